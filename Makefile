@@ -21,10 +21,10 @@ MODE     := $(or $(MODE_$(CONFIG)),$(error unknown CONFIG=$(CONFIG)))
 CC       ?= gcc
 
 # Required libraries; a missing one is named. Image decoders: libjpeg-turbo, libwebp, giflib, stb_image (a
-# header); zlib: PNG checksums, texts; libcurl: pictures from URLs.
+# header); zlib: PNG checksums, texts; libcurl: images from URLs.
 PKGS      := libmicrohttpd libuv jansson libjpeg libwebp libwebpdemux libgif libsodium libutf8proc zlib \
 	libcurl
-# Cache events (server/fleet) need two more; a build without them has no --kv-events.
+# Cache events (server/kv_events) need two more; a build without them has no --kv-events.
 KV_PKGS   := libzmq msgpack
 KV_EVENTS ?= $(if $(shell pkg-config --exists $(KV_PKGS) 2>/dev/null && echo 1),1,0)
 PKGS      += $(if $(filter 1,$(KV_EVENTS)),$(KV_PKGS))
@@ -48,7 +48,7 @@ CORE_SRC := $(wildcard config/*.c config/*/*.c kernels/*.c kernels/cpu/*.c kerne
 # The tokenizer normalises with utf8proc, so it is not part of the bare core.
 NEEDS_LIBS := $(wildcard engine/tokenizer/*.c engine/prompt/prompt*.c engine/families/tokenizer.c)
 CORE_SRC := $(filter-out $(NEEDS_LIBS),$(CORE_SRC))
-SRV_SRC  := $(filter-out server/main.c $(if $(filter 1,$(KV_EVENTS)),,server/fleet/%), \
+SRV_SRC  := $(filter-out server/main.c $(if $(filter 1,$(KV_EVENTS)),,server/kv_events/%), \
 	$(wildcard server/*.c server/*/*.c)) $(NEEDS_LIBS)
 CORE_OBJ := $(CORE_SRC:%=$(OUT)/%.o)
 SRV_OBJ  := $(SRV_SRC:%=$(OUT)/%.o)
@@ -71,7 +71,7 @@ test_obj = $(patsubst %,$(OUT)/%.o,$(filter %/$(1).c,$(CORE_TEST_SRC) $(FULL_TES
 # The amx set once more, with tiles in plain C, for machines that have none: tests/lib/tiles/tiles.h.
 TILES_OBJ   := $(patsubst %,$(OUT)/%.o,$(wildcard tests/lib/tiles/*.c))
 TILES_TESTS := $(patsubst %,$(OUT)/tests/%_tiles,$(filter \
-	test_backend_linear test_backend_codes test_backend_attn test_backend_experts,$(notdir $(CORE_TESTS))))
+	test_backend_linear test_backend_quant test_backend_attn test_backend_experts,$(notdir $(CORE_TESTS))))
 TILES_RUN   := $(if $(filter asan tsan,$(CONFIG)),,$(TILES_TESTS))
 TEST_LIB_OBJ := $(patsubst %.c,$(OUT)/%.c.o,$(wildcard tests/lib/*.c))
 TEST_LIB := $(OUT)/libtest.a

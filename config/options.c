@@ -49,28 +49,27 @@ static const struct row rows[] = {
     {"max-sequences", K_COUNT, AT(max_sequences), "0", 0, 65536, NULL, "N",
      "sequences of one engine step; 0 = 64"},
     {"max-queue", K_COUNT, AT(max_queue), "1024", 1, 1u << 20, NULL, "N",
-     "sequences waiting; beyond it requests get 429"},
+     "sequences waiting; above it requests get 429"},
     {"prefill-chunk", K_COUNT, AT(prefill_chunk), "0", 0, 1u << 20, NULL, "N",
      "prompt tokens of one sequence per step; 0 = what the step allows"},
     {"step-ms", K_COUNT, AT(step_ms), "100", 0, 60000, NULL, "MS",
-     "what an engine step may take: long prompts and pictures are cut to it; 0 = no limit"},
+     "target duration of an engine step; long prefills and images are chunked to fit; 0 = no limit"},
     {"prefix-cache", K_CHOICE, AT(prefix_cache), "on", 0, 0, "on|off", NULL,
-     "reuse what earlier requests computed of an equal prompt beginning, text and pictures"},
+     "automatic prefix caching: reuse the KV of equal prompt prefixes, text and images"},
     {"cache-scope", K_CHOICE, AT(cache_scope), "key", 0, 0, "key|server", NULL,
      "with API keys: cached data is reused by requests of the same key alone, or by all"},
     {"encoder-cache-memory", K_SIZE, AT(encoder_cache_memory), "256M", 1, UINT64_MAX, NULL, "SIZE",
-     "encoded pictures kept for later requests (K, M, G suffixes)"},
-    {"picture-memory", K_SIZE, AT(picture_memory), "512M", 1, UINT64_MAX, NULL, "SIZE",
-     "decoded pictures of requests that wait or run; beyond it a request gets 429, unless it is alone"},
+     "encoded images kept for later requests (K, M, G suffixes)"},
+    {"image-memory", K_SIZE, AT(image_memory), "512M", 1, UINT64_MAX, NULL, "SIZE",
+     "decoded images of requests that wait or run; above it a request gets 429, unless it is alone"},
     {"grammar-memory", K_SIZE, AT(grammar_memory), "256M", 1u << 20, UINT64_MAX, NULL, "SIZE",
      "compiled schemas, expressions and grammars, with their masks; beyond it a request with a new one "
      "waits, "
      "then gets 503"},
     {"response-store", K_SIZE, AT(response_store), "64M", 0, UINT64_MAX, NULL, "SIZE",
      "what /v1/responses keeps for previous_response_id and retrieval, in memory; 0 = nothing"},
-    {"answer-memory", K_SIZE, AT(answer_memory), "1G", 1, UINT64_MAX, NULL, "SIZE",
-     "answers that are being made or read, with their log-probs; beyond it the request that holds most gets "
-     "429"},
+    {"response-memory", K_SIZE, AT(response_memory), "1G", 1, UINT64_MAX, NULL, "SIZE",
+     "buffered responses, with their log-probs; above it the request that holds most gets 429"},
 #ifdef KVASIR_KV_EVENTS
     {"kv-events", K_STRING, AT(kv_events), NULL, 0, 0, NULL, "tcp://ADDR:PORT",
      "publish what the prefix cache stores and drops, for routers (ZeroMQ; connect:tcp://... connects)"},
@@ -82,19 +81,19 @@ static const struct row rows[] = {
      "how an event is written: its fields in order, or with their names, as newer vLLMs do"},
 #endif
     {"draft-model", K_STRING, AT(draft_model), NULL, 0, 0, NULL, "DIR",
-     "checkpoint of a drafter for the model: it guesses tokens that are verified in one step; answers stay "
-     "the same"},
+     "draft model for speculative decoding: its draft tokens are verified in one step; answers stay the "
+     "same"},
     {"draft-tokens", K_CHOICE, AT(draft_tokens), "auto", 0, 0,
      "auto|0|1|2|3|4|5|6|7|8|9|10|11|12|13|14|15|16", NULL,
-     "tokens that are guessed ahead and verified in one step: with --draft-model always so many, else (by "
-     "prompt look-up) at most, as many as pay; answers stay the same; 0 = none, auto = as many as pay, up to "
-     "8, by look-up on the CPU alone"},
+     "draft tokens per step (speculative decoding): with --draft-model always so many, else (prompt lookup, "
+     "n-gram) at most, as many as pay; answers stay the same; 0 = off, auto = as many as pay, up to 8, by "
+     "prompt lookup on the CPU alone"},
     {"dtype", K_CHOICE, AT(dtype), "auto", 0, 0, "auto|bf16|f32", NULL,
      "compute type; auto = the checkpoint's"},
     {"quantize", K_CHOICE, AT(quantize), "none", 0, 0, "none|int8|int4", NULL,
-     "the text model's matrices as integers; what a GGUF file holds as integers stays as it is"},
+     "weight quantization of the text model (INT8, INT4); quantized weights of a GGUF file stay as they are"},
     {"kv-dtype", K_CHOICE, AT(kv_dtype), "auto", 0, 0, "auto|bf16|int8", NULL,
-     "what keys and values are kept as; auto = the compute type, int8 takes half the memory"},
+     "type of the KV cache; auto = the compute type, int8 takes half the memory"},
     {"generation-config", K_CHOICE, AT(generation_config), "auto", 0, 0, "auto|ignore", NULL,
      "sampling defaults from the checkpoint"},
     {"control-tokens", K_CHOICE, AT(control_tokens), "text", 0, 0, "text|parse", NULL,
@@ -119,17 +118,17 @@ static const struct row rows[] = {
     {"max-connections", K_COUNT, AT(max_connections), "4096", 1, 1u << 20, NULL, "N",
      "open client connections"},
     {"max-n", K_COUNT, AT(max_n), "128", 1, 1024, NULL, "N", "largest n of a request"},
-    {"max-images", K_COUNT, AT(max_images), "16", 0, 1024, NULL, "N", "pictures in one request"},
+    {"max-images", K_COUNT, AT(max_images), "16", 0, 1024, NULL, "N", "images in one request"},
     {"allow-remote-media", K_STRING, AT(allow_remote_media), NULL, 0, 0, NULL, "HOST[,HOST]",
-     "fetch pictures of http(s) URLs from these hosts: HOST, *.HOST or *, each with :PORT or :* where it "
+     "fetch images of http(s) URLs from these hosts: HOST, *.HOST or *, each with :PORT or :* where it "
      "isn't "
      "80 or 443 (default: none is fetched)"},
     {"allow-private-media", K_STRING, AT(allow_private_media), NULL, 0, 0, NULL, "CIDR[,CIDR]",
-     "networks beside the public ones that these hosts may be in, such as 10.1.0.0/16"},
+     "networks in addition to the public ones that these hosts may be in, such as 10.1.0.0/16"},
     {"media-timeout", K_COUNT, AT(media_timeout), "5", 1, 600, NULL, "SECONDS",
      "longest time for fetching one URL"},
     {"allowed-media-dir", K_STRING, AT(allowed_media_dir), NULL, 0, 0, NULL, "DIR",
-     "read pictures of file: URLs that are below this folder (default: none is read)"},
+     "read images of file: URLs that are below this folder (default: none is read)"},
     {"keep-alive-timeout", K_COUNT, AT(keep_alive_timeout), "75", 1, 86400, NULL, "SECONDS",
      "idle time after which a connection is closed"},
     {"shutdown-delay", K_COUNT, AT(shutdown_delay), "5", 0, 86400, NULL, "SECONDS",
@@ -137,9 +136,9 @@ static const struct row rows[] = {
     {"drain-timeout", K_COUNT, AT(drain_timeout), "25", 0, 86400, NULL, "SECONDS",
      "after that: time for running requests to finish"},
     {"watchdog", K_COUNT, AT(watchdog), "600", 1, 86400, NULL, "SECONDS",
-     "an engine with work that gets on with nothing for so long counts as dead: /health 503"},
+     "seconds without progress before the engine is considered hung: /health 503"},
     {"watchdog-exit", K_COUNT, AT(watchdog_exit), "300", 0, 86400, NULL, "SECONDS",
-     "after that, still dead: the process ends with code 1; 0 = never"},
+     "after that, still hung: the process exits with code 1; 0 = never"},
     {"request-timeout", K_COUNT, AT(request_timeout), "0", 0, 31536000, NULL, "SECONDS",
      "longest time for one request, waiting included; 0 = no limit"},
     {"stream-finish", K_CHOICE, AT(stream_finish), "separate", 0, 0, "separate|merged", NULL,
@@ -319,7 +318,7 @@ static enum status file_read(const char *path, struct options *o, struct err *er
     return st;
 }
 
-/* A misspelt name must not be without effect. What is no setting, yet ours: switches for hunting faults, the
+/* A misspelt name must not be without effect. What is no setting, yet ours: switches for debugging, the
  * load tool's key; and what Kubernetes sets in every pod for a service that is called kvasir or
  * kvasir-something. */
 static bool env_known(const char *entry, size_t len)

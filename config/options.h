@@ -30,10 +30,10 @@ struct options {
     uint64_t prefill_chunk;             /* tokens of one sequence's prefill per step; 0 = the step's budget */
     char *prefix_cache;                 /* on | off */
     char *cache_scope;                  /* key | server: who shares cached data where there are API keys */
-    uint64_t encoder_cache_memory;      /* bytes of encoded pictures kept */
-    uint64_t picture_memory;            /* bytes of decoded pictures held by requests that wait or run */
+    uint64_t encoder_cache_memory;      /* bytes of encoded images kept */
+    uint64_t image_memory;              /* bytes of decoded images held by requests that wait or run */
     uint64_t grammar_memory;            /* bytes of compiled grammars and their masks */
-    uint64_t answer_memory;             /* bytes of answers that are being made or read */
+    uint64_t response_memory;           /* bytes of answers that are being made or read */
     uint64_t response_store;            /* bytes of responses kept for previous_response_id; 0 = none */
     char *kv_events, *kv_events_replay; /* ZeroMQ addresses; NULL = none */
     uint64_t kv_events_block;           /* tokens; 0 = the cache's own blocks */
@@ -51,7 +51,7 @@ struct options {
     char *tool_parser;    /* auto | strict */
     bool accept_any_model;
     uint64_t max_body_bytes, max_connections, max_n, max_images;
-    char *allow_remote_media;  /* hosts that pictures are fetched from; NULL = none */
+    char *allow_remote_media;  /* hosts that images are fetched from; NULL = none */
     char *allow_private_media; /* networks that are no public ones, for them; NULL = none */
     uint64_t media_timeout;    /* seconds, of one URL */
     char *allowed_media_dir;   /* of file: URLs; NULL = none */

@@ -5,7 +5,7 @@
 
 #define SIDE_TYPICAL 1024.0 /* pixels: what a tower that takes any size is measured with */
 
-static uint32_t picture_side(const struct desc_vision *v)
+static uint32_t image_side(const struct desc_vision *v)
 {
     double unit = (double)v->patch * v->merge, n = rint(SIDE_TYPICAL / unit);
     if (v->image_size) return v->image_size;
@@ -38,12 +38,12 @@ static double vision_flops(const struct model_desc *m, uint32_t pixels)
     double tokens = v->tokens ? v->tokens : s / ((double)v->merge * v->merge);
     if (v->end != VISION_MERGE) return flops + tokens * 2 * c * m->hidden;
     double wide = c * v->merge * v->merge;
-    return flops + (1 + v->tap_count) * tokens * 2 * (wide * wide + wide * m->hidden);
+    return flops + (1 + v->deepstack_count) * tokens * 2 * (wide * wide + wide * m->hidden);
 }
 
 static double layer_bytes(const struct engine *e, const struct layer_weights *w)
 {
-    const struct be_weight *all[] = {w->qkv, w->o, w->glu, w->down, w->router, w->token_gate, w->token_up};
+    const struct be_weight *all[] = {w->qkv, w->o, w->glu, w->down, w->router, w->ple_gate, w->token_up};
     double n = 0;
     for (int i = 0; i < 7; i++)
         if (all[i]) n += (double)e->ops->weight_bytes(all[i]);
@@ -62,13 +62,13 @@ enum status engine_costs(struct engine *e, struct engine_costs *out, struct err 
         double q = (double)l->heads * l->head_dim, kv = (double)l->kv_heads * l->head_dim;
         double mlp = l->experts ? (double)l->experts + 3.0 * l->experts_used * l->ff : 3.0 * l->ff,
                own = l->kv_owner != n ? 0
-                     : l->keys_values ? 1
+                     : l->v_from_k    ? 1
                                       : 2;
-        mlp += 3.0 * l->beside_ff + 3.0 * d->token_input;
+        mlp += 3.0 * l->shared_ff + 3.0 * d->ple;
         c.linear_flops_per_token += 2 * (double)d->hidden * (q + own * kv + q + mlp);
-        if (n >= e->net.narrow) {
-            c.tail_flops_per_token += 2 * (double)d->hidden * (n > e->net.narrow ? q + q + mlp : q + mlp);
-            c.groups[e->kv.layer_group[n]].tail_flops_per_pair += 4 * q;
+        if (n >= e->net.prune_layer) {
+            c.out_flops_per_token += 2 * (double)d->hidden * (n > e->net.prune_layer ? q + q + mlp : q + mlp);
+            c.groups[e->kv.layer_group[n]].out_flops_per_pair += 4 * q;
         }
         c.weight_bytes += layer_bytes(e, w);
         for (uint32_t k = 0; k < l->experts; k++)
@@ -84,9 +84,9 @@ enum status engine_costs(struct engine *e, struct engine_costs *out, struct err 
     }
     c.head_flops_per_row = 2 * (double)d->hidden * d->vocab;
     c.weight_bytes += (double)e->ops->weight_bytes(e->net.w.head);
-    if (d->token_input) c.weight_bytes += (double)e->ops->weight_bytes(e->net.w.token_project);
+    if (d->ple) c.weight_bytes += (double)e->ops->weight_bytes(e->net.w.ple_project);
     if (d->has_vision) {
-        c.vision_side = picture_side(&d->vision);
+        c.vision_side = image_side(&d->vision);
         c.vision_flops = vision_flops(d, c.vision_side);
     }
     if (e->ops->ceiling(e->be, &ceiling) != BE_OK)

@@ -8,13 +8,13 @@
 #include <stddef.h>
 
 /* The residuals of the wanted rows, once narrowed. */
-static float *tail_resid(const struct engine *e, const struct net *net)
+static float *out_resid(const struct engine *e, const struct net *net)
 {
-    return e->step.all_wanted ? net->s.resid : net->s.tail_resid;
+    return e->step.all_output ? net->s.resid : net->s.out_resid;
 }
 
-/* Rows [from, to) of picture u, absolute positions, that lie in run r. false: none, or no picture. */
-static bool use_rows(const struct engine_run *r, const struct engine_span *u, uint32_t *from, uint32_t *to)
+/* Rows [from, to) of image u, absolute positions, that lie in chunk r. false: none, or no image. */
+static bool use_rows(const struct engine_chunk *r, const struct engine_span *u, uint32_t *from, uint32_t *to)
 {
     uint32_t end = r->position + r->count;
     *from = u->begin > r->position ? u->begin : r->position;
@@ -22,7 +22,7 @@ static bool use_rows(const struct engine_run *r, const struct engine_span *u, ui
     return u->features && *from < *to;
 }
 
-/* Features of the picture's token at `at`; part 0 replaces the embedding, part 1 + k is tap k. */
+/* Features of the image's token at `at`; part 0 replaces the embedding, part 1 + k is DeepStack feature k. */
 static const float *feature_row(const struct net *net, const struct engine_span *u, uint32_t part,
                                 uint32_t at)
 {
@@ -30,13 +30,13 @@ static const float *feature_row(const struct net *net, const struct engine_span 
     return u->features->rows + ((size_t)part * u->features->tokens + (at - u->begin)) * net->desc.hidden;
 }
 
-/* Picture rows replace the embedding: unscaled, f32. */
+/* Image rows replace the embedding: unscaled, f32. */
 static void copy_features(struct engine *e, struct net *net, const struct engine_batch *b)
 {
     size_t c = net->desc.hidden;
     uint32_t first = 0, from, to;
-    for (uint32_t i = 0; i < b->run_count; first += b->runs[i].count, i++) {
-        const struct engine_run *r = &b->runs[i];
+    for (uint32_t i = 0; i < b->chunk_count; first += b->chunks[i].count, i++) {
+        const struct engine_chunk *r = &b->chunks[i];
         for (uint32_t k = 0; k < r->span_count; k++) {
             const struct engine_span *u = &r->spans[k];
             if (!use_rows(r, u, &from, &to)) continue;
@@ -52,12 +52,12 @@ static void add_rows(struct engine *e, struct net *net, const float *x, float *r
                             .kind = BE_NORM_RMS, .t = t, .c = net->desc.hidden, .x = x, .residual = resid});
 }
 
-/* DeepStack: tap n of each picture onto the stream behind layer n, rows of the chunk only. */
-static void add_taps(struct engine *e, struct net *net, const struct engine_batch *b, uint32_t n)
+/* DeepStack: feature n of each image onto the stream behind layer n, rows of the chunk only. */
+static void add_deepstack(struct engine *e, struct net *net, const struct engine_batch *b, uint32_t n)
 {
     uint32_t first = 0, from, to;
-    for (uint32_t i = 0; i < b->run_count; first += b->runs[i].count, i++) {
-        const struct engine_run *r = &b->runs[i];
+    for (uint32_t i = 0; i < b->chunk_count; first += b->chunks[i].count, i++) {
+        const struct engine_chunk *r = &b->chunks[i];
         for (uint32_t k = 0; k < r->span_count; k++) {
             const struct engine_span *u = &r->spans[k];
             if (!use_rows(r, u, &from, &to)) continue;
@@ -68,16 +68,17 @@ static void add_taps(struct engine *e, struct net *net, const struct engine_batc
 }
 
 /* The same where only the wanted rows are left. */
-static void add_taps_to_wanted(struct engine *e, struct net *net, const struct engine_batch *b, uint32_t n)
+static void add_deepstack_to_outputs(struct engine *e, struct net *net, const struct engine_batch *b,
+                                     uint32_t n)
 {
-    for (uint32_t i = 0; i < e->step.wanted_count; i++) {
-        const struct engine_run *r = &b->runs[e->wanted[i].run];
-        uint32_t at = e->wanted[i].next - 1;
+    for (uint32_t i = 0; i < e->step.output_count; i++) {
+        const struct engine_chunk *r = &b->chunks[e->output_rows[i].chunk];
+        uint32_t at = e->output_rows[i].next - 1;
         for (uint32_t k = 0; k < r->span_count; k++) {
             const struct engine_span *u = &r->spans[k];
             if (u->features && u->begin <= at && at < u->end)
                 add_rows(e, net, feature_row(net, u, 1 + n, at),
-                         tail_resid(e, net) + (size_t)i * net->desc.hidden, 1);
+                         out_resid(e, net) + (size_t)i * net->desc.hidden, 1);
         }
     }
 }
@@ -98,11 +99,11 @@ static void rope_tables(struct engine *e, struct net *net)
                                                    .sin = net->s.sin[i]});
 }
 
-static enum be_epilogue gate_epilogue(enum desc_gate g)
+static enum be_epilogue gate_epilogue(enum desc_activation g)
 {
     switch (g) {
-    case GATE_GELU_TANH: return BE_EPI_GLU_GELU_TANH;
-    case GATE_SILU: return BE_EPI_GLU_SILU;
+    case ACT_GELU_TANH: return BE_EPI_GLU_GELU_TANH;
+    case ACT_SILU: return BE_EPI_GLU_SILU;
     }
     UNREACHABLE();
     return BE_EPI_GLU_GELU_TANH;
@@ -142,26 +143,25 @@ static void linear(struct engine *e, const struct be_weight *w, const void *x, u
     atomic_fetch_add_explicit(&e->progress, 1, memory_order_relaxed);
 }
 
-static void gather_wanted(struct engine *e, const void *src, size_t row_bytes, void *dst)
+static void gather_outputs(struct engine *e, const void *src, size_t row_bytes, void *dst)
 {
-    e->ops->gather(e->be,
-                   &(struct be_gather_args){src, e->step.wanted_rows, e->step.wanted_count, row_bytes, dst});
+    e->ops->gather(
+        e->be, &(struct be_gather_args){src, e->step.output_row_ids, e->step.output_count, row_bytes, dst});
 }
 
 /* The wanted rows' queries, residuals and what later layers read of them move to the front, unless all are
  * wanted; attention and MLP of this layer and all layers behind it run on them alone. Returns the queries. */
-static const void *narrow(struct engine *e, struct net *net, const struct desc_layer *l)
+static const void *prune_layer(struct engine *e, struct net *net, const struct desc_layer *l)
 {
     const struct model_desc *d = &net->desc;
     const struct decoder_scratch *s = &net->s;
-    if (e->step.all_wanted) return s->q;
-    gather_wanted(e, s->q, (size_t)l->heads * l->head_dim * be_dtype_bytes(e->plan.act), s->qkv);
-    gather_wanted(e, s->resid, d->hidden * sizeof(float), s->tail_resid);
-    if (d->token_input)
-        gather_wanted(e, s->token, (size_t)d->layer_count * d->token_input * sizeof(float), s->tail_token);
-    for (uint32_t i = 0; i < d->rope_count && net->narrow + 1 < d->layer_count; i++) {
-        gather_wanted(e, s->cos[i], d->ropes[i].dim / 2 * sizeof(float), s->tail_cos[i]);
-        gather_wanted(e, s->sin[i], d->ropes[i].dim / 2 * sizeof(float), s->tail_sin[i]);
+    if (e->step.all_output) return s->q;
+    gather_outputs(e, s->q, (size_t)l->heads * l->head_dim * be_dtype_bytes(e->plan.act), s->qkv);
+    gather_outputs(e, s->resid, d->hidden * sizeof(float), s->out_resid);
+    if (d->ple) gather_outputs(e, s->token, (size_t)d->layer_count * d->ple * sizeof(float), s->out_ple);
+    for (uint32_t i = 0; i < d->rope_count && net->prune_layer + 1 < d->layer_count; i++) {
+        gather_outputs(e, s->cos[i], d->ropes[i].dim / 2 * sizeof(float), s->out_cos[i]);
+        gather_outputs(e, s->sin[i], d->ropes[i].dim / 2 * sizeof(float), s->out_sin[i]);
     }
     return s->qkv;
 }
@@ -184,7 +184,7 @@ static const float *mlp(struct engine *e, struct net *net, const struct desc_lay
         linear(e, w->glu, s->h, t, gate_epilogue(l->gate), s->mlp);
         return project(e, net, w->down, s->mlp, t, w->post_mlp_norm, resid);
     }
-    if (l->beside_ff) {
+    if (l->shared_ff) {
         linear(e, w->glu, s->h, t, gate_epilogue(l->gate), s->mlp);
         linear(e, w->down, s->mlp, t, BE_EPI_F32, s->proj);
         e->ops->norm(e->be, &(struct be_norm_args){.kind = BE_NORM_RMS,
@@ -192,7 +192,7 @@ static const float *mlp(struct engine *e, struct net *net, const struct desc_lay
                                                    .c = net->desc.hidden,
                                                    .eps = net->desc.norm_eps,
                                                    .x = s->proj,
-                                                   .weight = w->beside_norm,
+                                                   .weight = w->shared_norm,
                                                    .out = s->mix,
                                                    .out_dense = true});
         add_and_norm(e, net, t, resid, NULL, NULL, w->router_norm);
@@ -206,7 +206,7 @@ static const float *mlp(struct engine *e, struct net *net, const struct desc_lay
                                                  .scale = w->router_scale,
                                                  .ids = s->expert_ids,
                                                  .weights = s->expert_weights});
-    if (l->beside_ff) add_and_norm(e, net, t, resid, NULL, NULL, w->expert_norm);
+    if (l->shared_ff) add_and_norm(e, net, t, resid, NULL, NULL, w->expert_norm);
     e->ops->experts(e->be, &(struct be_experts_args){.glu = w->expert_glu,
                                                      .down = w->expert_down,
                                                      .experts = l->experts,
@@ -220,43 +220,43 @@ static const float *mlp(struct engine *e, struct net *net, const struct desc_lay
                                                      .weights = s->expert_weights,
                                                      .scratch = s->experts,
                                                      .out = s->proj});
-    if (!l->beside_ff) return s->proj;
+    if (!l->shared_ff) return s->proj;
     add_and_norm(e, net, t, s->mix, s->proj, w->experts_norm, NULL);
     return s->mix;
 }
 
 /* s.token holds the table's rows: the stream's own part is added. */
-static void token_input(struct engine *e, struct net *net, uint32_t t)
+static void ple(struct engine *e, struct net *net, uint32_t t)
 {
     const struct model_desc *d = &net->desc;
     struct decoder_scratch *s = &net->s;
     e->ops->pack(e->be, &(struct be_pack_args){s->resid, t, d->hidden, s->h});
-    linear(e, net->w.token_project, s->h, t, BE_EPI_F32, s->tail_token);
+    linear(e, net->w.ple_project, s->h, t, BE_EPI_F32, s->out_ple);
     /* rms(x / sqrt(C)) with eps is rms(x) with C eps. */
     e->ops->norm(e->be, &(struct be_norm_args){.kind = BE_NORM_RMS,
                                                .t = t * d->layer_count,
-                                               .c = d->token_input,
+                                               .c = d->ple,
                                                .eps = d->norm_eps * (float)d->hidden,
-                                               .x = s->tail_token,
+                                               .x = s->out_ple,
                                                .post_weight = net->w.token_norm,
                                                .residual = s->token});
 }
 
 /* The layer's part of it onto the stream, then its scale; h = rms(x, next). */
-static void add_token_input(struct engine *e, struct net *net, uint32_t n, uint32_t t, bool narrowed,
-                            float *resid, const float *next)
+static void add_ple(struct engine *e, struct net *net, uint32_t n, uint32_t t, bool pruned, float *resid,
+                    const float *next)
 {
     const struct model_desc *d = &net->desc;
     const struct layer_weights *w = &net->w.layers[n];
     struct decoder_scratch *s = &net->s;
-    const float *from = narrowed && !e->step.all_wanted ? s->tail_token : s->token;
+    const float *from = pruned && !e->step.all_output ? s->out_ple : s->token;
     e->ops->pack(e->be, &(struct be_pack_args){resid, t, d->hidden, s->h});
-    linear(e, w->token_gate, s->h, t, BE_EPI_F32, s->qkv);
+    linear(e, w->ple_gate, s->h, t, BE_EPI_F32, s->qkv);
     e->ops->gelu_mul(e->be, &(struct be_gelu_mul_args){.x = s->qkv,
-                                                       .y = from + (size_t)n * d->token_input,
-                                                       .y_stride = (size_t)d->layer_count * d->token_input,
+                                                       .y = from + (size_t)n * d->ple,
+                                                       .y_stride = (size_t)d->layer_count * d->ple,
                                                        .t = t,
-                                                       .c = d->token_input,
+                                                       .c = d->ple,
                                                        .out = s->mlp});
     linear(e, w->token_up, s->mlp, t, BE_EPI_F32, s->proj);
     scale_and_norm(e, net, t, resid, s->proj, w->token_post_norm, w->layer_scale, next);
@@ -264,7 +264,7 @@ static void add_token_input(struct engine *e, struct net *net, uint32_t n, uint3
 
 static enum be_qkv_parts qkv_parts(const struct model_desc *d, uint32_t n)
 {
-    return !desc_owns_keys(d, n) ? BE_Q : d->layers[n].keys_values ? BE_QK : BE_QKV;
+    return !desc_owns_keys(d, n) ? BE_Q : d->layers[n].v_from_k ? BE_QK : BE_QKV;
 }
 
 static void embed(struct engine *e, const struct net *net, uint32_t t, float *out)
@@ -282,14 +282,14 @@ static void layers(struct engine *e, struct net *net, const struct engine_batch 
     struct decoder_scratch *s = &net->s;
     add_and_norm(e, net, t, s->resid, NULL, NULL, net->w.layers[0].input_norm);
     float *resid = s->resid;
-    bool narrowed = false, all = st->all_wanted;
+    bool pruned = false, all = st->all_output;
     for (uint32_t n = 0; n < d->layer_count; n++) {
         const struct desc_layer *l = &d->layers[n];
         const struct layer_weights *w = &net->w.layers[n];
         uint32_t group = e->kv.layer_group[l->kv_owner];
-        const struct be_rows *rows = narrowed ? &st->tail[group] : &st->rows[group];
+        const struct be_rows *rows = pruned ? &st->out_rows[group] : &st->rows[group];
         struct be_kv kv = {e->arena, e->kv.layer_offset[l->kv_owner], l->kv_heads, l->head_dim, e->kv.type};
-        bool last = n + 1 == d->layer_count, tail_rope = narrowed && !all;
+        bool last = n + 1 == d->layer_count, out_rope = pruned && !all;
         const void *q = s->q;
         linear(e, w->qkv, s->h, t, BE_EPI_F32, s->qkv);
         e->ops->qkv(e->be, &(struct be_qkv_args){.rows = rows,
@@ -301,17 +301,17 @@ static void layers(struct engine *e, struct net *net, const struct engine_batch 
                                                  .q_norm = w->q_norm,
                                                  .k_norm = w->k_norm,
                                                  .eps = d->norm_eps,
-                                                 .cos = tail_rope ? s->tail_cos[l->rope] : s->cos[l->rope],
-                                                 .sin = tail_rope ? s->tail_sin[l->rope] : s->sin[l->rope],
+                                                 .cos = out_rope ? s->out_cos[l->rope] : s->cos[l->rope],
+                                                 .sin = out_rope ? s->out_sin[l->rope] : s->sin[l->rope],
                                                  .k_shift = w->k_shift,
                                                  .q = s->q});
-        if (n == net->narrow) {
-            if (st->wanted_count == 0) return;
-            narrowed = true;
-            q = narrow(e, net, l);
-            rows = &st->tail[group];
+        if (n == net->prune_layer) {
+            if (st->output_count == 0) return;
+            pruned = true;
+            q = prune_layer(e, net, l);
+            rows = &st->out_rows[group];
             t = rows->t;
-            resid = tail_resid(e, net);
+            resid = out_resid(e, net);
         }
         e->ops->attn(e->be, &(struct be_attn_args){.rows = rows,
                                                    .heads = l->heads,
@@ -324,14 +324,14 @@ static void layers(struct engine *e, struct net *net, const struct engine_batch 
         add_and_norm(e, net, t, resid, add, w->post_attn_norm, w->pre_mlp_norm);
         add = mlp(e, net, l, w, t, resid);
         const float *next = last ? NULL : net->w.layers[n + 1].input_norm;
-        if (d->has_vision && n < d->vision.tap_count) {
+        if (d->has_vision && n < d->vision.deepstack_count) {
             scale_and_norm(e, net, t, resid, add, w->post_mlp_norm, w->layer_scale, NULL);
-            if (narrowed) add_taps_to_wanted(e, net, b, n);
-            else add_taps(e, net, b, n);
+            if (pruned) add_deepstack_to_outputs(e, net, b, n);
+            else add_deepstack(e, net, b, n);
             add_and_norm(e, net, t, resid, NULL, NULL, next);
-        } else if (d->token_input) {
+        } else if (d->ple) {
             add_and_norm(e, net, t, resid, add, w->post_mlp_norm, NULL);
-            add_token_input(e, net, n, t, narrowed, resid, next);
+            add_ple(e, net, n, t, pruned, resid, next);
         } else {
             scale_and_norm(e, net, t, resid, add, w->post_mlp_norm, w->layer_scale, next);
         }
@@ -343,7 +343,7 @@ void decoder_run(struct engine *e, struct net *net, const struct engine_batch *b
     uint32_t t = e->step.t;
     embed(e, net, t, net->s.resid);
     copy_features(e, net, b);
-    if (net->desc.token_input) token_input(e, net, t);
+    if (net->desc.ple) ple(e, net, t);
     rope_tables(e, net);
     layers(e, net, b, t);
 }
@@ -363,7 +363,7 @@ void decoder_draft(struct engine *e, uint32_t t, bool first)
         e->ops->copy(e->be, row + wide, (char *)f->state + i * ld, wide);
     }
     linear(e, f->net.w.draft_in, f->both, t, BE_EPI_F32, s->resid);
-    layers(e, &f->net, NULL, t); /* none has a picture */
+    layers(e, &f->net, NULL, t); /* none has an image */
     e->ops->norm(e->be, &(struct be_norm_args){.kind = BE_NORM_RMS,
                                                .t = t,
                                                .c = d->hidden,
@@ -397,7 +397,7 @@ void decoder_logits(struct engine *e, struct net *net, uint32_t first, uint32_t 
                                                .t = count,
                                                .c = d->hidden,
                                                .eps = d->norm_eps,
-                                               .residual = tail_resid(e, net) + (size_t)first * d->hidden,
+                                               .residual = out_resid(e, net) + (size_t)first * d->hidden,
                                                .weight = net->w.final_norm,
                                                .out = s->head_in,
                                                .out_dtype = e->plan.act});
@@ -418,11 +418,12 @@ void decoder_top(struct engine *e, struct net *net, uint32_t count, uint32_t k)
     e->ops->topk(e->be, &(struct be_topk_args){net->s.logits, count, net->desc.vocab, k, ids, values});
 }
 
-void decoder_kv_clear(struct engine *e, uint32_t group, uint32_t unit, uint32_t first)
+void decoder_kv_clear(struct engine *e, uint32_t group, uint32_t block_offset, uint32_t first)
 {
     for (uint32_t n = 0; n < e->net.desc.layer_count; n++) {
         const struct desc_layer *l = &e->net.desc.layers[n];
         struct be_kv kv = {e->arena, e->kv.layer_offset[n], l->kv_heads, l->head_dim, e->kv.type};
-        if (l->kv_owner == n && e->kv.layer_group[n] == group) e->ops->kv_clear(e->be, &kv, unit, first);
+        if (l->kv_owner == n && e->kv.layer_group[n] == group)
+            e->ops->kv_clear(e->be, &kv, block_offset, first);
     }
 }

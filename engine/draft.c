@@ -1,6 +1,6 @@
-/* The drafter: a small model whose layers read the target's keys and values, and guess the tokens that follow
- * one that was drawn. What the target makes of the guesses is a verified run (engine/step.c): they decide how
- * long an answer takes, never what it says. Formula: engine/model/model_desc.h; operations:
+/* The drafter: a small model whose layers read the target's keys and values, and draft the tokens that follow
+ * one that was drawn. What the target makes of the draft tokens is a verified run (engine/step.c): they
+ * decide how long an answer takes, never what it says. Formula: engine/model/model_desc.h; operations:
  * engine/decoder.c. Engine thread. */
 #include "engine/internal.h"
 
@@ -24,7 +24,7 @@ struct draft_pick {
 
 /* ---- opening ---- */
 
-static void config_fault(const struct engine *e, struct err *err, enum status *st, const char *what,
+static void config_error(const struct engine *e, struct err *err, enum status *st, const char *what,
                          uint32_t own, uint32_t target)
 {
     if (!*st && own != target)
@@ -40,8 +40,8 @@ static enum status fit(struct engine *e, struct err *err)
     enum status st = d->hidden <= WIDTH_MAX ? ST_OK
                                             : err_set(err, ST_UNSUPPORTED, "%s: hidden_size is above %u",
                                                       e->draft.dir, WIDTH_MAX);
-    config_fault(e, err, &st, "backbone_hidden_size", d->drafts_for, t->hidden);
-    config_fault(e, err, &st, "vocab_size", d->vocab, t->vocab);
+    config_error(e, err, &st, "backbone_hidden_size", d->drafts_for, t->hidden);
+    config_error(e, err, &st, "vocab_size", d->vocab, t->vocab);
     for (uint32_t n = 0; n < d->layer_count && !st; n++) {
         struct desc_layer *l = &d->layers[n];
         uint32_t owner = t->layer_count;
@@ -52,7 +52,7 @@ static enum status fit(struct engine *e, struct err *err)
                            "%s is no drafter for %s, which has no keys with a window of %u", e->draft.dir,
                            e->dir, l->window);
         const struct desc_layer *o = &t->layers[owner - 1];
-        config_fault(e, err, &st, "head_dim", l->head_dim, o->head_dim);
+        config_error(e, err, &st, "head_dim", l->head_dim, o->head_dim);
         l->kv_owner = owner - 1;
         l->kv_heads = o->kv_heads; /* whatever the drafter's file says */
         if (!st && l->heads % l->kv_heads)
@@ -75,11 +75,11 @@ enum status drafter_prepare(struct engine *e, const char *dir, bool random_weigh
     free(config);
     if (!st) st = fit(e, err);
     if (!st && !random_weights) st = family_open(dir, NULL, &f->files, err);
-    if (!st && f->files) model_desc_settle(&f->net.desc, f->files);
-    if (!st && (st = weights_survey(f->files, &f->net.desc, (struct weights_form){.act = e->plan.act},
-                                    &f->net.survey, err)))
+    if (!st && f->files) model_desc_resolve(&f->net.desc, f->files);
+    if (!st && (st = weights_inventory(f->files, &f->net.desc, (struct weight_format){.act = e->plan.act},
+                                       &f->net.inventory, err)))
         (void)err_prefix(err, st, "%s", dir);
-    f->net.narrow = f->net.desc.layer_count; /* never: every row is wanted */
+    f->net.prune_layer = f->net.desc.layer_count; /* never: every row is wanted */
     f->net.rope_axes = 1;
     f->on = !st;
     return st;
@@ -140,22 +140,22 @@ enum status drafter_load(struct engine *e, struct weights_progress progress, str
     uint32_t s = e->plan.sequences_max;
     void *block = NULL;
     enum status st =
-        weights_load(f->files, &net->desc, &net->survey, (struct weights_form){.act = e->plan.act}, e->ops,
-                     e->be, progress, &net->w, &identity, err);
+        weights_load(f->files, &net->desc, &net->inventory, (struct weight_format){.act = e->plan.act},
+                     e->ops, e->be, progress, &net->w, &identity, err);
     if (st) return st;
     log_info("event=drafter_loaded dir=\"%s\" parameters=%llu", f->dir,
-             (unsigned long long)net->survey.parameters);
-    weights_survey_free(&net->survey); /* its list points into the files */
+             (unsigned long long)net->inventory.parameters);
+    weights_inventory_free(&net->inventory); /* its list points into the files */
     if (!net->desc.centroids) {
         stf_close(f->files);
         f->files = NULL;
     }
-    st = engine__take(e, carve_scratch(e, NULL, &none), &block, "the drafter's scratch", err);
+    st = engine__dev_alloc(e, carve_scratch(e, NULL, &none), &block, "the drafter's scratch", err);
     if (st) return st;
     (void)carve_scratch(e, block, &net->s);
     net->s.block = block;
     st = engine__alloc_ropes(e, net, err);
-    if (!st) st = engine__take(e, carve_rows(e, f), &f->block, "the drafter's rows", err);
+    if (!st) st = engine__dev_alloc(e, carve_rows(e, f), &f->block, "the drafter's rows", err);
     if (st) return st;
     (void)carve_rows(e, f);
     f->host_read = malloc(s * be_ld(net->desc.hidden) * be_dtype_bytes(e->plan.act));
@@ -180,7 +180,7 @@ void drafter_close(struct engine *e)
     free(f->picks);
 }
 
-/* ---- guessing ---- */
+/* ---- drafting ---- */
 
 /* Next piece of the index arrays: as in engine/step.c, the same place in host and backend memory. */
 static uint32_t *array(struct engine *e, size_t *used, size_t words, const uint32_t **dev)
@@ -199,7 +199,7 @@ static void pack(struct engine *e, const struct engine_draft *d, uint32_t n)
     struct step *st = &e->step;
     const uint32_t *order = e->draft.order, *ids_dev, *pos_dev, *last_dev, *seq_dev, *table_dev;
     size_t used = 0, entries = 0, at = 0;
-    *st = (struct step){.t = n, .seq_count = n, .all_wanted = true};
+    *st = (struct step){.t = n, .seq_count = n, .all_output = true};
     uint32_t *ids = array(e, &used, n, &ids_dev), *pos = array(e, &used, n, &pos_dev),
              *last = array(e, &used, n, &last_dev), *seq = array(e, &used, n + 1u, &seq_dev);
     st->ids = ids_dev;
@@ -281,7 +281,7 @@ static void act_row(const struct engine *e, const void *rows, uint32_t i, uint32
     (void)stf_to_f32(&t, out);
 }
 
-/* What the drafter guesses for each of t rows -> f->host_tops[0..t). */
+/* What the drafter drafts for each of t rows -> f->host_tops[0..t). */
 static enum status choose(struct engine *e, uint32_t t, struct err *err)
 {
     struct drafter *f = &e->draft;
@@ -314,7 +314,7 @@ enum status engine_draft(struct engine *e, const struct engine_draft *d, uint32_
     size_t row = be_ld(f->net.desc.drafts_for) * be_dtype_bytes(e->plan.act);
     uint32_t t = n;
     ASSERT(f->on && !e->in_flight && n > 0 && n <= e->plan.sequences_max);
-    /* Those with most guesses first: rows that are done drop out at the end. */
+    /* Those with most draft tokens first: rows that are done drop out at the end. */
     for (uint32_t i = 0; i < n; i++) {
         uint32_t at = i;
         for (; at > 0 && d[f->order[at - 1]].count < d[i].count; at--) f->order[at] = f->order[at - 1];

@@ -46,21 +46,21 @@ static enum status pick_dtype(const struct engine_options *opt, const struct mod
         return err_set(err, ST_INVALID, "dtype %s: must be auto, f32 or bf16", name);
     else if (opt->random_weights) *out = BE_BF16;
     else {
-        struct weights_survey s;
-        enum status st = weights_survey(files, d, (struct weights_form){.act = BE_F32}, &s, err);
+        struct weights_inventory s;
+        enum status st = weights_inventory(files, d, (struct weight_format){.act = BE_F32}, &s, err);
         if (st) return st;
         *out = s.stored == STF_F32 ? BE_F32 : BE_BF16;
-        weights_survey_free(&s);
+        weights_inventory_free(&s);
     }
     return ST_OK;
 }
 
-struct weights_form engine__form(const struct engine *e)
+struct weight_format engine__weight_format(const struct engine *e)
 {
-    /* Before the backend is open only the CPU's is known to take codes. */
-    return (struct weights_form){.act = e->plan.act,
-                                 .codes = e->be ? e->becaps.codes : e->ops == be_cpu_ops(),
-                                 .quantize = e->plan.quantize};
+    /* Before the backend is open only the CPU's is known to take quants. */
+    return (struct weight_format){.act = e->plan.act,
+                                  .quants = e->be ? e->becaps.quants : e->ops == be_cpu_ops(),
+                                  .quantize = e->plan.quantize};
 }
 
 static enum status pick_quantize(const struct engine_options *opt, enum weights_quantize *out,
@@ -133,8 +133,8 @@ static void add_eos(struct model_info *m, uint32_t id)
 static const char *weights_name(const struct engine *e)
 {
     static const char *const made[] = {"float", "int8", "int4"};
-    if (e->net.survey.stored_codes) return "stored";
-    return made[engine__form(e).codes ? e->plan.quantize : QUANTIZE_NONE];
+    if (e->net.inventory.stored_quants) return "stored";
+    return made[engine__weight_format(e).quants ? e->plan.quantize : QUANTIZE_NONE];
 }
 
 /* Special ids and defaults: both files' stop ids count. */
@@ -150,8 +150,8 @@ static enum status fill_info(const struct engine_options *opt, struct engine *e,
                                          : e->plan.act == BE_F32       ? "f32"
                                                                        : "bf16",
                              .backend = e->backend_name,
-                             .parameters = e->net.survey.parameters,
-                             .weight_bytes = e->net.survey.memory_bytes,
+                             .parameters = e->net.inventory.parameters,
+                             .weight_bytes = e->net.inventory.memory_bytes,
                              .vocab_size = d->vocab,
                              .bos_id = d->bos_id};
     enum status st = family_load_generation(e->dir, &m->generation, err);
@@ -217,17 +217,18 @@ enum status engine__prepare(const struct engine_options *opt, struct engine *e, 
                      "%s: model_type \"%s\" only drafts for another model: give it with --draft-model",
                      e->dir, e->model_type);
     if (!st && !opt->random_weights) st = family_open(e->dir, opt->mmproj, files, err);
-    if (!st) model_desc_settle(&e->net.desc, *files);
+    if (!st) model_desc_resolve(&e->net.desc, *files);
     if (!st) st = pick_quantize(opt, &e->plan.quantize, err);
     if (!st) {
         st = pick_dtype(opt, &e->net.desc, *files, &e->plan.act, err);
         if (!st) st = pick_kv_type(opt, e->plan.act, &e->plan.kv_type, err);
-        if (!st) st = weights_survey(*files, &e->net.desc, engine__form(e), &e->net.survey, err);
+        if (!st)
+            st = weights_inventory(*files, &e->net.desc, engine__weight_format(e), &e->net.inventory, err);
         if (st) (void)err_prefix(err, st, "%s", e->dir);
     }
     if (!st) st = open_backend(opt, e, err);
     if (!st && opt->profile) st = profile_open(e, err);
-    if (!st && e->plan.quantize && !e->becaps.codes)
+    if (!st && e->plan.quantize && !e->becaps.quants)
         log_warn("--quantize %s: %s has no integer products: weights stay %s", opt->quantize, e->backend_name,
                  e->plan.act == BE_F32 ? "f32" : "bf16");
     if (!st && opt->draft_dir) st = drafter_prepare(e, opt->draft_dir, opt->random_weights, err);
@@ -242,7 +243,7 @@ enum status engine__prepare(const struct engine_options *opt, struct engine *e, 
 static float rounded_scale(const struct engine *e, double scale)
 {
     float s = (float)scale;
-    enum stf_dtype stored = e->net.survey.stored;
+    enum stf_dtype stored = e->net.inventory.stored;
     if (e->plan.act == BE_F32) return s;
     return stored == STF_BF16 ? weights_round_bf16(s) : stored == STF_F16 ? weights_round_f16(s) : s;
 }
@@ -267,15 +268,15 @@ enum status engine_open(const struct engine_options *opt, struct engine **out, s
     struct engine *e = calloc(1, sizeof *e);
     if (!e) return err_nomem(err, NULL);
     enum status st = engine__prepare(opt, e, &files, err);
-    if (!st && e->net.survey.ignored)
-        log_warn("%s: %u tensors are not used by this model: %s%s", e->dir, e->net.survey.ignored,
-                 e->net.survey.ignored_names, e->net.survey.ignored > 3 ? ", ..." : "");
+    if (!st && e->net.inventory.ignored)
+        log_warn("%s: %u tensors are not used by this model: %s%s", e->dir, e->net.inventory.ignored,
+                 e->net.inventory.ignored_names, e->net.inventory.ignored > 3 ? ", ..." : "");
     if (!st)
-        st = weights_load(files, &e->net.desc, &e->net.survey, engine__form(e), e->ops, e->be,
+        st = weights_load(files, &e->net.desc, &e->net.inventory, engine__weight_format(e), e->ops, e->be,
                           (struct weights_progress){opt->progress, opt->progress_arg}, &e->net.w, &identity,
                           err);
     if (!st) {
-        e->info.weight_bytes = weights_bytes(&e->net.w, &e->net.desc, e->ops, e->net.survey.slab_floats);
+        e->info.weight_bytes = weights_bytes(&e->net.w, &e->net.desc, e->ops, e->net.inventory.slab_floats);
         e->info.context_max = e->plan.context_max;
         e->net.token_scale = rounded_scale(e, e->net.desc.token_scale);
         e->net.embed_scale = rounded_scale(e, e->net.desc.embed_scale);
@@ -286,8 +287,8 @@ enum status engine_open(const struct engine_options *opt, struct engine **out, s
         st = drafter_load(e, (struct weights_progress){opt->progress, opt->progress_arg}, err);
     if (!st && e->ops->sync(e->be) != BE_OK) st = err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
     if (!st) st = engine__graphs_open(e, err);
-    weights_survey_free(&e->net.survey); /* its list points into the files, which are closed now */
-    if (!st && e->net.desc.token_input) e->files = files;
+    weights_inventory_free(&e->net.inventory); /* its list points into the files, which are closed now */
+    if (!st && e->net.desc.ple) e->files = files;
     else stf_close(files);
     if (st) engine_close(e);
     else *out = e;
@@ -310,15 +311,15 @@ void engine_caps(const struct engine *e, struct engine_caps *out)
 {
     *out = (struct engine_caps){.group_count = e->kv.group_count,
                                 .block_tokens = BE_BLOCK_TOKENS,
-                                .arena_units = e->arena_units,
-                                .unit_bytes = BE_KV_UNIT,
+                                .arena_grains = e->arena_grains,
+                                .grain_bytes = BE_KV_GRAIN,
                                 .vocab_size = e->net.desc.vocab,
                                 .context_max = e->plan.context_max,
                                 .batch_tokens_max = e->plan.batch_tokens_max,
                                 .sequences_max = e->plan.sequences_max,
                                 .images = e->net.desc.has_vision,
                                 .span_tokens_max = e->plan.span_tokens_max,
-                                .picture_tokens_max = engine__vision_tokens_max(e),
+                                .image_tokens_max = engine__vision_tokens_max(e),
                                 .drafts = e->draft.on};
     for (uint32_t g = 0; g < e->kv.group_count; g++) out->groups[g] = e->kv.groups[g];
     _Static_assert(sizeof out->eos_ids == sizeof e->info.eos_ids, "all stop ids fit");
@@ -331,36 +332,37 @@ const struct model_info *engine_model(const struct engine *e)
     return &e->info;
 }
 
-void engine_kv_copy(struct engine *e, uint32_t group, uint32_t from_unit, uint32_t to_unit, uint32_t tokens)
+void engine_kv_copy(struct engine *e, uint32_t group, uint32_t from_offset, uint32_t to_offset,
+                    uint32_t tokens)
 {
     ASSERT_CMP(group, <, e->kv.group_count);
     const struct engine_kv_group *g = &e->kv.groups[group];
-    ASSERT((uint64_t)from_unit + g->block_units <= e->arena_units &&
-           (uint64_t)to_unit + g->block_units <= e->arena_units);
+    ASSERT((uint64_t)from_offset + g->block_grains <= e->arena_grains &&
+           (uint64_t)to_offset + g->block_grains <= e->arena_grains);
     char *arena = e->arena;
-    e->ops->copy(e->be, arena + (size_t)to_unit * BE_KV_UNIT, arena + (size_t)from_unit * BE_KV_UNIT,
+    e->ops->copy(e->be, arena + (size_t)to_offset * BE_KV_GRAIN, arena + (size_t)from_offset * BE_KV_GRAIN,
                  (size_t)g->block_bytes);
-    if (tokens < BE_BLOCK_TOKENS) decoder_kv_clear(e, group, to_unit, tokens);
+    if (tokens < BE_BLOCK_TOKENS) decoder_kv_clear(e, group, to_offset, tokens);
 }
 
 /* ---- image features ---- */
 
-/* Floats of a picture's rows: what replaces the embedding, then the taps. */
+/* Floats of an image's rows: what replaces the embedding, then the DeepStack features. */
 static size_t row_floats(const struct engine *e, const struct engine_features *f)
 {
-    return (size_t)(1 + e->net.desc.vision.tap_count) * f->tokens * e->net.desc.hidden;
+    return (size_t)(1 + e->net.desc.vision.deepstack_count) * f->tokens * e->net.desc.hidden;
 }
 
 enum status engine_features_create(struct engine *e, const struct image_u8 *pixels,
                                    struct engine_features **out, struct err *err)
 {
-    if (!e->net.desc.has_vision) return err_set(err, ST_UNSUPPORTED, "this model takes no pictures");
+    if (!e->net.desc.has_vision) return err_set(err, ST_UNSUPPORTED, "this model takes no images");
     struct engine_features *f = calloc(1, sizeof *f);
-    if (!f) return err_nomem(err, "a picture");
+    if (!f) return err_nomem(err, "an image");
     enum status st = vision_measure(e, pixels, f, err);
     if (!st && !engine__vision_room(e, f->patches))
-        st = err_set(err, ST_TOO_LARGE, "a picture of %u patches takes %llu MiB: more than is left for it",
-                     f->patches, (unsigned long long)(vision_picture_bytes(e, f->patches) >> 20));
+        st = err_set(err, ST_TOO_LARGE, "an image of %u patches takes %llu MiB: more than is left for it",
+                     f->patches, (unsigned long long)(vision_image_bytes(e, f->patches) >> 20));
     if (!st) st = vision_prepare(e, f, err);
     size_t rgb = image_u8_bytes(pixels), rows = st ? 0 : row_floats(e, f) * sizeof(float);
     void *p = NULL;
@@ -370,7 +372,7 @@ enum status engine_features_create(struct engine *e, const struct image_u8 *pixe
         enum be_result r = f->pixels.rgb ? e->ops->alloc(e->be, rows, &p) : BE_NOMEM;
         if (r == BE_OK) f->rows = p;
         else if (r == BE_DEVICE) st = err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
-        else st = err_set(err, ST_NOMEM, "out of memory for a picture's features (%zu bytes)", rows);
+        else st = err_set(err, ST_NOMEM, "out of memory for an image's features (%zu bytes)", rows);
     }
     if (st) {
         engine_features_free(e, f);

@@ -46,26 +46,27 @@ struct engine_kv_group {
     uint32_t window; /* 0 = full attention; else a query at p sees keys > p - window */
     uint32_t layers;
     uint64_t bytes_per_token;
-    uint64_t block_bytes; /* of all its layers */
-    uint32_t block_units; /* arena units that a block takes */
+    uint64_t block_bytes;  /* of all its layers */
+    uint32_t block_grains; /* arena grains that a block takes */
 };
 struct engine_caps {
     uint32_t group_count;
     struct engine_kv_group groups[ENGINE_GROUPS_MAX];
     uint32_t block_tokens; /* tokens per block, all groups */
-    uint64_t arena_units;  /* size of the arena; block-table entries are offsets in units, 0..arena_units-1 */
-    uint32_t unit_bytes;
+    uint64_t
+        arena_grains; /* size of the arena; block-table entries are offsets in grains, 0..arena_grains-1 */
+    uint32_t grain_bytes;
     uint32_t vocab_size;
     uint32_t context_max;      /* prompt + generated tokens of one sequence */
     uint32_t batch_tokens_max; /* at least span_tokens_max */
     uint32_t sequences_max;
-    bool images;                 /* takes pictures */
-    uint32_t span_tokens_max;    /* longest span that must be in one step; 0 = every span can be split.
-                                    batch_tokens_max >= span_tokens_max + sequences_max */
-    uint32_t picture_tokens_max; /* of pictures of any size: what the tower's scratch has memory for; 0 = all
+    bool images;               /* takes images */
+    uint32_t span_tokens_max;  /* longest span that must be in one step; 0 = every span can be split.
+                                  batch_tokens_max >= span_tokens_max + sequences_max */
+    uint32_t image_tokens_max; /* of images of any size: what the tower's scratch has memory for; 0 = all
                                     that the context holds */
-    bool drafts;                 /* there is a drafter: engine_draft */
-    uint32_t eos_ids[16];        /* ids that end a generation */
+    bool drafts;               /* there is a drafter: engine_draft */
+    uint32_t eos_ids[16];      /* ids that end a generation */
     uint32_t eos_count;
 };
 
@@ -78,12 +79,12 @@ uint64_t engine_progress(const struct engine *e);
 const struct model_info *engine_model(const struct engine *e); /* immutable, any thread, lives as long as e */
 
 /* ---- image features ---- */
-struct engine_features; /* encoded rows of one picture, in backend memory */
+struct engine_features; /* encoded rows of one image, in backend memory */
 /* Starts an encode; copies the pixels (their size decides the rows: ST_INVALID for one that this model does
  * not take). The tower runs in slices so that decoding is not starved: each engine_features_step runs
- * `layers` more of its layers, of a large picture a part of one (0 = all that are left), and sets *done at
+ * `layers` more of its layers, of a large image a part of one (0 = all that are left), and sets *done at
  * the end. The slicing does not change the result, bit for bit. Not while a step is in flight. ST_TOO_LARGE:
- * the plan has no memory for a picture of that size. */
+ * the plan has no memory for an image of that size. */
 enum status engine_features_create(struct engine *e, const struct image_u8 *pixels,
                                    struct engine_features **out, struct err *err) KV_MUST_CHECK;
 enum status engine_features_step(struct engine *e, struct engine_features *f, uint32_t layers, bool *done,
@@ -92,30 +93,30 @@ size_t engine_features_bytes(const struct engine_features *f);
 void engine_features_free(struct engine *e, struct engine_features *f);
 
 /* ---- one step ---- */
-/* A span of the prompt (struct prompt_span) that a run touches. */
+/* A span of the prompt (struct prompt_span) that a chunk touches. */
 struct engine_span {
-    const struct engine_features
-        *features;       /* of its picture, fully encoded; NULL = the span has no picture */
-    uint32_t begin, end; /* absolute */
+    const struct engine_features *features; /* of its image, fully encoded; NULL = the span has no image */
+    uint32_t begin, end;                    /* absolute */
     enum span_rule rule;
-    uint32_t whole_begin, whole_end;  /* a run that has some of these tokens has all up to whole_end */
-    struct prompt_grid grid;          /* its 3-D positions; all 0 = plain positions */
-    int32_t rope_before, rope_offset; /* RoPE position minus position, of the text before it and after it */
+    uint32_t atomic_begin, atomic_end; /* a chunk that has some of these tokens has all up to atomic_end */
+    struct prompt_grid grid;           /* its 3-D positions; all 0 = plain positions */
+    int32_t mrope_delta_before,
+        mrope_delta; /* RoPE position minus position, of the text before it and after it */
 };
 /* One sequence's part of a step: `count` tokens at absolute positions [position, position + count); all
  * earlier positions are in the cache (sliding groups: those that the window can still reach). */
-struct engine_run {
+struct engine_chunk {
     uint32_t position, count;
-    const uint32_t
-        *tokens; /* the sequence's history from position 0 on: prompt, then generated; at least position +
-                  * count entries (one more when prompt tokens are scored: the token after the run's last) */
+    const uint32_t *
+        tokens; /* the sequence's history from position 0 on: prompt, then generated; at least position +
+                 * count entries (one more when prompt tokens are scored: the token after the chunk's last) */
     uint32_t token_count;                      /* entries of tokens */
     uint32_t prompt_count;                     /* of which prompt */
     const uint32_t *tables[ENGINE_GROUPS_MAX]; /* block tables by absolute block index, one per group; entries
-                                                  in arena units */
+                                                  in arena grains */
     const struct engine_span *spans;           /* those that touch [position, position + count), in order */
     uint32_t span_count;
-    /* Speculative decoding: the last `proposed` tokens of the run, from tokens[position + count - proposed]
+    /* Speculative decoding: the last `proposed` tokens of the chunk, from tokens[position + count - proposed]
      * on, are draft tokens (token_count includes them). A token is drawn at the position of each draft and
      * after the last one, as if the tokens had come one at a time, up to the first that differs from its
      * draft: drawn[0..drawn_count). Keys and values after position + count - proposed + drawn_count - 1 are
@@ -124,11 +125,11 @@ struct engine_run {
     struct token_out
         *drawn; /* [proposed + 1], the caller's; may be NULL without drafts: the result is then in `out` */
     uint32_t draft_slot; /* with a drafter and `sample`: below sequences_max, this sequence's alone; what
-                            guesses after the drawn token need is kept there */
-    int32_t rope_offset; /* RoPE position minus position, of the text in this run before its first picture; 0
+                            draft tokens after the drawn token need is kept there */
+    int32_t mrope_delta; /* RoPE position minus position, of the text in this chunk before its first image; 0
                             with 1-D positions */
     const struct sampling_params *sampling;
-    bool sample;            /* draw the token that follows the run's last token -> out */
+    bool sample;            /* draw the token that follows the chunk's last token -> out */
     const uint32_t *banned; /* ids that may not be drawn (min_tokens) at positions below banned_until */
     uint32_t banned_count, banned_until;
     uint32_t score_first; /* score history tokens at positions [score_first, position + count] that lie in
@@ -145,11 +146,11 @@ struct engine_run {
                                  position p in (position, min(position+count, prompt_count-1)] */
 };
 struct engine_batch {
-    struct engine_run *runs; /* [run_count], caller's */
-    uint32_t run_count;      /* <= sequences_max; sum of counts <= batch_tokens_max */
+    struct engine_chunk *chunks; /* [chunk_count], caller's */
+    uint32_t chunk_count;        /* <= sequences_max; sum of counts <= batch_tokens_max */
 };
 /* Launches a step; engine_wait blocks until its results are there. One step in flight. Errors: ST_DEVICE,
- * ST_NOMEM: every run of the step is lost. */
+ * ST_NOMEM: every chunk of the step is lost. */
 enum status engine_submit(struct engine *e, struct engine_batch *b, struct err *err) KV_MUST_CHECK;
 enum status engine_wait(struct engine *e, struct engine_batch *b, struct err *err) KV_MUST_CHECK;
 
@@ -157,32 +158,33 @@ enum status engine_wait(struct engine *e, struct engine_batch *b, struct err *er
  */
 void engine_each(struct engine *e, uint32_t count, void (*fn)(void *ctx, uint32_t i), void *ctx);
 
-/* What the drafter guesses to follow a sequence's last token, which was drawn by the last step that had the
+/* What the drafter drafts to follow a sequence's last token, which was drawn by the last step that had the
  * sequence and is not yet in the cache. */
 struct engine_draft {
-    uint32_t slot;     /* engine_run.draft_slot of that step */
+    uint32_t slot;     /* engine_chunk.draft_slot of that step */
     uint32_t position; /* of the token, above 0: keys and values of all before it are in the cache (sliding
                           groups: `window` of them; what the table does not have is not looked at) */
     uint32_t token;
-    const uint32_t *tables[ENGINE_GROUPS_MAX]; /* as engine_run.tables */
-    uint32_t count;                            /* of guesses, above 0 */
+    const uint32_t *tables[ENGINE_GROUPS_MAX]; /* as engine_chunk.tables */
+    uint32_t count;                            /* of draft tokens, above 0 */
     uint32_t *out;                             /* [count] */
 };
-/* Fills d[0..n).out, n <= sequences_max. Guesses of one do not depend on the others'. Not while a step is in
- * flight. Without --draft-model: not called. */
+/* Fills d[0..n).out, n <= sequences_max. Draft tokens of one do not depend on the others'. Not while a step
+ * is in flight. Without --draft-model: not called. */
 enum status engine_draft(struct engine *e, const struct engine_draft *d, uint32_t n,
                          struct err *err) KV_MUST_CHECK;
 
 /* Copies the first `tokens` of one block of a group inside the arena (copy on write of a shared, partly
  * filled block). What the original holds after them belongs to another request and may be NaN: the copy has
  * zeros there. */
-void engine_kv_copy(struct engine *e, uint32_t group, uint32_t from_unit, uint32_t to_unit, uint32_t tokens);
+void engine_kv_copy(struct engine *e, uint32_t group, uint32_t from_offset, uint32_t to_offset,
+                    uint32_t tokens);
 
 /* Arithmetic and traffic of the loaded model, and the measured ceilings of the machine: for `kvasir bench`.
  * Takes a second. */
 struct engine_costs {
     double linear_flops_per_token; /* all decoder linears, multiply and add counted as 2 */
-    double tail_flops_per_token;   /* of these what only rows whose logits are wanted go through */
+    double out_flops_per_token;    /* of these what only rows whose logits are wanted go through */
     double head_flops_per_row;     /* logits of one row */
     double weight_bytes;           /* read by every decode step: decoder linears and head, without experts */
     double expert_bytes;           /* of all experts: a token reads experts_used / experts of them */
@@ -192,10 +194,10 @@ struct engine_costs {
         uint32_t window;
         double flops_per_pair; /* all layers and heads of the group: q.k and p.v of one visible (query, key)
                                   pair */
-        double tail_flops_per_pair; /* of these those of wanted rows */
-        double bytes_per_key;       /* K and V bytes of one key, all layers of the group */
+        double out_flops_per_pair; /* of these those of wanted rows */
+        double bytes_per_key;      /* K and V bytes of one key, all layers of the group */
     } groups[ENGINE_GROUPS_MAX];
-    double vision_flops; /* one picture of vision_side x vision_side pixels: tower, mergers or projector; 0 =
+    double vision_flops; /* one image of vision_side x vision_side pixels: tower, mergers or projector; 0 =
                             no tower */
     uint32_t vision_side;
     double matrix_flops, read_bytes_per_s;

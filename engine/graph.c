@@ -33,16 +33,16 @@ static void record(struct engine *e, const struct engine_batch *b, const struct 
 static enum be_result open_one(struct engine *e, struct engine_graph *g)
 {
     static const struct sampling_params greedy = {.top_p = 1, .repetition_penalty = 1};
-    const uint32_t token = 0, unit = 0;
-    struct engine_run run = {.count = 1,
-                             .tokens = &token,
-                             .token_count = 1,
-                             .prompt_count = 1,
-                             .sampling = &greedy,
-                             .sample = true,
-                             .score_first = UINT32_MAX};
-    struct engine_batch b = {.runs = &run, .run_count = 1};
-    for (uint32_t i = 0; i < e->kv.group_count; i++) run.tables[i] = &unit;
+    const uint32_t token = 0, block_offset = 0;
+    struct engine_chunk chunk = {.count = 1,
+                                 .tokens = &token,
+                                 .token_count = 1,
+                                 .prompt_count = 1,
+                                 .sampling = &greedy,
+                                 .sample = true,
+                                 .score_first = UINT32_MAX};
+    struct engine_batch b = {.chunks = &chunk, .chunk_count = 1};
+    for (uint32_t i = 0; i < e->kv.group_count; i++) chunk.tables[i] = &block_offset;
     engine__pack(e, &b, g->rows);
     record(e, &b, g);
     if (e->ops->sync(e->be) != BE_OK) return BE_DEVICE;
@@ -94,14 +94,14 @@ void engine__graphs_close(struct engine *e)
 
 const struct engine_graph *engine__graph_for(const struct engine *e, const struct engine_batch *b)
 {
-    if (!e->graph_count || b->run_count > e->graphs[e->graph_count - 1].rows) return NULL;
-    for (uint32_t i = 0; i < b->run_count; i++) {
-        const struct engine_run *r = &b->runs[i];
+    if (!e->graph_count || b->chunk_count > e->graphs[e->graph_count - 1].rows) return NULL;
+    for (uint32_t i = 0; i < b->chunk_count; i++) {
+        const struct engine_chunk *r = &b->chunks[i];
         if (r->count != 1 || !r->sample) return NULL;
         for (uint32_t k = 0; k < r->span_count; k++)
             if (r->spans[k].begin <= r->position && r->position < r->spans[k].end) return NULL;
     }
     const struct engine_graph *g = e->graphs;
-    while (g->rows < b->run_count) g++;
+    while (g->rows < b->chunk_count) g++;
     return g;
 }

@@ -16,7 +16,7 @@ static bool same_layer(const struct desc_layer *a, const struct desc_layer *b)
 {
     return a->heads == b->heads && a->kv_heads == b->kv_heads && a->head_dim == b->head_dim &&
            a->window == b->window && a->rope == b->rope && a->ff == b->ff && a->experts == b->experts &&
-           a->experts_used == b->experts_used && a->keys_values == b->keys_values;
+           a->experts_used == b->experts_used && a->v_from_k == b->v_from_k;
 }
 
 static enum status say_layers(struct buf *b, const struct engine *e)
@@ -35,16 +35,16 @@ static enum status say_layers(struct buf *b, const struct engine *e)
         snprintf(kind, sizeof kind, l->window ? "sliding(%u)" : "full", l->window);
         if (l->experts)
             snprintf(mlp, sizeof mlp, "%u of %u experts of %u", l->experts_used, l->experts, l->ff);
-        if (l->beside_ff)
-            snprintf(mlp + strlen(mlp), sizeof mlp - strlen(mlp), " beside MLP %u", l->beside_ff);
+        if (l->shared_ff)
+            snprintf(mlp + strlen(mlp), sizeof mlp - strlen(mlp), " beside MLP %u", l->shared_ff);
         if (!l->experts) snprintf(mlp, sizeof mlp, "MLP %u", l->ff);
         st = buf_addf(b, "  %-8s %-16s %u heads, %u KV heads of %u, scale %.6g, RoPE theta %g / %g, %s",
                       which, kind, l->heads, l->kv_heads, l->head_dim, (double)l->scale,
                       d->ropes[l->rope].theta, d->ropes[l->rope].factor, mlp);
-        if (!st && d->ropes[l->rope].still)
-            st = buf_addf(b, ", %u of %u pairs turn", l->head_dim / 2 - d->ropes[l->rope].still,
+        if (!st && d->ropes[l->rope].unrotated_pairs)
+            st = buf_addf(b, ", %u of %u pairs turn", l->head_dim / 2 - d->ropes[l->rope].unrotated_pairs,
                           l->head_dim / 2);
-        if (!st && l->keys_values) st = buf_adds(b, ", values are keys");
+        if (!st && l->v_from_k) st = buf_adds(b, ", values are keys");
         if (!st && l->kv_owner != n) st = buf_addf(b, ", keys of layer %u", l->kv_owner);
         if (!st) st = buf_adds(b, "\n");
         n = end;
@@ -65,7 +65,7 @@ static enum status say_layers(struct buf *b, const struct engine *e)
 /* Parameters that one token goes through: all but the experts that its router leaves out. */
 static uint64_t active_parameters(const struct engine *e)
 {
-    uint64_t n = e->net.survey.parameters;
+    uint64_t n = e->net.inventory.parameters;
     for (uint32_t i = 0; i < e->net.desc.layer_count; i++) {
         const struct desc_layer *l = &e->net.desc.layers[i];
         n -= (uint64_t)(l->experts - l->experts_used) * 3 * e->net.desc.hidden * l->ff;
@@ -76,7 +76,7 @@ static uint64_t active_parameters(const struct engine *e)
 static enum status say_kv(struct buf *b, const struct engine *e)
 {
     enum status st = buf_addf(b, "KV groups (%s; blocks of %u tokens, units of %u bytes)\n", e->info.kv_dtype,
-                              BE_BLOCK_TOKENS, BE_KV_UNIT);
+                              BE_BLOCK_TOKENS, BE_KV_GRAIN);
     for (uint32_t g = 0; g < e->kv.group_count && !st; g++) {
         const struct engine_kv_group *k = &e->kv.groups[g];
         char kind[48];
@@ -99,16 +99,16 @@ static enum status say_tower(struct buf *b, const struct engine *e)
                               v->patch, v->layers, v->hidden, v->heads, v->ff);
     if (!st && v->clip) st = buf_adds(b, "           inputs and outputs of its products are clipped\n");
     if (!st)
-        st = buf_addf(b, "           %u x %u patches per token (soft id %u)", v->merge, v->merge,
-                      e->info.image.soft_id);
+        st = buf_addf(b, "           %u x %u patches per token (placeholder id %u)", v->merge, v->merge,
+                      e->info.image.placeholder_id);
     for (uint32_t n = 0; n < v->layers; n++) full += v->full_layers[n / 8] >> n % 8 & 1;
     if (!st && v->window)
         st = buf_addf(b, ", windows of %u x %u tokens in %u layers", v->window, v->window, v->layers - full);
     if (!st && v->position_side) st = buf_addf(b, ", positions %u x %u", v->position_side, v->position_side);
-    for (uint32_t i = 0; i < v->tap_count && !st; i++)
-        st = buf_addf(b, "%s%u", i ? ", " : ", taps after layers ", v->taps[i]);
+    for (uint32_t i = 0; i < v->deepstack_count && !st; i++)
+        st = buf_addf(b, "%s%u", i ? ", " : ", taps after layers ", v->deepstack[i]);
     if (!st && e->info.image.video_marker)
-        st = buf_addf(b, ", videos (soft id %u)", e->info.image.video_soft_id);
+        st = buf_addf(b, ", videos (placeholder id %u)", e->info.image.video_placeholder_id);
     return st ? st : buf_adds(b, "\n");
 }
 
@@ -119,9 +119,9 @@ static enum status say_vision(struct buf *b, const struct engine *e)
     if (!v->image_size) return say_tower(b, e);
     return buf_addf(b,
                     "vision     %u x %u pixels, patches of %u, %u layers of %u, %u heads, %u tokens per "
-                    "picture (soft id %u)%s\n",
+                    "image (placeholder id %u)%s\n",
                     v->image_size, v->image_size, v->patch, v->layers, v->hidden, v->heads, v->tokens,
-                    e->info.image.soft_id, e->info.image.config.pan_and_scan ? ", pan and scan" : "");
+                    e->info.image.placeholder_id, e->info.image.config.pan_and_scan ? ", pan and scan" : "");
 }
 
 static enum status say_plan(struct buf *b, const struct engine *e)
@@ -133,9 +133,9 @@ static enum status say_plan(struct buf *b, const struct engine *e)
                     "sequences of %u tokens)\n"
                     "step       at most %u tokens of %u sequences%s\n",
                     MIB(p->available), MIB(p->weight_bytes), MIB(p->scratch_bytes), MIB(p->vision_bytes),
-                    MIB(p->kv_bytes), MIB(p->kv_wanted), p->sequences_max, p->context_max,
+                    MIB(p->kv_bytes), MIB(p->kv_needed), p->sequences_max, p->context_max,
                     p->batch_tokens_max, p->sequences_max,
-                    e->net.desc.image.rule == SPAN_PREFIX ? ", prompts as a whole" : "");
+                    e->net.desc.image.rule == SPAN_PREFIX_LM ? ", prompts as a whole" : "");
 }
 
 static enum status say_all(struct buf *b, const struct engine *e)
@@ -147,21 +147,21 @@ static enum status say_all(struct buf *b, const struct engine *e)
         int n = snprintf(eos + at, sizeof eos - at, "%s%u", i ? ", " : "", e->info.eos_ids[i]);
         if (n > 0 && (size_t)n < sizeof eos - at) at += (size_t)n;
     }
-    enum status st = buf_addf(b,
-                              "family     %s\nbackend    %s (%s), computing in %s\nweights    %llu "
-                              "parameters stored as %s, %.1f MiB in the files\n"
-                              "width      %u, vocabulary %u (%s head), context %u\nstop ids   %s\n",
-                              e->model_type, e->backend_name, e->device, e->info.dtype,
-                              (unsigned long long)e->net.survey.parameters,
-                              stf_dtype_name(e->net.survey.stored), MIB(e->net.survey.read_bytes), d->hidden,
-                              d->vocab, d->tied ? "tied" : "own", e->plan.context_max, at ? eos : "none");
-    if (!st && active_parameters(e) != e->net.survey.parameters)
+    enum status st =
+        buf_addf(b,
+                 "family     %s\nbackend    %s (%s), computing in %s\nweights    %llu "
+                 "parameters stored as %s, %.1f MiB in the files\n"
+                 "width      %u, vocabulary %u (%s head), context %u\nstop ids   %s\n",
+                 e->model_type, e->backend_name, e->device, e->info.dtype,
+                 (unsigned long long)e->net.inventory.parameters, stf_dtype_name(e->net.inventory.stored),
+                 MIB(e->net.inventory.read_bytes), d->hidden, d->vocab, d->tied ? "tied" : "own",
+                 e->plan.context_max, at ? eos : "none");
+    if (!st && active_parameters(e) != e->net.inventory.parameters)
         st = buf_addf(b, "active     %llu parameters per token\n", (unsigned long long)active_parameters(e));
-    if (!st && e->net.survey.ignored)
-        st = buf_addf(b, "unused     %u tensors: %s%s\n", e->net.survey.ignored, e->net.survey.ignored_names,
-                      e->net.survey.ignored > 3 ? ", ..." : "");
-    if (!st && d->token_input)
-        st = buf_addf(b, "by token   %u inputs of each layer, read from the file\n", d->token_input);
+    if (!st && e->net.inventory.ignored)
+        st = buf_addf(b, "unused     %u tensors: %s%s\n", e->net.inventory.ignored,
+                      e->net.inventory.ignored_names, e->net.inventory.ignored > 3 ? ", ..." : "");
+    if (!st && d->ple) st = buf_addf(b, "by token   %u inputs of each layer, read from the file\n", d->ple);
     if (!st) st = say_vision(b, e);
     if (!st) st = say_layers(b, e);
     if (!st) st = say_kv(b, e);

@@ -21,8 +21,8 @@
  *
  * Layers that read another's (kv_owner) have no part: their group and place are the owner's.
  *
- *   arena  | unit 0 | unit 1 | ...                      unit = BE_KV_UNIT bytes; a block begins at a unit
- *   block  | layer a | layer b | ... | padding |        up to a whole unit
+ *   arena  | grain 0 | grain 1 | ...           grain = BE_KV_GRAIN bytes; a block begins at a grain
+ *   block  | layer a | layer b | ... | padding |        up to a whole grain
  *
  * layer_offset[n] = where the part of layer n begins in a block. */
 struct kv_layout {
@@ -43,22 +43,22 @@ struct engine_plan {
     uint32_t span_tokens_max;                                     /* most tokens that go as a whole */
     uint64_t draft_bytes;                                         /* weights and scratch of the drafter */
     uint64_t weight_bytes, scratch_bytes, vision_bytes, kv_bytes; /* backend memory */
-    uint64_t kv_wanted;  /* what all sequences at full context would take */
+    uint64_t kv_needed;  /* what all sequences at full context would take */
     uint64_t available;  /* memory that the plan started from */
     uint32_t logit_rows; /* at a time: each time reads the head's weights */
-    uint64_t spare;      /* what is left of it: scratch of larger pictures comes from here */
+    uint64_t spare;      /* what is left of it: scratch of larger images comes from here */
 };
 
 /* Scratch of one decoder step, worst case T = batch_tokens_max. Backend addresses into one block. */
 struct decoder_scratch {
     void *block;
-    float *resid;      /* [T, C] */
-    float *tail_resid; /* [T, C] the rows whose logits are wanted, packed */
-    float *proj;       /* [T, C] */
-    float *mix;        /* [T, C], with an MLP beside experts */
-    float *token;      /* [T, layers P], with token_input; `tail_token`: its wanted rows. Before the
-                          first layer tail_token holds the stream's product */
-    float *tail_token;
+    float *resid;     /* [T, C] */
+    float *out_resid; /* [T, C] the rows whose logits are wanted, packed */
+    float *proj;      /* [T, C] */
+    float *mix;       /* [T, C], with an MLP beside experts */
+    float *token;     /* [T, layers P], with ple; `out_ple`: its wanted rows. Before the
+                         first layer out_ple holds the stream's product */
+    float *out_ple;
     float *qkv;            /* [T, (H+2G)D]; once narrowed: the wanted queries of that layer, act [., H D] */
     void *h;               /* act [T, ld(C)] */
     void *q;               /* act [T, H D] */
@@ -68,10 +68,10 @@ struct decoder_scratch {
     uint32_t *expert_ids;  /* [T, k] */
     float *expert_weights; /* [T, k] */
     void *experts;         /* the backend's */
-    float *cos[DESC_ROPES_MAX], *sin[DESC_ROPES_MAX];           /* [T, dim/2] */
-    float *tail_cos[DESC_ROPES_MAX], *tail_sin[DESC_ROPES_MAX]; /* the wanted rows', where layers follow */
-    void *head_in;                                              /* act [plan.logit_rows, ld(C)] */
-    float *logits;                                              /* [plan.logit_rows, V] */
+    float *cos[DESC_ROPES_MAX], *sin[DESC_ROPES_MAX];         /* [T, dim/2] */
+    float *out_cos[DESC_ROPES_MAX], *out_sin[DESC_ROPES_MAX]; /* the wanted rows', where layers follow */
+    void *head_in;                                            /* act [plan.logit_rows, ld(C)] */
+    float *logits;                                            /* [plan.logit_rows, V] */
     struct be_logit_stats *stats; /* [plan.logit_rows], and behind them, so that one download takes all: */
     uint32_t *top;                /* of R rows: ids [R, k], then values [R, k]; k <= BE_TOPK_MAX */
     uint32_t *step;               /* [step_words] the step's index arrays */
@@ -83,9 +83,9 @@ struct decoder_scratch {
 struct net {
     struct model_desc desc;
     struct weights w;
-    struct weights_survey survey;
+    struct weights_inventory inventory;
     float embed_scale, token_scale;
-    uint32_t narrow; /* from this layer's queries on only the wanted rows go on: it is the last one that
+    uint32_t prune_layer; /* from this layer's queries on only the wanted rows go on: it is the last one that
                         writes keys */
     float *inv_freq[DESC_ROPES_MAX];    /* backend, [dim/2] */
     uint8_t *rope_axis[DESC_ROPES_MAX]; /* backend, [dim/2]; NULL: plain positions */
@@ -93,14 +93,14 @@ struct net {
     struct decoder_scratch s;
 };
 
-/* The model that guesses (engine_options.draft_dir), S = plan.sequences_max rows at most. */
+/* The model that drafts (engine_options.draft_dir), S = plan.sequences_max rows at most. */
 struct drafter {
     bool on;
     char *dir;
     struct net net;
     struct stf_files *files; /* open while the head's rows are read from them, else NULL */
     void *block;             /* backend memory of what follows */
-    void *drawn; /* act [S, ld(B)] by engine_run.draft_slot: what the target's head read at the last draw */
+    void *drawn; /* act [S, ld(B)] by engine_chunk.draft_slot: what the target's head read at the last draw */
     float *wide; /* f32 [S, B] */
     void *token; /* act [S, ld(B)] the tokens' embeddings */
     void *state; /* act [S, ld(B)] */
@@ -113,9 +113,9 @@ struct drafter {
     struct draft_pick *picks; /* [S] */
 };
 
-/* Scratch of the vision tower for R = `rows` rows of patches at a time: a layer processes a picture in pieces
- * of that many rows. Rows depend on each other only through the attention's keys and values. No state stays
- * here between slices of an encode. */
+/* Scratch of the vision tower for R = `rows` rows of patches at a time: a layer processes an image in row
+ * chunks of that many rows. Rows depend on each other only through the attention's keys and values. No state
+ * stays here between slices of an encode. */
 struct vision_scratch {
     void *block;
     uint32_t rows;
@@ -124,15 +124,15 @@ struct vision_scratch {
     void *mlp;        /* act [R, ld(ff)] */
     float *dense;     /* [R, Cv] */
     float *gate, *up; /* [R, ff], with clip */
-    /* of all pictures, apart from the block */
+    /* of all images, apart from the block */
     float *lut;         /* [3*256] */
     float *rope_freq;   /* [D/2] */
     uint8_t *rope_axis; /* [D/2] 0: row, 1: column */
 };
 
-/* One token run's row whose logits are wanted. */
-struct wanted {
-    uint32_t run;
+/* One token chunk's row whose logits are wanted. */
+struct output_row {
+    uint32_t chunk;
     uint32_t row;  /* of the step */
     uint32_t next; /* position of the token that it predicts */
     bool sample, score;
@@ -143,16 +143,16 @@ struct wanted {
  * their own. */
 struct step {
     uint32_t t, seq_count; /* with padding rows */
-    uint32_t wanted_count; /* without them */
-    bool all_wanted;       /* the tail is the whole step, in its order */
+    uint32_t output_count; /* without them */
+    bool all_output;       /* the tail is the whole step, in its order */
     bool logits_done; /* of the wanted rows, with their statistics: the step came from a graph that ends with
                          them */
     const uint32_t *ids;
     const int32_t *rope_pos;
     struct be_rows rows[ENGINE_GROUPS_MAX];
-    const uint32_t *wanted_rows; /* [wanted_count] */
-    const uint32_t *targets;     /* [tail.t] the token whose log-prob is asked for, or UINT32_MAX */
-    struct be_rows tail[ENGINE_GROUPS_MAX]; /* the wanted rows as a batch of their own */
+    const uint32_t *output_row_ids; /* [output_count] */
+    const uint32_t *targets;        /* [tail.t] the token whose log-prob is asked for, or UINT32_MAX */
+    struct be_rows out_rows[ENGINE_GROUPS_MAX]; /* the wanted rows as a batch of their own */
 };
 
 /* A step of so many sequences with a row each, recorded (engine/graph.c). */
@@ -177,7 +177,7 @@ struct engine {
     struct drafter draft;
     struct kv_layout kv;
     void *arena;
-    uint64_t arena_units;
+    uint64_t arena_grains;
     struct engine_plan plan;
     struct vision_scratch v;
     struct model_info info;
@@ -185,8 +185,8 @@ struct engine {
     uint32_t sampler_count;
     uint32_t *host_step; /* [step_words] */
     size_t step_words;
-    struct wanted *wanted; /* [batch_tokens_max] */
-    float *host_token;     /* [HOST_TOKEN_ROWS, layers P], with token_input */
+    struct output_row *output_rows; /* [batch_tokens_max] */
+    float *host_token;              /* [HOST_TOKEN_ROWS, layers P], with ple */
     float *host_row;    /* [V], or [C] if that is more, when the backend's memory can't be read by the host */
     void *host_results; /* statistics and largest logits as they lie in decoder_scratch */
     struct step step;
@@ -196,17 +196,17 @@ struct engine {
     struct engine_batch *in_flight;
 };
 
-/* One picture on its way through the tower, then its rows. */
+/* One image on its way through the tower, then its rows. */
 struct engine_features {
     struct image_u8 pixels;          /* host copy; freed once the patches are embedded */
     uint32_t frames, grid_h, grid_w; /* patches in time, down, across */
     uint32_t patches, tokens;
-    uint32_t layers_done, taps_done;
-    uint32_t piece; /* rows of the tower per pass; depends on the picture's size only */
-    uint32_t row;   /* of the layer that runs now: the next row */
-    bool attending; /* its keys and values are all there */
+    uint32_t layers_done, deepstack_done;
+    uint32_t row_chunk; /* rows of the tower per pass; depends on the image's size only */
+    uint32_t row;       /* of the layer that runs now: the next row */
+    bool attending;     /* its keys and values are all there */
     bool embedded, done;
-    float *rows;  /* [1 + taps][tokens, C] backend */
+    float *rows;  /* [1 + DeepStack features][tokens, C] backend */
     size_t bytes; /* backend memory that it holds now */
     /* while it is encoded: one block */
     void *work;
@@ -222,7 +222,7 @@ struct engine_features {
     struct be_rows whole, windowed; /* every patch attends to its whole frame, or to its window */
     const uint32_t *order;          /* [grid_h * grid_w] raster index of the patch in each row of a frame */
     const uint32_t *token_row;      /* [tokens] row in tower order of each token; NULL: the same */
-    const uint32_t *table_rows;     /* [grid_h * grid_w, 4] look-up of the position table, with the weights */
+    const uint32_t *table_rows;     /* [grid_h * grid_w, 4] lookup of the position table, with the weights */
     const float *table_weights;
 };
 
@@ -245,28 +245,28 @@ enum status engine__plan(const struct engine_options *opt, struct engine *e, str
 uint64_t engine__carve_net(const struct engine *e, const struct net *net, uint64_t t, uint64_t rows,
                            uint64_t vocab, void *base, struct decoder_scratch *s);
 /* Backend memory, or ST_NOMEM or ST_DEVICE. */
-enum status engine__take(struct engine *e, uint64_t bytes, void **out, const char *what,
-                         struct err *err) KV_MUST_CHECK;
+enum status engine__dev_alloc(struct engine *e, uint64_t bytes, void **out, const char *what,
+                              struct err *err) KV_MUST_CHECK;
 /* Rotary frequencies of a net. */
 enum status engine__alloc_ropes(struct engine *e, struct net *net, struct err *err) KV_MUST_CHECK;
 /* What a net holds in backend memory. */
 void engine__free_net(struct engine *e, struct net *net);
 enum status engine__alloc(struct engine *e, struct err *err) KV_MUST_CHECK;
 void engine__release(struct engine *e);
-/* Tokens of the largest picture that the plan leaves room for; 0 = any that fits into the context. */
+/* Tokens of the largest image that the plan leaves room for; 0 = any that fits into the context. */
 uint32_t engine__vision_tokens_max(const struct engine *e);
-/* Whether the plan has room for a picture of that many patches. Checked here, because host memory can be
+/* Whether the plan has room for an image of that many patches. Checked here, because host memory can be
  * overcommitted.
  */
 bool engine__vision_room(const struct engine *e, uint32_t patches);
 /* How the weights of the model are kept. */
-struct weights_form engine__form(const struct engine *e);
-/* engine.c: configuration, description, survey, backend, plan; nothing large is allocated or read. */
+struct weight_format engine__weight_format(const struct engine *e);
+/* engine.c: configuration, description, inventory, backend, plan; nothing large is allocated or read. */
 enum status engine__prepare(const struct engine_options *opt, struct engine *e, struct stf_files **files,
                             struct err *err) KV_MUST_CHECK;
 
 /* engine/step.c: fills e->step and uploads its arrays. rows: the step's size with padding rows after the
- * batch's (each a sequence of its own); every run has one row then. 0: no padding.
+ * batch's (each a sequence of its own); every chunk has one row then. 0: no padding.
  */
 void engine__pack(struct engine *e, const struct engine_batch *b, uint32_t rows);
 
@@ -288,7 +288,7 @@ bool engine__graph_has_logits(const struct engine *e, const struct engine_graph 
 void decoder_run(struct engine *e, struct net *net, const struct engine_batch *b);
 /* Logits and their statistics of wanted rows [first, first + count), count <= plan.logit_rows. */
 void decoder_logits(struct engine *e, struct net *net, uint32_t first, uint32_t count);
-/* One guess more of each of t sequences, whose last ids are e->step.ids: leaves what the drafter's head
+/* One draft token more of each of t sequences, whose last ids are e->step.ids: leaves what the drafter's head
  * reads, and the next state. first: of these sequences. */
 void decoder_draft(struct engine *e, uint32_t t, bool first);
 /* The k largest of the drafter's head, or of its centroids, for rows [first, first + count). */
@@ -297,21 +297,21 @@ void decoder_draft_top(struct engine *e, uint32_t first, uint32_t count, uint32_
 void decoder_top(struct engine *e, struct net *net, uint32_t count, uint32_t k);
 
 /* Zeros in a block of a group from token `first` on. */
-void decoder_kv_clear(struct engine *e, uint32_t group, uint32_t unit, uint32_t first);
+void decoder_kv_clear(struct engine *e, uint32_t group, uint32_t block_offset, uint32_t first);
 
-/* vision_geometry.c: sizes, neighbourhoods and look-ups of one picture. */
-/* Patches and tokens of a prepared picture; ST_INVALID when this tower does not take its size. */
+/* vision_geometry.c: sizes, neighbourhoods and lookups of one image. */
+/* Patches and tokens of a prepared image; ST_INVALID when this tower does not take its size. */
 enum status vision_measure(const struct engine *e, const struct image_u8 *pixels, struct engine_features *f,
                            struct err *err) KV_MUST_CHECK;
 /* Allocates f->work and fills what lies in it. */
 enum status vision_prepare(struct engine *e, struct engine_features *f, struct err *err) KV_MUST_CHECK;
-/* Patches of the largest picture that can ever be asked for. */
+/* Patches of the largest image that can ever be asked for. */
 uint32_t vision_patches_max(const struct engine *e);
-/* What a picture of so many patches takes while it is encoded, its rows included. */
-uint64_t vision_picture_bytes(const struct engine *e, uint32_t patches);
+/* What an image of so many patches takes while it is encoded, its rows included. */
+uint64_t vision_image_bytes(const struct engine *e, uint32_t patches);
 /* Most rows of the tower that run at a time. */
 #define VISION_ROWS_MAX 2048u
-/* Work limit of one slice with `layers` = 1, in rows times keys: one layer of a picture of 4,096 patches. The
+/* Work limit of one slice with `layers` = 1, in rows times keys: one layer of an image of 4,096 patches. The
  * matrix products of a row count as VISION_ROW_KEYS keys (in a tower 1152 wide). */
 #define VISION_ROW_KEYS 6600u
 #define VISION_SLICE    (4096ull * (VISION_ROW_KEYS + 4096))

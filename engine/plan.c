@@ -17,7 +17,7 @@
 #define BATCH_TOKENS_MAX     (1u << 16)
 #define SEQUENCES_DEFAULT    64u
 #define SEQUENCES_MAX        4096u
-#define WHOLE_LEAST          1024u /* tokens: below that memory is not what limits whole prompts */
+#define ATOMIC_LEAST         1024u /* tokens: below that memory is not what limits whole prompts */
 #define KV_SHARE             0.8 /* of the memory that weights and scratch leave, when nobody says how much */
 
 static uint64_t round_up(uint64_t x, uint64_t to)
@@ -41,8 +41,8 @@ static void layout_group(struct kv_layout *k, const struct model_desc *d, uint32
         bytes += ops->kv_layer_bytes(be, k->type, d->layers[n].kv_heads, d->layers[n].head_dim);
         g->layers++;
     }
-    g->block_bytes = round_up(bytes, BE_KV_UNIT);
-    g->block_units = (uint32_t)(g->block_bytes / BE_KV_UNIT);
+    g->block_bytes = round_up(bytes, BE_KV_GRAIN);
+    g->block_grains = (uint32_t)(g->block_bytes / BE_KV_GRAIN);
     g->bytes_per_token = g->block_bytes / BE_BLOCK_TOKENS;
 }
 
@@ -94,7 +94,7 @@ struct carve {
     uint64_t used;
 };
 
-static void *piece(struct carve *c, uint64_t bytes)
+static void *carve_part(struct carve *c, uint64_t bytes)
 {
     void *p = c->base ? c->base + c->used : NULL;
     c->used += round_up(bytes, 64);
@@ -104,19 +104,19 @@ static void *piece(struct carve *c, uint64_t bytes)
 uint64_t engine__carve_net(const struct engine *e, const struct net *net, uint64_t t, uint64_t rows,
                            uint64_t vocab, void *base, struct decoder_scratch *s)
 {
-    struct carve all_pieces = {base, 0}, *c = &all_pieces;
+    struct carve all_parts = {base, 0}, *c = &all_parts;
     const struct model_desc *d = &net->desc;
-    uint64_t act = be_dtype_bytes(e->plan.act), qkv = d->token_input, hd = 0, ff = d->token_input,
-             experts = 0, used = 0, scratch = 0, token = (uint64_t)d->layer_count * d->token_input;
-    bool beside = false, narrowed = net->narrow + 1 < d->layer_count;
+    uint64_t act = be_dtype_bytes(e->plan.act), qkv = d->ple, hd = 0, ff = d->ple, experts = 0, used = 0,
+             scratch = 0, token = (uint64_t)d->layer_count * d->ple;
+    bool beside = false, pruned = net->prune_layer + 1 < d->layer_count;
     for (uint32_t n = 0; n < d->layer_count; n++) {
         const struct desc_layer *l = &d->layers[n];
         uint64_t h = (uint64_t)l->heads * l->head_dim, all = h + 2ull * l->kv_heads * l->head_dim;
         if (all > qkv) qkv = all;
         if (h > hd) hd = h;
         if (l->ff > ff && !l->experts) ff = l->ff;
-        if (l->beside_ff > ff) ff = l->beside_ff;
-        beside |= l->beside_ff > 0;
+        if (l->shared_ff > ff) ff = l->shared_ff;
+        beside |= l->shared_ff > 0;
         if (!l->experts) continue;
         uint64_t s1 =
             e->ops->experts_scratch(e->be, (uint32_t)t, l->experts_used, d->hidden, l->ff, l->experts);
@@ -124,34 +124,34 @@ uint64_t engine__carve_net(const struct engine *e, const struct net *net, uint64
         if (l->experts_used > used) used = l->experts_used;
         if (s1 > scratch) scratch = s1;
     }
-    s->resid = piece(c, t * d->hidden * 4);
-    s->tail_resid = piece(c, t * d->hidden * 4);
-    s->proj = piece(c, t * d->hidden * 4);
-    s->mix = piece(c, beside ? t * d->hidden * 4 : 0);
-    s->token = piece(c, t * token * 4);
-    s->tail_token = piece(c, t * token * 4);
-    s->qkv = piece(c, t * qkv * 4);
-    s->h = piece(c, t * be_ld(d->hidden) * act);
-    s->q = piece(c, t * hd * act);
-    s->attn = piece(c, t * be_ld(hd) * act);
-    s->mlp = piece(c, t * be_ld(ff) * act);
+    s->resid = carve_part(c, t * d->hidden * 4);
+    s->out_resid = carve_part(c, t * d->hidden * 4);
+    s->proj = carve_part(c, t * d->hidden * 4);
+    s->mix = carve_part(c, beside ? t * d->hidden * 4 : 0);
+    s->token = carve_part(c, t * token * 4);
+    s->out_ple = carve_part(c, t * token * 4);
+    s->qkv = carve_part(c, t * qkv * 4);
+    s->h = carve_part(c, t * be_ld(d->hidden) * act);
+    s->q = carve_part(c, t * hd * act);
+    s->attn = carve_part(c, t * be_ld(hd) * act);
+    s->mlp = carve_part(c, t * be_ld(ff) * act);
     if (experts) {
-        s->router = piece(c, t * experts * 4);
-        s->expert_ids = piece(c, t * used * 4);
-        s->expert_weights = piece(c, t * used * 4);
-        s->experts = piece(c, scratch);
+        s->router = carve_part(c, t * experts * 4);
+        s->expert_ids = carve_part(c, t * used * 4);
+        s->expert_weights = carve_part(c, t * used * 4);
+        s->experts = carve_part(c, scratch);
     }
     for (uint32_t i = 0; i < d->rope_count; i++) {
-        s->cos[i] = piece(c, t * (d->ropes[i].dim / 2) * 4);
-        s->sin[i] = piece(c, t * (d->ropes[i].dim / 2) * 4);
-        s->tail_cos[i] = piece(c, narrowed ? t * (d->ropes[i].dim / 2) * 4 : 0);
-        s->tail_sin[i] = piece(c, narrowed ? t * (d->ropes[i].dim / 2) * 4 : 0);
+        s->cos[i] = carve_part(c, t * (d->ropes[i].dim / 2) * 4);
+        s->sin[i] = carve_part(c, t * (d->ropes[i].dim / 2) * 4);
+        s->out_cos[i] = carve_part(c, pruned ? t * (d->ropes[i].dim / 2) * 4 : 0);
+        s->out_sin[i] = carve_part(c, pruned ? t * (d->ropes[i].dim / 2) * 4 : 0);
     }
-    s->head_in = piece(c, rows * be_ld(d->hidden) * act);
-    s->logits = piece(c, rows * vocab * 4);
-    s->stats = piece(c, rows * (sizeof *s->stats + BE_TOPK_MAX * 8));
+    s->head_in = carve_part(c, rows * be_ld(d->hidden) * act);
+    s->logits = carve_part(c, rows * vocab * 4);
+    s->stats = carve_part(c, rows * (sizeof *s->stats + BE_TOPK_MAX * 8));
     s->top = c->base ? (uint32_t *)(s->stats + rows) : NULL;
-    s->step = piece(c, net == &e->net ? e->step_words * 4 : 0);
+    s->step = carve_part(c, net == &e->net ? e->step_words * 4 : 0);
     return c->used;
 }
 
@@ -165,13 +165,13 @@ static void carve_vision(const struct engine *e, uint64_t rows, struct carve *c,
 {
     const struct desc_vision *v = &e->net.desc.vision;
     uint64_t act = be_dtype_bytes(e->plan.act);
-    s->qkv = piece(c, rows * 3 * v->hidden * 4);
-    s->h = piece(c, rows * be_ld(v->hidden) * act);
-    s->attn = piece(c, rows * be_ld(v->hidden) * act);
-    s->mlp = piece(c, rows * be_ld(v->ff) * act);
-    s->dense = piece(c, v->end == VISION_MERGE || v->names.post_attn ? rows * v->hidden * 4 : 0);
-    s->gate = piece(c, v->clip ? rows * v->ff * 4 : 0);
-    s->up = piece(c, v->clip ? rows * v->ff * 4 : 0);
+    s->qkv = carve_part(c, rows * 3 * v->hidden * 4);
+    s->h = carve_part(c, rows * be_ld(v->hidden) * act);
+    s->attn = carve_part(c, rows * be_ld(v->hidden) * act);
+    s->mlp = carve_part(c, rows * be_ld(v->ff) * act);
+    s->dense = carve_part(c, v->end == VISION_MERGE || v->names.post_attn ? rows * v->hidden * 4 : 0);
+    s->gate = carve_part(c, v->clip ? rows * v->ff * 4 : 0);
+    s->up = carve_part(c, v->clip ? rows * v->ff * 4 : 0);
 }
 
 /* ---- plan ---- */
@@ -202,7 +202,7 @@ static size_t step_words(const struct engine *e)
 }
 
 /* KV bytes with which every sequence could reach the full context. */
-static uint64_t kv_wanted(const struct engine *e)
+static uint64_t kv_needed(const struct engine *e)
 {
     uint64_t blocks = 0;
     for (uint32_t g = 0; g < e->kv.group_count; g++) {
@@ -218,11 +218,11 @@ static uint64_t kv_wanted(const struct engine *e)
 /* Does a prompt go as a whole? */
 static bool sees_prefix(const struct engine *e)
 {
-    return e->net.desc.has_vision && e->net.desc.image.rule == SPAN_PREFIX;
+    return e->net.desc.has_vision && e->net.desc.image.rule == SPAN_PREFIX_LM;
 }
 
-/* Tokens of the largest picture whose tokens go as a whole; 0 = none do. */
-static uint32_t whole_picture(const struct engine *e)
+/* Tokens of the largest image whose tokens go as a whole; 0 = none do. */
+static uint32_t atomic_image(const struct engine *e)
 {
     const uint32_t *budget = e->info.image.config.budgets;
     if (!e->net.desc.has_vision || !e->net.desc.image.rule) return 0;
@@ -249,7 +249,7 @@ static enum status plan_limits(const struct engine_options *opt, struct engine *
         uint32_t most = BATCH_TOKENS_MAX - p->sequences_max;
         p->span_tokens_max = p->context_max < most ? p->context_max : most;
     } else {
-        p->span_tokens_max = whole_picture(e);
+        p->span_tokens_max = atomic_image(e);
     }
     if (p->span_tokens_max > BATCH_TOKENS_MAX - p->sequences_max)
         return err_set(err, ST_INVALID, "at most %u tokens per step", BATCH_TOKENS_MAX);
@@ -260,7 +260,7 @@ static enum status plan_limits(const struct engine_options *opt, struct engine *
     return ST_OK;
 }
 
-/* Room for pictures is set aside up to this size; a larger one takes more when it comes. */
+/* Room for images is set aside up to this size; a larger one takes more when it comes. */
 static uint32_t vision_patches_planned(const struct engine *e)
 {
     enum { PLANNED = 16384 };
@@ -294,7 +294,7 @@ static void plan_step(struct engine *e, uint32_t asked, uint64_t room)
         uint32_t least = p->sequences_max + p->span_tokens_max;
         p->batch_tokens_max = asked > least ? asked : least;
         p->scratch_bytes = decoder_scratch_bytes(e);
-        if (!sees_prefix(e) || p->scratch_bytes <= room / 2 || p->span_tokens_max < WHOLE_LEAST) {
+        if (!sees_prefix(e) || p->scratch_bytes <= room / 2 || p->span_tokens_max < ATOMIC_LEAST) {
             if (p->span_tokens_max < all)
                 log_warn("memory has room for whole prompts of %u tokens, not %u", p->span_tokens_max, all);
             break;
@@ -302,7 +302,7 @@ static void plan_step(struct engine *e, uint32_t asked, uint64_t room)
     }
     if (p->batch_tokens_max > asked)
         log_info("a step takes up to %u tokens instead of %u, so that a %s and every sequence fit",
-                 p->batch_tokens_max, asked, sees_prefix(e) ? "whole prompt" : "picture");
+                 p->batch_tokens_max, asked, sees_prefix(e) ? "whole prompt" : "image");
 }
 
 enum status engine__plan(const struct engine_options *opt, struct engine *e, struct err *err)
@@ -310,7 +310,7 @@ enum status engine__plan(const struct engine_options *opt, struct engine *e, str
     struct engine_plan *p = &e->plan;
     enum status st = plan_limits(opt, e, err);
     for (uint32_t n = 0; n < e->net.desc.layer_count; n++)
-        if (desc_owns_keys(&e->net.desc, n)) e->net.narrow = n;
+        if (desc_owns_keys(&e->net.desc, n)) e->net.prune_layer = n;
     e->net.rope_axes = 1;
     for (uint32_t i = 0; i < e->net.desc.rope_count; i++)
         if (e->net.desc.ropes[i].sections[0]) e->net.rope_axes = 3;
@@ -325,31 +325,31 @@ enum status engine__plan(const struct engine_options *opt, struct engine *e, str
         struct carve v = {0};
         struct vision_scratch vs;
         carve_vision(e, vision_rows(e), &v, &vs);
-        p->vision_bytes = v.used + vision_picture_bytes(e, vision_patches_planned(e));
+        p->vision_bytes = v.used + vision_image_bytes(e, vision_patches_planned(e));
     }
-    p->weight_bytes = e->net.survey.memory_bytes;
+    p->weight_bytes = e->net.inventory.memory_bytes;
     p->available = e->becaps.memory_bytes;
     uint64_t host = e->becaps.host_memory ? host_available() : 0;
     if (host && host < p->available) p->available = host;
-    if (e->draft.on) p->draft_bytes = e->draft.net.survey.memory_bytes + drafter_scratch_bytes(e);
+    if (e->draft.on) p->draft_bytes = e->draft.net.inventory.memory_bytes + drafter_scratch_bytes(e);
     uint64_t fixed = p->weight_bytes + p->vision_bytes + p->draft_bytes;
     plan_step(e, p->batch_tokens_max, p->available > fixed ? p->available - fixed : 0);
-    p->kv_wanted = kv_wanted(e);
+    p->kv_needed = kv_needed(e);
     uint64_t used = fixed + p->scratch_bytes;
     if (used >= p->available)
         return err_set(err, ST_NOMEM, "weights and scratch take %llu MiB, %llu MiB are free",
                        (unsigned long long)(used >> 20), (unsigned long long)(p->available >> 20));
     uint64_t room = (uint64_t)((double)(p->available - used) * KV_SHARE);
-    p->kv_bytes = opt->kv_bytes ? opt->kv_bytes : room < p->kv_wanted ? room : p->kv_wanted;
+    p->kv_bytes = opt->kv_bytes ? opt->kv_bytes : room < p->kv_needed ? room : p->kv_needed;
     if (p->kv_bytes > p->available - used)
         return err_set(err, ST_NOMEM,
                        "%llu MiB for keys and values are asked for (--kv-memory), %llu MiB are free besides "
                        "weights and scratch",
                        (unsigned long long)(p->kv_bytes >> 20),
                        (unsigned long long)((p->available - used) >> 20));
-    e->arena_units = p->kv_bytes / BE_KV_UNIT;
-    if (e->arena_units >= BE_NO_BLOCK) e->arena_units = BE_NO_BLOCK - 1;
-    p->kv_bytes = e->arena_units * BE_KV_UNIT;
+    e->arena_grains = p->kv_bytes / BE_KV_GRAIN;
+    if (e->arena_grains >= BE_NO_BLOCK) e->arena_grains = BE_NO_BLOCK - 1;
+    p->kv_bytes = e->arena_grains * BE_KV_GRAIN;
     p->spare = p->available - used - p->kv_bytes;
     uint64_t least = 0;
     for (uint32_t g = 0; g < e->kv.group_count; g++) least += e->kv.groups[g].block_bytes;
@@ -363,7 +363,7 @@ enum status engine__plan(const struct engine_options *opt, struct engine *e, str
 
 /* ---- allocation ---- */
 
-enum status engine__take(struct engine *e, uint64_t bytes, void **out, const char *what, struct err *err)
+enum status engine__dev_alloc(struct engine *e, uint64_t bytes, void **out, const char *what, struct err *err)
 {
     enum be_result r = e->ops->alloc(e->be, (size_t)bytes, out);
     if (r == BE_OK) return ST_OK;
@@ -390,12 +390,12 @@ enum status engine__alloc_ropes(struct engine *e, struct net *net, struct err *e
         ASSERT_CMP(half, <=, 1024);
         desc_rope_frequencies(r, freq);
         void *p;
-        enum status st = engine__take(e, half * sizeof(float), &p, "rotary frequencies", err);
+        enum status st = engine__dev_alloc(e, half * sizeof(float), &p, "rotary frequencies", err);
         if (st) return st;
         net->inv_freq[i] = p;
         e->ops->upload(e->be, p, freq, half * sizeof(float));
         if (!r->sections[0]) continue;
-        if ((st = engine__take(e, half, &p, "rotary axes", err))) return st;
+        if ((st = engine__dev_alloc(e, half, &p, "rotary axes", err))) return st;
         for (uint32_t k = 0; k < half; k++) axis[k] = rope_axis(r, k);
         net->rope_axis[i] = p;
         e->ops->upload(e->be, p, axis, half);
@@ -407,7 +407,7 @@ bool engine__vision_room(const struct engine *e, uint32_t patches)
 {
     uint32_t planned = vision_patches_planned(e);
     return patches <= planned ||
-           vision_picture_bytes(e, patches) <= vision_picture_bytes(e, planned) + e->plan.spare;
+           vision_image_bytes(e, patches) <= vision_image_bytes(e, planned) + e->plan.spare;
 }
 
 uint32_t engine__vision_tokens_max(const struct engine *e)
@@ -438,9 +438,9 @@ static enum status alloc_vision_rope(struct engine *e, struct err *err)
     desc_rope_frequencies(&(struct desc_rope){.theta = d->rope_theta, .factor = 1, .dim = half}, freq);
     for (uint32_t k = 0; k < half; k++) axis[k] = (k >= half / 2) != d->rope_halves;
     for (uint32_t k = half / 2; k < half; k++) freq[k] = freq[k - half / 2];
-    enum status st = engine__take(e, half * sizeof(float), &p, "rotary frequencies", err);
+    enum status st = engine__dev_alloc(e, half * sizeof(float), &p, "rotary frequencies", err);
     e->v.rope_freq = p;
-    if (!st) st = engine__take(e, half, &q, "rotary axes", err);
+    if (!st) st = engine__dev_alloc(e, half, &q, "rotary axes", err);
     e->v.rope_axis = q;
     if (st) return st;
     e->ops->upload(e->be, p, freq, half * sizeof(float));
@@ -452,7 +452,7 @@ static enum status alloc_vision(struct engine *e, struct err *err)
 {
     float lut[3 * 256];
     void *p = NULL;
-    enum status st = engine__take(e, sizeof lut, &p, "the vision tower's table", err);
+    enum status st = engine__dev_alloc(e, sizeof lut, &p, "the vision tower's table", err);
     e->v.lut = p;
     if (st) return st;
     image_lut(&e->info.image.config, lut);
@@ -461,7 +461,7 @@ static enum status alloc_vision(struct engine *e, struct err *err)
     if (e->net.desc.vision.rope_theta > 0) st = alloc_vision_rope(e, err);
     struct carve c = {0};
     carve_vision(e, vision_rows(e), &c, &e->v);
-    if (!st) st = engine__take(e, c.used, &e->v.block, "the vision tower's scratch", err);
+    if (!st) st = engine__dev_alloc(e, c.used, &e->v.block, "the vision tower's scratch", err);
     if (st) return st;
     c = (struct carve){e->v.block, 0};
     carve_vision(e, vision_rows(e), &c, &e->v);
@@ -472,13 +472,13 @@ static enum status alloc_vision(struct engine *e, struct err *err)
 enum status engine__alloc(struct engine *e, struct err *err)
 {
     const struct engine_plan *p = &e->plan;
-    enum status st = engine__take(e, p->scratch_bytes, &e->net.s.block, "scratch", err);
+    enum status st = engine__dev_alloc(e, p->scratch_bytes, &e->net.s.block, "scratch", err);
     if (!st) {
         (void)carve_decoder(e, e->net.s.block, &e->net.s);
         st = engine__alloc_ropes(e, &e->net, err);
     }
     if (!st && e->net.desc.has_vision) st = alloc_vision(e, err);
-    if (!st) st = engine__take(e, p->kv_bytes, &e->arena, "keys and values", err);
+    if (!st) st = engine__dev_alloc(e, p->kv_bytes, &e->arena, "keys and values", err);
     uint32_t samplers = !e->ops->host_each                        ? 1
                         : e->becaps.threads < ENGINE_SAMPLERS_MAX ? e->becaps.threads
                                                                   : ENGINE_SAMPLERS_MAX;
@@ -486,13 +486,13 @@ enum status engine__alloc(struct engine *e, struct err *err)
         st = sampler_create(e->net.desc.vocab, &e->samplers[e->sampler_count], err);
     if (st) return st;
     e->host_step = malloc(e->step_words * sizeof *e->host_step);
-    e->wanted = malloc(p->batch_tokens_max * sizeof *e->wanted);
+    e->output_rows = malloc(p->batch_tokens_max * sizeof *e->output_rows);
     size_t longest = e->net.desc.vocab > e->net.desc.hidden ? e->net.desc.vocab : e->net.desc.hidden;
-    size_t token = (size_t)e->net.desc.layer_count * e->net.desc.token_input;
+    size_t token = (size_t)e->net.desc.layer_count * e->net.desc.ple;
     e->host_token = token ? malloc(HOST_TOKEN_ROWS * token * sizeof *e->host_token) : NULL;
     e->host_row = e->becaps.host_memory ? NULL : malloc(longest * sizeof *e->host_row);
     e->host_results = malloc(p->logit_rows * (sizeof *e->net.s.stats + BE_TOPK_MAX * 8));
-    if (!e->host_step || !e->wanted || (token && !e->host_token) ||
+    if (!e->host_step || !e->output_rows || (token && !e->host_token) ||
         (!e->host_row && !e->becaps.host_memory) || !e->host_results)
         return err_nomem(err, "step arrays");
     return ST_OK;
@@ -524,13 +524,13 @@ void engine__release(struct engine *e)
     }
     for (uint32_t i = 0; i < e->sampler_count; i++) sampler_destroy(e->samplers[i]);
     free(e->host_step);
-    free(e->wanted);
+    free(e->output_rows);
     free(e->host_token);
     free(e->host_row);
     free(e->host_results);
     kv_layout_free(&e->kv);
-    weights_survey_free(&e->net.survey);
-    weights_survey_free(&e->draft.net.survey);
+    weights_inventory_free(&e->net.inventory);
+    weights_inventory_free(&e->draft.net.inventory);
     model_desc_free(&e->net.desc);
     model_desc_free(&e->draft.net.desc);
     stf_close(e->files);

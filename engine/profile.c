@@ -267,22 +267,22 @@ static void know_text(struct profile *p, const struct net *net)
     const struct model_desc *d = &net->desc;
     double c = d->hidden;
     know(p, net->w.head, P_HEAD, d->vocab, c);
-    know(p, net->w.token_project, P_TOKEN_INPUT, (double)d->layer_count * d->token_input, c);
+    know(p, net->w.ple_project, P_TOKEN_INPUT, (double)d->layer_count * d->ple, c);
     for (uint32_t n = 0; n < d->layer_count; n++) {
         const struct desc_layer *l = &d->layers[n];
         const struct layer_weights *w = &net->w.layers[n];
         double q = (double)l->heads * l->head_dim, kv = (double)l->kv_heads * l->head_dim,
-               ff = l->experts ? l->beside_ff : l->ff,
+               ff = l->experts ? l->shared_ff : l->ff,
                own = !desc_owns_keys(d, n) ? 0
-                     : l->keys_values      ? 1
+                     : l->v_from_k         ? 1
                                            : 2;
         know(p, w->qkv, P_QKV, q + own * kv, c);
         know(p, w->o, P_O, c, q);
         know(p, w->glu, P_GLU, 2 * ff, c);
         know(p, w->down, P_DOWN, c, ff);
         know(p, w->router, P_EXPERTS, l->experts, c);
-        know(p, w->token_gate, P_TOKEN_INPUT, d->token_input, c);
-        know(p, w->token_up, P_TOKEN_INPUT, c, d->token_input);
+        know(p, w->ple_gate, P_TOKEN_INPUT, d->ple, c);
+        know(p, w->token_up, P_TOKEN_INPUT, c, d->ple);
     }
 }
 
@@ -294,8 +294,8 @@ static void know_vision(struct profile *p, const struct net *net)
     bool glu = v->mlp == VISION_GLU_SILU || v->mlp == VISION_GLU_GELU;
     know(p, w->patch, P_PATCHES, c, 3.0 * v->depth * v->patch * v->patch);
     know(p, w->projection, P_PROJECT, net->desc.hidden, c);
-    for (uint32_t k = 0; k < 1 + v->tap_count; k++) {
-        const struct vision_merger_weights *m = k ? &w->taps[k - 1] : &w->merger;
+    for (uint32_t k = 0; k < 1 + v->deepstack_count; k++) {
+        const struct vision_merger_weights *m = k ? &w->deepstack[k - 1] : &w->merger;
         know(p, m->fc1, P_PROJECT, wide, wide);
         know(p, m->fc2, P_PROJECT, net->desc.hidden, wide);
     }
@@ -315,7 +315,7 @@ static enum status know_weights(struct engine *e, struct profile *p, struct err 
 {
     const struct model_desc *d = &e->net.desc;
     size_t most = 2 + 7 * (size_t)d->layer_count;
-    if (d->has_vision) most += 2 + 2 * (1 + (size_t)d->vision.tap_count) + 7 * (size_t)d->vision.layers;
+    if (d->has_vision) most += 2 + 2 * (1 + (size_t)d->vision.deepstack_count) + 7 * (size_t)d->vision.layers;
     p->known = calloc(most, sizeof *p->known);
     if (!p->known) return err_nomem(err, "a profile");
     know_text(p, &e->net);

@@ -1,11 +1,11 @@
-/* One step: index arrays from the scheduler's runs, launch, then logits in chunks and the draw of tokens.
+/* One step: index arrays from the scheduler's chunks, launch, then logits in chunks and the draw of tokens.
  * Engine thread.
  *
  * Visibility of a row at position p (both bounds inclusive, one interval per KV group): lo = 0 (full
  * attention) or max(0, p - window + 1), hi = p; in a span whose tokens see what goes as a whole with them
- * (enum span_rule) hi is its last position, and of a SPAN_PREFIX or SPAN_WHOLE lo at most its first. That is
- * transformers' rule for pictures of SPAN_WITHIN: (j <= i or same picture) and, in sliding layers, i - j <
- * window. */
+ * (enum span_rule) hi is its last position, and of a SPAN_PREFIX_LM or SPAN_BIDIRECTIONAL_ANY lo at most its
+ * first. That is transformers' rule for images of SPAN_BIDIRECTIONAL: (j <= i or same image) and, in sliding
+ * layers, i - j < window. */
 #include "engine/internal.h"
 
 #include "config/base/assert.h"
@@ -34,9 +34,9 @@ static uint32_t *array(struct packer *p, size_t words, const uint32_t **dev)
 static void check_batch(const struct engine *e, const struct engine_batch *b)
 {
     uint64_t total = 0;
-    ASSERT(b->run_count > 0 && b->run_count <= e->plan.sequences_max);
-    for (uint32_t i = 0; i < b->run_count; i++) {
-        const struct engine_run *r = &b->runs[i];
+    ASSERT(b->chunk_count > 0 && b->chunk_count <= e->plan.sequences_max);
+    for (uint32_t i = 0; i < b->chunk_count; i++) {
+        const struct engine_chunk *r = &b->chunks[i];
         ASSERT_CMP(r->count, >, 0);
         ASSERT((uint64_t)r->position + r->count <= e->plan.context_max);
         ASSERT((uint64_t)r->position + r->count <= r->token_count);
@@ -48,7 +48,7 @@ static void check_batch(const struct engine *e, const struct engine_batch *b)
     ASSERT(total <= e->plan.batch_tokens_max);
 }
 
-/* Position of token i of a picture on one axis; see struct prompt_grid. `base` is the free position in front
+/* Position of token i of an image on one axis; see struct prompt_grid. `base` is the free position in front
  * of it. */
 static int32_t grid_position(const struct prompt_grid *g, int32_t base, uint32_t i, int axis)
 {
@@ -66,8 +66,8 @@ static void pack_shifted(struct packer *p, const uint32_t *ps)
     st->rope_pos = (const int32_t *)dev;
 }
 
-/* Three positions per row (mRoPE): text goes on from what the pictures before it left, the tokens of a
- * picture have their own. */
+/* Three positions per row (mRoPE): text goes on from what the images before it left, the tokens of an
+ * image have their own. */
 static void pack_rope(struct packer *p, const struct engine_batch *b)
 {
     struct step *st = &p->e->step;
@@ -76,29 +76,29 @@ static void pack_rope(struct packer *p, const struct engine_batch *b)
     uint32_t row = 0;
     memset(pos, 0, 3 * (size_t)st->t * sizeof *pos); /* of padding rows too */
     st->rope_pos = (const int32_t *)dev;
-    for (uint32_t i = 0; i < b->run_count; row += b->runs[i].count, i++) {
-        const struct engine_run *r = &b->runs[i];
+    for (uint32_t i = 0; i < b->chunk_count; row += b->chunks[i].count, i++) {
+        const struct engine_chunk *r = &b->chunks[i];
         uint32_t m = 0;
-        int32_t offset = r->rope_offset;
+        int32_t offset = r->mrope_delta;
         for (uint32_t k = 0; k < r->count; k++) {
             uint32_t at = r->position + k;
-            while (m < r->span_count && r->spans[m].end <= at) offset = r->spans[m++].rope_offset;
+            while (m < r->span_count && r->spans[m].end <= at) offset = r->spans[m++].mrope_delta;
             const struct engine_span *u = m < r->span_count && r->spans[m].begin <= at ? &r->spans[m] : NULL;
             for (int a = 0; a < 3; a++)
                 pos[(size_t)a * st->t + row + k] =
                     u && u->grid.w
-                        ? grid_position(&u->grid, (int32_t)u->begin + u->rope_before, at - u->begin, a)
+                        ? grid_position(&u->grid, (int32_t)u->begin + u->mrope_delta_before, at - u->begin, a)
                         : (int32_t)at + offset;
         }
     }
 }
 
-static uint32_t blocks_of(const struct engine_run *r)
+static uint32_t blocks_of(const struct engine_chunk *r)
 {
     return (r->position + r->count + BE_BLOCK_TOKENS - 1) / BE_BLOCK_TOKENS;
 }
 
-/* ids and pos of all rows. Rows of a picture get no embedding: their features are copied in. */
+/* ids and pos of all rows. Rows of an image get no embedding: their features are copied in. */
 static void pack_tokens(struct packer *p, const struct engine_batch *b, const uint32_t **pos)
 {
     struct step *st = &p->e->step;
@@ -107,8 +107,8 @@ static void pack_tokens(struct packer *p, const struct engine_batch *b, const ui
     st->ids = ids_dev;
     st->rope_pos = (const int32_t *)*pos; /* positions are below 2^24: the same bits */
     if (p->e->net.rope_axes > 1) pack_rope(p, b);
-    for (uint32_t i = 0; i < b->run_count; i++) {
-        const struct engine_run *r = &b->runs[i];
+    for (uint32_t i = 0; i < b->chunk_count; i++) {
+        const struct engine_chunk *r = &b->chunks[i];
         for (uint32_t k = 0; k < r->count; k++) {
             ids[row + k] = r->tokens[r->position + k];
             ps[row + k] = r->position + k;
@@ -117,7 +117,7 @@ static void pack_tokens(struct packer *p, const struct engine_batch *b, const ui
             const struct engine_span *u = &r->spans[m];
             uint32_t end = r->position + r->count;
             ASSERT(u->begin < u->end);
-            ASSERT(u->whole_end <= r->position || u->whole_begin >= end || u->whole_end <= end);
+            ASSERT(u->atomic_end <= r->position || u->atomic_begin >= end || u->atomic_end <= end);
             for (uint32_t q = u->begin > r->position ? u->begin : r->position; q < u->end && q < end; q++)
                 if (u->features) ids[row + q - r->position] = UINT32_MAX;
         }
@@ -130,7 +130,7 @@ static void pack_tokens(struct packer *p, const struct engine_batch *b, const ui
      * almost nothing. */
     for (uint32_t k = 0; k < p->pad; k++) {
         ids[row + k] = ids[0];
-        ps[row + k] = blocks_of(&b->runs[0]) * BE_BLOCK_TOKENS;
+        ps[row + k] = blocks_of(&b->chunks[0]) * BE_BLOCK_TOKENS;
     }
     if (p->e->net.desc.rope_first) pack_shifted(p, ps);
 }
@@ -140,12 +140,13 @@ static uint32_t low(uint32_t pos, uint32_t window)
     return window && pos >= window ? pos - window + 1 : 0;
 }
 
-/* What row `at` of the run's span u sees in a group. */
+/* What row `at` of the chunk's span u sees in a group. */
 static void see_span(const struct engine_span *u, uint32_t window, uint32_t *lo, uint32_t *hi)
 {
-    if (u->rule == SPAN_CAUSAL || (u->rule == SPAN_WITHIN_WINDOW && !window)) return;
-    *hi = u->whole_end - 1;
-    if ((u->rule == SPAN_PREFIX || u->rule == SPAN_WHOLE) && u->whole_begin < *lo) *lo = u->whole_begin;
+    if (u->rule == SPAN_CAUSAL || (u->rule == SPAN_BIDIRECTIONAL_SLIDING && !window)) return;
+    *hi = u->atomic_end - 1;
+    if ((u->rule == SPAN_PREFIX_LM || u->rule == SPAN_BIDIRECTIONAL_ANY) && u->atomic_begin < *lo)
+        *lo = u->atomic_begin;
 }
 
 /* First and last keys of one group, and places in its tables. */
@@ -158,18 +159,18 @@ static void pack_group(struct packer *p, const struct engine_batch *b, uint32_t 
     *r = (struct be_rows){.t = st->t, .seq_count = st->seq_count, .seq_row = seq_row, .pos = pos};
     uint32_t *lo = array(p, st->t, &r->lo), *hi = array(p, st->t, &r->hi);
     (void)array(p, st->seq_count, &r->seq_table); /* pack_tables fills it */
-    for (uint32_t i = 0; i < b->run_count; i++) {
-        const struct engine_run *run = &b->runs[i];
-        for (uint32_t k = 0, m = 0; k < run->count; k++, row++) {
-            uint32_t at = run->position + k;
+    for (uint32_t i = 0; i < b->chunk_count; i++) {
+        const struct engine_chunk *chunk = &b->chunks[i];
+        for (uint32_t k = 0, m = 0; k < chunk->count; k++, row++) {
+            uint32_t at = chunk->position + k;
             lo[row] = low(at, window);
             hi[row] = at;
-            while (m < run->span_count && run->spans[m].end <= at) m++;
-            if (m < run->span_count && run->spans[m].begin <= at)
-                see_span(&run->spans[m], window, &lo[row], &hi[row]);
+            while (m < chunk->span_count && chunk->spans[m].end <= at) m++;
+            if (m < chunk->span_count && chunk->spans[m].begin <= at)
+                see_span(&chunk->spans[m], window, &lo[row], &hi[row]);
         }
     }
-    for (uint32_t k = 0; k < p->pad; k++) lo[row + k] = hi[row + k] = b->runs[0].position;
+    for (uint32_t k = 0; k < p->pad; k++) lo[row + k] = hi[row + k] = b->chunks[0].position;
 }
 
 /* Block tables of all groups, one after another, after all arrays of a known length; seq_table says where
@@ -181,38 +182,39 @@ static void pack_tables(struct packer *p, const struct engine_batch *b)
     struct step *st = &e->step;
     size_t entries = p->pad ? 1 : 0, at = 0;
     const uint32_t *dev;
-    for (uint32_t i = 0; i < b->run_count; i++) entries += blocks_of(&b->runs[i]);
+    for (uint32_t i = 0; i < b->chunk_count; i++) entries += blocks_of(&b->chunks[i]);
     uint32_t *table = array(p, entries * e->kv.group_count, &dev);
     for (uint32_t g = 0; g < e->kv.group_count; g++) {
         uint32_t *start = e->host_step + (st->rows[g].seq_table - e->net.s.step), *own = table + at;
         st->rows[g].tables = dev;
-        for (uint32_t i = 0; i < b->run_count + p->pad; i++) {
-            const struct engine_run *run = &b->runs[i];
-            start[i] = i < b->run_count ? (uint32_t)at : (uint32_t)(own - table);
-            if (i >= b->run_count) continue;
-            memcpy(table + at, run->tables[g], blocks_of(run) * sizeof *table);
-            at += blocks_of(run);
+        for (uint32_t i = 0; i < b->chunk_count + p->pad; i++) {
+            const struct engine_chunk *chunk = &b->chunks[i];
+            start[i] = i < b->chunk_count ? (uint32_t)at : (uint32_t)(own - table);
+            if (i >= b->chunk_count) continue;
+            memcpy(table + at, chunk->tables[g], blocks_of(chunk) * sizeof *table);
+            at += blocks_of(chunk);
             if (i == 0 && p->pad) table[at++] = BE_NO_BLOCK;
         }
     }
 }
 
-/* Which rows' logits are wanted: the last one of a run that samples, and those before a scored prompt token.
+/* Which rows' logits are wanted: the last one of a chunk that samples, and those before a scored prompt
+ * token.
  */
-static void find_wanted(struct engine *e, const struct engine_batch *b)
+static void find_output_rows(struct engine *e, const struct engine_batch *b)
 {
     uint32_t row = 0;
     struct step *st = &e->step;
-    st->wanted_count = 0;
-    for (uint32_t i = 0; i < b->run_count; row += b->runs[i].count, i++) {
-        const struct engine_run *r = &b->runs[i];
+    st->output_count = 0;
+    for (uint32_t i = 0; i < b->chunk_count; row += b->chunks[i].count, i++) {
+        const struct engine_chunk *r = &b->chunks[i];
         for (uint32_t k = 0; k < r->count; k++) {
             uint32_t next = r->position + k + 1;
-            struct wanted w = {.run = i, .row = row + k, .next = next};
+            struct output_row w = {.chunk = i, .row = row + k, .next = next};
             w.sample = r->sample && k + 1 + r->proposed >= r->count;
             w.score = r->score_first != UINT32_MAX && next >= r->score_first && next < r->prompt_count &&
                       next < r->token_count;
-            if (w.sample || w.score) e->wanted[st->wanted_count++] = w;
+            if (w.sample || w.score) e->output_rows[st->output_count++] = w;
         }
     }
 }
@@ -222,39 +224,39 @@ static void pack_targets(struct packer *p, const struct engine_batch *b)
 {
     const struct engine *e = p->e;
     struct step *st = &p->e->step;
-    uint32_t n = st->wanted_count, *targets = array(p, n + p->pad, &st->targets);
+    uint32_t n = st->output_count, *targets = array(p, n + p->pad, &st->targets);
     for (uint32_t i = 0; i < n + p->pad; i++) {
-        const struct wanted *w = &e->wanted[i];
+        const struct output_row *w = &e->output_rows[i];
         targets[i] = UINT32_MAX;
-        if (i < n && w->score && b->runs[w->run].tokens[w->next] < e->net.desc.vocab)
-            targets[i] = b->runs[w->run].tokens[w->next];
+        if (i < n && w->score && b->chunks[w->chunk].tokens[w->next] < e->net.desc.vocab)
+            targets[i] = b->chunks[w->chunk].tokens[w->next];
     }
 }
 
 /* The wanted rows as a batch of their own: sequences without any drop out. seq_table and tables:
- * pack_tail_tables. */
-static void pack_tail(struct packer *p, const struct engine_batch *b)
+ * pack_out_tables. */
+static void pack_out_rows(struct packer *p, const struct engine_batch *b)
 {
     struct engine *e = p->e;
     struct step *st = &e->step;
-    uint32_t n = st->wanted_count, seq = 0;
-    struct be_rows tail = {.t = n};
-    uint32_t *rows = array(p, n, &st->wanted_rows), *pos = array(p, n, &tail.pos);
-    uint32_t *seq_row = array(p, b->run_count + 1, &tail.seq_row);
+    uint32_t n = st->output_count, seq = 0;
+    struct be_rows out_rows = {.t = n};
+    uint32_t *rows = array(p, n, &st->output_row_ids), *pos = array(p, n, &out_rows.pos);
+    uint32_t *seq_row = array(p, b->chunk_count + 1, &out_rows.seq_row);
     for (uint32_t i = 0; i < n; i++) {
-        const struct wanted *w = &e->wanted[i];
+        const struct output_row *w = &e->output_rows[i];
         rows[i] = w->row;
         pos[i] = w->next - 1;
-        if (i == 0 || e->wanted[i - 1].run != w->run) seq_row[seq++] = i;
+        if (i == 0 || e->output_rows[i - 1].chunk != w->chunk) seq_row[seq++] = i;
     }
     seq_row[seq] = n;
-    tail.seq_count = seq;
+    out_rows.seq_count = seq;
     for (uint32_t g = 0; g < e->kv.group_count; g++) {
         const uint32_t *all_lo = e->host_step + (st->rows[g].lo - e->net.s.step),
                        *all_hi = e->host_step + (st->rows[g].hi - e->net.s.step);
-        st->tail[g] = tail;
-        uint32_t *lo = array(p, n, &st->tail[g].lo), *hi = array(p, n, &st->tail[g].hi);
-        (void)array(p, b->run_count, &st->tail[g].seq_table);
+        st->out_rows[g] = out_rows;
+        uint32_t *lo = array(p, n, &st->out_rows[g].lo), *hi = array(p, n, &st->out_rows[g].hi);
+        (void)array(p, b->chunk_count, &st->out_rows[g].seq_table);
         for (uint32_t i = 0; i < n; i++) {
             lo[i] = all_lo[rows[i]];
             hi[i] = all_hi[rows[i]];
@@ -262,26 +264,27 @@ static void pack_tail(struct packer *p, const struct engine_batch *b)
     }
 }
 
-static void pack_tail_tables(struct engine *e, uint32_t g)
+static void pack_out_tables(struct engine *e, uint32_t g)
 {
     struct step *st = &e->step;
     const uint32_t *start = e->host_step + (st->rows[g].seq_table - e->net.s.step);
-    uint32_t *seq_table = e->host_step + (st->tail[g].seq_table - e->net.s.step), seq = 0;
-    for (uint32_t i = 0; i < st->wanted_count; i++)
-        if (i == 0 || e->wanted[i - 1].run != e->wanted[i].run) seq_table[seq++] = start[e->wanted[i].run];
-    st->tail[g].tables = st->rows[g].tables;
+    uint32_t *seq_table = e->host_step + (st->out_rows[g].seq_table - e->net.s.step), seq = 0;
+    for (uint32_t i = 0; i < st->output_count; i++)
+        if (i == 0 || e->output_rows[i - 1].chunk != e->output_rows[i].chunk)
+            seq_table[seq++] = start[e->output_rows[i].chunk];
+    st->out_rows[g].tables = st->rows[g].tables;
 }
 
 /* What each layer gets of every token by itself: rows of the table, from the file to the backend. */
-static void pack_token_input(struct engine *e, const uint32_t *ids)
+static void pack_ple(struct engine *e, const uint32_t *ids)
 {
     const struct model_desc *d = &e->net.desc;
-    size_t cols = (size_t)d->layer_count * d->token_input;
+    size_t cols = (size_t)d->layer_count * d->ple;
     float scale = e->net.token_scale * 0.70710678118654752f;
     for (uint32_t row = 0; row < e->step.t; row += HOST_TOKEN_ROWS) {
         uint32_t n = e->step.t - row < HOST_TOKEN_ROWS ? e->step.t - row : HOST_TOKEN_ROWS;
         for (uint32_t i = 0; i < n; i++)
-            weights_row(&e->net.w.token_table, ids[row + i] == UINT32_MAX ? d->pad_id : ids[row + i],
+            weights_row(&e->net.w.ple_table, ids[row + i] == UINT32_MAX ? d->pad_id : ids[row + i],
                         e->host_token + i * cols);
         for (size_t i = 0; i < n * cols; i++) e->host_token[i] *= scale;
         e->ops->upload(e->be, e->net.s.token + row * cols, e->host_token, n * cols * sizeof(float));
@@ -295,29 +298,29 @@ void engine__pack(struct engine *e, const struct engine_batch *b, uint32_t rows)
     const uint32_t *pos, *seq_row_dev;
     uint32_t row = 0;
     *st = (struct step){0};
-    for (uint32_t i = 0; i < b->run_count; i++) st->t += b->runs[i].count;
+    for (uint32_t i = 0; i < b->chunk_count; i++) st->t += b->chunks[i].count;
     if (rows) {
-        ASSERT(st->t == b->run_count && rows >= st->t && rows <= e->plan.sequences_max);
+        ASSERT(st->t == b->chunk_count && rows >= st->t && rows <= e->plan.sequences_max);
         p.pad = rows - st->t;
     }
     st->t += p.pad;
-    st->seq_count = b->run_count + p.pad;
+    st->seq_count = b->chunk_count + p.pad;
     pack_tokens(&p, b, &pos);
     uint32_t *seq_row = array(&p, st->seq_count + 1u, &seq_row_dev);
-    for (uint32_t i = 0; i < st->seq_count; row += i < b->run_count ? b->runs[i].count : 1, i++)
+    for (uint32_t i = 0; i < st->seq_count; row += i < b->chunk_count ? b->chunks[i].count : 1, i++)
         seq_row[i] = row;
     seq_row[st->seq_count] = row;
     for (uint32_t g = 0; g < e->kv.group_count; g++) pack_group(&p, b, g, seq_row_dev, pos);
-    find_wanted(e, b);
-    st->all_wanted = st->wanted_count + p.pad == st->t;
-    if (st->wanted_count) pack_targets(&p, b);
-    if (st->wanted_count && !st->all_wanted) pack_tail(&p, b);
+    find_output_rows(e, b);
+    st->all_output = st->output_count + p.pad == st->t;
+    if (st->output_count) pack_targets(&p, b);
+    if (st->output_count && !st->all_output) pack_out_rows(&p, b);
     pack_tables(&p, b);
     for (uint32_t g = 0; g < e->kv.group_count; g++) {
-        if (st->all_wanted) st->tail[g] = st->rows[g];
-        else if (st->wanted_count) pack_tail_tables(e, g);
+        if (st->all_output) st->out_rows[g] = st->rows[g];
+        else if (st->output_count) pack_out_tables(e, g);
     }
-    if (e->net.desc.token_input) pack_token_input(e, e->host_step + (st->ids - e->net.s.step));
+    if (e->net.desc.ple) pack_ple(e, e->host_step + (st->ids - e->net.s.step));
     e->ops->upload(e->be, e->net.s.step, e->host_step, p.used * sizeof *e->host_step);
 }
 
@@ -341,26 +344,26 @@ enum status engine_submit(struct engine *e, struct engine_batch *b, struct err *
 
 /* ---- logits, tokens ---- */
 
-static uint32_t banned_count(const struct engine_run *r, const struct wanted *w)
+static uint32_t banned_count(const struct engine_chunk *r, const struct output_row *w)
 {
     return w->next < r->banned_until ? r->banned_count : 0;
 }
 
-/* Which of the run's draws the row stands for. */
-static uint32_t draw_index(const struct engine_run *r, const struct wanted *w)
+/* Which of the chunk's draws the row stands for. */
+static uint32_t draw_index(const struct engine_chunk *r, const struct output_row *w)
 {
     return w->next - (r->position + r->count - r->proposed);
 }
 
-/* Whether all guesses in front of the row were drawn. */
-static bool reached(const struct engine_run *r, const struct wanted *w)
+/* Whether all draft tokens in front of the row were drawn. */
+static bool reached(const struct engine_chunk *r, const struct output_row *w)
 {
     uint32_t k = draw_index(r, w);
     return k == 0 || (r->drawn_count == k && r->drawn[k - 1].id == r->tokens[w->next - 1]);
 }
 
 /* Largest logits that a wanted row needs by itself. */
-static uint32_t top_needed(const struct engine *e, const struct engine_run *r, const struct wanted *w)
+static uint32_t top_needed(const struct engine *e, const struct engine_chunk *r, const struct output_row *w)
 {
     uint32_t k = 0;
     if (w->sample) {
@@ -377,9 +380,9 @@ static uint32_t top_needed(const struct engine *e, const struct engine_run *r, c
 /* Row i of `count`, whose statistics and k largest logits are in e->host_results. True when those were not
  * enough to draw from: then the row has been fetched, and the device's word on that is still out. */
 static bool finish_row(struct engine *e, struct engine_batch *b, uint32_t i, uint32_t count, uint32_t k,
-                       const struct wanted *w, struct sampler *sampler)
+                       const struct output_row *w, struct sampler *sampler)
 {
-    struct engine_run *r = &b->runs[w->run];
+    struct engine_chunk *r = &b->chunks[w->chunk];
     const float *logits = e->net.s.logits + (size_t)i * e->net.desc.vocab;
     const struct be_logit_stats *stats = e->host_results;
     const uint32_t *ids = (const uint32_t *)(stats + e->plan.logit_rows);
@@ -399,7 +402,7 @@ static bool finish_row(struct engine *e, struct engine_batch *b, uint32_t i, uin
         struct token_out *out = &r->scores[w->next - r->position - 1];
         sampler_score(r->tokens[w->next], r->sampling->prompt_logprobs, &row, out);
         if (r->tokens[w->next] >=
-            e->net.desc.vocab) { /* a picture's placeholder that has no row in the head: never predicted */
+            e->net.desc.vocab) { /* an image's placeholder that has no row in the head: never predicted */
             out->logprob = NEVER_LOGPROB;
             out->rank = e->net.desc.vocab + 1;
         }
@@ -423,11 +426,11 @@ static bool finish_row(struct engine *e, struct engine_batch *b, uint32_t i, uin
     return fetched;
 }
 
-/* Rows of a chunk in slices, one for each sampler; all rows of a run lie in one. */
+/* Rows of a chunk in slices, one for each sampler; all rows of a chunk lie in one. */
 struct finish_slices {
     struct engine *e;
     struct engine_batch *b;
-    const struct wanted *wanted; /* [count] */
+    const struct output_row *output_rows; /* [count] */
     uint32_t count, k;
     uint32_t start[ENGINE_SAMPLERS_MAX + 1];
 };
@@ -436,7 +439,7 @@ static void finish_slice(void *ctx, uint32_t slice)
 {
     const struct finish_slices *f = ctx;
     for (uint32_t i = f->start[slice]; i < f->start[slice + 1]; i++) {
-        bool fetched = finish_row(f->e, f->b, i, f->count, f->k, &f->wanted[i], f->e->samplers[slice]);
+        bool fetched = finish_row(f->e, f->b, i, f->count, f->k, &f->output_rows[i], f->e->samplers[slice]);
         ASSERT(!fetched); /* memory is the host's */
     }
 }
@@ -446,16 +449,16 @@ static bool finish_together(struct engine *e, struct engine_batch *b, uint32_t f
                             uint32_t k)
 {
     uint32_t walks = 0, n = e->sampler_count;
-    struct finish_slices f = {.e = e, .b = b, .wanted = e->wanted + first, .count = count, .k = k};
+    struct finish_slices f = {.e = e, .b = b, .output_rows = e->output_rows + first, .count = count, .k = k};
     for (uint32_t i = 0; i < count; i++) {
-        const struct engine_run *r = &b->runs[f.wanted[i].run];
-        walks += f.wanted[i].sample && sampler_walks(r->sampling, banned_count(r, &f.wanted[i]));
+        const struct engine_chunk *r = &b->chunks[f.output_rows[i].chunk];
+        walks += f.output_rows[i].sample && sampler_walks(r->sampling, banned_count(r, &f.output_rows[i]));
     }
     if (!e->becaps.host_memory || n < 2 || walks < 2) return false;
     for (uint32_t s = 1; s <= n; s++) {
         uint32_t at = (uint32_t)((uint64_t)count * s / n);
         if (at < f.start[s - 1]) at = f.start[s - 1];
-        while (at > 0 && at < count && f.wanted[at].run == f.wanted[at - 1].run) at++;
+        while (at > 0 && at < count && f.output_rows[at].chunk == f.output_rows[at - 1].chunk) at++;
         f.start[s] = at;
     }
     e->ops->host_each(e->be, n, finish_slice, &f);
@@ -468,8 +471,8 @@ static void keep_drawn(struct engine *e, const struct engine_batch *b, uint32_t 
 {
     size_t row = be_ld(e->net.desc.hidden) * be_dtype_bytes(e->plan.act);
     for (uint32_t i = 0; i < count; i++) {
-        const struct wanted *w = &e->wanted[first + i];
-        const struct engine_run *r = &b->runs[w->run];
+        const struct output_row *w = &e->output_rows[first + i];
+        const struct engine_chunk *r = &b->chunks[w->chunk];
         if (!w->sample || draw_index(r, w) + 1 != r->drawn_count) continue;
         ASSERT_CMP(r->draft_slot, <, e->plan.sequences_max);
         e->ops->copy(e->be, (char *)e->draft.drawn + r->draft_slot * row,
@@ -482,8 +485,8 @@ static enum status finish_chunk(struct engine *e, struct engine_batch *b, uint32
 {
     uint32_t k = 0;
     for (uint32_t i = 0; i < count; i++) {
-        const struct wanted *w = &e->wanted[first + i];
-        uint32_t need = top_needed(e, &b->runs[w->run], w);
+        const struct output_row *w = &e->output_rows[first + i];
+        uint32_t need = top_needed(e, &b->chunks[w->chunk], w);
         if (need > k) k = need;
     }
     if (!e->step.logits_done) decoder_logits(e, &e->net, first, count);
@@ -493,22 +496,22 @@ static enum status finish_chunk(struct engine *e, struct engine_batch *b, uint32
     if (e->ops->sync(e->be) != BE_OK) return err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
     bool fetched = false, together = finish_together(e, b, first, count, k);
     for (uint32_t i = 0; i < count && !together; i++)
-        fetched |= finish_row(e, b, i, count, k, &e->wanted[first + i], e->samplers[0]);
+        fetched |= finish_row(e, b, i, count, k, &e->output_rows[first + i], e->samplers[0]);
     if (e->draft.on) keep_drawn(e, b, first, count);
     if (fetched && e->ops->sync(e->be) != BE_OK)
         return err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
     return ST_OK;
 }
 
-/* Where nobody wants the logits of a run's last row, that row tells whether there still are numbers: it has
+/* Where nobody wants the logits of a chunk's last row, that row tells whether there still are numbers: it has
  * seen all others. A part of a prompt that has none must not be kept for others, who may share the beginning
  * alone. */
 static enum status check_unseen(struct engine *e, struct engine_batch *b, struct err *err)
 {
     uint32_t row = 0, hidden = e->net.desc.hidden;
     bool fetched = false;
-    for (uint32_t i = 0; i < b->run_count; i++) {
-        struct engine_run *r = &b->runs[i];
+    for (uint32_t i = 0; i < b->chunk_count; i++) {
+        struct engine_chunk *r = &b->chunks[i];
         row += r->count;
         if (r->sample || (r->score_first != UINT32_MAX && r->position + r->count < r->prompt_count))
             continue; /* its last row was seen */
@@ -526,8 +529,8 @@ static enum status check_unseen(struct engine *e, struct engine_batch *b, struct
 }
 
 /* A value that is no number would spoil the rows that share its tile, though none of them may see it: what
- * guesses left behind the last token that counts goes. */
-static void forget_refused(struct engine *e, const struct engine_run *r)
+ * draft tokens left behind the last token that counts goes. */
+static void forget_refused(struct engine *e, const struct engine_chunk *r)
 {
     uint32_t end = r->position + r->count, from = end - r->proposed + (r->broken ? 0 : r->drawn_count - 1);
     for (uint32_t at = from; at < end; at += BE_BLOCK_TOKENS - at % BE_BLOCK_TOKENS)
@@ -539,20 +542,20 @@ enum status engine_wait(struct engine *e, struct engine_batch *b, struct err *er
 {
     ASSERT(e->in_flight == b);
     enum status st = ST_OK;
-    for (uint32_t i = 0; i < b->run_count; i++) {
-        b->runs[i].broken = b->runs[i].refused_broken = false;
-        b->runs[i].drawn_count = 0;
+    for (uint32_t i = 0; i < b->chunk_count; i++) {
+        b->chunks[i].broken = b->chunks[i].refused_broken = false;
+        b->chunks[i].drawn_count = 0;
     }
-    for (uint32_t first = 0; first < e->step.wanted_count && !st; first += e->plan.logit_rows) {
-        uint32_t left = e->step.wanted_count - first;
+    for (uint32_t first = 0; first < e->step.output_count && !st; first += e->plan.logit_rows) {
+        uint32_t left = e->step.output_count - first;
         st = finish_chunk(e, b, first, left < e->plan.logit_rows ? left : e->plan.logit_rows, err);
     }
-    if (!e->step.wanted_count && e->ops->sync(e->be) != BE_OK)
+    if (!e->step.output_count && e->ops->sync(e->be) != BE_OK)
         st = err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
     if (!st) st = check_unseen(e, b, err);
-    for (uint32_t i = 0; i < b->run_count && !st; i++)
-        if (b->runs[i].refused_broken || (b->runs[i].broken && b->runs[i].proposed))
-            forget_refused(e, &b->runs[i]);
+    for (uint32_t i = 0; i < b->chunk_count && !st; i++)
+        if (b->chunks[i].refused_broken || (b->chunks[i].broken && b->chunks[i].proposed))
+            forget_refused(e, &b->chunks[i]);
     e->in_flight = NULL;
     return st;
 }

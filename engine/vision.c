@@ -1,4 +1,4 @@
-/* The vision tower: runs the description's tower over one picture, a few layers at a time. Only a queue of
+/* The vision tower: runs the description's tower over one image, a few layers at a time. Only a queue of
  * backend operations. Attention uses the same paged kernel as the decoder, over one layer's worth of keys and
  * values in blocks 0, 1, 2...; who sees whom is an interval of rows per row (vision_geometry.c). */
 #include "engine/internal.h"
@@ -149,13 +149,13 @@ static void clamp(struct engine *e, enum be_dtype type, const void *x, size_t x_
                                                  .pad = out_stride == be_ld(c)});
 }
 
-/* Rows [row, row + n) of all rows of a picture; n is f->piece, or what is left of it at the end. */
+/* Rows [row, row + n) of all rows of an image; n is f->row_chunk, or what is left of it at the end. */
 static struct be_rows some_rows(const struct engine_features *f, const struct be_rows *all, uint32_t row,
                                 uint32_t n)
 {
     struct be_rows r = *all;
     r.t = n;
-    r.seq_row += n == f->piece ? 0 : 2;
+    r.seq_row += n == f->row_chunk ? 0 : 2;
     r.pos += row;
     r.lo += row;
     r.hi += row;
@@ -231,15 +231,15 @@ static void mlp_products(struct engine *e, const struct vision_layer_weights *w,
     clamp(e, e->plan.act, v->mlp, be_ld(d->ff), t, d->ff, w->bounds[VISION_DOWN][0], v->mlp, be_ld(d->ff));
 }
 
-/* One piece of a layer: first of all rows' queries, keys and values, then of the rest. What it costs, in the
- * unit of VISION_SLICE. */
-static uint64_t run_piece(struct engine *e, struct engine_features *f)
+/* One row chunk of a layer: first of all rows' queries, keys and values, then of the rest. What it costs, in
+ * the unit of VISION_SLICE. */
+static uint64_t encode_row_chunk(struct engine *e, struct engine_features *f)
 {
     const struct desc_vision *d = &e->net.desc.vision;
     const struct vision_layer_weights *w = &e->net.w.vision.layers[f->layers_done];
     struct vision_scratch *v = &e->v;
     uint32_t head_dim = d->hidden / d->heads, row = f->row, left = f->patches - row,
-             t = left < f->piece ? left : f->piece;
+             t = left < f->row_chunk ? left : f->row_chunk;
     bool whole = sees_frame(d, f->layers_done);
     struct be_kv kv = {f->kv, 0, d->heads, head_dim, BE_KV_ACT};
     struct be_rows rows = some_rows(f, whole ? &f->whole : &f->windowed, row, t);
@@ -346,11 +346,13 @@ static void finish_linear(struct engine *e, struct engine_features *f)
     }
 }
 
-/* Part 0: the norm is over each patch; part 1 + k, tap k: over the concatenated patches of a token. */
+/* Part 0: the norm is over each patch; part 1 + k, DeepStack feature k: over the concatenated patches of a
+ * token. */
 static void merge(struct engine *e, struct engine_features *f, uint32_t part)
 {
     const struct desc_vision *d = &e->net.desc.vision;
-    const struct vision_merger_weights *w = part ? &e->net.w.vision.taps[part - 1] : &e->net.w.vision.merger;
+    const struct vision_merger_weights *w =
+        part ? &e->net.w.vision.deepstack[part - 1] : &e->net.w.vision.merger;
     struct vision_scratch *v = &e->v;
     uint32_t cell = d->merge * d->merge, wide = d->hidden * cell, c = e->net.desc.hidden,
              step = v->rows / cell;
@@ -381,11 +383,11 @@ void vision_run(struct engine *e, struct engine_features *f, uint32_t layers)
     if (!f->embedded) embed_patches(e, f);
     f->embedded = true;
     while (f->layers_done < last && (!layers || spent < most)) {
-        spent += run_piece(e, f);
-        if (f->row || f->attending || f->taps_done == d->tap_count ||
-            d->taps[f->taps_done] + 1 != f->layers_done)
+        spent += encode_row_chunk(e, f);
+        if (f->row || f->attending || f->deepstack_done == d->deepstack_count ||
+            d->deepstack[f->deepstack_done] + 1 != f->layers_done)
             continue;
-        merge(e, f, 1 + f->taps_done++);
+        merge(e, f, 1 + f->deepstack_done++);
     }
     if (f->layers_done < d->layers) return;
     switch (d->end) {

@@ -1,4 +1,4 @@
-/* What the vision tower has to know of one picture besides its pixels: how many patches and tokens it has, in
+/* What the vision tower has to know of one image besides its pixels: how many patches and tokens it has, in
  * which order they run through the tower, which of them see each other, their 2-D rotary angles and their
  * places in the table of positions. Host arithmetic and uploads; no layer is run here. Formulas: transformers
  * vision_utils.py.
@@ -21,7 +21,7 @@ static uint32_t merge_of(const struct desc_vision *d)
     return d->end == VISION_MERGE ? d->merge : 1;
 }
 
-/* Patches per side of a token, where pictures have any size. */
+/* Patches per side of a token, where images have any size. */
 static uint32_t side_of(const struct desc_vision *d)
 {
     return d->merge ? d->merge : 1;
@@ -58,13 +58,13 @@ enum status vision_measure(const struct engine *e, const struct image_u8 *pixels
     uint64_t size = d->image_size, context = e->plan.context_max;
     if (d->image_size && (pixels->width != size || pixels->height != size || pixels->frames))
         return err_set(err, ST_INVALID,
-                       "a picture of %u x %u pixels was not prepared for this model (%u x %u)", pixels->width,
+                       "an image of %u x %u pixels was not prepared for this model (%u x %u)", pixels->width,
                        pixels->height, d->image_size, d->image_size);
     if (!pixels->width || !pixels->height || pixels->width % unit || pixels->height % unit ||
         frames % d->depth)
         return err_set(
             err, ST_INVALID,
-            "a picture of %u x %u pixels and %u frames was not prepared for this model (multiples of %u)",
+            "an image of %u x %u pixels and %u frames was not prepared for this model (multiples of %u)",
             pixels->width, pixels->height, frames, unit);
     f->frames = frames / d->depth;
     f->grid_h = pixels->height / d->patch;
@@ -73,12 +73,12 @@ enum status vision_measure(const struct engine *e, const struct image_u8 *pixels
     bool ok = !mul_overflows((size_t)f->grid_h * f->grid_w, f->frames, &patches);
     uint64_t tokens = d->tokens ? d->tokens : patches / ((uint64_t)d->merge * d->merge);
     if (d->position_axis && (f->grid_h > d->position_axis || f->grid_w > d->position_axis))
-        return err_set(err, ST_INVALID, "a picture of %u x %u pixels is over the tower's %u positions a side",
+        return err_set(err, ST_INVALID, "an image of %u x %u pixels is over the tower's %u positions a side",
                        pixels->width, pixels->height, d->position_axis);
     if (!ok || tokens > context ||
         patches > UINT32_MAX / 64) /* row numbers and their multiples stay in 32 bits */
         return err_set(err, ST_TOO_LARGE,
-                       "a picture of %u x %u pixels takes more tokens than the context holds (%u)",
+                       "an image of %u x %u pixels takes more tokens than the context holds (%u)",
                        pixels->width, pixels->height, e->plan.context_max);
     f->patches = (uint32_t)patches;
     f->tokens = (uint32_t)tokens;
@@ -166,7 +166,7 @@ static struct layout lay_out(const struct engine *e, const struct engine_feature
            values = (size_t)d->patch * d->patch * 3 * d->depth;
     l.kv = (n * d->hidden * act + 63) / 64 * 64; /* behind q */
     size_t most = l.kv + (n + BE_BLOCK_TOKENS - 1) / BE_BLOCK_TOKENS *
-                             ((layer + BE_KV_UNIT - 1) / BE_KV_UNIT * BE_KV_UNIT);
+                             ((layer + BE_KV_GRAIN - 1) / BE_KV_GRAIN * BE_KV_GRAIN);
     l.patches = (frame * values + 63) / 64 * 64; /* behind rgb */
     l.raw = (l.patches + n * be_ld(values) * act + 63) / 64 * 64;
     size_t end = l.raw + (d->end == VISION_EMBED ? n * values * 4 : 0);
@@ -181,18 +181,19 @@ static struct layout lay_out(const struct engine *e, const struct engine_feature
     return l;
 }
 
-uint64_t vision_picture_bytes(const struct engine *e, uint32_t patches)
+uint64_t vision_image_bytes(const struct engine *e, uint32_t patches)
 {
     const struct desc_vision *d = &e->net.desc.vision;
     uint32_t tokens = d->tokens ? d->tokens : patches / (d->merge * d->merge);
     struct engine_features f = {
         .frames = 1, .grid_h = 1, .grid_w = patches, .patches = patches, .tokens = tokens};
-    return lay_out(e, &f).bytes + (uint64_t)(1 + d->tap_count) * tokens * e->net.desc.hidden * sizeof(float);
+    return lay_out(e, &f).bytes +
+           (uint64_t)(1 + d->deepstack_count) * tokens * e->net.desc.hidden * sizeof(float);
 }
 
-/* A piece of a layer is worth one slice at most, but not so small that reading the weights would be what
+/* A row chunk of a layer is worth one slice at most, but not so small that reading the weights would be what
  * takes the time. */
-static uint32_t piece_of(const struct engine *e, const struct engine_features *f)
+static uint32_t row_chunk_of(const struct engine *e, const struct engine_features *f)
 {
     uint64_t rows = VISION_SLICE / (VISION_ROW_KEYS + (uint64_t)f->grid_h * f->grid_w) / 32 * 32;
     if (rows < 256) rows = 256;
@@ -250,10 +251,10 @@ static void fill_rows(const struct engine *e, const struct engine_features *f, c
             w[l->rope + f->patches + i] = w[l->order + in] % f->grid_w;
         }
     }
-    w[l->seq_row + 1] = f->piece;
-    w[l->seq_row + 3] = f->patches % f->piece; /* of the last piece, where it is smaller */
+    w[l->seq_row + 1] = f->row_chunk;
+    w[l->seq_row + 3] = f->patches % f->row_chunk; /* of the last row chunk, where it is smaller */
     size_t layer = layer_bytes(e);
-    uint32_t unit = (uint32_t)((layer + BE_KV_UNIT - 1) / BE_KV_UNIT);
+    uint32_t unit = (uint32_t)((layer + BE_KV_GRAIN - 1) / BE_KV_GRAIN);
     for (uint32_t b = 0; b < (f->patches + BE_BLOCK_TOKENS - 1) / BE_BLOCK_TOKENS; b++)
         w[l->table + b] = b * unit;
 }
@@ -275,7 +276,7 @@ enum status vision_prepare(struct engine *e, struct engine_features *f, struct e
 {
     const struct desc_vision *d = &e->net.desc.vision;
     struct layout l = lay_out(e, f);
-    f->piece = piece_of(e, f);
+    f->row_chunk = row_chunk_of(e, f);
     uint32_t m = merge_of(d), per_frame = (f->grid_h / m) * (f->grid_w / m);
     uint32_t *w = calloc(l.words + 3 * (size_t)per_frame, sizeof *w), *token = w ? w + l.words : NULL;
     enum be_result r = w ? e->ops->alloc(e->be, l.bytes, &f->work) : BE_NOMEM;
@@ -283,7 +284,7 @@ enum status vision_prepare(struct engine *e, struct engine_features *f, struct e
         free(w);
         f->work = NULL;
         if (r == BE_DEVICE) return err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
-        return err_set(err, ST_NOMEM, "out of memory for a picture of %u patches", f->patches);
+        return err_set(err, ST_NOMEM, "out of memory for an image of %u patches", f->patches);
     }
     uint32_t *begin = token + per_frame, *end = begin + per_frame;
     order_tokens(d, f->grid_h / m, f->grid_w / m, token, begin, end);

@@ -32,11 +32,11 @@
 #include <stdint.h>
 
 enum be_result { BE_OK = 0, BE_NOMEM, BE_UNSUPPORTED, BE_DEVICE };
-enum be_dtype { BE_F32 = 0, BE_BF16 = 1, /* only as sources of weight_pack: */ BE_F16 = 2, BE_CODES = 3 };
+enum be_dtype { BE_F32 = 0, BE_BF16 = 1, /* only as sources of weight_pack: */ BE_F16 = 2, BE_QUANT = 3 };
 
 #define BE_ROW_ALIGN     32u  /* elements */
 #define BE_BLOCK_TOKENS  32u  /* tokens in a KV block, all groups */
-#define BE_KV_UNIT       512u /* bytes: block-table entries count these from the start of the arena */
+#define BE_KV_GRAIN      512u /* bytes: block-table entries count these from the start of the arena */
 #define BE_NO_BLOCK      UINT32_MAX
 #define BE_TOPK_MAX      256u
 #define BE_EXPERTS_K_MAX 64u /* experts per token */
@@ -63,7 +63,7 @@ struct be_caps {
     const char *device; /* for people: CPU brand string and threads */
     uint32_t threads;
     bool host_memory;    /* device addresses can be read by the host after sync() */
-    bool codes;          /* weight_pack takes BE_CODES */
+    bool quants;         /* weight_pack takes BE_QUANT */
     size_t memory_bytes; /* that weights and KV may use at most (physical memory for the CPU) */
 };
 
@@ -75,9 +75,9 @@ struct be_graph;  /* recorded operations */
 
 /* Integers with scales instead of floats. A weight is scale * (code - off), with minima scale * code + min;
  * `group` numbers in a row of a row share them. The product then takes integers too: groups of 32 of an input
- * row become integers in [-127, 127] and a scale (max |x| / 127), codes and those are multiplied and added
+ * row become integers in [-127, 127] and a scale (max |x| / 127), quants and those are multiplied and added
  * exactly, and a group's sum enters the f32 sum of the output, groups in ascending order. */
-struct be_codes {
+struct be_quant {
     /* Row `row` of the part: code [k], scale [k / group], min the same. May be called by several threads. */
     void (*row)(const void *arg, uint32_t row, uint8_t *code, float *scale, float *min);
     const void *arg;
@@ -85,14 +85,14 @@ struct be_codes {
     uint32_t group; /* 16 or 32 */
     uint32_t off;   /* without minima */
     bool min;
-    const uint8_t *values; /* 16 that the codes of 8 bits are among: 4 bits then tell which. NULL: any */
+    const uint8_t *values; /* 16 that the quants of 8 bits are among: 4 bits then tell which. NULL: any */
 };
 struct be_weight_src {
     const void *data;    /* host memory, borrowed for the call: row-major [n, k], or [k, n] if transposed */
     enum be_dtype dtype; /* converted to the act type: round to nearest even */
     bool transposed;
-    uint32_t n;                   /* output features of this part */
-    const struct be_codes *codes; /* BE_CODES: instead of data; of all parts or none, k a multiple of 32 */
+    uint32_t n;                    /* output features of this part */
+    const struct be_quant *quants; /* BE_QUANT: instead of data; of all parts or none, k a multiple of 32 */
 };
 struct be_weight_desc {
     uint32_t k;         /* input features */
@@ -198,11 +198,11 @@ struct be_rope_args {
     float *cos, *sin; /* f32 [T, half] */
 };
 
-/* What keys and values are kept as. 8 bits: codes, and a scale for each 32 elements of a token's head, made
+/* What keys and values are kept as. 8 bits: quants, and a scale for each 32 elements of a token's head, made
  * from these alone; what attention computes with is code * scale, rounded to the act type, of the step's own
  * tokens too. */
 enum be_kv_type { BE_KV_ACT = 0, BE_KV_INT8 };
-/* Where one layer's keys and values live: arena + table[p / BE_BLOCK_TOKENS] * BE_KV_UNIT + layer_offset is
+/* Where one layer's keys and values live: arena + table[p / BE_BLOCK_TOKENS] * BE_KV_GRAIN + layer_offset is
  * the layer's part of the block that holds position p. Inside it the layout is private to the backend
  * (kv_layer_bytes says how much); a block may be copied whole as bytes. */
 struct be_kv {
@@ -228,7 +228,7 @@ struct be_rows {
 };
 
 /* From the fused projection, f32: per-head RMS norm of q and k (weights may be NULL), rotate-half RoPE with
- * cos/sin, q out as act, k - k_shift and v written to the cache (rounded to the act type, or to codes). */
+ * cos/sin, q out as act, k - k_shift and v written to the cache (rounded to the act type, or to quants). */
 enum be_qkv_parts {
     BE_QKV = 0, /* [T, (H+2G)*D] */
     BE_QK,      /* [T, (H+G)*D]: the values are the keys, as they are before norm and rotation */
@@ -264,9 +264,9 @@ struct be_attn_args {
 
 /* ---- vision, rows, logits ---- */
 
-/* Patches of a picture, `depth` frames deep. Output row n holds patch q = order ? order[n] : n, the one at
+/* Patches of an image, `depth` frames deep. Output row n holds patch q = order ? order[n] : n, the one at
  * cell row q / (w/ps), column q % (w/ps): out[n][((c*depth + s)*ps + ky)*ps + kx] = lut[c*256 + rgb_s[row*ps
- * + ky][col*ps + kx][c]],   rgb_s = rgb + s * frame_stride act, stride be_ld(3*depth*ps*ps). A still picture
+ * + ky][col*ps + kx][c]],   rgb_s = rgb + s * frame_stride act, stride be_ld(3*depth*ps*ps). A still image
  * in a tower of depth 2 is shown twice: frame_stride 0. */
 struct be_patchify_args {
     const uint8_t *rgb;            /* [height, width, 3] */
@@ -279,7 +279,7 @@ struct be_patchify_args {
     bool dense;            /* out is f32, without padding */
 };
 /* out[t] = sum over k = 0..3, in this order, of weights[t][k] * table[rows[t][k]]; f32, plain multiply and
- * add (no fused steps are required, but one kernel set always does the same). Bilinear look-up in a learnt
+ * add (no fused steps are required, but one kernel set always does the same). Bilinear lookup in a learnt
  * table of positions. */
 struct be_interpolate_args {
     const float *table;   /* f32 [S, C] */
@@ -379,7 +379,7 @@ struct be_ops {
     void (*zero)(struct backend *b, void *dst, size_t bytes);
     enum be_result (*sync)(struct backend *b);
 
-    /* Threaded; near memory speed. BE_UNSUPPORTED of codes: scales beyond f16, in which they are kept. */
+    /* Threaded; near memory speed. BE_UNSUPPORTED of quants: scales beyond f16, in which they are kept. */
     enum be_result (*weight_pack)(struct backend *b, const struct be_weight_desc *d, struct be_weight **out);
     void (*weight_free)(struct backend *b, struct be_weight *w);
     size_t (*weight_bytes)(const struct be_weight *w);
@@ -388,9 +388,9 @@ struct be_ops {
      * supported. */
     size_t (*kv_layer_bytes)(const struct backend *b, enum be_kv_type type, uint32_t kv_heads,
                              uint32_t head_dim);
-    /* Zeroes what a layer keeps in the slots from `first` on of the block `unit`: behind what is taken over
-     * of a copied block. */
-    void (*kv_clear)(struct backend *b, const struct be_kv *kv, uint32_t unit, uint32_t first);
+    /* Zeroes what a layer keeps in the slots from `first` on of the block `block_offset`: behind what is
+     * taken over of a copied block. */
+    void (*kv_clear)(struct backend *b, const struct be_kv *kv, uint32_t block_offset, uint32_t first);
 
     void (*linear)(struct backend *b, const struct be_linear_args *a);
     void (*embed)(struct backend *b, const struct be_embed_args *a);

@@ -73,9 +73,9 @@ struct sequence *sched__pick_waiting(struct scheduler *s)
      * the first of equals came first. */
     for (struct sequence *q = s->waiting.head; q && !(best && q->req.priority != best->req.priority);
          q = q->next) {
-        if (q->deferred) continue;
+        if (q->prefix_inflight) continue;
         if (!looked_up ||
-            looked_up->req.tenant != q->req.tenant) { /* a crowd of one tenant costs one look-up */
+            looked_up->req.tenant != q->req.tenant) { /* a crowd of one tenant costs one lookup */
             uint64_t time = tenants_time(s->tenants, q->req.tenant);
             base = claim_of(s, q->req.tenant);
             looked_up = q;

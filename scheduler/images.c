@@ -1,8 +1,8 @@
-/* Pictures of live sequences: which encoded ones they hold, whose pixels have to be asked for, and the encode
+/* Images of live sequences: which encoded ones they hold, whose pixels have to be asked for, and the encode
  * in slices between steps so that decoding goes on. Entries come from feature_cache.h; released when the
- * picture's tokens are prefilled. See scheduler/internal.h.
+ * image's tokens are prefilled. See scheduler/internal.h.
  *
- *   hold an entry of one of the next pictures
+ *   hold an entry of one of the next images
  *     EMPTY, no pixels:  EV_IMAGE -> answer (any thread) -> replies -> pixels -> encode slices -> ready
  *     ENCODING or DONE:  another sequence encodes it, or a hit: nothing is asked
  *
@@ -17,9 +17,9 @@
 #include <string.h>
 
 enum {
-    LOOK_AHEAD = 4, /* pictures of one sequence whose pixels are asked for at a time: they are decoded while
+    LOOK_AHEAD = 4, /* images of one sequence whose pixels are asked for at a time: they are decoded while
                        others are encoded */
-    OPEN_MAX = 8,   /* of all sequences: one picture is encoded at a time, and decoded ones are large */
+    OPEN_MAX = 8,   /* of all sequences: one image is encoded at a time, and decoded ones are large */
     FEATURES_BYTES_DEFAULT = 256, /* MiB */
 };
 
@@ -75,7 +75,7 @@ void sched__images_destroy(struct scheduler *s)
 
 /* ---- answers (any thread) ---- */
 
-/* Under the lock. The reply that waits for this picture, taken from its sequence; NULL: nobody asked, or it
+/* Under the lock. The reply that waits for this image, taken from its sequence; NULL: nobody asked, or it
  * was answered. */
 static struct image_reply *claim(struct scheduler *s, struct seq_id id, uint32_t image)
 {
@@ -141,13 +141,13 @@ void sched_reset_features(struct scheduler *s)
 
 static struct sequence *sequence_of(struct scheduler *s, struct seq_id id)
 {
-    pthread_mutex_lock(&s->lock); /* sched_submit may be handing out the slot anew */
+    pthread_mutex_lock(&s->lock); /* sched_submit may be handing out the slot again */
     struct sequence *q = s->slots[id.slot].gen == id.gen ? s->slots[id.slot].seq : NULL;
     pthread_mutex_unlock(&s->lock);
     return q;
 }
 
-/* q is to end with an error, once this turn's pictures are through. */
+/* q is to end with an error, once this turn's images are through. */
 static void fail(struct scheduler *s, struct sequence *q, const char *message)
 {
     snprintf(q->failure, sizeof q->failure, "%.*s", (int)sizeof q->failure - 1, message);
@@ -175,7 +175,7 @@ bool sched__images_take(struct scheduler *s)
         } else if (f && r->image >= q->next_span &&
                    !(f->entry && features_state(f->entry) != FEATURES_EMPTY)) {
             /* Also while q waits again after a preemption: it will want them. Otherwise others encoded the
-             * picture meanwhile, or it came from the prefix cache. */
+             * image meanwhile, or it came from the prefix cache. */
             ASSERT(!f->pixels.rgb);
             f->pixels = r->pixels;
             r->pixels = (struct image_u8){0};
@@ -188,27 +188,28 @@ bool sched__images_take(struct scheduler *s)
 bool sched__span_ready(const struct sequence *q, uint32_t span)
 {
     const struct feature_entry *f = q->features[span].entry;
-    return !q->req.prompt->spans[span].picture || (f && features_state(f) == FEATURES_DONE);
+    return !q->req.prompt->spans[span].image || (f && features_state(f) == FEATURES_DONE);
 }
 
 const struct engine_features *sched__span_features(const struct sequence *q, uint32_t span)
 {
-    return q->req.prompt->spans[span].picture ? features_of(q->features[span].entry) : NULL;
+    return q->req.prompt->spans[span].image ? features_of(q->features[span].entry) : NULL;
 }
 
-/* Spans [next_span, it) are those that the next run needs at once: one, or all that go as a whole with it. */
+/* Spans [next_span, it) are those that the next chunk needs at once: one, or all that go as a whole with it.
+ */
 static uint32_t needed_end(const struct sequence *q)
 {
     const struct prompt *p = q->req.prompt;
     uint32_t n = q->next_span;
     if (n == p->span_count) return n;
-    uint32_t whole = p->spans[n++].whole_end;
+    uint32_t whole = p->spans[n++].atomic_end;
     while (n < p->span_count && p->spans[n].begin < whole) n++;
     return n;
 }
 
-/* The first of these whose picture is not encoded; needed_end: none. */
-static uint32_t needed_picture(const struct sequence *q)
+/* The first of these whose image is not encoded; needed_end: none. */
+static uint32_t needed_image(const struct sequence *q)
 {
     uint32_t i = q->next_span, end = needed_end(q);
     while (i < end && sched__span_ready(q, i)) i++;
@@ -284,16 +285,16 @@ static bool ask(struct scheduler *s, struct sequence *q, uint32_t image)
     return eventq_emit(&s->events, &ev);
 }
 
-/* Pictures whose pixels are there or on their way, and not yet encoded: all of them, and those that their
+/* Images whose pixels are there or on their way, and not yet encoded: all of them, and those that their
  * sequence needs next. These are counted on their own: what is only looked ahead for may wait for them, so it
  * can't keep them from being asked for. */
-struct open_pictures {
+struct open_images {
     uint32_t all, next;
 };
 
-static void count_open(const struct sequence *q, struct open_pictures *open)
+static void count_open(const struct sequence *q, struct open_images *open)
 {
-    for (uint32_t i = q->next_span, end = look_ahead_end(q), needed = needed_picture(q); i < end; i++) {
+    for (uint32_t i = q->next_span, end = look_ahead_end(q), needed = needed_image(q); i < end; i++) {
         const struct seq_image *f = &q->features[i];
         bool ready = f->entry && features_state(f->entry) == FEATURES_DONE; /* by somebody else */
         if (!f->asked && (!f->pixels.rgb || ready)) continue;
@@ -302,20 +303,20 @@ static void count_open(const struct sequence *q, struct open_pictures *open)
     }
 }
 
-/* Holds the entries of q's next pictures and asks for the pixels that nobody has. False: out of memory. */
-static bool look_ahead(struct scheduler *s, struct sequence *q, struct open_pictures *open)
+/* Holds the entries of q's next images and asks for the pixels that nobody has. False: out of memory. */
+static bool look_ahead(struct scheduler *s, struct sequence *q, struct open_images *open)
 {
     const struct prompt *p = q->req.prompt;
     for (uint32_t i = q->next_span, end = look_ahead_end(q); i < end; i++) {
         struct seq_image *f = &q->features[i];
-        if (!p->spans[i].picture) continue;
+        if (!p->spans[i].image) continue;
         if (!f->entry) f->entry = hold(s, q, p->spans[i].key);
         if (!f->entry) return false;
         if (f->asked || features_state(f->entry) != FEATURES_EMPTY || pixels_of(q, i)) continue;
-        uint32_t twin = q->next_span; /* the same picture further up in the prompt is encoded before this one
+        uint32_t twin = q->next_span; /* the same image further up in the prompt is encoded before this one
                                           is wanted */
         while (twin < i && q->features[twin].entry != f->entry) twin++;
-        bool next_one = i == needed_picture(q);
+        bool next_one = i == needed_image(q);
         if (twin < i || (next_one ? open->next : open->all) >= OPEN_MAX) continue;
         if (!ask(s, q, i)) return false;
         open->all++;
@@ -324,11 +325,11 @@ static bool look_ahead(struct scheduler *s, struct sequence *q, struct open_pict
     return true;
 }
 
-/* The oldest running sequence that can go on with a picture that its next tokens need, and that picture. */
+/* The oldest running sequence that can go on with an image that its next tokens need, and that image. */
 static struct sequence *find_encodable(const struct scheduler *s, uint32_t *image)
 {
     for (struct sequence *q = s->running.head; q; q = q->next) {
-        uint32_t i = needed_picture(q);
+        uint32_t i = needed_image(q);
         if (i == needed_end(q) || q->failure[0]) continue;
         enum feature_state state = features_state(q->features[i].entry);
         if (state == FEATURES_EMPTY && !pixels_of(q, i)) continue;
@@ -339,7 +340,7 @@ static struct sequence *find_encodable(const struct scheduler *s, uint32_t *imag
 }
 
 /* Layers of the next slice: what fits into half of a step's time. What a layer takes is seen from slice to
- * slice, and guessed of a picture of another size from its patches, that each see the others. */
+ * slice, and estimated for an image of another size from its patches, that each see the others. */
 static uint32_t slice_layers(struct scheduler *s, const struct image_u8 *begun)
 {
     if (s->opt.encode_layers) return s->opt.encode_layers;
@@ -358,7 +359,7 @@ static uint32_t slice_layers(struct scheduler *s, const struct image_u8 *begun)
 bool sched__encode_slice(struct scheduler *s)
 {
     s->slice_us = 0;
-    struct open_pictures open = {0};
+    struct open_images open = {0};
     for (const struct sequence *q = s->running.head; q; q = q->next) count_open(q, &open);
     for (struct sequence *q = s->running.head; q; q = q->next)
         if (!look_ahead(s, q, &open)) fail(s, q, "out of memory for image features");
@@ -378,11 +379,11 @@ bool sched__encode_slice(struct scheduler *s)
     }
     if (!st) st = features_encode(c, f, layers, &err);
     s->slice_us = (double)(sched__clock(s) - start);
-    /* The last slice of a picture runs what layers are left. */
+    /* The last slice of an image runs what layers are left. */
     if (!st && features_state(f) != FEATURES_DONE) s->layer_us = s->slice_us / layers;
     if (!st && features_state(f) == FEATURES_DONE) s->now.images_encoded++;
     if (st) {
-        /* Others who hold the picture begin anew with their own pixels. */
+        /* Others who hold the image begin again with their own pixels. */
         if (st == ST_DEVICE) atomic_store(&s->failed, true);
         fail(s, q, err.msg[0] ? err.msg : "encoding the image failed");
     }

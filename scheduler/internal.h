@@ -15,7 +15,7 @@
 #include "scheduler/event_queue.h"
 #include "scheduler/cache/kv_blocks.h"
 #include "scheduler/cache/radix_cache.h"
-#include "scheduler/lookup.h"
+#include "scheduler/ngram_draft.h"
 #include "scheduler/scheduler.h"
 #include "scheduler/step_cost.h"
 
@@ -28,9 +28,9 @@ struct feature_entry; /* feature_cache.h */
 struct image_reply;
 struct images; /* scheduler/images.c */
 
-/* What a live sequence has of one picture of its prompt. */
+/* What a live sequence has of one image of its prompt. */
 struct seq_image {
-    struct feature_entry *entry; /* held while the sequence runs, from a few pictures ahead until its tokens
+    struct feature_entry *entry; /* held while the sequence runs, from a few images ahead until its tokens
                                     are prefilled; else NULL */
     struct image_u8 pixels;      /* supplied and not yet encoded */
     bool asked;                  /* EV_IMAGE went out and its answer was not yet taken */
@@ -38,10 +38,10 @@ struct seq_image {
 };
 
 struct block_table {
-    uint32_t *units; /* by absolute block index; ENGINE_NO_BLOCK where nothing is kept */
-    uint32_t cap;    /* entries */
-    uint32_t first;  /* blocks before this one were released (sliding) or never needed */
-    uint32_t end;    /* blocks [first, end) are held */
+    uint32_t *block_offsets; /* by absolute block index; ENGINE_NO_BLOCK where nothing is kept */
+    uint32_t cap;            /* entries */
+    uint32_t first;          /* blocks before this one were released (sliding) or never needed */
+    uint32_t end;            /* blocks [first, end) are held */
 };
 
 enum seq_state { SEQ_NEW = 0, SEQ_INBOX, SEQ_WAITING, SEQ_RUNNING, SEQ_ENDED }; /* sched__seq_to */
@@ -56,14 +56,14 @@ struct sequence {
     bool alone;       /* runs alone, in small chunks: see make_room */
     uint32_t *tokens; /* [token_cap] prompt, then generated */
     uint32_t token_cap, count, generated, tokens_max;
-    uint32_t proposed;               /* guesses behind tokens[count - 1], for the run of this step alone */
-    uint32_t guesses, guesses_right; /* so far */
-    struct lookup lookup;
-    uint32_t draft_slot;           /* while it runs: engine_run.draft_slot */
+    uint32_t proposed;          /* draft tokens behind tokens[count - 1], for the chunk of this step alone */
+    uint32_t drafted, accepted; /* so far */
+    struct ngram ngram;
+    uint32_t draft_slot;           /* while it runs: engine_chunk.draft_slot */
     bool drew;                     /* since it runs: what its last draw left is in that slot */
-    bool forced;                   /* the guesses are the constraint's */
+    bool forced;                   /* the draft tokens are the constraint's */
     enum mask_state mask;          /* of its next draw, in this turn; READY without a constraint */
-    bool guess_broke;              /* a step with guesses ended without numbers: no more of them */
+    bool speculation_off;          /* a step with draft tokens ended without numbers: no more of them */
     uint32_t position;             /* tokens whose KV is computed */
     uint32_t published;            /* of which the prefix cache knows so many */
     struct radix_pin pin;          /* where in the cache; empty: publishes nothing */
@@ -74,24 +74,24 @@ struct sequence {
     uint64_t since;                /* scheduler.turn when it began to run */
     uint32_t computed;             /* tokens that were computed or cached at some time */
     uint32_t lost;                 /* of which so many had to be computed again when it began to run */
-    bool deferred;                 /* not to be admitted in this turn */
-    bool waits;                    /* for the prefill of waits_for to reach wait_until */
-    struct seq_id waits_for;
+    bool prefix_inflight;          /* not to be admitted in this turn */
+    bool waits;                    /* for the prefill of dedup_leader to reach wait_until */
+    struct seq_id dedup_leader;
     uint32_t wait_until;
     uint64_t refused_at; /* s->freed when the arena had no room for it; + 1 */
     uint32_t scored;     /* prompt positions below this one have been scored */
-    uint32_t next_span;  /* pictures before this one are wholly prefilled */
+    uint32_t next_span;  /* images before this one are wholly prefilled */
     struct block_table tables[ENGINE_GROUPS_MAX];
-    struct seq_image *features; /* [image_count], or NULL without pictures */
-    struct engine_span *uses;   /* [image_count] scratch for the step's run */
-    struct token_out *scores;   /* of the run in flight */
+    struct seq_image *features; /* [image_count], or NULL without images */
+    struct engine_span *uses;   /* [image_count] scratch for the step's chunk */
+    struct token_out *scores;   /* of the chunk in flight */
     uint32_t banned[SCHED_STOP_MAX];
     uint32_t banned_count;
-    char failure[160];            /* its picture can't be had: it ends with this; "" = none */
+    char failure[160];            /* its image can't be had: it ends with this; "" = none */
     struct event_node *end_event; /* allocated with the sequence: an end is never lost to a failed malloc */
     uint64_t submitted_us, admitted_us, first_token_us;
-    uint32_t run_tokens;   /* tokens of the run planned for this step; 0 = none */
-    uint32_t wanted_until; /* others wait for its prefill to reach this; 0 = none does */
+    uint32_t chunk_tokens; /* tokens of the chunk planned for this step; 0 = none */
+    uint32_t needed_len;   /* others wait for its prefill to reach this; 0 = none does */
     uint64_t prefill_turn; /* the turn of its last prefill; in the future: its tenant comes last until then */
 };
 
@@ -100,7 +100,7 @@ struct sequence {
 struct prefill {
     struct sequence *q;
     double left, need; /* of all that is left to prefill; of what can go into one step */
-    bool done;         /* it was given a run, or could take none */
+    bool done;         /* it was given a chunk, or could take none */
 };
 struct prefill_share {
     uint64_t tenant, turn; /* turn: when it was served last */
@@ -119,9 +119,10 @@ struct slot {
     struct sequence *seq; /* NULL = free */
 };
 
-/* Sums over the last steps of decodes alone, older ones count less; n: guesses. See scheduler/guess.c. */
-#define GUESS_COSTS 8
-struct guess_cost {
+/* Sums over the last steps of decodes alone, older ones count less; n: draft tokens. See scheduler/draft.c.
+ */
+#define DRAFT_COSTS 8
+struct draft_cost {
     double steps, n, nn, us, n_us;
 };
 
@@ -142,9 +143,9 @@ struct scheduler {
     bool stopping, drain;
     bool poked; /* a cancel arrived, or something else to look after */
     bool reset_cache, announce_cache;
-    uint64_t outlines_asked, outline_made; /* tickets given; up to which `outline` answers them */
-    struct cache_outline outline;
-    uint8_t outline_salt[32], outline_asked_salt[32]; /* whose `outline` is; whose the next one is */
+    uint64_t snapshots_asked, snapshot_made; /* tickets given; up to which `snapshot` answers them */
+    struct cache_snapshot snapshot;
+    uint8_t snapshot_salt[32], snapshot_asked_salt[32]; /* whose `snapshot` is; whose the next one is */
     uint64_t arrivals;
     struct sched_stats seen; /* `now`, as it was published last */
 
@@ -152,32 +153,32 @@ struct scheduler {
     struct seq_list waiting, running;
     struct images *images;
     struct radix_cache *cache; /* NULL: off */
-    struct cache_outline outline_next;
+    struct cache_snapshot snapshot_next;
     struct tenants *tenants;
     uint64_t other_turn; /* of the last step in which tenants that aren't light (fair.c) got something, or
                             wanted nothing */
     double lost;         /* tokens that the last resumed sequences had to compute again, on average */
-    double guess_price;  /* of this step: lookup_worth */
-    struct guess_odds guess_odds;               /* of all sequences */
-    struct guess_cost guess_costs[GUESS_COSTS]; /* by the logarithm of the number of decodes */
-    double draft_us;             /* learnt time of a guess of the drafter, for all sequences; 0 = not known */
-    struct engine_draft *drafts; /* [sequences_max] */
+    double draft_price;  /* of this step: ngram_draft_worth */
+    struct acceptance acceptance;               /* of all sequences */
+    struct draft_cost draft_costs[DRAFT_COSTS]; /* by the logarithm of the number of decodes */
+    double draft_us; /* learnt time of a draft token of the drafter, for all sequences; 0 = not known */
+    struct engine_draft *drafts;             /* [sequences_max] */
     uint32_t *draft_slots, draft_slots_free; /* [sequences_max] those that no sequence has */
-    struct token_out *drawn;    /* [sequences_max * (guess_max + 1)] of the step's verified runs */
-    uint64_t freed;             /* grows when a sequence gives blocks back */
-    struct engine_run *runs;    /* [sequences_max] */
-    struct sequence **run_seqs; /* [sequences_max] */
-    uint32_t run_count, step_tokens;
+    struct token_out *drawn;      /* [sequences_max * (draft_max + 1)] of the step's verified chunks */
+    uint64_t freed;               /* grows when a sequence gives blocks back */
+    struct engine_chunk *chunks;  /* [sequences_max] */
+    struct sequence **chunk_seqs; /* [sequences_max] */
+    uint32_t chunk_count, step_tokens;
     uint32_t step_rows;           /* tokens that prefills may fill the step up to */
     struct step_cost cost;        /* learnt model of step times */
     struct sequence **asking;     /* [sequences_max] those whose masks are asked for */
     struct prefill *prefills;     /* [sequences_max] */
     struct prefill_share *shares; /* [sequences_max] */
     uint64_t turn;                /* steps planned */
-    double slice_us;              /* time of this turn's picture slice; 0 = none */
+    double slice_us;              /* time of this turn's image slice; 0 = none */
     double layer_us;              /* last measured time per layer of such a slice; 0 = not known */
-    uint64_t layer_pixels;        /* of a picture of so many pixels */
-    struct sequence *wide;  /* whose picture had no room beside the others in the last step; compared only: it
+    uint64_t layer_pixels;        /* of an image of so many pixels */
+    struct sequence *wide;  /* whose image had no room beside the others in the last step; compared only: it
                                may be gone */
     bool image_failed;      /* some sequence has a `failure` */
     bool mask_failed;       /* some sequence's mask has failed */
@@ -195,7 +196,7 @@ void sched__list_remove(struct seq_list *l, struct sequence *s);
 void sched__seq_to(struct sequence *q, enum seq_state state);
 
 /* seq_blocks.c: the block tables of one sequence. */
-/* Blocks of group g that a run over [position, position+n) still lacks. */
+/* Blocks of group g that a chunk over [position, position+n) still lacks. */
 uint32_t sched__blocks_missing(const struct scheduler *s, const struct sequence *q, uint32_t g, uint32_t n);
 /* Makes the tables cover [position, position+n) of every group; false (nothing taken) when the arena can't.
  */
@@ -203,7 +204,7 @@ bool sched__blocks_ensure(struct scheduler *s, struct sequence *q, uint32_t n);
 /* Releases sliding blocks that no later query can reach. */
 void sched__blocks_trim(struct scheduler *s, struct sequence *q);
 void sched__blocks_drop(struct scheduler *s, struct sequence *q);
-/* Releases the blocks behind `position`: taken for guesses that were not drawn. */
+/* Releases the blocks behind `position`: taken for draft tokens that were not drawn. */
 void sched__blocks_roll_back(struct scheduler *s, struct sequence *q);
 /* Whether [position, position+n) can be covered without evicting anything. */
 bool sched__blocks_free(const struct scheduler *s, const struct sequence *q, uint32_t n);
@@ -216,19 +217,20 @@ bool sched__table_reserve(struct block_table *t, uint32_t entries); /* false: ou
 
 /* scheduler/reuse.c: what is taken over and published. */
 /* Finds and takes what q's history has in the cache: position, tables, pin. Before it, q holds nothing. */
-void sched__cache_take(struct scheduler *s, struct sequence *q);
+void sched__cache_adopt(struct scheduler *s, struct sequence *q);
 void sched__cache_undo(struct scheduler *s, struct sequence *q);
 void sched__cache_admitted(struct scheduler *s, struct sequence *q); /* counts */
 /* Publishes what q computed; last: it stops here (end, preemption). */
 void sched__cache_publish(struct scheduler *s, struct sequence *q, bool last);
 void sched__cache_leave(struct scheduler *s, struct sequence *q);
-/* Sets `deferred` of all waiting sequences: true while the prefill that it waits for is not done. One pass.
+/* Sets `prefix_inflight` of all waiting sequences: true while the prefill that it waits for is not done. One
+ * pass.
  */
 void sched__cache_defer(struct scheduler *s);
 /* Whether q should wait for the prefill of a running sequence; if so, q records it. */
 bool sched__cache_waits(struct scheduler *s, struct sequence *q);
 bool sched__cache_reset_wanted(struct scheduler *s);
-void sched__cache_outline(struct scheduler *s); /* if somebody has asked for one */
+void sched__cache_snapshot(struct scheduler *s); /* if somebody has asked for one */
 void sched__cache_gauges(struct scheduler *s);
 void sched__cache_check(const struct scheduler *s);
 
@@ -243,12 +245,13 @@ void sched__masks_cut(struct sequence *q);
 void sched__masks_stop(const struct sequence *q);                /* q has ended */
 uint32_t sched__masks_forced(struct sequence *q, uint32_t most); /* behind its tokens: how many */
 
-/* scheduler/guess.c: sets `proposed` of the decoding sequences, and writes the guesses behind their tokens.
+/* scheduler/draft.c: sets `proposed` of the decoding sequences, and writes the draft tokens behind their
+ * tokens.
  */
-void sched__guess(struct scheduler *s);
-/* After a step of so many runs: what guesses cost. */
-void sched__guess_learn(struct scheduler *s, uint32_t runs, double us);
-/* Whether its next run is the token that was drawn last. */
+void sched__speculate(struct scheduler *s);
+/* After a step of so many chunks: what draft tokens cost. */
+void sched__speculate_learn(struct scheduler *s, uint32_t chunks, double us);
+/* Whether its next chunk is the token that was drawn last. */
 bool sched__decodes(const struct sequence *q);
 
 /* scheduler/fair.c: which waiting sequence, not deferred, is admitted next; NULL: none. */
@@ -264,23 +267,23 @@ void sched__served(struct scheduler *s, struct sequence *q); /* it has run */
 void sched__admit(struct scheduler *s, uint64_t now_us);
 void sched__plan(struct scheduler *s, uint64_t now_us);
 void sched__preempt(struct scheduler *s, struct sequence *q);
-bool sched__prefill_ready(const struct sequence *q); /* its next tokens don't wait for a picture */
-/* Plans a prefill run of about so many tokens for q; how many it became: a picture goes whole, where there is
- * room. May preempt, q too. */
-uint32_t sched__prefill_run(struct scheduler *s, struct sequence *q, uint32_t tokens);
+bool sched__prefill_ready(const struct sequence *q); /* its next tokens don't wait for an image */
+/* Plans a prefill chunk of about so many tokens for q; how many it became: an image goes whole, where there
+ * is room. May preempt, q too. */
+uint32_t sched__prefill_chunk(struct scheduler *s, struct sequence *q, uint32_t tokens);
 
-/* scheduler/prefill.c: runs for those that want to be prefilled, within the budget (microseconds, or tokens
+/* scheduler/prefill.c: chunks for those that want to be prefilled, within the budget (microseconds, or tokens
  * without --step-ms). */
 void sched__plan_prefills(struct scheduler *s, double budget);
 
-/* scheduler/images.c: encoded pictures. */
+/* scheduler/images.c: encoded images. */
 enum status sched__images_create(struct scheduler *s, struct err *err) KV_MUST_CHECK;
-void sched__images_destroy(struct scheduler *s); /* when no sequence holds a picture any more; answers that
+void sched__images_destroy(struct scheduler *s); /* when no sequence holds an image any more; answers that
                                                     came too late are freed */
 /* Takes the answers to EV_IMAGE and a wanted reset; false when there were none. May set `failure` of
- * sequences. After take_inbox: that clears `poked`. */
+ * sequences. After drain_inbox: that clears `poked`. */
 bool sched__images_take(struct scheduler *s);
-/* Asks for the pixels that running sequences need next; encodes a slice for the oldest one whose picture can
+/* Asks for the pixels that running sequences need next; encodes a slice for the oldest one whose image can
  * go on. False when nothing was encoded. May set `failure` of sequences. */
 bool sched__encode_slice(struct scheduler *s);
 bool sched__span_ready(const struct sequence *q, uint32_t image);
@@ -291,7 +294,7 @@ void sched__features_free(struct sequence *q); /* with the sequence itself, afte
 void sched__images_gauges(struct scheduler *s);
 void sched__images_check(const struct scheduler *s);
 void sched__features_passed(struct scheduler *s,
-                            struct sequence *q); /* releases pictures that lie wholly before position */
+                            struct sequence *q); /* releases images that lie wholly before position */
 
 static inline uint64_t
 sched__clock(const struct scheduler *s) /* microseconds; the tests' virtual one, or monotonic */

@@ -1,5 +1,5 @@
 /* Which sequences run in the next step, and with how many tokens: admission by memory, decodes first, then
- * prefill chunks (scheduler/prefill.c) of the time that is left, a picture's tokens whole, and preemption
+ * prefill chunks (scheduler/prefill.c) of the time that is left, an image's tokens whole, and preemption
  * where a tenant has more than its share or the arena is full (scheduler/fair.c). See scheduler/internal.h.
  */
 #include "scheduler/internal.h"
@@ -16,7 +16,7 @@
 #define SHORT_PART (2.0 / 3)
 /* Those that begin to stand aside for another's prefill, in one turn: each costs a walk over the waiting and
  * comparisons with all that run. */
-enum { DEFERRED_MAX = 16 };
+enum { PREFIX_INFLIGHT_MAX = 16 };
 
 void sched__running_remove(struct scheduler *s, struct sequence *q)
 {
@@ -34,7 +34,7 @@ void sched__preempt(struct scheduler *s, struct sequence *q)
     sched__features_drop(s, q);
     q->position = 0;
     q->resumed = true;
-    q->run_tokens = q->proposed = 0;
+    q->chunk_tokens = q->proposed = 0;
     sched__list_insert(&s->waiting, q);
     atomic_fetch_add(&s->backlog, 1);
     s->now.preemptions++;
@@ -87,7 +87,7 @@ static bool take_place(struct scheduler *s, struct sequence *q)
 {
     while (no_place(s, q))
         if (!take_from_others(s, q)) return false;
-    sched__cache_take(s, q);
+    sched__cache_adopt(s, q);
     while (s->running.count > 0 && !has_room(s, q)) {
         if (take_from_others(s, q)) continue;
         sched__cache_undo(s, q);
@@ -102,7 +102,7 @@ static bool take_place(struct scheduler *s, struct sequence *q)
  * for room; those that wait for another's prefill of the same prefix stand aside. */
 void sched__admit(struct scheduler *s, uint64_t now_us)
 {
-    uint32_t deferred = 0;
+    uint32_t prefix_inflight = 0;
     if (s->waiting.head) sched__cache_defer(s);
     else tenants_advance_all(s->tenants);
     while (s->waiting.head) {
@@ -112,8 +112,8 @@ void sched__admit(struct scheduler *s, uint64_t now_us)
             !sched__pick_victim(s, q))
             return;
         if (sched__cache_waits(s, q)) {
-            if (++deferred == DEFERRED_MAX) return;
-            q->deferred = true;
+            if (++prefix_inflight == PREFIX_INFLIGHT_MAX) return;
+            q->prefix_inflight = true;
             continue;
         }
         if (!take_place(s, q)) return;
@@ -130,7 +130,7 @@ void sched__admit(struct scheduler *s, uint64_t now_us)
     }
 }
 
-/* Tokens of q's next run within `budget`: never ends where tokens go as a whole, never enters a picture that
+/* Tokens of q's next chunk within `budget`: never ends where tokens go as a whole, never enters an image that
  * is not encoded, never comes to a draw whose mask is not ready. 0 = none now; then *span_need is what the
  * whole would take if only the budget stands in its way, else 0. */
 static uint32_t chunk_of(const struct sequence *q, uint32_t budget, uint32_t *span_need)
@@ -143,11 +143,11 @@ static uint32_t chunk_of(const struct sequence *q, uint32_t budget, uint32_t *sp
     for (uint32_t i = q->next_span; i < p->span_count; i++) {
         const struct prompt_span *im = &p->spans[i];
         if (im->begin > from ? im->begin >= end : end <= from) break;
-        uint32_t begin = im->whole_end ? im->whole_begin : im->begin;
+        uint32_t begin = im->atomic_end ? im->atomic_begin : im->begin;
         if (!sched__span_ready(q, i)) return begin > from ? begin - from : 0;
-        if (end < im->whole_end) {
+        if (end < im->atomic_end) {
             if (begin > from) return begin - from;
-            if (q->mask == MASK_READY || im->whole_end < q->count) *span_need = im->whole_end - from;
+            if (q->mask == MASK_READY || im->atomic_end < q->count) *span_need = im->atomic_end - from;
             return 0;
         }
     }
@@ -161,7 +161,7 @@ static bool fits_now(const struct scheduler *s, const struct sequence *q, uint32
     return kvb_can_reclaim(s->blocks, need);
 }
 
-/* Length of a prefill run: at most `soft` tokens, but a picture goes whole up to `hard` (the step's budget);
+/* Length of a prefill chunk: at most `soft` tokens, but an image goes whole up to `hard` (the step's budget);
  * smaller when the arena has no room for the whole chunk at once (the window groups give back behind a
  * shorter one). */
 static uint32_t prefill_length(struct scheduler *s, struct sequence *q, uint32_t soft, uint32_t hard)
@@ -183,18 +183,18 @@ static uint32_t prefill_length(struct scheduler *s, struct sequence *q, uint32_t
     return n;
 }
 
-static void remove_run(struct scheduler *s, const struct sequence *q)
+static void remove_chunk(struct scheduler *s, const struct sequence *q)
 {
-    for (uint32_t i = 0; i < s->run_count; i++) {
-        if (s->run_seqs[i] != q) continue;
-        s->step_tokens -= q->run_tokens;
-        s->run_count--;
-        for (uint32_t j = i; j < s->run_count; j++) s->run_seqs[j] = s->run_seqs[j + 1];
+    for (uint32_t i = 0; i < s->chunk_count; i++) {
+        if (s->chunk_seqs[i] != q) continue;
+        s->step_tokens -= q->chunk_tokens;
+        s->chunk_count--;
+        for (uint32_t j = i; j < s->chunk_count; j++) s->chunk_seqs[j] = s->chunk_seqs[j + 1];
         return;
     }
 }
 
-/* Blocks for q's run; takes them from other running sequences if it must. False: q itself had to go, or
+/* Blocks for q's chunk; takes them from other running sequences if it must. False: q itself had to go, or
  * memory for its table is missing. */
 static bool make_room(struct scheduler *s, struct sequence *q, uint32_t n)
 {
@@ -202,21 +202,21 @@ static bool make_room(struct scheduler *s, struct sequence *q, uint32_t n)
         struct sequence *victim = sched__pick_victim(s, NULL);
         /* sched_submit lets nothing in that can't run alone in an empty arena. But a block of a sequence that
          * is gone, or of a chunk larger than it must be, may have stood between q's blocks: then these are
-         * scattered over more slabs than they need. So q starts anew, alone. */
+         * scattered over more slabs than they need. So q starts again, alone. */
         if (victim == q && s->running.count == 1) q->alone = true;
-        if (victim->run_tokens) remove_run(s, victim);
+        if (victim->chunk_tokens) remove_chunk(s, victim);
         sched__preempt(s, victim);
         if (victim == q) return false;
     }
     return true;
 }
 
-/* Adds q's run of n tokens to the step. False: q had to give its blocks to others instead. */
-static bool add_run(struct scheduler *s, struct sequence *q, uint32_t n)
+/* Adds q's chunk of n tokens to the step. False: q had to give its blocks to others instead. */
+static bool add_chunk(struct scheduler *s, struct sequence *q, uint32_t n)
 {
     if (!make_room(s, q, n)) return false;
-    q->run_tokens = n;
-    s->run_seqs[s->run_count++] = q;
+    q->chunk_tokens = n;
+    s->chunk_seqs[s->chunk_count++] = q;
     s->step_tokens += n;
     return true;
 }
@@ -227,27 +227,27 @@ bool sched__prefill_ready(const struct sequence *q)
     return chunk_of(q, UINT32_MAX, &span) > 0 || span > 0;
 }
 
-uint32_t sched__prefill_run(struct scheduler *s, struct sequence *q, uint32_t tokens)
+uint32_t sched__prefill_chunk(struct scheduler *s, struct sequence *q, uint32_t tokens)
 {
     if (s->opt.prefill_chunk && tokens > s->opt.prefill_chunk) tokens = s->opt.prefill_chunk;
     if (q->alone && tokens > s->caps.block_tokens)
         tokens = s->caps.block_tokens; /* what sched__blocks_worst counts on */
     uint32_t n = prefill_length(s, q, tokens, s->caps.batch_tokens_max - s->step_tokens);
-    return n && add_run(s, q, n) ? n : 0;
+    return n && add_chunk(s, q, n) ? n : 0;
 }
 
 static void plan_decodes(struct scheduler *s)
 {
-    sched__guess(s);
+    sched__speculate(s);
     for (struct sequence *q = s->running.head; q;) {
-        if (s->run_count == s->caps.sequences_max || s->step_tokens == s->caps.batch_tokens_max) return;
-        if (q->run_tokens || !sched__decodes(q) || q->mask != MASK_READY) {
+        if (s->chunk_count == s->caps.sequences_max || s->step_tokens == s->caps.batch_tokens_max) return;
+        if (q->chunk_tokens || !sched__decodes(q) || q->mask != MASK_READY) {
             q = q->next;
             continue;
         }
         while (q->proposed && !sched__blocks_free(s, q, 1 + q->proposed))
             q->proposed--; /* others took them */
-        q = add_run(s, q, 1 + q->proposed) ? q->next : s->running.head;
+        q = add_chunk(s, q, 1 + q->proposed) ? q->next : s->running.head;
     }
 }
 
@@ -259,8 +259,8 @@ static double prefill_budget(struct scheduler *s)
     s->step_rows = s->caps.batch_tokens_max;
     if (!s->opt.step_us) return rows;
     struct step_load l = {{0}};
-    for (uint32_t i = 0; i < s->run_count; i++)
-        step_load_add(&s->cost, &l, s->run_seqs[i]->position, s->run_seqs[i]->run_tokens, true);
+    for (uint32_t i = 0; i < s->chunk_count; i++)
+        step_load_add(&s->cost, &l, s->chunk_seqs[i]->position, s->chunk_seqs[i]->chunk_tokens, true);
     if (step_cost_rows(&s->cost) < s->step_rows) s->step_rows = step_cost_rows(&s->cost);
     /* What a step costs before the first token is worth as much prefill at least: weights that are read for
      * one row serve more. */
@@ -275,17 +275,17 @@ static double prefill_budget(struct scheduler *s)
 void sched__plan(struct scheduler *s, uint64_t now_us)
 {
     sched__admit(s, now_us);
-    s->run_count = s->step_tokens = 0;
-    for (struct sequence *q = s->running.head; q; q = q->next) q->run_tokens = q->proposed = 0;
+    s->chunk_count = s->step_tokens = 0;
+    for (struct sequence *q = s->running.head; q; q = q->next) q->chunk_tokens = q->proposed = 0;
     sched__masks_prepare(s);
-    /* A picture larger than what others leave of the step's tokens comes first in the next one, and decodes
+    /* An image larger than what others leave of the step's tokens comes first in the next one, and decodes
      * stand back. */
     const struct sequence *wide = s->wide;
     s->wide = NULL;
     if (!wide) plan_decodes(s);
     for (struct sequence *q = wide ? s->running.head : NULL; q; q = q->next) {
         if (q != wide) continue;
-        sched__prefill_run(s, q, 1);
+        sched__prefill_chunk(s, q, 1);
         break;
     }
     sched__plan_prefills(s, prefill_budget(s));

@@ -2,7 +2,7 @@
  * between tenants. Within a tenant the sequence with the least work left comes first, but a quarter goes to
  * the one that came first. So a short prompt overtakes long ones, and a long one finishes whatever comes
  * after it. What is divided is time (step_cost.h), because a token after many cached ones costs more than one
- * after few; tokens, where a step has no time budget. A picture whose tokens attend to each other is
+ * after few; tokens, where a step has no time budget. An image whose tokens attend to each other is
  * prefilled whole, even if it needs more than the share; its tenant then comes last for a number of turns.
  * See scheduler/internal.h. */
 #include "scheduler/internal.h"
@@ -13,17 +13,17 @@
 
 /* 1 / OLDEST_PART of a tenant's share goes to its oldest sequence, even if others have less left to do. */
 #define OLDEST_PART 4
-/* Smallest prefill run: with many tenants some wait for the next step instead of getting fewer tokens. */
+/* Smallest prefill chunk: with many tenants some wait for the next step instead of getting fewer tokens. */
 #define RUN_LEAST 8
 
-static double run_cost(const struct scheduler *s, uint32_t position, uint32_t count, bool sampled)
+static double chunk_cost(const struct scheduler *s, uint32_t position, uint32_t count, bool sampled)
 {
-    return s->opt.step_us ? step_cost_run_us(&s->cost, position, count, sampled) : count;
+    return s->opt.step_us ? step_cost_chunk_us(&s->cost, position, count, sampled) : count;
 }
 
 static bool wants_prefill(const struct sequence *q)
 {
-    return q->state == SEQ_RUNNING && !q->run_tokens && !(q->count - q->position == 1 && q->generated > 0);
+    return q->state == SEQ_RUNNING && !q->chunk_tokens && !(q->count - q->position == 1 && q->generated > 0);
 }
 
 /* Candidates of one priority from q on, in order of arrival; *end: the sequence behind the last that was
@@ -34,12 +34,12 @@ static uint32_t collect(struct scheduler *s, struct sequence *q, struct sequence
     int64_t priority = q->req.priority;
     for (; q && q->req.priority == priority; q = q->next) {
         if (!wants_prefill(q) || !sched__prefill_ready(q)) continue;
-        uint32_t left = (q->wanted_until > q->position ? q->wanted_until : q->count) - q->position;
+        uint32_t left = (q->needed_len > q->position ? q->needed_len : q->count) - q->position;
         uint32_t now = q->count - q->position < most ? q->count - q->position : most;
         s->prefills[n++] =
             (struct prefill){.q = q,
-                             .left = run_cost(s, q->position, left, false),
-                             .need = run_cost(s, q->position, now, q->position + now == q->count)};
+                             .left = chunk_cost(s, q->position, left, false),
+                             .need = chunk_cost(s, q->position, now, q->position + now == q->count)};
     }
     *end = q;
     return n;
@@ -62,21 +62,21 @@ static double level(const struct prefill_share *t, uint32_t n, double budget)
     return at;
 }
 
-/* A run of about this cost for the candidate; what it takes of the step. */
+/* A chunk of about this cost for the candidate; what it takes of the step. */
 static double give(struct scheduler *s, struct prefill *c, double cost)
 {
     struct sequence *q = c->q;
     c->done = true;
-    if (!wants_prefill(q) || s->run_count == s->caps.sequences_max || s->step_tokens >= s->step_rows)
+    if (!wants_prefill(q) || s->chunk_count == s->caps.sequences_max || s->step_tokens >= s->step_rows)
         return 0;
     uint32_t left = q->count - q->position, rows = s->step_rows - s->step_tokens,
              most = left < rows ? left : rows;
-    uint32_t n = sched__prefill_run(s, q,
-                                    s->opt.step_us ? step_cost_fit(&s->cost, q->position, most, cost)
-                                    : cost < most  ? (uint32_t)cost + !cost
-                                                   : most);
+    uint32_t n = sched__prefill_chunk(s, q,
+                                      s->opt.step_us ? step_cost_fit(&s->cost, q->position, most, cost)
+                                      : cost < most  ? (uint32_t)cost + !cost
+                                                     : most);
     if (n) q->prefill_turn = s->turn;
-    return n ? run_cost(s, q->position, n, q->position + n == q->count) : 0;
+    return n ? chunk_cost(s, q->position, n, q->position + n == q->count) : 0;
 }
 
 static bool goes_before(const struct prefill *a, const struct prefill *b)
@@ -122,7 +122,7 @@ static struct prefill_share *share_of(struct scheduler *s, uint32_t *count, cons
 static double divide(struct scheduler *s, uint32_t n, double budget)
 {
     uint32_t tenants = 0;
-    double used = 0, least = run_cost(s, 0, RUN_LEAST, false);
+    double used = 0, least = chunk_cost(s, 0, RUN_LEAST, false);
     for (uint32_t i = 0; i < n; i++) share_of(s, &tenants, s->prefills[i].q)->need += s->prefills[i].need;
     double each = level(s->shares, tenants, budget);
     if (tenants > 1 && each < least) each = least;
@@ -135,7 +135,7 @@ static double divide(struct scheduler *s, uint32_t n, double budget)
         used += took;
         for (uint32_t i = 0; took > 2 * each && i < n; i++) {
             struct sequence *q = s->prefills[i].q;
-            if (q->req.tenant == t->tenant && q->run_tokens)
+            if (q->req.tenant == t->tenant && q->chunk_tokens)
                 q->prefill_turn += (uint64_t)fmin(took / each, 1000);
         }
     }
@@ -145,8 +145,8 @@ static double divide(struct scheduler *s, uint32_t n, double budget)
 void sched__plan_prefills(struct scheduler *s, double budget)
 {
     double all = budget,
-           least = run_cost(s, 0, RUN_LEAST,
-                            false); /* crumbs are not worth a place, nor a worse priority's turn */
+           least = chunk_cost(s, 0, RUN_LEAST,
+                              false); /* crumbs are not worth a place, nor a worse priority's turn */
     s->turn++;
     for (struct sequence *q = s->running.head, *end; q && (budget == all || budget > least); q = end) {
         uint32_t n = collect(s, q, &end);

@@ -46,7 +46,7 @@ void sched__cache_admitted(struct scheduler *s, struct sequence *q)
 
 /* The blocks of a hit become q's; the partly filled ones at its end as copies, because q goes on writing
  * there. False: no room for a copy or for a table; what q holds is dropped by the caller. */
-static bool take_blocks(struct scheduler *s, struct sequence *q, const struct radix_hit *hit)
+static bool adopt_blocks(struct scheduler *s, struct sequence *q, const struct radix_hit *hit)
 {
     uint32_t need[ENGINE_GROUPS_MAX] = {0}, partial = hit->length / s->caps.block_tokens;
     for (uint32_t g = 0; g < s->caps.group_count; g++)
@@ -56,8 +56,8 @@ static bool take_blocks(struct scheduler *s, struct sequence *q, const struct ra
         t->first = hit->tables[g].first;
         t->end = hit->tables[g].end;
         for (uint32_t i = t->first; i < t->end; i++) {
-            t->units[i] = hit->tables[g].units[i];
-            kvb_acquire(s->blocks, g, t->units[i], KVB_LIVE);
+            t->block_offsets[i] = hit->tables[g].block_offsets[i];
+            kvb_acquire(s->blocks, g, t->block_offsets[i], KVB_LIVE);
         }
         if (hit->length % s->caps.block_tokens && t->end > partial) need[g] = 1;
     }
@@ -65,11 +65,11 @@ static bool take_blocks(struct scheduler *s, struct sequence *q, const struct ra
     for (uint32_t g = 0; g < s->caps.group_count; g++) {
         struct block_table *t = &q->tables[g];
         if (!need[g]) continue;
-        uint32_t shared = t->units[partial], own = kvb_allocate(s->blocks, g);
+        uint32_t shared = t->block_offsets[partial], own = kvb_allocate(s->blocks, g);
         ASSERT(own != ENGINE_NO_BLOCK);
         engine_kv_copy(s->engine, g, shared, own, hit->length % s->caps.block_tokens);
         kvb_release(s->blocks, g, shared, KVB_LIVE);
-        t->units[partial] = own;
+        t->block_offsets[partial] = own;
         s->now.cache_copied_blocks++;
     }
     return true;
@@ -81,7 +81,7 @@ void sched__cache_leave(struct scheduler *s, struct sequence *q)
     q->published = 0;
 }
 
-void sched__cache_take(struct scheduler *s, struct sequence *q)
+void sched__cache_adopt(struct scheduler *s, struct sequence *q)
 {
     struct radix_hit hit = {.info = {.stop = CACHE_STOP_DISABLED}};
     struct radix_view v = view_of(q);
@@ -96,7 +96,7 @@ void sched__cache_take(struct scheduler *s, struct sequence *q)
     if (reads_cache(s, q, &most) && !radix_match(s->cache, &v, most, &hit))
         hit = (struct radix_hit){.info = {.stop = CACHE_STOP_SALT}};
     if (writes && !radix_pin_hit(s->cache, &v, &hit, &q->pin)) hit.length = 0;
-    if (hit.length && !take_blocks(s, q, &hit)) {
+    if (hit.length && !adopt_blocks(s, q, &hit)) {
         sched__blocks_drop(s, q);
         radix_unpin(s->cache, &q->pin);
         hit.length = 0;
@@ -111,7 +111,7 @@ void sched__cache_take(struct scheduler *s, struct sequence *q)
     }
 }
 
-/* Undoes sched__cache_take for a sequence that isn't admitted after all. */
+/* Undoes sched__cache_adopt for a sequence that isn't admitted after all. */
 void sched__cache_undo(struct scheduler *s, struct sequence *q)
 {
     sched__blocks_drop(s, q);
@@ -126,12 +126,13 @@ static void publish_to(struct scheduler *s, struct sequence *q, uint32_t to, boo
     struct radix_view v = view_of(q);
     struct radix_table tables[ENGINE_GROUPS_MAX];
     for (uint32_t g = 0; g < s->caps.group_count; g++)
-        tables[g] = (struct radix_table){
-            .units = q->tables[g].units, .first = q->tables[g].first, .end = q->tables[g].end};
+        tables[g] = (struct radix_table){.block_offsets = q->tables[g].block_offsets,
+                                         .first = q->tables[g].first,
+                                         .end = q->tables[g].end};
     q->published = radix_publish(s->cache, &v, &q->pin, q->published, to, tables, checkpoint);
 }
 
-/* Places where hits end, for which the sliding groups' tails are kept: ends of pictures, of the prompt, of
+/* Places where hits end, for which the sliding groups' tails are kept: ends of images, of the prompt, of
  * the turn (`last`). Blocks behind the window are still in the tables: this comes before sched__blocks_trim.
  */
 void sched__cache_publish(struct scheduler *s, struct sequence *q, bool last)
@@ -143,7 +144,7 @@ void sched__cache_publish(struct scheduler *s, struct sequence *q, bool last)
     if (!last && !prefilled && reached / bt == q->published / bt) return; /* decode: as blocks fill */
     for (uint32_t i = 0; prefilled && i < p->span_count && p->spans[i].end <= reached; i++) {
         const struct prompt_span *at = &p->spans[i];
-        if (at->end > q->published && at->end >= at->whole_end) publish_to(s, q, at->end, true);
+        if (at->end > q->published && at->end >= at->atomic_end) publish_to(s, q, at->end, true);
     }
     if (prefilled && reached >= p->token_count && q->published < p->token_count)
         publish_to(s, q, p->token_count, true);
@@ -154,18 +155,17 @@ void sched__cache_publish(struct scheduler *s, struct sequence *q, bool last)
 
 void sched__cache_defer(struct scheduler *s)
 {
-    for (struct sequence *q = s->running.head; q; q = q->next) q->wanted_until = 0;
-    pthread_mutex_lock(&s->lock); /* sched_submit may be handing out the slots anew */
+    for (struct sequence *q = s->running.head; q; q = q->next) q->needed_len = 0;
+    pthread_mutex_lock(&s->lock); /* sched_submit may be handing out the slots again */
     for (struct sequence *q = s->waiting.head; q; q = q->next) {
         if (q->waits) {
-            const struct slot *at = &s->slots[q->waits_for.slot];
-            struct sequence *r = at->gen == q->waits_for.gen ? at->seq : NULL;
+            const struct slot *at = &s->slots[q->dedup_leader.slot];
+            struct sequence *r = at->gen == q->dedup_leader.gen ? at->seq : NULL;
             q->waits = r && r->state == SEQ_RUNNING && r->position < q->wait_until;
             /* It stands where the shortest that waits for it would. */
-            if (q->waits && (!r->wanted_until || q->wait_until < r->wanted_until))
-                r->wanted_until = q->wait_until;
+            if (q->waits && (!r->needed_len || q->wait_until < r->needed_len)) r->needed_len = q->wait_until;
         }
-        q->deferred = q->waits;
+        q->prefix_inflight = q->waits;
     }
     pthread_mutex_unlock(&s->lock);
 }
@@ -195,7 +195,7 @@ bool sched__cache_waits(struct scheduler *s, struct sequence *q)
         }
         if (common < known + s->caps.block_tokens) continue;
         q->waits = true;
-        q->waits_for = r->id;
+        q->dedup_leader = r->id;
         q->wait_until = common;
         s->now.cache_waits++;
         return true;
@@ -231,46 +231,47 @@ bool sched__cache_reset_wanted(struct scheduler *s)
 }
 
 /* Under the lock. While one is pending, its salt stays: who wants another's asks again when it is made. */
-static uint64_t outline_ask(struct scheduler *s, const uint8_t salt[32])
+static uint64_t snapshot_ask(struct scheduler *s, const uint8_t salt[32])
 {
-    if (s->outlines_asked == s->outline_made) memcpy(s->outline_asked_salt, salt, 32);
+    if (s->snapshots_asked == s->snapshot_made) memcpy(s->snapshot_asked_salt, salt, 32);
     s->poked = true;
     pthread_cond_signal(&s->work);
-    return ++s->outlines_asked;
+    return ++s->snapshots_asked;
 }
 
-uint64_t sched_outline_ask(struct scheduler *s, const uint8_t salt[32])
+uint64_t sched_snapshot_ask(struct scheduler *s, const uint8_t salt[32])
 {
     pthread_mutex_lock(&s->lock);
-    uint64_t ticket = outline_ask(s, salt);
+    uint64_t request_seq = snapshot_ask(s, salt);
     pthread_mutex_unlock(&s->lock);
-    return ticket;
+    return request_seq;
 }
 
-bool sched_outline(struct scheduler *s, const uint8_t salt[32], uint64_t *ticket, struct cache_outline *out)
+bool sched_snapshot(struct scheduler *s, const uint8_t salt[32], uint64_t *request_seq,
+                    struct cache_snapshot *out)
 {
     pthread_mutex_lock(&s->lock);
-    bool made = s->outline_made >= *ticket, own = memcmp(s->outline_salt, salt, 32) == 0;
-    if (made && own) *out = s->outline;
-    else if (made) *ticket = outline_ask(s, salt);
+    bool made = s->snapshot_made >= *request_seq, own = memcmp(s->snapshot_salt, salt, 32) == 0;
+    if (made && own) *out = s->snapshot;
+    else if (made) *request_seq = snapshot_ask(s, salt);
     pthread_mutex_unlock(&s->lock);
     return made && own;
 }
 
-void sched__cache_outline(struct scheduler *s)
+void sched__cache_snapshot(struct scheduler *s)
 {
     pthread_mutex_lock(&s->lock);
-    uint64_t asked = s->outlines_asked;
-    bool wanted = asked > s->outline_made;
+    uint64_t asked = s->snapshots_asked;
+    bool wanted = asked > s->snapshot_made;
     uint8_t salt[32];
-    memcpy(salt, s->outline_asked_salt, sizeof salt);
+    memcpy(salt, s->snapshot_asked_salt, sizeof salt);
     pthread_mutex_unlock(&s->lock);
     if (!wanted) return;
-    if (s->cache) radix_outline(s->cache, salt, &s->outline_next);
+    if (s->cache) radix_snapshot(s->cache, salt, &s->snapshot_next);
     pthread_mutex_lock(&s->lock);
-    s->outline = s->outline_next;
-    s->outline_made = asked;
-    memcpy(s->outline_salt, salt, sizeof salt);
+    s->snapshot = s->snapshot_next;
+    s->snapshot_made = asked;
+    memcpy(s->snapshot_salt, salt, sizeof salt);
     pthread_mutex_unlock(&s->lock);
     if (s->opt.wake) s->opt.wake(s->opt.wake_arg);
 }
@@ -289,24 +290,24 @@ void sched__cache_gauges(struct scheduler *s)
 
 struct claims {
     const struct scheduler *s;
-    uint32_t
-        *to; /* [group_count * arena_units]: below which position the tree claims the block; 0 = not at all */
+    uint32_t *
+        to; /* [group_count * arena_grains]: below which position the tree claims the block; 0 = not at all */
 };
 
-static void note_claim(void *arg, uint32_t group, uint32_t unit, uint32_t from, uint32_t to)
+static void note_claim(void *arg, uint32_t group, uint32_t block_offset, uint32_t from, uint32_t to)
 {
     struct claims *c = arg;
     (void)from;
-    uint32_t *at = &c->to[group * c->s->caps.arena_units + unit];
+    uint32_t *at = &c->to[group * c->s->caps.arena_grains + block_offset];
     if (to > *at) *at = to;
 }
 
 /* Holders are what is counted; a block that a sequence will write is nobody else's from that place on. */
 void sched__cache_check(const struct scheduler *s)
 {
-    uint64_t units = s->caps.arena_units;
-    uint32_t *held = calloc(units * s->caps.group_count, sizeof *held);
-    struct claims claims = {.s = s, .to = calloc(units * s->caps.group_count, sizeof *claims.to)};
+    uint64_t block_offsets = s->caps.arena_grains;
+    uint32_t *held = calloc(block_offsets * s->caps.group_count, sizeof *held);
+    struct claims claims = {.s = s, .to = calloc(block_offsets * s->caps.group_count, sizeof *claims.to)};
     ASSERT(held && claims.to);
     if (s->cache) {
         radix_check(s->cache);
@@ -315,21 +316,22 @@ void sched__cache_check(const struct scheduler *s)
     for (const struct sequence *q = s->running.head; q; q = q->next)
         for (uint32_t g = 0; g < s->caps.group_count; g++)
             for (uint32_t i = q->tables[g].first; i < q->tables[g].end; i++)
-                held[g * units + q->tables[g].units[i]]++;
+                held[g * block_offsets + q->tables[g].block_offsets[i]]++;
     for (const struct sequence *q = s->running.head; q; q = q->next) {
         for (uint32_t g = 0; g < s->caps.group_count; g++) {
             for (uint32_t i = q->tables[g].first; i < q->tables[g].end; i++) {
-                uint32_t unit = q->tables[g].units[i];
-                ASSERT_CMP(kvb_references(s->blocks, g, unit, KVB_LIVE), ==, held[g * units + unit]);
+                uint32_t block_offset = q->tables[g].block_offsets[i];
+                ASSERT_CMP(kvb_references(s->blocks, g, block_offset, KVB_LIVE), ==,
+                           held[g * block_offsets + block_offset]);
                 if ((uint64_t)(i + 1) * s->caps.block_tokens <= q->position) continue;
-                ASSERT_CMP(held[g * units + unit], ==, 1);
-                ASSERT_CMP(claims.to[g * units + unit], <=, q->position);
+                ASSERT_CMP(held[g * block_offsets + block_offset], ==, 1);
+                ASSERT_CMP(claims.to[g * block_offsets + block_offset], <=, q->position);
             }
         }
     }
     for (uint32_t g = 0; g < s->caps.group_count; g++) {
         uint64_t live = 0;
-        for (uint64_t u = 0; u < units; u++) live += held[g * units + u] > 0;
+        for (uint64_t u = 0; u < block_offsets; u++) live += held[g * block_offsets + u] > 0;
         ASSERT_CMP(live, ==, kvb_live_blocks(s->blocks, g));
         if (!s->cache) ASSERT_CMP(live, ==, kvb_used_blocks(s->blocks, g));
     }

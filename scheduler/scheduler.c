@@ -1,5 +1,5 @@
 /* The scheduler's public face: submission, cancellation, events, the step loop and the end of a sequence. See
- * scheduler.h; planning is scheduler/plan.c, blocks are seq_blocks.c and kv_blocks.c, pictures
+ * scheduler.h; planning is scheduler/plan.c, blocks are seq_blocks.c and kv_blocks.c, images
  * scheduler/images.c. */
 #include "scheduler/internal.h"
 
@@ -39,20 +39,20 @@ enum status sched_create(struct engine *e, const struct sched_options *opt, stru
     s->slot_count = s->opt.queue_max + s->caps.sequences_max;
     s->slots = calloc(s->slot_count, sizeof *s->slots);
     s->free_slots = calloc(s->slot_count, sizeof *s->free_slots);
-    s->runs = calloc(s->caps.sequences_max, sizeof *s->runs);
-    s->run_seqs = calloc(s->caps.sequences_max, sizeof *s->run_seqs);
+    s->chunks = calloc(s->caps.sequences_max, sizeof *s->chunks);
+    s->chunk_seqs = calloc(s->caps.sequences_max, sizeof *s->chunk_seqs);
     s->asking = calloc(s->caps.sequences_max, sizeof *s->asking);
     s->prefills = calloc(s->caps.sequences_max, sizeof *s->prefills);
     s->shares = calloc(s->caps.sequences_max, sizeof *s->shares);
-    s->drawn = calloc((size_t)s->caps.sequences_max * (s->opt.guess_max + 1u), sizeof *s->drawn);
+    s->drawn = calloc((size_t)s->caps.sequences_max * (s->opt.draft_max + 1u), sizeof *s->drawn);
     s->drafts = calloc(s->caps.sequences_max, sizeof *s->drafts);
     s->draft_slots = calloc(s->caps.sequences_max, sizeof *s->draft_slots);
     enum status st = kvb_create(&s->caps, &s->blocks, err);
     if (!st && !opt->no_prefix_cache) st = radix_create(&s->caps, s->blocks, opt->hash_seed, &s->cache, err);
-    if (!st && s->cache) radix_watch(s->cache, &opt->watch);
+    if (!st && s->cache) radix_set_event_sink(s->cache, &opt->event_sink);
     if (!st) st = tenants_create(s->slot_count, opt->hash_seed, &s->tenants, err);
     if (!st) st = sched__images_create(s, err);
-    if (!st && (!s->slots || !s->free_slots || !s->runs || !s->run_seqs || !s->asking || !s->prefills ||
+    if (!st && (!s->slots || !s->free_slots || !s->chunks || !s->chunk_seqs || !s->asking || !s->prefills ||
                 !s->shares || !s->drawn || !s->drafts || !s->draft_slots || eventq_init(&s->events)))
         st = err_nomem(err, "the scheduler");
     if (st) {
@@ -64,7 +64,7 @@ enum status sched_create(struct engine *e, const struct sched_options *opt, stru
         s->draft_slots[s->draft_slots_free] = s->draft_slots_free;
         s->draft_slots_free++;
     }
-    s->now.arena_units = s->caps.arena_units;
+    s->now.arena_grains = s->caps.arena_grains;
     s->now.group_count = s->caps.group_count;
     for (uint32_t g = 0; g < s->caps.group_count; g++) s->now.groups[g].window = s->caps.groups[g].window;
     publish(s);
@@ -75,11 +75,11 @@ enum status sched_create(struct engine *e, const struct sched_options *opt, stru
 static void sequence_free(struct sequence *q)
 {
     if (!q) return;
-    for (uint32_t g = 0; g < ENGINE_GROUPS_MAX; g++) free(q->tables[g].units);
+    for (uint32_t g = 0; g < ENGINE_GROUPS_MAX; g++) free(q->tables[g].block_offsets);
     free(q->tokens);
     sched__features_free(q);
     free(q->uses);
-    lookup_fini(&q->lookup);
+    ngram_draft_fini(&q->ngram);
     free(q->scores);
     free(q->end_event);
     free(q);
@@ -106,8 +106,8 @@ void sched_destroy(struct scheduler *s)
     kvb_destroy(s->blocks);
     free(s->slots);
     free(s->free_slots);
-    free(s->runs);
-    free(s->run_seqs);
+    free(s->chunks);
+    free(s->chunk_seqs);
     free(s->asking);
     free(s->prefills);
     free(s->shares);
@@ -147,27 +147,27 @@ static enum status check_sequence(const struct scheduler *s, const struct sched_
     if (!kvb_could_ever_allocate(s->blocks, need))
         return err_set(err, ST_TOO_LARGE, "%llu tokens of KV can never fit into the arena of %llu bytes",
                        (unsigned long long)*total,
-                       (unsigned long long)s->caps.arena_units * s->caps.unit_bytes);
+                       (unsigned long long)s->caps.arena_grains * s->caps.grain_bytes);
     if (r->stop_id_count + s->caps.eos_count > SCHED_STOP_MAX)
         return err_set(err, ST_TOO_LARGE, "more than %u stop token ids", SCHED_STOP_MAX - s->caps.eos_count);
     for (uint32_t i = 0, end = 0; i < p->span_count; end = p->spans[i++].end) {
         const struct prompt_span *im = &p->spans[i];
-        if (im->rule == SPAN_PREFIX && im->whole_end > s->caps.span_tokens_max)
+        if (im->rule == SPAN_PREFIX_LM && im->atomic_end > s->caps.span_tokens_max)
             return err_set(
                 err, ST_TOO_LARGE,
                 "the prompt has %u tokens; this model sees a prompt as a whole, and at most %u fit "
                 "into one step",
-                im->whole_end, s->caps.span_tokens_max);
-        if ((im->picture && !s->caps.images) || im->begin < end || im->end <= im->begin ||
-            im->end > p->token_count || im->whole_end > p->token_count ||
-            (im->whole_end && im->whole_end - im->whole_begin > s->caps.span_tokens_max))
+                im->atomic_end, s->caps.span_tokens_max);
+        if ((im->image && !s->caps.images) || im->begin < end || im->end <= im->begin ||
+            im->end > p->token_count || im->atomic_end > p->token_count ||
+            (im->atomic_end && im->atomic_end - im->atomic_begin > s->caps.span_tokens_max))
             return err_set(err, ST_INVALID, "span %u stands at a bad place in the prompt", i);
     }
-    /* A picture's tokens carry the soft id, which may lie beyond the embedding's rows: no row is looked up
-     * for them. */
+    /* An image's tokens carry the placeholder id, which may lie beyond the embedding's rows: no row is looked
+     * up for them. */
     for (uint32_t i = 0, im = 0; i < p->token_count; i++) {
         while (im < p->span_count && p->spans[im].end <= i) im++;
-        if (im < p->span_count && p->spans[im].begin <= i && p->spans[im].picture) continue;
+        if (im < p->span_count && p->spans[im].begin <= i && p->spans[im].image) continue;
         if (p->tokens[i] >= s->caps.vocab_size)
             return err_set(err, ST_INVALID, "token id %u is not in the vocabulary", p->tokens[i]);
     }
@@ -297,8 +297,8 @@ static void end_sequence(struct scheduler *s, struct sequence *q, enum seq_end e
                                     .stop_id = stop_id,
                                     .generated = q->generated,
                                     .cache = q->cache,
-                                    .proposed = q->guesses,
-                                    .accepted = q->guesses_right,
+                                    .proposed = q->drafted,
+                                    .accepted = q->accepted,
                                     .pushed_us = event_clock_us()};
     uint64_t admitted = q->admitted_us ? q->admitted_us : now_us;
     node->ev.queued_us = admitted > q->submitted_us ? admitted - q->submitted_us : 0;
@@ -324,7 +324,7 @@ static void end_all(struct scheduler *s, enum seq_end end, const char *message, 
     while (s->waiting.head) end_sequence(s, s->waiting.head, end, 0, message, now_us);
 }
 
-static void take_inbox(struct scheduler *s)
+static void drain_inbox(struct scheduler *s)
 {
     pthread_mutex_lock(&s->lock);
     struct seq_list in = s->inbox;
@@ -339,7 +339,7 @@ static void take_inbox(struct scheduler *s)
     }
 }
 
-/* Those whose clients left, those past their deadline, and those whose pictures failed. */
+/* Those whose clients left, those past their deadline, and those whose images failed. */
 static bool end_unwanted(struct scheduler *s, uint64_t now_us)
 {
     bool any = false;
@@ -369,34 +369,34 @@ static void end_constrained(struct scheduler *s, uint64_t now_us)
     }
 }
 
-/* Rope position minus position of the text in front of picture i (i may be image_count: behind the last one).
+/* Rope position minus position of the text in front of image i (i may be image_count: behind the last one).
  */
-static int32_t rope_before(const struct prompt *p, uint32_t i)
+static int32_t mrope_delta_before(const struct prompt *p, uint32_t i)
 {
-    return i ? p->spans[i - 1].rope_offset : 0;
+    return i ? p->spans[i - 1].mrope_delta : 0;
 }
 
 /* Fills the engine's view of q's part of the step. False: no memory for its scores. */
-static bool fill_run(struct scheduler *s, struct sequence *q, struct engine_run *r)
+static bool fill_chunk(struct scheduler *s, struct sequence *q, struct engine_chunk *r)
 {
-    uint32_t n = q->run_tokens, end = q->position + n, count = q->count + q->proposed;
+    uint32_t n = q->chunk_tokens, end = q->position + n, count = q->count + q->proposed;
     const struct prompt *p = q->req.prompt;
-    *r = (struct engine_run){.position = q->position,
-                             .count = n,
-                             .tokens = q->tokens,
-                             .token_count = count,
-                             .prompt_count = p->token_count,
-                             .sampling = q->req.sampling,
-                             .proposed = q->proposed,
-                             .drawn = s->drawn + (r - s->runs) * (s->opt.guess_max + 1),
-                             .draft_slot = q->draft_slot,
-                             .sample = end == count && q->tokens_max > 0,
-                             .banned = q->banned,
-                             .banned_count = q->banned_count,
-                             .banned_until = p->token_count + q->req.tokens_min,
-                             .score_first = UINT32_MAX};
-    for (uint32_t g = 0; g < s->caps.group_count; g++) r->tables[g] = q->tables[g].units;
-    r->rope_offset = rope_before(p, q->next_span);
+    *r = (struct engine_chunk){.position = q->position,
+                               .count = n,
+                               .tokens = q->tokens,
+                               .token_count = count,
+                               .prompt_count = p->token_count,
+                               .sampling = q->req.sampling,
+                               .proposed = q->proposed,
+                               .drawn = s->drawn + (r - s->chunks) * (s->opt.draft_max + 1),
+                               .draft_slot = q->draft_slot,
+                               .sample = end == count && q->tokens_max > 0,
+                               .banned = q->banned,
+                               .banned_count = q->banned_count,
+                               .banned_until = p->token_count + q->req.tokens_min,
+                               .score_first = UINT32_MAX};
+    for (uint32_t g = 0; g < s->caps.group_count; g++) r->tables[g] = q->tables[g].block_offsets;
+    r->mrope_delta = mrope_delta_before(p, q->next_span);
     for (uint32_t i = q->next_span; i < p->span_count && p->spans[i].begin < end; i++) {
         const struct prompt_span *im = &p->spans[i];
         ASSERT(sched__span_ready(q, i));
@@ -404,11 +404,11 @@ static bool fill_run(struct scheduler *s, struct sequence *q, struct engine_run 
                                                         .begin = im->begin,
                                                         .end = im->end,
                                                         .rule = im->rule,
-                                                        .whole_begin = im->whole_begin,
-                                                        .whole_end = im->whole_end,
+                                                        .atomic_begin = im->atomic_begin,
+                                                        .atomic_end = im->atomic_end,
                                                         .grid = im->grid,
-                                                        .rope_before = rope_before(p, i),
-                                                        .rope_offset = im->rope_offset};
+                                                        .mrope_delta_before = mrope_delta_before(p, i),
+                                                        .mrope_delta = im->mrope_delta};
     }
     r->spans = q->uses;
     uint32_t first = q->scored > q->position + 1 ? q->scored : q->position + 1;
@@ -421,7 +421,7 @@ static bool fill_run(struct scheduler *s, struct sequence *q, struct engine_run 
     return true;
 }
 
-static bool push_scores(struct scheduler *s, struct sequence *q, const struct engine_run *r)
+static bool push_scores(struct scheduler *s, struct sequence *q, const struct engine_chunk *r)
 {
     uint32_t prompt = q->req.prompt->token_count;
     uint32_t last = r->position + r->count < prompt - 1 ? r->position + r->count : prompt - 1; /* inclusive */
@@ -449,7 +449,8 @@ static bool is_one_of(uint32_t id, const uint32_t *ids, uint32_t count)
 static const char *no_memory = "out of memory";
 
 /* A token was drawn: its event, the reasons to end. False: q is gone. */
-static bool take_token(struct scheduler *s, struct sequence *q, const struct token_out *out, uint64_t now_us)
+static bool accept_token(struct scheduler *s, struct sequence *q, const struct token_out *out,
+                         uint64_t now_us)
 {
     uint32_t id = out->id;
     if (!q->first_token_us) q->first_token_us = now_us;
@@ -459,8 +460,8 @@ static bool take_token(struct scheduler *s, struct sequence *q, const struct tok
                              .token = *out,
                              .index = q->generated,
                              .cache = q->cache,
-                             .proposed = q->guesses,
-                             .accepted = q->guesses_right};
+                             .proposed = q->drafted,
+                             .accepted = q->accepted};
     if (!sched__tokens_reserve(q, q->count + 1) || !eventq_emit(&s->events, &ev)) {
         end_sequence(s, q, END_ERROR, 0, no_memory, now_us);
         return false;
@@ -489,39 +490,40 @@ static void advance(struct scheduler *s, struct sequence *q, uint32_t n)
     sched__blocks_trim(s, q);
 }
 
-/* Tokens of a verified run, one after the other as if each had had its own step: what is kept, published and
- * ended does not depend on who guessed how much. What was taken for the rest is given back. */
-static void take_verified(struct scheduler *s, struct sequence *q, const struct engine_run *r,
-                          uint64_t now_us)
+/* Tokens of a verified chunk, one after the other as if each had had its own step: what is kept, published
+ * and ended does not depend on who drafted how much. What was taken for the rest is given back. */
+static void accept_verified(struct scheduler *s, struct sequence *q, const struct engine_chunk *r,
+                            uint64_t now_us)
 {
     uint32_t accepted = r->drawn_count - 1;
-    s->now.verified_runs++;
+    s->now.verified_chunks++;
     s->now.proposed_tokens += r->proposed;
     s->now.accepted_tokens += accepted;
-    for (uint32_t i = 0; i < accepted && i < SCHED_GUESSES_MAX; i++) s->now.accepted_at[i]++;
-    q->guesses += r->proposed;
-    q->guesses_right += accepted;
-    if (!q->forced) lookup_learn(&q->lookup, &s->guess_odds, r->proposed, accepted);
+    for (uint32_t i = 0; i < accepted && i < SCHED_DRAFT_MAX; i++) s->now.accepted_at[i]++;
+    q->drafted += r->proposed;
+    q->accepted += accepted;
+    if (!q->forced) ngram_draft_learn(&q->ngram, &s->acceptance, r->proposed, accepted);
     q->proposed = 0;
     for (uint32_t i = 0; i < r->drawn_count; i++) {
         if (i > 0) advance(s, q, 1);
-        if (!take_token(s, q, &r->drawn[i], now_us)) return;
+        if (!accept_token(s, q, &r->drawn[i], now_us)) return;
     }
     sched__blocks_roll_back(s, q);
 }
 
-/* Takes in the result of q's run: scores, new tokens, the reasons to end. */
-static void finish_run(struct scheduler *s, struct sequence *q, const struct engine_run *r, uint64_t now_us)
+/* Takes in the result of q's chunk: scores, new tokens, the reasons to end. */
+static void finish_chunk(struct scheduler *s, struct sequence *q, const struct engine_chunk *r,
+                         uint64_t now_us)
 {
-    if (r->broken && r->proposed) { /* perhaps by a guess: once more without */
-        q->guess_broke = true;
+    if (r->broken && r->proposed) { /* perhaps by a draft token: once more without */
+        q->speculation_off = true;
         q->proposed = 0;
         sched__blocks_roll_back(s, q);
         return;
     }
     if (r->broken) {
         /* It may have been a fault of the moment, which must not outlive the request. The position stays, so
-         * what this step wrote is not published; but steps before whose logits nobody saw, or a picture's
+         * what this step wrote is not published; but steps before whose logits nobody saw, or an image's
          * features, may be where it began. */
         sched_reset_prefix_cache(s);
         sched_reset_features(s);
@@ -544,25 +546,25 @@ static void finish_run(struct scheduler *s, struct sequence *q, const struct eng
         if (q->tokens_max == 0 && q->position == q->count) end_sequence(s, q, END_LENGTH, 0, NULL, now_us);
         return;
     }
-    if (r->proposed) take_verified(s, q, r, now_us);
-    else (void)take_token(s, q, &r->out, now_us);
+    if (r->proposed) accept_verified(s, q, r, now_us);
+    else (void)accept_token(s, q, &r->out, now_us);
 }
 
 static void run_step(struct scheduler *s, uint64_t now_us)
 {
     uint32_t n = 0;
-    for (uint32_t i = 0; i < s->run_count; i++) {
-        struct sequence *q = s->run_seqs[i];
-        if (fill_run(s, q, &s->runs[n])) s->run_seqs[n++] = q;
+    for (uint32_t i = 0; i < s->chunk_count; i++) {
+        struct sequence *q = s->chunk_seqs[i];
+        if (fill_chunk(s, q, &s->chunks[n])) s->chunk_seqs[n++] = q;
         else end_sequence(s, q, END_ERROR, 0, "out of memory", now_us);
     }
     if (n == 0) return;
-    struct engine_batch batch = {.runs = s->runs, .run_count = n};
+    struct engine_batch batch = {.chunks = s->chunks, .chunk_count = n};
     struct err err = {{0}};
     struct step_load load = {{0}};
     for (uint32_t i = 0; i < n; i++) {
-        step_load_add(&s->cost, &load, s->runs[i].position, s->runs[i].count, s->runs[i].sample);
-        load.n[STEP_SAMPLED] += s->runs[i].proposed;
+        step_load_add(&s->cost, &load, s->chunks[i].position, s->chunks[i].count, s->chunks[i].sample);
+        load.n[STEP_SAMPLED] += s->chunks[i].proposed;
     }
     uint64_t start = sched__clock(s);
     enum status st = engine_submit(s->engine, &batch, &err);
@@ -571,7 +573,7 @@ static void run_step(struct scheduler *s, uint64_t now_us)
     /* Where a slice only began on the device, the step has waited for it, too. */
     if (!st && s->slice_us <= 0) {
         step_cost_learn(&s->cost, &load, (double)spent);
-        sched__guess_learn(s, n, (double)spent);
+        sched__speculate_learn(s, n, (double)spent);
     }
     now_us += spent;
     s->now.steps++;
@@ -584,9 +586,9 @@ static void run_step(struct scheduler *s, uint64_t now_us)
     s->now.last_batch_sequences = n;
     if (st == ST_DEVICE) atomic_store(&s->failed, true); /* before anybody hears of it and comes again */
     for (uint32_t i = 0; i < n; i++) {
-        struct sequence *q = s->run_seqs[i];
+        struct sequence *q = s->chunk_seqs[i];
         if (st) end_sequence(s, q, END_ERROR, 0, err.msg[0] ? err.msg : "the engine failed", now_us);
-        else finish_run(s, q, &s->runs[i], now_us);
+        else finish_chunk(s, q, &s->chunks[i], now_us);
     }
     if (st)
         log_error("event=step_failed status=\"%s\" message=\"%s\" sequences=%u", status_name(st), err.msg, n);
@@ -598,7 +600,7 @@ static void publish(struct scheduler *s)
 {
     struct sched_stats *st = &s->now;
     st->running = s->running.count;
-    st->used_units = kvb_used_units(s->blocks);
+    st->used_grains = kvb_used_grains(s->blocks);
     for (uint32_t g = 0; g < s->caps.group_count; g++) {
         uint64_t used = kvb_used_blocks(s->blocks, g), live = kvb_live_blocks(s->blocks, g);
         st->groups[g].blocks_used = used;
@@ -616,16 +618,16 @@ static void publish(struct scheduler *s)
 
 bool sched_step(struct scheduler *s, uint64_t now_us)
 {
-    take_inbox(s);
+    drain_inbox(s);
     bool worked = end_unwanted(s, now_us);
     if (sched__cache_reset_wanted(s)) worked = true;
-    sched__cache_outline(s);
+    sched__cache_snapshot(s);
     if (sched__images_take(s)) worked = true;
     if (s->image_failed) end_unwanted(s, now_us);
     if (atomic_load(&s->failed)) end_all(s, END_ERROR, "the engine has failed", now_us);
     sched__admit(s, now_us);
     publish(s); /* a watchdog sees that there is work while it is done */
-    /* One slice of a picture a turn: decodes go on between slices, and a cancel or a new request is seen. */
+    /* One slice of an image a turn: decodes go on between slices, and a cancel or a new request is seen. */
     if (sched__encode_slice(s)) worked = true;
     if (s->image_failed) worked |= end_unwanted(s, now_us);
     s->image_failed = false;
@@ -635,13 +637,13 @@ bool sched_step(struct scheduler *s, uint64_t now_us)
         worked = true;
     }
     if (eventq_pending(&s->events))
-        publish(s); /* pictures that are wanted are decoded beside the step, not behind it */
-    if (s->run_count > 0) {
+        publish(s); /* images that are wanted are decoded beside the step, not behind it */
+    if (s->chunk_count > 0) {
         run_step(s, now_us);
         worked = true;
     }
     if (!s->running.head && s->waiting.head)
-        worked = true; /* the only one gave its blocks back: it is admitted anew at once */
+        worked = true; /* the only one gave its blocks back: it is admitted again at once */
     s->now.heartbeat_us = now_us;
     publish(s);
     return worked;
@@ -665,7 +667,7 @@ void sched_run(struct scheduler *s)
         bool done = s->stopping && idle;
         pthread_mutex_unlock(&s->lock);
         if (abort_now) {
-            take_inbox(s);
+            drain_inbox(s);
             end_all(s, END_CANCELLED, NULL, event_clock_us());
             publish(s);
             if (s->opt.wake) s->opt.wake(s->opt.wake_arg);

@@ -25,9 +25,9 @@ struct seq_id {
 
 /* Tells what the prefix cache holds to somebody who keeps a copy of it, as a router does: in blocks of
  * `block_tokens` tokens, whatever the size of the cache's own. A block stands for all tokens from the
- * beginning of the prompt to its own end: its hash is made of its parent's, its tokens and its pictures, so
+ * beginning of the prompt to its own end: its hash is made of its parent's, its tokens and its images, so
  * servers agree on it. Called on the engine thread; what is passed is valid for the call alone. */
-struct cache_picture {
+struct cache_image {
     uint32_t begin, end; /* positions in the prompt */
     uint8_t key[32];
 };
@@ -36,47 +36,47 @@ struct cache_stored {
     uint32_t count;         /* of blocks, each the parent of the next */
     uint32_t first;         /* position of the first one's first token; 0 = it has no parent */
     uint64_t parent;
-    const uint64_t *hashes;               /* [count] */
-    const uint32_t *tokens;               /* [count * block_tokens] */
-    const struct cache_picture *pictures; /* that touch the blocks, in order; may reach beyond them */
-    uint32_t picture_count;
+    const uint64_t *hashes;           /* [count] */
+    const uint32_t *tokens;           /* [count * block_tokens] */
+    const struct cache_image *images; /* that touch the blocks, in order; may reach beyond them */
+    uint32_t image_count;
     const uint8_t *salt; /* [32], as struct sched_sequence has it */
 };
-struct cache_watch {
+struct kv_event_sink {
     uint32_t block_tokens; /* 0: nobody watches */
     void *arg;
     void (*stored)(void *arg, const struct cache_stored *what);
     void (*removed)(void *arg, uint32_t group, const uint64_t *hashes, uint32_t count);
     /* All that was told is void. What follows, up to the call with `done`, is everything there is. */
-    void (*anew)(void *arg, bool done);
+    void (*resync)(void *arg, bool done);
 };
 
 struct sched_options {
     uint32_t queue_max;     /* sequences waiting; one more is ST_AGAIN. 0 = 1024 */
     uint32_t prefill_chunk; /* tokens of one sequence's prefill in one step at most; 0 = what the step's
                                budget leaves */
-    uint32_t step_us; /* time budget of a step, its slice of a picture included: prefills share what decodes
-                         leave of it. A single row that takes longer exceeds it, and so does a picture that is
+    uint32_t step_us; /* time budget of a step, its slice of an image included: prefills share what decodes
+                         leave of it. A single row that takes longer exceeds it, and so does an image that is
                          prefilled whole. 0 = no time limit */
     uint64_t (*clock)(void *arg); /* microseconds, for measuring steps; NULL = the monotonic clock */
     void *clock_arg;
     uint32_t encode_layers;  /* vision-tower layers between two decode steps; 0 = what fits into half of
                                 step_us, or 2 */
     bool no_prefix_cache;    /* compute every prompt */
-    uint64_t features_bytes; /* limit for encoded pictures, in use or kept for later requests. Only idle ones
+    uint64_t features_bytes; /* limit for encoded images, in use or kept for later requests. Only idle ones
                                 can be evicted, so those in use may exceed it. 0 = 256 MiB */
     uint64_t hash_seed;      /* of the tables' hash functions: random in a server, fixed in tests */
     /* Speculative decoding: writes up to `most` draft tokens that may follow tokens[0..count) of the sequence
-     * with this `user`; returns how many. Engine thread. Drafts are verified (struct engine_run), so they
+     * with this `user`; returns how many. Engine thread. Drafts are verified (struct engine_chunk), so they
      * change the time and no answer; with a drafter they take the place of its own. NULL: the engine's
-     * drafter, or else look-up (scheduler/lookup.h). */
+     * drafter, or else lookup (scheduler/ngram_draft.h). */
     uint32_t (*propose)(void *arg, void *user, const uint32_t *tokens, uint32_t count, uint32_t most,
                         uint32_t *out);
     void *propose_arg;
-    uint32_t guess_max;       /* for one sequence in one step at most; 0 = none */
-    bool guess_all;           /* always so many, not as many as pay */
-    struct cache_watch watch; /* of the prefix cache */
-    void (*wake)(void *arg);  /* events are waiting; may be NULL */
+    uint32_t draft_max;              /* for one sequence in one step at most; 0 = none */
+    bool draft_always;               /* always so many, not as many as pay */
+    struct kv_event_sink event_sink; /* of the prefix cache */
+    void (*wake)(void *arg);         /* events are waiting; may be NULL */
     void *wake_arg;
 };
 
@@ -124,8 +124,8 @@ enum cache_stop {
     CACHE_STOP_NONE = 0, /* everything but the last token was reused */
     CACHE_STOP_END,      /* all cached items are equal, the prompt is longer */
     CACHE_STOP_TOKEN,    /* a text token differs from what is cached */
-    CACHE_STOP_IMAGE,    /* another picture (or a picture instead of text) is at that place */
-    CACHE_STOP_SPAN,     /* equal up to a place inside a picture that is reused whole or not at all */
+    CACHE_STOP_IMAGE,    /* another image (or an image instead of text) is at that place */
+    CACHE_STOP_SPAN,     /* equal up to a place inside an image that is reused whole or not at all */
     CACHE_STOP_WINDOW,   /* equal further on, but the sliding-window KV before that place is gone */
     CACHE_STOP_EVICTED,  /* what follows was cached and has been evicted */
     CACHE_STOP_SALT,     /* nothing is cached under the request's salt (or at all) */
@@ -153,7 +153,7 @@ struct sched_event {
     uint32_t generated;            /* EV_END */
     struct sched_cache_info cache; /* EV_END and EV_TOKEN: of the first admission */
     uint32_t proposed,
-        accepted; /* EV_END and EV_TOKEN: guesses so far that were verified; of which were drawn */
+        accepted; /* EV_END and EV_TOKEN: draft tokens so far that were verified; of which were drawn */
     uint64_t queued_us, prefill_us; /* EV_END: time waiting, time from admission to the first token */
     char message[160];              /* EV_END with END_ERROR */
 };
@@ -175,7 +175,7 @@ enum status sched_submit(struct scheduler *s, const struct sched_sequence *seq, 
 void sched_cancel(struct scheduler *s, struct seq_id id); /* stale ids are ignored */
 /* A mask that was MASK_LATER may be ready: the engine thread looks. Any thread. */
 void sched_wake(struct scheduler *s);
-/* Answers to EV_IMAGE, any thread. A sequence may ask for the same picture again (after a preemption, or when
+/* Answers to EV_IMAGE, any thread. A sequence may ask for the same image again (after a preemption, or when
  * another's encode failed), but never while its last EV_IMAGE is unanswered. Refusing an unanswered EV_IMAGE
  * always ends the sequence. supply: the prepared pixels that belong to the image's key; ownership moves
  * (freed by the scheduler, also when id is stale). refuse: the sequence ends with END_ERROR and the message.
@@ -185,31 +185,33 @@ void sched_refuse_image(struct scheduler *s, struct seq_id id, uint32_t image, c
 /* Drops what is cached and not in use, at the next turn of the engine thread. Any thread. */
 void sched_reset_prefix_cache(struct scheduler *s);
 void sched_reset_features(struct scheduler *s);
-/* The watcher of the prefix cache is told everything anew, at the next turn of the engine thread. Any thread.
+/* The event sink of the prefix cache is told everything again, at the next turn of the engine thread. Any
+ * thread.
  */
 void sched_announce_cache(struct scheduler *s);
 /* The shape of the prefix cache: how long its pieces are and where they branch, nothing of what is in them.
  * Of those pieces that requests with one salt use. The ones used last, in an order in which parents come
  * first. */
-#define CACHE_OUTLINE_MAX  512u
-#define CACHE_OUTLINE_ROOT UINT32_MAX
-struct cache_outline {
+#define CACHE_SNAPSHOT_MAX  512u
+#define CACHE_SNAPSHOT_ROOT UINT32_MAX
+struct cache_snapshot {
     uint64_t nodes, tokens; /* without a salt: of the whole cache; else of the pieces looked at */
     uint32_t count;
-    struct cache_outline_node {
-        uint32_t parent;     /* index; CACHE_OUTLINE_ROOT: prompts begin with it */
+    struct cache_snapshot_node {
+        uint32_t parent;     /* index; CACHE_SNAPSHOT_ROOT: prompts begin with it */
         uint32_t start, end; /* positions in the prompt */
         uint32_t children;   /* in the cache: may be more than are listed */
         uint32_t running;    /* sequences whose computed part ends in it */
-        uint32_t pictures;   /* that touch it */
+        uint32_t images;     /* that touch it */
         uint64_t uses_ago;   /* how often the cache was used since it was */
-    } at[CACHE_OUTLINE_MAX];
+    } at[CACHE_SNAPSHOT_MAX];
 };
 /* Asks the engine thread for one, made at its next turn; then it calls wake. Returns a ticket. Any thread. */
-uint64_t sched_outline_ask(struct scheduler *s, const uint8_t salt[32]);
+uint64_t sched_snapshot_ask(struct scheduler *s, const uint8_t salt[32]);
 /* The last one; false if that was made before the ticket was given. One of another salt is never given out:
  * then this asks again, and changes the ticket. Any thread. */
-bool sched_outline(struct scheduler *s, const uint8_t salt[32], uint64_t *ticket, struct cache_outline *out);
+bool sched_snapshot(struct scheduler *s, const uint8_t salt[32], uint64_t *request_seq,
+                    struct cache_snapshot *out);
 /* Takes the oldest event; false when there is none. */
 bool sched_poll(struct scheduler *s, struct sched_event *ev);
 uint64_t sched_poll_since(const struct scheduler *s); /* pushed_us of the event that sched_poll would take; 0
@@ -232,10 +234,10 @@ void sched_check(const struct scheduler *s);
  * it happens. A gauge that is read off the state is set in publish() in scheduler.c. server/http/metrics.c
  * prints it. */
 #define SCHED_STEP_BUCKETS 14u
-#define SCHED_GUESSES_MAX  16u /* of one run */
+#define SCHED_DRAFT_MAX    16u /* of one chunk */
 struct sched_stats {
     uint32_t running, waiting;
-    uint64_t arena_units, used_units;
+    uint64_t arena_grains, used_grains;
     uint32_t group_count;
     struct {
         uint64_t blocks_used, bytes_used;    /* live + cached */
@@ -248,18 +250,18 @@ struct sched_stats {
     uint64_t cache_queries,
         cache_query_tokens; /* admissions that looked into the prefix cache, and their prompt tokens */
     uint64_t cache_hits, cache_hit_tokens; /* with at least one token reused */
-    uint64_t cache_recomputed_tokens; /* equal to something cached, but computed again (last token, window, a
-                                         picture hit in the middle) */
+    uint64_t cache_recomputed_tokens; /* equal to something cached, but computed again (last token, window, an
+                                         image hit in the middle) */
     uint64_t cache_waits, cache_copied_blocks; /* admissions delayed while another sequence computes the same
                                                   prefix; partly filled blocks copied */
     uint64_t cache_nodes, cache_evictions;     /* nodes of the tree now; nodes evicted */
     uint64_t cache_stops[CACHE_STOP_DISABLED + 1];
-    uint64_t feature_queries, feature_hits, feature_bytes, feature_evictions; /* encoded pictures */
+    uint64_t feature_queries, feature_hits, feature_bytes, feature_evictions; /* encoded images */
     uint64_t steps, prompt_tokens, generated_tokens, preemptions, images_encoded, step_us_total;
-    uint64_t verified_runs, proposed_tokens,
-        accepted_tokens;                     /* runs with guesses; the guesses; of which were drawn */
-    uint64_t accepted_at[SCHED_GUESSES_MAX]; /* by place in their run */
-    uint64_t ended[SEQ_ENDS];                /* by enum seq_end */
+    uint64_t verified_chunks, proposed_tokens,
+        accepted_tokens; /* chunks with draft tokens; the draft tokens; of which were drawn */
+    uint64_t accepted_at[SCHED_DRAFT_MAX]; /* by place in their run */
+    uint64_t ended[SEQ_ENDS];              /* by enum seq_end */
     uint64_t mask_waits; /* runs that were left out of a step, because their mask was not ready */
     uint32_t last_batch_tokens, last_batch_sequences;
     uint64_t step_tokens[SCHED_STEP_BUCKETS],

@@ -1,4 +1,4 @@
-/* Block tables of one sequence: growing them before a run, trimming the sliding groups behind it. See
+/* Block tables of one sequence: growing them before a chunk, trimming the sliding groups behind it. See
  * scheduler/internal.h. */
 #include "scheduler/internal.h"
 
@@ -22,10 +22,10 @@ bool sched__table_reserve(struct block_table *t, uint32_t entries)
     if (entries <= t->cap) return true;
     uint32_t cap = t->cap ? t->cap : 16;
     while (cap < entries) cap *= 2;
-    uint32_t *u = realloc(t->units, cap * sizeof *u);
+    uint32_t *u = realloc(t->block_offsets, cap * sizeof *u);
     if (!u) return false;
     for (uint32_t i = t->cap; i < cap; i++) u[i] = ENGINE_NO_BLOCK;
-    t->units = u;
+    t->block_offsets = u;
     t->cap = cap;
     return true;
 }
@@ -52,9 +52,9 @@ bool sched__blocks_ensure(struct scheduler *s, struct sequence *q, uint32_t n)
     for (uint32_t g = 0; g < s->caps.group_count; g++) {
         struct block_table *t = &q->tables[g];
         for (uint32_t i = 0; i < need[g]; i++) {
-            uint32_t unit = kvb_allocate(s->blocks, g);
-            ASSERT(unit != ENGINE_NO_BLOCK);
-            t->units[t->end++] = unit;
+            uint32_t block_offset = kvb_allocate(s->blocks, g);
+            ASSERT(block_offset != ENGINE_NO_BLOCK);
+            t->block_offsets[t->end++] = block_offset;
         }
     }
     return true;
@@ -72,8 +72,8 @@ void sched__blocks_roll_back(struct scheduler *s, struct sequence *q)
     for (uint32_t g = 0; g < s->caps.group_count; g++) {
         struct block_table *t = &q->tables[g];
         for (uint32_t end = blocks_of(s, q->position); t->end > end && t->end > t->first;) {
-            kvb_release(s->blocks, g, t->units[--t->end], KVB_LIVE);
-            t->units[t->end] = ENGINE_NO_BLOCK;
+            kvb_release(s->blocks, g, t->block_offsets[--t->end], KVB_LIVE);
+            t->block_offsets[t->end] = ENGINE_NO_BLOCK;
             s->freed++;
         }
     }
@@ -88,9 +88,9 @@ void sched__blocks_trim(struct scheduler *s, struct sequence *q)
         /* The next query, at `position`, sees keys from position - w + 1 on; the drafter one more. */
         uint32_t keep = (q->position - w + !s->caps.drafts) / s->caps.block_tokens;
         while (t->first < keep && t->first < t->end) {
-            kvb_release(s->blocks, g, t->units[t->first], KVB_LIVE);
+            kvb_release(s->blocks, g, t->block_offsets[t->first], KVB_LIVE);
             s->freed++;
-            t->units[t->first++] = ENGINE_NO_BLOCK;
+            t->block_offsets[t->first++] = ENGINE_NO_BLOCK;
         }
     }
 }
@@ -100,8 +100,8 @@ void sched__blocks_drop(struct scheduler *s, struct sequence *q)
     for (uint32_t g = 0; g < s->caps.group_count; g++) {
         struct block_table *t = &q->tables[g];
         for (uint32_t b = t->first; b < t->end; b++) {
-            kvb_release(s->blocks, g, t->units[b], KVB_LIVE);
-            t->units[b] = ENGINE_NO_BLOCK;
+            kvb_release(s->blocks, g, t->block_offsets[b], KVB_LIVE);
+            t->block_offsets[b] = ENGINE_NO_BLOCK;
         }
         t->first = t->end = 0;
     }
@@ -117,11 +117,11 @@ void sched__blocks_worst(const struct scheduler *s, uint64_t tokens, uint32_t ne
         uint32_t all = blocks_of(s, tokens);
         need[g] = all;
         if (w > 0) {
-            /* The window behind a run, the run itself (it may be cut down to an atomic span), and two partial
-             * blocks at the ends. */
-            uint64_t run = s->caps.span_tokens_max > s->caps.block_tokens ? s->caps.span_tokens_max
-                                                                          : s->caps.block_tokens;
-            uint32_t some = blocks_of(s, (uint64_t)w + run) + 1;
+            /* The window behind a chunk, the chunk itself (it may be cut down to an atomic span), and two
+             * partial blocks at the ends. */
+            uint64_t chunk = s->caps.span_tokens_max > s->caps.block_tokens ? s->caps.span_tokens_max
+                                                                            : s->caps.block_tokens;
+            uint32_t some = blocks_of(s, (uint64_t)w + chunk) + 1;
             if (some < all) need[g] = some;
         }
     }

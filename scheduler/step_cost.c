@@ -57,7 +57,7 @@ void step_cost_learn(struct step_cost *c, const struct step_load *l, double us)
            pace = c->steps < EARLY_STEPS ? 0.7 : 0.25;
     /* A step that was held up by something else (another process, cold memory) says little about the next
      * one. Never believed whole: a weight of rows that is absurd would keep runs so short that it is hardly
-     * learnt anew. */
+     * learnt again. */
     double most = (c->steps < EARLY_STEPS ? 10 : 1) * fmax(expected, LEAST_US);
     if (miss > most) miss = most;
     for (uint32_t i = 0; i < STEP_TERMS; i++) norm += l->n[i] / typical[i] * (l->n[i] / typical[i]);
@@ -69,7 +69,7 @@ void step_cost_learn(struct step_cost *c, const struct step_load *l, double us)
     if (l->n[STEP_ROWS] > c->rows_max) c->rows_max = (uint32_t)l->n[STEP_ROWS];
 }
 
-double step_cost_run_us(const struct step_cost *c, uint32_t position, uint32_t count, bool sampled)
+double step_cost_chunk_us(const struct step_cost *c, uint32_t position, uint32_t count, bool sampled)
 {
     struct step_load l = {{0}};
     step_load_add(c, &l, position, count, sampled);
@@ -81,7 +81,7 @@ uint32_t step_cost_fit(const struct step_cost *c, uint32_t position, uint32_t mo
     uint32_t lo = 1, hi = most ? most : 1;
     while (lo < hi) {
         uint32_t mid = lo + (hi - lo + 1) / 2;
-        if (step_cost_run_us(c, position, mid, false) <= us) lo = mid;
+        if (step_cost_chunk_us(c, position, mid, false) <= us) lo = mid;
         else hi = mid - 1;
     }
     return lo;

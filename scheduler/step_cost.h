@@ -28,15 +28,16 @@ struct step_cost {
 };
 
 void step_cost_init(struct step_cost *c, const struct engine_caps *caps);
-/* Adds a run of `count` tokens behind `position` cached ones; sampled: its last token's logits are wanted. */
+/* Adds a chunk of `count` tokens behind `position` cached ones; sampled: its last token's logits are wanted.
+ */
 void step_load_add(const struct step_cost *c, struct step_load *l, uint32_t position, uint32_t count,
                    bool sampled);
 double step_cost_us(const struct step_cost *c, const struct step_load *l);
 /* A step of this load took so long. */
 void step_cost_learn(struct step_cost *c, const struct step_load *l, double us);
-/* Microseconds that a run adds to a step that is run anyway. */
-double step_cost_run_us(const struct step_cost *c, uint32_t position, uint32_t count, bool sampled);
-/* The longest run behind `position` that adds at most `us`; 1 to most. */
+/* Microseconds that a chunk adds to a step that is run anyway. */
+double step_cost_chunk_us(const struct step_cost *c, uint32_t position, uint32_t count, bool sampled);
+/* The longest chunk behind `position` that adds at most `us`; 1 to most. */
 uint32_t step_cost_fit(const struct step_cost *c, uint32_t position, uint32_t most, double us);
 /* Limit for the rows of a step: a few times the most seen so far. */
 uint32_t step_cost_rows(const struct step_cost *c);

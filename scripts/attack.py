@@ -42,7 +42,7 @@ sys.path.insert(0, os.path.join(ROOT, "tests/api"))
 from framing_corpus import MARKER, corpus, render  # noqa: E402
 from harness import Server  # noqa: E402
 
-FLAGS = ("--max-body-bytes", "1M", "--kv-memory", "16M", "--answer-memory", "64M", "--enable-admin", "off")
+FLAGS = ("--max-body-bytes", "1M", "--kv-memory", "16M", "--response-memory", "64M", "--enable-admin", "off")
 LIMIT = 200  # --max-connections of the second server
 WORDS = "red blue green circle square triangle two three many small large left right above below".split()
 

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Builds the container image, unpacks it and asks the server in it about a picture; prints the sizes.
+# Builds the container image, unpacks it and asks the server in it about an image; prints the sizes.
 # usage: scripts/container.sh [--cuda] [--keep DIR] [ARGUMENT OF THE BUILDER...]
 #   --cuda       Dockerfile.cuda instead of Dockerfile; what is asked runs on its CPU part
 #   --keep DIR   leaves the image's root file system there
@@ -129,12 +129,12 @@ read -r line <"$work/out" || line=
 port=${line##*:}
 check "it listens (${line:-no line})" [ -n "$port" ]
 check "the health check says so" "${inside[@]}" kvasir-ready "$port"
-picture=$(base64 -w0 models/demo/sample.png)
+image=$(base64 -w0 models/demo/sample.png)
 answer=$(curl -s -m 60 "http://127.0.0.1:$port/v1/chat/completions" -H 'Content-Type: application/json' -d '{
   "messages": [{"role": "user", "content": [
-    {"type": "image_url", "image_url": {"url": "data:image/png;base64,'"$picture"'"}},
+    {"type": "image_url", "image_url": {"url": "data:image/png;base64,'"$image"'"}},
     {"type": "text", "text": "What is in this picture?"}]}]}' | sed -n 's/.*"content":"\([^"]*\)".*/\1/p')
-check "the picture: $answer" [ "$answer" = "A red circle and a blue square." ]
+check "the image: $answer" [ "$answer" = "A red circle and a blue square." ]
 signal=$(sed -n 's/^STOPSIGNAL //p' "$file")
 kill -s "${signal#SIG}" "$server"
 not_ready() {

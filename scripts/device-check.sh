@@ -204,7 +204,7 @@ part_invariance() {
         on_paths invariance 500 "$tests/test_engine_invariance" --backend cuda
     fi
 }
-# The library anew, with pauses; the programs are those of the other parts.
+# The library again, with pauses; the programs are those of the other parts.
 part_stress() {
     local dir=$root/stress/release
     if [ "$emulated" -eq 1 ]; then

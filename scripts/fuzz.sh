@@ -49,18 +49,18 @@ mkdir -p $out/crashes
 seed chat tests/fuzz/seeds/chat/*
 seed json tests/fuzz/seeds/*/*.json
 seed messages tests/fuzz/seeds/messages/*
-seed picture $golden/images/files/* $golden/images/videos/*
+seed image $golden/images/files/* $golden/images/videos/*
 for file in $golden/images/files/{bmp_1.bmp,gif_gray.gif,bad_png_filter.png}; do
-    printf 'data:image/x;base64,%s' "$(base64 -w 0 "$file")" >"$out/seeds/picture/uri_${file##*/}"
+    printf 'data:image/x;base64,%s' "$(base64 -w 0 "$file")" >"$out/seeds/image/uri_${file##*/}"
 done
 seed jinja $golden/*/*/chat_template.jinja
 seed tokenizer $golden/{tokenizer,qwen}/*/tokenizer.json
 seed grammar tests/fuzz/seeds/grammar/*
 seed checkpoint tests/fuzz/seeds/checkpoint/* $golden/{qwen,gemma3}/*/config.json
 words chat server/generate/*.c server/chat/*.c
-words json server/http/json_in.c
+words json server/http/json_parser.c
 words messages server/chat/*.c
-words picture server/media/*.c
+words image server/media/*.c
 words jinja server/jinja/*.c
 words grammar server/grammar/*.c
 words tokenizer engine/tokenizer/*.c

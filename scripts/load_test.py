@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Load test for an OpenAI-compatible server: conversations of several turns with shared system prompts and
-pictures, or a data set, streamed. Python 3.11, standard library only.
+images, or a data set, streamed. Python 3.11, standard library only.
 
   load_test.py --url http://127.0.0.1:8000 --users 8 --duration 30
       closed loop: 8 users, each asks when its last answer is there

@@ -1,6 +1,6 @@
 #!/bin/sh
 # From a fresh clone to a running server: installs missing Debian packages, builds, starts Kvasir with the
-# bundled demo model, waits until it is ready and prints a curl line with a picture to paste into another
+# bundled demo model, waits until it is ready and prints a curl line with an image to paste into another
 # terminal. Safe to run again; Ctrl-C stops the server.
 # usage: scripts/run.sh [any flag of `kvasir serve`, e.g. --model DIR --port 9000]
 set -eu
@@ -40,7 +40,7 @@ done <"$pipe"
 [ -n "$url" ] || { server_wait; exit 1; }
 cat <<TEXT
 
-Kvasir is ready. Ask it about a picture, from another terminal in this directory:
+Kvasir is ready. Ask it about an image, from another terminal in this directory:
 
 curl -s $url/v1/chat/completions -H 'Content-Type: application/json' -d '{"messages":[
 {"role":"user","content":[{"type":"image_url","image_url":{"url":

@@ -1,20 +1,20 @@
-"""The bug that this project started from, to look at: a cached picture, then a new one, on a Qwen3-VL demo model.
+"""The bug that this project started from, to look at: a cached image, then a new one, on a Qwen3-VL demo model.
 
 python3 scripts/seed_scenario.py [--model models/demo-qwen3-vl] [--pairs 100] [--seed 1] [--examples 4] [--json]
 
-A conversation shows picture A and asks about it; that much is cached. Then picture B comes, with the question whether the two are
-the same or what differs. The tokens of a picture have positions in rows and columns, and text behind a picture goes on from the
+A conversation shows image A and asks about it; that much is cached. Then image B comes, with the question whether the two are
+the same or what differs. The tokens of an image have positions in rows and columns, and text behind an image goes on from the
 larger side of its grid, not from the number of its tokens: so what comes behind a cached prefix needs the place where the positions
-of the prefix ended, and a new picture its rows and columns. Every pair is asked five times:
+of the prefix ended, and a new image its rows and columns. Every pair is asked five times:
 
     cold     nothing cached
     warm     the prefix with A cached, positions as this server computes them; must be equal to cold: text, token ids, log-probs
-    naive    the prefix with A cached, positions continued from the token count, the new picture's too
+    naive    the prefix with A cached, positions continued from the token count, the new image's too
     delta    the same, less what A saved: one number per conversation is kept, rows and columns of B are lost
-    anew     the positions are computed for what is not cached alone: they begin at 0 again, on top of those of A
+    again     the positions are computed for what is not cached alone: they begin at 0 again, on top of those of A
 
 The last three are what caches do that only know how many tokens the prefix has. They are this server as well, built with the known
-bugs rope, rope-delta and rope-anew of tests/mutants. The servers are started one after the other. The pictures are held-out ones that the demo model was not trained on. Exit status 1 if a warm answer is not equal to the cold
+bugs rope, rope-delta and rope-restart of tests/mutants. The servers are started one after the other. The images are held-out ones that the demo model was not trained on. Exit status 1 if a warm answer is not equal to the cold
 one, or no prefix was reused. Python's standard library and Pillow only.
 """
 
@@ -26,11 +26,11 @@ import os
 import subprocess
 import sys
 
-import second_picture
+import second_image
 
 RULES = {"cold": "nothing cached", "warm": "A cached, this server's rule", "naive": "A cached, positions from the token count",
-         "delta": "A cached, positions counted on, one number kept", "anew": "A cached, positions begin at 0 again"}
-MUTANTS = {"naive": "rope", "delta": "rope-delta", "anew": "rope-anew"}
+         "delta": "A cached, positions counted on, one number kept", "restart": "A cached, positions begin at 0 again"}
+MUTANTS = {"naive": "rope", "delta": "rope-delta", "restart": "rope-restart"}
 SAME = "they are the same."
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -50,11 +50,11 @@ def both_turns(server, pair, name, cold=False):
     messages = first + [{"role": "assistant", "content": one["choices"][0]["message"]["content"]}, last]
     two = server.chat(messages, cache_salt=name)
     done = {"kind": kind, "expected": expected, "question": question_of(last), "first_question": question_of(first[-1]),
-            "first": second_picture.outcome(one), "second": second_picture.outcome(two), "text": text_of(two), "first_text": text_of(one),
-            "cached": second_picture.cached(two), "first_prompt": len(one["prompt_token_ids"]), "prompt": len(two["prompt_token_ids"])}
+            "first": second_image.outcome(one), "second": second_image.outcome(two), "text": text_of(two), "first_text": text_of(one),
+            "cached": second_image.cached(two), "first_prompt": len(one["prompt_token_ids"]), "prompt": len(two["prompt_token_ids"])}
     if cold:
         alone = server.chat(messages, cache_salt=name + " cold")
-        done["cold"], done["cold_text"], done["cold_cached"] = second_picture.outcome(alone), text_of(alone), second_picture.cached(alone)
+        done["cold"], done["cold_text"], done["cold_cached"] = second_image.outcome(alone), text_of(alone), second_image.cached(alone)
     return done
 
 
@@ -65,9 +65,9 @@ def wrong(name):
 
 
 def run(args, binary, cold):
-    with second_picture.started(binary, args.model) as url, concurrent.futures.ThreadPoolExecutor(args.parallel) as pool:
-        server = second_picture.Server(url, args.timeout)
-        pairs = second_picture.pairs_of(args.seed, args.pairs)
+    with second_image.started(binary, args.model) as url, concurrent.futures.ThreadPoolExecutor(args.parallel) as pool:
+        server = second_image.Server(url, args.timeout)
+        pairs = second_image.pairs_of(args.seed, args.pairs)
         return list(pool.map(lambda i: both_turns(server, pairs[i], f"pair {i}", cold), range(len(pairs))))
 
 
@@ -95,7 +95,7 @@ def measure(args):
         result["cached_tokens"] += r["cached"]
         result["prompt_tokens"] += r["prompt"]
         telling = (texts["warm"] == r["expected"], texts["naive"] != r["expected"], differ and texts["naive"].endswith(SAME),
-                   texts["delta"] != r["expected"], texts["anew"] != r["expected"], -i)
+                   texts["delta"] != r["expected"], texts["restart"] != r["expected"], -i)
         shown.append((telling, {**{k: r[k] for k in ("first_question", "first_text", "question", "expected", "cached", "prompt")}, **texts}))
     return dict(result), [e for _, e in sorted(shown, key=lambda s: s[0], reverse=True)[:args.examples]]
 
@@ -117,12 +117,12 @@ def report(r, examples):
             print(f"      {rule:8s}   {brief(e[rule])}   [{'right' if e[rule] == e['expected'] else 'WRONG'}]")
         print()
     n = r["pairs"]
-    print(f"{n} pairs of held-out pictures; right answers about both:")
+    print(f"{n} pairs of held-out images; right answers about both:")
     for rule, what in RULES.items():
         print(f"  {rule:6s} {share(r['right_' + rule], n):18s} same? {share(r[f'right_{rule}_same'], r['pairs_same']):16s} "
               f"what differs? {share(r[f'right_{rule}_differs'], r['pairs_differs']):16s} {what}")
     print(f"right by this server's rule and wrong with positions from the token count: {share(r['spoilt'], n)}")
-    print("different pictures that were called the same: "
+    print("different images that were called the same: "
           + ", ".join(f"{rule} {r['called_same_' + rule]}" for rule in RULES) + f" of {r['different_pairs']}")
     print("equal to the cold answer, text, token ids and log-probs: "
           + ", ".join(f"{rule} {r['equal_' + rule]}" for rule in list(RULES)[1:]) + f" of {n}")
@@ -132,7 +132,7 @@ def report(r, examples):
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--model", default=os.path.join(ROOT, "models/demo-qwen3-vl"))
-    p.add_argument("--binary", default=second_picture.BINARY)
+    p.add_argument("--binary", default=second_image.BINARY)
     p.add_argument("--pairs", type=int, default=100)
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--examples", type=int, default=4, help="pairs to print; the most telling ones")

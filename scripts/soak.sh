@@ -38,7 +38,7 @@ run "device-check emulated" env OUT=build/device-check-emulated scripts/device-c
 for t in test_load test_cache; do
     run "tsan api $t" build/venv/bin/python "tests/api/$t.py" --binary build/tsan/kvasir
 done
-run "second picture" build/venv/bin/python tests/api/test_second_picture.py --binary build/release/kvasir
+run "second image" build/venv/bin/python tests/api/test_second_image.py --binary build/release/kvasir
 run "fleet, 1,000 conversations" build/venv/bin/python tests/api/test_fleet.py --binary build/release/kvasir
 run fuzzers scripts/fuzz.sh "${1:-10}"
 echo "$passed passed, $failed failed"

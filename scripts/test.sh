@@ -144,7 +144,7 @@ timed="" # those that look at times, at memory, or use the emulated GPU
 for t in tests/api/test_*.py; do
     t=$(basename "$t" .py)
     case $t in
-    test_second_picture) suite_start "api $t" api "$t" build/release/kvasir --pairs 120 --qwen_pairs 60 ;;
+    test_second_image) suite_start "api $t" api "$t" build/release/kvasir --pairs 120 --qwen_pairs 60 ;;
     test_load* | test_memory | test_bodies | test_cuda_fault | test_attack | test_costly_grammars)
         timed="$timed $t" ;;
     *) suite_start "api $t" api "$t" build/release/kvasir ;;
@@ -170,7 +170,7 @@ if [ "$quick" -eq 0 ]; then
     suite_start "suites asan" env TEST_SKIP="sim_fleet sim_hitrate sim_step_time" \
         make --no-print-directory CONFIG=asan test
     suite_start "asan cuda emulated" make --no-print-directory CONFIG=asan test-cuda-host
-    for t in test_api test_hostile test_connections test_cache test_pictures test_tools test_paligemma \
+    for t in test_api test_hostile test_connections test_cache test_images test_tools test_paligemma \
         test_structured; do
         suite_start "asan api $t" api $t build/asan/kvasir
     done
@@ -178,8 +178,8 @@ if [ "$quick" -eq 0 ]; then
     # For the thread sanitizer: those that start threads, with the best kernels. All kernels share the pool of
     # threads; those of attention and experts run threaded in the engine's tests.
     threads="test_backend_linear test_backend_ops test_cuda_loader
-        test_engine_golden test_engine_invariance test_engine_open test_engine_pictures test_sched_images
-        test_sched_stats test_server_alias test_server_images test_template test_constraint test_masks"
+        test_engine_golden test_engine_invariance test_engine_open test_engine_images test_sched_images
+        test_sched_stats test_image_hash_cache test_server_images test_template test_constraint test_masks"
     threads=$(echo "$threads" | xargs)
     step "build tsan" make -j"$jobs" CONFIG=tsan ONLY="$threads" all tests
     # One model, few streams: all of it, and test_cache, in scripts/soak.sh.

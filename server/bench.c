@@ -19,7 +19,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { LIST_MAX = 8, REPEATS_DEFAULT = 3, DECODE_STEPS = 24, BATCH_MAX = 256, PICTURE_TOKENS = 4096 };
+enum { LIST_MAX = 8, REPEATS_DEFAULT = 3, DECODE_STEPS = 24, BATCH_MAX = 256, IMAGE_TOKENS = 4096 };
 
 struct bench_args {
     const char *model, *shape, *backend, *kernels, *dtype, *quantize, *kv_dtype;
@@ -42,7 +42,8 @@ static void usage(FILE *f)
             "                    [--draft 0,70 [--draft-model DIR]]\n"
             "  --context N   tokens already in the cache when decoding starts (default 128)\n"
             "  --profile     where the time goes: by part of the model, with what each gets of the ceilings\n"
-            "  --draft P     decoding with guesses of which P in 100 are right, against none (for each batch "
+            "  --draft P     decoding with draft tokens of which P in 100 are right, against none (for each "
+            "batch "
             "of --decode);\n"
             "                the drafter runs, too: --draft-model, or that of the shape\n"
             "shapes:");
@@ -164,7 +165,7 @@ static bool write_shape(const char *shape, char dir[64])
 
 /* Sequences with trivially assigned blocks: sequence i of `count` owns an equal share of the arena. */
 struct bench_seqs {
-    struct engine_run runs[BATCH_MAX];
+    struct engine_chunk chunks[BATCH_MAX];
     uint32_t *tokens[BATCH_MAX];
     uint32_t *tables[BATCH_MAX][ENGINE_GROUPS_MAX];
     uint32_t count, length; /* tokens of room each */
@@ -194,20 +195,20 @@ static bool seqs_init(struct bench_seqs *q, const struct engine_caps *caps, uint
             seed = seed * 1664525u + 1013904223u;
             q->tokens[i][j] = (seed >> 8) % (caps->vocab_size < 250000 ? caps->vocab_size : 250000);
         }
-        q->runs[i] = (struct engine_run){.tokens = q->tokens[i],
-                                         .token_count = length,
-                                         .prompt_count = length,
-                                         .sampling = sp,
-                                         .sample = true,
-                                         .score_first = UINT32_MAX};
+        q->chunks[i] = (struct engine_chunk){.tokens = q->tokens[i],
+                                             .token_count = length,
+                                             .prompt_count = length,
+                                             .sampling = sp,
+                                             .sample = true,
+                                             .score_first = UINT32_MAX};
         for (uint32_t g = 0; g < caps->group_count; g++) {
             uint32_t *t = q->tables[i][g] = malloc(blocks * sizeof(uint32_t));
             if (!t) return false;
-            for (uint32_t b = 0; b < blocks; b++, next += caps->groups[g].block_units) t[b] = (uint32_t)next;
-            q->runs[i].tables[g] = t;
+            for (uint32_t b = 0; b < blocks; b++, next += caps->groups[g].block_grains) t[b] = (uint32_t)next;
+            q->chunks[i].tables[g] = t;
         }
     }
-    if (next > caps->arena_units) {
+    if (next > caps->arena_grains) {
         fprintf(stderr, "kvasir bench: the KV arena is too small for %u sequences of %u tokens\n", count,
                 length);
         return false;
@@ -217,7 +218,7 @@ static bool seqs_init(struct bench_seqs *q, const struct engine_caps *caps, uint
 
 static bool step(struct engine *e, struct bench_seqs *q)
 {
-    struct engine_batch b = {.runs = q->runs, .run_count = q->count};
+    struct engine_batch b = {.chunks = q->chunks, .chunk_count = q->count};
     struct err err = {{0}};
     if (engine_submit(e, &b, &err) || engine_wait(e, &b, &err)) {
         fprintf(stderr, "kvasir bench: %s\n", err.msg);
@@ -234,9 +235,9 @@ static bool feed(struct engine *e, const struct engine_caps *caps, struct bench_
     for (uint32_t p = from; p < to;) {
         uint32_t n = to - p < room ? to - p : room;
         for (uint32_t i = 0; i < q->count; i++) {
-            q->runs[i].position = p;
-            q->runs[i].count = n;
-            q->runs[i].sample = p + n == to;
+            q->chunks[i].position = p;
+            q->chunks[i].count = n;
+            q->chunks[i].sample = p + n == to;
         }
         if (!step(e, q)) return false;
         p += n;
@@ -258,7 +259,7 @@ static double attention_flops(const struct engine_costs *c, uint32_t from, uint3
     double f = 0;
     for (uint32_t g = 0; g < c->group_count; g++)
         f += c->groups[g].flops_per_pair * pairs(from, to, c->groups[g].window) -
-             c->groups[g].tail_flops_per_pair * pairs(from, to - 1, c->groups[g].window);
+             c->groups[g].out_flops_per_pair * pairs(from, to - 1, c->groups[g].window);
     return f;
 }
 
@@ -310,7 +311,7 @@ static bool bench_prefill(struct engine *e, const struct engine_caps *caps, cons
         if (t < best) best = t;
     }
     seqs_free(&q);
-    double flops = c->linear_flops_per_token * n - c->tail_flops_per_token * (n - 1) + c->head_flops_per_row +
+    double flops = c->linear_flops_per_token * n - c->out_flops_per_token * (n - 1) + c->head_flops_per_row +
                    attention_flops(c, 0, n);
     *r = (struct result){.tokens_s = n / best,
                          .seconds = best,
@@ -334,9 +335,9 @@ static bool bench_decode(struct engine *e, const struct engine_caps *caps, const
         double t = now_s();
         for (uint32_t s = 0; ok && s < DECODE_STEPS; s++) {
             for (uint32_t j = 0; j < batch; j++) {
-                q.runs[j].position = ctx + s;
-                q.runs[j].count = 1;
-                q.runs[j].sample = true;
+                q.chunks[j].position = ctx + s;
+                q.chunks[j].count = 1;
+                q.chunks[j].sample = true;
             }
             ok = step(e, &q);
         }
@@ -431,7 +432,7 @@ static bool print_drafts(struct engine *e, const struct bench_args *a, const str
     return true;
 }
 
-static int run(struct engine *e, const struct bench_args *a)
+static int chunk(struct engine *e, const struct bench_args *a)
 {
     struct engine_caps caps;
     struct engine_costs c;
@@ -491,7 +492,7 @@ int bench_main(int argc, char **argv)
     uint32_t longest = a.context + (a.right_count ? BENCH_DRAFT_TOKENS : DECODE_STEPS) + 32, batch = 1;
     for (uint32_t i = 0; i < a.decode_count; i++) batch = a.decode[i] > batch ? a.decode[i] : batch;
     for (uint32_t i = 0; i < a.prefill_count; i++) longest = a.prefill[i] > longest ? a.prefill[i] : longest;
-    if (a.vision && longest < PICTURE_TOKENS) longest = PICTURE_TOKENS;
+    if (a.vision && longest < IMAGE_TOKENS) longest = IMAGE_TOKENS;
     struct engine_options opt = {.model_dir = a.shape ? dir : a.model,
                                  .draft_dir = a.right_count ? a.drafter : NULL,
                                  .backend = a.backend ? a.backend : "auto",
@@ -513,7 +514,7 @@ int bench_main(int argc, char **argv)
         fprintf(stderr, "kvasir bench: %s\n", err.msg);
         return 1;
     }
-    int rc = run(e, &a);
+    int rc = chunk(e, &a);
     engine_close(e);
     return rc;
 }

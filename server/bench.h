@@ -8,17 +8,17 @@
 struct engine;
 struct sampling_params;
 
-#define BENCH_DRAFT_TOKENS 96u /* of an answer, with and without guesses */
+#define BENCH_DRAFT_TOKENS 96u /* of an answer, with and without speculative decoding */
 
 /* argv[0] is "bench". Returns the process's exit status. */
 int bench_main(int argc, char **argv);
 
 struct bench_drafts {
-    double tokens_s, plain_tokens_s; /* of all sequences, with and without guesses */
-    double tokens_per_step;          /* of one sequence, with guesses */
+    double tokens_s, plain_tokens_s; /* of all sequences, with and without speculative decoding */
+    double tokens_per_step;          /* of one sequence, with draft tokens */
 };
-/* server/bench_draft.c: `batch` sequences behind `context` tokens, of whose guesses `right` in 100 are; the
- * best of `repeats` of each, alternating. False: a message is on stderr. */
+/* server/bench_draft.c: `batch` sequences behind `context` tokens, of whose draft tokens `right` in 100 are;
+ * the best of `repeats` of each, alternating. False: a message is on stderr. */
 bool bench_drafts(struct engine *e, uint32_t batch, uint32_t context, uint32_t right, uint32_t repeats,
                   const struct sampling_params *sampling, struct bench_drafts *out);
 

@@ -1,6 +1,6 @@
-/* See bench.h: sequences with and without guesses, of which a given part is right. The scheduler decides how
- * many pay, as in the server, and knows from one repeat to the next what it learnt; where there is a drafter
- * it runs and its guesses are replaced, so that its time counts. */
+/* See bench.h: sequences with and without speculative decoding, of which a given part is right. The scheduler
+ * decides how many pay, as in the server, and knows from one repeat to the next what it learnt; where there
+ * is a drafter it runs and its draft tokens are replaced, so that its time counts. */
 #include "server/bench.h"
 
 #include "config/base/clock.h"
@@ -12,12 +12,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ANSWER = BENCH_DRAFT_TOKENS, GUESSES = 8 };
+enum { ANSWER = BENCH_DRAFT_TOKENS, DRAFT_MAX = 8 };
 
 struct speech {
     struct prompt prompt;
     struct sched_sequence seq;
-    uint32_t said[ANSWER + GUESSES], count; /* without guesses; how many in this run */
+    uint32_t said[ANSWER + DRAFT_MAX], count; /* without draft tokens; how many in this run */
     bool ended;
 };
 struct speeches {
@@ -37,8 +37,8 @@ static uint32_t draw(struct speeches *p, uint32_t below)
     return (uint32_t)((p->random >> 33) % below);
 }
 
-static uint32_t guess(void *arg, void *user, const uint32_t *tokens, uint32_t count, uint32_t most,
-                      uint32_t *out)
+static uint32_t propose_drafts(void *arg, void *user, const uint32_t *tokens, uint32_t count, uint32_t most,
+                               uint32_t *out)
 {
     struct speeches *p = arg;
     const struct speech *s = user;
@@ -68,11 +68,11 @@ static bool take(struct scheduler *sc, bool note, uint32_t *begun, uint32_t *end
     return true;
 }
 
-static struct scheduler *stage(struct speeches *p, bool guesses)
+static struct scheduler *stage(struct speeches *p, bool drafts)
 {
     struct sched_options opt = {.no_prefix_cache = true,
-                                .guess_max = guesses ? GUESSES : 0,
-                                .propose = guesses ? guess : NULL,
+                                .draft_max = drafts ? DRAFT_MAX : 0,
+                                .propose = drafts ? propose_drafts : NULL,
                                 .propose_arg = p};
     struct scheduler *sc;
     struct err err = {{0}};

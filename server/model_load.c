@@ -8,7 +8,7 @@
 #include "engine/tokenizer/tokenizer.h"
 #include "scheduler/scheduler.h"
 #include "server/chat/template.h"
-#include "server/fleet/kv_events.h"
+#include "server/kv_events/kv_events.h"
 #include "server/http/http.h"
 
 #include <sodium.h>
@@ -62,7 +62,7 @@ struct engine_options server_engine_options(const struct options *o, const char 
                                    .sequences_max = (uint32_t)o->max_sequences};
 }
 
-/* On a GPU a step with guesses is none of the recorded ones: look-up is not measured to pay there. */
+/* On a GPU a step with draft tokens is none of the recorded ones: lookup is not measured to pay there. */
 static uint32_t draft_tokens(const struct options *o, const struct model_info *m)
 {
     if (strcmp(o->draft_tokens, "auto") == 0)
@@ -89,7 +89,7 @@ static enum status events_open(const struct options *o, struct model *m, struct 
                                     .map = strcmp(o->kv_events_layout, "map") == 0,
                                     .one_group = m->caps.group_count == 1},
         &m->events, err);
-    if (!st) so->watch = kv_events_watch(m->events);
+    if (!st) so->event_sink = kv_events_sink(m->events);
     return st;
 }
 
@@ -153,8 +153,8 @@ enum status model_load(const struct options *o, const char *dir, void (*wake)(vo
                                .step_us = (uint32_t)o->step_ms * 1000u,
                                .no_prefix_cache = strcmp(o->prefix_cache, "off") == 0,
                                .features_bytes = o->encoder_cache_memory,
-                               .guess_max = draft_tokens(o, m->info),
-                               .guess_all = o->draft_model && strcmp(o->draft_tokens, "auto") != 0,
+                               .draft_max = draft_tokens(o, m->info),
+                               .draft_always = o->draft_model && strcmp(o->draft_tokens, "auto") != 0,
                                .wake = wake,
                                .wake_arg = arg};
     randombytes_buf(&so.hash_seed, sizeof so.hash_seed); /* nobody can aim at a bucket */

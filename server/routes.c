@@ -1,5 +1,5 @@
 /* Which function serves which path, and every check that needs the headers only: origin, key, path, method,
- * state of the server, queue, content type, size, in this order. Framing was checked before (http_in.c).
+ * state of the server, queue, content type, size, in this order. Framing was checked before (http_parser.c).
  * Event loop's thread. */
 #include "server/http/limits.h"
 #include "server/http/origin.h"
@@ -68,7 +68,7 @@ static const struct route routes[] = {
 };
 static void preflight_start(struct request *r)
 {
-    request_answer(r, 204);
+    request_respond(r, 204);
 }
 static const struct route preflight = {.path = "", .start = preflight_start};
 
@@ -169,7 +169,7 @@ static bool authorised(struct request *r)
     const struct auth *a = r->srv->auth;
     r->http.may_precede = !a;
     if (!a) return true;
-    const char *v = exchange_header(&r->http, "Authorization");
+    const char *v = http_message_header(&r->http, "Authorization");
     if (v && strncasecmp(v, "Bearer ", 7) == 0) {
         v += 7;
         while (*v == ' ') v++;
@@ -177,7 +177,7 @@ static bool authorised(struct request *r)
     }
     static const char *const others[] = {"x-api-key", "api-key"};
     for (size_t i = 0; i < 2; i++) {
-        v = exchange_header(&r->http, others[i]);
+        v = http_message_header(&r->http, others[i]);
         if (v && key_ok(r, a, v)) return true;
     }
     return false;
@@ -196,22 +196,22 @@ static enum error_shape error_shape(const struct request *r)
 {
     const char *path = strncmp(r->http.path, "/v1/", 4) == 0 ? r->http.path + 3 : r->http.path;
     bool ours = path_under(path, "/messages") ||
-                (path_under(path, "/models") && exchange_header(&r->http, "anthropic-version"));
+                (path_under(path, "/models") && http_message_header(&r->http, "anthropic-version"));
     return ours ? ERROR_ANTHROPIC : ERROR_OPENAI;
 }
 
-static bool gate_ok(struct request *r)
+static bool ready_ok(struct request *r)
 {
     struct server *s = r->srv;
     if (server_engine_dead(s)) {
-        (void)api_fail(&r->answer.error, 503, "engine_dead", NULL, "The engine has failed.");
+        (void)api_fail(&r->response.error, 503, "engine_dead", NULL, "The engine has failed.");
     } else if (s->health.phase == SRV_LOADING || !s->model) {
-        (void)api_fail(&r->answer.error, 503, "model_loading", NULL, "The model is still loading.");
+        (void)api_fail(&r->response.error, 503, "model_loading", NULL, "The model is still loading.");
     } else if (s->health.phase >= SRV_DRAINING) {
         r->http.close_after = true;
-        (void)api_fail(&r->answer.error, 503, "server_draining", NULL, "The server is shutting down.");
+        (void)api_fail(&r->response.error, 503, "server_draining", NULL, "The server is shutting down.");
     }
-    return !r->answer.error.http;
+    return !r->response.error.http;
 }
 
 static bool queue_ok(struct request *r)
@@ -223,25 +223,26 @@ static bool queue_ok(struct request *r)
     struct sched_stats st;
     sched_stats(s->model->sched, &st);
     if (st.waiting < s->opt->max_queue) return true;
-    (void)api_fail(&r->answer.error, 429, "rate_limit_exceeded", NULL,
+    (void)api_fail(&r->response.error, 429, "rate_limit_exceeded", NULL,
                    "Too many requests are waiting; try again later.");
-    /* A guess of the wait: everything that waits needs about as long per sequence as what ran before. */
+    /* A draft token of the wait: everything that waits needs about as long per sequence as what ran before.
+     */
     uint64_t done = st.ended[END_STOP_EOS] + st.ended[END_STOP_TOKEN] + st.ended[END_LENGTH];
     uint64_t wait_us = done ? st.step_us_total / done * st.waiting / (st.running ? st.running : 1) : 1000000u;
     uint64_t seconds = wait_us / 1000000u + 1;
-    r->answer.retry_after = seconds > 30 ? 30 : (unsigned)seconds;
+    r->response.retry_after = seconds > 30 ? 30 : (unsigned)seconds;
     return false;
 }
 
 static bool type_ok(struct request *r)
 {
-    const char *coding = exchange_header(&r->http, "Content-Encoding");
+    const char *coding = http_message_header(&r->http, "Content-Encoding");
     if (coding && strcasecmp(coding, "identity") != 0) {
-        (void)api_fail(&r->answer.error, 415, "unsupported_media_type", NULL,
+        (void)api_fail(&r->response.error, 415, "unsupported_media_type", NULL,
                        "Compressed request bodies are not supported.");
         return false;
     }
-    const char *type = exchange_header(&r->http, "Content-Type");
+    const char *type = http_message_header(&r->http, "Content-Type");
     bool ok = false;
     if (type) {
         size_t n = strcspn(type, "; \t");
@@ -254,17 +255,17 @@ static bool type_ok(struct request *r)
         }
     }
     if (!ok)
-        (void)api_fail(&r->answer.error, 415, "unsupported_media_type", NULL,
+        (void)api_fail(&r->response.error, 415, "unsupported_media_type", NULL,
                        "Content-Type must be application/json.");
     return ok;
 }
 
 static bool size_ok(struct request *r)
 {
-    const char *length = exchange_header(&r->http, "Content-Length");
+    const char *length = http_message_header(&r->http, "Content-Length");
     if (length && (strlen(length) > 19 || strtoull(length, NULL, 10) > r->srv->opt->max_body_bytes)) {
         r->http.close_after = true;
-        (void)api_fail(&r->answer.error, 413, "request_too_large", NULL,
+        (void)api_fail(&r->response.error, 413, "request_too_large", NULL,
                        "The request body is larger than %llu bytes.",
                        (unsigned long long)r->srv->opt->max_body_bytes);
         return false;
@@ -284,57 +285,57 @@ static const char *allow_text(unsigned methods)
 
 static bool options_admit(struct request *r)
 {
-    const char *wanted = exchange_header(&r->http, "Access-Control-Request-Method");
+    const char *wanted = http_message_header(&r->http, "Access-Control-Request-Method");
     r->route = &preflight;
-    r->answer.status = 204;
+    r->response.status = 204;
     if (wanted) {
-        const char *headers = exchange_header(&r->http, "Access-Control-Request-Headers");
+        const char *headers = http_message_header(&r->http, "Access-Control-Request-Headers");
         r->http.cors = strdup(headers && strlen(headers) < 4096 ? headers : "");
         return true;
     }
     /* HAProxy's bare health check. */
     if ((strcmp(r->http.path, "/") == 0 || strcmp(r->http.path, "*") == 0) &&
         r->srv->health.phase != SRV_READY) {
-        (void)api_fail(&r->answer.error, 503,
+        (void)api_fail(&r->response.error, 503,
                        r->srv->health.phase == SRV_LOADING ? "model_loading" : "server_draining", NULL,
                        "The server is not ready.");
         return false;
     }
     const struct route *route = route_find(r->http.path, strlen(r->http.path));
-    r->answer.allow = allow_text(route ? route->methods : M_GET | M_HEAD | M_POST);
+    r->response.allow = allow_text(route ? route->methods : M_GET | M_HEAD | M_POST);
     return true;
 }
 
 bool routes_admit(struct request *r)
 {
-    r->answer.shape = error_shape(r);
+    r->response.shape = error_shape(r);
     if (!origin_admit(r)) return false;
     if (r->http.method == M_OPTIONS) return options_admit(r);
     const struct route *route = route_find(r->http.path, strlen(r->http.path));
     /* A wrong key learns nothing about which paths exist. */
     if ((!route || route->auth) && !authorised(r)) {
-        (void)api_fail(&r->answer.error, 401, "invalid_api_key", NULL, "Incorrect or missing API key.");
+        (void)api_fail(&r->response.error, 401, "invalid_api_key", NULL, "Incorrect or missing API key.");
         return false;
     }
     if (!route) {
         const char *name = method_name(r->http.method);
         if (strcmp(r->http.path, "/v1/embeddings") == 0) {
-            (void)api_fail(&r->answer.error, 404, "unsupported_endpoint", NULL,
+            (void)api_fail(&r->response.error, 404, "unsupported_endpoint", NULL,
                            "This model does not support embeddings.");
         } else {
-            (void)api_fail(&r->answer.error, 404, "unknown_url", NULL, "Invalid URL (%s %.200s)", name,
+            (void)api_fail(&r->response.error, 404, "unknown_url", NULL, "Invalid URL (%s %.200s)", name,
                            r->http.path);
         }
         return false;
     }
     r->route = route;
     if (!(route->methods & r->http.method)) {
-        r->answer.allow = allow_text(route->methods);
-        (void)api_fail(&r->answer.error, 405, "method_not_supported", NULL,
+        r->response.allow = allow_text(route->methods);
+        (void)api_fail(&r->response.error, 405, "method_not_supported", NULL,
                        "This method is not supported for this URL.");
         return false;
     }
-    if (route->gate && (!gate_ok(r) || !queue_ok(r))) return false;
+    if (route->require_ready && (!ready_ok(r) || !queue_ok(r))) return false;
     if (route->json && !type_ok(r)) return false;
     return size_ok(r);
 }

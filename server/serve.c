@@ -17,7 +17,7 @@
 #include "server/http/origin.h"
 #include "server/http/request.h"
 #include "server/http/workers.h"
-#include "server/media/alias.h"
+#include "server/media/image_hash_cache.h"
 #include "server/model_load.h"
 #include "server/routes.h"
 
@@ -117,7 +117,7 @@ static void loaded_event(uv_async_t *a)
              s->model_name, mi->family, mi->dtype, mi->weights, mi->kv_dtype, mi->backend,
              s->model->caps.context_max, mi->fingerprint);
     log_info("prefix_cache=%s kv_mib=%llu encoder_cache_mib=%llu", s->opt->prefix_cache,
-             (unsigned long long)(s->model->caps.arena_units * s->model->caps.unit_bytes >> 20),
+             (unsigned long long)(s->model->caps.arena_grains * s->model->caps.grain_bytes >> 20),
              (unsigned long long)(s->opt->encoder_cache_memory >> 20));
     if (s->health.phase != SRV_LOADING) return;
     phase_set(p, SRV_READY);
@@ -175,7 +175,7 @@ static void failed_alarm(int signum)
 }
 
 /* Probes look at what the engine does, not only at the process: a hung engine must not look healthy. Slow is
- * not hung: within a step and a picture, too, there is progress. Ticks are counted rather than the clock
+ * not hung: within a step and an image, too, there is progress. Ticks are counted rather than the clock
  * read, so that a process that was stopped for an hour has not lost an hour when it goes on. */
 #define TICK_LONGEST_US 1000000u
 static void watchdog_check(struct process *p, const struct sched_stats *st, uint64_t now)
@@ -260,7 +260,7 @@ static void tick_event(uv_timer_t *t)
         uv_stop(&p->loop.uv);
 }
 
-/* Where pictures may come from besides the requests. */
+/* Where images may come from besides the requests. */
 static enum status media_open(struct process *p, struct err *err)
 {
     struct server *s = &p->srv;
@@ -316,7 +316,7 @@ static void server_end(struct process *p)
         uv_run(&p->loop.uv, UV_RUN_NOWAIT);
     }
     if (s->request_count)
-        _exit(exit_code); /* a worker is still busy with a picture: don't pull the memory away under it */
+        _exit(exit_code); /* a worker is still busy with an image: don't pull the memory away under it */
     fetcher_destroy(s->fetcher);
     local_dir_close(s->media_dir);
     loop_close(&p->loop);
@@ -343,13 +343,13 @@ static enum status server_open(struct process *p, struct err *err)
     s->started = (int64_t)time(NULL);
     p->phase_us = now_us();
     p->loop.admit = routes_admit;
-    p->loop.check = gen_answers_check;
+    p->loop.check = gen_responses_check;
     s->model_name = o->served_model_name ? strdup(o->served_model_name) : last_component(s->model_dir);
     if (s->model_name) s->model_names_end = model_names_split(s->model_name, o->served_model_name != NULL);
     s->metrics = metrics_create();
-    s->aliases = image_alias_create(IMAGE_ALIAS_ENTRIES);
+    s->image_hashes = image_hash_cache_create(IMAGE_HASH_CACHE_ENTRIES);
     s->responses = response_store_create(o->response_store);
-    if (!s->model_name || !s->metrics || !s->aliases || !s->responses ||
+    if (!s->model_name || !s->metrics || !s->image_hashes || !s->responses ||
         grammars_create(o->grammar_memory, wake_engine, p, &s->grammars))
         return err_nomem(err, NULL);
     s->grammar_memory = grammars_memory(s->grammars);
@@ -382,7 +382,7 @@ int server_run(const struct options *opt, char *model_dir)
     uv_run(&process.loop.uv, UV_RUN_DEFAULT);
     server_end(&process);
     metrics_destroy(s->metrics);
-    image_alias_destroy(s->aliases);
+    image_hash_cache_destroy(s->image_hashes);
     grammars_free(s->grammars);
     response_store_destroy(s->responses);
     auth_free(s->auth);

@@ -12,7 +12,7 @@ enum status file_text(const char *path, size_t max, char **text, size_t *len, st
 
 /* DIR/NAME; the caller's. NULL: out of memory. */
 char *file_join(const char *dir, const char *name);
-/* The text of DIR/NAME. *path (path may be NULL) is that, the caller's, after a fault as well. */
+/* The text of DIR/NAME. *path (path may be NULL) is that, the caller's, after an error as well. */
 enum status file_text_in(const char *dir, const char *name, size_t max, char **path, char **text, size_t *len,
                          struct err *err) KV_MUST_CHECK;
 

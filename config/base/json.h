@@ -42,7 +42,7 @@ enum status json_parse(const char *text, size_t len, const char *name, struct js
 /* Reads and parses a file of at most max_bytes. ST_NOT_FOUND when it doesn't exist. */
 enum status json_doc_load(const char *path, size_t max_bytes, struct json_doc *out,
                           struct err *err) KV_MUST_CHECK;
-/* The same of DIR/NAME. *path is that, the caller's, after a fault as well. */
+/* The same of DIR/NAME. *path is that, the caller's, after an error as well. */
 enum status json_load(const char *dir, const char *name, size_t max_bytes, struct json_doc *out, char **path,
                       struct err *err) KV_MUST_CHECK;
 void json_free(struct json_doc *doc);

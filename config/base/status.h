@@ -1,5 +1,5 @@
 /* The one style of errors: a status code returned by everything that can fail, and a fixed-size message
- * filled once, where the fault is known. Leaf library: includes nothing of ours, allocates nothing, safe on
+ * filled once, where the error is known. Leaf library: includes nothing of ours, allocates nothing, safe on
  * any thread. */
 #ifndef KVASIR_STATUS_H
 #define KVASIR_STATUS_H
@@ -25,7 +25,7 @@ struct err {
 
 #define KV_MUST_CHECK __attribute__((warn_unused_result))
 
-/* Writes the message (err may be NULL) and returns st, so that a fault is one line: return err_set(err,
+/* Writes the message (err may be NULL) and returns st, so that an error is one line: return err_set(err,
  * ST_FORMAT, "...", ...); */
 enum status err_set(struct err *err, enum status st, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));

@@ -12,12 +12,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define HF_LAYERS_MAX   512u
-#define HF_EOS_MAX      16u
-#define HF_SUPPRESS_MAX 64u
-#define HF_NO_ID        UINT32_MAX
-#define HF_TAPS_MAX     8u
-#define HF_TOPK_MAX     64u /* experts per token */
+#define HF_LAYERS_MAX    512u
+#define HF_EOS_MAX       16u
+#define HF_SUPPRESS_MAX  64u
+#define HF_NO_ID         UINT32_MAX
+#define HF_DEEPSTACK_MAX 8u
+#define HF_TOPK_MAX      64u /* experts per token */
 
 enum hf_activation { HF_GELU_TANH = 0, HF_SILU, HF_QUICK_GELU };
 enum hf_layer_type { HF_FULL = 0, HF_SLIDING = 1 };
@@ -72,7 +72,7 @@ struct hf_vision {
     uint32_t window_size;   /* pixels per side of an attention window; 0 = none */
     double rope_theta, tokens_per_second;
     bool fullatt[HF_LAYERS_MAX]; /* with window_size: the layer sees whole frames all the same */
-    uint32_t deepstack[HF_TAPS_MAX], deepstack_count;
+    uint32_t deepstack[HF_DEEPSTACK_MAX], deepstack_count;
     bool use_clipped_linears, standardize;
 };
 struct hf_config {

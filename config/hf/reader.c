@@ -3,7 +3,7 @@
 
 #include <stdio.h>
 
-void hf_fault(struct hf_reader *r, enum status st, const char *key, const char *what)
+void hf_error(struct hf_reader *r, enum status st, const char *key, const char *what)
 {
     if (!r->st) r->st = err_set(r->err, st, "%s: %s%s: %s", r->file, r->scope, key, what);
 }
@@ -15,7 +15,7 @@ bool hf_u32(struct hf_reader *r, uint32_t obj, const char *key, uint32_t lo, uin
     int64_t x;
     char what[96];
     snprintf(what, sizeof what, "must be an integer from %u to %u", lo, hi);
-    if (!json_int(r->d, n, &x) || x < (int64_t)lo || x > (int64_t)hi) hf_fault(r, ST_FORMAT, key, what);
+    if (!json_int(r->d, n, &x) || x < (int64_t)lo || x > (int64_t)hi) hf_error(r, ST_FORMAT, key, what);
     else *v = (uint32_t)x;
     return !r->st;
 }
@@ -27,7 +27,7 @@ bool hf_double(struct hf_reader *r, uint32_t obj, const char *key, double lo, do
     double x;
     char what[96];
     snprintf(what, sizeof what, "must be a number from %g to %g", lo, hi);
-    if (!json_double(r->d, n, &x) || !(x >= lo && x <= hi)) hf_fault(r, ST_FORMAT, key, what);
+    if (!json_double(r->d, n, &x) || !(x >= lo && x <= hi)) hf_error(r, ST_FORMAT, key, what);
     else *v = x;
     return !r->st;
 }
@@ -36,7 +36,7 @@ bool hf_bool(struct hf_reader *r, uint32_t obj, const char *key, bool *v)
 {
     uint32_t n = json_get_live(r->d, obj, key);
     if (n == JSON_NONE || r->st) return false;
-    if (!json_bool(r->d, n, v)) hf_fault(r, ST_FORMAT, key, "must be true or false");
+    if (!json_bool(r->d, n, v)) hf_error(r, ST_FORMAT, key, "must be true or false");
     return !r->st;
 }
 
@@ -49,14 +49,14 @@ void hf_ids(struct hf_reader *r, uint32_t obj, const char *key, uint32_t *ids, u
     for (; left > 0; left--, at = json_next(r->d, at)) {
         int64_t x;
         if (!json_int(r->d, at, &x) || x < 0 || x >= (int64_t)SIZE_MAX_VOCAB) {
-            hf_fault(r, ST_FORMAT, key, "must be a token id or a list of them");
+            hf_error(r, ST_FORMAT, key, "must be a token id or a list of them");
             return;
         }
         bool known = false;
         for (uint32_t i = 0; i < *count; i++) known |= ids[i] == (uint32_t)x;
         if (known) continue;
         if (*count == HF_EOS_MAX) {
-            hf_fault(r, ST_FORMAT, key, "too many ids");
+            hf_error(r, ST_FORMAT, key, "too many ids");
             return;
         }
         ids[(*count)++] = (uint32_t)x;
@@ -71,7 +71,7 @@ void hf_activation(struct hf_reader *r, uint32_t obj, const char *key, enum hf_a
     char what[64];
     if (n == JSON_NONE || r->st || json_str_eq(r->d, n, names[want])) return;
     snprintf(what, sizeof what, "only %s is served", names[want]);
-    hf_fault(r, ST_UNSUPPORTED, key, what);
+    hf_error(r, ST_UNSUPPORTED, key, what);
 }
 
 void hf_text_sizes(struct hf_reader *r, uint32_t obj, struct hf_text *t)
@@ -87,9 +87,9 @@ void hf_text_sizes(struct hf_reader *r, uint32_t obj, struct hf_text *t)
 void hf_check_heads(struct hf_reader *r, const struct hf_text *t)
 {
     if (r->st) return;
-    if (t->head_dim % 2) hf_fault(r, ST_FORMAT, "head_dim", "must be even");
+    if (t->head_dim % 2) hf_error(r, ST_FORMAT, "head_dim", "must be even");
     if (t->num_attention_heads % t->num_key_value_heads)
-        hf_fault(r, ST_FORMAT, "num_attention_heads", "must be a multiple of num_key_value_heads");
+        hf_error(r, ST_FORMAT, "num_attention_heads", "must be a multiple of num_key_value_heads");
 }
 
 void hf_text_heads(struct hf_reader *r, uint32_t obj, struct hf_text *t)
@@ -108,14 +108,14 @@ bool hf_list(struct hf_reader *r, uint32_t obj, const char *key, uint32_t hi, ui
     if (list == JSON_NONE || r->st) return false;
     snprintf(what, sizeof what, "must be a list of at most %u integers from 0 to %u", cap, hi);
     if (json_kind(r->d, list) != JSON_ARRAY || json_count(r->d, list) > cap) {
-        hf_fault(r, ST_FORMAT, key, what);
+        hf_error(r, ST_FORMAT, key, what);
         return false;
     }
     uint32_t left = json_count(r->d, list), at = json_first(r->d, list);
     for (; left > 0; left--, at = json_next(r->d, at)) {
         int64_t x;
         if (!json_int(r->d, at, &x) || x < 0 || x > (int64_t)hi) {
-            hf_fault(r, ST_FORMAT, key, what);
+            hf_error(r, ST_FORMAT, key, what);
             return false;
         }
         out[n++] = (uint32_t)x;
@@ -129,7 +129,7 @@ bool hf_layer_types(struct hf_reader *r, uint32_t obj, struct hf_text *t)
     uint32_t list = json_get_live(r->d, obj, "layer_types");
     if (list == JSON_NONE || r->st) return false;
     if (json_kind(r->d, list) != JSON_ARRAY || json_count(r->d, list) != t->num_hidden_layers) {
-        hf_fault(r, ST_FORMAT, "layer_types", "must be a list of num_hidden_layers strings");
+        hf_error(r, ST_FORMAT, "layer_types", "must be a list of num_hidden_layers strings");
         return false;
     }
     uint32_t at = json_first(r->d, list);
@@ -137,7 +137,7 @@ bool hf_layer_types(struct hf_reader *r, uint32_t obj, struct hf_text *t)
         if (json_str_eq(r->d, at, "full_attention")) t->layer_types[n] = HF_FULL;
         else if (json_str_eq(r->d, at, "sliding_attention")) t->layer_types[n] = HF_SLIDING;
         else {
-            hf_fault(r, ST_UNSUPPORTED, "layer_types",
+            hf_error(r, ST_UNSUPPORTED, "layer_types",
                      "only full_attention and sliding_attention are served");
             return false;
         }

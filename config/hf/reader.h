@@ -1,5 +1,5 @@
 /* Reading keys of a checkpoint's JSON files with range checks: for generation.c here and engine/families.
- * After the first fault every read does nothing, so that a family's reader is a plain list of keys. */
+ * After the first error every read does nothing, so that a family's reader is a plain list of keys. */
 #ifndef KVASIR_HF_READER_H
 #define KVASIR_HF_READER_H
 
@@ -22,17 +22,17 @@
 
 struct hf_reader {
     const struct json_doc
-        *d; /* NULL: the configuration is from a GGUF file, and only faults are noted here */
+        *d; /* NULL: the configuration is from a GGUF file, and only errors are noted here */
     const char *file;
     const char *scope; /* stands before the key in messages: "", "vision_config." */
     struct err *err;
-    enum status st;        /* first fault; later reads do nothing */
+    enum status st;        /* first error; later reads do nothing */
     uint32_t text, vision; /* of a config.json: the objects with the text's keys and the tower's; vision
                             * JSON_NONE: none */
 };
 
-/* Notes the fault "file: key: what" if it is the first. */
-void hf_fault(struct hf_reader *r, enum status st, const char *key, const char *what);
+/* Notes the error "file: key: what" if it is the first. */
+void hf_error(struct hf_reader *r, enum status st, const char *key, const char *what);
 
 /* Absent or null leaves *v, and false. */
 bool hf_u32(struct hf_reader *r, uint32_t obj, const char *key, uint32_t lo, uint32_t hi, uint32_t *v);
@@ -49,10 +49,10 @@ void hf_text_sizes(struct hf_reader *r, uint32_t obj, struct hf_text *t);
 void hf_check_heads(struct hf_reader *r, const struct hf_text *t);
 /* num_attention_heads, num_key_value_heads, head_dim, and that check. */
 void hf_text_heads(struct hf_reader *r, uint32_t obj, struct hf_text *t);
-/* A list of at most `cap` integers 0..hi. false: absent (or a fault). */
+/* A list of at most `cap` integers 0..hi. false: absent (or an error). */
 bool hf_list(struct hf_reader *r, uint32_t obj, const char *key, uint32_t hi, uint32_t cap, uint32_t *out,
              uint32_t *count);
-/* layer_types: a list of num_hidden_layers strings. false: absent (or a fault). */
+/* layer_types: a list of num_hidden_layers strings. false: absent (or an error). */
 bool hf_layer_types(struct hf_reader *r, uint32_t obj, struct hf_text *t);
 
 #endif

@@ -43,7 +43,7 @@ static float f16_at(const uint8_t *p)
 }
 
 /* q [run] holds 8 / width fields a byte: code[0 .. run) the lowest ones, then the next ones. They are put
- * into the codes' bits from `up` on. */
+ * into the quants' bits from `up` on. */
 static inline void fields(const uint8_t *q, uint32_t run, uint32_t width, uint32_t up, uint8_t *code)
 {
     for (uint32_t s = 0; s < 8; s += width, code += run)
@@ -56,7 +56,7 @@ static inline void fields(const uint8_t *q, uint32_t run, uint32_t width, uint32
 /* ---- blocks of 32 ---- */
 
 /* d, 16 bytes */
-static void codes_q4_0(const uint8_t *src, uint8_t *code, float *scale, float *min)
+static void quant_q4_0(const uint8_t *src, uint8_t *code, float *scale, float *min)
 {
     (void)min;
     scale[0] = f16_at(src);
@@ -64,7 +64,7 @@ static void codes_q4_0(const uint8_t *src, uint8_t *code, float *scale, float *m
 }
 
 /* d, min, 16 bytes */
-static void codes_q4_1(const uint8_t *src, uint8_t *code, float *scale, float *min)
+static void quant_q4_1(const uint8_t *src, uint8_t *code, float *scale, float *min)
 {
     scale[0] = f16_at(src);
     min[0] = f16_at(src + 2);
@@ -78,14 +78,14 @@ static void five_bits(const uint8_t *src, uint8_t *code)
     for (uint32_t i = 0; i < 32; i++) code[i] = (uint8_t)(code[i] | (src[i / 8] >> i % 8 & 1) << 4);
 }
 
-static void codes_q5_0(const uint8_t *src, uint8_t *code, float *scale, float *min)
+static void quant_q5_0(const uint8_t *src, uint8_t *code, float *scale, float *min)
 {
     (void)min;
     scale[0] = f16_at(src);
     five_bits(src + 2, code);
 }
 
-static void codes_q5_1(const uint8_t *src, uint8_t *code, float *scale, float *min)
+static void quant_q5_1(const uint8_t *src, uint8_t *code, float *scale, float *min)
 {
     scale[0] = f16_at(src);
     min[0] = f16_at(src + 2);
@@ -93,7 +93,7 @@ static void codes_q5_1(const uint8_t *src, uint8_t *code, float *scale, float *m
 }
 
 /* d, 32 signed bytes */
-static void codes_q8_0(const uint8_t *src, uint8_t *code, float *scale, float *min)
+static void quant_q8_0(const uint8_t *src, uint8_t *code, float *scale, float *min)
 {
     (void)min;
     scale[0] = f16_at(src);
@@ -113,14 +113,14 @@ static void look_up(const uint8_t *values, uint32_t n, uint8_t *code)
 }
 
 /* d, 16 bytes */
-static void codes_iq4_nl(const uint8_t *src, uint8_t *code, float *scale, float *min)
+static void quant_iq4_nl(const uint8_t *src, uint8_t *code, float *scale, float *min)
 {
-    codes_q4_0(src, code, scale, min);
+    quant_q4_0(src, code, scale, min);
     look_up(IQ4_VALUES, 32, code);
 }
 
 /* Exponent e of the scale 2^(e - 127), 16 bytes. Half of the scale is subnormal for e < 2. */
-static void codes_mxfp4(const uint8_t *src, uint8_t *code, float *scale, float *min)
+static void quant_mxfp4(const uint8_t *src, uint8_t *code, float *scale, float *min)
 {
     (void)min;
     uint32_t e = src[0];
@@ -132,7 +132,7 @@ static void codes_mxfp4(const uint8_t *src, uint8_t *code, float *scale, float *
 /* ---- blocks of 256 ---- */
 
 /* (4-bit scale, 4-bit minimum) [16], 64 bytes, d, dmin */
-static void codes_q2_k(const uint8_t *src, uint8_t *code, float *scale, float *min)
+static void quant_q2_k(const uint8_t *src, uint8_t *code, float *scale, float *min)
 {
     float d = f16_at(src + 80), dmin = f16_at(src + 82);
     for (uint32_t g = 0; g < 16; g++) {
@@ -143,7 +143,7 @@ static void codes_q2_k(const uint8_t *src, uint8_t *code, float *scale, float *m
 }
 
 /* Third bits [32], 64 bytes, 16 scales of 6 bits: low four [8], high two [4]; d */
-static void codes_q3_k(const uint8_t *src, uint8_t *code, float *scale, float *min)
+static void quant_q3_k(const uint8_t *src, uint8_t *code, float *scale, float *min)
 {
     (void)min;
     const uint8_t *s = src + 96;
@@ -172,14 +172,14 @@ static void scales_k4(const uint8_t *src, float *scale, float *min)
 }
 
 /* Scales [16], 128 bytes */
-static void codes_q4_k(const uint8_t *src, uint8_t *code, float *scale, float *min)
+static void quant_q4_k(const uint8_t *src, uint8_t *code, float *scale, float *min)
 {
     scales_k4(src, scale, min);
     for (uint32_t h = 0; h < 4; h++) fields(src + 16 + 32 * h, 32, 4, 0, code + 64 * h);
 }
 
 /* Scales [16], fifth bits [32], 128 bytes */
-static void codes_q5_k(const uint8_t *src, uint8_t *code, float *scale, float *min)
+static void quant_q5_k(const uint8_t *src, uint8_t *code, float *scale, float *min)
 {
     scales_k4(src, scale, min);
     for (uint32_t h = 0; h < 4; h++) fields(src + 48 + 32 * h, 32, 4, 0, code + 64 * h);
@@ -187,7 +187,7 @@ static void codes_q5_k(const uint8_t *src, uint8_t *code, float *scale, float *m
 }
 
 /* Low four bits [128], high two [64], signed scales [16], d */
-static void codes_q6_k(const uint8_t *src, uint8_t *code, float *scale, float *min)
+static void quant_q6_k(const uint8_t *src, uint8_t *code, float *scale, float *min)
 {
     (void)min;
     float d = f16_at(src + 208);
@@ -199,7 +199,7 @@ static void codes_q6_k(const uint8_t *src, uint8_t *code, float *scale, float *m
 }
 
 /* d, 8 scales of 6 bits: high two [2], low four [4]; 128 bytes */
-static void codes_iq4_xs(const uint8_t *src, uint8_t *code, float *scale, float *min)
+static void quant_iq4_xs(const uint8_t *src, uint8_t *code, float *scale, float *min)
 {
     (void)min;
     float d = f16_at(src);
@@ -218,20 +218,20 @@ enum { F32 = 0, F16 = 1, BF16 = 30 };
 static const struct ggml_type TYPES[] = {
     {F32, "F32", 1, 4, 0, 0, 0, false, NULL, NULL},
     {F16, "F16", 1, 2, 0, 0, 0, false, NULL, NULL},
-    {2, "Q4_0", 32, 18, 4, 32, 8, false, codes_q4_0, NULL},
-    {3, "Q4_1", 32, 20, 4, 32, 0, true, codes_q4_1, NULL},
-    {6, "Q5_0", 32, 22, 5, 32, 16, false, codes_q5_0, NULL},
-    {7, "Q5_1", 32, 24, 5, 32, 0, true, codes_q5_1, NULL},
-    {8, "Q8_0", 32, 34, 8, 32, 128, false, codes_q8_0, NULL},
-    {10, "Q2_K", 256, 84, 4, 16, 0, true, codes_q2_k, NULL},
-    {11, "Q3_K", 256, 110, 4, 16, 4, false, codes_q3_k, NULL},
-    {12, "Q4_K", 256, 144, 4, 32, 0, true, codes_q4_k, NULL},
-    {13, "Q5_K", 256, 176, 5, 32, 0, true, codes_q5_k, NULL},
-    {14, "Q6_K", 256, 210, 6, 16, 32, false, codes_q6_k, NULL},
-    {20, "IQ4_NL", 32, 18, 8, 32, 128, false, codes_iq4_nl, IQ4_VALUES},
-    {23, "IQ4_XS", 256, 136, 8, 32, 128, false, codes_iq4_xs, IQ4_VALUES},
+    {2, "Q4_0", 32, 18, 4, 32, 8, false, quant_q4_0, NULL},
+    {3, "Q4_1", 32, 20, 4, 32, 0, true, quant_q4_1, NULL},
+    {6, "Q5_0", 32, 22, 5, 32, 16, false, quant_q5_0, NULL},
+    {7, "Q5_1", 32, 24, 5, 32, 0, true, quant_q5_1, NULL},
+    {8, "Q8_0", 32, 34, 8, 32, 128, false, quant_q8_0, NULL},
+    {10, "Q2_K", 256, 84, 4, 16, 0, true, quant_q2_k, NULL},
+    {11, "Q3_K", 256, 110, 4, 16, 4, false, quant_q3_k, NULL},
+    {12, "Q4_K", 256, 144, 4, 32, 0, true, quant_q4_k, NULL},
+    {13, "Q5_K", 256, 176, 5, 32, 0, true, quant_q5_k, NULL},
+    {14, "Q6_K", 256, 210, 6, 16, 32, false, quant_q6_k, NULL},
+    {20, "IQ4_NL", 32, 18, 8, 32, 128, false, quant_iq4_nl, IQ4_VALUES},
+    {23, "IQ4_XS", 256, 136, 8, 32, 128, false, quant_iq4_xs, IQ4_VALUES},
     {BF16, "BF16", 1, 2, 0, 0, 0, false, NULL, NULL},
-    {39, "MXFP4", 32, 17, 8, 32, 128, false, codes_mxfp4, E2M1_VALUES},
+    {39, "MXFP4", 32, 17, 8, 32, 128, false, quant_mxfp4, E2M1_VALUES},
 };
 
 const struct ggml_type *ggml_type_of(uint32_t id)
@@ -241,12 +241,13 @@ const struct ggml_type *ggml_type_of(uint32_t id)
     return NULL;
 }
 
-void ggml_codes(const struct ggml_type *t, const void *src, size_t n, uint8_t *code, float *scale, float *min)
+void ggml_quants(const struct ggml_type *t, const void *src, size_t n, uint8_t *code, float *scale,
+                 float *min)
 {
     ASSERT(t->bits && n % t->block == 0 && (min || !t->min));
     const uint8_t *p = src;
     for (size_t i = 0; i < n; i += t->block, p += t->bytes)
-        t->codes(p, code + i, scale + i / t->group, t->min ? min + i / t->group : NULL);
+        t->quants(p, code + i, scale + i / t->group, t->min ? min + i / t->group : NULL);
 }
 
 static void floats(uint32_t id, const uint8_t *p, size_t n, float *dst)
@@ -270,7 +271,7 @@ void ggml_to_f32(const struct ggml_type *t, const void *src, size_t n, float *ds
     float scale[GROUPS_MAX], min[GROUPS_MAX];
     int32_t off = (int32_t)t->off;
     for (size_t i = 0; i < n; i += t->block, p += t->bytes) {
-        t->codes(p, code, scale, min);
+        t->quants(p, code, scale, min);
         for (uint32_t k = 0; k < t->block; k += 16) { /* groups are of 16 or two times 16 */
             uint32_t g = k / t->group;
             float *v = dst + i + k;

@@ -1,5 +1,5 @@
 /* How ggml stores numbers: blocks of a few bits per number and scales. A table of types, and from a block to
- * codes: every type comes to
+ * quants: every type comes to
  *
  *     value = scale * (code - off)        or, with a minimum,        value = scale * code + min
  *
@@ -18,28 +18,28 @@ struct ggml_type {
     const char *name;
     uint32_t block; /* numbers in a block */
     uint32_t bytes; /* of a block */
-    uint32_t bits;  /* 4, 5, 6 or 8: code < 1 << bits; 0: floats (F32, F16, BF16), which have no codes */
+    uint32_t bits;  /* 4, 5, 6 or 8: code < 1 << bits; 0: floats (F32, F16, BF16), which have no quants */
     uint32_t group; /* 16 or 32 */
     uint32_t off;   /* without a minimum; 128 where the stored number has a sign or is looked up in a table */
     bool min;
     /* One block: code [block], scale [block / group], min the same or NULL */
-    void (*codes)(const uint8_t *src, uint8_t *code, float *scale, float *min);
-    const uint8_t *values; /* [16] that all codes are among, or NULL */
+    void (*quants)(const uint8_t *src, uint8_t *code, float *scale, float *min);
+    const uint8_t *values; /* [16] that all quants are among, or NULL */
 };
 
 /* NULL: a type that is not served. */
 const struct ggml_type *ggml_type_of(uint32_t id);
 /* n numbers (a multiple of t->block) that begin at src, which need not be aligned; t->bits > 0. code [n],
  * scale [n / group], min too or NULL without one. */
-void ggml_codes(const struct ggml_type *t, const void *src, size_t n, uint8_t *code, float *scale,
-                float *min);
+void ggml_quants(const struct ggml_type *t, const void *src, size_t n, uint8_t *code, float *scale,
+                 float *min);
 /* The same as floats; of any type of the table. dst [n] */
 void ggml_to_f32(const struct ggml_type *t, const void *src, size_t n, float *dst);
 
-/* A row of floats as codes, for weights that are quantised at load (n a multiple of 32; group 32).
+/* A row of floats as quants, for weights that are quantised at load (n a multiple of 32; group 32).
  * int8: off 128, scale = max |x| / 127, as Q8_0; |x - value| <= scale / 2. int4: with a minimum; the squared
  * error of a group is at most that of min = the least, scale = (largest - least) / 15. Scales and minima are
- * numbers of f16, rounded before codes are chosen. x beyond f16's range counts as its end, NaN as 0. */
+ * numbers of f16, rounded before quants are chosen. x beyond f16's range counts as its end, NaN as 0. */
 void quantize_row_int8(const float *x, size_t n, uint8_t *code, float *scale);
 void quantize_row_int4(const float *x, size_t n, uint8_t *code, float *scale, float *min);
 

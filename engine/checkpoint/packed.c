@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-#define SPAN      32u  /* numbers of a row to a scale, in codes */
+#define SPAN      32u  /* numbers of a row to a scale, in quants */
 #define FP8_BLOCK 128u /* of weight_scale_inv, both ways */
 
 /* ---- values of tensors ---- */
@@ -151,14 +151,14 @@ static enum status open_columns(packed_find *find, void *arg, struct packed *p, 
     return g && p->kind == PACKED_GPTQ ? open_groups(g, p, s->shape[0], err) : ST_OK;
 }
 
-static void set_codes(struct packed *p)
+static void set_quants(struct packed *p)
 {
     p->bits = p->kind == PACKED_INT8 || p->word == 4 ? 8 : 4;
     p->off = p->kind == PACKED_INT8 || (p->kind == PACKED_WORDS && !p->t[2]) ? 1u << (p->bits - 1) : 0;
-    p->codes = p->kind != PACKED_FP8 && p->k % SPAN == 0 && p->along % SPAN == 0;
+    p->quants = p->kind != PACKED_FP8 && p->k % SPAN == 0 && p->along % SPAN == 0;
     /* inputs of a group apart from each other */
     for (uint32_t i = 0; p->t[3] && i < p->k; i++)
-        if (word_at(p->t[3], i) != i / p->along) p->codes = false;
+        if (word_at(p->t[3], i) != i / p->along) p->quants = false;
 }
 
 enum status packed_open(packed_find *find, void *arg, const struct desc_packing *said, uint32_t n, uint32_t k,
@@ -179,7 +179,7 @@ enum status packed_open(packed_find *find, void *arg, const struct desc_packing 
         st = open_rows(find, arg, said, p, err);
     }
     p->more = said->zeros_plain ? 0 : UINT32_MAX / mask_of(p);
-    if (!st) set_codes(p);
+    if (!st) set_quants(p);
     return st;
 }
 
@@ -229,7 +229,7 @@ static int32_t code_of(const struct packed *p, uint32_t row, uint32_t i)
     }
 }
 
-void packed_codes(const struct packed *p, uint32_t row, uint8_t *code, float *scale, float *min)
+void packed_quants(const struct packed *p, uint32_t row, uint8_t *code, float *scale, float *min)
 {
     int32_t up = p->kind == PACKED_INT8 ? 128 : 0;
     for (uint32_t i = 0; i < p->k; i++) code[i] = (uint8_t)(code_of(p, row, i) + up);

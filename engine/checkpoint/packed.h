@@ -1,4 +1,4 @@
-/* Matrices that checkpoints of quantised weights hold in several tensors: codes, scales, zero points. Which
+/* Matrices that checkpoints of quantised weights hold in several tensors: quants, scales, zero points. Which
  * layout a matrix has is told by its tensors' names, types and shapes. Pure; tensors are the files'.
  *
  *   .weight F8_E4M3 [n, k]         .weight_scale_inv [n/128, k/128] (fp8), or
@@ -10,7 +10,7 @@
  *   .qweight I32 [k/8, n]          the same, and .g_idx I32 [k]                       (GPTQ)
  *   .qweight I32 [k/4, n]          the same with .qzeros [k/g, n/4]                   (GPTQ, 8 bits)
  *
- * Words hold codes of 4 bits (or 8), low ones first; AWQ's columns of a word in the order 0 2 4 6 1 3 5 7;
+ * Words hold quants of 4 bits (or 8), low ones first; AWQ's columns of a word in the order 0 2 4 6 1 3 5 7;
  * GPTQ's zero points are one less than what they mean, words of them 0x11111111 (0x01010101) less, with
  * carries. Where k is no multiple of g, or n or k none of 128, the last group is smaller. */
 #ifndef KVASIR_PACKED_H
@@ -25,13 +25,13 @@ struct packed {
     enum packed_kind kind;
     uint32_t n, k;
     uint32_t down, along; /* rows and numbers of a row that share a scale */
-    uint32_t word;        /* codes of a word: 8, or 4 */
+    uint32_t word;        /* quants of a word: 8, or 4 */
     uint32_t more;        /* what is added to a word of GPTQ's zero points */
-    /* Whether rows come as codes: of `bits` bits, 32 in a row of a row to a scale, value = scale * (code -
+    /* Whether rows come as quants: of `bits` bits, 32 in a row of a row to a scale, value = scale * (code -
      * off), or scale * code + min where off is 0. */
-    bool codes;
+    bool quants;
     uint32_t bits, off;
-    /* The codes, scales, zero points or NULL, groups or NULL: all that this matrix is read from. */
+    /* The quants, scales, zero points or NULL, groups or NULL: all that this matrix is read from. */
     const struct stf_tensor *t[PACKED_TENSORS];
 };
 
@@ -41,7 +41,7 @@ typedef const struct stf_tensor *packed_find(void *arg, const char *suffix);
  * it is, but not so. */
 enum status packed_open(packed_find *find, void *arg, const struct desc_packing *said, uint32_t n, uint32_t k,
                         struct packed *p, struct err *err) KV_MUST_CHECK;
-void packed_codes(const struct packed *p, uint32_t row, uint8_t *code, float *scale, float *min);
+void packed_quants(const struct packed *p, uint32_t row, uint8_t *code, float *scale, float *min);
 /* Numbers [first, first + n) of a row as floats. */
 void packed_floats(const struct packed *p, uint32_t row, uint32_t first, uint32_t n, float *out);
 

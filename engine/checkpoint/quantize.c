@@ -1,8 +1,8 @@
-/* Rows of floats as codes of 8 or 4 bits: see ggml.h. Scales and minima are floats that f16 can hold.
+/* Rows of floats as quants of 8 or 4 bits: see ggml.h. Scales and minima are floats that f16 can hold.
  *
  * Written for a compiler that has to keep the order of float sums and the flags of float comparisons: groups
  * stand in lanes, each of which does what it would do alone; numbers are compared as integers, and no value
- * is divided by 0. So a row's codes do not depend on what was vectorised. */
+ * is divided by 0. So a row's quants do not depend on what was vectorised. */
 #include "engine/checkpoint/ggml.h"
 
 #include "config/base/assert.h"
@@ -15,7 +15,7 @@
 #define LANES    16u /* groups that are fitted side by side */
 #define F16_MAX  65504.0f
 #define F16_STEP 0x1p-24f /* between subnormal numbers */
-/* Of fits to the codes of one group: on normal data four take 14 % off the squared error, eight 14.4 %. */
+/* Of fits to the quants of one group: on normal data four take 14 % off the squared error, eight 14.4 %. */
 #define REFITS 4
 
 INLINE float float_of(int32_t bits)
@@ -122,7 +122,7 @@ INLINE void sum(float x[GROUP][LANES], float out[LANES])
     EACH_LANE out[g] = (x[0][g] + x[2][g]) + (x[1][g] + x[3][g]);
 }
 
-/* The nearest codes under f's scales and minima. */
+/* The nearest quants under f's scales and minima. */
 INLINE void encode(struct fit *f, float v[GROUP][LANES])
 {
     float inverse[LANES], square[GROUP][LANES];
@@ -138,7 +138,7 @@ INLINE void encode(struct fit *f, float v[GROUP][LANES])
     sum(square, f->error);
 }
 
-/* Scales and minima with the least squared error for f's codes. A lane is live no longer when its codes are
+/* Scales and minima with the least squared error for f's quants. A lane is live no longer when its quants are
  * all the same, or when no scale above 0 is. `zero` is taken off first: the sums of a group far from 0 would
  * lose its spread. */
 INLINE void refit(struct fit *f, float v[GROUP][LANES], const float zero[LANES], int32_t live[LANES])

@@ -38,12 +38,12 @@ static enum status alloc_layers(const struct model_desc *d, struct weights *w, s
     return ST_OK;
 }
 
-enum status weights_survey(const struct stf_files *files, const struct model_desc *desc,
-                           struct weights_form form, struct weights_survey *out, struct err *err)
+enum status weights_inventory(const struct stf_files *files, const struct model_desc *desc,
+                              struct weight_format format, struct weights_inventory *out, struct err *err)
 {
-    *out = (struct weights_survey){0};
+    *out = (struct weights_inventory){0};
     struct weights none = {0};
-    struct loader ld = {.files = files, .desc = desc, .survey = out, .form = form, .err = err};
+    struct loader ld = {.files = files, .desc = desc, .inventory = out, .format = format, .err = err};
     /* A name is asked for once, so the order has at most as many entries as there are tensors. */
     out->order = calloc(files && stf_count(files) ? stf_count(files) : 1, sizeof *out->order);
     ld.st = out->order ? load_map(&ld) : err_nomem(err, NULL);
@@ -61,14 +61,14 @@ enum status weights_survey(const struct stf_files *files, const struct model_des
     free(none.layers);
     free(none.vision.layers);
     free(ld.map);
-    if (ld.st) weights_survey_free(out);
+    if (ld.st) weights_inventory_free(out);
     return ld.st;
 }
 
-void weights_survey_free(struct weights_survey *s)
+void weights_inventory_free(struct weights_inventory *s)
 {
     free(s->order);
-    *s = (struct weights_survey){0};
+    *s = (struct weights_inventory){0};
 }
 
 /* Uniform in about +-0.03, seeded; a period of 65,537 values so that rows differ. */
@@ -93,21 +93,21 @@ static enum status make_values(struct loader *ld)
 }
 
 enum status weights_load(const struct stf_files *files, const struct model_desc *desc,
-                         const struct weights_survey *survey, struct weights_form form,
+                         const struct weights_inventory *inventory, struct weight_format format,
                          const struct be_ops *ops, struct backend *be, struct weights_progress progress,
                          struct weights *out, uint64_t *identity, struct err *err)
 {
     struct weights w = {0};
     struct loader ld = {.files = files,
                         .desc = desc,
-                        .form = form,
+                        .format = format,
                         .err = err,
                         .ops = ops,
                         .be = be,
-                        .plan = survey,
+                        .plan = inventory,
                         .progress = progress,
                         .digest = UINT64_C(0xcbf29ce484222325)};
-    size_t slab_bytes = (size_t)survey->slab_floats * sizeof(float);
+    size_t slab_bytes = (size_t)inventory->slab_floats * sizeof(float);
     ld.st = load_map(&ld);
     if (!ld.st) ld.st = alloc_layers(desc, &w, err);
     enum be_result r =
@@ -122,7 +122,7 @@ enum status weights_load(const struct stf_files *files, const struct model_desc 
         load_walk(&ld, &w);
     }
     if (!ld.st) {
-        ASSERT_CMP(ld.slab_used, ==, survey->slab_floats);
+        ASSERT_CMP(ld.slab_used, ==, inventory->slab_floats);
         ops->upload(be, w.slab, ld.host, slab_bytes);
     }
     free(ld.made_up);
@@ -144,12 +144,12 @@ static void each_weight(const struct weights *w, const struct model_desc *d,
 {
     if (w->embed) fn(arg, w->embed);
     if (w->head && w->head != w->embed) fn(arg, w->head);
-    struct be_weight *own[] = {w->token_project, w->draft_in, w->draft_out, w->centroids};
+    struct be_weight *own[] = {w->ple_project, w->draft_in, w->draft_out, w->centroids};
     for (int i = 0; i < 4; i++)
         if (own[i]) fn(arg, own[i]);
     for (uint32_t n = 0; w->layers && n < d->layer_count; n++) {
         const struct layer_weights *l = &w->layers[n];
-        struct be_weight *all[] = {l->qkv, l->o, l->glu, l->down, l->router, l->token_gate, l->token_up};
+        struct be_weight *all[] = {l->qkv, l->o, l->glu, l->down, l->router, l->ple_gate, l->token_up};
         for (int i = 0; i < 7; i++)
             if (all[i]) fn(arg, all[i]);
         for (uint32_t k = 0; k < d->layers[n].experts; k++) {
@@ -163,9 +163,9 @@ static void each_weight(const struct weights *w, const struct model_desc *d,
         for (int i = 0; i < 7; i++)
             if (all[i]) fn(arg, all[i]);
     }
-    const struct vision_merger_weights *m[1 + DESC_TAPS_MAX] = {&w->vision.merger};
-    for (uint32_t k = 0; k < DESC_TAPS_MAX; k++) m[1 + k] = &w->vision.taps[k];
-    for (uint32_t k = 0; k < 1 + DESC_TAPS_MAX; k++) {
+    const struct vision_merger_weights *m[1 + DESC_DEEPSTACK_MAX] = {&w->vision.merger};
+    for (uint32_t k = 0; k < DESC_DEEPSTACK_MAX; k++) m[1 + k] = &w->vision.deepstack[k];
+    for (uint32_t k = 0; k < 1 + DESC_DEEPSTACK_MAX; k++) {
         if (m[k]->fc1) fn(arg, m[k]->fc1);
         if (m[k]->fc2) fn(arg, m[k]->fc2);
     }
@@ -202,7 +202,7 @@ void weights_free(struct weights *w, const struct model_desc *desc, const struct
     }
     free(w->layers);
     free(w->vision.layers);
-    free(w->token_table.owned);
+    free(w->ple_table.owned);
     free(w->head_rows.owned);
     free(w->clusters);
     if (w->slab) ops->free(be, w->slab);
@@ -238,7 +238,7 @@ static bool same_shape(const struct stf_tensor *a, const struct stf_tensor *b)
 
 /* A fine-tune whose config.json still says that logits use the embedding, while its files hold a head of
  * other values: the files count, as in transformers (tie_weights). */
-static void settle_tie(struct model_desc *d, const struct stf_files *files)
+static void resolve_tie(struct model_desc *d, const struct stf_files *files)
 {
     const struct stf_tensor *head = d->tied ? find_weight(d, files, d->names.head) : NULL,
                             *embed = head ? find_weight(d, files, d->names.embed) : NULL;
@@ -249,7 +249,7 @@ static void settle_tie(struct model_desc *d, const struct stf_files *files)
     d->tied = false;
 }
 
-static void settle_qkv(struct model_desc *d, const struct stf_files *files)
+static void resolve_qkv(struct model_desc *d, const struct stf_files *files)
 {
     struct desc_vision *v = &d->vision;
     if (!v->qkv_fused || !v->names.q_alone || !find_weight(d, files, v->names.q_alone)) return;
@@ -257,12 +257,12 @@ static void settle_qkv(struct model_desc *d, const struct stf_files *files)
     v->names.q = v->names.q_alone;
 }
 
-void model_desc_settle(struct model_desc *d, const struct stf_files *files)
+void model_desc_resolve(struct model_desc *d, const struct stf_files *files)
 {
     char name[DESC_NAME_MAX];
     enum desc_experts layout;
-    if (files) settle_tie(d, files);
-    if (files && d->has_vision) settle_qkv(d, files);
+    if (files) resolve_tie(d, files);
+    if (files && d->has_vision) resolve_qkv(d, files);
     for (size_t i = 0; files && i < stf_count(files); i++) {
         const struct stf_tensor *t = stf_at(files, i);
         if (!d->canonical(t->name, name) || !model_desc_experts(d, name, t->rank, t->shape, &layout))

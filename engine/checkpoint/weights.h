@@ -20,11 +20,11 @@ struct layer_weights {
         *post_mlp_norm;                                                  /* [C]; the post ones may be NULL */
     const float *q_norm, *k_norm;                                        /* [D] or NULL */
     const float *k_shift;                                                /* [G, D] or NULL */
-    const float *router_norm, *expert_norm, *experts_norm, *beside_norm; /* [C], with an MLP beside */
+    const float *router_norm, *expert_norm, *experts_norm, *shared_norm; /* [C], with an MLP beside */
     const float *router_scale;                                           /* [E] or NULL */
-    struct be_weight *token_gate, *token_up; /* [P, C], [C, P], with token_input */
-    const float *token_post_norm;            /* [C] */
-    const float *layer_scale;                /* [1] or NULL */
+    struct be_weight *ple_gate, *token_up;                               /* [P, C], [C, P], with ple */
+    const float *token_post_norm;                                        /* [C] */
+    const float *layer_scale;                                            /* [1] or NULL */
 };
 /* A table of which a step reads some rows: it stays in the file. */
 struct row_table {
@@ -44,13 +44,13 @@ struct vision_layer_weights {
 enum vision_product { VISION_Q = 0, VISION_K, VISION_V, VISION_O, VISION_GATE, VISION_UP, VISION_DOWN };
 /* Patches merged into tokens: fc2(gelu_erf(fc1(norm(...)))). */
 struct vision_merger_weights {
-    const float *norm, *norm_bias; /* [Cv], of a tap [merge merge Cv]; RMS: no bias */
+    const float *norm, *norm_bias; /* [Cv], of a DeepStack merger [merge merge Cv]; RMS: no bias */
     struct be_weight *fc1, *fc2;   /* [merge merge Cv, same], [C, same], with biases */
 };
 struct vision_weights {
     struct be_weight *patch;      /* [Cv, 3 depth p p] */
     struct be_weight *projection; /* [C, Cv]; VISION_LINEAR: with a bias */
-    struct vision_merger_weights merger, taps[DESC_TAPS_MAX];
+    struct vision_merger_weights merger, deepstack[DESC_DEEPSTACK_MAX];
     const float *position;                               /* [patches or table rows, Cv] */
     const float *post_norm, *post_norm_bias, *soft_norm; /* [Cv] */
     const float *std_bias, *std_scale;                   /* [Cv] or NULL */
@@ -63,23 +63,23 @@ struct weights {
     struct be_weight *head;                             /* [V, C]; == embed when tied */
     const float *final_norm;                            /* [C] */
     struct layer_weights *layers;                       /* [desc.layer_count] */
-    struct row_table token_table;                       /* [V, layers P], with token_input */
+    struct row_table ple_table;                         /* [V, layers P], with ple */
     struct be_weight *draft_in, *draft_out, *centroids; /* of a drafter: [C, 2 B], [B, C], [centroids, C] */
     struct row_table head_rows;                         /* [V, C] instead of head, with centroids */
     uint32_t *clusters; /* [V] tokens of the first centroid's cluster, of the second's, ...; owned */
-    struct be_weight *token_project; /* [layers P, C] */
-    const float *token_norm;         /* [P], divided by sqrt(2) */
+    struct be_weight *ple_project; /* [layers P, C] */
+    const float *token_norm;       /* [P], divided by sqrt(2) */
     struct vision_weights vision;
     void *slab; /* backend memory behind all f32 vectors */
 };
 
 /* What a checkpoint needs, from its headers alone. */
-struct weights_survey {
+struct weights_inventory {
     enum stf_dtype stored; /* of the embedding: decides the compute type */
     uint64_t parameters;   /* elements of all tensors that are used */
     uint64_t read_bytes;   /* in the files */
     uint64_t memory_bytes; /* estimate of what they take once loaded with the given compute type */
-    bool stored_codes;     /* some are kept as the codes that the files hold */
+    bool stored_quants;    /* some are kept as the quants that the files hold */
     uint64_t slab_floats;
     uint64_t tensor_bytes_max;       /* of the largest one */
     const struct stf_tensor **order; /* [count] in the order in which they are read; owned */
@@ -91,23 +91,23 @@ struct weights_survey {
 /* Integers of so many bits made of the floats of the text model's matrices. */
 enum weights_quantize { QUANTIZE_NONE = 0, QUANTIZE_INT8, QUANTIZE_INT4 };
 /* In which form weights are kept. */
-struct weights_form {
+struct weight_format {
     enum be_dtype act;
-    bool codes; /* the backend takes them; else what a file holds as blocks becomes floats */
+    bool quants; /* the backend takes them; else what a file holds as blocks becomes floats */
     enum weights_quantize quantize;
 };
 /* What config.json does not tell: sets expert_layout from the tensors of the checkpoint (the family leaves
  * the released one), clears `tied` where the files hold a head that is not the embedding, and qkv_fused where
- * the tower's q, k and v stand apart. files NULL: nothing. Call it before weights_survey. */
-void model_desc_settle(struct model_desc *d, const struct stf_files *files);
+ * the tower's q, k and v stand apart. files NULL: nothing. Call it before weights_inventory. */
+void model_desc_resolve(struct model_desc *d, const struct stf_files *files);
 
 /* files NULL: weights are made up while loading (for measuring speed); every tensor counts as bf16.
  * Checks that every tensor of the description is there with the right shape and a float dtype. ST_FORMAT
  * names the tensor. */
-enum status weights_survey(const struct stf_files *files, const struct model_desc *desc,
-                           struct weights_form form, struct weights_survey *out,
-                           struct err *err) KV_MUST_CHECK;
-void weights_survey_free(struct weights_survey *s);
+enum status weights_inventory(const struct stf_files *files, const struct model_desc *desc,
+                              struct weight_format format, struct weights_inventory *out,
+                              struct err *err) KV_MUST_CHECK;
+void weights_inventory_free(struct weights_inventory *s);
 
 struct weights_progress {
     void (*fn)(void *arg, uint64_t done_bytes, uint64_t total_bytes); /* may be NULL */
@@ -115,7 +115,7 @@ struct weights_progress {
 };
 /* *identity is a 64-bit digest of names, shapes and samples of the contents. On error *out is released. */
 enum status weights_load(const struct stf_files *files, const struct model_desc *desc,
-                         const struct weights_survey *survey, struct weights_form form,
+                         const struct weights_inventory *inventory, struct weight_format format,
                          const struct be_ops *ops, struct backend *be, struct weights_progress progress,
                          struct weights *out, uint64_t *identity, struct err *err) KV_MUST_CHECK;
 /* Row `id` as f32; out [row.shape[0]]. */

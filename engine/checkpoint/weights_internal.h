@@ -1,11 +1,11 @@
-/* Inside of weights_*.c. One walk over the description serves both passes: the survey (names, shapes and
+/* Inside of weights_*.c. One walk over the description serves both passes: the inventory (names, shapes and
  * sizes from the headers; records the reading order) and the load (packs, in that order, with read-ahead in
  * front and released pages behind).
  *
  *   weights.c          both passes, release, counting
  *   weights_text.c     the walk: decoder, drafter, experts;  weights_vision.c: the tower
  *   weights_linear.c   one weight of it
- *   weights_codes.c    codes and floats that it is packed from
+ *   weights_quants.c    quants and floats that it is packed from
  *   weights_tensors.c  the tensors that those come from, and vectors
  */
 #ifndef KVASIR_WEIGHTS_INTERNAL_H
@@ -24,17 +24,17 @@ struct loader {
     const struct model_desc *desc;
     struct named *map; /* sorted by name */
     size_t map_count;
-    struct weights_survey *survey; /* survey pass only; NULL while loading */
-    struct weights_form form;
-    bool floats;    /* what is read now is not kept as codes */
-    bool fine;      /* nor as codes of 4 bits */
-    bool alike;     /* what becomes codes must: the matrices beside it do */
+    struct weights_inventory *inventory; /* inventory pass only; NULL while loading */
+    struct weight_format format;
+    bool floats;    /* what is read now is not kept as quants */
+    bool fine;      /* nor as quants of 4 bits */
+    bool alike;     /* what becomes quants must: the matrices beside it do */
     enum status st; /* first fault; everything after it does nothing */
     struct err *err;
     /* load pass */
     const struct be_ops *ops;
     struct backend *be;
-    const struct weights_survey *plan;
+    const struct weights_inventory *plan;
     struct weights_progress progress;
     size_t ahead, at; /* next tensor of the plan to ask for; next to be read */
     uint64_t ahead_bytes, done_bytes, digest;
@@ -64,11 +64,11 @@ struct linear_spec {
     uint64_t shape[STF_RANK_MAX];
 };
 
-/* Rows of a tensor [n, k]: of a file that has codes, or made of its floats. */
-struct code_rows {
+/* Rows of a tensor [n, k]: of a file that has quants, or made of its floats. */
+struct quant_rows {
     const struct stf_tensor *t;
     const struct packed *packed;  /* or NULL */
-    const struct ggml_type *type; /* NULL, and packed without codes or NULL: made */
+    const struct ggml_type *type; /* NULL, and packed without quants or NULL: made */
     bool int4;
     uint32_t k, width; /* width: 0, or the tensor is stored [k, width], and what is a row here is a column */
     const char *data;  /* the tensor's first row */
@@ -90,7 +90,7 @@ static inline enum be_dtype load_be_type(enum stf_dtype d)
 }
 
 /* weights_tensors.c. After a fault (ld->st) what takes a tensor returns NULL or false. */
-void load_note_ignored(struct weights_survey *s, const char *name);
+void load_note_ignored(struct weights_inventory *s, const char *name);
 enum status load_map(struct loader *ld);
 void load_expand(const char *stem, uint32_t layer, uint32_t expert, const char *suffix,
                  char out[DESC_NAME_MAX]);
@@ -114,12 +114,12 @@ const float *load_vector(struct loader *ld, const char *stem, uint32_t layer, co
 const float *load_vector1(struct loader *ld, const char *stem, uint32_t layer, const char *suffix, uint32_t n,
                           float plus);
 
-/* weights_codes.c */
-bool load_codes_of(const struct loader *ld, const struct stf_tensor *t, const struct packed *packed,
-                   uint32_t k, struct code_rows *rows, struct be_codes *out);
-/* What both fit into, as the CPU keeps parts of one matrix (cpu_codes_shape); *all is the first. */
-void load_fuse_codes(struct be_codes *all, const struct be_codes *part);
-uint64_t load_kept_bytes(const struct loader *ld, const struct be_codes *codes, uint64_t n, uint32_t k);
+/* weights_quants.c */
+bool load_quant_of(const struct loader *ld, const struct stf_tensor *t, const struct packed *packed,
+                   uint32_t k, struct quant_rows *rows, struct be_quant *out);
+/* What both fit into, as the CPU keeps parts of one matrix (cpu_quant_shape); *all is the first. */
+void load_fuse_quants(struct be_quant *all, const struct be_quant *part);
+uint64_t load_kept_bytes(const struct loader *ld, const struct be_quant *quants, uint64_t n, uint32_t k);
 void *load_floats(struct loader *ld, const struct stf_tensor *t, const struct packed *packed);
 
 /* weights_linear.c */

@@ -1,4 +1,4 @@
-/* One weight: of one tensor or several, as codes or floats, in the order that the kernels want. See
+/* One weight: of one tensor or several, as quants or floats, in the order that the kernels want. See
  * weights_internal.h. */
 #include "engine/checkpoint/weights_internal.h"
 
@@ -40,7 +40,7 @@ static void reorder(enum order order, uint32_t head_dim, const char *src, uint32
 /* The same of a vector that was read into the slab. */
 void load_reorder_vector(struct loader *ld, const float *v, enum order order, uint32_t n)
 {
-    if (ld->survey || ld->st || !v) return;
+    if (ld->inventory || ld->st || !v) return;
     float copy[SIZE_REORDER_MAX], *host = ld->host + (v - ld->slab);
     ASSERT_CMP(n, <=, SIZE_REORDER_MAX);
     memcpy(copy, host, n * sizeof *copy);
@@ -63,9 +63,9 @@ void load_pack(struct loader *ld, const struct be_weight_desc *d, const struct s
     packed(ld, ld->ops->weight_pack(ld->be, d, out), t, count);
 }
 
-/* false: not as codes (their scales are beyond the backend's). */
-static bool pack_codes(struct loader *ld, const struct be_weight_desc *d, const struct stf_tensor *const *t,
-                       uint32_t count, struct be_weight **out)
+/* false: not as quants (their scales are beyond the backend's). */
+static bool pack_quants(struct loader *ld, const struct be_weight_desc *d, const struct stf_tensor *const *t,
+                        uint32_t count, struct be_weight **out)
 {
     enum be_result r = ld->ops->weight_pack(ld->be, d, out);
     if (r == BE_UNSUPPORTED) return false;
@@ -81,7 +81,7 @@ static const void *part_data(struct loader *ld, const struct linear_spec *s, uin
     enum order order = s->part[i].order;
     const void *data = t->data;
     if (packed || t->dtype == STF_GGML) {
-        *type = ld->form.act;
+        *type = ld->format.act;
         data = *moved = load_floats(ld, t, packed);
     } else {
         *type = load_be_type(t->dtype);
@@ -105,9 +105,9 @@ void load_linear(struct loader *ld, const struct linear_spec *s, struct be_weigh
     struct packed packed[3];
     bool in_parts[3];
     struct be_weight_desc d = {.k = s->k, .src_count = parts, .glu = s->glu};
-    struct code_rows rows[3];
-    struct be_codes kinds[3];
-    bool codes = !s->transposed;
+    struct quant_rows rows[3];
+    struct be_quant kinds[3];
+    bool quants = !s->transposed;
     for (uint32_t i = 0; i < parts; i++) {
         uint64_t plain[2] = {s->transposed ? s->k : s->part[i].n, s->transposed ? s->part[i].n : s->k};
         in_parts[i] =
@@ -121,8 +121,8 @@ void load_linear(struct loader *ld, const struct linear_spec *s, struct be_weigh
         for (uint32_t q = 0; q < PACKED_TENSORS; q++)
             if (in_parts[i] ? packed[i].t[q] != NULL : q == 0)
                 all[count++] = in_parts[i] ? packed[i].t[q] : t[i];
-        codes = codes && s->part[i].order == ORDER_KEPT &&
-                load_codes_of(ld, t[i], in_parts[i] ? &packed[i] : NULL, s->k, &rows[i], &kinds[i]);
+        quants = quants && s->part[i].order == ORDER_KEPT &&
+                 load_quant_of(ld, t[i], in_parts[i] ? &packed[i] : NULL, s->k, &rows[i], &kinds[i]);
         d.src[i] = (struct be_weight_src){.transposed = s->transposed, .n = s->part[i].n};
         total += s->part[i].n;
     }
@@ -132,12 +132,12 @@ void load_linear(struct loader *ld, const struct linear_spec *s, struct be_weigh
         if (!biases[i]) return;
         all[count++] = biases[i];
     }
-    if (ld->survey) {
-        for (uint32_t i = 1; i < parts && codes; i++) load_fuse_codes(&kinds[0], &kinds[i]);
-        ld->survey->memory_bytes += load_kept_bytes(ld, codes ? &kinds[0] : NULL, total, s->k);
-        if (codes && (rows[0].type || (rows[0].packed && rows[0].packed->codes)))
-            ld->survey->stored_codes = true;
-        ld->survey->memory_bytes += s->bias ? 4ull * total : 0;
+    if (ld->inventory) {
+        for (uint32_t i = 1; i < parts && quants; i++) load_fuse_quants(&kinds[0], &kinds[i]);
+        ld->inventory->memory_bytes += load_kept_bytes(ld, quants ? &kinds[0] : NULL, total, s->k);
+        if (quants && (rows[0].type || (rows[0].packed && rows[0].packed->quants)))
+            ld->inventory->stored_quants = true;
+        ld->inventory->memory_bytes += s->bias ? 4ull * total : 0;
         return;
     }
     float *bias = NULL;
@@ -152,18 +152,18 @@ void load_linear(struct loader *ld, const struct linear_spec *s, struct be_weigh
     }
     d.bias = bias;
     load_before_read(ld);
-    for (uint32_t i = 0; i < parts && codes; i++) {
-        d.src[i].dtype = BE_CODES;
-        d.src[i].codes = &kinds[i];
+    for (uint32_t i = 0; i < parts && quants; i++) {
+        d.src[i].dtype = BE_QUANT;
+        d.src[i].quants = &kinds[i];
     }
-    if (codes) codes = pack_codes(ld, &d, all, count, out);
-    if (d.src[0].dtype == BE_CODES && !codes && ld->alike && !ld->st)
+    if (quants) quants = pack_quants(ld, &d, all, count, out);
+    if (d.src[0].dtype == BE_QUANT && !quants && ld->alike && !ld->st)
         ld->st = err_set(ld->err, ST_UNSUPPORTED, "tensor %s: a scale is beyond f16", t[0]->name);
     void *moved[3] = {NULL};
-    for (uint32_t i = 0; i < parts && !ld->st && !codes; i++)
+    for (uint32_t i = 0; i < parts && !ld->st && !quants; i++)
         d.src[i].data =
             part_data(ld, s, i, t[i], in_parts[i] ? &packed[i] : NULL, &d.src[i].dtype, &moved[i]);
-    if (!ld->st && !codes) load_pack(ld, &d, all, count, out);
+    if (!ld->st && !quants) load_pack(ld, &d, all, count, out);
     for (uint32_t i = 0; i < 3; i++) free(moved[i]);
     free(bias);
 }

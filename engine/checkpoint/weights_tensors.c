@@ -38,7 +38,7 @@ static bool carried_along(const char *name)
            strstr(name, "embed_audio.") != NULL;
 }
 
-void load_note_ignored(struct weights_survey *s, const char *name)
+void load_note_ignored(struct weights_inventory *s, const char *name)
 {
     size_t at = strlen(s->ignored_names), room = sizeof s->ignored_names - at;
     if (carried_along(name)) return;
@@ -59,8 +59,8 @@ enum status load_map(struct loader *ld)
         if (ld->desc->canonical(t->name, m->name)) {
             m->t = t;
             ld->map_count++;
-        } else if (ld->survey) {
-            load_note_ignored(ld->survey, t->name);
+        } else if (ld->inventory) {
+            load_note_ignored(ld->inventory, t->name);
         }
     }
     if (ld->map_count) qsort(ld->map, ld->map_count, sizeof *ld->map, by_canonical);
@@ -107,7 +107,7 @@ uint64_t load_elements(const struct stf_tensor *t)
     return n;
 }
 
-static void count_tensor(struct weights_survey *s, const struct stf_tensor *t)
+static void count_tensor(struct weights_inventory *s, const struct stf_tensor *t)
 {
     s->parameters += load_elements(t);
     s->read_bytes += t->bytes;
@@ -121,7 +121,7 @@ static const struct stf_tensor *make_up(struct loader *ld, uint32_t rank, const 
     *t = (struct stf_tensor){.name = "(made up)", .dtype = STF_BF16, .rank = rank, .bytes = 2};
     for (uint32_t i = 0; i < rank; i++) t->bytes *= t->shape[i] = shape[i];
     t->data = ld->made_up;
-    if (ld->survey) count_tensor(ld->survey, t);
+    if (ld->inventory) count_tensor(ld->inventory, t);
     return t;
 }
 
@@ -135,10 +135,10 @@ struct named *load_find(const struct loader *ld, const char *stem, uint32_t laye
 /* It will be read. */
 static void note_used(struct loader *ld, struct named *m)
 {
-    if (!ld->survey || m->used) return;
+    if (!ld->inventory || m->used) return;
     m->used = true;
-    ld->survey->order[ld->survey->count++] = m->t;
-    count_tensor(ld->survey, m->t);
+    ld->inventory->order[ld->inventory->count++] = m->t;
+    count_tensor(ld->inventory, m->t);
 }
 
 /* Everything that reading a tensor entails apart from its bytes: found, shape, dtype, counted. NULL after a
@@ -197,7 +197,7 @@ const struct stf_tensor *load_take_fp8(struct loader *ld, const char *stem, uint
     }
     note_used(ld, m);
     note_used(ld, s);
-    if (ld->survey) ld->survey->parameters -= load_elements(s->t);
+    if (ld->inventory) ld->inventory->parameters -= load_elements(s->t);
     *scales = s->t;
     return m->t;
 }
@@ -230,7 +230,7 @@ bool load_take_packed(struct loader *ld, const char *stem, uint32_t layer, uint3
     enum status st = packed_open(load_find_packed, &at, &ld->desc->packing, n, k, p, ld->err);
     if (st == ST_NOT_FOUND) return false;
     ld->st = st;
-    for (size_t i = 0; i < sizeof suffixes / sizeof *suffixes && !st && ld->survey; i++) {
+    for (size_t i = 0; i < sizeof suffixes / sizeof *suffixes && !st && ld->inventory; i++) {
         struct named key, *m = load_find(ld, stem, layer, expert, suffixes[i], &key);
         if (!m) continue;
         bool read = false;
@@ -238,7 +238,7 @@ bool load_take_packed(struct loader *ld, const char *stem, uint32_t layer, uint3
         if (read) note_used(ld, m);
         m->used = true;
     }
-    if (!st && ld->survey) ld->survey->parameters += (uint64_t)n * k - counted(p);
+    if (!st && ld->inventory) ld->inventory->parameters += (uint64_t)n * k - counted(p);
     return !st;
 }
 
@@ -292,7 +292,7 @@ const float *load_scaled_vector(struct loader *ld, const char *stem, uint32_t la
     for (uint32_t i = 0; i < rank; i++) n *= (size_t)shape[i];
     uint64_t at = ld->slab_used;
     ld->slab_used += (n + 15) / 16 * 16; /* 64-byte alignment */
-    if (ld->survey) return NULL;
+    if (ld->inventory) return NULL;
     load_before_read(ld);
     if (ld->files && stf_norms_plus_one(ld->files)) plus = 0; /* it is there already */
     (void)stf_to_f32(t, ld->host + at);                       /* load_take() checked the dtype */

@@ -69,23 +69,23 @@ static void walk_fused(struct loader *ld, uint32_t layer, const char *name, uint
     const struct stf_tensor *scales = NULL, *t = load_take_fp8(ld, name, layer, shape, &scales);
     if (!t) t = load_take(ld, name, layer, 0, "", 3, shape);
     if (!t) return;
-    if (ld->survey) {
-        struct code_rows rows;
-        struct be_codes kind;
-        bool as_codes = load_codes_of(ld, t, NULL, k, &rows, &kind);
-        if (as_codes && rows.type) ld->survey->stored_codes = true;
-        ld->survey->memory_bytes += load_kept_bytes(ld, as_codes ? &kind : NULL, experts * wide, k);
+    if (ld->inventory) {
+        struct quant_rows rows;
+        struct be_quant kind;
+        bool as_quants = load_quant_of(ld, t, NULL, k, &rows, &kind);
+        if (as_quants && rows.type) ld->inventory->stored_quants = true;
+        ld->inventory->memory_bytes += load_kept_bytes(ld, as_quants ? &kind : NULL, experts * wide, k);
         return;
     }
     load_before_read(ld);
-    struct code_rows rows[2];
-    struct be_codes kinds[2];
-    bool codes = load_codes_of(ld, t, NULL, k, &rows[0], &kinds[0]) &&
-                 load_codes_of(ld, t, NULL, k, &rows[1], &kinds[1]);
+    struct quant_rows rows[2];
+    struct be_quant kinds[2];
+    bool quants = load_quant_of(ld, t, NULL, k, &rows[0], &kinds[0]) &&
+                  load_quant_of(ld, t, NULL, k, &rows[1], &kinds[1]);
     bool blocks = t->dtype == STF_GGML;
-    enum be_dtype type = blocks || scales ? ld->form.act : load_be_type(t->dtype);
+    enum be_dtype type = blocks || scales ? ld->format.act : load_be_type(t->dtype);
     size_t elem = be_dtype_bytes(type);
-    char *floats = blocks && !codes ? load_floats(ld, t, NULL) : NULL;
+    char *floats = blocks && !quants ? load_floats(ld, t, NULL) : NULL;
     const char *data = floats ? floats : t->data;
     for (uint32_t e = 0; e < experts && !ld->st; e++) {
         struct slices at;
@@ -95,15 +95,15 @@ static void walk_fused(struct loader *ld, uint32_t layer, const char *name, uint
             ld->st = packed_open(find_slice, &at, &ld->desc->packing, (uint32_t)shape[1], (uint32_t)shape[2],
                                  &packed, ld->err);
         }
-        char *own = scales && !codes && !ld->st ? load_floats(ld, &at.weight, &packed) : NULL;
+        char *own = scales && !quants && !ld->st ? load_floats(ld, &at.weight, &packed) : NULL;
         struct fused f = {t, own ? own : data + (size_t)e * wide * k * elem, k, (uint32_t)wide, elem, in_out};
         struct be_weight_desc d = {.k = k, .src_count = parts, .glu = parts == 2};
         void *copies[2] = {NULL};
         for (uint32_t p = 0; p < parts && !ld->st; p++) {
             d.src[p] = (struct be_weight_src){.dtype = type, .transposed = in_out, .n = n};
-            if (codes) {
-                d.src[p].dtype = BE_CODES;
-                d.src[p].codes = &kinds[p];
+            if (quants) {
+                d.src[p].dtype = BE_QUANT;
+                d.src[p].quants = &kinds[p];
                 rows[p].packed = scales ? &packed : NULL;
                 rows[p].width = in_out ? (uint32_t)wide : 0;
                 rows[p].data = (const char *)t->data + e * (t->bytes / experts);
@@ -122,36 +122,36 @@ static void walk_fused(struct loader *ld, uint32_t layer, const char *name, uint
     if (!ld->st) load_after_read(ld, t);
 }
 
-/* Whether the matrix becomes codes. */
-static bool becomes_codes(struct loader *ld, const char *stem, uint32_t layer, uint32_t expert,
-                          const char *suffix, uint32_t n, uint32_t k)
+/* Whether the matrix becomes quants. */
+static bool becomes_quants(struct loader *ld, const char *stem, uint32_t layer, uint32_t expert,
+                           const char *suffix, uint32_t n, uint32_t k)
 {
     struct packed p;
-    struct code_rows rows;
-    struct be_codes kind;
+    struct quant_rows rows;
+    struct be_quant kind;
     struct err ignored;
     struct packed_at at = {ld, stem, layer, expert};
     struct named key, *m = load_find(ld, stem, layer, expert, suffix, &key);
     bool packed = packed_open(load_find_packed, &at, &ld->desc->packing, n, k, &p, &ignored) == ST_OK;
     if (!packed && !m) return ld->files == NULL;
-    return load_codes_of(ld, packed ? p.t[0] : m->t, packed ? &p : NULL, k, &rows, &kind);
+    return load_quant_of(ld, packed ? p.t[0] : m->t, packed ? &p : NULL, k, &rows, &kind);
 }
 
-/* All matrices of a layer's experts are of one kind: codes if they all can be. */
-static bool experts_as_codes(struct loader *ld, uint32_t n)
+/* All matrices of a layer's experts are of one kind: quants if they all can be. */
+static bool experts_as_quants(struct loader *ld, uint32_t n)
 {
     const struct desc_names *a = &ld->desc->names;
     const struct desc_layer *l = &ld->desc->layers[n];
     uint32_t c = ld->desc->hidden, ff = l->ff;
     if (c % MADE_SPAN || ff % MADE_SPAN) return false;
     if (ld->desc->expert_layout != EXPERTS_EACH)
-        return becomes_codes(ld, a->expert_gate_up, n, 0, "", 2 * ff, c) &&
-               becomes_codes(ld, a->expert_down_all, n, 0, "", c, ff);
+        return becomes_quants(ld, a->expert_gate_up, n, 0, "", 2 * ff, c) &&
+               becomes_quants(ld, a->expert_down_all, n, 0, "", c, ff);
     bool all = true;
     for (uint32_t e = 0; e < l->experts && all; e++)
-        all = becomes_codes(ld, a->expert_gate, n, e, ".weight", ff, c) &&
-              becomes_codes(ld, a->expert_up, n, e, ".weight", ff, c) &&
-              becomes_codes(ld, a->expert_down, n, e, ".weight", c, ff);
+        all = becomes_quants(ld, a->expert_gate, n, e, ".weight", ff, c) &&
+              becomes_quants(ld, a->expert_up, n, e, ".weight", ff, c) &&
+              becomes_quants(ld, a->expert_down, n, e, ".weight", c, ff);
     return all;
 }
 
@@ -165,13 +165,13 @@ static void walk_experts(struct loader *ld, uint32_t n, struct layer_weights *w)
                 &(struct linear_spec){.layer = n, .k = c, .part_count = 1, .part = {{a->router, l->experts}}},
                 &w->router);
     ld->floats = false;
-    if (!ld->survey && !ld->st) {
+    if (!ld->inventory && !ld->st) {
         w->expert_glu = calloc(l->experts, sizeof *w->expert_glu);
         w->expert_down = calloc(l->experts, sizeof *w->expert_down);
         if (!w->expert_glu || !w->expert_down)
             ld->st = err_set(ld->err, ST_NOMEM, "out of memory for %u experts", l->experts);
     }
-    ld->floats = !experts_as_codes(ld, n);
+    ld->floats = !experts_as_quants(ld, n);
     ld->alike = true;
     if (ld->desc->expert_layout != EXPERTS_EACH) {
         walk_fused(ld, n, a->expert_gate_up, l->experts, c, 2, l->ff, w->expert_glu);
@@ -188,17 +188,17 @@ static void walk_experts(struct loader *ld, uint32_t n, struct layer_weights *w)
                                           .part_count = 2,
                                           .part = {{a->expert_gate, l->ff}, {a->expert_up, l->ff}},
                                           .glu = true},
-                    ld->survey ? &none : &w->expert_glu[e]);
+                    ld->inventory ? &none : &w->expert_glu[e]);
         load_linear(ld,
                     &(struct linear_spec){
                         .layer = n, .expert = e, .k = l->ff, .part_count = 1, .part = {{a->expert_down, c}}},
-                    ld->survey ? &none : &w->expert_down[e]);
+                    ld->inventory ? &none : &w->expert_down[e]);
     }
     ld->floats = ld->alike = false;
 }
 
 /* What an MLP beside the experts brings along. */
-static void walk_beside(struct loader *ld, uint32_t n, struct layer_weights *w)
+static void walk_shared_ff(struct loader *ld, uint32_t n, struct layer_weights *w)
 {
     const struct desc_names *a = &ld->desc->names;
     const struct desc_layer *l = &ld->desc->layers[n];
@@ -208,7 +208,7 @@ static void walk_beside(struct loader *ld, uint32_t n, struct layer_weights *w)
     w->router_scale = load_vector1(ld, a->router_scale, n, "", l->experts, 0);
     w->expert_norm = load_vector1(ld, a->expert_norm, n, ".weight", c, 0);
     w->experts_norm = load_vector1(ld, a->experts_norm, n, ".weight", c, 0);
-    w->beside_norm = load_vector1(ld, a->beside_norm, n, ".weight", c, 0);
+    w->shared_norm = load_vector1(ld, a->shared_norm, n, ".weight", c, 0);
 }
 
 /* ---- what each layer gets of every token by itself ---- */
@@ -218,14 +218,14 @@ static void walk_beside(struct loader *ld, uint32_t n, struct layer_weights *w)
 static void walk_table(struct loader *ld, const char *stem, uint64_t cols, struct row_table *out)
 {
     const struct model_desc *d = ld->desc;
-    struct weights_survey before = {0};
-    if (ld->survey) before = *ld->survey;
+    struct weights_inventory before = {0};
+    if (ld->inventory) before = *ld->inventory;
     const struct stf_tensor *t = load_take(ld, stem, 0, 0, ".weight", 2, (uint64_t[]){d->vocab, cols});
     if (!t) return;
-    if (ld->survey) {
-        ld->survey->read_bytes = before.read_bytes;
-        ld->survey->tensor_bytes_max = before.tensor_bytes_max;
-        ld->survey->count = before.count;
+    if (ld->inventory) {
+        ld->inventory->read_bytes = before.read_bytes;
+        ld->inventory->tensor_bytes_max = before.tensor_bytes_max;
+        ld->inventory->count = before.count;
         return;
     }
     out->row = *t;
@@ -243,27 +243,27 @@ static void walk_table(struct loader *ld, const char *stem, uint64_t cols, struc
     else out->row.data = memcpy(out->owned, ld->made_up, (size_t)out->row.bytes);
 }
 
-static void walk_token_input(struct loader *ld, struct weights *w)
+static void walk_ple(struct loader *ld, struct weights *w)
 {
     const struct model_desc *d = ld->desc;
     load_linear(ld,
                 &(struct linear_spec){.k = d->hidden,
                                       .part_count = 1,
-                                      .part = {{d->names.token_project, d->layer_count * d->token_input}}},
-                &w->token_project);
-    w->token_norm = load_scaled_vector(ld, d->names.token_norm, 0, ".weight", 1, (uint64_t[]){d->token_input},
-                                       0, 0.70710678118654752f);
-    walk_table(ld, d->names.token_table, (uint64_t)d->layer_count * d->token_input, &w->token_table);
+                                      .part = {{d->names.ple_project, d->layer_count * d->ple}}},
+                &w->ple_project);
+    w->token_norm = load_scaled_vector(ld, d->names.token_norm, 0, ".weight", 1, (uint64_t[]){d->ple}, 0,
+                                       0.70710678118654752f);
+    walk_table(ld, d->names.ple_table, (uint64_t)d->layer_count * d->ple, &w->ple_table);
 }
 
 static void walk_token_layer(struct loader *ld, uint32_t n, struct layer_weights *w)
 {
     const struct model_desc *d = ld->desc;
-    uint32_t p = d->token_input;
-    load_linear(ld,
-                &(struct linear_spec){
-                    .layer = n, .k = d->hidden, .part_count = 1, .part = {{d->names.token_gate, p}}},
-                &w->token_gate);
+    uint32_t p = d->ple;
+    load_linear(
+        ld,
+        &(struct linear_spec){.layer = n, .k = d->hidden, .part_count = 1, .part = {{d->names.ple_gate, p}}},
+        &w->ple_gate);
     load_linear(
         ld,
         &(struct linear_spec){.layer = n, .k = p, .part_count = 1, .part = {{d->names.token_up, d->hidden}}},
@@ -290,7 +290,7 @@ static const float *load_key_shift(struct loader *ld, uint32_t n)
     if (!l->qkv_bias || ld->desc->names.k_norm || l->softcap > 0 || r->dim != d || half > 1024) return NULL;
     uint64_t at = ld->slab_used;
     ld->slab_used += (count + 15) / 16 * 16;
-    if (ld->survey || ld->st || !ld->files) return NULL;
+    if (ld->inventory || ld->st || !ld->files) return NULL;
     bias = load_find(ld, ld->desc->names.k, n, 0, ".bias", &key);
     if (!bias) return NULL; /* load_linear() refused it */
     float freq[1024], *out = ld->host + at;
@@ -321,16 +321,16 @@ static void walk_layer(struct loader *ld, uint32_t n, struct layer_weights *w)
     const struct desc_names *a = &d->names;
     const struct desc_layer *l = &d->layers[n];
     uint32_t c = d->hidden, q = l->heads * l->head_dim, kv = l->kv_heads * l->head_dim,
-             ff = l->experts ? l->beside_ff : l->ff;
+             ff = l->experts ? l->shared_ff : l->ff;
     bool own = desc_owns_keys(d, n);
     float plus = d->norm_plus_one ? 1.0f : 0.0f;
     w->input_norm = load_vector1(ld, a->input_norm, n, ".weight", c, plus);
     load_linear(ld,
                 &(struct linear_spec){.layer = n,
                                       .k = c,
-                                      .part_count = !own             ? 1
-                                                    : l->keys_values ? 2
-                                                                     : 3,
+                                      .part_count = !own          ? 1
+                                                    : l->v_from_k ? 2
+                                                                  : 3,
                                       .part = {{a->q, q}, {a->k, kv}, {a->v, kv}},
                                       .bias = l->qkv_bias},
                 &w->qkv);
@@ -344,7 +344,7 @@ static void walk_layer(struct loader *ld, uint32_t n, struct layer_weights *w)
     w->post_attn_norm = load_vector1(ld, a->post_attn_norm, n, ".weight", c, plus);
     w->pre_mlp_norm = load_vector1(ld, a->pre_mlp_norm, n, ".weight", c, plus);
     if (l->experts) walk_experts(ld, n, w);
-    if (l->beside_ff) walk_beside(ld, n, w);
+    if (l->shared_ff) walk_shared_ff(ld, n, w);
     if (ff) {
         load_linear(
             ld,
@@ -355,7 +355,7 @@ static void walk_layer(struct loader *ld, uint32_t n, struct layer_weights *w)
                     &w->down);
     }
     w->post_mlp_norm = load_vector1(ld, a->post_mlp_norm, n, ".weight", c, plus);
-    if (d->token_input) walk_token_layer(ld, n, w);
+    if (d->ple) walk_token_layer(ld, n, w);
     w->layer_scale = load_vector1(ld, a->layer_scale, n, "", 1, 0);
 }
 
@@ -371,7 +371,7 @@ static void walk_clusters(struct loader *ld, struct weights *w)
         return;
     }
     if (m) m->used = true;
-    if (ld->survey) return;
+    if (ld->inventory) return;
     w->clusters = malloc(d->vocab * sizeof *w->clusters);
     if (!w->clusters) ld->st = err_nomem(ld->err, "the clusters of the head");
     for (uint32_t i = 0; i < d->vocab && !ld->st; i++) {
@@ -413,7 +413,7 @@ void load_walk(struct loader *ld, struct weights *w)
             ld, &(struct linear_spec){.k = d->hidden, .part_count = 1, .part = {{d->names.embed, d->vocab}}},
             &w->embed);
     ld->fine = false;
-    if (d->token_input) walk_token_input(ld, w);
+    if (d->ple) walk_ple(ld, w);
     for (uint32_t n = 0; n < d->layer_count && !ld->st; n++) walk_layer(ld, n, &w->layers[n]);
     w->final_norm =
         load_vector1(ld, d->names.final_norm, 0, ".weight", d->hidden, d->norm_plus_one ? 1.0f : 0.0f);
@@ -423,6 +423,6 @@ void load_walk(struct loader *ld, struct weights *w)
         load_linear(
             ld, &(struct linear_spec){.k = d->hidden, .part_count = 1, .part = {{d->names.head, d->vocab}}},
             &w->head);
-    ld->floats = true; /* pictures are worth it, and what is read once per picture is not what takes time */
+    ld->floats = true; /* images are worth it, and what is read once per image is not what takes time */
     if (d->has_vision) load_vision(ld, &w->vision);
 }

@@ -36,7 +36,7 @@ static void walk_bounds(struct loader *ld, uint32_t n, const char *stem, const f
         if (!t) return;
         uint64_t at = ld->slab_used + (uint64_t)i % 2;
         ld->slab_used += i % 2 ? 16 : 0; /* 64-byte alignment */
-        if (ld->survey) continue;
+        if (ld->inventory) continue;
         load_before_read(ld);
         (void)stf_to_f32(t, ld->host + at);
         load_after_read(ld, t);
@@ -175,7 +175,7 @@ static const float *ones(struct loader *ld, uint32_t n)
 {
     uint64_t at = ld->slab_used;
     ld->slab_used += (n + 15ull) / 16 * 16;
-    if (ld->survey || ld->st) return NULL;
+    if (ld->inventory || ld->st) return NULL;
     for (uint32_t i = 0; i < n; i++) ld->host[at + i] = 1;
     return ld->slab + at;
 }
@@ -188,9 +188,9 @@ void load_vision(struct loader *ld, struct vision_weights *w)
     for (uint32_t n = 0; n < v->layers; n++) walk_vision_layer(ld, n, &w->layers[n]);
     if (v->end == VISION_MERGE) {
         walk_merger(ld, 0, v->names.merge_norm, v->names.merge_fc1, v->names.merge_fc2, c, &w->merger);
-        for (uint32_t k = 0; k < v->tap_count; k++)
-            walk_merger(ld, k, v->names.tap_norm, v->names.tap_fc1, v->names.tap_fc2, c * v->merge * v->merge,
-                        &w->taps[k]);
+        for (uint32_t k = 0; k < v->deepstack_count; k++)
+            walk_merger(ld, k, v->names.deepstack_norm, v->names.deepstack_fc1, v->names.deepstack_fc2,
+                        c * v->merge * v->merge, &w->deepstack[k]);
         return;
     }
     w->post_norm = load_vector1(ld, v->names.post_norm, 0, ".weight", c, 0);

@@ -54,7 +54,7 @@ bool family_decoder(struct hf_reader *r, const struct hf_config *c, struct model
             .qkv_bias = t->qkv_bias,
             .o_bias = t->o_bias,
             .ff = t->intermediate_size,
-            .gate = t->activation == HF_SILU ? GATE_SILU : GATE_GELU_TANH,
+            .gate = t->activation == HF_SILU ? ACT_SILU : ACT_GELU_TANH,
         };
     return true;
 }

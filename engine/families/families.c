@@ -77,13 +77,13 @@ static const struct family *find_type(struct hf_reader *r, const struct family_t
     return NULL;
 }
 
-/* The object of that name; JSON_NONE when it is absent or the fault is noted. */
+/* The object of that name; JSON_NONE when it is absent or the error is noted. */
 static uint32_t find_object(struct hf_reader *r, const char *key, bool required)
 {
     uint32_t n = json_get_live(r->d, 0, key);
-    if (n == JSON_NONE && required) hf_fault(r, ST_FORMAT, key, "is missing");
+    if (n == JSON_NONE && required) hf_error(r, ST_FORMAT, key, "is missing");
     if (n == JSON_NONE || json_kind(r->d, n) == JSON_OBJECT) return n;
-    hf_fault(r, ST_FORMAT, key, "must be an object");
+    hf_error(r, ST_FORMAT, key, "must be an object");
     return JSON_NONE;
 }
 
@@ -101,7 +101,7 @@ static void check_block(struct hf_reader *r, uint32_t block)
     if (block == JSON_NONE || is_name(r, block, "128x128")) return;
     if (!json_uint(r->d, json_at(r->d, block, 0), &rows) ||
         !json_uint(r->d, json_at(r->d, block, 1), &cols) || rows != 128 || cols != 128)
-        hf_fault(r, ST_UNSUPPORTED, "quantization_config", "only blocks of 128 x 128 are served");
+        hf_error(r, ST_UNSUPPORTED, "quantization_config", "only blocks of 128 x 128 are served");
 }
 
 static struct desc_packing read_groups(struct hf_reader *r, uint32_t groups)
@@ -137,7 +137,7 @@ static struct desc_packing read_quantization(struct hf_reader *r, uint32_t dict)
     for (size_t i = 0; i < sizeof served / sizeof *served; i++)
         known = known || json_str_eq(r->d, method, served[i]);
     if (!known)
-        hf_fault(r, ST_UNSUPPORTED, "quantization_config",
+        hf_error(r, ST_UNSUPPORTED, "quantization_config",
                  "quant_method must be fp8, compressed-tensors, awq or gptq");
     if (dict == JSON_NONE || r->st) return (struct desc_packing){0};
     check_block(r, json_get_live(r->d, dict, "weight_block_size"));
@@ -149,7 +149,7 @@ static struct desc_packing read_quantization(struct hf_reader *r, uint32_t dict)
     if ((saved != JSON_NONE && !v2 && !is_name(r, saved, awq ? "gemm" : "gptq")) ||
         (awq && version != JSON_NONE && !is_name(r, version, "gemm")) ||
         (awq && format != JSON_NONE && !is_name(r, format, "gemm")))
-        hf_fault(r, ST_UNSUPPORTED, "quantization_config",
+        hf_error(r, ST_UNSUPPORTED, "quantization_config",
                  "only checkpoint_format gptq, gptq_v2 and AWQ's version gemm are served");
     struct desc_packing p = read_groups(r, json_get_live(r->d, dict, "config_groups"));
     p.zeros_plain = v2;

@@ -5,9 +5,9 @@
  *             transformers (released files leave out what equals them: they are part of the format)
  *   read      the keys of config.json -> struct hf_config, by config/hf/reader.h; refuses what is not served
  *   gguf      the metadata of GGUF files -> the same struct, and the names of their tensors (gguf_keys.h)
- *   describe  that struct -> model_desc: layers, ropes, tensor names, the tower; in .image how a picture is
+ *   describe  that struct -> model_desc: layers, ropes, tensor names, the tower; in .image how an image is
  *             written into a prompt and which rule its span has; checks what no single key tells
- *   pictures  the defaults of its picture and video processor classes
+ *   images  the defaults of its image and video processor classes
  *   prompt    what its processor class does to text, where that stands in no file
  *
  * docs/adding-a-family.md goes through it step by step. */
@@ -31,13 +31,13 @@ struct family_type {
     const char *name; /* model_type; at most 31 characters */
     enum hf_place place;
     const struct hf_text *text;     /* class defaults */
-    const struct hf_vision *vision; /* NULL: no pictures */
+    const struct hf_vision *vision; /* NULL: no images */
     bool drafter;                   /* of another model; not served by itself */
 };
 
 /* .video_area_min and so on of `image` are the defaults for videos; what else differs in their class stands
  * beside. */
-struct family_pictures {
+struct family_images {
     struct image_config image;
     float video_mean[3], video_std[3];
     uint32_t video_patch; /* 0: the model takes no videos */
@@ -56,10 +56,10 @@ struct family {
     /* c->has_vision is set, and *c holds the type's defaults; where they hang on another key, as a model_type
      * inside text_config, this overwrites them. */
     void (*read)(struct hf_reader *r, const struct family_type *type, struct hf_config *c);
-    /* Of what was read without a fault, from whichever file: r is for faults alone. *d is zero. */
+    /* Of what was read without an error, from whichever file: r is for errors alone. *d is zero. */
     void (*describe)(struct hf_reader *r, const struct hf_config *c, struct model_desc *d);
-    const struct family_pictures *pictures; /* NULL: none of its types takes pictures */
-    const struct family_prompt *prompt;     /* NULL: all that there is to say stands in the checkpoint */
+    const struct family_images *images; /* NULL: none of its types takes images */
+    const struct family_prompt *prompt; /* NULL: all that there is to say stands in the checkpoint */
     const struct family_gguf *gguf; /* behind the last one without a name; NULL: there are no such files */
     uint32_t bos_id, image_id, video_id; /* the classes' defaults; 0: none */
 };
@@ -84,7 +84,7 @@ void family_defaults(const struct family *family, const struct family_type *type
  * an option that we don't have, in one line; ST_FORMAT: a key of the wrong kind or range. */
 
 /* The configuration, and the description of it: *d is overwritten, its layers are the caller's
- * (model_desc_free); empty after a fault, *c is not. */
+ * (model_desc_free); empty after an error, *c is not. */
 enum status family_load(const char *model, const char *mmproj, struct hf_config *c, struct model_desc *d,
                         struct err *err) KV_MUST_CHECK;
 /* The same from the text of a config.json; `name` is used in messages. */
@@ -101,7 +101,7 @@ enum status family_load_tokenizer(const char *model, const char *mmproj, const s
 /* `image_processor` of processor_config.json or, where that is absent, preprocessor_config.json; for families
  * with videos also `video_processor` of the former, else video_preprocessor_config.json, else
  * preprocessor_config.json. Absent and null keys get the defaults of the class that the family uses.
- * ST_NOT_FOUND when there are no settings for pictures; ST_UNSUPPORTED for a family, a filter (only 2 =
+ * ST_NOT_FOUND when there are no settings for images; ST_UNSUPPORTED for a family, a filter (only 2 =
  * bilinear and 3 = bicubic) or a step that we don't do. Settings for videos that we don't do only leave
  * `video` false. */
 enum status family_load_images(const char *model, const char *mmproj, const char *model_type,

@@ -58,13 +58,13 @@ static void check_served(struct gguf_keys *k)
     bool causal = true;
     uint32_t size = 0, value = 0;
     if (gguf_bool(gguf_key(k, "attention.causal"), &causal) && !causal)
-        gguf_fault(k, ST_UNSUPPORTED, "attention.causal", "this is an encoder, not a generator");
+        gguf_error(k, ST_UNSUPPORTED, "attention.causal", "this is an encoder, not a generator");
     if (!gguf_u32(gguf_key(k, "attention.key_length"), &size)) return;
     if (gguf_u32(gguf_key(k, "attention.value_length"), &value) && value != size)
-        gguf_fault(k, ST_UNSUPPORTED, "attention.value_length",
+        gguf_error(k, ST_UNSUPPORTED, "attention.value_length",
                    "only that of attention.key_length is served");
     if (gguf_u32(gguf_key(k, "rope.dimension_count"), &value) && value != size)
-        gguf_fault(k, ST_UNSUPPORTED, "rope.dimension_count", "only that of attention.key_length is served");
+        gguf_error(k, ST_UNSUPPORTED, "rope.dimension_count", "only that of attention.key_length is served");
 }
 
 static void read_text(struct gguf_keys *k, struct hf_text *t)
@@ -78,7 +78,7 @@ static void read_text(struct gguf_keys *k, struct hf_text *t)
     gguf_read_u32(k, "context_length", true, 1, SIZE_MAX_POSITIONS, &t->max_position_embeddings);
     gguf_layer_u32(k, "feed_forward_length", 0, 1, SIZE_MAX_FF, &t->intermediate_size);
     if (!gguf_layer_u32(k, "attention.head_count", 0, 1, SIZE_MAX_HEADS, &t->num_attention_heads))
-        gguf_fault(k, ST_FORMAT, "attention.head_count", "is missing");
+        gguf_error(k, ST_FORMAT, "attention.head_count", "is missing");
     t->num_key_value_heads = t->num_attention_heads;
     gguf_layer_u32(k, "attention.head_count_kv", 0, 1, SIZE_MAX_HEADS, &t->num_key_value_heads);
     gguf_read_u32(k, "attention.key_length", false, 2, SIZE_MAX_HEAD_DIM, &t->head_dim);
@@ -164,7 +164,7 @@ static void add_id(struct gguf_keys *k, const char *key, double id, uint32_t max
     for (uint32_t i = 0; i < *count; i++)
         if (ids[i] == id) return;
     if (*count == max || !(id >= 0 && id < SIZE_MAX_VOCAB))
-        gguf_fault(k, ST_FORMAT, key, "must be token ids, and not too many");
+        gguf_error(k, ST_FORMAT, key, "must be token ids, and not too many");
     else ids[(*count)++] = (uint32_t)id;
 }
 
@@ -221,7 +221,7 @@ static void read_channels(struct gguf_keys *k, const char *key, double lo, float
     for (uint32_t i = 0; i < 3; i++) {
         out[i] = (float)gguf_item(v, i);
         if (!((double)out[i] >= lo && out[i] <= 1e6f))
-            gguf_fault(k, ST_FORMAT, key, "must be numbers in range");
+            gguf_error(k, ST_FORMAT, key, "must be numbers in range");
     }
 }
 
@@ -236,7 +236,7 @@ enum status gguf_images(const char *model, const char *mmproj, bool videos, stru
     read_channels(&k, "clip.vision.image_std", 1e-6, out->std);
     if (!f.tower) k.r.st = err_set(err, ST_NOT_FOUND, "%s: has no vision tower", model);
     else if (videos && k.rule->videos) k.rule->videos(&k, out);
-    else k.rule->pictures(&k, out);
+    else k.rule->images(&k, out);
     gguf_files_close(&f);
     return k.r.st;
 }
@@ -268,14 +268,15 @@ static const char *const LEFT_OUT[] = {"rope_freqs.", "rope_factors_long.", "rop
 struct names {
     const struct gguf_files *f;
     const struct family_gguf *rule;
-    const struct gguf_value *taps; /* of the tower: for each layer whether it has one; NULL: none */
-    bool swapped;                  /* files of the first conversions call the tower's up down, and down up */
+    const struct gguf_value *deepstack; /* of the tower: for each layer whether it has one; NULL: none */
+    bool swapped; /* files of the first conversions call the tower's up down, and down up */
 };
 
-static uint32_t tap_of(const struct names *n, uint32_t layer)
+static uint32_t deepstack_of(const struct names *n, uint32_t layer)
 {
     uint32_t tap = 0;
-    for (uint32_t i = 0; n->taps && i < layer && i < n->taps->count; i++) tap += gguf_item(n->taps, i) != 0;
+    for (uint32_t i = 0; n->deepstack && i < layer && i < n->deepstack->count; i++)
+        tap += gguf_item(n->deepstack, i) != 0;
     return tap;
 }
 
@@ -303,7 +304,7 @@ static bool apply(const struct names *n, const struct gguf_name *row, const char
     size_t at = 0;
     for (const char *p = row->to; *p && at < STF_NAME_MAX; p++) {
         int len = *p == '#'   ? snprintf(out + at, STF_NAME_MAX - at, "%u", number)
-                  : *p == '@' ? snprintf(out + at, STF_NAME_MAX - at, "%u", tap_of(n, number))
+                  : *p == '@' ? snprintf(out + at, STF_NAME_MAX - at, "%u", deepstack_of(n, number))
                   : *p == '[' ? snprintf(out + at, STF_NAME_MAX - at, "[%u", query_rows(n, number))
                               : snprintf(out + at, STF_NAME_MAX - at, "%c", *p);
         at += (size_t)len;
@@ -362,10 +363,11 @@ enum status gguf_open_tensors(const char *model, const char *mmproj, struct stf_
     struct gguf_keys k;
     enum status st = open_keys(model, mmproj, &f, &k, err);
     if (st) return st;
-    struct names n = {.f = &f, .rule = k.rule, .taps = gguf_key(&k, "clip.vision.is_deepstack_layers")};
+    struct names n = {.f = &f, .rule = k.rule, .deepstack = gguf_key(&k, "clip.vision.is_deepstack_layers")};
     uint32_t width = gguf_columns(&k, "v.blk.0.attn_out.weight");
     n.swapped = width && gguf_columns(&k, "v.blk.0.ffn_down.weight") == width &&
                 gguf_columns(&k, "v.blk.0.ffn_up.weight") != width;
-    if (n.taps && (n.taps->kind != GGUF_ARRAY || n.taps->item == GGUF_STRING)) n.taps = NULL;
+    if (n.deepstack && (n.deepstack->kind != GGUF_ARRAY || n.deepstack->item == GGUF_STRING))
+        n.deepstack = NULL;
     return stf_open_gguf(&f, &(struct stf_naming){rename_tensor, &n, n.rule->norms_plus_one}, out, err);
 }

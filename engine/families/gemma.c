@@ -45,11 +45,11 @@ static void read_rope(struct hf_reader *r, uint32_t obj, struct hf_text *t)
     for (size_t i = 0; i < 2; i++) {
         uint32_t dict = json_get_live(r->d, obj, dicts[i]);
         if (dict == JSON_NONE) continue;
-        if (json_kind(r->d, dict) != JSON_OBJECT) hf_fault(r, ST_FORMAT, dicts[i], "must be an object");
+        if (json_kind(r->d, dict) != JSON_OBJECT) hf_error(r, ST_FORMAT, dicts[i], "must be an object");
         uint32_t type = json_get_live(r->d, dict, "rope_type");
         if (type == JSON_NONE) type = json_get_live(r->d, dict, "type");
         if (type != JSON_NONE && !json_str_eq(r->d, type, "default"))
-            hf_fault(r, ST_UNSUPPORTED, "rope_type", "only default is served");
+            hf_error(r, ST_UNSUPPORTED, "rope_type", "only default is served");
         hf_double(r, dict, "rope_theta", 1.0, 1e12, &t->rope[HF_FULL].theta);
     }
 }
@@ -67,7 +67,7 @@ static void read_windows(struct hf_reader *r, uint32_t obj, struct hf_text *t)
     hf_u32(r, obj, "sliding_window", 1, 1u << 30, &t->sliding_window);
     if (!hf_layer_types(r, obj, t)) alternate(t);
     if (window != JSON_NONE && json_kind(r->d, window) == JSON_NULL)
-        hf_fault(r, ST_UNSUPPORTED, "sliding_window", "null is not served");
+        hf_error(r, ST_UNSUPPORTED, "sliding_window", "null is not served");
 }
 
 /* Released files of Gemma 1 say gelu and mean the tanh form, as the class has it. */
@@ -134,7 +134,7 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
     bool encoder = false;
     hf_bool(r, r->text, "use_bidirectional_attention", &encoder);
     if (encoder)
-        hf_fault(r, ST_UNSUPPORTED, "use_bidirectional_attention", "this is an encoder, not a generator");
+        hf_error(r, ST_UNSUPPORTED, "use_bidirectional_attention", "this is an encoder, not a generator");
 }
 
 static void describe(struct hf_reader *r, const struct hf_config *c, struct model_desc *d)

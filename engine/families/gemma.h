@@ -22,7 +22,7 @@ struct desc_vision siglip_tower(const struct hf_config *c);
  * Canonical: text.X, vision.Y, projector.Z, head.weight. */
 bool gemma_canonical(const char *name, char out[DESC_NAME_MAX]);
 
-/* Gemma 1 and 2, alone or within a model that takes pictures. */
+/* Gemma 1 and 2, alone or within a model that takes images. */
 extern const struct hf_text gemma_text, gemma2_text;
 /* `defaults` is one of the two above; tie_word_embeddings is not read. */
 void gemma_read_text(struct hf_reader *r, uint32_t obj, const struct hf_text *defaults, struct hf_text *t);

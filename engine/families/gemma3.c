@@ -1,4 +1,4 @@
-/* Gemma 3 (text 270M, 1B; text and pictures 4B, 12B, 27B with a SigLIP tower; their fine-tunes). Formulas and
+/* Gemma 3 (text 270M, 1B; text and images 4B, 12B, 27B with a SigLIP tower; their fine-tunes). Formulas and
  * names: transformers models/gemma3 and models/siglip. What is easy to get wrong stands beside the line that
  * gets it right. */
 #include "engine/families/gemma.h"
@@ -39,7 +39,7 @@ static void read_rope_dict(struct hf_reader *r, uint32_t dict, bool types_allowe
         if (json_str_eq(r->d, type, "default")) rope->type = HF_ROPE_DEFAULT;
         else if (json_str_eq(r->d, type, "linear") && types_allowed) rope->type = HF_ROPE_LINEAR;
         else
-            hf_fault(r, ST_UNSUPPORTED, "rope_type",
+            hf_error(r, ST_UNSUPPORTED, "rope_type",
                      types_allowed ? "only default and linear are served"
                                    : "only default is served on sliding layers");
     }
@@ -47,7 +47,7 @@ static void read_rope_dict(struct hf_reader *r, uint32_t dict, bool types_allowe
     hf_double(r, dict, "factor", 1e-6, 1e6, &factor);
     if (factor > 0) rope->factor = factor;
     if (type != JSON_NONE && rope->type == HF_ROPE_LINEAR && factor <= 0)
-        hf_fault(r, ST_FORMAT, "factor", "is missing from the RoPE parameters of type linear");
+        hf_error(r, ST_FORMAT, "factor", "is missing from the RoPE parameters of type linear");
 }
 
 /* Both spellings, and the mixed files that have per-type dicts without rope_theta beside the flat keys. */
@@ -77,7 +77,7 @@ static void read_rope(struct hf_reader *r, uint32_t obj, struct hf_text *t)
     uint32_t old = json_get_live(r->d, scaling, "type");
     if (json_kind(r->d, scaling) == JSON_OBJECT && json_get_live(r->d, scaling, "rope_type") == JSON_NONE &&
         old != JSON_NONE && !json_str_eq(r->d, old, "default"))
-        hf_fault(r, ST_UNSUPPORTED, "rope_scaling",
+        hf_error(r, ST_UNSUPPORTED, "rope_scaling",
                  "has \"type\", which transformers ignores for Gemma 3: write \"rope_type\", or take the "
                  "entry out");
     if (scaling != JSON_NONE) read_rope_dict(r, scaling, true, &t->rope[HF_FULL]);
@@ -112,7 +112,7 @@ static void read_text(struct hf_reader *r, uint32_t obj, struct hf_text *t)
     bool encoder = false;
     hf_bool(r, obj, "use_bidirectional_attention", &encoder);
     if (encoder)
-        hf_fault(r, ST_UNSUPPORTED, "use_bidirectional_attention", "this is an encoder, not a generator");
+        hf_error(r, ST_UNSUPPORTED, "use_bidirectional_attention", "this is an encoder, not a generator");
     read_rope(r, obj, t);
     read_layer_types(r, obj, t);
     hf_double(r, obj, "query_pre_attn_scalar", 1e-6, 1e9, &t->query_pre_attn_scalar);
@@ -135,14 +135,14 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
 
 /* ---- description ---- */
 
-/* The number of soft tokens is a square that divides the patch grid: an average pool makes the one from the
- * other. */
+/* The number of placeholder tokens is a square that divides the patch grid: an average pool makes the one
+ * from the other. */
 static void describe_vision(struct hf_reader *r, const struct hf_config *c, struct model_desc *d)
 {
     uint32_t side = 1, grid = c->vision.image_size / c->vision.patch_size;
     while (side * side < c->mm_tokens_per_image) side++;
     if (side * side != c->mm_tokens_per_image || side > grid || grid % side)
-        hf_fault(r, ST_FORMAT, "mm_tokens_per_image", "must be a square whose side divides the patch grid");
+        hf_error(r, ST_FORMAT, "mm_tokens_per_image", "must be a square whose side divides the patch grid");
     d->has_vision = true;
     d->vision = siglip_tower(c);
     d->vision.end = VISION_POOL;
@@ -155,12 +155,12 @@ static void describe_vision(struct hf_reader *r, const struct hf_config *c, stru
         .marker = "<start_of_image>",
         .prefix = "\n\n<start_of_image>",
         .suffix = "<end_of_image>\n\n",
-        .soft = "<image_soft_token>",
-        .soft_id = c->image_id,
+        .placeholder = "<image_soft_token>",
+        .placeholder_id = c->image_id,
         .tokens = c->mm_tokens_per_image,
         .crops_before = "Here is the original image ",
         .crops_between = " and here are some crops to help you see better ",
-        .rule = SPAN_WITHIN, /* its tokens see each other in both directions */
+        .rule = SPAN_BIDIRECTIONAL, /* its tokens see each other in both directions */
     };
 }
 
@@ -188,12 +188,12 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
     if (c->has_vision) describe_vision(r, c, d);
 }
 
-/* ---- pictures ---- */
+/* ---- images ---- */
 
 /* Gemma3ImageProcessor; the three crop settings are defaults of Gemma3Processor, used where the class has
  * null. Note: in transformers 5.23 Gemma3Processor passes do_pan_and_scan=false over whatever the file says;
  * we do what the file says. */
-static const struct family_pictures PICTURES = {
+static const struct family_images IMAGES = {
     .image = {.width = 224,
               .height = 224,
               .filter = IMAGE_BILINEAR,
@@ -236,7 +236,7 @@ static void gguf_text(struct gguf_keys *k, struct hf_text *t)
     gguf_read_f64(k, "rope.freq_base_swa", 1, 1e12, &t->rope[HF_SLIDING].theta);
     gguf_rope(k, full);
     if (full->type == HF_ROPE_YARN)
-        gguf_fault(k, ST_UNSUPPORTED, "rope.scaling.type", "only none and linear are served");
+        gguf_error(k, ST_UNSUPPORTED, "rope.scaling.type", "only none and linear are served");
     /* Ollama's files say nothing of the scaling that 4B and more have. */
     if (!gguf_key(k, "rope.scaling.type") && gguf_key(k, "mm.tokens_per_image") &&
         t->max_position_embeddings >= 131072) {
@@ -248,7 +248,7 @@ static void gguf_text(struct gguf_keys *k, struct hf_text *t)
     gemma_gguf_scale(k, t, 62);
 }
 
-/* A vocabulary without the token that stands for a picture's rows, as the files of the first conversions
+/* A vocabulary without the token that stands for an image's rows, as the files of the first conversions
  * have: another one that nobody writes. */
 static void gguf_tower(struct gguf_keys *k, struct hf_config *c)
 {
@@ -266,7 +266,7 @@ static void gguf_tower(struct gguf_keys *k, struct hf_config *c)
         c->image_id = id;
 }
 
-static void gguf_pictures(struct gguf_keys *k, struct image_config *out)
+static void read_gguf_images(struct gguf_keys *k, struct image_config *out)
 {
     gguf_read_u32(k, "clip.vision.image_size", true, 1, SIZE_MAX_IMAGE, &out->width);
     out->height = out->width;
@@ -299,7 +299,7 @@ static const struct family_gguf gguf_kinds[] = {
      .tower_names = TOWER_NAMES,
      .text = gguf_text,
      .tower = gguf_tower,
-     .pictures = gguf_pictures,
+     .images = read_gguf_images,
      .stops = gemma_gguf_stops},
     {NULL},
 };
@@ -311,6 +311,6 @@ const struct family family_gemma3 = {
     .describe = describe,
     .bos_id = 2,
     .image_id = 262144,
-    .pictures = &PICTURES,
+    .images = &IMAGES,
     .gguf = gguf_kinds,
 };

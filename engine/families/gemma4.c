@@ -1,4 +1,4 @@
-/* Gemma 4: text and pictures (E2B, E4B with inputs of each layer by token; 26B-A4B with experts; 31B; the
+/* Gemma 4: text and images (E2B, E4B with inputs of each layer by token; 26B-A4B with experts; 31B; the
  * 12B, which has no tower). Sound is not served. Formulas and names: transformers models/gemma4 and
  * models/gemma4_unified. What is easy to get wrong stands beside the line that gets it right. */
 #include "engine/families/families.h"
@@ -57,7 +57,7 @@ static bool is_drafter(const struct hf_config *c)
 static void check_tower(struct hf_reader *r, const struct hf_vision *v, uint32_t head, uint32_t kv_heads)
 {
     if (head % 4 || head * v->num_attention_heads != v->hidden_size || kv_heads != v->num_attention_heads)
-        hf_fault(r, ST_UNSUPPORTED, "head_dim",
+        hf_error(r, ST_UNSUPPORTED, "head_dim",
                  "only heads of a multiple of 4 that make up hidden_size are served, each with its own keys");
 }
 
@@ -80,7 +80,7 @@ static void read_tower(struct hf_reader *r, struct hf_vision *v)
     bool bias = false;
     hf_bool(r, r->vision, "attention_bias", &bias); /* the classes have none, whatever it says */
     if (type != JSON_NONE && !json_str_eq(r->d, type, "axial") && !json_str_eq(r->d, type, "default"))
-        hf_fault(r, ST_UNSUPPORTED, "rope_type", "only axial is served");
+        hf_error(r, ST_UNSUPPORTED, "rope_type", "only axial is served");
     check_tower(r, v, head, kv_heads);
 }
 
@@ -97,9 +97,9 @@ static void read_vision(struct hf_reader *r, struct hf_config *c)
         hf_u32(r, r->vision, "mm_posemb_size", 1, 1u << 16, &v->position_side);
         hf_u32(r, r->vision, "output_proj_dims", 1, SIZE_MAX_HIDDEN, &out);
         if (!r->st && out != v->hidden_size)
-            hf_fault(r, ST_UNSUPPORTED, "output_proj_dims", "only that of mm_embed_dim is served");
+            hf_error(r, ST_UNSUPPORTED, "output_proj_dims", "only that of mm_embed_dim is served");
         if (!r->st && v->patch_size * v->spatial_merge_size > SIZE_MAX_PATCH / 3)
-            hf_fault(r, ST_UNSUPPORTED, "patch_size", "is too large together with pooling_kernel_size");
+            hf_error(r, ST_UNSUPPORTED, "patch_size", "is too large together with pooling_kernel_size");
     } else {
         read_tower(r, v);
     }
@@ -120,14 +120,14 @@ static void read_rope(struct hf_reader *r, const char *name, bool full, struct h
         rope->theta = 1e6;
         rope->partial = 0.25;
     } else if (params != JSON_NONE && json_kind(r->d, dict) != JSON_OBJECT) {
-        hf_fault(r, ST_FORMAT, "rope_parameters", "must have an object for each type of layer");
+        hf_error(r, ST_FORMAT, "rope_parameters", "must have an object for each type of layer");
     } else {
         hf_double(r, dict, "rope_theta", 1.0, 1e12, &rope->theta);
         if (type != JSON_NONE && json_str_eq(r->d, type, "proportional")) {
             hf_double(r, dict, "partial_rotary_factor", 0, 1, &rope->partial);
             hf_double(r, dict, "factor", 1e-6, 1e6, &rope->factor);
         } else if (type != JSON_NONE && !json_str_eq(r->d, type, "default")) {
-            hf_fault(r, ST_UNSUPPORTED, "rope_type", "only default and proportional are served");
+            hf_error(r, ST_UNSUPPORTED, "rope_type", "only default and proportional are served");
         }
     }
 }
@@ -140,7 +140,7 @@ static void read_layers(struct hf_reader *r, struct hf_text *t)
              kv_heads = t->num_key_value_heads;
     bool has[2] = {false, false};
     if (all != JSON_NONE && json_kind(r->d, all) != JSON_OBJECT)
-        hf_fault(r, ST_FORMAT, "per_layer_config", "must be an object");
+        hf_error(r, ST_FORMAT, "per_layer_config", "must be an object");
     hf_u32(r, r->text, "global_head_dim", 0, SIZE_MAX_HEAD_DIM, &head_dim);
     if (head_dim == 0) head_dim = t->head_dim;
     hf_bool(r, r->text, "attention_k_eq_v", &t->attention_k_eq_v);
@@ -164,7 +164,7 @@ static void check_experts(struct hf_reader *r, const struct hf_text *t)
 {
     if (t->num_experts == 0 || t->num_experts_per_tok == 0 || t->moe_intermediate_size == 0 ||
         t->num_experts_per_tok > t->num_experts)
-        hf_fault(r, ST_FORMAT, "enable_moe_block",
+        hf_error(r, ST_FORMAT, "enable_moe_block",
                  "needs num_experts, top_k_experts of at most as many, and moe_intermediate_size");
 }
 
@@ -184,7 +184,7 @@ static void read_extras(struct hf_reader *r, struct hf_text *t)
     hf_u32(r, r->text, "vocab_size_per_layer_input", 1, SIZE_MAX_VOCAB, &vocab);
     hf_u32(r, r->text, "pad_token_id", 0, SIZE_MAX_VOCAB - 1, &t->pad_token_id);
     if (t->hidden_size_per_layer_input && vocab != t->vocab_size)
-        hf_fault(r, ST_UNSUPPORTED, "vocab_size_per_layer_input", "only that of vocab_size is served");
+        hf_error(r, ST_UNSUPPORTED, "vocab_size_per_layer_input", "only that of vocab_size is served");
 }
 
 static void read_drafter(struct hf_reader *r, struct hf_config *c)
@@ -219,7 +219,7 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
     uint32_t seen = json_get(r->d, r->text, "use_bidirectional_attention");
     bool stated = seen != JSON_NONE && json_kind(r->d, seen) != JSON_NULL;
     if (stated && !json_str_eq(r->d, seen, "vision"))
-        hf_fault(r, ST_UNSUPPORTED, "use_bidirectional_attention",
+        hf_error(r, ST_UNSUPPORTED, "use_bidirectional_attention",
                  "only null and vision are served: \"all\" is an encoder, not a generator");
     c->bidirectional_images = stated || (is_unified(c) && seen == JSON_NONE);
     if (c->has_vision) read_vision(r, c);
@@ -270,7 +270,7 @@ static void describe_rope(const struct hf_rope *from, struct desc_rope *rope)
 {
     rope->theta = from->theta;
     rope->factor = from->factor;
-    rope->still = rope->dim / 2 - (uint32_t)floor(from->partial * rope->dim / 2);
+    rope->unrotated_pairs = rope->dim / 2 - (uint32_t)floor(from->partial * rope->dim / 2);
 }
 
 static void describe_heads(struct hf_reader *r, const struct hf_text *t, struct model_desc *d)
@@ -279,13 +279,13 @@ static void describe_heads(struct hf_reader *r, const struct hf_text *t, struct 
         struct desc_layer *l = &d->layers[n];
         l->head_dim = t->layer_head_dim[n];
         l->kv_heads = t->layer_kv_heads[n];
-        if (l->head_dim % 2) hf_fault(r, ST_FORMAT, "head_dim", "must be even");
+        if (l->head_dim % 2) hf_error(r, ST_FORMAT, "head_dim", "must be even");
         if (l->heads % l->kv_heads)
-            hf_fault(r, ST_FORMAT, "num_attention_heads", "must be a multiple of num_key_value_heads");
+            hf_error(r, ST_FORMAT, "num_attention_heads", "must be a multiple of num_key_value_heads");
         /* One rotary table for each type of layer. */
         struct desc_rope *rope = &d->ropes[l->rope];
         if (rope->dim && rope->dim != l->head_dim)
-            hf_fault(r, ST_UNSUPPORTED, "per_layer_config", "layers of one type must have heads of one size");
+            hf_error(r, ST_UNSUPPORTED, "per_layer_config", "layers of one type must have heads of one size");
         rope->dim = l->head_dim;
     }
 }
@@ -299,13 +299,13 @@ static void describe_sharing(struct hf_reader *r, const struct hf_config *c, str
         uint32_t owner = first;
         while (owner > 0 && c->text.layer_types[owner - 1] != c->text.layer_types[n]) owner--;
         if (owner == 0) {
-            hf_fault(r, ST_FORMAT, "num_kv_shared_layers", "leaves no layer of that type with keys");
+            hf_error(r, ST_FORMAT, "num_kv_shared_layers", "leaves no layer of that type with keys");
             return;
         }
         l->kv_owner = owner - 1;
         const struct desc_layer *o = &d->layers[l->kv_owner];
         if (o->kv_heads != l->kv_heads || o->head_dim != l->head_dim)
-            hf_fault(r, ST_FORMAT, "per_layer_config", "layers that share keys must have the same heads");
+            hf_error(r, ST_FORMAT, "per_layer_config", "layers that share keys must have the same heads");
         if (c->text.use_double_wide_mlp) l->ff *= 2;
     }
 }
@@ -321,10 +321,10 @@ static void describe_experts(const struct hf_text *t, struct model_desc *d)
     d->names.expert_down_all = "text.layers.#.experts.down_proj";
     d->names.expert_norm = "text.layers.#.pre_feedforward_layernorm_2";
     d->names.experts_norm = "text.layers.#.post_feedforward_layernorm_2";
-    d->names.beside_norm = "text.layers.#.post_feedforward_layernorm_1";
+    d->names.shared_norm = "text.layers.#.post_feedforward_layernorm_1";
     for (uint32_t n = 0; n < d->layer_count; n++) {
         struct desc_layer *l = &d->layers[n];
-        l->beside_ff = l->ff;
+        l->shared_ff = l->ff;
         l->ff = t->moe_intermediate_size;
         l->experts = t->num_experts;
         l->experts_used = t->num_experts_per_tok;
@@ -332,18 +332,18 @@ static void describe_experts(const struct hf_text *t, struct model_desc *d)
     }
 }
 
-/* Inputs of each layer by token. A picture's tokens read the row of the padding token. */
-static void describe_token_input(struct hf_reader *r, const struct hf_text *t, struct model_desc *d)
+/* Inputs of each layer by token. An image's tokens read the row of the padding token. */
+static void describe_ple(struct hf_reader *r, const struct hf_text *t, struct model_desc *d)
 {
-    d->token_input = t->hidden_size_per_layer_input;
+    d->ple = t->hidden_size_per_layer_input;
     d->pad_id = t->pad_token_id;
-    if (d->pad_id >= t->vocab_size) hf_fault(r, ST_FORMAT, "pad_token_id", "must be below vocab_size");
-    if (d->token_input == 0) return;
-    d->token_scale = sqrt((double)d->token_input);
-    d->names.token_table = "text.embed_tokens_per_layer";
-    d->names.token_project = "text.per_layer_model_projection";
+    if (d->pad_id >= t->vocab_size) hf_error(r, ST_FORMAT, "pad_token_id", "must be below vocab_size");
+    if (d->ple == 0) return;
+    d->token_scale = sqrt((double)d->ple);
+    d->names.ple_table = "text.embed_tokens_per_layer";
+    d->names.ple_project = "text.per_layer_model_projection";
     d->names.token_norm = "text.per_layer_projection_norm";
-    d->names.token_gate = "text.layers.#.per_layer_input_gate";
+    d->names.ple_gate = "text.layers.#.per_layer_input_gate";
     d->names.token_up = "text.layers.#.per_layer_projection";
     d->names.token_post_norm = "text.layers.#.post_per_layer_input_norm";
 }
@@ -417,19 +417,19 @@ static void describe_vision(const struct hf_config *c, struct model_desc *d)
         .marker = "<|image|>",
         .prefix = "<|image>",
         .suffix = "<image|>",
-        .soft = "<|image|>",
-        .soft_id = c->image_id,
-        /* transformers 5.23, forward of the two classes: where there is no tower a picture's tokens see each
+        .placeholder = "<|image|>",
+        .placeholder_id = c->image_id,
+        /* transformers 5.23, forward of the two classes: where there is no tower an image's tokens see each
          * other in all layers, and the window does not come between them. */
         .rule = !c->bidirectional_images ? SPAN_CAUSAL
-                : is_unified(c)          ? SPAN_WHOLE
-                                         : SPAN_WITHIN_WINDOW,
+                : is_unified(c)          ? SPAN_BIDIRECTIONAL_ANY
+                                         : SPAN_BIDIRECTIONAL_SLIDING,
         .video_marker = "<|video|>",
         .video_prefix = "<|image>",
         .video_suffix = "<image|>",
-        .video_soft = "<|video|>",
+        .video_placeholder = "<|video|>",
         .video_between = " ",
-        .video_soft_id = c->video_id,
+        .video_placeholder_id = c->video_id,
         .video_stamp = stamp,
     };
 }
@@ -444,7 +444,7 @@ static void describe_drafter(struct hf_reader *r, const struct hf_config *c, str
     d->names.draft_out = "text.post_projection";
     if (count == 0) return;
     if (c->centroid_intermediate_top_k > count || d->vocab % count)
-        hf_fault(r, ST_FORMAT, "num_centroids",
+        hf_error(r, ST_FORMAT, "num_centroids",
                  "must divide vocab_size and be at least centroid_intermediate_top_k");
     d->centroids = count;
     d->centroids_used = c->centroid_intermediate_top_k;
@@ -471,7 +471,7 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
         l->scale = 1; /* q_norm and k_norm have it */
         l->rope = t->layer_types[n];
         l->v_norm = true;
-        l->keys_values = t->attention_k_eq_v && t->layer_types[n] == HF_FULL;
+        l->v_from_k = t->attention_k_eq_v && t->layer_types[n] == HF_FULL;
     }
     describe_heads(r, t, d);
     if (d->ropes[HF_FULL].dim) describe_rope(&t->rope[HF_FULL], &d->ropes[HF_FULL]);
@@ -485,14 +485,14 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
     if (c->has_vision) describe_vision(c, d);
     if (is_unified(c)) return;
     describe_experts(t, d);
-    describe_token_input(r, t, d);
+    describe_ple(r, t, d);
 }
 
-/* ---- pictures ---- */
+/* ---- images ---- */
 
 static const uint32_t BUDGETS[] = {70, 140, 280, 560, 1120, 0};
 
-static const struct family_pictures PICTURES = {
+static const struct family_images IMAGES = {
     .image = {.filter = IMAGE_BICUBIC,
               .mode = IMAGE_TORCH_U8,
               .do_resize = true,
@@ -611,7 +611,7 @@ static const struct gguf_name GGUF_NAMES[] = {
     {NULL, NULL},
 };
 /* The tower's file states neither how many patches are pooled nor a budget of tokens: those that were
- * released. Nor how a picture's tokens see each other: in both directions in all models but those with inputs
+ * released. Nor how an image's tokens see each other: in both directions in all models but those with inputs
  * of each layer by token (E2B, E4B). */
 static void gguf_tower(struct gguf_keys *k, struct hf_config *c)
 {
@@ -629,7 +629,7 @@ static void gguf_tower(struct gguf_keys *k, struct hf_config *c)
 }
 
 /* As many tokens as the class has by default. */
-static void gguf_pictures(struct gguf_keys *k, struct image_config *out)
+static void read_gguf_images(struct gguf_keys *k, struct image_config *out)
 {
     uint64_t unit = (uint64_t)out->patch * out->merge, tokens = out->area_max / (unit * unit);
     gguf_read_u32(k, "clip.vision.patch_size", true, 1, SIZE_MAX_PATCH, &out->patch);
@@ -681,7 +681,7 @@ static const struct family_gguf gguf_kinds[] = {
      .tower_names = TOWER_NAMES,
      .text = gguf_text,
      .tower = gguf_tower,
-     .pictures = gguf_pictures,
+     .images = read_gguf_images,
      .stops = GGUF_STOPS,
      .never = GGUF_NEVER},
     {NULL},
@@ -699,6 +699,6 @@ const struct family family_gemma4 = {
     .bos_id = 2,
     .image_id = 258880,
     .video_id = 258884,
-    .pictures = &PICTURES,
+    .images = &IMAGES,
     .gguf = gguf_kinds,
 };

@@ -15,7 +15,7 @@ static bool of_tower(const char *name)
     return family_after(name, "clip.") || family_after(name, "v.") || family_after(name, "mm.");
 }
 
-void gguf_fault(struct gguf_keys *k, enum status st, const char *key, const char *what)
+void gguf_error(struct gguf_keys *k, enum status st, const char *key, const char *what)
 {
     const struct gguf *g = k->f->tower && of_tower(key) ? k->f->tower : k->f->parts[0];
     if (!k->r.st) k->r.st = err_set(k->r.err, st, "%s: %s: %s", gguf_path(g), key, what);
@@ -35,7 +35,7 @@ void gguf_set_u32(struct gguf_keys *k, const char *name, uint64_t x, uint32_t lo
 {
     char what[96];
     snprintf(what, sizeof what, "must be an integer from %u to %u", lo, hi);
-    if (x < lo || x > hi) gguf_fault(k, ST_FORMAT, name, what);
+    if (x < lo || x > hi) gguf_error(k, ST_FORMAT, name, what);
     else if (!k->r.st) *v = (uint32_t)x;
 }
 
@@ -43,7 +43,7 @@ bool gguf_read_u32(struct gguf_keys *k, const char *key, bool need, uint32_t lo,
 {
     const struct gguf_value *value = gguf_key(k, key);
     uint32_t x;
-    if (!value && need) gguf_fault(k, ST_FORMAT, key, "is missing");
+    if (!value && need) gguf_error(k, ST_FORMAT, key, "is missing");
     if (!value) return false;
     gguf_set_u32(k, key, gguf_u32(value, &x) ? x : UINT64_MAX, lo, hi, v);
     return !k->r.st;
@@ -68,7 +68,7 @@ bool gguf_read_f64(struct gguf_keys *k, const char *key, double lo, double hi, d
     double x;
     if (!value) return false;
     snprintf(what, sizeof what, "must be a number from %g to %g", lo, hi);
-    if (!gguf_f64(value, &x) || !((x = decimal_of(x)) >= lo && x <= hi)) gguf_fault(k, ST_FORMAT, key, what);
+    if (!gguf_f64(value, &x) || !((x = decimal_of(x)) >= lo && x <= hi)) gguf_error(k, ST_FORMAT, key, what);
     else if (!k->r.st) *v = x;
     return !k->r.st;
 }
@@ -79,7 +79,7 @@ bool gguf_layer_u32(struct gguf_keys *k, const char *key, uint32_t n, uint32_t l
     if (!value || value->kind != GGUF_ARRAY) return gguf_read_u32(k, key, false, lo, hi, v);
     double x = n < value->count ? gguf_item(value, n) : -1;
     if (value->item == GGUF_STRING || !(x >= 0 && x <= UINT32_MAX))
-        gguf_fault(k, ST_FORMAT, key, "must have a number for each layer");
+        gguf_error(k, ST_FORMAT, key, "must have a number for each layer");
     else gguf_set_u32(k, key, (uint64_t)x, lo, hi, v);
     return !k->r.st;
 }
@@ -88,7 +88,7 @@ void gguf_layer_types(struct gguf_keys *k, const char *key, struct hf_text *t)
 {
     const struct gguf_value *v = gguf_key(k, key);
     if (!v || v->kind != GGUF_ARRAY || v->item == GGUF_STRING || v->count < t->num_hidden_layers) {
-        gguf_fault(k, ST_FORMAT, key, "must be a list of one for each layer");
+        gguf_error(k, ST_FORMAT, key, "must be a list of one for each layer");
         return;
     }
     for (uint32_t n = 0; n < t->num_hidden_layers; n++)
@@ -102,7 +102,7 @@ void gguf_rope(struct gguf_keys *k, struct hf_rope *p)
     const struct gguf_value *v = gguf_key(k, key);
     double linear = 1;
     gguf_read_f64(k, "rope.freq_base", 1, 1e12, &p->theta);
-    if (v && !gguf_string(v, &type)) gguf_fault(k, ST_FORMAT, key, "must be a text");
+    if (v && !gguf_string(v, &type)) gguf_error(k, ST_FORMAT, key, "must be a text");
     if (!v) gguf_read_f64(k, "rope.scale_linear", 1e-6, 1e6, &linear); /* its name in old files */
     if (linear != 1) {
         p->type = HF_ROPE_LINEAR;
@@ -111,9 +111,9 @@ void gguf_rope(struct gguf_keys *k, struct hf_rope *p)
     if (gguf_text_is(type, "none")) return;
     p->type = gguf_text_is(type, "linear") ? HF_ROPE_LINEAR : HF_ROPE_YARN;
     if (p->type == HF_ROPE_YARN && !gguf_text_is(type, "yarn"))
-        gguf_fault(k, ST_UNSUPPORTED, key, "only none, linear and yarn are served");
+        gguf_error(k, ST_UNSUPPORTED, key, "only none, linear and yarn are served");
     if (!gguf_read_f64(k, factor, p->type == HF_ROPE_YARN ? 1 : 1e-6, 1e6, &p->factor))
-        gguf_fault(k, ST_FORMAT, factor, "is missing");
+        gguf_error(k, ST_FORMAT, factor, "is missing");
     if (p->type != HF_ROPE_YARN) return;
     gguf_read_f64(k, "rope.scaling.original_context_length", 1, SIZE_MAX_POSITIONS, &p->original_max);
     gguf_read_f64(k, "rope.scaling.yarn_attn_factor", 1e-6, 1e6, &p->attention_factor);

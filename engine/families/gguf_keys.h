@@ -16,11 +16,12 @@ struct stf_files;
 struct gguf_keys {
     const struct gguf_files *f;
     const struct family_gguf *rule;
-    struct hf_reader r; /* without a document: the first fault; after it every read does nothing */
+    struct hf_reader r; /* without a document: the first error; after it every read does nothing */
 };
 
 /* Names: '#' stands for a number, '*' for the place in a tensor that holds several (safetensors.h), '@' in
- * `to` for which of the layers with a tap the number is. A row fits a whole name, or one that goes on with
+ * `to` for which of the layers with a DeepStack feature the number is. A row fits a whole name, or one that
+ * goes on with
  * '.', which is then kept. */
 struct gguf_name {
     const char *from, *to;
@@ -37,8 +38,8 @@ struct family_gguf {
     /* What not all have, after that. */
     void (*text)(struct gguf_keys *k, struct hf_text *t);
     void (*tower)(struct gguf_keys *k, struct hf_config *c);
-    /* All but mean and deviation, over the class defaults; videos NULL: as for pictures. */
-    void (*pictures)(struct gguf_keys *k, struct image_config *out);
+    /* All but mean and deviation, over the class defaults; videos NULL: as for images. */
+    void (*images)(struct gguf_keys *k, struct image_config *out);
     void (*videos)(struct gguf_keys *k, struct image_config *out);
     const char *const *stops; /* tokens that end an answer beside the file's; NULL behind the last */
     const char *const *never; /* tokens that no answer has, where the file has no list of them; likewise */
@@ -46,16 +47,16 @@ struct family_gguf {
 
 /* Keys: "clip.*" is the tower's, "tokenizer.*" and "general.*" the model's, and all others are the model's
  * behind the name of its architecture. Tensors: "v.*" and "mm.*" are the tower's. */
-void gguf_fault(struct gguf_keys *k, enum status st, const char *key, const char *what);
+void gguf_error(struct gguf_keys *k, enum status st, const char *key, const char *what);
 const struct gguf_value *gguf_key(const struct gguf_keys *k, const char *key); /* NULL: there is none */
 
-/* Absent (a fault with `need`) leaves *v, and false; so does what is of another kind or out of range, which
- * is a fault. */
+/* Absent (an error with `need`) leaves *v, and false; so does what is of another kind or out of range, which
+ * is an error. */
 bool gguf_read_u32(struct gguf_keys *k, const char *key, bool need, uint32_t lo, uint32_t hi, uint32_t *v);
 bool gguf_read_f64(struct gguf_keys *k, const char *key, double lo, double hi, double *v);
 /* One number for all layers or one for each: that of layer n. */
 bool gguf_layer_u32(struct gguf_keys *k, const char *key, uint32_t n, uint32_t lo, uint32_t hi, uint32_t *v);
-/* What follows from the key or tensor `name`; a fault if it is out of range. */
+/* What follows from the key or tensor `name`; an error if it is out of range. */
 void gguf_set_u32(struct gguf_keys *k, const char *name, uint64_t x, uint32_t lo, uint32_t hi, uint32_t *v);
 /* A list of one for each layer: true for those that slide. */
 void gguf_layer_types(struct gguf_keys *k, const char *key, struct hf_text *t);

@@ -1,4 +1,4 @@
-/* Settings for pictures and videos of a checkpoint. See family_load_images in families.h; the rules are those
+/* Settings for images and videos of a checkpoint. See family_load_images in families.h; the rules are those
  * of transformers 5.23. */
 #include "engine/families/families.h"
 
@@ -28,7 +28,7 @@ static void read_channels(struct hf_reader *r, uint32_t obj, const char *key, do
         double d;
         if ((list && json_count(r->d, v) != 3) || !json_double(r->d, list ? json_at(r->d, v, c) : v, &d) ||
             !(d >= lo && d <= 1e6))
-            hf_fault(r, ST_FORMAT, key, lo > 0 ? "must be 3 numbers over 0" : "must be 3 numbers");
+            hf_error(r, ST_FORMAT, key, lo > 0 ? "must be 3 numbers over 0" : "must be 3 numbers");
         else out[c] = (float)d;
     }
 }
@@ -47,7 +47,7 @@ static void read_size(struct hf_reader *r, uint32_t obj, struct image_config *ou
     hf_u32(r, v, "height", 1, TARGET_SIDE_MAX, &out->height);
     hf_u32(r, v, "width", 1, TARGET_SIDE_MAX, &out->width);
     if (!out->height || !out->width)
-        hf_fault(r, ST_UNSUPPORTED, "size",
+        hf_error(r, ST_UNSUPPORTED, "size",
                  "must have height and width: this family's images have one fixed size, not one by edge");
 }
 
@@ -73,7 +73,7 @@ static void read_areas(struct hf_reader *r, uint32_t obj, bool size_only, struct
         read_area(r, size, most[i], &out->area_max);
     }
     if (!any)
-        hf_fault(r, ST_UNSUPPORTED, "size",
+        hf_error(r, ST_UNSUPPORTED, "size",
                  "must have shortest_edge and longest_edge: this family's images keep their shape");
     read_area(r, size_only ? JSON_NONE : obj, least[0], &out->area_min);
     read_area(r, size_only ? JSON_NONE : obj, most[0], &out->area_max);
@@ -81,10 +81,10 @@ static void read_areas(struct hf_reader *r, uint32_t obj, bool size_only, struct
     hf_u32(r, obj, "merge_size", 1, SIZE_MAX_PATCH, &out->merge);
     hf_u32(r, obj, "temporal_patch_size", 1, SIZE_MAX_PATCH, &out->depth);
     if (out->area_min > out->area_max)
-        hf_fault(r, ST_FORMAT, "size", "must have a smallest area that is not over the largest");
+        hf_error(r, ST_FORMAT, "size", "must have a smallest area that is not over the largest");
 }
 
-/* max_soft_tokens -> area_max, for pictures and videos alike. */
+/* max_soft_tokens -> area_max, for images and videos alike. */
 static void read_budget(struct hf_reader *r, uint32_t obj, struct image_config *out)
 {
     uint64_t unit = (uint64_t)out->patch * out->merge;
@@ -93,7 +93,7 @@ static void read_budget(struct hf_reader *r, uint32_t obj, struct image_config *
     hf_u32(r, obj, "pooling_kernel_size", 1, SIZE_MAX_PATCH, &out->merge);
     hf_u32(r, obj, "max_soft_tokens", 1, 1u << 20, &tokens);
     if (!image_budget(out, tokens, &out->area_max))
-        hf_fault(r, ST_FORMAT, "max_soft_tokens", "must be 70, 140, 280, 560 or 1120");
+        hf_error(r, ST_FORMAT, "max_soft_tokens", "must be 70, 140, 280, 560 or 1120");
 }
 
 /* What only the settings for videos have. */
@@ -120,7 +120,7 @@ static void read_settings(struct hf_reader *r, uint32_t obj, bool videos, struct
     for (size_t i = 0; i < sizeof never / sizeof *never; i++) {
         bool on = false;
         hf_bool(r, obj, never[i], &on);
-        if (on) hf_fault(r, ST_UNSUPPORTED, never[i], "is not supported");
+        if (on) hf_error(r, ST_UNSUPPORTED, never[i], "is not supported");
     }
     /* The class with videos by volume has no such arguments, unlike the other. */
     if (out->budgets) read_budget(r, obj, out);
@@ -128,7 +128,7 @@ static void read_settings(struct hf_reader *r, uint32_t obj, bool videos, struct
     else read_size(r, obj, out);
     hf_u32(r, obj, "resample", 0, 255, &filter);
     if (filter != IMAGE_BILINEAR && filter != IMAGE_BICUBIC)
-        hf_fault(r, ST_UNSUPPORTED, "resample", "only 2 (bilinear) and 3 (bicubic) are supported");
+        hf_error(r, ST_UNSUPPORTED, "resample", "only 2 (bilinear) and 3 (bicubic) are supported");
     else out->filter = (enum image_filter)filter;
     hf_bool(r, obj, "do_resize", &out->do_resize);
     hf_bool(r, obj, "do_rescale", &out->do_rescale);
@@ -161,7 +161,7 @@ static enum status read_file(const struct source *from, const char *file, const 
     struct hf_reader r = {.d = &doc, .file = path, .scope = "", .err = err, .st = st};
     *found = node != JSON_NONE;
     if (*found && json_kind(&doc, node) != JSON_OBJECT)
-        hf_fault(&r, ST_FORMAT, key ? key : "the file", "must be an object");
+        hf_error(&r, ST_FORMAT, key ? key : "the file", "must be an object");
     if (*found) read_settings(&r, node, from->videos, out);
     json_free(&doc);
     free(path);
@@ -186,7 +186,7 @@ static enum status read_settings_of(const struct source *from, struct image_conf
             st = read_file(from, places[i].file, places[i].key, out, &found, err);
     if (st || found) return st;
     return err_set(err, ST_NOT_FOUND,
-                   "%s: neither processor_config.json nor preprocessor_config.json has picture settings",
+                   "%s: neither processor_config.json nor preprocessor_config.json has image settings",
                    from->model);
 }
 
@@ -198,9 +198,9 @@ static bool normalizes(const struct image_config *c)
     return false;
 }
 
-/* The settings for videos into cfg, which has those for pictures. They may differ in the areas and frames
+/* The settings for videos into cfg, which has those for images. They may differ in the areas and frames
  * only: one tower takes both. */
-static enum status load_video(const struct source *from, const struct family_pictures *family,
+static enum status load_video(const struct source *from, const struct family_images *family,
                               struct image_config *cfg, struct err *err)
 {
     struct image_config v = family->image;
@@ -230,10 +230,9 @@ enum status family_load_images(const char *model, const char *mmproj, const char
 {
     const struct family_type *type;
     const struct family *known = family_find(model_type, &type);
-    const struct family_pictures *family = known ? known->pictures : NULL;
+    const struct family_images *family = known ? known->images : NULL;
     if (!family)
-        return err_set(err, ST_UNSUPPORTED, "no picture settings are known for model type \"%s\"",
-                       model_type);
+        return err_set(err, ST_UNSUPPORTED, "no image settings are known for model type \"%s\"", model_type);
     struct image_config cfg = family->image;
     struct source from = {.model = model, .mmproj = mmproj};
     enum status st = read_settings_of(&from, &cfg, err);

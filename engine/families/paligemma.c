@@ -1,5 +1,5 @@
 /* PaliGemma 1 (Gemma 1 2B) and 2 (Gemma 2): a SigLIP tower, one linear layer, and a decoder whose prompt is a
- * prefix: all of its tokens, pictures and text, see each other. Formulas: transformers models/paligemma
+ * prefix: all of its tokens, images and text, see each other. Formulas: transformers models/paligemma
  * (5.23); what is easy to get wrong stands beside the line that gets it right. */
 #include "engine/families/gemma.h"
 
@@ -9,14 +9,14 @@ static const struct hf_text *generation(struct hf_reader *r)
     uint32_t type = json_get_live(r->d, r->text, "model_type");
     if (type == JSON_NONE || json_str_eq(r->d, type, "gemma")) return &gemma_text;
     if (!json_str_eq(r->d, type, "gemma2"))
-        hf_fault(r, ST_UNSUPPORTED, "text_config.model_type", "only gemma and gemma2 are served");
+        hf_error(r, ST_UNSUPPORTED, "text_config.model_type", "only gemma and gemma2 are served");
     return &gemma2_text;
 }
 
 static void read(struct hf_reader *r, const struct family_type *type, struct hf_config *c)
 {
     (void)type;
-    if (r->vision == JSON_NONE) hf_fault(r, ST_FORMAT, "vision_config", "is missing");
+    if (r->vision == JSON_NONE) hf_error(r, ST_FORMAT, "vision_config", "is missing");
     if (r->st) return;
     /* hidden_size, vocab_size and projection_dim at the top are not looked at: released files of the second
      * generation have a hidden_size there that is none of theirs. */
@@ -42,17 +42,17 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
     d->image = (struct model_image_rule){
         .present = true,
         .marker = "<image>",
-        .soft = "<image>",
-        .behind_last = "<bos>", /* bos stands behind the pictures */
+        .placeholder = "<image>",
+        .behind_last = "<bos>", /* bos stands behind the images */
         .end = "\n",
-        .soft_id = c->image_id,
+        .placeholder_id = c->image_id,
         .tokens = side * side,
-        .rule = SPAN_PREFIX,
+        .rule = SPAN_PREFIX_LM,
     };
 }
 
 /* SiglipImageProcessor. */
-static const struct family_pictures PICTURES = {
+static const struct family_images IMAGES = {
     .image = {.width = 224,
               .height = 224,
               .filter = IMAGE_BICUBIC,
@@ -65,7 +65,7 @@ static const struct family_pictures PICTURES = {
               .std = {0.5f, 0.5f, 0.5f}},
 };
 
-/* PaliGemmaProcessor takes one question about pictures: a token for each of them, then the text; where in the
+/* PaliGemmaProcessor takes one question about images: a token for each of them, then the text; where in the
  * message they stand makes no difference. */
 static const char CHAT[] =
     "{%- if messages|length != 1 or messages[0].role != 'user' -%}"
@@ -73,7 +73,7 @@ static const char CHAT[] =
     "{%- endif -%}"
     "{%- set content = messages[0].content -%}"
     "{%- if content is string or not content|selectattr('type', 'equalto', 'image')|list -%}"
-    "{{- raise_exception('This model needs a picture in the message.') -}}"
+    "{{- raise_exception('This model needs an image in the message.') -}}"
     "{%- endif -%}"
     "{%- for part in content if part.type == 'image' -%}{{- '<image>' -}}{%- endfor -%}"
     "{%- for part in content if part.type == 'text' -%}"
@@ -96,6 +96,6 @@ const struct family family_paligemma = {
     .describe = describe,
     .bos_id = 2,
     .image_id = 256000,
-    .pictures = &PICTURES,
+    .images = &IMAGES,
     .prompt = &PROMPT,
 };

@@ -126,12 +126,12 @@ void qwen_describe_images(const struct hf_config *c, struct model_desc *d)
         .marker = "<|image_pad|>",
         .prefix = "",
         .suffix = "",
-        .soft = "<|image_pad|>",
-        .soft_id = c->image_id,
+        .placeholder = "<|image_pad|>",
+        .placeholder_id = c->image_id,
         .grid = true,
     };
     if (c->video_id == HF_NO_ID) return;
-    d->image.video_marker = d->image.video_soft = "<|video_pad|>";
+    d->image.video_marker = d->image.video_placeholder = "<|video_pad|>";
     d->image.video_prefix = d->image.video_suffix = "";
-    d->image.video_soft_id = c->video_id;
+    d->image.video_placeholder_id = c->video_id;
 }

@@ -17,7 +17,7 @@
 /* Qwen2VLImageProcessor (of all of them; the checkpoints' files replace most of it), and what
  * Qwen2VLVideoProcessor and Qwen3VLVideoProcessor have in common. fps: the class has none; the model's own
  * tools use 2. */
-#define QWEN_PICTURES                                                                                        \
+#define QWEN_IMAGES                                                                                          \
     .filter = IMAGE_BICUBIC, .mode = IMAGE_TORCH_U8, .do_resize = true, .do_rescale = true,                  \
     .do_normalize = true, .rescale_factor = 1.0 / 255.0, .mean = {CLIP_MEAN}, .std = {CLIP_STD},             \
     .dynamic = true, .patch = 14, .merge = 2, .depth = 2, .area_min = 56 * 56, .area_max = 28 * 28 * 1280,   \
@@ -25,7 +25,7 @@
 
 /* Of Qwen2-VL and Qwen2.5-VL. */
 extern const struct hf_text qwen2_vl_text;
-extern const struct family_pictures qwen2_vl_pictures;
+extern const struct family_images qwen2_vl_images;
 
 /* family.read of all. Of the type's defaults these say which keys there are: text.qk_norm (attention_bias),
  * text.sliding_window, text.num_experts, vision.intermediate_size (0: by mlp_ratio, and hidden_size is the
@@ -37,7 +37,7 @@ void qwen_describe_decoder(struct hf_reader *r, const struct hf_config *c, struc
 /* The parts of the tower that all generations have (merging end, fused qkv, 2-D rotary), with the names of
  * these tensors. */
 void qwen_describe_tower(const struct hf_config *c, struct model_desc *d);
-/* How a picture is written; videos as one run of soft tokens (Qwen2-VL, Qwen2.5-VL). */
+/* How an image is written; videos as one run of placeholder tokens (Qwen2-VL, Qwen2.5-VL). */
 void qwen_describe_images(const struct hf_config *c, struct model_desc *d);
 
 /* position_side of a table with so many rows. */
@@ -53,7 +53,7 @@ void qwen_gguf_tower(struct gguf_keys *k, struct hf_config *c);
 void qwen_gguf_patches(struct gguf_keys *k, struct image_config *out);
 /* The same, and areas: the given ones where the file has none. */
 void qwen_gguf_areas(struct gguf_keys *k, uint32_t least, uint32_t most, struct image_config *out);
-void qwen2_vl_gguf_pictures(struct gguf_keys *k, struct image_config *out); /* and of Qwen2.5-VL */
+void qwen2_vl_gguf_images(struct gguf_keys *k, struct image_config *out); /* and of Qwen2.5-VL */
 #define QWEN_GGUF_TOWER                                                                                      \
     {"v.patch_embd", "visual.patch_embed.proj"}, {"v.blk.#.ln1", "visual.blocks.#.norm1"},                   \
         {"v.blk.#.ln2", "visual.blocks.#.norm2"}, {"v.blk.#.attn_qkv", "visual.blocks.#.attn.qkv"},          \

@@ -75,7 +75,7 @@ static const struct family_gguf gguf_kinds[] = {
      .tower_names = TOWER_NAMES,
      .text = qwen_gguf_text,
      .tower = gguf_tower,
-     .pictures = qwen2_vl_gguf_pictures,
+     .images = qwen2_vl_gguf_images,
      .stops = qwen_gguf_stops},
     {NULL},
 };
@@ -86,6 +86,6 @@ const struct family family_qwen2_5_vl = {
     .image_id = 151655,
     .video_id = 151656,
     .describe = describe,
-    .pictures = &qwen2_vl_pictures,
+    .images = &qwen2_vl_images,
     .gguf = gguf_kinds,
 };

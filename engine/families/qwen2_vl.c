@@ -45,8 +45,8 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
     v->names.merge_fc2 = "vision.merger.mlp.2";
 }
 
-const struct family_pictures qwen2_vl_pictures = {
-    .image = {QWEN_PICTURES, .video_area_min = 128 * 28 * 28, .video_area_max = 28 * 28 * 768},
+const struct family_images qwen2_vl_images = {
+    .image = {QWEN_IMAGES, .video_area_min = 128 * 28 * 28, .video_area_max = 28 * 28 * 768},
     .video_mean = {CLIP_MEAN},
     .video_std = {CLIP_STD},
     .video_patch = 14,
@@ -73,7 +73,7 @@ static const struct family_gguf gguf_kinds[] = {
      .tower_names = TOWER_NAMES,
      .text = qwen_gguf_text,
      .tower = qwen_gguf_tower,
-     .pictures = qwen2_vl_gguf_pictures,
+     .images = qwen2_vl_gguf_images,
      .stops = qwen_gguf_stops},
     {NULL},
 };
@@ -84,6 +84,6 @@ const struct family family_qwen2_vl = {
     .image_id = 151655,
     .video_id = 151656,
     .describe = describe,
-    .pictures = &qwen2_vl_pictures,
+    .images = &qwen2_vl_images,
     .gguf = gguf_kinds,
 };

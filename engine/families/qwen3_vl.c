@@ -1,5 +1,5 @@
-/* Qwen3-VL, dense and with experts: learnt positions looked up bilinearly, DeepStack taps, videos as time
- * stamps and single frames. transformers models/qwen3_vl, qwen3_vl_moe. */
+/* Qwen3-VL, dense and mixture of experts: learnt positions looked up bilinearly, DeepStack features, videos
+ * as time stamps and single frames. transformers models/qwen3_vl, qwen3_vl_moe. */
 #include "engine/families/qwen.h"
 
 #include <stdio.h>
@@ -54,7 +54,7 @@ static const struct hf_vision QWEN3_VL_VISION = {
     .deepstack_count = 3,
 };
 
-_Static_assert(DESC_TAPS_MAX >= HF_TAPS_MAX, "every tap of a configuration fits");
+_Static_assert(DESC_DEEPSTACK_MAX >= HF_DEEPSTACK_MAX, "every tap of a configuration fits");
 
 static int stamp(char out[MODEL_STAMP_BYTES], double seconds)
 {
@@ -64,7 +64,7 @@ static int stamp(char out[MODEL_STAMP_BYTES], double seconds)
 static void describe(struct hf_reader *r, const struct hf_config *c, struct model_desc *out)
 {
     qwen_describe_decoder(r, c, out);
-    out->expert_layout = EXPERTS_IN_OUT; /* as released; model_desc_settle looks at the file */
+    out->expert_layout = EXPERTS_IN_OUT; /* as released; model_desc_resolve looks at the file */
     if (r->st || !c->has_vision) return;
     qwen_describe_tower(c, out);
     qwen_describe_images(c, out);
@@ -73,17 +73,17 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
     v->patch_bias = true;
     v->position = true;
     v->position_side = c->vision.position_side;
-    v->tap_count = c->vision.deepstack_count;
-    for (uint32_t i = 0; i < v->tap_count; i++) v->taps[i] = c->vision.deepstack[i];
+    v->deepstack_count = c->vision.deepstack_count;
+    for (uint32_t i = 0; i < v->deepstack_count; i++) v->deepstack[i] = c->vision.deepstack[i];
     v->names.position = "vision.pos_embed";
     v->names.fc1 = "vision.blocks.#.mlp.linear_fc1";
     v->names.fc2 = "vision.blocks.#.mlp.linear_fc2";
     v->names.merge_norm = "vision.merger.norm";
     v->names.merge_fc1 = "vision.merger.linear_fc1";
     v->names.merge_fc2 = "vision.merger.linear_fc2";
-    v->names.tap_norm = "vision.deepstack_merger_list.#.norm";
-    v->names.tap_fc1 = "vision.deepstack_merger_list.#.linear_fc1";
-    v->names.tap_fc2 = "vision.deepstack_merger_list.#.linear_fc2";
+    v->names.deepstack_norm = "vision.deepstack_merger_list.#.norm";
+    v->names.deepstack_fc1 = "vision.deepstack_merger_list.#.linear_fc1";
+    v->names.deepstack_fc2 = "vision.deepstack_merger_list.#.linear_fc2";
     if (out->image.video_marker) {
         /* transformers 5 puts the stamped groups in place of the pad alone and leaves the template's start
          * and end around them; up to 4.57 they replaced all three. We write what
@@ -95,8 +95,8 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
     }
 }
 
-static const struct family_pictures PICTURES = {
-    .image = {QWEN_PICTURES, .video_volume = true, .video_area_min = 128 * 32 * 32,
+static const struct family_images IMAGES = {
+    .image = {QWEN_IMAGES, .video_volume = true, .video_area_min = 128 * 32 * 32,
               .video_area_max = 32 * 32 * 768},
     .video_mean = {0.5f, 0.5f, 0.5f},
     .video_std = {0.5f, 0.5f, 0.5f},
@@ -107,8 +107,8 @@ static const struct family_pictures PICTURES = {
 
 static void gguf_tower(struct gguf_keys *k, struct hf_config *c)
 {
-    static const char rows[] = "v.position_embd.weight", taps[] = "clip.vision.is_deepstack_layers";
-    const struct gguf_value *list = gguf_key(k, taps);
+    static const char rows[] = "v.position_embd.weight", deepstack[] = "clip.vision.is_deepstack_layers";
+    const struct gguf_value *list = gguf_key(k, deepstack);
     struct hf_vision *v = &c->vision;
     uint32_t positions = 0;
     gguf_set_u32(k, rows, gguf_rows(k, rows), 1, QWEN_POSITIONS_MAX, &positions);
@@ -116,14 +116,14 @@ static void gguf_tower(struct gguf_keys *k, struct hf_config *c)
     v->deepstack_count = 0;
     for (uint32_t n = 0; list && list->kind == GGUF_ARRAY && n < list->count && n < HF_LAYERS_MAX; n++) {
         if (gguf_item(list, n) == 0) continue;
-        if (v->deepstack_count < HF_TAPS_MAX) v->deepstack[v->deepstack_count++] = n;
-        else gguf_fault(k, ST_FORMAT, taps, "has too many layers");
+        if (v->deepstack_count < HF_DEEPSTACK_MAX) v->deepstack[v->deepstack_count++] = n;
+        else gguf_error(k, ST_FORMAT, deepstack, "has too many layers");
     }
     qwen_gguf_tower(k, c);
 }
 
 /* Areas of the released files. */
-static void gguf_pictures(struct gguf_keys *k, struct image_config *out)
+static void read_gguf_images(struct gguf_keys *k, struct image_config *out)
 {
     qwen_gguf_areas(k, 65536, 16777216, out);
 }
@@ -151,7 +151,7 @@ static const struct gguf_name TOWER_NAMES[] = {
 
 #define GGUF_KIND(kind, type)                                                                                \
     .arch = (kind), .model_type = (type), .tower_type = (type), .projector = "qwen3vl_merger",               \
-    .tower_names = TOWER_NAMES, .text = qwen_gguf_text, .tower = gguf_tower, .pictures = gguf_pictures,      \
+    .tower_names = TOWER_NAMES, .text = qwen_gguf_text, .tower = gguf_tower, .images = read_gguf_images,     \
     .videos = gguf_videos, .stops = qwen_gguf_stops
 static const struct family_gguf gguf_kinds[] = {
     {GGUF_KIND("qwen3vl", "qwen3_vl")},
@@ -166,6 +166,6 @@ const struct family family_qwen3_vl = {
     .image_id = 151655,
     .video_id = 151656,
     .describe = describe,
-    .pictures = &PICTURES,
+    .images = &IMAGES,
     .gguf = gguf_kinds,
 };

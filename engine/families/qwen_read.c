@@ -15,15 +15,15 @@ static double mscale_of(double factor, double mscale)
 }
 
 /* transformers' _compute_yarn_parameters: what stands for an absent key (0 and null count as absent). */
-static void settle_yarn(struct hf_reader *r, const struct hf_text *t, struct hf_rope *p, double mscale,
-                        double all_dim)
+static void resolve_yarn(struct hf_reader *r, const struct hf_text *t, struct hf_rope *p, double mscale,
+                         double all_dim)
 {
     p->truncate = true;
     if (p->original_max == 0) p->original_max = t->max_position_embeddings;
-    if (p->theta < 2) hf_fault(r, ST_FORMAT, "rope_theta", "must be 2 or more with yarn");
+    if (p->theta < 2) hf_error(r, ST_FORMAT, "rope_theta", "must be 2 or more with yarn");
     if (p->beta_fast == 0) p->beta_fast = 32;
     if (p->beta_slow == 0) p->beta_slow = 1;
-    if (p->beta_fast < p->beta_slow) hf_fault(r, ST_FORMAT, "beta_fast", "must not be below beta_slow");
+    if (p->beta_fast < p->beta_slow) hf_error(r, ST_FORMAT, "beta_fast", "must not be below beta_slow");
     if (p->attention_factor == 0)
         p->attention_factor = mscale > 0 && all_dim > 0
                                   ? mscale_of(p->factor, mscale) / mscale_of(p->factor, all_dim)
@@ -41,8 +41,8 @@ static void read_yarn(struct hf_reader *r, uint32_t dict, const struct hf_text *
     hf_double(r, dict, "attention_factor", 1e-6, 1e6, &p->attention_factor);
     hf_double(r, dict, "mscale", 0, 1e6, &mscale);
     hf_double(r, dict, "mscale_all_dim", 0, 1e6, &all_dim);
-    if (p->factor == 0) hf_fault(r, ST_FORMAT, "factor", "is missing from the RoPE parameters of type yarn");
-    settle_yarn(r, t, p, mscale, all_dim);
+    if (p->factor == 0) hf_error(r, ST_FORMAT, "factor", "is missing from the RoPE parameters of type yarn");
+    resolve_yarn(r, t, p, mscale, all_dim);
     hf_bool(r, dict, "truncate", &p->truncate);
 }
 
@@ -57,19 +57,19 @@ static void read_rope_type(struct hf_reader *r, uint32_t dict, const struct hf_t
         p->factor = 0;
         hf_double(r, dict, "factor", 1e-6, 1e6, &p->factor);
         if (p->factor == 0)
-            hf_fault(r, ST_FORMAT, "factor", "is missing from the RoPE parameters of type linear");
+            hf_error(r, ST_FORMAT, "factor", "is missing from the RoPE parameters of type linear");
     } else if (json_str_eq(r->d, type, "yarn")) {
         p->type = HF_ROPE_YARN;
         read_yarn(r, dict, t, p);
     } else {
-        hf_fault(r, ST_UNSUPPORTED, "rope_type", "only default, mrope, linear and yarn are served");
+        hf_error(r, ST_UNSUPPORTED, "rope_type", "only default, mrope, linear and yarn are served");
     }
 }
 
 static void check_sections(struct hf_reader *r, const struct hf_text *t, uint32_t count, const uint32_t *s)
 {
     if (!r->st && (count != 3 || s[0] == 0 || s[0] + s[1] + s[2] != t->head_dim / 2))
-        hf_fault(r, ST_FORMAT, "mrope_section",
+        hf_error(r, ST_FORMAT, "mrope_section",
                  "must be three integers, the first not 0, whose sum is half of the head size");
 }
 
@@ -95,9 +95,9 @@ static void read_rope(struct hf_reader *r, const struct family_type *type, uint3
     uint32_t params = json_get_live(r->d, obj, "rope_parameters"),
              scaling = json_get_live(r->d, obj, "rope_scaling");
     if (params != JSON_NONE && json_kind(r->d, params) != JSON_OBJECT)
-        hf_fault(r, ST_FORMAT, "rope_parameters", "must be an object");
+        hf_error(r, ST_FORMAT, "rope_parameters", "must be an object");
     if (scaling != JSON_NONE && json_kind(r->d, scaling) != JSON_OBJECT)
-        hf_fault(r, ST_FORMAT, "rope_scaling", "must be an object");
+        hf_error(r, ST_FORMAT, "rope_scaling", "must be an object");
     uint32_t dict = scaling != JSON_NONE && json_count(r->d, scaling) > 0 ? scaling : params;
     hf_double(r, obj, "rope_theta", 1.0, 1e12, &p->theta);
     hf_double(r, params, "rope_theta", 1.0, 1e12, &p->theta);
@@ -105,7 +105,7 @@ static void read_rope(struct hf_reader *r, const struct family_type *type, uint3
     double partial = 1; /* stands beside the other keys or among them */
     hf_double(r, obj, "partial_rotary_factor", 0, 1, &partial);
     hf_double(r, dict, "partial_rotary_factor", 0, 1, &partial);
-    if (partial != 1) hf_fault(r, ST_UNSUPPORTED, "partial_rotary_factor", "only 1 is served");
+    if (partial != 1) hf_error(r, ST_UNSUPPORTED, "partial_rotary_factor", "only 1 is served");
     read_rope_type(r, dict, t, p);
     if (type->vision) read_sections(r, dict, t, p);
     t->rope[HF_SLIDING] = *p; /* one table for both kinds of layers */
@@ -127,7 +127,7 @@ static void read_windows(struct hf_reader *r, const struct family_type *type, ui
     if (by_layer && hf_layer_types(r, obj, t)) {
         for (uint32_t n = 0; n < t->num_hidden_layers; n++)
             if (t->layer_types[n] == HF_SLIDING && !window)
-                hf_fault(r, ST_FORMAT, "layer_types",
+                hf_error(r, ST_FORMAT, "layer_types",
                          "has sliding_attention where use_sliding_window is off");
         return;
     }
@@ -138,7 +138,7 @@ static void read_windows(struct hf_reader *r, const struct family_type *type, ui
 static void check_experts(struct hf_reader *r, const struct hf_text *t)
 {
     if (t->num_experts > 0 && t->num_experts_per_tok > t->num_experts)
-        hf_fault(r, ST_FORMAT, "num_experts_per_tok", "must not be over num_experts");
+        hf_error(r, ST_FORMAT, "num_experts_per_tok", "must not be over num_experts");
 }
 
 static void read_experts(struct hf_reader *r, const struct family_type *type, uint32_t obj, struct hf_text *t)
@@ -160,12 +160,12 @@ static void read_experts(struct hf_reader *r, const struct family_type *type, ui
         if (dense[i] < t->num_hidden_layers) t->sparse[dense[i]] = false;
 }
 
-static void settle_head_dim(struct hf_reader *r, struct hf_text *t)
+static void resolve_head_dim(struct hf_reader *r, struct hf_text *t)
 {
     if (t->head_dim == 0 && !r->st) {
         t->head_dim = t->hidden_size / t->num_attention_heads;
         if (t->hidden_size % t->num_attention_heads || t->head_dim > SIZE_MAX_HEAD_DIM || t->head_dim == 0)
-            hf_fault(r, ST_FORMAT, "num_attention_heads",
+            hf_error(r, ST_FORMAT, "num_attention_heads",
                      "must divide hidden_size into heads of at most 1024");
     }
     hf_check_heads(r, t);
@@ -180,7 +180,7 @@ static void read_heads(struct hf_reader *r, const struct family_type *type, uint
     /* Qwen2-VL and Qwen2.5-VL have no such key; elsewhere it can be anything: Qwen3-4B has 32 heads of 128 at
      * a width of 2560. */
     if (type->place != HF_EITHER) hf_u32(r, obj, "head_dim", 2, SIZE_MAX_HEAD_DIM, &t->head_dim);
-    settle_head_dim(r, t);
+    resolve_head_dim(r, t);
 }
 
 /* Where the tie is stated: text models at the top. Qwen2-VL and Qwen2.5-VL in either place (files before
@@ -224,7 +224,7 @@ static void read_side(struct hf_reader *r, uint32_t obj, const char *key, uint32
     }
     if (!hf_list(r, obj, key, hi, 2, s, &count)) return;
     if (count == 0 || s[0] == 0 || (count == 2 && s[0] != s[1]))
-        hf_fault(r, ST_FORMAT, key, "must be one size for both sides");
+        hf_error(r, ST_FORMAT, key, "must be one size for both sides");
     else *v = s[0];
 }
 
@@ -232,7 +232,7 @@ void qwen_position_side(struct hf_reader *r, uint32_t rows, struct hf_vision *v)
 {
     uint32_t side = 1;
     while (side * side < rows) side++;
-    if (side * side != rows) hf_fault(r, ST_FORMAT, "num_position_embeddings", "must be a square");
+    if (side * side != rows) hf_error(r, ST_FORMAT, "num_position_embeddings", "must be a square");
     v->position_side = side;
 }
 
@@ -260,19 +260,19 @@ static void read_windows_of_tower(struct hf_reader *r, uint32_t obj, struct hf_v
 static void check_vision(struct hf_reader *r, const struct hf_text *t, const struct hf_vision *v, bool first)
 {
     uint32_t head = v->hidden_size / v->num_attention_heads;
-    bool taps = v->deepstack_count <= t->num_hidden_layers;
+    bool deepstack = v->deepstack_count <= t->num_hidden_layers;
     for (uint32_t i = 0; i < v->deepstack_count; i++)
-        taps = taps && v->deepstack[i] < v->num_hidden_layers &&
-               (i == 0 || v->deepstack[i] > v->deepstack[i - 1]);
+        deepstack = deepstack && v->deepstack[i] < v->num_hidden_layers &&
+                    (i == 0 || v->deepstack[i] > v->deepstack[i - 1]);
     if (v->window_size && v->window_size / v->spatial_merge_size / v->patch_size == 0)
-        hf_fault(r, ST_FORMAT, "window_size", "must hold one token (patch_size * spatial_merge_size)");
-    else if (!taps)
-        hf_fault(r, ST_FORMAT, "deepstack_visual_indexes",
+        hf_error(r, ST_FORMAT, "window_size", "must hold one token (patch_size * spatial_merge_size)");
+    else if (!deepstack)
+        hf_error(r, ST_FORMAT, "deepstack_visual_indexes",
                  "must be ascending, below depth, and no more than text layers");
     else if (v->hidden_size % v->num_attention_heads || head > SIZE_MAX_HEAD_DIM || head % 4 || head == 0)
-        hf_fault(r, ST_FORMAT, "num_heads", "must divide the tower's width into heads of a multiple of 4");
+        hf_error(r, ST_FORMAT, "num_heads", "must divide the tower's width into heads of a multiple of 4");
     else if (v->out_hidden_size != t->hidden_size)
-        hf_fault(r, ST_FORMAT, first ? "hidden_size" : "out_hidden_size",
+        hf_error(r, ST_FORMAT, first ? "hidden_size" : "out_hidden_size",
                  "must be the hidden_size of the text model");
 }
 
@@ -289,7 +289,7 @@ static void read_vision(struct hf_reader *r, uint32_t obj, const struct hf_text 
         hf_double(r, obj, "mlp_ratio", 0.01, 64, &ratio);
         double ff = ratio * v->hidden_size;
         if (ff < 1 || ff > SIZE_MAX_FF)
-            hf_fault(r, ST_FORMAT, "mlp_ratio", "makes an MLP of no or too many columns");
+            hf_error(r, ST_FORMAT, "mlp_ratio", "makes an MLP of no or too many columns");
         if (!r->st) v->intermediate_size = (uint32_t)ff;
     } else {
         hf_u32(r, obj, "intermediate_size", 1, SIZE_MAX_FF, &v->intermediate_size);
@@ -309,7 +309,7 @@ static void read_vision(struct hf_reader *r, uint32_t obj, const struct hf_text 
     read_position(r, obj, v);
     read_windows_of_tower(r, obj, v);
     if (v->deepstack_count > 0)
-        hf_list(r, obj, "deepstack_visual_indexes", HF_LAYERS_MAX - 1, HF_TAPS_MAX, v->deepstack,
+        hf_list(r, obj, "deepstack_visual_indexes", HF_LAYERS_MAX - 1, HF_DEEPSTACK_MAX, v->deepstack,
                 &v->deepstack_count);
     check_vision(r, t, v, first);
     r->scope = "";
@@ -325,7 +325,7 @@ static void read_id(struct hf_reader *r, uint32_t text, const char *key, uint32_
 static void check_images(struct hf_reader *r, struct hf_config *c)
 {
     if (c->image_id >= c->text.vocab_size)
-        hf_fault(r, ST_FORMAT, "image_token_id", "must be below vocab_size");
+        hf_error(r, ST_FORMAT, "image_token_id", "must be below vocab_size");
     if (c->video_id >= c->text.vocab_size) c->video_id = HF_NO_ID; /* a cut-down vocabulary without videos */
 }
 
@@ -360,7 +360,7 @@ static void gguf_sections(struct gguf_keys *k, const struct hf_text *t, struct h
     const struct gguf_value *v = gguf_key(k, key);
     if (p->mrope_section[0] == 0) return;
     if (v && (v->kind != GGUF_ARRAY || v->item == GGUF_STRING || v->count < 3))
-        gguf_fault(k, ST_FORMAT, key, "must be a list of numbers");
+        gguf_error(k, ST_FORMAT, key, "must be a list of numbers");
     for (uint32_t i = 0; v && i < 3; i++) /* a fourth is none of theirs */
         gguf_layer_u32(k, key, i, 0, SIZE_MAX_HEAD_DIM, &p->mrope_section[i]);
     check_sections(&k->r, t, 3, p->mrope_section);
@@ -369,9 +369,9 @@ static void gguf_sections(struct gguf_keys *k, const struct hf_text *t, struct h
 void qwen_gguf_text(struct gguf_keys *k, struct hf_text *t)
 {
     struct hf_rope *p = &t->rope[HF_FULL];
-    settle_head_dim(&k->r, t);
+    resolve_head_dim(&k->r, t);
     gguf_rope(k, p);
-    if (p->type == HF_ROPE_YARN) settle_yarn(&k->r, t, p, 0, 0);
+    if (p->type == HF_ROPE_YARN) resolve_yarn(&k->r, t, p, 0, 0);
     gguf_sections(k, t, p);
     t->rope[HF_SLIDING] = *p;
     if (t->num_experts == 0) return;
@@ -418,7 +418,7 @@ void qwen_gguf_areas(struct gguf_keys *k, uint32_t least, uint32_t most, struct 
 }
 
 /* Areas of the released files. */
-void qwen2_vl_gguf_pictures(struct gguf_keys *k, struct image_config *out)
+void qwen2_vl_gguf_images(struct gguf_keys *k, struct image_config *out)
 {
     qwen_gguf_areas(k, 56 * 56, 28 * 28 * 16384, out);
 }

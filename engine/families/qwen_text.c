@@ -1,4 +1,4 @@
-/* Qwen2, Qwen2.5; Qwen3 and Qwen3-MoE: without pictures, the decoder of qwen.c with one rotary axis. */
+/* Qwen2, Qwen2.5; Qwen3 and Qwen3-MoE: without images, the decoder of qwen.c with one rotary axis. */
 #include "engine/families/qwen.h"
 
 static const struct hf_text QWEN2_TEXT = {

@@ -32,7 +32,7 @@ static const struct tok_gguf_kind known[] = {
      .bos = TOK_BOS_ALWAYS},
     {.model = "llama", /* Gemma 1 to 3, PaliGemma */
      .markers = GEMMA_MARKERS,
-     .picture = "<image_soft_token>",
+     .image = "<image_soft_token>",
      .spare = "<unused99>",
      .bos = TOK_BOS_UNLESS_NOT},
     {.model = "gemma4", .user_special = true, .markers = GEMMA_MARKERS, .bos = TOK_BOS_ALWAYS},

@@ -72,7 +72,7 @@ void desc_rope_frequencies(const struct desc_rope *r, float *out)
         float exponent = (float)(2 * k) / (float)r->dim,
               power = (float)pow((double)(float)r->theta, (double)exponent);
         if (!r->yarn) {
-            out[k] = k + r->still >= r->dim / 2 ? 0 : 1.0f / power / (float)r->factor;
+            out[k] = k + r->unrotated_pairs >= r->dim / 2 ? 0 : 1.0f / power / (float)r->factor;
             continue;
         }
         float ramp = ((float)k - (float)low) / (float)(high - low);

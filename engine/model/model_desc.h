@@ -12,21 +12,22 @@
  *   x += rms(m, post_mlp_norm),  m = (gate(h Wg) * (h Wu)) Wd
  *        or, with experts, the weighted sum of that over the row's experts;
  *        or, with an MLP beside the experts,
- *          rms(MLP(h), beside_norm) + rms(experts(rms(x, expert_norm)), experts_norm),
+ *          rms(MLP(h), shared_norm) + rms(experts(rms(x, expert_norm)), experts_norm),
  *          its router reads rms(x, router_norm / sqrt(C)), and router_scale multiplies its weights
  *   x += rms((gelu_tanh(x Wg) * p) Wu, token_post_norm), p: the layer's part of the token's own input, with
- *        token_input: of each token E = table[id] * token_scale and F = x0 Wp / sqrt(C) (x0: the stream
+ *        ple: of each token E = table[id] * token_scale and F = x0 Wp / sqrt(C) (x0: the stream
  *        before the first layer), p = (E + rms(F, token_norm)) / sqrt(2), a norm for each layer's part
  *   x *= layer_scale
- *   x += tap n of the picture whose soft token the row is, for n < vision.tap_count (DeepStack)
+ *   x += DeepStack feature n of the image whose placeholder token the row is, for n < vision.deepstack_count
+ * (DeepStack)
  *
- * A drafter (drafts_for > 0) guesses what follows a token of another model, one guess after the other:
+ * A drafter (drafts_for > 0) drafts what follows a token of another model, one draft token after the other:
  *   x = [E(token) | g] Wpre      E: the other model's scaled embedding; g: what its head read when the token
- *                                was drawn, then y Wpost of the guess before
+ *                                was drawn, then y Wpost of the draft token before
  *   its layers have no keys: they read those of the other model's last layers with the same window, before
- *   the first guess and all from its position
- *   y = rms(x, final_norm); the guess is the largest of y Whead, with centroids only among the tokens of the
- *   `centroids_used` clusters whose y Wcentroids are largest */
+ *   the first draft token and all from its position
+ *   y = rms(x, final_norm); the draft token is the largest of y Whead, with centroids only among the tokens
+ * of the `centroids_used` clusters whose y Wcentroids are largest */
 #ifndef KVASIR_MODEL_DESC_H
 #define KVASIR_MODEL_DESC_H
 
@@ -40,10 +41,10 @@
 
 #define DESC_ROPES_MAX          4u
 #define DESC_NAME_MAX           512u
-#define DESC_TAPS_MAX           8u
+#define DESC_DEEPSTACK_MAX      8u
 #define DESC_CENTROIDS_USED_MAX 256u
 
-enum desc_gate { GATE_GELU_TANH = 0, GATE_SILU };
+enum desc_activation { ACT_GELU_TANH = 0, ACT_SILU };
 
 /* angle of frequency i < dim/2 = position[axis(i)] * inv_freq[i]; cos and sin are multiplied by `attention`.
  *   plain:  inv_freq[i] = theta^(-2i/dim) / factor
@@ -52,8 +53,8 @@ enum desc_gate { GATE_GELU_TANH = 0, GATE_SILU };
  * interleaved: i % 3 == a and i < 3 s[a] -> a for a = 1, 2, else 0. */
 struct desc_rope {
     double theta, factor;
-    uint32_t dim;   /* = head_dim of the layers that use it */
-    uint32_t still; /* the last so many frequencies are 0: those pairs do not turn */
+    uint32_t dim;             /* = head_dim of the layers that use it */
+    uint32_t unrotated_pairs; /* the last so many frequencies are 0: those pairs do not turn */
     bool yarn, yarn_truncate;
     double yarn_original, yarn_beta_fast, yarn_beta_slow;
     double attention; /* 0 counts as 1 */
@@ -70,10 +71,10 @@ struct desc_layer {
     uint32_t rope;     /* index into desc.ropes */
     bool qkv_bias, o_bias;
     bool v_norm;        /* RMS norm of the values, without a weight */
-    bool keys_values;   /* no Wv: the values are h Wk, before norm and rotation */
+    bool v_from_k;      /* no Wv: the values are h Wk, before norm and rotation */
     uint32_t ff;        /* of the MLP, or of each expert */
-    uint32_t beside_ff; /* of an MLP beside the experts; 0 = none */
-    enum desc_gate gate;
+    uint32_t shared_ff; /* of an MLP beside the experts; 0 = none */
+    enum desc_activation gate;
     uint32_t experts, experts_used; /* 0 = a plain MLP */
     bool experts_renorm;            /* the weights of the chosen ones are divided by their sum */
 };
@@ -94,9 +95,9 @@ struct desc_names {
     const char *input_norm, *q, *k, *v, *o, *q_norm, *k_norm, *post_attn_norm, *pre_mlp_norm, *gate, *up,
         *down, *post_mlp_norm;
     const char *router;                                                                /* stem */
-    const char *router_norm, *router_scale, *expert_norm, *experts_norm, *beside_norm; /* with an MLP beside;
+    const char *router_norm, *router_scale, *expert_norm, *experts_norm, *shared_norm; /* with an MLP beside;
                                                                    the first two are whole names */
-    const char *token_table, *token_project, *token_norm, *token_gate, *token_up, *token_post_norm;
+    const char *ple_table, *ple_project, *token_norm, *ple_gate, *token_up, *token_post_norm;
     const char *layer_scale;                           /* a whole name */
     const char *draft_in, *draft_out, *centroids;      /* of a drafter: Wpre, Wpost */
     const char *clusters;                              /* [V] int64, a whole name: tokens by cluster */
@@ -104,7 +105,7 @@ struct desc_names {
     const char *expert_gate_up, *expert_down_all;      /* else: whole names */
 };
 
-/* A tower of pre-norm transformer layers over the patches of one picture:
+/* A tower of pre-norm transformer layers over the patches of one image:
  *   h = patch W (+ b) (+ position)
  *   each layer:  h += P(attn(N(h), 2-D rotary));  h += P(mlp(N(h)))
  *        N: LayerNorm with bias or RMS norm;  P: RMS norm, or nothing
@@ -114,7 +115,7 @@ struct desc_names {
  *          times std_scale); RMS norm; projection to the decoder's width
  *   merge  (any size; patches lie in runs of merge x merge that form a token):
  *          fc2(gelu_erf(fc1(N(h) of the run, concatenated))); the same, with a LayerNorm over the
- *          concatenation, after each layer in `taps`
+ *          concatenation, after each layer in `deepstack`
  *   embed  (no layers): h = LN(LN(LN(patch) W + b) + position); RMS norm; projection */
 enum desc_vision_end { VISION_POOL = 0, VISION_MERGE, VISION_EMBED, VISION_LINEAR };
 enum desc_vision_mlp { VISION_GELU_TANH = 0, VISION_QUICK_GELU, VISION_GLU_SILU, VISION_GLU_GELU };
@@ -130,7 +131,7 @@ struct desc_vision {
     bool v_norm;            /* as desc_layer.v_norm */
     bool clip;              /* inputs and outputs of the layers' products are kept within bounds */
     float scale;            /* of attention scores; 0: by the head size */
-    uint32_t depth;         /* frames per patch: a still picture is repeated that many times */
+    uint32_t depth;         /* frames per patch: a still image is repeated that many times */
     double rope_theta;      /* 2-D rotary over (row, column); 0 = none */
     bool rope_halves;       /* the head's first half turns by the column, the second by the row, each with
                                pairs of its own (false: pairs over the whole head, the row's first) */
@@ -145,12 +146,13 @@ struct desc_vision {
     uint32_t window; /* tokens per side of an attention window; 0 = a patch attends to its whole frame */
     uint8_t full_layers[64]; /* bit n%8 of [n/8]: layer n attends to the whole frame anyway */
     enum desc_vision_end end;
-    uint32_t pool;                           /* VISION_POOL: cells per side that are averaged */
-    uint32_t tokens;                         /* rows that come out of a picture of fixed size */
-    uint32_t merge;                          /* of any size: patches per side of a token */
-    float pool_factor;                       /* 0 counts as 1 */
-    uint32_t tap_count, taps[DESC_TAPS_MAX]; /* layers after whose output a tap is taken; tap k is added to
-                                                the decoder's stream after its layer k */
+    uint32_t pool;     /* VISION_POOL: cells per side that are averaged */
+    uint32_t tokens;   /* rows that come out of an image of fixed size */
+    uint32_t merge;    /* of any size: patches per side of a token */
+    float pool_factor; /* 0 counts as 1 */
+    uint32_t deepstack_count,
+        deepstack[DESC_DEEPSTACK_MAX]; /* layers after whose output a DeepStack feature is taken; DeepStack
+                          feature k is added to the decoder's stream after its layer k */
     struct {
         const char *patch, *position, *norm1, *norm2, *q, *k, *v, *o, *fc1, *fc2,
             *post_norm; /* VISION_GLU_SILU: fc1 = gate, fc2 = down */
@@ -162,7 +164,8 @@ struct desc_vision {
         const char *q_norm, *k_norm, *post_attn, *post_mlp, *std_bias, *std_scale; /* std_: whole names */
         const char *patch_norm, *dense_norm, *position_norm;                       /* VISION_EMBED */
         const char *merge_norm, *merge_fc1, *merge_fc2;
-        const char *tap_norm, *tap_fc1, *tap_fc2; /* '#' = number of the tap */
+        const char *deepstack_norm, *deepstack_fc1,
+            *deepstack_fc2; /* '#' = number of the DeepStack feature */
     } names;
 };
 
@@ -181,13 +184,13 @@ struct model_desc {
     uint32_t rope_first; /* rope position of the first token */
     struct desc_rope ropes[DESC_ROPES_MAX];
     float norm_eps;
-    bool norm_plus_one;   /* RMS weights are stored as w and used as 1 + w */
-    double embed_scale;   /* embeddings are multiplied by this, rounded as engine.c says */
-    float final_softcap;  /* 0 = none */
-    bool tied;            /* logits use the embedding */
-    uint32_t token_input; /* width of what each layer gets of every token by itself; 0 = nothing */
-    double token_scale;   /* rounded as embed_scale is */
-    uint32_t pad_id;      /* row of the table that stands for a picture's tokens */
+    bool norm_plus_one;  /* RMS weights are stored as w and used as 1 + w */
+    double embed_scale;  /* embeddings are multiplied by this, rounded as engine.c says */
+    float final_softcap; /* 0 = none */
+    bool tied;           /* logits use the embedding */
+    uint32_t ple;        /* width of what each layer gets of every token by itself; 0 = nothing */
+    double token_scale;  /* rounded as embed_scale is */
+    uint32_t pad_id;     /* row of the table that stands for an image's tokens */
     struct desc_names names;
     enum desc_experts expert_layout;
     uint32_t drafts_for;                /* > 0: a drafter, for a model of that width */

@@ -1,4 +1,4 @@
-/* What a loaded checkpoint tells the server: names, special ids, how a picture is written into a prompt,
+/* What a loaded checkpoint tells the server: names, special ids, how an image is written into a prompt,
  * defaults. Immutable after load. */
 #ifndef KVASIR_MODEL_INFO_H
 #define KVASIR_MODEL_INFO_H
@@ -13,29 +13,29 @@
 #define MODEL_EOS_MAX     16u
 #define MODEL_STAMP_BYTES 48u /* of the time of a group of frames, as text */
 
-/* How a family writes pictures into text: the template emits `marker` once per picture; it is replaced
+/* How a family writes images into text: the template emits `marker` once per image; it is replaced
  * (before tokenising) by prefix + soft x tokens + suffix. */
 struct model_image_rule {
-    bool present;        /* the model takes pictures */
-    const char *marker;  /* "<start_of_image>" */
-    const char *prefix;  /* "\n\n<start_of_image>" */
-    const char *suffix;  /* "<end_of_image>\n\n" */
-    const char *soft;    /* text of the soft token */
-    uint32_t soft_id;    /* its id: never accepted from a client */
-    uint32_t tokens;     /* soft tokens per picture; 0: as its grid says (config.dynamic) */
-    enum span_rule rule; /* of a picture's tokens */
-    bool grid;           /* pictures have 3-D positions (struct prompt_grid) */
-    /* The processor's sentence around a picture and its crops, exactly: the checkpoints were trained with it.
-     * Before the whole picture, and between that and the first crop. */
+    bool present;            /* the model takes images */
+    const char *marker;      /* "<start_of_image>" */
+    const char *prefix;      /* "\n\n<start_of_image>" */
+    const char *suffix;      /* "<end_of_image>\n\n" */
+    const char *placeholder; /* text of the placeholder token */
+    uint32_t placeholder_id; /* its id: never accepted from a client */
+    uint32_t tokens;         /* placeholder tokens per image; 0: as its grid says (config.dynamic) */
+    enum span_rule rule;     /* of an image's tokens */
+    bool grid;               /* images have 3-D positions (struct prompt_grid) */
+    /* The processor's sentence around an image and its crops, exactly: the checkpoints were trained with it.
+     * Before the whole image, and between that and the first crop. */
     const char *crops_before, *crops_between;
-    /* Of a prompt with pictures: behind the last one, and at the end. NULL: nothing. */
+    /* Of a prompt with images: behind the last one, and at the end. NULL: nothing. */
     const char *behind_last, *end;
     /* Videos; NULL marker: none. With video_stamp the marker becomes, per group of frames, its text + prefix
-     * + soft x tokens + suffix, each a picture of its own; else one run of soft tokens for all frames, whose
-     * positions advance by `tokens_per_second` (0: by 1 a pair of frames). */
-    const char *video_marker, *video_prefix, *video_suffix, *video_soft;
+     * + soft x tokens + suffix, each an image of its own; else one run of placeholder tokens for all frames,
+     * whose positions advance by `tokens_per_second` (0: by 1 a pair of frames). */
+    const char *video_marker, *video_prefix, *video_suffix, *video_placeholder;
     const char *video_between; /* text between groups of frames, or NULL */
-    uint32_t video_soft_id;
+    uint32_t video_placeholder_id;
     /* Writes the time of a group as the family does; returns what snprintf returns. */
     int (*video_stamp)(char out[MODEL_STAMP_BYTES], double seconds);
     double tokens_per_second;

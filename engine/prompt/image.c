@@ -174,7 +174,7 @@ enum status image__resize_with(const struct image_resize_kernel *kernel, const s
         if (width != src->width) st = image__axis_init(&h, src->width, width, filter, mode, err);
         if (!st && height != src->height) st = image__axis_init(&v, src->height, height, filter, mode, err);
         /* Since version 13 Pillow does the vertical pass first when the height shrinks by more than twice
-         * what the width does. The picture between the passes is rounded to bytes, so the order shows. */
+         * what the width does. The image between the passes is rounded to bytes, so the order shows. */
         int64_t fewer_rows = (int64_t)src->height - height, fewer_columns = (int64_t)src->width - width;
         bool vertical_first = mode == IMAGE_PIL && fewer_rows > 0 && fewer_rows > 2 * fewer_columns;
         if (!st) st = two_passes(kernel, src, &h, &v, vertical_first, out, err);

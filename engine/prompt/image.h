@@ -1,5 +1,5 @@
-/* A decoded picture and how a model wants to see it. Pure functions, thread-safe, caller-owned memory; no
- * file formats here (decoding is server/media/image_in.h). Resampling is bit-exact to the reference
+/* A decoded image and how a model wants to see it. Pure functions, thread-safe, caller-owned memory; no
+ * file formats here (decoding is server/media/image_decode.h). Resampling is bit-exact to the reference
  * processors. */
 #ifndef KVASIR_IMAGE_H
 #define KVASIR_IMAGE_H
@@ -13,7 +13,7 @@
 /* 8-bit RGB, rows top to bottom, no padding: rgb[((f*height + y)*width + x)*3 + channel]. */
 struct image_u8 {
     uint32_t width, height; /* pixels, >= 1 */
-    uint32_t frames;        /* of a video or a part of one, all of one size; 0 = a still picture */
+    uint32_t frames;        /* of a video or a part of one, all of one size; 0 = a still image */
     uint8_t *rgb;           /* owned: image_u8_free; image_u8_bytes() */
 };
 void image_u8_free(struct image_u8 *img);
@@ -56,7 +56,7 @@ struct image_config {
     bool dynamic;
     uint32_t patch, merge, depth; /* patch_size, merge_size, temporal_patch_size */
     uint64_t area_min, area_max;  /* pixels: min_pixels/max_pixels or size.shortest_edge/longest_edge */
-    /* NULL, or sides fill area_max as far as multiples can, small pictures too; area_max is that of so many
+    /* NULL, or sides fill area_max as far as multiples can, small images too; area_max is that of so many
      * tokens as one of these says (ascending, 0 ends them). */
     const uint32_t *budgets;
     /* Transparent pixels are blended over white, as the family's own tools and processor do. false: the alpha

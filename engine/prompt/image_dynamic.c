@@ -1,4 +1,4 @@
-/* Sizes, grids and the choice of frames for families whose pictures keep their shape. Pure; any thread. All
+/* Sizes, grids and the choice of frames for families whose images keep their shape. Pure; any thread. All
  * numbers that the reference rounds are IEEE doubles here, in its order of operations: transformers 5.23,
  * smart_resize and sample_frames of the video processor classes. */
 #include "engine/prompt/image_prep.h"
@@ -16,7 +16,7 @@ void image_config_bound(struct image_config *cfg, const struct image_bounds *bou
     if (cfg->area_min > cfg->area_max) cfg->area_min = cfg->area_max;
 }
 
-/* How large a picture may become; frames count as so many pictures (1 where areas are per frame). */
+/* How large an image may become; frames count as so many images (1 where areas are per frame). */
 struct room {
     uint64_t min, max;
     uint32_t frames, depth;
@@ -52,7 +52,7 @@ static enum status fill_budget(uint64_t area, uint32_t factor, uint32_t width, u
     double h = (double)height, w = (double)width, side = (double)factor, scale = sqrt((double)area / (h * w)),
            most = (double)(area / ((uint64_t)factor * factor)) * side;
     double th = floor(scale * h / side) * side, tw = floor(scale * w / side) * side;
-    if (th == 0 && tw == 0) return err_set(err, ST_INVALID, "the picture would be resized to nothing");
+    if (th == 0 && tw == 0) return err_set(err, ST_INVALID, "the image would be resized to nothing");
     if (th == 0) {
         th = side;
         tw = fmin(floor(w / h) * side, most);
@@ -61,7 +61,7 @@ static enum status fill_budget(uint64_t area, uint32_t factor, uint32_t width, u
         th = fmin(floor(h / w) * side, most);
     }
     if (th * tw > (double)area || th > SIDE_MAX || tw > SIDE_MAX)
-        return err_set(err, ST_INVALID, "a picture of %u x %u pixels does not fit this model's size limits",
+        return err_set(err, ST_INVALID, "an image of %u x %u pixels does not fit this model's size limits",
                        width, height);
     *to_width = (uint32_t)tw;
     *to_height = (uint32_t)th;
@@ -95,12 +95,12 @@ static enum status keep_size(const struct image_config *cfg, uint32_t width, uin
     uint32_t factor = cfg->dynamic ? cfg->patch * cfg->merge : 1;
     if (!cfg->dynamic && (width != cfg->width || height != cfg->height))
         return err_set(err, ST_INVALID,
-                       "the picture is %u x %u pixels; this model takes only %u x %u (its do_resize is off)",
+                       "the image is %u x %u pixels; this model takes only %u x %u (its do_resize is off)",
                        width, height, cfg->width, cfg->height);
     if (width % factor || height % factor)
         return err_set(
             err, ST_INVALID,
-            "the picture is %u x %u pixels; this model takes only multiples of %u (its do_resize is off)",
+            "the image is %u x %u pixels; this model takes only multiples of %u (its do_resize is off)",
             width, height, factor);
     *to_width = width;
     *to_height = height;
@@ -110,7 +110,7 @@ static enum status keep_size(const struct image_config *cfg, uint32_t width, uin
 enum status image_target(const struct image_config *cfg, uint32_t width, uint32_t height, uint32_t frames,
                          uint32_t *to_width, uint32_t *to_height, struct err *err)
 {
-    if (!width || !height) return err_set(err, ST_INVALID, "the picture has no pixels");
+    if (!width || !height) return err_set(err, ST_INVALID, "the image has no pixels");
     if (!cfg->do_resize) return keep_size(cfg, width, height, to_width, to_height, err);
     if (!cfg->dynamic) {
         *to_width = cfg->width;
@@ -136,13 +136,13 @@ enum status image_target(const struct image_config *cfg, uint32_t width, uint32_
     double ratio = (h > w ? h : w) / (h > w ? w : h);
     if (ratio > RATIO_MAX)
         return err_set(err, ST_INVALID,
-                       "the picture is %u x %u pixels: its sides must not differ by more than %d to 1", width,
+                       "the image is %u x %u pixels: its sides must not differ by more than %d to 1", width,
                        height, RATIO_MAX);
     double hb, wb;
     smart_resize(h, w, f, &room, &hb, &wb);
     if (hb < f || wb < f || hb > SIDE_MAX ||
-        wb > SIDE_MAX) /* bounds of a checkpoint that no picture can keep */
-        return err_set(err, ST_INVALID, "a picture of %u x %u pixels does not fit this model's size limits",
+        wb > SIDE_MAX) /* bounds of a checkpoint that no image can keep */
+        return err_set(err, ST_INVALID, "an image of %u x %u pixels does not fit this model's size limits",
                        width, height);
     *to_height = (uint32_t)hb;
     *to_width = (uint32_t)wb;

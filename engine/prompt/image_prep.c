@@ -24,7 +24,7 @@ void image_prepared_free(struct image_prepared *p)
     *p = (struct image_prepared){0};
 }
 
-/* How a picture is cut: columns * rows crops of width x height pixels each, the last ones smaller. No crops:
+/* How an image is cut: columns * rows crops of width x height pixels each, the last ones smaller. No crops:
  * columns = 0. */
 struct crops {
     uint32_t columns, rows, width, height;
@@ -69,7 +69,7 @@ static enum status cut(const struct image_u8 *src, uint32_t x, uint32_t y, const
     uint32_t w = src->width - x < c->width ? src->width - x : c->width;
     uint32_t h = src->height - y < c->height ? src->height - y : c->height;
     uint8_t *rgb = malloc((size_t)w * h * 3);
-    if (!rgb) return err_set(err, ST_NOMEM, "picture crop: out of memory for %u x %u pixels", w, h);
+    if (!rgb) return err_set(err, ST_NOMEM, "image crop: out of memory for %u x %u pixels", w, h);
     for (uint32_t row = 0; row < h; row++)
         memcpy(rgb + (size_t)row * w * 3, src->rgb + ((size_t)(y + row) * src->width + x) * 3, (size_t)w * 3);
     *out = (struct image_u8){.width = w, .height = h, .rgb = rgb};
@@ -89,7 +89,7 @@ enum status image_prep(const struct image_config *cfg, const struct image_u8 *sr
 {
     struct crops c = plan_crops(cfg, src->width, src->height);
     struct image_prepared p = {.images = calloc(1 + (size_t)c.columns * c.rows, sizeof *p.images)};
-    if (!p.images) return err_nomem(err, "picture");
+    if (!p.images) return err_nomem(err, "image");
     enum status st = to_target(cfg, src, &p.images[0], err);
     p.count = 1;
     for (uint32_t i = 0; !st && i < c.columns * c.rows; i++) {

@@ -1,6 +1,6 @@
-/* From a decoded picture or video to what the vision tower sees: the family's sizes, crops and resize, the
- * grid of tokens, and the table look-up to floats. Pure functions on worker threads; no file formats of
- * pictures, no tensors. Source of the rules: transformers 5.23. */
+/* From a decoded image or video to what the vision tower sees: the family's sizes, crops and resize, the
+ * grid of tokens, and the table lookup to floats. Pure functions on worker threads; no file formats of
+ * images, no tensors. Source of the rules: transformers 5.23. */
 #ifndef KVASIR_IMAGE_PREP_H
 #define KVASIR_IMAGE_PREP_H
 
@@ -15,7 +15,7 @@
 /* The area of a budget of so many tokens; false: not one of those that the family has. */
 bool image_budget(const struct image_config *cfg, uint64_t tokens, uint64_t *area);
 
-/* What a request asks of the size of still pictures, in pixels; 0 = as the checkpoint says. */
+/* What a request asks of the size of still images, in pixels; 0 = as the checkpoint says. */
 struct image_bounds {
     uint64_t area_min, area_max;
 };
@@ -23,13 +23,13 @@ struct image_bounds {
  * over the resulting area_max becomes that. */
 void image_config_bound(struct image_config *cfg, const struct image_bounds *bounds);
 
-/* The size in pixels that a picture (frames 0) or each frame of a video is resized to. ST_INVALID, with a
+/* The size in pixels that an image (frames 0) or each frame of a video is resized to. ST_INVALID, with a
  * message for the client: sides of more than 200 : 1, too few frames, or a size that a switched-off resize
  * can't give. */
 enum status image_target(const struct image_config *cfg, uint32_t width, uint32_t height, uint32_t frames,
                          uint32_t *to_width, uint32_t *to_height, struct err *err) KV_MUST_CHECK;
 
-/* Tokens of a picture that has been resized: {t, h, w}, with t = frames / depth rounded up, 1 for a still
+/* Tokens of an image that has been resized: {t, h, w}, with t = frames / depth rounded up, 1 for a still
  * one; seconds = 0. All 0 for families of fixed size. */
 struct prompt_grid image_grid(const struct image_config *cfg, uint32_t width, uint32_t height,
                               uint32_t frames);
@@ -51,7 +51,7 @@ void image_video_stamps(const struct image_config *cfg, const uint32_t *frames, 
 
 /* ---- pixels ---- */
 
-/* The pictures that one input picture becomes: the whole first, then the pan-and-scan crops (row by row), all
+/* The images that one input image becomes: the whole first, then the pan-and-scan crops (row by row), all
  * at the target size.
  */
 struct image_prepared {
@@ -60,12 +60,12 @@ struct image_prepared {
 };
 void image_prepared_free(struct image_prepared *p);
 
-/* Crops and resizes a still picture. ST_INVALID as image_target, and when the settings switch the resize off
+/* Crops and resizes a still image. ST_INVALID as image_target, and when the settings switch the resize off
  * and src has another size; ST_NOMEM. */
 enum status image_prep(const struct image_config *cfg, const struct image_u8 *src, struct image_prepared *out,
                        struct err *err) KV_MUST_CHECK;
 
-/* Number of crops that image_prep adds to the whole picture: what the prompt has to make room for. */
+/* Number of crops that image_prep adds to the whole image: what the prompt has to make room for. */
 uint32_t image_crop_count(const struct image_config *cfg, uint32_t width, uint32_t height);
 
 /* out [3, height, width] f32 = lut[c*256 + byte]: `pixel_values` of the reference. lut from image_lut. */

@@ -9,7 +9,7 @@
 #include <string.h>
 
 #define EXPANSION_BYTES_MAX ((size_t)64 << 20)
-#define PICTURES_MAX        4096u
+#define IMAGES_MAX          4096u
 #define POSITIONS_MAX       (1 << 24) /* a rope position is exact as float32 up to here */
 
 void prompt_free(struct prompt *p)
@@ -74,7 +74,7 @@ static size_t next_control(const struct joined *j, const char *what, size_t at, 
 }
 
 /* What stands at a marker. */
-enum mark { MARK_NONE, MARK_PICTURE, MARK_VIDEO, MARK_STRAY };
+enum mark { MARK_NONE, MARK_IMAGE, MARK_VIDEO, MARK_STRAY };
 struct mark_at {
     enum mark kind;
     size_t at, len;
@@ -86,8 +86,9 @@ static size_t len_of(const char *s)
     return s ? strlen(s) : 0;
 }
 
-/* Walks over the markers of pictures and videos, and over soft tokens that are none. A marker may be the soft
- * token itself, or contain it. Every text is looked for once only, however many of another there are. */
+/* Walks over the markers of images and videos, and over placeholder tokens that are none. A marker may be the
+ * placeholder token itself, or contain it. Every text is looked for once only, however many of another there
+ * are. */
 struct mark_scan {
     const struct joined *j;
     struct {
@@ -101,10 +102,10 @@ static struct mark_scan mark_scan(const struct model_image_rule *rule, const str
 {
     struct mark_scan s = {
         .j = j,
-        .marks = {{.text = rule->marker, .kind = MARK_PICTURE},
+        .marks = {{.text = rule->marker, .kind = MARK_IMAGE},
                   {.text = rule->video_marker, .kind = MARK_VIDEO},
-                  {.text = rule->soft, .kind = MARK_STRAY},
-                  {.text = rule->video_marker ? rule->video_soft : NULL, .kind = MARK_STRAY}}};
+                  {.text = rule->placeholder, .kind = MARK_STRAY},
+                  {.text = rule->video_marker ? rule->video_placeholder : NULL, .kind = MARK_STRAY}}};
     for (size_t i = 0; i < 4; i++)
         s.marks[i].hit =
             len_of(s.marks[i].text) ? next_control(j, s.marks[i].text, 0, &s.marks[i].run) : SIZE_MAX;
@@ -134,9 +135,9 @@ struct expansion {
     const uint32_t *run_tags; /* of the runs as they came; NULL: not asked for */
     uint32_t tag;             /* of what is added now */
     size_t count, cap;
-    char *soft[2];    /* of pictures and of videos: as many soft tokens as the largest has */
-    char *stamps;     /* slots of MODEL_STAMP_BYTES */
-    uint32_t stamped; /* of them used */
+    char *placeholder[2]; /* of images and of videos: as many placeholder tokens as the largest has */
+    char *stamps;         /* slots of MODEL_STAMP_BYTES */
+    uint32_t stamped;     /* of them used */
 };
 
 static enum status add_run(struct expansion *x, const char *text, size_t len, enum tok_control control,
@@ -179,8 +180,8 @@ static enum status add_literal(struct expansion *x, const char *s, struct err *e
     return add_run(x, s, len_of(s), TOK_CONTROL_ALL, err);
 }
 
-/* Soft tokens of image i of a picture. */
-static uint64_t token_count(const struct model_image_rule *rule, const struct prompt_picture *p, uint32_t i)
+/* Placeholder tokens of image i of an image. */
+static uint64_t token_count(const struct model_image_rule *rule, const struct prompt_image *p, uint32_t i)
 {
     if (rule->tokens && !p->video) return rule->tokens;
     const struct prompt_grid *g = p->grids ? &p->grids[i] : &(struct prompt_grid){0};
@@ -200,13 +201,13 @@ static enum status add_stamp(const struct model_image_rule *rule, struct expansi
     return add_run(x, slot, (size_t)n, TOK_CONTROL_ALL, err);
 }
 
-/* The crops' sentence or the frames' timestamps, and for each image prefix, soft tokens, suffix. */
-static enum status add_picture(const struct model_image_rule *rule, struct expansion *x,
-                               const struct prompt_picture *p, struct err *err)
+/* The crops' sentence or the frames' timestamps, and for each image prefix, placeholder tokens, suffix. */
+static enum status add_image(const struct model_image_rule *rule, struct expansion *x,
+                             const struct prompt_image *p, struct err *err)
 {
     const char *prefix = p->video ? rule->video_prefix : rule->prefix,
                *suffix = p->video ? rule->video_suffix : rule->suffix;
-    size_t soft = strlen(p->video ? rule->video_soft : rule->soft);
+    size_t placeholder = strlen(p->video ? rule->video_placeholder : rule->placeholder);
     bool crops = !p->video && p->count > 1;
     enum status st = crops ? add_literal(x, rule->crops_before, err) : ST_OK;
     for (uint32_t i = 0; i < p->count && !st; i++) {
@@ -215,19 +216,20 @@ static enum status add_picture(const struct model_image_rule *rule, struct expan
         if (p->video && rule->video_stamp && !st) st = add_stamp(rule, x, p->stamps[i], err);
         if (prefix && !st) st = add_literal(x, prefix, err);
         if (!st)
-            st = add_run(x, x->soft[p->video], (size_t)token_count(rule, p, i) * soft, TOK_CONTROL_ALL, err);
+            st = add_run(x, x->placeholder[p->video], (size_t)token_count(rule, p, i) * placeholder,
+                         TOK_CONTROL_ALL, err);
         if (suffix && !st) st = add_literal(x, suffix, err);
     }
     return st;
 }
 
-/* The texts that pictures bring. Their sizes were checked by check_pictures. */
-static enum status make_texts(const struct model_image_rule *rule, const struct prompt_picture *pictures,
-                              uint32_t picture_count, struct expansion *x, struct err *err)
+/* The texts that images bring. Their sizes were checked by check_images. */
+static enum status make_texts(const struct model_image_rule *rule, const struct prompt_image *images,
+                              uint32_t image_count, struct expansion *x, struct err *err)
 {
     uint64_t most[2] = {0, 0}, stamps = 0;
-    for (uint32_t k = 0; k < picture_count; k++) {
-        const struct prompt_picture *p = &pictures[k];
+    for (uint32_t k = 0; k < image_count; k++) {
+        const struct prompt_image *p = &images[k];
         for (uint32_t i = 0; i < p->count; i++) {
             uint64_t n = token_count(rule, p, i);
             if (n > most[p->video]) most[p->video] = n;
@@ -235,15 +237,16 @@ static enum status make_texts(const struct model_image_rule *rule, const struct 
         if (p->video && rule->video_stamp) stamps += p->count;
     }
     for (int v = 0; v < 2; v++) {
-        const char *soft = v ? rule->video_soft : rule->soft;
-        size_t len = len_of(soft), bytes;
+        const char *placeholder = v ? rule->video_placeholder : rule->placeholder;
+        size_t len = len_of(placeholder), bytes;
         if (!most[v]) continue;
         if (mul_overflows((size_t)most[v], len, &bytes) || bytes > EXPANSION_BYTES_MAX)
             return err_set(err, ST_TOO_LARGE, "An image of %llu tokens is too large.",
                            (unsigned long long)most[v]);
-        x->soft[v] = malloc(bytes ? bytes : 1);
-        for (size_t i = 0; x->soft[v] && i < most[v]; i++) memcpy(x->soft[v] + i * len, soft, len);
-        if (!x->soft[v]) return err_nomem(err, "an image's placeholder");
+        x->placeholder[v] = malloc(bytes ? bytes : 1);
+        for (size_t i = 0; x->placeholder[v] && i < most[v]; i++)
+            memcpy(x->placeholder[v] + i * len, placeholder, len);
+        if (!x->placeholder[v]) return err_nomem(err, "an image's placeholder");
     }
     if (stamps && !(x->stamps = malloc((size_t)stamps * MODEL_STAMP_BYTES)))
         return err_nomem(err, "the timestamps of a video");
@@ -251,22 +254,21 @@ static enum status make_texts(const struct model_image_rule *rule, const struct 
 }
 
 static enum status count_markers(const struct model_image_rule *rule, const struct joined *j,
-                                 const struct prompt_picture *pictures, uint32_t picture_count,
-                                 struct err *err)
+                                 const struct prompt_image *images, uint32_t image_count, struct err *err)
 {
     uint64_t found[2] = {0, 0}, wanted[2] = {0, 0};
     struct mark_scan scan = mark_scan(rule, j);
     bool in_order = true;
     uint32_t k = 0;
     struct mark_at m;
-    for (uint32_t i = 0; i < picture_count; i++) wanted[pictures[i].video]++;
+    for (uint32_t i = 0; i < image_count; i++) wanted[images[i].video]++;
     for (size_t at = 0; (m = next_mark(&scan, at)).kind != MARK_NONE; at = m.at + m.len) {
         bool video = m.kind == MARK_VIDEO;
         if (m.kind == MARK_STRAY)
             return err_set(err, ST_INVALID, "The prompt holds the token %s, which only images may bring.",
                            m.text);
         found[video]++;
-        in_order = in_order && k < picture_count && pictures[k].video == video;
+        in_order = in_order && k < image_count && images[k].video == video;
         k++;
     }
     for (int v = 0; v < 2; v++) {
@@ -283,48 +285,47 @@ static enum status count_markers(const struct model_image_rule *rule, const stru
                               "The chat template puts images and videos in another order than the request.");
 }
 
-static enum status expand(const struct model_image_rule *rule, const struct prompt_picture *pictures,
-                          uint32_t picture_count, struct expansion *x, struct err *err)
+static enum status expand(const struct model_image_rule *rule, const struct prompt_image *images,
+                          uint32_t image_count, struct expansion *x, struct err *err)
 {
-    enum status st = count_markers(rule, &x->j, pictures, picture_count, err);
-    if (!st) st = make_texts(rule, pictures, picture_count, x, err);
+    enum status st = count_markers(rule, &x->j, images, image_count, err);
+    if (!st) st = make_texts(rule, images, image_count, x, err);
     struct mark_scan scan = mark_scan(rule, &x->j);
     size_t at = 0, copy_run = 0;
-    for (uint32_t k = 0; k < picture_count && !st; k++) {
-        struct mark_at m = next_mark(&scan, at); /* there are as many as pictures: counted above */
+    for (uint32_t k = 0; k < image_count && !st; k++) {
+        struct mark_at m = next_mark(&scan, at); /* there are as many as images: counted above */
         st = add_text(x, at, m.at, &copy_run, err);
-        x->tag = PROMPT_TAG_PICTURE | k;
-        if (!st) st = add_picture(rule, x, &pictures[k], err);
+        x->tag = PROMPT_TAG_IMAGE | k;
+        if (!st) st = add_image(rule, x, &images[k], err);
         at = m.at + m.len;
     }
-    if (!st && picture_count && rule->behind_last) st = add_literal(x, rule->behind_last, err);
+    if (!st && image_count && rule->behind_last) st = add_literal(x, rule->behind_last, err);
     if (!st) st = add_text(x, at, x->j.len, &copy_run, err);
     x->tag = 0;
-    return !st && picture_count && rule->end ? add_literal(x, rule->end, err) : st;
+    return !st && image_count && rule->end ? add_literal(x, rule->end, err) : st;
 }
 
 /* ---- spans ---- */
 
-/* What can be said of the pictures before anything is made of them. *images: how many places they take. */
-static enum status check_pictures(const struct model_image_rule *rule, const struct prompt_picture *pictures,
-                                  uint32_t picture_count, uint32_t token_max, uint32_t *images,
-                                  struct err *err)
+/* What can be said of the images before anything is made of them. *slots: how many places they take. */
+static enum status check_images(const struct model_image_rule *rule, const struct prompt_image *images,
+                                uint32_t image_count, uint32_t token_max, uint32_t *slots, struct err *err)
 {
     uint64_t count = 0, tokens = 0;
-    if (picture_count && !rule->present) return err_set(err, ST_INVALID, "This model takes no images.");
-    for (uint32_t k = 0; k < picture_count; k++) {
-        if (pictures[k].video && !rule->video_marker)
+    if (image_count && !rule->present) return err_set(err, ST_INVALID, "This model takes no images.");
+    for (uint32_t k = 0; k < image_count; k++) {
+        if (images[k].video && !rule->video_marker)
             return err_set(err, ST_INVALID, "This model takes no videos.");
-        count += pictures[k].count;
+        count += images[k].count;
     }
-    if (count > PICTURES_MAX)
+    if (count > IMAGES_MAX)
         return err_set(err, ST_TOO_LARGE, "%llu images and crops, at most %u are taken.",
-                       (unsigned long long)count, PICTURES_MAX);
-    for (uint32_t k = 0; k < picture_count; k++) {
-        if (pictures[k].video && rule->video_stamp && !pictures[k].stamps)
+                       (unsigned long long)count, IMAGES_MAX);
+    for (uint32_t k = 0; k < image_count; k++) {
+        if (images[k].video && rule->video_stamp && !images[k].stamps)
             return err_set(err, ST_INVALID, "A video's frames have no times.");
-        for (uint32_t i = 0; i < pictures[k].count; i++) {
-            uint64_t n = token_count(rule, &pictures[k], i);
+        for (uint32_t i = 0; i < images[k].count; i++) {
+            uint64_t n = token_count(rule, &images[k], i);
             if (!n) return err_set(err, ST_INVALID, "An image has no tokens.");
             if (n > token_max) n = (uint64_t)token_max + 1; /* 4,096 of them can't overflow */
             tokens += n;
@@ -333,42 +334,42 @@ static enum status check_pictures(const struct model_image_rule *rule, const str
     if (tokens > token_max)
         return err_set(err, ST_TOO_LARGE, "%llu image%s take more than the limit of %u tokens.",
                        (unsigned long long)count, count == 1 ? "" : "s", token_max);
-    *images = (uint32_t)count;
+    *slots = (uint32_t)count;
     return ST_OK;
 }
 
-static bool is_soft(const struct model_image_rule *rule, uint32_t token, bool *video)
+static bool is_placeholder(const struct model_image_rule *rule, uint32_t token, bool *video)
 {
-    *video = rule->video_marker && token == rule->video_soft_id;
-    return *video || token == rule->soft_id;
+    *video = rule->video_marker && token == rule->video_placeholder_id;
+    return *video || token == rule->placeholder_id;
 }
 
-/* Each soft token belongs to the picture whose turn it is: the pictures' lengths are known, so neighbours
+/* Each placeholder token belongs to the image whose turn it is: the images' lengths are known, so neighbours
  * need no text between them. */
-static enum status find_spans(const struct model_image_rule *rule, const struct prompt_picture *pictures,
-                              uint32_t picture_count, struct prompt *p, struct err *err)
+static enum status find_spans(const struct model_image_rule *rule, const struct prompt_image *images,
+                              uint32_t image_count, struct prompt *p, struct err *err)
 {
     uint32_t at = 0, found = 0;
     bool video;
-    for (uint32_t k = 0; k < picture_count; k++) {
-        for (uint32_t i = 0; i < pictures[k].count; i++) {
-            uint32_t want = (uint32_t)token_count(rule, &pictures[k], i), n = 0;
-            while (at < p->token_count && !is_soft(rule, p->tokens[at], &video)) at++;
-            while (n < want && at + n < p->token_count && is_soft(rule, p->tokens[at + n], &video) &&
-                   video == pictures[k].video)
+    for (uint32_t k = 0; k < image_count; k++) {
+        for (uint32_t i = 0; i < images[k].count; i++) {
+            uint32_t want = (uint32_t)token_count(rule, &images[k], i), n = 0;
+            while (at < p->token_count && !is_placeholder(rule, p->tokens[at], &video)) at++;
+            while (n < want && at + n < p->token_count && is_placeholder(rule, p->tokens[at + n], &video) &&
+                   video == images[k].video)
                 n++;
             if (n != want)
                 return err_set(err, ST_INVALID,
                                "The tokenizer made %u placeholder tokens in a row where an image has %u.", n,
                                want);
-            p->spans[found] = span_of_picture(at, at + n, rule->rule);
-            if (rule->grid && pictures[k].grids) p->spans[found].grid = pictures[k].grids[i];
+            p->spans[found] = span_of_image(at, at + n, rule->rule);
+            if (rule->grid && images[k].grids) p->spans[found].grid = images[k].grids[i];
             found++;
             at += n;
         }
     }
     for (; at < p->token_count; at++)
-        if (is_soft(rule, p->tokens[at], &video))
+        if (is_placeholder(rule, p->tokens[at], &video))
             return err_set(err, ST_INVALID,
                            "The tokenizer made more placeholder tokens than the request's %u images have.",
                            found);
@@ -395,34 +396,34 @@ static enum status set_offsets(const struct model_image_rule *rule, struct promp
         at = m->end;
         if (next > POSITIONS_MAX)
             return err_set(err, ST_INVALID, "The videos are too long for the model's positions.");
-        m->rope_offset = (int32_t)(next - (int64_t)at); /* next in 0..2^24, at in 0..2^31-1 */
+        m->mrope_delta = (int32_t)(next - (int64_t)at); /* next in 0..2^24, at in 0..2^31-1 */
     }
     return ST_OK;
 }
 
-static void copy_keys(struct prompt *p, const struct prompt_picture *pictures, uint32_t picture_count)
+static void copy_keys(struct prompt *p, const struct prompt_image *images, uint32_t image_count)
 {
-    for (uint32_t k = 0, n = 0; k < picture_count; k++)
-        for (uint32_t i = 0; i < pictures[k].count; i++, n++)
-            memcpy(p->spans[n].key, pictures[k].keys[i], sizeof p->spans[n].key);
+    for (uint32_t k = 0, n = 0; k < image_count; k++)
+        for (uint32_t i = 0; i < images[k].count; i++, n++)
+            memcpy(p->spans[n].key, images[k].keys[i], sizeof p->spans[n].key);
 }
 
-static void move_pixels(struct prompt *p, struct prompt_picture *pictures, uint32_t picture_count)
+static void move_pixels(struct prompt *p, struct prompt_image *images, uint32_t image_count)
 {
     struct prompt_span *s = p->spans;
-    for (uint32_t k = 0; k < picture_count; k++) {
-        for (uint32_t i = 0; i < pictures[k].count; i++, s++) {
-            while (!s->picture) s++;
-            if (!pictures[k].images) continue;
-            s->pixels = pictures[k].images[i];
-            pictures[k].images[i].rgb = NULL;
+    for (uint32_t k = 0; k < image_count; k++) {
+        for (uint32_t i = 0; i < images[k].count; i++, s++) {
+            while (!s->image) s++;
+            if (!images[k].images) continue;
+            s->pixels = images[k].images[i];
+            images[k].images[i].rgb = NULL;
         }
     }
 }
 
 enum status prompt_apply_rule(const struct model_info *m, struct prompt *p, struct err *err)
 {
-    return m->image.present && m->image.rule == SPAN_PREFIX ? prompt_whole(p, err) : ST_OK;
+    return m->image.present && m->image.rule == SPAN_PREFIX_LM ? prompt_prefix_lm(p, err) : ST_OK;
 }
 
 enum status prompt_check(const struct model_info *m, const struct prompt *p, struct err *err)
@@ -431,9 +432,9 @@ enum status prompt_check(const struct model_info *m, const struct prompt *p, str
     if (p->token_count == 0) return err_set(err, ST_INVALID, "The prompt is empty.");
     for (uint32_t i = 0; i < p->token_count; i++) {
         while (k < p->span_count && p->spans[k].end <= i) k++;
-        if (k < p->span_count && i >= p->spans[k].begin && p->spans[k].picture) continue;
+        if (k < p->span_count && i >= p->spans[k].begin && p->spans[k].image) continue;
         bool video;
-        if (m->image.present && is_soft(&m->image, p->tokens[i], &video))
+        if (m->image.present && is_placeholder(&m->image, p->tokens[i], &video))
             return err_set(err, ST_INVALID,
                            "The prompt holds the image placeholder token %u outside of an image.",
                            p->tokens[i]);
@@ -448,8 +449,8 @@ static void expansion_fini(struct expansion *x)
 {
     free(x->runs);
     free(x->tags);
-    free(x->soft[0]);
-    free(x->soft[1]);
+    free(x->placeholder[0]);
+    free(x->placeholder[1]);
     free(x->stamps);
     free(x->j.text);
     free(x->j.first);
@@ -458,17 +459,17 @@ static void expansion_fini(struct expansion *x)
 /* ---- the two ways to a prompt ---- */
 
 enum status prompt_build(const struct model_info *m, const struct tokenizer *t, const struct tok_run *runs,
-                         size_t run_count, bool add_special, struct prompt_picture *pictures,
-                         uint32_t picture_count, uint32_t token_max, struct prompt *out, struct err *err)
+                         size_t run_count, bool add_special, struct prompt_image *images,
+                         uint32_t image_count, uint32_t token_max, struct prompt *out, struct err *err)
 {
     struct expansion x = {0};
     struct tok_ids ids = {0};
     struct prompt p = {0};
-    uint32_t images = 0;
-    enum status st = check_pictures(&m->image, pictures, picture_count, token_max, &images, err);
+    uint32_t slots = 0;
+    enum status st = check_images(&m->image, images, image_count, token_max, &slots, err);
     if (!st) st = join(runs, run_count, &x.j, err);
     if (st) return st;
-    if (m->image.present) st = expand(&m->image, pictures, picture_count, &x, err);
+    if (m->image.present) st = expand(&m->image, images, image_count, &x, err);
     if (!st)
         st = tok_encode(t, m->image.present ? x.runs : runs, m->image.present ? x.count : run_count,
                         add_special, token_max, &ids, err);
@@ -476,21 +477,21 @@ enum status prompt_build(const struct model_info *m, const struct tokenizer *t, 
     if (!st) {
         p = (struct prompt){.tokens = ids.ids, .token_count = (uint32_t)ids.count};
         ids.ids = NULL;
-        if (images && !(p.spans = calloc(images, sizeof *p.spans)))
-            st = err_set(err, ST_NOMEM, "out of memory for %u images", images);
+        if (slots && !(p.spans = calloc(slots, sizeof *p.spans)))
+            st = err_set(err, ST_NOMEM, "out of memory for %u images", slots);
     }
     if (!st && m->image.present) {
-        p.span_count = images;
-        st = find_spans(&m->image, pictures, picture_count, &p, err);
+        p.span_count = slots;
+        st = find_spans(&m->image, images, image_count, &p, err);
         if (!st) st = set_offsets(&m->image, &p, err);
     }
     if (!st) st = prompt_check(m, &p, err);
-    if (!st) copy_keys(&p, pictures, picture_count);
+    if (!st) copy_keys(&p, images, image_count);
     if (!st) st = prompt_apply_rule(m, &p, err);
     if (st) {
         prompt_free(&p); /* holds no pixels yet */
     } else {
-        move_pixels(&p, pictures, picture_count);
+        move_pixels(&p, images, image_count);
         *out = p;
     }
     tok_ids_free(&ids);
@@ -525,7 +526,7 @@ static size_t take(struct trail *r, uint32_t i)
     const char *s = tok_bytes(r->t, r->p->tokens[i], &n);
     if (!n) return 0;
     if (fits(r, r->at, i)) return n;
-    /* A blank that the tokenizer put in front. */
+    /* A space that the tokenizer put in front. */
     if (n > 1 && s[0] == ' ' && n - 1 <= r->len - r->at && memcmp(r->text + r->at, s + 1, n - 1) == 0)
         return n - 1;
     for (size_t at = r->at + 1; at < r->len && at <= r->at + WINDOW; at++) {
@@ -580,18 +581,18 @@ static enum status trail_walk(struct trail *r, const struct expansion *x, struct
 }
 
 enum status prompt_origins(const struct model_info *m, const struct tokenizer *t, const struct tok_run *runs,
-                           const uint32_t *tags, size_t run_count, const struct prompt_picture *pictures,
-                           uint32_t picture_count, const struct prompt *p, struct prompt_origin **out,
+                           const uint32_t *tags, size_t run_count, const struct prompt_image *images,
+                           uint32_t image_count, const struct prompt *p, struct prompt_origin **out,
                            size_t *count, struct err *err)
 {
     struct expansion x = {.run_tags = tags};
     struct trail r = {.t = t, .p = p};
-    uint32_t images;
-    enum status st = check_pictures(&m->image, pictures, picture_count, p->token_count, &images, err);
+    uint32_t slots;
+    enum status st = check_images(&m->image, images, image_count, p->token_count, &slots, err);
     if (!st) st = join(runs, run_count, &x.j, err);
     if (st) return st;
     size_t first = 0;
-    st = m->image.present ? expand(&m->image, pictures, picture_count, &x, err)
+    st = m->image.present ? expand(&m->image, images, image_count, &x, err)
                           : add_text(&x, 0, x.j.len, &first, err);
     if (!st) st = trail_init(&r, &x, err);
     if (!st) st = trail_walk(&r, &x, out, count, err);

@@ -18,11 +18,11 @@ struct prompt {
     uint32_t span_count;
 };
 void prompt_free(struct prompt *p);
-/* Makes all of it one SPAN_PREFIX: the text around the pictures gets spans of its own, and each span the
- * identity of everything, which the pictures' keys are part of. Again after any change. On error nothing is
+/* Makes all of it one SPAN_PREFIX_LM: the text around the images gets spans of its own, and each span the
+ * identity of everything, which the images' keys are part of. Again after any change. On error nothing is
  * changed. */
-enum status prompt_whole(struct prompt *p, struct err *err) KV_MUST_CHECK;
-/* Index of the span of picture n; span_count: there is none. */
-uint32_t prompt_picture(const struct prompt *p, uint32_t n);
+enum status prompt_prefix_lm(struct prompt *p, struct err *err) KV_MUST_CHECK;
+/* Index of the span of image n; span_count: there is none. */
+uint32_t prompt_image(const struct prompt *p, uint32_t n);
 
 #endif

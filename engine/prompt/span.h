@@ -1,6 +1,6 @@
 /* Attention spans: runs of prompt tokens with another attention mask than text, or with embeddings that do
  * not come from their ids. prompt_build makes them by the family's rule; scheduler, cache and attention read
- * only the spans and know no pictures. */
+ * only the spans and know no images. */
 #ifndef KVASIR_SPAN_H
 #define KVASIR_SPAN_H
 
@@ -9,12 +9,12 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* 3-D positions (mRoPE) of a picture's tokens. Its token i lies at t = i / (h w), y = i / w % h, x = i % w;
+/* 3-D positions (mRoPE) of an image's tokens. Its token i lies at t = i / (h w), y = i / w % h, x = i % w;
  * with B the next free position in front of it its position is (B + floor(t * seconds), B + y, B + x), and
  * the next free position behind it is B + 1 + max(floor((t-1) * seconds), h-1, w-1). */
 struct prompt_grid {
     uint32_t t, h, w; /* in tokens: t * h * w = end - begin */
-    double seconds;   /* rope positions between two frames; 0 for still pictures */
+    double seconds;   /* rope positions between two frames; 0 for still images */
 };
 
 /* floor(t * seconds), in float32 as transformers computes it: at whole numbers the rounding decides. */
@@ -30,29 +30,31 @@ static inline bool prompt_grid_equal(const struct prompt_grid *a, const struct p
 /* The attention mask of a span. Every token attends to all tokens before it (in sliding layers: within the
  * window). Tokens outside of spans attend to nothing after them. */
 enum span_rule {
-    SPAN_CAUSAL = 0,    /* as text */
-    SPAN_WITHIN,        /* each also attends to what follows it in [whole_begin, whole_end) */
-    SPAN_WITHIN_WINDOW, /* the same in sliding layers, as text in full ones */
-    SPAN_WHOLE, /* each attends to all of [whole_begin, whole_end) before and after it, whatever the window */
-    SPAN_PREFIX, /* the same of the whole prompt */
+    SPAN_CAUSAL = 0,            /* as text */
+    SPAN_BIDIRECTIONAL,         /* each also attends to what follows it in [atomic_begin, atomic_end) */
+    SPAN_BIDIRECTIONAL_SLIDING, /* the same in sliding layers, as text in full ones */
+    SPAN_BIDIRECTIONAL_ANY, /* each attends to all of [atomic_begin, atomic_end) before and after it, whatever
+                               the window */
+    SPAN_PREFIX_LM,         /* the same of the whole prompt */
 };
 
-/* A run of tokens with its own mask and identity; it may stand for a picture (or a crop, a frame). */
+/* A run of tokens with its own mask and identity; it may stand for an image (or a crop, a frame). */
 struct prompt_span {
     uint32_t begin, end; /* token indices */
     enum span_rule rule;
     /* The tokens that must stay together: no prefill chunk and no cache hit ends between them. It is the span
-     * itself, or, for SPAN_PREFIX, the beginning of the prompt, which its spans fill; begin = end for
+     * itself, or, for SPAN_PREFIX_LM, the beginning of the prompt, which its spans fill; begin = end for
      * SPAN_CAUSAL.
      */
-    uint32_t whole_begin, whole_end;
-    uint8_t key[32]; /* 256-bit content key of the picture: pixels and preprocessing parameters. All zero =
+    uint32_t atomic_begin, atomic_end;
+    uint8_t key[32]; /* 256-bit content key of the image: pixels and preprocessing parameters. All zero =
                         identity uncertain: nothing from `begin` on is cached */
-    uint8_t whole_key[32];   /* SPAN_PREFIX: of all that lies in [whole_begin, whole_end), zero as above */
-    int32_t rope_offset;     /* next rope position minus token count behind the span; 0 with 1-D positions */
+    uint8_t
+        atomic_key[32];  /* SPAN_PREFIX_LM: of all that lies in [atomic_begin, atomic_end), zero as above */
+    int32_t mrope_delta; /* next rope position minus token count behind the span; 0 with 1-D positions */
     struct prompt_grid grid; /* all 0 with 1-D positions */
-    /* The picture: row i of its features replaces the embedding of token begin+i, end - begin rows. */
-    bool picture;
+    /* The image: row i of its features replaces the embedding of token begin+i, end - begin rows. */
+    bool image;
     struct image_u8
         pixels; /* resized to what the tower takes; owned by the prompt. rgb NULL: not decoded yet; the
                  * scheduler asks for it (EV_IMAGE) when neither its KV nor its features are cached */
@@ -60,24 +62,24 @@ struct prompt_span {
 /* True if no run of tokens may end at p (0 < p); s is the first span that ends after p. */
 static inline bool span_cut(const struct prompt_span *s, uint32_t p)
 {
-    return s->whole_begin < p && p < s->whole_end;
+    return s->atomic_begin < p && p < s->atomic_end;
 }
 /* What distinguishes the keys and values of its tokens from those of other tokens at the same position after
  * the same prefix. */
 static inline const uint8_t *span_identity(const struct prompt_span *s)
 {
-    return s->rule == SPAN_PREFIX ? s->whole_key : s->key;
+    return s->rule == SPAN_PREFIX_LM ? s->atomic_key : s->key;
 }
-/* A picture's place, without its key, its positions and its pixels; not for SPAN_PREFIX. */
-static inline struct prompt_span span_of_picture(uint32_t begin, uint32_t end, enum span_rule rule)
+/* An image's place, without its key, its positions and its pixels; not for SPAN_PREFIX_LM. */
+static inline struct prompt_span span_of_image(uint32_t begin, uint32_t end, enum span_rule rule)
 {
     bool whole = rule != SPAN_CAUSAL;
     return (struct prompt_span){.begin = begin,
                                 .end = end,
                                 .rule = rule,
-                                .whole_begin = whole ? begin : 0,
-                                .whole_end = whole ? end : 0,
-                                .picture = true};
+                                .atomic_begin = whole ? begin : 0,
+                                .atomic_end = whole ? end : 0,
+                                .image = true};
 }
 
 #endif

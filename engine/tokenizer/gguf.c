@@ -73,26 +73,26 @@ static bool is_marker(struct gguf_text t)
     return true;
 }
 
-/* See `markers` and `picture` in tokenizer.h. */
+/* See `markers` and `image` in tokenizer.h. */
 static void name_markers(struct vocab *v)
 {
     const struct tok_gguf_kind *r = v->kind;
     const struct gguf_tensor *embd = gguf_find(v->g, "token_embd.weight");
     uint64_t rows = embd && embd->rank == 2 ? embd->shape[1] : v->count;
-    uint32_t picture = TOK_NO_ID, spare = TOK_NO_ID;
+    uint32_t image = TOK_NO_ID, spare = TOK_NO_ID;
     for (uint32_t i = 0; i < v->count; i++) {
         struct gguf_text t = v->token[i];
         for (const char *const *m = r->markers; *m && v->type[i] == TYPE_NORMAL; m++)
             if (gguf_text_is(t, *m)) v->type[i] = TYPE_CONTROL;
-        if (r->spare && gguf_text_is(t, r->picture)) picture = i;
+        if (r->spare && gguf_text_is(t, r->image)) image = i;
         if (r->spare && gguf_text_is(t, r->spare)) spare = i;
     }
-    if (!v->tower || spare == TOK_NO_ID || (picture != TOK_NO_ID && picture < rows)) return;
-    if (picture != TOK_NO_ID) {
-        v->token[picture] = (struct gguf_text){NULL, 0};
-        v->type[picture] = TYPE_UNUSED;
+    if (!v->tower || spare == TOK_NO_ID || (image != TOK_NO_ID && image < rows)) return;
+    if (image != TOK_NO_ID) {
+        v->token[image] = (struct gguf_text){NULL, 0};
+        v->type[image] = TYPE_UNUSED;
     }
-    v->token[spare] = (struct gguf_text){r->picture, strlen(r->picture)};
+    v->token[spare] = (struct gguf_text){r->image, strlen(r->image)};
     v->type[spare] = TYPE_CONTROL;
 }
 

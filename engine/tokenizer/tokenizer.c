@@ -1,4 +1,4 @@
-/* The public functions: encoding of runs, look-ups, incremental detokenizing. See tokenizer/internal.h for
+/* The public functions: encoding of runs, lookups, incremental detokenizing. See tokenizer/internal.h for
  * the parts. Any thread.
  */
 #include "config/base/utf8.h"
@@ -181,7 +181,7 @@ void tok_ids_free(struct tok_ids *ids)
     *ids = (struct tok_ids){NULL, 0};
 }
 
-/* ---- look-ups ---- */
+/* ---- lookups ---- */
 
 uint32_t tok_vocab_size(const struct tokenizer *t)
 {

@@ -15,7 +15,7 @@
 struct tokenizer;
 
 /* Reads DIR/tokenizer.json, and DIR/tokenizer_config.json, DIR/special_tokens_map.json where they exist.
- * ST_UNSUPPORTED names a component type, a pattern or an option that we don't have; never guesses. */
+ * ST_UNSUPPORTED names a component type, a pattern or an option that we don't have; never assumes. */
 enum status tok_load(const char *dir, struct tokenizer **out, struct err *err) KV_MUST_CHECK;
 /* Tokens that a family's processor adds to the tokenizer that the files describe: PREFIX, a number of
  * `digits` digits from 0 to count - 1 (none with digits 0), SUFFIX. */
@@ -54,9 +54,9 @@ struct tok_gguf_kind {
     bool user_special;
     /* NULL-terminated: tokens that are special in the original and in some files are normal ones. */
     const char *const *markers;
-    /* NULL, or: where the model has a tower and `picture` is no token that the embedding has a row for,
+    /* NULL, or: where the model has a tower and `image` is no token that the embedding has a row for,
      * `spare`, which nobody writes, takes its name. */
-    const char *picture, *spare;
+    const char *image, *spare;
     enum tok_bos bos;
 };
 struct gguf;

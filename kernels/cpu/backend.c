@@ -142,7 +142,7 @@ static void cpu__caps(const struct backend *b, struct be_caps *out)
                             .device = b->device,
                             .threads = b->threads,
                             .host_memory = true,
-                            .codes = true,
+                            .quants = true,
                             .memory_bytes = b->memory_bytes};
 }
 
@@ -201,14 +201,13 @@ static size_t cpu__kv_layer_bytes(const struct backend *b, enum be_kv_type type,
                                   uint32_t head_dim)
 {
     if (kv_heads == 0 || head_dim == 0 || head_dim > 1024 || head_dim % 2 || kv_heads > 4096) return 0;
-    return kv_heads *
-           (type == BE_KV_ACT ? kv_head_bytes(b->act, head_dim) : kv_codes_bytes(b->act, head_dim));
+    return kv_heads * (type == BE_KV_ACT ? kv_head_bytes(b->act, head_dim) : kv_q8_bytes(b->act, head_dim));
 }
 
-static void cpu__kv_clear(struct backend *b, const struct be_kv *kv, uint32_t unit, uint32_t first)
+static void cpu__kv_clear(struct backend *b, const struct be_kv *kv, uint32_t block_offset, uint32_t first)
 {
     uint32_t d = kv->head_dim;
-    void *layer = kv_layer(kv, unit);
+    void *layer = kv_layer(kv, block_offset);
     for (uint32_t g = 0; g < kv->kv_heads; g++) kv_clear(layer, kv->type, b->act, d, g, first);
 }
 
@@ -227,14 +226,14 @@ static void cpu__linear(struct backend *b, const struct be_linear_args *a)
     if (a->t == 0) return;
     KN_ASSERT(a->x && a->out && cpu__aligned(a->x) && cpu__aligned(a->out));
     const struct cpu_kernels *k = b->kern;
-    (a->w->bits ? k->linear_codes : b->act == BE_BF16 ? k->linear_bf16 : k->linear_f32)(b, a);
+    (a->w->bits ? k->linear_quants : b->act == BE_BF16 ? k->linear_bf16 : k->linear_f32)(b, a);
 }
 
 static void cpu__embed(struct backend *b, const struct be_embed_args *a)
 {
     KN_ASSERT(a->w && a->w->type == b->act && !a->w->glu);
     if (a->t == 0) return;
-    (a->w->bits ? cpu_embed_codes : b->kern->embed)(b, a);
+    (a->w->bits ? cpu_embed_quants : b->kern->embed)(b, a);
 }
 
 static void cpu__norm(struct backend *b, const struct be_norm_args *a)
@@ -386,13 +385,13 @@ struct cpu_copy {
     const uint32_t *rows;
     size_t bytes;
 };
-#define COPY_PIECE ((size_t)1 << 20)
+#define COPY_CHUNK ((size_t)1 << 20)
 
 static void cpu__copy_range(void *ctx, uint32_t begin, uint32_t end, uint32_t worker)
 {
     (void)worker;
     const struct cpu_copy *c = ctx;
-    size_t from = begin * COPY_PIECE, to = end * COPY_PIECE;
+    size_t from = begin * COPY_CHUNK, to = end * COPY_CHUNK;
     if (to > c->bytes) to = c->bytes;
     memcpy(c->dst + from, c->src + from, to - from);
 }
@@ -401,8 +400,8 @@ static void cpu__copy(struct backend *b, void *dst, const void *src, size_t byte
 {
     if (bytes == 0) return;
     struct cpu_copy c = {.dst = dst, .src = src, .bytes = bytes};
-    KN_ASSERT((bytes - 1) / COPY_PIECE < UINT32_MAX);
-    cpu_pool_run(b->pool, (uint32_t)((bytes - 1) / COPY_PIECE + 1), 1, cpu__copy_range, &c);
+    KN_ASSERT((bytes - 1) / COPY_CHUNK < UINT32_MAX);
+    cpu_pool_run(b->pool, (uint32_t)((bytes - 1) / COPY_CHUNK + 1), 1, cpu__copy_range, &c);
 }
 
 static void cpu__gather_range(void *ctx, uint32_t begin, uint32_t end, uint32_t worker)
@@ -417,7 +416,7 @@ static void cpu__gather(struct backend *b, const struct be_gather_args *a)
 {
     if (a->count == 0 || a->row_bytes == 0) return;
     struct cpu_copy c = {.dst = a->dst, .src = a->src, .rows = a->rows, .bytes = a->row_bytes};
-    /* Some 64 KB a piece: below that waking a thread costs more than the copy. */
+    /* Some 64 KB a chunk: below that waking a thread costs more than the copy. */
     uint32_t grain = a->row_bytes >= 65536 ? 1 : (uint32_t)(65536 / a->row_bytes);
     cpu_pool_run(b->pool, a->count, grain, cpu__gather_range, &c);
 }
@@ -425,7 +424,7 @@ static void cpu__gather(struct backend *b, const struct be_gather_args *a)
 /* ---- ceiling */
 
 #define CEIL_READ_BYTES ((size_t)512 << 20)
-#define CEIL_READ_PIECE ((size_t)256 << 10)
+#define CEIL_READ_CHUNK ((size_t)256 << 10)
 /* Best of many rounds: what the machine can do, not what the neighbours leave at the moment. A round reads
  * about as much as a decode step does: what memory gives for a millisecond, it does not give for ten. */
 #define CEIL_ROUNDS  150
@@ -445,14 +444,14 @@ static void cpu__ceil_fill(void *ctx, uint32_t begin, uint32_t end, uint32_t wor
 {
     (void)worker;
     struct cpu_ceil *c = ctx;
-    memset((char *)(uintptr_t)c->mem + begin * CEIL_READ_PIECE, 1, (end - begin) * CEIL_READ_PIECE);
+    memset((char *)(uintptr_t)c->mem + begin * CEIL_READ_CHUNK, 1, (end - begin) * CEIL_READ_CHUNK);
 }
 
 static void cpu__ceil_read(void *ctx, uint32_t begin, uint32_t end, uint32_t worker)
 {
     struct cpu_ceil *c = ctx;
     c->sums[worker] +=
-        c->b->kern->read(c->mem + c->from + begin * CEIL_READ_PIECE, (end - begin) * CEIL_READ_PIECE);
+        c->b->kern->read(c->mem + c->from + begin * CEIL_READ_CHUNK, (end - begin) * CEIL_READ_CHUNK);
 }
 
 static void cpu__ceil_peak(void *ctx, uint32_t begin, uint32_t end, uint32_t worker)
@@ -474,8 +473,8 @@ static enum be_result cpu__ceiling(struct backend *b, struct be_ceiling *out)
     c->b = b;
     c->mem = mem;
     c->steps = 6000;
-    uint32_t pieces = (uint32_t)(CEIL_READ_BYTES / CEIL_READ_PIECE);
-    cpu_pool_run(b->pool, pieces, 8, cpu__ceil_fill, c);
+    uint32_t chunks = (uint32_t)(CEIL_READ_BYTES / CEIL_READ_CHUNK);
+    cpu_pool_run(b->pool, chunks, 8, cpu__ceil_fill, c);
     out->read_bytes_per_s = 0;
     out->matrix_flops = 0;
     for (uint32_t round = 0; round < CEIL_ROUNDS; round++) {
@@ -484,7 +483,7 @@ static enum be_result cpu__ceiling(struct backend *b, struct be_ceiling *out)
         if (round % (CEIL_ROUNDS / CEIL_READS) == 0) {
             c->from = round / (CEIL_ROUNDS / CEIL_READS) * CEIL_STRETCH % CEIL_READ_BYTES;
             t0 = now_s();
-            cpu_pool_run(b->pool, (uint32_t)(CEIL_STRETCH / CEIL_READ_PIECE), 1, cpu__ceil_read, c);
+            cpu_pool_run(b->pool, (uint32_t)(CEIL_STRETCH / CEIL_READ_CHUNK), 1, cpu__ceil_read, c);
             double rate = (double)CEIL_STRETCH / (now_s() - t0);
             if (rate > out->read_bytes_per_s) out->read_bytes_per_s = rate;
         }

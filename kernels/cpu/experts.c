@@ -15,9 +15,9 @@
  * because linear's do not. */
 #include "kernels/cpu/linear/linear.h"
 
-/* Bytes that a piece should move to be worth waking a thread for. */
-#define EXPERTS_PIECE ((size_t)128 << 10)
-/* Weights of a piece of few rows (linear.c tells why). */
+/* Bytes that a work item should move to be worth waking a thread for. */
+#define EXPERTS_ITEM_BYTES ((size_t)128 << 10)
+/* Weights of a work item of few rows (linear.c tells why). */
 #define EXPERTS_WEIGHTS ((size_t)1 << 20)
 
 struct experts_block {
@@ -36,7 +36,7 @@ struct experts_job {
     float *weight; /* [T * k] sorted: weight of that row */
     struct experts_block *blocks;
     uint32_t block_count;
-    uint32_t slices, grain; /* pieces of a block in `up`; pairs of a piece */
+    uint32_t slices, grain; /* work items of a block in `up`; pairs of a work item */
     size_t gather_bytes, pack_bytes;
     bool any_packed;
     char *rows;   /* gathered or rearranged rows, of x and then of hidden */
@@ -63,9 +63,9 @@ static size_t experts__part(size_t *at, size_t n, size_t size)
     return from;
 }
 
-static const struct linear_set *experts__set(const struct backend *b, bool codes)
+static const struct linear_set *experts__set(const struct backend *b, bool quants)
 {
-    return codes ? b->kern->set_codes : b->act == BE_BF16 ? b->kern->set_bf16 : b->kern->set_f32;
+    return quants ? b->kern->set_quants : b->act == BE_BF16 ? b->kern->set_bf16 : b->kern->set_f32;
 }
 
 static struct experts_layout experts__layout(const struct backend *b, const struct linear_set *set,
@@ -95,11 +95,11 @@ static struct experts_layout experts__layout(const struct backend *b, const stru
 size_t cpu_experts_scratch(const struct backend *b, uint32_t t, uint32_t k, uint32_t c, uint32_t ff,
                            uint32_t experts)
 {
-    const struct linear_set *set = experts__set(b, false), *codes = experts__set(b, true);
+    const struct linear_set *set = experts__set(b, false), *quants = experts__set(b, true);
     if (set) {
         size_t all = experts__layout(b, set, t, k, c, ff, experts).all,
-               of_codes = experts__layout(b, codes, t, k, c, ff, experts).all;
-        return all > of_codes ? all : of_codes;
+               of_quants = experts__layout(b, quants, t, k, c, ff, experts).all;
+        return all > of_quants ? all : of_quants;
     }
     return be_ld(ff) * be_dtype_bytes(b->act) + (size_t)c * sizeof(float); /* ref_experts */
 }
@@ -261,8 +261,9 @@ static void experts__down_range(void *ctx, uint32_t begin, uint32_t end, uint32_
     }
 }
 
-/* Pairs of columns of a piece: as many as linear's blocking allows, or for few rows that make up
- * EXPERTS_WEIGHTS; but some pieces for every thread. `groups` pieces are worked on for each range of pairs.
+/* Pairs of columns of a work item: as many as linear's blocking allows, or for few rows that make up
+ * EXPERTS_WEIGHTS; but some work items for every thread. `groups` work items are worked on for each range of
+ * pairs.
  */
 static uint32_t experts__grain(const struct experts_job *j, const struct be_weight *w, uint32_t groups)
 {
@@ -274,11 +275,11 @@ static uint32_t experts__grain(const struct experts_job *j, const struct be_weig
     return want ? (uint32_t)want : 1;
 }
 
-/* Blocks of a piece that moves bytes only. */
+/* Blocks of a work item that moves bytes only. */
 static uint32_t experts__move_grain(const struct experts_job *j, size_t bytes)
 {
     size_t per_block = bytes / j->block_count + 1;
-    return (uint32_t)(EXPERTS_PIECE / per_block) + 1;
+    return (uint32_t)(EXPERTS_ITEM_BYTES / per_block) + 1;
 }
 
 void cpu_experts(struct backend *b, const struct be_experts_args *a)

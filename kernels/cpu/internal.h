@@ -22,7 +22,7 @@
 #define KVASIR_CPU_INTERNAL_H
 
 #include "kernels/backend.h"
-#include "kernels/cpu/attn/kv_codes.h"
+#include "kernels/cpu/attn/kv_q8.h"
 #include "kernels/cpu/attn/kv_layout.h"
 #include "kernels/cpu/pool.h"
 
@@ -55,10 +55,10 @@ struct be_weight {
     uint32_t n;       /* outputs in all; with glu gate and up together */
     uint32_t pairs;
     bool glu;
-    /* Of codes (linear/codes.h draws them), with bits > 0: */
+    /* Of quants (linear/quants.h draws them), with bits > 0: */
     uint32_t bits, group, off;
     bool min;
-    bool look; /* codes of 4 bits stand for values[] */
+    bool look; /* quants of 4 bits stand for values[] */
     uint8_t values[16];
     float *bias; /* [pairs * 32] in packed order, or NULL */
     void *data;
@@ -74,7 +74,7 @@ struct cpu_kernels {
     const char *name;
     void (*linear_bf16)(struct backend *b, const struct be_linear_args *a);
     void (*linear_f32)(struct backend *b, const struct be_linear_args *a);
-    void (*linear_codes)(struct backend *b, const struct be_linear_args *a);
+    void (*linear_quants)(struct backend *b, const struct be_linear_args *a);
     void (*embed)(struct backend *b, const struct be_embed_args *a);
     void (*norm)(struct backend *b, const struct be_norm_args *a);
     void (*rope)(struct backend *b, const struct be_rope_args *a);
@@ -89,7 +89,7 @@ struct cpu_kernels {
     void (*clamp)(struct backend *b, const struct be_clamp_args *a);
     void (*route)(struct backend *b, const struct be_route_args *a);
     const struct linear_set *set_bf16, *set_f32,
-        *set_codes; /* what experts computes with (linear.h); NULL: plain C */
+        *set_quants; /* what experts computes with (linear.h); NULL: plain C */
     void (*logit_stats)(struct backend *b, const struct be_logits_args *a);
     void (*topk)(struct backend *b, const struct be_topk_args *a);
     /* A loop of `steps` rounds of the set's own multiply-add on registers; returns the operations done (2 per
@@ -138,9 +138,9 @@ extern const struct cpu_kernels cpu_kernels_reference;
 extern const struct cpu_kernels cpu_kernels_avx2;
 extern const struct cpu_kernels cpu_kernels_avx512;
 extern const struct cpu_kernels cpu_kernels_amx;
-extern const struct linear_set avx2_linear_set_bf16, avx2_linear_set_f32, avx2_linear_set_codes,
-    avx512_linear_set_bf16, avx512_linear_set_f32, avx512_linear_set_codes, amx_linear_set_bf16,
-    amx_linear_set_codes;
+extern const struct linear_set avx2_linear_set_bf16, avx2_linear_set_f32, avx2_linear_set_quants,
+    avx512_linear_set_bf16, avx512_linear_set_f32, avx512_linear_set_quants, amx_linear_set_bf16,
+    amx_linear_set_quants;
 
 /* cpu/dispatch.c: the set of that name if the machine has it ("auto" and NULL: the best), else NULL. */
 const struct cpu_kernels *cpu_find_kernels(const char *name);
@@ -150,11 +150,11 @@ size_t cpu_experts_scratch(const struct backend *b, uint32_t t, uint32_t k, uint
                            uint32_t experts);
 void cpu_experts(struct backend *b, const struct be_experts_args *a);
 
-/* linear/codes.c: what lies at w->data of a weight of codes. rows: cpu_codes_row_bytes for each thread.
+/* linear/quants.c: what lies at w->data of a weight of quants. rows: cpu_quant_row_bytes for each thread.
  * false: a scale is beyond f16. */
-void cpu_codes_shape(const struct be_weight_desc *d, struct be_weight *w);
-size_t cpu_codes_row_bytes(const struct be_weight *w);
-bool cpu_codes_pack(struct backend *b, const struct be_weight_desc *d, struct be_weight *w, void *rows);
+void cpu_quant_shape(const struct be_weight_desc *d, struct be_weight *w);
+size_t cpu_quant_row_bytes(const struct be_weight *w);
+bool cpu_quant_pack(struct backend *b, const struct be_weight_desc *d, struct be_weight *w, void *rows);
 
 /* Source part and row of packed column (pair, 0..31); false = padding. */
 static inline bool cpu_pack_column(const struct be_weight_desc *d, uint32_t pair, uint32_t col,
@@ -188,8 +188,8 @@ void cpu_mem_free(void *p);
 /* ---- the plain C functions (…_ref.c), which every set may use */
 void ref_linear_bf16(struct backend *b, const struct be_linear_args *a);
 void ref_linear_f32(struct backend *b, const struct be_linear_args *a);
-void ref_linear_codes(struct backend *b, const struct be_linear_args *a);
-void cpu_embed_codes(struct backend *b, const struct be_embed_args *a); /* of every set */
+void ref_linear_quants(struct backend *b, const struct be_linear_args *a);
+void cpu_embed_quants(struct backend *b, const struct be_embed_args *a); /* of every set */
 void ref_embed(struct backend *b, const struct be_embed_args *a);
 void ref_norm(struct backend *b, const struct be_norm_args *a);
 void ref_rope(struct backend *b, const struct be_rope_args *a);
@@ -215,18 +215,18 @@ uint64_t ref_read(const void *p, size_t bytes);
 
 /* ---- vector sets: called only through the tables of cpu/sets.c */
 void amx_linear_bf16(struct backend *b, const struct be_linear_args *a);
-void amx_linear_codes(struct backend *b, const struct be_linear_args *a);
+void amx_linear_quants(struct backend *b, const struct be_linear_args *a);
 double amx_peak_bf16(uint64_t steps);
 void avx512_linear_bf16(struct backend *b, const struct be_linear_args *a);
 void avx512_linear_f32(struct backend *b, const struct be_linear_args *a);
-void avx512_linear_codes(struct backend *b, const struct be_linear_args *a);
+void avx512_linear_quants(struct backend *b, const struct be_linear_args *a);
 double avx512_peak_bf16(uint64_t steps);
 double avx512_peak_f32(uint64_t steps);
 uint64_t avx512_read(const void *p, size_t bytes);
 void avx512_transpose16(const uint32_t *const src[16], size_t words, uint32_t *dst);
 void avx2_linear_bf16(struct backend *b, const struct be_linear_args *a);
 void avx2_linear_f32(struct backend *b, const struct be_linear_args *a);
-void avx2_linear_codes(struct backend *b, const struct be_linear_args *a);
+void avx2_linear_quants(struct backend *b, const struct be_linear_args *a);
 double avx2_peak(uint64_t steps);
 uint64_t avx2_read(const void *p, size_t bytes);
 void avx2_transpose16(const uint32_t *const src[16], size_t words, uint32_t *dst);

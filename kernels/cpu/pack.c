@@ -1,5 +1,5 @@
 /* Packing a weight into panels of 16 output columns (drawn at struct be_weight), on all threads, one pair of
- * panels a piece. Reads the source once and in order of k; writes each panel once and in order. */
+ * panels a chunk. Reads the source once and in order of k; writes each panel once and in order. */
 #include "kernels/cpu/internal.h"
 
 /* A source column block is converted in stretches of this many k, so that 16 rows of it stay in the
@@ -112,9 +112,9 @@ static bool pack__valid(const struct backend *b, const struct be_weight_desc *d,
     if (d->glu && (d->src_count != 2 || d->src[0].n != d->src[1].n)) return false;
     *n = 0;
     for (uint32_t s = 0; s < d->src_count; s++) {
-        bool codes = d->src[s].dtype == BE_CODES;
-        if ((codes ? !d->src[s].codes || d->k % 32 : !d->src[s].data) || d->src[s].n == 0 ||
-            codes != (d->src[0].dtype == BE_CODES))
+        bool quants = d->src[s].dtype == BE_QUANT;
+        if ((quants ? !d->src[s].quants || d->k % 32 : !d->src[s].data) || d->src[s].n == 0 ||
+            quants != (d->src[0].dtype == BE_QUANT))
             return false;
         *n += d->src[s].n;
     }
@@ -182,8 +182,8 @@ static enum be_result pack__grow_scratch(struct backend *b, uint32_t kpad)
 /* false: no memory for a row, or a scale is beyond f16. */
 static bool pack__codes(struct backend *b, const struct be_weight_desc *d, struct be_weight *w)
 {
-    void *rows = cpu_mem_alloc(cpu_codes_row_bytes(w) * b->threads);
-    bool ok = rows && cpu_codes_pack(b, d, w, rows);
+    void *rows = cpu_mem_alloc(cpu_quant_row_bytes(w) * b->threads);
+    bool ok = rows && cpu_quant_pack(b, d, w, rows);
     cpu_mem_free(rows);
     return ok;
 }
@@ -205,8 +205,8 @@ enum be_result cpu_weight_pack(struct backend *b, const struct be_weight_desc *d
     w->glu = d->glu;
     w->pairs = (uint32_t)(d->glu ? be_ld(n / 2) / 16 : be_ld(n) / 32);
     w->panel_bytes = w->type == BE_F32 ? (size_t)w->k * 64 : (size_t)w->kpad * 32;
-    bool codes = d->src[0].dtype == BE_CODES;
-    if (codes) cpu_codes_shape(d, w);
+    bool quants = d->src[0].dtype == BE_QUANT;
+    if (quants) cpu_quant_shape(d, w);
     size_t data = w->panel_bytes * 2 * w->pairs, bias = d->bias ? (size_t)w->pairs * 32 * sizeof(float) : 0;
     w->bytes = data + bias;
     w->bias = bias ? cpu_mem_alloc(bias) : NULL;
@@ -225,7 +225,7 @@ enum be_result cpu_weight_pack(struct backend *b, const struct be_weight_desc *d
             w->bias[p * 32 + c] = d->bias[row];
         }
     }
-    if (!codes) cpu_pool_run(b->pool, w->pairs, 1, pack__range, &j);
+    if (!quants) cpu_pool_run(b->pool, w->pairs, 1, pack__range, &j);
     else if (!pack__codes(b, d, w)) {
         snprintf(b->error, sizeof b->error, "a scale is not a finite f16");
         cpu_weight_free(b, w);

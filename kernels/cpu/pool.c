@@ -10,14 +10,14 @@
  * spin (the gap between two operations of a step is a few microseconds) and then a futex: threads that only
  * spin take the core from the very thread they wait for.
  *
- * Every thread begins with its own share of the pieces, the same share of each job: the rows that it wrote in
- * one operation are then mostly those that it reads in the next, and lie in its own core's cache. What a
- * thread leaves over, others take.
+ * Every thread begins with its own share of the work items, the same share of each job: the rows that it
+ * wrote in one operation are then mostly those that it reads in the next, and lie in its own core's cache.
+ * What a thread leaves over, others take.
  *
  * Placement: on a machine whose cores have other work too, the system's scheduler wakes a worker on the core
- * of the thread that woke it, and leaves it there: two threads then take as long as one (measured: all pieces
- * of the worker ran on the caller's core). So where there is a core for each thread, every worker is bound to
- * one, and no worker to the core that the caller runs on; the caller itself is left free. */
+ * of the thread that woke it, and leaves it there: two threads then take as long as one (measured: all work
+ * items of the worker ran on the caller's core). So where there is a core for each thread, every worker is
+ * bound to one, and no worker to the core that the caller runs on; the caller itself is left free. */
 #include "kernels/cpu/pool.h"
 
 #include <linux/futex.h>
@@ -42,10 +42,10 @@ struct cpu_pool {
     _Atomic uint32_t done_word; /* futex of the caller */
     _Atomic uint32_t caller_sleeps;
     _Alignas(64) uint32_t count;
-    uint32_t grain, pieces,
-        shares; /* share i of the pieces: [i * pieces / shares, (i + 1) * pieces / shares) */
+    uint32_t grain, items,
+        shares; /* share i of the work items: [i * work items / shares, (i + 1) * work items / shares) */
     struct pool_share {
-        _Alignas(64) _Atomic uint32_t next; /* next piece; claimed with fetch_add */
+        _Alignas(64) _Atomic uint32_t next; /* next work item; claimed with fetch_add */
     } * share;                              /* [threads] */
     cpu_range_fn *fn;
     void *ctx;
@@ -82,7 +82,7 @@ static void pool__futex_wake(_Atomic uint32_t *word, int threads)
 
 static uint32_t pool__share(const struct cpu_pool *p, uint32_t i)
 {
-    return (uint32_t)((uint64_t)i * p->pieces / p->shares);
+    return (uint32_t)((uint64_t)i * p->items / p->shares);
 }
 
 static void pool__work(struct cpu_pool *p, uint32_t worker)
@@ -92,9 +92,9 @@ static void pool__work(struct cpu_pool *p, uint32_t worker)
     for (uint32_t n = 0, s = worker % p->shares; n < p->shares; n++, s = s + 1 == p->shares ? 0 : s + 1) {
         uint32_t end = pool__share(p, s + 1);
         for (;;) {
-            uint32_t piece = atomic_fetch_add_explicit(&p->share[s].next, 1, memory_order_relaxed);
-            if (piece >= end) break;
-            uint32_t begin = piece * p->grain;
+            uint32_t item = atomic_fetch_add_explicit(&p->share[s].next, 1, memory_order_relaxed);
+            if (item >= end) break;
+            uint32_t begin = item * p->grain;
             uint32_t left = p->count - begin;
             p->fn(p->ctx, begin, begin + (left < p->grain ? left : p->grain), worker);
         }
@@ -228,17 +228,17 @@ void cpu_pool_run(struct cpu_pool *p, uint32_t count, uint32_t grain, cpu_range_
 {
     if (count == 0) return;
     if (grain == 0) grain = 1;
-    uint32_t pieces = (count - 1) / grain + 1;
-    if (pieces == 1) {
+    uint32_t items = (count - 1) / grain + 1;
+    if (items == 1) {
         fn(ctx, 0, count, 0);
         return;
     }
     p->count = count;
     p->grain = grain;
-    p->pieces = pieces;
+    p->items = items;
     p->fn = fn;
     p->ctx = ctx;
-    p->shares = pieces < p->threads ? pieces : p->threads;
+    p->shares = items < p->threads ? items : p->threads;
     for (uint32_t i = 0; i < p->shares; i++)
         atomic_store_explicit(&p->share[i].next, pool__share(p, i), memory_order_relaxed);
     if (p->threads == 1) {

@@ -15,8 +15,8 @@ typedef void cpu_range_fn(void *ctx, uint32_t begin, uint32_t end, uint32_t work
 struct cpu_pool *cpu_pool_create(uint32_t threads);
 void cpu_pool_destroy(struct cpu_pool *p); /* NULL is fine; nothing may be running */
 
-/* Cuts [0, count) into pieces of `grain` (the last may be shorter), calls fn for each, returns when all are
- * done. */
+/* Cuts [0, count) into work items of `grain` (the last may be shorter), calls fn for each, returns when all
+ * are done. */
 void cpu_pool_run(struct cpu_pool *p, uint32_t count, uint32_t grain, cpu_range_fn *fn, void *ctx);
 
 #endif

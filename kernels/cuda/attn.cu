@@ -40,9 +40,9 @@ static __device__ __forceinline__ void attn_load(const struct attn_job &j,
                                                  const attn_smem<DT, DV, W, SPLIT> &sm, const uint32_t *table,
                                                  uint32_t kb, uint32_t g, uint32_t dv0, uint32_t stage)
 {
-    uint32_t unit = table[kb];
-    bool kept = unit != BE_NO_BLOCK;
-    const uint16_t *k = reinterpret_cast<const uint16_t *>(attn_head(j, kept ? unit : 0, g)),
+    uint32_t block_offset = table[kb];
+    bool kept = block_offset != BE_NO_BLOCK;
+    const uint16_t *k = reinterpret_cast<const uint16_t *>(attn_head(j, kept ? block_offset : 0, g)),
                    *v = k + KEYS * j.dpad;
     for (uint32_t i = threadIdx.x; i < KEYS * (DT / 8); i += W * 32) {
         uint32_t r = i / (DT / 8), c = i % (DT / 8) * 8;

@@ -33,9 +33,10 @@ static __host__ __device__ __forceinline__ uint32_t attn_split_len(uint32_t hi)
     while (hi / len >= SPLITS_MAX) len *= 2;
     return len;
 }
-static __device__ __forceinline__ const char *attn_head(const struct attn_job &j, uint32_t unit, uint32_t g)
+static __device__ __forceinline__ const char *attn_head(const struct attn_job &j, uint32_t block_offset,
+                                                        uint32_t g)
 {
-    return static_cast<const char *>(j.kv.arena) + (size_t)unit * BE_KV_UNIT + j.kv.layer_offset +
+    return static_cast<const char *>(j.kv.arena) + (size_t)block_offset * BE_KV_GRAIN + j.kv.layer_offset +
            g * j.head_bytes;
 }
 

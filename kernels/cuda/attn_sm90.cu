@@ -24,7 +24,7 @@ template <int D, int DV, int GROUPS> struct attn_sm90_shape {
 struct attn_sm90_job {
     struct attn_job a;
     uint32_t tiles, parts,
-        items;    /* of rows; kv heads by pieces of the output; all, by splits too where they are apart */
+        items;    /* of rows; kv heads by chunks of the output; all, by splits too where they are apart */
     float *total; /* [block][64 GROUPS][DV]: outputs of the splits that are done; a thread touches its own
                      only */
     uint32_t *trouble;
@@ -102,9 +102,9 @@ attn_sm90_load(const struct attn_job &j, const attn_sm90_smem<D, DV, GROUPS> &sm
     unsigned char *sk = sm.k + stage * shape::K_BYTES, *sv = sm.v + stage * shape::V_BYTES;
     for (uint32_t b = 0; b < shape::TILE / KEYS; b++) {
         uint32_t block = kb * (shape::TILE / KEYS) + b,
-                 unit = block <= w.to / KEYS ? w.it.table[block] : BE_NO_BLOCK;
-        bool kept = unit != BE_NO_BLOCK;
-        const uint16_t *k = reinterpret_cast<const uint16_t *>(attn_head(j, kept ? unit : 0, w.g)),
+                 block_offset = block <= w.to / KEYS ? w.it.table[block] : BE_NO_BLOCK;
+        bool kept = block_offset != BE_NO_BLOCK;
+        const uint16_t *k = reinterpret_cast<const uint16_t *>(attn_head(j, kept ? block_offset : 0, w.g)),
                        *v = k + KEYS * j.dpad;
         CU_UNROLL
         for (uint32_t i = tid; i < KEYS * shape::ATOMS * 8; i += threads) {

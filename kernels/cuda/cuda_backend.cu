@@ -4,7 +4,7 @@
  *
  * What the caller hands over by upload is copied into pinned memory first, so it may change as soon as the
  * call returns; the stream reads it later. download and sync wait. alloc and free don't, where the device has
- * memory pools: a picture's memory comes and goes between steps. */
+ * memory pools: an image's memory comes and goes between steps. */
 #include "kernels/cuda/internal.h"
 #include "kernels/cuda_loader.h"
 
@@ -98,7 +98,7 @@ static void cuda__close(struct backend *b)
     free(b);
 }
 
-/* What is freed stays with the process: the next picture takes it without a wait. */
+/* What is freed stays with the process: the next image takes it without a wait. */
 static bool cuda__memory_pool(struct backend *b)
 {
     int there = 0;
@@ -223,7 +223,7 @@ static void cuda__upload(struct backend *b, void *dst, const void *host, size_t 
     }
 }
 
-/* A piece is on its way while the one before it is taken out of pinned memory. After an error the host gets
+/* A chunk is on its way while the one before it is taken out of pinned memory. After an error the host gets
  * zeros. */
 static void cuda__download(struct backend *b, void *host, const void *src, size_t bytes)
 {
@@ -331,9 +331,9 @@ static void cuda__qkv(struct backend *b, const struct be_qkv_args *a)
     if (a->rows->t && !b->failed) cuda_qkv(b, a);
 }
 
-static void cuda__kv_clear(struct backend *b, const struct be_kv *kv, uint32_t unit, uint32_t first)
+static void cuda__kv_clear(struct backend *b, const struct be_kv *kv, uint32_t block_offset, uint32_t first)
 {
-    if (!b->failed) cuda_kv_clear(b, kv, unit, first);
+    if (!b->failed) cuda_kv_clear(b, kv, block_offset, first);
 }
 
 static void cuda__attn(struct backend *b, const struct be_attn_args *a)

@@ -115,10 +115,10 @@ size_t cuda_experts_scratch(const struct backend *b, uint32_t t, uint32_t k, uin
 
 /* ---- table, sort, tiles */
 
-#define TABLE_PIECE 64u /* experts of one launch: 2 KB of arguments */
+#define TABLE_CHUNK 64u /* experts of one launch: 2 KB of arguments */
 
 struct experts_table {
-    struct gemm_expert glu[TABLE_PIECE], down[TABLE_PIECE];
+    struct gemm_expert glu[TABLE_CHUNK], down[TABLE_CHUNK];
     struct gemm_expert *to_glu, *to_down;
     uint32_t count;
 };
@@ -225,9 +225,9 @@ static void experts__product(struct backend *b, const struct gemm_job &j, uint32
 static void experts__table(struct backend *b, const struct be_experts_args *a, struct gemm_expert *glu,
                            struct gemm_expert *down)
 {
-    for (uint32_t e = 0; e < a->experts; e += TABLE_PIECE) {
+    for (uint32_t e = 0; e < a->experts; e += TABLE_CHUNK) {
         struct experts_table j = {};
-        j.count = a->experts - e < TABLE_PIECE ? a->experts - e : TABLE_PIECE;
+        j.count = a->experts - e < TABLE_CHUNK ? a->experts - e : TABLE_CHUNK;
         j.to_glu = glu + e;
         j.to_down = down + e;
         for (uint32_t i = 0; i < j.count; i++) {

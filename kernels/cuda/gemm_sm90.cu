@@ -115,7 +115,7 @@ static __device__ __forceinline__ void gemm_sm90_tokens(const struct gemm_sm90_j
                                                         const gemm_sm90_smem<N> &sm)
 {
     typedef gemm_sm90_shape<N> shape;
-    const uint32_t tid = threadIdx.x - shape::GROUPS * 128 - 32, piece = tid % 8,
+    const uint32_t tid = threadIdx.x - shape::GROUPS * 128 - 32, chunk = tid % 8,
                    rows = shape::TOKEN_WARPS * 4;
     const uint16_t *x = static_cast<const uint16_t *>(j.g.x);
     uint32_t n = 0;
@@ -133,10 +133,10 @@ static __device__ __forceinline__ void gemm_sm90_tokens(const struct gemm_sm90_j
                     x + (there ? (size_t)gemm_in_row<GROUPED>(j.g, it.tok.first + r) * j.g.kpad : 0);
                 CU_UNROLL
                 for (uint32_t m = 0; m < shape::ATOMS; m++) {
-                    uint32_t k = (a + m) * 64 + piece * 8;
+                    uint32_t k = (a + m) * 64 + chunk * 8;
                     bool ok = there && k < j.g.kpad;
                     cu_cp_async16(sm.x + stage * sm.x_stage + m * N * 128 + r / 8 * 1024 +
-                                      cu_swizzle(r % 8, piece),
+                                      cu_swizzle(r % 8, chunk),
                                   ok ? from + k : x, ok);
                 }
             }

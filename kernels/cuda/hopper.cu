@@ -202,7 +202,7 @@ static void check__fill(struct check *c, struct check_attention *a)
     const uint32_t d = a->d, block = 2 * CUDA_KV_SLOTS * d, keys = CHECK_BLOCKS * CUDA_KV_SLOTS;
     for (uint32_t i = 0; i < CHECK_BLOCKS; i++) {
         uint32_t at = i * 7 % CHECK_BLOCKS; /* blocks lie in a mixed order */
-        a->table[i] = at * block * 2 / BE_KV_UNIT;
+        a->table[i] = at * block * 2 / BE_KV_GRAIN;
         for (uint32_t e = 0; e < block; e++)
             a->kv[(size_t)at * block + e] =
                 check__bf16(e < block / 2 ? check__int(c, 50) > 0 ? 1 : -1 : check__int(c, 100));
@@ -214,7 +214,7 @@ static void check__fill(struct check *c, struct check_attention *a)
             uint32_t key = a->lo[t] + (t * 61 + h * 97) % (a->hi[t] - a->lo[t] + 1);
             a->target[t][h] = key;
             memcpy(a->q + ((size_t)t * CHECK_PER_KV + h) * d,
-                   a->kv + (size_t)a->table[key / CUDA_KV_SLOTS] * BE_KV_UNIT / 2 +
+                   a->kv + (size_t)a->table[key / CUDA_KV_SLOTS] * BE_KV_GRAIN / 2 +
                        (size_t)(key % CUDA_KV_SLOTS) * d,
                    d * 2);
         }
@@ -252,7 +252,7 @@ static bool check__attention_in(struct check *c, struct check_attention *a)
         for (uint32_t t = 0; t < CHECK_ROWS; t++)
             for (uint32_t h = 0; h < CHECK_PER_KV; h++) {
                 uint32_t key = a->target[t][h];
-                const uint16_t *v = a->kv + (size_t)a->table[key / CUDA_KV_SLOTS] * BE_KV_UNIT / 2 +
+                const uint16_t *v = a->kv + (size_t)a->table[key / CUDA_KV_SLOTS] * BE_KV_GRAIN / 2 +
                                     (size_t)(CUDA_KV_SLOTS + key % CUDA_KV_SLOTS) * d;
                 if (memcmp(a->out + (size_t)t * ld + h * d, v, d * 2) != 0) return false;
             }

@@ -9,8 +9,8 @@
  * each eight columns: lane = 4 g + t holds d[4 j], d[4 j + 1] = row g, columns 8 j + 2 t, + 1; d[4 j + 2],
  * d[4 j + 3] = row g + 8. A in registers: as mma.m16n8k16.
  *
- * Operands in shared memory are stored in atoms of 8 rows of 128 bytes, 1024-aligned, whose 16-byte pieces
- * are swizzled: piece c of row r lies at piece c ^ r (address bits 4-6 ^= bits 7-9). A descriptor names the
+ * Operands in shared memory are stored in atoms of 8 rows of 128 bytes, 1024-aligned, whose 16-byte chunks
+ * are swizzled: chunk c of row r lies at chunk c ^ r (address bits 4-6 ^= bits 7-9). A descriptor names the
  * first atom:
  *   k along the rows (A, and B as [n][k]):  a row is one m or n, 64 values of k; the next eight m or n are
  *                                           `far` bytes on. Steps of 16 k inside an atom advance the address
@@ -234,7 +234,7 @@ static __device__ __forceinline__ uint64_t cu_wgmma_operand(const void *smem, ui
     return (uint64_t)((cu_smem_addr(smem) & 0x3ffff) >> 4) | (uint64_t)(wide >> 4) << 16 |
            (uint64_t)(far >> 4) << 32 | 1ull << 62;
 }
-/* Where 16-byte piece c (0..7) of row r stands in an atom's rows, in bytes. */
+/* Where 16-byte chunk c (0..7) of row r stands in an atom's rows, in bytes. */
 static __device__ __forceinline__ uint32_t cu_swizzle(uint32_t r, uint32_t c)
 {
     return r * 128 + ((c ^ r) & 7) * 16;

@@ -39,14 +39,14 @@ struct be_weight {
     uint32_t n;       /* outputs in all; with glu gate and up together */
     uint32_t wrows;
     bool glu;
-    uint32_t atoms; /* 0, or the Hopper path: pieces of 64 k in a row, and the order is cu_tiled_at's */
+    uint32_t atoms; /* 0, or the Hopper path: chunks of 64 k in a row, and the order is cu_tiled_at's */
     void *data;     /* device */
     float *bias;    /* device, [wrows] in row order, or NULL */
     size_t bytes;
     struct cuda_slab *slab; /* that data lies in, or NULL: it has its own memory */
 };
 
-/* Host memory that the device copies from while the caller goes on, and a piece of device memory of the same
+/* Host memory that the device copies from while the caller goes on, and a chunk of device memory of the same
  * size (pack.cu). */
 #define CUDA_STAGES      4u
 #define CUDA_STAGE_BYTES ((size_t)4 << 20)
@@ -120,7 +120,7 @@ void cuda_embed(struct backend *b, const struct be_embed_args *a);
 void cuda_norm(struct backend *b, const struct be_norm_args *a);
 void cuda_rope(struct backend *b, const struct be_rope_args *a);
 void cuda_qkv(struct backend *b, const struct be_qkv_args *a);
-void cuda_kv_clear(struct backend *b, const struct be_kv *kv, uint32_t unit, uint32_t first);
+void cuda_kv_clear(struct backend *b, const struct be_kv *kv, uint32_t block_offset, uint32_t first);
 void cuda_attn(struct backend *b, const struct be_attn_args *a);
 void cuda_patchify(struct backend *b, const struct be_patchify_args *a);
 void cuda_pool(struct backend *b, const struct be_pool_args *a);

@@ -1,4 +1,4 @@
-/* Packing a weight: the source goes to the device as it is, in pieces, through pinned memory; a kernel there
+/* Packing a weight: the source goes to the device as it is, in chunks, through pinned memory; a kernel there
  * converts each element and puts it where struct be_weight wants it. The caller goes on as soon as the source
  * has been read. */
 #include "kernels/cuda/internal.h"
@@ -23,10 +23,10 @@ void cuda_stage_sent(struct backend *b, struct cuda_stage *s)
     s->used = CU_TRY(b, cudaEventRecord(s->done, b->stream));
 }
 
-/* ---- one piece: elements [first, first + count) of a part's source, in its order */
+/* ---- one chunk: elements [first, first + count) of a part's source, in its order */
 
 struct pack_job {
-    const void *src; /* the piece */
+    const void *src; /* the chunk */
     void *dst;
     size_t first, count;
     uint32_t n, k, kpad; /* of the part */
@@ -36,7 +36,7 @@ struct pack_job {
     bool glu, transposed;
 };
 
-/* Where element i of the piece goes. */
+/* Where element i of the chunk goes. */
 static __device__ __forceinline__ size_t pack_place(const struct pack_job &j, size_t i)
 {
     size_t at = j.first + i;
@@ -76,7 +76,7 @@ __global__ __launch_bounds__(256) void pack_weight_same_k(pack_job j)
     }
 }
 
-static void pack__piece(struct backend *b, enum be_dtype src, const struct pack_job &j)
+static void pack__chunk(struct backend *b, enum be_dtype src, const struct pack_job &j)
 {
     uint32_t blocks = cu_div_up(j.count, 256 * 8);
     bool bf = b->act == BE_BF16;
@@ -92,7 +92,7 @@ static void pack__piece(struct backend *b, enum be_dtype src, const struct pack_
 static void pack__part(struct backend *b, const struct be_weight_desc *d, uint32_t part, struct be_weight *w)
 {
     const struct be_weight_src *s = &d->src[part];
-    size_t elem = be_dtype_bytes(s->dtype), all = (size_t)s->n * d->k, piece = CUDA_STAGE_BYTES / elem;
+    size_t elem = be_dtype_bytes(s->dtype), all = (size_t)s->n * d->k, chunk = CUDA_STAGE_BYTES / elem;
     struct pack_job j = {};
     j.dst = w->data;
     j.n = s->n;
@@ -103,15 +103,15 @@ static void pack__part(struct backend *b, const struct be_weight_desc *d, uint32
     j.atoms = w->atoms;
     j.transposed = s->transposed;
     for (uint32_t i = 0; i < part; i++) j.row0 += d->src[i].n;
-    for (j.first = 0; j.first < all; j.first += piece) {
+    for (j.first = 0; j.first < all; j.first += chunk) {
         struct cuda_stage *stage = cuda_stage_next(b);
         if (!stage) return;
-        j.count = all - j.first < piece ? all - j.first : piece;
+        j.count = all - j.first < chunk ? all - j.first : chunk;
         j.src = stage->dev;
         memcpy(stage->host, static_cast<const char *>(s->data) + j.first * elem, j.count * elem);
         CU_TRY(b,
                cudaMemcpyAsync(stage->dev, stage->host, j.count * elem, cudaMemcpyHostToDevice, b->stream));
-        pack__piece(b, s->dtype, j);
+        pack__chunk(b, s->dtype, j);
         cuda_stage_sent(b, stage);
     }
 }
@@ -119,12 +119,12 @@ static void pack__part(struct backend *b, const struct be_weight_desc *d, uint32
 /* Bias in row order: through a stage, as many as fit at a time. */
 static void pack__bias(struct backend *b, const struct be_weight_desc *d, struct be_weight *w)
 {
-    uint32_t piece = (uint32_t)(CUDA_STAGE_BYTES / sizeof(float));
-    for (uint32_t first = 0; first < w->wrows; first += piece) {
+    uint32_t chunk = (uint32_t)(CUDA_STAGE_BYTES / sizeof(float));
+    for (uint32_t first = 0; first < w->wrows; first += chunk) {
         struct cuda_stage *stage = cuda_stage_next(b);
         if (!stage) return;
         float *to = static_cast<float *>(stage->host);
-        uint32_t count = w->wrows - first < piece ? w->wrows - first : piece;
+        uint32_t count = w->wrows - first < chunk ? w->wrows - first : chunk;
         for (uint32_t i = 0; i < count; i++) {
             uint32_t row = first + i, out = w->glu ? row / 16 * 8 + row % 8 : row,
                      n = w->glu ? w->n / 2 : w->n;

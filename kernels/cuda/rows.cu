@@ -1,5 +1,5 @@
 /* Row operations: norms, rotary tables, queries/keys/values with the write to the cache, and the small copies
- * of the vision tower. A row (or an element) is one piece of work, and its sums run in an order that follows
+ * of the vision tower. A row (or an element) is one chunk of work, and its sums run in an order that follows
  * from its width alone. */
 #include "kernels/cuda/internal.h"
 
@@ -144,10 +144,10 @@ template <bool BF> __global__ __launch_bounds__(128) void qkv_k(qkv_job j)
     if (head >= j.heads) {
         uint32_t seq = cu_row_seq(j.rows.seq_row, j.rows.seq_count, t), pos = j.rows.pos[t],
                  slot = pos % CUDA_KV_SLOTS;
-        uint32_t unit = j.rows.tables[j.rows.seq_table[seq] + pos / CUDA_KV_SLOTS],
+        uint32_t block_offset = j.rows.tables[j.rows.seq_table[seq] + pos / CUDA_KV_SLOTS],
                  g = (head - j.heads) % groups;
-        if (unit == BE_NO_BLOCK) return; /* a row that stands for nothing */
-        out = static_cast<char *>(j.kv.arena) + (size_t)unit * BE_KV_UNIT + j.kv.layer_offset +
+        if (block_offset == BE_NO_BLOCK) return; /* a row that stands for nothing */
+        out = static_cast<char *>(j.kv.arena) + (size_t)block_offset * BE_KV_GRAIN + j.kv.layer_offset +
               g * j.head_bytes + (value ? j.head_bytes / 2 : 0);
         at = (size_t)slot * j.dpad;
         if (lane < j.dpad - d) cu_act_put<BF>(out, at + d + lane, 0.0f);
@@ -207,9 +207,9 @@ __global__ __launch_bounds__(32) void kv_clear_k(void *layer, size_t part, uint3
     qkv_clear<BF>(static_cast<char *>(layer) + blockIdx.x * part, dpad, first);
 }
 
-void cuda_kv_clear(struct backend *b, const struct be_kv *kv, uint32_t unit, uint32_t first)
+void cuda_kv_clear(struct backend *b, const struct be_kv *kv, uint32_t block_offset, uint32_t first)
 {
-    void *layer = static_cast<char *>(kv->arena) + (size_t)unit * BE_KV_UNIT + kv->layer_offset;
+    void *layer = static_cast<char *>(kv->arena) + (size_t)block_offset * BE_KV_GRAIN + kv->layer_offset;
     uint32_t dpad = cuda_kv_dpad(b->act, kv->head_dim);
     size_t part = cuda_kv_head_bytes(b->act, kv->head_dim) / 2;
     if (first >= CUDA_KV_SLOTS) return;

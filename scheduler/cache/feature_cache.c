@@ -243,12 +243,12 @@ enum status features_begin(struct feature_cache *c, struct feature_entry *f, con
     struct err first = {{0}};
     enum status st = engine_features_create(c->engine, pixels, &f->features, &first);
     if (st == ST_NOMEM && c->idle.head) {
-        evict(c, 0); /* a picture that is wanted now comes before those that may be wanted again */
+        evict(c, 0); /* an image that is wanted now comes before those that may be wanted again */
         st = engine_features_create(c->engine, pixels, &f->features, &first);
     }
     if (st) {
         f->features = NULL;
-        return err_set(err, st, "%s", first.msg[0] ? first.msg : "the picture could not be encoded");
+        return err_set(err, st, "%s", first.msg[0] ? first.msg : "the image could not be encoded");
     }
     f->state = FEATURES_ENCODING;
     count_bytes(c, f);

@@ -1,4 +1,4 @@
-/* Encoded pictures by (salt, content key), so that a picture after another prefix is prefilled again but not
+/* Encoded images by (salt, content key), so that an image after another prefix is prefilled again but not
  * encoded again. Engine thread only. Knows the engine's features and bytes; no sequences, no prompts, no
  * clock.
  *
@@ -38,7 +38,7 @@ void features_destroy(struct feature_cache *c); /* NULL is fine; nothing may be 
 /* Finds or creates the entry and takes a holder. Counts a query, and a hit when it was there (in whatever
  * state: the work is shared). NULL: out of memory. */
 struct feature_entry *features_get(struct feature_cache *c, const uint8_t salt[32], const uint8_t key[32]);
-/* An entry that get never finds and that is freed with its holder: for pictures whose identity is uncertain
+/* An entry that get never finds and that is freed with its holder: for images whose identity is uncertain
  * or that must not be shared. */
 struct feature_entry *features_get_private(struct feature_cache *c);
 /* Takes no holder, counts nothing, changes no order; the answer is good until the next call. NULL: not there.

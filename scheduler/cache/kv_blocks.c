@@ -25,13 +25,13 @@ struct slab {
 
 struct kv_blocks {
     uint32_t group_count;
-    uint32_t block_units[ENGINE_GROUPS_MAX];
+    uint32_t block_grains[ENGINE_GROUPS_MAX];
     uint32_t per_slab[ENGINE_GROUPS_MAX];
     uint32_t partial[ENGINE_GROUPS_MAX]; /* head of the list of slabs with a free block */
     uint64_t used_blocks[ENGINE_GROUPS_MAX], live_blocks[ENGINE_GROUPS_MAX];
     uint32_t slabs_held[ENGINE_GROUPS_MAX],
         slabs_idle[ENGINE_GROUPS_MAX]; /* idle: held, but for cached blocks only */
-    uint32_t slab_units, slab_count, free_slabs, free_head, refs_per_slab;
+    uint32_t slab_grains, slab_count, free_slabs, free_head, refs_per_slab;
     struct slab *slabs;
     uint32_t *live;   /* [slab_count * refs_per_slab]: sequences that hold the block; link of a free one */
     uint32_t *cached; /* the same shape: how often the prefix cache holds it; FREE */
@@ -60,14 +60,14 @@ static void list_remove(struct kv_blocks *k, uint32_t *head, uint32_t s)
 }
 
 /* Blocks of the largest kind in a slab; see above. */
-static uint64_t slab_blocks(const struct engine_caps *caps, uint64_t units, uint32_t largest)
+static uint64_t slab_blocks(const struct engine_caps *caps, uint64_t grains, uint32_t largest)
 {
-    uint64_t most = units / SLABS_WANTED / largest, best = 1, best_waste = UINT64_MAX;
+    uint64_t most = grains / SLABS_WANTED / largest, best = 1, best_waste = UINT64_MAX;
     if (most > BLOCKS_PER_SLAB_MAX) most = BLOCKS_PER_SLAB_MAX;
     for (uint64_t per = 1; per <= most; per++) {
         uint64_t slab = per * largest, waste = 0;
         for (uint32_t g = 0; g < caps->group_count; g++) {
-            uint64_t rest = slab % caps->groups[g].block_units;
+            uint64_t rest = slab % caps->groups[g].block_grains;
             if (rest * 100 / slab > waste) waste = rest * 100 / slab;
         }
         if (waste >= best_waste) continue;
@@ -84,23 +84,23 @@ enum status kvb_create(const struct engine_caps *caps, struct kv_blocks **out, s
     if (caps->group_count == 0 || caps->group_count > ENGINE_GROUPS_MAX)
         return err_set(err, ST_INVALID, "no KV groups");
     for (uint32_t g = 0; g < caps->group_count; g++) {
-        uint32_t u = caps->groups[g].block_units;
+        uint32_t u = caps->groups[g].block_grains;
         ASSERT(u > 0);
         if (u > largest) largest = u;
         if (u < smallest) smallest = u;
     }
-    uint64_t units = caps->arena_units < UINT32_MAX ? caps->arena_units : UINT32_MAX - 1u;
-    if (units < (uint64_t)largest * caps->group_count)
+    uint64_t grains = caps->arena_grains < UINT32_MAX ? caps->arena_grains : UINT32_MAX - 1u;
+    if (grains < (uint64_t)largest * caps->group_count)
         return err_set(err, ST_TOO_LARGE,
                        "the KV arena of %llu bytes is too small for one block of every group",
-                       (unsigned long long)units * caps->unit_bytes);
-    uint64_t per = slab_blocks(caps, units, largest);
+                       (unsigned long long)grains * caps->grain_bytes);
+    uint64_t per = slab_blocks(caps, grains, largest);
     struct kv_blocks *k = calloc(1, sizeof *k);
     if (!k) return err_nomem(err, "the block table");
     k->group_count = caps->group_count;
-    k->slab_units = (uint32_t)per * largest;
-    k->slab_count = (uint32_t)(units / k->slab_units);
-    k->refs_per_slab = k->slab_units / smallest;
+    k->slab_grains = (uint32_t)per * largest;
+    k->slab_count = (uint32_t)(grains / k->slab_grains);
+    k->refs_per_slab = k->slab_grains / smallest;
     k->slabs = calloc(k->slab_count, sizeof *k->slabs);
     k->live = calloc((size_t)k->slab_count * k->refs_per_slab, sizeof *k->live);
     k->cached = calloc((size_t)k->slab_count * k->refs_per_slab, sizeof *k->cached);
@@ -109,8 +109,8 @@ enum status kvb_create(const struct engine_caps *caps, struct kv_blocks **out, s
         return err_nomem(err, "the block table");
     }
     for (uint32_t g = 0; g < k->group_count; g++) {
-        k->block_units[g] = caps->groups[g].block_units;
-        k->per_slab[g] = k->slab_units / k->block_units[g];
+        k->block_grains[g] = caps->groups[g].block_grains;
+        k->per_slab[g] = k->slab_grains / k->block_grains[g];
         k->partial[g] = NO_SLAB;
     }
     k->free_head = NO_SLAB;
@@ -194,27 +194,28 @@ uint32_t kvb_allocate(struct kv_blocks *k, uint32_t group)
     k->used_blocks[group]++;
     k->live_blocks[group]++;
     if (b->used == k->per_slab[group]) list_remove(k, &k->partial[group], s);
-    return s * k->slab_units + idx * k->block_units[group];
+    return s * k->slab_grains + idx * k->block_grains[group];
 }
 
 /* Index of a block in `live` and `cached`. */
-static size_t find(const struct kv_blocks *k, uint32_t group, uint32_t unit, uint32_t *slab, uint32_t *idx)
+static size_t find(const struct kv_blocks *k, uint32_t group, uint32_t block_offset, uint32_t *slab,
+                   uint32_t *idx)
 {
-    uint32_t s = unit / k->slab_units, in = unit % k->slab_units;
-    ASSERT_MSG(s < k->slab_count && k->slabs[s].group == group && in % k->block_units[group] == 0,
-               "group %u has no block at unit %u", group, unit);
+    uint32_t s = block_offset / k->slab_grains, in = block_offset % k->slab_grains;
+    ASSERT_MSG(s < k->slab_count && k->slabs[s].group == group && in % k->block_grains[group] == 0,
+               "group %u has no block at unit %u", group, block_offset);
     *slab = s;
-    *idx = in / k->block_units[group];
+    *idx = in / k->block_grains[group];
     size_t at = (size_t)s * k->refs_per_slab + *idx;
     ASSERT_MSG(*idx < k->slabs[s].fresh && k->cached[at] != FREE, "the block of group %u at unit %u is free",
-               group, unit);
+               group, block_offset);
     return at;
 }
 
-void kvb_acquire(struct kv_blocks *k, uint32_t group, uint32_t unit, enum kvb_holder who)
+void kvb_acquire(struct kv_blocks *k, uint32_t group, uint32_t block_offset, enum kvb_holder who)
 {
     uint32_t s, idx;
-    size_t at = find(k, group, unit, &s, &idx);
+    size_t at = find(k, group, block_offset, &s, &idx);
     ASSERT(k->live[at] < UINT32_MAX && k->cached[at] < FREE - 1);
     if (who == KVB_CACHED) {
         k->cached[at]++;
@@ -244,15 +245,15 @@ static void give_back(struct kv_blocks *k, uint32_t group, uint32_t s, uint32_t 
     }
 }
 
-void kvb_release(struct kv_blocks *k, uint32_t group, uint32_t unit, enum kvb_holder who)
+void kvb_release(struct kv_blocks *k, uint32_t group, uint32_t block_offset, enum kvb_holder who)
 {
     uint32_t s, idx;
-    size_t at = find(k, group, unit, &s, &idx);
+    size_t at = find(k, group, block_offset, &s, &idx);
     uint32_t *held = who == KVB_CACHED ? &k->cached[at] : &k->live[at];
     ASSERT_MSG(
         *held > 0,
         "the %s can't release the block of group %u at unit %u: %u sequences hold it, the cache %u times",
-        who == KVB_CACHED ? "cache" : "sequence", group, unit, k->live[at], k->cached[at]);
+        who == KVB_CACHED ? "cache" : "sequence", group, block_offset, k->live[at], k->cached[at]);
     if (--*held == 0 && who == KVB_LIVE) {
         k->live_blocks[group]--;
         if (--k->slabs[s].live == 0) k->slabs_idle[group]++;
@@ -260,10 +261,10 @@ void kvb_release(struct kv_blocks *k, uint32_t group, uint32_t unit, enum kvb_ho
     if (k->live[at] + k->cached[at] == 0) give_back(k, group, s, idx);
 }
 
-uint32_t kvb_references(const struct kv_blocks *k, uint32_t group, uint32_t unit, enum kvb_holder who)
+uint32_t kvb_references(const struct kv_blocks *k, uint32_t group, uint32_t block_offset, enum kvb_holder who)
 {
     uint32_t s, idx;
-    size_t at = find(k, group, unit, &s, &idx);
+    size_t at = find(k, group, block_offset, &s, &idx);
     return who == KVB_CACHED ? k->cached[at] : k->live[at];
 }
 
@@ -277,10 +278,10 @@ uint64_t kvb_live_blocks(const struct kv_blocks *k, uint32_t group)
     return k->live_blocks[group];
 }
 
-uint64_t kvb_used_units(const struct kv_blocks *k)
+uint64_t kvb_used_grains(const struct kv_blocks *k)
 {
     uint64_t n = 0;
-    for (uint32_t g = 0; g < k->group_count; g++) n += k->used_blocks[g] * k->block_units[g];
+    for (uint32_t g = 0; g < k->group_count; g++) n += k->used_blocks[g] * k->block_grains[g];
     return n;
 }
 

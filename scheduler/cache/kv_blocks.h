@@ -1,4 +1,4 @@
-/* KV block ids on one arena: which units are used by which group, and by whom. Pure data structure: no
+/* KV block ids on one arena: which grains are used by which group, and by whom. Pure data structure: no
  * tensors, no time.
  *
  * A block is held by sequences (KVB_LIVE) and by the prefix cache (KVB_CACHED), each any number of times, and
@@ -11,7 +11,7 @@
  *   arena   | slab 0: group 0       | slab 1: group 1       | slab 2: free          | ...
  *            [blk][blk][blk][..tail] [  blk  ][  blk  ][tail]
  *
- * A block's id is its offset in units; that is what block tables hold. A slab that becomes empty is free for
+ * A block's id is its offset in grains; that is what block tables hold. A slab that becomes empty is free for
  * any group again, so memory moves between groups with the load and there is no ratio to tune. Used by the
  * engine thread only. */
 #ifndef KVASIR_KV_BLOCKS_H
@@ -38,15 +38,16 @@ bool kvb_can_reclaim(const struct kv_blocks *k, const uint32_t need[ENGINE_GROUP
 enum kvb_holder { KVB_LIVE = 0, KVB_CACHED = 1 };
 /* A block held once by a sequence, or ENGINE_NO_BLOCK. O(1). */
 uint32_t kvb_allocate(struct kv_blocks *k, uint32_t group);
-void kvb_acquire(struct kv_blocks *k, uint32_t group, uint32_t unit,
+void kvb_acquire(struct kv_blocks *k, uint32_t group, uint32_t block_offset,
                  enum kvb_holder who); /* of a block that somebody holds */
-void kvb_release(struct kv_blocks *k, uint32_t group, uint32_t unit,
+void kvb_release(struct kv_blocks *k, uint32_t group, uint32_t block_offset,
                  enum kvb_holder who); /* frees it when the last holder releases it */
-uint32_t kvb_references(const struct kv_blocks *k, uint32_t group, uint32_t unit, enum kvb_holder who);
+uint32_t kvb_references(const struct kv_blocks *k, uint32_t group, uint32_t block_offset,
+                        enum kvb_holder who);
 
 uint64_t kvb_used_blocks(const struct kv_blocks *k, uint32_t group); /* live + cached */
 uint64_t kvb_live_blocks(const struct kv_blocks *k, uint32_t group);
-uint64_t kvb_used_units(const struct kv_blocks *k);
+uint64_t kvb_used_grains(const struct kv_blocks *k);
 /* Walks everything; aborts when free + cached + live != total, a count is off or a list is broken. */
 void kvb_check(const struct kv_blocks *k);
 

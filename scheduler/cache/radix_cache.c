@@ -1,4 +1,4 @@
-/* Matching, pinning and publishing; see radix_cache.h for the picture and radix_internal.h for the parts. */
+/* Matching, pinning and publishing; see radix_cache.h for the image and radix_internal.h for the parts. */
 #include "scheduler/cache/radix_internal.h"
 
 #include "config/base/assert.h"
@@ -46,9 +46,9 @@ void radix_destroy(struct radix_cache *c)
         free(c->valid_to[g]);
     }
     for (int h = 0; h < HEAP_COUNT; h++) free(c->heaps[h].at);
-    free(c->told.tokens);
-    free(c->told.hashes);
-    free(c->told.pictures);
+    free(c->announced.tokens);
+    free(c->announced.hashes);
+    free(c->announced.images);
     free(c->buckets);
     free(c->ghosts);
     free(c);
@@ -89,11 +89,11 @@ static void collect(struct radix_cache *c, const struct radix_node *n, uint32_t 
     uint32_t base = n->start / c->bt;
     for (uint32_t g = 0; g < c->caps.group_count; g++) {
         for (uint32_t i = base; i < (to + c->bt - 1) / c->bt; i++) {
-            uint32_t unit = n->units[g][i - base], block_end = (i + 1) * c->bt;
+            uint32_t block_offset = n->block_offsets[g][i - base], block_end = (i + 1) * c->bt;
             /* A block that began in an ancestor stays usable up to n->start when n has none of its own. */
-            if (unit == ENGINE_NO_BLOCK && i == base && n->start % c->bt) continue;
-            c->scratch[g][i] = unit;
-            c->valid_to[g][i] = unit == ENGINE_NO_BLOCK ? i * c->bt : block_end < to ? block_end : to;
+            if (block_offset == ENGINE_NO_BLOCK && i == base && n->start % c->bt) continue;
+            c->scratch[g][i] = block_offset;
+            c->valid_to[g][i] = block_offset == ENGINE_NO_BLOCK ? i * c->bt : block_end < to ? block_end : to;
         }
         for (uint32_t k = 0; k < n->tail_count[g]; k++) {
             uint32_t i = n->tail_first[g] + k, block_end = (i + 1) * c->bt,
@@ -105,19 +105,20 @@ static void collect(struct radix_cache *c, const struct radix_node *n, uint32_t 
     }
 }
 
-/* p, or the place before it where a hit may end. Of a SPAN_PREFIX that is equal as a whole any part will do:
- * what is left of it is computed in one run, and its rows see the keys that are there. */
+/* p, or the place before it where a hit may end. Of a SPAN_PREFIX_LM that is equal as a whole any part will
+ * do: what is left of it is computed in one chunk, and its rows see the keys that are there. */
 static uint32_t floor_whole(const struct radix_view *v, uint32_t p, uint32_t equal)
 {
     uint32_t m = radix__span_at(v, p);
     if (m == v->span_count || !span_cut(&v->spans[m], p)) return p;
-    return v->spans[m].rule == SPAN_PREFIX && v->spans[m].whole_end <= equal ? p : v->spans[m].whole_begin;
+    return v->spans[m].rule == SPAN_PREFIX_LM && v->spans[m].atomic_end <= equal ? p
+                                                                                 : v->spans[m].atomic_begin;
 }
 
 /* Where the prefix ends whose rows all see each other; 0: there is none. */
-static uint32_t whole_end(const struct radix_view *v)
+static uint32_t atomic_end(const struct radix_view *v)
 {
-    return v->span_count && v->spans[0].rule == SPAN_PREFIX ? v->spans[0].whole_end : 0;
+    return v->span_count && v->spans[0].rule == SPAN_PREFIX_LM ? v->spans[0].atomic_end : 0;
 }
 
 /* The longest p at which every group has what the next query needs, and a hit may end. */
@@ -126,7 +127,7 @@ static uint32_t longest_valid(const struct radix_cache *c, const struct radix_vi
 {
     for (uint32_t g = 0; g < c->caps.group_count;) {
         p = floor_whole(v, p, equal);
-        uint32_t first, count = radix__window(c, g, p, whole_end(v), &first), bad = ENGINE_NO_BLOCK;
+        uint32_t first, count = radix__window(c, g, p, atomic_end(v), &first), bad = ENGINE_NO_BLOCK;
         for (uint32_t i = first + count; i-- > first;) {
             uint32_t want = (i + 1) * c->bt < p ? (i + 1) * c->bt : p;
             if (c->valid_to[g][i] >= want) continue;
@@ -148,7 +149,7 @@ static enum cache_stop why_stopped(const struct radix_cache *c, const struct rad
                                    const struct radix_view *v, uint32_t pos, uint64_t hash)
 {
     uint32_t m = radix__span_at(v, pos);
-    bool ours = m < v->span_count && v->spans[m].begin <= pos, whole = pos < whole_end(v);
+    bool ours = m < v->span_count && v->spans[m].begin <= pos, whole = pos < atomic_end(v);
     if (pos < n->end && whole) return CACHE_STOP_PROMPT;
     if (pos < n->end) return ours || radix__in_span(n, pos) ? CACHE_STOP_IMAGE : CACHE_STOP_TOKEN;
     if (c->ghosts[hash % GHOST_COUNT] == hash) return CACHE_STOP_EVICTED;
@@ -186,25 +187,26 @@ bool radix_match(struct radix_cache *c, const struct radix_view *v, uint32_t lim
     while (!n->root && n->start >= hit->length) n = n->parent;
     hit->node = n;
     for (uint32_t g = 0; g < c->caps.group_count; g++) {
-        uint32_t first, count = radix__window(c, g, hit->length, whole_end(v), &first);
-        hit->tables[g] = (struct radix_table){.units = c->scratch[g], .first = first, .end = first + count};
+        uint32_t first, count = radix__window(c, g, hit->length, atomic_end(v), &first);
+        hit->tables[g] =
+            (struct radix_table){.block_offsets = c->scratch[g], .first = first, .end = first + count};
     }
     return true;
 }
 
 uint32_t radix_common(const struct radix_view *a, const struct radix_view *b, uint32_t limit)
 {
-    uint32_t pos = 0, m = 0; /* as long as all is equal, the pictures of both have the same numbers */
+    uint32_t pos = 0, m = 0; /* as long as all is equal, the images of both have the same numbers */
     if (memcmp(a->salt, b->salt, 32) != 0) return 0;
     while (pos < limit) {
         const struct prompt_span *x = m < a->span_count ? &a->spans[m] : NULL,
                                  *y = m < b->span_count ? &b->spans[m] : NULL;
         if ((x && x->begin <= pos) || (y && y->begin <= pos)) {
             bool equal = x && y && x->begin == y->begin && x->end == y->end &&
-                         x->rope_offset == y->rope_offset && prompt_grid_equal(&x->grid, &y->grid) &&
+                         x->mrope_delta == y->mrope_delta && prompt_grid_equal(&x->grid, &y->grid) &&
                          memcmp(span_identity(x), span_identity(y), sizeof x->key) == 0 &&
                          !radix__doubtful(x);
-            if (!equal || (x->whole_end > limit && x->rule != SPAN_PREFIX)) break;
+            if (!equal || (x->atomic_end > limit && x->rule != SPAN_PREFIX_LM)) break;
             pos = x->end < limit ? x->end : limit;
             m++;
             continue;
@@ -244,22 +246,23 @@ void radix_unpin(struct radix_cache *c, struct radix_pin *pin)
     root_gone(c, n);
 }
 
-/* Blocks [first, end) of group g that cover [n->end - w + 1 - more, n->end), into `units`; false: one of them
- * is gone, or out of memory. */
+/* Blocks [first, end) of group g that cover [n->end - w + 1 - more, n->end), into `block_offsets`; false: one
+ * of them is gone, or out of memory. */
 static bool find_tail(struct radix_cache *c, const struct radix_node *n, uint32_t g, uint32_t more,
-                      const struct radix_table tables[], uint32_t **units, uint32_t *first, uint32_t *count)
+                      const struct radix_table tables[], uint32_t **block_offsets, uint32_t *first,
+                      uint32_t *count)
 {
     /* A node that touches a prefix begins with one of its spans. */
-    (void)radix__window(c, g, n->end - more, n->span_count ? n->spans[0].whole_end : 0, first);
+    (void)radix__window(c, g, n->end - more, n->span_count ? n->spans[0].atomic_end : 0, first);
     *count = (n->end + c->bt - 1) / c->bt - *first;
-    if (*count && !(*units = malloc(*count * sizeof **units))) return false;
+    if (*count && !(*block_offsets = malloc(*count * sizeof **block_offsets))) return false;
     for (uint32_t k = 0; k < *count; k++) {
         uint32_t i = *first + k, upto = (i + 1) * c->bt < n->end ? (i + 1) * c->bt : n->end;
         bool there = tables && i >= tables[g].first && i < tables[g].end;
-        (*units)[k] = there ? tables[g].units[i] : radix__path_unit(c, n, g, i, upto);
-        if ((*units)[k] != ENGINE_NO_BLOCK) continue;
-        free(*units);
-        *units = NULL;
+        (*block_offsets)[k] = there ? tables[g].block_offsets[i] : radix__path_offset(c, n, g, i, upto);
+        if ((*block_offsets)[k] != ENGINE_NO_BLOCK) continue;
+        free(*block_offsets);
+        *block_offsets = NULL;
         return false;
     }
     return true;
@@ -270,29 +273,29 @@ static bool find_tail(struct radix_cache *c, const struct radix_node *n, uint32_
  * before the end. */
 static void ensure_tail(struct radix_cache *c, struct radix_node *n, const struct radix_table tables[])
 {
-    uint32_t *units[ENGINE_GROUPS_MAX] = {NULL}, first[ENGINE_GROUPS_MAX] = {0},
+    uint32_t *block_offsets[ENGINE_GROUPS_MAX] = {NULL}, first[ENGINE_GROUPS_MAX] = {0},
              count[ENGINE_GROUPS_MAX] = {0};
     if (!c->sliding || n->has_tail || n->root) return;
     bool ok = true;
     for (uint32_t g = 0; g < c->caps.group_count && ok; g++) {
         if (!c->caps.groups[g].window) continue;
-        ok = find_tail(c, n, g, 1, tables, &units[g], &first[g], &count[g]) ||
-             find_tail(c, n, g, 0, tables, &units[g], &first[g], &count[g]);
+        ok = find_tail(c, n, g, 1, tables, &block_offsets[g], &first[g], &count[g]) ||
+             find_tail(c, n, g, 0, tables, &block_offsets[g], &first[g], &count[g]);
     }
     for (uint32_t g = 0; g < c->caps.group_count; g++) {
         if (!ok) {
-            free(units[g]);
+            free(block_offsets[g]);
             continue;
         }
-        for (uint32_t k = 0; units[g] && k < count[g]; k++)
-            kvb_acquire(c->blocks, g, units[g][k], KVB_CACHED);
-        n->tail[g] = units[g];
+        for (uint32_t k = 0; block_offsets[g] && k < count[g]; k++)
+            kvb_acquire(c->blocks, g, block_offsets[g][k], KVB_CACHED);
+        n->tail[g] = block_offsets[g];
         n->tail_first[g] = first[g];
-        n->tail_count[g] = units[g] ? count[g] : 0;
+        n->tail_count[g] = block_offsets[g] ? count[g] : 0;
     }
     if (!ok) return;
     n->has_tail = true;
-    radix__watch_tail(c, n, true);
+    radix__event_tail(c, n, true);
     radix__classify(c, n);
 }
 
@@ -312,7 +315,7 @@ bool radix_pin_hit(struct radix_cache *c, const struct radix_view *v, const stru
     }
     pin_node(c, pin, n);
     radix__touch(c, n);
-    radix__watch_flush(c);
+    radix__event_flush(c);
     return true;
 }
 
@@ -320,22 +323,22 @@ bool radix_pin_hit(struct radix_cache *c, const struct radix_view *v, const stru
 
 /* Node n and the sequence are equal in [from, to): n takes sliding blocks that it lacks, the sequence takes
  * n's whole blocks for its own. */
-static void exchange(struct radix_cache *c, struct radix_node *n, uint32_t from, uint32_t to,
-                     const struct radix_table tables[])
+static void http_message(struct radix_cache *c, struct radix_node *n, uint32_t from, uint32_t to,
+                         const struct radix_table tables[])
 {
     uint32_t base = n->start / c->bt;
     for (uint32_t g = 0; g < c->caps.group_count; g++) {
         for (uint32_t i = from / c->bt; i < (to + c->bt - 1) / c->bt; i++) {
             uint32_t block_end = (i + 1) * c->bt, claimed = block_end < n->end ? block_end : n->end;
             if (claimed > to || i < base || i < tables[g].first || i >= tables[g].end) continue;
-            uint32_t theirs = n->units[g][i - base], ours = tables[g].units[i];
+            uint32_t theirs = n->block_offsets[g][i - base], ours = tables[g].block_offsets[i];
             if (theirs == ours) continue;
             if (theirs == ENGINE_NO_BLOCK) {
-                radix__set_unit(c, n, g, i, ours);
+                radix__set_offset(c, n, g, i, ours);
             } else if (block_end <= n->end) {
                 kvb_acquire(c->blocks, g, theirs, KVB_LIVE);
                 kvb_release(c->blocks, g, ours, KVB_LIVE);
-                tables[g].units[i] = theirs;
+                tables[g].block_offsets[i] = theirs;
             }
         }
     }
@@ -359,7 +362,7 @@ static struct radix_node *walk(struct radix_cache *c, const struct radix_view *v
     for (;;) {
         if (*pos < n->end) {
             uint32_t limit = n->end < to ? n->end : to, m = radix__common(n, v, *pos, limit);
-            exchange(c, n, *pos, *pos + m, tables);
+            http_message(c, n, *pos, *pos + m, tables);
             *pos += m;
             bool parts = *pos < limit;
             if (parts || (*pos < n->end && checkpoint)) {
@@ -393,7 +396,7 @@ static struct radix_node *walk(struct radix_cache *c, const struct radix_view *v
 uint32_t radix_publish(struct radix_cache *c, const struct radix_view *v, struct radix_pin *pin,
                        uint32_t from, uint32_t to, const struct radix_table tables[], bool checkpoint)
 {
-    /* Whatever stands behind a picture of unknown identity depends on it. */
+    /* Whatever stands behind an image of unknown identity depends on it. */
     for (uint32_t m = 0; m < v->span_count && v->spans[m].begin < to; m++)
         if (radix__doubtful(&v->spans[m])) to = v->spans[m].begin;
     if (!pin->node || from > to || (from == to && !checkpoint)) return from;
@@ -414,7 +417,7 @@ uint32_t radix_publish(struct radix_cache *c, const struct radix_view *v, struct
     n->last_use = c->clock;
     n->base = c->inflation;
     radix__classify(c, n);
-    radix__watch_flush(c);
+    radix__event_flush(c);
     return pos;
 }
 

@@ -2,7 +2,7 @@
  * structure on top of kv_blocks.h: no tensors, no clock (recency is the order of calls). Knows sequences only
  * as item views and block tables.
  *
- * An item is a text token (its id) or a row of a picture (256-bit content key, index within the picture);
+ * An item is a text token (its id) or a row of an image (256-bit content key, index within the image);
  * items are compared in full, hashes only find candidates. A node is a run of items at absolute positions
  * [start, end); children begin where it ends. One root per salt.
  *
@@ -48,7 +48,7 @@
 struct radix_cache;
 struct radix_node;
 
-/* The items of a sequence: tokens[i] at position i, except where a picture's span covers it. Borrowed for the
+/* The items of a sequence: tokens[i] at position i, except where an image's span covers it. Borrowed for the
  * call. */
 struct radix_view {
     const uint32_t *tokens;
@@ -58,9 +58,9 @@ struct radix_view {
     const uint8_t *salt; /* [32] */
 };
 
-/* A sequence's blocks of one group: units[i] for block indices first <= i < end. */
+/* A sequence's blocks of one group: block_offsets[i] for block indices first <= i < end. */
 struct radix_table {
-    uint32_t *units;
+    uint32_t *block_offsets;
     uint32_t first, end;
 };
 
@@ -80,16 +80,16 @@ enum status radix_create(const struct engine_caps *caps, struct kv_blocks *block
                          struct radix_cache **out, struct err *err) KV_MUST_CHECK;
 void radix_destroy(struct radix_cache *c); /* releases every block */
 /* From now on w is told what is stored and removed; once, while the cache is empty. Copies w. */
-void radix_watch(struct radix_cache *c, const struct cache_watch *w);
-/* Tells w everything anew. Without a watcher: nothing. */
+void radix_set_event_sink(struct radix_cache *c, const struct kv_event_sink *w);
+/* Tells w everything again. Without a event sink: nothing. */
 void radix_announce(struct radix_cache *c);
 
 /* The longest prefix of at most `limit` items (limit < count) that can be taken over; never ends inside an
- * atomic picture. Changes nothing. False: out of memory for the answer (hit is empty then). */
+ * atomic image. Changes nothing. False: out of memory for the answer (hit is empty then). */
 bool radix_match(struct radix_cache *c, const struct radix_view *v, uint32_t limit, struct radix_hit *hit);
 
 /* How many leading items of two sequences are equal, at most `limit` (<= both counts); salts count. Never
- * ends inside an atomic picture. */
+ * ends inside an atomic image. */
 uint32_t radix_common(const struct radix_view *a, const struct radix_view *b, uint32_t limit);
 
 /* A handle on the node in which a sequence's published history ends: it stays in the tree. {0} is an empty
@@ -116,7 +116,7 @@ uint32_t radix_publish(struct radix_cache *c, const struct radix_view *v, struct
 /* Evicts until `need[g]` more blocks of every group can be allocated together; false when that can't be had.
  */
 bool radix_evict(struct radix_cache *c, const uint32_t need[ENGINE_GROUPS_MAX]);
-/* Drops everything that is not pinned; a watcher is told anew what is left. */
+/* Drops everything that is not pinned; a event sink is told again what is left. */
 void radix_reset(struct radix_cache *c);
 
 struct radix_stats {
@@ -126,14 +126,15 @@ struct radix_stats {
 void radix_stats(const struct radix_cache *c, struct radix_stats *out);
 
 /* Of what this salt has cached; in bounded time. */
-void radix_outline(const struct radix_cache *c, const uint8_t salt[32], struct cache_outline *out);
+void radix_snapshot(const struct radix_cache *c, const uint8_t salt[32], struct cache_snapshot *out);
 
 /* Checks everything; aborts on a broken invariant (structure, items, block counts against kvb_references). */
 void radix_check(const struct radix_cache *c);
-/* Calls fn for every (group, unit, position range [from, to) of items) that a node claims, for tests that
- * watch writes. */
+/* Calls fn for every (group, block offset, position range [from, to) of items) that a node claims, for tests
+ * that watch writes. */
 void radix_each_claim(const struct radix_cache *c,
-                      void (*fn)(void *arg, uint32_t group, uint32_t unit, uint32_t from, uint32_t to),
+                      void (*fn)(void *arg, uint32_t group, uint32_t block_offset, uint32_t from,
+                                 uint32_t to),
                       void *arg);
 
 #endif

@@ -15,12 +15,12 @@ static struct radix_node *next_node(const struct radix_cache *c, struct radix_no
 
 struct holds {
     const struct radix_cache *c;
-    uint32_t *count; /* [group_count * arena_units] */
+    uint32_t *count; /* [group_count * arena_grains] */
 };
 
-static void hold(struct holds *h, uint32_t g, uint32_t unit)
+static void hold(struct holds *h, uint32_t g, uint32_t block_offset)
 {
-    h->count[(uint64_t)g * h->c->caps.arena_units + unit]++;
+    h->count[(uint64_t)g * h->c->caps.arena_grains + block_offset]++;
 }
 
 static void check_heap_flags(const struct radix_cache *c, const struct radix_node *n)
@@ -57,10 +57,10 @@ static void check_node(const struct radix_cache *c, const struct radix_node *n, 
         bool window = c->caps.groups[g].window > 0;
         uint32_t there = 0;
         for (uint32_t i = 0; i < blocks; i++) {
-            ASSERT(window || n->units[g][i] != ENGINE_NO_BLOCK);
-            if (n->units[g][i] == ENGINE_NO_BLOCK) continue;
+            ASSERT(window || n->block_offsets[g][i] != ENGINE_NO_BLOCK);
+            if (n->block_offsets[g][i] == ENGINE_NO_BLOCK) continue;
             there++;
-            hold(h, g, n->units[g][i]);
+            hold(h, g, n->block_offsets[g][i]);
         }
         ASSERT_CMP(n->body[g], ==, window ? there : 0);
         for (uint32_t i = 0; i < n->tail_count[g]; i++) hold(h, g, n->tail[g][i]);
@@ -72,7 +72,7 @@ static void check_node(const struct radix_cache *c, const struct radix_node *n, 
 void radix_check(const struct radix_cache *c)
 {
     uint64_t nodes = 0, items = 0, tails = 0;
-    struct holds h = {.c = c, .count = calloc(c->caps.arena_units * c->caps.group_count, sizeof *h.count)};
+    struct holds h = {.c = c, .count = calloc(c->caps.arena_grains * c->caps.group_count, sizeof *h.count)};
     ASSERT(h.count);
     for (struct radix_node *n = c->top.child; n; n = next_node(c, n)) {
         check_node(c, n, &h);
@@ -85,8 +85,8 @@ void radix_check(const struct radix_cache *c)
     ASSERT_CMP(items, ==, c->stats.items);
     for (uint32_t g = 0; g < c->caps.group_count; g++) {
         uint64_t alone = 0;
-        for (uint64_t u = 0; u < c->caps.arena_units; u++) {
-            uint32_t count = h.count[g * c->caps.arena_units + u];
+        for (uint64_t u = 0; u < c->caps.arena_grains; u++) {
+            uint32_t count = h.count[g * c->caps.arena_grains + u];
             if (!count) continue;
             ASSERT_CMP(kvb_references(c->blocks, g, (uint32_t)u, KVB_CACHED), ==, count);
             if (!kvb_references(c->blocks, g, (uint32_t)u, KVB_LIVE)) alone++;
@@ -97,7 +97,8 @@ void radix_check(const struct radix_cache *c)
 }
 
 void radix_each_claim(const struct radix_cache *c,
-                      void (*fn)(void *arg, uint32_t group, uint32_t unit, uint32_t from, uint32_t to),
+                      void (*fn)(void *arg, uint32_t group, uint32_t block_offset, uint32_t from,
+                                 uint32_t to),
                       void *arg)
 {
     for (struct radix_node *n = c->top.child; n; n = next_node(c, n)) {
@@ -105,8 +106,8 @@ void radix_each_claim(const struct radix_cache *c,
         for (uint32_t g = 0; g < c->caps.group_count; g++) {
             for (uint32_t i = base; i < base + blocks; i++) {
                 uint32_t to = (i + 1) * c->bt < n->end ? (i + 1) * c->bt : n->end;
-                if (n->units[g][i - base] != ENGINE_NO_BLOCK)
-                    fn(arg, g, n->units[g][i - base], i * c->bt, to);
+                if (n->block_offsets[g][i - base] != ENGINE_NO_BLOCK)
+                    fn(arg, g, n->block_offsets[g][i - base], i * c->bt, to);
             }
             for (uint32_t k = 0; k < n->tail_count[g]; k++) {
                 uint32_t i = n->tail_first[g] + k, to = (i + 1) * c->bt < n->end ? (i + 1) * c->bt : n->end;

@@ -11,9 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Cost model of computing tokens again: a token costs 1 plus its attention over what precedes it; a picture's
+/* Cost model of computing tokens again: a token costs 1 plus its attention over what precedes it; an image's
  * token also its share of the tower. */
-static const double ATTENTION_AS_MUCH_AS_REST_AT = 16384, PICTURE_TOKEN_MORE = 4, WORTH_MIN = 0.25,
+static const double ATTENTION_AS_MUCH_AS_REST_AT = 16384, IMAGE_TOKEN_MORE = 4, WORTH_MIN = 0.25,
                     WORTH_MAX = 4;
 enum { CHAIN_MAX = 64 }; /* ancestors looked at for a leaf's worth */
 
@@ -112,40 +112,40 @@ static double cost_of(const struct radix_node *n)
     for (uint32_t i = 0; i < n->span_count; i++) {
         uint32_t a = n->spans[i].begin > n->start ? n->spans[i].begin : n->start,
                  b = n->spans[i].end < n->end ? n->spans[i].end : n->end;
-        cost += PICTURE_TOKEN_MORE * (double)(b - a);
+        cost += IMAGE_TOKEN_MORE * (double)(b - a);
     }
     return cost;
 }
 
-static double units_of(const struct radix_cache *c, const struct radix_node *n)
+static double grains_of(const struct radix_cache *c, const struct radix_node *n)
 {
-    double units = 0;
+    double grains = 0;
     uint32_t blocks = radix__blocks(c, n->start, n->end);
     for (uint32_t g = 0; g < c->caps.group_count; g++) {
         uint32_t count = c->caps.groups[g].window
                              ? (n->body[g] > n->tail_count[g] ? n->body[g] : n->tail_count[g])
                              : blocks;
-        units += (double)count * c->caps.groups[g].block_units;
+        grains += (double)count * c->caps.groups[g].block_grains;
     }
-    return units;
+    return grains;
 }
 
 /* A leaf's loss takes along what no hit can end in any more: its ancestors up to the next one with a tail, if
  * it is their only child. */
 static double worth_of(const struct radix_cache *c, const struct radix_node *n)
 {
-    double cost = cost_of(n), units = units_of(c, n), full = 0;
+    double cost = cost_of(n), grains = grains_of(c, n), full = 0;
     const struct radix_node *a = n->parent;
     for (int i = 0;
          i < CHAIN_MAX && c->sliding && a && !a->root && a->parent && !a->has_tail && a->child_count == 1;
          i++, a = a->parent) {
         cost += cost_of(a);
-        units += units_of(c, a);
+        grains += grains_of(c, a);
     }
     for (uint32_t g = 0; g < c->caps.group_count; g++)
-        if (!c->caps.groups[g].window) full += c->caps.groups[g].block_units;
+        if (!c->caps.groups[g].window) full += c->caps.groups[g].block_grains;
     if (full <= 0) full = 1;
-    double worth = units > 0 ? cost / units * full / c->bt : WORTH_MAX;
+    double worth = grains > 0 ? cost / grains * full / c->bt : WORTH_MAX;
     return worth < WORTH_MIN ? WORTH_MIN : worth > WORTH_MAX ? WORTH_MAX : worth;
 }
 
@@ -175,7 +175,7 @@ void radix__touch(struct radix_cache *c, struct radix_node *n)
 
 void radix__drop_tail(struct radix_cache *c, struct radix_node *n)
 {
-    radix__watch_tail(c, n, false);
+    radix__event_tail(c, n, false);
     for (uint32_t g = 0; g < c->caps.group_count; g++) {
         for (uint32_t i = 0; i < n->tail_count[g]; i++) kvb_release(c->blocks, g, n->tail[g][i], KVB_CACHED);
         c->stats.evicted_blocks[g] += n->tail_count[g];
@@ -194,8 +194,8 @@ static void drop_body(struct radix_cache *c, struct radix_node *n)
     for (uint32_t g = 0; g < c->caps.group_count; g++) {
         uint32_t dropped = 0;
         for (uint32_t i = 0; n->body[g] && i < blocks && dropped < DROP_BLOCKS; i++) {
-            if (n->units[g][i] == ENGINE_NO_BLOCK) continue;
-            radix__set_unit(c, n, g, base + i, ENGINE_NO_BLOCK);
+            if (n->block_offsets[g][i] == ENGINE_NO_BLOCK) continue;
+            radix__set_offset(c, n, g, base + i, ENGINE_NO_BLOCK);
             c->stats.evicted_blocks[g]++;
             dropped++;
         }
@@ -243,7 +243,8 @@ static bool cut_leaf(struct radix_cache *c, struct radix_node *n)
     if (c->sliding || blocks <= 2 * DROP_BLOCKS) return false;
     uint32_t keep = blocks - DROP_BLOCKS, end = (n->start / c->bt + keep) * c->bt;
     for (uint32_t g = 0; g < c->caps.group_count; g++) {
-        for (uint32_t i = keep; i < blocks; i++) kvb_release(c->blocks, g, n->units[g][i], KVB_CACHED);
+        for (uint32_t i = keep; i < blocks; i++)
+            kvb_release(c->blocks, g, n->block_offsets[g][i], KVB_CACHED);
         c->stats.evicted_blocks[g] += blocks - keep;
     }
     radix__marks_cut(c, n, end);
@@ -276,7 +277,7 @@ bool radix_evict(struct radix_cache *c, const uint32_t need[ENGINE_GROUPS_MAX])
     if (!kvb_can_reclaim(c->blocks, need)) return false; /* all of it would go for nothing */
     bool left = true;
     while (left && !kvb_can_allocate(c->blocks, need)) left = evict_one(c);
-    radix__watch_flush(c);
+    radix__event_flush(c);
     return left;
 }
 

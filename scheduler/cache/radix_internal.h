@@ -1,6 +1,6 @@
 /* Shared by the files of the radix cache (radix_cache.c: match and publish; radix_node.c: nodes and items;
- * radix_evict.c: eviction; radix_watch.c: what a watcher is told; radix_outline.c: its shape; radix_check.c:
- * invariants); nobody else includes it. See radix_cache.h for the picture. */
+ * radix_evict.c: eviction; radix_set_event_sink.c: what a event sink is told; radix_snapshot.c: its shape;
+ * radix_check.c: invariants); nobody else includes it. See radix_cache.h for the image. */
 #ifndef KVASIR_RADIX_INTERNAL_H
 #define KVASIR_RADIX_INTERNAL_H
 
@@ -8,21 +8,21 @@
 
 enum radix_heap { HEAP_BODY = 0, HEAP_CHAIN_TAIL, HEAP_LEAF, HEAP_BRANCH_TAIL, HEAP_COUNT };
 
-/* A picture that touches a node, at absolute positions; its rows are numbered from `begin`, which may lie
+/* An image that touches a node, at absolute positions; its rows are numbered from `begin`, which may lie
  * before the node. */
 struct radix_span {
     uint32_t begin, end;
-    uint32_t whole_end; /* of the SPAN_PREFIX that it is part of; 0 = none */
+    uint32_t atomic_end; /* of the SPAN_PREFIX_LM that it is part of; 0 = none */
     uint8_t key[32];
     struct prompt_grid grid; /* the same pixels may have other positions: a video at another rate */
-    int32_t rope_offset;     /* behind the picture, and so of all text up to the next one: nodes need none of
+    int32_t mrope_delta;     /* behind the image, and so of all text up to the next one: nodes need none of
                                 their own, equal paths have equal offsets */
 };
 
-/* A block of the watcher's size; it belongs to the node that holds its last item. */
+/* A block of the event sink's size; it belongs to the node that holds its last item. */
 struct radix_mark {
     uint64_t hash;
-    uint32_t told;                     /* bit g: the watcher knows it as stored in group g */
+    uint32_t announced;                /* bit g: the event sink knows it as stored in group g */
     uint32_t tails[ENGINE_GROUPS_MAX]; /* sliding groups: tails that hold all of it, of any node */
 };
 
@@ -40,18 +40,18 @@ struct radix_node {
     uint32_t token_cap, block_cap;
     struct radix_span *spans; /* in order */
     uint32_t span_count;
-    uint8_t salt[32];                   /* root */
-    uint32_t *units[ENGINE_GROUPS_MAX]; /* [radix__blocks(node)] from block index start / BT on;
+    uint8_t salt[32];                           /* root */
+    uint32_t *block_offsets[ENGINE_GROUPS_MAX]; /* [radix__blocks(node)] from block index start / BT on;
                                            ENGINE_NO_BLOCK where nothing is kept */
-    uint32_t body[ENGINE_GROUPS_MAX];   /* sliding groups: entries of units that are there */
-    uint32_t *tail[ENGINE_GROUPS_MAX];  /* [tail_count] from block index tail_first on */
+    uint32_t body[ENGINE_GROUPS_MAX];           /* sliding groups: entries of block_offsets that are there */
+    uint32_t *tail[ENGINE_GROUPS_MAX];          /* [tail_count] from block index tail_first on */
     uint32_t tail_first[ENGINE_GROUPS_MAX], tail_count[ENGINE_GROUPS_MAX];
     uint64_t last_use;
     double base, rank;            /* leaves: `inflation` at the last use; base + worth (GreedyDual) */
     uint32_t heap_at[HEAP_COUNT]; /* index + 1; 0 = not in it */
     struct radix_mark *marks;     /* [radix__marks(start, end)], mark_cap entries; NULL: nobody watches */
     uint32_t mark_cap;
-    struct radix_node *dirty_prev, *dirty_next; /* in the list of those that the watcher hears of next */
+    struct radix_node *dirty_prev, *dirty_next; /* in the list of those that the event sink hears of next */
     uint32_t dirty_from, dirty_to;              /* positions; empty: not in it */
 };
 
@@ -74,15 +74,15 @@ struct radix_cache {
                          something is missing */
     uint32_t *scratch[ENGINE_GROUPS_MAX], *valid_to[ENGINE_GROUPS_MAX];
     uint32_t scratch_cap;
-    struct cache_watch watch;
-    bool quiet; /* the watcher will be told anew */
+    struct kv_event_sink event_sink;
+    bool quiet; /* the event sink will be told again */
     struct radix_node *dirty, *dirty_last;
     struct {
         uint32_t *tokens;
         uint64_t *hashes;
-        struct cache_picture *pictures;
-        uint32_t token_cap, hash_cap, picture_cap;
-    } told;
+        struct cache_image *images;
+        uint32_t token_cap, hash_cap, image_cap;
+    } announced;
     struct radix_stats stats;
 };
 
@@ -97,14 +97,14 @@ static inline uint32_t radix__blocks(const struct radix_cache *c, uint32_t start
  * prefix that ends at `whole` (0 = there is none) rows see its beginning, whatever the window. */
 uint32_t radix__window(const struct radix_cache *c, uint32_t g, uint32_t p, uint32_t whole, uint32_t *first);
 
-/* Blocks of the watcher's size whose last item lies in [start, end). */
+/* Blocks of the event sink's size whose last item lies in [start, end). */
 static inline uint32_t radix__marks(const struct radix_cache *c, uint32_t start, uint32_t end)
 {
-    uint32_t n = c->watch.block_tokens;
+    uint32_t n = c->event_sink.block_tokens;
     return n ? end / n - start / n : 0;
 }
 
-/* ---- radix_watch.c: without a watcher all of it does nothing ---- */
+/* ---- radix_set_event_sink.c: without a event sink all of it does nothing ---- */
 bool radix__marks_reserve(const struct radix_cache *c, struct radix_node *n, uint32_t to);
 /* n was extended from `from` on, or made; v: its path. Room was reserved. */
 void radix__marks_add(struct radix_cache *c, struct radix_node *n, const struct radix_view *v, uint32_t from);
@@ -113,12 +113,12 @@ void radix__marks_split(struct radix_cache *c, struct radix_node *u, struct radi
 void radix__marks_cut(struct radix_cache *c, struct radix_node *n, uint32_t end); /* before n ends there */
 void radix__marks_drop(struct radix_cache *c, struct radix_node *n); /* before n and its tail are freed */
 /* n's tail was made, or is about to go. */
-void radix__watch_tail(struct radix_cache *c, struct radix_node *n, bool there);
+void radix__event_tail(struct radix_cache *c, struct radix_node *n, bool there);
 /* Sliding blocks of n in positions [from, to) came or went. */
-void radix__watch_units(struct radix_cache *c, struct radix_node *n, uint32_t from, uint32_t to);
-/* The watcher hears of all that has changed: at the end of every call that may change something. */
-void radix__watch_flush(struct radix_cache *c);
-/* Aborts unless the watcher knows of n what is there. Adds up the tails that its marks count. */
+void radix__event_offsets(struct radix_cache *c, struct radix_node *n, uint32_t from, uint32_t to);
+/* The event sink hears of all that has changed: at the end of every call that may change something. */
+void radix__event_flush(struct radix_cache *c);
+/* Aborts unless the event sink knows of n what is there. Adds up the tails that its marks count. */
 void radix__marks_check(const struct radix_cache *c, const struct radix_node *n, uint64_t *tails);
 
 /* ---- radix_node.c ---- */
@@ -130,7 +130,7 @@ struct radix_node *radix__child(const struct radix_cache *c, const struct radix_
                                 const struct radix_view *v, uint32_t pos, uint64_t *hash);
 /* How many items from pos on are equal in n and v, at most up to position `limit` (<= n->end). */
 uint32_t radix__common(const struct radix_node *n, const struct radix_view *v, uint32_t pos, uint32_t limit);
-/* First picture of v whose end lies behind pos, as index (image_count: none). */
+/* First image of v whose end lies behind pos, as index (image_count: none). */
 uint32_t radix__span_at(const struct radix_view *v, uint32_t pos);
 bool radix__in_span(const struct radix_node *n, uint32_t pos);
 bool radix__doubtful(const struct prompt_span *im); /* key of all zeros: never shared */
@@ -145,12 +145,12 @@ bool radix__extend(struct radix_cache *c, struct radix_node *n, const struct rad
 void radix__remove(
     struct radix_cache *c,
     struct radix_node *n); /* a leaf without pins: releases and frees; the parent is not looked at */
-void radix__set_unit(struct radix_cache *c, struct radix_node *n, uint32_t g, uint32_t index,
-                     uint32_t unit); /* block index; swaps the hold */
+void radix__set_offset(struct radix_cache *c, struct radix_node *n, uint32_t g, uint32_t index,
+                       uint32_t block_offset); /* block index; swaps the hold */
 /* Block of index i in which n's path claims every position below `upto` (in that block, at most n->end);
  * ENGINE_NO_BLOCK if it isn't kept. */
-uint32_t radix__path_unit(const struct radix_cache *c, const struct radix_node *n, uint32_t g, uint32_t i,
-                          uint32_t upto);
+uint32_t radix__path_offset(const struct radix_cache *c, const struct radix_node *n, uint32_t g, uint32_t i,
+                            uint32_t upto);
 
 /* ---- radix_evict.c ---- */
 bool radix__heaps_reserve(struct radix_cache *c, uint64_t nodes);

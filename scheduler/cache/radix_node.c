@@ -48,11 +48,11 @@ bool radix__in_span(const struct radix_node *n, uint32_t pos)
 
 static bool span_equal(const struct radix_span *s, const struct prompt_span *im)
 {
-    return s->begin == im->begin && s->end == im->end && s->rope_offset == im->rope_offset &&
+    return s->begin == im->begin && s->end == im->end && s->mrope_delta == im->mrope_delta &&
            prompt_grid_equal(&s->grid, &im->grid) && memcmp(s->key, span_identity(im), sizeof s->key) == 0;
 }
 
-/* The two "begin" of what comes next: a picture's token and a text token are never equal, whatever their ids.
+/* The two "begin" of what comes next: an image's token and a text token are never equal, whatever their ids.
  */
 uint32_t radix__common(const struct radix_node *n, const struct radix_view *v, uint32_t pos, uint32_t limit)
 {
@@ -169,7 +169,7 @@ struct radix_node *radix__child(const struct radix_cache *c, const struct radix_
 static void node_free(struct radix_node *n)
 {
     for (uint32_t g = 0; g < ENGINE_GROUPS_MAX; g++) {
-        free(n->units[g]);
+        free(n->block_offsets[g]);
         free(n->tail[g]);
     }
     free(n->marks);
@@ -191,7 +191,7 @@ static struct radix_node *node_alloc(struct radix_cache *c, uint32_t start, uint
     if (items) ok = ok && (n->tokens = malloc(items * sizeof *n->tokens));
     if (spans) ok = ok && (n->spans = malloc(spans * sizeof *n->spans));
     for (uint32_t g = 0; g < c->caps.group_count && blocks; g++)
-        ok = ok && (n->units[g] = malloc(blocks * sizeof *n->units[g]));
+        ok = ok && (n->block_offsets[g] = malloc(blocks * sizeof *n->block_offsets[g]));
     ok = ok && radix__marks_reserve(c, n, end);
     if (!ok) {
         node_free(n);
@@ -238,33 +238,34 @@ struct radix_node *radix__root_create(struct radix_cache *c, const uint8_t salt[
 
 /* Holds of the blocks of [from, to) become n's; those of the index that `from` stands in too. Entries before
  * are left alone. */
-static void take_units(struct radix_cache *c, struct radix_node *n, uint32_t from, uint32_t to,
-                       const struct radix_table tables[])
+static void swap_offsets(struct radix_cache *c, struct radix_node *n, uint32_t from, uint32_t to,
+                         const struct radix_table tables[])
 {
     uint32_t base = n->start / c->bt;
     for (uint32_t g = 0; g < c->caps.group_count; g++) {
         for (uint32_t i = from / c->bt; i < (to + c->bt - 1) / c->bt; i++) {
             bool there = i >= tables[g].first && i < tables[g].end;
-            uint32_t unit = there ? tables[g].units[i] : ENGINE_NO_BLOCK;
+            uint32_t block_offset = there ? tables[g].block_offsets[i] : ENGINE_NO_BLOCK;
             ASSERT(there || c->caps.groups[g].window > 0);
-            n->units[g][i - base] = unit;
-            if (unit == ENGINE_NO_BLOCK) continue;
-            kvb_acquire(c->blocks, g, unit, KVB_CACHED);
+            n->block_offsets[g][i - base] = block_offset;
+            if (block_offset == ENGINE_NO_BLOCK) continue;
+            kvb_acquire(c->blocks, g, block_offset, KVB_CACHED);
             if (c->caps.groups[g].window) n->body[g]++;
         }
     }
 }
 
-void radix__set_unit(struct radix_cache *c, struct radix_node *n, uint32_t g, uint32_t index, uint32_t unit)
+void radix__set_offset(struct radix_cache *c, struct radix_node *n, uint32_t g, uint32_t index,
+                       uint32_t block_offset)
 {
-    uint32_t *at = &n->units[g][index - n->start / c->bt];
-    if (*at == unit) return;
-    if (unit != ENGINE_NO_BLOCK) kvb_acquire(c->blocks, g, unit, KVB_CACHED);
+    uint32_t *at = &n->block_offsets[g][index - n->start / c->bt];
+    if (*at == block_offset) return;
+    if (block_offset != ENGINE_NO_BLOCK) kvb_acquire(c->blocks, g, block_offset, KVB_CACHED);
     if (*at != ENGINE_NO_BLOCK) kvb_release(c->blocks, g, *at, KVB_CACHED);
-    if (c->caps.groups[g].window && unit != ENGINE_NO_BLOCK) n->body[g]++;
+    if (c->caps.groups[g].window && block_offset != ENGINE_NO_BLOCK) n->body[g]++;
     if (c->caps.groups[g].window && *at != ENGINE_NO_BLOCK) n->body[g]--;
-    *at = unit;
-    if (c->caps.groups[g].window) radix__watch_units(c, n, index * c->bt, (index + 1) * c->bt);
+    *at = block_offset;
+    if (c->caps.groups[g].window) radix__event_offsets(c, n, index * c->bt, (index + 1) * c->bt);
 }
 
 static uint32_t spans_from(const struct radix_view *v, uint32_t pos, uint32_t to)
@@ -280,8 +281,8 @@ static void copy_spans(struct radix_node *n, const struct radix_view *v, uint32_
         const struct prompt_span *im = &v->spans[m];
         struct radix_span *s = &n->spans[n->span_count++];
         *s = (struct radix_span){
-            .begin = im->begin, .end = im->end, .grid = im->grid, .rope_offset = im->rope_offset};
-        s->whole_end = im->rule == SPAN_PREFIX ? im->whole_end : 0;
+            .begin = im->begin, .end = im->end, .grid = im->grid, .mrope_delta = im->mrope_delta};
+        s->atomic_end = im->rule == SPAN_PREFIX_LM ? im->atomic_end : 0;
         memcpy(s->key, span_identity(im), sizeof s->key);
     }
 }
@@ -299,13 +300,13 @@ struct radix_node *radix__child_create(struct radix_cache *c, struct radix_node 
     c->stats.items += to - from;
     table_grow(c);
     link_child(c, parent, n, view_hash(c, parent->id, v, from));
-    take_units(c, n, from, to, tables);
+    swap_offsets(c, n, from, to, tables);
     radix__marks_add(c, n, v, from);
     /* The parent's last block, partly filled, has the same beginning: keeping one of the two is enough. */
     if (from % c->bt) {
         for (uint32_t g = 0; g < c->caps.group_count; g++)
-            if (n->units[g][0] != ENGINE_NO_BLOCK)
-                radix__set_unit(c, parent, g, from / c->bt, n->units[g][0]);
+            if (n->block_offsets[g][0] != ENGINE_NO_BLOCK)
+                radix__set_offset(c, parent, g, from / c->bt, n->block_offsets[g][0]);
     }
     radix__classify(c, parent);
     radix__classify(c, n);
@@ -317,7 +318,7 @@ bool radix__extend(struct radix_cache *c, struct radix_node *n, const struct rad
 {
     uint32_t from = n->end, items = to - n->start, blocks = radix__blocks(c, n->start, to),
              more = spans_from(v, from, to);
-    /* A picture that was cut at `from` is in the list already. */
+    /* An image that was cut at `from` is in the list already. */
     bool cut = n->span_count && n->spans[n->span_count - 1].end > from;
     if (items > n->token_cap) {
         uint32_t cap = items + items / 2;
@@ -329,9 +330,9 @@ bool radix__extend(struct radix_cache *c, struct radix_node *n, const struct rad
     if (blocks > n->block_cap) {
         uint32_t cap = blocks + blocks / 2 + 1;
         for (uint32_t g = 0; g < c->caps.group_count; g++) {
-            uint32_t *u = realloc(n->units[g], cap * sizeof *u);
+            uint32_t *u = realloc(n->block_offsets[g], cap * sizeof *u);
             if (!u) return false; /* the groups before have more room than block_cap says: harmless */
-            n->units[g] = u;
+            n->block_offsets[g] = u;
         }
         n->block_cap = cap;
     }
@@ -350,11 +351,11 @@ bool radix__extend(struct radix_cache *c, struct radix_node *n, const struct rad
         for (uint32_t g = 0; g < c->caps.group_count; g++) {
             bool there = i >= tables[g].first && i < tables[g].end;
             ASSERT(there || c->caps.groups[g].window > 0);
-            radix__set_unit(c, n, g, i, there ? tables[g].units[i] : ENGINE_NO_BLOCK);
+            radix__set_offset(c, n, g, i, there ? tables[g].block_offsets[i] : ENGINE_NO_BLOCK);
         }
         next = (i + 1) * c->bt;
     }
-    if (next < to) take_units(c, n, next, to, tables);
+    if (next < to) swap_offsets(c, n, next, to, tables);
     c->stats.items += to - from;
     n->end = to;
     radix__marks_add(c, n, v, from);
@@ -380,15 +381,16 @@ struct radix_node *radix__split(struct radix_cache *c, struct radix_node *n, uin
     n->span_count -= gone;
     for (uint32_t g = 0; g < c->caps.group_count; g++) {
         bool window = c->caps.groups[g].window > 0;
-        uint32_t shared = p % c->bt ? n->units[g][base - old_base] : ENGINE_NO_BLOCK,
+        uint32_t shared = p % c->bt ? n->block_offsets[g][base - old_base] : ENGINE_NO_BLOCK,
                  upper = radix__blocks(c, u->start, p);
-        memcpy(u->units[g], n->units[g], upper * sizeof *u->units[g]);
-        memmove(n->units[g], n->units[g] + (base - old_base), blocks * sizeof *n->units[g]);
+        memcpy(u->block_offsets[g], n->block_offsets[g], upper * sizeof *u->block_offsets[g]);
+        memmove(n->block_offsets[g], n->block_offsets[g] + (base - old_base),
+                blocks * sizeof *n->block_offsets[g]);
         if (shared != ENGINE_NO_BLOCK) kvb_acquire(c->blocks, g, shared, KVB_CACHED);
         if (!window) continue;
         n->body[g] = 0;
-        for (uint32_t i = 0; i < upper; i++) u->body[g] += u->units[g][i] != ENGINE_NO_BLOCK;
-        for (uint32_t i = 0; i < blocks; i++) n->body[g] += n->units[g][i] != ENGINE_NO_BLOCK;
+        for (uint32_t i = 0; i < upper; i++) u->body[g] += u->block_offsets[g][i] != ENGINE_NO_BLOCK;
+        for (uint32_t i = 0; i < blocks; i++) n->body[g] += n->block_offsets[g][i] != ENGINE_NO_BLOCK;
     }
     struct radix_node *parent = n->parent;
     uint64_t hash = n->hash;
@@ -414,7 +416,8 @@ void radix__remove(struct radix_cache *c, struct radix_node *n)
     uint32_t blocks = radix__blocks(c, n->start, n->end);
     for (uint32_t g = 0; g < c->caps.group_count; g++) {
         for (uint32_t i = 0; i < blocks; i++)
-            if (n->units[g][i] != ENGINE_NO_BLOCK) kvb_release(c->blocks, g, n->units[g][i], KVB_CACHED);
+            if (n->block_offsets[g][i] != ENGINE_NO_BLOCK)
+                kvb_release(c->blocks, g, n->block_offsets[g][i], KVB_CACHED);
         for (uint32_t i = 0; i < n->tail_count[g]; i++) kvb_release(c->blocks, g, n->tail[g][i], KVB_CACHED);
     }
     unlink_child(c, n);
@@ -423,12 +426,12 @@ void radix__remove(struct radix_cache *c, struct radix_node *n)
     node_free(n);
 }
 
-uint32_t radix__path_unit(const struct radix_cache *c, const struct radix_node *n, uint32_t g, uint32_t i,
-                          uint32_t upto)
+uint32_t radix__path_offset(const struct radix_cache *c, const struct radix_node *n, uint32_t g, uint32_t i,
+                            uint32_t upto)
 {
     while (n->start >= upto && !n->root) n = n->parent;
     if (n->root) return ENGINE_NO_BLOCK;
-    uint32_t at = n->units[g][i - n->start / c->bt];
+    uint32_t at = n->block_offsets[g][i - n->start / c->bt];
     if (at == ENGINE_NO_BLOCK && i >= n->tail_first[g] && i - n->tail_first[g] < n->tail_count[g])
         at = n->tail[g][i - n->tail_first[g]];
     return at;

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Two Kvasirs behind routers that exist: are chats, streams, pictures, tools, disconnects and dead workers as
+"""Two Kvasirs behind routers that exist: are chats, streams, images, tools, disconnects and dead workers as
 they should be, and does a conversation find its cache again? Prints a table; exit 1 if something is not.
 
   python3 -m venv build/routers && build/routers/bin/pip install sglang-router vllm-router
@@ -23,7 +23,7 @@ import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "tests/api"))
-from harness import data_url, endless, picture  # noqa: E402
+from harness import data_url, endless, drawing  # noqa: E402
 
 HEALTH = [
     "--health-check-interval-secs",
@@ -39,7 +39,7 @@ HEALTH = [
 ]
 
 
-# vllm-router's cache_aware does not see pictures; its kv_aware does not either, and weighs load too.
+# vllm-router's cache_aware does not see images; its kv_aware does not either, and weighs load too.
 NOT_JUDGED = (("vllm cache_aware", True), ("vllm kv_aware", False), ("vllm kv_aware", True))
 
 
@@ -192,7 +192,7 @@ def check_stream(r, model, workers):
     return status == 200 and data.endswith(b"data: [DONE]\n\n") and len(chunks) > 2 and text == whole
 
 
-def check_picture(r, model, workers):
+def check_image(r, model, workers):
     with open(os.path.join(ROOT, "models/demo/sample.png"), "rb") as f:
         a = r.chat(model, [message("What is in this picture?", data_url(f.read()))])
     return "circle" in a["choices"][0]["message"]["content"]
@@ -282,21 +282,21 @@ def check_killed(r, model, workers):
     return text + (f", used at request {n}" if n < 100 else ", not used in 100 requests")
 
 
-def check_reuse(r, model, workers, conversations, with_pictures):
+def check_reuse(r, model, workers, conversations, with_images):
     """-> what second turns reuse, in % of what their conversations had in common with the first"""
     before = [w.metric("vllm:prompt_tokens_total")[0] for w in workers]
 
     def first_turn(i):
-        pictures = [data_url(picture(1000 * i + k, 40)) for k in range(2 if with_pictures else 0)]
+        images = [data_url(drawing(1000 * i + k, 40)) for k in range(2 if with_images else 0)]
         text = f"{random.random()} Look. " + " ".join(str((i * 7919 + k) % 1000) for k in range(30))
         first = [
             {
                 "role": "user",
-                "content": [{"type": "image_url", "image_url": {"url": u}} for u in pictures]
+                "content": [{"type": "image_url", "image_url": {"url": u}} for u in images]
                 + [{"type": "text", "text": text}],
             }
         ]
-        return first, r.chat(model, first, user=f"s{with_pictures}{i}")
+        return first, r.chat(model, first, user=f"s{with_images}{i}")
 
     def second_turn(i):
         first, a = history[i]
@@ -304,7 +304,7 @@ def check_reuse(r, model, workers, conversations, with_pictures):
         b = r.chat(
             model,
             first + [{"role": "assistant", "content": text}, message("Why?")],
-            user=f"s{with_pictures}{i}",
+            user=f"s{with_images}{i}",
         )
         had = a["usage"]["prompt_tokens"]
         return had, min(had, b["usage"]["prompt_tokens_details"]["cached_tokens"])
@@ -337,13 +337,13 @@ def run(name, command, args, model, log):
         row.append(",".join(router.models()))
         good &= row[0] == served
         time.sleep(2)
-        for check in (check_chat, check_stream, check_picture, check_tools):
+        for check in (check_chat, check_stream, check_image, check_tools):
             ok = bool(check(router, served, workers))
             good &= ok
             row.append("yes" if ok else "NO")
-        for pictures in (False, True):
-            share, most = check_reuse(router, served, workers, args.conversations, pictures)
-            good &= share >= 90 or (name, pictures) in NOT_JUDGED
+        for images in (False, True):
+            share, most = check_reuse(router, served, workers, args.conversations, images)
+            good &= share >= 90 or (name, images) in NOT_JUDGED
             row.append(f"{share:.1f} % ({most:.0f} %)")
         row.append(check_disconnect(router, served, workers))
         row.append(check_killed(router, served, workers))
@@ -380,7 +380,7 @@ def main():
     args = p.parse_args()
     model = endless(args.model)
     print(
-        "| router | model | chat | stream | picture | tools | second turns: text | with pictures | "
+        "| router | model | chat | stream | image | tools | second turns: text | with images | "
         "disconnect | "
         "worker killed, 40 requests |\n|---|---|---|---|---|---|---|---|---|---|",
         flush=True,

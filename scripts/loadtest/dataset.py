@@ -1,7 +1,7 @@
 """Requests and conversations read from a file.
 
 jsonl     one request a line: {"messages": [...]} or {"prompt": "..."}, with "max_tokens" if wanted; also the
-          lines of batch files, which hold that as "body". Pictures: image_url parts with a data: or http URL,
+          lines of batch files, which hold that as "body". Images: image_url parts with a data: or http URL,
           or with the name of a file beside the data set. An answer that ends the messages is left out.
 sharegpt  {"conversations": [{"from": "human", "value": ...}, {"from": "gpt", ...}, ...]}, as a list or one a
           line. The questions are asked one after the other; the server's own answers go between them, each at
@@ -79,18 +79,18 @@ def request(entry, folder, completions):
         messages = messages[:-1]
     if not messages:
         raise Bad("no question in its messages")
-    pictures, texts = [], []
+    images, texts = [], []
     for message in messages:
         content = message.get("content")
         for part in content if isinstance(content, list) else [{"type": "text", "text": content or ""}]:
             if part.get("type") == "image_url":
                 part["image_url"] = {**part["image_url"], "url": embed(part["image_url"]["url"], folder)}
-                pictures.append(part["image_url"]["url"])
+                images.append(part["image_url"]["url"])
             else:
                 texts.append(str(part.get("text", "")))
-    if completions and pictures:
-        raise Bad("--completions has no pictures")
-    return Turn("\n\n".join(texts), pictures, 0, most, messages)
+    if completions and images:
+        raise Bad("--completions has no images")
+    return Turn("\n\n".join(texts), images, 0, most, messages)
 
 
 def embed(url, folder):
@@ -102,7 +102,7 @@ def embed(url, folder):
         with open(path, "rb") as f:
             data = base64.b64encode(f.read()).decode()
     except OSError as fault:
-        raise Bad(f"picture {path}: {fault.strerror}") from None
+        raise Bad(f"image {path}: {fault.strerror}") from None
     return f"data:{mimetypes.guess_type(path)[0] or 'image/png'};base64,{data}"
 
 

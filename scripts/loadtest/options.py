@@ -111,12 +111,12 @@ def make_parser(description):
     add("--image-size", type=size, default=(224, 224), metavar="N|WxH", help="[224]")
     add("--image-kind", choices=("shapes", "noise"), default="shapes",
         help="shapes: about 2 KB; noise: 3 bytes a pixel [%(default)s]")
-    add("--picture-pool", type=number(int, 0), default=0, metavar="N",
-        help="sessions share N pictures; 0: each picture is new [0]")
+    add("--image-pool", type=number(int, 0), default=0, metavar="N",
+        help="sessions share N images; 0: each image is new [0]")
     add("--think-time", type=span(float, 0), default=(0.0, 0.0), metavar="S|MIN:MAX",
         help="pause before a later turn, uniform [0]")
     add("--completions", nargs="?", const="text", choices=("text", "ids"),
-        help="/v1/completions with text or token-id prompts (no pictures) instead of chat [text]")
+        help="/v1/completions with text or token-id prompts (no images) instead of chat [text]")
     add("--ids", type=span(int, 0), default=(300, 800), metavar="LOW:HIGH",
         help="token ids that --completions ids draws from [300:800]")
     add("--dataset", metavar="FILE", help="ask what is in this file instead")
@@ -162,7 +162,7 @@ def options(description, arguments):
     opts.users = opts.users or [4]
     opts.mode = opts.mode or ("open" if opts.rate else "closed")
     if opts.completions and opts.images_per_session[1]:
-        parser.error("--completions has no pictures")
+        parser.error("--completions has no images")
     if opts.shared_prefix:
         if opts.rate or opts.dataset or opts.warm_up or len(opts.users) > 1 or opts.users[0] < 2:
             parser.error("--shared-prefix needs one --users of at least 2; no --rate, --dataset or --warm-up")

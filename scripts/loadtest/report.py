@@ -65,7 +65,7 @@ def summarize(run):
     out = {"load": run.load, "wall_s": wall, "warm_up_s": run.warm, "sessions": run.sessions,
            "ok": len(done), "failed": len(failed), "aborted": len(counted) - len(done) - len(failed),
            "warm_up_requests": len(run.records) - len(counted), "errors": kinds,
-           "pictures": sum(r.pictures for r in done), "requests_per_s": sum(w for _, w in parts) / wall,
+           "images": sum(r.images for r in done), "requests_per_s": sum(w for _, w in parts) / wall,
            "output_tokens_per_s": sum(w * r.output_tokens for r, w in parts) / wall,
            "prompt_tokens_per_s": sum(w * (r.prompt_tokens or 0) for r, w in parts) / wall if told else None,
            "prompt_tokens": sum(r.prompt_tokens or 0 for r in done),
@@ -203,7 +203,7 @@ def table(title, s):
     left_out = f"; {s['warm_up_requests']} of the warm-up left out" if s["warm_up_requests"] else ""
     rates = [show(s[k]) for k in ("output_tokens_per_s", "prompt_tokens_per_s")]
     requests = f"{s['ok']} answered, {s['failed']} failed, {s['aborted']} aborted"
-    requests += f"; {s['sessions']} sessions, {s['pictures']} pictures"
+    requests += f"; {s['sessions']} sessions, {s['images']} images"
     lines = [title, f"  requests              {requests}, {s['wall_s']:.1f} s{left_out}",
              f"  throughput            {show(s['requests_per_s'], 2)} requests/s, "
              f"{rates[0]} output tokens/s, {rates[1]} prompt tokens/s"]

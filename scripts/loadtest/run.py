@@ -19,7 +19,7 @@ class Record:
     count from there, with the time that --max-concurrency held it back (held)."""
     session: int
     turn: int
-    pictures: int
+    images: int
     start: float
     phase: str = ""  # "warm-up": is in no figure
     held: float | None = None
@@ -72,7 +72,7 @@ class Run:
     async def ask(self, talk, session, turn_number, turn, phase=""):
         body, path = talk.ask(turn), "/completions" if self.opts.completions else "/chat/completions"
         answer, start = Answer(), time.perf_counter()
-        record = Record(session, turn_number, len(turn.pictures), start - self.begin, phase)
+        record = Record(session, turn_number, len(turn.images), start - self.begin, phase)
         if self.begin and record.start < self.warm:
             record.phase = "warm-up"
         self.records.append(record)

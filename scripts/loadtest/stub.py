@@ -1,5 +1,5 @@
 """A server that answers like an OpenAI-compatible one without any model: python3 stub.py [flags]; it prints its address.
-A token is a word (a picture: 16 tokens by its bytes). It remembers the beginnings of all prompts, apart for each cache_salt, and takes --prefill seconds for each token that it does
+A token is a word (an image: 16 tokens by its bytes). It remembers the beginnings of all prompts, apart for each cache_salt, and takes --prefill seconds for each token that it does
 not know, so what a load test should print about it can be computed. Each streamed event carries `sent`, the monotonic time at which it was written.
 Used by `load_test.py --calibrate` and by tests/api/test_load_tool.py."""
 import argparse
@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 
-PICTURE_TOKENS = 16
+IMAGE_TOKENS = 16
 
 
 def prompt_tokens(body):
@@ -32,7 +32,7 @@ def prompt_tokens(body):
             if part["type"] == "text":
                 tokens += part["text"].split()
             else:
-                tokens += [hashlib.sha256(part["image_url"]["url"].encode()).hexdigest()] * PICTURE_TOKENS
+                tokens += [hashlib.sha256(part["image_url"]["url"].encode()).hexdigest()] * IMAGE_TOKENS
         tokens.append("<end>")
     return tokens
 

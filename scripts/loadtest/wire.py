@@ -113,7 +113,7 @@ class Answer:
         if event == b" [DONE]" or event.strip() == b"[DONE]":
             self.done = now
             return
-        chunk = json.loads(event.decode())  # bytes would have their encoding guessed
+        chunk = json.loads(event.decode())  # bytes would have their encoding detected
         if chunk.get("error"):
             error = chunk["error"]
             self.fail(f"in the stream: {error.get('code') or error.get('type') or 'error'}", str(error.get("message", "")))

@@ -1,4 +1,4 @@
-"""What a load test asks: pictures, texts, sessions and request bodies. All of it follows from the seed; knows
+"""What a load test asks: images, texts, sessions and request bodies. All of it follows from the seed; knows
 nothing of connections."""
 import base64
 import dataclasses
@@ -19,7 +19,7 @@ WORDS = ("the a in of and to is it on as at by for with from that this one two t
          "think know learn").split()
 COLOURS = ((220, 40, 40), (40, 90, 220), (40, 170, 70), (235, 200, 40), (150, 60, 190), (240, 130, 30),
            (30, 30, 30), (245, 245, 245), (120, 120, 120))
-# How many conversations, and bytes of pictures, are made before the clock starts at most.
+# How many conversations, and bytes of images, are made before the clock starts at most.
 SESSIONS_AHEAD, MADE_AHEAD = 2000, 64 << 20
 
 
@@ -33,7 +33,7 @@ def png(width, height, rows):
     return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", data) + chunk(b"IEND", b"")
 
 
-def draw_picture(rng, width, height, kind="shapes"):
+def draw_image(rng, width, height, kind="shapes"):
     """A PNG of coloured discs, boxes and triangles, or of noise. Its last row is random, so that no two are
     equal."""
     if kind == "noise":
@@ -58,10 +58,10 @@ def words(rng, count):
 @dataclasses.dataclass
 class Turn:
     text: str
-    pictures: list  # data: URIs
+    images: list  # data: URIs
     think: float  # seconds before it is asked
     max_tokens: int | None = None  # of the answer; None: as the options say
-    messages: list | None = None  # as they are, in the place of text and pictures
+    messages: list | None = None  # as they are, in the place of text and images
 
 
 class Plan:
@@ -77,13 +77,13 @@ class Plan:
             count = opts.system_prompts
             self.systems = [self.system_text(k, opts.system_tokens, tokenizer) for k in range(count)]
         rng = self.rng("pool")
-        self.pool = [self.picture(rng) for _ in range(opts.picture_pool)]
+        self.pool = [self.image(rng) for _ in range(opts.image_pool)]
 
     def rng(self, *what):
         return random.Random("/".join(map(str, (self.seed, *what))))
 
-    def picture(self, rng):
-        data = draw_picture(rng, *self.opts.image_size, self.opts.image_kind)
+    def image(self, rng):
+        data = draw_image(rng, *self.opts.image_size, self.opts.image_kind)
         return "data:image/png;base64," + base64.b64encode(data).decode()
 
     def system_text(self, k, tokens, tokenizer):
@@ -132,17 +132,17 @@ class Plan:
         for _ in range(rng.randint(*self.opts.turns)):
             turns.append(Turn(self.question(rng), [], rng.uniform(*self.opts.think_time)))
         for n in range(rng.randint(*self.opts.images_per_session)):
-            place = turns[0] if n == 0 else rng.choice(turns)  # the first picture opens the conversation
-            place.pictures.append(rng.choice(self.pool) if self.pool else self.picture(rng))
+            place = turns[0] if n == 0 else rng.choice(turns)  # the first image opens the conversation
+            place.images.append(rng.choice(self.pool) if self.pool else self.image(rng))
         return self.systems[rng.randrange(len(self.systems))], turns
 
     def prepare(self, count):
-        """Makes the first ones now rather than while the clock runs, up to MADE_AHEAD bytes of pictures."""
+        """Makes the first ones now rather than while the clock runs, up to MADE_AHEAD bytes of images."""
         room = MADE_AHEAD
         for i in range(min(count, SESSIONS_AHEAD)):
             if room > 0:
                 self.made[i] = self.session(i)
-                room -= sum(len(p) for turn in self.made[i][1] for p in turn.pictures)
+                room -= sum(len(p) for turn in self.made[i][1] for p in turn.images)
 
 
 class Tokenizer:
@@ -202,8 +202,8 @@ class Conversation:
             self.parts = [json.dumps(m) for m in turn.messages] if self.kind == "chat" else [turn.text]
         elif self.kind == "chat":
             content = turn.text
-            if turn.pictures:
-                content = [{"type": "image_url", "image_url": {"url": p}} for p in turn.pictures]
+            if turn.images:
+                content = [{"type": "image_url", "image_url": {"url": p}} for p in turn.images]
                 content.append({"type": "text", "text": turn.text})
             self.parts.append(json.dumps({"role": "user", "content": content}))
         if self.kind == "chat":

@@ -1,12 +1,12 @@
 /* Dropping caches. Answered at once on the loop; the engine thread drops at its next turn, before it looks at
  * any later request. What running requests hold stays. */
-#include "server/media/alias.h"
+#include "server/media/image_hash_cache.h"
 #include "server/http/request.h"
 #include "server/api/api.h"
 
 #include <string.h>
 
-enum { DROP_PREFIXES = 1, DROP_FEATURES = 2, DROP_ALIASES = 4 };
+enum { DROP_PREFIXES = 1, DROP_FEATURES = 2, DROP_IMAGE_HASHES = 4 };
 
 /* A cold cache costs everybody time: not for whoever happens to reach an open server. */
 static bool allowed(struct request *r)
@@ -14,10 +14,10 @@ static bool allowed(struct request *r)
     const struct server *s = r->srv;
     const char *how = s->opt->enable_admin;
     /* A browser on this machine reaches the server too, on behalf of any page it shows. */
-    bool page = exchange_header(&r->http, "Origin") || exchange_header(&r->http, "Sec-Fetch-Site");
+    bool page = http_message_header(&r->http, "Origin") || http_message_header(&r->http, "Sec-Fetch-Site");
     if (strcmp(how, "on") == 0 || (strcmp(how, "auto") == 0 && (s->auth || (s->loopback && !page))))
         return true;
-    (void)api_fail(&r->answer.error, 403, "insufficient_permissions", NULL,
+    (void)api_fail(&r->response.error, 403, "insufficient_permissions", NULL,
                    "This server does not offer admin calls (--enable-admin).");
     request_fail(r);
     return false;
@@ -26,49 +26,49 @@ static bool allowed(struct request *r)
 static void drop(struct request *r, unsigned what)
 {
     struct server *s = r->srv;
-    if (what & DROP_ALIASES) image_alias_clear(s->aliases);
+    if (what & DROP_IMAGE_HASHES) image_hash_cache_clear(s->image_hashes);
     if (!s->model) return; /* still loading: nothing is cached */
     if (what & DROP_FEATURES) sched_reset_features(s->model->sched);
     if (what & DROP_PREFIXES) sched_reset_prefix_cache(s->model->sched);
 }
 
-static void answer(struct request *r, const char *text)
+static void response(struct request *r, const char *text)
 {
-    request_answer(r, buf_adds(&r->answer.out, text) ? 500 : 200);
+    request_respond(r, buf_adds(&r->response.out, text) ? 500 : 200);
 }
 
 void api_reset_prefix_cache_start(struct request *r)
 {
     if (!allowed(r)) return;
-    const char *running = exchange_argument(&r->http, "reset_running_requests");
+    const char *running = http_message_argument(&r->http, "reset_running_requests");
     if (running && (strcmp(running, "true") == 0 || strcmp(running, "1") == 0)) {
-        (void)api_fail(&r->answer.error, 400, "unsupported_parameter", "reset_running_requests",
+        (void)api_fail(&r->response.error, 400, "unsupported_parameter", "reset_running_requests",
                        "Running requests keep what they use.");
         request_fail(r);
         return;
     }
     drop(r, DROP_PREFIXES);
-    answer(r, "{\"success\":true}");
+    response(r, "{\"success\":true}");
 }
 
 void api_reset_mm_cache_start(struct request *r)
 {
     if (!allowed(r)) return;
-    drop(r, DROP_FEATURES | DROP_ALIASES);
-    answer(r, "{\"success\":true}");
+    drop(r, DROP_FEATURES | DROP_IMAGE_HASHES);
+    response(r, "{\"success\":true}");
 }
 
 void api_reset_encoder_cache_start(struct request *r)
 {
     if (!allowed(r)) return;
     drop(r, DROP_FEATURES);
-    answer(r, "{\"success\":true}");
+    response(r, "{\"success\":true}");
 }
 
 void api_flush_cache_start(struct request *r)
 {
     if (!allowed(r)) return;
-    drop(r, DROP_PREFIXES | DROP_FEATURES | DROP_ALIASES);
-    r->answer.content_type = "text/plain; charset=utf-8";
-    answer(r, "Cache flushed.\n");
+    drop(r, DROP_PREFIXES | DROP_FEATURES | DROP_IMAGE_HASHES);
+    r->response.content_type = "text/plain; charset=utf-8";
+    response(r, "Cache flushed.\n");
 }

@@ -1,4 +1,4 @@
-/* The endpoints: what a route starts when a request's body is complete. Each ends in request_answer,
+/* The endpoints: what a route starts when a request's body is complete. Each ends in request_respond,
  * request_fail or request_work (http/request.h). Event loop's thread.
  *
  * To add one: a function, declared here and defined in the file of its group; a line in the table of

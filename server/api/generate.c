@@ -9,7 +9,7 @@
 static void generate_done(struct request *r)
 {
     request_body_drop(r, gen_images_bytes(r->gen) + r->gen->dialect_kept);
-    if (r->gen->compile && !r->answer.error.http) gen_compile(r, gen_submit);
+    if (r->gen->compile && !r->response.error.http) gen_compile(r, gen_submit);
     else gen_submit(r);
 }
 

@@ -15,5 +15,5 @@ extern const char kvasir_openapi[];
 
 void api_openapi_start(struct request *r)
 {
-    request_answer(r, buf_add(&r->answer.out, kvasir_openapi, strlen(kvasir_openapi)) ? 500 : 200);
+    request_respond(r, buf_add(&r->response.out, kvasir_openapi, strlen(kvasir_openapi)) ? 500 : 200);
 }

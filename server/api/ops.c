@@ -1,16 +1,16 @@
 /* Probes, version, load, metrics, the page: answered at once on the loop, without a round trip to the engine.
  */
-#include "server/http/json_out.h"
+#include "server/http/json_writer.h"
 #include "server/http/metrics.h"
 #include "server/http/request.h"
 #include "server/api/api.h"
 #include "server/page/page.h"
 
-static void answer_text(struct request *r, int status, const char *text)
+static void respond_text(struct request *r, int status, const char *text)
 {
-    struct json_out o = {.buf = &r->answer.out};
-    jo_text(&o, text);
-    request_answer(r, o.st ? 500 : status);
+    struct json_writer o = {.buf = &r->response.out};
+    jw_text(&o, text);
+    request_respond(r, o.st ? 500 : status);
 }
 
 static const char *state_name(const struct server *s)
@@ -29,59 +29,59 @@ static bool ready(const struct server *s)
 
 void api_health_start(struct request *r)
 {
-    r->answer.content_type = "text/plain; charset=utf-8";
-    request_answer(r, ready(r->srv) ? 200 : 503);
+    r->response.content_type = "text/plain; charset=utf-8";
+    request_respond(r, ready(r->srv) ? 200 : 503);
 }
 
 void api_ready_start(struct request *r)
 {
-    struct json_out o = {.buf = &r->answer.out};
-    jo_text(&o, "{\"status\":");
-    jo_cstring(&o, state_name(r->srv));
-    jo_text(&o, "}");
-    request_answer(r, ready(r->srv) ? 200 : 503);
+    struct json_writer o = {.buf = &r->response.out};
+    jw_text(&o, "{\"status\":");
+    jw_cstring(&o, state_name(r->srv));
+    jw_text(&o, "}");
+    request_respond(r, ready(r->srv) ? 200 : 503);
 }
 
 void api_live_start(struct request *r)
 {
     bool dead = server_engine_dead(r->srv);
-    answer_text(r, dead ? 500 : 200, dead ? "{\"status\":\"failed\"}" : "{\"status\":\"alive\"}");
+    respond_text(r, dead ? 500 : 200, dead ? "{\"status\":\"failed\"}" : "{\"status\":\"alive\"}");
 }
 
 void api_version_start(struct request *r)
 {
-    answer_text(r, 200, "{\"version\":\"" KVASIR_VERSION "\"}");
+    respond_text(r, 200, "{\"version\":\"" KVASIR_VERSION "\"}");
 }
 
 void api_load_start(struct request *r)
 {
-    struct json_out o = {.buf = &r->answer.out};
-    jo_text(&o, "{\"server_load\":");
-    jo_uint(&o, r->srv->load);
-    jo_text(&o, "}");
-    request_answer(r, 200);
+    struct json_writer o = {.buf = &r->response.out};
+    jw_text(&o, "{\"server_load\":");
+    jw_uint(&o, r->srv->load);
+    jw_text(&o, "}");
+    request_respond(r, 200);
 }
 
 void api_root_start(struct request *r)
 {
     size_t len;
     const char *html = page_html(&len), *policy = page_policy();
-    if (!policy || !page_wanted(exchange_header(&r->http, "Accept"))) {
-        answer_text(r, 200, "{\"status\":\"ok\"}");
+    if (!policy || !page_wanted(http_message_header(&r->http, "Accept"))) {
+        respond_text(r, 200, "{\"status\":\"ok\"}");
         return;
     }
-    r->answer.content_type = "text/html; charset=utf-8";
-    r->answer.policy = policy;
-    request_answer(r, buf_add(&r->answer.out, html, len) ? 500 : 200);
+    r->response.content_type = "text/html; charset=utf-8";
+    r->response.policy = policy;
+    request_respond(r, buf_add(&r->response.out, html, len) ? 500 : 200);
 }
 
 void api_metrics_start(struct request *r)
 {
-    r->answer.content_type = "text/plain; version=0.0.4; charset=utf-8";
-    if (metrics_text(r->srv, &r->answer.out)) {
-        (void)api_fail(&r->answer.error, 500, "internal_error", NULL, "The metrics could not be written.");
+    r->response.content_type = "text/plain; version=0.0.4; charset=utf-8";
+    if (metrics_text(r->srv, &r->response.out)) {
+        (void)api_fail(&r->response.error, 500, "internal_error", NULL, "The metrics could not be written.");
         request_fail(r);
     } else {
-        request_answer(r, 200);
+        request_respond(r, 200);
     }
 }

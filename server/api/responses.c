@@ -3,7 +3,7 @@
 #include "server/dialect/store.h"
 #include "server/generate/generate.h"
 #include "server/http/fields.h"
-#include "server/http/json_in.h"
+#include "server/http/json_parser.h"
 #include "server/http/json_value.h"
 #include "server/http/request.h"
 #include "server/api/api.h"
@@ -13,8 +13,8 @@
 
 static void wrong_method(struct request *r, const char *allow)
 {
-    r->answer.allow = allow;
-    (void)api_fail(&r->answer.error, 405, "method_not_supported", NULL,
+    r->response.allow = allow;
+    (void)api_fail(&r->response.error, 405, "method_not_supported", NULL,
                    "This method is not supported for this URL.");
 }
 
@@ -28,20 +28,21 @@ struct page {
 
 static enum status page_read(struct request *r, struct page *p)
 {
-    const char *limit = exchange_argument(&r->http, "limit"), *order = exchange_argument(&r->http, "order");
+    const char *limit = http_message_argument(&r->http, "limit"),
+               *order = http_message_argument(&r->http, "order");
     char *end = NULL;
     long n = limit ? strtol(limit, &end, 10) : 20;
     if (n < 1 || n > 100 || (limit && (!*limit || *end)))
-        return api_fail(&r->answer.error, 400, "invalid_value", "limit", "limit must be from 1 to 100.");
+        return api_fail(&r->response.error, 400, "invalid_value", "limit", "limit must be from 1 to 100.");
     if (order && strcmp(order, "asc") != 0 && strcmp(order, "desc") != 0)
-        return api_fail(&r->answer.error, 400, "invalid_value", "order", "order must be 'asc' or 'desc'.");
-    *p = (struct page){(size_t)n, order && *order == 'a', exchange_argument(&r->http, "after")};
+        return api_fail(&r->response.error, 400, "invalid_value", "order", "order must be 'asc' or 'desc'.");
+    *p = (struct page){(size_t)n, order && *order == 'a', http_message_argument(&r->http, "after")};
     return ST_OK;
 }
 
 static void page_write(struct request *r, json_t *items, const struct page *p)
 {
-    struct json_out o = {.buf = &r->answer.out};
+    struct json_writer o = {.buf = &r->response.out};
     size_t count = json_array_size(items), at = 0, shown = 0;
     const json_t *first = NULL, *last = NULL;
     for (size_t i = 0; i < count && p->after && !at; i++) {
@@ -49,32 +50,32 @@ static void page_write(struct request *r, json_t *items, const struct page *p)
         if (json_is(json_object_get(item, "id"), p->after)) at = i + 1;
     }
     if (p->after && !at) {
-        (void)api_fail(&r->answer.error, 400, "invalid_value", "after", "There is no such item.");
+        (void)api_fail(&r->response.error, 400, "invalid_value", "after", "There is no such item.");
         return;
     }
-    jo_text(&o, "{\"object\":\"list\",\"data\":[");
+    jw_text(&o, "{\"object\":\"list\",\"data\":[");
     for (; at < count && shown < p->limit; at++, shown++) {
         last = json_array_get(items, p->ascending ? at : count - 1 - at);
         if (!shown) first = last;
-        if (shown) jo_text(&o, ",");
-        jo_value(&o, last);
+        if (shown) jw_text(&o, ",");
+        jw_value(&o, last);
     }
-    jo_text(&o, "],\"first_id\":");
-    jo_value(&o, json_object_get(first, "id"));
-    jo_text(&o, ",\"last_id\":");
-    jo_value(&o, json_object_get(last, "id"));
-    jo_text(&o, at < count ? ",\"has_more\":true}" : ",\"has_more\":false}");
-    if (o.st) api_nomem(&r->answer.error);
+    jw_text(&o, "],\"first_id\":");
+    jw_value(&o, json_object_get(first, "id"));
+    jw_text(&o, ",\"last_id\":");
+    jw_value(&o, json_object_get(last, "id"));
+    jw_text(&o, at < count ? ",\"has_more\":true}" : ",\"has_more\":false}");
+    if (o.st) api_nomem(&r->response.error);
 }
 
 static void list_items(struct request *r, const struct response_kept *kept)
 {
-    struct json_in in = {.text = kept->items.data ? kept->items.data : "", .len = kept->items.len};
+    struct json_parser in = {.text = kept->items.data ? kept->items.data : "", .len = kept->items.len};
     struct page page = {0};
     json_t *items;
     if (page_read(r, &page)) return;
-    if (json_in_parse(&in, &items)) {
-        api_nomem(&r->answer.error);
+    if (json_parse_body(&in, &items)) {
+        api_nomem(&r->response.error);
         return;
     }
     page_write(r, items, &page);
@@ -85,29 +86,29 @@ static void list_items(struct request *r, const struct response_kept *kept)
 
 static void retrieve(struct request *r, const struct response_kept *kept)
 {
-    const char *stream = exchange_argument(&r->http, "stream");
+    const char *stream = http_message_argument(&r->http, "stream");
     if (stream && strcmp(stream, "true") == 0) {
-        (void)api_fail(&r->answer.error, 400, "unsupported_parameter", "stream",
+        (void)api_fail(&r->response.error, 400, "unsupported_parameter", "stream",
                        "A kept response is not streamed again.");
         return;
     }
-    if (buf_add(&r->answer.out, kept->response.data, kept->response.len)) api_nomem(&r->answer.error);
+    if (buf_add(&r->response.out, kept->response.data, kept->response.len)) api_nomem(&r->response.error);
 }
 
 static void forget(struct request *r, const char *id, const struct response_owner *owner)
 {
-    struct json_out o = {.buf = &r->answer.out};
+    struct json_writer o = {.buf = &r->response.out};
     (void)response_forget(r->srv->responses, id, owner); /* another one may have been faster */
-    jo_text(&o, "{\"id\":");
-    jo_cstring(&o, id);
-    jo_text(&o, ",\"object\":\"response.deleted\",\"deleted\":true}");
-    if (o.st) api_nomem(&r->answer.error);
+    jw_text(&o, "{\"id\":");
+    jw_cstring(&o, id);
+    jw_text(&o, ",\"object\":\"response.deleted\",\"deleted\":true}");
+    if (o.st) api_nomem(&r->response.error);
 }
 
 /* Whose it must be. A salt comes with the URL: there is no body. */
 static bool owner_of(const struct request *r, struct response_owner *owner)
 {
-    const char *salt = exchange_argument(&r->http, "cache_salt");
+    const char *salt = http_message_argument(&r->http, "cache_salt");
     *owner = (struct response_owner){0};
     if (r->http.has_key) memcpy(owner->key, r->http.key, sizeof owner->key);
     char *text = strdup(salt ? salt : "");
@@ -124,23 +125,23 @@ static void response_job(struct request *r)
     bool items = strcmp(rest, "/input_items") == 0, cancel = strcmp(rest, "/cancel") == 0;
     char id[RESPONSE_ID_BYTES] = "";
     if (*rest && !items && !cancel) {
-        (void)api_fail(&r->answer.error, 404, "unknown_url", NULL, "Invalid URL (%s %.200s)",
+        (void)api_fail(&r->response.error, 404, "unknown_url", NULL, "Invalid URL (%s %.200s)",
                        method_name(r->http.method), r->http.path);
         return;
     }
     if (r->http.method == M_POST && !cancel) wrong_method(r, items ? "GET, OPTIONS" : "GET, DELETE, OPTIONS");
     if (r->http.method != M_POST && cancel) wrong_method(r, "POST, OPTIONS");
     if (r->http.method == M_DELETE && items) wrong_method(r, "GET, OPTIONS");
-    if (!owner_of(r, &owner)) api_nomem(&r->answer.error);
-    if (r->answer.error.http) return;
+    if (!owner_of(r, &owner)) api_nomem(&r->response.error);
+    if (r->response.error.http) return;
     if ((size_t)(rest - path) < sizeof id) memcpy(id, path, (size_t)(rest - path));
     struct response_kept *kept = response_take(r->srv->responses, id, &owner);
     if (!kept)
-        (void)api_fail(&r->answer.error, 404, "response_not_found", NULL,
+        (void)api_fail(&r->response.error, 404, "response_not_found", NULL,
                        "Response with id '%.60s' not found%s", path,
                        response_store_on(r->srv->responses) ? "." : ": this server keeps none.");
     else if (cancel)
-        (void)api_fail(&r->answer.error, 400, "invalid_value", NULL,
+        (void)api_fail(&r->response.error, 400, "invalid_value", NULL,
                        "Only responses in the background can be cancelled: this one is complete.");
     else if (items) list_items(r, kept);
     else if (r->http.method == M_DELETE) forget(r, id, &owner);
@@ -150,8 +151,8 @@ static void response_job(struct request *r)
 
 static void response_done(struct request *r)
 {
-    if (r->answer.error.http) request_fail(r);
-    else request_answer(r, 200);
+    if (r->response.error.http) request_fail(r);
+    else request_respond(r, 200);
 }
 
 void api_response_start(struct request *r)

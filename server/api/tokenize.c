@@ -10,24 +10,24 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Where the prompt's pictures stand and what they are, as cache events name them. */
-static void pictures_write(struct json_out *o, const struct prompt *p)
+/* Where the prompt's images stand and what they are, as cache events name them. */
+static void images_write(struct json_writer *o, const struct prompt *p)
 {
     char key[65];
-    jo_text(o, ",\"pictures\":[");
+    jw_text(o, ",\"images\":[");
     for (uint32_t i = 0, n = 0; i < p->span_count; i++) {
         const struct prompt_span *s = &p->spans[i];
-        if (!s->picture) continue;
+        if (!s->image) continue;
         for (int k = 0; k < 32; k++) snprintf(key + 2 * k, 3, "%02x", span_identity(s)[k]);
-        jo_text(o, n++ ? ",{\"offset\":" : "{\"offset\":");
-        jo_uint(o, s->begin);
-        jo_text(o, ",\"length\":");
-        jo_uint(o, s->end - s->begin);
-        jo_text(o, ",\"hash\":");
-        jo_cstring(o, key);
-        jo_text(o, "}");
+        jw_text(o, n++ ? ",{\"offset\":" : "{\"offset\":");
+        jw_uint(o, s->begin);
+        jw_text(o, ",\"length\":");
+        jw_uint(o, s->end - s->begin);
+        jw_text(o, ",\"hash\":");
+        jw_cstring(o, key);
+        jw_text(o, "}");
     }
-    jo_text(o, "]");
+    jw_text(o, "]");
 }
 
 /* p: NULL for a text. */
@@ -36,36 +36,36 @@ static void tokens_write(struct request *r, json_t *root, const uint32_t *ids, s
 {
     const struct model *m = r->srv->model;
     bool strs = false;
-    if (field_bool(&r->answer.error, root, "return_token_strs", &strs)) return;
-    struct json_out o = {.buf = &r->answer.out};
-    jo_text(&o, "{\"count\":");
-    jo_uint(&o, count);
-    jo_text(&o, ",\"max_model_len\":");
-    jo_uint(&o, m->caps.context_max);
-    jo_text(&o, ",\"tokens\":");
-    jo_ids(&o, ids, count);
-    if (p) pictures_write(&o, p);
-    jo_text(&o, ",\"token_strs\":");
+    if (field_bool(&r->response.error, root, "return_token_strs", &strs)) return;
+    struct json_writer o = {.buf = &r->response.out};
+    jw_text(&o, "{\"count\":");
+    jw_uint(&o, count);
+    jw_text(&o, ",\"max_model_len\":");
+    jw_uint(&o, m->caps.context_max);
+    jw_text(&o, ",\"tokens\":");
+    jw_ids(&o, ids, count);
+    if (p) images_write(&o, p);
+    jw_text(&o, ",\"token_strs\":");
     if (strs) {
         for (size_t i = 0; i < count; i++) {
             size_t len;
             const char *text = tok_bytes(m->tok, ids[i], &len);
-            jo_text(&o, i ? "," : "[");
-            jo_string(&o, text, len);
+            jw_text(&o, i ? "," : "[");
+            jw_string(&o, text, len);
         }
-        jo_text(&o, count ? "]}" : "[]}");
+        jw_text(&o, count ? "]}" : "[]}");
     } else {
-        jo_text(&o, "null}");
+        jw_text(&o, "null}");
     }
-    if (o.st) (void)api_nomem(&r->answer.error);
+    if (o.st) (void)api_nomem(&r->response.error);
 }
 
 static void tokenize_text(struct request *r, json_t *root, json_t *prompt)
 {
     bool special = true;
-    if (field_bool(&r->answer.error, root, "add_special_tokens", &special)) return;
+    if (field_bool(&r->response.error, root, "add_special_tokens", &special)) return;
     if (!json_is_string(prompt)) {
-        (void)api_fail(&r->answer.error, 400, "invalid_type", "prompt", "prompt must be a string.");
+        (void)api_fail(&r->response.error, 400, "invalid_type", "prompt", "prompt must be a string.");
         return;
     }
     struct tok_run run = {
@@ -75,7 +75,7 @@ static void tokenize_text(struct request *r, json_t *root, json_t *prompt)
     enum status st =
         tok_encode(r->srv->model->tok, &run, 1, special, r->srv->opt->max_body_bytes, &ids, &err);
     if (st) {
-        (void)api_fail_status(&r->answer.error, st, "prompt", &err);
+        (void)api_fail_status(&r->response.error, st, "prompt", &err);
         return;
     }
     tokens_write(r, root, ids.ids, ids.count, NULL);
@@ -97,7 +97,7 @@ static void tokenize(struct request *r)
     } else if (prompt) {
         tokenize_text(r, g->root, prompt);
     } else {
-        (void)api_fail(&r->answer.error, 400, "missing_required_parameter", "prompt",
+        (void)api_fail(&r->response.error, 400, "missing_required_parameter", "prompt",
                        "prompt or messages is missing.");
     }
 }
@@ -110,11 +110,11 @@ static void detokenize(struct request *r)
     json_t *list = field(g->root, "tokens"), *v;
     size_t i;
     if (!list) {
-        (void)api_fail(&r->answer.error, 400, "missing_required_parameter", "tokens", "tokens is missing.");
+        (void)api_fail(&r->response.error, 400, "missing_required_parameter", "tokens", "tokens is missing.");
         return;
     }
     if (!json_is_array(list)) {
-        (void)api_fail(&r->answer.error, 400, "invalid_type", "tokens",
+        (void)api_fail(&r->response.error, 400, "invalid_type", "tokens",
                        "tokens must be an array of integers.");
         return;
     }
@@ -127,10 +127,10 @@ static void detokenize(struct request *r)
     {
         int64_t id;
         if (!json_to_int(v, &id)) {
-            st = api_fail(&r->answer.error, 400, "invalid_type", "tokens",
+            st = api_fail(&r->response.error, 400, "invalid_type", "tokens",
                           "tokens must be an array of integers.");
         } else if (id < 0 || id >= (int64_t)tok_vocab_size(tok)) {
-            st = api_fail(&r->answer.error, 400, "invalid_value", "tokens",
+            st = api_fail(&r->response.error, 400, "invalid_value", "tokens",
                           "%lld is not a token id of this model.", (long long)id);
         } else {
             st = detok_push(&d, (uint32_t)id, &text);
@@ -138,11 +138,11 @@ static void detokenize(struct request *r)
         if (st) break;
     }
     if (!st) st = detok_flush(&d, &text);
-    struct json_out o = {.buf = &r->answer.out, .st = st};
-    jo_text(&o, "{\"prompt\":");
-    jo_string(&o, text.data ? text.data : "", text.len);
-    jo_text(&o, "}");
-    if (o.st) (void)api_nomem(&r->answer.error);
+    struct json_writer o = {.buf = &r->response.out, .st = st};
+    jw_text(&o, "{\"prompt\":");
+    jw_string(&o, text.data ? text.data : "", text.len);
+    jw_text(&o, "}");
+    if (o.st) (void)api_nomem(&r->response.error);
     buf_fini(&text);
 }
 
@@ -153,19 +153,19 @@ static void count_tokens(struct request *r)
         (request_body_parse(r, &g->root) || request_model_check(r, g->root) || g->dialect->read(g, g->root)))
         return;
     if ((g->remote && !g->fetched) || tokenize_chat(g)) return;
-    struct json_out o = {.buf = &r->answer.out};
-    jo_text(&o, g->dialect == &dialect_input_tokens
+    struct json_writer o = {.buf = &r->response.out};
+    jw_text(&o, g->dialect == &dialect_input_tokens
                     ? "{\"object\":\"response.input_tokens\",\"input_tokens\":"
                     : "{\"input_tokens\":");
-    jo_uint(&o, g->prompts[0].prompt.token_count);
-    jo_text(&o, "}");
-    if (o.st) (void)api_nomem(&r->answer.error);
+    jw_uint(&o, g->prompts[0].prompt.token_count);
+    jw_text(&o, "}");
+    if (o.st) (void)api_nomem(&r->response.error);
 }
 
 /* The last step of the job, if no files are fetched before it. */
 static void read_end(struct gen *g)
 {
-    if (!g->remote || g->fetched || g->r->answer.error.http) gen_read_end(g);
+    if (!g->remote || g->fetched || g->r->response.error.http) gen_read_end(g);
 }
 
 static void count_tokens_job(struct request *r)
@@ -188,10 +188,10 @@ static void detokenize_job(struct request *r)
 
 static void job_end(struct request *r)
 {
-    if (r->answer.error.http) {
+    if (r->response.error.http) {
         request_fail(r);
     } else {
-        request_answer(r, 200);
+        request_respond(r, 200);
     }
 }
 

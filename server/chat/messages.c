@@ -3,7 +3,7 @@
 
 #include "config/base/buf.h"
 #include "server/http/fields.h"
-#include "server/http/json_in.h"
+#include "server/http/json_parser.h"
 #include "server/http/limits.h"
 
 #include <stdarg.h>
@@ -74,9 +74,9 @@ enum status chat_fault(struct chat_reader *r, const char *code, const char *suff
 }
 
 /* One more content part or tool call: each becomes several values. */
-static enum status count_piece(struct chat_reader *r, const char *suffix)
+static enum status count_part(struct chat_reader *r, const char *suffix)
 {
-    if (++r->pieces <= LIMIT_PARTS) return ST_OK;
+    if (++r->part_count <= LIMIT_PARTS) return ST_OK;
     return chat_fault(r, "invalid_value", suffix, "There are more than %u content parts and tool calls.",
                       LIMIT_PARTS);
 }
@@ -219,7 +219,7 @@ enum status chat_image_add(struct chat_reader *r, uint32_t number, bool video, c
 {
     struct chat_messages *m = r->out;
     char path[64];
-    if (r->limits.text_only) return chat_fault(r, "too_many_images", suffix, "This model takes no pictures.");
+    if (r->limits.text_only) return chat_fault(r, "too_many_images", suffix, "This model takes no images.");
     if (m->image_count >= r->limits.images_max)
         return chat_fault(r, "too_many_images", suffix, "At most %zu image(s) may be provided in one prompt.",
                           r->limits.images_max);
@@ -288,7 +288,7 @@ static enum status image_part(struct chat_reader *r, const json_t *part, const s
 }
 
 /* video_url: {"video_url": {"url", "fps"}} or {"video_url": "url"}; video: {"video": "url"} or {"video":
- * {"url", "fps"}}. Instead of a URL an array of them: the frames as pictures. fps may stand in the part as
+ * {"url", "fps"}}. Instead of a URL an array of them: the frames as images. fps may stand in the part as
  * well. */
 static enum status video_part(struct chat_reader *r, const json_t *part, const struct part_at *at,
                               const char *type)
@@ -384,7 +384,7 @@ static enum status parse_part(struct chat_reader *r, const json_t *part, const s
     char path[64];
     const char *name, *field;
     const json_t *text, *type = json_object_get(part, "type");
-    if (count_piece(r, at->path)) return ST_INVALID;
+    if (count_part(r, at->path)) return ST_INVALID;
     if (json_is_string(part))
         return chat_text_add(r, share(part), at->number); /* some clients send bare strings */
     if (!json_is_object(part))
@@ -491,7 +491,7 @@ static enum status parse_tool_calls(struct chat_reader *r, const json_t *calls)
         char path[64];
         json_t *call = json_array_get(calls, i), *function = NULL;
         snprintf(path, sizeof path, ".tool_calls[%zu]", i);
-        if (count_piece(r, path)) return ST_INVALID;
+        if (count_part(r, path)) return ST_INVALID;
         if (!json_is_object(call))
             return chat_fault(r, "invalid_type", path, "A tool call must be an object.");
         snprintf(path, sizeof path, ".tool_calls[%zu].function", i);

@@ -92,10 +92,10 @@ struct chat_reader {
     struct api_error *err;
     struct chat_messages *out;
     struct chat_place at; /* of the message at hand */
-    size_t videos, pieces;
+    size_t videos, part_count;
 };
 
-/* A client's fault at <at><suffix>. */
+/* A client's error at <at><suffix>. */
 enum status chat_fault(struct chat_reader *r, const char *code, const char *suffix, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 enum status chat_no_memory(struct chat_reader *r);

@@ -6,7 +6,7 @@
 void chat_output_init(struct chat_output *o, const struct chat_output_rules *rules, size_t text_max)
 {
     *o = (struct chat_output){.rules = *rules};
-    reasoning_parse_init(&o->reasoning_parse, rules->form, rules->inside,
+    reasoning_parse_init(&o->reasoning_parse, rules->syntax, rules->inside,
                          rules->reasoning == REASONING_CONTENT);
     buf_init(&o->content, text_max);
     buf_init(&o->reasoning, text_max);
@@ -80,7 +80,7 @@ enum status chat_output_run(struct chat_output *o, const char *text, size_t len,
         from = o->reasoning_parse.at;
     }
     if (!o->content_begun) {
-        const struct tool_rules rules = {.form = o->rules.calls,
+        const struct tool_rules rules = {.syntax = o->rules.calls,
                                          .types = o->rules.types,
                                          .bare = o->rules.calls ? o->rules.bare : NULL,
                                          .single = o->rules.single_call};

@@ -20,9 +20,9 @@ enum reasoning_use {
 
 struct chat_output_rules {
     enum reasoning_use reasoning;
-    enum reasoning_form form;       /* its tags */
+    enum reasoning_syntax syntax;   /* its tags */
     bool inside;                    /* the prompt ends within the reasoning */
-    enum tool_form calls;           /* calls of this form are looked for */
+    enum tool_call_syntax calls;    /* calls of this form are looked for */
     const struct tool_types *types; /* of the functions; borrowed, may be NULL */
     const json_t *bare;             /* functions (tool_parse.h); borrowed, may be NULL */
     bool single_call;               /* one at most */

@@ -8,10 +8,12 @@
 
 typedef enum status sink_fn(void *user, const char *text, size_t len);
 
-void reasoning_parse_init(struct reasoning_parse *p, enum reasoning_form form, bool inside, bool verbatim)
+void reasoning_parse_init(struct reasoning_parse *p, enum reasoning_syntax syntax, bool inside, bool verbatim)
 {
-    *p = (struct reasoning_parse){
-        .state = inside ? REASON_INSIDE : REASON_START, .form = form, .verbatim = verbatim, .found = inside};
+    *p = (struct reasoning_parse){.state = inside ? REASON_INSIDE : REASON_START,
+                                  .syntax = syntax,
+                                  .verbatim = verbatim,
+                                  .found = inside};
 }
 
 static void state_to(struct reasoning_parse *p, enum reasoning_state state)
@@ -33,7 +35,7 @@ static void start_run(struct reasoning_parse *p, const char *text, size_t len, b
     size_t i = p->search;
     while (i < len && (text[i] == ' ' || text[i] == '\n' || text[i] == '\t' || text[i] == '\r')) i++;
     p->search = i;
-    const char *open = reasoning_open(p->form);
+    const char *open = reasoning_open(p->syntax);
     size_t open_len = strlen(open), n = len - i < open_len ? len - i : open_len;
     bool fits = memcmp(text + i, open, n) == 0;
     if (fits && n == open_len) {
@@ -58,7 +60,7 @@ static enum status emit(struct reasoning_parse *p, const char *text, size_t to, 
 static enum status inside_run(struct reasoning_parse *p, const char *text, size_t len, bool final,
                               sink_fn *sink, void *user)
 {
-    const char *close = reasoning_close(p->form);
+    const char *close = reasoning_close(p->syntax);
     size_t close_len = strlen(close);
     const char *hit = len > p->search ? memmem(text + p->search, len - p->search, close, close_len) : NULL;
     size_t end = hit     ? (size_t)(hit - text)

@@ -14,24 +14,24 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-enum reasoning_form { REASONING_THINK = 0, REASONING_CHANNEL };
+enum reasoning_syntax { REASONING_THINK = 0, REASONING_CHANNEL };
 #define CHANNEL_OPEN  "<|channel>" /* a token; the channel's name follows */
 #define CHANNEL_CLOSE "<channel|>"
 
-static inline const char *reasoning_open(enum reasoning_form form)
+static inline const char *reasoning_open(enum reasoning_syntax syntax)
 {
-    return form == REASONING_CHANNEL ? CHANNEL_OPEN "thought" : "<think>";
+    return syntax == REASONING_CHANNEL ? CHANNEL_OPEN "thought" : "<think>";
 }
-static inline const char *reasoning_close(enum reasoning_form form)
+static inline const char *reasoning_close(enum reasoning_syntax syntax)
 {
-    return form == REASONING_CHANNEL ? CHANNEL_CLOSE : "</think>";
+    return syntax == REASONING_CHANNEL ? CHANNEL_CLOSE : "</think>";
 }
 
 enum reasoning_state { REASON_START = 0, REASON_INSIDE, REASON_CLOSED, REASON_AFTER };
 
 struct reasoning_parse {
     enum reasoning_state state;
-    enum reasoning_form form;
+    enum reasoning_syntax syntax;
     bool verbatim; /* the reasoning is handed over with its tags and line breaks */
     bool found;    /* there is reasoning, be it empty */
     bool any;      /* some of the reasoning was handed over */
@@ -41,7 +41,8 @@ struct reasoning_parse {
 };
 
 /* inside: the prompt ends within the reasoning. */
-void reasoning_parse_init(struct reasoning_parse *p, enum reasoning_form form, bool inside, bool verbatim);
+void reasoning_parse_init(struct reasoning_parse *p, enum reasoning_syntax syntax, bool inside,
+                          bool verbatim);
 /* Goes on in `text`, which begins with what earlier runs saw; final: nothing will follow. Hands pieces of the
  * reasoning to `sink` (len >= 1, borrowed) and fails with its status. */
 enum status reasoning_parse_run(struct reasoning_parse *p, const char *text, size_t len, bool final,

@@ -295,13 +295,13 @@ static enum status to_runs(struct jinja_output *o, bool parse, struct template_t
 }
 
 /* The message that the template's loop was at; the number of messages if it was at none. */
-static size_t message_at_fault(const struct jinja_ctx *c, const struct template_request *rq,
+static size_t message_in_error(const struct jinja_ctx *c, const struct template_request *rq,
                                const struct template_chat *chat)
 {
     size_t n = rq->messages->count, at = n;
     uint32_t best = UINT32_MAX;
     for (size_t i = 0; i < n; i++) {
-        uint32_t level = jinja_fault_loop(c, chat->each[i]);
+        uint32_t level = jinja_error_loop(c, chat->each[i]);
         if (!level || level >= best) continue;
         best = level;
         at = i;
@@ -315,9 +315,9 @@ static enum status render_error(enum status st, const struct jinja_error *e, con
     /* Such templates mostly say that roles must alternate, or that they don't know the role: no help to who
      * sends results of tools. */
     const struct chat_messages *m = rq->messages;
-    bool lost = e->fault == JINJA_RAISED && at < m->count && !caps->tool_role && !caps->tool_responses &&
+    bool lost = e->code == JINJA_RAISED && at < m->count && !caps->tool_role && !caps->tool_responses &&
                 (m->list[at].role == CHAT_TOOL || m->list[at].role == CHAT_FUNCTION);
-    if (e->fault == JINJA_RAISED)
+    if (e->code == JINJA_RAISED)
         err_set(err, st, "%.300s%s", e->message,
                 lost ? " (this model's chat template has no place for results of tools: put them into a user "
                        "message)"
@@ -352,7 +352,7 @@ enum status template_render(const struct template *t, const struct template_requ
     enum status st = set_variables(c, v, rq, &chat, &final_text, &trace, err);
     if (!st) {
         st = jinja_render(v->jinja, c, &o, &e);
-        if (st) render_error(st, &e, &v->caps, rq, message_at_fault(c, rq, &chat), err);
+        if (st) render_error(st, &e, &v->caps, rq, message_in_error(c, rq, &chat), err);
     }
     if (!st && rq->continue_final_message) st = cut_at_tag(&o, &final_text, err);
     if (!st) st = to_runs(&o, rq->control_parse, &trace, out, err);

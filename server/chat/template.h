@@ -24,16 +24,16 @@ struct template_caps {
     bool system_role; /* a system message's text appears */
     bool system_list; /* so does the first text of one whose content is a list, and not as the list that it
                          stands in */
-    bool system_pictures;   /* and pictures in that list are not passed over */
+    bool system_images;     /* and images in that list are not passed over */
     bool developer_role;    /* the source mentions `developer`: the role is kept, else it becomes `system` */
     bool tools;             /* declarations of tools appear */
     bool tool_calls;        /* calls of earlier assistant turns appear */
     bool arguments_as_text; /* wants function arguments as the JSON text, not as an object */
     bool tool_role;         /* results of tools appear as messages of role `tool` */
     bool tool_responses;    /* wants results folded into the assistant's message (`tool_responses`) */
-    enum tool_form calls;   /* the form of calls that it teaches (tool_parse.h) */
-    bool think;             /* knows reasoning (reasoning_parse.h), between tags of this form: */
-    enum reasoning_form reasoning;
+    enum tool_call_syntax calls; /* the form of calls that it teaches (tool_parse.h) */
+    bool think;                  /* knows reasoning (reasoning_parse.h), between tags of this form: */
+    enum reasoning_syntax reasoning;
     bool uses_time; /* calls strftime_now: prompts change over time, prefix-cache hits suffer */
 };
 

@@ -154,9 +154,9 @@ static bool has_images(const struct chat_message *m)
 static enum status system_value(struct builder *b, const struct chat_message *m, bool last,
                                 struct jinja_value *out)
 {
-    if (b->caps->content_list && !b->caps->system_pictures && has_images(m))
+    if (b->caps->content_list && !b->caps->system_images && has_images(m))
         return err_set(b->err, ST_INVALID,
-                       "this model's chat template has no place for pictures in a system message: put them "
+                       "this model's chat template has no place for images in a system message: put them "
                        "into a user message");
     return b->caps->system_list ? content_value(b, m, JINJA_INPUT, last, false, out)
                                 : system_string(b, m, last, out);

@@ -90,7 +90,7 @@ void template_probe(const struct jinja_template *t, const struct jinja_limits *l
     caps->system_list = shows(&p, "<<system>>") && !strstr(p.out.text, "[{");
     size_t len = p.out.len;
     render(&p, "[" LIST_SYSTEM(",{\"type\":\"image\"}") "," LIST_USER "]", NULL);
-    caps->system_pictures = caps->system_list && p.ok && p.out.len > len;
+    caps->system_images = caps->system_list && p.ok && p.out.len > len;
     render(&p, "[" USER "]", TOOL_DECLARATION);
     caps->tools = shows(&p, "<<tool>>");
     render(&p,
@@ -114,10 +114,10 @@ void template_probe(const struct jinja_template *t, const struct jinja_limits *l
     /* Some templates put calls of another form between the same tags: <function=NAME>, and not all of them
      * with <parameter=NAME>. */
     if (caps->tools && mentions(t, "<tool_call>"))
-        caps->calls = !mentions(t, "<function=")   ? TOOL_FORM_JSON
-                      : mentions(t, "<parameter=") ? TOOL_FORM_XML
-                                                   : TOOL_FORM_NONE;
-    if (caps->tools && mentions(t, TOOL_CALL_OPEN "call:")) caps->calls = TOOL_FORM_CALL;
+        caps->calls = !mentions(t, "<function=")   ? TOOL_SYNTAX_JSON
+                      : mentions(t, "<parameter=") ? TOOL_SYNTAX_XML
+                                                   : TOOL_SYNTAX_NONE;
+    if (caps->tools && mentions(t, TOOL_CALL_OPEN "call:")) caps->calls = TOOL_SYNTAX_CALL;
     caps->reasoning = mentions(t, reasoning_open(REASONING_CHANNEL)) ? REASONING_CHANNEL : REASONING_THINK;
     caps->think = mentions(t, reasoning_close(caps->reasoning));
     jinja_output_free(&p.out);

@@ -2,7 +2,7 @@
 #include "server/chat/tool_parse_internal.h"
 
 #include "server/http/fields.h"
-#include "server/http/json_in.h"
+#include "server/http/json_parser.h"
 
 #include <jansson.h>
 #include <string.h>
@@ -49,8 +49,8 @@ static enum status text_run(struct tool_parse *p, const char *text, size_t len, 
                             const struct tool_sink *sink, bool *more)
 {
     size_t end = len, keep;
-    const char *hit = p->rules.form == TOOL_FORM_XML ? tool__xml_find(text, p->search, len, &keep)
-                                                     : tag_find(p, text, p->search, len, &keep);
+    const char *hit = p->rules.syntax == TOOL_SYNTAX_XML ? tool__xml_find(text, p->search, len, &keep)
+                                                         : tag_find(p, text, p->search, len, &keep);
     if (hit) {
         end = (size_t)(hit - text);
     } else if (!final) {
@@ -177,7 +177,7 @@ static bool block_notice(struct tool_parse *p, const char *text, size_t i, uint8
     return true;
 }
 
-/* In TOOL_BLOCK, TOOL_FORM_JSON: nothing of the block was reported yet. */
+/* In TOOL_BLOCK, TOOL_SYNTAX_JSON: nothing of the block was reported yet. */
 static enum status block_run(struct tool_parse *p, const char *text, size_t len, bool final,
                              const struct tool_sink *sink, bool *more)
 {
@@ -271,7 +271,7 @@ static enum status loose_run(struct tool_parse *p, const char *text, size_t len,
 /* In TOOL_END: white space and superfluous brackets, then the end tag, or content. */
 static void end_run(struct tool_parse *p, const char *text, size_t len, bool final, bool *more)
 {
-    bool json = p->rules.form != TOOL_FORM_XML;
+    bool json = p->rules.syntax != TOOL_SYNTAX_XML;
     while (p->scan < len &&
            (tool__is_space(text[p->scan]) || (json && strchr("}],", text[p->scan] ? text[p->scan] : ' '))))
         p->scan++;
@@ -302,19 +302,19 @@ enum status tool_parse_run(struct tool_parse *p, const char *text, size_t len, b
         case TOOL_TEXT: st = text_run(p, text, len, final, sink, &more); break;
         case TOOL_BARE: st = tool__bare_head(p, text, len, final, sink, &more); break;
         case TOOL_BLOCK:
-            st = p->rules.form == TOOL_FORM_XML    ? tool__xml_block(p, text, len, final, sink, &more)
-                 : p->rules.form == TOOL_FORM_CALL ? tool__call_block(p, text, len, final, sink, &more)
-                                                   : block_run(p, text, len, final, sink, &more);
+            st = p->rules.syntax == TOOL_SYNTAX_XML    ? tool__xml_block(p, text, len, final, sink, &more)
+                 : p->rules.syntax == TOOL_SYNTAX_CALL ? tool__call_block(p, text, len, final, sink, &more)
+                                                       : block_run(p, text, len, final, sink, &more);
             break;
         case TOOL_REST: st = rest_run(p, text, len, sink, &more); break;
         case TOOL_LOOSE: st = loose_run(p, text, len, final, sink, &more); break;
         case TOOL_PARAMETERS:
-            st = p->rules.form == TOOL_FORM_CALL ? tool__call_parameters(p, text, len, final, sink, &more)
-                                                 : tool__xml_parameters(p, text, len, final, sink, &more);
+            st = p->rules.syntax == TOOL_SYNTAX_CALL ? tool__call_parameters(p, text, len, final, sink, &more)
+                                                     : tool__xml_parameters(p, text, len, final, sink, &more);
             break;
         case TOOL_VALUE:
-            st = p->rules.form == TOOL_FORM_CALL ? tool__call_value(p, text, len, final, sink, &more)
-                                                 : tool__xml_value(p, text, len, final, sink, &more);
+            st = p->rules.syntax == TOOL_SYNTAX_CALL ? tool__call_value(p, text, len, final, sink, &more)
+                                                     : tool__xml_value(p, text, len, final, sink, &more);
             break;
         case TOOL_END: (p->bare ? tool__bare_end : end_run)(p, text, len, final, &more); break;
         case TOOL_DONE: break;

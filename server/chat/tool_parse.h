@@ -68,7 +68,7 @@
 
 #define TOOL_OPEN  "<tool_call>"
 #define TOOL_CLOSE "</tool_call>"
-/* TOOL_FORM_CALL */
+/* TOOL_SYNTAX_CALL */
 #define TOOL_CALL_OPEN  "<|tool_call>"
 #define TOOL_CALL_CLOSE "<tool_call|>"
 #define TOOL_QUOTE      "<|\"|>"
@@ -84,7 +84,7 @@ struct tool_sink {
     enum status (*end)(void *user);       /* its arguments are complete */
 };
 
-enum tool_form { TOOL_FORM_NONE = 0, TOOL_FORM_JSON, TOOL_FORM_XML, TOOL_FORM_CALL };
+enum tool_call_syntax { TOOL_SYNTAX_NONE = 0, TOOL_SYNTAX_JSON, TOOL_SYNTAX_XML, TOOL_SYNTAX_CALL };
 
 enum tool_state {
     TOOL_TEXT = 0,
@@ -101,8 +101,8 @@ enum tool_state {
 struct tool_types;
 
 struct tool_rules {
-    enum tool_form form;
-    const struct tool_types *types; /* TOOL_FORM_XML; borrowed, may be NULL */
+    enum tool_call_syntax syntax;
+    const struct tool_types *types; /* TOOL_SYNTAX_XML; borrowed, may be NULL */
     const json_t *bare; /* its keys are functions that may be called as plain JSON; borrowed, may be
                            NULL */
     bool single;        /* only the first call counts: all that follows is dropped */
@@ -136,7 +136,7 @@ struct tool_parse {
     uint64_t arrays, items; /* bit n: level n is an array; something stands in it */
 };
 
-/* Content begins at offset `from` of the text. The form is not TOOL_FORM_NONE. */
+/* Content begins at offset `from` of the text. The form is not TOOL_SYNTAX_NONE. */
 void tool_parse_init(struct tool_parse *p, size_t from, const struct tool_rules *rules);
 /* Goes on in `text`, which begins with what earlier runs saw. final: nothing will follow. ST_NOMEM, or what a
  * sink said. */

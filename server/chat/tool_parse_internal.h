@@ -11,11 +11,11 @@
 /* The tags around a call of the parser's form. */
 static inline const char *tool__open(const struct tool_parse *p)
 {
-    return p->rules.form == TOOL_FORM_CALL ? TOOL_CALL_OPEN : TOOL_OPEN;
+    return p->rules.syntax == TOOL_SYNTAX_CALL ? TOOL_CALL_OPEN : TOOL_OPEN;
 }
 static inline const char *tool__close(const struct tool_parse *p)
 {
-    return p->rules.form == TOOL_FORM_CALL ? TOOL_CALL_CLOSE : TOOL_CLOSE;
+    return p->rules.syntax == TOOL_SYNTAX_CALL ? TOOL_CALL_CLOSE : TOOL_CLOSE;
 }
 
 void tool__to(struct tool_parse *p, enum tool_state state);
@@ -24,7 +24,7 @@ bool tool__is_space(char c);
 int tool__tag_at(const char *text, size_t len, size_t i, const char *tag, bool final);
 /* The block is no call: its text is content, beginning with what waited in front of it. */
 void tool__block_refuse(struct tool_parse *p);
-/* Content begins anew at `from`. */
+/* Content begins again at `from`. */
 void tool__text_start(struct tool_parse *p, size_t from);
 /* A call begins; its arguments are open. */
 enum status tool__call_begin(struct tool_parse *p, const char *name, size_t len,

@@ -1,4 +1,4 @@
-/* Calls with a tag for every parameter (TOOL_FORM_XML); see tool_parse.h for what comes of them. */
+/* Calls with a tag for every parameter (TOOL_SYNTAX_XML); see tool_parse.h for what comes of them. */
 #include "server/chat/tool_parse_internal.h"
 #include "server/chat/tool_types.h"
 

@@ -3,13 +3,13 @@
 #define KVASIR_MESSAGES_DIALECT_H
 
 #include "server/dialect/dialect.h"
-#include "server/generate/pieces.h"
+#include "server/generate/delta.h"
 
 /* gen.dialect_state, of a stream. */
 struct messages_state {
     uint32_t blocks;      /* begun so far */
     bool open;            /* the last one is not ended */
-    enum piece_kind kind; /* of what stands in it */
+    enum delta_kind kind; /* of what stands in it */
 };
 
 /* messages_blocks.c */
@@ -17,7 +17,7 @@ struct messages_state {
 enum status messages_read(struct gen *g, json_t *root, bool *go_on);
 
 /* messages_out.c */
-void messages_answer(struct gen *g);
+void messages_write_response(struct gen *g);
 void messages_stream_token(struct choice *c);
 void messages_stream(struct gen *g);
 void messages_stream_error(struct request *r);

@@ -20,9 +20,9 @@ struct at {
     uint32_t number;
 };
 
-static enum status fault(struct intake *t, const char *code, const struct at *at, const char *key,
+static enum status error(struct intake *t, const char *code, const struct at *at, const char *key,
                          const char *fmt, ...) __attribute__((format(printf, 5, 6)));
-static enum status fault(struct intake *t, const char *code, const struct at *at, const char *key,
+static enum status error(struct intake *t, const char *code, const struct at *at, const char *key,
                          const char *fmt, ...)
 {
     char path[128], text[300];
@@ -38,15 +38,15 @@ static enum status fault(struct intake *t, const char *code, const struct at *at
 static enum status count_block(struct intake *t, const struct at *at)
 {
     if (++t->blocks <= LIMIT_PARTS) return ST_OK;
-    return fault(t, "invalid_value", at, NULL, "There are more than %u content blocks.", LIMIT_PARTS);
+    return error(t, "invalid_value", at, NULL, "There are more than %u content blocks.", LIMIT_PARTS);
 }
 
 static enum status need_string(struct intake *t, json_t *o, const char *key, const struct at *at,
                                json_t **out)
 {
     *out = field(o, key);
-    if (!*out) return fault(t, "missing_required_parameter", at, key, "Field required.");
-    return json_is_string(*out) ? ST_OK : fault(t, "invalid_type", at, key, "Must be a string.");
+    if (!*out) return error(t, "missing_required_parameter", at, key, "Field required.");
+    return json_is_string(*out) ? ST_OK : error(t, "invalid_type", at, key, "Must be a string.");
 }
 
 /* A new string; NULL: out of memory. */
@@ -79,13 +79,13 @@ static enum status message_for(struct intake *t, enum chat_role role, bool first
 
 /* ---- blocks ---- */
 
-/* The text of a picture in base64 is there once only: its place in the body is emptied. */
+/* The text of an image in base64 is there once only: its place in the body is emptied. */
 static enum status image_block(struct intake *t, json_t *block, const struct at *at)
 {
     json_t *source = field(block, "source"), *type, *media, *data, *url;
     struct at in = *at;
-    if (!source) return fault(t, "missing_required_parameter", at, "source", "Field required.");
-    if (!json_is_object(source)) return fault(t, "invalid_type", at, "source", "Must be an object.");
+    if (!source) return error(t, "missing_required_parameter", at, "source", "Field required.");
+    if (!json_is_object(source)) return error(t, "invalid_type", at, "source", "Must be an object.");
     snprintf(in.path, sizeof in.path, "%.50s.source", at->path);
     if (need_string(t, source, "type", &in, &type)) return ST_INVALID;
     if (json_is(type, "url")) {
@@ -98,13 +98,13 @@ static enum status image_block(struct intake *t, json_t *block, const struct at 
         size_t len = json_string_length(media);
         if (len > 64 || strncmp(name, "image/", 6) != 0 ||
             strspn(name + 6, "abcdefghijklmnopqrstuvwxyz0123456789.+-") != len - 6)
-            return fault(t, "invalid_value", &in, "media_type", "'%.60s' is no type of a picture.", name);
+            return error(t, "invalid_value", &in, "media_type", "'%.60s' is no type of an image.", name);
         char front[96];
         snprintf(front, sizeof front, "data:%s;base64,", name);
         url = joined(front, strlen(front), data);
         json_object_del(source, "data");
     } else {
-        return fault(t, "unsupported_value", &in, "type", "Sources of type '%.60s' are not supported.",
+        return error(t, "unsupported_value", &in, "type", "Sources of type '%.60s' are not supported.",
                      json_string_value(type));
     }
     struct image_ref *ref;
@@ -140,7 +140,7 @@ static enum status tool_use_block(struct intake *t, json_t *block, const struct 
     json_t *id, *name, *input = field(block, "input"), *arguments, *call;
     if (need_string(t, block, "id", at, &id) || need_string(t, block, "name", at, &name)) return ST_INVALID;
     if (input && (!json_is_object(input) || json_big_int(input)))
-        return fault(t, "invalid_type", at, "input", "Must be an object.");
+        return error(t, "invalid_type", at, "input", "Must be an object.");
     arguments = input ? json_incref(input) : json_object();
     if (arguments && t->r.limits.arguments_as_text) {
         char *text = json_dumps(arguments, 0);
@@ -166,13 +166,13 @@ static enum status result_content(struct intake *t, json_t *content, bool failed
         struct at in = {.number = (uint32_t)i};
         snprintf(in.path, sizeof in.path, "%.30s.content[%zu]", at->path, i);
         if (count_block(t, &in)) return ST_INVALID;
-        if (!json_is_object(block)) return fault(t, "invalid_type", &in, NULL, "Must be an object.");
+        if (!json_is_object(block)) return error(t, "invalid_type", &in, NULL, "Must be an object.");
         if (need_string(t, block, "type", &in, &type)) return ST_INVALID;
         enum status st;
         if (json_is(type, "image")) {
             st = image_block(t, block, &in);
         } else if (!json_is(type, "text")) {
-            st = fault(t, "unsupported_content_part", &in, "type",
+            st = error(t, "unsupported_content_part", &in, "type",
                        "Content blocks of type '%.60s' are not supported here.", json_string_value(type));
         } else {
             st = need_string(t, block, "text", &in, &text);
@@ -190,9 +190,9 @@ static enum status tool_result_block(struct intake *t, json_t *block, const stru
     struct chat_message *m;
     if (need_string(t, block, "tool_use_id", at, &id)) return ST_INVALID;
     if (failed && !json_is_boolean(failed))
-        return fault(t, "invalid_type", at, "is_error", "Must be a boolean.");
+        return error(t, "invalid_type", at, "is_error", "Must be a boolean.");
     if (content && !json_is_string(content) && !json_is_array(content))
-        return fault(t, "invalid_type", at, "content", "Must be a string or an array of content blocks.");
+        return error(t, "invalid_type", at, "content", "Must be a string or an array of content blocks.");
     if (chat_message_add(&t->r, CHAT_TOOL, &m)) return ST_INVALID;
     if (!(m->more = json_pack("{s:O}", "tool_call_id", id))) return chat_no_memory(&t->r);
     if (!json_is_string(content)) return result_content(t, content, json_is_true(failed), at);
@@ -218,15 +218,15 @@ static enum status one_block(struct intake *t, json_t *block, enum chat_role rol
     json_t *type;
     if (count_block(t, at)) return ST_INVALID;
     if (!json_is_object(block))
-        return fault(t, "invalid_type", at, NULL, "A content block must be an object.");
+        return error(t, "invalid_type", at, NULL, "A content block must be an object.");
     if (need_string(t, block, "type", at, &type)) return ST_INVALID;
     size_t i = 0;
     while (i < sizeof kinds / sizeof *kinds && !json_is(type, kinds[i].type)) i++;
     if (i == sizeof kinds / sizeof *kinds)
-        return fault(t, "unsupported_content_part", at, "type",
+        return error(t, "unsupported_content_part", at, "type",
                      "Content blocks of type '%.60s' are not supported.", json_string_value(type));
     if (!(kinds[i].roles & in))
-        return fault(t, "invalid_value", at, "type",
+        return error(t, "invalid_value", at, "type",
                      "Content blocks of type '%.60s' are not allowed in a message of this role.",
                      kinds[i].type);
     if (json_is(type, "tool_result")) return tool_result_block(t, block, at);
@@ -242,11 +242,11 @@ static enum status content_of(struct intake *t, json_t *content, enum chat_role 
         enum status st = message_for(t, role, true);
         return st ? st : chat_text_add(&t->r, json_incref(content), 0);
     }
-    if (!content) return fault(t, "missing_required_parameter", at, NULL, "Field required.");
+    if (!content) return error(t, "missing_required_parameter", at, NULL, "Field required.");
     if (!json_is_array(content))
-        return fault(t, "invalid_type", at, NULL, "Must be a string or an array of content blocks.");
+        return error(t, "invalid_type", at, NULL, "Must be a string or an array of content blocks.");
     if (!json_array_size(content) && role == CHAT_USER)
-        return fault(t, "empty_array", at, NULL, "Must not be empty.");
+        return error(t, "empty_array", at, NULL, "Must not be empty.");
     if (!json_array_size(content)) return message_for(t, role, true);
     for (size_t i = 0; i < json_array_size(content); i++) {
         struct at in = {.number = (uint32_t)i};
@@ -258,7 +258,7 @@ static enum status content_of(struct intake *t, json_t *content, enum chat_role 
 }
 
 /* A single text is a string: that is what all templates know. */
-static enum status contents_settle(struct intake *t)
+static enum status contents_resolve(struct intake *t)
 {
     struct chat_messages *m = t->r.out;
     for (size_t i = 0; i < m->count; i++) {
@@ -277,12 +277,12 @@ static enum status prefill(struct intake *t, bool *go_on)
     struct chat_message *last = last_message(t);
     if (!last || last->role != CHAT_ASSISTANT) return ST_OK;
     if (last->calls)
-        return fault(t, "invalid_value", &at, NULL,
+        return error(t, "invalid_value", &at, NULL,
                      "Content blocks of type 'tool_use' must be followed by a message with their results.");
     *go_on = last->list || json_string_length(last->parts[0].text);
     if (*go_on) return ST_OK;
     if (last->reasoning)
-        return fault(t, "invalid_value", &at, NULL, "The last message has no text to continue.");
+        return error(t, "invalid_value", &at, NULL, "The last message has no text to continue.");
     chat_message_drop(t->r.out);
     return ST_OK;
 }
@@ -291,11 +291,11 @@ static enum status one_message(struct intake *t, json_t *m)
 {
     const struct at at = {.path = ""}, content = {.path = ".content"};
     json_t *role;
-    if (!json_is_object(m)) return fault(t, "invalid_type", &at, NULL, "A message must be an object.");
+    if (!json_is_object(m)) return error(t, "invalid_type", &at, NULL, "A message must be an object.");
     if (need_string(t, m, "role", &at, &role)) return ST_INVALID;
     bool user = json_is(role, "user"), assistant = json_is(role, "assistant");
     if (!user && !assistant && !json_is(role, "system"))
-        return fault(t, "invalid_value", &at, "role", "'%.60s' is not one of 'user', 'assistant'.",
+        return error(t, "invalid_value", &at, "role", "'%.60s' is not one of 'user', 'assistant'.",
                      json_string_value(role));
     return content_of(t, field(m, "content"),
                       user        ? CHAT_USER
@@ -315,15 +315,15 @@ enum status messages_read(struct gen *g, json_t *root, bool *go_on)
     t.r.at.field = "system";
     if (system && !empty && content_of(&t, system, CHAT_SYSTEM, &at)) return ST_INVALID;
     t.r.at.field = "messages";
-    if (!messages) return fault(&t, "missing_required_parameter", &at, NULL, "Field required.");
-    if (!json_is_array(messages)) return fault(&t, "invalid_type", &at, NULL, "Must be an array.");
+    if (!messages) return error(&t, "missing_required_parameter", &at, NULL, "Field required.");
+    if (!json_is_array(messages)) return error(&t, "invalid_type", &at, NULL, "Must be an array.");
     if (!json_array_size(messages))
-        return fault(&t, "empty_array", &at, NULL, "At least one message is required.");
+        return error(&t, "empty_array", &at, NULL, "At least one message is required.");
     if (json_array_size(messages) > LIMIT_MESSAGES)
-        return fault(&t, "invalid_value", &at, NULL, "There are more than %u messages.", LIMIT_MESSAGES);
+        return error(&t, "invalid_value", &at, NULL, "There are more than %u messages.", LIMIT_MESSAGES);
     for (size_t i = 0; i < json_array_size(messages); i++) {
         t.r.at.index = (int32_t)i;
         if (one_message(&t, json_array_get(messages, i))) return ST_INVALID;
     }
-    return contents_settle(&t) || prefill(&t, go_on) ? ST_INVALID : ST_OK;
+    return contents_resolve(&t) || prefill(&t, go_on) ? ST_INVALID : ST_OK;
 }

@@ -105,7 +105,7 @@ static json_t *tool(struct reader *r, json_t *from, const char *path)
 static enum status tool_choice(struct reader *r, bool *single)
 {
     json_t *from, *type;
-    struct call_form *f = &r->g->p.call_form;
+    struct tool_choice *f = &r->g->p.tool_choice;
     if (reader_object(r, "tool_choice", &from)) return ST_INVALID;
     if (!from) return ST_OK;
     if (reader_member(r, from, "tool_choice", "type", true, &type)) return ST_INVALID;
@@ -183,7 +183,7 @@ static enum status output_config(struct reader *r, struct reasoning_ask *ask)
     if (!json_is_object(schema) || json_big_int(schema))
         return api_fail(r->e, 400, schema ? "invalid_type" : "missing_required_parameter", name,
                         "schema must be an object: a JSON schema.");
-    return gen_schema(r->g, schema, name, &r->g->p.form);
+    return gen_schema(r->g, schema, name, &r->g->p.format);
 }
 
 static enum status user(struct reader *r)
@@ -206,7 +206,7 @@ static const char *const others[] = {
 
 static enum status read_body(struct gen *g, json_t *root, bool counting)
 {
-    struct reader r = {.g = g, .e = &g->r->answer.error, .from = root, .counting = counting};
+    struct reader r = {.g = g, .e = &g->r->response.error, .from = root, .counting = counting};
     struct reasoning_ask ask = {.drop = false};
     bool single = false, go_on = false;
     g->dialect_state = calloc(1, sizeof(struct messages_state));
@@ -233,7 +233,7 @@ static enum status read_count(struct gen *g, json_t *root)
 
 const struct dialect dialect_messages = {.read = read_whole,
                                          .source = "messages",
-                                         .answer = messages_answer,
+                                         .response = messages_write_response,
                                          .stream_token = messages_stream_token,
                                          .stream = messages_stream,
                                          .stream_error = messages_stream_error};

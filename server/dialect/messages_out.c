@@ -3,7 +3,7 @@
 #include "server/dialect/messages.h"
 
 #include "server/http/fields.h"
-#include "server/http/json_in.h"
+#include "server/http/json_parser.h"
 #include "server/http/request.h"
 #include "server/http/stream.h"
 
@@ -12,236 +12,236 @@
 /* ---- what both have ---- */
 
 /* Ids of calls are made when they are first shown. */
-static void block_begin(struct json_out *o, struct choice *c, enum piece_kind kind, uint32_t call)
+static void block_begin(struct json_writer *o, struct choice *c, enum delta_kind kind, uint32_t call)
 {
     switch (kind) {
-    case PIECE_REASONING: jo_text(o, "{\"type\":\"thinking\",\"thinking\":"); break;
-    case PIECE_CONTENT: jo_text(o, "{\"type\":\"text\",\"text\":"); break;
+    case DELTA_REASONING: jw_text(o, "{\"type\":\"thinking\",\"thinking\":"); break;
+    case DELTA_CONTENT: jw_text(o, "{\"type\":\"text\",\"text\":"); break;
     default: {
         struct chat_call *it = &c->out->calls[call];
         call_id_make(it, "toolu_");
-        jo_text(o, "{\"type\":\"tool_use\",\"id\":");
-        jo_cstring(o, it->id);
-        jo_text(o, ",\"name\":");
-        jo_string(o, it->name.data, it->name.len);
-        jo_text(o, ",\"input\":");
+        jw_text(o, "{\"type\":\"tool_use\",\"id\":");
+        jw_cstring(o, it->id);
+        jw_text(o, ",\"name\":");
+        jw_string(o, it->name.data, it->name.len);
+        jw_text(o, ",\"input\":");
     }
     }
 }
 
 /* "stop_reason":..,"stop_sequence":.. */
-static void reasons(struct json_out *o, const struct choice *c)
+static void reasons(struct json_writer *o, const struct choice *c)
 {
     const struct gen_params *p = &c->gen->p;
     bool length = c->finish == FIN_LENGTH, called = !length && chat_output_called(c->out);
     bool stopped = !length && !called && c->stop_string >= 0;
-    jo_text(o, "\"stop_reason\":");
-    jo_cstring(o, length    ? p->max_tokens_cut ? "model_context_window_exceeded" : "max_tokens"
+    jw_text(o, "\"stop_reason\":");
+    jw_cstring(o, length    ? p->max_tokens_cut ? "model_context_window_exceeded" : "max_tokens"
                   : called  ? "tool_use"
                   : stopped ? "stop_sequence"
                             : "end_turn");
-    jo_text(o, ",\"stop_sequence\":");
-    if (stopped) jo_string(o, p->stops[c->stop_string].text, p->stops[c->stop_string].len);
-    else jo_text(o, "null");
+    jw_text(o, ",\"stop_sequence\":");
+    if (stopped) jw_string(o, p->stops[c->stop_string].text, p->stops[c->stop_string].len);
+    else jw_text(o, "null");
 }
 
 /* What was found in the cache is not in input_tokens. */
-static void usage(struct json_out *o, const struct gen *g, bool begin)
+static void usage(struct json_writer *o, const struct gen *g, bool begin)
 {
     struct gen_usage u = gen_usage(g);
-    jo_text(o, ",\"usage\":{\"input_tokens\":");
-    jo_uint(o, u.prompt - u.cached);
-    jo_text(o, ",\"cache_creation_input_tokens\":0,\"cache_read_input_tokens\":");
-    jo_uint(o, u.cached);
-    jo_text(o, ",\"output_tokens\":");
-    jo_uint(o, begin ? 0 : u.completion);
+    jw_text(o, ",\"usage\":{\"input_tokens\":");
+    jw_uint(o, u.prompt - u.cached);
+    jw_text(o, ",\"cache_creation_input_tokens\":0,\"cache_read_input_tokens\":");
+    jw_uint(o, u.cached);
+    jw_text(o, ",\"output_tokens\":");
+    jw_uint(o, begin ? 0 : u.completion);
     if (!begin) {
-        jo_text(o, ",\"output_tokens_details\":{\"thinking_tokens\":");
-        jo_uint(o, u.reasoning);
-        jo_text(o, "}");
+        jw_text(o, ",\"output_tokens_details\":{\"thinking_tokens\":");
+        jw_uint(o, u.reasoning);
+        jw_text(o, "}");
     }
 }
 
-static void message_begin(struct json_out *o, const struct gen *g)
+static void message_begin(struct json_writer *o, const struct gen *g)
 {
     const struct request *r = g->r;
-    jo_text(o, "{\"id\":\"msg_");
-    jo_text(o, r->http.id); /* its alphabet needs no escape */
-    jo_text(o, "\",\"type\":\"message\",\"role\":\"assistant\",\"model\":");
-    jo_cstring(o, r->model_name ? r->model_name : r->srv->model_name);
-    jo_text(o, ",\"content\":[");
+    jw_text(o, "{\"id\":\"msg_");
+    jw_text(o, r->http.id); /* its alphabet needs no escape */
+    jw_text(o, "\",\"type\":\"message\",\"role\":\"assistant\",\"model\":");
+    jw_cstring(o, r->model_name ? r->model_name : r->srv->model_name);
+    jw_text(o, ",\"content\":[");
 }
 
 /* ---- the whole answer ---- */
 
 /* `input` is an object: arguments that are none, or that end in the middle, stand in one. */
-static void input(struct json_out *o, const struct buf *arguments)
+static void input(struct json_writer *o, const struct buf *arguments)
 {
     json_t *v = NULL;
     const char *text = arguments->data ? arguments->data : "";
     bool wellformed = arguments->len && utf8_valid(text, arguments->len);
     enum status st = wellformed ? json_from_text(text, arguments->len, &v) : ST_FORMAT;
     if (!arguments->len) {
-        jo_text(o, "{}");
+        jw_text(o, "{}");
     } else if (!st && json_is_object(v) && !json_big_int(v)) {
-        jo_bytes(o, text, arguments->len);
+        jw_bytes(o, text, arguments->len);
     } else {
-        jo_text(o, "{\"INVALID_JSON\":");
-        jo_string(o, text, arguments->len);
-        jo_text(o, "}");
+        jw_text(o, "{\"INVALID_JSON\":");
+        jw_string(o, text, arguments->len);
+        jw_text(o, "}");
     }
     json_decref(v);
 }
 
 /* The blocks in the order in which a stream shows them; but nothing of this is a stream, so that all of a
- * piece is there at once. */
-static void content(struct json_out *o, struct choice *c)
+ * delta is there at once. */
+static void content(struct json_writer *o, struct choice *c)
 {
     struct chat_output *out = c->out;
     const char *text = out->content.data ? out->content.data : "";
     size_t at = 0;
     bool any = out->reasoning.len > 0;
     if (any) {
-        block_begin(o, c, PIECE_REASONING, 0);
-        jo_string(o, out->reasoning.data, out->reasoning.len);
-        jo_text(o, ",\"signature\":\"\"}");
+        block_begin(o, c, DELTA_REASONING, 0);
+        jw_string(o, out->reasoning.data, out->reasoning.len);
+        jw_text(o, ",\"signature\":\"\"}");
     }
     for (uint32_t i = 0; i <= out->call_count; i++) {
         size_t to = i < out->call_count ? out->calls[i].content_at : out->content.len;
         if (to > at) {
-            if (any) jo_text(o, ",");
-            block_begin(o, c, PIECE_CONTENT, 0);
-            jo_string(o, text + at, to - at);
-            jo_text(o, "}");
+            if (any) jw_text(o, ",");
+            block_begin(o, c, DELTA_CONTENT, 0);
+            jw_string(o, text + at, to - at);
+            jw_text(o, "}");
             at = to;
             any = true;
         }
         if (i == out->call_count) break;
-        if (any) jo_text(o, ",");
-        block_begin(o, c, PIECE_CALL, i);
+        if (any) jw_text(o, ",");
+        block_begin(o, c, DELTA_CALL, i);
         input(o, &out->calls[i].arguments);
-        jo_text(o, "}");
+        jw_text(o, "}");
         any = true;
     }
 }
 
-void messages_answer(struct gen *g)
+void messages_write_response(struct gen *g)
 {
     struct request *r = g->r;
-    struct json_out o = {.buf = &r->answer.out};
+    struct json_writer o = {.buf = &r->response.out};
     message_begin(&o, g);
     content(&o, &g->choices[0]);
-    jo_text(&o, "],");
+    jw_text(&o, "],");
     reasons(&o, &g->choices[0]);
     usage(&o, g, false);
-    jo_text(&o, ",\"service_tier\":\"standard\"}}");
+    jw_text(&o, ",\"service_tier\":\"standard\"}}");
     if (o.st) {
-        (void)api_fail(&r->answer.error, 500, "internal_error", NULL, "The answer is too large.");
+        (void)api_fail(&r->response.error, 500, "internal_error", NULL, "The answer is too large.");
         request_fail(r);
     } else {
-        request_answer(r, 200);
+        request_respond(r, 200);
     }
 }
 
 /* ---- events ---- */
 
-static void event_begin(struct json_out *o, const char *type)
+static void event_begin(struct json_writer *o, const char *type)
 {
     sse_begin_named(o, type);
-    jo_text(o, "{\"type\":");
-    jo_cstring(o, type);
+    jw_text(o, "{\"type\":");
+    jw_cstring(o, type);
 }
 
-static void event_end(struct json_out *o, struct gen *g)
+static void event_end(struct json_writer *o, struct gen *g)
 {
-    jo_text(o, "}");
+    jw_text(o, "}");
     sse_end(o);
     if (o->st) gen_abort(g->r, 500, "internal_error", "The answer is too large.");
 }
 
 static void head(struct gen *g)
 {
-    struct json_out o = {.buf = &g->r->answer.out};
+    struct json_writer o = {.buf = &g->r->response.out};
     if (g->shown.head) return;
     g->shown.head = true;
     event_begin(&o, "message_start");
-    jo_text(&o, ",\"message\":");
+    jw_text(&o, ",\"message\":");
     message_begin(&o, g);
-    jo_text(&o, "],\"stop_reason\":null,\"stop_sequence\":null");
+    jw_text(&o, "],\"stop_reason\":null,\"stop_sequence\":null");
     usage(&o, g, true);
-    jo_text(&o, ",\"service_tier\":\"standard\"}}");
+    jw_text(&o, ",\"service_tier\":\"standard\"}}");
     event_end(&o, g);
     event_begin(&o, "ping");
     event_end(&o, g);
 }
 
 /* An event about the block that is open. */
-static void block_event(struct json_out *o, const struct messages_state *s, const char *type)
+static void block_event(struct json_writer *o, const struct messages_state *s, const char *type)
 {
     event_begin(o, type);
-    jo_text(o, ",\"index\":");
-    jo_uint(o, s->blocks - 1);
+    jw_text(o, ",\"index\":");
+    jw_uint(o, s->blocks - 1);
 }
 
 static void block_close(struct gen *g)
 {
     struct messages_state *s = g->dialect_state;
-    struct json_out o = {.buf = &g->r->answer.out};
+    struct json_writer o = {.buf = &g->r->response.out};
     if (!s->open) return;
     s->open = false;
-    if (s->kind == PIECE_REASONING) {
+    if (s->kind == DELTA_REASONING) {
         block_event(&o, s, "content_block_delta");
-        jo_text(&o, ",\"delta\":{\"type\":\"signature_delta\",\"signature\":\"\"}");
+        jw_text(&o, ",\"delta\":{\"type\":\"signature_delta\",\"signature\":\"\"}");
         event_end(&o, g);
     }
     block_event(&o, s, "content_block_stop");
     event_end(&o, g);
 }
 
-static void block_open(struct choice *c, enum piece_kind kind, uint32_t call)
+static void block_open(struct choice *c, enum delta_kind kind, uint32_t call)
 {
     struct gen *g = c->gen;
     struct messages_state *s = g->dialect_state;
-    struct json_out o = {.buf = &g->r->answer.out};
+    struct json_writer o = {.buf = &g->r->response.out};
     s->open = true;
     s->kind = kind;
     s->blocks++;
     block_event(&o, s, "content_block_start");
-    jo_text(&o, ",\"content_block\":");
+    jw_text(&o, ",\"content_block\":");
     block_begin(&o, c, kind, call);
-    jo_text(&o, kind == PIECE_REASONING ? "\"\",\"signature\":\"\"}"
-                : kind == PIECE_CONTENT ? "\"\"}"
+    jw_text(&o, kind == DELTA_REASONING ? "\"\",\"signature\":\"\"}"
+                : kind == DELTA_CONTENT ? "\"\"}"
                                         : "{}}");
     event_end(&o, g);
 }
 
-static void piece_write(struct choice *c, const struct piece *piece)
+static void delta_write(struct choice *c, const struct delta *delta)
 {
     struct gen *g = c->gen;
     struct messages_state *s = g->dialect_state;
-    struct json_out o = {.buf = &g->r->answer.out};
-    enum piece_kind kind = piece->kind == PIECE_ARGUMENTS ? PIECE_CALL : piece->kind;
-    if (!s->open || s->kind != kind || piece->kind == PIECE_CALL) {
+    struct json_writer o = {.buf = &g->r->response.out};
+    enum delta_kind kind = delta->kind == DELTA_ARGUMENTS ? DELTA_CALL : delta->kind;
+    if (!s->open || s->kind != kind || delta->kind == DELTA_CALL) {
         block_close(g);
-        block_open(c, kind, piece->call);
+        block_open(c, kind, delta->call);
     }
-    if (piece->kind == PIECE_CALL) return;
+    if (delta->kind == DELTA_CALL) return;
     block_event(&o, s, "content_block_delta");
-    jo_text(&o, kind == PIECE_REASONING ? ",\"delta\":{\"type\":\"thinking_delta\",\"thinking\":"
-                : kind == PIECE_CONTENT ? ",\"delta\":{\"type\":\"text_delta\",\"text\":"
+    jw_text(&o, kind == DELTA_REASONING ? ",\"delta\":{\"type\":\"thinking_delta\",\"thinking\":"
+                : kind == DELTA_CONTENT ? ",\"delta\":{\"type\":\"text_delta\",\"text\":"
                                         : ",\"delta\":{\"type\":\"input_json_delta\",\"partial_json\":");
-    jo_string(&o, piece->text, piece->len);
-    jo_text(&o, "}");
+    jw_string(&o, delta->text, delta->len);
+    jw_text(&o, "}");
     event_end(&o, g);
 }
 
 /* All that is new. */
-static void pieces_write(struct choice *c)
+static void deltas_write(struct choice *c)
 {
     head(c->gen);
-    for (struct piece piece; (piece = piece_next(c)).kind != PIECE_NONE;) {
-        piece_write(c, &piece);
-        piece_shown(c, &piece);
+    for (struct delta delta; (delta = delta_next(c)).kind != DELTA_NONE;) {
+        delta_write(c, &delta);
+        delta_shown(c, &delta);
     }
     c->shown.dirty = false;
 }
@@ -249,14 +249,14 @@ static void pieces_write(struct choice *c)
 static void tail(struct choice *c)
 {
     struct gen *g = c->gen;
-    struct json_out o = {.buf = &g->r->answer.out};
+    struct json_writer o = {.buf = &g->r->response.out};
     block_close(g);
     event_begin(&o, "message_delta");
-    jo_text(&o, ",\"delta\":{");
+    jw_text(&o, ",\"delta\":{");
     reasons(&o, c);
-    jo_text(&o, "}");
+    jw_text(&o, "}");
     usage(&o, g, false);
-    jo_text(&o, "}");
+    jw_text(&o, "}");
     event_end(&o, g);
     event_begin(&o, "message_stop");
     event_end(&o, g);
@@ -264,14 +264,14 @@ static void tail(struct choice *c)
 
 void messages_stream_token(struct choice *c)
 {
-    if (c->shown.dirty) pieces_write(c);
+    if (c->shown.dirty) deltas_write(c);
     c->shown.dirty = true;
 }
 
 void messages_stream(struct gen *g)
 {
     struct choice *c = &g->choices[0];
-    pieces_write(c);
+    deltas_write(c);
     if (g->r->state == RQ_RUNNING) request_stream_open(g->r);
     if (c->finish == FIN_NONE || c->finish == FIN_ABORT || g->r->stream.end) return;
     tail(c);
@@ -280,8 +280,8 @@ void messages_stream(struct gen *g)
 
 void messages_stream_error(struct request *r)
 {
-    struct json_out o = {.buf = &r->answer.out};
+    struct json_writer o = {.buf = &r->response.out};
     sse_begin_named(&o, "error");
-    error_json(&r->answer.error, r->answer.shape, &r->answer.out);
+    error_json(&r->response.error, r->response.shape, &r->response.out);
     sse_end(&o);
 }

@@ -163,7 +163,7 @@ static enum status tool_choice(struct reader *r)
         if (!json_is_string(name))
             return api_fail(r->e, 400, name ? "invalid_type" : "missing_required_parameter",
                             "tool_choice.name", "Must be a string.");
-        r->g->p.call_form.name = name;
+        r->g->p.tool_choice.name = name;
         return ST_OK;
     }
     if (!json_is(type, "allowed_tools"))
@@ -251,20 +251,20 @@ static enum status metadata_check(struct reader *r)
 }
 
 /* The field as it came, else what stands for it. */
-static void echo_field(struct json_out *o, json_t *from, const char *name, const char *otherwise)
+static void echo_field(struct json_writer *o, json_t *from, const char *name, const char *otherwise)
 {
     const json_t *v = field(from, name);
-    jo_text(o, ",\"");
-    jo_text(o, name);
-    jo_text(o, "\":");
-    if (v) jo_value(o, v);
-    else jo_text(o, otherwise);
+    jw_text(o, ",\"");
+    jw_text(o, name);
+    jw_text(o, "\":");
+    if (v) jw_value(o, v);
+    else jw_text(o, otherwise);
 }
 
-static void echo_string(struct json_out *o, const char *name, json_t *from, const char *key)
+static void echo_string(struct json_writer *o, const char *name, json_t *from, const char *key)
 {
-    jo_text(o, name);
-    jo_value(o, field(from, key));
+    jw_text(o, name);
+    jw_value(o, field(from, key));
 }
 
 static enum status echo(struct reader *r, struct responses_state *s)
@@ -283,7 +283,7 @@ static enum status echo(struct reader *r, struct responses_state *s)
                                            {"truncation", "\"disabled\""},
                                            {"user", "null"}};
     static const char *const strings[] = {"prompt_cache_key", "safety_identifier"};
-    struct json_out o = {.buf = &s->echo};
+    struct json_writer o = {.buf = &s->echo};
     json_t *text = field(r->from, "text"), *reasoning = field(r->from, "reasoning"), *v;
     int64_t calls;
     if (metadata_check(r) || field_int(r->e, r->from, "max_tool_calls", 0, INT64_MAX, &calls, NULL))
@@ -294,11 +294,11 @@ static enum status echo(struct reader *r, struct responses_state *s)
     for (size_t i = 0; i < COUNT(plain); i++) echo_field(&o, r->from, plain[i][0], plain[i][1]);
     echo_string(&o, ",\"reasoning\":{\"effort\":", reasoning, "effort");
     echo_string(&o, ",\"summary\":", reasoning, "summary");
-    jo_text(&o, "},\"text\":{\"format\":");
-    if (field(text, "format")) jo_value(&o, field(text, "format"));
-    else jo_text(&o, "{\"type\":\"text\"}");
+    jw_text(&o, "},\"text\":{\"format\":");
+    if (field(text, "format")) jw_value(&o, field(text, "format"));
+    else jw_text(&o, "{\"type\":\"text\"}");
     if (field(text, "verbosity")) echo_string(&o, ",\"verbosity\":", text, "verbosity");
-    jo_text(&o, "}");
+    jw_text(&o, "}");
     s->has_temperature = field(r->from, "temperature") != NULL;
     s->has_top_p = field(r->from, "top_p") != NULL;
     if (s->has_temperature) echo_field(&o, r->from, "temperature", "");
@@ -337,7 +337,7 @@ static enum status keep(struct reader *r, struct responses_state *s)
 
 static enum status read_body(struct gen *g, json_t *root, bool counting)
 {
-    struct reader r = {.g = g, .e = &g->r->answer.error, .from = root, .counting = counting};
+    struct reader r = {.g = g, .e = &g->r->response.error, .from = root, .counting = counting};
     struct responses_state *s = state_create(g);
     if (!s) return reader_no_memory(&r);
     if (refused(&r) || limits(&r) || reader_tools(&r, tool) || tool_choice(&r) || text_and_reasoning(&r) ||
@@ -362,7 +362,7 @@ static void end(struct gen *g)
     struct responses_state *s = g->dialect_state;
     if (!s) return;
     response_give_back(g->r->srv->responses, s->before);
-    answer_book(&g->r->answer, &s->booked, 0);
+    response_account(&g->r->response, &s->accounted, 0);
     buf_fini(&s->items);
     buf_fini(&s->echo);
     buf_fini(&s->logprobs);
@@ -371,7 +371,7 @@ static void end(struct gen *g)
 
 const struct dialect dialect_responses = {.read = read_whole,
                                           .source = "input",
-                                          .answer = responses_answer,
+                                          .response = responses_write_response,
                                           .stream_token = responses_stream_token,
                                           .stream = responses_stream,
                                           .stream_error = responses_stream_error,

@@ -3,7 +3,7 @@
 #include "server/dialect/responses.h"
 
 #include "server/http/fields.h"
-#include "server/http/json_in.h"
+#include "server/http/json_parser.h"
 #include "server/http/json_value.h"
 #include "server/http/limits.h"
 
@@ -14,16 +14,16 @@
 struct intake {
     struct chat_reader r; /* at: the item at hand */
     struct responses_state *s;
-    bool turn;      /* the last message is the model's, and further items belong to it */
-    bool turn_text; /* its last item was text */
-    size_t pieces;  /* items and parts so far */
+    bool turn;         /* the last message is the model's, and further items belong to it */
+    bool turn_text;    /* its last item was text */
+    size_t part_count; /* items and parts so far */
 };
 
 /* Each becomes several values. */
-static enum status count_pieces(struct intake *t, size_t n)
+static enum status count_parts(struct intake *t, size_t n)
 {
-    t->pieces += n;
-    if (t->pieces <= LIMIT_PARTS) return ST_OK;
+    t->part_count += n;
+    if (t->part_count <= LIMIT_PARTS) return ST_OK;
     return chat_fault(&t->r, "invalid_value", "", "There are more than %u items and content parts.",
                       LIMIT_PARTS);
 }
@@ -38,16 +38,16 @@ static enum status need_string(struct intake *t, json_t *item, const char *key, 
 }
 
 /* The model's message that the next item belongs to. */
-static enum status turn_for(struct intake *t, bool anew)
+static enum status turn_for(struct intake *t, bool new_turn)
 {
     struct chat_message *m;
-    if (t->turn && !anew) return ST_OK;
+    if (t->turn && !new_turn) return ST_OK;
     t->turn = true;
     t->turn_text = false;
     return chat_message_add(&t->r, CHAT_ASSISTANT, &m);
 }
 
-static enum status turns_settle(struct intake *t)
+static enum status turns_resolve(struct intake *t)
 {
     struct chat_messages *m = t->r.out;
     for (size_t i = 0; i < m->count; i++)
@@ -61,7 +61,7 @@ static enum status turns_settle(struct intake *t)
 
 static enum status assistant_item(struct intake *t, json_t *content)
 {
-    enum status st = count_pieces(t, json_array_size(content));
+    enum status st = count_parts(t, json_array_size(content));
     if (!st) st = turn_for(t, t->turn_text);
     if (st) return st;
     t->turn_text = true;
@@ -111,7 +111,7 @@ static enum status parts_check(struct intake *t, json_t *content, const char *ke
         if (!json_is(field(part, "type"), "input_image") || !field(part, "file_id")) continue;
         snprintf(where, sizeof where, ".%s[%zu].file_id", key, i);
         return chat_fault(&t->r, "unsupported_parameter", where,
-                          "This server keeps no files: give the picture as image_url.");
+                          "This server keeps no files: give the image as image_url.");
     }
     return ST_OK;
 }
@@ -162,7 +162,7 @@ static enum status reasoning_item(struct intake *t, json_t *item)
     json_t *content = field(item, "content");
     if (content && !json_is_array(content))
         return chat_fault(&t->r, "invalid_type", ".content", "Must be an array of parts.");
-    if (count_pieces(t, json_array_size(content))) return ST_INVALID;
+    if (count_parts(t, json_array_size(content))) return ST_INVALID;
     for (size_t i = 0; i < json_array_size(content); i++) {
         json_t *text = field(json_array_get(content, i), "text");
         char where[48];
@@ -179,7 +179,7 @@ static enum status reasoning_item(struct intake *t, json_t *item)
 
 static enum status one_item(struct intake *t, json_t *item)
 {
-    if (count_pieces(t, 1)) return ST_INVALID;
+    if (count_parts(t, 1)) return ST_INVALID;
     if (!json_is_object(item)) return chat_fault(&t->r, "invalid_type", "", "An item must be an object.");
     json_t *type = field(item, "type");
     if (type && !json_is_string(type)) return chat_fault(&t->r, "invalid_type", ".type", "Must be a string.");
@@ -197,8 +197,8 @@ static enum status one_item(struct intake *t, json_t *item)
 
 static enum status kept_json(struct intake *t, const struct buf *text, json_t **out)
 {
-    struct json_in p = {.text = text->data ? text->data : "", .len = text->len};
-    enum status st = json_in_parse(&p, out);
+    struct json_parser p = {.text = text->data ? text->data : "", .len = text->len};
+    enum status st = json_parse_body(&p, out);
     return st ? chat_no_memory(&t->r) : ST_OK;
 }
 
@@ -267,8 +267,8 @@ enum status responses_messages(struct reader *r, struct responses_state *s)
     if (instructions && !json_is_string(instructions))
         return api_fail(r->e, 400, "invalid_type", "instructions", "Must be a string.");
     if (instructions && plain_message(&t, CHAT_SYSTEM, "instructions", instructions)) return ST_INVALID;
-    return items_before(&t) || items_input(&t, field(r->from, "input")) || turns_settle(&t) ? ST_INVALID
-                                                                                            : ST_OK;
+    return items_before(&t) || items_input(&t, field(r->from, "input")) || turns_resolve(&t) ? ST_INVALID
+                                                                                             : ST_OK;
 }
 
 /* ---- what is kept ---- */
@@ -309,20 +309,20 @@ static json_t *item_kept(const struct responses_state *s, json_t *item, size_t i
 enum status responses_items_keep(struct reader *r, struct responses_state *s)
 {
     json_t *input = field(r->from, "input"), *items;
-    struct json_out o = {.buf = &s->items};
+    struct json_writer o = {.buf = &s->items};
     items = json_is_string(input) ? json_pack("[{s:s,s:O}]", "role", "user", "content", input)
             : input               ? json_incref(input)
                                   : json_array();
     if (!items) return reader_no_memory(r);
-    jo_text(&o, "[");
+    jw_text(&o, "[");
     for (size_t i = 0; i < json_array_size(items) && !o.st; i++) {
         json_t *item = item_kept(s, json_array_get(items, i), i);
-        if (i) jo_text(&o, ",");
-        if (item) jo_value(&o, item);
+        if (i) jw_text(&o, ",");
+        if (item) jw_value(&o, item);
         else o.st = ST_NOMEM;
         json_decref(item);
     }
-    jo_text(&o, "]");
+    jw_text(&o, "]");
     json_decref(items);
     return o.st;
 }

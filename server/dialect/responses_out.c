@@ -31,17 +31,17 @@ static enum status part_for(struct responses_state *s, uint32_t calls)
 
 /* A token belongs to the text that appears with it or next. Those of reasoning and of calls, with their tags,
  * and those whose text is never shown belong to none. */
-static void logprobs_settle(struct choice *c)
+static void logprobs_resolve(struct choice *c)
 {
     struct gen *g = c->gen;
     struct responses_state *s = g->dialect_state;
     const struct chat_output *out = c->out;
     bool in_call = out->rules.calls && out->content_begun && out->tool_parse.state != TOOL_TEXT;
-    struct json_out o = {.buf = &s->logprobs};
+    struct json_writer o = {.buf = &s->logprobs};
     if (!g->p.logprobs) return;
     if (out->content.len > s->seen_content) {
         o.st = part_for(s, calls_before(out, s->seen_content));
-        if (c->logprobs.count && s->logprobs.len) jo_text(&o, ",");
+        if (c->logprobs.count && s->logprobs.len) jw_text(&o, ",");
         logprobs_take_entries(&c->logprobs, &o);
     } else if (in_call || s->in_call || out->reasoning_tokens != s->seen_reasoning) {
         logprobs_take_entries(&c->logprobs, NULL);
@@ -49,13 +49,13 @@ static void logprobs_settle(struct choice *c)
     s->seen_content = out->content.len;
     s->in_call = in_call;
     s->seen_reasoning = out->reasoning_tokens;
-    answer_book(&g->r->answer, &s->booked, s->logprobs.cap);
+    response_account(&g->r->response, &s->accounted, s->logprobs.cap);
     if (o.st) gen_abort(g->r, 500, "internal_error", "The server ran out of memory.");
 }
 
 void responses_token(struct choice *c)
 {
-    logprobs_settle(c);
+    logprobs_resolve(c);
 }
 
 void response_logprobs_range(const struct choice *c, size_t from, size_t *begin, size_t *end)
@@ -70,74 +70,75 @@ void response_logprobs_range(const struct choice *c, size_t from, size_t *begin,
     }
 }
 
-void response_logprobs_write(struct json_out *o, const struct responses_state *s, size_t from, size_t to)
+void response_logprobs_write(struct json_writer *o, const struct responses_state *s, size_t from, size_t to)
 {
-    jo_text(o, "[");
+    jw_text(o, "[");
     if (from < to && s->logprobs.data[from] == ',') from++;
-    if (from < to) jo_bytes(o, s->logprobs.data + from, to - from);
-    jo_text(o, "]");
+    if (from < to) jw_bytes(o, s->logprobs.data + from, to - from);
+    jw_text(o, "]");
 }
 
 /* ---- items ---- */
 
-void response_item_id(struct json_out *o, const struct responses_state *s, const struct response_item *item)
+void response_item_id(struct json_writer *o, const struct responses_state *s,
+                      const struct response_item *item)
 {
-    jo_text(o, item->kind == PIECE_REASONING ? "\"rs_" : item->kind == PIECE_CONTENT ? "\"msg_" : "\"fc_");
-    jo_text(o, s->id + strlen("resp_"));
-    jo_text(o, "_");
-    jo_uint(o, item->index);
-    jo_text(o, "\"");
+    jw_text(o, item->kind == DELTA_REASONING ? "\"rs_" : item->kind == DELTA_CONTENT ? "\"msg_" : "\"fc_");
+    jw_text(o, s->id + strlen("resp_"));
+    jw_text(o, "_");
+    jw_uint(o, item->index);
+    jw_text(o, "\"");
 }
 
-void response_part_write(struct json_out *o, struct choice *c, const struct response_item *item)
+void response_part_write(struct json_writer *o, struct choice *c, const struct response_item *item)
 {
     const struct chat_output *out = c->out;
-    const struct buf *b = item->kind == PIECE_REASONING ? &out->reasoning : &out->content;
+    const struct buf *b = item->kind == DELTA_REASONING ? &out->reasoning : &out->content;
     bool empty = item->state == ITEM_BEGUN || !b->len;
-    size_t from = item->kind == PIECE_REASONING ? 0 : item->from, begin, end;
-    size_t to = item->kind == PIECE_REASONING ? b->len : item->to;
-    jo_text(o, item->kind == PIECE_REASONING ? "{\"type\":\"reasoning_text\",\"text\":"
+    size_t from = item->kind == DELTA_REASONING ? 0 : item->from, begin, end;
+    size_t to = item->kind == DELTA_REASONING ? b->len : item->to;
+    jw_text(o, item->kind == DELTA_REASONING ? "{\"type\":\"reasoning_text\",\"text\":"
                                              : "{\"type\":\"output_text\",\"text\":");
-    jo_string(o, empty ? "" : b->data + from, empty ? 0 : to - from);
-    if (item->kind == PIECE_CONTENT) {
-        jo_text(o, ",\"annotations\":[],\"logprobs\":");
+    jw_string(o, empty ? "" : b->data + from, empty ? 0 : to - from);
+    if (item->kind == DELTA_CONTENT) {
+        jw_text(o, ",\"annotations\":[],\"logprobs\":");
         response_logprobs_range(c, from, &begin, &end);
         response_logprobs_write(o, c->gen->dialect_state, begin, empty ? begin : end);
     }
-    jo_text(o, "}");
+    jw_text(o, "}");
 }
 
-static void call_write(struct json_out *o, struct choice *c, const struct response_item *item)
+static void call_write(struct json_writer *o, struct choice *c, const struct response_item *item)
 {
     struct chat_call *call = &c->out->calls[item->call];
     size_t len = item->state == ITEM_BEGUN ? 0 : call->arguments.len;
     if (!call->id[0]) call_id_make(call, "call_");
-    jo_text(o, ",\"call_id\":");
-    jo_cstring(o, call->id);
-    jo_text(o, ",\"name\":");
-    jo_string(o, call->name.data, call->name.len);
-    jo_text(o, ",\"arguments\":");
-    jo_string(o, len ? call->arguments.data : "", len);
+    jw_text(o, ",\"call_id\":");
+    jw_cstring(o, call->id);
+    jw_text(o, ",\"name\":");
+    jw_string(o, call->name.data, call->name.len);
+    jw_text(o, ",\"arguments\":");
+    jw_string(o, len ? call->arguments.data : "", len);
 }
 
-void response_item_write(struct json_out *o, struct choice *c, const struct response_item *item)
+void response_item_write(struct json_writer *o, struct choice *c, const struct response_item *item)
 {
     static const char *const states[] = {"in_progress", "completed", "incomplete"};
-    jo_text(o, item->kind == PIECE_REASONING ? "{\"type\":\"reasoning\",\"id\":"
-               : item->kind == PIECE_CONTENT ? "{\"type\":\"message\",\"id\":"
+    jw_text(o, item->kind == DELTA_REASONING ? "{\"type\":\"reasoning\",\"id\":"
+               : item->kind == DELTA_CONTENT ? "{\"type\":\"message\",\"id\":"
                                              : "{\"type\":\"function_call\",\"id\":");
     response_item_id(o, c->gen->dialect_state, item);
-    jo_text(o, ",\"status\":");
-    jo_cstring(o, states[item->state]);
-    if (item->kind == PIECE_CALL) {
+    jw_text(o, ",\"status\":");
+    jw_cstring(o, states[item->state]);
+    if (item->kind == DELTA_CALL) {
         call_write(o, c, item);
     } else {
-        jo_text(o, item->kind == PIECE_REASONING ? ",\"summary\":[],\"content\":["
+        jw_text(o, item->kind == DELTA_REASONING ? ",\"summary\":[],\"content\":["
                                                  : ",\"role\":\"assistant\",\"content\":[");
         if (item->state != ITEM_BEGUN) response_part_write(o, c, item);
-        jo_text(o, "]");
+        jw_text(o, "]");
     }
-    jo_text(o, "}");
+    jw_text(o, "}");
 }
 
 bool response_text_missing(const struct choice *c)
@@ -150,26 +151,26 @@ bool response_text_missing(const struct choice *c)
 static bool item_next(const struct choice *c, struct response_item *item)
 {
     const struct chat_output *out = c->out;
-    bool first = item->kind == PIECE_NONE;
+    bool first = item->kind == DELTA_NONE;
     item->index += !first;
     if (first && out->reasoning.len) {
-        item->kind = PIECE_REASONING;
+        item->kind = DELTA_REASONING;
         return true;
     }
-    uint32_t call = item->kind == PIECE_CALL ? item->call + 1 : item->call;
+    uint32_t call = item->kind == DELTA_CALL ? item->call + 1 : item->call;
     size_t at = item->to, to = call < out->call_count ? out->calls[call].content_at : out->content.len;
     item->call = call;
-    if (to > at || (item->kind <= PIECE_REASONING && response_text_missing(c))) {
-        item->kind = PIECE_CONTENT;
+    if (to > at || (item->kind <= DELTA_REASONING && response_text_missing(c))) {
+        item->kind = DELTA_CONTENT;
         item->from = at;
         item->to = to;
         return true;
     }
-    item->kind = PIECE_CALL;
+    item->kind = DELTA_CALL;
     return call < out->call_count;
 }
 
-static void output_write(struct json_out *o, struct choice *c)
+static void output_write(struct json_writer *o, struct choice *c)
 {
     struct response_item item = {0}, next = {0};
     bool more = item_next(c, &next);
@@ -177,86 +178,86 @@ static void output_write(struct json_out *o, struct choice *c)
         item = next;
         more = item_next(c, &next);
         item.state = !more && c->finish == FIN_LENGTH ? ITEM_CUT : ITEM_WHOLE;
-        if (item.index) jo_text(o, ",");
+        if (item.index) jw_text(o, ",");
         response_item_write(o, c, &item);
     }
 }
 
 /* ---- the response ---- */
 
-static void usage(struct json_out *o, const struct gen *g)
+static void usage(struct json_writer *o, const struct gen *g)
 {
     struct gen_usage u = gen_usage(g);
-    jo_text(o, "{\"input_tokens\":");
-    jo_uint(o, u.prompt);
-    jo_text(o, ",\"input_tokens_details\":{\"cached_tokens\":");
-    jo_uint(o, u.cached);
-    jo_text(o, ",\"cache_write_tokens\":0},\"output_tokens\":");
-    jo_uint(o, u.completion);
-    jo_text(o, ",\"output_tokens_details\":{\"reasoning_tokens\":");
-    jo_uint(o, u.reasoning);
-    jo_text(o, "},\"total_tokens\":");
-    jo_uint(o, u.prompt + u.completion);
-    jo_text(o, "}");
+    jw_text(o, "{\"input_tokens\":");
+    jw_uint(o, u.prompt);
+    jw_text(o, ",\"input_tokens_details\":{\"cached_tokens\":");
+    jw_uint(o, u.cached);
+    jw_text(o, ",\"cache_write_tokens\":0},\"output_tokens\":");
+    jw_uint(o, u.completion);
+    jw_text(o, ",\"output_tokens_details\":{\"reasoning_tokens\":");
+    jw_uint(o, u.reasoning);
+    jw_text(o, "},\"total_tokens\":");
+    jw_uint(o, u.prompt + u.completion);
+    jw_text(o, "}");
 }
 
 /* Of the kinds that OpenAI's clients know. */
-static void error_write(struct json_out *o, const struct api_error *e)
+static void error_write(struct json_writer *o, const struct api_error *e)
 {
-    jo_text(o, "{\"code\":");
-    jo_cstring(o, e->http == 429 ? "rate_limit_exceeded" : "server_error");
-    jo_text(o, ",\"message\":");
-    jo_cstring(o, e->message);
-    jo_text(o, "}");
+    jw_text(o, "{\"code\":");
+    jw_cstring(o, e->http == 429 ? "rate_limit_exceeded" : "server_error");
+    jw_text(o, ",\"message\":");
+    jw_cstring(o, e->message);
+    jw_text(o, "}");
 }
 
-void response_write(struct json_out *o, struct gen *g, const char *status, struct choice *c,
+void response_write(struct json_writer *o, struct gen *g, const char *status, struct choice *c,
                     const struct api_error *error)
 {
     const struct responses_state *s = g->dialect_state;
     const struct request *r = g->r;
-    jo_text(o, "{\"id\":");
-    jo_cstring(o, s->id);
-    jo_text(o, ",\"object\":\"response\",\"created_at\":");
-    jo_int(o, r->http.created);
-    jo_text(o, ",\"status\":");
-    jo_cstring(o, status);
-    jo_text(o, ",\"completed_at\":");
-    if (c && c->finish != FIN_LENGTH) jo_int(o, (int64_t)time(NULL));
-    else jo_text(o, "null");
-    jo_text(o, ",\"error\":");
+    jw_text(o, "{\"id\":");
+    jw_cstring(o, s->id);
+    jw_text(o, ",\"object\":\"response\",\"created_at\":");
+    jw_int(o, r->http.created);
+    jw_text(o, ",\"status\":");
+    jw_cstring(o, status);
+    jw_text(o, ",\"completed_at\":");
+    if (c && c->finish != FIN_LENGTH) jw_int(o, (int64_t)time(NULL));
+    else jw_text(o, "null");
+    jw_text(o, ",\"error\":");
     if (error) error_write(o, error);
-    else jo_text(o, "null");
-    jo_text(o, ",\"incomplete_details\":");
-    jo_text(o, c && c->finish == FIN_LENGTH ? "{\"reason\":\"max_output_tokens\"}" : "null");
-    jo_text(o, ",\"model\":");
-    jo_cstring(o, r->model_name ? r->model_name : r->srv->model_name);
-    jo_text(o, ",\"output\":[");
+    else jw_text(o, "null");
+    jw_text(o, ",\"incomplete_details\":");
+    jw_text(o, c && c->finish == FIN_LENGTH ? "{\"reason\":\"max_output_tokens\"}" : "null");
+    jw_text(o, ",\"model\":");
+    jw_cstring(o, r->model_name ? r->model_name : r->srv->model_name);
+    jw_text(o, ",\"output\":[");
     if (c) output_write(o, c);
-    jo_text(o, "],\"usage\":");
+    jw_text(o, "],\"usage\":");
     if (c) usage(o, g);
-    else jo_text(o, "null");
-    jo_text(o, s->store ? ",\"background\":false,\"store\":true" : ",\"background\":false,\"store\":false");
-    jo_text(o, ",\"service_tier\":\"default\"");
+    else jw_text(o, "null");
+    jw_text(o, s->store ? ",\"background\":false,\"store\":true" : ",\"background\":false,\"store\":false");
+    jw_text(o, ",\"service_tier\":\"default\"");
     if (!s->has_temperature) {
-        jo_text(o, ",\"temperature\":");
-        jo_float32(o, g->p.sampling.temperature);
+        jw_text(o, ",\"temperature\":");
+        jw_float32(o, g->p.sampling.temperature);
     }
     if (!s->has_top_p) {
-        jo_text(o, ",\"top_p\":");
-        jo_float32(o, g->p.sampling.top_p);
+        jw_text(o, ",\"top_p\":");
+        jw_float32(o, g->p.sampling.top_p);
     }
-    jo_bytes(o, s->echo.data, s->echo.len);
-    jo_text(o, "}");
+    jw_bytes(o, s->echo.data, s->echo.len);
+    jw_text(o, "}");
 }
 
-void response_finish(struct json_out *o, struct choice *c)
+void response_finish(struct json_writer *o, struct choice *c)
 {
     struct gen *g = c->gen;
     struct responses_state *s = g->dialect_state;
     const char *status = c->finish == FIN_LENGTH ? "incomplete" : "completed";
     size_t from = o->buf->len;
-    logprobs_settle(c); /* text that was held back until the end */
+    logprobs_resolve(c); /* text that was held back until the end */
     response_write(o, g, status, c, NULL);
     if (!s->store || o->st) return;
     if (response_keep(g->r->srv->responses, s->id, &s->owner, s->before, &s->items, o->buf->data + from,
@@ -270,15 +271,15 @@ void response_finish(struct json_out *o, struct choice *c)
     response_write(o, g, status, c, NULL);
 }
 
-void responses_answer(struct gen *g)
+void responses_write_response(struct gen *g)
 {
     struct request *r = g->r;
-    struct json_out o = {.buf = &r->answer.out};
+    struct json_writer o = {.buf = &r->response.out};
     response_finish(&o, &g->choices[0]);
     if (o.st) {
-        (void)api_fail(&r->answer.error, 500, "internal_error", NULL, "The answer is too large.");
+        (void)api_fail(&r->response.error, 500, "internal_error", NULL, "The answer is too large.");
         request_fail(r);
     } else {
-        request_answer(r, 200);
+        request_respond(r, 200);
     }
 }

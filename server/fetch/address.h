@@ -1,4 +1,4 @@
-/* Which addresses pictures may be fetched from: public ones, and networks that the operator names. Pure. */
+/* Which addresses images may be fetched from: public ones, and networks that the operator names. Pure. */
 #ifndef KVASIR_FETCH_ADDRESS_H
 #define KVASIR_FETCH_ADDRESS_H
 

@@ -181,7 +181,7 @@ static enum stop room(struct transfer *t, size_t more)
     return STOP_NONE;
 }
 
-static size_t body_piece(char *data, size_t size, size_t count, void *arg)
+static size_t body_chunk(char *data, size_t size, size_t count, void *arg)
 {
     struct transfer *t = arg;
     size_t n = size * count;
@@ -214,18 +214,18 @@ static void transfer_drop(struct transfer *t)
     *t = (struct transfer){0};
 }
 
-static void transfer_end(struct transfer *t, enum image_fault fault)
+static void transfer_end(struct transfer *t, enum image_error error)
 {
     struct fetcher *f = t->job->f;
     t->file->done = true;
-    t->file->fault = fault;
-    t->job->failed |= fault != IMAGE_OK;
+    t->file->error = error;
+    t->job->failed |= error != IMAGE_OK;
     pthread_mutex_lock(&f->lock);
-    f->stats.fetched += !fault;
-    f->stats.failed += fault != IMAGE_OK;
-    f->stats.bytes += fault ? 0 : t->file->len;
+    f->stats.fetched += !error;
+    f->stats.failed += error != IMAGE_OK;
+    f->stats.bytes += error ? 0 : t->file->len;
     pthread_mutex_unlock(&f->lock);
-    if (fault) log_debug("fetching %.200s: %s", t->file->url, t->file->err.msg);
+    if (error) log_debug("fetching %.200s: %s", t->file->url, t->file->err.msg);
     transfer_drop(t);
 }
 
@@ -257,7 +257,7 @@ static bool easy_set(struct transfer *t)
     bad |= curl_easy_setopt(e, CURLOPT_OPENSOCKETDATA, t);
     bad |= curl_easy_setopt(e, CURLOPT_HEADERFUNCTION, head_line);
     bad |= curl_easy_setopt(e, CURLOPT_HEADERDATA, t);
-    bad |= curl_easy_setopt(e, CURLOPT_WRITEFUNCTION, body_piece);
+    bad |= curl_easy_setopt(e, CURLOPT_WRITEFUNCTION, body_chunk);
     bad |= curl_easy_setopt(e, CURLOPT_WRITEDATA, t);
     bad |= curl_easy_setopt(e, CURLOPT_PRIVATE, t);
     return !bad && !curl_multi_add_handle(f->multi, e);
@@ -276,18 +276,18 @@ static void transfer_begin(struct transfer *t, CURLU *base, const char *url, siz
 {
     struct fetcher *f = t->job->f;
     struct err *err = &t->file->err;
-    enum image_fault fault = url_check(&f->hosts, base, url, len, &t->url, err);
-    if (!fault && t->https && !is_https(t->url))
-        fault = image__fail(err, IMAGE_BAD_URL, "the URL leads from https to http");
-    if (!fault) {
+    enum image_error error = url_check(&f->hosts, base, url, len, &t->url, err);
+    if (!error && t->https && !is_https(t->url))
+        error = image__fail(err, IMAGE_BAD_URL, "the URL leads from https to http");
+    if (!error) {
         t->https = is_https(t->url);
         t->easy = curl_easy_init();
-        if (!t->easy || !easy_set(t)) fault = image__nomem(err);
+        if (!t->easy || !easy_set(t)) error = image__nomem(err);
     }
-    if (fault) transfer_end(t, fault);
+    if (error) transfer_end(t, error);
 }
 
-static enum image_fault curl_fault(const struct transfer *t, CURLcode rc, struct err *err)
+static enum image_error curl_error(const struct transfer *t, CURLcode rc, struct err *err)
 {
     static const struct {
         CURLcode rc;
@@ -311,7 +311,7 @@ static enum image_fault curl_fault(const struct transfer *t, CURLcode rc, struct
     return image__fail(err, IMAGE_DOWNLOAD, "the URL could not be fetched: its host's answer is not valid");
 }
 
-static enum image_fault outcome(const struct transfer *t, CURLcode rc, long code, struct err *err)
+static enum image_error outcome(const struct transfer *t, CURLcode rc, long code, struct err *err)
 {
     size_t most = t->job->f->opt.bytes_max;
     switch (t->stop) {
@@ -329,7 +329,7 @@ static enum image_fault outcome(const struct transfer *t, CURLcode rc, long code
     }
     if (t->stop == STOP_LARGE || rc == CURLE_FILESIZE_EXCEEDED)
         return image__fail(err, IMAGE_TOO_MANY_BYTES, "the image file has more than %zu bytes", most);
-    if (rc && !t->stop) return curl_fault(t, rc, err);
+    if (rc && !t->stop) return curl_error(t, rc, err);
     if (code != 200)
         return image__fail(err, IMAGE_DOWNLOAD, "the URL could not be fetched: status %ld", code);
     if (t->coded)
@@ -461,7 +461,7 @@ void fetch_start(struct fetch_job *j, void *user)
     if (busy) {
         struct fetch_file *first = &j->files[0];
         first->done = true;
-        first->fault = image__fail(&first->err, IMAGE_BUSY, "too many URLs wait for being fetched");
+        first->error = image__fail(&first->err, IMAGE_BUSY, "too many URLs wait for being fetched");
         job_finish(f, j);
     }
     curl_multi_wakeup(f->multi);

@@ -1,4 +1,4 @@
-/* Pictures from http(s) URLs. One thread drives all transfers (libcurl's multi interface), so that slow hosts
+/* Images from http(s) URLs. One thread drives all transfers (libcurl's multi interface), so that slow hosts
  * take no worker and not the event loop; names are resolved in libcurl's own threads.
  *
  *   fetch_job_new, fetch_job_add   a worker: the URLs of one request
@@ -13,7 +13,7 @@
 #define KVASIR_FETCH_H
 
 #include "config/base/status.h"
-#include "server/media/image_in.h"
+#include "server/media/image_decode.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -43,7 +43,7 @@ struct fetch_file {
     uint8_t *bytes; /* owned; with IMAGE_OK */
     size_t len;
     bool done; /* false: given up, because another URL of the job failed or the client left */
-    enum image_fault fault;
+    enum image_error error;
     struct err err;
 };
 

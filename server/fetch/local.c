@@ -90,7 +90,7 @@ static const char *below(const char *path, const char *dir)
     return path[n] ? path + n : NULL;
 }
 
-static enum image_fault file_read(int fd, size_t bytes_max, uint8_t **bytes, size_t *len, struct err *err)
+static enum image_error file_read(int fd, size_t bytes_max, uint8_t **bytes, size_t *len, struct err *err)
 {
     struct stat st;
     if (fstat(fd, &st) || !S_ISREG(st.st_mode))
@@ -115,7 +115,7 @@ static enum image_fault file_read(int fd, size_t bytes_max, uint8_t **bytes, siz
     return IMAGE_OK;
 }
 
-enum image_fault local_read(const struct local_dir *d, const char *url, size_t url_len, size_t bytes_max,
+enum image_error local_read(const struct local_dir *d, const char *url, size_t url_len, size_t bytes_max,
                             uint8_t **bytes, size_t *len, struct err *err)
 {
     static const char scheme[] = "file://", here[] = "localhost";
@@ -135,7 +135,7 @@ enum image_fault local_read(const struct local_dir *d, const char *url, size_t u
         return image__fail(err, IMAGE_BAD_URL, "this server reads no files there (--allowed-media-dir)");
     int fd = open_below(d->fd, name);
     if (fd < 0) return image__fail(err, IMAGE_NO_FILE, "there is no such file");
-    enum image_fault f = file_read(fd, bytes_max, bytes, len, err);
+    enum image_error f = file_read(fd, bytes_max, bytes, len, err);
     close(fd);
     return f;
 }

@@ -97,10 +97,10 @@ static bool host_rule_has(const struct host_rule *r, const char *host, unsigned 
     return n > m + 1 && host[n - m - 1] == '.' && strcmp(host + n - m, r->host) == 0;
 }
 
-static enum image_fault parts_check(const struct host_rules *rules, CURLU *u, struct err *err)
+static enum image_error parts_check(const struct host_rules *rules, CURLU *u, struct err *err)
 {
     char *scheme = NULL, *port = NULL, *zone = NULL, *host = NULL;
-    enum image_fault f = IMAGE_BAD_URL;
+    enum image_error f = IMAGE_BAD_URL;
     if (!curl_url_get(u, CURLUPART_SCHEME, &scheme, 0) &&
         !curl_url_get(u, CURLUPART_PORT, &port, CURLU_DEFAULT_PORT) &&
         curl_url_get(u, CURLUPART_ZONEID, &zone, 0) == CURLUE_NO_ZONEID) {
@@ -122,7 +122,7 @@ static enum image_fault parts_check(const struct host_rules *rules, CURLU *u, st
     return f;
 }
 
-enum image_fault url_check(const struct host_rules *rules, CURLU *base, const char *url, size_t len,
+enum image_error url_check(const struct host_rules *rules, CURLU *base, const char *url, size_t len,
                            CURLU **out, struct err *err)
 {
     *out = NULL;
@@ -132,7 +132,7 @@ enum image_fault url_check(const struct host_rules *rules, CURLU *base, const ch
         return image__fail(err, IMAGE_BAD_URL, "the URL is not valid");
     char *text = strndup(url, len);
     CURLU *u = base ? curl_url_dup(base) : curl_url();
-    enum image_fault f = IMAGE_OK;
+    enum image_error f = IMAGE_OK;
     if (!text || !u) {
         f = image__nomem(err);
     } else {

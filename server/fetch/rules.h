@@ -3,7 +3,7 @@
 #define KVASIR_FETCH_RULES_H
 
 #include "config/base/status.h"
-#include "server/media/image_in.h"
+#include "server/media/image_decode.h"
 
 #include <curl/curl.h>
 
@@ -30,7 +30,7 @@ void host_rules_free(struct host_rules *r);
 /* Reads the URL once: *out is what is checked, and what is then connected to (CURLOPT_CURLU). base: the URL
  * that it may be relative to, which redirected to it, or NULL. *out is the caller's (curl_url_cleanup), set
  * with IMAGE_OK. */
-enum image_fault url_check(const struct host_rules *rules, CURLU *base, const char *url, size_t len,
+enum image_error url_check(const struct host_rules *rules, CURLU *base, const char *url, size_t len,
                            CURLU **out, struct err *err);
 
 #endif

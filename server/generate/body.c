@@ -2,16 +2,16 @@
  * only the request that it is given. */
 #include "server/http/fields.h"
 #include "server/generate/generate.h"
-#include "server/http/json_in.h"
+#include "server/http/json_parser.h"
 
 #include <malloc.h>
 #include <string.h>
 
 #define TRIM_COST (32u << 20)
 
-static enum status parse_fail(struct request *r, const struct json_in *p, enum status st)
+static enum status parse_fail(struct request *r, const struct json_parser *p, enum status st)
 {
-    struct api_error *e = &r->answer.error;
+    struct api_error *e = &r->response.error;
     if (st == ST_NOMEM) return api_nomem(e);
     unsigned line = 1, column = 1;
     for (const char *s = p->text; s < p->text + p->at; s++) {
@@ -19,25 +19,25 @@ static enum status parse_fail(struct request *r, const struct json_in *p, enum s
         line += *s == '\n';
     }
     return api_fail(e, 400, "invalid_json", NULL, "The body is not valid JSON: %s (line %u, column %u).",
-                    p->fault, line, column);
+                    p->error, line, column);
 }
 
 enum status request_body_parse(struct request *r, json_t **root)
 {
     const char *text = r->http.body.data ? r->http.body.data : "";
     size_t bom = r->http.body.len >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0 ? 3 : 0;
-    struct json_in p = {.text = text + bom, .len = r->http.body.len - bom};
+    struct json_parser p = {.text = text + bom, .len = r->http.body.len - bom};
     json_t *j;
     if (!p.len)
-        return api_fail(&r->answer.error, 400, "invalid_json", NULL,
+        return api_fail(&r->response.error, 400, "invalid_json", NULL,
                         "The request has no body: a JSON object is expected.");
-    enum status st = json_in_parse(&p, &j);
+    enum status st = json_parse_body(&p, &j);
     if (st) return parse_fail(r, &p, st);
     *root = j;
     if (json_is_object(j)) return ST_OK;
     *root = NULL;
     json_decref(j);
-    return api_fail(&r->answer.error, 400, "invalid_json", NULL, "The body must be a JSON object.");
+    return api_fail(&r->response.error, 400, "invalid_json", NULL, "The body must be a JSON object.");
 }
 
 const char *gen_source(const struct gen *g)
@@ -47,7 +47,7 @@ const char *gen_source(const struct gen *g)
 
 void gen_read_free(struct gen *g)
 {
-    json_t **owned[] = {&g->tools, &g->documents, &g->variables, &g->form_root};
+    json_t **owned[] = {&g->tools, &g->documents, &g->variables, &g->format_root};
     chat_messages_free(&g->messages);
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++) {
         json_decref(*owned[i]);
@@ -78,11 +78,11 @@ enum status request_model_check(struct request *r, json_t *root)
     json_t *m = json_object_get(root, "model");
     if (!m || json_is_null(m)) return ST_OK;
     if (!json_is_string(m))
-        return api_fail(&r->answer.error, 400, "invalid_type", "model", "model must be a string.");
+        return api_fail(&r->response.error, 400, "invalid_type", "model", "model must be a string.");
     const char *name = json_string_value(m);
     size_t len = json_string_length(m);
     r->model_name = model_name_find(r->srv, name, len);
     if (!len || r->model_name || r->srv->opt->accept_any_model) return ST_OK;
-    return api_fail(&r->answer.error, 404, "model_not_found", "model", "The model `%.200s` does not exist.",
+    return api_fail(&r->response.error, 404, "model_not_found", "model", "The model `%.200s` does not exist.",
                     name);
 }

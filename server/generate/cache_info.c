@@ -35,8 +35,8 @@ static struct cache_place place_of_source(const struct template_source *s,
 static struct cache_place place_of_tag(uint32_t tag, const struct template_result *rendered,
                                        const struct chat_messages *messages)
 {
-    if (tag & PROMPT_TAG_PICTURE) {
-        uint32_t k = tag & ~PROMPT_TAG_PICTURE;
+    if (tag & PROMPT_TAG_IMAGE) {
+        uint32_t k = tag & ~PROMPT_TAG_IMAGE;
         const struct image_ref *ref = &messages->images[k];
         return (struct cache_place){.kind = PLACE_IMAGE,
                                     .message = ref->message,
@@ -51,13 +51,13 @@ static struct cache_place place_of_tag(uint32_t tag, const struct template_resul
 
 enum status cache_places_build(const struct model_info *mi, const struct tokenizer *tok,
                                const struct template_result *rendered, const struct chat_messages *messages,
-                               const struct prompt_picture *pictures, uint32_t picture_count,
+                               const struct prompt_image *images, uint32_t image_count,
                                const struct prompt *prompt, struct cache_places *out, struct err *err)
 {
     struct prompt_origin *origins = NULL;
     size_t count = 0;
     enum status st = prompt_origins(mi, tok, rendered->runs, rendered->run_sources, rendered->run_count,
-                                    pictures, picture_count, prompt, &origins, &count, err);
+                                    images, image_count, prompt, &origins, &count, err);
     if (st) return st;
     struct cache_place *list = malloc((count ? count : 1) * sizeof *list);
     uint32_t before = 0; /* 1 + message of the text behind which we are */
@@ -94,20 +94,20 @@ const struct cache_place *cache_place_of_difference(const struct cache_places *p
 
 /* ---- JSON ---- */
 
-static void key_uint(struct json_out *o, const char *key, uint64_t v)
+static void key_uint(struct json_writer *o, const char *key, uint64_t v)
 {
-    jo_text(o, key);
-    jo_uint(o, v);
+    jw_text(o, key);
+    jw_uint(o, v);
 }
 
-static void message_write(struct json_out *o, const struct cache_place *p)
+static void message_write(struct json_writer *o, const struct cache_place *p)
 {
     key_uint(o, ",\"message\":", p->message);
-    jo_text(o, ",\"role\":");
-    jo_cstring(o, p->role);
+    jw_text(o, ",\"role\":");
+    jw_cstring(o, p->role);
 }
 
-static void place_write(struct json_out *o, const struct cache_places *places, uint32_t token,
+static void place_write(struct json_writer *o, const struct cache_places *places, uint32_t token,
                         uint32_t dropped)
 {
     static const char *const kinds[] = {
@@ -116,27 +116,27 @@ static void place_write(struct json_out *o, const struct cache_places *places, u
         [PLACE_VARIABLES] = "variables"};
     const struct cache_place *p = cache_place_of_difference(places, token + dropped);
     key_uint(o, "{\"token\":", token);
-    jo_text(o, ",\"kind\":");
-    jo_cstring(o, !p ? "prompt" : p->kind == PLACE_IMAGE && p->video ? "video" : kinds[p->kind]);
+    jw_text(o, ",\"kind\":");
+    jw_cstring(o, !p ? "prompt" : p->kind == PLACE_IMAGE && p->video ? "video" : kinds[p->kind]);
     if (p && p->kind == PLACE_TEMPLATE) {
-        jo_text(o, ",\"after_message\":");
-        if (p->message) jo_uint(o, p->message - 1);
-        else jo_text(o, "null");
+        jw_text(o, ",\"after_message\":");
+        if (p->message) jw_uint(o, p->message - 1);
+        else jw_text(o, "null");
     } else if (p && p->kind == PLACE_FIELD) {
         message_write(o, p);
-        jo_text(o, ",\"field\":");
-        jo_cstring(o, p->field);
+        jw_text(o, ",\"field\":");
+        jw_cstring(o, p->field);
     } else if (p && (p->kind == PLACE_TEXT || p->kind == PLACE_IMAGE)) {
         message_write(o, p);
-        jo_text(o, ",\"part\":");
-        if (p->part >= 0) jo_uint(o, (uint64_t)p->part);
-        else jo_text(o, "null");
+        jw_text(o, ",\"part\":");
+        if (p->part >= 0) jw_uint(o, (uint64_t)p->part);
+        else jw_text(o, "null");
         if (p->kind == PLACE_IMAGE) key_uint(o, ",\"image\":", p->image);
     }
-    jo_text(o, "}");
+    jw_text(o, "}");
 }
 
-void cache_info_write(struct json_out *o, const struct sched_cache_info *info, uint32_t prompt_tokens,
+void cache_info_write(struct json_writer *o, const struct sched_cache_info *info, uint32_t prompt_tokens,
                       uint32_t dropped, const struct cache_places *places)
 {
     /* Without anything to compare with there is no place where the prompts part. */
@@ -145,13 +145,13 @@ void cache_info_write(struct json_out *o, const struct sched_cache_info *info, u
     key_uint(o, "{\"reused_tokens\":", info->reused);
     key_uint(o, ",\"equal_tokens\":", info->equal);
     key_uint(o, ",\"prompt_tokens\":", prompt_tokens);
-    jo_text(o, ",\"stop\":");
-    jo_cstring(o, cache_stop_name(info->stop));
-    jo_text(o, ",\"reuse_ends_at\":");
+    jw_text(o, ",\"stop\":");
+    jw_cstring(o, cache_stop_name(info->stop));
+    jw_text(o, ",\"reuse_ends_at\":");
     if (compared && info->reused < prompt_tokens) place_write(o, places, info->reused, dropped);
-    else jo_text(o, "null");
-    jo_text(o, ",\"differs_at\":");
+    else jw_text(o, "null");
+    jw_text(o, ",\"differs_at\":");
     if (compared && info->equal < prompt_tokens) place_write(o, places, info->equal, dropped);
-    else jo_text(o, "null");
-    jo_text(o, "}");
+    else jw_text(o, "null");
+    jw_text(o, "}");
 }

@@ -8,13 +8,13 @@
 #include "engine/prompt/prompt_build.h"
 #include "scheduler/scheduler.h"
 #include "server/chat/messages.h"
-#include "server/http/json_out.h"
+#include "server/http/json_writer.h"
 #include "server/chat/template.h"
 
 enum cache_place_kind {
     PLACE_TEMPLATE = 0, /* text that the chat template writes */
     PLACE_TEXT,         /* text of a message's content */
-    PLACE_IMAGE,        /* a picture or video, and what the processor writes around it */
+    PLACE_IMAGE,        /* an image or video, and what the processor writes around it */
     PLACE_FIELD,        /* another field of a message */
     PLACE_TOOLS,
     PLACE_DOCUMENTS,
@@ -27,7 +27,7 @@ struct cache_place {
     uint32_t message;  /* TEXT, IMAGE, FIELD: index in the request's messages. TEMPLATE: 1 + the message whose
                           text stands before; 0 = none */
     int32_t part;      /* TEXT, IMAGE: index in the message's content; -1: the content is one string */
-    uint32_t image;    /* IMAGE: index among the request's pictures and videos */
+    uint32_t image;    /* IMAGE: index among the request's images and videos */
     bool video;        /* IMAGE: it is a video */
     const char *role;  /* of the message, as sent; static */
     const char *field; /* FIELD: its name; static; NULL = an unusual one */
@@ -38,23 +38,23 @@ struct cache_places {
 };
 void cache_places_free(struct cache_places *p);
 
-/* For a prompt that prompt_build made of `rendered` (template_render with trace) and `pictures`. */
+/* For a prompt that prompt_build made of `rendered` (template_render with trace) and `images`. */
 enum status cache_places_build(const struct model_info *mi, const struct tokenizer *tok,
                                const struct template_result *rendered, const struct chat_messages *messages,
-                               const struct prompt_picture *pictures, uint32_t picture_count,
+                               const struct prompt_image *images, uint32_t image_count,
                                const struct prompt *prompt, struct cache_places *out,
                                struct err *err) KV_MUST_CHECK;
 /* The place of a token; NULL: nothing is known (a prompt without messages). */
 const struct cache_place *cache_place_at(const struct cache_places *p, uint32_t token);
 /* The place to name for a token that differs. The template's last token before what a client sent depends on
  * it, because tokens merge ("\n" and
- * "\n\n\n" before a picture): what follows is named then. */
+ * "\n\n\n" before an image): what follows is named then. */
 const struct cache_place *cache_place_of_difference(const struct cache_places *p, uint32_t token);
 
 /* {"reused_tokens":..,"equal_tokens":..,"prompt_tokens":..,"stop":"..",
  *  "reuse_ends_at":{..}|null,"differs_at":{..}|null}.
  * dropped: tokens of the rendered prompt that were cut off in front. */
-void cache_info_write(struct json_out *o, const struct sched_cache_info *info, uint32_t prompt_tokens,
+void cache_info_write(struct json_writer *o, const struct sched_cache_info *info, uint32_t prompt_tokens,
                       uint32_t dropped, const struct cache_places *places);
 
 #endif

@@ -9,9 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-static enum status no_memory(struct form_maker *m)
+static enum status no_memory(struct constraint_maker *m)
 {
-    return api_nomem(&m->g->r->answer.error);
+    return api_nomem(&m->g->r->response.error);
 }
 
 /* A part of a function's parameters as a schema that stands alone: what it refers to stays within reach. */
@@ -28,16 +28,16 @@ static json_t *part_of(const json_t *parameters, json_t *part)
 
 /* ---- JSON between tags ---- */
 
-static enum status json_call(struct form_maker *m, const char *name, json_t *parameters, const char *param,
-                             gx *out)
+static enum status json_call(struct constraint_maker *m, const char *name, json_t *parameters,
+                             const char *param, gx *out)
 {
-    gx head[] = {gb_tag(m->b, m->vocab, TOOL_OPEN), form_literal(m, "\n{\"name\": \""), form_literal(m, name),
-                 form_literal(m, "\", \"arguments\": ")};
-    gx tail[] = {form_literal(m, "}\n"), gb_tag(m->b, m->vocab, TOOL_CLOSE)}, arguments;
+    gx head[] = {gb_tag(m->b, m->vocab, TOOL_OPEN), constraint_literal(m, "\n{\"name\": \""),
+                 constraint_literal(m, name), constraint_literal(m, "\", \"arguments\": ")};
+    gx tail[] = {constraint_literal(m, "}\n"), gb_tag(m->b, m->vocab, TOOL_CLOSE)}, arguments;
     json_t *object = json_copy(parameters); /* whatever else the schema says */
     if (!object || json_object_set_new(object, "type", json_string("object")))
         return json_decref(object), no_memory(m);
-    enum status st = form_schema(m, object, true, param, &arguments);
+    enum status st = constraint_schema(m, object, true, param, &arguments);
     json_decref(object);
     gx all[] = {gb_seq(m->b, head, 4), arguments, gb_seq(m->b, tail, 2)};
     *out = st ? 0 : gb_seq(m->b, all, 3);
@@ -55,8 +55,8 @@ static bool is_required(const json_t *parameters, const char *key)
 }
 
 /* list: what stands for each property, in the schema's order. */
-static enum status members(struct form_maker *m, const json_t *schema, const gx *list, const char *comma,
-                           gx *out)
+static enum status members(struct constraint_maker *m, const json_t *schema, const gx *list,
+                           const char *comma, gx *out)
 {
     json_t *properties = json_object_get(schema, "properties"), *one;
     size_t n = json_object_size(properties), i = 0;
@@ -76,14 +76,14 @@ static enum status members(struct form_maker *m, const json_t *schema, const gx 
                              .required = required,
                              .max = RX_NO_LIMIT,
                              .any_order = m->any_order,
-                             .comma = form_literal(m, comma)};
+                             .comma = constraint_literal(m, comma)};
     if (!st) *out = gb_members(m->b, &all);
     free(member);
     free(required);
     return st;
 }
 
-typedef enum status value_fn(struct form_maker *m, const json_t *parameters, json_t *schema,
+typedef enum status value_fn(struct constraint_maker *m, const json_t *parameters, json_t *schema,
                              const char *param, unsigned depth, gx *out);
 
 /* ---- a tag for every parameter ---- */
@@ -98,7 +98,7 @@ static bool only_text(const json_t *schema)
 }
 
 /* Strings are written as they are: of the schema's keywords only a list of values is heeded. */
-static enum status tag_value(struct form_maker *m, const json_t *parameters, json_t *schema,
+static enum status tag_value(struct constraint_maker *m, const json_t *parameters, json_t *schema,
                              const char *param, unsigned depth, gx *out)
 {
     static const char *const ends[] = {"</parameter>", "</function>", TOOL_CLOSE, "<parameter="};
@@ -119,17 +119,17 @@ static enum status tag_value(struct form_maker *m, const json_t *parameters, jso
         return ST_OK;
     }
     if (only_text(schema)) {
-        *out = form_text_without(m, ends, 4);
+        *out = constraint_text_without(m, ends, 4);
         return ST_OK;
     }
     json_t *part = part_of(parameters, schema);
-    enum status st = part ? form_schema(m, part, true, param, out) : no_memory(m);
+    enum status st = part ? constraint_schema(m, part, true, param, out) : no_memory(m);
     json_decref(part);
     return st;
 }
 
-static enum status tag_call(struct form_maker *m, const char *name, json_t *parameters, const char *param,
-                            gx *out)
+static enum status tag_call(struct constraint_maker *m, const char *name, json_t *parameters,
+                            const char *param, gx *out)
 {
     json_t *properties = json_object_get(parameters, "properties"), *schema;
     gx *list = calloc(json_object_size(properties) + 1, sizeof *list), inside = 0;
@@ -140,18 +140,18 @@ static enum status tag_call(struct form_maker *m, const char *name, json_t *para
     {
         gx value;
         if (st || (st = tag_value(m, parameters, schema, param, 0, &value))) break;
-        gx one[] = {form_literal(m, "<parameter="), form_literal(m, key), form_literal(m, ">\n"), value,
-                    form_literal(m, "\n</parameter>\n")};
+        gx one[] = {constraint_literal(m, "<parameter="), constraint_literal(m, key),
+                    constraint_literal(m, ">\n"), value, constraint_literal(m, "\n</parameter>\n")};
         list[used++] = gb_seq(m->b, one, 5);
     }
     if (!st) st = members(m, parameters, list, "", &inside);
     free(list);
     gx all[] = {gb_tag(m->b, m->vocab, TOOL_OPEN),
-                form_literal(m, "\n<function="),
-                form_literal(m, name),
-                form_literal(m, ">\n"),
+                constraint_literal(m, "\n<function="),
+                constraint_literal(m, name),
+                constraint_literal(m, ">\n"),
                 inside,
-                form_literal(m, "</function>\n"),
+                constraint_literal(m, "</function>\n"),
                 gb_tag(m->b, m->vocab, TOOL_CLOSE)};
     *out = st ? 0 : gb_seq(m->b, all, 7);
     return st;
@@ -161,17 +161,17 @@ static enum status tag_call(struct form_maker *m, const char *name, json_t *para
 
 #define NOTATION_DEPTH 24u
 
-static gx quoted(struct form_maker *m, gx inside)
+static gx quoted(struct constraint_maker *m, gx inside)
 {
     gx list[] = {gb_tag(m->b, m->vocab, TOOL_QUOTE), inside, gb_tag(m->b, m->vocab, TOOL_QUOTE)};
     return gb_seq(m->b, list, 3);
 }
 
 /* element (, element)* with at most `max` */
-static gx several(struct form_maker *m, gx element, uint32_t min, uint32_t max)
+static gx several(struct constraint_maker *m, gx element, uint32_t min, uint32_t max)
 {
     if (!max) return gb_seq(m->b, NULL, 0);
-    gx more[] = {form_literal(m, ","), element};
+    gx more[] = {constraint_literal(m, ","), element};
     gx list[] = {element, gb_repeat(m->b, gb_seq(m->b, more, 2), min ? min - 1 : 0,
                                     max == RX_NO_LIMIT ? max : max - 1)};
     return gb_repeat(m->b, gb_seq(m->b, list, 2), min > 0, 1);
@@ -180,7 +180,7 @@ static gx several(struct form_maker *m, gx element, uint32_t min, uint32_t max)
 static value_fn notation_value;
 
 /* key:value of what the properties say. */
-static enum status notation_object(struct form_maker *m, const json_t *root, json_t *schema,
+static enum status notation_object(struct constraint_maker *m, const json_t *root, json_t *schema,
                                    const char *param, unsigned depth, gx *out)
 {
     json_t *properties = json_object_get(schema, "properties"), *one;
@@ -192,12 +192,12 @@ static enum status notation_object(struct form_maker *m, const json_t *root, jso
     {
         gx value;
         if (st || (st = notation_value(m, root, one, param, depth + 1, &value))) break;
-        gx pair[] = {form_literal(m, key), form_literal(m, ":"), value};
+        gx pair[] = {constraint_literal(m, key), constraint_literal(m, ":"), value};
         list[used++] = gb_seq(m->b, pair, 3);
     }
     if (!st) st = members(m, schema, list, ",", &inside);
     free(list);
-    gx braces[] = {form_literal(m, "{"), inside, form_literal(m, "}")};
+    gx braces[] = {constraint_literal(m, "{"), inside, constraint_literal(m, "}")};
     if (!st) *out = gb_seq(m->b, braces, 3);
     return st;
 }
@@ -211,25 +211,25 @@ static uint32_t count_of(const json_t *schema, const char *key, uint32_t otherwi
 }
 
 /* Any value: one rule for all. */
-static gx notation_any(struct form_maker *m)
+static gx notation_any(struct constraint_maker *m)
 {
     static const char *const quote[] = {TOOL_QUOTE};
     gx value = gb_rule(m->b), plain = 0, list = several(m, value, 0, RX_NO_LIMIT);
     json_t *schema = json_pack("{s:[s,s,s]}", "type", "number", "boolean", "null");
-    if (!schema || form_schema(m, schema, true, "tools", &plain)) plain = 0;
+    if (!schema || constraint_schema(m, schema, true, "tools", &plain)) plain = 0;
     json_decref(schema);
     rx word = rx_repeat(gb_pool(m->b), rx_chars(gb_pool(m->b), 'a', 'z'), 1, 40);
-    gx pair[] = {gb_regex(m->b, word), form_literal(m, ":"), value};
-    gx object[] = {form_literal(m, "{"), several(m, gb_seq(m->b, pair, 3), 0, RX_NO_LIMIT),
-                   form_literal(m, "}")};
-    gx array[] = {form_literal(m, "["), list, form_literal(m, "]")};
-    gx kinds[] = {quoted(m, form_text_without(m, quote, 1)), plain, gb_seq(m->b, object, 3),
+    gx pair[] = {gb_regex(m->b, word), constraint_literal(m, ":"), value};
+    gx object[] = {constraint_literal(m, "{"), several(m, gb_seq(m->b, pair, 3), 0, RX_NO_LIMIT),
+                   constraint_literal(m, "}")};
+    gx array[] = {constraint_literal(m, "["), list, constraint_literal(m, "]")};
+    gx kinds[] = {quoted(m, constraint_text_without(m, quote, 1)), plain, gb_seq(m->b, object, 3),
                   gb_seq(m->b, array, 3)};
     gb_define(m->b, value, gb_alt(m->b, kinds, 4));
     return value;
 }
 
-static enum status notation_texts(struct form_maker *m, const json_t *values, gx *out)
+static enum status notation_texts(struct constraint_maker *m, const json_t *values, gx *out)
 {
     size_t n = json_array_size(values);
     gx *list = calloc(n, sizeof *list);
@@ -238,7 +238,7 @@ static enum status notation_texts(struct form_maker *m, const json_t *values, gx
         const json_t *v = json_array_get(values, i);
         char *text = json_is_string(v) ? NULL : json_dumps(v, JSON_ENCODE_ANY);
         list[i] = json_is_string(v) ? quoted(m, gb_literal(m->b, json_string_value(v), json_string_length(v)))
-                                    : form_literal(m, text ? text : "");
+                                    : constraint_literal(m, text ? text : "");
         free(text);
     }
     *out = gb_alt(m->b, list, n);
@@ -246,7 +246,7 @@ static enum status notation_texts(struct form_maker *m, const json_t *values, gx
     return ST_OK;
 }
 
-static enum status notation_alternatives(struct form_maker *m, const json_t *root, json_t *schemas,
+static enum status notation_alternatives(struct constraint_maker *m, const json_t *root, json_t *schemas,
                                          const char *param, unsigned depth, gx *out)
 {
     size_t n = json_array_size(schemas);
@@ -260,7 +260,7 @@ static enum status notation_alternatives(struct form_maker *m, const json_t *roo
 }
 
 /* The rule of this one of $defs, which notation_call defines: one for all that refer to it. */
-static gx notation_rule(struct form_maker *m, const char *name)
+static gx notation_rule(struct constraint_maker *m, const char *name)
 {
     json_t *known = json_object_get(m->rules, name);
     if (known) return (gx)json_integer_value(known);
@@ -268,8 +268,8 @@ static gx notation_rule(struct form_maker *m, const char *name)
     return json_object_set_new(m->rules, name, json_integer(rule)) ? 0 : rule;
 }
 
-static enum status notation_value(struct form_maker *m, const json_t *root, json_t *schema, const char *param,
-                                  unsigned depth, gx *out)
+static enum status notation_value(struct constraint_maker *m, const json_t *root, json_t *schema,
+                                  const char *param, unsigned depth, gx *out)
 {
     static const char *const quote[] = {TOOL_QUOTE};
     const json_t *type = json_object_get(schema, "type"), *values = json_object_get(schema, "enum"),
@@ -287,7 +287,7 @@ static enum status notation_value(struct form_maker *m, const json_t *root, json
     if (json_array_size(values)) return notation_texts(m, values, out);
     if (json_array_size(any)) return notation_alternatives(m, root, any, param, depth, out);
     if (json_is(type, "string")) {
-        *out = quoted(m, form_text_without(m, quote, 1));
+        *out = quoted(m, constraint_text_without(m, quote, 1));
         return ST_OK;
     }
     if (json_is(type, "object") && json_object_size(json_object_get(schema, "properties")))
@@ -296,21 +296,21 @@ static enum status notation_value(struct form_maker *m, const json_t *root, json
         gx item;
         enum status st = notation_value(m, root, items, param, depth + 1, &item);
         gx list[] = {
-            form_literal(m, "["),
+            constraint_literal(m, "["),
             st ? 0
                : several(m, item, count_of(schema, "minItems", 0), count_of(schema, "maxItems", RX_NO_LIMIT)),
-            form_literal(m, "]")};
+            constraint_literal(m, "]")};
         *out = gb_seq(m->b, list, 3);
         return st;
     }
     if (json_is(type, "integer") || json_is(type, "number") || json_is(type, "boolean") ||
         json_is(type, "null"))
-        return form_schema(m, schema, true, param, out);
+        return constraint_schema(m, schema, true, param, out);
     *out = notation_any(m);
     return ST_OK;
 }
 
-static enum status notation_call(struct form_maker *m, const char *name, json_t *parameters,
+static enum status notation_call(struct constraint_maker *m, const char *name, json_t *parameters,
                                  const char *param, gx *out)
 {
     gx arguments;
@@ -335,28 +335,28 @@ static enum status notation_call(struct form_maker *m, const char *name, json_t 
     json_decref(done);
     json_decref(m->rules);
     m->rules = NULL;
-    gx all[] = {gb_tag(m->b, m->vocab, TOOL_CALL_OPEN), form_literal(m, "call:"), form_literal(m, name),
-                st ? 0 : arguments, gb_tag(m->b, m->vocab, TOOL_CALL_CLOSE)};
+    gx all[] = {gb_tag(m->b, m->vocab, TOOL_CALL_OPEN), constraint_literal(m, "call:"),
+                constraint_literal(m, name), st ? 0 : arguments, gb_tag(m->b, m->vocab, TOOL_CALL_CLOSE)};
     *out = gb_seq(m->b, all, 5);
     return st;
 }
 
-enum status form_call(struct form_maker *m, json_t *function, bool exact, size_t index, gx *out)
+enum status constraint_call(struct constraint_maker *m, json_t *function, bool exact, size_t index, gx *out)
 {
     char param[64];
     snprintf(param, sizeof param, "tools[%zu].function.parameters", index);
     const char *name = json_string_value(field(function, "name"));
     json_t *parameters = field(function, "parameters"), *own = NULL;
-    enum tool_form form = m->g->p.calls;
+    enum tool_call_syntax syntax = m->g->p.calls;
     m->any_order = gen_any_order(function);
-    if (!parameters || (!exact && form == TOOL_FORM_JSON)) {
+    if (!parameters || (!exact && syntax == TOOL_SYNTAX_JSON)) {
         parameters = own = json_pack("{s:s}", "type", "object");
         if (!own) return no_memory(m);
         if (exact) json_object_set_new(own, "additionalProperties", json_false());
     }
-    enum status st = form == TOOL_FORM_JSON  ? json_call(m, name, parameters, param, out)
-                     : form == TOOL_FORM_XML ? tag_call(m, name, parameters, param, out)
-                                             : notation_call(m, name, parameters, param, out);
+    enum status st = syntax == TOOL_SYNTAX_JSON  ? json_call(m, name, parameters, param, out)
+                     : syntax == TOOL_SYNTAX_XML ? tag_call(m, name, parameters, param, out)
+                                                 : notation_call(m, name, parameters, param, out);
     json_decref(own);
     return st;
 }
@@ -366,15 +366,15 @@ enum status form_call(struct form_maker *m, json_t *function, bool exact, size_t
 #define WS     "[ \\t\\r\\n]*"
 #define MEMBER "(\"(type|id)\"" WS ":" WS "\"[^\"\\\\\\x00-\\x1f]{0,64}\"" WS "," WS ")*"
 
-static enum status regex_of(struct form_maker *m, const struct buf *text, rx *out)
+static enum status regex_of(struct constraint_maker *m, const struct buf *text, rx *out)
 {
-    struct grammar_fault fault;
-    enum status st = regex_parse(gb_pool(m->b), text->data, text->len, out, &fault);
+    struct grammar_error error;
+    enum status st = regex_parse(gb_pool(m->b), text->data, text->len, out, &error);
     return st ? no_memory(m) : ST_OK; /* the text is ours */
 }
 
 /* A call from its brace to the brace of its arguments, as chat/tool_parse.h reads it. names: a regex. */
-static enum status bare_head(struct form_maker *m, const char *names, rx *out)
+static enum status bare_head(struct constraint_maker *m, const char *names, rx *out)
 {
     struct buf text;
     buf_init(&text, 1u << 16);
@@ -387,14 +387,14 @@ static enum status bare_head(struct form_maker *m, const char *names, rx *out)
     return st;
 }
 
-static rx bare_regex(struct form_maker *m, const char *text)
+static rx bare_regex(struct constraint_maker *m, const char *text)
 {
-    struct grammar_fault fault;
+    struct grammar_error error;
     rx out = RX_NONE;
-    return regex_parse(gb_pool(m->b), text, strlen(text), &out, &fault) ? RX_NONE : out;
+    return regex_parse(gb_pool(m->b), text, strlen(text), &out, &error) ? RX_NONE : out;
 }
 
-static enum status bare_call(struct form_maker *m, json_t *function, size_t index, gx *out)
+static enum status bare_call(struct constraint_maker *m, json_t *function, size_t index, gx *out)
 {
     char param[64];
     snprintf(param, sizeof param, "tools[%zu].function.parameters", index);
@@ -407,7 +407,7 @@ static enum status bare_call(struct form_maker *m, json_t *function, size_t inde
         parameters = own = json_pack("{s:s,s:b}", "type", "object", "additionalProperties", !strict);
     enum status st =
         parameters ? bare_head(m, json_string_value(field(function, "name")), &head) : no_memory(m);
-    if (!st) st = form_schema(m, parameters, false, param, &arguments);
+    if (!st) st = constraint_schema(m, parameters, false, param, &arguments);
     json_decref(own);
     if (st) return st;
     gx list[] = {gb_regex(m->b, head), arguments, gb_regex(m->b, bare_regex(m, WS "\\}"))};
@@ -415,8 +415,8 @@ static enum status bare_call(struct form_maker *m, json_t *function, size_t inde
     return ST_OK;
 }
 
-enum status form_bare_calls(struct form_maker *m, json_t *tools, const bool *may, bool one, rx *excluded,
-                            gx *out)
+enum status constraint_bare_calls(struct constraint_maker *m, json_t *tools, const bool *may, bool one,
+                                  rx *excluded, gx *out)
 {
     struct rx_pool *pool = gb_pool(m->b);
     size_t n = json_array_size(tools), used = 0;

@@ -1,7 +1,7 @@
-/* From a chat to a prompt: messages checked, pictures decoded and prepared, template rendered, text
- * tokenized. Worker thread: it may take a second for a large picture and never touches the loop. */
+/* From a chat to a prompt: messages checked, images decoded and prepared, template rendered, text
+ * tokenized. Worker thread: it may take a second for a large image and never touches the loop. */
 #include "server/chat/messages.h"
-#include "server/generate/pictures.h"
+#include "server/generate/chat_images.h"
 #include "server/http/fields.h"
 #include "server/generate/prompt.h"
 #include "server/generate/remote.h"
@@ -21,19 +21,19 @@
 struct chat {
     struct request *r;
     struct gen *g;
-    struct chat_pictures pictures;
+    struct chat_images images;
     struct template_result rendered;
 };
 
 static void chat_fini(struct chat *c)
 {
     template_result_free(&c->rendered);
-    chat_pictures_free(&c->pictures);
+    chat_images_free(&c->images);
 }
 
 static enum status no_memory(struct chat *c)
 {
-    return api_nomem(&c->r->answer.error);
+    return api_nomem(&c->r->response.error);
 }
 
 static enum status render(struct chat *c)
@@ -61,7 +61,7 @@ static enum status render(struct chat *c)
                                   .trace = p->return_cache_info};
     enum status st = template_render(m->tmpl, &rq, &c->rendered, &err);
     if (st == ST_NOMEM) return no_memory(c);
-    return st ? api_fail(&c->r->answer.error, 400, "chat_template_error", gen_source(c->g), "%s", err.msg)
+    return st ? api_fail(&c->r->response.error, 400, "chat_template_error", gen_source(c->g), "%s", err.msg)
               : ST_OK;
 }
 
@@ -76,17 +76,16 @@ static enum status build(struct chat *c)
     struct prompt *p = &g->prompts[0].prompt;
     enum status st =
         prompt_build(m->info, m->tok, c->rendered.runs, c->rendered.run_count, g->p.add_special_tokens,
-                     c->pictures.list, c->pictures.count, gen_ids_max(g), p, &err);
+                     c->images.list, c->images.count, gen_ids_max(g), p, &err);
     if (st == ST_TOO_LARGE) return gen_too_long(g);
-    if (st) return api_fail_status(&c->r->answer.error, st, gen_source(g), &err);
+    if (st) return api_fail_status(&c->r->response.error, st, gen_source(g), &err);
     for (uint32_t i = 0; i < p->span_count; i++)
-        if (p->spans[i].picture) g->prompts[0].image_tokens += p->spans[i].end - p->spans[i].begin;
-    for (uint32_t i = 0; i < g->picture_count; i++)
-        g->pictures[i].first = prompt_picture(p, g->pictures[i].first);
+        if (p->spans[i].image) g->prompts[0].image_tokens += p->spans[i].end - p->spans[i].begin;
+    for (uint32_t i = 0; i < g->image_count; i++) g->images[i].first = prompt_image(p, g->images[i].first);
     if (!g->p.return_cache_info) return ST_OK;
-    st = cache_places_build(m->info, m->tok, &c->rendered, &g->messages, c->pictures.list, c->pictures.count,
-                            p, &g->prompts[0].places, &err);
-    return st ? api_fail_status(&c->r->answer.error, st, gen_source(g), &err) : ST_OK;
+    st = cache_places_build(m->info, m->tok, &c->rendered, &g->messages, c->images.list, c->images.count, p,
+                            &g->prompts[0].places, &err);
+    return st ? api_fail_status(&c->r->response.error, st, gen_source(g), &err) : ST_OK;
 }
 
 /* Text of the last message; malloc'd. */
@@ -109,12 +108,12 @@ static char *last_text(const struct gen *g, size_t *len)
 }
 
 /* Whose turn the answer is, and what `echo` puts before it. */
-static enum status answer_shape(struct chat *c)
+static enum status response_shape(struct chat *c)
 {
     struct gen *g = c->g;
     enum chat_role last = g->messages.list[g->messages.count - 1].role;
-    g->answer_role = chat_role_shown(g->p.add_generation_prompt ? CHAT_ASSISTANT : last);
-    if (!g->p.echo || g->answer_role != chat_role_shown(last)) return ST_OK;
+    g->response_role = chat_role_shown(g->p.add_generation_prompt ? CHAT_ASSISTANT : last);
+    if (!g->p.echo || g->response_role != chat_role_shown(last)) return ST_OK;
     g->prompts[0].text = last_text(g, &g->prompts[0].text_len);
     return g->prompts[0].text ? ST_OK : no_memory(c);
 }
@@ -126,7 +125,7 @@ enum status gen_read_begin(struct gen *g, struct chat_reader *r)
     *r = (struct chat_reader){.limits = {.messages_max = LIMIT_MESSAGES,
                                          .images_max = (size_t)s->opt->max_images,
                                          .text_only = !m->info->image.present},
-                              .err = &g->r->answer.error,
+                              .err = &g->r->response.error,
                               .out = &g->messages,
                               .at = {.field = gen_source(g), .index = -1}};
     if (!m->tmpl)
@@ -141,7 +140,7 @@ enum status gen_read_begin(struct gen *g, struct chat_reader *r)
 enum status gen_read_added(struct gen *g)
 {
     if (!g->messages.count)
-        return api_fail(&g->r->answer.error, 400, "empty_array", gen_source(g), "'messages' is empty.");
+        return api_fail(&g->r->response.error, 400, "empty_array", gen_source(g), "'messages' is empty.");
     return gen_remote(g);
 }
 
@@ -156,7 +155,7 @@ enum status gen_read_chat(struct gen *g, json_t *root)
 
 static enum status chat_build(struct chat *c)
 {
-    enum status st = chat_pictures_make(c->g, &c->pictures);
+    enum status st = chat_images_make(c->g, &c->images);
     if (!st) st = render(c);
     return st ? st : build(c);
 }
@@ -166,7 +165,7 @@ static enum status chat_build(struct chat *c)
 static bool inside_reasoning(const struct chat *c)
 {
     const struct template_result *r = &c->rendered;
-    const char *open_tag = reasoning_open(c->g->p.reasoning_form);
+    const char *open_tag = reasoning_open(c->g->p.reasoning_syntax);
     size_t len = r->len, tag = strlen(open_tag);
     if (c->g->p.reasoning == REASONING_NONE || !r->run_count) return false;
     while (len && strchr(" \t\r\n", r->text[len - 1])) len--;
@@ -176,7 +175,7 @@ static bool inside_reasoning(const struct chat *c)
     size_t text_len;
     char *text = last_text(c->g, &text_len);
     const char *open = text ? strstr(text, open_tag) : NULL;
-    bool inside = open && !strstr(open, reasoning_close(c->g->p.reasoning_form));
+    bool inside = open && !strstr(open, reasoning_close(c->g->p.reasoning_syntax));
     free(text);
     return inside;
 }
@@ -188,14 +187,14 @@ enum status gen_prompt_chat(struct gen *g)
     if (!st) g->inside_reasoning = inside_reasoning(&c);
     if (!st) st = gen_truncate(g, &g->prompts[0]);
     if (!st) st = gen_context_check(g, &g->prompts[0]);
-    if (!st) st = answer_shape(&c);
+    if (!st) st = response_shape(&c);
     chat_fini(&c);
     return st;
 }
 
 enum status gen_read_parts(struct gen *g, json_t *parts)
 {
-    struct api_error *e = &g->r->answer.error;
+    struct api_error *e = &g->r->response.error;
     if (!g->r->srv->model->own_prompts)
         return api_fail(e, 400, "invalid_type", "prompt[0]",
                         "A prompt must be a string or an array of token ids.");
@@ -221,7 +220,7 @@ enum status gen_prompt_parts(struct gen *g)
 
 enum status tokenize_read(struct gen *g, json_t *root)
 {
-    struct api_error *e = &g->r->answer.error;
+    struct api_error *e = &g->r->response.error;
     if (gen_parse_turn(g, root) || gen_parse_salt(g, root) || gen_parse_image_bounds(g, root))
         return ST_INVALID;
     if (field(root, "chat_template"))

@@ -47,10 +47,10 @@ static void late(struct request *r, bool memory)
 {
     r->gen->compile_waits = false;
     if (memory)
-        (void)api_fail(&r->answer.error, 503, "grammar_memory", gen_constraint_param(r->gen), "%s",
+        (void)api_fail(&r->response.error, 503, "grammar_memory", gen_constraint_param(r->gen), "%s",
                        gen_grammar_memory_full);
     else
-        (void)api_fail(&r->answer.error, 503, "overloaded", gen_constraint_param(r->gen),
+        (void)api_fail(&r->response.error, 503, "overloaded", gen_constraint_param(r->gen),
                        "Too many new grammars are to be compiled: try again later.");
     request_fail(r);
 }

@@ -15,26 +15,26 @@
 #include <stdlib.h>
 #include <string.h>
 
-static enum status no_memory(struct form_maker *m)
+static enum status no_memory(struct constraint_maker *m)
 {
-    return api_nomem(&m->g->r->answer.error);
+    return api_nomem(&m->g->r->response.error);
 }
 
-static enum status fault_say(struct form_maker *m, enum status st, const char *param,
-                             const struct grammar_fault *f)
+static enum status error_say(struct constraint_maker *m, enum status st, const char *param,
+                             const struct grammar_error *f)
 {
     if (st == ST_NOMEM) return no_memory(m);
-    return api_fail(&m->g->r->answer.error, 400, "unsupported_schema", param, "%s%s%s",
+    return api_fail(&m->g->r->response.error, 400, "unsupported_schema", param, "%s%s%s",
                     f->message[0] ? f->message : "The form of the answer is too large to be enforced",
                     f->path[0] ? ", at " : ".", f->path);
 }
 
-gx form_literal(struct form_maker *m, const char *text)
+gx constraint_literal(struct constraint_maker *m, const char *text)
 {
     return gb_literal(m->b, text, strlen(text));
 }
 
-rx form_without(struct form_maker *m, const char *const *tags, size_t n)
+rx constraint_without(struct constraint_maker *m, const char *const *tags, size_t n)
 {
     struct rx_pool *p = gb_pool(m->b);
     rx text = rx_repeat(p, rx_chars(p, 0, 0x10FFFF), 0, RX_NO_LIMIT);
@@ -45,9 +45,9 @@ rx form_without(struct form_maker *m, const char *const *tags, size_t n)
     return text;
 }
 
-gx form_text_without(struct form_maker *m, const char *const *tags, size_t n)
+gx constraint_text_without(struct constraint_maker *m, const char *const *tags, size_t n)
 {
-    return gb_regex(m->b, form_without(m, tags, n));
+    return gb_regex(m->b, constraint_without(m, tags, n));
 }
 
 /* Whole numbers beyond 64 bits as jansson's reals: bounds, which mean the same. *lost: one stands among
@@ -76,27 +76,28 @@ static json_t *without_big(json_t *v, bool value, bool *lost)
     return copy;
 }
 
-enum status form_schema(struct form_maker *m, json_t *schema, bool compact, const char *param, gx *out)
+enum status constraint_schema(struct constraint_maker *m, json_t *schema, bool compact, const char *param,
+                              gx *out)
 {
-    struct grammar_fault fault = {{0}, {0}};
+    struct grammar_error error = {{0}, {0}};
     struct grammar_json_options opt = {.any_whitespace = !compact, .any_order = m->any_order};
     bool lost = false;
     json_t *plain = without_big(schema, false, &lost);
     enum status st = plain ? ST_OK : ST_NOMEM;
     if (!st && lost) {
         st = ST_UNSUPPORTED;
-        snprintf(fault.path, sizeof fault.path, "$");
-        snprintf(fault.message, sizeof fault.message,
+        snprintf(error.path, sizeof error.path, "$");
+        snprintf(error.message, sizeof error.message,
                  "\"const\" or \"enum\" with an integer of over 64 bits");
     }
-    if (!st) st = gb_schema(m->b, plain, &opt, out, &fault);
+    if (!st) st = gb_schema(m->b, plain, &opt, out, &error);
     json_decref(plain);
-    return st ? fault_say(m, st, param, &fault) : ST_OK;
+    return st ? error_say(m, st, param, &error) : ST_OK;
 }
 
 /* ---- the parts ---- */
 
-static enum status choices(struct form_maker *m, const json_t *list, gx *out)
+static enum status choices(struct constraint_maker *m, const json_t *list, gx *out)
 {
     size_t n = json_array_size(list);
     gx *one = calloc(n, sizeof *one);
@@ -111,31 +112,31 @@ static enum status choices(struct form_maker *m, const json_t *list, gx *out)
 }
 
 /* The answer proper; free: any text. */
-static enum status answer(struct form_maker *m, gx *out)
+static enum status response(struct constraint_maker *m, gx *out)
 {
-    const struct answer_form *f = &m->g->p.form;
-    struct grammar_fault fault = {{0}, {0}};
+    const struct response_format *f = &m->g->p.format;
+    struct grammar_error error = {{0}, {0}};
     const char *text = json_string_value(f->value);
     size_t len = text ? json_string_length(f->value) : 0;
     enum status st = ST_OK;
     json_t *schema = NULL;
     m->any_order = f->any_order;
     switch (f->kind) {
-    case FORM_FREE: *out = form_text_without(m, NULL, 0); return ST_OK;
-    case FORM_CHOICE: return choices(m, f->value, out);
-    case FORM_REGEX: st = gb_regex_text(m->b, text, len, out, &fault); break;
-    case FORM_TEXT: st = gb_text(m->b, text, len, out, &fault); break;
-    case FORM_SCHEMA: return form_schema(m, f->value, f->compact, f->param, out);
+    case FORMAT_FREE: *out = constraint_text_without(m, NULL, 0); return ST_OK;
+    case FORMAT_CHOICE: return choices(m, f->value, out);
+    case FORMAT_REGEX: st = gb_regex_text(m->b, text, len, out, &error); break;
+    case FORMAT_TEXT: st = gb_text(m->b, text, len, out, &error); break;
+    case FORMAT_SCHEMA: return constraint_schema(m, f->value, f->compact, f->param, out);
     default:
-        schema = f->kind == FORM_OBJECT ? json_pack("{s:s}", "type", "object") : json_true();
-        st = schema ? form_schema(m, schema, f->compact, f->param, out) : no_memory(m);
+        schema = f->kind == FORMAT_OBJECT ? json_pack("{s:s}", "type", "object") : json_true();
+        st = schema ? constraint_schema(m, schema, f->compact, f->param, out) : no_memory(m);
         json_decref(schema);
         return st;
     }
-    return st ? fault_say(m, st, f->param, &fault) : ST_OK;
+    return st ? error_say(m, st, f->param, &error) : ST_OK;
 }
 
-static bool may_be_called(const struct call_form *f, const char *name)
+static bool may_be_called(const struct tool_choice *f, const char *name)
 {
     if (f->named) return strcmp(f->named, name) == 0;
     if (!f->allowed) return true;
@@ -147,9 +148,9 @@ static bool may_be_called(const struct call_form *f, const char *name)
 }
 
 /* One call of any function that may be called. */
-static enum status any_call(struct form_maker *m, json_t *tools, gx *out)
+static enum status any_call(struct constraint_maker *m, json_t *tools, gx *out)
 {
-    const struct call_form *f = &m->g->p.call_form;
+    const struct tool_choice *f = &m->g->p.tool_choice;
     size_t n = json_array_size(tools), used = 0;
     gx *list = calloc(n + 1, sizeof *list);
     enum status st = list ? ST_OK : no_memory(m);
@@ -157,7 +158,7 @@ static enum status any_call(struct form_maker *m, json_t *tools, gx *out)
         json_t *function = field(json_array_get(tools, i), "function");
         bool exact = f->required || gen_strict(function);
         if (may_be_called(f, json_string_value(field(function, "name"))))
-            st = form_call(m, function, exact, i, &list[used++]);
+            st = constraint_call(m, function, exact, i, &list[used++]);
     }
     if (!st) *out = gb_alt(m->b, list, used);
     free(list);
@@ -167,26 +168,26 @@ static enum status any_call(struct form_maker *m, json_t *tools, gx *out)
 static const char *const *open_tags(const struct gen_params *p, size_t *n)
 {
     static const char *const tags[] = {TOOL_OPEN, "<function="}, *const notation[] = {TOOL_CALL_OPEN};
-    *n = p->calls == TOOL_FORM_XML ? 2 : 1;
-    return p->calls == TOOL_FORM_CALL ? notation : tags;
+    *n = p->calls == TOOL_SYNTAX_XML ? 2 : 1;
+    return p->calls == TOOL_SYNTAX_CALL ? notation : tags;
 }
 
 /* Text with calls in it; or, where they may be plain JSON, such calls alone: then no text begins like one. */
-static enum status calls_and_text(struct form_maker *m, json_t *tools, gx call, bool one, gx *out)
+static enum status calls_and_text(struct constraint_maker *m, json_t *tools, gx call, bool one, gx *out)
 {
     const struct gen_params *p = &m->g->p;
     struct rx_pool *pool = gb_pool(m->b);
     size_t n;
     const char *const *tags = open_tags(p, &n);
-    rx text = form_without(m, tags, n), first = text, excluded;
+    rx text = constraint_without(m, tags, n), first = text, excluded;
     gx bare;
     if (p->bare_calls) {
         bool may[LIMIT_TOOLS] = {false};
         for (size_t i = 0; i < json_array_size(tools) && i < LIMIT_TOOLS; i++) {
             json_t *name = field(field(json_array_get(tools, i), "function"), "name");
-            may[i] = may_be_called(&p->call_form, json_string_value(name));
+            may[i] = may_be_called(&p->tool_choice, json_string_value(name));
         }
-        enum status st = form_bare_calls(m, tools, may, one, &excluded, &bare);
+        enum status st = constraint_bare_calls(m, tools, may, one, &excluded, &bare);
         if (st) return st;
         first = rx_and(pool, text, rx_not(pool, excluded));
     }
@@ -198,60 +199,60 @@ static enum status calls_and_text(struct form_maker *m, json_t *tools, gx call, 
 }
 
 /* Calls, and text around them where they need not be made. */
-static enum status calls(struct form_maker *m, json_t *tools, gx *out)
+static enum status calls(struct constraint_maker *m, json_t *tools, gx *out)
 {
     const struct gen_params *p = &m->g->p;
-    bool notation = p->calls == TOOL_FORM_CALL, one = !p->parallel_calls || p->call_form.named;
+    bool notation = p->calls == TOOL_SYNTAX_CALL, one = !p->parallel_calls || p->tool_choice.named;
     gx call;
     enum status st = any_call(m, tools, &call);
     if (st) return st;
-    if (p->call_form.required) {
-        gx more[] = {form_literal(m, notation ? "" : "\n"), call};
+    if (p->tool_choice.required) {
+        gx more[] = {constraint_literal(m, notation ? "" : "\n"), call};
         gx list[] = {call, gb_repeat(m->b, gb_seq(m->b, more, 2), 0, one ? 0 : RX_NO_LIMIT)};
         *out = gb_seq(m->b, list, 2);
         return ST_OK;
     }
-    if (!p->form.kind) return calls_and_text(m, tools, call, one, out);
+    if (!p->format.kind) return calls_and_text(m, tools, call, one, out);
     /* Calls alone, or the answer in its form. */
-    gx more[] = {form_literal(m, notation ? "" : "\n"), call}, formed;
+    gx more[] = {constraint_literal(m, notation ? "" : "\n"), call}, formed;
     gx several[] = {call, gb_repeat(m->b, gb_seq(m->b, more, 2), 0, one ? 0 : RX_NO_LIMIT)};
-    st = answer(m, &formed);
+    st = response(m, &formed);
     gx either[] = {gb_seq(m->b, several, 2), st ? 0 : formed};
     *out = gb_alt(m->b, either, 2);
     return st;
 }
 
 /* The open tag of a channel is a token, and its name a text. */
-static gx reasoning_begin(struct form_maker *m)
+static gx reasoning_begin(struct constraint_maker *m)
 {
-    if (m->g->p.reasoning_form != REASONING_CHANNEL)
-        return gb_tag(m->b, m->vocab, reasoning_open(m->g->p.reasoning_form));
+    if (m->g->p.reasoning_syntax != REASONING_CHANNEL)
+        return gb_tag(m->b, m->vocab, reasoning_open(m->g->p.reasoning_syntax));
     gx list[] = {gb_tag(m->b, m->vocab, CHANNEL_OPEN),
-                 form_literal(m, reasoning_open(REASONING_CHANNEL) + strlen(CHANNEL_OPEN))};
+                 constraint_literal(m, reasoning_open(REASONING_CHANNEL) + strlen(CHANNEL_OPEN))};
     return gb_seq(m->b, list, 2);
 }
 
-static gx with_reasoning(struct form_maker *m, gx body)
+static gx with_reasoning(struct constraint_maker *m, gx body)
 {
-    const char *const tags[] = {reasoning_close(m->g->p.reasoning_form)};
+    const char *const tags[] = {reasoning_close(m->g->p.reasoning_syntax)};
     if (m->g->p.reasoning == REASONING_NONE) return body;
     static const uint32_t blanks[8] = {1u << '\n' | 1u << '\r' | 1u << '\t', 1};
     struct rx_pool *p = gb_pool(m->b);
     gx blank = gb_regex(m->b, rx_repeat(p, rx_bytes(p, blanks), 0, 4));
-    gx rest[] = {form_text_without(m, tags, 1), gb_tag(m->b, m->vocab, tags[0]), blank, body};
+    gx rest[] = {constraint_text_without(m, tags, 1), gb_tag(m->b, m->vocab, tags[0]), blank, body};
     gx inside = gb_seq(m->b, rest, 4);
     if (m->g->inside_reasoning) return inside;
     gx begun[] = {reasoning_begin(m), inside}, either[] = {gb_seq(m->b, begun, 2), body};
     return gb_alt(m->b, either, 2);
 }
 
-static enum status build(struct form_maker *m, json_t *tools, struct grammar **out)
+static enum status build(struct constraint_maker *m, json_t *tools, struct grammar **out)
 {
     gx body, all;
     struct err err = {{0}};
     enum status st = gb_create(&m->b);
     if (st) return no_memory(m);
-    st = tools ? calls(m, tools, &body) : answer(m, &body);
+    st = tools ? calls(m, tools, &body) : response(m, &body);
     if (st) {
         gb_free(m->b);
         return st;
@@ -259,9 +260,9 @@ static enum status build(struct form_maker *m, json_t *tools, struct grammar **o
     all = with_reasoning(m, body);
     st = gb_finish(m->b, all, out, &err);
     if (!st) return ST_OK;
-    struct grammar_fault fault = {{0}, {0}};
-    snprintf(fault.message, sizeof fault.message, "%.250s", err.msg);
-    return fault_say(m, st, m->g->p.form.param, &fault);
+    struct grammar_error error = {{0}, {0}};
+    snprintf(error.message, sizeof error.message, "%.250s", err.msg);
+    return error_say(m, st, m->g->p.format.param, &error);
 }
 
 /* ---- what is asked for, as a key ---- */
@@ -278,35 +279,35 @@ static bool any_strict(const json_t *tools)
 static json_t *description(const struct gen *g, json_t *tools)
 {
     const struct gen_params *p = &g->p;
-    json_t *d = json_pack("{s:i,s:b,s:b,s:b,s:b,s:i,s:i,s:b,s:b,s:b,s:s?}", "form", (int)p->form.kind, "bare",
-                          p->bare_calls != NULL, "compact", p->form.compact, "any order", p->form.any_order,
-                          "inside", g->inside_reasoning, "reasoning",
-                          p->reasoning == REASONING_NONE ? -1 : (int)p->reasoning_form, "calls",
-                          tools ? (int)p->calls : 0, "required", p->call_form.required, "parallel",
-                          p->parallel_calls, "tools", tools != NULL, "named", p->call_form.named);
+    json_t *d = json_pack("{s:i,s:b,s:b,s:b,s:b,s:i,s:i,s:b,s:b,s:b,s:s?}", "form", (int)p->format.kind,
+                          "bare", p->bare_calls != NULL, "compact", p->format.compact, "any order",
+                          p->format.any_order, "inside", g->inside_reasoning, "reasoning",
+                          p->reasoning == REASONING_NONE ? -1 : (int)p->reasoning_syntax, "calls",
+                          tools ? (int)p->calls : 0, "required", p->tool_choice.required, "parallel",
+                          p->parallel_calls, "tools", tools != NULL, "named", p->tool_choice.named);
     char salt[2 * sizeof p->salt + 1]; /* that a grammar is compiled already can be told by time */
     sodium_bin2hex(salt, sizeof salt, p->salt, sizeof p->salt);
     if (d) json_object_set_new(d, "salt", json_string(salt));
-    if (d && p->form.value) json_object_set(d, "value", p->form.value);
+    if (d && p->format.value) json_object_set(d, "value", p->format.value);
     if (d && tools) json_object_set(d, "functions", tools);
-    if (d && tools && p->call_form.allowed) json_object_set(d, "allowed", p->call_form.allowed);
+    if (d && tools && p->tool_choice.allowed) json_object_set(d, "allowed", p->tool_choice.allowed);
     return d;
 }
 
 /* Functions whose calls may come as plain JSON. Where some are strict that needs schemas as JSON has them:
  * the other forms of calls know less of them, and take more. */
-static enum status bare_calls(struct form_maker *m, json_t *tools)
+static enum status bare_calls(struct constraint_maker *m, json_t *tools)
 {
     struct gen_params *p = &m->g->p;
-    if (strcmp(m->g->r->srv->opt->tool_parser, "auto") != 0 || p->call_form.required || p->form.kind ||
-        p->continue_final_message || (any_strict(tools) && p->calls != TOOL_FORM_JSON))
+    if (strcmp(m->g->r->srv->opt->tool_parser, "auto") != 0 || p->tool_choice.required || p->format.kind ||
+        p->continue_final_message || (any_strict(tools) && p->calls != TOOL_SYNTAX_JSON))
         return ST_OK;
     p->bare_calls = json_object();
     bool ok = p->bare_calls != NULL;
     for (size_t i = 0; ok && i < json_array_size(tools); i++) {
         json_t *function = field(json_array_get(tools, i), "function");
         const char *name = json_string_value(field(function, "name"));
-        if (may_be_called(&p->call_form, name)) ok = !json_object_set_new(p->bare_calls, name, json_true());
+        if (may_be_called(&p->tool_choice, name)) ok = !json_object_set_new(p->bare_calls, name, json_true());
     }
     return ok ? ST_OK : no_memory(m);
 }
@@ -314,19 +315,19 @@ static enum status bare_calls(struct form_maker *m, json_t *tools)
 enum status gen_constraint_make(struct gen *g)
 {
     struct gen_params *p = &g->p;
-    struct form_maker m = {.g = g};
+    struct constraint_maker m = {.g = g};
     json_t *tools = p->calls ? g->tools : NULL;
     if (tools && bare_calls(&m, tools)) return ST_NOMEM;
-    if (tools && !p->call_form.required && !p->call_form.allowed && !any_strict(tools) && !p->form.kind)
+    if (tools && !p->tool_choice.required && !p->tool_choice.allowed && !any_strict(tools) && !p->format.kind)
         tools = NULL;
-    if (!tools && !p->form.kind) return ST_OK;
+    if (!tools && !p->format.kind) return ST_OK;
     struct err err = {{0}};
     if (grammars_vocab(g->r->srv->grammars, g->r->srv->model, &g->vocab, &err)) return no_memory(&m);
     g->compile = description(g, tools);
     g->compile_key = g->compile ? json_dumps(g->compile, JSON_COMPACT) : NULL;
     if (!g->compile_key) return no_memory(&m);
     p->ignore_eos = false; /* where the form is complete there is nothing but the end */
-    p->call_form.named = json_string_value(json_object_get(g->compile, "named")); /* the body's goes */
+    p->tool_choice.named = json_string_value(json_object_get(g->compile, "named")); /* the body's goes */
     g->grammar = grammars_find(g->r->srv->grammars, g->compile_key);
     if (g->grammar) gen_constraint_made(g);
     return ST_OK;
@@ -338,15 +339,15 @@ void gen_constraint_made(struct gen *g)
     free(g->compile_key);
     g->compile = NULL;
     g->compile_key = NULL;
-    g->p.form.value = NULL; /* they were borrowed from it, and from the body */
-    g->p.call_form = (struct call_form){0};
+    g->p.format.value = NULL; /* they were borrowed from it, and from the body */
+    g->p.tool_choice = (struct tool_choice){0};
 }
 
 enum status gen_constraint_compile(struct gen *g)
 {
     struct grammars *all = g->r->srv->grammars;
-    struct form_maker m = {.g = g, .vocab = g->vocab};
-    struct api_error *e = &g->r->answer.error;
+    struct constraint_maker m = {.g = g, .vocab = g->vocab};
+    struct api_error *e = &g->r->response.error;
     /* Another one with the same key may have come first. */
     g->grammar = grammars_find(all, g->compile_key);
     if (g->grammar) {
@@ -373,7 +374,7 @@ const char gen_grammar_memory_full[] =
 
 const char *gen_constraint_param(const struct gen *g)
 {
-    return g->p.form.param ? g->p.form.param : "tools";
+    return g->p.format.param ? g->p.format.param : "tools";
 }
 
 const char *gen_constraint_failure(const struct choice *c, char *text, size_t cap)

@@ -6,7 +6,7 @@
 #include "server/generate/generate.h"
 #include "server/grammar/build.h"
 
-struct form_maker {
+struct constraint_maker {
     struct gen *g;
     struct grammar_builder *b;
     const struct grammar_vocab *vocab;
@@ -22,20 +22,20 @@ bool gen_strict(json_t *of);
 bool gen_any_order(json_t *of);
 
 /* Any text without the tags (n of them) in it. */
-rx form_without(struct form_maker *m, const char *const *tags, size_t n);
-gx form_text_without(struct form_maker *m, const char *const *tags, size_t n);
-gx form_literal(struct form_maker *m, const char *text);
+rx constraint_without(struct constraint_maker *m, const char *const *tags, size_t n);
+gx constraint_text_without(struct constraint_maker *m, const char *const *tags, size_t n);
+gx constraint_literal(struct constraint_maker *m, const char *text);
 /* A value of the schema. `where` (of `param`) is what an error names. */
-enum status form_schema(struct form_maker *m, json_t *schema, bool compact, const char *param,
-                        gx *out) KV_MUST_CHECK;
+enum status constraint_schema(struct constraint_maker *m, json_t *schema, bool compact, const char *param,
+                              gx *out) KV_MUST_CHECK;
 
 /* generate/call_grammar.c: one call of the function (the element of the request's `tools`), from its open tag
  * to its end tag; the arguments are of its schema where `exact`, else any object. */
-enum status form_call(struct form_maker *m, json_t *function, bool exact, size_t index,
-                      gx *out) KV_MUST_CHECK;
+enum status constraint_call(struct constraint_maker *m, json_t *function, bool exact, size_t index,
+                            gx *out) KV_MUST_CHECK;
 /* Calls as plain JSON (chat/tool_parse.h), of the functions whose flag in may[] is set, with their closing
  * brackets; at most one if `one`. *excluded: every text that begins like such a call. */
-enum status form_bare_calls(struct form_maker *m, json_t *tools, const bool *may, bool one, rx *excluded,
-                            gx *out) KV_MUST_CHECK;
+enum status constraint_bare_calls(struct constraint_maker *m, json_t *tools, const bool *may, bool one,
+                                  rx *excluded, gx *out) KV_MUST_CHECK;
 
 #endif

@@ -21,12 +21,12 @@ void gen_shed(struct gen *g)
         free(c->out);
         c->out = NULL;
         logprobs_fini(&c->logprobs);
-        answer_book(&g->r->answer, &c->booked, 0);
+        response_account(&g->r->response, &c->accounted, 0);
     }
     for (uint32_t i = 0; i < g->prompt_count; i++) {
         free(g->prompts[i].scores);
         g->prompts[i].scores = NULL;
-        answer_book(&g->r->answer, &g->prompts[i].booked, 0);
+        response_account(&g->r->response, &g->prompts[i].accounted, 0);
     }
 }
 
@@ -43,16 +43,16 @@ void gen_cancel(struct request *r)
 
 static void stream_error(struct request *r)
 {
-    struct json_out o = {.buf = &r->answer.out};
+    struct json_writer o = {.buf = &r->response.out};
     sse_begin(&o);
-    error_json(&r->answer.error, r->answer.shape, &r->answer.out);
+    error_json(&r->response.error, r->response.shape, &r->response.out);
     sse_end(&o);
     sse_done(&o);
 }
 
 void gen_abort(struct request *r, int http, const char *code, const char *message)
 {
-    if (!r->http.mhd || r->cancelled || r->state == RQ_ANSWER || (r->state == RQ_STREAM && r->stream.end))
+    if (!r->http.mhd || r->cancelled || r->state == RQ_RESPONSE || (r->state == RQ_STREAM && r->stream.end))
         return;
     if (r->gen && !r->working) r->gen->failed = true;
     gen_cancel(r);
@@ -60,31 +60,31 @@ void gen_abort(struct request *r, int http, const char *code, const char *messag
         request_client_gone(r);
         return;
     }
-    (void)api_fail(&r->answer.error, http, code, NULL, "%s", message);
+    (void)api_fail(&r->response.error, http, code, NULL, "%s", message);
     if (r->state == RQ_STREAM) {
         (r->gen && r->gen->dialect ? r->gen->dialect->stream_error : stream_error)(r);
         r->stream.end = true;
         request_stream_more(r);
-    } else if (!conn_answer_early(r)) {
+    } else if (!conn_respond_early(r)) {
         request_fail(r);
     }
 }
 
 /* The one that takes most: who asks for a great deal shall not end those who ask for little. */
-void gen_answers_check(struct server *s)
+void gen_responses_check(struct server *s)
 {
     static const char message[] = "The answers being made take too much memory, and this one most of it: try "
                                   "again later, or ask for less at once.";
     for (struct request *r; (r = requests_largest(s));) {
         /* Of a stream, what nobody has read gives way to the error. */
-        bool cut = r->state == RQ_ANSWER ? r->http.queued : !stream_drop(&r->stream, &r->answer.out);
+        bool cut = r->state == RQ_RESPONSE ? r->http.queued : !stream_drop(&r->stream, &r->response.out);
         log_warn("req=%s answers hold %zu KiB: this one is ended, with %zu KiB", r->http.id,
-                 s->answer_bytes >> 10, r->answer.bytes >> 10);
-        r->answer.retry_after = 5;
+                 s->response_bytes >> 10, r->response.bytes >> 10);
+        r->response.retry_after = 5;
         if (cut) {
             conn_cut(r);
-        } else if (r->state == RQ_ANSWER) { /* just written */
-            (void)api_fail(&r->answer.error, 429, "rate_limit_exceeded", NULL, "%s", message);
+        } else if (r->state == RQ_RESPONSE) { /* just written */
+            (void)api_fail(&r->response.error, 429, "rate_limit_exceeded", NULL, "%s", message);
             request_fail(r);
         } else {
             gen_abort(r, 429, "rate_limit_exceeded", message);

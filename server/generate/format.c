@@ -1,5 +1,5 @@
 /* What form a request asks its answer to have: response_format, and vLLM's and llama.cpp's names for the same
- * -> struct answer_form. Worker thread. generate/constraint.c makes a grammar of it. */
+ * -> struct response_format. Worker thread. generate/constraint.c makes a grammar of it. */
 #include "server/http/fields.h"
 #include "server/generate/constraint.h"
 
@@ -15,33 +15,33 @@ bool gen_any_order(json_t *of)
     return json_is_false(field(of, "strict"));
 }
 
-static enum status text_of(struct api_error *e, json_t *v, const char *path, struct answer_form *f,
-                           enum form_kind kind)
+static enum status text_of(struct api_error *e, json_t *v, const char *path, struct response_format *f,
+                           enum response_format_kind kind)
 {
     if (!json_is_string(v)) return api_fail(e, 400, "invalid_type", path, "%s must be a string.", path);
-    *f = (struct answer_form){.kind = kind, .value = v, .param = path};
+    *f = (struct response_format){.kind = kind, .value = v, .param = path};
     return ST_OK;
 }
 
 /* A schema, or its text. */
-enum status gen_schema(struct gen *g, json_t *v, const char *path, struct answer_form *f)
+enum status gen_schema(struct gen *g, json_t *v, const char *path, struct response_format *f)
 {
-    struct api_error *e = &g->r->answer.error;
+    struct api_error *e = &g->r->response.error;
     if (json_is_string(v)) {
         json_error_t where;
-        g->form_root = json_loadb(json_string_value(v), json_string_length(v), JSON_DECODE_ANY, &where);
-        if (!g->form_root)
+        g->format_root = json_loadb(json_string_value(v), json_string_length(v), JSON_DECODE_ANY, &where);
+        if (!g->format_root)
             return api_fail(e, 400, "unsupported_schema", path, "The schema is not valid JSON: %.100s.",
                             where.text);
-        v = g->form_root;
+        v = g->format_root;
     }
     if (!json_is_object(v) && !json_is_boolean(v))
         return api_fail(e, 400, "invalid_type", path, "A schema must be an object or a boolean.");
-    *f = (struct answer_form){.kind = FORM_SCHEMA, .value = v, .param = path};
+    *f = (struct response_format){.kind = FORMAT_SCHEMA, .value = v, .param = path};
     return ST_OK;
 }
 
-static enum status choice_of(struct api_error *e, json_t *v, const char *path, struct answer_form *f)
+static enum status choice_of(struct api_error *e, json_t *v, const char *path, struct response_format *f)
 {
     size_t i;
     json_t *one;
@@ -52,7 +52,7 @@ static enum status choice_of(struct api_error *e, json_t *v, const char *path, s
         if (!json_is_string(one))
             return api_fail(e, 400, "invalid_type", path, "%s must be a list of strings.", path);
     }
-    *f = (struct answer_form){.kind = FORM_CHOICE, .value = v, .param = path};
+    *f = (struct response_format){.kind = FORMAT_CHOICE, .value = v, .param = path};
     return ST_OK;
 }
 
@@ -66,10 +66,10 @@ static bool name_ok(const json_t *name)
 
 enum status gen_format(struct gen *g, json_t *type, json_t *in, const struct format_paths *paths)
 {
-    struct api_error *e = &g->r->answer.error;
-    struct answer_form *out = &g->p.form;
+    struct api_error *e = &g->r->response.error;
+    struct response_format *out = &g->p.format;
     if (json_is(type, "text")) return ST_OK;
-    *out = (struct answer_form){.kind = FORM_OBJECT, .param = paths->format};
+    *out = (struct response_format){.kind = FORMAT_OBJECT, .param = paths->format};
     if (json_is(type, "json_object")) return ST_OK;
     if (json_is(type, "structural_tag"))
         return api_fail(e, 400, "unsupported_value", paths->format, "structural_tag is not supported.");
@@ -85,7 +85,7 @@ enum status gen_format(struct gen *g, json_t *type, json_t *in, const struct for
                         "The name of a schema must match [A-Za-z0-9_-]{1,64}.");
     if (strict && !json_is_boolean(strict))
         return api_fail(e, 400, "invalid_type", paths->strict, "strict must be a boolean.");
-    out->kind = FORM_ANY;
+    out->kind = FORMAT_ANY;
     enum status st = schema ? gen_schema(g, schema, paths->format, out) : ST_OK;
     out->any_order = gen_any_order(in);
     return st;
@@ -96,7 +96,7 @@ static enum status from_response_format(struct gen *g, json_t *f)
     static const struct format_paths paths = {"response_format", "response_format.type",
                                               "response_format.json_schema.name",
                                               "response_format.json_schema.strict"};
-    struct api_error *e = &g->r->answer.error;
+    struct api_error *e = &g->r->response.error;
     if (!json_is_object(f))
         return api_fail(e, 400, "invalid_type", paths.format, "response_format must be an object.");
     json_t *type = field(f, "type"), *schema = field(f, "schema");
@@ -106,12 +106,12 @@ static enum status from_response_format(struct gen *g, json_t *f)
         return api_fail(e, 400, "invalid_type", paths.type, "response_format.type must be a string.");
     enum status st = gen_format(g, type, field(f, "json_schema"), &paths);
     if (st || !schema || !json_is(type, "json_object")) return st;
-    return gen_schema(g, schema, paths.format, &g->p.form); /* llama.cpp's */
+    return gen_schema(g, schema, paths.format, &g->p.format); /* llama.cpp's */
 }
 
-static enum status from_structured(struct gen *g, json_t *s, struct answer_form *out)
+static enum status from_structured(struct gen *g, json_t *s, struct response_format *out)
 {
-    struct api_error *e = &g->r->answer.error;
+    struct api_error *e = &g->r->response.error;
     static const char *const keys[] = {"json", "regex", "choice", "grammar", "json_object", "structural_tag"};
     const char *found = NULL;
     bool compact = false;
@@ -133,11 +133,12 @@ static enum status from_structured(struct gen *g, json_t *s, struct answer_form 
     json_t *v = field(s, found);
     enum status st = ST_OK;
     if (strcmp(found, "json") == 0) st = gen_schema(g, v, "structured_outputs.json", out);
-    else if (strcmp(found, "regex") == 0) st = text_of(e, v, "structured_outputs.regex", out, FORM_REGEX);
+    else if (strcmp(found, "regex") == 0) st = text_of(e, v, "structured_outputs.regex", out, FORMAT_REGEX);
     else if (strcmp(found, "choice") == 0) st = choice_of(e, v, "structured_outputs.choice", out);
-    else if (strcmp(found, "grammar") == 0) st = text_of(e, v, "structured_outputs.grammar", out, FORM_TEXT);
+    else if (strcmp(found, "grammar") == 0)
+        st = text_of(e, v, "structured_outputs.grammar", out, FORMAT_TEXT);
     else if (strcmp(found, "json_object") == 0)
-        *out = (struct answer_form){.kind = FORM_OBJECT, .param = "structured_outputs"};
+        *out = (struct response_format){.kind = FORMAT_OBJECT, .param = "structured_outputs"};
     else
         return api_fail(e, 400, "unsupported_value", "structured_outputs",
                         "structural_tag is not supported.");
@@ -149,20 +150,20 @@ enum status gen_parse_format(struct gen *g, json_t *root)
 {
     static const struct {
         const char *name;
-        enum form_kind kind;
+        enum response_format_kind kind;
     } aliases[] = {
-        {"guided_json", FORM_SCHEMA}, {"json_schema", FORM_SCHEMA},   {"guided_regex", FORM_REGEX},
-        {"regex", FORM_REGEX},        {"guided_choice", FORM_CHOICE}, {"guided_grammar", FORM_TEXT},
-        {"ebnf", FORM_TEXT},          {"grammar", FORM_TEXT}};
-    struct api_error *e = &g->r->answer.error;
+        {"guided_json", FORMAT_SCHEMA}, {"json_schema", FORMAT_SCHEMA},   {"guided_regex", FORMAT_REGEX},
+        {"regex", FORMAT_REGEX},        {"guided_choice", FORMAT_CHOICE}, {"guided_grammar", FORMAT_TEXT},
+        {"ebnf", FORMAT_TEXT},          {"grammar", FORMAT_TEXT}};
+    struct api_error *e = &g->r->response.error;
     json_t *v = field(root, "response_format");
     if (v && from_response_format(g, v)) return ST_INVALID;
-    const char *found = g->p.form.kind ? g->p.form.param : NULL;
+    const char *found = g->p.format.kind ? g->p.format.param : NULL;
     if ((v = field(root, "structured_outputs"))) {
         if (found)
             return api_fail(e, 400, "invalid_value", "structured_outputs",
                             "structured_outputs can't be combined with %s.", found);
-        if (from_structured(g, v, &g->p.form)) return ST_INVALID;
+        if (from_structured(g, v, &g->p.format)) return ST_INVALID;
         found = "structured_outputs";
     }
     for (size_t i = 0; i < sizeof aliases / sizeof *aliases; i++) {
@@ -171,9 +172,10 @@ enum status gen_parse_format(struct gen *g, json_t *root)
         if (found)
             return api_fail(e, 400, "invalid_value", name, "%s can't be combined with %s.", name, found);
         found = name;
-        enum status st = aliases[i].kind == FORM_SCHEMA   ? gen_schema(g, v, name, &g->p.form)
-                         : aliases[i].kind == FORM_CHOICE ? choice_of(e, v, name, &g->p.form)
-                                                          : text_of(e, v, name, &g->p.form, aliases[i].kind);
+        enum status st = aliases[i].kind == FORMAT_SCHEMA ? gen_schema(g, v, name, &g->p.format)
+                         : aliases[i].kind == FORMAT_CHOICE
+                             ? choice_of(e, v, name, &g->p.format)
+                             : text_of(e, v, name, &g->p.format, aliases[i].kind);
         if (st) return st;
     }
     return ST_OK;

@@ -2,9 +2,9 @@
  *
  *   on a worker   body.c -> parse.c, tools.c, chat.c: what is asked
  *                 remote.c: where images are to be fetched, the loop does so before the job goes on
- *                 prompt.c or chat.c, pictures.c: the prompts
+ *                 prompt.c or chat.c, chat_images.c: the prompts
  *   on the loop   sequences.c: to the scheduler, and its events; images.c: pixels that it asks for;
- *                 write.c: the answer, of what pieces.c says is new; end.c: what ends it early
+ *                 write.c: the answer, of what deltas.c says is new; end.c: what ends it early
  *
  * Other dialects than OpenAI's are read and written by server/dialect/: struct dialect.
  *
@@ -18,7 +18,7 @@
 #include "server/chat/output.h"
 #include "server/generate/logprobs_out.h"
 #include "server/http/metrics.h"
-#include "server/media/picture.h"
+#include "server/media/image_parts.h"
 #include "server/http/request.h"
 #include "server/generate/stop_match.h"
 
@@ -27,24 +27,24 @@
 enum gen_kind { GEN_CHAT = 0, GEN_COMPLETION };
 
 /* The form that the answer is to have (generate/format.c). */
-enum form_kind {
-    FORM_FREE = 0,
-    FORM_ANY,    /* any JSON value */
-    FORM_OBJECT, /* any JSON object */
-    FORM_SCHEMA, /* value: a JSON schema */
-    FORM_REGEX,  /* value: a string, as in the next */
-    FORM_TEXT,   /* a grammar */
-    FORM_CHOICE  /* value: a list of strings */
+enum response_format_kind {
+    FORMAT_FREE = 0,
+    FORMAT_ANY,    /* any JSON value */
+    FORMAT_OBJECT, /* any JSON object */
+    FORMAT_SCHEMA, /* value: a JSON schema */
+    FORMAT_REGEX,  /* value: a string, as in the next */
+    FORMAT_TEXT,   /* a grammar */
+    FORMAT_CHOICE  /* value: a list of strings */
 };
-struct answer_form {
-    enum form_kind kind;
-    json_t *value;     /* borrowed from the body or form_root */
+struct response_format {
+    enum response_format_kind kind;
+    json_t *value;     /* borrowed from the body or format_root */
     const char *param; /* static: the field that asked for it */
     bool compact;      /* JSON without white space of the model's own */
     bool any_order;    /* of properties; else they come as the schema lists them */
 };
 /* Which calls the answer is to have (generate/tools.c). */
-struct call_form {
+struct tool_choice {
     bool required, none;
     const char *named; /* the one function that is called; borrowed from the body */
     json_t *name;      /* the same */
@@ -88,14 +88,15 @@ struct gen_params {
     uint64_t tenant;  /* hash of API key and `user`; 0 = unknown */
     uint8_t salt[32]; /* gen_salt */
     bool return_cache_info;
-    enum tool_form calls; /* chat: tools are offered, and calls of this form are looked for in the answer */
+    enum tool_call_syntax
+        calls; /* chat: tools are offered, and calls of this form are looked for in the answer */
     struct tool_types *tool_types; /* owned; NULL where the form needs none */
     json_t *bare_calls;            /* an object: functions whose calls may be plain JSON, or NULL; owned */
     bool parallel_calls;           /* chat: more than one call may be returned */
-    enum reasoning_form reasoning_form;
+    enum reasoning_syntax reasoning_syntax;
     enum reasoning_use reasoning; /* chat: how reasoning is returned, if the template supports it */
-    struct answer_form form;
-    struct call_form call_form;
+    struct response_format format;
+    struct tool_choice tool_choice;
     bool named_call;                  /* its finish_reason is "stop" */
     bool must_call;                   /* the answer is a call */
     struct image_bounds image_bounds; /* mm_processor_kwargs; 0 = the checkpoint's */
@@ -109,9 +110,9 @@ struct dialect {
     /* Worker: the body -> g->p and what follows it there, but for the prompt. r->answer.error on failure. */
     enum status (*read)(struct gen *g, json_t *root);
     const char *source; /* the field with the messages, for errors */
-    /* Loop: as gen_write_answer, gen_stream_token, gen_stream_write; and r->answer.error as the last event,
+    /* Loop: as gen_write_response, gen_stream_token, gen_stream_write; and r->answer.error as the last event,
      * into r->answer.out. */
-    void (*answer)(struct gen *g);
+    void (*response)(struct gen *g);
     void (*stream_token)(struct choice *c);
     void (*stream)(struct gen *g);
     void (*stream_error)(struct request *r);
@@ -132,8 +133,8 @@ struct gen_prompt {
     struct sched_cache_info cache;
     struct cache_places places; /* with return_cache_info: which part of the request each token came from */
     struct token_out
-        *scores;   /* [token_count] when scored: [p] = log-prob of prompt token p; [0] unused. Owned */
-    size_t booked; /* their share of the request's answer_bytes */
+        *scores;      /* [token_count] when scored: [p] = log-prob of prompt token p; [0] unused. Owned */
+    size_t accounted; /* their share of the request's response_bytes */
 };
 
 /* What the chunks of a stream have shown so far; generate/write.c's. */
@@ -175,21 +176,21 @@ struct choice {
     size_t chars;            /* code points of text (without echo) */
     uint32_t *ids;           /* generated tokens, the end token among them */
     uint32_t id_count, id_cap;
-    uint32_t proposed, accepted; /* guesses so far (struct sched_event) */
+    uint32_t proposed, accepted; /* draft tokens so far (struct sched_event) */
     struct logprobs_acc logprobs;
     uint64_t first_us, last_us; /* of its tokens */
-    size_t booked;              /* its share of the request's answer_bytes */
+    size_t accounted;           /* its share of the request's response_bytes */
 };
 
 struct image_fetch;
 struct fetch_job;
-/* A picture of a chat. Where its content is known from an earlier request the pixels are not held; bytes
+/* An image of a chat. Where its content is known from an earlier request the pixels are not held; bytes
  * NULL: they are in the prompt. */
-struct gen_picture {
+struct gen_image {
     uint8_t *bytes; /* the file, or the files of a video's frames; owned */
     size_t len;
-    struct picture_ask ask;
-    uint8_t alias[32];           /* its id (media/alias.h) */
+    struct image_ask ask;
+    uint8_t file_hash[32];       /* its id (media/alias.h) */
     uint32_t first, count;       /* spans of the prompt that it became: [first, first + count) */
     struct image_fetch *fetch;   /* being decoded */
     struct image_prepared ready; /* a video with many parts: those that nobody took yet, so that it is not
@@ -215,31 +216,31 @@ struct gen {
     struct chat_messages messages;         /* also of a prompt that is a list of parts */
     json_t *tools, *documents, *variables; /* for the template: [{"type", "function": {"name", ..}}]; a list;
                                              an object; or NULL */
-    json_t *form_root;                     /* a schema that came as a text */
+    json_t *format_root;                   /* a schema that came as a text */
     struct gen_prompt *prompts;
     uint32_t prompt_count;
     struct choice *choices;
     uint32_t choice_count, choices_open;
-    struct stop_set *stops;  /* NULL = none */
-    const char *answer_role; /* chat: "assistant", or the last message's role */
-    bool inside_reasoning;   /* chat: the prompt ends within the model's reasoning */
+    struct stop_set *stops;    /* NULL = none */
+    const char *response_role; /* chat: "assistant", or the last message's role */
+    bool inside_reasoning;     /* chat: the prompt ends within the model's reasoning */
     uint32_t tag_ids[8]; /* tokens that are the tags of calls and reasoning: shown also where special tokens
                             are not */
     uint32_t tag_id_count;
-    struct gen_picture
-        *pictures; /* chat: [picture_count], owned; read-only once the sequences run, but for `fetch` */
-    uint32_t picture_count;
-    struct fetch_job *remote;        /* the http(s) URLs of pictures, or NULL; owned (generate/remote.h) */
+    struct gen_image
+        *images; /* chat: [image_count], owned; read-only once the sequences run, but for `fetch` */
+    uint32_t image_count;
+    struct fetch_job *remote;        /* the http(s) URLs of images, or NULL; owned (generate/remote.h) */
     bool fetched;                    /* their files are there */
     void (*done)(struct request *r); /* loop: what comes after the job */
-    size_t pixel_bytes;              /* of decoded pictures in the prompt: its share of the server's */
+    size_t pixel_bytes;              /* of decoded images in the prompt: its share of the server's */
     struct gen_shown shown;
     bool failed;
     bool touched; /* events of this wake-up changed it */
     struct gen *next_touched;
-    double image_seconds; /* spent on decoding pictures before the sequences were made, and how many: told to
+    double image_seconds; /* spent on decoding images before the sequences were made, and how many: told to
                              the metrics on the loop */
-    uint32_t image_count;
+    uint32_t images_decoded;
 };
 
 /* The field with the prompt, for errors. */
@@ -271,7 +272,7 @@ enum status gen_parse_turn(struct gen *g, json_t *root);
 enum status gen_parse_stops(struct gen *g, json_t *stop);
 /* Who shares with whom: by API key or by `user`, which may be NULL. */
 void gen_tenant(struct gen *g, json_t *user);
-/* Only cache_salt: the name space of everything cached, also of what /tokenize caches about pictures.
+/* Only cache_salt: the name space of everything cached, also of what /tokenize caches about images.
  */
 enum status gen_parse_salt(struct gen *g, json_t *root);
 /* The name space of what is cached for a request: a hash of its cache_salt (len 0: it has none) and, with
@@ -283,7 +284,7 @@ enum status gen_parse_image_bounds(struct gen *g, json_t *root);
 /* generate/format.c (worker) */
 enum status gen_parse_format(struct gen *g, json_t *root);
 /* A schema, or its text; path: static. */
-enum status gen_schema(struct gen *g, json_t *v, const char *path, struct answer_form *out);
+enum status gen_schema(struct gen *g, json_t *v, const char *path, struct response_format *out);
 /* A format of the type: of json_schema `in` has schema, name, strict. Paths: static. */
 struct format_paths {
     const char *format, *type, *name, *strict;
@@ -309,14 +310,14 @@ bool gen_constraint_start(struct choice *c);
 void gen_compile(struct request *r, void (*done)(struct request *r));
 void gen_compile_next(struct server *s); /* starts those whose turn has come; ends those that waited long */
 
-/* generate/tools.c (worker): the fields of a chat -> g->tools, g->p.call_form. */
+/* generate/tools.c (worker): the fields of a chat -> g->tools, g->p.tool_choice. */
 enum status gen_parse_tools(struct gen *g, json_t *root);
 /* "auto", "none", "required". */
 enum status gen_choose(struct gen *g, json_t *word);
 /* nested: the tools are {"function": {"name"}}, not {"name"}. */
 enum status gen_choose_among(struct gen *g, json_t *mode, json_t *list, bool nested);
 /* Checks these, and whether calls are looked for in the answer. */
-enum status gen_tools_settle(struct gen *g);
+enum status gen_tools_resolve(struct gen *g);
 /* The fields of a chat for reasoning. */
 enum status gen_parse_reasoning(struct gen *g, json_t *root);
 enum status gen_effort_check(struct gen *g, json_t *v, const char *path);
@@ -340,7 +341,7 @@ enum status tokenize_chat(struct gen *g);
 void gen_submit(struct request *r); /* after the work: starts the sequences */
 
 void gen_events(struct server *s);      /* takes those of the scheduler */
-void gen_remote_done(struct server *s); /* goes on with requests whose pictures have been fetched */
+void gen_remote_done(struct server *s); /* goes on with requests whose images have been fetched */
 
 /* generate/end.c (loop) */
 /* Frees the data of the answer, once it is written or can no longer be written. */
@@ -348,20 +349,20 @@ void gen_shed(struct gen *g);
 void gen_cancel(struct request *r); /* asks the scheduler to end its sequences */
 /* An error for the client, before or inside the stream. */
 void gen_abort(struct request *r, int http, const char *code, const char *message);
-void gen_answers_check(struct server *s); /* while answers exceed --answer-memory, ends the largest */
+void gen_responses_check(struct server *s); /* while answers exceed --response-memory, ends the largest */
 
 /* generate/images.c (loop) */
 void gen_image_wanted(struct choice *c, const struct sched_event *ev); /* EV_IMAGE */
 size_t gen_images_bytes(const struct gen *g);                          /* held in files */
 void gen_images_free(struct gen *g);
-/* Any thread: adds decoded pixels to g's count and to the server's. False: over --picture-memory; a request
+/* Any thread: adds decoded pixels to g's count and to the server's. False: over --image-memory; a request
  * that is the only one with pixels is not limited. */
-bool gen_pixels_book(struct gen *g, const struct image_prepared *p);
+bool gen_pixels_account(struct gen *g, const struct image_prepared *p);
 
 /* generate/write.c (loop): JSON into g->r->answer.out */
 enum status gen_prompt_logprobs(struct choice *c)
     KV_MUST_CHECK; /* completions with echo: puts the prompt's entries in front, once */
-void gen_write_answer(struct gen *g);
+void gen_write_response(struct gen *g);
 /* Tokens so far, of all prompts and choices. */
 struct gen_usage {
     uint64_t prompt, completion, cached, image, reasoning, accepted, rejected;

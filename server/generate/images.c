@@ -1,9 +1,9 @@
-/* Pictures that are in a prompt by their content key only, because their file is known from an earlier
+/* Images that are in a prompt by their content key only, because their file is known from an earlier
  * request. When the scheduler finds neither their KV nor their features, the file is decoded and prepared on
  * a worker and supplied. Event loop's thread, except fetch_run.
  *
- * A video with timestamps is many pictures, which the scheduler asks for a few at a time. The other pictures
- * of a decode are kept while there is room for decoded pictures. There is one fetch per picture at a time;
+ * A video with timestamps is many images, which the scheduler asks for a few at a time. The other images
+ * of a decode are kept while there is room for decoded images. There is one fetch per image at a time;
  * sequences of the same request that ask meanwhile wait for it. The request lives until its fetches are done,
  * even if the client has gone; a sequence that has ended is a stale id to the scheduler, which then frees the
  * pixels. */
@@ -15,8 +15,8 @@
 #include "config/base/log.h"
 #include "engine/prompt/image_prep.h"
 #include "engine/model/model_info.h"
-#include "server/media/alias.h"
-#include "server/media/picture.h"
+#include "server/media/image_hash_cache.h"
+#include "server/media/image_parts.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -28,24 +28,24 @@ struct waiter {
 
 struct image_fetch {
     struct gen *g;
-    uint32_t picture;
+    uint32_t image;
     struct waiter *waiters; /* [waiter_count]; the loop's */
     uint32_t waiter_count, waiter_cap;
     /* the worker's, then the loop's */
     struct image_prepared out;
     struct err err;
-    enum image_fault fault;
+    enum image_error error;
     bool differs;
     double seconds;
 };
 
-bool gen_pixels_book(struct gen *g, const struct image_prepared *p)
+bool gen_pixels_account(struct gen *g, const struct image_prepared *p)
 {
     atomic_size_t *all = &g->r->srv->pixel_bytes;
     size_t bytes = 0;
     for (uint32_t i = 0; i < p->count; i++) bytes += image_u8_bytes(&p->images[i]);
     size_t before = atomic_fetch_add(all, bytes);
-    if (before > g->pixel_bytes && before + bytes > g->r->srv->opt->picture_memory) {
+    if (before > g->pixel_bytes && before + bytes > g->r->srv->opt->image_memory) {
         atomic_fetch_sub(all, bytes);
         return false;
     }
@@ -60,32 +60,32 @@ static void pixels_unbook(struct gen *g, size_t bytes)
 }
 
 /* What was kept of a video makes room for what its next decode gave, and that is kept if it has room. */
-static void ready_keep(struct gen *g, struct gen_picture *p, struct image_prepared *all)
+static void ready_keep(struct gen *g, struct gen_image *p, struct image_prepared *all)
 {
     for (uint32_t i = 0; i < p->ready.count; i++) pixels_unbook(g, image_u8_bytes(&p->ready.images[i]));
     image_prepared_free(&p->ready);
-    if (!p->ask.video || !gen_pixels_book(g, all)) image_prepared_free(all);
+    if (!p->ask.video || !gen_pixels_account(g, all)) image_prepared_free(all);
     else p->ready = *all;
 }
 
 size_t gen_images_bytes(const struct gen *g)
 {
     size_t bytes = 0;
-    for (uint32_t i = 0; i < g->picture_count; i++) bytes += g->pictures[i].bytes ? g->pictures[i].len : 0;
+    for (uint32_t i = 0; i < g->image_count; i++) bytes += g->images[i].bytes ? g->images[i].len : 0;
     return bytes;
 }
 
 void gen_images_free(struct gen *g)
 {
-    for (uint32_t i = 0; i < g->picture_count; i++) {
-        ASSERT(!g->pictures[i].fetch);
-        free(g->pictures[i].bytes);
-        image_prepared_free(&g->pictures[i].ready);
+    for (uint32_t i = 0; i < g->image_count; i++) {
+        ASSERT(!g->images[i].fetch);
+        free(g->images[i].bytes);
+        image_prepared_free(&g->images[i].ready);
     }
-    free(g->pictures);
+    free(g->images);
     pixels_unbook(g, g->pixel_bytes);
-    g->pictures = NULL;
-    g->picture_count = 0;
+    g->images = NULL;
+    g->image_count = 0;
 }
 
 /* ---- worker ---- */
@@ -94,24 +94,24 @@ static void fetch_run(void *arg)
 {
     struct image_fetch *f = arg;
     const struct gen *g = f->g;
-    const struct gen_picture *p = &g->pictures[f->picture];
+    const struct gen_image *p = &g->images[f->image];
     const struct prompt_span *wanted = &g->prompts[0].prompt.spans[p->first];
     const struct model_info *mi = g->r->srv->model->info;
-    struct picture_parts parts = {0};
+    struct image_parts parts = {0};
     uint64_t t0 = now_us();
-    f->fault = picture_from_file(&mi->image, mi->family, &p->ask, p->bytes, p->len, &f->out, &parts, &f->err);
+    f->error = image_from_file(&mi->image, mi->family, &p->ask, p->bytes, p->len, &f->out, &parts, &f->err);
     /* The prompt was built on what an earlier decode gave; a cache keyed by anything else would answer about
-     * another picture. */
-    if (!f->fault) f->differs = parts.count != p->count;
-    for (uint32_t i = 0; !f->fault && !f->differs && i < p->count; i++)
+     * another image. */
+    if (!f->error) f->differs = parts.count != p->count;
+    for (uint32_t i = 0; !f->error && !f->differs && i < p->count; i++)
         f->differs = memcmp(parts.keys[i], wanted[i].key, 32) != 0;
-    picture_parts_free(&parts);
+    image_parts_free(&parts);
     f->seconds = (double)(now_us() - t0) * 1e-6;
 }
 
 /* ---- loop ---- */
 
-/* The scheduler calls every refused picture the engine's fault. */
+/* The scheduler calls every refused image the engine's error. */
 static void no_memory(struct request *r)
 {
     gen_abort(r, 503, "out_of_memory", "The server is out of memory.");
@@ -139,15 +139,15 @@ static void fetch_done(void *arg)
     struct image_fetch *f = arg;
     struct request *r = f->g->r;
     struct server *s = r->srv;
-    struct gen_picture *p = &f->g->pictures[f->picture];
+    struct gen_image *p = &f->g->images[f->image];
     p->fetch = NULL;
-    bool ok = !f->fault && !f->differs;
-    if (!f->fault) metrics_image(s->metrics, f->seconds);
+    bool ok = !f->error && !f->differs;
+    if (!f->error) metrics_image(s->metrics, f->seconds);
     if (f->differs) {
-        log_error("req=%s a picture's file no longer gives the pixels that it gave before", r->http.id);
-        image_alias_remove(s->aliases, p->alias);
+        log_error("req=%s an image's file no longer gives the pixels that it gave before", r->http.id);
+        image_hash_cache_remove(s->image_hashes, p->file_hash);
     }
-    if (f->fault == IMAGE_NOMEM) no_memory(r);
+    if (f->error == IMAGE_NOMEM) no_memory(r);
     for (uint32_t i = 0; i < f->waiter_count; i++) {
         struct image_u8 pixels;
         if (ok && pixels_take(f, i, p->first, &pixels)) {
@@ -168,17 +168,17 @@ static void fetch_done(void *arg)
     request_release(r);
 }
 
-static bool fetch_start(struct gen *g, uint32_t picture)
+static bool fetch_start(struct gen *g, uint32_t image)
 {
     struct image_fetch *f = calloc(1, sizeof *f);
     if (!f) return false;
     f->g = g;
-    f->picture = picture;
+    f->image = image;
     if (!workers_run(g->r->srv->loop, fetch_run, fetch_done, f)) {
         free(f);
         return false;
     }
-    g->pictures[picture].fetch = f;
+    g->images[image].fetch = f;
     g->r->fetches++;
     return true;
 }
@@ -202,19 +202,19 @@ void gen_image_wanted(struct choice *c, const struct sched_event *ev)
     struct request *r = g->r;
     if (r->cancelled || g->failed) return; /* its sequences are being ended */
     uint32_t k = 0;
-    while (k < g->picture_count &&
-           !(ev->index >= g->pictures[k].first && ev->index - g->pictures[k].first < g->pictures[k].count))
+    while (k < g->image_count &&
+           !(ev->index >= g->images[k].first && ev->index - g->images[k].first < g->images[k].count))
         k++;
-    bool known = k < g->picture_count && g->pictures[k].bytes;
-    uint32_t part = known ? ev->index - g->pictures[k].first : 0;
-    if (known && part < g->pictures[k].ready.count && g->pictures[k].ready.images[part].rgb) {
-        pixels_unbook(g, image_u8_bytes(&g->pictures[k].ready.images[part]));
+    bool known = k < g->image_count && g->images[k].bytes;
+    uint32_t part = known ? ev->index - g->images[k].first : 0;
+    if (known && part < g->images[k].ready.count && g->images[k].ready.images[part].rgb) {
+        pixels_unbook(g, image_u8_bytes(&g->images[k].ready.images[part]));
         sched_supply_image(r->srv->model->sched, ev->id, ev->index,
-                           &g->pictures[k].ready.images[part]); /* takes the pixels */
+                           &g->images[k].ready.images[part]); /* takes the pixels */
         return;
     }
-    if (!known || (!g->pictures[k].fetch && !fetch_start(g, k)) ||
-        !wait_for(g->pictures[k].fetch, ev->id, ev->index)) {
+    if (!known || (!g->images[k].fetch && !fetch_start(g, k)) ||
+        !wait_for(g->images[k].fetch, ev->id, ev->index)) {
         if (known) no_memory(r);
         sched_refuse_image(r->srv->model->sched, ev->id, ev->index,
                            known ? "out of memory for an image" : "the image's file is gone");

@@ -18,63 +18,63 @@ void logprobs_fini(struct logprobs_acc *a)
     for (int i = 0; i < 4; i++) buf_fini(&a->part[i]);
 }
 
-static void token_text(const struct logprobs_acc *a, struct json_out *o, uint32_t id)
+static void token_text(const struct logprobs_acc *a, struct json_writer *o, uint32_t id)
 {
     if (a->as_ids) {
         char text[32];
         snprintf(text, sizeof text, "\"token_id:%u\"", id);
-        jo_text(o, text);
+        jw_text(o, text);
         return;
     }
     size_t len;
     const char *bytes = tok_bytes(a->tok, id, &len);
-    jo_string(o, bytes, len);
+    jw_string(o, bytes, len);
 }
 
-static void token_bytes(const struct logprobs_acc *a, struct json_out *o, uint32_t id)
+static void token_bytes(const struct logprobs_acc *a, struct json_writer *o, uint32_t id)
 {
     if ((tok_is_special(a->tok, id) && !a->special_bytes) || !tok_exists(a->tok, id)) {
-        jo_text(o, "null");
+        jw_text(o, "null");
         return;
     }
     size_t len;
     const char *bytes = tok_bytes(a->tok, id, &len);
-    jo_text(o, "[");
+    jw_text(o, "[");
     for (size_t i = 0; i < len; i++) {
-        if (i) jo_text(o, ",");
-        jo_uint(o, (unsigned char)bytes[i]);
+        if (i) jw_text(o, ",");
+        jw_uint(o, (unsigned char)bytes[i]);
     }
-    jo_text(o, "]");
+    jw_text(o, "]");
 }
 
-static void value(struct json_out *o, float logprob)
+static void value(struct json_writer *o, float logprob)
 {
-    jo_float32(o, logprob >= -9999.0f ? logprob : -9999.0f); /* also catches NaN */
+    jw_float32(o, logprob >= -9999.0f ? logprob : -9999.0f); /* also catches NaN */
 }
 
-static void chat_triple(const struct logprobs_acc *a, struct json_out *o, uint32_t id, float logprob)
+static void chat_triple(const struct logprobs_acc *a, struct json_writer *o, uint32_t id, float logprob)
 {
-    jo_text(o, "{\"token\":");
+    jw_text(o, "{\"token\":");
     token_text(a, o, id);
-    jo_text(o, ",\"logprob\":");
+    jw_text(o, ",\"logprob\":");
     value(o, logprob);
-    jo_text(o, ",\"bytes\":");
+    jw_text(o, ",\"bytes\":");
     token_bytes(a, o, id);
 }
 
 static enum status chat_add(struct logprobs_acc *a, const struct token_out *t)
 {
-    struct json_out o = {.buf = &a->part[0]};
-    if (a->count) jo_text(&o, ",");
+    struct json_writer o = {.buf = &a->part[0]};
+    if (a->count) jw_text(&o, ",");
     chat_triple(a, &o, t->id, t->logprob);
-    jo_text(&o, ",\"top_logprobs\":[");
+    jw_text(&o, ",\"top_logprobs\":[");
     uint32_t n = t->top_count < a->top ? t->top_count : a->top;
     for (uint32_t i = 0; i < n; i++) {
-        if (i) jo_text(&o, ",");
+        if (i) jw_text(&o, ",");
         chat_triple(a, &o, t->top[i].id, t->top[i].logprob);
-        jo_text(&o, "}");
+        jw_text(&o, "}");
     }
-    jo_text(&o, "]}");
+    jw_text(&o, "]}");
     return o.st;
 }
 
@@ -96,31 +96,31 @@ static bool key_taken(const struct logprobs_acc *a, const uint32_t *seen, uint32
 static enum status legacy_add(struct logprobs_acc *a, const struct token_out *t, bool known, uint32_t id,
                               size_t offset)
 {
-    struct json_out o[4];
+    struct json_writer o[4];
     for (int i = 0; i < 4; i++) {
-        o[i] = (struct json_out){.buf = &a->part[i]};
-        if (a->count) jo_text(&o[i], ",");
+        o[i] = (struct json_writer){.buf = &a->part[i]};
+        if (a->count) jw_text(&o[i], ",");
     }
     token_text(a, &o[0], id);
     if (known) {
         uint32_t seen[SAMPLING_TOP_MAX + 1], count = 0, n = t->top_count < a->top ? t->top_count : a->top;
         value(&o[1], t->logprob);
-        jo_text(&o[2], "{");
+        jw_text(&o[2], "{");
         for (uint32_t i = 0; i <= n; i++) {
             uint32_t at = i < n ? t->top[i].id : t->id;
             if (key_taken(a, seen, count, at)) continue;
-            if (count) jo_text(&o[2], ",");
+            if (count) jw_text(&o[2], ",");
             seen[count++] = at;
             token_text(a, &o[2], at);
-            jo_text(&o[2], ":");
+            jw_text(&o[2], ":");
             value(&o[2], i < n ? t->top[i].logprob : t->logprob);
         }
-        jo_text(&o[2], "}");
+        jw_text(&o[2], "}");
     } else {
-        jo_text(&o[1], "null");
-        jo_text(&o[2], "null");
+        jw_text(&o[1], "null");
+        jw_text(&o[2], "null");
     }
-    jo_uint(&o[3], offset);
+    jw_uint(&o[3], offset);
     for (int i = 0; i < 4; i++) {
         if (o[i].st) return o[i].st;
     }
@@ -141,50 +141,50 @@ enum status logprobs_add_null(struct logprobs_acc *a, uint32_t id, size_t offset
     return st;
 }
 
-void logprobs_take(struct logprobs_acc *a, struct json_out *o)
+void logprobs_take(struct logprobs_acc *a, struct json_writer *o)
 {
     static const char *const legacy_names[] = {"{\"tokens\":[", "],\"token_logprobs\":[",
                                                "],\"top_logprobs\":[", "],\"text_offset\":["};
     for (int i = 0; i < (a->legacy ? 4 : 1); i++) {
-        jo_text(o, a->legacy ? legacy_names[i] : "{\"content\":[");
-        jo_bytes(o, a->part[i].data, a->part[i].len);
+        jw_text(o, a->legacy ? legacy_names[i] : "{\"content\":[");
+        jw_bytes(o, a->part[i].data, a->part[i].len);
         a->part[i].len = 0;
     }
-    jo_text(o, a->legacy ? "]}" : "],\"refusal\":null}");
+    jw_text(o, a->legacy ? "]}" : "],\"refusal\":null}");
     a->count = 0;
 }
 
-void logprobs_take_entries(struct logprobs_acc *a, struct json_out *o)
+void logprobs_take_entries(struct logprobs_acc *a, struct json_writer *o)
 {
-    if (o) jo_bytes(o, a->part[0].data, a->part[0].len);
+    if (o) jw_bytes(o, a->part[0].data, a->part[0].len);
     a->part[0].len = 0;
     a->count = 0;
 }
 
-static void prompt_one(struct json_out *o, const struct tokenizer *tok, uint32_t id, float logprob,
+static void prompt_one(struct json_writer *o, const struct tokenizer *tok, uint32_t id, float logprob,
                        uint32_t rank, bool first)
 {
     size_t len;
     const char *bytes = tok_bytes(tok, id, &len);
-    jo_text(o, first ? "\"" : ",\"");
-    jo_uint(o, id);
-    jo_text(o, "\":{\"logprob\":");
+    jw_text(o, first ? "\"" : ",\"");
+    jw_uint(o, id);
+    jw_text(o, "\":{\"logprob\":");
     value(o, logprob);
-    jo_text(o, ",\"rank\":");
-    jo_uint(o, rank);
-    jo_text(o, ",\"decoded_token\":");
-    jo_string(o, bytes, len);
-    jo_text(o, "}");
+    jw_text(o, ",\"rank\":");
+    jw_uint(o, rank);
+    jw_text(o, ",\"decoded_token\":");
+    jw_string(o, bytes, len);
+    jw_text(o, "}");
 }
 
-void logprobs_prompt_entry(struct json_out *o, const struct tokenizer *tok, const struct token_out *t,
+void logprobs_prompt_entry(struct json_writer *o, const struct tokenizer *tok, const struct token_out *t,
                            uint32_t top)
 {
     uint32_t n = t->top_count < top ? t->top_count : top;
-    jo_text(o, "{");
+    jw_text(o, "{");
     prompt_one(o, tok, t->id, t->logprob, t->rank, true);
     for (uint32_t i = 0; i < n; i++) {
         if (t->top[i].id != t->id) prompt_one(o, tok, t->top[i].id, t->top[i].logprob, i + 1, false);
     }
-    jo_text(o, "}");
+    jw_text(o, "}");
 }

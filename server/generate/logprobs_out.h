@@ -6,7 +6,7 @@
 
 #include "engine/sample/sampling.h"
 #include "engine/tokenizer/tokenizer.h"
-#include "server/http/json_out.h"
+#include "server/http/json_writer.h"
 
 struct logprobs_acc {
     const struct tokenizer *tok; /* borrowed */
@@ -25,13 +25,13 @@ void logprobs_fini(struct logprobs_acc *a);
 enum status logprobs_add(struct logprobs_acc *a, const struct token_out *t, size_t offset) KV_MUST_CHECK;
 /* Legacy, first token of an echoed prompt: no value. */
 enum status logprobs_add_null(struct logprobs_acc *a, uint32_t id, size_t offset) KV_MUST_CHECK;
-/* Writes the object and starts anew. */
-void logprobs_take(struct logprobs_acc *a, struct json_out *o);
+/* Writes the object and starts again. */
+void logprobs_take(struct logprobs_acc *a, struct json_writer *o);
 /* Chat: the entries alone, with commas between them; o NULL: drops them. */
-void logprobs_take_entries(struct logprobs_acc *a, struct json_out *o);
+void logprobs_take_entries(struct logprobs_acc *a, struct json_writer *o);
 
 /* One element of `prompt_logprobs`: {"<id>":{"logprob":..,"rank":..,"decoded_token":..},..} */
-void logprobs_prompt_entry(struct json_out *o, const struct tokenizer *tok, const struct token_out *t,
+void logprobs_prompt_entry(struct json_writer *o, const struct tokenizer *tok, const struct token_out *t,
                            uint32_t top);
 
 #endif

@@ -16,7 +16,7 @@
 
 static enum status refuse_if(struct gen *g, json_t *root, const char *name, const char *code, const char *why)
 {
-    return field(root, name) ? api_fail(&g->r->answer.error, 400, code, name, "%s is not supported%s%s.",
+    return field(root, name) ? api_fail(&g->r->response.error, 400, code, name, "%s is not supported%s%s.",
                                         name, *why ? ": " : "", why)
                              : ST_OK;
 }
@@ -25,7 +25,7 @@ static enum status refuse_if(struct gen *g, json_t *root, const char *name, cons
 
 static enum status parse_limits(struct gen *g, json_t *root)
 {
-    struct api_error *e = &g->r->answer.error;
+    struct api_error *e = &g->r->response.error;
     struct gen_params *p = &g->p;
     int64_t min = g->kind == GEN_COMPLETION && p->echo ? 0 : 1, v = 0;
     static const char *const names[] = {"max_completion_tokens", "max_tokens", "n_predict"};
@@ -58,7 +58,7 @@ static enum status parse_limits(struct gen *g, json_t *root)
 
 static enum status parse_sampling(struct gen *g, json_t *root)
 {
-    struct api_error *e = &g->r->answer.error;
+    struct api_error *e = &g->r->response.error;
     struct sampling_params *s = &g->p.sampling;
     const struct hf_generation *d = &g->r->srv->model->info->generation;
     bool use = strcmp(g->r->srv->opt->generation_config, "auto") == 0;
@@ -105,7 +105,7 @@ static int bias_order(const void *a, const void *b)
 
 static enum status parse_bias(struct gen *g, json_t *root)
 {
-    struct api_error *e = &g->r->answer.error;
+    struct api_error *e = &g->r->response.error;
     const struct hf_generation *d = &g->r->srv->model->info->generation;
     bool use = strcmp(g->r->srv->opt->generation_config, "auto") == 0;
     uint32_t never = use ? d->suppress_count : 0;
@@ -147,7 +147,7 @@ static enum status parse_bias(struct gen *g, json_t *root)
 
 enum status gen_parse_stops(struct gen *g, json_t *stop)
 {
-    struct api_error *e = &g->r->answer.error;
+    struct api_error *e = &g->r->response.error;
     if (!stop) return ST_OK;
     size_t count = json_is_array(stop) ? json_array_size(stop) : 1;
     if (count > LIMIT_STOPS)
@@ -173,7 +173,7 @@ enum status gen_parse_stops(struct gen *g, json_t *stop)
 
 static enum status parse_stop_ids(struct gen *g, json_t *root)
 {
-    struct api_error *e = &g->r->answer.error;
+    struct api_error *e = &g->r->response.error;
     json_t *list = field(root, "stop_token_ids");
     if (!list) return ST_OK;
     if (!json_is_array(list))
@@ -206,7 +206,7 @@ static enum status parse_stop_ids(struct gen *g, json_t *root)
 
 static enum status parse_stream(struct gen *g, json_t *root)
 {
-    struct api_error *e = &g->r->answer.error;
+    struct api_error *e = &g->r->response.error;
     struct gen_params *p = &g->p;
     if (field_bool(e, root, "stream", &p->stream)) return ST_INVALID;
     json_t *o = field(root, "stream_options");
@@ -231,7 +231,7 @@ static enum status parse_stream(struct gen *g, json_t *root)
 
 static enum status parse_logprobs(struct gen *g, json_t *root)
 {
-    struct api_error *e = &g->r->answer.error;
+    struct api_error *e = &g->r->response.error;
     struct gen_params *p = &g->p;
     int64_t v = p->logprobs_top;
     bool has = false;
@@ -268,7 +268,7 @@ static enum status parse_logprobs(struct gen *g, json_t *root)
 
 enum status gen_parse_turn(struct gen *g, json_t *root)
 {
-    struct api_error *e = &g->r->answer.error;
+    struct api_error *e = &g->r->response.error;
     struct gen_params *p = &g->p;
     p->add_special_tokens = g->kind == GEN_COMPLETION;
     p->add_generation_prompt = true;
@@ -286,7 +286,7 @@ enum status gen_parse_turn(struct gen *g, json_t *root)
 
 static enum status parse_output(struct gen *g, json_t *root)
 {
-    struct api_error *e = &g->r->answer.error;
+    struct api_error *e = &g->r->response.error;
     struct gen_params *p = &g->p;
     bool no_trim = false, ignored = true;
     p->skip_special = true;
@@ -342,7 +342,7 @@ void gen_salt(const struct request *r, const char *text, size_t len, uint8_t out
 
 enum status gen_parse_salt(struct gen *g, json_t *root)
 {
-    struct api_error *e = &g->r->answer.error;
+    struct api_error *e = &g->r->response.error;
     json_t *salt = field(root, "cache_salt");
     gen_salt(g->r, "", 0, g->p.salt);
     if (!salt) return ST_OK;
@@ -378,7 +378,7 @@ void gen_tenant(struct gen *g, json_t *user)
 
 static enum status parse_refused(struct gen *g, json_t *root)
 {
-    struct api_error *e = &g->r->answer.error;
+    struct api_error *e = &g->r->response.error;
     static const char *const unsupported[] = {
         "functions",     "function_call",          "web_search_options", "audio",
         "chat_template", "custom_logit_processor", "allowed_token_ids",  "thinking_token_budget"};
@@ -470,7 +470,7 @@ enum status gen_parse(struct gen *g, json_t *root)
         return ST_INVALID;
     }
     bool own = chat && !g->dialect;
-    if ((own && gen_parse_tools(g, root)) || (chat && gen_tools_settle(g)) ||
+    if ((own && gen_parse_tools(g, root)) || (chat && gen_tools_resolve(g)) ||
         (own && gen_parse_reasoning(g, root)) || (chat && gen_parse_image_bounds(g, root)))
         return ST_INVALID;
     return ST_OK;

@@ -14,7 +14,7 @@
 
 static enum status no_memory(struct gen *g)
 {
-    return api_nomem(&g->r->answer.error);
+    return api_nomem(&g->r->response.error);
 }
 
 /* Well beyond the context, so that the message for a moderate excess can name the exact number. */
@@ -27,7 +27,7 @@ uint32_t gen_ids_max(const struct gen *g)
 enum status gen_too_long(struct gen *g)
 {
     const char *what = g->kind == GEN_CHAT ? "messages" : "prompt";
-    return api_fail(&g->r->answer.error, 400, "context_length_exceeded", gen_source(g),
+    return api_fail(&g->r->response.error, 400, "context_length_exceeded", gen_source(g),
                     "This model's maximum context length is %u tokens. However, your %s resulted in more "
                     "than %u tokens. Please reduce the "
                     "length of the %s.",
@@ -45,7 +45,7 @@ enum status gen_context_check(struct gen *g, const struct gen_prompt *p)
     bool scoring = g->p.has_max && g->p.max_tokens == 0;
     if (g->p.has_max && (g->p.max_tokens > m || count + g->p.max_tokens > m || (count >= m && !scoring))) {
         unsigned long long r = g->p.max_tokens; /* at most 2^63 - 1 */
-        return api_fail(&g->r->answer.error, 400, "context_length_exceeded", param,
+        return api_fail(&g->r->response.error, 400, "context_length_exceeded", param,
                         "This model's maximum context length is %llu tokens. However, you requested %llu "
                         "tokens (%llu in %s, %llu in the "
                         "completion). Please reduce the length of the %s or completion.",
@@ -53,14 +53,14 @@ enum status gen_context_check(struct gen *g, const struct gen_prompt *p)
                         g->kind == GEN_CHAT ? "the messages" : "your prompt", r, what);
     }
     const struct engine_caps *caps = &g->r->srv->model->caps;
-    if (p->prompt.span_count && p->prompt.spans[0].rule == SPAN_PREFIX && count > caps->span_tokens_max) {
-        return api_fail(&g->r->answer.error, 400, "context_length_exceeded", param,
+    if (p->prompt.span_count && p->prompt.spans[0].rule == SPAN_PREFIX_LM && count > caps->span_tokens_max) {
+        return api_fail(&g->r->response.error, 400, "context_length_exceeded", param,
                         "This model sees a prompt as a whole, and this server has memory for %u tokens of "
                         "it. However, your %s resulted in %llu tokens. Please reduce the length of the %s.",
                         caps->span_tokens_max, what, (unsigned long long)count, what);
     }
     if (count >= m && !scoring) {
-        return api_fail(&g->r->answer.error, 400, "context_length_exceeded", param,
+        return api_fail(&g->r->response.error, 400, "context_length_exceeded", param,
                         "This model's maximum context length is %llu tokens. However, your %s resulted in "
                         "%llu tokens. Please reduce the "
                         "length of the %s.",
@@ -72,8 +72,8 @@ enum status gen_context_check(struct gen *g, const struct gen_prompt *p)
 enum status gen_truncate(struct gen *g, struct gen_prompt *p)
 {
     if (!g->p.has_truncate) return ST_OK;
-    if (prompt_picture(&p->prompt, 0) < p->prompt.span_count) {
-        return api_fail(&g->r->answer.error, 400, "invalid_value", "truncate_prompt_tokens",
+    if (prompt_image(&p->prompt, 0) < p->prompt.span_count) {
+        return api_fail(&g->r->response.error, 400, "invalid_value", "truncate_prompt_tokens",
                         "truncate_prompt_tokens can't be combined with images.");
     }
     uint64_t m = g->r->srv->model->caps.context_max, reserve = g->p.has_max ? g->p.max_tokens : 1;
@@ -123,7 +123,7 @@ static enum status infill_ends(struct gen *g)
 
 static enum status infill_check(struct gen *g, json_t *suffix, json_t *prompt)
 {
-    struct api_error *e = &g->r->answer.error;
+    struct api_error *e = &g->r->response.error;
     if (!suffix) return ST_OK;
     if (!json_is_string(suffix))
         return api_fail(e, 400, "invalid_type", "suffix", "suffix must be a string.");
@@ -162,10 +162,10 @@ static enum status text_prompt(struct gen *g, json_t *s, json_t *suffix, const c
     enum status st = tok_encode(tok, infill ? all : &run, infill ? 5 : 1, g->p.add_special_tokens,
                                 gen_ids_max(g), &ids, &err);
     if (st == ST_TOO_LARGE) return gen_too_long(g);
-    if (st) return api_fail_status(&g->r->answer.error, st, path, &err);
+    if (st) return api_fail_status(&g->r->response.error, st, path, &err);
     if (!ids.count) {
         tok_ids_free(&ids);
-        return api_fail(&g->r->answer.error, 400, "invalid_value", path, "The prompt is empty.");
+        return api_fail(&g->r->response.error, 400, "invalid_value", path, "The prompt is empty.");
     }
     p->prompt.tokens = ids.ids; /* malloc'd by the tokenizer, freed by prompt_free */
     p->prompt.token_count = (uint32_t)ids.count;
@@ -181,7 +181,7 @@ static enum status text_prompt(struct gen *g, json_t *s, json_t *suffix, const c
 
 static enum status ids_prompt(struct gen *g, json_t *list, const char *path, struct gen_prompt *p)
 {
-    struct api_error *e = &g->r->answer.error;
+    struct api_error *e = &g->r->response.error;
     size_t count = json_array_size(list);
     const struct model *m = g->r->srv->model;
     if (!count) return api_fail(e, 400, "empty_array", path, "The prompt is empty.");
@@ -220,21 +220,21 @@ static enum status one_prompt(struct gen *g, json_t *v, json_t *suffix, const ch
     struct gen_prompt *p = &g->prompts[g->prompt_count++];
     enum status st = json_is_string(v)  ? text_prompt(g, v, suffix, path, p)
                      : json_is_array(v) ? ids_prompt(g, v, path, p)
-                                        : api_fail(&g->r->answer.error, 400, "invalid_type", path,
+                                        : api_fail(&g->r->response.error, 400, "invalid_type", path,
                                                    "A prompt must be a string or an array of token ids.");
     if (st) return st;
     p->text_chars = utf8_count(p->text ? p->text : "", p->text_len);
     struct err err = {0};
-    st = prompt_check(g->r->srv->model->info, &p->prompt, &err); /* refuses the picture placeholder too */
+    st = prompt_check(g->r->srv->model->info, &p->prompt, &err); /* refuses the image placeholder too */
     if (!st) st = prompt_apply_rule(g->r->srv->model->info, &p->prompt, &err);
-    if (st) return api_fail_status(&g->r->answer.error, st, path, &err);
+    if (st) return api_fail_status(&g->r->response.error, st, path, &err);
     st = gen_truncate(g, p);
     return st ? st : gen_context_check(g, p);
 }
 
 enum status gen_read_completion(struct gen *g, json_t *root)
 {
-    struct api_error *e = &g->r->answer.error;
+    struct api_error *e = &g->r->response.error;
     json_t *v = field(root, "prompt");
     if (!v) return api_fail(e, 400, "missing_required_parameter", "prompt", "prompt is missing.");
     if (!json_is_string(v) && !json_is_array(v)) {
@@ -247,7 +247,7 @@ enum status gen_read_completion(struct gen *g, json_t *root)
 
 enum status gen_prompt_completion(struct gen *g, json_t *root)
 {
-    struct api_error *e = &g->r->answer.error;
+    struct api_error *e = &g->r->response.error;
     json_t *v = field(root, "prompt"), *suffix = field(root, "suffix");
     if (g->messages.list) return gen_prompt_parts(g);
     bool many = json_is_array(v) && !json_is_number(json_array_get(v, 0));

@@ -3,7 +3,7 @@
 
 #include "server/fetch/fetch.h"
 #include "server/fetch/local.h"
-#include "server/generate/pictures.h"
+#include "server/generate/chat_images.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -23,11 +23,11 @@ static bool is_remote(const struct gen *g, const char *url, size_t len)
 /* One URL of a part: to be fetched, or what came of that. */
 static enum status one_url(struct gen *g, const struct image_ref *ref, const char *url, size_t len)
 {
-    struct api_error *e = &g->r->answer.error;
+    struct api_error *e = &g->r->response.error;
     if (!is_remote(g, url, len)) return ST_OK;
     if (g->fetched) {
         const struct fetch_file *file = fetch_find(g->remote, url, len);
-        return file && file->done && file->fault ? picture_fail(g, file->fault, ref, &file->err) : ST_OK;
+        return file && file->done && file->error ? image_fail(g, file->error, ref, &file->err) : ST_OK;
     }
     if (!g->remote && !(g->remote = fetch_job_new(g->r->srv->fetcher))) return api_nomem(e);
     enum status st = fetch_job_add(g->remote, url, len);
@@ -57,14 +57,14 @@ void gen_remote_end(struct gen *g)
     g->remote = NULL;
 }
 
-enum image_fault gen_file(const struct gen *g, const char *url, size_t len, const struct image_limits *limits,
+enum image_error gen_file(const struct gen *g, const char *url, size_t len, const struct image_limits *limits,
                           uint8_t **bytes, size_t *n, struct err *err)
 {
     if (g->r->srv->media_dir && has_scheme(url, len, "file"))
         return local_read(g->r->srv->media_dir, url, len, limits->encoded_bytes_max, bytes, n, err);
-    if (!is_remote(g, url, len)) return image_in_data_uri(url, len, limits, bytes, n, err);
+    if (!is_remote(g, url, len)) return image_decode_data_uri(url, len, limits, bytes, n, err);
     const struct fetch_file *file = g->remote ? fetch_find(g->remote, url, len) : NULL;
-    if (!file || !file->done || file->fault) {
+    if (!file || !file->done || file->error) {
         (void)err_set(err, ST_IO, "the URL could not be fetched");
         return IMAGE_DOWNLOAD;
     }

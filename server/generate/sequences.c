@@ -23,12 +23,12 @@
 
 #define TEXT_MAX (64u << 20) /* bytes of one choice's text */
 
-static void book_choice(struct choice *c)
+static void account_choice(struct choice *c)
 {
     size_t bytes = c->text.cap + c->id_cap * sizeof *c->ids;
     for (int i = 0; i < 4; i++) bytes += c->logprobs.part[i].cap;
     if (c->out) bytes += sizeof *c->out + 2 * c->text.cap; /* the text once more, in parts; buffers double */
-    answer_book(&c->gen->r->answer, &c->booked, bytes);
+    response_account(&c->gen->r->response, &c->accounted, bytes);
 }
 
 void gen_free(struct gen *g)
@@ -88,7 +88,7 @@ void gen_remote_done(struct server *s)
 static void job_ended(struct request *r)
 {
     struct gen *g = r->gen;
-    if (!g->remote || g->fetched || r->answer.error.http) {
+    if (!g->remote || g->fetched || r->response.error.http) {
         g->done(r);
         return;
     }
@@ -103,7 +103,7 @@ void gen_start(struct request *r, enum gen_kind kind, const struct dialect *dial
 {
     struct gen *g = calloc(1, sizeof *g);
     if (!g) {
-        (void)api_nomem(&r->answer.error);
+        (void)api_nomem(&r->response.error);
         request_fail(r);
         return;
     }
@@ -141,7 +141,7 @@ static void text_match(struct choice *c, size_t from)
     while (from < c->text.len) {
         struct stop_hit hit = stop_feed(g->stops, &c->stop, c->text.data + from, c->text.len - from);
         if (!hit.found) break;
-        if (c->id_count < g->p.min_tokens) { /* too early to stop: the text stays, and the search begins anew
+        if (c->id_count < g->p.min_tokens) { /* too early to stop: the text stays, and the search begins again
                                                 behind the match */
             c->stop = (struct stop_state){0};
             from += hit.end;
@@ -265,7 +265,7 @@ static void on_token(struct choice *c, const struct sched_event *ev, struct gen 
         return;
     }
     if (g->dialect && g->dialect->token) g->dialect->token(c);
-    book_choice(c);
+    account_choice(c);
     touch(g, touched);
     if (c->finish != FIN_NONE) sched_cancel(r->srv->model->sched, c->seq);
 }
@@ -275,7 +275,7 @@ static void on_scores(struct choice *c, struct sched_event *ev)
     struct gen_prompt *p = c->prompt;
     uint32_t total = p->prompt.token_count;
     if (!p->scores && !c->gen->failed) p->scores = calloc(total, sizeof *p->scores);
-    if (p->scores) answer_book(&c->gen->r->answer, &p->booked, total * sizeof *p->scores);
+    if (p->scores) response_account(&c->gen->r->response, &p->accounted, total * sizeof *p->scores);
     for (uint32_t i = 0; p->scores && i < ev->score_count; i++) {
         if (ev->index + i < total) p->scores[ev->index + i] = ev->scores[i];
     }
@@ -352,7 +352,7 @@ static void gen_flush(struct gen *g)
     if (r->cancelled || g->failed || !r->http.mhd) return;
     if (!g->p.stream) {
         if (g->choices_open || r->state != RQ_RUNNING) return;
-        (g->dialect ? g->dialect->answer : gen_write_answer)(g);
+        (g->dialect ? g->dialect->response : gen_write_response)(g);
         gen_shed(g);
         return;
     }
@@ -422,10 +422,11 @@ static uint64_t choice_seed(uint64_t seed, uint32_t sample)
  * added tokens. */
 static void tags_find(struct gen *g)
 {
-    bool call = g->p.calls == TOOL_FORM_CALL, channel = g->p.reasoning_form == REASONING_CHANNEL;
-    const char *const tags[] = {
-        call ? TOOL_CALL_OPEN : TOOL_OPEN, call ? TOOL_CALL_CLOSE : TOOL_CLOSE, call ? TOOL_QUOTE : NULL,
-        channel ? CHANNEL_OPEN : reasoning_open(g->p.reasoning_form), reasoning_close(g->p.reasoning_form)};
+    bool call = g->p.calls == TOOL_SYNTAX_CALL, channel = g->p.reasoning_syntax == REASONING_CHANNEL;
+    const char *const tags[] = {call ? TOOL_CALL_OPEN : TOOL_OPEN, call ? TOOL_CALL_CLOSE : TOOL_CLOSE,
+                                call ? TOOL_QUOTE : NULL,
+                                channel ? CHANNEL_OPEN : reasoning_open(g->p.reasoning_syntax),
+                                reasoning_close(g->p.reasoning_syntax)};
     const struct tokenizer *tok = g->r->srv->model->tok;
     for (size_t i = g->p.calls ? 0 : 3; i < (g->p.reasoning == REASONING_NONE ? 3u : 5u); i++) {
         uint32_t id;
@@ -442,7 +443,7 @@ static bool output_create(struct choice *c)
     if (!c->out) return false;
     chat_output_init(c->out,
                      &(struct chat_output_rules){.reasoning = g->p.reasoning,
-                                                 .form = g->p.reasoning_form,
+                                                 .syntax = g->p.reasoning_syntax,
                                                  .inside = g->inside_reasoning,
                                                  .calls = g->p.calls,
                                                  .types = g->p.tool_types,
@@ -487,22 +488,22 @@ void gen_submit(struct request *r)
     struct gen *g = r->gen;
     struct server *s = r->srv;
     request_id_take(r, g->root);
-    for (uint32_t i = 0; i < g->image_count; i++)
-        metrics_image(s->metrics, g->image_seconds / g->image_count);
-    if (r->answer.error.http) {
+    for (uint32_t i = 0; i < g->images_decoded; i++)
+        metrics_image(s->metrics, g->image_seconds / g->images_decoded);
+    if (r->response.error.http) {
         request_fail(r);
         return;
     }
     if ((uint64_t)g->prompt_count * g->p.n > s->opt->max_queue) {
         /* Not a 429: waiting would not help. */
-        (void)api_fail(&r->answer.error, 400, "invalid_value", g->kind == GEN_CHAT ? "n" : "prompt",
+        (void)api_fail(&r->response.error, 400, "invalid_value", g->kind == GEN_CHAT ? "n" : "prompt",
                        "The request asks for %u choices; this server queues at most %llu.",
                        g->prompt_count * g->p.n, (unsigned long long)s->opt->max_queue);
         request_fail(r);
         return;
     }
     if (!choices_create(g)) {
-        (void)api_nomem(&r->answer.error);
+        (void)api_nomem(&r->response.error);
         request_fail(r);
         return;
     }
@@ -538,14 +539,14 @@ void gen_submit(struct request *r)
         if (st) {
             g->failed = true;
             if (st == ST_UNSUPPORTED)
-                (void)api_fail(&r->answer.error, 503, "server_draining", NULL,
+                (void)api_fail(&r->response.error, 503, "server_draining", NULL,
                                "The server is shutting down.");
             if (st == ST_DEVICE)
-                (void)api_fail(&r->answer.error, 503, "engine_dead", NULL, "The engine has failed.");
+                (void)api_fail(&r->response.error, 503, "engine_dead", NULL, "The engine has failed.");
             if (st == ST_AGAIN)
-                (void)api_fail(&r->answer.error, 429, "rate_limit_exceeded", NULL,
+                (void)api_fail(&r->response.error, 429, "rate_limit_exceeded", NULL,
                                "Too many requests are waiting; try again later.");
-            (void)api_fail_status(&r->answer.error, st, gen_source(g), &err);
+            (void)api_fail_status(&r->response.error, st, gen_source(g), &err);
             gen_cancel(r);
             request_fail(r);
             return;

@@ -1,4 +1,4 @@
-/* Finds stop strings in text that arrives in pieces (Aho-Corasick over bytes) and says how much may be shown:
+/* Finds stop strings in text that arrives in deltas (Aho-Corasick over bytes) and says how much may be shown:
  * a byte is held back while it could still be the beginning of a stop string. Pure; one stop_set is shared,
  * one stop_state per answer. */
 #ifndef KVASIR_STOP_MATCH_H
@@ -26,10 +26,10 @@ struct stop_state {
 struct stop_hit {
     bool found;
     uint32_t which; /* index into strings */
-    size_t end;     /* bytes of this piece up to and with the last byte of the match */
-    size_t len;     /* length of the match; it may reach back into earlier pieces */
+    size_t end;     /* bytes of this delta up to and with the last byte of the match */
+    size_t len;     /* length of the match; it may reach back into earlier deltas */
 };
-/* Feeds one piece. The earliest completion wins; of several that complete at the same byte, the longest.
+/* Feeds one delta. The earliest completion wins; of several that complete at the same byte, the longest.
  * After a hit the state must not be fed again. Without a hit, stop_held tells how many of the last bytes fed
  * so far must wait. */
 struct stop_hit stop_feed(const struct stop_set *s, struct stop_state *st, const char *text, size_t len);

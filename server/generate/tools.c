@@ -89,7 +89,7 @@ static bool offered(json_t *tools, const json_t *name)
 
 enum status gen_choose_among(struct gen *g, json_t *mode, json_t *list, bool nested)
 {
-    struct api_error *e = &g->r->answer.error;
+    struct api_error *e = &g->r->response.error;
     if (mode && !json_is(mode, "auto") && !json_is(mode, "required"))
         return api_fail(e, 400, "invalid_value", "tool_choice",
                         "The mode of allowed_tools must be \"auto\" or \"required\".");
@@ -101,27 +101,27 @@ enum status gen_choose_among(struct gen *g, json_t *mode, json_t *list, bool nes
                 e, 400, "invalid_value", "tool_choice",
                 "The tools of allowed_tools are {\"type\": \"function\", \"function\": {\"name\"}}.");
     }
-    g->p.call_form.allowed = list;
-    g->p.call_form.required = json_is(mode, "required");
+    g->p.tool_choice.allowed = list;
+    g->p.tool_choice.required = json_is(mode, "required");
     return ST_OK;
 }
 
 enum status gen_choose(struct gen *g, json_t *word)
 {
-    struct api_error *e = &g->r->answer.error;
+    struct api_error *e = &g->r->response.error;
     if (!word) return ST_OK;
     if (!json_is_string(word))
         return api_fail(e, 400, "invalid_type", "tool_choice", "tool_choice must be a string or an object.");
-    g->p.call_form.none = json_is(word, "none");
-    g->p.call_form.required = json_is(word, "required");
-    if (g->p.call_form.none || g->p.call_form.required || json_is(word, "auto")) return ST_OK;
+    g->p.tool_choice.none = json_is(word, "none");
+    g->p.tool_choice.required = json_is(word, "required");
+    if (g->p.tool_choice.none || g->p.tool_choice.required || json_is(word, "auto")) return ST_OK;
     return api_fail(e, 400, "invalid_value", "tool_choice", "'%.60s' is not a tool choice.",
                     json_string_value(word));
 }
 
 static enum status choice_object(struct gen *g, json_t *choice)
 {
-    struct api_error *e = &g->r->answer.error;
+    struct api_error *e = &g->r->response.error;
     json_t *type = field(choice, "type"), *name = field(field(choice, "function"), "name");
     if (type && !json_is_string(type))
         return api_fail(e, 400, "invalid_type", "tool_choice", "The type of tool_choice must be a string.");
@@ -138,7 +138,7 @@ static enum status choice_object(struct gen *g, json_t *choice)
                         json_string_value(type));
     if (!json_is_string(name))
         return api_fail(e, 400, "invalid_value", "tool_choice", "tool_choice must name a function.");
-    g->p.call_form.name = name;
+    g->p.tool_choice.name = name;
     return ST_OK;
 }
 
@@ -152,8 +152,8 @@ enum status gen_parse_tools(struct gen *g, json_t *root)
 /* The choice, of the tools that there are. */
 static enum status choice_check(struct gen *g)
 {
-    struct api_error *e = &g->r->answer.error;
-    struct call_form *f = &g->p.call_form;
+    struct api_error *e = &g->r->response.error;
+    struct tool_choice *f = &g->p.tool_choice;
     bool some = json_array_size(g->tools) > 0, chosen = f->name || f->allowed;
     if ((chosen && !some) || (f->required && !g->tools))
         return api_fail(e, 400, "invalid_value", "tool_choice", "tool_choice needs tools.");
@@ -171,9 +171,9 @@ static enum status choice_check(struct gen *g)
     return ST_OK;
 }
 
-enum status gen_tools_settle(struct gen *g)
+enum status gen_tools_resolve(struct gen *g)
 {
-    struct api_error *e = &g->r->answer.error;
+    struct api_error *e = &g->r->response.error;
     const struct model *m = g->r->srv->model;
     json_t *tools = g->tools;
     if (tools && !json_is_array(tools))
@@ -183,7 +183,7 @@ enum status gen_tools_settle(struct gen *g)
     if (tools_check(e, tools) || choice_check(g)) return ST_INVALID;
     /* With "none" the tools still stand in the prompt: what is cached of the chat stays valid, and nothing is
      * parsed. */
-    if (!json_array_size(tools) || g->p.call_form.none) return ST_OK;
+    if (!json_array_size(tools) || g->p.tool_choice.none) return ST_OK;
     const struct template_caps *caps = m->tmpl ? template_caps(m->tmpl, true) : NULL;
     if (!caps || !caps->tools) {
         return api_fail(
@@ -197,9 +197,9 @@ enum status gen_tools_settle(struct gen *g)
                         m->info->family);
     }
     g->p.calls = caps->calls;
-    g->p.named_call = g->p.call_form.named != NULL;
-    g->p.must_call = g->p.call_form.required;
-    if (g->p.calls == TOOL_FORM_XML && !(g->p.tool_types = tool_types_create(tools))) return api_nomem(e);
+    g->p.named_call = g->p.tool_choice.named != NULL;
+    g->p.must_call = g->p.tool_choice.required;
+    if (g->p.calls == TOOL_SYNTAX_XML && !(g->p.tool_types = tool_types_create(tools))) return api_nomem(e);
     return ST_OK;
 }
 
@@ -222,7 +222,7 @@ static bool variables_set(struct gen *g, const struct reasoning_ask *a)
 
 enum status gen_reasoning(struct gen *g, const struct reasoning_ask *ask)
 {
-    struct api_error *e = &g->r->answer.error;
+    struct api_error *e = &g->r->response.error;
     const struct model *m = g->r->srv->model;
     const char *key;
     json_t *v;
@@ -237,7 +237,7 @@ enum status gen_reasoning(struct gen *g, const struct reasoning_ask *ask)
     }
     if (!variables_set(g, ask)) return api_nomem(e);
     const struct template_caps *caps = m->tmpl ? template_caps(m->tmpl, json_array_size(g->tools) > 0) : NULL;
-    g->p.reasoning_form = caps ? caps->reasoning : REASONING_THINK;
+    g->p.reasoning_syntax = caps ? caps->reasoning : REASONING_THINK;
     g->p.reasoning = !caps || !caps->think ? REASONING_NONE
                      : ask->drop           ? REASONING_DROP
                      : ask->inline_        ? REASONING_CONTENT
@@ -248,7 +248,7 @@ enum status gen_reasoning(struct gen *g, const struct reasoning_ask *ask)
 enum status gen_effort_check(struct gen *g, json_t *v, const char *path)
 {
     static const char *const efforts[] = {"none", "minimal", "low", "medium", "high", "xhigh", "max"};
-    struct api_error *e = &g->r->answer.error;
+    struct api_error *e = &g->r->response.error;
     if (!v) return ST_OK;
     if (!json_is_string(v)) return api_fail(e, 400, "invalid_type", path, "%s must be a string.", path);
     for (size_t i = 0; i < sizeof efforts / sizeof *efforts; i++) {
@@ -260,7 +260,7 @@ enum status gen_effort_check(struct gen *g, json_t *v, const char *path)
 
 enum status gen_parse_reasoning(struct gen *g, json_t *root)
 {
-    struct api_error *e = &g->r->answer.error;
+    struct api_error *e = &g->r->response.error;
     json_t *reasoning = field(root, "reasoning");
     struct reasoning_ask ask = {.effort = field(root, "reasoning_effort"),
                                 .verbosity = field(root, "verbosity"),

@@ -5,31 +5,31 @@
 
 #include "engine/model/model_info.h"
 #include "engine/tokenizer/tokenizer.h"
-#include "server/generate/pieces.h"
+#include "server/generate/delta.h"
 #include "server/http/request.h"
 #include "server/http/stream.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-static void preamble(struct json_out *o, const struct gen *g, bool chunk)
+static void preamble(struct json_writer *o, const struct gen *g, bool chunk)
 {
     const struct request *r = g->r;
     const struct server *s = r->srv;
     bool chat = g->kind == GEN_CHAT;
-    jo_text(o, chat ? "{\"id\":\"chatcmpl-" : "{\"id\":\"cmpl-");
-    jo_text(o, r->http.id); /* its alphabet needs no escape */
-    jo_text(o, !chat   ? "\",\"object\":\"text_completion\""
+    jw_text(o, chat ? "{\"id\":\"chatcmpl-" : "{\"id\":\"cmpl-");
+    jw_text(o, r->http.id); /* its alphabet needs no escape */
+    jw_text(o, !chat   ? "\",\"object\":\"text_completion\""
                : chunk ? "\",\"object\":\"chat.completion.chunk\""
                        : "\",\"object\":\"chat.completion\"");
-    jo_text(o, ",\"created\":");
-    jo_int(o, r->http.created);
-    jo_text(o, ",\"model\":");
-    jo_cstring(o, r->model_name ? r->model_name : s->model_name);
-    jo_text(o, ",\"system_fingerprint\":");
-    jo_cstring(o, s->model->info->fingerprint);
-    if (g->p.service_tier) jo_text(o, ",\"service_tier\":\"default\"");
-    jo_text(o, ",\"choices\":[");
+    jw_text(o, ",\"created\":");
+    jw_int(o, r->http.created);
+    jw_text(o, ",\"model\":");
+    jw_cstring(o, r->model_name ? r->model_name : s->model_name);
+    jw_text(o, ",\"system_fingerprint\":");
+    jw_cstring(o, s->model->info->fingerprint);
+    if (g->p.service_tier) jw_text(o, ",\"service_tier\":\"default\"");
+    jw_text(o, ",\"choices\":[");
 }
 
 struct gen_usage gen_usage(const struct gen *g)
@@ -49,97 +49,97 @@ struct gen_usage gen_usage(const struct gen *g)
     return u;
 }
 
-static void usage_short(struct json_out *o, const struct gen_usage *u)
+static void usage_short(struct json_writer *o, const struct gen_usage *u)
 {
-    jo_text(o, "{\"prompt_tokens\":");
-    jo_uint(o, u->prompt);
-    jo_text(o, ",\"completion_tokens\":");
-    jo_uint(o, u->completion);
-    jo_text(o, ",\"total_tokens\":");
-    jo_uint(o, u->prompt + u->completion);
+    jw_text(o, "{\"prompt_tokens\":");
+    jw_uint(o, u->prompt);
+    jw_text(o, ",\"completion_tokens\":");
+    jw_uint(o, u->completion);
+    jw_text(o, ",\"total_tokens\":");
+    jw_uint(o, u->prompt + u->completion);
 }
 
-static void usage_full(struct json_out *o, const struct gen *g)
+static void usage_full(struct json_writer *o, const struct gen *g)
 {
     struct gen_usage u = gen_usage(g);
     usage_short(o, &u);
-    jo_text(o, ",\"prompt_tokens_details\":{\"cached_tokens\":");
-    jo_uint(o, u.cached);
-    jo_text(o, ",\"audio_tokens\":0,\"image_tokens\":");
-    jo_uint(o, u.image);
-    jo_text(o, "},\"completion_tokens_details\":{\"reasoning_tokens\":");
-    jo_uint(o, u.reasoning);
-    jo_text(o, ",\"audio_tokens\":0,\"accepted_prediction_tokens\":");
-    jo_uint(o, u.accepted);
-    jo_text(o, ",\"rejected_prediction_tokens\":");
-    jo_uint(o, u.rejected);
-    jo_text(o, "}}");
+    jw_text(o, ",\"prompt_tokens_details\":{\"cached_tokens\":");
+    jw_uint(o, u.cached);
+    jw_text(o, ",\"audio_tokens\":0,\"image_tokens\":");
+    jw_uint(o, u.image);
+    jw_text(o, "},\"completion_tokens_details\":{\"reasoning_tokens\":");
+    jw_uint(o, u.reasoning);
+    jw_text(o, ",\"audio_tokens\":0,\"accepted_prediction_tokens\":");
+    jw_uint(o, u.accepted);
+    jw_text(o, ",\"rejected_prediction_tokens\":");
+    jw_uint(o, u.rejected);
+    jw_text(o, "}}");
 }
 
 /* "cache_info": what the prompt found cached, if asked for; with several prompts a list of that. */
-static void cache_info(struct json_out *o, const struct gen *g)
+static void cache_info(struct json_writer *o, const struct gen *g)
 {
     static const struct sched_cache_info nothing = {
         .stop = CACHE_STOP_DISABLED}; /* a prompt that was only echoed */
     if (!g->p.return_cache_info) return;
-    jo_text(o, g->prompt_count > 1 ? ",\"cache_info\":{\"prompts\":[" : ",\"cache_info\":");
+    jw_text(o, g->prompt_count > 1 ? ",\"cache_info\":{\"prompts\":[" : ",\"cache_info\":");
     for (uint32_t i = 0; i < g->prompt_count; i++) {
         const struct gen_prompt *p = &g->prompts[i];
-        if (i) jo_text(o, ",");
+        if (i) jw_text(o, ",");
         cache_info_write(o, p->cache_known ? &p->cache : &nothing, p->prompt.token_count, p->dropped,
                          &p->places);
     }
-    if (g->prompt_count > 1) jo_text(o, "]}");
+    if (g->prompt_count > 1) jw_text(o, "]}");
 }
 
 /* "finish_reason":..,"stop_reason":.. */
-static void reasons(struct json_out *o, const struct choice *c)
+static void reasons(struct json_writer *o, const struct choice *c)
 {
     /* "tool_calls" says that the calls can be made: an answer that was stopped within one is not that. */
     bool called = c->finish != FIN_LENGTH && c->out && chat_output_called(c->out);
-    jo_text(o, ",\"finish_reason\":");
-    jo_cstring(o, c->finish == FIN_LENGTH           ? "length"
+    jw_text(o, ",\"finish_reason\":");
+    jw_cstring(o, c->finish == FIN_LENGTH           ? "length"
                   : called && !c->gen->p.named_call ? "tool_calls"
                                                     : "stop");
-    jo_text(o, ",\"stop_reason\":");
+    jw_text(o, ",\"stop_reason\":");
     if (c->stop_string >= 0) {
         const struct stop_string *s = &c->gen->p.stops[c->stop_string];
-        jo_string(o, s->text, s->len);
+        jw_string(o, s->text, s->len);
     } else if (c->stop_is_id) {
-        jo_uint(o, c->stop_id);
+        jw_uint(o, c->stop_id);
     } else {
-        jo_text(o, "null");
+        jw_text(o, "null");
     }
 }
 
-static void logprobs_field(struct json_out *o, struct choice *c, bool any)
+static void logprobs_field(struct json_writer *o, struct choice *c, bool any)
 {
-    jo_text(o, ",\"logprobs\":");
+    jw_text(o, ",\"logprobs\":");
     if (any && c->gen->p.logprobs) {
         logprobs_take(&c->logprobs, o);
     } else {
-        jo_text(o, "null");
+        jw_text(o, "null");
     }
 }
 
-static void prompt_logprobs(struct json_out *o, const struct gen *g, const struct gen_prompt *p)
+static void prompt_logprobs(struct json_writer *o, const struct gen *g, const struct gen_prompt *p)
 {
-    jo_text(o, ",\"prompt_logprobs\":[null");
+    jw_text(o, ",\"prompt_logprobs\":[null");
     for (uint32_t i = 1; i < p->prompt.token_count; i++) {
-        jo_text(o, ",");
+        jw_text(o, ",");
         if (p->scores) {
             logprobs_prompt_entry(o, g->r->srv->model->tok, &p->scores[i], g->p.prompt_logprobs_top);
         } else {
-            jo_text(o, "null");
+            jw_text(o, "null");
         }
     }
-    jo_text(o, "]");
+    jw_text(o, "]");
 }
 
-static void prompt_ids(struct json_out *o, const struct gen_prompt *p)
+static void prompt_ids(struct json_writer *o, const struct gen_prompt *p)
 {
-    jo_text(o, ",\"prompt_token_ids\":");
-    jo_ids(o, p->prompt.tokens, p->prompt.token_count);
+    jw_text(o, ",\"prompt_token_ids\":");
+    jw_ids(o, p->prompt.tokens, p->prompt.token_count);
 }
 
 enum status gen_prompt_logprobs(struct choice *c)
@@ -170,70 +170,70 @@ enum status gen_prompt_logprobs(struct choice *c)
 
 /* ---- the whole answer ---- */
 
-static void whole_text(struct json_out *o, const struct choice *c)
+static void whole_text(struct json_writer *o, const struct choice *c)
 {
     const struct gen_prompt *p = c->prompt;
     const struct buf *b = c->out ? &c->out->content : &c->text;
     const char *text = b->data ? b->data : "";
     if (!c->gen->p.echo || !p->text) {
-        jo_string(o, text, b->len);
+        jw_string(o, text, b->len);
         return;
     }
     struct buf both;
     buf_init(&both, SIZE_MAX / 4);
     if (buf_add(&both, p->text, p->text_len) || buf_add(&both, text, b->len)) o->st = ST_NOMEM;
-    jo_string(o, both.data ? both.data : "", both.len);
+    jw_string(o, both.data ? both.data : "", both.len);
     buf_fini(&both);
 }
 
 /* "id":..,"type":"function","function":{"name":..,"arguments":<text>} without the opening brace */
-static void call_write(struct json_out *o, struct chat_call *call, const char *arguments, size_t len)
+static void call_write(struct json_writer *o, struct chat_call *call, const char *arguments, size_t len)
 {
     call_id_make(call, "call_");
-    jo_text(o, "\"id\":");
-    jo_cstring(o, call->id);
-    jo_text(o, ",\"type\":\"function\",\"function\":{\"name\":");
-    jo_string(o, call->name.data, call->name.len);
-    jo_text(o, ",\"arguments\":");
-    jo_string(o, arguments, len);
-    jo_text(o, "}}");
+    jw_text(o, "\"id\":");
+    jw_cstring(o, call->id);
+    jw_text(o, ",\"type\":\"function\",\"function\":{\"name\":");
+    jw_string(o, call->name.data, call->name.len);
+    jw_text(o, ",\"arguments\":");
+    jw_string(o, arguments, len);
+    jw_text(o, "}}");
 }
 
-static void message_write(struct json_out *o, const struct choice *c)
+static void message_write(struct json_writer *o, const struct choice *c)
 {
     const struct gen *g = c->gen;
     struct chat_output *out = c->out;
-    jo_text(o, ",\"message\":{\"role\":");
-    jo_cstring(o, g->answer_role ? g->answer_role : "assistant");
-    jo_text(o, ",\"content\":");
+    jw_text(o, ",\"message\":{\"role\":");
+    jw_cstring(o, g->response_role ? g->response_role : "assistant");
+    jw_text(o, ",\"content\":");
     if (out && out->call_count && !out->content.len && !(g->p.echo && c->prompt->text)) {
-        jo_text(o, "null");
+        jw_text(o, "null");
     } else {
         whole_text(o, c);
     }
-    jo_text(o, ",\"refusal\":null,\"annotations\":[]");
+    jw_text(o, ",\"refusal\":null,\"annotations\":[]");
     if (out && out->reasoning.len) {
-        jo_text(o, ",\"reasoning_content\":");
-        jo_string(o, out->reasoning.data, out->reasoning.len);
+        jw_text(o, ",\"reasoning_content\":");
+        jw_string(o, out->reasoning.data, out->reasoning.len);
     }
     for (uint32_t i = 0; out && i < out->call_count; i++) {
         struct chat_call *call = &out->calls[i];
-        jo_text(o, i ? ",{" : ",\"tool_calls\":[{");
+        jw_text(o, i ? ",{" : ",\"tool_calls\":[{");
         call_write(o, call, call->arguments.data ? call->arguments.data : "", call->arguments.len);
     }
-    jo_text(o, out && out->call_count ? "]}" : "}");
+    jw_text(o, out && out->call_count ? "]}" : "}");
 }
 
-static void choice_write(struct json_out *o, struct choice *c)
+static void choice_write(struct json_writer *o, struct choice *c)
 {
     struct gen *g = c->gen;
-    if (c->index) jo_text(o, ",");
-    jo_text(o, "{\"index\":");
-    jo_uint(o, c->index);
+    if (c->index) jw_text(o, ",");
+    jw_text(o, "{\"index\":");
+    jw_uint(o, c->index);
     if (g->kind == GEN_CHAT) {
         message_write(o, c);
     } else {
-        jo_text(o, ",\"text\":");
+        jw_text(o, ",\"text\":");
         whole_text(o, c);
         enum status st = gen_prompt_logprobs(c);
         if (st && !o->st) o->st = st;
@@ -241,64 +241,64 @@ static void choice_write(struct json_out *o, struct choice *c)
     logprobs_field(o, c, true);
     reasons(o, c);
     if (g->p.return_token_ids) {
-        jo_text(o, ",\"token_ids\":");
-        jo_ids(o, c->ids, c->id_count);
+        jw_text(o, ",\"token_ids\":");
+        jw_ids(o, c->ids, c->id_count);
         if (g->kind == GEN_COMPLETION) prompt_ids(o, c->prompt);
     }
     if (g->kind == GEN_COMPLETION && g->p.prompt_logprobs) prompt_logprobs(o, g, c->prompt);
-    jo_text(o, "}");
+    jw_text(o, "}");
 }
 
-void gen_write_answer(struct gen *g)
+void gen_write_response(struct gen *g)
 {
     struct request *r = g->r;
-    struct json_out o = {.buf = &r->answer.out};
+    struct json_writer o = {.buf = &r->response.out};
     preamble(&o, g, false);
     for (uint32_t i = 0; i < g->choice_count; i++) choice_write(&o, &g->choices[i]);
-    jo_text(&o, "],\"usage\":");
+    jw_text(&o, "],\"usage\":");
     usage_full(&o, g);
     /* With one prompt, what belongs to it also stands at the top. */
     if (g->p.return_token_ids && g->prompt_count == 1) prompt_ids(&o, &g->prompts[0]);
     if (g->p.prompt_logprobs && g->prompt_count == 1) prompt_logprobs(&o, g, &g->prompts[0]);
     cache_info(&o, g);
-    jo_text(&o, "}");
+    jw_text(&o, "}");
     if (o.st) {
-        (void)api_fail(&r->answer.error, 500, "internal_error", NULL, "The answer is too large.");
+        (void)api_fail(&r->response.error, 500, "internal_error", NULL, "The answer is too large.");
         request_fail(r);
     } else {
-        request_answer(r, 200);
+        request_respond(r, 200);
     }
 }
 
 /* ---- chunks ---- */
 
-static void chunk_begin(struct json_out *o, struct choice *c)
+static void chunk_begin(struct json_writer *o, struct choice *c)
 {
     sse_begin(o);
     preamble(o, c->gen, true);
-    jo_text(o, "{\"index\":");
-    jo_uint(o, c->index);
+    jw_text(o, "{\"index\":");
+    jw_uint(o, c->index);
 }
 
 /* counted: its tokens are in the running usage. finish: it carries a finish_reason. */
-static void chunk_end(struct json_out *o, struct gen *g, bool counted, bool finish)
+static void chunk_end(struct json_writer *o, struct gen *g, bool counted, bool finish)
 {
-    jo_text(o, "]");
+    jw_text(o, "]");
     if (g->p.continuous_usage) {
         struct gen_usage u = gen_usage(g);
         if (!counted) u.completion = 0;
-        jo_text(o, ",\"usage\":");
+        jw_text(o, ",\"usage\":");
         usage_short(o, &u);
-        jo_text(o, "}");
+        jw_text(o, "}");
     } else if (g->p.include_usage) {
-        jo_text(o, ",\"usage\":null");
+        jw_text(o, ",\"usage\":null");
     }
     if (g->p.return_token_ids && !g->shown.prompt_ids && g->prompt_count == 1) prompt_ids(o, &g->prompts[0]);
     g->shown.prompt_ids = true;
     /* With a usage chunk it goes there; else into the last chunk that there is: a chunk of its own without
      * choices would break clients that read choices[0]. */
     if (finish && !g->p.include_usage && g->shown.finishes == g->choice_count) cache_info(o, g);
-    jo_text(o, "}");
+    jw_text(o, "}");
     sse_end(o);
     if (o->st) gen_abort(g->r, 500, "internal_error", "The answer is too large.");
 }
@@ -308,16 +308,16 @@ static void head_chunks(struct gen *g)
     if (g->shown.head) return;
     g->shown.head = true;
     for (uint32_t i = 0; i < g->choice_count && g->kind == GEN_CHAT; i++) {
-        struct json_out o = {.buf = &g->r->answer.out};
+        struct json_writer o = {.buf = &g->r->response.out};
         chunk_begin(&o, &g->choices[i]);
-        jo_text(&o, ",\"delta\":{\"role\":");
-        jo_cstring(&o, g->answer_role ? g->answer_role : "assistant");
+        jw_text(&o, ",\"delta\":{\"role\":");
+        jw_cstring(&o, g->response_role ? g->response_role : "assistant");
         /* Clients put texts of one key together: null where there may be nothing but calls. */
         struct choice *c = &g->choices[i];
         c->shown.null =
             c->out && c->out->rules.calls && !c->out->content.len && !(g->p.echo && c->prompt->text);
-        jo_text(&o, c->shown.null ? ",\"content\":null" : ",\"content\":\"\"");
-        jo_text(&o, ",\"refusal\":null},\"logprobs\":null,\"finish_reason\":null}");
+        jw_text(&o, c->shown.null ? ",\"content\":null" : ",\"content\":\"\"");
+        jw_text(&o, ",\"refusal\":null},\"logprobs\":null,\"finish_reason\":null}");
         chunk_end(&o, g, false, false);
     }
 }
@@ -330,83 +330,83 @@ static bool content_missing(const struct choice *c)
     return c->shown.null && !c->out->content.len && !c->out->call_count;
 }
 
-static void piece_delta(struct json_out *o, struct choice *c, const struct piece *piece, bool final)
+static void delta_json(struct json_writer *o, struct choice *c, const struct delta *delta, bool final)
 {
-    jo_text(o, ",\"delta\":{");
-    switch (piece->kind) {
-    case PIECE_NONE:
+    jw_text(o, ",\"delta\":{");
+    switch (delta->kind) {
+    case DELTA_NONE:
         /* A token without text; or, at the end, tokens that no chunk has told of. */
         if (!final && chat_output_reasons(c->out)) {
-            jo_text(o, "\"reasoning_content\":\"\"");
+            jw_text(o, "\"reasoning_content\":\"\"");
         } else if (!final || content_missing(c)) {
             c->shown.null = false;
-            jo_text(o, "\"content\":\"\"");
+            jw_text(o, "\"content\":\"\"");
         }
         break;
-    case PIECE_CALL:
-        jo_text(o, "\"tool_calls\":[{\"index\":");
-        jo_uint(o, piece->call);
-        jo_text(o, ",");
-        call_write(o, &c->out->calls[piece->call], "", 0);
-        jo_text(o, "]");
+    case DELTA_CALL:
+        jw_text(o, "\"tool_calls\":[{\"index\":");
+        jw_uint(o, delta->call);
+        jw_text(o, ",");
+        call_write(o, &c->out->calls[delta->call], "", 0);
+        jw_text(o, "]");
         break;
-    case PIECE_ARGUMENTS:
-        jo_text(o, "\"tool_calls\":[{\"index\":");
-        jo_uint(o, piece->call);
-        jo_text(o, ",\"function\":{\"arguments\":");
-        jo_string(o, piece->text, piece->len);
-        jo_text(o, "}}]");
+    case DELTA_ARGUMENTS:
+        jw_text(o, "\"tool_calls\":[{\"index\":");
+        jw_uint(o, delta->call);
+        jw_text(o, ",\"function\":{\"arguments\":");
+        jw_string(o, delta->text, delta->len);
+        jw_text(o, "}}]");
         break;
     default:
-        jo_text(o, piece->kind == PIECE_REASONING ? "\"reasoning_content\":" : "\"content\":");
-        jo_string(o, piece->text, piece->len);
+        jw_text(o, delta->kind == DELTA_REASONING ? "\"reasoning_content\":" : "\"content\":");
+        jw_string(o, delta->text, delta->len);
     }
-    jo_text(o, "}");
+    jw_text(o, "}");
 }
 
 /* How it ended, if it did, and the tokens that no event had yet. */
-static void reasons_and_ids(struct json_out *o, const struct choice *c, bool last)
+static void reasons_and_ids(struct json_writer *o, const struct choice *c, bool last)
 {
     if (last) {
         reasons(o, c);
     } else {
-        jo_text(o, ",\"finish_reason\":null");
+        jw_text(o, ",\"finish_reason\":null");
     }
     if (c->gen->p.return_token_ids) {
-        jo_text(o, ",\"token_ids\":");
-        jo_ids(o, c->ids + c->shown.ids, c->id_count - c->shown.ids);
+        jw_text(o, ",\"token_ids\":");
+        jw_ids(o, c->ids + c->shown.ids, c->id_count - c->shown.ids);
     }
 }
 
 /* Chunks for all that is new; the first one carries what is said about the tokens since the last one. finish:
  * the last one carries the finish_reason. */
-static void pieces_write(struct choice *c, bool finish)
+static void deltas_write(struct choice *c, bool finish)
 {
     struct gen *g = c->gen;
     const struct chat_output *out = c->out;
     bool ended = c->finish != FIN_NONE, first = true;
-    struct piece piece = piece_next(c);
+    struct delta delta = delta_next(c);
     c->shown.dirty = false;
-    if (piece.kind == PIECE_NONE && !ended) {
+    if (delta.kind == DELTA_NONE && !ended) {
         /* One chunk per step, also without text; but none while it is open what the text will be. */
         bool in_call = out->call_count || (out->rules.calls && out->tool_parse.state != TOOL_TEXT);
         if (chat_output_reasons(out) ? !out->reasoning_shown : !out->content_shown || in_call) return;
     }
     do {
-        struct json_out o = {.buf = &g->r->answer.out};
-        struct piece now = piece;
+        struct json_writer o = {.buf = &g->r->response.out};
+        struct delta now = delta;
         chunk_begin(&o, c);
-        piece_delta(&o, c, &now, ended);
-        piece_shown(c, &now);
-        piece = piece_next(c);
-        bool last = finish && piece.kind == PIECE_NONE && !content_missing(c);
+        delta_json(&o, c, &now, ended);
+        delta_shown(c, &now);
+        delta = delta_next(c);
+        bool last = finish && delta.kind == DELTA_NONE && !content_missing(c);
         logprobs_field(&o, c, first);
         reasons_and_ids(&o, c, last);
         c->shown.ids = c->id_count;
         first = false;
-        jo_text(&o, "}");
+        jw_text(&o, "}");
         chunk_end(&o, g, true, last);
-    } while (piece.kind != PIECE_NONE || (ended && content_missing(c)));
+    } while (delta.kind != DELTA_NONE || (ended && content_missing(c)));
 }
 
 /* Has c, which is finished, something that no chunk showed yet? A tail that was held back for a stop string
@@ -415,7 +415,7 @@ static bool pending(const struct choice *c)
 {
     const struct gen_params *p = &c->gen->p;
     if (!c->out) return c->shown.dirty || c->shown.text < c->text.len || !c->shown.any;
-    return piece_next(c).kind != PIECE_NONE || content_missing(c) ||
+    return delta_next(c).kind != DELTA_NONE || content_missing(c) ||
            ((p->logprobs || p->return_token_ids) && c->shown.ids < c->id_count);
 }
 
@@ -424,10 +424,10 @@ static void delta_chunk(struct choice *c, bool final)
 {
     struct gen *g = c->gen;
     if (c->out) {
-        pieces_write(c, final);
+        deltas_write(c, final);
         return;
     }
-    struct json_out o = {.buf = &g->r->answer.out};
+    struct json_writer o = {.buf = &g->r->response.out};
     const struct gen_prompt *p = c->prompt;
     size_t to = c->text.len > c->held ? c->text.len - c->held : 0;
     if (to < c->shown.text) to = c->shown.text;
@@ -435,21 +435,21 @@ static void delta_chunk(struct choice *c, bool final)
     bool echo = !c->shown.any && g->p.echo && p->text;
     if (g->kind == GEN_COMPLETION && gen_prompt_logprobs(c)) o.st = ST_NOMEM;
     chunk_begin(&o, c);
-    jo_text(&o, g->kind == GEN_CHAT ? ",\"delta\":{\"content\":" : ",\"text\":");
+    jw_text(&o, g->kind == GEN_CHAT ? ",\"delta\":{\"content\":" : ",\"text\":");
     if (echo) {
         struct buf both;
         buf_init(&both, SIZE_MAX / 4);
         if (buf_add(&both, p->text, p->text_len) || buf_add(&both, text, to - c->shown.text)) o.st = ST_NOMEM;
-        jo_string(&o, both.data ? both.data : "", both.len);
+        jw_string(&o, both.data ? both.data : "", both.len);
         buf_fini(&both);
     } else {
-        jo_string(&o, text, to - c->shown.text);
+        jw_string(&o, text, to - c->shown.text);
     }
-    if (g->kind == GEN_CHAT) jo_text(&o, "}");
+    if (g->kind == GEN_CHAT) jw_text(&o, "}");
     logprobs_field(&o, c, true);
     reasons_and_ids(&o, c, final);
     if (g->p.return_token_ids && g->kind == GEN_COMPLETION && !c->shown.any) prompt_ids(&o, p);
-    jo_text(&o, "}");
+    jw_text(&o, "}");
     c->shown.any = true;
     c->shown.dirty = false;
     c->shown.text = to;
@@ -459,25 +459,25 @@ static void delta_chunk(struct choice *c, bool final)
 
 static void finish_chunk(struct choice *c)
 {
-    struct json_out o = {.buf = &c->gen->r->answer.out};
+    struct json_writer o = {.buf = &c->gen->r->response.out};
     chunk_begin(&o, c);
-    jo_text(&o, c->gen->kind == GEN_CHAT ? ",\"delta\":{},\"logprobs\":null"
+    jw_text(&o, c->gen->kind == GEN_CHAT ? ",\"delta\":{},\"logprobs\":null"
                                          : ",\"text\":\"\",\"logprobs\":null");
     reasons(&o, c);
-    jo_text(&o, "}");
+    jw_text(&o, "}");
     chunk_end(&o, c->gen, true, true);
 }
 
 static void tail_chunks(struct gen *g)
 {
-    struct json_out o = {.buf = &g->r->answer.out};
+    struct json_writer o = {.buf = &g->r->response.out};
     if (g->p.include_usage) {
         sse_begin(&o);
         preamble(&o, g, true);
-        jo_text(&o, "],\"usage\":");
+        jw_text(&o, "],\"usage\":");
         usage_full(&o, g);
         cache_info(&o, g);
-        jo_text(&o, "}");
+        jw_text(&o, "}");
         sse_end(&o);
     }
     sse_done(&o);

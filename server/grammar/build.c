@@ -2,15 +2,15 @@
 #include "server/grammar/build.h"
 
 #include "server/grammar/machine.h"
-#include "server/grammar/room.h"
+#include "server/grammar/reserve.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define NODES_MAX   (1u << 21)
-#define REGEXES_MAX ((size_t)1 << 21)
-#define LIFE_STATES 4096u
-#define WORK_MAX    ((size_t)1 << 26) /* of expressions while it is made: some tenths of a second */
+#define NODES_MAX        (1u << 21)
+#define REGEXES_MAX      ((size_t)1 << 21)
+#define EMPTINESS_STATES 4096u
+#define WORK_MAX         ((size_t)1 << 26) /* of expressions while it is made: some tenths of a second */
 /* What may be made on the way, beyond which it is dropped: a walk reaches its limit of work first. */
 #define ROOM_NODES ((size_t)1 << 21)
 #define ROOM_ITEMS ((size_t)1 << 25)
@@ -22,7 +22,7 @@ struct grammar_builder {
 
 gx grammar__node(struct grammar *g, struct gx_node n)
 {
-    if (!array_room((void **)&g->nodes, &g->node_cap, g->node_count + 1u, sizeof *g->nodes)) return 0;
+    if (!array_reserve((void **)&g->nodes, &g->node_cap, g->node_count + 1u, sizeof *g->nodes)) return 0;
     if (!g->node_count) g->nodes[g->node_count++] = (struct gx_node){.kind = GX_FAILED};
     g->nodes[g->node_count] = n;
     return g->node_count++;
@@ -120,7 +120,7 @@ gx gb_alt(struct grammar_builder *b, const gx *list, size_t n)
     if (b->st || n > UINT32_MAX / 2) return 0;
     for (size_t i = 0; i < n; i++)
         if (!list[i]) return 0;
-    if (!array_room((void **)&g->list, &g->list_cap, g->list_count + n, sizeof *g->list)) {
+    if (!array_reserve((void **)&g->list, &g->list_cap, g->list_count + n, sizeof *g->list)) {
         b->st = ST_NOMEM;
         return 0;
     }
@@ -159,9 +159,9 @@ void gb_define(struct grammar_builder *b, gx rule, gx body)
     if (rule && body) b->g->nodes[rule].a = body;
 }
 
-rx grammar__character(struct rx_pool *p, enum slice_of_what what)
+rx grammar__character(struct rx_pool *p, enum token_class_of_what what)
 {
-    if (what == SLICE_WORD)
+    if (what == TOKEN_CLASS_WORD)
         return rx_alt(p, rx_chars(p, '0', '9'), rx_alt(p, rx_chars(p, 'A', 'Z'), rx_chars(p, 'a', 'z')));
     /* Without the two that end lines, which a pattern's dot does not take. */
     rx high = rx_alt(p, rx_chars(p, 0x5D, 0x2027), rx_chars(p, 0x202A, 0x10FFFF));
@@ -205,7 +205,7 @@ static void facts(struct grammar *g, struct gx_node *n)
         if (n->marked) break;
         n->marked = true;
         n->nullable = rx_nullable(g->pool, n->a);
-        n->productive = n->a && !rx_matches_nothing(g->pool, n->a, LIFE_STATES);
+        n->productive = n->a && !rx_matches_nothing(g->pool, n->a, EMPTINESS_STATES);
         break;
     case GX_SEQ:
         b = &g->nodes[n->b];
@@ -312,7 +312,8 @@ enum status gb_finish(struct grammar_builder *b, gx start, struct grammar **out,
     struct grammar *g = b->g;
     enum status st = check(b, start, err);
     if (!st) {
-        for (int i = 0; i < SLICE_KINDS; i++) g->one[i] = grammar__character(g->pool, (enum slice_of_what)i);
+        for (int i = 0; i < TOKEN_CLASS_KINDS; i++)
+            g->one[i] = grammar__character(g->pool, (enum token_class_of_what)i);
         rx_pool_room(g->pool, ROOM_NODES, ROOM_ITEMS);
         g->pool_base = rx_pool_count(g->pool);
         g->pool_base_bytes = rx_pool_used(g->pool);

@@ -50,14 +50,14 @@ void gb_define(struct grammar_builder *b, gx rule, gx body);
  * that token alone where it is special, by its text where it is not. */
 gx gb_tag(struct grammar_builder *b, const struct grammar_vocab *v, const char *text);
 
-/* Front ends: an expression of a client's text. ST_INVALID, ST_UNSUPPORTED, ST_TOO_LARGE, ST_NOMEM: fault
+/* Front ends: an expression of a client's text. ST_INVALID, ST_UNSUPPORTED, ST_TOO_LARGE, ST_NOMEM: error
  * says what and where. The functions grammar_from_... (grammar.h) are these, with gb_finish. */
 enum status gb_schema(struct grammar_builder *b, const json_t *schema, const struct grammar_json_options *opt,
-                      gx *out, struct grammar_fault *fault) KV_MUST_CHECK;
+                      gx *out, struct grammar_error *error) KV_MUST_CHECK;
 enum status gb_regex_text(struct grammar_builder *b, const char *text, size_t len, gx *out,
-                          struct grammar_fault *fault) KV_MUST_CHECK;
+                          struct grammar_error *error) KV_MUST_CHECK;
 enum status gb_text(struct grammar_builder *b, const char *text, size_t len, gx *out,
-                    struct grammar_fault *fault) KV_MUST_CHECK; /* GBNF or Lark */
+                    struct grammar_error *error) KV_MUST_CHECK; /* GBNF or Lark */
 
 /* The builder is used up, also on failure. ST_INVALID: a rule that is not defined, or refers to itself before
  * any text (left recursion that could not be rewritten). ST_TOO_LARGE, ST_NOMEM: also of any call before. */

@@ -36,10 +36,10 @@ enode ebnf_refuse(struct ebnf *e, enum status st, const char *fmt, ...)
     if (e->st) return 0;
     e->st = st;
     for (size_t i = 0; i < e->at && i < e->len; i++) line += e->s[i] == '\n';
-    snprintf(e->fault->path, sizeof e->fault->path, "line %zu", line);
+    snprintf(e->error->path, sizeof e->error->path, "line %zu", line);
     va_list args;
     va_start(args, fmt);
-    if (!e->fault->message[0]) vsnprintf(e->fault->message, sizeof e->fault->message, fmt, args);
+    if (!e->error->message[0]) vsnprintf(e->error->message, sizeof e->error->message, fmt, args);
     va_end(args);
     return 0;
 }

@@ -29,7 +29,7 @@ struct ebnf {
     const struct ebnf_dialect *dialect;
     const char *s;
     size_t len, at;
-    struct grammar_fault *fault;
+    struct grammar_error *error;
     enum status st;
     struct ebnf_node *nodes;
     uint32_t node_count, node_cap;

@@ -5,7 +5,7 @@
 
 /* Uses b up. */
 static enum status finish(struct grammar_builder *b, enum status st, gx start, struct grammar **out,
-                          struct grammar_fault *fault)
+                          struct grammar_error *error)
 {
     struct err err = {{0}};
     if (st) {
@@ -14,48 +14,48 @@ static enum status finish(struct grammar_builder *b, enum status st, gx start, s
     }
     st = gb_finish(b, start, out, &err);
     if (st) {
-        snprintf(fault->message, sizeof fault->message, "%.250s", err.msg);
-        fault->path[0] = '\0';
+        snprintf(error->message, sizeof error->message, "%.250s", err.msg);
+        error->path[0] = '\0';
     }
     return st;
 }
 
-static enum status begin(struct grammar_builder **b, struct grammar_fault *fault)
+static enum status begin(struct grammar_builder **b, struct grammar_error *error)
 {
-    *fault = (struct grammar_fault){{0}, {0}};
+    *error = (struct grammar_error){{0}, {0}};
     enum status st = gb_create(b);
-    if (st) snprintf(fault->message, sizeof fault->message, "out of memory for a grammar");
+    if (st) snprintf(error->message, sizeof error->message, "out of memory for a grammar");
     return st;
 }
 
 enum status grammar_from_schema(const json_t *schema, const struct grammar_json_options *opt,
-                                struct grammar **out, struct grammar_fault *fault)
+                                struct grammar **out, struct grammar_error *error)
 {
     struct grammar_builder *b;
     gx start = 0;
-    enum status st = begin(&b, fault);
+    enum status st = begin(&b, error);
     if (st) return st;
-    st = gb_schema(b, schema, opt, &start, fault);
-    return finish(b, st, start, out, fault);
+    st = gb_schema(b, schema, opt, &start, error);
+    return finish(b, st, start, out, error);
 }
 
 enum status grammar_from_regex(const char *text, size_t len, struct grammar **out,
-                               struct grammar_fault *fault)
+                               struct grammar_error *error)
 {
     struct grammar_builder *b;
     gx start = 0;
-    enum status st = begin(&b, fault);
+    enum status st = begin(&b, error);
     if (st) return st;
-    st = gb_regex_text(b, text, len, &start, fault);
-    return finish(b, st, start, out, fault);
+    st = gb_regex_text(b, text, len, &start, error);
+    return finish(b, st, start, out, error);
 }
 
-enum status grammar_from_text(const char *text, size_t len, struct grammar **out, struct grammar_fault *fault)
+enum status grammar_from_text(const char *text, size_t len, struct grammar **out, struct grammar_error *error)
 {
     struct grammar_builder *b;
     gx start = 0;
-    enum status st = begin(&b, fault);
+    enum status st = begin(&b, error);
     if (st) return st;
-    st = gb_text(b, text, len, &start, fault);
-    return finish(b, st, start, out, fault);
+    st = gb_text(b, text, len, &start, error);
+    return finish(b, st, start, out, error);
 }

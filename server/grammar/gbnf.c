@@ -34,7 +34,7 @@ static enode class(struct ebnf *e)
     if (e->at == e->len) ebnf_refuse(e, ST_INVALID, "a ] is expected");
     text[n++] = ']';
     e->at++;
-    enum status st = e->st ? e->st : regex_parse(e->p, text, n, &out, e->fault);
+    enum status st = e->st ? e->st : regex_parse(e->p, text, n, &out, e->error);
     free(text);
     return st ? ebnf_refuse(e, st, "the class is not valid") : ebnf_regex(e, out, 1);
 }
@@ -85,10 +85,10 @@ static bool is_gbnf(struct ebnf *e)
 }
 
 enum status gb_text(struct grammar_builder *b, const char *text, size_t len, gx *out,
-                    struct grammar_fault *fault)
+                    struct grammar_error *error)
 {
-    struct ebnf e = {.b = b, .s = text, .len = len, .fault = fault};
-    *fault = (struct grammar_fault){0};
+    struct ebnf e = {.b = b, .s = text, .len = len, .error = error};
+    *error = (struct grammar_error){0};
     *out = 0;
     if (len > TEXT_MAX) ebnf_refuse(&e, ST_TOO_LARGE, "the grammar is longer than %zu bytes", TEXT_MAX);
     else if (!ebnf_open(&e)) ebnf_nomem(&e);

@@ -47,8 +47,8 @@ struct grammar_memory {
 };
 void grammar_count_in(struct grammar *g, struct grammar_memory *memory); /* once; memory outlives g */
 
-/* Where the fault is: "$.properties.a.contains", and in words what it is. */
-struct grammar_fault {
+/* Where the error is: "$.properties.a.contains", and in words what it is. */
+struct grammar_error {
     char path[256];
     char message[256];
 };
@@ -56,16 +56,16 @@ struct grammar_json_options {
     bool any_whitespace; /* white space wherever JSON allows it (bounded); false: ", " and ": " alone */
     bool any_order;      /* of properties; false: that of the schema, those it does not name behind them */
 };
-/* Front ends, one per kind of text. ST_INVALID, ST_UNSUPPORTED, ST_TOO_LARGE: fault says what and where.
+/* Front ends, one per kind of text. ST_INVALID, ST_UNSUPPORTED, ST_TOO_LARGE: error says what and where.
  * schema: a JSON schema, or true (any JSON value). */
 struct grammar_builder;
 enum status grammar_from_schema(const json_t *schema, const struct grammar_json_options *opt,
-                                struct grammar **out, struct grammar_fault *fault) KV_MUST_CHECK;
+                                struct grammar **out, struct grammar_error *error) KV_MUST_CHECK;
 enum status grammar_from_regex(const char *text, size_t len, struct grammar **out,
-                               struct grammar_fault *fault) KV_MUST_CHECK;
+                               struct grammar_error *error) KV_MUST_CHECK;
 /* GBNF (llama.cpp) or Lark (as vLLM and llguidance take it): told apart by the text. */
 enum status grammar_from_text(const char *text, size_t len, struct grammar **out,
-                              struct grammar_fault *fault) KV_MUST_CHECK;
+                              struct grammar_error *error) KV_MUST_CHECK;
 
 /* Threads that make the masks which take long, so that no step waits for them. */
 struct mask_threads;

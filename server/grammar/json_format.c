@@ -80,12 +80,12 @@ static const char *const formats[][2] = {
 rx schema_format(struct schema_maker *m, const char *name)
 {
     char text[16384];
-    struct grammar_fault fault;
+    struct grammar_error error;
     rx out = RX_NONE;
     for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
         if (strcmp(formats[i][0], name) != 0) continue;
         int n = snprintf(text, sizeof text, "^(?:%s)$", formats[i][1]);
-        if (regex_parse_json(m->p, text, (size_t)n, &out, &fault)) return RX_NONE;
+        if (regex_parse_json(m->p, text, (size_t)n, &out, &error)) return RX_NONE;
         return out;
     }
     return RX_NONE;

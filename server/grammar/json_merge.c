@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- faults ---- */
+/* ---- errors ---- */
 
 static void path_write(const struct path *at, char *out, size_t cap)
 {
@@ -29,9 +29,9 @@ enum status schema_refuse(struct schema_maker *m, const struct path *at, enum st
     if (m->st) return m->st;
     m->st = st;
     va_start(args, fmt);
-    vsnprintf(m->fault->message, sizeof m->fault->message, fmt, args);
+    vsnprintf(m->error->message, sizeof m->error->message, fmt, args);
     va_end(args);
-    path_write(at, m->fault->path, sizeof m->fault->path);
+    path_write(at, m->error->path, sizeof m->error->path);
     return st;
 }
 

@@ -60,11 +60,12 @@ static void list_names(struct object *o)
     json_t *v, *one;
     const char *key;
     size_t i, k;
-    for (i = 0; i < schema_beside_count(o->s); i++)
-        json_object_foreach(json_object_get(schema_beside(o->s, i), "properties"), key, v) list_name(o, key);
+    for (i = 0; i < schema_sibling_count(o->s); i++)
+        json_object_foreach(json_object_get(schema_siblings(o->s, i), "properties"), key, v)
+            list_name(o, key);
     json_array_foreach(json_object_get(o->s, "required"), k, v) list_name(o, json_string_value(v));
-    for (i = 0; i < 2 * schema_beside_count(o->s); i++)
-        json_object_foreach(json_object_get(schema_beside(o->s, i / 2), keys[i % 2]), key, v)
+    for (i = 0; i < 2 * schema_sibling_count(o->s); i++)
+        json_object_foreach(json_object_get(schema_siblings(o->s, i / 2), keys[i % 2]), key, v)
         {
             if (!json_is_array(v) || !json_array_size(v)) continue;
             list_name(o, key);
@@ -96,8 +97,8 @@ static void list_implied(struct object *o)
     const char *key;
     json_t *v, *one;
     size_t k;
-    for (size_t i = 0; i < 2 * schema_beside_count(o->s); i++)
-        json_object_foreach(json_object_get(schema_beside(o->s, i / 2), keys[i % 2]), key, v)
+    for (size_t i = 0; i < 2 * schema_sibling_count(o->s); i++)
+        json_object_foreach(json_object_get(schema_siblings(o->s, i / 2), keys[i % 2]), key, v)
         {
             json_array_foreach(v, k, one)
             {
@@ -194,7 +195,7 @@ static void list_classes(struct object *o)
     rx listed = RX_NONE;
     const char *key;
     json_t *v;
-    size_t n = schema_beside_count(o->s);
+    size_t n = schema_sibling_count(o->s);
     json_object_foreach(o->listed, key, v) listed =
         rx_alt(m->p, listed, schema_this_string(m, key, strlen(key)));
     rx left = rx_and(m->p, rx_and(m->p, schema_plain_string(m), o->names), rx_not(m->p, listed));
@@ -205,7 +206,7 @@ static void list_classes(struct object *o)
         return;
     }
     for (size_t i = 0; i < n; i++)
-        json_object_foreach(json_object_get(schema_beside(o->s, i), "patternProperties"), key, v)
+        json_object_foreach(json_object_get(schema_siblings(o->s, i), "patternProperties"), key, v)
         {
             struct path in = {o->at, "patternProperties", 0}, here = {&in, key, 0};
             json_t *text = json_string(key);
@@ -216,7 +217,7 @@ static void list_classes(struct object *o)
     for (uint32_t i = 0; i < o->wants; i++)
         if (!split(o, o->wanted[i], NULL, 0, 1u << i)) return;
     for (size_t i = 0; i < n; i++) {
-        json_t *rest = json_object_get(schema_beside(o->s, i), "additionalProperties");
+        json_t *rest = json_object_get(schema_siblings(o->s, i), "additionalProperties");
         for (size_t k = 0; k < o->class_count && rest; k++)
             if (!(o->classes[k].matched >> i & 1)) json_array_append(o->classes[k].schemas, rest);
     }
@@ -298,9 +299,9 @@ gx schema_object(struct schema_maker *m, const json_t *s, const struct path *at)
                          .numbers = keep(m, json_object())};
     (void)schema_count(m, s, "minProperties", &min, at);
     (void)schema_count(m, s, "maxProperties", &max, at);
-    for (size_t i = 0; i < schema_beside_count(s); i++) {
-        json_t *names = json_object_get(schema_beside(s, i), "propertyNames"),
-               *unevaluated = json_object_get(schema_beside(s, i), "unevaluatedProperties");
+    for (size_t i = 0; i < schema_sibling_count(s); i++) {
+        json_t *names = json_object_get(schema_siblings(s, i), "propertyNames"),
+               *unevaluated = json_object_get(schema_siblings(s, i), "unevaluatedProperties");
         struct path here = {at, "propertyNames", 0};
         if (names) o->names = rx_and(m->p, o->names, schema_language(m, names, &here));
         if (unevaluated && !json_is_true(unevaluated) && json_object_size(unevaluated))
@@ -329,8 +330,8 @@ gx schema_object(struct schema_maker *m, const json_t *s, const struct path *at)
 static json_t *item_of_all(struct schema_maker *m, const json_t *s, size_t i)
 {
     json_t *all = json_array();
-    for (size_t k = 0; k < schema_beside_count(s); k++) {
-        const json_t *one = schema_item(schema_beside(s, k), i);
+    for (size_t k = 0; k < schema_sibling_count(s); k++) {
+        const json_t *one = schema_item(schema_siblings(s, k), i);
         if (!json_is_true(one)) json_array_append(all, (json_t *)(uintptr_t)one);
     }
     return schema_together(m, all);
@@ -402,8 +403,8 @@ static uint32_t contained(struct schema_maker *m, const json_t *s, const json_t 
                           const struct path *at)
 {
     uint32_t n = 0;
-    for (size_t i = 0; i < schema_beside_count(s); i++) {
-        const json_t *one = schema_beside(s, i), *v = json_object_get(one, "contains");
+    for (size_t i = 0; i < schema_sibling_count(s); i++) {
+        const json_t *one = schema_siblings(s, i), *v = json_object_get(one, "contains");
         uint32_t least = 1, most = RX_NO_LIMIT;
         if (!v) continue;
         (void)schema_count(m, one, "minContains", &least, at);
@@ -423,8 +424,8 @@ gx schema_array(struct schema_maker *m, const json_t *s, const struct path *at)
     size_t n = 0;
     (void)schema_count(m, s, "minItems", &min, at);
     (void)schema_count(m, s, "maxItems", &max, at);
-    for (size_t i = 0; i < schema_beside_count(s); i++) {
-        size_t of_it = json_array_size(schema_prefix(schema_beside(s, i)));
+    for (size_t i = 0; i < schema_sibling_count(s); i++) {
+        size_t of_it = json_array_size(schema_prefix(schema_siblings(s, i)));
         n = of_it > n ? of_it : n;
     }
     bool once = json_is_true(json_object_get(s, "uniqueItems")) && max > 1;

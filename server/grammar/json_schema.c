@@ -27,7 +27,7 @@ static gx two(struct schema_maker *m, gx a, gx b)
     return gb_seq(m->b, list, 2);
 }
 
-/* None, a blank, or a new line with its indentation: more of it says nothing, and a model might never end. */
+/* None, a space, or a new line with its indentation: more of it says nothing, and a model might never end. */
 static rx blank(struct schema_maker *m)
 {
     if (m->blank) return m->blank;
@@ -492,17 +492,17 @@ static bool is_draft(const json_t *root, int last)
 }
 
 enum status gb_schema(struct grammar_builder *b, const json_t *schema, const struct grammar_json_options *opt,
-                      gx *out, struct grammar_fault *fault)
+                      gx *out, struct grammar_error *error)
 {
     struct path root = {0};
-    struct schema_maker m = {.b = b, .p = gb_pool(b), .opt = opt, .fault = fault};
+    struct schema_maker m = {.b = b, .p = gb_pool(b), .opt = opt, .error = error};
     m.keep = json_array();
     m.rules = json_object();
     m.sets = json_object();
     m.checked = json_object();
     json_t *own = json_deep_copy(schema);
     m.root = own;
-    *fault = (struct grammar_fault){{0}, {0}};
+    *error = (struct grammar_error){{0}, {0}};
     if (!m.keep || !m.rules || !m.sets || !m.checked || !own) (void)schema_nomem(&m);
     if (has_our_key(own, 0))
         (void)schema_refuse(&m, NULL, ST_UNSUPPORTED, "a key or text begins with a control character");
@@ -521,10 +521,10 @@ enum status gb_schema(struct grammar_builder *b, const json_t *schema, const str
 }
 
 enum status gb_regex_text(struct grammar_builder *b, const char *text, size_t len, gx *out,
-                          struct grammar_fault *fault)
+                          struct grammar_error *error)
 {
     rx a;
-    enum status st = regex_parse(gb_pool(b), text, len, &a, fault);
+    enum status st = regex_parse(gb_pool(b), text, len, &a, error);
     *out = st ? 0 : gb_regex(b, a);
     return st;
 }

@@ -21,7 +21,7 @@ struct schema_maker {
     struct rx_pool *p;
     const json_t *root;
     const struct grammar_json_options *opt;
-    struct grammar_fault *fault;
+    struct grammar_error *error;
     json_t *keep;    /* array: what was made on the way and is still pointed to */
     json_t *rules;   /* object: the text of a schema -> its rule; its address -> its expression */
     json_t *checked; /* object: the addresses of schemas whose shape was checked */
@@ -86,14 +86,14 @@ json_t *schema_property_of_all(struct schema_maker *m, const json_t *s, const ch
                                const struct path *at);
 json_t *schema_prefix(const json_t *s); /* schemas of the first items */
 const json_t *schema_item(const json_t *s, size_t i);
-json_t *schema_beside(const json_t *s, size_t i); /* s itself, then those of SK_ALL */
-size_t schema_beside_count(const json_t *s);
+json_t *schema_siblings(const json_t *s, size_t i); /* s itself, then those of SK_ALL */
+size_t schema_sibling_count(const json_t *s);
 /* One schema of the list, or one that asks for all of them; uses the list up; kept. */
 json_t *schema_together(struct schema_maker *m, json_t *list);
 enum verdict { NO, YES, UNKNOWN };
 enum verdict schema_valid(struct schema_maker *m, const json_t *s, const json_t *v);
 
-/* json_merge.c, on which all others stand. Notes the first fault; returns its status. */
+/* json_merge.c, on which all others stand. Notes the first error; returns its status. */
 enum status schema_refuse(struct schema_maker *m, const struct path *at, enum status st, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 enum status schema_nomem(struct schema_maker *m);

@@ -88,15 +88,15 @@ bool schema_count(struct schema_maker *m, const json_t *s, const char *key, uint
 
 rx schema_pattern(struct schema_maker *m, const json_t *pattern, const struct path *at)
 {
-    struct grammar_fault fault = {{0}, {0}};
+    struct grammar_error error = {{0}, {0}};
     rx out = RX_NONE;
     if (!json_is_string(pattern)) {
         (void)schema_refuse(m, at, ST_INVALID, "\"pattern\" must be a string");
         return RX_NONE;
     }
     enum status st =
-        regex_parse_json(m->p, json_string_value(pattern), json_string_length(pattern), &out, &fault);
-    if (st) (void)schema_refuse(m, at, st, "%s", fault.message);
+        regex_parse_json(m->p, json_string_value(pattern), json_string_length(pattern), &out, &error);
+    if (st) (void)schema_refuse(m, at, st, "%s", error.message);
     return out;
 }
 
@@ -204,12 +204,12 @@ rx schema_number(struct schema_maker *m, const json_t *s, unsigned types, const 
 /* ---- properties and items ---- */
 
 /* A schema by number: s itself, then those that hold beside it. */
-json_t *schema_beside(const json_t *s, size_t i)
+json_t *schema_siblings(const json_t *s, size_t i)
 {
     return i ? json_array_get(json_object_get(s, SK_ALL), i - 1) : (json_t *)(uintptr_t)s;
 }
 
-size_t schema_beside_count(const json_t *s)
+size_t schema_sibling_count(const json_t *s)
 {
     return 1 + json_array_size(json_object_get(s, SK_ALL));
 }
@@ -266,7 +266,8 @@ json_t *schema_property_of_all(struct schema_maker *m, const json_t *s, const ch
                                const struct path *at)
 {
     json_t *all = json_array();
-    for (size_t i = 0; i < schema_beside_count(s); i++) add_property(m, schema_beside(s, i), name, at, all);
+    for (size_t i = 0; i < schema_sibling_count(s); i++)
+        add_property(m, schema_siblings(s, i), name, at, all);
     return schema_together(m, all);
 }
 

@@ -126,7 +126,7 @@ static enode regex(struct ebnf *e)
     rx out = RX_NONE;
     if (!text) return ebnf_nomem(e);
     size_t len = rewrite(e->s + from, to - from, all, fold, text);
-    enum status st = regex_parse(e->p, text, len, &out, e->fault);
+    enum status st = regex_parse(e->p, text, len, &out, e->error);
     free(text);
     return st ? ebnf_refuse(e, st, "the regular expression is not valid") : ebnf_regex(e, out, to - from);
 }
@@ -186,7 +186,7 @@ static void import_one(struct ebnf *e)
         e->at = to = ebnf_name(e, from);
         if (to == from) ebnf_refuse(e, ST_INVALID, "a name is expected");
     }
-    enum status st = e->st ? e->st : regex_parse(e->p, text, strlen(text), &out, e->fault);
+    enum status st = e->st ? e->st : regex_parse(e->p, text, strlen(text), &out, e->error);
     if (st) ebnf_refuse(e, st, "%%import failed");
     else ebnf_define(e, ebnf_rule(e, from, to), ebnf_regex(e, out, 16));
 }

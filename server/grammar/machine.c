@@ -1,15 +1,15 @@
 /* See machine.h. */
 #include "server/grammar/machine.h"
-#include "server/grammar/room.h"
+#include "server/grammar/reserve.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 /* Bytes that may be made before all of it is dropped; and where the answers under way need more than half of
  * that to be where they are, twice what they need, up to a limit. */
-#define MADE_MAX    ((size_t)16 << 20)
-#define MADE_LIMIT  ((size_t)64 << 20)
-#define LIFE_STATES 1024u
+#define MADE_MAX         ((size_t)16 << 20)
+#define MADE_LIMIT       ((size_t)64 << 20)
+#define EMPTINESS_STATES 1024u
 /* Work of one byte's step from one state, which depends on both alone (some milliseconds): beyond it the step
  * is not made, and who asks for a mask that needs it fails. So is the work of a step's parts. */
 #define WORK_NEXT  ((size_t)1 << 21)
@@ -29,9 +29,9 @@ static bool fine(const struct grammar *g)
     return !g->failed && !rx_status(g->pool);
 }
 
-static bool places_room(struct grammar *g, size_t more)
+static bool items_reserve(struct grammar *g, size_t more)
 {
-    return array_room((void **)&g->places, &g->place_cap, g->place_count + more, sizeof *g->places);
+    return array_reserve((void **)&g->items, &g->item_cap, g->item_count + more, sizeof *g->items);
 }
 
 /* ---- what follows: shared lists ---- */
@@ -40,33 +40,35 @@ static bool conts_rehash(struct grammar *g, uint32_t slots)
 {
     uint32_t *to = calloc(slots, sizeof *to);
     if (!to) return false;
-    for (uint32_t i = 1; i < g->cont_count; i++) {
-        uint64_t h = mix(mix(1, g->conts[i].what), g->conts[i].rest);
+    for (uint32_t i = 1; i < g->continuation_count; i++) {
+        uint64_t h = mix(mix(1, g->continuations[i].what), g->continuations[i].rest);
         while (to[h & (slots - 1)]) h++;
         to[h & (slots - 1)] = i;
     }
-    free(g->cont_slots);
-    g->cont_slots = to;
-    g->cont_slot_count = slots;
+    free(g->continuation_slots);
+    g->continuation_slots = to;
+    g->continuation_slot_count = slots;
     return true;
 }
 
 static uint32_t cons(struct grammar *g, gx what, uint32_t rest)
 {
-    if (2 * g->cont_count >= g->cont_slot_count && !conts_rehash(g, 2 * g->cont_slot_count)) {
+    if (2 * g->continuation_count >= g->continuation_slot_count &&
+        !conts_rehash(g, 2 * g->continuation_slot_count)) {
         g->failed = true;
         return 0;
     }
     uint64_t h = mix(mix(1, what), rest);
-    for (uint32_t at; (at = g->cont_slots[h & (g->cont_slot_count - 1)]); h++)
-        if (g->conts[at].what == what && g->conts[at].rest == rest) return at;
-    if (!array_room((void **)&g->conts, &g->cont_cap, g->cont_count + 1u, sizeof *g->conts)) {
+    for (uint32_t at; (at = g->continuation_slots[h & (g->continuation_slot_count - 1)]); h++)
+        if (g->continuations[at].what == what && g->continuations[at].rest == rest) return at;
+    if (!array_reserve((void **)&g->continuations, &g->continuation_cap, g->continuation_count + 1u,
+                       sizeof *g->continuations)) {
         g->failed = true;
         return 0;
     }
-    g->conts[g->cont_count] = (struct cont){.what = what, .rest = rest};
-    g->cont_slots[h & (g->cont_slot_count - 1)] = g->cont_count;
-    return g->cont_count++;
+    g->continuations[g->continuation_count] = (struct continuation){.what = what, .rest = rest};
+    g->continuation_slots[h & (g->continuation_slot_count - 1)] = g->continuation_count;
+    return g->continuation_count++;
 }
 
 struct work {
@@ -75,13 +77,13 @@ struct work {
     size_t cap;
 };
 
-static void push(struct grammar *g, struct work *w, uint32_t cont)
+static void push(struct grammar *g, struct work *w, uint32_t continuation)
 {
     rx_spend(g->pool, WORK_CONT);
-    if (g->conts[cont].stamp == g->stamp) return; /* was here already */
-    g->conts[cont].stamp = g->stamp;
-    if (!array_room((void **)&w->items, &w->cap, w->count + 1u, sizeof *w->items)) g->failed = true;
-    else w->items[w->count++] = cont;
+    if (g->continuations[continuation].stamp == g->stamp) return; /* was here already */
+    g->continuations[continuation].stamp = g->stamp;
+    if (!array_reserve((void **)&w->items, &w->cap, w->count + 1u, sizeof *w->items)) g->failed = true;
+    else w->items[w->count++] = continuation;
 }
 
 static void members(struct grammar *g, struct work *w, gx node, uint32_t rest)
@@ -101,15 +103,15 @@ static void members(struct grammar *g, struct work *w, gx node, uint32_t rest)
 /* One step of what `what` then `rest` may begin with: its places are added, what is left to look at is
  * pushed.
  */
-static void begin_one(struct grammar *g, struct work *w, uint32_t cont)
+static void begin_one(struct grammar *g, struct work *w, uint32_t continuation)
 {
-    struct gx_node n = g->nodes[g->conts[cont].what];
-    uint32_t rest = g->conts[cont].rest;
+    struct gx_node n = g->nodes[g->continuations[continuation].what];
+    uint32_t rest = g->continuations[continuation].rest;
     switch (n.kind) {
     case GX_EMPTY: push(g, w, rest); break;
     case GX_REGEX:
-        if (!places_room(g, 1)) g->failed = true;
-        else g->places[g->place_count++] = (struct place){rx_live(g->pool, n.a, LIFE_STATES), rest};
+        if (!items_reserve(g, 1)) g->failed = true;
+        else g->items[g->item_count++] = (struct item){rx_live(g->pool, n.a, EMPTINESS_STATES), rest};
         if (n.nullable) push(g, w, rest);
         break;
     case GX_SEQ: push(g, w, cons(g, n.a, cons(g, n.b, rest))); break;
@@ -123,7 +125,7 @@ static void begin_one(struct grammar *g, struct work *w, uint32_t cont)
         if (n.c == 1) {
             push(g, w, cons(g, n.a, rest));
         } else if (n.c == RX_NO_LIMIT && n.b == 0) {
-            push(g, w, cons(g, n.a, cont));
+            push(g, w, cons(g, n.a, continuation));
         } else {
             gx less = grammar__repeat(g, n.a, n.b ? n.b - 1 : 0, n.c == RX_NO_LIMIT ? n.c : n.c - 1);
             if (!less) g->failed = true;
@@ -131,7 +133,7 @@ static void begin_one(struct grammar *g, struct work *w, uint32_t cont)
         }
         break;
     case GX_RULE: push(g, w, cons(g, n.a, rest)); break;
-    case GX_MEMBERS: members(g, w, g->conts[cont].what, rest); break;
+    case GX_MEMBERS: members(g, w, g->continuations[continuation].what, rest); break;
     default: break;
     }
 }
@@ -139,52 +141,52 @@ static void begin_one(struct grammar *g, struct work *w, uint32_t cont)
 /* Adds the places where a text goes on from what was pushed; true: it may end there. */
 static bool begin_all(struct grammar *g, struct work *w)
 {
-    size_t from = g->place_count;
+    size_t from = g->item_count;
     bool accepts = false;
     while (w->count && fine(g)) {
         uint32_t c = w->items[--w->count];
         if (c) begin_one(g, w, c);
         else accepts = true;
     }
-    if (!fine(g)) g->place_count = from;
+    if (!fine(g)) g->item_count = from;
     free(w->items);
     return accepts;
 }
 
-/* Where a text goes on that has reached `cont`; kept. */
-static void begin(struct grammar *g, uint32_t cont)
+/* Where a text goes on that has reached `continuation`; kept. */
+static void begin(struct grammar *g, uint32_t continuation)
 {
     struct work w = {0};
-    size_t from = g->place_count, before = rx_pool_work(g->pool);
-    if (g->conts[cont].known) {
-        rx_spend(g->pool, g->conts[cont].work);
+    size_t from = g->item_count, before = rx_pool_work(g->pool);
+    if (g->continuations[continuation].known) {
+        rx_spend(g->pool, g->continuations[continuation].work);
         return;
     }
     g->stamp++;
-    push(g, &w, cont);
+    push(g, &w, continuation);
     bool accepts = begin_all(g, &w);
-    struct cont *c = &g->conts[cont];
+    struct continuation *c = &g->continuations[continuation];
     if (!fine(g)) return;
     c->work = (uint32_t)(rx_pool_work(g->pool) - before);
-    c->places = (uint32_t)from;
-    c->place_count = (uint32_t)(g->place_count - from);
+    c->items = (uint32_t)from;
+    c->item_count = (uint32_t)(g->item_count - from);
     c->accepts = accepts;
     c->known = true;
 }
 
 /* ---- states ---- */
 
-static int by_cont(const void *a, const void *b)
+static int by_continuation(const void *a, const void *b)
 {
-    const struct place *x = a, *y = b;
-    if (x->cont != y->cont) return x->cont < y->cont ? -1 : 1;
-    return x->left < y->left ? -1 : x->left > y->left;
+    const struct item *x = a, *y = b;
+    if (x->continuation != y->continuation) return x->continuation < y->continuation ? -1 : 1;
+    return x->residual < y->residual ? -1 : x->residual > y->residual;
 }
 
-static uint64_t state_hash(const struct place *p, uint32_t n, bool accepts)
+static uint64_t state_hash(const struct item *p, uint32_t n, bool accepts)
 {
     uint64_t h = mix(n, accepts);
-    for (uint32_t i = 0; i < n; i++) h = mix(mix(h, p[i].left), p[i].cont);
+    for (uint32_t i = 0; i < n; i++) h = mix(mix(h, p[i].residual), p[i].continuation);
     return h;
 }
 
@@ -194,7 +196,7 @@ static bool states_rehash(struct grammar *g, uint32_t slots)
     if (!to) return false;
     for (uint32_t i = 1; i < g->state_count; i++) {
         const struct state *s = &g->states[i];
-        uint64_t h = state_hash(g->places + s->places, s->place_count, s->accepts);
+        uint64_t h = state_hash(g->items + s->items, s->item_count, s->accepts);
         while (to[h & (slots - 1)]) h++;
         to[h & (slots - 1)] = i;
     }
@@ -209,41 +211,41 @@ static bool states_rehash(struct grammar *g, uint32_t slots)
 static void unite(struct grammar *g, size_t from)
 {
     rx_pool_free_of_charge(g->pool, true);
-    struct place *p = g->places + from;
-    size_t n = g->place_count - from, m = 0;
-    rx *left = NULL;
+    struct item *p = g->items + from;
+    size_t n = g->item_count - from, m = 0;
+    rx *residual = NULL;
     size_t cap = 0;
-    qsort(p, n, sizeof *p, by_cont);
+    qsort(p, n, sizeof *p, by_continuation);
     for (size_t i = 0, k; i < n; i = k) {
-        uint32_t cont = p[i].cont;
-        for (k = i + 1; k < n && p[k].cont == cont; k++) {
+        uint32_t continuation = p[i].continuation;
+        for (k = i + 1; k < n && p[k].continuation == continuation; k++) {
         }
-        if (k - i > 1 && !array_room((void **)&left, &cap, k - i, sizeof *left)) {
+        if (k - i > 1 && !array_reserve((void **)&residual, &cap, k - i, sizeof *residual)) {
             g->failed = true;
             break;
         }
-        for (size_t j = i; k - i > 1 && j < k; j++) left[j - i] = p[j].left;
-        p[m++] = (struct place){k - i > 1 ? rx_union(g->pool, left, k - i) : p[i].left, cont};
+        for (size_t j = i; k - i > 1 && j < k; j++) residual[j - i] = p[j].residual;
+        p[m++] = (struct item){k - i > 1 ? rx_union(g->pool, residual, k - i) : p[i].residual, continuation};
     }
-    free(left);
-    g->place_count = from + m;
+    free(residual);
+    g->item_count = from + m;
     rx_pool_free_of_charge(g->pool, false);
 }
 
-static bool place_add(struct grammar *g, struct place p)
+static bool place_add(struct grammar *g, struct item p)
 {
-    rx_spend(g->pool, WORK_PLACE + 8 * (size_t)rx_items(g->pool, p.left));
-    if (!places_room(g, 1)) g->failed = true;
-    else g->places[g->place_count++] = p;
+    rx_spend(g->pool, WORK_PLACE + 8 * (size_t)rx_items(g->pool, p.residual));
+    if (!items_reserve(g, 1)) g->failed = true;
+    else g->items[g->item_count++] = p;
     return fine(g);
 }
 
 /* The state of the places from `from` on, which were united and are used up. */
 static uint32_t state_of(struct grammar *g, size_t from, bool accepts)
 {
-    struct place *p = g->places + from;
-    uint32_t m = (uint32_t)(g->place_count - from);
-    g->place_count = from;
+    struct item *p = g->items + from;
+    uint32_t m = (uint32_t)(g->item_count - from);
+    g->item_count = from;
     if (!fine(g) || (!m && !accepts)) return STATE_DEAD;
     if (2 * g->state_count >= g->state_slot_count && !states_rehash(g, 2 * g->state_slot_count)) {
         g->failed = true;
@@ -252,17 +254,17 @@ static uint32_t state_of(struct grammar *g, size_t from, bool accepts)
     uint64_t h = state_hash(p, m, accepts);
     for (uint32_t at; (at = g->state_slots[h & (g->state_slot_count - 1)]); h++) {
         const struct state *s = &g->states[at];
-        if (s->place_count == m && s->accepts == accepts &&
-            (!m || memcmp(g->places + s->places, p, m * sizeof *p) == 0))
+        if (s->item_count == m && s->accepts == accepts &&
+            (!m || memcmp(g->items + s->items, p, m * sizeof *p) == 0))
             return at;
     }
-    if (!array_room((void **)&g->states, &g->state_cap, g->state_count + 1u, sizeof *g->states)) {
+    if (!array_reserve((void **)&g->states, &g->state_cap, g->state_count + 1u, sizeof *g->states)) {
         g->failed = true;
         return STATE_DEAD;
     }
-    g->place_count += m;
+    g->item_count += m;
     g->states[g->state_count] = (struct state){
-        .places = (uint32_t)from, .place_count = m, .accepts = accepts, .slice = SLICE_UNKNOWN};
+        .items = (uint32_t)from, .item_count = m, .accepts = accepts, .token_class = TOKEN_CLASS_UNKNOWN};
     g->state_slots[h & (g->state_slot_count - 1)] = g->state_count;
     return g->state_count++;
 }
@@ -284,7 +286,7 @@ bool machine__ended(struct grammar *g, bool *over)
     return !g->failed && !g->full;
 }
 
-static bool moves_make(struct grammar *g, uint32_t state)
+static bool transitions_make(struct grammar *g, uint32_t state)
 {
     const struct state *s = &g->states[state];
     struct rx_classes classes;
@@ -292,13 +294,13 @@ static bool moves_make(struct grammar *g, uint32_t state)
     bool over;
     limit(g);
     rx_classes_begin(&classes);
-    for (uint32_t i = 0; i < s->place_count; i++)
-        rx_classes_add(g->pool, g->places[s->places + i].left, &classes);
+    for (uint32_t i = 0; i < s->item_count; i++)
+        rx_classes_add(g->pool, g->items[s->items + i].residual, &classes);
     size_t work = rx_pool_work(g->pool) - before;
     if (!machine__ended(g, &over)) return false;
     if (over) rx_classes_begin(&classes);
-    size_t bytes = sizeof(struct moves) + classes.count * sizeof(struct move);
-    struct moves *m = malloc(bytes);
+    size_t bytes = sizeof(struct transitions) + classes.count * sizeof(struct move);
+    struct transitions *m = malloc(bytes);
     if (!m) {
         g->failed = true;
         return false;
@@ -309,41 +311,41 @@ static bool moves_make(struct grammar *g, uint32_t state)
     m->stamp = 0;
     for (uint32_t i = 0; i < m->count; i++)
         m->to[i] = (struct move){.next = over ? STATE_DEAD : STATE_UNKNOWN, .work = over ? WORK_OVER : 0};
-    g->states[state].moves = m;
-    g->move_bytes += bytes;
+    g->states[state].transitions = m;
+    g->transition_bytes += bytes;
     return true;
 }
 
 /* The state after the byte. */
 static uint32_t step(struct grammar *g, uint32_t state, uint8_t byte)
 {
-    uint32_t first = g->states[state].places, n = g->states[state].place_count, ending = 0;
+    uint32_t first = g->states[state].items, n = g->states[state].item_count, ending = 0;
     bool accepts = false;
     /* Beginnings are looked up first: they add places of their own. Those of many are made together: each
      * alone might have what all of them have. */
     struct work w = {0};
     g->stamp++;
     for (uint32_t i = 0; i < n && fine(g); i++) {
-        struct place p = g->places[first + i];
-        if (!rx_nullable(g->pool, rx_derivative(g->pool, p.left, byte))) continue;
+        struct item p = g->items[first + i];
+        if (!rx_nullable(g->pool, rx_derivative(g->pool, p.residual, byte))) continue;
         ending++;
-        push(g, &w, p.cont);
+        push(g, &w, p.continuation);
     }
     bool together = ending > TOGETHER;
     for (uint32_t i = 0; i < w.count && !together && fine(g); i++) begin(g, w.items[i]);
-    size_t from = g->place_count;
+    size_t from = g->item_count;
     if (together) accepts = begin_all(g, &w);
     else free(w.items);
     for (uint32_t i = 0; i < n && fine(g); i++) {
-        struct place p = g->places[first + i];
-        rx left = rx_live(g->pool, rx_derivative(g->pool, p.left, byte), LIFE_STATES);
-        if (!left) continue;
-        bool ends = !together && rx_nullable(g->pool, left);
-        if (left != RX_EMPTY && !place_add(g, (struct place){left, p.cont})) break;
+        struct item p = g->items[first + i];
+        rx residual = rx_live(g->pool, rx_derivative(g->pool, p.residual, byte), EMPTINESS_STATES);
+        if (!residual) continue;
+        bool ends = !together && rx_nullable(g->pool, residual);
+        if (residual != RX_EMPTY && !place_add(g, (struct item){residual, p.continuation})) break;
         if (!ends) continue;
-        const struct cont *c = &g->conts[p.cont];
+        const struct continuation *c = &g->continuations[p.continuation];
         accepts = accepts || c->accepts;
-        for (uint32_t k = 0; k < c->place_count && place_add(g, g->places[c->places + k]); k++) {
+        for (uint32_t k = 0; k < c->item_count && place_add(g, g->items[c->items + k]); k++) {
         }
     }
     unite(g, from);
@@ -352,8 +354,8 @@ static uint32_t step(struct grammar *g, uint32_t state, uint8_t byte)
 
 struct move *machine__make(struct grammar *g, uint32_t state, uint8_t byte)
 {
-    if (g->failed || g->full || (!g->states[state].moves && !moves_make(g, state))) return NULL;
-    struct moves *m = g->states[state].moves;
+    if (g->failed || g->full || (!g->states[state].transitions && !transitions_make(g, state))) return NULL;
+    struct transitions *m = g->states[state].transitions;
     struct move *to = &m->to[m->of_byte[byte]];
     if (to->next != STATE_UNKNOWN) return to;
     size_t before = rx_pool_work(g->pool);
@@ -372,17 +374,17 @@ struct move *machine__make(struct grammar *g, uint32_t state, uint8_t byte)
 static bool first_state(struct grammar *g)
 {
     bool over, made = false;
-    g->cont_count = 1; /* the end */
-    g->conts[0] = (struct cont){0};
+    g->continuation_count = 1; /* the end */
+    g->continuations[0] = (struct continuation){0};
     g->state_count = 1; /* none */
     g->states[0] = (struct state){0};
     limit(g);
     uint32_t start = cons(g, g->start, 0);
     if (!g->failed) begin(g, start);
     if (fine(g)) {
-        const struct cont *c = &g->conts[start];
-        size_t from = g->place_count;
-        for (uint32_t k = 0; k < c->place_count && place_add(g, g->places[c->places + k]); k++) {
+        const struct continuation *c = &g->continuations[start];
+        size_t from = g->item_count;
+        for (uint32_t k = 0; k < c->item_count && place_add(g, g->items[c->items + k]); k++) {
         }
         unite(g, from);
         made = state_of(g, from, c->accepts) == STATE_FIRST;
@@ -390,28 +392,28 @@ static bool first_state(struct grammar *g)
     return machine__ended(g, &over) && !over && made;
 }
 
-static void moves_free(struct grammar *g)
+static void transitions_free(struct grammar *g)
 {
-    for (uint32_t i = 1; i < g->state_count; i++) free(g->states[i].moves);
-    g->move_bytes = 0;
+    for (uint32_t i = 1; i < g->state_count; i++) free(g->states[i].transitions);
+    g->transition_bytes = 0;
 }
 
 bool machine__open(struct grammar *g)
 {
-    g->failed = !array_room((void **)&g->conts, &g->cont_cap, 64, sizeof *g->conts) ||
-                !conts_rehash(g, 256) ||
-                !array_room((void **)&g->states, &g->state_cap, 64, sizeof *g->states) ||
-                !states_rehash(g, 256) || !places_room(g, 256);
+    g->failed =
+        !array_reserve((void **)&g->continuations, &g->continuation_cap, 64, sizeof *g->continuations) ||
+        !conts_rehash(g, 256) || !array_reserve((void **)&g->states, &g->state_cap, 64, sizeof *g->states) ||
+        !states_rehash(g, 256) || !items_reserve(g, 256);
     return !g->failed && first_state(g);
 }
 
 size_t machine__bytes(const struct grammar *g)
 {
-    return g->cont_cap * sizeof *g->conts + g->place_cap * sizeof *g->places +
-           g->state_cap * sizeof *g->states + g->move_bytes + g->node_cap * sizeof *g->nodes +
+    return g->continuation_cap * sizeof *g->continuations + g->item_cap * sizeof *g->items +
+           g->state_cap * sizeof *g->states + g->transition_bytes + g->node_cap * sizeof *g->nodes +
            g->list_cap * sizeof *g->list +
            sizeof(uint32_t) *
-               (g->cont_slot_count + (size_t)g->state_slot_count + (size_t)g->repeat_slot_count);
+               (g->continuation_slot_count + (size_t)g->state_slot_count + (size_t)g->repeat_slot_count);
 }
 
 void machine__count(struct grammar *g)
@@ -425,41 +427,42 @@ void machine__count(struct grammar *g)
 void machine__close(struct grammar *g)
 {
     if (g->memory) atomic_fetch_sub(&g->memory->used, g->counted);
-    moves_free(g);
-    free(g->conts);
-    free(g->cont_slots);
-    free(g->places);
+    transitions_free(g);
+    free(g->continuations);
+    free(g->continuation_slots);
+    free(g->items);
     free(g->states);
     free(g->state_slots);
     masks__free(g);
 }
 
-size_t machine__made(const struct grammar *g)
+size_t machine__allocated(const struct grammar *g)
 {
-    return g->state_count * sizeof *g->states + g->move_bytes + g->cont_count * sizeof *g->conts +
-           g->place_count * sizeof *g->places + (g->node_count - g->node_base) * sizeof *g->nodes +
-           rx_pool_used(g->pool) - g->pool_base_bytes + members__made(g->members);
+    return g->state_count * sizeof *g->states + g->transition_bytes +
+           g->continuation_count * sizeof *g->continuations + g->item_count * sizeof *g->items +
+           (g->node_count - g->node_base) * sizeof *g->nodes + rx_pool_used(g->pool) - g->pool_base_bytes +
+           members__allocated(g->members);
 }
 
 void machine__tidy(struct grammar *g)
 {
-    size_t made = machine__made(g);
-    if (made > MADE_LIMIT || (made > MADE_MAX && made > 2 * g->found_again)) machine__drop(g);
+    size_t made = machine__allocated(g);
+    if (made > MADE_LIMIT || (made > MADE_MAX && made > 2 * g->rebuilt_bytes)) machine__drop(g);
 }
 
 void machine__drop(struct grammar *g)
 {
-    moves_free(g);
+    transitions_free(g);
     g->full = false;
-    g->era++;
-    g->found_again = 0;
-    g->state_count = g->cont_count = 0;
-    g->place_count = 0;
+    g->generation++;
+    g->rebuilt_bytes = 0;
+    g->state_count = g->continuation_count = 0;
+    g->item_count = 0;
     g->node_count = g->node_base;
     members__drop(g);
     if (g->repeat_slots) memset(g->repeat_slots, 0, g->repeat_slot_count * sizeof *g->repeat_slots);
     rx_pool_cut(g->pool, g->pool_base);
-    memset(g->cont_slots, 0, g->cont_slot_count * sizeof *g->cont_slots);
+    memset(g->continuation_slots, 0, g->continuation_slot_count * sizeof *g->continuation_slots);
     memset(g->state_slots, 0, g->state_slot_count * sizeof *g->state_slots);
     masks__drop(g);
     if (!first_state(g)) g->failed = true;

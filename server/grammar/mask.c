@@ -48,9 +48,9 @@ bool mask__own(struct grammar *g, const void *who)
     if (k && k->owner) return k->owner == who;
     if (g->full) machine__drop(g);
     machine__tidy(g);
-    size_t made = machine__made(g);
+    size_t made = machine__allocated(g);
     bool is_short = g->memory && atomic_load(&g->memory->used) > g->memory->most;
-    if (is_short && made > SHORT_MADE && made > 2 * g->found_again) machine__drop(g);
+    if (is_short && made > SHORT_MADE && made > 2 * g->rebuilt_bytes) machine__drop(g);
     if (k) k->owner = who;
     return true;
 }
@@ -71,7 +71,7 @@ static void set(uint32_t *bits, uint32_t id)
 /* The work of the step, where this walk takes it for the first time. */
 static uint64_t charge(struct grammar *g, uint32_t state, struct move *to)
 {
-    struct moves *m = g->states[state].moves;
+    struct transitions *m = g->states[state].transitions;
     uint32_t stamp = g->masks->stamp, work = m->stamp != stamp ? m->work : 0;
     to->stamp = m->stamp = stamp;
     return (uint64_t)work + to->work;
@@ -118,47 +118,48 @@ static bool all_take(struct grammar *g, const struct state *s)
     enum { MANY = 8 };
     rx all[MANY];
     uint32_t count = 0;
-    for (uint32_t i = 0; i < s->place_count; i++) {
-        rx left = g->places[s->places + i].left;
+    for (uint32_t i = 0; i < s->item_count; i++) {
+        rx left = g->items[s->items + i].residual;
         if (rx_bounded(g->pool, left)) continue;
         if (count < MANY) all[count] = left;
         count++;
     }
     if (count < 2 || count > MANY) return false;
     for (uint32_t i = 0; i < count; i++) all[i] = rx_widened(g->pool, all[i]);
-    return rx_free_run(g->pool, rx_union(g->pool, all, count), g->one[SLICE_ORDINARY]) == RX_NO_LIMIT;
+    return rx_free_run(g->pool, rx_union(g->pool, all, count), g->one[TOKEN_CLASS_ORDINARY]) == RX_NO_LIMIT;
 }
 
 /* How many such characters can follow in any case. All places are asked: their order is nobody's. */
 static uint32_t free_run(struct grammar *g, const struct state *s, rx one)
 {
     uint32_t most = 0;
-    for (uint32_t i = 0; i < s->place_count; i++) {
-        uint32_t run = rx_free_run(g->pool, g->places[s->places + i].left, one);
+    for (uint32_t i = 0; i < s->item_count; i++) {
+        uint32_t run = rx_free_run(g->pool, g->items[s->items + i].residual, one);
         most = run > most ? run : most;
     }
     return most;
 }
 
 /* The first slice that the state takes whole; none where it is much work to tell. */
-static int slice_of(struct grammar *g, uint32_t state)
+static int token_class_of(struct grammar *g, uint32_t state)
 {
     struct state *s = &g->states[state];
-    if (s->slice != SLICE_UNKNOWN) return s->slice;
-    uint32_t run[SLICE_KINDS];
+    if (s->token_class != TOKEN_CLASS_UNKNOWN) return s->token_class;
+    uint32_t run[TOKEN_CLASS_KINDS];
     size_t before = rx_pool_work(g->pool);
     rx_pool_work_max(g->pool, WORK_CLASSES);
-    run[SLICE_ORDINARY] = free_run(g, s, g->one[SLICE_ORDINARY]);
-    if (!run[SLICE_ORDINARY] && all_take(g, s)) run[SLICE_ORDINARY] = RX_NO_LIMIT;
-    run[SLICE_WORD] = run[SLICE_ORDINARY] ? run[SLICE_ORDINARY] : free_run(g, s, g->one[SLICE_WORD]);
+    run[TOKEN_CLASS_ORDINARY] = free_run(g, s, g->one[TOKEN_CLASS_ORDINARY]);
+    if (!run[TOKEN_CLASS_ORDINARY] && all_take(g, s)) run[TOKEN_CLASS_ORDINARY] = RX_NO_LIMIT;
+    run[TOKEN_CLASS_WORD] =
+        run[TOKEN_CLASS_ORDINARY] ? run[TOKEN_CLASS_ORDINARY] : free_run(g, s, g->one[TOKEN_CLASS_WORD]);
     size_t work = rx_pool_work(g->pool) - before;
     bool over;
     int k = 0;
     if (!machine__ended(g, &over)) return -1;
-    while (k < SLICES && run[slice_kinds[k].what] < slice_kinds[k].chars) k++;
-    s->slice = (int8_t)(over || k == SLICES ? -1 : k);
-    s->slice_work = over ? WORK_CLASSES : (uint32_t)work;
-    return s->slice;
+    while (k < TOKEN_CLASSES && run[token_class_kinds[k].what] < token_class_kinds[k].chars) k++;
+    s->token_class = (int8_t)(over || k == TOKEN_CLASSES ? -1 : k);
+    s->token_class_work = over ? WORK_CLASSES : (uint32_t)work;
+    return s->token_class;
 }
 
 /* ---- masks ---- */
@@ -187,11 +188,11 @@ enum mask_state mask__begin(struct grammar *g, const struct grammar_vocab *v, ui
     atomic_init(&w->mask->refs, 1);
     atomic_fetch_add(&k->bytes, mask__bytes(g));
     k->stamp++;
-    int slice = slice_of(g, state);
-    w->mask->cost = g->states[state].slice_work;
-    w->t = slice < 0 ? &v->all : &v->slices[slice].rest;
-    if (slice < 0) memset(w->mask->bits, 0, v->words * sizeof *w->mask->bits);
-    else memcpy(w->mask->bits, v->slices[slice].bits, v->words * sizeof *w->mask->bits);
+    int token_class = token_class_of(g, state);
+    w->mask->cost = g->states[state].token_class_work;
+    w->t = token_class < 0 ? &v->all : &v->token_classes[token_class].rest;
+    if (token_class < 0) memset(w->mask->bits, 0, v->words * sizeof *w->mask->bits);
+    else memcpy(w->mask->bits, v->token_classes[token_class].bits, v->words * sizeof *w->mask->bits);
     w->at = 0;
     w->path[0] = state;
     return MASK_LATER;

@@ -27,12 +27,12 @@ struct matcher {
     uint32_t *tokens, target, cap; /* the answer so far, of which the mask is wanted */
     struct reached *at;            /* [cap + 1] */
     uint32_t count, known;         /* tokens whose state is known; whose `spent` is */
-    uint32_t era, again;           /* of the states; so many were known in the last one */
+    uint32_t generation, again;    /* of the states; so many were known in the last one */
     struct walk walk;
     struct ready ready[READY];
     uint64_t worked;
     bool slow;  /* the last mask took long */
-    bool clean; /* the walk that is under way began in an era of its own */
+    bool clean; /* the walk that is under way began in an generation of its own */
     atomic_uint refs;
     atomic_bool job, stopped;
     atomic_int failure;
@@ -60,7 +60,7 @@ enum status matcher_create(struct grammar *g, const struct grammar_vocab *v, str
     atomic_init(&m->refs, 1);
     m->g = grammar_ref(g);
     m->v = v;
-    m->era = UINT32_MAX;
+    m->generation = UINT32_MAX;
     *out = m;
     return ST_OK;
 }
@@ -154,16 +154,16 @@ static uint32_t after_token(struct matcher *m, uint32_t state, uint32_t token, u
 static bool go(struct matcher *m, struct pace *p)
 {
     struct grammar *g = m->g;
-    if (m->era != g->era) {
+    if (m->generation != g->generation) {
         m->again = m->count;
         m->count = 0;
-        m->era = g->era;
+        m->generation = g->generation;
     }
     m->at[0].state = STATE_FIRST;
     while (m->count < m->target && !g->failed) {
         uint64_t work = 0, before = rx_pool_work(g->pool);
         uint32_t i = m->count;
-        size_t made = machine__made(g);
+        size_t made = machine__allocated(g);
         if (pace_over(p)) return false;
         uint32_t state = after_token(m, m->at[i].state, m->tokens[i], &work);
         pace_use(p, WORK_BYTE + rx_pool_work(g->pool) - before);
@@ -174,7 +174,7 @@ static bool go(struct matcher *m, struct pace *p)
             m->at[i + 1].spent = m->at[i].spent + work;
             m->known = i + 1;
         }
-        if (i < m->again) g->found_again += machine__made(g) - made;
+        if (i < m->again) g->rebuilt_bytes += machine__allocated(g) - made;
         m->count = i + 1;
     }
     return true;
@@ -186,8 +186,8 @@ static uint64_t allowance(const struct matcher *m)
 }
 
 /* Puts the result where it is found, and charges it. */
-static enum mask_state settle(struct matcher *m, enum mask_state st, struct mask *mask,
-                              enum matcher_failure why)
+static enum mask_state resolve(struct matcher *m, enum mask_state st, struct mask *mask,
+                               enum matcher_failure why)
 {
     struct ready *r = &m->ready[m->target % READY];
     struct reached *at = &m->at[m->target];
@@ -215,12 +215,12 @@ static void abandon(struct matcher *m)
     mask__disown(m->g);
 }
 
-/* There is no room for what it takes, beside what others made: all of that is dropped, and it begins anew. So
- * whether there is room does not depend on others. */
+/* There is no room for what it takes, beside what others made: all of that is dropped, and it begins again.
+ * So whether there is room does not depend on others. */
 static enum mask_state begin_anew(struct matcher *m)
 {
     mask__abandon(m->g, &m->walk);
-    if (m->clean) return settle(m, MASK_FAILED, NULL, MATCHER_MASK_COST);
+    if (m->clean) return resolve(m, MASK_FAILED, NULL, MATCHER_MASK_COST);
     machine__drop(m->g);
     m->clean = true;
     return MASK_LATER;
@@ -242,14 +242,14 @@ static enum mask_state make(struct matcher *m, struct pace *p)
     if (there && st == MASK_LATER) st = mask__go_on(m->g, m->v, &m->walk, p, &mask, &why);
     m->worked += before - p->left;
     if (st == MASK_LATER && m->g->full) st = begin_anew(m);
-    else if (st != MASK_LATER) st = settle(m, st, mask, why);
+    else if (st != MASK_LATER) st = resolve(m, st, mask, why);
     if (st == MASK_LATER) machine__count(m->g);
     return st;
 }
 
 /* ---- what the planner asks ---- */
 
-static enum mask_state answer(struct matcher *m, const struct ready *r)
+static enum mask_state response(struct matcher *m, const struct ready *r)
 {
     if (r->state == MASK_FAILED) atomic_store(&m->failure, (int)r->why);
     return r->state;
@@ -263,7 +263,7 @@ enum mask_state matcher_prepare(struct matcher *m, const uint32_t *tokens, uint3
         return MASK_FAILED;
     }
     struct ready *r = &m->ready[count % READY];
-    if (r->set && r->count == count) return answer(m, r);
+    if (r->set && r->count == count) return response(m, r);
     if (!work_lock_try(&m->g->lock)) return MASK_BUSY;
     m->worked = 0;
     enum mask_state st = MASK_LATER;
@@ -274,7 +274,7 @@ enum mask_state matcher_prepare(struct matcher *m, const uint32_t *tokens, uint3
     work_unlock(&m->g->lock);
     if (st == MASK_BUSY) return MASK_LATER; /* until the other's is made */
     if (st != MASK_LATER) m->slow = false;
-    if (st != MASK_LATER) return answer(m, r);
+    if (st != MASK_LATER) return response(m, r);
     m->slow = true;
     atomic_fetch_add(&m->refs, 1);
     atomic_store(&m->job, true);
@@ -423,8 +423,8 @@ uint32_t matcher_forced(struct matcher *m, const uint32_t *tokens, uint32_t coun
         text[len] = (uint8_t)b;
         state = machine__next(m->g, state, (uint8_t)b);
     }
-    /* What can be the end of the forced text or the beginning of a longer token is no guess. */
-    bool open = state && m->g->states[state].place_count > 0;
+    /* What can be the end of the forced text or the beginning of a longer token is no draft token. */
+    bool open = state && m->g->states[state].item_count > 0;
     mask__disown(m->g);
     work_unlock(&m->g->lock);
     while (n < most && at < len) {

@@ -2,7 +2,7 @@
  * been written: it is made when it is reached, so names that may come in any order cost what a text visits.
  */
 #include "server/grammar/machine.h"
-#include "server/grammar/room.h"
+#include "server/grammar/reserve.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -54,7 +54,7 @@ size_t members__bytes(const struct members *m)
     return m ? m->word_cap * sizeof *m->words + m->slot_count * sizeof *m->slots : 0;
 }
 
-size_t members__made(const struct members *m)
+size_t members__allocated(const struct members *m)
 {
     return m ? (m->word_count - m->word_base) * sizeof *m->words : 0;
 }
@@ -82,8 +82,8 @@ bool members__add(struct grammar *g, const struct gb_members *from, struct gx_no
                       .all = (1u << from->wants) - 1,
                       .any_order = from->any_order && from->names <= ANY_ORDER_MAX,
                       .comma = from->comma};
-    if (!m || !array_room((void **)&m->tables, &m->table_cap, m->table_count + 1, sizeof t) ||
-        !array_room((void **)&m->words, &m->word_cap, m->word_count + S_SEEN + words, sizeof *m->words))
+    if (!m || !array_reserve((void **)&m->tables, &m->table_cap, m->table_count + 1, sizeof t) ||
+        !array_reserve((void **)&m->words, &m->word_cap, m->word_count + S_SEEN + words, sizeof *m->words))
         return false;
     t.list = malloc((t.count + 1) * sizeof *t.list);
     t.required = calloc(3 * (size_t)words, sizeof *t.required);
@@ -264,7 +264,7 @@ static bool slots_grow(struct members *m)
 
 /* The stand that lies at the end of `words`; 0: no memory. (Number 0 is a first stand: nothing leads back.)
  */
-static uint32_t stand(struct members *m)
+static uint32_t member_state(struct members *m)
 {
     uint32_t *s = m->words + m->word_count, n = size_of(m, s);
     if (2 * (m->slot_used + 1) > m->slot_count && !slots_grow(m)) return 0;
@@ -309,7 +309,7 @@ bool members__next(struct grammar *g, gx node, uint32_t *at, gx *what, uint32_t 
     const struct table *t = &m->tables[m->words[from + S_TABLE]];
     uint32_t n = S_SEEN + t->words, most = t->max != RX_NO_LIMIT ? t->max : t->min > 1 ? t->min : 1;
     /* Room for a stand, and a set. */
-    if (!array_room((void **)&m->words, &m->word_cap, m->word_count + 2 * (size_t)n, sizeof *m->words)) {
+    if (!array_reserve((void **)&m->words, &m->word_cap, m->word_count + 2 * (size_t)n, sizeof *m->words)) {
         g->failed = true;
         return false;
     }
@@ -331,13 +331,13 @@ bool members__next(struct grammar *g, gx node, uint32_t *at, gx *what, uint32_t 
         if (!t->any_order) to[S_LAST] = e->name == GB_FURTHER ? t->names : e->name + 1;
         if (skips(t, s[S_LAST], to[S_LAST], e->name) || !can_finish(g, t, to, need)) continue;
         *what = e->what;
-        if (comma) { /* some member can follow: it is looked for anew behind the comma */
+        if (comma) { /* some member can follow: it is looked for again behind the comma */
             memcpy(to, s, n * sizeof *s);
             to[S_COMMA] = 1;
             *what = t->comma;
             *at = (uint32_t)t->count;
         }
-        *then = stand(m);
+        *then = member_state(m);
         if (!*then) g->failed = true;
         return *then != 0;
     }

@@ -5,21 +5,21 @@
 #include "server/grammar/regex.h"
 
 #include "config/base/utf8.h"
-#include "server/grammar/room.h"
+#include "server/grammar/reserve.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 enum kind { K_NONE = 0, K_EMPTY, K_BYTES, K_CONCAT, K_ALT, K_AND, K_NOT, K_REPEAT };
 /* Does it match anything? UNSURE: a bounded search did not tell. */
-enum life { LIFE_UNKNOWN = 0, LIFE_SOME, LIFE_NONE, LIFE_UNSURE };
+enum emptiness { LIFE_UNKNOWN = 0, LIFE_SOME, LIFE_NONE, LIFE_UNSURE };
 
 struct node {
-    uint8_t kind, life;
+    uint8_t kind, emptiness;
     bool nullable, logic, counts; /* logic: and or not within; counts: a cell of it counts */
     uint32_t a, b, c;             /* CONCAT a, b; NOT a; REPEAT a{b,c}; ALT, AND: list[a..a+b); BYTES set a */
     uint32_t first, first_count;  /* its transitions; count FIRST_UNKNOWN: not made yet */
-    uint32_t first_work, life_work; /* to make them; to find `life` */
+    uint32_t first_work, life_work; /* to make them; to find `emptiness` */
     uint32_t least;                 /* no text that it matches is shorter */
 };
 #define FIRST_UNKNOWN UINT32_MAX
@@ -203,7 +203,7 @@ static void facts(const struct rx_pool *p, struct node *n, const uint32_t *items
         break;
     default: n->least = n->kind == K_BYTES; break;
     }
-    n->life = n->nullable || !n->logic ? LIFE_SOME : LIFE_UNKNOWN;
+    n->emptiness = n->nullable || !n->logic ? LIFE_SOME : LIFE_UNKNOWN;
 }
 
 /* The node with these parts: the one that there is, or a new one. */
@@ -221,19 +221,19 @@ static rx intern(struct rx_pool *p, struct node n, const uint32_t *items)
     facts(p, &n, items);
     n.first_count = FIRST_UNKNOWN;
     if (n.kind == K_BYTES) {
-        if (!array_room((void **)&p->sets, &p->set_cap, p->set_count + 1, sizeof *p->sets))
+        if (!array_reserve((void **)&p->sets, &p->set_cap, p->set_count + 1, sizeof *p->sets))
             return fail(p, ST_NOMEM);
         memcpy(p->sets[p->set_count], items, sizeof *p->sets);
         n.a = (uint32_t)p->set_count++;
     } else if (is_list(n.kind)) {
         if (p->list_count + n.b > p->list_max) return fail_full(p);
-        if (!array_room((void **)&p->list, &p->list_cap, p->list_count + n.b, sizeof *p->list))
+        if (!array_reserve((void **)&p->list, &p->list_cap, p->list_count + n.b, sizeof *p->list))
             return fail(p, ST_NOMEM);
         memcpy(p->list + p->list_count, items, n.b * sizeof *items);
         n.a = (uint32_t)p->list_count;
         p->list_count += n.b;
     }
-    if (!array_room((void **)&p->nodes, &p->cap, p->count + 1, sizeof *p->nodes)) return fail(p, ST_NOMEM);
+    if (!array_reserve((void **)&p->nodes, &p->cap, p->count + 1, sizeof *p->nodes)) return fail(p, ST_NOMEM);
     p->nodes[p->count] = n;
     p->slots[h & (p->slot_count - 1)] = (uint32_t)p->count;
     return (rx)p->count++;
@@ -247,15 +247,15 @@ enum status rx_pool_create(size_t nodes_max, struct rx_pool **out)
     p->work_max = SIZE_MAX;
     p->list_max = LIST_MAX;
     p->count = 3;
-    if (!array_room((void **)&p->nodes, &p->cap, 64, sizeof *p->nodes) || !rehash(p, 64)) {
+    if (!array_reserve((void **)&p->nodes, &p->cap, 64, sizeof *p->nodes) || !rehash(p, 64)) {
         rx_pool_free(p);
         return ST_NOMEM;
     }
-    p->nodes[RX_NONE] = (struct node){.kind = K_NONE, .life = LIFE_NONE, .first_count = FIRST_UNKNOWN};
-    p->nodes[RX_EMPTY] =
-        (struct node){.kind = K_EMPTY, .nullable = true, .life = LIFE_SOME, .first_count = FIRST_UNKNOWN};
+    p->nodes[RX_NONE] = (struct node){.kind = K_NONE, .emptiness = LIFE_NONE, .first_count = FIRST_UNKNOWN};
+    p->nodes[RX_EMPTY] = (struct node){
+        .kind = K_EMPTY, .nullable = true, .emptiness = LIFE_SOME, .first_count = FIRST_UNKNOWN};
     p->nodes[RX_ALL] =
-        (struct node){.kind = K_NOT, .nullable = true, .life = LIFE_SOME, .first_count = FIRST_UNKNOWN};
+        (struct node){.kind = K_NOT, .nullable = true, .emptiness = LIFE_SOME, .first_count = FIRST_UNKNOWN};
     *out = p;
     return ST_OK;
 }
@@ -673,11 +673,11 @@ static struct memo *memo_at(struct rx_pool *p, uint64_t key)
     return &p->memo[h & (p->memo_cap - 1)];
 }
 
-static bool memo_room(struct rx_pool *p)
+static bool memo_reserve(struct rx_pool *p)
 {
     if (2 * (p->memo_count + 1) < p->memo_cap) return true;
     size_t old = p->memo_cap, cap = old ? 2 * old : 1024;
-    if (cap > 2 * MEMO_MAX) { /* begins anew */
+    if (cap > 2 * MEMO_MAX) { /* begins again */
         memset(p->memo, 0, old * sizeof *p->memo);
         p->memo_count = 0;
         return true;
@@ -836,7 +836,7 @@ static bool seen_before(struct rx_pool *p, rx what, rx rest)
 
 static void first_add(struct rx_pool *p, uint32_t what, rx rest)
 {
-    if (!array_room((void **)&p->firsts, &p->first_cap, p->first_count + 1, sizeof *p->firsts))
+    if (!array_reserve((void **)&p->firsts, &p->first_cap, p->first_count + 1, sizeof *p->firsts))
         (void)fail(p, ST_NOMEM);
     else p->firsts[p->first_count++] = (struct first){what, rest};
 }
@@ -856,7 +856,7 @@ static void visit(struct rx_pool *p, size_t *todo, rx what, rx rest)
         return;
     }
     if (n->kind <= K_EMPTY || p->st || seen_before(p, what, rest)) return;
-    if (!array_room((void **)&p->todo, &p->todo_cap, *todo + 1, sizeof *p->todo)) (void)fail(p, ST_NOMEM);
+    if (!array_reserve((void **)&p->todo, &p->todo_cap, *todo + 1, sizeof *p->todo)) (void)fail(p, ST_NOMEM);
     else p->todo[(*todo)++] = (struct first){what, rest};
 }
 
@@ -975,7 +975,7 @@ rx rx_derivative(struct rx_pool *p, rx a, uint8_t byte)
     rx_spend(p, WORK_NODE);
     rx out = derive(p, a, byte);
     if (p->st) return RX_NONE;
-    if (!memo_room(p)) return fail(p, ST_NOMEM);
+    if (!memo_reserve(p)) return fail(p, ST_NOMEM);
     struct memo *m = memo_at(p, key);
     if (!m->key) p->memo_count++;
     *m = (struct memo){key, out, since(p, before)};
@@ -1116,12 +1116,12 @@ static int search_next(struct rx_pool *p, struct search *q, struct at *at)
     return -1;
 }
 
-static enum life walk(struct rx_pool *p, rx a, size_t states)
+static enum emptiness walk(struct rx_pool *p, rx a, size_t states)
 {
     struct search q;
     struct at at;
     struct rx_classes classes;
-    enum life found = search_open(p, &q, states, LIFE_WORK * states) ? LIFE_NONE : LIFE_UNSURE;
+    enum emptiness found = search_open(p, &q, states, LIFE_WORK * states) ? LIFE_NONE : LIFE_UNSURE;
     rx_classes_begin(&classes);
     rx_classes_add(p, a, &classes);
     if (p->work - q.before > LIFE_WIDE || p->nodes[a].least > states)
@@ -1139,14 +1139,14 @@ static enum life walk(struct rx_pool *p, rx a, size_t states)
 
 /* What is told of the parts of a sequence or of alternatives is told of the whole. Nothing but the expression
  * is heeded, so the answer and the work depend on it alone: all parts are asked, whatever was found. */
-static enum life life_of(struct rx_pool *p, rx a, size_t states)
+static enum emptiness life_of(struct rx_pool *p, rx a, size_t states)
 {
     struct node n = p->nodes[a];
     size_t before = p->work;
-    rx_spend(p, n.life ? n.life_work : WORK_ITEM);
+    rx_spend(p, n.emptiness ? n.life_work : WORK_ITEM);
     if (p->st) return LIFE_UNSURE;
-    if (n.life) return n.life;
-    enum life out = n.kind == K_ALT ? LIFE_NONE : LIFE_SOME, part;
+    if (n.emptiness) return n.emptiness;
+    enum emptiness out = n.kind == K_ALT ? LIFE_NONE : LIFE_SOME, part;
     bool none = false;
     for (uint32_t i = 0; n.kind == K_AND && i < n.b; i++)
         none = life_of(p, p->list[n.a + i], states) == LIFE_NONE || none;
@@ -1163,7 +1163,7 @@ static enum life life_of(struct rx_pool *p, rx a, size_t states)
         if (part != LIFE_SOME) out = part;
     }
     if (p->st) return LIFE_UNSURE;
-    p->nodes[a].life = (uint8_t)out;
+    p->nodes[a].emptiness = (uint8_t)out;
     p->nodes[a].life_work = since(p, before);
     return out;
 }
@@ -1191,7 +1191,7 @@ rx rx_live(struct rx_pool *p, rx a, size_t states)
  * match where `of` does. */
 static bool covers(struct rx_pool *p, rx a, rx of, bool whole, size_t states)
 {
-    enum { LIFE_STATES = 1024 }; /* as the machine asks: what it finds is kept */
+    enum { EMPTINESS_STATES = 1024 }; /* as the machine asks: what it finds is kept */
     struct search q;
     struct at at;
     if (p->st) return false;
@@ -1201,7 +1201,7 @@ static bool covers(struct rx_pool *p, rx a, rx of, bool whole, size_t states)
         ok = byte >= 0;
         if (!to) continue;
         here = rx_derivative(p, at.x, (uint8_t)byte);
-        ok = here && !p->st && !rx_matches_nothing(p, here, LIFE_STATES) &&
+        ok = here && !p->st && !rx_matches_nothing(p, here, EMPTINESS_STATES) &&
              !(whole && p->nodes[to].nullable && !p->nodes[here].nullable) && search_put(&q, here, to);
     }
     ok = ok && !p->st;

@@ -4,7 +4,7 @@
 
 #include "config/base/hex.h"
 #include "config/base/utf8.h"
-#include "server/grammar/room.h"
+#include "server/grammar/reserve.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -24,14 +24,14 @@ struct parser {
     bool json;
     unsigned depth;
     bool tied; /* the last group has an anchor in it */
-    struct grammar_fault *fault;
+    struct grammar_error *error;
     enum status st;
 };
 
 static rx refuse(struct parser *r, enum status st, const char *what)
 {
     if (!r->st)
-        snprintf(r->fault->message, sizeof r->fault->message, "The regular expression %s (at byte %zu)", what,
+        snprintf(r->error->message, sizeof r->error->message, "The regular expression %s (at byte %zu)", what,
                  r->at);
     if (!r->st) r->st = st;
     return RX_NONE;
@@ -109,7 +109,7 @@ struct list {
 
 static void list_add(struct parser *r, struct list *l, rx x)
 {
-    if (!array_room((void **)&l->items, &l->cap, l->count + 1, sizeof *l->items))
+    if (!array_reserve((void **)&l->items, &l->cap, l->count + 1, sizeof *l->items))
         (void)refuse(r, ST_NOMEM, "is too large");
     else l->items[l->count++] = x;
 }
@@ -130,7 +130,7 @@ struct set {
 
 static void set_add(struct parser *r, struct set *s, uint32_t from, uint32_t to)
 {
-    if (!array_room((void **)&s->ranges, &s->cap, s->count + 1, sizeof *s->ranges)) {
+    if (!array_reserve((void **)&s->ranges, &s->cap, s->count + 1, sizeof *s->ranges)) {
         (void)refuse(r, ST_NOMEM, "is too large");
         return;
     }
@@ -527,16 +527,16 @@ static enum status parse(struct parser *r, rx *out)
     return r->st;
 }
 
-enum status regex_parse(struct rx_pool *p, const char *text, size_t len, rx *out, struct grammar_fault *fault)
+enum status regex_parse(struct rx_pool *p, const char *text, size_t len, rx *out, struct grammar_error *error)
 {
-    struct parser r = {.p = p, .s = text, .len = len, .fault = fault};
+    struct parser r = {.p = p, .s = text, .len = len, .error = error};
     return parse(&r, out);
 }
 
 enum status regex_parse_json(struct rx_pool *p, const char *text, size_t len, rx *out,
-                             struct grammar_fault *fault)
+                             struct grammar_error *error)
 {
-    struct parser r = {.p = p, .s = text, .len = len, .json = true, .fault = fault};
+    struct parser r = {.p = p, .s = text, .len = len, .json = true, .error = error};
     enum status st = parse(&r, out);
     rx quote = rx_literal(p, "\"", 1);
     if (!st) *out = rx_and(p, *out, rx_concat(p, quote, rx_concat(p, anything(&r), quote)));

@@ -9,10 +9,10 @@
 
 /* The whole text matches; ^ and $ at its ends may be left out. */
 enum status regex_parse(struct rx_pool *p, const char *text, size_t len, rx *out,
-                        struct grammar_fault *fault) KV_MUST_CHECK;
+                        struct grammar_error *error) KV_MUST_CHECK;
 /* String literals of JSON, quotes included, whose value has a match somewhere (JSON schema's "pattern"). */
 enum status regex_parse_json(struct rx_pool *p, const char *text, size_t len, rx *out,
-                             struct grammar_fault *fault) KV_MUST_CHECK;
+                             struct grammar_error *error) KV_MUST_CHECK;
 /* One character of [from, to] inside a string literal: escaped where it has to be. */
 rx json_chars(struct rx_pool *p, uint32_t from, uint32_t to);
 /* Any one character, in each way to write it. */

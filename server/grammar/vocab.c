@@ -4,17 +4,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-const struct slice_kind slice_kinds[SLICES] = {
-    {SLICE_ORDINARY, RX_NO_LIMIT}, {SLICE_ORDINARY, 32}, {SLICE_WORD, 32},
-    {SLICE_ORDINARY, 16},          {SLICE_ORDINARY, 8},  {SLICE_ORDINARY, 4}};
+const struct token_class_kind token_class_kinds[TOKEN_CLASSES] = {
+    {TOKEN_CLASS_ORDINARY, RX_NO_LIMIT}, {TOKEN_CLASS_ORDINARY, 32}, {TOKEN_CLASS_WORD, 32},
+    {TOKEN_CLASS_ORDINARY, 16},          {TOKEN_CLASS_ORDINARY, 8},  {TOKEN_CLASS_ORDINARY, 4}};
 #define TOKEN_MAX 4096u /* bytes; one that is longer is never allowed */
 
 void grammar_vocab_free(struct grammar_vocab *v)
 {
     if (!v) return;
-    for (int i = 0; i < SLICES; i++) {
-        free(v->slices[i].bits);
-        free(v->slices[i].rest.nodes);
+    for (int i = 0; i < TOKEN_CLASSES; i++) {
+        free(v->token_classes[i].bits);
+        free(v->token_classes[i].rest.nodes);
     }
     free(v->all.nodes);
     free(v->end_ids);
@@ -43,7 +43,7 @@ static uint32_t chars_of(struct rx_pool *p, rx one, const uint8_t *s, size_t len
 
 struct sorted {
     const uint8_t *s;
-    uint32_t len, id, chars[SLICE_KINDS];
+    uint32_t len, id, chars[TOKEN_CLASS_KINDS];
 };
 
 static int by_bytes(const void *a, const void *b)
@@ -68,20 +68,20 @@ static bool node_put(struct trie *t, uint8_t byte, uint16_t depth)
     return true;
 }
 
-static bool in_slice(const struct sorted *x, const struct slice_kind *k)
+static bool in_token_class(const struct sorted *x, const struct token_class_kind *k)
 {
     return k && x->chars[k->what] != RX_NO_LIMIT && x->chars[k->what] <= k->chars;
 }
 
 /* Of the tokens that are not in the slice. NULL: of all. */
 static bool trie_make(struct trie *t, const uint32_t *twin, const struct sorted *list, size_t n,
-                      const struct slice_kind *without)
+                      const struct token_class_kind *without)
 {
     uint32_t path[TOKEN_MAX + 1], depth = 0;
     const struct sorted *last = NULL;
     for (size_t i = 0; i < n; i++) {
         const struct sorted *x = &list[i];
-        if (in_slice(x, without)) continue;
+        if (in_token_class(x, without)) continue;
         if (last && last->len == x->len && memcmp(last->s, x->s, x->len) == 0) continue; /* its twin */
         uint32_t same = 0;
         while (last && same < x->len && same < depth && last->s[same] == x->s[same]) same++;
@@ -130,16 +130,16 @@ static bool copy_bytes(struct grammar_vocab *v, const struct grammar_token *toke
 
 static bool tries_make(struct grammar_vocab *v, struct rx_pool *p, struct sorted *list)
 {
-    rx one[SLICE_KINDS];
+    rx one[TOKEN_CLASS_KINDS];
     size_t n = 0;
-    for (int k = 0; k < SLICE_KINDS; k++) one[k] = grammar__character(p, (enum slice_of_what)k);
+    for (int k = 0; k < TOKEN_CLASS_KINDS; k++) one[k] = grammar__character(p, (enum token_class_of_what)k);
     for (uint32_t i = 0; i < v->count; i++) {
         const uint8_t *s = v->bytes + v->at[i];
         uint32_t len = (uint32_t)(v->at[i + 1] - v->at[i]);
         if (len > v->depth) v->depth = len;
         if (!len) continue;
         list[n] = (struct sorted){s, len, i, {0}};
-        for (int k = 0; k < SLICE_KINDS; k++) list[n].chars[k] = chars_of(p, one[k], s, len);
+        for (int k = 0; k < TOKEN_CLASS_KINDS; k++) list[n].chars[k] = chars_of(p, one[k], s, len);
         n++;
     }
     if (rx_status(p)) return false;
@@ -147,13 +147,14 @@ static bool tries_make(struct grammar_vocab *v, struct rx_pool *p, struct sorted
     for (size_t i = 1; i < n; i++)
         if (list[i].len == list[i - 1].len && memcmp(list[i].s, list[i - 1].s, list[i].len) == 0)
             v->twin[list[i - 1].id] = list[i].id;
-    for (int k = 0; k < SLICES; k++) {
-        v->slices[k].bits = calloc(v->words + 1u, sizeof(uint32_t));
-        if (!v->slices[k].bits || !trie_make(&v->slices[k].rest, v->twin, list, n, &slice_kinds[k]))
+    for (int k = 0; k < TOKEN_CLASSES; k++) {
+        v->token_classes[k].bits = calloc(v->words + 1u, sizeof(uint32_t));
+        if (!v->token_classes[k].bits ||
+            !trie_make(&v->token_classes[k].rest, v->twin, list, n, &token_class_kinds[k]))
             return false;
         for (size_t i = 0; i < n; i++)
-            if (in_slice(&list[i], &slice_kinds[k]))
-                v->slices[k].bits[list[i].id >> 5] |= 1u << (list[i].id & 31);
+            if (in_token_class(&list[i], &token_class_kinds[k]))
+                v->token_classes[k].bits[list[i].id >> 5] |= 1u << (list[i].id & 31);
     }
     return trie_make(&v->all, v->twin, list, n, NULL);
 }

@@ -32,7 +32,7 @@ struct grammar_vocab {
     struct {
         uint32_t *bits; /* [words] */
         struct trie rest;
-    } slices[SLICES];
+    } token_classes[TOKEN_CLASSES];
 };
 
 #endif

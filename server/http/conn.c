@@ -3,7 +3,7 @@
 
 #include "config/base/assert.h"
 #include "config/base/log.h"
-#include "server/http/http_in.h"
+#include "server/http/http_parser.h"
 #include "server/http/limits.h"
 #include "server/http/event_loop.h"
 #include "server/http/metrics.h"
@@ -18,7 +18,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define PIECE 65536u /* bytes read at once, and of pipelined requests kept */
+#define READ_CHUNK 65536u /* bytes read at once, and of pipelined requests kept */
 
 struct conn {
     struct loop *loop;
@@ -35,7 +35,7 @@ struct conn {
     enum conn_phase phase;
     uint64_t phase_us;         /* begin of the phase, in CONN_HEAD of its first byte */
     uint64_t data_us, sent_us; /* when bytes came last; when the client took some last, or had to begin to */
-    struct http_in in;
+    struct http_parser in;
     struct buf kept;     /* from the client, of the next request */
     struct buf up, down; /* on their way to libmicrohttpd and to the client; the first *_at bytes are gone */
     size_t up_at, down_at;
@@ -76,7 +76,7 @@ static void release(struct conn *n)
     else l->conns = n->next;
     if (n->next) n->next->prev = n->prev;
     l->srv->conn_count--;
-    http_in_fini(&n->in);
+    http_parser_fini(&n->in);
     buf_fini(&n->kept);
     buf_fini(&n->up);
     buf_fini(&n->down);
@@ -114,7 +114,7 @@ static void finish(struct conn *n)
 {
     int unread = 0;
     if (n->phase == CONN_LINGER || n->tcp < 0) return;
-    bool whole = n->phase != CONN_BODY && !n->refused && !n->kept.len && !http_in_begun(&n->in);
+    bool whole = n->phase != CONN_BODY && !n->refused && !n->kept.len && !http_parser_begun(&n->in);
     whole = whole || (n->phase == CONN_BUSY && !n->kept.len);
     if (n->ended || (whole && (ioctl(n->tcp, FIONREAD, &unread) || !unread))) {
         drop(n);
@@ -136,7 +136,7 @@ static void polls(struct conn *n)
     bool down = n->down.len > n->down_at, up = n->up.len > n->up_at;
     if (n->phase == CONN_LINGER) tcp = UV_READABLE;
     else if (n->refused || n->ended) tcp = 0;
-    else if (n->phase == CONN_BUSY) tcp = n->kept.len < PIECE ? UV_READABLE : n->hup ? 0 : UV_DISCONNECT;
+    else if (n->phase == CONN_BUSY) tcp = n->kept.len < READ_CHUNK ? UV_READABLE : n->hup ? 0 : UV_DISCONNECT;
     else if (!up) tcp = UV_READABLE;
     if (down) tcp |= UV_WRITABLE;
     if (!down) pair = UV_READABLE;
@@ -169,7 +169,7 @@ static bool to_client(struct conn *n, const char *data, size_t len, size_t *sent
 
 static void pump_down(struct conn *n)
 {
-    static char bytes[PIECE];
+    static char bytes[READ_CHUNK];
     while (n->tcp >= 0) {
         size_t sent;
         if (n->down.len > n->down_at) {
@@ -213,13 +213,13 @@ static void pump_down(struct conn *n)
 
 /* ---- answers of our own ---- */
 
-/* The gate's answer, and the end of the connection. A lack of memory ends it without. */
+/* The HTTP front's answer, and the end of the connection. A lack of memory ends it without. */
 static void refuse(struct conn *n, const struct api_error *e, enum error_shape shape, const char *id,
                    const char *origin)
 {
     struct buf text;
-    buf_init(&text, PIECE);
-    buf_init(&n->last, PIECE);
+    buf_init(&text, READ_CHUNK);
+    buf_init(&n->last, READ_CHUNK);
     bool anthropic = shape == ERROR_ANTHROPIC;
     error_json(e, shape, &text);
     bool ok = !buf_addf(&n->last,
@@ -245,9 +245,9 @@ static void refuse_input(struct conn *n, const struct api_error *e)
     char id[REQUEST_ID_BYTES];
     struct request *r = n->request;
     if (r) {
-        if (!r->answer.error.http) r->answer.error = *e; /* else it was refused by its headers */
+        if (!r->response.error.http) r->response.error = *e; /* else it was refused by its headers */
         if (r->http.queued) n->refused = true; /* that answer is on its way, and the end behind it */
-        else if (!conn_answer_early(r)) drop(n);
+        else if (!conn_respond_early(r)) drop(n);
         return;
     }
     request_id_make(id, n->in.id);
@@ -256,15 +256,15 @@ static void refuse_input(struct conn *n, const struct api_error *e)
     refuse(n, e, ERROR_OPENAI, id, NULL);
 }
 
-bool conn_answer_early(struct request *r)
+bool conn_respond_early(struct request *r)
 {
     struct conn *n = r->http.mhd ? conn_of(r->http.mhd) : NULL;
     if (!n || n->phase != CONN_BODY || n->refused || r->http.queued || n->tcp < 0) return false;
-    metrics_rejected(r->srv->metrics, r->answer.error.http);
-    r->answer.status = r->answer.error.http;
-    request_to(r, RQ_ANSWER);
+    metrics_rejected(r->srv->metrics, r->response.error.http);
+    r->response.status = r->response.error.http;
+    request_to(r, RQ_RESPONSE);
     r->http.queued = true;
-    refuse(n, &r->answer.error, r->answer.shape, r->http.id, r->http.allow_origin);
+    refuse(n, &r->response.error, r->response.shape, r->http.id, r->http.allow_origin);
     server_kick(n->loop->srv);
     return true;
 }
@@ -292,8 +292,8 @@ static void take(struct conn *n, const char *data, size_t len)
     n->data_us = now;
     do {
         size_t used = 0;
-        bool begun = http_in_begun(&n->in);
-        ev = http_in_feed(&n->in, data, len, &used, &n->up);
+        bool begun = http_parser_begun(&n->in);
+        ev = http_parser_feed(&n->in, data, len, &used, &n->up);
         data += used;
         len -= used;
         if (ev == HTTP_BAD) {
@@ -324,7 +324,7 @@ static void client_ended(struct conn *n)
 
 static void from_client(struct conn *n)
 {
-    static char bytes[PIECE];
+    static char bytes[READ_CHUNK];
     ssize_t k = recv(n->tcp, bytes, sizeof bytes, MSG_DONTWAIT);
     if (k < 0 && (errno == EAGAIN || errno == EINTR)) return;
     if (k < 0 || (k == 0 && n->phase == CONN_LINGER)) {
@@ -402,7 +402,7 @@ void conn_completed(struct MHD_Connection *c)
     if (n->phase != CONN_BUSY || n->tcp < 0) return;
     n->data_us = now_us();
     phase_to(n, CONN_HEAD, n->data_us);
-    http_in_next(&n->in);
+    http_parser_next(&n->in);
     struct buf kept = n->kept;
     buf_init(&n->kept, kept.max);
     if (kept.len) take(n, kept.data, kept.len);
@@ -440,10 +440,11 @@ static void sweep_one(struct conn *n, uint64_t now)
         if (n->ended) pump_down(n); /* its last answer may have come this moment */
         if (n->tcp < 0) break;
         down = n->down.len > n->down_at;
-        if ((n->ended && !down) || (!http_in_begun(&n->in) && !down &&
+        if ((n->ended && !down) || (!http_parser_begun(&n->in) && !down &&
                                     later(now, n->phase_us, n->served ? idle : LIMIT_HEADER_SECONDS)))
             drop(n);
-        else if (http_in_begun(&n->in) && later(now, n->phase_us, LIMIT_HEADER_SECONDS)) overdue(n, "head");
+        else if (http_parser_begun(&n->in) && later(now, n->phase_us, LIMIT_HEADER_SECONDS))
+            overdue(n, "head");
         break;
     case CONN_BODY:
         if (later(now, n->data_us, silence) || later(now, n->phase_us, LIMIT_BODY_SECONDS))
@@ -474,7 +475,7 @@ void conn_unstick(struct loop *l)
     for (struct conn *n = l->conns; n; n = n->next) {
         bool asleep = n->request && n->request->http.suspended;
         if (n->tcp < 0 || asleep || n->phase == CONN_LINGER ||
-            (n->phase == CONN_HEAD && !http_in_begun(&n->in)))
+            (n->phase == CONN_HEAD && !http_parser_begun(&n->in)))
             continue;
         drop(n);
     }
@@ -520,11 +521,11 @@ static void conn_open(struct loop *l, int fd, const struct sockaddr *from, sockl
     if (n->next) n->next->prev = n;
     l->conns = n;
     l->srv->conn_count++;
-    http_in_init(&n->in);
-    buf_init(&n->kept, 2 * PIECE);
-    buf_init(&n->up, 2 * PIECE + 2 * LIMIT_HEADER_BYTES);
-    buf_init(&n->down, PIECE);
-    buf_init(&n->last, PIECE);
+    http_parser_init(&n->in);
+    buf_init(&n->kept, 2 * READ_CHUNK);
+    buf_init(&n->up, 2 * READ_CHUNK + 2 * LIMIT_HEADER_BYTES);
+    buf_init(&n->down, READ_CHUNK);
+    buf_init(&n->last, READ_CHUNK);
     n->tcp_poll.data = n->pair_poll.data = n;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     if (uv_poll_init(&l->uv, &n->tcp_poll,

@@ -1,7 +1,8 @@
-/* Connections from accept to close. Between each client's socket and libmicrohttpd there is a gate: http_in.h
- * parses what the client sends and passes it on through a socket pair, one request at a time; libmicrohttpd's
- * answer comes back the same way. So libmicrohttpd gets well-formed requests only. Deadlines, malformed
- * requests and answers before the end of a body are handled here. Event loop's thread. Internal to server/.
+/* Connections from accept to close. Between each client's socket and libmicrohttpd there is an HTTP front:
+ * http_parser.h parses what the client sends and passes it on through a socket pair, one request at a time;
+ * libmicrohttpd's answer comes back the same way. So libmicrohttpd gets well-formed requests only. Deadlines,
+ * malformed requests and answers before the end of a body are handled here. Event loop's thread. Internal to
+ * server/.
  */
 #ifndef KVASIR_CONN_H
 #define KVASIR_CONN_H
@@ -34,7 +35,7 @@ void conn_request(struct request *r);          /* r's head has come to libmicroh
 void conn_completed(struct MHD_Connection *c); /* its request is finished: the next one may come */
 /* r->answer.error is the answer though the body isn't there yet, which libmicrohttpd can't do. False: the
  * body is there, or it has answered. */
-bool conn_answer_early(struct request *r);
+bool conn_respond_early(struct request *r);
 void conn_cut(struct request *r);              /* ends a connection whose answer is being written */
 void conn_sweep(struct loop *l, uint64_t now); /* deadlines; every 100 ms */
 void conn_unstick(struct loop *l);       /* libmicrohttpd reports ready but makes no progress: closes the

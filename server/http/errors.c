@@ -2,7 +2,7 @@
 #include "server/http/errors.h"
 
 #include "config/base/utf8.h"
-#include "server/http/json_out.h"
+#include "server/http/json_writer.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -88,25 +88,25 @@ static const char *anthropic_type(int http)
 
 void error_json(const struct api_error *e, enum error_shape shape, struct buf *out)
 {
-    struct json_out o = {.buf = out};
+    struct json_writer o = {.buf = out};
     if (shape ==
         ERROR_ANTHROPIC) { /* no fields for the parameter and the code: the message names the former */
         char message[sizeof e->param + sizeof e->message + 2];
         snprintf(message, sizeof message, "%s%s%s", e->param, e->param[0] ? ": " : "", e->message);
-        jo_text(&o, "{\"type\":\"error\",\"error\":{\"type\":");
-        jo_cstring(&o, anthropic_type(e->http));
-        jo_text(&o, ",\"message\":");
-        jo_cstring(&o, message);
-        jo_text(&o, "}}");
+        jw_text(&o, "{\"type\":\"error\",\"error\":{\"type\":");
+        jw_cstring(&o, anthropic_type(e->http));
+        jw_text(&o, ",\"message\":");
+        jw_cstring(&o, message);
+        jw_text(&o, "}}");
         return;
     }
-    jo_text(&o, "{\"error\":{\"message\":");
-    jo_cstring(&o, e->message);
-    jo_text(&o, ",\"type\":");
-    jo_cstring(&o, e->type);
-    jo_text(&o, ",\"param\":");
-    jo_cstring(&o, e->param[0] ? e->param : NULL);
-    jo_text(&o, ",\"code\":");
-    jo_cstring(&o, e->code);
-    jo_text(&o, "}}");
+    jw_text(&o, "{\"error\":{\"message\":");
+    jw_cstring(&o, e->message);
+    jw_text(&o, ",\"type\":");
+    jw_cstring(&o, e->type);
+    jw_text(&o, ",\"param\":");
+    jw_cstring(&o, e->param[0] ? e->param : NULL);
+    jw_text(&o, ",\"code\":");
+    jw_cstring(&o, e->code);
+    jw_text(&o, "}}");
 }

@@ -1,5 +1,5 @@
 /* Errors as the OpenAI API shows them: HTTP status and the four fields of the error object. Filled where the
- * fault is known, turned into JSON where it is answered; and the one table from status codes of the lower
+ * error is known, turned into JSON where it is answered; and the one table from status codes of the lower
  * layers. Depends on no other module; any thread. */
 #ifndef KVASIR_ERRORS_H
 #define KVASIR_ERRORS_H
@@ -19,12 +19,12 @@ struct api_error {
 
 /* Fills all of it (err may be NULL). The type follows from http: 401, 403 and other 4xx are
  * invalid_request_error, 429 rate_limit_error, 5xx server_error. param may be NULL. A text that was cut stays
- * valid UTF-8. Returns http, so that a fault is one line. */
+ * valid UTF-8. Returns http, so that an error is one line. */
 int api_error_set(struct api_error *err, int http, const char *code, const char *param, const char *fmt, ...)
     __attribute__((format(printf, 5, 6)));
-/* Fills *e unless it holds an error already (http != 0), and returns ST_INVALID, so that a fault is one line:
- *   return api_fail(e, 400, "invalid_value", "temperature", "...", ...);
- * code must be a static string; param may be NULL. */
+/* Fills *e unless it holds an error already (http != 0), and returns ST_INVALID, so that an error is one
+ * line: return api_fail(e, 400, "invalid_value", "temperature", "...", ...); code must be a static string;
+ * param may be NULL. */
 enum status api_fail(struct api_error *e, int http, const char *code, const char *param, const char *fmt, ...)
     __attribute__((format(printf, 5, 6)));
 /* api_fail with 503: the server is out of memory. */

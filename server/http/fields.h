@@ -20,7 +20,7 @@ enum status field_int(struct api_error *e, json_t *root, const char *name, int64
                       int64_t *out, bool *has); /* has may be NULL */
 enum status field_num(struct api_error *e, json_t *root, const char *name, double min, double max,
                       double *out, bool *has);
-/* A whole number that 64 bits don't hold, inside of another value of the body (json_in.c): jansson has no
+/* A whole number that 64 bits don't hold, inside of another value of the body (json_parser.c): jansson has no
  * place for it, so it is an object with this member, a string. Returns the digits, with a minus where there
  * is one; NULL for anything else. Who sends such an object gets such a number. */
 #define JSON_BIG_INT "\xEF\xB7\x90" /* U+FDD0, no character */

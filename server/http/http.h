@@ -20,7 +20,7 @@
 
 struct metrics;
 struct auth;
-struct image_alias;
+struct image_hash_cache;
 struct grammars;
 struct grammar_memory;
 struct fetcher;
@@ -64,7 +64,7 @@ struct server {
 
     struct auth *auth; /* NULL = open */
     struct metrics *metrics;
-    struct image_alias *aliases;                 /* what encoded pictures became; any thread */
+    struct image_hash_cache *image_hashes;       /* what encoded images became; any thread */
     struct fetcher *fetcher;                     /* --allow-remote-media, or NULL */
     struct local_dir *media_dir;                 /* --allowed-media-dir, or NULL; any thread */
     struct grammars *grammars;                   /* compiled ones; any thread */
@@ -79,8 +79,8 @@ struct server {
     uint64_t compile_turn;     /* after those that were begun */
     size_t body_bytes;         /* request bodies held */
     size_t parse_bytes;        /* parse_cost of all bodies being read */
-    size_t answer_bytes;       /* answers held, in progress or being read */
-    atomic_size_t pixel_bytes; /* decoded pictures held by requests; any thread */
+    size_t response_bytes;     /* answers held, in progress or being read */
+    atomic_size_t pixel_bytes; /* decoded images held by requests; any thread */
 };
 
 /* The loop's thread. */

@@ -66,11 +66,11 @@ static size_t mhd_unescape(void *cls, struct MHD_Connection *c, char *s)
     return strlen(s);
 }
 
-static enum MHD_Result queue_answer(struct request *r)
+static enum MHD_Result queue_response(struct request *r)
 {
     struct MHD_Response *resp = request_response(r);
     if (!resp) return MHD_NO;
-    enum MHD_Result ok = MHD_queue_response(r->http.mhd, (unsigned)r->answer.status, resp);
+    enum MHD_Result ok = MHD_queue_response(r->http.mhd, (unsigned)r->response.status, resp);
     MHD_destroy_response(resp); /* the connection keeps its own reference */
     r->http.queued = ok == MHD_YES;
     return ok;
@@ -80,16 +80,16 @@ static enum MHD_Result queue_answer(struct request *r)
  * answer goes out at once. */
 static enum MHD_Result refuse(struct request *r)
 {
-    const char *length = exchange_header(&r->http, "Content-Length");
-    const char *coding = exchange_header(&r->http, "Transfer-Encoding");
-    const char *expect = exchange_header(&r->http, "Expect");
+    const char *length = http_message_header(&r->http, "Content-Length");
+    const char *coding = http_message_header(&r->http, "Transfer-Encoding");
+    const char *expect = http_message_header(&r->http, "Expect");
     bool body = coding || (length && strcmp(length, "0") != 0);
     bool small = !coding && length && strlen(length) <= 5 && strtoul(length, NULL, 10) <= LIMIT_SMALL_BODY;
     request_to(r, RQ_SWALLOW);
     if (!body || (small && !expect && !r->http.close_after)) return MHD_YES;
     r->http.close_after = true;
     request_fail(r);
-    return queue_answer(r);
+    return queue_response(r);
 }
 
 static enum MHD_Result body_take(struct request *r, const char *data, size_t len)
@@ -97,18 +97,18 @@ static enum MHD_Result body_take(struct request *r, const char *data, size_t len
     struct server *s = r->srv;
     r->http.body_seen += len;
     if (r->state == RQ_BODY && r->http.body_seen > s->opt->max_body_bytes) {
-        api_fail(&r->answer.error, 413, "request_too_large", NULL,
+        api_fail(&r->response.error, 413, "request_too_large", NULL,
                  "The request body is larger than %llu bytes.", (unsigned long long)s->opt->max_body_bytes);
     } else if (r->state == RQ_BODY && s->body_bytes + len > LIMIT_BODIES_BYTES) {
-        api_fail(&r->answer.error, 503, "out_of_memory", NULL,
+        api_fail(&r->response.error, 503, "out_of_memory", NULL,
                  "The server holds too many request bodies; try again.");
-    } else if (r->state == RQ_BODY && exchange_body_add(&r->http, data, len)) {
-        api_nomem(&r->answer.error);
+    } else if (r->state == RQ_BODY && http_message_body_add(&r->http, data, len)) {
+        api_nomem(&r->response.error);
     }
-    if (r->answer.error.http) {
+    if (r->response.error.http) {
         s->body_bytes -= r->http.body.len;
         buf_fini(&r->http.body);
-        if (r->state == RQ_BODY && conn_answer_early(r)) return MHD_NO;
+        if (r->state == RQ_BODY && conn_respond_early(r)) return MHD_NO;
         request_to(r, RQ_SWALLOW);
         return MHD_YES;
     }
@@ -129,7 +129,7 @@ static enum MHD_Result on_request(void *cls, struct MHD_Connection *c, const cha
         conn_request(r);
         return l->admit(r) ? MHD_YES : refuse(r);
     }
-    if (r->state == RQ_ANSWER && r->http.queued) return MHD_NO; /* the gate has answered */
+    if (r->state == RQ_RESPONSE && r->http.queued) return MHD_NO; /* the HTTP front has answered */
     if (*len) {
         enum MHD_Result ok = body_take(r, data, *len);
         *len = 0;
@@ -141,8 +141,8 @@ static enum MHD_Result on_request(void *cls, struct MHD_Connection *c, const cha
         r->route->start(r);
     }
     if (r->cancelled) return MHD_NO;
-    if (r->state == RQ_ANSWER || r->state == RQ_STREAM) return queue_answer(r);
-    exchange_sleep(&r->http);
+    if (r->state == RQ_RESPONSE || r->state == RQ_STREAM) return queue_response(r);
+    http_message_sleep(&r->http);
     return MHD_YES;
 }
 
@@ -155,7 +155,7 @@ static void on_completed(void *cls, struct MHD_Connection *c, void **context,
     *context = NULL;
     bool gone = !r->http.queued || (code != MHD_REQUEST_TERMINATED_COMPLETED_OK && r->state == RQ_STREAM);
     double seconds = (double)(now_us() - r->http.arrived_us) * 1e-6;
-    int status = gone ? 499 : r->answer.status;
+    int status = gone ? 499 : r->response.status;
     if (r->route && r->route->label) {
         metrics_http(r->srv->metrics, r->route->label,
                      r->http.method == M_POST   ? "POST"

@@ -4,8 +4,8 @@
 #include "engine/model/model_info.h"
 #include "server/fetch/fetch.h"
 #include "server/grammar/grammar.h"
-#include "server/media/alias.h"
-#include "server/http/json_out.h"
+#include "server/media/image_hash_cache.h"
+#include "server/http/json_writer.h"
 #include "server/http/http.h"
 
 #include <dirent.h>
@@ -79,7 +79,7 @@ static const struct hist_family {
     [H_INFERENCE] = {"vllm:request_inference_time_seconds", "Time running.", &scale_request},
     [H_PREFILL] = {"vllm:request_prefill_time_seconds", "Admission to first token.", &scale_request},
     [H_DECODE] = {"vllm:request_decode_time_seconds", "First to last token.", &scale_request},
-    [H_IMAGE] = {"kvasir:image_decode_seconds", "Decoding and preparing one picture.", &scale_ttft},
+    [H_IMAGE] = {"kvasir:image_decode_seconds", "Decoding and preparing one image.", &scale_ttft},
 };
 
 struct http_series {
@@ -318,10 +318,10 @@ static double usage(const struct sched_stats *st, const struct engine_caps *caps
 {
     double most = 0, live = 0;
     for (uint32_t g = 0; g < st->group_count; g++)
-        live += (double)st->groups[g].blocks_live * caps->groups[g].block_units;
+        live += (double)st->groups[g].blocks_live * caps->groups[g].block_grains;
     for (uint32_t g = 0; g < st->group_count; g++) {
-        double own = (double)st->groups[g].blocks_live * caps->groups[g].block_units;
-        double room = (double)st->arena_units - (live - own);
+        double own = (double)st->groups[g].blocks_live * caps->groups[g].block_grains;
+        double room = (double)st->arena_grains - (live - own);
         double share = own > 0 && room > 0 ? own / room : 0;
         if (share > most) most = share;
     }
@@ -340,7 +340,7 @@ static void kv_text(struct writer *w, const struct sched_stats *st, const struct
         cached[g] = st->groups[g].blocks_cached;
         hits[g] = st->groups[g].hit_tokens;
         evicted[g] = st->groups[g].evicted_blocks;
-        units += caps->groups[g].block_units;
+        units += caps->groups[g].block_grains;
     }
     double share = usage(st, caps);
     single(w, "vllm:kv_cache_usage_perc", "gauge",
@@ -358,16 +358,16 @@ static void kv_text(struct writer *w, const struct sched_stats *st, const struct
                "Tokens whose KV was taken from the prefix cache, by group of layers.", hits);
     group_text(w, st, "kvasir:kv_blocks_evicted_total", "counter",
                "KV blocks that the prefix cache gave back for want of memory, by group of layers.", evicted);
-    single(w, "kvasir:kv_arena_units", "gauge", "Size of the KV arena in units.", (double)st->arena_units);
+    single(w, "kvasir:kv_arena_units", "gauge", "Size of the KV arena in units.", (double)st->arena_grains);
     single(w, "kvasir:kv_arena_units_used", "gauge", "Units of the KV arena in use or cached.",
-           (double)st->used_units);
+           (double)st->used_grains);
     head(w, "vllm:cache_config_info", "gauge", "Settings of the KV arena.");
     W(w,
       "vllm:cache_config_info{block_size=\"%u\",cache_dtype=\"%s\",enable_prefix_caching=\"%s\",engine=\"0\","
       "model_name=\"%s\",num_gpu_blocks=\"%llu\"} 1.0\n",
       caps->block_tokens, s->model ? s->model->info->kv_dtype : "",
       strcmp(s->opt->prefix_cache, "on") == 0 ? "True" : "False", w->m->model_label,
-      (unsigned long long)(units ? st->arena_units / units : 0));
+      (unsigned long long)(units ? st->arena_grains / units : 0));
 }
 
 const char *cache_stop_name(enum cache_stop stop)
@@ -430,30 +430,30 @@ static void prefix_cache_text(struct writer *w, const struct sched_stats *st)
 
 static void images_text(struct writer *w, const struct sched_stats *st, const struct server *s)
 {
-    struct image_alias_stats a;
-    image_alias_stats(s->aliases, &a);
-    single(w, "vllm:mm_cache_queries_total", "counter", "Pictures looked up in the feature cache.",
+    struct image_hash_cache_stats a;
+    image_hash_cache_stats(s->image_hashes, &a);
+    single(w, "vllm:mm_cache_queries_total", "counter", "Images looked up in the feature cache.",
            (double)st->feature_queries);
-    single(w, "vllm:mm_cache_hits_total", "counter", "Pictures found in the feature cache.",
+    single(w, "vllm:mm_cache_hits_total", "counter", "Images found in the feature cache.",
            (double)st->feature_hits);
-    single(w, "kvasir:images_encoded_total", "counter", "Pictures encoded by the vision tower.",
+    single(w, "kvasir:images_encoded_total", "counter", "Images encoded by the vision tower.",
            (double)st->images_encoded);
-    single(w, "kvasir:images_decoded_total", "counter", "Picture files decoded and prepared.",
+    single(w, "kvasir:images_decoded_total", "counter", "Image files decoded and prepared.",
            (double)w->m->images_decoded);
-    single(w, "kvasir:picture_bytes", "gauge", "Decoded pictures held by requests.",
+    single(w, "kvasir:image_bytes", "gauge", "Decoded images held by requests.",
            (double)atomic_load(&s->pixel_bytes));
-    single(w, "kvasir:answer_bytes", "gauge", "Answers held, in the making or being read.",
-           (double)s->answer_bytes);
-    single(w, "kvasir:image_alias_queries_total", "counter",
-           "Picture files looked up among those that were decoded before.", (double)a.queries);
-    single(w, "kvasir:image_alias_hits_total", "counter",
-           "Picture files found among those that were decoded before.", (double)a.hits);
-    single(w, "kvasir:image_alias_entries", "gauge", "Picture files whose content is known.",
+    single(w, "kvasir:response_bytes", "gauge", "Answers held, in the making or being read.",
+           (double)s->response_bytes);
+    single(w, "kvasir:image_hash_cache_queries_total", "counter",
+           "Image files looked up among those that were decoded before.", (double)a.queries);
+    single(w, "kvasir:image_hash_cache_hits_total", "counter",
+           "Image files found among those that were decoded before.", (double)a.hits);
+    single(w, "kvasir:image_hash_cache_entries", "gauge", "Image files whose content is known.",
            (double)a.entries);
-    single(w, "kvasir:encoder_cache_bytes", "gauge", "Encoded pictures kept, in use or for later.",
+    single(w, "kvasir:encoder_cache_bytes", "gauge", "Encoded images kept, in use or for later.",
            (double)st->feature_bytes);
-    single(w, "kvasir:encoder_cache_evictions_total", "counter",
-           "Encoded pictures dropped for want of memory.", (double)st->feature_evictions);
+    single(w, "kvasir:encoder_cache_evictions_total", "counter", "Encoded images dropped for want of memory.",
+           (double)st->feature_evictions);
 }
 
 static void fetch_text(struct writer *w, const struct server *s)
@@ -461,11 +461,11 @@ static void fetch_text(struct writer *w, const struct server *s)
     struct fetch_stats f;
     if (!s->fetcher) return;
     fetch_stats(s->fetcher, &f);
-    single(w, "kvasir:urls_fetched_total", "counter", "URLs of pictures fetched.", (double)f.fetched);
-    single(w, "kvasir:urls_failed_total", "counter", "URLs of pictures that were refused or failed.",
+    single(w, "kvasir:urls_fetched_total", "counter", "URLs of images fetched.", (double)f.fetched);
+    single(w, "kvasir:urls_failed_total", "counter", "URLs of images that were refused or failed.",
            (double)f.failed);
-    single(w, "kvasir:fetched_bytes_total", "counter", "Bytes of pictures fetched.", (double)f.bytes);
-    single(w, "kvasir:urls_waiting", "gauge", "URLs of pictures being fetched or waiting for that.",
+    single(w, "kvasir:fetched_bytes_total", "counter", "Bytes of images fetched.", (double)f.bytes);
+    single(w, "kvasir:urls_waiting", "gauge", "URLs of images being fetched or waiting for that.",
            (double)f.queued);
     single(w, "kvasir:fetched_bytes_held", "gauge", "Fetched files not yet taken by their requests.",
            (double)f.held);
@@ -483,14 +483,14 @@ static void engine_text(struct writer *w, const struct sched_stats *st, const st
     single(w, "vllm:prompt_tokens_total", "counter", "Prefill tokens processed.", (double)st->prompt_tokens);
     single(w, "vllm:generation_tokens_total", "counter", "Generated tokens.", (double)st->generated_tokens);
     single(w, "vllm:spec_decode_num_drafts_total", "counter", "Runs with drafted tokens.",
-           (double)st->verified_runs);
+           (double)st->verified_chunks);
     single(w, "vllm:spec_decode_num_draft_tokens_total", "counter", "Drafted tokens.",
            (double)st->proposed_tokens);
     single(w, "vllm:spec_decode_num_accepted_tokens_total", "counter", "Drafted tokens that were accepted.",
            (double)st->accepted_tokens);
     head(w, "vllm:spec_decode_num_accepted_tokens_per_pos_total", "counter",
          "Accepted drafted tokens by place in their draft.");
-    for (int i = 0; i < (int)SCHED_GUESSES_MAX; i++) {
+    for (int i = 0; i < (int)SCHED_DRAFT_MAX; i++) {
         char place[32];
         snprintf(place, sizeof place, ",position=\"%d\"", i);
         sample(w, "vllm:spec_decode_num_accepted_tokens_per_pos_total", "", place,

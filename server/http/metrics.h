@@ -34,7 +34,7 @@ void metrics_http(struct metrics *m, const char *handler, const char *method, in
 void metrics_rejected(struct metrics *m, int status);
 void metrics_first_token(struct metrics *m, double seconds);
 void metrics_next_token(struct metrics *m, double seconds);
-void metrics_image(struct metrics *m, double decode_seconds); /* one picture decoded and prepared */
+void metrics_image(struct metrics *m, double decode_seconds); /* one image decoded and prepared */
 
 /* One finished sequence. */
 struct metrics_sequence {

@@ -152,8 +152,8 @@ static bool origin_allowed(const struct options *o, const char *text)
  */
 static bool foreign(const struct request *r, const char *origin, const char *host)
 {
-    const char *site = exchange_header(&r->http, "Sec-Fetch-Site"),
-               *mode = exchange_header(&r->http, "Sec-Fetch-Mode");
+    const char *site = http_message_header(&r->http, "Sec-Fetch-Site"),
+               *mode = http_message_header(&r->http, "Sec-Fetch-Mode");
     struct span authority;
     if (list_has(r->srv->opt->cors_origins, "*") || (site && strcmp(site, "same-origin") == 0)) return false;
     if (!origin) return site && strcmp(site, "cross-site") == 0 && !(mode && strcmp(mode, "navigate") == 0);
@@ -163,22 +163,23 @@ static bool foreign(const struct request *r, const char *origin, const char *hos
 bool origin_admit(struct request *r)
 {
     const struct options *o = r->srv->opt;
-    const char *origin = exchange_header(&r->http, "Origin"), *host = exchange_header(&r->http, "Host");
+    const char *origin = http_message_header(&r->http, "Origin"),
+               *host = http_message_header(&r->http, "Host");
     if (origin && origin_allowed(o, origin))
         r->http.allow_origin = list_has(o->cors_origins, "*") ? "*" : origin;
     if (strcmp(r->http.path, "/health") == 0) return true;
     if (!host_ok(r->srv, host)) {
-        (void)api_fail(&r->answer.error, 421, "host_not_allowed", NULL,
+        (void)api_fail(&r->response.error, 421, "host_not_allowed", NULL,
                        "This server is not reached by the name '%.100s': its operator can allow that "
                        "(--allowed-hosts).",
                        host);
     } else if (!r->srv->auth && !r->http.allow_origin && foreign(r, origin, host)) {
-        (void)api_fail(&r->answer.error, 403, "origin_not_allowed", NULL,
+        (void)api_fail(&r->response.error, 403, "origin_not_allowed", NULL,
                        "Pages of %.100s may not use this server: its operator can allow them "
                        "(--cors-origins), or use API keys.",
                        origin ? origin : "other sites");
     }
-    return !r->answer.error.http;
+    return !r->response.error.http;
 }
 
 /* ---- the flags ---- */

@@ -1,7 +1,7 @@
 /* See request.h. */
 #include "config/base/assert.h"
 #include "config/base/log.h"
-#include "server/http/json_out.h"
+#include "server/http/json_writer.h"
 #include "server/http/limits.h"
 #include "server/http/metrics.h"
 #include "server/http/request.h"
@@ -14,12 +14,13 @@
 void request_to(struct request *r, enum request_state state)
 {
     static const struct state_rule rules[] = {
-        [RQ_BODY] = {"RQ_BODY", 1u << RQ_SWALLOW | 1u << RQ_WORKING | 1u << RQ_RUNNING | 1u << RQ_ANSWER},
-        [RQ_SWALLOW] = {"RQ_SWALLOW", 1u << RQ_SWALLOW | 1u << RQ_ANSWER},
-        [RQ_WORKING] = {"RQ_WORKING", 1u << RQ_WORKING | 1u << RQ_RUNNING | 1u << RQ_ANSWER},
-        [RQ_RUNNING] = {"RQ_RUNNING", 1u << RQ_STREAM | 1u << RQ_ANSWER},
-        [RQ_ANSWER] = {"RQ_ANSWER",
-                       1u << RQ_SWALLOW | 1u << RQ_ANSWER}, /* another one, while nobody has read the first */
+        [RQ_BODY] = {"RQ_BODY", 1u << RQ_SWALLOW | 1u << RQ_WORKING | 1u << RQ_RUNNING | 1u << RQ_RESPONSE},
+        [RQ_SWALLOW] = {"RQ_SWALLOW", 1u << RQ_SWALLOW | 1u << RQ_RESPONSE},
+        [RQ_WORKING] = {"RQ_WORKING", 1u << RQ_WORKING | 1u << RQ_RUNNING | 1u << RQ_RESPONSE},
+        [RQ_RUNNING] = {"RQ_RUNNING", 1u << RQ_STREAM | 1u << RQ_RESPONSE},
+        [RQ_RESPONSE] = {"RQ_RESPONSE",
+                         1u << RQ_SWALLOW |
+                             1u << RQ_RESPONSE}, /* another one, while nobody has read the first */
         [RQ_STREAM] = {"RQ_STREAM", 0},
     };
     ASSERT_NEXT(rules, r->state, state, "request %s", r->http.id);
@@ -32,9 +33,9 @@ struct request *request_create(struct server *s, struct MHD_Connection *c, const
     struct request *r = calloc(1, sizeof *r);
     if (!r) return NULL;
     r->srv = s;
-    answer_open(&r->answer, &s->answer_bytes);
-    if (!exchange_open(&r->http, c, method, target, s->opt->max_body_bytes)) {
-        exchange_close(&r->http);
+    response_open(&r->response, &s->response_bytes);
+    if (!http_message_open(&r->http, c, method, target, s->opt->max_body_bytes)) {
+        http_message_close(&r->http);
         free(r);
         return NULL;
     }
@@ -56,8 +57,8 @@ void request_release(struct request *r)
     if (r->poll) s->polls--;
     if (r->gen) r->gen_free(r->gen);
     s->body_bytes -= r->http.body.len + r->http.body_kept;
-    answer_close(&r->answer);
-    exchange_close(&r->http);
+    response_close(&r->response);
+    http_message_close(&r->http);
     free(r);
 }
 
@@ -72,7 +73,7 @@ void request_body_drop(struct request *r, size_t kept)
 
 static void wake(struct request *r)
 {
-    if (exchange_wake(&r->http)) server_kick(r->srv);
+    if (http_message_wake(&r->http)) server_kick(r->srv);
 }
 
 void request_client_gone(struct request *r)
@@ -83,38 +84,38 @@ void request_client_gone(struct request *r)
     wake(r); /* libmicrohttpd must run to find out and close */
 }
 
-void request_answer(struct request *r, int status)
+void request_respond(struct request *r, int status)
 {
-    r->answer.status = status;
-    request_to(r, RQ_ANSWER);
-    answer_book_out(&r->answer);
+    r->response.status = status;
+    request_to(r, RQ_RESPONSE);
+    response_account_body(&r->response);
     wake(r);
 }
 
 void request_fail(struct request *r)
 {
-    if (!r->answer.error.http)
-        api_fail(&r->answer.error, 500, "internal_error", NULL, "The server failed to handle the request.");
-    buf_fini(&r->answer.out);
-    r->answer.content_type = r->answer.policy = NULL;
-    error_json(&r->answer.error, r->answer.shape, &r->answer.out);
-    metrics_rejected(r->srv->metrics, r->answer.error.http);
-    if (r->answer.error.http >= 500)
-        log_warn("req=%s status=%d code=%s %s", r->http.id, r->answer.error.http,
-                 r->answer.error.code ? r->answer.error.code : "-", r->answer.error.message);
-    request_answer(r, r->answer.error.http);
+    if (!r->response.error.http)
+        api_fail(&r->response.error, 500, "internal_error", NULL, "The server failed to handle the request.");
+    buf_fini(&r->response.out);
+    r->response.content_type = r->response.policy = NULL;
+    error_json(&r->response.error, r->response.shape, &r->response.out);
+    metrics_rejected(r->srv->metrics, r->response.error.http);
+    if (r->response.error.http >= 500)
+        log_warn("req=%s status=%d code=%s %s", r->http.id, r->response.error.http,
+                 r->response.error.code ? r->response.error.code : "-", r->response.error.message);
+    request_respond(r, r->response.error.http);
 }
 
 void request_stream_open(struct request *r)
 {
-    r->answer.status = 200;
+    r->response.status = 200;
     request_to(r, RQ_STREAM);
     wake(r);
 }
 
 void request_stream_more(struct request *r)
 {
-    answer_book_out(&r->answer);
+    response_account_body(&r->response);
     wake(r);
 }
 
@@ -122,13 +123,13 @@ struct request *requests_largest(const struct server *s)
 {
     struct request *most = NULL;
     size_t held = 0;
-    if (s->answer_bytes <= s->opt->answer_memory) return NULL;
+    if (s->response_bytes <= s->opt->response_memory) return NULL;
     for (struct request *r = s->requests; r; r = r->next) {
-        if (!r->http.mhd || r->cancelled || r->answer.error.http) continue; /* they end already */
-        held += r->answer.bytes;
-        if (r->answer.bytes && (!most || r->answer.bytes > most->answer.bytes)) most = r;
+        if (!r->http.mhd || r->cancelled || r->response.error.http) continue; /* they end already */
+        held += r->response.bytes;
+        if (r->response.bytes && (!most || r->response.bytes > most->response.bytes)) most = r;
     }
-    return held > s->opt->answer_memory ? most : NULL;
+    return held > s->opt->response_memory ? most : NULL;
 }
 
 void request_wait(struct request *r, void (*poll)(struct request *r))
@@ -184,7 +185,7 @@ static void job_start(struct request *r)
     if (workers_run(r->srv->loop, job_run, job_done, r)) return;
     r->working = false;
     r->srv->parse_bytes -= r->parse_cost;
-    api_fail(&r->answer.error, 500, "internal_error", NULL, "The server can't start work on the request.");
+    api_fail(&r->response.error, 500, "internal_error", NULL, "The server can't start work on the request.");
     request_fail(r);
 }
 
@@ -216,10 +217,10 @@ static ssize_t stream_read(void *cls, uint64_t pos, char *to, size_t max)
     (void)pos;
     struct request *r = cls;
     if (r->cancelled) return MHD_CONTENT_READER_END_WITH_ERROR;
-    size_t n = stream_take(&r->stream, &r->answer.out, to, max);
+    size_t n = stream_take(&r->stream, &r->response.out, to, max);
     if (n) return (ssize_t)n;
     if (r->stream.end) return MHD_CONTENT_READER_END_OF_STREAM;
-    exchange_sleep(&r->http);
+    http_message_sleep(&r->http);
     return 0;
 }
 
@@ -230,7 +231,7 @@ static bool header(struct MHD_Response *resp, const char *name, const char *valu
 
 static void headers_cors(struct request *r, struct MHD_Response *resp)
 {
-    header(resp, "Vary", r->answer.policy ? "Accept, Origin" : "Origin");
+    header(resp, "Vary", r->response.policy ? "Accept, Origin" : "Origin");
     if (!r->http.allow_origin) return;
     header(resp, "Access-Control-Allow-Origin", r->http.allow_origin);
     header(resp, "Access-Control-Expose-Headers", "X-Request-Id, Request-Id, Retry-After");
@@ -246,9 +247,10 @@ struct MHD_Response *request_response(struct request *r)
     struct MHD_Response *resp;
     if (r->state == RQ_STREAM) {
         resp = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 16384, stream_read, r, NULL);
-    } else if (r->answer.out.len) {
-        resp = MHD_create_response_from_buffer(r->answer.out.len, r->answer.out.data, MHD_RESPMEM_MUST_FREE);
-        if (resp) r->answer.out = (struct buf){.max = r->answer.out.max}; /* libmicrohttpd's now */
+    } else if (r->response.out.len) {
+        resp =
+            MHD_create_response_from_buffer(r->response.out.len, r->response.out.data, MHD_RESPMEM_MUST_FREE);
+        if (resp) r->response.out = (struct buf){.max = r->response.out.max}; /* libmicrohttpd's now */
     } else {
         static char nothing[1];
         resp = MHD_create_response_from_buffer(0, nothing, MHD_RESPMEM_PERSISTENT);
@@ -258,27 +260,28 @@ struct MHD_Response *request_response(struct request *r)
         header(resp, "Content-Type", "text/event-stream; charset=utf-8");
         header(resp, "Cache-Control", "no-cache");
         header(resp, "X-Accel-Buffering", "no");
-    } else if (r->answer.status != 204) {
-        header(resp, "Content-Type", r->answer.content_type ? r->answer.content_type : "application/json");
+    } else if (r->response.status != 204) {
+        header(resp, "Content-Type",
+               r->response.content_type ? r->response.content_type : "application/json");
     }
     header(resp, "X-Request-Id", r->http.id);
-    if (r->answer.shape == ERROR_ANTHROPIC) header(resp, "Request-Id", r->http.id);
+    if (r->response.shape == ERROR_ANTHROPIC) header(resp, "Request-Id", r->http.id);
     header(resp, "Server", "kvasir/" KVASIR_VERSION);
-    if (r->answer.allow) header(resp, "Allow", r->answer.allow);
-    if (r->answer.policy) {
-        header(resp, "Content-Security-Policy", r->answer.policy);
+    if (r->response.allow) header(resp, "Allow", r->response.allow);
+    if (r->response.policy) {
+        header(resp, "Content-Security-Policy", r->response.policy);
         header(resp, "X-Content-Type-Options", "nosniff");
         header(resp, "Referrer-Policy", "no-referrer");
         header(resp, "Cache-Control", "no-cache");
     }
-    if (r->answer.status == 401) header(resp, "WWW-Authenticate", "Bearer");
-    if (r->answer.status == 415) {
-        bool coded = exchange_header(&r->http, "Content-Encoding") != NULL;
+    if (r->response.status == 401) header(resp, "WWW-Authenticate", "Bearer");
+    if (r->response.status == 415) {
+        bool coded = http_message_header(&r->http, "Content-Encoding") != NULL;
         header(resp, coded ? "Accept-Encoding" : "Accept", coded ? "identity" : "application/json");
     }
-    if (r->answer.error.http == 429 || r->answer.error.http == 503) {
+    if (r->response.error.http == 429 || r->response.error.http == 503) {
         char text[16];
-        snprintf(text, sizeof text, "%u", r->answer.retry_after ? r->answer.retry_after : 1);
+        snprintf(text, sizeof text, "%u", r->response.retry_after ? r->response.retry_after : 1);
         header(resp, "Retry-After", text);
     }
     if (r->http.close_after || r->srv->health.phase >= SRV_LEAVING) header(resp, "Connection", "close");

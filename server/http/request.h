@@ -8,7 +8,7 @@
  *   any state -> http.mhd == NULL          (answer sent, or the client went away: sequences are cancelled)
  *
  * It is freed by request_release when libmicrohttpd is done with it, no worker holds it and every sequence
- * has given its EV_END. Pictures that the scheduler asks for while it runs are decoded by further workers
+ * has given its EV_END. Images that the scheduler asks for while it runs are decoded by further workers
  * (generate/images.c), and those with a URL fetched before (generate/remote.c), counted in `fetches`.
  *
  * Event loop's thread, but while `working`: then a worker (workers.h) owns body, answer and gen, and the
@@ -16,8 +16,8 @@
 #ifndef KVASIR_REQUEST_H
 #define KVASIR_REQUEST_H
 
-#include "server/http/answer.h"
-#include "server/http/exchange.h"
+#include "server/http/response.h"
+#include "server/http/http_message.h"
 #include "server/http/http.h"
 #include "server/http/stream.h"
 
@@ -30,13 +30,13 @@ struct route {
     const char *label;                /* for metrics; NULL = not counted */
     unsigned methods;                 /* of enum method, without OPTIONS */
     bool auth;                        /* needs a key when keys are configured */
-    bool gate;                        /* 503 unless the model is ready */
+    bool require_ready;               /* 503 unless the model is ready */
     bool json;                        /* has a JSON body */
     bool prefix;                      /* path is a prefix: "/v1/models/{id}" */
     void (*start)(struct request *r); /* one of api/api.h */
 };
 
-enum request_state { RQ_BODY = 0, RQ_SWALLOW, RQ_WORKING, RQ_RUNNING, RQ_ANSWER, RQ_STREAM };
+enum request_state { RQ_BODY = 0, RQ_SWALLOW, RQ_WORKING, RQ_RUNNING, RQ_RESPONSE, RQ_STREAM };
 
 struct request {
     struct server *srv;
@@ -45,8 +45,8 @@ struct request {
     enum request_state state; /* request_to */
     bool working;
     bool cancelled; /* the client has gone */
-    struct exchange http;
-    struct answer answer;
+    struct http_message http;
+    struct response response;
     struct stream stream;
 
     /* work on the pool */
@@ -62,11 +62,11 @@ struct request {
     void (*gen_free)(struct gen *g);
     const char *model_name;   /* by which it was asked for; NULL = none, or one that we don't have */
     uint32_t sequences_alive; /* submitted, EV_END not yet taken */
-    uint32_t fetches;         /* pictures being decoded for them, or files being fetched */
+    uint32_t fetches;         /* images being decoded for them, or files being fetched */
 
     /* waiting for the engine */
     void (*poll)(struct request *r);
-    uint64_t ticket; /* what for */
+    uint64_t request_seq; /* what for */
 };
 
 void request_to(struct request *r, enum request_state state);
@@ -78,10 +78,10 @@ requests_largest(const struct server *s);    /* the request with the largest ans
 void request_release(struct request *r);     /* frees it if nobody needs it any more */
 void request_client_gone(struct request *r); /* cancels; safe to call twice */
 /* Each finishes the request: the connection resumes and sends what r holds. */
-void request_answer(struct request *r, int status); /* body in r->answer.out */
-void request_fail(struct request *r);               /* r->answer.error is filled */
-void request_stream_open(struct request *r);        /* first bytes are in r->answer.out */
-void request_stream_more(struct request *r);        /* r->answer.out grew, or r->stream.end was set */
+void request_respond(struct request *r, int status); /* body in r->answer.out */
+void request_fail(struct request *r);                /* r->answer.error is filled */
+void request_stream_open(struct request *r);         /* first bytes are in r->answer.out */
+void request_stream_more(struct request *r);         /* r->answer.out grew, or r->stream.end was set */
 /* The text of the body is no longer needed; `kept` bytes of it, or made of it, count as held until r is freed
  * or the next call. Not while a worker has r. */
 void request_body_drop(struct request *r, size_t kept);

@@ -3,27 +3,27 @@
 
 #include <string.h>
 
-void sse_begin(struct json_out *o)
+void sse_begin(struct json_writer *o)
 {
-    jo_text(o, "data: ");
+    jw_text(o, "data: ");
 }
 
-void sse_begin_named(struct json_out *o, const char *name)
+void sse_begin_named(struct json_writer *o, const char *name)
 {
-    jo_text(o, "event: ");
-    jo_text(o, name);
-    jo_text(o, "\n");
+    jw_text(o, "event: ");
+    jw_text(o, name);
+    jw_text(o, "\n");
     sse_begin(o);
 }
 
-void sse_end(struct json_out *o)
+void sse_end(struct json_writer *o)
 {
-    jo_text(o, "\n\n");
+    jw_text(o, "\n\n");
 }
 
-void sse_done(struct json_out *o)
+void sse_done(struct json_writer *o)
 {
-    jo_text(o, "data: [DONE]\n\n");
+    jw_text(o, "data: [DONE]\n\n");
 }
 
 size_t sse_first_event(const char *text, size_t len, size_t max)

@@ -4,7 +4,7 @@
 #ifndef KVASIR_STREAM_H
 #define KVASIR_STREAM_H
 
-#include "server/http/json_out.h"
+#include "server/http/json_writer.h"
 
 #include <stdbool.h>
 
@@ -19,10 +19,10 @@ size_t stream_take(struct stream *s, struct buf *out, char *to,
  * event, or everything, was handed over already. */
 bool stream_drop(struct stream *s, struct buf *out);
 
-void sse_begin(struct json_out *o);                         /* "data: " */
-void sse_begin_named(struct json_out *o, const char *name); /* "event: NAME", "data: " */
-void sse_end(struct json_out *o);                           /* "\n\n" */
-void sse_done(struct json_out *o);                          /* the last event */
+void sse_begin(struct json_writer *o);                         /* "data: " */
+void sse_begin_named(struct json_writer *o, const char *name); /* "event: NAME", "data: " */
+void sse_end(struct json_writer *o);                           /* "\n\n" */
+void sse_done(struct json_writer *o);                          /* the last event */
 /* Bytes of `text` to hand over when at most max fit: its first event, for each makes an HTTP chunk of its
  * own; max where it doesn't fit. */
 size_t sse_first_event(const char *text, size_t len, size_t max);

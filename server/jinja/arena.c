@@ -1,4 +1,4 @@
-/* Memory and faults of the template interpreter: a chunked bump arena with a byte ceiling, and the way out of
+/* Memory and errors of the template interpreter: a chunked bump arena with a byte ceiling, and the way out of
  * it all. */
 #include "server/jinja/internal.h"
 
@@ -10,9 +10,9 @@
 
 #define CHUNK_BYTES (32u << 10) /* small templates and short chats fit in one or two */
 
-void jn_fail(struct jn_base *b, enum jinja_fault fault, const char *fmt, ...)
+void jn_fail(struct jn_base *b, enum jinja_error_kind code, const char *fmt, ...)
 {
-    b->error.fault = fault;
+    b->error.code = code;
     b->error.line = b->line;
     va_list ap;
     va_start(ap, fmt);
@@ -25,7 +25,7 @@ void jn_fail(struct jn_base *b, enum jinja_fault fault, const char *fmt, ...)
         if (jn_decode(m, end, &next) == 0xfffd && next == m + 1) *m = '?';
         m = b->error.message + (next - b->error.message);
     }
-    longjmp(*b->on_fault, 1);
+    longjmp(*b->on_error, 1);
 }
 
 static struct jn_chunk *new_chunk(struct jn_base *b, size_t bytes)

@@ -330,7 +330,7 @@ struct jinja_value jinja_with_origin(struct jinja_value v, uint32_t origin)
     return v;
 }
 
-/* One construction, as data: constructors run outside of a render and must catch their own faults, in one
+/* One construction, as data: constructors run outside of a render and must catch their own errors, in one
  * place. */
 struct making {
     enum {
@@ -398,19 +398,19 @@ static void make(struct jinja_ctx *c, struct making *m)
     }
 }
 
-/* The first fault stays for jinja_render to report; after it nothing is made any more. */
+/* The first error stays for jinja_render to report; after it nothing is made any more. */
 static struct jinja_value make_guarded(struct jinja_ctx *c, struct making *m)
 {
     jmp_buf here;
     m->out = jinja_none();
-    if (c->base.error.fault) return m->out;
-    if (c->base.on_fault) { /* within a render, whose fault it then is */
+    if (c->base.error.code) return m->out;
+    if (c->base.on_error) { /* within a render, whose error it then is */
         make(c, m);
         return m->out;
     }
-    c->base.on_fault = &here;
+    c->base.on_error = &here;
     if (setjmp(here) == 0) make(c, m);
-    c->base.on_fault = NULL;
+    c->base.on_error = NULL;
     return m->out;
 }
 
@@ -487,13 +487,13 @@ static void run(struct jinja_ctx *c)
 static bool run_guarded(struct jinja_ctx *c)
 {
     jmp_buf here;
-    c->base.on_fault = &here;
+    c->base.on_error = &here;
     bool ok = false;
     if (setjmp(here) == 0) {
         run(c);
         ok = true;
     }
-    c->base.on_fault = NULL;
+    c->base.on_error = NULL;
     return ok;
 }
 
@@ -531,18 +531,18 @@ enum status jinja_render(const struct jinja_template *t, struct jinja_ctx *c, st
                                                                            : UINT32_MAX - 1};
     c->out = &c->top;
     c->started_us = now_us();
-    if (!c->base.error.fault && run_guarded(c)) {
+    if (!c->base.error.code && run_guarded(c)) {
         if (hand_over(c, out) == ST_OK) return ST_OK;
-        c->base.error = (struct jinja_error){.fault = JINJA_NOMEM, .message = "out of memory"};
+        c->base.error = (struct jinja_error){.code = JINJA_NOMEM, .message = "out of memory"};
     }
     *err = c->base.error;
-    return err->fault == JINJA_NOMEM ? ST_NOMEM : err->fault == JINJA_LIMIT ? ST_TOO_LARGE : ST_INVALID;
+    return err->code == JINJA_NOMEM ? ST_NOMEM : err->code == JINJA_LIMIT ? ST_TOO_LARGE : ST_INVALID;
 }
 
-uint32_t jinja_fault_loop(const struct jinja_ctx *c, struct jinja_value item)
+uint32_t jinja_error_loop(const struct jinja_ctx *c, struct jinja_value item)
 {
     uint32_t level = 1;
-    if (!c->base.error.fault || item.type != JN_DICT) return 0;
+    if (!c->base.error.code || item.type != JN_DICT) return 0;
     for (const struct jn_loop *l = c->running; l; l = l->outer, level++) {
         const struct jinja_value *at = l->index0 < l->items->count ? &l->items->v[l->index0] : NULL;
         if (at && at->type == JN_DICT && at->u.d == item.u.d) return level;

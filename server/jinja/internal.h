@@ -1,6 +1,6 @@
 /* Shared by the files of the interpreter (server/jinja*.c) and by nobody else.
  *
- * Faults leave through longjmp to jinja_parse / jinja_render: no function of the interpreter holds anything
+ * Errors leave through longjmp to jinja_parse / jinja_render: no function of the interpreter holds anything
  * but arena memory (and the output buffer, which the context owns), so nothing can leak, and an evaluator of
  * two dozen mutually recursive functions stays readable. Every recursion passes jn_enter, which bounds its
  * depth and counts steps. */
@@ -28,11 +28,11 @@ struct jn_arena {
 struct jn_base {
     struct jn_arena arena;
     struct jinja_limits limits;
-    jmp_buf *on_fault;
+    jmp_buf *on_error;
     uint32_t line; /* of the template: where we are */
     struct jinja_error error;
 };
-_Noreturn void jn_fail(struct jn_base *b, enum jinja_fault fault, const char *fmt, ...)
+_Noreturn void jn_fail(struct jn_base *b, enum jinja_error_kind code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 void *jn_alloc(struct jn_base *b, size_t bytes); /* 16-byte aligned, uninitialised; never NULL */
 void *jn_alloc_array(struct jn_base *b, size_t count, size_t size);
@@ -328,7 +328,7 @@ struct jinja_ctx {
     uint32_t var_count, var_cap;
     uint32_t depth;
     uint64_t steps, loops;
-    const struct jn_loop *running; /* the innermost loop; after a fault the one that it happened in */
+    const struct jn_loop *running; /* the innermost loop; after an error the one that it happened in */
     uint64_t started_us;
     uint64_t next_clock_check;
     size_t charged; /* bytes that are no whole step yet */

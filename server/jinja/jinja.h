@@ -38,17 +38,17 @@ enum jinja_origin {
  * the output's runs. */
 #define JINJA_FROM(origin, source) ((uint32_t)(origin) | (uint32_t)(source) << 2)
 
-enum jinja_fault {
+enum jinja_error_kind {
     JINJA_OK = 0,
     JINJA_SYNTAX,  /* the template can't be parsed, or uses something that we don't have */
-    JINJA_RUNTIME, /* a fault while rendering: undefined value used, wrong type ... */
+    JINJA_RUNTIME, /* an error while rendering: undefined value used, wrong type ... */
     JINJA_RAISED,  /* the template called raise_exception: the message is meant for the client */
     JINJA_LIMIT,   /* a limit was hit */
     JINJA_NOMEM,
 };
 
 struct jinja_error {
-    enum jinja_fault fault;
+    enum jinja_error_kind code;
     uint32_t line; /* of the template, from 1; 0 = unknown */
     char message[512];
 };
@@ -113,7 +113,7 @@ struct jinja_ctx *jinja_ctx_create(const struct jinja_limits *limits);
 void jinja_ctx_destroy(struct jinja_ctx *c); /* NULL is fine */
 
 /* Constructors. Strings are borrowed: they must stay until the render is over (jinja_string_copy copies).
- * When memory or a limit runs out they return none and the context remembers the fault, which jinja_render
+ * When memory or a limit runs out they return none and the context remembers the error, which jinja_render
  * then reports: no need to check each call. */
 struct jinja_value jinja_none(void);
 struct jinja_value jinja_bool(bool b);
@@ -154,12 +154,12 @@ void jinja_output_free(struct jinja_output *o);
  * *len. sides: 1 left, 2 right. */
 const char *jinja_trim(const char *text, size_t *len, int sides);
 
-/* Renders. A context serves one render. ST_INVALID (fault RUNTIME or RAISED), ST_TOO_LARGE (LIMIT), ST_NOMEM;
+/* Renders. A context serves one render. ST_INVALID (error RUNTIME or RAISED), ST_TOO_LARGE (LIMIT), ST_NOMEM;
  * err must not be NULL. */
 enum status jinja_render(const struct jinja_template *t, struct jinja_ctx *c, struct jinja_output *out,
                          struct jinja_error *err) KV_MUST_CHECK;
 /* After a render that failed: 1 if the innermost loop that was running is at this very dict, 2 if the one
  * around it is ...; 0 = none. */
-uint32_t jinja_fault_loop(const struct jinja_ctx *c, struct jinja_value item);
+uint32_t jinja_error_loop(const struct jinja_ctx *c, struct jinja_value item);
 
 #endif

@@ -402,23 +402,23 @@ enum status jinja_parse(const char *src, size_t len, const struct jinja_limits *
     struct jinja_template *t = calloc(1, sizeof *t);
     *err = (struct jinja_error){0};
     if (!t) {
-        err->fault = JINJA_NOMEM;
+        err->code = JINJA_NOMEM;
         snprintf(err->message, sizeof err->message, "out of memory");
         return ST_NOMEM;
     }
     t->base.limits = limits ? *limits : JINJA_LIMITS_DEFAULT;
     t->base.arena.bytes_max = t->base.limits.arena_bytes_max;
-    jmp_buf fault;
-    t->base.on_fault = &fault;
-    if (setjmp(fault) == 0) {
+    jmp_buf code;
+    t->base.on_error = &code;
+    if (setjmp(code) == 0) {
         build(t, src, len);
-        t->base.on_fault = NULL;
+        t->base.on_error = NULL;
         *out = t;
         return ST_OK;
     }
     *err = t->base.error;
     jinja_free(t);
-    return err->fault == JINJA_NOMEM ? ST_NOMEM : err->fault == JINJA_LIMIT ? ST_TOO_LARGE : ST_FORMAT;
+    return err->code == JINJA_NOMEM ? ST_NOMEM : err->code == JINJA_LIMIT ? ST_TOO_LARGE : ST_FORMAT;
 }
 
 void jinja_free(struct jinja_template *t)

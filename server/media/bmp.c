@@ -8,7 +8,7 @@
 
 enum { FILE_HEADER = 14, BITFIELDS = 3 };
 
-static enum image_fault bad(struct err *err, const char *what)
+static enum image_error bad(struct err *err, const char *what)
 {
     return image__fail(err, IMAGE_BAD_DATA, "not a BMP file that can be read: %s", what);
 }
@@ -26,7 +26,7 @@ static bool in_palette(const uint8_t *rows, uint32_t w, uint32_t h, uint32_t bit
     return true;
 }
 
-enum image_fault image__bmp(struct image_bytes in, const struct image_limits *limits, struct image_u8 *out,
+enum image_error image__bmp(struct image_bytes in, const struct image_limits *limits, struct image_u8 *out,
                             int *orientation, struct err *err)
 {
     (void)orientation; /* BMP has no such thing; bottom-up rows are turned by stb_image */
@@ -40,7 +40,7 @@ enum image_fault image__bmp(struct image_bytes in, const struct image_limits *li
     uint32_t alpha = compression == BITFIELDS && header > 40 ? image__le32(h + 52) : 0;
     bool down = height > INT_MAX; /* top row first */
     if (down) height = 0u - height;
-    enum image_fault f = image__check_size(width, height, limits, err);
+    enum image_error f = image__check_size(width, height, limits, err);
     if (f) return f;
     if (bits != 1 && bits != 4 && bits != 8 && bits != 24 && bits != 32)
         return bad(err, "only 1, 4, 8, 24 and 32 bits per pixel are supported");

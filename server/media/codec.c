@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum image_fault image__fail(struct err *err, enum image_fault f, const char *fmt, ...)
+enum image_error image__fail(struct err *err, enum image_error f, const char *fmt, ...)
 {
     if (!err) return f;
     va_list ap;
@@ -17,13 +17,13 @@ enum image_fault image__fail(struct err *err, enum image_fault f, const char *fm
     return f;
 }
 
-enum image_fault image__nomem(struct err *err)
+enum image_error image__nomem(struct err *err)
 {
     (void)err_nomem(err, NULL);
     return IMAGE_NOMEM;
 }
 
-enum image_fault image__check_size(uint64_t width, uint64_t height, const struct image_limits *limits,
+enum image_error image__check_size(uint64_t width, uint64_t height, const struct image_limits *limits,
                                    struct err *err)
 {
     uint64_t pixels;
@@ -39,7 +39,7 @@ enum image_fault image__check_size(uint64_t width, uint64_t height, const struct
     return IMAGE_OK;
 }
 
-enum image_fault image__new(uint32_t width, uint32_t height, bool zeroed, struct image_u8 *out,
+enum image_error image__new(uint32_t width, uint32_t height, bool zeroed, struct image_u8 *out,
                             struct err *err)
 {
     size_t bytes;

@@ -1,21 +1,21 @@
-/* The picture formats: what the decoders (png.c, jpeg.c, gif.c, bmp.c, webp.c), image_in.c and video.c share;
- * not for other modules. A decoder gets a file whose first bytes matched. It checks the size in the header
- * against the limits before it allocates memory in proportion to it, and returns the RGB pixels as stored,
- * plus the orientation that the file's metadata asks for. Reference for every pixel: Pillow 13 (Image.open +
- * convert("RGB")).
+/* The image formats: what the decoders (png.c, jpeg.c, gif.c, bmp.c, webp.c), image_decode.c and video.c
+ * share; not for other modules. A decoder gets a file whose first bytes matched. It checks the size in the
+ * header against the limits before it allocates memory in proportion to it, and returns the RGB pixels as
+ * stored, plus the orientation that the file's metadata asks for. Reference for every pixel: Pillow 13
+ * (Image.open + convert("RGB")).
  *
  * To add a format:
  *   - its decoder: server/media/<format>.c, an image__decoder (declared below); the Makefile finds the file
- *   - sniff() in image_in.c recognises its first bytes; the error message below it names all formats
+ *   - sniff() in image_decode.c recognises its first bytes; the error message below it names all formats
  *   - transparency: see image_limits.on_white and image__over_white
  *   - only if it has animations: source_open in video.c
  *   - only if it needs a library: PKGS in the Makefile, scripts/deps.sh
- *   - tests: test_image_in.c in tests/unit/server, reference pixels by scripts/reference/make_images.py
- *   - docs/http.md, section Pictures; the list in image_in.h */
+ *   - tests: test_image_decode.c in tests/unit/server, reference pixels by scripts/reference/make_images.py
+ *   - docs/http.md, section Images; the list in image_decode.h */
 #ifndef KVASIR_IMAGE_CODEC_H
 #define KVASIR_IMAGE_CODEC_H
 
-#include "server/media/image_in.h"
+#include "server/media/image_decode.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -27,19 +27,19 @@ struct image_bytes {
 };
 
 /* A decoder: out is set only on IMAGE_OK; *orientation is 1..8 (EXIF numbering) and is 1 before the call. */
-typedef enum image_fault image__decoder(struct image_bytes in, const struct image_limits *limits,
+typedef enum image_error image__decoder(struct image_bytes in, const struct image_limits *limits,
                                         struct image_u8 *out, int *orientation, struct err *err);
 image__decoder image__jpeg, image__png, image__gif, image__bmp, image__webp;
 
 /* Writes the message and returns f. */
-enum image_fault image__fail(struct err *err, enum image_fault f, const char *fmt, ...)
+enum image_error image__fail(struct err *err, enum image_error f, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
-enum image_fault image__nomem(struct err *err);
-/* IMAGE_BAD_DATA or IMAGE_TOO_MANY_PIXELS when a picture of this size may not be decoded. */
-enum image_fault image__check_size(uint64_t width, uint64_t height, const struct image_limits *limits,
+enum image_error image__nomem(struct err *err);
+/* IMAGE_BAD_DATA or IMAGE_TOO_MANY_PIXELS when an image of this size may not be decoded. */
+enum image_error image__check_size(uint64_t width, uint64_t height, const struct image_limits *limits,
                                    struct err *err);
 /* Allocates the pixels of a checked size; zeroed (black) when asked. */
-enum image_fault image__new(uint32_t width, uint32_t height, bool zeroed, struct image_u8 *out,
+enum image_error image__new(uint32_t width, uint32_t height, bool zeroed, struct image_u8 *out,
                             struct err *err);
 
 /* Colour c (0..255) with alpha a (0..255) over white, as Pillow's alpha_composite rounds it. */
@@ -57,13 +57,13 @@ struct image__gif_info {
 };
 struct image__gif_anim;
 /* Reads through the headers of all frames; draws nothing. At most frames_max frames are taken. */
-enum image_fault image__gif_look(struct image_bytes in, uint32_t frames_max,
+enum image_error image__gif_look(struct image_bytes in, uint32_t frames_max,
                                  const struct image_limits *limits, struct image__gif_info *info,
                                  struct err *err);
-enum image_fault image__gif_open(struct image_bytes in, const struct image__gif_info *info,
+enum image_error image__gif_open(struct image_bytes in, const struct image__gif_info *info,
                                  struct image__gif_anim **out, struct err *err);
 /* Draws the next frame; *canvas is borrowed until the next call. */
-enum image_fault image__gif_next(struct image__gif_anim *a, struct image_u8 *canvas, struct err *err);
+enum image_error image__gif_next(struct image__gif_anim *a, struct image_u8 *canvas, struct err *err);
 void image__gif_close(struct image__gif_anim *a); /* NULL is fine */
 
 /* The orientation that a TIFF block (with or without "Exif\0\0" before it) and an XMP packet ask for, the
@@ -74,7 +74,7 @@ int image__orientation(struct image_bytes exif, struct image_bytes xmp);
  * size (image__check_size) and, for a PNG, that zlib can decompress the pixel data to the end. channels: how
  * many per pixel, 0 = as stored; wide: 16 bits each (in the machine's order), else 8. *pixels is the caller's
  * to free(); *stored: channels that the file has. Writes no message. */
-enum image_fault image__stb(const struct image_bytes *parts, size_t count, int channels, bool wide,
+enum image_error image__stb(const struct image_bytes *parts, size_t count, int channels, bool wide,
                             void **pixels, int *stored);
 
 static inline uint32_t image__be16(const uint8_t *p)

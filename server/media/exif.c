@@ -1,4 +1,4 @@
-/* The orientation of a picture from its metadata. The input is untrusted: every offset is checked, and none
+/* The orientation of an image from its metadata. The input is untrusted: every offset is checked, and none
  * is followed twice. Any thread. */
 #include "server/media/codec.h"
 

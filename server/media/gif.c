@@ -25,13 +25,13 @@ struct gif {
     uint8_t *row;             /* indices of one row of the frame, owned */
 };
 
-static enum image_fault bad(struct gif *g, const char *what)
+static enum image_error bad(struct gif *g, const char *what)
 {
     return image__fail(g->err, IMAGE_BAD_DATA, "not a valid GIF file: %s", what);
 }
 
 /* What giflib says no to. */
-static enum image_fault refused(struct gif *g, const char *what)
+static enum image_error refused(struct gif *g, const char *what)
 {
     if (g->file->Error == D_GIF_ERR_NOT_ENOUGH_MEM) return image__nomem(g->err);
     return bad(g, what);
@@ -54,7 +54,7 @@ static void close_file(struct gif *g)
     g->row = NULL;
 }
 
-/* No colours: 256 grays. So do indices that equal their colours: a plain gray picture has all 256. */
+/* No colours: 256 grays. So do indices that equal their colours: a plain gray image has all 256. */
 static void set_palette(struct gif *g, const ColorMapObject *map)
 {
     bool gray = true;
@@ -71,7 +71,7 @@ static void set_palette(struct gif *g, const ColorMapObject *map)
 }
 
 /* g->file is to be closed (close_file) once this was called. */
-static enum image_fault read_screen(struct gif *g, struct image_bytes in, struct err *err)
+static enum image_error read_screen(struct gif *g, struct image_bytes in, struct err *err)
 {
     *g = (struct gif){.in = in, .err = err, .skip = -1};
     if (in.len < HEADER) return bad(g, "truncated");
@@ -85,7 +85,7 @@ static enum image_fault read_screen(struct gif *g, struct image_bytes in, struct
     return IMAGE_OK;
 }
 
-static enum image_fault read_extension(struct gif *g)
+static enum image_error read_extension(struct gif *g)
 {
     int label, ok;
     GifByteType *block; /* its length, then its bytes */
@@ -102,13 +102,13 @@ static enum image_fault read_extension(struct gif *g)
 }
 
 /* Up to the next frame's data, or to the end. */
-static enum image_fault read_frame(struct gif *g)
+static enum image_error read_frame(struct gif *g)
 {
     g->transparent = -1;
     g->delay = g->disposal = 0;
     while (g->at < g->in.len) {
         GifRecordType record;
-        enum image_fault f = IMAGE_OK;
+        enum image_error f = IMAGE_OK;
         if (!memchr(",!;", g->in.p[g->at], 3)) { /* stray bytes: Pillow itself writes some */
             g->at++;
             continue;
@@ -132,9 +132,9 @@ static enum image_fault read_frame(struct gif *g)
 }
 
 /* Up to the first frame's data. */
-static enum image_fault read_head(struct gif *g, struct image_bytes in, struct err *err)
+static enum image_error read_head(struct gif *g, struct image_bytes in, struct err *err)
 {
-    enum image_fault f = read_screen(g, in, err);
+    enum image_error f = read_screen(g, in, err);
     if (!f) f = read_frame(g);
     if (f) return f;
     if (g->ended) return bad(g, "there is no frame");
@@ -143,13 +143,13 @@ static enum image_fault read_head(struct gif *g, struct image_bytes in, struct e
     return IMAGE_OK;
 }
 
-static enum image_fault new_row(struct gif *g, uint32_t width)
+static enum image_error new_row(struct gif *g, uint32_t width)
 {
     g->row = malloc(width);
     return g->row ? IMAGE_OK : image__nomem(g->err);
 }
 
-static enum image_fault draw_frame(struct gif *g, struct image_u8 *img)
+static enum image_error draw_frame(struct gif *g, struct image_u8 *img)
 {
     static const uint32_t start[] = {0, 4, 2, 1}, step[] = {8, 8, 4, 2};
     bool interlaced = g->file->Image.Interlace;
@@ -172,13 +172,13 @@ static void fill_canvas(const struct gif *g, struct image_u8 *img)
     for (size_t i = 0; i < (size_t)img->width * img->height; i++) memcpy(img->rgb + 3 * i, fill, 3);
 }
 
-enum image_fault image__gif(struct image_bytes in, const struct image_limits *limits, struct image_u8 *out,
+enum image_error image__gif(struct image_bytes in, const struct image_limits *limits, struct image_u8 *out,
                             int *orientation, struct err *err)
 {
     (void)orientation; /* GIF has no such thing */
     struct gif g;
     struct image_u8 img = {0};
-    enum image_fault f = read_head(&g, in, err);
+    enum image_error f = read_head(&g, in, err);
     if (!f) f = image__check_size(g.width, g.height, limits, err);
     if (!f) f = new_row(&g, g.w);
     if (!f) f = image__new(g.width, g.height, false, &img, err);
@@ -202,7 +202,7 @@ struct image__gif_anim {
     bool drawn;                     /* the first frame was */
 };
 
-static enum image_fault skip_frame(struct gif *g)
+static enum image_error skip_frame(struct gif *g)
 {
     int size;
     GifByteType *block;
@@ -211,12 +211,12 @@ static enum image_fault skip_frame(struct gif *g)
     return ok == GIF_OK ? IMAGE_OK : refused(g, "a frame is truncated");
 }
 
-enum image_fault image__gif_look(struct image_bytes in, uint32_t frames_max,
+enum image_error image__gif_look(struct image_bytes in, uint32_t frames_max,
                                  const struct image_limits *limits, struct image__gif_info *info,
                                  struct err *err)
 {
     struct gif g;
-    enum image_fault f = read_head(&g, in, err);
+    enum image_error f = read_head(&g, in, err);
     if (!f) f = image__check_size(g.width, g.height, limits, err);
     struct image__gif_info i = {.width = g.width, .height = g.height};
     while (!f && !g.ended) {
@@ -233,12 +233,12 @@ enum image_fault image__gif_look(struct image_bytes in, uint32_t frames_max,
     return f;
 }
 
-enum image_fault image__gif_open(struct image_bytes in, const struct image__gif_info *info,
+enum image_error image__gif_open(struct image_bytes in, const struct image__gif_info *info,
                                  struct image__gif_anim **out, struct err *err)
 {
     struct image__gif_anim *a = calloc(1, sizeof *a);
     if (!a) return image__nomem(err);
-    enum image_fault f = read_screen(&a->g, in, err);
+    enum image_error f = read_screen(&a->g, in, err);
     if (!f) f = new_row(&a->g, info->width);
     if (!f) f = image__new(info->width, info->height, false, &a->canvas, err);
     if (f) image__gif_close(a);
@@ -271,12 +271,12 @@ static void dispose(struct image__gif_anim *a)
             memcpy(a->canvas.rgb + y * stride + (size_t)x * 3, g->palette + 3 * (size_t)index, 3);
 }
 
-enum image_fault image__gif_next(struct image__gif_anim *a, struct image_u8 *canvas, struct err *err)
+enum image_error image__gif_next(struct image__gif_anim *a, struct image_u8 *canvas, struct err *err)
 {
     struct gif *g = &a->g;
     g->err = err;
     if (a->drawn) dispose(a);
-    enum image_fault f = read_frame(g);
+    enum image_error f = read_frame(g);
     if (f) return f;
     if (g->ended || g->x + g->w > a->canvas.width || g->y + g->h > a->canvas.height)
         return bad(g, "a frame does not fit the canvas");

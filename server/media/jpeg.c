@@ -127,7 +127,7 @@ static void gray_row(const uint8_t *in, uint8_t *out, uint32_t width)
     for (uint32_t x = 0; x < width; x++, out += 3) out[0] = out[1] = out[2] = in[x];
 }
 
-static enum image_fault truncated(struct err *err)
+static enum image_error truncated(struct err *err)
 {
     return image__fail(err, IMAGE_BAD_DATA, "the JPEG file is truncated");
 }
@@ -147,7 +147,7 @@ static uint64_t scan_visits(const struct decoder *d, const uint8_t *s, size_t le
 }
 
 /* Counts the scans before any is read. */
-static enum image_fault check_scans(struct decoder *d, struct image_bytes in, struct err *err)
+static enum image_error check_scans(struct decoder *d, struct image_bytes in, struct err *err)
 {
     uint64_t blocks = 0, visits = 0;
     const uint8_t *at = in.p + 2, *end = in.p + in.len;
@@ -172,7 +172,7 @@ static enum image_fault check_scans(struct decoder *d, struct image_bytes in, st
     return IMAGE_OK;
 }
 
-static enum image_fault read_header(struct decoder *d, struct image_bytes in,
+static enum image_error read_header(struct decoder *d, struct image_bytes in,
                                     const struct image_limits *limits, struct err *err)
 {
     int rc;
@@ -182,7 +182,7 @@ static enum image_fault read_header(struct decoder *d, struct image_bytes in,
     if (d->j.num_components != 1 && d->j.num_components != 3 && d->j.num_components != 4)
         return image__fail(err, IMAGE_BAD_DATA, "JPEG files with %d components are not supported",
                            d->j.num_components);
-    enum image_fault f = image__check_size(d->j.image_width, d->j.image_height, limits, err);
+    enum image_error f = image__check_size(d->j.image_width, d->j.image_height, limits, err);
     if (!f) f = check_scans(d, in, err);
     if (f) return f;
     d->j.out_color_space = d->j.num_components == 1   ? JCS_GRAYSCALE
@@ -193,10 +193,10 @@ static enum image_fault read_header(struct decoder *d, struct image_bytes in,
     return IMAGE_OK;
 }
 
-static enum image_fault read_rows(struct decoder *d, struct err *err)
+static enum image_error read_rows(struct decoder *d, struct err *err)
 {
     uint32_t width = d->j.image_width, height = d->j.image_height;
-    enum image_fault f = image__new(width, height, false, &d->img, err);
+    enum image_error f = image__new(width, height, false, &d->img, err);
     if (f) return f;
     int channels = d->j.num_components;
     if (channels != 3 && !(d->row = malloc((size_t)width * (size_t)channels))) return image__nomem(err);
@@ -209,11 +209,11 @@ static enum image_fault read_rows(struct decoder *d, struct err *err)
         if (channels == 4) cmyk_row(d->row, out, width);
     }
     (void)jpeg_finish_decompress(
-        &d->j); /* a fault up to the end of the image still counts, a missing end does not */
+        &d->j); /* an error up to the end of the image still counts, a missing end does not */
     return IMAGE_OK;
 }
 
-static enum image_fault decode(struct decoder *d, struct image_bytes in, const struct image_limits *limits,
+static enum image_error decode(struct decoder *d, struct image_bytes in, const struct image_limits *limits,
                                struct err *err)
 {
     d->j.err = jpeg_std_error(&d->errors);
@@ -239,16 +239,16 @@ static enum image_fault decode(struct decoder *d, struct image_bytes in, const s
     d->j.src = &d->source;
     d->progress.progress_monitor = on_progress;
     d->j.progress = &d->progress;
-    enum image_fault f = read_header(d, in, limits, err);
+    enum image_error f = read_header(d, in, limits, err);
     return f ? f : read_rows(d, err);
 }
 
-enum image_fault image__jpeg(struct image_bytes in, const struct image_limits *limits, struct image_u8 *out,
+enum image_error image__jpeg(struct image_bytes in, const struct image_limits *limits, struct image_u8 *out,
                              int *orientation, struct err *err)
 {
     struct decoder *d = calloc(1, sizeof *d);
     if (!d) return image__nomem(err);
-    enum image_fault f = decode(d, in, limits, err);
+    enum image_error f = decode(d, in, limits, err);
     jpeg_destroy_decompress(&d->j);
     free(d->row);
     if (f) {

@@ -46,13 +46,13 @@ struct chunk {
     struct image_bytes data;
 };
 
-static enum image_fault bad(struct png *p, const char *what)
+static enum image_error bad(struct png *p, const char *what)
 {
     return image__fail(p->err, IMAGE_BAD_DATA, "not a valid PNG file: %s", what);
 }
 
 /* The chunk at *at, and *at behind it. */
-static enum image_fault next_chunk(struct png *p, size_t *at, struct chunk *c)
+static enum image_error next_chunk(struct png *p, size_t *at, struct chunk *c)
 {
     const uint8_t *h = p->in.p + *at;
     size_t left = p->in.len - *at, len = left >= AROUND ? image__be32(h) : 0;
@@ -66,7 +66,7 @@ static enum image_fault next_chunk(struct png *p, size_t *at, struct chunk *c)
     return IMAGE_OK;
 }
 
-static enum image_fault read_ihdr(struct png *p, const struct chunk *c)
+static enum image_error read_ihdr(struct png *p, const struct chunk *c)
 {
     static const uint8_t channels[] = {1, 0, 3, 1, 2, 0, 4};
     const uint8_t *h = c->data.p;
@@ -83,7 +83,7 @@ static enum image_fault read_ihdr(struct png *p, const struct chunk *c)
     return image__check_size(p->width, p->height, p->limits, p->err);
 }
 
-static enum image_fault read_palette(struct png *p, const struct chunk *c)
+static enum image_error read_palette(struct png *p, const struct chunk *c)
 {
     if (p->color != PALETTE) return IMAGE_OK; /* only a suggestion */
     if (c->data.len > sizeof p->palette) return bad(p, "the palette has more than 256 colours");
@@ -199,13 +199,13 @@ static bool covers(const struct png *p, const struct chunk *c)
 
 /* All chunks, up to IEND. Metadata may stand behind the pixels, but not behind the start of an animation's
  * next frame. */
-static enum image_fault read_chunks(struct png *p)
+static enum image_error read_chunks(struct png *p)
 {
     bool before = true, more = true; /* pixels come; metadata may come */
     for (size_t at = SIGNATURE;;) {
         struct chunk c;
         bool first = at == SIGNATURE;
-        enum image_fault f = next_chunk(p, &at, &c);
+        enum image_error f = next_chunk(p, &at, &c);
         if (f) return f;
         if ((strcmp(c.type, "IHDR") == 0) != first) return bad(p, "IHDR must come first, once");
         if (strcmp(c.type, "IEND") == 0) return before ? bad(p, "no pixel data") : IMAGE_OK;
@@ -218,7 +218,7 @@ static enum image_fault read_chunks(struct png *p)
             before = false;
         } else if (strcmp(c.type, "fcTL") == 0) {
             if (before && !covers(p, &c))
-                return bad(p, "the first frame of the animation does not cover the picture");
+                return bad(p, "the first frame of the animation does not cover the image");
             more = more && before;
         } else if (first) {
             f = read_ihdr(p, &c);
@@ -279,7 +279,7 @@ static void to_rgb(const struct png *p, const void *from, uint8_t *to)
 
 /* zlib looks through the pixel data first: stb_image's own inflation trusts damaged streams, and goes on for
  * as long as they do. bytes_max: what the data may inflate to. */
-static enum image_fault check_data(struct png *p, size_t bytes_max)
+static enum image_error check_data(struct png *p, size_t bytes_max)
 {
     uint8_t out[1 << 14];
     z_stream z = {0};
@@ -297,20 +297,20 @@ static enum image_fault check_data(struct png *p, size_t bytes_max)
     }
     inflateEnd(&z);
     if (end == Z_MEM_ERROR) return image__nomem(p->err);
-    if (z.total_out > bytes_max) return bad(p, "there is more pixel data than the picture has pixels");
+    if (z.total_out > bytes_max) return bad(p, "there is more pixel data than the image has pixels");
     return end == Z_STREAM_END ? IMAGE_OK : bad(p, "the pixel data is truncated or corrupt");
 }
 
-static enum image_fault decode(struct png *p, struct image_u8 *out)
+static enum image_error decode(struct png *p, struct image_u8 *out)
 {
     uint8_t head[HEAD];
     static const uint8_t end[AROUND] = "\0\0\0\0IEND\xAE\x42\x60\x82";
     bool wide = p->color == GRAY && p->depth == 16;
     size_t row = ((size_t)p->width * p->channels * p->depth + 7) / 8;
     if (row * p->height / DEFLATE_RATIO > p->idat.len)
-        return bad(p, "the pixel data is too short for the size of the picture");
-    /* Of an interlaced picture 8 rows are 15, each with its filter and up to 7 bits to spare. */
-    enum image_fault f = check_data(p, (row + 4) * p->height + SPARE);
+        return bad(p, "the pixel data is too short for the size of the image");
+    /* Of an interlaced image 8 rows are 15, each with its filter and up to 7 bits to spare. */
+    enum image_error f = check_data(p, (row + 4) * p->height + SPARE);
     if (f) return f;
     memcpy(head, p->in.p, HEAD);
     if (p->color == PALETTE) head[SIGNATURE + 17] = GRAY;
@@ -328,12 +328,12 @@ static enum image_fault decode(struct png *p, struct image_u8 *out)
     return f;
 }
 
-enum image_fault image__png(struct image_bytes in, const struct image_limits *limits, struct image_u8 *out,
+enum image_error image__png(struct image_bytes in, const struct image_limits *limits, struct image_u8 *out,
                             int *orientation, struct err *err)
 {
     if (in.len > INT_MAX) return image__fail(err, IMAGE_TOO_MANY_BYTES, "the PNG file is too large");
     struct png p = {.in = in, .limits = limits, .err = err};
-    enum image_fault f = read_chunks(&p);
+    enum image_error f = read_chunks(&p);
     if (!f) f = decode(&p, out);
     if (!f) *orientation = image__orientation(p.exif, p.xmp);
     free(p.exif_text);

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static _Thread_local bool no_memory; /* for the picture that this thread decodes */
+static _Thread_local bool no_memory; /* for the image that this thread decodes */
 
 static void *take(void *p, size_t bytes)
 {
@@ -59,7 +59,7 @@ static int at_end(void *user)
     return r->part == r->end;
 }
 
-enum image_fault image__stb(const struct image_bytes *parts, size_t count, int channels, bool wide,
+enum image_error image__stb(const struct image_bytes *parts, size_t count, int channels, bool wide,
                             void **pixels, int *stored)
 {
     static const stbi_io_callbacks io = {.read = read_some, .skip = skip_some, .eof = at_end};

@@ -1,5 +1,6 @@
 /* data: URIs. The text is read twice: first to check it and to know the size, then, after the check of the
- * limit and one allocation, to decode it. Any thread. The rules are at image_in_data_uri in image_in.h. */
+ * limit and one allocation, to decode it. Any thread. The rules are at image_decode_data_uri in
+ * image_decode.h. */
 #include "server/media/codec.h"
 
 #include "config/base/hex.h"
@@ -46,7 +47,7 @@ struct payload {
     uint8_t last;           /* value of the last digit */
 };
 
-static enum image_fault look(const char *s, size_t len, const uint8_t table[256], struct payload *p,
+static enum image_error look(const char *s, size_t len, const uint8_t table[256], struct payload *p,
                              struct err *err)
 {
     *p = (struct payload){0};
@@ -116,13 +117,13 @@ static void decode(const char *s, size_t len, const uint8_t table[256], uint8_t 
     }
 }
 
-static enum image_fault decode_all(const char *s, size_t n, const struct image_limits *limits,
+static enum image_error decode_all(const char *s, size_t n, const struct image_limits *limits,
                                    uint8_t **bytes, size_t *len, struct err *err)
 {
     uint8_t table[256];
     make_table(table);
     struct payload p;
-    enum image_fault f = look(s, n, table, &p, err);
+    enum image_error f = look(s, n, table, &p, err);
     if (f) return f;
     size_t size = p.digits / 4 * 3 + (p.digits % 4 * 3) / 4;
     if (!size) return image__fail(err, IMAGE_EMPTY, "the image is empty");
@@ -137,8 +138,8 @@ static enum image_fault decode_all(const char *s, size_t n, const struct image_l
     return IMAGE_OK;
 }
 
-enum image_fault image_in_data_uri(const char *url, size_t url_len, const struct image_limits *limits,
-                                   uint8_t **bytes, size_t *len, struct err *err)
+enum image_error image_decode_data_uri(const char *url, size_t url_len, const struct image_limits *limits,
+                                       uint8_t **bytes, size_t *len, struct err *err)
 {
     static const char base64[] = ";base64";
     enum { BASE64 = sizeof base64 - 1 };

@@ -40,7 +40,7 @@ static void source_close(struct source *s)
 }
 
 /* Every frame is drawn, also those that nobody looks at. */
-static enum image_fault check_work(const struct source *s, struct err *err)
+static enum image_error check_work(const struct source *s, struct err *err)
 {
     uint64_t pixels = (uint64_t)s->width * s->height * s->total; /* at most 2^16 * 2^16 * 2^12 */
     if (pixels > s->limits->pixels_max * FILE_PIXELS_FACTOR)
@@ -51,16 +51,16 @@ static enum image_fault check_work(const struct source *s, struct err *err)
     return IMAGE_OK;
 }
 
-/* ---- lists of pictures ---- */
+/* ---- lists of images ---- */
 
-static enum image_fault list_next(struct source *s, struct err *err)
+static enum image_error list_next(struct source *s, struct err *err)
 {
     size_t left = s->in.len - s->at;
     uint32_t n = left >= 4 ? image__le32(s->in.p + s->at) : 0;
     if (left < 4 || n > left - 4)
         return image__fail(err, IMAGE_BAD_DATA, "the video's list of frames is cut");
     image_u8_free(&s->frame);
-    enum image_fault f = image_in_decode(s->in.p + s->at + 4, n, s->limits, &s->frame, err);
+    enum image_error f = image_decode(s->in.p + s->at + 4, n, s->limits, &s->frame, err);
     s->at += 4 + (size_t)n;
     if (!f && s->width && (s->frame.width != s->width || s->frame.height != s->height))
         f = image__fail(err, IMAGE_BAD_SHAPE,
@@ -69,7 +69,7 @@ static enum image_fault list_next(struct source *s, struct err *err)
     return f;
 }
 
-static enum image_fault list_open(struct source *s, double fps, struct err *err)
+static enum image_error list_open(struct source *s, double fps, struct err *err)
 {
     for (size_t at = 0; at < s->in.len; s->total++) {
         size_t left = s->in.len - at;
@@ -81,7 +81,7 @@ static enum image_fault list_open(struct source *s, double fps, struct err *err)
     if (!s->total) return image__fail(err, IMAGE_EMPTY, "the video has no frames");
     if (s->total > LIST_FRAMES_MAX)
         return image__fail(err, IMAGE_BAD_SHAPE, "the video has more than %d frames", LIST_FRAMES_MAX);
-    enum image_fault f = list_next(s, err);
+    enum image_error f = list_next(s, err);
     if (f) return f;
     s->at = 0;
     s->width = s->frame.width;
@@ -92,10 +92,10 @@ static enum image_fault list_open(struct source *s, double fps, struct err *err)
 
 /* ---- files ---- */
 
-static enum image_fault gif_open(struct source *s, struct err *err)
+static enum image_error gif_open(struct source *s, struct err *err)
 {
     struct image__gif_info info;
-    enum image_fault f = image__gif_look(s->in, FILE_FRAMES_MAX, s->limits, &info, err);
+    enum image_error f = image__gif_look(s->in, FILE_FRAMES_MAX, s->limits, &info, err);
     if (f) return f;
     s->width = info.width;
     s->height = info.height;
@@ -106,7 +106,7 @@ static enum image_fault gif_open(struct source *s, struct err *err)
 }
 
 /* Size, frames and time, without decoding. */
-static enum image_fault webp_look(struct source *s, struct err *err)
+static enum image_error webp_look(struct source *s, struct err *err)
 {
     WebPData data = {.bytes = s->in.p, .size = s->in.len};
     WebPDemuxer *demux = WebPDemux(&data);
@@ -132,11 +132,11 @@ static enum image_fault webp_look(struct source *s, struct err *err)
     return IMAGE_OK;
 }
 
-static enum image_fault webp_open(struct source *s, struct err *err)
+static enum image_error webp_open(struct source *s, struct err *err)
 {
     WebPAnimDecoderOptions options;
     WebPData data = {.bytes = s->in.p, .size = s->in.len};
-    enum image_fault f = webp_look(s, err);
+    enum image_error f = webp_look(s, err);
     if (!f) f = image__check_size(s->width, s->height, s->limits, err);
     if (!f) f = check_work(s, err);
     if (!f) f = image__new(s->width, s->height, false, &s->frame, err);
@@ -147,7 +147,7 @@ static enum image_fault webp_open(struct source *s, struct err *err)
     return s->webp ? IMAGE_OK : image__fail(err, IMAGE_BAD_DATA, "not a valid WebP file, or out of memory");
 }
 
-static enum image_fault webp_next(struct source *s, struct err *err)
+static enum image_error webp_next(struct source *s, struct err *err)
 {
     uint8_t *rgba;
     int end_ms;
@@ -158,7 +158,7 @@ static enum image_fault webp_next(struct source *s, struct err *err)
     return IMAGE_OK;
 }
 
-static enum image_fault source_open(struct source *s, double fps, struct err *err)
+static enum image_error source_open(struct source *s, double fps, struct err *err)
 {
     const uint8_t *b = s->in.p;
     size_t len = s->in.len;
@@ -174,9 +174,9 @@ static enum image_fault source_open(struct source *s, double fps, struct err *er
         "the video is of an unsupported type: send an animated GIF or WebP, or an array of images");
 }
 
-static enum image_fault source_next(struct source *s, struct image_u8 *frame, struct err *err)
+static enum image_error source_next(struct source *s, struct image_u8 *frame, struct err *err)
 {
-    enum image_fault f = s->gif    ? image__gif_next(s->gif, frame, err)
+    enum image_error f = s->gif    ? image__gif_next(s->gif, frame, err)
                          : s->webp ? webp_next(s, err)
                                    : list_next(s, err);
     if (!f && !s->gif) *frame = s->frame;
@@ -186,7 +186,7 @@ static enum image_fault source_next(struct source *s, struct image_u8 *frame, st
 /* ---- frames ---- */
 
 /* Which frames: of a list all of them, of a file `fps` per second. */
-static enum image_fault choose(const struct image_config *cfg, const struct source *s, double fps,
+static enum image_error choose(const struct image_config *cfg, const struct source *s, double fps,
                                struct video_frames *v, struct err *err)
 {
     v->fps = s->fps;
@@ -213,13 +213,13 @@ static enum image_fault choose(const struct image_config *cfg, const struct sour
 }
 
 /* The chosen frames, resized, one behind the other. */
-static enum image_fault draw(const struct image_config *cfg, struct source *s, struct video_frames *v,
+static enum image_error draw(const struct image_config *cfg, struct source *s, struct video_frames *v,
                              struct err *err)
 {
     size_t each = (size_t)v->pixels.width * v->pixels.height * 3;
     uint32_t next = 0; /* of the file: frames [0, next) were read */
     struct image_u8 frame = {0}, small = {0};
-    enum image_fault f = IMAGE_OK;
+    enum image_error f = IMAGE_OK;
     for (uint32_t i = 0; i < v->pixels.frames && !f; i++) {
         uint8_t *to = v->pixels.rgb + i * each;
         if (i >= v->count || (i && v->indices[i] == v->indices[i - 1])) {
@@ -237,11 +237,11 @@ static enum image_fault draw(const struct image_config *cfg, struct source *s, s
     return f;
 }
 
-static enum image_fault make(const struct image_config *cfg, struct source *s, double fps,
+static enum image_error make(const struct image_config *cfg, struct source *s, double fps,
                              struct video_frames *v, struct err *err)
 {
     uint32_t w, h, frames;
-    enum image_fault f = choose(cfg, s, fps, v, err);
+    enum image_error f = choose(cfg, s, fps, v, err);
     if (f) return f;
     if (image_target(cfg, s->width, s->height, v->count, &w, &h, err)) return IMAGE_BAD_SHAPE;
     frames = (v->count + cfg->depth - 1) / cfg->depth * cfg->depth;
@@ -255,14 +255,14 @@ static enum image_fault make(const struct image_config *cfg, struct source *s, d
     return draw(cfg, s, v, err);
 }
 
-enum image_fault video_in_frames(const struct image_config *cfg, const uint8_t *bytes, size_t len, bool list,
+enum image_error video_in_frames(const struct image_config *cfg, const uint8_t *bytes, size_t len, bool list,
                                  double fps, const struct image_limits *limits, struct video_frames *out,
                                  struct err *err)
 {
     struct source s = {.in = {.p = bytes, .len = len}, .limits = limits, .list = list};
     struct video_frames v = {0};
     if (!(fps > 0.0)) fps = cfg->video_fps;
-    enum image_fault f = source_open(&s, fps, err);
+    enum image_error f = source_open(&s, fps, err);
     if (!f) f = make(cfg, &s, fps, &v, err);
     source_close(&s);
     if (f) video_frames_free(&v);

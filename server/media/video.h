@@ -1,11 +1,11 @@
-/* Videos as they come from clients: animated GIF and WebP files, and lists of pictures. Chooses frames as the
+/* Videos as they come from clients: animated GIF and WebP files, and lists of images. Chooses frames as the
  * checkpoint's processor does and resizes them. Containers with compressed video are not read. Worker
  * threads; pure. */
 #ifndef KVASIR_IMAGE_VIDEO_H
 #define KVASIR_IMAGE_VIDEO_H
 
 #include "engine/prompt/image_prep.h"
-#include "server/media/image_in.h"
+#include "server/media/image_decode.h"
 
 /* The frames of one video that the model gets. */
 struct video_frames {
@@ -19,11 +19,11 @@ struct video_frames {
 void video_frames_free(struct video_frames *v);
 
 /* bytes: an animated GIF or WebP file, whose time is what its frames' durations sum up to (a duration of 0
- * counts as 100 ms), or, with `list`, the files of the frames as picture_pack lays them out, all of one size,
+ * counts as 100 ms), or, with `list`, the files of the frames as image_pack lays them out, all of one size,
  * shown `fps` per second (0: the model's own rate), and all of them used. Limits: bytes in all; pixels
  * of a frame; pixels of all frames together after resizing, and of all frames of the file up to eight times
  * that. All are checked before anything is allocated in proportion. */
-enum image_fault video_in_frames(const struct image_config *cfg, const uint8_t *bytes, size_t len, bool list,
+enum image_error video_in_frames(const struct image_config *cfg, const uint8_t *bytes, size_t len, bool list,
                                  double fps, const struct image_limits *limits, struct video_frames *out,
                                  struct err *err);
 

@@ -1,4 +1,4 @@
-/* WebP through libwebp: a still picture, or the first frame of an animation on its canvas (where the frame
+/* WebP through libwebp: a still image, or the first frame of an animation on its canvas (where the frame
  * leaves it free: black, as Pillow has it once alpha is dropped, or white if transparency shows white and the
  * file has some). Any thread. */
 #include "server/media/codec.h"
@@ -25,7 +25,7 @@ static int read_orientation(const WebPDemuxer *demux)
     return o;
 }
 
-static enum image_fault decode_into(const WebPIterator *frame, WebPDecoderConfig *config, struct err *err)
+static enum image_error decode_into(const WebPIterator *frame, WebPDecoderConfig *config, struct err *err)
 {
     /* Version 1.2.4 uses some small tables of a lossless file without looking whether it got them: what it
      * needs in all is asked for before. */
@@ -41,7 +41,7 @@ static enum image_fault decode_into(const WebPIterator *frame, WebPDecoderConfig
     return IMAGE_OK;
 }
 
-static enum image_fault decode_frame(const WebPIterator *frame, struct image_u8 *img, struct err *err)
+static enum image_error decode_frame(const WebPIterator *frame, struct image_u8 *img, struct err *err)
 {
     /* Alpha is not even decoded: colours under it stay as they are in the file. */
     WebPDecoderConfig config;
@@ -57,7 +57,7 @@ static enum image_fault decode_frame(const WebPIterator *frame, struct image_u8 
     return decode_into(frame, &config, err);
 }
 
-static enum image_fault decode_over_white(const WebPIterator *frame, struct image_u8 *img, struct err *err)
+static enum image_error decode_over_white(const WebPIterator *frame, struct image_u8 *img, struct err *err)
 {
     WebPDecoderConfig config;
     if (!WebPInitDecoderConfig(&config))
@@ -70,7 +70,7 @@ static enum image_fault decode_over_white(const WebPIterator *frame, struct imag
     config.output.u.RGBA.rgba = rgba;
     config.output.u.RGBA.stride = (int)(w * 4);
     config.output.u.RGBA.size = w * h * 4;
-    enum image_fault f = decode_into(frame, &config, err);
+    enum image_error f = decode_into(frame, &config, err);
     const uint8_t *from = rgba;
     for (size_t y = 0; !f && y < h; y++) {
         uint8_t *to = img->rgb + (((size_t)frame->y_offset + y) * img->width + (size_t)frame->x_offset) * 3;
@@ -81,12 +81,12 @@ static enum image_fault decode_over_white(const WebPIterator *frame, struct imag
     return f;
 }
 
-static enum image_fault decode(const WebPDemuxer *demux, const struct image_limits *limits,
+static enum image_error decode(const WebPDemuxer *demux, const struct image_limits *limits,
                                struct image_u8 *out, struct err *err)
 {
     uint32_t width = WebPDemuxGetI(demux, WEBP_FF_CANVAS_WIDTH),
              height = WebPDemuxGetI(demux, WEBP_FF_CANVAS_HEIGHT);
-    enum image_fault f = image__check_size(width, height, limits, err);
+    enum image_error f = image__check_size(width, height, limits, err);
     if (f) return f;
     WebPIterator frame;
     if (!WebPDemuxGetFrame(demux, 1, &frame))
@@ -113,13 +113,13 @@ static enum image_fault decode(const WebPDemuxer *demux, const struct image_limi
     return f;
 }
 
-enum image_fault image__webp(struct image_bytes in, const struct image_limits *limits, struct image_u8 *out,
+enum image_error image__webp(struct image_bytes in, const struct image_limits *limits, struct image_u8 *out,
                              int *orientation, struct err *err)
 {
     WebPData data = {.bytes = in.p, .size = in.len};
     WebPDemuxer *demux = WebPDemux(&data);
     if (!demux) return image__fail(err, IMAGE_BAD_DATA, "not a valid WebP file: truncated or corrupt");
-    enum image_fault f = decode(demux, limits, out, err);
+    enum image_error f = decode(demux, limits, out, err);
     if (!f) *orientation = read_orientation(demux);
     WebPDemuxDelete(demux);
     return f;

@@ -130,7 +130,7 @@ class Page:
         node = self.call("DOM.querySelector", nodeId=root, selector=selector)["nodeId"]
         self.call("DOM.setFileInputFiles", nodeId=node, files=[os.path.abspath(p) for p in paths])
 
-    def picture(self):
+    def screenshot(self):
         import base64
         return base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])
 

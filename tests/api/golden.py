@@ -30,7 +30,7 @@ class Golden:
         return self.ids(f"case{n}.greedy_ids")
 
     def url(self, name, frame=0):
-        """Of a picture, or of a frame of several."""
+        """Of an image, or of a frame of several."""
         height, width, _ = self.head[name]["shape"][-3:]
         rgb = self.bytes(name)[3 * width * height * frame:]
 
@@ -40,7 +40,7 @@ class Golden:
 
         return harness.data_url(harness.png(width, height, pixel))
 
-    def picture(self, n, k):
+    def image(self, n, k):
         return {"type": "image_url", "image_url": {"url": self.url(f"case{n}.image{k}.rgb")}}
 
     def video(self, n, k):
@@ -49,10 +49,10 @@ class Golden:
         return {"type": "video_url", "video_url": {"url": frames, "fps": self.cases[n]["fps"][k]}}
 
     def content(self, n, content):
-        """Parts of a message with the pictures in them."""
+        """Parts of a message with the images in them."""
         if isinstance(content, str):
             return content
-        make = {"image": self.picture, "video": self.video}
+        make = {"image": self.image, "video": self.video}
         return [make[p["type"]](n, p["index"]) if p["type"] in make else p for p in content]
 
     def parts(self, n):

@@ -221,7 +221,7 @@ def data_url(data, kind="image/png"):
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
 
-def picture(seed=0, size=40):
+def drawing(seed=0, size=40):
     return png(size, size, lambda x, y: ((x * 5 + seed * 37) % 256, (y * 5 + seed * 11) % 256, (x * y + seed) % 256))
 
 

@@ -12,7 +12,7 @@ import threading
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from harness import ENDLESS, Checks, Server, arguments, data_url, endless, parse_stream, picture, png, read_all, stream_text, wait_until  # noqa: E402
+from harness import ENDLESS, Checks, Server, arguments, data_url, endless, parse_stream, drawing, png, read_all, stream_text, wait_until  # noqa: E402
 
 check = Checks()
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -350,7 +350,7 @@ def test_refused(s):
 
 
 def test_images(s):
-    url = data_url(picture())
+    url = data_url(drawing())
     plain = s.ok(CHAT, parts({"type": "text", "text": "What is it?"}))["usage"]["prompt_tokens"]
     a = s.ok(CHAT, parts(image(url), {"type": "text", "text": "What is it?"}))
     tokens = a["usage"]["prompt_tokens_details"]["image_tokens"]
@@ -365,19 +365,19 @@ def test_images(s):
     check.equal("image in a stream", stream_text(chunks), a["choices"][0]["message"]["content"])
     top = dict(logprobs=True, top_logprobs=5)
     x = s.ok(CHAT, parts(image(url), {"type": "text", "text": "?"}, **top))
-    y = s.ok(CHAT, parts(image(data_url(picture(3))), {"type": "text", "text": "?"}, **top))
-    check.true("another picture, other log-probs", x["choices"][0]["logprobs"] != y["choices"][0]["logprobs"])
-    two = s.ok(CHAT, parts(image(url), image(data_url(picture(3))), {"type": "text", "text": "?"}))
+    y = s.ok(CHAT, parts(image(data_url(drawing(3))), {"type": "text", "text": "?"}, **top))
+    check.true("another image, other log-probs", x["choices"][0]["logprobs"] != y["choices"][0]["logprobs"])
+    two = s.ok(CHAT, parts(image(url), image(data_url(drawing(3))), {"type": "text", "text": "?"}))
     check.equal("two images", two["usage"]["prompt_tokens_details"]["image_tokens"], 2 * tokens)
     check.equal("detail low", s.post(CHAT, parts(image(url, detail="low"), {"type": "text", "text": "?"}))[0], 200)
-    truncated = picture()[:200]
+    truncated = drawing()[:200]
     huge = png(2, 2, lambda x, y: (0, 0, 0), claim=(60000, 60000))
     table = [
         (image(url, detail="max"), "invalid_value"),
         (image(data_url(truncated)), "image_parse_error"),
         (image("data:image/png;base64,"), "empty_image_file"),
         (image("data:image/png,abc"), "invalid_image_url"),
-        (image(data_url(b"just some text, no picture")), "unsupported_image_media_type"),
+        (image(data_url(b"just some text, no image")), "unsupported_image_media_type"),
         (image("data:image/png;base64,!!!"), "invalid_base64_image"),
         (image(data_url(huge)), "image_too_large"),
         (image("http://127.0.0.1/x.png"), "invalid_image_url"),
@@ -416,8 +416,8 @@ def test_messages(s):
     lists = [{"role": "system", "content": [{"type": "text", "text": "Be brief."}, {"type": "text", "text": "Be kind."}]}, conversation[1]]
     first = [{"role": "system", "content": "Be brief."}, conversation[1]]
     check.equal("of a system message in parts this template shows the first", *(s.ok("/tokenize", {"messages": m})["tokens"] for m in (lists, first)))
-    lists[0]["content"].append(image(data_url(picture())))
-    is_error("a picture in a system message", s.request("POST", CHAT, {"messages": lists}), 400, "chat_template_error", "messages")
+    lists[0]["content"].append(image(data_url(drawing())))
+    is_error("an image in a system message", s.request("POST", CHAT, {"messages": lists}), 400, "chat_template_error", "messages")
 
 
 def test_tokenize(s):
@@ -796,21 +796,21 @@ def test_loading():
 def test_answer_memory():
     """Answers have a budget together: beyond it the largest gives way, one that nobody reads too, and small ones go on."""
     scored = lambda prompts: {"prompt": [[5 + i % 50 for i in range(1500)]] * prompts, "max_tokens": 1, "prompt_logprobs": 20}
-    s = Server(BINARY, MODEL, "--answer-memory", "16M")
+    s = Server(BINARY, MODEL, "--response-memory", "16M")
     try:
         body = json.dumps(scored(4)).encode()
         with socket.create_connection((s.host, s.port), timeout=10) as c:
             c.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-            check.true("an answer that nobody reads is held", wait_until(lambda: s.metric("kvasir:answer_bytes") > 8 << 20), s.metric("kvasir:answer_bytes"))
+            check.true("an answer that nobody reads is held", wait_until(lambda: s.metric("kvasir:response_bytes") > 8 << 20), s.metric("kvasir:response_bytes"))
             check.equal("it makes room for one that is read", s.request("POST", "/v1/completions", scored(3))[0], 200)
-            check.true("and is gone", wait_until(lambda: s.metric("kvasir:answer_bytes") == 0), s.metric("kvasir:answer_bytes"))
+            check.true("and is gone", wait_until(lambda: s.metric("kvasir:response_bytes") == 0), s.metric("kvasir:response_bytes"))
         a = s.request("POST", "/v1/completions", scored(14))
         is_error("too much", a, 429, "rate_limit_exceeded", None)
         check.equal("Retry-After", a[1].get("retry-after"), "5")
-        check.true("nothing is held", wait_until(lambda: s.metric("kvasir:answer_bytes") == 0), s.metric("kvasir:answer_bytes"))
+        check.true("nothing is held", wait_until(lambda: s.metric("kvasir:response_bytes") == 0), s.metric("kvasir:response_bytes"))
     finally:
         s.stop()
-    s = Server(BINARY, MODEL, "--answer-memory", "64K")
+    s = Server(BINARY, MODEL, "--response-memory", "64K")
     try:
         large, small = {"prompt": [5, 6], "max_tokens": 900, "n": 16, "ignore_eos": True}, {"prompt": [5, 6], "max_tokens": 5, "ignore_eos": True}
         want = s.ok("/v1/completions", {**small, "seed": 1})["choices"]
@@ -822,10 +822,10 @@ def test_answer_memory():
         t.join()
         check.true("an error ends the stream", b'"code":"rate_limit_exceeded"' in got[0] and got[0].endswith(b"data: [DONE]\n\n"), got[0][-300:])
         check.equal("the large one", s.request("POST", "/v1/completions", large)[0], 429)
-        check.true("nothing is held", wait_until(lambda: s.metric("kvasir:answer_bytes") == 0), s.metric("kvasir:answer_bytes"))
+        check.true("nothing is held", wait_until(lambda: s.metric("kvasir:response_bytes") == 0), s.metric("kvasir:response_bytes"))
     finally:
         s.stop()
-    s = Server(BINARY, MODEL, "--answer-memory", "2M")
+    s = Server(BINARY, MODEL, "--response-memory", "2M")
     try:
         body = json.dumps(chat(max_tokens=900, n=4, ignore_eos=True, logprobs=True, top_logprobs=20, stream=True)).encode()
         with socket.socket() as c:
@@ -833,13 +833,13 @@ def test_answer_memory():
             c.connect((s.host, s.port))
             c.sendall(b"POST %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % (CHAT.encode(), len(body)) + body)
             check.true("a stream that nobody reads gives way", wait_until(lambda: s.metric("vllm:request_success_total") == 4), s.metric("vllm:request_success_total"))
-            check.true("what nobody has read of it isn't held", s.metric("kvasir:answer_bytes") < 64 << 10, s.metric("kvasir:answer_bytes"))
+            check.true("what nobody has read of it isn't held", s.metric("kvasir:response_bytes") < 64 << 10, s.metric("kvasir:response_bytes"))
             c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)  # else the rest may take minutes
             c.settimeout(30)
             events = [line[6:] for line in re.sub(rb"\r\n[0-9a-fA-F]+\r\n", b"", read_all(c)).split(b"\n") if line.startswith(b"data: ")]
         check.equal("the error is its end", (json.loads(events[-2])["error"]["code"] if len(events) > 1 else 0, events[-1:]), ("rate_limit_exceeded", [b"[DONE]"]))
         check.true("of whole events", all(json.loads(x)["choices"] for x in events[:-2]))
-        check.true("nothing is held", wait_until(lambda: s.metric("kvasir:answer_bytes") == 0), s.metric("kvasir:answer_bytes"))
+        check.true("nothing is held", wait_until(lambda: s.metric("kvasir:response_bytes") == 0), s.metric("kvasir:response_bytes"))
     finally:
         s.stop()
 

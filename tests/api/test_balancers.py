@@ -28,7 +28,7 @@ import time
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from deploy_files import DEPLOY, compose, haproxy_env, nginx_text  # noqa: E402
 from harness import ENDLESS, Checks, Server, arguments, data_url, end_process, endless  # noqa: E402
-from harness import picture, wait_until  # noqa: E402
+from harness import drawing, wait_until  # noqa: E402
 
 check = Checks()
 
@@ -194,11 +194,11 @@ class Load:
             time.sleep(max(0, next_at - time.monotonic()))
 
     def opening(self, number, count):
-        """Half of them with a system message that all have, half with a picture, of which some are large."""
+        """Half of them with a system message that all have, half with an image, of which some are large."""
         text = f"This is conversation {number}, the {count}th. What is in it?"
         parts = [{"type": "text", "text": text}]
         if number % 2:
-            png = picture(seed=number * 100 + count, size=40 if number % 4 == 1 else 400)
+            png = drawing(seed=number * 100 + count, size=40 if number % 4 == 1 else 400)
             parts.insert(0, {"type": "image_url", "image_url": {"url": data_url(png)}})
         system = [{"role": "system", "content": "Answer in few words."}] if number % 3 == 0 else []
         return system + [{"role": "user", "content": parts if number % 2 else text}]

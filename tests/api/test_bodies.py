@@ -14,7 +14,7 @@ import tempfile
 import threading
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from harness import Checks, Server, arguments, data_url, picture  # noqa: E402
+from harness import Checks, Server, arguments, data_url, drawing  # noqa: E402
 
 check = Checks()
 CHAT, TEXT, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
@@ -197,7 +197,7 @@ REQUESTS["messages"] = (
                         "source": {
                             "type": "base64",
                             "media_type": "image/png",
-                            "data": base64.b64encode(picture()).decode(),
+                            "data": base64.b64encode(drawing()).decode(),
                         },
                     }
                 ],
@@ -251,10 +251,10 @@ ASKED = {
     "top_logprobs": 1,
     "stop": ["zz"],
 }
-SEEN = [{"type": "input_image", "image_url": data_url(picture())}, {"type": "input_text", "text": "red"}]
+SEEN = [{"type": "input_image", "image_url": data_url(drawing())}, {"type": "input_text", "text": "red"}]
 REQUESTS["responses"] = (RESPONSES, {**ASKED, "input": [{"role": "user", "content": SEEN}]})
 REQUESTS["input_tokens"] = (RESPONSES + "/input_tokens", REQUESTS["responses"][1])
-PICTURES = {
+IMAGES = {
     "png": file("files/png_pal4_adam7.png"),
     "png with a packed text": file("files/png_raw_profile5.png"),
     "jpeg progressive": file("files/jpeg_420_33x21_prog.jpg"),
@@ -270,7 +270,7 @@ def test_no_memory():
     s = Starved(args.demo, "--prefix-cache", "off")
     for name, (path, body) in REQUESTS.items():
         sweep(s, name, path, body)
-    for name, data in PICTURES.items():
+    for name, data in IMAGES.items():
         sweep(s, name, CHAT, chat(image(data), return_token_ids=True))
     s.server.stop()
     s = Starved(os.path.join(GOLDEN, "qwen/qwen3_vl_video_f32"), "--prefix-cache", "off")
@@ -312,9 +312,9 @@ def test_no_memory():
         )
     sweep(
         s,
-        "video of pictures",
+        "video of images",
         CHAT,
-        chat({"type": "video", "video": [data_url(picture())] * 2, "fps": 1}, return_token_ids=True),
+        chat({"type": "video", "video": [data_url(drawing())] * 2, "fps": 1}, return_token_ids=True),
     )
     s.server.stop()
 
@@ -460,7 +460,7 @@ def test_together():
 
 
 def test_names():
-    """Models' names, settings' names, and what is said about pictures."""
+    """Models' names, settings' names, and what is said about images."""
     s = Server(args.binary, args.demo, "--served-model-name", "first, other")
     for name, status in (
         ("first", 200),
@@ -508,11 +508,11 @@ def test_names():
         )
         check.true(f"{command} {env}", end.returncode and want in end.stderr, end.stderr)
     s = Server(args.binary, os.path.join(GOLDEN, "gemma3/text_f32"))
-    status, answer = s.post(CHAT, chat(image(picture())))
+    status, answer = s.post(CHAT, chat(image(drawing())))
     check.equal(
         "a text-only model",
         (status, answer["error"]["code"], answer["error"]["message"]),
-        (400, "too_many_images", "This model takes no pictures."),
+        (400, "too_many_images", "This model takes no images."),
     )
     s.stop()
     s = Server(args.binary, os.path.join(GOLDEN, "qwen/qwen3_vl_video_f32"))

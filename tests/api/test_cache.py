@@ -10,7 +10,7 @@ import threading
 import zlib
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from harness import ENDLESS, Checks, Server, arguments, data_url, endless, picture, png, stream_text, wait_until  # noqa: E402
+from harness import ENDLESS, Checks, Server, arguments, data_url, endless, drawing, png, stream_text, wait_until  # noqa: E402
 
 check = Checks()
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -65,7 +65,7 @@ def encoded(s):
 
 
 def text_start(what, answer):
-    """Index of the first token of picture `what` in a prompt asked for with return_token_ids."""
+    """Index of the first token of image `what` in a prompt asked for with return_token_ids."""
     ids = answer["prompt_token_ids"]
     soft = max(set(ids), key=ids.count) if what is not None else None
     starts = [i for i, t in enumerate(ids) if t == soft and (i == 0 or ids[i - 1] != soft)]
@@ -78,8 +78,8 @@ PROBS = {"logprobs": True, "top_logprobs": 5}
 def test_twice(s):
     fresh(s)
     for turns in ([turn("user", "what shapes are there and where are they")],
-                  [turn("system", "be brief"), turn("user", image(picture(1)), words("what is in this picture?"))],
-                  [turn("user", image(picture(2)), image(picture(3)), words("what differs?")), turn("assistant", "color"), turn("user", "where?")]):
+                  [turn("system", "be brief"), turn("user", image(drawing(1)), words("what is in this picture?"))],
+                  [turn("user", image(drawing(2)), image(drawing(3)), words("what differs?")), turn("assistant", "color"), turn("user", "where?")]):
         a = ask(s, *turns, **PROBS)
         b = ask(s, *turns, **PROBS)
         check.equal("all but the last token is reused", cached(b), total(b) - 1)
@@ -90,7 +90,7 @@ def test_twice(s):
         check.equal("nothing after a reset", cached(c), 0)
         check.equal("cold again", c["choices"], a["choices"])
     sampled = dict(temperature=1, seed=11, n=3, max_tokens=12, **PROBS)
-    turns = [turn("user", image(picture(4)), words("what is in this picture?"))]
+    turns = [turn("user", image(drawing(4)), words("what is in this picture?"))]
     a, b = ask(s, *turns, **sampled), ask(s, *turns, **sampled)
     check.equal("sampled, n=3: warm = cold", b["choices"], a["choices"])
     check.equal("counted once for all samples", cached(b), total(b) - 1)
@@ -114,9 +114,9 @@ def test_completions(s):
     check.equal("prompt_logprobs computes", (cached(scored), scored["cache_info"]["stop"]), (0, "disabled"))
 
 
-def test_same_picture(s):
+def test_same_image(s):
     fresh(s)
-    data = picture(5)
+    data = drawing(5)
     plain = base64.b64encode(data).decode()
     broken = "\n".join(plain[i:i + 76] for i in range(0, len(plain), 76))
     question = words("what is in this picture?")
@@ -138,35 +138,35 @@ def test_same_picture(s):
     check.equal("that one had to be decoded", decoded(s), before + 1)
 
 
-def test_other_picture(s):
-    """T2, T3: one text, many pictures. What is reused is exactly what stands before the picture."""
+def test_other_image(s):
+    """T2, T3: one text, many images. What is reused is exactly what stands before the image."""
     fresh(s)
     question = words("what is in this picture?")
-    first = ask(s, turn("user", words("page"), image(picture(10)), question), return_token_ids=True)
+    first = ask(s, turn("user", words("page"), image(drawing(10)), question), return_token_ids=True)
     start = text_start(0, first)
     for i in range(11, 17):
-        a = ask(s, turn("user", words("page"), image(picture(i)), question))
+        a = ask(s, turn("user", words("page"), image(drawing(i)), question))
         info = a["cache_info"]
-        check.equal("up to the picture", (cached(a), info["equal_tokens"], info["stop"]), (start, start, "image_differs"))
-        check.equal("the picture is named", info["differs_at"], {"token": start, "kind": "image", "message": 0, "role": "user", "part": 1, "image": 0})
+        check.equal("up to the image", (cached(a), info["equal_tokens"], info["stop"]), (start, start, "image_differs"))
+        check.equal("the image is named", info["differs_at"], {"token": start, "kind": "image", "message": 0, "role": "user", "part": 1, "image": 0})
     values = [(i * 73 % 256, i * 31 % 256, i * 7 % 256) for i in range(30 * 150)]
     wide, tall = png(150, 30, lambda x, y: values[y * 150 + x]), png(30, 150, lambda x, y: values[y * 30 + x])
     grey, again = png(40, 40, lambda x, y: (90, 90, 90)), png(41, 40, lambda x, y: (90, 90, 91))
     for one, other in ((wide, tall), (grey, again)):  # T7: equal bytes, other dimensions; a shade that can't be seen
         ask(s, turn("user", words("page"), image(one), question))
         a = ask(s, turn("user", words("page"), image(other), question))
-        check.equal("another picture", (cached(a), a["cache_info"]["stop"]), (start, "image_differs"))
+        check.equal("another image", (cached(a), a["cache_info"]["stop"]), (start, "image_differs"))
     a = ask(s, turn("user", words("page"), words("two"), question))
-    check.true("text instead of a picture", cached(a) <= start and a["cache_info"]["stop"] in ("image_differs", "token_differs"), a["cache_info"])
+    check.true("text instead of an image", cached(a) <= start and a["cache_info"]["stop"] in ("image_differs", "token_differs"), a["cache_info"])
 
 
 def test_growing(s):
-    """T9: what stands before a new picture is reused, however many pictures came before. T15: the first may come late."""
+    """T9: what stands before a new image is reused, however many images came before. T15: the first may come late."""
     fresh(s)
     for late in (False, True):
         turns, last = [], None
         for k in range(5):
-            new = image(picture(20 + k + 10 * late))
+            new = image(drawing(20 + k + 10 * late))
             turns.append(turn("user", "what shapes are there?") if late and k == 0 else turn("user", new, words("what is in this picture?")))
             a = ask(s, *turns, **PROBS)
             if last:
@@ -185,8 +185,8 @@ def test_growing(s):
 def test_named(s):
     """return_cache_info says which message and part it was."""
     fresh(s)
-    base = [turn("system", "be brief"), turn("user", words("look"), image(picture(40)), words("what is it?")), turn("assistant", "a circle"),
-            turn("user", words("and"), image(picture(41)), words("where is it?")), turn("assistant", "left"), turn("user", "how many?")]
+    base = [turn("system", "be brief"), turn("user", words("look"), image(drawing(40)), words("what is it?")), turn("assistant", "a circle"),
+            turn("user", words("and"), image(drawing(41)), words("where is it?")), turn("assistant", "left"), turn("user", "how many?")]
     full = ask(s, *base)
 
     def edited(message, change):
@@ -211,8 +211,8 @@ def test_named(s):
         (2, say("no idea"), "token_differs", {"kind": "text", "message": 2, "role": "assistant", "part": None}),
         (3, put(0, words("now")), "token_differs", {"kind": "text", "message": 3, "role": "user", "part": 0}),
         (3, put(2, words("how big is it?")), "token_differs", {"kind": "text", "message": 3, "role": "user", "part": 2}),
-        (1, put(1, image(picture(42))), "image_differs", {"kind": "image", "message": 1, "role": "user", "part": 1, "image": 0}),
-        (3, put(1, image(picture(43))), "image_differs", {"kind": "image", "message": 3, "role": "user", "part": 1, "image": 1}),
+        (1, put(1, image(drawing(42))), "image_differs", {"kind": "image", "message": 1, "role": "user", "part": 1, "image": 0}),
+        (3, put(1, image(drawing(43))), "image_differs", {"kind": "image", "message": 3, "role": "user", "part": 1, "image": 1}),
         (0, say("say more"), "token_differs", {"kind": "text", "message": 0, "role": "system", "part": None}),
         (5, say("what color?"), "token_differs", {"kind": "text", "message": 5, "role": "user", "part": None}),
     ]
@@ -237,13 +237,13 @@ def test_named(s):
 
 def test_salt(s):
     fresh(s)
-    turns = [turn("user", image(picture(50)), words("what is in this picture?"))]
+    turns = [turn("user", image(drawing(50)), words("what is in this picture?"))]
     plain = ask(s, *turns, **PROBS)
-    before, known = decoded(s), s.metric("kvasir:image_alias_hits_total")
+    before, known = decoded(s), s.metric("kvasir:image_hash_cache_hits_total")
     a = ask(s, *turns, cache_salt="a", **PROBS)
-    check.equal("that the file came before is not known there", s.metric("kvasir:image_alias_hits_total"), known)
+    check.equal("that the file came before is not known there", s.metric("kvasir:image_hash_cache_hits_total"), known)
     check.equal("a name space of its own", (cached(a), a["cache_info"]["stop"], a["cache_info"]["differs_at"]), (0, "salt", None))
-    check.equal("its pictures too", decoded(s), before + 1)
+    check.equal("its images too", decoded(s), before + 1)
     check.equal("same answer", a["choices"], plain["choices"])
     again = ask(s, *turns, cache_salt="a", **PROBS)
     check.equal("shared within", cached(again), total(again) - 1)
@@ -262,10 +262,10 @@ def test_salt(s):
 def test_pixels_on_demand(s):
     """A file that came before is decoded only when neither its KV nor its features are there."""
     fresh(s, "reset_prefix_cache", "reset_mm_cache")
-    turns = [turn("user", *[image(picture(60 + i)) for i in range(8)], words("which differ?"))]
+    turns = [turn("user", *[image(drawing(60 + i)) for i in range(8)], words("which differ?"))]
     d, e = decoded(s), encoded(s)
     cold = ask(s, *turns, **PROBS)
-    check.equal("8 new pictures", (decoded(s) - d, encoded(s) - e), (8, 8))
+    check.equal("8 new images", (decoded(s) - d, encoded(s) - e), (8, 8))
     d, e = decoded(s), encoded(s)
     for _ in range(3):
         a = ask(s, *turns, **PROBS)
@@ -285,17 +285,17 @@ def test_pixels_on_demand(s):
     many = ask(s, *turns, n=4, temperature=1, seed=3, **PROBS)
     check.equal("several samples want the same pixels", many["choices"][0], single["choices"][0])
     scored = [ask(s, *turns, prompt_logprobs=1, **PROBS) for _ in range(2)]
-    check.equal("scored: computed anew, pixels and all", [cached(a) for a in scored], [0, 0])
+    check.equal("scored: computed restart, pixels and all", [cached(a) for a in scored], [0, 0])
     check.equal("the same scores", (scored[1]["prompt_logprobs"], scored[1]["choices"]), (scored[0]["prompt_logprobs"], cold["choices"]))
-    same = ask(s, turn("user", *[image(picture(60))] * 6, words("which differ?")), **PROBS)
+    same = ask(s, turn("user", *[image(drawing(60))] * 6, words("which differ?")), **PROBS)
     fresh(s, "reset_prefix_cache", "reset_mm_cache")
     d, e = decoded(s), encoded(s)
-    again = ask(s, turn("user", *[image(picture(60))] * 6, words("which differ?")), **PROBS)
-    check.equal("one picture six times: decoded once, encoded once", (decoded(s) - d, encoded(s) - e), (1, 1))
+    again = ask(s, turn("user", *[image(drawing(60))] * 6, words("which differ?")), **PROBS)
+    check.equal("one image six times: decoded once, encoded once", (decoded(s) - d, encoded(s) - e), (1, 1))
     check.equal("same answer", again["choices"], same["choices"])
     d = decoded(s)
     fresh(s, "reset_prefix_cache", "reset_encoder_cache")
-    one, two = ask(s, turns[0], max_tokens=1), ask(s, turn("user", image(picture(60)), words("what is in this picture?")), max_tokens=1)
+    one, two = ask(s, turns[0], max_tokens=1), ask(s, turn("user", image(drawing(60)), words("what is in this picture?")), max_tokens=1)
     check.equal("features serve another prompt", (decoded(s) - d, cached(one)), (8, 0))
     check.true("which shares no more than its beginning", 0 < cached(two) < total(two) - 1, cached(two))
     # A client that leaves while its pixels are wanted.
@@ -310,7 +310,7 @@ def test_pixels_on_demand(s):
 
 
 def test_concurrent(s):
-    """T2: pictures that hardly differ, all at once; each answer is the one that it has alone."""
+    """T2: images that hardly differ, all at once; each answer is the one that it has alone."""
     def near(i):
         return png(32, 32, lambda x, y: (200, 40, 40) if (x - 8 - i % 8) ** 2 + (y - 8 - i // 8) ** 2 < 30 else (20 + i, 20, 20))
 
@@ -338,7 +338,7 @@ def test_concurrent(s):
 
 def test_metrics(s):
     fresh(s)
-    turns = [turn("user", image(picture(70)), words("what is in this picture?"))]
+    turns = [turn("user", image(drawing(70)), words("what is in this picture?"))]
     before = s.metrics()
     a, b = ask(s, *turns), ask(s, *turns)
     after = s.metrics()
@@ -358,7 +358,7 @@ def test_metrics(s):
     check.true("the last token of the full hit was computed again", grown("vllm:prompt_tokens_recomputed_total") >= 1)
     check.equal("lookups", grown("kvasir:prefix_cache_lookups_total"), 2)
     check.equal("stop none", grown("kvasir:prefix_cache_stops_total", stop="none"), 1)
-    check.true("picture looked up", grown("vllm:mm_cache_queries_total") >= 1)
+    check.true("image looked up", grown("vllm:mm_cache_queries_total") >= 1)
     check.equal("full group: hit tokens", grown("kvasir:prefix_cache_hit_tokens_total", window="0"), cached(a) + hit)
     check.true("blocks are cached, none live", wait_until(lambda: s.metric("kvasir:kv_blocks_live") == 0) and s.metric("kvasir:kv_blocks_cached") > 0)
     check.equal("used = live + cached", s.metric("kvasir:kv_blocks_used"), s.metric("kvasir:kv_blocks_cached"))
@@ -400,7 +400,7 @@ def test_off():
     s = Server(BINARY, DEMO, "--prefix-cache", "off")
     on = Server(BINARY, DEMO)
     try:
-        turns = [turn("user", image(picture(80)), words("what is in this picture?"))]
+        turns = [turn("user", image(drawing(80)), words("what is in this picture?"))]
         for _ in range(2):
             a, b = ask(s, *turns, **PROBS), ask(on, *turns, **PROBS)
             check.equal("off: nothing is reused", (cached(a), a["cache_info"]["stop"]), (0, "disabled"))
@@ -436,7 +436,7 @@ def test_scope():
 def check_scope(s, scope):
     shared = scope == "server"
     a, b = ({"Authorization": f"Bearer {k}"} for k in ("one", "two"))
-    secret = [turn("user", image(picture(60)), words("my password is swordfish; what is in this picture?"))]
+    secret = [turn("user", image(drawing(60)), words("my password is swordfish; what is in this picture?"))]
 
     def say(key, turns, **fields):
         status, answer = s.post(
@@ -461,7 +461,7 @@ def check_scope(s, scope):
         return json.loads(s.request("GET", "/cache_tree", None, key)[2])
 
     first = say(a, secret)
-    pictures, known, mine = decoded(s), metric("image_alias_hits_total"), tree(a)
+    images, known, mine = decoded(s), metric("image_hash_cache_hits_total"), tree(a)
     check.true(
         f"{scope}: the tree has what the caller made",
         len(mine["nodes"]) > 0 and mine["total_tokens"] >= total(first),
@@ -472,11 +472,11 @@ def check_scope(s, scope):
         tree(b),
         mine if shared else {"total_nodes": 0, "total_tokens": 0, "nodes": []},
     )
-    # As the attack goes: guesses of growing length, each told how much of it somebody has cached.
-    guesses = [turn("user", "My "), turn("user", "My p"), turn("user", "My password is s")]
+    # As the attack goes: attempts of growing length, each told how much of it somebody has cached.
+    attempts = [turn("user", "My "), turn("user", "My p"), turn("user", "My password is s")]
     learnt = [
         (i["equal_tokens"], i["stop"])
-        for i in (say(b, [g], cache_salt=f"fresh {n}")["cache_info"] for n, g in enumerate(guesses))
+        for i in (say(b, [g], cache_salt=f"fresh {n}")["cache_info"] for n, g in enumerate(attempts))
     ]
     check.equal(f"{scope}: behind a salt of its own", learnt, [(0, "salt")] * 3)
     again = say(b, secret)
@@ -487,8 +487,8 @@ def check_scope(s, scope):
         (total(first) - 1, total(first), "none", None) if shared else (0, 0, "salt", None),
     )
     check.equal(
-        f"{scope}: the picture is decoded, its file unknown",
-        (decoded(s) - pictures, metric("image_alias_hits_total") - known),
+        f"{scope}: the image is decoded, its file unknown",
+        (decoded(s) - images, metric("image_hash_cache_hits_total") - known),
         (0, 1) if shared else (1, 0),
     )
     check.equal(f"{scope}: same answer", again["choices"], first["choices"])
@@ -564,7 +564,7 @@ def test_small_arena():
     try:
         bodies = []
         for i in range(10):
-            turns = [turn("user", image(picture(90 + i % 4)), words("what is in this picture? " + "red circle blue square " * (5 * (i % 3)))), turn("assistant", "yes " * (i % 5)),
+            turns = [turn("user", image(drawing(90 + i % 4)), words("what is in this picture? " + "red circle blue square " * (5 * (i % 3)))), turn("assistant", "yes " * (i % 5)),
                      turn("user", "and where is it?")]
             bodies.append(turns)
         want = [ask(large, *t, **PROBS)["choices"] for t in bodies]
@@ -589,7 +589,7 @@ def test_small_arena():
 if __name__ == "__main__":
     args = arguments(__doc__)
     BINARY, DEMO = args.binary, args.demo
-    shared = [test_twice, test_completions, test_same_picture, test_other_picture, test_growing, test_named, test_salt, test_pixels_on_demand, test_concurrent,
+    shared = [test_twice, test_completions, test_same_image, test_other_image, test_growing, test_named, test_salt, test_pixels_on_demand, test_concurrent,
               test_metrics, test_reset]
     alone = [test_off, test_scope, test_admin, test_timeout, test_small_arena]
     wanted = [t for t in shared if not args.only or t.__name__ in args.only]

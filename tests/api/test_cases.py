@@ -6,7 +6,7 @@ import sys
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from harness import Checks, Server, arguments, data_url, picture, stream_text  # noqa: E402
+from harness import Checks, Server, arguments, data_url, drawing, stream_text  # noqa: E402
 
 check = Checks()
 CHAT = "/v1/chat/completions"
@@ -44,7 +44,7 @@ def test_line_separators(s):
 def test_unknown_fields(s):
     """Clients of other servers send fields of theirs, also in messages and their parts."""
     text = {"type": "text", "text": "Hello", "cache_control": {"type": "ephemeral"}}
-    image = {"type": "image_url", "image_url": {"url": data_url(picture()), "x": 1}, "uuid": None}
+    image = {"type": "image_url", "image_url": {"url": data_url(drawing()), "x": 1}, "uuid": None}
     body = chat([text, image])
     body["messages"][0]["annotations"] = None
     check.equal("in parts", s.request("POST", CHAT, body)[0], 200)

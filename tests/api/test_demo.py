@@ -1,5 +1,5 @@
 """The bundled demo model over HTTP: the question that scripts/run.sh prints, streamed and not; held-out accuracy on one
-picture, on two, and on two that come in different turns."""
+image, on two, and on two that come in different turns."""
 import os
 import subprocess
 import sys
@@ -13,8 +13,8 @@ check = harness.Checks()
 
 def ask(server, **extra):
     with open(os.path.join(args.demo, "sample.png"), "rb") as f:
-        picture = harness.data_url(f.read())
-    body = {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": picture}},
+        image = harness.data_url(f.read())
+    body = {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": image}},
                                                       {"type": "text", "text": "What is in this picture?"}]}], **extra}
     return body
 
@@ -29,7 +29,7 @@ def test_sample(server):
 
 
 def test_heldout(server):
-    """In a process of its own, as a person runs it; it exits 1 below 95 % with one picture or 90 % with two."""
+    """In a process of its own, as a person runs it; it exits 1 below 95 % with one image or 90 % with two."""
     for mode in (["--single", str(args.single), "--pairs", str(args.pairs)], ["--mode", "turns", "--turns", str(args.turns)]):
         done = subprocess.run([sys.executable, os.path.join(root, "scripts/demo/eval_http.py"), "--url", f"http://{server.host}:{server.port}"] + mode,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=500)

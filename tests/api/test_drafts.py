@@ -1,7 +1,7 @@
-"""Tokens guessed ahead: python3 test_drafts.py [--binary B] [--model DIR]
+"""Tokens drafted ahead: python3 test_drafts.py [--binary B] [--model DIR]
 Answers with --draft-tokens are those without, token for token and log-prob for log-prob: greedy and drawn,
-alone and in a crowd, with stop strings and several choices. And guesses were made, and some were right.
-The same with a drafter (the checkpoints of tests/golden/gemma4-mtp), where the accepted guesses are also
+alone and in a crowd, with stop strings and several choices. And tokens were drafted, and some were accepted.
+The same with a drafter (the checkpoints of tests/golden/gemma4-mtp), where the accepted draft tokens are also
 those of transformers."""
 import http.client
 import json
@@ -24,7 +24,7 @@ def requests():
         yield {**body, "temperature": 0}
         yield {**body, "temperature": 0, "ignore_eos": True, "min_tokens": 40, "presence_penalty": 0.5}
         yield {**body, "temperature": 0.2, "n": 2}
-        # Draws between three tokens: guesses are right by luck.
+        # Draws between three tokens: draft tokens are right by luck.
         yield {**body, "temperature": 1, "logit_bias": {str(21 + k + i): 60 for i in range(3)}}
         yield {**body, "temperature": 1, "logit_bias": {str(21 + k): 90}, "ignore_eos": True}
         yield {**body, "temperature": 0, "stop": ["e", "th"]}
@@ -47,7 +47,7 @@ def test_same_answers(plain, drafting):
     details = [u["completion_tokens_details"] for _, u in alone]
     accepted = sum(d["accepted_prediction_tokens"] for d in details)
     rejected = sum(d["rejected_prediction_tokens"] for d in details)
-    check.true("some guesses are right, some are wrong", accepted > 10 and rejected > 0, (accepted, rejected))
+    check.true("some drafts are right, some are wrong", accepted > 10 and rejected > 0, (accepted, rejected))
     check.true("usage never has more than were generated", all(
         d["accepted_prediction_tokens"] < u["completion_tokens"] for (_, u), d in zip(alone, details)))
     drafted = drafting.metric("vllm:spec_decode_num_draft_tokens_total")
@@ -133,7 +133,7 @@ def test_drafter_same_answers(variant, binary):
         counted = s.metric("vllm:spec_decode_num_accepted_tokens_total")
         # How many "auto" makes hangs on what the drafter and a step cost: as much, with models this small.
         least = 20 if "--draft-tokens" in flags else 0
-        check.true(f"{name}: some guesses are right", drafted > counted >= least, (drafted, counted))
+        check.true(f"{name}: some draft tokens are right", drafted > counted >= least, (drafted, counted))
         if "1M" in flags:
             check.true(f"{name}: some are preempted", s.metric("vllm:num_preemptions_total") > 0)
         s.stop()
@@ -141,12 +141,12 @@ def test_drafter_same_answers(variant, binary):
 
 def test_demo(binary, model):
     """What docs/demo-models.md shows."""
-    # A fixed number: how many "auto" guesses hangs on what a step costs on a machine that is busy.
+    # A fixed number: how many "auto" draft tokens hangs on what a step costs on a machine that is busy.
     s = Server(binary, model, "--kv-memory", "64M", "--draft-tokens", "8")
     text = "one two three four one two three four one two three four one two"
     got = s.ok("/v1/completions", {"prompt": text, "max_tokens": 40, "temperature": 0, "ignore_eos": True})
     accepted = got["usage"]["completion_tokens_details"]["accepted_prediction_tokens"]
-    check.true("most tokens were guessed", 20 < accepted < 40, accepted)
+    check.true("most tokens were drafted", 20 < accepted < 40, accepted)
     s.stop()
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Cache events over HTTP and ZeroMQ: an index that knows two servers by their events alone says, for random
-conversations with pictures, what each will reuse, and the server then reuses just that, rounded to blocks.
+conversations with images, what each will reuse, and the server then reuses just that, rounded to blocks.
 With ai-dynamo-runtime installed (--dynamo 1: it must be) Dynamo's radix tree and hashes say the same.
 Without pyzmq and msgpack, or in a build without --kv-events, there is nothing to test."""
 
@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 
-from harness import Checks, Server, arguments, data_url, picture
+from harness import Checks, Server, arguments, data_url, drawing
 
 try:
     import msgpack
@@ -22,7 +22,7 @@ except ImportError:
     zmq = None
 
 BLOCK = 16
-PICTURES = [data_url(picture(seed, 40 + 8 * (seed % 5))) for seed in range(14)]
+IMAGES = [data_url(drawing(seed, 40 + 8 * (seed % 5))) for seed in range(14)]
 
 
 def free_port():
@@ -32,7 +32,7 @@ def free_port():
 
 
 class Index:
-    """What one server has told. A block's key is made of its tokens, its pictures and its parent's key."""
+    """What one server has told. A block's key is made of its tokens, its images and its parent's key."""
 
     def __init__(self):
         self.keys, self.held, self.order = {}, {}, None  # keys: (group, hash); held: (group, key): hash
@@ -89,7 +89,7 @@ def keys_of(prompt):
     for a in range(0, len(tokens) // BLOCK * BLOCK, BLOCK):
         more = tuple(
             (p["hash"], p["offset"] - a)
-            for p in prompt["pictures"]
+            for p in prompt["images"]
             if p["offset"] < a + BLOCK and p["offset"] + p["length"] > a
         )
         key = hash((key, tuple(tokens[a : a + BLOCK]), more))
@@ -156,7 +156,7 @@ class Worker:
 
 
 class Dynamo:
-    """Dynamo's radix tree over Dynamo's own hashes of tokens and pictures."""
+    """Dynamo's radix tree over Dynamo's own hashes of tokens and images."""
 
     def __init__(self):
         from dynamo.llm import RadixTree, compute_block_hash_for_seq
@@ -164,7 +164,7 @@ class Dynamo:
         self.hashes, self.tree, self.count = compute_block_hash_for_seq, RadixTree(), 0
 
     def infos(self, keys_of_blocks):
-        """A picture's hash there: the first 16 digits of the identifier."""
+        """An image's hash there: the first 16 digits of the identifier."""
         return [
             {"mm_objects": [{"mm_hash": int(k[:16], 16), "offsets": []} for k in keys]} if keys else None
             for keys in keys_of_blocks
@@ -193,7 +193,7 @@ class Dynamo:
         keys = [
             [
                 p["hash"]
-                for p in prompt["pictures"]
+                for p in prompt["images"]
                 if p["offset"] < a + BLOCK and p["offset"] + p["length"] > a
             ]
             for a in range(0, len(tokens), BLOCK)
@@ -214,7 +214,7 @@ def grow(rng, histories):
     if len(messages) > 12:
         messages = messages[:1]
     content = [
-        {"type": "image_url", "image_url": {"url": rng.choice(PICTURES)}}
+        {"type": "image_url", "image_url": {"url": rng.choice(IMAGES)}}
         for _ in range(rng.choice((0, 0, 1, 1, 2)))
     ]
     words = "red blue green circle square left right above below and the of".split()

@@ -1,4 +1,4 @@
-"""The golden cases over HTTP: messages with pictures, videos and tools, and raw texts, give the ids that
+"""The golden cases over HTTP: messages with images, videos and tools, and raw texts, give the ids that
 transformers' processor makes of them, and where the checkpoint is f32 its greedy answer.
 
 python3 test_golden_prompts.py [--binary B] [family ...]"""

@@ -1,5 +1,5 @@
 """Hostile clients: python3 test_hostile.py [--binary B] [--model DIR] [--seconds N] [--seed N]
-Mutated bodies, broken HTTP, random pictures, slow and rude connections. The server must stay up, answer no 5xx (501, and 503 from its own limits aside), and
+Mutated bodies, broken HTTP, random images, slow and rude connections. The server must stay up, answer no 5xx (501, and 503 from its own limits aside), and
 return to idle. The seed is printed; the same seed sends the same bytes."""
 import base64
 import json
@@ -11,7 +11,7 @@ import threading
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from harness import Checks, Server, arguments, data_url, picture, wait_until  # noqa: E402
+from harness import Checks, Server, arguments, data_url, drawing, wait_until  # noqa: E402
 
 check = Checks()
 PATHS = ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"]
@@ -67,10 +67,10 @@ def bytes_mutate(rng, data):
     return bytes(data)
 
 
-def body(rng, pictures):
+def body(rng, images):
     text = json.dumps(mutate(rng, rng.choice(SEEDS)))
     if "IMG" in text:
-        data = bytes_mutate(rng, rng.choice(pictures))
+        data = bytes_mutate(rng, rng.choice(images))
         kind = rng.choice(["image/png", "image/jpeg", "x", "", "image/webp;charset=a"])
         text = text.replace("IMG", f"data:{kind};base64,{base64.b64encode(data).decode()}")
     data = text.encode("utf-8", "surrogatepass")
@@ -79,10 +79,10 @@ def body(rng, pictures):
 
 def fuzz_bodies(s, seed, seconds):
     rng = random.Random(seed)
-    pictures = [picture(i, 8 + i) for i in range(3)] + [b"\xff\xd8\xff\xe0" + bytes(64), b"RIFF\x10\0\0\0WEBPVP8 " + bytes(40), b"GIF89a" + bytes(30), b"BM" + bytes(60)]
+    images = [drawing(i, 8 + i) for i in range(3)] + [b"\xff\xd8\xff\xe0" + bytes(64), b"RIFF\x10\0\0\0WEBPVP8 " + bytes(40), b"GIF89a" + bytes(30), b"BM" + bytes(60)]
     limit, counts = time.monotonic() + seconds, {}
     while time.monotonic() < limit or (not (counts.get(400) and counts.get(200)) and time.monotonic() < limit + 120):
-        data = body(rng, pictures)
+        data = body(rng, images)
         try:
             status, head, answer = s.request("POST", rng.choice(PATHS), data)
         except Exception as fault:

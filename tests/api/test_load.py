@@ -8,17 +8,17 @@ import threading
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from harness import ENDLESS, Checks, Server, arguments, data_url, endless, picture, read_all, parse_stream, stream_text, wait_until  # noqa: E402
+from harness import ENDLESS, Checks, Server, arguments, data_url, endless, drawing, read_all, parse_stream, stream_text, wait_until  # noqa: E402
 
 check = Checks()
 CHAT = "/v1/chat/completions"
 
 
 def body(i):
-    """Every request is another one: text, pictures, sampling, length."""
+    """Every request is another one: text, images, sampling, length."""
     content = [{"type": "text", "text": f"Question {i}: " + "tell me more. " * (i % 7)}]
     for k in range(i % 3):
-        content.insert(k, {"type": "image_url", "image_url": {"url": data_url(picture(i + 64 * k))}})
+        content.insert(k, {"type": "image_url", "image_url": {"url": data_url(drawing(i + 64 * k))}})
     request = {"messages": [{"role": "user", "content": content}], "max_tokens": 16 + i % 23, "ignore_eos": True, "logprobs": True, "top_logprobs": 2}
     return {**request, **({"temperature": 0} if i % 2 else {"temperature": 1, "seed": i, "top_p": 0.9})}
 
@@ -140,8 +140,8 @@ def unchunk(raw):
     return data
 
 
-def test_slow_picture(s):
-    """A large picture is decoded beside a stream: no gap in the stream is as long as the decoding takes."""
+def test_slow_image(s):
+    """A large image is decoded beside a stream: no gap in the stream is as long as the decoding takes."""
     import zlib
     import struct
     size = 4400
@@ -153,7 +153,7 @@ def test_slow_picture(s):
     large = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", size, size, 8, 2, 0, 0, 0)) + chunk(b"IDAT", zlib.compress(row * size, 1)) + chunk(b"IEND", b"")
     request = {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": data_url(large)}}]}], "max_tokens": 1}
     def attempt():
-        """-> how long the picture took, and the longest gap meanwhile"""
+        """-> how long the image took, and the longest gap meanwhile"""
         took = []
 
         def one():
@@ -172,8 +172,8 @@ def test_slow_picture(s):
             longest, last = max(longest, now - last), now
         thread.join()
         c.close()
-        check.true("20 MP picture answered", bool(took))
-        print(f"20 MP picture: {took[0]:.2f} s; longest gap of the stream beside it {longest:.3f} s")
+        check.true("20 MP image answered", bool(took))
+        print(f"20 MP image: {took[0]:.2f} s; longest gap of the stream beside it {longest:.3f} s")
         return took[0], longest
 
     # The machine may make us wait as long as that, but hardly five times; decoding in the wrong thread would each time.
@@ -192,7 +192,7 @@ if __name__ == "__main__":
     for model in models:
         print(os.path.basename(model), flush=True)
         server = Server(args.binary, endless(model))
-        wanted = [(test_equal, args.streams), (test_whole, args.streams), (test_kill, args.streams), (test_slow_picture,)]
+        wanted = [(test_equal, args.streams), (test_whole, args.streams), (test_kill, args.streams), (test_slow_image,)]
         for test, *more in wanted:
             if not args.only or test.__name__ in args.only:
                 check.run(test, server, *more)

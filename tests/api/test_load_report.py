@@ -259,9 +259,9 @@ def test_datasets():
         return dataset.read(name, form, types.SimpleNamespace(**{**vars(opts), **more}), Counted())
 
     with open(SAMPLE, "rb") as f:
-        picture = f.read()
+        image = f.read()
     with open(path("a.png"), "wb") as f:
-        f.write(picture)
+        f.write(image)
     shown = [{"type": "image_url", "image_url": {"url": "a.png", "detail": "low"}},
              {"type": "text", "text": "What?"}]
     talk = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"},
@@ -272,10 +272,10 @@ def test_datasets():
     check.equal("messages without the last answer", [m["role"] for m in first.messages],
                 ["system", "user", "assistant", "user"])
     part = first.messages[3]["content"][0]["image_url"]
-    check.equal("the picture beside the file", (part["url"], part["detail"]),
-                ("data:image/png;base64," + base64.b64encode(picture).decode(), "low"))
+    check.equal("the image beside the file", (part["url"], part["detail"]),
+                ("data:image/png;base64," + base64.b64encode(image).decode(), "low"))
     check.equal("max_tokens", (first.max_tokens, second.max_tokens), (5, None))
-    check.equal("pictures", (len(first.pictures), len(second.pictures)), (1, 0))
+    check.equal("images", (len(first.images), len(second.images)), (1, 0))
     check.equal("a prompt is a question", second.messages, [{"role": "user", "content": "Once upon"}])
     check.equal("a line of a batch", third.messages, talk[:2])
     text = read(lines[2:], completions="text")[0][1][0].text
@@ -289,7 +289,7 @@ def test_datasets():
     for said, content in wrong.items():
         text = fault(said, read, content)
         check.true(f"{said}: said", said in str(text), text)
-    fault("pictures need chat", lambda: read(lines, completions="text"))
+    fault("images need chat", lambda: read(lines, completions="text"))
     pieces = (("system", "S"), ("gpt", "dropped"), ("human", "a b c"), ("gpt", "d e f g"), ("human", "h"))
     said = [{"from": who, "value": text} for who, text in pieces]
     entry = {"id": "x", "conversations": said}
@@ -418,7 +418,7 @@ def test_bare_server():
         status, text, out = load(bare.url, "--dataset", path("set.jsonl", "\n".join(map(json.dumps, lines))),
                                  "--users", 1, "--sessions", 6)
         asked = bare.bodies[1:]
-        check.equal("exit status, pictures", (status, out["runs"][0]["pictures"]), (0, 6))
+        check.equal("exit status, images", (status, out["runs"][0]["images"]), (0, 6))
         check.equal("all of it, twice, in another order", [sorted(b["max_tokens"] for b in asked[i:i + 3])
                                                            for i in (0, 3)], [[3, 4, 5]] * 2)
         url = asked[0]["messages"][0]["content"][0]["image_url"]["url"]
@@ -468,7 +468,7 @@ def test_demo():
         line = json.dumps({"messages": [{"role": "user", "content": content}], "max_tokens": 9})
         status, text, seen = load(url, "--dataset", path("one.jsonl", line), "--sessions", 4)
         run = seen["runs"][0]
-        check.equal("jsonl with a picture", (status, run["ok"], run["pictures"]), (0, 4, 4))
+        check.equal("jsonl with an image", (status, run["ok"], run["images"]), (0, 4, 4))
         b = path("b.json", json.dumps(out))
         status, text = tool("--compare", path("a.json"), b, "--html", path("ab.html"),
                             "--plot", path("ab.svg"))

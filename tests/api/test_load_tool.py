@@ -122,9 +122,9 @@ def test_figures():
     for high in (0, 1e-7, 0.3, 1, 7, 10, 99.9, 100, 12345):
         t = plot.ticks(high)
         check.true(f"axis to {high}", t[0] == 0 and t[-1] >= high and 2 <= len(t) <= 7 and t[-1] > 0, t)
-    a, b = (work.draw_picture(random.Random(s), 40, 30) for s in (1, 1))
-    check.equal("a picture follows from its seed", a, b)
-    check.true("another seed, another picture", a != work.draw_picture(random.Random(2), 40, 30))
+    a, b = (work.draw_image(random.Random(s), 40, 30) for s in (1, 1))
+    check.equal("an image follows from its seed", a, b)
+    check.true("another seed, another image", a != work.draw_image(random.Random(2), 40, 30))
 
 
 def test_known_server():
@@ -169,7 +169,7 @@ def test_conversations():
     with Stub("--keep-bodies") as stub:
         load(stub.url, *flags, "--seed", 2)
         check.true("another seed asks other things", stub.seen()[1:] != bodies[0])
-    systems, last, pictures = collections.Counter(), [], []
+    systems, last, images = collections.Counter(), [], []
     for body in bodies[0]:
         messages = body["messages"]
         check.true("fields", body["stream"] and body["stream_options"] == {"include_usage": True} and body["max_tokens"] == 3 and body["top_p"] == 0.5 and body["model"] == "stub", body)
@@ -177,18 +177,18 @@ def test_conversations():
         check.true("a system prompt of 40 tokens", abs(len(messages[0]["content"].split()) - 40) <= 1, messages[0])
         if len(messages) == 2:
             systems[messages[0]["content"]] += 1
-            check.true("a picture opens the conversation", isinstance(messages[1]["content"], list))
+            check.true("an image opens the conversation", isinstance(messages[1]["content"], list))
         else:
             check.equal("the conversation goes on", messages[:-2], last)
             check.equal("with the answer as it came", len(messages[-2]["content"].split()), 3)
         last = messages
-        pictures += [p["image_url"]["url"] for p in messages[-1]["content"] if p["type"] == "image_url"] if isinstance(messages[-1]["content"], list) else []
+        images += [p["image_url"]["url"] for p in messages[-1]["content"] if p["type"] == "image_url"] if isinstance(messages[-1]["content"], list) else []
     check.equal("sessions, system prompts", (sum(systems.values()), len(systems)), (8, 2))
-    check.true("pictures", 8 <= len(pictures) <= 16 and len(set(pictures)) == len(pictures), len(pictures))
-    check.equal("counted", out["runs"][0]["pictures"], len(pictures))
+    check.true("images", 8 <= len(images) <= 16 and len(set(images)) == len(images), len(images))
+    check.equal("counted", out["runs"][0]["images"], len(images))
     with Stub("--keep-bodies") as stub:
-        load(stub.url, "--users", 1, "--sessions", 12, "--images-per-session", 1, "--picture-pool", 3, "--turns", 1, "--image-size", 16, "--max-tokens", 2, "--image-kind", "noise")
-        check.equal("a pool of pictures", len({b["messages"][-1]["content"][0]["image_url"]["url"] for b in stub.seen()[1:]}), 3)
+        load(stub.url, "--users", 1, "--sessions", 12, "--images-per-session", 1, "--image-pool", 3, "--turns", 1, "--image-size", 16, "--max-tokens", 2, "--image-kind", "noise")
+        check.equal("a pool of images", len({b["messages"][-1]["content"][0]["image_url"]["url"] for b in stub.seen()[1:]}), 3)
 
 
 def test_completions():
@@ -262,7 +262,7 @@ def test_interrupt():
 
 
 def test_demo():
-    """The real server: pictures are decoded, answers go back into the conversation, token counts add up with its own."""
+    """The real server: images are decoded, answers go back into the conversation, token counts add up with its own."""
     server = harness.Server(args.binary, args.demo)
     try:
         url = f"http://{server.host}:{server.port}"

@@ -1,4 +1,4 @@
-"""Memory returns: random requests with fresh pictures, in an arena and a feature cache that are small, so that everything is evicted many times.
+"""Memory returns: random requests with fresh images, in an arena and a feature cache that are small, so that everything is evicted many times.
 Afterwards all blocks in use are cached ones, nothing runs or waits, and the process has stopped growing."""
 import json
 import random

@@ -11,7 +11,7 @@ import tempfile
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import scripted  # noqa: E402
 import test_tools as tools_test  # noqa: E402
-from harness import ENDLESS, Checks, Server, arguments, data_url, endless, picture, wait_until  # noqa: E402
+from harness import ENDLESS, Checks, Server, arguments, data_url, endless, drawing, wait_until  # noqa: E402
 
 check = Checks()
 MESSAGES, COUNT, CHAT = "/v1/messages", "/v1/messages/count_tokens", "/v1/chat/completions"
@@ -186,7 +186,7 @@ def test_prompts(s):
     check.equal("what is continued", text_of(prefilled), chat["choices"][0]["message"]["content"])
 
 
-def test_pictures(s, data, word):
+def test_images(s, data, word):
     question = {"type": "text", "text": "What is in this picture?"}
     chat = {
         "messages": [user([{"type": "image_url", "image_url": {"url": data_url(data)}}, question])],
@@ -196,10 +196,10 @@ def test_pictures(s, data, word):
     text = s.ok(CHAT, chat)["choices"][0]["message"]["content"]
     check.true("the chat sees it", word in text, text)
     whole = s.ok(MESSAGES, body)
-    check.equal("a picture", whole["content"], [{"type": "text", "text": text}])
+    check.equal("an image", whole["content"], [{"type": "text", "text": text}])
     check.equal("streamed", shape(accumulate(events(s, body))), shape(whole))
-    same_prompt("picture", s, chat | {"max_tokens": 1}, body | {"max_tokens": 1})
-    bad = image(b"no picture")
+    same_prompt("image", s, chat | {"max_tokens": 1}, body | {"max_tokens": 1})
+    bad = image(b"no image")
     here = "messages[0].content[0].source"
 
     def sources(**fields):
@@ -213,7 +213,7 @@ def test_pictures(s, data, word):
             ("of a file", sources(type="file", file_id="x"), here + ".type"),
             ("of a URL", sources(type="url", url="ftp://x/y.png"), here)):
         status, answer = s.post(MESSAGES, {**ask(), "messages": messages, "system": "See."})
-        check.true(f"a bad picture {what}", status == 400
+        check.true(f"a bad image {what}", status == 400
                    and answer["error"]["message"].startswith(where + ": "), answer,
                    )
         status, answer = s.post(COUNT, {"messages": messages, "system": "See."})
@@ -560,7 +560,7 @@ def test_sdk(s, scripted_server):
     )
     body = {
         "model": model.id, "max_tokens": 40,
-        "messages": [user([image(picture()), {"type": "text",
+        "messages": [user([image(drawing()), {"type": "text",
                                               "text": "What is it?"}])], "extra_body": {"temperature": 0},
     }
     whole = client.messages.create(**body)
@@ -636,7 +636,7 @@ if __name__ == "__main__":
         demo, told = Server(args.binary, args.demo), Server(args.binary, os.path.join(top, "s"))
         for name, function in {
                 "text": (test_text, demo), "prompts": (test_prompts, demo),
-                "pictures": (test_pictures, demo, sample, "red circle"), "faults": (test_faults, told),
+                "images": (test_images, demo, sample, "red circle"), "faults": (test_faults, told),
                 "states": (test_states, args.binary, args.demo), "scripts": (test_scripts, told),
                 "order": (test_order, told), "every_length": (test_every_length, told),
                 "round_trip": (test_round_trip, told), "sdk": (test_sdk, demo, told),
@@ -645,8 +645,8 @@ if __name__ == "__main__":
                 check.run(*function)
         check.run(demo.stop)
         check.run(told.stop)
-        if not args.only or "pictures" in args.only:
+        if not args.only or "images" in args.only:
             seeing = Server(args.binary, os.path.join(root, "models/demo-qwen3-vl"))
-            check.run(test_pictures, seeing, sample, "red circle")
+            check.run(test_images, seeing, sample, "red circle")
             check.run(seeing.stop)
     check.end()

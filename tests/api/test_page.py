@@ -1,5 +1,5 @@
 """The page at `/`: its headers, what other clients get, and GET /cache_tree; then the page itself in a
-headless Chromium, where there is one: streaming, pictures, keys, settings, log-probs, the tree, untrusted
+headless Chromium, where there is one: streaming, images, keys, settings, log-probs, the tree, untrusted
 text, keyboard, names of controls, a phone's width. --screenshots writes docs/page-light.png and
 docs/page-phone-dark.png instead."""
 import base64
@@ -80,7 +80,7 @@ def test_tree(server, chrome):
     check.true("ends of prompts", first in [n["end"] for n in nodes], nodes)
     check.equal("the total", got["total_tokens"], sum(n["end"] - n["start"] for n in nodes))
     check.equal("fields", sorted(nodes[0]),
-                ["children", "end", "parent", "pictures", "running", "start", "uses_ago"])
+                ["children", "end", "images", "parent", "running", "start", "uses_ago"])
     chat(server, "What is a red square?", cache_salt="mine")
     salted = tree()
     check.equal("a salt's pieces are not listed", len(salted["nodes"]), len(nodes))
@@ -90,7 +90,7 @@ def test_tree(server, chrome):
     server.ok("/v1/chat/completions", {"max_tokens": 4, "messages": [
         {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}},
                                      {"type": "text", "text": "What is it?"}]}]})
-    check.true("a picture", any(n["pictures"] == 1 for n in tree()["nodes"]))
+    check.true("an image", any(n["images"] == 1 for n in tree()["nodes"]))
     waiting = []
     server.pause()  # all of them come at once, and some have gone by then
     for i in range(60):
@@ -134,14 +134,14 @@ def test_chat(server, chrome):
     page = opened(server, chrome)
     page.js("$('temperature').value = 0")
     page.files("#files", sample)
-    page.wait("document.querySelectorAll('#pictures img').length === 1")
+    page.wait("document.querySelectorAll('#images img').length === 1")
     text = say(page, "What is in this picture?")
-    check.true("the picture was seen", "red circle" in text and "blue square" in text, text)
+    check.true("the image was seen", "red circle" in text and "blue square" in text, text)
     check.equal("it stands in the turn", page.js("document.querySelectorAll('.turn.user img').length"), 1)
-    check.equal("and no longer in the box", page.js("document.querySelectorAll('#pictures img').length"), 0)
+    check.equal("and no longer in the box", page.js("document.querySelectorAll('#images img').length"), 0)
     check.equal("told to those who listen", page.js("$('live').innerText.trim()"), text)
     meta = page.js("turns.at(-1).view.meta.innerText")
-    usage = r"9 tokens · [\d,.]+ per second .* prompt 34 \(16 of pictures\)"
+    usage = r"9 tokens · [\d,.]+ per second .* prompt 34 \(16 of images\)"
     check.true("usage", re.search(usage, meta), meta)
     again = say(page, "How many shapes are there?")
     check.true("a second turn", "two" in again, again)
@@ -187,7 +187,7 @@ def test_stream(server, chrome):
     server.stop()
 
 
-def test_pictures(server, chrome):
+def test_images(server, chrome):
     """Dropped and pasted ones; what is none; taking one out again."""
     page = opened(server, chrome)
     with open(sample, "rb") as f:
@@ -200,17 +200,17 @@ def test_pictures(server, chrome):
         const paste = (...of) => document.dispatchEvent(
             new ClipboardEvent('paste', {clipboardData: file(...of)}))""")
     page.js("drop('dropped.png', 'image/png'); paste('pasted.png', 'image/png')")
-    page.wait("document.querySelectorAll('#pictures img').length === 2")
-    names = "[...document.querySelectorAll('#pictures img')].map(i => i.alt).sort()"
+    page.wait("document.querySelectorAll('#images img').length === 2")
+    names = "[...document.querySelectorAll('#images img')].map(i => i.alt).sort()"
     check.equal("dropped and pasted", page.js(names), ["dropped.png", "pasted.png"])
     page.js("drop('a.txt', 'text/plain')")
     page.wait("!$('notice').hidden")
-    check.true("others are refused", "Only pictures" in page.js("$('notice').innerText"))
-    page.js("""document.querySelector('#pictures button[aria-label="Remove pasted.png"]').click()""")
+    check.true("others are refused", "Only images" in page.js("$('notice').innerText"))
+    page.js("""document.querySelector('#images button[aria-label="Remove pasted.png"]').click()""")
     check.equal("one is taken out", page.js(names), ["dropped.png"])
     page.js("$('temperature').value = 0")
     check.true("without a word", "red circle" in say(page, ""), page.js("turns.at(-1).text"))
-    quiet("pictures", page)
+    quiet("images", page)
 
 
 def test_broken(server, chrome):
@@ -257,7 +257,7 @@ def test_settings(server, chrome):
     two = page.js("document.querySelector('.odds').innerText")
     check.true("what else was likely", "likely were:" in one and one.count("%") == 6, one)
     check.true("arrow keys go on", one != two, two)
-    check.true("the limit is named", "limit of tokens" in page.js("turns.at(-1).view.meta.innerText"))
+    check.true("the limit is named", "max_tokens reached" in page.js("turns.at(-1).view.meta.innerText"))
     page.js("$('extra').value = '{'")
     page.js("$('message').value = 'x'; send()")
     check.equal("a wrong field sends nothing", page.js("[turns.length, $('message').value]"),
@@ -284,14 +284,14 @@ HOSTILE = """<img src=x onerror="window.bad=1"><script>window.bad=1</script><svg
 
 
 def test_hostile(server, chrome):
-    """Text of a prompt, of a picture's name and of an answer is never more than text."""
+    """Text of a prompt, of an image's name and of an answer is never more than text."""
     page = opened(server, chrome)
     with tempfile.TemporaryDirectory() as folder:
         evil = os.path.join(folder, "<img src=x onerror=window.bad=1>.png")
         with open(sample, "rb") as f, open(evil, "wb") as g:
             g.write(f.read())
         page.files("#files", evil)
-        page.wait("document.querySelectorAll('#pictures img').length === 1")
+        page.wait("document.querySelectorAll('#images img').length === 1")
     elements = """document.querySelectorAll(
         'img, script, style, iframe, a, [onerror], [onload], [onclick]').length"""
     say(page, HOSTILE)
@@ -491,7 +491,7 @@ def test_sizes(server, chrome):
         page = opened(server, chrome, width, height, dark=dark)
         page.js("$('logprobs').checked = true")
         page.files("#files", sample)
-        page.wait("document.querySelectorAll('#pictures img').length === 1")
+        page.wait("document.querySelectorAll('#images img').length === 1")
         say(page, "What is this? " + "longword" * 30)
         fits = """document.scrollingElement.scrollWidth <= innerWidth &&
             [...document.querySelectorAll('main, #scroll, header, aside')].every(
@@ -537,7 +537,7 @@ def test_second_model(server, chrome):
     page = opened(other, chrome)
     page.js("$('temperature').value = 0")
     page.files("#files", sample)
-    page.wait("document.querySelectorAll('#pictures img').length === 1")
+    page.wait("document.querySelectorAll('#images img').length === 1")
     text = say(page, "What is in this picture?")
     check.true("another family sees it", "circle" in text and "square" in text, text)
     quiet("another family", page)
@@ -551,18 +551,18 @@ def screenshots(server, chrome):
     page = opened(server, chrome, 1200, 1000)
     page.js("$('temperature').value = 0")
     page.files("#files", sample)
-    page.wait("document.querySelectorAll('#pictures img').length === 1")
+    page.wait("document.querySelectorAll('#images img').length === 1")
     say(page, "What is in this picture?")
     say(page, "How many shapes are there?")
     page.wait("document.querySelectorAll('#tree rect.reused').length > 0")
-    write("page-light.png", page.picture())
+    write("page-light.png", page.screenshot())
     page = opened(server, chrome, 390, 760, dark=True)
     page.size(390, 760, 2)
     page.js("$('temperature').value = 0; $('logprobs').checked = true")
     say(page, "Name three colours.")
     page.js("(document.querySelector('.tok.p2') || document.querySelector('.tok')).focus()")
     page.js("$('scroll').scrollTop = 1e6")
-    write("page-phone-dark.png", page.picture())
+    write("page-phone-dark.png", page.screenshot())
 
 
 def write(name, data):
@@ -581,7 +581,7 @@ def main():
     sys.argv = [a for a in sys.argv if a != "--screenshots"]
     args = harness.arguments(__doc__)
     server = harness.Server(args.binary, args.demo, "--enable-admin", "on")
-    with_browser = [test_chat, test_stream, test_pictures, test_broken, test_settings, test_hostile,
+    with_browser = [test_chat, test_stream, test_images, test_broken, test_settings, test_hostile,
                     test_markdown, test_key, test_other_pages, test_tools, test_keyboard, test_sizes,
                     test_tree_shown, test_second_model]
     chrome = browser.Browser() if browser.found() else None

@@ -31,7 +31,7 @@ def cached(answer):
 
 
 def test_golden(variant):
-    """Every case cold, then warm; all of them through chat, with pictures through completions, too."""
+    """Every case cold, then warm; all of them through chat, with images through completions, too."""
     g = Golden(args.golden, variant)
     server = harness.Server(args.binary, g.folder)
     for n, case in enumerate(g.cases):
@@ -55,32 +55,32 @@ def test_golden(variant):
         check.equal(f"{what}: completions with parts", ids_of(third), g.greedy(n))
         check.equal(f"{what}: completions with parts are the same prompt", cached(third), rest)
         back = [p for p in parts if p["type"] == "text"] + [p for p in parts if p["type"] != "text"]
-        check.equal(f"{what}: text in front of the pictures", ids_of(chat(server, back)), g.greedy(n))
+        check.equal(f"{what}: text in front of the images", ids_of(chat(server, back)), g.greedy(n))
         chunks = server.stream("/v1/chat/completions", body(messages=[{"role": "user", "content": parts}]))
         text = first["choices"][0]["message"]["content"]
         check.equal(f"{what}: stream", harness.stream_text(chunks), text)
         if len(parts) > 2:
             swapped = [parts[1], parts[0], *parts[2:]]
             want = rest if parts[0] == parts[1] else 0
-            check.equal(f"{what}: other order of pictures", cached(chat(server, swapped)), want)
+            check.equal(f"{what}: other order of images", cached(chat(server, swapped)), want)
     server.stop()
 
 
 def test_whole_hits():
-    """Another last word, one picture more: nothing may be taken over. Encoded pictures are."""
+    """Another last word, one image more: nothing may be taken over. Encoded images are."""
     g = Golden(args.golden, "pg2_f32")
     server = harness.Server(args.binary, g.folder)
     cold = harness.Server(args.binary, g.folder, "--prefix-cache", "off")
-    picture = g.picture(0, 0)
+    image = g.image(0, 0)
     long = "the boat and the lines of the hall near the water, all of them old and red, and in the sand " * 3
-    asked = [[picture, {"type": "text", "text": long + end}] for end in ("one", "two", "three", "")]
-    asked += [[picture, picture, {"type": "text", "text": long}], [picture], [picture, picture]]
+    asked = [[image, {"type": "text", "text": long + end}] for end in ("one", "two", "three", "")]
+    asked += [[image, image, {"type": "text", "text": long}], [image], [image, image]]
     top = {"logprobs": True, "top_logprobs": 3}
     for i, parts in enumerate(asked):
         answer, want = chat(server, parts, **top), chat(cold, parts, **top)
         check.equal(f"prompt {i}: nothing of another prompt", cached(answer), 0)
         check.equal(f"prompt {i}: bits of the answer", answer["choices"], want["choices"])
-    other = [picture, {"type": "text", "text": long + "four"}]
+    other = [image, {"type": "text", "text": long + "four"}]
     info = chat(server, other, return_cache_info=True)["cache_info"]
     check.equal("why nothing was taken over", (info["stop"], info["differs_at"]), ("prompt_differs", None))
     for i, parts in enumerate(asked):
@@ -93,7 +93,7 @@ def test_whole_hits():
     check.equal("n=2: as without a cache", many["choices"], both["choices"])
     check.equal("n=2: two answers", len(many["choices"]), 2)
     check.true("n=2: that differ", ids_of(many) != ids_of(many, 1), many["choices"])
-    check.equal("the picture was encoded once", server.metric("kvasir:images_encoded_total"), 1)
+    check.equal("the image was encoded once", server.metric("kvasir:images_encoded_total"), 1)
     scored, want = (chat(s, asked[1], prompt_logprobs=2) for s in (server, cold))
     check.equal("prompt_logprobs: as without a cache", scored["prompt_logprobs"], want["prompt_logprobs"])
     count = scored["usage"]["prompt_tokens"]
@@ -151,8 +151,8 @@ def test_refused():
     wrong = {
         "system message": [{"role": "system", "content": "Be short."}, user],
         "earlier turns": [user, {"role": "assistant", "content": "red"}, user],
-        "no picture": [{"role": "user", "content": "hello"}],
-        "no picture in the parts": [{"role": "user", "content": [hello]}],
+        "no image": [{"role": "user", "content": "hello"}],
+        "no image in the parts": [{"role": "user", "content": [hello]}],
         "no user": [{"role": "system", "content": "hello"}],
     }
     for what, messages in wrong.items():
@@ -162,9 +162,9 @@ def test_refused():
     complete = "/v1/completions"
     refused("a placeholder in a raw prompt", complete, {"prompt": "<image>hello"}, "invalid_value", "prompt")
     refused("parts and echo", complete, {"prompt": parts, "echo": True}, "invalid_value", "echo")
-    refused("parts without a picture", complete, {"prompt": [hello]}, "chat_template_error", "prompt")
+    refused("parts without an image", complete, {"prompt": [hello]}, "chat_template_error", "prompt")
     bad = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]
-    refused("a broken picture in parts", complete, {"prompt": bad}, "unsupported_image_media_type",
+    refused("a broken image in parts", complete, {"prompt": bad}, "unsupported_image_media_type",
             "prompt[0].image_url.url")
     long = [{"role": "user", "content": [parts[0], {"type": "text", "text": "a b c d " * 1000}]}]
     message = refused("a prompt beyond the context", "/v1/chat/completions", {"messages": long},
@@ -210,21 +210,21 @@ def test_own_template():
                 "{% else %}{{ p.text }}{% endif %}{% endfor %}{% endfor %}\n")
     server = harness.Server(args.binary, model)
     text = {"type": "text", "text": "detect"}
-    one, two = [text, g.picture(0, 0), text], [text, g.picture(2, 1), text, g.picture(2, 0)]
+    one, two = [text, g.image(0, 0), text], [text, g.image(2, 1), text, g.image(2, 0)]
     answers = [chat(server, content) for content in (one, one, two)]
     ids = server.ok("/tokenize", {"messages": [{"role": "user", "content": two}]})["tokens"]
     soft = [i for i, t in enumerate(ids) if t == 371]
     newline = server.ok("/tokenize", {"prompt": "\n", "add_special_tokens": False})["tokens"]
-    check.equal("tokens of two pictures", len(soft), 2 * g.about["soft_tokens"])
+    check.equal("tokens of two images", len(soft), 2 * g.about["soft_tokens"])
     check.equal("bos stands behind the last", [i for i, t in enumerate(ids) if t == 2], [soft[-1] + 1])
     check.equal("a newline ends it", ids[-1:], newline)
-    check.equal("text on both sides of a picture, warm", ids_of(answers[1]), ids_of(answers[0]))
+    check.equal("text on both sides of an image, warm", ids_of(answers[1]), ids_of(answers[0]))
     rest = answers[1]["usage"]["prompt_tokens"] - 1
     check.equal("taken over as a whole", cached(answers[1]), rest)
     server.request("POST", "/reset_prefix_cache")
     again = chat(server, two)
-    check.equal("pictures between texts: nothing is left", cached(again), 0)
-    check.equal("pictures between texts: decoded again", ids_of(again), ids_of(answers[2]))
+    check.equal("images between texts: nothing is left", cached(again), 0)
+    check.equal("images between texts: decoded again", ids_of(again), ids_of(answers[2]))
     server.stop()
     shutil.rmtree(folder)
 

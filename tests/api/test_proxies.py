@@ -261,7 +261,7 @@ class Stand:
         self.start()
 
     def start(self):
-        """Anew, on the same port: that of the proxies."""
+        """Again, on the same port: that of the proxies."""
         self.starts += 1
         with open(self.log_path, "wb") as log:
             self.server = Server(

@@ -1,4 +1,4 @@
-"""Pictures from http(s) and file: URLs: python3 test_remote_media.py [--binary B] [test ...]
+"""Images from http(s) and file: URLs: python3 test_remote_media.py [--binary B] [test ...]
 They answer as their data: URIs do, bit for bit; what must not be fetched is not; hosts that are slow, endless
 or wrong cost their own request alone, which ends in time with one clear error."""
 
@@ -13,18 +13,18 @@ import time
 import urllib.parse
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from harness import Checks, Server, arguments, data_url, picture, wait_until  # noqa: E402
+from harness import Checks, Server, arguments, data_url, drawing, wait_until  # noqa: E402
 
 check = Checks()
 CHAT = "/v1/chat/completions"
 WORDS = {"type": "text", "text": "what?"}
 GOLDEN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "golden")
 PARAM = "messages[0].content[0].image_url.url"
-PNG = picture(3)
+PNG = drawing(3)
 
 
 class Store:
-    """A host of pictures that does as the path says; it is on all of 127.0.0.0/8."""
+    """A host of images that does as the path says; it is on all of 127.0.0.0/8."""
 
     def __init__(self):
         self.socket = socket.socket()
@@ -69,7 +69,7 @@ class Store:
         self.answer(c, PNG, "Content-Type: text/plain", "Set-Cookie: a=b", 'Alt-Svc: h2="evil:443"')
 
     def numbered(self, c, query):
-        self.answer(c, picture(int(query)))
+        self.answer(c, drawing(int(query)))
 
     def chunked(self, c, query):
         c.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
@@ -252,7 +252,7 @@ def test_answers():
         for host in ("LOCALHOST", "2130706433", "0x7f.1", "0177.0.0.1"):
             check.equal(host, s.ok(CHAT, body(store.url("good", host)))["choices"], want["choices"])
         many = [store.url(f"numbered?{i}") for i in range(8)] + [store.url("good")] * 3 + [data_url(PNG)]
-        same = [data_url(picture(i)) for i in range(8)] + [data_url(PNG)] * 4
+        same = [data_url(drawing(i)) for i in range(8)] + [data_url(PNG)] * 4
         before = len(store.heads)
         check.equal("many", s.ok(CHAT, body(*many))["choices"], plain.ok(CHAT, body(*same))["choices"])
         check.equal("the same URL once", len(store.heads) - before, 9)
@@ -275,15 +275,15 @@ def test_answers():
 
 
 def test_videos():
-    """An animation, and a list of pictures from everywhere."""
+    """An animation, and a list of images from everywhere."""
     store = Store()
     with open(os.path.join(GOLDEN, "images/videos/delta.gif"), "rb") as f:
-        store.numbered = lambda c, query: store.answer(c, gif if query == "gif" else picture(int(query)))
+        store.numbered = lambda c, query: store.answer(c, gif if query == "gif" else drawing(int(query)))
         gif = f.read()
-    pictures = [picture(i) for i in range(4)]
+    images = [drawing(i) for i in range(4)]
     with tempfile.TemporaryDirectory() as folder:
         with open(os.path.join(folder, "0.png"), "wb") as f:
-            f.write(pictures[0])
+            f.write(images[0])
         s = start("127.0.0.1:*", "127.0.0.1", "--allowed-media-dir", folder, model=args.qwen)
         try:
             for name, one, other in (
@@ -293,10 +293,10 @@ def test_videos():
                     [
                         f"file://{folder}/0.png",
                         store.url("numbered?1"),
-                        data_url(pictures[2]),
+                        data_url(images[2]),
                         store.url("numbered?3"),
                     ],
-                    [data_url(p) for p in pictures],
+                    [data_url(p) for p in images],
                 ),
             ):
                 ask = [body(**video(url)) for url in (one, other)]
@@ -468,7 +468,7 @@ def test_hostile():
             body(store.url("silent"), store.url("none")),
         )
         check.true("it goes on", s.ok(CHAT, body(store.url("good"))))
-        sums = s.sums("kvasir:urls_waiting", "kvasir:fetched_bytes_held", "kvasir:picture_bytes")
+        sums = s.sums("kvasir:urls_waiting", "kvasir:fetched_bytes_held", "kvasir:image_bytes")
         check.equal("nothing is kept", sums, (0, 0, 0))
         check.true("fetched", s.metric("kvasir:fetched_bytes_total") > len(PNG))
         check.true("failed", s.metric("kvasir:urls_failed_total") >= 20)
@@ -490,7 +490,7 @@ def test_others():
         for t in threads:
             t.start()
         check.true("as many as are fetched at once", wait_until(lambda: store.waiting == 16))
-        check.equal("pictures", s.ok(CHAT, body(data_url(PNG)))["choices"], want)
+        check.equal("images", s.ok(CHAT, body(data_url(PNG)))["choices"], want)
         check.true("texts", s.ok("/v1/completions", {"prompt": "a", "max_tokens": 2}))
         check.equal("none is answered yet", got, [])
         store.go_on.set()
@@ -533,7 +533,7 @@ def test_others():
             (status, head.get("retry-after"), json.loads(data)["error"]["code"]),
             (429, "1", "rate_limit_exceeded"),
         )
-        check.equal("pictures in the request", s.ok(CHAT, body(data_url(PNG)))["choices"], want)
+        check.equal("images in the request", s.ok(CHAT, body(data_url(PNG)))["choices"], want)
         for connection in crowd:
             connection.close()
         check.true("all have left", wait_until(lambda: s.metric("kvasir:urls_waiting") == 0))
@@ -591,7 +591,7 @@ def test_read_once():
 
 def test_files():
     with tempfile.TemporaryDirectory() as root:
-        folder = os.path.join(root, "pictures")
+        folder = os.path.join(root, "images")
         os.makedirs(os.path.join(folder, "a b"))
         for path, data in (
             ("good.png", PNG),

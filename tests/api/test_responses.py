@@ -10,7 +10,7 @@ import tempfile
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import scripted  # noqa: E402
 import test_tools as tools_test  # noqa: E402
-from harness import ENDLESS, Checks, Server, arguments, data_url, endless, picture, wait_until  # noqa: E402
+from harness import ENDLESS, Checks, Server, arguments, data_url, endless, drawing, wait_until  # noqa: E402
 
 check = Checks()
 RESPONSES, COUNT, CHAT = "/v1/responses", "/v1/responses/input_tokens", "/v1/chat/completions"
@@ -229,7 +229,7 @@ def test_echo(s):
 
 
 def test_logprobs(s):
-    for body in (ask(), ask(stop=["picture"]), ask(max_output_tokens=5)):
+    for body in (ask(), ask(stop=["image"]), ask(max_output_tokens=5)):
         chat = s.ok(
             CHAT,
             {
@@ -367,7 +367,7 @@ def test_conversation(s):
     check.equal("no input of its own", only["status"], "incomplete")
 
 
-def test_pictures(s, data, word):
+def test_images(s, data, word):
     question = {"type": "input_text", "text": "What is in this picture?"}
     content = [{"type": "image_url", "image_url": {"url": data_url(data)}}, {**question, "type": "text"}]
     chat = {"messages": [message("user", content)], "temperature": 0}
@@ -375,23 +375,23 @@ def test_pictures(s, data, word):
     check.true("the chat sees it", word in text, text)
     body = ask([message("user", [image(data, detail="auto"), question])])
     whole = s.ok(RESPONSES, body)
-    check.equal("a picture", text_of(whole), text)
+    check.equal("an image", text_of(whole), text)
     check.equal("streamed", bare(accumulate(events(s, body))), bare(whole))
-    same_prompt("picture", s, chat, body)
+    same_prompt("image", s, chat, body)
     more = s.ok(RESPONSES, ask("And now?", previous_response_id=whole["id"]))
     chat["messages"] += [message("assistant", text), message("user", "And now?")]
     again = s.ok(CHAT, {**chat, "max_tokens": 40})
     check.equal("a turn after it", text_of(more), again["choices"][0]["message"]["content"])
     check.true(
-        "the picture is cached",
+        "the image is cached",
         more["usage"]["input_tokens_details"]["cached_tokens"] >= whole["usage"]["total_tokens"] - 1,
         more["usage"],
     )
     where = "input[1].content[1].image_url"
-    bad = [message("user", "a"), message("user", [question, image(b"no picture")])]
+    bad = [message("user", "a"), message("user", [question, image(b"no image")])]
     for path in (RESPONSES, COUNT):
         status, answer = s.post(path, {"input": bad, "instructions": "See."})
-        check.equal(f"a bad picture, {path}", (status, answer["error"]["param"]), (400, where))
+        check.equal(f"a bad image, {path}", (status, answer["error"]["param"]), (400, where))
     status, answer = s.post(RESPONSES, ask([message("user", [{"type": "input_image", "file_id": "f"}])]))
     check.equal("a file", (status, answer["error"]["param"]), (400, "input[0].content[0].file_id"))
     two = {"text": {"format": {"type": "json_object"}}, "structured_outputs": {"regex": "a"}}
@@ -856,7 +856,7 @@ def test_sdk(s, told):
         "model": model,
         "temperature": 0,
         "input": [
-            message("user", [image(picture(), detail="auto"), {"type": "input_text", "text": "What is it?"}])
+            message("user", [image(drawing(), detail="auto"), {"type": "input_text", "text": "What is it?"}])
         ],
     }
     whole = client.responses.create(**body)
@@ -954,7 +954,7 @@ def run(args, top):
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     with open(os.path.join(args.demo, "sample.png"), "rb") as f:
         sample = f.read()
-    pictures = os.path.join(root, "models/demo-qwen3-vl")
+    images = os.path.join(root, "models/demo-qwen3-vl")
     told = os.path.join(top, "told")
     after = ("Before.\n" + tools_test.CALL % "Graz" + "\nBehind it there is more.", None)
     thinking = scripted.TEMPLATE.split("\n")[-1]  # at the beginning of the prompt: its end chooses the script
@@ -966,7 +966,7 @@ def run(args, top):
     servers = {
         "demo": lambda: Server(args.binary, args.demo),
         "told": lambda: Server(args.binary, told),
-        "pictures": lambda: Server(args.binary, pictures),
+        "images": lambda: Server(args.binary, images),
     }
     tests = {
         "text": (test_text, "demo"),
@@ -974,8 +974,8 @@ def run(args, top):
         "logprobs": (test_logprobs, "demo"),
         "prompts": (test_prompts, "demo"),
         "conversation": (test_conversation, "demo"),
-        "pictures": (test_pictures, "demo", sample, "red circle"),
-        "pictures_qwen": (test_pictures, "pictures", sample, "circle"),
+        "images": (test_images, "demo", sample, "red circle"),
+        "images_qwen": (test_images, "images", sample, "circle"),
         "faults": (test_faults, "told"),
         "owners": (test_owners, args.binary, args.demo),
         "limits": (test_limits, args.binary, args.demo),

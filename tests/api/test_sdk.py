@@ -5,7 +5,7 @@ import sys
 import openai
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from harness import ENDLESS, Checks, Server, arguments, data_url, endless, picture  # noqa: E402
+from harness import ENDLESS, Checks, Server, arguments, data_url, endless, drawing  # noqa: E402
 
 check = Checks()
 
@@ -27,7 +27,7 @@ def ask(content="What do you see?"):
 
 
 def see():
-    return ask([{"type": "text", "text": "What is it?"}, {"type": "image_url", "image_url": {"url": data_url(picture()), "detail": "auto"}}])
+    return ask([{"type": "text", "text": "What is it?"}, {"type": "image_url", "image_url": {"url": data_url(drawing()), "detail": "auto"}}])
 
 
 def test_models(client, model):

@@ -1,6 +1,6 @@
-"""Answers in a form: python3 test_structured.py [--binary B] [--demo DIR]
+"""Structured outputs: python3 test_structured.py [--binary B] [--demo DIR]
 Every finished answer fits its schema, expression or list, however random the model; the same bits alone, in a
-crowd, streamed, with guesses and without, behind preemptions; calls that must be made are made."""
+crowd, streamed, with draft tokens and without, behind preemptions; forced tool calls are made."""
 import json
 import os
 import re

@@ -1,7 +1,7 @@
 /* Time to the first token with a cached prefix, against what the engine alone needs for the same work:
  *     bench_cache MODEL_DIR [NEW_TOKENS]
  * For prefixes of n tokens (1k to 8k, as far as the checkpoint's context goes) it prints: cold (n + m tokens
- * computed), warm (n from the cache, m computed: look-up, copy, plan, step and event included), and the bare
+ * computed), warm (n from the cache, m computed: lookup, copy, plan, step and event included), and the bare
  * engine step of m tokens at position n, which is the time for m tokens plus attention over n. Best of
  * several. Not run as a test. */
 #include "engine/engine.h"
@@ -66,23 +66,23 @@ static double bare_step(struct engine *e, const struct engine_caps *caps, const 
                         uint32_t m)
 {
     uint32_t *tables[ENGINE_GROUPS_MAX] = {NULL}, blocks = p->token_count / caps->block_tokens + 1, at = 0;
-    struct engine_run run = {.position = n,
-                             .count = m,
-                             .tokens = p->tokens,
-                             .token_count = p->token_count,
-                             .prompt_count = p->token_count,
-                             .sampling = &greedy,
-                             .sample = true,
-                             .score_first = UINT32_MAX};
+    struct engine_chunk chunk = {.position = n,
+                                 .count = m,
+                                 .tokens = p->tokens,
+                                 .token_count = p->token_count,
+                                 .prompt_count = p->token_count,
+                                 .sampling = &greedy,
+                                 .sample = true,
+                                 .score_first = UINT32_MAX};
     for (uint32_t g = 0; g < caps->group_count; g++) {
         tables[g] = malloc(blocks * sizeof *tables[g]);
-        for (uint32_t i = 0; i < blocks; i++, at += caps->groups[g].block_units) tables[g][i] = at;
-        run.tables[g] = tables[g];
+        for (uint32_t i = 0; i < blocks; i++, at += caps->groups[g].block_grains) tables[g][i] = at;
+        chunk.tables[g] = tables[g];
     }
-    struct engine_batch batch = {.runs = &run, .run_count = 1};
+    struct engine_batch batch = {.chunks = &chunk, .chunk_count = 1};
     struct err err = {{0}};
     double start = now_ms();
-    if (at > caps->arena_units || engine_submit(e, &batch, &err) || engine_wait(e, &batch, &err))
+    if (at > caps->arena_grains || engine_submit(e, &batch, &err) || engine_wait(e, &batch, &err))
         die("step", &err);
     double took = now_ms() - start;
     for (uint32_t g = 0; g < caps->group_count; g++) free(tables[g]);

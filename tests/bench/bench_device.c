@@ -123,20 +123,20 @@ static double measure(struct bench *k, void (*call)(struct bench *k, void *arg, 
     uint32_t at = 0, calls = 1;
     for (int warm = 0; warm < (k->tiny ? 1 : 3); warm++) call(k, arg, at++);
     wait_all(k);
-    int runs = k->tiny ? 1 : RUNS;
-    for (int run = 0; run < runs;) {
+    int chunks = k->tiny ? 1 : RUNS;
+    for (int chunk = 0; chunk < chunks;) {
         double t = bench_now();
         for (uint32_t i = 0; i < calls; i++) call(k, arg, at++);
         wait_all(k);
         t = bench_now() - t;
-        if (run == 0 && t < RUN_SECONDS && calls < 10000 && !k->tiny) { /* too short: more of them */
+        if (chunk == 0 && t < RUN_SECONDS && calls < 10000 && !k->tiny) { /* too short: more of them */
             calls = t > RUN_SECONDS / 100 ? (uint32_t)(calls * RUN_SECONDS / t) + 1 : calls * 16;
             continue;
         }
-        times[run++] = t / calls;
+        times[chunk++] = t / calls;
     }
-    qsort(times, (size_t)runs, sizeof *times, by_value);
-    return times[runs / 2];
+    qsort(times, (size_t)chunks, sizeof *times, by_value);
+    return times[chunks / 2];
 }
 static bool wanted(const struct bench *k, const char *name)
 {
@@ -230,7 +230,7 @@ static void attn_open(struct bench *k, struct attn_work *w, uint32_t heads, uint
     *w = (struct attn_work){.layer_bytes = part};
     w->layers = (uint32_t)(k->cold / ((size_t)blocks * part)) + 1;
     if (w->layers > COPIES_MAX) w->layers = COPIES_MAX;
-    uint32_t units = (uint32_t)((part * w->layers + BE_KV_UNIT - 1) / BE_KV_UNIT);
+    uint32_t units = (uint32_t)((part * w->layers + BE_KV_GRAIN - 1) / BE_KV_GRAIN);
     uint32_t *v = must(calloc((size_t)3 * t + blocks + 2 * seqs + 1, 4)), *pos = v, *lo = v + t,
              *hi = v + 2 * t;
     uint32_t *tables = v + 3 * t, *first = tables + blocks, *at = first + seqs + 1;
@@ -252,7 +252,7 @@ static void attn_open(struct bench *k, struct attn_work *w, uint32_t heads, uint
     for (int i = 0; i < 6; i++) w->index[i] = take_words(k, host[i], counts[i]);
     w->rows = (struct be_rows){t,           seqs,        w->index[0], w->index[1],
                                w->index[2], w->index[3], w->index[4], w->index[5]};
-    w->arena = take_random(k, (size_t)blocks * units * BE_KV_UNIT, false);
+    w->arena = take_random(k, (size_t)blocks * units * BE_KV_GRAIN, false);
     size_t width = (size_t)heads * dim;
     w->qin = take_random(k, t * (heads + 2 * kv_heads) * (size_t)dim * 4, true);
     w->qout = take_random(k, t * width * 2, false);

@@ -113,16 +113,16 @@ static void bench_shape(struct backend *b, enum be_dtype act, const struct shape
         struct be_linear_args a = {.x = x, .t = t, .epilogue = s->epilogue, .out = out};
         static double times[BENCH_RUNS];
         double spent = 0;
-        int runs = 0;
-        while (runs < 5 || (spent < BENCH_SECONDS && runs < BENCH_RUNS)) {
+        int chunks = 0;
+        while (chunks < 5 || (spent < BENCH_SECONDS && chunks < BENCH_RUNS)) {
             a.w = w[at++ % copies];
             double start = now();
             ops->linear(b, &a);
-            times[runs] = now() - start;
-            spent += times[runs++];
+            times[chunks] = now() - start;
+            spent += times[chunks++];
         }
-        qsort(times, (size_t)runs, sizeof *times, by_value);
-        double median = times[runs / 2], best = times[0], flops = 2.0 * (double)elems * t,
+        qsort(times, (size_t)chunks, sizeof *times, by_value);
+        double median = times[chunks / 2], best = times[0], flops = 2.0 * (double)elems * t,
                bytes = (double)ops->weight_bytes(w[0]);
         double limit = flops / ceil->matrix_flops > bytes / ceil->read_bytes_per_s
                            ? flops / ceil->matrix_flops
@@ -173,14 +173,14 @@ static void bench_attention(struct backend *b, enum be_dtype act, const struct a
 {
     const struct be_ops *ops = be_cpu_ops();
     size_t layer = ops->kv_layer_bytes(b, BE_KV_ACT, s->kv_heads, s->dim),
-           unit = (layer + BE_KV_UNIT - 1) / BE_KV_UNIT;
+           unit = (layer + BE_KV_GRAIN - 1) / BE_KV_GRAIN;
     uint32_t blocks = (s->keys + BE_BLOCK_TOKENS - 1) / BE_BLOCK_TOKENS, all = s->heads + 2 * s->kv_heads,
              most = s->keys > s->seqs ? s->keys : s->seqs;
     uint32_t copies = (uint32_t)(BENCH_BYTES / 4 / (layer * blocks * s->seqs)) +
                       1; /* layers in turn, so that a decode step finds nothing in the caches */
     if (s->t > 1) copies = 1;
     void *arena = NULL, *q = NULL, *out = NULL, *qkv = NULL;
-    if (ops->alloc(b, unit * BE_KV_UNIT * blocks * s->seqs * copies, &arena) != BE_OK ||
+    if (ops->alloc(b, unit * BE_KV_GRAIN * blocks * s->seqs * copies, &arena) != BE_OK ||
         ops->alloc(b, (size_t)most * all * s->dim * 4, &qkv) != BE_OK ||
         ops->alloc(b, (size_t)most * s->heads * s->dim * 4, &q) != BE_OK ||
         ops->alloc(b, (size_t)most * be_ld((size_t)s->heads * s->dim) * 4, &out) != BE_OK)
@@ -224,17 +224,17 @@ static void bench_attention(struct backend *b, enum be_dtype act, const struct a
     }
     static double times[BENCH_RUNS];
     double spent = 0;
-    int runs = 0;
-    while (runs < 5 || (spent < BENCH_SECONDS && runs < BENCH_RUNS)) {
-        rows.tables = tables + (size_t)((uint32_t)runs % copies) * blocks * s->seqs;
+    int chunks = 0;
+    while (chunks < 5 || (spent < BENCH_SECONDS && chunks < BENCH_RUNS)) {
+        rows.tables = tables + (size_t)((uint32_t)chunks % copies) * blocks * s->seqs;
         double start = now();
         ops->attn(b, &(struct be_attn_args){
                          .rows = &rows, .heads = s->heads, .kv = kv, .q = q, .scale = 0.0625f, .out = out});
-        times[runs] = now() - start;
-        spent += times[runs++];
+        times[chunks] = now() - start;
+        spent += times[chunks++];
     }
-    qsort(times, (size_t)runs, sizeof *times, by_value);
-    double median = times[runs / 2], best = times[0], flops = 4.0 * pairs * s->heads * s->dim;
+    qsort(times, (size_t)chunks, sizeof *times, by_value);
+    double median = times[chunks / 2], best = times[0], flops = 4.0 * pairs * s->heads * s->dim;
     double bytes = (s->t > 1 ? s->keys : pairs) * s->kv_heads * s->dim * 2.0 * (double)be_dtype_bytes(act);
     printf("%-34s %9.1f us  read %5.1f GB/s %3.0f%% (%3.0f%%)  %7.3f TFLOP/s %3.0f%% (%3.0f%%)\n", s->name,
            median * 1e6, bytes / median * 1e-9, 100 * bytes / median / ceil->read_bytes_per_s,

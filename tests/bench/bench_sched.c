@@ -2,7 +2,7 @@
  * inserting a 32k-token prompt, also in a tree of 10,000 nodes; a step with 256 running sequences; eviction
  * in a full arena. Prints; nothing is asserted about time.
  *
- *     bench_sched [repeats]      goals: look-up and insertion together < 2 ms; a step < 100 us */
+ *     bench_sched [repeats]      goals: lookup and insertion together < 2 ms; a step < 100 us */
 #include "tests/sim/fake_engine.h"
 
 #include "scheduler/cache/kv_blocks.h"
@@ -31,19 +31,19 @@ static double median(double *v, uint32_t n)
     return v[n / 2];
 }
 
-static void caps_of(struct engine_caps *c, uint64_t units, uint32_t window)
+static void caps_of(struct engine_caps *c, uint64_t block_offsets, uint32_t window)
 {
     *c = (struct engine_caps){.group_count = window ? 2 : 1,
                               .block_tokens = BT,
-                              .unit_bytes = FAKE_UNIT_BYTES,
-                              .arena_units = units,
+                              .grain_bytes = FAKE_GRAIN_BYTES,
+                              .arena_grains = block_offsets,
                               .context_max = 2 * LONG,
                               .sequences_max = SEQUENCES,
                               .batch_tokens_max = 2048,
                               .images = true,
                               .span_tokens_max = 256};
-    c->groups[0] = (struct engine_kv_group){.layers = 1, .block_units = 1};
-    c->groups[1] = (struct engine_kv_group){.layers = 5, .block_units = 5, .window = window};
+    c->groups[0] = (struct engine_kv_group){.layers = 1, .block_grains = 1};
+    c->groups[1] = (struct engine_kv_group){.layers = 5, .block_grains = 5, .window = window};
 }
 
 /* ---- the tree alone ---- */
@@ -51,25 +51,25 @@ struct tree {
     struct engine_caps caps;
     struct kv_blocks *blocks;
     struct radix_cache *cache;
-    uint32_t *units[2];
+    uint32_t *block_offsets[2];
 };
 static const uint8_t salt[32];
 
-static void tree_open(struct tree *t, uint64_t units, uint32_t window)
+static void tree_open(struct tree *t, uint64_t block_offsets, uint32_t window)
 {
     struct err err;
-    caps_of(&t->caps, units, window);
+    caps_of(&t->caps, block_offsets, window);
     ASSERT(kvb_create(&t->caps, &t->blocks, &err) == ST_OK);
     ASSERT(radix_create(&t->caps, t->blocks, 1, &t->cache, &err) == ST_OK);
-    for (int g = 0; g < 2; g++) t->units[g] = malloc((LONG / BT + 1) * sizeof(uint32_t));
+    for (int g = 0; g < 2; g++) t->block_offsets[g] = malloc((LONG / BT + 1) * sizeof(uint32_t));
 }
 static void tree_close(struct tree *t)
 {
     radix_destroy(t->cache);
     kvb_destroy(t->blocks);
-    for (int g = 0; g < 2; g++) free(t->units[g]);
+    for (int g = 0; g < 2; g++) free(t->block_offsets[g]);
 }
-/* A sequence of `count` tokens goes through: look-up (timed into *look), blocks for what is new, publishing
+/* A sequence of `count` tokens goes through: lookup (timed into *look), blocks for what is new, publishing
  * (*insert). */
 static void pass(struct tree *t, uint32_t *tokens, uint32_t count, uint32_t chunk, double *look,
                  double *insert)
@@ -83,8 +83,8 @@ static void pass(struct tree *t, uint32_t *tokens, uint32_t count, uint32_t chun
     for (uint32_t g = 0; g < t->caps.group_count; g++) {
         first[g] = hit.tables[g].first;
         for (uint32_t b = first[g]; b < length / BT; b++) {
-            t->units[g][b] = hit.tables[g].units[b];
-            kvb_acquire(t->blocks, g, t->units[g][b], KVB_LIVE);
+            t->block_offsets[g][b] = hit.tables[g].block_offsets[b];
+            kvb_acquire(t->blocks, g, t->block_offsets[g][b], KVB_LIVE);
         }
     }
     ASSERT(radix_pin_hit(t->cache, &v, &hit, &pin));
@@ -96,13 +96,13 @@ static void pass(struct tree *t, uint32_t *tokens, uint32_t count, uint32_t chun
     }
     ASSERT(radix_evict(t->cache, need));
     for (uint32_t g = 0; g < t->caps.group_count; g++)
-        for (uint32_t b = length / BT; b < end; b++) t->units[g][b] = kvb_allocate(t->blocks, g);
+        for (uint32_t b = length / BT; b < end; b++) t->block_offsets[g][b] = kvb_allocate(t->blocks, g);
     *insert = 0;
     for (uint32_t at = hit.length; at < count;) {
         uint32_t to = at + chunk < count ? at + chunk : count;
         struct radix_table tables[ENGINE_GROUPS_MAX] = {{0}};
         for (uint32_t g = 0; g < t->caps.group_count; g++)
-            tables[g] = (struct radix_table){t->units[g], first[g], (to + BT - 1) / BT};
+            tables[g] = (struct radix_table){t->block_offsets[g], first[g], (to + BT - 1) / BT};
         start = now_us();
         ASSERT_CMP(radix_publish(t->cache, &v, &pin, at, to, tables, to == count), ==, to);
         *insert += now_us() - start;
@@ -110,13 +110,13 @@ static void pass(struct tree *t, uint32_t *tokens, uint32_t count, uint32_t chun
     }
     radix_unpin(t->cache, &pin);
     for (uint32_t g = 0; g < t->caps.group_count; g++)
-        for (uint32_t b = first[g]; b < end; b++) kvb_release(t->blocks, g, t->units[g][b], KVB_LIVE);
+        for (uint32_t b = first[g]; b < end; b++) kvb_release(t->blocks, g, t->block_offsets[g][b], KVB_LIVE);
 }
 
-static void bench_tree(uint32_t nodes, uint32_t window, uint64_t units, uint32_t repeats)
+static void bench_tree(uint32_t nodes, uint32_t window, uint64_t block_offsets, uint32_t repeats)
 {
     struct tree t;
-    tree_open(&t, units, window);
+    tree_open(&t, block_offsets, window);
     static uint32_t tokens[LONG];
     double look, insert, *looks = malloc(repeats * sizeof(double)),
                          *inserts = malloc(repeats * sizeof(double)),
@@ -139,9 +139,9 @@ static void bench_tree(uint32_t nodes, uint32_t window, uint64_t units, uint32_t
     }
     radix_stats(t.cache, &st);
     double a = median(looks, repeats), b = median(inserts, repeats), c = median(hits, repeats);
-    printf("32k tokens, window %5u, %6llu nodes: look-up (half of it known) %7.1f us, insertion in chunks of "
+    printf("32k tokens, window %5u, %6llu nodes: lookup (half of it known) %7.1f us, insertion in chunks of "
            "2048 %7.1f us, together %7.1f us; "
-           "look-up of all %7.1f us; %llu blocks evicted\n",
+           "lookup of all %7.1f us; %llu blocks evicted\n",
            window, (unsigned long long)st.nodes, a, b, a + b, c,
            (unsigned long long)(st.evicted_blocks[0] + st.evicted_blocks[1]));
     free(looks);

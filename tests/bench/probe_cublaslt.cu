@@ -107,12 +107,12 @@ static bool multiply(product &p, const cublasLtMatmulAlgo_t *a, size_t copy, int
                           &zero, y, p.ly[m], y, p.ly[m], a, p.work, work, st) == CUBLAS_STATUS_SUCCESS;
 }
 /* Microseconds of a call, or 0. */
-static double time_of(product &p, const cublasLtMatmulAlgo_t *a, int m, int runs, size_t work)
+static double time_of(product &p, const cublasLtMatmulAlgo_t *a, int m, int chunks, size_t work)
 {
     std::vector<float> ms;
-    size_t calls = runs == 1 ? 1 : m <= 64 ? std::max<size_t>(p.copies, 20) : std::max<size_t>(p.copies, 4);
+    size_t calls = chunks == 1 ? 1 : m <= 64 ? std::max<size_t>(p.copies, 20) : std::max<size_t>(p.copies, 4);
     if (!multiply(p, a, 0, 0, m, p.y, work)) return 0;
-    for (int r = 0; r < runs; r++) {
+    for (int r = 0; r < chunks; r++) {
         cudaEventRecord(begin, st);
         for (size_t i = 0; i < calls; i++) multiply(p, a, (i + 1) % p.copies, 0, m, p.y, work);
         cudaEventRecord(end, st);

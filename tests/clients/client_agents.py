@@ -4,7 +4,7 @@ import asyncio
 import agents
 import openai
 from agents import Agent, ModelSettings, Runner, function_tool
-from common import MODEL, PICTURE, QUESTION, URL, Place, run
+from common import MODEL, IMAGE, QUESTION, URL, Place, run
 
 agents.set_tracing_disabled(True)
 seen = []
@@ -57,8 +57,8 @@ def stream():
     asyncio.run(go())
 
 
-def pictures():
-    content = [{"type": "input_image", "image_url": PICTURE, "detail": "auto"},
+def images():
+    content = [{"type": "input_image", "image_url": IMAGE, "detail": "auto"},
                {"type": "input_text", "text": QUESTION}]
 
     async def go():
@@ -67,4 +67,4 @@ def pictures():
     asyncio.run(go())
 
 
-run("openai-agents", tools, output_type, stream, pictures)
+run("openai-agents", tools, output_type, stream, images)

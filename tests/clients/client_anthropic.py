@@ -1,6 +1,6 @@
 """Anthropic's SDK on /v1/messages."""
 import anthropic
-from common import HOST, MODEL, PICTURE_BASE64, QUESTION, Place, is_place, run
+from common import HOST, MODEL, IMAGE_BASE64, QUESTION, Place, is_place, run
 
 client = anthropic.Anthropic(base_url=HOST, api_key="none", timeout=600)
 TOOL = {"name": "show", "description": "Shows a place.", "input_schema": Place.model_json_schema()}
@@ -48,8 +48,8 @@ def count_tokens():
     assert counted == usage.input_tokens + (usage.cache_read_input_tokens or 0), (counted, usage)
 
 
-def pictures():
-    source = {"type": "base64", "media_type": "image/png", "data": PICTURE_BASE64}
+def images():
+    source = {"type": "base64", "media_type": "image/png", "data": IMAGE_BASE64}
     content = [{"type": "image", "source": source}, {"type": "text", "text": QUESTION}]
     assert client.messages.create(**fields(content)).content[0].text
 
@@ -63,4 +63,4 @@ def faults():
         raise AssertionError("no error")
 
 
-run("anthropic", messages, tools, count_tokens, pictures, faults)
+run("anthropic", messages, tools, count_tokens, images, faults)

@@ -1,7 +1,7 @@
 """instructor: each of its ways to get a structure from an OpenAI-compatible server."""
 import instructor
 import openai
-from common import MODEL, PICTURE, QUESTION, URL, Place, run
+from common import MODEL, IMAGE, QUESTION, URL, Place, run
 from pydantic import BaseModel, Field
 
 raw = openai.OpenAI(base_url=URL, api_key="none", timeout=600)
@@ -40,9 +40,9 @@ def partial():
     assert len(made) > 1 and Place.model_validate(made[-1].model_dump()), made[-1]
 
 
-def pictures():
-    content = [{"type": "text", "text": QUESTION}, {"type": "image_url", "image_url": {"url": PICTURE}}]
+def images():
+    content = [{"type": "text", "text": QUESTION}, {"type": "image_url", "image_url": {"url": IMAGE}}]
     assert isinstance(ask(instructor.Mode.JSON_SCHEMA, content, Answer), Answer)
 
 
-run("instructor", tools, json_schema, responses, partial, pictures)
+run("instructor", tools, json_schema, responses, partial, images)

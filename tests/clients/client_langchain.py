@@ -1,5 +1,5 @@
 """LangChain: ChatOpenAI over chat completions and over responses."""
-from common import MODEL, PICTURE, QUESTION, URL, Place, is_place, run
+from common import MODEL, IMAGE, QUESTION, URL, Place, is_place, run
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
@@ -49,10 +49,10 @@ def structured():
             assert isinstance(made["parsed"], Place), (method, made)
 
 
-def pictures():
-    content = [{"type": "text", "text": QUESTION}, {"type": "image_url", "image_url": {"url": PICTURE}}]
+def images():
+    content = [{"type": "text", "text": QUESTION}, {"type": "image_url", "image_url": {"url": IMAGE}}]
     for llm in MODELS:
         assert llm.invoke([HumanMessage(content=content)], max_tokens=40).text
 
 
-run("langchain", stream, tools, structured, pictures)
+run("langchain", stream, tools, structured, images)

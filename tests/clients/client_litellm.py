@@ -4,7 +4,7 @@ import os
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else it fetches one
 import litellm  # noqa: E402
-from common import HOST, MODEL, PICTURE, QUESTION, URL, Place, is_place, run  # noqa: E402
+from common import HOST, MODEL, IMAGE, QUESTION, URL, Place, is_place, run  # noqa: E402
 
 OPENAI = {"model": "openai/" + MODEL, "api_base": URL, "api_key": "none", "temperature": 0}
 ANTHROPIC = {"model": "anthropic/" + MODEL, "api_base": HOST, "api_key": "none", "temperature": 0}
@@ -48,11 +48,11 @@ def responses():
     assert litellm.responses(input="Hello!", max_output_tokens=40, **OPENAI).output[0].content[0].text
 
 
-def pictures():
-    content = [{"type": "image_url", "image_url": {"url": PICTURE}}, {"type": "text", "text": QUESTION}]
+def images():
+    content = [{"type": "image_url", "image_url": {"url": IMAGE}}, {"type": "text", "text": QUESTION}]
     for fields in (OPENAI, ANTHROPIC):
         answer = litellm.completion(messages=user(content), max_tokens=40, **fields)
         assert answer.choices[0].message.content
 
 
-run("litellm", chat, tools, structured, responses, pictures)
+run("litellm", chat, tools, structured, responses, images)

@@ -6,14 +6,14 @@ import subprocess
 import sys
 import tempfile
 
-from common import MODEL, PICTURE_BASE64, QUESTION, SEES, URL, Place, run
+from common import MODEL, IMAGE_BASE64, QUESTION, SEES, URL, Place, run
 
 folder = tempfile.TemporaryDirectory()
 with open(os.path.join(folder.name, "extra-openai-models.yaml"), "w", encoding="utf-8") as f:
     f.write(f"- model_id: kvasir\n  model_name: {json.dumps(MODEL)}\n  api_base: {URL}\n"
             f"  supports_tools: true\n  supports_schema: true\n  vision: {str(SEES).lower()}\n")
-with open(os.path.join(folder.name, "picture.png"), "wb") as f:
-    f.write(base64.b64decode(PICTURE_BASE64))
+with open(os.path.join(folder.name, "image.png"), "wb") as f:
+    f.write(base64.b64decode(IMAGE_BASE64))
 
 
 def llm(*args, may_say=None):
@@ -48,8 +48,8 @@ def tools():
         may_say="Chain limit of 2 exceeded")
 
 
-def pictures():
-    assert llm("-o", "max_tokens", "40", "-a", "picture.png", QUESTION)
+def images():
+    assert llm("-o", "max_tokens", "40", "-a", "image.png", QUESTION)
 
 
-run("llm", chat, conversation, schema, tools, pictures)
+run("llm", chat, conversation, schema, tools, images)

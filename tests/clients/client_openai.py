@@ -2,7 +2,7 @@
 from typing import Literal
 
 import openai
-from common import MODEL, PICTURE, QUESTION, URL, Place, run
+from common import MODEL, IMAGE, QUESTION, URL, Place, run
 from pydantic import BaseModel
 
 client = openai.OpenAI(base_url=URL, api_key="none", timeout=600)
@@ -100,10 +100,10 @@ def responses_tools():
     assert last.output[-1].type == "message", last
 
 
-def pictures():
-    content = [{"type": "image_url", "image_url": {"url": PICTURE}}, {"type": "text", "text": QUESTION}]
+def images():
+    content = [{"type": "image_url", "image_url": {"url": IMAGE}}, {"type": "text", "text": QUESTION}]
     chat = client.chat.completions.create(messages=user(content), **SHORT).choices[0].message.content
-    content = [{"type": "input_image", "image_url": PICTURE}, {"type": "input_text", "text": QUESTION}]
+    content = [{"type": "input_image", "image_url": IMAGE}, {"type": "input_text", "text": QUESTION}]
     answer = client.responses.create(model=MODEL, input=user(content), max_output_tokens=40, temperature=0)
     assert chat and chat == answer.output_text, (chat, answer.output_text)
 
@@ -117,4 +117,4 @@ def faults():
         raise AssertionError("no error")
 
 
-run("openai", chat, parse, tools, auto_tools, responses, responses_tools, pictures, faults)
+run("openai", chat, parse, tools, auto_tools, responses, responses_tools, images, faults)

@@ -1,7 +1,7 @@
-"""Pydantic AI: output types by a tool, by a schema, tools, streams, pictures."""
+"""Pydantic AI: output types by a tool, by a schema, tools, streams, images."""
 import base64
 
-from common import MODEL, PICTURE_BASE64, QUESTION, URL, Place, run
+from common import MODEL, IMAGE_BASE64, QUESTION, URL, Place, run
 from pydantic_ai import Agent, BinaryContent, NativeOutput, ToolOutput
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
@@ -45,10 +45,10 @@ def stream():
         assert text == agent.run_sync("Hello!").output
 
 
-def pictures():
-    image = BinaryContent(data=base64.b64decode(PICTURE_BASE64), media_type="image/png")
+def images():
+    image = BinaryContent(data=base64.b64decode(IMAGE_BASE64), media_type="image/png")
     for model in MODELS:
         assert Agent(model, model_settings=SETTINGS).run_sync([QUESTION, image]).output
 
 
-run("pydantic-ai", output_by_tool, output_by_schema, tools, stream, pictures)
+run("pydantic-ai", output_by_tool, output_by_schema, tools, stream, images)

@@ -1,4 +1,4 @@
-"""What the clients' scripts share: where the server is, a picture, and how a script's checks are run.
+"""What the clients' scripts share: where the server is, an image, and how a script's checks are run.
 Each function of a script is one check; it needs nothing that a small model might not do: calls and structures
 are forced, and their sizes are bounded."""
 import base64
@@ -15,8 +15,8 @@ MODEL = os.environ["KVASIR_MODEL"]
 SEES = os.environ["KVASIR_SEES"] == "1"
 _path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../models/demo/sample.png")
 with open(_path, "rb") as f:
-    PICTURE_BASE64 = base64.b64encode(f.read()).decode()
-PICTURE = "data:image/png;base64," + PICTURE_BASE64
+    IMAGE_BASE64 = base64.b64encode(f.read()).decode()
+IMAGE = "data:image/png;base64," + IMAGE_BASE64
 QUESTION = "What shape is this?"
 
 
@@ -37,7 +37,7 @@ def is_place(value):
 def run(name, *checks):
     worked, failed = [], 0
     for check in checks:
-        if check.__name__ == "pictures" and not SEES:
+        if check.__name__ == "images" and not SEES:
             continue
         try:
             check()

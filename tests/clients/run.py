@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Clients that people use, on a Kvasir of this tree, with the versions of PyPI that are named here. On the
-demo that sees pictures; with --model also on another checkpoint. By hand, or scripts/test.sh --clients."""
+demo that sees images; with --model also on another checkpoint. By hand, or scripts/test.sh --clients."""
 import argparse
 import json
 import os
@@ -28,7 +28,7 @@ CLIENTS = {
 
 
 def environment(client):
-    """-> its python. Made anew where it was made for other versions."""
+    """-> its python. Made again where it was made for other versions."""
     folder, wanted = os.path.join(root, "build/clients-venv", client), " ".join(CLIENTS[client])
     python, mark = os.path.join(folder, "bin/python"), os.path.join(folder, "versions")
     if os.path.exists(mark):

@@ -69,7 +69,7 @@ for mode in "$@"; do
         variants="vision_f32 text_bf16 qwen2_vl_f32 qwen2_5_vl_f32 qwen3_vl_bf16 qwen3_vl_moe_f32"
         variants="$variants pg2_f32 e2b_f32 moe_f32 31b_vision_bf16"
     fi
-    # What those have, without pictures or in another type.
+    # What those have, without images or in another type.
     [ -n "$full" ] && variants="$variants 12b_released_f32 pg1_f32 qwen2_f32 qwen3_f32 qwen3_moe_f32"
     [ -n "$full" ] && variants="$variants qwen3_vl_f32"
     for test in $tables; do run "$mode backend $test" "$t/test_backend_$test" $short; done

@@ -1,8 +1,8 @@
 /* A request's body as the chat and the completion endpoint read it: JSON, fields, messages, data: URIs with
- * pictures, the chat template, the tokenizer, up to the prompt. No server runs. */
+ * images, the chat template, the tokenizer, up to the prompt. No server runs. */
 #include "config/options.h"
 #include "server/generate/generate.h"
-#include "server/media/alias.h"
+#include "server/media/image_hash_cache.h"
 
 #include <sodium.h>
 #include <stdlib.h>
@@ -32,8 +32,8 @@ static bool set_up(void)
     server->model = &model;
     server->model_name = server->model_dir = dir;
     server->model_names_end = dir + sizeof dir;
-    server->aliases = image_alias_create(64);
-    return server->aliases;
+    server->image_hashes = image_hash_cache_create(64);
+    return server->image_hashes;
 }
 
 static void ask(enum gen_kind kind, const uint8_t *data, size_t size)
@@ -42,7 +42,7 @@ static void ask(enum gen_kind kind, const uint8_t *data, size_t size)
     struct gen *g = calloc(1, sizeof *g);
     if (!r || !g) abort();
     *r = (struct request){.srv = server, .gen = g};
-    answer_open(&r->answer, &server->answer_bytes);
+    response_open(&r->response, &server->response_bytes);
     *g = (struct gen){.r = r, .kind = kind, .p.n = 1};
     buf_init(&r->http.body, SIZE_MAX / 4);
     if (!buf_add(&r->http.body, data, size) && !request_body_parse(r, &g->root) &&
@@ -52,7 +52,7 @@ static void ask(enum gen_kind kind, const uint8_t *data, size_t size)
     gen_read_end(g);
     buf_fini(&r->http.body);
     gen_free(g);
-    answer_close(&r->answer);
+    response_close(&r->response);
     free(r);
 }
 

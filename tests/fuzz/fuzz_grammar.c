@@ -8,10 +8,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct grammar *g = NULL;
-    struct grammar_fault fault;
+    struct grammar_error error;
     if (size > 4096) return 0;
-    if (grammar_from_text((const char *)data, size, &g, &fault)) {
-        if (!fault.message[0]) abort();
+    if (grammar_from_text((const char *)data, size, &g, &error)) {
+        if (!error.message[0]) abort();
         return 0;
     }
     uint32_t state = STATE_FIRST;
@@ -21,7 +21,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         if (!to) break;
         state = to;
     }
-    if (!g->states[state].accepts && !g->states[state].place_count) abort();
+    if (!g->states[state].accepts && !g->states[state].item_count) abort();
     grammar_unref(g);
     return 0;
 }

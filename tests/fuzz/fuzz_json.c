@@ -1,5 +1,5 @@
 /* JSON of requests, lenient and strict. What was read, written and read again, is the same. */
-#include "server/http/json_in.h"
+#include "server/http/json_parser.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -8,13 +8,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static void requests(const char *text, size_t len, bool strict)
 {
-    struct json_in in = {.text = text, .len = len, .strict = strict};
+    struct json_parser in = {.text = text, .len = len, .strict = strict};
     json_t *first, *second;
-    if (json_in_parse(&in, &first)) return;
+    if (json_parse_body(&in, &first)) return;
     char *written = json_dumps(first, JSON_ENCODE_ANY | JSON_REAL_PRECISION(17));
     if (!written) abort();
-    struct json_in again = {.text = written, .len = strlen(written), .strict = true};
-    if (json_in_parse(&again, &second) || !json_equal(first, second)) abort();
+    struct json_parser again = {.text = written, .len = strlen(written), .strict = true};
+    if (json_parse_body(&again, &second) || !json_equal(first, second)) abort();
     json_decref(first);
     json_decref(second);
     free(written);

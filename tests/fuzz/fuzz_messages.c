@@ -3,7 +3,7 @@
 #include "server/chat/messages.h"
 #include "server/chat/template.h"
 #include "server/http/fields.h"
-#include "server/http/json_in.h"
+#include "server/http/json_parser.h"
 
 #include <stdlib.h>
 

@@ -145,7 +145,7 @@ static void remove_config(const char *dir)
 /* ---- sequences with blocks of their own, one behind the other */
 
 struct seqs {
-    struct engine_run runs[SEQS_MAX];
+    struct engine_chunk chunks[SEQS_MAX];
     uint32_t *tokens[SEQS_MAX], *tables[SEQS_MAX][ENGINE_GROUPS_MAX];
     uint32_t count;
 };
@@ -175,20 +175,20 @@ static bool seqs_init(struct seqs *q, const struct engine_caps *caps, uint32_t c
             seed = seed * 1664525u + 1013904223u;
             q->tokens[i][j] = 1 + (seed >> 8) % (caps->vocab_size / 2);
         }
-        q->runs[i] = (struct engine_run){.tokens = q->tokens[i],
-                                         .token_count = length,
-                                         .prompt_count = length,
-                                         .sampling = &greedy,
-                                         .sample = true,
-                                         .score_first = UINT32_MAX};
+        q->chunks[i] = (struct engine_chunk){.tokens = q->tokens[i],
+                                             .token_count = length,
+                                             .prompt_count = length,
+                                             .sampling = &greedy,
+                                             .sample = true,
+                                             .score_first = UINT32_MAX};
         for (uint32_t g = 0; g < caps->group_count; g++) {
             uint32_t *t = q->tables[i][g] = malloc(blocks * sizeof(uint32_t));
             if (!t) return false;
-            for (uint32_t b = 0; b < blocks; b++, next += caps->groups[g].block_units) t[b] = (uint32_t)next;
-            q->runs[i].tables[g] = t;
+            for (uint32_t b = 0; b < blocks; b++, next += caps->groups[g].block_grains) t[b] = (uint32_t)next;
+            q->chunks[i].tables[g] = t;
         }
     }
-    if (next <= caps->arena_units) return true;
+    if (next <= caps->arena_grains) return true;
     printf("       %u sequences of %u tokens don't fit into the memory for keys and values: left out\n",
            count, length);
     return false;
@@ -196,12 +196,12 @@ static bool seqs_init(struct seqs *q, const struct engine_caps *caps, uint32_t c
 
 static bool step(struct engine *e, struct seqs *q, uint32_t position, uint32_t count, bool sample)
 {
-    struct engine_batch b = {.runs = q->runs, .run_count = q->count};
+    struct engine_batch b = {.chunks = q->chunks, .chunk_count = q->count};
     struct err err = {{0}};
     for (uint32_t i = 0; i < q->count; i++) {
-        q->runs[i].position = position;
-        q->runs[i].count = count;
-        q->runs[i].sample = sample;
+        q->chunks[i].position = position;
+        q->chunks[i].count = count;
+        q->chunks[i].sample = sample;
     }
     if (!engine_submit(e, &b, &err) && !engine_wait(e, &b, &err)) return true;
     fprintf(stderr, "step: %s\n", err.msg);
@@ -282,8 +282,8 @@ static bool bench_prefill(struct engine *e, const struct engine_caps *caps, cons
     return ok;
 }
 
-static bool bench_picture(struct engine *e, const struct engine_costs *c, struct bench_report *r,
-                          const char *name)
+static bool bench_image(struct engine *e, const struct engine_costs *c, struct bench_report *r,
+                        const char *name)
 {
     uint32_t side = c->vision_side;
     struct image_u8 img = {.width = side, .height = side, .rgb = malloc((size_t)side * side * 3)};
@@ -301,7 +301,7 @@ static bool bench_picture(struct engine *e, const struct engine_costs *c, struct
         if (i > 0 && t < best) best = t;
     }
     free(img.rgb);
-    if (!ok) fprintf(stderr, "picture: %s\n", err.msg);
+    if (!ok) fprintf(stderr, "image: %s\n", err.msg);
     if (ok) bench_row(r, "step", name, side, best, 0, c->vision_flops);
     return ok;
 }
@@ -347,8 +347,8 @@ static bool bench_shape(struct bench_report *r, const struct shape *s, const cha
     snprintf(name, sizeof name, "%s prefill", s->name);
     for (size_t i = 0; ok && i < (tiny ? 1 : 5); i++)
         ok = bench_prefill(e, &caps, &c, r, name, tiny ? longest : lengths[i]);
-    snprintf(name, sizeof name, "%s picture", s->name);
-    if (ok && c.vision_flops > 0 && !(tiny && c.vision_side > 200)) ok = bench_picture(e, &c, r, name);
+    snprintf(name, sizeof name, "%s image", s->name);
+    if (ok && c.vision_flops > 0 && !(tiny && c.vision_side > 200)) ok = bench_image(e, &c, r, name);
     engine_close(e);
     return ok;
 }

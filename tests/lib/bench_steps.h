@@ -25,7 +25,7 @@ void bench_row(struct bench_report *r, const char *part, const char *name, uint3
                double bytes, double flops);
 void bench_report_close(struct bench_report *r);
 
-/* Decoding at several batch sizes, prefill of several lengths and one picture, of Gemma 3 4B and of
+/* Decoding at several batch sizes, prefill of several lengths and one image, of Gemma 3 4B and of
  * Qwen3-VL-8B (tiny: of small models of the same families), on engine_options.backend `backend` with `memory`
  * bytes. False after saying why. */
 bool bench_steps(struct bench_report *r, const char *backend, size_t memory, bool tiny);

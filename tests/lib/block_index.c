@@ -47,8 +47,8 @@ static void map_put(struct map *m, uint64_t key, uint64_t value)
 
 struct server {
     struct block_index *index;
-    struct map told[ENGINE_GROUPS_MAX]; /* by the event's hash: 1 while it is stored */
-    struct map held[ENGINE_GROUPS_MAX]; /* by key: how many of that key are */
+    struct map announced[ENGINE_GROUPS_MAX]; /* by the event's hash: 1 while it is stored */
+    struct map held[ENGINE_GROUPS_MAX];      /* by key: how many of that key are */
     uint64_t blocks, stored;
 };
 struct block_index {
@@ -67,7 +67,7 @@ static uint64_t block_key(const struct block_index *x, uint64_t parent, const ui
     for (uint32_t i = 0; i < x->block_tokens; i++) h = hash_mix(h ^ tokens[i]);
     return h;
 }
-static uint64_t picture_key(uint64_t h, const uint8_t key[32], int64_t offset)
+static uint64_t image_key(uint64_t h, const uint8_t key[32], int64_t offset)
 {
     return hash_mix(hash_mix_bytes(h, key, 32) ^ (uint64_t)offset) | 1;
 }
@@ -80,23 +80,23 @@ static void on_stored(void *arg, const struct cache_stored *what)
     const uint64_t *parent = what->first ? map_find(&x->names, what->parent) : NULL;
     ASSERT(parent || !what->first || what->window);
     /* Of layers that see everything before them there is no block without its parent. */
-    if (what->first && !what->window) ASSERT(*map_find(&s->told[what->group], what->parent));
+    if (what->first && !what->window) ASSERT(*map_find(&s->announced[what->group], what->parent));
     /* Where all layers have windows, a parent may be gone: no prompt leads to such a block. */
     uint64_t key = parent ? *parent : what->first ? hash_mix(~what->parent) : salt_key(what->salt);
     for (uint32_t i = 0; i < what->count; i++) {
         uint32_t a = what->first + i * n;
         key = block_key(x, key, what->tokens + (size_t)i * n);
-        for (uint32_t k = 0; k < what->picture_count; k++) {
-            const struct cache_picture *p = &what->pictures[k];
-            if (p->begin < a + n && p->end > a) key = picture_key(key, p->key, (int64_t)p->begin - a);
+        for (uint32_t k = 0; k < what->image_count; k++) {
+            const struct cache_image *p = &what->images[k];
+            if (p->begin < a + n && p->end > a) key = image_key(key, p->key, (int64_t)p->begin - a);
         }
         const uint64_t *known = map_find(&x->names, what->hashes[i]);
         if (known) key = *known;
-        const uint64_t *told = map_find(&s->told[what->group], what->hashes[i]),
+        const uint64_t *announced = map_find(&s->announced[what->group], what->hashes[i]),
                        *held = map_find(&s->held[what->group], key);
-        ASSERT(!told || !*told);
+        ASSERT(!announced || !*announced);
         map_put(&s->held[what->group], key, held ? *held + 1 : 1);
-        map_put(&s->told[what->group], what->hashes[i], 1);
+        map_put(&s->announced[what->group], what->hashes[i], 1);
         map_put(&x->names, what->hashes[i], key);
         s->blocks++;
         s->stored += !what->window;
@@ -107,21 +107,22 @@ static void on_removed(void *arg, uint32_t group, const uint64_t *hashes, uint32
 {
     struct server *s = arg;
     for (uint32_t i = 0; i < count; i++) {
-        uint64_t *told = map_find(&s->told[group], hashes[i]), *key = map_find(&s->index->names, hashes[i]);
-        ASSERT(told && *told && key);
+        uint64_t *announced = map_find(&s->announced[group], hashes[i]),
+                 *key = map_find(&s->index->names, hashes[i]);
+        ASSERT(announced && *announced && key);
         uint64_t *held = map_find(&s->held[group], *key);
         ASSERT(held && *held);
         --*held;
-        *told = 0;
+        *announced = 0;
         s->blocks--;
     }
 }
 
-static void on_anew(void *arg, bool done)
+static void on_resync(void *arg, bool done)
 {
     struct server *s = arg;
     for (uint32_t g = 0; !done && g < ENGINE_GROUPS_MAX; g++) {
-        for (uint64_t i = 0; i < s->told[g].cap; i++) s->told[g].values[i] = 0;
+        for (uint64_t i = 0; i < s->announced[g].cap; i++) s->announced[g].values[i] = 0;
         for (uint64_t i = 0; i < s->held[g].cap; i++) s->held[g].values[i] = 0;
     }
     if (!done) s->blocks = 0;
@@ -149,7 +150,7 @@ void block_index_free(struct block_index *x)
     if (!x) return;
     for (uint32_t i = 0; i < x->count; i++) {
         for (uint32_t g = 0; g < ENGINE_GROUPS_MAX; g++) {
-            map_free(&x->servers[i].told[g]);
+            map_free(&x->servers[i].announced[g]);
             map_free(&x->servers[i].held[g]);
         }
     }
@@ -158,13 +159,13 @@ void block_index_free(struct block_index *x)
     free(x);
 }
 
-struct cache_watch block_index_watch(struct block_index *x, uint32_t server)
+struct kv_event_sink block_index_sink(struct block_index *x, uint32_t server)
 {
-    return (struct cache_watch){.block_tokens = x->block_tokens,
-                                .arg = &x->servers[server],
-                                .stored = on_stored,
-                                .removed = on_removed,
-                                .anew = on_anew};
+    return (struct kv_event_sink){.block_tokens = x->block_tokens,
+                                  .arg = &x->servers[server],
+                                  .stored = on_stored,
+                                  .removed = on_removed,
+                                  .resync = on_resync};
 }
 
 void block_index_keys(const struct block_index *x, const uint32_t *tokens, uint32_t count,
@@ -177,7 +178,7 @@ void block_index_keys(const struct block_index *x, const uint32_t *tokens, uint3
         key = block_key(x, key, tokens + a);
         while (first < span_count && spans[first].end <= a) first++;
         for (uint32_t k = first; k < span_count && spans[k].begin < a + n; k++)
-            key = picture_key(key, span_identity(&spans[k]), (int64_t)spans[k].begin - a);
+            key = image_key(key, span_identity(&spans[k]), (int64_t)spans[k].begin - a);
         keys[a / n] = key;
     }
 }

@@ -1,5 +1,5 @@
-/* What a router knows of its servers' prefix caches from their events alone, made anew from tokens and
- * pictures as indexers do it: the events' hashes only name what was stored before. Aborts where a stream
+/* What a router knows of its servers' prefix caches from their events alone, made again from tokens and
+ * images as indexers do it: the events' hashes only name what was stored before. Aborts where a stream
  * contradicts itself: a block that is stored twice, or removed without having been there. Not thread-safe. */
 #ifndef KVASIR_TEST_BLOCK_INDEX_H
 #define KVASIR_TEST_BLOCK_INDEX_H
@@ -12,7 +12,7 @@ struct block_index;
 struct block_index *block_index_new(uint32_t block_tokens, uint32_t servers);
 void block_index_free(struct block_index *x);
 /* For the scheduler of that server; x must outlive it. */
-struct cache_watch block_index_watch(struct block_index *x, uint32_t server);
+struct kv_event_sink block_index_sink(struct block_index *x, uint32_t server);
 
 /* The keys of a prompt's whole blocks: count / block_tokens. */
 void block_index_keys(const struct block_index *x, const uint32_t *tokens, uint32_t count,

@@ -96,7 +96,7 @@ static uint32_t whole(const struct golden *g, const struct json_doc *d, uint32_t
     return (uint32_t)v;
 }
 
-/* The resized bytes of the picture are the ones that are stored (where they are), from frame `first` on. */
+/* The resized bytes of the image are the ones that are stored (where they are), from frame `first` on. */
 static void same_bytes(const struct golden *g, const struct stf_tensor *want, const struct image_u8 *got,
                        uint32_t first)
 {
@@ -106,7 +106,7 @@ static void same_bytes(const struct golden *g, const struct stf_tensor *want, co
     for (uint32_t f = 0; f < frames; f++)
         if ((first + f + 1) * frame > want->bytes ||
             memcmp(got->rgb + f * frame, (const uint8_t *)want->data + (first + f) * frame, frame))
-            die(g->dir, "a picture is resized otherwise");
+            die(g->dir, "an image is resized otherwise");
 }
 
 static struct image_u8 load_still(const struct golden *g, uint32_t n, uint32_t i,
@@ -154,7 +154,7 @@ static struct image_u8 load_video(const struct golden *g, uint32_t n, uint32_t i
     return out;
 }
 
-/* Pictures whose positions have a grid: golden.json says what stands in each span. */
+/* Images whose positions have a grid: golden.json says what stands in each span. */
 static void load_spans(struct golden *g, uint32_t n, const struct json_doc *d, uint32_t spans,
                        const struct image_config *config)
 {
@@ -176,7 +176,7 @@ static void load_spans(struct golden *g, uint32_t n, const struct json_doc *d, u
                            : load_still(g, n, k, config);
         struct prompt_grid made = image_grid(config, im->pixels.width, im->pixels.height, im->pixels.frames);
         if (made.t != im->grid.t || made.h != im->grid.h || made.w != im->grid.w)
-            die(c->name, "a picture has another grid");
+            die(c->name, "an image has another grid");
         const struct stf_tensor *patches =
             find(g, video ? "video#.patches" : "image#.patches", n, k, STF_F32, false);
         if (patches && whole(g, d, span, "first") == 0) c->patches[i] = keep(c, patches, 0);

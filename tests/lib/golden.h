@@ -50,7 +50,7 @@ void golden_dir(char *out, size_t cap, const char *family, const char *variant);
 /* Log-probs of the vocabulary behind token `row`, as in .logprobs or .logprobs_bf16; NULL when they are not
  * stored. */
 const float *golden_row(const struct golden_case *c, const float *logprobs, uint32_t row);
-/* Aborts with a message when the folder isn't as it should be, or when a picture is not resized to the bytes
+/* Aborts with a message when the folder isn't as it should be, or when an image is not resized to the bytes
  * that are stored. config: the image settings of the checkpoint, NULL for text. */
 void golden_open(struct golden *g, const char *family, const char *variant,
                  const struct image_config *config);

@@ -23,12 +23,12 @@ void mini_init(struct mini_sched *m, struct engine *e)
 {
     *m = (struct mini_sched){.e = e};
     engine_caps(e, &m->caps);
-    m->runs = calloc(m->caps.sequences_max, sizeof *m->runs);
+    m->chunks = calloc(m->caps.sequences_max, sizeof *m->chunks);
 }
 
 void mini_fini(struct mini_sched *m)
 {
-    free(m->runs);
+    free(m->chunks);
 }
 
 static void encode(struct mini_sched *m, struct mini_seq *s)
@@ -55,10 +55,10 @@ void mini_add(struct mini_sched *m, struct mini_seq *s)
         s->tables[g] = calloc(blocks, sizeof **s->tables);
         for (uint32_t b = 0; b < blocks; b++) {
             s->tables[g][b] = (uint32_t)m->next_unit;
-            m->next_unit += m->caps.groups[g].block_units;
+            m->next_unit += m->caps.groups[g].block_grains;
         }
     }
-    if (m->next_unit > m->caps.arena_units) {
+    if (m->next_unit > m->caps.arena_grains) {
         fprintf(stderr, "mini_sched: the test's arena is too small\n");
         abort();
     }
@@ -80,21 +80,21 @@ void mini_scan(struct mini_image *images, uint32_t n)
     int32_t offset = 0;
     for (uint32_t i = 0; i < n; i++) {
         struct mini_image *im = &images[i];
-        im->rope_before = offset;
+        im->mrope_delta_before = offset;
         if (im->grid.w) {
             int32_t far = (int32_t)((double)(im->grid.t - 1) * im->grid.seconds);
             if (far < (int32_t)im->grid.h - 1) far = (int32_t)im->grid.h - 1;
             if (far < (int32_t)im->grid.w - 1) far = (int32_t)im->grid.w - 1;
             offset += far + 1 - (int32_t)(im->end - im->begin);
         }
-        im->rope_offset = offset;
+        im->mrope_delta = offset;
     }
 }
 
-/* End of the next chunk: a picture that goes as a whole is taken so, even beyond the chunk's size. */
+/* End of the next chunk: an image that goes as a whole is taken so, even beyond the chunk's size. */
 static uint32_t chunk_end(const struct mini_seq *s, enum span_rule rule)
 {
-    uint32_t end = s->chunk && s->prompt_count - s->done > s->chunk && rule != SPAN_PREFIX
+    uint32_t end = s->chunk && s->prompt_count - s->done > s->chunk && rule != SPAN_PREFIX_LM
                        ? s->done + s->chunk
                        : s->prompt_count;
     for (uint32_t i = 0; i < s->image_count && rule; i++) {
@@ -108,44 +108,45 @@ static uint32_t chunk_end(const struct mini_seq *s, enum span_rule rule)
 static uint32_t add_text(struct mini_seq *s, enum span_rule rule, uint32_t used, uint32_t end)
 {
     uint32_t begin = used ? s->uses[used - 1].end : 0;
-    if (rule != SPAN_PREFIX || begin == end) return used;
+    if (rule != SPAN_PREFIX_LM || begin == end) return used;
     s->uses[used] =
-        (struct engine_span){.begin = begin, .end = end, .rule = rule, .whole_end = s->prompt_count};
+        (struct engine_span){.begin = begin, .end = end, .rule = rule, .atomic_end = s->prompt_count};
     return used + 1;
 }
 
-static void make_run(struct mini_seq *s, const struct mini_sched *m, struct engine_run *r)
+static void make_chunk(struct mini_seq *s, const struct mini_sched *m, struct engine_chunk *r)
 {
     bool prefill = s->done < s->prompt_count;
     enum span_rule rule = engine_model(m->e)->image.rule;
     uint32_t end = prefill ? chunk_end(s, rule) : s->done + 1, used = 0;
-    *r = (struct engine_run){.position = s->done,
-                             .count = end - s->done,
-                             .tokens = s->tokens,
-                             .token_count = s->prompt_count + s->generated,
-                             .prompt_count = prefill && s->score_end ? s->score_end : s->prompt_count,
-                             .sampling = &s->sampling,
-                             .sample = end >= s->prompt_count,
-                             .score_first = prefill ? (s->score_first ? s->score_first : 1) : UINT32_MAX,
-                             .scores = s->scores + s->done + 1,
-                             .spans = s->uses};
+    *r = (struct engine_chunk){.position = s->done,
+                               .count = end - s->done,
+                               .tokens = s->tokens,
+                               .token_count = s->prompt_count + s->generated,
+                               .prompt_count = prefill && s->score_end ? s->score_end : s->prompt_count,
+                               .sampling = &s->sampling,
+                               .sample = end >= s->prompt_count,
+                               .score_first = prefill ? (s->score_first ? s->score_first : 1) : UINT32_MAX,
+                               .scores = s->scores + s->done + 1,
+                               .spans = s->uses};
     for (uint32_t g = 0; g < m->caps.group_count; g++) r->tables[g] = s->tables[g];
     for (uint32_t i = 0; i < s->image_count; i++) {
         const struct mini_image *im = &s->images[i];
-        if (im->end <= s->done) r->rope_offset = im->rope_offset;
+        if (im->end <= s->done) r->mrope_delta = im->mrope_delta;
         if (im->begin < end && im->end > s->done) {
             used = add_text(s, rule, used, im->begin);
-            s->uses[used++] = (struct engine_span){.features = s->features[i],
-                                                   .begin = im->begin,
-                                                   .end = im->end,
-                                                   .rule = rule,
-                                                   .whole_begin = rule && rule != SPAN_PREFIX ? im->begin : 0,
-                                                   .whole_end = rule == SPAN_PREFIX ? s->prompt_count
-                                                                : rule              ? im->end
-                                                                                    : 0,
-                                                   .grid = im->grid,
-                                                   .rope_before = im->rope_before,
-                                                   .rope_offset = im->rope_offset};
+            s->uses[used++] =
+                (struct engine_span){.features = s->features[i],
+                                     .begin = im->begin,
+                                     .end = im->end,
+                                     .rule = rule,
+                                     .atomic_begin = rule && rule != SPAN_PREFIX_LM ? im->begin : 0,
+                                     .atomic_end = rule == SPAN_PREFIX_LM ? s->prompt_count
+                                                   : rule                 ? im->end
+                                                                          : 0,
+                                     .grid = im->grid,
+                                     .mrope_delta_before = im->mrope_delta_before,
+                                     .mrope_delta = im->mrope_delta};
         }
     }
     if (prefill) used = add_text(s, rule, used, s->prompt_count);
@@ -154,23 +155,23 @@ static void make_run(struct mini_seq *s, const struct mini_sched *m, struct engi
 
 bool mini_step(struct mini_sched *m, struct mini_seq **seqs, uint32_t n)
 {
-    struct engine_batch b = {m->runs, 0};
+    struct engine_batch b = {m->chunks, 0};
     struct mini_seq *who[4096];
     struct err err;
     for (uint32_t i = 0; i < n; i++) {
         struct mini_seq *s = seqs[i];
         bool finished = s->done >= s->prompt_count && s->generated >= s->generate;
         if (finished) continue;
-        who[b.run_count] = s;
-        make_run(s, m, &m->runs[b.run_count++]);
+        who[b.chunk_count] = s;
+        make_chunk(s, m, &m->chunks[b.chunk_count++]);
     }
-    if (b.run_count == 0) return false;
+    if (b.chunk_count == 0) return false;
     must(engine_submit(m->e, &b, &err), &err);
     must(engine_wait(m->e, &b, &err), &err);
     if (m->after_step) m->after_step(m->arg, &b);
-    for (uint32_t i = 0; i < b.run_count; i++) {
+    for (uint32_t i = 0; i < b.chunk_count; i++) {
         struct mini_seq *s = who[i];
-        const struct engine_run *r = &b.runs[i];
+        const struct engine_chunk *r = &b.chunks[i];
         s->done = r->position + r->count;
         if (!r->sample || s->generated >= s->generate) continue;
         s->scores[s->done] = r->out;
@@ -190,7 +191,7 @@ void mini_run(struct mini_sched *m, struct mini_seq **seqs, uint32_t n)
 void mini_run_parts(struct mini_sched *m, struct mini_seq *s, uint32_t rows, uint32_t *first, uint32_t *end)
 {
     *first = 0;
-    while (engine_model(m->e)->image.rule == SPAN_PREFIX && s->prompt_count - *first > rows) {
+    while (engine_model(m->e)->image.rule == SPAN_PREFIX_LM && s->prompt_count - *first > rows) {
         struct mini_seq part = *s;
         *end = *first + rows - 1;
         part.generate = 1;

@@ -7,10 +7,10 @@
 #include "engine/engine.h"
 
 struct mini_image {
-    uint32_t begin, end;              /* span of soft tokens */
-    struct image_u8 pixels;           /* borrowed */
-    struct prompt_grid grid;          /* all 0: plain positions */
-    int32_t rope_before, rope_offset; /* as in struct engine_span; mini_scan */
+    uint32_t begin, end;                     /* span of placeholder tokens */
+    struct image_u8 pixels;                  /* borrowed */
+    struct prompt_grid grid;                 /* all 0: plain positions */
+    int32_t mrope_delta_before, mrope_delta; /* as in struct engine_span; mini_scan */
 };
 
 struct mini_seq {
@@ -21,7 +21,7 @@ struct mini_seq {
     uint32_t image_count;
     struct sampling_params sampling;
     const uint32_t *forced; /* [generate] tokens that are taken instead of the drawn ones, or NULL */
-    uint32_t chunk; /* prefill tokens per step at most; 0 = whole. A picture is cut only where the model
+    uint32_t chunk; /* prefill tokens per step at most; 0 = whole. An image is cut only where the model
                        allows it. */
     uint32_t score_first, score_end; /* prompt tokens that are scored; 0, 0 = all */
     /* results */
@@ -39,13 +39,14 @@ struct mini_sched {
     struct engine *e;
     struct engine_caps caps;
     uint64_t next_unit;
-    struct engine_run *runs;
-    uint32_t encode_layers;                                      /* tower layers per call; 0 = all */
-    void (*after_step)(void *arg, const struct engine_batch *b); /* may be NULL; results of the runs are in */
+    struct engine_chunk *chunks;
+    uint32_t encode_layers; /* tower layers per call; 0 = all */
+    void (*after_step)(void *arg,
+                       const struct engine_batch *b); /* may be NULL; results of the chunks are in */
     void *arg;
 };
 
-/* Fills the rope offsets of n pictures in order, from the grids of those in front (struct prompt_grid). */
+/* Fills the rope offsets of n images in order, from the grids of those in front (struct prompt_grid). */
 void mini_scan(struct mini_image *images, uint32_t n);
 void mini_init(struct mini_sched *m, struct engine *e);
 void mini_fini(struct mini_sched *m);
@@ -57,7 +58,7 @@ bool mini_step(struct mini_sched *m, struct mini_seq **seqs, uint32_t n);
 /* mini_add, steps until all are finished. */
 void mini_run(struct mini_sched *m, struct mini_seq **seqs, uint32_t n);
 /* mini_run of one. Where its prompt goes as a whole and has more than `rows` rows to score, first once for
- * each part of them: rows [*first, *end) are what a run adds to those before. */
+ * each part of them: rows [*first, *end) are what a chunk adds to those before. */
 void mini_run_parts(struct mini_sched *m, struct mini_seq *s, uint32_t rows, uint32_t *first, uint32_t *end);
 struct sampling_params mini_greedy(void); /* greedy, with the log-prob of every token */
 

@@ -196,10 +196,10 @@ static void st_copy(struct backend *b, void *dst, const void *src, size_t bytes)
     g.s->ops->copy(g.s->b, d, s, bytes);
     stage_end(&g);
 }
-static void st_kv_clear(struct backend *b, const struct be_kv *kv, uint32_t unit, uint32_t first)
+static void st_kv_clear(struct backend *b, const struct be_kv *kv, uint32_t block_offset, uint32_t first)
 {
     struct stage g = {.s = of(b)};
-    size_t at = (size_t)unit * BE_KV_UNIT + kv->layer_offset,
+    size_t at = (size_t)block_offset * BE_KV_GRAIN + kv->layer_offset,
            layer = g.s->ops->kv_layer_bytes(g.s->b, kv->type, kv->kv_heads, kv->head_dim);
     struct be_kv d = {stage(&g, (char *)kv->arena + at, layer, STAGE_IN | STAGE_OUT), 0, kv->kv_heads,
                       kv->head_dim, kv->type};
@@ -323,7 +323,7 @@ static void stage_rows(struct stage *g, const struct be_rows *a, struct be_rows 
         for (size_t i = a->seq_table[s]; i <= a->seq_table[s] + most / BE_BLOCK_TOKENS; i++) {
             if (i >= table) table = i + 1;
             if (a->tables[i] == BE_NO_BLOCK) continue;
-            size_t end = (size_t)a->tables[i] * BE_KV_UNIT + kv->layer_offset + layer;
+            size_t end = (size_t)a->tables[i] * BE_KV_GRAIN + kv->layer_offset + layer;
             if (end > arena) arena = end;
         }
     }

@@ -3,7 +3,7 @@
  * the next token is a hash of all slots that a query sees. So a block that is wrongly shared, released too
  * early, stale or mis-positioned changes an answer. Included by one .c file per test program.
  *
- * Positions: a picture of n tokens advances the position by less than n (as with multi-axis positions), so
+ * Positions: an image of n tokens advances the position by less than n (as with multi-axis positions), so
  * the position of a token is not its index; the slot before tells it. Features are a hash of the pixels. */
 #ifndef KVASIR_FAKE_ENGINE_H
 #define KVASIR_FAKE_ENGINE_H
@@ -16,18 +16,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { FAKE_UNIT_BYTES = 64, FAKE_FEATURE_BYTES = 1000, FAKE_GUESSES_MAX = 16 };
+enum { FAKE_GRAIN_BYTES = 64, FAKE_FEATURE_BYTES = 1000, FAKE_DRAFT_MAX = 16 };
 /* Faults on the engine's side; the oracle must notice. */
 enum fake_fault {
     FAKE_WINDOW_MORE = 1, /* looks one position further back than its caps say */
     FAKE_NO_COPY = 2,     /* engine_kv_copy does nothing */
     FAKE_POSITION_IS_COUNT =
-        4, /* the first token of a run that follows cached ones: its position is its index */
+        4, /* the first token of a chunk that follows cached ones: its position is its index */
 };
 struct fake_slot {
     uint64_t value;
     uint32_t next;  /* position of the token that follows */
-    uint64_t whole; /* of a SPAN_PREFIX: of all that it sees */
+    uint64_t whole; /* of a SPAN_PREFIX_LM: of all that it sees */
     bool written;
 };
 struct engine_features {
@@ -36,9 +36,9 @@ struct engine_features {
 };
 struct engine {
     struct engine_caps caps;
-    struct fake_slot *slots; /* [arena_units * block_tokens]; a block's slots begin at its unit's. NULL: no
+    struct fake_slot *slots; /* [arena_grains * block_tokens]; a block's slots begin at its grain's. NULL: no
                                 contents, tokens from the history's end alone */
-    uint32_t *writer;        /* [arena_units] run (index + 1) of this step that writes into the block */
+    uint32_t *writer;        /* [arena_grains] run (index + 1) of this step that writes into the block */
     uint32_t eos, vocab;
     uint32_t faults; /* enum fake_fault */
     bool lenient;    /* a planted fault somewhere: what is broken is counted instead of fatal */
@@ -54,9 +54,9 @@ struct engine {
         double once;                                    /* the next step alone takes so much longer */
     } takes;
     double clock_us;
-    void (*on_run)(const struct engine_run *r); /* may be NULL */
+    void (*on_chunk)(const struct engine_chunk *r); /* may be NULL */
     /* With caps.drafts: of every slot the token that was drawn last, its index, and the seed; how many of 100
-     * guesses are right. */
+     * draft tokens are right. */
     struct fake_drawn {
         uint32_t token, at;
         uint64_t seed;
@@ -90,19 +90,19 @@ static inline bool fake_once_in(struct engine *e, uint32_t many)
 
 static inline void fake_open(struct engine *e, bool contents)
 {
-    e->caps.unit_bytes = FAKE_UNIT_BYTES;
+    e->caps.grain_bytes = FAKE_GRAIN_BYTES;
     e->caps.vocab_size = e->vocab;
     e->caps.eos_ids[0] = e->eos;
     e->caps.eos_count = 1;
     for (uint32_t g = 0; g < e->caps.group_count; g++) {
         struct engine_kv_group *k = &e->caps.groups[g];
-        k->block_bytes = (uint64_t)k->block_units * FAKE_UNIT_BYTES;
+        k->block_bytes = (uint64_t)k->block_grains * FAKE_GRAIN_BYTES;
         k->bytes_per_token = k->block_bytes / e->caps.block_tokens;
     }
     if (e->caps.drafts) e->drawn = calloc(e->caps.sequences_max, sizeof *e->drawn);
     if (!contents) return;
-    e->slots = calloc(e->caps.arena_units * e->caps.block_tokens, sizeof *e->slots);
-    e->writer = calloc(e->caps.arena_units, sizeof *e->writer);
+    e->slots = calloc(e->caps.arena_grains * e->caps.block_tokens, sizeof *e->slots);
+    e->writer = calloc(e->caps.arena_grains, sizeof *e->writer);
     ASSERT(e->slots && e->writer);
 }
 static inline void fake_close(struct engine *e)
@@ -118,7 +118,7 @@ void engine_caps(const struct engine *e, struct engine_caps *out)
     *out = e->caps;
 }
 
-/* ---- pictures ---- */
+/* ---- images ---- */
 static uint64_t fake_pixels_hash(const struct image_u8 *p)
 {
     return fake_mix(p->rgb[0] + 256u * p->width + 65536u * (uint64_t)p->height);
@@ -183,17 +183,17 @@ static inline uint32_t fake_reach(uint32_t window, uint32_t p)
 }
 
 /* The slot of position p, or NULL (counted) when the table has none. */
-static struct fake_slot *fake_slot(struct engine *e, uint32_t g, const struct engine_run *r, uint32_t p)
+static struct fake_slot *fake_slot(struct engine *e, uint32_t g, const struct engine_chunk *r, uint32_t p)
 {
-    uint32_t unit = r->tables[g][p / e->caps.block_tokens];
-    FAKE_CHECK(e, unit != ENGINE_NO_BLOCK);
-    if (unit == ENGINE_NO_BLOCK) return NULL;
-    ASSERT_CMP(unit + e->caps.groups[g].block_units, <=, e->caps.arena_units);
-    return &e->slots[(size_t)unit * e->caps.block_tokens + p % e->caps.block_tokens];
+    uint32_t block_offset = r->tables[g][p / e->caps.block_tokens];
+    FAKE_CHECK(e, block_offset != ENGINE_NO_BLOCK);
+    if (block_offset == ENGINE_NO_BLOCK) return NULL;
+    ASSERT_CMP(block_offset + e->caps.groups[g].block_grains, <=, e->caps.arena_grains);
+    return &e->slots[(size_t)block_offset * e->caps.block_tokens + p % e->caps.block_tokens];
 }
 
 /* Position of the token with index p: a slot of any group that the query at p can see tells it. */
-static uint32_t fake_position(struct engine *e, const struct engine_run *r, uint32_t p)
+static uint32_t fake_position(struct engine *e, const struct engine_chunk *r, uint32_t p)
 {
     if (p == 0) return 0;
     if (e->faults & FAKE_POSITION_IS_COUNT && p == r->position) return p;
@@ -207,7 +207,7 @@ static uint32_t fake_position(struct engine *e, const struct engine_run *r, uint
     return p;
 }
 
-static void fake_write(struct engine *e, struct engine_run *r, uint32_t p, uint64_t item, uint64_t whole,
+static void fake_write(struct engine *e, struct engine_chunk *r, uint32_t p, uint64_t item, uint64_t whole,
                        uint32_t advance)
 {
     uint32_t position = fake_position(e, r, p);
@@ -223,8 +223,8 @@ static void fake_write(struct engine *e, struct engine_run *r, uint32_t p, uint6
     }
 }
 
-/* Item p of the run, and the span that it lies in, or NULL. */
-static uint64_t fake_item(const struct engine_run *r, uint32_t p, const struct engine_span **span)
+/* Item p of the chunk, and the span that it lies in, or NULL. */
+static uint64_t fake_item(const struct engine_chunk *r, uint32_t p, const struct engine_span **span)
 {
     *span = NULL;
     for (uint32_t i = 0; i < r->span_count; i++)
@@ -234,20 +234,21 @@ static uint64_t fake_item(const struct engine_run *r, uint32_t p, const struct e
     return fake_image_item((*span)->features->hash, p - (*span)->begin);
 }
 
-/* What tokens of a SPAN_PREFIX see of each other: told by those before the run, or made from them all. */
-static uint64_t fake_whole(struct engine *e, const struct engine_run *r)
+/* What tokens of a SPAN_PREFIX_LM see of each other: told by those before the chunk, or made from them all.
+ */
+static uint64_t fake_whole(struct engine *e, const struct engine_chunk *r)
 {
     const struct engine_span *s;
     uint64_t h = 0;
     uint32_t at = r->position;
     (void)fake_item(r, at, &s);
-    if (!s || s->rule != SPAN_PREFIX) return 0;
-    if (at > s->whole_begin) return fake_slot(e, 0, r, at - 1)->whole;
-    for (uint32_t p = at, end = s->whole_end; p < end; p++) h = fake_mix(h ^ fake_item(r, p, &s));
+    if (!s || s->rule != SPAN_PREFIX_LM) return 0;
+    if (at > s->atomic_begin) return fake_slot(e, 0, r, at - 1)->whole;
+    for (uint32_t p = at, end = s->atomic_end; p < end; p++) h = fake_mix(h ^ fake_item(r, p, &s));
     return h | 1;
 }
 
-static void fake_run(struct engine *e, struct engine_run *r)
+static void fake_chunk(struct engine *e, struct engine_chunk *r)
 {
     uint32_t end = r->position + r->count;
     uint64_t whole = fake_whole(e, r);
@@ -255,23 +256,23 @@ static void fake_run(struct engine *e, struct engine_run *r)
         const struct engine_span *s;
         uint64_t item = fake_item(r, p, &s);
         uint32_t advance = 1;
-        if (s && s->rule) FAKE_CHECK(e, s->whole_end <= end);
+        if (s && s->rule) FAKE_CHECK(e, s->atomic_end <= end);
         if (s && s->features) advance = p + 1 == s->end ? fake_advance(s->end - s->begin) : 0;
-        bool in_whole = s && s->rule == SPAN_PREFIX;
+        bool in_whole = s && s->rule == SPAN_PREFIX_LM;
         fake_write(e, r, p, in_whole ? fake_mix(item ^ whole) : item, in_whole ? whole : 0, advance);
     }
 }
 
 /* The token that follows position end - 1. */
-static uint32_t fake_draw(struct engine *e, const struct engine_run *r, uint32_t end)
+static uint32_t fake_draw(struct engine *e, const struct engine_chunk *r, uint32_t end)
 {
     uint64_t h = r->sampling->seed;
     const struct engine_span *in;
     (void)fake_item(r, end - 1, &in);
-    bool whole = in && in->rule == SPAN_PREFIX; /* it sees all in front of it, in sliding groups too */
+    bool whole = in && in->rule == SPAN_PREFIX_LM; /* it sees all in front of it, in sliding groups too */
     for (uint32_t g = 0; g < e->caps.group_count && e->slots; g++) {
         uint32_t window = e->caps.groups[g].window, more = window && e->faults & FAKE_WINDOW_MORE;
-        uint32_t low = whole ? in->whole_begin : fake_reach(window, end - 1);
+        uint32_t low = whole ? in->atomic_begin : fake_reach(window, end - 1);
         for (uint32_t p = whole ? low : fake_reach(window + more, end - 1); p < end; p++) {
             const struct fake_slot *s = fake_slot(e, g, r, p);
             if (s) FAKE_CHECK(e, s->written);
@@ -285,7 +286,7 @@ static uint32_t fake_draw(struct engine *e, const struct engine_run *r, uint32_t
     return id;
 }
 
-static void fake_sample(struct engine *e, struct engine_run *r)
+static void fake_sample(struct engine *e, struct engine_chunk *r)
 {
     uint32_t first = r->position + r->count - r->proposed;
     for (r->drawn_count = 0; r->drawn_count <= r->proposed;) {
@@ -298,30 +299,31 @@ static void fake_sample(struct engine *e, struct engine_run *r)
     }
 }
 
-/* Nobody else in the step may hold a block that a run writes to. */
+/* Nobody else in the step may hold a block that a chunk writes to. */
 static void fake_check_writes(struct engine *e, const struct engine_batch *b)
 {
     uint32_t bt = e->caps.block_tokens;
     for (uint32_t pass = 0; pass < 3; pass++) {
-        for (uint32_t i = 0; i < b->run_count; i++) {
-            const struct engine_run *r = &b->runs[i];
+        for (uint32_t i = 0; i < b->chunk_count; i++) {
+            const struct engine_chunk *r = &b->chunks[i];
             uint32_t from = r->position / bt, to = (r->position + r->count - 1) / bt;
             for (uint32_t g = 0; g < e->caps.group_count; g++) {
                 uint32_t first = pass == 1 ? fake_reach(e->caps.groups[g].window, r->position) / bt : from;
                 for (uint32_t k = first; k <= to; k++) {
-                    uint32_t unit = r->tables[g][k];
-                    if (unit == ENGINE_NO_BLOCK) continue;
-                    if (pass == 0) e->writer[unit] = i + 1;
-                    if (pass == 1) FAKE_CHECK(e, e->writer[unit] == 0 || e->writer[unit] == i + 1);
-                    if (pass == 2) e->writer[unit] = 0;
+                    uint32_t block_offset = r->tables[g][k];
+                    if (block_offset == ENGINE_NO_BLOCK) continue;
+                    if (pass == 0) e->writer[block_offset] = i + 1;
+                    if (pass == 1)
+                        FAKE_CHECK(e, e->writer[block_offset] == 0 || e->writer[block_offset] == i + 1);
+                    if (pass == 2) e->writer[block_offset] = 0;
                 }
             }
         }
     }
 }
 
-/* What the run adds to a step. */
-static inline double fake_run_us(const struct engine *e, uint32_t position, uint32_t count, bool sample)
+/* What the chunk adds to a step. */
+static inline double fake_chunk_us(const struct engine *e, uint32_t position, uint32_t count, bool sample)
 {
     return e->takes.row * count + e->takes.sampled * sample +
            e->takes.pair * count * (position + (count + 1) / 2.0);
@@ -335,30 +337,30 @@ enum status engine_submit(struct engine *e, struct engine_batch *b, struct err *
 {
     uint32_t tokens = 0;
     double us = e->takes.fixed;
-    for (uint32_t i = 0; i < b->run_count; i++)
-        us += fake_run_us(e, b->runs[i].position, b->runs[i].count, b->runs[i].sample);
+    for (uint32_t i = 0; i < b->chunk_count; i++)
+        us += fake_chunk_us(e, b->chunks[i].position, b->chunks[i].count, b->chunks[i].sample);
     if (e->takes.noise > 0) {
         e->random = fake_mix(e->random);
         us *= 1 + e->takes.noise * ((double)(e->random >> 40) / (1 << 23) - 1);
     }
     e->clock_us += us + e->takes.once;
     e->takes.once = 0;
-    for (uint32_t i = 0; i < b->run_count; i++) {
-        const struct engine_run *r = &b->runs[i];
+    for (uint32_t i = 0; i < b->chunk_count; i++) {
+        const struct engine_chunk *r = &b->chunks[i];
         ASSERT_CMP(r->count, >, 0);
         ASSERT_CMP(r->position + r->count, <=, r->token_count);
         tokens += r->count;
     }
     ASSERT_CMP(tokens, <=, e->caps.batch_tokens_max);
-    ASSERT_CMP(b->run_count, <=, e->caps.sequences_max);
+    ASSERT_CMP(b->chunk_count, <=, e->caps.sequences_max);
     e->steps++;
     e->rows += tokens;
     if (fake_once_in(e, e->step_fails_every)) return err_set(err, ST_NOMEM, "injected fault");
     if (e->slots) fake_check_writes(e, b);
-    for (uint32_t i = 0; i < b->run_count; i++) {
-        struct engine_run *r = &b->runs[i];
-        if (e->on_run) e->on_run(r);
-        if (e->slots) fake_run(e, r);
+    for (uint32_t i = 0; i < b->chunk_count; i++) {
+        struct engine_chunk *r = &b->chunks[i];
+        if (e->on_chunk) e->on_chunk(r);
+        if (e->slots) fake_chunk(e, r);
         if (r->sample) fake_sample(e, r);
     }
     return ST_OK;
@@ -378,8 +380,8 @@ void engine_each(struct engine *e, uint32_t count, void (*fn)(void *ctx, uint32_
 }
 
 /* The token behind index `at`, of which `mine` tells the values from index `first` on. */
-static uint32_t fake_foresee(struct engine *e, const struct engine_run *r, uint64_t seed, uint32_t first,
-                             uint32_t at, uint64_t mine[][FAKE_GUESSES_MAX])
+static uint32_t fake_foresee(struct engine *e, const struct engine_chunk *r, uint64_t seed, uint32_t first,
+                             uint32_t at, uint64_t mine[][FAKE_DRAFT_MAX])
 {
     uint64_t h = seed;
     for (uint32_t g = 0; g < e->caps.group_count; g++)
@@ -390,15 +392,15 @@ static uint32_t fake_foresee(struct engine *e, const struct engine_run *r, uint6
         }
     return fake_derive(e, h);
 }
-/* Right guesses are those of a sequence alone; wrong ones are any ids. */
+/* Right draft tokens are those of a sequence alone; wrong ones are any ids. */
 enum status engine_draft(struct engine *e, const struct engine_draft *d, uint32_t n, struct err *err)
 {
-    uint64_t mine[ENGINE_GROUPS_MAX][FAKE_GUESSES_MAX];
+    uint64_t mine[ENGINE_GROUPS_MAX][FAKE_DRAFT_MAX];
     ASSERT(e->drawn && n > 0 && n <= e->caps.sequences_max);
     if (fake_once_in(e, e->step_fails_every)) return err_set(err, ST_NOMEM, "injected fault");
     for (uint32_t i = 0; i < n; i++) {
         const struct fake_drawn *w = &e->drawn[d[i].slot];
-        struct engine_run r = {.position = d[i].position};
+        struct engine_chunk r = {.position = d[i].position};
         FAKE_CHECK(e, w->token == d[i].token && w->at == d[i].position && d[i].position > 0);
         for (uint32_t g = 0; g < e->caps.group_count; g++) r.tables[g] = d[i].tables[g];
         uint32_t first = d[i].position, position = e->slots ? fake_position(e, &r, first) : 0;
@@ -418,14 +420,15 @@ enum status engine_draft(struct engine *e, const struct engine_draft *d, uint32_
     return ST_OK;
 }
 
-void engine_kv_copy(struct engine *e, uint32_t group, uint32_t from_unit, uint32_t to_unit, uint32_t tokens)
+void engine_kv_copy(struct engine *e, uint32_t group, uint32_t from_offset, uint32_t to_offset,
+                    uint32_t tokens)
 {
     (void)group;
     e->copies++;
     if (!e->slots || e->faults & FAKE_NO_COPY) return;
     uint32_t bt = e->caps.block_tokens;
-    memcpy(&e->slots[(size_t)to_unit * bt], &e->slots[(size_t)from_unit * bt], tokens * sizeof *e->slots);
-    memset(&e->slots[(size_t)to_unit * bt + tokens], 0, (bt - tokens) * sizeof *e->slots);
+    memcpy(&e->slots[(size_t)to_offset * bt], &e->slots[(size_t)from_offset * bt], tokens * sizeof *e->slots);
+    memset(&e->slots[(size_t)to_offset * bt + tokens], 0, (bt - tokens) * sizeof *e->slots);
 }
 
 /* ---- the oracle: what a request answers, from the request alone ---- */
@@ -440,8 +443,8 @@ static inline uint64_t fake_prompt_item(const struct prompt *prompt, uint32_t p,
     *span = NULL;
     for (uint32_t i = 0; i < prompt->span_count; i++)
         if (p >= prompt->spans[i].begin && p < prompt->spans[i].end) *span = &prompt->spans[i];
-    return *span && (*span)->picture ? fake_image_item(fake_pixels_hash(&(*span)->pixels), p - (*span)->begin)
-                                     : prompt->tokens[p];
+    return *span && (*span)->image ? fake_image_item(fake_pixels_hash(&(*span)->pixels), p - (*span)->begin)
+                                   : prompt->tokens[p];
 }
 static inline void fake_oracle(const struct engine *e, const struct prompt *prompt, uint64_t seed,
                                uint32_t tokens_max, uint32_t tokens_min, uint32_t stop_id, bool ignore_eos,
@@ -453,8 +456,8 @@ static inline void fake_oracle(const struct engine *e, const struct prompt *prom
     for (uint32_t g = 0; g < e->caps.group_count; g++) values[g] = malloc(room * sizeof(uint64_t));
     const struct prompt_span *s = NULL;
     uint64_t whole = 0;
-    bool prefix = prompt->span_count && prompt->spans[0].rule == SPAN_PREFIX;
-    for (uint32_t p = 0; prefix && p < prompt->spans[0].whole_end; p++)
+    bool prefix = prompt->span_count && prompt->spans[0].rule == SPAN_PREFIX_LM;
+    for (uint32_t p = 0; prefix && p < prompt->spans[0].atomic_end; p++)
         whole = fake_mix(whole ^ fake_prompt_item(prompt, p, &s));
     for (uint32_t p = 0; p < n + tokens_max; p++) {
         if (p >= n) {
@@ -476,8 +479,8 @@ static inline void fake_oracle(const struct engine *e, const struct prompt *prom
         uint64_t item = p < n ? fake_prompt_item(prompt, p, &s) : out->tokens[out->count - 1];
         uint32_t advance = 1;
         if (p >= n) s = NULL;
-        if (s && s->picture) advance = p + 1 == s->end ? fake_advance(s->end - s->begin) : 0;
-        if (s && s->rule == SPAN_PREFIX) item = fake_mix(item ^ (whole | 1));
+        if (s && s->image) advance = p + 1 == s->end ? fake_advance(s->end - s->begin) : 0;
+        if (s && s->rule == SPAN_PREFIX_LM) item = fake_mix(item ^ (whole | 1));
         for (uint32_t g = 0; g < e->caps.group_count; g++)
             values[g][p] = fake_item_value(item, position,
                                            p > 0 && e->caps.groups[g].window != 1 ? values[g][p - 1] : g);

@@ -127,7 +127,7 @@ static void open_server(struct fleet *f, uint32_t i, uint64_t arena, uint32_t se
     struct server *s = &f->servers[i];
     struct err err;
     struct sched_options opt = {.prefill_chunk = CHUNK, .hash_seed = i + 1, .queue_max = 4096};
-    if (f->route == BY_EVENTS) opt.watch = block_index_watch(f->index, i);
+    if (f->route == BY_EVENTS) opt.event_sink = block_index_sink(f->index, i);
     s->engine = (struct engine){.vocab = 60000, .eos = 1};
     s->engine.caps = sim_caps(WINDOW, arena, sequences);
     fake_open(&s->engine, false);

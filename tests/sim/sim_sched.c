@@ -1,5 +1,5 @@
 /* Simulation of the scheduler with its prefix cache against a fake engine (fake_engine.h) under a virtual
- * clock, from a seed: conversations with pictures that grow, branch, are edited and come twice at the same
+ * clock, from a seed: conversations with images that grow, branch, are edited and come twice at the same
  * time; tiny arenas, cancels, deadlines, preemption, engine faults, pixels that come late or never, salts,
  * tenants, resets. Invariants are checked after every step, every answer against the oracle: it equals that
  * of the request alone, cold.
@@ -41,14 +41,14 @@ enum {
 };
 
 /* ---- prompts ---- */
-struct picture {
+struct image {
     uint8_t shade, width, height;
 };
 struct part_list { /* a conversation so far */
     uint32_t tokens[CONTEXT], count;
     struct {
         uint32_t begin, end;
-        struct picture what;
+        struct image what;
     } images[IMAGES_MAX];
     uint32_t image_count;
 };
@@ -56,7 +56,7 @@ struct request {
     struct prompt prompt;
     struct sampling_params sampling;
     struct sched_sequence seq;
-    struct picture pictures[SPANS_MAX];
+    struct image images[SPANS_MAX];
     uint8_t rgb[SPANS_MAX][12];
     uint32_t stop_id;
     struct fake_answer expect;
@@ -74,7 +74,7 @@ struct pending {
     struct request *r; /* NULL: it ended meanwhile */
     struct seq_id id;
     uint32_t image;
-    struct picture what;
+    struct image what;
 };
 struct totals {
     uint64_t ended[SEQ_ENDS], refused, steps, preemptions, tokens, hits, hit_tokens, copies, evictions, waits,
@@ -97,17 +97,17 @@ struct sim {
     struct past log[LOG_MAX];
     uint32_t log_count;
     bool log_full, tight, lenient, atomic, prefix, small_alphabet, faults;
-    uint32_t live_max, rows_max; /* rows of a picture */
-    uint32_t late_pixels;        /* one picture in so many is decoded on request only; 0 = none */
+    uint32_t live_max, rows_max; /* rows of an image */
+    uint32_t late_pixels;        /* one image in so many is decoded on request only; 0 = none */
     struct mutant mutant;
-    uint32_t guesses, guess_right; /* tokens proposed at a time at most; how many of 100 are right */
+    uint32_t drafts, draft_accepted; /* tokens proposed at a time at most; how many of 100 are right */
     struct totals *t;
     uint64_t now;
 };
 static struct totals *run_totals; /* for the engine's hook */
-static bool run_guesses;
+static bool chunk_drafts;
 
-static void make_key(const struct sim *m, const struct picture *p, uint8_t key[32])
+static void make_key(const struct sim *m, const struct image *p, uint8_t key[32])
 {
     uint64_t h = p->shade + 1u;
     if (!m->mutant.key_ignores_dimensions) h += 256u * p->width + 65536u * (uint64_t)p->height;
@@ -116,8 +116,8 @@ static void make_key(const struct sim *m, const struct picture *p, uint8_t key[3
         memcpy(key + 8 * i, &h, 8);
     }
 }
-/* Pictures of one shade have equal rows whatever their shape: only the key tells them apart. */
-static uint32_t rows_of(const struct sim *m, const struct picture *p)
+/* Images of one shade have equal rows whatever their shape: only the key tells them apart. */
+static uint32_t rows_of(const struct sim *m, const struct image *p)
 {
     return 1 + p->shade * 5u % m->rows_max;
 }
@@ -126,12 +126,12 @@ static void add_text(const struct sim *m, struct part_list *l, uint32_t count)
     for (uint32_t i = 0; i < count && l->count < CONTEXT; i++)
         l->tokens[l->count++] = m->small_alphabet ? rnd(4) : rnd(VOCAB);
 }
-static struct picture random_picture(void)
+static struct image random_image(void)
 {
-    return (struct picture){
+    return (struct image){
         .shade = (uint8_t)rnd(4), .width = (uint8_t)(1 + rnd(2)), .height = (uint8_t)(1 + rnd(2))};
 }
-static void add_picture(const struct sim *m, struct part_list *l, struct picture p)
+static void add_image(const struct sim *m, struct part_list *l, struct image p)
 {
     uint32_t rows = rows_of(m, &p);
     if (l->image_count == IMAGES_MAX || l->count + rows > CONTEXT) return;
@@ -140,7 +140,7 @@ static void add_picture(const struct sim *m, struct part_list *l, struct picture
     for (uint32_t i = 0; i < rows; i++) l->tokens[l->count++] = SOFT;
     l->images[l->image_count++].end = l->count;
 }
-/* Cuts at `end`, before the picture that stands there. */
+/* Cuts at `end`, before the image that stands there. */
 static void cut(struct part_list *l, uint32_t end)
 {
     while (l->image_count && l->images[l->image_count - 1].end > end) {
@@ -155,7 +155,7 @@ static void edit(struct part_list *l)
     uint32_t p = rnd(l->count);
     for (uint32_t i = 0; i < l->image_count; i++) {
         if (p < l->images[i].begin || p >= l->images[i].end) continue;
-        struct picture *w = &l->images[i].what;
+        struct image *w = &l->images[i].what;
         if (rnd(2)) w->width = (uint8_t)(3 - w->width); /* the same rows and shade, another shape */
         else w->height = (uint8_t)(3 - w->height);
         return;
@@ -175,9 +175,9 @@ static void request_free(struct request *r)
 static void add_prefix_text(struct prompt *p, uint32_t end)
 {
     uint32_t begin = p->span_count ? p->spans[p->span_count - 1].end : 0;
-    int32_t offset = p->span_count ? p->spans[p->span_count - 1].rope_offset : 0;
+    int32_t offset = p->span_count ? p->spans[p->span_count - 1].mrope_delta : 0;
     if (begin == end) return;
-    p->spans[p->span_count++] = (struct prompt_span){.begin = begin, .end = end, .rope_offset = offset};
+    p->spans[p->span_count++] = (struct prompt_span){.begin = begin, .end = end, .mrope_delta = offset};
 }
 
 /* All tokens see each other: the prompt's identity is that of everything in it. */
@@ -191,14 +191,14 @@ static void make_prefix(const struct sim *m, struct prompt *p)
             memcpy(&part, p->spans[i].key + 8 * w, 8);
             for (uint32_t k = p->spans[i].begin;
                  k < p->spans[i].end && (k < 9 || !m->mutant.prefix_key_ignores_end); k++)
-                h[w] = fake_mix(h[w] ^ (p->spans[i].picture ? part : p->tokens[k]));
+                h[w] = fake_mix(h[w] ^ (p->spans[i].image ? part : p->tokens[k]));
         }
     for (uint32_t i = 0; i < p->span_count; i++) {
         struct prompt_span *s = &p->spans[i];
-        s->rule = SPAN_PREFIX;
-        s->whole_begin = 0;
-        s->whole_end = p->token_count;
-        memcpy(s->whole_key, h, sizeof h);
+        s->rule = SPAN_PREFIX_LM;
+        s->atomic_begin = 0;
+        s->atomic_end = p->token_count;
+        memcpy(s->atomic_key, h, sizeof h);
     }
 }
 
@@ -215,10 +215,10 @@ static struct request *request_new(const struct sim *m, const struct part_list *
         if (m->prefix) add_prefix_text(&r->prompt, begin);
         uint32_t n = r->prompt.span_count++;
         struct prompt_span *im = &r->prompt.spans[n];
-        struct picture p = r->pictures[n] = l->images[i].what;
+        struct image p = r->images[n] = l->images[i].what;
         offset += (int32_t)fake_advance(rows) - (int32_t)rows;
-        *im = span_of_picture(begin, begin + rows, m->atomic ? SPAN_WITHIN : SPAN_CAUSAL);
-        im->rope_offset = offset;
+        *im = span_of_image(begin, begin + rows, m->atomic ? SPAN_BIDIRECTIONAL : SPAN_CAUSAL);
+        im->mrope_delta = offset;
         make_key(m, &p, im->key);
         memset(r->rgb[n], p.shade, sizeof r->rgb[n]);
         im->pixels = (struct image_u8){.width = p.width, .height = p.height, .rgb = r->rgb[n]};
@@ -245,7 +245,7 @@ static struct request *request_new(const struct sim *m, const struct part_list *
     fake_oracle(&m->e, &r->prompt, r->sampling.seed, r->seq.tokens_max, r->seq.tokens_min, r->stop_id,
                 r->seq.ignore_eos, &r->expect);
     for (uint32_t i = 0; i < r->prompt.span_count && m->late_pixels; i++) {
-        if (!r->prompt.spans[i].picture) continue;
+        if (!r->prompt.spans[i].image) continue;
         r->late[i] = rnd(m->late_pixels) == 0;
         if (r->late[i]) r->prompt.spans[i].pixels.rgb = NULL;
     }
@@ -262,9 +262,9 @@ static struct request *random_request(struct sim *m)
     else if (kind == 3) edit(&l);
     bool same = kind == 4 && l.count > 0; /* the very same prompt again */
     if (!same) {
-        if (rnd(3) == 0) add_picture(m, &l, random_picture());
+        if (rnd(3) == 0) add_image(m, &l, random_image());
         add_text(m, &l, 1 + rnd(rnd(2) ? 12 : 90));
-        if (rnd(6) == 0) add_picture(m, &l, random_picture());
+        if (rnd(6) == 0) add_image(m, &l, random_image());
         if (rnd(2)) add_text(m, &l, 1 + rnd(6));
     }
     struct request *r = request_new(m, &l);
@@ -392,7 +392,7 @@ static bool take_events(struct sim *m)
             r->asked[ev.index] = true;
             m->t->asked++;
             m->pending[m->pending_count++] =
-                (struct pending){.r = r, .id = r->id, .image = ev.index, .what = r->pictures[ev.index]};
+                (struct pending){.r = r, .id = r->id, .image = ev.index, .what = r->images[ev.index]};
         } else {
             ASSERT(ev.kind == EV_END);
             m->t->ended[ev.end]++;
@@ -407,32 +407,33 @@ static bool take_events(struct sim *m)
 }
 
 /* Notes where a preempted sequence goes on from cached KV. */
-static void watch_run(const struct engine_run *run)
+static void watch_run(const struct engine_chunk *chunk)
 {
     struct request *r =
-        (struct request *)(void *)((char *)(uintptr_t)run->sampling - offsetof(struct request, sampling));
-    uint32_t end = run->position + run->count, unit = run->tables[0][run->position / BT];
-    bool elsewhere = run->position % BT && unit != r->last_unit; /* its partly filled block is a copy now */
-    if (r->next_position && run->position > 0 && !run_guesses &&
-        (run->position != r->next_position || elsewhere))
+        (struct request *)(void *)((char *)(uintptr_t)chunk->sampling - offsetof(struct request, sampling));
+    uint32_t end = chunk->position + chunk->count, block_offset = chunk->tables[0][chunk->position / BT];
+    bool elsewhere =
+        chunk->position % BT && block_offset != r->last_unit; /* its partly filled block is a copy now */
+    if (r->next_position && chunk->position > 0 && !chunk_drafts &&
+        (chunk->position != r->next_position || elsewhere))
         run_totals->resumed++;
     r->next_position = end;
-    r->last_unit = run->tables[0][(end - 1) / BT];
+    r->last_unit = chunk->tables[0][(end - 1) / BT];
 }
 
-/* ---- guesses ---- */
+/* ---- draft tokens ---- */
 
 /* Some of what follows, now and then something else. */
-static uint32_t guess(void *arg, void *user, const uint32_t *tokens, uint32_t count, uint32_t most,
-                      uint32_t *out)
+static uint32_t propose_drafts(void *arg, void *user, const uint32_t *tokens, uint32_t count, uint32_t most,
+                               uint32_t *out)
 {
     const struct sim *m = arg;
     const struct request *r = user;
     uint32_t at = count - r->prompt.token_count, n = rnd(most + 1);
     (void)tokens;
-    ASSERT(most > 0 && most <= m->guesses);
+    ASSERT(most > 0 && most <= m->drafts);
     for (uint32_t i = 0; i < n; i++) {
-        bool known = at + i < r->expect.count && rnd(100) < m->guess_right;
+        bool known = at + i < r->expect.count && rnd(100) < m->draft_accepted;
         out[i] = known ? r->expect.tokens[at + i] : rnd(VOCAB + 2); /* or an id that doesn't exist */
     }
     return n;
@@ -443,12 +444,12 @@ static uint32_t guess(void *arg, void *user, const uint32_t *tokens, uint32_t co
 /* Just the slabs that one sequence of the whole context needs, were its blocks packed. */
 static uint64_t least_arena(const struct engine_caps *c)
 {
-    uint32_t largest = 0, slabs = 0, run = c->span_tokens_max > BT ? c->span_tokens_max : BT;
+    uint32_t largest = 0, slabs = 0, chunk = c->span_tokens_max > BT ? c->span_tokens_max : BT;
     for (uint32_t g = 0; g < c->group_count; g++)
-        largest = c->groups[g].block_units > largest ? c->groups[g].block_units : largest;
+        largest = c->groups[g].block_grains > largest ? c->groups[g].block_grains : largest;
     for (uint32_t g = 0; g < c->group_count; g++) {
-        uint32_t all = CONTEXT / BT, some = (c->groups[g].window + run + BT - 1) / BT + 1,
-                 per_slab = largest / c->groups[g].block_units;
+        uint32_t all = CONTEXT / BT, some = (c->groups[g].window + chunk + BT - 1) / BT + 1,
+                 per_slab = largest / c->groups[g].block_grains;
         uint32_t blocks = c->groups[g].window && some < all ? some : all;
         slabs += (blocks + per_slab - 1) / per_slab;
     }
@@ -467,9 +468,9 @@ static void random_groups(struct engine_caps *c, bool tight)
         if (kinds[k].sliding >> g & 1)
             window = (c->group_count == 1 ? 2 : 1) + rnd(tight ? 250 : rnd(4) ? 40 : 500);
         c->groups[g] = (struct engine_kv_group){.layers = 1,
-                                                .block_units = 1 + rnd(tight    ? 9
-                                                                       : window ? 7
-                                                                                : 3),
+                                                .block_grains = 1 + rnd(tight    ? 9
+                                                                        : window ? 7
+                                                                                 : 3),
                                                 .window = window};
     }
 }
@@ -494,7 +495,7 @@ static void sim_open(struct sim *m, uint64_t seed, bool tight, const struct muta
     e->random = seed;
     e->faults = mutant->fake;
     e->lenient = m->lenient;
-    e->on_run = watch_run;
+    e->on_chunk = watch_run;
     struct engine_caps *c = &e->caps;
     *c = (struct engine_caps){
         .block_tokens = BT, .context_max = CONTEXT, .images = true, .span_tokens_max = 1 + rnd(20)};
@@ -503,18 +504,18 @@ static void sim_open(struct sim *m, uint64_t seed, bool tight, const struct muta
     random_groups(c, tight);
     c->sequences_max = 1 + rnd(12);
     c->batch_tokens_max = c->span_tokens_max + (rnd(2) ? c->sequences_max + rnd(60) : 0);
-    c->arena_units = tight ? least_arena(c) : 80 + rnd(rnd(2) ? 120 : rnd(2) ? 600 : 4000);
+    c->arena_grains = tight ? least_arena(c) : 80 + rnd(rnd(2) ? 120 : rnd(2) ? 600 : 4000);
     e->takes.fixed = rnd(500);
     e->takes.row = rnd(200);
     e->takes.sampled = rnd(100);
     e->takes.pair = rnd(100) * 0.01;
     e->takes.layer = rnd(3000);
     e->takes.noise = rnd(80) * 0.01;
-    m->guesses = rnd(2) ? 1 + rnd(8) : 0;
-    m->guess_right = e->draft_right = rnd(101);
-    c->drafts = m->guesses && rnd(2);
+    m->drafts = rnd(2) ? 1 + rnd(8) : 0;
+    m->draft_accepted = e->draft_right = rnd(101);
+    c->drafts = m->drafts && rnd(2);
     fake_open(e, true);
-    run_guesses = m->guesses > 0;
+    chunk_drafts = m->drafts > 0;
     m->faults = !m->lenient && rnd(8) == 0;
     e->step_fails_every = m->faults ? 200 : 0;
     e->feature_fails_every = m->faults ? 50 : 0;
@@ -527,10 +528,10 @@ static void sim_open(struct sim *m, uint64_t seed, bool tight, const struct muta
                                 .no_prefix_cache = !m->lenient && rnd(12) == 0,
                                 .features_bytes = (1 + rnd(8)) * (uint64_t)FAKE_FEATURE_BYTES,
                                 .hash_seed = seed,
-                                .propose = m->guesses && !c->drafts ? guess : NULL,
+                                .propose = m->drafts && !c->drafts ? propose_drafts : NULL,
                                 .propose_arg = m,
-                                .guess_all = !c->drafts || rnd(2),
-                                .guess_max = m->guesses};
+                                .draft_always = !c->drafts || rnd(2),
+                                .draft_max = m->drafts};
     struct err err = {{0}};
     enum status st = sched_create(e, &opt, &m->s, &err);
     if (st) fprintf(stderr, "%s\n", err.msg);
@@ -579,9 +580,9 @@ static void check_returned(struct sim *m, bool reset)
     for (uint32_t g = 0; g < st.group_count; g++) {
         ASSERT_CMP(st.groups[g].blocks_live, ==, 0);
         ASSERT_CMP(st.groups[g].blocks_cached, ==, st.groups[g].blocks_used);
-        cached += st.groups[g].blocks_cached * m->e.caps.groups[g].block_units;
+        cached += st.groups[g].blocks_cached * m->e.caps.groups[g].block_grains;
     }
-    ASSERT_CMP(st.used_units, ==, cached);
+    ASSERT_CMP(st.used_grains, ==, cached);
     ASSERT_CMP(st.feature_bytes, ==, (uint64_t)m->e.live_features * FAKE_FEATURE_BYTES);
     if (reset) ASSERT_CMP(cached + st.feature_bytes, ==, 0);
 }
@@ -678,7 +679,7 @@ static void print_totals(const struct totals *t)
            ull(t->ended[END_ERROR]), ull(t->ended[END_DEADLINE]), ull(t->refused));
     printf("%llu hits of %llu tokens, %llu blocks copied, %llu nodes evicted, %llu preemptions, %llu of them "
            "resumed through the cache, %llu waits; "
-           "pictures: %llu asked for, %llu shared, %llu evicted; %llu resets; %llu guesses, %llu right\n",
+           "images: %llu asked for, %llu shared, %llu evicted; %llu resets; %llu draft tokens, %llu right\n",
            ull(t->hits), ull(t->hit_tokens), ull(t->copies), ull(t->evictions), ull(t->preemptions),
            ull(t->resumed), ull(t->waits), ull(t->asked), ull(t->features_shared), ull(t->feature_evictions),
            ull(t->resets), ull(t->proposed), ull(t->accepted));
@@ -703,24 +704,24 @@ static void test_random_load(void **state)
     assert_true(t.accepted > 0 && t.proposed > t.accepted && t.prefix_hits > 0);
 }
 
-/* ---- the same requests, one at a time, with and without guesses ---- */
+/* ---- the same requests, one at a time, with and without speculative decoding ---- */
 
-static void open_twin(struct sim *m, bool guesses, uint32_t kind, struct totals *t)
+static void open_twin(struct sim *m, bool drafts, uint32_t kind, struct totals *t)
 {
     sim_open(m, 7000 + current_seed, kind % 2, &sound, t);
     sched_destroy(m->s);
     /* Blocks of one size: how blocks of different sizes lie in their slabs depends on when they came. */
-    for (uint32_t g = 0; g < m->e.caps.group_count; g++) m->e.caps.groups[g].block_units = 1;
-    m->e.caps.arena_units = kind % 2 ? least_arena(&m->e.caps) : 80;
-    m->guesses = 1 + (uint32_t)current_seed % 8;
-    m->guess_right = m->e.draft_right = (uint32_t)(current_seed * 37 % 101);
+    for (uint32_t g = 0; g < m->e.caps.group_count; g++) m->e.caps.groups[g].block_grains = 1;
+    m->e.caps.arena_grains = kind % 2 ? least_arena(&m->e.caps) : 80;
+    m->drafts = 1 + (uint32_t)current_seed % 8;
+    m->draft_accepted = m->e.draft_right = (uint32_t)(current_seed * 37 % 101);
     m->late_pixels = 0;
     m->e.step_fails_every = m->e.feature_fails_every = 0;
     struct sched_options opt = {.hash_seed = 5,
-                                .propose = guesses && !m->e.caps.drafts ? guess : NULL,
+                                .propose = drafts && !m->e.caps.drafts ? propose_drafts : NULL,
                                 .propose_arg = m,
-                                .guess_all = true,
-                                .guess_max = guesses ? m->guesses : 0};
+                                .draft_always = true,
+                                .draft_max = drafts ? m->drafts : 0};
     struct err err;
     ASSERT(sched_create(&m->e, &opt, &m->s, &err) == ST_OK);
 }
@@ -737,7 +738,7 @@ static void step_twin(struct sim *m, struct sched_stats *st)
 static void compare_twins(const struct sched_stats *a, const struct sched_stats *b)
 {
     ASSERT_CMP(a->generated_tokens, ==, b->generated_tokens);
-    ASSERT_CMP(a->used_units, ==, b->used_units);
+    ASSERT_CMP(a->used_grains, ==, b->used_grains);
     ASSERT_CMP(a->cache_nodes, ==, b->cache_nodes);
     ASSERT_CMP(a->cache_evictions, ==, b->cache_evictions);
     ASSERT_CMP(a->cache_hit_tokens, ==, b->cache_hit_tokens);
@@ -751,7 +752,7 @@ static void compare_twins(const struct sched_stats *a, const struct sched_stats 
 
 /* Wherever both have generated the same they hold the same, node for node and block for block, and have
  * reused and evicted the same. */
-static void test_refused_guesses_leave_no_trace(void **state)
+static void test_refused_drafts_leave_no_trace(void **state)
 {
     (void)state;
     static struct sim worlds[2];
@@ -760,7 +761,7 @@ static void test_refused_guesses_leave_no_trace(void **state)
     for (uint32_t i = 0; i < seed_count; i++) {
         current_seed = first_seed + i;
         for (int w = 0; w < 2; w++) open_twin(&worlds[w], w, i, &t[w]);
-        uint64_t requests = current_seed, after = 0, guesses = current_seed;
+        uint64_t requests = current_seed, after = 0, drafts = current_seed;
         for (uint32_t n = 0; n < request_count; n++) {
             for (int w = 0; w < 2; w++) {
                 rng_state = requests;
@@ -770,7 +771,7 @@ static void test_refused_guesses_leave_no_trace(void **state)
                 submit(&worlds[w], r);
             }
             requests = after;
-            rng_state = guesses;
+            rng_state = drafts;
             while (worlds[1].live_count > 0) {
                 struct sched_stats st[2];
                 step_twin(&worlds[1], &st[1]);
@@ -779,7 +780,7 @@ static void test_refused_guesses_leave_no_trace(void **state)
                 compare_twins(&st[0], &st[1]);
                 ASSERT_CMP(worlds[0].live_count, ==, worlds[1].live_count);
             }
-            guesses = rng_state;
+            drafts = rng_state;
         }
         for (int w = 0; w < 2; w++) sim_close(&worlds[w]);
     }
@@ -862,9 +863,9 @@ static void desk_open(struct desk *d, uint32_t window, uint32_t context, uint32_
                                      .span_tokens_max = 32,
                                      .sequences_max = sequences,
                                      .batch_tokens_max = 512,
-                                     .arena_units = 40ull * context / 16 + 400};
-    d->e.caps.groups[0] = (struct engine_kv_group){.layers = 1, .block_units = 1};
-    d->e.caps.groups[1] = (struct engine_kv_group){.layers = 5, .block_units = 5, .window = window};
+                                     .arena_grains = 40ull * context / 16 + 400};
+    d->e.caps.groups[0] = (struct engine_kv_group){.layers = 1, .block_grains = 1};
+    d->e.caps.groups[1] = (struct engine_kv_group){.layers = 5, .block_grains = 5, .window = window};
     fake_open(&d->e, true);
     struct sched_options opt = {.hash_seed = 1};
     struct err err;
@@ -964,13 +965,13 @@ static void test_equal_prompts_compute_once(void **state)
     desk_close(&d);
 }
 
-static struct prompt picture_prompt(uint32_t *tokens, struct prompt_span *images, uint8_t *rgb,
-                                    uint32_t count, bool decoded)
+static struct prompt image_prompt(uint32_t *tokens, struct prompt_span *images, uint8_t *rgb, uint32_t count,
+                                  bool decoded)
 {
     struct prompt p = {.tokens = tokens, .spans = images, .span_count = count};
     for (uint32_t i = 0; i < count; i++) {
         for (uint32_t k = 0; k < 5; k++) tokens[p.token_count++] = 50 + k;
-        images[i] = span_of_picture(p.token_count, p.token_count + 32, SPAN_WITHIN);
+        images[i] = span_of_image(p.token_count, p.token_count + 32, SPAN_BIDIRECTIONAL);
         memset(images[i].key, (int)i + 1, 32);
         rgb[i] = (uint8_t)i;
         images[i].pixels = (struct image_u8){.width = 1, .height = 1, .rgb = decoded ? &rgb[i] : NULL};
@@ -979,7 +980,7 @@ static struct prompt picture_prompt(uint32_t *tokens, struct prompt_span *images
     for (uint32_t k = 0; k < 9; k++) tokens[p.token_count++] = 70 + k;
     return p;
 }
-/* A prompt whose pictures are all cached needs neither pixels nor the tower. */
+/* A prompt whose images are all cached needs neither pixels nor the tower. */
 static void test_full_hit_never_asks_for_pixels(void **state)
 {
     (void)state;
@@ -988,14 +989,14 @@ static void test_full_hit_never_asks_for_pixels(void **state)
     uint8_t rgb[8];
     struct desk d;
     desk_open(&d, 64, 500, 4);
-    struct prompt p = picture_prompt(tokens, images, rgb, 8, true);
+    struct prompt p = image_prompt(tokens, images, rgb, 8, true);
     struct sched_sequence q;
     sequence_of(&q, &p, 3);
     desk_submit(&d, &q);
     desk_run(&d);
     assert_int_equal(d.e.encodes, 8);
     sched_reset_features(d.s);
-    p = picture_prompt(tokens, images, rgb, 8, false);
+    p = image_prompt(tokens, images, rgb, 8, false);
     desk_submit(&d, &q);
     desk_run(&d);
     assert_int_equal(d.asked, 0);
@@ -1013,7 +1014,7 @@ static void test_salt_isolates(void **state)
     uint8_t rgb[2];
     struct desk d;
     desk_open(&d, 64, 500, 4);
-    struct prompt p = picture_prompt(tokens, images, rgb, 2, true);
+    struct prompt p = image_prompt(tokens, images, rgb, 2, true);
     for (uint32_t round = 0; round < 3; round++) {
         struct sched_sequence q;
         sequence_of(&q, &p, 3);
@@ -1075,7 +1076,7 @@ struct hall {
     uint64_t served[51];    /* tokens by tenant */
 };
 static struct hall *hall;
-static void hall_run(const struct engine_run *r)
+static void hall_run(const struct engine_chunk *r)
 {
     struct guest *g =
         (struct guest *)(void *)((char *)(uintptr_t)r->sampling - offsetof(struct guest, sampling));
@@ -1090,7 +1091,7 @@ static void hall_open(struct hall *h, uint32_t places, bool small)
     h->guests = calloc(GUESTS, sizeof *h->guests);
     h->e.vocab = VOCAB;
     h->e.eos = EOS;
-    h->e.on_run = hall_run;
+    h->e.on_chunk = hall_run;
     h->e.takes.fixed = 20000;
     h->e.takes.row = 1000;
     h->e.caps = (struct engine_caps){.group_count = 2,
@@ -1099,10 +1100,10 @@ static void hall_open(struct hall *h, uint32_t places, bool small)
                                      .span_tokens_max = 16,
                                      .sequences_max = places,
                                      .batch_tokens_max = 512 + places};
-    h->e.caps.groups[0] = (struct engine_kv_group){.layers = 1, .block_units = 1};
-    h->e.caps.groups[1] = (struct engine_kv_group){.layers = 1, .block_units = 1, .window = 64};
+    h->e.caps.groups[0] = (struct engine_kv_group){.layers = 1, .block_grains = 1};
+    h->e.caps.groups[1] = (struct engine_kv_group){.layers = 1, .block_grains = 1, .window = 64};
     /* A block of each group per 16 tokens; small: for the half of what runs. */
-    h->e.caps.arena_units = small ? CONTEXT / 16 * (places + 4) : CONTEXT / 8 * (3ull * places + 60);
+    h->e.caps.arena_grains = small ? CONTEXT / 16 * (places + 4) : CONTEXT / 8 * (3ull * places + 60);
     fake_open(&h->e, true);
     struct sched_options opt = {.hash_seed = 1};
     struct err err;
@@ -1320,25 +1321,25 @@ static void test_blocks_move_between_groups(void **state)
 {
     (void)state;
     struct engine_caps caps = {
-        .group_count = 2, .block_tokens = BT, .unit_bytes = FAKE_UNIT_BYTES, .arena_units = 640};
-    caps.groups[0].block_units = 1;
-    caps.groups[1].block_units = 5;
+        .group_count = 2, .block_tokens = BT, .grain_bytes = FAKE_GRAIN_BYTES, .arena_grains = 640};
+    caps.groups[0].block_grains = 1;
+    caps.groups[1].block_grains = 5;
     struct kv_blocks *k;
     struct err err;
     assert_int_equal(kvb_create(&caps, &k, &err), ST_OK);
-    uint32_t units[641], n = 0;
+    uint32_t block_offsets[641], n = 0;
     /* All memory to group 0, back, then all to group 1: no ratio stands between them. */
-    while ((units[n] = kvb_allocate(k, 0)) != ENGINE_NO_BLOCK) n++;
+    while ((block_offsets[n] = kvb_allocate(k, 0)) != ENGINE_NO_BLOCK) n++;
     assert_int_equal(n, 640);
     kvb_check(k);
-    while (n > 0) kvb_release(k, 0, units[--n], KVB_LIVE);
-    assert_int_equal(kvb_used_units(k), 0);
-    while ((units[n] = kvb_allocate(k, 1)) != ENGINE_NO_BLOCK) n++;
+    while (n > 0) kvb_release(k, 0, block_offsets[--n], KVB_LIVE);
+    assert_int_equal(kvb_used_grains(k), 0);
+    while ((block_offsets[n] = kvb_allocate(k, 1)) != ENGINE_NO_BLOCK) n++;
     assert_int_equal(n, 128);
-    kvb_acquire(k, 1, units[3], KVB_CACHED);
-    kvb_release(k, 1, units[3], KVB_LIVE);
-    assert_int_equal(kvb_references(k, 1, units[3], KVB_LIVE), 0);
-    assert_int_equal(kvb_references(k, 1, units[3], KVB_CACHED), 1);
+    kvb_acquire(k, 1, block_offsets[3], KVB_CACHED);
+    kvb_release(k, 1, block_offsets[3], KVB_LIVE);
+    assert_int_equal(kvb_references(k, 1, block_offsets[3], KVB_LIVE), 0);
+    assert_int_equal(kvb_references(k, 1, block_offsets[3], KVB_CACHED), 1);
     assert_int_equal(kvb_live_blocks(k, 1), 127);
     assert_int_equal(kvb_used_blocks(k, 1), 128);
     uint32_t need[ENGINE_GROUPS_MAX] = {0, 1};
@@ -1376,7 +1377,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_places_are_divided),
         cmocka_unit_test(test_tenants_take_turns),
         cmocka_unit_test(test_random_load),
-        cmocka_unit_test(test_refused_guesses_leave_no_trace),
+        cmocka_unit_test(test_refused_drafts_leave_no_trace),
         cmocka_unit_test(test_barely_one_context),
         cmocka_unit_test(test_T7_mutant_key_ignores_dimensions),
         cmocka_unit_test(test_mutant_prefix_key_ignores_end),

@@ -49,18 +49,18 @@ static uint32_t rnd(uint32_t below)
     return (uint32_t)((rng_state >> 33) % below);
 }
 
-static struct job *job_of(const struct engine_run *r)
+static struct job *job_of(const struct engine_chunk *r)
 {
     return (struct job *)(void *)((char *)(uintptr_t)r->sampling - offsetof(struct job, sampling));
 }
 
 /* Notes at whose cost the run goes. */
-static void watch_run(const struct engine_run *r)
+static void watch_run(const struct engine_chunk *r)
 {
     struct world *w = world;
     struct job *j = job_of(r);
     if (r->position >= j->prompt) return;
-    double us = fake_run_us(&w->e, r->position, r->count, r->sample);
+    double us = fake_chunk_us(&w->e, r->position, r->count, r->sample);
     if (!w->until || (w->until->sent && !w->until->first)) w->tenant_us[j->tenant % 4] += us;
     for (uint32_t i = 0; i < w->count; i++) {
         struct job *o = &w->jobs[i];
@@ -77,7 +77,7 @@ static void world_open(struct world *w, uint32_t sequences, uint32_t noise_perce
     world = w;
     w->e.vocab = 50000;
     w->e.eos = 1;
-    w->e.on_run = watch_run;
+    w->e.on_chunk = watch_run;
     w->e.caps = (struct engine_caps){.group_count = 2,
                                      .block_tokens = 16,
                                      .context_max = CONTEXT,
@@ -85,9 +85,9 @@ static void world_open(struct world *w, uint32_t sequences, uint32_t noise_perce
                                      .span_tokens_max = 64,
                                      .sequences_max = sequences,
                                      .batch_tokens_max = 2048,
-                                     .arena_units = 1u << 20};
-    w->e.caps.groups[0] = (struct engine_kv_group){.layers = 20, .block_units = 4};
-    w->e.caps.groups[1] = (struct engine_kv_group){.layers = 4, .block_units = 1, .window = 1024};
+                                     .arena_grains = 1u << 20};
+    w->e.caps.groups[0] = (struct engine_kv_group){.layers = 20, .block_grains = 4};
+    w->e.caps.groups[1] = (struct engine_kv_group){.layers = 4, .block_grains = 1, .window = 1024};
     w->e.takes.fixed = 20000;
     w->e.takes.row = 1000;
     w->e.takes.sampled = 300;
@@ -147,7 +147,7 @@ static void take_events(struct world *w)
     }
 }
 
-static void run(struct world *w)
+static void chunk(struct world *w)
 {
     uint32_t sent = 0;
     w->open = w->count;
@@ -182,7 +182,7 @@ static void alone(uint32_t prompt, uint32_t answer, double *first, double *whole
     world_open(&w, 8, 0);
     for (uint32_t i = 0; i < 4; i++) add(&w, 1e6 * i, 200, 4, 0, 0);
     struct job *j = add(&w, 1e7, prompt, answer, 0, 0);
-    run(&w);
+    chunk(&w);
     *first = j->first - j->arrives;
     *whole = j->ends - j->arrives;
     world_close(&w);
@@ -208,7 +208,7 @@ static void test_short_beside_long(void **state)
             shorts[i] = add(&w, 4e6 + 1e6 * i + rnd(400000), 30, 4, 0, 0);
             others += whole;
         }
-        run(&w);
+        chunk(&w);
         for (uint32_t i = 0; i < 20; i++)
             assert_true(shorts[i]->first - shorts[i]->arrives <= 2 * first + 2 * STEP_US);
         for (uint32_t i = 0; i < 2 && with_streams; i++) {
@@ -240,7 +240,7 @@ static void test_mixed_load(void **state)
             add(&w, rnd(60) * 1e6, prompt, kind < 2 ? 200 : 1 + rnd(20),
                 (int64_t)(rnd(10) == 0) - (rnd(10) == 0), rnd(4));
         }
-        run(&w);
+        chunk(&w);
         sum = end = pause = longer = 0;
         for (uint32_t i = 0; i < w.count; i++) {
             const struct job *j = &w.jobs[i];
@@ -254,8 +254,8 @@ static void test_mixed_load(void **state)
             assert_true(j->others_longer <= 0.3 * wait + 2 * STEP_US);
             if (j->longest_pause > pause) pause = j->longest_pause;
             if (j->ends > end) end = j->ends;
-            sum += w.e.takes.fixed + fake_run_us(&w.e, 0, j->prompt, true) +
-                   j->answer * fake_run_us(&w.e, j->prompt, 1, true);
+            sum += w.e.takes.fixed + fake_chunk_us(&w.e, 0, j->prompt, true) +
+                   j->answer * fake_chunk_us(&w.e, j->prompt, 1, true);
         }
         printf("256 prompts: longest pause %.0f ms, longest step %.0f ms; ended after %.1f s, work %.1f s\n",
                pause / 1e3, w.longest_step / 1e3, end / 1e6, sum / 1e6);
@@ -275,7 +275,7 @@ static void test_tenants_share_time(void **state)
     w.until = add(&w, 0, 20000, 1, 0, 1);
     for (uint32_t i = 0; i < 60; i++) add(&w, 0, 1000, 1, 0, 2);
     for (uint32_t i = 0; i < 195; i++) add(&w, 0, 300, 1, 0, 3);
-    run(&w);
+    chunk(&w);
     printf("three tenants: %.1f, %.1f, %.1f s\n", w.tenant_us[1] / 1e6, w.tenant_us[2] / 1e6,
            w.tenant_us[3] / 1e6);
     for (uint32_t t = 2; t < 4; t++) {
@@ -295,7 +295,7 @@ static void test_long_prompt_ends(void **state)
     world_open(&w, 64, 20);
     struct job *lng = add(&w, 0, 4000, 1, 0, 0);
     for (uint32_t i = 0; i < JOBS_MAX - 1; i++) add(&w, 50e3 * i, 80, 1, 0, 0);
-    run(&w);
+    chunk(&w);
     printf("long prompt alone %.1f s, in a flood of short ones %.1f s\n", first / 1e6, lng->first / 1e6);
     assert_true(lng->first <= 5 * first);
     world_close(&w);
@@ -312,33 +312,33 @@ static void test_held_up(void **state)
     w.e.takes.once = 125e6;
     add(&w, 0, 5, 300, 0, 0);
     struct job *after = add(&w, 200e6, 4000, 1, 0, 0);
-    run(&w);
+    chunk(&w);
     printf("4000 tokens alone %.1f s, after a first step of 125 s %.1f s\n", first / 1e6,
            (after->first - after->arrives) / 1e6);
     assert_true(after->first - after->arrives < 1.5 * first);
     world_close(&w);
 }
 
-/* Pictures are encoded beside streams: a slice and a step together keep the time of a step, nearly. */
-static void test_picture_beside_stream(void **state)
+/* Images are encoded beside streams: a slice and a step together keep the time of a step, nearly. */
+static void test_image_beside_stream(void **state)
 {
     (void)state;
     static struct world w;
     static uint8_t rgb[12];
-    struct prompt_span image = span_of_picture(5, 45, SPAN_WITHIN);
+    struct prompt_span image = span_of_image(5, 45, SPAN_BIDIRECTIONAL);
     image.pixels = (struct image_u8){.width = 2, .height = 2, .rgb = rgb};
     world_open(&w, 8, 10);
     w.e.takes.layer = 30000;
-    struct job *stream = add(&w, 0, 30, 400, 0, 0), *picture[10];
+    struct job *stream = add(&w, 0, 30, 400, 0, 0), *image_job[10];
     for (uint32_t i = 0; i < 10; i++) {
-        picture[i] = add(&w, 3e6 + 1e6 * i, 100, 4, 0, 0);
-        picture[i]->p.spans = &image;
-        picture[i]->p.span_count = 1;
-        picture[i]->seq.no_cache_read = picture[i]->seq.no_cache_write = true; /* each is encoded */
+        image_job[i] = add(&w, 3e6 + 1e6 * i, 100, 4, 0, 0);
+        image_job[i]->p.spans = &image;
+        image_job[i]->p.span_count = 1;
+        image_job[i]->seq.no_cache_read = image_job[i]->seq.no_cache_write = true; /* each is encoded */
     }
-    run(&w);
+    chunk(&w);
     assert_true(w.e.encodes == 10);
-    printf("a stream beside pictures pauses %.0f ms\n", stream->longest_pause / 1e3);
+    printf("a stream beside images pauses %.0f ms\n", stream->longest_pause / 1e3);
     assert_true(stream->longest_pause <= 2.5 * STEP_US);
     world_close(&w);
 }
@@ -356,7 +356,7 @@ static void test_few_tokens_beside_a_crowd(void **state)
         struct job *shorts[SHORTS];
         for (uint32_t i = 0; i < CROWD; i++) add(&w, 0, 3900, 20, 0, 1);
         for (uint32_t i = 0; i < SHORTS; i++) shorts[i] = add(&w, 1e6 + 10.03e6 * i, 5, 5, 0, one ? 1 : 2);
-        run(&w);
+        chunk(&w);
         for (uint32_t i = 0; i < w.count; i++) ends[one] = fmax(ends[one], w.jobs[i].ends);
         for (uint32_t i = 0; i < SHORTS && !one; i++)
             longest = fmax(longest, shorts[i]->ends - shorts[i]->arrives);
@@ -373,7 +373,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_short_beside_long),         cmocka_unit_test(test_mixed_load),
         cmocka_unit_test(test_tenants_share_time),        cmocka_unit_test(test_long_prompt_ends),
-        cmocka_unit_test(test_picture_beside_stream),     cmocka_unit_test(test_held_up),
+        cmocka_unit_test(test_image_beside_stream),       cmocka_unit_test(test_held_up),
         cmocka_unit_test(test_few_tokens_beside_a_crowd),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

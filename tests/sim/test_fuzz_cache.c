@@ -1,7 +1,7 @@
 /* Differential fuzzer of the prefix cache on real checkpoints: random conversations (growing turns, edits,
- * branches, repeats, swapped pictures, several at once) run through the scheduler with small arenas, any
+ * branches, repeats, swapped images, several at once) run through the scheduler with small arenas, any
  * chunk size and batch mix, cancels, deadlines and resets, constraints whose masks come late; what every
- * request gets must equal, bit for bit, what it gets cold and alone. Where pictures have shapes of their own
+ * request gets must equal, bit for bit, what it gets cold and alone. Where images have shapes of their own
  * (Qwen, Gemma 4) they come in several and in several row counts, videos too, stand at any place of the
  * prompt and are swapped for longer and shorter ones; hits may end inside them where their tokens see only
  * what is before them. Where a prompt goes as a whole (PaliGemma) its spans are made as a request's are, and
@@ -15,10 +15,10 @@
  *         [--first-difference]
  * A failing instance prints the line that runs it again. */
 #include "kernels/backend.h"
-#include "scheduler/lookup.h"
+#include "scheduler/ngram_draft.h"
 #include "scheduler/scheduler.h"
 #include "tests/lib/golden.h"
-#include "tests/lib/pictures.h"
+#include "tests/lib/test_images.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -33,13 +33,13 @@
 #include <cmocka.h>
 
 enum {
-    LENGTH_MAX = 500, /* prompt tokens, pictures included */
+    LENGTH_MAX = 500, /* prompt tokens, images included */
     ANSWER_MAX = 48,
     IMAGES_MAX = 4,
     SPANS_MAX = 2 * IMAGES_MAX + 1, /* with the text between, where that has spans */
-    CONTENTS = 8,                   /* picture bytes; every one is read in two shapes: w x h and h x w */
-    CONTENTS_FIXED = 6,             /* of which so many where all pictures have one size */
-    PICTURES = 2 * CONTENTS,
+    CONTENTS = 8,                   /* image bytes; every one is read in two shapes: w x h and h x w */
+    CONTENTS_FIXED = 6,             /* of which so many where all images have one size */
+    IMAGES = 2 * CONTENTS,
     PER_INSTANCE = 150, /* requests of one scheduler */
     FLIGHT_MAX = 24,
     FAMILIES = 6,
@@ -70,11 +70,11 @@ static uint32_t min_u32(uint32_t a, uint32_t b)
     return a < b ? a : b;
 }
 
-/* ---- pictures ---- */
+/* ---- images ---- */
 
-/* Content 2k+1 is content 2k with a few bytes changed where their sizes are equal; pictures 2c and 2c+1 are
+/* Content 2k+1 is content 2k with a few bytes changed where their sizes are equal; images 2c and 2c+1 are
  * the same bytes in two shapes. */
-static void make_fixed_pictures(const struct model_info *m, struct test_picture *pool)
+static void make_fixed_images(const struct model_info *m, struct test_image *pool)
 {
     static const uint32_t shapes[CONTENTS_FIXED / 2][2] = {{12, 40}, {33, 20}, {24, 31}};
     static uint8_t bytes[CONTENTS_FIXED][3 * 33 * 40];
@@ -84,24 +84,24 @@ static void make_fixed_pictures(const struct model_info *m, struct test_picture 
         for (size_t i = 0; i < n; i++) bytes[c][i] = (uint8_t)(s = mix(s));
         for (size_t i = 0; c % 2 && i < 30; i++) bytes[c][n / 2 + i] ^= 0x80;
         for (uint32_t t = 0; t < 2; t++)
-            pool[2 * c + t] = picture_prepare(m, c, shapes[c / 2][t], shapes[c / 2][1 - t], bytes[c], 0, 0);
+            pool[2 * c + t] = image_prepare(m, c, shapes[c / 2][t], shapes[c / 2][1 - t], bytes[c], 0, 0);
     }
 }
 
-/* Of 4 to 40 tokens: two pairs of 12 in other shapes, one picture under other bounds of its area, a video of
+/* Of 4 to 40 tokens: two pairs of 12 in other shapes, one image under other bounds of its area, a video of
  * two groups of frames. The sources are a little off the sizes that the tower takes. */
-static void make_grid_pictures(const struct model_info *m, struct test_picture *pool)
+static void make_grid_images(const struct model_info *m, struct test_image *pool)
 {
     static const struct {
         uint32_t w, h, most; /* tokens; most: the area's bound in tokens */
     } shapes[CONTENTS] = {{3, 4, 40}, {3, 4, 40}, {2, 6, 40}, {2, 6, 40},
                           {5, 8, 40}, {5, 8, 15}, {1, 4, 40}, {3, 2, 0}};
-    uint32_t unit = picture_unit(m);
+    uint32_t unit = image_unit(m);
     for (uint32_t c = 0; c < CONTENTS; c++) {
         for (uint32_t t = 0; t < 2; t++) {
             uint32_t w = t ? shapes[c].h : shapes[c].w, h = t ? shapes[c].w : shapes[c].h;
             if (!shapes[c].most) {
-                pool[2 * c + t] = picture_make(m, c, w, h, 2 * m->image.config.depth, 1.4, c);
+                pool[2 * c + t] = image_make(m, c, w, h, 2 * m->image.config.depth, 1.4, c);
                 continue;
             }
             uint32_t width = w * unit + (w > h ? 2 : 0), height = h * unit + (h > w ? 2 : 0);
@@ -110,23 +110,23 @@ static void make_grid_pictures(const struct model_info *m, struct test_picture *
             uint64_t s = 977 * (c / 2) + 1;
             for (size_t i = 0; i < n; i++) bytes[i] = (uint8_t)(s = mix(s));
             for (size_t i = 0; c < 4 && c % 2 && i < 30; i++) bytes[n / 2 + i] ^= 0x80;
-            pool[2 * c + t] = picture_prepare(m, c, width, height, bytes, (uint64_t)unit * unit,
-                                              (uint64_t)shapes[c].most * unit * unit);
+            pool[2 * c + t] = image_prepare(m, c, width, height, bytes, (uint64_t)unit * unit,
+                                            (uint64_t)shapes[c].most * unit * unit);
             free(bytes);
         }
     }
 }
 
-/* The picture's key, unless the bug of leaving the size out is put in. */
-static void content_key(const struct test_picture *p, bool drop_size, uint8_t key[32])
+/* The image's key, unless the bug of leaving the size out is put in. */
+static void content_key(const struct test_image *p, bool drop_size, uint8_t key[32])
 {
-    struct test_picture q = {.content = p->content};
-    picture_key(drop_size ? &q : p, key);
+    struct test_image q = {.content = p->content};
+    image_key(drop_size ? &q : p, key);
 }
 
 /* ---- what a request asks, and what it gets cold and alone ---- */
 struct span {
-    uint32_t begin, picture;
+    uint32_t begin, image;
 };
 struct history {
     uint32_t tokens[LENGTH_MAX];
@@ -168,7 +168,7 @@ struct request {
     struct constraint constraint;
     struct prompt prompt; /* tokens are the spec's; images below */
     struct prompt_span images[SPANS_MAX];
-    uint32_t in_doubt; /* first picture whose key is withheld; IMAGES_MAX = none */
+    uint32_t in_doubt; /* first image whose key is withheld; IMAGES_MAX = none */
     uint8_t salt;
     bool no_read, no_write;
     uint64_t deadline_us;
@@ -179,14 +179,14 @@ struct request {
     bool refused, submitted, ended;
     struct answer got;
     struct sched_cache_info cache;
-    struct lookup lookup;
+    struct ngram ngram;
 };
 
 struct totals { /* counters first: add_totals goes over them */
-    uint64_t requests, cacheable, hits, prompt_tokens, hit_tokens, partial, pictures, pictures_reused,
+    uint64_t requests, cacheable, hits, prompt_tokens, hit_tokens, partial, images, images_reused,
         feature_hits;
-    uint64_t evictions, evicted_blocks, preemptions, cancelled, expired, refused, pictures_asked, instances,
-        inside, grids, guessed, guessed_right, looked_up, whole, constrained, masks_late, masks_failed;
+    uint64_t evictions, evicted_blocks, preemptions, cancelled, expired, refused, images_asked, instances,
+        inside, grids, drafted, accepted, looked_up, whole, constrained, masks_late, masks_failed;
     uint64_t stops[CACHE_STOP_DISABLED + 1];
     uint64_t differences;
     double seconds;
@@ -213,15 +213,15 @@ struct run {
     struct scheduler *s;
     const struct model_info *info;
     struct engine_caps caps;
-    struct test_picture pool[PICTURES];
-    uint32_t pictures; /* in the pool; 0 without a tower */
-    bool cut;          /* they have shapes of their own and may be cut */
-    uint32_t length_max, picture_percent, rate, flight_max, salts, tenants, talkative;
+    struct test_image pool[IMAGES];
+    uint32_t images; /* in the pool; 0 without a tower */
+    bool cut;        /* they have shapes of their own and may be cut */
+    uint32_t length_max, image_percent, rate, flight_max, salts, tenants, talkative;
     bool cache;
-    bool lookup;          /* guesses are those of look-up */
-    bool drafter;         /* the warm engine has one */
-    uint32_t guess_right; /* of 100 other guesses */
-    uint64_t guesses;
+    bool ngram;              /* draft tokens are those of lookup */
+    bool drafter;            /* the warm engine has one */
+    uint32_t draft_accepted; /* of 100 other draft tokens */
+    uint64_t drafts;
     struct history roots[3];
     uint32_t root_count;
     struct spec *specs[PER_INSTANCE + 8];
@@ -239,19 +239,19 @@ static bool has_bug(const struct options *o)
 
 static uint32_t rows_of(const struct run *r, const struct span *s)
 {
-    return r->pool[s->picture].rows;
+    return r->pool[s->image].rows;
 }
 
 static void differs(struct run *r, const struct request *q, const char *fmt, ...)
 {
     va_list args;
-    if (r->o->drop_size && !q->cache.reused) return; /* another's encoded picture, not the prefix cache */
+    if (r->o->drop_size && !q->cache.reused) return; /* another's encoded image, not the prefix cache */
     if (++r->t.differences > 4) return;
     printf("DIFFERS: request %u of instance %u: ", (uint32_t)(q - r->requests), r->instance);
     va_start(args, fmt);
     vprintf(fmt, args);
     va_end(args);
-    printf("\n  prompt of %u tokens, %u pictures, %u reused, %u equal, stop %u; %s %s %s %s KV %s\n  "
+    printf("\n  prompt of %u tokens, %u images, %u reused, %u equal, stop %u; %s %s %s %s KV %s\n  "
            "test_fuzz_cache "
            "--seed %llu "
            "--instance %u%s%s%s%s\n",
@@ -267,32 +267,32 @@ static void add_text(const struct run *r, struct history *h, uint32_t n)
 {
     for (; n > 0 && h->count < r->length_max; n--) {
         uint32_t id = rnd(r->caps.vocab_size);
-        h->tokens[h->count++] = id == r->info->image.soft_id ? 5 : id;
+        h->tokens[h->count++] = id == r->info->image.placeholder_id ? 5 : id;
     }
 }
 
-static void add_picture(const struct run *r, struct history *h, uint32_t picture)
+static void add_image(const struct run *r, struct history *h, uint32_t image)
 {
-    uint32_t n = r->pool[picture].rows;
-    if (!r->pictures || h->image_count == IMAGES_MAX || h->count + n > r->length_max) return;
-    h->images[h->image_count++] = (struct span){h->count, picture};
-    for (uint32_t i = 0; i < n; i++) h->tokens[h->count++] = r->info->image.soft_id;
+    uint32_t n = r->pool[image].rows;
+    if (!r->images || h->image_count == IMAGES_MAX || h->count + n > r->length_max) return;
+    h->images[h->image_count++] = (struct span){h->count, image};
+    for (uint32_t i = 0; i < n; i++) h->tokens[h->count++] = r->info->image.placeholder_id;
 }
 
-/* Another picture in the place of picture i: what follows moves when it has another number of rows. */
-static void replace_picture(const struct run *r, struct history *h, uint32_t i, uint32_t picture)
+/* Another image in the place of image i: what follows moves when it has another number of rows. */
+static void replace_image(const struct run *r, struct history *h, uint32_t i, uint32_t image)
 {
     struct span *s = &h->images[i];
-    uint32_t old = rows_of(r, s), now = r->pool[picture].rows, end = s->begin + old;
+    uint32_t old = rows_of(r, s), now = r->pool[image].rows, end = s->begin + old;
     if (h->count - old + now > r->length_max) return;
     memmove(h->tokens + s->begin + now, h->tokens + end, (h->count - end) * sizeof *h->tokens);
-    for (uint32_t k = 0; k < now; k++) h->tokens[s->begin + k] = r->info->image.soft_id;
+    for (uint32_t k = 0; k < now; k++) h->tokens[s->begin + k] = r->info->image.placeholder_id;
     for (uint32_t k = i + 1; k < h->image_count; k++) h->images[k].begin = h->images[k].begin - old + now;
     h->count = h->count - old + now;
-    s->picture = picture;
+    s->image = image;
 }
 
-/* Keeps the first `at` tokens; a picture that this would cut goes whole. */
+/* Keeps the first `at` tokens; an image that this would cut goes whole. */
 static void cut(const struct run *r, struct history *h, uint32_t at)
 {
     while (h->image_count > 0 &&
@@ -316,35 +316,35 @@ static void add_turn(const struct run *r, struct history *h)
     static const uint32_t lengths[] = {1, 3, 9, 20, 35, 60, 120};
     if (chance(50)) add_text(r, h, 1 + rnd(6));
     for (uint32_t k = chance(15) ? 2 : 1; k > 0; k--)
-        if (chance(r->picture_percent)) add_picture(r, h, rnd(r->pictures ? r->pictures : PICTURES));
-    if (r->cut && h->count && chance(35)) return; /* a picture ends the prompt, often */
+        if (chance(r->image_percent)) add_image(r, h, rnd(r->images ? r->images : IMAGES));
+    if (r->cut && h->count && chance(35)) return; /* an image ends the prompt, often */
     add_text(r, h, 1 + rnd(lengths[rnd(7)]));
 }
 
-static bool inside_picture(const struct run *r, const struct history *h, uint32_t at)
+static bool inside_image(const struct run *r, const struct history *h, uint32_t at)
 {
     for (uint32_t i = 0; i < h->image_count; i++)
         if (at >= h->images[i].begin && at < h->images[i].begin + rows_of(r, &h->images[i])) return true;
     return false;
 }
 
-/* One thing is changed: a picture (most often into the one with the same bytes and the other shape), or a
+/* One thing is changed: an image (most often into the one with the same bytes and the other shape), or a
  * token. */
-static void edit(const struct run *r, struct history *h, bool want_picture)
+static void edit(const struct run *r, struct history *h, bool want_image)
 {
-    if (h->image_count > 0 && (want_picture || chance(40))) {
+    if (h->image_count > 0 && (want_image || chance(40))) {
         uint32_t i = rnd(h->image_count);
-        replace_picture(r, h, i, chance(60) ? h->images[i].picture ^ 1u : rnd(r->pictures));
+        replace_image(r, h, i, chance(60) ? h->images[i].image ^ 1u : rnd(r->images));
         return;
     }
     uint32_t at = place(r, h) - 1;
-    if (!inside_picture(r, h, at)) h->tokens[at] = 4 + (h->tokens[at] + 1 + rnd(97)) % 300;
+    if (!inside_image(r, h, at)) h->tokens[at] = 4 + (h->tokens[at] + 1 + rnd(97)) % 300;
 }
 
 /* Does a prompt go as a whole? */
 static bool prefix(const struct run *r)
 {
-    return r->info->image.present && r->info->image.rule == SPAN_PREFIX;
+    return r->info->image.present && r->info->image.rule == SPAN_PREFIX_LM;
 }
 
 /* The next prompt: out of nothing, or from what an earlier request asked and was answered. */
@@ -362,7 +362,8 @@ static void next_history(const struct run *r, struct history *h)
     if (prefix(r) && chance(60)) return; /* the only thing that can be had of an earlier one */
     if (way < 50) {                      /* the conversation goes on */
         for (uint32_t i = 0; i < from->cold.count && h->count < r->length_max; i++) {
-            if (from->cold.tokens[i].id == r->info->image.soft_id) break; /* a client can't send that back */
+            if (from->cold.tokens[i].id == r->info->image.placeholder_id)
+                break; /* a client can't send that back */
             h->tokens[h->count++] = from->cold.tokens[i].id;
         }
         add_turn(r, h);
@@ -403,7 +404,7 @@ static void draw_sampling(const struct run *r, struct spec *p)
         p->sampling.bias = p->bias;
         p->sampling.bias_count = 2;
     }
-    if (r->lookup && chance(40)) { /* an answer of two tokens, in which look-up finds what to guess */
+    if (r->ngram && chance(40)) { /* an answer of two tokens, in which lookup finds what to draft */
         for (uint32_t i = 0; i < 2; i++) p->bias[i] = (struct sampling_bias){4 + rnd(200), 40.0f};
         p->sampling.bias = p->bias;
         p->sampling.bias_count = 2;
@@ -504,7 +505,7 @@ static void make_whole(const struct run *r, struct request *q)
     memcpy(p.spans, q->images, p.span_count * sizeof *p.spans);
     if (r->o->drop_end) tokens[last] = 0;
     for (uint32_t i = 0; i < p.span_count; i++) p.spans[i].rule = SPAN_CAUSAL; /* it is set there */
-    if (prompt_whole(&p, &err)) fail_msg("%s", err.msg);
+    if (prompt_prefix_lm(&p, &err)) fail_msg("%s", err.msg);
     assert_true(p.span_count <= SPANS_MAX);
     memcpy(q->images, p.spans, p.span_count * sizeof *p.spans);
     q->prompt.span_count = p.span_count;
@@ -515,12 +516,12 @@ static void fill_prompt(const struct run *r, struct request *q)
 {
     const struct history *h = &q->spec->h;
     for (uint32_t i = 0; i < h->image_count; i++) {
-        const struct test_picture *p = &r->pool[h->images[i].picture];
-        q->images[i] = picture_at(r->info, p, h->images[i].begin);
+        const struct test_image *p = &r->pool[h->images[i].image];
+        q->images[i] = image_at(r->info, p, h->images[i].begin);
         content_key(p, r->o->drop_size, q->images[i].key);
         if (i == q->in_doubt) memset(q->images[i].key, 0, sizeof q->images[i].key);
     }
-    pictures_scan(q->images, h->image_count);
+    images_scan(q->images, h->image_count);
     union { /* the scheduler only reads them */
         const uint32_t *from;
         uint32_t *to;
@@ -638,13 +639,13 @@ static void compare(struct run *r, const struct request *q)
                 want->end);
 }
 
-/* Item i of a prompt and its answer: a picture's row or a token. */
+/* Item i of a prompt and its answer: an image's row or a token. */
 static uint64_t item(const struct run *r, const struct spec *p, uint32_t i)
 {
     for (uint32_t k = 0; k < p->h.image_count; k++) {
         const struct span *s = &p->h.images[k];
         if (i >= s->begin && i < s->begin + rows_of(r, s))
-            return (1ull << 40) + ((uint64_t)s->picture << 20) + (i - s->begin);
+            return (1ull << 40) + ((uint64_t)s->image << 20) + (i - s->begin);
     }
     return i < p->h.count ? p->h.tokens[i] : p->cold.tokens[i - p->h.count].id;
 }
@@ -684,11 +685,11 @@ static void count_end(struct run *r, const struct request *q)
     t->hit_tokens += q->cache.reused;
     t->partial += q->cache.reused % r->caps.block_tokens != 0;
     t->stops[q->cache.stop]++;
-    t->pictures += h->image_count;
+    t->images += h->image_count;
     bool inside = false;
     for (uint32_t i = 0; i < q->prompt.span_count; i++) {
-        if (!q->images[i].picture) continue;
-        t->pictures_reused += q->images[i].end <= q->cache.reused;
+        if (!q->images[i].image) continue;
+        t->images_reused += q->images[i].end <= q->cache.reused;
         inside |= q->cache.reused > q->images[i].begin && q->cache.reused < q->images[i].end;
     }
     t->inside += inside;
@@ -697,7 +698,7 @@ static void count_end(struct run *r, const struct request *q)
     if (has_bug(r->o)) return; /* there the answers must give the bug away */
     if (!may && q->cache.reused) differs(r, q, "a hit where none may be");
     if (q->cache.reused >= h->count) differs(r, q, "more reused than the prompt has");
-    if (inside && r->info->image.rule && !prefix(r)) differs(r, q, "the hit ends inside a picture");
+    if (inside && r->info->image.rule && !prefix(r)) differs(r, q, "the hit ends inside an image");
     if (prefix(r) && q->cache.reused && longest_equal(r, q) < h->count)
         differs(r, q, "a hit in a prompt that was never there as a whole");
     if (q->cache.equal < q->cache.reused) differs(r, q, "more reused than equal");
@@ -767,9 +768,9 @@ static void arrive(struct run *r)
 /* ---- the loop ---- */
 static void supply(struct run *r, struct request *q, uint32_t image)
 {
-    uint32_t k = 0; /* which picture */
-    for (uint32_t i = 0; i < image; i++) k += q->images[i].picture;
-    const struct image_u8 *from = &r->pool[q->spec->h.images[k].picture].pixels;
+    uint32_t k = 0; /* which image */
+    for (uint32_t i = 0; i < image; i++) k += q->images[i].image;
+    const struct image_u8 *from = &r->pool[q->spec->h.images[k].image].pixels;
     struct image_u8 copy = *from;
     copy.rgb = malloc(image_u8_bytes(from));
     memcpy(copy.rgb, from->rgb, image_u8_bytes(from));
@@ -784,10 +785,10 @@ static void poll_events(struct run *r)
         r->last_event = r->turn;
         if (q->ended) fail_msg("instance %u: an event after the end", r->instance);
         if (ev.kind == EV_IMAGE) {
-            if (ev.index >= q->prompt.span_count || !q->images[ev.index].picture ||
+            if (ev.index >= q->prompt.span_count || !q->images[ev.index].image ||
                 q->images[ev.index].pixels.rgb)
-                fail_msg("instance %u: asks for picture %u", r->instance, ev.index);
-            if (!q->answer_at[ev.index]) r->t.pictures_asked++;
+                fail_msg("instance %u: asks for image %u", r->instance, ev.index);
+            if (!q->answer_at[ev.index]) r->t.images_asked++;
             q->answer_at[ev.index] = r->turn + rnd(6) * rnd(4) + 1;
             continue;
         }
@@ -808,7 +809,7 @@ static void answer_and_cancel(struct run *r)
             q->answer_at[i] = 0;
             if (chance(3)) {
                 q->refused = true;
-                sched_refuse_image(r->s, q->id, i, "not a picture");
+                sched_refuse_image(r->s, q->id, i, "not an image");
             } else {
                 supply(r, q, i);
             }
@@ -836,7 +837,7 @@ static void run_requests(struct run *r)
             fail_msg("instance %u hangs with %u requests (seed %llu)", r->instance, r->live,
                      (unsigned long long)r->o->seed);
     }
-    answer_and_cancel(r); /* pictures asked for by requests that are gone */
+    answer_and_cancel(r); /* images asked for by requests that are gone */
     sched_step(r->s, r->now_us);
 }
 
@@ -858,9 +859,9 @@ static void close_requests(struct run *r)
     for (uint32_t g = 0; g < st.group_count; g++) r->t.evicted_blocks += st.groups[g].evicted_blocks;
     r->t.evictions += st.cache_evictions;
     r->t.preemptions += st.preemptions;
-    r->t.guessed += st.proposed_tokens;
-    if (r->lookup) r->t.looked_up += st.proposed_tokens;
-    r->t.guessed_right += st.accepted_tokens;
+    r->t.drafted += st.proposed_tokens;
+    if (r->ngram) r->t.looked_up += st.proposed_tokens;
+    r->t.accepted += st.accepted_tokens;
     r->t.feature_hits += st.feature_hits;
     r->t.instances++;
 }
@@ -901,20 +902,20 @@ static uint64_t kv_bytes_of(const struct engine_caps *c, uint32_t tokens)
     return bytes;
 }
 
-/* Guesses at what a request is answered, some of them right: by look-up also where that does not pay, or from
- * the cold answer. */
-static uint32_t guess(void *arg, void *user, const uint32_t *tokens, uint32_t count, uint32_t most,
-                      uint32_t *out)
+/* Draft tokens at what a request is answered, some of them right: by lookup also where that does not pay, or
+ * from the cold answer. */
+static uint32_t propose_drafts(void *arg, void *user, const uint32_t *tokens, uint32_t count, uint32_t most,
+                               uint32_t *out)
 {
     struct run *r = arg;
     struct request *q = user;
     const struct spec *p = q->spec;
-    if (r->lookup) return lookup_propose(&q->lookup, tokens, count, most, out);
-    uint64_t luck = mix(r->guesses++ + r->instance);
+    if (r->ngram) return ngram_draft_propose(&q->ngram, tokens, count, most, out);
+    uint64_t luck = mix(r->drafts++ + r->instance);
     uint32_t n = (uint32_t)(luck >> 8) % (most + 1), at = count - p->h.count;
     for (uint32_t i = 0; i < n; i++, luck = mix(luck))
-        out[i] = at + i < p->cold.count && luck % 100 < r->guess_right ? p->cold.tokens[at + i].id
-                                                                       : tokens[luck % count];
+        out[i] = at + i < p->cold.count && luck % 100 < r->draft_accepted ? p->cold.tokens[at + i].id
+                                                                          : tokens[luck % count];
     return n;
 }
 
@@ -935,25 +936,25 @@ static void open_warm(struct run *r)
         .no_prefix_cache = r->o->no_cache || (off && !has_bug(r->o)),
         .features_bytes = r->o->drop_size ? 1 : features}; /* 1: the prefix cache alone shall give it away */
     opt.hash_seed = rnd(1000);
-    r->guess_right = rnd(101);
+    r->draft_accepted = rnd(101);
     if (chance(50) && !has_bug(r->o)) {
-        opt.propose = guess;
+        opt.propose = propose_drafts;
         opt.propose_arg = r;
-        opt.guess_max = 1 + rnd(7);
-        opt.guess_all = true;
-        r->lookup = chance(50);
+        opt.draft_max = 1 + rnd(7);
+        opt.draft_always = true;
+        r->ngram = chance(50);
     } else if (chance(30) && !has_bug(r->o)) {
-        opt.guess_max = 1 + rnd(7); /* as the server has it; the rest goes without guesses */
-        opt.guess_all = r->instance % 2 == 0;
-        r->lookup = true;
+        opt.draft_max = 1 + rnd(7); /* as the server has it; the rest goes without draft tokens */
+        opt.draft_always = r->instance % 2 == 0;
+        r->ngram = true;
     }
     r->drafter = strstr(r->model, "/gemma4-mtp/") && !has_bug(r->o) && chance(60);
     if (r->drafter) {
-        opt.propose = chance(20) ? guess : NULL; /* in the drafter's place */
+        opt.propose = chance(20) ? propose_drafts : NULL; /* in the drafter's place */
         opt.propose_arg = r;
-        opt.guess_max = 1 + rnd(7);
-        opt.guess_all = chance(70);
-        r->lookup = false;
+        opt.draft_max = 1 + rnd(7);
+        opt.draft_always = chance(70);
+        r->ngram = false;
     }
     uint32_t sequences = chance(20) ? 2 : 3 + rnd(12), threads = 1 + chance(15);
     uint32_t rows =
@@ -981,7 +982,7 @@ static void add_totals(struct totals *to, const struct totals *from)
 static void run_instance(const struct options *o, const char *model, const char *kernels, uint32_t instance,
                          struct totals *sum)
 {
-    static const uint32_t lengths[] = {70, 130, 200, 330, LENGTH_MAX}, pictures[] = {15, 40, 60},
+    static const uint32_t lengths[] = {70, 130, 200, 330, LENGTH_MAX}, images[] = {15, 40, 60},
                           rates[] = {5, 30, 70, 95}, talks[] = {10, 30, 80};
     static struct run run;
     struct run *r = &run;
@@ -998,7 +999,7 @@ static void run_instance(const struct options *o, const char *model, const char 
     engine_caps(r->cold, &r->caps);
     r->info = engine_model(r->cold);
     r->length_max = lengths[rnd(5)];
-    r->picture_percent = pictures[rnd(3)];
+    r->image_percent = images[rnd(3)];
     r->rate = rates[rnd(4)];
     r->flight_max = 1 + rnd(FLIGHT_MAX);
     r->salts = chance(30) ? 3 : 1;
@@ -1007,13 +1008,13 @@ static void run_instance(const struct options *o, const char *model, const char 
     bool shapes = r->info->image.config.dynamic;
     r->cut = r->info->image.present && shapes && r->info->image.rule == SPAN_CAUSAL;
     if (r->info->image.present) {
-        (shapes ? make_grid_pictures : make_fixed_pictures)(r->info, r->pool);
-        r->pictures = shapes ? PICTURES : 2 * CONTENTS_FIXED;
+        (shapes ? make_grid_images : make_fixed_images)(r->info, r->pool);
+        r->images = shapes ? IMAGES : 2 * CONTENTS_FIXED;
     }
     open_warm(r);
     r->root_count = 1 + rnd(3);
     for (uint32_t i = 0; i < r->root_count; i++) {
-        if (chance(20)) add_picture(r, &r->roots[i], rnd(r->pictures ? r->pictures : PICTURES));
+        if (chance(20)) add_image(r, &r->roots[i], rnd(r->images ? r->images : IMAGES));
         add_text(r, &r->roots[i], 1 + rnd(min_u32(60, r->length_max / 2)));
     }
     r->requests = calloc(PER_INSTANCE + 8, sizeof *r->requests);
@@ -1024,13 +1025,13 @@ static void run_instance(const struct options *o, const char *model, const char 
     engine_close(r->cold);
     for (uint32_t i = 0; i < r->request_count; i++) {
         free(r->requests[i].got.scores);
-        lookup_fini(&r->requests[i].lookup);
+        ngram_draft_fini(&r->requests[i].ngram);
     }
     for (uint32_t i = 0; i < r->spec_count; i++) {
         free(r->specs[i]->cold.scores);
         free(r->specs[i]);
     }
-    for (uint32_t i = 0; i < r->pictures; i++) picture_free(&r->pool[i]);
+    for (uint32_t i = 0; i < r->images; i++) image_free(&r->pool[i]);
     free(r->requests);
     clock_gettime(CLOCK_MONOTONIC, &b);
     r->t.seconds = (double)(b.tv_sec - a.tv_sec) + 1e-9 * (double)(b.tv_nsec - a.tv_nsec);
@@ -1117,7 +1118,7 @@ static void print_row(const char *name, const struct totals *t)
            (unsigned long long)t->requests, 100 * (double)t->hits / n, (unsigned long long)t->prompt_tokens,
            (unsigned long long)t->hit_tokens, (unsigned long long)t->partial,
            (unsigned long long)t->evictions, (unsigned long long)t->evicted_blocks,
-           (unsigned long long)t->preemptions, (unsigned long long)t->pictures_reused,
+           (unsigned long long)t->preemptions, (unsigned long long)t->images_reused,
            (unsigned long long)t->inside, (unsigned long long)t->feature_hits,
            (unsigned long long)(t->cancelled + t->expired + t->refused), t->seconds);
 }
@@ -1137,10 +1138,10 @@ static void check_not_vacuous(const char *name, const struct totals *t)
     if (!t->evictions || !t->evicted_blocks || !t->preemptions || !t->cancelled || !t->expired)
         fail_msg("%s: no evictions, preemptions or cancels", name);
     if (!t->constrained || !t->masks_late || !t->masks_failed) fail_msg("%s: no masks came late", name);
-    if (!t->guessed_right || t->guessed == t->guessed_right) fail_msg("%s: no guesses of both kinds", name);
-    if (t->grids >= 500 && !t->inside) fail_msg("%s: no hit ends inside a picture", name);
-    if (t->pictures && (!t->pictures_reused || !t->feature_hits || !t->pictures_asked || !t->refused))
-        fail_msg("%s: no picture was reused", name);
+    if (!t->accepted || t->drafted == t->accepted) fail_msg("%s: no draft tokens of both kinds", name);
+    if (t->grids >= 500 && !t->inside) fail_msg("%s: no hit ends inside an image", name);
+    if (t->images && (!t->images_reused || !t->feature_hits || !t->images_asked || !t->refused))
+        fail_msg("%s: no image was reused", name);
 }
 
 /* Runs o->requests requests, or until a bug that was put in shows itself. Returns the differences; *last: the
@@ -1165,7 +1166,7 @@ static uint64_t fuzz(const struct options *o, bool print, uint32_t *last)
     }
     if (print)
         printf("%-19s %8s %7s %10s %10s %8s %9s %9s %8s %8s %7s %7s %8s %7s\n", "checkpoint", "requests",
-               "hits", "prompt tok", "hit tok", "partial", "evictions", "ev.blocks", "preempt", "pictures",
+               "hits", "prompt tok", "hit tok", "partial", "evictions", "ev.blocks", "preempt", "images",
                "inside", "feat.", "cut off", "seconds");
     for (uint32_t i = 0; i < n; i++) {
         if (print && by_model[i].instances) print_row(short_name(models[i]), &by_model[i]);
@@ -1173,17 +1174,17 @@ static uint64_t fuzz(const struct options *o, bool print, uint32_t *last)
     }
     if (print) {
         print_row("all", &all);
-        printf("pictures: reused with their KV; inside: hits that end in one; feat.: encoded once, used "
+        printf("images: reused with their KV; inside: hits that end in one; feat.: encoded once, used "
                "again. %u kernel sets, "
                "seed %llu. Where reuse ended:",
                set_count, (unsigned long long)o->seed);
         for (uint32_t i = 0; i <= CACHE_STOP_DISABLED; i++) printf(" %llu", (unsigned long long)all.stops[i]);
-        printf("\n%llu constrained, %llu masks late, %llu failed; %llu tokens guessed, %llu rightly; %llu of "
+        printf("\n%llu constrained, %llu masks late, %llu failed; %llu tokens drafted, %llu rightly; %llu of "
                "them "
-               "by look-up\n%llu differences\n",
+               "by lookup\n%llu differences\n",
                (unsigned long long)all.constrained, (unsigned long long)all.masks_late,
-               (unsigned long long)all.masks_failed, (unsigned long long)all.guessed,
-               (unsigned long long)all.guessed_right, (unsigned long long)all.looked_up,
+               (unsigned long long)all.masks_failed, (unsigned long long)all.drafted,
+               (unsigned long long)all.accepted, (unsigned long long)all.looked_up,
                (unsigned long long)all.differences);
         fflush(stdout);
     }

@@ -56,7 +56,7 @@ static void image(struct session *s)
 {
     static uint8_t rgb[3];
     struct prompt_span *im = &s->images[s->prompt.span_count++];
-    *im = span_of_picture(s->prompt.token_count, s->prompt.token_count + IMAGE_ROWS, SPAN_WITHIN);
+    *im = span_of_image(s->prompt.token_count, s->prompt.token_count + IMAGE_ROWS, SPAN_BIDIRECTIONAL);
     for (int i = 0; i < 4; i++) {
         uint64_t v = fake_mix(s->random + (uint64_t)i);
         memcpy(im->key + 8 * i, &v, 8);
@@ -100,7 +100,7 @@ static uint32_t agents_order(uint32_t *out, uint32_t sessions, uint32_t scale)
     for (uint32_t first = 0; first < sessions; first += active) n += shuffled(out + n, first, active, 10);
     return n;
 }
-/* People who come back at any time, with pictures. */
+/* People who come back at any time, with images. */
 static void chat_turn(struct session *s, uint32_t number)
 {
     (void)number;
@@ -160,7 +160,7 @@ static void edit_turn(struct session *s, uint32_t number)
 
 static const struct trace traces[] = {
     {"agents, tool loops", 64, 4, 4, agent_turn, agents_order, 40},
-    {"chat with pictures", 64, 64, 2, chat_turn, random_order, 60},
+    {"chat with images", 64, 64, 2, chat_turn, random_order, 60},
     {"round robin (T28)", 40, 40, 1, robin_turn, cyclic_order, 50},
     {"OCR, one prompt (T3)", 128, 1, 4, ocr_turn, once_order, 80},
     {"edits and branches", 32, 96, 2, edit_turn, random_order, 60},
@@ -208,8 +208,8 @@ static bool take_event(const struct trace *t, const struct sched_event *ev)
  * last window of every live session, and the full blocks of everything. */
 static uint64_t set_units(uint64_t full_blocks, uint32_t window, uint32_t live, uint32_t running)
 {
-    uint64_t tail = (window + BT - 1) / BT + 1, run = (window + CHUNK) / BT + 2;
-    return full_blocks * FULL_UNITS + (live * tail + running * run) * SLIDING_UNITS;
+    uint64_t tail = (window + BT - 1) / BT + 1, chunk = (window + CHUNK) / BT + 2;
+    return full_blocks * FULL_UNITS + (live * tail + running * chunk) * SLIDING_UNITS;
 }
 /* The least arena that takes the longest sequence. */
 static uint64_t least_arena(uint32_t window, uint32_t longest)
@@ -221,14 +221,14 @@ static struct engine_caps sim_caps(uint32_t window, uint64_t arena, uint32_t seq
 {
     struct engine_caps caps = {.group_count = 2,
                                .block_tokens = BT,
-                               .arena_units = arena,
+                               .arena_grains = arena,
                                .context_max = CONTEXT,
                                .batch_tokens_max = 2048,
                                .sequences_max = sequences,
                                .images = true,
                                .span_tokens_max = IMAGE_ROWS};
-    caps.groups[0] = (struct engine_kv_group){.layers = 1, .block_units = FULL_UNITS};
-    caps.groups[1] = (struct engine_kv_group){.layers = 5, .block_units = SLIDING_UNITS, .window = window};
+    caps.groups[0] = (struct engine_kv_group){.layers = 1, .block_grains = FULL_UNITS};
+    caps.groups[1] = (struct engine_kv_group){.layers = 5, .block_grains = SLIDING_UNITS, .window = window};
     return caps;
 }
 

@@ -2,12 +2,12 @@
  * contract 32 of d against 16 keys, values contract the 32 slots of a block against 16 of d; the cache holds
  * K and V as such tiles already (kv_layout.h). See attn/driver.h.
  *
- * The order of the work serves three caches. A piece has many groups of 32 rows. Keys and values of a stretch
- * of blocks stay in the L2 cache while all groups walk it. A group walks it in steps of a few blocks; what is
- * written and soon read again has to stay in the L1 cache (a store that misses it costs three times one that
- * does not): scores of two blocks and probabilities of two steps.
+ * The order of the work serves three caches. A work item has many groups of 32 rows. Keys and values of a
+ * stretch of blocks stay in the L2 cache while all groups walk it. A group walks it in steps of a few blocks;
+ * what is written and soon read again has to stay in the L1 cache (a store that misses it costs three times
+ * one that does not): scores of two blocks and probabilities of two steps.
  *
- * Products run in the tile unit beside the vector units. The smallest piece of work that keeps both busy is a
+ * Products run in the tile unit beside the vector units. The smallest work item that keeps both busy is a
  * unit: three things that don't wait for each other,
  *
  *   - softmax of a block of step n
@@ -50,9 +50,9 @@
 #define AMX_NO_MAX                                                                                           \
     INFINITY /* instead of AMX_BIAS - reference: every score is beyond the limit, but not a masked one */
 #define AMX_STRETCH_BYTES ((size_t)256 << 10) /* keys and values of a stretch */
-#define AMX_PIECE_BYTES   ((size_t)840 << 10) /* queries and outputs of a piece */
+#define AMX_ITEM_BYTES    ((size_t)840 << 10) /* queries and outputs of a work item */
 #define AMX_STRETCH       64u                 /* blocks of a stretch at most */
-#define AMX_UNPACKED      3u /* stretches of codes: three steps are under way, each maybe in its own */
+#define AMX_UNPACKED      3u /* stretches of quants: three steps are under way, each maybe in its own */
 #define AMX_GROUPS        (ATTN_ROWS / ATTN_GROUP)
 
 /* Scores of a block for a group: [half of the block][row][16] f32, that is [2][2] tiles of 1 KiB;
@@ -86,7 +86,7 @@ struct amx_ahead {
 };
 
 struct amx_walk {
-    struct attn_piece *w;
+    struct attn_work_item *w;
     const uint32_t *table;
     uint32_t k_strokes;        /* dpad / 32 */
     uint32_t v_tiles, o_tiles; /* column tiles of V, of o with that of the sum */
@@ -99,7 +99,7 @@ struct amx_walk {
     uint32_t groups;
     /* the next step's place */
     uint32_t stretch, stretch_end, end, at_group, at, parity; /* blocks */
-    char *unpacked;                                           /* the stretch's blocks, of codes */
+    char *unpacked;                                           /* the stretch's blocks, of quants */
     uint32_t stretches;
     uint32_t turn; /* half of the scores that the softmax reads */
     struct amx_pending pending;
@@ -133,15 +133,15 @@ ATTN_INLINE uint32_t attn__o_stride(uint32_t dpad, uint32_t d)
 {
     return u32_max(dpad, amx__o_tiles(d) * 16);
 }
-ATTN_INLINE float attn__row_sum(const struct attn_piece *w, uint32_t r)
+ATTN_INLINE float attn__row_sum(const struct attn_work_item *w, uint32_t r)
 {
     return w->o[(size_t)r * w->j->o_stride + w->j->a->kv.head_dim];
 }
-/* Queries and outputs of a piece take a part of the L2 cache. */
-ATTN_INLINE uint32_t attn__piece_rows(const struct attn_job *j)
+/* Queries and outputs of a work item take a part of the L2 cache. */
+ATTN_INLINE uint32_t attn__item_rows(const struct attn_job *j)
 {
     uint32_t rows = ATTN_ROWS;
-    while (rows > 128 && rows * ((size_t)j->dpad * 2 + (size_t)j->o_stride * 4) > AMX_PIECE_BYTES) rows /= 2;
+    while (rows > 128 && rows * ((size_t)j->dpad * 2 + (size_t)j->o_stride * 4) > AMX_ITEM_BYTES) rows /= 2;
     return rows;
 }
 
@@ -168,19 +168,19 @@ ATTN_INLINE char *amx__kept(const struct be_kv *kv, uint32_t unit, uint32_t head
 {
     void *layer = kv_layer(kv, unit);
     return kv->type == BE_KV_ACT ? kv_k(layer, BE_BF16, kv->head_dim, head)
-                                 : (char *)kv_codes(layer, BE_BF16, kv->head_dim, head).k;
+                                 : (char *)kv_q8(layer, BE_BF16, kv->head_dim, head).k;
 }
 
-/* A stretch of codes, but for what no row of the piece sees of it. */
+/* A stretch of quants, but for what no row of the work item sees of it. */
 static void amx__unpack(struct amx_walk *x, uint32_t blocks)
 {
-    const struct attn_piece *w = x->w;
+    const struct attn_work_item *w = x->w;
     const struct be_attn_args *a = w->j->a;
     uint32_t d = a->kv.head_dim;
     x->unpacked = w->unpacked + x->stretches++ % AMX_UNPACKED * blocks * kv_head_bytes(BE_BF16, d);
     for (uint32_t b = u32_max(x->stretch, w->lo_min / KV_SLOTS); b < x->stretch_end; b++) {
         KN_ASSERT(x->table[b] != BE_NO_BLOCK);
-        struct kv_codes c = kv_codes(kv_layer(&a->kv, x->table[b]), BE_BF16, d, w->kv_head);
+        struct kv_q8 c = kv_q8(kv_layer(&a->kv, x->table[b]), BE_BF16, d, w->kv_head);
         const void *next =
             x->groups == 1 && b + 1 < x->end ? amx__kept(&a->kv, x->table[b + 1], w->kv_head) : NULL;
         kv_unpack(kv_k(x->unpacked, BE_BF16, d, b - x->stretch),
@@ -191,13 +191,13 @@ static void amx__unpack(struct amx_walk *x, uint32_t blocks)
 /* Sets out the stretch that begins at block `first`, and what to ask for during it: the stretch behind. */
 static void amx__stretch(struct amx_walk *x, uint32_t first)
 {
-    const struct attn_piece *w = x->w;
+    const struct attn_work_item *w = x->w;
     const struct be_attn_args *a = w->j->a;
     struct amx_ahead *h = &x->ahead;
-    bool codes = a->kv.type != BE_KV_ACT;
-    h->lines = (uint32_t)((codes ? kv_codes_bytes(BE_BF16, a->kv.head_dim)
-                                 : kv_head_bytes(BE_BF16, a->kv.head_dim)) /
-                          64);
+    bool quants = a->kv.type != BE_KV_ACT;
+    h->lines =
+        (uint32_t)((quants ? kv_q8_bytes(BE_BF16, a->kv.head_dim) : kv_head_bytes(BE_BF16, a->kv.head_dim)) /
+                   64);
     uint32_t blocks = amx__stretch_blocks(w->j, x->tile, x->groups == 1);
     x->stretch = first;
     x->stretch_end = u32_min(first + blocks, x->end);
@@ -210,7 +210,7 @@ static void amx__stretch(struct amx_walk *x, uint32_t first)
             h->block[h->blocks++] = amx__kept(&a->kv, x->table[b], w->kv_head);
         }
     }
-    if (codes) amx__unpack(x, blocks);
+    if (quants) amx__unpack(x, blocks);
     uint32_t units = x->groups * (x->stretch_end - first);
     h->per_unit = (h->blocks * h->lines + units - 1) / units;
 }
@@ -218,7 +218,7 @@ static void amx__stretch(struct amx_walk *x, uint32_t first)
 /* The next step whose group sees something of it; false at the end. */
 static bool amx__next(struct amx_walk *x, struct amx_step *t)
 {
-    struct attn_piece *w = x->w;
+    struct attn_work_item *w = x->w;
     const struct be_attn_args *a = w->j->a;
     for (;;) {
         if (x->at >= x->stretch_end) {
@@ -242,9 +242,9 @@ static bool amx__next(struct amx_walk *x, struct amx_step *t)
         for (uint32_t i = 0; i < t->blocks; i++) {
             uint32_t b = b0 + i;
             KN_ASSERT(x->table[b] != BE_NO_BLOCK);
-            bool codes = a->kv.type != BE_KV_ACT;
-            void *layer = codes ? x->unpacked : kv_layer(&a->kv, x->table[b]);
-            uint32_t head = codes ? b - x->stretch : w->kv_head;
+            bool quants = a->kv.type != BE_KV_ACT;
+            void *layer = quants ? x->unpacked : kv_layer(&a->kv, x->table[b]);
+            uint32_t head = quants ? b - x->stretch : w->kv_head;
             t->k[i] = kv_k(layer, BE_BF16, a->kv.head_dim, head);
             t->v[i] = kv_v(layer, BE_BF16, a->kv.head_dim, head);
             if (a->softcap <= 0 && x->group[g].lo_max <= b * KV_SLOTS &&
@@ -389,7 +389,7 @@ ATTN_INLINE void amx__value_half(const struct amx_value *u, struct amx_pending *
 /* ---- softmax */
 
 /* Softcap and mask of a row's 32 scores in place. */
-static void amx__prepare_row(const struct attn_piece *w, uint32_t r, float *s, uint32_t base)
+static void amx__prepare_row(const struct attn_work_item *w, uint32_t r, float *s, uint32_t base)
 {
     const struct be_attn_args *a = w->j->a;
     for (uint32_t i = 0; i < 2; i++, s += AMX_S_HALF, base += VL) {
@@ -401,7 +401,7 @@ static void amx__prepare_row(const struct attn_piece *w, uint32_t r, float *s, u
     }
 }
 
-/* What the exponential needs, in registers: the compiler would rather build constants anew for every row, on
+/* What the exponential needs, in registers: the compiler would rather build constants again for every row, on
  * the port that is short. */
 struct amx_exp {
     __m512 scale, max0, max1; /* largest t so far */
@@ -461,7 +461,7 @@ ATTN_INLINE bool amx__beyond(__m512 y0, __m512 y1)
 static __attribute__((noinline)) void amx__raise(struct amx_walk *x, const struct amx_step *t, uint32_t i,
                                                  uint32_t in, const float *s)
 {
-    struct attn_piece *w = x->w;
+    struct attn_work_item *w = x->w;
     uint32_t r = t->row0 + in;
     uint16_t *p = t->p + (size_t)in * KV_SLOTS;
     float max = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_load_ps(s), _mm512_load_ps(s + AMX_S_HALF))),
@@ -499,7 +499,7 @@ static __attribute__((noinline)) void amx__raise_some(struct amx_walk *x, const 
 ATTN_INLINE void amx__masked_row(struct amx_walk *x, struct amx_exp *e, const struct amx_step *t, uint32_t i,
                                  uint32_t in, float *s_block)
 {
-    const struct attn_piece *w = x->w;
+    const struct attn_work_item *w = x->w;
     uint32_t r = t->row0 + in, base = (t->first + i) * KV_SLOTS, last = base + KV_SLOTS - 1;
     float *s = s_block + (size_t)in * 16;
     if (w->lo[r] > base || w->hi[r] < last || w->j->a->softcap > 0) amx__prepare_row(w, r, s, base);
@@ -720,7 +720,7 @@ static void amx__stage(struct amx_walk *x, const struct amx_shape *shape, const 
     }
 }
 
-static void attn__walk(struct attn_piece *w, const uint32_t *table)
+static void attn__walk(struct attn_work_item *w, const uint32_t *table)
 {
     const struct be_attn_args *a = w->j->a;
     struct amx_walk x = {.w = w,

@@ -167,7 +167,7 @@ MUL_TABLE(y__values8_bf16, mul__some, true, true, false)
 
 /* Scores of one block. What lies between d and dpad is zero in both factors and left out. The block's values
  * are asked for meanwhile. */
-ATTN_INLINE void attn__vec_scores(const struct attn_piece *w, const void *k, const void *next, float *s,
+ATTN_INLINE void attn__vec_scores(const struct attn_work_item *w, const void *k, const void *next, float *s,
                                   const bool bf16)
 {
     (void)next;
@@ -189,7 +189,7 @@ ATTN_INLINE void attn__vec_scores(const struct attn_piece *w, const void *k, con
     }
 }
 
-ATTN_INLINE void attn__vec_values(const struct attn_piece *w, const void *const v[ATTN_TILE],
+ATTN_INLINE void attn__vec_values(const struct attn_work_item *w, const void *const v[ATTN_TILE],
                                   const void *const ask[ATTN_TILE], uint32_t b0, uint32_t b1, const bool bf16)
 {
     (void)ask;

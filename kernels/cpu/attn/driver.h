@@ -9,16 +9,16 @@
  *                               before rounding to bf16
  *   vf_tanh(v)
  *   vf_store_bf16(p, v)         VL values rounded to nearest even
- *   ATTN_WIDE                   optional: the set multiplies f32, so in a piece queries and probabilities are
- *                               f32 too, of bf16 values. Then also vf_load_bf16(p), vf_round_bf16(v)
- *   attn__walk                  see the prototype below; attn/vec.h has the plain one
+ *   ATTN_WIDE                   optional: the set multiplies f32, so in a work item queries and probabilities
+ * are f32 too, of bf16 values. Then also vf_load_bf16(p), vf_round_bf16(v) attn__walk                  see
+ * the prototype below; attn/vec.h has the plain one
  *
- * The work is cut into pieces of up to ATTN_ROWS rows, a row being one (query, query head) of one kv head.
- * The keys are walked in tiles of ATTN_TILE blocks whose borders are absolute positions. Per tile and row:
- * scores, the row's largest score, a rescale of what is there if that grew, probabilities, sums. A row's bits
- * don't depend on its neighbours: a key that it doesn't see has probability 0, and adding 0 * v to a sum that
- * began at +0 changes nothing; the rescale multiplies by 1 when it isn't needed. So it doesn't matter that a
- * piece walks the union of its rows' keys. */
+ * The work is cut into work items of up to ATTN_ROWS rows, a row being one (query, query head) of one kv
+ * head. The keys are walked in tiles of ATTN_TILE blocks whose borders are absolute positions. Per tile and
+ * row: scores, the row's largest score, a rescale of what is there if that grew, probabilities, sums. A row's
+ * bits don't depend on its neighbours: a key that it doesn't see has probability 0, and adding 0 * v to a sum
+ * that began at +0 changes nothing; the rescale multiplies by 1 when it isn't needed. So it doesn't matter
+ * that a work item walks the union of its rows' keys. */
 #ifndef KVASIR_CPU_ATTN_DRIVER_H
 #define KVASIR_CPU_ATTN_DRIVER_H
 
@@ -28,7 +28,7 @@
 #include <math.h>
 
 #ifndef ATTN_ROWS
-#define ATTN_ROWS 32u /* a file may choose larger pieces */
+#define ATTN_ROWS 32u /* a file may choose larger work items */
 #endif
 #ifndef ATTN_GROUP
 #define ATTN_GROUP 32u /* rows that pass a tile together; a file may choose more */
@@ -50,15 +50,15 @@
 struct attn_job {
     const struct be_attn_args *a;
     enum be_dtype act;
-    uint32_t per_kv;     /* query heads of one kv head */
-    uint32_t piece_rows; /* <= ATTN_ROWS */
+    uint32_t per_kv;    /* query heads of one kv head */
+    uint32_t item_rows; /* <= ATTN_ROWS */
     uint32_t dpad;
     uint32_t
         o_stride; /* floats of a row of o: dpad, more if the walk keeps something behind the head's columns */
 };
 
-/* One piece at work; the arrays lie in the thread's scratch. */
-struct attn_piece {
+/* One work item at work; the arrays lie in the thread's scratch. */
+struct attn_work_item {
     const struct attn_job *j;
     uint32_t rows, kv_head, first_row, first_flat; /* flat = (query - first_row) * per_kv + head */
     uint32_t lo[ATTN_ROWS], hi[ATTN_ROWS];
@@ -70,7 +70,7 @@ struct attn_piece {
                  ahead */
     char *p;  /* [2][ATTN_GROUP][ATTN_STRIDE] probabilities, like q */
     float *o; /* f32 [ATTN_ROWS][o_stride] */
-    char *unpacked; /* attn__unpacked bytes, of a cache of codes */
+    char *unpacked; /* attn__unpacked bytes, of a cache of quants */
     /* What this thread does next, whose first keys may be asked for; table NULL: not known. */
     struct attn_next {
         const uint32_t *table;
@@ -83,27 +83,28 @@ ATTN_INLINE size_t attn__elem(const struct attn_job *j)
 {
     return ATTN_WIDE ? 4 : be_dtype_bytes(j->act);
 }
-/* Walks all keys that the piece's rows see; leaves max, sum and o. `table` is the sequence's block table. */
-static void attn__walk(struct attn_piece *w, const uint32_t *table);
+/* Walks all keys that the work item's rows see; leaves max, sum and o. `table` is the sequence's block table.
+ */
+static void attn__walk(struct attn_work_item *w, const uint32_t *table);
 /* The sum of a row's probabilities after the walk; floats of a row of o. */
-ATTN_INLINE float attn__row_sum(const struct attn_piece *w, uint32_t r);
+ATTN_INLINE float attn__row_sum(const struct attn_work_item *w, uint32_t r);
 ATTN_INLINE uint32_t attn__o_stride(uint32_t dpad, uint32_t d);
-/* Bytes that the walk wants for blocks that were unpacked from codes. */
+/* Bytes that the walk wants for blocks that were unpacked from quants. */
 ATTN_INLINE size_t attn__unpacked(const struct attn_job *j);
-/* Rows of a large piece, at most ATTN_ROWS. */
-ATTN_INLINE uint32_t attn__piece_rows(const struct attn_job *j);
+/* Rows of a large work item, at most ATTN_ROWS. */
+ATTN_INLINE uint32_t attn__item_rows(const struct attn_job *j);
 
-/* The piece's rows in order: row of the batch, query head. */
+/* The work item's rows in order: row of the batch, query head. */
 struct attn_at {
     uint32_t t, h;
 };
-ATTN_INLINE struct attn_at attn__first(const struct attn_piece *w)
+ATTN_INLINE struct attn_at attn__first(const struct attn_work_item *w)
 {
     uint32_t per_kv = w->j->per_kv;
     return (struct attn_at){w->first_row + w->first_flat / per_kv,
                             w->kv_head * per_kv + w->first_flat % per_kv};
 }
-ATTN_INLINE void attn__step(const struct attn_piece *w, struct attn_at *at)
+ATTN_INLINE void attn__step(const struct attn_work_item *w, struct attn_at *at)
 {
     if (++at->h < (w->kv_head + 1) * w->j->per_kv) return;
     at->h -= w->j->per_kv;
@@ -112,7 +113,7 @@ ATTN_INLINE void attn__step(const struct attn_piece *w, struct attn_at *at)
 /* Rows of one head lie as far apart as all heads are wide: nothing but a request ahead of time hides the way
  * to memory. */
 #define ATTN_AHEAD 16u
-ATTN_INLINE void attn__ask_row(const void *row, size_t bytes, const bool write)
+ATTN_INLINE void attn__prefetch_row(const void *row, size_t bytes, const bool write)
 {
     for (size_t i = 0; i < bytes; i += 64) {
         if (write) __builtin_prefetch((const char *)row + i, 1);
@@ -134,9 +135,9 @@ ATTN_INLINE void attn__load_row(const struct attn_job *j, char *q, const char *s
     memcpy(q, src, d * be_dtype_bytes(j->act));
 }
 
-/* Query rows of the piece into w->q, zero padded; rows up to the next multiple of 16 are zero and see
+/* Query rows of the work item into w->q, zero padded; rows up to the next multiple of 16 are zero and see
  * nothing. */
-static void attn__load(struct attn_piece *w)
+static void attn__load(struct attn_work_item *w)
 {
     const struct attn_job *j = w->j;
     const struct be_attn_args *a = j->a;
@@ -147,7 +148,8 @@ static void attn__load(struct attn_piece *w)
     w->hi_max = 0;
     for (uint32_t r = 0, asked = 0; r < w->rows; r++, attn__step(w, &at)) {
         for (; asked < u32_min(w->rows, r + ATTN_AHEAD); asked++, attn__step(w, &ahead))
-            attn__ask_row((const char *)a->q + ((size_t)ahead.t * a->heads + ahead.h) * bytes, bytes, false);
+            attn__prefetch_row((const char *)a->q + ((size_t)ahead.t * a->heads + ahead.h) * bytes, bytes,
+                               false);
         char *q = w->q + r * j->dpad * e;
         attn__load_row(j, q, (const char *)a->q + ((size_t)at.t * a->heads + at.h) * bytes, d);
         memset(q + d * e, 0, (j->dpad - d) * e);
@@ -162,7 +164,7 @@ static void attn__load(struct attn_piece *w)
     memset(w->sum, 0, (size_t)all * VL * 4);
 }
 
-static void attn__finish(struct attn_piece *w)
+static void attn__finish(struct attn_work_item *w)
 {
     const struct attn_job *j = w->j;
     const struct be_attn_args *a = j->a;
@@ -171,7 +173,7 @@ static void attn__finish(struct attn_piece *w)
     struct attn_at at = attn__first(w), ahead = at;
     for (uint32_t r = 0, asked = 0; r < w->rows; r++, attn__step(w, &at)) {
         for (; asked < u32_min(w->rows, r + ATTN_AHEAD); asked++, attn__step(w, &ahead))
-            attn__ask_row((char *)a->out + (ahead.t * ld + (size_t)ahead.h * d) * e, bytes, true);
+            attn__prefetch_row((char *)a->out + (ahead.t * ld + (size_t)ahead.h * d) * e, bytes, true);
         float *o = w->o + (size_t)r * j->o_stride;
         vf f = vf_set1(1.0f / attn__row_sum(w, r));
         char *out = (char *)a->out + (at.t * ld + (size_t)at.h * d) * e;
@@ -187,34 +189,34 @@ static void attn__finish(struct attn_piece *w)
     }
 }
 
-/* Pieces of one sequence for one kv head. */
-ATTN_INLINE uint32_t attn__pieces(const struct attn_job *j, uint32_t seq)
+/* Work items of one sequence for one kv head. */
+ATTN_INLINE uint32_t attn__work_items(const struct attn_job *j, uint32_t seq)
 {
     const struct be_rows *r = j->a->rows;
     uint32_t flat = (r->seq_row[seq + 1] - r->seq_row[seq]) * j->per_kv;
-    return (flat + j->piece_rows - 1) / j->piece_rows;
+    return (flat + j->item_rows - 1) / j->item_rows;
 }
 
-/* Which rows piece `item` has. Returns its sequence. */
-static uint32_t attn__place(struct attn_piece *w, uint32_t item)
+/* Which rows work item `item` has. Returns its sequence. */
+static uint32_t attn__place(struct attn_work_item *w, uint32_t item)
 {
     const struct attn_job *j = w->j;
     const struct be_rows *r = j->a->rows;
     uint32_t seq = 0, left = item;
-    for (uint32_t n; left >= (n = attn__pieces(j, seq) * j->a->kv.kv_heads); seq++) left -= n;
-    uint32_t pieces = attn__pieces(j, seq), flat = (r->seq_row[seq + 1] - r->seq_row[seq]) * j->per_kv;
-    w->kv_head = left / pieces;
+    for (uint32_t n; left >= (n = attn__work_items(j, seq) * j->a->kv.kv_heads); seq++) left -= n;
+    uint32_t items = attn__work_items(j, seq), flat = (r->seq_row[seq + 1] - r->seq_row[seq]) * j->per_kv;
+    w->kv_head = left / items;
     w->first_row = r->seq_row[seq];
-    w->first_flat = (pieces - 1 - left % pieces) *
-                    j->piece_rows; /* those that see most keys first: no thread is left with a large one */
-    w->rows = u32_min(j->piece_rows, flat - w->first_flat);
+    w->first_flat = (items - 1 - left % items) *
+                    j->item_rows; /* those that see most keys first: no thread is left with a large one */
+    w->rows = u32_min(j->item_rows, flat - w->first_flat);
     return seq;
 }
 
 static struct attn_next attn__then(const struct attn_job *j, uint32_t item)
 {
     const struct be_rows *r = j->a->rows;
-    struct attn_piece w = {.j = j};
+    struct attn_work_item w = {.j = j};
     uint32_t seq = attn__place(&w, item);
     struct attn_at at = attn__first(&w);
     return (struct attn_next){.table = r->tables + r->seq_table[seq],
@@ -230,8 +232,8 @@ static void attn__range(void *ctx, uint32_t begin, uint32_t end, struct backend 
     const struct be_rows *r = a->rows;
     size_t e = attn__elem(j);
     char *scratch = cpu_thread_scratch(b, worker);
-    uint32_t rows = (j->piece_rows + 15) / 16 * 16;
-    struct attn_piece w = {.j = j};
+    uint32_t rows = (j->item_rows + 15) / 16 * 16;
+    struct attn_work_item w = {.j = j};
     w.s = (float *)(void *)scratch;
     w.p = scratch + 2 * sizeof(float) * ATTN_GROUP * ATTN_STRIDE;
     w.q = w.p + 2 * e * ATTN_GROUP * ATTN_STRIDE;
@@ -253,31 +255,31 @@ static void attn__range(void *ctx, uint32_t begin, uint32_t end, struct backend 
 
 struct attn_call {
     struct attn_job job;
-    uint32_t grain; /* pieces that a thread takes at a time */
+    uint32_t grain; /* work items that a thread takes at a time */
     struct backend *b;
 };
 
-/* Fills the job and returns the number of pieces. Small batches are cut finer so that every thread has work:
- * where a row lands changes no bit. */
+/* Fills the job and returns the number of work items. Small batches are cut finer so that every thread has
+ * work: where a row lands changes no bit. */
 static uint32_t attn__plan(struct backend *b, const struct be_attn_args *a, struct attn_call *c)
 {
     *c = (struct attn_call){.b = b, .job = {.a = a, .act = b->act, .per_kv = a->heads / a->kv.kv_heads}};
     c->job.dpad = kv_dpad(b->act, a->kv.head_dim);
     c->job.o_stride = attn__o_stride(c->job.dpad, a->kv.head_dim);
-    c->job.piece_rows = attn__piece_rows(&c->job);
+    c->job.item_rows = attn__item_rows(&c->job);
     KN_ASSERT(a->scale > 0 && a->kv.head_dim <= 1024);
     for (;;) {
         uint32_t n = 0;
-        for (uint32_t s = 0; s < a->rows->seq_count; s++) n += attn__pieces(&c->job, s) * a->kv.kv_heads;
-        /* Few large pieces would leave threads waiting for the last one; small ones are not worth cutting for
-         * that, as each reads all keys. */
-        uint32_t want = c->job.piece_rows > ATTN_FEW_ROWS ? 4 * b->threads : b->threads;
-        if (n >= want || c->job.piece_rows == 1 || a->rows->t * c->job.per_kv < b->threads) {
+        for (uint32_t s = 0; s < a->rows->seq_count; s++) n += attn__work_items(&c->job, s) * a->kv.kv_heads;
+        /* Few large work items would leave threads waiting for the last one; small ones are not worth cutting
+         * for that, as each reads all keys. */
+        uint32_t want = c->job.item_rows > ATTN_FEW_ROWS ? 4 * b->threads : b->threads;
+        if (n >= want || c->job.item_rows == 1 || a->rows->t * c->job.per_kv < b->threads) {
             /* A step of decodes: it takes several, to ask for the next one's keys. */
             c->grain = a->rows->t == a->rows->seq_count ? u32_max(1, n / (4 * b->threads)) : 1;
             return n;
         }
-        c->job.piece_rows /= 2;
+        c->job.item_rows /= 2;
     }
 }
 

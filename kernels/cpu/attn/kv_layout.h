@@ -52,10 +52,10 @@ static inline size_t kv_head_bytes(enum be_dtype act, uint32_t d)
 {
     return 2 * kv_part_elems(act, d) * be_dtype_bytes(act);
 }
-/* The layer's part of block-table entry `unit`. */
-static inline void *kv_layer(const struct be_kv *kv, uint32_t unit)
+/* The layer's part of block-table entry `block_offset`. */
+static inline void *kv_layer(const struct be_kv *kv, uint32_t block_offset)
 {
-    return (char *)kv->arena + (size_t)unit * BE_KV_UNIT + kv->layer_offset;
+    return (char *)kv->arena + (size_t)block_offset * BE_KV_GRAIN + kv->layer_offset;
 }
 static inline void *kv_k(void *layer, enum be_dtype act, uint32_t d, uint32_t head)
 {

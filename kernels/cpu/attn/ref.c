@@ -1,4 +1,4 @@
-/* Attention in plain C: the oracle of the vector files. One piece of work is one row; a row walks the keys
+/* Attention in plain C: the oracle of the vector files. One work item is one row; a row walks the keys
  * that it sees in tiles of one KV block (32 absolute positions), lowest first, with an online softmax. Which
  * tiles a row walks follows from its own lo and hi only. */
 #include "kernels/cpu/attn/unpack.h"
@@ -68,7 +68,7 @@ static void ref__attn_range(void *ctx, uint32_t begin, uint32_t end, uint32_t wo
                 void *layer = kv_layer(&a->kv, table[block]);
                 void *k = kv_k(layer, j->b->act, d, h / per_kv), *v = kv_v(layer, j->b->act, d, h / per_kv);
                 if (a->kv.type != BE_KV_ACT) {
-                    struct kv_codes c = kv_codes(layer, j->b->act, d, h / per_kv);
+                    struct kv_q8 c = kv_q8(layer, j->b->act, d, h / per_kv);
                     k = kv_k(unpacked, j->b->act, d, 0);
                     v = kv_v(unpacked, j->b->act, d, 0);
                     kv_unpack(k, v, &c, j->b->act, d, NULL);

@@ -1,4 +1,4 @@
-/* A head of a block of codes (kv_codes.h) as it would be in the act type. For bf16 a file may bring, before
+/* A head of a block of quants (kv_q8.h) as it would be in the act type. For bf16 a file may bring, before
  * it includes this, with KV_OWN_LINES defined:
  *
  *   struct kv_scales               of 32 elements in a row: 16 words, each of two halves
@@ -8,7 +8,7 @@
 #ifndef KVASIR_CPU_ATTN_UNPACK_H
 #define KVASIR_CPU_ATTN_UNPACK_H
 
-#include "kernels/cpu/attn/kv_codes.h"
+#include "kernels/cpu/attn/kv_q8.h"
 
 #define KV_INLINE static inline __attribute__((always_inline))
 
@@ -37,25 +37,24 @@ KV_INLINE void kv_line(uint16_t *dst, const int8_t *code, const struct kv_scales
 }
 #endif
 
-KV_INLINE void kv_ask(const char *p, size_t bytes)
+KV_INLINE void kv_prefetch(const char *p, size_t bytes)
 {
     for (size_t i = 0; p && i < bytes; i += 64) __builtin_prefetch(p + i, 0, 2);
 }
 
-KV_INLINE void kv_unpack_bf16(uint16_t *k, uint16_t *v, const struct kv_codes *c, uint32_t d,
-                              const void *next)
+KV_INLINE void kv_unpack_bf16(uint16_t *k, uint16_t *v, const struct kv_q8 *c, uint32_t d, const void *next)
 {
     uint32_t dpad = kv_dpad(BE_BF16, d), runs = kv_runs(d);
     for (uint32_t n = 0; n < 2 * runs; n++) { /* 16 slots */
         uint32_t first = n / runs * 16, run = n % runs;
         struct kv_scales s = kv_scales_k(c->k_scale + run * KV_SLOTS + first);
         size_t at = kv_k_idx(BE_BF16, dpad, first, run * KV_RUN);
-        kv_ask(next ? (const char *)next + at : NULL, KV_RUN * 16);
+        kv_prefetch(next ? (const char *)next + at : NULL, KV_RUN * 16);
         for (uint32_t i = 0; i < KV_RUN / 2; i++, at += 32) kv_line(k + at, c->k + at, &s);
     }
     for (uint32_t slot = 0; slot < KV_SLOTS; slot += 2) {
         size_t at = kv_v_idx(BE_BF16, dpad, slot, 0);
-        kv_ask(next ? (const char *)next + (c->v - c->k) + at : NULL, 2 * (size_t)dpad);
+        kv_prefetch(next ? (const char *)next + (c->v - c->k) + at : NULL, 2 * (size_t)dpad);
         for (uint32_t run = 0; run < runs; run++, at += 64) {
             struct kv_scales s = kv_scales_v(c->v_scale + run * KV_SLOTS + slot);
             kv_line(v + at, c->v + at, &s);
@@ -66,7 +65,7 @@ KV_INLINE void kv_unpack_bf16(uint16_t *k, uint16_t *v, const struct kv_codes *c
         v[kv_v_idx(BE_BF16, dpad, s, d)] = 0x3f80;
 }
 
-KV_INLINE void kv_unpack_f32(float *k, float *v, const struct kv_codes *c, uint32_t d)
+KV_INLINE void kv_unpack_f32(float *k, float *v, const struct kv_q8 *c, uint32_t d)
 {
     uint32_t dpad = kv_dpad(BE_F32, d);
     float scale[KV_SLOTS];
@@ -83,14 +82,13 @@ KV_INLINE void kv_unpack_f32(float *k, float *v, const struct kv_codes *c, uint3
     }
 }
 
-/* k and v: as kv_k and kv_v would have them. next: the codes that will be unpacked after these, asked for
+/* k and v: as kv_k and kv_v would have them. next: the quants that will be unpacked after these, asked for
  * meanwhile; or NULL. */
-static inline void kv_unpack(void *k, void *v, const struct kv_codes *c, enum be_dtype act, uint32_t d,
+static inline void kv_unpack(void *k, void *v, const struct kv_q8 *c, enum be_dtype act, uint32_t d,
                              const void *next)
 {
     if (next)
-        kv_ask((const char *)next + kv_codes_scales(act, d),
-               kv_codes_bytes(act, d) - kv_codes_scales(act, d));
+        kv_prefetch((const char *)next + kv_q8_scales(act, d), kv_q8_bytes(act, d) - kv_q8_scales(act, d));
     if (act == BE_F32) kv_unpack_f32(k, v, c, d);
     else kv_unpack_bf16(k, v, c, d, next);
 }

@@ -11,7 +11,7 @@
 
 #include "kernels/cpu/attn/driver.h"
 
-ATTN_INLINE float attn__row_sum(const struct attn_piece *w, uint32_t r)
+ATTN_INLINE float attn__row_sum(const struct attn_work_item *w, uint32_t r)
 {
     return vf_hsum(vf_load(w->sum + r * VL));
 }
@@ -20,7 +20,7 @@ ATTN_INLINE uint32_t attn__o_stride(uint32_t dpad, uint32_t d)
     (void)d;
     return dpad;
 }
-ATTN_INLINE uint32_t attn__piece_rows(const struct attn_job *j)
+ATTN_INLINE uint32_t attn__item_rows(const struct attn_job *j)
 {
     (void)j;
     return ATTN_ROWS;
@@ -89,14 +89,14 @@ ATTN_INLINE void attn__mul(const struct attn_mul *m, uint32_t rows, const uint32
 }
 
 /* Memory takes longer than the arithmetic: what comes next has to be on its way. */
-ATTN_INLINE bool attn__waits(const struct attn_piece *w)
+ATTN_INLINE bool attn__waits(const struct attn_work_item *w)
 {
     return w->rows <= 8;
 }
 
 /* Scores of one block: all 32 slots, four (VL 8) or two (VL 16) columns. What lies between d and dpad is zero
  * in both factors and left out. The block's values are asked for meanwhile, and the next block's keys. */
-ATTN_INLINE void attn__vec_scores(const struct attn_piece *w, const void *k, const void *next, float *s,
+ATTN_INLINE void attn__vec_scores(const struct attn_work_item *w, const void *k, const void *next, float *s,
                                   const bool bf16)
 {
     uint32_t d = w->j->a->kv.head_dim, dpad = w->j->dpad;
@@ -117,7 +117,7 @@ ATTN_INLINE void attn__vec_scores(const struct attn_piece *w, const void *k, con
 }
 
 /* ask: keys of the next tile, asked for meanwhile. */
-ATTN_INLINE void attn__vec_values(const struct attn_piece *w, const void *const v[ATTN_TILE],
+ATTN_INLINE void attn__vec_values(const struct attn_work_item *w, const void *const v[ATTN_TILE],
                                   const void *const ask[ATTN_TILE], uint32_t b0, uint32_t b1, const bool bf16)
 {
     uint32_t dpad = w->j->dpad, e = bf16 ? 2 : 4, used = (w->j->a->kv.head_dim + VL - 1) / VL;
@@ -139,7 +139,7 @@ ATTN_INLINE void attn__vec_values(const struct attn_piece *w, const void *const 
     }
 }
 #endif
-ATTN_INLINE void attn__rescale(struct attn_piece *w, uint32_t r, float factor)
+ATTN_INLINE void attn__rescale(struct attn_work_item *w, uint32_t r, float factor)
 {
     vf f = vf_set1(factor);
     float *o = w->o + (size_t)r * w->j->dpad, *sum = w->sum + r * VL;
@@ -149,8 +149,8 @@ ATTN_INLINE void attn__rescale(struct attn_piece *w, uint32_t r, float factor)
 
 /* Scores of row r over blocks [b0, b1) of the tile that starts at position `base` -> probabilities; max and
  * sum brought up to date. */
-ATTN_INLINE void attn__softmax_row(struct attn_piece *w, uint32_t r, uint32_t base, uint32_t b0, uint32_t b1,
-                                   bool fine)
+ATTN_INLINE void attn__softmax_row(struct attn_work_item *w, uint32_t r, uint32_t base, uint32_t b0,
+                                   uint32_t b1, bool fine)
 {
     const struct be_attn_args *a = w->j->a;
     float *s = w->s + (size_t)r * ATTN_STRIDE;
@@ -207,24 +207,24 @@ ATTN_INLINE void attn__softmax_row(struct attn_piece *w, uint32_t r, uint32_t ba
     vf_store(w->sum + r * VL, sum);
 }
 
-/* Codes of a block's successor. */
-ATTN_INLINE const int8_t *attn__next(const struct attn_piece *w, const uint32_t *table, uint32_t block)
+/* Quants of a block's successor. */
+ATTN_INLINE const int8_t *attn__next(const struct attn_work_item *w, const uint32_t *table, uint32_t block)
 {
     const struct be_kv *kv = &w->j->a->kv;
     if (block >= w->hi_max / KV_SLOTS) return NULL;
-    return kv_codes(kv_layer(kv, table[block + 1]), w->j->act, kv->head_dim, w->kv_head).k;
+    return kv_q8(kv_layer(kv, table[block + 1]), w->j->act, kv->head_dim, w->kv_head).k;
 }
 
-/* NULL: no block that is seen, or a cache of codes. */
-ATTN_INLINE const void *attn__key(const struct attn_piece *w, const uint32_t *table, uint32_t block)
+/* NULL: no block that is seen, or a cache of quants. */
+ATTN_INLINE const void *attn__key(const struct attn_work_item *w, const uint32_t *table, uint32_t block)
 {
     const struct be_kv *kv = &w->j->a->kv;
     if (block > w->hi_max / KV_SLOTS || kv->type != BE_KV_ACT) return NULL;
     return kv_k(kv_layer(kv, table[block]), w->j->act, kv->head_dim, w->kv_head);
 }
 
-/* Of what comes after this piece: its block `i`. */
-ATTN_INLINE const void *attn__then_key(const struct attn_piece *w, uint32_t i)
+/* Of what comes after this work item: its block `i`. */
+ATTN_INLINE const void *attn__then_key(const struct attn_work_item *w, uint32_t i)
 {
     const struct be_kv *kv = &w->j->a->kv;
     const struct attn_next *n = &w->then;
@@ -232,7 +232,7 @@ ATTN_INLINE const void *attn__then_key(const struct attn_piece *w, uint32_t i)
     return kv_k(kv_layer(kv, n->table[n->first + i]), w->j->act, kv->head_dim, n->kv_head);
 }
 
-ATTN_INLINE void attn__tile(struct attn_piece *w, const uint32_t *table, uint32_t tile, const bool bf16)
+ATTN_INLINE void attn__tile(struct attn_work_item *w, const uint32_t *table, uint32_t tile, const bool bf16)
 {
     const struct be_attn_args *a = w->j->a;
     uint32_t first = tile * ATTN_TILE, d = a->kv.head_dim;
@@ -249,7 +249,7 @@ ATTN_INLINE void attn__tile(struct attn_piece *w, const uint32_t *table, uint32_
             k = kv_k(layer, w->j->act, d, w->kv_head);
             values = kv_v(layer, w->j->act, d, w->kv_head);
         } else {
-            struct kv_codes c = kv_codes(layer, w->j->act, d, w->kv_head);
+            struct kv_q8 c = kv_q8(layer, w->j->act, d, w->kv_head);
             k = w->unpacked;
             values = w->unpacked + (1 + b) * part;
             kv_unpack(k, values, &c, w->j->act, d, attn__next(w, table, first + b));
@@ -261,7 +261,7 @@ ATTN_INLINE void attn__tile(struct attn_piece *w, const uint32_t *table, uint32_
     attn__vec_values(w, v, ask, b0, b1, bf16);
 }
 
-static void attn__walk(struct attn_piece *w, const uint32_t *table)
+static void attn__walk(struct attn_work_item *w, const uint32_t *table)
 {
     for (uint32_t tile = w->lo_min / ATTN_KEYS; tile <= w->hi_max / ATTN_KEYS; tile++) {
         if (w->j->act == BE_F32) {

@@ -56,8 +56,8 @@ EPI_INLINE void z__rows(const struct linear_job *j, uint32_t pair, uint32_t row,
         if (r >= done) epi_row(d, e, row + r, s0[r], s1[r]);
 }
 
-/* ---- few rows: a step of decodes, guesses that are verified. Their weights come from memory, so what counts
- * is that reading and multiplying go on side by side, at an even pace. */
+/* ---- few rows: a step of decodes, draft tokens that are verified. Their weights come from memory, so what
+ * counts is that reading and multiplying go on side by side, at an even pace. */
 
 #define FEW_ROWS 48u /* beyond them reading the weights takes less than a third of the time */
 #define FEW_PASS 14u /* rows that a pass takes at most: 28 sums, 2 weights, 1 broadcast */

@@ -16,29 +16,29 @@ static void linear__pairs_range(void *ctx, uint32_t begin, uint32_t end, uint32_
     j->set->pairs(j, begin, end, j->scratch + worker * j->scratch_bytes);
 }
 
-/* Weights in a piece of few rows, some 60 us: each piece begins with a gap until its first bytes have
+/* Weights in a work item of few rows, some 60 us: each work item begins with a gap until its first bytes have
  * arrived. */
-#define LINEAR_PIECE_BYTES ((size_t)1 << 20)
+#define LINEAR_ITEM_BYTES ((size_t)1 << 20)
 
 /* Rows of fewer bytes are rearranged by the calling thread: waking the others takes longer. */
 #define LINEAR_PACK_ALONE ((size_t)32 << 10)
 
-/* Pairs in a piece: few enough that the threads end together, enough bytes that claiming a piece costs
- * nothing. */
+/* Pairs in a work item: few enough that the threads end together, enough bytes that claiming a work item
+ * costs nothing. */
 static uint32_t linear__grain(const struct backend *b, const struct linear_set *set,
                               const struct be_weight *w, uint32_t m)
 {
     size_t pair_bytes = 2 * w->panel_bytes;
     if (set->rows_bytes && (size_t)m * w->kpad * be_dtype_bytes(w->type) > set->rows_bytes) {
-        /* The rows do not stay in the cache: each piece reads them again, so pieces are as wide as may be,
-         * their number a multiple of the threads. */
+        /* The rows do not stay in the cache: each work item reads them again, so work items are as wide as
+         * may be, their number a multiple of the threads. */
         uint32_t rounds = (w->pairs - 1) / (b->threads * set->pairs_max) + 1;
         return (w->pairs - 1) / (rounds * b->threads) + 1;
     }
     uint32_t most = u32_max(1, w->pairs / (b->threads * 5));
     if (m > 32 || (set->pack && m >= set->pack_min)) most = u32_min(most, set->pairs_max);
     if (m > 32) return most;
-    uint32_t want = (uint32_t)((LINEAR_PIECE_BYTES + pair_bytes - 1) / pair_bytes);
+    uint32_t want = (uint32_t)((LINEAR_ITEM_BYTES + pair_bytes - 1) / pair_bytes);
     return u32_max(1, u32_min(want, most));
 }
 

@@ -1,6 +1,6 @@
 /* How a linear operation is cut up, the same for all vector sets. Rows in blocks of CPU_M_BLOCK; for each
- * block the rows are first rearranged as the set wants them (all threads), then pieces of neighbouring pairs
- * of panels are computed (all threads, each its own outputs). */
+ * block the rows are first rearranged as the set wants them (all threads), then work items of neighbouring
+ * pairs of panels are computed (all threads, each its own outputs). */
 #ifndef KVASIR_CPU_LINEAR_H
 #define KVASIR_CPU_LINEAR_H
 
@@ -32,7 +32,7 @@ struct linear_set {
     /* Outputs of pairs [begin, end) for all rows of the block, epilogue included. scratch: CPU_THREAD_SCRATCH
      * bytes of this thread. */
     void (*pairs)(const struct linear_job *job, uint32_t begin, uint32_t end, char *scratch);
-    uint32_t pairs_max; /* most pairs in a piece */
+    uint32_t pairs_max; /* most pairs in a work item */
     size_t rows_bytes;  /* a block's rows should not take more where at least half of CPU_M_BLOCK fit; 0 = no
                            matter */
 };

@@ -1,6 +1,7 @@
 /* Linear and embed in plain C: the readable form of what the vector files do, and the oracle of their tests.
- * No intrinsics, no cleverness. A piece of work is one pair of panels (32 packed columns) for all rows. */
-#include "kernels/cpu/linear/codes.h"
+ * No intrinsics, no cleverness. A work item of work is one pair of panels (32 packed columns) for all rows.
+ */
+#include "kernels/cpu/linear/quant.h"
 
 #include <math.h>
 
@@ -94,56 +95,56 @@ static void ref__linear_range(void *ctx, uint32_t begin, uint32_t end, uint32_t 
     }
 }
 
-/* ---- codes (codes.h) */
+/* ---- quants (quants.h) */
 
-static void ref__dot_codes(const struct linear_job *j, uint32_t pair, uint32_t r, float sum[32])
+static void ref__dot_quants(const struct linear_job *j, uint32_t pair, uint32_t r, float sum[32])
 {
     const struct be_weight *w = j->w;
-    const char *rec = codes_pair(w, pair);
-    size_t part = codes_scales_bytes(w), panel = (size_t)CODES_SPAN * 16 * w->bits / 8;
-    for (uint32_t s = 0; s < w->kpad / CODES_SPAN; s++, rec += codes_record_bytes(w)) {
-        const char *row = codes_row(j, s, r, CODES_ROW), *sums = row + CODES_SPAN + 4;
+    const char *rec = quant_pair(w, pair);
+    size_t part = quant_scales_bytes(w), panel = (size_t)QUANT_SPAN * 16 * w->bits / 8;
+    for (uint32_t s = 0; s < w->kpad / QUANT_SPAN; s++, rec += quant_record_bytes(w)) {
+        const char *row = quant_row(j, s, r, QUANT_ROW), *sums = row + QUANT_SPAN + 4;
         const int8_t *x = (const int8_t *)row;
         float scale, xsum;
         int32_t fix;
-        memcpy(&scale, row + CODES_SPAN, 4);
-        for (uint32_t g = 0; g < CODES_SPAN / w->group; g++) {
+        memcpy(&scale, row + QUANT_SPAN, 4);
+        for (uint32_t g = 0; g < QUANT_SPAN / w->group; g++) {
             memcpy(&xsum, sums + 4 * g, 4);
             memcpy(&fix, sums + 4 * g, 4);
             for (uint32_t c = 0; c < 32; c++) {
-                const uint8_t *codes =
+                const uint8_t *quants =
                     (const uint8_t *)rec + part * (w->min ? 2 : 1) + c / 16 * panel + c % 16 * 4;
                 int32_t dot = w->min ? 0 : fix;
                 for (uint32_t i = g * w->group; i < (g + 1) * w->group; i++)
-                    dot += codes_at(w, codes, i) * x[i];
-                sum[c] += (float)dot * (codes_f16(rec, g * 32 + c) * scale);
-                if (w->min) sum[c] += codes_f16(rec + part, g * 32 + c) * xsum;
+                    dot += quant_at(w, quants, i) * x[i];
+                sum[c] += (float)dot * (quant_f16(rec, g * 32 + c) * scale);
+                if (w->min) sum[c] += quant_f16(rec + part, g * 32 + c) * xsum;
             }
         }
     }
 }
 
-static void ref__codes_pairs(const struct linear_job *j, uint32_t begin, uint32_t end, char *scratch)
+static void ref__quant_pairs(const struct linear_job *j, uint32_t begin, uint32_t end, char *scratch)
 {
     (void)scratch;
     const struct be_weight *w = j->w;
     for (uint32_t pair = begin; pair < end; pair++) {
         for (uint32_t r = 0; r < j->m; r++) {
             float sum[32] = {0};
-            ref__dot_codes(j, pair, r, sum);
+            ref__dot_quants(j, pair, r, sum);
             for (uint32_t c = 0; w->bias && c < 32; c++) sum[c] += w->bias[pair * 32 + c];
             ref__epilogue(j->a, pair, j->row0 + r, sum);
         }
     }
 }
 
-void ref_linear_codes(struct backend *b, const struct be_linear_args *a)
+void ref_linear_quants(struct backend *b, const struct be_linear_args *a)
 {
-    static const struct linear_set set = {.pack = codes_pack_rows,
+    static const struct linear_set set = {.pack = quant_pack_rows,
                                           .pack_rows = 1,
                                           .pack_elem = 2,
                                           .pack_min = 1,
-                                          .pairs = ref__codes_pairs,
+                                          .pairs = ref__quant_pairs,
                                           .pairs_max = 64};
     cpu_linear(b, a, &set);
 }
@@ -151,7 +152,7 @@ void ref_linear_codes(struct backend *b, const struct be_linear_args *a)
 void ref_linear_bf16(struct backend *b, const struct be_linear_args *a)
 {
     if (a->w->bits) {
-        ref_linear_codes(b, a);
+        ref_linear_quants(b, a);
         return;
     }
     struct ref_linear job = {a};

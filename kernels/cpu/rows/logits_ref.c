@@ -1,5 +1,5 @@
 /* Statistics and the largest values of logit rows in plain C: the oracle of the vector files. One row is one
- * piece of work. */
+ * chunk of work. */
 #include "kernels/cpu/internal.h"
 
 #include <math.h>

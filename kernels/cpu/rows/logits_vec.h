@@ -1,14 +1,14 @@
 /* Statistics and the largest values of logit rows, written once over the vocabulary of vops_*.h. A row is cut
- * into pieces whose size depends on V alone, so that a single row keeps all threads busy; what the pieces
+ * into chunks whose size depends on V alone, so that a single row keeps all threads busy; what the chunks
  * find is put together in order. */
 #include "kernels/cpu/internal.h"
 
 #include <math.h>
 
-#define STATS_PIECE  8192u
-#define STATS_PIECES 4096u /* most pieces of one row */
+#define STATS_CHUNK  8192u
+#define STATS_CHUNKS 4096u /* most chunks of one row */
 
-struct piece_stats {
+struct chunk_stats {
     float max, sum; /* sum of exp(x - max); where nothing is a number or all is -infinity: whether there is a
                        NaN, as NaN or 0 */
     uint32_t argmax, before; /* ids that rank before the target */
@@ -16,14 +16,14 @@ struct piece_stats {
 
 struct vec_stats {
     const struct be_logits_args *a;
-    struct piece_stats *parts; /* [rows][pieces] */
-    uint32_t row0, size, pieces;
+    struct chunk_stats *parts; /* [rows][chunks] */
+    uint32_t row0, size, chunks;
 };
 
-static uint32_t stats__piece(uint32_t v)
+static uint32_t stats__chunk(uint32_t v)
 {
-    uint32_t even = (v / STATS_PIECES + 1 + 63) / 64 * 64;
-    return u32_max(STATS_PIECE, even);
+    uint32_t even = (v / STATS_CHUNKS + 1 + 63) / 64 * 64;
+    return u32_max(STATS_CHUNK, even);
 }
 
 static void stats__softcap_range(void *ctx, uint32_t begin, uint32_t end, uint32_t worker)
@@ -32,8 +32,8 @@ static void stats__softcap_range(void *ctx, uint32_t begin, uint32_t end, uint32
     const struct vec_stats *j = ctx;
     struct vf cap = vf_set1(j->a->softcap);
     for (uint32_t item = begin; item < end; item++) {
-        uint32_t from = item % j->pieces * j->size, to = from + u32_min(j->size, j->a->v - from);
-        float *x = j->a->logits + (size_t)(j->row0 + item / j->pieces) * j->a->v;
+        uint32_t from = item % j->chunks * j->size, to = from + u32_min(j->size, j->a->v - from);
+        float *x = j->a->logits + (size_t)(j->row0 + item / j->chunks) * j->a->v;
         for (uint32_t i = from; i < to; i += VL) {
             struct vf v = vf_load_n(x + i, to - i);
             vf_store_n(x + i, vf_mul(cap, vf_tanh(vf_div(v, cap))), to - i);
@@ -41,9 +41,9 @@ static void stats__softcap_range(void *ctx, uint32_t begin, uint32_t end, uint32
     }
 }
 
-static struct piece_stats stats__piece_of(const float *x, uint32_t from, uint32_t to, uint32_t target)
+static struct chunk_stats stats__chunk_of(const float *x, uint32_t from, uint32_t to, uint32_t target)
 {
-    struct piece_stats s = {.max = -INFINITY, .argmax = from};
+    struct chunk_stats s = {.max = -INFINITY, .argmax = from};
     struct vf low = vf_set1(-INFINITY), m0 = low, m1 = low;
     uint32_t i = from;
     for (; i + 2 * VL <= to; i += 2 * VL) {
@@ -91,8 +91,8 @@ static void stats__range(void *ctx, uint32_t begin, uint32_t end, uint32_t worke
     (void)worker;
     const struct vec_stats *j = ctx;
     for (uint32_t item = begin; item < end; item++) {
-        uint32_t row = j->row0 + item / j->pieces, from = item % j->pieces * j->size;
-        j->parts[item] = stats__piece_of(j->a->logits + (size_t)row * j->a->v, from,
+        uint32_t row = j->row0 + item / j->chunks, from = item % j->chunks * j->size;
+        j->parts[item] = stats__chunk_of(j->a->logits + (size_t)row * j->a->v, from,
                                          from + u32_min(j->size, j->a->v - from),
                                          j->a->targets ? j->a->targets[row] : UINT32_MAX);
     }
@@ -115,10 +115,10 @@ static double stats__log(double x)
 
 static void stats__combine(const struct vec_stats *j, uint32_t row)
 {
-    const struct piece_stats *p = j->parts + (size_t)(row - j->row0) * j->pieces;
+    const struct chunk_stats *p = j->parts + (size_t)(row - j->row0) * j->chunks;
     struct be_logit_stats out = {.max = -INFINITY};
     uint32_t before = 0;
-    for (uint32_t i = 0; i < j->pieces; i++) {
+    for (uint32_t i = 0; i < j->chunks; i++) {
         before += p[i].before;
         if (p[i].max > out.max) {
             out.max = p[i].max;
@@ -126,7 +126,7 @@ static void stats__combine(const struct vec_stats *j, uint32_t row)
         }
     }
     double sum = 0;
-    for (uint32_t i = 0; i < j->pieces; i++) {
+    for (uint32_t i = 0; i < j->chunks; i++) {
         if (p[i].max == -INFINITY && p[i].sum == 0) continue;
         float scale[VL];
         vf_store(scale, vf_exp(vf_set1(p[i].max - out.max)));
@@ -143,15 +143,15 @@ static void stats__combine(const struct vec_stats *j, uint32_t row)
 void SET(logit_stats)(struct backend *b, const struct be_logits_args *a)
 {
     struct vec_stats job = {
-        .a = a, .parts = (struct piece_stats *)(void *)b->thread_scratch, .size = stats__piece(a->v)};
-    job.pieces = (a->v - 1) / job.size + 1;
+        .a = a, .parts = (struct chunk_stats *)(void *)b->thread_scratch, .size = stats__chunk(a->v)};
+    job.chunks = (a->v - 1) / job.size + 1;
     for (uint32_t r = 0; a->targets && r < a->r; r++)
         KN_ASSERT(a->targets[r] == UINT32_MAX || a->targets[r] < a->v);
-    uint32_t rows_max = (uint32_t)(b->thread_scratch_bytes / (job.pieces * sizeof(struct piece_stats)));
+    uint32_t rows_max = (uint32_t)(b->thread_scratch_bytes / (job.chunks * sizeof(struct chunk_stats)));
     for (job.row0 = 0; job.row0 < a->r; job.row0 += rows_max) {
         uint32_t rows = u32_min(rows_max, a->r - job.row0);
-        if (a->softcap > 0) cpu_pool_run(b->pool, rows * job.pieces, 1, stats__softcap_range, &job);
-        cpu_pool_run(b->pool, rows * job.pieces, 1, stats__range, &job);
+        if (a->softcap > 0) cpu_pool_run(b->pool, rows * job.chunks, 1, stats__softcap_range, &job);
+        cpu_pool_run(b->pool, rows * job.chunks, 1, stats__range, &job);
         for (uint32_t r = 0; r < rows; r++) stats__combine(&job, job.row0 + r);
     }
 }
@@ -161,7 +161,7 @@ void SET(logit_stats)(struct backend *b, const struct be_logits_args *a)
 struct vec_topk {
     const struct be_topk_args *a;
     struct backend *b;
-    uint32_t parts; /* pieces of a row, each with its own k best; which piece found an id changes nothing */
+    uint32_t parts; /* chunks of a row, each with its own k best; which chunk found an id changes nothing */
 };
 
 struct best {

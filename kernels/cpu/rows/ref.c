@@ -4,7 +4,7 @@
 
 #include <math.h>
 
-/* Rows in one piece of work: enough to pay for waking a thread. */
+/* Rows in one chunk of work: enough to pay for waking a thread. */
 #define ROW_GRAIN 16u
 
 /* ---- norm */
@@ -155,7 +155,7 @@ static void ref__qkv_range(void *ctx, uint32_t begin, uint32_t end, uint32_t wor
     uint32_t d = a->kv.head_dim, groups = a->kv.kv_heads, dpad = kv_dpad(j->act, d);
     for (uint32_t t = begin; t < end; t++) {
         uint32_t seq = rows_seq(r, t), slot = r->pos[t] % KV_SLOTS;
-        uint32_t unit = r->tables[r->seq_table[seq] + r->pos[t] / KV_SLOTS];
+        uint32_t block_offset = r->tables[r->seq_table[seq] + r->pos[t] / KV_SLOTS];
         const float *x = a->qkv + (size_t)t * qkv_heads(a) * d;
         float head[1024];
         for (uint32_t h = 0; h < a->heads; h++) {
@@ -165,8 +165,8 @@ static void ref__qkv_range(void *ctx, uint32_t begin, uint32_t end, uint32_t wor
                 act_put(a->q, j->act, ((size_t)t * a->heads + h) * d + i, head[i]);
         }
         if (a->parts == BE_Q) continue;
-        KN_ASSERT(unit != BE_NO_BLOCK);
-        void *layer = kv_layer(&a->kv, unit);
+        KN_ASSERT(block_offset != BE_NO_BLOCK);
+        void *layer = kv_layer(&a->kv, block_offset);
         for (uint32_t g = 0; g < groups; g++) {
             ref__head(a, t, x + (a->heads + g) * d, a->k_norm, head);
             for (uint32_t i = 0; i < d && a->k_shift; i++) head[i] -= a->k_shift[g * d + i];
@@ -174,10 +174,10 @@ static void ref__qkv_range(void *ctx, uint32_t begin, uint32_t end, uint32_t wor
             float scale = a->v_norm ? ref__rms_scale(value, d, a->eps) : 1.0f;
             if (a->kv.type != BE_KV_ACT) {
                 float plain[1024];
-                struct kv_codes c = kv_codes(layer, j->act, d, g);
+                struct kv_q8 c = kv_q8(layer, j->act, d, g);
                 for (uint32_t i = 0; i < d; i++) plain[i] = value[i] * scale;
                 kv_spread(head, d, false);
-                kv_codes_put(&c, j->act, d, slot, head, plain);
+                kv_q8_put(&c, j->act, d, slot, head, plain);
                 continue;
             }
             void *k = kv_k(layer, j->act, d, g), *v = kv_v(layer, j->act, d, g);

@@ -7,7 +7,7 @@
 
 #include <math.h>
 
-/* Rows in one piece: some 64 KB of f32, at least one. */
+/* Rows in one chunk: some 64 KB of f32, at least one. */
 static uint32_t vec__grain(size_t row_elems)
 {
     return row_elems >= 16384 ? 1 : (uint32_t)(16384 / (row_elems + 1) + 1);
@@ -50,7 +50,7 @@ static float vec__sum(const float *x, uint32_t n, float mean)
     return vf_sum(vf_add(s0, s1));
 }
 
-/* What the first sum rounds off is found by a second one: a row of equal numbers, as a picture of one colour
+/* What the first sum rounds off is found by a second one: a row of equal numbers, as an image of one colour
  * makes, has their value as its mean, or the difference would be multiplied by 1 / sqrt(eps). */
 static float vec__mean(const float *x, uint32_t n)
 {
@@ -260,7 +260,7 @@ static void vec__qkv_row(const struct vec_qkv *j, uint32_t t, uint32_t seq)
     const struct be_rows *r = a->rows;
     uint32_t d = a->kv.head_dim, groups = a->kv.kv_heads, dpad = kv_dpad(j->act, d),
              slot = r->pos[t] % KV_SLOTS;
-    uint32_t unit = r->tables[r->seq_table[seq] + r->pos[t] / KV_SLOTS];
+    uint32_t block_offset = r->tables[r->seq_table[seq] + r->pos[t] / KV_SLOTS];
     const float *x = a->qkv + (size_t)t * qkv_heads(a) * d;
     float head[VEC_HEAD_MAX], value[VEC_HEAD_MAX];
     for (uint32_t h = 0; h < a->heads; h++) {
@@ -271,8 +271,8 @@ static void vec__qkv_row(const struct vec_qkv *j, uint32_t t, uint32_t seq)
         if (j->act != BE_F32) vec__to_bf16((uint16_t *)a->q + at, head, d);
     }
     if (a->parts == BE_Q) return;
-    KN_ASSERT(unit != BE_NO_BLOCK);
-    void *layer = kv_layer(&a->kv, unit);
+    KN_ASSERT(block_offset != BE_NO_BLOCK);
+    void *layer = kv_layer(&a->kv, block_offset);
     memset(head + d, 0, (dpad - d) * sizeof(float));
     memset(value + d, 0, (dpad - d) * sizeof(float));
     if (kv_v_ones(j->act, d)) value[d] = 1.0f;
@@ -283,9 +283,9 @@ static void vec__qkv_row(const struct vec_qkv *j, uint32_t t, uint32_t seq)
         if (a->v_norm) vec__head_plain(a, from, value);
         else memcpy(value, from, d * sizeof(float));
         if (a->kv.type != BE_KV_ACT) {
-            struct kv_codes c = kv_codes(layer, j->act, d, g);
+            struct kv_q8 c = kv_q8(layer, j->act, d, g);
             kv_spread(head, d, false);
-            kv_codes_put(&c, j->act, d, slot, head, value);
+            kv_q8_put(&c, j->act, d, slot, head, value);
             continue;
         }
         void *k = kv_k(layer, j->act, d, g), *v = kv_v(layer, j->act, d, g);

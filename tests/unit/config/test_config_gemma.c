@@ -1,4 +1,4 @@
-/* config.json of Gemma 1 and 2 and of the models that take pictures with them: released files, what
+/* config.json of Gemma 1 and 2 and of the models that take images with them: released files, what
  * transformers 5 makes of them, absent keys, nonsense; the description and the names of tensors. Numbers:
  * transformers 5.23's classes. */
 #include "engine/families/families.h"
@@ -76,7 +76,7 @@ static void test_first(void **state)
     for (uint32_t n = 0; n < d.layer_count; n++) {
         const struct desc_layer *l = &d.layers[n];
         assert_true(l->heads == 8 && l->kv_heads == 1 && l->head_dim == 256 && l->ff == 16384);
-        assert_true(l->window == 0 && l->softcap == 0 && !l->qkv_bias && l->gate == GATE_GELU_TANH);
+        assert_true(l->window == 0 && l->softcap == 0 && !l->qkv_bias && l->gate == ACT_GELU_TANH);
         near((double)l->scale, 1.0 / 16);
     }
     assert_null(d.names.post_attn_norm);
@@ -84,7 +84,7 @@ static void test_first(void **state)
     assert_string_equal(d.names.pre_mlp_norm, "text.layers.#.post_attention_layernorm");
     assert_true(d.has_vision && d.vision.end == VISION_LINEAR && d.vision.tokens == 256);
     assert_true(d.vision.image_size == 224 && d.vision.hidden == 1152 && d.vision.ff == 4304);
-    assert_true(d.image.rule == SPAN_PREFIX && d.image.soft_id == 257152 && d.image.tokens == 256);
+    assert_true(d.image.rule == SPAN_PREFIX_LM && d.image.placeholder_id == 257152 && d.image.tokens == 256);
     model_desc_free(&d);
 }
 
@@ -105,7 +105,7 @@ static void check_28b(const char *text)
     }
     assert_string_equal(d.names.pre_mlp_norm, "text.layers.#.pre_feedforward_layernorm");
     assert_string_equal(d.names.post_attn_norm, "text.layers.#.post_attention_layernorm");
-    assert_true(d.vision.tokens == 4096 && d.image.soft_id == 257152);
+    assert_true(d.vision.tokens == 4096 && d.image.placeholder_id == 257152);
     model_desc_free(&d);
 }
 
@@ -146,7 +146,7 @@ static void test_defaults(void **state)
     model_desc_free(&d);
     must_parse("{\"model_type\":\"paligemma\",\"text_config\":{},\"vision_config\":{\"image_size\":32}}", &c,
                &d);
-    assert_true(d.hidden == 3072 && d.vision.tokens == 4 && d.image.soft_id == 256000);
+    assert_true(d.hidden == 3072 && d.vision.tokens == 4 && d.image.placeholder_id == 256000);
     model_desc_free(&d);
 }
 

@@ -42,24 +42,25 @@ static void test_e2b(void **state)
 {
     (void)state;
     load(E2B);
-    assert_true(d.layer_count == 35 && d.token_input == 256 && d.token_scale == 16 && d.pad_id == 0);
+    assert_true(d.layer_count == 35 && d.ple == 256 && d.token_scale == 16 && d.pad_id == 0);
     assert_true(d.vocab == 262144 && d.context_max == 131072 && d.tied && d.final_softcap == 30);
     assert_true(!d.norm_plus_one && d.embed_scale == sqrt(1536.0) && d.bos_id == 2);
     for (uint32_t n = 0; n < 35; n++) {
         const struct desc_layer *l = &d.layers[n];
         bool full = n % 5 == 4;
         assert_true(l->window == (full ? 0 : 512) && l->head_dim == (full ? 512 : 256));
-        assert_true(l->heads == 8 && l->kv_heads == 1 && l->scale == 1 && l->v_norm && !l->keys_values);
+        assert_true(l->heads == 8 && l->kv_heads == 1 && l->scale == 1 && l->v_norm && !l->v_from_k);
         assert_true(l->ff == (n < 15 ? 6144 : 12288) && l->kv_owner == (n < 15 ? n : full ? 14 : 13));
         assert_true(d.ropes[l->rope].dim == l->head_dim);
         assert_true(d.ropes[l->rope].theta == (full ? 1e6 : 1e4) &&
-                    d.ropes[l->rope].still == (full ? 192 : 0));
+                    d.ropes[l->rope].unrotated_pairs == (full ? 192 : 0));
     }
     const struct desc_vision *v = &d.vision;
     assert_true(d.has_vision && v->layers == 16 && v->hidden == 768 && v->heads == 12 && v->ff == 3072);
     assert_true(v->clip && !v->names.std_bias && v->pool == 3 && v->patch == 16 && v->end == VISION_POOL);
     assert_true(v->position_axis == 10240 && v->rope_halves && v->rope_theta == 100 && v->scale == 1);
-    assert_true(d.image.rule == SPAN_CAUSAL && d.image.soft_id == 258880 && d.image.video_soft_id == 258884);
+    assert_true(d.image.rule == SPAN_CAUSAL && d.image.placeholder_id == 258880 &&
+                d.image.video_placeholder_id == 258884);
     model_desc_free(&d);
 }
 
@@ -72,10 +73,10 @@ static void test_experts_and_rules(void **state)
          "\"num_experts\":128,\"top_k_experts\":8,\"moe_intermediate_size\":704,"
          "\"use_bidirectional_attention\":\"vision\"},\"vision_config\":{\"standardize\":true}}");
     const struct desc_layer *s = &d.layers[0], *f = &d.layers[5];
-    assert_true(s->kv_heads == 8 && f->kv_heads == 2 && !s->keys_values && f->keys_values);
-    assert_true(s->experts == 128 && s->experts_used == 8 && s->ff == 704 && s->beside_ff == 2112 &&
-                s->experts_renorm && d.expert_layout == EXPERTS_OUT_IN && d.token_input == 0);
-    assert_true(d.image.rule == SPAN_WITHIN_WINDOW && d.vision.names.std_scale);
+    assert_true(s->kv_heads == 8 && f->kv_heads == 2 && !s->v_from_k && f->v_from_k);
+    assert_true(s->experts == 128 && s->experts_used == 8 && s->ff == 704 && s->shared_ff == 2112 &&
+                s->experts_renorm && d.expert_layout == EXPERTS_OUT_IN && d.ple == 0);
+    assert_true(d.image.rule == SPAN_BIDIRECTIONAL_SLIDING && d.vision.names.std_scale);
     model_desc_free(&d);
     /* num_global_key_value_heads counts with attention_k_eq_v alone. */
     load(TEXT(",\"num_global_key_value_heads\":1"));
@@ -83,7 +84,7 @@ static void test_experts_and_rules(void **state)
     model_desc_free(&d);
     load("{\"model_type\":\"gemma4_unified\",\"text_config\":{},\"vision_config\":{}}");
     assert_true(d.vision.end == VISION_EMBED && d.vision.patch == 48 && d.vision.layers == 0);
-    assert_true(d.image.rule == SPAN_WHOLE && d.token_input == 0 && d.context_max == 262144);
+    assert_true(d.image.rule == SPAN_BIDIRECTIONAL_ANY && d.ple == 0 && d.context_max == 262144);
     assert_int_equal(d.layers[0].window, 1024);
     model_desc_free(&d);
 }
@@ -102,7 +103,7 @@ static void test_saved(void **state)
     assert_true(d.layers[1].head_dim == 128 && d.layers[1].kv_heads == 2 && d.layers[1].window == 0);
     assert_true(d.layers[2].head_dim == 128 && d.layers[2].window == 0);
     const struct desc_rope *r = &d.ropes[d.layers[1].rope];
-    assert_true(r->theta == 5000 && r->factor == 4 && r->still == 32 && r->dim == 128);
+    assert_true(r->theta == 5000 && r->factor == 4 && r->unrotated_pairs == 32 && r->dim == 128);
     model_desc_free(&d);
 }
 

@@ -153,7 +153,7 @@ static void test_qwen2_vl(void **state)
         const struct desc_layer *l = &d.layers[27];
         assert_true(l->heads == 28 && l->kv_heads == 4 && l->head_dim == 128 && l->ff == 18944 &&
                     l->window == 0);
-        assert_true(l->qkv_bias && !l->o_bias && l->gate == GATE_SILU && l->experts == 0);
+        assert_true(l->qkv_bias && !l->o_bias && l->gate == ACT_SILU && l->experts == 0);
         assert_true(l->scale == (float)(1 / sqrt(128.0)));
         assert_true(d.rope_count == 1 && d.ropes[0].theta == 1e6 && d.ropes[0].factor == 1 &&
                     d.ropes[0].dim == 128);
@@ -167,14 +167,14 @@ static void test_qwen2_vl(void **state)
         assert_true(v->layers == 32 && v->heads == 16 && v->merge == 2 && v->depth == 2 &&
                     v->end == VISION_MERGE);
         assert_true(v->mlp == VISION_QUICK_GELU && !v->rms && !v->patch_bias && v->qkv_fused && !v->position);
-        assert_true(v->eps == 1e-6f && v->rope_theta == 1e4 && v->window == 0 && v->tap_count == 0);
+        assert_true(v->eps == 1e-6f && v->rope_theta == 1e4 && v->window == 0 && v->deepstack_count == 0);
         assert_string_equal(v->names.merge_fc2, "vision.merger.mlp.2");
         const struct model_image_rule *m = &d.image;
-        assert_true(m->present && m->grid && !m->rule && m->tokens == 0 && m->soft_id == 151655);
+        assert_true(m->present && m->grid && !m->rule && m->tokens == 0 && m->placeholder_id == 151655);
         assert_string_equal(m->marker, "<|image_pad|>");
         assert_string_equal(m->prefix, "");
         assert_string_equal(m->video_marker, "<|video_pad|>");
-        assert_true(m->video_soft_id == 151656 && !m->video_stamp && m->tokens_per_second == 0);
+        assert_true(m->video_placeholder_id == 151656 && !m->video_stamp && m->tokens_per_second == 0);
         assert_true(d.eos_count == 1 && d.eos_ids[0] == 151645 && d.bos_id == 151643);
         model_desc_free(&d);
     }
@@ -220,13 +220,14 @@ static void test_qwen3_vl(void **state)
                 !v->rms);
     assert_true(v->mlp == VISION_GELU_TANH && v->position_side == 48 && v->window == 0 && v->depth == 2 &&
                 v->merge == 2);
-    assert_true(v->tap_count == 3 && v->taps[0] == 5 && v->taps[1] == 11 && v->taps[2] == 17);
-    assert_string_equal(v->names.tap_fc1, "vision.deepstack_merger_list.#.linear_fc1");
+    assert_true(v->deepstack_count == 3 && v->deepstack[0] == 5 && v->deepstack[1] == 11 &&
+                v->deepstack[2] == 17);
+    assert_string_equal(v->names.deepstack_fc1, "vision.deepstack_merger_list.#.linear_fc1");
     assert_string_equal(d.image.marker, "<|image_pad|>");
     assert_string_equal(d.image.video_marker, "<|video_pad|>");
     assert_string_equal(d.image.video_prefix, "<|vision_start|>");
     assert_string_equal(d.image.video_suffix, "<|vision_end|>");
-    assert_string_equal(d.image.video_soft, "<|video_pad|>");
+    assert_string_equal(d.image.video_placeholder, "<|video_pad|>");
     assert_true(d.image.video_stamp && d.image.tokens_per_second == 0);
     model_desc_free(&d);
     load(QWEN3_VL_30B);
@@ -235,7 +236,7 @@ static void test_qwen3_vl(void **state)
     assert_true(l->experts_renorm); /* whatever the file says: the class has no such option */
     assert_true(!d.tied);           /* text_config's true means nothing here */
     assert_int_equal(d.expert_layout, EXPERTS_IN_OUT);
-    assert_true(v->hidden == 1152 && v->ff == 4304 && v->tap_count == 3 && v->taps[2] == 24);
+    assert_true(v->hidden == 1152 && v->ff == 4304 && v->deepstack_count == 3 && v->deepstack[2] == 24);
     model_desc_free(&d);
 }
 
@@ -376,18 +377,18 @@ static void test_defaults_of_towers(void **state)
     assert_true(d.vision.hidden == 3584 && d.vision.full_layers[0] == 0 && d.image.tokens_per_second == 4);
     model_desc_free(&d);
     load(VL3(""));
-    assert_true(d.vision.hidden == 1152 && d.vision.layers == 27 && d.vision.tap_count == 3 &&
+    assert_true(d.vision.hidden == 1152 && d.vision.layers == 27 && d.vision.deepstack_count == 3 &&
                 d.ropes[0].theta == 5e5);
     assert_true(d.ropes[0].sections[0] == 24 && d.ropes[0].interleaved);
     model_desc_free(&d);
     load(VL3("\"deepstack_visual_indexes\":[],\"num_position_embeddings\":16"));
-    assert_true(d.vision.tap_count == 0 && d.vision.position_side == 4);
+    assert_true(d.vision.deepstack_count == 0 && d.vision.position_side == 4);
     model_desc_free(&d);
     /* A vocabulary without the token of videos: no videos. Special ids among the text's keys count too. */
     load("{\"model_type\":\"qwen3_vl\",\"text_config\":{\"hidden_size\":3584,\"vocab_size\":900,\"image_"
          "token_id\":7},"
          "\"vision_config\":{}}");
-    assert_true(d.image.soft_id == 7 && d.image.video_marker == NULL && d.eos_count == 0);
+    assert_true(d.image.placeholder_id == 7 && d.image.video_marker == NULL && d.eos_count == 0);
     model_desc_free(&d);
     load("{\"model_type\":\"qwen3_vl\",\"text_config\":{\"tie_word_embeddings\":true}}");
     assert_true(d.tied && !d.has_vision && !d.image.present);

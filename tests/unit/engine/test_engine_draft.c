@@ -1,7 +1,7 @@
 /* The drafter against transformers: every round of greedy speculative decoding on the checkpoints of
- * tests/golden/gemma4-mtp, every kernel set of this CPU: the guesses of a clean state, how many of them the
- * target draws, and its tokens. Then the same with all cases of a checkpoint in the same steps, with
- * different numbers of guesses: nothing may change. */
+ * tests/golden/gemma4-mtp, every kernel set of this CPU: the draft tokens of a clean state, how many of them
+ * the target draws, and its tokens. Then the same with all cases of a checkpoint in the same steps, with
+ * different numbers of draft tokens: nothing may change. */
 #include "engine/internal.h"
 #include "tests/lib/backend_sets.h"
 #include "tests/lib/golden.h"
@@ -14,17 +14,18 @@
 #include <string.h>
 #include <cmocka.h>
 
-enum { CASES_MAX = 4, GUESSES_MAX = 8, TOKENS_MAX = 256 };
+enum { CASES_MAX = 4, DRAFT_MAX = 8, TOKENS_MAX = 256 };
 
 /* One case on its way. */
 struct talk {
     const struct golden_case *c;
-    const int32_t *at, *drafts, *accepted; /* of every round: known tokens, guesses ([rounds, most]), drawn */
+    const int32_t *at, *drafts,
+        *accepted; /* of every round: known tokens, draft tokens ([rounds, most]), drawn */
     uint32_t rounds, most;
     uint32_t tokens[TOKENS_MAX], known, round;
     uint32_t *tables[ENGINE_GROUPS_MAX];
-    uint32_t guesses[GUESSES_MAX], guess_count;
-    struct token_out drawn[GUESSES_MAX + 1];
+    uint32_t drafted[DRAFT_MAX], draft_count;
+    struct token_out drawn[DRAFT_MAX + 1];
 };
 
 static const int32_t *ints(const struct golden *g, uint32_t n, const char *name, uint32_t *rows,
@@ -41,21 +42,22 @@ static const int32_t *ints(const struct golden *g, uint32_t n, const char *name,
 }
 
 static void begin(struct talk *k, const struct golden *g, uint32_t n, const struct engine_caps *caps,
-                  uint32_t *unit)
+                  uint32_t *block_offset)
 {
     uint32_t cols;
     *k = (struct talk){.c = &g->cases[n], .known = g->cases[n].prompt_count};
     k->at = ints(g, n, "round_tokens", &k->rounds, &cols);
     k->drafts = ints(g, n, "drafts", &k->rounds, &k->most);
     k->accepted = ints(g, n, "accepted", &k->rounds, &cols);
-    assert_true(k->most <= GUESSES_MAX && k->known + k->c->greedy_count + k->most < TOKENS_MAX);
+    assert_true(k->most <= DRAFT_MAX && k->known + k->c->greedy_count + k->most < TOKENS_MAX);
     memcpy(k->tokens, k->c->prompt, k->known * sizeof *k->tokens);
     for (uint32_t i = 0; i < caps->group_count; i++) {
         k->tables[i] = calloc(TOKENS_MAX, sizeof(uint32_t));
-        for (uint32_t b = 0; b <= TOKENS_MAX / caps->block_tokens; b++, *unit += caps->groups[i].block_units)
-            k->tables[i][b] = *unit;
+        for (uint32_t b = 0; b <= TOKENS_MAX / caps->block_tokens;
+             b++, *block_offset += caps->groups[i].block_grains)
+            k->tables[i][b] = *block_offset;
     }
-    assert_true(*unit <= caps->arena_units);
+    assert_true(*block_offset <= caps->arena_grains);
 }
 
 static void end(struct talk *k)
@@ -68,31 +70,31 @@ static bool over(const struct talk *k)
     return k->known == k->c->prompt_count + k->c->greedy_count;
 }
 
-/* The guesses of all that still talk: those of the round, or with `fewer` one less for every second. */
-static void guess(struct engine *e, struct talk *talks, uint32_t n, bool fewer)
+/* The draft tokens of all that still talk: those of the round, or with `fewer` one less for every second. */
+static void draft_all(struct engine *e, struct talk *talks, uint32_t n, bool fewer)
 {
     struct engine_draft d[CASES_MAX];
     uint32_t count = 0;
     struct err err;
     for (uint32_t i = 0; i < n; i++) {
         struct talk *k = &talks[i];
-        k->guess_count = 0;
+        k->draft_count = 0;
         if (over(k) || k->known == k->c->prompt_count) continue;
         uint32_t left = k->c->prompt_count + k->c->greedy_count - k->known - 1;
-        k->guess_count = k->most < left ? k->most : left;
-        if (fewer && i % 2 == 0 && k->guess_count) k->guess_count--;
-        if (!k->guess_count) continue;
+        k->draft_count = k->most < left ? k->most : left;
+        if (fewer && i % 2 == 0 && k->draft_count) k->draft_count--;
+        if (!k->draft_count) continue;
         d[count] = (struct engine_draft){.slot = n - 1 - i,
                                          .position = k->known - 1,
                                          .token = k->tokens[k->known - 1],
-                                         .count = k->guess_count,
-                                         .out = k->guesses};
+                                         .count = k->draft_count,
+                                         .out = k->drafted};
         for (uint32_t g = 0; g < ENGINE_GROUPS_MAX; g++) d[count].tables[g] = k->tables[g];
         count++;
     }
     if (count) assert_int_equal(engine_draft(e, d, count, &err), ST_OK);
     for (uint32_t i = 0; i < n; i++)
-        memcpy(talks[i].tokens + talks[i].known, talks[i].guesses, talks[i].guess_count * 4);
+        memcpy(talks[i].tokens + talks[i].known, talks[i].drafted, talks[i].draft_count * 4);
 }
 
 static void verify(struct engine *e, struct talk *talks, uint32_t n)
@@ -101,35 +103,35 @@ static void verify(struct engine *e, struct talk *talks, uint32_t n)
                                                   .repetition_penalty = 1,
                                                   .logprobs = SAMPLING_NO_LOGPROBS,
                                                   .prompt_logprobs = SAMPLING_NO_LOGPROBS};
-    struct engine_run runs[CASES_MAX];
-    struct engine_batch b = {.runs = runs};
+    struct engine_chunk chunks[CASES_MAX];
+    struct engine_batch b = {.chunks = chunks};
     struct talk *who[CASES_MAX];
     struct err err;
     for (uint32_t i = 0; i < n; i++) {
         struct talk *k = &talks[i];
         if (over(k)) continue;
         bool first = k->known == k->c->prompt_count;
-        who[b.run_count] = k;
-        struct engine_run *r = &runs[b.run_count++];
-        *r = (struct engine_run){.position = first ? 0 : k->known - 1,
-                                 .count = (first ? k->known : 1) + k->guess_count,
-                                 .tokens = k->tokens,
-                                 .token_count = k->known + k->guess_count,
-                                 .prompt_count = k->c->prompt_count,
-                                 .proposed = k->guess_count,
-                                 .drawn = k->drawn,
-                                 .draft_slot = n - 1 - i,
-                                 .sampling = &greedy,
-                                 .sample = true,
-                                 .score_first = UINT32_MAX};
+        who[b.chunk_count] = k;
+        struct engine_chunk *r = &chunks[b.chunk_count++];
+        *r = (struct engine_chunk){.position = first ? 0 : k->known - 1,
+                                   .count = (first ? k->known : 1) + k->draft_count,
+                                   .tokens = k->tokens,
+                                   .token_count = k->known + k->draft_count,
+                                   .prompt_count = k->c->prompt_count,
+                                   .proposed = k->draft_count,
+                                   .drawn = k->drawn,
+                                   .draft_slot = n - 1 - i,
+                                   .sampling = &greedy,
+                                   .sample = true,
+                                   .score_first = UINT32_MAX};
         for (uint32_t g = 0; g < ENGINE_GROUPS_MAX; g++) r->tables[g] = k->tables[g];
     }
     assert_int_equal(engine_submit(e, &b, &err), ST_OK);
     assert_int_equal(engine_wait(e, &b, &err), ST_OK);
-    for (uint32_t i = 0; i < b.run_count; i++) {
+    for (uint32_t i = 0; i < b.chunk_count; i++) {
         struct talk *k = who[i];
-        for (uint32_t j = 0; j < runs[i].drawn_count; j++) {
-            uint32_t id = k->guess_count ? k->drawn[j].id : runs[i].out.id;
+        for (uint32_t j = 0; j < chunks[i].drawn_count; j++) {
+            uint32_t id = k->draft_count ? k->drawn[j].id : chunks[i].out.id;
             assert_int_equal(id, k->c->greedy[k->known - k->c->prompt_count]);
             k->tokens[k->known++] = id;
         }
@@ -143,25 +145,25 @@ static void check_round(struct talk *k, const char *where)
     const int32_t *want = k->drafts + k->round * k->most;
     assert_int_equal(k->at[k->round], k->known);
     for (uint32_t j = 0; j < k->most; j++) {
-        int32_t got = j < k->guess_count ? (int32_t)k->guesses[j] : -1;
+        int32_t got = j < k->draft_count ? (int32_t)k->drafted[j] : -1;
         if (got != want[j])
-            fail_msg("%s, %s, round %u: guess %u is %d, not %d", where, k->c->name, k->round, j, got,
+            fail_msg("%s, %s, round %u: draft token %u is %d, not %d", where, k->c->name, k->round, j, got,
                      want[j]);
     }
 }
 
-/* fewer: some guess less than the rounds say, and those are not looked at. */
+/* fewer: some draft less than the rounds say, and those are not looked at. */
 static void all_rounds(struct engine *e, const struct golden *g, uint32_t first, uint32_t n, bool fewer,
                        const char *where)
 {
     struct talk *talks = calloc(CASES_MAX, sizeof *talks);
     struct engine_caps caps;
-    uint32_t unit = 0, open = n;
+    uint32_t block_offset = 0, open = n;
     engine_caps(e, &caps);
-    for (uint32_t i = 0; i < n; i++) begin(&talks[i], g, first + i, &caps, &unit);
+    for (uint32_t i = 0; i < n; i++) begin(&talks[i], g, first + i, &caps, &block_offset);
     while (open) {
         uint32_t before[CASES_MAX];
-        guess(e, talks, n, fewer);
+        draft_all(e, talks, n, fewer);
         for (uint32_t i = 0; i < n; i++) {
             if (!fewer) check_round(&talks[i], where);
             before[i] = talks[i].known;
@@ -227,8 +229,8 @@ static void rounds_are_those_of_transformers(void **state)
             if (be_cpu_has(backend_sets[s])) one_variant(names[i], backend_sets[s]);
 }
 
-/* Damaged weights: a guess is a token whatever the drafter computes, and the answer stays. */
-static void a_damaged_drafter_guesses_tokens(void **state)
+/* Damaged weights: a draft token is a token whatever the drafter computes, and the answer stays. */
+static void a_damaged_drafter_drafts_tokens(void **state)
 {
     static const char *const variants[] = {"e2b_f32", "31b_f32"};
     (void)state;
@@ -237,7 +239,7 @@ static void a_damaged_drafter_guesses_tokens(void **state)
             struct golden g;
             struct engine_caps caps;
             static struct talk k;
-            uint32_t unit = 0;
+            uint32_t block_offset = 0;
             if (!be_cpu_has(backend_sets[s])) continue;
             struct engine *e = open_pair(variants[v], backend_sets[s], &g);
             engine_caps(e, &caps);
@@ -246,10 +248,10 @@ static void a_damaged_drafter_guesses_tokens(void **state)
             e->ops->upload(e->be, (void *)(uintptr_t)e->draft.net.w.final_norm, nan,
                            e->draft.net.desc.hidden * sizeof *nan);
             free(nan);
-            begin(&k, &g, 0, &caps, &unit);
+            begin(&k, &g, 0, &caps, &block_offset);
             while (!over(&k)) {
-                guess(e, &k, 1, false);
-                for (uint32_t i = 0; i < k.guess_count; i++) assert_true(k.guesses[i] < caps.vocab_size);
+                draft_all(e, &k, 1, false);
+                for (uint32_t i = 0; i < k.draft_count; i++) assert_true(k.drafted[i] < caps.vocab_size);
                 verify(e, &k, 1); /* compares the tokens */
             }
             end(&k);
@@ -258,7 +260,7 @@ static void a_damaged_drafter_guesses_tokens(void **state)
         }
 }
 
-static void expect_fault(const char *model, const char *drafter, const char *text)
+static void expect_error(const char *model, const char *drafter, const char *text)
 {
     struct engine_options opt = {.model_dir = model, .draft_dir = drafter, .backend = "cpu"};
     struct engine *e;
@@ -275,10 +277,10 @@ static void wrong_pairs_are_refused(void **state)
     golden_dir(other, sizeof other, "gemma4-mtp", "31b_f32");
     golden_dir(text, sizeof text, "gemma3", "text_f32");
     snprintf(own, sizeof own, "%s/assistant", e2b);
-    expect_fault(own, NULL, "give it with --draft-model");
-    expect_fault(e2b, other, "is not that of a drafter");
-    expect_fault(other, own, "is no drafter for");
-    expect_fault(e2b, "/nowhere", "/nowhere");
+    expect_error(own, NULL, "give it with --draft-model");
+    expect_error(e2b, other, "is not that of a drafter");
+    expect_error(other, own, "is no drafter for");
+    expect_error(e2b, "/nowhere", "/nowhere");
 }
 
 int main(int argc, char **argv)
@@ -286,7 +288,7 @@ int main(int argc, char **argv)
     test_backend_args(&argc, argv);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rounds_are_those_of_transformers),
-        cmocka_unit_test(a_damaged_drafter_guesses_tokens),
+        cmocka_unit_test(a_damaged_drafter_drafts_tokens),
         cmocka_unit_test(wrong_pairs_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -92,7 +92,7 @@ static void compare_logits(struct compare *k, uint32_t from, uint32_t n)
     float *logits = fetch(e, e->net.s.logits, (size_t)n * c->vocab * sizeof *logits);
     struct be_logit_stats *stats = fetch(e, e->net.s.stats, n * sizeof *stats);
     for (uint32_t i = 0; i < n; i++) {
-        uint32_t row = e->wanted[from + i].next - 1;
+        uint32_t row = e->output_rows[from + i].next - 1;
         if (row >= total || row < k->first || row >= k->end) continue;
         uint32_t follows = row + 1 < c->prompt_count ? c->prompt[row + 1]
                            : row + 1 < total         ? c->greedy[row + 1 - c->prompt_count]
@@ -110,14 +110,14 @@ static void after_step(void *arg, const struct engine_batch *b)
     struct compare *k = arg;
     const struct engine *e = k->e;
     const struct golden_case *c = k->c;
-    uint32_t total = c->prompt_count + c->greedy_count, first = b->runs[0].position;
-    assert_int_equal(b->run_count, 1);
-    for (uint32_t from = 0; from < e->step.wanted_count; from += e->plan.logit_rows) {
-        uint32_t left = e->step.wanted_count - from;
+    uint32_t total = c->prompt_count + c->greedy_count, first = b->chunks[0].position;
+    assert_int_equal(b->chunk_count, 1);
+    for (uint32_t from = 0; from < e->step.output_count; from += e->plan.logit_rows) {
+        uint32_t left = e->step.output_count - from;
         compare_logits(k, from, left < e->plan.logit_rows ? left : e->plan.logit_rows);
     }
     int32_t *pos = fetch(e, e->step.rope_pos, (size_t)e->net.rope_axes * e->step.t * sizeof *pos);
-    for (uint32_t i = 0; i < b->runs[0].count && c->positions; i++)
+    for (uint32_t i = 0; i < b->chunks[0].count && c->positions; i++)
         for (uint32_t a = 0; a < 3 && first + i < total; a++) {
             int32_t got = pos[(e->net.rope_axes == 3 ? (size_t)a * e->step.t : 0) + i];
             int32_t want = c->positions[(size_t)a * total + first + i];
@@ -127,7 +127,7 @@ static void after_step(void *arg, const struct engine_batch *b)
     free(pos);
 }
 
-/* Value `at` of patch n of a picture, as the processor lays them out: patches in blocks of merge x merge; in
+/* Value `at` of patch n of an image, as the processor lays them out: patches in blocks of merge x merge; in
  * a patch channel, frame, row, column. */
 static float patch_value(const struct image_config *cfg, const struct image_u8 *p, const float *lut,
                          uint32_t n, uint32_t at)
@@ -238,7 +238,7 @@ static uint32_t run_variant(const char *family, const char *variant, const char 
                                  .sequences_max = 4,
                                  .dtype = strstr(variant, "_f16") ? "f32" : "auto"};
     if (engine_open(&opt, &e, &err)) fail_msg("%s", err.msg);
-    assert_int_equal(e->net.survey.ignored, 0); /* what transformers saved is used to the last tensor */
+    assert_int_equal(e->net.inventory.ignored, 0); /* what transformers saved is used to the last tensor */
     assert_string_equal(engine_model(e)->dtype, low ? "bf16" : "f32");
     golden_open(&g, family, variant, engine_model(e)->image.present ? &engine_model(e)->image.config : NULL);
     uint32_t failed = 0;

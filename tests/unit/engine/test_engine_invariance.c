@@ -1,14 +1,14 @@
 /* The promise, at the engine's seam: what a request gets depends on the request alone. One request with two
- * pictures (of two sizes, and one of them a video, where the family has these), greedy, sampled from the best
+ * images (of two sizes, and one of them a video, where the family has these), greedy, sampled from the best
  * and from whole rows with penalties, is run alone and whole; then cut into chunks of 1, 7, 33, 64 tokens
- * (through the pictures, where the family allows it), beside 16 others that come and go, with 1, 2 and 3
+ * (through the images, where the family allows it), beside 16 others that come and go, with 1, 2 and 3
  * threads, with the tower in slices. Every log-prob (of the token and of 20 alternatives, at every prompt and
  * generated position), rank and id must be bit-equal, on every kernel set of this CPU, in f32 and in bf16. */
 #include "engine/model/model_info.h"
 #include "kernels/backend.h"
 #include "tests/lib/backend_sets.h"
 #include "tests/lib/golden.h"
-#include "tests/lib/pictures.h"
+#include "tests/lib/test_images.h"
 #include "tests/lib/selectors.h"
 
 #include <setjmp.h>
@@ -36,18 +36,18 @@ static uint32_t next_random(uint64_t *s)
 /* A request that depends on its seed alone. */
 struct request {
     uint32_t prompt[PROMPT];
-    struct test_picture pictures[2];
+    struct test_image test_images[2];
     struct mini_image images[2];
     struct mini_seq s;
 };
 
-static void make_pictures(struct request *r, const struct model_info *m, uint64_t seed, uint64_t *rng)
+static void make_images(struct request *r, const struct model_info *m, uint64_t seed, uint64_t *rng)
 {
     uint32_t group = m->image.config.depth;
     for (uint32_t k = 0; k < 2; k++) {
         uint32_t w = 1 + next_random(rng) % 5, h = 2 + next_random(rng) % 5;
         uint32_t frames = k == 1 && m->image.video_marker ? (m->image.video_stamp ? group : 2 * group) : 0;
-        r->pictures[k] = picture_make(m, k, w, h, frames, frames ? 1.4 : 0, seed * 2 + k);
+        r->test_images[k] = image_make(m, k, w, h, frames, frames ? 1.4 : 0, seed * 2 + k);
     }
 }
 
@@ -71,15 +71,16 @@ static void make_request(struct request *r, const struct model_info *m, uint64_t
     uint64_t rng = seed * 77 + 5;
     *r = (struct request){0};
     for (uint32_t i = 0; i < length; i++) r->prompt[i] = 4 + next_random(&rng) % VOCAB_TEXT;
-    if (m->image.present) make_pictures(r, m, seed, &rng);
-    uint32_t count = m->image.present && length > r->pictures[0].rows + r->pictures[1].rows + 24 ? 2 : 0;
+    if (m->image.present) make_images(r, m, seed, &rng);
+    uint32_t count =
+        m->image.present && length > r->test_images[0].rows + r->test_images[1].rows + 24 ? 2 : 0;
     for (uint32_t k = 0; k < count; k++) {
-        const struct test_picture *p = &r->pictures[k];
+        const struct test_image *p = &r->test_images[k];
         uint32_t begin = k == 0 ? 3 + next_random(&rng) % 5 : length - p->rows - 1 - next_random(&rng) % 4;
         r->images[k] =
             (struct mini_image){.begin = begin, .end = begin + p->rows, .pixels = p->pixels, .grid = p->grid};
         for (uint32_t i = begin; i < begin + p->rows; i++)
-            r->prompt[i] = p->pixels.frames ? m->image.video_soft_id : m->image.soft_id;
+            r->prompt[i] = p->pixels.frames ? m->image.video_placeholder_id : m->image.placeholder_id;
     }
     mini_scan(r->images, count);
     r->s = (struct mini_seq){.prompt = r->prompt,
@@ -100,7 +101,7 @@ static void make_request(struct request *r, const struct model_info *m, uint64_t
 
 static void free_request(struct request *r)
 {
-    for (uint32_t k = 0; k < 2; k++) picture_free(&r->pictures[k]);
+    for (uint32_t k = 0; k < 2; k++) image_free(&r->test_images[k]);
 }
 
 struct result {
@@ -274,9 +275,9 @@ static void test_paligemma(void **state)
     check_variants(variants, sizeof variants / sizeof variants[0]);
 }
 
-/* In 8 bits: windows and pictures whose tokens see each other, layers that read another's keys, values that
+/* In 8 bits: windows and images whose tokens see each other, layers that read another's keys, values that
  * are keys, prompts that go as a whole. */
-static void test_kv_codes(void **state)
+static void test_kv_q8(void **state)
 {
     static const struct variant int8[] = {{"gemma3", "vision_bf16"},      {"gemma4", "e2b_bf16"},
                                           {"qwen", "qwen2_5_vl_bf16"},    {"paligemma", "pg2_bf16"},
@@ -289,7 +290,8 @@ static void test_kv_codes(void **state)
     kv_dtype = "auto";
 }
 
-/* The comparison can fail: other weights, another seed and codes for keys and values do change the result. */
+/* The comparison can fail: other weights, another seed and quants for keys and values do change the result.
+ */
 static void test_it_can_fail(void **state)
 {
     static const struct variant f32 = {"gemma3", "vision_f32"}, bf16 = {"gemma3", "vision_bf16"};
@@ -311,8 +313,8 @@ static void test_it_can_fail(void **state)
 int main(int argc, char **argv)
 {
     test_backend_args(&argc, argv);
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_gemma3),   cmocka_unit_test(test_gemma4),
-                                       cmocka_unit_test(test_qwen),     cmocka_unit_test(test_paligemma),
-                                       cmocka_unit_test(test_kv_codes), cmocka_unit_test(test_it_can_fail)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_gemma3), cmocka_unit_test(test_gemma4),
+                                       cmocka_unit_test(test_qwen),   cmocka_unit_test(test_paligemma),
+                                       cmocka_unit_test(test_kv_q8),  cmocka_unit_test(test_it_can_fail)};
     return selectors_end(cmocka_run_group_tests_name("engine_invariance", tests, NULL, NULL));
 }

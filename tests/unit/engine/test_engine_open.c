@@ -150,9 +150,9 @@ static void test_tie(void **state)
             stf_open(scratch, &files, &err))
             fail_msg("%s", err.msg);
         assert_true(d.tied);
-        model_desc_settle(&d, NULL);
+        model_desc_resolve(&d, NULL);
         assert_true(d.tied);
-        model_desc_settle(&d, files);
+        model_desc_resolve(&d, files);
         if (d.tied != cases[i].tied) fail_msg("case %zu: tied is %d", i, d.tied);
         stf_close(files);
         model_desc_free(&d);
@@ -210,7 +210,7 @@ static void test_unused(void **state)
         struct hf_config c = {0};
         struct model_desc d = {0};
         struct stf_files *files = NULL;
-        struct weights_survey s;
+        struct weights_inventory s;
         struct err err = {""};
         size_t bytes = 0;
         for (size_t k = 0; k < sizeof square / sizeof *square; k++) {
@@ -225,11 +225,11 @@ static void test_unused(void **state)
         write_header(header, bytes);
         if (family_parse(config, sizeof config - 1, "config.json", &c, &d, &err) ||
             stf_open(scratch, &files, &err) ||
-            weights_survey(files, &d, (struct weights_form){.act = BE_F32}, &s, &err))
+            weights_inventory(files, &d, (struct weight_format){.act = BE_F32}, &s, &err))
             fail_msg("case %zu: %s", i, err.msg);
         assert_int_equal(s.ignored, cases[i].count);
         assert_string_equal(s.ignored_names, cases[i].names);
-        weights_survey_free(&s);
+        weights_inventory_free(&s);
         stf_close(files);
         model_desc_free(&d);
     }
@@ -283,12 +283,12 @@ static void test_caps_and_inspect(void **state)
     assert_true(c.groups[0].window == 0 && c.groups[0].layers == 1 && c.groups[1].window == 24 &&
                 c.groups[1].layers == 3);
     for (int g = 0; g < 2; g++) {
-        assert_int_equal(c.groups[g].block_bytes % c.unit_bytes, 0);
-        assert_int_equal(c.groups[g].block_bytes, (uint64_t)c.groups[g].block_units * c.unit_bytes);
+        assert_int_equal(c.groups[g].block_bytes % c.grain_bytes, 0);
+        assert_int_equal(c.groups[g].block_bytes, (uint64_t)c.groups[g].block_grains * c.grain_bytes);
         assert_true(c.groups[g].block_bytes >= c.groups[g].layers * 2ull * 2 * 16 * 4 *
                                                    c.block_tokens); /* K and V, 2 heads of 16, f32 */
     }
-    assert_int_equal(c.arena_units, (1u << 20) / c.unit_bytes);
+    assert_int_equal(c.arena_grains, (1u << 20) / c.grain_bytes);
     assert_int_equal(c.context_max, 2048);
     assert_int_equal(c.span_tokens_max, 16);
     assert_true(c.batch_tokens_max >= c.span_tokens_max + c.sequences_max);
@@ -299,8 +299,8 @@ static void test_caps_and_inspect(void **state)
     assert_true(strncmp(m->fingerprint, "fp_", 3) == 0 && strlen(m->fingerprint) == 13);
     assert_true(m->generation.has_top_k && m->generation.top_k == 64 && m->generation.has_top_p &&
                 m->generation.do_sample);
-    assert_true(m->image.present && m->image.soft_id == 511 && m->image.tokens == 16 &&
-                m->image.rule == SPAN_WITHIN);
+    assert_true(m->image.present && m->image.placeholder_id == 511 && m->image.tokens == 16 &&
+                m->image.rule == SPAN_BIDIRECTIONAL);
     char first[16];
     strcpy(first, m->fingerprint);
     engine_close(e);
@@ -315,7 +315,7 @@ static void test_caps_and_inspect(void **state)
 
 /* What a block holds behind the first `filled` tokens becomes NaN, as if a request with damaged weights had
  * gone on there. */
-static void spoil(struct engine *e, uint32_t group, uint32_t unit, uint32_t filled)
+static void spoil(struct engine *e, uint32_t group, uint32_t block_offset, uint32_t filled)
 {
     assert_true(e->becaps.host_memory && filled > 0 && filled < KV_SLOTS);
     for (uint32_t n = 0; n < e->net.desc.layer_count; n++) {
@@ -326,8 +326,8 @@ static void spoil(struct engine *e, uint32_t group, uint32_t unit, uint32_t fill
             for (uint32_t slot = filled; slot < KV_SLOTS; slot++)
                 for (uint32_t i = 0; i < dpad; i++)
                     for (int v = 0; v < 2; v++) {
-                        void *part = v ? kv_v(kv_layer(&kv, unit), e->plan.act, d, h)
-                                       : kv_k(kv_layer(&kv, unit), e->plan.act, d, h);
+                        void *part = v ? kv_v(kv_layer(&kv, block_offset), e->plan.act, d, h)
+                                       : kv_k(kv_layer(&kv, block_offset), e->plan.act, d, h);
                         size_t at = v ? kv_v_idx(e->plan.act, dpad, slot, i)
                                       : kv_k_idx(e->plan.act, dpad, slot, i),
                                size = be_dtype_bytes(e->plan.act);
@@ -360,8 +360,8 @@ static void test_kv_copy(void **state)
     for (uint32_t g = 0; g < m.caps.group_count; g++) {
         for (uint32_t k = 0; k < (b.done + m.caps.block_tokens - 1) / m.caps.block_tokens; k++) {
             uint32_t to = (uint32_t)m.next_unit;
-            m.next_unit += m.caps.groups[g].block_units;
-            assert_true(m.next_unit <= m.caps.arena_units);
+            m.next_unit += m.caps.groups[g].block_grains;
+            assert_true(m.next_unit <= m.caps.arena_grains);
             uint32_t filled = b.done - k * m.caps.block_tokens;
             if (k + 1 == (b.done + m.caps.block_tokens - 1) / m.caps.block_tokens)
                 spoil(e, g, b.tables[g][k], filled);
@@ -403,23 +403,23 @@ static void test_unseen(void **state)
         {.prompt = prompt, .prompt_count = 100, .generate = 1, .sampling = mini_greedy()}};
     seqs[1] = seqs[0];
     for (uint32_t turn = 0; turn < 2; turn++) {
-        struct engine_run runs[2];
+        struct engine_chunk chunks[2];
         for (uint32_t i = 0; i < 2; i++) {
             if (turn == 0) mini_add(&m, &seqs[i]);
-            runs[i] = (struct engine_run){.position = turn ? 40 : 0,
-                                          .count = turn ? 20 : 40,
-                                          .tokens = seqs[i].tokens,
-                                          .token_count = 100,
-                                          .prompt_count = 100,
-                                          .sampling = &seqs[i].sampling,
-                                          .score_first = UINT32_MAX};
-            for (uint32_t g = 0; g < m.caps.group_count; g++) runs[i].tables[g] = seqs[i].tables[g];
+            chunks[i] = (struct engine_chunk){.position = turn ? 40 : 0,
+                                              .count = turn ? 20 : 40,
+                                              .tokens = seqs[i].tokens,
+                                              .token_count = 100,
+                                              .prompt_count = 100,
+                                              .sampling = &seqs[i].sampling,
+                                              .score_first = UINT32_MAX};
+            for (uint32_t g = 0; g < m.caps.group_count; g++) chunks[i].tables[g] = seqs[i].tables[g];
         }
-        struct engine_batch b = {runs, 2};
+        struct engine_batch b = {chunks, 2};
         assert_int_equal(engine_submit(e, &b, &err), ST_OK);
         assert_int_equal(engine_wait(e, &b, &err), ST_OK);
-        assert_int_equal(runs[0].broken, turn == 1);
-        assert_false(runs[1].broken);
+        assert_int_equal(chunks[0].broken, turn == 1);
+        assert_false(chunks[1].broken);
         for (uint32_t g = 0; g < m.caps.group_count; g++) spoil(e, g, seqs[0].tables[g][1], 4);
     }
     mini_drop(&m, &seqs[0]);
@@ -434,7 +434,7 @@ static void test_made_up_weights(void **state)
     struct err err;
     struct mini_sched m;
     struct engine_costs c;
-    struct image_u8 picture = {.width = 28, .height = 28, .rgb = calloc(28 * 28, 3)};
+    struct image_u8 image = {.width = 28, .height = 28, .rgb = calloc(28 * 28, 3)};
     uint32_t prompt[20];
     (void)state;
     unlink(path_of("model.safetensors"));
@@ -454,7 +454,7 @@ static void test_made_up_weights(void **state)
     for (uint32_t i = 0; i < 20; i++) prompt[i] = i;
     for (uint32_t i = 5; i < 9; i++) prompt[i] = 99;
     mini_init(&m, e);
-    struct mini_image im = {.begin = 5, .end = 9, .pixels = picture};
+    struct mini_image im = {.begin = 5, .end = 9, .pixels = image};
     struct mini_seq s = {.prompt = prompt,
                          .prompt_count = 20,
                          .generate = 4,
@@ -472,7 +472,7 @@ static void test_made_up_weights(void **state)
                 c.groups[1].flops_per_pair == 2 * 4 * 64 && c.groups[0].bytes_per_key == 2 * 32 * 2);
     assert_true(c.vision_flops > 0 && c.matrix_flops > 1e8 && c.read_bytes_per_s > 1e8);
     engine_close(e);
-    free(picture.rgb);
+    free(image.rgb);
 }
 
 int main(void)

@@ -1,5 +1,5 @@
 /* ggml's blocks against the gguf package, bit for bit (tests/golden/ggml, made by
- * scripts/reference/ggml_goldens.py), as floats and as codes; and rows of floats as codes of 8 and 4 bits:
+ * scripts/reference/ggml_goldens.py), as floats and as quants; and rows of floats as quants of 8 and 4 bits:
  * the bounds of the error, odd groups. */
 #include "engine/checkpoint/ggml.h"
 #include "engine/checkpoint/safetensors.h"
@@ -58,13 +58,13 @@ static void decode(const struct ggml_type *t, const uint8_t *code, const float *
     }
 }
 
-static void check_codes(const struct ggml_type *t, const uint8_t *bytes, const float *want, size_t n)
+static void check_quants(const struct ggml_type *t, const uint8_t *bytes, const float *want, size_t n)
 {
     uint8_t *code = malloc(n);
     float *scale = malloc(n / t->group * sizeof(float)), *got = malloc(n * sizeof(float));
     float *min = t->min ? malloc(n / t->group * sizeof(float)) : NULL;
     assert_true(code && scale && got && (min || !t->min));
-    ggml_codes(t, bytes, n, code, scale, min);
+    ggml_quants(t, bytes, n, code, scale, min);
     for (size_t i = 0; i < n; i++) assert_true(code[i] < 1u << t->bits);
     decode(t, code, scale, min, n, got);
     same_bits(t->name, "as codes", got, want, n);
@@ -91,7 +91,7 @@ static void check_type(const struct ggml_type *t, const struct stf_tensor *b, co
     for (size_t i = 0; i < n / t->block; i++) /* block by block the same */
         ggml_to_f32(t, src + 1 + i * t->bytes, t->block, got + i * t->block);
     same_bits(t->name, "by blocks", got, want, n);
-    if (t->bits) check_codes(t, src + 1, want, n);
+    if (t->bits) check_quants(t, src + 1, want, n);
     free(src);
     free(got);
     free(want);
@@ -131,7 +131,7 @@ static void other_types_are_not_served(void **state)
     for (size_t i = 0; i < sizeof ids / sizeof ids[0]; i++) assert_null(ggml_type_of(ids[i]));
 }
 
-/* Whatever the bytes are, nothing is undefined and codes keep their range. */
+/* Whatever the bytes are, nothing is undefined and quants keep their range. */
 static void any_bytes(void **state)
 {
     (void)state;
@@ -144,7 +144,7 @@ static void any_bytes(void **state)
             float scale[16], min[16], out[256];
             for (uint32_t i = 0; i < t->bytes; i++)
                 src[i] = k < 2 ? (uint8_t)(0 - k) : (uint8_t)(uniform() * 256);
-            ggml_codes(t, src, t->block, code, scale, min);
+            ggml_quants(t, src, t->block, code, scale, min);
             for (uint32_t i = 0; i < t->block; i++) assert_true(code[i] < 1u << t->bits);
             ggml_to_f32(t, src, t->block, out);
         }

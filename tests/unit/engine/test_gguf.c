@@ -44,7 +44,7 @@ static void load(struct side *s, const char *model, const char *mmproj)
     s->config = calloc(1, sizeof *s->config);
     if (family_load(model, mmproj, s->config, &s->desc, &err) || family_open(model, mmproj, &s->files, &err))
         fail_msg("%s", err.msg);
-    model_desc_settle(&s->desc, s->files);
+    model_desc_resolve(&s->desc, s->files);
 }
 
 static void unload(struct side *s)
@@ -67,14 +67,14 @@ static void same_layers(const struct model_desc *a, const struct model_desc *b)
         assert_int_equal(x->experts, y->experts);
         assert_int_equal(x->experts_used, y->experts_used);
         assert_int_equal(x->kv_owner, y->kv_owner);
-        assert_int_equal(x->keys_values, y->keys_values);
+        assert_int_equal(x->v_from_k, y->v_from_k);
         assert_int_equal(x->qkv_bias, y->qkv_bias);
         assert_true(x->scale == y->scale && x->softcap == y->softcap);
     }
     for (uint32_t i = 0; i < a->rope_count; i++) {
         assert_true(fabs(a->ropes[i].theta - b->ropes[i].theta) < 1e-3);
         assert_true(a->ropes[i].factor == b->ropes[i].factor);
-        assert_int_equal(a->ropes[i].still, b->ropes[i].still);
+        assert_int_equal(a->ropes[i].unrotated_pairs, b->ropes[i].unrotated_pairs);
         assert_memory_equal(a->ropes[i].sections, b->ropes[i].sections, sizeof a->ropes[i].sections);
         assert_int_equal(a->ropes[i].interleaved, b->ropes[i].interleaved);
     }
@@ -93,8 +93,8 @@ static void same_tower(const struct desc_vision *a, const struct desc_vision *b)
     assert_int_equal(a->pool, b->pool);
     assert_int_equal(a->window, b->window);
     assert_int_equal(a->position_side, b->position_side);
-    assert_int_equal(a->tap_count, b->tap_count);
-    assert_memory_equal(a->taps, b->taps, sizeof a->taps);
+    assert_int_equal(a->deepstack_count, b->deepstack_count);
+    assert_memory_equal(a->deepstack, b->deepstack, sizeof a->deepstack);
     assert_memory_equal(a->full_layers, b->full_layers, sizeof a->full_layers);
     assert_ptr_equal(a->names.fc1, b->names.fc1);
     assert_ptr_equal(a->names.std_scale, b->names.std_scale);
@@ -203,10 +203,10 @@ static void test_same_models(void **state)
         assert_int_equal(a.desc.context_max, b.desc.context_max);
         assert_int_equal(a.desc.rope_count, b.desc.rope_count);
         assert_int_equal(a.desc.tied, b.desc.tied);
-        assert_int_equal(a.desc.token_input, b.desc.token_input);
+        assert_int_equal(a.desc.ple, b.desc.ple);
         assert_true(a.desc.norm_eps == b.desc.norm_eps && a.desc.final_softcap == b.desc.final_softcap);
         assert_int_equal(a.desc.has_vision, b.desc.has_vision);
-        assert_int_equal(a.desc.image.soft_id, b.desc.image.soft_id);
+        assert_int_equal(a.desc.image.placeholder_id, b.desc.image.placeholder_id);
         same_layers(&a.desc, &b.desc);
         if (a.desc.has_vision) same_tower(&a.desc.vision, &b.desc.vision);
         same_tensors(&a, &b);

@@ -1,6 +1,6 @@
 /* Resizing, the table of normalised values, checkpoint settings and Gemma 3's preparation, against
  * torchvision, Pillow and transformers (tests/golden/images, made by scripts/reference/make_images.py;
- * tests/golden/gemma3). No picture files here: the sources are noise. */
+ * tests/golden/gemma3). No image files here: the sources are noise. */
 #include "config/base/json.h"
 #include "engine/prompt/image.h"
 #include "engine/families/families.h"
@@ -338,7 +338,7 @@ static void test_config(void **state)
     assert_int_equal(family_load_images(dir_path, NULL, "no such family", &cfg, &err), ST_UNSUPPORTED);
 }
 
-/* Crops, resize and floats of whole pictures, against Gemma3ImageProcessor. */
+/* Crops, resize and floats of whole images, against Gemma3ImageProcessor. */
 static void test_prep_golden(void **state)
 {
     (void)state;
@@ -371,8 +371,8 @@ static void test_prep_golden(void **state)
             image_to_chw(&p.images[k], lut, chw);
             uint32_t got = crc32_of(chw, floats * sizeof *chw), want = number(&d, json_at(&d, crcs, k));
             if (got != want)
-                fail_msg("case %u (%u x %u), picture %u: crc %08x, want %08x", i, src.width, src.height, k,
-                         got, want);
+                fail_msg("case %u (%u x %u), image %u: crc %08x, want %08x", i, src.width, src.height, k, got,
+                         want);
         }
         free(chw);
         image_prepared_free(&p);

@@ -75,11 +75,11 @@ static int remove_dir(void **state)
     return rmdir(dir_path);
 }
 
-static enum status settings(const char *family, const char *processor, const char *picture, const char *video,
+static enum status settings(const char *family, const char *processor, const char *image, const char *video,
                             struct image_config *cfg, struct err *err)
 {
     write_settings("processor_config.json", processor, processor ? strlen(processor) : 0);
-    write_settings("preprocessor_config.json", picture, picture ? strlen(picture) : 0);
+    write_settings("preprocessor_config.json", image, image ? strlen(image) : 0);
     write_settings("video_preprocessor_config.json", video, video ? strlen(video) : 0);
     return family_load_images(dir_path, NULL, family, cfg, err);
 }
@@ -113,7 +113,7 @@ static void test_sizes(void **state)
             fail_msg("row %u: %u x %u, want %u x %u", i, w, h, (unsigned)v[9], (unsigned)v[8]);
         refused += st != ST_OK;
         if (volume) continue;
-        /* A frame of Qwen2's videos is sized like a picture. */
+        /* A frame of Qwen2's videos is sized like an image. */
         cfg.video_volume = false;
         cfg.area_min = cfg.area_max = 1;
         uint32_t w2 = 0, h2 = 0;
@@ -307,23 +307,23 @@ static void test_config(void **state)
                      ST_OK);
     assert_true(cfg.area_min == 3136 && cfg.area_max == 12845056 && cfg.video &&
                 cfg.video_area_max == 12845056);
-    static const char picture3[] =
+    static const char image3[] =
         "{\"size\": {\"longest_edge\": 16777216, \"shortest_edge\": 65536}, \"patch_size\": 16, "
         "\"temporal_patch_size\": 2, "
         "\"merge_size\": 2, \"image_mean\": [0.5, 0.5, 0.5], \"image_std\": [0.5, 0.5, 0.5]}";
     static const char video3[] =
         "{\"size\": {\"longest_edge\": 25165824, \"shortest_edge\": 4096}, \"patch_size\": 16, \"fps\": 1, "
         "\"max_frames\": 96}";
-    assert_int_equal(settings("qwen3_vl", NULL, picture3, video3, &cfg, &err), ST_OK);
+    assert_int_equal(settings("qwen3_vl", NULL, image3, video3, &cfg, &err), ST_OK);
     assert_true(cfg.area_min == 65536 && cfg.area_max == 16777216 && cfg.patch == 16 && cfg.mean[1] == 0.5f);
     assert_true(cfg.video && cfg.video_area_min == 4096 && cfg.video_area_max == 25165824 &&
                 cfg.video_fps == 1.0);
     assert_true(cfg.video_frames_min == 4 && cfg.video_frames_max == 96 && !cfg.video_cap_tokens);
-    /* Qwen3's videos have their bounds in size alone, also where the file is that of the pictures. */
+    /* Qwen3's videos have their bounds in size alone, also where the file is that of the images. */
     static const char both3[] =
         "{\"size\": {\"longest_edge\": 25165824, \"shortest_edge\": 4096}, \"patch_size\": 16, "
         "\"min_pixels\": 5000, \"max_pixels\": 6000, \"image_mean\": 0.5, \"image_std\": 0.5}";
-    assert_int_equal(settings("qwen3_vl", NULL, picture3, both3, &cfg, &err), ST_OK);
+    assert_int_equal(settings("qwen3_vl", NULL, image3, both3, &cfg, &err), ST_OK);
     assert_true(cfg.video && cfg.video_area_min == 4096 && cfg.video_area_max == 25165824);
     assert_int_equal(settings("qwen3_vl", NULL, both3, NULL, &cfg, &err), ST_OK);
     assert_true(cfg.area_min == 5000 && cfg.area_max == 6000);
@@ -345,7 +345,7 @@ static void test_config(void **state)
         settings("qwen2_vl", NULL, "{\"size\": {\"min_pixels\": 5, \"max_pixels\": 6000}}", NULL, &cfg, &err),
         ST_OK);
     assert_true(cfg.area_min == 5 && cfg.area_max == 6000);
-    /* Settings for videos that differ from those for pictures, or that we don't have: no videos. */
+    /* Settings for videos that differ from those for images, or that we don't have: no videos. */
     static const char *const other[] = {"{\"image_mean\": [0, 0, 0]}", "{\"patch_size\": 16}",
                                         "{\"resample\": 1}", "{\"do_resize\": false}"};
     for (size_t i = 0; i < sizeof other / sizeof *other; i++) {

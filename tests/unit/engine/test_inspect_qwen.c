@@ -1,5 +1,5 @@
-/* What `kvasir inspect` and `kvasir bench` say of models with experts, windows of patches and taps, on
- * made-up weights of tiny shapes: every figure below is worked out by hand from the shape. */
+/* What `kvasir inspect` and `kvasir bench` say of models with experts, windows of patches and DeepStack
+ * features, on made-up weights of tiny shapes: every figure below is worked out by hand from the shape. */
 #include "engine/engine.h"
 #include "engine/model/model_info.h"
 
@@ -113,14 +113,14 @@ static struct token_out two_steps(struct engine *e)
     struct engine_caps caps;
     engine_caps(e, &caps);
     uint32_t tokens[21] = {7}, blocks[1] = {0};
-    struct engine_run r = {.tokens = tokens,
-                           .token_count = 21,
-                           .prompt_count = 21,
-                           .count = 20,
-                           .tables = {blocks},
-                           .sampling = &greedy,
-                           .score_first = UINT32_MAX};
-    struct engine_batch b = {.runs = &r, .run_count = 1};
+    struct engine_chunk r = {.tokens = tokens,
+                             .token_count = 21,
+                             .prompt_count = 21,
+                             .count = 20,
+                             .tables = {blocks},
+                             .sampling = &greedy,
+                             .score_first = UINT32_MAX};
+    struct engine_batch b = {.chunks = &r, .chunk_count = 1};
     assert_int_equal(caps.group_count, 1);
     for (uint32_t i = 1; i < 21; i++) tokens[i] = tokens[i - 1] * 5 % 64;
     assert_int_equal(engine_submit(e, &b, &err), ST_OK);
@@ -213,7 +213,7 @@ static void test_window_tower(void **state)
     (void)state;
     inspect(config, text, sizeof text);
     says(text, "multiples of 16 pixels");
-    says(text, "2 x 2 patches per token (soft id 5), windows of 3 x 3 tokens in 1 layers");
+    says(text, "2 x 2 patches per token (placeholder id 5), windows of 3 x 3 tokens in 1 layers");
     says(text, "mRoPE      4 + 2 + 2 frequencies, one after the other");
     assert_null(strstr(text, "videos")); /* their token is not in this vocabulary */
     costs(config, &c);
@@ -224,7 +224,7 @@ static void test_window_tower(void **state)
                                       pairs * 4 * 16 + tokens * 2 * (wide * wide + wide * 32));
 }
 
-static void test_taps(void **state)
+static void test_deepstack(void **state)
 {
     static char text[8192];
     static const char config[] =
@@ -237,7 +237,7 @@ static void test_taps(void **state)
     struct engine_costs c;
     (void)state;
     inspect(config, text, sizeof text);
-    says(text, "positions 5 x 5, taps after layers 0, 2, videos (soft id 6)");
+    says(text, "positions 5 x 5, taps after layers 0, 2, videos (placeholder id 6)");
     says(text, "mRoPE      4 + 2 + 2 frequencies, interleaved");
     says(text, "active     ");
     costs(config, &c);
@@ -251,6 +251,6 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_experts), cmocka_unit_test(test_profile),
                                        cmocka_unit_test(test_yarn_and_windows),
-                                       cmocka_unit_test(test_window_tower), cmocka_unit_test(test_taps)};
+                                       cmocka_unit_test(test_window_tower), cmocka_unit_test(test_deepstack)};
     return cmocka_run_group_tests_name("inspect_qwen", tests, make_scratch, drop_scratch);
 }

@@ -1,4 +1,4 @@
-/* Matrices of quantised checkpoints: floats and codes of every layout against the methods' own formulas
+/* Matrices of quantised checkpoints: floats and quants of every layout against the methods' own formulas
  * (tests/golden/packed), and what is refused. */
 #include "engine/checkpoint/packed.h"
 #include "tests/lib/golden.h"
@@ -59,8 +59,8 @@ static void check_rows(const struct packed *p, const float *want, const char *st
         for (uint32_t i = 0; i < p->k; i++)
             if (memcmp(&got[i], &want[i], 4) != 0 && !(got[i] == 0 && want[i] == 0))
                 fail_msg("%s [%u][%u] is %.9g, should be %.9g", stem, r, i, (double)got[i], (double)want[i]);
-        if (p->codes) packed_codes(p, r, code, scale, min);
-        for (uint32_t i = 0; i < p->k && p->codes; i++) {
+        if (p->quants) packed_quants(p, r, code, scale, min);
+        for (uint32_t i = 0; i < p->k && p->quants; i++) {
             float v = p->off ? scale[i / 32] * (float)((int32_t)code[i] - (int32_t)p->off)
                              : scale[i / 32] * (float)code[i] + min[i / 32];
             assert_true(code[i] < 1u << p->bits);
@@ -79,7 +79,7 @@ static void test_layouts(void **state)
     static const struct {
         const char *stem;
         enum packed_kind kind;
-        bool codes;
+        bool quants;
     } all[] = {{"awq", PACKED_AWQ, true},           {"awq_wide", PACKED_AWQ, true},
                {"gptq", PACKED_GPTQ, true},         {"gptq_ordered", PACKED_GPTQ, false},
                {"gptq8", PACKED_GPTQ, true},        {"words_ordered", PACKED_WORDS, false},
@@ -97,7 +97,7 @@ static void test_layouts(void **state)
         if (packed_open(find, &at, &said, (uint32_t)want->shape[0], (uint32_t)want->shape[1], &p, &err))
             fail_msg("%s: %s", all[i].stem, err.msg);
         assert_int_equal(p.kind, all[i].kind);
-        assert_int_equal(p.codes, all[i].codes);
+        assert_int_equal(p.quants, all[i].quants);
         check_rows(&p, want->data, all[i].stem);
     }
     stf_close(files);

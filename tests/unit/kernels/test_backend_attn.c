@@ -1,5 +1,5 @@
 /* Attention of every kernel set that the CPU has against the plain C one, over head counts and sizes,
- * windows, groups, pictures, ragged batches and what keys and values are kept as; and bit-equality inside a
+ * windows, groups, images, ragged batches and what keys and values are kept as; and bit-equality inside a
  * set: rows alone, cut into chunks, beside other sequences, with any number of threads.
  *
  *     test_backend_attn [--bench [set]]      --bench prints processor times of real shapes on one thread
@@ -33,7 +33,7 @@ static const struct shape shapes[] = {
 };
 #define sets backend_sets /* "reference" is what the others are measured by */
 
-/* Sequences of one batch: tokens in all, of which those from `first` on are asked about, and a picture
+/* Sequences of one batch: tokens in all, of which those from `first` on are asked about, and an image
  * [begin, end) whose rows see each other. The brief ones (KVASIR_TEST_SHORT on the emulated device) reach
  * beyond the 512 keys where a split ends with few rows. */
 struct seq {
@@ -101,7 +101,7 @@ static void world_open(struct world *w, const struct shape *sh, enum be_dtype ac
     assert_int_equal(w->ops->open(&p, &w->b), BE_OK);
     size_t layer = w->ops->kv_layer_bytes(w->b, type, sh->kv_heads, sh->dim);
     assert_true(layer > 0);
-    w->units = (uint32_t)((layer + BE_KV_UNIT - 1) / BE_KV_UNIT);
+    w->units = (uint32_t)((layer + BE_KV_GRAIN - 1) / BE_KV_GRAIN);
     uint32_t blocks = 0;
     for (uint32_t s = 0; s < SEQS; s++) {
         w->table_at[s] = blocks;
@@ -112,7 +112,7 @@ static void world_open(struct world *w, const struct shape *sh, enum be_dtype ac
     assert_true(tokens <= TOKENS);
     for (uint32_t i = 0; i < blocks; i++)
         w->tables[i] = (blocks - 1 - i) * w->units; /* scattered: last block first */
-    size_t arena = (size_t)blocks * w->units * BE_KV_UNIT;
+    size_t arena = (size_t)blocks * w->units * BE_KV_GRAIN;
     assert_int_equal(w->ops->alloc(w->b, arena, &w->arena), BE_OK);
     memset(w->arena, act == BE_F32 ? 0x3f : 0x3f, arena); /* a used arena: finite rubbish */
     w->kv = (struct be_kv){.arena = w->arena, .kv_heads = sh->kv_heads, .head_dim = sh->dim, .type = type};
@@ -309,11 +309,11 @@ static void long_open(struct long_world *w, const char *set)
     w->ops = be_cpu_ops();
     const struct be_params p = {.act = BE_BF16, .threads = 2, .kernels = set};
     assert_int_equal(w->ops->open(&p, &w->b), BE_OK);
-    uint32_t units = (uint32_t)((w->ops->kv_layer_bytes(w->b, BE_KV_ACT, 1, LONG_DIM) + BE_KV_UNIT - 1) /
-                                BE_KV_UNIT),
+    uint32_t units = (uint32_t)((w->ops->kv_layer_bytes(w->b, BE_KV_ACT, 1, LONG_DIM) + BE_KV_GRAIN - 1) /
+                                BE_KV_GRAIN),
              seed = 11, zero = 0;
     void *arena = NULL;
-    assert_int_equal(w->ops->alloc(w->b, (size_t)BLOCKS * units * BE_KV_UNIT, &arena), BE_OK);
+    assert_int_equal(w->ops->alloc(w->b, (size_t)BLOCKS * units * BE_KV_GRAIN, &arena), BE_OK);
     w->kv = (struct be_kv){.arena = arena, .kv_heads = 1, .head_dim = LONG_DIM};
     for (uint32_t i = 0; i < BLOCKS; i++) w->tables[i] = (i * 7 % BLOCKS) * units;
     assert_int_not_equal(BLOCKS % 7, 0);
@@ -409,19 +409,19 @@ static void bench_one(const char *set, uint32_t heads, uint32_t kv_heads, uint32
     struct backend *b;
     if (ops->open(&p, &b) != BE_OK) return;
     uint32_t all = from + t, blocks = (all + 31) / 32,
-             units =
-                 (uint32_t)((ops->kv_layer_bytes(b, BE_KV_ACT, kv_heads, dim) + BE_KV_UNIT - 1) / BE_KV_UNIT);
+             units = (uint32_t)((ops->kv_layer_bytes(b, BE_KV_ACT, kv_heads, dim) + BE_KV_GRAIN - 1) /
+                                BE_KV_GRAIN);
     void *arena, *q, *out;
     uint32_t *table = malloc(blocks * 4), *pos = malloc(t * 4), *lo = malloc(t * 4), *hi = malloc(t * 4),
              starts[2] = {0, t}, at = 0;
-    if (ops->alloc(b, (size_t)blocks * units * BE_KV_UNIT, &arena) ||
+    if (ops->alloc(b, (size_t)blocks * units * BE_KV_GRAIN, &arena) ||
         ops->alloc(b, (size_t)t * heads * dim * 2, &q) ||
         ops->alloc(b, t * be_ld((size_t)heads * dim) * 2, &out))
         exit(1);
     for (uint32_t i = 0; i < blocks; i++) table[i] = i * units;
     /* bf16 noise within +-1.5, so that scores differ and the largest changes on the way */
     uint32_t seed = 3;
-    for (size_t i = 0; i < (size_t)blocks * units * BE_KV_UNIT / 2; i++)
+    for (size_t i = 0; i < (size_t)blocks * units * BE_KV_GRAIN / 2; i++)
         ((uint16_t *)arena)[i] = (uint16_t)(0x3f00 | (noise(&seed) > 0 ? 0x8000 : 0) | (seed >> 9 & 0xbf));
     for (size_t i = 0; i < (size_t)t * heads * dim; i++)
         ((uint16_t *)q)[i] = (uint16_t)(0x3f00 | (noise(&seed) > 0 ? 0x8000 : 0) | (seed >> 9 & 0xbf));

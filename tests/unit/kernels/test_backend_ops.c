@@ -4,7 +4,7 @@
  * have their own files. */
 #include "kernels/backend.h"
 #include "tests/lib/backend_sets.h"
-#include "kernels/cpu/attn/kv_codes.h"
+#include "kernels/cpu/attn/kv_q8.h"
 #include "kernels/cuda/kv.h"
 
 #include <math.h>
@@ -322,7 +322,7 @@ static struct element element(const struct be_kv *kv, enum be_dtype act, void *l
     if (kv->type == BE_KV_ACT)
         return (struct element){
             (double)get(is_value ? t_v(layer, act, d, head) : t_k(layer, act, d, head), act, at), 0};
-    struct kv_codes c = kv_codes(layer, act, d, head);
+    struct kv_q8 c = kv_q8(layer, act, d, head);
     double scale = (double)from_bf16((is_value ? c.v_scale : c.k_scale)[i / KV_RUN * KV_SLOTS + slot]);
     return (struct element){(is_value ? c.v : c.k)[at] * scale, scale * 0.501};
 }
@@ -363,10 +363,10 @@ static uint32_t qkv_all(const struct qkv_shape *s)
     return s->heads + (2 - (uint32_t)s->parts) * s->groups;
 }
 
-static void qkv_io_init(struct qkv_io *io, const struct qkv_shape *s, size_t block_units)
+static void qkv_io_init(struct qkv_io *io, const struct qkv_shape *s, size_t block_grains)
 {
     for (uint32_t i = 0; i < 8; i++)
-        io->tables[i] = q_block[i] == BE_NO_BLOCK ? BE_NO_BLOCK : (uint32_t)(q_block[i] * block_units);
+        io->tables[i] = q_block[i] == BE_NO_BLOCK ? BE_NO_BLOCK : (uint32_t)(q_block[i] * block_grains);
     for (uint32_t q = 0; q < QSEQS; q++)
         for (uint32_t t = q_seq_row[q]; t < q_seq_row[q + 1]; t++) io->pos[t] = q_first[q] + t - q_seq_row[q];
     io->rows = (struct be_rows){.t = QT,
@@ -409,7 +409,7 @@ static void qkv_head_want(const struct qkv_io *io, const struct qkv_shape *s, ui
     }
 }
 
-/* As kv_spread in kv_codes.h: sums and differences of pairs, one bit of the index at a time. */
+/* As kv_spread in kv_q8.h: sums and differences of pairs, one bit of the index at a time. */
 static void spread_want(double *x, uint32_t d, bool query)
 {
     uint32_t n = d & (0u - d);
@@ -426,7 +426,7 @@ static void spread_want(double *x, uint32_t d, bool query)
 static void near(struct element got, double want, enum be_dtype act, const char *what, const char *set,
                  uint32_t d)
 {
-    /* As the norm: 2^-20 of the terms (below 8), then a rounding to the act type; codes are of sums of them.
+    /* As the norm: 2^-20 of the terms (below 8), then a rounding to the act type; quants are of sums of them.
      */
     double bound = got.step > 0 ? 8 * 0x1p-20 * (d & (0u - d)) + got.step
                                 : 8 * 0x1p-20 + fabs(want) * (act == BE_F32 ? 0x1p-20 : 0x1.02p-8);
@@ -501,7 +501,7 @@ static void check_qkv(enum be_kv_type type)
             rng_state = 99 + n;
             struct backend *b = open_set(set, act, 1);
             size_t layer = be_cpu_ops()->kv_layer_bytes(b, type, s->groups, s->d),
-                   units = (2 * layer + BE_KV_UNIT - 1) / BE_KV_UNIT, arena = QBLOCKS * units * BE_KV_UNIT;
+                   units = (2 * layer + BE_KV_GRAIN - 1) / BE_KV_GRAIN, arena = QBLOCKS * units * BE_KV_GRAIN;
             assert_true(layer > 0 && layer % 64 == 0);
             be_cpu_ops()->close(b);
             qkv_io_init(&io, s, units);
@@ -529,8 +529,8 @@ static void check_qkv(enum be_kv_type type)
                 if (s->parts == BE_Q) assert_true(untouched(mem, arena));
                 /* the other layer of every block, and blocks of nobody, are as they were */
                 for (size_t i = 0; i < QBLOCKS; i++)
-                    assert_true(untouched(mem + i * units * BE_KV_UNIT, layer));
-                assert_true(untouched(mem + 2 * units * BE_KV_UNIT, units * BE_KV_UNIT));
+                    assert_true(untouched(mem + i * units * BE_KV_GRAIN, layer));
+                assert_true(untouched(mem + 2 * units * BE_KV_GRAIN, units * BE_KV_GRAIN));
                 if (threads == 1) {
                     memcpy(first, mem, arena);
                     memcpy(q1, q, q_bytes);
@@ -548,19 +548,20 @@ static void check_qkv(enum be_kv_type type)
                                    .kv_heads = s->groups,
                                    .head_dim = s->d,
                                    .type = type};
-                uint32_t unit = (uint32_t)units * q_block[0], dpad = t_dpad(act, s->d);
+                uint32_t block_offset = (uint32_t)units * q_block[0], dpad = t_dpad(act, s->d);
                 memcpy(mem, first, arena);
-                memset((char *)kv_layer(&kv, unit), 0xff, layer);
-                be_cpu_ops()->kv_clear(b, &kv, unit, from);
+                memset((char *)kv_layer(&kv, block_offset), 0xff, layer);
+                be_cpu_ops()->kv_clear(b, &kv, block_offset, from);
                 for (uint32_t g = 0; g < s->groups; g++)
                     for (uint32_t slot = 0; slot < 32; slot++)
                         for (uint32_t i = 0; i < dpad; i++) {
-                            double k = element(&kv, act, kv_layer(&kv, unit), g, false, slot, i).value,
-                                   v = element(&kv, act, kv_layer(&kv, unit), g, true, slot, i).value;
+                            double k = element(&kv, act, kv_layer(&kv, block_offset), g, false, slot, i)
+                                           .value,
+                                   v = element(&kv, act, kv_layer(&kv, block_offset), g, true, slot, i).value;
                             assert_true(slot < from ? isnan(k) && isnan(v) : k == 0 && v == 0);
                         }
-                memset((char *)kv_layer(&kv, unit), 0xff, layer);
-                memset(first + ((char *)kv_layer(&kv, unit) - (char *)mem), 0xff, layer);
+                memset((char *)kv_layer(&kv, block_offset), 0xff, layer);
+                memset(first + ((char *)kv_layer(&kv, block_offset) - (char *)mem), 0xff, layer);
                 assert_memory_equal(first, mem, arena);
             }
             be_cpu_ops()->close(b);
@@ -585,7 +586,7 @@ static void test_qkv(void **state)
 
 /* Runs of elements: every code comes back, a run of zeros, of tiny and of huge numbers, and one with a number
  * that is none. */
-static void test_kv_codes(void **state)
+static void test_kv_q8(void **state)
 {
     (void)state;
     float x[KV_RUN];
@@ -615,7 +616,7 @@ static void test_kv_codes(void **state)
 
 struct patchify_case {
     uint32_t patch, width, height, depth,
-        frames; /* frames: in the source; a still picture in a deep tower has one */
+        frames; /* frames: in the source; a still image in a deep tower has one */
     bool ordered, dense;
 };
 static const struct patchify_case patchify_cases[] = {
@@ -632,8 +633,8 @@ static float patchify_want(const struct patchify_case *c, const uint8_t *rgb, co
              frame = i / (ps * ps) % depth, channel = i / (ps * ps) / depth;
     if (channel >= 3) return 0;
     uint32_t row = q / (c->width / ps) * ps + y, col = q % (c->width / ps) * ps + x;
-    const uint8_t *picture = rgb + (c->frames > 1 ? (size_t)frame * c->width * c->height * 3 : 0);
-    return lut[channel * 256 + picture[((size_t)row * c->width + col) * 3 + channel]];
+    const uint8_t *image = rgb + (c->frames > 1 ? (size_t)frame * c->width * c->height * 3 : 0);
+    return lut[channel * 256 + image[((size_t)row * c->width + col) * 3 + channel]];
 }
 
 static void test_patchify(void **state)
@@ -1155,7 +1156,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_norm),
         cmocka_unit_test(test_rope),
         cmocka_unit_test(test_qkv),
-        cmocka_unit_test(test_kv_codes),
+        cmocka_unit_test(test_kv_q8),
         cmocka_unit_test(test_patchify),
         cmocka_unit_test(test_interpolate_pack),
         cmocka_unit_test(test_gelu_clamp),

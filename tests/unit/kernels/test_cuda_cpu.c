@@ -1,5 +1,5 @@
 /* The same prompts on the CPU and on the device, in one process: whole golden checkpoints (prompt with its
- * pictures, then the 32 tokens of the golden run), log-probs of the whole vocabulary at every position. The
+ * images, then the 32 tokens of the golden run), log-probs of the whole vocabulary at every position. The
  * device against the CPU's plain C set and against its best one.
  *
  * f32: largest |delta| <= 1e-4.
@@ -33,7 +33,7 @@
 #define BF16_LIMIT 2e-2
 #define BF16_SHARE 0.02 /* of the log-probs may lie beyond it */
 #define MEAN_RATIO 1.2
-#define CHUNK      40u /* with a picture at most LOGIT_ROWS_MAX rows: all logits of a step can be looked at */
+#define CHUNK      40u /* with an image at most LOGIT_ROWS_MAX rows: all logits of a step can be looked at */
 #define CASES_MAX  16u
 
 /* Log-probs of one engine for all cases of a checkpoint. */
@@ -54,7 +54,7 @@ static void after_step(void *arg, const struct engine_batch *b)
 {
     struct collect *k = arg;
     const struct engine *e = k->e;
-    uint32_t n = e->step.wanted_count, vocab = k->c->vocab, total = k->c->prompt_count + k->c->greedy_count;
+    uint32_t n = e->step.output_count, vocab = k->c->vocab, total = k->c->prompt_count + k->c->greedy_count;
     (void)b;
     assert_true(n <= LOGIT_ROWS_MAX);
     float *logits = malloc((size_t)n * vocab * sizeof *logits + 1);
@@ -63,7 +63,7 @@ static void after_step(void *arg, const struct engine_batch *b)
     e->ops->download(e->be, logits, e->net.s.logits, (size_t)n * vocab * sizeof *logits);
     e->ops->download(e->be, stats, e->net.s.stats, n * sizeof *stats);
     for (uint32_t i = 0; i < n; i++) {
-        uint32_t row = e->wanted[i].next - 1;
+        uint32_t row = e->output_rows[i].next - 1;
         if (row >= total || row < k->first || row >= k->end) continue;
         for (uint32_t v = 0; v < vocab; v++)
             k->lp[(size_t)row * vocab + v] = logits[(size_t)i * vocab + v] - stats[i].lse;
@@ -239,16 +239,18 @@ static void check_family(const char *family, const char *const *quick, size_t qu
 {
     char names[64][64];
     const char *only = getenv("GOLDEN_VARIANT");
-    uint32_t n = golden_variants(family, names, 64), failed = 0, run = 0;
+    uint32_t n = golden_variants(family, names, 64), failed = 0, chunk = 0;
     if (BACKEND_ON_CPU) skip();
     for (uint32_t i = 0; i < n; i++) {
-        bool wanted = !getenv("KVASIR_TEST_SHORT") || only;
-        for (size_t k = 0; k < quick_count && !wanted; k++) wanted = strcmp(quick[k], names[i]) == 0;
-        if (!wanted || !selects_variant(names[i]) || (without && strcmp(names[i], without) == 0)) continue;
+        bool output_rows = !getenv("KVASIR_TEST_SHORT") || only;
+        for (size_t k = 0; k < quick_count && !output_rows; k++)
+            output_rows = strcmp(quick[k], names[i]) == 0;
+        if (!output_rows || !selects_variant(names[i]) || (without && strcmp(names[i], without) == 0))
+            continue;
         failed += !check_variant(family, names[i]);
-        run++;
+        chunk++;
     }
-    assert_true(run > 0 || only);
+    assert_true(chunk > 0 || only);
     assert_int_equal(failed, 0);
 }
 

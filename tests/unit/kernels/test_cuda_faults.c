@@ -59,7 +59,7 @@ static bool layer_open(struct layer *l, enum be_dtype act)
            l->ops->alloc(l->b, T * C * 4, &l->h) == BE_OK && l->ops->alloc(l->b, T * C * 4, &l->q) == BE_OK &&
            l->ops->alloc(l->b, T * C * 4, &l->out) == BE_OK &&
            l->ops->alloc(l->b, T * C * 4, &l->mlp) == BE_OK &&
-           l->ops->alloc(l->b, BLOCKS * (layer + BE_KV_UNIT), &l->arena) == BE_OK &&
+           l->ops->alloc(l->b, BLOCKS * (layer + BE_KV_GRAIN), &l->arena) == BE_OK &&
            l->ops->alloc(l->b, 1024 * 4, (void **)&l->index) == BE_OK;
 }
 
@@ -79,8 +79,8 @@ static void layer_run(const struct layer *l, enum be_dtype act)
 {
     static uint32_t words[1024];
     static float x[T * C], norm[C];
-    uint32_t units = (uint32_t)((l->ops->kv_layer_bytes(l->b, BE_KV_ACT, GROUPS, DIM) + BE_KV_UNIT - 1) /
-                                BE_KV_UNIT),
+    uint32_t units = (uint32_t)((l->ops->kv_layer_bytes(l->b, BE_KV_ACT, GROUPS, DIM) + BE_KV_GRAIN - 1) /
+                                BE_KV_GRAIN),
              *dev = l->index;
     words[1] = T; /* seq_row 0..1; seq_table 32; tables 64..; pos and hi 128..; lo 256.. */
     words[65] = units;

@@ -9,7 +9,7 @@
 #include "kernels/cuda/kv.h"
 #include "tests/lib/backend_sets.h"
 #include "tests/lib/golden.h"
-#include "tests/lib/pictures.h"
+#include "tests/lib/test_images.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -58,10 +58,10 @@ static struct engine *engine_with(const char *family, const char *variant, bool 
     return e;
 }
 
-/* The requests: prompts of many lengths, some beyond the windows of the checkpoints, the first with a
- * picture; greedy and sampled. */
+/* The requests: prompts of many lengths, some beyond the windows of the checkpoints, the first with an
+ * image; greedy and sampled. */
 struct requests {
-    struct test_picture picture;
+    struct test_image test_image;
     struct mini_image image;
     uint32_t prompt[SEQS_MAX][PROMPT_MAX];
     struct mini_seq s[SEQS_MAX];
@@ -87,12 +87,14 @@ static struct requests *requests_make(const struct model_info *m, const struct p
         s->sampling.seed = i;
     }
     if (!m->image.present) return q;
-    q->picture = picture_make(m, 0, 3, 4, 0, 0, 7);
-    q->image = (struct mini_image){
-        .begin = 2, .end = 2 + q->picture.rows, .pixels = q->picture.pixels, .grid = q->picture.grid};
-    if (q->image.end >= q->s[0].prompt_count) return q; /* a family with large pictures: text is enough */
+    q->test_image = image_make(m, 0, 3, 4, 0, 0, 7);
+    q->image = (struct mini_image){.begin = 2,
+                                   .end = 2 + q->test_image.rows,
+                                   .pixels = q->test_image.pixels,
+                                   .grid = q->test_image.grid};
+    if (q->image.end >= q->s[0].prompt_count) return q; /* a family with large images: text is enough */
     mini_scan(&q->image, 1);
-    for (uint32_t k = q->image.begin; k < q->image.end; k++) q->prompt[0][k] = m->image.soft_id;
+    for (uint32_t k = q->image.begin; k < q->image.end; k++) q->prompt[0][k] = m->image.placeholder_id;
     q->s[0].images = &q->image;
     q->s[0].image_count = 1;
     return q;
@@ -127,7 +129,7 @@ static void play(struct engine *e, const struct plan *p, struct outcome *o)
             o->drawn[i][k] = all[k]->scores[all[k]->prompt_count + all[k]->generated - 1];
     }
     assert_int_equal(e->graph_steps - before, e->graph_count ? p->steps : 0);
-    o->arena_bytes = (size_t)(o->m.next_unit * BE_KV_UNIT);
+    o->arena_bytes = (size_t)(o->m.next_unit * BE_KV_GRAIN);
     o->arena = malloc(o->arena_bytes);
     assert_non_null(o->arena);
     e->ops->download(e->be, o->arena, e->arena, o->arena_bytes);
@@ -138,7 +140,7 @@ static void play_end(struct outcome *o)
 {
     for (uint32_t i = 0; i < o->plan->seqs; i++) mini_drop(&o->m, &o->q->s[i]);
     mini_fini(&o->m);
-    if (o->q->picture.pixels.rgb) picture_free(&o->q->picture);
+    if (o->q->test_image.pixels.rgb) image_free(&o->q->test_image);
     free(o->q);
     free(o->arena);
 }
@@ -223,7 +225,7 @@ static void test_experts(void **state)
     compare("qwen", "qwen3_moe_bf16");
 }
 
-static void test_pictures(void **state)
+static void test_images(void **state)
 {
     (void)state;
     compare("qwen", "qwen3_vl_bf16");
@@ -232,20 +234,20 @@ static void test_pictures(void **state)
     compare("qwen", "qwen3_vl_moe_f32");
 }
 
-/* ---- a step allocates nothing, and waits once, for its results; a picture's memory comes and goes without a
+/* ---- a step allocates nothing, and waits once, for its results; an image's memory comes and goes without a
  * wait */
 
-static void run_of(struct mini_sched *m, struct mini_seq *s, struct engine_run *r)
+static void run_of(struct mini_sched *m, struct mini_seq *s, struct engine_chunk *r)
 {
     bool prefill = s->done < s->prompt_count;
-    *r = (struct engine_run){.position = s->done,
-                             .count = prefill ? s->prompt_count : 1,
-                             .tokens = s->tokens,
-                             .token_count = s->prompt_count + s->generated,
-                             .prompt_count = s->prompt_count,
-                             .sampling = &s->sampling,
-                             .sample = true,
-                             .score_first = UINT32_MAX};
+    *r = (struct engine_chunk){.position = s->done,
+                               .count = prefill ? s->prompt_count : 1,
+                               .tokens = s->tokens,
+                               .token_count = s->prompt_count + s->generated,
+                               .prompt_count = s->prompt_count,
+                               .sampling = &s->sampling,
+                               .sample = true,
+                               .score_first = UINT32_MAX};
     for (uint32_t g = 0; g < m->caps.group_count; g++) r->tables[g] = s->tables[g];
 }
 
@@ -254,14 +256,14 @@ static void steps_wait_once(bool graphs)
     struct engine *e = engine_with("gemma3", "text_bf16", graphs, 8);
     struct requests *q = requests_make(engine_model(e), &small);
     struct mini_sched m;
-    struct engine_run runs[3];
-    struct engine_batch b = {runs, 3};
+    struct engine_chunk chunks[3];
+    struct engine_batch b = {chunks, 3};
     struct err err;
     mini_init(&m, e);
     for (uint32_t i = 0; i < 3; i++) mini_add(&m, &q->s[i]);
     for (uint32_t step = 0; step < 6; step++) {
         unsigned long at[3][3];
-        for (uint32_t i = 0; i < 3; i++) run_of(&m, &q->s[i], &runs[i]);
+        for (uint32_t i = 0; i < 3; i++) run_of(&m, &q->s[i], &chunks[i]);
         cuemu_counts(&at[0][0], &at[0][1], &at[0][2]);
         assert_int_equal(engine_submit(e, &b, &err), ST_OK);
         cuemu_counts(&at[1][0], &at[1][1], &at[1][2]);
@@ -274,8 +276,8 @@ static void steps_wait_once(bool graphs)
         assert_true(played ? at[2][1] <= at[0][1] + 2 : at[1][1] > at[0][1] + 10);
         for (uint32_t i = 0; i < 3; i++) {
             struct mini_seq *s = &q->s[i];
-            s->done += runs[i].count;
-            s->tokens[s->prompt_count + s->generated++] = runs[i].out.id;
+            s->done += chunks[i].count;
+            s->tokens[s->prompt_count + s->generated++] = chunks[i].out.id;
         }
     }
     for (uint32_t i = 0; i < 3; i++) mini_drop(&m, &q->s[i]);
@@ -292,12 +294,12 @@ static void test_step_waits_once(void **state)
     steps_wait_once(false);
 }
 
-static void test_picture_waits_once(void **state)
+static void test_image_waits_once(void **state)
 {
     (void)state;
     if (!cuemu_counts) skip();
     struct engine *e = engine_with("qwen", "qwen3_vl_bf16", true, 4);
-    struct test_picture p = picture_make(engine_model(e), 0, 4, 6, 0, 0, 3);
+    struct test_image p = image_make(engine_model(e), 0, 4, 6, 0, 0, 3);
     for (int i = 0; i < 2; i++) {
         struct engine_features *f = NULL;
         unsigned long before, after;
@@ -310,18 +312,19 @@ static void test_picture_waits_once(void **state)
         cuemu_counts(NULL, NULL, &after);
         assert_true(after <= before + 1); /* for what went wrong in the tower */
     }
-    picture_free(&p);
+    image_free(&p);
     engine_close(e);
 }
 
 /* ---- blocks that are not numbers */
 
-static void spoil(struct engine *e, uint32_t group, uint32_t unit)
+static void spoil(struct engine *e, uint32_t group, uint32_t block_offset)
 {
-    char bytes[BE_KV_UNIT];
+    char bytes[BE_KV_GRAIN];
     memset(bytes, 0xff, sizeof bytes);
-    for (uint32_t i = 0; i < e->kv.groups[group].block_units; i++)
-        e->ops->upload(e->be, (char *)e->arena + (size_t)(unit + i) * BE_KV_UNIT, bytes, sizeof bytes);
+    for (uint32_t i = 0; i < e->kv.groups[group].block_grains; i++)
+        e->ops->upload(e->be, (char *)e->arena + (size_t)(block_offset + i) * BE_KV_GRAIN, bytes,
+                       sizeof bytes);
 }
 
 /* A copy of a block has zeros behind what is taken over, in all layers. */
@@ -335,7 +338,7 @@ static void check_copy(struct engine *e, uint32_t group, uint32_t from, uint32_t
                bytes = l->kv_heads * cuda_kv_head_bytes(e->plan.act, l->head_dim);
         unsigned char *layer = malloc(bytes);
         assert_non_null(layer);
-        e->ops->download(e->be, layer, (char *)e->arena + (size_t)to * BE_KV_UNIT + e->kv.layer_offset[n],
+        e->ops->download(e->be, layer, (char *)e->arena + (size_t)to * BE_KV_GRAIN + e->kv.layer_offset[n],
                          bytes);
         for (size_t i = 0; e->kv.layer_group[n] == group && i < bytes;
              i++) /* K and V of each head: [slot][dpad] */
@@ -353,8 +356,8 @@ static void test_unseen(void **state)
     for (uint32_t i = 0; i < 2; i++) {
         struct engine *e = engine_with("gemma3", variants[i], true, 4);
         struct mini_seq seqs[2];
-        struct engine_run runs[2];
-        struct engine_batch b = {runs, 2};
+        struct engine_chunk chunks[2];
+        struct engine_batch b = {chunks, 2};
         struct mini_sched m;
         struct err err;
         uint32_t prompt[100];
@@ -371,14 +374,14 @@ static void test_unseen(void **state)
                         (struct mini_seq){.prompt = prompt, .prompt_count = 100, .sampling = mini_greedy()};
                 if (!turn) mini_add(&m, &seqs[k]);
                 seqs[k].done = turn ? 40 : 0;
-                run_of(&m, &seqs[k], &runs[k]);
-                runs[k].count = turn ? 20 : 40;
-                runs[k].sample = false;
+                run_of(&m, &seqs[k], &chunks[k]);
+                chunks[k].count = turn ? 20 : 40;
+                chunks[k].sample = false;
             }
             assert_int_equal(engine_submit(e, &b, &err), ST_OK);
             assert_int_equal(engine_wait(e, &b, &err), ST_OK);
-            assert_int_equal(runs[0].broken, turn == 1);
-            assert_false(runs[1].broken);
+            assert_int_equal(chunks[0].broken, turn == 1);
+            assert_false(chunks[1].broken);
             for (uint32_t g = 0; g < m.caps.group_count; g++) spoil(e, g, seqs[0].tables[g][1]);
         }
         for (uint32_t g = 0; g < m.caps.group_count; g++)
@@ -401,8 +404,8 @@ static void test_faults(void **state)
     uint32_t made = 0, failed = 0;
     for (unsigned long nth = 1; failed < 2; nth += nth < 9 ? 1 : 2) {
         struct mini_sched m;
-        struct engine_run run;
-        struct engine_batch b = {&run, 1};
+        struct engine_chunk chunk;
+        struct engine_batch b = {&chunk, 1};
         struct err err = {{0}};
         cuemu_fail_at(FAIL_GRAPH, nth, 999, 0);
         struct engine *e = engine_with("qwen", "qwen2_f32", true, 3);
@@ -412,12 +415,12 @@ static void test_faults(void **state)
         mini_add(&m, &q->s[0]);
         enum status st = ST_OK;
         for (uint32_t step = 0; step < 6 && !st; step++) {
-            run_of(&m, &q->s[0], &run);
+            run_of(&m, &q->s[0], &chunk);
             st = engine_submit(e, &b, &err);
             if (!st) st = engine_wait(e, &b, &err);
             if (st) break;
-            q->s[0].done += run.count;
-            q->s[0].tokens[q->s[0].prompt_count + q->s[0].generated++] = run.out.id;
+            q->s[0].done += chunk.count;
+            q->s[0].tokens[q->s[0].prompt_count + q->s[0].generated++] = chunk.out.id;
         }
         if (st) {
             assert_int_equal(st, ST_DEVICE);
@@ -442,9 +445,9 @@ int main(int argc, char **argv)
                                        cmocka_unit_test(test_large),
                                        cmocka_unit_test(test_sliding),
                                        cmocka_unit_test(test_experts),
-                                       cmocka_unit_test(test_pictures),
+                                       cmocka_unit_test(test_images),
                                        cmocka_unit_test(test_step_waits_once),
-                                       cmocka_unit_test(test_picture_waits_once),
+                                       cmocka_unit_test(test_image_waits_once),
                                        cmocka_unit_test(test_unseen),
                                        cmocka_unit_test(test_faults)};
     return cmocka_run_group_tests_name("CUDA graphs", tests, NULL, NULL);

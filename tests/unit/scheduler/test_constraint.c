@@ -76,14 +76,14 @@ static void open_all(void)
     e = (struct engine){.vocab = 1000, .eos = 1};
     e.caps = (struct engine_caps){.group_count = 1,
                                   .block_tokens = 8,
-                                  .arena_units = 100,
+                                  .arena_grains = 100,
                                   .vocab_size = 1000,
                                   .context_max = 200,
                                   .sequences_max = SEQUENCES,
                                   .batch_tokens_max = 64};
-    e.caps.groups[0] = (struct engine_kv_group){.layers = 1, .block_units = 1};
+    e.caps.groups[0] = (struct engine_kv_group){.layers = 1, .block_grains = 1};
     fake_open(&e, true);
-    struct sched_options opt = {.queue_max = 10, .no_prefix_cache = true, .guess_max = 4};
+    struct sched_options opt = {.queue_max = 10, .no_prefix_cache = true, .draft_max = 4};
     assert_int_equal(sched_create(&e, &opt, &s, &err), ST_OK);
     memset(asks, 0, sizeof asks);
 }

@@ -1,4 +1,4 @@
-/* The cache of encoded pictures against a fake engine: states, sharing, byte bound, and a random run against
+/* The cache of encoded images against a fake engine: states, sharing, byte bound, and a random run against
  * a naive model. */
 #include "config/base/assert.h"
 #include "scheduler/cache/feature_cache.h"
@@ -34,7 +34,7 @@ struct engine {
 enum status engine_features_create(struct engine *e, const struct image_u8 *pixels,
                                    struct engine_features **out, struct err *err)
 {
-    if (pixels->width != 1) return err_set(err, ST_INVALID, "a picture of the wrong size");
+    if (pixels->width != 1) return err_set(err, ST_INVALID, "an image of the wrong size");
     if (e->live_max && e->live >= e->live_max) return err_set(err, ST_NOMEM, "the device is full");
     *out = calloc(1, sizeof **out);
     (*out)->first_byte = pixels->rgb[0];
@@ -150,7 +150,7 @@ static void test_states_and_sharing(void **state)
     close_cache();
 }
 
-/* Another salt or another key is another picture. */
+/* Another salt or another key is another image. */
 static void test_names(void **state)
 {
     (void)state;
@@ -261,7 +261,7 @@ static void test_faults(void **state)
     struct feature_entry *f = get(0, 1);
     assert_int_equal(features_begin(cache, f, &(struct image_u8){.width = 2, .height = 1, .rgb = rgb}, &err),
                      ST_INVALID);
-    assert_string_equal(err.msg, "a picture of the wrong size");
+    assert_string_equal(err.msg, "an image of the wrong size");
     assert_int_equal(features_state(f), FEATURES_EMPTY);
     assert_int_equal(begin(f, 1), ST_OK); /* usable again */
     fake.step_fails = ST_DEVICE;

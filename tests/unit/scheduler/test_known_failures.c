@@ -2,14 +2,14 @@
  * through the scheduler and the engine. With the right code every answer equals, bit for bit (ids, log-probs,
  * 20 alternatives a token), what the request gets cold and alone. With wrong keys, or with a bug of
  * tests/mutants put in, an answer differs, the process dies, or the hit is gone. Names follow
- * the table of public reports that the design answers to: T1 rows of a hit, T2 near-identical pictures, T7
- * what a picture's key covers, T9 one picture more, T16 a new picture behind a cached one, T17 positions that
+ * the table of public reports that the design answers to: T1 rows of a hit, T2 near-identical images, T7
+ * what an image's key covers, T9 one image more, T16 a new image behind a cached one, T17 positions that
  * leak, T18 and T19 DeepStack rows, T20 facts in the prefix, T21 chunk sizes, T22 long answers. One thread,
  * no files but the checkpoints. */
 #include "engine/internal.h" /* the positions of the step */
 #include "scheduler/scheduler.h"
 #include "tests/lib/golden.h"
-#include "tests/lib/pictures.h"
+#include "tests/lib/test_images.h"
 #include "tests/lib/selectors.h"
 
 #include <setjmp.h>
@@ -89,7 +89,7 @@ static void desk_open(struct desk *d, const struct desk_options *o)
                                 .kv_bytes = 64u << 20,
                                 .batch_tokens_max = o->rows ? o->rows : 2048,
                                 .sequences_max = o->sequences ? o->sequences : 4};
-    /* Encoded pictures are not kept: what is reused comes from the prefix cache. */
+    /* Encoded images are not kept: what is reused comes from the prefix cache. */
     struct sched_options so = {
         .prefill_chunk = o->chunk, .no_prefix_cache = o->no_cache, .features_bytes = 1, .encode_layers = 64};
     *d = (struct desk){0};
@@ -224,50 +224,50 @@ static void add_text(struct ask *a, uint32_t n, uint64_t seed)
     while (n-- > 0) a->tokens[a->count++] = 4 + rnd(200);
 }
 
-static void add_picture(struct ask *a, const struct model_info *m, const struct test_picture *p)
+static void add_image(struct ask *a, const struct model_info *m, const struct test_image *p)
 {
-    a->images[a->image_count++] = picture_at(m, p, a->count);
-    for (uint32_t i = 0; i < p->rows; i++) a->tokens[a->count++] = m->image.soft_id;
-    pictures_scan(a->images, a->image_count);
+    a->images[a->image_count++] = image_at(m, p, a->count);
+    for (uint32_t i = 0; i < p->rows; i++) a->tokens[a->count++] = m->image.placeholder_id;
+    images_scan(a->images, a->image_count);
 }
 
 static void add_reply(struct ask *a, const struct reply *r)
 {
     for (uint32_t i = 0; i < r->count; i++)
-        a->tokens[a->count++] = r->tokens[i].id % 250; /* never a soft token */
+        a->tokens[a->count++] = r->tokens[i].id % 250; /* never a placeholder token */
 }
 
 /* ---- the checkpoints ---- */
 static char variants[VARIANTS_MAX][64];
 static uint32_t variant_count;
-static bool variant_taps[VARIANTS_MAX];
+static bool variant_deepstack[VARIANTS_MAX];
 
-/* Those that take pictures, and whether they have DeepStack taps. */
+/* Those that take images, and whether they have DeepStack features. */
 static int find_variants(void **state)
 {
     char names[VARIANTS_MAX][64];
-    uint32_t n = golden_variants("qwen", names, VARIANTS_MAX), taps = 0;
+    uint32_t n = golden_variants("qwen", names, VARIANTS_MAX), deepstack = 0;
     (void)state;
     for (uint32_t i = 0; i < n; i++) {
         struct desk d;
         variant = names[i];
         desk_open(&d, &(struct desk_options){0});
         if (d.m->image.present) {
-            variant_taps[variant_count] = d.e->net.desc.vision.tap_count > 0;
-            taps += d.e->net.desc.vision.tap_count > 0;
+            variant_deepstack[variant_count] = d.e->net.desc.vision.deepstack_count > 0;
+            deepstack += d.e->net.desc.vision.deepstack_count > 0;
             memcpy(variants[variant_count++], names[i], sizeof names[i]);
         }
         desk_close(&d);
     }
-    return taps >= 2 && variant_count >= taps + 2 ? 0 : -1; /* both kinds are there */
+    return deepstack >= 2 && variant_count >= deepstack + 2 ? 0 : -1; /* both kinds are there */
 }
 
 /* A scenario returns whether everything was as it has to be. */
 typedef bool scenario(void);
-static bool wrong_keys; /* the keys of pictures are made in a wrong way; which, the scenario knows */
+static bool wrong_keys; /* the keys of images are made in a wrong way; which, the scenario knows */
 
 /* Whether something is wrong. In a process of its own: wrong keys may as well kill it. */
-static bool found(scenario *run, bool keys)
+static bool found(scenario *chunk, bool keys)
 {
     int status;
     fflush(NULL);
@@ -275,7 +275,7 @@ static bool found(scenario *run, bool keys)
     assert_true(child >= 0);
     if (child == 0) {
         wrong_keys = keys;
-        bool right = run();
+        bool right = chunk();
         fflush(NULL);
         _exit(right ? 0 : 1);
     }
@@ -285,18 +285,18 @@ static bool found(scenario *run, bool keys)
     return !WIFEXITED(status) || WEXITSTATUS(status) == 1;
 }
 
-/* On every checkpoint with pictures (taps: of those with DeepStack taps): right, and with wrong keys, where
- * the scenario has some, found. */
-static void check(scenario *run, bool taps, bool keys)
+/* On every checkpoint with images (DeepStack features: of those with DeepStack features): right, and with
+ * wrong keys, where the scenario has some, found. */
+static void check(scenario *chunk, bool deepstack, bool keys)
 {
     uint32_t n = 0;
     for (uint32_t i = 0; i < variant_count; i++) {
-        if (taps && !variant_taps[i]) continue;
+        if (deepstack && !variant_deepstack[i]) continue;
         const char *brief = getenv("KVASIR_TEST_SHORT");
         if (n++ % (brief && strcmp(brief, "2") == 0 ? 100 : 3) != 0 && brief) continue;
         variant = variants[i];
-        if (found(run, false)) fail_msg("%s: not what it has to be", variant);
-        if (keys && !found(run, true)) fail_msg("%s: wrong keys do not show", variant);
+        if (found(chunk, false)) fail_msg("%s: not what it has to be", variant);
+        if (keys && !found(chunk, true)) fail_msg("%s: wrong keys do not show", variant);
     }
     assert_true(n > 0);
 }
@@ -309,9 +309,9 @@ static void new_asks(void)
     memset(asks, 0, sizeof asks);
 }
 
-/* ---- T1: a hit covers none, a part or all of a picture ---- */
+/* ---- T1: a hit covers none, a part or all of an image ---- */
 
-/* 5 words, a picture of 12 rows, 4 words. A run that was cut off left 5 + k tokens. */
+/* 5 words, an image of 12 rows, 4 words. A run that was cut off left 5 + k tokens. */
 static bool rows_of_a_hit(void)
 {
     bool right = true;
@@ -319,11 +319,11 @@ static bool rows_of_a_hit(void)
         struct desk d;
         struct sched_stats st;
         desk_open(&d, &(struct desk_options){.chunk = 5 + k});
-        struct test_picture p = picture_make(d.m, 1, 4, 3, 0, 0, 11);
+        struct test_image p = image_make(d.m, 1, 4, 3, 0, 0, 11);
         new_asks();
         asks[0].answer = 5;
         add_text(&asks[0], 5, 1);
-        add_picture(&asks[0], d.m, &p);
+        add_image(&asks[0], d.m, &p);
         add_text(&asks[0], 4, 2);
         ask_part(&d, &asks[0], 5 + k);
         st = stats_of(&d);
@@ -334,7 +334,7 @@ static bool rows_of_a_hit(void)
         desk_close(&d);
         ask_cold(asks, cold);
         right &= same(warm, cold);
-        picture_free(&p);
+        image_free(&p);
     }
     return right;
 }
@@ -345,24 +345,24 @@ static void t1_rows_of_a_hit(void **state)
     check(rows_of_a_hit, false, false);
 }
 
-/* ---- T2: near-identical pictures, all at once ---- */
+/* ---- T2: near-identical images, all at once ---- */
 
-static bool near_identical_pictures(void)
+static bool near_identical_images(void)
 {
-    static struct test_picture pictures[ASKS_MAX];
+    static struct test_image images[ASKS_MAX];
     struct desk d;
     bool right = true;
     desk_open(&d, &(struct desk_options){.sequences = ASKS_MAX});
     new_asks();
     for (uint32_t i = 0; i < ASKS_MAX; i++) {
         struct ask *a = &asks[i];
-        pictures[i] = picture_make(d.m, i, 4, 4, 0, 0, 22);
+        images[i] = image_make(d.m, i, 4, 4, 0, 0, 22);
         for (uint32_t k = 0; k < 12; k++)
-            pictures[i].pixels.rgb[7 * i + k] ^= 0xff; /* another wall of the maze */
+            images[i].pixels.rgb[7 * i + k] ^= 0xff; /* another wall of the maze */
         a->answer = 3;
         add_text(a, 20, 3);
-        add_picture(a, d.m, &pictures[i]);
-        if (wrong_keys) a->images[0].key[8] = 0; /* the fault: what is in the picture does not count */
+        add_image(a, d.m, &images[i]);
+        if (wrong_keys) a->images[0].key[8] = 0; /* the fault: what is in the image does not count */
         add_text(a, 5, 4);
     }
     ask_all(&d, asks, warm, ASKS_MAX);
@@ -372,21 +372,21 @@ static bool near_identical_pictures(void)
         ask_cold(&asks[i], &cold[i]);
         right &= same(&warm[i], &cold[i]) && warm[i].cache.reused <= 20;
         if (i > 0 && same(&cold[i], &cold[i - 1]))
-            die("near-identical pictures", "the answers do not depend on them");
+            die("near-identical images", "the answers do not depend on them");
     }
-    for (uint32_t i = 0; i < ASKS_MAX; i++) picture_free(&pictures[i]);
+    for (uint32_t i = 0; i < ASKS_MAX; i++) image_free(&images[i]);
     return right;
 }
 
-static void t2_near_identical_pictures(void **state)
+static void t2_near_identical_images(void **state)
 {
     (void)state;
-    check(near_identical_pictures, false, true);
+    check(near_identical_images, false, true);
 }
 
-/* ---- T9: a conversation that grows by a picture a turn ---- */
+/* ---- T9: a conversation that grows by an image a turn ---- */
 
-/* The fault: one key for the list of pictures (and the place of each in it). */
+/* The fault: one key for the list of images (and the place of each in it). */
 static void key_of_the_list(struct ask *a)
 {
     uint8_t all[32] = {0};
@@ -398,10 +398,10 @@ static void key_of_the_list(struct ask *a)
     }
 }
 
-static bool one_picture_more(void)
+static bool one_image_more(void)
 {
     static const uint32_t sides[8][2] = {{3, 2}, {2, 3}, {4, 4}, {1, 6}, {5, 3}, {2, 2}, {6, 1}, {3, 5}};
-    struct test_picture pictures[8];
+    struct test_image images[8];
     struct desk d;
     bool right = true;
     desk_open(&d, &(struct desk_options){0});
@@ -413,10 +413,10 @@ static bool one_picture_more(void)
         if (i > 0) *a = asks[i - 1];
         if (i > 0) add_reply(a, &warm[i - 1]);
         if (i == 0) add_text(a, 6, 5);
-        pictures[i] = picture_make(d.m, i, sides[i][0], sides[i][1], 0, 0, 30 + i);
+        images[i] = image_make(d.m, i, sides[i][0], sides[i][1], 0, 0, 30 + i);
         a->answer = 4;
-        for (uint32_t k = 0; k < a->image_count; k++) picture_key(&pictures[k], a->images[k].key);
-        add_picture(a, d.m, &pictures[i]);
+        for (uint32_t k = 0; k < a->image_count; k++) image_key(&images[k], a->images[k].key);
+        add_image(a, d.m, &images[i]);
         if (wrong_keys) key_of_the_list(a);
         add_text(a, 3, 6 + i);
         ask_all(&d, a, &warm[i], 1);
@@ -429,35 +429,35 @@ static bool one_picture_more(void)
         right &= same(&warm[i], &cold[i]);
     }
     desk_close(&d);
-    for (uint32_t i = 0; i < 8; i++) picture_free(&pictures[i]);
+    for (uint32_t i = 0; i < 8; i++) image_free(&images[i]);
     return right;
 }
 
-static void t9_one_picture_more(void **state)
+static void t9_one_image_more(void **state)
 {
     (void)state;
-    check(one_picture_more, false, true);
+    check(one_image_more, false, true);
 }
 
-/* ---- what makes a picture another one: pixels, shape, bounds of its size, place ---- */
+/* ---- what makes an image another one: pixels, shape, bounds of its size, place ---- */
 
 static bool reuse_ends_at_a_difference(void)
 {
     struct desk d;
     bool right = true;
     desk_open(&d, &(struct desk_options){0});
-    uint32_t unit = picture_unit(d.m), side = 6 * unit;
+    uint32_t unit = image_unit(d.m), side = 6 * unit;
     uint64_t area = (uint64_t)unit * unit;
     uint8_t *rgb = malloc(3u * side * side);
     for (uint32_t i = 0; i < 3 * side * side; i++) rgb[i] = (uint8_t)(i * 7 + i / 50);
-    struct test_picture p[5] = {picture_make(d.m, 1, 3, 4, 0, 0, 41), picture_make(d.m, 2, 3, 4, 0, 0, 42),
-                                picture_make(d.m, 1, 2, 6, 0, 0, 41),
-                                picture_prepare(d.m, 3, side, side, rgb, area, 36 * area),
-                                picture_prepare(d.m, 3, side, side, rgb, area, 16 * area)};
+    struct test_image p[5] = {image_make(d.m, 1, 3, 4, 0, 0, 41), image_make(d.m, 2, 3, 4, 0, 0, 42),
+                              image_make(d.m, 1, 2, 6, 0, 0, 41),
+                              image_prepare(d.m, 3, side, side, rgb, area, 36 * area),
+                              image_prepare(d.m, 3, side, side, rgb, area, 16 * area)};
     static const struct {
-        uint32_t first[2], second[2], pictures; /* shared ones that the second prompt reuses whole */
+        uint32_t first[2], second[2], images; /* shared ones that the second prompt reuses whole */
     } cases[] = {
-        {{0, 1}, {0, 0}, 1}, /* another picture in the second place */
+        {{0, 1}, {0, 0}, 1}, /* another image in the second place */
         {{0, 1}, {1, 1}, 0}, /* in the first */
         {{0, 1}, {1, 0}, 0}, /* the order */
         {{0, 0}, {0, 1}, 1}, /* the same one twice, then once */
@@ -471,8 +471,8 @@ static bool reuse_ends_at_a_difference(void)
         for (uint32_t i = 0; i < 2; i++) {
             add_text(&asks[i], 5, 200 + c);
             for (uint32_t k = 0; k < 2; k++) {
-                const struct test_picture *q = &p[i ? cases[c].second[k] : cases[c].first[k]];
-                add_picture(&asks[i], d.m, q);
+                const struct test_image *q = &p[i ? cases[c].second[k] : cases[c].first[k]];
+                add_image(&asks[i], d.m, q);
                 struct prompt_span *im = &asks[i].images[k];
                 if (wrong_keys) memset(im->key + 8, 0, 4); /* the fault: what is in it does not count */
             }
@@ -482,16 +482,16 @@ static bool reuse_ends_at_a_difference(void)
             ask_cold(&asks[i], &cold[i]);
             right &= same(&warm[i], &cold[i]);
         }
-        uint32_t n = cases[c].pictures, want = n == 2 ? asks[1].count - 1 : asks[1].images[n].begin;
+        uint32_t n = cases[c].images, want = n == 2 ? asks[1].count - 1 : asks[1].images[n].begin;
         right &= warm[1].cache.reused == want;
     }
     desk_close(&d);
-    for (uint32_t i = 0; i < 5; i++) picture_free(&p[i]);
+    for (uint32_t i = 0; i < 5; i++) image_free(&p[i]);
     free(rgb);
     return right;
 }
 
-static void t7_what_makes_a_picture_another(void **state)
+static void t7_what_makes_a_image_another(void **state)
 {
     (void)state;
     check(reuse_ends_at_a_difference, false, true);
@@ -513,7 +513,7 @@ static void worked_example(int32_t want[22][3])
     }
 }
 
-struct watch {
+struct event_sink {
     uint32_t tokens; /* of the step that is looked at */
     int32_t seen[64][3];
     uint32_t times;
@@ -521,7 +521,7 @@ struct watch {
 
 static void copy_positions(struct desk *d, void *arg)
 {
-    struct watch *w = arg;
+    struct event_sink *w = arg;
     const struct step *st = &d->e->step;
     if (st->t != w->tokens || !stats_of(d).steps) return;
     for (uint32_t i = 0; i < st->t; i++)
@@ -531,31 +531,31 @@ static void copy_positions(struct desk *d, void *arg)
 }
 
 /* First A and a question; then the same conversation with the answer, B and the question about both. */
-static bool new_picture(void)
+static bool new_image(void)
 {
-    static struct watch watch;
+    static struct event_sink event_sink;
     int32_t want[22][3];
     struct desk d;
     bool right = true;
     desk_open(&d, &(struct desk_options){0});
-    struct test_picture a = picture_make(d.m, 1, 6, 4, 0, 0, 51), b = picture_make(d.m, 2, 2, 8, 0, 0, 52),
-                        twin = picture_make(d.m, 3, 2, 8, 0, 0, 53);
+    struct test_image a = image_make(d.m, 1, 6, 4, 0, 0, 51), b = image_make(d.m, 2, 2, 8, 0, 0, 52),
+                      twin = image_make(d.m, 3, 2, 8, 0, 0, 53);
     new_asks();
     for (uint32_t i = 0; i < 4; i++) { /* 0: A alone; 1: then B; 2: then its twin in size; 3: then A again */
-        const struct test_picture *second[] = {NULL, &b, &twin, &a};
+        const struct test_image *second[] = {NULL, &b, &twin, &a};
         asks[i].answer = i ? 6 : 1;
         add_text(&asks[i], 4, 71);
-        add_picture(&asks[i], d.m, &a);
+        add_image(&asks[i], d.m, &a);
         add_text(&asks[i], 3, 72);
         if (i == 0) continue;
         add_text(&asks[i], 4, 73);
-        add_picture(&asks[i], d.m, second[i]);
+        add_image(&asks[i], d.m, second[i]);
         add_text(&asks[i], 2, 74);
     }
-    watch = (struct watch){.tokens = 22};
+    event_sink = (struct event_sink){.tokens = 22};
     for (uint32_t i = 0; i < 4; i++) {
         if (i == 1) d.after_turn = copy_positions;
-        d.arg = &watch;
+        d.arg = &event_sink;
         ask_all(&d, &asks[i], &warm[i], 1);
         d.after_turn = NULL;
         ask_cold(&asks[i], &cold[i]);
@@ -564,19 +564,19 @@ static bool new_picture(void)
     }
     right &= !same(&warm[1], &warm[2]) && !same(&warm[1], &warm[3]);
     worked_example(want);
-    right &= watch.times == 1 && memcmp(watch.seen, want, sizeof want) == 0;
-    right &= asks[1].images[0].rope_offset == -18 && asks[1].images[1].rope_offset == -26;
+    right &= event_sink.times == 1 && memcmp(event_sink.seen, want, sizeof want) == 0;
+    right &= asks[1].images[0].mrope_delta == -18 && asks[1].images[1].mrope_delta == -26;
     desk_close(&d);
-    picture_free(&a);
-    picture_free(&b);
-    picture_free(&twin);
+    image_free(&a);
+    image_free(&b);
+    image_free(&twin);
     return right;
 }
 
-static void t16_new_picture_behind_a_cached_one(void **state)
+static void t16_new_image_behind_a_cached_one(void **state)
 {
     (void)state;
-    check(new_picture, false, false);
+    check(new_image, false, false);
 }
 
 /* ---- T17: offsets of several requests in one step ---- */
@@ -586,15 +586,15 @@ static bool offsets_apart(void)
     struct desk d;
     bool right = true;
     desk_open(&d, &(struct desk_options){0});
-    struct test_picture a = picture_make(d.m, 1, 5, 5, 0, 0, 61), b = picture_make(d.m, 2, 2, 9, 0, 0, 62);
+    struct test_image a = image_make(d.m, 1, 5, 5, 0, 0, 61), b = image_make(d.m, 2, 2, 9, 0, 0, 62);
     new_asks();
     for (uint32_t i = 0; i < 3; i++) {
         asks[i].answer = 8;
         add_text(&asks[i], 3 + i, 81 + i);
-        if (i < 2) add_picture(&asks[i], d.m, i ? &b : &a);
+        if (i < 2) add_image(&asks[i], d.m, i ? &b : &a);
         add_text(&asks[i], 6 + 5 * i, 84 + i);
     }
-    right &= asks[0].images[0].rope_offset != asks[1].images[0].rope_offset;
+    right &= asks[0].images[0].mrope_delta != asks[1].images[0].mrope_delta;
     for (uint32_t i = 0; i < 3; i++) ask_cold(&asks[i], &cold[i]);
     for (uint32_t round = 0; round < 2; round++) { /* together: first computed, then as hits */
         ask_all(&d, asks, warm, 3);
@@ -607,8 +607,8 @@ static bool offsets_apart(void)
         right &= same(&warm[i], &cold[(i + 1) % 3]);
     }
     desk_close(&d);
-    picture_free(&a);
-    picture_free(&b);
+    image_free(&a);
+    image_free(&b);
     return right;
 }
 
@@ -620,19 +620,19 @@ static void t17_offsets_of_other_requests(void **state)
 
 /* ---- T18: DeepStack rows in chunks, and in a batch of two ---- */
 
-static bool tap_rows(void)
+static bool deepstack_rows(void)
 {
     bool right = true;
-    struct test_picture a, b;
+    struct test_image a, b;
     struct desk d;
     desk_open(&d, &(struct desk_options){0});
-    a = picture_make(d.m, 1, 4, 5, 0, 0, 91);
-    b = picture_make(d.m, 2, 3, 4, 0, 0, 92);
+    a = image_make(d.m, 1, 4, 5, 0, 0, 91);
+    b = image_make(d.m, 2, 3, 4, 0, 0, 92);
     new_asks();
-    for (uint32_t i = 0; i < 2; i++) { /* their pictures stand at other offsets */
+    for (uint32_t i = 0; i < 2; i++) { /* their images stand at other offsets */
         asks[i].answer = 3;
         add_text(&asks[i], i ? 11 : 2, 101 + i);
-        add_picture(&asks[i], d.m, i ? &b : &a);
+        add_image(&asks[i], d.m, i ? &b : &a);
         add_text(&asks[i], 3, 103 + i);
     }
     desk_close(&d);
@@ -643,20 +643,20 @@ static bool tap_rows(void)
         right &= same(&warm[0], &cold[0]) && same(&warm[1], &cold[1]) && d.together == 2;
         desk_close(&d);
     }
-    picture_free(&a);
-    picture_free(&b);
+    image_free(&a);
+    image_free(&b);
     return right;
 }
 
 static void t18_deepstack_rows_in_chunks(void **state)
 {
     (void)state;
-    check(tap_rows, true, false);
+    check(deepstack_rows, true, false);
 }
 
 /* ---- T19: DeepStack, chunks of any size and a hit ---- */
 
-static bool taps_behind_a_hit(void)
+static bool deepstack_behind_a_hit(void)
 {
     bool right = true;
     for (uint32_t round = 0; round < 24 && right; round++) {
@@ -666,15 +666,15 @@ static bool taps_behind_a_hit(void)
         uint32_t chunk = 1 + rnd(40), rows = 5 + rnd(60), left = 3 + rnd(24);
         if (left > rows - 4) left = rows - 4;
         desk_open(&d, &(struct desk_options){.chunk = chunk > left ? left : chunk, .rows = rows});
-        struct test_picture a = picture_make(d.m, 1, 4, 6, 0, 0, seed),
-                            b = picture_make(d.m, 2, 5, 5, 0, 0, seed + 1);
+        struct test_image a = image_make(d.m, 1, 4, 6, 0, 0, seed),
+                          b = image_make(d.m, 2, 5, 5, 0, 0, seed + 1);
         new_asks();
         for (uint32_t i = 0; i < 2; i++) {
             asks[i].answer = 4;
             add_text(&asks[i], 3, seed);
-            add_picture(&asks[i], d.m, &a);
+            add_image(&asks[i], d.m, &a);
             add_text(&asks[i], 2, seed + 2 + i);
-            add_picture(&asks[i], d.m, &b);
+            add_image(&asks[i], d.m, &b);
             add_text(&asks[i], 2 + 30 * i, seed + 4);
         }
         left = chunk > left ? left : left / chunk * chunk;
@@ -685,8 +685,8 @@ static bool taps_behind_a_hit(void)
             ask_cold(&asks[i], &cold[i]);
             right &= same(&warm[i], &cold[i]) && warm[i].cache.reused >= left;
         }
-        picture_free(&a);
-        picture_free(&b);
+        image_free(&a);
+        image_free(&b);
     }
     return right;
 }
@@ -694,7 +694,7 @@ static bool taps_behind_a_hit(void)
 static void t19_deepstack_behind_a_hit(void **state)
 {
     (void)state;
-    check(taps_behind_a_hit, true, false);
+    check(deepstack_behind_a_hit, true, false);
 }
 
 /* ---- T20: the answer depends on what only the cached prefix says ---- */
@@ -704,13 +704,13 @@ static bool fact_in_the_prefix(void)
     struct desk d;
     bool right = true;
     desk_open(&d, &(struct desk_options){0});
-    struct test_picture p[2] = {picture_make(d.m, 1, 3, 4, 0, 0, 111), picture_make(d.m, 2, 3, 4, 0, 0, 112)};
+    struct test_image p[2] = {image_make(d.m, 1, 3, 4, 0, 0, 111), image_make(d.m, 2, 3, 4, 0, 0, 112)};
     new_asks();
-    for (uint32_t i = 0; i < 4; i++) { /* bit 0: a word of the prefix; bit 1: its picture */
+    for (uint32_t i = 0; i < 4; i++) { /* bit 0: a word of the prefix; bit 1: its image */
         asks[i].answer = 6;
         add_text(&asks[i], 9, 121);
         asks[i].tokens[5] = i & 1 ? 77 : 99;
-        add_picture(&asks[i], d.m, &p[i >> 1]);
+        add_image(&asks[i], d.m, &p[i >> 1]);
         add_text(&asks[i], 40, 122);
         asks[4 + i] = asks[i]; /* the prefix, then the question */
         add_text(&asks[4 + i], 7, 123);
@@ -723,7 +723,7 @@ static bool fact_in_the_prefix(void)
         for (uint32_t k = 4; k < i; k++) right &= !same(&warm[i], &warm[k]);
     }
     desk_close(&d);
-    for (uint32_t i = 0; i < 2; i++) picture_free(&p[i]);
+    for (uint32_t i = 0; i < 2; i++) image_free(&p[i]);
     return right;
 }
 
@@ -737,15 +737,15 @@ static void t20_fact_in_the_cached_prefix(void **state)
 
 static uint32_t chunk_size; /* that the scenario is run with */
 
-/* 1900 tokens with a picture of 30 rows every 100, then one that shares its first half. */
+/* 1900 tokens with an image of 30 rows every 100, then one that shares its first half. */
 static bool chunks_of(void)
 {
     static const uint32_t sides[2][2] = {{5, 6}, {3, 10}};
     struct desk d;
     bool right = true;
     desk_open(&d, &(struct desk_options){.chunk = chunk_size});
-    struct test_picture p[2];
-    for (uint32_t i = 0; i < 2; i++) p[i] = picture_make(d.m, i, sides[i][0], sides[i][1], 0, 0, 131 + i);
+    struct test_image p[2];
+    for (uint32_t i = 0; i < 2; i++) p[i] = image_make(d.m, i, sides[i][0], sides[i][1], 0, 0, 131 + i);
     new_asks();
     for (uint32_t i = 0; i < 2; i++) {
         struct ask *a = &asks[i];
@@ -753,7 +753,7 @@ static bool chunks_of(void)
         while (a->image_count < IMAGES_MAX) {
             add_text(a, a->image_count == 0 ? 50 : 160,
                      141 + a->image_count + (i && a->image_count > 4 ? 1000 : 0));
-            add_picture(a, d.m, &p[a->image_count % 2]);
+            add_image(a, d.m, &p[a->image_count % 2]);
         }
         add_text(a, 5, 151);
         ask_all(&d, a, &warm[i], 1);
@@ -762,7 +762,7 @@ static bool chunks_of(void)
     }
     right &= warm[1].cache.reused > 600 && warm[1].cache.reused < 1000;
     desk_close(&d);
-    for (uint32_t i = 0; i < 2; i++) picture_free(&p[i]);
+    for (uint32_t i = 0; i < 2; i++) image_free(&p[i]);
     return right;
 }
 
@@ -776,11 +776,11 @@ static void t21_chunk_sizes(void **state)
     }
 }
 
-/* ---- T22: answers that go on long past pictures ---- */
+/* ---- T22: answers that go on long past images ---- */
 
 struct decode_watch {
     uint32_t prompt;
-    int32_t offset; /* behind the last picture */
+    int32_t offset; /* behind the last image */
     uint32_t steps, wrong;
 };
 
@@ -798,15 +798,15 @@ static bool long_answer(void)
     struct desk d;
     bool right = true;
     desk_open(&d, &(struct desk_options){0});
-    struct test_picture p[2] = {picture_make(d.m, 1, 6, 6, 0, 0, 161), picture_make(d.m, 2, 2, 9, 0, 0, 162)};
+    struct test_image p[2] = {image_make(d.m, 1, 6, 6, 0, 0, 161), image_make(d.m, 2, 2, 9, 0, 0, 162)};
     new_asks();
     struct ask *a = asks;
     a->answer = ANSWER_MAX;
     add_text(a, 7, 171);
-    add_picture(a, d.m, &p[0]);
-    add_picture(a, d.m, &p[1]);
+    add_image(a, d.m, &p[0]);
+    add_image(a, d.m, &p[1]);
     add_text(a, 8, 172);
-    struct decode_watch w = {.prompt = a->count, .offset = a->images[1].rope_offset};
+    struct decode_watch w = {.prompt = a->count, .offset = a->images[1].mrope_delta};
     d.after_turn = check_decode;
     d.arg = &w;
     ask_all(&d, a, warm, 1);
@@ -827,13 +827,13 @@ static bool long_answer(void)
     /* And the next turn, behind the answer, goes on from there. */
     whole->score = false;
     whole->answer = 5;
-    add_picture(whole, d.m, &p[0]);
+    add_image(whole, d.m, &p[0]);
     add_text(whole, 4, 173);
     ask_all(&d, whole, &warm[1], 1);
     ask_cold(whole, &cold[1]);
     right &= warm[1].cache.reused == a->count + ANSWER_MAX - 1 && same(&warm[1], &cold[1]);
     desk_close(&d);
-    for (uint32_t i = 0; i < 2; i++) picture_free(&p[i]);
+    for (uint32_t i = 0; i < 2; i++) image_free(&p[i]);
     return right;
 }
 
@@ -847,10 +847,10 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(t1_rows_of_a_hit),
-        cmocka_unit_test(t2_near_identical_pictures),
-        cmocka_unit_test(t7_what_makes_a_picture_another),
-        cmocka_unit_test(t9_one_picture_more),
-        cmocka_unit_test(t16_new_picture_behind_a_cached_one),
+        cmocka_unit_test(t2_near_identical_images),
+        cmocka_unit_test(t7_what_makes_a_image_another),
+        cmocka_unit_test(t9_one_image_more),
+        cmocka_unit_test(t16_new_image_behind_a_cached_one),
         cmocka_unit_test(t17_offsets_of_other_requests),
         cmocka_unit_test(t18_deepstack_rows_in_chunks),
         cmocka_unit_test(t19_deepstack_behind_a_hit),

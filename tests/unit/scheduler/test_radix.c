@@ -3,7 +3,7 @@
  * sliding blocks and go. The model is a list of what was published, searched linearly. Every answer is
  * checked in both directions: never longer than what the model allows, never shorter than what it promises,
  * and every slot handed out holds the right value. Nobody may write where the tree claims or somebody else
- * reads. An index that hears of the tree only what its watcher is told knows at any moment what it holds.
+ * reads. An index that hears of the tree only what its event sink is told knows at any moment what it holds.
  *
  *     test_radix [--seed N] [--worlds COUNT] [--only TEST]        --seed: the random worlds only; a failing
  * run prints its seed */
@@ -26,7 +26,7 @@
 enum {
     GROUPS = ENGINE_GROUPS_MAX,
     OWNERS = 6,
-    SOFT = 3 /* the id under every picture; also a plain token */
+    SOFT = 3 /* the id under every image; also a plain token */
 };
 
 /* ---- randomness: splitmix64 ---- */
@@ -99,7 +99,7 @@ static void add_image(struct text *t, const uint8_t key[32], uint32_t rows, bool
         t->images = realloc(t->images, t->image_cap * sizeof *t->images);
     }
     struct prompt_span *im = &t->images[t->image_count++];
-    *im = span_of_picture(t->count, t->count + rows, atomic ? SPAN_WITHIN : SPAN_CAUSAL);
+    *im = span_of_image(t->count, t->count + rows, atomic ? SPAN_BIDIRECTIONAL : SPAN_CAUSAL);
     memcpy(im->key, key, sizeof im->key);
     for (uint32_t i = 0; i < rows; i++) add_token(t, SOFT);
 }
@@ -109,7 +109,7 @@ static const struct prompt_span *image_at(const struct text *t, uint32_t p)
         if (t->images[i].begin <= p && p < t->images[i].end) return &t->images[i];
     return NULL;
 }
-/* True if [0, p) ends inside a picture that may not be cut. */
+/* True if [0, p) ends inside an image that may not be cut. */
 static bool cuts(const struct text *t, uint32_t p)
 {
     const struct prompt_span *im = p > 0 && p < t->count ? image_at(t, p) : NULL;
@@ -140,14 +140,14 @@ static void text_seal(struct text *t)
         fold = mix(fold ^ item);
         t->content[p] = fold;
     }
-    /* The KV of a picture that attends both ways depends on all of it. */
+    /* The KV of an image that attends both ways depends on all of it. */
     for (uint32_t k = 0; k < t->image_count; k++) {
         if (!t->images[k].rule) continue;
         uint64_t last = t->content[t->images[k].end - 1];
         for (uint32_t p = t->images[k].begin; p < t->images[k].end; p++) t->content[p] = mix(last ^ p);
     }
 }
-/* Appends [0, end) of another text; a picture that would be cut is left out. */
+/* Appends [0, end) of another text; an image that would be cut is left out. */
 static void add_prefix(struct text *t, const struct text *from, uint32_t end)
 {
     for (uint32_t p = 0; p < end;) {
@@ -188,7 +188,7 @@ struct owner {
     bool active;
     struct entry *entry;
     uint32_t position, published;
-    uint32_t *units[GROUPS], first[GROUPS], end[GROUPS];
+    uint32_t *block_offsets[GROUPS], first[GROUPS], end[GROUPS];
     struct radix_pin pin;
 };
 struct world {
@@ -214,13 +214,14 @@ struct world {
 struct shape {
     uint32_t groups, windows[3];
 };
-static struct world *world_new(const struct shape *shape, uint32_t block_tokens, uint32_t units, bool plenty)
+static struct world *world_new(const struct shape *shape, uint32_t block_tokens, uint32_t block_offsets,
+                               bool plenty)
 {
     struct world *w = calloc(1, sizeof *w);
     w->caps = (struct engine_caps){.group_count = shape->groups,
                                    .block_tokens = block_tokens,
-                                   .arena_units = units,
-                                   .unit_bytes = 64,
+                                   .arena_grains = block_offsets,
+                                   .grain_bytes = 64,
                                    .vocab_size = 1000,
                                    .context_max = 1u << 20,
                                    .sequences_max = OWNERS,
@@ -231,7 +232,7 @@ static struct world *world_new(const struct shape *shape, uint32_t block_tokens,
         uint32_t u = plenty ? 1 : 1 + rnd(3);
         w->caps.groups[g] = (struct engine_kv_group){.window = shape->windows[g],
                                                      .layers = 1,
-                                                     .block_units = u,
+                                                     .block_grains = u,
                                                      .block_bytes = 64ull * u,
                                                      .bytes_per_token = 64ull * u / block_tokens};
     }
@@ -242,10 +243,10 @@ static struct world *world_new(const struct shape *shape, uint32_t block_tokens,
     ASSERT(radix_create(&w->caps, w->blocks, rng_state, &w->cache, &err) == ST_OK);
     w->index_tokens = 1 + (uint32_t)(mix(rng_state) % (2 * block_tokens));
     w->index = block_index_new(w->index_tokens, 1);
-    struct cache_watch watch = block_index_watch(w->index, 0);
-    radix_watch(w->cache, &watch);
-    w->shadow = calloc((size_t)units * block_tokens, sizeof *w->shadow);
-    w->claim = calloc((size_t)units * block_tokens, sizeof *w->claim);
+    struct kv_event_sink event_sink = block_index_sink(w->index, 0);
+    radix_set_event_sink(w->cache, &event_sink);
+    w->shadow = calloc((size_t)block_offsets * block_tokens, sizeof *w->shadow);
+    w->claim = calloc((size_t)block_offsets * block_tokens, sizeof *w->claim);
     return w;
 }
 
@@ -253,8 +254,8 @@ static void release_all(struct world *w, struct owner *o)
 {
     for (uint32_t g = 0; g < w->caps.group_count; g++) {
         for (uint32_t b = o->first[g]; b < o->end[g]; b++)
-            kvb_release(w->blocks, g, o->units[g][b], KVB_LIVE);
-        free(o->units[g]);
+            kvb_release(w->blocks, g, o->block_offsets[g][b], KVB_LIVE);
+        free(o->block_offsets[g]);
     }
     *o = (struct owner){0};
 }
@@ -268,7 +269,7 @@ static void world_free(struct world *w)
     radix_check(w->cache);
     radix_reset(w->cache); /* nobody stands in the way: everything goes */
     radix_check(w->cache);
-    CHECK(kvb_used_units(w->blocks) == 0);
+    CHECK(kvb_used_grains(w->blocks) == 0);
     CHECK(block_index_blocks(w->index, 0) == 0);
     radix_destroy(w->cache);
     block_index_free(w->index);
@@ -298,9 +299,9 @@ static uint64_t slot_value(const struct text *t, uint32_t g, uint32_t p)
 {
     return mix(t->content[p] + g);
 }
-static uint64_t *shadow_at(const struct world *w, uint32_t unit, uint32_t p)
+static uint64_t *shadow_at(const struct world *w, uint32_t block_offset, uint32_t p)
 {
-    return &w->shadow[(size_t)unit * w->caps.block_tokens + p % w->caps.block_tokens];
+    return &w->shadow[(size_t)block_offset * w->caps.block_tokens + p % w->caps.block_tokens];
 }
 /* First position of group g that the next token after [0, length) can see. */
 static uint32_t reach(const struct world *w, uint32_t g, uint32_t length)
@@ -365,11 +366,12 @@ static void check_content(struct world *w, const struct text *t, const struct ra
     for (uint32_t g = 0; g < w->caps.group_count; g++) {
         const struct radix_table *tab = &hit->tables[g];
         for (uint32_t p = reach(w, g, hit->length); p < hit->length; p++) {
-            bool there = p / bt >= tab->first && p / bt < tab->end && tab->units[p / bt] != ENGINE_NO_BLOCK;
+            bool there =
+                p / bt >= tab->first && p / bt < tab->end && tab->block_offsets[p / bt] != ENGINE_NO_BLOCK;
             CHECK(there);
             if (!there) continue;
-            CHECK(kvb_references(w->blocks, g, tab->units[p / bt], KVB_CACHED) > 0);
-            CHECK(*shadow_at(w, tab->units[p / bt], p) == slot_value(t, g, p));
+            CHECK(kvb_references(w->blocks, g, tab->block_offsets[p / bt], KVB_CACHED) > 0);
+            CHECK(*shadow_at(w, tab->block_offsets[p / bt], p) == slot_value(t, g, p));
         }
     }
 }
@@ -438,14 +440,14 @@ static bool get_memory(struct world *w, const uint32_t need[GROUPS])
     return got;
 }
 
-static void note_claim(void *arg, uint32_t group, uint32_t unit, uint32_t from, uint32_t to)
+static void note_claim(void *arg, uint32_t group, uint32_t block_offset, uint32_t from, uint32_t to)
 {
     struct world *w = arg;
     CHECK(group < w->caps.group_count && from < to);
     CHECK(from / w->caps.block_tokens == (to - 1) / w->caps.block_tokens);
-    CHECK(kvb_references(w->blocks, group, unit, KVB_CACHED) > 0);
+    CHECK(kvb_references(w->blocks, group, block_offset, KVB_CACHED) > 0);
     for (uint32_t p = from; p < to; p++)
-        w->claim[(size_t)unit * w->caps.block_tokens + p % w->caps.block_tokens] = w->claim_round;
+        w->claim[(size_t)block_offset * w->caps.block_tokens + p % w->caps.block_tokens] = w->claim_round;
 }
 
 static void give_up(struct world *w, struct owner *o)
@@ -460,7 +462,7 @@ static bool take_hit(struct world *w, struct owner *o, const struct radix_hit *h
     const struct text *t = o->entry->text;
     uint32_t bt = w->caps.block_tokens, length = hit->length, need[GROUPS] = {0};
     for (uint32_t g = 0; g < w->caps.group_count; g++) {
-        o->units[g] = malloc((t->count / bt + 2) * sizeof(uint32_t));
+        o->block_offsets[g] = malloc((t->count / bt + 2) * sizeof(uint32_t));
         uint32_t window = w->caps.groups[g].window; /* as the cache was told, planted or not */
         uint32_t from = window && length + 1 > window ? length + 1 - window : 0;
         o->first[g] = from / bt;
@@ -468,8 +470,8 @@ static bool take_hit(struct world *w, struct owner *o, const struct radix_hit *h
         /* A window that reaches back to nothing: the next block is the one to write. */
         if (from >= length) o->first[g] = o->end[g] = length / bt;
         for (uint32_t b = o->first[g]; b < o->end[g]; b++) {
-            o->units[g][b] = hit->tables[g].units[b];
-            kvb_acquire(w->blocks, g, o->units[g][b], KVB_LIVE);
+            o->block_offsets[g][b] = hit->tables[g].block_offsets[b];
+            kvb_acquire(w->blocks, g, o->block_offsets[g][b], KVB_LIVE);
             for (uint32_t p = b * bt; p < (b + 1) * bt && p < length; p++) o->entry->covered[g][p] = 1;
         }
         need[g] = length % bt && o->end[g] > o->first[g];
@@ -483,10 +485,10 @@ static bool take_hit(struct world *w, struct owner *o, const struct radix_hit *h
     if (!get_memory(w, need)) return false;
     for (uint32_t g = 0; g < w->caps.group_count; g++) {
         if (!need[g]) continue;
-        uint32_t b = o->end[g] - 1, from = o->units[g][b], to = kvb_allocate(w->blocks, g);
+        uint32_t b = o->end[g] - 1, from = o->block_offsets[g][b], to = kvb_allocate(w->blocks, g);
         ASSERT(to != ENGINE_NO_BLOCK);
         memcpy(shadow_at(w, to, 0), shadow_at(w, from, 0), bt * sizeof *w->shadow);
-        o->units[g][b] = to;
+        o->block_offsets[g][b] = to;
         kvb_release(w->blocks, g, from, KVB_LIVE);
     }
     return true;
@@ -516,15 +518,15 @@ static bool advance(struct world *w, struct owner *o, uint32_t n)
     }
     if (!get_memory(w, need)) return false;
     for (uint32_t g = 0; g < w->caps.group_count; g++)
-        for (uint32_t i = 0; i < need[g]; i++) o->units[g][o->end[g]++] = kvb_allocate(w->blocks, g);
+        for (uint32_t i = 0; i < need[g]; i++) o->block_offsets[g][o->end[g]++] = kvb_allocate(w->blocks, g);
     w->claim_round++;
     radix_each_claim(w->cache, note_claim, w);
     for (uint32_t p = o->position; p < to; p++) {
         for (uint32_t g = 0; g < w->caps.group_count; g++) {
-            uint32_t unit = o->units[g][p / bt];
-            CHECK(kvb_references(w->blocks, g, unit, KVB_LIVE) == 1);
-            CHECK(w->claim[(size_t)unit * bt + p % bt] != w->claim_round);
-            *shadow_at(w, unit, p) = slot_value(t, g, p);
+            uint32_t block_offset = o->block_offsets[g][p / bt];
+            CHECK(kvb_references(w->blocks, g, block_offset, KVB_LIVE) == 1);
+            CHECK(w->claim[(size_t)block_offset * bt + p % bt] != w->claim_round);
+            *shadow_at(w, block_offset, p) = slot_value(t, g, p);
         }
     }
     o->position = to;
@@ -533,7 +535,7 @@ static bool advance(struct world *w, struct owner *o, uint32_t n)
         for (uint32_t p = reach(w, g, to - 1); p < to; p++) {
             bool there = p / bt >= o->first[g];
             CHECK(there);
-            if (there) CHECK(*shadow_at(w, o->units[g][p / bt], p) == slot_value(t, g, p));
+            if (there) CHECK(*shadow_at(w, o->block_offsets[g][p / bt], p) == slot_value(t, g, p));
         }
     return true;
 }
@@ -544,7 +546,7 @@ static void trim(struct world *w, struct owner *o)
         if (window == 0 || o->position < window) continue;
         uint32_t keep = (o->position - window + 1) / w->caps.block_tokens;
         while (o->first[g] < keep && o->first[g] < o->end[g])
-            kvb_release(w->blocks, g, o->units[g][o->first[g]++], KVB_LIVE);
+            kvb_release(w->blocks, g, o->block_offsets[g][o->first[g]++], KVB_LIVE);
     }
 }
 /* A history that goes on from the middle of a block may cost the part that was kept, when the one who goes on
@@ -570,10 +572,10 @@ static void publish(struct world *w, struct owner *o, bool checkpoint)
     struct radix_view v = view_of(e->text);
     struct radix_table tables[GROUPS] = {{0}};
     for (uint32_t g = 0; g < w->caps.group_count; g++)
-        tables[g] = (struct radix_table){o->units[g], o->first[g], o->end[g]};
+        tables[g] = (struct radix_table){o->block_offsets[g], o->first[g], o->end[g]};
     uint32_t known = radix_publish(w->cache, &v, &o->pin, o->published, o->position, tables, checkpoint);
     radix_check(w->cache);
-    /* A picture whose identity is in doubt, and all that follows, stays out (T11). */
+    /* An image whose identity is in doubt, and all that follows, stays out (T11). */
     uint32_t most = at_most(o->position, certain(e->text));
     CHECK(known == (most > o->published ? most : o->published));
     /* Whole blocks only: a part of one isn't taken where the tree knows a longer one without it. */
@@ -649,7 +651,7 @@ static struct text *random_text(const struct world *w, const struct mood *m)
         add_prefix(t, old, old->count);
         memcpy(t->salt, old->salt, 32);
         t->salt[rnd(32)] ^= (uint8_t)(1u << rnd(2));
-    } else { /* edited: a token, a picture, or a picture became text */
+    } else { /* edited: a token, an image, or an image became text */
         add_prefix(t, old, old->count);
         memcpy(t->salt, old->salt, 32);
         uint32_t p = rnd(t->count);
@@ -739,16 +741,16 @@ struct plant {
 static const uint8_t no_salt[32];
 
 /* Pieces follow their parents, and no more of them and their tokens are shown than there are. */
-static void check_outline(const struct world *w)
+static void check_snapshot(const struct world *w)
 {
-    static struct cache_outline o;
-    static uint32_t children[CACHE_OUTLINE_MAX];
+    static struct cache_snapshot o;
+    static uint32_t children[CACHE_SNAPSHOT_MAX];
     uint64_t tokens = 0;
-    radix_outline(w->cache, no_salt, &o);
+    radix_snapshot(w->cache, no_salt, &o);
     memset(children, 0, sizeof children);
     for (uint32_t i = 0; i < o.count; i++) {
-        const struct cache_outline_node *n = &o.at[i];
-        bool top = n->parent == CACHE_OUTLINE_ROOT;
+        const struct cache_snapshot_node *n = &o.at[i];
+        bool top = n->parent == CACHE_SNAPSHOT_ROOT;
         ASSERT(top || n->parent < i);
         ASSERT_CMP(n->start, ==, top ? 0 : o.at[n->parent].end);
         ASSERT_CMP(n->end, >, n->start);
@@ -782,7 +784,7 @@ static void random_world(uint64_t seed, uint32_t ops, const struct plant *plant,
         random_op(w, &m);
         radix_check(w->cache);
         kvb_check(w->blocks);
-        if (i % 16 == 0) check_outline(w);
+        if (i % 16 == 0) check_snapshot(w);
     }
     struct radix_stats st;
     radix_stats(w->cache, &st);
@@ -851,7 +853,7 @@ static struct text *tokens_text(uint32_t first, uint32_t count)
     return t;
 }
 
-/* T9: one key per picture, so a growing conversation reuses everything before the new one. */
+/* T9: one key per image, so a growing conversation reuses everything before the new one. */
 static void test_T9_growing_image_list(void **state)
 {
     (void)state;
@@ -879,7 +881,7 @@ static void test_T9_growing_image_list(void **state)
     world_free(w);
 }
 
-/* T11: a picture whose identity is in doubt is never shared, nor anything behind it; what stands before it
+/* T11: an image whose identity is in doubt is never shared, nor anything behind it; what stands before it
  * is. */
 static void test_T11_unknown_image_is_never_shared(void **state)
 {
@@ -895,7 +897,7 @@ static void test_T11_unknown_image_is_never_shared(void **state)
         assert_int_equal(hit.length, round == 0 ? 0 : 13);
         put(w, t, 100, true);
     }
-    /* Nor does an unknown picture match the text under it. */
+    /* Nor does an unknown image match the text under it. */
     struct text *plain = tokens_text(5, 13);
     for (uint32_t i = 0; i < 16; i++) add_token(plain, SOFT);
     text_seal(plain);
@@ -927,7 +929,7 @@ static struct text *prefix_text(const struct text *of, uint32_t end)
     return t;
 }
 /* T12: what is found depends on the items alone, not on the pieces in which they were put in: every pair of
- * cuts, every look-up length. */
+ * cuts, every lookup length. */
 static void test_T12_build_equals_lookup(void **state)
 {
     (void)state;
@@ -1007,7 +1009,7 @@ static void test_salts_share_nothing(void **state)
     world_free(w);
 }
 
-/* T5, T6, T7, T8: 2^20 pictures whose keys agree in their first 16, 32 or 64 bits, 2^16 of them cached: each
+/* T5, T6, T7, T8: 2^20 images whose keys agree in their first 16, 32 or 64 bits, 2^16 of them cached: each
  * of these finds its own KV, the others nothing. */
 static void long_key(uint8_t key[32], uint32_t id, uint32_t same_bytes, bool truncated)
 {
@@ -1020,19 +1022,20 @@ static void long_key(uint8_t key[32], uint32_t id, uint32_t same_bytes, bool tru
         memset(key + same_bytes, 0x11,
                32 - same_bytes); /* what a cache that keeps only the front of the hash works with */
 }
-/* A picture of one token and a token after it: its KV in `unit`, marked with its id, goes into the tree. */
-static void put_picture(struct world *w, const struct radix_view *v, uint32_t id)
+/* An image of one token and a token after it: its KV in `block_offset`, marked with its id, goes into the
+ * tree. */
+static void put_image(struct world *w, const struct radix_view *v, uint32_t id)
 {
-    uint32_t unit = kvb_allocate(w->blocks, 0);
-    ASSERT(unit != ENGINE_NO_BLOCK);
-    *shadow_at(w, unit, 0) = id;
+    uint32_t block_offset = kvb_allocate(w->blocks, 0);
+    ASSERT(block_offset != ENGINE_NO_BLOCK);
+    *shadow_at(w, block_offset, 0) = id;
     struct radix_pin pin = {0};
     struct radix_hit nothing = {0};
     ASSERT(radix_pin_hit(w->cache, v, &nothing, &pin));
-    struct radix_table table = {&unit, 0, 1};
+    struct radix_table table = {&block_offset, 0, 1};
     ASSERT(radix_publish(w->cache, v, &pin, 0, 1, &table, true) == 1);
     radix_unpin(w->cache, &pin);
-    kvb_release(w->blocks, 0, unit, KVB_LIVE);
+    kvb_release(w->blocks, 0, block_offset, KVB_LIVE);
 }
 static uint32_t count_cross_matches(uint32_t images, uint32_t cached, uint32_t same_bytes, bool truncated,
                                     uint32_t *missed)
@@ -1044,15 +1047,15 @@ static uint32_t count_cross_matches(uint32_t images, uint32_t cached, uint32_t s
     *missed = 0;
     for (uint32_t step = 0; step < cached + images; step++) {
         uint32_t id = step < cached ? step : step - cached, tokens[2] = {SOFT, 1};
-        struct prompt_span im = span_of_picture(0, 1, SPAN_WITHIN);
+        struct prompt_span im = span_of_image(0, 1, SPAN_BIDIRECTIONAL);
         long_key(im.key, id, same_bytes, truncated);
         struct radix_view v = {.tokens = tokens, .count = 2, .spans = &im, .span_count = 1, .salt = no_salt};
         struct radix_hit hit = {0};
         ASSERT(radix_match(w->cache, &v, 1, &hit));
         bool known = step >= cached && id < cached;
-        if (hit.length > 0 && (!known || *shadow_at(w, hit.tables[0].units[0], 0) != id)) cross++;
+        if (hit.length > 0 && (!known || *shadow_at(w, hit.tables[0].block_offsets[0], 0) != id)) cross++;
         if (hit.length == 0 && known) ++*missed;
-        if (step < cached) put_picture(w, &v, id);
+        if (step < cached) put_image(w, &v, id);
     }
     radix_check(w->cache);
     world_free(w);
@@ -1088,24 +1091,24 @@ static void test_many_children(void **state)
                 ASSERT(radix_match(w->cache, &v, 5, &hit));
                 ASSERT_CMP(hit.length, ==, pass ? 5 : c ? 3 : 0);
                 if (pass) {
-                    ASSERT_CMP(*shadow_at(w, hit.tables[0].units[0], 3), ==, c);
+                    ASSERT_CMP(*shadow_at(w, hit.tables[0].block_offsets[0], 3), ==, c);
                     continue;
                 }
-                uint32_t units[2] = {kvb_allocate(w->blocks, 0), kvb_allocate(w->blocks, 0)};
-                *shadow_at(w, units[0], 3) = c;
+                uint32_t block_offsets[2] = {kvb_allocate(w->blocks, 0), kvb_allocate(w->blocks, 0)};
+                *shadow_at(w, block_offsets[0], 3) = c;
                 struct radix_pin pin = {0};
                 hit = (struct radix_hit){0};
                 ASSERT(radix_pin_hit(w->cache, &v, &hit, &pin));
-                struct radix_table table = {units, 0, 2};
+                struct radix_table table = {block_offsets, 0, 2};
                 ASSERT(radix_publish(w->cache, &v, &pin, 0, 5, &table, true) == 5);
                 radix_unpin(w->cache, &pin);
-                for (int i = 0; i < 2; i++) kvb_release(w->blocks, 0, units[i], KVB_LIVE);
+                for (int i = 0; i < 2; i++) kvb_release(w->blocks, 0, block_offsets[i], KVB_LIVE);
             }
         }
         radix_check(w->cache);
-        struct cache_outline *o = malloc(sizeof *o);
-        radix_outline(w->cache, no_salt, o);
-        assert_int_equal(o->count, CACHE_OUTLINE_MAX);
+        struct cache_snapshot *o = malloc(sizeof *o);
+        radix_snapshot(w->cache, no_salt, o);
+        assert_int_equal(o->count, CACHE_SNAPSHOT_MAX);
         assert_int_equal(o->at[0].children, children);
         for (uint32_t i = 1; i < o->count; i++) assert_true(o->at[i].parent == 0 && o->at[i].start == 3);
         free(o);
@@ -1115,13 +1118,13 @@ static void test_many_children(void **state)
 
 /* What is shown of the tree: lengths and branches, the last used first. Without a salt the sums are of the
  * whole cache; with one they are its own. */
-static void test_outline(void **state)
+static void test_snapshot(void **state)
 {
     (void)state;
     rng_state = 14;
     struct world *w = world_new(&gemma_like, 8, 2000, true);
-    struct cache_outline *o = malloc(sizeof *o);
-    radix_outline(w->cache, no_salt, o);
+    struct cache_snapshot *o = malloc(sizeof *o);
+    radix_snapshot(w->cache, no_salt, o);
     assert_int_equal(o->count + o->nodes + o->tokens, 0);
     struct text *a = tokens_text(1, 40), *b = tokens_text(1, 30), *salted = tokens_text(1, 20);
     static const uint8_t key[32] = {7};
@@ -1132,27 +1135,27 @@ static void test_outline(void **state)
         text_seal(all[i]);
         put(w, all[i], 100, true);
     }
-    radix_outline(w->cache, no_salt, o);
+    radix_snapshot(w->cache, no_salt, o);
     assert_int_equal(o->count, 3);
     assert_int_equal(o->tokens, 30 + 10 + 16 + 20);
-    const struct cache_outline_node *n = o->at;
-    assert_true(n[0].parent == CACHE_OUTLINE_ROOT && n[0].start == 0 && n[0].end == 30);
-    assert_true(n[0].children == 2 && n[0].pictures == 0);
-    assert_true(n[1].parent == 0 && n[1].start == 30 && n[1].end == 46 && n[1].pictures == 1);
-    assert_true(n[2].parent == 0 && n[2].start == 30 && n[2].end == 40 && n[2].pictures == 0);
+    const struct cache_snapshot_node *n = o->at;
+    assert_true(n[0].parent == CACHE_SNAPSHOT_ROOT && n[0].start == 0 && n[0].end == 30);
+    assert_true(n[0].children == 2 && n[0].images == 0);
+    assert_true(n[1].parent == 0 && n[1].start == 30 && n[1].end == 46 && n[1].images == 1);
+    assert_true(n[2].parent == 0 && n[2].start == 30 && n[2].end == 40 && n[2].images == 0);
     assert_true(n[2].uses_ago > n[1].uses_ago && n[0].running + n[1].running + n[2].running == 0);
-    radix_outline(w->cache, salted->salt, o);
+    radix_snapshot(w->cache, salted->salt, o);
     assert_int_equal(o->count, 1);
     assert_int_equal(o->nodes, 1);
     assert_int_equal(o->tokens, 20);
     assert_int_equal(n[0].end, 20);
-    radix_outline(w->cache, key, o);
+    radix_snapshot(w->cache, key, o);
     assert_int_equal(o->count + o->nodes + o->tokens, 0);
     free(o);
     world_free(w);
 }
 
-/* T6: the same key over another number of rows is another picture, even if the caller's key forgot the shape.
+/* T6: the same key over another number of rows is another image, even if the caller's key forgot the shape.
  */
 static void test_T6_same_key_other_row_count(void **state)
 {
@@ -1205,10 +1208,10 @@ static void test_stop_reasons(void **state)
     for (uint32_t i = 0; i < 4; i++) add_token(t[1], 300 + i);
     add_prefix(t[2], base, 30); /* another token at 30 */
     for (uint32_t i = 0; i < 4; i++) add_token(t[2], 400 + i);
-    add_prefix(t[3], base, 13); /* another picture */
+    add_prefix(t[3], base, 13); /* another image */
     add_image(t[3], b, 10, true);
     add_token(t[3], 1);
-    add_prefix(t[4], base, 13); /* text in place of the picture */
+    add_prefix(t[4], base, 13); /* text in place of the image */
     for (uint32_t i = 0; i < 12; i++) add_token(t[4], SOFT);
     add_prefix(t[5], base, base->count); /* another salt */
     t[5]->salt[3] = 1;
@@ -1226,7 +1229,7 @@ static void test_stop_reasons(void **state)
         assert_int_equal(hit.info.stop, expect[i].stop);
         text_free(t[i]);
     }
-    /* A prompt that ends in the picture: its last token is computed, so the picture is, whole. */
+    /* A prompt that ends in the image: its last token is computed, so the image is, whole. */
     struct text *ends = prefix_text(base, 23);
     struct radix_hit hit = look(w, ends);
     assert_int_equal(hit.length, 13);
@@ -1251,7 +1254,7 @@ static void test_bodies_go_first(void **state)
     assert_int_equal(kvb_used_blocks(w->blocks, 0), 100);
     assert_int_equal(kvb_used_blocks(w->blocks, 1), 100); /* all of the body */
     w->plenty = false;
-    uint32_t free_units = 600 - (uint32_t)kvb_used_units(w->blocks), need[GROUPS] = {free_units + 90, 0};
+    uint32_t free_units = 600 - (uint32_t)kvb_used_grains(w->blocks), need[GROUPS] = {free_units + 90, 0};
     assert_true(radix_evict(w->cache, need));
     radix_check(w->cache);
     assert_int_equal(kvb_used_blocks(w->blocks, 0), 100);
@@ -1320,7 +1323,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_salts_share_nothing),
         cmocka_unit_test(test_stop_reasons),
         cmocka_unit_test(test_many_children),
-        cmocka_unit_test(test_outline),
+        cmocka_unit_test(test_snapshot),
         cmocka_unit_test(test_bodies_go_first),
         cmocka_unit_test(test_pin_holds),
         cmocka_unit_test(test_random_worlds),

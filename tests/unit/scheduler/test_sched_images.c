@@ -1,4 +1,4 @@
-/* Pictures through the scheduler, against a fake engine: who is asked for pixels and when, answers from any
+/* Images through the scheduler, against a fake engine: who is asked for pixels and when, answers from any
  * thread, who shares, what is kept, what ends when something fails. */
 #include "config/base/assert.h"
 #include "config/base/log.h"
@@ -32,8 +32,8 @@ void engine_caps(const struct engine *e, struct engine_caps *out)
     (void)e;
     *out = (struct engine_caps){.group_count = 1,
                                 .block_tokens = BT,
-                                .arena_units = 400,
-                                .unit_bytes = 64,
+                                .arena_grains = 400,
+                                .grain_bytes = 64,
                                 .vocab_size = 100,
                                 .context_max = 200,
                                 .batch_tokens_max = 64,
@@ -41,13 +41,13 @@ void engine_caps(const struct engine *e, struct engine_caps *out)
                                 .images = true,
                                 .span_tokens_max = SOFT};
     out->groups[0] =
-        (struct engine_kv_group){.layers = 1, .bytes_per_token = 8, .block_bytes = 64, .block_units = 1};
+        (struct engine_kv_group){.layers = 1, .bytes_per_token = 8, .block_bytes = 64, .block_grains = 1};
 }
 enum status engine_features_create(struct engine *e, const struct image_u8 *pixels,
                                    struct engine_features **out, struct err *err)
 {
     if (e->full) return err_set(err, ST_NOMEM, "the device is full");
-    if (pixels->width != 1) return err_set(err, ST_INVALID, "a picture of the wrong size");
+    if (pixels->width != 1) return err_set(err, ST_INVALID, "an image of the wrong size");
     *out = calloc(1, sizeof **out);
     **out = (struct engine_features){pixels->rgb[0], LAYERS};
     e->live++;
@@ -94,21 +94,22 @@ void engine_each(struct engine *e, uint32_t count, void (*fn)(void *ctx, uint32_
     (void)e;
     for (uint32_t i = 0; i < count; i++) fn(ctx, i);
 }
-void engine_kv_copy(struct engine *e, uint32_t group, uint32_t from_unit, uint32_t to_unit, uint32_t tokens)
+void engine_kv_copy(struct engine *e, uint32_t group, uint32_t from_offset, uint32_t to_offset,
+                    uint32_t tokens)
 {
     (void)e;
     (void)tokens;
     (void)group;
-    assert_int_not_equal(from_unit, to_unit);
+    assert_int_not_equal(from_offset, to_offset);
 }
-/* Every use of a picture must bring the picture whose first byte the request names (as the seed). */
+/* Every use of an image must bring the image whose first byte the request names (as the seed). */
 enum status engine_submit(struct engine *e, struct engine_batch *b, struct err *err)
 {
     (void)e;
     (void)err;
     check_busy();
-    for (uint32_t i = 0; i < b->run_count; i++) {
-        struct engine_run *r = &b->runs[i];
+    for (uint32_t i = 0; i < b->chunk_count; i++) {
+        struct engine_chunk *r = &b->chunks[i];
         for (uint32_t k = 0; k < r->span_count; k++) {
             ASSERT_CMP(r->spans[k].features->layers_left, ==, 0);
             ASSERT_CMP(r->spans[k].features->byte, ==, (uint8_t)r->sampling->seed);
@@ -120,7 +121,7 @@ enum status engine_submit(struct engine *e, struct engine_batch *b, struct err *
 enum status engine_wait(struct engine *e, struct engine_batch *b, struct err *err)
 {
     (void)err;
-    for (uint32_t i = 0; i < b->run_count; i++) b->runs[i].broken = e->broken && b->runs[i].sample;
+    for (uint32_t i = 0; i < b->chunk_count; i++) b->chunks[i].broken = e->broken && b->chunks[i].sample;
     return ST_OK;
 }
 
@@ -151,7 +152,7 @@ static void close_sched(void)
     assert_int_equal(fake.live, 0);
 }
 
-/* A prompt that begins with `head` (so that prompts share no KV), then `count` pictures of content `byte`. */
+/* A prompt that begins with `head` (so that prompts share no KV), then `count` images of content `byte`. */
 static struct request *make(uint8_t head, uint32_t count, uint8_t byte, bool with_pixels)
 {
     struct request *r = calloc(1, sizeof *r);
@@ -159,7 +160,7 @@ static struct request *make(uint8_t head, uint32_t count, uint8_t byte, bool wit
     for (int i = 0; i < 3; i++) r->tokens[n++] = head;
     for (uint32_t k = 0; k < count; k++) {
         struct prompt_span *im = &r->images[k];
-        *im = span_of_picture(n, n + SOFT, SPAN_WITHIN);
+        *im = span_of_image(n, n + SOFT, SPAN_BIDIRECTIONAL);
         memset(im->key, byte, sizeof im->key);
         r->rgb[0] = byte;
         if (with_pixels) im->pixels = (struct image_u8){.width = 1, .height = 1, .rgb = r->rgb};
@@ -269,9 +270,9 @@ static void test_refusal(void **state)
     open_sched((struct sched_options){0});
     struct request *a = submit(make(1, 1, 5, false)), *b = submit(make(2, 1, 5, false));
     steps(2);
-    sched_refuse_image(s, a->id, 0, "not a picture");
+    sched_refuse_image(s, a->id, 0, "not an image");
     steps(2);
-    assert_string_equal(a->message, "not a picture");
+    assert_string_equal(a->message, "not an image");
     sched_refuse_image(s, a->id, 0, "stale");
     check_end(a, END_ERROR);
     assert_int_equal(b->ends, 0);
@@ -289,7 +290,7 @@ static void test_kept_by_key_and_salt(void **state)
     steps(30);
     check_end(a, END_LENGTH);
     assert_int_equal(stats().feature_bytes, ROWS);
-    struct request *b = submit(make(2, 1, 5, false)); /* another prefix, the same picture */
+    struct request *b = submit(make(2, 1, 5, false)); /* another prefix, the same image */
     steps(30);
     assert_int_equal(b->asks[0], 0);
     check_end(b, END_LENGTH);
@@ -347,9 +348,9 @@ static void test_failures_end_one(void **state)
     open_sched((struct sched_options){0});
     struct request *a = submit(make(1, 1, 5, false)), *b = submit(make(2, 1, 5, false));
     steps(2);
-    supply(a, 0, 2); /* the engine takes no such picture */
+    supply(a, 0, 2); /* the engine takes no such image */
     steps(3);
-    assert_string_equal(a->message, "a picture of the wrong size");
+    assert_string_equal(a->message, "an image of the wrong size");
     check_end(a, END_ERROR);
     assert_int_equal(b->ends, 0);
     /* The other waits for its own answer; a third joins; one of both answers is too many. */
@@ -369,8 +370,8 @@ static void test_failures_end_one(void **state)
     close_sched();
 }
 
-/* Asked for a few ahead, each once; the same picture twice in one prompt is asked for once. */
-static void test_many_pictures(void **state)
+/* Asked for a few ahead, each once; the same image twice in one prompt is asked for once. */
+static void test_many_images(void **state)
 {
     (void)state;
     open_sched((struct sched_options){.features_bytes = 1});
@@ -395,7 +396,7 @@ static void test_many_pictures(void **state)
     close_sched();
 }
 
-/* Decoded pictures are large: only some are asked for at a time, however many sequences want one, and
+/* Decoded images are large: only some are asked for at a time, however many sequences want one, and
  * everybody gets theirs. */
 static void test_few_at_a_time(void **state)
 {
@@ -437,7 +438,7 @@ static void test_few_at_a_time(void **state)
 }
 
 /* Logits that are no numbers end a request; nothing that it may have got them from is there for the next one:
- * neither its picture nor the KV of its steps before. */
+ * neither its image nor the KV of its steps before. */
 static void test_broken_is_not_kept(void **state)
 {
     (void)state;
@@ -454,7 +455,7 @@ static void test_broken_is_not_kept(void **state)
     close_sched();
 }
 
-/* Preempted before, while and after its picture is encoded: it asks again for what is gone, and only for
+/* Preempted before, while and after its image is encoded: it asks again for what is gone, and only for
  * that. */
 static void test_preemption(void **state)
 {
@@ -570,7 +571,7 @@ static void test_threads(void **state)
         if (!any) nanosleep(&(struct timespec){0, 100000}, NULL);
     }
     assert_true(asks > 20 && refused > 0 && errors > 0 &&
-                errors <= wanted_errors); /* a refusal may come when the picture is there already */
+                errors <= wanted_errors); /* a refusal may come when the image is there already */
     atomic_store(&stop_noise, true);
     pthread_join(noise, NULL);
     sched_stop(s, true);
@@ -588,7 +589,7 @@ int main(void)
         cmocka_unit_test(test_kept_by_key_and_salt),
         cmocka_unit_test(test_nothing_kept),
         cmocka_unit_test(test_failures_end_one),
-        cmocka_unit_test(test_many_pictures),
+        cmocka_unit_test(test_many_images),
         cmocka_unit_test(test_few_at_a_time),
         cmocka_unit_test(test_broken_is_not_kept),
         cmocka_unit_test(test_preemption),

@@ -40,19 +40,19 @@ static void test_readings(void **state)
     pthread_t runner;
     e.caps = (struct engine_caps){.group_count = 1,
                                   .block_tokens = 8,
-                                  .arena_units = 100,
+                                  .arena_grains = 100,
                                   .context_max = 200,
                                   .sequences_max = 4,
                                   .batch_tokens_max = 64};
-    e.caps.groups[0] = (struct engine_kv_group){.layers = 1, .block_units = 1};
+    e.caps.groups[0] = (struct engine_kv_group){.layers = 1, .block_grains = 1};
     fake_open(&e, false);
     for (uint32_t i = 0; i < 20; i++) tokens[i] = 2 + i;
     assert_int_equal(sched_create(&e, &(struct sched_options){.queue_max = 100}, &s, &err), ST_OK);
     assert_int_equal(pthread_create(&runner, NULL, run_thread, s), 0);
-    uint32_t sent = 0, gone = 0, told = 0, busy = 0, outlines = 0, none = 0;
+    uint32_t sent = 0, gone = 0, told = 0, busy = 0, snapshots = 0, none = 0;
     static const uint8_t salt[32], other[32] = {1};
-    uint64_t ticket = sched_outline_ask(s, salt), others = sched_outline_ask(s, other);
-    static struct cache_outline tree, empty;
+    uint64_t request_seq = sched_snapshot_ask(s, salt), others = sched_snapshot_ask(s, other);
+    static struct cache_snapshot tree, empty;
     while (gone < REQUESTS) {
         for (; sent < REQUESTS && sent - gone < AT_ONCE; sent++) {
             /* A free place: one whose sequence has ended. */
@@ -84,19 +84,19 @@ static void test_readings(void **state)
         ASSERT_CMP(st.generated_tokens, >=, told);
         ASSERT_CMP(ended(&st), >=, gone);
         ASSERT_CMP(ended(&st) + st.running + st.waiting, ==, sent);
-        if (sched_outline(s, other, &others, &empty)) {
+        if (sched_snapshot(s, other, &others, &empty)) {
             ASSERT(empty.count + empty.nodes + empty.tokens == 0); /* nothing of another salt's */
-            others = sched_outline_ask(s, other);
+            others = sched_snapshot_ask(s, other);
             none++;
         }
-        if (sched_outline(s, salt, &ticket, &tree)) {
-            outlines++;
-            ticket = sched_outline_ask(s, salt);
-            ASSERT(!sched_outline(s, salt, &(uint64_t){ticket + 1}, &tree));
+        if (sched_snapshot(s, salt, &request_seq, &tree)) {
+            snapshots++;
+            request_seq = sched_snapshot_ask(s, salt);
+            ASSERT(!sched_snapshot(s, salt, &(uint64_t){request_seq + 1}, &tree));
             for (uint32_t i = 0; i < tree.count; i++) {
-                const struct cache_outline_node *n = &tree.at[i];
+                const struct cache_snapshot_node *n = &tree.at[i];
                 ASSERT(n->start < n->end && n->end <= 20 + TOKENS_MAX);
-                if (n->parent == CACHE_OUTLINE_ROOT) ASSERT_CMP(n->start, ==, 0);
+                if (n->parent == CACHE_SNAPSHOT_ROOT) ASSERT_CMP(n->start, ==, 0);
                 else ASSERT(n->parent < i && tree.at[n->parent].end == n->start);
             }
         }
@@ -104,7 +104,7 @@ static void test_readings(void **state)
         ASSERT(st.running > 0 || st.groups[0].blocks_live == 0);
         ASSERT_CMP(st.groups[0].blocks_used, ==, st.groups[0].blocks_live + st.groups[0].blocks_cached);
     }
-    assert_true(outlines > 0 && none > 0 && tree.count > 0);
+    assert_true(snapshots > 0 && none > 0 && tree.count > 0);
     sched_stop(s, true);
     pthread_join(runner, NULL);
     sched_destroy(s);

@@ -79,7 +79,7 @@ static void test_debt_is_kept_until_the_clock_passes(void **state)
     assert_int_equal(tenants_count(t), 1); /* no debt, no entry */
     tenants_charge(t, 2, 10000);
     tenants_leave(t, 2);
-    assert_int_equal(tenants_count(t), 0); /* nobody there: all begin anew */
+    assert_int_equal(tenants_count(t), 0); /* nobody there: all begin again */
     assert_int_equal(tenants_clock(t), 0);
     tenants_check(t);
     tenants_destroy(t);
@@ -94,7 +94,7 @@ static void test_full_of_debts(void **state)
     struct tenants *t = make(LIVE);
     uint32_t live[40] = {0}, total = 1;
     uint64_t charged[40] = {0}, debtors = 0;
-    tenants_enter(t, 1000); /* keeps the table from starting anew */
+    tenants_enter(t, 1000); /* keeps the table from starting again */
     for (uint32_t op = 0; op < 20000; op++) {
         uint32_t i = rnd(40);
         if (rnd(2) && total < LIVE) {
@@ -165,7 +165,7 @@ static void serve(struct bed *b, struct sequence *q, uint32_t tokens)
     q->position += tokens;
     sched__served(&b->s, q);
 }
-static void run(struct bed *b, struct sequence *q)
+static void chunk(struct bed *b, struct sequence *q)
 {
     sched__list_insert(&b->s.running, q);
     tenants_start(b->s.tenants, q->req.tenant);
@@ -200,9 +200,9 @@ static void test_places_and_ranks(void **state)
     y2->req.rank = -5;
     serve(b, z, 1000);
     assert_ptr_equal(admit(b), x); /* y2's rank is nothing to tenant 1 */
-    run(b, x);
+    chunk(b, x);
     assert_ptr_equal(admit(b), y2);
-    run(b, y2);
+    chunk(b, y2);
     assert_ptr_equal(admit(b), z); /* without a place, whatever it was served */
     assert_ptr_equal(admit(b), y1);
     struct sequence *u = submit(b, 4, 0, 1), *v = submit(b, 5, 0, 1);
@@ -222,7 +222,7 @@ static void test_victims(void **state)
     struct sequence *a[4], *c, *d;
     for (uint32_t i = 0; i < 4; i++) {
         a[i] = submit(b, 1, i == 3 ? -1 : 0, 1);
-        run(b, admit(b));
+        chunk(b, admit(b));
     }
     assert_ptr_equal(sched__pick_victim(&b->s, NULL), a[2]);    /* the arena is full */
     assert_null(sched__pick_victim(&b->s, submit(b, 1, 0, 1))); /* nobody gives to its own tenant */
@@ -264,13 +264,13 @@ static void test_deferred_stand_aside(void **state)
     (void)state;
     struct bed *b = bed_make();
     struct sequence *x = submit(b, 1, 0, 10), *y = submit(b, 1, 0, 10), *z = submit(b, 2, 1, 10);
-    x->deferred = true;
+    x->prefix_inflight = true;
     assert_ptr_equal(sched__pick_waiting(&b->s), y);
-    y->deferred = true;
+    y->prefix_inflight = true;
     assert_ptr_equal(sched__pick_waiting(&b->s), z);
-    z->deferred = true;
+    z->prefix_inflight = true;
     assert_null(sched__pick_waiting(&b->s));
-    x->deferred = false;
+    x->prefix_inflight = false;
     assert_ptr_equal(sched__pick_waiting(&b->s), x);
     bed_free(b);
 }

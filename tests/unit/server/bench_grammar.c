@@ -82,17 +82,17 @@ static void file(const char *path)
     json_t *root = json_load_file(path, JSON_DECODE_ANY, &where), *test;
     struct grammar_json_options opt = {.any_whitespace = true, .any_order = !b.ordered};
     struct grammar *g;
-    struct grammar_fault fault;
+    struct grammar_error error;
     size_t i;
     bool bad = false, first = true;
     if (!root) return;
     b.schemas++;
     double start = now_us();
-    enum status st = grammar_from_schema(json_object_get(root, "schema"), &opt, &g, &fault);
+    enum status st = grammar_from_schema(json_object_get(root, "schema"), &opt, &g, &error);
     double compile_us = now_us() - start;
     if (st) {
         b.refused++;
-        if (b.list) printf("refused %s: %s at %s\n", path, fault.message, fault.path);
+        if (b.list) printf("refused %s: %s at %s\n", path, error.message, error.path);
         json_decref(root);
         return;
     }

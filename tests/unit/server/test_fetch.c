@@ -1,4 +1,4 @@
-/* Where pictures may be fetched from: addresses and networks, hosts and URLs. */
+/* Where images may be fetched from: addresses and networks, hosts and URLs. */
 #include "server/fetch/address.h"
 #include "server/fetch/rules.h"
 
@@ -136,11 +136,11 @@ static void test_networks(void **state)
         if (networks_parse(wrong[i], &n, &err) != ST_INVALID) fail_msg("'%s' is no list", wrong[i]);
 }
 
-static enum image_fault check(const struct host_rules *r, const char *url)
+static enum image_error check(const struct host_rules *r, const char *url)
 {
     CURLU *u;
     struct err err = {0};
-    enum image_fault f = url_check(r, NULL, url, strlen(url), &u, &err);
+    enum image_error f = url_check(r, NULL, url, strlen(url), &u, &err);
     assert_int_equal(u != NULL, !f);
     assert_int_equal(err.msg[0] != 0, f != IMAGE_OK);
     curl_url_cleanup(u);
@@ -241,7 +241,7 @@ static void test_relative(void **state)
     assert_int_equal(host_rules_parse("a.example,b.example", &r, &err), ST_OK);
     assert_int_equal(url_check(&r, NULL, "http://a.example/b/c", 20, &base, &err), IMAGE_OK);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        enum image_fault f = url_check(&r, base, cases[i].to, strlen(cases[i].to), &u, &err);
+        enum image_error f = url_check(&r, base, cases[i].to, strlen(cases[i].to), &u, &err);
         if (f != (cases[i].full ? IMAGE_OK : IMAGE_BAD_URL)) fail_msg("%s: %d", cases[i].to, (int)f);
         if (f) continue;
         assert_int_equal(curl_url_get(u, CURLUPART_URL, &text, CURLU_DEFAULT_PORT), 0);

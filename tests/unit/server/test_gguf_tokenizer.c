@@ -85,8 +85,7 @@ static void assert_renders(const struct template *chat, const char *messages, co
     struct err err = {""};
     json_t *list = json_loads(messages, 0, NULL);
     struct chat_messages parsed = chat_of(list, false);
-    struct template_request rq = {.messages = &parsed,
-                                  .tools = tools ? json_loads(tools, 0, NULL) : NULL};
+    struct template_request rq = {.messages = &parsed, .tools = tools ? json_loads(tools, 0, NULL) : NULL};
     if (template_render(chat, &rq, &r, &err)) fail_msg("%s", err.msg);
     assert_int_equal(r.len, strlen(want));
     assert_memory_equal(r.text, want, r.len);
@@ -278,7 +277,7 @@ static void respell(struct file *f, const char *from, const char *to)
 }
 
 /* Gemma's markers are special whatever the file calls them; and with a tower a vocabulary without a token for
- * a picture's rows gets one. */
+ * an image's rows gets one. */
 static void test_markers(void **state)
 {
     (void)state;

@@ -93,9 +93,9 @@ static bool check_case(json_t *item, const char *group, size_t idx)
         good = st == ST_OK && o.len == json_string_length(want) &&
                memcmp(o.text, json_string_value(want), o.len) == 0;
     else if (json_is_string(raised))
-        good = st == ST_INVALID && err.fault == JINJA_RAISED &&
+        good = st == ST_INVALID && err.code == JINJA_RAISED &&
                strcmp(err.message, json_string_value(raised)) == 0;
-    else good = st != ST_OK && err.fault != JINJA_RAISED;
+    else good = st != ST_OK && err.code != JINJA_RAISED;
     if (!good) {
         char *v = json_is_object(json_object_get(item, "v")) && !named ? json_dumps(vars, 0) : NULL;
         fprintf(stderr, "-- %s %zu: %s\n   vars %s\n   want: %s\n   got:  %s\n", group, idx,
@@ -338,10 +338,10 @@ static void origin_marks(void **state)
     assert_int_equal(bad, 0);
 }
 
-/* ---- limits and faults ---- */
+/* ---- limits and errors ---- */
 
-static void expect_fault(const char *src, size_t len, const struct jinja_limits *limits,
-                         enum jinja_fault want, uint32_t line)
+static void expect_error(const char *src, size_t len, const struct jinja_limits *limits,
+                         enum jinja_error_kind want, uint32_t line)
 {
     struct jinja_template *t = NULL;
     struct jinja_error err;
@@ -354,10 +354,10 @@ static void expect_fault(const char *src, size_t len, const struct jinja_limits 
         jinja_free(t);
         jinja_output_free(&o);
     }
-    if (st == ST_OK || err.fault != want || (line && err.line != line))
-        fprintf(stderr, "%.80s: status %d fault %d line %u: %s\n", src, st, err.fault, err.line, err.message);
+    if (st == ST_OK || err.code != want || (line && err.line != line))
+        fprintf(stderr, "%.80s: status %d error %d line %u: %s\n", src, st, err.code, err.line, err.message);
     assert_int_not_equal(st, ST_OK);
-    assert_int_equal(err.fault, want);
+    assert_int_equal(err.code, want);
     if (line) assert_int_equal(err.line, line);
     assert_true(err.message[0] != '\0');
 }
@@ -400,8 +400,8 @@ static void limits_hold(void **state)
         "{% for i in [1] recursive %}{{ loop([1]) }}{% endfor %}",
     };
     for (size_t i = 0; i < sizeof endless / sizeof *endless; i++)
-        expect_fault(endless[i], strlen(endless[i]), NULL, JINJA_LIMIT, 0);
-    expect_fault("{{ '%999999999d' % 1 }}", 23, NULL, JINJA_RUNTIME, 1);
+        expect_error(endless[i], strlen(endless[i]), NULL, JINJA_LIMIT, 0);
+    expect_error("{{ '%999999999d' % 1 }}", 23, NULL, JINJA_RUNTIME, 1);
     /* Work on long strings is counted in bytes, also where it goes character by character. */
     static const char *const laborious[] = {
         "{% set s = ' ' * 1000000 %}{% for i in range(20) %}{{ s.strip() }}{% endfor %}",
@@ -414,12 +414,12 @@ static void limits_hold(void **state)
     struct jinja_limits small = JINJA_LIMITS_DEFAULT;
     small.steps_max = 150000;
     for (size_t i = 0; i < sizeof laborious / sizeof *laborious; i++)
-        expect_fault(laborious[i], strlen(laborious[i]), &small, JINJA_LIMIT, 0);
+        expect_error(laborious[i], strlen(laborious[i]), &small, JINJA_LIMIT, 0);
     small = JINJA_LIMITS_DEFAULT;
     small.output_bytes_max = 10;
-    expect_fault("0123456789a", 11, &small, JINJA_LIMIT, 0);
+    expect_error("0123456789a", 11, &small, JINJA_LIMIT, 0);
     small.source_bytes_max = 5;
-    expect_fault("123456", 6, &small, JINJA_LIMIT, 0);
+    expect_error("123456", 6, &small, JINJA_LIMIT, 0);
     char *deep[] = {repeat_text("(", 5000, "1", ")"),   repeat_text("[", 5000, "", "]"),
                     repeat_text("-", 100000, "1", ""),  repeat_text("not ", 100000, "1", ""),
                     repeat_text("1+", 100000, "1", ""), repeat_text("x.", 100000, "y", "")};
@@ -427,12 +427,12 @@ static void limits_hold(void **state)
          i++) { /* brackets are bounded by the lexer, the rest by the parser or the evaluation */
         char *whole = malloc(strlen(deep[i]) + 20);
         sprintf(whole, "{{ %s }}", deep[i]);
-        expect_fault(whole, strlen(whole), NULL, i < 2 ? JINJA_SYNTAX : JINJA_LIMIT, 0);
+        expect_error(whole, strlen(whole), NULL, i < 2 ? JINJA_SYNTAX : JINJA_LIMIT, 0);
         free(whole);
     }
     for (size_t i = 0; i < sizeof deep / sizeof *deep; i++) free(deep[i]);
     char *blocks = repeat_text("{% if true %}", 5000, "x", "{% endif %}");
-    expect_fault(blocks, strlen(blocks), NULL, JINJA_LIMIT, 0);
+    expect_error(blocks, strlen(blocks), NULL, JINJA_LIMIT, 0);
     free(blocks);
 }
 
@@ -441,7 +441,7 @@ static void faults_name_lines(void **state)
     (void)state;
     static const struct {
         const char *src;
-        enum jinja_fault fault;
+        enum jinja_error_kind code;
         uint32_t line;
     } t[] = {
         {"a\nb\n{{ x.y.z }}", JINJA_RUNTIME, 3},
@@ -458,7 +458,7 @@ static void faults_name_lines(void **state)
         {"{{ '\\N{BULLET}' }}", JINJA_SYNTAX, 1},
     };
     for (size_t i = 0; i < sizeof t / sizeof *t; i++)
-        expect_fault(t[i].src, strlen(t[i].src), NULL, t[i].fault, t[i].line);
+        expect_error(t[i].src, strlen(t[i].src), NULL, t[i].code, t[i].line);
 }
 
 /* A chat of 10,000 messages is ordinary work: far from the limits. */
@@ -593,7 +593,7 @@ static void mutated_templates(void **state)
                 check_runs(&o);
                 rendered++;
             } else {
-                assert_true(err.fault != JINJA_OK);
+                assert_true(err.code != JINJA_OK);
             }
             jinja_output_free(&o);
             jinja_ctx_destroy(c);

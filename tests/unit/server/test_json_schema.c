@@ -23,14 +23,14 @@ static bool match(struct grammar *g, const char *s)
     return state && g->states[state].accepts;
 }
 
-static struct grammar *make(const char *schema, struct grammar_fault *fault)
+static struct grammar *make(const char *schema, struct grammar_error *error)
 {
     json_error_t where;
     json_t *j = json_loads(schema, JSON_DECODE_ANY, &where);
     struct grammar *g = NULL;
     assert_non_null(j);
     if (grammar_from_schema(j, &(struct grammar_json_options){.any_whitespace = true, .any_order = any_order},
-                            &g, fault))
+                            &g, error))
         g = NULL;
     json_decref(j);
     return g;
@@ -38,9 +38,9 @@ static struct grammar *make(const char *schema, struct grammar_fault *fault)
 
 static void row(const char *schema, const char *const *good, const char *const *bad)
 {
-    struct grammar_fault fault;
-    struct grammar *g = make(schema, &fault);
-    if (!g) fail_msg("%s: %s at %s", schema, fault.message, fault.path);
+    struct grammar_error error;
+    struct grammar *g = make(schema, &error);
+    if (!g) fail_msg("%s: %s at %s", schema, error.message, error.path);
     for (; *good; good++)
         if (!match(g, *good)) fail_msg("%s refuses %s", schema, *good);
     for (; *bad; bad++)
@@ -166,8 +166,8 @@ static void test_no_way_on(void **state)
     };
     (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        struct grammar_fault fault;
-        struct grammar *g = make(rows[i][0], &fault);
+        struct grammar_error error;
+        struct grammar *g = make(rows[i][0], &error);
         assert_non_null(g);
         uint32_t at = STATE_FIRST;
         for (const char *s = rows[i][1]; *s; s++) at = machine__next(g, at, (uint8_t)*s);
@@ -218,10 +218,10 @@ static void test_refused(void **state)
     };
     (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        struct grammar_fault fault;
-        assert_null(make(rows[i][0], &fault));
-        if (!strstr(fault.message, rows[i][1])) fail_msg("%s: %s", rows[i][0], fault.message);
-        assert_string_equal(fault.path, rows[i][2]);
+        struct grammar_error error;
+        assert_null(make(rows[i][0], &error));
+        if (!strstr(error.message, rows[i][1])) fail_msg("%s: %s", rows[i][0], error.message);
+        assert_string_equal(error.path, rows[i][2]);
     }
 }
 

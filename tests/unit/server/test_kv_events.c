@@ -2,7 +2,7 @@
  * is there, and numbers have no hole that a repeat could not fill. What is published otherwise:
  * tests/api/test_fleet.py. */
 #include "config/base/assert.h"
-#include "server/fleet/kv_events.h"
+#include "server/kv_events/kv_events.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -19,14 +19,14 @@
 enum { BLOCK = 4096, QUEUE_MIB = 64 };
 
 struct scene {
-    struct cache_watch watch;
+    struct kv_event_sink watch;
     pthread_mutex_t lock;
     pthread_cond_t turn;
     bool full; /* the test has filled the queue; the first resync waits for it */
     uint32_t resyncs;
 };
 
-static void store(const struct cache_watch *w, uint64_t hash)
+static void store(const struct kv_event_sink *w, uint64_t hash)
 {
     static uint32_t tokens[BLOCK];
     static const uint8_t salt[32];
@@ -42,9 +42,9 @@ static void resync(void *arg)
     bool first = s->resyncs++ == 0;
     pthread_mutex_unlock(&s->lock);
     if (first) return;
-    s->watch.anew(s->watch.arg, false);
+    s->watch.resync(s->watch.arg, false);
     store(&s->watch, 7);
-    s->watch.anew(s->watch.arg, true);
+    s->watch.resync(s->watch.arg, true);
 }
 
 /* Takes a batch; its number, and whether its payload contains `word`. */
@@ -78,7 +78,7 @@ static void test_overflow(void **state)
     struct scene s = {.lock = PTHREAD_MUTEX_INITIALIZER, .turn = PTHREAD_COND_INITIALIZER};
     struct kv_events_options o = {.publish = address, .block_tokens = BLOCK, .one_group = true};
     assert_int_equal(kv_events_open(&o, &k, &err), ST_OK);
-    s.watch = kv_events_watch(k);
+    s.watch = kv_events_sink(k);
     void *context = zmq_ctx_new(), *sub = zmq_socket(context, ZMQ_SUB);
     int wait_ms = 30000, unlimited = 0;
     zmq_setsockopt(sub, ZMQ_RCVTIMEO, &wait_ms, sizeof wait_ms);

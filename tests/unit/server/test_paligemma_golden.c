@@ -78,21 +78,21 @@ static enum status render(const struct fixture *f, const json_t *messages, struc
     return st;
 }
 
-/* The prompt of a case; picture k has the key keys[k]. */
+/* The prompt of a case; image k has the key keys[k]. */
 static void build(const struct fixture *f, const struct golden_case *c, const struct tok_run *runs, size_t n,
                   bool chat, uint8_t keys[][32], struct prompt *p)
 {
-    struct prompt_picture pictures[GOLDEN_IMAGES_MAX];
+    struct prompt_image images[GOLDEN_IMAGES_MAX];
     struct err err = {""};
     for (uint32_t k = 0; k < c->image_count; k++)
-        pictures[k] = (struct prompt_picture){.keys = (const uint8_t(*)[32])keys[k], .count = 1};
-    if (prompt_build(&f->m, f->t, runs, n, !chat, pictures, c->image_count, ROOM, p, &err))
+        images[k] = (struct prompt_image){.keys = (const uint8_t(*)[32])keys[k], .count = 1};
+    if (prompt_build(&f->m, f->t, runs, n, !chat, images, c->image_count, ROOM, p, &err))
         fail_msg("%s: %s", c->name, err.msg);
 }
 
 static void check_prompt(const struct fixture *f, const struct golden_case *c, const struct prompt *p)
 {
-    uint32_t pictures = 0, end = 0;
+    uint32_t images = 0, end = 0;
     assert_int_equal(p->token_count, c->prompt_count);
     for (uint32_t i = 0; i < p->token_count; i++)
         if (p->tokens[i] != c->prompt[i])
@@ -101,41 +101,41 @@ static void check_prompt(const struct fixture *f, const struct golden_case *c, c
         const struct prompt_span *s = &p->spans[i];
         assert_int_equal(s->begin, end);
         end = s->end;
-        assert_true(s->rule == SPAN_PREFIX && s->whole_begin == 0 && s->whole_end == p->token_count);
-        assert_memory_equal(s->whole_key, p->spans[0].whole_key, 32);
-        if (!s->picture) continue;
-        assert_true(s->begin == c->images[pictures].begin && s->end == c->images[pictures].end);
+        assert_true(s->rule == SPAN_PREFIX_LM && s->atomic_begin == 0 && s->atomic_end == p->token_count);
+        assert_memory_equal(s->atomic_key, p->spans[0].atomic_key, 32);
+        if (!s->image) continue;
+        assert_true(s->begin == c->images[images].begin && s->end == c->images[images].end);
         assert_int_equal(s->end - s->begin, f->m.image.tokens);
-        assert_int_equal(prompt_picture(p, pictures), i);
-        pictures++;
+        assert_int_equal(prompt_image(p, images), i);
+        images++;
     }
     assert_int_equal(end, p->token_count);
-    assert_int_equal(pictures, c->image_count);
-    assert_int_equal(prompt_picture(p, pictures), p->span_count);
+    assert_int_equal(images, c->image_count);
+    assert_int_equal(prompt_image(p, images), p->span_count);
 }
 
 static void whole_again(struct prompt *p, uint8_t key[32])
 {
     struct err err = {""};
-    assert_int_equal(prompt_whole(p, &err), ST_OK);
-    memcpy(key, p->spans[0].whole_key, 32);
+    assert_int_equal(prompt_prefix_lm(p, &err), ST_OK);
+    memcpy(key, p->spans[0].atomic_key, 32);
 }
 
-/* Every token of text and every picture's key change the identity; a picture in doubt leaves none. */
+/* Every token of text and every image's key change the identity; an image in doubt leaves none. */
 static void check_key(struct prompt *p)
 {
     uint8_t first[32], other[32];
     whole_again(p, first);
     for (uint32_t i = 0; i < p->span_count; i++) {
         struct prompt_span *s = &p->spans[i];
-        for (uint32_t k = s->begin; k < s->end && !s->picture; k++) {
+        for (uint32_t k = s->begin; k < s->end && !s->image; k++) {
             p->tokens[k] ^= 1;
             whole_again(p, other);
             s = &p->spans[i]; /* the list is a new one */
             assert_memory_not_equal(first, other, 32);
             p->tokens[k] ^= 1;
         }
-        if (!s->picture) continue;
+        if (!s->image) continue;
         uint8_t kept[32];
         memcpy(kept, s->key, 32);
         s->key[31] ^= 1;
@@ -154,7 +154,7 @@ static void check_key(struct prompt *p)
     p->token_count++;
 }
 
-/* What the processor builds, but for the bos behind the pictures and the newline at the end. */
+/* What the processor builds, but for the bos behind the images and the newline at the end. */
 static void check_rendered(const struct golden_case *c, const char *got, const char *rendered)
 {
     const char *bos = strstr(rendered, "<bos>");
@@ -207,8 +207,8 @@ static void test_prompts(void **state)
 static void test_messages(void **state)
 {
     static const char *const wrong[] = {
-        "[{'role':'user','content':'no picture'}]",
-        "[{'role':'user','content':[{'type':'text','text':'no picture'}]}]",
+        "[{'role':'user','content':'no image'}]",
+        "[{'role':'user','content':[{'type':'text','text':'no image'}]}]",
         "[{'role':'system','content':'x'},{'role':'user','content':[{'type':'image'}]}]",
         "[{'role':'user','content':[{'type':'image'}]},{'role':'assistant','content':'x'},"
         "{'role':'user','content':[{'type':'image'}]}]",
@@ -256,12 +256,12 @@ static void test_messages(void **state)
             uint8_t key[1][32] = {{7}};
             struct golden_case one = {.image_count = 1, .name = "typed"};
             build(&f, &one, r.runs, r.run_count, true, key, &p);
-            uint32_t soft = 0, bos = 0;
+            uint32_t placeholder = 0, bos = 0;
             for (uint32_t k = 0; k < p.token_count; k++) {
-                soft += p.tokens[k] == f.m.image.soft_id;
+                placeholder += p.tokens[k] == f.m.image.placeholder_id;
                 bos += p.tokens[k] == 2;
             }
-            assert_true(soft == f.m.image.tokens && bos == 1);
+            assert_true(placeholder == f.m.image.tokens && bos == 1);
             prompt_free(&p);
         }
         template_result_free(&r);

@@ -1,4 +1,4 @@
-/* Prompt building: golden prompts of the chat cases with pictures (ids and spans as transformers' processor
+/* Prompt building: golden prompts of the chat cases with images (ids and spans as transformers' processor
  * makes them), placeholders that a user typed, crops, counts that don't match, token-id prompts. */
 #include "config/base/json.h"
 #include "engine/prompt/prompt_build.h"
@@ -43,7 +43,7 @@ static void close_fixture(struct fixture *f)
     engine_close(f->e);
 }
 
-static struct image_u8 small_picture(void)
+static struct image_u8 small_image(void)
 {
     struct image_u8 p = {.width = 2, .height = 2, .rgb = calloc(12, 1)};
     return p;
@@ -68,17 +68,17 @@ static void test_golden_prompts(void **state)
             char *text = json_str_dup(&f.d, json_get(&f.d, node, "rendered"), &len);
             uint8_t keys[GOLDEN_IMAGES_MAX][32];
             struct image_u8 images[GOLDEN_IMAGES_MAX];
-            struct prompt_picture pictures[GOLDEN_IMAGES_MAX];
+            struct prompt_image prompt_images[GOLDEN_IMAGES_MAX];
             for (uint32_t i = 0; i < c->image_count; i++) {
-                images[i] = small_picture();
+                images[i] = small_image();
                 memset(keys[i], (int)i + 1, 32);
-                pictures[i] = (struct prompt_picture){
+                prompt_images[i] = (struct prompt_image){
                     .images = &images[i], .keys = (const uint8_t(*)[32]) & keys[i], .count = 1};
             }
             struct tok_run run = {text, len, TOK_CONTROL_ALL};
             struct prompt p;
             struct err err = {""};
-            if (prompt_build(f.m, f.t, &run, 1, raw, pictures, c->image_count, ROOM, &p, &err))
+            if (prompt_build(f.m, f.t, &run, 1, raw, prompt_images, c->image_count, ROOM, &p, &err))
                 fail_msg("%s: %s", c->name, err.msg);
             assert_int_equal(p.token_count, c->prompt_count);
             assert_memory_equal(p.tokens, c->prompt, c->prompt_count * sizeof *p.tokens);
@@ -86,7 +86,7 @@ static void test_golden_prompts(void **state)
             for (uint32_t i = 0; i < p.span_count; i++) {
                 assert_int_equal(p.spans[i].begin, c->images[i].begin);
                 assert_int_equal(p.spans[i].end, c->images[i].end);
-                assert_true(p.spans[i].rule == SPAN_WITHIN);
+                assert_true(p.spans[i].rule == SPAN_BIDIRECTIONAL);
                 assert_int_equal(p.spans[i].key[7], i + 1);
                 assert_non_null(p.spans[i].pixels.rgb);
                 assert_null(images[i].rgb);
@@ -105,22 +105,23 @@ static void test_golden_prompts(void **state)
         text, sizeof(text) - 1, control                                                                      \
     }
 
-static void expect_refused(const struct fixture *f, const struct tok_run *runs, size_t n, uint32_t pictures,
-                           const char *what)
+static void expect_refused(const struct fixture *f, const struct tok_run *runs, size_t n,
+                           uint32_t prompt_images, const char *what)
 {
     struct image_u8 images[4];
     uint8_t keys[4][32] = {{0}};
-    struct prompt_picture pics[4];
+    struct prompt_image pics[4];
     struct prompt p;
     struct err err = {""};
-    for (uint32_t i = 0; i < pictures; i++) {
-        images[i] = small_picture();
-        pics[i] = (struct prompt_picture){
-            .images = &images[i], .keys = (const uint8_t(*)[32]) & keys[i], .count = 1};
+    for (uint32_t i = 0; i < prompt_images; i++) {
+        images[i] = small_image();
+        pics[i] =
+            (struct prompt_image){.images = &images[i], .keys = (const uint8_t(*)[32]) & keys[i], .count = 1};
     }
-    assert_int_equal(prompt_build(f->m, f->t, runs, n, false, pics, pictures, ROOM, &p, &err), ST_INVALID);
+    assert_int_equal(prompt_build(f->m, f->t, runs, n, false, pics, prompt_images, ROOM, &p, &err),
+                     ST_INVALID);
     if (!strstr(err.msg, what)) fail_msg("\"%s\" doesn't say \"%s\"", err.msg, what);
-    for (uint32_t i = 0; i < pictures; i++) {
+    for (uint32_t i = 0; i < prompt_images; i++) {
         assert_non_null(images[i].rgb); /* still the caller's */
         free(images[i].rgb);
     }
@@ -138,7 +139,7 @@ static void test_typed_markers(void **state)
     struct err err;
     assert_int_equal(prompt_build(f.m, f.t, typed, 3, false, NULL, 0, ROOM, &p, &err), ST_OK);
     for (uint32_t i = 0; i < p.token_count; i++)
-        assert_true(p.tokens[i] != f.m->image.soft_id && p.tokens[i] != 509);
+        assert_true(p.tokens[i] != f.m->image.placeholder_id && p.tokens[i] != 509);
     assert_int_equal(p.span_count, 0);
     prompt_free(&p);
     expect_refused(&f, typed, 3, 1, "0 image placeholders");
@@ -148,8 +149,8 @@ static void test_typed_markers(void **state)
     const struct tok_run two[] = {RUN("<bos><start_of", TOK_CONTROL_ALL), RUN("", TOK_CONTROL_NONE),
                                   RUN("_image>x<start_of_image>", TOK_CONTROL_ALL)};
     expect_refused(&f, two, 3, 1, "2 image placeholders");
-    const struct tok_run soft[] = {RUN("<bos><image_soft_token>", TOK_CONTROL_ALL)};
-    expect_refused(&f, soft, 1, 0, "<image_soft_token>");
+    const struct tok_run placeholder[] = {RUN("<bos><image_soft_token>", TOK_CONTROL_ALL)};
+    expect_refused(&f, placeholder, 1, 0, "<image_soft_token>");
     const struct tok_run nothing[] = {RUN("", TOK_CONTROL_ALL)};
     expect_refused(&f, nothing, 1, 0, "empty");
     close_fixture(&f);
@@ -159,7 +160,7 @@ static void test_typed_markers(void **state)
     close_fixture(&f);
 }
 
-/* A picture with two crops equals the processor's sentence written out. */
+/* An image with two crops equals the processor's sentence written out. */
 static void test_crops(void **state)
 {
     struct fixture f;
@@ -177,9 +178,9 @@ static void test_crops(void **state)
     assert_int_equal(tok_encode(f.t, &all, 1, false, ROOM, &want, &err), ST_OK);
     const struct tok_run runs[] = {RUN("<bos>See: ", TOK_CONTROL_ALL),
                                    RUN("<start_of_image>.", TOK_CONTROL_ALL)};
-    struct image_u8 images[3] = {small_picture(), small_picture(), small_picture()};
+    struct image_u8 images[3] = {small_image(), small_image(), small_image()};
     uint8_t keys[3][32] = {{1}, {2}, {3}};
-    struct prompt_picture pic = {.images = images, .keys = (const uint8_t(*)[32])keys, .count = 3};
+    struct prompt_image pic = {.images = images, .keys = (const uint8_t(*)[32])keys, .count = 3};
     struct prompt p;
     assert_int_equal(prompt_build(f.m, f.t, runs, 2, false, &pic, 1, ROOM, &p, &err), ST_OK);
     assert_int_equal(p.token_count, want.count);
@@ -187,9 +188,9 @@ static void test_crops(void **state)
     assert_int_equal(p.span_count, 3);
     for (uint32_t i = 0; i < 3; i++) assert_int_equal(p.spans[i].key[0], i + 1);
     prompt_free(&p);
-    images[0] = small_picture();
-    images[1] = small_picture();
-    images[2] = small_picture();
+    images[0] = small_image();
+    images[1] = small_image();
+    images[2] = small_image();
     assert_int_equal(prompt_build(f.m, f.t, runs, 2, false, &pic, 1, 3 * f.m->image.tokens - 1, &p, &err),
                      ST_TOO_LARGE);
     assert_int_equal(prompt_build(f.m, f.t, runs, 2, false, &pic, 1, 3 * f.m->image.tokens + 5, &p, &err),
@@ -206,11 +207,11 @@ static void test_ids(void **state)
     struct err err;
     (void)state;
     open_fixture(&f, "vision_f32");
-    const uint32_t good[] = {2, 5, 500}, soft[] = {2, 511}, beyond[] = {2, 512};
+    const uint32_t good[] = {2, 5, 500}, placeholder[] = {2, 511}, beyond[] = {2, 512};
     assert_int_equal(prompt_from_ids(f.m, good, 3, ROOM, &p, &err), ST_OK);
     assert_int_equal(p.token_count, 3);
     prompt_free(&p);
-    assert_int_equal(prompt_from_ids(f.m, soft, 2, ROOM, &p, &err), ST_INVALID);
+    assert_int_equal(prompt_from_ids(f.m, placeholder, 2, ROOM, &p, &err), ST_INVALID);
     assert_int_equal(prompt_from_ids(f.m, beyond, 2, ROOM, &p, &err), ST_INVALID);
     assert_int_equal(prompt_from_ids(f.m, good, 0, ROOM, &p, &err), ST_INVALID);
     assert_int_equal(prompt_from_ids(f.m, good, 3, 2, &p, &err), ST_TOO_LARGE);

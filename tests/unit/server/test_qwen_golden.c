@@ -59,10 +59,10 @@ static void close_fixture(struct fixture *f)
     free(f->config);
 }
 
-/* The pictures of a case in the order of the prompt, with grids and stamps but no pixels: what a request
- * brings whose pictures are known from before. */
+/* The images of a case in the order of the prompt, with grids and stamps but no pixels: what a request
+ * brings whose images are known from before. */
 struct album {
-    struct prompt_picture list[GOLDEN_IMAGES_MAX];
+    struct prompt_image list[GOLDEN_IMAGES_MAX];
     uint32_t count;
     struct prompt_grid grids[GOLDEN_IMAGES_MAX];
     uint8_t keys[GOLDEN_IMAGES_MAX][32];
@@ -83,12 +83,12 @@ static void album_of(struct album *a, const struct fixture *f, const struct gold
             a->list[a->count - 1].count++;
             continue;
         }
-        struct prompt_picture *p = &a->list[a->count++];
-        *p = (struct prompt_picture){.keys = (const uint8_t(*)[32]) & a->keys[i],
-                                     .count = 1,
-                                     .video = video,
-                                     .grids = &a->grids[i],
-                                     .stamps = &a->stamps[i]};
+        struct prompt_image *p = &a->list[a->count++];
+        *p = (struct prompt_image){.keys = (const uint8_t(*)[32]) & a->keys[i],
+                                   .count = 1,
+                                   .video = video,
+                                   .grids = &a->grids[i],
+                                   .stamps = &a->stamps[i]};
         if (!video || !f->m.image.video_stamp) continue;
         uint32_t frames[FRAMES_MAX], k = (uint32_t)json_integer_value(json_object_get(span, "index")), n = 0;
         char name[64];
@@ -117,7 +117,7 @@ static void check_prompt(const struct golden_case *c, const struct prompt *p)
         assert_true(got->begin == want->begin && got->end == want->end && !got->rule);
         assert_memory_equal(&got->grid, &want->grid, sizeof got->grid);
         int32_t behind = c->positions[got->end], left = c->positions[2 * total + got->end];
-        assert_int_equal(got->rope_offset, behind - (int32_t)got->end);
+        assert_int_equal(got->mrope_delta, behind - (int32_t)got->end);
         assert_int_equal(behind, left);
     }
 }
@@ -151,7 +151,7 @@ static void run_case(const struct fixture *f, const struct golden_case *c, const
 static void test_prompts(void **state)
 {
     char names[64][64];
-    uint32_t n = golden_variants("qwen", names, 64), pictures = 0, chats = 0;
+    uint32_t n = golden_variants("qwen", names, 64), images = 0, chats = 0;
     (void)state;
     for (uint32_t i = 0; i < n; i++) {
         struct fixture f;
@@ -159,12 +159,12 @@ static void test_prompts(void **state)
         for (uint32_t k = 0; k < f.g.case_count; k++) {
             const json_t *about = json_array_get(json_object_get(f.about, "cases"), k);
             run_case(&f, &f.g.cases[k], about);
-            pictures += f.g.cases[k].image_count;
+            images += f.g.cases[k].image_count;
             chats += json_object_get(about, "messages") != NULL;
         }
         close_fixture(&f);
     }
-    assert_true(n >= 20 && pictures >= 40 && chats >= 25);
+    assert_true(n >= 20 && images >= 40 && chats >= 25);
 }
 
 int main(void)

@@ -6,7 +6,7 @@
 #include "engine/prompt/image_prep.h"
 #include "engine/model/model_desc.h"
 #include "engine/prompt/prompt_build.h"
-#include "server/media/picture.h"
+#include "server/media/image_parts.h"
 
 #include <setjmp.h>
 #include <sodium.h>
@@ -17,9 +17,9 @@
 
 #include <cmocka.h>
 
-enum { ROOM = 100000, PICTURES = 6 };
+enum { ROOM = 100000, IMAGES = 6 };
 
-/* What a checkpoint folder says about pictures, without its weights. */
+/* What a checkpoint folder says about images, without its weights. */
 struct fixture {
     struct hf_config *config;
     struct model_desc desc;
@@ -79,28 +79,28 @@ static uint8_t *read_file(const char *name, size_t *len)
     return b;
 }
 
-/* Pictures of one prompt. */
+/* Images of one prompt. */
 struct album {
-    struct image_prepared prepared[PICTURES];
-    struct picture_parts parts[PICTURES];
-    struct prompt_picture list[PICTURES];
+    struct image_prepared prepared[IMAGES];
+    struct image_parts parts[IMAGES];
+    struct prompt_image list[IMAGES];
     uint32_t count;
 };
 
 static void album_add(struct album *a, const struct fixture *f, bool video, uint8_t *bytes, size_t len)
 {
-    const struct picture_ask ask = {.video = video};
+    const struct image_ask ask = {.video = video};
     struct err err = {""};
     uint32_t i = a->count++;
-    assert_true(i < PICTURES);
-    if (picture_from_file(&f->m.image, f->m.family, &ask, bytes, len, &a->prepared[i], &a->parts[i], &err))
+    assert_true(i < IMAGES);
+    if (image_from_file(&f->m.image, f->m.family, &ask, bytes, len, &a->prepared[i], &a->parts[i], &err))
         fail_msg("%s", err.msg);
-    a->list[i] = (struct prompt_picture){.images = a->prepared[i].images,
-                                         .keys = (const uint8_t(*)[32])a->parts[i].keys,
-                                         .count = a->parts[i].count,
-                                         .video = video,
-                                         .grids = a->parts[i].grids,
-                                         .stamps = a->parts[i].stamps};
+    a->list[i] = (struct prompt_image){.images = a->prepared[i].images,
+                                       .keys = (const uint8_t(*)[32])a->parts[i].keys,
+                                       .count = a->parts[i].count,
+                                       .video = video,
+                                       .grids = a->parts[i].grids,
+                                       .stamps = a->parts[i].stamps};
     free(bytes);
 }
 
@@ -108,7 +108,7 @@ static void album_free(struct album *a)
 {
     for (uint32_t i = 0; i < a->count; i++) {
         image_prepared_free(&a->prepared[i]);
-        picture_parts_free(&a->parts[i]);
+        image_parts_free(&a->parts[i]);
     }
     *a = (struct album){0};
 }
@@ -120,7 +120,7 @@ static uint32_t number(const struct json_doc *d, uint32_t node)
     return (uint32_t)v;
 }
 
-/* Pictures and videos in the order of their placeholders in the text. */
+/* Images and videos in the order of their placeholders in the text. */
 static void album_of(struct album *a, const struct fixture *f, const struct json_doc *d, uint32_t row,
                      const char *text)
 {
@@ -149,7 +149,7 @@ static void check_grids(const struct fixture *f, const struct album *a, const st
              seconds = json_get(d, row, "seconds"), seen[2] = {0, 0};
     uint32_t m = f->m.image.config.merge;
     for (uint32_t k = 0; k < a->count; k++) {
-        const struct prompt_picture *p = &a->list[k];
+        const struct prompt_image *p = &a->list[k];
         uint32_t n = seen[p->video]++, grid = json_at(d, p->video ? videos : images, n);
         const struct prompt_grid *g = &p->grids[0];
         assert_int_equal(g->t * p->count, number(d, json_at(d, grid, 0)));
@@ -213,7 +213,7 @@ static void test_golden(void **state)
         uint32_t node = json_get_live(&d, row, "delta");
         if (node != JSON_NONE) {
             assert_true(json_int(&d, node, &delta));
-            assert_int_equal(p.spans[p.span_count - 1].rope_offset, delta);
+            assert_int_equal(p.spans[p.span_count - 1].mrope_delta, delta);
             deltas++;
         }
         prompt_free(&p);
@@ -232,13 +232,13 @@ static void test_golden(void **state)
     }
 static const uint8_t key[1][32] = {{1}};
 
-/* A picture that was not decoded, of a given grid. */
-static struct prompt_picture known(const struct prompt_grid *grid, bool video)
+/* An image that was not decoded, of a given grid. */
+static struct prompt_image known(const struct prompt_grid *grid, bool video)
 {
-    return (struct prompt_picture){.keys = key, .count = 1, .grids = grid, .video = video};
+    return (struct prompt_image){.keys = key, .count = 1, .grids = grid, .video = video};
 }
 
-/* The table of specs qwen-vl 5.5, pictures at the edges of a prompt, and videos whose time runs faster or
+/* The table of specs qwen-vl 5.5, images at the edges of a prompt, and videos whose time runs faster or
  * slower than their tokens. */
 static void test_positions(void **state)
 {
@@ -271,7 +271,7 @@ static void test_positions(void **state)
         {"\n<|video_pad|>\n", {{4, 5, 2, 0.7}}, 1, {1}, true, {5 - 40}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct prompt_picture list[3];
+        struct prompt_image list[3];
         struct prompt p;
         struct err err = {""};
         for (uint32_t k = 0; k < cases[i].count; k++) list[k] = known(&cases[i].grids[k], cases[i].video);
@@ -284,8 +284,8 @@ static void test_positions(void **state)
         assert_int_equal(p.span_count, cases[i].count);
         for (uint32_t k = 0; k < p.span_count; k++) {
             assert_int_equal(p.spans[k].begin, cases[i].begin[k]);
-            if (p.spans[k].rope_offset != cases[i].offset[k])
-                fail_msg("case %zu, picture %u: offset %d, want %d", i, k, p.spans[k].rope_offset,
+            if (p.spans[k].mrope_delta != cases[i].offset[k])
+                fail_msg("case %zu, image %u: offset %d, want %d", i, k, p.spans[k].mrope_delta,
                          cases[i].offset[k]);
             assert_null(p.spans[k].pixels.rgb);
         }
@@ -294,7 +294,7 @@ static void test_positions(void **state)
     close_fixture(&f);
 }
 
-static void expect(const struct fixture *f, const struct tok_run *runs, size_t n, struct prompt_picture *list,
+static void expect(const struct fixture *f, const struct tok_run *runs, size_t n, struct prompt_image *list,
                    uint32_t count, uint32_t room, enum status want, const char *what)
 {
     struct prompt p;
@@ -314,7 +314,7 @@ static void test_refused(void **state)
                                     inexact = {1000, 1, 1, 16800},
                                     most = {1000, 1, 1, 16700}; /* 2^24 lies between */
     const double stamp = 0.5, late = 1e300;
-    struct prompt_picture one = known(&small, false), clip = known(&small, true), bad;
+    struct prompt_image one = known(&small, false), clip = known(&small, true), bad;
     const struct tok_run place[] = {RUN("x<|image_pad|>y", TOK_CONTROL_ALL)},
                          film[] = {RUN("x<|vision_start|><|video_pad|><|vision_end|>y", TOK_CONTROL_ALL)},
                          typed[] = {RUN("x", TOK_CONTROL_ALL),
@@ -326,7 +326,7 @@ static void test_refused(void **state)
     expect(&f, typed, 2, &one, 1, ROOM, ST_INVALID, "0 image placeholders");
     expect(&f, film, 1, &one, 1, ROOM, ST_INVALID, "0 image placeholders");
     expect(&f, film, 1, NULL, 0, ROOM, ST_INVALID, "1 video placeholder");
-    struct prompt_picture pair[2] = {one, clip};
+    struct prompt_image pair[2] = {one, clip};
     expect(&f, both, 1, pair, 2, ROOM, ST_INVALID, "order");
     expect(&f, place, 1, &one, 1, 3, ST_TOO_LARGE, "limit of 3 tokens");
     expect(&f, place, 1, &one, 1, 5, ST_TOO_LARGE, "");
@@ -345,7 +345,7 @@ static void test_refused(void **state)
     bad = known(&most, true);
     const struct tok_run two[] = {
         RUN("<|vision_start|><|video_pad|><|vision_end|><|video_pad|>", TOK_CONTROL_ALL)};
-    struct prompt_picture twice[2] = {bad, bad};
+    struct prompt_image twice[2] = {bad, bad};
     expect(&f, two, 1, twice, 2, ROOM, ST_INVALID, "too long");
     bad = known(&odd, true);
     expect(&f, film, 1, &bad, 1, ROOM, ST_INVALID, "too long");
@@ -354,15 +354,16 @@ static void test_refused(void **state)
     struct err err = {""};
     assert_int_equal(prompt_build(&f.m, f.t, typed, 2, false, NULL, 0, ROOM, &p, &err), ST_OK);
     for (uint32_t i = 0; i < p.token_count; i++)
-        assert_true(p.tokens[i] != f.m.image.soft_id && p.tokens[i] != f.m.image.video_soft_id);
+        assert_true(p.tokens[i] != f.m.image.placeholder_id && p.tokens[i] != f.m.image.video_placeholder_id);
     prompt_free(&p);
     bad = known(&most, true);
     assert_int_equal(prompt_build(&f.m, f.t, film, 1, false, &bad, 1, ROOM, &p, &err), ST_OK);
-    assert_int_equal(p.spans[0].rope_offset, 999 * 16700 + 1 - 1000);
+    assert_int_equal(p.spans[0].mrope_delta, 999 * 16700 + 1 - 1000);
     prompt_free(&p);
-    const uint32_t soft[] = {f.m.image.soft_id}, soft_video[] = {f.m.image.video_soft_id};
-    assert_int_equal(prompt_from_ids(&f.m, soft, 1, ROOM, &p, &err), ST_INVALID);
-    assert_int_equal(prompt_from_ids(&f.m, soft_video, 1, ROOM, &p, &err), ST_INVALID);
+    const uint32_t placeholder[] = {f.m.image.placeholder_id},
+                   placeholder_video[] = {f.m.image.video_placeholder_id};
+    assert_int_equal(prompt_from_ids(&f.m, placeholder, 1, ROOM, &p, &err), ST_INVALID);
+    assert_int_equal(prompt_from_ids(&f.m, placeholder_video, 1, ROOM, &p, &err), ST_INVALID);
     struct model_info plain = f.m;
     plain.image.video_marker = NULL;
     struct fixture without = f;
@@ -377,14 +378,14 @@ static void test_refused(void **state)
     close_fixture(&f);
 }
 
-/* Where tokens came from, with pictures of several lengths. */
+/* Where tokens came from, with images of several lengths. */
 static void test_origins(void **state)
 {
     (void)state;
     struct fixture f;
     open_fixture(&f, "qwen3_vl_f32");
     static const struct prompt_grid a = {1, 2, 3, 0}, b = {1, 1, 2, 0};
-    struct prompt_picture list[] = {known(&a, false), known(&b, false)};
+    struct prompt_image list[] = {known(&a, false), known(&b, false)};
     const struct tok_run runs[] = {
         RUN("<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>", TOK_CONTROL_ALL),
         RUN("hello", TOK_CONTROL_NONE),
@@ -396,7 +397,7 @@ static void test_origins(void **state)
     size_t count = 0;
     assert_int_equal(prompt_build(&f.m, f.t, runs, 3, false, list, 2, ROOM, &p, &err), ST_OK);
     assert_int_equal(prompt_origins(&f.m, f.t, runs, tags, 3, list, 2, &p, &o, &count, &err), ST_OK);
-    const uint32_t want[] = {0, PROMPT_TAG_PICTURE, 0, 7, 0, PROMPT_TAG_PICTURE | 1, 0};
+    const uint32_t want[] = {0, PROMPT_TAG_IMAGE, 0, 7, 0, PROMPT_TAG_IMAGE | 1, 0};
     assert_int_equal(count, 7);
     for (size_t i = 0; i < count; i++) assert_int_equal(o[i].tag, want[i]);
     for (uint32_t k = 0; k < 2; k++) {

@@ -2,7 +2,7 @@
  * struct. */
 #include "server/http/fields.h"
 #include "server/generate/generate.h"
-#include "server/http/json_in.h"
+#include "server/http/json_parser.h"
 #include "tests/lib/backend_sets.h"
 
 #include <setjmp.h>
@@ -24,8 +24,8 @@ static json_t *parse(struct request *r, const char *text, size_t len)
     buf_fini(&r->http.body);
     assert_int_equal(st == ST_OK, root != NULL);
     if (!root) {
-        assert_int_equal(r->answer.error.http, 400);
-        assert_string_equal(r->answer.error.code, "invalid_json");
+        assert_int_equal(r->response.error.http, 400);
+        assert_string_equal(r->response.error.code, "invalid_json");
     }
     return root;
 }
@@ -130,7 +130,7 @@ static void test_large_numbers(void **state)
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         struct request r;
         json_t *root = parse(&r, table[i].in, strlen(table[i].in));
-        if (!root) fail_msg("%s: %s", table[i].in, r.answer.error.message);
+        if (!root) fail_msg("%s: %s", table[i].in, r.response.error.message);
         json_t *a = json_object_get(root, "a");
         assert_int_equal(json_is_integer(a), table[i].integer);
         if (!table[i].integer)
@@ -171,7 +171,7 @@ static void test_large_numbers(void **state)
     for (size_t i = 0; i < count; i++, at += 20) memcpy(list + at, "9223372036854775808,", 20);
     memcpy(list + at - 1, "]}", 2);
     assert_null(parse(&many, list, at + 1));
-    assert_non_null(strstr(many.answer.error.message, "too many values"));
+    assert_non_null(strstr(many.response.error.message, "too many values"));
     free(list);
     struct request r;
     char digits[420] = "{\"a\":";
@@ -330,7 +330,7 @@ static void test_fields(void **state)
     assert_int_equal(field_num(&e, root, "h", 0, 10, &d, NULL), ST_OK);
     assert_true(d > 5.4 && d < 5.6);
     assert_int_equal(field_num(&e, root, "s", 0, 10, &d, NULL), ST_INVALID);
-    assert_string_equal(e.param, "i"); /* the first fault stays */
+    assert_string_equal(e.param, "i"); /* the first error stays */
     json_decref(root);
 }
 

@@ -33,10 +33,11 @@ static int setup(void **state)
                                        .marker = "<start_of_image>",
                                        .prefix = "\n\n<start_of_image>",
                                        .suffix = "<end_of_image>\n\n",
-                                       .soft = "<image_soft_token>",
+                                       .placeholder = "<image_soft_token>",
                                        .tokens = SOFT,
-                                       .rule = SPAN_WITHIN}};
-    return tok_id_of(tok, mi.image.soft, strlen(mi.image.soft), &mi.image.soft_id) ? 0 : -1;
+                                       .rule = SPAN_BIDIRECTIONAL}};
+    return tok_id_of(tok, mi.image.placeholder, strlen(mi.image.placeholder), &mi.image.placeholder_id) ? 0
+                                                                                                        : -1;
 }
 
 static int teardown(void **state)
@@ -47,7 +48,7 @@ static int teardown(void **state)
     return 0;
 }
 
-/* A conversation as far as a prompt and the places of its tokens. A picture's key is made of its URL; "crops"
+/* A conversation as far as a prompt and the places of its tokens. An image's key is made of its URL; "crops"
  * in the URL gives it two crops. */
 struct talk {
     json_t *original;
@@ -76,23 +77,22 @@ static void talk_open(struct talk *t, const char *json, bool open_turn)
                                   .trace = true};
     if (template_render(tmpl, &rq, &t->rendered, &err)) fail_msg("%s: %s", json, err.msg);
     uint8_t keys[8][3][32] = {{{0}}};
-    struct prompt_picture pictures[8];
+    struct prompt_image images[8];
     for (size_t i = 0; i < t->messages.image_count; i++) {
         const char *url = t->messages.images[i].url;
         for (uint32_t k = 0; k < 3; k++) {
             strncpy((char *)keys[i][k], url, 30);
             keys[i][k][31] = (uint8_t)(k + 1);
         }
-        pictures[i] = (struct prompt_picture){.keys = (const uint8_t(*)[32])keys[i],
-                                              .count = strstr(url, "crops") ? 3 : 1};
+        images[i] = (struct prompt_image){.keys = (const uint8_t(*)[32])keys[i],
+                                          .count = strstr(url, "crops") ? 3 : 1};
     }
     uint32_t count = (uint32_t)t->messages.image_count;
-    if (prompt_build(&mi, tok, t->rendered.runs, t->rendered.run_count, false, pictures, count, 1u << 20,
+    if (prompt_build(&mi, tok, t->rendered.runs, t->rendered.run_count, false, images, count, 1u << 20,
                      &t->prompt, &err))
         fail_msg("%s: %s", json, err.msg);
     for (uint32_t i = 0; i < t->prompt.span_count; i++) assert_null(t->prompt.spans[i].pixels.rgb);
-    if (cache_places_build(&mi, tok, &t->rendered, &t->messages, pictures, count, &t->prompt, &t->places,
-                           &err))
+    if (cache_places_build(&mi, tok, &t->rendered, &t->messages, images, count, &t->prompt, &t->places, &err))
         fail_msg("%s: %s", json, err.msg);
 }
 
@@ -130,7 +130,7 @@ static const char *show(struct talk *t, uint32_t token)
     return show_place(t, cache_place_at(&t->places, token));
 }
 
-/* First token in which b differs from a; a picture's tokens by its key. */
+/* First token in which b differs from a; an image's tokens by its key. */
 static uint32_t parting(const struct talk *a, const struct talk *b)
 {
     uint32_t n = 0, k = 0;
@@ -168,7 +168,7 @@ static void test_parting(void **state)
          "[" MSG("user", "[" TXT("red") "," IMG("a") "," TXT("how") "]") "]", "text 0.2 user"},
         {"[" MSG("user", "[" TXT("red") "," IMG("a") "," TXT("what") "]") "]",
          "[" MSG("user", "[" TXT("blue") "," IMG("a") "," TXT("what") "]") "]", "text 0.0 user"},
-        /* a picture swapped in message 0 and in message 2, and one with crops */
+        /* an image swapped in message 0 and in message 2, and one with crops */
         {"[" MSG("user", "[" TXT("red") "," IMG("a") "," TXT("what") "]") "]",
          "[" MSG("user", "[" TXT("red") "," IMG("b") "," TXT("what") "]") "]", "image 0.1 #0 user"},
         {"[" MSG("user", "[" IMG("a") "," TXT("what") "]") "," MSG("assistant", "\"yes\"") "," MSG(
@@ -180,7 +180,7 @@ static void test_parting(void **state)
          "[" MSG("user", "[" IMG("crops") "," TXT("what") "]") "]", "image 0.0 #0 user"},
         {"[" MSG("user", "[" IMG("crops") "," TXT("what") "]") "]",
          "[" MSG("user", "[" IMG("crops") "," TXT("how") "]") "]", "text 0.1 user"},
-        /* a picture where text stood, text where a picture stood */
+        /* an image where text stood, text where an image stood */
         {"[" MSG("user", "[" TXT("red") "," TXT("what") "]") "]",
          "[" MSG("user", "[" TXT("red") "," IMG("a") "," TXT("what") "]") "]", "image 0.1 #0 user"},
         {"[" MSG("user", "[" TXT("red") "," IMG("a") "," TXT("what") "]") "]",
@@ -270,7 +270,7 @@ static void test_spelling(void **state)
     }
 }
 
-/* Tokenizers that change the text: composition, a blank put in front. What comes after is placed right again.
+/* Tokenizers that change the text: composition, a space put in front. What comes after is placed right again.
  */
 static void test_changed_text(void **state)
 {
@@ -322,7 +322,7 @@ static void check_json(const struct sched_cache_info *info, uint32_t tokens, uin
 {
     struct buf b;
     buf_init(&b, 10000);
-    struct json_out o = {.buf = &b};
+    struct json_writer o = {.buf = &b};
     cache_info_write(&o, info, tokens, dropped, places);
     assert_int_equal(o.st, ST_OK);
     assert_string_equal(b.data, want);

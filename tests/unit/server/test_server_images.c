@@ -22,7 +22,7 @@ uint64_t fake_now(void);
 
 #include <cmocka.h>
 
-enum { ANSWERS = 8, PICTURES = 3 };
+enum { ANSWERS = 8, IMAGES = 3 };
 
 /* What the stand-ins were told. */
 static struct {
@@ -79,7 +79,7 @@ static void told_clear(void)
     memset(&told, 0, sizeof told);
 }
 
-/* A server with a request whose prompt has three pictures: two files that were seen before (the second with
+/* A server with a request whose prompt has three images: two files that were seen before (the second with
  * crops), and one that was decoded with the request. */
 struct world {
     struct server srv;
@@ -90,7 +90,7 @@ struct world {
     struct request r;
     struct gen g;
     struct gen_prompt prompt;
-    struct gen_picture pictures[PICTURES];
+    struct gen_image images[IMAGES];
     struct choice choice;
     struct image_prepared want[2];
 };
@@ -111,12 +111,12 @@ static uint8_t *bmp(uint32_t width, uint32_t height, uint8_t seed, size_t *len)
     return b;
 }
 
-static void prepare(const struct world *w, const struct gen_picture *p, struct image_prepared *out,
-                    struct picture_parts *parts)
+static void prepare(const struct world *w, const struct gen_image *p, struct image_prepared *out,
+                    struct image_parts *parts)
 {
     struct err err = {{0}};
     assert_int_equal(
-        picture_from_file(&w->info.image, w->info.family, &p->ask, p->bytes, p->len, out, parts, &err),
+        image_from_file(&w->info.image, w->info.family, &p->ask, p->bytes, p->len, out, parts, &err),
         IMAGE_OK);
 }
 
@@ -141,46 +141,43 @@ static void world_open(struct world *w)
     w->model.info = &w->info;
     w->srv.model = &w->model;
     w->srv.loop = &w->loop;
-    w->opt.picture_memory = 1u << 20;
+    w->opt.image_memory = 1u << 20;
     w->srv.opt = &w->opt;
-    w->srv.aliases = image_alias_create(8);
+    w->srv.image_hashes = image_hash_cache_create(8);
     w->r.srv = &w->srv;
     w->r.gen = &w->g;
-    w->g = (struct gen){.r = &w->r,
-                        .prompts = &w->prompt,
-                        .prompt_count = 1,
-                        .pictures = w->pictures,
-                        .picture_count = PICTURES};
+    w->g = (struct gen){
+        .r = &w->r, .prompts = &w->prompt, .prompt_count = 1, .images = w->images, .image_count = IMAGES};
     w->choice = (struct choice){.gen = &w->g, .prompt = &w->prompt};
     w->prompt.prompt.spans = calloc(16, sizeof *w->prompt.prompt.spans);
     uint32_t first = 0;
     for (uint32_t i = 0; i < 2; i++) {
-        struct gen_picture *p = &w->pictures[i];
+        struct gen_image *p = &w->images[i];
         p->bytes = bmp(i ? 40 : 12, i ? 10 : 12, (uint8_t)(i + 1), &p->len);
-        struct picture_parts parts;
+        struct image_parts parts;
         prepare(w, p, &w->want[i], &parts);
         p->first = first;
         p->count = w->want[i].count;
         for (uint32_t k = 0; k < p->count; k++)
             memcpy(w->prompt.prompt.spans[first + k].key, parts.keys[k], 32);
         first += p->count;
-        memset(p->alias, (int)i + 1, sizeof p->alias);
-        image_alias_put(w->srv.aliases, p->alias, &parts);
-        picture_parts_free(&parts);
+        memset(p->file_hash, (int)i + 1, sizeof p->file_hash);
+        image_hash_cache_put(w->srv.image_hashes, p->file_hash, &parts);
+        image_parts_free(&parts);
     }
     assert_true(w->want[0].count == 1 && w->want[1].count > 2); /* a whole, and a whole with crops */
-    w->pictures[2] = (struct gen_picture){.first = first, .count = 1};
+    w->images[2] = (struct gen_image){.first = first, .count = 1};
     w->prompt.prompt.span_count = first + 1;
 }
 
 static void world_close(struct world *w)
 {
     for (int i = 0; i < 2; i++) {
-        free(w->pictures[i].bytes);
+        free(w->images[i].bytes);
         image_prepared_free(&w->want[i]);
     }
     free(w->prompt.prompt.spans);
-    image_alias_destroy(w->srv.aliases);
+    image_hash_cache_destroy(w->srv.image_hashes);
     assert_int_equal(uv_loop_close(&w->loop.uv), 0);
     told_clear();
 }
@@ -197,15 +194,15 @@ static void run(struct world *w, uint32_t fetches)
     uv_run(&w->loop.uv, UV_RUN_DEFAULT);
     assert_int_equal(w->r.fetches, 0);
     assert_int_equal(told.released, fetches);
-    for (uint32_t i = 0; i < PICTURES; i++) assert_null(w->pictures[i].fetch);
+    for (uint32_t i = 0; i < IMAGES; i++) assert_null(w->images[i].fetch);
 }
 
-static void assert_supplied(const struct world *w, uint32_t answer, uint32_t slot, uint32_t picture,
+static void assert_supplied(const struct world *w, uint32_t response, uint32_t slot, uint32_t image,
                             uint32_t of_it)
 {
-    const struct image_u8 *got = &told.answers[answer].pixels, *expected = &w->want[picture].images[of_it];
-    assert_int_equal(told.answers[answer].slot, slot);
-    assert_int_equal(told.answers[answer].image, w->pictures[picture].first + of_it);
+    const struct image_u8 *got = &told.answers[response].pixels, *expected = &w->want[image].images[of_it];
+    assert_int_equal(told.answers[response].slot, slot);
+    assert_int_equal(told.answers[response].image, w->images[image].first + of_it);
     assert_non_null(got->rgb);
     assert_int_equal(got->width, expected->width);
     assert_int_equal(got->height, expected->height);
@@ -218,13 +215,13 @@ static void test_supply(void **state)
     (void)state;
     struct world w;
     world_open(&w);
-    assert_int_equal(gen_images_bytes(&w.g), w.pictures[0].len + w.pictures[1].len);
-    /* Two sequences want picture 0; one of them wants the whole and the last crop of picture 1: two decodes.
+    assert_int_equal(gen_images_bytes(&w.g), w.images[0].len + w.images[1].len);
+    /* Two sequences want image 0; one of them wants the whole and the last crop of image 1: two decodes.
      */
     want(&w, 1, 0);
     want(&w, 2, 0);
     want(&w, 1, 1);
-    want(&w, 1, w.pictures[1].count);
+    want(&w, 1, w.images[1].count);
     run(&w, 2);
     assert_int_equal(told.count, 4);
     assert_int_equal(told.decoded, 2);
@@ -233,7 +230,7 @@ static void test_supply(void **state)
     assert_supplied(&w, zero + 1, 2, 0, 0);
     assert_ptr_not_equal(told.answers[zero].pixels.rgb, told.answers[zero + 1].pixels.rgb);
     assert_supplied(&w, one, 1, 1, 0);
-    assert_supplied(&w, one + 1, 1, 1, w.pictures[1].count - 1);
+    assert_supplied(&w, one + 1, 1, 1, w.images[1].count - 1);
     /* Later again: the file is still there. */
     told_clear();
     want(&w, 3, 0);
@@ -246,17 +243,17 @@ static void test_refuse(void **state)
 {
     (void)state;
     struct world w;
-    struct image_alias_stats st;
+    struct image_hash_cache_stats st;
     world_open(&w);
-    want(&w, 1, w.pictures[2].first); /* decoded with the request: its pixels were never missing */
+    want(&w, 1, w.images[2].first); /* decoded with the request: its pixels were never missing */
     want(&w, 1, 99);
     run(&w, 0);
     assert_int_equal(told.count, 2);
     assert_null(told.answers[0].pixels.rgb);
     assert_null(told.answers[1].pixels.rgb);
     told_clear();
-    /* Another key than the prompt was built with: never the wrong picture; the alias goes. */
-    w.prompt.prompt.spans[w.pictures[1].first + 1].key[7] ^= 1;
+    /* Another key than the prompt was built with: never the wrong image; the alias goes. */
+    w.prompt.prompt.spans[w.images[1].first + 1].key[7] ^= 1;
     want(&w, 1, 1);
     want(&w, 2, 2);
     run(&w, 1);
@@ -265,17 +262,17 @@ static void test_refuse(void **state)
         assert_null(told.answers[i].pixels.rgb);
         assert_string_not_equal(told.answers[i].message, "");
     }
-    image_alias_stats(w.srv.aliases, &st);
+    image_hash_cache_stats(w.srv.image_hashes, &st);
     assert_int_equal(st.entries, 1);
     told_clear();
-    /* Fewer pictures than were counted. */
-    w.pictures[0].count = 2;
+    /* Fewer images than were counted. */
+    w.images[0].count = 2;
     want(&w, 1, 0);
     run(&w, 1);
     assert_null(told.answers[0].pixels.rgb);
-    w.pictures[0].count = 1;
+    w.images[0].count = 1;
     told_clear();
-    w.pictures[0].len = 60; /* cut off */
+    w.images[0].len = 60; /* cut off */
     want(&w, 1, 0);
     run(&w, 1);
     assert_null(told.answers[0].pixels.rgb);
@@ -314,9 +311,9 @@ static void test_video(void **state)
 {
     (void)state;
     struct world w;
-    struct picture_parts parts;
+    struct image_parts parts;
     world_open(&w);
-    struct gen_picture *p = &w.pictures[0];
+    struct gen_image *p = &w.images[0];
     const struct image_config qwen = {.dynamic = true,
                                       .filter = IMAGE_BICUBIC,
                                       .do_resize = true,
@@ -343,21 +340,21 @@ static void test_video(void **state)
     image_prepared_free(&w.want[0]);
     p->bytes = NULL;
     p->len = 0;
-    p->ask = (struct picture_ask){.video = true, .list = true};
+    p->ask = (struct image_ask){.video = true, .list = true};
     for (uint8_t i = 0; i < 5; i++) {
         const struct image_limits limits = IMAGE_LIMITS_DEFAULT;
         size_t len;
         uint8_t *frame = bmp(20, 12, i, &len);
-        assert_int_equal(picture_pack(&p->bytes, &p->len, frame, len, &limits, NULL), IMAGE_OK);
+        assert_int_equal(image_pack(&p->bytes, &p->len, frame, len, &limits, NULL), IMAGE_OK);
         free(frame);
     }
     prepare(&w, p, &w.want[0], &parts);
     assert_int_equal(parts.count, 3);
     p->count = 3;
-    w.pictures[1].first = 8; /* out of the way */
-    w.pictures[2].first = 15;
+    w.images[1].first = 8; /* out of the way */
+    w.images[2].first = 15;
     for (uint32_t k = 0; k < 3; k++) memcpy(w.prompt.prompt.spans[k].key, parts.keys[k], 32);
-    picture_parts_free(&parts);
+    image_parts_free(&parts);
     want(&w, 1, 0);
     run(&w, 1);
     assert_supplied(&w, 0, 1, 0, 0);
@@ -373,14 +370,14 @@ static void test_video(void **state)
     run(&w, 1);
     assert_supplied(&w, 0, 2, 0, 1);
     size_t part = image_u8_bytes(&w.want[0].images[0]);
-    assert_int_equal(w.srv.pixel_bytes, 2 * part); /* the other two count among the decoded pictures */
+    assert_int_equal(w.srv.pixel_bytes, 2 * part); /* the other two count among the decoded images */
     want(&w, 1, 2);
     want(&w, 1, 0);
     assert_int_equal(w.srv.pixel_bytes, 0);
     /* Where others leave no room, nothing is kept, and each is decoded again; who is alone has room. */
     for (int others = 0; others < 2; others++) {
         uint32_t decoded = 0;
-        w.opt.picture_memory = 1;
+        w.opt.image_memory = 1;
         w.srv.pixel_bytes += (size_t)others;
         for (uint32_t k = 0; k < 3; k++) {
             told_clear();

@@ -103,8 +103,8 @@ static void test_bad(void **state)
         {"--threads", "999", "--threads: 999 is outside 0..256"},
         {"--watchdog", "0", "watchdog"},
         {"--watchdog-exit", "never", "watchdog-exit"},
-        {"--picture-memory", "auto", "picture-memory"},
-        {"--answer-memory", "0", "answer-memory"},
+        {"--image-memory", "auto", "image-memory"},
+        {"--response-memory", "0", "response-memory"},
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         struct options o;

@@ -1,5 +1,5 @@
 /* JSON output, event framing and stop strings: pure text functions of server/. */
-#include "server/http/json_out.h"
+#include "server/http/json_writer.h"
 #include "server/http/stream.h"
 #include "server/generate/stop_match.h"
 
@@ -37,8 +37,8 @@ static void test_strings(void **state)
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         struct buf b;
         buf_init(&b, 1000);
-        struct json_out o = {.buf = &b};
-        jo_string(&o, table[i].in, table[i].len);
+        struct json_writer o = {.buf = &b};
+        jw_string(&o, table[i].in, table[i].len);
         assert_int_equal(o.st, ST_OK);
         assert_string_equal(b.data, table[i].want);
         buf_fini(&b);
@@ -61,19 +61,19 @@ static void test_numbers(void **state)
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         struct buf b;
         buf_init(&b, 100);
-        struct json_out o = {.buf = &b};
-        jo_float32(&o, table[i].in);
+        struct json_writer o = {.buf = &b};
+        jw_float32(&o, table[i].in);
         assert_true(strtof(b.data, NULL) == table[i].in);
         if (i != 6) assert_string_equal(b.data, table[i].want); /* 2^24 may also be written 1.6777216e+07 */
         buf_fini(&b);
     }
     struct buf b;
     buf_init(&b, 200);
-    struct json_out o = {.buf = &b};
-    jo_float32(&o, -1.0f / 0.0f);
+    struct json_writer o = {.buf = &b};
+    jw_float32(&o, -1.0f / 0.0f);
     assert_null(strstr(b.data, "inf"));
     b.len = 0;
-    jo_ids(&o, (const uint32_t[]){1, 4294967295u}, 2);
+    jw_ids(&o, (const uint32_t[]){1, 4294967295u}, 2);
     assert_string_equal(b.data, "[1,4294967295]");
     buf_fini(&b);
 }
@@ -83,10 +83,10 @@ static void test_ceiling(void **state)
     (void)state;
     struct buf b;
     buf_init(&b, 8);
-    struct json_out o = {.buf = &b};
-    jo_text(&o, "12345678");
+    struct json_writer o = {.buf = &b};
+    jw_text(&o, "12345678");
     assert_int_equal(o.st, ST_OK);
-    jo_text(&o, "9");
+    jw_text(&o, "9");
     assert_int_equal(o.st, ST_TOO_LARGE);
     buf_fini(&b);
 }

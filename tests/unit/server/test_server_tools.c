@@ -17,37 +17,37 @@
 
 #define MAX ((size_t)1 << 24)
 
-static const struct chat_output_rules tools = {.calls = TOOL_FORM_JSON},
-                                      one_tool = {.calls = TOOL_FORM_JSON, .single_call = true},
-                                      plain = {.calls = TOOL_FORM_NONE},
-                                      think = {.reasoning = REASONING_FIELD, .calls = TOOL_FORM_JSON},
+static const struct chat_output_rules tools = {.calls = TOOL_SYNTAX_JSON},
+                                      one_tool = {.calls = TOOL_SYNTAX_JSON, .single_call = true},
+                                      plain = {.calls = TOOL_SYNTAX_NONE},
+                                      think = {.reasoning = REASONING_FIELD, .calls = TOOL_SYNTAX_JSON},
                                       inside = {.reasoning = REASONING_FIELD,
                                                 .inside = true,
-                                                .calls = TOOL_FORM_JSON},
+                                                .calls = TOOL_SYNTAX_JSON},
                                       drop = {.reasoning = REASONING_DROP, .inside = true},
-                                      keep = {.reasoning = REASONING_CONTENT, .calls = TOOL_FORM_JSON},
+                                      keep = {.reasoning = REASONING_CONTENT, .calls = TOOL_SYNTAX_JSON},
                                       keep_inside = {.reasoning = REASONING_CONTENT,
                                                      .inside = true,
-                                                     .calls = TOOL_FORM_JSON};
+                                                     .calls = TOOL_SYNTAX_JSON};
 
 /* Calls with a tag for every parameter; .types is set by main. */
-static struct chat_output_rules xml = {.calls = TOOL_FORM_XML},
-                                one_xml = {.calls = TOOL_FORM_XML, .single_call = true},
-                                think_xml = {.reasoning = REASONING_FIELD, .calls = TOOL_FORM_XML};
+static struct chat_output_rules xml = {.calls = TOOL_SYNTAX_XML},
+                                one_xml = {.calls = TOOL_SYNTAX_XML, .single_call = true},
+                                think_xml = {.reasoning = REASONING_FIELD, .calls = TOOL_SYNTAX_XML};
 /* Calls of get_weather and f as plain JSON; .bare is set by main. */
-static struct chat_output_rules bare = {.calls = TOOL_FORM_JSON},
-                                one_bare = {.calls = TOOL_FORM_JSON, .single_call = true},
-                                bare_xml = {.calls = TOOL_FORM_XML},
-                                think_bare = {.reasoning = REASONING_FIELD, .calls = TOOL_FORM_JSON};
-static const struct chat_output_rules call = {.calls = TOOL_FORM_CALL},
-                                      one_call = {.calls = TOOL_FORM_CALL, .single_call = true},
+static struct chat_output_rules bare = {.calls = TOOL_SYNTAX_JSON},
+                                one_bare = {.calls = TOOL_SYNTAX_JSON, .single_call = true},
+                                bare_xml = {.calls = TOOL_SYNTAX_XML},
+                                think_bare = {.reasoning = REASONING_FIELD, .calls = TOOL_SYNTAX_JSON};
+static const struct chat_output_rules call = {.calls = TOOL_SYNTAX_CALL},
+                                      one_call = {.calls = TOOL_SYNTAX_CALL, .single_call = true},
                                       channel = {.reasoning = REASONING_FIELD,
-                                                 .form = REASONING_CHANNEL,
-                                                 .calls = TOOL_FORM_CALL},
+                                                 .syntax = REASONING_CHANNEL,
+                                                 .calls = TOOL_SYNTAX_CALL},
                                       channel_inside = {.reasoning = REASONING_FIELD,
-                                                        .form = REASONING_CHANNEL,
+                                                        .syntax = REASONING_CHANNEL,
                                                         .inside = true,
-                                                        .calls = TOOL_FORM_CALL};
+                                                        .calls = TOOL_SYNTAX_CALL};
 static const char *const schemas =
     "[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"$defs\":{\"color\":{\"enum\":["
     "\"red\",3]},\"loop\":{\"$ref\":"

@@ -194,23 +194,23 @@ static void capabilities(void **state)
          {.content_list = true,
           .system_role = true,
           .system_list = true,
-          .system_pictures = true,
+          .system_images = true,
           .tool_role = true}},
         {"qwen3-vl",
          {.content_list = true,
           .system_role = true,
           .system_list = true,
-          .system_pictures = true,
+          .system_images = true,
           .tools = true,
           .tool_calls = true,
           .tool_role = true,
-          .calls = TOOL_FORM_JSON}},
+          .calls = TOOL_SYNTAX_JSON}},
         {"qwen2.5",
          {.system_role = true,
           .tools = true,
           .tool_calls = true,
           .tool_role = true,
-          .calls = TOOL_FORM_JSON}},
+          .calls = TOOL_SYNTAX_JSON}},
         {"gemma4",
          {.content_list = true,
           .system_list = true,
@@ -219,7 +219,7 @@ static void capabilities(void **state)
           .tools = true,
           .tool_calls = true,
           .tool_role = true,
-          .calls = TOOL_FORM_CALL,
+          .calls = TOOL_SYNTAX_CALL,
           .think = true,
           .reasoning = REASONING_CHANNEL}},
         {"plain", {.system_role = false}},
@@ -228,21 +228,21 @@ static void capabilities(void **state)
          {.content_list = true,
           .system_role = true,
           .system_list = true,
-          .system_pictures = true,
+          .system_images = true,
           .tools = true,
           .tool_calls = true,
           .tool_role = true,
-          .calls = TOOL_FORM_JSON,
+          .calls = TOOL_SYNTAX_JSON,
           .think = true}},
         {"qwen3-thinking",
          {.content_list = true,
           .system_role = true,
           .system_list = true,
-          .system_pictures = true,
+          .system_images = true,
           .tools = true,
           .tool_calls = true,
           .tool_role = true,
-          .calls = TOOL_FORM_JSON,
+          .calls = TOOL_SYNTAX_JSON,
           .think = true}},
     };
     for (size_t i = 0; i < sizeof t / sizeof *t; i++) {
@@ -254,10 +254,10 @@ static void capabilities(void **state)
             c->tool_role != w->tool_role || c->calls != w->calls || c->think != w->think ||
             c->reasoning != w->reasoning || c->tool_responses != w->tool_responses ||
             c->uses_time != w->uses_time || c->system_list != w->system_list ||
-            c->system_pictures != w->system_pictures)
-            fail_msg("%s: list %d system %d (list %d pictures %d) developer %d tools %d calls %d text %d "
+            c->system_images != w->system_images)
+            fail_msg("%s: list %d system %d (list %d images %d) developer %d tools %d calls %d text %d "
                      "tool %d responses %d form %d think %d time %d",
-                     t[i].name, c->content_list, c->system_role, c->system_list, c->system_pictures,
+                     t[i].name, c->content_list, c->system_role, c->system_list, c->system_images,
                      c->developer_role, c->tools, c->tool_calls, c->arguments_as_text, c->tool_role,
                      c->tool_responses, c->calls, c->think, c->uses_time);
         template_free(tpl);
@@ -417,7 +417,7 @@ static void refusals_name_the_message(void **state)
         const char *messages, *want;
     } bad[] = {
         {"[" SYS(TEXT("S") ",{\"type\":\"image\"}") "," ASK "]",
-         "messages[0]: this model's chat template has no place for pictures in a system message: put them "
+         "messages[0]: this model's chat template has no place for images in a system message: put them "
          "into a user message"},
         {"[" SYS(TEXT("S")) "," ASK "," ASK "]", "messages[2] (role 'user' after 'user'): The roles of a "
                                                  "conversation must alternate: user, assistant, user, ..."},
@@ -441,7 +441,7 @@ static void refusals_name_the_message(void **state)
     expect_runs(t, "[" SYS(TEXT("S") ",{\"type\":\"image\"}," TEXT("T")) "]", NULL,
                 "*<|im_start|>|-system|*\n|-S|*<|vision_start|><|image_pad|><|vision_end|>|-T|*<|im_end|>\n");
     template_free(t);
-    /* The innermost loop counts, and a fault behind the loops is nobody's. */
+    /* The innermost loop counts, and an error behind the loops is nobody's. */
     t = from_text("{% for m in messages %}{% for k in messages[::-1] %}{{ raise_exception('no') if m.content "
                   "== k.content + 'b' }}"
                   "{% endfor %}{% endfor %}{{ messages[0].content.x.y }}");

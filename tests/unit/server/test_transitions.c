@@ -53,7 +53,7 @@ static void stream_at_once(void)
 }
 static void answer_a_stream(void)
 {
-    request_to(&request, RQ_ANSWER);
+    request_to(&request, RQ_RESPONSE);
 }
 
 static void test_requests(void **state)
@@ -64,7 +64,7 @@ static void test_requests(void **state)
     request_to(&request, RQ_WORKING);
     request_to(&request, RQ_RUNNING);
     request_to(&request, RQ_STREAM);
-    dies(answer_a_stream, "request req-7 can't go from RQ_STREAM to RQ_ANSWER");
+    dies(answer_a_stream, "request req-7 can't go from RQ_STREAM to RQ_RESPONSE");
 }
 
 static void run_from_inbox(void)
@@ -130,11 +130,11 @@ static void acquire(void)
 
 static void test_blocks(void **state)
 {
-    struct engine_caps caps = {.group_count = 2, .block_tokens = 16, .unit_bytes = 64, .arena_units = 640};
+    struct engine_caps caps = {.group_count = 2, .block_tokens = 16, .grain_bytes = 64, .arena_grains = 640};
     struct err err;
     (void)state;
-    caps.groups[0] = (struct engine_kv_group){.layers = 1, .block_units = 1};
-    caps.groups[1] = (struct engine_kv_group){.layers = 5, .block_units = 5};
+    caps.groups[0] = (struct engine_kv_group){.layers = 1, .block_grains = 1};
+    caps.groups[1] = (struct engine_kv_group){.layers = 5, .block_grains = 5};
     assert_int_equal(kvb_create(&caps, &blocks, &err), ST_OK);
     uint32_t first = kvb_allocate(blocks, 0), other;
     unit = kvb_allocate(blocks, 0);

@@ -1,9 +1,9 @@
 /* Videos and the sizes that requests ask for: frames of animations against Pillow
- * (tests/golden/images/qwen_videos.json, made by scripts/reference/make_qwen_images.py), lists of pictures,
+ * (tests/golden/images/qwen_videos.json, made by scripts/reference/make_qwen_images.py), lists of images,
  * limits, broken files, video parts of messages, mm_processor_kwargs and detail, and that all of it is part
  * of the content key. */
 #include "server/chat/messages.h"
-#include "server/generate/pictures.h"
+#include "server/generate/chat_images.h"
 #include "server/media/video.h"
 #include "server/chat/template.h"
 
@@ -30,7 +30,7 @@ static const struct image_config raw = {.dynamic = true,
                                         .video_fps = 2,
                                         .video_frames_min = 1000,
                                         .video_frames_max = 1000};
-/* Small pictures of 8 x 8 pixels a token. */
+/* Small images of 8 x 8 pixels a token. */
 static const struct model_image_rule rule = {.present = true,
                                              .grid = true,
                                              .video_marker = "v",
@@ -89,8 +89,8 @@ static void test_animations(void **state)
         snprintf(name, sizeof name, "videos/%s", json_string_value(json_object_get(row, "file")));
         uint8_t *bytes = read_file(name, &len);
         uint64_t frames = number(row, "frames"), ms = number(row, "milliseconds");
-        enum image_fault fault = video_in_frames(&raw, bytes, len, false, 0, &limits, &v, &err);
-        if (fault) fail_msg("%s: %s", name, err.msg);
+        enum image_error error = video_in_frames(&raw, bytes, len, false, 0, &limits, &v, &err);
+        if (error) fail_msg("%s: %s", name, err.msg);
         assert_int_equal(v.pixels.frames, frames);
         assert_int_equal(v.pixels.width, number(row, "width"));
         assert_int_equal(v.pixels.height, number(row, "height"));
@@ -126,7 +126,7 @@ static void add_bmp(uint8_t **list, size_t *len, uint32_t width, uint32_t height
 {
     uint8_t *b;
     size_t n = bmp(width, height, color, &b);
-    assert_int_equal(picture_pack(list, len, b, n, &limits, NULL), IMAGE_OK);
+    assert_int_equal(image_pack(list, len, b, n, &limits, NULL), IMAGE_OK);
     free(b);
 }
 
@@ -138,16 +138,16 @@ static int stamp(char out[MODEL_STAMP_BYTES], double seconds)
 static void test_lists(void **state)
 {
     (void)state;
-    const struct picture_ask ask = {.video = true, .list = true, .fps = 4};
+    const struct image_ask ask = {.video = true, .list = true, .fps = 4};
     struct model_image_rule stamps = rule;
     struct image_prepared p;
-    struct picture_parts parts;
+    struct image_parts parts;
     struct err err = {""};
     uint8_t *list = NULL;
     size_t len = 0;
     for (uint8_t i = 0; i < 5; i++) add_bmp(&list, &len, 20, 12, (uint8_t)(10 * i));
-    /* One picture of three groups of frames, the last frame twice. */
-    assert_int_equal(picture_from_file(&rule, "qwen2_5_vl", &ask, list, len, &p, &parts, &err), IMAGE_OK);
+    /* One image of three groups of frames, the last frame twice. */
+    assert_int_equal(image_from_file(&rule, "qwen2_5_vl", &ask, list, len, &p, &parts, &err), IMAGE_OK);
     assert_int_equal(p.count, 1);
     assert_true(p.images[0].frames == 6 && p.images[0].width == 16 && p.images[0].height == 16);
     size_t each = (size_t)p.images[0].width * p.images[0].height * 3;
@@ -157,27 +157,27 @@ static void test_lists(void **state)
     uint8_t key[32];
     memcpy(key, parts.keys[0], 32);
     image_prepared_free(&p);
-    picture_parts_free(&parts);
+    image_parts_free(&parts);
     /* Its speed is part of the key, because positions follow from it. */
-    const struct picture_ask slower = {.video = true, .list = true};
-    assert_int_equal(picture_from_file(&rule, "qwen2_5_vl", &slower, list, len, &p, &parts, &err), IMAGE_OK);
+    const struct image_ask slower = {.video = true, .list = true};
+    assert_int_equal(image_from_file(&rule, "qwen2_5_vl", &slower, list, len, &p, &parts, &err), IMAGE_OK);
     assert_true(parts.grids[0].seconds == 2.0);
     assert_memory_not_equal(parts.keys[0], key, 32);
     image_prepared_free(&p);
-    picture_parts_free(&parts);
+    image_parts_free(&parts);
     /* Group 6 of 2.4 frames per second and 25 positions per second is at 125 - 2^-17: 125 where only the
      * product is rounded. */
     struct model_image_rule fine = rule;
     fine.tokens_per_second = 25;
-    const struct picture_ask uneven = {.video = true, .list = true, .fps = 2.4};
-    assert_int_equal(picture_from_file(&fine, "qwen2_5_vl", &uneven, list, len, &p, &parts, &err), IMAGE_OK);
+    const struct image_ask uneven = {.video = true, .list = true, .fps = 2.4};
+    assert_int_equal(image_from_file(&fine, "qwen2_5_vl", &uneven, list, len, &p, &parts, &err), IMAGE_OK);
     assert_int_equal(prompt_grid_time(&parts.grids[0], 6), 124);
     image_prepared_free(&p);
-    picture_parts_free(&parts);
-    /* With timestamps: three pictures of two frames each. */
+    image_parts_free(&parts);
+    /* With timestamps: three images of two frames each. */
     stamps.video_stamp = stamp;
     stamps.config.video_volume = true;
-    assert_int_equal(picture_from_file(&stamps, "qwen3_vl", &ask, list, len, &p, &parts, &err), IMAGE_OK);
+    assert_int_equal(image_from_file(&stamps, "qwen3_vl", &ask, list, len, &p, &parts, &err), IMAGE_OK);
     assert_true(p.count == 3 && parts.count == 3);
     static const double when[] = {0.125, 0.625, 1.0};
     for (uint32_t i = 0; i < 3; i++) {
@@ -187,11 +187,11 @@ static void test_lists(void **state)
     }
     assert_memory_not_equal(parts.keys[0], parts.keys[1], 32);
     image_prepared_free(&p);
-    picture_parts_free(&parts);
+    image_parts_free(&parts);
     /* Frames of two sizes; too many; a cut list; none. */
     const struct {
         uint32_t more, width;
-        enum image_fault want;
+        enum image_error want;
         const char *what;
     } bad[] = {{1, 21, IMAGE_BAD_SHAPE, "one size"},
                {12, 20, IMAGE_BAD_SHAPE, "at most 16"},
@@ -201,18 +201,17 @@ static void test_lists(void **state)
         size_t n = len;
         memcpy(copy, list, len);
         for (uint32_t k = 0; k < bad[i].more; k++) add_bmp(&copy, &n, bad[i].width, 12, 1);
-        assert_int_equal(picture_from_file(&rule, "qwen2_5_vl", &ask, copy, n, &p, &parts, &err),
-                         bad[i].want);
+        assert_int_equal(image_from_file(&rule, "qwen2_5_vl", &ask, copy, n, &p, &parts, &err), bad[i].want);
         assert_non_null(strstr(err.msg, bad[i].what));
         free(copy);
     }
     for (size_t n = 0; n < len; n += 13)
-        assert_int_not_equal(picture_from_file(&rule, "q", &ask, list, n, &p, &parts, &err),
-                             n % (len / 5) ? IMAGE_OK : (enum image_fault) - 1);
+        assert_int_not_equal(image_from_file(&rule, "q", &ask, list, n, &p, &parts, &err),
+                             n % (len / 5) ? IMAGE_OK : (enum image_error) - 1);
     struct image_limits tight = limits;
     tight.encoded_bytes_max = len + 3;
     size_t had = len;
-    assert_int_equal(picture_pack(&list, &len, list, 0, &tight, &err), IMAGE_TOO_MANY_BYTES);
+    assert_int_equal(image_pack(&list, &len, list, 0, &tight, &err), IMAGE_TOO_MANY_BYTES);
     assert_int_equal(len, had);
     free(list);
 }
@@ -264,7 +263,7 @@ static void test_limits(void **state)
     assert_int_equal(video_in_frames(&rule.config, mp4, 0, true, 0, &limits, &v, &err), IMAGE_EMPTY);
 }
 
-/* Cut and damaged files: any answer, no fault. The sanitizers' builds look closer. */
+/* Cut and damaged files: any answer, no crash. The sanitizers' builds look closer. */
 static void test_damaged(void **state)
 {
     (void)state;
@@ -285,10 +284,10 @@ static void test_damaged(void **state)
                 size_t near = (seed >> 20) % 3 ? 200 : len; /* headers more often */
                 b[(seed >> 33) % (near < len ? near : len)] = (uint8_t)(seed >> 8);
             }
-            enum image_fault fault = video_in_frames(&rule.config, b, n, false, 0, &limits, &v, &err);
-            if (!fault) video_frames_free(&v);
-            fine += !fault;
-            bad += fault != IMAGE_OK;
+            enum image_error error = video_in_frames(&rule.config, b, n, false, 0, &limits, &v, &err);
+            if (!error) video_frames_free(&v);
+            fine += !error;
+            bad += error != IMAGE_OK;
         }
         assert_true(bad > 90 && fine + bad == 400);
         free(b);
@@ -368,12 +367,13 @@ static void test_kwargs(void **state)
         assert_non_null(root);
         enum status st = gen_parse_image_bounds(&d->g, root);
         if (cases[i].code) {
-            if (!st || d->r.answer.error.http != 400 || strcmp(d->r.answer.error.code, cases[i].code) != 0 ||
-                strcmp(d->r.answer.error.param, cases[i].param) != 0)
-                fail_msg("%s: %d %s, %s", cases[i].json, (int)st, st ? d->r.answer.error.code : "",
-                         st ? d->r.answer.error.param : "");
+            if (!st || d->r.response.error.http != 400 ||
+                strcmp(d->r.response.error.code, cases[i].code) != 0 ||
+                strcmp(d->r.response.error.param, cases[i].param) != 0)
+                fail_msg("%s: %d %s, %s", cases[i].json, (int)st, st ? d->r.response.error.code : "",
+                         st ? d->r.response.error.param : "");
         } else {
-            if (st) fail_msg("%s: %s", cases[i].json, d->r.answer.error.message);
+            if (st) fail_msg("%s: %s", cases[i].json, d->r.response.error.message);
             assert_true(d->g.p.image_bounds.area_min == cases[i].min &&
                         d->g.p.image_bounds.area_max == cases[i].max);
         }
@@ -390,29 +390,29 @@ static void test_detail(void **state)
     uint8_t *file, keys[5][32];
     size_t len = bmp(640, 480, 77, &file);
     const struct image_bounds bounds[] = {
-        none, picture_bounds(&rule.config, &none, true), picture_bounds(&rule.config, &little, true),
-        picture_bounds(&rule.config, &much, true), picture_bounds(&rule.config, &little, false)};
+        none, image_bounds_of(&rule.config, &none, true), image_bounds_of(&rule.config, &little, true),
+        image_bounds_of(&rule.config, &much, true), image_bounds_of(&rule.config, &little, false)};
     assert_true(bounds[1].area_max == 256 * 64 && bounds[2].area_max == 6400 &&
                 bounds[3].area_max == 256 * 64);
     for (int i = 0; i < 5; i++) {
-        const struct picture_ask ask = {.bounds = bounds[i]};
+        const struct image_ask ask = {.bounds = bounds[i]};
         struct image_prepared p;
-        struct picture_parts parts;
+        struct image_parts parts;
         struct err err;
-        assert_int_equal(picture_from_file(&rule, "qwen2_vl", &ask, file, len, &p, &parts, &err), IMAGE_OK);
+        assert_int_equal(image_from_file(&rule, "qwen2_vl", &ask, file, len, &p, &parts, &err), IMAGE_OK);
         uint32_t tokens = parts.grids[0].h * parts.grids[0].w;
         assert_int_equal(tokens * 64, p.images[0].width * p.images[0].height);
         assert_true(i == 0 ? tokens == 80 * 60 : tokens <= 256 && tokens > 60);
         memcpy(keys[i], parts.keys[0], 32);
         image_prepared_free(&p);
-        picture_parts_free(&parts);
+        image_parts_free(&parts);
     }
     assert_memory_not_equal(keys[0], keys[1], 32);
     assert_memory_not_equal(keys[1], keys[2], 32);
     assert_memory_equal(keys[1], keys[3], 32); /* the same size, however it was asked for */
     assert_memory_equal(keys[2], keys[4], 32);
     const struct image_config fixed = {.width = 8, .height = 8};
-    assert_int_equal(picture_bounds(&fixed, &little, true).area_max, 0);
+    assert_int_equal(image_bounds_of(&fixed, &little, true).area_max, 0);
     free(file);
 }
 

@@ -69,7 +69,7 @@ static void expand(struct text *t, const json_t *v, int time)
     for (json_int_t k = 0; k < times; k++) expand(t, json_object_get(v, "of"), (int)k);
 }
 
-static enum status compile(const char *kind, const json_t *value, struct grammar **g, struct grammar_fault *f)
+static enum status compile(const char *kind, const json_t *value, struct grammar **g, struct grammar_error *f)
 {
     struct text t = {.s = malloc(TEXT_MAX)};
     struct grammar_json_options opt = {.any_whitespace = true, .any_order = true};
@@ -133,26 +133,26 @@ struct count {
 /* The masks along a random answer, which prefers what does not end it. */
 static void walk(struct grammar *g, const struct grammar_vocab *v, struct count *c)
 {
-    uint32_t answer[MASKS], bits[TOKENS / 32 + 1], n = 0, some[TOKENS];
+    uint32_t response[MASKS], bits[TOKENS / 32 + 1], n = 0, some[TOKENS];
     struct matcher *m;
     assert_int_equal(matcher_create(g, v, &m), ST_OK);
     size_t work = rx_pool_work(g->pool);
     for (; n < MASKS; n++) {
         double begin = cpu_ms();
-        enum mask_state st = matcher_prepare(m, answer, n);
+        enum mask_state st = matcher_prepare(m, response, n);
         double took = cpu_ms() - begin;
         c->all_ms += took;
         if (took > c->mask_ms) c->mask_ms = took;
         if (grammar_bytes(g) > c->bytes) c->bytes = grammar_bytes(g);
         c->why = matcher_failure(m);
         if (st != MASK_READY) break;
-        matcher_mask(m, answer, n, bits, TOKENS / 32 + 1);
+        matcher_mask(m, response, n, bits, TOKENS / 32 + 1);
         uint32_t found = 0;
         for (uint32_t i = 1; i < TOKENS; i++)
             if (bits[i >> 5] >> (i & 31) & 1) some[found++] = i;
         if (!found) break; /* the end */
-        answer[n] = some[dice(found)];
-        for (int k = 0; k < 8 && answer[n] < 26 + 32; k++) answer[n] = some[dice(found)];
+        response[n] = some[dice(found)];
+        for (int k = 0; k < 8 && response[n] < 26 + 32; k++) response[n] = some[dice(found)];
     }
     c->work = rx_pool_work(g->pool) - work;
     matcher_free(m);
@@ -189,17 +189,17 @@ static void test_costs(void **state)
     {
         const char *kind = json_string_value(json_object_get(one, "kind"));
         struct grammar *g = NULL;
-        struct grammar_fault fault = {{0}, {0}};
+        struct grammar_error error = {{0}, {0}};
         struct count c = {0};
         if (i % every) continue;
         char *text = json_dumps(one, JSON_COMPACT);
         double begin = cpu_ms();
-        enum status st = compile(kind, json_object_get(one, "value"), &g, &fault);
+        enum status st = compile(kind, json_object_get(one, "value"), &g, &error);
         c.compile_ms = cpu_ms() - begin;
         if (st) {
-            if (!strstr(fault.message, "too")) fail_msg("%.200s: %s", text, fault.message);
+            if (!strstr(error.message, "too")) fail_msg("%.200s: %s", text, error.message);
             if (getenv("KVASIR_TEST_COSTS"))
-                printf("%3zu: compiled %.0f ms: %s | %.90s\n", i, c.compile_ms, fault.message, text);
+                printf("%3zu: compiled %.0f ms: %s | %.90s\n", i, c.compile_ms, error.message, text);
             refused++;
             free(text);
             continue;

@@ -123,7 +123,7 @@ static rx to_rx(struct rx_pool *p, const struct random_grammar *r, int at)
             out = rx_concat(p, out, rx_literal(p, symbol[e->text[i]], strlen(symbol[e->text[i]])));
         return out;
     case CLASS:
-        if (e->set == 0xB) return grammar__character(p, SLICE_ORDINARY);
+        if (e->set == 0xB) return grammar__character(p, TOKEN_CLASS_ORDINARY);
         for (int i = 0; i < SYMBOLS; i++)
             if (e->set >> i & 1) out = rx_alt(p, out, rx_literal(p, symbol[i], strlen(symbol[i])));
         return out;
@@ -390,12 +390,12 @@ static void check_mask(struct grammar *g, struct matcher *m, const uint32_t *pat
     assert_int_equal(bits[END >> 5] >> END & 1, g->states[s].accepts || !any);
     assert_int_equal(bits[TOKENS / 32], 0);
     assert_int_equal(bits[TOKENS / 32 + 1], UINT32_MAX);
-    uint32_t guess[16], all[64 + 16], count = matcher_forced(m, path, n, 16, guess);
+    uint32_t drafted[16], all[64 + 16], count = matcher_forced(m, path, n, 16, drafted);
     memcpy(all, path, n * sizeof *path);
     for (uint32_t i = 0; i < count; i++) {
         matcher_mask(m, all, n + i, bits, TOKENS / 32 + 1);
-        assert_true(bits[guess[i] >> 5] >> (guess[i] & 31) & 1);
-        all[n + i] = guess[i];
+        assert_true(bits[drafted[i] >> 5] >> (drafted[i] & 31) & 1);
+        all[n + i] = drafted[i];
     }
 }
 
@@ -447,13 +447,13 @@ static void test_long_answer(void **state)
     (void)state;
     char text[TOKENS][64];
     size_t len[TOKENS];
-    struct grammar_fault fault;
+    struct grammar_error error;
     struct grammar *g;
     struct matcher *m;
     uint32_t bits[TOKENS / 32 + 1], *path = calloc(30001, sizeof *path), ordinary = 0;
     struct grammar_vocab *v = make_vocab(text, len);
     json_t *s = json_loads("{\"type\":\"string\",\"maxLength\":100000}", 0, NULL);
-    assert_int_equal(grammar_from_schema(s, &(struct grammar_json_options){0}, &g, &fault), ST_OK);
+    assert_int_equal(grammar_from_schema(s, &(struct grammar_json_options){0}, &g, &error), ST_OK);
     assert_int_equal(matcher_create(g, v, &m), ST_OK);
     while (len[ordinary] != 1 || text[ordinary][0] != 'a') ordinary++;
     for (uint32_t id = 0; id < TOKENS; id++)
@@ -463,7 +463,7 @@ static void test_long_answer(void **state)
         matcher_mask(m, path, n, bits, TOKENS / 32 + 1);
         assert_true(bits[ordinary >> 5] >> (ordinary & 31) & 1);
     }
-    assert_in_range(g->era, 0, 8);
+    assert_in_range(g->generation, 0, 8);
     matcher_free(m);
     grammar_vocab_free(v);
     grammar_unref(g);
@@ -477,7 +477,7 @@ static void test_free_run(void **state)
     (void)state;
     struct rx_pool *p;
     assert_int_equal(rx_pool_create(10000, &p), ST_OK);
-    rx one = grammar__character(p, SLICE_ORDINARY), many = rx_repeat(p, one, 0, RX_NO_LIMIT),
+    rx one = grammar__character(p, TOKEN_CLASS_ORDINARY), many = rx_repeat(p, one, 0, RX_NO_LIMIT),
        end = rx_literal(p, "\"", 1);
     rx a = rx_literal(p, "a", 1), body = rx_concat(p, many, end);
     assert_int_equal(rx_free_run(p, body, one), RX_NO_LIMIT);
@@ -517,11 +517,11 @@ static void test_strings(void **state)
         "{\"type\":\"null\"},\"^[^ab]\":{\"type\":\"string\"}}}"};
     for (uint64_t seed = 1; seed <= (getenv("KVASIR_TEST_SHORT") ? 30 : 90); seed++) {
         struct grammar_json_options opt = {.any_whitespace = seed % 2, .any_order = seed / 9 % 3 == 0};
-        struct grammar_fault fault;
+        struct grammar_error error;
         struct grammar *g;
         json_t *schema = json_loads(schemas[seed % 9], JSON_DECODE_ANY, NULL);
         seed_now = seed;
-        assert_int_equal(grammar_from_schema(schema, &opt, &g, &fault), ST_OK);
+        assert_int_equal(grammar_from_schema(schema, &opt, &g, &error), ST_OK);
         json_decref(schema);
         wander(g);
     }

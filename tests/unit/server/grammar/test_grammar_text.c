@@ -12,7 +12,7 @@
 static struct grammar *make(const char *text)
 {
     struct grammar *g = NULL;
-    struct grammar_fault f = {0};
+    struct grammar_error f = {0};
     if (grammar_from_text(text, strlen(text), &g, &f)) fail_msg("%s: %s\n%s", f.path, f.message, text);
     return g;
 }
@@ -136,7 +136,7 @@ static void test_refused(void **state)
     };
     for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
         struct grammar *g = NULL;
-        struct grammar_fault f = {0};
+        struct grammar_error f = {0};
         enum status st = grammar_from_text(list[i].grammar, strlen(list[i].grammar), &g, &f);
         if (st != list[i].st || strcmp(f.path, list[i].path) || !strstr(f.message, list[i].words) ||
             !f.message[0])
@@ -149,7 +149,7 @@ static void test_large(void **state)
 {
     (void)state;
     char *text = malloc(1 << 19), *at = text;
-    struct grammar_fault f = {0};
+    struct grammar_error f = {0};
     struct grammar *g = NULL;
     at += sprintf(at, "root ::= ");
     for (int i = 0; i < 5000; i++) at += sprintf(at, "%s\"name number %d\"", i ? " | " : "", i * 7919 % 5000);

@@ -41,9 +41,9 @@ static struct grammar *grammar_of(void)
 {
     const char *text =
         "([abc]*a[abc]{13})|([abc]*b[abc]{11}a[abc]{5})|([abc]*c[abc]{13})|([abc]*a[abc]{3}b[abc]{11})";
-    struct grammar_fault fault;
+    struct grammar_error error;
     struct grammar *g;
-    assert_int_equal(grammar_from_regex(text, strlen(text), &g, &fault), ST_OK);
+    assert_int_equal(grammar_from_regex(text, strlen(text), &g, &error), ST_OK);
     return g;
 }
 
@@ -161,7 +161,7 @@ static void test_room(void **state)
 {
     (void)state;
     struct grammar_vocab *v = vocab_of(300);
-    uint32_t failed = 0, anew = 0;
+    uint32_t failed = 0, resync = 0;
     for (size_t nodes = 500; nodes < 40000; nodes += nodes / 2) {
         uint32_t count[3];
         uint64_t hash[3];
@@ -170,9 +170,9 @@ static void test_room(void **state)
             struct grammar *g = grammar_of();
             rx_pool_room(g->pool, nodes, 100 * nodes);
             for (uint32_t i = 0; i < (uint32_t)k; i++) (void)masks_of(g, v, 2 + i, 6 - i, &count[k], &why[k]);
-            uint32_t era = g->era;
+            uint32_t generation = g->generation;
             hash[k] = masks_of(g, v, 1, 5, &count[k], &why[k]);
-            anew += g->era > era && why[k] == MATCHER_FINE;
+            resync += g->generation > generation && why[k] == MATCHER_FINE;
             grammar_unref(g);
         }
         for (int k = 1; k < 3; k++) {
@@ -183,7 +183,7 @@ static void test_room(void **state)
         assert_true(why[0] == MATCHER_FINE || why[0] == MATCHER_MASK_COST);
         failed += why[0] == MATCHER_MASK_COST;
     }
-    assert_true(failed > 1 && anew > 1);
+    assert_true(failed > 1 && resync > 1);
     grammar_vocab_free(v);
 }
 
@@ -198,11 +198,11 @@ static void test_work(void **state)
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         uint64_t cost[3][5];
         for (uint32_t k = 0; k < 3; k++) {
-            struct grammar_fault fault;
+            struct grammar_error error;
             struct grammar *g;
             uint32_t n;
             enum matcher_failure why;
-            assert_int_equal(grammar_from_regex(texts[i], strlen(texts[i]), &g, &fault), ST_OK);
+            assert_int_equal(grammar_from_regex(texts[i], strlen(texts[i]), &g, &error), ST_OK);
             for (uint32_t other = 0; other < k; other++) (void)masks_of(g, v, 3 - other, 4 + other, &n, &why);
             for (n = 0; n < 5; n++) {
                 uint32_t state_now = STATE_FIRST;
@@ -270,13 +270,13 @@ static void test_memory(void **state)
     matcher_mask(m, tokens, 0, bits, v->words);
     assert_true(grammar_bytes(g) > empty + (1u << 20));
     assert_int_equal(atomic_load(&memory.used), grammar_bytes(g));
-    uint32_t era = g->era;
+    uint32_t generation = g->generation;
     for (uint32_t n = 1; n < 20; n++) {
         tokens[n - 1] = 1 + n % 3;
         matcher_mask(m, tokens, n, bits, v->words);
         assert_int_equal(atomic_load(&memory.used), grammar_bytes(g));
     }
-    assert_true(g->era > era);
+    assert_true(g->generation > generation);
     matcher_free(m);
     grammar_unref(g);
     assert_int_equal(atomic_load(&memory.used), 0);

@@ -1,0 +1,361 @@
+/* What a event sink of the cache is told (struct kv_event_sink). The tree is not cut at the event sink's
+ * blocks, so each node carries a mark for every block whose last item it holds:
+ *
+ *   blocks of 16      |  0 |  1 |  2 |  3 |  4 |
+ *   A  [0,40)         |----------->             marks 0, 1
+ *    +-> B [40,70)                |-------->    marks 2, 3: block 2 begins in A and ends in B
+ *    `-> C [40,64)                |------>      marks 2, 3, with other hashes
+ *
+ * A full group has every block whose mark is there. A sliding group has one while all of it is kept, in the
+ * bodies of the nodes that it runs through or in the tail of some node below. Changes of sliding blocks are
+ * noted as dirty ranges of positions and looked at once, when the call that made them ends. See
+ * radix_internal.h. Calls nothing of the other files. */
+#include "scheduler/cache/radix_internal.h"
+
+#include "config/base/assert.h"
+#include "config/base/sha256.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+void radix_set_event_sink(struct radix_cache *c, const struct kv_event_sink *w)
+{
+    ASSERT(!c->stats.nodes);
+    c->event_sink = *w;
+}
+
+/* ---- the list of nodes with news ---- */
+
+static void dirty(struct radix_cache *c, struct radix_node *n, uint32_t from, uint32_t to)
+{
+    if (!c->event_sink.block_tokens || c->quiet || n->root || from >= to) return;
+    if (n->dirty_to) {
+        if (from < n->dirty_from) n->dirty_from = from;
+        if (to > n->dirty_to) n->dirty_to = to;
+        return;
+    }
+    n->dirty_from = from;
+    n->dirty_to = to;
+    n->dirty_prev = c->dirty_last; /* at the end: a parent is told before its children */
+    n->dirty_next = NULL;
+    *(c->dirty_last ? &c->dirty_last->dirty_next : &c->dirty) = n;
+    c->dirty_last = n;
+}
+
+static void clean(struct radix_cache *c, struct radix_node *n)
+{
+    if (!n->dirty_to) return;
+    *(n->dirty_prev ? &n->dirty_prev->dirty_next : &c->dirty) = n->dirty_next;
+    *(n->dirty_next ? &n->dirty_next->dirty_prev : &c->dirty_last) = n->dirty_prev;
+    n->dirty_prev = n->dirty_next = NULL;
+    n->dirty_from = n->dirty_to = 0;
+}
+
+void radix__event_offsets(struct radix_cache *c, struct radix_node *n, uint32_t from, uint32_t to)
+{
+    dirty(c, n, from, to);
+}
+
+/* ---- marks ---- */
+
+bool radix__marks_reserve(const struct radix_cache *c, struct radix_node *n, uint32_t to)
+{
+    uint32_t need = radix__marks(c, n->start, to);
+    if (need <= n->mark_cap) return true;
+    uint32_t cap = n->mark_cap ? need + need / 2 : need;
+    struct radix_mark *m = realloc(n->marks, cap * sizeof *m);
+    if (!m) return false;
+    n->marks = m;
+    n->mark_cap = cap;
+    return true;
+}
+
+static uint64_t first_bytes(struct sha256 *s)
+{
+    uint8_t digest[32];
+    uint64_t hash;
+    sha256_end(s, digest);
+    memcpy(&hash, digest, sizeof hash);
+    return hash;
+}
+
+/* What the first block of a salt has for a parent's hash. */
+static uint64_t salt_seed(const struct radix_node *root)
+{
+    static const uint8_t none[32];
+    struct sha256 s;
+    if (memcmp(root->salt, none, sizeof none) == 0) return 0;
+    sha256_init(&s);
+    sha256_add(&s, root->salt, sizeof root->salt);
+    return first_bytes(&s);
+}
+
+/* The hash of the block before n's first one. */
+static uint64_t hash_before(const struct radix_cache *c, const struct radix_node *n)
+{
+    for (n = n->parent; !n->root; n = n->parent) {
+        uint32_t count = radix__marks(c, n->start, n->end);
+        if (count) return n->marks[count - 1].hash;
+    }
+    return salt_seed(n);
+}
+
+/* All that makes the KV of its positions what it is, and nothing of this machine. */
+static uint64_t block_hash(const struct radix_view *v, uint32_t span, uint32_t a, uint32_t b, uint64_t parent)
+{
+    struct sha256 s;
+    sha256_init(&s);
+    sha256_add(&s, &parent, sizeof parent);
+    sha256_add(&s, v->tokens + a, (b - a) * sizeof *v->tokens);
+    for (; span < v->span_count && v->spans[span].begin < b; span++) {
+        const struct prompt_span *p = &v->spans[span];
+        int64_t numbers[6] = {(int64_t)p->begin - a, p->mrope_delta, p->grid.t, p->grid.h, p->grid.w, 0};
+        memcpy(&numbers[5], &p->grid.seconds, sizeof numbers[5]);
+        sha256_add(&s, span_identity(p), 32);
+        sha256_add(&s, numbers, sizeof numbers);
+    }
+    return first_bytes(&s);
+}
+
+void radix__marks_add(struct radix_cache *c, struct radix_node *n, const struct radix_view *v, uint32_t from)
+{
+    uint32_t size = c->event_sink.block_tokens, k = radix__marks(c, n->start, from),
+             count = radix__marks(c, n->start, n->end), span = 0;
+    if (!size || k == count) return;
+    uint64_t hash = k ? n->marks[k - 1].hash : hash_before(c, n);
+    dirty(c, n, from, n->end);
+    for (; k < count; k++) {
+        uint32_t a = (n->start / size + k) * size;
+        while (span < v->span_count && v->spans[span].end <= a) span++;
+        hash = block_hash(v, span, a, a + size, hash);
+        n->marks[k] = (struct radix_mark){.hash = hash};
+    }
+}
+
+void radix__marks_split(struct radix_cache *c, struct radix_node *u, struct radix_node *n, uint32_t p)
+{
+    uint32_t upper = radix__marks(c, n->start, p), lower = radix__marks(c, p, n->end);
+    if (upper) memcpy(u->marks, n->marks, upper * sizeof *u->marks);
+    if (upper && lower) memmove(n->marks, n->marks + upper, lower * sizeof *n->marks);
+    if (n->dirty_to) dirty(c, u, n->dirty_from, n->dirty_to);
+}
+
+/* ---- telling ---- */
+
+static bool reserve(void *array, uint32_t *cap, uint32_t need, size_t size)
+{
+    void **at = array;
+    if (need <= *cap) return true;
+    void *more = realloc(*at, (need + need / 2) * size);
+    if (!more) return false;
+    *at = more;
+    *cap = need + need / 2;
+    return true;
+}
+
+static void note_image(struct radix_cache *c, const struct radix_span *s, uint32_t *count)
+{
+    uint32_t i = *count;
+    struct cache_image *list = c->announced.images;
+    while (i && list[i - 1].begin > s->begin) i--;
+    if (i && list[i - 1].begin == s->begin) return; /* cut by a node's end: both have it */
+    memmove(list + i + 1, list + i, (*count - i) * sizeof *list);
+    list[i] = (struct cache_image){.begin = s->begin, .end = s->end};
+    memcpy(list[i].key, s->key, sizeof s->key);
+    (*count)++;
+}
+
+/* The items [from, to) of n's path, to <= n->end, into c->told; the root is returned, NULL: out of memory. */
+static const struct radix_node *gather(struct radix_cache *c, const struct radix_node *n, uint32_t from,
+                                       uint32_t to, uint32_t *images)
+{
+    *images = 0;
+    if (!reserve(&c->announced.tokens, &c->announced.token_cap, to - from, sizeof *c->announced.tokens))
+        return NULL;
+    for (; !n->root; n = n->parent) {
+        uint32_t a = n->start > from ? n->start : from, b = n->end < to ? n->end : to;
+        if (a >= b) continue;
+        memcpy(c->announced.tokens + (a - from), n->tokens + (a - n->start), (b - a) * sizeof *n->tokens);
+        if (!reserve(&c->announced.images, &c->announced.image_cap, *images + n->span_count,
+                     sizeof *c->announced.images))
+            return NULL;
+        for (uint32_t i = 0; i < n->span_count; i++)
+            if (n->spans[i].begin < b && n->spans[i].end > a) note_image(c, &n->spans[i], images);
+    }
+    return n;
+}
+
+/* Marks [k, k + count) of n, as one message. Out of memory: they stay untold, and what only knows less than
+ * there is routes worse and not wrongly. */
+static void tell_stored(struct radix_cache *c, struct radix_node *n, uint32_t g, uint32_t k, uint32_t count)
+{
+    uint32_t size = c->event_sink.block_tokens, first = (n->start / size + k) * size, images;
+    const struct radix_node *root = gather(c, n, first, first + count * size, &images);
+    if (!root || !reserve(&c->announced.hashes, &c->announced.hash_cap, count, sizeof *c->announced.hashes))
+        return;
+    for (uint32_t i = 0; i < count; i++) {
+        c->announced.hashes[i] = n->marks[k + i].hash;
+        n->marks[k + i].announced |= 1u << g;
+    }
+    c->event_sink.stored(c->event_sink.arg,
+                         &(struct cache_stored){.group = g,
+                                                .window = c->caps.groups[g].window,
+                                                .count = count,
+                                                .first = first,
+                                                .parent = k ? n->marks[k - 1].hash : hash_before(c, n),
+                                                .hashes = c->announced.hashes,
+                                                .tokens = c->announced.tokens,
+                                                .images = c->announced.images,
+                                                .image_count = images,
+                                                .salt = root->salt});
+}
+
+static void tell_removed(struct radix_cache *c, struct radix_node *n, uint32_t g, uint32_t k, uint32_t end)
+{
+    enum { AT_ONCE = 64 };
+    uint64_t hashes[AT_ONCE];
+    uint32_t count = 0;
+    for (; k < end; k++) {
+        if (!(n->marks[k].announced >> g & 1)) continue;
+        n->marks[k].announced &= ~(1u << g);
+        hashes[count++] = n->marks[k].hash;
+        if (count < AT_ONCE) continue;
+        if (!c->quiet) c->event_sink.removed(c->event_sink.arg, g, hashes, count);
+        count = 0;
+    }
+    if (count && !c->quiet) c->event_sink.removed(c->event_sink.arg, g, hashes, count);
+}
+
+/* Whether group g holds all positions of mark k of n. */
+static bool held(const struct radix_cache *c, const struct radix_node *n, uint32_t g, uint32_t k)
+{
+    uint32_t size = c->event_sink.block_tokens, a = (n->start / size + k) * size, b = a + size;
+    if (!c->caps.groups[g].window || n->marks[k].tails[g]) return true;
+    for (uint32_t i = a / c->bt; i * c->bt < b; i++) {
+        uint32_t upto = (i + 1) * c->bt < b ? (i + 1) * c->bt : b;
+        const struct radix_node *m = n;
+        while (m->start >= upto) m = m->parent;
+        if (m->block_offsets[g][i - m->start / c->bt] == ENGINE_NO_BLOCK) return false;
+    }
+    return true;
+}
+
+static void tell_group(struct radix_cache *c, struct radix_node *n, uint32_t g, uint32_t k, uint32_t end)
+{
+    for (uint32_t i = k; i < end;) {
+        bool announced = n->marks[i].announced >> g & 1, now = held(c, n, g, i);
+        uint32_t j = i + 1;
+        while (j < end && (n->marks[j].announced >> g & 1) == announced && held(c, n, g, j) == now) j++;
+        if (now && !announced) tell_stored(c, n, g, i, j - i);
+        if (!now && announced) tell_removed(c, n, g, i, j);
+        i = j;
+    }
+}
+
+/* Looks at the marks [k, end) of n. Full groups hold the same blocks: one speaks for all, and before the
+ * sliding ones, so that a receiver knows every block's parent. */
+static void tell(struct radix_cache *c, struct radix_node *n, uint32_t k, uint32_t end)
+{
+    uint32_t count = c->caps.group_count, full = 0;
+    while (full < count && c->caps.groups[full].window) full++;
+    if (full < count) tell_group(c, n, full, k, end);
+    for (uint32_t g = 0; g < count; g++)
+        if (c->caps.groups[g].window) tell_group(c, n, g, k, end);
+}
+
+/* The block that begins in n and ends below it. */
+static void tell_children(struct radix_cache *c, const struct radix_node *n, uint32_t begin)
+{
+    for (struct radix_node *k = n->child; k; k = k->next) {
+        if (begin + c->event_sink.block_tokens <= k->end) tell(c, k, 0, 1);
+        else tell_children(c, k, begin);
+    }
+}
+
+void radix__event_flush(struct radix_cache *c)
+{
+    while (c->dirty) {
+        struct radix_node *n = c->dirty;
+        uint32_t size = c->event_sink.block_tokens, count = radix__marks(c, n->start, n->end),
+                 own = n->start / size, from = n->dirty_from / size, to = n->dirty_to / size + 1,
+                 last = n->end / size * size;
+        bool below = c->sliding && n->end > last && n->dirty_to > last;
+        clean(c, n);
+        from = from > own ? from - own : 0;
+        to = to > own ? to - own : 0;
+        tell(c, n, from, to < count ? to : count);
+        if (below) tell_children(c, n, last);
+    }
+}
+
+void radix__event_tail(struct radix_cache *c, struct radix_node *n, bool there)
+{
+    uint32_t size = c->event_sink.block_tokens;
+    if (!size) return;
+    for (uint32_t g = 0; g < c->caps.group_count; g++) {
+        if (!n->tail_count[g]) continue;
+        uint32_t a = (n->tail_first[g] * c->bt + size - 1) / size, b = n->end / size; /* whole blocks of it */
+        for (struct radix_node *m = n; !m->root && a < b && m->end > a * size; m = m->parent) {
+            uint32_t own = m->start / size, k = a > own ? a - own : 0,
+                     end = radix__marks(c, m->start, m->end);
+            if (k >= end) continue;
+            dirty(c, m, (own + k) * size, m->end);
+            for (; k < end; k++) {
+                ASSERT(there || m->marks[k].tails[g]);
+                m->marks[k].tails[g] += there ? 1 : UINT32_MAX;
+            }
+        }
+    }
+}
+
+void radix__marks_cut(struct radix_cache *c, struct radix_node *n, uint32_t end)
+{
+    uint32_t k = radix__marks(c, n->start, end), count = radix__marks(c, n->start, n->end);
+    for (uint32_t g = 0; k < count && g < c->caps.group_count; g++) tell_removed(c, n, g, k, count);
+}
+
+void radix__marks_drop(struct radix_cache *c, struct radix_node *n)
+{
+    radix__event_tail(c, n, false);
+    radix__marks_cut(c, n, n->start);
+    clean(c, n);
+}
+
+void radix__marks_check(const struct radix_cache *c, const struct radix_node *n, uint64_t *tails)
+{
+    uint32_t count = radix__marks(c, n->start, n->end), full = 0;
+    ASSERT_CMP(count, <=, n->mark_cap);
+    ASSERT(!n->dirty_to);
+    while (full < c->caps.group_count && c->caps.groups[full].window) full++;
+    for (uint32_t g = 0; g < c->caps.group_count; g++) {
+        for (uint32_t k = 0; k < count; k++) {
+            bool spoken = g == full || c->caps.groups[g].window;
+            ASSERT((n->marks[k].announced >> g & 1) == (spoken && held(c, n, g, k)));
+            *tails += n->marks[k].tails[g];
+        }
+        uint32_t size = c->event_sink.block_tokens;
+        if (!size || !n->tail_count[g]) continue;
+        uint32_t a = (n->tail_first[g] * c->bt + size - 1) / size, b = n->end / size;
+        *tails -= b > a ? b - a : 0;
+    }
+}
+
+void radix_announce(struct radix_cache *c)
+{
+    c->quiet = false;
+    if (!c->event_sink.block_tokens) return;
+    while (c->dirty) clean(c, c->dirty);
+    c->event_sink.resync(c->event_sink.arg, false);
+    for (struct radix_node *n = c->top.child; n;) {
+        uint32_t count = radix__marks(c, n->start, n->end);
+        for (uint32_t k = 0; k < count; k++) n->marks[k].announced = 0;
+        tell(c, n, 0, count);
+        struct radix_node *next = n->child;
+        while (!next && n != &c->top) {
+            next = n->next;
+            n = n->parent;
+        }
+        n = next;
+    }
+    c->event_sink.resync(c->event_sink.arg, true);
+}

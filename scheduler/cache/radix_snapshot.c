@@ -1,0 +1,84 @@
+/* The shape of the radix cache for people who look at it: the nodes used last, from the root of a salt
+ * downwards. What it costs is bounded, however large the tree is. See radix_cache.h. */
+#include "scheduler/cache/radix_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { LOOKED_MAX = 8192 }; /* nodes looked at, siblings that came first last */
+
+struct candidate {
+    const struct radix_node *node;
+    uint32_t parent; /* its index in the snapshot */
+};
+
+/* A binary heap, the node used last on top. */
+struct heap {
+    struct candidate at[LOOKED_MAX];
+    uint32_t count;
+};
+
+static bool newer(const struct candidate *a, const struct candidate *b)
+{
+    return a->node->last_use > b->node->last_use;
+}
+
+static void swap(struct heap *h, uint32_t i, uint32_t k)
+{
+    struct candidate was = h->at[i];
+    h->at[i] = h->at[k];
+    h->at[k] = was;
+}
+
+static void push(struct heap *h, const struct radix_node *n, uint32_t parent)
+{
+    uint32_t i = h->count++;
+    h->at[i] = (struct candidate){n, parent};
+    for (; i && newer(&h->at[i], &h->at[(i - 1) / 2]); i = (i - 1) / 2) swap(h, i, (i - 1) / 2);
+}
+
+static struct candidate pop(struct heap *h)
+{
+    struct candidate top = h->at[0];
+    h->at[0] = h->at[--h->count];
+    for (uint32_t i = 0, k; (k = 2 * i + 1) < h->count; i = k) {
+        if (k + 1 < h->count && newer(&h->at[k + 1], &h->at[k])) k++;
+        if (!newer(&h->at[k], &h->at[i])) break;
+        swap(h, i, k);
+    }
+    return top;
+}
+
+void radix_snapshot(const struct radix_cache *c, const uint8_t salt[32], struct cache_snapshot *out)
+{
+    static const uint8_t no_salt[32];
+    bool whole = memcmp(salt, no_salt, sizeof no_salt) == 0;
+    struct heap *heap = malloc(sizeof *heap); /* without memory the sums alone */
+    uint32_t looked = 0;
+    out->count = 0;
+    out->nodes = whole ? c->stats.nodes : 0; /* what others have cached is not told to whom has a salt */
+    out->tokens = whole ? c->stats.items : 0;
+    const struct radix_node *n = heap ? radix__root(c, salt) : NULL;
+    if (heap) heap->count = 0;
+    uint32_t parent = CACHE_SNAPSHOT_ROOT;
+    while (n && out->count < CACHE_SNAPSHOT_MAX) {
+        for (const struct radix_node *k = n->child; k && looked < LOOKED_MAX; k = k->next, looked++) {
+            push(heap, k, parent);
+            if (whole) continue;
+            out->nodes++;
+            out->tokens += k->end - k->start;
+        }
+        if (!heap->count) break;
+        struct candidate next = pop(heap);
+        n = next.node;
+        parent = out->count;
+        out->at[out->count++] = (struct cache_snapshot_node){.parent = next.parent,
+                                                             .start = n->start,
+                                                             .end = n->end,
+                                                             .children = n->child_count,
+                                                             .running = n->pins,
+                                                             .images = n->span_count,
+                                                             .uses_ago = c->clock - n->last_use};
+    }
+    free(heap);
+}

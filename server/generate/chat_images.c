@@ -1,0 +1,278 @@
+/* See images.h. */
+#include "server/generate/chat_images.h"
+
+#include "server/generate/remote.h"
+#include "server/http/fields.h"
+#include "server/media/image_hash_cache.h"
+#include "server/media/image_decode.h"
+#include "server/media/image_parts.h"
+
+#include "engine/model/model_info.h"
+#include "engine/prompt/image_prep.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- mm_processor_kwargs ---- */
+
+/* Pixels that a request may ask for at most: what the checkpoint allows, or what fills the context, but no
+ * more than 16,384 tokens (the bound of released checkpoints; the tower's cost grows with the square). */
+static uint64_t area_limit(const struct gen *g)
+{
+    const struct image_config *cfg = &g->r->srv->model->info->image.config;
+    uint64_t unit = (uint64_t)cfg->patch * cfg->merge * cfg->patch * cfg->merge,
+             tokens = g->r->srv->model->caps.context_max;
+    uint64_t room = unit * (tokens < 16384 ? tokens : 16384);
+    return room > cfg->area_max ? room : cfg->area_max;
+}
+
+static enum status parse_area(struct gen *g, json_t *from, const char *name, const char *path, uint64_t min,
+                              uint64_t *out)
+{
+    struct api_error *e = &g->r->response.error;
+    uint64_t max = area_limit(g);
+    int64_t n;
+    json_t *v = field(from, name);
+    if (!v) return ST_OK;
+    if (!json_to_int(v, &n)) return api_fail(e, 400, "invalid_type", path, "%s must be an integer.", path);
+    if (n < 0 || (uint64_t)n < min || (uint64_t)n > max) {
+        return api_fail(e, 400, "invalid_value", path,
+                        "%s must be a number of pixels from %llu to %llu (the most that is taken).", path,
+                        (unsigned long long)min, (unsigned long long)max);
+    }
+    *out = (uint64_t)n;
+    return ST_OK;
+}
+
+/* max_soft_tokens, of models whose images fill one of a few budgets. */
+static enum status parse_budget(struct gen *g, json_t *kwargs)
+{
+    static const char path[] = "mm_processor_kwargs.max_soft_tokens";
+    struct api_error *e = &g->r->response.error;
+    const struct image_config *cfg = &g->r->srv->model->info->image.config;
+    char all[96] = "";
+    const char *key;
+    json_t *v;
+    int64_t n;
+    json_object_foreach(kwargs, key, v)
+    {
+        if (json_is_null(v) || strcmp(key, "max_soft_tokens") == 0) continue;
+        return api_fail(e, 400, "unsupported_parameter", "mm_processor_kwargs",
+                        "mm_processor_kwargs takes max_soft_tokens, not '%.60s'.", key);
+    }
+    if (!(v = field(kwargs, "max_soft_tokens"))) return ST_OK;
+    if (!json_to_int(v, &n)) return api_fail(e, 400, "invalid_type", path, "%s must be an integer.", path);
+    if (n > 0 && image_budget(cfg, (uint64_t)n, &g->p.image_bounds.area_max)) return ST_OK;
+    for (const uint32_t *b = cfg->budgets; *b; b++) {
+        size_t at = strlen(all);
+        snprintf(all + at, sizeof all - at, "%s%u", at ? ", " : "", *b);
+    }
+    return api_fail(e, 400, "invalid_value", path, "%s must be one of %s.", path, all);
+}
+
+enum status gen_parse_image_bounds(struct gen *g, json_t *root)
+{
+    static const char all[] = "mm_processor_kwargs";
+    struct api_error *e = &g->r->response.error;
+    const struct image_config *cfg = &g->r->srv->model->info->image.config;
+    struct image_bounds *b = &g->p.image_bounds;
+    json_t *kwargs = field(root, all), *size = field(kwargs, "size"), *v;
+    const char *key;
+    if (!kwargs) return ST_OK;
+    if (!json_is_object(kwargs))
+        return api_fail(e, 400, "invalid_type", all, "mm_processor_kwargs must be an object.");
+    if (!g->r->srv->model->info->image.present || !cfg->dynamic) {
+        if (!json_object_size(kwargs)) return ST_OK;
+        return api_fail(
+            e, 400, "unsupported_parameter", all, "%s",
+            json_object_get(kwargs, "do_pan_and_scan")
+                ? "mm_processor_kwargs: do_pan_and_scan can't be set by a request; the checkpoint's "
+                  "preprocessor_config.json says it."
+                : "mm_processor_kwargs is not supported: this model's images have no variable size.");
+    }
+    if (cfg->budgets) return parse_budget(g, kwargs);
+    if (size && !json_is_object(size))
+        return api_fail(e, 400, "invalid_type", "mm_processor_kwargs.size",
+                        "mm_processor_kwargs.size must be an object.");
+    json_object_foreach(kwargs, key, v)
+    {
+        if (json_is_null(v) || strcmp(key, "min_pixels") == 0 || strcmp(key, "max_pixels") == 0 ||
+            strcmp(key, "size") == 0)
+            continue;
+        return api_fail(e, 400, "unsupported_parameter", all,
+                        "mm_processor_kwargs takes min_pixels, max_pixels and size, not '%.60s'.", key);
+    }
+    json_object_foreach(size, key, v)
+    {
+        if (json_is_null(v) || strcmp(key, "shortest_edge") == 0 || strcmp(key, "longest_edge") == 0)
+            continue;
+        return api_fail(e, 400, "unsupported_parameter", all,
+                        "mm_processor_kwargs.size takes shortest_edge and longest_edge (both areas in "
+                        "pixels), not '%.60s'.",
+                        key);
+    }
+    uint64_t unit = (uint64_t)cfg->patch * cfg->merge * cfg->patch * cfg->merge; /* pixels of one token */
+    if (parse_area(g, size, "shortest_edge", "mm_processor_kwargs.size.shortest_edge", 1, &b->area_min) ||
+        parse_area(g, size, "longest_edge", "mm_processor_kwargs.size.longest_edge", unit, &b->area_max) ||
+        parse_area(g, kwargs, "min_pixels", "mm_processor_kwargs.min_pixels", 1, &b->area_min) ||
+        parse_area(g, kwargs, "max_pixels", "mm_processor_kwargs.max_pixels", unit, &b->area_max)) {
+        return ST_INVALID;
+    }
+    if (b->area_min > (b->area_max ? b->area_max : cfg->area_max)) {
+        return api_fail(
+            e, 400, "invalid_value", all,
+            "mm_processor_kwargs: the smallest number of pixels (%llu) is over the largest (%llu).",
+            (unsigned long long)b->area_min, (unsigned long long)(b->area_max ? b->area_max : cfg->area_max));
+    }
+    return ST_OK;
+}
+
+/* ---- files ---- */
+
+void chat_images_free(struct chat_images *p)
+{
+    for (uint32_t i = 0; i < p->count; i++) {
+        image_prepared_free(&p->prepared[i]); /* pixels that moved into the prompt are NULL here */
+        image_parts_free(&p->parts[i]);
+    }
+    free(p->prepared);
+    free(p->parts);
+    free(p->list);
+    *p = (struct chat_images){0};
+}
+
+static enum status no_memory(struct gen *g)
+{
+    return api_nomem(&g->r->response.error);
+}
+
+enum status image_fail(struct gen *g, enum image_error error, const struct image_ref *ref,
+                       const struct err *err)
+{
+    if (error == IMAGE_NOMEM) return no_memory(g);
+    if (error == IMAGE_BUSY)
+        return api_fail(&g->r->response.error, 429, image_error_code(error), NULL, "%s", err->msg);
+    /* A container that we don't read is no broken image. */
+    const char *code = error == IMAGE_BAD_TYPE && ref->video && !ref->frames ? "unsupported_content_part"
+                                                                             : image_error_code(error);
+    return api_fail(&g->r->response.error, 400, code, ref->param, "%s", err->msg);
+}
+
+/* The bytes that the reference's URL or URLs hold -> file->bytes, and whether they are a list -> ask->list.
+ */
+static enum image_error fetch(const struct gen *g, const struct image_ref *ref, struct gen_image *file,
+                              struct err *err)
+{
+    const struct image_limits limits = IMAGE_LIMITS_DEFAULT;
+    enum image_error f = IMAGE_OK;
+    if (!ref->frames) return gen_file(g, ref->url, ref->url_len, &limits, &file->bytes, &file->len, err);
+    file->ask.list = true;
+    for (size_t i = 0; i < json_array_size(ref->frames) && !f; i++) {
+        const json_t *url = json_array_get(ref->frames, i);
+        uint8_t *bytes = NULL;
+        size_t n = 0;
+        f = gen_file(g, json_string_value(url), json_string_length(url), &limits, &bytes, &n, err);
+        if (!f) f = image_pack(&file->bytes, &file->len, bytes, n, &limits, err);
+        free(bytes);
+    }
+    return f;
+}
+
+/* Decodes and prepares a file that was never seen before. */
+static enum status decode(struct gen *g, const struct image_ref *ref, struct gen_image *file,
+                          struct image_prepared *prepared, struct image_parts *parts)
+{
+    const struct model_info *mi = g->r->srv->model->info;
+    struct err err = {0};
+    uint64_t t0 = now_us();
+    enum image_error error =
+        image_from_file(&mi->image, mi->family, &file->ask, file->bytes, file->len, prepared, parts, &err);
+    if (error) return image_fail(g, error, ref, &err);
+    image_hash_cache_put(g->r->srv->image_hashes, file->file_hash, parts);
+    g->image_seconds += (double)(now_us() - t0) * 1e-6;
+    g->images_decoded++;
+    return ST_OK;
+}
+
+static enum status make_one(struct gen *g, const struct image_ref *ref, struct gen_image *file,
+                            struct image_prepared *prepared, struct image_parts *parts)
+{
+    const struct image_config *cfg = &g->r->srv->model->info->image.config;
+    struct image_hash_cache *image_hashes = g->r->srv->image_hashes;
+    struct err err = {0};
+    file->ask = (struct image_ask){.video = ref->video, .fps = ref->fps};
+    if (!ref->video)
+        file->ask.bounds = image_bounds_of(cfg, &g->p.image_bounds, ref->detail == IMAGE_DETAIL_LOW);
+    enum image_error error = fetch(g, ref, file, &err);
+    if (error) return image_fail(g, error, ref, &err);
+    image_hash_cache_id(image_hashes, g->p.salt, &file->ask, file->bytes, file->len, file->file_hash);
+    /* Where nothing of one request is kept for another the pixels are needed anyway. */
+    bool kept = strcmp(g->r->srv->opt->prefix_cache, "on") == 0;
+    if (kept && image_hash_cache_get(image_hashes, file->file_hash, parts))
+        return ST_OK; /* the file stays: its pixels may be wanted yet */
+    enum status st = decode(g, ref, file, prepared, parts);
+    free(file->bytes);
+    file->bytes = NULL;
+    if (st || gen_pixels_account(g, prepared)) return st;
+    return api_fail(&g->r->response.error, 429, "rate_limit_exceeded", NULL,
+                    "The server holds too many decoded images; try again later.");
+}
+
+/* Told as soon as it is known, before more images are decoded: what can't be run need not be held in
+ * memory. */
+static enum status check_room(struct gen *g, const struct image_ref *ref, const struct image_parts *parts,
+                              uint64_t *tokens)
+{
+    const struct model *m = g->r->srv->model;
+    uint64_t most = m->caps.image_tokens_max;
+    for (uint32_t i = 0; i < parts->count; i++) {
+        const struct prompt_grid *grid = &parts->grids[i];
+        uint64_t n = m->info->image.tokens ? m->info->image.tokens : (uint64_t)grid->t * grid->h * grid->w;
+        if (most && n > most)
+            return api_fail(&g->r->response.error, 400, image_error_code(IMAGE_TOO_MANY_PIXELS), ref->param,
+                            "The %s takes %llu tokens; this server has memory for encoding %llu at once.",
+                            ref->video ? "video" : "image", (unsigned long long)n, (unsigned long long)most);
+        *tokens += n;
+    }
+    if (*tokens <= m->caps.context_max) return ST_OK;
+    return api_fail(&g->r->response.error, 400, "context_length_exceeded", gen_source(g),
+                    "This model's maximum context length is %u tokens. However, the images and videos in "
+                    "your messages resulted "
+                    "in more than that. "
+                    "Please send fewer or smaller ones.",
+                    m->caps.context_max);
+}
+
+enum status chat_images_make(struct gen *g, struct chat_images *out)
+{
+    const struct chat_messages *messages = &g->messages;
+    size_t count = messages->image_count;
+    if (!count) return ST_OK;
+    if (gen_remote(g)) return ST_INVALID;
+    out->prepared = calloc(count, sizeof *out->prepared);
+    out->parts = calloc(count, sizeof *out->parts);
+    out->list = calloc(count, sizeof *out->list);
+    g->images = calloc(count, sizeof *g->images);
+    if (!out->prepared || !out->parts || !out->list || !g->images) return no_memory(g);
+    out->count = g->image_count = (uint32_t)count;
+    uint64_t tokens = 0;
+    for (uint32_t i = 0, first = 0; i < out->count; i++) {
+        const struct image_parts *parts = &out->parts[i];
+        bool video = messages->images[i].video;
+        enum status st = make_one(g, &messages->images[i], &g->images[i], &out->prepared[i], &out->parts[i]);
+        if (!st) st = check_room(g, &messages->images[i], parts, &tokens);
+        if (st) return st;
+        out->list[i] = (struct prompt_image){.images = out->prepared[i].images,
+                                             .keys = (const uint8_t(*)[32])parts->keys,
+                                             .count = parts->count,
+                                             .video = video,
+                                             .grids = parts->grids,
+                                             .stamps = parts->stamps};
+        g->images[i].first = first;
+        g->images[i].count = parts->count;
+        first += parts->count;
+    }
+    gen_remote_end(g);
+    return ST_OK;
+}

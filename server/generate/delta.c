@@ -1,0 +1,68 @@
+/* See deltas.h. */
+#include "server/generate/delta.h"
+
+#include <sodium.h>
+#include <string.h>
+
+void call_id_make(struct chat_call *call, const char *prefix)
+{
+    static const char alphabet[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
+    unsigned char random[24];
+    size_t n = strnlen(prefix, sizeof call->id - sizeof random - 1);
+    randombytes_buf(random, sizeof random);
+    memcpy(call->id, prefix, n);
+    for (size_t i = 0; i < sizeof random; i++) call->id[n + i] = alphabet[random[i] % 62];
+    call->id[n + sizeof random] = '\0';
+}
+
+static struct delta arguments(const struct chat_call *call, uint32_t i)
+{
+    enum { ARGUMENTS_MAX = 16384 }; /* some clients read lines of limited length */
+    size_t len = call->arguments.len - call->shown;
+    const char *text = call->arguments.data ? call->arguments.data + call->shown : "";
+    if (len > ARGUMENTS_MAX) {
+        len = ARGUMENTS_MAX;
+        while (((unsigned char)text[len] & 0xC0) == 0x80) len--;
+    }
+    return (struct delta){DELTA_ARGUMENTS, i, text, len};
+}
+
+struct delta delta_next(const struct choice *c)
+{
+    const struct chat_output *out = c->out;
+    const struct gen_prompt *p = c->prompt;
+    if (!c->shown.any && c->gen->p.echo && p->text)
+        return (struct delta){DELTA_ECHO, 0, p->text, p->text_len};
+    if (out->reasoning.len > out->reasoning_shown) {
+        return (struct delta){DELTA_REASONING, 0, out->reasoning.data + out->reasoning_shown,
+                              out->reasoning.len - out->reasoning_shown};
+    }
+    for (uint32_t i = out->calls_shown; i <= out->call_count; i++) {
+        const struct chat_call *call = i < out->call_count ? &out->calls[i] : NULL;
+        size_t to = call ? call->content_at : out->content.len;
+        if (to > out->content_shown) {
+            return (struct delta){DELTA_CONTENT, 0, out->content.data + out->content_shown,
+                                  to - out->content_shown};
+        }
+        if (!call) break;
+        if (!call->begun_shown) return (struct delta){DELTA_CALL, i, "", 0};
+        if (call->arguments.len > call->shown) return arguments(call, i);
+    }
+    return (struct delta){0};
+}
+
+void delta_shown(struct choice *c, const struct delta *delta)
+{
+    struct chat_output *out = c->out;
+    c->shown.any = true;
+    switch (delta->kind) {
+    case DELTA_REASONING: out->reasoning_shown += delta->len; break;
+    case DELTA_CONTENT: out->content_shown += delta->len; break;
+    case DELTA_CALL:
+        out->calls[delta->call].begun_shown = true;
+        out->calls_shown = delta->call; /* those before it are complete */
+        break;
+    case DELTA_ARGUMENTS: out->calls[delta->call].shown += delta->len; break;
+    default: break;
+    }
+}

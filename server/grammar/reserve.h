@@ -1,0 +1,22 @@
+/* Arrays that grow. */
+#ifndef KVASIR_GRAMMAR_RESERVE_H
+#define KVASIR_GRAMMAR_RESERVE_H
+
+#include <stdbool.h>
+#include <stdlib.h>
+
+/* Room for `need` items of `size` bytes at *at, which has room for *cap; false: no memory, nothing changed.
+ */
+static inline bool array_reserve(void **at, size_t *cap, size_t need, size_t size)
+{
+    if (need <= *cap) return true;
+    size_t n = *cap ? *cap : 64;
+    while (n < need) n *= 2;
+    void *to = realloc(*at, n * size);
+    if (!to) return false;
+    *at = to;
+    *cap = n;
+    return true;
+}
+
+#endif

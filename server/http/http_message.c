@@ -1,0 +1,136 @@
+/* See http_message.h. */
+#include "server/http/http_message.h"
+
+#include "config/base/hex.h"
+#include "server/http/http.h"
+
+#include <ctype.h>
+#include <microhttpd.h>
+#include <sodium.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <time.h>
+
+size_t percent_decode(char *text)
+{
+    char *to = text;
+    for (const char *p = text; *p; p++) {
+        if (*p == '%' && hex_digit(p[1]) >= 0 && hex_digit(p[2]) >= 0) {
+            *to++ = (char)(hex_digit(p[1]) * 16 + hex_digit(p[2]));
+            p += 2;
+        } else {
+            *to++ = *p;
+        }
+    }
+    *to = '\0';
+    return (size_t)(to - text);
+}
+
+bool request_id_ok(const char *s)
+{
+    size_t n = strlen(s);
+    return n >= 1 && n <= 128 &&
+           strspn(s, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:-") == n;
+}
+
+void request_id_make(char id[REQUEST_ID_BYTES], const char *given)
+{
+    unsigned char raw[16];
+    if (given && request_id_ok(given)) {
+        snprintf(id, REQUEST_ID_BYTES, "%s", given);
+        return;
+    }
+    randombytes_buf(raw, sizeof raw);
+    sodium_bin2hex(id, REQUEST_ID_BYTES, raw, sizeof raw);
+}
+
+/* "//a//b/" -> "/a/b"; an absolute-form target loses scheme and host. In place. */
+static void path_normalise(char *path)
+{
+    char *from = path, *to = path;
+    if (strncasecmp(from, "http://", 7) == 0 || strncasecmp(from, "https://", 8) == 0) {
+        from = strstr(from, "://") + 3;
+        from += strcspn(from, "/");
+        if (!*from) from = path + strlen(path);
+    }
+    while (*from) {
+        if (*from == '/' && to > path && to[-1] == '/') {
+            from++;
+        } else {
+            *to++ = *from++;
+        }
+    }
+    if (to > path + 1 && to[-1] == '/') to--;
+    if (to == path) *to++ = '/';
+    *to = '\0';
+}
+
+static const struct {
+    const char *name;
+    enum method method;
+} methods[] = {
+    {"GET", M_GET}, {"HEAD", M_HEAD}, {"POST", M_POST}, {"OPTIONS", M_OPTIONS}, {"DELETE", M_DELETE}};
+
+const char *method_name(enum method method)
+{
+    for (size_t i = 0; i < sizeof methods / sizeof *methods; i++)
+        if (methods[i].method == method) return methods[i].name;
+    return "?";
+}
+
+bool http_message_open(struct http_message *x, struct MHD_Connection *c, const char *method,
+                       const char *target, size_t body_max)
+{
+    *x = (struct http_message){.mhd = c,
+                               .method = M_OTHER,
+                               .arrived_us = now_us(),
+                               .created = (int64_t)time(NULL),
+                               .path = strdup(target)};
+    buf_init(&x->body, body_max);
+    for (size_t i = 0; i < sizeof methods / sizeof *methods; i++)
+        if (strcmp(method, methods[i].name) == 0) x->method = methods[i].method;
+    const char *given = http_message_header(x, "X-Request-Id");
+    x->id_from_client = given && request_id_ok(given);
+    request_id_make(x->id, given);
+    if (x->path) path_normalise(x->path);
+    return x->path != NULL;
+}
+
+void http_message_close(struct http_message *x)
+{
+    buf_fini(&x->body);
+    free(x->path);
+    free(x->cors);
+}
+
+const char *http_message_header(const struct http_message *x, const char *name)
+{
+    return MHD_lookup_connection_value(x->mhd, MHD_HEADER_KIND, name);
+}
+
+const char *http_message_argument(const struct http_message *x, const char *name)
+{
+    return MHD_lookup_connection_value(x->mhd, MHD_GET_ARGUMENT_KIND, name);
+}
+
+enum status http_message_body_add(struct http_message *x, const char *data, size_t len)
+{
+    for (size_t i = 0; i < len; i++)
+        x->body_marks += data[i] == '{' || data[i] == '[' || data[i] == ',' || data[i] == ':';
+    return buf_add(&x->body, data, len);
+}
+
+void http_message_sleep(struct http_message *x)
+{
+    MHD_suspend_connection(x->mhd);
+    x->suspended = true;
+}
+
+bool http_message_wake(struct http_message *x)
+{
+    if (!x->suspended || !x->mhd) return false;
+    x->suspended = false;
+    MHD_resume_connection(x->mhd);
+    return true;
+}

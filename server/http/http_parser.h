@@ -1,0 +1,56 @@
+/* A strict parser for the framing of HTTP/1.x requests: where a head ends, how long its body is, where the
+ * next request begins. Bytes that two parsers could read differently are refused, because they allow request
+ * smuggling. All other requests are rewritten for libmicrohttpd, whose own parser is more lenient: heads with
+ * one line per field, bodies with the framing that the head announces, chunks without extensions and
+ * trailers. Sources: RFC 9112 §2.2, §3, §5, §6, §7.1, RFC 9110 §5.1, §5.5, §7.2. Pure: no I/O, one connection
+ * each. */
+#ifndef KVASIR_HTTP_PARSER_H
+#define KVASIR_HTTP_PARSER_H
+
+#include "config/base/buf.h"
+#include "server/http/errors.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum http_event {
+    HTTP_MORE, /* all input was taken; more is needed */
+    HTTP_HEAD, /* the head is complete and in `out` */
+    HTTP_END,  /* the request is complete; what follows is the next one */
+    HTTP_BAD,  /* `error` says what is wrong; nothing more can be read from the connection */
+};
+enum http_state {
+    HTTP_PARSER_HEAD = 0,
+    HTTP_PARSER_LENGTH,
+    HTTP_PARSER_SIZE,
+    HTTP_PARSER_CHUNK,
+    HTTP_PARSER_CHUNK_END,
+    HTTP_PARSER_TRAILER,
+    HTTP_PARSER_END
+};
+
+struct http_parser {
+    enum http_state state;
+    struct buf line; /* what has come of a line: of the head, a chunk's size, a trailer */
+    struct buf head; /* of the head, rewritten */
+    uint64_t left;   /* bytes of the body, or of the chunk, to come */
+    size_t bytes;    /* of the head, or of the trailers, so far */
+    uint32_t lines, blank, hosts, lengths, codings; /* lines: of the head; blank: empty ones before it */
+    bool http10, chunked, wrong_coding;
+    bool expects; /* the client waits for 100 Continue */
+    char id[132]; /* X-Request-Id, as it was sent, where that fits; or empty */
+    struct api_error error;
+};
+
+void http_parser_init(struct http_parser *h);
+void http_parser_fini(struct http_parser *h);
+/* Ready for the next request of the connection; after HTTP_END. */
+void http_parser_next(struct http_parser *h);
+/* Has a part of a head come? */
+bool http_parser_begun(const struct http_parser *h);
+/* Takes *used of len bytes, up to the end of a head, a request or the first error, and appends to out what
+ * libmicrohttpd is to read. A lack of memory is HTTP_BAD with status 503. */
+enum http_event http_parser_feed(struct http_parser *h, const char *data, size_t len, size_t *used,
+                                 struct buf *out);
+
+#endif

@@ -1,4 +1,0 @@
-/* kernels/cpu/linear/codes_amx.c on emulated tiles. */
-#include "tests/lib/tiles/tiles.h"
-
-#include "kernels/cpu/linear/codes_amx.c"
