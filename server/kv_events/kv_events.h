@@ -1,4 +1,4 @@
-/* What the prefix cache holds, published for routers over ZeroMQ as vLLM does it (docs/fleet.md): a socket
+/* What the prefix cache holds, published for routers over ZeroMQ as vLLM does it (docs/kv-events.md): a socket
  * that subscribers connect to, and one that repeats what was published before.
  *
  *   engine thread --struct kv_event_sink--> queue --> thread --> XPUB: topic "", sequence number, batch
