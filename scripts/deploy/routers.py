@@ -5,7 +5,7 @@ they should be, and does a conversation find its cache again? Prints a table; ex
   python3 -m venv build/routers && build/routers/bin/pip install sglang-router vllm-router
   build/routers/bin/python scripts/deploy/routers.py [--only NAME] [--conversations 40]
 
-Routers are started as modules and programs of the Python that runs this. docs/kv-events.md has the figures."""
+Routers are started as modules and programs of the Python that runs this. Numbers: docs/kv-events.md."""
 
 import argparse
 import concurrent.futures

@@ -1,5 +1,5 @@
-/* What the prefix cache holds, published for routers over ZeroMQ as vLLM does it (docs/kv-events.md): a socket
- * that subscribers connect to, and one that repeats what was published before.
+/* What the prefix cache holds, published for routers over ZeroMQ as vLLM does it (docs/kv-events.md): a
+ * socket that subscribers connect to, and one that repeats what was published before.
  *
  *   engine thread --struct kv_event_sink--> queue --> thread --> XPUB: topic "", sequence number, batch
  *                                                     |  ^---- ROUTER: batches from a number on
