@@ -510,7 +510,7 @@ def test_sizes(server, chrome):
 
 
 def test_tree_shown(server, chrome):
-    """The panel draws the server's tree and marks what the last answer took from it."""
+    """The panel draws the server's tree and marks what the last response reused."""
     server.request("POST", "/reset_prefix_cache")
     page = opened(server, chrome)
     page.js("$('temperature').value = 0")
