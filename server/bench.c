@@ -33,20 +33,20 @@ struct bench_args {
 
 static void usage(FILE *f)
 {
-    fprintf(f,
-            "usage: kvasir bench (--model DIR | --shape NAME) [--backend auto|cpu|cuda] [--threads N] "
-            "[--kernels SET]\n"
-            "                    [--dtype auto|bf16|f32] [--quantize int8|int4] [--kv-dtype bf16|int8]\n"
-            "                    [--prefill 512,2048] [--decode 1,8,32] "
-            "[--context N] [--vision] [--repeats N] [--profile] [--json]\n"
-            "                    [--draft 0,70 [--draft-model DIR]]\n"
-            "  --context N   tokens already in the cache when decoding starts (default 128)\n"
-            "  --profile     where the time goes: by part of the model, with what each gets of the ceilings\n"
-            "  --draft P     decoding with draft tokens of which P in 100 are right, against none (for each "
-            "batch "
-            "of --decode);\n"
-            "                the drafter runs, too: --draft-model, or that of the shape\n"
-            "shapes:");
+    fprintf(
+        f,
+        "usage: kvasir bench (--model DIR | --shape NAME) [--backend auto|cpu|cuda] [--threads N] "
+        "[--kernels SET]\n"
+        "                    [--dtype auto|bf16|f32] [--quantize int8|int4] [--kv-dtype bf16|int8]\n"
+        "                    [--prefill 512,2048] [--decode 1,8,32] "
+        "[--context N] [--vision] [--repeats N] [--profile] [--json]\n"
+        "                    [--draft 0,70 [--draft-model DIR]]\n"
+        "  --context N   tokens already in the cache when decoding starts (default 128)\n"
+        "  --profile     time by part of the model, with the share of bandwidth and compute peaks\n"
+        "  --draft P     speculative decoding at an acceptance rate of P %%, against none (for each batch of "
+        "--decode);\n"
+        "                the drafter runs, too: --draft-model, or that of the shape\n"
+        "shapes:");
     for (size_t i = 0; bench_shape_name(i); i++) fprintf(f, " %s", bench_shape_name(i));
     fprintf(f, "; NAME/N: its first N layers only\n");
 }

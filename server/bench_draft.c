@@ -112,7 +112,7 @@ static bool play(struct speeches *p, struct scheduler *sc, bool note, struct out
         sched_step(sc, (uint64_t)(now_s() * 1e6));
         ok = take(sc, note, &begun, &ended, &tokens);
         if (ended && start == 0) {
-            fprintf(stderr, "kvasir bench: an answer ends before all have begun; take less context\n");
+            fprintf(stderr, "kvasir bench: a sequence ends before all have begun; use a shorter context\n");
             ok = false;
         }
         if (begun == p->count && start == 0) {

@@ -21,11 +21,12 @@
 
 static int usage(FILE *f)
 {
-    fputs("kvasir " KVASIR_VERSION ": OpenAI-compatible inference server for vision-language models\n\n"
-          "  kvasir serve [flags]            answer HTTP requests\n"
-          "  kvasir inspect --model DIR      what was read from a checkpoint\n"
+    fputs("kvasir " KVASIR_VERSION ": deterministic, batch-invariant, OpenAI-compatible inference\n"
+          "server for vision-language models\n\n"
+          "  kvasir serve [flags]            serve the HTTP API\n"
+          "  kvasir inspect --model DIR      the checkpoint as read, and the memory plan\n"
           "  kvasir inspect --devices        the CPU and the GPUs of this machine\n"
-          "  kvasir bench ...                offline engine figures (kvasir bench --help)\n"
+          "  kvasir bench ...                offline engine benchmark (kvasir bench --help)\n"
           "  kvasir version\n\nFlags of serve and inspect:\n",
           f);
     options_help(f);

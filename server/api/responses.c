@@ -89,7 +89,7 @@ static void retrieve(struct request *r, const struct response_kept *kept)
     const char *stream = http_message_argument(&r->http, "stream");
     if (stream && strcmp(stream, "true") == 0) {
         (void)api_fail(&r->response.error, 400, "unsupported_parameter", "stream",
-                       "A kept response is not streamed again.");
+                       "A stored response cannot be streamed again.");
         return;
     }
     if (buf_add(&r->response.out, kept->response.data, kept->response.len)) api_nomem(&r->response.error);

@@ -533,7 +533,8 @@ static enum status assistant_extras(struct chat_reader *r, const json_t *from)
     const json_t *audio = json_object_get(from, "audio"), *refusal = json_object_get(from, "refusal"),
                  *reasoning = json_object_get(from, "reasoning");
     if (audio && !json_is_null(audio))
-        return chat_fault(r, "unsupported_parameter", ".audio", "Audio of earlier answers is not supported.");
+        return chat_fault(r, "unsupported_parameter", ".audio",
+                          "Audio of earlier responses is not supported.");
     enum status st = parse_tool_calls(r, json_object_get(from, "tool_calls"));
     if (!st) st = parse_function_call(r, json_object_get(from, "function_call"));
     if (st) return st;

@@ -177,7 +177,7 @@ static enum status output_config(struct reader *r, struct reasoning_ask *ask)
     if (!json_is_object(format)) return api_fail(r->e, 400, "invalid_type", name, "Must be an object.");
     if (reader_member(r, format, name, "type", true, &type)) return ST_INVALID;
     if (!json_is(type, "json_schema"))
-        return api_fail(r->e, 400, "invalid_value", name, "'%.60s' is not a format of answers.",
+        return api_fail(r->e, 400, "invalid_value", name, "'%.60s' is not a supported output format.",
                         json_string_value(type));
     schema = field(format, "schema");
     if (!json_is_object(schema) || json_big_int(schema))

@@ -136,7 +136,7 @@ void messages_write_response(struct gen *g)
     usage(&o, g, false);
     jw_text(&o, ",\"service_tier\":\"standard\"}}");
     if (o.st) {
-        (void)api_fail(&r->response.error, 500, "internal_error", NULL, "The answer is too large.");
+        (void)api_fail(&r->response.error, 500, "internal_error", NULL, "The response is too large.");
         request_fail(r);
     } else {
         request_respond(r, 200);
@@ -156,7 +156,7 @@ static void event_end(struct json_writer *o, struct gen *g)
 {
     jw_text(o, "}");
     sse_end(o);
-    if (o->st) gen_abort(g->r, 500, "internal_error", "The answer is too large.");
+    if (o->st) gen_abort(g->r, 500, "internal_error", "The response is too large.");
 }
 
 static void head(struct gen *g)

@@ -92,7 +92,7 @@ static enum status refused(struct reader *r)
     if (field_bool(r->e, r->from, "background", &background)) return ST_INVALID;
     if (background)
         return api_fail(r->e, 400, "unsupported_parameter", "background",
-                        "background is not supported: wait for the answer, or stream it.");
+                        "background is not supported: wait for the response, or stream it.");
     if (truncation && !json_is_string(truncation))
         return api_fail(r->e, 400, "invalid_type", "truncation", "Must be a string.");
     if (json_is(truncation, "auto"))

@@ -277,7 +277,7 @@ void responses_write_response(struct gen *g)
     struct json_writer o = {.buf = &r->response.out};
     response_finish(&o, &g->choices[0]);
     if (o.st) {
-        (void)api_fail(&r->response.error, 500, "internal_error", NULL, "The answer is too large.");
+        (void)api_fail(&r->response.error, 500, "internal_error", NULL, "The response is too large.");
         request_fail(r);
     } else {
         request_respond(r, 200);

@@ -19,7 +19,7 @@ static void event_end(struct json_writer *o, struct gen *g)
 {
     jw_text(o, "}");
     sse_end(o);
-    if (o->st) gen_abort(g->r, 500, "internal_error", "The answer is too large.");
+    if (o->st) gen_abort(g->r, 500, "internal_error", "The response is too large.");
 }
 
 static void head(struct gen *g)

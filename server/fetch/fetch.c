@@ -297,9 +297,9 @@ static enum image_error curl_error(const struct transfer *t, CURLcode rc, struct
         {CURLE_COULDNT_CONNECT, "its host can't be reached"},
         {CURLE_PEER_FAILED_VERIFICATION, "its host's certificate is not trusted"},
         {CURLE_SSL_CONNECT_ERROR, "its host can't be reached by TLS"},
-        {CURLE_PARTIAL_FILE, "its host broke off"},
-        {CURLE_RECV_ERROR, "its host broke off"},
-        {CURLE_GOT_NOTHING, "its host gave no answer"},
+        {CURLE_PARTIAL_FILE, "its host closed the connection"},
+        {CURLE_RECV_ERROR, "its host closed the connection"},
+        {CURLE_GOT_NOTHING, "its host sent no response"},
     };
     if (t->refused) return image__fail(err, IMAGE_BAD_URL, FETCH_NOT_FROM_HERE);
     if (rc == CURLE_OPERATION_TIMEDOUT)
@@ -308,7 +308,7 @@ static enum image_error curl_error(const struct transfer *t, CURLcode rc, struct
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (known[i].rc == rc)
             return image__fail(err, IMAGE_DOWNLOAD, "the URL could not be fetched: %s", known[i].text);
-    return image__fail(err, IMAGE_DOWNLOAD, "the URL could not be fetched: its host's answer is not valid");
+    return image__fail(err, IMAGE_DOWNLOAD, "the URL could not be fetched: its host's response is not valid");
 }
 
 static enum image_error outcome(const struct transfer *t, CURLcode rc, long code, struct err *err)
@@ -317,7 +317,7 @@ static enum image_error outcome(const struct transfer *t, CURLcode rc, long code
     switch (t->stop) {
     case STOP_HEAD:
         return image__fail(err, IMAGE_DOWNLOAD,
-                           "the URL could not be fetched: the answer's header is over %u bytes", HEAD_MAX);
+                           "the URL could not be fetched: the response's header is over %u bytes", HEAD_MAX);
     case STOP_JOB_LARGE:
         return image__fail(err, IMAGE_TOO_MANY_BYTES, "the request's files have more than %u bytes together",
                            HELD_MAX);
@@ -333,7 +333,7 @@ static enum image_error outcome(const struct transfer *t, CURLcode rc, long code
     if (code != 200)
         return image__fail(err, IMAGE_DOWNLOAD, "the URL could not be fetched: status %ld", code);
     if (t->coded)
-        return image__fail(err, IMAGE_DOWNLOAD, "the URL could not be fetched: the answer is compressed");
+        return image__fail(err, IMAGE_DOWNLOAD, "the URL could not be fetched: the response is compressed");
     return t->file->len ? IMAGE_OK : image__fail(err, IMAGE_EMPTY, "the image is empty");
 }
 

@@ -231,7 +231,7 @@ static enum status check_room(struct gen *g, const struct image_ref *ref, const 
         uint64_t n = m->info->image.tokens ? m->info->image.tokens : (uint64_t)grid->t * grid->h * grid->w;
         if (most && n > most)
             return api_fail(&g->r->response.error, 400, image_error_code(IMAGE_TOO_MANY_PIXELS), ref->param,
-                            "The %s takes %llu tokens; this server has memory for encoding %llu at once.",
+                            "The %s takes %llu tokens; this server has memory to encode %llu at once.",
                             ref->video ? "video" : "image", (unsigned long long)n, (unsigned long long)most);
         *tokens += n;
     }

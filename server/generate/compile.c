@@ -51,7 +51,7 @@ static void late(struct request *r, bool memory)
                        gen_grammar_memory_full);
     else
         (void)api_fail(&r->response.error, 503, "overloaded", gen_constraint_param(r->gen),
-                       "Too many new grammars are to be compiled: try again later.");
+                       "Too many new constraints wait to be compiled: try again later.");
     request_fail(r);
 }
 

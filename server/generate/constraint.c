@@ -25,7 +25,7 @@ static enum status error_say(struct constraint_maker *m, enum status st, const c
 {
     if (st == ST_NOMEM) return no_memory(m);
     return api_fail(&m->g->r->response.error, 400, "unsupported_schema", param, "%s%s%s",
-                    f->message[0] ? f->message : "The form of the answer is too large to be enforced",
+                    f->message[0] ? f->message : "The output constraint is too large to be enforced",
                     f->path[0] ? ", at " : ".", f->path);
 }
 
@@ -362,7 +362,7 @@ enum status gen_constraint_compile(struct gen *g)
     st = grammars_keep(all, g->compile_key, g->grammar);
     if (st == ST_TOO_LARGE)
         return api_fail(e, 400, "unsupported_schema", gen_constraint_param(g),
-                        "The constraint takes %zu MiB compiled, more than all may (--grammar-memory).",
+                        "The constraint takes %zu MiB compiled, more than the limit (--grammar-memory).",
                         grammar_bytes(g->grammar) >> 20);
     if (st == ST_AGAIN)
         return api_fail(e, 503, "grammar_memory", gen_constraint_param(g), "%s", gen_grammar_memory_full);
@@ -380,15 +380,14 @@ const char *gen_constraint_param(const struct gen *g)
 const char *gen_constraint_failure(const struct choice *c, char *text, size_t cap)
 {
     static const char *const why[] = {
-        [MATCHER_STUCK] =
-            "the answer can't be completed: too much may follow in one place, or no token fits there",
-        [MATCHER_MASK_COST] = "finding the tokens that may follow takes too much work in one place",
-        [MATCHER_ANSWER_COST] =
-            "finding the tokens that may follow takes too much work for an answer of so many",
+        [MATCHER_STUCK] = "the output can't be completed: too many continuations in one place, or no token "
+                          "is allowed there",
+        [MATCHER_MASK_COST] = "computing the mask of one token takes too much work",
+        [MATCHER_ANSWER_COST] = "computing the masks takes too much work for this number of tokens",
         [MATCHER_MEMORY] = "the server is out of memory for it"};
     enum matcher_failure f = matcher_failure(c->matcher);
     bool costs = f == MATCHER_MASK_COST || f == MATCHER_ANSWER_COST;
-    snprintf(text, cap, "The constraint in %s could not be kept to: %s.%s", gen_constraint_param(c->gen),
+    snprintf(text, cap, "The constraint in %s could not be enforced: %s.%s", gen_constraint_param(c->gen),
              why[f] ? why[f] : why[MATCHER_STUCK],
              costs ? " Use fewer optional parts and counted repeats within each other, or character classes "
                      "instead of alternatives."

@@ -73,12 +73,13 @@ void gen_abort(struct request *r, int http, const char *code, const char *messag
 /* The one that takes most: who asks for a great deal shall not end those who ask for little. */
 void gen_responses_check(struct server *s)
 {
-    static const char message[] = "The answers being made take too much memory, and this one most of it: try "
-                                  "again later, or ask for less at once.";
+    static const char message[] =
+        "The buffered responses exceed --response-memory, and this one is the largest: "
+        "try again later, or request less output.";
     for (struct request *r; (r = requests_largest(s));) {
         /* Of a stream, what nobody has read gives way to the error. */
         bool cut = r->state == RQ_RESPONSE ? r->http.queued : !stream_drop(&r->stream, &r->response.out);
-        log_warn("req=%s answers hold %zu KiB: this one is ended, with %zu KiB", r->http.id,
+        log_warn("req=%s responses hold %zu KiB: this one is aborted, with %zu KiB", r->http.id,
                  s->response_bytes >> 10, r->response.bytes >> 10);
         r->response.retry_after = 5;
         if (cut) {

@@ -54,10 +54,11 @@ enum status gen_context_check(struct gen *g, const struct gen_prompt *p)
     }
     const struct engine_caps *caps = &g->r->srv->model->caps;
     if (p->prompt.span_count && p->prompt.spans[0].rule == SPAN_PREFIX_LM && count > caps->span_tokens_max) {
-        return api_fail(&g->r->response.error, 400, "context_length_exceeded", param,
-                        "This model sees a prompt as a whole, and this server has memory for %u tokens of "
-                        "it. However, your %s resulted in %llu tokens. Please reduce the length of the %s.",
-                        caps->span_tokens_max, what, (unsigned long long)count, what);
+        return api_fail(
+            &g->r->response.error, 400, "context_length_exceeded", param,
+            "This model has bidirectional attention over the prompt, and this server has memory for %u "
+            "tokens of it. However, your %s resulted in %llu tokens. Please reduce the length of the %s.",
+            caps->span_tokens_max, what, (unsigned long long)count, what);
     }
     if (count >= m && !scoring) {
         return api_fail(&g->r->response.error, 400, "context_length_exceeded", param,

@@ -188,7 +188,7 @@ enum status gen_tools_resolve(struct gen *g)
     if (!caps || !caps->tools) {
         return api_fail(
             e, 400, "tools_unsupported", "tools",
-            "The chat template of this model (%s) has no place for tools; use tool_choice \"none\".",
+            "The chat template of this model (%s) does not support tools; use tool_choice \"none\".",
             m->info->family);
     }
     if (!caps->calls) {

@@ -263,7 +263,7 @@ void gen_write_response(struct gen *g)
     cache_info(&o, g);
     jw_text(&o, "}");
     if (o.st) {
-        (void)api_fail(&r->response.error, 500, "internal_error", NULL, "The answer is too large.");
+        (void)api_fail(&r->response.error, 500, "internal_error", NULL, "The response is too large.");
         request_fail(r);
     } else {
         request_respond(r, 200);
@@ -300,7 +300,7 @@ static void chunk_end(struct json_writer *o, struct gen *g, bool counted, bool f
     if (finish && !g->p.include_usage && g->shown.finishes == g->choice_count) cache_info(o, g);
     jw_text(o, "}");
     sse_end(o);
-    if (o->st) gen_abort(g->r, 500, "internal_error", "The answer is too large.");
+    if (o->st) gen_abort(g->r, 500, "internal_error", "The response is too large.");
 }
 
 static void head_chunks(struct gen *g)
@@ -481,7 +481,7 @@ static void tail_chunks(struct gen *g)
         sse_end(&o);
     }
     sse_done(&o);
-    if (o.st) gen_abort(g->r, 500, "internal_error", "The answer is too large.");
+    if (o.st) gen_abort(g->r, 500, "internal_error", "The response is too large.");
 }
 
 void gen_stream_token(struct choice *c)

@@ -105,7 +105,8 @@ static void items(struct schema_maker *m, const json_t *s, json_t *ways, const s
         if (json_is_false(rest))
             add(ways, json_pack("{s:s,s:I}", "type", "array", "minItems", (json_int_t)n + 1));
         else if (n)
-            (void)schema_refuse(m, at, ST_UNSUPPORTED, "\"not\" of \"items\" behind others is not supported");
+            (void)schema_refuse(m, at, ST_UNSUPPORTED,
+                                "\"not\" of \"items\" after \"prefixItems\" is not supported");
         else add(ways, json_pack("{s:s,s:o}", "type", "array", "contains", not_of(rest)));
     }
     if (!v) return;

@@ -123,7 +123,7 @@ static void check_size(struct object *o, uint32_t min, uint32_t max)
         (void)schema_refuse(o->m, o->at, ST_TOO_LARGE, "too many properties ask for others");
     if (o->implies_count && min && max != RX_NO_LIMIT)
         (void)schema_refuse(o->m, o->at, ST_UNSUPPORTED,
-                            "\"dependentRequired\" beside both \"minProperties\" and \"maxProperties\" "
+                            "\"dependentRequired\" with both \"minProperties\" and \"maxProperties\" "
                             "is not supported");
 }
 
@@ -174,7 +174,7 @@ static bool split(struct object *o, rx by, json_t *schema, uint64_t matched, uin
         if (!rx_matches_nothing(p, out, LIFE_STATES)) {
             if (o->class_count == CLASSES_MAX)
                 return (void)schema_refuse(o->m, o->at, ST_TOO_LARGE,
-                                           "the patterns of names are too many to be told apart"),
+                                           "there are too many overlapping patterns of names"),
                        false;
             struct kind *rest = &o->classes[o->class_count++];
             *rest = *c;
@@ -311,7 +311,7 @@ gx schema_object(struct schema_maker *m, const json_t *s, const struct path *at)
     }
     if (!m->st) list_wanted(o);
     if (!m->st && o->wants && max != RX_NO_LIMIT)
-        (void)schema_refuse(m, at, ST_UNSUPPORTED, "\"maxProperties\" beside \"not\" is not supported");
+        (void)schema_refuse(m, at, ST_UNSUPPORTED, "\"maxProperties\" with \"not\" is not supported");
     if (!m->st) list_names(o);
     if (!m->st) number_names(o);
     if (!m->st) list_implied(o);
@@ -435,7 +435,7 @@ gx schema_array(struct schema_maker *m, const json_t *s, const struct path *at)
     if (n > max) n = max;
     json_t *rest = item_of_all(m, s, SIZE_MAX);
     if (wants && (n || once))
-        return (void)schema_refuse(m, at, ST_UNSUPPORTED, "\"contains\" beside this is not supported"), 0;
+        return (void)schema_refuse(m, at, ST_UNSUPPORTED, "\"contains\" with this is not supported"), 0;
     struct path in = {at, "items", 0};
     if (once && (json_is_false(rest) || max == n) && n < 2) once = false;
     if (once && n)

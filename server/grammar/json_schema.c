@@ -181,7 +181,7 @@ static json_t *values_of(struct schema_maker *m, const json_t *s, const struct p
         if (!schema_add(m, seen, v)) continue;
         enum verdict ok = schema_valid(m, all, v);
         if (ok == UNKNOWN)
-            (void)schema_refuse(m, at, ST_UNSUPPORTED, "\"enum\" beside these keywords is not supported");
+            (void)schema_refuse(m, at, ST_UNSUPPORTED, "\"enum\" with these keywords is not supported");
         if (ok == YES) json_array_append(out, v);
     }
     return out;

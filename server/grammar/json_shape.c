@@ -39,7 +39,7 @@ static const char *const wanted[] = {
     "a boolean",
     "a number",
     "a number",
-    "a text",
+    "a string",
 };
 static const struct {
     const char *key;

@@ -192,7 +192,7 @@ static bool head_complete(struct http_parser *h, struct buf *out)
 /* A line without its end; *complete: it was the head's last. */
 static bool head_line(struct http_parser *h, const char *s, size_t len, struct buf *out, bool *complete)
 {
-    if (!h->lines && !len) return ++h->blank <= 2 || invalid(h, "Empty lines stand before the request.");
+    if (!h->lines && !len) return ++h->blank <= 2 || invalid(h, "There are empty lines before the request.");
     if (len && h->lines > LIMIT_HEADERS)
         return bad(h, 431, "headers_too_large", "The request has too many headers.");
     if (!h->lines++) return request_line(h, s, len);
@@ -277,7 +277,8 @@ enum http_event http_parser_feed(struct http_parser *h, const char *data, size_t
             state_to(h, chunk ? HTTP_PARSER_CHUNK_END : HTTP_PARSER_END);
             h->left = chunk ? 2 : 0;
         } else if (h->state == HTTP_PARSER_CHUNK_END) {
-            if (data[at++] != (h->left == 2 ? '\r' : '\n')) invalid(h, "A chunk is not as long as it says.");
+            if (data[at++] != (h->left == 2 ? '\r' : '\n'))
+                invalid(h, "A chunk is not as long as its size says.");
             else if (!--h->left) state_to(h, HTTP_PARSER_SIZE);
         } else {
             if (!http_parser_begun(h) && data[at] != '\r' && data[at] != '\n' && !tchar(data[at])) {

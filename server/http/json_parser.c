@@ -270,7 +270,7 @@ enum status json_parse_body(struct json_parser *p, json_t **out)
     buf_init(&p->scratch, p->len + 3 * (size_t)LIMIT_ILL_FORMED + 64);
     enum status st = value(p, &v);
     skip_space(p);
-    if (!st && p->at < p->len) st = error(p, "text behind the value");
+    if (!st && p->at < p->len) st = error(p, "text after the value");
     buf_fini(&p->scratch);
     if (!st) return made(v, out);
     json_decref(v);

@@ -358,7 +358,8 @@ static void kv_text(struct writer *w, const struct sched_stats *st, const struct
                "Tokens whose KV was taken from the prefix cache, by group of layers.", hits);
     group_text(w, st, "kvasir:kv_blocks_evicted_total", "counter",
                "KV blocks that the prefix cache gave back for want of memory, by group of layers.", evicted);
-    single(w, "kvasir:kv_arena_units", "gauge", "Size of the KV arena in units.", (double)st->arena_grains);
+    single(w, "kvasir:kv_arena_units", "gauge", "Size of the KV arena in allocation units.",
+           (double)st->arena_grains);
     single(w, "kvasir:kv_arena_units_used", "gauge", "Units of the KV arena in use or cached.",
            (double)st->used_grains);
     head(w, "vllm:cache_config_info", "gauge", "Settings of the KV arena.");
@@ -400,7 +401,7 @@ static void prefix_cache_text(struct writer *w, const struct sched_stats *st)
     single(w, "vllm:prompt_tokens_cached_total", "counter", "Prompt tokens taken from the cache.",
            (double)st->cache_hit_tokens);
     single(w, "vllm:prompt_tokens_recomputed_total", "counter",
-           "Prompt tokens that were equal to cached ones and computed all the same.",
+           "Prompt tokens equal to cached ones that were computed again.",
            (double)st->cache_recomputed_tokens);
     head(w, "vllm:prompt_tokens_by_source_total", "counter", "Prompt tokens by where their KV came from.");
     for (size_t i = 0; i < sizeof sources / sizeof *sources; i++) {
@@ -411,10 +412,10 @@ static void prefix_cache_text(struct writer *w, const struct sched_stats *st)
                : sources[i].computed ? (double)st->prompt_tokens
                                      : 0);
     }
-    single(w, "kvasir:prefix_cache_lookups_total", "counter", "Sequences that looked into the prefix cache.",
+    single(w, "kvasir:prefix_cache_lookups_total", "counter", "Sequences that looked up the prefix cache.",
            (double)st->cache_queries);
-    single(w, "kvasir:prefix_cache_hits_total", "counter",
-           "Sequences that took something from the prefix cache.", (double)st->cache_hits);
+    single(w, "kvasir:prefix_cache_hits_total", "counter", "Sequences with a prefix cache hit.",
+           (double)st->cache_hits);
     single(w, "kvasir:prefix_cache_nodes", "gauge", "Nodes of the prefix cache's tree.",
            (double)st->cache_nodes);
     single(w, "kvasir:prefix_cache_evicted_nodes_total", "counter",
@@ -442,12 +443,11 @@ static void images_text(struct writer *w, const struct sched_stats *st, const st
            (double)w->m->images_decoded);
     single(w, "kvasir:image_bytes", "gauge", "Decoded images held by requests.",
            (double)atomic_load(&s->pixel_bytes));
-    single(w, "kvasir:response_bytes", "gauge", "Answers held, in the making or being read.",
-           (double)s->response_bytes);
-    single(w, "kvasir:image_hash_cache_queries_total", "counter",
-           "Image files looked up among those that were decoded before.", (double)a.queries);
+    single(w, "kvasir:response_bytes", "gauge", "Memory of buffered responses.", (double)s->response_bytes);
+    single(w, "kvasir:image_hash_cache_queries_total", "counter", "Image hash cache lookups.",
+           (double)a.queries);
     single(w, "kvasir:image_hash_cache_hits_total", "counter",
-           "Image files found among those that were decoded before.", (double)a.hits);
+           "Image hash cache hits: files already decoded.", (double)a.hits);
     single(w, "kvasir:image_hash_cache_entries", "gauge", "Image files whose content is known.",
            (double)a.entries);
     single(w, "kvasir:encoder_cache_bytes", "gauge", "Encoded images kept, in use or for later.",
@@ -482,14 +482,14 @@ static void engine_text(struct writer *w, const struct sched_stats *st, const st
     single(w, "vllm:num_preemptions_total", "counter", "Preempted sequences.", (double)st->preemptions);
     single(w, "vllm:prompt_tokens_total", "counter", "Prefill tokens processed.", (double)st->prompt_tokens);
     single(w, "vllm:generation_tokens_total", "counter", "Generated tokens.", (double)st->generated_tokens);
-    single(w, "vllm:spec_decode_num_drafts_total", "counter", "Runs with drafted tokens.",
+    single(w, "vllm:spec_decode_num_drafts_total", "counter", "Verify steps: chunks with draft tokens.",
            (double)st->verified_chunks);
-    single(w, "vllm:spec_decode_num_draft_tokens_total", "counter", "Drafted tokens.",
+    single(w, "vllm:spec_decode_num_draft_tokens_total", "counter", "Draft tokens.",
            (double)st->proposed_tokens);
-    single(w, "vllm:spec_decode_num_accepted_tokens_total", "counter", "Drafted tokens that were accepted.",
+    single(w, "vllm:spec_decode_num_accepted_tokens_total", "counter", "Accepted draft tokens.",
            (double)st->accepted_tokens);
     head(w, "vllm:spec_decode_num_accepted_tokens_per_pos_total", "counter",
-         "Accepted drafted tokens by place in their draft.");
+         "Accepted draft tokens by position in the draft.");
     for (int i = 0; i < (int)SCHED_DRAFT_MAX; i++) {
         char place[32];
         snprintf(place, sizeof place, ",position=\"%d\"", i);
@@ -500,7 +500,7 @@ static void engine_text(struct writer *w, const struct sched_stats *st, const st
     single(w, "kvasir:engine_step_seconds_total", "counter", "Time in engine steps.",
            (double)st->step_us_total * 1e-6);
     single(w, "kvasir:mask_waits_total", "counter",
-           "Runs left out of a step because the mask of their constraint was not ready.",
+           "Chunks left out of a step because the mask of their constraint was not ready.",
            (double)st->mask_waits);
     single(w, "kvasir:grammar_bytes", "gauge", "Memory of compiled grammars and their masks.",
            (double)atomic_load(&s->grammar_memory->used));

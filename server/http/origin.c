@@ -170,7 +170,7 @@ bool origin_admit(struct request *r)
     if (strcmp(r->http.path, "/health") == 0) return true;
     if (!host_ok(r->srv, host)) {
         (void)api_fail(&r->response.error, 421, "host_not_allowed", NULL,
-                       "This server is not reached by the name '%.100s': its operator can allow that "
+                       "The Host name '%.100s' is not allowed: its operator can allow that "
                        "(--allowed-hosts).",
                        host);
     } else if (!r->srv->auth && !r->http.allow_origin && foreign(r, origin, host)) {

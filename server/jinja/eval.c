@@ -154,7 +154,7 @@ static struct jinja_value eval_sign(struct jinja_ctx *c, struct jinja_value v, b
     int64_t i;
     if (v.type == JN_UNDEF) jn_fail_undef(c, v);
     if (v.type == JN_FLOAT) return JN_V(JN_FLOAT, f, negate ? -v.u.f : v.u.f);
-    if (v.type == JN_BIG && negate) jn_error(c, "arithmetic on a whole number beyond 64 bits");
+    if (v.type == JN_BIG && negate) jn_error(c, "arithmetic on an integer of more than 64 bits");
     if (v.type == JN_BIG) return v;
     if (!jn_as_int(v, &i))
         jn_error(c, "bad operand type for unary %c: '%s'", negate ? '-' : '+', jn_type_name(v));

@@ -608,7 +608,7 @@ struct jinja_value jn_binary(struct jinja_ctx *c, enum jn_op op, struct jinja_va
     if (b.type == JN_UNDEF) jn_fail_undef(c, b);
     if (jn_as_int(a, &ia) && jn_as_int(b, &ib)) return int_op(c, op, ia, ib);
     if ((a.type == JN_BIG || b.type == JN_BIG) && a.type != JN_STR && b.type != JN_STR)
-        jn_error(c, "arithmetic on a whole number beyond 64 bits");
+        jn_error(c, "arithmetic on an integer of more than 64 bits");
     if (jn_as_num(a, &fa) && jn_as_num(b, &fb)) return float_op(c, op, fa, fb);
     bool seq_a = a.type == JN_STR || a.type == JN_LIST || a.type == JN_TUPLE,
          seq_b = b.type == JN_STR || b.type == JN_LIST || b.type == JN_TUPLE;

@@ -146,7 +146,7 @@ def test_chat(server, chrome):
     again = say(page, "How many shapes are there?")
     check.true("a second turn", "two" in again, again)
     meta = page.js("turns.at(-1).view.meta.innerText")
-    reuse = r"Reused 4\d of 58 prompt tokens, up to token 4\d, behind message 2: .+"
+    reuse = r"Reused 4\d of 58 prompt tokens, up to token 4\d, after message 2: .+"
     check.true("reuse", re.search(reuse, meta), meta)
     page.js("turns.at(-1).view.acts.firstChild.click()")
     page.wait(f"turns.length === 4 && {IDLE}")
@@ -222,7 +222,7 @@ def test_broken(server, chrome):
     page.wait("turns.length === 2 && turns[1].text.length > 100")
     server.process.kill()
     page.wait(IDLE)
-    check.true("it says so", "connection broke" in page.js("turns[1].view.meta.innerText"))
+    check.true("it says so", "connection closed" in page.js("turns[1].view.meta.innerText"))
     check.true("what came stays", page.js("turns[1].text.length > 100"))
     page.wait("$('state').innerText === 'The server cannot be reached.'")
     again = harness.Server(args.binary, args.demo, "--port", str(server.port))
@@ -255,7 +255,7 @@ def test_settings(server, chrome):
     one = page.js("document.querySelector('.odds').innerText")
     page.key("ArrowRight")
     two = page.js("document.querySelector('.odds').innerText")
-    check.true("what else was likely", "likely were:" in one and one.count("%") == 6, one)
+    check.true("alternatives", "alternatives:" in one and one.count("%") == 6, one)
     check.true("arrow keys go on", one != two, two)
     check.true("the limit is named", "max_tokens reached" in page.js("turns.at(-1).view.meta.innerText"))
     page.js("$('extra').value = '{'")
@@ -510,7 +510,7 @@ def test_sizes(server, chrome):
 
 
 def test_tree_shown(server, chrome):
-    """The panel draws the server's tree and marks what the last answer took from it."""
+    """The panel draws the server's tree and marks what the last response reused."""
     server.request("POST", "/reset_prefix_cache")
     page = opened(server, chrome)
     page.js("$('temperature').value = 0")
@@ -524,7 +524,7 @@ def test_tree_shown(server, chrome):
     check.true("kinds", kinds[0] == 1 and kinds[1] == 1 and kinds[2] >= 2, kinds)
     title = page.js("document.querySelector('#tree rect.reused title').textContent")
     reused = page.js("turns.at(-1).cache.reused_tokens")
-    check.equal("a title", title, f"{reused} tokens from 0 on, reused by the last answer")
+    check.equal("a title", title, f"{reused} tokens from 0 on, reused by the last response")
     page.js("document.querySelector('#outline summary').click()")
     page.wait(f"$('outline-list').innerText.includes('{title}')")
     check.true("in words", page.js("document.querySelectorAll('#outline-list ul ul').length") >= 1)
