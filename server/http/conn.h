@@ -2,7 +2,7 @@
  * http_parser.h parses what the client sends and passes it on through a socket pair, one request at a time;
  * libmicrohttpd's response comes back the same way, so libmicrohttpd sees only well-formed requests.
  * Deadlines, malformed requests and responses before the end of a body are handled here. Event loop's thread.
- * Internal to server/. / */
+ * Internal to server/. */
 #ifndef KVASIR_CONN_H
 #define KVASIR_CONN_H
 

@@ -38,8 +38,7 @@ struct loop {
 enum status loop_open(struct loop *l, struct server *s, struct err *err) KV_MUST_CHECK;
 enum status loop_listen(struct loop *l, struct err *err) KV_MUST_CHECK; /* starts accepting connections */
 void loop_pump(struct loop *l);                                         /* runs libmicrohttpd once */
-void loop_tick(struct loop *l,
-               uint64_t now);    /* deadlines, and detection of a stuck libmicrohttpd; every 100 ms */
-void loop_close(struct loop *l); /* ends HTTP and every handle */
+void loop_tick(struct loop *l, uint64_t now); /* deadlines, stuck libmicrohttpd; every 100 ms */
+void loop_close(struct loop *l);              /* ends HTTP and every handle */
 
 #endif

@@ -76,7 +76,7 @@ struct server {
     uint32_t load;             /* generating requests in flight */
     uint32_t polls;            /* requests that poll: request_wait */
     bool compile_waits;        /* requests wait for their grammar to be compiled */
-    uint64_t compile_turn;     /* the number of turns so far */
+    uint64_t compile_turn;     /* one after the last turn started */
     size_t body_bytes;         /* request bodies held */
     size_t parse_bytes;        /* parse_cost of all bodies being read */
     size_t response_bytes;     /* buffered responses, in progress or being read */

@@ -74,10 +74,9 @@ void request_to(struct request *r, enum request_state state);
 /* Headers are complete. NULL: out of memory. */
 struct request *request_create(struct server *s, struct MHD_Connection *c, const char *method,
                                const char *target);
-struct request *
-requests_largest(const struct server *s);    /* the request with the largest answer, to be ended; or NULL */
-void request_release(struct request *r);     /* frees it if nobody needs it any more */
-void request_client_gone(struct request *r); /* cancels; safe to call twice */
+struct request *requests_largest(const struct server *s); /* the one with the largest response; or NULL */
+void request_release(struct request *r);                  /* frees it if no longer in use */
+void request_client_gone(struct request *r);              /* cancels; safe to call twice */
 /* Each finishes the request: the connection resumes and sends the response in r. */
 void request_respond(struct request *r, int status); /* body in r->answer.out */
 void request_fail(struct request *r);                /* r->answer.error is filled */
