@@ -129,8 +129,7 @@ struct gen_prompt {
     size_t text_len, text_chars; /* bytes, code points */
     uint32_t image_tokens, cached_tokens;
     uint32_t dropped; /* tokens that truncate_prompt_tokens removed at the start */
-    bool
-        cache_known; /* the scheduler has reported what it reused (only the first sequence's report counts) */
+    bool cache_known; /* the scheduler has reported what it reused (first sequence only) */
     struct sched_cache_info cache;
     struct cache_places places; /* with return_cache_info: which part of the request each token came from */
     struct token_out
@@ -170,12 +169,11 @@ struct choice {
     int stop_string; /* index, or -1 */
     struct detok *detok;
     struct stop_state stop;
-    struct buf text; /* all text, including the held-back end */
-    struct chat_output
-        *out;    /* chat with calls or reasoning: the parsed text, returned instead of it; else NULL. Owned */
-    size_t held; /* bytes at the end that may begin a stop string */
-    size_t chars;  /* code points of text (without echo) */
-    uint32_t *ids; /* generated tokens, EOS included */
+    struct buf text;         /* all text, including the held-back end */
+    struct chat_output *out; /* chat with calls or reasoning: the parsed text; else NULL. Owned */
+    size_t held;             /* bytes at the end that may begin a stop string */
+    size_t chars;            /* code points of text (without echo) */
+    uint32_t *ids;           /* generated tokens, EOS included */
     uint32_t id_count, id_cap;
     uint32_t proposed, accepted; /* draft tokens so far (struct sched_event) */
     struct logprobs_acc logprobs;
@@ -191,11 +189,10 @@ struct gen_image {
     uint8_t *bytes; /* the file, or the files of a video's frames; owned */
     size_t len;
     struct image_ask ask;
-    uint8_t file_hash[32];     /* its id (media/image_hash_cache.h) */
-    uint32_t first, count;     /* its spans of the prompt: [first, first + count) */
-    struct image_fetch *fetch; /* being decoded */
-    struct image_prepared
-        ready; /* a video with many parts: the parts not yet used, so that it is decoded once */
+    uint8_t file_hash[32];       /* its id (media/image_hash_cache.h) */
+    uint32_t first, count;       /* its spans of the prompt: [first, first + count) */
+    struct image_fetch *fetch;   /* being decoded */
+    struct image_prepared ready; /* a video with many parts: those not yet used */
 };
 
 struct gen {
@@ -225,8 +222,7 @@ struct gen {
     struct stop_set *stops;    /* NULL = none */
     const char *response_role; /* chat: "assistant", or the last message's role */
     bool inside_reasoning;     /* chat: the prompt ends within the model's reasoning */
-    uint32_t
-        tag_ids[8]; /* tag tokens of calls and reasoning: kept in the text even if special tokens are not */
+    uint32_t tag_ids[8];       /* tags of calls and reasoning: always kept in the text */
     uint32_t tag_id_count;
     struct gen_image
         *images; /* chat: [image_count], owned; read-only once the sequences run, except `fetch` */
