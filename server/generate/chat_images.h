@@ -17,7 +17,7 @@ struct chat_images {
     uint32_t count;
 };
 
-/* Fills g->images too. On failure g->r->answer.error is set; chat_images_free in either case. */
+/* Fills g->images too. On failure g->r->response.error is set; chat_images_free in either case. */
 enum status chat_images_make(struct gen *g, struct chat_images *out);
 /* Sets the error for a part whose file is unavailable or unreadable; returns ST_INVALID. */
 enum status image_fail(struct gen *g, enum image_error error, const struct image_ref *ref,

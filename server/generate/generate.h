@@ -107,11 +107,11 @@ struct choice;
 /* What a dialect does differently from OpenAI's chat completions and completions. Its output is that of a
  * chat; choice->out is always set. */
 struct dialect {
-    /* Worker: the body -> g->p and the fields after it, except the prompt. r->answer.error on failure. */
+    /* Worker: the body -> g->p and the fields after it, except the prompt. r->response.error on failure. */
     enum status (*read)(struct gen *g, json_t *root);
     const char *source; /* the field with the messages, for errors */
-    /* Loop: like gen_write_response, gen_stream_token, gen_stream_write; and r->answer.error as the last
-     * event, into r->answer.out. */
+    /* Loop: like gen_write_response, gen_stream_token, gen_stream_write; and r->response.error as the last
+     * event, into r->response.out. */
     void (*response)(struct gen *g);
     void (*stream_token)(struct choice *c);
     void (*stream)(struct gen *g);
@@ -260,7 +260,7 @@ void gen_read_free(struct gen *g); /* only the parts of the prompt */
 enum status request_model_check(struct request *r, json_t *root);
 
 /* generate/parse.c (worker): the fields of a chat or a completion, except messages and prompt; for another
- * dialect, the fields with the same meaning, after its reader has run. r->answer.error on failure. */
+ * dialect, the fields with the same meaning, after its reader has run. r->response.error on failure. */
 enum status gen_parse(struct gen *g, json_t *root);
 /* Only continue_final_message and the choice of special tokens. */
 enum status gen_parse_turn(struct gen *g, json_t *root);
@@ -288,7 +288,7 @@ enum status gen_format(struct gen *g, json_t *type, json_t *in, const struct for
 /* generate/constraint.c (worker): the constraint of response format and tool calls -> g->grammar if it is
  * cached, else g->compile. After the prompt is built. */
 enum status gen_constraint_make(struct gen *g);
-/* Worker, with memory reserved: g->compile -> g->grammar. r->answer.error on failure. */
+/* Worker, with memory reserved: g->compile -> g->grammar. r->response.error on failure. */
 enum status gen_constraint_compile(struct gen *g);
 void gen_constraint_made(struct gen *g); /* g->compile is no longer needed */
 /* The field that requested the constraint. */
@@ -354,7 +354,7 @@ void gen_images_free(struct gen *g);
  * that is the only one with pixels is not limited. */
 bool gen_pixels_account(struct gen *g, const struct image_prepared *p);
 
-/* generate/write.c (loop): writes JSON into g->r->answer.out */
+/* generate/write.c (loop): writes JSON into g->r->response.out */
 enum status gen_prompt_logprobs(struct choice *c)
     KV_MUST_CHECK; /* completions with echo: prepends the prompt's entries, once */
 void gen_write_response(struct gen *g);

@@ -25,10 +25,9 @@ void rx_pool_free(struct rx_pool *p); /* NULL is fine */
  * full then), a set with too many items, or more work than work_max. Sticky; builders check once at the end.
  */
 enum status rx_status(const struct rx_pool *p);
-/* Is the pool over its limit? That depends on what the pool already holds, so results must not depend on it.
- */
+/* Is the pool over its limit? That depends on its earlier contents, so results must not depend on it. */
 bool rx_pool_full(const struct rx_pool *p);
-void rx_pool_room(struct rx_pool *p, size_t nodes, size_t items); /* reserves nodes and list items */
+void rx_pool_room(struct rx_pool *p, size_t nodes, size_t items); /* how much it may grow */
 /* Work is counted in units of 2 to 5 ns, as if nothing were cached: it is a function of the expressions
  * alone. Sets the remaining work; SIZE_MAX: unlimited. Clears a failure caused by the old limit. */
 void rx_pool_work_max(struct rx_pool *p, size_t most);

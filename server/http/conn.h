@@ -32,8 +32,8 @@ struct conn *conn_begun(struct loop *l);
 void conn_ended(struct conn *n);
 void conn_request(struct request *r);          /* libmicrohttpd has r's head */
 void conn_completed(struct MHD_Connection *c); /* its request is finished: the next one may start */
-/* Responds with r->answer.error before the body is complete, which libmicrohttpd can't do. False: the body is
- * complete, or a response has started. */
+/* Responds with r->response.error before the body is complete, which libmicrohttpd can't do. False: the body
+ * is complete, or a response has started. */
 bool conn_respond_early(struct request *r);
 void conn_cut(struct request *r);              /* ends a connection whose response is being written */
 void conn_sweep(struct loop *l, uint64_t now); /* deadlines; every 100 ms */

@@ -11,7 +11,7 @@
 struct loop {
     uv_loop_t uv;
     struct server *srv;
-    bool (*admit)(struct request *r); /* at the end of the headers; false: r->answer.error is filled */
+    bool (*admit)(struct request *r); /* at the end of the headers; false: r->response.error is filled */
     void (*check)(struct server *s);  /* before libmicrohttpd runs */
     struct MHD_Daemon *mhd;
     uv_poll_t mhd_poll;

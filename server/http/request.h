@@ -78,14 +78,14 @@ struct request *requests_largest(const struct server *s); /* the one with the la
 void request_release(struct request *r);                  /* frees it if no longer in use */
 void request_client_gone(struct request *r);              /* cancels; safe to call twice */
 /* Each finishes the request: the connection resumes and sends the response in r. */
-void request_respond(struct request *r, int status); /* body in r->answer.out */
-void request_fail(struct request *r);                /* r->answer.error is filled */
-void request_stream_open(struct request *r);         /* first bytes are in r->answer.out */
-void request_stream_more(struct request *r);         /* r->answer.out grew, or r->stream.end was set */
+void request_respond(struct request *r, int status); /* body in r->response.out */
+void request_fail(struct request *r);                /* r->response.error is filled */
+void request_stream_open(struct request *r);         /* first bytes are in r->response.out */
+void request_stream_more(struct request *r);         /* r->response.out grew, or r->stream.end was set */
 /* The text of the body is no longer needed; `kept` bytes of it, or derived from it, count as held until r is
  * freed or the next call. Not while a worker has r. */
 void request_body_drop(struct request *r, size_t kept);
-/* Runs job on a worker, then done on the loop (done decides by r->answer.error). */
+/* Runs job on a worker, then done on the loop (done decides by r->response.error). */
 void request_work(struct request *r, void (*job)(struct request *r), void (*done)(struct request *r));
 /* poll is called on engine events and at every tick, until it responds. */
 void request_wait(struct request *r, void (*poll)(struct request *r));

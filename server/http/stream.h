@@ -1,5 +1,5 @@
 /* Server-sent events: "data: " + one line of JSON + "\n\n", with a preceding "event: " line in dialects with
- * named events; and how much libmicrohttpd has taken. `out`: the events, of struct answer. No state of its
+ * named events; and how much libmicrohttpd has taken. `out`: the events, of struct response. No state of its
  * own. */
 #ifndef KVASIR_STREAM_H
 #define KVASIR_STREAM_H

@@ -1,5 +1,5 @@
-/* See media/alias.h. A fixed array of entries, chained in buckets and in one list by recency; entry 0 is the
- * end of every chain. */
+/* See media/image_hash_cache.h. A fixed array of entries, chained in buckets and in one list by recency;
+ * entry 0 is the end of every chain. */
 #include "server/media/image_hash_cache.h"
 
 #include "config/base/assert.h"
