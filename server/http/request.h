@@ -1,10 +1,10 @@
 /* A request, from its headers to its response. Internal to server/.
  *
- *   BODY -> WORKING -> RUNNING -> ANSWER   (whole: libmicrohttpd's connection is suspended until it is ready)
+ *   BODY -> WORKING -> RUNNING -> RESPONSE (whole: libmicrohttpd's connection is suspended until it is ready)
  *                             \-> STREAM   (events: suspended while none is pending)
  *           WORKING -> WORKING             (resumes when the files that it names are fetched)
- *   BODY -> SWALLOW -> ANSWER              (refused by its headers, but the body is drained)
- *   BODY -> RUNNING -> ANSWER              (waits for the engine: request_wait)
+ *   BODY -> SWALLOW -> RESPONSE            (refused by its headers, but the body is drained)
+ *   BODY -> RUNNING -> RESPONSE            (waits for the engine: request_wait)
  *   any state -> http.mhd == NULL          (response sent, or the client disconnected: sequences are
  * cancelled)
  *
@@ -12,7 +12,7 @@
  * has given its EV_END. Images that the scheduler asks for while it runs are decoded by further workers
  * (generate/images.c), after those with a URL are fetched (generate/remote.c), counted in `fetches`.
  *
- * Event loop's thread, except while `working`: then a worker (workers.h) owns body, answer and gen, and the
+ * Event loop's thread, except while `working`: then a worker (workers.h) owns body, response and gen, and the
  * loop touches none of them. */
 #ifndef KVASIR_REQUEST_H
 #define KVASIR_REQUEST_H
