@@ -5,8 +5,7 @@
  *           WORKING -> WORKING             (resumes when the files that it names are fetched)
  *   BODY -> SWALLOW -> RESPONSE            (refused by its headers, but the body is drained)
  *   BODY -> RUNNING -> RESPONSE            (waits for the engine: request_wait)
- *   any state -> http.mhd == NULL          (response sent, or the client disconnected: sequences are
- * cancelled)
+ *   any state -> http.mhd == NULL          (response sent, or disconnected: sequences are cancelled)
  *
  * It is freed by request_release when libmicrohttpd is done with it, no worker holds it and every sequence
  * has given its EV_END. Images that the scheduler asks for while it runs are decoded by further workers
