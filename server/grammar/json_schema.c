@@ -421,7 +421,7 @@ static gx plain(struct schema_maker *m, const json_t *s, const struct path *at)
         bool first = false;
         const char *name;
         json_t *v;
-        json_object_foreach((json_t *)(uintptr_t)s, name, v) /* the order of its text */
+        json_object_foreach((json_t *)(uintptr_t)s, name, v) /* document order */
         {
             if (strcmp(name, key) == 0) first = true;
             if (first || strcmp(name, "properties") == 0) break;
