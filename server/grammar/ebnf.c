@@ -323,7 +323,7 @@ static struct ebnf_part many(struct ebnf *e, enode first, bool alt)
 {
     rx (*together)(struct rx_pool *, const rx *, size_t) = alt ? rx_alt_list : rx_concat_list;
     struct ebnf_part run = {.regular = true};
-    size_t n = 0, count = 1, runs = 0; /* run: of so many parts, whose expressions are behind the list */
+    size_t n = 0, count = 1, runs = 0; /* run: of so many parts, whose expressions follow the list */
     for (enode x = first; x; x = e->nodes[x].next) count += 2;
     gx *list = malloc(2 * count * sizeof *list);
     rx *parts = list + count;

@@ -66,9 +66,7 @@ static struct jinja_value capture(struct jinja_ctx *c, const struct jn_nodes *bo
     struct jn_sb sb = jn_sb_new(c), *outer = c->out;
     sb.max = c->base.limits.output_bytes_max;
     c->out = &sb;
-    (void)jn_exec(
-        c, body,
-        s); /* break and continue can't cross a captured body: the parser rejects that, or it ends here */
+    (void)jn_exec(c, body, s); /* break and continue end at a captured body */
     c->out = outer;
     return jn_sb_value(c, &sb);
 }

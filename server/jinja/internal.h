@@ -1,4 +1,4 @@
-/* Private to the interpreter (server/jinja/*.c).
+/* Private to the interpreter (server/jinja).
  *
  * Errors leave through longjmp to jinja_parse / jinja_render: interpreter functions own only arena memory
  * (and the output buffer, which the context owns), so nothing can leak, and an evaluator of two dozen
