@@ -3,8 +3,9 @@
  *   on a worker   body.c -> parse.c, tools.c, chat.c: the request
  *                 remote.c: image URLs, fetched by the loop before the job continues
  *                 prompt.c or chat.c, chat_images.c: the prompts
- *   on the loop   sequences.c: submission to the scheduler, and its events; images.c: pixels that it
- * requests; write.c: the response, with new deltas from delta.c; end.c: early ends
+ *   on the loop   sequences.c: submission to the scheduler, and its events
+ *                 images.c: pixels that the scheduler requests
+ *                 write.c: the response, with new deltas from delta.c; end.c: early ends
  *
  * Other dialects than OpenAI's are read and written by server/dialect/: struct dialect.
  *

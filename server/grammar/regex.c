@@ -1037,7 +1037,7 @@ void rx_classes_add(struct rx_pool *p, rx a, struct rx_classes *c)
 #define LIFE_WORK   512u
 #define LIFE_WIDE   8192u
 #define COVERS_WORK (1u << 19)
-#define SEARCH_PART 4u /* fraction that is charged: repeated lookups are cached */
+#define SEARCH_PART 4u /* divisor of the charged work: repeated lookups are cached */
 
 struct search {     /* reached pairs */
     uint64_t *seen; /* hash set; 0 = free; holds key + 1 */
