@@ -351,7 +351,7 @@ static void tcp_event(uv_poll_t *p, int status, int events)
         return;
     }
     if (events & UV_DISCONNECT && !(events & UV_READABLE)) {
-        n->hup = true; /* only sends what is ready, as in client_ended */
+        n->hup = true; /* no further input; as in client_ended */
         if (n->request && n->request->http.suspended) request_client_gone(n->request);
     }
     if (events & UV_WRITABLE) pump_down(n);
