@@ -1,6 +1,5 @@
 /* See options.h. A row of the table = one setting; its flag, environment variable and config key are the same
- * name spelled three ways
- * ("max-context", "KVASIR_MAX_CONTEXT", "max-context = 4096"). */
+ * name spelled three ways ("max-context", "KVASIR_MAX_CONTEXT", "max-context = 4096"). */
 #include "config/options.h"
 
 #include "config/base/env.h"
@@ -18,11 +17,11 @@ struct row {
     const char *name;
     enum kind kind;
     size_t at;           /* offset of the field in struct options */
-    const char *init;    /* default, in the form that a person would write; NULL = unset */
+    const char *init;    /* default, as a person would write it; NULL = unset */
     uint64_t min, max;   /* K_COUNT, K_SIZE */
     const char *choices; /* K_CHOICE: "a|b|c" */
     const char *arg;     /* how --help names the value */
-    const char *help;    /* NULL: it is known and does nothing yet, so it isn't shown */
+    const char *help;    /* NULL: accepted without effect, so not shown */
 };
 
 #define AT(field) offsetof(struct options, field)
@@ -169,7 +168,7 @@ static bool choice_ok(const char *choices, const char *value)
     return false;
 }
 
-/* "123", "64M" (when suffixes are allowed), digits only otherwise. */
+/* "123", "64M" (if suffixes are allowed), digits only otherwise. */
 static bool number_parse(const char *s, bool suffix, uint64_t *out)
 {
     if (!isdigit((unsigned char)*s)) return false;
@@ -318,9 +317,8 @@ static enum status file_read(const char *path, struct options *o, struct err *er
     return st;
 }
 
-/* A misspelt name must not be without effect. What is no setting, yet ours: switches for debugging, the
- * load tool's key; and what Kubernetes sets in every pod for a service that is called kvasir or
- * kvasir-something. */
+/* A misspelt name must not be ignored silently. Exceptions: debugging switches, the load tool's key, and
+ * variables that Kubernetes sets in every pod for a service named kvasir or kvasir-something. */
 static bool env_known(const char *entry, size_t len)
 {
     static const char *const exact[] = {"API_KEY", "CUDA_GRAPHS", "CUDA_HOPPER", "CUDA_LIBRARY",
@@ -391,8 +389,8 @@ enum status options_parse(int argc, char **argv, struct options *out, struct err
     struct options o = {0};
     const char *env_config = env_get("KVASIR_CONFIG");
     enum status st = defaults_set(&o, err);
-    /* The file's name may come from the command line or the environment, yet both override what the file
-     * says: find it first. */
+    /* The file's name may come from the command line or the environment, which both override its contents:
+     * find it first. */
     if (!st) st = args_read(argc, argv, &o, true, err);
     if (!st && !o.config && env_config && *env_config) {
         o.config = strdup(env_config);

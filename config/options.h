@@ -1,6 +1,6 @@
 /* Settings of the program: command line, environment, config file. One table (options.c) gives names, bounds,
  * defaults and the help text; nothing else in the program reads argv or the environment for settings.
- * Immutable after options_parse; safe on any thread from then on. Knows nothing of models or HTTP. */
+ * Immutable after options_parse; then safe on any thread. Knows nothing of models or HTTP. */
 #ifndef KVASIR_OPTIONS_H
 #define KVASIR_OPTIONS_H
 
@@ -15,7 +15,7 @@
 struct options {
     /* model */
     char *model;             /* checkpoint directory or GGUF file; NULL = the bundled demo model */
-    char *mmproj;            /* GGUF file of its vision tower, or NULL */
+    char *mmproj;            /* GGUF file of the vision tower, or NULL */
     char *served_model_name; /* NULL = last component of the directory, the file's name without .gguf */
     char *backend;           /* auto | cpu | cuda */
     char *cpu_kernels;       /* auto | reference | avx2 | avx512 | amx */
@@ -29,32 +29,32 @@ struct options {
     uint64_t step_ms;                   /* time budget of a step; 0 = none */
     uint64_t prefill_chunk;             /* tokens of one sequence's prefill per step; 0 = the step's budget */
     char *prefix_cache;                 /* on | off */
-    char *cache_scope;                  /* key | server: who shares cached data where there are API keys */
+    char *cache_scope;                  /* key | server: who shares cached data when there are API keys */
     uint64_t encoder_cache_memory;      /* bytes of encoded images kept */
     uint64_t image_memory;              /* bytes of decoded images held by requests that wait or run */
     uint64_t grammar_memory;            /* bytes of compiled grammars and their masks */
-    uint64_t response_memory;           /* bytes of answers that are being made or read */
+    uint64_t response_memory;           /* bytes of buffered responses */
     uint64_t response_store;            /* bytes of responses kept for previous_response_id; 0 = none */
     char *kv_events, *kv_events_replay; /* ZeroMQ addresses; NULL = none */
     uint64_t kv_events_block;           /* tokens; 0 = the cache's own blocks */
     char *kv_events_layout;             /* array | map */
     char *draft_model;
     char *draft_tokens;
-    char *generation_config; /* auto | ignore: defaults for sampling from the checkpoint */
+    char *generation_config; /* auto | ignore: sampling defaults from the checkpoint */
     /* HTTP */
     char *host;
     uint64_t port;        /* 0 = the system picks one */
     char *api_key_file;   /* one key per line; NULL = open */
-    char *cors_origins;   /* web pages that may use the server: "loopback", or a list */
-    char *allowed_hosts;  /* names that it may be reached by: "auto", or a list */
+    char *cors_origins;   /* origins that may use the server: "loopback", or a list */
+    char *allowed_hosts;  /* accepted Host names: "auto", or a list */
     char *control_tokens; /* text | parse */
     char *tool_parser;    /* auto | strict */
     bool accept_any_model;
     uint64_t max_body_bytes, max_connections, max_n, max_images;
     char *allow_remote_media;  /* hosts that images are fetched from; NULL = none */
-    char *allow_private_media; /* networks that are no public ones, for them; NULL = none */
-    uint64_t media_timeout;    /* seconds, of one URL */
-    char *allowed_media_dir;   /* of file: URLs; NULL = none */
+    char *allow_private_media; /* non-public networks allowed for them; NULL = none */
+    uint64_t media_timeout;    /* seconds per URL */
+    char *allowed_media_dir;   /* for file: URLs; NULL = none */
     uint64_t keep_alive_timeout, shutdown_delay, drain_timeout; /* seconds */
     uint64_t watchdog;                                          /* seconds */
     uint64_t watchdog_exit;                                     /* seconds after that; 0 = never */

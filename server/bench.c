@@ -140,8 +140,8 @@ static void remove_shape(const char *dir)
     rmdir(dir);
 }
 
-/* A directory with only a config.json; the engine makes the weights up. write false: there is none, and dir
- * stays empty. */
+/* A directory with only a config.json; the engine generates random weights. write false: none is written, and
+ * dir stays empty. */
 static bool write_config(const char *shape, bool (*write)(const char *, FILE *), char dir[64])
 {
     char path[96];
@@ -168,7 +168,7 @@ struct bench_seqs {
     struct engine_chunk chunks[BATCH_MAX];
     uint32_t *tokens[BATCH_MAX];
     uint32_t *tables[BATCH_MAX][ENGINE_GROUPS_MAX];
-    uint32_t count, length; /* tokens of room each */
+    uint32_t count, length; /* capacity of each in tokens */
 };
 
 static void seqs_free(struct bench_seqs *q)
@@ -253,7 +253,7 @@ static double pairs(uint32_t from, uint32_t to, uint32_t window)
     return n;
 }
 
-/* Queries [from, to), of which the last is wanted. */
+/* Queries [from, to), with logits for the last. */
 static double attention_flops(const struct engine_costs *c, uint32_t from, uint32_t to)
 {
     double f = 0;
@@ -263,8 +263,8 @@ static double attention_flops(const struct engine_costs *c, uint32_t from, uint3
     return f;
 }
 
-/* Bytes of weights that a step of so many rows reads: of the experts those that at least one row is expected
- * to choose. */
+/* Bytes of weights that a step of so many rows reads: for experts, the expected number chosen by at least one
+ * row. */
 static double weight_bytes(const struct engine_costs *c, uint32_t rows)
 {
     double missed = 1;
@@ -284,7 +284,7 @@ static double attention_bytes(const struct engine_costs *c, uint32_t from, uint3
 struct result {
     char name[32];
     double tokens_s, seconds, flops_share, read_share;
-    double wall; /* of all that was measured */
+    double wall; /* of everything measured */
     uint32_t passes;
 };
 
@@ -447,7 +447,7 @@ static int chunk(struct engine *e, const struct bench_args *a)
                                            .repetition_penalty = 1,
                                            .logprobs = SAMPLING_NO_LOGPROBS,
                                            .prompt_logprobs = SAMPLING_NO_LOGPROBS};
-    char threads[32] = ""; /* a GPU has none to speak of */
+    char threads[32] = ""; /* not reported for a GPU */
     if (c.threads) snprintf(threads, sizeof threads, "%u threads, ", c.threads);
     if (a->json)
         printf("{\"model\":\"%s\",\"kernels\":\"%s\",\"threads\":%u,\"dtype\":\"%s\",\"weights\":\"%s\","

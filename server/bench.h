@@ -1,4 +1,4 @@
-/* `kvasir bench`: offline figures of the engine, as text and JSON. */
+/* `kvasir bench`: offline benchmark of the engine, as text and JSON. */
 #ifndef KVASIR_BENCH_H
 #define KVASIR_BENCH_H
 
@@ -8,7 +8,7 @@
 struct engine;
 struct sampling_params;
 
-#define BENCH_DRAFT_TOKENS 96u /* of an answer, with and without speculative decoding */
+#define BENCH_DRAFT_TOKENS 96u /* generated per sequence, with and without speculative decoding */
 
 /* argv[0] is "bench". Returns the process's exit status. */
 int bench_main(int argc, char **argv);
@@ -17,8 +17,8 @@ struct bench_drafts {
     double tokens_s, plain_tokens_s; /* of all sequences, with and without speculative decoding */
     double tokens_per_step;          /* of one sequence, with draft tokens */
 };
-/* server/bench_draft.c: `batch` sequences behind `context` tokens, of whose draft tokens `right` in 100 are;
- * the best of `repeats` of each, alternating. False: a message is on stderr. */
+/* server/bench_draft.c: `batch` sequences after `context` tokens, at an acceptance rate of `right` %; the
+ * best of `repeats` of each, alternating. False: a message is on stderr. */
 bool bench_drafts(struct engine *e, uint32_t batch, uint32_t context, uint32_t right, uint32_t repeats,
                   const struct sampling_params *sampling, struct bench_drafts *out);
 

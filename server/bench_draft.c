@@ -1,6 +1,6 @@
-/* See bench.h: sequences with and without speculative decoding, of which a given part is right. The scheduler
- * decides how many pay, as in the server, and knows from one repeat to the next what it learnt; where there
- * is a drafter it runs and its draft tokens are replaced, so that its time counts. */
+/* See bench.h: sequences with and without speculative decoding, at a given acceptance rate. The scheduler
+ * chooses the number of draft tokens, as in the server, and keeps its statistics across repeats; a draft
+ * model runs, but its tokens are replaced, so that its time counts. */
 #include "server/bench.h"
 
 #include "config/base/clock.h"
@@ -17,7 +17,7 @@ enum { ANSWER = BENCH_DRAFT_TOKENS, DRAFT_MAX = 8 };
 struct speech {
     struct prompt prompt;
     struct sched_sequence seq;
-    uint32_t said[ANSWER + DRAFT_MAX], count; /* without draft tokens; how many in this run */
+    uint32_t said[ANSWER + DRAFT_MAX], count; /* output without draft tokens; count in this run */
     bool ended;
 };
 struct speeches {
@@ -27,7 +27,7 @@ struct speeches {
     uint64_t random;
 };
 struct outcome {
-    double seconds; /* from when all are decoding until the first ends: those left over make less of a step */
+    double seconds; /* from when all are decoding until the first ends, because later steps are smaller */
     uint64_t tokens, steps;
 };
 
@@ -48,7 +48,7 @@ static uint32_t propose_drafts(void *arg, void *user, const uint32_t *tokens, ui
     return most;
 }
 
-/* Takes events; the number of sequences that have said something, or that have ended. */
+/* Handles events; returns the number of sequences that have started output, or have ended. */
 static bool take(struct scheduler *sc, bool note, uint32_t *begun, uint32_t *ended, uint64_t *tokens)
 {
     struct sched_event ev;

@@ -4,7 +4,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Four layers with a window and one without. */
+/* Four sliding-window layers and one with full attention. */
 #define FOUR_AND_ONE                                                                                         \
     "'sliding_attention','sliding_attention','sliding_attention','sliding_attention','full_attention'"
 
@@ -130,7 +130,7 @@ static void put(FILE *f, const char *s, size_t n)
     for (size_t i = 0; i < n; i++) fputc(s[i] == '\'' ? '"' : s[i], f);
 }
 
-/* With `layers` for the decoder's num_hidden_layers, which stands before the tower's. */
+/* Replaces the decoder's num_hidden_layers, which precedes the tower's. */
 static void write_config(FILE *f, const char *config, const char *layers)
 {
     static const char key[] = "'num_hidden_layers':";
@@ -157,7 +157,7 @@ bool bench_shape_write(const char *shape, FILE *f)
     return false;
 }
 
-/* Drafters of some of them (gemma-4-*-it-assistant). */
+/* Draft models of some of them (gemma-4-*-it-assistant). */
 static const struct {
     const char *name;
     uint32_t wide, hidden, ff, heads, window;

@@ -16,11 +16,12 @@ static void on_bus_error(int signum, siginfo_t *info, void *context)
         ": can't be read: it was cut short while it was being loaded, or the disk has failed\n"};
     if (!parts[1]) {
         signal(signum, SIG_DFL);
-        raise(signum); /* on return; it may have been sent, so that nothing would fault again */
+        raise(signum); /* takes effect on return; the signal may have been sent by kill, so no access would
+                          fault again */
         return;
     }
     for (int i = 0; i < 3; i++) {
-        struct pollfd p = {.fd = STDERR_FILENO, .events = POLLOUT}; /* nobody may read it */
+        struct pollfd p = {.fd = STDERR_FILENO, .events = POLLOUT}; /* there may be no reader */
         if (poll(&p, 1, 0) != 1 || write(STDERR_FILENO, parts[i], strlen(parts[i])) < 0) break;
     }
     _exit(1);

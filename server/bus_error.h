@@ -3,8 +3,8 @@
 #ifndef KVASIR_BUS_ERROR_H
 #define KVASIR_BUS_ERROR_H
 
-/* From now on such a fault ends the process with code 1 and one line on stderr that names the file. Any other
- * SIGBUS ends it as before. */
+/* After this call, such a SIGBUS ends the process with code 1 and one line on stderr that names the file. Any
+ * other SIGBUS has its default effect. */
 void bus_error_catch(void);
 
 #endif

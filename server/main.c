@@ -41,7 +41,7 @@ static bool is_checkpoint(const char *dir)
     return snprintf(path, sizeof path, "%s/config.json", dir) < (int)sizeof path && stat(path, &st) == 0;
 }
 
-/* The checkpoint to serve: --model, or the demo model beside the sources or the installed program. malloc'd;
+/* The checkpoint to serve: --model, or the demo model next to the sources or the installed program. malloc'd;
  * NULL with err set. */
 static char *model_find(const struct options *o, struct err *err)
 {
@@ -109,7 +109,7 @@ static int inspect_devices(void)
     return fflush(stdout) ? 1 : 0;
 }
 
-/* Who starts us may have closed them: nothing else must get their numbers. */
+/* The parent may have closed them: other files must not get their numbers. */
 static bool standard_files_open(void)
 {
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
@@ -144,7 +144,7 @@ int main(int argc, char **argv)
     if (options_parse(argc - 2, argv + 2, &opt, &err)) return fail(&err);
     if (log_level_parse(opt.log_level, &level)) log_set_level(level);
     if (sodium_init() < 0) return 1;
-    json_object_seed(0); /* not thread-safe later on */
+    json_object_seed(0); /* not thread-safe later */
     char *dir = model_find(&opt, &err);
     int rc = !dir ? fail(&err) : serve ? server_run(&opt, dir) : inspect(&opt, dir);
     free(dir);

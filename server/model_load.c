@@ -17,7 +17,7 @@
 #include <string.h>
 #include <uv.h>
 
-/* A bar on a terminal, else a line per second; small checkpoints load in silence. */
+/* A bar on a terminal, else a line per second; small checkpoints load silently. */
 #define BAR_CELLS    40u
 #define BAR_US       50000u
 #define BAR_FIRST_US 300000u
@@ -62,7 +62,7 @@ struct engine_options server_engine_options(const struct options *o, const char 
                                    .sequences_max = (uint32_t)o->max_sequences};
 }
 
-/* On a GPU a step with draft tokens is none of the recorded ones: lookup is not measured to pay there. */
+/* On a GPU a verify step does not use the recorded CUDA graphs; prompt lookup has no measured gain there. */
 static uint32_t draft_tokens(const struct options *o, const struct model_info *m)
 {
     if (strcmp(o->draft_tokens, "auto") == 0)
@@ -93,7 +93,7 @@ static enum status events_open(const struct options *o, struct model *m, struct 
     return st;
 }
 
-/* Tokenizer and chat template, which load beside the weights. */
+/* Tokenizer and chat template, loaded in parallel with the weights. */
 struct text_load {
     const char *dir, *mmproj;
     struct model *m;
@@ -116,7 +116,7 @@ static void text_load(void *arg)
             m->own_prompts = !st;
         }
         if (!st) template_guard(m->tmpl, m->tok);
-        if (st == ST_NOT_FOUND) st = ST_OK; /* chats are refused then, completions work */
+        if (st == ST_NOT_FOUND) st = ST_OK; /* then chats are refused, completions work */
     }
     t->st = st;
 }
@@ -157,11 +157,11 @@ enum status model_load(const struct options *o, const char *dir, void (*wake)(vo
                                .draft_always = o->draft_model && strcmp(o->draft_tokens, "auto") != 0,
                                .wake = wake,
                                .wake_arg = arg};
-    randombytes_buf(&so.hash_seed, sizeof so.hash_seed); /* nobody can aim at a bucket */
+    randombytes_buf(&so.hash_seed, sizeof so.hash_seed); /* clients can't target a hash bucket */
     st = events_open(o, m, &so, err);
     if (!st) st = sched_create(m->engine, &so, &m->sched, err);
     if (!st && m->events) st = kv_events_start(m->events, announce, m->sched, err);
-    /* What the KV arena can't hold is not offered: a request without a limit is allowed all of the context.
+    /* The context is limited to what the KV arena holds: a request without max_tokens may use all of it.
      */
     if (!st) {
         uint32_t context = sched_context_max(m->sched);

@@ -95,7 +95,7 @@ struct auth {
     struct auth_key *keys;
 };
 
-/* A line "KEY" or "KEY priority" without its end. */
+/* A line "KEY" or "KEY priority", without line end. */
 static bool key_line(const char *line, size_t n, struct auth_key *key)
 {
     static const char mark[] = "priority";
@@ -153,7 +153,7 @@ static bool key_ok(struct request *r, const struct auth *a, const char *key)
 {
     unsigned char digest[crypto_hash_sha256_BYTES];
     crypto_hash_sha256(digest, (const unsigned char *)key, strlen(key));
-    size_t found = a->count; /* every key is compared, so that time tells nothing */
+    size_t found = a->count; /* compares every key, for constant time */
     for (size_t i = 0; i < a->count; i++)
         if (sodium_memcmp(digest, a->keys[i].digest, sizeof digest) == 0) found = i;
     if (found == a->count) return false;
@@ -191,7 +191,7 @@ static bool path_under(const char *path, const char *top)
     return strncmp(path, top, n) == 0 && (!path[n] || path[n] == '/');
 }
 
-/* Clients of Anthropic's API read errors in its shape only, those of unknown paths and wrong keys as well. */
+/* Clients of Anthropic's API parse only its error format, also for unknown paths and wrong keys. */
 static enum error_shape error_shape(const struct request *r)
 {
     const char *path = strncmp(r->http.path, "/v1/", 4) == 0 ? r->http.path + 3 : r->http.path;
@@ -225,7 +225,7 @@ static bool queue_ok(struct request *r)
     if (st.waiting < s->opt->max_queue) return true;
     (void)api_fail(&r->response.error, 429, "rate_limit_exceeded", NULL,
                    "Too many requests are waiting; try again later.");
-    /* A draft token of the wait: everything that waits needs about as long per sequence as what ran before.
+    /* An estimate of the wait: queued sequences take as long as finished ones.
      */
     uint64_t done = st.ended[END_STOP_EOS] + st.ended[END_STOP_TOKEN] + st.ended[END_LENGTH];
     uint64_t wait_us = done ? st.step_us_total / done * st.waiting / (st.running ? st.running : 1) : 1000000u;
@@ -312,7 +312,7 @@ bool routes_admit(struct request *r)
     if (!origin_admit(r)) return false;
     if (r->http.method == M_OPTIONS) return options_admit(r);
     const struct route *route = route_find(r->http.path, strlen(r->http.path));
-    /* A wrong key learns nothing about which paths exist. */
+    /* With a wrong key, clients can't learn which paths exist. */
     if ((!route || route->auth) && !authorised(r)) {
         (void)api_fail(&r->response.error, 401, "invalid_api_key", NULL, "Incorrect or missing API key.");
         return false;

@@ -4,8 +4,7 @@
 
 #include "server/http/request.h"
 
-/* Checks at the end of the headers, in the order of docs/http.md ("Errors"): false with r->answer.error
- * filled. */
+/* Checks after the headers, in the order of docs/http.md ("Errors"): false with r->response.error filled. */
 bool routes_admit(struct request *r);
 struct auth *auth_load(const char *file, struct err *err); /* NULL with err set */
 void auth_free(struct auth *a);

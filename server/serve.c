@@ -1,5 +1,5 @@
 /* See serve.h. The loader and engine thread, signals, the phases of the process and the watchdog. Event
- * loop's thread, but engine_main and wake_loop. */
+ * loop's thread, except engine_main and wake_loop. */
 #include "server/serve.h"
 
 #include "config/base/assert.h"
@@ -32,7 +32,7 @@ struct process {
     struct server srv;
     struct loop loop;
     uv_timer_t tick;
-    uv_async_t wake;   /* events wait in the scheduler's queue */
+    uv_async_t wake;   /* events are in the scheduler's queue */
     uv_async_t loaded; /* the loader thread is done: model or load_err */
     uv_signal_t sigterm, sigint;
     uint64_t phase_us;  /* when the phase began */
@@ -41,7 +41,7 @@ struct process {
 
     uv_thread_t engine_thread; /* loads, then runs the scheduler */
     bool engine_thread_started;
-    struct model model; /* the loader's until `loaded` */
+    struct model model; /* owned by the loader until `loaded` */
     enum status load_status;
     struct err load_err;
 
@@ -49,7 +49,7 @@ struct process {
     uint64_t tick_us;    /* of the last tick */
     uint64_t progress;   /* engine_progress at the last tick: any change is progress */
     uint64_t stalled_us; /* time in which the engine had work and made no progress */
-    uint64_t failed_us;  /* when the engine was seen to have failed, or to hang, for good; 0 = it has not */
+    uint64_t failed_us;  /* when the engine failed or hung permanently; 0 = neither */
 };
 
 /* ---- the engine thread: load, then run ---- */
@@ -93,7 +93,7 @@ static void phase_set(struct process *p, enum server_phase phase)
     if (phase >= SRV_DRAINING) conn_listen_stop(&p->loop);
 }
 
-/* Whoever started us waits for this line: again at each tick, until it is taken. */
+/* The parent process may wait for this line: retried at each tick until it is written. */
 static void ready_say(struct process *p)
 {
     if (p->srv.model && !p->ready_said)
@@ -138,9 +138,8 @@ static void wake_event(uv_async_t *a)
 
 /* ---- signals and phases ---- */
 
-/* One request to end often comes as two signals: a terminal signals the whole process group, and so does
- * `timeout`, and what has started us passes on its own. The second one that means "at once" comes from a
- * person. */
+/* One request to end often arrives as two signals: a terminal or `timeout` signals the whole process group,
+ * and the parent forwards its own. Only a later second signal, from a person, means "at once". */
 #define SIGNAL_TWICE_US 300000u
 
 static void signal_event(uv_signal_t *h, int signum)
@@ -153,16 +152,16 @@ static void signal_event(uv_signal_t *h, int signum)
     }
     p->signal_us = now_us();
     log_info("signal %d", signum);
-    /* At a terminal nobody waits for endpoint lists to change. */
+    /* On a terminal there are no endpoint lists to update. */
     phase_set(p, !p->srv.model                                     ? SRV_ENDING
                  : signum == SIGINT || !p->srv.opt->shutdown_delay ? SRV_DRAINING
                                                                    : SRV_LEAVING);
 }
 
-/* A device that has failed once stays failed: only a new process gets it back. What ran has its error by
- * then; for a moment the others and the probes are told, then the process ends, whatever still hangs: the
- * driver may not come back from a call. So it goes with an engine that hangs, --watchdog-exit after the
- * probes were told. */
+/* A failed device stays failed: only a new process recovers it. Running requests have their error by then;
+ * for a moment other requests and the probes get errors, then the process exits whatever still hangs, because
+ * the driver may never return from a call. A hung engine ends the same way, --watchdog-exit after the probes
+ * fail. */
 #define FAILED_NOTICE_US 1000000u
 #define FAILED_DRAIN_US  5000000u
 #define FAILED_LIMIT_S   15u
@@ -174,9 +173,9 @@ static void failed_alarm(int signum)
     _exit(1);
 }
 
-/* Probes look at what the engine does, not only at the process: a hung engine must not look healthy. Slow is
- * not hung: within a step and an image, too, there is progress. Ticks are counted rather than the clock
- * read, so that a process that was stopped for an hour has not lost an hour when it goes on. */
+/* Probes check the engine, not only the process: a hung engine must not look healthy. Slow is not hung:
+ * progress is also counted within a step and an image. Ticks are counted instead of reading the clock, so
+ * that a process stopped for an hour does not look hung when it continues. */
 #define TICK_LONGEST_US 1000000u
 static void watchdog_check(struct process *p, const struct sched_stats *st, uint64_t now)
 {
@@ -217,9 +216,8 @@ static void failed_check(struct process *p, uint64_t now)
 }
 
 #define TICK_US 100000u
-/* Where a balancer is in front (--shutdown-delay): what was sent to a server that listened is read and
- * refused, even if nothing else runs; a connection that breaks can't be told from an answer that was begun.
- */
+/* Behind a load balancer (--shutdown-delay): requests already sent are read and refused, even if nothing else
+ * runs, because a client can't distinguish a broken connection from a response that has started. */
 #define DRAIN_LEAST_US 300000u
 
 static void tick_event(uv_timer_t *t)
@@ -237,7 +235,7 @@ static void tick_event(uv_timer_t *t)
     gen_compile_next(s);
     requests_poll(s);
     if (p->failed_us && drain_us > FAILED_DRAIN_US)
-        drain_us = h->hung ? 0 : FAILED_DRAIN_US; /* what hangs has no answer to wait for */
+        drain_us = h->hung ? 0 : FAILED_DRAIN_US; /* a hung engine sends no responses to wait for */
     uint64_t in_phase = now > p->phase_us ? now - p->phase_us : 0;
     if (h->phase == SRV_LEAVING && in_phase >= s->opt->shutdown_delay * 1000000u) {
         phase_set(p, SRV_DRAINING);
@@ -260,7 +258,7 @@ static void tick_event(uv_timer_t *t)
         uv_stop(&p->loop.uv);
 }
 
-/* Where images may come from besides the requests. */
+/* Sources of images other than the request body. */
 static enum status media_open(struct process *p, struct err *err)
 {
     struct server *s = &p->srv;
@@ -298,25 +296,24 @@ static void server_end(struct process *p)
     struct server *s = &p->srv;
     int exit_code = s->health.exit_code;
     if (!s->model && !exit_code && p->engine_thread_started) {
-        _exit(exit_code); /* still loading: there is nothing to save, and loading can't be interrupted */
+        _exit(exit_code); /* still loading: nothing to save, and loading can't be interrupted */
     }
-    if (p->failed_us) { /* nor is the device to be tidied up */
+    if (p->failed_us) { /* the device can't be cleaned up */
         _exit(exit_code);
     }
-    /* A step takes seconds at most; a device that hangs takes for ever. */
+    /* A step takes seconds at most; a hung device never returns. */
     signal(SIGALRM, failed_alarm);
     alarm(ENDING_LIMIT_S);
     if (s->model) sched_stop(s->model->sched, false);
     if (p->engine_thread_started) uv_thread_join(&p->engine_thread);
-    /* Requests whose answer is stuck in a dead connection: wake them, so that libmicrohttpd can close. */
+    /* Wake requests whose response is stuck in a dead connection, so that libmicrohttpd can close. */
     for (struct request *r = s->requests; r; r = r->next) request_client_gone(r);
     if (s->model) gen_events(s);
     for (int i = 0; i < 100 && s->request_count; i++) {
         loop_pump(&p->loop);
         uv_run(&p->loop.uv, UV_RUN_NOWAIT);
     }
-    if (s->request_count)
-        _exit(exit_code); /* a worker is still busy with an image: don't pull the memory away under it */
+    if (s->request_count) _exit(exit_code); /* a worker still uses an image: don't free its memory */
     fetcher_destroy(s->fetcher);
     local_dir_close(s->media_dir);
     loop_close(&p->loop);

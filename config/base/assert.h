@@ -1,5 +1,5 @@
 /* Assertions for programmer errors. ASSERT is always on; ASSERT_SLOW (O(n) checks) only with -DSLOW_ASSERTS.
- * Input from files and the network is never asserted: it gets a status. */
+ * Input from files and the network is never asserted: errors there are returned as a status. */
 #ifndef KVASIR_ASSERT_H
 #define KVASIR_ASSERT_H
 
@@ -26,7 +26,7 @@
         }                                                                                                    \
     } while (0)
 
-/* As ASSERT, and says more: format and values. */
+/* As ASSERT, with a printf-style message. */
 #define ASSERT_MSG(cond, format, ...)                                                                        \
     do {                                                                                                     \
         if (__builtin_expect(!(cond), 0)) {                                                                  \
@@ -35,13 +35,13 @@
         }                                                                                                    \
     } while (0)
 
-/* A state of an object: its name, and a bit for each state that may follow it. */
+/* A state of an object: its name and a bit mask of allowed next states. */
 struct state_rule {
     const char *name;
     unsigned next;
 };
 
-/* Asserts that the object (format and values name it) may go from one state to the other. */
+/* Asserts that the object (named by format and values) may make this transition. */
 #define ASSERT_NEXT(rules, from, to, format, ...)                                                            \
     ASSERT_MSG((rules)[from].next & 1u << (to), format " can't go from %s to %s", __VA_ARGS__,               \
                (rules)[from].name, (rules)[to].name)

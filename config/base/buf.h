@@ -1,5 +1,5 @@
-/* Growable byte buffer with a mandatory ceiling. Not thread-safe. A failed append leaves the buffer as it
- * was. */
+/* Growable byte buffer with a mandatory ceiling. Not thread-safe. A failed append leaves the buffer
+ * unchanged. */
 #ifndef KVASIR_BUF_H
 #define KVASIR_BUF_H
 
@@ -8,7 +8,7 @@
 #include <stddef.h>
 
 struct buf {
-    char *data; /* owned; NUL after data[len-1] once anything was appended */
+    char *data; /* owned; NUL after data[len-1] after the first append */
     size_t len; /* bytes */
     size_t cap; /* bytes allocated */
     size_t max; /* ceiling in bytes for len */

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #define PATH_ROOM 4096
-/* Version 1 has no word for "no limit": it says the largest number of pages. */
+/* Version 1 reports "no limit" as the largest number of pages. */
 #define V1_UNLIMITED (UINT64_C(1) << 60)
 
 static FILE *file_open(const char *dir, const char *name)
@@ -17,7 +17,7 @@ static FILE *file_open(const char *dir, const char *name)
     return n > 0 && (size_t)n < sizeof path ? fopen(path, "re") : NULL;
 }
 
-/* The first number of a file; false where there is none ("max", -1) or no such file. */
+/* The first number of a file; false if there is none ("max", -1) or no such file. */
 static bool number_read(const char *dir, const char *name, uint64_t *out)
 {
     FILE *f = file_open(dir, name);
@@ -50,7 +50,7 @@ static bool group_find(const char *root, const char *controller, char base[PATH_
         *path++ = 0;
         list++;
         if (controller ? !list_has(list, controller) : *list || strncmp(line, "0:", 2) != 0) continue;
-        /* A process outside of what the container sees has a path of "..": the mount is all there is. */
+        /* A process outside of the container's view has a path of "..": use the mount only. */
         bool plain = path[0] == '/' && path[1] && strncmp(path, "/..", 3) != 0;
         int n = snprintf(base, PATH_ROOM, "%s/sys/fs/cgroup%s%s", root, *list ? "/" : "", list);
         int m = snprintf(group, PATH_ROOM, "%s", plain ? path : "");
@@ -60,7 +60,7 @@ static bool group_find(const char *root, const char *controller, char base[PATH_
     return found;
 }
 
-/* From the process's own group up to the mount: `least` of what each level says. */
+/* From the process's own group up to the mount: `least` of all levels. */
 static uint64_t levels_least(const char *root, const char *controller, uint64_t (*level)(const char *dir))
 {
     char base[PATH_ROOM], group[PATH_ROOM], dir[2 * PATH_ROOM];
@@ -103,7 +103,7 @@ static uint64_t memory_v2(const char *dir)
 {
     uint64_t limit = CGROUP_NO_LIMIT, high, used = 0;
     (void)number_read(dir, "memory.max", &limit);
-    /* Beyond memory.high the kernel doesn't refuse, but it slows whoever takes more to a crawl. */
+    /* Above memory.high the kernel doesn't refuse allocations, but throttles them heavily. */
     if (number_read(dir, "memory.high", &high) && high < limit) limit = high;
     if (limit == CGROUP_NO_LIMIT) return limit;
     (void)number_read(dir, "memory.current", &used);
@@ -126,8 +126,8 @@ uint64_t cgroup_memory_free(const char *root)
 
 /* ---- CPU time ---- */
 
-/* Rounded down: the compute threads of a step meet at barriers, where all wait for the one that was stopped
- * because the quota is spent, and the event loop lives from what is left over. */
+/* Rounded down: compute threads meet at barriers, where all wait for a thread throttled by the quota, and the
+ * event loop needs the remainder. */
 static uint64_t whole_cpus(uint64_t quota, uint64_t period)
 {
     if (!period) return CGROUP_NO_LIMIT;

@@ -2,7 +2,7 @@
 #ifndef KVASIR_HEX_H
 #define KVASIR_HEX_H
 
-/* 0 to 15; -1: it is none. */
+/* 0 to 15; -1: not a hex digit. */
 static inline int hex_digit(char c)
 {
     int letter = c | 32;

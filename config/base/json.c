@@ -1,4 +1,4 @@
-/* See json.h. Iterative: nesting costs an entry of a fixed stack, never C stack. */
+/* See json.h. Iterative: nesting uses an entry of a fixed stack, not the C stack. */
 #include "config/base/json.h"
 
 #include "config/base/hex.h"

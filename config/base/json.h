@@ -16,7 +16,7 @@ enum json_kind { JSON_NULL = 0, JSON_FALSE, JSON_TRUE, JSON_NUMBER, JSON_STRING,
 /* One value. Children of an array follow it; children of an object are key (a STRING node), value, key,
  * value... */
 struct json_node {
-    uint32_t next;   /* index of the node after this value and all that is in it */
+    uint32_t next;   /* index of the node after this value and its descendants */
     uint32_t count;  /* elements of an array, pairs of an object */
     uint32_t len;    /* bytes of a number's or a string's raw text (without quotes) */
     uint8_t kind;    /* enum json_kind */
@@ -36,18 +36,18 @@ struct json_doc {
 #define JSON_NONE UINT32_MAX /* "no such value" */
 
 /* Parses text[0..len). The text is borrowed and must outlive the document. ST_FORMAT names the byte offset;
- * ST_TOO_LARGE beyond depth 64, 4 GiB of text or 2^31 nodes. `name` is used in messages. */
+ * ST_TOO_LARGE above depth 64, 4 GiB of text or 2^31 nodes. `name` is used in messages. */
 enum status json_parse(const char *text, size_t len, const char *name, struct json_doc *out,
                        struct err *err) KV_MUST_CHECK;
 /* Reads and parses a file of at most max_bytes. ST_NOT_FOUND when it doesn't exist. */
 enum status json_doc_load(const char *path, size_t max_bytes, struct json_doc *out,
                           struct err *err) KV_MUST_CHECK;
-/* The same of DIR/NAME. *path is that, the caller's, after an error as well. */
+/* The same for DIR/NAME. *path receives that path, owned by the caller, also on error. */
 enum status json_load(const char *dir, const char *name, size_t max_bytes, struct json_doc *out, char **path,
                       struct err *err) KV_MUST_CHECK;
 void json_free(struct json_doc *doc);
 
-/* Navigation. Node 0 is the root. Every function accepts JSON_NONE and answers "nothing". */
+/* Navigation. Node 0 is the root. Every function accepts JSON_NONE and returns "absent". */
 enum json_kind json_kind(const struct json_doc *d, uint32_t node); /* JSON_NONE -> JSON_NULL */
 uint32_t json_get(const struct json_doc *d, uint32_t object,
                   const char *key); /* JSON_NONE if absent or not an object */

@@ -39,14 +39,15 @@ bool log_level_parse(const char *name, enum log_level *out)
     return false;
 }
 
-#define ERASE "\r\033[K" /* the line that the cursor stands in */
+#define ERASE "\r\033[K" /* the cursor's line */
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of everything below, and of poll with its write */
-static int again[] = {-1, -1, -1}; /* stdout and stderr, opened with O_NONBLOCK; -1: they are not */
-static unsigned long dropped;      /* lines since the last one that was taken */
+static pthread_mutex_t lock =
+    PTHREAD_MUTEX_INITIALIZER;     /* protects everything below, and poll with its write */
+static int again[] = {-1, -1, -1}; /* stdout and stderr, reopened with O_NONBLOCK; -1: not open */
+static unsigned long dropped;      /* lines since the last one written */
 
-/* O_NONBLOCK belongs to what was opened, and that is shared with whoever started us: it is not ours to set. A
- * file would get a place of its own to write at, and a socket can't be opened again. */
+/* O_NONBLOCK belongs to the open file description, which is shared with the parent process, so it must not be
+ * set here. A reopened file would have its own offset, and a socket can't be reopened. */
 void log_open(void)
 {
     for (int fd = STDOUT_FILENO; fd <= STDERR_FILENO; fd++) {
@@ -113,7 +114,7 @@ void log_msg(enum log_level level, const char *fmt, ...)
     if (n > sizeof line - 2) n = sizeof line - 2;
     for (size_t i = 0; i < n; i++) {
         if ((unsigned char)line[i] < 0x20)
-            line[i] = ' '; /* one event stays one line, whatever a client wrote */
+            line[i] = ' '; /* one event is one line, whatever the client sent */
     }
     line[n++] = '\n';
     pthread_mutex_lock(&lock);

@@ -1,4 +1,4 @@
-/* SHA-256 (FIPS 180-4), for what must not collide even on purpose and is linked without a library. */
+/* SHA-256 (FIPS 180-4), where collision resistance is needed without linking a library. */
 #ifndef KVASIR_SHA256_H
 #define KVASIR_SHA256_H
 

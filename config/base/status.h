@@ -11,7 +11,7 @@ enum status {
     ST_TOO_LARGE,   /* the input is over a limit */
     ST_FORMAT,      /* a file or a body is malformed */
     ST_IO,          /* the operating system refused */
-    ST_UNSUPPORTED, /* understood, but not something that we do */
+    ST_UNSUPPORTED, /* understood, but not supported */
     ST_DEVICE,      /* the backend failed; requests in flight are lost */
     ST_AGAIN,       /* not now: a queue is full */
     ST_CANCELLED,   /* ended by the caller */
@@ -31,7 +31,7 @@ enum status err_set(struct err *err, enum status st, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 /* "out of memory for WHAT"; what may be NULL. Returns ST_NOMEM. */
 enum status err_nomem(struct err *err, const char *what);
-/* Puts "prefix: " before the message that is already there. Returns st. */
+/* Prepends "prefix: " to the message. Returns st. */
 enum status err_prefix(struct err *err, enum status st, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 /* "invalid", "too large" ...: for logs. Never NULL. */

@@ -4,7 +4,7 @@
 #include <pthread.h>
 #include <stddef.h>
 
-#define STACK_BYTES ((size_t)8 << 20) /* as large as theirs are */
+#define STACK_BYTES ((size_t)8 << 20) /* the stack size that they use */
 
 static void *wait_at(void *gate)
 {

@@ -1,4 +1,4 @@
-/* libuv and ZeroMQ abort where the system refuses them a thread. So it is asked before. */
+/* libuv and ZeroMQ abort if thread creation fails, so the server checks in advance. */
 #ifndef KVASIR_THREADS_H
 #define KVASIR_THREADS_H
 
@@ -6,8 +6,8 @@
 
 #define THREADS_MAX 1100u
 
-/* Whether `count` more threads, at most THREADS_MAX, can be alive at once: they are started, and end again.
- * One caller at a time. */
+/* Whether `count` more threads, at most THREADS_MAX, can be alive at once: starts and joins them. One caller
+ * at a time. */
 bool threads_fit(unsigned count);
 
 #endif

@@ -1,5 +1,5 @@
-/* Mutexes that are held during work, for milliseconds. A thread that must never wait, as the event loop, says
- * so once with work_lock_never(): where ASSERT_SLOW is on, it aborts if that thread takes one. */
+/* Mutexes that are held for milliseconds of work. A thread that must never block, such as the event loop,
+ * calls work_lock_never() once; with ASSERT_SLOW, taking such a mutex on that thread aborts. */
 #ifndef KVASIR_WORK_LOCK_H
 #define KVASIR_WORK_LOCK_H
 

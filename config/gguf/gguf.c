@@ -1,9 +1,10 @@
-/* See gguf.h. A file is, all numbers little-endian, a text being a u64 length and that many bytes:
+/* See gguf.h. Layout of a file, little-endian; "text" is a u64 length and that many bytes:
  *
- *   | "GGUF" | u32 version | u64 tensors | u64 pairs |
- *   pairs:   | text key | u32 kind | value |                 an array: | u32 kind of items | u64 count |
- * items | tensors: | text name | u32 rank | u64 shape[rank], innermost first | u32 type | u64 offset | | up
- * to a multiple of general.alignment (32) | data; a tensor's offset counts from here |
+ *   "GGUF" | u32 version | u64 tensors | u64 pairs
+ *   per pair:    text key | u32 kind | value           an array: u32 kind of items | u64 count | items
+ *   per tensor:  text name | u32 rank | u64 shape[rank], innermost first | u32 type | u64 offset
+ *   padding to a multiple of general.alignment (32)
+ *   data; tensor offsets count from here
  */
 #include "config/gguf/gguf.h"
 
@@ -35,7 +36,7 @@ struct gguf {
     size_t tensor_count;
 };
 
-/* Where reading stands. */
+/* A read cursor. */
 struct cursor {
     const struct gguf *g;
     size_t at;
@@ -84,7 +85,7 @@ static enum status take_text(struct cursor *c, struct gguf_text *out)
     return ST_OK;
 }
 
-/* A text that names something: not empty, not long, and fit to be printed. */
+/* A name: not empty, not long, printable. */
 static enum status take_name(struct cursor *c, const char *what, size_t max, struct gguf_text *out)
 {
     size_t at = c->at;
@@ -97,7 +98,7 @@ static enum status take_name(struct cursor *c, const char *what, size_t max, str
     return st;
 }
 
-/* `count` values of a kind that is no array. */
+/* `count` values of a non-array kind. */
 static enum status take_items(struct cursor *c, enum gguf_kind kind, uint64_t count)
 {
     size_t left = c->g->len - c->at, bytes;
@@ -173,7 +174,7 @@ static int by_key(const void *a, const void *b)
     return compare_text(((const struct gguf_value *)a)->key, ((const struct gguf_value *)b)->key);
 }
 
-/* A count is believed only as far as the rest of the file could hold so many. */
+/* A count is trusted only if the rest of the file could hold that many. */
 static enum status take_count(struct cursor *c, const char *what, size_t bytes_min, size_t *out)
 {
     uint64_t n = 0;
@@ -214,7 +215,7 @@ static enum status read_pairs(struct gguf *g, struct cursor *c)
     return ST_OK;
 }
 
-/* From offsets within the data to offsets within the file. */
+/* Converts offsets within the data to offsets within the file. */
 static enum status place_tensors(struct gguf *g, struct cursor *c)
 {
     uint32_t align = 32;
@@ -409,7 +410,7 @@ bool gguf_text_is(struct gguf_text t, const char *s)
 
 /* ---- tensors, the file ---- */
 
-/* ggml.h and gguf/constants.py; the gaps are types that were taken out again. */
+/* ggml.h and gguf/constants.py; the gaps are removed types. */
 static const struct gguf_type TYPES[] = {
     [0] = {"F32", 1, 4},         [1] = {"F16", 1, 2},         [2] = {"Q4_0", 32, 18},
     [3] = {"Q4_1", 32, 20},      [6] = {"Q5_0", 32, 22},      [7] = {"Q5_1", 32, 24},

@@ -1,5 +1,5 @@
-/* A GGUF file: typed metadata and a table of tensors in front of their data. The file is mapped read-only;
- * every length, type, name and offset is checked against it before anything is handed out. Knows nothing of
+/* A GGUF file: typed metadata and a table of tensors, followed by their data. The file is mapped read-only;
+ * every length, type, name and offset is checked against it before anything is returned. Knows nothing of
  * models. Format: ggml/docs/gguf.md, versions 2 and 3, little-endian. Immutable after open; any thread may
  * read. */
 #ifndef KVASIR_GGUF_H
@@ -27,7 +27,7 @@ enum gguf_kind { /* numbers as in the file */
                  GGUF_F64
 };
 struct gguf_text {
-    const char *p; /* [len] in the mapping, no zero behind it */
+    const char *p; /* [len] in the mapping, not NUL-terminated */
     size_t len;
 };
 struct gguf_value {
@@ -44,34 +44,34 @@ struct gguf_tensor {
     uint32_t type; /* gguf_type(); not checked here */
     uint32_t rank;
     uint64_t shape[GGUF_RANK_MAX]; /* as in the file: innermost first */
-    uint64_t offset;               /* of its data from the start of the file; not beyond its end */
+    uint64_t offset;               /* of its data from the start of the file; at most its size */
 };
 
-/* How a type of the format stores numbers, whether or not we compute with it. */
+/* How a tensor type stores numbers, whether or not the kernels support it. */
 struct gguf_type {
     const char *name;
-    uint32_t block; /* numbers in a block; rows are whole blocks */
-    uint32_t bytes; /* of a block */
+    uint32_t block; /* elements per block; rows are whole blocks */
+    uint32_t bytes; /* per block */
 };
-const struct gguf_type *gguf_type(uint32_t id); /* NULL: none has that number */
+const struct gguf_type *gguf_type(uint32_t id); /* NULL: unknown id */
 
 struct gguf;
 
-/* Whether the file begins with GGUF's magic (false for a directory, or what can't be read). */
+/* Whether the file begins with GGUF's magic (false for a directory or an unreadable file). */
 bool gguf_is(const char *path);
 /* ST_NOT_FOUND; ST_FORMAT, ST_UNSUPPORTED (version 1, big-endian): one line that names the file. */
 enum status gguf_open(const char *path, struct gguf **out, struct err *err) KV_MUST_CHECK;
 void gguf_close(struct gguf *g); /* NULL is fine */
 
 const struct gguf_value *gguf_get(const struct gguf *g, const char *key); /* NULL: there is none */
-/* NULL value, or one of another kind: false, and *out stays as it is. Any integer kind that fits. */
+/* false if the value is NULL or of another kind; *out is unchanged. Accepts any integer kind that fits. */
 bool gguf_u32(const struct gguf_value *v, uint32_t *out);
 bool gguf_f64(const struct gguf_value *v, double *out); /* floats and integers */
 bool gguf_bool(const struct gguf_value *v, bool *out);
 bool gguf_string(const struct gguf_value *v, struct gguf_text *out);
 /* Element i < count of an array of numbers or booleans. */
 double gguf_item(const struct gguf_value *v, uint64_t i);
-/* Strings of an array one after the other: *at is NULL before the first; false behind the last. */
+/* Iterates over an array of strings: *at is NULL at first; false after the last. */
 bool gguf_next_string(const struct gguf_value *v, const void **at, struct gguf_text *out);
 
 bool gguf_text_is(struct gguf_text t, const char *s);

@@ -1,8 +1,8 @@
 /* The configuration of a checkpoint as plain structs, after config.json and generation_config.json of Hugging
  * Face: both spellings (first releases, transformers v5), every absent key filled with the class default of
- * its model_type, every number range-checked, so that nobody after this has to distrust a size. Knows no
- * family: engine/families fills struct hf_config, from JSON through reader.h or from a GGUF file's metadata
- * through gguf_keys.h. */
+ * its model_type, every number range-checked, so that later code can trust the sizes. Knows no family:
+ * engine/families fills struct hf_config, from JSON through reader.h or from a GGUF file's metadata through
+ * gguf_keys.h. */
 #ifndef KVASIR_HF_CONFIG_H
 #define KVASIR_HF_CONFIG_H
 
@@ -26,16 +26,15 @@ enum hf_rope_type { HF_ROPE_DEFAULT = 0, HF_ROPE_LINEAR = 1, HF_ROPE_YARN = 2 };
 struct hf_rope {
     enum hf_rope_type type;
     double theta;
-    /* HF_ROPE_LINEAR: frequencies are divided by it; HF_ROPE_YARN: the slow ones are; else 1 */
+    /* HF_ROPE_LINEAR: divides all frequencies; HF_ROPE_YARN: divides the low ones; else 1 */
     double factor;
     /* HF_ROPE_YARN */
     double original_max, beta_fast, beta_slow, attention_factor;
     bool truncate;
-    /* Positions of three axes (time, row, column): frequencies per axis, whose sum is head_dim / 2; all 0:
-     * one axis. */
+    /* M-RoPE (time, row, column): frequencies per axis, summing to head_dim / 2; all 0: one axis. */
     uint32_t mrope_section[3];
     bool mrope_interleaved;
-    double partial; /* the share of a head's pairs that is rotated, where a family knows other than all */
+    double partial; /* fraction of a head's pairs that is rotated (partial rotary) */
 };
 
 /* Names are the keys of config.json. */
@@ -44,8 +43,8 @@ struct hf_text {
         num_key_value_heads, head_dim;
     uint32_t max_position_embeddings, sliding_window;
     double rms_norm_eps;
-    bool qkv_bias, o_bias; /* key attention_bias, or what the class always has */
-    bool qk_norm;          /* no key: the class has it or not */
+    bool qkv_bias, o_bias; /* key attention_bias, or fixed by the class */
+    bool qk_norm;          /* no key: fixed by the class */
     bool tie_word_embeddings;
     enum hf_activation activation;
     struct hf_rope rope[2];             /* by enum hf_layer_type */
@@ -54,7 +53,7 @@ struct hf_text {
     uint32_t num_experts, num_experts_per_tok, moe_intermediate_size;
     bool norm_topk_prob;
     bool sparse[HF_LAYERS_MAX]; /* the layer has experts instead of a plain MLP */
-    /* Of the classes that have them. */
+    /* Only in some classes. */
     double query_pre_attn_scalar, attn_logit_softcapping, final_logit_softcapping; /* caps: 0 = none */
     bool attention_k_eq_v, use_double_wide_mlp;
     uint32_t num_kv_shared_layers, hidden_size_per_layer_input, pad_token_id;
@@ -71,7 +70,7 @@ struct hf_vision {
     uint32_t position_side; /* square root of num_position_embeddings; 0 = no table */
     uint32_t window_size;   /* pixels per side of an attention window; 0 = none */
     double rope_theta, tokens_per_second;
-    bool fullatt[HF_LAYERS_MAX]; /* with window_size: the layer sees whole frames all the same */
+    bool fullatt[HF_LAYERS_MAX]; /* with window_size: the layer attends to whole frames */
     uint32_t deepstack[HF_DEEPSTACK_MAX], deepstack_count;
     bool use_clipped_linears, standardize;
 };
@@ -85,12 +84,12 @@ struct hf_config {
     uint32_t image_id, video_id; /* placeholder tokens; HF_NO_ID = none */
     uint32_t bos_id;             /* HF_NO_ID = none */
     uint32_t eos_ids[HF_EOS_MAX];
-    uint32_t eos_count; /* 0 = the file names none */
-    /* Of a drafter: the width of the model that it drafts for. */
+    uint32_t eos_count; /* 0 = none in the file */
+    /* Draft models: hidden size of the target model. */
     uint32_t backbone_hidden_size, num_centroids, centroid_intermediate_top_k; /* 0 centroids = none */
 };
 
-/* generation_config.json: `has_*` tells what it states. */
+/* generation_config.json: `has_*` says which keys are present. */
 struct hf_generation {
     bool has_do_sample, has_temperature, has_top_p, has_top_k, has_min_p, has_repetition_penalty;
     bool do_sample;
@@ -98,10 +97,10 @@ struct hf_generation {
     uint32_t top_k;
     uint32_t eos_ids[HF_EOS_MAX];
     uint32_t eos_count;
-    uint32_t suppress_ids[HF_SUPPRESS_MAX]; /* suppress_tokens: never drawn */
+    uint32_t suppress_ids[HF_SUPPRESS_MAX]; /* suppress_tokens: never sampled */
     uint32_t suppress_count;
 };
-/* All absent where the directory has no such file. */
+/* All absent if the directory has no such file. */
 enum status hf_generation_load(const char *dir, struct hf_generation *out, struct err *err) KV_MUST_CHECK;
 
 #endif

@@ -6,14 +6,14 @@
 #include "config/base/json.h"
 #include "config/hf/config.h"
 
-/* Ceilings far above any model: they only keep products of two or three sizes inside 64 bits and refuse
- * nonsense early. */
+/* Ceilings far above any model: they keep products of two or three sizes inside 64 bits and reject nonsense
+ * early. */
 #define SIZE_MAX_HIDDEN    65536u
 #define SIZE_MAX_FF        (1u << 20)
 #define SIZE_MAX_VOCAB     (1u << 24)
 #define SIZE_MAX_HEADS     1024u
 #define SIZE_MAX_HEAD_DIM  1024u
-#define SIZE_MAX_POSITIONS (1u << 24) /* a position is exact as float32 up to here, as RoPE wants */
+#define SIZE_MAX_POSITIONS (1u << 24) /* RoPE needs positions that are exact in float32 */
 #define SIZE_MAX_IMAGE     8192u
 #define SIZE_MAX_PATCH     256u
 #define SIZE_MAX_EXPERTS   4096u
@@ -24,30 +24,30 @@ struct hf_reader {
     const struct json_doc
         *d; /* NULL: the configuration is from a GGUF file, and only errors are noted here */
     const char *file;
-    const char *scope; /* stands before the key in messages: "", "vision_config." */
+    const char *scope; /* precedes the key in messages: "", "vision_config." */
     struct err *err;
     enum status st;        /* first error; later reads do nothing */
-    uint32_t text, vision; /* of a config.json: the objects with the text's keys and the tower's; vision
-                            * JSON_NONE: none */
+    uint32_t text, vision; /* config.json: the objects with the text keys and the vision keys; vision
+                              JSON_NONE: no tower */
 };
 
-/* Notes the error "file: key: what" if it is the first. */
+/* Records the error "file: key: what" if it is the first. */
 void hf_error(struct hf_reader *r, enum status st, const char *key, const char *what);
 
-/* Absent or null leaves *v, and false. */
+/* Absent or null: *v is unchanged, returns false. */
 bool hf_u32(struct hf_reader *r, uint32_t obj, const char *key, uint32_t lo, uint32_t hi, uint32_t *v);
 bool hf_double(struct hf_reader *r, uint32_t obj, const char *key, double lo, double hi, double *v);
 bool hf_bool(struct hf_reader *r, uint32_t obj, const char *key, bool *v);
-/* An id, or a list of them, added to the ids that are there already (at most HF_EOS_MAX). */
+/* Appends an id or a list of ids (at most HF_EOS_MAX in all). */
 void hf_ids(struct hf_reader *r, uint32_t obj, const char *key, uint32_t *ids, uint32_t *count);
-/* Only the one named by `want` is served. */
+/* Only the value `want` is supported. */
 void hf_activation(struct hf_reader *r, uint32_t obj, const char *key, enum hf_activation want);
-/* What every decoder has: vocab_size, hidden_size, intermediate_size, num_hidden_layers,
+/* Keys of every decoder: vocab_size, hidden_size, intermediate_size, num_hidden_layers,
  * max_position_embeddings, rms_norm_eps. */
 void hf_text_sizes(struct hf_reader *r, uint32_t obj, struct hf_text *t);
-/* Whole groups of even heads. */
+/* Checks that heads divide into KV groups and that head_dim is even. */
 void hf_check_heads(struct hf_reader *r, const struct hf_text *t);
-/* num_attention_heads, num_key_value_heads, head_dim, and that check. */
+/* num_attention_heads, num_key_value_heads, head_dim, with that check. */
 void hf_text_heads(struct hf_reader *r, uint32_t obj, struct hf_text *t);
 /* A list of at most `cap` integers 0..hi. false: absent (or an error). */
 bool hf_list(struct hf_reader *r, uint32_t obj, const char *key, uint32_t hi, uint32_t cap, uint32_t *out,

@@ -1,5 +1,5 @@
-/* Dropping caches. Answered at once on the loop; the engine thread drops at its next turn, before it looks at
- * any later request. What running requests hold stays. */
+/* Dropping caches. Responds at once on the loop; the engine thread drops them before it handles any later
+ * request. Blocks held by running requests stay. */
 #include "server/media/image_hash_cache.h"
 #include "server/http/request.h"
 #include "server/api/api.h"
@@ -8,12 +8,12 @@
 
 enum { DROP_PREFIXES = 1, DROP_FEATURES = 2, DROP_IMAGE_HASHES = 4 };
 
-/* A cold cache costs everybody time: not for whoever happens to reach an open server. */
+/* A cold cache slows down everyone: not allowed for any client of an open server. */
 static bool allowed(struct request *r)
 {
     const struct server *s = r->srv;
     const char *how = s->opt->enable_admin;
-    /* A browser on this machine reaches the server too, on behalf of any page it shows. */
+    /* A browser on this machine can also reach the server, on behalf of any page. */
     bool page = http_message_header(&r->http, "Origin") || http_message_header(&r->http, "Sec-Fetch-Site");
     if (strcmp(how, "on") == 0 || (strcmp(how, "auto") == 0 && (s->auth || (s->loopback && !page))))
         return true;

@@ -1,5 +1,5 @@
-/* The endpoints: what a route starts when a request's body is complete. Each ends in request_respond,
- * request_fail or request_work (http/request.h). Event loop's thread.
+/* The endpoints: handlers that a route starts when a request's body is complete. Each ends in
+ * request_respond, request_fail or request_work (http/request.h). Event loop's thread.
  *
  * To add one: a function, declared here and defined in the file of its group; a line in the table of
  * server/routes.c; a line in docs/http.md; its path in openapi.json. */

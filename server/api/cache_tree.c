@@ -1,5 +1,5 @@
-/* GET /cache_tree: the shape of the prefix cache. The engine thread draws it up between two steps; the
- * request sleeps until then. */
+/* GET /cache_tree: the shape of the prefix cache. The engine thread takes the snapshot between two steps; the
+ * request is suspended until then. */
 #include "server/generate/generate.h"
 #include "server/http/json_writer.h"
 #include "server/http/request.h"
@@ -7,7 +7,7 @@
 
 #include <stdlib.h>
 
-#define SNAPSHOT_WAIT_US 10000000u /* a step and an image that goes with it may take seconds */
+#define SNAPSHOT_WAIT_US 10000000u /* a step with an image may take seconds */
 
 static void field(struct json_writer *o, const char *key, uint64_t value)
 {

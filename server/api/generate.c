@@ -5,7 +5,7 @@
 #include "server/http/request.h"
 #include "server/api/api.h"
 
-/* What stays of the body are the files of images that are not decoded yet, and what the dialect keeps. */
+/* Only the files of undecoded images, and what the dialect keeps, remain of the body. */
 static void generate_done(struct request *r)
 {
     request_body_drop(r, gen_images_bytes(r->gen) + r->gen->dialect_kept);

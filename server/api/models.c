@@ -9,7 +9,7 @@
 #include <string.h>
 #include <time.h>
 
-/* As Anthropic's API describes models. */
+/* A model in Anthropic's format. */
 static void anthropic_card(struct json_writer *o, const struct server *s, const char *name)
 {
     char created[32] = "";
@@ -77,8 +77,9 @@ void api_models_start(struct request *r)
     request_respond(r, o.st ? 500 : 200);
 }
 
-/* What SGLang's gateway asks its workers for; it names the model after it. One answer for both questions: the
- * gateway merges them. No model_path: it would look for a tokenizer there, on its own machine or the hub. */
+/* Queried by SGLang's gateway, which names the model after it. The same response for both endpoints: the
+ * gateway merges them. No model_path: the gateway would look for a tokenizer there, on its own machine or the
+ * hub. */
 void api_server_info_start(struct request *r)
 {
     const struct server *s = r->srv;

@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-/* The assembler puts the file in: relative to where make runs. A zero behind it makes it a string. */
+/* The assembler puts the file in: relative to where make runs. A NUL after it makes it a string. */
 __asm__(".pushsection .rodata\n"
         ".global kvasir_openapi\n"
         "kvasir_openapi: .incbin \"server/api/openapi.json\"\n"

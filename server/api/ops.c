@@ -1,4 +1,4 @@
-/* Probes, version, load, metrics, the page: answered at once on the loop, without a round trip to the engine.
+/* Probes, version, load, metrics, the page: served at once on the loop, without a round trip to the engine.
  */
 #include "server/http/json_writer.h"
 #include "server/http/metrics.h"
@@ -16,7 +16,7 @@ static void respond_text(struct request *r, int status, const char *text)
 static const char *state_name(const struct server *s)
 {
     if (server_engine_dead(s) || s->health.exit_code)
-        return "failed"; /* load_status is the loader thread's until it has ended */
+        return "failed"; /* load_status belongs to the loader thread until it ends */
     if (!s->model || s->health.phase == SRV_LOADING) return "loading";
     if (!server_handing_over(s)) return "stalled";
     return s->health.phase == SRV_READY ? "ready" : "draining";

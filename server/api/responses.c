@@ -1,5 +1,5 @@
-/* Responses that /v1/responses has kept: GET and DELETE /v1/responses/{id}, GET .../input_items, POST
- * .../cancel. On a worker: they may be large. */
+/* Stored responses of /v1/responses: GET and DELETE /v1/responses/{id}, GET .../input_items, POST .../cancel.
+ * On a worker: they may be large. */
 #include "server/dialect/store.h"
 #include "server/generate/generate.h"
 #include "server/http/fields.h"
@@ -98,14 +98,14 @@ static void retrieve(struct request *r, const struct response_kept *kept)
 static void forget(struct request *r, const char *id, const struct response_owner *owner)
 {
     struct json_writer o = {.buf = &r->response.out};
-    (void)response_forget(r->srv->responses, id, owner); /* another one may have been faster */
+    (void)response_forget(r->srv->responses, id, owner); /* another request may have been faster */
     jw_text(&o, "{\"id\":");
     jw_cstring(&o, id);
     jw_text(&o, ",\"object\":\"response.deleted\",\"deleted\":true}");
     if (o.st) api_nomem(&r->response.error);
 }
 
-/* Whose it must be. A salt comes with the URL: there is no body. */
+/* The required owner. The salt is in the URL: there is no body. */
 static bool owner_of(const struct request *r, struct response_owner *owner)
 {
     const char *salt = http_message_argument(&r->http, "cache_salt");

@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Where the prompt's images stand and what they are, as cache events name them. */
+/* Positions and keys of the prompt's images, as in cache events. */
 static void images_write(struct json_writer *o, const struct prompt *p)
 {
     char key[65];
@@ -30,7 +30,7 @@ static void images_write(struct json_writer *o, const struct prompt *p)
     jw_text(o, "]");
 }
 
-/* p: NULL for a text. */
+/* p: NULL for plain text. */
 static void tokens_write(struct request *r, json_t *root, const uint32_t *ids, size_t count,
                          const struct prompt *p)
 {
@@ -195,7 +195,7 @@ static void job_end(struct request *r)
     }
 }
 
-/* The gen carries the body's JSON and the prompt; no sequence is made of it. */
+/* The gen carries the body's JSON and the prompt; no sequence is created. */
 void api_tokenize_start(struct request *r)
 {
     gen_start(r, GEN_CHAT, NULL, tokenize_job, job_end);

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Frames per second that a client may claim: beyond, times and positions mean nothing. */
+/* Maximum frames per second: above that, times and positions are meaningless. */
 #define VIDEO_FPS_MIN 0.01
 #define VIDEO_FPS_MAX 240.0
 
@@ -47,7 +47,7 @@ void chat_messages_free(struct chat_messages *m)
     *m = (struct chat_messages){0};
 }
 
-/* ---- what all readers use ---- */
+/* ---- shared by all readers ---- */
 
 enum status chat_no_memory(struct chat_reader *r)
 {
@@ -73,7 +73,7 @@ enum status chat_fault(struct chat_reader *r, const char *code, const char *suff
     return api_fail(r->err, 400, code, path, "%s", text);
 }
 
-/* One more content part or tool call: each becomes several values. */
+/* Counts a content part or tool call: each becomes several values. */
 static enum status count_part(struct chat_reader *r, const char *suffix)
 {
     if (++r->part_count <= LIMIT_PARTS) return ST_OK;
@@ -81,7 +81,7 @@ static enum status count_part(struct chat_reader *r, const char *suffix)
                       LIMIT_PARTS);
 }
 
-/* Room for one more element of `size` bytes; NULL: out of memory. */
+/* Grows by one element of `size` bytes; NULL: out of memory. */
 static void *grown(void *list, size_t count, size_t *cap, size_t size)
 {
     if (count < *cap) return list;
@@ -141,7 +141,7 @@ enum status chat_call_add(struct chat_reader *r, json_t *call)
     return !call || json_array_append_new(m->calls, call) ? chat_no_memory(r) : ST_OK;
 }
 
-/* A new string of texts; NULL: out of memory. next: the i-th one. */
+/* Concatenates strings; NULL: out of memory. next: the i-th string. */
 static json_t *joined(const void *of, size_t count, const json_t *(*next)(const void *of, size_t i),
                       const char *between)
 {
@@ -198,7 +198,7 @@ static json_t *share(const json_t *v)
     return json_incref((json_t *)(uintptr_t)v);
 }
 
-/* A copy of the object with one more member, or another in its place; consumes value. NULL: out of memory. */
+/* A copy of the object with a member added or replaced; consumes value. NULL: out of memory. */
 static json_t *copy_with(const json_t *object, const char *key, json_t *value)
 {
     json_t *copy = json_copy((json_t *)(uintptr_t)object);
@@ -234,7 +234,7 @@ enum status chat_image_add(struct chat_reader *r, uint32_t number, bool video, c
     return ST_OK;
 }
 
-/* The part at hand of a content: its number, and its path ".content[2]". */
+/* The current content part: its index, and its path ".content[2]". */
 struct part_at {
     uint32_t number;
     char path[40];
@@ -288,8 +288,7 @@ static enum status image_part(struct chat_reader *r, const json_t *part, const s
 }
 
 /* video_url: {"video_url": {"url", "fps"}} or {"video_url": "url"}; video: {"video": "url"} or {"video":
- * {"url", "fps"}}. Instead of a URL an array of them: the frames as images. fps may stand in the part as
- * well. */
+ * {"url", "fps"}}. An array of URLs instead of one: the frames as images. fps may also be in the part. */
 static enum status video_part(struct chat_reader *r, const json_t *part, const struct part_at *at,
                               const char *type)
 {
@@ -442,7 +441,7 @@ enum status chat_content_read(struct chat_reader *r, const json_t *content, cons
 
 /* ---- tool calls ---- */
 
-/* Arguments come as JSON text; templates iterate over an object. What does not parse stays text. */
+/* Arguments come as JSON text; templates iterate over an object. Invalid JSON stays text. */
 static json_t *arguments_of(const struct chat_reader *r, const json_t *args)
 {
     json_t *parsed = NULL;
@@ -502,7 +501,7 @@ static enum status parse_tool_calls(struct chat_reader *r, const json_t *calls)
     return ST_OK;
 }
 
-/* function_call of old clients: one call. */
+/* function_call (deprecated): one call. */
 static enum status parse_function_call(struct chat_reader *r, const json_t *f)
 {
     json_t *function = NULL;

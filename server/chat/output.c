@@ -68,7 +68,7 @@ static enum status on_end(void *user)
     return ST_OK;
 }
 
-/* ---- the whole ---- */
+/* ---- public functions ---- */
 
 enum status chat_output_run(struct chat_output *o, const char *text, size_t len, bool final)
 {
@@ -100,7 +100,7 @@ enum status chat_output_run(struct chat_output *o, const char *text, size_t len,
 void chat_output_token(struct chat_output *o, enum reasoning_state before)
 {
     if (o->rules.reasoning == REASONING_NONE) return;
-    if (o->reasoning_parse.state == REASON_START) { /* perhaps the beginning of a tag */
+    if (o->reasoning_parse.state == REASON_START) { /* may be the beginning of a tag */
         o->undecided_tokens++;
     } else if (before == REASON_INSIDE) {
         o->reasoning_tokens++;

@@ -1,5 +1,5 @@
-/* Splits a chat answer into reasoning, content and function calls (reasoning_parse.h, tool_parse.h) as the
- * text grows. Pure; used by one thread at a time. generate/write.c turns the result into JSON. */
+/* Splits the output of a chat into reasoning, content and function calls (reasoning_parse.h, tool_parse.h) as
+ * the text grows. Pure; used by one thread at a time. generate/write.c turns the result into JSON. */
 #ifndef KVASIR_CHAT_OUTPUT_H
 #define KVASIR_CHAT_OUTPUT_H
 
@@ -14,27 +14,27 @@
 enum reasoning_use {
     REASONING_NONE = 0, /* the model doesn't mark reasoning: all is content */
     REASONING_FIELD,    /* a field of its own */
-    REASONING_DROP,     /* recognised and left out */
-    REASONING_CONTENT,  /* recognised and left in the content, tags and all */
+    REASONING_DROP,     /* recognised and dropped */
+    REASONING_CONTENT,  /* recognised and kept in the content, with its tags */
 };
 
 struct chat_output_rules {
     enum reasoning_use reasoning;
     enum reasoning_syntax syntax;   /* its tags */
     bool inside;                    /* the prompt ends within the reasoning */
-    enum tool_call_syntax calls;    /* calls of this form are looked for */
+    enum tool_call_syntax calls;    /* syntax of calls to parse */
     const struct tool_types *types; /* of the functions; borrowed, may be NULL */
     const json_t *bare;             /* functions (tool_parse.h); borrowed, may be NULL */
-    bool single_call;               /* one at most */
-    bool must_call; /* all text is that of a call: what is cut off before its name is dropped */
+    bool single_call;               /* at most one */
+    bool must_call;                 /* all text is a call: an incomplete call without a name is dropped */
 };
 
 struct chat_call {
     struct buf name, arguments;
     size_t content_at; /* bytes of the content before it */
-    char id[32];       /* empty until somebody names it */
-    bool begun_shown;  /* STREAM: its id and name went out */
-    size_t shown;      /* STREAM: bytes of its arguments that went out */
+    char id[32];       /* empty until assigned */
+    bool begun_shown;  /* STREAM: its id and name are sent */
+    size_t shown;      /* STREAM: bytes of its arguments that are sent */
 };
 
 struct chat_output {
@@ -46,7 +46,7 @@ struct chat_output {
     size_t content_shown, reasoning_shown; /* STREAM */
     struct chat_call *calls;               /* [call_count] */
     uint32_t call_count, call_cap;
-    uint32_t calls_shown;                        /* STREAM: calls before it went out completely */
+    uint32_t calls_shown;                        /* STREAM: calls before it are sent completely */
     uint32_t reasoning_tokens, undecided_tokens; /* chat_output_token */
 };
 
@@ -54,15 +54,14 @@ struct chat_output {
 
 void chat_output_init(struct chat_output *o, const struct chat_output_rules *rules, size_t text_max);
 void chat_output_fini(struct chat_output *o);
-/* Continues with the answer's text (it begins with the text of the earlier calls). ST_NOMEM; ST_TOO_LARGE:
- * over text_max or CHAT_CALLS_MAX.
- */
+/* Continues with the output so far (it begins with the text of the earlier calls). ST_NOMEM; ST_TOO_LARGE:
+ * over text_max or CHAT_CALLS_MAX. */
 enum status chat_output_run(struct chat_output *o, const char *text, size_t len, bool final) KV_MUST_CHECK;
-/* The run for one more token is done: counts the tokens of the reasoning, its tags included. `before`:
- * reasoning_parse.state ahead of that run. */
+/* After the run for one more token: counts the reasoning tokens, tags included. `before`:
+ * reasoning_parse.state before that run. */
 void chat_output_token(struct chat_output *o, enum reasoning_state before);
 bool chat_output_reasons(const struct chat_output *o); /* the text ends within the reasoning */
-/* All calls are complete, and there is one. */
+/* All calls are complete, and there is at least one. */
 bool chat_output_called(const struct chat_output *o);
 /* No later text can change the result. */
 bool chat_output_done(const struct chat_output *o);

@@ -29,7 +29,7 @@ static void state_to(struct reasoning_parse *p, enum reasoning_state state)
     p->state = state;
 }
 
-/* Is this reasoning at all? */
+/* Does the text start with reasoning? */
 static void start_run(struct reasoning_parse *p, const char *text, size_t len, bool final)
 {
     size_t i = p->search;

@@ -10,8 +10,8 @@
 
 #define TEMPLATE_BYTES_MAX (4u << 20)
 #define CONFIG_BYTES_MAX                                                                                     \
-    (64u << 20) /* tokenizer_config.json lists the added tokens: a few MB in real checkpoints */
-/* Text of the reference's own marker; the blank at its end tells whether the template trims. */
+    (64u << 20) /* tokenizer_config.json lists the added tokens: a few MB in released checkpoints */
+/* The reference's own marker; the trailing space detects whether the template trims. */
 #define CONTINUE_TAG "CONTINUE_FINAL_MESSAGE_TAG "
 
 /* ---- loading ---- */
@@ -214,7 +214,7 @@ static enum status set_variables(struct jinja_ctx *c, const struct template_vari
 {
     uint32_t from = template_from(trace, JINJA_INPUT, &(struct template_source){.kind = TEMPLATE_VARIABLES});
     const char *key;
-    json_t *item, *kwargs = (json_t *)(uintptr_t)rq->kwargs; /* iteration does not change it */
+    json_t *item, *kwargs = (json_t *)(uintptr_t)rq->kwargs; /* iteration does not modify it */
     for (size_t i = 0; i < rq->special_count; i++)
         jinja_set(c, rq->specials[i].name,
                   jinja_string(c, rq->specials[i].text, strlen(rq->specials[i].text), JINJA_TEMPLATE));
@@ -236,8 +236,8 @@ static enum status set_variables(struct jinja_ctx *c, const struct template_vari
     return ST_OK;
 }
 
-/* Cuts the render where the final message ends: at the last tag. If the template trimmed the message, what is
- * left is trimmed too. */
+/* Truncates the render at the end of the final message: at the last tag. If the template trimmed the message,
+ * the rest is trimmed too. */
 static enum status cut_at_tag(struct jinja_output *o, const struct template_final *f, struct err *err)
 {
     const size_t tag_len = strlen(CONTINUE_TAG) - 1;
@@ -272,7 +272,7 @@ static enum status to_runs(struct jinja_output *o, bool parse, struct template_t
     size_t n = 0, at = 0;
     for (size_t i = 0; i < o->run_count && at < o->len; i++) {
         size_t len =
-            o->runs[i].len < o->len - at ? o->runs[i].len : o->len - at; /* the text may have been cut */
+            o->runs[i].len < o->len - at ? o->runs[i].len : o->len - at; /* the text may be truncated */
         enum tok_control control = parse ? TOK_CONTROL_ALL : of[o->runs[i].origin];
         if (n && runs[n - 1].control == control && (!sources || sources[n - 1] == o->runs[i].source)) {
             runs[n - 1].len += len;
@@ -294,7 +294,7 @@ static enum status to_runs(struct jinja_output *o, bool parse, struct template_t
     return ST_OK;
 }
 
-/* The message that the template's loop was at; the number of messages if it was at none. */
+/* The message of the template's loop at the error; the number of messages if none. */
 static size_t message_in_error(const struct jinja_ctx *c, const struct template_request *rq,
                                const struct template_chat *chat)
 {
@@ -312,8 +312,8 @@ static size_t message_in_error(const struct jinja_ctx *c, const struct template_
 static enum status render_error(enum status st, const struct jinja_error *e, const struct template_caps *caps,
                                 const struct template_request *rq, size_t at, struct err *err)
 {
-    /* Such templates mostly say that roles must alternate, or that they don't know the role: no help to who
-     * sends results of tools. */
+    /* Such templates usually report that roles must alternate, or an unknown role: no help to clients that
+     * send tool results. */
     const struct chat_messages *m = rq->messages;
     bool lost = e->code == JINJA_RAISED && at < m->count && !caps->tool_role && !caps->tool_responses &&
                 (m->list[at].role == CHAT_TOOL || m->list[at].role == CHAT_FUNCTION);

@@ -1,4 +1,4 @@
-/* The chat template of a checkpoint: loading it, finding out what it can do, and rendering a conversation
+/* The chat template of a checkpoint: loading it, detecting its capabilities, and rendering a conversation
  * into text runs for the tokenizer. Loaded once at start, immutable and shared by all threads afterwards;
  * rendering runs on worker threads and uses only the caller's memory. Knows nothing of HTTP, models or token
  * ids. Specification: the Jinja environment of transformers' apply_chat_template. */
@@ -17,22 +17,21 @@
 #include <stddef.h>
 #include <time.h>
 
-/* What the template can do, found at load by rendering small conversations and looking for marked texts. */
+/* Capabilities of the template, detected at load by rendering small conversations and searching for marker
+ * strings. */
 struct template_caps {
-    bool
-        content_list; /* iterates over content parts: give lists; else content is handed over as one string */
-    bool system_role; /* a system message's text appears */
-    bool system_list; /* so does the first text of one whose content is a list, and not as the list that it
-                         stands in */
-    bool system_images;     /* and images in that list are not passed over */
+    bool content_list;  /* iterates over content parts: pass lists; else content is passed as one string */
+    bool system_role;   /* a system message's text appears */
+    bool system_list;   /* so does the first text of one whose content is a list, and not as a printed list */
+    bool system_images; /* and images in that list are not skipped */
     bool developer_role;    /* the source mentions `developer`: the role is kept, else it becomes `system` */
     bool tools;             /* declarations of tools appear */
     bool tool_calls;        /* calls of earlier assistant turns appear */
-    bool arguments_as_text; /* wants function arguments as the JSON text, not as an object */
+    bool arguments_as_text; /* expects function arguments as JSON text, not as an object */
     bool tool_role;         /* results of tools appear as messages of role `tool` */
-    bool tool_responses;    /* wants results folded into the assistant's message (`tool_responses`) */
-    enum tool_call_syntax calls; /* the form of calls that it teaches (tool_parse.h) */
-    bool think;                  /* knows reasoning (reasoning_parse.h), between tags of this form: */
+    bool tool_responses;    /* expects results folded into the assistant's message (`tool_responses`) */
+    enum tool_call_syntax calls; /* the tool call syntax that it teaches (tool_parse.h) */
+    bool think;                  /* supports reasoning (reasoning_parse.h), with these tags: */
     enum reasoning_syntax reasoning;
     bool uses_time; /* calls strftime_now: prompts change over time, prefix-cache hits suffer */
 };
@@ -41,20 +40,19 @@ struct template;
 
 /* Reads DIR/chat_template.jinja, else DIR/chat_template.json, else the chat_template of
  * DIR/tokenizer_config.json (a string, or a list of {name, template}: `default`, and `tool_use` for requests
- * with tools); of a GGUF file in the place of DIR its tokenizer.chat_template. ST_NOT_FOUND when the
- * checkpoint has none (a route answers 400 chat_template_error then), ST_FORMAT names file and template
- * line. */
+ * with tools); if DIR is a GGUF file, its tokenizer.chat_template. ST_NOT_FOUND when the checkpoint has none
+ * (a route answers 400 chat_template_error then), ST_FORMAT names file and template line. */
 enum status template_load(const char *dir, struct template **out, struct err *err) KV_MUST_CHECK;
 /* From source text; tool_source may be NULL. limits may be NULL. */
 enum status template_create(const char *source, size_t len, const char *tool_source, size_t tool_len,
                             const struct jinja_limits *limits, struct template **out,
                             struct err *err) KV_MUST_CHECK;
 void template_free(struct template *t); /* NULL is fine */
-/* Tells the tokenizer which added tokens the template writes itself: text typed by a client can't spell them
- * (tok_guard). Before tok is shared. */
+/* Registers the added tokens that the template itself writes: client text can't produce them (tok_guard).
+ * Before tok is shared. */
 void template_guard(const struct template *t, struct tokenizer *tok);
 const struct template_caps *template_caps(const struct template *t,
-                                          bool with_tools); /* of the template that such a request uses */
+                                          bool with_tools); /* the template for such a request */
 
 /* A special token as a variable: {"bos_token", "<bos>"}. tok_special_role of engine/tokenizer/tokenizer.h
  * enumerates them. */
@@ -70,17 +68,17 @@ struct template_request {
                              tokens, nothing else */
     const struct template_special *specials;
     size_t special_count;
-    const char *image_placeholder; /* written where an image stands, for templates that want strings; NULL:
+    const char *image_placeholder; /* written in place of an image, for templates that expect strings; NULL:
                                       images are then an error */
     const char *video_placeholder; /* the same for a video */
     bool add_generation_prompt;
     bool continue_final_message; /* the last message (assistant) stays open; excludes add_generation_prompt */
-    bool control_parse;          /* control tokens are matched everywhere, also in what clients typed */
-    bool trace;                  /* wants the sources of the runs */
+    bool control_parse;          /* control tokens are matched everywhere, including client text */
+    bool trace;                  /* records the sources of the runs */
     const struct tm *now;        /* for strftime_now; NULL: local time */
 };
 
-/* What of a request a stretch of rendered text came from. */
+/* The part of the request that a run of rendered text came from. */
 enum template_part {
     TEMPLATE_CONTENT = 1, /* text of a message's content */
     TEMPLATE_FIELD,       /* another field of a message: role, name, tool_calls ... */
@@ -92,7 +90,7 @@ struct template_source {
     enum template_part kind;
     uint32_t message;  /* CONTENT, FIELD: index in `messages` */
     int32_t part;      /* CONTENT: index in the content list; -1: the content is a string */
-    const char *field; /* FIELD: its name if it is a usual one, else NULL; static */
+    const char *field; /* FIELD: its name if well known, else NULL; static */
 };
 
 struct template_result {
@@ -108,19 +106,18 @@ struct template_result {
 };
 void template_result_free(struct template_result *r);
 
-/* Is the variable part of the request itself, so that kwargs can't set it? */
+/* Is the variable set by the request itself, so that kwargs can't set it? */
 bool template_reserves(const char *name);
 
-/* Renders. err->msg is meant for the client: what raise_exception said, else "line N of the chat template:
- * ...", behind the message that it is about where that is known: "messages[2] (role 'user' after 'user'):
+/* Renders. err->msg is meant for the client: the argument of raise_exception, else "line N of the chat
+ * template: ...", prefixed with the message it concerns if known: "messages[2] (role 'user' after 'user'):
  * ...". ST_INVALID (the template refused, or the request makes no sense), ST_TOO_LARGE (a limit), ST_NOMEM.
  */
 enum status template_render(const struct template *t, const struct template_request *rq,
                             struct template_result *out, struct err *err) KV_MUST_CHECK;
 
-/* JSON -> value of the interpreter; strings are borrowed from v. Numbers keep their kind. Nesting beyond 256
- * levels becomes none.
- */
+/* JSON -> value of the interpreter; strings are borrowed from v. Numbers keep their kind. Nesting above 256
+ * levels becomes none. */
 struct jinja_value template_value(struct jinja_ctx *c, const json_t *v, uint32_t origin);
 
 #endif

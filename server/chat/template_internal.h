@@ -1,11 +1,11 @@
-/* Shared by server/template*.c: a template with what was found out about it. */
+/* Shared by server/template*.c: a template and its detected capabilities. */
 #ifndef KVASIR_TEMPLATE_INTERNAL_H
 #define KVASIR_TEMPLATE_INTERNAL_H
 
 #include "server/chat/template.h"
 
 struct template_variant {
-    struct jinja_template *jinja; /* NULL: there is none */
+    struct jinja_template *jinja; /* NULL: none */
     char *source;                 /* owned, not terminated: for template_guard */
     size_t source_len;
     struct template_caps caps;
@@ -14,33 +14,33 @@ struct template
 {
     struct jinja_limits limits;
     struct template_variant plain,
-        tools; /* `tools` is for requests with tools, where the checkpoint has such a template */
+        tools; /* `tools` is for requests with tools, if the checkpoint has such a template */
 };
 
-/* Finds out what the template can do (template_probe.c). */
+/* Detects the template's capabilities (template_probe.c). */
 void template_probe(const struct jinja_template *t, const struct jinja_limits *limits,
                     struct template_caps *caps);
 
-/* The conversation as template variables (template_messages.c): content in the form that the template wants,
- * origins set, `tag` (or NULL) at the end of the last message's text; *final_text is then that text without
- * the tag. ST_INVALID if that is impossible. */
+/* The conversation as template variables (template_messages.c): content as the template expects it, origins
+ * set, `tag` (or NULL) at the end of the last message's text; *final_text is then that text without the tag.
+ * ST_INVALID if that is impossible. */
 struct template_final {
     const char *text;
     size_t len;
 };
-/* The messages as the template gets them: the list, and by index in the request the dict of each, or none if
- * it went into another. */
+/* The messages passed to the template: the list, and by index in the request each message's dict, or none if
+ * it was merged into another. */
 struct template_chat {
     struct jinja_value list;
-    struct jinja_value *each; /* [number of messages in the request], the caller's */
+    struct jinja_value *each; /* [number of messages in the request], owned by the caller */
 };
-/* The sources of a render, numbered from 1 as they are met. */
+/* The sources of a render, numbered from 1 in order of use. */
 struct template_trace {
     bool on, no_memory;
     struct template_source *list; /* owned */
     size_t count, cap;
 };
-/* The origin with the source's number in it; the plain origin without a trace. */
+/* The origin with the source number; without trace, the plain origin. */
 uint32_t template_from(struct template_trace *t, enum jinja_origin origin,
                        const struct template_source *source);
 enum status template_messages(struct jinja_ctx *c, const struct template_caps *caps,

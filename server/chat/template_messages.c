@@ -1,5 +1,5 @@
-/* The messages of a chat -> the variable `messages`, in the form that a template wants, with the origin of
- * every text. */
+/* The messages of a chat -> the variable `messages`, as a template expects it, with the origin of every
+ * string. */
 #include "server/chat/template_internal.h"
 
 #include <string.h>
@@ -8,16 +8,16 @@ struct builder {
     struct jinja_ctx *c;
     const struct template_caps *caps;
     const struct template_request *rq;
-    const char *tag; /* goes behind the last text of the last message */
+    const char *tag; /* appended to the last text of the last message */
     struct template_final *final_text;
     struct template_trace *trace;
-    uint32_t at; /* index of the message at hand */
+    uint32_t at; /* index of the current message */
     struct err *err;
     struct jinja_value list, *each;
-    struct jinja_value
-        lead; /* text of a system message that the template can't show: goes before the first user message */
+    struct jinja_value lead; /* text of a system message that the template can't render: prepended to the
+                                first user message */
     bool have_lead;
-    const json_t *calls; /* of the assistant message before: tool results may have to go there */
+    const json_t *calls; /* of the preceding assistant message: tool results may belong there */
     struct jinja_value responses;
     bool have_responses;
 };
@@ -32,7 +32,7 @@ static struct jinja_value input(struct builder *b, const json_t *v, uint32_t ori
     return jinja_string(b->c, json_string_value(v), json_string_length(v), origin);
 }
 
-/* The origin of a part of this message's content; part -1: of all of it. */
+/* The origin of a part of this message's content; part -1: the whole content. */
 static uint32_t content_from(struct builder *b, enum jinja_origin origin, int32_t part)
 {
     return template_from(b->trace, origin,
@@ -48,7 +48,7 @@ static uint32_t field_from(struct builder *b, enum jinja_origin origin, const ch
     return template_from(b->trace, origin, &s);
 }
 
-/* A text, with the tag behind it if it is the one to be continued. */
+/* A string, followed by the tag if it is the one to be continued. */
 static struct jinja_value text_value(struct builder *b, const json_t *text, uint32_t origin, bool tagged)
 {
     struct jinja_value v = input(b, text, origin);
@@ -58,7 +58,7 @@ static struct jinja_value text_value(struct builder *b, const json_t *text, uint
     return jinja_join2(b->c, v, jinja_string(b->c, b->tag, strlen(b->tag), JINJA_ASSISTANT));
 }
 
-/* The system text that waits for a user message, which is now here. */
+/* Prepends the pending system text to this user message. */
 static struct jinja_value with_lead(struct builder *b, struct jinja_value v)
 {
     if (!b->have_lead) return v;
@@ -129,9 +129,9 @@ static enum status content_value(struct builder *b, const struct chat_message *m
     return st;
 }
 
-/* ---- what a template lacks ---- */
+/* ---- missing template features ---- */
 
-/* A system message's content for a template that takes it as one string only. */
+/* A system message's content for a template that only accepts one string. */
 static enum status system_string(struct builder *b, const struct chat_message *m, bool last,
                                  struct jinja_value *out)
 {
@@ -150,7 +150,7 @@ static bool has_images(const struct chat_message *m)
     return false;
 }
 
-/* The content of a system message for a template that has them. */
+/* A system message's content for a template that supports system messages. */
 static enum status system_value(struct builder *b, const struct chat_message *m, bool last,
                                 struct jinja_value *out)
 {
@@ -186,7 +186,7 @@ static const json_t *name_of_result(const struct builder *b, const struct chat_m
     return NULL;
 }
 
-/* A tool's result for a template that wants it inside of the assistant's message. */
+/* A tool result for a template that expects it inside the assistant message. */
 static enum status fold_result(struct builder *b, const struct chat_message *m)
 {
     struct jinja_value d = jinja_dict(b->c, JINJA_INPUT), v;
@@ -203,7 +203,7 @@ static enum status fold_result(struct builder *b, const struct chat_message *m)
 
 /* ---- messages ---- */
 
-/* Templates differ in the name. */
+/* Templates differ in the field name. */
 static void set_reasoning(struct builder *b, struct jinja_value d, const struct chat_message *m)
 {
     static const char *const names[] = {"reasoning_content", "thinking", "reasoning"};

@@ -1,5 +1,5 @@
-/* Finds out what a template can do: at load, small conversations with marked texts are rendered and the marks
- * are searched for in the output. This is more reliable than reading the template's source, and it is the
+/* Detects a template's capabilities: at load, small conversations with marker strings are rendered and the
+ * markers are searched for in the output. This is more reliable than parsing the template's source, and the
  * same for every family. */
 #include "server/chat/template_internal.h"
 
@@ -69,7 +69,7 @@ static bool wants_lists(struct probe *p)
         const char *first = strstr(p->out.text, "<<user>>");
         return first && !strstr(first + 1, "<<user>>") && !strstr(p->out.text, "[{");
     }
-    render(p, "[" USER "]", NULL); /* lists fail and strings do not: clear. Both fail: look at the tree */
+    render(p, "[" USER "]", NULL); /* only lists fail: decided. Both fail: check the tree */
     return !p->ok && jinja_iterates_content(p->t);
 }
 
@@ -82,7 +82,7 @@ void template_probe(const struct jinja_template *t, const struct jinja_limits *l
     caps->content_list = wants_lists(&p);
     render(&p, "[{\"role\":\"system\",\"content\":\"<<system>>\"}," USER "]", NULL);
     caps->system_role = shows(&p, "<<system>>");
-    if (!p.ok) { /* a template that fails on everything says nothing about system messages */
+    if (!p.ok) { /* a template that always fails tells nothing about system messages */
         render(&p, "[" USER "]", NULL);
         caps->system_role = !p.ok;
     }
@@ -111,8 +111,8 @@ void template_probe(const struct jinja_template *t, const struct jinja_limits *l
     caps->tool_calls = object || as_text;
     caps->arguments_as_text = as_text && !object;
     caps->tool_responses = !caps->tool_role && mentions(t, "tool_responses");
-    /* Some templates put calls of another form between the same tags: <function=NAME>, and not all of them
-     * with <parameter=NAME>. */
+    /* Some templates use another call syntax between the same tags: <function=NAME>, not always with
+     * <parameter=NAME>. */
     if (caps->tools && mentions(t, "<tool_call>"))
         caps->calls = !mentions(t, "<function=")   ? TOOL_SYNTAX_JSON
                       : mentions(t, "<parameter=") ? TOOL_SYNTAX_XML

@@ -1,4 +1,4 @@
-/* JSON of a request -> values of the template interpreter. Borrowed strings, no copies of texts. */
+/* JSON of a request -> values of the template interpreter. Strings are borrowed, not copied. */
 #include "server/http/fields.h"
 #include "server/chat/template.h"
 

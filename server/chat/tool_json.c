@@ -107,7 +107,7 @@ bool tool_json_step(struct tool_json *j, char c)
         bool more;
         if (!json_number(j, c, &more)) return false;
         if (more) return true;
-        j->state = j->depth ? J_AFTER : J_DONE; /* c stands behind the number */
+        j->state = j->depth ? J_AFTER : J_DONE; /* c follows the number */
     }
     if (is_space(c)) return true;
     switch (j->state) {
@@ -137,6 +137,6 @@ bool tool_json_whole(const char *text, size_t len)
     for (size_t i = 0; i < len; i++) {
         if (!tool_json_step(&j, text[i])) return false;
     }
-    /* A number has no end of its own: white space behind it shows whether it may end here. */
+    /* A number has no terminator: white space after it shows whether it may end here. */
     return len && tool_json_step(&j, ' ') && j.state == J_DONE;
 }

@@ -1,6 +1,5 @@
-/* An incremental check for JSON (RFC 8259), byte by byte, for model text that is still growing
- * (tool_parse.h). Builds no values. Pure.
- */
+/* An incremental JSON validator (RFC 8259), byte by byte, for growing model text (tool_parse.h). Builds no
+ * values. Pure. */
 #ifndef KVASIR_TOOL_JSON_H
 #define KVASIR_TOOL_JSON_H
 
@@ -36,12 +35,12 @@ struct tool_json {
     const char *literal;
     uint32_t depth;
     uint64_t objects[2]; /* bit d: the container at depth d is an object */
-    bool key;            /* the string at hand is a key */
+    bool key;            /* the current string is a key */
 };
 
-/* One more byte; false: this is no JSON. Containers nest up to 127 deep. */
+/* Consumes one byte; false: not JSON. Containers nest up to 127 deep. */
 bool tool_json_step(struct tool_json *j, char c);
-/* All of the text is one value, white space around it allowed. */
+/* Is the whole text one value? White space around it is allowed. */
 bool tool_json_whole(const char *text, size_t len);
 
 #endif

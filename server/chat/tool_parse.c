@@ -34,7 +34,7 @@ void tool__text_start(struct tool_parse *p, size_t from)
     p->blank = true;
 }
 
-/* As tool__xml_find. */
+/* Like tool__xml_find. */
 static const char *tag_find(const struct tool_parse *p, const char *text, size_t from, size_t len,
                             size_t *keep)
 {
@@ -61,7 +61,7 @@ static enum status text_run(struct tool_parse *p, const char *text, size_t len, 
     if (p->blank) {
         if (p->blank_to < end && all_space(text, p->blank_to, end)) p->blank_to = end;
         if (p->blank_to >= end) {
-            /* White space: of no interest next to a call, but the answer itself where there is nothing else.
+            /* White space: dropped next to a call, but content if there is nothing else.
              */
             if (final && !hit && !p->calls) return content_emit(p, text, end, sink);
             end = p->at;
@@ -84,7 +84,8 @@ static enum status text_run(struct tool_parse *p, const char *text, size_t len, 
 
 /* ---- calls ---- */
 
-/* A string of the text, quotes and all, without its escapes. Owned; NULL: no memory, or a lone surrogate. */
+/* Decodes a JSON string of the text, given with its quotes. Owned; NULL: out of memory, or a lone surrogate.
+ */
 static json_t *unpack(const char *text, size_t from, size_t to)
 {
     json_t *v = NULL;
@@ -95,7 +96,7 @@ static json_t *unpack(const char *text, size_t from, size_t to)
 static enum status call_begin(struct tool_parse *p, const char *text, const struct tool_sink *sink)
 {
     json_t *name = unpack(text, p->name_at, p->name_end);
-    if (!json_is_string(name)) { /* its form was checked before: nothing but memory is left */
+    if (!json_is_string(name)) { /* its syntax is already checked: only memory can fail */
         json_decref(name);
         return ST_NOMEM;
     }
@@ -105,8 +106,8 @@ static enum status call_begin(struct tool_parse *p, const char *text, const stru
     return st;
 }
 
-/* The arguments are complete and not an object as it stands: begins and ends the call. `ok` false: they are
- * no arguments. */
+/* The arguments are complete and not a literal object: begins and ends the call. `ok` false: invalid
+ * arguments. */
 static enum status call_packed(struct tool_parse *p, const char *text, const struct tool_sink *sink, bool *ok)
 {
     json_t *inner = p->has_args && text[p->args_at] == '"' ? unpack(text, p->args_at, p->args_end) : NULL;
@@ -132,7 +133,7 @@ static enum status arguments_emit(struct tool_parse *p, const char *text, size_t
     return sink->arguments(sink->user, text + from, to - from);
 }
 
-/* A value of the block's object begins at i; false: it can't be what its key says. */
+/* A value of the block's object begins at i; false: its type does not fit its key. */
 static bool value_begins(struct tool_parse *p, const char *text, size_t i)
 {
     char c = text[i];
@@ -146,8 +147,8 @@ static bool value_begins(struct tool_parse *p, const char *text, size_t i)
     return c == '{' || c == '"' || c == 'n';
 }
 
-/* Looks at what the byte at i did to the block's own object (depth 1), given the state before it. False: the
- * block is no call. */
+/* Handles the effect of the byte at i on the block's object (depth 1), given the state before it. False: the
+ * block is not a call. */
 static bool block_notice(struct tool_parse *p, const char *text, size_t i, uint8_t before, uint32_t depth)
 {
     const struct tool_json *j = &p->json;
@@ -177,7 +178,7 @@ static bool block_notice(struct tool_parse *p, const char *text, size_t i, uint8
     return true;
 }
 
-/* In TOOL_BLOCK, TOOL_SYNTAX_JSON: nothing of the block was reported yet. */
+/* In TOOL_BLOCK, TOOL_SYNTAX_JSON: nothing of the block is reported yet. */
 static enum status block_run(struct tool_parse *p, const char *text, size_t len, bool final,
                              const struct tool_sink *sink, bool *more)
 {
@@ -206,8 +207,7 @@ static enum status block_run(struct tool_parse *p, const char *text, size_t len,
     return ST_OK;
 }
 
-/* In TOOL_REST: the call is reported; its arguments, if they still come, and the end of the block's object.
- */
+/* In TOOL_REST: the call is reported; parses the rest of its arguments and the end of the block's object. */
 static enum status rest_run(struct tool_parse *p, const char *text, size_t len, const struct tool_sink *sink,
                             bool *more)
 {
@@ -215,7 +215,7 @@ static enum status rest_run(struct tool_parse *p, const char *text, size_t len, 
     while (p->scan < len && p->state == TOOL_REST && !st) {
         uint8_t before = p->json.state;
         bool ok = tool_json_step(&p->json, text[p->scan]);
-        if (!ok && p->arguments_open) { /* the byte is looked at once more, by looser rules */
+        if (!ok && p->arguments_open) { /* reparse the byte by looser rules */
             tool__to(p, TOOL_LOOSE);
             p->loose_string = before >= J_STRING && before <= J_HEX;
             p->loose_escape = false;
@@ -237,7 +237,7 @@ static enum status rest_run(struct tool_parse *p, const char *text, size_t len, 
     return st;
 }
 
-/* In TOOL_LOOSE: arguments that are no JSON. Strings and brackets are still told apart. */
+/* In TOOL_LOOSE: arguments that are not JSON. Strings and brackets are still tracked. */
 static enum status loose_run(struct tool_parse *p, const char *text, size_t len, bool final,
                              const struct tool_sink *sink, bool *more)
 {
@@ -282,7 +282,7 @@ static void end_run(struct tool_parse *p, const char *text, size_t len, bool fin
     *more = true;
 }
 
-/* ---- the whole ---- */
+/* ---- public functions ---- */
 
 void tool_parse_init(struct tool_parse *p, size_t from, const struct tool_rules *rules)
 {

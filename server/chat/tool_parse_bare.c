@@ -1,16 +1,16 @@
-/* Calls that are plain JSON at the beginning of an answer, see tool_parse.h. */
+/* Calls as plain JSON at the beginning of the output, see tool_parse.h. */
 #include "server/chat/tool_parse_internal.h"
 
 #include <string.h>
 
-/* Bytes from where content begins to the brace of the arguments: so much text is held back at most. */
+/* Maximum bytes from the start of content to the brace of the arguments: the most text held back. */
 #define HEAD_MAX 1024u
-/* Of a string in front of the arguments: of a name, a type, an id; and of what a fence says it holds. */
+/* Maximum length of a string before the arguments: a name, a type, an id; and of a fence's language. */
 #define STRING_MAX 64u
 #define FENCE      "```"
 #define FENCE_LEN  3u
 
-enum found { FOUND_NOT, FOUND, FOUND_MORE /* the text is too short to tell */ };
+enum found { FOUND_NOT, FOUND, FOUND_MORE /* the text is too short to decide */ };
 
 struct head {
     const char *text;
@@ -33,7 +33,7 @@ static enum found expect(struct head *h, char c)
     return FOUND;
 }
 
-/* A string without escapes: what is between its quotes. */
+/* A string without escapes: the text between its quotes. */
 static enum found string(struct head *h, size_t *at, size_t *len)
 {
     enum found f = expect(h, '"');
@@ -55,8 +55,7 @@ static bool letter(char c)
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
 }
 
-/* A code fence and the language behind it, if there is one; FOUND_NOT: something else than a fence's
- * beginning. */
+/* A code fence with an optional language; FOUND_NOT: not the beginning of a fence. */
 static enum found fence(struct head *h)
 {
     blanks(h);

@@ -1,6 +1,6 @@
 /* Calls in a notation of their own (tool_parse.h): call:NAME{key:value,...} between tags that are tokens,
- * strings between tokens too. What is read goes out as JSON at once; a bare word waits for its end, because
- * only then it is known whether it is a number. */
+ * with tokens as quotes. Parsed input is emitted as JSON at once; a bare word is buffered, because only its
+ * end shows whether it is a number. */
 #include "server/chat/tool_parse_internal.h"
 
 #include "config/base/assert.h"
@@ -9,7 +9,7 @@
 
 #define LEVELS_MAX 60u
 
-/* What stands next in the arguments. */
+/* What is expected next in the arguments. */
 enum { AT_KEY = 0, AT_KEY_WORD, AT_COLON, AT_VALUE, AT_WORD, AT_NEXT };
 
 static bool is_array(const struct tool_parse *p)
@@ -83,7 +83,7 @@ static enum status pop(struct tool_parse *p, const struct tool_sink *sink)
     return st ? st : tool__call_end(p, sink);
 }
 
-/* The end tag stands in the middle, or it is nested too deeply: what is open is closed. */
+/* A premature end tag, or nesting too deep: closes everything open. */
 static enum status close_all(struct tool_parse *p, const struct tool_sink *sink)
 {
     enum status st = p->part == AT_COLON ? say(sink, ": null") : ST_OK;
@@ -143,7 +143,7 @@ static enum status string(struct tool_parse *p, const struct tool_sink *sink)
 {
     bool key = p->part == AT_KEY;
     enum status st = key || is_array(p) ? element(p, sink) : ST_OK;
-    p->part = key ? AT_COLON : AT_NEXT; /* behind it */
+    p->part = key ? AT_COLON : AT_NEXT; /* after it */
     p->scan += strlen(TOOL_QUOTE);
     tool__to(p, TOOL_VALUE);
     return st ? st : say(sink, "\"");
@@ -154,7 +154,7 @@ static enum status value_begins(struct tool_parse *p, char c, const struct tool_
     enum status st = ST_OK;
     if (c == ',' && is_array(p)) return ST_OK;
     if (c == ']' && is_array(p)) return pop(p, sink);
-    if (c == ',' || c == '}') { /* of an object, or a brace too many */
+    if (c == ',' || c == '}') { /* of an object, or a superfluous brace */
         if (is_array(p)) return ST_OK;
         st = say(sink, "null");
         p->part = AT_KEY;
@@ -185,7 +185,7 @@ static enum status step(struct tool_parse *p, const char *text, const struct too
         p->args_at = i;
         return ST_OK;
     case AT_KEY_WORD:
-        if (c == '}' || c == ',') { /* a key without a value is none */
+        if (c == '}' || c == ',') { /* a key without a value is dropped */
             p->part = AT_KEY;
             return c == '}' ? pop(p, sink) : ST_OK;
         }
@@ -241,7 +241,7 @@ enum status tool__call_parameters(struct tool_parse *p, const char *text, size_t
     return st;
 }
 
-/* Within a string: up to the closing quote, or to the end tag where that is missing. */
+/* Within a string: up to the closing quote, or to the end tag if that is missing. */
 enum status tool__call_value(struct tool_parse *p, const char *text, size_t len, bool final,
                              const struct tool_sink *sink, bool *more)
 {

@@ -1,5 +1,5 @@
-/* What the forms of calls share (tool_parse_internal.h): tags, states, the beginning and the end of a call.
- */
+/* Shared by the tool call syntaxes (tool_parse_internal.h): tags, states, the beginning and the end of a
+ * call. */
 #include "server/chat/tool_parse_internal.h"
 
 #include "config/base/assert.h"

@@ -1,4 +1,4 @@
-/* Calls with a tag for every parameter (TOOL_SYNTAX_XML); see tool_parse.h for what comes of them. */
+/* Calls with a tag for every parameter (TOOL_SYNTAX_XML); see tool_parse.h. */
 #include "server/chat/tool_parse_internal.h"
 #include "server/chat/tool_types.h"
 
@@ -10,8 +10,8 @@
 #define PARAMETER_OPEN  "<parameter="
 #define PARAMETER_CLOSE "</parameter>"
 
-/* Bytes of a name, and of white space between the tags that make a call: the head of a block is read again as
- * it grows. */
+/* Maximum bytes of a name and of white space between a call's tags: the head of a block is reparsed as it
+ * grows. */
 #define NAME_MAX_LEN  128u
 #define BLANK_MAX_LEN 64u
 
@@ -29,7 +29,7 @@ const char *tool__xml_find(const char *text, size_t from, size_t len, size_t *ke
 
 /* ---- the head: <tool_call> <function=NAME> and what follows it ---- */
 
-/* White space, then tag: as tool__tag_at; *i is the tag's place where it stands. */
+/* White space, then tag: like tool__tag_at; *i receives the tag's position. */
 static int tag_next(const char *text, size_t len, size_t *i, const char *tag, bool final)
 {
     size_t at = *i;
@@ -39,8 +39,8 @@ static int tag_next(const char *text, size_t len, size_t *i, const char *tag, bo
     return found;
 }
 
-/* A name that ends at '>': 1 and where it ends, 0: this is none, -1: the text is too short to tell. blanks:
- * it may hold some. */
+/* A name that ends at '>': 1 and its end, 0: no name, -1: the text is too short to decide. blanks: it may
+ * contain spaces. */
 static int name_at(const char *text, size_t len, size_t from, bool blanks, bool final, size_t *end)
 {
     for (size_t i = from; i < len && i - from <= NAME_MAX_LEN; i++) {
@@ -51,8 +51,8 @@ static int name_at(const char *text, size_t len, size_t from, bool blanks, bool 
     return len - from > NAME_MAX_LEN || final ? 0 : -1;
 }
 
-/* As name_at, a parameter's. known: it must be one of the function's, as must one with blanks, else some
- * prose would be one. */
+/* Like name_at, for a parameter. known: it must be one of the function's, as must a name with spaces, so that
+ * prose is not mistaken for one. */
 static int parameter_at(const struct tool_parse *p, const char *text, size_t len, size_t from, bool known,
                         bool final, size_t *end)
 {
@@ -66,7 +66,7 @@ static int parameter_at(const struct tool_parse *p, const char *text, size_t len
                          *end - from) != 0;
 }
 
-/* 1: a call, its name is noted; 0: none; -1: the text is too short to tell. */
+/* 1: a call, its name is recorded; 0: none; -1: the text is too short to decide. */
 static int head_read(struct tool_parse *p, const char *text, size_t len, bool final)
 {
     size_t i = p->open;
@@ -77,7 +77,7 @@ static int head_read(struct tool_parse *p, const char *text, size_t len, bool fi
     p->name_at = i + sizeof FUNCTION_OPEN - 1;
     found = name_at(text, len, p->name_at, false, final, &p->name_end);
     if (found <= 0) return found;
-    /* Some models forget <tool_call>: fine for a function that there is. */
+    /* Some models omit <tool_call>: accepted for a known function. */
     if (bare && !tool_types_knows(p->rules.types, text + p->name_at, p->name_end - p->name_at)) return 0;
     static const char *const next[] = {PARAMETER_OPEN, FUNCTION_CLOSE, TOOL_CLOSE};
     int most = 0;
@@ -135,7 +135,7 @@ enum status tool__xml_parameters(struct tool_parse *p, const char *text, size_t 
         if (!hit) break;
         int function = tool__tag_at(text, len, i, FUNCTION_CLOSE, final),
             block = tool__tag_at(text, len, i, TOOL_CLOSE, final);
-        /* The end tags are missing where another call begins: its parameters are not this one's. */
+        /* The end tags are missing if another call begins: its parameters are not this one's. */
         int another = tool__tag_at(text, len, i, TOOL_OPEN, final),
             bare = tool__tag_at(text, len, i, FUNCTION_OPEN, final);
         int parameter = tool__tag_at(text, len, i, PARAMETER_OPEN, final);
@@ -151,7 +151,7 @@ enum status tool__xml_parameters(struct tool_parse *p, const char *text, size_t 
         } else if (function < 0 || block < 0 || another < 0 || bare < 0 || parameter < 0) {
             break;
         } else {
-            p->scan = i + 1; /* nothing that belongs here: dropped */
+            p->scan = i + 1; /* unexpected text: dropped */
         }
     }
     *more = p->state != TOOL_PARAMETERS;
@@ -160,8 +160,7 @@ enum status tool__xml_parameters(struct tool_parse *p, const char *text, size_t 
 
 /* ---- values ---- */
 
-/* What the text is as JSON, or as Python writes it; 0: neither. *json: how to hand it over, if not as it
- * stands. */
+/* The JSON type of the text, also in Python notation; 0: neither. *json: its JSON form, if different. */
 static uint8_t type_read(const char *s, size_t len, const char **json)
 {
     static const struct {
@@ -191,7 +190,7 @@ static uint8_t type_read(const char *s, size_t len, const char **json)
     return TYPE_INTEGER | TYPE_NUMBER;
 }
 
-/* A value that may be something else than text, complete. */
+/* A complete value that may be other than a string. */
 static enum status value_typed(const struct tool_parse *p, const char *s, size_t len,
                                const struct tool_sink *sink)
 {
@@ -210,7 +209,7 @@ static enum status value_typed(const struct tool_parse *p, const char *s, size_t
 }
 
 /* The end tag is missing, and the value ends with the tag that follows it at i: one of the function's
- * parameters, or both end tags of the call (a value may well hold one of them). As tool__tag_at. */
+ * parameters, or both end tags of the call (a value may well hold one of them). Like tool__tag_at. */
 static int value_cut(const struct tool_parse *p, const char *text, size_t len, size_t i, bool final)
 {
     size_t from = i + sizeof PARAMETER_OPEN - 1, end;
@@ -228,7 +227,7 @@ enum status tool__xml_value(struct tool_parse *p, const char *text, size_t len, 
     bool over = false, stream = !p->value_types || p->value_types == TYPE_STRING;
     size_t skip = 0, end = len;
     if (!p->value_begun &&
-        p->scan < len) { /* the template writes a line break behind the tag and one before the end tag */
+        p->scan < len) { /* the template writes a line break after the tag and one before the end tag */
         p->value_begun = true;
         if (text[p->scan] == '\n') p->args_at = p->args_out = ++p->scan;
     }

@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A schema may refer to itself, and lists of references multiply. What is looked at is counted, about 10 ns
- * each: no request that is read once comes near. */
+/* A schema may refer to itself, and lists of references multiply. Visited nodes are counted, about 10 ns
+ * each: no reasonable request comes near the limit. */
 #define DEPTH_MAX 16u
 #define WORK_MAX  4000000u
 #define WORK_NODE 20u
@@ -18,7 +18,7 @@ struct tool_types {
 };
 
 struct reading {
-    json_t *root; /* what "#" stands for */
+    json_t *root; /* the target of "#" */
     size_t work;
 };
 
@@ -51,15 +51,15 @@ static bool afford(struct reading *r, size_t work)
     return true;
 }
 
-/* The entries of a list that may be looked at: all or none. */
+/* The entries of a list if all may be visited, else none. */
 static size_t items(struct reading *r, const json_t *list)
 {
     size_t n = json_array_size(list);
     return afford(r, n) ? n : 0;
 }
 
-/* RFC 6901 within the document, without its escapes: names of definitions hold none. Borrowed, NULL if there
- * is no such place. */
+/* RFC 6901 within the document, without escapes, which names of definitions don't use. Borrowed, NULL if not
+ * found. */
 static json_t *refer(struct reading *r, const json_t *reference)
 {
     const char *ref = json_string_value(reference);
@@ -74,10 +74,10 @@ static json_t *refer(struct reading *r, const json_t *reference)
     return *s ? NULL : at;
 }
 
-/* 0: the schema doesn't say. */
+/* 0: the schema gives no type. */
 static uint8_t schema_types(struct reading *r, json_t *schema, uint32_t depth);
 
-/* Of a list of schemas one holds (anyOf, oneOf): an alternative that says nothing may be a text. */
+/* One schema of a list holds (anyOf, oneOf): an alternative without type may be a string. */
 static uint8_t types_of_any(struct reading *r, json_t *list, uint32_t depth)
 {
     uint8_t types = 0;

@@ -1,6 +1,6 @@
-/* The JSON types that a request's functions take, read off their schemas once: calls written as
- * <parameter=NAME>text</parameter> (tool_parse.h) don't tell "5" from 5, the schema does. Event loop's and
- * worker threads, one at a time. */
+/* Parameter types of a request's functions, from their schemas: calls written as
+ * <parameter=NAME>text</parameter> (tool_parse.h) don't distinguish "5" from 5; the schema does. Event loop's
+ * and worker threads, one at a time. */
 #ifndef KVASIR_TOOL_TYPES_H
 #define KVASIR_TOOL_TYPES_H
 
@@ -21,13 +21,12 @@ enum {
 
 struct tool_types;
 
-/* tools: the request's field, already checked; nothing of it is kept. NULL: no memory. */
+/* tools: the request's field, already checked; not retained. NULL: out of memory. */
 struct tool_types *tool_types_create(json_t *tools);
 void tool_types_destroy(struct tool_types *t);
-/* There is a function of this name. t may be NULL: there is none. */
+/* Is there a function of this name? t may be NULL: no. */
 bool tool_types_knows(const struct tool_types *t, const char *function, size_t function_len);
-/* TYPE_* that its parameter may have, TYPE_STRING where the schema doesn't say; 0: there is no such
- * parameter. */
+/* Allowed TYPE_* of its parameter, TYPE_STRING if the schema gives none; 0: no such parameter. */
 uint8_t tool_types_of(const struct tool_types *t, const char *function, size_t function_len,
                       const char *parameter, size_t parameter_len);
 

@@ -1,8 +1,8 @@
-/* Other APIs than OpenAI's chat completions. Each reads its body into the typed request (struct gen),
- * checks what only it has, and names its own fields in errors; what all APIs share is checked by generate/
- * and chat/. messages_in.c and messages_blocks.c read a request, messages_out.c writes its answer;
- * responses_in.c and responses_items.c read one, responses_out.c and responses_stream.c write its answer,
- * store.c keeps it. The tables are for gen_start of generate/generate.h. */
+/* APIs other than OpenAI's chat completions. Each reads its body into the typed request (struct gen), checks
+ * its own fields, and names them in errors; what all APIs share is checked by generate/ and chat/.
+ * messages_in.c and messages_blocks.c read a request, messages_out.c writes its response; responses_in.c and
+ * responses_items.c read one, responses_out.c and responses_stream.c write its response, store.c stores it.
+ * The tables are for gen_start of generate/generate.h. */
 #ifndef KVASIR_DIALECT_H
 #define KVASIR_DIALECT_H
 

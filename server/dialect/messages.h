@@ -1,15 +1,15 @@
-/* What the files of the dialect of /v1/messages share. Internal to server/dialect/. */
+/* Shared by the files of the /v1/messages dialect. Internal to server/dialect/. */
 #ifndef KVASIR_MESSAGES_DIALECT_H
 #define KVASIR_MESSAGES_DIALECT_H
 
 #include "server/dialect/dialect.h"
 #include "server/generate/delta.h"
 
-/* gen.dialect_state, of a stream. */
+/* gen.dialect_state of a stream. */
 struct messages_state {
-    uint32_t blocks;      /* begun so far */
-    bool open;            /* the last one is not ended */
-    enum delta_kind kind; /* of what stands in it */
+    uint32_t blocks;      /* started so far */
+    bool open;            /* the last block is open */
+    enum delta_kind kind; /* of its contents */
 };
 
 /* messages_blocks.c */

@@ -1,5 +1,5 @@
-/* Anthropic's `system` and `messages` -> messages of a chat: results of tools become messages of their own,
- * thinking becomes reasoning, neighbours of one role become one message. Worker thread. */
+/* Anthropic's `system` and `messages` -> messages of a chat: tool results become separate messages, thinking
+ * becomes reasoning, adjacent messages of one role are merged. Worker thread. */
 #include "server/dialect/messages.h"
 #include "server/http/fields.h"
 #include "server/http/limits.h"
@@ -14,7 +14,7 @@ struct intake {
     size_t blocks; /* read so far */
 };
 
-/* The block at hand: its path behind the message's place, and its number in the content. */
+/* The current block: its path after the message's place, and its index in the content. */
 struct at {
     char path[64];
     uint32_t number;
@@ -68,8 +68,8 @@ static struct chat_message *last_message(const struct intake *t)
     return m->count ? &m->list[m->count - 1] : NULL;
 }
 
-/* The message that a block of this role belongs to is the last one, or a new one. Turns next to each other
- * are one; of system messages each stands for itself. */
+/* The message for a block of this role: the last one, or a new one. Adjacent turns are merged; system
+ * messages stay separate. */
 static enum status message_for(struct intake *t, enum chat_role role, bool first)
 {
     struct chat_message *last = last_message(t);
@@ -79,7 +79,7 @@ static enum status message_for(struct intake *t, enum chat_role role, bool first
 
 /* ---- blocks ---- */
 
-/* The text of an image in base64 is there once only: its place in the body is emptied. */
+/* Base64 image text is moved, not copied: its place in the body is emptied. */
 static enum status image_block(struct intake *t, json_t *block, const struct at *at)
 {
     json_t *source = field(block, "source"), *type, *media, *data, *url;
@@ -131,7 +131,7 @@ static enum status thinking_block(struct intake *t, json_t *block, const struct 
 {
     json_t *text;
     if (need_string(t, block, "thinking", at, &text)) return ST_INVALID;
-    /* Without it, only the signature was shown. */
+    /* Without it, only the signature is present. */
     return json_string_length(text) ? chat_reasoning_add(&t->r, json_incref(text)) : ST_OK;
 }
 
@@ -153,7 +153,7 @@ static enum status tool_use_block(struct intake *t, json_t *block, const struct 
     return chat_call_add(&t->r, call);
 }
 
-/* A chat has no field for a failure: the text says it. */
+/* Chat messages have no field for a failure: it goes into the text. */
 static const char error_front[] = "Error: ";
 
 static enum status result_content(struct intake *t, json_t *content, bool failed, const struct at *at)
@@ -257,7 +257,7 @@ static enum status content_of(struct intake *t, json_t *content, enum chat_role 
     return ST_OK;
 }
 
-/* A single text is a string: that is what all templates know. */
+/* A single text is a string: all templates support that. */
 static enum status contents_resolve(struct intake *t)
 {
     struct chat_messages *m = t->r.out;

@@ -1,4 +1,4 @@
-/* Anthropic's body -> what a chat is asked for. Worker thread. */
+/* Anthropic's body -> a chat request. Worker thread. */
 #include "server/dialect/messages.h"
 #include "server/dialect/reader.h"
 
@@ -9,11 +9,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- fields that the chat has by the same name ---- */
+/* ---- fields shared with chat completions ---- */
 
-/* Anthropic's, and those of this server without which its promise (seed) and its cache can't be used. */
+/* Anthropic's fields, and this server's own for reproducibility (seed) and the cache. */
 static const char *const same[] = {
-    /* as a chat has them */
+    /* as in chat completions */
     "max_tokens",
     "stream",
     "temperature",
@@ -123,7 +123,7 @@ static enum status tool_choice(struct reader *r, bool *single)
     return reader_member(r, from, "tool_choice", "name", true, &f->name);
 }
 
-/* ---- reasoning and the form of the answer ---- */
+/* ---- reasoning and the output format ---- */
 
 static enum status thinking(struct reader *r, struct reasoning_ask *ask)
 {
@@ -149,7 +149,7 @@ static enum status thinking(struct reader *r, struct reasoning_ask *ask)
     return ST_OK;
 }
 
-/* The effort is for the template alone: here it doesn't switch the thinking on. */
+/* Effort is only passed to the template: it doesn't enable thinking. */
 static enum status effort(struct reader *r, json_t *config, struct reasoning_ask *ask)
 {
     json_t *kwargs, *value, *all;
@@ -172,7 +172,7 @@ static enum status output_config(struct reader *r, struct reasoning_ask *ask)
         return ST_INVALID;
     format = field(config, "format");
     const char *name = names[format ? 0 : 1];
-    if (!format) format = old; /* its name before it had a place of its own */
+    if (!format) format = old; /* its older name */
     if (!format) return ST_OK;
     if (!json_is_object(format)) return api_fail(r->e, 400, "invalid_type", name, "Must be an object.");
     if (reader_member(r, format, name, "type", true, &type)) return ST_INVALID;
@@ -198,7 +198,7 @@ static enum status user(struct reader *r)
 /* ---- the whole ---- */
 
 static const char *const others[] = {
-    /* of its own, or without a meaning here */
+    /* read elsewhere, or ignored */
     "cache_control", "chat_template_kwargs", "container", "context_management", "diagnostics",
     "inference_geo", "mcp_servers",          "messages",  "metadata",           "model",
     "output_config", "output_format",        "speed",     "stop_sequences",     "system",

@@ -1,4 +1,4 @@
-/* Answers of /v1/messages, whole or as events. Event loop's thread. */
+/* Responses of /v1/messages, whole or as events. Event loop's thread. */
 #include "config/base/utf8.h"
 #include "server/dialect/messages.h"
 
@@ -9,9 +9,9 @@
 
 #include <string.h>
 
-/* ---- what both have ---- */
+/* ---- shared ---- */
 
-/* Ids of calls are made when they are first shown. */
+/* Call ids are assigned when first sent. */
 static void block_begin(struct json_writer *o, struct choice *c, enum delta_kind kind, uint32_t call)
 {
     switch (kind) {
@@ -45,7 +45,7 @@ static void reasons(struct json_writer *o, const struct choice *c)
     else jw_text(o, "null");
 }
 
-/* What was found in the cache is not in input_tokens. */
+/* input_tokens excludes cached tokens. */
 static void usage(struct json_writer *o, const struct gen *g, bool begin)
 {
     struct gen_usage u = gen_usage(g);
@@ -72,9 +72,9 @@ static void message_begin(struct json_writer *o, const struct gen *g)
     jw_text(o, ",\"content\":[");
 }
 
-/* ---- the whole answer ---- */
+/* ---- the whole response ---- */
 
-/* `input` is an object: arguments that are none, or that end in the middle, stand in one. */
+/* `input` must be an object: invalid or incomplete arguments are wrapped in one. */
 static void input(struct json_writer *o, const struct buf *arguments)
 {
     json_t *v = NULL;
@@ -93,8 +93,7 @@ static void input(struct json_writer *o, const struct buf *arguments)
     json_decref(v);
 }
 
-/* The blocks in the order in which a stream shows them; but nothing of this is a stream, so that all of a
- * delta is there at once. */
+/* The blocks in stream order; without streaming, each delta is complete. */
 static void content(struct json_writer *o, struct choice *c)
 {
     struct chat_output *out = c->out;
@@ -175,7 +174,7 @@ static void head(struct gen *g)
     event_end(&o, g);
 }
 
-/* An event about the block that is open. */
+/* An event for the open block. */
 static void block_event(struct json_writer *o, const struct messages_state *s, const char *type)
 {
     event_begin(o, type);
@@ -235,7 +234,7 @@ static void delta_write(struct choice *c, const struct delta *delta)
     event_end(&o, g);
 }
 
-/* All that is new. */
+/*  Sends everything new. */
 static void deltas_write(struct choice *c)
 {
     head(c->gen);

@@ -1,4 +1,4 @@
-/* What the files of the dialect of /v1/responses share. Internal to server/dialect/. */
+/* Shared by the files of the /v1/responses dialect. Internal to server/dialect/. */
 #ifndef KVASIR_RESPONSES_DIALECT_H
 #define KVASIR_RESPONSES_DIALECT_H
 
@@ -8,43 +8,43 @@
 #include "server/generate/delta.h"
 #include "server/http/json_writer.h"
 
-/* Of a text between calls: the log-probs of its tokens begin at `from`. */
+/* A text between calls: its tokens' log-probs begin at `from`. */
 struct logprobs_part {
     uint32_t calls; /* before it */
     size_t from;
 };
 
-/* gen.dialect_state. The worker's, then the loop's. */
+/* gen.dialect_state. Owned by the worker, then by the loop. */
 struct responses_state {
     char id[RESPONSE_ID_BYTES];
     struct response_owner owner;
-    struct response_kept *before; /* what it follows upon, or NULL; taken */
-    bool store;                   /* it is to be kept */
+    struct response_kept *before; /* the previous response, or NULL; a reference */
+    bool store;                   /* it will be stored */
     bool has_temperature, has_top_p;
-    struct buf items; /* the input items, to be kept */
+    struct buf items; /* the input items, to be stored */
     struct buf echo;  /* fields of the response that only repeat the request */
-    /* of the answer */
-    size_t seen_content;     /* bytes of it that have their tokens */
+    /* output */
+    size_t seen_content;     /* bytes of content whose tokens are counted */
     uint32_t seen_reasoning; /* tokens */
     bool in_call;            /* after the last token */
-    struct buf logprobs;     /* entries of tokens that are shown as text */
+    struct buf logprobs;     /* entries of tokens that appear in text */
     struct logprobs_part *parts;
     uint32_t part_count;
     size_t accounted;
-    /* of a stream */
+    /* streaming */
     uint64_t sequence; /* of the next event */
     uint32_t items_begun;
-    bool open; /* the last one is not ended */
+    bool open; /* the last item is open */
     enum delta_kind kind;
     uint32_t call;
-    size_t from;           /* a text: where it begins in the content */
-    size_t logprobs_shown; /* by deltas */
+    size_t from;           /* a text: its start in the content */
+    size_t logprobs_shown; /* sent in deltas */
 };
 
 /* responses_items.c */
-/* `input`, what it follows upon, and `instructions` -> messages of a chat. */
+/* `input`, previous responses and `instructions` -> messages of a chat. */
 enum status responses_messages(struct reader *r, struct responses_state *s);
-/* The input, in the form in which it is kept and listed -> s->items. */
+/* The input as stored and listed -> s->items. */
 enum status responses_items_keep(struct reader *r, struct responses_state *s);
 
 /* responses_out.c: one item of a response. */
@@ -52,7 +52,7 @@ struct response_item {
     enum delta_kind kind; /* REASONING, CONTENT, CALL */
     uint32_t index;
     uint32_t call;   /* CALL */
-    size_t from, to; /* CONTENT: of the content */
+    size_t from, to; /* CONTENT: range of the content */
     enum { ITEM_BEGUN, ITEM_WHOLE, ITEM_CUT } state;
 };
 void response_item_id(struct json_writer *o, const struct responses_state *s,
@@ -60,16 +60,16 @@ void response_item_id(struct json_writer *o, const struct responses_state *s,
 void response_item_write(struct json_writer *o, struct choice *c, const struct response_item *item);
 /* {"type":"output_text",..} or {"type":"reasoning_text",..} */
 void response_part_write(struct json_writer *o, struct choice *c, const struct response_item *item);
-/* [..] of the text from `from` on; to = SIZE_MAX: all of it. */
+/* [..] of the text from `from` up to `to` (SIZE_MAX: its end). */
 void response_logprobs_write(struct json_writer *o, const struct responses_state *s, size_t from, size_t to);
-/* Of the text that begins at `from` of the content: its log-probs. */
+/* The log-probs of the text that begins at `from` of the content. */
 void response_logprobs_range(const struct choice *c, size_t from, size_t *begin, size_t *end);
-/* An item of type message is due though it has no text: there is no other. */
+/* A message item without text is needed because there is no other item. */
 bool response_text_missing(const struct choice *c);
-/* c NULL: without output. error: of a failed one, else NULL. */
+/* c NULL: without output. error: of a failed response, else NULL. */
 void response_write(struct json_writer *o, struct gen *g, const char *status, struct choice *c,
                     const struct api_error *error);
-/* The end: writes the response and keeps it. */
+/* At the end: writes the response and stores it. */
 void response_finish(struct json_writer *o, struct choice *c);
 void responses_token(struct choice *c);
 void responses_write_response(struct gen *g);

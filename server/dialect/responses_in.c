@@ -1,4 +1,4 @@
-/* The body of /v1/responses -> what a chat is asked for. Worker thread. */
+/* The body of /v1/responses -> a chat request. Worker thread. */
 #include "server/dialect/responses.h"
 
 #include "server/http/fields.h"
@@ -11,11 +11,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- fields that the chat has by the same name ---- */
+/* ---- fields shared with chat completions ---- */
 
-/* OpenAI's, and those of this server and of others that the chat takes too. */
+/* OpenAI's fields, and those of this and other servers that chat completions accepts too. */
 static const char *const same[] = {
-    /* as a chat has them */
+    /* as in chat completions */
     "stream",
     "temperature",
     "top_p",
@@ -44,7 +44,7 @@ static const char *const same[] = {
     "guided_grammar",
     "request_id"};
 static const char *const others[] = {
-    /* of its own, or without a meaning here */
+    /* read elsewhere, or ignored */
     "background",
     "chat_template_kwargs",
     "context_management",
@@ -129,7 +129,7 @@ static enum status limits(struct reader *r)
 
 /* ---- tools ---- */
 
-/* In the order of its fields, which the prompt shows. */
+/* Field order matters: it is visible in the prompt. */
 static json_t *tool(struct reader *r, json_t *from, const char *path)
 {
     json_t *type = field(from, "type"), *f, *v;
@@ -179,7 +179,7 @@ static enum status tool_choice(struct reader *r)
                          "allowed_tools needs a mode, and tools with names.");
 }
 
-/* ---- reasoning, and the form of the text ---- */
+/* ---- reasoning and the text format ---- */
 
 static enum status text_format(struct reader *r, json_t *format)
 {
@@ -213,7 +213,7 @@ static enum status text_and_reasoning(struct reader *r)
     return field(text, "format") ? text_format(r, field(text, "format")) : ST_OK;
 }
 
-/* ---- what it follows upon ---- */
+/* ---- previous_response_id ---- */
 
 static enum status before(struct reader *r, struct responses_state *s)
 {
@@ -232,7 +232,7 @@ static enum status before(struct reader *r, struct responses_state *s)
                     response_store_on(q->srv->responses) ? "." : ": this server keeps none.");
 }
 
-/* ---- what the response repeats ---- */
+/* ---- fields echoed in the response ---- */
 
 static enum status metadata_check(struct reader *r)
 {
@@ -250,7 +250,7 @@ static enum status metadata_check(struct reader *r)
     return ST_OK;
 }
 
-/* The field as it came, else what stands for it. */
+/* The field as sent, else its default. */
 static void echo_field(struct json_writer *o, json_t *from, const char *name, const char *otherwise)
 {
     const json_t *v = field(from, name);
@@ -313,7 +313,7 @@ static struct responses_state *state_create(struct gen *g)
     unsigned char raw[16];
     struct responses_state *s = calloc(1, sizeof *s);
     if (!s) return NULL;
-    /* Not the request's id, which may be the client's choice: who knows this one may read the response. */
+    /* Not the request id, which the client may choose: knowing this id gives access to the response. */
     randombytes_buf(raw, sizeof raw);
     memcpy(s->id, "resp_", 5);
     sodium_bin2hex(s->id + 5, sizeof s->id - 5, raw, sizeof raw);

@@ -1,5 +1,5 @@
-/* Items of /v1/responses -> messages of a chat: those that the model wrote in one turn (reasoning, text,
- * calls) become one message. What went before comes from the store and takes the same way. Worker thread. */
+/* Items of /v1/responses -> messages of a chat: items of one model turn (reasoning, text, calls) become one
+ * message. Items of previous responses come from the store and are converted the same way. Worker thread. */
 #include "server/dialect/responses.h"
 
 #include "server/http/fields.h"
@@ -12,10 +12,10 @@
 #include <string.h>
 
 struct intake {
-    struct chat_reader r; /* at: the item at hand */
+    struct chat_reader r; /* at: the current item */
     struct responses_state *s;
     bool turn;         /* the last message is the model's, and further items belong to it */
-    bool turn_text;    /* its last item was text */
+    bool turn_text;    /* its last item is text */
     size_t part_count; /* items and parts so far */
 };
 
@@ -87,7 +87,7 @@ static enum status assistant_item(struct intake *t, json_t *content)
     return st;
 }
 
-/* A single text is a string: that is what all templates know. name: ".content", ".output". */
+/* A single text is a string: all templates support that. name: ".content", ".output". */
 static enum status content_of(struct intake *t, json_t *content, const char *name)
 {
     json_t *part = json_array_size(content) == 1 ? json_array_get(content, 0) : NULL, *type, *text;
@@ -98,7 +98,7 @@ static enum status content_of(struct intake *t, json_t *content, const char *nam
     return chat_content_read(&t->r, json_is_string(text) ? text : content, name);
 }
 
-/* Kinds of parts are the chat's; what it can't know is said here. */
+/* Part types are those of chat completions; errors for others are reported here. */
 static enum status parts_check(struct intake *t, json_t *content, const char *key)
 {
     char where[48];
@@ -156,7 +156,7 @@ static enum status result_item(struct intake *t, json_t *item)
     return m->more ? content_of(t, output, ".output") : chat_no_memory(&t->r);
 }
 
-/* Without its text, as others send it in encrypted form, it tells this model nothing. */
+/* Reasoning without text, such as encrypted content of other servers, is of no use to this model. */
 static enum status reasoning_item(struct intake *t, json_t *item)
 {
     json_t *content = field(item, "content");
@@ -193,7 +193,7 @@ static enum status one_item(struct intake *t, json_t *item)
                       type ? json_string_value(type) : "item_reference");
 }
 
-/* ---- all of them ---- */
+/* ---- all items ---- */
 
 static enum status kept_json(struct intake *t, const struct buf *text, json_t **out)
 {
@@ -231,7 +231,7 @@ static enum status items_before(struct intake *t)
     return st;
 }
 
-/* A message of one text: the field. */
+/* A message of one text: `input` as a string. */
 static enum status plain_message(struct intake *t, enum chat_role role, const char *name, json_t *text)
 {
     struct chat_message *m;
@@ -271,7 +271,7 @@ enum status responses_messages(struct reader *r, struct responses_state *s)
                                                                                              : ST_OK;
 }
 
-/* ---- what is kept ---- */
+/* ---- stored items ---- */
 
 static bool set_missing(json_t *o, const char *key, json_t *value)
 {
@@ -280,7 +280,7 @@ static bool set_missing(json_t *o, const char *key, json_t *value)
     return true;
 }
 
-/* A message's text as a part; an id; all as the list of input items shows it. */
+/* A message's text as a part, with an id: the format of the input item list. */
 static json_t *item_kept(const struct responses_state *s, json_t *item, size_t index)
 {
     json_t *copy = json_copy(item), *content = field(item, "content");

@@ -1,5 +1,5 @@
-/* The response of /v1/responses and its items: as a whole answer, in the events of a stream, and as it is
- * kept. Event loop's thread. */
+/* The response object of /v1/responses and its items: whole, in stream events, and as stored. Event loop's
+ * thread. */
 #include "server/dialect/responses.h"
 
 #include "config/base/log.h"
@@ -9,9 +9,9 @@
 #include <string.h>
 #include <time.h>
 
-/* ---- log-probs of what is shown as text ---- */
+/* ---- log-probs of text ---- */
 
-/* Calls that stand before the text at `at`. */
+/* Number of calls before the text at `at`. */
 static uint32_t calls_before(const struct chat_output *out, size_t at)
 {
     uint32_t n = 0;
@@ -29,8 +29,8 @@ static enum status part_for(struct responses_state *s, uint32_t calls)
     return ST_OK;
 }
 
-/* A token belongs to the text that appears with it or next. Those of reasoning and of calls, with their tags,
- * and those whose text is never shown belong to none. */
+/* A token belongs to the text that appears with it or next. Tokens of reasoning and calls, their tags, and
+ * tokens whose text is never sent belong to none. */
 static void logprobs_resolve(struct choice *c)
 {
     struct gen *g = c->gen;
@@ -147,7 +147,7 @@ bool response_text_missing(const struct choice *c)
     return !out->content.len && !out->call_count && !(out->reasoning.len && c->finish == FIN_LENGTH);
 }
 
-/* The next item after `item`, in the order in which a stream shows them; false: there is none. */
+/* The next item after `item`, in stream order; false: none. */
 static bool item_next(const struct choice *c, struct response_item *item)
 {
     const struct chat_output *out = c->out;
@@ -201,7 +201,7 @@ static void usage(struct json_writer *o, const struct gen *g)
     jw_text(o, "}");
 }
 
-/* Of the kinds that OpenAI's clients know. */
+/* Only error codes that OpenAI's clients know. */
 static void error_write(struct json_writer *o, const struct api_error *e)
 {
     jw_text(o, "{\"code\":");
@@ -257,7 +257,7 @@ void response_finish(struct json_writer *o, struct choice *c)
     struct responses_state *s = g->dialect_state;
     const char *status = c->finish == FIN_LENGTH ? "incomplete" : "completed";
     size_t from = o->buf->len;
-    logprobs_resolve(c); /* text that was held back until the end */
+    logprobs_resolve(c); /* text held back until the end */
     response_write(o, g, status, c, NULL);
     if (!s->store || o->st) return;
     if (response_keep(g->r->srv->responses, s->id, &s->owner, s->before, &s->items, o->buf->data + from,

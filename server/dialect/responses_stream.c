@@ -36,7 +36,7 @@ static void head(struct gen *g)
     }
 }
 
-/* ---- events of the item that is open ---- */
+/* ---- events of the open item ---- */
 
 static struct response_item item_now(const struct responses_state *s)
 {
@@ -44,7 +44,7 @@ static struct response_item item_now(const struct responses_state *s)
         .kind = s->kind, .index = s->items_begun - 1, .call = s->call, .from = s->from};
 }
 
-/* With the item: the whole; else its id. */
+/* With the item: the whole item; else its id. */
 static void item_event(struct json_writer *o, struct choice *c, const char *type,
                        const struct response_item *item, bool whole)
 {
@@ -158,7 +158,7 @@ static void delta_write(struct choice *c, const struct delta *delta)
     event_end(&o, c->gen);
 }
 
-/* All that is new. */
+/*  Sends everything new. */
 static void deltas_write(struct choice *c)
 {
     head(c->gen);
@@ -195,7 +195,7 @@ void responses_stream_token(struct choice *c)
 void responses_stream(struct gen *g)
 {
     struct choice *c = &g->choices[0];
-    if (c->finish != FIN_NONE) responses_token(c); /* text that was held back until the end */
+    if (c->finish != FIN_NONE) responses_token(c); /* text held back until the end */
     deltas_write(c);
     if (g->r->state == RQ_RUNNING) request_stream_open(g->r);
     if (c->finish == FIN_NONE || c->finish == FIN_ABORT || g->r->stream.end) return;

@@ -1,5 +1,5 @@
-/* See store.h. A use moves a response to the front of the list, and before it all that it follows upon. So
- * the last of the list has nothing that follows upon it: it can go, and its memory is free at once. */
+/* See store.h. A use moves a response to the front of the LRU list, and its previous responses ahead of it.
+ * So nothing follows the last response of the list: evicting it frees its memory at once. */
 #include "server/dialect/store.h"
 
 #include "config/base/assert.h"
@@ -34,7 +34,7 @@ bool response_store_on(const struct response_store *s)
     return s->bytes_max > 0;
 }
 
-/* The ids are random, but clients may ask for others: FNV-1a. */
+/* Ids are random, but clients may look up others: FNV-1a. */
 static struct response_kept **bucket(struct response_store *s, const char *id)
 {
     uint32_t h = 2166136261u;

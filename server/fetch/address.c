@@ -10,15 +10,15 @@
 
 #define MAPPED "\0\0\0\0\0\0\0\0\0\0\xff\xff"
 
-/* What IANA's registries of special-purpose addresses do not call globally reachable, and multicast. Of IPv6
- * all but 2000::/3 is refused anyway: ::, ::1, fc00::/7, fe80::/10, ff00::/8, and 64:ff9b::/96 (NAT64),
- * behind which any IPv4 address may be. */
+/* Addresses that IANA's special-purpose registries do not list as globally reachable, and multicast. IPv6
+ * outside 2000::/3 is refused anyway: ::, ::1, fc00::/7, fe80::/10, ff00::/8, and 64:ff9b::/96 (NAT64), which
+ * can map to any IPv4 address. */
 static const char *const special[] = {
     "0.0.0.0/8",         /* this network */
     "10.0.0.0/8",        /* private */
     "100.64.0.0/10",     /* shared by customers of a provider */
     "127.0.0.0/8",       /* this machine */
-    "169.254.0.0/16",    /* link-local; metadata of clouds */
+    "169.254.0.0/16",    /* link-local; cloud metadata */
     "172.16.0.0/12",     /* private */
     "192.0.0.0/24",      /* protocol assignments */
     "192.0.2.0/24",      /* documentation */

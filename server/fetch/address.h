@@ -10,7 +10,8 @@
 
 struct sockaddr;
 
-/* IPv4 is held as IPv6 holds it, ::ffff:a.b.c.d: an address has one form however it is written. */
+/* IPv4 addresses are stored as IPv4-mapped IPv6, ::ffff:a.b.c.d, so that each address has one representation.
+ */
 struct network {
     uint8_t base[16];
     unsigned bits;
@@ -20,7 +21,7 @@ struct networks {
     size_t count;
 };
 
-/* "10.0.0.0/8,fd00::/8,127.0.0.1" -> *out. ST_INVALID names the part that is no network. */
+/* "10.0.0.0/8,fd00::/8,127.0.0.1" -> *out. ST_INVALID names the part that is not a network. */
 enum status networks_parse(const char *text, struct networks *out, struct err *err) KV_MUST_CHECK;
 void networks_free(struct networks *n);
 

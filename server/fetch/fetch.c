@@ -17,9 +17,9 @@
 #include <sys/socket.h>
 
 #define FETCHES_OF_A_JOB 4u
-#define QUEUE_MAX        1024u        /* URLs that wait or are being fetched; beyond it 429 */
-#define HELD_MAX         (512u << 20) /* bytes of all files until their requests have taken them */
-#define HEAD_MAX         (64u << 10)  /* bytes of an answer's header lines */
+#define QUEUE_MAX        1024u        /* URLs waiting or being fetched; above that 429 */
+#define HELD_MAX         (512u << 20) /* bytes of all files until their requests take them */
+#define HEAD_MAX         (64u << 10)  /* bytes of a response's header lines */
 #define REDIRECTS_MAX    3u
 #define CONNECT_MS       3000
 #define IDLE_POLL_MS     1000
@@ -29,17 +29,17 @@ struct fetch_job {
     struct fetch_job *next_job;
     void *user;
     atomic_bool cancelled;
-    size_t held; /* bytes of its files, booked */
+    size_t held; /* bytes of its files, accounted */
     size_t count;
     struct fetch_file files[FETCH_URLS_MAX];
     /* the thread's */
-    size_t started, open; /* files whose transfer began; transfers that run */
+    size_t started, open; /* transfers started; transfers running */
     bool failed;
 };
 
 enum stop {
     STOP_NONE,
-    STOP_BODY, /* of an answer that isn't 200, or is compressed: not wanted */
+    STOP_BODY, /* body of a response that isn't 200, or is compressed: not needed */
     STOP_HEAD,
     STOP_LARGE,
     STOP_JOB_LARGE,
@@ -116,7 +116,7 @@ void fetch_job_free(struct fetch_job *j)
     free(j);
 }
 
-/* ---- what libcurl calls, on the thread ---- */
+/* ---- libcurl callbacks, on the thread ---- */
 
 static curl_socket_t socket_open(void *arg, curlsocktype purpose, struct curl_sockaddr *to)
 {
@@ -125,14 +125,14 @@ static curl_socket_t socket_open(void *arg, curlsocktype purpose, struct curl_so
         return socket(to->family, to->socktype | SOCK_CLOEXEC, to->protocol);
     t->refused = true;
     if (log_enabled(LOG_DEBUG)) {
-        char host[NI_MAXHOST] = "?"; /* for the operator alone: clients are told nothing of addresses */
+        char host[NI_MAXHOST] = "?"; /* for the operator only: clients don't see addresses */
         getnameinfo(&to->addr, (socklen_t)to->addrlen, host, sizeof host, NULL, 0, NI_NUMERICHOST);
         log_debug("fetching %.200s: the address %s is not allowed", t->file->url, host);
     }
     return CURL_SOCKET_BAD;
 }
 
-/* A header line: `name` with another value than `plain`? */
+/* Is it a header line `name` with a value other than `plain`? */
 static bool coded_by(const char *line, size_t len, const char *name, const char *plain)
 {
     size_t n = strlen(name), m = strlen(plain);
@@ -248,11 +248,11 @@ static bool easy_set(struct transfer *t)
     bad |= curl_easy_setopt(e, CURLOPT_TIMEOUT_MS, left);
     bad |= curl_easy_setopt(e, CURLOPT_CONNECTTIMEOUT_MS, left < CONNECT_MS ? left : (long)CONNECT_MS);
     bad |= curl_easy_setopt(e, CURLOPT_MAXFILESIZE_LARGE, (curl_off_t)f->opt.bytes_max);
-    /* A connection that was made for one request is no other's: each has its address checked. */
+    /* Connections are not shared between requests: each has its own address check. */
     bad |= curl_easy_setopt(e, CURLOPT_FRESH_CONNECT, 1L);
     bad |= curl_easy_setopt(e, CURLOPT_FORBID_REUSE, 1L);
     bad |= curl_easy_setopt(e, CURLOPT_DNS_CACHE_TIMEOUT, 0L);
-    bad |= curl_easy_setopt(e, CURLOPT_QUICK_EXIT, 1L); /* never waits for a resolver when it is given up */
+    bad |= curl_easy_setopt(e, CURLOPT_QUICK_EXIT, 1L); /* cancellation does not wait for a resolver */
     bad |= curl_easy_setopt(e, CURLOPT_OPENSOCKETFUNCTION, socket_open);
     bad |= curl_easy_setopt(e, CURLOPT_OPENSOCKETDATA, t);
     bad |= curl_easy_setopt(e, CURLOPT_HEADERFUNCTION, head_line);
@@ -271,7 +271,7 @@ static bool is_https(CURLU *u)
     return yes;
 }
 
-/* The first URL, or the one that the answer to it names. Ends the transfer if it can't begin. */
+/* Starts the first URL or a redirect's target. Ends the transfer if it can't start. */
 static void transfer_begin(struct transfer *t, CURLU *base, const char *url, size_t len)
 {
     struct fetcher *f = t->job->f;
@@ -383,7 +383,7 @@ static void job_finish(struct fetcher *f, struct fetch_job *j)
     f->opt.wake(f->opt.wake_arg);
 }
 
-/* Ends what nobody waits for any more, begins what there is room for, hands back what is complete. */
+/* Ends cancelled transfers, starts as many as allowed, returns completed jobs. */
 static void jobs_tend(struct fetcher *f)
 {
     for (struct fetch_job **at = &f->active; *at;) {
@@ -492,7 +492,7 @@ void fetch_stats(struct fetcher *f, struct fetch_stats *out)
     out->held = atomic_load(&f->held);
 }
 
-/* ---- from start to end ---- */
+/* ---- life cycle ---- */
 
 static void fetcher_free(struct fetcher *f)
 {

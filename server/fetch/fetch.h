@@ -1,14 +1,14 @@
 /* Images from http(s) URLs. One thread drives all transfers (libcurl's multi interface), so that slow hosts
- * take no worker and not the event loop; names are resolved in libcurl's own threads.
+ * block neither a worker nor the event loop; names are resolved in libcurl's own threads.
  *
  *   fetch_job_new, fetch_job_add   a worker: the URLs of one request
- *   fetch_start                    the loop hands it to the thread; wake() when some job is done
+ *   fetch_start                    the loop passes it to the thread; wake() when a job is done
  *   fetch_take                     the loop takes it back
  *   fetch_find, fetch_job_free     a worker again
  *
- * What is fetched: see rules.h and address.h; the address is checked when the socket for it is made, so it is
- * the one that is connected to, and every redirect is checked as the first URL is. No proxy, cookies,
- * credentials or compression. */
+ * What is fetched: see rules.h and address.h; the address is checked when its socket is created, so it is the
+ * one connected to, and every redirect is checked like the first URL. No proxy, cookies, credentials or
+ * compression. */
 #ifndef KVASIR_FETCH_H
 #define KVASIR_FETCH_H
 
@@ -19,30 +19,30 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define FETCH_URLS_MAX 64u /* of one request */
+#define FETCH_URLS_MAX 64u /* per request */
 #define FETCHES_MAX    16u /* transfers at once; the others wait their turn */
-#define FETCH_FILES    64u /* descriptors that they take: two sockets and a pair for resolving each */
+#define FETCH_FILES    64u /* their descriptors: two sockets and a resolver pair each */
 
 struct fetch_options {
     const char *hosts;       /* --allow-remote-media */
     const char *networks;    /* --allow-private-media, or NULL */
-    uint64_t seconds;        /* for one URL, redirects included */
-    size_t bytes_max;        /* of one file */
+    uint64_t seconds;        /* per URL, redirects included */
+    size_t bytes_max;        /* per file */
     void (*wake)(void *arg); /* any thread */
     void *wake_arg;
 };
 
 struct fetcher;
 enum status fetcher_create(const struct fetch_options *o, struct fetcher **out, struct err *err);
-void fetcher_destroy(struct fetcher *f); /* every job was taken back; NULL is fine */
+void fetcher_destroy(struct fetcher *f); /* all jobs must be taken back; NULL is fine */
 
-/* What became of one URL. */
+/* The result for one URL. */
 struct fetch_file {
     char *url;
     size_t url_len;
     uint8_t *bytes; /* owned; with IMAGE_OK */
     size_t len;
-    bool done; /* false: given up, because another URL of the job failed or the client left */
+    bool done; /* false: cancelled, because another URL of the job failed or the client left */
     enum image_error error;
     struct err err;
 };
@@ -54,14 +54,14 @@ enum status fetch_job_add(struct fetch_job *j, const char *url, size_t len) KV_M
 const struct fetch_file *fetch_find(const struct fetch_job *j, const char *url, size_t len);
 void fetch_job_free(struct fetch_job *j); /* not while the thread has it; NULL is fine */
 
-/* Loop's thread. */
+/* Event loop's thread. */
 void fetch_start(struct fetch_job *j, void *user);
-void fetch_cancel(struct fetch_job *j);                       /* it is done soon */
-struct fetch_job *fetch_take(struct fetcher *f, void **user); /* one that is done; NULL: none */
+void fetch_cancel(struct fetch_job *j);                       /* it will be done soon */
+struct fetch_job *fetch_take(struct fetcher *f, void **user); /* a finished job; NULL: none */
 
 struct fetch_stats {
-    uint64_t fetched, failed; /* URLs; given up counts as neither */
-    uint64_t bytes;           /* of those that were fetched */
+    uint64_t fetched, failed; /* URLs; cancelled ones count as neither */
+    uint64_t bytes;           /* of fetched URLs */
     size_t queued, held;      /* URLs that wait or are being fetched; bytes of files not yet taken */
 };
 void fetch_stats(struct fetcher *f, struct fetch_stats *out); /* any thread */

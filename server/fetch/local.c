@@ -1,5 +1,5 @@
-/* See local.h. The kernel itself holds a path below the folder (openat2), so that no link that is put there
- * between a check and the opening leads out of it. */
+/* See local.h. The kernel confines the path to the folder (openat2), so that a link created between check and
+ * open can't lead out of it. */
 #include "server/fetch/local.h"
 
 #include "config/base/hex.h"
@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 struct local_dir {
-    char *path; /* as said and as it is without links: URLs may name either */
+    char *path; /* as given and with links resolved: URLs may use either */
     char *real;
     int fd;
 };
@@ -62,7 +62,7 @@ void local_dir_close(struct local_dir *d)
     free(d);
 }
 
-/* Decodes percent signs in place; false: broken ones, or a NUL. */
+/* Decodes percent signs in place; false: invalid ones, or a NUL. */
 static bool unescape(char *s, size_t len)
 {
     char *to = s;
@@ -81,7 +81,7 @@ static bool unescape(char *s, size_t len)
     return true;
 }
 
-/* What stands behind the folder in the path; NULL: it is not below it. */
+/* The path relative to the folder; NULL: not below it. */
 static const char *below(const char *path, const char *dir)
 {
     size_t n = strcmp(dir, "/") == 0 ? 0 : strlen(dir);

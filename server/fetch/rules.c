@@ -1,4 +1,5 @@
-/* See rules.h. Hosts are compared as libcurl writes them: it knows the many spellings of an IP address. */
+/* See rules.h. Hosts are compared in libcurl's normal form, which handles the many spellings of an IP
+ * address. */
 #include "server/fetch/rules.h"
 
 #include "server/media/codec.h"
@@ -9,8 +10,8 @@
 
 #define HOST_CHARS "abcdefghijklmnopqrstuvwxyz0123456789.-_[:]"
 
-/* The host of a parsed URL: lower case, without a dot at its end; owned by the caller. NULL: none, or not
- * plain ASCII (an international name is written xn--...), or out of memory. */
+/* The host of a parsed URL: lower case, without a trailing dot; owned by the caller. NULL: none, or not plain
+ * ASCII (an international name is written xn--...), or out of memory. */
 static char *host_of(CURLU *u)
 {
     char *found, *host = NULL;

@@ -8,14 +8,14 @@
 #include <curl/curl.h>
 
 #define FETCH_URL_BYTES 8192u
-/* Said of a host that is not in the list and of an address that is not allowed alike: a client learns nothing
- * of how names resolve here. */
+/* The same message for a host that is not listed and for a forbidden address: clients learn nothing about how
+ * names resolve here. */
 #define FETCH_NOT_FROM_HERE "this server does not fetch from the host and port of the URL"
 
 struct host_rule {
     char *host;    /* lower case; "" = any. Owned */
-    bool below;    /* hosts below it: "*.example.org" */
-    unsigned port; /* 0 = the scheme's own; ANY_PORT */
+    bool below;    /* its subdomains: "*.example.org" */
+    unsigned port; /* 0 = the scheme's default; ANY_PORT */
 };
 #define ANY_PORT 65536u
 struct host_rules {
@@ -23,13 +23,13 @@ struct host_rules {
     size_t count;
 };
 
-/* "pictures.example.org,*.example.com:8443,[2001:db8::1]:*" -> *out. ST_INVALID names the wrong part. */
+/* "pictures.example.org,*.example.com:8443,[2001:db8::1]:*" -> *out. ST_INVALID names the invalid part. */
 enum status host_rules_parse(const char *text, struct host_rules *out, struct err *err) KV_MUST_CHECK;
 void host_rules_free(struct host_rules *r);
 
-/* Reads the URL once: *out is what is checked, and what is then connected to (CURLOPT_CURLU). base: the URL
- * that it may be relative to, which redirected to it, or NULL. *out is the caller's (curl_url_cleanup), set
- * with IMAGE_OK. */
+/* Parses the URL once: *out is what is checked and then connected to (CURLOPT_CURLU). base: for a redirect,
+ * the URL that it may be relative to, else NULL. *out is owned by the caller (curl_url_cleanup), set with
+ * IMAGE_OK. */
 enum image_error url_check(const struct host_rules *rules, CURLU *base, const char *url, size_t len,
                            CURLU **out, struct err *err);
 

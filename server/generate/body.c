@@ -1,5 +1,5 @@
-/* A request's body as JSON, what is kept of it, and the check of the model's name. Worker thread; changes
- * only the request that it is given. */
+/* Parses a request's body, manages its life time, and checks the model name. Worker thread; changes only its
+ * request. */
 #include "server/http/fields.h"
 #include "server/generate/generate.h"
 #include "server/http/json_parser.h"
@@ -55,8 +55,8 @@ void gen_read_free(struct gen *g)
     }
 }
 
-/* The loop takes the request's id. The rest, which may be large, goes before the request waits its turn, and
- * here, not on the loop: millions of values take a while, of a refused request too. */
+/* The loop needs the request id. The rest, which may be large, is freed before the request is queued, and
+ * here, not on the loop: freeing millions of values takes a while, also for a refused request. */
 void gen_read_end(struct gen *g)
 {
     const struct request *r = g->r;
@@ -70,7 +70,7 @@ void gen_read_end(struct gen *g)
         if (!id || !json_is_string(value) || json_string_length(value) > 128) json_object_del(g->root, key);
     }
     if (r->parse_cost + r->http.body_kept > TRIM_COST)
-        malloc_trim(0); /* the allocator would keep them, for each worker */
+        malloc_trim(0); /* else the allocator keeps them per worker */
 }
 
 enum status request_model_check(struct request *r, json_t *root)

@@ -60,7 +60,7 @@ enum status cache_places_build(const struct model_info *mi, const struct tokeniz
                                     images, image_count, prompt, &origins, &count, err);
     if (st) return st;
     struct cache_place *list = malloc((count ? count : 1) * sizeof *list);
-    uint32_t before = 0; /* 1 + message of the text behind which we are */
+    uint32_t before = 0; /* 1 + the message of the preceding text */
     for (size_t i = 0; list && i < count; i++) {
         list[i] = place_of_tag(origins[i].tag, rendered, messages);
         list[i].token = origins[i].token;
@@ -139,7 +139,7 @@ static void place_write(struct json_writer *o, const struct cache_places *places
 void cache_info_write(struct json_writer *o, const struct sched_cache_info *info, uint32_t prompt_tokens,
                       uint32_t dropped, const struct cache_places *places)
 {
-    /* Without anything to compare with there is no place where the prompts part. */
+    /* Without a prompt to compare with there is no point of difference. */
     bool compared =
         info->stop != CACHE_STOP_SALT && info->stop != CACHE_STOP_PROMPT && info->stop != CACHE_STOP_DISABLED;
     key_uint(o, "{\"reused_tokens\":", info->reused);

@@ -1,4 +1,4 @@
-/* Grammars of function calls, in the three forms of chat/tool_parse.h. */
+/* Grammars of function calls, in the three syntaxes of chat/tool_parse.h. */
 #include "server/generate/constraint.h"
 
 #include "server/chat/tool_parse.h"
@@ -14,7 +14,7 @@ static enum status no_memory(struct constraint_maker *m)
     return api_nomem(&m->g->r->response.error);
 }
 
-/* A part of a function's parameters as a schema that stands alone: what it refers to stays within reach. */
+/* A part of a function's parameters as a standalone schema, in which its references still resolve. */
 static json_t *part_of(const json_t *parameters, json_t *part)
 {
     static const char *const shared[] = {"$defs", "definitions"};
@@ -34,7 +34,7 @@ static enum status json_call(struct constraint_maker *m, const char *name, json_
     gx head[] = {gb_tag(m->b, m->vocab, TOOL_OPEN), constraint_literal(m, "\n{\"name\": \""),
                  constraint_literal(m, name), constraint_literal(m, "\", \"arguments\": ")};
     gx tail[] = {constraint_literal(m, "}\n"), gb_tag(m->b, m->vocab, TOOL_CLOSE)}, arguments;
-    json_t *object = json_copy(parameters); /* whatever else the schema says */
+    json_t *object = json_copy(parameters); /* with all other keywords */
     if (!object || json_object_set_new(object, "type", json_string("object")))
         return json_decref(object), no_memory(m);
     enum status st = constraint_schema(m, object, true, param, &arguments);
@@ -44,7 +44,7 @@ static enum status json_call(struct constraint_maker *m, const char *name, json_
     return st;
 }
 
-/* ---- parameters, with `comma` between them: required ones stand, others may ---- */
+/* ---- parameters, separated by `comma`: required or optional ---- */
 
 static bool is_required(const json_t *parameters, const char *key)
 {
@@ -54,7 +54,7 @@ static bool is_required(const json_t *parameters, const char *key)
     return false;
 }
 
-/* list: what stands for each property, in the schema's order. */
+/* list: the expression of each property, in the schema's order. */
 static enum status members(struct constraint_maker *m, const json_t *schema, const gx *list,
                            const char *comma, gx *out)
 {
@@ -97,7 +97,7 @@ static bool only_text(const json_t *schema)
             !json_object_get(schema, "oneOf") && !json_object_get(schema, "allOf"));
 }
 
-/* Strings are written as they are: of the schema's keywords only a list of values is heeded. */
+/* Strings are written verbatim: of the schema's keywords only enumerations are enforced. */
 static enum status tag_value(struct constraint_maker *m, const json_t *parameters, json_t *schema,
                              const char *param, unsigned depth, gx *out)
 {
@@ -179,7 +179,7 @@ static gx several(struct constraint_maker *m, gx element, uint32_t min, uint32_t
 
 static value_fn notation_value;
 
-/* key:value of what the properties say. */
+/* key:value pairs of the properties. */
 static enum status notation_object(struct constraint_maker *m, const json_t *root, json_t *schema,
                                    const char *param, unsigned depth, gx *out)
 {
@@ -259,7 +259,7 @@ static enum status notation_alternatives(struct constraint_maker *m, const json_
     return st;
 }
 
-/* The rule of this one of $defs, which notation_call defines: one for all that refer to it. */
+/* The shared rule of one of $defs, which notation_call defines. */
 static gx notation_rule(struct constraint_maker *m, const char *name)
 {
     json_t *known = json_object_get(m->rules, name);
@@ -319,7 +319,7 @@ static enum status notation_call(struct constraint_maker *m, const char *name, j
     enum status st =
         done && m->rules ? notation_object(m, parameters, parameters, param, 0, &arguments) : no_memory(m);
     while (!st && json_object_size(done) < json_object_size(m->rules)) {
-        json_t *now = json_copy(m->rules); /* what is defined may refer to more */
+        json_t *now = json_copy(m->rules); /* a definition may refer to more */
         const char *key;
         json_object_foreach(now, key, rule)
         {
@@ -370,10 +370,10 @@ static enum status regex_of(struct constraint_maker *m, const struct buf *text, 
 {
     struct grammar_error error;
     enum status st = regex_parse(gb_pool(m->b), text->data, text->len, out, &error);
-    return st ? no_memory(m) : ST_OK; /* the text is ours */
+    return st ? no_memory(m) : ST_OK; /* the regex is our own */
 }
 
-/* A call from its brace to the brace of its arguments, as chat/tool_parse.h reads it. names: a regex. */
+/* A call from its brace to the brace of its arguments, as chat/tool_parse.h parses it. names: a regex. */
 static enum status bare_head(struct constraint_maker *m, const char *names, rx *out)
 {
     struct buf text;

@@ -17,7 +17,7 @@
 
 #define SPECIALS_MAX 32
 
-/* All that a chat's prompt is made of; chat_fini frees it whatever was reached. */
+/* State of building a chat's prompt; chat_fini frees it at any stage. */
 struct chat {
     struct request *r;
     struct gen *g;
@@ -107,7 +107,7 @@ static char *last_text(const struct gen *g, size_t *len)
     return b.data;
 }
 
-/* Whose turn the answer is, and what `echo` puts before it. */
+/* The role of the response, and what `echo` prepends. */
 static enum status response_shape(struct chat *c)
 {
     struct gen *g = c->g;
@@ -160,8 +160,8 @@ static enum status chat_build(struct chat *c)
     return st ? st : build(c);
 }
 
-/* Does the model's own turn, which the prompt has begun, stand within its reasoning? Some templates open it;
- * a message to be continued may hold it. */
+/* Does the prompt end within the model's reasoning? Some templates open it; a message to be continued may
+ * contain it. */
 static bool inside_reasoning(const struct chat *c)
 {
     const struct template_result *r = &c->rendered;
@@ -169,7 +169,7 @@ static bool inside_reasoning(const struct chat *c)
     size_t len = r->len, tag = strlen(open_tag);
     if (c->g->p.reasoning == REASONING_NONE || !r->run_count) return false;
     while (len && strchr(" \t\r\n", r->text[len - 1])) len--;
-    bool typed = r->runs[r->run_count - 1].control == TOK_CONTROL_UNGUARDED; /* by a client, and no tag */
+    bool typed = r->runs[r->run_count - 1].control == TOK_CONTROL_UNGUARDED; /* client text, not a tag */
     if (len >= tag && memcmp(r->text + len - tag, open_tag, tag) == 0) return !typed;
     if (!c->g->p.continue_final_message) return false;
     size_t text_len;
@@ -202,7 +202,7 @@ enum status gen_read_parts(struct gen *g, json_t *parts)
         return api_fail(e, 400, "invalid_value", "echo", "echo can't be combined with a list of parts.");
     struct chat_reader r;
     struct chat_message *m;
-    g->p.add_special_tokens = false; /* the rule writes bos where it belongs */
+    g->p.add_special_tokens = false; /* the prompt format adds bos itself */
     if (gen_read_begin(g, &r) || chat_message_add(&r, CHAT_USER, &m) || chat_content_read(&r, parts, ""))
         return ST_INVALID;
     return gen_read_added(g);
@@ -226,7 +226,7 @@ enum status tokenize_read(struct gen *g, json_t *root)
     if (field(root, "chat_template"))
         return api_fail(e, 400, "unsupported_parameter", "chat_template", "chat_template is not supported.");
     g->tools = json_incref(field(root, "tools"));
-    if (gen_parse_reasoning(g, root)) return ST_INVALID; /* the same variables as for the chat itself */
+    if (gen_parse_reasoning(g, root)) return ST_INVALID; /* the same variables as for the chat endpoint */
     return gen_read_chat(g, root);
 }
 

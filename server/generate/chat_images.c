@@ -1,4 +1,4 @@
-/* See images.h. */
+/* See chat_images.h. */
 #include "server/generate/chat_images.h"
 
 #include "server/generate/remote.h"
@@ -16,8 +16,8 @@
 
 /* ---- mm_processor_kwargs ---- */
 
-/* Pixels that a request may ask for at most: what the checkpoint allows, or what fills the context, but no
- * more than 16,384 tokens (the bound of released checkpoints; the tower's cost grows with the square). */
+/* Maximum pixels for a request: the checkpoint's limit or what fills the context, at most 16,384 tokens (the
+ * limit of released checkpoints; the tower's cost is quadratic). */
 static uint64_t area_limit(const struct gen *g)
 {
     const struct image_config *cfg = &g->r->srv->model->info->image.config;
@@ -133,7 +133,7 @@ enum status gen_parse_image_bounds(struct gen *g, json_t *root)
 void chat_images_free(struct chat_images *p)
 {
     for (uint32_t i = 0; i < p->count; i++) {
-        image_prepared_free(&p->prepared[i]); /* pixels that moved into the prompt are NULL here */
+        image_prepared_free(&p->prepared[i]); /* pixels moved into the prompt are NULL here */
         image_parts_free(&p->parts[i]);
     }
     free(p->prepared);
@@ -153,14 +153,13 @@ enum status image_fail(struct gen *g, enum image_error error, const struct image
     if (error == IMAGE_NOMEM) return no_memory(g);
     if (error == IMAGE_BUSY)
         return api_fail(&g->r->response.error, 429, image_error_code(error), NULL, "%s", err->msg);
-    /* A container that we don't read is no broken image. */
+    /* An unsupported container is not a corrupt image. */
     const char *code = error == IMAGE_BAD_TYPE && ref->video && !ref->frames ? "unsupported_content_part"
                                                                              : image_error_code(error);
     return api_fail(&g->r->response.error, 400, code, ref->param, "%s", err->msg);
 }
 
-/* The bytes that the reference's URL or URLs hold -> file->bytes, and whether they are a list -> ask->list.
- */
+/* The bytes of the reference's URL or URLs -> file->bytes, and whether they are a list -> ask->list. */
 static enum image_error fetch(const struct gen *g, const struct image_ref *ref, struct gen_image *file,
                               struct err *err)
 {
@@ -179,7 +178,7 @@ static enum image_error fetch(const struct gen *g, const struct image_ref *ref, 
     return f;
 }
 
-/* Decodes and prepares a file that was never seen before. */
+/* Decodes and prepares an unknown file. */
 static enum status decode(struct gen *g, const struct image_ref *ref, struct gen_image *file,
                           struct image_prepared *prepared, struct image_parts *parts)
 {
@@ -207,10 +206,10 @@ static enum status make_one(struct gen *g, const struct image_ref *ref, struct g
     enum image_error error = fetch(g, ref, file, &err);
     if (error) return image_fail(g, error, ref, &err);
     image_hash_cache_id(image_hashes, g->p.salt, &file->ask, file->bytes, file->len, file->file_hash);
-    /* Where nothing of one request is kept for another the pixels are needed anyway. */
+    /* Without caching across requests the pixels are always needed. */
     bool kept = strcmp(g->r->srv->opt->prefix_cache, "on") == 0;
     if (kept && image_hash_cache_get(image_hashes, file->file_hash, parts))
-        return ST_OK; /* the file stays: its pixels may be wanted yet */
+        return ST_OK; /* keep the file: its pixels may be needed later */
     enum status st = decode(g, ref, file, prepared, parts);
     free(file->bytes);
     file->bytes = NULL;
@@ -219,8 +218,7 @@ static enum status make_one(struct gen *g, const struct image_ref *ref, struct g
                     "The server holds too many decoded images; try again later.");
 }
 
-/* Told as soon as it is known, before more images are decoded: what can't be run need not be held in
- * memory. */
+/* Checked before more images are decoded: a prompt that can't run should not hold memory. */
 static enum status check_room(struct gen *g, const struct image_ref *ref, const struct image_parts *parts,
                               uint64_t *tokens)
 {

@@ -1,7 +1,6 @@
-/* The images and videos of a chat: from the URLs in the messages to what prompt_build takes. A new
- * file is decoded at once. One that came before is not: what it became is known (media/alias.h), and its
- * pixels are made when neither its KV nor its features turn out to be cached (generate/images.c). Worker
- * thread. */
+/* The images and videos of a chat: from the URLs in the messages to what prompt_build takes. A new file is
+ * decoded at once. A known one is not: its content keys are cached (media/image_hash_cache.h), and its pixels
+ * are decoded only if neither its KV nor its features are cached (generate/images.c). Worker thread. */
 #ifndef KVASIR_CHAT_IMAGES_H
 #define KVASIR_CHAT_IMAGES_H
 
@@ -12,15 +11,15 @@
 #include "server/media/image_parts.h"
 
 struct chat_images {
-    struct image_prepared *prepared; /* [count]; empty where the file was known */
+    struct image_prepared *prepared; /* [count]; empty if the file is known */
     struct image_parts *parts;       /* [count] */
     struct prompt_image *list;       /* [count], views of the two above */
     uint32_t count;
 };
 
-/* Fills g->images too. On failure g->r->answer.error is set; chat_images_free in either case. */
+/* Fills g->images too. On failure g->r->response.error is set; chat_images_free in either case. */
 enum status chat_images_make(struct gen *g, struct chat_images *out);
-/* Sets the error for a part whose file can't be had or read; returns ST_INVALID. */
+/* Sets the error for a part whose file is unavailable or unreadable; returns ST_INVALID. */
 enum status image_fail(struct gen *g, enum image_error error, const struct image_ref *ref,
                        const struct err *err);
 void chat_images_free(struct chat_images *p);

@@ -1,5 +1,5 @@
-/* Compiling the grammars of requests: a queue in front of the workers, in which tenants take turns. Event
- * loop's thread. */
+/* Compiling the grammars of requests: a queue before the workers, in which tenants take turns. Event loop's
+ * thread. */
 #include "server/generate/generate.h"
 #include "server/generate/grammars.h"
 #include "server/http/request.h"
@@ -32,7 +32,7 @@ static bool compiles(const struct request *r)
     return r->working && r->compiling;
 }
 
-/* Of those that wait, with a description of less than so many bytes, the first one by turn, then by age. */
+/* The first waiting request by turn, then by age, whose description has less than so many bytes. */
 static struct request *next_of(const struct server *s, size_t below)
 {
     struct request *first = NULL;
@@ -65,7 +65,7 @@ void gen_compile_next(struct server *s)
 {
     struct request *r;
     uint32_t compiling = 0;
-    size_t below = SIZE_MAX; /* larger ones have no room */
+    size_t below = SIZE_MAX; /* larger ones don't fit */
     if (!s->compile_waits) return;
     s->compile_waits = false;
     for (r = s->requests; r; r = r->next) compiling += compiles(r);

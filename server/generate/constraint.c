@@ -1,6 +1,6 @@
-/* What a request asks for -> the grammar of its answer: reasoning, which is free, in front; then calls, or
- * the answer in its form, or either. The finished grammars are kept by the server (generate/grammars.h): the
- * same schema is compiled once. */
+/* A request's constraints -> the grammar of its output: unconstrained reasoning first; then calls, or the
+ * response format, or either. Compiled grammars are cached (generate/grammars.h): the same schema is compiled
+ * once. */
 #include "server/generate/constraint.h"
 
 #include "server/chat/tool_parse.h"
@@ -50,8 +50,8 @@ gx constraint_text_without(struct constraint_maker *m, const char *const *tags, 
     return gb_regex(m->b, constraint_without(m, tags, n));
 }
 
-/* Whole numbers beyond 64 bits as jansson's reals: bounds, which mean the same. *lost: one stands among
- * values, where it would become another. */
+/* Converts integers beyond 64 bits to jansson reals, which is equivalent for bounds. *lost: one is an
+ * enumerated value, where the conversion would change it. */
 static json_t *without_big(json_t *v, bool value, bool *lost)
 {
     const char *digits = json_big_int(v), *key;
@@ -111,7 +111,7 @@ static enum status choices(struct constraint_maker *m, const json_t *list, gx *o
     return ST_OK;
 }
 
-/* The answer proper; free: any text. */
+/* The final content; free: any text. */
 static enum status response(struct constraint_maker *m, gx *out)
 {
     const struct response_format *f = &m->g->p.format;
@@ -147,7 +147,7 @@ static bool may_be_called(const struct tool_choice *f, const char *name)
     return false;
 }
 
-/* One call of any function that may be called. */
+/* One call of any allowed function. */
 static enum status any_call(struct constraint_maker *m, json_t *tools, gx *out)
 {
     const struct tool_choice *f = &m->g->p.tool_choice;
@@ -172,7 +172,8 @@ static const char *const *open_tags(const struct gen_params *p, size_t *n)
     return p->calls == TOOL_SYNTAX_CALL ? notation : tags;
 }
 
-/* Text with calls in it; or, where they may be plain JSON, such calls alone: then no text begins like one. */
+/* Text with calls in it; or, if calls may be plain JSON, only such calls: then text must not begin like one.
+ */
 static enum status calls_and_text(struct constraint_maker *m, json_t *tools, gx call, bool one, gx *out)
 {
     const struct gen_params *p = &m->g->p;
@@ -198,7 +199,7 @@ static enum status calls_and_text(struct constraint_maker *m, json_t *tools, gx 
     return ST_OK;
 }
 
-/* Calls, and text around them where they need not be made. */
+/* Calls, with text around them unless calls are required. */
 static enum status calls(struct constraint_maker *m, json_t *tools, gx *out)
 {
     const struct gen_params *p = &m->g->p;
@@ -213,7 +214,7 @@ static enum status calls(struct constraint_maker *m, json_t *tools, gx *out)
         return ST_OK;
     }
     if (!p->format.kind) return calls_and_text(m, tools, call, one, out);
-    /* Calls alone, or the answer in its form. */
+    /* Only calls, or the response format. */
     gx more[] = {constraint_literal(m, notation ? "" : "\n"), call}, formed;
     gx several[] = {call, gb_repeat(m->b, gb_seq(m->b, more, 2), 0, one ? 0 : RX_NO_LIMIT)};
     st = response(m, &formed);
@@ -222,7 +223,7 @@ static enum status calls(struct constraint_maker *m, json_t *tools, gx *out)
     return st;
 }
 
-/* The open tag of a channel is a token, and its name a text. */
+/* The start tag of a channel is a token, its name is text. */
 static gx reasoning_begin(struct constraint_maker *m)
 {
     if (m->g->p.reasoning_syntax != REASONING_CHANNEL)
@@ -265,7 +266,7 @@ static enum status build(struct constraint_maker *m, json_t *tools, struct gramm
     return error_say(m, st, m->g->p.format.param, &error);
 }
 
-/* ---- what is asked for, as a key ---- */
+/* ---- the cache key ---- */
 
 static bool any_strict(const json_t *tools)
 {
@@ -285,7 +286,7 @@ static json_t *description(const struct gen *g, json_t *tools)
                           p->reasoning == REASONING_NONE ? -1 : (int)p->reasoning_syntax, "calls",
                           tools ? (int)p->calls : 0, "required", p->tool_choice.required, "parallel",
                           p->parallel_calls, "tools", tools != NULL, "named", p->tool_choice.named);
-    char salt[2 * sizeof p->salt + 1]; /* that a grammar is compiled already can be told by time */
+    char salt[2 * sizeof p->salt + 1]; /* timing reveals whether a grammar is cached */
     sodium_bin2hex(salt, sizeof salt, p->salt, sizeof p->salt);
     if (d) json_object_set_new(d, "salt", json_string(salt));
     if (d && p->format.value) json_object_set(d, "value", p->format.value);
@@ -294,8 +295,8 @@ static json_t *description(const struct gen *g, json_t *tools)
     return d;
 }
 
-/* Functions whose calls may come as plain JSON. Where some are strict that needs schemas as JSON has them:
- * the other forms of calls know less of them, and take more. */
+/* Functions that may be called as plain JSON. If some are strict, their schemas must be enforceable as JSON:
+ * the other syntaxes enforce fewer keywords. */
 static enum status bare_calls(struct constraint_maker *m, json_t *tools)
 {
     struct gen_params *p = &m->g->p;
@@ -326,8 +327,9 @@ enum status gen_constraint_make(struct gen *g)
     g->compile = description(g, tools);
     g->compile_key = g->compile ? json_dumps(g->compile, JSON_COMPACT) : NULL;
     if (!g->compile_key) return no_memory(&m);
-    p->ignore_eos = false; /* where the form is complete there is nothing but the end */
-    p->tool_choice.named = json_string_value(json_object_get(g->compile, "named")); /* the body's goes */
+    p->ignore_eos = false; /* a complete constrained output allows only EOS */
+    p->tool_choice.named =
+        json_string_value(json_object_get(g->compile, "named")); /* the body's copy is freed */
     g->grammar = grammars_find(g->r->srv->grammars, g->compile_key);
     if (g->grammar) gen_constraint_made(g);
     return ST_OK;
@@ -339,7 +341,7 @@ void gen_constraint_made(struct gen *g)
     free(g->compile_key);
     g->compile = NULL;
     g->compile_key = NULL;
-    g->p.format.value = NULL; /* they were borrowed from it, and from the body */
+    g->p.format.value = NULL; /* borrowed from it and from the body */
     g->p.tool_choice = (struct tool_choice){0};
 }
 
@@ -348,7 +350,7 @@ enum status gen_constraint_compile(struct gen *g)
     struct grammars *all = g->r->srv->grammars;
     struct constraint_maker m = {.g = g, .vocab = g->vocab};
     struct api_error *e = &g->r->response.error;
-    /* Another one with the same key may have come first. */
+    /* One with the same key may be cached meanwhile. */
     g->grammar = grammars_find(all, g->compile_key);
     if (g->grammar) {
         grammars_dismiss(all, strlen(g->compile_key));

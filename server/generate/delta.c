@@ -1,4 +1,4 @@
-/* See deltas.h. */
+/* See delta.h. */
 #include "server/generate/delta.h"
 
 #include <sodium.h>
@@ -60,7 +60,7 @@ void delta_shown(struct choice *c, const struct delta *delta)
     case DELTA_CONTENT: out->content_shown += delta->len; break;
     case DELTA_CALL:
         out->calls[delta->call].begun_shown = true;
-        out->calls_shown = delta->call; /* those before it are complete */
+        out->calls_shown = delta->call; /* earlier ones are complete */
         break;
     case DELTA_ARGUMENTS: out->calls[delta->call].shown += delta->len; break;
     default: break;

@@ -1,5 +1,4 @@
-/* What a stream shows next of an answer that was taken apart (chat/output.h), for all dialects. Event loop's
- * thread. */
+/* The next delta of a streamed, parsed response (chat/output.h), for all dialects. Event loop's thread. */
 #ifndef KVASIR_DELTA_H
 #define KVASIR_DELTA_H
 
@@ -13,10 +12,10 @@ struct delta {
     size_t len;
 };
 
-/* The first thing that no chunk showed yet; content and calls in the order in which the model wrote them. */
+/* The first delta not yet sent; content and calls in the order in which the model wrote them. */
 struct delta delta_next(const struct choice *c);
 void delta_shown(struct choice *c, const struct delta *delta);
-/* A new id: prefix, of at most 6 characters, and 24 letters or digits. */
+/* A new id: a prefix of at most 6 characters and 24 letters or digits. */
 void call_id_make(struct chat_call *call, const char *prefix);
 
 #endif

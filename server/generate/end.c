@@ -15,7 +15,7 @@ void gen_shed(struct gen *g)
         struct choice *c = &g->choices[i];
         free(c->ids);
         c->ids = NULL;
-        c->id_cap = 0; /* the count is for the metrics */
+        c->id_cap = 0; /* the count is kept for the metrics */
         buf_fini(&c->text);
         if (c->out) chat_output_fini(c->out);
         free(c->out);
@@ -56,7 +56,7 @@ void gen_abort(struct request *r, int http, const char *code, const char *messag
         return;
     if (r->gen && !r->working) r->gen->failed = true;
     gen_cancel(r);
-    if (r->working) { /* the worker may be writing r->answer.error: drop the client instead */
+    if (r->working) { /* the worker may be writing r->response.error: drop the client instead */
         request_client_gone(r);
         return;
     }
@@ -70,14 +70,14 @@ void gen_abort(struct request *r, int http, const char *code, const char *messag
     }
 }
 
-/* The one that takes most: who asks for a great deal shall not end those who ask for little. */
+/* Ends the largest response, so that a large one does not end small ones. */
 void gen_responses_check(struct server *s)
 {
     static const char message[] =
         "The buffered responses exceed --response-memory, and this one is the largest: "
         "try again later, or request less output.";
     for (struct request *r; (r = requests_largest(s));) {
-        /* Of a stream, what nobody has read gives way to the error. */
+        /* In a stream, unread events are replaced by the error. */
         bool cut = r->state == RQ_RESPONSE ? r->http.queued : !stream_drop(&r->stream, &r->response.out);
         log_warn("req=%s responses hold %zu KiB: this one is aborted, with %zu KiB", r->http.id,
                  s->response_bytes >> 10, r->response.bytes >> 10);

@@ -1,5 +1,5 @@
-/* What form a request asks its answer to have: response_format, and vLLM's and llama.cpp's names for the same
- * -> struct response_format. Worker thread. generate/constraint.c makes a grammar of it. */
+/* The requested response format: response_format, and vLLM's and llama.cpp's equivalents -> struct
+ * response_format. Worker thread. generate/constraint.c compiles it to a grammar. */
 #include "server/http/fields.h"
 #include "server/generate/constraint.h"
 
@@ -23,7 +23,7 @@ static enum status text_of(struct api_error *e, json_t *v, const char *path, str
     return ST_OK;
 }
 
-/* A schema, or its text. */
+/* A schema, or a schema as a string. */
 enum status gen_schema(struct gen *g, json_t *v, const char *path, struct response_format *f)
 {
     struct api_error *e = &g->r->response.error;

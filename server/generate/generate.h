@@ -1,10 +1,11 @@
 /* A generating request, of chat completions or completions. Internal to server/.
  *
- *   on a worker   body.c -> parse.c, tools.c, chat.c: what is asked
- *                 remote.c: where images are to be fetched, the loop does so before the job goes on
+ *   on a worker   body.c -> parse.c, tools.c, chat.c: the request
+ *                 remote.c: image URLs, fetched by the loop before the job continues
  *                 prompt.c or chat.c, chat_images.c: the prompts
- *   on the loop   sequences.c: to the scheduler, and its events; images.c: pixels that it asks for;
- *                 write.c: the answer, of what deltas.c says is new; end.c: what ends it early
+ *   on the loop   sequences.c: submission to the scheduler, and its events
+ *                 images.c: pixels that the scheduler requests
+ *                 write.c: the response, with new deltas from delta.c; end.c: early ends
  *
  * Other dialects than OpenAI's are read and written by server/dialect/: struct dialect.
  *
@@ -26,13 +27,13 @@
 
 enum gen_kind { GEN_CHAT = 0, GEN_COMPLETION };
 
-/* The form that the answer is to have (generate/format.c). */
+/* The response format (generate/format.c). */
 enum response_format_kind {
     FORMAT_FREE = 0,
     FORMAT_ANY,    /* any JSON value */
     FORMAT_OBJECT, /* any JSON object */
     FORMAT_SCHEMA, /* value: a JSON schema */
-    FORMAT_REGEX,  /* value: a string, as in the next */
+    FORMAT_REGEX,  /* value: a string, also for FORMAT_TEXT */
     FORMAT_TEXT,   /* a grammar */
     FORMAT_CHOICE  /* value: a list of strings */
 };
@@ -40,23 +41,23 @@ struct response_format {
     enum response_format_kind kind;
     json_t *value;     /* borrowed from the body or format_root */
     const char *param; /* static: the field that asked for it */
-    bool compact;      /* JSON without white space of the model's own */
-    bool any_order;    /* of properties; else they come as the schema lists them */
+    bool compact;      /* JSON without optional white space */
+    bool any_order;    /* of properties; else in the order of the schema */
 };
-/* Which calls the answer is to have (generate/tools.c). */
+/* tool_choice (generate/tools.c). */
 struct tool_choice {
     bool required, none;
-    const char *named; /* the one function that is called; borrowed from the body */
+    const char *named; /* the one function to call; borrowed from the body */
     json_t *name;      /* the same */
     json_t
         *allowed; /* [{"function": {"name"}}] or [{"name"}]: only these may be called; borrowed; NULL = all */
 };
-/* What is asked of the model's reasoning; borrowed from the body, each may be NULL. */
+/* Reasoning options; borrowed from the body, each may be NULL. */
 struct reasoning_ask {
     json_t *effort, *verbosity; /* strings */
     json_t *enabled;            /* a boolean */
     json_t *variables;          /* chat_template_kwargs, an object */
-    bool drop, inline_;         /* it is not returned, or within the content */
+    bool drop, inline_;         /* it is not returned, or is returned within the content */
 };
 
 struct gen_params {
@@ -64,16 +65,16 @@ struct gen_params {
     uint32_t n;
     bool has_max;
     uint64_t max_tokens, min_tokens;
-    bool max_tokens_fit;     /* max_tokens is a bound: where the context holds less, that is the bound */
-    uint64_t max_tokens_cut; /* by that */
+    bool max_tokens_fit;             /* max_tokens is lowered to what the context holds */
+    uint64_t max_tokens_cut;         /* by how much */
     struct sampling_params sampling; /* without seed; bias owned by the gen */
     bool has_seed;
     int64_t seed;
-    bool logprobs;         /* per-token log-probs are part of the answer */
+    bool logprobs;         /* per-token log-probs are returned */
     uint32_t logprobs_top; /* alternatives */
-    bool prompt_logprobs;  /* the answer field of that name */
+    bool prompt_logprobs;  /* the response field of that name */
     uint32_t prompt_logprobs_top;
-    struct stop_string *stops; /* [stop_count]; texts borrowed from stop_list */
+    struct stop_string *stops; /* [stop_count]; strings borrowed from stop_list */
     json_t *stop_list;         /* a string or a list of them; owned */
     uint32_t stop_count;
     uint32_t *stop_ids; /* [stop_id_count], owned */
@@ -83,41 +84,41 @@ struct gen_params {
     bool add_generation_prompt, continue_final_message, add_special_tokens;
     bool has_truncate;
     int64_t truncate;  /* -1 = as many as fit */
-    bool service_tier; /* the request had the field */
+    bool service_tier; /* the request has the field */
     int64_t priority;
     uint64_t tenant;  /* hash of API key and `user`; 0 = unknown */
     uint8_t salt[32]; /* gen_salt */
     bool return_cache_info;
     enum tool_call_syntax
-        calls; /* chat: tools are offered, and calls of this form are looked for in the answer */
-    struct tool_types *tool_types; /* owned; NULL where the form needs none */
-    json_t *bare_calls;            /* an object: functions whose calls may be plain JSON, or NULL; owned */
+        calls; /* chat: tools are offered, and the output is parsed for calls in this syntax */
+    struct tool_types *tool_types; /* owned; NULL if the syntax needs none */
+    json_t *bare_calls;            /* an object: functions that may be called as plain JSON, or NULL; owned */
     bool parallel_calls;           /* chat: more than one call may be returned */
     enum reasoning_syntax reasoning_syntax;
     enum reasoning_use reasoning; /* chat: how reasoning is returned, if the template supports it */
     struct response_format format;
     struct tool_choice tool_choice;
     bool named_call;                  /* its finish_reason is "stop" */
-    bool must_call;                   /* the answer is a call */
+    bool must_call;                   /* the output must be a call */
     struct image_bounds image_bounds; /* mm_processor_kwargs; 0 = the checkpoint's */
 };
 
 struct gen;
 struct choice;
-/* What a dialect does otherwise than OpenAI's chat completions and completions. Its answers are those of a
- * chat; choice->out is there always. */
+/* What a dialect does differently from OpenAI's chat completions and completions. Its output is that of a
+ * chat; choice->out is always set. */
 struct dialect {
-    /* Worker: the body -> g->p and what follows it there, but for the prompt. r->answer.error on failure. */
+    /* Worker: the body -> g->p and the fields after it, except the prompt. r->response.error on failure. */
     enum status (*read)(struct gen *g, json_t *root);
     const char *source; /* the field with the messages, for errors */
-    /* Loop: as gen_write_response, gen_stream_token, gen_stream_write; and r->answer.error as the last event,
-     * into r->answer.out. */
+    /* Loop: like gen_write_response, gen_stream_token, gen_stream_write; and r->response.error as the last
+     * event, into r->response.out. */
     void (*response)(struct gen *g);
     void (*stream_token)(struct choice *c);
     void (*stream)(struct gen *g);
     void (*stream_error)(struct request *r);
-    /* Loop, each may be NULL: after it took a token, streaming or not; before g and its dialect_state are
-     * freed. */
+    /* Loop, each may be NULL: after each token, streaming or not; before g and its dialect_state are freed.
+     */
     void (*token)(struct choice *c);
     void (*end)(struct gen *g);
 };
@@ -125,11 +126,11 @@ struct dialect {
 /* One prompt of the request (completions may have many). */
 struct gen_prompt {
     struct prompt prompt;        /* owned; borrowed by its sequences until their EV_END */
-    char *text;                  /* echo: what the client sent, or its ids as text; owned, may be NULL */
+    char *text;                  /* echo: the client's text, or its ids as text; owned, may be NULL */
     size_t text_len, text_chars; /* bytes, code points */
     uint32_t image_tokens, cached_tokens;
-    uint32_t dropped; /* tokens that truncate_prompt_tokens cut off in front */
-    bool cache_known; /* the scheduler has reported what it reused (its first sequence's report counts) */
+    uint32_t dropped; /* tokens that truncate_prompt_tokens removed at the start */
+    bool cache_known; /* the scheduler has reported what it reused (first sequence only) */
     struct sched_cache_info cache;
     struct cache_places places; /* with return_cache_info: which part of the request each token came from */
     struct token_out
@@ -137,28 +138,28 @@ struct gen_prompt {
     size_t accounted; /* their share of the request's response_bytes */
 };
 
-/* What the chunks of a stream have shown so far; generate/write.c's. */
+/* What a stream has sent so far; for generate/write.c. */
 struct choice_shown {
-    bool dirty;   /* there are tokens that no chunk has shown yet */
-    bool any;     /* the first one (with echo) went out */
-    bool finish;  /* the one with the finish_reason did */
-    bool null;    /* the role chunk said "content":null */
+    bool dirty;   /* some tokens are not sent yet */
+    bool any;     /* the first chunk (with echo) is sent */
+    bool finish;  /* the chunk with the finish_reason is sent */
+    bool null;    /* the role chunk had "content":null */
     size_t text;  /* bytes */
     uint32_t ids; /* tokens */
 };
 struct gen_shown {
     bool head, prompt_ids;
-    uint32_t finishes; /* choices whose finish_reason is out */
+    uint32_t finishes; /* choices whose finish_reason is sent */
 };
 
-/* One answer: sample j of prompt i is choice i * n + j. */
+/* One choice: sample j of prompt i is choice i * n + j. */
 struct choice {
     struct gen *gen;
     struct gen_prompt *prompt;
     uint32_t index;
     struct seq_id seq;
     struct sampling_params sampling;
-    struct matcher *matcher; /* NULL: the form is free; owned */
+    struct matcher *matcher; /* NULL: unconstrained; owned */
     struct sampling_constraint constraint;
     bool submitted, seq_ended;
     bool prompt_logged; /* legacy log-probs of the echoed prompt are in `logprobs` */
@@ -169,12 +170,11 @@ struct choice {
     int stop_string; /* index, or -1 */
     struct detok *detok;
     struct stop_state stop;
-    struct buf text;         /* all text, with what is held back at its end */
-    struct chat_output *out; /* chat with calls or reasoning: the text taken apart, and shown instead of it;
-                                else NULL. Owned */
-    size_t held;             /* bytes at the end that may be the beginning of a stop string */
+    struct buf text;         /* all text, including the held-back end */
+    struct chat_output *out; /* chat with calls or reasoning: the parsed text; else NULL. Owned */
+    size_t held;             /* bytes at the end that may begin a stop string */
     size_t chars;            /* code points of text (without echo) */
-    uint32_t *ids;           /* generated tokens, the end token among them */
+    uint32_t *ids;           /* generated tokens, EOS included */
     uint32_t id_count, id_cap;
     uint32_t proposed, accepted; /* draft tokens so far (struct sched_event) */
     struct logprobs_acc logprobs;
@@ -184,17 +184,16 @@ struct choice {
 
 struct image_fetch;
 struct fetch_job;
-/* An image of a chat. Where its content is known from an earlier request the pixels are not held; bytes
- * NULL: they are in the prompt. */
+/* An image of a chat. If its content is known from an earlier request, the pixels are not held; bytes NULL:
+ * they are in the prompt. */
 struct gen_image {
     uint8_t *bytes; /* the file, or the files of a video's frames; owned */
     size_t len;
     struct image_ask ask;
-    uint8_t file_hash[32];       /* its id (media/alias.h) */
-    uint32_t first, count;       /* spans of the prompt that it became: [first, first + count) */
+    uint8_t file_hash[32];       /* its id (media/image_hash_cache.h) */
+    uint32_t first, count;       /* its spans of the prompt: [first, first + count) */
     struct image_fetch *fetch;   /* being decoded */
-    struct image_prepared ready; /* a video with many parts: those that nobody took yet, so that it is not
-                                    decoded for each of them */
+    struct image_prepared ready; /* a video with many parts: those not yet used */
 };
 
 struct gen {
@@ -202,21 +201,21 @@ struct gen {
     enum gen_kind kind;
     const struct dialect *dialect;     /* NULL: OpenAI's */
     void *dialect_state;               /* the dialect's own; one block of malloc, owned */
-    size_t dialect_kept;               /* bytes of the body, or made of it, that it keeps until the end */
-    json_t *root;                      /* the body, until gen_read_end: then the request's id in it */
-    struct grammar *grammar;           /* what constrains the answers; NULL: nothing. Owned */
-    const struct grammar_vocab *vocab; /* with it: the model's tokens */
-    json_t *compile;   /* what it is to be compiled from, with all that the body had of it; owned, as */
-    char *compile_key; /* its text. NULL: there is nothing to compile */
+    size_t dialect_kept;               /* bytes of the body, or derived from it, kept until the end */
+    json_t *root;                      /* the body; after gen_read_end: only its request id */
+    struct grammar *grammar;           /* the output constraint; NULL: none. Owned */
+    const struct grammar_vocab *vocab; /* with grammar: the model's vocabulary */
+    json_t *compile;   /* the grammar's source, with all it references in the body; owned, like */
+    char *compile_key; /* its text. NULL: nothing to compile */
     size_t compile_bytes;
     bool compile_waits;
-    uint64_t compile_us, compile_turn; /* since when; a tenant has one grammar compiled in each turn */
+    uint64_t compile_us, compile_turn; /* since when; a tenant compiles one grammar per turn */
     struct gen_params p;
-    /* what else the prompt of a chat is made of; owned, until gen_read_end */
-    struct chat_messages messages;         /* also of a prompt that is a list of parts */
+    /* other parts of a chat's prompt; owned, until gen_read_end */
+    struct chat_messages messages;         /* also for a prompt that is a list of parts */
     json_t *tools, *documents, *variables; /* for the template: [{"type", "function": {"name", ..}}]; a list;
                                              an object; or NULL */
-    json_t *format_root;                   /* a schema that came as a text */
+    json_t *format_root;                   /* a schema that was sent as a string */
     struct gen_prompt *prompts;
     uint32_t prompt_count;
     struct choice *choices;
@@ -224,132 +223,129 @@ struct gen {
     struct stop_set *stops;    /* NULL = none */
     const char *response_role; /* chat: "assistant", or the last message's role */
     bool inside_reasoning;     /* chat: the prompt ends within the model's reasoning */
-    uint32_t tag_ids[8]; /* tokens that are the tags of calls and reasoning: shown also where special tokens
-                            are not */
+    uint32_t tag_ids[8];       /* tags of calls and reasoning: always kept in the text */
     uint32_t tag_id_count;
     struct gen_image
-        *images; /* chat: [image_count], owned; read-only once the sequences run, but for `fetch` */
+        *images; /* chat: [image_count], owned; read-only once the sequences run, except `fetch` */
     uint32_t image_count;
     struct fetch_job *remote;        /* the http(s) URLs of images, or NULL; owned (generate/remote.h) */
     bool fetched;                    /* their files are there */
-    void (*done)(struct request *r); /* loop: what comes after the job */
+    void (*done)(struct request *r); /* loop: called after the job */
     size_t pixel_bytes;              /* of decoded images in the prompt: its share of the server's */
     struct gen_shown shown;
     bool failed;
-    bool touched; /* events of this wake-up changed it */
+    bool touched; /* changed by events of this wake-up */
     struct gen *next_touched;
-    double image_seconds; /* spent on decoding images before the sequences were made, and how many: told to
-                             the metrics on the loop */
+    double image_seconds; /* time and number of images decoded before the sequences were created; the loop
+                             adds them to the metrics */
     uint32_t images_decoded;
 };
 
-/* The field with the prompt, for errors. */
+/* The name of the prompt field, for errors. */
 const char *gen_source(const struct gen *g);
-/* all that it owns, when none of its sequences is alive */
+/* frees all that it owns, when none of its sequences is alive */
 void gen_free(struct gen *g);
-/* Loop thread: attaches a gen to r and hands it to the pool as request_work does, or answers that there is no
- * memory. dialect: NULL = OpenAI's. Where the job leaves URLs in gen->remote, it is called again when their
- * files are there, with gen->fetched set: it goes on with what it has read. */
+/* Loop thread: attaches a gen to r and passes it to the pool like request_work, or responds that memory is
+ * out. dialect: NULL = OpenAI's. If the job leaves URLs in gen->remote, it is called again when the files are
+ * fetched, with gen->fetched set, and continues. */
 void gen_start(struct request *r, enum gen_kind kind, const struct dialect *dialect,
                void (*job)(struct request *r), void (*done)(struct request *r));
 
 /* generate/body.c (worker): checks limits, repairs text, parses the body into *root, an object the caller
  * owns. */
 enum status request_body_parse(struct request *r, json_t **root);
-/* The prompt is made, or never will be: frees what it was made of, and the body but for the request's id. */
+/* The prompt is built, or never will be: frees its parts, and the body except the request id. */
 void gen_read_end(struct gen *g);
-void gen_read_free(struct gen *g); /* only what it was made of */
-/* Checks that `model` is a name of the served model. */
+void gen_read_free(struct gen *g); /* only the parts of the prompt */
+/* Checks that `model` names the served model. */
 enum status request_model_check(struct request *r, json_t *root);
 
-/* generate/parse.c (worker): the fields of a chat or a completion but for messages and prompt; of another
- * dialect those that mean the same there, behind what its reader has filled in. r->answer.error on failure.
- */
+/* generate/parse.c (worker): the fields of a chat or a completion, except messages and prompt; for another
+ * dialect, the fields with the same meaning, after its reader has run. r->response.error on failure. */
 enum status gen_parse(struct gen *g, json_t *root);
-/* Only whether the last message is continued, and which special tokens are added. */
+/* Only continue_final_message and the choice of special tokens. */
 enum status gen_parse_turn(struct gen *g, json_t *root);
 /* stop: a string or an array of them, or NULL. */
 enum status gen_parse_stops(struct gen *g, json_t *stop);
-/* Who shares with whom: by API key or by `user`, which may be NULL. */
+/* Sets the tenant, from the API key or `user`, which may be NULL. */
 void gen_tenant(struct gen *g, json_t *user);
-/* Only cache_salt: the name space of everything cached, also of what /tokenize caches about images.
- */
+/* Only cache_salt: the name space of everything cached, including what /tokenize caches about images. */
 enum status gen_parse_salt(struct gen *g, json_t *root);
-/* The name space of what is cached for a request: a hash of its cache_salt (len 0: it has none) and, with
- * --cache-scope key, of its API key. All zero without either. */
+/* The name space of what is cached for a request: a hash of its cache_salt (len 0: none) and, with
+ * --cache-scope key, its API key. All zero without either. */
 void gen_salt(const struct request *r, const char *text, size_t len, uint8_t out[32]);
 /* Only mm_processor_kwargs. */
 enum status gen_parse_image_bounds(struct gen *g, json_t *root);
 
 /* generate/format.c (worker) */
 enum status gen_parse_format(struct gen *g, json_t *root);
-/* A schema, or its text; path: static. */
+/* A schema, or a schema as a string; path: static. */
 enum status gen_schema(struct gen *g, json_t *v, const char *path, struct response_format *out);
-/* A format of the type: of json_schema `in` has schema, name, strict. Paths: static. */
+/* A format by type: for json_schema, `in` has schema, name, strict. Paths: static. */
 struct format_paths {
     const char *format, *type, *name, *strict;
 };
 enum status gen_format(struct gen *g, json_t *type, json_t *in, const struct format_paths *paths);
-/* generate/constraint.c (worker): what the form of the answer and of its calls asks for -> g->grammar, if it
- * was compiled before, else g->compile. After the prompt is built. */
+/* generate/constraint.c (worker): the constraint of response format and tool calls -> g->grammar if it is
+ * cached, else g->compile. After the prompt is built. */
 enum status gen_constraint_make(struct gen *g);
-/* Worker, with memory reserved: g->compile -> g->grammar. r->answer.error on failure. */
+/* Worker, with memory reserved: g->compile -> g->grammar. r->response.error on failure. */
 enum status gen_constraint_compile(struct gen *g);
 void gen_constraint_made(struct gen *g); /* g->compile is no longer needed */
-/* The field that asked for the constraint. */
+/* The field that requested the constraint. */
 const char *gen_constraint_param(const struct gen *g);
-/* Why the matcher of a choice has failed, as a message; the error's code. */
+/* Why a choice's matcher failed: fills the message and returns the error code. */
 const char *gen_constraint_failure(const struct choice *c, char *text, size_t cap);
 extern const char gen_grammar_memory_full[];
 /* Loop: the matcher of a choice. False: no memory. */
 bool gen_constraint_start(struct choice *c);
 
-/* generate/compile.c (loop): compiles g->compile on a worker, then calls done. So few at a time that workers
- * are left for everything else; the others wait, also for memory (--grammar-memory): tenants take turns, and
- * for whom memory is left goes before whom it is not. */
+/* generate/compile.c (loop): compiles g->compile on a worker, then calls done. Few at a time, so that workers
+ * remain for everything else; the others wait, also for memory (--grammar-memory). Tenants take turns;
+ * requests that fit in memory go before those that don't. */
 void gen_compile(struct request *r, void (*done)(struct request *r));
-void gen_compile_next(struct server *s); /* starts those whose turn has come; ends those that waited long */
+void gen_compile_next(struct server *s); /* starts those whose turn it is; ends those that waited too long */
 
 /* generate/tools.c (worker): the fields of a chat -> g->tools, g->p.tool_choice. */
 enum status gen_parse_tools(struct gen *g, json_t *root);
 /* "auto", "none", "required". */
 enum status gen_choose(struct gen *g, json_t *word);
-/* nested: the tools are {"function": {"name"}}, not {"name"}. */
+/* nested: the tools are {"function": {"name"}}, else {"name"}. */
 enum status gen_choose_among(struct gen *g, json_t *mode, json_t *list, bool nested);
-/* Checks these, and whether calls are looked for in the answer. */
+/* Checks them, and decides whether the output is parsed for calls. */
 enum status gen_tools_resolve(struct gen *g);
 /* The fields of a chat for reasoning. */
 enum status gen_parse_reasoning(struct gen *g, json_t *root);
 enum status gen_effort_check(struct gen *g, json_t *v, const char *path);
-/* Reasoning as variables of the template, and in the answer; after the tools. */
+/* Sets up reasoning in the template variables and in the output; after the tools. */
 enum status gen_reasoning(struct gen *g, const struct reasoning_ask *ask);
-/* generate/chat.c, generate/prompt.c (worker). First the messages or the kind of prompt, and the URLs that
- * have to be fetched: g->remote. */
+/* generate/chat.c, generate/prompt.c (worker). First step: the messages or the kind of prompt, and the URLs
+ * to fetch: g->remote. */
 enum status gen_read_chat(struct gen *g, json_t *root);
-/* The same for other dialects: before, and after they have added their messages; r->at is the dialect's. */
+/* The same for other dialects: before and after they add their messages; r->at is set by the dialect. */
 enum status gen_read_begin(struct gen *g, struct chat_reader *r);
 enum status gen_read_added(struct gen *g);
 enum status gen_read_completion(struct gen *g, json_t *root);
-/* Then, with the files: fill g->prompts, check the context length. */
+/* Second step, with the files: fill g->prompts, check the context length. */
 enum status gen_prompt_chat(struct gen *g);
 enum status gen_prompt_completion(struct gen *g, json_t *root);
-/* The same two for /tokenize: the ids of a chat. */
+/* Both steps for /tokenize: the ids of a chat. */
 enum status tokenize_read(struct gen *g, json_t *root);
 enum status tokenize_chat(struct gen *g);
 
 /* generate/sequences.c (loop) */
-void gen_submit(struct request *r); /* after the work: starts the sequences */
+void gen_submit(struct request *r); /* after the job: starts the sequences */
 
-void gen_events(struct server *s);      /* takes those of the scheduler */
-void gen_remote_done(struct server *s); /* goes on with requests whose images have been fetched */
+void gen_events(struct server *s);      /* handles the scheduler's events */
+void gen_remote_done(struct server *s); /* continues requests whose images are fetched */
 
 /* generate/end.c (loop) */
-/* Frees the data of the answer, once it is written or can no longer be written. */
+/* Frees the response data once it is written or can no longer be written. */
 void gen_shed(struct gen *g);
 void gen_cancel(struct request *r); /* asks the scheduler to end its sequences */
 /* An error for the client, before or inside the stream. */
 void gen_abort(struct request *r, int http, const char *code, const char *message);
-void gen_responses_check(struct server *s); /* while answers exceed --response-memory, ends the largest */
+void gen_responses_check(struct server *s); /* while responses exceed --response-memory, ends the largest */
 
 /* generate/images.c (loop) */
 void gen_image_wanted(struct choice *c, const struct sched_event *ev); /* EV_IMAGE */
@@ -359,16 +355,16 @@ void gen_images_free(struct gen *g);
  * that is the only one with pixels is not limited. */
 bool gen_pixels_account(struct gen *g, const struct image_prepared *p);
 
-/* generate/write.c (loop): JSON into g->r->answer.out */
+/* generate/write.c (loop): writes JSON into g->r->response.out */
 enum status gen_prompt_logprobs(struct choice *c)
-    KV_MUST_CHECK; /* completions with echo: puts the prompt's entries in front, once */
+    KV_MUST_CHECK; /* completions with echo: prepends the prompt's entries, once */
 void gen_write_response(struct gen *g);
 /* Tokens so far, of all prompts and choices. */
 struct gen_usage {
     uint64_t prompt, completion, cached, image, reasoning, accepted, rejected;
 };
 struct gen_usage gen_usage(const struct gen *g);
-void gen_stream_token(struct choice *c); /* before it takes a token: chunks show one step each */
+void gen_stream_token(struct choice *c); /* before each token: one chunk per step */
 void gen_stream_write(struct gen *g);    /* chunks of all that is new, and the end */
 
 #endif

@@ -14,13 +14,14 @@
 #include <string.h>
 #include <uv.h>
 
-/* Measured: a grammar takes up to so many times its description. */
+/* Measured: maximum ratio of a grammar's size to its description. */
 #define DESCRIPTION_PART 32u
 #define RESERVE_LEAST    ((size_t)64 << 10)
-/* What nobody has used for so long goes, the oldest first, until the rest takes this part of the memory. */
+/* Grammars unused for so long are evicted, oldest first, until the rest is within this fraction of the
+ * memory. */
 #define IDLE_US   10000000u
 #define IDLE_PART 8u
-/* Freed bytes that are worth a walk over the heap: of grammars, or estimated for those that were compiled. */
+/* Freed bytes that are worth trimming the heap: of grammars, or estimated for compiles. */
 #define TRIM_LEAST ((size_t)16 << 20)
 
 struct kept {
@@ -30,7 +31,7 @@ struct kept {
 };
 
 struct grammars {
-    uv_mutex_t lock; /* of what follows, to `compiled`; not held during work */
+    uv_mutex_t lock; /* protects the fields up to `compiled`; not held during work */
     struct kept *kept;
     size_t count, cap, reserved, compiled; /* compiled: estimates since the heap was trimmed */
     struct grammar_memory memory;
@@ -123,7 +124,7 @@ enum status grammars_vocab(struct grammars *g, const struct model *m, const stru
     return st;
 }
 
-/* ---- those that are kept ---- */
+/* ---- cached grammars ---- */
 
 static void key_of(const char *text, uint8_t key[crypto_hash_sha256_BYTES])
 {
@@ -137,7 +138,7 @@ static struct kept *kept_at(struct grammars *g, const uint8_t *key)
     return NULL;
 }
 
-/* Under the lock; the caller drops the reference, without it. */
+/* Under the lock; the caller drops the reference without the lock. */
 static struct grammar *take(struct grammars *g, struct kept *k)
 {
     struct grammar *gone = k->grammar;
@@ -163,8 +164,8 @@ struct grammar *grammars_find(struct grammars *g, const char *text)
     return found;
 }
 
-/* Those that nobody uses and nobody has used since `before` go, the oldest first, while all hold more than
- * `most`. What became free. */
+/* Evicts grammars unused since `before`, oldest first, while the total exceeds `most`. Returns the bytes
+ * freed. */
 static size_t evict(struct grammars *g, size_t most, uint64_t before)
 {
     size_t was = atomic_load(&g->memory.used);
@@ -186,7 +187,7 @@ static size_t evict(struct grammars *g, size_t most, uint64_t before)
     return was > is ? was - is : 0;
 }
 
-/* On a thread for masks. */
+/* On a mask thread. */
 static void idle(void *arg)
 {
     struct grammars *g = arg;
@@ -243,7 +244,7 @@ enum status grammars_keep(struct grammars *g, const char *text, struct grammar *
         if (to) g->cap = cap;
         else st = ST_NOMEM;
     }
-    struct kept *same = kept_at(g, new.key); /* compiled by two at once */
+    struct kept *same = kept_at(g, new.key); /* compiled twice concurrently */
     if (!st && !same) {
         grammar_ref(grammar);
         g->kept[g->count++] = new;

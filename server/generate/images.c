@@ -1,12 +1,11 @@
-/* Images that are in a prompt by their content key only, because their file is known from an earlier
- * request. When the scheduler finds neither their KV nor their features, the file is decoded and prepared on
- * a worker and supplied. Event loop's thread, except fetch_run.
+/* Images present in a prompt only by content key, because their file is known from an earlier request. If
+ * neither their KV nor their features are cached, the scheduler requests the pixels: a worker decodes and
+ * prepares the file. Event loop's thread, except fetch_run.
  *
- * A video with timestamps is many images, which the scheduler asks for a few at a time. The other images
- * of a decode are kept while there is room for decoded images. There is one fetch per image at a time;
- * sequences of the same request that ask meanwhile wait for it. The request lives until its fetches are done,
- * even if the client has gone; a sequence that has ended is a stale id to the scheduler, which then frees the
- * pixels. */
+ * A video with timestamps is many images, which the scheduler requests a few at a time. The other images of a
+ * decode are kept while --image-memory allows. There is one fetch per image at a time; other sequences of the
+ * request that need it wait for it. The request lives until its fetches are done, even if the client has
+ * disconnected; a sequence that has ended is a stale id to the scheduler, which then frees the pixels. */
 #include "server/generate/generate.h"
 #include "server/http/request.h"
 #include "server/http/workers.h"
@@ -29,9 +28,9 @@ struct waiter {
 struct image_fetch {
     struct gen *g;
     uint32_t image;
-    struct waiter *waiters; /* [waiter_count]; the loop's */
+    struct waiter *waiters; /* [waiter_count]; owned by the loop */
     uint32_t waiter_count, waiter_cap;
-    /* the worker's, then the loop's */
+    /* owned by the worker, then by the loop */
     struct image_prepared out;
     struct err err;
     enum image_error error;
@@ -59,7 +58,7 @@ static void pixels_unbook(struct gen *g, size_t bytes)
     g->pixel_bytes -= bytes;
 }
 
-/* What was kept of a video makes room for what its next decode gave, and that is kept if it has room. */
+/* Frees a video's kept images, and keeps those of the next decode if memory allows. */
 static void ready_keep(struct gen *g, struct gen_image *p, struct image_prepared *all)
 {
     for (uint32_t i = 0; i < p->ready.count; i++) pixels_unbook(g, image_u8_bytes(&p->ready.images[i]));
@@ -100,8 +99,8 @@ static void fetch_run(void *arg)
     struct image_parts parts = {0};
     uint64_t t0 = now_us();
     f->error = image_from_file(&mi->image, mi->family, &p->ask, p->bytes, p->len, &f->out, &parts, &f->err);
-    /* The prompt was built on what an earlier decode gave; a cache keyed by anything else would answer about
-     * another image. */
+    /* The prompt was built from an earlier decode; with other keys the cache would return another image's
+     * data. */
     if (!f->error) f->differs = parts.count != p->count;
     for (uint32_t i = 0; !f->error && !f->differs && i < p->count; i++)
         f->differs = memcmp(parts.keys[i], wanted[i].key, 32) != 0;
@@ -111,13 +110,13 @@ static void fetch_run(void *arg)
 
 /* ---- loop ---- */
 
-/* The scheduler calls every refused image the engine's error. */
+/* The scheduler reports every refused image as an engine error. */
 static void no_memory(struct request *r)
 {
     gen_abort(r, 503, "out_of_memory", "The server is out of memory.");
 }
 
-/* The pixels for waiter i: moved to the last who wants them, copied for the others. False: out of memory. */
+/* The pixels for waiter i: moved to the last waiter, copied for the others. False: out of memory. */
 static bool pixels_take(struct image_fetch *f, uint32_t i, uint32_t first, struct image_u8 *out)
 {
     struct image_u8 *from = &f->out.images[f->waiters[i].image - first];
@@ -200,7 +199,7 @@ void gen_image_wanted(struct choice *c, const struct sched_event *ev)
 {
     struct gen *g = c->gen;
     struct request *r = g->r;
-    if (r->cancelled || g->failed) return; /* its sequences are being ended */
+    if (r->cancelled || g->failed) return; /* its sequences are ending */
     uint32_t k = 0;
     while (k < g->image_count &&
            !(ev->index >= g->images[k].first && ev->index - g->images[k].first < g->images[k].count))
@@ -210,7 +209,7 @@ void gen_image_wanted(struct choice *c, const struct sched_event *ev)
     if (known && part < g->images[k].ready.count && g->images[k].ready.images[part].rgb) {
         pixels_unbook(g, image_u8_bytes(&g->images[k].ready.images[part]));
         sched_supply_image(r->srv->model->sched, ev->id, ev->index,
-                           &g->images[k].ready.images[part]); /* takes the pixels */
+                           &g->images[k].ready.images[part]); /* takes ownership of the pixels */
         return;
     }
     if (!known || (!g->images[k].fetch && !fetch_start(g, k)) ||

@@ -78,8 +78,8 @@ static enum status chat_add(struct logprobs_acc *a, const struct token_out *t)
     return o.st;
 }
 
-/* Ids whose text is the same would be one key twice: the more likely one keeps it. `seen` is in falling order
- * of probability. */
+/* Ids with equal text would be duplicate keys: the most likely one keeps it. `seen` is in descending order of
+ * probability. */
 static bool key_taken(const struct logprobs_acc *a, const uint32_t *seen, uint32_t count, uint32_t id)
 {
     size_t len, other_len;

@@ -1,6 +1,5 @@
-/* Log-probabilities as JSON, in the chat shape and in the legacy completions shape.
- * Entries are rendered as tokens come; a chunk or the answer takes those rendered so far. Event loop's
- * thread. */
+/* Log-probabilities as JSON, in the shape of chat completions or of legacy completions. Entries are rendered
+ * per token; a chunk or the response takes those rendered so far. Event loop's thread. */
 #ifndef KVASIR_LOGPROBS_OUT_H
 #define KVASIR_LOGPROBS_OUT_H
 
@@ -11,8 +10,8 @@
 struct logprobs_acc {
     const struct tokenizer *tok; /* borrowed */
     bool legacy, as_ids;         /* as_ids: "token_id:42" instead of the text */
-    bool special_bytes; /* chat: special tokens have their bytes too, since the text shows them; may change
-                           from token to token */
+    bool special_bytes; /* chat: special tokens have bytes too, because the text shows them; may change from
+                           token to token */
     uint32_t top;       /* alternatives per token */
     struct buf
         part[4]; /* chat: part[0] = entries; legacy: tokens, token_logprobs, top_logprobs, text_offset */
@@ -23,11 +22,11 @@ void logprobs_init(struct logprobs_acc *a, const struct tokenizer *tok, bool leg
 void logprobs_fini(struct logprobs_acc *a);
 /* offset = code points of the choice's text before this token (legacy only). */
 enum status logprobs_add(struct logprobs_acc *a, const struct token_out *t, size_t offset) KV_MUST_CHECK;
-/* Legacy, first token of an echoed prompt: no value. */
+/* Legacy: the first token of an echoed prompt has no value. */
 enum status logprobs_add_null(struct logprobs_acc *a, uint32_t id, size_t offset) KV_MUST_CHECK;
-/* Writes the object and starts again. */
+/* Writes the object and resets. */
 void logprobs_take(struct logprobs_acc *a, struct json_writer *o);
-/* Chat: the entries alone, with commas between them; o NULL: drops them. */
+/* Chat: the entries only, comma-separated; o NULL: drops them. */
 void logprobs_take_entries(struct logprobs_acc *a, struct json_writer *o);
 
 /* One element of `prompt_logprobs`: {"<id>":{"logprob":..,"rank":..,"decoded_token":..},..} */

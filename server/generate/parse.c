@@ -1,5 +1,5 @@
 /* Fields of a generating request -> struct gen_params (tools and reasoning: generate/tools.c). null = absent;
- * unknown fields are ignored; what is known and not offered is refused. Worker thread. Knows nothing of
+ * unknown fields are ignored; known but unsupported ones are rejected. Worker thread. Knows nothing of
  * messages, prompts, sequences. */
 #include "config/base/log.h"
 #include "server/http/fields.h"
@@ -93,7 +93,7 @@ static enum status parse_sampling(struct gen *g, json_t *root)
                                   .repetition_penalty = (float)repetition,
                                   .logprobs = SAMPLING_NO_LOGPROBS,
                                   .prompt_logprobs = SAMPLING_NO_LOGPROBS};
-    if (!greedy && top_p <= 0) s->top_k = 1; /* nothing but the most likely token */
+    if (!greedy && top_p <= 0) s->top_k = 1; /* only the most likely token */
     return ST_OK;
 }
 
@@ -202,7 +202,7 @@ static enum status parse_stop_ids(struct gen *g, json_t *root)
     return ST_OK;
 }
 
-/* ---- what is reported ---- */
+/* ---- reported values ---- */
 
 static enum status parse_stream(struct gen *g, json_t *root)
 {
@@ -313,11 +313,11 @@ static enum status parse_output(struct gen *g, json_t *root)
     return field_bool(e, root, "return_cache_info", &p->return_cache_info);
 }
 
-/* ---- whose request it is ---- */
+/* ---- tenant and salt ---- */
 
 static void hash_part(crypto_hash_sha256_state *h, const void *data, size_t len)
 {
-    uint64_t n = len; /* goes first, so that no two lists of parts run together */
+    uint64_t n = len; /* hashed first, so that lists of parts are unambiguous */
     crypto_hash_sha256_update(h, (const unsigned char *)&n, sizeof n);
     crypto_hash_sha256_update(h, data, len);
 }
@@ -355,8 +355,8 @@ enum status gen_parse_salt(struct gen *g, json_t *root)
     return ST_OK;
 }
 
-/* Fairness is between API keys; where there is one key or none, between values of `user`. With several keys
- * `user` doesn't count: nobody gets a larger share by making names up. */
+/* Fairness is between API keys; with one key or none, between values of `user`. With several keys `user` is
+ * ignored: nobody gets a larger share by inventing names. */
 void gen_tenant(struct gen *g, json_t *user)
 {
     static const char purpose[] = "kvasir tenant";
@@ -374,7 +374,7 @@ void gen_tenant(struct gen *g, json_t *user)
     if (!g->p.tenant) g->p.tenant = 1;
 }
 
-/* ---- what is refused ---- */
+/* ---- rejected fields ---- */
 
 static enum status parse_refused(struct gen *g, json_t *root)
 {
@@ -382,7 +382,7 @@ static enum status parse_refused(struct gen *g, json_t *root)
     static const char *const unsupported[] = {
         "functions",     "function_call",          "web_search_options", "audio",
         "chat_template", "custom_logit_processor", "allowed_token_ids",  "thinking_token_budget"};
-    /* Empty, they ask for nothing: some clients send all settings that they know. */
+    /* Empty values are accepted: some clients send all settings that they know. */
     static const char *const containers[] = {"media_io_kwargs", "logits_processors", "bad_words",
                                              "logprob_token_ids"};
     for (size_t i = 0; i < sizeof unsupported / sizeof *unsupported; i++) {

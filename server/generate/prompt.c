@@ -1,5 +1,5 @@
-/* Prompts of /v1/completions (strings, with what is to follow the answer, and token ids), the context check,
- * and truncation. Worker thread. Chats are generate/chat.c. */
+/* Prompts of /v1/completions (strings, with an optional suffix, and token ids), the context check, and
+ * truncation. Worker thread. Chats are generate/chat.c. */
 #include "config/base/utf8.h"
 #include "server/generate/prompt.h"
 #include "server/http/fields.h"
@@ -17,7 +17,7 @@ static enum status no_memory(struct gen *g)
     return api_nomem(&g->r->response.error);
 }
 
-/* Well beyond the context, so that the message for a moderate excess can name the exact number. */
+/* Well above the context, so that the message for a moderate excess can name the exact number. */
 uint32_t gen_ids_max(const struct gen *g)
 {
     uint64_t m = (uint64_t)g->r->srv->model->caps.context_max * 16 + (1u << 20);
@@ -89,10 +89,9 @@ enum status gen_truncate(struct gen *g, struct gen_prompt *p)
     return st ? no_memory(g) : ST_OK;
 }
 
-/* ---- suffix: the model fills in what stands between the prompt and it ---- */
+/* ---- suffix: fill in the middle ---- */
 
-/* Checkpoints that were taught this know it by these tokens: "prefix" PROMPT "suffix" SUFFIX "middle" ANSWER.
- */
+/* Checkpoints trained for this use these tokens: "prefix" PROMPT "suffix" SUFFIX "middle" OUTPUT. */
 static const char *const infill_marks[] = {"<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"};
 
 static bool added_token(const struct tokenizer *tok, const char *text, uint32_t *id)
@@ -100,8 +99,8 @@ static bool added_token(const struct tokenizer *tok, const char *text, uint32_t 
     return tok_id_of(tok, text, strlen(text), id) && tok_is_added(tok, *id);
 }
 
-/* Where the middle ends they go on with a file, or end the text; both are its end. Not all checkpoints list
- * these tokens among their end tokens. */
+/* After the middle they start another file or end the text; both end the output. Not all checkpoints list
+ * these tokens as EOS tokens. */
 static enum status infill_ends(struct gen *g)
 {
     static const char *const more[] = {"<|endoftext|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>",
@@ -226,7 +225,7 @@ static enum status one_prompt(struct gen *g, json_t *v, json_t *suffix, const ch
     if (st) return st;
     p->text_chars = utf8_count(p->text ? p->text : "", p->text_len);
     struct err err = {0};
-    st = prompt_check(g->r->srv->model->info, &p->prompt, &err); /* refuses the image placeholder too */
+    st = prompt_check(g->r->srv->model->info, &p->prompt, &err); /* also rejects the image placeholder */
     if (!st) st = prompt_apply_rule(g->r->srv->model->info, &p->prompt, &err);
     if (st) return api_fail_status(&g->r->response.error, st, path, &err);
     st = gen_truncate(g, p);

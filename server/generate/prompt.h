@@ -4,13 +4,13 @@
 
 #include "server/generate/generate.h"
 
-uint32_t gen_ids_max(const struct gen *g);             /* more ids than that are refused while tokenizing */
-enum status gen_too_long(struct gen *g) KV_MUST_CHECK; /* the error for that */
+uint32_t gen_ids_max(const struct gen *g);             /* more ids are rejected during tokenization */
+enum status gen_too_long(struct gen *g) KV_MUST_CHECK; /* sets that error */
 enum status gen_truncate(struct gen *g, struct gen_prompt *p) KV_MUST_CHECK; /* truncate_prompt_tokens */
 enum status gen_context_check(struct gen *g, const struct gen_prompt *p)
-    KV_MUST_CHECK; /* prompt and answer fit the context */
-/* A prompt of /v1/completions that is a list of content parts, for models with a rule of their own: what a
- * chat with this one message has. In two steps, as chats are. */
+    KV_MUST_CHECK; /* checks that prompt and output fit the context */
+/* A prompt of /v1/completions that is a list of content parts, for models with their own prompt format:
+ * handled like a chat with this one message, in two steps. */
 enum status gen_read_parts(struct gen *g, json_t *parts) KV_MUST_CHECK;
 enum status gen_prompt_parts(struct gen *g) KV_MUST_CHECK;
 

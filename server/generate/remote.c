@@ -20,7 +20,7 @@ static bool is_remote(const struct gen *g, const char *url, size_t len)
     return g->r->srv->fetcher && (has_scheme(url, len, "http") || has_scheme(url, len, "https"));
 }
 
-/* One URL of a part: to be fetched, or what came of that. */
+/* One URL of a part: registers it, or takes its result. */
 static enum status one_url(struct gen *g, const struct image_ref *ref, const char *url, size_t len)
 {
     struct api_error *e = &g->r->response.error;

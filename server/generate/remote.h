@@ -1,14 +1,14 @@
-/* Files of images from wherever a URL says: data: URIs, http(s), file:. Those from http(s) are fetched
- * between the two steps of a request's job: the first one, on a worker, reads the request and finds the URLs;
- * fetch/fetch.h fetches; the second one, on a worker again, makes the prompt. */
+/* Image files by URL: data:, http(s): and file:. http(s) files are fetched between the two steps of a
+ * request's job: the first step, on a worker, reads the request and finds the URLs; fetch/fetch.h fetches;
+ * the second step, again on a worker, builds the prompt. */
 #ifndef KVASIR_GENERATE_REMOTE_H
 #define KVASIR_GENERATE_REMOTE_H
 
 #include "server/chat/messages.h"
 #include "server/generate/generate.h"
 
-/* The first step: g->remote gets the URLs of g->messages that have to be fetched. The second: an error if one
- * could not be. */
+/* First step: adds the URLs of g->messages that must be fetched to g->remote. Second step: fails if one could
+ * not be fetched. */
 enum status gen_remote(struct gen *g);
 void gen_remote_end(struct gen *g); /* the files are no longer needed */
 /* The bytes of one URL; *bytes is malloc'd, set with IMAGE_OK. */

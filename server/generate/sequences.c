@@ -1,6 +1,5 @@
-/* Sequences of a generating request: what comes before them, submitting them, taking their events, ending
- * them. Event loop's thread. What an answer looks like is generate/write.c; what was asked is
- * generate/parse.c. */
+/* Sequences of a generating request: preparing, submitting and ending them, and handling their events. Event
+ * loop's thread. The response is written by generate/write.c; the request is read by generate/parse.c. */
 #include "config/base/utf8.h"
 #include "server/http/request.h"
 #include "server/generate/generate.h"
@@ -27,7 +26,9 @@ static void account_choice(struct choice *c)
 {
     size_t bytes = c->text.cap + c->id_cap * sizeof *c->ids;
     for (int i = 0; i < 4; i++) bytes += c->logprobs.part[i].cap;
-    if (c->out) bytes += sizeof *c->out + 2 * c->text.cap; /* the text once more, in parts; buffers double */
+    if (c->out)
+        bytes += sizeof *c->out +
+                 2 * c->text.cap; /* a second, parsed copy of the text; buffers grow by doubling */
     response_account(&c->gen->r->response, &c->accounted, bytes);
 }
 
@@ -59,19 +60,19 @@ void gen_free(struct gen *g)
     free(g->p.stop_ids);
     tool_types_destroy(g->p.tool_types);
     json_decref(g->p.bare_calls);
-    free((void *)(uintptr_t)g->p.sampling.bias); /* ours: generate/parse.c made it */
+    free((void *)(uintptr_t)g->p.sampling.bias); /* allocated by generate/parse.c */
     json_decref(g->root);
     free(g->dialect_state);
     free(g);
 }
 
-/* ---- images that are fetched before there is a prompt ---- */
+/* ---- images fetched before the prompt is built ---- */
 
-/* The files are there: the job goes on. */
+/* The files are fetched: the job continues. */
 static void go_on(struct request *r)
 {
     r->fetches--;
-    if (r->cancelled || !r->http.mhd || r->state != RQ_WORKING) { /* answered meanwhile, or nobody is there */
+    if (r->cancelled || !r->http.mhd || r->state != RQ_WORKING) { /* answered meanwhile, or disconnected */
         request_release(r);
         return;
     }
@@ -92,7 +93,7 @@ static void job_ended(struct request *r)
         g->done(r);
         return;
     }
-    /* What was read of the body stays while the files are fetched, and not its text. */
+    /* The parsed body is kept while the files are fetched, its text is not. */
     request_body_drop(r, r->http.body.len + 150 * r->http.body_marks);
     r->fetches++;
     fetch_start(g->remote, r);
@@ -133,7 +134,7 @@ static void choice_finish(struct choice *c, enum finish why)
 
 /* ---- text ---- */
 
-/* New text of c lies in c->text from `from` on: looks for stop strings in it. */
+/* New text of c is in c->text from `from` on: searches it for stop strings. */
 static void text_match(struct choice *c, size_t from)
 {
     struct gen *g = c->gen;
@@ -141,8 +142,7 @@ static void text_match(struct choice *c, size_t from)
     while (from < c->text.len) {
         struct stop_hit hit = stop_feed(g->stops, &c->stop, c->text.data + from, c->text.len - from);
         if (!hit.found) break;
-        if (c->id_count < g->p.min_tokens) { /* too early to stop: the text stays, and the search begins again
-                                                behind the match */
+        if (c->id_count < g->p.min_tokens) { /* too early to stop: keep the text and search after the match */
             c->stop = (struct stop_state){0};
             from += hit.end;
             continue;
@@ -181,7 +181,7 @@ static enum status ids_add(struct choice *c, uint32_t id)
     return ST_OK;
 }
 
-/* Takes the new text of a chat's answer apart; what is held back for a stop string waits. */
+/* Parses the new text of a chat's output, except what is held back for a stop string. */
 static enum status output_run(struct choice *c)
 {
     size_t len = c->text.len > c->held ? c->text.len - c->held : 0;
@@ -189,7 +189,7 @@ static enum status output_run(struct choice *c)
                   : ST_OK;
 }
 
-/* Does the text leave this token out because it ended the answer? */
+/* Is this token omitted from the text because it ended the output? */
 static bool is_hidden_stop(const struct choice *c, uint32_t id)
 {
     return is_stop_id(c, id) && !c->gen->p.include_stop;
@@ -223,7 +223,7 @@ static enum status token_take(struct choice *c, const struct token_out *t)
     st = output_run(c);
     if (st || !c->out) return st;
     chat_output_token(c->out, reasoning);
-    /* The one call that the client wants is there: what else the model would write is dropped anyway. */
+    /* The only allowed call is complete: further output would be dropped anyway. */
     if (chat_output_done(c->out) && !g->p.ignore_eos && c->id_count >= g->p.min_tokens)
         choice_finish(c, FIN_STOP);
     return ST_OK;
@@ -231,8 +231,7 @@ static enum status token_take(struct choice *c, const struct token_out *t)
 
 /* ---- events ---- */
 
-/* What a prompt found in the cache is what its first sample found: the others come upon what that one left.
- */
+/* A prompt's cache report is that of its first sample: the others find what that one left. */
 static void cache_seen(struct choice *c, const struct sched_event *ev)
 {
     struct gen_prompt *p = c->prompt;
@@ -247,7 +246,7 @@ static void on_token(struct choice *c, const struct sched_event *ev, struct gen 
     struct gen *g = c->gen;
     struct request *r = g->r;
     if (c->finish != FIN_NONE || g->failed || r->cancelled)
-        return; /* text behind a stop string, or nobody listens */
+        return; /* text after a stop string, or the client has disconnected */
     uint64_t now = now_us();
     if (!c->first_us) {
         c->first_us = now;
@@ -344,7 +343,7 @@ static void on_end(struct choice *c, const struct sched_event *ev, struct gen **
     }
 }
 
-/* The events of one wake-up are in: tell the client. */
+/* After the events of one wake-up: sends to the client. */
 static void gen_flush(struct gen *g)
 {
     struct request *r = g->r;
@@ -376,7 +375,7 @@ void gen_events(struct server *s)
         case EV_IMAGE: gen_image_wanted(c, &ev); break;
         case EV_END:
             on_end(c, &ev, &touched);
-            /* A request that is in the list must stay until the list was walked. */
+            /* A request in the list must live until the list is walked. */
             if (!c->gen->touched) request_release(r);
             break;
         }
@@ -392,7 +391,7 @@ void gen_events(struct server *s)
 
 /* ---- start ---- */
 
-/* Not the worker's: the loop writes the id into its log when the client leaves. */
+/* Not on the worker: the loop logs the id when the client disconnects. */
 static void request_id_take(struct request *r, json_t *root)
 {
     static const char *const names[] = {"request_id", "rid"};
@@ -411,14 +410,14 @@ static uint64_t random_seed(void)
     return v;
 }
 
-/* Sample 0 draws with the request's own seed, so that n = 1 and n = 3 agree on it; the others with a mix
- * (splitmix64). */
+/* Sample 0 uses the request's seed, so that n = 1 and n = 3 agree on it; the others use a mix (splitmix64).
+ */
 static uint64_t choice_seed(uint64_t seed, uint32_t sample)
 {
     return sample ? hash_mix(seed + (sample - 1) * 0x9E3779B97F4A7C15ull) : seed;
 }
 
-/* Tags of calls and reasoning that are special tokens of this checkpoint. Most releases have them as ordinary
+/* Tags of calls and reasoning that are special tokens of this checkpoint. In most releases they are ordinary
  * added tokens. */
 static void tags_find(struct gen *g)
 {
@@ -470,7 +469,7 @@ static bool choices_create(struct gen *g)
         c->stop_string = -1;
         c->sampling = g->p.sampling;
         c->sampling.seed = choice_seed(seed, i % g->p.n);
-        /* One sequence per prompt scores it, unless each choice shows the scores before its own tokens. */
+        /* One sequence per prompt scores it, unless each choice returns the scores before its own tokens. */
         if (i % g->p.n && !(g->p.echo && g->p.logprobs)) c->sampling.prompt_logprobs = SAMPLING_NO_LOGPROBS;
         buf_init(&c->text, TEXT_MAX);
         logprobs_init(&c->logprobs, tok, g->kind == GEN_COMPLETION, g->p.tokens_as_ids, g->p.logprobs_top);
@@ -512,8 +511,7 @@ void gen_submit(struct request *r)
         struct choice *c = &g->choices[i];
         uint32_t context = s->model->caps.context_max, count = c->prompt->prompt.token_count;
         uint32_t max = g->p.has_max ? (uint32_t)g->p.max_tokens : context - count;
-        if (!max &&
-            c->sampling.prompt_logprobs == SAMPLING_NO_LOGPROBS) { /* echo of the prompt and nothing else */
+        if (!max && c->sampling.prompt_logprobs == SAMPLING_NO_LOGPROBS) { /* echo only */
             choice_finish(c, FIN_LENGTH);
             c->seq_ended = true;
             continue;

@@ -22,7 +22,7 @@ struct stop_set {
 
 static void links_build(struct stop_set *s, uint32_t *queue)
 {
-    /* Breadth first: a node's failure link lies nearer the root and is complete before the node is reached.
+    /* Breadth first: a node's failure link is nearer the root and complete before the node is reached.
      */
     size_t head = 0, tail = 0;
     for (int c = 0; c < 256; c++) {

@@ -1,6 +1,6 @@
-/* Finds stop strings in text that arrives in deltas (Aho-Corasick over bytes) and says how much may be shown:
- * a byte is held back while it could still be the beginning of a stop string. Pure; one stop_set is shared,
- * one stop_state per answer. */
+/* Finds stop strings in text that arrives in deltas (Aho-Corasick over bytes) and says how much may be sent:
+ * a byte is held back while it could still begin a stop string. Pure; one shared stop_set, one stop_state per
+ * choice. */
 #ifndef KVASIR_STOP_MATCH_H
 #define KVASIR_STOP_MATCH_H
 
@@ -21,17 +21,17 @@ enum status stop_set_create(const struct stop_string *strings, size_t count,
 void stop_set_free(struct stop_set *s); /* NULL is fine */
 
 struct stop_state {
-    uint32_t node; /* start with zeros */
+    uint32_t node; /* initially zero */
 };
 struct stop_hit {
     bool found;
     uint32_t which; /* index into strings */
-    size_t end;     /* bytes of this delta up to and with the last byte of the match */
+    size_t end;     /* bytes of this delta through the last byte of the match */
     size_t len;     /* length of the match; it may reach back into earlier deltas */
 };
 /* Feeds one delta. The earliest completion wins; of several that complete at the same byte, the longest.
- * After a hit the state must not be fed again. Without a hit, stop_held tells how many of the last bytes fed
- * so far must wait. */
+ * After a hit the state must not be fed again. Without a hit, stop_held is the number of trailing bytes to
+ * hold back. */
 struct stop_hit stop_feed(const struct stop_set *s, struct stop_state *st, const char *text, size_t len);
 size_t stop_held(const struct stop_set *s, const struct stop_state *st);
 

@@ -1,5 +1,5 @@
 /* Tools and reasoning of a chat request. Worker thread. template.c puts them into the prompt, chat/output.c
- * finds them in the answer. */
+ * parses them from the output. */
 #include "server/http/fields.h"
 #include "server/generate/generate.h"
 #include "server/http/limits.h"
@@ -149,7 +149,7 @@ enum status gen_parse_tools(struct gen *g, json_t *root)
     return json_is_object(choice) ? choice_object(g, choice) : gen_choose(g, choice);
 }
 
-/* The choice, of the tools that there are. */
+/* tool_choice, restricted to the given tools. */
 static enum status choice_check(struct gen *g)
 {
     struct api_error *e = &g->r->response.error;
@@ -181,8 +181,8 @@ enum status gen_tools_resolve(struct gen *g)
     if (json_array_size(tools) > LIMIT_TOOLS)
         return api_fail(e, 400, "invalid_value", "tools", "More than %u tools.", LIMIT_TOOLS);
     if (tools_check(e, tools) || choice_check(g)) return ST_INVALID;
-    /* With "none" the tools still stand in the prompt: what is cached of the chat stays valid, and nothing is
-     * parsed. */
+    /* With "none" the tools remain in the prompt, so that the chat's cached prefix stays valid, and nothing
+     * is parsed. */
     if (!json_array_size(tools) || g->p.tool_choice.none) return ST_OK;
     const struct template_caps *caps = m->tmpl ? template_caps(m->tmpl, true) : NULL;
     if (!caps || !caps->tools) {
@@ -205,7 +205,7 @@ enum status gen_tools_resolve(struct gen *g)
 
 /* ---- reasoning ---- */
 
-/* Variables for the template; what the client set by hand (chat_template_kwargs) wins. */
+/* Variables for the template; chat_template_kwargs of the client takes precedence. */
 static bool variables_set(struct gen *g, const struct reasoning_ask *a)
 {
     json_t *all = a->variables ? json_copy(a->variables) : json_object();

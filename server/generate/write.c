@@ -1,5 +1,5 @@
-/* The answer of a generating request, whole or in chunks. Event loop's thread. Knows nothing of sequences or
- * sockets: it reads a gen and writes JSON into its request's `out`. */
+/* The response of a generating request, whole or in chunks. Event loop's thread. Knows nothing of sequences
+ * or sockets: it reads a gen and writes JSON into its request's `out`. */
 #include "config/base/utf8.h"
 #include "server/generate/generate.h"
 
@@ -76,11 +76,11 @@ static void usage_full(struct json_writer *o, const struct gen *g)
     jw_text(o, "}}");
 }
 
-/* "cache_info": what the prompt found cached, if asked for; with several prompts a list of that. */
+/* "cache_info": the prompt's cache report, if requested; with several prompts a list. */
 static void cache_info(struct json_writer *o, const struct gen *g)
 {
     static const struct sched_cache_info nothing = {
-        .stop = CACHE_STOP_DISABLED}; /* a prompt that was only echoed */
+        .stop = CACHE_STOP_DISABLED}; /* a prompt that is only echoed */
     if (!g->p.return_cache_info) return;
     jw_text(o, g->prompt_count > 1 ? ",\"cache_info\":{\"prompts\":[" : ",\"cache_info\":");
     for (uint32_t i = 0; i < g->prompt_count; i++) {
@@ -95,7 +95,7 @@ static void cache_info(struct json_writer *o, const struct gen *g)
 /* "finish_reason":..,"stop_reason":.. */
 static void reasons(struct json_writer *o, const struct choice *c)
 {
-    /* "tool_calls" says that the calls can be made: an answer that was stopped within one is not that. */
+    /* "tool_calls" means that the calls can be executed: not so if output stopped within one. */
     bool called = c->finish != FIN_LENGTH && c->out && chat_output_called(c->out);
     jw_text(o, ",\"finish_reason\":");
     jw_cstring(o, c->finish == FIN_LENGTH           ? "length"
@@ -168,7 +168,7 @@ enum status gen_prompt_logprobs(struct choice *c)
     return st;
 }
 
-/* ---- the whole answer ---- */
+/* ---- the whole response ---- */
 
 static void whole_text(struct json_writer *o, const struct choice *c)
 {
@@ -257,7 +257,7 @@ void gen_write_response(struct gen *g)
     for (uint32_t i = 0; i < g->choice_count; i++) choice_write(&o, &g->choices[i]);
     jw_text(&o, "],\"usage\":");
     usage_full(&o, g);
-    /* With one prompt, what belongs to it also stands at the top. */
+    /* With one prompt, its fields are also at the top level. */
     if (g->p.return_token_ids && g->prompt_count == 1) prompt_ids(&o, &g->prompts[0]);
     if (g->p.prompt_logprobs && g->prompt_count == 1) prompt_logprobs(&o, g, &g->prompts[0]);
     cache_info(&o, g);
@@ -295,8 +295,8 @@ static void chunk_end(struct json_writer *o, struct gen *g, bool counted, bool f
     }
     if (g->p.return_token_ids && !g->shown.prompt_ids && g->prompt_count == 1) prompt_ids(o, &g->prompts[0]);
     g->shown.prompt_ids = true;
-    /* With a usage chunk it goes there; else into the last chunk that there is: a chunk of its own without
-     * choices would break clients that read choices[0]. */
+    /* With a usage chunk it goes there; else into the last chunk: an extra chunk without choices would break
+     * clients that read choices[0]. */
     if (finish && !g->p.include_usage && g->shown.finishes == g->choice_count) cache_info(o, g);
     jw_text(o, "}");
     sse_end(o);
@@ -312,7 +312,7 @@ static void head_chunks(struct gen *g)
         chunk_begin(&o, &g->choices[i]);
         jw_text(&o, ",\"delta\":{\"role\":");
         jw_cstring(&o, g->response_role ? g->response_role : "assistant");
-        /* Clients put texts of one key together: null where there may be nothing but calls. */
+        /* Clients concatenate strings of one key: null if there may be only calls. */
         struct choice *c = &g->choices[i];
         c->shown.null =
             c->out && c->out->rules.calls && !c->out->content.len && !(g->p.echo && c->prompt->text);
@@ -322,9 +322,9 @@ static void head_chunks(struct gen *g)
     }
 }
 
-/* ---- chunks of an answer that was taken apart ---- */
+/* ---- chunks of parsed output ---- */
 
-/* A role chunk that said null, and nothing came: the answer is the empty text, as it is without a stream. */
+/* The role chunk had null and no content followed: send an empty string, as without streaming. */
 static bool content_missing(const struct choice *c)
 {
     return c->shown.null && !c->out->content.len && !c->out->call_count;
@@ -335,7 +335,7 @@ static void delta_json(struct json_writer *o, struct choice *c, const struct del
     jw_text(o, ",\"delta\":{");
     switch (delta->kind) {
     case DELTA_NONE:
-        /* A token without text; or, at the end, tokens that no chunk has told of. */
+        /* A token without text; or, at the end, tokens not yet reported. */
         if (!final && chat_output_reasons(c->out)) {
             jw_text(o, "\"reasoning_content\":\"\"");
         } else if (!final || content_missing(c)) {
@@ -364,7 +364,7 @@ static void delta_json(struct json_writer *o, struct choice *c, const struct del
     jw_text(o, "}");
 }
 
-/* How it ended, if it did, and the tokens that no event had yet. */
+/* The finish reason, if finished, and tokens not yet reported. */
 static void reasons_and_ids(struct json_writer *o, const struct choice *c, bool last)
 {
     if (last) {
@@ -378,8 +378,8 @@ static void reasons_and_ids(struct json_writer *o, const struct choice *c, bool 
     }
 }
 
-/* Chunks for all that is new; the first one carries what is said about the tokens since the last one. finish:
- * the last one carries the finish_reason. */
+/* Chunks for everything new; the first one carries the per-token data since the last one. finish: the last
+ * one carries the finish_reason. */
 static void deltas_write(struct choice *c, bool finish)
 {
     struct gen *g = c->gen;
@@ -388,7 +388,7 @@ static void deltas_write(struct choice *c, bool finish)
     struct delta delta = delta_next(c);
     c->shown.dirty = false;
     if (delta.kind == DELTA_NONE && !ended) {
-        /* One chunk per step, also without text; but none while it is open what the text will be. */
+        /* One chunk per step, also without text; but none while the kind of text is undecided. */
         bool in_call = out->call_count || (out->rules.calls && out->tool_parse.state != TOOL_TEXT);
         if (chat_output_reasons(out) ? !out->reasoning_shown : !out->content_shown || in_call) return;
     }
@@ -409,8 +409,8 @@ static void deltas_write(struct choice *c, bool finish)
     } while (delta.kind != DELTA_NONE || (ended && content_missing(c)));
 }
 
-/* Has c, which is finished, something that no chunk showed yet? A tail that was held back for a stop string
- * that never came, say. */
+/* Has c, which is finished, unsent output? For example text held back for a stop string that never completed.
+ */
 static bool pending(const struct choice *c)
 {
     const struct gen_params *p = &c->gen->p;
@@ -419,7 +419,7 @@ static bool pending(const struct choice *c)
            ((p->logprobs || p->return_token_ids) && c->shown.ids < c->id_count);
 }
 
-/* What c has not shown yet; final: with its finish_reason. */
+/* The unsent output of c; final: with its finish_reason. */
 static void delta_chunk(struct choice *c, bool final)
 {
     struct gen *g = c->gen;

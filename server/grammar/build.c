@@ -1,4 +1,4 @@
-/* See build.h. What is finished here is what machine.c runs. */
+/* See build.h. Its result is what machine.c runs. */
 #include "server/grammar/build.h"
 
 #include "server/grammar/machine.h"
@@ -10,14 +10,14 @@
 #define NODES_MAX        (1u << 21)
 #define REGEXES_MAX      ((size_t)1 << 21)
 #define EMPTINESS_STATES 4096u
-#define WORK_MAX         ((size_t)1 << 26) /* of expressions while it is made: some tenths of a second */
-/* What may be made on the way, beyond which it is dropped: a walk reaches its limit of work first. */
+#define WORK_MAX         ((size_t)1 << 26) /* limit on work while building: some tenths of a second */
+/* Limit on lazily built data, above which it is dropped: a walk reaches its work limit first. */
 #define ROOM_NODES ((size_t)1 << 21)
 #define ROOM_ITEMS ((size_t)1 << 25)
 
 struct grammar_builder {
     struct grammar *g;
-    enum status st; /* of the first call that failed */
+    enum status st; /* of the first failed call */
 };
 
 gx grammar__node(struct grammar *g, struct gx_node n)
@@ -163,14 +163,14 @@ rx grammar__character(struct rx_pool *p, enum token_class_of_what what)
 {
     if (what == TOKEN_CLASS_WORD)
         return rx_alt(p, rx_chars(p, '0', '9'), rx_alt(p, rx_chars(p, 'A', 'Z'), rx_chars(p, 'a', 'z')));
-    /* Without the two that end lines, which a pattern's dot does not take. */
+    /* Without the two line terminators, which a pattern's dot does not match. */
     rx high = rx_alt(p, rx_chars(p, 0x5D, 0x2027), rx_chars(p, 0x202A, 0x10FFFF));
     return rx_alt(p, rx_chars(p, 0x20, 0x21), rx_alt(p, rx_chars(p, 0x23, 0x5B), high));
 }
 
 /* ---- the end ---- */
 
-/* A : A x | y  ->  A : y x*, where that is all the left recursion there is. */
+/* A : A x | y -> A : y x*, if that is the only left recursion. */
 static void unroll(struct grammar_builder *b, gx rule)
 {
     struct grammar *g = b->g;
@@ -244,7 +244,7 @@ static void facts_all(struct grammar *g)
     }
 }
 
-/* Does an expression begin with itself? Depth first, with a stack of our own: colour 1 is on the path. */
+/* Is an expression left-recursive? Depth first, with an explicit stack: colour 1 is on the path. */
 static enum status left_recursion(struct grammar *g, struct err *err)
 {
     uint8_t *colour = calloc(g->node_count, 1);
@@ -255,7 +255,7 @@ static enum status left_recursion(struct grammar *g, struct err *err)
     enum status st = colour && stack ? ST_OK : err_nomem(err, "a grammar");
     size_t depth = 0;
     for (gx from = 1; !st && (depth || from < g->node_count);) {
-        if (!depth) { /* each is a root: some are reached behind a text alone */
+        if (!depth) { /* each is a root: some are only reached after a text */
             if (!colour[from]) {
                 colour[from] = 1;
                 stack[depth++] = (struct frame){from, 0};
@@ -332,7 +332,7 @@ enum status gb_finish(struct grammar_builder *b, gx start, struct grammar **out,
     return st;
 }
 
-/* ---- counts, as they go down while it runs ---- */
+/* ---- counts, decremented while it runs ---- */
 
 static uint64_t repeat_hash(gx a, uint32_t min, uint32_t max)
 {

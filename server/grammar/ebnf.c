@@ -12,18 +12,18 @@
 
 #define DEPTH_MAX  2000u
 #define COUNT_MAX  100000u
-#define INLINE_MAX 256u /* a rule that is larger is not written out at each place where it is used */
+#define INLINE_MAX 256u /* larger rules are not inlined */
 #define RUN_MAX    (1u << 15)
 
 enum { E_REGEX = 1, E_RULE, E_SEQ, E_ALT, E_REPEAT, E_TOKEN };
 struct ebnf_node {
     uint8_t kind;
-    enode first, next; /* E_RULE: first is its number */
+    enode first, next; /* E_RULE: first is the rule number */
     uint32_t min, max; /* E_REGEX: min is the regex, max its size */
 };
 struct ebnf_rule {
     enode body;  /* 0: not defined yet */
-    size_t from; /* of its name where it was first seen */
+    size_t from; /* position of the name's first occurrence */
     enum { RULE_NEW = 0, RULE_OPEN, RULE_DONE } state;
     struct ebnf_part part;
 };
@@ -241,7 +241,7 @@ static enode quantified(struct ebnf *e)
             }
             e->at = ebnf_space(e, e->at);
             if (!ebnf_take(e, "}")) return ebnf_refuse(e, ST_INVALID, "a } is expected");
-        } else if (ebnf_take(e, "~")) { /* of Lark alone: in GBNF no atom is followed by it */
+        } else if (ebnf_take(e, "~")) { /* Lark only: in GBNF it never follows an atom */
             e->at = ebnf_space(e, e->at);
             min = max = ebnf_number(e);
             if (ebnf_take(e, "..")) max = ebnf_number(e);
@@ -266,7 +266,7 @@ static enode sequence(struct ebnf *e)
         else e->nodes[out].first = x;
         last = x;
     }
-    if (!e->st && ebnf_take(e, "->")) { /* what a tree would call it */
+    if (!e->st && ebnf_take(e, "->")) { /* an alias for the parse tree */
         e->at = ebnf_space(e, e->at);
         e->at = ebnf_space(e, ebnf_name(e, e->at));
     }
@@ -318,12 +318,12 @@ static struct ebnf_part repeated(struct ebnf *e, struct ebnf_part a, uint32_t mi
     return (struct ebnf_part){.g = gb_repeat(e->b, a.g, min, max)};
 }
 
-/* Parts that are regular are put together as far as that goes. */
+/* Combines adjacent regular parts as far as possible. */
 static struct ebnf_part many(struct ebnf *e, enode first, bool alt)
 {
     rx (*together)(struct rx_pool *, const rx *, size_t) = alt ? rx_alt_list : rx_concat_list;
     struct ebnf_part run = {.regular = true};
-    size_t n = 0, count = 1, runs = 0; /* run: of so many parts, whose expressions are behind the list */
+    size_t n = 0, count = 1, runs = 0; /* run: of so many parts, whose expressions follow the list */
     for (enode x = first; x; x = e->nodes[x].next) count += 2;
     gx *list = malloc(2 * count * sizeof *list);
     rx *parts = list + count;
@@ -365,7 +365,7 @@ static struct ebnf_part rule(struct ebnf *e, uint32_t number)
         }
         r->state = RULE_DONE;
     }
-    if (r->state == RULE_OPEN && !r->part.g) r->part.g = gb_rule(e->b); /* it is within itself */
+    if (r->state == RULE_OPEN && !r->part.g) r->part.g = gb_rule(e->b); /* recursive */
     return r->part;
 }
 

@@ -1,9 +1,9 @@
-/* Texts of clients as grammars of their own (grammar.h). */
+/* Client text to finished grammars (grammar.h). */
 #include "server/grammar/build.h"
 
 #include <stdio.h>
 
-/* Uses b up. */
+/* Consumes b. */
 static enum status finish(struct grammar_builder *b, enum status st, gx start, struct grammar **out,
                           struct grammar_error *error)
 {

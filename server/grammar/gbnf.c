@@ -1,4 +1,4 @@
-/* GBNF, the grammars of llama.cpp; and which kind of grammar a text is. */
+/* GBNF, llama.cpp's grammar format; and detection of a text's grammar format. */
 #include "server/grammar/ebnf.h"
 #include "server/grammar/regex_parse.h"
 
@@ -14,7 +14,7 @@ static bool defines(const struct ebnf *e)
     return to > e->at && e->len - at >= 3 && memcmp(e->s + at, "::=", 3) == 0;
 }
 
-/* [...]: a class of regular expressions, but for \UXXXXXXXX. */
+/* [...]: a regular-expression class, except \UXXXXXXXX. */
 static enode class(struct ebnf *e)
 {
     size_t from = e->at, n = 0;
@@ -25,7 +25,7 @@ static enode class(struct ebnf *e)
         if (ebnf_has(e, "\\U")) {
             uint32_t code = ebnf_char(e);
             if (e->st) break;
-            n += (size_t)sprintf(text + n, "\\u{%X}", (unsigned)code); /* shorter than what it stands for */
+            n += (size_t)sprintf(text + n, "\\u{%X}", (unsigned)code); /* shorter than its source */
             continue;
         }
         if (e->s[e->at] == '\\' && e->at + 1 < e->len) text[n++] = e->s[e->at++];

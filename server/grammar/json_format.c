@@ -1,4 +1,4 @@
-/* Formats of strings, as regular expressions after the RFCs that JSON schema names. */
+/* String formats as regular expressions, from the RFCs that JSON Schema names. */
 #include "server/grammar/json_schema.h"
 #include "server/grammar/regex_parse.h"
 
@@ -18,7 +18,7 @@
 #define LABEL "[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 #define HOST  LABEL "(?:\\." LABEL ")*"
 
-/* RFC 3986; more: further characters, as RFC 3987 has them. */
+/* RFC 3986; more: additional characters of RFC 3987. */
 #define UNI         "\\u00A0-\\uD7FF\\uF900-\\uFDCF\\uFDF0-\\uFFEF\\u{10000}-\\u{EFFFD}"
 #define PC(more, c) "(?:[A-Za-z0-9._~!$&'()*+,;=@" c "" more "-]|%[0-9A-Fa-f]{2})"
 #define AUTH(more)                                                                                           \
@@ -40,7 +40,7 @@
     "){1,6}|:(?:(?::" H "){1,7}|:)|(?:" H ":){6}" IPV4 "|::(?:" H ":){0,5}" IPV4 "|(?:" H ":){1,5}:" IPV4    \
     ")"
 
-/* Regular expressions, with groups as deep as GROUP is spelt out; those that all dialects share. */
+/* Regular expressions, nested as deep as GROUP is expanded; the syntax shared by all dialects. */
 #define SHARED "\\\\[dDwWsSbBtnrfv\\\\^$.*+?()\\[\\]{}|/-]"
 #define RANGE                                                                                                \
     "(?:a-[b-z]|[a-y]-z|A-[B-Z]|[A-Y]-Z|0-[1-9]|[0-8]-9|[^\\\\\\[\\]-]|\\\\[dDwWsStnrfv\\\\^$.*+?()\\[\\]{}" \

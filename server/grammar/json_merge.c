@@ -1,5 +1,5 @@
-/* Schemas that are to hold together (allOf, a $ref with neighbours, a branch of anyOf) as one schema, and
- * where a $ref leads. */
+/* The conjunction of schemas (allOf, a $ref with siblings, a branch of anyOf) as one schema, and $ref
+ * resolution. */
 #include "server/grammar/json_schema.h"
 
 #include <math.h>
@@ -50,7 +50,7 @@ json_t *keep(struct schema_maker *m, json_t *made)
 
 /* ---- values and types ---- */
 
-/* The same value in one spelling: whole numbers without a fraction. A new reference. */
+/* The canonical form of a value: integers without a fraction. A new reference. */
 static json_t *canonical(const json_t *v)
 {
     json_t *out, *one;
@@ -97,7 +97,7 @@ bool schema_add(struct schema_maker *m, json_t *set, const json_t *v)
     return is_new;
 }
 
-/* The list as a set, which is kept with it. */
+/* The list as a set, cached for it. */
 static json_t *set_of(struct schema_maker *m, const json_t *list)
 {
     char address[32];
@@ -106,7 +106,7 @@ static json_t *set_of(struct schema_maker *m, const json_t *list)
     size_t i;
     if (set) return set;
     set = json_object();
-    (void)keep(m, json_incref((json_t *)(uintptr_t)list)); /* so that no other gets its address */
+    (void)keep(m, json_incref((json_t *)(uintptr_t)list)); /* so that its address is not reused */
     json_array_foreach(list, i, v)(void) schema_add(m, set, v);
     if (json_object_set_new(m->sets, address, set)) (void)schema_nomem(m);
     return m->st ? NULL : set;
@@ -197,7 +197,7 @@ static bool is_one_of(const char *key, const char *const *list)
     return false;
 }
 
-/* The value of one keyword that both have; NULL: they hold side by side. */
+/* The merged value of a keyword in both; NULL: keep both. */
 static json_t *keyword(struct schema_maker *m, const char *key, json_t *x, json_t *y)
 {
     static const char *const larger[] = {"minimum",  "exclusiveMinimum", "minLength",
@@ -220,7 +220,7 @@ static json_t *keyword(struct schema_maker *m, const char *key, json_t *x, json_
     return list;
 }
 
-/* Keywords that mean something together only; one of both schemas goes to SK_ALL. */
+/* Keywords that interact; one of the two schemas goes to SK_ALL. */
 static const char *const groups[][4] = {
     {"properties", "patternProperties", "additionalProperties"},
     {"items", "prefixItems", "additionalItems"},
@@ -310,7 +310,7 @@ json_t *schema_merge(struct schema_maker *m, const json_t *a, const json_t *b, c
             json_object_set_new(out, key, one);
         } else if (is_one_of(key, alone)) {
             beside(out, json_pack("{s:O}", key, v));
-        } /* else a note */
+        } /* else an annotation */
     }
     json_decref(more);
     if (schema_types(out)) return out;
@@ -342,7 +342,7 @@ json_t *schema_modern(const json_t *s)
     return out;
 }
 
-/* ---- several as one ---- */
+/* ---- merging ---- */
 
 /* Does a come before b in the text of the schema? Properties are written in this order. */
 static bool precedes(const json_t *s, const char *a, const char *b)
@@ -363,9 +363,9 @@ static json_t *in_order(struct schema_maker *m, const json_t *rest, const json_t
     return first ? schema_merge(m, one, rest, at) : schema_merge(m, rest, one, at);
 }
 
-#define REFS_MAX 200u /* one leading to the next */
+#define REFS_MAX 200u /* in a chain */
 
-/* A schema in the place of a $ref, as far as it goes; a new reference. */
+/* Replaces a $ref by its target, repeatedly; a new reference. */
 static json_t *resolved(struct schema_maker *m, const json_t *s, const struct path *at, unsigned depth)
 {
     json_t *out = json_incref((json_t *)(uintptr_t)s);
@@ -376,7 +376,7 @@ static json_t *resolved(struct schema_maker *m, const json_t *s, const struct pa
         const json_t *to = m->st ? NULL : schema_target(m, ref, at);
         json_t *rest = m->old_refs ? json_true() : schema_without(out, "$ref"), *both = NULL;
         bool first = precedes(out, "$ref", "properties");
-        if (to && json_object_get(to, "$ref")) { /* one step; the neighbours wait */
+        if (to && json_object_get(to, "$ref")) { /* one step; siblings are merged later */
             json_t *next = resolved(m, to, at, depth + 1);
             both = next ? in_order(m, rest, next, first, at) : NULL;
             json_decref(next);
@@ -445,7 +445,7 @@ static json_t *by_pointer(const json_t *root, const char *s)
     return *s ? NULL : at;
 }
 
-/* The schema whose $id or $anchor it is. */
+/* The schema with this $id or $anchor. */
 static json_t *by_name(json_t *at, const char *name, unsigned depth)
 {
     static const char *const keys[] = {"$id", "id", "$anchor"};
@@ -476,7 +476,7 @@ json_t *schema_target(struct schema_maker *m, const json_t *ref, const struct pa
     if (s[0] == '#' && (!s[1] || s[1] == '/')) found = by_pointer(root, s + 1);
     else found = by_name(root, s, 0);
     if (!found && hash && hash > s &&
-        (!hash[1] || hash[1] == '/')) { /* the name of a schema, and a place in it */
+        (!hash[1] || hash[1] == '/')) { /* the name of a schema, and a pointer into it */
         char base[512];
         snprintf(base, sizeof base, "%.*s", (int)(hash - s), s);
         json_t *in = by_name(root, base, 0);

@@ -1,5 +1,5 @@
-/* What a schema does not allow, as a schema: one of several ways to miss it. And schemas that no value
- * satisfies, where that is plain. */
+/* The negation of a schema: alternatives that each violate it. And detection of unsatisfiable schemas, if
+ * obvious. */
 #include "server/grammar/json_schema.h"
 
 #include <stdlib.h>
@@ -35,7 +35,7 @@ static void counts(const json_t *s, json_t *ways)
         const json_t *v = json_object_get(s, keys[i][0]);
         bool least = keys[i][3][1] == 'i';
         double n = json_number_value(v);
-        if (!v || (least && n < 1)) continue; /* it always holds */
+        if (!v || (least && n < 1)) continue; /* always satisfied */
         add(ways,
             json_pack("{s:s,s:I}", "type", keys[i][2], keys[i][1], (json_int_t)(least ? n - 1 : n + 1)));
     }
@@ -53,7 +53,7 @@ static void numbers(const json_t *s, json_t *ways)
     }
 }
 
-/* A property that is not what it should be. */
+/* A property that violates its schema. */
 static void properties(struct schema_maker *m, const json_t *s, json_t *ways)
 {
     const char *key;
@@ -115,7 +115,7 @@ static void items(struct schema_maker *m, const json_t *s, json_t *ways, const s
     add(ways, json_pack("{s:s,s:o}", "type", "array", "items", not_of(v)));
 }
 
-/* Values that are none of these; what a value of several parts is, is said with keywords. */
+/* Values other than these; for objects and arrays, expressed with keywords. */
 static void values(const json_t *list, json_t *ways)
 {
     json_t *flat = json_array(), *all = json_array(), *v, *one;
@@ -156,7 +156,7 @@ static void combined(struct schema_maker *m, const json_t *s, json_t *ways, cons
         json_array_foreach(any, i, v) json_array_append_new(none, not_of(v));
         add(ways, json_pack("{s:o}", "allOf", none));
     }
-    if (one) { /* none of them, or two */
+    if (one) { /* none or at least two match */
         json_t *none = json_array();
         json_array_foreach(one, i, v)
         {
@@ -230,7 +230,7 @@ done:;
     return out;
 }
 
-/* ---- schemas that no value satisfies ---- */
+/* ---- unsatisfiable schemas ---- */
 
 static bool empty(struct schema_maker *m, const json_t *s, unsigned depth);
 
@@ -299,10 +299,10 @@ bool schema_empty(struct schema_maker *m, const json_t *s)
 {
     unsigned merges = m->merges;
     if (m->st) return false;
-    m->merges = MERGES_MAX - EMPTY_MERGES; /* it may take so many; they do not count */
+    m->merges = MERGES_MAX - EMPTY_MERGES; /* its own merge budget, not counted */
     bool out = empty(m, s, 0);
     m->merges = merges;
-    if (m->st && m->st != ST_NOMEM) { /* it can't be told */
+    if (m->st && m->st != ST_NOMEM) { /* undecided */
         m->st = ST_OK;
         out = false;
     }

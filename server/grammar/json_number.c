@@ -1,5 +1,5 @@
-/* See json_number.h. A bound is compared digit by digit: with the integral part first, which has no leading
- * zeros, so that a longer one is larger, and then with the fraction. */
+/* See json_number.h. Bounds are compared digit by digit: first the integral part, which has no leading zeros,
+ * so that a longer one is larger, then the fraction. */
 #include "server/grammar/json_number.h"
 
 #include <math.h>
@@ -8,7 +8,7 @@
 
 #define DIGITS_MAX 340
 
-struct decimal { /* of a magnitude: digits before and behind the point, the latter without zeros at the end */
+struct decimal { /* a magnitude: digits before and after the point, without trailing zeros */
     char whole[DIGITS_MAX], part[DIGITS_MAX];
     size_t whole_len, part_len;
 };
@@ -17,7 +17,7 @@ static void decimal_of(double v, struct decimal *d)
 {
     char text[2 * DIGITS_MAX];
     v = fabs(v);
-    /* The fewest digits that mean this number. */
+    /* The shortest digits of this number. */
     int n = 0;
     for (; n < 17; n++) {
         double back = 0;
@@ -64,7 +64,7 @@ static rx whole_beyond(struct rx_pool *p, const struct decimal *d, int sign)
     return out;
 }
 
-/* ".digits" or nothing, compared with the fraction: above or below it, or equal too. */
+/* ".digits" or nothing, compared with the fraction: above or below, optionally equal. */
 static rx part_beyond(struct rx_pool *p, const struct decimal *d, int sign, bool equal, rx any)
 {
     rx point = rx_literal(p, ".", 1), out = RX_NONE;
@@ -75,7 +75,7 @@ static rx part_beyond(struct rx_pool *p, const struct decimal *d, int sign, bool
         rx here = sign > 0 ? digits(p, c + 1, 9) : digits(p, 0, c - 1);
         out = rx_alt(p, out,
                      rx_concat(p, rx_literal(p, d->part, i), rx_concat(p, here, some(p, 0, RX_NO_LIMIT))));
-        /* a beginning of it is less */
+        /* a prefix of it is less */
         if (sign < 0 && i > 0) out = rx_alt(p, out, rx_literal(p, d->part, i));
     }
     rx same = rx_literal(p, d->part, n);
@@ -86,12 +86,12 @@ static rx part_beyond(struct rx_pool *p, const struct decimal *d, int sign, bool
     if (equal)
         out = rx_alt(p, out, rx_concat(p, same, n ? zeros : rx_repeat(p, digits(p, 0, 0), 1, RX_NO_LIMIT)));
     out = rx_concat(p, point, out);
-    /* No fraction is zero. */
+    /* An absent fraction is zero. */
     if ((equal && !n) || (sign < 0 && n)) out = rx_alt(p, out, RX_EMPTY);
     return rx_and(p, out, any);
 }
 
-/* Magnitudes at or beyond the bound; out: the bound itself is not one. */
+/* Magnitudes at or past the bound; out: the bound is exclusive. */
 static rx beyond(struct rx_pool *p, double bound, int sign, bool out, rx any_part)
 {
     struct decimal d;
@@ -118,7 +118,7 @@ static rx one_of(struct rx_pool *p, char a, char b)
     return rx_bytes(p, set);
 }
 
-/* Magnitudes below 1, sign -1, or from 1 on: d.ddd with an exponent that doubles have. */
+/* Magnitudes below 1 (sign -1) or from 1 up: d.ddd with an exponent in the range of doubles. */
 static rx scientific(struct rx_pool *p, int sign)
 {
     rx zeros = rx_repeat(p, digits(p, 0, 0), 0, RX_NO_LIMIT),
@@ -136,7 +136,7 @@ static rx with_exponents(struct rx_pool *p, const struct number_bounds *b, rx ou
 {
     rx minus = rx_literal(p, "-", 1);
     for (int negative = 0; negative < 2; negative++) {
-        /* The magnitudes of this sign that are allowed. */
+        /* The allowed magnitudes of this sign. */
         bool has_low = negative ? b->has_max : b->has_min, has_high = negative ? b->has_min : b->has_max;
         double low = negative ? -b->max : b->min, high = negative ? -b->min : b->max;
         bool over = negative ? b->under_max : b->over_min;
@@ -154,7 +154,7 @@ rx json_number(struct rx_pool *p, const struct number_bounds *b)
 {
     rx point = rx_literal(p, ".", 1), minus = rx_literal(p, "-", 1), part = RX_EMPTY;
     if (!b->integer) {
-        /* Zeros may follow the last decimal that counts. */
+        /* Zeros may follow the last significant decimal. */
         rx behind = b->decimals == RX_NO_LIMIT ? RX_EMPTY : rx_repeat(p, digits(p, 0, 0), 0, RX_NO_LIMIT);
         part = rx_concat(p, some(p, b->decimals == RX_NO_LIMIT, b->decimals), behind);
         part = rx_alt(p, RX_EMPTY, rx_concat(p, point, rx_and(p, part, some(p, 1, RX_NO_LIMIT))));

@@ -1,4 +1,4 @@
-/* JSON numbers within bounds as regular expressions. Internal to server/grammar/. */
+/* Bounded JSON numbers as regular expressions. Internal to server/grammar/. */
 #ifndef KVASIR_JSON_NUMBER_H
 #define KVASIR_JSON_NUMBER_H
 
@@ -6,11 +6,11 @@
 
 struct number_bounds {
     bool integer, plain;                        /* plain: without an exponent */
-    bool has_min, has_max, over_min, under_max; /* over, under: the bound itself is out */
+    bool has_min, has_max, over_min, under_max; /* over, under: the bound is exclusive */
     double min, max;
-    uint32_t decimals; /* digits behind the point at most; RX_NO_LIMIT = any number */
+    uint32_t decimals; /* maximum digits after the point; RX_NO_LIMIT = any number */
 };
-/* Without bounds a number may have any exponent; with them one where it is plain that it fits. RX_NONE: no
+/* Without bounds a number may have any exponent; with bounds only exponents that certainly fit. RX_NONE: no
  * number fits. */
 rx json_number(struct rx_pool *p, const struct number_bounds *b);
 

@@ -1,5 +1,5 @@
-/* Objects and arrays of JSON schemas. What several schemas say of properties holds side by side: SK_ALL has
- * those beside the first one (json_merge.c), and each name and each pattern asks all of them. */
+/* Objects and arrays of JSON schemas. Property keywords of several schemas apply together: SK_ALL has the
+ * additional ones (json_merge.c), and each name and pattern is checked against all. */
 #include "server/grammar/json_schema.h"
 
 #include <stdlib.h>
@@ -9,8 +9,8 @@
 #define DEMANDS_MAX 64u
 #define LIFE_STATES 4096u
 #define MEMBERS_MAX 8192u
-#define UNIQUE_MAX  400u                /* what has come is kept for each: their square */
-#define IMPLIED_MAX ((uint64_t)1 << 24) /* steps of asking what asks for what, over all names */
+#define UNIQUE_MAX  400u                /* stored per state, so quadratic */
+#define IMPLIED_MAX ((uint64_t)1 << 24) /* steps of the dependency closure, over all names */
 
 static gx pair(struct schema_maker *m, gx name, gx value)
 {
@@ -20,10 +20,10 @@ static gx pair(struct schema_maker *m, gx name, gx value)
 
 /* ---- properties ---- */
 
-struct kind { /* names of further properties of which all the same is said */
+struct kind { /* a class of additional property names with the same schemas */
     rx names;
     json_t *schemas;  /* array */
-    uint64_t matched; /* by a pattern of these schemas */
+    uint64_t matched; /* schemas with a matching pattern */
     uint32_t wanted;
 };
 
@@ -32,8 +32,8 @@ struct object {
     const json_t *s;
     const struct path *at;
     json_t *listed;  /* name -> its schema */
-    json_t *numbers; /* name -> its place in that */
-    rx names;        /* that properties may have; RX_ALL: any */
+    json_t *numbers; /* name -> its index in listed */
+    rx names;        /* allowed property names; RX_ALL: any */
     rx wanted[GB_WANTS_MAX];
     json_t *wanted_schema[GB_WANTS_MAX];
     uint32_t wants;
@@ -90,7 +90,7 @@ static uint32_t number_of(const struct object *o, const char *name)
     return n ? (uint32_t)json_integer_value(n) : GB_FURTHER;
 }
 
-/* What asks for what: dependentRequired. */
+/* dependentRequired. */
 static void list_implied(struct object *o)
 {
     static const char *const keys[] = {"dependencies", "dependentRequired"};
@@ -127,7 +127,7 @@ static void check_size(struct object *o, uint32_t min, uint32_t max)
                             "is not supported");
 }
 
-/* Names that none of these properties and patterns are. */
+/* Names that match none of these properties and patterns. */
 static rx outside(struct schema_maker *m, const json_t *s, const struct path *at)
 {
     rx in = RX_NONE;
@@ -163,7 +163,7 @@ static void list_wanted(struct object *o)
     }
 }
 
-/* Splits the classes by names; those within get the schema, and bits. */
+/* Splits the classes by names; matching ones get the schema and bits. */
 static bool split(struct object *o, rx by, json_t *schema, uint64_t matched, uint32_t wanted)
 {
     struct rx_pool *p = o->m->p;
@@ -223,7 +223,7 @@ static void list_classes(struct object *o)
     }
 }
 
-/* Members of these names: with this schema, and with each choice of what is wanted of them besides. */
+/* Members with these names: with this schema, and with each combination of additional wants. */
 static void add_members(struct object *o, rx names, uint32_t name, json_t *schema, uint32_t wanted,
                         const struct path *at)
 {
@@ -343,7 +343,7 @@ static gx brackets(struct schema_maker *m, gx inside)
     return gb_seq(m->b, all, 3);
 }
 
-/* Elements that are different: each of the values once. */
+/* Distinct elements: each value at most once. */
 static gx unique(struct schema_maker *m, const json_t *item, uint32_t min, uint32_t max,
                  const struct path *at)
 {
@@ -375,7 +375,7 @@ static gx unique(struct schema_maker *m, const json_t *item, uint32_t min, uint3
     return out;
 }
 
-/* Elements of which some are what "contains" says. */
+/* Elements of which some match "contains". */
 static gx containing(struct schema_maker *m, json_t *item, const json_t *const *some, uint32_t wants,
                      uint32_t min, uint32_t max, const struct path *at)
 {
@@ -398,7 +398,7 @@ static gx containing(struct schema_maker *m, json_t *item, const json_t *const *
     return m->st ? 0 : brackets(m, gb_members(m->b, &all));
 }
 
-/* The schemas of "contains"; how many. */
+/* The schemas of "contains"; returns their number. */
 static uint32_t contained(struct schema_maker *m, const json_t *s, const json_t *out[GB_WANTS_MAX],
                           const struct path *at)
 {
@@ -450,7 +450,7 @@ gx schema_array(struct schema_maker *m, const json_t *s, const struct path *at)
     gx element = more ? schema_compile(m, rest, &in) : 0;
     if (m->st) return 0;
     if (!more && need) return gb_alt(m->b, NULL, 0);
-    /* From the end on: what may follow k elements, the comma included. */
+    /* From the end: what may follow k elements, including the comma. */
     gx next[] = {comma, element}, tail = more ? gb_repeat(m->b, gb_seq(m->b, next, 2), need, more) : none;
     if (!n && more) {
         gx later = more > 1 ? gb_repeat(m->b, gb_seq(m->b, next, 2), need ? need - 1 : 0,

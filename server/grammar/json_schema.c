@@ -1,6 +1,6 @@
-/* JSON schemas (drafts 4 to 2020-12) -> grammars. What several schemas ask for together is merged into one
- * first; then each type that a value may have is one alternative. What can't be enforced is refused with its
- * keyword and place; annotations mean nothing. */
+/* JSON Schema (drafts 4 to 2020-12) -> grammars. Conjunctions of schemas are merged into one first; then each
+ * possible type of a value is one alternative. Keywords that can't be enforced are rejected with their place;
+ * annotations are ignored. */
 #include "server/grammar/json_schema.h"
 
 #include "server/grammar/json_number.h"
@@ -11,7 +11,7 @@
 #include <string.h>
 
 #define DEPTH_MAX 160u
-/* Alternatives of not, oneOf, if and dependencies, which may be nested in each other. */
+/* Limit on alternatives from not, oneOf, if and dependencies, which may be nested. */
 #define FORKS_MAX 80u
 
 /* ---- small parts ---- */
@@ -27,7 +27,7 @@ static gx two(struct schema_maker *m, gx a, gx b)
     return gb_seq(m->b, list, 2);
 }
 
-/* None, a space, or a new line with its indentation: more of it says nothing, and a model might never end. */
+/* Nothing, a space, or a line break with indentation: with more, a model might never stop. */
 static rx blank(struct schema_maker *m)
 {
     if (m->blank) return m->blank;
@@ -62,7 +62,7 @@ static gx members(struct schema_maker *m, gx element, gx comma)
     return gb_repeat(m->b, two(m, element, more), 0, 1);
 }
 
-/* Any JSON value: one rule, which refers to itself. */
+/* Any JSON value: one recursive rule. */
 static gx any_value(struct schema_maker *m)
 {
     if (m->any) return m->any;
@@ -87,7 +87,7 @@ static gx any_value(struct schema_maker *m)
 
 static gx real(struct schema_maker *m, double v)
 {
-    char text[64]; /* 1.5 and 1.50000000000000000 are one number: the shortest */
+    char text[64]; /* 1.5 and 1.50000000000000000 are equal: use the shortest */
     for (int n = 1; n < 18; n++) {
         snprintf(text, sizeof text, "%.*g", n, v);
         double back = strtod(text, NULL);
@@ -235,7 +235,7 @@ static bool says_something(const json_t *s)
     return n > 0;
 }
 
-/* What holds beside the alternatives, with each of them. first: those of the alternative come first. */
+/* Merges the rest of the schema into each alternative. first: the alternative's keywords come first. */
 static gx branches(struct schema_maker *m, const json_t *rest, const json_t *list, bool first,
                    const struct path *at)
 {
@@ -245,14 +245,14 @@ static gx branches(struct schema_maker *m, const json_t *rest, const json_t *lis
     for (size_t i = 0; i < n && !m->st; i++) {
         struct path here = {at, NULL, i};
         const json_t *only = json_array_get(list, i);
-        if (!says_something(rest)) { /* nothing beside it: it is a schema of its own */
+        if (!says_something(rest)) { /* no siblings: a standalone schema */
             out[used++] = schema_compile(m, only, &here);
             continue;
         }
         if (!json_is_object(only) && !json_is_boolean(only))
             (void)schema_refuse(m, &here, ST_INVALID, "a schema must be an object or a boolean");
         json_t *one = m->st ? NULL : schema_merged(m, only, &here), *both;
-        if (json_object_get(only, "$ref") && one) { /* it may lead to itself: by its text */
+        if (json_object_get(only, "$ref") && one) { /* may be recursive: identified by its text */
             both = keep(m, json_pack("{s:[O,O]}", "allOf", first ? only : rest, first ? rest : only));
             if (!schema_empty(m, both)) out[used++] = schema_compile(m, both, &here);
             json_decref(one);
@@ -268,7 +268,7 @@ static gx branches(struct schema_maker *m, const json_t *rest, const json_t *lis
     return all;
 }
 
-/* Exactly one of the list as: any, and none of those that it does not exclude anyway. */
+/* oneOf as: each alternative, with the negation of all others that it does not already exclude. */
 static json_t *exactly_one(struct schema_maker *m, const json_t *list, const json_t *rest)
 {
     size_t n = json_array_size(list);
@@ -292,7 +292,7 @@ static json_t *exactly_one(struct schema_maker *m, const json_t *list, const jso
     return out;
 }
 
-/* Of branches that all list their values: those that one branch alone has, as a schema; NULL: they don't. */
+/* If all branches enumerate their values: the values in exactly one branch, as a schema; else NULL. */
 static json_t *listed_once(struct schema_maker *m, const json_t *list)
 {
     json_t *all = keep(m, json_array()), *once = keep(m, json_object()), *twice = keep(m, json_object()),
@@ -326,7 +326,7 @@ static json_t *conditional(struct schema_maker *m, const json_t *s)
                              "allOf", "not", cond, other ? other : keep(m, json_true())));
 }
 
-/* One that depends on a property, as alternatives; what is left of the keyword stays. NULL: none does. */
+/* One dependent schema as alternatives; the rest of the keyword stays. NULL: none. */
 static json_t *dependent(struct schema_maker *m, json_t *s)
 {
     static const char *const keys[] = {"dependencies", "dependentSchemas"};
@@ -345,8 +345,7 @@ static json_t *dependent(struct schema_maker *m, json_t *s)
     return NULL;
 }
 
-/* The first part of a schema that is alternatives is taken out of it: *list; NULL: there is none. whole: what
- * holds with it. */
+/* Extracts the schema's first keyword with alternatives: *list; NULL: none. whole: the complete schema. */
 static const char *take(struct schema_maker *m, json_t *s, const json_t *whole, json_t **list,
                         const struct path *at)
 {
@@ -376,7 +375,7 @@ static const char *take(struct schema_maker *m, json_t *s, const json_t *whole, 
     if ((*list = dependent(m, s))) return "dependencies";
     if ((n = json_object_get(s, "not"))) {
         json_t *left = keep(m, schema_without(whole, "not"));
-        if (schema_disjoint(m, left, n, NULL)) { /* it says nothing more */
+        if (schema_disjoint(m, left, n, NULL)) { /* it adds no constraint */
             *list = keep(m, json_pack("[b]", 1));
             json_object_del(s, "not");
             return "not";
@@ -422,7 +421,7 @@ static gx plain(struct schema_maker *m, const json_t *s, const struct path *at)
         bool first = false;
         const char *name;
         json_t *v;
-        json_object_foreach((json_t *)(uintptr_t)s, name, v) /* the order of its text */
+        json_object_foreach((json_t *)(uintptr_t)s, name, v) /* document order */
         {
             if (strcmp(name, key) == 0) first = true;
             if (first || strcmp(name, "properties") == 0) break;
@@ -449,7 +448,7 @@ gx schema_compile(struct schema_maker *m, const json_t *schema, const struct pat
         return (void)schema_refuse(m, at, ST_INVALID, "a schema must be an object or a boolean"), 0;
     if (!json_object_size(schema)) return plain(m, schema, at);
     for (int i = 0; i < 3; i++) recursive = recursive || json_object_get(schema, keys[i]);
-    /* It may lead to itself: equal ones are one rule. */
+    /* It may be recursive: equal schemas share a rule. */
     if (recursive) key = json_dumps(schema, JSON_COMPACT | JSON_SORT_KEYS);
     else snprintf(address, sizeof address, "%p", (const void *)schema);
     if (!key) return (void)schema_nomem(m), 0;
@@ -471,7 +470,7 @@ gx schema_compile(struct schema_maker *m, const json_t *schema, const struct pat
     return out;
 }
 
-/* A key that no client can mean: one of ours. */
+/* A key reserved for internal keywords. */
 static bool has_our_key(json_t *v, unsigned depth)
 {
     const char *key;
@@ -483,7 +482,7 @@ static bool has_our_key(json_t *v, unsigned depth)
     return json_is_string(v) && json_string_value(v)[0] == 1;
 }
 
-/* Is it of a draft up to this one? */
+/* Is the schema's draft at most this one? */
 static bool is_draft(const json_t *root, int last)
 {
     const char *s = json_string_value(json_object_get(root, "$schema")),

@@ -1,16 +1,16 @@
-/* What the files of JSON schemas share: json_schema.c (schemas -> grammars), json_object.c (objects and
- * arrays), json_value.c (scalars), json_merge.c (two schemas -> one that asks for both), json_not.c (a schema
- * -> what it does not allow), json_format.c (formats of strings), json_shape.c (values of keywords). Internal
- * to server/grammar/. */
+/* Shared by the JSON Schema files: json_schema.c (schemas -> grammars), json_object.c (objects and arrays),
+ * json_value.c (scalars), json_merge.c (two schemas -> their conjunction), json_not.c (a schema -> its
+ * negation), json_format.c (formats of strings), json_shape.c (values of keywords). Internal to
+ * server/grammar/. */
 #ifndef KVASIR_JSON_SCHEMA_H
 #define KVASIR_JSON_SCHEMA_H
 
 #include "server/grammar/build.h"
 
-#define MERGES_MAX 4000u    /* of schemas, for one grammar */
-#define KEPT_MAX   1000000u /* keys of schemas that were made on the way: some 100 bytes each */
+#define MERGES_MAX 4000u    /* schema merges per grammar */
+#define KEPT_MAX   1000000u /* keys of intermediate schemas: some 100 bytes each */
 
-struct path { /* of the schema at hand, for messages: a list towards the root */
+struct path { /* of the current schema, for messages: a list towards the root */
     const struct path *up;
     const char *key; /* NULL: the index */
     size_t index;
@@ -22,21 +22,21 @@ struct schema_maker {
     const json_t *root;
     const struct grammar_json_options *opt;
     struct grammar_error *error;
-    json_t *keep;    /* array: what was made on the way and is still pointed to */
-    json_t *rules;   /* object: the text of a schema -> its rule; its address -> its expression */
-    json_t *checked; /* object: the addresses of schemas whose shape was checked */
-    json_t *sets;    /* object: the address of a list of values -> an object with their texts */
+    json_t *keep;    /* array: intermediate schemas still referenced */
+    json_t *rules;   /* object: a schema's text -> its rule; its address -> its expression */
+    json_t *checked; /* object: the addresses of schemas already checked */
+    json_t *sets;    /* object: the address of a list of values -> an object with their canonical texts */
     unsigned depth, merges, forks;
     size_t kept;
-    bool old_refs, no_if; /* drafts 4 to 7: what stands beside "$ref" means nothing; 4 to 6: nor does "if" */
-    gx any, comma, colon; /* rule of any value; signs; 0 = not made yet */
-    rx string, plain, blank; /* any string literal; such without needless \u; 0 = not made yet */
+    bool old_refs, no_if;    /* drafts 4 to 7: siblings of "$ref" are ignored; 4 to 6: "if" is ignored */
+    gx any, comma, colon;    /* rule of any value; punctuation; 0 = not built yet */
+    rx string, plain, blank; /* any string literal; one without needless \u; 0 = not built yet */
     enum status st;
 };
 
-/* Keywords of our own, which no client can write (json_schema.c refuses them). SK_ALL: further schemas that
- * hold beside this one, each with keywords that can't be merged into it; SK_SOME: a list of {"pattern",
- * "names" or "outside", "schema"}: some property with such a name is of this schema. */
+/* Internal keywords, which clients can't use (json_schema.c rejects them). SK_ALL: further schemas that also
+ * apply, each with keywords that can't be merged; SK_SOME: a list of {"pattern", "names" or "outside",
+ * "schema"}: some property with such a name matches this schema. */
 #define SK_ALL                                                                                               \
     "\x01"                                                                                                   \
     "all"
@@ -56,12 +56,12 @@ struct schema_maker {
     "\x01"                                                                                                   \
     "fraction" /* a type: numbers that are not integers */
 
-/* json_schema.c. s lives as long as m. */
+/* json_schema.c. s must outlive m. */
 gx schema_compile(struct schema_maker *m, const json_t *s, const struct path *at);
-gx schema_sign(struct schema_maker *m, const char *text); /* and what white space may follow */
+gx schema_sign(struct schema_maker *m, const char *text); /* with optional white space after it */
 gx schema_closing(struct schema_maker *m, const char *text);
-gx schema_value(struct schema_maker *m, const json_t *v); /* this very value */
-/* All values of the schema, where it lists them; kept; NULL: it does not. */
+gx schema_value(struct schema_maker *m, const json_t *v); /* exactly this value */
+/* All values of the schema if it enumerates them; kept; NULL: it does not. */
 json_t *schema_values(struct schema_maker *m, const json_t *s, const struct path *at);
 
 /* json_object.c; s without $ref, allOf and alternatives. */
@@ -75,71 +75,71 @@ rx schema_this_string(struct schema_maker *m, const char *s, size_t len);
 rx schema_pattern(struct schema_maker *m, const json_t *pattern, const struct path *at);
 rx schema_string(struct schema_maker *m, const json_t *s, const struct path *at);
 rx schema_number(struct schema_maker *m, const json_t *s, unsigned types, const struct path *at);
-/* The strings that satisfy any schema. */
+/* The strings that satisfy any of the schemas. */
 rx schema_language(struct schema_maker *m, const json_t *s, const struct path *at);
 bool schema_has_name(struct schema_maker *m, rx names, const char *name);
 bool schema_count(struct schema_maker *m, const json_t *s, const char *key, uint32_t *out,
                   const struct path *at);
-/* What s says of the property of this name: a new reference; and with all that holds beside it: kept. */
+/* The schema that s gives for the property of this name: a new reference; and the same with all siblings:
+ * kept. */
 json_t *schema_property(struct schema_maker *m, const json_t *s, const char *name, const struct path *at);
 json_t *schema_property_of_all(struct schema_maker *m, const json_t *s, const char *name,
                                const struct path *at);
-json_t *schema_prefix(const json_t *s); /* schemas of the first items */
+json_t *schema_prefix(const json_t *s); /* prefixItems */
 const json_t *schema_item(const json_t *s, size_t i);
 json_t *schema_siblings(const json_t *s, size_t i); /* s itself, then those of SK_ALL */
 size_t schema_sibling_count(const json_t *s);
-/* One schema of the list, or one that asks for all of them; uses the list up; kept. */
+/* The list's only schema, or the conjunction of all; consumes the list; kept. */
 json_t *schema_together(struct schema_maker *m, json_t *list);
 enum verdict { NO, YES, UNKNOWN };
 enum verdict schema_valid(struct schema_maker *m, const json_t *s, const json_t *v);
 
-/* json_merge.c, on which all others stand. Notes the first error; returns its status. */
+/* json_merge.c, used by all others. Records the first error; returns its status. */
 enum status schema_refuse(struct schema_maker *m, const struct path *at, enum status st, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 enum status schema_nomem(struct schema_maker *m);
-/* Takes a new reference; what it returns lives as long as m. */
+/* Consumes a reference; the result lives as long as m. */
 json_t *keep(struct schema_maker *m, json_t *made);
-/* Values as JSON schema compares them: 1 and 1.0 are one. A text that only equal values have, the caller's;
- * schema_add: was v not in the set of such texts yet? */
+/* Values compared as in JSON Schema: 1 equals 1.0. Returns a canonical text, owned by the caller; schema_add:
+ * is v new to the set of such texts? */
 char *schema_text(struct schema_maker *m, const json_t *v);
 bool schema_same(struct schema_maker *m, const json_t *a, const json_t *b);
-bool schema_listed(struct schema_maker *m, const json_t *list, const json_t *v); /* nobody changes it later */
+bool schema_listed(struct schema_maker *m, const json_t *list, const json_t *v); /* list is immutable */
 bool schema_add(struct schema_maker *m, json_t *set, const json_t *v);
-/* A new reference of a schema that asks for all that a and b ask for; NULL: see m->st. Neither
- * may have "$ref" at its top. */
+/* A new reference to the conjunction of a and b; NULL: see m->st. Neither may have "$ref" at its top. */
 json_t *schema_merge(struct schema_maker *m, const json_t *a, const json_t *b, const struct path *at);
-/* All of $ref and allOf merged into one; a new reference; NULL: see m->st. */
+/* The schema with $ref and allOf merged in; a new reference; NULL: see m->st. */
 json_t *schema_merged(struct schema_maker *m, const json_t *s, const struct path *at);
-/* The schema that "$ref" names; borrowed; NULL: see m->st. */
+/* The target of "$ref"; borrowed; NULL: see m->st. */
 json_t *schema_target(struct schema_maker *m, const json_t *ref, const struct path *at);
-/* Draft 4's booleans beside bounds as numbers; a new reference. */
+/* Draft 4's boolean exclusiveMinimum/Maximum as numbers; a new reference. */
 json_t *schema_modern(const json_t *s);
 json_t *schema_without(const json_t *s, const char *key);
 
-/* json_shape.c: refuses a schema whose keywords have values of a wrong kind; drops those that are null. */
+/* json_shape.c: rejects a schema whose keywords have values of a wrong type; drops nulls. */
 void schema_check_shape(struct schema_maker *m, json_t *s, const struct path *at);
 
-/* json_not.c: a schema of what s does not allow; a new reference. */
+/* json_not.c: the negation of s; a new reference. */
 json_t *schema_not(struct schema_maker *m, const json_t *s, const struct path *at);
-/* Can no value satisfy it; both, with what else holds (NULL: nothing)? False where it is not plain to see. */
+/* Is it unsatisfiable; are both together, with further schemas (NULL: none)? False if that is not obvious. */
 bool schema_empty(struct schema_maker *m, const json_t *s);
 bool schema_disjoint(struct schema_maker *m, const json_t *a, const json_t *b, const json_t *with);
 
-/* json_format.c: literals of strings of this format; RX_NONE: it is not known, and means nothing. */
+/* json_format.c: string literals of this format; RX_NONE: unknown format, ignored. */
 rx schema_format(struct schema_maker *m, const char *name);
 
-/* Bits of the types of JSON. */
+/* Bits of the JSON types. */
 enum {
     JT_NULL = 1,
     JT_BOOLEAN = 2,
     JT_INTEGER = 4,
-    JT_NUMBER = 8, /* that is no integer; "number" is both */
+    JT_NUMBER = 8, /* not an integer; "number" is both */
     JT_STRING = 16,
     JT_ARRAY = 32,
     JT_OBJECT = 64,
     JT_ALL = 127
 };
-unsigned schema_type_named(const json_t *name); /* 0: of none */
+unsigned schema_type_named(const json_t *name); /* 0: unknown */
 unsigned schema_types(const json_t *schema);    /* by "type" alone */
 json_t *schema_types_list(unsigned bits);       /* for "type"; a new reference */
 unsigned value_type(const json_t *value);

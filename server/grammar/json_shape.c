@@ -1,17 +1,16 @@
-/* Do the keywords of a JSON schema have values of their kind? A misspelt type would be a schema that nothing
- * fits, a list of properties one that everything fits: both are refused here, with their place. A keyword
- * that is null counts as absent, and is taken out. Definitions are looked at when something refers to them.
- */
+/* Checks the value types of JSON Schema keywords. Otherwise a misspelt type would match nothing, and a list
+ * as "properties" would match everything: both are rejected here, with their place. A null keyword counts as
+ * absent and is removed. Definitions are checked when referenced. */
 #include "server/grammar/json_schema.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#define SHAPE_DEPTH 200u /* of paths; deeper ones json_schema.c refuses */
+#define SHAPE_DEPTH 200u /* of paths; json_schema.c rejects deeper ones */
 
 enum shape {
     TYPES,   /* the name of a type, or a list of them */
-    NAMES,   /* a list of strings; draft 3 had a boolean, which means nothing */
+    NAMES,   /* a list of strings; draft 3's boolean is ignored */
     LIST,    /* of values */
     SCHEMA,  /* a schema */
     SCHEMAS, /* a list of schemas, not empty */
@@ -112,7 +111,7 @@ static bool has_shape(const json_t *v, enum shape shape)
     case SCHEMA_OR_MORE: return is_schema(v) || all_are(v, is_schema);
     case MAP:
     case MAP_OR_NAMES:
-    case MAP_OF_NAMES: return json_is_object(v); /* what is in it is looked at next */
+    case MAP_OF_NAMES: return json_is_object(v); /* its contents are checked next */
     case NUMBER: return json_is_number(v);
     case NUMBER_OR_FLAG: return json_is_number(v) || json_is_boolean(v);
     default: return is_text(v);
@@ -153,7 +152,7 @@ static void check(struct schema_maker *m, json_t *s, const struct path *at, unsi
     void *next;
     if (depth > SHAPE_DEPTH) return;
     json_object_foreach_safe(s, next, name, one)
-    { /* as clients write that have no value for it */
+    { /* as some clients write for no value */
         if (json_is_null(one) && strcmp(name, "const") != 0) json_object_del(s, name);
     }
     for (size_t i = 0; i < sizeof keywords / sizeof *keywords && !m->st; i++) {

@@ -1,4 +1,4 @@
-/* Scalars of JSON schemas as regular expressions, and whether a value is what a schema allows. */
+/* Scalars of JSON schemas as regular expressions, and validation of a value against a schema. */
 #include "server/grammar/json_number.h"
 #include "server/grammar/json_schema.h"
 #include "server/grammar/regex_parse.h"
@@ -13,7 +13,7 @@
 
 /* ---- small parts ---- */
 
-/* No character is written as \u where it need not be: such a text is written in few ways. */
+/* No needless \u escapes: a string then has few spellings. */
 rx schema_plain_string(struct schema_maker *m)
 {
     rx quote = rx_literal(m->p, "\"", 1);
@@ -152,7 +152,7 @@ static void bound(struct schema_maker *m, const json_t *s, const char *key, cons
     }
 }
 
-/* Digits behind the point that "multipleOf" leaves, a power of ten; false: it is another number. */
+/* Digits after the point for a "multipleOf" that is a power of ten; false: it is not. */
 static bool decimals_of(double step, uint32_t *out)
 {
     double one = 1;
@@ -183,7 +183,7 @@ rx schema_number(struct schema_maker *m, const json_t *s, unsigned types, const 
     }
     b.plain = types == JT_NUMBER || json_array_size(nots);
     rx out = json_number(m->p, &b), point = rx_literal(m->p, ".", 1);
-    if (types == JT_NUMBER) { /* what lies behind the point is not zero */
+    if (types == JT_NUMBER) { /* the fraction is not zero */
         rx zeros = rx_repeat(m->p, rx_literal(m->p, "0", 1), 0, RX_NO_LIMIT);
         out = rx_and(m->p, out, rx_concat(m->p, RX_ALL, rx_concat(m->p, point, RX_ALL)));
         out = rx_and(m->p, out, rx_not(m->p, rx_concat(m->p, RX_ALL, rx_concat(m->p, point, zeros))));
@@ -203,7 +203,7 @@ rx schema_number(struct schema_maker *m, const json_t *s, unsigned types, const 
 
 /* ---- properties and items ---- */
 
-/* A schema by number: s itself, then those that hold beside it. */
+/* A schema by index: s itself, then its SK_ALL siblings. */
 json_t *schema_siblings(const json_t *s, size_t i)
 {
     return i ? json_array_get(json_object_get(s, SK_ALL), i - 1) : (json_t *)(uintptr_t)s;
@@ -214,7 +214,7 @@ size_t schema_sibling_count(const json_t *s)
     return 1 + json_array_size(json_object_get(s, SK_ALL));
 }
 
-/* One schema of the list, or one that asks for all of them; uses the list up. */
+/* The list's only schema, or the conjunction of all; consumes the list. */
 json_t *schema_together(struct schema_maker *m, json_t *list)
 {
     for (size_t i = json_array_size(list); i-- > 1;)
@@ -432,7 +432,7 @@ static enum verdict valid(struct schema_maker *m, const json_t *s, const json_t 
     for (size_t i = 0; i < sizeof hard / sizeof *hard; i++)
         if (json_object_get(s, hard[i])) out = UNKNOWN;
     if (json_is_string(v)) {
-        json_t *own = json_copy((json_t *)(uintptr_t)s); /* what else holds is looked at as a schema */
+        json_t *own = json_copy((json_t *)(uintptr_t)s); /* the other keywords are checked as a schema */
         json_object_del(own, SK_ALL);
         out = both(out, of(matches(m, schema_string(m, own, NULL), v)));
         json_decref(own);

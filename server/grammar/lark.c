@@ -1,11 +1,11 @@
-/* Lark's grammars, as far as they are about texts and not about trees. */
+/* Lark grammars; features that only affect parse trees are ignored. */
 #include "server/grammar/ebnf.h"
 #include "server/grammar/regex_parse.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* What %import common.NAME stands for. */
+/* Definitions of %import common.NAME. */
 static const char *const common[][2] = {
     {"DIGIT", "[0-9]"},
     {"HEXDIGIT", "[0-9a-fA-F]"},
@@ -33,7 +33,7 @@ static const char *const common[][2] = {
     {"C_COMMENT", "/\\*([^*]|\\*+[^*/])*\\*+/"},
 };
 
-/* Where the name of a definition begins, and what is behind its colon; 0: there is none. */
+/* The start of a definition's name, and the position after its colon; 0: none. */
 static size_t definition(const struct ebnf *e, size_t *from, size_t *to)
 {
     size_t at = e->at;
@@ -41,7 +41,7 @@ static size_t definition(const struct ebnf *e, size_t *from, size_t *to)
     *from = at;
     *to = at = ebnf_name(e, at);
     if (at == *from) return 0;
-    if (at < e->len && e->s[at] == '.') /* a priority, which says nothing about the texts */
+    if (at < e->len && e->s[at] == '.') /* a priority, which doesn't affect the language */
         for (at++; at < e->len && ((e->s[at] >= '0' && e->s[at] <= '9') || e->s[at] == '-');) at++;
     at = ebnf_space(e, at);
     return at < e->len && e->s[at] == ':' ? at + 1 : 0;
@@ -67,8 +67,8 @@ static bool other_case(char a, char b, char *x, char *y)
     return low || up;
 }
 
-/* The regular expression between two slashes as ECMA-262 has it: . is all but \n, or (flag s) all; i adds
- * the other case of ASCII letters. */
+/* Translates the regular expression between slashes to ECMA-262: . is everything except \n, or (flag s)
+ * everything; i adds the other case of ASCII letters. */
 static size_t rewrite(const char *s, size_t len, bool all, bool fold, char *out)
 {
     size_t n = 0;
@@ -166,7 +166,7 @@ static enode atom(struct ebnf *e)
     return ebnf_refuse(e, ST_INVALID, "unexpected text");
 }
 
-/* One name of %import common...: it may get another name here. */
+/* One name of %import common...: it may be renamed here. */
 static void import_one(struct ebnf *e)
 {
     e->at = ebnf_space(e, e->at);

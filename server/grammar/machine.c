@@ -5,18 +5,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Bytes that may be made before all of it is dropped; and where the answers under way need more than half of
- * that to be where they are, twice what they need, up to a limit. */
+/* Bytes that may be built before everything is dropped; if active matchers need more than half of that for
+ * their current states, twice their need, up to a limit. */
 #define MADE_MAX         ((size_t)16 << 20)
 #define MADE_LIMIT       ((size_t)64 << 20)
 #define EMPTINESS_STATES 1024u
-/* Work of one byte's step from one state, which depends on both alone (some milliseconds): beyond it the step
- * is not made, and who asks for a mask that needs it fails. So is the work of a step's parts. */
+/* Work limit of one byte's step from one state, which depends on both alone (some milliseconds): above it the
+ * step is not computed, and masks that need it fail. The parts of a step are limited likewise. */
 #define WORK_NEXT  ((size_t)1 << 21)
 #define WORK_STATE 256u /* a state's table takes some hundred bytes */
-#define WORK_CONT  10u  /* a step from what follows to the terminals that it begins with */
+#define WORK_CONT  10u  /* a step from a continuation to its first terminals */
 #define WORK_PLACE 12u
-#define TOGETHER   8u /* places that end at once: what follows more of them is made together */
+#define TOGETHER   8u /* items that end at once: above that, their continuations are computed together */
 
 static uint64_t mix(uint64_t h, uint64_t x)
 {
@@ -34,7 +34,7 @@ static bool items_reserve(struct grammar *g, size_t more)
     return array_reserve((void **)&g->items, &g->item_cap, g->item_count + more, sizeof *g->items);
 }
 
-/* ---- what follows: shared lists ---- */
+/* ---- continuations: shared lists ---- */
 
 static bool conts_rehash(struct grammar *g, uint32_t slots)
 {
@@ -80,7 +80,7 @@ struct work {
 static void push(struct grammar *g, struct work *w, uint32_t continuation)
 {
     rx_spend(g->pool, WORK_CONT);
-    if (g->continuations[continuation].stamp == g->stamp) return; /* was here already */
+    if (g->continuations[continuation].stamp == g->stamp) return; /* already visited */
     g->continuations[continuation].stamp = g->stamp;
     if (!array_reserve((void **)&w->items, &w->cap, w->count + 1u, sizeof *w->items)) g->failed = true;
     else w->items[w->count++] = continuation;
@@ -100,9 +100,7 @@ static void members(struct grammar *g, struct work *w, gx node, uint32_t rest)
     }
 }
 
-/* One step of what `what` then `rest` may begin with: its places are added, what is left to look at is
- * pushed.
- */
+/* One step of the closure of `what` then `rest`: adds its items, pushes what remains to visit. */
 static void begin_one(struct grammar *g, struct work *w, uint32_t continuation)
 {
     struct gx_node n = g->nodes[g->continuations[continuation].what];
@@ -138,7 +136,7 @@ static void begin_one(struct grammar *g, struct work *w, uint32_t continuation)
     }
 }
 
-/* Adds the places where a text goes on from what was pushed; true: it may end there. */
+/* Adds the items reachable from what was pushed; true: the text may end there. */
 static bool begin_all(struct grammar *g, struct work *w)
 {
     size_t from = g->item_count;
@@ -153,7 +151,7 @@ static bool begin_all(struct grammar *g, struct work *w)
     return accepts;
 }
 
-/* Where a text goes on that has reached `continuation`; kept. */
+/* The items after `continuation`; cached. */
 static void begin(struct grammar *g, uint32_t continuation)
 {
     struct work w = {0};
@@ -206,8 +204,8 @@ static bool states_rehash(struct grammar *g, uint32_t slots)
     return true;
 }
 
-/* Of the places from `from` on, those that are followed by the same become one. It counts where places are
- * added, as their order here depends on what was made before. */
+/* Merges the items from `from` on that have the same continuation. Work is charged where items are added,
+ * because their order here depends on earlier work. */
 static void unite(struct grammar *g, size_t from)
 {
     rx_pool_free_of_charge(g->pool, true);
@@ -240,7 +238,7 @@ static bool place_add(struct grammar *g, struct item p)
     return fine(g);
 }
 
-/* The state of the places from `from` on, which were united and are used up. */
+/* The state of the merged items from `from` on; consumes them. */
 static uint32_t state_of(struct grammar *g, size_t from, bool accepts)
 {
     struct item *p = g->items + from;
@@ -271,7 +269,7 @@ static uint32_t state_of(struct grammar *g, size_t from, bool accepts)
 
 /* ---- steps ---- */
 
-/* The work that begins here may be so much. */
+/* Sets the work limit from here. */
 static void limit(struct grammar *g)
 {
     rx_pool_work_max(g->pool, WORK_NEXT);
@@ -321,8 +319,8 @@ static uint32_t step(struct grammar *g, uint32_t state, uint8_t byte)
 {
     uint32_t first = g->states[state].items, n = g->states[state].item_count, ending = 0;
     bool accepts = false;
-    /* Beginnings are looked up first: they add places of their own. Those of many are made together: each
-     * alone might have what all of them have. */
+    /* Continuations come first: they add items. Many are computed together, because each alone might have the
+     * items of all. */
     struct work w = {0};
     g->stamp++;
     for (uint32_t i = 0; i < n && fine(g); i++) {
@@ -419,7 +417,7 @@ size_t machine__bytes(const struct grammar *g)
 void machine__count(struct grammar *g)
 {
     size_t n = rx_pool_bytes(g->pool) + members__bytes(g->members) + machine__bytes(g) + masks__bytes(g);
-    if (g->memory) atomic_fetch_add(&g->memory->used, n - g->counted); /* modulo 2^64 where it shrank */
+    if (g->memory) atomic_fetch_add(&g->memory->used, n - g->counted); /* modulo 2^64 if it shrank */
     g->counted = g->memory ? n : 0;
     atomic_store(&g->bytes, g->failed ? SIZE_MAX : n);
 }

@@ -1,5 +1,4 @@
-/* Masks of a grammar's states: made by a walk over the vocabulary's trie that can be interrupted, and kept.
- */
+/* Masks of a grammar's states: computed by an interruptible walk over the vocabulary trie, and cached. */
 #include "server/grammar/mask.h"
 
 #include "config/base/clock.h"
@@ -7,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What is made on the way is dropped beyond this already, where memory for grammars is short. */
+/* Lower limit for lazily built data when memory for grammars is short. */
 #define SHORT_MADE ((size_t)1 << 20)
 
 void grammar_count_in(struct grammar *g, struct grammar_memory *memory)
@@ -40,7 +39,7 @@ bool pace_over(const struct pace *p)
     return !p->left || (p->end_ns && now_ns() >= p->end_ns);
 }
 
-/* ---- whose turn it is ---- */
+/* ---- ownership ---- */
 
 bool mask__own(struct grammar *g, const void *who)
 {
@@ -68,7 +67,7 @@ static void set(uint32_t *bits, uint32_t id)
     bits[id >> 5] |= 1u << (id & 31);
 }
 
-/* The work of the step, where this walk takes it for the first time. */
+/* The work of the step, if this walk takes it for the first time. */
 static uint64_t charge(struct grammar *g, uint32_t state, struct move *to)
 {
     struct transitions *m = g->states[state].transitions;
@@ -77,7 +76,7 @@ static uint64_t charge(struct grammar *g, uint32_t state, struct move *to)
     return (uint64_t)work + to->work;
 }
 
-/* Goes on with a walk; false: it is not at its end, nor over the limit. */
+/* Continues a walk; false: neither finished nor over the limit. */
 static bool walk(struct grammar *g, const struct grammar_vocab *v, struct walk *w, struct pace *p)
 {
     const struct trie *t = w->t;
@@ -101,7 +100,7 @@ static bool walk(struct grammar *g, const struct grammar_vocab *v, struct walk *
         }
         w->path[n->depth] = to->next;
         if (n->token != NO_TOKEN) set(bits, n->token);
-        if (n->twins) /* asked of the node: their table is large and would be read at random */
+        if (n->twins) /* flag in the node: the twin table is large and accessed randomly */
             for (uint32_t id = v->twin[n->token]; id != NO_TOKEN; id = v->twin[id]) set(bits, id);
         i++;
     }
@@ -111,8 +110,8 @@ static bool walk(struct grammar *g, const struct grammar_vocab *v, struct walk *
     return i >= t->count || cost > WORK_MASK;
 }
 
-/* Places that take ordinary characters without end only all together (a name matches a pattern or it does
- * not). Names are left aside: they are many, and do not help. */
+/* Items that only jointly accept unlimited ordinary characters (a name matches a pattern or it does not).
+ * Names are skipped: they are many and do not help. */
 static bool all_take(struct grammar *g, const struct state *s)
 {
     enum { MANY = 8 };
@@ -129,7 +128,7 @@ static bool all_take(struct grammar *g, const struct state *s)
     return rx_free_run(g->pool, rx_union(g->pool, all, count), g->one[TOKEN_CLASS_ORDINARY]) == RX_NO_LIMIT;
 }
 
-/* How many such characters can follow in any case. All places are asked: their order is nobody's. */
+/* How many such characters can follow in any case. Visits all items, because their order is unspecified. */
 static uint32_t free_run(struct grammar *g, const struct state *s, rx one)
 {
     uint32_t most = 0;
@@ -140,7 +139,7 @@ static uint32_t free_run(struct grammar *g, const struct state *s, rx one)
     return most;
 }
 
-/* The first slice that the state takes whole; none where it is much work to tell. */
+/* The first token class that the state accepts whole; none if that is expensive to decide. */
 static int token_class_of(struct grammar *g, uint32_t state)
 {
     struct state *s = &g->states[state];
@@ -170,7 +169,7 @@ enum mask_state mask__begin(struct grammar *g, const struct grammar_vocab *v, ui
     struct masks *k = g->masks;
     *why = g->failed ? MATCHER_MEMORY : MATCHER_STUCK;
     if (g->failed || !state) return MASK_FAILED;
-    if (k->vocab != v) masks__drop(g); /* another tokenizer: never in a server */
+    if (k->vocab != v) masks__drop(g); /* another vocabulary: never in a server */
     k->vocab = v;
     k->words = v->words;
     struct kept *at = mask__kept(k, state);

@@ -1,36 +1,35 @@
-/* Masks, and who makes them. Internal to server/grammar/: mask.c makes a mask in pieces of bounded work,
- * mask_store.c keeps them, matcher.c follows an answer and asks for them, mask_threads.c has threads for
- * those that take long.
+/* Masks. Internal to server/grammar/: mask.c computes a mask in slices of bounded work, mask_store.c caches
+ * masks, matcher.c follows a sequence and requests them, mask_threads.c has threads for slow ones.
  *
- * Work is counted in units of 2 to 5 ns, as if nothing were known: a mask's cost is the nodes of the
- * vocabulary's trie that its walk visits, and the work of the distinct steps of the machine that it takes. So
- * the cost is a function of the grammar and the tokens alone, and so is where a limit ends a request. Pace,
- * which decides on who makes a mask, and when, counts work that was done. */
+ * Work is counted in units of 2 to 5 ns, as if nothing were cached: a mask's cost is the number of vocabulary
+ * trie nodes that its walk visits, plus the work of the distinct machine steps that it takes. So the cost is
+ * a function of the grammar and the tokens alone, and so is the point where a limit ends a request. Pace,
+ * which decides who computes a mask and when, counts work actually done. */
 #ifndef KVASIR_GRAMMAR_MASK_H
 #define KVASIR_GRAMMAR_MASK_H
 
 #include "server/grammar/vocab.h"
 
-#define WORK_BYTE    4u         /* of a byte of the answer, beside its step */
-#define WORK_CLASSES (1u << 20) /* of the search for a token class that a state takes whole */
+#define WORK_BYTE    4u         /* per byte of output, in addition to its step */
+#define WORK_CLASSES (1u << 20) /* of the search for a token class that a state accepts whole */
 #define WORK_INLINE  (1u << 16) /* of one call that plans a step: 100 to 200 microseconds */
-#define WORK_SLICE   (1u << 18) /* under a grammar's lock, on a thread for masks: half a millisecond */
-/* Calls also look at the clock, which decides when and where a mask is made, and nothing else. Of a matcher
- * whose last mask took long, planning tries it shortly. */
+#define WORK_SLICE   (1u << 18) /* under a grammar's lock, on a mask thread: half a millisecond */
+/* Calls also check the clock, which decides only when and where a mask is computed. If a matcher's last mask
+ * was slow, planning tries only briefly. */
 #define INLINE_NS 200000u
 #define SHORT_NS  20000u
 #define SLICE_NS  2000000u
-/* Of one mask: some tenths of a second. Of an answer's masks: as much twice, and for each token as much as a
- * few walks over the whole vocabulary. */
+/* Limit of one mask: some tenths of a second. Limit of a sequence's masks: twice that, plus a few walks over
+ * the whole vocabulary per token. */
 #define WORK_MASK   (1u << 26)
 #define WORK_ANSWER (1u << 27)
 #define WORK_TOKEN  (1u << 22)
 #define WORK_WALKS  4u
 
-/* What one call may still do. */
+/* Remaining budget of one call. */
 struct pace {
     uint64_t left;  /* units */
-    int64_t end_ns; /* of the monotonic clock; 0: any time */
+    int64_t end_ns; /* of the monotonic clock; 0: no deadline */
 };
 struct pace pace_of(uint64_t units, uint32_t ns);
 bool pace_over(const struct pace *p);
@@ -45,8 +44,8 @@ struct mask {
     uint32_t bits[]; /* [vocabulary's words] */
 };
 
-/* mask_store.c, under the lock but for mask__drop. */
-#define MASKS 64u /* kept for a grammar */
+/* mask_store.c, under the lock except mask__drop. */
+#define MASKS 64u /* cached per grammar */
 struct kept {
     uint32_t state; /* 0 = free */
     uint64_t used;
@@ -55,42 +54,42 @@ struct kept {
 struct masks {
     struct kept kept[MASKS];
     uint64_t clock;
-    const struct grammar_vocab *vocab; /* of the masks; it may be gone before them */
+    const struct grammar_vocab *vocab; /* of the masks; may be freed before them */
     uint32_t words;                    /* of a mask */
-    const void *owner;                 /* whose mask is under way; NULL: nobody's */
+    const void *owner;                 /* whose mask is in progress; NULL: nobody's */
     uint32_t stamp;                    /* of the last walk */
-    atomic_size_t bytes;               /* of masks that live */
+    atomic_size_t bytes;               /* of live masks */
 };
 
 struct masks *masks__of(struct grammar *g);               /* NULL: no memory, `failed` */
 void mask__drop(struct grammar *g, struct mask *mask);    /* a reference; NULL is fine */
-size_t mask__bytes(const struct grammar *g);              /* of one */
-struct kept *mask__kept(struct masks *k, uint32_t state); /* NULL: it is not kept */
+size_t mask__bytes(const struct grammar *g);              /* of one mask */
+struct kept *mask__kept(struct masks *k, uint32_t state); /* NULL: not cached */
 void mask__keep(struct grammar *g, uint32_t state, struct mask *mask);
 
-/* A mask in the making: where the walk over the trie is. Of the grammar's current states. */
+/* A mask in progress: position of the walk over the trie. States are of the grammar's current generation. */
 struct walk {
-    struct mask *mask; /* NULL: none is under way */
+    struct mask *mask; /* NULL: none in progress */
     const struct trie *t;
     uint32_t at;
     uint32_t *path; /* [vocabulary's depth + 1] states */
 };
-/* Both under the lock. begin: the mask at `state`; READY: it was kept. go_on: uses up *p or makes it.
- * READY: *out has a reference of it. FAILED: *why. */
+/* Both under the lock. begin: the mask at `state`; READY: it is cached. go_on: continues until the budget *p
+ * is spent or the mask is done. READY: *out gets a reference. FAILED: *why. */
 enum mask_state mask__begin(struct grammar *g, const struct grammar_vocab *v, uint32_t state, struct walk *w,
                             struct mask **out, enum matcher_failure *why);
 enum mask_state mask__go_on(struct grammar *g, const struct grammar_vocab *v, struct walk *w, struct pace *p,
                             struct mask **out, enum matcher_failure *why);
 void mask__abandon(struct grammar *g, struct walk *w);
-/* While someone's mask is under way nobody else may add to the grammar or drop what was made. */
-bool mask__own(struct grammar *g, const void *who); /* false: another does */
+/* While a mask is in progress, nobody else may add to the grammar or drop from it. */
+bool mask__own(struct grammar *g, const void *who); /* false: another owner has it */
 void mask__disown(struct grammar *g);
 
-/* matcher.c, for mask_threads.c: a slice of work; true: there is nothing more to do. */
+/* matcher.c, for mask_threads.c: does a slice of work; true: nothing is left to do. */
 bool matcher__slice(struct matcher *m);
-uint64_t matcher__worked(const struct matcher *m); /* units, for the mask that is being made */
-void matcher__done(struct matcher *m);             /* hands it back, and drops a reference */
-struct matcher **matcher__link(struct matcher *m); /* of their queue */
+uint64_t matcher__worked(const struct matcher *m); /* units, for the mask in progress */
+void matcher__done(struct matcher *m);             /* returns it, and drops a reference */
+struct matcher **matcher__link(struct matcher *m); /* queue link */
 void mask_threads__add(struct mask_threads *t, struct matcher *m);
 
 #endif

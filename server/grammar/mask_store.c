@@ -1,4 +1,4 @@
-/* The masks that a grammar keeps. */
+/* The mask cache of a grammar. */
 #include "server/grammar/mask.h"
 
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* Threads for masks that take long. They give way to those of the engine (nice). A mask that has taken little
- * so far comes first; of the others one after the other is finished, so that few hold what they make. */
+/* Threads for slow masks. They run at lower priority than the engine's (nice). Masks with little work so far
+ * come first; the others are finished one by one, so that few hold memory. */
 #include "server/grammar/mask.h"
 
 #include "config/base/clock.h"
@@ -22,7 +22,7 @@ struct mask_threads {
     pthread_cond_t work;
     struct queue little, large;
     bool stopping;
-    int64_t idle_ns; /* when `idle` was called last */
+    int64_t idle_ns; /* time of the last `idle` call */
     void (*wake)(void *arg), *wake_arg;
     void (*idle)(void *arg), *idle_arg;
     uint32_t count;
@@ -60,7 +60,7 @@ void mask_threads__add(struct mask_threads *t, struct matcher *m)
     pthread_mutex_unlock(&t->lock);
 }
 
-/* Under the lock, which it gives up meanwhile: what is to be done about once a second. */
+/* Under the lock, which it releases meanwhile: the idle work, about once a second. */
 static void idle(struct mask_threads *t, int64_t now)
 {
     if (!t->idle || now - t->idle_ns < IDLE_NS) return;

@@ -1,17 +1,17 @@
-/* An answer's way through a grammar: the states that its tokens lead to, and the masks of those where it
- * draws. See mask.h. A matcher is one thread's at a time: the planner's, or, while `job` is set, a mask
- * thread's. In the step, its ready masks are only read. */
+/* Follows a sequence through a grammar: the states after its tokens, and the masks of those where it samples.
+ * See mask.h. A matcher is used by one thread at a time: the planner or, while `job` is set, a mask thread.
+ * During a step, its ready masks are only read. */
 #include "server/grammar/mask.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define READY 32u /* positions that may have a ready mask at once: more than a run has draft tokens */
+#define READY 32u /* positions that may have a ready mask at once: more than the draft tokens of a chunk */
 
 struct reached { /* after so many tokens */
     uint32_t state;
     bool charged;
-    uint64_t spent; /* work for what came before, and for the mask here once it is `charged` */
+    uint64_t spent; /* work up to here, including the mask here once it is `charged` */
 };
 struct ready {
     uint32_t count;
@@ -24,15 +24,15 @@ struct matcher {
     struct grammar *g;
     const struct grammar_vocab *v;
     struct mask_threads *threads;  /* NULL: none */
-    uint32_t *tokens, target, cap; /* the answer so far, of which the mask is wanted */
+    uint32_t *tokens, target, cap; /* the output so far, for whose mask it works */
     struct reached *at;            /* [cap + 1] */
     uint32_t count, known;         /* tokens whose state is known; whose `spent` is */
-    uint32_t generation, again;    /* of the states; so many were known in the last one */
+    uint32_t generation, again;    /* of the states; how many were known in the previous one */
     struct walk walk;
     struct ready ready[READY];
     uint64_t worked;
     bool slow;  /* the last mask took long */
-    bool clean; /* the walk that is under way began in an generation of its own */
+    bool clean; /* the current walk began in a fresh generation */
     atomic_uint refs;
     atomic_bool job, stopped;
     atomic_int failure;
@@ -99,7 +99,7 @@ enum matcher_failure matcher_failure(const struct matcher *m)
     return (enum matcher_failure)atomic_load(&m->failure);
 }
 
-/* ---- where it stands ---- */
+/* ---- current state ---- */
 
 static void ready_drop(struct matcher *m, struct ready *r)
 {
@@ -120,7 +120,7 @@ static bool reserve(struct matcher *m, uint32_t count)
     return true;
 }
 
-/* What is wanted is the mask after these tokens; what is known of them is kept. False: no memory. */
+/* Sets the tokens whose mask is needed, keeping known states. False: out of memory. */
 static bool aim(struct matcher *m, const uint32_t *tokens, uint32_t count)
 {
     uint32_t same = 0;
@@ -135,7 +135,7 @@ static bool aim(struct matcher *m, const uint32_t *tokens, uint32_t count)
     return true;
 }
 
-/* STATE_DEAD also where it could not be made. */
+/* STATE_DEAD also if it could not be computed. */
 static uint32_t after_token(struct matcher *m, uint32_t state, uint32_t token, uint64_t *work)
 {
     const struct grammar_vocab *v = m->v;
@@ -150,7 +150,8 @@ static uint32_t after_token(struct matcher *m, uint32_t state, uint32_t token, u
     return state;
 }
 
-/* Under the lock, as the grammar's owner: the states of the tokens; false: *p is used up, or it is full. */
+/* Under the lock, as the grammar's owner: computes the states of the tokens; false: *p is spent, or the
+ * grammar is full. */
 static bool go(struct matcher *m, struct pace *p)
 {
     struct grammar *g = m->g;
@@ -185,7 +186,7 @@ static uint64_t allowance(const struct matcher *m)
     return WORK_ANSWER + (uint64_t)m->target * (WORK_TOKEN + (uint64_t)WORK_WALKS * m->v->all.count);
 }
 
-/* Puts the result where it is found, and charges it. */
+/* Stores the result and charges its work. */
 static enum mask_state resolve(struct matcher *m, enum mask_state st, struct mask *mask,
                                enum matcher_failure why)
 {
@@ -215,8 +216,8 @@ static void abandon(struct matcher *m)
     mask__disown(m->g);
 }
 
-/* There is no room for what it takes, beside what others made: all of that is dropped, and it begins again.
- * So whether there is room does not depend on others. */
+/* The grammar is full together with what others built: drops everything and restarts. So whether it fits does
+ * not depend on others. */
 static enum mask_state begin_anew(struct matcher *m)
 {
     mask__abandon(m->g, &m->walk);
@@ -226,8 +227,8 @@ static enum mask_state begin_anew(struct matcher *m)
     return MASK_LATER;
 }
 
-/* Under the lock: goes on with the mask after m->tokens[0..target). LATER: *p is used up, and the grammar
- * is this matcher's until it goes on or abandons it. BUSY: another's mask is under way. */
+/* Under the lock: continues the mask after m->tokens[0..target). LATER: *p is spent, and this matcher owns
+ * the grammar until it continues or abandons. BUSY: another mask is in progress. */
 static enum mask_state make(struct matcher *m, struct pace *p)
 {
     struct mask *mask = NULL;
@@ -247,7 +248,7 @@ static enum mask_state make(struct matcher *m, struct pace *p)
     return st;
 }
 
-/* ---- what the planner asks ---- */
+/* ---- called by the planner ---- */
 
 static enum mask_state response(struct matcher *m, const struct ready *r)
 {
@@ -272,7 +273,7 @@ enum mask_state matcher_prepare(struct matcher *m, const uint32_t *tokens, uint3
         st = make(m, &p);
     } while (st == MASK_LATER && !m->threads);
     work_unlock(&m->g->lock);
-    if (st == MASK_BUSY) return MASK_LATER; /* until the other's is made */
+    if (st == MASK_BUSY) return MASK_LATER; /* until the other mask is done */
     if (st != MASK_LATER) m->slow = false;
     if (st != MASK_LATER) return response(m, r);
     m->slow = true;
@@ -363,7 +364,7 @@ void matcher__done(struct matcher *m)
 
 #define FORCED_BYTES 64u
 
-/* The only byte that can follow; -1: there are several, or the text may end, or *p is used up. */
+/* The only byte that can follow; -1: there are several, or the text may end, or *p is spent. */
 static int only_byte(struct grammar *g, uint32_t state, struct pace *p)
 {
     int found = -1;
@@ -381,7 +382,7 @@ static int only_byte(struct grammar *g, uint32_t state, struct pace *p)
     return found;
 }
 
-/* The longest token that begins text[0..len); its length in *used. */
+/* The longest token that is a prefix of text[0..len); its length in *used. */
 static uint32_t longest(const struct grammar_vocab *v, const uint8_t *text, size_t len, size_t *used)
 {
     uint32_t found = NO_TOKEN;
@@ -423,7 +424,7 @@ uint32_t matcher_forced(struct matcher *m, const uint32_t *tokens, uint32_t coun
         text[len] = (uint8_t)b;
         state = machine__next(m->g, state, (uint8_t)b);
     }
-    /* What can be the end of the forced text or the beginning of a longer token is no draft token. */
+    /* The end of the forced text may begin a longer token, so it is not drafted. */
     bool open = state && m->g->states[state].item_count > 0;
     mask__disown(m->g);
     work_unlock(&m->g->lock);

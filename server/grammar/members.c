@@ -1,27 +1,27 @@
-/* Members of an object or array as the machine goes on with them (build.h's gb_members). A stand is what has
- * been written: it is made when it is reached, so names that may come in any order cost what a text visits.
- */
+/* Members of an object or array during matching (build.h's gb_members). A member state records what is
+ * written so far. States are built when reached, so names in any order cost only what a text visits. */
 #include "server/grammar/machine.h"
 #include "server/grammar/reserve.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* Names; more of them come in their order: all that may follow costs the square. */
+/* Above so many names any_order is ignored: the successors cost quadratic time. */
 #define ANY_ORDER_MAX 512u
 
 struct table { /* of one gb_members call */
     struct gb_member *list;
     size_t count;
-    uint32_t names, words;            /* words: of a set of names */
-    uint32_t *required, *able, *kept; /* sets: able: with a member that some text matches; kept: in a stand */
+    uint32_t names, words; /* words: of a set of names */
+    uint32_t *required, *able,
+        *kept; /* sets: able: with a satisfiable member; kept: tracked in a member state */
     uint32_t (*implies)[2];
     size_t implies_count;
-    uint32_t min, max, all; /* all: bits that are wanted */
+    uint32_t min, max, all; /* all: all bits of `wants` */
     bool any_order, further;
     gx comma;
 };
-/* A stand is so many words in `words`; S_NODE: its node, once it has one. */
+/* Layout of a member state in `words`; S_NODE: its node, once it has one. */
 enum { S_NODE, S_TABLE, S_COMMA, S_LAST, S_COUNT, S_GIVEN, S_SEEN /* [words] */ };
 
 struct members {
@@ -29,7 +29,7 @@ struct members {
     size_t table_count, table_cap;
     uint32_t *words;
     size_t word_count, word_cap, word_base;
-    uint32_t *slots, slot_count, slot_used; /* of stands that were made on the way */
+    uint32_t *slots, slot_count, slot_used; /* of member states built on demand */
 };
 
 static bool has(const uint32_t *set, uint32_t i)
@@ -114,26 +114,26 @@ bool members__add(struct grammar *g, const struct gb_members *from, struct gx_no
 
 /* ---- can it be finished? ---- */
 
-/* Names whose number is at least `from`: a word of the set. */
+/* A word of the set of names >= `from`. */
 static uint32_t beyond(uint32_t from, uint32_t word)
 {
     if (from <= 32 * word) return UINT32_MAX;
     return from >= 32 * word + 32 ? 0 : UINT32_MAX << (from & 31);
 }
 
-/* May this member come now, what follows aside? S_LAST is one more than the number of the last name. */
+/* May this member come now, ignoring what follows? S_LAST is one more than the index of the last name. */
 static bool open(const struct table *t, const uint32_t *s, const struct gb_member *e)
 {
     if (e->name == GB_FURTHER) return true;
     return !has(s + S_SEEN, e->name) && (t->any_order || e->name >= s[S_LAST]);
 }
 
-/* The fewest members that give all that is wanted and not given. */
+/* The fewest members that give all missing bits of `wants`. */
 static uint32_t givers(const struct grammar *g, const struct table *t, const uint32_t *s)
 {
     uint32_t best[1u << GB_WANTS_MAX];
     for (uint32_t i = 0; i <= t->all; i++) best[i] = i == s[S_GIVEN] ? 0 : RX_NO_LIMIT;
-    for (uint32_t from = 0; from < t->all; from++) /* a larger set comes later */
+    for (uint32_t from = 0; from < t->all; from++) /* larger sets come later */
         for (size_t k = 0; k < t->count && best[from] != RX_NO_LIMIT; k++) {
             const struct gb_member *e = &t->list[k];
             uint32_t to = from | e->gives;
@@ -143,7 +143,7 @@ static uint32_t givers(const struct grammar *g, const struct table *t, const uin
     return best[t->all];
 }
 
-/* Takes names away from the set until each has with it what it asks for, or that was written. */
+/* Removes names from the set until each name's requirements are in the set or written. */
 static void drop_unable(const struct table *t, const uint32_t *seen, uint32_t *set)
 {
     for (bool changed = true; changed;) {
@@ -157,8 +157,8 @@ static void drop_unable(const struct table *t, const uint32_t *seen, uint32_t *s
     }
 }
 
-/* need: room for a set. Exact but for what asks for what beside both a least and a greatest number of
- * members: json_object.c refuses that. */
+/* need: scratch for a set. Exact except for dependencies combined with both a minimum and a maximum number of
+ * members, which json_object.c rejects. */
 static bool can_finish(const struct grammar *g, const struct table *t, const uint32_t *s, uint32_t *need)
 {
     uint64_t missing = 0, left = 0, more = 0;
@@ -176,7 +176,7 @@ static bool can_finish(const struct grammar *g, const struct table *t, const uin
     }
     for (uint32_t i = 0; i < t->words; i++) {
         uint32_t later = beyond(s[S_LAST], i);
-        /* A name that is not kept and lies behind us was written where it is required. */
+        /* A name that is not tracked and already passed was written if required. */
         uint32_t lacks = need[i] & ~seen[i] & (later | t->kept[i]);
         if (lacks & ~(t->able[i] & later)) return false;
         missing += (unsigned)__builtin_popcount(lacks);
@@ -228,7 +228,7 @@ bool members__ends(const struct grammar *g, gx node)
     return true;
 }
 
-/* ---- stands ---- */
+/* ---- member states ---- */
 
 static uint64_t hash(const uint32_t *s, uint32_t n)
 {
@@ -262,8 +262,8 @@ static bool slots_grow(struct members *m)
     return true;
 }
 
-/* The stand that lies at the end of `words`; 0: no memory. (Number 0 is a first stand: nothing leads back.)
- */
+/* The member state at the end of `words`; 0: out of memory. (0 is an initial state, which nothing leads back
+ * to.) */
 static uint32_t member_state(struct members *m)
 {
     uint32_t *s = m->words + m->word_count, n = size_of(m, s);
@@ -284,7 +284,7 @@ uint32_t *members__node(struct grammar *g, uint32_t at)
     return &g->members->words[at + S_NODE];
 }
 
-/* In order: is a required name left out between the last name and this one? */
+/* In order: is a required name skipped between the last name and this one? */
 static bool skips(const struct table *t, uint32_t from, uint32_t to, uint32_t name)
 {
     for (uint32_t i = 0; i < t->words && from < to; i++) {
@@ -295,7 +295,7 @@ static bool skips(const struct table *t, uint32_t from, uint32_t to, uint32_t na
     return false;
 }
 
-/* To look whether a stand can be finished, and to keep it. */
+/* Work to check whether a state can be completed, and to store it. */
 static size_t stand_work(const struct table *t, const uint32_t *s)
 {
     size_t wants = s[S_GIVEN] != t->all ? ((size_t)t->all + 1) * t->count : 0;
@@ -308,7 +308,7 @@ bool members__next(struct grammar *g, gx node, uint32_t *at, gx *what, uint32_t 
     uint32_t from = g->nodes[node].a;
     const struct table *t = &m->tables[m->words[from + S_TABLE]];
     uint32_t n = S_SEEN + t->words, most = t->max != RX_NO_LIMIT ? t->max : t->min > 1 ? t->min : 1;
-    /* Room for a stand, and a set. */
+    /* Space for a state and a set. */
     if (!array_reserve((void **)&m->words, &m->word_cap, m->word_count + 2 * (size_t)n, sizeof *m->words)) {
         g->failed = true;
         return false;
@@ -331,7 +331,7 @@ bool members__next(struct grammar *g, gx node, uint32_t *at, gx *what, uint32_t 
         if (!t->any_order) to[S_LAST] = e->name == GB_FURTHER ? t->names : e->name + 1;
         if (skips(t, s[S_LAST], to[S_LAST], e->name) || !can_finish(g, t, to, need)) continue;
         *what = e->what;
-        if (comma) { /* some member can follow: it is looked for again behind the comma */
+        if (comma) { /* some member can follow: found again after the comma */
             memcpy(to, s, n * sizeof *s);
             to[S_COMMA] = 1;
             *what = t->comma;

@@ -1,7 +1,6 @@
 /* See regex.h. Expressions are kept in a normal form: right-nested sequences, sorted lists of alternatives,
- * byte sets united, common beginnings of what is built factored out. What is left of a match is a set of
- * items: an item is a sequence of cells, the rest of the innermost sequence first, then of those around it.
- */
+ * byte sets merged, common prefixes factored out. A residual is a set of items: an item is a sequence of
+ * cells, the rest of the innermost sequence first, then of the enclosing ones. */
 #include "server/grammar/regex.h"
 
 #include "config/base/utf8.h"
@@ -11,19 +10,19 @@
 #include <string.h>
 
 enum kind { K_NONE = 0, K_EMPTY, K_BYTES, K_CONCAT, K_ALT, K_AND, K_NOT, K_REPEAT };
-/* Does it match anything? UNSURE: a bounded search did not tell. */
+/* Is the language non-empty? UNSURE: a bounded search did not decide. */
 enum emptiness { LIFE_UNKNOWN = 0, LIFE_SOME, LIFE_NONE, LIFE_UNSURE };
 
 struct node {
     uint8_t kind, emptiness;
-    bool nullable, logic, counts; /* logic: and or not within; counts: a cell of it counts */
+    bool nullable, logic, counts; /* logic: contains AND or NOT; counts: a cell has a counter */
     uint32_t a, b, c;             /* CONCAT a, b; NOT a; REPEAT a{b,c}; ALT, AND: list[a..a+b); BYTES set a */
-    uint32_t first, first_count;  /* its transitions; count FIRST_UNKNOWN: not made yet */
-    uint32_t first_work, life_work; /* to make them; to find `emptiness` */
-    uint32_t least;                 /* no text that it matches is shorter */
+    uint32_t first, first_count;  /* its transitions; count FIRST_UNKNOWN: not computed yet */
+    uint32_t first_work, life_work; /* work to compute them; to find `emptiness` */
+    uint32_t least;                 /* minimum length of a match */
 };
 #define FIRST_UNKNOWN UINT32_MAX
-/* One way to begin: a byte of the set, or (LOGIC) what an and or not takes; then `rest`. */
+/* One transition: a byte of the set, or (LOGIC) what an AND or NOT takes; then `rest`. */
 struct first {
     uint32_t what;
     rx rest;
@@ -41,17 +40,17 @@ struct rx_pool {
     size_t first_count, first_cap;
     struct first *todo; /* of a closure */
     size_t todo_cap;
-    struct seen { /* what a closure has looked at; free but for its stamp */
+    struct seen { /* visited by a closure; free unless stamped */
         rx what, rest;
         uint32_t stamp;
     } * seen;
     size_t seen_count, seen_cap;
     uint32_t stamp;
     size_t work, work_max;
-    bool free_of_charge; /* what is done now was counted elsewhere */
-    bool over, full;     /* failed for work_max; for what it may hold */
+    bool free_of_charge; /* current work is counted elsewhere */
+    bool over, full;     /* work_max exceeded; capacity exceeded */
     rx kept;
-    uint32_t *slots; /* hash of nodes; 0 = free (K_NONE is never looked up) */
+    uint32_t *slots; /* hash of nodes; 0 = free (K_NONE is never stored) */
     size_t slot_count;
     struct memo {
         uint64_t key; /* 0 = free */
@@ -70,11 +69,11 @@ struct rx_pool {
 #define MEMO_MAX (1u << 18)
 #define LIST_MAX ((size_t)1 << 25) /* items of all lists, and transitions: 128 MiB, 256 MiB */
 #define SET_MAX  (1u << 15)        /* items of one set, and transitions of one */
-/* Work in units of 2 to 5 ns: of a node that is looked up, or made; and of each item of a list, a set or a
- * closure that is gone through. */
+/* Work in units of 2 to 5 ns: per node found or created; and per visited item of a list, a set or a closure.
+ */
 #define WORK_NODE  16u
 #define WORK_ITEM  4u
-#define WORK_COUNT 96u /* of an item with counters that is merged */
+#define WORK_COUNT 96u /* per merged item with counters */
 
 static rx fail(struct rx_pool *p, enum status st)
 {
@@ -93,8 +92,8 @@ bool rx_pool_full(const struct rx_pool *p)
     return p->full;
 }
 
-/* Work is counted as if nothing were known: what is looked up counts what it took to make. So it is a
- * function of the expressions alone. */
+/* Work is counted as if nothing were cached: a lookup counts what the computation cost. So it is a function
+ * of the expressions alone. */
 void rx_spend(struct rx_pool *p, size_t units)
 {
     if (p->free_of_charge) return;
@@ -206,7 +205,7 @@ static void facts(const struct rx_pool *p, struct node *n, const uint32_t *items
     n->emptiness = n->nullable || !n->logic ? LIFE_SOME : LIFE_UNKNOWN;
 }
 
-/* The node with these parts: the one that there is, or a new one. */
+/* The node with these parts: existing or new. */
 static rx intern(struct rx_pool *p, struct node n, const uint32_t *items)
 {
     if (p->st) return RX_NONE;
@@ -432,7 +431,7 @@ static int by_number(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* Sorted, each once. */
+/* Sorts and removes duplicates. */
 static void parts_sort(struct parts *t)
 {
     size_t n = 0;
@@ -446,7 +445,7 @@ static void parts_sort(struct parts *t)
     t->count = n;
 }
 
-/* The byte set that x begins with, where it does with one; RX_NONE: it does not. */
+/* The byte set that x begins with; RX_NONE: none. */
 static rx head_of(const struct rx_pool *p, rx x)
 {
     const struct node *n = &p->nodes[x];
@@ -459,7 +458,7 @@ static rx tail_of(const struct rx_pool *p, rx x)
     return p->nodes[x].kind == K_CONCAT ? p->nodes[x].b : RX_EMPTY;
 }
 
-/* xa and ya with a common beginning become x(a|b); x|y -> [xy]. RX_NONE: they have nothing in common. */
+/* xa and xb with a common prefix become x(a|b); x|y -> [xy]. RX_NONE: nothing in common. */
 static rx factor(struct rx_pool *p, rx x, rx y)
 {
     rx first = head_of(p, x), other = head_of(p, y);
@@ -483,7 +482,7 @@ static rx factor(struct rx_pool *p, rx x, rx y)
     return out;
 }
 
-/* Sorted, without the empty text where another matches it; used up. */
+/* Sorted, without the empty string if another part matches it; consumed. */
 static rx parts_end(struct rx_pool *p, struct parts *t)
 {
     bool nullable = false, all = false;
@@ -519,7 +518,7 @@ rx rx_alt(struct rx_pool *p, rx a, rx b)
         for (size_t i = 0; i < t.count; i++) {
             rx both = factor(p, x, t.items[i]);
             if (!both) continue;
-            x = both; /* it may go together with others now */
+            x = both; /* it may now combine with others */
             t.items[i] = t.items[--t.count];
             i = SIZE_MAX;
         }
@@ -544,7 +543,7 @@ rx rx_concat_list(struct rx_pool *p, const rx *list, size_t n)
     return out;
 }
 
-/* What all of the parts match, which are used up. */
+/* The intersection of the parts, which are consumed. */
 static rx and_end(struct rx_pool *p, struct parts *t)
 {
     bool none = false;
@@ -588,7 +587,7 @@ rx rx_not(struct rx_pool *p, rx a)
     return intern(p, (struct node){.kind = K_NOT, .a = a}, NULL);
 }
 
-/* The alternatives but for the empty text. */
+/* The alternatives except the empty string. */
 static rx without_empty(struct rx_pool *p, rx a)
 {
     const struct node *n = &p->nodes[a];
@@ -611,7 +610,7 @@ rx rx_repeat(struct rx_pool *p, rx a, uint32_t min, uint32_t max)
     a = without_empty(p, a);
     struct node n = p->nodes[a];
     uint32_t least = times(n.b, min), most = times(n.c, max);
-    /* a{b,c}{min,max}: k times it is a{kb,kc}; no count may be left out between k and k + 1 times. */
+    /* a{b,c}{min,max}: k times it is a{kb,kc}; no count may be missing between k and k + 1 times. */
     bool whole = max == min || (n.c == RX_NO_LIMIT && min > 0) ||
                  (uint64_t)n.b * (min + 1ull) <= (uint64_t)n.c * min + 1;
     if (n.kind == K_REPEAT && whole && least < RX_NO_LIMIT &&
@@ -622,7 +621,7 @@ rx rx_repeat(struct rx_pool *p, rx a, uint32_t min, uint32_t max)
 
 /* ---- characters ---- */
 
-/* Texts of n bytes from `from` to `to`, byte by byte, both of the same length. */
+/* Byte strings from `from` to `to`, both of n bytes. */
 static rx between(struct rx_pool *p, const uint8_t *from, const uint8_t *to, size_t n)
 {
     static const uint8_t low[3] = {0x80, 0x80, 0x80}, high[3] = {0xBF, 0xBF, 0xBF};
@@ -677,7 +676,7 @@ static bool memo_reserve(struct rx_pool *p)
 {
     if (2 * (p->memo_count + 1) < p->memo_cap) return true;
     size_t old = p->memo_cap, cap = old ? 2 * old : 1024;
-    if (cap > 2 * MEMO_MAX) { /* begins again */
+    if (cap > 2 * MEMO_MAX) { /* resets the cache */
         memset(p->memo, 0, old * sizeof *p->memo);
         p->memo_count = 0;
         return true;
@@ -697,17 +696,17 @@ static bool memo_reserve(struct rx_pool *p)
 
 /* ---- sets of items ---- */
 
-#define SPINE_MAX    24u /* cells of an item that are looked at for counters */
+#define SPINE_MAX    24u /* cells of an item searched for counters */
 #define COUNTERS_MAX 4u
 
-struct counted { /* an item as a counter of it sees it */
+struct counted { /* an item relative to one of its counters */
     uint64_t key;
     uint32_t min, max;
     rx item, base, rest;
-    uint32_t at; /* so many cells are before it */
+    uint32_t at; /* number of cells before it */
 };
 
-/* The k-th counter of the item: false where it has not so many. */
+/* The k-th counter of the item: false if it has fewer. */
 static bool counter_of(const struct rx_pool *p, rx item, uint32_t k, struct counted *out)
 {
     *out = (struct counted){.item = item};
@@ -754,8 +753,8 @@ static rx with_count(struct rx_pool *p, const struct counted *c)
     return out;
 }
 
-/* Items that differ in one count alone become one where their counts leave no gap: a{1,2} and a{3,5} are
- * a{1,5}. So a repeat within a repeat has as many items as its own count, not as the product of both. */
+/* Merges items that differ in one count only, if their counts leave no gap: a{1,2} and a{3,5} become a{1,5}.
+ * So a nested repeat has as many items as its own count, not the product of both. */
 static void merge_counts(struct rx_pool *p, struct parts *t)
 {
     struct counted *list = NULL;
@@ -789,7 +788,7 @@ static void merge_counts(struct rx_pool *p, struct parts *t)
     free(list);
 }
 
-/* The set of the items, which are used up. */
+/* The set of the items, which are consumed. */
 static rx set_end(struct rx_pool *p, struct parts *t)
 {
     bool counts = false;
@@ -810,7 +809,7 @@ rx rx_union(struct rx_pool *p, const rx *list, size_t n)
     return set_end(p, &t);
 }
 
-/* Was the pair there in this closure? It is now. */
+/* Was the pair already visited in this closure? Marks it. */
 static bool seen_before(struct rx_pool *p, rx what, rx rest)
 {
     if (2 * (p->seen_count + 1) > p->seen_cap) {
@@ -841,7 +840,7 @@ static void first_add(struct rx_pool *p, uint32_t what, rx rest)
     else p->firsts[p->first_count++] = (struct first){what, rest};
 }
 
-/* `what` then `rest` is to be looked at, unless it was. */
+/* Queues `what` then `rest` unless already visited. */
 static void visit(struct rx_pool *p, size_t *todo, rx what, rx rest)
 {
     const struct node *n = &p->nodes[what];
@@ -860,7 +859,7 @@ static void visit(struct rx_pool *p, size_t *todo, rx what, rx rest)
     else p->todo[(*todo)++] = (struct first){what, rest};
 }
 
-/* Makes the transitions of `a`: each place in it where a text may begin once, in about as many steps. */
+/* Computes the transitions of `a`: each initial position once, in about as many steps. */
 static bool first_make(struct rx_pool *p, rx a)
 {
     size_t from = p->first_count, todo = 0, before = p->work;
@@ -881,7 +880,7 @@ static bool first_make(struct rx_pool *p, rx a)
         case K_ALT:
             for (uint32_t i = 0; i < n.b; i++) visit(p, &todo, p->list[n.a + i], f.rest);
             break;
-        default: /* K_REPEAT; what of it is empty adds nothing */
+        default: /* K_REPEAT; empty parts add nothing */
             if (n.b || n.c != RX_NO_LIMIT) {
                 n.b -= n.b > 0;
                 n.c -= n.c != RX_NO_LIMIT;
@@ -898,7 +897,7 @@ static bool first_make(struct rx_pool *p, rx a)
     return !p->st;
 }
 
-/* Its transitions are there; they count where classes are made, once for all bytes. */
+/* Its transitions exist; their work is charged when classes are computed, once for all bytes. */
 static bool first_ready(struct rx_pool *p, rx a)
 {
     size_t before = p->work;
@@ -907,7 +906,7 @@ static bool first_ready(struct rx_pool *p, rx a)
     return true;
 }
 
-/* The derivatives of what an and combines, in one. */
+/* The combined derivatives of an AND's operands. */
 static rx derive_and(struct rx_pool *p, struct node n, uint8_t byte)
 {
     uint32_t set[8], sets = 0;
@@ -982,11 +981,11 @@ rx rx_derivative(struct rx_pool *p, rx a, uint8_t byte)
     return out;
 }
 
-/* Splits the classes by the set: by its bytes or by all others, whichever are fewer. */
+/* Splits the classes by the set: by its bytes or their complement, whichever is smaller. */
 static void split(struct rx_classes *s, const uint32_t set[8])
 {
-    uint16_t inside[256] = {0}; /* of a class: how many of those bytes it has */
-    uint16_t twin[256] = {0};   /* the class that they become; 0 = none yet */
+    uint16_t inside[256] = {0}; /* per class: how many of those bytes it has */
+    uint16_t twin[256] = {0};   /* the new class of those bytes; 0 = none yet */
     uint8_t bytes[256];
     unsigned n = 0, in = 0;
     for (unsigned w = 0; w < 8; w++) in += (unsigned)__builtin_popcount(set[w]);
@@ -1033,25 +1032,25 @@ void rx_classes_add(struct rx_pool *p, rx a, struct rx_classes *c)
 
 /* ---- questions about whole languages: bounded walks over sets ---- */
 
-/* Beyond so much work it is hard to tell: for each state that may be looked at; less where the first one is
- * wide, or far from an end. */
+/* Work limit above which a question counts as undecided: per state that may be visited; less if the first one
+ * is wide, or far from an end. */
 #define LIFE_WORK   512u
 #define LIFE_WIDE   8192u
 #define COVERS_WORK (1u << 19)
-#define SEARCH_PART 4u /* of it counts: what is looked up again and again is all there */
+#define SEARCH_PART 4u /* divisor of the charged work: repeated lookups are cached */
 
-struct search {     /* pairs of what was reached */
+struct search {     /* reached pairs */
     uint64_t *seen; /* hash set; 0 = free; holds key + 1 */
     struct at {
         rx x, y;
-        struct rx_classes *classes; /* NULL: nothing of it was tried yet */
-        unsigned byte;              /* to be tried next */
+        struct rx_classes *classes; /* NULL: not expanded yet */
+        unsigned byte;              /* next to try */
     } * path;
     size_t cap, count, depth, states;
     size_t before, work_max; /* the pool's */
 };
 
-/* The search may take so much work, whatever whoever asks may do: so what it finds depends on the expression
+/* The search has its own work limit, independent of the caller's: so the result depends on the expression
  * alone. */
 static bool search_open(struct rx_pool *p, struct search *q, size_t states, size_t work)
 {
@@ -1076,7 +1075,7 @@ static void search_close(struct rx_pool *p, struct search *q)
     rx_spend(p, 0);
 }
 
-/* Goes on to the pair, unless it was there; false: that would be too many. */
+/* Visits the pair unless already visited; false: too many. */
 static bool search_put(struct search *q, rx x, rx y)
 {
     uint64_t key = (uint64_t)x << 32 | y, h = mix(7, key);
@@ -1089,8 +1088,7 @@ static bool search_put(struct search *q, rx x, rx y)
     return true;
 }
 
-/* The next byte, one of each class, that was not tried where the search stands; *at: where that is. -1: all
- * was tried. -2: hard to tell. */
+/* The next untried byte, one per class, at the current pair; *at: that pair. -1: all tried. -2: undecided. */
 static int search_next(struct rx_pool *p, struct search *q, struct at *at)
 {
     while (q->depth) {
@@ -1137,8 +1135,8 @@ static enum emptiness walk(struct rx_pool *p, rx a, size_t states)
     return found;
 }
 
-/* What is told of the parts of a sequence or of alternatives is told of the whole. Nothing but the expression
- * is heeded, so the answer and the work depend on it alone: all parts are asked, whatever was found. */
+/* Derives a property of a sequence or alternatives from its parts. Result and work depend on the expression
+ * alone: all parts are visited, whatever is found. */
 static enum emptiness life_of(struct rx_pool *p, rx a, size_t states)
 {
     struct node n = p->nodes[a];
@@ -1187,11 +1185,11 @@ rx rx_live(struct rx_pool *p, rx a, size_t states)
     return parts_end(p, &t);
 }
 
-/* Walks a and `of` together over the texts of `of`: at each place a must have some text left, or, `whole`,
- * match where `of` does. */
+/* Walks a and `of` together over the strings of `of`: at each position a must have a non-empty residual, or,
+ * with `whole`, match where `of` does. */
 static bool covers(struct rx_pool *p, rx a, rx of, bool whole, size_t states)
 {
-    enum { EMPTINESS_STATES = 1024 }; /* as the machine asks: what it finds is kept */
+    enum { EMPTINESS_STATES = 1024 }; /* as in the machine: results are cached */
     struct search q;
     struct at at;
     if (p->st) return false;
@@ -1209,7 +1207,7 @@ static bool covers(struct rx_pool *p, rx a, rx of, bool whole, size_t states)
     return ok;
 }
 
-/* covers, of a text of `one`; remembered. */
+/* covers, for one string of `one`; cached. */
 static bool takes(struct rx_pool *p, rx a, rx one)
 {
     struct taken *t = &p->taken[mix(a, one) % (sizeof p->taken / sizeof *p->taken)];
@@ -1224,7 +1222,7 @@ static bool takes(struct rx_pool *p, rx a, rx one)
 }
 
 #define BOUNDED_NODES 8192u
-/* Has it texts of a few lengths only? *left: nodes that may be looked at. */
+/* Are its strings of only a few lengths? *left: nodes that may be visited. */
 static bool bounded(const struct rx_pool *p, rx a, uint32_t *left)
 {
     const struct node *n = &p->nodes[a];

@@ -1,5 +1,5 @@
-/* See regex_parse.h. A pattern for JSON is one for the whole literal: ^ stands for the quote that opens it
- * and $ for the one that closes it, which no character inside can be. */
+/* See regex_parse.h. A pattern for JSON matches the whole literal: ^ is its opening quote and $ its closing
+ * quote, which can't occur inside. */
 #include "server/grammar/regex_parse.h"
 
 #include "config/base/hex.h"
@@ -23,7 +23,7 @@ struct parser {
     size_t len, at;
     bool json;
     unsigned depth;
-    bool tied; /* the last group has an anchor in it */
+    bool tied; /* the last group contains an anchor */
     struct grammar_error *error;
     enum status st;
 };
@@ -101,7 +101,7 @@ static rx anything(struct parser *r)
     return rx_repeat(r->p, r->json ? json_any_char(r->p) : rx_chars(r->p, 0, LAST), 0, RX_NO_LIMIT);
 }
 
-/* Expressions to be put together at once: one by one they would be gone through each time. */
+/* Expressions combined at once: combining one by one would rescan them each time. */
 struct list {
     rx *items;
     size_t count, cap;
@@ -144,7 +144,7 @@ static int by_start(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* Uses the set up. */
+/* Consumes the set. */
 static rx set_end(struct parser *r, struct set *s, bool negated)
 {
     struct list out = {0};
@@ -236,7 +236,7 @@ static void set_property(struct parser *r, struct set *s, bool negated)
         if (strcmp(name, longs[i][0]) == 0) snprintf(name, sizeof name, "%s", longs[i][1]);
     bool known = false;
     (void)pthread_once(&runs_once, runs_make);
-    for (size_t i = 0, k; i < run_count; i = k) { /* neighbours that are in go together */
+    for (size_t i = 0, k; i < run_count; i = k) { /* merges adjacent included runs */
         bool in = strlen(name) <= 2 && name[0] && strncmp(runs[i].name, name, strlen(name)) == 0;
         known = known || in;
         for (k = i + 1; k < run_count && (strncmp(runs[k].name, name, strlen(name)) == 0) == in; k++) {
@@ -292,7 +292,7 @@ static uint32_t escape_code(struct parser *r, char kind)
     return refuse(r, ST_UNSUPPORTED, "has half of a surrogate pair");
 }
 
-/* Behind a backslash: a character, or, into s, a class (returns UINT32_MAX). */
+/* After a backslash: a character, or a class into s (returns UINT32_MAX). */
 static uint32_t escape(struct parser *r, struct set *s, bool in_class)
 {
     static const char from[] = "tnrfv0", to[] = "\t\n\r\f\v";
@@ -353,11 +353,11 @@ static rx class(struct parser *r)
 /* ---- the grammar ---- */
 
 struct ends {
-    bool begin, end; /* it is tied to the text's beginning, or end */
+    bool begin, end; /* anchored at the text's beginning, or end */
 };
 static rx alternatives(struct parser *r, bool top);
 
-/* Behind '('. */
+/* After '('. */
 static rx group(struct parser *r)
 {
     if (r->at + 1 < r->len && r->s[r->at] == '?') {
@@ -409,7 +409,7 @@ static rx atom(struct parser *r)
     }
 }
 
-/* {n}, {n,}, {n,m}: false where it is not one of them, and then it is text. */
+/* {n}, {n,}, {n,m}: false if not a quantifier, then it is literal. */
 static bool counts(struct parser *r, uint32_t *min, uint32_t *max)
 {
     size_t i = r->at + 1;
@@ -446,7 +446,7 @@ static rx quantified(struct parser *r)
             break;
         }
         if (r->tied && r->json && max > 1) return refuse(r, ST_UNSUPPORTED, "repeats an anchor");
-        if (r->at < r->len && r->s[r->at] == '?') r->at++; /* lazy: the same texts */
+        if (r->at < r->len && r->s[r->at] == '?') r->at++; /* lazy: the same language */
         a = rx_repeat(r->p, a, min, max);
     }
     return a;
@@ -454,7 +454,7 @@ static rx quantified(struct parser *r)
 
 static rx sequence(struct parser *r, bool top, struct ends *e);
 
-/* (?=...) and (?!...) at the top: what follows, to the end of the text, is looked at twice. */
+/* (?=...) and (?!...) at the top level: intersected with the rest of the text. */
 static rx look_ahead(struct parser *r, rx before, struct ends *e)
 {
     bool negative = r->s[r->at + 2] == '!';
@@ -504,10 +504,10 @@ static rx alternatives(struct parser *r, bool top)
         rx one = sequence(r, top, &e);
         if (r->st) break;
         if (top && r->json) {
-            /* With what is before and behind the match, both quotes included. */
+            /* With the text before and after the match, both quotes included. */
             rx quote = rx_literal(r->p, "\"", 1), any = anything(r);
             rx open = rx_concat(r->p, quote, any), close = rx_concat(r->p, any, quote);
-            /* An anchor within a group decides for itself. */
+            /* Anchors within groups are handled per group. */
             if (!e.begin) one = rx_alt(r->p, one, rx_concat(r->p, open, one));
             if (!e.end) one = rx_alt(r->p, one, rx_concat(r->p, one, close));
         }

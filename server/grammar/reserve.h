@@ -1,12 +1,12 @@
-/* Arrays that grow. */
+/* Growable arrays. */
 #ifndef KVASIR_GRAMMAR_RESERVE_H
 #define KVASIR_GRAMMAR_RESERVE_H
 
 #include <stdbool.h>
 #include <stdlib.h>
 
-/* Room for `need` items of `size` bytes at *at, which has room for *cap; false: no memory, nothing changed.
- */
+/* Grows *at, of capacity *cap, to at least `need` items of `size` bytes; false: out of memory, nothing
+ * changed. */
 static inline bool array_reserve(void **at, size_t *cap, size_t need, size_t size)
 {
     if (need <= *cap) return true;

@@ -7,7 +7,7 @@
 const struct token_class_kind token_class_kinds[TOKEN_CLASSES] = {
     {TOKEN_CLASS_ORDINARY, RX_NO_LIMIT}, {TOKEN_CLASS_ORDINARY, 32}, {TOKEN_CLASS_WORD, 32},
     {TOKEN_CLASS_ORDINARY, 16},          {TOKEN_CLASS_ORDINARY, 8},  {TOKEN_CLASS_ORDINARY, 4}};
-#define TOKEN_MAX 4096u /* bytes; one that is longer is never allowed */
+#define TOKEN_MAX 4096u /* bytes; longer tokens are never allowed */
 
 void grammar_vocab_free(struct grammar_vocab *v)
 {
@@ -25,8 +25,8 @@ void grammar_vocab_free(struct grammar_vocab *v)
     free(v);
 }
 
-/* Characters of a token that is nothing but such; RX_NO_LIMIT: it is not. By the expression that
- * states are asked about, so that both mean the same. */
+/* Number of characters if a token consists only of the class's characters; else RX_NO_LIMIT. Uses the same
+ * expression as the states, so that both agree. */
 static uint32_t chars_of(struct rx_pool *p, rx one, const uint8_t *s, size_t len)
 {
     uint32_t n = 0;
@@ -73,7 +73,7 @@ static bool in_token_class(const struct sorted *x, const struct token_class_kind
     return k && x->chars[k->what] != RX_NO_LIMIT && x->chars[k->what] <= k->chars;
 }
 
-/* Of the tokens that are not in the slice. NULL: of all. */
+/* The trie of tokens outside the class. NULL: of all. */
 static bool trie_make(struct trie *t, const uint32_t *twin, const struct sorted *list, size_t n,
                       const struct token_class_kind *without)
 {
@@ -82,7 +82,7 @@ static bool trie_make(struct trie *t, const uint32_t *twin, const struct sorted 
     for (size_t i = 0; i < n; i++) {
         const struct sorted *x = &list[i];
         if (in_token_class(x, without)) continue;
-        if (last && last->len == x->len && memcmp(last->s, x->s, x->len) == 0) continue; /* its twin */
+        if (last && last->len == x->len && memcmp(last->s, x->s, x->len) == 0) continue; /* same bytes */
         uint32_t same = 0;
         while (last && same < x->len && same < depth && last->s[same] == x->s[same]) same++;
         while (depth > same) t->nodes[path[--depth]].skip = t->count;

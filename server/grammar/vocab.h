@@ -5,15 +5,15 @@
 #include "server/grammar/machine.h"
 
 #define NO_TOKEN UINT32_MAX
-/* Before the bytes of a special token: no text has it. */
+/* Precedes the bytes of a special token: never occurs in text. */
 #define TAG_MARK 0xFF
 
 struct trie_node { /* depth first: the children of a node follow it */
-    uint32_t skip; /* the node behind all that is below it */
+    uint32_t skip; /* the node after its subtree */
     uint32_t token;
-    uint16_t depth; /* of the first ones: 1 */
+    uint16_t depth; /* of top-level nodes: 1 */
     uint8_t byte;
-    bool twins; /* other tokens have the same bytes: `twin` knows */
+    bool twins; /* other tokens have the same bytes: see `twin` */
 };
 struct trie {
     struct trie_node *nodes;
@@ -23,10 +23,10 @@ struct trie {
 struct grammar_vocab {
     uint32_t count, words;
     uint32_t *end_ids, end_count;
-    uint8_t *bytes; /* of all tokens, one after the other */
+    uint8_t *bytes; /* of all tokens, concatenated */
     size_t *at;     /* [count + 1] */
     uint32_t *twin; /* [count]: the next token with the same bytes, or NO_TOKEN */
-    bool *tag;      /* [count]: stands for itself: TAG_MARK is before its text */
+    bool *tag;      /* [count]: matches only itself: TAG_MARK precedes its text */
     uint32_t depth; /* of the deepest trie */
     struct trie all;
     struct {

@@ -18,29 +18,29 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define READ_CHUNK 65536u /* bytes read at once, and of pipelined requests kept */
+#define READ_CHUNK 65536u /* bytes per read, and of buffered pipelined requests */
 
 struct conn {
     struct loop *loop;
     struct conn *prev, *next;
     int tcp, pair; /* the client's socket; our end of the pair. -1: closed */
     uv_poll_t tcp_poll, pair_poll;
-    int tcp_mask, pair_mask; /* what is polled for; -1: libuv has stopped it */
+    int tcp_mask, pair_mask; /* polled events; -1: stopped by libuv */
     unsigned handles;        /* not yet closed */
     bool mhd_open;           /* libmicrohttpd has its end of the pair */
-    bool served;             /* a request was answered */
-    bool ended;              /* the client sends nothing more */
-    bool hup;                /* its end was seen, behind what has not been read yet */
-    bool refused;            /* `last` is the end: nothing more is read as a request */
+    bool served;             /* a response was sent */
+    bool ended;              /* end of the client's input */
+    bool hup;                /* its end was seen, after unread bytes */
+    bool refused;            /* `last` ends the connection: further input is not parsed */
     enum conn_phase phase;
-    uint64_t phase_us;         /* begin of the phase, in CONN_HEAD of its first byte */
-    uint64_t data_us, sent_us; /* when bytes came last; when the client took some last, or had to begin to */
+    uint64_t phase_us;         /* start of the phase; in CONN_HEAD, of its first byte */
+    uint64_t data_us, sent_us; /* last input; last output accepted by the client, or when output started */
     struct http_parser in;
-    struct buf kept;     /* from the client, of the next request */
-    struct buf up, down; /* on their way to libmicrohttpd and to the client; the first *_at bytes are gone */
+    struct buf kept;     /* from the client, for the next request */
+    struct buf up, down; /* pending for libmicrohttpd and for the client; the first *_at bytes are sent */
     size_t up_at, down_at;
-    struct buf last;         /* our own answer, behind all of libmicrohttpd's */
-    struct request *request; /* that libmicrohttpd has, or NULL */
+    struct buf last;         /* our own response, after all of libmicrohttpd's */
+    struct request *request; /* in libmicrohttpd, or NULL */
 };
 
 static void pump_down(struct conn *n);
@@ -100,7 +100,8 @@ static void side_close(uv_poll_t *poll, int *fd)
     *fd = -1;
 }
 
-/* Closes both sides at once. libmicrohttpd notices at its next run; a request that sleeps is woken for it. */
+/* Closes both sides at once. libmicrohttpd notices at its next run; a suspended request is resumed for that.
+ */
 static void drop(struct conn *n)
 {
     side_close(&n->tcp_poll, &n->tcp);
@@ -109,7 +110,7 @@ static void drop(struct conn *n)
     server_kick(n->loop->srv);
 }
 
-/* libmicrohttpd has closed its end and the client has all of its bytes. */
+/* libmicrohttpd has closed its end and the client has all bytes. */
 static void finish(struct conn *n)
 {
     int unread = 0;
@@ -125,7 +126,7 @@ static void finish(struct conn *n)
     phase_to(n, CONN_LINGER, n->data_us);
 }
 
-/* ---- what is polled for ---- */
+/* ---- polling ---- */
 
 static void tcp_event(uv_poll_t *p, int status, int events);
 static void pair_event(uv_poll_t *p, int status, int events);
@@ -150,7 +151,7 @@ static void polls(struct conn *n)
 
 /* ---- from libmicrohttpd to the client ---- */
 
-/* Sends what the client takes now; false: it is gone. */
+/* Sends what the client accepts now; false: it has disconnected. */
 static bool to_client(struct conn *n, const char *data, size_t len, size_t *sent)
 {
     *sent = 0;
@@ -197,7 +198,7 @@ static void pump_down(struct conn *n)
         ssize_t k = recv(n->pair, bytes, sizeof bytes, MSG_DONTWAIT);
         if (k < 0 && errno == EINTR) continue;
         if (k < 0 && errno == EAGAIN && !n->last.len) break;
-        if (k <= 0) { /* it has closed, or all that it said before our own answer is through */
+        if (k <= 0) { /* it has closed, or all its output before our own response is sent */
             side_close(&n->pair_poll, &n->pair);
             continue;
         }
@@ -211,9 +212,9 @@ static void pump_down(struct conn *n)
     if (n->tcp >= 0) polls(n);
 }
 
-/* ---- answers of our own ---- */
+/* ---- our own responses ---- */
 
-/* The HTTP front's answer, and the end of the connection. A lack of memory ends it without. */
+/* The HTTP front's response, then the end of the connection. Out of memory: ends without a response. */
 static void refuse(struct conn *n, const struct api_error *e, enum error_shape shape, const char *id,
                    const char *origin)
 {
@@ -239,14 +240,14 @@ static void refuse(struct conn *n, const struct api_error *e, enum error_shape s
     else drop(n);
 }
 
-/* Of what the client has sent: the request that libmicrohttpd has answers, or what would have become one. */
+/* An error in the client's input: answers the request in libmicrohttpd, or the one being received. */
 static void refuse_input(struct conn *n, const struct api_error *e)
 {
     char id[REQUEST_ID_BYTES];
     struct request *r = n->request;
     if (r) {
-        if (!r->response.error.http) r->response.error = *e; /* else it was refused by its headers */
-        if (r->http.queued) n->refused = true; /* that answer is on its way, and the end behind it */
+        if (!r->response.error.http) r->response.error = *e; /* else already refused by its headers */
+        if (r->http.queued) n->refused = true; /* that response is being sent, then the connection ends */
         else if (!conn_respond_early(r)) drop(n);
         return;
     }
@@ -278,7 +279,7 @@ static void flush_up(struct conn *n)
         if (k < 0 && errno == EINTR) continue;
         if (k < 0 && errno == EAGAIN) return;
         n->loop->moved++;
-        if (k < 0) break; /* it reads no more: its answer says why */
+        if (k < 0) break; /* it stopped reading: its response says why */
         n->up_at += (size_t)k;
     }
     buf_fini(&n->up);
@@ -314,10 +315,10 @@ static void take(struct conn *n, const char *data, size_t len)
 static void client_ended(struct conn *n)
 {
     n->ended = true;
-    if (n->phase == CONN_HEAD) pump_down(n); /* the last answer may be there, just now */
+    if (n->phase == CONN_HEAD) pump_down(n); /* the last response may have just arrived */
     if (n->tcp < 0 || n->down.len > n->down_at) return;
     if (n->phase != CONN_BUSY) drop(n);
-    /* Else the answer goes out if it is there at once; who has to wait for it isn't waited for (conn_sweep).
+    /* Else the response is sent if it is ready; a half-closed client does not get a later one (conn_sweep).
      */
     else if (n->request && n->request->http.suspended) request_client_gone(n->request);
 }
@@ -350,8 +351,7 @@ static void tcp_event(uv_poll_t *p, int status, int events)
         return;
     }
     if (events & UV_DISCONNECT && !(events & UV_READABLE)) {
-        n->hup = true; /* it sends no more than what it has; who has to wait isn't waited for, as in
-                          client_ended */
+        n->hup = true; /* no further input; as in client_ended */
         if (n->request && n->request->http.suspended) request_client_gone(n->request);
     }
     if (events & UV_WRITABLE) pump_down(n);
@@ -363,7 +363,7 @@ static void pair_event(uv_poll_t *p, int status, int events)
 {
     struct conn *n = p->data;
     if (n->pair < 0) return;
-    if (status) { /* its end is closed; what it wrote before is still there */
+    if (status) { /* its end is closed; earlier bytes are still readable */
         n->pair_mask = -1;
         buf_fini(&n->up);
         n->up_at = 0;
@@ -372,7 +372,7 @@ static void pair_event(uv_poll_t *p, int status, int events)
     pump_down(n);
 }
 
-/* ---- what libmicrohttpd tells ---- */
+/* ---- libmicrohttpd callbacks ---- */
 
 struct conn *conn_begun(struct loop *l)
 {
@@ -437,7 +437,7 @@ static void sweep_one(struct conn *n, uint64_t now)
     if (n->refused && n->phase != CONN_LINGER) return;
     switch (n->phase) {
     case CONN_HEAD:
-        if (n->ended) pump_down(n); /* its last answer may have come this moment */
+        if (n->ended) pump_down(n); /* its last response may have just arrived */
         if (n->tcp < 0) break;
         down = n->down.len > n->down_at;
         if ((n->ended && !down) || (!http_parser_begun(&n->in) && !down &&
@@ -463,7 +463,7 @@ static void sweep_one(struct conn *n, uint64_t now)
 void conn_sweep(struct loop *l, uint64_t now)
 {
     for (struct conn *n = l->conns, *next; n; n = next) {
-        next = n->next; /* nothing is freed before its handles are closed: not in here */
+        next = n->next; /* never freed here: handles close first */
         sweep_one(n, now);
         if (n->tcp >= 0) polls(n);
     }
@@ -529,7 +529,7 @@ static void conn_open(struct loop *l, int fd, const struct sockaddr *from, sockl
     n->tcp_poll.data = n->pair_poll.data = n;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     if (uv_poll_init(&l->uv, &n->tcp_poll,
-                     n->tcp)) { /* can't happen with sockets of ours; nothing of libuv's is to be closed */
+                     n->tcp)) { /* can't happen with our sockets; no libuv handle to close */
         close(n->tcp);
         close(n->pair);
         close(pair[1]);
@@ -545,14 +545,13 @@ static void conn_open(struct loop *l, int fd, const struct sockaddr *from, sockl
     }
     l->adding = n;
     bad = MHD_add_connection(l->mhd, pair[1], from, from_len) != MHD_YES ||
-          bad; /* it closes its end, also where it fails */
+          bad; /* it closes its end, also on failure */
     l->adding = NULL;
     if (bad) drop(n);
     else polls(n);
 }
 
-/* Takes some of the connections that wait in the kernel's queue; false: none is left there, or none can be
- * taken now. */
+/* Accepts some connections from the kernel's queue; false: it is empty, or none can be accepted now. */
 static bool accept_some(struct loop *l)
 {
     for (int i = 0; i < 64 && l->srv->conn_count < l->conn_max; i++) {
@@ -573,7 +572,7 @@ static bool accept_some(struct loop *l)
     }
     l->accept_failed = false;
     if (l->srv->conn_count < l->conn_max) return true;
-    uv_poll_stop(&l->listen_poll); /* they wait in the kernel's queue until one is closed */
+    uv_poll_stop(&l->listen_poll); /* they stay in the kernel's queue until one closes */
     l->listening = false;
     return false;
 }
@@ -603,7 +602,7 @@ enum status conn_listen(struct loop *l, struct err *err)
 void conn_listen_stop(struct loop *l)
 {
     if (l->listen_fd < 0) return;
-    /* Who waits in the queue is connected, and would be reset: they get their 503, which can be sent again.
+    /* Queued clients are connected and would be reset: they get a 503, which they can retry.
      */
     while (l->srv->health.phase == SRV_DRAINING && accept_some(l)) continue;
     uv_close((uv_handle_t *)&l->listen_poll, NULL);

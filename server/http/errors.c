@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Drops what snprintf left of a character that did not fit. */
+/* Drops a character truncated by snprintf. */
 static void trim_utf8(char *text)
 {
     size_t len = strlen(text), at = len;
@@ -89,8 +89,7 @@ static const char *anthropic_type(int http)
 void error_json(const struct api_error *e, enum error_shape shape, struct buf *out)
 {
     struct json_writer o = {.buf = out};
-    if (shape ==
-        ERROR_ANTHROPIC) { /* no fields for the parameter and the code: the message names the former */
+    if (shape == ERROR_ANTHROPIC) { /* no fields for parameter and code: the message names the parameter */
         char message[sizeof e->param + sizeof e->message + 2];
         snprintf(message, sizeof message, "%s%s%s", e->param, e->param[0] ? ": " : "", e->message);
         jw_text(&o, "{\"type\":\"error\",\"error\":{\"type\":");

@@ -1,6 +1,6 @@
 /* Errors as the OpenAI API shows them: HTTP status and the four fields of the error object. Filled where the
- * error is known, turned into JSON where it is answered; and the one table from status codes of the lower
- * layers. Depends on no other module; any thread. */
+ * error is detected, serialized where the response is written; and the one table from status codes of the
+ * lower layers. Depends on no other module; any thread. */
 #ifndef KVASIR_ERRORS_H
 #define KVASIR_ERRORS_H
 
@@ -13,12 +13,12 @@ struct api_error {
     int http;          /* 400 ... */
     const char *type;  /* "invalid_request_error", "server_error" ...: static */
     const char *code;  /* "invalid_type" ...: static; NULL = null */
-    char param[128];   /* path of the faulty field, "messages[2].content[0].image_url.url"; empty = null */
+    char param[128];   /* path of the invalid field, "messages[2].content[0].image_url.url"; empty = null */
     char message[512]; /* one sentence, UTF-8 */
 };
 
 /* Fills all of it (err may be NULL). The type follows from http: 401, 403 and other 4xx are
- * invalid_request_error, 429 rate_limit_error, 5xx server_error. param may be NULL. A text that was cut stays
+ * invalid_request_error, 429 rate_limit_error, 5xx server_error. param may be NULL. A truncated string stays
  * valid UTF-8. Returns http, so that an error is one line. */
 int api_error_set(struct api_error *err, int http, const char *code, const char *param, const char *fmt, ...)
     __attribute__((format(printf, 5, 6)));
@@ -29,7 +29,7 @@ enum status api_fail(struct api_error *e, int http, const char *code, const char
     __attribute__((format(printf, 5, 6)));
 /* api_fail with 503: the server is out of memory. */
 enum status api_nomem(struct api_error *e);
-/* From a status and a message of a lower layer: ST_INVALID -> 400 invalid_value, ST_TOO_LARGE -> 400
+/* Maps a lower layer's status and message: ST_INVALID -> 400 invalid_value, ST_TOO_LARGE -> 400
  * context_length_exceeded, ST_AGAIN -> 429, ST_DEVICE -> 500 engine_error, ... the rest -> 500
  * internal_error. */
 enum status api_fail_status(struct api_error *e, enum status st, const char *param, const struct err *err);

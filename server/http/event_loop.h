@@ -1,5 +1,5 @@
-/* What the event loop consists of: libuv, libmicrohttpd, the listening socket and the connections. Requests
- * know nothing of it. Event loop's thread. Internal to server/. */
+/* The parts of the event loop: libuv, libmicrohttpd, the listening socket and the connections. Requests know
+ * nothing of it. Event loop's thread. Internal to server/. */
 #ifndef KVASIR_LOOP_STATE_H
 #define KVASIR_LOOP_STATE_H
 
@@ -11,14 +11,14 @@
 struct loop {
     uv_loop_t uv;
     struct server *srv;
-    bool (*admit)(struct request *r); /* at the end of the headers; false: r->answer.error is filled */
-    void (*check)(struct server *s);  /* before each run of libmicrohttpd */
+    bool (*admit)(struct request *r); /* at the end of the headers; false: r->response.error is filled */
+    void (*check)(struct server *s);  /* before libmicrohttpd runs */
     struct MHD_Daemon *mhd;
     uv_poll_t mhd_poll;
-    uv_idle_t mhd_idle; /* active while libmicrohttpd has something to do at once: */
+    uv_idle_t mhd_idle; /* active while libmicrohttpd has immediate work: */
     uv_idle_cb mhd_run;
     bool mhd_ready;
-    uint64_t moved, moved_seen; /* counts progress of connections and of libmicrohttpd */
+    uint64_t moved, moved_seen; /* counts progress of connections and libmicrohttpd */
     uint32_t stuck_ticks;       /* consecutive ticks in which it was ready, without progress */
 
     /* conn.c */
@@ -27,18 +27,18 @@ struct loop {
     bool listening,
         accept_failed;   /* the listening socket is polled; the last accept had no descriptor or memory */
     struct conn *conns;  /* open connections */
-    struct conn *adding; /* that libmicrohttpd is being told of */
+    struct conn *adding; /* being handed to libmicrohttpd */
     uint32_t conn_max;
 
     char url[300]; /* http://HOST:PORT */
 };
 
 /* http/loop.c */
-/* The loop of s, without HTTP: s->loop. */
+/* Creates s->loop, without HTTP. */
 enum status loop_open(struct loop *l, struct server *s, struct err *err) KV_MUST_CHECK;
-enum status loop_listen(struct loop *l, struct err *err) KV_MUST_CHECK; /* takes connections from now on */
+enum status loop_listen(struct loop *l, struct err *err) KV_MUST_CHECK; /* starts accepting connections */
 void loop_pump(struct loop *l);                                         /* runs libmicrohttpd once */
-void loop_tick(struct loop *l, uint64_t now); /* deadlines, and a libmicrohttpd that is stuck; every 100 ms */
+void loop_tick(struct loop *l, uint64_t now); /* deadlines, stuck libmicrohttpd; every 100 ms */
 void loop_close(struct loop *l);              /* ends HTTP and every handle */
 
 #endif

@@ -76,7 +76,7 @@ enum status field_int(struct api_error *e, json_t *root, const char *name, int64
     if (has) *has = false;
     if (!v) return ST_OK;
     int64_t i;
-    /* A whole number that 64 bits don't hold comes as a double (json_parser.c). */
+    /* An integer beyond 64 bits is parsed as a double (json_parser.c). */
     bool beyond = json_is_real(v) && !(json_real_value(v) >= -0x1p63 && json_real_value(v) < 0x1p63);
     if (beyond)
         return api_fail(e, 400, "invalid_value", name, "%s must be from %lld to %lld.", name, (long long)min,

@@ -12,21 +12,20 @@
 
 json_t *field(json_t *object,
               const char *name); /* borrowed; NULL if absent, null, or `object` is no object */
-bool json_is(const json_t *v,
-             const char *text); /* exactly this string: one with a NUL and more behind it is another */
-bool json_to_int(json_t *v, int64_t *out); /* 5 and 5.0; not 5.5, "5", true */
+bool json_is(const json_t *v, const char *text); /* exact match, also with respect to embedded NULs */
+bool json_to_int(json_t *v, int64_t *out);       /* 5 and 5.0; not 5.5, "5", true */
 enum status field_bool(struct api_error *e, json_t *root, const char *name, bool *out);
 enum status field_int(struct api_error *e, json_t *root, const char *name, int64_t min, int64_t max,
                       int64_t *out, bool *has); /* has may be NULL */
 enum status field_num(struct api_error *e, json_t *root, const char *name, double min, double max,
                       double *out, bool *has);
-/* A whole number that 64 bits don't hold, inside of another value of the body (json_parser.c): jansson has no
- * place for it, so it is an object with this member, a string. Returns the digits, with a minus where there
- * is one; NULL for anything else. Who sends such an object gets such a number. */
+/* An integer beyond 64 bits inside another value of the body (json_parser.c): jansson can't hold it, so it is
+ * an object with this one string member. Returns the digits, with the minus sign if any; NULL for anything
+ * else. A client that sends such an object gets such a number. */
 #define JSON_BIG_INT "\xEF\xB7\x90" /* U+FDD0, no character */
 const char *json_big_int(const json_t *v);
-/* Writes the names of the fields of `root` that are not in known[0..count) into out, with commas between them
- * (as many as fit; what is no printable ASCII as '?': it goes into a log); returns their number. */
+/* Writes the names of the fields of `root` that are not in known[0..count) into out, comma-separated (as many
+ * as fit; non-printable and non-ASCII bytes as '?', for a log); returns their number. */
 size_t fields_unknown(json_t *root, const char *const *known, size_t count, char *out, size_t cap);
 
 #endif

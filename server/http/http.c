@@ -1,4 +1,4 @@
-/* What everything here asks of the server's state. See http.h. */
+/* Queries of the server's state. See http.h. */
 #include "server/http/http.h"
 
 #include "server/http/event_loop.h"

@@ -1,5 +1,5 @@
-/* The client's side of a request: what libmicrohttpd read, and its connection, which sleeps while there is
- * nothing to send. Event loop's thread; a worker may read the body. */
+/* The client's side of a request: what libmicrohttpd read, and its connection, which is suspended while there
+ * is nothing to send. Event loop's thread; a worker may read the body. */
 #ifndef KVASIR_HTTP_MESSAGE_H
 #define KVASIR_HTTP_MESSAGE_H
 
@@ -17,41 +17,40 @@ enum method { M_GET = 1, M_HEAD = 2, M_POST = 4, M_OPTIONS = 8, M_DELETE = 16, M
 struct http_message {
     struct MHD_Connection *mhd; /* NULL once libmicrohttpd is done with the request */
     enum method method;
-    bool suspended;            /* it sleeps */
-    bool queued;               /* libmicrohttpd has the answer */
-    bool close_after;          /* the answer says Connection: close */
+    bool suspended;            /* the connection is suspended */
+    bool queued;               /* libmicrohttpd has the response */
+    bool close_after;          /* the response has Connection: close */
     char id[REQUEST_ID_BYTES]; /* X-Request-Id, also the base of the object's id */
     bool id_from_client;
     char *path;               /* normalised, still percent-encoded */
     char *cors;               /* Access-Control-Allow-Headers to echo in a preflight, or NULL */
     const char *allow_origin; /* Access-Control-Allow-Origin, or NULL: libmicrohttpd's, or static */
     struct buf body;
-    uint64_t body_seen;    /* bytes, including dropped ones */
-    size_t body_marks;     /* of its bytes, those that stand between JSON values: a bound on their number */
-    size_t body_kept;      /* bytes of encoded images that outlive the body: they count among the server's
-                              body_bytes */
-    bool has_key, one_key; /* came with a valid API key; the server knows no other */
-    bool may_precede;      /* its `priority` counts before other tenants' requests */
+    uint64_t body_seen; /* bytes, including dropped ones */
+    size_t body_marks;  /* bytes that separate JSON values: bounds the number of values */
+    size_t body_kept; /* bytes of encoded images that outlive the body; counted in the server's body_bytes */
+    bool has_key, one_key; /* has a valid API key; it is the server's only one */
+    bool may_precede;      /* its `priority` also applies against other tenants' requests */
     uint8_t key[32];       /* its SHA-256 */
     uint64_t arrived_us;   /* monotonic */
     int64_t created;       /* Unix seconds */
 };
 
-/* "%41" -> "A", in place; returns the length. What is no such sequence stays. */
+/* "%41" -> "A", in place; returns the length. Anything else is unchanged. */
 size_t percent_decode(char *text);
-const char *method_name(enum method method); /* "?": another one */
-bool request_id_ok(const char *s);           /* fit to be one */
+const char *method_name(enum method method); /* "?": unknown */
+bool request_id_ok(const char *s);           /* valid as a request id */
 void request_id_make(char id[REQUEST_ID_BYTES],
-                     const char *given); /* the client's (may be NULL) if it is fit, else a new one */
-/* From the request line and the headers. False: out of memory; to be closed all the same. */
+                     const char *given); /* the client's (may be NULL) if it is valid, else a new one */
+/* From the request line and the headers. False: out of memory; must still be closed. */
 bool http_message_open(struct http_message *x, struct MHD_Connection *c, const char *method,
                        const char *target, size_t body_max);
 void http_message_close(struct http_message *x);
-const char *http_message_header(const struct http_message *x, const char *name); /* NULL: it has none */
+const char *http_message_header(const struct http_message *x, const char *name); /* NULL: absent */
 const char *http_message_argument(const struct http_message *x,
-                                  const char *name); /* of the query; NULL: none */
+                                  const char *name); /* of the query string; NULL: absent */
 enum status http_message_body_add(struct http_message *x, const char *data, size_t len) KV_MUST_CHECK;
 void http_message_sleep(struct http_message *x);
-bool http_message_wake(struct http_message *x); /* false: it did not sleep, or has gone */
+bool http_message_wake(struct http_message *x); /* false: it was not suspended, or has closed */
 
 #endif

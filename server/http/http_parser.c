@@ -14,7 +14,7 @@ void http_parser_init(struct http_parser *h)
 {
     *h = (struct http_parser){0};
     buf_init(&h->line, LIMIT_HEADER_BYTES + 2);
-    buf_init(&h->head, 2 * LIMIT_HEADER_BYTES); /* a colon gets a space behind it */
+    buf_init(&h->head, 2 * LIMIT_HEADER_BYTES); /* a space is added after each colon */
 }
 
 void http_parser_fini(struct http_parser *h)
@@ -82,7 +82,7 @@ static bool request_line(struct http_parser *h, const char *s, size_t len)
     if (!method || method == len || s[method] != ' ')
         return invalid(h, "The request line does not begin with a method and a space.");
     while (end < len && s[end] > ' ' && s[end] < 0x7f)
-        end++; /* char is signed or not: bytes beyond ASCII are neither */
+        end++; /* whether or not char is signed, non-ASCII bytes are neither */
     if (end == target || end == len || s[end] != ' ')
         return invalid(h, "The request line is not a method, a target and a version.");
     if (end - target > LIMIT_URL_BYTES) return bad(h, 414, "uri_too_long", "The request URI is too long.");
@@ -96,7 +96,7 @@ static bool request_line(struct http_parser *h, const char *s, size_t len)
     if (v[5] != '1' || v[7] > '1')
         return bad(h, 505, "unsupported_version", "Only HTTP/1.1 and HTTP/1.0 are supported.");
     h->http10 = v[7] == '0';
-    size_t arguments = 0; /* libmicrohttpd has little room for them */
+    size_t arguments = 0; /* libmicrohttpd has little memory for them */
     for (size_t i = target; i < end; i++) arguments += s[i] == '&';
     if (arguments > LIMIT_ARGUMENTS)
         return bad(h, 414, "uri_too_long", "The request URI has too many arguments.");
@@ -115,7 +115,7 @@ static bool length_field(struct http_parser *h, const char *v, size_t n)
     return true;
 }
 
-/* A field of a head, or of the trailers (which are only looked at). */
+/* A field of a head, or of the trailers (which are only validated). */
 static bool field_line(struct http_parser *h, const char *s, size_t len, bool trailer)
 {
     size_t name = token(s, len), from = name + 1, to = len;
@@ -140,8 +140,8 @@ static bool field_line(struct http_parser *h, const char *s, size_t len, bool tr
         memcpy(h->id, v, n);
         h->id[n] = '\0';
     }
-    if (is(s, name, "Cookie")) return true; /* nobody's, and libmicrohttpd would take them to pieces */
-    if (is(s, name, "Expect")) { /* told to libmicrohttpd when it is known whether there is a body */
+    if (is(s, name, "Cookie")) return true; /* unused, and libmicrohttpd would parse them */
+    if (is(s, name, "Expect")) {            /* passed on once it is known whether there is a body */
         if (!is(v, n, "100-continue"))
             return bad(h, 417, "expectation_failed", "Only Expect: 100-continue is supported.");
         h->expects = true;
@@ -189,7 +189,7 @@ static bool head_complete(struct http_parser *h, struct buf *out)
     return true;
 }
 
-/* A line without its end; *complete: it was the head's last. */
+/* A line without its line end; *complete: the head is complete. */
 static bool head_line(struct http_parser *h, const char *s, size_t len, struct buf *out, bool *complete)
 {
     if (!h->lines && !len) return ++h->blank <= 2 || invalid(h, "There are empty lines before the request.");
@@ -228,7 +228,7 @@ static bool trailer_line(struct http_parser *h, const char *s, size_t len, struc
 
 /* ---- bytes ---- */
 
-/* What a line may come to: of the request, of the head, of a chunk's size, of the trailers. */
+/* Length limit of a line: request line, head, chunk size, trailers. */
 static bool line_fits(struct http_parser *h, size_t more)
 {
     size_t len = h->line.len + more;

@@ -1,6 +1,6 @@
 /* A strict parser for the framing of HTTP/1.x requests: where a head ends, how long its body is, where the
  * next request begins. Bytes that two parsers could read differently are refused, because they allow request
- * smuggling. All other requests are rewritten for libmicrohttpd, whose own parser is more lenient: heads with
+ * smuggling. Accepted requests are rewritten for libmicrohttpd, whose own parser is more lenient: heads with
  * one line per field, bodies with the framing that the head announces, chunks without extensions and
  * trailers. Sources: RFC 9112 §2.2, §3, §5, §6, §7.1, RFC 9110 §5.1, §5.5, §7.2. Pure: no I/O, one connection
  * each. */
@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 enum http_event {
-    HTTP_MORE, /* all input was taken; more is needed */
+    HTTP_MORE, /* all input is consumed; more is needed */
     HTTP_HEAD, /* the head is complete and in `out` */
     HTTP_END,  /* the request is complete; what follows is the next one */
     HTTP_BAD,  /* `error` says what is wrong; nothing more can be read from the connection */
@@ -31,25 +31,25 @@ enum http_state {
 
 struct http_parser {
     enum http_state state;
-    struct buf line; /* what has come of a line: of the head, a chunk's size, a trailer */
+    struct buf line; /* the current partial line: of the head, a chunk size, a trailer */
     struct buf head; /* of the head, rewritten */
-    uint64_t left;   /* bytes of the body, or of the chunk, to come */
-    size_t bytes;    /* of the head, or of the trailers, so far */
+    uint64_t left;   /* bytes remaining in the body or chunk */
+    size_t bytes;    /* of the head or trailers so far */
     uint32_t lines, blank, hosts, lengths, codings; /* lines: of the head; blank: empty ones before it */
     bool http10, chunked, wrong_coding;
     bool expects; /* the client waits for 100 Continue */
-    char id[132]; /* X-Request-Id, as it was sent, where that fits; or empty */
+    char id[132]; /* X-Request-Id as sent, if it fits; else empty */
     struct api_error error;
 };
 
 void http_parser_init(struct http_parser *h);
 void http_parser_fini(struct http_parser *h);
-/* Ready for the next request of the connection; after HTTP_END. */
+/* Resets for the connection's next request, after HTTP_END. */
 void http_parser_next(struct http_parser *h);
-/* Has a part of a head come? */
+/* Has part of a head been received? */
 bool http_parser_begun(const struct http_parser *h);
-/* Takes *used of len bytes, up to the end of a head, a request or the first error, and appends to out what
- * libmicrohttpd is to read. A lack of memory is HTTP_BAD with status 503. */
+/* Consumes *used of len bytes, up to the end of a head, a request or the first error, and appends the
+ * rewritten bytes for libmicrohttpd to out. Out of memory is HTTP_BAD with status 503. */
 enum http_event http_parser_feed(struct http_parser *h, const char *data, size_t len, size_t *used,
                                  struct buf *out);
 

@@ -1,4 +1,4 @@
-/* See json_parser.h. The grammar is RFC 8259's; of equal keys the last one counts. */
+/* See json_parser.h. The grammar is RFC 8259's; of duplicate keys the last one counts. */
 #include "server/http/json_parser.h"
 
 #include "config/base/hex.h"
@@ -88,11 +88,11 @@ static enum status escape(struct json_parser *p, uint32_t *cp)
     return ST_OK;
 }
 
-/* One that needs no change stays where it is; else it is put together in scratch. */
+/* A string without escapes is used in place; else it is built in scratch. */
 static enum status string(struct json_parser *p, const char **text, size_t *len)
 {
     enum status st = count(p, 1);
-    size_t plain = ++p->at; /* begin of what is not yet copied */
+    size_t plain = ++p->at; /* start of what is not yet copied */
     bool copied = false;
     p->scratch.len = 0;
     while (!st) {
@@ -138,10 +138,9 @@ static bool digits(struct json_parser *p)
     return p->at > from;
 }
 
-/* jansson has no integers beyond 64 bits, in JSON they are numbers like any other (the maximum of an
- * unsigned type in a tool's schema, an id among a call's arguments). The body's own fields have none:
- * those become doubles, to be refused by their range. Further inside a template may print them, as they
- * were written (fields.h). */
+/* jansson has no integers beyond 64 bits, but JSON has (the maximum of an unsigned type in a tool's schema,
+ * an id among a call's arguments). In the body's own fields they become doubles, which range checks reject.
+ * Deeper, a template may print them as written (fields.h). */
 static enum status large(struct json_parser *p, const char *text, size_t len, json_t **out)
 {
     json_t *o = json_object();
@@ -172,7 +171,7 @@ static enum status number(struct json_parser *p, json_t **out)
         p->at += next(p) == '+' || next(p) == '-';
         if (!digits(p)) return expected(p, "a digit");
     }
-    p->scratch.len = 0; /* ended by a NUL, which the text may lack */
+    p->scratch.len = 0; /* NUL-terminated, which the text may not be */
     if (buf_add(&p->scratch, p->text + from, p->at - from)) return ST_NOMEM;
     errno = 0;
     long long n = whole ? strtoll(p->scratch.data, NULL, 10) : 0;
@@ -195,7 +194,7 @@ static enum status member(struct json_parser *p, json_t *object)
     enum status st = string(p, &text, &len);
     if (st) return st;
     if (memchr(text, '\0', len)) return error(p, "a key with a NUL in it");
-    char few[64], *key = len <= sizeof few ? few : malloc(len); /* scratch is the value's */
+    char few[64], *key = len <= sizeof few ? few : malloc(len); /* scratch is used by the value */
     if (!key) return ST_NOMEM;
     memcpy(key, text, len);
     json_t *v = NULL;

@@ -15,7 +15,7 @@ void jw_double(struct json_writer *o, double v)
         if (strtod(text, NULL) == v) break;
     }
     jw_text(o, text);
-    if (!strpbrk(text, ".e")) jw_text(o, ".0"); /* as jw_float32 */
+    if (!strpbrk(text, ".e")) jw_text(o, ".0"); /* like jw_float32 */
 }
 
 static void object(struct json_writer *o, json_t *v)
@@ -33,7 +33,7 @@ static void object(struct json_writer *o, json_t *v)
     jw_text(o, *front == '{' ? "{}" : "}");
 }
 
-/* Recursive: what was read has at most LIMIT_JSON_DEPTH levels. */
+/* Recursive: parsed values have at most LIMIT_JSON_DEPTH levels. */
 void jw_value(struct json_writer *o, const json_t *v)
 {
     const char *digits = json_big_int(v);

@@ -1,5 +1,4 @@
-/* Values of jansson as JSON, as json_parser.h reads it: with whole numbers that 64 bits don't hold
- * (fields.h). */
+/* Writes jansson values as JSON, including integers beyond 64 bits as json_parser.h reads them (fields.h). */
 #ifndef KVASIR_JSON_VALUE_H
 #define KVASIR_JSON_VALUE_H
 
@@ -8,7 +7,7 @@
 #include <jansson.h>
 
 void jw_value(struct json_writer *o, const json_t *v); /* NULL writes null */
-/* The shortest text that reads back to the same number. */
+/* The shortest decimal that round-trips. */
 void jw_double(struct json_writer *o, double v);
 
 #endif

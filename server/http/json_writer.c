@@ -21,7 +21,7 @@ void jw_text(struct json_writer *o, const char *text)
 void jw_string(struct json_writer *o, const char *s, size_t len)
 {
     jw_text(o, "\"");
-    size_t plain = 0; /* start of the stretch that needs no escape */
+    size_t plain = 0; /* start of the run that needs no escape */
     for (size_t i = 0; i < len && !o->st;) {
         uint32_t cp = 0;
         size_t n = utf8_decode(s + i, len - i, &cp);
@@ -85,7 +85,7 @@ void jw_float32(struct json_writer *o, float v)
         if (strtof(text, NULL) == v) break;
     }
     jw_text(o, text);
-    if (!strpbrk(text, ".e")) jw_text(o, ".0"); /* a float stays a float for clients that tell 1 from 1.0 */
+    if (!strpbrk(text, ".e")) jw_text(o, ".0"); /* stays a float for clients that distinguish 1 from 1.0 */
 }
 
 void jw_ids(struct json_writer *o, const uint32_t *ids, size_t count)

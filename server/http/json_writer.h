@@ -15,14 +15,14 @@ struct json_writer {
     enum status st;  /* first failure: ST_NOMEM or ST_TOO_LARGE */
 };
 
-void jw_text(struct json_writer *o, const char *text); /* as it stands: punctuation, keys */
+void jw_text(struct json_writer *o, const char *text); /* verbatim: punctuation, keys */
 void jw_bytes(struct json_writer *o, const void *data, size_t len);
 void jw_string(struct json_writer *o, const char *s, size_t len); /* with quotes; U+0000 is legal */
 void jw_cstring(struct json_writer *o, const char *s);            /* NULL writes null */
 void jw_uint(struct json_writer *o, uint64_t v);
 void jw_int(struct json_writer *o, int64_t v);
 void jw_float32(struct json_writer *o,
-                float v); /* shortest text that reads back to the same float; never NaN or Infinity */
+                float v); /* shortest decimal that round-trips; never NaN or Infinity */
 void jw_ids(struct json_writer *o, const uint32_t *ids, size_t count); /* [1,2,3] */
 
 #endif

@@ -1,4 +1,4 @@
-/* See event_loop.h. Requests as libmicrohttpd calls for them (http/request.h has their life), the listening
+/* See event_loop.h. libmicrohttpd's callbacks for requests (life cycle: http/request.h), and the listening
  * socket. Knows no endpoint. */
 #include "server/http/event_loop.h"
 
@@ -21,9 +21,9 @@
 
 /* ---- libmicrohttpd inside libuv ---- */
 
-/* It has no timeouts of its own (conn.c has them), so it waits for its descriptors or is ready at once. Then
- * it runs again in the loop's next round, between which everything else has its turn: a timer of 0 ms,
- * started in a timer, would run before the round ends, and so for ever. */
+/* It has no timeouts (conn.c has them), so it either waits for its descriptors or is ready at once. If ready,
+ * it runs again in the loop's next iteration, so that everything else runs in between: a 0 ms timer started
+ * in a timer would run in the same iteration, endlessly. */
 void loop_pump(struct loop *l)
 {
     MHD_UNSIGNED_LONG_LONG ms;
@@ -53,12 +53,11 @@ static void mhd_log(void *cls, const char *fmt, va_list ap)
     if (!log_enabled(LOG_DEBUG)) return;
     char line[512];
     vsnprintf(line, sizeof line, fmt, ap);
-    if (strstr(line, "TCP_") || strstr(line, "push the data"))
-        return; /* its end of the pair has no TCP to tune */
+    if (strstr(line, "TCP_") || strstr(line, "push the data")) return; /* its end of the pair is not TCP */
     log_debug("http %s", line);
 }
 
-/* Paths are decoded after they were split: "/v1/models/a%2Fb". */
+/* Paths are decoded after splitting: "/v1/models/a%2Fb". */
 static size_t mhd_unescape(void *cls, struct MHD_Connection *c, char *s)
 {
     (void)cls;
@@ -76,8 +75,8 @@ static enum MHD_Result queue_response(struct request *r)
     return ok;
 }
 
-/* Refused by its headers. A body that is small is read away so that the connection can go on; otherwise the
- * answer goes out at once. */
+/* Refused by its headers. A small body is drained to keep the connection; otherwise the response is sent at
+ * once. */
 static enum MHD_Result refuse(struct request *r)
 {
     const char *length = http_message_header(&r->http, "Content-Length");
@@ -129,7 +128,7 @@ static enum MHD_Result on_request(void *cls, struct MHD_Connection *c, const cha
         conn_request(r);
         return l->admit(r) ? MHD_YES : refuse(r);
     }
-    if (r->state == RQ_RESPONSE && r->http.queued) return MHD_NO; /* the HTTP front has answered */
+    if (r->state == RQ_RESPONSE && r->http.queued) return MHD_NO; /* the HTTP front has responded */
     if (*len) {
         enum MHD_Result ok = body_take(r, data, *len);
         *len = 0;
@@ -232,8 +231,8 @@ static enum status listen_open(struct loop *l, struct err *err)
     return ST_OK;
 }
 
-/* Descriptors beside those of connections (three each): the loop's and libmicrohttpd's, a checkpoint's while
- * it is loaded. */
+/* Descriptors in addition to those of connections (three each): the loop's and libmicrohttpd's, a
+ * checkpoint's while it loads. */
 #define FILES_KEPT 30u
 
 static enum status connections_max(struct loop *l, struct err *err)
@@ -277,7 +276,7 @@ static enum status mhd_open(struct loop *l, struct err *err)
     return conn_listen(l, err);
 }
 
-/* ---- from start to end ---- */
+/* ---- life cycle ---- */
 
 enum status loop_open(struct loop *l, struct server *s, struct err *err)
 {
@@ -298,7 +297,7 @@ enum status loop_listen(struct loop *l, struct err *err)
     return st ? st : mhd_open(l, err);
 }
 
-/* libmicrohttpd is ready in each of so many ticks, and no byte comes or goes. */
+/* libmicrohttpd is stuck if it is ready in so many consecutive ticks without any byte moving. */
 #define STUCK_TICKS 10u
 
 void loop_tick(struct loop *l, uint64_t now)

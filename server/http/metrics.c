@@ -1,4 +1,4 @@
-/* See metrics.h. Families are tables; each is there from the first scrape with zeros. */
+/* See metrics.h. Families are tables; each is exported from the first scrape, with zeros. */
 #include "server/http/metrics.h"
 
 #include "engine/model/model_info.h"
@@ -222,7 +222,7 @@ struct writer {
         if (!(w)->st) (w)->st = buf_addf((w)->b, __VA_ARGS__);                                               \
     } while (0)
 
-/* As Python prints a float, so that `le` values equal those of other servers. */
+/* Formats like Python's float, so that `le` values equal those of other servers. */
 static const char *number(double v, char text[32])
 {
     for (int digits = 1; digits <= 17; digits++) {
@@ -312,8 +312,8 @@ static void group_text(struct writer *w, const struct sched_stats *st, const cha
     }
 }
 
-/* How full the arena is to the group that has least room: blocks that its sequences use, of those that it
- * could have if all that nobody uses were its own. 1 = not another block for it, whatever is evicted. */
+/* Arena usage of the fullest group: blocks used by its sequences, relative to the blocks that it could use if
+ * it got all unused ones. 1 = no further block for it, whatever is evicted. */
 static double usage(const struct sched_stats *st, const struct engine_caps *caps)
 {
     double most = 0, live = 0;
@@ -544,7 +544,7 @@ static void http_text(struct writer *w)
     head(w, "http_request_duration_seconds", "histogram", "Duration of HTTP requests.");
     for (uint32_t i = 0; i < m->http_count; i++) {
         struct http_series sum = m->http[i];
-        bool first = true; /* the status is no label here: add the classes of one route up */
+        bool first = true; /* the status is not a label here: sums the classes of a route */
         for (uint32_t k = 0; k < m->http_count; k++) {
             const struct http_series *o = &m->http[k];
             if (k == i || strcmp(o->handler, sum.handler) != 0 || strcmp(o->method, sum.method) != 0)

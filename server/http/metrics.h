@@ -1,8 +1,8 @@
 /* Counters, histograms and the Prometheus text of GET /metrics. Event loop's thread only; the scheduler's
- * figures come as a copy (sched_stats).
+ * numbers come as a copy (sched_stats).
  *
- * To add a metric without labels: a call of single() in that function of metrics.c which writes the topic
- * (engine_text, prefix_cache_text, images_text, kv_text, process_text). Where its value comes from:
+ * To add a metric without labels: a call of single() in the function of metrics.c for its topic (engine_text,
+ * prefix_cache_text, images_text, kv_text, process_text). Where its value comes from:
  *   - the server's state: struct server (server/http/http.h)
  *   - the scheduler: a field of struct sched_stats (scheduler/scheduler.h)
  *   - events counted here: a field of struct metrics in metrics.c, and a function below that counts
@@ -27,7 +27,7 @@ enum finish { FIN_NONE = 0, FIN_STOP, FIN_LENGTH, FIN_ABORT, FIN_ERROR };
 
 struct metrics *metrics_create(void); /* NULL when out of memory */
 void metrics_destroy(struct metrics *m);
-/* Labels and token buckets; once, when the model is loaded. model_name is borrowed for good. */
+/* Labels and token buckets; once, when the model is loaded. model_name must outlive m. */
 void metrics_model(struct metrics *m, const char *model_name, uint32_t context_max);
 
 void metrics_http(struct metrics *m, const char *handler, const char *method, int status, double seconds);
@@ -47,6 +47,6 @@ void metrics_sequence(struct metrics *m, const struct metrics_sequence *q);
 void metrics_request_n(struct metrics *m, uint32_t n, uint32_t max_generated);
 
 enum status metrics_text(const struct server *s, struct buf *out) KV_MUST_CHECK;
-const char *cache_stop_name(enum cache_stop stop); /* also of cache_info in answers */
+const char *cache_stop_name(enum cache_stop stop); /* also for cache_info in responses */
 
 #endif

@@ -9,10 +9,10 @@
 struct model {
     struct engine *engine;
     struct scheduler *sched;
-    struct kv_events *events; /* NULL: nobody is told of the cache */
+    struct kv_events *events; /* NULL: cache events are off */
     struct tokenizer *tok;
-    struct template *tmpl; /* NULL: the checkpoint has none */
-    bool own_prompts;      /* tmpl is the rule of the family's processor: one message, no turns */
+    struct template *tmpl; /* NULL: none in the checkpoint */
+    bool own_prompts;      /* tmpl is the family processor's prompt format: one message, no turns */
     const struct model_info *info;
     struct engine_caps caps;
 };

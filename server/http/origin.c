@@ -7,7 +7,7 @@
 #include <string.h>
 #include <strings.h>
 
-#define ORIGIN_BYTES 300u /* of the longest origin that is allowed: a DNS name has at most 253 */
+#define ORIGIN_BYTES 300u /* longest allowed origin: a DNS name has at most 253 */
 
 struct span {
     const char *at;
@@ -30,7 +30,7 @@ static bool ends_with(struct span a, const char *tail)
     return a.len > n && strncasecmp(a.at + a.len - n, tail, n) == 0;
 }
 
-/* The next item of "a, b"; false: there is none. An empty one counts. */
+/* The next item of "a, b"; false: no more. Empty items count. */
 static bool item_next(const char **list, struct span *item)
 {
     if (!*list) return false;
@@ -52,7 +52,7 @@ static bool list_has(const char *list, const char *what)
 
 /* ---- host names ---- */
 
-/* "name:8000" -> "name", "[::1]:8000" -> "[::1]". False: neither, or what is behind the colon is no port. */
+/* "name:8000" -> "name", "[::1]:8000" -> "[::1]". False: neither, or no valid port after the colon. */
 static bool authority_split(struct span authority, struct span *name, bool *has_port)
 {
     const char *end = authority.at + authority.len, *colon = memrchr(authority.at, ':', authority.len),
@@ -68,7 +68,7 @@ static bool authority_split(struct span authority, struct span *name, bool *has_
            (six ? bracket != NULL : !memchr(name->at, ':', name->len));
 }
 
-/* IPv4 as IPv6 holds it, ::ffff:a.b.c.d. */
+/* IPv4 as IPv4-mapped IPv6, ::ffff:a.b.c.d. */
 static bool address_parse(struct span name, struct in6_addr *out)
 {
     char text[INET6_ADDRSTRLEN] = "::ffff:";
@@ -109,8 +109,8 @@ static bool host_allowed(const struct options *o, struct span name)
     return false;
 }
 
-/* Where there are keys a foreign page has none of them, and a server on other addresses has names that only
- * its operator knows. */
+/* With API keys, a foreign page has none; and a server on non-loopback addresses has names that only its
+ * operator knows. */
 static bool host_ok(const struct server *s, const char *host)
 {
     struct span name;
@@ -147,9 +147,9 @@ static bool origin_allowed(const struct options *o, const char *text)
     return false;
 }
 
-/* Of a page that is neither the server's own nor allowed. Without Origin a browser says with Sec-Fetch-Site
- * where a request comes from; a link to the server (navigate) may be anywhere. Pages can set none of these.
- */
+/* Is the request from a page that is neither the server's own nor allowed? Without Origin, Sec-Fetch-Site
+ * gives the source of a request; links to the server (navigate) are allowed anywhere. Pages can't set these
+ * headers. */
 static bool foreign(const struct request *r, const char *origin, const char *host)
 {
     const char *site = http_message_header(&r->http, "Sec-Fetch-Site"),
@@ -202,7 +202,7 @@ static bool origin_item_ok(struct span item)
     static const char *const words[] = {"*", "loopback", "null"};
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
         if (same(item, span_of(words[i]))) return true;
-    const char *colon = memmem(item.at, item.len, "://", 3); /* any scheme: programs have their own */
+    const char *colon = memmem(item.at, item.len, "://", 3); /* any scheme: applications have their own */
     if (!colon || colon == item.at) return false;
     authority = (struct span){colon + 3, item.len - (size_t)(colon + 3 - item.at)};
     return authority_split(authority, &name, &has_port) && item.len <= ORIGIN_BYTES &&

@@ -1,8 +1,7 @@
-/* Which web pages may use the server (--cors-origins), and by which names it may be reached
- * (--allowed-hosts). A browser sends requests to servers on its machine and in its network on behalf of any
- * page that it shows. Without API keys they are refused here; the Host header shows when a page's own name
- * was made to resolve to the server (DNS rebinding), which makes that page the same origin. Event loop's
- * thread. */
+/* Which web pages may use the server (--cors-origins), and which Host names it accepts (--allowed-hosts). A
+ * browser sends requests to servers on its machine and in its network on behalf of any page. Without API keys
+ * such requests are refused here. The Host check stops DNS rebinding: a page whose own name resolves to the
+ * server counts as same-origin. Event loop's thread. */
 #ifndef KVASIR_ORIGIN_H
 #define KVASIR_ORIGIN_H
 

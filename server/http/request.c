@@ -19,8 +19,7 @@ void request_to(struct request *r, enum request_state state)
         [RQ_WORKING] = {"RQ_WORKING", 1u << RQ_WORKING | 1u << RQ_RUNNING | 1u << RQ_RESPONSE},
         [RQ_RUNNING] = {"RQ_RUNNING", 1u << RQ_STREAM | 1u << RQ_RESPONSE},
         [RQ_RESPONSE] = {"RQ_RESPONSE",
-                         1u << RQ_SWALLOW |
-                             1u << RQ_RESPONSE}, /* another one, while nobody has read the first */
+                         1u << RQ_SWALLOW | 1u << RQ_RESPONSE}, /* again, while the first is unread */
         [RQ_STREAM] = {"RQ_STREAM", 0},
     };
     ASSERT_NEXT(rules, r->state, state, "request %s", r->http.id);
@@ -81,7 +80,7 @@ void request_client_gone(struct request *r)
     if (r->cancelled) return;
     r->cancelled = true;
     if (r->gen) r->gen_cancel(r);
-    wake(r); /* libmicrohttpd must run to find out and close */
+    wake(r); /* libmicrohttpd must run to notice and close */
 }
 
 void request_respond(struct request *r, int status)
@@ -125,7 +124,7 @@ struct request *requests_largest(const struct server *s)
     size_t held = 0;
     if (s->response_bytes <= s->opt->response_memory) return NULL;
     for (struct request *r = s->requests; r; r = r->next) {
-        if (!r->http.mhd || r->cancelled || r->response.error.http) continue; /* they end already */
+        if (!r->http.mhd || r->cancelled || r->response.error.http) continue; /* already ending */
         held += r->response.bytes;
         if (r->response.bytes && (!most || r->response.bytes > most->response.bytes)) most = r;
     }
@@ -154,7 +153,7 @@ static void job_run(void *arg)
     r->job_run(r);
 }
 
-/* Measured: a string takes its bytes once more, or twice; a value up to 150 bytes, for each mark. */
+/* Measured: a string takes one or two times its bytes more; a value up to 150 bytes per mark. */
 static size_t parse_cost(const struct request *r)
 {
     size_t cost = 3 * r->http.body.len + 150 * r->http.body_marks;
@@ -166,7 +165,7 @@ static bool parse_fits(const struct server *s, size_t cost)
     return !cost || !s->parse_bytes || s->parse_bytes + cost <= LIMIT_PARSE_BYTES;
 }
 
-/* Those that gave up or were answered meanwhile have lost their turn. */
+/* Requests cancelled or answered meanwhile have lost their turn. */
 static struct request *parse_next(const struct server *s)
 {
     struct request *oldest = NULL;
@@ -210,7 +209,7 @@ void request_work(struct request *r, void (*job)(struct request *r), void (*done
     if (!r->parse_waits) job_start(r);
 }
 
-/* ---- answers as libmicrohttpd objects ---- */
+/* ---- responses as libmicrohttpd objects ---- */
 
 static ssize_t stream_read(void *cls, uint64_t pos, char *to, size_t max)
 {

@@ -1,17 +1,17 @@
-/* A request, from its headers to its answer. Internal to server/.
+/* A request, from its headers to its response. Internal to server/.
  *
- *   BODY -> WORKING -> RUNNING -> ANSWER   (whole: libmicrohttpd's connection sleeps until it is there)
- *                             \-> STREAM   (events: it sleeps whenever none waits)
- *           WORKING -> WORKING             (it goes on when the files that it names are fetched)
- *   BODY -> SWALLOW -> ANSWER              (refused by its headers, but the body is read away)
- *   BODY -> RUNNING -> ANSWER              (waits for the engine: request_wait)
- *   any state -> http.mhd == NULL          (answer sent, or the client went away: sequences are cancelled)
+ *   BODY -> WORKING -> RUNNING -> RESPONSE (whole: libmicrohttpd's connection is suspended until it is ready)
+ *                             \-> STREAM   (events: suspended while none is pending)
+ *           WORKING -> WORKING             (resumes when the files that it names are fetched)
+ *   BODY -> SWALLOW -> RESPONSE            (refused by its headers, but the body is drained)
+ *   BODY -> RUNNING -> RESPONSE            (waits for the engine: request_wait)
+ *   any state -> http.mhd == NULL          (response sent, or disconnected: sequences are cancelled)
  *
  * It is freed by request_release when libmicrohttpd is done with it, no worker holds it and every sequence
  * has given its EV_END. Images that the scheduler asks for while it runs are decoded by further workers
- * (generate/images.c), and those with a URL fetched before (generate/remote.c), counted in `fetches`.
+ * (generate/images.c), after those with a URL are fetched (generate/remote.c), counted in `fetches`.
  *
- * Event loop's thread, but while `working`: then a worker (workers.h) owns body, answer and gen, and the
+ * Event loop's thread, except while `working`: then a worker (workers.h) owns body, response and gen, and the
  * loop touches none of them. */
 #ifndef KVASIR_REQUEST_H
 #define KVASIR_REQUEST_H
@@ -24,7 +24,7 @@
 struct gen;
 struct MHD_Connection;
 
-/* What serves a path; the table is in server/routes.c. */
+/* The handler of a path; the table is in server/routes.c. */
 struct route {
     const char *path;
     const char *label;                /* for metrics; NULL = not counted */
@@ -44,7 +44,7 @@ struct request {
     const struct route *route;
     enum request_state state; /* request_to */
     bool working;
-    bool cancelled; /* the client has gone */
+    bool cancelled; /* the client has disconnected */
     struct http_message http;
     struct response response;
     struct stream stream;
@@ -53,14 +53,14 @@ struct request {
     void (*job_run)(struct request *r);  /* worker thread */
     void (*job_done)(struct request *r); /* loop thread; not called if the client has disconnected */
     size_t parse_cost;                   /* memory for reading the body; 0 = too little to count */
-    bool parse_waits;                    /* until others give back theirs */
+    bool parse_waits;                    /* until others release theirs */
     bool compiling;                      /* the job compiles a grammar */
 
     /* generating endpoints */
     struct gen *gen;                       /* owned; and with it: */
-    void (*gen_cancel)(struct request *r); /* the client left */
+    void (*gen_cancel)(struct request *r); /* the client disconnected */
     void (*gen_free)(struct gen *g);
-    const char *model_name;   /* by which it was asked for; NULL = none, or one that we don't have */
+    const char *model_name;   /* the requested name; NULL = none, or not a served model */
     uint32_t sequences_alive; /* submitted, EV_END not yet taken */
     uint32_t fetches;         /* images being decoded for them, or files being fetched */
 
@@ -73,21 +73,20 @@ void request_to(struct request *r, enum request_state state);
 /* Headers are complete. NULL: out of memory. */
 struct request *request_create(struct server *s, struct MHD_Connection *c, const char *method,
                                const char *target);
-struct request *
-requests_largest(const struct server *s);    /* the request with the largest answer, to be ended; or NULL */
-void request_release(struct request *r);     /* frees it if nobody needs it any more */
-void request_client_gone(struct request *r); /* cancels; safe to call twice */
-/* Each finishes the request: the connection resumes and sends what r holds. */
-void request_respond(struct request *r, int status); /* body in r->answer.out */
-void request_fail(struct request *r);                /* r->answer.error is filled */
-void request_stream_open(struct request *r);         /* first bytes are in r->answer.out */
-void request_stream_more(struct request *r);         /* r->answer.out grew, or r->stream.end was set */
-/* The text of the body is no longer needed; `kept` bytes of it, or made of it, count as held until r is freed
- * or the next call. Not while a worker has r. */
+struct request *requests_largest(const struct server *s); /* the one with the largest response; or NULL */
+void request_release(struct request *r);                  /* frees it if no longer in use */
+void request_client_gone(struct request *r);              /* cancels; safe to call twice */
+/* Each finishes the request: the connection resumes and sends the response in r. */
+void request_respond(struct request *r, int status); /* body in r->response.out */
+void request_fail(struct request *r);                /* r->response.error is filled */
+void request_stream_open(struct request *r);         /* first bytes are in r->response.out */
+void request_stream_more(struct request *r);         /* r->response.out grew, or r->stream.end was set */
+/* The text of the body is no longer needed; `kept` bytes of it, or derived from it, count as held until r is
+ * freed or the next call. Not while a worker has r. */
 void request_body_drop(struct request *r, size_t kept);
-/* Runs job on a worker, then done on the loop (done decides by r->answer.error). */
+/* Runs job on a worker, then done on the loop (done decides by r->response.error). */
 void request_work(struct request *r, void (*job)(struct request *r), void (*done)(struct request *r));
-/* poll is called whenever the engine has something to tell, and at every tick, until it answers. */
+/* poll is called on engine events and at every tick, until it responds. */
 void request_wait(struct request *r, void (*poll)(struct request *r));
 void requests_poll(struct server *s);
 /* For loop.c: response object for the state, headers and all; NULL = out of memory */

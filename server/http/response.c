@@ -17,7 +17,7 @@ void response_close(struct response *a)
 
 void response_account(struct response *a, size_t *was, size_t now)
 {
-    a->bytes += now - *was; /* wraps where less is held than before */
+    a->bytes += now - *was; /* wraps if the size shrinks */
     *a->all += now - *was;
     *was = now;
 }

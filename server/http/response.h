@@ -1,6 +1,6 @@
-/* The answer of a request and its size in memory. The memory of all answers together is limited too, because
- * there may be thousands. Event loop's thread; while a worker has the request, the error, the type and the
- * text are the worker's. */
+/* The response to a request and its size in memory. The total over all responses is limited too
+ * (--response-memory), because there may be thousands. Event loop's thread; while a worker has the request,
+ * it owns the error, the type and the text. */
 #ifndef KVASIR_RESPONSE_H
 #define KVASIR_RESPONSE_H
 
@@ -8,22 +8,22 @@
 #include "server/http/errors.h"
 
 struct response {
-    struct api_error error; /* http != 0: this is the answer */
-    enum error_shape shape; /* in which it is written: of which API the request is */
+    struct api_error error; /* http != 0: this is the response */
+    enum error_shape shape; /* the error format of the request's API */
     unsigned retry_after;   /* seconds, for an error of status 429 or 503; 0 = 1 */
     int status;
     const char *content_type; /* static; NULL = application/json */
     const char *allow;        /* value of the Allow header, or NULL */
-    const char *policy;       /* it is a page with this Content-Security-Policy; else NULL */
-    struct buf out;           /* body of the answer, or, streaming, the events that wait */
-    size_t bytes;             /* what the answer holds in memory: its share of *all */
+    const char *policy;       /* Content-Security-Policy of a page; else NULL */
+    struct buf out;           /* the body, or, when streaming, pending events */
+    size_t bytes;             /* memory of the response: its share of *all */
     size_t *all;
-    size_t accounted; /* of it, out */
+    size_t accounted; /* the part of it in out */
 };
 
 void response_open(struct response *a, size_t *all);
 void response_close(struct response *a);
-/* It holds `now` bytes where it held *was. */
+/* Changes the accounted bytes from *was to `now`. */
 void response_account(struct response *a, size_t *was, size_t now);
 void response_account_body(struct response *a); /* out has changed */
 

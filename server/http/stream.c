@@ -29,7 +29,7 @@ void sse_done(struct json_writer *o)
 size_t sse_first_event(const char *text, size_t len, size_t max)
 {
     size_t most = len < max ? len : max;
-    /* JSON escapes line feeds, so "\n\n" is the end of an event and nothing else. */
+    /* JSON escapes line feeds, so "\n\n" only occurs at the end of an event. */
     const char *end = memmem(text, most, "\n\n", 2);
     return end ? (size_t)(end - text) + 2 : most;
 }

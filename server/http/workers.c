@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #define WORKERS_MAX 1024u /* libuv's */
-#define MORE        4u    /* threads that are started later: the loader's and the engine's, and a margin */
+#define MORE        4u    /* threads started later: loader, engine, and a margin */
 
 static unsigned workers_set(void)
 {
@@ -39,7 +39,7 @@ static void work_run(uv_work_t *uv)
 static void work_done(uv_work_t *uv, int status)
 {
     struct work w = *(struct work *)uv->data;
-    (void)status; /* nothing is cancelled */
+    (void)status; /* never cancelled */
     free(uv->data);
     w.done(w.arg);
 }

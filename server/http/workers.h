@@ -8,8 +8,8 @@
 
 struct loop;
 
-/* Starts the workers; the environment's UV_THREADPOOL_SIZE, else as many as cores, so that one large image
- * holds up none of the small requests. Before any other thread. */
+/* Starts the workers: UV_THREADPOOL_SIZE of the environment, else one per core, so that one large image does
+ * not delay small requests. Before any other thread. */
 enum status workers_start(struct loop *loop, struct err *err) KV_MUST_CHECK;
 /* Calls run(arg) on a worker, then done(arg) on the loop. False: out of memory; neither is called. */
 bool workers_run(struct loop *loop, void (*run)(void *arg), void (*done)(void *arg), void *arg) KV_MUST_CHECK;

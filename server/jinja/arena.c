@@ -1,5 +1,5 @@
-/* Memory and errors of the template interpreter: a chunked bump arena with a byte ceiling, and the way out of
- * it all. */
+/* Memory and errors of the template interpreter: a chunked bump arena with a byte ceiling, and the error
+ * exit. */
 #include "server/jinja/internal.h"
 
 #include "config/base/checked.h"
@@ -18,7 +18,8 @@ void jn_fail(struct jn_base *b, enum jinja_error_kind code, const char *fmt, ...
     va_start(ap, fmt);
     vsnprintf(b->error.message, sizeof b->error.message, fmt, ap);
     va_end(ap);
-    /* Names and texts of the template may have been cut inside a character: the message goes into JSON. */
+    /* Names and strings of the template may be truncated inside a character, and the message goes into JSON.
+     */
     char *m = b->error.message, *end = m + strlen(m);
     while (m < end) {
         const char *next;

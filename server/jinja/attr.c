@@ -1,6 +1,6 @@
-/* `a.b`, `a['b']`, slices, and the spreading of call arguments over parameters. A missing attribute or
- * element is undefined, not an error; attributes of undefined are errors. What the reference's sandbox
- * forbids (mutating methods, names with an underscore) is undefined too. */
+/* `a.b`, `a['b']`, slices, and binding of call arguments to parameters. A missing attribute or element is
+ * undefined, not an error; attributes of undefined are errors. What the reference's sandbox forbids (mutating
+ * methods, names starting with an underscore) is undefined too. */
 #include "server/jinja/internal.h"
 
 #include <stdio.h>
@@ -162,7 +162,7 @@ struct jinja_value jn_getslice(struct jinja_ctx *c, struct jinja_value obj, stru
     from = clamp(from, lo, hi);
     if (b.type == JN_NONE || b.type == JN_MISSING) to = step > 0 ? hi : lo;
     else to = clamp(to < 0 ? to + n : to, lo, hi);
-    /* Distances are below 2^32, so a step beyond that picks one element. */
+    /* Distances are below 2^32, so a larger step picks one element. */
     step = clamp(step, -((int64_t)1 << 40), (int64_t)1 << 40);
     int64_t count = step > 0 ? (to - from + step - 1) / step : (from - to - step - 1) / -step;
     if (count < 0) count = 0;

@@ -1,10 +1,10 @@
-/* Expressions: tree + scope -> value, and calls of everything that can be called. */
+/* Expressions: tree + scope -> value, and calls. */
 #include "config/base/clock.h"
 #include "server/jinja/internal.h"
 
 #include <stdio.h>
 
-#define CLOCK_EVERY 4096 /* steps between two looks at the clock */
+#define CLOCK_EVERY 4096 /* steps between clock checks */
 
 /* ---- limits ---- */
 
@@ -34,7 +34,7 @@ void jn_enter(struct jinja_ctx *c)
 
 void jn_charge(struct jinja_ctx *c, size_t bytes)
 {
-    c->charged += bytes; /* many small pieces are work too */
+    c->charged += bytes; /* many small amounts add up */
     if (c->charged < 64) return;
     spend(c, c->charged / 64);
     c->charged %= 64;

@@ -1,4 +1,4 @@
-/* Statements: output, scopes, loops, macros; and the public face of a render: contexts, value constructors,
+/* Statements: output, scopes, loops, macros; and the public API of a render: contexts, value constructors,
  * the result. */
 #include "config/base/clock.h"
 #include "server/jinja/internal.h"
@@ -29,7 +29,7 @@ void jn_scope_set(struct jinja_ctx *c, struct jn_scope *s, uint32_t sym, struct 
     s->vals[s->count++] = v;
 }
 
-/* Lives in the arena: macros keep the scope that they were defined in. */
+/* Lives in the arena: macros keep the scope of their definition. */
 static struct jn_scope *new_scope(struct jinja_ctx *c, struct jn_scope *up)
 {
     struct jn_scope *s = jn_alloc(&c->base, sizeof *s);
@@ -66,8 +66,7 @@ static struct jinja_value capture(struct jinja_ctx *c, const struct jn_nodes *bo
     struct jn_sb sb = jn_sb_new(c), *outer = c->out;
     sb.max = c->base.limits.output_bytes_max;
     c->out = &sb;
-    (void)jn_exec(c, body, s); /* break and continue can't cross the border of a captured body: the parser saw
-                                  to it, or it ends here */
+    (void)jn_exec(c, body, s); /* break and continue end at a captured body */
     c->out = outer;
     return jn_sb_value(c, &sb);
 }
@@ -102,7 +101,7 @@ static enum jn_flow exec_for_items(struct jinja_ctx *c, const struct jn_node *n,
             jn_fail(&c->base, JINJA_LIMIT, "the template's loops ran more than %llu times",
                     (unsigned long long)c->base.limits.loops_max);
         loop->index0 = i;
-        inner->count = 0; /* what an iteration sets, the next one does not see */
+        inner->count = 0; /* variables set in one iteration are not visible in the next */
         jn_scope_set(c, inner, c->t->sym_loop, JN_V(JN_LOOP, p, loop));
         jn_assign(c, n->a, inner, items->v[i]);
         enum jn_flow flow = jn_exec(c, &n->body, inner);
@@ -110,8 +109,8 @@ static enum jn_flow exec_for_items(struct jinja_ctx *c, const struct jn_node *n,
         finished |= flow == FLOW_ON;
     }
     c->running = loop->outer;
-    /* The reference runs `else` when no iteration reached its end, be it because of break or continue. A
-     * `break` in it belongs to the loop around. */
+    /* The reference runs `else` when no iteration completed, also because of break or continue. A `break` in
+     * it belongs to the enclosing loop. */
     return finished ? FLOW_ON : jn_exec(c, &n->orelse, new_scope(c, s));
 }
 
@@ -398,13 +397,13 @@ static void make(struct jinja_ctx *c, struct making *m)
     }
 }
 
-/* The first error stays for jinja_render to report; after it nothing is made any more. */
+/* The first error is kept for jinja_render to report; after it nothing more is created. */
 static struct jinja_value make_guarded(struct jinja_ctx *c, struct making *m)
 {
     jmp_buf here;
     m->out = jinja_none();
     if (c->base.error.code) return m->out;
-    if (c->base.on_error) { /* within a render, whose error it then is */
+    if (c->base.on_error) { /* within a render: raise the error there */
         make(c, m);
         return m->out;
     }

@@ -1,4 +1,4 @@
-/* Filters on text, numbers and whole values, the calls of all filters, and tests. Filters on sequences are in
+/* Filters on text, numbers and whole values, filter calls, and tests. Filters on sequences are in
  * jinja/filters_seq.c. */
 #include "config/base/utf8.h"
 #include "server/jinja/internal.h"
@@ -509,9 +509,7 @@ static bool same_object(struct jinja_value a, struct jinja_value b)
     case JN_NONE: return true;
     case JN_UNDEF: return false;
     case JN_BIG:
-    case JN_STR:
-        return jn_str_cmp(a.u.s, b.u.s) ==
-               0; /* the reference answers by interning: not something to rely on */
+    case JN_STR: return jn_str_cmp(a.u.s, b.u.s) == 0; /* the reference depends on interning: not reliable */
     case JN_FLOAT: return a.u.f == b.u.f;
     case JN_FUNC: return a.kind == b.kind;
     case JN_VIEW: return false;

@@ -1,5 +1,5 @@
-/* Filters on sequences and mappings. What the reference computes lazily is computed at once; the result is
- * still consumed only once. */
+/* Filters on sequences and mappings. Lazy results of the reference are computed eagerly; the result is still
+ * consumed only once. */
 #include "server/jinja/internal.h"
 
 #include <stdio.h>
@@ -17,7 +17,7 @@ static struct jinja_value as_iter(struct jinja_value list)
 struct getter {
     struct jinja_value part[ATTR_PARTS_MAX];
     uint32_t count;
-    struct jinja_value fallback; /* for undefined values on the way; JN_MISSING = none */
+    struct jinja_value fallback; /* for undefined intermediate values; JN_MISSING = none */
 };
 
 static void add_part(struct jinja_ctx *c, struct getter *g, const struct jinja_str *s, size_t from, size_t to)
@@ -364,7 +364,7 @@ FILTER(f_map)
         if (!jn_truth(v)) return as_iter(out);
         jn_error(c, "map requires a filter argument");
     }
-    if (!jn_truth(v)) return as_iter(out); /* the reference does not even look at it then */
+    if (!jn_truth(v)) return as_iter(out); /* the reference does not evaluate it then */
     const struct jinja_list *l = jn_items_of(c, v);
     for (uint32_t i = 0; i < l->count; i++)
         jn_list_push(c, out.u.l,

@@ -1,12 +1,11 @@
-/* `'%s' % x` and `'{}'.format(x)`: the conversions that C's printf has too, which prints the numbers. Fields
- * of
- * `{}` are plain: a name or a number, and a width, precision and type. Origins are kept. */
+/* `'%s' % x` and `'{}'.format(x)`: the conversions of C's printf, which prints the numbers. Fields of `{}`
+ * are plain: a name or a number, and a width, precision and type. Origins are kept. */
 #include "server/jinja/internal.h"
 
 #include <math.h>
 #include <stdio.h>
 
-#define WIDTH_MAX 100000 /* of a field; more can only be an attack or a mistake */
+#define WIDTH_MAX 100000 /* of a field; more is an attack or a mistake */
 
 struct field {
     char flags[5], type;  /* type 0 = not given */
@@ -23,7 +22,7 @@ static int field_number(struct jinja_ctx *c, const char **p, const char *end)
     return n;
 }
 
-/* [flags][width][.precision][type], the flags out of `flags`; returns what is behind it. */
+/* [flags][width][.precision][type], the flags out of `flags`; returns the position after it. */
 static const char *parse_field(struct jinja_ctx *c, const char *p, const char *end, const char *flags,
                                struct field *f)
 {
@@ -90,7 +89,7 @@ struct percent {
     const struct jinja_list *items; /* of a tuple, or NULL: one value */
     struct jinja_value args;
     uint32_t next;
-    bool mapped; /* some %(name) was seen */
+    bool mapped; /* a %(name) was seen */
 };
 
 static struct jinja_value next_arg(struct percent *x)
@@ -99,7 +98,7 @@ static struct jinja_value next_arg(struct percent *x)
     return x->items ? x->items->v[x->next++] : (x->next++, x->args);
 }
 
-/* One conversion; p is behind the '%'. */
+/* One conversion; p is after the '%'. */
 static const char *percent_one(struct percent *x, struct jn_sb *sb, const struct jinja_str *fmt,
                                const char *p)
 {

@@ -1,9 +1,9 @@
-/* Shared by the files of the interpreter (server/jinja*.c) and by nobody else.
+/* Private to the interpreter (server/jinja).
  *
- * Errors leave through longjmp to jinja_parse / jinja_render: no function of the interpreter holds anything
- * but arena memory (and the output buffer, which the context owns), so nothing can leak, and an evaluator of
- * two dozen mutually recursive functions stays readable. Every recursion passes jn_enter, which bounds its
- * depth and counts steps. */
+ * Errors leave through longjmp to jinja_parse / jinja_render: interpreter functions own only arena memory
+ * (and the output buffer, which the context owns), so nothing can leak, and an evaluator of two dozen
+ * mutually recursive functions stays readable. Every recursion goes through jn_enter, which bounds depth and
+ * counts steps. */
 #ifndef KVASIR_JINJA_INTERNAL_H
 #define KVASIR_JINJA_INTERNAL_H
 
@@ -20,16 +20,16 @@ struct jn_chunk {
     _Alignas(16) char data[];
 };
 struct jn_arena {
-    struct jn_chunk *head; /* the one that is being filled */
+    struct jn_chunk *head; /* the one being filled */
     size_t bytes, bytes_max;
 };
 
-/* What can fail and how it says so: the parser and a render both start with one. */
+/* Error state and memory: the common first member of the parser and the render. */
 struct jn_base {
     struct jn_arena arena;
     struct jinja_limits limits;
     jmp_buf *on_error;
-    uint32_t line; /* of the template: where we are */
+    uint32_t line; /* current line of the template */
     struct jinja_error error;
 };
 _Noreturn void jn_fail(struct jn_base *b, enum jinja_error_kind code, const char *fmt, ...)
@@ -52,17 +52,17 @@ enum jn_type {
     JN_LIST,
     JN_TUPLE, /* u.l; kind 1: group of groupby (attributes grouper, list) */
     JN_DICT,
-    JN_NS,     /* namespace: u.d */
-    JN_RANGE,  /* u.p = struct jn_range */
-    JN_ITER,   /* what is a generator or iterator in the reference: u.l, consumed once */
-    JN_VIEW,   /* dict view: u.d, kind = enum jn_view */
-    JN_MACRO,  /* u.p = struct jn_macro */
-    JN_FUNC,   /* global function: kind = enum jn_func */
-    JN_METHOD, /* u.p = struct jn_bound */
-    JN_LOOP,   /* u.p = struct jn_loop */
-    JN_CYCLER, /* u.p = struct jn_cycler: cycler() and joiner() */
-    JN_BIG, /* an int beyond 64 bits: u.s = its digits, with a minus where it is negative, and a NUL behind */
-    JN_MISSING, /* no value at all: an argument that was not given. Never visible to a template. */
+    JN_NS,      /* namespace: u.d */
+    JN_RANGE,   /* u.p = struct jn_range */
+    JN_ITER,    /* a generator or iterator in the reference: u.l, consumed once */
+    JN_VIEW,    /* dict view: u.d, kind = enum jn_view */
+    JN_MACRO,   /* u.p = struct jn_macro */
+    JN_FUNC,    /* global function: kind = enum jn_func */
+    JN_METHOD,  /* u.p = struct jn_bound */
+    JN_LOOP,    /* u.p = struct jn_loop */
+    JN_CYCLER,  /* u.p = struct jn_cycler: cycler() and joiner() */
+    JN_BIG,     /* an int beyond 64 bits: u.s = its digits, with a minus if negative, NUL-terminated */
+    JN_MISSING, /* no value: an argument that was not given. Never visible to a template. */
 };
 enum jn_undef { JN_U_NAME, JN_U_ATTR, JN_U_ITEM, JN_U_TEXT, JN_U_UNSAFE };
 enum jn_view { JN_V_KEYS, JN_V_VALUES, JN_V_ITEMS };
@@ -206,7 +206,7 @@ struct jn_sym {
     bool read; /* some expression loads it */
 };
 struct jinja_template {
-    struct jn_base base; /* owns the tree's memory; nothing in it changes after the parse */
+    struct jn_base base; /* owns the tree's memory; immutable after the parse */
     const char *src;
     size_t src_len;
     struct jn_nodes body;
@@ -279,17 +279,17 @@ struct jn_nodes jn_parse_statements(struct jn_parser *p);
 /* ---- a render ---- */
 
 struct jn_scope {
-    struct jn_scope *up; /* NULL: the root, whose variables lie in jinja_ctx.root */
+    struct jn_scope *up; /* NULL: the root, whose variables are in jinja_ctx.root */
     uint32_t *syms;
     struct jinja_value *vals;
     uint32_t count, cap;
 };
 struct jn_macro {
     const struct jn_node *node;
-    struct jn_scope *scope; /* where it was defined */
+    struct jn_scope *scope; /* the scope of its definition */
 };
 struct jn_loop {
-    const struct jn_loop *outer; /* running around this one */
+    const struct jn_loop *outer; /* the enclosing loop */
     struct jinja_list *items;
     uint32_t index0, depth0;
     const struct jn_node *node; /* recursive loops only */
@@ -331,7 +331,7 @@ struct jinja_ctx {
     const struct jn_loop *running; /* the innermost loop; after an error the one that it happened in */
     uint64_t started_us;
     uint64_t next_clock_check;
-    size_t charged; /* bytes that are no whole step yet */
+    size_t charged; /* bytes not yet adding up to a step */
     struct jn_sb *out;
     struct jn_sb top;
     bool have_now;
@@ -344,7 +344,7 @@ static inline void jn_leave(struct jinja_ctx *c)
 {
     c->depth--;
 }
-void jn_charge(struct jinja_ctx *c, size_t bytes); /* work that is proportional to bytes or elements */
+void jn_charge(struct jinja_ctx *c, size_t bytes); /* work proportional to bytes or elements */
 #define jn_error(c_, ...) jn_fail(&(c_)->base, JINJA_RUNTIME, __VA_ARGS__)
 
 /* strings (jinja/string.c) */
@@ -385,7 +385,7 @@ int jn_str_cased(
 
 /* Unicode (jinja/unicode.c) */
 uint32_t jn_decode(const char *p, const char *end,
-                   const char **next); /* one code point; a broken byte is U+FFFD, one byte long */
+                   const char **next); /* one code point; an invalid byte is U+FFFD, one byte long */
 size_t jn_count_chars(const char *p, size_t len);
 bool jn_is_space(uint32_t cp);
 bool jn_is_printable(uint32_t cp);
@@ -416,7 +416,7 @@ bool jn_contains(struct jinja_ctx *c, struct jinja_value container, struct jinja
 struct jinja_value jn_binary(struct jinja_ctx *c, enum jn_op op, struct jinja_value a, struct jinja_value b);
 bool jn_is_iterable(struct jinja_value v);
 struct jinja_list *jn_items_of(struct jinja_ctx *c,
-                               struct jinja_value v); /* iterates: a list that must not be changed */
+                               struct jinja_value v); /* iterates: a list that must not be modified */
 bool jn_length(struct jinja_ctx *c, struct jinja_value v, int64_t *out); /* false: has no length */
 struct jinja_value jn_undef(enum jn_undef kind, const struct jinja_str *name, uint32_t of_type);
 struct jinja_value jn_undef_text(struct jinja_ctx *c, const char *text);
@@ -448,8 +448,8 @@ void jn_bind(struct jinja_ctx *c, const char *func, const struct jn_args *a, con
 int64_t jn_want_int(struct jinja_ctx *c, const char *what, struct jinja_value v);
 const struct jinja_str *jn_want_str(struct jinja_ctx *c, const char *what, struct jinja_value v);
 
-/* filters and tests (jinja/filters.c, jinja/filters_seq.c): value | name(arguments), these as they stand in
- * `params`, JN_MISSING where none is given; JN_RAW: as they were written, in `a`. */
+/* filters and tests (jinja/filters.c, jinja/filters_seq.c): value | name(arguments), the arguments in the
+ * order of `params`, JN_MISSING if not given; JN_RAW: as written, in `a`. */
 #define JN_FILTER_ARGS 4
 #define JN_RAW         UINT8_MAX
 #define GIVEN(v_)      ((v_).type != JN_MISSING)

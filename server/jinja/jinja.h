@@ -4,19 +4,18 @@
  *
  * A parsed template is immutable and shared by all threads. A context (variables, memory, limits) belongs to
  * one render on one thread. The interpreter does no I/O, reads no environment and knows nothing of JSON
- * libraries, models or requests; only the clock is read from outside, and the caller can set it.
+ * libraries, models or requests; it only reads the clock, and the caller can set it.
  *
- * Every string remembers, byte by byte, where it came from; the output is text plus runs of origin, so that a
- * tokenizer can refuse control tokens that a client typed, and an explanation can name the message that a
- * token stands for. Concatenation, slicing, trimming, splitting, replacing, case mapping, formatting and
- * tojson keep origins.
+ * Every string tracks the origin of each byte; the output is text plus runs of origin, so that a tokenizer
+ * can refuse control tokens in client text, and cache_info can name the message that a token came from.
+ * Concatenation, slicing, trimming, splitting, replacing, case mapping, formatting and tojson keep origins.
  *
- * Known distance from the reference: integers are 64 bit (overflow is an error), but for those of the request
- * and of from_json, which print and compare whatever their size; case mapping is per character (plus ß and
- * final sigma); generators are evaluated eagerly; a variable of the request stays visible to an inner scope
- * where the reference hides it because the outer scope assigns that name later on; slicing a constant that
- * can't be sliced is always an error; `include import extends block do autoescape` are refused at parse time;
- * the filters filesizeformat pprint random striptags urlencode urlize wordwrap xmlattr do not exist. */
+ * Known differences from the reference: integers are 64 bit (overflow is an error), except those of the
+ * request and of from_json, which print and compare at any size; case mapping is per character (plus ß and
+ * final sigma); generators are evaluated eagerly; a request variable stays visible to an inner scope where
+ * the reference hides it because the outer scope assigns that name later; slicing a constant that can't be
+ * sliced is always an error; `include import extends block do autoescape` are refused at parse time; the
+ * filters filesizeformat pprint random striptags urlencode urlize wordwrap xmlattr do not exist. */
 #ifndef KVASIR_JINJA_H
 #define KVASIR_JINJA_H
 
@@ -28,19 +27,18 @@
 #include <time.h>
 
 enum jinja_origin {
-    JINJA_TEMPLATE =
-        0,           /* literals of the template and values that the server itself passes (special tokens) */
-    JINJA_INPUT = 1, /* anything that a client sent */
+    JINJA_TEMPLATE = 0, /* template literals and values from the server itself (special tokens) */
+    JINJA_INPUT = 1,    /* anything that a client sent */
     JINJA_ASSISTANT =
-        2, /* content of an assistant message: a client sent it, but a model is meant to have written it */
+        2, /* content of an assistant message: sent by a client, but presumably written by a model */
 };
-/* Where an `origin` is asked for, a number of the caller's choice (below 2^30) may go along: it comes back in
- * the output's runs. */
+/* An `origin` argument may carry a number of the caller's choice (below 2^30), which is returned in the
+ * output's runs. */
 #define JINJA_FROM(origin, source) ((uint32_t)(origin) | (uint32_t)(source) << 2)
 
 enum jinja_error_kind {
     JINJA_OK = 0,
-    JINJA_SYNTAX,  /* the template can't be parsed, or uses something that we don't have */
+    JINJA_SYNTAX,  /* the template can't be parsed, or uses something unsupported */
     JINJA_RUNTIME, /* an error while rendering: undefined value used, wrong type ... */
     JINJA_RAISED,  /* the template called raise_exception: the message is meant for the client */
     JINJA_LIMIT,   /* a limit was hit */
@@ -82,21 +80,20 @@ enum status jinja_parse(const char *src, size_t len, const struct jinja_limits *
                         struct jinja_template **out, struct jinja_error *err) KV_MUST_CHECK;
 void jinja_free(struct jinja_template *t); /* NULL is fine */
 const char *jinja_source(const struct jinja_template *t, size_t *len);
-/* Does the template read a variable of this name anywhere? */
+/* Does the template read a variable of this name? */
 bool jinja_reads(const struct jinja_template *t, const char *name);
 /* Does the template iterate over (or index) message content, directly, through a `set` alias or as a macro's
  * argument? */
 bool jinja_iterates_content(const struct jinja_template *t);
 
-/* A value; 16 bytes, cheap to copy, memory belongs to the context. The fields are the interpreter's business:
- * use the functions.
- */
+/* A value; 16 bytes, cheap to copy, memory belongs to the context. The fields are private to the interpreter:
+ * use the functions. */
 struct jinja_str;
 struct jinja_list;
 struct jinja_dict;
 struct jinja_value {
     uint8_t type, kind, n, unused;
-    uint32_t origin; /* of what prints; strings carry their own runs */
+    uint32_t origin; /* of the printed form; strings carry their own runs */
     union {
         int64_t i;
         double f;
@@ -112,15 +109,15 @@ struct jinja_ctx;
 struct jinja_ctx *jinja_ctx_create(const struct jinja_limits *limits);
 void jinja_ctx_destroy(struct jinja_ctx *c); /* NULL is fine */
 
-/* Constructors. Strings are borrowed: they must stay until the render is over (jinja_string_copy copies).
- * When memory or a limit runs out they return none and the context remembers the error, which jinja_render
- * then reports: no need to check each call. */
+/* Constructors. Strings are borrowed and must outlive the render (jinja_string_copy copies). Out of memory or
+ * over a limit they return none and the context keeps the error, which jinja_render reports: no need to check
+ * each call. */
 struct jinja_value jinja_none(void);
 struct jinja_value jinja_bool(bool b);
 struct jinja_value jinja_int(int64_t i);
 struct jinja_value jinja_float(double f);
 struct jinja_value jinja_int_digits(struct jinja_ctx *c, const char *digits, size_t len,
-                                    uint32_t origin); /* decimal, perhaps a minus; of any size; copied */
+                                    uint32_t origin); /* decimal, with optional minus; any size; copied */
 struct jinja_value jinja_string(struct jinja_ctx *c, const char *text, size_t len, uint32_t origin);
 struct jinja_value jinja_string_copy(struct jinja_ctx *c, const char *text, size_t len, uint32_t origin);
 struct jinja_value jinja_list(struct jinja_ctx *c, uint32_t origin);
@@ -136,11 +133,11 @@ void jinja_set(struct jinja_ctx *c, const char *name, struct jinja_value value);
 /* The time that strftime_now prints; without it, local time at the first use within a render. */
 void jinja_set_now(struct jinja_ctx *c, const struct tm *now);
 
-/* A stretch of the output with one origin. */
+/* A run of the output with one origin. */
 struct jinja_run {
     size_t len; /* bytes, > 0 */
     enum jinja_origin origin;
-    uint32_t source; /* of JINJA_FROM; 0 = none */
+    uint32_t source; /* the number from JINJA_FROM; 0 = none */
 };
 struct jinja_output {
     char *text; /* owned; NUL after text[len-1] */
@@ -158,8 +155,8 @@ const char *jinja_trim(const char *text, size_t *len, int sides);
  * err must not be NULL. */
 enum status jinja_render(const struct jinja_template *t, struct jinja_ctx *c, struct jinja_output *out,
                          struct jinja_error *err) KV_MUST_CHECK;
-/* After a render that failed: 1 if the innermost loop that was running is at this very dict, 2 if the one
- * around it is ...; 0 = none. */
+/* After a failed render: 1 if the innermost running loop is at this dict, 2 if the loop around it is ...; 0 =
+ * none. */
 uint32_t jinja_error_loop(const struct jinja_ctx *c, struct jinja_value item);
 
 #endif

@@ -22,7 +22,7 @@ static void json_string(struct jinja_ctx *c, struct jn_sb *sb, const struct jinj
         else if (ascii && cp >= 0x10000)
             snprintf(esc, sizeof esc, "\\u%04x\\u%04x", 0xd800 + ((cp - 0x10000) >> 10),
                      0xdc00 + ((cp - 0x10000) & 0x3ff));
-        else continue; /* printed as part of the stretch that began at `from` */
+        else continue; /* printed as part of the run from `from` */
         jn_sb_slice(c, sb, s, (size_t)(from - s->p), (size_t)(p - s->p));
         jn_sb_bytes(c, sb, esc, strlen(esc), jn_origin_at(s, (size_t)(p - s->p)));
         from = next;
@@ -69,7 +69,7 @@ static void json_value(struct jinja_ctx *c, struct jn_sb *sb, struct jinja_value
 
 static void put_sep(struct jinja_ctx *c, struct jn_sb *sb, struct jinja_value sep, uint32_t origin)
 {
-    /* Separators that the template gave keep their own origin; the usual ones belong to the container. */
+    /* Separators from the template keep their own origin; default ones have the container's. */
     if (sep.n) jn_sb_str(c, sb, sep.u.s);
     else jn_sb_bytes(c, sb, sep.u.s->p, sep.u.s->len, origin);
 }

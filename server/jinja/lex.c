@@ -62,8 +62,8 @@ static void push_data(struct lex *x, const char *from, const char *to, char sign
     count_lines(x, from, to);
 }
 
-/* Past "%}", "-%}" or "+%}" at p (first is '%' or '#'), white space control applied; NULL if none stands
- * there. */
+/* Past "%}", "-%}" or "+%}" at p (first is '%' or '#'), white space control applied; NULL if there is none.
+ */
 static const char *block_close(const char *p, const char *end, char first)
 {
     char sign = 0;
@@ -81,7 +81,7 @@ static const char *word_at(const char *p, const char *end, const char *word)
     return (size_t)(end - p) >= n && memcmp(p, word, n) == 0 ? p + n : NULL;
 }
 
-/* Is this "{% raw %}"? p points behind "{%" and the sign. */
+/* Is this "{% raw %}"? p points after "{%" and the sign. */
 static const char *raw_open(const char *p, const char *end)
 {
     p = word_at(skip_space(p, end), end, "raw");
@@ -157,7 +157,7 @@ static const char *unescape(struct lex *x, const char *p, const char *end, char 
     }
     if (*p == 'N') lex_fail(x, "named characters in string literals are not supported");
     *(*out)++ = '\\';
-    if ((unsigned char)*p >= 0x80) { /* the reference escapes it before it looks at the backslash */
+    if ((unsigned char)*p >= 0x80) { /* the reference escapes it before handling the backslash */
         const char *next;
         uint32_t cp = jn_decode(p, end, &next);
         *out += snprintf(*out, 11, cp < 0x100 ? "x%02x" : cp < 0x10000 ? "u%04x" : "U%08x", cp);

@@ -9,8 +9,8 @@
 #define ON(t_)  (1u << (t_))
 #define ARG_MAX 4
 
-/* METHOD, "name", types that have it, how many arguments it takes and needs, their names: those matter only
- * where Python allows keywords; positional-only ones have names that no template can write. */
+/* METHOD, "name", types that have it, how many arguments it takes and needs, their names: relevant only where
+ * Python allows keywords; positional-only ones have names that no template can write. */
 #define METHODS(M)                                                                                           \
     M(CAPITALIZE, "capitalize", ON(JN_STR), 0, 0, 0)                                                         \
     M(CASEFOLD, "casefold", ON(JN_STR), 0, 0, 0)                                                             \
@@ -96,8 +96,8 @@ int32_t jn_find_method(struct jinja_value self, const struct jinja_str *name)
 
 /* ---- strings: searching ---- */
 
-/* The optional [start, end) of find, count, startswith ... in bytes of s; false if the window is empty in a
- * way that nothing is found. */
+/* The optional [start, end) of find, count, startswith ... in bytes of s; false if the window can't contain a
+ * match. */
 static bool window(struct jinja_ctx *c, const struct jinja_str *s, const struct jinja_value *args,
                    size_t *from, size_t *to)
 {
@@ -177,7 +177,7 @@ static struct jinja_value starts_ends(struct jinja_ctx *c, const struct jinja_st
     return JN_V(JN_BOOL, i, hit);
 }
 
-/* ---- strings: taking apart ---- */
+/* ---- strings: splitting ---- */
 
 static void split_space(struct jinja_ctx *c, const struct jinja_str *s, int64_t max, struct jinja_list *out)
 {
@@ -201,7 +201,7 @@ static void rsplit_space(struct jinja_ctx *c, const struct jinja_str *s, int64_t
     struct jinja_list all = {0};
     split_space(c, s, INT64_MAX, &all);
     uint32_t keep = max < (int64_t)all.count ? (uint32_t)max : all.count;
-    if (keep < all.count) { /* everything before the last `keep` words is one piece */
+    if (keep < all.count) { /* everything before the last `keep` words is one element */
         const struct jinja_str *last = all.v[all.count - keep - 1].u.s;
         jn_list_push(c, out, jn_slice_bytes(c, s, 0, (size_t)(last->p - s->p) + last->len));
     }
@@ -561,15 +561,15 @@ static struct jinja_value make_cycler(struct jinja_ctx *c, const struct jn_args 
 
 /* ---- time ---- */
 
-/* The moment of the render, the same for all of it. Python's strftime is the C library's; a time without a
- * zone prints none. */
+/* The time of the render, constant throughout. Python's strftime is the C library's; a time without a zone
+ * prints none. */
 static struct jinja_value strftime_now(struct jinja_ctx *c, const struct jn_args *a)
 {
     static const char *const params[] = {"format"};
     struct jinja_value arg;
     jn_bind(c, "strftime_now", a, params, 1, 1, &arg);
     const struct jinja_str *f = jn_want_str(c, "strftime_now", arg);
-    if (!c->have_now) { /* one moment for the whole render */
+    if (!c->have_now) { /* one time for the whole render */
         time_t now = time(NULL);
         localtime_r(&now, &c->now);
         c->have_now = true;

@@ -12,7 +12,7 @@ static struct jn_node *parse_or(struct jn_parser *p);
 static struct jn_node *parse_unary(struct jn_parser *p, bool with_filter);
 static struct jn_node *parse_postfix(struct jn_parser *p, struct jn_node *n);
 
-/* ---- tools ---- */
+/* ---- helpers ---- */
 
 void jn_syntax(struct jn_parser *p, const char *fmt, ...)
 {
@@ -99,7 +99,7 @@ void jn_push_node(struct jn_parser *p, struct jn_nodes *list, struct jn_node *n)
     list->v[list->count++] = n;
 }
 
-/* Constants are shared by threads: nothing in them is filled in later. */
+/* Constants are shared by threads: nothing in them is computed lazily. */
 struct jinja_value jn_const_str(struct jn_base *b, const char *p, size_t len)
 {
     struct jinja_str *s = jn_alloc(b, sizeof *s);
@@ -157,7 +157,7 @@ static struct jn_node *parse_string(struct jn_parser *p)
     size_t len = 0;
     while (p->tok->type == T_STRING) len += (p->tok++)->len;
     const char *text = first->p;
-    if (p->tok - first > 1) { /* neighbours are one literal */
+    if (p->tok - first > 1) { /* adjacent literals are joined */
         char *buf = jn_alloc(p->b, len + 1), *o = buf;
         for (const struct jn_token *t = first; t < p->tok; t++) {
             memcpy(o, t->p, t->len);
@@ -595,8 +595,8 @@ static struct jn_node *parse_or(struct jn_parser *p)
     return a;
 }
 
-/* Is this expression the first part of `x if y`? Filters in it then may be unknown (`soft`). The `if` is seen
- * only afterwards, so look ahead for it on this level of brackets. */
+/* Is this expression the first part of `x if y`? Filters in it then may be unknown (`soft`). The `if` comes
+ * later, so look ahead for it at this bracket level. */
 static bool if_follows(const struct jn_parser *p)
 {
     int level = 0;

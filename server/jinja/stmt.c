@@ -1,5 +1,5 @@
-/* Tokens -> statement trees, and the public face of a parsed template: symbols, parse and free, what it
- * reads. */
+/* Tokens -> statement trees, and the public API of a parsed template: symbols, parse and free, what it reads.
+ */
 #include "config/base/utf8.h"
 #include "server/jinja/internal.h"
 
@@ -64,7 +64,7 @@ static struct jn_nodes parse_block(struct jn_parser *p, const char *end)
     return body;
 }
 
-/* Body of a new scope: what is known to stand in an `if` is known no more, as in the reference's compiler. */
+/* Body of a new scope: `soft` is reset, as in the reference's compiler. */
 static struct jn_nodes parse_scope_block(struct jn_parser *p, const char *end)
 {
     bool soft = p->soft;
@@ -166,7 +166,7 @@ static void parse_signature(struct jn_parser *p, struct jn_node *n)
     jn_expect_op(p, ")");
 }
 
-/* Long chains of operators are deep trees: walks that are not evaluation have their own bound. */
+/* Long chains of operators are deep trees: walks other than evaluation have their own bound. */
 #define TREE_DEPTH_MAX 4000
 
 /* Does the tree load one of the three names that a macro gets for free? Stops where another macro starts to
@@ -205,7 +205,7 @@ static void parse_macro_body(struct jn_parser *p, struct jn_node *n, const char 
     n->body = parse_scope_block(p, end);
     p->loop_depth = loops;
     n->flag = specials_in(p->t, &n->body, 0);
-    for (uint32_t i = 0; i < n->list.count; i++) { /* a parameter of that name is an ordinary one */
+    for (uint32_t i = 0; i < n->list.count; i++) { /* a parameter of that name is ordinary */
         uint32_t sym = n->list.v[i]->sym;
         if (sym == p->t->sym_kwargs) n->flag &= (uint8_t)~JN_USES_KWARGS;
         if (sym == p->t->sym_varargs) n->flag &= (uint8_t)~JN_USES_VARARGS;
@@ -309,7 +309,7 @@ static bool at_end(const struct jn_parser *p, const char *const *ends)
     return false;
 }
 
-/* Data, prints and tags until one of `ends` stands in a tag; with ends == NULL until the template ends. */
+/* Data, prints and tags until a tag in `ends`; with ends == NULL until the template ends. */
 static struct jn_nodes parse_body(struct jn_parser *p, const char *const *ends)
 {
     struct jn_nodes body = {0};
@@ -359,7 +359,7 @@ struct jn_nodes jn_parse_statements(struct jn_parser *p)
     return parse_body(p, NULL);
 }
 
-/* ---- the public face ---- */
+/* ---- public API ---- */
 
 /* Copies the source with \n newlines and without one newline at its end. */
 static void take_source(struct jinja_template *t, const char *src, size_t len)

@@ -1,6 +1,6 @@
-/* Strings of the template interpreter: text plus, byte by byte, its origin. Everything that makes a string
- * from strings goes through the builder here, which carries origins along. Also the operations that filters
- * and str methods share. */
+/* Strings of the template interpreter: text plus, byte by byte, its origin. Every operation that builds
+ * strings uses the builder here, which preserves origins. Also operations shared by filters and str methods.
+ */
 #include "config/base/utf8.h"
 #include "server/jinja/internal.h"
 
@@ -170,7 +170,7 @@ int jn_str_cmp(const struct jinja_str *a, const struct jinja_str *b)
 
 /* ---- printing ---- */
 
-/* Python's repr of a float: the shortest digits that read back to the same number. */
+/* Python's repr of a float: the shortest digits that round-trip. */
 size_t jn_float_repr(double f, char out[40])
 {
     if (isnan(f)) return (size_t)snprintf(out, 40, "nan");
@@ -392,7 +392,7 @@ struct jinja_value jn_strip(struct jinja_ctx *c, const struct jinja_str *s, stru
     return with_markup(c, jn_slice_bytes(c, s, (size_t)(a - s->p), (size_t)(b - s->p)), s->markup);
 }
 
-/* Small sigma at the end of a word has a form of its own. */
+/* Small sigma has its own form at the end of a word. */
 static bool final_sigma(const struct jinja_str *s, const char *p, const char *next)
 {
     const char *end = s->p + s->len, *q = p, *ignored;
@@ -413,7 +413,7 @@ static struct jinja_value fold(struct jinja_ctx *c, const struct jinja_str *s, e
         bool up = how == FOLD_UPPER || (how == FOLD_CAPITAL && p == s->p);
         char out[8];
         size_t n;
-        if (up && cp == 0xdf) { /* sharp s: the one common letter whose capital is two */
+        if (up && cp == 0xdf) { /* sharp s: the only common letter with a two-letter capital */
             memcpy(out, how == FOLD_UPPER ? "SS" : "Ss", 2);
             n = 2;
         } else if (!up && cp == 0x3a3 && final_sigma(s, p, next)) {

@@ -13,7 +13,7 @@ uint32_t jn_decode(const char *p, const char *end, const char **next)
     return cp < UTF8_BAD ? cp : UTF8_REPLACEMENT;
 }
 
-/* Counts as jn_decode steps, so broken text can't make indexes and lengths disagree. */
+/* Counts as jn_decode steps, so invalid text can't make indexes and lengths disagree. */
 size_t jn_count_chars(const char *p, size_t len)
 {
     size_t n = 0;

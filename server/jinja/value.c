@@ -46,7 +46,7 @@ static uint32_t mix(uint64_t x)
     return (uint32_t)(x ^ (x >> 32));
 }
 
-/* Equal keys must hash alike: 1, 1.0 and true are one key. Depth of tuples was checked by jn_hashable. */
+/* Equal keys must hash alike: 1, 1.0 and true are one key. Depth of tuples is checked by jn_hashable. */
 static uint32_t hash_value(struct jinja_value v)
 {
     uint32_t h = 2166136261u;
@@ -264,8 +264,8 @@ static struct jinja_value pair(struct jinja_ctx *c, struct jinja_value a, struct
     return t;
 }
 
-/* The elements as a list. For lists and tuples it is the list itself; a generator gives what is left of it
- * and is empty from then on. */
+/* The elements as a list. For lists and tuples it is the list itself; a generator yields its remaining
+ * elements and is then empty. */
 struct jinja_list *jn_items_of(struct jinja_ctx *c, struct jinja_value v)
 {
     if (v.type == JN_LIST || v.type == JN_TUPLE) return v.u.l;
@@ -308,8 +308,8 @@ struct jinja_list *jn_items_of(struct jinja_ctx *c, struct jinja_value v)
     return out.u.l;
 }
 
-/* ---- whole numbers that 64 bits don't hold: the digits that were written. They print and compare as
- * Python's do; arithmetic on them is an error. ---- */
+/* ---- integers beyond 64 bits: kept as written digits. They print and compare as in Python; arithmetic on
+ * them is an error. ---- */
 
 struct jinja_value jn_int_digits(struct jinja_ctx *c, const char *text, size_t len, uint32_t origin)
 {

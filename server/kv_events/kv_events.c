@@ -1,4 +1,4 @@
-/* See kv_events.h. The sockets are the thread's from its start to its end; the queue is shared. */
+/* See kv_events.h. The sockets belong to the thread while it runs; the queue is shared. */
 #include "server/kv_events/kv_events.h"
 
 #include "config/base/clock.h"
@@ -16,15 +16,15 @@
 #include <zmq.h>
 
 enum {
-    REPLAY_BATCHES = 10000, /* kept at most, and of so many bytes: */
+    REPLAY_BATCHES = 10000, /* stored at most, and so many bytes: */
     REPLAY_BYTES = 64 << 20,
     QUEUE_BYTES = 64 << 20,
     QUEUE_KEEP = 1 << 20, /* memory that an empty queue keeps */
     BATCH_BYTES = 1 << 20,
-    SEND_BATCHES = 4096, /* that wait for one subscriber; beyond it, it misses some and sees it */
-    RESYNC_MS = 1000,    /* subscribers that come together are told together */
+    SEND_BATCHES = 4096, /* queued per subscriber; above that it misses some and notices */
+    RESYNC_MS = 1000,    /* subscribers that connect together share a resync */
     LINGER_MS = 200,
-    ZMQ_THREADS = 4 /* two of its own, ours, and a margin */
+    ZMQ_THREADS = 4 /* two of ZeroMQ's, ours, and a margin */
 };
 
 struct batch {
@@ -45,8 +45,8 @@ struct kv_events {
 
     pthread_mutex_t lock;
     struct buf queue; /* records: kv_wire.h */
-    bool lost;        /* something did not fit: nothing is taken before all is told again */
-    bool telling;     /* that is going on: it fits, as the tree did */
+    bool lost;        /* an event did not fit: no events until the next resync */
+    bool telling;     /* resync in progress: it fits, because the tree does */
     bool stop;
 
     /* the thread's */
@@ -55,7 +55,7 @@ struct kv_events {
     uint32_t kept_first, kept_count;
     size_t kept_bytes;
     uint64_t seq, resync_ms;
-    bool resync_due, failed; /* asked for; the last send failed */
+    bool resync_due, failed; /* requested; the last send failed */
 };
 
 /* ---- the engine thread's side ---- */
@@ -67,7 +67,7 @@ static void wake(struct kv_events *k)
     }
 }
 
-/* Under the lock: whether a record is wanted. */
+/* Under the lock: whether to accept a record. */
 static bool wanted(struct kv_events *k)
 {
     if (!k->lost && !k->telling && k->queue.len >= QUEUE_BYTES) {
@@ -107,7 +107,7 @@ static void on_resync(void *arg, bool end)
     bool empty = !k->queue.len;
     k->telling = !end;
     if (!end) {
-        k->queue.len = 0; /* void, whoever reads it */
+        k->queue.len = 0; /* invalid */
         k->lost = false;
     }
     done(k, end ? ST_OK : kv_put_cleared(&k->queue), empty);
@@ -143,7 +143,7 @@ static void keep(struct kv_events *k, const msgpack_sbuffer *payload)
     char *copy = k->replay ? malloc(payload->size) : NULL;
     while (k->kept_count && (k->kept_count == REPLAY_BATCHES || k->kept_bytes + payload->size > REPLAY_BYTES))
         forget_oldest(k);
-    if (!copy) { /* a repeat must have no hole: it begins behind this one */
+    if (!copy) { /* a replay must have no gap: it starts after this one */
         while (k->kept_count) forget_oldest(k);
         return;
     }
@@ -153,7 +153,7 @@ static void keep(struct kv_events *k, const msgpack_sbuffer *payload)
     k->kept_bytes += payload->size;
 }
 
-/* A subscriber that reads too slowly misses this one and sees it by the number: XPUB never blocks. */
+/* A slow subscriber misses this batch and notices by the sequence number: XPUB never blocks. */
 static void publish(struct kv_events *k)
 {
     struct timespec t;
@@ -195,7 +195,7 @@ static void take(struct kv_events *k)
     publish(k);
 }
 
-/* What subscribers send is one byte, 1 or 0, and the topic that they come for or leave. */
+/* Subscribers send one byte, 1 or 0, and the topic they subscribe to or unsubscribe from. */
 static void subscribers(struct kv_events *k)
 {
     uint8_t byte = 0;
@@ -216,8 +216,8 @@ static bool reply(struct kv_events *k, zmq_msg_t *to, uint64_t seq, const char *
     return ok;
 }
 
-/* [who, "", number] -> [who, "", number, batch] for each batch that is kept from that number on, and
- * [who, "", -1, ""]. */
+/* [who, "", number] -> [who, "", number, batch] for each stored batch from that number on, and [who, "", -1,
+ * ""]. */
 static bool repeat(struct kv_events *k)
 {
     zmq_msg_t frames[4];
@@ -237,7 +237,7 @@ static bool repeat(struct kv_events *k)
         const uint8_t *at = zmq_msg_data(&frames[2]);
         uint64_t from = 0, oldest = k->seq - k->kept_count;
         for (int i = 0; i < 8; i++) from = from << 8 | at[i];
-        k->resync_due |= from < oldest; /* what is missing can't be repeated */
+        k->resync_due |= from < oldest; /* missing batches can't be replayed */
         bool ok = true;
         for (uint32_t i = 0; ok && i < k->kept_count; i++) {
             const struct batch *b = &k->kept[(k->kept_first + i) % REPLAY_BATCHES];
@@ -255,7 +255,7 @@ static void *run(void *arg)
     zmq_pollitem_t items[3] = {{.fd = k->wake, .events = ZMQ_POLLIN},
                                {.socket = k->pub, .events = ZMQ_POLLIN},
                                {.socket = k->replay, .events = ZMQ_POLLIN}};
-    k->resync_due = true; /* those who knew this server before it started again forget what it had */
+    k->resync_due = true; /* subscribers that knew an earlier process drop its blocks */
     for (;;) {
         uint64_t now = now_us() / 1000u, due = k->resync_ms + RESYNC_MS;
         if (k->resync_due && now >= due) {
@@ -274,7 +274,7 @@ static void *run(void *arg)
         if (stop) break;
         if (items[1].revents) subscribers(k);
         if (k->replay && items[2].revents) {
-            take(k); /* a repeat tells all that was queued before it was asked for */
+            take(k); /* a replay includes everything queued before the request */
             (void)repeat(k);
         }
     }
@@ -310,18 +310,19 @@ enum status kv_events_open(const struct kv_events_options *o, struct kv_events *
     k->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     buf_init(&k->queue, SIZE_MAX / 2);
     buf_init(&k->taken, SIZE_MAX / 2);
-    k->context = threads_fit(ZMQ_THREADS) ? zmq_ctx_new() : NULL; /* it aborts where it can't start them */
+    k->context =
+        threads_fit(ZMQ_THREADS) ? zmq_ctx_new() : NULL; /* ZeroMQ aborts if it can't start threads */
     k->pub = k->context ? zmq_socket(k->context, ZMQ_XPUB) : NULL;
     k->replay = k->pub && o->replay ? zmq_socket(k->context, ZMQ_ROUTER) : NULL;
     k->kept = o->replay ? calloc(REPLAY_BATCHES, sizeof *k->kept) : NULL;
     enum status st = ST_OK;
     if (k->wake < 0 || !k->pub || (o->replay && (!k->replay || !k->kept)))
         st = err_set(err, ST_NOMEM, "can't make the sockets of --kv-events");
-    int yes = 1; /* also those who come for what others have: the topic is one */
+    int yes = 1; /* report every subscription, also to a known topic */
     if (!st) zmq_setsockopt(k->pub, ZMQ_XPUB_VERBOSE, &yes, sizeof yes);
     if (!st) st = attach(k->pub, SEND_BATCHES, "kv-events", o->publish, err);
     if (!st && k->replay) {
-        zmq_setsockopt(k->replay, ZMQ_ROUTER_MANDATORY, &yes, sizeof yes); /* a full one is an error */
+        zmq_setsockopt(k->replay, ZMQ_ROUTER_MANDATORY, &yes, sizeof yes); /* a full queue is an error */
         st = attach(k->replay, REPLAY_BATCHES + 1, "kv-events-replay", o->replay, err);
     }
     if (st) {
@@ -348,7 +349,7 @@ void kv_events_stop(struct kv_events *k)
     pthread_mutex_lock(&k->lock);
     k->stop = true;
     k->queue.len = 0;
-    (void)!kv_put_cleared(&k->queue); /* nobody is sent here for what is cached any more */
+    (void)!kv_put_cleared(&k->queue); /* routers send no more requests for cached blocks */
     pthread_mutex_unlock(&k->lock);
     wake(k);
     pthread_join(k->thread, NULL);

@@ -1,18 +1,19 @@
-/* What the prefix cache holds, published for routers over ZeroMQ as vLLM does it (docs/kv-events.md): a
- * socket that subscribers connect to, and one that repeats what was published before.
+/* Publishes the contents of the prefix cache for routers over ZeroMQ, compatible with vLLM
+ * (docs/kv-events.md): a socket for subscribers, and one that replays earlier batches.
  *
  *   engine thread --struct kv_event_sink--> queue --> thread --> XPUB: topic "", sequence number, batch
  *                                                     |  ^---- ROUTER: batches from a number on
- *                                                     `------> resync: the event sink is told all again
+ *                                                     `------> resync: everything is sent to the event sink
+ * again
  *
  * The engine thread copies into the queue under a short lock and never waits for a socket. When the queue is
- * full, what comes next is lost; a subscriber could not know which of its blocks are gone then, and no repeat
- * could tell it. So once the queue is empty, everything is told again: AllBlocksCleared and all that is
- * there. The same happens for each new subscriber, and for one that asks for batches that are forgotten, so a
- * router that starts late, or a server that starts again, needs nothing else.
+ * full, events are lost, and neither a subscriber nor a replay can tell which blocks are gone. So once the
+ * queue is empty, the whole state is sent: AllBlocksCleared and all cached blocks. The same happens for each
+ * new subscriber and for requests for batches that are no longer stored, so a late router or a restarted
+ * server needs nothing else.
  *
- * Needs libzmq and msgpack. Without them (KVASIR_KV_EVENTS is not defined) the flags do not exist, and what
- * stands here does nothing. */
+ * Needs libzmq and msgpack. Without them (KVASIR_KV_EVENTS is not defined) the flags do not exist, and these
+ * functions do nothing. */
 #ifndef KVASIR_KV_EVENTS_H
 #define KVASIR_KV_EVENTS_H
 
@@ -23,24 +24,24 @@ struct kv_events;
 
 struct kv_events_options {
     const char *publish; /* a ZeroMQ address to bind; "connect:ADDRESS" connects. Borrowed for the call */
-    const char *replay;  /* NULL: nothing is repeated */
+    const char *replay;  /* NULL: no replay */
     uint32_t block_tokens;
-    bool map;       /* events with the names of their fields */
-    bool one_group; /* the model's layers are all of one kind: events name no group */
+    bool map;       /* events with field names */
+    bool one_group; /* all layers are of one kind: events have no group field */
 };
 
 #ifdef KVASIR_KV_EVENTS
-/* Opens the sockets. ST_IO: an address can't be had. */
+/* Opens the sockets. ST_IO: an address is unavailable. */
 enum status kv_events_open(const struct kv_events_options *o, struct kv_events **out,
                            struct err *err) KV_MUST_CHECK;
-/* What the scheduler calls; k must outlive it. */
+/* The sink for the scheduler; k must outlive it. */
 struct kv_event_sink kv_events_sink(struct kv_events *k);
-/* Starts the thread, which may call resync(arg) at any time from now on. */
+/* Starts the thread, which may call resync(arg) at any time. */
 enum status kv_events_start(struct kv_events *k, void (*resync)(void *arg), void *arg,
                             struct err *err) KV_MUST_CHECK;
-/* Ends the thread, so that resync is called no more. Idempotent. */
+/* Stops the thread, after which resync is not called. Idempotent. */
 void kv_events_stop(struct kv_events *k);
-void kv_events_close(struct kv_events *k); /* stops too; NULL is fine */
+void kv_events_close(struct kv_events *k); /* also stops; NULL is fine */
 #else
 static inline enum status kv_events_open(const struct kv_events_options *o, struct kv_events **out,
                                          struct err *err)

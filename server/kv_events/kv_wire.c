@@ -1,5 +1,5 @@
-/* See kv_wire.h. A batch is vLLM's KVEventBatch: [time, [event ...], rank]. vLLM has written events as arrays
- * and, later, as maps. Numbers in a record are the machine's own. */
+/* See kv_wire.h. A batch is vLLM's KVEventBatch: [time, [event ...], rank]. vLLM writes events as arrays or,
+ * in later versions, as maps. Numbers in a record are the machine's own. */
 #include "server/kv_events/kv_wire.h"
 
 #include "config/base/checked.h"
@@ -80,9 +80,9 @@ static void hex_text(msgpack_packer *p, const uint8_t key[32])
     text(p, hex);
 }
 
-/* What a block holds besides tokens: its images, each with the place of its first token, counted from the
- * block's (below 0: it began in an earlier one); and the salt, with the first block of a prompt. A list of
- * the same length as the blocks', or nil. */
+/* A block's extra keys: its images, each with the position of its first token relative to the block's (below
+ * 0: it began in an earlier one); and the salt, in the first block of a prompt. A list with one entry per
+ * block, or nil. */
 static void extra_keys(msgpack_packer *p, const struct kv_record *r, const struct cache_image *images,
                        const uint8_t *salt)
 {
@@ -116,10 +116,10 @@ static void pack_hashes(msgpack_packer *p, const uint64_t *hashes, uint32_t coun
     for (uint32_t i = 0; i < count; i++) msgpack_pack_uint64(p, hashes[i]);
 }
 
-/* The tier that steps read from, whatever the backend: routers know no other word for it. */
+/* The storage tier that steps read from, on any backend: routers know no other name for it. */
 static const char MEDIUM[] = "GPU";
 
-/* An event of so many fields; then each field by its name. */
+/* Starts an event of so many fields; then each field by its name. */
 static void begin(msgpack_packer *p, struct kv_layout layout, const char *name, size_t fields)
 {
     if (layout.map) {

@@ -1,5 +1,5 @@
-/* Cache events as bytes: the records of the queue between the engine thread and the publisher, and the
- * msgpack of a batch. Plain functions, no state. */
+/* Serialization of cache events: the records of the queue between the engine thread and the publisher, and
+ * the msgpack of a batch. Plain functions, no state. */
 #ifndef KVASIR_KV_WIRE_H
 #define KVASIR_KV_WIRE_H
 
@@ -10,8 +10,8 @@
 
 enum kv_record_kind { KV_STORED = 0, KV_REMOVED, KV_CLEARED };
 
-/* A record is this header and what follows it in the order of the fields; `bytes` includes the header and is
- * a multiple of 8. */
+/* A record is this header and its data, in the order of the fields; `bytes` includes the header and is a
+ * multiple of 8. */
 struct kv_record {
     uint64_t bytes, parent;
     uint32_t kind, group, window, block_tokens;
@@ -22,21 +22,21 @@ struct kv_record {
      * uint8_t salt[32] */
 };
 
-/* ST_NOMEM, ST_TOO_LARGE: `to` is as it was. */
+/* ST_NOMEM, ST_TOO_LARGE: `to` is unchanged. */
 enum status kv_put_stored(struct buf *to, uint32_t block_tokens,
                           const struct cache_stored *what) KV_MUST_CHECK;
 enum status kv_put_removed(struct buf *to, uint32_t group, const uint64_t *hashes,
                            uint32_t count) KV_MUST_CHECK;
 enum status kv_put_cleared(struct buf *to) KV_MUST_CHECK;
 
-/* How events are written. */
+/* Encoding of events. */
 struct kv_layout {
     bool map;       /* {"type": name, field: value ...} instead of [name, value ...] */
-    bool one_group; /* no field names the group */
+    bool one_group; /* no group field */
 };
 
-/* Packs records from data[0..len) on as one batch, at least one and up to about `most` bytes of them; how
- * many bytes were taken. */
+/* Packs records from data[0..len) as one batch, at least one and up to about `most` bytes; returns the bytes
+ * consumed. */
 size_t kv_pack_batch(msgpack_sbuffer *out, const char *data, size_t len, size_t most, double time,
                      struct kv_layout layout);
 

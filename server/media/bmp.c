@@ -1,5 +1,5 @@
-/* BMP: what the header promises is checked here, stb_image reads the pixels. Taken: 1, 4 and 8 bits with a
- * palette, 24 and 32 bits, bit fields of 32 bits, and the headers of Windows 3, 4 and 5. Any thread. */
+/* BMP: the header is checked here, stb_image reads the pixels. Supported: 1, 4 and 8 bits with a palette, 24
+ * and 32 bits, bit fields of 32 bits, and the headers of Windows 3, 4 and 5. Any thread. */
 #include "server/media/codec.h"
 
 #include <limits.h>
@@ -13,7 +13,7 @@ static enum image_error bad(struct err *err, const char *what)
     return image__fail(err, IMAGE_BAD_DATA, "not a BMP file that can be read: %s", what);
 }
 
-/* Every pixel of few bits has its colour: stb_image doesn't look. rows of stride bytes each. */
+/* Checks that every palette index has a colour, which stb_image doesn't. rows of stride bytes each. */
 static bool in_palette(const uint8_t *rows, uint32_t w, uint32_t h, uint32_t bits, size_t stride,
                        size_t colors)
 {
@@ -29,7 +29,7 @@ static bool in_palette(const uint8_t *rows, uint32_t w, uint32_t h, uint32_t bit
 enum image_error image__bmp(struct image_bytes in, const struct image_limits *limits, struct image_u8 *out,
                             int *orientation, struct err *err)
 {
-    (void)orientation; /* BMP has no such thing; bottom-up rows are turned by stb_image */
+    (void)orientation; /* BMP has none; stb_image flips bottom-up rows */
     if (in.len < FILE_HEADER + 40) return bad(err, "truncated header");
     const uint8_t *h = in.p + FILE_HEADER;
     uint32_t header = image__le32(h), data = image__le32(in.p + 10);
@@ -61,7 +61,7 @@ enum image_error image__bmp(struct image_bytes in, const struct image_limits *li
     if (f == IMAGE_NOMEM) return image__nomem(err);
     if (f) return bad(err, "a damaged header, or one of a kind that is not supported");
     uint8_t *p = rgb;
-    /* stb_image takes alpha that is 0 everywhere for none, but the first pixel of the file shows it. */
+    /* stb_image treats alpha that is 0 everywhere as opaque, except for the file's first pixel. */
     size_t first = down ? 0 : (size_t)width * (height - 1);
     if (mix && p[4 * first + 3] == 255 && !(image__le32(in.p + data) & alpha)) memset(p, 255, pixels * 4);
     for (size_t i = 0; mix && i < pixels; i++)

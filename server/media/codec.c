@@ -1,4 +1,4 @@
-/* What all decoders share: see codec.h. */
+/* Shared by all decoders: see codec.h. */
 #include "server/media/codec.h"
 
 #include "config/base/checked.h"

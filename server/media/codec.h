@@ -1,8 +1,8 @@
-/* The image formats: what the decoders (png.c, jpeg.c, gif.c, bmp.c, webp.c), image_decode.c and video.c
- * share; not for other modules. A decoder gets a file whose first bytes matched. It checks the size in the
- * header against the limits before it allocates memory in proportion to it, and returns the RGB pixels as
- * stored, plus the orientation that the file's metadata asks for. Reference for every pixel: Pillow 13
- * (Image.open + convert("RGB")).
+/* Image formats: shared by the decoders (png.c, jpeg.c, gif.c, bmp.c, webp.c), image_decode.c and video.c;
+ * not for other modules. A decoder gets a file whose first bytes matched. It checks the size in the header
+ * against the limits before it allocates memory in proportion to it, and returns the RGB pixels as stored,
+ * plus the orientation from the file's metadata. Reference for every pixel: Pillow 13 (Image.open +
+ * convert("RGB")).
  *
  * To add a format:
  *   - its decoder: server/media/<format>.c, an image__decoder (declared below); the Makefile finds the file
@@ -35,7 +35,7 @@ image__decoder image__jpeg, image__png, image__gif, image__bmp, image__webp;
 enum image_error image__fail(struct err *err, enum image_error f, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 enum image_error image__nomem(struct err *err);
-/* IMAGE_BAD_DATA or IMAGE_TOO_MANY_PIXELS when an image of this size may not be decoded. */
+/* IMAGE_BAD_DATA or IMAGE_TOO_MANY_PIXELS if an image of this size may not be decoded. */
 enum image_error image__check_size(uint64_t width, uint64_t height, const struct image_limits *limits,
                                    struct err *err);
 /* Allocates the pixels of a checked size; zeroed (black) when asked. */
@@ -49,14 +49,14 @@ static inline uint8_t image__over_white(uint32_t c, uint32_t a)
     return (uint8_t)(((t >> 8) + t) >> 15);
 }
 
-/* The frames of an animated GIF, drawn one after the other on its canvas as the format says: a frame's
- * transparent pixels keep the canvas; those of the first frame are as in image__gif. */
+/* The frames of an animated GIF, drawn in order on its canvas as the format specifies: a frame's transparent
+ * pixels keep the canvas; those of the first frame are as in image__gif. */
 struct image__gif_info {
     uint32_t width, height, frames;
     uint64_t milliseconds; /* of all frames; a duration of 0 counts as 100 */
 };
 struct image__gif_anim;
-/* Reads through the headers of all frames; draws nothing. At most frames_max frames are taken. */
+/* Reads through the headers of all frames; draws nothing. Reads at most frames_max frames. */
 enum image_error image__gif_look(struct image_bytes in, uint32_t frames_max,
                                  const struct image_limits *limits, struct image__gif_info *info,
                                  struct err *err);
@@ -66,14 +66,14 @@ enum image_error image__gif_open(struct image_bytes in, const struct image__gif_
 enum image_error image__gif_next(struct image__gif_anim *a, struct image_u8 *canvas, struct err *err);
 void image__gif_close(struct image__gif_anim *a); /* NULL is fine */
 
-/* The orientation that a TIFF block (with or without "Exif\0\0" before it) and an XMP packet ask for, the
- * block first: 1..8. Never reads outside them. */
+/* The orientation in a TIFF block (with or without a preceding "Exif\0\0") or an XMP packet, the block first:
+ * 1..8. Never reads outside them. */
 int image__orientation(struct image_bytes exif, struct image_bytes xmp);
 
 /* Decodes with stb_image the PNG or BMP file that the concatenated parts form. The caller has checked its
  * size (image__check_size) and, for a PNG, that zlib can decompress the pixel data to the end. channels: how
- * many per pixel, 0 = as stored; wide: 16 bits each (in the machine's order), else 8. *pixels is the caller's
- * to free(); *stored: channels that the file has. Writes no message. */
+ * many per pixel, 0 = as stored; wide: 16 bits each (in the machine's order), else 8. The caller frees
+ * *pixels; *stored: channels in the file. Writes no message. */
 enum image_error image__stb(const struct image_bytes *parts, size_t count, int channels, bool wide,
                             void **pixels, int *stored);
 

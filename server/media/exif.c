@@ -6,11 +6,11 @@
 
 enum { TAG_ORIENTATION = 0x0112, TYPE_SHORT = 3, TYPE_LONG = 4 };
 
-/* The number that stands there, 0 when there is none or the block is malformed. */
+/* The number at the offset, 0 if there is none or the block is malformed. */
 static int exif_orientation(struct image_bytes in)
 {
     static const uint8_t prefix[6] = "Exif\0";
-    /* Writers put the prefix of the JPEG segment before it in other containers too, sometimes twice. */
+    /* Some writers add the JPEG segment's prefix in other containers too, sometimes twice. */
     for (int i = 0; i < 2 && in.len >= sizeof prefix && memcmp(in.p, prefix, sizeof prefix) == 0; i++) {
         in.p += sizeof prefix;
         in.len -= sizeof prefix;
@@ -30,7 +30,7 @@ static int exif_orientation(struct image_bytes in)
         uint32_t tag = little ? image__le16(e) : image__be16(e),
                  type = little ? image__le16(e + 2) : image__be16(e + 2);
         if (tag != TAG_ORIENTATION || (type != TYPE_SHORT && type != TYPE_LONG)) continue;
-        /* The first of the values, which stand in the entry when they fit. */
+        /* The first of the values, which are in the entry if they fit. */
         uint64_t values = little ? image__le32(e + 4) : image__be32(e + 4),
                  bytes = values * (type == TYPE_SHORT ? 2 : 4);
         const uint8_t *first = e + 8;

@@ -1,5 +1,5 @@
-/* GIF by giflib: the frames of an animation, and the first frame on its canvas, as Pillow shows it: pixels
- * that the frame leaves out have the transparent index's colour, or that of index 0. Any thread. */
+/* GIF by giflib: the frames of an animation, and the first frame on its canvas, as in Pillow: pixels outside
+ * the frame have the transparent index's colour, or that of index 0. Any thread. */
 #include "server/media/codec.h"
 
 #include <stdlib.h>
@@ -14,13 +14,13 @@ struct gif {
     size_t at; /* read so far */
     struct err *err;
     GifFileType *file;
-    uint32_t width, height; /* of the canvas */
-    uint32_t x, y, w, h;    /* of the frame */
-    int transparent;        /* index, -1 for none */
-    int skip;               /* index that leaves the canvas as it is, -1 for none */
-    uint32_t delay;         /* 1/100 s */
-    uint32_t disposal;      /* of the frame when its time is over: 2 = the background, 3 = what was before */
-    bool ended;             /* there is no further frame */
+    uint32_t width, height;   /* of the canvas */
+    uint32_t x, y, w, h;      /* of the frame */
+    int transparent;          /* index, -1 for none */
+    int skip;                 /* index that leaves the canvas as it is, -1 for none */
+    uint32_t delay;           /* 1/100 s */
+    uint32_t disposal;        /* of the frame after display: 2 = background, 3 = restore previous */
+    bool ended;               /* no further frames */
     uint8_t palette[256 * 3]; /* of the frame; black beyond its end */
     uint8_t *row;             /* indices of one row of the frame, owned */
 };
@@ -30,7 +30,7 @@ static enum image_error bad(struct gif *g, const char *what)
     return image__fail(g->err, IMAGE_BAD_DATA, "not a valid GIF file: %s", what);
 }
 
-/* What giflib says no to. */
+/* Reports giflib's error. */
 static enum image_error refused(struct gif *g, const char *what)
 {
     if (g->file->Error == D_GIF_ERR_NOT_ENOUGH_MEM) return image__nomem(g->err);
@@ -70,7 +70,7 @@ static void set_palette(struct gif *g, const ColorMapObject *map)
     }
 }
 
-/* g->file is to be closed (close_file) once this was called. */
+/* After this call, g->file must be closed (close_file). */
 static enum image_error read_screen(struct gif *g, struct image_bytes in, struct err *err)
 {
     *g = (struct gif){.in = in, .err = err, .skip = -1};
@@ -79,7 +79,7 @@ static enum image_error read_screen(struct gif *g, struct image_bytes in, struct
     if ((flags & 0x80) && in.len - HEADER < (size_t)3 << ((flags & 7) + 1))
         return bad(g, "truncated palette");
     g->file = DGifOpen(g, feed, NULL);
-    if (!g->file) return image__nomem(err); /* the rest was looked at above */
+    if (!g->file) return image__nomem(err); /* other causes are checked above */
     g->width = (uint32_t)g->file->SWidth;
     g->height = (uint32_t)g->file->SHeight;
     return IMAGE_OK;
@@ -138,7 +138,7 @@ static enum image_error read_head(struct gif *g, struct image_bytes in, struct e
     if (!f) f = read_frame(g);
     if (f) return f;
     if (g->ended) return bad(g, "there is no frame");
-    if (g->width < g->x + g->w) g->width = g->x + g->w; /* a frame that sticks out makes the canvas larger */
+    if (g->width < g->x + g->w) g->width = g->x + g->w; /* an overhanging frame enlarges the canvas */
     if (g->height < g->y + g->h) g->height = g->y + g->h;
     return IMAGE_OK;
 }
@@ -165,7 +165,7 @@ static enum image_error draw_frame(struct gif *g, struct image_u8 *img)
     return IMAGE_OK;
 }
 
-/* The canvas before the first frame: whatever it leaves out. */
+/* The canvas before the first frame: the pixels outside it. */
 static void fill_canvas(const struct gif *g, struct image_u8 *img)
 {
     const uint8_t *fill = g->palette + 3 * (size_t)(g->transparent >= 0 ? g->transparent : 0);
@@ -175,7 +175,7 @@ static void fill_canvas(const struct gif *g, struct image_u8 *img)
 enum image_error image__gif(struct image_bytes in, const struct image_limits *limits, struct image_u8 *out,
                             int *orientation, struct err *err)
 {
-    (void)orientation; /* GIF has no such thing */
+    (void)orientation; /* GIF has none */
     struct gif g;
     struct image_u8 img = {0};
     enum image_error f = read_head(&g, in, err);
@@ -255,8 +255,8 @@ void image__gif_close(struct image__gif_anim *a)
     free(a);
 }
 
-/* What the last frame leaves behind it. Its own palette is still there. As Pillow has it, a place that is
- * cleared shows the colour of the transparent index, if there is one. */
+/* Disposes of the last frame, whose palette is still loaded. As in Pillow, a cleared area shows the colour of
+ * the transparent index, if there is one. */
 static void dispose(struct image__gif_anim *a)
 {
     const struct gif *g = &a->g;
@@ -283,8 +283,7 @@ enum image_error image__gif_next(struct image__gif_anim *a, struct image_u8 *can
     if (!a->drawn) {
         fill_canvas(g, &a->canvas);
         a->transparent = g->transparent;
-        if (g->disposal == 3 && g->transparent < 0)
-            g->disposal = 1; /* nothing was there before it: it stays */
+        if (g->disposal == 3 && g->transparent < 0) g->disposal = 1; /* no previous canvas: keep it */
     }
     g->skip = a->drawn ? g->transparent : -1;
     if (g->disposal == 3) {

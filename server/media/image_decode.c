@@ -1,4 +1,4 @@
-/* See image_decode.h: picks the decoder by the file's first bytes, turns the image upright, and makes the
+/* See image_decode.h: picks the decoder by the file's first bytes, applies the orientation, and computes the
  * content key. Any thread. */
 #include "server/media/image_decode.h"
 
@@ -31,7 +31,7 @@ const char *image_error_code(enum image_error f)
     return "image_parse_error";
 }
 
-/* Turns the image as EXIF orientation o (2..8) says. In tiles, because half of the cases read columns. */
+/* Applies EXIF orientation o (2..8). In tiles, because half of the cases read columns. */
 static enum image_error turn(struct image_u8 *img, int o, struct err *err)
 {
     enum { TILE = 32 };
@@ -93,7 +93,7 @@ enum image_error image_decode(const uint8_t *bytes, size_t len, const struct ima
     return f;
 }
 
-/* The record that is hashed: numbers as little-endian bytes, whatever the machine. */
+/* The record that is hashed: numbers as little-endian bytes on any machine. */
 static void add_u64(crypto_hash_sha256_state *h, uint64_t v)
 {
     uint8_t b[8];
@@ -115,9 +115,8 @@ void image_content_key(const struct image_u8 *img, const struct image_config *cf
     crypto_hash_sha256_state h;
     crypto_hash_sha256_init(&h);
     crypto_hash_sha256_update(&h, (const uint8_t *)version, sizeof version);
-    add_u64(
-        &h,
-        strlen(family)); /* lengths go before what has no fixed one, so that no two records run together */
+    add_u64(&h,
+            strlen(family)); /* variable-length fields are length-prefixed, so that records are unambiguous */
     crypto_hash_sha256_update(&h, (const uint8_t *)family, strlen(family));
     add_u64(&h, cfg->mode);
     add_u64(&h, cfg->filter);

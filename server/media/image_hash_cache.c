@@ -1,5 +1,5 @@
-/* See media/alias.h. A fixed array of entries, chained in buckets and in one list by recency; entry 0 is the
- * end of every chain. */
+/* See media/image_hash_cache.h. A fixed array of entries, chained in buckets and in one list by recency;
+ * entry 0 is the end of every chain. */
 #include "server/media/image_hash_cache.h"
 
 #include "config/base/assert.h"
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PARTS_EACH 16u /* parts per entry that there is room for on the average */
+#define PARTS_EACH 16u /* average parts per entry */
 
 struct entry {
     uint8_t id[32];
@@ -70,8 +70,7 @@ void image_hash_cache_destroy(struct image_hash_cache *a)
 
 static void add_u64(crypto_hash_sha256_state *h, uint64_t v)
 {
-    crypto_hash_sha256_update(h, (const uint8_t *)&v,
-                              sizeof v); /* for this process only: any byte order will do */
+    crypto_hash_sha256_update(h, (const uint8_t *)&v, sizeof v); /* for this process only: any byte order */
 }
 
 void image_hash_cache_id(const struct image_hash_cache *a, const uint8_t salt[32],

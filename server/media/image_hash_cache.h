@@ -1,12 +1,11 @@
-/* Which images an encoded file became: from a hash of its bytes to the content keys, grids and times of
- * what image_from_file made of it (the whole and its crops, or the frames of a video). A file that comes
- * again is not decoded to build the prompt. Bounded, least recently used goes first; any thread (one mutex,
- * held for a lookup).
+/* Maps a hash of an encoded file to the content keys, grids and times that image_from_file computed (for the
+ * whole and its crops, or the frames of a video). A known file is not decoded to build the prompt. Bounded,
+ * LRU; any thread (one mutex, held for a lookup).
  *
  * An id covers the cache salt of the request, so that a request cannot detect by timing that the file was
  * sent under another salt; a secret of the process, so that a client cannot produce collisions in one bucket;
- * and all that the request asked about the image (struct image_ask); the checkpoint's image settings are
- * the same for the life of the process. */
+ * and the request's image options (struct image_ask). The checkpoint's image settings are constant for the
+ * life of the process. */
 #ifndef KVASIR_IMAGE_HASH_CACHE_H
 #define KVASIR_IMAGE_HASH_CACHE_H
 
@@ -32,8 +31,8 @@ void image_hash_cache_id(const struct image_hash_cache *a, const uint8_t salt[32
 /* True: *parts is a copy (image_parts_free), and the entry counts as just used. False: unknown, or no
  * memory for the copy. */
 bool image_hash_cache_get(struct image_hash_cache *a, const uint8_t id[32], struct image_parts *parts);
-/* Notes what a file became (copies); replaces what was noted before. Without memory nothing is stored: the
- * file is decoded again next time. */
+/* Stores a copy of a file's result, replacing any earlier one. Out of memory nothing is stored: the file is
+ * decoded again next time. */
 void image_hash_cache_put(struct image_hash_cache *a, const uint8_t id[32], const struct image_parts *parts);
 void image_hash_cache_remove(struct image_hash_cache *a, const uint8_t id[32]);
 void image_hash_cache_clear(struct image_hash_cache *a);

@@ -1,4 +1,4 @@
-/* See image.h. */
+/* See image_parts.h. */
 #include "server/media/image_parts.h"
 
 #include "config/base/checked.h"
@@ -105,8 +105,8 @@ static enum image_error split(const struct image_u8 *all, uint32_t depth, struct
     return IMAGE_OK;
 }
 
-/* second_per_grid_ts of the reference's processor, times tokens_per_second: a float32 each, so that the same
- * side of a whole number of them is met. Without tokens_per_second groups of frames are counted. */
+/* second_per_grid_ts of the reference's processor, times tokens_per_second: in float32, so that rounding to
+ * integers is identical. Without tokens_per_second groups of frames are counted. */
 static double positions_between(const struct model_image_rule *rule, double fps)
 {
     float seconds = (float)((double)rule->config.depth / fps);
@@ -145,11 +145,11 @@ static enum image_error video(const struct model_image_rule *rule, const struct 
     return f;
 }
 
-/* libwebp calls a file corrupt when an allocation fails, mostly. True if it may have been that, and a
- * second try may tell; *f is set if it was. */
+/* libwebp usually reports a failed allocation as a corrupt file. True if that is possible and a retry may
+ * decide; *f is set if it was. */
 static bool webp_again(const uint8_t *bytes, size_t len, bool list, enum image_error *f, struct err *err)
 {
-    size_t at = list ? 4 : 0; /* behind the first file's length */
+    size_t at = list ? 4 : 0; /* after the first file's length */
     if (*f != IMAGE_BAD_DATA || len < at + 4 || memcmp(bytes + at, "RIFF", 4) != 0) return false;
     void *volatile some = malloc(1u << 20);
     free(some);

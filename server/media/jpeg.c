@@ -1,6 +1,6 @@
 /* JPEG through libjpeg-turbo with the settings that Pillow uses (slow integer DCT, fancy upsampling, full
  * size), so that the pixels are the same bit for bit. Any thread. libjpeg's errors come back by longjmp;
- * everything that must survive one lies in struct decoder. */
+ * everything that must survive one is in struct decoder. */
 #include "server/media/codec.h"
 
 #include <setjmp.h>
@@ -17,8 +17,8 @@ enum {
     MARKER_APP1 = 0xE1,
     SCANS_MAX = 500,
 };
-/* A scan may cost a few bytes of file and a pass over all blocks of its components, some 50 ns for each.
- * So many in all, about a second, or so many to each block: usual files have 5. */
+/* A scan of a few bytes may cost a pass over all blocks of its components, some 50 ns each. Limits: so many
+ * in total, about a second, or per block: usual files have 5. */
 #define BLOCK_VISITS_MAX  (1u << 24)
 #define BLOCK_VISITS_EACH 16u
 
@@ -50,8 +50,8 @@ static void source_nothing(j_decompress_ptr j)
     (void)j;
 }
 
-/* All bytes were given at the start: more means that the file is truncated. Suspension, not an end-of-image
- * marker made up for libjpeg, so that what is missing is noticed. */
+/* All bytes are given at the start: a request for more means that the file is truncated. Suspends instead of
+ * inserting an end-of-image marker, so that truncation is detected. */
 static boolean source_fill(j_decompress_ptr j)
 {
     (void)j;
@@ -89,8 +89,7 @@ static int read_orientation(struct image_bytes in)
         while (at < in.len && in.p[at] == 0xFF) at++;
         if (at >= in.len || in.p[at] == MARKER_SOS) break;
         uint8_t marker = in.p[at++];
-        if (marker == 0 || marker == 1 || (marker >= 0xD0 && marker <= 0xD9))
-            continue; /* no length follows */
+        if (marker == 0 || marker == 1 || (marker >= 0xD0 && marker <= 0xD9)) continue; /* no length field */
         if (in.len - at < 2) break;
         size_t n = image__be16(in.p + at);
         if (n < 2 || n > in.len - at) break;
@@ -104,7 +103,7 @@ static int read_orientation(struct image_bytes in)
     return image__orientation(exif, xmp);
 }
 
-/* a*b/255 as Pillow rounds it. */
+/* a*b/255 with Pillow's rounding. */
 static uint32_t muldiv255(uint32_t a, uint32_t b)
 {
     uint32_t t = a * b + 128;
@@ -132,7 +131,7 @@ static enum image_error truncated(struct err *err)
     return image__fail(err, IMAGE_BAD_DATA, "the JPEG file is truncated");
 }
 
-/* The blocks that the scan visits whose segment begins at s. */
+/* Number of blocks in the scan whose segment begins at s. */
 static uint64_t scan_visits(const struct decoder *d, const uint8_t *s, size_t len)
 {
     uint64_t visits = 0;
@@ -209,7 +208,7 @@ static enum image_error read_rows(struct decoder *d, struct err *err)
         if (channels == 4) cmyk_row(d->row, out, width);
     }
     (void)jpeg_finish_decompress(
-        &d->j); /* an error up to the end of the image still counts, a missing end does not */
+        &d->j); /* errors before the end of the image count, a missing end marker does not */
     return IMAGE_OK;
 }
 

@@ -1,7 +1,7 @@
 /* PNG: the chunks are walked here, stb_image reads the pixels, and the conversion to RGB is Pillow's (16-bit
- * gray is clipped, other 16-bit samples lose their low byte, transparency of any kind is ignored, or shows
- * white where image_limits says so). stb_image gets IHDR and the pixel data alone: palettes and transparency
- * are looked up here. Any thread. */
+ * gray is clipped, other 16-bit samples lose their low byte, transparency of any kind is ignored, or blended
+ * over white if image_limits sets it). stb_image gets only IHDR and the pixel data: palettes and transparency
+ * are applied here. Any thread. */
 #include "server/media/codec.h"
 
 #include "config/base/hex.h"
@@ -21,8 +21,8 @@ enum {
     PALETTE = 3,
     GRAY_ALPHA = 4,
     RGB_ALPHA = 6,
-    TEXT_MAX = 1 << 20,   /* inflated bytes of a compressed text that may hold the orientation */
-    SPARE = 64 << 10,     /* bytes of pixel data beyond the last row that are ignored */
+    TEXT_MAX = 1 << 20,   /* inflated bytes of a compressed text chunk that may hold the orientation */
+    SPARE = 64 << 10,     /* ignored bytes of pixel data after the last row */
     DEFLATE_RATIO = 1032, /* no deflate stream inflates to more than this many times its size */
 };
 
@@ -35,10 +35,10 @@ struct png {
     uint8_t palette[256 * 3]; /* black beyond its end */
     struct image_bytes
         trns; /* the tRNS chunk: alpha of palette entries, or the samples that are transparent */
-    struct image_bytes idat; /* the IDAT chunks, which stand one behind the other */
+    struct image_bytes idat; /* the consecutive IDAT chunks */
     struct image_bytes exif, xmp;
     uint8_t *exif_text, *xmp_text; /* owned: decoded text that exif or xmp point into */
-    bool no_memory;                /* for one of these */
+    bool no_memory;                /* for one of these texts */
 };
 
 struct chunk {
@@ -51,7 +51,7 @@ static enum image_error bad(struct png *p, const char *what)
     return image__fail(p->err, IMAGE_BAD_DATA, "not a valid PNG file: %s", what);
 }
 
-/* The chunk at *at, and *at behind it. */
+/* Reads the chunk at *at and advances *at past it. */
 static enum image_error next_chunk(struct png *p, size_t *at, struct chunk *c)
 {
     const uint8_t *h = p->in.p + *at;
@@ -91,7 +91,7 @@ static enum image_error read_palette(struct png *p, const struct chunk *c)
     return IMAGE_OK;
 }
 
-/* The bytes that a hex dump stands for; other characters are passed over. */
+/* Decodes a hex dump; other characters are skipped. */
 static size_t unhex(const uint8_t *in, size_t len, uint8_t *out)
 {
     size_t n = 0;
@@ -109,7 +109,7 @@ static size_t unhex(const uint8_t *in, size_t len, uint8_t *out)
     return n;
 }
 
-/* Text as it stands or inflated, in memory that the caller frees. len 0: nothing usable. */
+/* Text, plain or inflated, in memory that the caller frees. len 0: nothing usable. */
 static struct image_bytes take_text(struct png *p, struct image_bytes text, bool compressed, uint8_t **owned)
 {
     struct image_bytes out = {0};
@@ -127,7 +127,7 @@ static struct image_bytes take_text(struct png *p, struct image_bytes text, bool
     return out;
 }
 
-/* "\nexif\n      40\n<hex>": what ImageMagick writes instead of an eXIf chunk. */
+/* "\nexif\n 40\n<hex>": written by ImageMagick instead of an eXIf chunk. */
 static void read_raw_profile(struct png *p, struct image_bytes text, bool compressed)
 {
     uint8_t *owned;
@@ -189,7 +189,7 @@ static void read_metadata(struct png *p, const struct chunk *c)
     }
 }
 
-/* Of an animation the first frame is shown, which has to cover everything. */
+/* Of an animation the first frame is used, which must cover the canvas. */
 static bool covers(const struct png *p, const struct chunk *c)
 {
     const uint8_t *b = c->data.p;
@@ -197,8 +197,8 @@ static bool covers(const struct png *p, const struct chunk *c)
            !image__be32(b + 12) && !image__be32(b + 16);
 }
 
-/* All chunks, up to IEND. Metadata may stand behind the pixels, but not behind the start of an animation's
- * next frame. */
+/* All chunks, up to IEND. Metadata may come after the pixels, but not after the start of an animation's next
+ * frame. */
 static enum image_error read_chunks(struct png *p)
 {
     bool before = true, more = true; /* pixels come; metadata may come */
@@ -234,14 +234,14 @@ static enum image_error read_chunks(struct png *p)
     }
 }
 
-/* The colours of what stb_image makes of gray and of a palette's indices: few bits are spread to 0..255. */
+/* The colours of stb_image's gray values and palette indices: low bit depths are scaled to 0..255. */
 static void make_colors(const struct png *p, uint8_t colors[256][3])
 {
     const struct image_bytes *t = &p->trns;
     bool on_white = p->limits->on_white, key = on_white && p->color == GRAY && t->len >= 2;
     uint32_t step = p->depth < 8 ? 255 / ((1u << p->depth) - 1) : 1;
-    /* Pillow, too, holds the key against values that are spread already, so that of 2 and 4 bits only 0 can
-     * be met; and it is the key's low byte that counts, also for 16 bits. */
+    /* Like Pillow, compares the key with scaled values, so that for 2 and 4 bits only 0 can match, and uses
+     * the key's low byte, also for 16 bits. */
     uint32_t clear = key ? image__be16(t->p) : 0;
     clear = p->depth == 1 && clear ? 255 : clear & 255;
     for (uint32_t v = 0; v < 256; v++) {
@@ -277,8 +277,8 @@ static void to_rgb(const struct png *p, const void *from, uint8_t *to)
     }
 }
 
-/* zlib looks through the pixel data first: stb_image's own inflation trusts damaged streams, and goes on for
- * as long as they do. bytes_max: what the data may inflate to. */
+/* zlib checks the pixel data first: stb_image's own inflate trusts damaged streams and runs as long as they
+ * do. bytes_max: limit on the inflated size. */
 static enum image_error check_data(struct png *p, size_t bytes_max)
 {
     uint8_t out[1 << 14];
@@ -293,7 +293,7 @@ static enum image_error check_data(struct png *p, size_t bytes_max)
             z.avail_out = sizeof out;
             end = inflate(&z, Z_NO_FLUSH);
         } while (end == Z_OK && !z.avail_out && z.total_out <= bytes_max);
-        if (end == Z_BUF_ERROR) end = Z_OK; /* only that a chunk is used up */
+        if (end == Z_BUF_ERROR) end = Z_OK; /* only the end of a chunk */
     }
     inflateEnd(&z);
     if (end == Z_MEM_ERROR) return image__nomem(p->err);
@@ -309,7 +309,7 @@ static enum image_error decode(struct png *p, struct image_u8 *out)
     size_t row = ((size_t)p->width * p->channels * p->depth + 7) / 8;
     if (row * p->height / DEFLATE_RATIO > p->idat.len)
         return bad(p, "the pixel data is too short for the size of the image");
-    /* Of an interlaced image 8 rows are 15, each with its filter and up to 7 bits to spare. */
+    /* Interlaced, 8 rows become 15, each with a filter byte and up to 7 padding bits. */
     enum image_error f = check_data(p, (row + 4) * p->height + SPARE);
     if (f) return f;
     memcpy(head, p->in.p, HEAD);

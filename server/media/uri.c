@@ -1,6 +1,5 @@
-/* data: URIs. The text is read twice: first to check it and to know the size, then, after the check of the
- * limit and one allocation, to decode it. Any thread. The rules are at image_decode_data_uri in
- * image_decode.h. */
+/* data: URIs. Two passes: the first validates and computes the size; after the limit check and one
+ * allocation, the second decodes. Any thread. The rules are at image_decode_data_uri in image_decode.h. */
 #include "server/media/codec.h"
 
 #include "config/base/hex.h"
@@ -29,7 +28,7 @@ static void make_table(uint8_t table[256])
     for (const char *s = " \t\n\v\f\r"; *s; s++) table[(uint8_t)*s] = SKIP;
 }
 
-/* The next character behind any percent-encoding; -1 for a broken escape. */
+/* The next character, percent-decoded; -1 for an invalid escape. */
 static int next_char(const char *s, size_t len, size_t *at)
 {
     char c = s[(*at)++];
@@ -40,7 +39,7 @@ static int next_char(const char *s, size_t len, size_t *at)
     return high < 0 || low < 0 ? -1 : high << 4 | low;
 }
 
-/* What the first look found. */
+/* Results of the first pass. */
 struct payload {
     size_t digits, pads;
     bool standard, urlsafe; /* + or / seen; - or _ seen */
@@ -80,7 +79,7 @@ static enum image_error look(const char *s, size_t len, const uint8_t table[256]
     return IMAGE_OK;
 }
 
-/* The text was checked: every character counts or is skipped. */
+/* The text is already checked: every character counts or is skipped. */
 static void decode(const char *s, size_t len, const uint8_t table[256], uint8_t *out)
 {
     uint32_t acc = 0;

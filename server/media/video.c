@@ -1,5 +1,4 @@
-/* See media/video.h. A source gives the frames of a file one after the other; only one of them is held at its
- * full size. */
+/* See media/video.h. A source yields the frames of a file in order; only one is held at full size. */
 #include "server/media/video.h"
 
 #include "config/base/checked.h"
@@ -39,7 +38,7 @@ static void source_close(struct source *s)
     image_u8_free(&s->frame);
 }
 
-/* Every frame is drawn, also those that nobody looks at. */
+/* Every frame is drawn, also unselected ones. */
 static enum image_error check_work(const struct source *s, struct err *err)
 {
     uint64_t pixels = (uint64_t)s->width * s->height * s->total; /* at most 2^16 * 2^16 * 2^12 */
@@ -185,7 +184,7 @@ static enum image_error source_next(struct source *s, struct image_u8 *frame, st
 
 /* ---- frames ---- */
 
-/* Which frames: of a list all of them, of a file `fps` per second. */
+/* Chooses frames: all of a list, `fps` per second of a file. */
 static enum image_error choose(const struct image_config *cfg, const struct source *s, double fps,
                                struct video_frames *v, struct err *err)
 {
@@ -212,12 +211,12 @@ static enum image_error choose(const struct image_config *cfg, const struct sour
     return IMAGE_OK;
 }
 
-/* The chosen frames, resized, one behind the other. */
+/* The chosen frames, resized, in order. */
 static enum image_error draw(const struct image_config *cfg, struct source *s, struct video_frames *v,
                              struct err *err)
 {
     size_t each = (size_t)v->pixels.width * v->pixels.height * 3;
-    uint32_t next = 0; /* of the file: frames [0, next) were read */
+    uint32_t next = 0; /* frames [0, next) of the file are read */
     struct image_u8 frame = {0}, small = {0};
     enum image_error f = IMAGE_OK;
     for (uint32_t i = 0; i < v->pixels.frames && !f; i++) {

@@ -1,6 +1,6 @@
-/* WebP through libwebp: a still image, or the first frame of an animation on its canvas (where the frame
- * leaves it free: black, as Pillow has it once alpha is dropped, or white if transparency shows white and the
- * file has some). Any thread. */
+/* WebP through libwebp: a still image, or the first frame of an animation on its canvas (outside the frame:
+ * black, as in Pillow without alpha, or white if transparency is blended over white and the file has some).
+ * Any thread. */
 #include "server/media/codec.h"
 
 #include <stdlib.h>
@@ -27,8 +27,8 @@ static int read_orientation(const WebPDemuxer *demux)
 
 static enum image_error decode_into(const WebPIterator *frame, WebPDecoderConfig *config, struct err *err)
 {
-    /* Version 1.2.4 uses some small tables of a lossless file without looking whether it got them: what it
-     * needs in all is asked for before. */
+    /* Version 1.2.4 does not check some small allocations for lossless files: try allocating the total first.
+     */
     void *volatile all = malloc((size_t)frame->width * (size_t)frame->height * 4 + (1u << 20));
     free(all);
     if (!all) return image__nomem(err);
@@ -43,7 +43,7 @@ static enum image_error decode_into(const WebPIterator *frame, WebPDecoderConfig
 
 static enum image_error decode_frame(const WebPIterator *frame, struct image_u8 *img, struct err *err)
 {
-    /* Alpha is not even decoded: colours under it stay as they are in the file. */
+    /* Alpha is not decoded: the colours under it are those of the file. */
     WebPDecoderConfig config;
     if (!WebPInitDecoderConfig(&config))
         return image__fail(err, IMAGE_NOMEM, "the WebP library has another version than its header");
@@ -95,7 +95,7 @@ static enum image_error decode(const WebPDemuxer *demux, const struct image_limi
     WebPBitstreamFeatures features;
     bool whole = frame.x_offset == 0 && frame.y_offset == 0 && frame.width == (int)width &&
                  frame.height == (int)height;
-    /* The frame's header and the bitstream in it each give a size; what is decoded is the bitstream. */
+    /* The frame's header and its bitstream each give a size; the bitstream's is decoded. */
     if (frame.x_offset < 0 || frame.y_offset < 0 || frame.width < 1 || frame.height < 1 ||
         (uint64_t)frame.x_offset + (uint64_t)frame.width > width ||
         (uint64_t)frame.y_offset + (uint64_t)frame.height > height ||

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <strings.h>
 
-/* The assembler puts the file in: relative to where make runs. A zero behind it makes it a string. */
+/* The assembler puts the file in: relative to where make runs. A NUL after it makes it a string. */
 __asm__(".pushsection .rodata\n"
         ".global kvasir_page\n"
         "kvasir_page: .incbin \"server/page/page.html\"\n"
@@ -20,7 +20,7 @@ const char *page_html(size_t *len)
     return kvasir_page;
 }
 
-/* Hash of what stands between the tags, as a browser computes it. */
+/* Hash of the text between the tags, as a browser computes it. */
 static bool hash_of(const char *open, const char *close, char *out, size_t size)
 {
     unsigned char digest[crypto_hash_sha256_BYTES];

@@ -7,8 +7,8 @@
 
 const char *page_html(size_t *len);
 /* Value of Content-Security-Policy: its own style and script by their hashes, requests to this server alone.
- * NULL: the page has not exactly one of each. The event loop's thread. */
+ * NULL: the page does not have exactly one of each. Event loop's thread. */
 const char *page_policy(void);
-bool page_wanted(const char *accept); /* by a browser; accept may be NULL */
+bool page_wanted(const char *accept); /* the client is a browser; accept may be NULL */
 
 #endif
