@@ -53,7 +53,7 @@ def test_scenario():
     check.equal("examples", len(r["examples"]), 2)
     check.true("right answers", r["right_warm"] == r["right_cold"] >= args.qwen_need * 40, r)
     if args.qwen_need:
-        check.true("naive positions make answers wrong", r["spoilt"] > 0 and r["right_anew"] < r["right_warm"], r)
+        check.true("naive positions make answers wrong", r["spoilt"] > 0 and r["right_restart"] < r["right_warm"], r)
     check.equal("exit status", status, 0)
 
 
