@@ -11,15 +11,15 @@
 #include <stdatomic.h>
 
 #define LOGIT_ROWS_MAX                                                                                       \
-    64u /* rows of logits at a time: 64 x 262,208 x 4 bytes = 67 MB. Where a device has its own memory there \
-           is room for more */
+    64u /* rows of logits at a time: 64 x 262,208 x 4 bytes = 67 MB. a device with its own memory \ takes    \
+           more */
 #define LOGIT_ROWS_DEVICE 256u
 
-#define HOST_TOKEN_ROWS 32u /* rows of the tokens' table on their way to the backend at a time */
+#define HOST_TOKEN_ROWS 32u /* rows of the per-layer embedding table uploaded at a time */
 
 /* ---- KV layout: a block of a group holds BE_BLOCK_TOKENS tokens of all its layers ----
  *
- * Layers that read another's (kv_owner) have no part: their group and place are the owner's.
+ * Layers that read another's (kv_owner) take no memory: their group and offset are the owner's.
  *
  *   arena  | grain 0 | grain 1 | ...           grain = BE_KV_GRAIN bytes; a block begins at a grain
  *   block  | layer a | layer b | ... | padding |        up to a whole grain
@@ -40,26 +40,27 @@ struct engine_plan {
     enum be_kv_type kv_type;
     uint32_t context_max, batch_tokens_max, sequences_max,
         blocks_max;                                               /* blocks_max: of one sequence, per group */
-    uint32_t span_tokens_max;                                     /* most tokens that go as a whole */
-    uint64_t draft_bytes;                                         /* weights and scratch of the drafter */
+    uint32_t span_tokens_max;                                     /* most tokens of an atomic span */
+    uint64_t draft_bytes;                                         /* weights and scratch of the draft model */
     uint64_t weight_bytes, scratch_bytes, vision_bytes, kv_bytes; /* backend memory */
-    uint64_t kv_needed;  /* what all sequences at full context would take */
+    uint64_t kv_needed;  /* what all sequences at full context need */
     uint64_t available;  /* memory that the plan started from */
-    uint32_t logit_rows; /* at a time: each time reads the head's weights */
-    uint64_t spare;      /* what is left of it: scratch of larger images comes from here */
+    uint32_t logit_rows; /* per pass: each pass reads the head's weights */
+    uint64_t spare;      /* unused: scratch of larger images comes from it */
 };
 
 /* Scratch of one decoder step, worst case T = batch_tokens_max. Backend addresses into one block. */
 struct decoder_scratch {
     void *block;
     float *resid;     /* [T, C] */
-    float *out_resid; /* [T, C] the rows whose logits are wanted, packed */
+    float *out_resid; /* [T, C] the output rows, packed */
     float *proj;      /* [T, C] */
-    float *mix;       /* [T, C], with an MLP beside experts */
-    float *token;     /* [T, layers P], with ple; `out_ple`: its wanted rows. Before the
-                         first layer out_ple holds the stream's product */
+    float *mix;       /* [T, C], with a shared MLP */
+    float *token;     /* [T, layers P], with ple; `out_ple`: its output rows. Before the first layer out_ple
+                         holds the stream's product */
     float *out_ple;
-    float *qkv;            /* [T, (H+2G)D]; once narrowed: the wanted queries of that layer, act [., H D] */
+    float *qkv;            /* [T, (H+2G)D]; once pruned: the output rows' queries of that layer, act [., H
+                              D] */
     void *h;               /* act [T, ld(C)] */
     void *q;               /* act [T, H D] */
     void *attn;            /* act [T, ld(H D)] */
@@ -69,43 +70,43 @@ struct decoder_scratch {
     float *expert_weights; /* [T, k] */
     void *experts;         /* the backend's */
     float *cos[DESC_ROPES_MAX], *sin[DESC_ROPES_MAX];         /* [T, dim/2] */
-    float *out_cos[DESC_ROPES_MAX], *out_sin[DESC_ROPES_MAX]; /* the wanted rows', where layers follow */
+    float *out_cos[DESC_ROPES_MAX], *out_sin[DESC_ROPES_MAX]; /* of the output rows, if layers follow */
     void *head_in;                                            /* act [plan.logit_rows, ld(C)] */
     float *logits;                                            /* [plan.logit_rows, V] */
-    struct be_logit_stats *stats; /* [plan.logit_rows], and behind them, so that one download takes all: */
+    struct be_logit_stats *stats; /* [plan.logit_rows], and after them, so that one download takes all: */
     uint32_t *top;                /* of R rows: ids [R, k], then values [R, k]; k <= BE_TOPK_MAX */
     uint32_t *step;               /* [step_words] the step's index arrays */
 };
 
-/* A loaded network: what it is, its weights, and what a step of it is computed in. Its layers name the layer
- * whose keys and values they read (desc_layer.kv_owner); where those lie is the engine's affair (struct
- * kv_layout). */
+/* A loaded network: description, weights and scratch of a step. Its layers name the layer whose keys and
+ * values they read (desc_layer.kv_owner); the engine decides their location (struct kv_layout). */
 struct net {
     struct model_desc desc;
     struct weights w;
     struct weights_inventory inventory;
     float embed_scale, token_scale;
-    uint32_t prune_layer; /* from this layer's queries on only the wanted rows go on: it is the last one that
-                        writes keys */
+    uint32_t prune_layer; /* from this layer's queries on only the output rows continue: it is the last one
+                             that writes keys */
     float *inv_freq[DESC_ROPES_MAX];    /* backend, [dim/2] */
     uint8_t *rope_axis[DESC_ROPES_MAX]; /* backend, [dim/2]; NULL: plain positions */
     uint32_t rope_axes;                 /* 1, or 3 with mRoPE */
     struct decoder_scratch s;
 };
 
-/* The model that drafts (engine_options.draft_dir), S = plan.sequences_max rows at most. */
+/* The draft model (engine_options.draft_dir); at most S = plan.sequences_max rows. */
 struct drafter {
     bool on;
     char *dir;
     struct net net;
     struct stf_files *files; /* open while the head's rows are read from them, else NULL */
-    void *block;             /* backend memory of what follows */
-    void *drawn; /* act [S, ld(B)] by engine_chunk.draft_slot: what the target's head read at the last draw */
+    void *block;             /* backend memory of the following */
+    void *drawn; /* act [S, ld(B)] by engine_chunk.draft_slot: input of the target's head at the last sampled
+                    token */
     float *wide; /* f32 [S, B] */
     void *token; /* act [S, ld(B)] the tokens' embeddings */
     void *state; /* act [S, ld(B)] */
     void *both;  /* act [S, ld(2 B)] embedding and state of each row */
-    void *read;  /* act [S, ld(C)] what its head reads */
+    void *read;  /* act [S, ld(C)] input of its head */
     void *host_read;          /* act [S, ld(C)], as `read` */
     float *host_rows;         /* [S, C] the same as f32 */
     uint32_t *host_tops;      /* [S, max(1, centroids_used)] */
@@ -124,13 +125,13 @@ struct vision_scratch {
     void *mlp;        /* act [R, ld(ff)] */
     float *dense;     /* [R, Cv] */
     float *gate, *up; /* [R, ff], with clip */
-    /* of all images, apart from the block */
+    /* for all images, outside of the block */
     float *lut;         /* [3*256] */
     float *rope_freq;   /* [D/2] */
     uint8_t *rope_axis; /* [D/2] 0: row, 1: column */
 };
 
-/* One token chunk's row whose logits are wanted. */
+/* One chunk's row that needs logits. */
 struct output_row {
     uint32_t chunk;
     uint32_t row;  /* of the step */
@@ -138,24 +139,22 @@ struct output_row {
     bool sample, score;
 };
 
-/* Index arrays of the step in flight; addresses are the backend's. Where an array lies follows from the
- * numbers of rows and sequences alone; only the block tables, which stand behind all others, have a length of
- * their own. */
+/* Index arrays of the step in flight; addresses are the backend's. The offset of an array depends only on the
+ * numbers of rows and sequences; the block tables, whose length varies, come last. */
 struct step {
     uint32_t t, seq_count; /* with padding rows */
     uint32_t output_count; /* without them */
-    bool all_output;       /* the tail is the whole step, in its order */
-    bool logits_done; /* of the wanted rows, with their statistics: the step came from a graph that ends with
-                         them */
+    bool all_output;       /* the output rows are all rows of the step, in order */
+    bool logits_done;      /* of the output rows, with their statistics: the step's graph included them */
     const uint32_t *ids;
     const int32_t *rope_pos;
     struct be_rows rows[ENGINE_GROUPS_MAX];
     const uint32_t *output_row_ids; /* [output_count] */
-    const uint32_t *targets;        /* [tail.t] the token whose log-prob is asked for, or UINT32_MAX */
-    struct be_rows out_rows[ENGINE_GROUPS_MAX]; /* the wanted rows as a batch of their own */
+    const uint32_t *targets;        /* [output rows] the token whose log-prob is requested, or UINT32_MAX */
+    struct be_rows out_rows[ENGINE_GROUPS_MAX]; /* the output rows as a batch */
 };
 
-/* A step of so many sequences with a row each, recorded (engine/graph.c). */
+/* A recorded step of so many sequences with one row each (engine/graph.c). */
 #define ENGINE_GRAPHS_MAX   16u
 #define ENGINE_SAMPLERS_MAX 16u /* sampling threads: each needs 16 bytes per id of the vocabulary */
 struct engine_graph {
@@ -173,7 +172,7 @@ struct engine {
     char *dir, *model_type;
     struct stf_files *files; /* open while a table is read from them, else NULL */
     char device[256], backend_name[64];
-    struct net net; /* the one that is served */
+    struct net net; /* the served model */
     struct drafter draft;
     struct kv_layout kv;
     void *arena;
@@ -181,29 +180,29 @@ struct engine {
     struct engine_plan plan;
     struct vision_scratch v;
     struct model_info info;
-    struct sampler *samplers[ENGINE_SAMPLERS_MAX]; /* [sampler_count]: one for each thread that draws */
+    struct sampler *samplers[ENGINE_SAMPLERS_MAX]; /* [sampler_count]: one for each sampling thread */
     uint32_t sampler_count;
     uint32_t *host_step; /* [step_words] */
     size_t step_words;
     struct output_row *output_rows; /* [batch_tokens_max] */
     float *host_token;              /* [HOST_TOKEN_ROWS, layers P], with ple */
-    float *host_row;    /* [V], or [C] if that is more, when the backend's memory can't be read by the host */
-    void *host_results; /* statistics and largest logits as they lie in decoder_scratch */
+    float *host_row;                /* [V], or [C] if larger, if the host can't read the backend's memory */
+    void *host_results;             /* statistics and largest logits, laid out as in decoder_scratch */
     struct step step;
     struct engine_graph graphs[ENGINE_GRAPHS_MAX]; /* by rows, ascending */
     uint32_t graph_count;
-    uint64_t graph_steps; /* that came from a graph */
+    uint64_t graph_steps; /* steps replayed from a graph */
     struct engine_batch *in_flight;
 };
 
-/* One image on its way through the tower, then its rows. */
+/* One image during its encode, then its rows. */
 struct engine_features {
     struct image_u8 pixels;          /* host copy; freed once the patches are embedded */
     uint32_t frames, grid_h, grid_w; /* patches in time, down, across */
     uint32_t patches, tokens;
     uint32_t layers_done, deepstack_done;
     uint32_t row_chunk; /* rows of the tower per pass; depends on the image's size only */
-    uint32_t row;       /* of the layer that runs now: the next row */
+    uint32_t row;       /* next row of the current layer */
     bool attending;     /* its keys and values are all there */
     bool embedded, done;
     float *rows;  /* [1 + DeepStack features][tokens, C] backend */

@@ -17,7 +17,7 @@ enum {
      * so many of the engine's time, */
     WORK_PARTS = 50,
     LOST_MEAN = 4,        /* averaged over so many resumed sequences */
-    STEP_FIXED_ROWS = 20, /* a step's fixed cost in rows, if it can't be measured */
+    STEP_FIXED_ROWS = 20, /* fixed cost of a step, in rows */
 };
 
 /* What a tenant has; ordered. */
