@@ -207,7 +207,7 @@ struct engine_features {
     bool embedded, done;
     float *rows;  /* [1 + DeepStack features][tokens, C] backend */
     size_t bytes; /* backend memory that it holds now */
-    /* while it is encoded: one block */
+    /* during the encode: one block */
     void *work;
     float *resid; /* [S, Cv] */
     void *q, *kv; /* act [S, Cv]; one layer's keys and values */
@@ -220,18 +220,18 @@ struct engine_features {
     float *cos, *sin; /* [S, D/2]; NULL: no rotary */
     struct be_rows whole, windowed; /* every patch attends to its whole frame, or to its window */
     const uint32_t *order;          /* [grid_h * grid_w] raster index of the patch in each row of a frame */
-    const uint32_t *token_row;      /* [tokens] row in tower order of each token; NULL: the same */
+    const uint32_t *token_row;      /* [tokens] row in tower order of each token; NULL: identity */
     const uint32_t *table_rows;     /* [grid_h * grid_w, 4] lookup of the position table, with the weights */
     const float *table_weights;
 };
 
 /* engine/draft.c */
-/* Reads the drafter's configuration and headers, and checks that it fits the target. */
+/* Reads the draft model's configuration and headers, and checks that it fits the target. */
 enum status drafter_prepare(struct engine *e, const char *dir, bool random_weights,
                             struct err *err) KV_MUST_CHECK;
 enum status drafter_load(struct engine *e, struct weights_progress progress, struct err *err) KV_MUST_CHECK;
 void drafter_close(struct engine *e);
-/* Bytes of scratch, weights aside. */
+/* Bytes of scratch, without weights. */
 uint64_t drafter_scratch_bytes(const struct engine *e);
 
 /* engine/plan.c */
@@ -239,7 +239,7 @@ enum status kv_layout_make(const struct model_desc *d, const struct be_ops *ops,
                            enum be_kv_type type, struct kv_layout *out, struct err *err) KV_MUST_CHECK;
 void kv_layout_free(struct kv_layout *k);
 enum status engine__plan(const struct engine_options *opt, struct engine *e, struct err *err) KV_MUST_CHECK;
-/* Scratch of a net for steps of t rows, whose logits (of `vocab` tokens) are taken `rows` at a time. base
+/* Scratch of a net for steps of t rows, whose logits (of `vocab` tokens) are computed `rows` at a time. base
  * NULL: only counts. Returns the bytes. */
 uint64_t engine__carve_net(const struct engine *e, const struct net *net, uint64_t t, uint64_t rows,
                            uint64_t vocab, void *base, struct decoder_scratch *s);
@@ -248,15 +248,14 @@ enum status engine__dev_alloc(struct engine *e, uint64_t bytes, void **out, cons
                               struct err *err) KV_MUST_CHECK;
 /* Rotary frequencies of a net. */
 enum status engine__alloc_ropes(struct engine *e, struct net *net, struct err *err) KV_MUST_CHECK;
-/* What a net holds in backend memory. */
+/* Frees what a net holds in backend memory. */
 void engine__free_net(struct engine *e, struct net *net);
 enum status engine__alloc(struct engine *e, struct err *err) KV_MUST_CHECK;
 void engine__release(struct engine *e);
-/* Tokens of the largest image that the plan leaves room for; 0 = any that fits into the context. */
+/* Tokens of the largest image that the plan has memory for; 0 = any that fits into the context. */
 uint32_t engine__vision_tokens_max(const struct engine *e);
-/* Whether the plan has room for an image of that many patches. Checked here, because host memory can be
- * overcommitted.
- */
+/* Whether the plan has memory for an image of that many patches. Checked here because host memory can be
+ * overcommitted. */
 bool engine__vision_room(const struct engine *e, uint32_t patches);
 /* How the weights of the model are kept. */
 struct weight_format engine__weight_format(const struct engine *e);
@@ -265,50 +264,48 @@ enum status engine__prepare(const struct engine_options *opt, struct engine *e, 
                             struct err *err) KV_MUST_CHECK;
 
 /* engine/step.c: fills e->step and uploads its arrays. rows: the step's size with padding rows after the
- * batch's (each a sequence of its own); every chunk has one row then. 0: no padding.
- */
+ * batch's (each a sequence of its own); then every chunk has one row. 0: no padding. */
 void engine__pack(struct engine *e, const struct engine_batch *b, uint32_t rows);
 
-/* engine/graph.c: records steps of the sizes that decoding takes, where the backend can. A backend that
- * cannot record them runs every step without a graph (the log says so); ST_DEVICE when the device has failed.
- */
+/* engine/graph.c: records decode steps of the usual sizes, if the backend can. A backend that cannot record
+ * runs every step without a graph (and logs it); ST_DEVICE when the device has failed. */
 /* The table of operations from then on; the backend must be open. */
 enum status profile_open(struct engine *e, struct err *err) KV_MUST_CHECK;
-void profile_close(struct engine *e); /* the backend's own again */
+void profile_close(struct engine *e); /* restores the backend's own table */
 enum status engine__graphs_open(struct engine *e, struct err *err) KV_MUST_CHECK;
 void engine__graphs_close(struct engine *e);
-/* The graph that does this batch's step; NULL: none does. */
+/* The graph for this batch's step; NULL: none. */
 const struct engine_graph *engine__graph_for(const struct engine *e, const struct engine_batch *b);
-/* Whether it ends with decoder_logits of all its rows. */
+/* Whether it includes decoder_logits of all its rows. */
 bool engine__graph_has_logits(const struct engine *e, const struct engine_graph *g);
 
-/* decoder.c: embeds the rows of the step and runs all layers; leaves the wanted rows' residuals where
- * decoder_logits finds them. */
+/* decoder.c: embeds the rows of the step and runs all layers; leaves the output rows' residuals for
+ * decoder_logits. */
 void decoder_run(struct engine *e, struct net *net, const struct engine_batch *b);
-/* Logits and their statistics of wanted rows [first, first + count), count <= plan.logit_rows. */
+/* Logits and their statistics of output rows [first, first + count), count <= plan.logit_rows. */
 void decoder_logits(struct engine *e, struct net *net, uint32_t first, uint32_t count);
-/* One draft token more of each of t sequences, whose last ids are e->step.ids: leaves what the drafter's head
- * reads, and the next state. first: of these sequences. */
+/* One more draft token for each of t sequences, whose last ids are e->step.ids: leaves the draft head's input
+ * and the next state. first: these sequences' first one. */
 void decoder_draft(struct engine *e, uint32_t t, bool first);
-/* The k largest of the drafter's head, or of its centroids, for rows [first, first + count). */
+/* The k largest of the draft model's head, or of its centroids, for rows [first, first + count). */
 void decoder_draft_top(struct engine *e, uint32_t first, uint32_t count, uint32_t k);
-/* The k largest logits of `count` rows that decoder_logits has left, k > 0. */
+/* The k largest logits of `count` rows left by decoder_logits, k > 0. */
 void decoder_top(struct engine *e, struct net *net, uint32_t count, uint32_t k);
 
-/* Zeros in a block of a group from token `first` on. */
+/* Zeroes a block of a group from token `first` on. */
 void decoder_kv_clear(struct engine *e, uint32_t group, uint32_t block_offset, uint32_t first);
 
 /* vision_geometry.c: sizes, neighbourhoods and lookups of one image. */
-/* Patches and tokens of a prepared image; ST_INVALID when this tower does not take its size. */
+/* Patches and tokens of a prepared image; ST_INVALID if the tower does not take its size. */
 enum status vision_measure(const struct engine *e, const struct image_u8 *pixels, struct engine_features *f,
                            struct err *err) KV_MUST_CHECK;
 /* Allocates f->work and fills what lies in it. */
 enum status vision_prepare(struct engine *e, struct engine_features *f, struct err *err) KV_MUST_CHECK;
-/* Patches of the largest image that can ever be asked for. */
+/* Patches of the largest image that can ever be requested. */
 uint32_t vision_patches_max(const struct engine *e);
-/* What an image of so many patches takes while it is encoded, its rows included. */
+/* Memory of an image of so many patches during its encode, its rows included. */
 uint64_t vision_image_bytes(const struct engine *e, uint32_t patches);
-/* Most rows of the tower that run at a time. */
+/* Most rows of the tower that run at once. */
 #define VISION_ROWS_MAX 2048u
 /* Work limit of one slice with `layers` = 1, in rows times keys: one layer of an image of 4,096 patches. The
  * matrix products of a row count as VISION_ROW_KEYS keys (in a tower 1152 wide). */
