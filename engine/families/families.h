@@ -105,7 +105,7 @@ enum status family_load_tokenizer(const char *model, const char *mmproj, const s
  * bilinear and 3 = bicubic) or step. Unsupported settings for videos only leave `video` false. */
 enum status family_load_images(const char *model, const char *mmproj, const char *model_type,
                                struct image_config *out, struct err *err) KV_MUST_CHECK;
-/* The tensors, under the names of a directory's. */
+/* The tensors, under a directory's names. */
 enum status family_open(const char *model, const char *mmproj, struct stf_files **out,
                         struct err *err) KV_MUST_CHECK;
 
