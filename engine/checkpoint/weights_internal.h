@@ -5,7 +5,7 @@
  *   weights.c          both passes, release, counting
  *   weights_text.c     the walk: decoder, drafter, experts;  weights_vision.c: the tower
  *   weights_linear.c   one weight of it
- *   weights_quants.c    quants and floats that it is packed from
+ *   weights_quant.c    quants and floats that it is packed from
  *   weights_tensors.c  the tensors that those come from, and vectors */
 #ifndef KVASIR_WEIGHTS_INTERNAL_H
 #define KVASIR_WEIGHTS_INTERNAL_H
@@ -112,7 +112,7 @@ const float *load_vector(struct loader *ld, const char *stem, uint32_t layer, co
 const float *load_vector1(struct loader *ld, const char *stem, uint32_t layer, const char *suffix, uint32_t n,
                           float plus);
 
-/* weights_quants.c */
+/* weights_quant.c */
 bool load_quant_of(const struct loader *ld, const struct stf_tensor *t, const struct packed *packed,
                    uint32_t k, struct quant_rows *rows, struct be_quant *out);
 /* Widens *all to hold both, as the CPU keeps parts of one matrix (cpu_quant_shape). */

@@ -149,7 +149,7 @@ size_t cpu_experts_scratch(const struct backend *b, uint32_t t, uint32_t k, uint
                            uint32_t experts);
 void cpu_experts(struct backend *b, const struct be_experts_args *a);
 
-/* linear/quants.c: fills w->data of a weight of quants. rows: cpu_quant_row_bytes for each thread. false: a
+/* linear/quant.c: fills w->data of a weight of quants. rows: cpu_quant_row_bytes for each thread. false: a
  * scale is outside f16. */
 void cpu_quant_shape(const struct be_weight_desc *d, struct be_weight *w);
 size_t cpu_quant_row_bytes(const struct be_weight *w);

@@ -1,5 +1,5 @@
 /* Weights of quants in plain C: packing, embedding, and the product that the vector files are compared with.
- * The layout is drawn in quants.h. */
+ * The layout is drawn in quant.h. */
 #include "kernels/cpu/linear/quant.h"
 
 #include <math.h>

@@ -1,4 +1,4 @@
-/* Weights of quants on AMX tiles of bytes (layout: quants.h). A tile instruction multiplies a group of 16
+/* Weights of quants on AMX tiles of bytes (layout: quant.h). A tile instruction multiplies a group of 16
  * rows with a panel, exactly; the vector units meanwhile enter the group before into the f32 sums of the 16
  * rows, which stay in registers for all of k. They do the same multiplications in the same order as
  * quant_avx512.c, which also computes what has fewer rows than a tile: equal bits.

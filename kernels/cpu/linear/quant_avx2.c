@@ -1,4 +1,4 @@
-/* Weights of quants in AVX2 (layout: quants.h). Bytes are multiplied with bytes: the sum of two products fits
+/* Weights of quants in AVX2 (layout: quant.h). Bytes are multiplied with bytes: the sum of two products fits
  * into 16 bits, for quants of few bits that of more, and then widens. All of it is exact; a group's sum
  * enters the f32 sum of its output by one fused multiply-add, groups in ascending order, whatever the number
  * of rows. Quants of 8 bits are taken as signed, 128 less.

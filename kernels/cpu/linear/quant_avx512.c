@@ -1,4 +1,4 @@
-/* Weights of quants in AVX-512 VNNI (layout: quants.h). A group's sum of products is exact; it enters the f32
+/* Weights of quants in AVX-512 VNNI (layout: quant.h). A group's sum of products is exact; it enters the f32
  * sum of its output by one fused multiply-add, groups in ascending order, whatever the number of rows. */
 #include "kernels/cpu/linear/quant_avx512.h"
 
