@@ -15,7 +15,7 @@
 struct tokenizer;
 
 /* Reads DIR/tokenizer.json, and DIR/tokenizer_config.json, DIR/special_tokens_map.json where they exist.
- * ST_UNSUPPORTED names an unsupported component type, pattern or option; never guesses. */
+ * ST_UNSUPPORTED names an unsupported component type, pattern or option; never assumes. */
 enum status tok_load(const char *dir, struct tokenizer **out, struct err *err) KV_MUST_CHECK;
 /* Tokens that a family's processor adds to the tokenizer that the files describe: PREFIX, a number of
  * `digits` digits from 0 to count - 1 (none with digits 0), SUFFIX. */

@@ -1,4 +1,4 @@
-/* Matching, pinning and publishing; see radix_cache.h for the picture and radix_internal.h for the parts. */
+/* Matching, pinning and publishing; see radix_cache.h for the layout and radix_internal.h for the parts. */
 #include "scheduler/cache/radix_internal.h"
 
 #include "config/base/assert.h"
