@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-#define SIDE_TYPICAL 1024.0 /* pixels: what a tower that takes any size is measured with */
+#define SIDE_TYPICAL 1024.0 /* pixels: image side used for a tower that takes any size */
 
 static uint32_t image_side(const struct desc_vision *v)
 {

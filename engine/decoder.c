@@ -1,19 +1,19 @@
-/* The decoder: runs what the description says over one ragged step. Only a queue of backend operations; no
- * number is looked at here. In the last layer that writes keys and values (net.narrow: mostly the last of
- * all) only the rows whose logits are wanted go on after theirs are written: nobody reads the others. */
+/* The decoder: runs what the description says over one ragged step. Only queues backend operations; reads no
+ * numbers. In the last layer that writes keys and values (net.prune_layer: usually the last of all) only the
+ * output rows continue after the write: the others are not read. */
 #include "engine/internal.h"
 
 #include "config/base/assert.h"
 
 #include <stddef.h>
 
-/* The residuals of the wanted rows, once narrowed. */
+/* The residuals of the output rows, once pruned. */
 static float *out_resid(const struct engine *e, const struct net *net)
 {
     return e->step.all_output ? net->s.resid : net->s.out_resid;
 }
 
-/* Rows [from, to) of image u, absolute positions, that lie in chunk r. false: none, or no image. */
+/* Rows [from, to) of image u, absolute positions, in chunk r. false: none, or no image. */
 static bool use_rows(const struct engine_chunk *r, const struct engine_span *u, uint32_t *from, uint32_t *to)
 {
     uint32_t end = r->position + r->count;
@@ -52,7 +52,7 @@ static void add_rows(struct engine *e, struct net *net, const float *x, float *r
                             .kind = BE_NORM_RMS, .t = t, .c = net->desc.hidden, .x = x, .residual = resid});
 }
 
-/* DeepStack: feature n of each image onto the stream behind layer n, rows of the chunk only. */
+/* DeepStack: adds feature n of each image to the stream after layer n, rows of the chunk only. */
 static void add_deepstack(struct engine *e, struct net *net, const struct engine_batch *b, uint32_t n)
 {
     uint32_t first = 0, from, to;
@@ -67,7 +67,7 @@ static void add_deepstack(struct engine *e, struct net *net, const struct engine
     }
 }
 
-/* The same where only the wanted rows are left. */
+/* The same if only the output rows are left. */
 static void add_deepstack_to_outputs(struct engine *e, struct net *net, const struct engine_batch *b,
                                      uint32_t n)
 {
@@ -109,9 +109,8 @@ static enum be_epilogue gate_epilogue(enum desc_activation g)
     return BE_EPI_GLU_GELU_TANH;
 }
 
-/* x += add, or rms(add, post) if there is a post norm, if there is something to add; x *= scale, if there is
- * one; h = rms(x, next), if there is a next norm.
- */
+/* x += add, or rms(add, post) if there is a post norm, if add is set; x *= scale, if set; h = rms(x, next),
+ * if set. */
 static void scale_and_norm(struct engine *e, struct net *net, uint32_t t, float *resid, const float *add,
                            const float *post, const float *scale, const float *next)
 {
@@ -149,8 +148,8 @@ static void gather_outputs(struct engine *e, const void *src, size_t row_bytes, 
         e->be, &(struct be_gather_args){src, e->step.output_row_ids, e->step.output_count, row_bytes, dst});
 }
 
-/* The wanted rows' queries, residuals and what later layers read of them move to the front, unless all are
- * wanted; attention and MLP of this layer and all layers behind it run on them alone. Returns the queries. */
+/* Moves the output rows' queries, residuals and later inputs to the front, unless all rows are output rows;
+ * attention and MLP of this layer and all later layers run on them alone. Returns the queries. */
 static const void *prune_layer(struct engine *e, struct net *net, const struct desc_layer *l)
 {
     const struct model_desc *d = &net->desc;
@@ -166,8 +165,8 @@ static const void *prune_layer(struct engine *e, struct net *net, const struct d
     return s->qkv;
 }
 
-/* The stream takes a product: through the post norm where the family has one (then it waits in proj for
- * add_and_norm, which gets the returned address), else right away. */
+/* Adds a product to the stream: through the post norm if the family has one (then it waits in proj for
+ * add_and_norm, which gets the returned address), else at once. */
 static const float *project(struct engine *e, struct net *net, const struct be_weight *w, const void *x,
                             uint32_t t, const float *post, float *resid)
 {
@@ -175,7 +174,7 @@ static const float *project(struct engine *e, struct net *net, const struct be_w
     return post ? net->s.proj : NULL;
 }
 
-/* s.h -> what is to be added to the stream, as project() says. */
+/* s.h -> the product to add to the stream, as for project(). */
 static const float *mlp(struct engine *e, struct net *net, const struct desc_layer *l,
                         const struct layer_weights *w, uint32_t t, float *resid)
 {
@@ -225,7 +224,7 @@ static const float *mlp(struct engine *e, struct net *net, const struct desc_lay
     return s->mix;
 }
 
-/* s.token holds the table's rows: the stream's own part is added. */
+/* s.token holds the table's rows: adds the stream's part. */
 static void ple(struct engine *e, struct net *net, uint32_t t)
 {
     const struct model_desc *d = &net->desc;
@@ -242,7 +241,7 @@ static void ple(struct engine *e, struct net *net, uint32_t t)
                                                .residual = s->token});
 }
 
-/* The layer's part of it onto the stream, then its scale; h = rms(x, next). */
+/* Adds the layer's part to the stream, then scales; h = rms(x, next). */
 static void add_ple(struct engine *e, struct net *net, uint32_t n, uint32_t t, bool pruned, float *resid,
                     const float *next)
 {

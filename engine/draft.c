@@ -1,7 +1,7 @@
-/* The drafter: a small model whose layers read the target's keys and values, and draft the tokens that follow
- * one that was drawn. What the target makes of the draft tokens is a verified run (engine/step.c): they
- * decide how long an answer takes, never what it says. Formula: engine/model/model_desc.h; operations:
- * engine/decoder.c. Engine thread. */
+/* The draft model: a small model whose layers read the target's keys and values and propose the tokens after
+ * a sampled one. The target verifies the draft tokens (engine/step.c): they change how long the output takes,
+ * never the output itself. Formula: engine/model/model_desc.h; operations: engine/decoder.c. Engine
+ * thread. */
 #include "engine/internal.h"
 
 #include "config/base/assert.h"
@@ -11,10 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Of a drafter; the released ones have 1,024. */
+/* Of a draft model; the released ones have 1,024. */
 #define WIDTH_MAX 8192u
 
-/* One row's choice among the tokens of its clusters. */
+/* One row's best token among those of its clusters. */
 struct draft_pick {
     const struct drafter *f;
     const float *read;        /* [C] */
@@ -32,7 +32,7 @@ static void config_error(const struct engine *e, struct err *err, enum status *s
                       e->dir, what, own, target);
 }
 
-/* Every layer reads the last layer of the target with the same window that has keys of its own. */
+/* Every layer reads the target's last layer that has the same window and its own keys. */
 static enum status fit(struct engine *e, struct err *err)
 {
     struct model_desc *d = &e->draft.net.desc;
@@ -54,7 +54,7 @@ static enum status fit(struct engine *e, struct err *err)
         const struct desc_layer *o = &t->layers[owner - 1];
         config_error(e, err, &st, "head_dim", l->head_dim, o->head_dim);
         l->kv_owner = owner - 1;
-        l->kv_heads = o->kv_heads; /* whatever the drafter's file says */
+        l->kv_heads = o->kv_heads; /* whatever the draft model's file says */
         if (!st && l->heads % l->kv_heads)
             st = err_set(err, ST_UNSUPPORTED, "%s is no drafter for %s: %u heads for %u of keys",
                          e->draft.dir, e->dir, l->heads, l->kv_heads);
@@ -79,7 +79,7 @@ enum status drafter_prepare(struct engine *e, const char *dir, bool random_weigh
     if (!st && (st = weights_inventory(f->files, &f->net.desc, (struct weight_format){.act = e->plan.act},
                                        &f->net.inventory, err)))
         (void)err_prefix(err, st, "%s", dir);
-    f->net.prune_layer = f->net.desc.layer_count; /* never: every row is wanted */
+    f->net.prune_layer = f->net.desc.layer_count; /* never: every row is an output row */
     f->net.rope_axes = 1;
     f->on = !st;
     return st;
@@ -102,7 +102,7 @@ static uint64_t carve_scratch(const struct engine *e, void *base, struct decoder
                              d->centroids ? d->centroids : d->vocab, base, s);
 }
 
-/* Hands out the parts of f->block, or counts their bytes where it is NULL. */
+/* Assigns the parts of f->block, or counts their bytes if it is NULL. */
 static uint64_t carve_rows(const struct engine *e, struct drafter *f)
 {
     uint64_t s = e->plan.sequences_max, act = be_dtype_bytes(e->plan.act), used = 0;
@@ -136,7 +136,7 @@ enum status drafter_load(struct engine *e, struct weights_progress progress, str
     struct drafter *f = &e->draft;
     struct net *net = &f->net;
     struct decoder_scratch none;
-    uint64_t identity; /* answers do not depend on it */
+    uint64_t identity; /* the output does not depend on it */
     uint32_t s = e->plan.sequences_max;
     void *block = NULL;
     enum status st =
@@ -182,7 +182,7 @@ void drafter_close(struct engine *e)
 
 /* ---- drafting ---- */
 
-/* Next piece of the index arrays: as in engine/step.c, the same place in host and backend memory. */
+/* Next index array: as in engine/step.c, at the same offset in host and backend memory. */
 static uint32_t *array(struct engine *e, size_t *used, size_t words, const uint32_t **dev)
 {
     size_t at = *used;
@@ -192,8 +192,8 @@ static uint32_t *array(struct engine *e, size_t *used, size_t words, const uint3
     return e->host_step + at;
 }
 
-/* Fills e->step for one row of each of d[order[0..n)]: it sees what is in the cache, and stays where it is.
- */
+/* Fills e->step for one row of each of d[order[0..n)]: it sees what is in the cache, and its position
+ * stays. */
 static void pack(struct engine *e, const struct engine_draft *d, uint32_t n)
 {
     struct step *st = &e->step;
@@ -281,7 +281,7 @@ static void act_row(const struct engine *e, const void *rows, uint32_t i, uint32
     (void)stf_to_f32(&t, out);
 }
 
-/* What the drafter drafts for each of t rows -> f->host_tops[0..t). */
+/* The draft token of each of t rows -> f->host_tops[0..t). */
 static enum status choose(struct engine *e, uint32_t t, struct err *err)
 {
     struct drafter *f = &e->draft;
@@ -314,7 +314,7 @@ enum status engine_draft(struct engine *e, const struct engine_draft *d, uint32_
     size_t row = be_ld(f->net.desc.drafts_for) * be_dtype_bytes(e->plan.act);
     uint32_t t = n;
     ASSERT(f->on && !e->in_flight && n > 0 && n <= e->plan.sequences_max);
-    /* Those with most draft tokens first: rows that are done drop out at the end. */
+    /* Those with most draft tokens first: finished rows drop off the end. */
     for (uint32_t i = 0; i < n; i++) {
         uint32_t at = i;
         for (; at > 0 && d[f->order[at - 1]].count < d[i].count; at--) f->order[at] = f->order[at - 1];

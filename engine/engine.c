@@ -15,14 +15,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Part of the fingerprint: raised whenever the arithmetic of the engine changes for the same kernel set. */
+/* Part of the fingerprint: incremented when the engine's arithmetic changes for the same kernel set. */
 #define NUMERICS_REVISION 3u
 
 static enum status pick_ops(const struct engine_options *opt, const struct be_ops **out, struct err *err)
 {
     const char *name = opt->backend ? opt->backend : "auto";
     char why[512];
-    bool set_named = opt->kernels && strcmp(opt->kernels, "auto") != 0; /* that is a set of the CPU */
+    bool set_named = opt->kernels && strcmp(opt->kernels, "auto") != 0; /* it names a CPU kernel set */
     *out = be_cpu_ops();
     if (strcmp(name, "cpu") == 0 || (strcmp(name, "auto") == 0 && set_named)) return ST_OK;
     if (strcmp(name, "auto") != 0 && strcmp(name, "cuda") != 0)
@@ -34,8 +34,8 @@ static enum status pick_ops(const struct engine_options *opt, const struct be_op
     return ST_OK;
 }
 
-/* The compute type: what the option says, else what the checkpoint is stored in (f16 overflows in this
- * arithmetic: it runs as bf16). */
+/* The compute type: the option's, else the checkpoint's (f16 overflows in this arithmetic: it runs as
+ * bf16). */
 static enum status pick_dtype(const struct engine_options *opt, const struct model_desc *d,
                               const struct stf_files *files, enum be_dtype *out, struct err *err)
 {
@@ -239,7 +239,7 @@ enum status engine__prepare(const struct engine_options *opt, struct engine *e, 
 }
 
 /* sqrt(hidden) is rounded to the type of the embedding before it multiplies: in bf16 4B has 50.5, not 50.596.
- * With --dtype f32 that type is f32 whatever is stored, as where transformers loads a model so. */
+ * With --dtype f32 that type is f32 whatever is stored, as in transformers. */
 static float rounded_scale(const struct engine *e, double scale)
 {
     float s = (float)scale;
@@ -287,7 +287,7 @@ enum status engine_open(const struct engine_options *opt, struct engine **out, s
         st = drafter_load(e, (struct weights_progress){opt->progress, opt->progress_arg}, err);
     if (!st && e->ops->sync(e->be) != BE_OK) st = err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
     if (!st) st = engine__graphs_open(e, err);
-    weights_inventory_free(&e->net.inventory); /* its list points into the files, which are closed now */
+    weights_inventory_free(&e->net.inventory); /* its list points into the files, which are now closed */
     if (!st && e->net.desc.ple) e->files = files;
     else stf_close(files);
     if (st) engine_close(e);
@@ -347,7 +347,7 @@ void engine_kv_copy(struct engine *e, uint32_t group, uint32_t from_offset, uint
 
 /* ---- image features ---- */
 
-/* Floats of an image's rows: what replaces the embedding, then the DeepStack features. */
+/* Floats of an image's rows: the embeddings, then the DeepStack features. */
 static size_t row_floats(const struct engine *e, const struct engine_features *f)
 {
     return (size_t)(1 + e->net.desc.vision.deepstack_count) * f->tokens * e->net.desc.hidden;

@@ -22,21 +22,21 @@ struct model_info; /* what the server needs to build prompts: engine/model/model
 
 struct engine_options {
     const char *model_dir; /* or a GGUF file */
-    const char *mmproj;    /* the tower of a GGUF file, one too; NULL: none */
-    const char *draft_dir; /* a drafter's checkpoint; NULL: none */
-    const char *backend;   /* "auto" (the GPU when all that it needs is there, else the CPU), "cpu", "cuda" */
+    const char *mmproj;    /* GGUF file of the vision tower; NULL: none */
+    const char *draft_dir; /* checkpoint of the draft model; NULL: none */
+    const char *backend;   /* "auto" (the GPU if usable, else the CPU), "cpu", "cuda" */
     const char *kernels;   /* NULL or "auto", or a kernel set of the CPU backend */
     uint32_t threads;      /* 0 = all usable cores */
     const char *dtype; /* "auto" (the checkpoint's: f32 stays f32, bf16 and f16 run as bf16), "bf16", "f32" */
-    const char *quantize; /* NULL or "none", "int8", "int4": matrices of the text model that are floats */
-    const char *kv_dtype; /* NULL or "auto" (the compute type), "bf16" or "int8" */
-    uint64_t kv_bytes;    /* size of the KV arena; 0 = from free memory */
-    uint32_t context_max; /* 0 = the checkpoint's max_position_embeddings */
+    const char *quantize;      /* NULL or "none", "int8", "int4": the text model's float matrices */
+    const char *kv_dtype;      /* NULL or "auto" (the compute type), "bf16" or "int8" */
+    uint64_t kv_bytes;         /* size of the KV arena; 0 = from free memory */
+    uint32_t context_max;      /* 0 = the checkpoint's max_position_embeddings */
     uint32_t batch_tokens_max; /* rows of one step; 0 = 2048 */
     uint32_t sequences_max;    /* sequences of one step; 0 = 64 */
-    bool random_weights; /* for measuring: model_dir holds only config.json; weights are made up (seeded),
-                            bf16 unless dtype says f32 */
-    bool profile;        /* engine_profile_*; steps are slower on a GPU, and none comes from a graph */
+    bool random_weights; /* for benchmarks: model_dir holds only config.json; weights are random (seeded),
+                            bf16 unless dtype is f32 */
+    bool profile;        /* engine_profile_*; on a GPU steps are slower and use no graphs */
     void (*progress)(void *arg, uint64_t done_bytes,
                      uint64_t total_bytes); /* may be NULL; called while loading */
     void *progress_arg;
@@ -63,9 +63,9 @@ struct engine_caps {
     bool images;               /* takes images */
     uint32_t span_tokens_max;  /* longest span that must be in one step; 0 = every span can be split.
                                   batch_tokens_max >= span_tokens_max + sequences_max */
-    uint32_t image_tokens_max; /* of images of any size: what the tower's scratch has memory for; 0 = all
-                                    that the context holds */
-    bool drafts;               /* there is a drafter: engine_draft */
+    uint32_t image_tokens_max; /* largest image that the tower's scratch has memory for; 0 = limited by the
+                                  context only */
+    bool drafts;               /* there is a draft model: engine_draft */
     uint32_t eos_ids[16];      /* ids that end a generation */
     uint32_t eos_count;
 };
@@ -73,18 +73,18 @@ struct engine_caps {
 enum status engine_open(const struct engine_options *opt, struct engine **out, struct err *err) KV_MUST_CHECK;
 void engine_close(struct engine *e); /* NULL is fine */
 void engine_caps(const struct engine *e, struct engine_caps *out);
-/* A counter that changes as long as a step or an encode makes progress: a watchdog uses it to tell a slow
- * engine from one that hangs. Any thread. */
+/* A counter that changes while a step or an encode makes progress: tells a watchdog a slow engine from a hung
+ * one. Any thread. */
 uint64_t engine_progress(const struct engine *e);
 const struct model_info *engine_model(const struct engine *e); /* immutable, any thread, lives as long as e */
 
 /* ---- image features ---- */
 struct engine_features; /* encoded rows of one image, in backend memory */
-/* Starts an encode; copies the pixels (their size decides the rows: ST_INVALID for one that this model does
+/* Starts an encode; copies the pixels (their size decides the rows; ST_INVALID: a size that the model does
  * not take). The tower runs in slices so that decoding is not starved: each engine_features_step runs
- * `layers` more of its layers, of a large image a part of one (0 = all that are left), and sets *done at
- * the end. The slicing does not change the result, bit for bit. Not while a step is in flight. ST_TOO_LARGE:
- * the plan has no memory for an image of that size. */
+ * `layers` more layers (0 = all that are left), of a large image a part of one, and sets *done at the end.
+ * The slicing does not change the result, bit for bit. Not while a step is in flight. ST_TOO_LARGE: no memory
+ * planned for an image of that size. */
 enum status engine_features_create(struct engine *e, const struct image_u8 *pixels,
                                    struct engine_features **out, struct err *err) KV_MUST_CHECK;
 enum status engine_features_step(struct engine *e, struct engine_features *f, uint32_t layers, bool *done,
@@ -98,7 +98,7 @@ struct engine_span {
     const struct engine_features *features; /* of its image, fully encoded; NULL = the span has no image */
     uint32_t begin, end;                    /* absolute */
     enum span_rule rule;
-    uint32_t atomic_begin, atomic_end; /* a chunk that has some of these tokens has all up to atomic_end */
+    uint32_t atomic_begin, atomic_end; /* a chunk with some of these tokens has all up to atomic_end */
     struct prompt_grid grid;           /* its 3-D positions; all 0 = plain positions */
     int32_t mrope_delta_before,
         mrope_delta; /* RoPE position minus position, of the text before it and after it */
@@ -117,24 +117,24 @@ struct engine_chunk {
     const struct engine_span *spans;           /* those that touch [position, position + count), in order */
     uint32_t span_count;
     /* Speculative decoding: the last `proposed` tokens of the chunk, from tokens[position + count - proposed]
-     * on, are draft tokens (token_count includes them). A token is drawn at the position of each draft and
-     * after the last one, as if the tokens had come one at a time, up to the first that differs from its
-     * draft: drawn[0..drawn_count). Keys and values after position + count - proposed + drawn_count - 1 are
-     * then invalid. proposed > 0 needs `sample` and ids below the vocabulary's size. */
+     * on, are draft tokens (token_count includes them). A token is sampled at the position of each draft
+     * token and after the last one, as if the tokens came one at a time, up to the first that differs from
+     * its draft: drawn[0..drawn_count). Keys and values after position + count - proposed + drawn_count - 1
+     * are then invalid. proposed > 0 needs `sample` and ids below the vocabulary's size. */
     uint32_t proposed;
-    struct token_out
-        *drawn; /* [proposed + 1], the caller's; may be NULL without drafts: the result is then in `out` */
-    uint32_t draft_slot; /* with a drafter and `sample`: below sequences_max, this sequence's alone; what
-                            draft tokens after the drawn token need is kept there */
+    struct token_out *drawn; /* [proposed + 1], the caller's; may be NULL without draft tokens: the result is
+                                then in `out` */
+    uint32_t draft_slot; /* with a draft model and `sample`: below sequences_max, exclusive to this sequence;
+                            keeps the state for drafting after the sampled token */
     int32_t mrope_delta; /* RoPE position minus position, of the text in this chunk before its first image; 0
                             with 1-D positions */
     const struct sampling_params *sampling;
-    bool sample;            /* draw the token that follows the chunk's last token -> out */
-    const uint32_t *banned; /* ids that may not be drawn (min_tokens) at positions below banned_until */
+    bool sample;            /* sample the token after the chunk's last one -> out */
+    const uint32_t *banned; /* ids that may not be sampled (min_tokens) at positions below banned_until */
     uint32_t banned_count, banned_until;
     uint32_t score_first; /* score history tokens at positions [score_first, position + count] that lie in
-                           * (position, position+count] and below prompt_count: log-prob of each given what
-                           * precedes it. UINT32_MAX = none */
+                           * (position, position+count] and below prompt_count: log-prob of each given its
+                           * prefix. UINT32_MAX = none */
     /* results, valid after engine_wait */
     struct token_out out; /* if sample and nothing was proposed */
     uint32_t drawn_count; /* if sample: 1 to proposed + 1 */
@@ -149,34 +149,33 @@ struct engine_batch {
     struct engine_chunk *chunks; /* [chunk_count], caller's */
     uint32_t chunk_count;        /* <= sequences_max; sum of counts <= batch_tokens_max */
 };
-/* Launches a step; engine_wait blocks until its results are there. One step in flight. Errors: ST_DEVICE,
+/* Launches a step; engine_wait blocks until its results are ready. One step in flight. Errors: ST_DEVICE,
  * ST_NOMEM: every chunk of the step is lost. */
 enum status engine_submit(struct engine *e, struct engine_batch *b, struct err *err) KV_MUST_CHECK;
 enum status engine_wait(struct engine *e, struct engine_batch *b, struct err *err) KV_MUST_CHECK;
 
-/* fn(ctx, i) for each i < count, on the engine's threads where it has some: work of the host between steps.
- */
+/* fn(ctx, i) for each i < count, on the engine's threads if it has any: host work between steps. */
 void engine_each(struct engine *e, uint32_t count, void (*fn)(void *ctx, uint32_t i), void *ctx);
 
-/* What the drafter drafts to follow a sequence's last token, which was drawn by the last step that had the
- * sequence and is not yet in the cache. */
+/* Draft tokens to follow a sequence's last token, which the sequence's last step sampled and which is not yet
+ * in the cache. */
 struct engine_draft {
     uint32_t slot;     /* engine_chunk.draft_slot of that step */
-    uint32_t position; /* of the token, above 0: keys and values of all before it are in the cache (sliding
-                          groups: `window` of them; what the table does not have is not looked at) */
+    uint32_t position; /* of the token, above 0: keys and values of all earlier ones are in the cache (sliding
+                          groups: `window` of them; missing table entries are not read) */
     uint32_t token;
     const uint32_t *tables[ENGINE_GROUPS_MAX]; /* as engine_chunk.tables */
     uint32_t count;                            /* of draft tokens, above 0 */
     uint32_t *out;                             /* [count] */
 };
-/* Fills d[0..n).out, n <= sequences_max. Draft tokens of one do not depend on the others'. Not while a step
- * is in flight. Without --draft-model: not called. */
+/* Fills d[0..n).out, n <= sequences_max. Draft tokens of one do not depend on the others. Not while a step is
+ * in flight. Not called without --draft-model. */
 enum status engine_draft(struct engine *e, const struct engine_draft *d, uint32_t n,
                          struct err *err) KV_MUST_CHECK;
 
 /* Copies the first `tokens` of one block of a group inside the arena (copy on write of a shared, partly
- * filled block). What the original holds after them belongs to another request and may be NaN: the copy has
- * zeros there. */
+ * filled block). The rest of the original belongs to another request and may be NaN: the copy has zeros
+ * there. */
 void engine_kv_copy(struct engine *e, uint32_t group, uint32_t from_offset, uint32_t to_offset,
                     uint32_t tokens);
 
@@ -184,7 +183,7 @@ void engine_kv_copy(struct engine *e, uint32_t group, uint32_t from_offset, uint
  * Takes a second. */
 struct engine_costs {
     double linear_flops_per_token; /* all decoder linears, multiply and add counted as 2 */
-    double out_flops_per_token;    /* of these what only rows whose logits are wanted go through */
+    double out_flops_per_token;    /* of these the part that only output rows go through */
     double head_flops_per_row;     /* logits of one row */
     double weight_bytes;           /* read by every decode step: decoder linears and head, without experts */
     double expert_bytes;           /* of all experts: a token reads experts_used / experts of them */
@@ -194,7 +193,7 @@ struct engine_costs {
         uint32_t window;
         double flops_per_pair; /* all layers and heads of the group: q.k and p.v of one visible (query, key)
                                   pair */
-        double out_flops_per_pair; /* of these those of wanted rows */
+        double out_flops_per_pair; /* of these those of output rows */
         double bytes_per_key;      /* K and V bytes of one key, all layers of the group */
     } groups[ENGINE_GROUPS_MAX];
     double vision_flops; /* one image of vision_side x vision_side pixels: tower, mergers or projector; 0 =
@@ -205,21 +204,20 @@ struct engine_costs {
 };
 enum status engine_costs(struct engine *e, struct engine_costs *out, struct err *err) KV_MUST_CHECK;
 
-/* For `kvasir bench --profile`: time of the backend's operations by the part of the model that they belong
- * to. Parts that were not called have 0 calls. */
+/* For `kvasir bench --profile`: time of the backend's operations by part of the model. Parts that were not
+ * called have 0 calls. */
 #define ENGINE_PROFILE_PARTS 17u
 struct engine_profile_part {
     const char *name; /* static */
     uint64_t calls;
     double seconds;
-    double flops, bytes; /* arithmetic, and weights or keys and values read; 0 where they are not counted */
+    double flops, bytes; /* arithmetic, and weights or keys and values read; 0 where not counted */
 };
-/* From 0 on. ST_UNSUPPORTED without engine_options.profile. */
+/* Resets to 0. ST_UNSUPPORTED without engine_options.profile. */
 enum status engine_profile_start(struct engine *e, struct err *err) KV_MUST_CHECK;
 void engine_profile_read(const struct engine *e, struct engine_profile_part out[ENGINE_PROFILE_PARTS]);
 
-/* For `kvasir inspect --devices`: writes what this machine can compute on as text, the CPU and the GPUs, or
- * why there is none. */
+/* For `kvasir inspect --devices`: writes the CPU and the GPUs, or why there is no GPU, as text. */
 enum status engine_devices(char *text, size_t cap, struct err *err) KV_MUST_CHECK;
 
 /* For `kvasir inspect`: describes the checkpoint in DIR as text, without loading the weights. */

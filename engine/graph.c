@@ -1,7 +1,7 @@
 /* Decode steps as graphs. A step in which every sequence has one row runs the same operations with the same
  * arguments every time; only the contents of the index arrays differ. So it is recorded once per size and
- * played back. A batch between two sizes gets padding rows (engine__pack). By the rule of backend.h the
- * results are bit for bit those of a step without a graph. Engine thread. */
+ * replayed. A batch between two sizes gets padding rows (engine__pack). By the rule of backend.h the results
+ * are bit for bit those of a step without a graph. Engine thread. */
 #include "engine/internal.h"
 
 #include "config/base/clock.h"
@@ -12,8 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Close together, so that few rows are wasted, and where the backend's own tiles end. Larger batches run the
- * plain way: the time of a launch is nothing there. */
+/* Close together, so that few rows are wasted, and at multiples of the backend's tiles. Larger batches run
+ * without a graph: launch time is negligible there. */
 static const uint32_t sizes[] = {1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256};
 _Static_assert(sizeof sizes / sizeof *sizes <= ENGINE_GRAPHS_MAX, "a place for each");
 
@@ -29,7 +29,7 @@ static void record(struct engine *e, const struct engine_batch *b, const struct 
 }
 
 /* One real row, at the start of the arena, which is still unused, and g->rows - 1 padding rows. The step runs
- * once without recording, for whatever the backend does at a first call, and is then recorded. */
+ * once without recording, for the backend's first-call setup, and is then recorded. */
 static enum be_result open_one(struct engine *e, struct engine_graph *g)
 {
     static const struct sampling_params greedy = {.top_p = 1, .repetition_penalty = 1};
@@ -54,7 +54,7 @@ static enum be_result open_one(struct engine *e, struct engine_graph *g)
 
 enum status engine__graphs_open(struct engine *e, struct err *err)
 {
-    const char *wish = env_get("KVASIR_CUDA_GRAPHS"); /* for hunting faults */
+    const char *wish = env_get("KVASIR_CUDA_GRAPHS"); /* for debugging */
     uint32_t most = e->plan.sequences_max;
     enum be_result r = BE_OK;
     double start = now_s();

@@ -1,6 +1,5 @@
-/* `kvasir inspect`: what was understood of a checkpoint, as text, from configuration and headers only; and
- * what the machine has.
- */
+/* `kvasir inspect`: describes a checkpoint as text, from configuration and headers only; and the machine's
+ * devices. */
 #include "engine/internal.h"
 
 #include "config/base/buf.h"
@@ -62,7 +61,7 @@ static enum status say_layers(struct buf *b, const struct engine *e)
     return st;
 }
 
-/* Parameters that one token goes through: all but the experts that its router leaves out. */
+/* Active parameters of a token: all except those of experts that are not selected. */
 static uint64_t active_parameters(const struct engine *e)
 {
     uint64_t n = e->net.inventory.parameters;

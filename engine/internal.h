@@ -11,15 +11,15 @@
 #include <stdatomic.h>
 
 #define LOGIT_ROWS_MAX                                                                                       \
-    64u /* rows of logits at a time: 64 x 262,208 x 4 bytes = 67 MB. Where a device has its own memory there \
-           is room for more */
+    64u /* rows of logits at a time: 64 x 262,208 x 4 bytes = 67 MB. a device with its own memory \ takes    \
+           more */
 #define LOGIT_ROWS_DEVICE 256u
 
-#define HOST_TOKEN_ROWS 32u /* rows of the tokens' table on their way to the backend at a time */
+#define HOST_TOKEN_ROWS 32u /* rows of the per-layer embedding table uploaded at a time */
 
 /* ---- KV layout: a block of a group holds BE_BLOCK_TOKENS tokens of all its layers ----
  *
- * Layers that read another's (kv_owner) have no part: their group and place are the owner's.
+ * Layers that read another's (kv_owner) take no memory: their group and offset are the owner's.
  *
  *   arena  | grain 0 | grain 1 | ...           grain = BE_KV_GRAIN bytes; a block begins at a grain
  *   block  | layer a | layer b | ... | padding |        up to a whole grain
@@ -40,26 +40,27 @@ struct engine_plan {
     enum be_kv_type kv_type;
     uint32_t context_max, batch_tokens_max, sequences_max,
         blocks_max;                                               /* blocks_max: of one sequence, per group */
-    uint32_t span_tokens_max;                                     /* most tokens that go as a whole */
-    uint64_t draft_bytes;                                         /* weights and scratch of the drafter */
+    uint32_t span_tokens_max;                                     /* most tokens of an atomic span */
+    uint64_t draft_bytes;                                         /* weights and scratch of the draft model */
     uint64_t weight_bytes, scratch_bytes, vision_bytes, kv_bytes; /* backend memory */
-    uint64_t kv_needed;  /* what all sequences at full context would take */
+    uint64_t kv_needed;  /* what all sequences at full context need */
     uint64_t available;  /* memory that the plan started from */
-    uint32_t logit_rows; /* at a time: each time reads the head's weights */
-    uint64_t spare;      /* what is left of it: scratch of larger images comes from here */
+    uint32_t logit_rows; /* per pass: each pass reads the head's weights */
+    uint64_t spare;      /* unused: scratch of larger images comes from it */
 };
 
 /* Scratch of one decoder step, worst case T = batch_tokens_max. Backend addresses into one block. */
 struct decoder_scratch {
     void *block;
     float *resid;     /* [T, C] */
-    float *out_resid; /* [T, C] the rows whose logits are wanted, packed */
+    float *out_resid; /* [T, C] the output rows, packed */
     float *proj;      /* [T, C] */
-    float *mix;       /* [T, C], with an MLP beside experts */
-    float *token;     /* [T, layers P], with ple; `out_ple`: its wanted rows. Before the
-                         first layer out_ple holds the stream's product */
+    float *mix;       /* [T, C], with a shared MLP */
+    float *token;     /* [T, layers P], with ple; `out_ple`: its output rows. Before the first layer out_ple
+                         holds the stream's product */
     float *out_ple;
-    float *qkv;            /* [T, (H+2G)D]; once narrowed: the wanted queries of that layer, act [., H D] */
+    float *qkv;            /* [T, (H+2G)D]; once pruned: the output rows' queries of that layer, act [., H
+                              D] */
     void *h;               /* act [T, ld(C)] */
     void *q;               /* act [T, H D] */
     void *attn;            /* act [T, ld(H D)] */
@@ -69,43 +70,43 @@ struct decoder_scratch {
     float *expert_weights; /* [T, k] */
     void *experts;         /* the backend's */
     float *cos[DESC_ROPES_MAX], *sin[DESC_ROPES_MAX];         /* [T, dim/2] */
-    float *out_cos[DESC_ROPES_MAX], *out_sin[DESC_ROPES_MAX]; /* the wanted rows', where layers follow */
+    float *out_cos[DESC_ROPES_MAX], *out_sin[DESC_ROPES_MAX]; /* of the output rows, if layers follow */
     void *head_in;                                            /* act [plan.logit_rows, ld(C)] */
     float *logits;                                            /* [plan.logit_rows, V] */
-    struct be_logit_stats *stats; /* [plan.logit_rows], and behind them, so that one download takes all: */
+    struct be_logit_stats *stats; /* [plan.logit_rows], and after them, so that one download takes all: */
     uint32_t *top;                /* of R rows: ids [R, k], then values [R, k]; k <= BE_TOPK_MAX */
     uint32_t *step;               /* [step_words] the step's index arrays */
 };
 
-/* A loaded network: what it is, its weights, and what a step of it is computed in. Its layers name the layer
- * whose keys and values they read (desc_layer.kv_owner); where those lie is the engine's affair (struct
- * kv_layout). */
+/* A loaded network: description, weights and scratch of a step. Its layers name the layer whose keys and
+ * values they read (desc_layer.kv_owner); the engine decides their location (struct kv_layout). */
 struct net {
     struct model_desc desc;
     struct weights w;
     struct weights_inventory inventory;
     float embed_scale, token_scale;
-    uint32_t prune_layer; /* from this layer's queries on only the wanted rows go on: it is the last one that
-                        writes keys */
+    uint32_t prune_layer; /* from this layer's queries on only the output rows continue: it is the last one
+                             that writes keys */
     float *inv_freq[DESC_ROPES_MAX];    /* backend, [dim/2] */
     uint8_t *rope_axis[DESC_ROPES_MAX]; /* backend, [dim/2]; NULL: plain positions */
     uint32_t rope_axes;                 /* 1, or 3 with mRoPE */
     struct decoder_scratch s;
 };
 
-/* The model that drafts (engine_options.draft_dir), S = plan.sequences_max rows at most. */
+/* The draft model (engine_options.draft_dir); at most S = plan.sequences_max rows. */
 struct drafter {
     bool on;
     char *dir;
     struct net net;
     struct stf_files *files; /* open while the head's rows are read from them, else NULL */
-    void *block;             /* backend memory of what follows */
-    void *drawn; /* act [S, ld(B)] by engine_chunk.draft_slot: what the target's head read at the last draw */
+    void *block;             /* backend memory of the following */
+    void *drawn; /* act [S, ld(B)] by engine_chunk.draft_slot: input of the target's head at the last sampled
+                    token */
     float *wide; /* f32 [S, B] */
     void *token; /* act [S, ld(B)] the tokens' embeddings */
     void *state; /* act [S, ld(B)] */
     void *both;  /* act [S, ld(2 B)] embedding and state of each row */
-    void *read;  /* act [S, ld(C)] what its head reads */
+    void *read;  /* act [S, ld(C)] input of its head */
     void *host_read;          /* act [S, ld(C)], as `read` */
     float *host_rows;         /* [S, C] the same as f32 */
     uint32_t *host_tops;      /* [S, max(1, centroids_used)] */
@@ -124,13 +125,13 @@ struct vision_scratch {
     void *mlp;        /* act [R, ld(ff)] */
     float *dense;     /* [R, Cv] */
     float *gate, *up; /* [R, ff], with clip */
-    /* of all images, apart from the block */
+    /* for all images, outside of the block */
     float *lut;         /* [3*256] */
     float *rope_freq;   /* [D/2] */
     uint8_t *rope_axis; /* [D/2] 0: row, 1: column */
 };
 
-/* One token chunk's row whose logits are wanted. */
+/* One chunk's row that needs logits. */
 struct output_row {
     uint32_t chunk;
     uint32_t row;  /* of the step */
@@ -138,24 +139,22 @@ struct output_row {
     bool sample, score;
 };
 
-/* Index arrays of the step in flight; addresses are the backend's. Where an array lies follows from the
- * numbers of rows and sequences alone; only the block tables, which stand behind all others, have a length of
- * their own. */
+/* Index arrays of the step in flight; addresses are the backend's. The offset of an array depends only on the
+ * numbers of rows and sequences; the block tables, whose length varies, come last. */
 struct step {
     uint32_t t, seq_count; /* with padding rows */
     uint32_t output_count; /* without them */
-    bool all_output;       /* the tail is the whole step, in its order */
-    bool logits_done; /* of the wanted rows, with their statistics: the step came from a graph that ends with
-                         them */
+    bool all_output;       /* the output rows are all rows of the step, in order */
+    bool logits_done;      /* of the output rows, with their statistics: the step's graph included them */
     const uint32_t *ids;
     const int32_t *rope_pos;
     struct be_rows rows[ENGINE_GROUPS_MAX];
     const uint32_t *output_row_ids; /* [output_count] */
-    const uint32_t *targets;        /* [tail.t] the token whose log-prob is asked for, or UINT32_MAX */
-    struct be_rows out_rows[ENGINE_GROUPS_MAX]; /* the wanted rows as a batch of their own */
+    const uint32_t *targets;        /* [output rows] the token whose log-prob is requested, or UINT32_MAX */
+    struct be_rows out_rows[ENGINE_GROUPS_MAX]; /* the output rows as a batch */
 };
 
-/* A step of so many sequences with a row each, recorded (engine/graph.c). */
+/* A recorded step of so many sequences with one row each (engine/graph.c). */
 #define ENGINE_GRAPHS_MAX   16u
 #define ENGINE_SAMPLERS_MAX 16u /* sampling threads: each needs 16 bytes per id of the vocabulary */
 struct engine_graph {
@@ -173,7 +172,7 @@ struct engine {
     char *dir, *model_type;
     struct stf_files *files; /* open while a table is read from them, else NULL */
     char device[256], backend_name[64];
-    struct net net; /* the one that is served */
+    struct net net; /* the served model */
     struct drafter draft;
     struct kv_layout kv;
     void *arena;
@@ -181,34 +180,34 @@ struct engine {
     struct engine_plan plan;
     struct vision_scratch v;
     struct model_info info;
-    struct sampler *samplers[ENGINE_SAMPLERS_MAX]; /* [sampler_count]: one for each thread that draws */
+    struct sampler *samplers[ENGINE_SAMPLERS_MAX]; /* [sampler_count]: one for each sampling thread */
     uint32_t sampler_count;
     uint32_t *host_step; /* [step_words] */
     size_t step_words;
     struct output_row *output_rows; /* [batch_tokens_max] */
     float *host_token;              /* [HOST_TOKEN_ROWS, layers P], with ple */
-    float *host_row;    /* [V], or [C] if that is more, when the backend's memory can't be read by the host */
-    void *host_results; /* statistics and largest logits as they lie in decoder_scratch */
+    float *host_row;                /* [V], or [C] if larger, if the host can't read the backend's memory */
+    void *host_results;             /* statistics and largest logits, laid out as in decoder_scratch */
     struct step step;
     struct engine_graph graphs[ENGINE_GRAPHS_MAX]; /* by rows, ascending */
     uint32_t graph_count;
-    uint64_t graph_steps; /* that came from a graph */
+    uint64_t graph_steps; /* steps replayed from a graph */
     struct engine_batch *in_flight;
 };
 
-/* One image on its way through the tower, then its rows. */
+/* One image during its encode, then its rows. */
 struct engine_features {
     struct image_u8 pixels;          /* host copy; freed once the patches are embedded */
     uint32_t frames, grid_h, grid_w; /* patches in time, down, across */
     uint32_t patches, tokens;
     uint32_t layers_done, deepstack_done;
     uint32_t row_chunk; /* rows of the tower per pass; depends on the image's size only */
-    uint32_t row;       /* of the layer that runs now: the next row */
+    uint32_t row;       /* next row of the current layer */
     bool attending;     /* its keys and values are all there */
     bool embedded, done;
     float *rows;  /* [1 + DeepStack features][tokens, C] backend */
     size_t bytes; /* backend memory that it holds now */
-    /* while it is encoded: one block */
+    /* during the encode: one block */
     void *work;
     float *resid; /* [S, Cv] */
     void *q, *kv; /* act [S, Cv]; one layer's keys and values */
@@ -221,18 +220,18 @@ struct engine_features {
     float *cos, *sin; /* [S, D/2]; NULL: no rotary */
     struct be_rows whole, windowed; /* every patch attends to its whole frame, or to its window */
     const uint32_t *order;          /* [grid_h * grid_w] raster index of the patch in each row of a frame */
-    const uint32_t *token_row;      /* [tokens] row in tower order of each token; NULL: the same */
+    const uint32_t *token_row;      /* [tokens] row in tower order of each token; NULL: identity */
     const uint32_t *table_rows;     /* [grid_h * grid_w, 4] lookup of the position table, with the weights */
     const float *table_weights;
 };
 
 /* engine/draft.c */
-/* Reads the drafter's configuration and headers, and checks that it fits the target. */
+/* Reads the draft model's configuration and headers, and checks that it fits the target. */
 enum status drafter_prepare(struct engine *e, const char *dir, bool random_weights,
                             struct err *err) KV_MUST_CHECK;
 enum status drafter_load(struct engine *e, struct weights_progress progress, struct err *err) KV_MUST_CHECK;
 void drafter_close(struct engine *e);
-/* Bytes of scratch, weights aside. */
+/* Bytes of scratch, without weights. */
 uint64_t drafter_scratch_bytes(const struct engine *e);
 
 /* engine/plan.c */
@@ -240,7 +239,7 @@ enum status kv_layout_make(const struct model_desc *d, const struct be_ops *ops,
                            enum be_kv_type type, struct kv_layout *out, struct err *err) KV_MUST_CHECK;
 void kv_layout_free(struct kv_layout *k);
 enum status engine__plan(const struct engine_options *opt, struct engine *e, struct err *err) KV_MUST_CHECK;
-/* Scratch of a net for steps of t rows, whose logits (of `vocab` tokens) are taken `rows` at a time. base
+/* Scratch of a net for steps of t rows, whose logits (of `vocab` tokens) are computed `rows` at a time. base
  * NULL: only counts. Returns the bytes. */
 uint64_t engine__carve_net(const struct engine *e, const struct net *net, uint64_t t, uint64_t rows,
                            uint64_t vocab, void *base, struct decoder_scratch *s);
@@ -249,15 +248,14 @@ enum status engine__dev_alloc(struct engine *e, uint64_t bytes, void **out, cons
                               struct err *err) KV_MUST_CHECK;
 /* Rotary frequencies of a net. */
 enum status engine__alloc_ropes(struct engine *e, struct net *net, struct err *err) KV_MUST_CHECK;
-/* What a net holds in backend memory. */
+/* Frees what a net holds in backend memory. */
 void engine__free_net(struct engine *e, struct net *net);
 enum status engine__alloc(struct engine *e, struct err *err) KV_MUST_CHECK;
 void engine__release(struct engine *e);
-/* Tokens of the largest image that the plan leaves room for; 0 = any that fits into the context. */
+/* Tokens of the largest image that the plan has memory for; 0 = any that fits into the context. */
 uint32_t engine__vision_tokens_max(const struct engine *e);
-/* Whether the plan has room for an image of that many patches. Checked here, because host memory can be
- * overcommitted.
- */
+/* Whether the plan has memory for an image of that many patches. Checked here because host memory can be
+ * overcommitted. */
 bool engine__vision_room(const struct engine *e, uint32_t patches);
 /* How the weights of the model are kept. */
 struct weight_format engine__weight_format(const struct engine *e);
@@ -266,50 +264,48 @@ enum status engine__prepare(const struct engine_options *opt, struct engine *e, 
                             struct err *err) KV_MUST_CHECK;
 
 /* engine/step.c: fills e->step and uploads its arrays. rows: the step's size with padding rows after the
- * batch's (each a sequence of its own); every chunk has one row then. 0: no padding.
- */
+ * batch's (each a sequence of its own); then every chunk has one row. 0: no padding. */
 void engine__pack(struct engine *e, const struct engine_batch *b, uint32_t rows);
 
-/* engine/graph.c: records steps of the sizes that decoding takes, where the backend can. A backend that
- * cannot record them runs every step without a graph (the log says so); ST_DEVICE when the device has failed.
- */
+/* engine/graph.c: records decode steps of the usual sizes, if the backend can. A backend that cannot record
+ * runs every step without a graph (and logs it); ST_DEVICE when the device has failed. */
 /* The table of operations from then on; the backend must be open. */
 enum status profile_open(struct engine *e, struct err *err) KV_MUST_CHECK;
-void profile_close(struct engine *e); /* the backend's own again */
+void profile_close(struct engine *e); /* restores the backend's own table */
 enum status engine__graphs_open(struct engine *e, struct err *err) KV_MUST_CHECK;
 void engine__graphs_close(struct engine *e);
-/* The graph that does this batch's step; NULL: none does. */
+/* The graph for this batch's step; NULL: none. */
 const struct engine_graph *engine__graph_for(const struct engine *e, const struct engine_batch *b);
-/* Whether it ends with decoder_logits of all its rows. */
+/* Whether it includes decoder_logits of all its rows. */
 bool engine__graph_has_logits(const struct engine *e, const struct engine_graph *g);
 
-/* decoder.c: embeds the rows of the step and runs all layers; leaves the wanted rows' residuals where
- * decoder_logits finds them. */
+/* decoder.c: embeds the rows of the step and runs all layers; leaves the output rows' residuals for
+ * decoder_logits. */
 void decoder_run(struct engine *e, struct net *net, const struct engine_batch *b);
-/* Logits and their statistics of wanted rows [first, first + count), count <= plan.logit_rows. */
+/* Logits and their statistics of output rows [first, first + count), count <= plan.logit_rows. */
 void decoder_logits(struct engine *e, struct net *net, uint32_t first, uint32_t count);
-/* One draft token more of each of t sequences, whose last ids are e->step.ids: leaves what the drafter's head
- * reads, and the next state. first: of these sequences. */
+/* One more draft token for each of t sequences, whose last ids are e->step.ids: leaves the draft head's input
+ * and the next state. first: these sequences' first one. */
 void decoder_draft(struct engine *e, uint32_t t, bool first);
-/* The k largest of the drafter's head, or of its centroids, for rows [first, first + count). */
+/* The k largest of the draft model's head, or of its centroids, for rows [first, first + count). */
 void decoder_draft_top(struct engine *e, uint32_t first, uint32_t count, uint32_t k);
-/* The k largest logits of `count` rows that decoder_logits has left, k > 0. */
+/* The k largest logits of `count` rows left by decoder_logits, k > 0. */
 void decoder_top(struct engine *e, struct net *net, uint32_t count, uint32_t k);
 
-/* Zeros in a block of a group from token `first` on. */
+/* Zeroes a block of a group from token `first` on. */
 void decoder_kv_clear(struct engine *e, uint32_t group, uint32_t block_offset, uint32_t first);
 
 /* vision_geometry.c: sizes, neighbourhoods and lookups of one image. */
-/* Patches and tokens of a prepared image; ST_INVALID when this tower does not take its size. */
+/* Patches and tokens of a prepared image; ST_INVALID if the tower does not take its size. */
 enum status vision_measure(const struct engine *e, const struct image_u8 *pixels, struct engine_features *f,
                            struct err *err) KV_MUST_CHECK;
 /* Allocates f->work and fills what lies in it. */
 enum status vision_prepare(struct engine *e, struct engine_features *f, struct err *err) KV_MUST_CHECK;
-/* Patches of the largest image that can ever be asked for. */
+/* Patches of the largest image that can ever be requested. */
 uint32_t vision_patches_max(const struct engine *e);
-/* What an image of so many patches takes while it is encoded, its rows included. */
+/* Memory of an image of so many patches during its encode, its rows included. */
 uint64_t vision_image_bytes(const struct engine *e, uint32_t patches);
-/* Most rows of the tower that run at a time. */
+/* Most rows of the tower that run at once. */
 #define VISION_ROWS_MAX 2048u
 /* Work limit of one slice with `layers` = 1, in rows times keys: one layer of an image of 4,096 patches. The
  * matrix products of a row count as VISION_ROW_KEYS keys (in a tower 1152 wide). */

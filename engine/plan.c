@@ -1,6 +1,6 @@
-/* What a loaded model needs of the backend's memory: KV layout, scratch for the worst step, the arena; and
- * its allocation. Sizes come from the configuration, whose ranges were checked as it was read, so products of
- * three of them fit in 64 bits. */
+/* Memory plan of a loaded model: KV layout, scratch for the worst step, the arena; and its allocation. Sizes
+ * come from the configuration, whose ranges are checked when it is read, so products of three of them fit in
+ * 64 bits. */
 #include "engine/internal.h"
 
 #include "config/base/assert.h"
@@ -17,8 +17,8 @@
 #define BATCH_TOKENS_MAX     (1u << 16)
 #define SEQUENCES_DEFAULT    64u
 #define SEQUENCES_MAX        4096u
-#define ATOMIC_LEAST         1024u /* tokens: below that memory is not what limits whole prompts */
-#define KV_SHARE             0.8 /* of the memory that weights and scratch leave, when nobody says how much */
+#define ATOMIC_LEAST         1024u /* tokens: below this, memory does not limit whole prompts */
+#define KV_SHARE             0.8   /* of the memory left by weights and scratch, by default */
 
 static uint64_t round_up(uint64_t x, uint64_t to)
 {
@@ -87,7 +87,7 @@ void kv_layout_free(struct kv_layout *k)
     *k = (struct kv_layout){0};
 }
 
-/* ---- scratch: one walk counts, the same walk hands out addresses ---- */
+/* ---- scratch: one walk counts, the same walk assigns addresses ---- */
 
 struct carve {
     char *base; /* NULL: only count */
@@ -176,8 +176,8 @@ static void carve_vision(const struct engine *e, uint64_t rows, struct carve *c,
 
 /* ---- plan ---- */
 
-/* Memory that the operating system says is free for use, and no more than the control groups leave: beyond
- * that the process is killed; 0 when nothing is said. */
+/* Memory that the operating system reports as available, within the limits of control groups (above them the
+ * process is killed); 0 if unknown. */
 static uint64_t host_available(void)
 {
     FILE *f = fopen("/proc/meminfo", "re");
@@ -191,9 +191,9 @@ static uint64_t host_available(void)
     return room ? room : 1;
 }
 
-/* Words of a step's index arrays, worst case: ids, pos, shifted pos, wanted, targets, pos of the tail, lo and
- * hi per group of both; tables, with an entry behind each group's first; per array up to 16 of padding; with
- * mRoPE three more per row. */
+/* Words of a step's index arrays, worst case: ids, pos, shifted pos, output rows, targets, pos of the output
+ * rows, lo and hi per group of both; tables, with an entry after each group's first; per array up to 16 of
+ * padding; with mRoPE three more per row. */
 static size_t step_words(const struct engine *e)
 {
     size_t t = e->plan.batch_tokens_max, s = e->plan.sequences_max, g = e->kv.group_count;
@@ -215,13 +215,13 @@ static uint64_t kv_needed(const struct engine *e)
     return blocks * e->plan.sequences_max;
 }
 
-/* Does a prompt go as a whole? */
+/* Whether prompts are prefilled whole (prefix-LM). */
 static bool sees_prefix(const struct engine *e)
 {
     return e->net.desc.has_vision && e->net.desc.image.rule == SPAN_PREFIX_LM;
 }
 
-/* Tokens of the largest image whose tokens go as a whole; 0 = none do. */
+/* Tokens of the largest atomic image; 0 = none. */
 static uint32_t atomic_image(const struct engine *e)
 {
     const uint32_t *budget = e->info.image.config.budgets;
@@ -260,7 +260,7 @@ static enum status plan_limits(const struct engine_options *opt, struct engine *
     return ST_OK;
 }
 
-/* Room for images is set aside up to this size; a larger one takes more when it comes. */
+/* Memory for images is reserved up to this size; a larger one allocates more on arrival. */
 static uint32_t vision_patches_planned(const struct engine *e)
 {
     enum { PLANNED = 16384 };
@@ -268,7 +268,7 @@ static uint32_t vision_patches_planned(const struct engine *e)
     return e->net.desc.vision.image_size || most < PLANNED ? most : PLANNED;
 }
 
-/* Rows of the tower's scratch: a piece of a layer, a token's patches at least, and all tokens where they are
+/* Rows of the tower's scratch: a row chunk of a layer, at least a token's patches, and all tokens if they are
  * pooled. */
 static uint32_t vision_rows(const struct engine *e)
 {
@@ -285,8 +285,8 @@ static uint64_t decoder_scratch_bytes(struct engine *e)
     return carve_decoder(e, NULL, &s);
 }
 
-/* What goes as a whole is never cut, and no decoding sequence waits for it. Whole prompts, which may be as
- * long as the context, are let in as far as the step's scratch for them takes half of `room` at most. */
+/* Atomic spans are never cut, and no decoding sequence waits for them. Whole prompts, which may be as long as
+ * the context, are limited so that the step's scratch takes at most half of `room`. */
 static void plan_step(struct engine *e, uint32_t asked, uint64_t room)
 {
     struct engine_plan *p = &e->plan;
@@ -425,8 +425,8 @@ uint32_t engine__vision_tokens_max(const struct engine *e)
     return low == most ? 0 : low;
 }
 
-/* First half of the frequencies turns by the row, second half by the column, both theta^(-4k/D); with
- * rope_halves the column's come first. */
+/* The first half of the frequencies rotates by the row, the second half by the column, both theta^(-4k/D);
+ * with rope_halves the column's come first. */
 static enum status alloc_vision_rope(struct engine *e, struct err *err)
 {
     const struct desc_vision *d = &e->net.desc.vision;

@@ -1,7 +1,6 @@
-/* Time by part of the model, for `kvasir bench --profile`: a table of operations that stands between the
- * engine and the backend, and waits for each operation. Without a profile there is no such table, and nothing
- * costs anything. Only one engine of a process can have one: an operation is not told whose it is. Engine
- * thread. */
+/* Time by part of the model, for `kvasir bench --profile`: a table of operations between the engine and the
+ * backend that waits for each operation. Without a profile there is no such table and no cost. Only one
+ * engine of a process can have one: operations don't know their engine. Engine thread. */
 #include "engine/internal.h"
 
 #include "config/base/clock.h"
@@ -61,15 +60,14 @@ struct known_weight {
 struct profile {
     struct be_ops ops;         /* the engine's */
     const struct be_ops *real; /* the backend's */
-    bool host_memory;          /* operations are done when they return, and their arrays can be read */
+    bool host_memory;          /* operations are synchronous, and their arrays can be read */
     struct engine_profile_part parts[P_COUNT];
     struct known_weight *known; /* [known_count] by address; NULL: not listed yet */
     size_t known_count;
 };
 static struct profile *in_use;
 
-/* An operation of `part` that began at t0 has been asked for. A device that fails says so in the step's own
- * sync. */
+/* Records an operation of `part` that began at t0. Device errors are reported by the step's own sync. */
 static struct engine_profile_part *done(struct backend *b, uint32_t part, double t0)
 {
     struct profile *p = in_use;
@@ -125,7 +123,7 @@ static void profile_linear(struct backend *b, const struct be_linear_args *a)
     part->bytes += (double)p->real->weight_bytes(a->w);
 }
 
-/* Keys and values that a sequence's rows see are counted once. */
+/* Keys and values of a sequence are counted once. */
 static void count_attention(const struct profile *p, struct backend *b, const struct be_attn_args *a,
                             struct engine_profile_part *part)
 {
@@ -154,7 +152,7 @@ static void profile_attn(struct backend *b, const struct be_attn_args *a)
     if (in_use->host_memory) count_attention(in_use, b, a, part);
 }
 
-/* Each expert that a row has chosen is read once. */
+/* Each selected expert is read once. */
 static void count_experts(const struct profile *p, const struct be_experts_args *a,
                           struct engine_profile_part *part)
 {
@@ -255,7 +253,7 @@ void profile_close(struct engine *e)
     free(p);
 }
 
-/* ---- whose products they are ---- */
+/* ---- the part of the model of each product ---- */
 
 static void know(struct profile *p, const struct be_weight *w, uint32_t part, double rows, double columns)
 {

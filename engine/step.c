@@ -1,11 +1,10 @@
-/* One step: index arrays from the scheduler's chunks, launch, then logits in chunks and the draw of tokens.
- * Engine thread.
+/* One step: index arrays from the scheduler's chunks, launch, then logits in chunks and sampling. Engine
+ * thread.
  *
  * Visibility of a row at position p (both bounds inclusive, one interval per KV group): lo = 0 (full
- * attention) or max(0, p - window + 1), hi = p; in a span whose tokens see what goes as a whole with them
- * (enum span_rule) hi is its last position, and of a SPAN_PREFIX_LM or SPAN_BIDIRECTIONAL_ANY lo at most its
- * first. That is transformers' rule for images of SPAN_BIDIRECTIONAL: (j <= i or same image) and, in sliding
- * layers, i - j < window. */
+ * attention) or max(0, p - window + 1), hi = p; in a bidirectional span (enum span_rule) hi is its last
+ * position, and of a SPAN_PREFIX_LM or SPAN_BIDIRECTIONAL_ANY lo at most its first. This is transformers'
+ * rule for images of SPAN_BIDIRECTIONAL: (j <= i or same image) and, in sliding layers, i - j < window. */
 #include "engine/internal.h"
 
 #include "config/base/assert.h"
@@ -13,7 +12,7 @@
 #include <math.h>
 #include <string.h>
 
-#define NEVER_LOGPROB (-9999.0f) /* finite, so that JSON can say it */
+#define NEVER_LOGPROB (-9999.0f) /* finite, so that JSON can represent it */
 
 /* Appends to the host image of the index arrays; the same offset holds in backend memory. */
 struct packer {
@@ -48,8 +47,8 @@ static void check_batch(const struct engine *e, const struct engine_batch *b)
     ASSERT(total <= e->plan.batch_tokens_max);
 }
 
-/* Position of token i of an image on one axis; see struct prompt_grid. `base` is the free position in front
- * of it. */
+/* Position of token i of an image on one axis; see struct prompt_grid. `base` is the next free position
+ * before it. */
 static int32_t grid_position(const struct prompt_grid *g, int32_t base, uint32_t i, int axis)
 {
     if (axis == 0) return base + prompt_grid_time(g, i / (g->h * g->w));
@@ -66,8 +65,8 @@ static void pack_shifted(struct packer *p, const uint32_t *ps)
     st->rope_pos = (const int32_t *)dev;
 }
 
-/* Three positions per row (mRoPE): text goes on from what the images before it left, the tokens of an
- * image have their own. */
+/* Three positions per row (mRoPE): text continues after the images before it, the tokens of an image have
+ * their own. */
 static void pack_rope(struct packer *p, const struct engine_batch *b)
 {
     struct step *st = &p->e->step;
@@ -126,7 +125,7 @@ static void pack_tokens(struct packer *p, const struct engine_batch *b, const ui
         row += r->count;
     }
     /* Padding rows have the first row's token, attend only to their own key, and are placed after its blocks,
-     * where the table has no block. So all padding rows are equal: they choose the same experts and read
+     * where the table has no block. So all padding rows are equal: they select the same experts and read
      * almost nothing. */
     for (uint32_t k = 0; k < p->pad; k++) {
         ids[row + k] = ids[0];
@@ -149,7 +148,7 @@ static void see_span(const struct engine_span *u, uint32_t window, uint32_t *lo,
         *lo = u->atomic_begin;
 }
 
-/* First and last keys of one group, and places in its tables. */
+/* First and last keys of one group, and offsets into its tables. */
 static void pack_group(struct packer *p, const struct engine_batch *b, uint32_t g, const uint32_t *seq_row,
                        const uint32_t *pos)
 {
@@ -198,9 +197,8 @@ static void pack_tables(struct packer *p, const struct engine_batch *b)
     }
 }
 
-/* Which rows' logits are wanted: the last one of a chunk that samples, and those before a scored prompt
- * token.
- */
+/* Finds the rows that need logits: the last one of a chunk that samples, and those before a scored prompt
+ * token. */
 static void find_output_rows(struct engine *e, const struct engine_batch *b)
 {
     uint32_t row = 0;
@@ -219,7 +217,7 @@ static void find_output_rows(struct engine *e, const struct engine_batch *b)
     }
 }
 
-/* Tokens whose log-prob is asked for, of every row of the tail. */
+/* Tokens whose log-prob is requested, for every output row. */
 static void pack_targets(struct packer *p, const struct engine_batch *b)
 {
     const struct engine *e = p->e;
@@ -233,8 +231,7 @@ static void pack_targets(struct packer *p, const struct engine_batch *b)
     }
 }
 
-/* The wanted rows as a batch of their own: sequences without any drop out. seq_table and tables:
- * pack_out_tables. */
+/* The output rows as a batch: sequences without any drop out. seq_table and tables: pack_out_tables. */
 static void pack_out_rows(struct packer *p, const struct engine_batch *b)
 {
     struct engine *e = p->e;
@@ -275,7 +272,7 @@ static void pack_out_tables(struct engine *e, uint32_t g)
     st->out_rows[g].tables = st->rows[g].tables;
 }
 
-/* What each layer gets of every token by itself: rows of the table, from the file to the backend. */
+/* Per-layer embeddings: rows of the table, from the file to the backend. */
 static void pack_ple(struct engine *e, const uint32_t *ids)
 {
     const struct model_desc *d = &e->net.desc;
@@ -326,7 +323,7 @@ void engine__pack(struct engine *e, const struct engine_batch *b, uint32_t rows)
 
 enum status engine_submit(struct engine *e, struct engine_batch *b, struct err *err)
 {
-    (void)err; /* a backend reports what went wrong in sync(): engine_wait */
+    (void)err; /* a backend reports errors in sync(): engine_wait */
     ASSERT(!e->in_flight);
     check_batch(e, b);
     const struct engine_graph *graph = engine__graph_for(e, b);
@@ -349,20 +346,20 @@ static uint32_t banned_count(const struct engine_chunk *r, const struct output_r
     return w->next < r->banned_until ? r->banned_count : 0;
 }
 
-/* Which of the chunk's draws the row stands for. */
+/* Index of the row among the chunk's sampled positions. */
 static uint32_t draw_index(const struct engine_chunk *r, const struct output_row *w)
 {
     return w->next - (r->position + r->count - r->proposed);
 }
 
-/* Whether all draft tokens in front of the row were drawn. */
+/* Whether all draft tokens before the row were accepted. */
 static bool reached(const struct engine_chunk *r, const struct output_row *w)
 {
     uint32_t k = draw_index(r, w);
     return k == 0 || (r->drawn_count == k && r->drawn[k - 1].id == r->tokens[w->next - 1]);
 }
 
-/* Largest logits that a wanted row needs by itself. */
+/* How many largest logits an output row needs. */
 static uint32_t top_needed(const struct engine *e, const struct engine_chunk *r, const struct output_row *w)
 {
     uint32_t k = 0;
@@ -377,8 +374,8 @@ static uint32_t top_needed(const struct engine *e, const struct engine_chunk *r,
     return k < e->net.desc.vocab ? k : e->net.desc.vocab;
 }
 
-/* Row i of `count`, whose statistics and k largest logits are in e->host_results. True when those were not
- * enough to draw from: then the row has been fetched, and the device's word on that is still out. */
+/* Row i of `count`, whose statistics and k largest logits are in e->host_results. True if those did not
+ * suffice: then the row is being fetched, and the download is not yet synchronised. */
 static bool finish_row(struct engine *e, struct engine_batch *b, uint32_t i, uint32_t count, uint32_t k,
                        const struct output_row *w, struct sampler *sampler)
 {
@@ -407,7 +404,7 @@ static bool finish_row(struct engine *e, struct engine_batch *b, uint32_t i, uin
             out->rank = e->net.desc.vocab + 1;
         }
     }
-    bool finite = isfinite(row.stats.lse); /* else: a NaN among them, infinity, or nothing but -infinity */
+    bool finite = isfinite(row.stats.lse); /* else: a NaN, infinity, or only -infinity */
     if (w->sample && !reached(r, w)) {
         r->refused_broken |= !finite;
         return false;
@@ -440,11 +437,11 @@ static void finish_slice(void *ctx, uint32_t slice)
     const struct finish_slices *f = ctx;
     for (uint32_t i = f->start[slice]; i < f->start[slice + 1]; i++) {
         bool fetched = finish_row(f->e, f->b, i, f->count, f->k, &f->output_rows[i], f->e->samplers[slice]);
-        ASSERT(!fetched); /* memory is the host's */
+        ASSERT(!fetched); /* host memory */
     }
 }
 
-/* Draws that walk a row or a history take longer than waking threads does. */
+/* Sampling that walks a row or a history takes longer than waking threads. */
 static bool finish_together(struct engine *e, struct engine_batch *b, uint32_t first, uint32_t count,
                             uint32_t k)
 {
@@ -465,8 +462,8 @@ static bool finish_together(struct engine *e, struct engine_batch *b, uint32_t f
     return true;
 }
 
-/* One download brings everything, and is the step's only wait, but for rows that are fetched whole. */
-/* What the head read at each sequence's last draw. A draw in a later chunk overwrites it. */
+/* One download brings everything and is the step's only wait, except for rows that are fetched whole. */
+/* Keeps the head's input at each sequence's last sampled token. A later chunk overwrites it. */
 static void keep_drawn(struct engine *e, const struct engine_batch *b, uint32_t first, uint32_t count)
 {
     size_t row = be_ld(e->net.desc.hidden) * be_dtype_bytes(e->plan.act);
@@ -503,9 +500,8 @@ static enum status finish_chunk(struct engine *e, struct engine_batch *b, uint32
     return ST_OK;
 }
 
-/* Where nobody wants the logits of a chunk's last row, that row tells whether there still are numbers: it has
- * seen all others. A part of a prompt that has none must not be kept for others, who may share the beginning
- * alone. */
+/* If a chunk's last row needs no logits, check it for NaN and infinity: it attends to all other rows. A
+ * broken part of a prompt must not be cached for other requests with the same prefix. */
 static enum status check_unseen(struct engine *e, struct engine_batch *b, struct err *err)
 {
     uint32_t row = 0, hidden = e->net.desc.hidden;
@@ -514,7 +510,7 @@ static enum status check_unseen(struct engine *e, struct engine_batch *b, struct
         struct engine_chunk *r = &b->chunks[i];
         row += r->count;
         if (r->sample || (r->score_first != UINT32_MAX && r->position + r->count < r->prompt_count))
-            continue; /* its last row was seen */
+            continue; /* its last row was checked */
         const float *x = e->net.s.resid + (size_t)(row - 1) * hidden;
         if (!e->becaps.host_memory) {
             e->ops->download(e->be, e->host_row, x, hidden * sizeof *x);
@@ -528,8 +524,8 @@ static enum status check_unseen(struct engine *e, struct engine_batch *b, struct
     return ST_OK;
 }
 
-/* A value that is no number would spoil the rows that share its tile, though none of them may see it: what
- * draft tokens left behind the last token that counts goes. */
+/* NaN in a masked V row would still propagate (0 * NaN) to rows sharing the tile, so KV of rejected drafts is
+ * zeroed. */
 static void forget_refused(struct engine *e, const struct engine_chunk *r)
 {
     uint32_t end = r->position + r->count, from = end - r->proposed + (r->broken ? 0 : r->drawn_count - 1);

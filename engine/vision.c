@@ -1,6 +1,6 @@
-/* The vision tower: runs the description's tower over one image, a few layers at a time. Only a queue of
- * backend operations. Attention uses the same paged kernel as the decoder, over one layer's worth of keys and
- * values in blocks 0, 1, 2...; who sees whom is an interval of rows per row (vision_geometry.c). */
+/* The vision tower: runs the description's tower over one image, a few layers at a time. Only queues backend
+ * operations. Attention uses the same paged kernel as the decoder, over one layer's worth of keys and values
+ * in blocks 0, 1, 2...; visibility is an interval of rows per row (vision_geometry.c). */
 #include "engine/internal.h"
 
 #include "config/base/assert.h"

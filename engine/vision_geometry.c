@@ -191,8 +191,7 @@ uint64_t vision_image_bytes(const struct engine *e, uint32_t patches)
            (uint64_t)(1 + d->deepstack_count) * tokens * e->net.desc.hidden * sizeof(float);
 }
 
-/* A row chunk of a layer is worth one slice at most, but not so small that reading the weights would be what
- * takes the time. */
+/* A row chunk of a layer is at most one slice, but not so small that reading the weights dominates. */
 static uint32_t row_chunk_of(const struct engine *e, const struct engine_features *f)
 {
     uint64_t rows = VISION_SLICE / (VISION_ROW_KEYS + (uint64_t)f->grid_h * f->grid_w) / 32 * 32;
@@ -252,7 +251,7 @@ static void fill_rows(const struct engine *e, const struct engine_features *f, c
         }
     }
     w[l->seq_row + 1] = f->row_chunk;
-    w[l->seq_row + 3] = f->patches % f->row_chunk; /* of the last row chunk, where it is smaller */
+    w[l->seq_row + 3] = f->patches % f->row_chunk; /* of the last row chunk, if it is smaller */
     size_t layer = layer_bytes(e);
     uint32_t unit = (uint32_t)((layer + BE_KV_GRAIN - 1) / BE_KV_GRAIN);
     for (uint32_t b = 0; b < (f->patches + BE_BLOCK_TOKENS - 1) / BE_BLOCK_TOKENS; b++)

@@ -1,11 +1,11 @@
-/* The one seam to hardware: a table of functions over opaque memory. `cpu/` and `cuda/` fill it; the engine
- * sees nothing else. Includes nothing of ours. One thread (the engine's) calls a backend; how the work
- * is divided among threads or streams is its own affair.
+/* The hardware abstraction: a table of functions over opaque memory, implemented by `cpu/` and `cuda/`.
+ * Includes no other header of the project. One thread (the engine's) calls a backend, which divides the work
+ * among its threads or streams.
  *
- * THE RULE that binds every function: a row's result depends on that row's inputs alone, bit for bit - never
- * on how many other rows there are, how rows were cut into calls, or how many threads run. So: one fixed
+ * THE RULE for every function: a row's result depends on that row's inputs alone, bit for bit - never on how
+ * many other rows there are, how rows were cut into calls, or how many threads run. So: one fixed
  * accumulation order over K in `linear`; attention walks keys in fixed tiles by absolute position; a tile
- * that is wholly masked for a row changes no bit of it; no atomics in reductions. Results may differ between
+ * that is fully masked for a row changes no bit of it; no atomics in reductions. Results may differ between
  * kernel sets (reference, avx2, avx512, amx), never inside one.
  *
  * Shape letters: T rows (tokens or patches) in the call, C hidden size, K inputs of a linear, N outputs, H
@@ -13,17 +13,16 @@
  * (be_params.act: BE_F32 or BE_BF16).
  *
  * Memory layout: f32 matrices are dense, row stride = columns. act matrices that feed `linear` have row
- * stride be_ld(K) elements: K rounded up to 32, and whoever produces one writes zeros into the padding. All
- * matrices start 64-byte aligned. Addresses are device addresses: the engine may add offsets to them but
- * never dereferences them (it uses upload/download; with caps.host_memory it may read after sync).
+ * stride be_ld(K) elements: K rounded up to 32, and its producer writes zeros into the padding. All matrices
+ * start 64-byte aligned. Addresses are device addresses: the engine may add offsets to them but never
+ * dereferences them (it uses upload/download; with caps.host_memory it may read after sync).
  *
- * Errors: operations can't fail by contract (`open` refuses what a device can't do, shapes are asserted);
+ * Errors: operations can't fail by contract (`open` rejects what a device can't do, shapes are asserted);
  * device errors surface in sync().
  *
- * Graphs: a backend may record a series of operations once and play it back as one. The numbers and addresses
- * in the arguments are kept as they were; what differs from one playback to the next is what lies at the
- * addresses. So no operation may choose by anything but its arguments' numbers (t, seq_count, shapes), never
- * by what the arrays hold. */
+ * Graphs: a backend may record a series of operations once and replay it. Numbers and addresses in the
+ * arguments are fixed; only the memory at the addresses changes between replays. So an operation may branch
+ * on its arguments' numbers (t, seq_count, shapes), never on the content of arrays. */
 #ifndef KVASIR_BACKEND_H
 #define KVASIR_BACKEND_H
 
@@ -53,9 +52,9 @@ static inline size_t be_dtype_bytes(enum be_dtype t)
 struct be_params {
     enum be_dtype act;   /* compute type: BE_F32 or BE_BF16 */
     uint32_t threads;    /* 0 = one per usable core */
-    const char *kernels; /* NULL or "auto" = best that the CPU has; "reference", "avx2", "avx512", "amx"
-                            (environment KVASIR_CPU_KERNELS is the caller's business) */
-    bool hopper;         /* CUDA: kernels for compute capability 9.0, where the device has it */
+    const char *kernels; /* NULL or "auto" = the best of the CPU; "reference", "avx2", "avx512", "amx" (the
+                            caller handles KVASIR_CPU_KERNELS) */
+    bool hopper;         /* CUDA: kernels for compute capability 9.0, if the device has it */
 };
 
 struct be_caps {
@@ -64,7 +63,7 @@ struct be_caps {
     uint32_t threads;
     bool host_memory;    /* device addresses can be read by the host after sync() */
     bool quants;         /* weight_pack takes BE_QUANT */
-    size_t memory_bytes; /* that weights and KV may use at most (physical memory for the CPU) */
+    size_t memory_bytes; /* limit for weights and KV (physical memory for the CPU) */
 };
 
 struct backend;   /* an opened backend */
@@ -74,9 +73,9 @@ struct be_graph;  /* recorded operations */
 /* ---- linear ---- */
 
 /* Integers with scales instead of floats. A weight is scale * (code - off), with minima scale * code + min;
- * `group` numbers in a row of a row share them. The product then takes integers too: groups of 32 of an input
- * row become integers in [-127, 127] and a scale (max |x| / 127), quants and those are multiplied and added
- * exactly, and a group's sum enters the f32 sum of the output, groups in ascending order. */
+ * `group` numbers in a row of a row share them. The input row is quantized too: groups of 32 become integers
+ * in [-127, 127] and a scale (max |x| / 127); integer products are summed exactly, and each group's sum is
+ * added to the f32 sum of the output, groups in ascending order. */
 struct be_quant {
     /* Row `row` of the part: code [k], scale [k / group], min the same. May be called by several threads. */
     void (*row)(const void *arg, uint32_t row, uint8_t *code, float *scale, float *min);
@@ -85,7 +84,7 @@ struct be_quant {
     uint32_t group; /* 16 or 32 */
     uint32_t off;   /* without minima */
     bool min;
-    const uint8_t *values; /* 16 that the quants of 8 bits are among: 4 bits then tell which. NULL: any */
+    const uint8_t *values; /* the only 16 values of the 8-bit quants, so 4 bits suffice. NULL: any */
 };
 struct be_weight_src {
     const void *data;    /* host memory, borrowed for the call: row-major [n, k], or [k, n] if transposed */
@@ -98,7 +97,7 @@ struct be_weight_desc {
     uint32_t k;         /* input features */
     uint32_t src_count; /* 1..3 parts, outputs concatenated in order (q|k|v) */
     struct be_weight_src src[3];
-    bool glu; /* exactly 2 parts of equal n: gate and up, interleaved as the GLU epilogues want them */
+    bool glu;          /* exactly 2 parts of equal n: gate and up, interleaved for the GLU epilogues */
     const float *bias; /* f32 [sum n] host, or NULL; added to the f32 sum before the epilogue */
 };
 
@@ -121,8 +120,8 @@ struct be_linear_args {
 };
 
 /* x[t] = w_row[ids[t]] * scale, as f32. The table is the packed weight of the tied head ([V, C]); `round_act`
- * rounds the product to the act type (transformers does). An id of UINT32_MAX leaves its row untouched (an
- * image row is copied there). */
+ * rounds the product to the act type (transformers does). An id of UINT32_MAX leaves its row unchanged (for
+ * an image's row). */
 struct be_embed_args {
     const struct be_weight *w;
     const uint32_t *ids; /* [T] */
@@ -135,13 +134,13 @@ struct be_embed_args {
 /* ---- mixture of experts ---- */
 
 /* Softmax over all experts, then the k largest in descending order, ties by lower id; with renorm their
- * weights are divided by their sum. f32. The order is that of the logits (which softmax keeps), so it does
- * not depend on a kernel set; NaN counts as lowest, so that ids are k different experts whatever the row. */
+ * weights are divided by their sum. f32. Experts are ordered by logit (softmax keeps the order), so the order
+ * does not depend on the kernel set; NaN counts as lowest, so the ids are always k different experts. */
 struct be_route_args {
     const float *logits;    /* f32 [T, E] */
     uint32_t t, experts, k; /* 1 <= k <= E, k <= BE_EXPERTS_K_MAX */
     bool renorm;
-    const float *scale; /* f32 [E] or NULL: at last each weight is multiplied by its expert's */
+    const float *scale; /* f32 [E] or NULL: finally each weight is multiplied by its expert's */
     uint32_t *ids;      /* [T, k] */
     float *weights;     /* f32 [T, k] */
 };
@@ -165,19 +164,19 @@ struct be_experts_args {
 
 /* Three steps, each optional, so that a decoder layer's "norm, add to the residual, norm again" is one pass:
  *   a = post_weight ? rms(x)*post_weight : x                     (post_weight: RMS only)
- *   if residual: residual += a, times residual_scale[0] if that is there;  b = residual   else  b = a
+ *   if residual: residual += a, times residual_scale[0] if set; b = residual   else  b = a
  *   if out: out = norm(b)*weight + bias                         (kind: RMS without bias, or LAYER with bias)
- * rms(v) = v / sqrt(mean(v^2) + eps). Weights are what multiplies (where 1 + w is meant, the 1 is added at
- * load). All arithmetic in f32. */
+ * rms(v) = v / sqrt(mean(v^2) + eps). Weights multiply directly (for 1 + w the 1 is added at load). All
+ * arithmetic in f32. */
 enum be_norm_kind { BE_NORM_RMS = 0, BE_NORM_LAYER = 1 };
 struct be_norm_args {
     enum be_norm_kind kind;
     uint32_t t, c;
     float eps;
-    const float *x;              /* f32 [T, C]; may be NULL when residual is set and nothing is to be added */
+    const float *x;              /* f32 [T, C]; may be NULL if residual is set and nothing is added */
     const float *post_weight;    /* f32 [C] or NULL */
     float *residual;             /* f32 [T, C] or NULL */
-    const float *residual_scale; /* f32 [1] or NULL; only where x is added to a residual */
+    const float *residual_scale; /* f32 [1] or NULL; only if x is added to a residual */
     const float *weight;         /* f32 [C] */
     const float *bias;           /* f32 [C] or NULL */
     void *out;               /* [T, be_ld(C)] if out_dtype is the act type bf16, or act f32; NULL = none */
@@ -198,13 +197,13 @@ struct be_rope_args {
     float *cos, *sin; /* f32 [T, half] */
 };
 
-/* What keys and values are kept as. 8 bits: quants, and a scale for each 32 elements of a token's head, made
- * from these alone; what attention computes with is code * scale, rounded to the act type, of the step's own
- * tokens too. */
+/* Storage type of keys and values. 8 bits: quants, and a scale for each 32 elements of a token's head,
+ * computed from these alone; attention uses code * scale, rounded to the act type, for the step's own tokens
+ * too. */
 enum be_kv_type { BE_KV_ACT = 0, BE_KV_INT8 };
 /* Where one layer's keys and values live: arena + table[p / BE_BLOCK_TOKENS] * BE_KV_GRAIN + layer_offset is
- * the layer's part of the block that holds position p. Inside it the layout is private to the backend
- * (kv_layer_bytes says how much); a block may be copied whole as bytes. */
+ * the layer's part of the block that holds position p. Its layout is private to the backend (kv_layer_bytes
+ * gives its size); a block may be copied whole as bytes. */
 struct be_kv {
     void *arena;
     size_t layer_offset; /* bytes, a multiple of 64 */
@@ -212,16 +211,16 @@ struct be_kv {
     enum be_kv_type type;
 };
 /* The rows of a ragged batch, for one KV group. Arrays are in backend memory. Rows of one sequence are
- * consecutive, in ascending position. On a backend with graphs a row may stand for nothing, so that a batch
- * has the size of a recorded one: the table says BE_NO_BLOCK where its key would go. Then qkv writes its
- * query and leaves the cache alone; for the other operations it is a row like any. */
+ * consecutive, in ascending position. On a backend with graphs a row may be padding, so that a batch has the
+ * size of a recorded one: the table has BE_NO_BLOCK for its key. Then qkv writes its query but not the cache;
+ * the other operations treat it as any row. */
 struct be_rows {
     uint32_t t; /* rows */
     uint32_t seq_count;
     const uint32_t *seq_row;   /* [seq_count + 1] first row of each sequence; seq_row[seq_count] = t */
     const uint32_t *seq_table; /* [seq_count] index into `tables` where the sequence's block table starts */
     const uint32_t *tables; /* block tables: entry b is the block of positions [32b, 32b+32), or BE_NO_BLOCK
-                               where nothing is kept */
+                               if not kept */
     const uint32_t *pos;    /* [T] absolute position = KV slot of the row's own key */
     const uint32_t *lo,
         *hi; /* [T] the row sees keys lo <= j <= hi (inclusive); hi may exceed pos inside an image */
@@ -231,8 +230,8 @@ struct be_rows {
  * cos/sin, q out as act, k - k_shift and v written to the cache (rounded to the act type, or to quants). */
 enum be_qkv_parts {
     BE_QKV = 0, /* [T, (H+2G)*D] */
-    BE_QK,      /* [T, (H+G)*D]: the values are the keys, as they are before norm and rotation */
-    BE_Q,       /* [T, H*D]: another layer wrote keys and values, the cache is left alone */
+    BE_QK,      /* [T, (H+G)*D]: the values are the keys before norm and RoPE */
+    BE_Q,       /* [T, H*D]: another layer wrote keys and values; the cache is not written */
 };
 struct be_qkv_args {
     const struct be_rows *rows;
@@ -243,16 +242,15 @@ struct be_qkv_args {
     bool v_norm;                  /* RMS norm of v per head, without a weight */
     const float *q_norm, *k_norm; /* f32 [D] or NULL */
     float eps;
-    const float *cos, *sin; /* f32 [T, D/2], or NULL = no rotation */
-    const float *k_shift;   /* f32 [G, D], taken from k at last; or NULL */
+    const float *cos, *sin; /* f32 [T, D/2], or NULL = no RoPE */
+    const float *k_shift;   /* f32 [G, D], finally subtracted from k; or NULL */
     void *q;                /* act [T, H*D] dense */
 };
 
-/* Values must be finite: a NaN or an infinity in a value that no row of a group of neighbouring rows may see
- * can reach those of them that share its tile (0 * NaN). Keys may be anything. o[t,h] =
- * softmax_j(softcap(scale * q.k_j)) v_j over lo<=j<=hi; query head h reads kv head h*G/H. softcap(s) =
- * c*tanh(s/c) when c > 0. Scores, max, exp and sums in f32; online softmax over key tiles fixed by absolute
- * position. */
+/* Values must be finite, even masked ones: NaN in a masked V row would still propagate (0 * NaN) to rows
+ * sharing the tile. Keys may be anything. o[t,h] = softmax_j(softcap(scale * q.k_j)) v_j over lo<=j<=hi;
+ * query head h reads kv head h*G/H. softcap(s) = c*tanh(s/c) when c > 0. Scores, max, exp and sums in f32;
+ * online softmax over key tiles fixed by absolute position. */
 struct be_attn_args {
     const struct be_rows *rows;
     uint32_t heads;
@@ -279,8 +277,8 @@ struct be_patchify_args {
     bool dense;            /* out is f32, without padding */
 };
 /* out[t] = sum over k = 0..3, in this order, of weights[t][k] * table[rows[t][k]]; f32, plain multiply and
- * add (no fused steps are required, but one kernel set always does the same). Bilinear lookup in a learnt
- * table of positions. */
+ * add (no fused steps are required, but one kernel set always does the same). Bilinear lookup in a learned
+ * position table. */
 struct be_interpolate_args {
     const float *table;   /* f32 [S, C] */
     const uint32_t *rows; /* [T, 4] */
@@ -302,7 +300,7 @@ struct be_gelu_mul_args {
     uint32_t t, c;
     void *out;
 };
-/* out[t] = x[t] within [bounds[0], bounds[1]], in place or not. pad: zeros behind out's C columns up to
+/* out[t] = x[t] within [bounds[0], bounds[1]], in place or not. pad: zeros after out's C columns up to
  * be_ld(C). Strides count elements. */
 struct be_clamp_args {
     enum be_dtype dtype; /* of x and out: BE_F32, or the act type */
@@ -348,8 +346,8 @@ struct be_logits_args {
     const uint32_t *targets;      /* [R] or NULL */
     struct be_logit_stats *stats; /* [R] */
 };
-/* The k largest of each row, descending, ties by lower id. NaN ranks last: the ids are k different ones,
- * whatever the row holds. */
+/* The k largest of each row, descending, ties by lower id. NaN ranks last, so the ids are always k different
+ * ones. */
 struct be_topk_args {
     const float *logits; /* f32 [R, V] */
     uint32_t r, v, k;    /* k <= min(V, BE_TOPK_MAX) */
@@ -371,7 +369,7 @@ struct be_ops {
     const char *(*last_error)(const struct backend *b);
 
     enum be_result (*alloc)(struct backend *b, size_t bytes,
-                            void **out); /* zeroed, 64-byte aligned; big ones on huge pages where possible */
+                            void **out); /* zeroed, 64-byte aligned; large ones on huge pages if possible */
     void (*free)(struct backend *b, void *p);
     void (*upload)(struct backend *b, void *dst, const void *host, size_t bytes);
     void (*download)(struct backend *b, void *host, const void *src, size_t bytes); /* waits */
@@ -379,17 +377,17 @@ struct be_ops {
     void (*zero)(struct backend *b, void *dst, size_t bytes);
     enum be_result (*sync)(struct backend *b);
 
-    /* Threaded; near memory speed. BE_UNSUPPORTED of quants: scales beyond f16, in which they are kept. */
+    /* Threaded; near memory speed. BE_UNSUPPORTED: scales of quants outside f16, their storage type. */
     enum be_result (*weight_pack)(struct backend *b, const struct be_weight_desc *d, struct be_weight **out);
     void (*weight_free)(struct backend *b, struct be_weight *w);
     size_t (*weight_bytes)(const struct be_weight *w);
 
-    /* Bytes that one layer's keys and values take in one block; a multiple of 64. 0 = shape or type not
+    /* Bytes of one layer's keys and values in one block; a multiple of 64. 0 = shape or type not
      * supported. */
     size_t (*kv_layer_bytes)(const struct backend *b, enum be_kv_type type, uint32_t kv_heads,
                              uint32_t head_dim);
-    /* Zeroes what a layer keeps in the slots from `first` on of the block `block_offset`: behind what is
-     * taken over of a copied block. */
+    /* Zeroes a layer's slots from `first` on in the block `block_offset`: the part of a copied block that is
+     * not reused. */
     void (*kv_clear)(struct backend *b, const struct be_kv *kv, uint32_t block_offset, uint32_t first);
 
     void (*linear)(struct backend *b, const struct be_linear_args *a);
@@ -414,27 +412,24 @@ struct be_ops {
     void (*topk)(struct backend *b, const struct be_topk_args *a);
 
     /* fn(ctx, i) for each i < count on the backend's own host threads, in any order and several at once;
-     * returns when all are done. NULL where memory isn't the host's (host_memory): the device has no use for
-     * host threads. */
+     * returns when all are done. NULL without host_memory: the device has no use for host threads. */
     void (*host_each)(struct backend *b, uint32_t count, void (*fn)(void *ctx, uint32_t i), void *ctx);
 
     enum be_result (*ceiling)(struct backend *b, struct be_ceiling *out); /* takes about a second */
 
-    /* All four are NULL where the backend has no graphs. Between begin and end operations are recorded
-     * instead of run; alloc, free, upload, download, sync and ceiling may not be called. begin:
-     * BE_UNSUPPORTED or BE_DEVICE, then nothing is recorded. end: what was recorded, the caller's until
-     * graph_free; BE_UNSUPPORTED when it can't be recorded (the backend goes on as if nothing had been),
-     * BE_NOMEM, BE_DEVICE; last_error says why. Memory that the operations were given must stay until
-     * graph_free. */
+    /* All four are NULL if the backend has no graphs. Between begin and end operations are recorded instead
+     * of run; alloc, free, upload, download, sync and ceiling may not be called. begin: BE_UNSUPPORTED or
+     * BE_DEVICE, then nothing is recorded. end: returns the graph, owned by the caller until graph_free;
+     * BE_UNSUPPORTED if the operations can't be recorded (the backend stays usable), BE_NOMEM, BE_DEVICE;
+     * last_error says why. Memory passed to the operations must stay valid until graph_free. */
     enum be_result (*graph_begin)(struct backend *b);
     enum be_result (*graph_end)(struct backend *b, struct be_graph **out);
-    void (*graph_launch)(
-        struct backend *b,
-        const struct be_graph *g); /* like the operations, in their order, with the same bits */
+    void (*graph_launch)(struct backend *b,
+                         const struct be_graph *g); /* same order and bits as the operations */
     void (*graph_free)(struct backend *b, struct be_graph *g);
 };
 
-/* The CPU backend's table (always there). Kernel sets that this CPU has: be_cpu_has("amx"). */
+/* The CPU backend's table (always available). be_cpu_has("amx"): whether this CPU has a kernel set. */
 const struct be_ops *be_cpu_ops(void);
 bool be_cpu_has(const char *kernels);
 

@@ -15,10 +15,10 @@
 
 #define LIBRARY "kvasir-cuda.so"
 
-/* A test program may have the emulated device linked in: then that is the device. */
+/* A test program may have the emulated device linked in: then that is used. */
 const struct be_ops *be_cuda_host_ops(void) __attribute__((weak));
 
-/* The library's path; false: there is no such file. */
+/* The library's path; false: no such file. */
 static bool loader__path(char *out, size_t room)
 {
     const char *named = env_get("KVASIR_CUDA_LIBRARY");
@@ -34,22 +34,21 @@ static bool loader__path(char *out, size_t room)
     return len > 0 && (size_t)len < room && access(out, R_OK) == 0;
 }
 
-/* Does [at, at + bytes) lie in a file of `size` bytes? */
+/* Whether [at, at + bytes) lies in a file of `size` bytes. */
 static bool within(uint64_t at, uint64_t bytes, uint64_t size)
 {
     return at <= size && bytes <= size - at;
 }
 
-/* Whether the file is as long as its own headers say. dlopen maps what they say, and the first touch of a
- * page behind the end of a file, of a copy that was cut short, kills the process. What isn't ELF of this
- * machine's kind is left to dlopen, which says so. The section headers matter to nobody here, but stand at
- * the end. */
+/* Whether the file is as long as its own headers say. dlopen maps what they say, and touching a page after
+ * the end of a truncated file kills the process. Files that aren't ELF of this machine's kind are left to
+ * dlopen, which reports them. The section headers are not needed, but are at the end of the file. */
 static bool loader__whole(const char *path)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     struct stat sb;
     Elf64_Ehdr h;
-    if (fd < 0) return true; /* a bare name, which dlopen looks up; or dlopen says why not */
+    if (fd < 0) return true; /* a bare name, which dlopen looks up; or dlopen reports why not */
     bool whole = true, elf = fstat(fd, &sb) == 0 && S_ISREG(sb.st_mode) &&
                              pread(fd, &h, sizeof h, 0) == (ssize_t)sizeof h &&
                              memcmp(h.e_ident, ELFMAG, SELFMAG) == 0 && h.e_ident[EI_CLASS] == ELFCLASS64;

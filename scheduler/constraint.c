@@ -1,7 +1,6 @@
-/* Masks of constrained sequences: asked for before a step is planned, so that nobody waits for them in it. A
- * sequence whose mask is not ready sits the step out (its prompt is prefilled up to the last token
- * meanwhile); what it draws does not depend on that. See scheduler/internal.h and engine/sample/sampling.h.
- */
+/* Masks of constrained sequences: requested before a step is planned, so that no step waits for them. A
+ * sequence whose mask is not ready skips the step (its prompt is prefilled up to the last token meanwhile);
+ * its output does not depend on that. See scheduler/internal.h and engine/sample/sampling.h. */
 #include "scheduler/internal.h"
 
 static enum mask_state prepare(const struct sequence *q)
@@ -27,7 +26,7 @@ void sched__masks_prepare(struct scheduler *s)
     if (n) engine_each(s->engine, n, prepare_one, s->asking);
     for (uint32_t i = 0; i < n; i++) {
         struct sequence *q = s->asking[i];
-        /* Sequences of one grammar were in each other's way. */
+        /* Sequences of one grammar contended for it. */
         if (q->mask == MASK_BUSY) q->mask = prepare(q);
         s->mask_failed = s->mask_failed || q->mask == MASK_FAILED;
         s->now.mask_waits += q->mask == MASK_LATER || q->mask == MASK_BUSY;

@@ -11,8 +11,8 @@ struct event_node {
     _Atomic(struct event_node *) next;
     struct sched_event ev;
 };
-/* head is the consumer's: the node whose successor is the oldest event. tail is the producer's, as are the
- * pushed ones behind it. */
+/* head is the consumer's: the node whose successor is the oldest event. tail and the pushed nodes after it
+ * are the producer's. */
 struct event_queue {
     struct event_node *head;
     struct event_node *tail;

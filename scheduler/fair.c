@@ -1,8 +1,8 @@
-/* Evenness between tenants: which waiting sequence is admitted next, and which running one gives it its
- * place. The best priority goes first. Within it tenants get equally many of the places of running sequences,
- * and where they are more than places, equally many tokens in turns of QUANTUM steps. A tenant that was
- * served less than QUANTUM tokens since it has had nothing to do is light: it need not wait for its turn, so
- * a short request runs at once whoever else is there. See scheduler/internal.h and tenants.h. */
+/* Fairness between tenants: which waiting sequence is admitted next, and which running one is preempted for
+ * it. The best priority goes first. Within a priority tenants share the running slots equally; if there are
+ * more tenants than slots, they get equally many tokens, in turns of QUANTUM steps. A tenant served less than
+ * QUANTUM tokens since it was last idle is light: it need not wait for its turn, so a short request runs at
+ * once whatever the load. See scheduler/internal.h and tenants.h. */
 #include "scheduler/internal.h"
 
 #include "scheduler/tenants.h"
@@ -11,23 +11,23 @@
 
 enum {
     QUANTUM = 32,
-    SHORT = 256, /* tokens that a tenant is served in shorter steps, where there are others */
+    SHORT = 256, /* a tenant's first tokens are served in shorter steps, if there are others */
     ROUNDS = 4,  /* of QUANTUM steps in which light tenants alone may run */
-    /* A sequence whose KV was evicted keeps its place so long that about one part in so many of the engine's
-     * time goes into work that is done twice, */
+    /* A sequence whose KV was evicted keeps its slot long enough that recomputation takes about one part in
+     * so many of the engine's time, */
     WORK_PARTS = 50,
-    LOST_MEAN = 4,        /* of so many that were resumed last */
-    STEP_FIXED_ROWS = 20, /* where a step costs as much as so many rows before its first one */
+    LOST_MEAN = 4,        /* averaged over so many resumed sequences */
+    STEP_FIXED_ROWS = 20, /* fixed cost of a step, in rows */
 };
 
-/* What a tenant has; smaller is less. */
+/* What a tenant has; ordered. */
 struct claim {
     uint32_t running;
     uint64_t time;
     enum { OVERDUE, LIGHT, OTHER } kind;
 };
 
-/* For long nobody but light tenants was served: one that isn't has a turn. */
+/* Only light tenants were served for long: a tenant that isn't light gets a turn. */
 static bool overdue(const struct scheduler *s)
 {
     return s->turn - s->other_turn > ROUNDS * QUANTUM;
@@ -50,7 +50,7 @@ static bool less(const struct claim *a, const struct claim *b)
     return a->time != b->time ? a->time < b->time : a->kind < b->kind;
 }
 
-/* Does one of a tenant that isn't light run? */
+/* Whether a sequence of a tenant that isn't light runs. */
 static bool others_run(const struct scheduler *s)
 {
     const struct sequence *looked_up = NULL;
@@ -69,13 +69,13 @@ struct sequence *sched__pick_waiting(struct scheduler *s)
     struct claim least = {0}, base = {0};
     uint64_t clock = UINT64_MAX;
     bool light = true;
-    /* The list is in order of (priority, arrival): the choice lies in the first run of equal priority, and
-     * the first of equals came first. */
+    /* The list is ordered by (priority, arrival): the choice is among the first entries of equal priority,
+     * and ties go to the first. */
     for (struct sequence *q = s->waiting.head; q && !(best && q->req.priority != best->req.priority);
          q = q->next) {
         if (q->prefix_inflight) continue;
         if (!looked_up ||
-            looked_up->req.tenant != q->req.tenant) { /* a crowd of one tenant costs one lookup */
+            looked_up->req.tenant != q->req.tenant) { /* many sequences of one tenant cost one lookup */
             uint64_t time = tenants_time(s->tenants, q->req.tenant);
             base = claim_of(s, q->req.tenant);
             looked_up = q;
@@ -107,7 +107,7 @@ void sched__place_taken(struct scheduler *s, struct sequence *q)
 void sched__served(struct scheduler *s, struct sequence *q)
 {
     if (q->position <= q->computed) {
-        if (q->kept) q->since = s->turn; /* its quantum begins where it goes on */
+        if (q->kept) q->since = s->turn; /* its quantum begins when it resumes */
         return;
     }
     tenants_charge(s->tenants, q->req.tenant, q->position - q->computed);
@@ -115,8 +115,8 @@ void sched__served(struct scheduler *s, struct sequence *q)
     if (tenants_served(s->tenants, q->req.tenant) >= QUANTUM) s->other_turn = s->turn;
 }
 
-/* Does r's tenant, which has `theirs`, owe its place to one that has `ours`? By places at once; where it has
- * only one more, when its turn is over. */
+/* Whether r's tenant, which has `theirs`, must yield to one that has `ours`: at once if it has more slots; if
+ * it has only one more, when its turn is over. */
 static bool owes(const struct scheduler *s, const struct sequence *r, const struct claim *theirs,
                  const struct claim *ours)
 {
@@ -130,7 +130,7 @@ static bool owes(const struct scheduler *s, const struct sequence *r, const stru
     return (double)(s->turn - r->since) >= least;
 }
 
-/* Of one tenant: whether r rather than v loses its place. */
+/* Of one tenant: whether to preempt r rather than v. */
 static bool before(const struct sequence *r, const struct sequence *v)
 {
     if (r->req.priority != v->req.priority || r->req.rank != v->req.rank)
@@ -138,7 +138,7 @@ static bool before(const struct sequence *r, const struct sequence *v)
     return !r->pin.node < !v->pin.node; /* its KV goes to the cache */
 }
 
-/* From the end of the list: of equals the youngest. */
+/* From the end of the list: among equals the youngest. */
 struct sequence *sched__pick_victim(struct scheduler *s, const struct sequence *q)
 {
     struct sequence *best = NULL;

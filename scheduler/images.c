@@ -1,12 +1,12 @@
-/* Images of live sequences: which encoded ones they hold, whose pixels have to be asked for, and the encode
- * in slices between steps so that decoding goes on. Entries come from feature_cache.h; released when the
- * image's tokens are prefilled. See scheduler/internal.h.
+/* Images of live sequences: the encoded ones they hold, requests for pixels, and encoding in slices between
+ * steps so that decoding continues. Entries come from feature_cache.h and are released when the image's
+ * tokens are prefilled. See scheduler/internal.h.
  *
  *   hold an entry of one of the next images
- *     EMPTY, no pixels:  EV_IMAGE -> answer (any thread) -> replies -> pixels -> encode slices -> ready
- *     ENCODING or DONE:  another sequence encodes it, or a hit: nothing is asked
+ *     EMPTY, no pixels:  EV_IMAGE -> reply (any thread) -> replies -> pixels -> encode slices -> ready
+ *     ENCODING or DONE:  another sequence encodes it, or a hit: nothing is requested
  *
- * The memory for an answer is allocated with EV_IMAGE, so that an answer never fails for lack of memory. */
+ * The memory for a reply is allocated with EV_IMAGE, so a reply never fails for lack of memory. */
 #include "scheduler/cache/feature_cache.h"
 #include "scheduler/internal.h"
 
@@ -17,8 +17,8 @@
 #include <string.h>
 
 enum {
-    LOOK_AHEAD = 4, /* images of one sequence whose pixels are asked for at a time: they are decoded while
-                       others are encoded */
+    LOOK_AHEAD = 4, /* images of one sequence requested at a time: they are decoded while others are
+                       encoded */
     OPEN_MAX = 8,   /* of all sequences: one image is encoded at a time, and decoded ones are large */
     FEATURES_BYTES_DEFAULT = 256, /* MiB */
 };
@@ -44,7 +44,7 @@ enum status sched__images_create(struct scheduler *s, struct err *err)
     struct images *im = calloc(1, sizeof *im);
     if (!im) return err_nomem(err, "the scheduler");
     uint64_t bytes = s->opt.features_bytes ? s->opt.features_bytes : (uint64_t)FEATURES_BYTES_DEFAULT << 20;
-    /* Without a prefix cache nothing of one request is kept for another. */
+    /* Without a prefix cache nothing is kept between requests. */
     enum status st =
         features_create(s->engine, s->opt.no_prefix_cache ? 0 : bytes, s->opt.hash_seed, &im->cache, err);
     if (st) free(im);
@@ -73,10 +73,10 @@ void sched__images_destroy(struct scheduler *s)
     s->images = NULL;
 }
 
-/* ---- answers (any thread) ---- */
+/* ---- replies (any thread) ---- */
 
-/* Under the lock. The reply that waits for this image, taken from its sequence; NULL: nobody asked, or it
- * was answered. */
+/* Under the lock. Takes the pending reply for this image from its sequence; NULL: not requested, or already
+ * replied. */
 static struct image_reply *claim(struct scheduler *s, struct seq_id id, uint32_t image)
 {
     if (id.slot >= s->slot_count || s->slots[id.slot].gen != id.gen) return NULL;
@@ -141,13 +141,13 @@ void sched_reset_features(struct scheduler *s)
 
 static struct sequence *sequence_of(struct scheduler *s, struct seq_id id)
 {
-    pthread_mutex_lock(&s->lock); /* sched_submit may be handing out the slot again */
+    pthread_mutex_lock(&s->lock); /* sched_submit may be reusing the slot */
     struct sequence *q = s->slots[id.slot].gen == id.gen ? s->slots[id.slot].seq : NULL;
     pthread_mutex_unlock(&s->lock);
     return q;
 }
 
-/* q is to end with an error, once this turn's images are through. */
+/* q ends with an error after this turn's images. */
 static void fail(struct scheduler *s, struct sequence *q, const char *message)
 {
     snprintf(q->failure, sizeof q->failure, "%.*s", (int)sizeof q->failure - 1, message);
@@ -174,8 +174,8 @@ bool sched__images_take(struct scheduler *s)
             fail(s, q, r->message);
         } else if (f && r->image >= q->next_span &&
                    !(f->entry && features_state(f->entry) != FEATURES_EMPTY)) {
-            /* Also while q waits again after a preemption: it will want them. Otherwise others encoded the
-             * image meanwhile, or it came from the prefix cache. */
+            /* Also while q waits after a preemption: it will need them. Otherwise others encoded the image
+             * meanwhile, or it came from the prefix cache. */
             ASSERT(!f->pixels.rgb);
             f->pixels = r->pixels;
             r->pixels = (struct image_u8){0};
@@ -196,8 +196,7 @@ const struct engine_features *sched__span_features(const struct sequence *q, uin
     return q->req.prompt->spans[span].image ? features_of(q->features[span].entry) : NULL;
 }
 
-/* Spans [next_span, it) are those that the next chunk needs at once: one, or all that go as a whole with it.
- */
+/* Spans [next_span, it) are those that the next chunk needs: one, or all of its atomic span. */
 static uint32_t needed_end(const struct sequence *q)
 {
     const struct prompt *p = q->req.prompt;
@@ -285,9 +284,8 @@ static bool ask(struct scheduler *s, struct sequence *q, uint32_t image)
     return eventq_emit(&s->events, &ev);
 }
 
-/* Images whose pixels are there or on their way, and not yet encoded: all of them, and those that their
- * sequence needs next. These are counted on their own: what is only looked ahead for may wait for them, so it
- * can't keep them from being asked for. */
+/* Images whose pixels are present or requested, and not yet encoded: all of them, and those that their
+ * sequence needs next. The latter are counted separately, so that look-ahead requests can't block them. */
 struct open_images {
     uint32_t all, next;
 };
@@ -303,7 +301,7 @@ static void count_open(const struct sequence *q, struct open_images *open)
     }
 }
 
-/* Holds the entries of q's next images and asks for the pixels that nobody has. False: out of memory. */
+/* Holds the entries of q's next images and requests the missing pixels. False: out of memory. */
 static bool look_ahead(struct scheduler *s, struct sequence *q, struct open_images *open)
 {
     const struct prompt *p = q->req.prompt;
@@ -313,8 +311,8 @@ static bool look_ahead(struct scheduler *s, struct sequence *q, struct open_imag
         if (!f->entry) f->entry = hold(s, q, p->spans[i].key);
         if (!f->entry) return false;
         if (f->asked || features_state(f->entry) != FEATURES_EMPTY || pixels_of(q, i)) continue;
-        uint32_t twin = q->next_span; /* the same image further up in the prompt is encoded before this one
-                                          is wanted */
+        uint32_t twin = q->next_span; /* the same image earlier in the prompt is encoded before this one is
+                                         needed */
         while (twin < i && q->features[twin].entry != f->entry) twin++;
         bool next_one = i == needed_image(q);
         if (twin < i || (next_one ? open->next : open->all) >= OPEN_MAX) continue;
@@ -325,7 +323,7 @@ static bool look_ahead(struct scheduler *s, struct sequence *q, struct open_imag
     return true;
 }
 
-/* The oldest running sequence that can go on with an image that its next tokens need, and that image. */
+/* The oldest running sequence whose next tokens need an image that can be encoded now, and that image. */
 static struct sequence *find_encodable(const struct scheduler *s, uint32_t *image)
 {
     for (struct sequence *q = s->running.head; q; q = q->next) {
@@ -339,8 +337,8 @@ static struct sequence *find_encodable(const struct scheduler *s, uint32_t *imag
     return NULL;
 }
 
-/* Layers of the next slice: what fits into half of a step's time. What a layer takes is seen from slice to
- * slice, and estimated for an image of another size from its patches, that each see the others. */
+/* Layers of the next slice: what fits into half of a step's time. A layer's time is measured per slice, and
+ * scaled for an image of another size by its patches and their attention. */
 static uint32_t slice_layers(struct scheduler *s, const struct image_u8 *begun)
 {
     if (s->opt.encode_layers) return s->opt.encode_layers;
@@ -379,11 +377,11 @@ bool sched__encode_slice(struct scheduler *s)
     }
     if (!st) st = features_encode(c, f, layers, &err);
     s->slice_us = (double)(sched__clock(s) - start);
-    /* The last slice of an image runs what layers are left. */
+    /* The last slice of an image runs the remaining layers. */
     if (!st && features_state(f) != FEATURES_DONE) s->layer_us = s->slice_us / layers;
     if (!st && features_state(f) == FEATURES_DONE) s->now.images_encoded++;
     if (st) {
-        /* Others who hold the image begin again with their own pixels. */
+        /* Other holders of the image start over with their own pixels. */
         if (st == ST_DEVICE) atomic_store(&s->failed, true);
         fail(s, q, err.msg[0] ? err.msg : "encoding the image failed");
     }

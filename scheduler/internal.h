@@ -8,7 +8,7 @@
  *
  * A sequence's `tokens` are its whole history; KV exists for positions [0, position) (sliding groups: the
  * tail that the window reaches). Preemption gives the KV to the prefix cache (or drops it) and keeps the
- * history, so a resumed sequence takes over or recomputes exactly what it had: no answer changes. */
+ * history, so a resumed sequence reuses or recomputes exactly what it had: the output doesn't change. */
 #ifndef KVASIR_SCHED_INTERNAL_H
 #define KVASIR_SCHED_INTERNAL_H
 
@@ -33,8 +33,8 @@ struct seq_image {
     struct feature_entry *entry; /* held while the sequence runs, from a few images ahead until its tokens
                                     are prefilled; else NULL */
     struct image_u8 pixels;      /* supplied and not yet encoded */
-    bool asked;                  /* EV_IMAGE went out and its answer was not yet taken */
-    struct image_reply *reply;   /* under the lock: what the answer will be written to */
+    bool asked;                  /* EV_IMAGE was sent and its reply is not yet taken */
+    struct image_reply *reply;   /* under the lock: where the reply is written */
 };
 
 struct block_table {
@@ -48,7 +48,7 @@ enum seq_state { SEQ_NEW = 0, SEQ_INBOX, SEQ_WAITING, SEQ_RUNNING, SEQ_ENDED }; 
 
 struct sequence {
     struct sequence *prev, *next; /* inbox, waiting or running list */
-    enum seq_state state;         /* of the list that it is in, or was last */
+    enum seq_state state;         /* of its current list, or its last one */
     struct seq_id id;
     struct sched_sequence req;
     uint64_t arrival; /* order of submission: ties of priority, preemption order */
@@ -56,25 +56,26 @@ struct sequence {
     bool alone;       /* runs alone, in small chunks: see make_room */
     uint32_t *tokens; /* [token_cap] prompt, then generated */
     uint32_t token_cap, count, generated, tokens_max;
-    uint32_t proposed;          /* draft tokens behind tokens[count - 1], for the chunk of this step alone */
+    uint32_t proposed;          /* draft tokens after tokens[count - 1], for this step's chunk only */
     uint32_t drafted, accepted; /* so far */
     struct ngram ngram;
     uint32_t draft_slot;           /* while it runs: engine_chunk.draft_slot */
-    bool drew;                     /* since it runs: what its last draw left is in that slot */
+    bool drew;                     /* since it runs: that slot has the state after its last sampled token */
     bool forced;                   /* the draft tokens are the constraint's */
-    enum mask_state mask;          /* of its next draw, in this turn; READY without a constraint */
-    bool speculation_off;          /* a step with draft tokens ended without numbers: no more of them */
+    enum mask_state mask;          /* of its next token, in this turn; READY without a constraint */
+    bool speculation_off;          /* a verify step produced NaN or inf logits: speculation is off for this
+                                      sequence */
     uint32_t position;             /* tokens whose KV is computed */
-    uint32_t published;            /* of which the prefix cache knows so many */
-    struct radix_pin pin;          /* where in the cache; empty: publishes nothing */
+    uint32_t published;            /* of which so many are in the prefix cache */
+    struct radix_pin pin;          /* its place in the cache; empty: publishes nothing */
     struct sched_cache_info cache; /* of the first admission */
     bool looked;                   /* `cache` is final */
     bool resumed;                  /* ran before and was preempted */
-    bool kept;                     /* nobody takes its place before its quantum is over (fair.c) */
+    bool kept;                     /* not preempted before its quantum is over (fair.c) */
     uint64_t since;                /* scheduler.turn when it began to run */
-    uint32_t computed;             /* tokens that were computed or cached at some time */
-    uint32_t lost;                 /* of which so many had to be computed again when it began to run */
-    bool prefix_inflight;          /* not to be admitted in this turn */
+    uint32_t computed;             /* most tokens computed or cached so far */
+    uint32_t lost;                 /* of which so many had to be recomputed when it began to run */
+    bool prefix_inflight;          /* don't admit it in this turn */
     bool waits;                    /* for the prefill of dedup_leader to reach wait_until */
     struct seq_id dedup_leader;
     uint32_t wait_until;
@@ -87,11 +88,11 @@ struct sequence {
     struct token_out *scores;   /* of the chunk in flight */
     uint32_t banned[SCHED_STOP_MAX];
     uint32_t banned_count;
-    char failure[160];            /* its image can't be had: it ends with this; "" = none */
+    char failure[160];            /* its image failed: it ends with this error; "" = none */
     struct event_node *end_event; /* allocated with the sequence: an end is never lost to a failed malloc */
     uint64_t submitted_us, admitted_us, first_token_us;
-    uint32_t chunk_tokens; /* tokens of the chunk planned for this step; 0 = none */
-    uint32_t needed_len;   /* others wait for its prefill to reach this; 0 = none does */
+    uint32_t chunk_tokens; /* tokens of this step's chunk; 0 = none */
+    uint32_t needed_len;   /* others wait for its prefill to reach this position; 0 = none */
     uint64_t prefill_turn; /* the turn of its last prefill; in the future: its tenant comes last until then */
 };
 
@@ -99,11 +100,11 @@ struct sequence {
  * Costs in microseconds, or in tokens where a step has no time budget. */
 struct prefill {
     struct sequence *q;
-    double left, need; /* of all that is left to prefill; of what can go into one step */
-    bool done;         /* it was given a chunk, or could take none */
+    double left, need; /* cost of all that is left to prefill; of what fits into one step */
+    bool done;         /* it got a chunk, or can't take one */
 };
 struct prefill_share {
-    uint64_t tenant, turn; /* turn: when it was served last */
+    uint64_t tenant, turn; /* turn: when it was last served */
     double need;
     bool served;
 };
@@ -111,7 +112,7 @@ struct prefill_share {
 struct seq_list {
     struct sequence *head, *tail;
     uint32_t count;
-    enum seq_state state; /* of the sequences in it */
+    enum seq_state state; /* of its sequences */
 };
 
 struct slot {
@@ -119,7 +120,7 @@ struct slot {
     struct sequence *seq; /* NULL = free */
 };
 
-/* Sums over the last steps of decodes alone, older ones count less; n: draft tokens. See scheduler/draft.c.
+/* Sums over recent decode-only steps, exponentially weighted; n: draft tokens. See scheduler/speculative.c.
  */
 #define DRAFT_COSTS 8
 struct draft_cost {
@@ -141,13 +142,13 @@ struct scheduler {
     uint32_t slot_count, slots_used;
     uint32_t *free_slots;
     bool stopping, drain;
-    bool poked; /* a cancel arrived, or something else to look after */
+    bool poked; /* a cancel arrived, or other work */
     bool reset_cache, announce_cache;
-    uint64_t snapshots_asked, snapshot_made; /* tickets given; up to which `snapshot` answers them */
+    uint64_t snapshots_asked, snapshot_made; /* requests so far; `snapshot` serves them up to this one */
     struct cache_snapshot snapshot;
-    uint8_t snapshot_salt[32], snapshot_asked_salt[32]; /* whose `snapshot` is; whose the next one is */
+    uint8_t snapshot_salt[32], snapshot_asked_salt[32]; /* of `snapshot`; of the next one */
     uint64_t arrivals;
-    struct sched_stats seen; /* `now`, as it was published last */
+    struct sched_stats seen; /* `now` as last published */
 
     /* engine thread only */
     struct seq_list waiting, running;
@@ -155,31 +156,32 @@ struct scheduler {
     struct radix_cache *cache; /* NULL: off */
     struct cache_snapshot snapshot_next;
     struct tenants *tenants;
-    uint64_t other_turn; /* of the last step in which tenants that aren't light (fair.c) got something, or
-                            wanted nothing */
-    double lost;         /* tokens that the last resumed sequences had to compute again, on average */
+    uint64_t other_turn; /* of the last step in which tenants that aren't light (fair.c) were served or
+                            idle */
+    double lost;         /* mean tokens that recently resumed sequences had to recompute */
     double draft_price;  /* of this step: ngram_draft_worth */
     struct acceptance acceptance;               /* of all sequences */
     struct draft_cost draft_costs[DRAFT_COSTS]; /* by the logarithm of the number of decodes */
-    double draft_us; /* learnt time of a draft token of the drafter, for all sequences; 0 = not known */
-    struct engine_draft *drafts;             /* [sequences_max] */
-    uint32_t *draft_slots, draft_slots_free; /* [sequences_max] those that no sequence has */
-    struct token_out *drawn;      /* [sequences_max * (draft_max + 1)] of the step's verified chunks */
-    uint64_t freed;               /* grows when a sequence gives blocks back */
+    double draft_us;             /* measured time of one draft-model token for all sequences; 0 = unknown */
+    struct engine_draft *drafts; /* [sequences_max] */
+    uint32_t *draft_slots, draft_slots_free; /* [sequences_max] free slots */
+    struct token_out *drawn;      /* [sequences_max * (draft_max + 1)] sampled tokens of the step's verified
+                                     chunks */
+    uint64_t freed;               /* grows when a sequence releases blocks */
     struct engine_chunk *chunks;  /* [sequences_max] */
     struct sequence **chunk_seqs; /* [sequences_max] */
     uint32_t chunk_count, step_tokens;
-    uint32_t step_rows;           /* tokens that prefills may fill the step up to */
-    struct step_cost cost;        /* learnt model of step times */
-    struct sequence **asking;     /* [sequences_max] those whose masks are asked for */
+    uint32_t step_rows;           /* limit of the step's tokens for prefills */
+    struct step_cost cost;        /* learnt cost model of step times */
+    struct sequence **asking;     /* [sequences_max] sequences whose masks are requested */
     struct prefill *prefills;     /* [sequences_max] */
     struct prefill_share *shares; /* [sequences_max] */
     uint64_t turn;                /* steps planned */
     double slice_us;              /* time of this turn's image slice; 0 = none */
-    double layer_us;              /* last measured time per layer of such a slice; 0 = not known */
-    uint64_t layer_pixels;        /* of an image of so many pixels */
-    struct sequence *wide;  /* whose image had no room beside the others in the last step; compared only: it
-                               may be gone */
+    double layer_us;              /* last measured time per layer of such a slice; 0 = unknown */
+    uint64_t layer_pixels;        /* for an image of so many pixels */
+    struct sequence *wide;  /* its image did not fit into the last step with the others; only compared: it may
+                               be freed */
     bool image_failed;      /* some sequence has a `failure` */
     bool mask_failed;       /* some sequence's mask has failed */
     struct sched_stats now; /* without `waiting` and `failed` */
@@ -189,14 +191,14 @@ struct scheduler {
 };
 
 /* seq_list.c: doubly linked, O(1) removal; an inserted sequence keeps (priority, arrival) ascending. A
- * sequence that comes into a list takes its state. */
+ * sequence that enters a list takes its state. */
 void sched__list_append(struct seq_list *l, struct sequence *s);
 void sched__list_insert(struct seq_list *l, struct sequence *s);
 void sched__list_remove(struct seq_list *l, struct sequence *s);
 void sched__seq_to(struct sequence *q, enum seq_state state);
 
 /* seq_blocks.c: the block tables of one sequence. */
-/* Blocks of group g that a chunk over [position, position+n) still lacks. */
+/* Blocks of group g still missing for a chunk over [position, position+n). */
 uint32_t sched__blocks_missing(const struct scheduler *s, const struct sequence *q, uint32_t g, uint32_t n);
 /* Makes the tables cover [position, position+n) of every group; false (nothing taken) when the arena can't.
  */
@@ -204,87 +206,86 @@ bool sched__blocks_ensure(struct scheduler *s, struct sequence *q, uint32_t n);
 /* Releases sliding blocks that no later query can reach. */
 void sched__blocks_trim(struct scheduler *s, struct sequence *q);
 void sched__blocks_drop(struct scheduler *s, struct sequence *q);
-/* Releases the blocks behind `position`: taken for draft tokens that were not drawn. */
+/* Releases the blocks after `position`: they were for draft tokens that were rejected. */
 void sched__blocks_roll_back(struct scheduler *s, struct sequence *q);
 /* Whether [position, position+n) can be covered without evicting anything. */
 bool sched__blocks_free(const struct scheduler *s, const struct sequence *q, uint32_t n);
-/* Most blocks of every group that a sequence of `tokens` tokens can hold at once. */
+/* Most blocks of each group that a sequence of `tokens` tokens can hold at once. */
 void sched__blocks_worst(const struct scheduler *s, uint64_t tokens, uint32_t need[ENGINE_GROUPS_MAX]);
 
-/* Room for `count` entries of q->tokens; false: out of memory. */
+/* Reserves `count` entries of q->tokens; false: out of memory. */
 bool sched__tokens_reserve(struct sequence *q, uint32_t count);
 bool sched__table_reserve(struct block_table *t, uint32_t entries); /* false: out of memory */
 
-/* scheduler/reuse.c: what is taken over and published. */
-/* Finds and takes what q's history has in the cache: position, tables, pin. Before it, q holds nothing. */
+/* scheduler/reuse.c: prefix cache reuse and publication. */
+/* Reuses what the cache has of q's history: sets position, tables, pin. q must hold nothing. */
 void sched__cache_adopt(struct scheduler *s, struct sequence *q);
 void sched__cache_undo(struct scheduler *s, struct sequence *q);
 void sched__cache_admitted(struct scheduler *s, struct sequence *q); /* counts */
-/* Publishes what q computed; last: it stops here (end, preemption). */
+/* Publishes what q computed; last: q stops here (end, preemption). */
 void sched__cache_publish(struct scheduler *s, struct sequence *q, bool last);
 void sched__cache_leave(struct scheduler *s, struct sequence *q);
-/* Sets `prefix_inflight` of all waiting sequences: true while the prefill that it waits for is not done. One
- * pass.
+/* Sets `prefix_inflight` of all waiting sequences: true while the prefill that it waits for runs. One pass.
  */
 void sched__cache_defer(struct scheduler *s);
 /* Whether q should wait for the prefill of a running sequence; if so, q records it. */
 bool sched__cache_waits(struct scheduler *s, struct sequence *q);
 bool sched__cache_reset_wanted(struct scheduler *s);
-void sched__cache_snapshot(struct scheduler *s); /* if somebody has asked for one */
+void sched__cache_snapshot(struct scheduler *s); /* if one was requested */
 void sched__cache_gauges(struct scheduler *s);
 void sched__cache_check(const struct scheduler *s);
 
-/* Of the list, with what only running ones have. */
+/* Removes it from the list and frees what only running sequences have. */
 void sched__running_remove(struct scheduler *s, struct sequence *q);
 
-/* scheduler/constraint.c: asks for the masks of all running sequences; those whose constraint has failed end.
- * A sequence whose mask is not ready draws nothing in this turn. */
+/* scheduler/constraint.c: requests the masks of all running sequences; ends those whose constraint failed. A
+ * sequence whose mask is not ready samples nothing in this turn. */
 void sched__masks_prepare(struct scheduler *s);
-/* Of q->proposed draft tokens behind its tokens those stay that have ready masks. */
+/* Cuts q->proposed to the draft tokens whose masks are ready. */
 void sched__masks_cut(struct sequence *q);
 void sched__masks_stop(const struct sequence *q);                /* q has ended */
-uint32_t sched__masks_forced(struct sequence *q, uint32_t most); /* behind its tokens: how many */
+uint32_t sched__masks_forced(struct sequence *q, uint32_t most); /* appended after its tokens; how many */
 
-/* scheduler/draft.c: sets `proposed` of the decoding sequences, and writes the draft tokens behind their
+/* scheduler/speculative.c: sets `proposed` of the decoding sequences and writes the draft tokens after their
  * tokens.
  */
 void sched__speculate(struct scheduler *s);
-/* After a step of so many chunks: what draft tokens cost. */
+/* After a step of so many chunks: learns what draft tokens cost. */
 void sched__speculate_learn(struct scheduler *s, uint32_t chunks, double us);
-/* Whether its next chunk is the token that was drawn last. */
+/* Whether its next chunk is its last sampled token. */
 bool sched__decodes(const struct sequence *q);
 
-/* scheduler/fair.c: which waiting sequence, not deferred, is admitted next; NULL: none. */
+/* scheduler/fair.c: the waiting sequence, not deferred, to admit next; NULL: none. */
 struct sequence *sched__pick_waiting(struct scheduler *s);
-/* The running sequence that has to give its place or blocks to q, of a tenant that has more than q's; NULL:
- * none. q NULL: which one gives its blocks when the arena is full, of those of the worst priority. */
+/* The running sequence to preempt for q, of a tenant that has more than q's; NULL: none. q NULL: the one to
+ * preempt when the arena is full, among those of the lowest priority. */
 struct sequence *sched__pick_victim(struct scheduler *s, const struct sequence *q);
 void sched__place_taken(struct scheduler *s, struct sequence *q); /* q is about to run */
-bool sched__short_runs(const struct scheduler *s); /* one of a tenant that was served little so far */
+bool sched__short_runs(const struct scheduler *s);           /* one of a tenant that has been served little */
 void sched__served(struct scheduler *s, struct sequence *q); /* it has run */
 
-/* scheduler/plan.c: who runs in this step, with how many tokens. */
+/* scheduler/plan.c: which sequences run in this step, with how many tokens. */
 void sched__admit(struct scheduler *s, uint64_t now_us);
 void sched__plan(struct scheduler *s, uint64_t now_us);
 void sched__preempt(struct scheduler *s, struct sequence *q);
 bool sched__prefill_ready(const struct sequence *q); /* its next tokens don't wait for an image */
-/* Plans a prefill chunk of about so many tokens for q; how many it became: an image goes whole, where there
- * is room. May preempt, q too. */
+/* Plans a prefill chunk of about so many tokens for q; returns its length: an image is kept whole if it fits.
+ * May preempt, even q. */
 uint32_t sched__prefill_chunk(struct scheduler *s, struct sequence *q, uint32_t tokens);
 
-/* scheduler/prefill.c: chunks for those that want to be prefilled, within the budget (microseconds, or tokens
+/* scheduler/prefill.c: chunks for sequences that need prefill, within the budget (microseconds, or tokens
  * without --step-ms). */
 void sched__plan_prefills(struct scheduler *s, double budget);
 
 /* scheduler/images.c: encoded images. */
 enum status sched__images_create(struct scheduler *s, struct err *err) KV_MUST_CHECK;
-void sched__images_destroy(struct scheduler *s); /* when no sequence holds an image any more; answers that
-                                                    came too late are freed */
-/* Takes the answers to EV_IMAGE and a wanted reset; false when there were none. May set `failure` of
+void sched__images_destroy(struct scheduler *s); /* when no sequence holds an image any more; frees late
+                                                    replies */
+/* Takes the replies to EV_IMAGE and a requested reset; false when there are none. May set `failure` of
  * sequences. After drain_inbox: that clears `poked`. */
 bool sched__images_take(struct scheduler *s);
-/* Asks for the pixels that running sequences need next; encodes a slice for the oldest one whose image can
- * go on. False when nothing was encoded. May set `failure` of sequences. */
+/* Requests the pixels that running sequences need next; encodes a slice for the oldest one whose image is
+ * ready to encode. False when nothing was encoded. May set `failure` of sequences. */
 bool sched__encode_slice(struct scheduler *s);
 bool sched__span_ready(const struct sequence *q, uint32_t image);
 const struct engine_features *sched__span_features(const struct sequence *q,
@@ -297,7 +298,7 @@ void sched__features_passed(struct scheduler *s,
                             struct sequence *q); /* releases images that lie wholly before position */
 
 static inline uint64_t
-sched__clock(const struct scheduler *s) /* microseconds; the tests' virtual one, or monotonic */
+sched__clock(const struct scheduler *s) /* microseconds; monotonic, or virtual in tests */
 {
     return s->opt.clock ? s->opt.clock(s->opt.clock_arg) : event_clock_us();
 }

@@ -4,11 +4,11 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* Before the first draft token, 0.3 of one are taken to have been right; a sequence that is new has as many
- * of PRIOR_TRIED right as all sequences had. Older draft tokens fade so that about the last TRIED_MAX count,
- * ALL_MAX of all. While none is worth it, one is tried after REST draws, then twice as many and so on: texts
- * change. REST is for tries of REST_PRICE; dearer ones are rarer; where nothing is known yet, the first one
- * comes soon. */
+/* The initial acceptance rate is 0.3; a new sequence starts with PRIOR_TRIED tokens at the rate of all
+ * sequences. Older draft tokens fade so that about the last TRIED_MAX count, ALL_MAX for all sequences. While
+ * drafting doesn't pay, one token is tried after REST sampled tokens, then after twice as many and so on,
+ * because the text may change. REST is for probes of cost REST_PRICE; more expensive probes are rarer; with
+ * no data yet, the first probe comes soon. */
 #define FIRST_RIGHT 0.3f
 #define PRIOR_TRIED 4.0f
 #define REST_PRICE  0.25
@@ -27,7 +27,7 @@ static uint32_t slot_of(const struct ngram *l, const uint32_t *last)
     return (uint32_t)(h >> 32) & (l->slots - 1);
 }
 
-/* Room for twice as many entries as there are tokens. */
+/* Reserves twice as many entries as there are tokens. */
 static bool reserve(struct ngram *l, uint32_t count)
 {
     uint32_t slots = l->slots ? l->slots : SLOTS_FIRST;
@@ -53,7 +53,7 @@ uint32_t ngram_draft_propose(struct ngram *l, const uint32_t *tokens, uint32_t c
     if (!at) return 0;
     for (uint32_t i = 0; i < NGRAM_TOKENS; i++)
         if (tokens[at - NGRAM_TOKENS + i] != last[i]) return 0;
-    /* Where the history ends it goes on with the draft tokens themselves: a repetition. */
+    /* At the end of the history the draft tokens themselves continue it: a repetition. */
     for (; n < most; n++) out[n] = at + n < count ? tokens[at + n] : out[at + n - count];
     return n;
 }
@@ -64,8 +64,8 @@ uint32_t ngram_draft_worth(struct ngram *l, const struct acceptance *others, dou
     double prior = (others->right + FIRST_RIGHT) / (others->tried + 1),
            p = (l->odds.right + PRIOR_TRIED * prior) / (l->odds.tried + PRIOR_TRIED), all = p, tokens = 1;
     uint32_t n = 0, first = others->tried < ACCEPTANCE_KNOWN ? REST_UNKNOWN : REST;
-    /* The n-th draft token is right when all before it are. It pays while it makes more of its time than the
-     * step does so far. */
+    /* The n-th draft token is accepted only if all before it are. It pays while it yields more tokens per
+     * time than the step so far. */
     while (n < most && all * (1 + n * price) > tokens * price) {
         tokens += all;
         all *= p;

@@ -1,7 +1,6 @@
 /* Which sequences run in the next step, and with how many tokens: admission by memory, decodes first, then
- * prefill chunks (scheduler/prefill.c) of the time that is left, an image's tokens whole, and preemption
- * where a tenant has more than its share or the arena is full (scheduler/fair.c). See scheduler/internal.h.
- */
+ * prefill chunks (scheduler/prefill.c) in the remaining time, an image's tokens whole, and preemption if a
+ * tenant has more than its share or the arena is full (scheduler/fair.c). See scheduler/internal.h. */
 #include "scheduler/internal.h"
 
 #include "config/base/assert.h"
@@ -9,13 +8,13 @@
 
 #include <math.h>
 
-/* However much time the decodes take: the part of a step's time that prefills get. */
+/* The least part of a step's time for prefills, however much the decodes take. */
 #define PREFILL_PART 3
-/* The part of its time that a step has while a tenant that was served little so far is among others: what it
- * waits for is mostly their prefills. */
+/* The part of the step time used while a tenant that has been served little is among others: it mostly waits
+ * for their prefills. */
 #define SHORT_PART (2.0 / 3)
-/* Those that begin to stand aside for another's prefill, in one turn: each costs a walk over the waiting and
- * comparisons with all that run. */
+/* Limit of sequences deferred for another's prefill in one turn: each costs a walk over the waiting ones and
+ * comparisons with all running ones. */
 enum { PREFIX_INFLIGHT_MAX = 16 };
 
 void sched__running_remove(struct scheduler *s, struct sequence *q)
@@ -40,8 +39,8 @@ void sched__preempt(struct scheduler *s, struct sequence *q)
     s->now.preemptions++;
 }
 
-/* Is there room for q's whole history beside what those that run will still take for theirs? Cached blocks
- * count as free: they give way. */
+/* Whether q's whole history fits with what the running sequences still need for theirs. Cached blocks count
+ * as free: they can be evicted. */
 static bool has_room(const struct scheduler *s, const struct sequence *q)
 {
     uint32_t need[ENGINE_GROUPS_MAX] = {0}, most[ENGINE_GROUPS_MAX];
@@ -55,14 +54,14 @@ static bool has_room(const struct scheduler *s, const struct sequence *q)
     return kvb_can_reclaim(s->blocks, need);
 }
 
-/* Whether q can't be admitted whatever room there is. */
+/* Whether q can't be admitted, however much memory is free. */
 static bool no_place(const struct scheduler *s, const struct sequence *q)
 {
     return s->running.count == s->caps.sequences_max ||
            (s->running.head && (q->alone || s->running.head->alone));
 }
 
-/* Would q find room if all gave way that may have to? */
+/* Whether q would fit if everything evictable or preemptible were gone. */
 static bool could_fit(const struct scheduler *s, const struct sequence *q)
 {
     uint32_t need[ENGINE_GROUPS_MAX] = {0}, most[ENGINE_GROUPS_MAX];
@@ -74,7 +73,7 @@ static bool could_fit(const struct scheduler *s, const struct sequence *q)
     return kvb_could_ever_allocate(s->blocks, need);
 }
 
-/* Takes a place or blocks from a tenant that has more than q's. */
+/* Takes a slot or blocks from a tenant that has more than q's. */
 static bool take_from_others(struct scheduler *s, const struct sequence *q)
 {
     struct sequence *victim = could_fit(s, q) ? sched__pick_victim(s, q) : NULL;
@@ -82,7 +81,7 @@ static bool take_from_others(struct scheduler *s, const struct sequence *q)
     return victim != NULL;
 }
 
-/* A place for q and what the cache has for it. False: both have to wait. */
+/* Takes a slot for q and what the cache has for it. False: q must wait. */
 static bool take_place(struct scheduler *s, struct sequence *q)
 {
     while (no_place(s, q))
@@ -97,9 +96,9 @@ static bool take_place(struct scheduler *s, struct sequence *q)
     return true;
 }
 
-/* Admits while the whole history of the next one fits beside what runs: by priority, then evenly between
- * tenants, then by arrival; a tenant that has more than its share gives way. Nobody overtakes one that waits
- * for room; those that wait for another's prefill of the same prefix stand aside. */
+/* Admits while the whole history of the next sequence fits with the running ones: by priority, then evenly
+ * between tenants, then by arrival; a tenant with more than its share is preempted. No sequence overtakes one
+ * that waits for memory; those that wait for another's prefill of the same prefix are skipped. */
 void sched__admit(struct scheduler *s, uint64_t now_us)
 {
     uint32_t prefix_inflight = 0;
@@ -130,9 +129,9 @@ void sched__admit(struct scheduler *s, uint64_t now_us)
     }
 }
 
-/* Tokens of q's next chunk within `budget`: never ends where tokens go as a whole, never enters an image that
- * is not encoded, never comes to a draw whose mask is not ready. 0 = none now; then *span_need is what the
- * whole would take if only the budget stands in its way, else 0. */
+/* Tokens of q's next chunk within `budget`: never ends inside an atomic span, never enters an image that is
+ * not encoded, never reaches a sampled position whose mask is not ready. 0 = none now; then *span_need is the
+ * length of the atomic span if only the budget is too small, else 0. */
 static uint32_t chunk_of(const struct sequence *q, uint32_t budget, uint32_t *span_need)
 {
     const struct prompt *p = q->req.prompt;
@@ -162,8 +161,8 @@ static bool fits_now(const struct scheduler *s, const struct sequence *q, uint32
 }
 
 /* Length of a prefill chunk: at most `soft` tokens, but an image goes whole up to `hard` (the step's budget);
- * smaller when the arena has no room for the whole chunk at once (the window groups give back behind a
- * shorter one). */
+ * smaller if the arena can't hold the whole chunk at once (sliding groups release blocks after a shorter
+ * one). */
 static uint32_t prefill_length(struct scheduler *s, struct sequence *q, uint32_t soft, uint32_t hard)
 {
     uint32_t span = 0, n = chunk_of(q, soft < hard ? soft : hard, &span);
@@ -194,15 +193,15 @@ static void remove_chunk(struct scheduler *s, const struct sequence *q)
     }
 }
 
-/* Blocks for q's chunk; takes them from other running sequences if it must. False: q itself had to go, or
- * memory for its table is missing. */
+/* Allocates blocks for q's chunk, by preemption if necessary. False: q itself was preempted, or its table is
+ * out of memory. */
 static bool make_room(struct scheduler *s, struct sequence *q, uint32_t n)
 {
     while (!sched__blocks_ensure(s, q, n)) {
         struct sequence *victim = sched__pick_victim(s, NULL);
-        /* sched_submit lets nothing in that can't run alone in an empty arena. But a block of a sequence that
-         * is gone, or of a chunk larger than it must be, may have stood between q's blocks: then these are
-         * scattered over more slabs than they need. So q starts again, alone. */
+        /* sched_submit rejects what can't run alone in an empty arena. But blocks of an ended sequence, or of
+         * a chunk larger than necessary, may have been between q's blocks, which are then scattered over more
+         * slabs than needed. So q restarts, alone. */
         if (victim == q && s->running.count == 1) q->alone = true;
         if (victim->chunk_tokens) remove_chunk(s, victim);
         sched__preempt(s, victim);
@@ -211,7 +210,7 @@ static bool make_room(struct scheduler *s, struct sequence *q, uint32_t n)
     return true;
 }
 
-/* Adds q's chunk of n tokens to the step. False: q had to give its blocks to others instead. */
+/* Adds q's chunk of n tokens to the step. False: q was preempted. */
 static bool add_chunk(struct scheduler *s, struct sequence *q, uint32_t n)
 {
     if (!make_room(s, q, n)) return false;
@@ -231,7 +230,7 @@ uint32_t sched__prefill_chunk(struct scheduler *s, struct sequence *q, uint32_t 
 {
     if (s->opt.prefill_chunk && tokens > s->opt.prefill_chunk) tokens = s->opt.prefill_chunk;
     if (q->alone && tokens > s->caps.block_tokens)
-        tokens = s->caps.block_tokens; /* what sched__blocks_worst counts on */
+        tokens = s->caps.block_tokens; /* assumed by sched__blocks_worst */
     uint32_t n = prefill_length(s, q, tokens, s->caps.batch_tokens_max - s->step_tokens);
     return n && add_chunk(s, q, n) ? n : 0;
 }
@@ -251,7 +250,7 @@ static void plan_decodes(struct scheduler *s)
     }
 }
 
-/* What prefills may take of the step beside what is planned already, in microseconds; in tokens without a
+/* What prefills may take of the step in addition to what is planned, in microseconds; in tokens without a
  * time budget. */
 static double prefill_budget(struct scheduler *s)
 {
@@ -262,13 +261,12 @@ static double prefill_budget(struct scheduler *s)
     for (uint32_t i = 0; i < s->chunk_count; i++)
         step_load_add(&s->cost, &l, s->chunk_seqs[i]->position, s->chunk_seqs[i]->chunk_tokens, true);
     if (step_cost_rows(&s->cost) < s->step_rows) s->step_rows = step_cost_rows(&s->cost);
-    /* What a step costs before the first token is worth as much prefill at least: weights that are read for
-     * one row serve more. */
+    /* Prefills get at least as much time as a step's fixed cost: weights read for one row serve more. */
     double step = (double)s->opt.step_us * (sched__short_runs(s) ? SHORT_PART : 1),
            fixed = s->cost.us[STEP_FIXED];
     double left = step - s->slice_us - fmax(step_cost_us(&s->cost, &l), fixed);
     left = fmax(left, fmax(step / PREFILL_PART, fixed));
-    double full = rows * s->cost.us[STEP_ROWS]; /* so that what rows end is divided, too */
+    double full = rows * s->cost.us[STEP_ROWS]; /* so that a limit of rows is divided, too */
     return full > 0 && full < left ? full : left;
 }
 
@@ -278,8 +276,7 @@ void sched__plan(struct scheduler *s, uint64_t now_us)
     s->chunk_count = s->step_tokens = 0;
     for (struct sequence *q = s->running.head; q; q = q->next) q->chunk_tokens = q->proposed = 0;
     sched__masks_prepare(s);
-    /* An image larger than what others leave of the step's tokens comes first in the next one, and decodes
-     * stand back. */
+    /* An image larger than the step's remaining tokens comes first in the next step, before decodes. */
     const struct sequence *wide = s->wide;
     s->wide = NULL;
     if (!wide) plan_decodes(s);

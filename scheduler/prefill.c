@@ -1,10 +1,9 @@
 /* How the prefill share of a step is divided among the sequences that need it: by priority first, then evenly
  * between tenants. Within a tenant the sequence with the least work left comes first, but a quarter goes to
- * the one that came first. So a short prompt overtakes long ones, and a long one finishes whatever comes
- * after it. What is divided is time (step_cost.h), because a token after many cached ones costs more than one
- * after few; tokens, where a step has no time budget. An image whose tokens attend to each other is
- * prefilled whole, even if it needs more than the share; its tenant then comes last for a number of turns.
- * See scheduler/internal.h. */
+ * the oldest one. So a short prompt overtakes long ones, and a long one still finishes. Time is divided
+ * (step_cost.h), because a token after many cached ones costs more than one after few; tokens, if a step has
+ * no time budget. An image whose tokens attend to each other is prefilled whole, even if it needs more than
+ * the share; its tenant then comes last for a number of turns. See scheduler/internal.h. */
 #include "scheduler/internal.h"
 
 #include "config/base/assert.h"
@@ -13,7 +12,7 @@
 
 /* 1 / OLDEST_PART of a tenant's share goes to its oldest sequence, even if others have less left to do. */
 #define OLDEST_PART 4
-/* Smallest prefill chunk: with many tenants some wait for the next step instead of getting fewer tokens. */
+/* Smallest prefill chunk: with many tenants some wait for the next step rather than get fewer tokens. */
 #define RUN_LEAST 8
 
 static double chunk_cost(const struct scheduler *s, uint32_t position, uint32_t count, bool sampled)
@@ -26,8 +25,8 @@ static bool wants_prefill(const struct sequence *q)
     return q->state == SEQ_RUNNING && !q->chunk_tokens && !(q->count - q->position == 1 && q->generated > 0);
 }
 
-/* Candidates of one priority from q on, in order of arrival; *end: the sequence behind the last that was
- * looked at. */
+/* Candidates of one priority from q on, in order of arrival; *end: the sequence after the last one
+ * visited. */
 static uint32_t collect(struct scheduler *s, struct sequence *q, struct sequence **end)
 {
     uint32_t n = 0, most = s->opt.prefill_chunk ? s->opt.prefill_chunk : s->caps.batch_tokens_max;
@@ -45,7 +44,7 @@ static uint32_t collect(struct scheduler *s, struct sequence *q, struct sequence
     return n;
 }
 
-/* What of `budget` each of the tenants may take, when all that one doesn't need goes to the others. */
+/* Each tenant's share of `budget`, if what one doesn't need goes to the others. */
 static double level(const struct prefill_share *t, uint32_t n, double budget)
 {
     double at = budget / n;
@@ -62,7 +61,7 @@ static double level(const struct prefill_share *t, uint32_t n, double budget)
     return at;
 }
 
-/* A chunk of about this cost for the candidate; what it takes of the step. */
+/* Plans a chunk of about this cost for the candidate; returns its cost. */
 static double give(struct scheduler *s, struct prefill *c, double cost)
 {
     struct sequence *q = c->q;
@@ -84,7 +83,7 @@ static bool goes_before(const struct prefill *a, const struct prefill *b)
     return a->q->req.rank != b->q->req.rank ? a->q->req.rank < b->q->req.rank : a->left < b->left;
 }
 
-/* One tenant's sequences share `cost`; the first of the best rank came first. What they took. */
+/* One tenant's sequences share `cost`; the first of the best rank is the oldest. Returns what they used. */
 static double serve(struct scheduler *s, uint64_t tenant, uint32_t n, double cost)
 {
     struct prefill *oldest = NULL;
@@ -117,8 +116,8 @@ static struct prefill_share *share_of(struct scheduler *s, uint32_t *count, cons
     return t;
 }
 
-/* Divides `budget` of the step among the n candidates; what they took. Whoever was served longest ago comes
- * first. */
+/* Divides `budget` of the step among the n candidates; returns what they used. The least recently served
+ * tenant comes first. */
 static double divide(struct scheduler *s, uint32_t n, double budget)
 {
     uint32_t tenants = 0;
@@ -146,11 +145,11 @@ void sched__plan_prefills(struct scheduler *s, double budget)
 {
     double all = budget,
            least = chunk_cost(s, 0, RUN_LEAST,
-                              false); /* crumbs are not worth a place, nor a worse priority's turn */
+                              false); /* a tiny rest is not worth a chunk, nor a lower priority's turn */
     s->turn++;
     for (struct sequence *q = s->running.head, *end; q && (budget == all || budget > least); q = end) {
         uint32_t n = collect(s, q, &end);
         if (n) budget -= divide(s, n, budget);
-        if (end && end->state != SEQ_RUNNING) return; /* it gave its blocks to others: the list has changed */
+        if (end && end->state != SEQ_RUNNING) return; /* it was preempted: the list has changed */
     }
 }

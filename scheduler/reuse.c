@@ -1,5 +1,5 @@
-/* The prefix cache as the scheduler uses it: what a sequence takes over when it is admitted, what it
- * publishes as it runs, and who waits for whose prefill. Engine thread. The tree itself is radix_cache.h. See
+/* The scheduler's use of the prefix cache: what a sequence reuses at admission, what it publishes as it runs,
+ * and which sequence waits for another's prefill. Engine thread. The tree itself is radix_cache.h. See
  * scheduler/internal.h. */
 #include "scheduler/internal.h"
 
@@ -18,8 +18,8 @@ static struct radix_view view_of(const struct sequence *q)
                                .salt = q->req.salt};
 }
 
-/* Whether q may take tokens over, and how many. Log-probs of the prompt come from computing it; once it ran
- * it may go on from what it computed. */
+/* Whether q may reuse tokens, and how many. Log-probs of the prompt require computing it; a resumed sequence
+ * may reuse its own. */
 static bool reads_cache(const struct scheduler *s, const struct sequence *q, uint32_t *most)
 {
     bool scores = q->req.sampling->prompt_logprobs != SAMPLING_NO_LOGPROBS;
@@ -29,7 +29,7 @@ static bool reads_cache(const struct scheduler *s, const struct sequence *q, uin
 
 void sched__cache_admitted(struct scheduler *s, struct sequence *q)
 {
-    if (q->looked) return; /* resumed after preemption: its own prompt once more */
+    if (q->looked) return; /* resumed after preemption: its own prompt again */
     q->looked = true;
     s->now.cache_stops[q->cache.stop]++;
     if (q->cache.stop == CACHE_STOP_DISABLED) return;
@@ -44,8 +44,8 @@ void sched__cache_admitted(struct scheduler *s, struct sequence *q)
     }
 }
 
-/* The blocks of a hit become q's; the partly filled ones at its end as copies, because q goes on writing
- * there. False: no room for a copy or for a table; what q holds is dropped by the caller. */
+/* The blocks of a hit become q's; partly filled ones at its end are copied, because q continues to write
+ * there. False: no memory for a copy or a table; the caller drops what q holds. */
 static bool adopt_blocks(struct scheduler *s, struct sequence *q, const struct radix_hit *hit)
 {
     uint32_t need[ENGINE_GROUPS_MAX] = {0}, partial = hit->length / s->caps.block_tokens;
@@ -86,7 +86,8 @@ void sched__cache_adopt(struct scheduler *s, struct sequence *q)
     struct radix_hit hit = {.info = {.stop = CACHE_STOP_DISABLED}};
     struct radix_view v = view_of(q);
     ASSERT(q->position == 0 && !q->pin.node);
-    /* One that runs alone needs its blocks packed: it takes no scattered ones over and leaves no claims. */
+    /* A sequence that runs alone needs its blocks packed: it reuses no scattered ones and publishes
+     * nothing. */
     if (!s->cache || q->alone) {
         if (!q->looked) q->cache = hit.info;
         return;
@@ -132,9 +133,8 @@ static void publish_to(struct scheduler *s, struct sequence *q, uint32_t to, boo
     q->published = radix_publish(s->cache, &v, &q->pin, q->published, to, tables, checkpoint);
 }
 
-/* Places where hits end, for which the sliding groups' tails are kept: ends of images, of the prompt, of
- * the turn (`last`). Blocks behind the window are still in the tables: this comes before sched__blocks_trim.
- */
+/* Likely ends of hits, for which the sliding groups' tails are kept: ends of images, of the prompt, of the
+ * turn (`last`). Must run before sched__blocks_trim, while blocks before the window are in the tables. */
 void sched__cache_publish(struct scheduler *s, struct sequence *q, bool last)
 {
     const struct prompt *p = q->req.prompt;
@@ -151,18 +151,18 @@ void sched__cache_publish(struct scheduler *s, struct sequence *q, bool last)
     if (reached > q->published || last) publish_to(s, q, reached, last);
 }
 
-/* ---- who waits for whom ---- */
+/* ---- waiting for another's prefill ---- */
 
 void sched__cache_defer(struct scheduler *s)
 {
     for (struct sequence *q = s->running.head; q; q = q->next) q->needed_len = 0;
-    pthread_mutex_lock(&s->lock); /* sched_submit may be handing out the slots again */
+    pthread_mutex_lock(&s->lock); /* sched_submit may be reusing the slots */
     for (struct sequence *q = s->waiting.head; q; q = q->next) {
         if (q->waits) {
             const struct slot *at = &s->slots[q->dedup_leader.slot];
             struct sequence *r = at->gen == q->dedup_leader.gen ? at->seq : NULL;
             q->waits = r && r->state == SEQ_RUNNING && r->position < q->wait_until;
-            /* It stands where the shortest that waits for it would. */
+            /* It ranks like the shortest sequence that waits for it. */
             if (q->waits && (!r->needed_len || q->wait_until < r->needed_len)) r->needed_len = q->wait_until;
         }
         q->prefix_inflight = q->waits;
@@ -170,8 +170,7 @@ void sched__cache_defer(struct scheduler *s)
     pthread_mutex_unlock(&s->lock);
 }
 
-/* A sequence whose prompt begins like one that is being prefilled waits until that part is there, rather than
- * compute it twice. */
+/* A sequence that shares a prefix with one being prefilled waits for it rather than compute it twice. */
 bool sched__cache_waits(struct scheduler *s, struct sequence *q)
 {
     uint32_t most, known = UINT32_MAX;
@@ -181,7 +180,7 @@ bool sched__cache_waits(struct scheduler *s, struct sequence *q)
         if (r->position >= r->req.prompt->token_count || !r->pin.node) continue;
         if (r->req.priority > q->req.priority ||
             (r->req.tenant == q->req.tenant && r->req.rank > q->req.rank))
-            continue; /* its prefill stands back for others, q need not */
+            continue; /* its prefill yields to others, q need not */
         struct radix_view w = view_of(r);
         uint32_t limit =
                      r->req.prompt->token_count < q->count - 1 ? r->req.prompt->token_count : q->count - 1,
@@ -230,7 +229,7 @@ bool sched__cache_reset_wanted(struct scheduler *s)
     return wanted || announce;
 }
 
-/* Under the lock. While one is pending, its salt stays: who wants another's asks again when it is made. */
+/* Under the lock. A pending request keeps its salt: a caller with a different salt must ask again later. */
 static uint64_t snapshot_ask(struct scheduler *s, const uint8_t salt[32])
 {
     if (s->snapshots_asked == s->snapshot_made) memcpy(s->snapshot_asked_salt, salt, 32);
@@ -290,8 +289,8 @@ void sched__cache_gauges(struct scheduler *s)
 
 struct claims {
     const struct scheduler *s;
-    uint32_t *
-        to; /* [group_count * arena_grains]: below which position the tree claims the block; 0 = not at all */
+    uint32_t
+        *to; /* [group_count * arena_grains]: the tree claims the block below this position; 0 = no claim */
 };
 
 static void note_claim(void *arg, uint32_t group, uint32_t block_offset, uint32_t from, uint32_t to)
@@ -302,7 +301,7 @@ static void note_claim(void *arg, uint32_t group, uint32_t block_offset, uint32_
     if (to > *at) *at = to;
 }
 
-/* Holders are what is counted; a block that a sequence will write is nobody else's from that place on. */
+/* Holder counts are right; a block that a sequence will write has no other claim from that position on. */
 void sched__cache_check(const struct scheduler *s)
 {
     uint64_t block_offsets = s->caps.arena_grains;

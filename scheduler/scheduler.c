@@ -1,4 +1,4 @@
-/* The scheduler's public face: submission, cancellation, events, the step loop and the end of a sequence. See
+/* The scheduler's public API: submission, cancellation, events, the step loop and the end of a sequence. See
  * scheduler.h; planning is scheduler/plan.c, blocks are seq_blocks.c and kv_blocks.c, images
  * scheduler/images.c. */
 #include "scheduler/internal.h"
@@ -163,8 +163,8 @@ static enum status check_sequence(const struct scheduler *s, const struct sched_
             (im->atomic_end && im->atomic_end - im->atomic_begin > s->caps.span_tokens_max))
             return err_set(err, ST_INVALID, "span %u stands at a bad place in the prompt", i);
     }
-    /* An image's tokens carry the placeholder id, which may lie beyond the embedding's rows: no row is looked
-     * up for them. */
+    /* An image's tokens have the placeholder id, which may exceed the embedding's rows: no row is looked up
+     * for them. */
     for (uint32_t i = 0, im = 0; i < p->token_count; i++) {
         while (im < p->span_count && p->spans[im].end <= i) im++;
         if (im < p->span_count && p->spans[im].begin <= i && p->spans[im].image) continue;
@@ -183,7 +183,7 @@ static enum status sequence_create(const struct scheduler *s, const struct sched
     q->req = *r;
     q->tokens_max = r->tokens_max;
     q->count = p->token_count;
-    /* Room for a while: long answers grow it, most never need the context's whole length. */
+    /* A first capacity: long outputs grow it, most never need the whole context. */
     q->token_cap = total < (uint64_t)p->token_count + 256 ? (uint32_t)total + 1 : p->token_count + 256;
     q->tokens = malloc((size_t)q->token_cap * sizeof *q->tokens);
     q->end_event = eventq_node();
@@ -339,7 +339,7 @@ static void drain_inbox(struct scheduler *s)
     }
 }
 
-/* Those whose clients left, those past their deadline, and those whose images failed. */
+/* Ends sequences that are cancelled, past their deadline, or whose images failed. */
 static bool end_unwanted(struct scheduler *s, uint64_t now_us)
 {
     bool any = false;
@@ -359,7 +359,7 @@ static bool end_unwanted(struct scheduler *s, uint64_t now_us)
     return any;
 }
 
-/* Those whose constraint has failed; they have no run in this step. */
+/* Ends sequences whose constraint failed; they have no chunk in this step. */
 static void end_constrained(struct scheduler *s, uint64_t now_us)
 {
     s->mask_failed = false;
@@ -369,8 +369,7 @@ static void end_constrained(struct scheduler *s, uint64_t now_us)
     }
 }
 
-/* Rope position minus position of the text in front of image i (i may be image_count: behind the last one).
- */
+/* Rope position minus position of the text before image i (i may be image_count: after the last one). */
 static int32_t mrope_delta_before(const struct prompt *p, uint32_t i)
 {
     return i ? p->spans[i - 1].mrope_delta : 0;
@@ -448,7 +447,7 @@ static bool is_one_of(uint32_t id, const uint32_t *ids, uint32_t count)
 
 static const char *no_memory = "out of memory";
 
-/* A token was drawn: its event, the reasons to end. False: q is gone. */
+/* A token was sampled: sends its event, checks the reasons to end. False: q has ended. */
 static bool accept_token(struct scheduler *s, struct sequence *q, const struct token_out *out,
                          uint64_t now_us)
 {
@@ -479,7 +478,7 @@ static bool accept_token(struct scheduler *s, struct sequence *q, const struct t
     return false;
 }
 
-/* KV of n more tokens is there. */
+/* KV of n more tokens is computed. */
 static void advance(struct scheduler *s, struct sequence *q, uint32_t n)
 {
     q->position += n;
@@ -490,8 +489,8 @@ static void advance(struct scheduler *s, struct sequence *q, uint32_t n)
     sched__blocks_trim(s, q);
 }
 
-/* Tokens of a verified chunk, one after the other as if each had had its own step: what is kept, published
- * and ended does not depend on who drafted how much. What was taken for the rest is given back. */
+/* Tokens of a verified chunk, one at a time as if each had its own step: what is kept, published and ended
+ * does not depend on the draft. Releases the blocks of the rest. */
 static void accept_verified(struct scheduler *s, struct sequence *q, const struct engine_chunk *r,
                             uint64_t now_us)
 {
@@ -511,20 +510,19 @@ static void accept_verified(struct scheduler *s, struct sequence *q, const struc
     sched__blocks_roll_back(s, q);
 }
 
-/* Takes in the result of q's chunk: scores, new tokens, the reasons to end. */
+/* Handles the result of q's chunk: scores, new tokens, the reasons to end. */
 static void finish_chunk(struct scheduler *s, struct sequence *q, const struct engine_chunk *r,
                          uint64_t now_us)
 {
-    if (r->broken && r->proposed) { /* perhaps by a draft token: once more without */
+    if (r->broken && r->proposed) { /* perhaps caused by a draft token: retry without */
         q->speculation_off = true;
         q->proposed = 0;
         sched__blocks_roll_back(s, q);
         return;
     }
     if (r->broken) {
-        /* It may have been a fault of the moment, which must not outlive the request. The position stays, so
-         * what this step wrote is not published; but steps before whose logits nobody saw, or an image's
-         * features, may be where it began. */
+        /* A transient fault must not outlive the request. The position stays, so what this step wrote is not
+         * published; but the cause may lie in earlier steps without logits or in an image's features. */
         sched_reset_prefix_cache(s);
         sched_reset_features(s);
         end_sequence(s, q, END_ERROR, 0, "the model computed no finite logits: damaged weights?", now_us);
@@ -570,7 +568,7 @@ static void run_step(struct scheduler *s, uint64_t now_us)
     enum status st = engine_submit(s->engine, &batch, &err);
     if (!st) st = engine_wait(s->engine, &batch, &err);
     uint64_t spent = sched__clock(s) - start;
-    /* Where a slice only began on the device, the step has waited for it, too. */
+    /* If the slice runs asynchronously on the device, the step's time includes it. */
     if (!st && s->slice_us <= 0) {
         step_cost_learn(&s->cost, &load, (double)spent);
         sched__speculate_learn(s, n, (double)spent);
@@ -584,7 +582,7 @@ static void run_step(struct scheduler *s, uint64_t now_us)
     while (bucket && bucket < SCHED_STEP_BUCKETS - 1 && s->step_tokens > 4u << bucket) bucket++;
     s->now.step_tokens[bucket]++;
     s->now.last_batch_sequences = n;
-    if (st == ST_DEVICE) atomic_store(&s->failed, true); /* before anybody hears of it and comes again */
+    if (st == ST_DEVICE) atomic_store(&s->failed, true); /* before a client sees the error and retries */
     for (uint32_t i = 0; i < n; i++) {
         struct sequence *q = s->chunk_seqs[i];
         if (st) end_sequence(s, q, END_ERROR, 0, err.msg[0] ? err.msg : "the engine failed", now_us);
@@ -594,8 +592,8 @@ static void run_step(struct scheduler *s, uint64_t now_us)
         log_error("event=step_failed status=\"%s\" message=\"%s\" sequences=%u", status_name(st), err.msg, n);
 }
 
-/* What others see of the state, and the events that tell of it, in this order: whoever has seen an event
- * finds it counted. All at once, so that the numbers of one reading agree, during a long step too. */
+/* Publishes the counters, then the events, so that an event that was seen is counted. All at once, so that
+ * the numbers of one reading are consistent, even during a long step. */
 static void publish(struct scheduler *s)
 {
     struct sched_stats *st = &s->now;
@@ -626,8 +624,8 @@ bool sched_step(struct scheduler *s, uint64_t now_us)
     if (s->image_failed) end_unwanted(s, now_us);
     if (atomic_load(&s->failed)) end_all(s, END_ERROR, "the engine has failed", now_us);
     sched__admit(s, now_us);
-    publish(s); /* a watchdog sees that there is work while it is done */
-    /* One slice of an image a turn: decodes go on between slices, and a cancel or a new request is seen. */
+    publish(s); /* the watchdog must see the work while it runs */
+    /* One slice of an image per turn: decodes, cancels and new requests are handled between slices. */
     if (sched__encode_slice(s)) worked = true;
     if (s->image_failed) worked |= end_unwanted(s, now_us);
     s->image_failed = false;
@@ -637,13 +635,13 @@ bool sched_step(struct scheduler *s, uint64_t now_us)
         worked = true;
     }
     if (eventq_pending(&s->events))
-        publish(s); /* images that are wanted are decoded beside the step, not behind it */
+        publish(s); /* requested images are decoded during the step, not after it */
     if (s->chunk_count > 0) {
         run_step(s, now_us);
         worked = true;
     }
     if (!s->running.head && s->waiting.head)
-        worked = true; /* the only one gave its blocks back: it is admitted again at once */
+        worked = true; /* the only sequence was preempted: it is admitted again at once */
     s->now.heartbeat_us = now_us;
     publish(s);
     return worked;
@@ -661,8 +659,7 @@ void sched_run(struct scheduler *s)
             clock_gettime(CLOCK_MONOTONIC, &ts);
             ts.tv_sec += IDLE_HEARTBEAT_S;
             pthread_cond_timedwait(&s->work, &s->lock, &ts);
-            idle = idle &&
-                   !s->inbox.head; /* one may have come in while this thread slept, and the stop after it */
+            idle = idle && !s->inbox.head; /* a submission may have arrived before the stop */
         }
         bool done = s->stopping && idle;
         pthread_mutex_unlock(&s->lock);

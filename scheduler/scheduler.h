@@ -1,10 +1,10 @@
 /* Requests as sequences, continuous batching, KV blocks. The server submits sequences and reads events; the
  * engine thread (sched_run, or the caller of sched_step in tests) alone touches blocks, batches and the
- * engine. Nothing makes the engine thread wait for a client.
+ * engine. The engine thread never waits for a client.
  *
  * Lifecycle of a sequence: sched_submit -> (waiting -> running)* -> exactly one EV_END event. Memory handed
- * over with sched_submit (prompt, sampling, stop ids) is borrowed until that event was taken with sched_poll;
- * only then may it be freed. sched_cancel asks for an early end; the EV_END (END_CANCELLED) still comes.
+ * over with sched_submit (prompt, sampling, stop ids) is borrowed until sched_poll returns that event; only
+ * then may it be freed. sched_cancel requests an early end; the EV_END (END_CANCELLED) still comes.
  *
  * Thread rules: sched_submit, sched_cancel, sched_stats: any thread. sched_poll: one consumer thread (the
  * event loop). The wake callback is called on the engine thread when the event queue turns non-empty. */
@@ -23,99 +23,99 @@ struct seq_id {
     uint32_t slot, gen; /* a slot is reused under a new generation: a stale id never names another sequence */
 };
 
-/* Tells what the prefix cache holds to somebody who keeps a copy of it, as a router does: in blocks of
- * `block_tokens` tokens, whatever the size of the cache's own. A block stands for all tokens from the
- * beginning of the prompt to its own end: its hash is made of its parent's, its tokens and its images, so
- * servers agree on it. Called on the engine thread; what is passed is valid for the call alone. */
+/* Reports the content of the prefix cache to a consumer that mirrors it, such as a router: in blocks of
+ * `block_tokens` tokens, independent of the cache's own block size. A block identifies all tokens from the
+ * beginning of the prompt to its end: its hash covers its parent's hash, its tokens and its images, so
+ * servers agree on it. Called on the engine thread; arguments are valid only during the call. */
 struct cache_image {
     uint32_t begin, end; /* positions in the prompt */
     uint8_t key[32];
 };
 struct cache_stored {
-    uint32_t group, window; /* layers with one lifetime rule; 0 = they see everything before them */
+    uint32_t group, window; /* layers with one lifetime rule; 0 = full attention */
     uint32_t count;         /* of blocks, each the parent of the next */
     uint32_t first;         /* position of the first one's first token; 0 = it has no parent */
     uint64_t parent;
     const uint64_t *hashes;           /* [count] */
     const uint32_t *tokens;           /* [count * block_tokens] */
-    const struct cache_image *images; /* that touch the blocks, in order; may reach beyond them */
+    const struct cache_image *images; /* that touch the blocks, in order; may extend past them */
     uint32_t image_count;
-    const uint8_t *salt; /* [32], as struct sched_sequence has it */
+    const uint8_t *salt; /* [32], as in struct sched_sequence */
 };
 struct kv_event_sink {
     uint32_t block_tokens; /* 0: nobody watches */
     void *arg;
     void (*stored)(void *arg, const struct cache_stored *what);
     void (*removed)(void *arg, uint32_t group, const uint64_t *hashes, uint32_t count);
-    /* All that was told is void. What follows, up to the call with `done`, is everything there is. */
+    /* All earlier events are void. The events that follow, up to the call with `done`, are the whole
+     * content. */
     void (*resync)(void *arg, bool done);
 };
 
 struct sched_options {
     uint32_t queue_max;     /* sequences waiting; one more is ST_AGAIN. 0 = 1024 */
-    uint32_t prefill_chunk; /* tokens of one sequence's prefill in one step at most; 0 = what the step's
-                               budget leaves */
+    uint32_t prefill_chunk; /* most tokens of one sequence's prefill in one step; 0 = what the step's budget
+                               leaves */
     uint32_t step_us; /* time budget of a step, its slice of an image included: prefills share what decodes
                          leave of it. A single row that takes longer exceeds it, and so does an image that is
                          prefilled whole. 0 = no time limit */
     uint64_t (*clock)(void *arg); /* microseconds, for measuring steps; NULL = the monotonic clock */
     void *clock_arg;
-    uint32_t encode_layers;  /* vision-tower layers between two decode steps; 0 = what fits into half of
+    uint32_t encode_layers;  /* vision tower layers between two decode steps; 0 = what fits into half of
                                 step_us, or 2 */
     bool no_prefix_cache;    /* compute every prompt */
     uint64_t features_bytes; /* limit for encoded images, in use or kept for later requests. Only idle ones
                                 can be evicted, so those in use may exceed it. 0 = 256 MiB */
     uint64_t hash_seed;      /* of the tables' hash functions: random in a server, fixed in tests */
     /* Speculative decoding: writes up to `most` draft tokens that may follow tokens[0..count) of the sequence
-     * with this `user`; returns how many. Engine thread. Drafts are verified (struct engine_chunk), so they
-     * change the time and no answer; with a drafter they take the place of its own. NULL: the engine's
-     * drafter, or else lookup (scheduler/ngram_draft.h). */
+     * with this `user`; returns how many. Engine thread. Draft tokens are verified (struct engine_chunk), so
+     * they change the time, never the output; they replace those of the draft model, if there is one. NULL:
+     * the engine's draft model, or else prompt lookup (scheduler/ngram_draft.h). */
     uint32_t (*propose)(void *arg, void *user, const uint32_t *tokens, uint32_t count, uint32_t most,
                         uint32_t *out);
     void *propose_arg;
-    uint32_t draft_max;              /* for one sequence in one step at most; 0 = none */
-    bool draft_always;               /* always so many, not as many as pay */
+    uint32_t draft_max;              /* most draft tokens of one sequence in one step; 0 = none */
+    bool draft_always;               /* always draft_max, not as many as pay */
     struct kv_event_sink event_sink; /* of the prefix cache */
     void (*wake)(void *arg);         /* events are waiting; may be NULL */
     void *wake_arg;
 };
 
 enum seq_end {
-    END_STOP_EOS = 0, /* the model's own end token */
+    END_STOP_EOS = 0, /* the model's end-of-sequence token */
     END_STOP_TOKEN,   /* one of stop_ids */
     END_LENGTH,       /* tokens_max generated, or the context is full */
     END_CANCELLED,
     END_ERROR,      /* the engine failed; message in the event */
     END_DEADLINE,   /* deadline_us passed */
-    END_CONSTRAINT, /* its constraint has failed: MASK_FAILED */
+    END_CONSTRAINT, /* its constraint failed: MASK_FAILED */
     SEQ_ENDS        /* how many there are */
 };
 
 struct sched_sequence {
     const struct prompt *prompt;            /* borrowed until EV_END */
     const struct sampling_params *sampling; /* borrowed until EV_END */
-    uint32_t tokens_max; /* generated tokens at most; 0 only with prompt log-probs (scoring) */
-    uint32_t tokens_min; /* eos and stop ids are not drawn before */
+    uint32_t tokens_max; /* most generated tokens; 0 only with prompt log-probs (scoring) */
+    uint32_t tokens_min; /* eos and stop ids are not sampled before */
     bool ignore_eos;
     const uint32_t *stop_ids; /* borrowed until EV_END */
     uint32_t stop_id_count;
-    int64_t priority; /* lower = earlier; equal: tenants share evenly, then first come, first served */
-    int64_t rank;     /* among the tenant's own sequences of equal priority: lower = earlier */
-    uint64_t tenant;  /* who sent the request (hash of API key or user), for fairness between tenants; 0 =
-                         unknown */
-    uint8_t salt[32]; /* name space of prefix cache and image features: hash of the request's cache_salt; all
-                         zero = the common one */
-    bool no_cache_read;   /* computes its prompt whatever is cached */
+    int64_t priority;   /* lower = earlier; equal: tenants share evenly, then first come, first served */
+    int64_t rank;       /* among the tenant's own sequences of equal priority: lower = earlier */
+    uint64_t tenant;    /* hash of the API key or user, for fairness between tenants; 0 = unknown */
+    uint8_t salt[32];   /* namespace of prefix cache and image features: hash of the request's cache_salt; all
+                           zero = the shared one */
+    bool no_cache_read; /* computes its whole prompt */
     bool no_cache_write;  /* publishes nothing */
-    uint64_t deadline_us; /* on the clock of sched_step's now_us; 0 = none. Past it: END_DEADLINE */
-    void *user;           /* handed back in events */
+    uint64_t deadline_us; /* on the clock of sched_step's now_us; 0 = none. After it: END_DEADLINE */
+    void *user;           /* returned in events */
 };
 
 enum event_kind {
     EV_PROMPT_SCORES, /* scores of prompt tokens 1.., in order; several events when the prompt is prefilled in
                          chunks */
     EV_TOKEN,         /* one generated token */
-    EV_IMAGE,         /* pixels of prompt image `index` are wanted: answer with sched_supply_image or
+    EV_IMAGE,         /* needs the pixels of prompt image `index`: reply with sched_supply_image or
                          sched_refuse_image */
     EV_END,           /* last event of the sequence */
 };
@@ -124,17 +124,17 @@ enum cache_stop {
     CACHE_STOP_NONE = 0, /* everything but the last token was reused */
     CACHE_STOP_END,      /* all cached items are equal, the prompt is longer */
     CACHE_STOP_TOKEN,    /* a text token differs from what is cached */
-    CACHE_STOP_IMAGE,    /* another image (or an image instead of text) is at that place */
-    CACHE_STOP_SPAN,     /* equal up to a place inside an image that is reused whole or not at all */
-    CACHE_STOP_WINDOW,   /* equal further on, but the sliding-window KV before that place is gone */
-    CACHE_STOP_EVICTED,  /* what follows was cached and has been evicted */
+    CACHE_STOP_IMAGE,    /* a different image (or an image instead of text) is cached there */
+    CACHE_STOP_SPAN,     /* equal up to a position inside an image that is only reused whole */
+    CACHE_STOP_WINDOW,   /* equal further on, but the sliding-window KV before that position is gone */
+    CACHE_STOP_EVICTED,  /* the next tokens were cached and have been evicted */
     CACHE_STOP_SALT,     /* nothing is cached under the request's salt (or at all) */
-    CACHE_STOP_PROMPT,   /* the prompt goes as a whole, and none that is cached is equal to it */
+    CACHE_STOP_PROMPT,   /* the prompt is prefilled whole (prefix-LM), and no cached one equals it */
     CACHE_STOP_DISABLED, /* the cache is off, or the request computes its prompt (log-probs of the prompt) */
 };
 struct sched_cache_info {
     uint32_t reused; /* prompt tokens whose KV came from the cache */
-    uint32_t equal;  /* leading prompt tokens that are equal to something cached, reusable or not */
+    uint32_t equal;  /* leading prompt tokens that equal something cached, reusable or not */
     enum cache_stop stop;
 };
 
@@ -142,18 +142,17 @@ struct sched_event {
     enum event_kind kind;
     struct seq_id id;
     void *user;
-    uint64_t pushed_us;     /* when it was made, monotonic */
+    uint64_t pushed_us;     /* when it was created, monotonic */
     struct token_out token; /* EV_TOKEN */
     uint32_t index; /* EV_TOKEN: number of generated tokens before it. EV_PROMPT_SCORES: prompt position of
                        scores[0]. EV_IMAGE: which prompt image */
     struct token_out *scores; /* EV_PROMPT_SCORES: malloc'd, the consumer frees */
     uint32_t score_count;
-    enum seq_end end;              /* EV_END */
-    uint32_t stop_id;              /* EV_END with END_STOP_TOKEN or END_STOP_EOS */
-    uint32_t generated;            /* EV_END */
-    struct sched_cache_info cache; /* EV_END and EV_TOKEN: of the first admission */
-    uint32_t proposed,
-        accepted; /* EV_END and EV_TOKEN: draft tokens so far that were verified; of which were drawn */
+    enum seq_end end;               /* EV_END */
+    uint32_t stop_id;               /* EV_END with END_STOP_TOKEN or END_STOP_EOS */
+    uint32_t generated;             /* EV_END */
+    struct sched_cache_info cache;  /* EV_END and EV_TOKEN: of the first admission */
+    uint32_t proposed, accepted;    /* EV_END and EV_TOKEN: draft tokens verified so far; of which accepted */
     uint64_t queued_us, prefill_us; /* EV_END: time waiting, time from admission to the first token */
     char message[160];              /* EV_END with END_ERROR */
 };
@@ -164,8 +163,8 @@ enum status sched_create(struct engine *e, const struct sched_options *opt, stru
 void sched_destroy(
     struct scheduler *s); /* after sched_run returned; sequences still alive are dropped without events */
 
-/* Longest sequence (prompt + answer) that the context and an empty KV arena can hold: what the server states
- * as max_model_len. */
+/* Longest sequence (prompt + output) that the context and an empty KV arena can hold: the server's
+ * max_model_len. */
 uint32_t sched_context_max(const struct scheduler *s);
 
 /* ST_AGAIN: queue full. ST_TOO_LARGE: can never fit (context, KV arena); message says why. ST_UNSUPPORTED:
@@ -173,49 +172,47 @@ uint32_t sched_context_max(const struct scheduler *s);
 enum status sched_submit(struct scheduler *s, const struct sched_sequence *seq, struct seq_id *id,
                          struct err *err) KV_MUST_CHECK;
 void sched_cancel(struct scheduler *s, struct seq_id id); /* stale ids are ignored */
-/* A mask that was MASK_LATER may be ready: the engine thread looks. Any thread. */
+/* A mask that was MASK_LATER may be ready: wakes the engine thread. Any thread. */
 void sched_wake(struct scheduler *s);
-/* Answers to EV_IMAGE, any thread. A sequence may ask for the same image again (after a preemption, or when
- * another's encode failed), but never while its last EV_IMAGE is unanswered. Refusing an unanswered EV_IMAGE
- * always ends the sequence. supply: the prepared pixels that belong to the image's key; ownership moves
- * (freed by the scheduler, also when id is stale). refuse: the sequence ends with END_ERROR and the message.
- */
+/* Replies to EV_IMAGE, any thread. A sequence may request the same image again (after a preemption, or when
+ * another's encode failed), but never while an EV_IMAGE is pending. Refusing a pending EV_IMAGE always ends
+ * the sequence. supply: the prepared pixels that belong to the image's key; the scheduler takes ownership
+ * (and frees them even if id is stale). refuse: the sequence ends with END_ERROR and the message. */
 void sched_supply_image(struct scheduler *s, struct seq_id id, uint32_t image, struct image_u8 *pixels);
 void sched_refuse_image(struct scheduler *s, struct seq_id id, uint32_t image, const char *message);
-/* Drops what is cached and not in use, at the next turn of the engine thread. Any thread. */
+/* Drops cached blocks and images not in use, at the engine thread's next turn. Any thread. */
 void sched_reset_prefix_cache(struct scheduler *s);
 void sched_reset_features(struct scheduler *s);
-/* The event sink of the prefix cache is told everything again, at the next turn of the engine thread. Any
- * thread.
- */
+/* Sends everything to the event sink of the prefix cache again, at the engine thread's next turn. Any
+ * thread. */
 void sched_announce_cache(struct scheduler *s);
-/* The shape of the prefix cache: how long its pieces are and where they branch, nothing of what is in them.
- * Of those pieces that requests with one salt use. The ones used last, in an order in which parents come
- * first. */
+/* The shape of the prefix cache: node lengths and branch points, no content. Only nodes of one salt, the most
+ * recently used ones; parents come first. */
 #define CACHE_SNAPSHOT_MAX  512u
 #define CACHE_SNAPSHOT_ROOT UINT32_MAX
 struct cache_snapshot {
-    uint64_t nodes, tokens; /* without a salt: of the whole cache; else of the pieces looked at */
+    uint64_t nodes, tokens; /* without a salt: of the whole cache; else of the nodes visited */
     uint32_t count;
     struct cache_snapshot_node {
-        uint32_t parent;     /* index; CACHE_SNAPSHOT_ROOT: prompts begin with it */
+        uint32_t parent;     /* index; CACHE_SNAPSHOT_ROOT: the node begins a prompt */
         uint32_t start, end; /* positions in the prompt */
-        uint32_t children;   /* in the cache: may be more than are listed */
+        uint32_t children;   /* in the cache; may exceed the listed ones */
         uint32_t running;    /* sequences whose computed part ends in it */
         uint32_t images;     /* that touch it */
-        uint64_t uses_ago;   /* how often the cache was used since it was */
+        uint64_t uses_ago;   /* uses of the cache since this node's last use */
     } at[CACHE_SNAPSHOT_MAX];
 };
-/* Asks the engine thread for one, made at its next turn; then it calls wake. Returns a ticket. Any thread. */
+/* Requests a snapshot; the engine thread makes it at its next turn and calls wake. Returns a sequence number.
+ * Any thread. */
 uint64_t sched_snapshot_ask(struct scheduler *s, const uint8_t salt[32]);
-/* The last one; false if that was made before the ticket was given. One of another salt is never given out:
- * then this asks again, and changes the ticket. Any thread. */
+/* The last snapshot; false if it is older than the request. A snapshot of another salt is never returned:
+ * then this requests again and updates the number. Any thread. */
 bool sched_snapshot(struct scheduler *s, const uint8_t salt[32], uint64_t *request_seq,
                     struct cache_snapshot *out);
-/* Takes the oldest event; false when there is none. */
+/* Takes the oldest event; false if there is none. */
 bool sched_poll(struct scheduler *s, struct sched_event *ev);
 uint64_t sched_poll_since(const struct scheduler *s); /* pushed_us of the event that sched_poll would take; 0
-                                                         = there is none. The consumer's thread */
+                                                         = none. Consumer thread */
 
 /* Runs the step loop on the calling thread until sched_stop; sleeps when there is nothing to do. */
 void sched_run(struct scheduler *s);
@@ -228,11 +225,10 @@ bool sched_step(struct scheduler *s, uint64_t now_us);
 /* Invariants of block accounting; aborts with a message when broken. For tests. */
 void sched_check(const struct scheduler *s);
 
-/* Counters and gauges for /metrics. The numbers of one reading agree: each submitted sequence is waiting,
- * running or ended. They are never behind the events: what sched_poll has returned is counted.
- * To add one: a field here; the engine thread counts in s->now (struct scheduler, scheduler/internal.h) where
- * it happens. A gauge that is read off the state is set in publish() in scheduler.c. server/http/metrics.c
- * prints it. */
+/* Counters and gauges for /metrics. The numbers of one reading are consistent: each submitted sequence is
+ * waiting, running or ended. They never lag the events: what sched_poll has returned is counted. To add one:
+ * a field here; the engine thread counts in s->now (struct scheduler, scheduler/internal.h) where it happens.
+ * A gauge derived from the state is set in publish() in scheduler.c. server/http/metrics.c prints it. */
 #define SCHED_STEP_BUCKETS 14u
 #define SCHED_DRAFT_MAX    16u /* of one chunk */
 struct sched_stats {
@@ -242,7 +238,7 @@ struct sched_stats {
     struct {
         uint64_t blocks_used, bytes_used;    /* live + cached */
         uint64_t blocks_live, blocks_cached; /* held by sequences; by the prefix cache alone */
-        uint64_t hit_tokens; /* tokens of this group's KV taken over from the cache (sliding: what the window
+        uint64_t hit_tokens; /* tokens of this group's KV reused from the cache (sliding: what the window
                                 reaches) */
         uint64_t evicted_blocks;
         uint32_t window;
@@ -250,8 +246,8 @@ struct sched_stats {
     uint64_t cache_queries,
         cache_query_tokens; /* admissions that looked into the prefix cache, and their prompt tokens */
     uint64_t cache_hits, cache_hit_tokens; /* with at least one token reused */
-    uint64_t cache_recomputed_tokens; /* equal to something cached, but computed again (last token, window, an
-                                         image hit in the middle) */
+    uint64_t cache_recomputed_tokens; /* equal to something cached, but recomputed (last token, window, a hit
+                                         inside an image) */
     uint64_t cache_waits, cache_copied_blocks; /* admissions delayed while another sequence computes the same
                                                   prefix; partly filled blocks copied */
     uint64_t cache_nodes, cache_evictions;     /* nodes of the tree now; nodes evicted */
@@ -259,18 +255,16 @@ struct sched_stats {
     uint64_t feature_queries, feature_hits, feature_bytes, feature_evictions; /* encoded images */
     uint64_t steps, prompt_tokens, generated_tokens, preemptions, images_encoded, step_us_total;
     uint64_t verified_chunks, proposed_tokens,
-        accepted_tokens; /* chunks with draft tokens; the draft tokens; of which were drawn */
-    uint64_t accepted_at[SCHED_DRAFT_MAX]; /* by place in their run */
+        accepted_tokens;                   /* chunks with draft tokens; the draft tokens; of which accepted */
+    uint64_t accepted_at[SCHED_DRAFT_MAX]; /* by position in the draft */
     uint64_t ended[SEQ_ENDS];              /* by enum seq_end */
-    uint64_t mask_waits; /* runs that were left out of a step, because their mask was not ready */
+    uint64_t mask_waits;                   /* sequences left out of a step because their mask was not ready */
     uint32_t last_batch_tokens, last_batch_sequences;
     uint64_t step_tokens[SCHED_STEP_BUCKETS],
         step_tokens_total; /* steps of at most 1, 8, 16, 32, ... tokens, and more than 16384 */
-    uint64_t inbox_us; /* how long the oldest submission has been waiting for the engine thread to take it; 0
-                          = none waits */
-    uint64_t
-        heartbeat_us; /* monotonic time of the last turn of the engine thread: readiness probes look at it */
-    bool failed;      /* the engine reported ST_DEVICE; nothing runs any more */
+    uint64_t inbox_us; /* how long the oldest submission has waited for the engine thread; 0 = none waits */
+    uint64_t heartbeat_us; /* monotonic time of the engine thread's last turn, for readiness probes */
+    bool failed;           /* the engine reported ST_DEVICE; nothing runs */
 };
 void sched_stats(struct scheduler *s, struct sched_stats *out);
 

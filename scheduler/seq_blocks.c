@@ -1,4 +1,4 @@
-/* Block tables of one sequence: growing them before a chunk, trimming the sliding groups behind it. See
+/* Block tables of one sequence: growing them before a chunk, trimming the sliding groups after it. See
  * scheduler/internal.h. */
 #include "scheduler/internal.h"
 
@@ -85,7 +85,7 @@ void sched__blocks_trim(struct scheduler *s, struct sequence *q)
         struct block_table *t = &q->tables[g];
         uint32_t w = s->caps.groups[g].window;
         if (w == 0 || q->position < w) continue;
-        /* The next query, at `position`, sees keys from position - w + 1 on; the drafter one more. */
+        /* The next query, at `position`, sees keys from position - w + 1 on; the draft model one more. */
         uint32_t keep = (q->position - w + !s->caps.drafts) / s->caps.block_tokens;
         while (t->first < keep && t->first < t->end) {
             kvb_release(s->blocks, g, t->block_offsets[t->first], KVB_LIVE);
@@ -117,7 +117,7 @@ void sched__blocks_worst(const struct scheduler *s, uint64_t tokens, uint32_t ne
         uint32_t all = blocks_of(s, tokens);
         need[g] = all;
         if (w > 0) {
-            /* The window behind a chunk, the chunk itself (it may be cut down to an atomic span), and two
+            /* The window before a chunk, the chunk itself (it may be cut down to an atomic span), and two
              * partial blocks at the ends. */
             uint64_t chunk = s->caps.span_tokens_max > s->caps.block_tokens ? s->caps.span_tokens_max
                                                                             : s->caps.block_tokens;

@@ -1,6 +1,6 @@
-/* Draft tokens for the decoding sequences of a step, where they take nothing from anybody: rows
- * that no other sequence needs, blocks that are free. From the engine's drafter if it has one, all sequences
- * together, else by lookup in each one's own history. How many of them pay is learnt per sequence. See
+/* Speculative decoding: draft tokens for the decoding sequences of a step, using only spare rows and free
+ * blocks. From the draft model if there is one, for all sequences together, else by prompt lookup in each
+ * sequence's history. The number of draft tokens that pay is learned per sequence. See
  * scheduler/internal.h. */
 #include "scheduler/internal.h"
 
@@ -9,21 +9,21 @@
 
 #include <math.h>
 
-/* A draft step's time counts as this part of the last one's and the rest of what was known. */
+/* Weight of the latest draft step in the running mean of draft time. */
 #define DRAFT_TIME_PART 0.1
-/* Known is what a draft token costs after this many steps, whose numbers of draft tokens have this variance.
- * About the last DRAFT_COST_STEPS count. */
+/* The cost of a draft token is known after this many steps with this variance of draft lengths. About the
+ * last DRAFT_COST_STEPS count. */
 #define DRAFT_COST_KNOWN  4
 #define DRAFT_COST_SPREAD 0.1
 #define DRAFT_COST_STEPS  40
-/* Draft tokens that are not expected to pay are tried by all sequences in the same step, each so many: one
- * row more costs a step nearly as much as a tile of them. */
+/* Probes (draft tokens not expected to pay) happen for all sequences in the same step, so many each: one more
+ * row costs a step nearly as much as a tile of rows. */
 #define TRIES_APART 16
 #define TRIES_FIRST 4 /* until some were made */
-/* Where several sequences draft all the time, one of so many steps goes without, so that what a draft token
- * costs stays known: memory is not equally fast from one minute to the next. */
+/* If several sequences always draft, one of so many steps goes without, to keep the cost of a draft token up
+ * to date: memory speed varies over time. */
 #define PLAIN_APART 16
-/* Before its cost is known a draft token is taken to cost so many tokens at least. */
+/* Until its cost is known a draft token is assumed to cost at least so many tokens. */
 #define DRAFT_PRICE 0.25
 
 bool sched__decodes(const struct sequence *q)
@@ -31,7 +31,7 @@ bool sched__decodes(const struct sequence *q)
     return q->count - q->position == 1 && q->generated;
 }
 
-/* Number of decoding sequences, roughly: what steps cost is learnt apart for each. */
+/* By the approximate number of decoding sequences: step costs are learned separately for each. */
 static struct draft_cost *cost_of(struct scheduler *s, uint32_t decodes)
 {
     uint32_t k = 0;
@@ -39,8 +39,8 @@ static struct draft_cost *cost_of(struct scheduler *s, uint32_t decodes)
     return &s->draft_costs[k];
 }
 
-/* Steps of decodes alone take a + b x draft tokens: least squares over the last ones. Where weights that are
- * read once per step take most of the time, b is next to nothing. */
+/* Steps of decodes alone take a + b x draft tokens: least squares over the last ones. If reading the weights
+ * once per step dominates, b is near zero. */
 void sched__speculate_learn(struct scheduler *s, uint32_t chunks, double us)
 {
     double n = 0, keep = 1 - 1.0 / DRAFT_COST_STEPS;
@@ -57,9 +57,9 @@ void sched__speculate_learn(struct scheduler *s, uint32_t chunks, double us)
     c->n_us = keep * c->n_us + n * us;
 }
 
-/* What a draft token costs, where the time of a step without any is worth as many tokens as it has sequences:
- * the rows of the step, and the drafter's time. Before it is known: the share of a step's time that its rows
- * take; with one sequence, reading the weights takes most of it. */
+/* The cost of a draft token (step rows and draft model time) in tokens, where a step without drafts yields
+ * one token per sequence. Until it is known: the share of a step's time spent on its rows; with one sequence,
+ * reading the weights dominates. */
 static double draft_price(struct scheduler *s)
 {
     uint32_t decodes = 0;
@@ -77,7 +77,7 @@ static double draft_price(struct scheduler *s)
     return plain > 0 ? price + s->draft_us / plain : price;
 }
 
-/* Draft tokens that q may have at most within `rows`. */
+/* Most draft tokens of q within `rows`. */
 static uint32_t most_drafted(const struct scheduler *s, const struct sequence *q, uint32_t rows)
 {
     uint32_t most = s->opt.draft_max, left = q->tokens_max - q->generated - 1;
@@ -87,14 +87,14 @@ static uint32_t most_drafted(const struct scheduler *s, const struct sequence *q
     return most > s->caps.context_max - q->count ? s->caps.context_max - q->count : most;
 }
 
-/* Of them those that there is room for, behind its tokens too. */
+/* Of these, how many fit into memory. */
 static uint32_t room(struct scheduler *s, struct sequence *q, uint32_t most)
 {
     while (most && !sched__blocks_free(s, q, 1 + most)) most--;
     return most && sched__tokens_reserve(q, q->count + most) ? most : 0;
 }
 
-/* Those that are likely to pay. */
+/* How many are likely to pay. */
 static uint32_t wanted(struct scheduler *s, struct sequence *q, uint32_t rows)
 {
     uint32_t most = s->caps.drafts && !q->drew ? 0 : most_drafted(s, q, rows),
@@ -105,15 +105,15 @@ static uint32_t wanted(struct scheduler *s, struct sequence *q, uint32_t rows)
     return room(s, q, most);
 }
 
-/* Where the form of the answer leaves no choice: hardly ever wrong, so they always pay, and tell nothing of
- * how well others do. */
+/* Tokens forced by the constraint: almost always accepted, so they always pay and don't count for the
+ * acceptance rate. */
 static uint32_t forced(struct scheduler *s, struct sequence *q, uint32_t rows)
 {
     uint32_t most = q->req.sampling->constraint ? room(s, q, most_drafted(s, q, rows)) : 0;
     return most ? sched__masks_forced(q, most) : 0;
 }
 
-/* The engine's, for all q->proposed that are above 0 and not forced. */
+/* Runs the draft model for all q->proposed that are above 0 and not forced. */
 static void draft(struct scheduler *s)
 {
     uint32_t n = 0, longest = 0;
@@ -132,7 +132,7 @@ static void draft(struct scheduler *s)
     if (!n) return;
     uint64_t start = sched__clock(s);
     if (engine_draft(s->engine, s->drafts, n, &err)) {
-        /* If the device is lost, the step will tell. */
+        /* If the device is lost, the step reports it. */
         log_error("event=draft_failed message=\"%s\"", err.msg);
         for (struct sequence *q = s->running.head; q; q = q->next)
             if (!q->forced) q->proposed = 0;
@@ -142,7 +142,7 @@ static void draft(struct scheduler *s)
     s->draft_us += s->draft_us > 0 ? DRAFT_TIME_PART * (each - s->draft_us) : each;
 }
 
-/* The hook's, where there is a drafter, instead of its own; or lookup's. Both may copy an image's
+/* The hook's draft tokens, which replace the draft model's, or prompt lookup's. Both may copy image
  * placeholders from the prompt, whose ids need not be in the vocabulary. */
 static uint32_t proposed(struct scheduler *s, struct sequence *q, uint32_t most)
 {

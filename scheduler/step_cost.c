@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-/* What each term comes to in a step of middling size: the weights move in proportion to it. */
+/* Typical size of each term in a step: the weights move in proportion to it. */
 static const double typical[STEP_TERMS] = {1, 64, 16, 64 * 1024, 16 * 1024};
 /* Before anything was measured, in microseconds: a small model on a slow machine. */
 static const double at_first[STEP_TERMS] = {5000, 1000, 1000, 0.1, 0.1};
@@ -21,8 +21,8 @@ void step_cost_init(struct step_cost *c, const struct engine_caps *caps)
     }
 }
 
-/* Keys that the queries at [position, position + count) see, each the last `window` up to itself (0 = all).
- */
+/* Keys visible to the queries at [position, position + count), each the last `window` up to itself (0 =
+ * all). */
 static double pairs(uint32_t window, uint32_t position, uint32_t count)
 {
     double p = position, n = count, w = window, rising = n;
@@ -55,9 +55,8 @@ void step_cost_learn(struct step_cost *c, const struct step_load *l, double us)
 {
     double expected = step_cost_us(c, l), miss = us - expected, norm = 0,
            pace = c->steps < EARLY_STEPS ? 0.7 : 0.25;
-    /* A step that was held up by something else (another process, cold memory) says little about the next
-     * one. Never believed whole: a weight of rows that is absurd would keep runs so short that it is hardly
-     * learnt again. */
+    /* A step delayed by something else (another process, cold memory) says little about the next one, so its
+     * time is clamped: an absurd weight of rows would make chunks so short that it could hardly recover. */
     double most = (c->steps < EARLY_STEPS ? 10 : 1) * fmax(expected, LEAST_US);
     if (miss > most) miss = most;
     for (uint32_t i = 0; i < STEP_TERMS; i++) norm += l->n[i] / typical[i] * (l->n[i] / typical[i]);

@@ -12,14 +12,14 @@ struct tenant {
     uint64_t served;  /* tokens since it has live sequences */
     uint32_t live;    /* sequences; 0: kept for its debt, or free */
     uint32_t running; /* of these */
-    uint32_t chain;   /* next of the bucket, or next free one */
+    uint32_t chain;   /* next in the bucket, or next free one */
 };
 
 struct tenants {
     uint64_t seed, clock, latest; /* latest: the largest time */
     uint32_t cap, bucket_mask;
     uint32_t used;   /* entries in the table */
-    uint32_t active; /* of which have live sequences */
+    uint32_t active; /* of these with live sequences */
     uint32_t fresh;  /* entries [fresh, cap) were never used */
     uint32_t free_head;
     uint32_t live, live_max; /* sequences of all tenants */
@@ -90,7 +90,7 @@ static void drop(struct tenants *t, struct tenant *x)
     t->used--;
 }
 
-/* Makes room in a full table: debts that the clock has passed go, else the smallest one. A walk over the
+/* Frees entries of a full table: debts that the clock has passed, else the smallest one. A walk over the
  * table; at least half of a full one are debts. */
 static void drop_debts(struct tenants *t)
 {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Hostile clients beside ordinary ones: does a server stay quick, small and correct?
+"""Hostile clients alongside ordinary ones: does a server stay quick, small and correct?
 Python 3.11, standard library only.
 
   attack.py                           10 minutes, 50 hostile connections, 20 ordinary clients, the demo model
@@ -8,7 +8,7 @@ Python 3.11, standard library only.
   attack.py --seed 7                  another order; each attacker does the same things with the same seed
 
 Starts the server twice. First with its default limit on connections: hostile clients do what they do,
-ordinary ones chat (kept and new connections, streams and whole answers), and /health is asked every 0.25 s.
+ordinary ones chat (kept and new connections, streams, whole responses), and /health is polled every 0.25 s.
 Then with 200 connections: all are taken at once and let go at once, again and again; new ones must be served
 within 2 s.
 

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Builds the container image, unpacks it and asks the server in it about an image; prints the sizes.
 # usage: scripts/container.sh [--cuda] [--keep DIR] [ARGUMENT OF THE BUILDER...]
-#   --cuda       Dockerfile.cuda instead of Dockerfile; what is asked runs on its CPU part
+#   --cuda       Dockerfile.cuda instead of Dockerfile; requests run on its CPU part
 #   --keep DIR   leaves the image's root file system there
 # The builder is docker (with a daemon), podman or buildah, the first that is there and works. BUILDER names
 # another: a command with two verbs, `BUILDER build ARGUMENTS...`, as `buildah build` has them, and

@@ -3,11 +3,11 @@
 # server's, nor cmocka: gcc, make and the CUDA toolkit are enough.
 #
 # usage: scripts/device-check.sh [--emulated] [--hopper 0|1|both] [PART...]
-#   build        engine, kernels (nvcc) and tests; the other parts build what is missing themselves
+#   build        engine, kernels (nvcc) and tests; the other parts build what is missing
 #   tests        the kernels' self-test, the backend's table of operations against the CPU's plain C, the
 #                graphs of decode steps
 #   golden       whole checkpoints against transformers' log-probs, and against the CPU in the same process
-#   invariance   a request alone, in chunks, beside others: bit-equal
+#   invariance   a request alone, in chunks, with others: bit-equal
 #   stress       Hopper's kernels built with pauses at random in every thread's part of their pipelines
 #                (CU_JITTER): wrappers, self-check, tables, golden checkpoints
 #   sanitizer    compute-sanitizer over the quick half of the table tests, several at a time; one tool:

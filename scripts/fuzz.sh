@@ -1,5 +1,5 @@
 #!/bin/bash
-# Fuzzes what reads other people's bytes: builds tests/fuzz/ with clang's libFuzzer, address and undefined
+# Fuzzes the parsers of untrusted input: builds tests/fuzz/ with clang's libFuzzer, address and undefined
 # sanitizers into build/fuzz/, and runs each program for a while, as many at a time as there are cores. What
 # was reached stays in build/fuzz/corpus/NAME for the next run; inputs that break something lie in
 # build/fuzz/crashes/.

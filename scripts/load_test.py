@@ -3,13 +3,13 @@
 images, or a data set, streamed. Python 3.11, standard library only.
 
   load_test.py --url http://127.0.0.1:8000 --users 8 --duration 30
-      closed loop: 8 users, each asks when its last answer is there
+      closed loop: 8 users, each sends a request when its last one is complete
   load_test.py --rate 1,2,4,8 --duration 30 --slo ttft=500ms,tpot=50ms --html report.html
       open loop: Poisson arrivals at 1, 2, 4 and 8 requests a second, one run each; goodput; a report
   load_test.py --dataset chats.json --dataset-format sharegpt --sweep 1,2,4,8 --warm-up 5 --json a.json
       conversations of a file, at 1, 2, 4 and 8 users
   load_test.py --compare a.json b.json --html compared.html
-      two such files, figure by figure, with intervals
+      two such files, metric by metric, with intervals
   load_test.py --shared-prefix 2000 --users 32
       one cold request, then 31 that share its system prompt: cold / warm
   load_test.py --completions --shared-prefix 2000 --users 32

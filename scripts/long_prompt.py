@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""What a long prompt does to others, and they to it:
+"""How a long prompt and other requests affect each other:
 
     scripts/long_prompt.py --url http://127.0.0.1:8000 [--long 20000] [--short 30] [--count 20]
 
 Sends token-id prompts (no text is alike, so nothing is cached) to /v1/completions of a running server and
 prints, in seconds:
   alone    time to the first token of a short request, its whole time, and the time of the long prompt (one
-           token of answer), each alone
+           token of output), each alone
   beside   the same while the long prompt is prefilled and one stream runs: the short ones' times to the first
            token against 2x alone + two steps, the stream's longest pauses against 2.5 steps, and the long
            prompt's time against 1.1x (its own + what the others took alone)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Random JSON schemas against a running server: every finished answer must parse and satisfy its schema, as
+"""Random JSON schemas against a running server: every finished response must parse and satisfy its schema, as
 Python's jsonschema sees it (draft 2020-12, formats checked). Exit 1 if one does not.
 
 usage: scripts/random_schemas.py --url http://localhost:8000 --model NAME [--count 300] [--seed 1]

@@ -5,10 +5,10 @@ python3 scripts/second_image.py --url http://127.0.0.1:8000 [--cold-url http://1
 python3 scripts/second_image.py --model models/demo-qwen3-vl        # starts its own two servers: one with, one without the cache
 
 For every held-out pair: the first request shows A and asks about it; the second is the same conversation with the model's own
-answer, B, and the question about both. Measured are
-    right     the answer is the expected sentence (the demo model knows these images; at least 90 %),
+response, B, and the question about both. Measured are
+    right     the response is the expected sentence (the demo model knows these images; at least 90 %),
     covered   usage.prompt_tokens_details.cached_tokens of the second request is exactly the number of leading tokens that its
-              prompt shares with what the first one computed: the first prompt, and its answer without the last token, whose
+              prompt shares with what the first one computed: the first prompt, and its output without the last token, whose
               keys and values nobody needed. That is never less than the whole first prompt, image A included,
     equal     text, token ids and log-probs (5 alternatives each) are those of the same request on a server that was started with
               --prefix-cache off, and again on the first server after POST /reset_prefix_cache.

@@ -3,8 +3,8 @@
 python3 scripts/seed_scenario.py [--model models/demo-qwen3-vl] [--pairs 100] [--seed 1] [--examples 4] [--json]
 
 A conversation shows image A and asks about it; that much is cached. Then image B comes, with the question whether the two are
-the same or what differs. The tokens of an image have positions in rows and columns, and text behind an image goes on from the
-larger side of its grid, not from the number of its tokens: so what comes behind a cached prefix needs the place where the positions
+the same or what differs. The tokens of an image have positions in rows and columns, and text after an image continues from the
+larger side of its grid, not from the number of its tokens: so what comes after a cached prefix needs the place where the positions
 of the prefix ended, and a new image its rows and columns. Every pair is asked five times:
 
     cold     nothing cached

@@ -1,5 +1,5 @@
 #!/bin/bash
-# What scripts/test.sh has no time for, an hour or two on 2 cores: all suites with their full bounds, all of
+# The long tests, an hour or two on 2 cores: all suites with their full bounds, all of
 # them under all sanitizers, everything on the emulated device, and the fuzzers for ten minutes each.
 # usage: scripts/soak.sh [FUZZ_MINUTES]
 # Closing line: "N passed, N failed"; logs in build/logs/soak-*.log.

@@ -1,4 +1,4 @@
-/* See ggml.h. Blocks below are drawn as their bytes in order; d, dmin are f16, little-endian. */
+/* See ggml.h. Blocks below are given as their bytes in order; d, dmin are f16, little-endian. */
 #include "engine/checkpoint/ggml.h"
 
 #include "config/base/assert.h"

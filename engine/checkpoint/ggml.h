@@ -1,5 +1,5 @@
-/* How ggml stores numbers: blocks of a few bits per number and scales. A table of types, and from a block to
- * quants: every type comes to
+/* How ggml stores numbers: blocks of a few bits per number and scales. A table of types, and unpacking a
+ * block to quants: every type is
  *
  *     value = scale * (code - off)        or, with a minimum,        value = scale * code + min
  *
@@ -16,7 +16,7 @@
 struct ggml_type {
     uint32_t id; /* as in a GGUF file */
     const char *name;
-    uint32_t block; /* numbers in a block */
+    uint32_t block; /* elements in a block */
     uint32_t bytes; /* of a block */
     uint32_t bits;  /* 4, 5, 6 or 8: code < 1 << bits; 0: floats (F32, F16, BF16), which have no quants */
     uint32_t group; /* 16 or 32 */

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The number in front of ".gguf" and the one before it: "-00001-of-00003.gguf". */
+/* The number before ".gguf" and the one before that: "-00001-of-00003.gguf". */
 static bool split_name(const char *path, size_t *stem, uint32_t *number, uint32_t *count)
 {
     static const size_t tail = sizeof "-00001-of-00003.gguf" - 1;

@@ -10,7 +10,7 @@
 
 #define ITEMS_MAX 65536u /* tensors in one */
 
-/* Types that have a dtype of their own; all others are blocks. */
+/* Types with their own dtype; all others are blocks. */
 static enum stf_dtype dtype_of(uint32_t type)
 {
     static const struct {
@@ -23,7 +23,7 @@ static enum stf_dtype dtype_of(uint32_t type)
     return STF_GGML;
 }
 
-/* All of *out but the name. */
+/* All of *out except the name. */
 static enum status measure(const struct gguf *g, const struct gguf_tensor *t, struct stf_tensor *out,
                            struct err *err)
 {
@@ -62,7 +62,7 @@ static enum status add(struct stf_files *f, struct stf_tensor t, const char *nam
     return st;
 }
 
-/* Rows of q, k and v, one behind the other: "x.[ROWS OF Q]_proj". */
+/* Rows of q, k and v, concatenated: "x.[ROWS OF Q]_proj". */
 static enum status add_qkv(struct stf_files *f, const struct stf_tensor *t, const char *name,
                            const char *path, struct err *err)
 {
@@ -83,7 +83,7 @@ static enum status add_qkv(struct stf_files *f, const struct stf_tensor *t, cons
     return st;
 }
 
-/* The tensor under its name, or with a '*' or a '[' in it what it is made of. */
+/* The tensor under its name, or its parts if the name has a '*' or a '['. */
 static enum status add_all(struct stf_files *f, const struct stf_tensor *t, const char *name,
                            const char *path, struct err *err)
 {
@@ -107,7 +107,7 @@ static enum status add_all(struct stf_files *f, const struct stf_tensor *t, cons
     return st;
 }
 
-/* The file, which is taken in any case, and its tensors. */
+/* Adds the file, which is owned from here on, and its tensors. */
 static enum status add_file(struct stf_files *f, struct gguf *g, bool tower, const struct stf_naming *naming,
                             struct err *err)
 {

@@ -38,7 +38,7 @@ static float e4m3(uint8_t v)
     return v >> 7 ? -f : f;
 }
 
-/* Code i of those that `word` codes to a word hold. */
+/* Code i, with `word` codes per word. */
 static uint32_t mask_of(const struct packed *p)
 {
     return p->word == 4 ? 255 : 15;
@@ -61,7 +61,7 @@ static bool shaped(const struct stf_tensor *t, enum stf_dtype type, uint64_t row
     return t && t->dtype == type && t->rank == 2 && t->shape[0] == rows && t->shape[1] == cols;
 }
 
-/* How many share a scale, from how many there are or from what is said; 0: it can't be known. */
+/* How many share a scale, from their number or from the configuration; 0: unknown. */
 static uint32_t shared(uint64_t all, uint64_t parts, uint32_t said)
 {
     if (said && parts > 1) return (all - 1) / said + 1 == parts ? said : 0;
@@ -156,7 +156,7 @@ static void set_quants(struct packed *p)
     p->bits = p->kind == PACKED_INT8 || p->word == 4 ? 8 : 4;
     p->off = p->kind == PACKED_INT8 || (p->kind == PACKED_WORDS && !p->t[2]) ? 1u << (p->bits - 1) : 0;
     p->quants = p->kind != PACKED_FP8 && p->k % SPAN == 0 && p->along % SPAN == 0;
-    /* inputs of a group apart from each other */
+    /* inputs of a group that are not adjacent */
     for (uint32_t i = 0; p->t[3] && i < p->k; i++)
         if (word_at(p->t[3], i) != i / p->along) p->quants = false;
 }
@@ -195,10 +195,10 @@ static uint32_t group_of(const struct packed *p, uint32_t i)
     return p->t[3] ? word_at(p->t[3], i) : i / p->along;
 }
 
-/* Scale of input i of a row, and what its code is less by. */
+/* Scale of input i of a row, and its zero point. */
 static float scale_of(const struct packed *p, uint32_t row, uint32_t i, int32_t *zero)
 {
-    static const uint8_t awq[8] = {0, 4, 1, 5, 2, 6, 3, 7}; /* where in a word a column stands */
+    static const uint8_t awq[8] = {0, 4, 1, 5, 2, 6, 3, 7}; /* position of a column in a word */
     const struct stf_tensor *s = p->t[1], *z = p->t[2];
     size_t g = group_of(p, i), cols = (p->k + p->along - 1) / p->along, n = p->n;
     switch (p->kind) {

@@ -1,5 +1,5 @@
-/* Matrices that checkpoints of quantised weights hold in several tensors: quants, scales, zero points. Which
- * layout a matrix has is told by its tensors' names, types and shapes. Pure; tensors are the files'.
+/* Matrices that checkpoints of quantised weights hold in several tensors: quants, scales, zero points. The
+ * tensors' names, types and shapes identify the layout. Pure; tensors are the files'.
  *
  *   .weight F8_E4M3 [n, k]         .weight_scale_inv [n/128, k/128] (fp8), or
  *                                  .weight_scale the same, [n, 1], [n, k/g], [1] or [] (compressed-tensors)
@@ -26,19 +26,19 @@ struct packed {
     uint32_t n, k;
     uint32_t down, along; /* rows and numbers of a row that share a scale */
     uint32_t word;        /* quants of a word: 8, or 4 */
-    uint32_t more;        /* what is added to a word of GPTQ's zero points */
+    uint32_t more;        /* added to a word of GPTQ's zero points */
     /* Whether rows come as quants: of `bits` bits, 32 in a row of a row to a scale, value = scale * (code -
      * off), or scale * code + min where off is 0. */
     bool quants;
     uint32_t bits, off;
-    /* The quants, scales, zero points or NULL, groups or NULL: all that this matrix is read from. */
+    /* Quants, scales, zero points or NULL, groups or NULL. */
     const struct stf_tensor *t[PACKED_TENSORS];
 };
 
 /* The tensor STEM + suffix, or NULL. */
 typedef const struct stf_tensor *packed_find(void *arg, const char *suffix);
-/* Whether STEM's [n, k] matrix is one of these; then *p. ST_NOT_FOUND: it isn't; ST_FORMAT, ST_UNSUPPORTED:
- * it is, but not so. */
+/* Whether STEM's [n, k] matrix is one of these; then fills *p. ST_NOT_FOUND: it isn't; ST_FORMAT,
+ * ST_UNSUPPORTED: it is, but malformed or of an unsupported kind. */
 enum status packed_open(packed_find *find, void *arg, const struct desc_packing *said, uint32_t n, uint32_t k,
                         struct packed *p, struct err *err) KV_MUST_CHECK;
 void packed_quants(const struct packed *p, uint32_t row, uint8_t *code, float *scale, float *min);

@@ -1,8 +1,8 @@
 /* Rows of floats as quants of 8 or 4 bits: see ggml.h. Scales and minima are floats that f16 can hold.
  *
  * Written for a compiler that has to keep the order of float sums and the flags of float comparisons: groups
- * stand in lanes, each of which does what it would do alone; numbers are compared as integers, and no value
- * is divided by 0. So a row's quants do not depend on what was vectorised. */
+ * are in lanes, which are independent; numbers are compared as integers, and nothing is divided by 0. So a
+ * row's quants do not depend on vectorisation. */
 #include "engine/checkpoint/ggml.h"
 
 #include "config/base/assert.h"
@@ -12,7 +12,7 @@
 #define INLINE static inline __attribute__((always_inline))
 
 #define GROUP    32u
-#define LANES    16u /* groups that are fitted side by side */
+#define LANES    16u /* groups fitted in parallel */
 #define F16_MAX  65504.0f
 #define F16_STEP 0x1p-24f /* between subnormal numbers */
 /* Of fits to the quants of one group: on normal data four take 14 % off the squared error, eight 14.4 %. */
@@ -105,7 +105,7 @@ INLINE void row_int8(const float *x, size_t n, uint8_t *code, float *scale)
     }
 }
 
-/* ---- groups side by side, [..][LANES] ---- */
+/* ---- groups in parallel, [..][LANES] ---- */
 
 #define EACH_LANE for (uint32_t g = 0; g < LANES; g++)
 
@@ -114,7 +114,7 @@ struct fit {
     int32_t code[GROUP][LANES];
 };
 
-/* By halves. x is used up. */
+/* By halves. Destroys x. */
 INLINE void sum(float x[GROUP][LANES], float out[LANES])
 {
     for (uint32_t half = GROUP / 2; half >= 4; half /= 2)
@@ -138,9 +138,9 @@ INLINE void encode(struct fit *f, float v[GROUP][LANES])
     sum(square, f->error);
 }
 
-/* Scales and minima with the least squared error for f's quants. A lane is live no longer when its quants are
- * all the same, or when no scale above 0 is. `zero` is taken off first: the sums of a group far from 0 would
- * lose its spread. */
+/* Scales and minima with the least squared error for f's quants. A lane stops when its quants are all the
+ * same, or when no scale is above 0. `zero` is subtracted first: the sums of a group far from 0 would lose
+ * its spread. */
 INLINE void refit(struct fit *f, float v[GROUP][LANES], const float zero[LANES], int32_t live[LANES])
 {
     float ys[GROUP][LANES], qys[GROUP][LANES], y[LANES], qy[LANES];
@@ -163,7 +163,7 @@ INLINE void refit(struct fit *f, float v[GROUP][LANES], const float zero[LANES],
     }
 }
 
-/* Begins with the plain rule, and goes on as long as the error falls. */
+/* Begins with the plain rule, and iterates while the error falls. */
 INLINE void fit_groups(float v[GROUP][LANES], struct fit *best)
 {
     int32_t low[LANES], high[LANES], live[LANES], any = 0;
@@ -224,7 +224,7 @@ INLINE void row_int4(const float *x, size_t n, uint8_t *code, float *scale, floa
     }
 }
 
-/* ---- the same for what the CPU has ---- */
+/* ---- variants for the CPU's instruction sets ---- */
 
 struct rows {
     void (*int8)(const float *x, size_t n, uint8_t *code, float *scale);

@@ -5,7 +5,7 @@
  * {...}} | bytes 0..end
  * |
  *
- * The reference reader's rules are kept: the header is at most 100 MB, tensors sorted by offset follow each
+ * The reference reader's rules apply: the header is at most 100 MB, tensors sorted by offset follow each
  * other exactly, and the last one ends where the file does. */
 #include "engine/checkpoint/safetensors.h"
 
@@ -42,7 +42,7 @@ static const struct {
     [STF_U32] = {"U32", 4},   [STF_U16] = {"U16", 2},         [STF_U8] = {"U8", 1},
     [STF_BOOL] = {"BOOL", 1}, [STF_F8_E4M3] = {"F8_E4M3", 1}, [STF_F8_E5M2] = {"F8_E5M2", 1},
 };
-static const char *const GGML_NAME = "GGML"; /* no dtype of a safetensors file */
+static const char *const GGML_NAME = "GGML"; /* not a dtype of safetensors files */
 
 const char *stf_dtype_name(enum stf_dtype d)
 {
@@ -82,8 +82,8 @@ const struct stf_tensor *stf_find(const struct stf_files *f, const char *name)
     return NULL;
 }
 
-/* Page-aligned part of a tensor's bytes: outwards for a wish to read, inwards for a wish to drop (neighbours
- * may still be needed). */
+/* Page-aligned part of a tensor's bytes: rounded outwards to read, inwards to drop (neighbours may still be
+ * needed). */
 static void advise(const struct stf_files *f, const struct stf_tensor *t, int advice, bool inwards)
 {
     const struct mapped *m = &f->files[t->file];
@@ -172,7 +172,7 @@ static int by_name(const void *a, const void *b)
     return strcmp(((const struct stf_tensor *)a)->name, ((const struct stf_tensor *)b)->name);
 }
 
-/* Tensors [first, count) are those of one file: they must tile its data exactly. */
+/* Tensors [first, count) belong to one file: they must tile its data exactly. */
 static enum status check_tiling(struct stf_files *f, size_t first, const char *file, const char *body,
                                 size_t body_len, struct err *err)
 {
@@ -235,7 +235,7 @@ static enum status parse_header(struct stf_files *f, uint32_t file, struct err *
     return st ? st : check_tiling(f, first, m->name, body, body_len, err);
 }
 
-/* What is mapped now, for a signal handler: fixed places, written and read without a lock. */
+/* The current mappings, for a signal handler: a fixed table, written and read without a lock. */
 static struct {
     atomic_uintptr_t begin; /* 0 = free */
     atomic_size_t len;      /* 0 = being filled in */
@@ -309,7 +309,7 @@ static enum status add_file(struct stf_files *f, char *path, struct err *err)
     return st ? st : parse_header(f, f->file_count - 1, err);
 }
 
-/* Sorts all tensors by name; a name that stands twice is an error that names it and both files. */
+/* Sorts all tensors by name; a duplicate is an error that names it and both files. */
 enum status stf__sort_names(struct stf_files *f, struct err *err)
 {
     if (f->count) qsort(f->tensors, f->count, sizeof *f->tensors, by_name);
@@ -360,7 +360,7 @@ static enum status shard_names(const struct json_doc *d, uint32_t map, const cha
     return ST_OK;
 }
 
-/* Every tensor of the index must stand in a shard, and in the one that the index names. */
+/* Every tensor of the index must be in the shard that the index names. */
 static enum status check_index(const struct stf_files *f, const struct json_doc *d, uint32_t map,
                                const char *path, struct err *err)
 {

@@ -1,7 +1,7 @@
 /* The tensors of a checkpoint directory: model.safetensors, or the shards that model.safetensors.index.json
- * names. Files are mapped read-only; every dtype, shape and offset is checked against the file before
- * anything is handed out, so a tensor's bytes can be read without further checks. Knows nothing of models.
- * Immutable after open except for the paging hints; any thread may read. */
+ * names. Files are mapped read-only; every dtype, shape and offset is checked against the file at open, so a
+ * tensor's bytes can be read without further checks. Knows nothing of models. Immutable after open except for
+ * the paging hints; any thread may read. */
 #ifndef KVASIR_SAFETENSORS_H
 #define KVASIR_SAFETENSORS_H
 
@@ -40,7 +40,7 @@ struct stf_tensor {
     uint64_t bytes;               /* product of shape times the dtype's size */
     const void
         *data; /* [bytes] in the mapping; aligned as the file has it: read with memcpy or unaligned loads */
-    uint32_t file; /* index of the file that it stands in */
+    uint32_t file; /* index of its file */
 };
 
 struct stf_files;
@@ -50,12 +50,11 @@ struct stf_files;
 enum status stf_open(const char *dir, struct stf_files **out, struct err *err) KV_MUST_CHECK;
 /* One file by its path. */
 enum status stf_open_file(const char *path, struct stf_files **out, struct err *err) KV_MUST_CHECK;
-/* Tensors of GGUF files: with shapes outermost first, under the names that `name` gives them. It answers
- * false for what is to be left out. A '*' in the name: the tensor holds as many as its outermost dimension
+/* Tensors of GGUF files: with shapes outermost first, under the names that `name` gives them. It returns
+ * false for tensors to leave out. A '*' in the name: the tensor holds as many as its outermost dimension
  * says, each of which gets a name with its number for the '*' (experts). NAME and NAME.1 are the two frames
- * of a patch weight: one tensor [out, channels, 2, rows, columns]. *g is taken, and empty afterwards.
- * ST_FORMAT: a tensor lies outside of the file or over another; ST_UNSUPPORTED: of a type that nobody knows.
- */
+ * of a patch weight: one tensor [out, channels, 2, rows, columns]. Takes ownership of *g and leaves it empty.
+ * ST_FORMAT: a tensor lies outside the file or overlaps another; ST_UNSUPPORTED: unknown type. */
 #define STF_NAME_MAX 512u
 struct gguf_files;
 struct stf_naming {
@@ -76,8 +75,8 @@ const char *stf_file_name(const struct stf_files *f, const struct stf_tensor *t)
 const char *stf_dtype_name(enum stf_dtype d);
 uint64_t stf_bytes(const struct stf_files *f); /* of all tensors */
 
-/* The path of the file that is mapped at `address`; NULL: none. For a SIGBUS handler (async-signal-safe): a
- * file that is cut short, or a disk that fails, while its bytes are read. */
+/* The path of the file that is mapped at `address`; NULL: none. For a SIGBUS handler (async-signal-safe): the
+ * file was truncated, or the disk failed, during a read. */
 const char *stf_file_at(const void *address);
 
 /* All values as float32 into dst [elements]; false (nothing written) for a dtype other than F32, BF16 and

@@ -1,4 +1,4 @@
-/* What safetensors.c and gguf_tensors.c share: the list of tensors, and of the files that they stand in. */
+/* Shared by safetensors.c and gguf_tensors.c: the lists of tensors and of their files. */
 #ifndef KVASIR_SAFETENSORS_INTERNAL_H
 #define KVASIR_SAFETENSORS_INTERNAL_H
 
@@ -10,7 +10,7 @@ struct mapped {
     char *name; /* path as opened, owned */
     void *map;
     size_t len;
-    struct gguf *gguf; /* the mapping is this one's, and it is owned; NULL: a mapping of ours */
+    struct gguf *gguf; /* owns the mapping; itself owned; NULL: the mapping is ours */
 };
 struct stf_files {
     struct mapped *files;
@@ -18,16 +18,16 @@ struct stf_files {
     struct stf_tensor *tensors; /* sorted by name */
     size_t count, cap;
     uint64_t bytes;
-    void *made; /* a tensor that had to be put together, owned; NULL: none */
+    void *made; /* a tensor that was assembled, owned; NULL: none */
     bool norms_plus_one;
 };
 
 /* The tensor's name becomes the list's. */
 enum status stf__add_tensor(struct stf_files *f, const struct stf_tensor *t, struct err *err) KV_MUST_CHECK;
 int stf__by_address(const void *a, const void *b);
-/* Sorts all tensors by name; a name that stands twice is an error that names it and both files. */
+/* Sorts all tensors by name; a duplicate is an error that names it and both files. */
 enum status stf__sort_names(struct stf_files *f, struct err *err) KV_MUST_CHECK;
-/* For stf_file_at; stf_close takes it out. */
+/* For stf_file_at; stf_close removes it. */
 void stf__mapping_add(const struct mapped *m);
 
 #endif

@@ -14,7 +14,7 @@ void weights_row(const struct row_table *t, uint32_t id, float *out)
     (void)stf_to_f32(&row, out); /* load_take() checked the dtype */
 }
 
-/* Keys and values of a layer that reads another's: files of a release carry them along. */
+/* Keys and values of a layer that reads another's: released files contain them unused. */
 static bool shared_away(const struct model_desc *d, const char *name)
 {
     const char *const stems[] = {d->names.k, d->names.v, d->names.k_norm};
@@ -44,7 +44,7 @@ enum status weights_inventory(const struct stf_files *files, const struct model_
     *out = (struct weights_inventory){0};
     struct weights none = {0};
     struct loader ld = {.files = files, .desc = desc, .inventory = out, .format = format, .err = err};
-    /* A name is asked for once, so the order has at most as many entries as there are tensors. */
+    /* Each name is requested once, so the order has at most as many entries as there are tensors. */
     out->order = calloc(files && stf_count(files) ? stf_count(files) : 1, sizeof *out->order);
     ld.st = out->order ? load_map(&ld) : err_nomem(err, NULL);
     if (!ld.st) ld.st = alloc_layers(desc, &none, err);
@@ -217,9 +217,9 @@ uint64_t weights_bytes(const struct weights *w, const struct model_desc *desc, c
     return v.bytes;
 }
 
-/* ---- what of a description only the tensors can tell ---- */
+/* ---- what only the tensors tell about a description ---- */
 
-/* The tensor STEM.weight of the description; NULL: the files have none. */
+/* The tensor STEM.weight of the description; NULL: none. */
 static const struct stf_tensor *find_weight(const struct model_desc *d, const struct stf_files *files,
                                             const char *stem)
 {
@@ -236,8 +236,8 @@ static bool same_shape(const struct stf_tensor *a, const struct stf_tensor *b)
     return a->rank == b->rank && memcmp(a->shape, b->shape, a->rank * sizeof *a->shape) == 0;
 }
 
-/* A fine-tune whose config.json still says that logits use the embedding, while its files hold a head of
- * other values: the files count, as in transformers (tie_weights). */
+/* A fine-tune whose config.json says that the head is tied, while its files hold a head with other values:
+ * the files count, as in transformers (tie_weights). */
 static void resolve_tie(struct model_desc *d, const struct stf_files *files)
 {
     const struct stf_tensor *head = d->tied ? find_weight(d, files, d->names.head) : NULL,

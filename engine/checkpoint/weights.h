@@ -10,7 +10,8 @@
 /* Vectors are f32 in backend memory; RMS weights already hold what multiplies (1 + w where the description
  * says so). */
 struct layer_weights {
-    struct be_weight *qkv;                        /* [(H + 2G) D, C], q|k|v; q|k, q: as the layer has them */
+    struct be_weight *qkv;                        /* [(H + 2G) D, C], q|k|v; or q|k, or q, if the layer has no
+                                                     more */
     struct be_weight *o;                          /* [C, H D] */
     struct be_weight *glu;                        /* gate and up, [2 ff, C]; NULL with experts */
     struct be_weight *down;                       /* [C, ff] */
@@ -20,16 +21,16 @@ struct layer_weights {
         *post_mlp_norm;                                                  /* [C]; the post ones may be NULL */
     const float *q_norm, *k_norm;                                        /* [D] or NULL */
     const float *k_shift;                                                /* [G, D] or NULL */
-    const float *router_norm, *expert_norm, *experts_norm, *shared_norm; /* [C], with an MLP beside */
+    const float *router_norm, *expert_norm, *experts_norm, *shared_norm; /* [C], with a shared MLP */
     const float *router_scale;                                           /* [E] or NULL */
     struct be_weight *ple_gate, *token_up;                               /* [P, C], [C, P], with ple */
     const float *token_post_norm;                                        /* [C] */
     const float *layer_scale;                                            /* [1] or NULL */
 };
-/* A table of which a step reads some rows: it stays in the file. */
+/* A table of which a step reads a few rows: it stays in the file. */
 struct row_table {
     struct stf_tensor row; /* one row's type and size */
-    size_t stride;         /* bytes; 0: every row is the first, which is made up and owned */
+    size_t stride;         /* bytes; 0: every row is the first, which is random and owned */
     void *owned;
 };
 struct vision_layer_weights {
@@ -59,18 +60,19 @@ struct vision_weights {
     struct vision_layer_weights *layers;                                            /* [desc.vision.layers] */
 };
 struct weights {
-    struct be_weight *embed;                            /* [V, C]; NULL: a drafter's */
+    struct be_weight *embed;                            /* [V, C]; NULL: a draft model's */
     struct be_weight *head;                             /* [V, C]; == embed when tied */
     const float *final_norm;                            /* [C] */
     struct layer_weights *layers;                       /* [desc.layer_count] */
     struct row_table ple_table;                         /* [V, layers P], with ple */
-    struct be_weight *draft_in, *draft_out, *centroids; /* of a drafter: [C, 2 B], [B, C], [centroids, C] */
+    struct be_weight *draft_in, *draft_out, *centroids; /* of a draft model: [C, 2 B], [B, C], [centroids,
+                                                           C] */
     struct row_table head_rows;                         /* [V, C] instead of head, with centroids */
     uint32_t *clusters; /* [V] tokens of the first centroid's cluster, of the second's, ...; owned */
     struct be_weight *ple_project; /* [layers P, C] */
     const float *token_norm;       /* [P], divided by sqrt(2) */
     struct vision_weights vision;
-    void *slab; /* backend memory behind all f32 vectors */
+    void *slab; /* backend memory of all f32 vectors */
 };
 
 /* What a checkpoint needs, from its headers alone. */
@@ -78,32 +80,30 @@ struct weights_inventory {
     enum stf_dtype stored; /* of the embedding: decides the compute type */
     uint64_t parameters;   /* elements of all tensors that are used */
     uint64_t read_bytes;   /* in the files */
-    uint64_t memory_bytes; /* estimate of what they take once loaded with the given compute type */
-    bool stored_quants;    /* some are kept as the quants that the files hold */
+    uint64_t memory_bytes; /* estimated size once loaded with the given compute type */
+    bool stored_quants;    /* some are kept as the files' quants */
     uint64_t slab_floats;
     uint64_t tensor_bytes_max;       /* of the largest one */
-    const struct stf_tensor **order; /* [count] in the order in which they are read; owned */
+    const struct stf_tensor **order; /* [count] in reading order; owned */
     size_t count;
-    uint32_t
-        ignored; /* tensors of the files that nothing asks for, though they may have been meant to count */
-    char ignored_names[400]; /* of the first few, with commas between them */
+    uint32_t ignored; /* tensors of the files that the description doesn't use, though they might matter */
+    char ignored_names[400]; /* the first few, comma-separated */
 };
-/* Integers of so many bits made of the floats of the text model's matrices. */
+/* Float matrices of the text model become integers of so many bits. */
 enum weights_quantize { QUANTIZE_NONE = 0, QUANTIZE_INT8, QUANTIZE_INT4 };
-/* In which form weights are kept. */
+/* How weights are kept. */
 struct weight_format {
     enum be_dtype act;
-    bool quants; /* the backend takes them; else what a file holds as blocks becomes floats */
+    bool quants; /* the backend takes quants; else a file's blocks become floats */
     enum weights_quantize quantize;
 };
-/* What config.json does not tell: sets expert_layout from the tensors of the checkpoint (the family leaves
- * the released one), clears `tied` where the files hold a head that is not the embedding, and qkv_fused where
- * the tower's q, k and v stand apart. files NULL: nothing. Call it before weights_inventory. */
+/* What config.json does not say: sets expert_layout from the checkpoint's tensors (the family sets the
+ * released one), clears `tied` if the files hold a head other than the embedding, and qkv_fused if the
+ * tower's q, k and v are separate. files NULL: does nothing. Call it before weights_inventory. */
 void model_desc_resolve(struct model_desc *d, const struct stf_files *files);
 
-/* files NULL: weights are made up while loading (for measuring speed); every tensor counts as bf16.
- * Checks that every tensor of the description is there with the right shape and a float dtype. ST_FORMAT
- * names the tensor. */
+/* files NULL: weights are random (for benchmarks); every tensor counts as bf16. Checks that every tensor of
+ * the description exists with the right shape and a float dtype. ST_FORMAT names the tensor. */
 enum status weights_inventory(const struct stf_files *files, const struct model_desc *desc,
                               struct weight_format format, struct weights_inventory *out,
                               struct err *err) KV_MUST_CHECK;

@@ -1,13 +1,12 @@
-/* Inside of weights_*.c. One walk over the description serves both passes: the inventory (names, shapes and
- * sizes from the headers; records the reading order) and the load (packs, in that order, with read-ahead in
- * front and released pages behind).
+/* Internals of weights_*.c. One walk over the description serves both passes: the inventory (names, shapes
+ * and sizes from the headers; records the reading order) and the load (packs, in that order, reading ahead
+ * and releasing pages after use).
  *
  *   weights.c          both passes, release, counting
  *   weights_text.c     the walk: decoder, drafter, experts;  weights_vision.c: the tower
  *   weights_linear.c   one weight of it
- *   weights_quants.c    quants and floats that it is packed from
- *   weights_tensors.c  the tensors that those come from, and vectors
- */
+ *   weights_quant.c    quants and floats that it is packed from
+ *   weights_tensors.c  the tensors that those come from, and vectors */
 #ifndef KVASIR_WEIGHTS_INTERNAL_H
 #define KVASIR_WEIGHTS_INTERNAL_H
 
@@ -26,20 +25,19 @@ struct loader {
     size_t map_count;
     struct weights_inventory *inventory; /* inventory pass only; NULL while loading */
     struct weight_format format;
-    bool floats;    /* what is read now is not kept as quants */
-    bool fine;      /* nor as quants of 4 bits */
-    bool alike;     /* what becomes quants must: the matrices beside it do */
-    enum status st; /* first fault; everything after it does nothing */
+    bool floats;    /* what is read now stays float */
+    bool fine;      /* or is not kept in 4 bits */
+    bool alike;     /* must become quants like the other matrices of its group */
+    enum status st; /* first error; after it everything is a no-op */
     struct err *err;
     /* load pass */
     const struct be_ops *ops;
     struct backend *be;
     const struct weights_inventory *plan;
     struct weights_progress progress;
-    size_t ahead, at; /* next tensor of the plan to ask for; next to be read */
+    size_t ahead, at; /* next tensor of the plan to prefetch; next to read */
     uint64_t ahead_bytes, done_bytes, digest;
-    uint16_t
-        *made_up; /* [made_up_count] bf16 values that every tensor is taken from when there are no files */
+    uint16_t *made_up;         /* [made_up_count] random bf16 values for all tensors if there are no files */
     struct stf_tensor made[6]; /* the tensors of one weight */
     uint32_t made_count;
     float *host;        /* [slab_floats] image of the slab */
@@ -47,7 +45,7 @@ struct loader {
     uint64_t slab_used; /* floats, both passes */
 };
 
-/* Another order of rows or columns than the file has; see reorder(). */
+/* A different order of rows or columns than in the file; see reorder(). */
 enum order { ORDER_KEPT = 0, ORDER_HALVES, ORDER_CHANNELS };
 struct part {
     const char *stem;
@@ -70,9 +68,9 @@ struct quant_rows {
     const struct packed *packed;  /* or NULL */
     const struct ggml_type *type; /* NULL, and packed without quants or NULL: made */
     bool int4;
-    uint32_t k, width; /* width: 0, or the tensor is stored [k, width], and what is a row here is a column */
+    uint32_t k, width; /* width: 0, or the tensor is stored as [k, width], and a row here is a column there */
     const char *data;  /* the tensor's first row */
-    uint32_t first;    /* row of the tensor that is the matrix's first */
+    uint32_t first;    /* the tensor's row that is the matrix's first */
 };
 
 #define MADE_SPAN 32u /* numbers that share a scale */
@@ -89,7 +87,7 @@ static inline enum be_dtype load_be_type(enum stf_dtype d)
     return d == STF_F32 ? BE_F32 : d == STF_BF16 ? BE_BF16 : BE_F16;
 }
 
-/* weights_tensors.c. After a fault (ld->st) what takes a tensor returns NULL or false. */
+/* weights_tensors.c. After an error (ld->st) functions that take a tensor return NULL or false. */
 void load_note_ignored(struct weights_inventory *s, const char *name);
 enum status load_map(struct loader *ld);
 void load_expand(const char *stem, uint32_t layer, uint32_t expert, const char *suffix,
@@ -114,10 +112,10 @@ const float *load_vector(struct loader *ld, const char *stem, uint32_t layer, co
 const float *load_vector1(struct loader *ld, const char *stem, uint32_t layer, const char *suffix, uint32_t n,
                           float plus);
 
-/* weights_quants.c */
+/* weights_quant.c */
 bool load_quant_of(const struct loader *ld, const struct stf_tensor *t, const struct packed *packed,
                    uint32_t k, struct quant_rows *rows, struct be_quant *out);
-/* What both fit into, as the CPU keeps parts of one matrix (cpu_quant_shape); *all is the first. */
+/* Widens *all to hold both, as the CPU keeps parts of one matrix (cpu_quant_shape). */
 void load_fuse_quants(struct be_quant *all, const struct be_quant *part);
 uint64_t load_kept_bytes(const struct loader *ld, const struct be_quant *quants, uint64_t n, uint32_t k);
 void *load_floats(struct loader *ld, const struct stf_tensor *t, const struct packed *packed);

@@ -1,4 +1,4 @@
-/* One weight: of one tensor or several, as quants or floats, in the order that the kernels want. See
+/* One weight: from one tensor or several, as quants or floats, in the kernels' order. See
  * weights_internal.h. */
 #include "engine/checkpoint/weights_internal.h"
 
@@ -9,9 +9,9 @@
 
 #define SIZE_REORDER_MAX 32768u
 
-/* Where element i of the wanted order stands in the file.
- *   halves: heads of D rows, in each of whose halves the pairs (j, j + D/4) turn; wanted: pairs (j, j + D/2),
- *           those of the first half first
+/* Index in the file of element i of the required order.
+ *   halves: heads of D rows, in each of whose halves the pairs (j, j + D/4) rotate; wanted: pairs (j, j +
+ *           D/2), those of the first half first
  *   channels: columns (y, x, channel); wanted: (channel, y, x) */
 static uint32_t stored_at(enum order order, uint32_t i, uint32_t n, uint32_t head_dim)
 {
@@ -63,7 +63,7 @@ void load_pack(struct loader *ld, const struct be_weight_desc *d, const struct s
     packed(ld, ld->ops->weight_pack(ld->be, d, out), t, count);
 }
 
-/* false: not as quants (their scales are beyond the backend's). */
+/* false: not as quants (their scales are outside the backend's range). */
 static bool pack_quants(struct loader *ld, const struct be_weight_desc *d, const struct stf_tensor *const *t,
                         uint32_t count, struct be_weight **out)
 {
@@ -73,7 +73,7 @@ static bool pack_quants(struct loader *ld, const struct be_weight_desc *d, const
     return true;
 }
 
-/* Where part i of `s` stands as the backend wants to read it. *moved: the caller's to free. */
+/* Part i of `s` in the backend's source format. *moved: the caller frees it. */
 static const void *part_data(struct loader *ld, const struct linear_spec *s, uint32_t i,
                              const struct stf_tensor *t, const struct packed *packed, enum be_dtype *type,
                              void **moved)

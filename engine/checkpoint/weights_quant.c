@@ -1,5 +1,5 @@
-/* Matrices as quants (struct be_quant): as a file holds them, or made of its floats; and the floats of those
- * that are to be floats. See weights_internal.h. */
+/* Matrices as quants (struct be_quant), from a file's quants or from its floats; and floats from a file's
+ * quants. See weights_internal.h. */
 #include "engine/checkpoint/weights_internal.h"
 
 #include "config/base/assert.h"
@@ -131,7 +131,7 @@ static void put_floats(void *out, enum be_dtype act, size_t at, const float *x, 
     }
 }
 
-/* The floats of a matrix that a file does not hold as floats, in the compute type; the caller's. */
+/* The floats of a matrix that a file holds as quants, in the compute type; the caller frees them. */
 void *load_floats(struct loader *ld, const struct stf_tensor *t, const struct packed *packed)
 {
     size_t n = packed ? (size_t)packed->n * packed->k : (size_t)load_elements(t);

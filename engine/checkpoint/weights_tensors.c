@@ -1,5 +1,5 @@
-/* The tensors of a checkpoint under the names that a description uses: found, checked, counted, read in
- * order, and those that become vectors in the slab. See weights_internal.h. */
+/* The tensors of a checkpoint under a description's names: lookup, checks, counting, reading in order, and
+ * vectors in the slab. See weights_internal.h. */
 #include "engine/checkpoint/weights_internal.h"
 
 #include "config/base/assert.h"
@@ -12,7 +12,7 @@
 
 #define READ_AHEAD_BYTES (UINT64_C(256) << 20)
 #define SAMPLE_BYTES     4096u
-#define NAMED_IGNORED    3u /* how many are named in the warning */
+#define NAMED_IGNORED    3u /* most names in the warning */
 
 /* ---- names ---- */
 
@@ -21,10 +21,9 @@ static int by_canonical(const void *a, const void *b)
     return strcmp(((const struct named *)a)->name, ((const struct named *)b)->name);
 }
 
-/* What checkpoints carry along and no version of the model reads: tables that can be computed, and the
- * pooling head that a tower was trained with. And towers for sound, of which the family says that they are
- * not served. (A copy of the embedding as the tied head is no surprise
- * either.) */
+/* Tensors of checkpoints that no version of the model reads: tables that can be computed, and the pooling
+ * head that a tower was trained with. And audio towers, which are not served. (A copy of the embedding as the
+ * tied head is expected, too.) */
 static bool carried_along(const char *name)
 {
     static const char *const ends[] = {"inv_freq", "position_ids"};
@@ -45,7 +44,7 @@ void load_note_ignored(struct weights_inventory *s, const char *name)
     if (s->ignored++ >= NAMED_IGNORED) return;
     snprintf(s->ignored_names + at, room, "%s%.120s", at ? ", " : "", name);
     for (char *p = s->ignored_names + at; *p; p++)
-        if (*p < ' ' || *p > '~') *p = '?'; /* it goes into a line of the log */
+        if (*p < ' ' || *p > '~') *p = '?'; /* it goes into a log line */
 }
 
 enum status load_map(struct loader *ld)
@@ -114,7 +113,7 @@ static void count_tensor(struct weights_inventory *s, const struct stf_tensor *t
     if (t->bytes > s->tensor_bytes_max) s->tensor_bytes_max = t->bytes;
 }
 
-/* A bf16 tensor of the wanted shape whose values are a stretch of the made-up ones. */
+/* A bf16 tensor of the required shape with random values. */
 static const struct stf_tensor *make_up(struct loader *ld, uint32_t rank, const uint64_t *shape)
 {
     struct stf_tensor *t = &ld->made[ld->made_count++ % 6];
@@ -141,8 +140,7 @@ static void note_used(struct loader *ld, struct named *m)
     count_tensor(ld->inventory, m->t);
 }
 
-/* Everything that reading a tensor entails apart from its bytes: found, shape, dtype, counted. NULL after a
- * fault. */
+/* Everything about reading a tensor except its bytes: lookup, shape, dtype, counting. NULL after an error. */
 const struct stf_tensor *load_take(struct loader *ld, const char *stem, uint32_t layer, uint32_t expert,
                                    const char *suffix, uint32_t rank, const uint64_t *shape)
 {
@@ -181,8 +179,8 @@ const struct stf_tensor *load_take(struct loader *ld, const char *stem, uint32_t
     return t;
 }
 
-/* All experts' matrices in one tensor of FP8, with scales of blocks beside it (STEM_scale_inv). NULL: not so,
- * or a fault. */
+/* All experts' matrices in one FP8 tensor, with a tensor of block scales (STEM_scale_inv). NULL: not so, or
+ * an error. */
 const struct stf_tensor *load_take_fp8(struct loader *ld, const char *stem, uint32_t layer,
                                        const uint64_t shape[3], const struct stf_tensor **scales)
 {
@@ -217,7 +215,7 @@ const struct stf_tensor *load_find_packed(void *arg, const char *suffix)
     return m ? m->t : NULL;
 }
 
-/* A matrix that the checkpoint holds in several tensors; false: it doesn't, or a fault. */
+/* A matrix that the checkpoint holds in several tensors; false: it doesn't, or an error. */
 bool load_take_packed(struct loader *ld, const char *stem, uint32_t layer, uint32_t expert, uint32_t n,
                       uint32_t k, struct packed *p)
 {
@@ -280,8 +278,8 @@ void load_after_read(struct loader *ld, const struct stf_tensor *t)
 
 /* ---- one weight, one vector ---- */
 
-/* f32 vector of n values (any shape), in the slab; `plus` is added to each, then `times` multiplies. NULL for
- * a stem of NULL: the family has none. */
+/* f32 vector of n values (any shape), in the slab; `plus` is added to each, then `times` multiplies. NULL if
+ * the stem is NULL: the family has none. */
 const float *load_scaled_vector(struct loader *ld, const char *stem, uint32_t layer, const char *suffix,
                                 uint32_t rank, const uint64_t *shape, float plus, float times)
 {
@@ -294,7 +292,7 @@ const float *load_scaled_vector(struct loader *ld, const char *stem, uint32_t la
     ld->slab_used += (n + 15) / 16 * 16; /* 64-byte alignment */
     if (ld->inventory) return NULL;
     load_before_read(ld);
-    if (ld->files && stf_norms_plus_one(ld->files)) plus = 0; /* it is there already */
+    if (ld->files && stf_norms_plus_one(ld->files)) plus = 0; /* it is included already */
     (void)stf_to_f32(t, ld->host + at);                       /* load_take() checked the dtype */
     for (size_t i = 0; i < n && plus != 0; i++) ld->host[at + i] += plus;
     for (size_t i = 0; i < n && times != 1; i++) ld->host[at + i] *= times;

@@ -1,4 +1,4 @@
-/* The walk over a decoder, a drafter, and their experts. See weights_internal.h. */
+/* The walk over a decoder, a draft model, and their experts. See weights_internal.h. */
 #include "engine/checkpoint/weights_internal.h"
 
 #include <math.h>
@@ -8,7 +8,7 @@
 /* ---- experts ---- */
 
 /* One expert's matrix out of a tensor that holds all of them. `part` of a [k, n0 + n1] slice (stored inputs
- * first) is a stretch of every row, which weight_pack can't step over: it is copied out. */
+ * first) is a range of every row, which weight_pack can't stride over: it is copied out. */
 struct fused {
     const struct stf_tensor *t;
     const char *slice; /* of the expert */
@@ -160,7 +160,7 @@ static void walk_experts(struct loader *ld, uint32_t n, struct layer_weights *w)
     const struct desc_names *a = &ld->desc->names;
     const struct desc_layer *l = &ld->desc->layers[n];
     uint32_t c = ld->desc->hidden;
-    ld->floats = true; /* a choice hangs on it */
+    ld->floats = true; /* routing depends on it */
     load_linear(ld,
                 &(struct linear_spec){.layer = n, .k = c, .part_count = 1, .part = {{a->router, l->experts}}},
                 &w->router);
@@ -197,7 +197,7 @@ static void walk_experts(struct loader *ld, uint32_t n, struct layer_weights *w)
     ld->floats = ld->alike = false;
 }
 
-/* What an MLP beside the experts brings along. */
+/* The tensors of an MLP parallel to the experts. */
 static void walk_shared_ff(struct loader *ld, uint32_t n, struct layer_weights *w)
 {
     const struct desc_names *a = &ld->desc->names;
@@ -211,10 +211,9 @@ static void walk_shared_ff(struct loader *ld, uint32_t n, struct layer_weights *
     w->shared_norm = load_vector1(ld, a->shared_norm, n, ".weight", c, 0);
 }
 
-/* ---- what each layer gets of every token by itself ---- */
+/* ---- per-layer embeddings ---- */
 
-/* The table is not read now but row by row, later: it counts as a parameter and part of the identity, and
- * takes no memory. */
+/* The table is read later, row by row: it counts as parameters and for the identity, and takes no memory. */
 static void walk_table(struct loader *ld, const char *stem, uint64_t cols, struct row_table *out)
 {
     const struct model_desc *d = ld->desc;
@@ -275,12 +274,11 @@ static void walk_token_layer(struct loader *ld, uint32_t n, struct layer_weights
 
 #define KEY_SHIFT_POSITIONS 8192.0
 
-/* Softmax does not see a vector that is taken from every key of a sequence, but rounding does: where keys
- * have a bias of 100, bf16 leaves little of what tells them apart. What is taken is the mean of the
- * bias, as rotated at the positions up to KEY_SHIFT_POSITIONS: where a pair turns slowly nearly all of it,
- * where it turns fast nothing. Keys far behind those positions gain less, from about four times as far
- * nothing. NULL: no bias, or it is not the last thing that happens to a key before
- * softmax. What it is worth: docs/performance.md. */
+/* Softmax is invariant to a vector subtracted from every key of a sequence, but rounding is not: if keys have
+ * a bias of 100, bf16 leaves little of their differences. Subtracted is the mean of the bias as rotated at
+ * the positions up to KEY_SHIFT_POSITIONS: for slowly rotating pairs nearly all of it, for fast ones nothing.
+ * Keys far after those positions gain less, from about four times as far nothing. NULL: no bias, or it is not
+ * the last operation on a key before softmax. Effect: docs/performance.md. */
 static const float *load_key_shift(struct loader *ld, uint32_t n)
 {
     const struct desc_layer *l = &ld->desc->layers[n];
@@ -292,7 +290,7 @@ static const float *load_key_shift(struct loader *ld, uint32_t n)
     ld->slab_used += (count + 15) / 16 * 16;
     if (ld->inventory || ld->st || !ld->files) return NULL;
     bias = load_find(ld, ld->desc->names.k, n, 0, ".bias", &key);
-    if (!bias) return NULL; /* load_linear() refused it */
+    if (!bias) return NULL; /* load_linear() rejected it */
     float freq[1024], *out = ld->host + at;
     desc_rope_frequencies(r, freq);
     (void)stf_to_f32(bias->t, out);
@@ -359,7 +357,7 @@ static void walk_layer(struct loader *ld, uint32_t n, struct layer_weights *w)
     w->layer_scale = load_vector1(ld, a->layer_scale, n, "", 1, 0);
 }
 
-/* Which tokens a cluster has: numbers, not weights. Without files the tokens are in order. */
+/* The tokens of each cluster: ids, not weights. Without files the tokens are in order. */
 static void walk_clusters(struct loader *ld, struct weights *w)
 {
     const struct model_desc *d = ld->desc;
@@ -423,6 +421,6 @@ void load_walk(struct loader *ld, struct weights *w)
         load_linear(
             ld, &(struct linear_spec){.k = d->hidden, .part_count = 1, .part = {{d->names.head, d->vocab}}},
             &w->head);
-    ld->floats = true; /* images are worth it, and what is read once per image is not what takes time */
+    ld->floats = true; /* better for images, and weights read once per image don't dominate the time */
     if (d->has_vision) load_vision(ld, &w->vision);
 }

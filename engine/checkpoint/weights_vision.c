@@ -21,8 +21,8 @@ static void walk_merger(struct loader *ld, uint32_t n, const char *norm, const c
                 &m->fc2);
 }
 
-/* Bounds of one product's input and output: whole names beside the weight, whose stem may end in ".linear".
- */
+/* Bounds of one product's input and output: whole names next to the weight, whose stem may end in
+ * ".linear". */
 static void walk_bounds(struct loader *ld, uint32_t n, const char *stem, const float *out[2])
 {
     static const char *const ends[4] = {".input_min", ".input_max", ".output_min", ".output_max"};
@@ -44,7 +44,7 @@ static void walk_bounds(struct loader *ld, uint32_t n, const char *stem, const f
     }
 }
 
-/* Each product by itself, with its bounds. */
+/* Each product separately, with its bounds. */
 static void walk_clipped(struct loader *ld, uint32_t n, struct vision_layer_weights *l)
 {
     const struct desc_vision *v = &ld->desc->vision;
@@ -128,7 +128,7 @@ static void walk_vision_layer(struct loader *ld, uint32_t n, struct vision_layer
     else walk_products(ld, n, l);
 }
 
-/* The patches' product and what stands around it, and the positions. */
+/* The patch embedding with its norms, and the positions. */
 static void walk_patches(struct loader *ld, struct vision_weights *w)
 {
     const struct desc_vision *v = &ld->desc->vision;

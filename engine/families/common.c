@@ -1,4 +1,4 @@
-/* What most families' records share: the usual decoder, parts of tensor names. See families.h. */
+/* Shared by most families' records: the usual decoder, parts of tensor names. See families.h. */
 #include "engine/families/families.h"
 
 #include "config/hf/reader.h"
@@ -31,7 +31,7 @@ bool family_decoder(struct hf_reader *r, const struct hf_config *c, struct model
                   .o = "text.layers.#.self_attn.o_proj",
                   .q_norm = t->qk_norm ? "text.layers.#.self_attn.q_norm" : NULL,
                   .k_norm = t->qk_norm ? "text.layers.#.self_attn.k_norm" : NULL,
-                  .pre_mlp_norm = "text.layers.#.post_attention_layernorm", /* in spite of its name */
+                  .pre_mlp_norm = "text.layers.#.post_attention_layernorm", /* despite its name */
                   .gate = "text.layers.#.mlp.gate_proj",
                   .up = "text.layers.#.mlp.up_proj",
                   .down = "text.layers.#.mlp.down_proj"},

@@ -1,4 +1,4 @@
-/* See families.h: the list, the lookup, and what is common to reading every config.json. */
+/* See families.h: the list, the lookup, and the common part of reading config.json. */
 #include "engine/families/families.h"
 
 #include "config/base/file.h"
@@ -77,7 +77,7 @@ static const struct family *find_type(struct hf_reader *r, const struct family_t
     return NULL;
 }
 
-/* The object of that name; JSON_NONE when it is absent or the error is noted. */
+/* The object of that name; JSON_NONE if it is absent or after an error. */
 static uint32_t find_object(struct hf_reader *r, const char *key, bool required)
 {
     uint32_t n = json_get_live(r->d, 0, key);
@@ -127,7 +127,7 @@ static struct desc_packing read_groups(struct hf_reader *r, uint32_t groups)
     return p;
 }
 
-/* Tensors say how they are packed (engine/checkpoint/packed.h); which methods are theirs is said here. */
+/* Tensors determine their packing (engine/checkpoint/packed.h); this lists the supported methods. */
 static struct desc_packing read_quantization(struct hf_reader *r, uint32_t dict)
 {
     static const char *const served[] = {"fp8", "compressed-tensors", "awq", "gptq"};

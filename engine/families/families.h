@@ -1,5 +1,5 @@
-/* A family of models is one record in one file, engine/families/<family>.c, and its goldens; nothing else
- * knows its name but the list in families.c. All of it is pure. The record, in the order in which it is used:
+/* A family of models is one record in one file, engine/families/<family>.c, and its golden data; only the
+ * list in families.c knows its name too. All of it is pure. The record, in the order of use:
  *
  *   types     the model_types of config.json that it answers to, with the defaults of their class in
  *             transformers (released files leave out what equals them: they are part of the format)
@@ -10,7 +10,7 @@
  *   images  the defaults of its image and video processor classes
  *   prompt    what its processor class does to text, where that stands in no file
  *
- * docs/adding-a-family.md goes through it step by step. */
+ * docs/adding-a-family.md explains it step by step. */
 #ifndef KVASIR_FAMILIES_H
 #define KVASIR_FAMILIES_H
 
@@ -23,27 +23,27 @@ struct family_gguf;
 struct stf_files;
 
 enum hf_place {
-    HF_FLAT,   /* the text's keys stand at the top */
-    HF_NESTED, /* they stand in text_config */
-    HF_EITHER, /* in text_config if there is one */
+    HF_FLAT,   /* the text's keys are at the top level */
+    HF_NESTED, /* they are in text_config */
+    HF_EITHER, /* in text_config if present */
 };
 struct family_type {
     const char *name; /* model_type; at most 31 characters */
     enum hf_place place;
     const struct hf_text *text;     /* class defaults */
     const struct hf_vision *vision; /* NULL: no images */
-    bool drafter;                   /* of another model; not served by itself */
+    bool drafter;                   /* a draft model; not served by itself */
 };
 
-/* .video_area_min and so on of `image` are the defaults for videos; what else differs in their class stands
- * beside. */
+/* .video_area_min and so on of `image` are the defaults for videos; other differences of their class
+ * follow. */
 struct family_images {
     struct image_config image;
     float video_mean[3], video_std[3];
     uint32_t video_patch; /* 0: the model takes no videos */
 };
 
-/* Of a family whose processor writes prompts by a rule of its own. */
+/* For a family whose processor has its own rule for prompts. */
 struct family_prompt {
     const char *chat_template; /* the rule as a template, for checkpoints without one */
     const struct tok_extra *tokens;
@@ -52,61 +52,60 @@ struct family_prompt {
 
 #define FAMILY_TYPES_MAX 8u
 struct family {
-    struct family_type types[FAMILY_TYPES_MAX]; /* at least one empty behind the last */
-    /* c->has_vision is set, and *c holds the type's defaults; where they hang on another key, as a model_type
-     * inside text_config, this overwrites them. */
+    struct family_type types[FAMILY_TYPES_MAX]; /* at least one empty after the last */
+    /* c->has_vision is set, and *c holds the type's defaults; if they depend on another key, such as a
+     * model_type inside text_config, this overwrites them. */
     void (*read)(struct hf_reader *r, const struct family_type *type, struct hf_config *c);
-    /* Of what was read without an error, from whichever file: r is for errors alone. *d is zero. */
+    /* Called if reading succeeded, for either kind of file: r is for errors only. *d is zero. */
     void (*describe)(struct hf_reader *r, const struct hf_config *c, struct model_desc *d);
-    const struct family_images *images; /* NULL: none of its types takes images */
-    const struct family_prompt *prompt; /* NULL: all that there is to say stands in the checkpoint */
-    const struct family_gguf *gguf; /* behind the last one without a name; NULL: there are no such files */
+    const struct family_images *images;  /* NULL: none of its types takes images */
+    const struct family_prompt *prompt;  /* NULL: the checkpoint says it all */
+    const struct family_gguf *gguf;      /* ends with an entry without a name; NULL: no such files */
     uint32_t bos_id, image_id, video_id; /* the classes' defaults; 0: none */
 };
 
-/* For `describe`: *d as of most decoders, with the usual tensor names and every layer from c->text (scale by
- * the head size; one rope, that of full attention). A family overwrites what differs and adds the rest,
- * .canonical at least. false: out of memory. */
+/* For `describe`: *d of a common decoder, with the usual tensor names and every layer from c->text (scale by
+ * the head size; one rope, for full attention). A family overwrites what differs and adds the rest, at least
+ * .canonical. false: out of memory. */
 bool family_decoder(struct hf_reader *r, const struct hf_config *c, struct model_desc *d) KV_MUST_CHECK;
-/* What stands behind `prefix`; NULL: s does not begin with it. */
+/* The rest of s after `prefix`; NULL: s does not begin with it. */
 const char *family_after(const char *s, const char *prefix);
 
-/* The family that answers to a model_type, and which of its types that is; NULL: none. */
+/* The family of a model_type, and which of its types that is; NULL: none. */
 const struct family *family_find(const char *model_type, const struct family_type **type);
-/* All kinds of GGUF files one after the other; NULL behind the last. */
+/* The n-th kind of GGUF file; NULL after the last. */
 const struct family_gguf *family_gguf_at(size_t idx);
-/* *c of that type before anything is read. */
+/* *c with the defaults of that type. */
 void family_defaults(const struct family *family, const struct family_type *type, bool has_vision,
                      struct hf_config *c);
 
-/* ---- loading ----
- * `model` is a directory, or a GGUF file with its tower in `mmproj` (NULL: none). ST_UNSUPPORTED: a family or
- * an option that we don't have, in one line; ST_FORMAT: a key of the wrong kind or range. */
+/* ---- loading ---- `model` is a directory, or a GGUF file with its tower in `mmproj` (NULL: none).
+ * ST_UNSUPPORTED: an unsupported family or option, in one line; ST_FORMAT: a key of the wrong kind or
+ * range. */
 
-/* The configuration, and the description of it: *d is overwritten, its layers are the caller's
- * (model_desc_free); empty after an error, *c is not. */
+/* The configuration and its description: *d is overwritten, the caller owns its layers (model_desc_free);
+ * after an error *d is empty, *c need not be. */
 enum status family_load(const char *model, const char *mmproj, struct hf_config *c, struct model_desc *d,
                         struct err *err) KV_MUST_CHECK;
 /* The same from the text of a config.json; `name` is used in messages. */
 enum status family_parse(const char *text, size_t len, const char *name, struct hf_config *c,
                          struct model_desc *d, struct err *err) KV_MUST_CHECK;
-/* Sampling defaults and stop ids; all absent where the checkpoint has none. */
+/* Sampling defaults and stop ids; all absent if the checkpoint has none. */
 enum status family_load_generation(const char *model, struct hf_generation *g, struct err *err) KV_MUST_CHECK;
-/* What the family says about prompts; NULL in *out: nothing. */
+/* The family's rule for prompts; *out NULL: none. */
 enum status family_load_prompt(const char *model, const struct family_prompt **out,
                                struct err *err) KV_MUST_CHECK;
-/* prompt NULL: no tokens but those of the files. */
+/* prompt NULL: only the files' tokens. */
 enum status family_load_tokenizer(const char *model, const char *mmproj, const struct family_prompt *prompt,
                                   struct tokenizer **out, struct err *err) KV_MUST_CHECK;
 /* `image_processor` of processor_config.json or, where that is absent, preprocessor_config.json; for families
  * with videos also `video_processor` of the former, else video_preprocessor_config.json, else
  * preprocessor_config.json. Absent and null keys get the defaults of the class that the family uses.
- * ST_NOT_FOUND when there are no settings for images; ST_UNSUPPORTED for a family, a filter (only 2 =
- * bilinear and 3 = bicubic) or a step that we don't do. Settings for videos that we don't do only leave
- * `video` false. */
+ * ST_NOT_FOUND without settings for images; ST_UNSUPPORTED for an unsupported family, filter (only 2 =
+ * bilinear and 3 = bicubic) or step. Unsupported settings for videos only leave `video` false. */
 enum status family_load_images(const char *model, const char *mmproj, const char *model_type,
                                struct image_config *out, struct err *err) KV_MUST_CHECK;
-/* The tensors, under the names of a directory's. */
+/* The tensors, under a directory's names. */
 enum status family_open(const char *model, const char *mmproj, struct stf_files **out,
                         struct err *err) KV_MUST_CHECK;
 

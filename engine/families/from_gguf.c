@@ -1,5 +1,5 @@
-/* A checkpoint out of GGUF files: its configuration, and its tensors under the names that they have in a
- * directory. What differs between families stands in their records. See gguf_keys.h. */
+/* A checkpoint from GGUF files: its configuration, and its tensors under their names in a directory.
+ * Differences between families are in their records. See gguf_keys.h. */
 
 #include "engine/checkpoint/gguf_files.h"
 #include "engine/checkpoint/safetensors.h"
@@ -83,7 +83,7 @@ static void read_text(struct gguf_keys *k, struct hf_text *t)
     gguf_layer_u32(k, "attention.head_count_kv", 0, 1, SIZE_MAX_HEADS, &t->num_key_value_heads);
     gguf_read_u32(k, "attention.key_length", false, 2, SIZE_MAX_HEAD_DIM, &t->head_dim);
     gguf_read_f64(k, "attention.layer_norm_rms_epsilon", 0, 1, &t->rms_norm_eps);
-    /* Where the class has it in any case, the output has none. */
+    /* If the class always has it, the output has none. */
     if (!t->qkv_bias) t->qkv_bias = t->o_bias = gguf_columns(k, "blk.0.attn_q.bias") != 0;
     t->tie_word_embeddings = gguf_columns(k, "output.weight") == 0;
     if (!k->r.st) k->rule->text(k, t);
@@ -261,7 +261,7 @@ static const struct gguf_name COMMON[] = {
     {"blk.#.ffn_down", "model.layers.#.mlp.down_proj"},
     {NULL, NULL},
 };
-/* Tables that can be computed, and what hears. */
+/* Tables that can be computed, and audio towers. */
 static const char *const LEFT_OUT[] = {"rope_freqs.", "rope_factors_long.", "rope_factors_short.", "a.",
                                        "mm.a."};
 
@@ -269,7 +269,7 @@ struct names {
     const struct gguf_files *f;
     const struct family_gguf *rule;
     const struct gguf_value *deepstack; /* of the tower: for each layer whether it has one; NULL: none */
-    bool swapped; /* files of the first conversions call the tower's up down, and down up */
+    bool swapped;                       /* early conversions swap the names of the tower's up and down */
 };
 
 static uint32_t deepstack_of(const struct names *n, uint32_t layer)
@@ -280,7 +280,7 @@ static uint32_t deepstack_of(const struct names *n, uint32_t layer)
     return tap;
 }
 
-/* Rows of a layer's queries: what its output projection takes. */
+/* Rows of a layer's queries: the input width of its output projection. */
 static uint32_t query_rows(const struct names *n, uint32_t layer)
 {
     char name[48];
@@ -288,7 +288,7 @@ static uint32_t query_rows(const struct names *n, uint32_t layer)
     return gguf_columns(&(struct gguf_keys){.f = n->f}, name);
 }
 
-/* What `from` is by one row; false: it does not fit. */
+/* The name of `from` by one row; false: no match. */
 static bool apply(const struct names *n, const struct gguf_name *row, const char *from,
                   char out[STF_NAME_MAX])
 {
@@ -322,7 +322,7 @@ static bool look_up(const struct names *n, const struct gguf_name *rows, const c
     return false;
 }
 
-/* The two halves of an MLP, each for the other. */
+/* Swaps the two halves of an MLP. */
 static void swap_halves(const char *from, char out[STF_NAME_MAX])
 {
     static const char *const halves[2] = {".ffn_up.", ".ffn_down."};
@@ -351,7 +351,7 @@ static bool rename_tensor(const void *arg, const char *from, bool tower, char ou
     } else if (look_up(n, n->rule->names, from, out) || look_up(n, COMMON, from, out)) {
         return true;
     }
-    snprintf(out, STF_NAME_MAX, "%s", from); /* nobody asks for it: a warning names it */
+    snprintf(out, STF_NAME_MAX, "%s", from); /* not used: a warning names it */
     for (char *p = out; *p; p++)
         if (*p == '*' || *p == '[') *p = '?';
     return true;

@@ -59,8 +59,8 @@ static void alternate(struct hf_text *t)
     for (uint32_t n = 0; n < t->num_hidden_layers; n++) t->layer_types[n] = n % 2 ? HF_FULL : HF_SLIDING;
 }
 
-/* Even layers slide, where the file does not say. A window of null would leave transformers without a mask
- * for them. */
+/* Even layers slide if the file does not say. A window of null would leave transformers without a mask for
+ * them. */
 static void read_windows(struct hf_reader *r, uint32_t obj, struct hf_text *t)
 {
     uint32_t window = json_get(r->d, obj, "sliding_window");
@@ -70,7 +70,7 @@ static void read_windows(struct hf_reader *r, uint32_t obj, struct hf_text *t)
         hf_error(r, ST_UNSUPPORTED, "sliding_window", "null is not served");
 }
 
-/* Released files of Gemma 1 say gelu and mean the tanh form, as the class has it. */
+/* Released files of Gemma 1 say gelu but mean the tanh form, as in the class. */
 static void read_activation(struct hf_reader *r, uint32_t obj)
 {
     uint32_t n = json_get_live(r->d, obj, "hidden_act");
@@ -114,7 +114,8 @@ bool gemma_describe_text(struct hf_reader *r, const struct hf_config *c, struct 
     d->final_softcap = (float)t->final_logit_softcapping;
     if (d->eos_count == 0) d->eos_ids[d->eos_count++] = 1;              /* the class default */
     if (t->query_pre_attn_scalar == 0) return true;                     /* the first generation */
-    d->names.post_attn_norm = "text.layers.#.post_attention_layernorm"; /* of the first: the norm behind it */
+    d->names.post_attn_norm = "text.layers.#.post_attention_layernorm"; /* of the first generation: the norm
+                                                                           after it */
     d->names.pre_mlp_norm = "text.layers.#.pre_feedforward_layernorm";
     d->names.post_mlp_norm = "text.layers.#.post_feedforward_layernorm";
     for (uint32_t n = 0; n < d->layer_count; n++) {
@@ -149,7 +150,7 @@ static void gguf_text_first(struct gguf_keys *k, struct hf_text *t)
     gguf_read_f64(k, "rope.freq_base", 1, 1e12, &t->rope[HF_FULL].theta);
 }
 
-/* The 27B alone scales by its width and not by the size of its heads, and files do not say so. */
+/* Only the 27B scales by its width, not by the size of its heads, and files do not say so. */
 static void gguf_text_second(struct gguf_keys *k, struct hf_text *t)
 {
     gguf_text_first(k, t);

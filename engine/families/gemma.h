@@ -12,10 +12,10 @@ extern const struct hf_vision siglip_defaults;
 void siglip_check(struct hf_reader *r, const struct hf_vision *v);
 /* The keys of vision_config over the defaults, and that check. */
 void siglip_read(struct hf_reader *r, uint32_t obj, struct hf_vision *v);
-/* All of the tower but its end. */
+/* The tower without its end. */
 struct desc_vision siglip_tower(const struct hf_config *c);
 
-/* Three layouts are in the wild, with and without the `vision_model.` segment; a rule covers them all:
+/* Three layouts exist, with and without the `vision_model.` segment; one rule covers them all:
  *   A  language_model.model.X  vision_tower.vision_model.Y  multi_modal_projector.Z  language_model.lm_head
  *   B  model.language_model.X  model.vision_tower.[..].Y    model.(the same)         lm_head
  *   C  model.X                                                                       lm_head
@@ -31,7 +31,7 @@ bool gemma_describe_text(struct hf_reader *r, const struct hf_config *c, struct 
 /* GGUF files from Gemma 2 on: four norms to a layer. */
 extern const struct gguf_name gemma_gguf_names[];
 extern const char *const gemma_gguf_stops[];
-/* query_pre_attn_scalar: the head size, or the width by the heads in the model with so many layers. */
+/* query_pre_attn_scalar: the head size, or width / heads in the model with so many layers. */
 void gemma_gguf_scale(struct gguf_keys *k, struct hf_text *t, uint32_t layers);
 
 #endif

@@ -1,6 +1,5 @@
 /* Gemma 3 (text 270M, 1B; text and images 4B, 12B, 27B with a SigLIP tower; their fine-tunes). Formulas and
- * names: transformers models/gemma3 and models/siglip. What is easy to get wrong stands beside the line that
- * gets it right. */
+ * names: transformers models/gemma3 and models/siglip. Pitfalls are noted at the lines concerned. */
 #include "engine/families/gemma.h"
 
 #include "config/base/log.h"
@@ -28,7 +27,7 @@ static const struct hf_text GEMMA3_TEXT = {
              [HF_SLIDING] = {.type = HF_ROPE_DEFAULT, .theta = 1e4, .factor = 1}},
 };
 
-/* One RoPE parameter dict over what stands in *rope. */
+/* One RoPE parameter dict, over the values in *rope. */
 static void read_rope_dict(struct hf_reader *r, uint32_t dict, bool types_allowed, struct hf_rope *rope)
 {
     if (json_kind(r->d, dict) != JSON_OBJECT) return;
@@ -50,7 +49,7 @@ static void read_rope_dict(struct hf_reader *r, uint32_t dict, bool types_allowe
         hf_error(r, ST_FORMAT, "factor", "is missing from the RoPE parameters of type linear");
 }
 
-/* Both spellings, and the mixed files that have per-type dicts without rope_theta beside the flat keys. */
+/* Both spellings, and mixed files with per-type dicts without rope_theta and the flat keys. */
 static void read_rope(struct hf_reader *r, uint32_t obj, struct hf_text *t)
 {
     static const char *const names[2] = {[HF_FULL] = "full_attention", [HF_SLIDING] = "sliding_attention"};
@@ -72,8 +71,8 @@ static void read_rope(struct hf_reader *r, uint32_t obj, struct hf_text *t)
         read_rope_dict(r, params, true, &t->rope[HF_FULL]);
     }
     /* transformers (5.23) lays rope_scaling over {"rope_type": "default"}, so for this family the old
-     * spelling "type" is ignored without a word; vLLM goes by it. Which one a checkpoint was made for can't
-     * be told: refused. (Released files have rope_type. In the Qwen families "type" counts.) */
+     * spelling "type" is silently ignored; vLLM uses it. Which one a checkpoint expects is unknown: rejected.
+     * (Released files have rope_type. In the Qwen families "type" counts.) */
     uint32_t old = json_get_live(r->d, scaling, "type");
     if (json_kind(r->d, scaling) == JSON_OBJECT && json_get_live(r->d, scaling, "rope_type") == JSON_NONE &&
         old != JSON_NONE && !json_str_eq(r->d, old, "default"))
@@ -135,8 +134,8 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
 
 /* ---- description ---- */
 
-/* The number of placeholder tokens is a square that divides the patch grid: an average pool makes the one
- * from the other. */
+/* The number of placeholder tokens is a square that divides the patch grid: an average pool maps the grid to
+ * it. */
 static void describe_vision(struct hf_reader *r, const struct hf_config *c, struct model_desc *d)
 {
     uint32_t side = 1, grid = c->vision.image_size / c->vision.patch_size;
@@ -191,8 +190,8 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
 /* ---- images ---- */
 
 /* Gemma3ImageProcessor; the three crop settings are defaults of Gemma3Processor, used where the class has
- * null. Note: in transformers 5.23 Gemma3Processor passes do_pan_and_scan=false over whatever the file says;
- * we do what the file says. */
+ * null. Note: in transformers 5.23 Gemma3Processor overrides the file with do_pan_and_scan=false; here the
+ * file counts. */
 static const struct family_images IMAGES = {
     .image = {.width = 224,
               .height = 224,
@@ -212,7 +211,7 @@ static const struct family_images IMAGES = {
 
 /* ---- GGUF files ---- */
 
-/* A released file has the window and not which layers it is for; without a window all are full. */
+/* A released file has the window but not its layers; without a window all are full. */
 static void gguf_windows(struct gguf_keys *k, struct hf_text *t)
 {
     static const char key[] = "attention.sliding_window_pattern";
@@ -237,7 +236,7 @@ static void gguf_text(struct gguf_keys *k, struct hf_text *t)
     gguf_rope(k, full);
     if (full->type == HF_ROPE_YARN)
         gguf_error(k, ST_UNSUPPORTED, "rope.scaling.type", "only none and linear are served");
-    /* Ollama's files say nothing of the scaling that 4B and more have. */
+    /* Ollama's files omit the scaling of 4B and larger. */
     if (!gguf_key(k, "rope.scaling.type") && gguf_key(k, "mm.tokens_per_image") &&
         t->max_position_embeddings >= 131072) {
         full->type = HF_ROPE_LINEAR;
@@ -248,8 +247,8 @@ static void gguf_text(struct gguf_keys *k, struct hf_text *t)
     gemma_gguf_scale(k, t, 62);
 }
 
-/* A vocabulary without the token that stands for an image's rows, as the files of the first conversions
- * have: another one that nobody writes. */
+/* A vocabulary without the image's placeholder token, as in early conversions: an unused one takes its
+ * place. */
 static void gguf_tower(struct gguf_keys *k, struct hf_config *c)
 {
     struct hf_vision *v = &c->vision;

@@ -1,6 +1,6 @@
-/* Gemma 4: text and images (E2B, E4B with inputs of each layer by token; 26B-A4B with experts; 31B; the
- * 12B, which has no tower). Sound is not served. Formulas and names: transformers models/gemma4 and
- * models/gemma4_unified. What is easy to get wrong stands beside the line that gets it right. */
+/* Gemma 4: text and images (E2B, E4B with per-layer embeddings; 26B-A4B with experts; 31B; the 12B, which has
+ * no tower). Audio is not served. Formulas and names: transformers models/gemma4 and models/gemma4_unified.
+ * Pitfalls are noted at the lines concerned. */
 #include "engine/families/families.h"
 
 #include "config/base/log.h"
@@ -132,8 +132,8 @@ static void read_rope(struct hf_reader *r, const char *name, bool full, struct h
     }
 }
 
-/* What differs between the layers: per_layer_config of transformers 5, else the keys of the release, which
- * say it of the layers of full attention alone. */
+/* Differences between layers: per_layer_config of transformers 5, else the release's keys, which concern only
+ * layers of full attention. */
 static void read_layers(struct hf_reader *r, struct hf_text *t)
 {
     uint32_t all = json_get_live(r->d, r->text, "per_layer_config"), head_dim = 512,
@@ -168,7 +168,7 @@ static void check_experts(struct hf_reader *r, const struct hf_text *t)
                  "needs num_experts, top_k_experts of at most as many, and moe_intermediate_size");
 }
 
-/* Experts, and inputs of each layer by token. */
+/* Experts, and per-layer embeddings. */
 static void read_extras(struct hf_reader *r, struct hf_text *t)
 {
     bool experts = false;
@@ -237,8 +237,8 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
 /* ---- description ---- */
 
 /* Spellings in files: model.language_model.X (with a tower), model.X (text alone), and both without `model.`.
- * What embeds the 12B's patches is vision_embedder.Y in the release and embed_vision.Y when saved again.
- * First releases of the experts have `moe.` for `experts.`, with per_expert_scale in it. */
+ * The 12B's patch embedding is vision_embedder.Y in the release and embed_vision.Y if saved again. First
+ * releases of the experts have `moe.` for `experts.`, with per_expert_scale in it. */
 static bool canonical(const char *name, char out[DESC_NAME_MAX])
 {
     const char *s = name, *x = family_after(s, "model.");
@@ -265,7 +265,7 @@ static bool canonical(const char *name, char out[DESC_NAME_MAX])
     return n > 0 && n < (int)DESC_NAME_MAX;
 }
 
-/* The exponents' denominator is the whole head, of which only the first pairs turn. */
+/* The exponents' denominator is the whole head, of which only the first pairs rotate. */
 static void describe_rope(const struct hf_rope *from, struct desc_rope *rope)
 {
     rope->theta = from->theta;
@@ -290,7 +290,7 @@ static void describe_heads(struct hf_reader *r, const struct hf_text *t, struct 
     }
 }
 
-/* The last layers read the keys of the last one before them that is of their type. */
+/* The last layers read the keys of the last earlier layer of their type. */
 static void describe_sharing(struct hf_reader *r, const struct hf_config *c, struct model_desc *d)
 {
     uint32_t first = d->layer_count - c->text.num_kv_shared_layers;
@@ -332,7 +332,7 @@ static void describe_experts(const struct hf_text *t, struct model_desc *d)
     }
 }
 
-/* Inputs of each layer by token. An image's tokens read the row of the padding token. */
+/* Per-layer embeddings. An image's tokens read the row of the padding token. */
 static void describe_ple(struct hf_reader *r, const struct hf_text *t, struct model_desc *d)
 {
     d->ple = t->hidden_size_per_layer_input;
@@ -419,8 +419,8 @@ static void describe_vision(const struct hf_config *c, struct model_desc *d)
         .suffix = "<image|>",
         .placeholder = "<|image|>",
         .placeholder_id = c->image_id,
-        /* transformers 5.23, forward of the two classes: where there is no tower an image's tokens see each
-         * other in all layers, and the window does not come between them. */
+        /* transformers 5.23, forward of the two classes: without a tower an image's tokens see each other in
+         * all layers, whatever the window. */
         .rule = !c->bidirectional_images ? SPAN_CAUSAL
                 : is_unified(c)          ? SPAN_BIDIRECTIONAL_ANY
                                          : SPAN_BIDIRECTIONAL_SLIDING,
@@ -434,8 +434,8 @@ static void describe_vision(const struct hf_config *c, struct model_desc *d)
     };
 }
 
-/* The drafter (models/gemma4_assistant): a model of text whose layers all read the other model's keys. No cap
- * of the other model counts here. */
+/* The draft model (models/gemma4_assistant): a text model whose layers all read the target's keys. The
+ * target's softcaps don't apply. */
 static void describe_drafter(struct hf_reader *r, const struct hf_config *c, struct model_desc *d)
 {
     uint32_t count = c->num_centroids;
@@ -511,7 +511,7 @@ static const struct family_images IMAGES = {
               .video_uniform = true,
               .video_area_min = 1,
               .video_area_max = 70 * 48 * 48,
-              .video_fps = 24, /* of frames that come without a rate */
+              .video_fps = 24, /* for frames without a rate */
               .video_frames_min = 1,
               .video_frames_max = 32},
     .video_mean = {0, 0, 0},
@@ -521,8 +521,8 @@ static const struct family_images IMAGES = {
 
 /* ---- GGUF files ---- */
 
-/* Which share of a head's pairs turns in layers of full attention stands in a table of divisors: the others'
- * are beyond all measure. */
+/* The share of a head's pairs that rotate in layers of full attention, from a table of divisors: those of the
+ * other pairs are huge. */
 static double turning(struct gguf_keys *k)
 {
     const struct gguf *in;
@@ -547,7 +547,7 @@ static void gguf_experts(struct gguf_keys *k, struct hf_text *t)
     check_experts(&k->r, t);
 }
 
-/* The general keys have the head size of full attention. Of the heads of keys the layers have their own. */
+/* The general keys have the head size of full attention. The number of key heads is per layer. */
 static void gguf_layers(struct gguf_keys *k, struct hf_text *t)
 {
     uint32_t head[2] = {[HF_FULL] = 512, [HF_SLIDING] = 256}, last = t->num_hidden_layers - 1, full = last,
@@ -610,9 +610,9 @@ static const struct gguf_name GGUF_NAMES[] = {
     {"blk.#.ffn_down_exps.weight", "model.layers.#.experts.down_proj"},
     {NULL, NULL},
 };
-/* The tower's file states neither how many patches are pooled nor a budget of tokens: those that were
- * released. Nor how an image's tokens see each other: in both directions in all models but those with inputs
- * of each layer by token (E2B, E4B). */
+/* The tower's file states neither how many patches are pooled nor a budget of tokens: the released ones. Nor
+ * the mask of an image's tokens: bidirectional in all models except those with per-layer embeddings (E2B,
+ * E4B). */
 static void gguf_tower(struct gguf_keys *k, struct hf_config *c)
 {
     struct hf_vision *v = &c->vision;
@@ -628,7 +628,7 @@ static void gguf_tower(struct gguf_keys *k, struct hf_config *c)
     gguf_token(k, "<|video|>", &c->video_id);
 }
 
-/* As many tokens as the class has by default. */
+/* The class's default number of tokens. */
 static void read_gguf_images(struct gguf_keys *k, struct image_config *out)
 {
     uint64_t unit = (uint64_t)out->patch * out->merge, tokens = out->area_max / (unit * unit);
@@ -650,7 +650,7 @@ static const struct gguf_name TOWER_NAMES[] = {
     {"v.blk.#.ffn_post_norm", GGUF_TOWER "post_feedforward_layernorm"},
     {"v.blk.#.attn_q_norm", GGUF_TOWER "self_attn.q_norm"},
     {"v.blk.#.attn_k_norm", GGUF_TOWER "self_attn.k_norm"},
-    /* bounds stand beside the matrix */
+    /* bounds are next to the matrix */
     {"v.blk.#.attn_q.weight", GGUF_TOWER "self_attn.q_proj.linear.weight"},
     {"v.blk.#.attn_q", GGUF_TOWER "self_attn.q_proj"},
     {"v.blk.#.attn_k.weight", GGUF_TOWER "self_attn.k_proj.linear.weight"},
@@ -669,7 +669,7 @@ static const struct gguf_name TOWER_NAMES[] = {
     {NULL, NULL},
 };
 
-/* The second ends an answer after a call, whose result comes from outside. */
+/* The second ends the output after a tool call. */
 static const char *const GGUF_STOPS[] = {"<turn|>", "<|tool_response>", "<eos>", NULL};
 static const char *const GGUF_NEVER[] = {"<image|>", "<audio|>", NULL};
 static const struct family_gguf gguf_kinds[] = {

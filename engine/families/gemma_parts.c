@@ -1,4 +1,4 @@
-/* What the Gemma families share. See gemma.h. */
+/* Shared by the Gemma families. See gemma.h. */
 #include "engine/families/gemma.h"
 
 #include <math.h>

@@ -49,7 +49,7 @@ bool gguf_read_u32(struct gguf_keys *k, const char *key, bool need, uint32_t lo,
     return !k->r.st;
 }
 
-/* Files hold floats: the shortest decimal that is the same float is what their writer meant. */
+/* Files hold floats: the shortest decimal of the same float is the intended number. */
 static double decimal_of(double v)
 {
     char text[40];

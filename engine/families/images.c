@@ -58,8 +58,8 @@ static void read_area(struct hf_reader *r, uint32_t obj, const char *key, uint64
     *area = (uint64_t)pixels;
 }
 
-/* min_pixels and max_pixels, or size.shortest_edge and size.longest_edge, which are areas in spite of their
- * names; the former win. size_only: the former mean nothing here. */
+/* min_pixels and max_pixels, or size.shortest_edge and size.longest_edge, which are areas despite their
+ * names; the former win. size_only: the former are ignored. */
 static void read_areas(struct hf_reader *r, uint32_t obj, bool size_only, struct image_config *out)
 {
     static const char *const least[] = {"min_pixels", "shortest_edge"}, *const most[] = {"max_pixels",
@@ -96,7 +96,7 @@ static void read_budget(struct hf_reader *r, uint32_t obj, struct image_config *
         hf_error(r, ST_FORMAT, "max_soft_tokens", "must be 70, 140, 280, 560 or 1120");
 }
 
-/* What only the settings for videos have. */
+/* Keys of the settings for videos only. */
 static void read_frames(struct hf_reader *r, uint32_t obj, struct image_config *out)
 {
     bool cap = false;
@@ -144,7 +144,7 @@ static void read_settings(struct hf_reader *r, uint32_t obj, bool videos, struct
     hf_double(r, obj, "pan_and_scan_min_ratio_to_activate", 1e-9, 1e9, &out->pan_min_ratio);
 }
 
-/* A checkpoint; videos: what is read of it are the settings for those. */
+/* A checkpoint; videos: read the settings for videos. */
 struct source {
     const char *model, *mmproj;
     bool videos;

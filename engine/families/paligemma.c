@@ -1,9 +1,9 @@
-/* PaliGemma 1 (Gemma 1 2B) and 2 (Gemma 2): a SigLIP tower, one linear layer, and a decoder whose prompt is a
- * prefix: all of its tokens, images and text, see each other. Formulas: transformers models/paligemma
- * (5.23); what is easy to get wrong stands beside the line that gets it right. */
+/* PaliGemma 1 (Gemma 1 2B) and 2 (Gemma 2): a SigLIP tower, one linear layer, and a decoder with
+ * bidirectional attention over the prompt (prefix-LM), images and text. Formulas: transformers
+ * models/paligemma (5.23); pitfalls are noted at the lines concerned. */
 #include "engine/families/gemma.h"
 
-/* The text's own model_type tells the two generations; absent: the first. */
+/* The text's model_type distinguishes the two generations; absent: the first. */
 static const struct hf_text *generation(struct hf_reader *r)
 {
     uint32_t type = json_get_live(r->d, r->text, "model_type");
@@ -18,8 +18,8 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
     (void)type;
     if (r->vision == JSON_NONE) hf_error(r, ST_FORMAT, "vision_config", "is missing");
     if (r->st) return;
-    /* hidden_size, vocab_size and projection_dim at the top are not looked at: released files of the second
-     * generation have a hidden_size there that is none of theirs. */
+    /* hidden_size, vocab_size and projection_dim at the top level are ignored: released files of the second
+     * generation have a wrong hidden_size there. */
     gemma_read_text(r, r->text, generation(r), &c->text);
     hf_bool(r, 0, "tie_word_embeddings", &c->text.tie_word_embeddings);
     siglip_read(r, r->vision, &c->vision);
@@ -43,7 +43,7 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
         .present = true,
         .marker = "<image>",
         .placeholder = "<image>",
-        .behind_last = "<bos>", /* bos stands behind the images */
+        .behind_last = "<bos>", /* bos follows the images */
         .end = "\n",
         .placeholder_id = c->image_id,
         .tokens = side * side,
@@ -65,8 +65,8 @@ static const struct family_images IMAGES = {
               .std = {0.5f, 0.5f, 0.5f}},
 };
 
-/* PaliGemmaProcessor takes one question about images: a token for each of them, then the text; where in the
- * message they stand makes no difference. */
+/* PaliGemmaProcessor takes one question about images: a token for each image, then the text; the position of
+ * images in the message makes no difference. */
 static const char CHAT[] =
     "{%- if messages|length != 1 or messages[0].role != 'user' -%}"
     "{{- raise_exception('This model takes one user message: no system message, no earlier turns.') -}}"

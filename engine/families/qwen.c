@@ -8,7 +8,7 @@
 
 #define POSITIONS_MAX 16777216.0 /* a position is exact as float32 up to here */
 
-/* The layouts in the wild:
+/* Existing layouts:
  *   A  model.X                 visual.Y        lm_head                 Qwen2-VL, Qwen2.5-VL, all text models
  *   B  model.language_model.X  model.visual.Y  lm_head                 Qwen3-VL; saved by transformers 4.52+
  *   C  language_model.model.X  visual.Y        language_model.lm_head  re-exports
@@ -18,8 +18,7 @@ static bool canonical(const char *name, char out[DESC_NAME_MAX])
 {
     const char *x, *part = "text.";
     size_t len = strlen(name), tail = strlen("inv_freq");
-    if (len >= tail && strcmp(name + len - tail, "inv_freq") == 0)
-        return false; /* tables that old files carry along */
+    if (len >= tail && strcmp(name + len - tail, "inv_freq") == 0) return false; /* tables in old files */
     if ((x = family_after(name, "visual.")) || (x = family_after(name, "model.visual."))) {
         part = "vision.";
     } else if ((x = family_after(name, "lm_head.")) || (x = family_after(name, "language_model.lm_head."))) {
@@ -54,8 +53,8 @@ static void describe_rope(const struct hf_text *t, struct desc_rope *r)
 }
 
 /* YaRN is switched on by an entry in config.json, often without raising max_position_embeddings: then the
- * model is good for factor x the length that it was trained with. (transformers has no limit; vLLM always
- * takes the product, even where the file says more.) */
+ * model supports factor x its training length. (transformers has no limit; vLLM always takes the product,
+ * even where the file says more.) */
 static uint32_t context_max(const struct hf_text *t)
 {
     const struct hf_rope *p = &t->rope[HF_FULL];

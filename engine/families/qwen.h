@@ -1,7 +1,6 @@
-/* What all Qwen files share: the keys, the decoder, the names, what the three towers have in common. Class
- * defaults are those of transformers 5.23's configuration classes; where released files differ from them
- * (rms_norm_eps 1e-6, tokens_per_second 2, a tower of 1280) they say so themselves. Used by
- * engine/families/qwen*.c only. */
+/* Shared by all Qwen files: the keys, the decoder, the names, the common parts of the three towers. Class
+ * defaults are those of transformers 5.23's configuration classes; released files that differ (rms_norm_eps
+ * 1e-6, tokens_per_second 2, a tower of 1280) say so themselves. Used by engine/families/qwen*.c only. */
 #ifndef KVASIR_FAMILIES_QWEN_H
 #define KVASIR_FAMILIES_QWEN_H
 
@@ -14,9 +13,8 @@
 
 #define CLIP_MEAN 0.48145466f, 0.4578275f, 0.40821073f
 #define CLIP_STD  0.26862954f, 0.26130258f, 0.27577711f
-/* Qwen2VLImageProcessor (of all of them; the checkpoints' files replace most of it), and what
- * Qwen2VLVideoProcessor and Qwen3VLVideoProcessor have in common. fps: the class has none; the model's own
- * tools use 2. */
+/* Qwen2VLImageProcessor (of all generations; checkpoints override most of it), and the common part of
+ * Qwen2VLVideoProcessor and Qwen3VLVideoProcessor. fps: the class has none; the model's own tools use 2. */
 #define QWEN_IMAGES                                                                                          \
     .filter = IMAGE_BICUBIC, .mode = IMAGE_TORCH_U8, .do_resize = true, .do_rescale = true,                  \
     .do_normalize = true, .rescale_factor = 1.0 / 255.0, .mean = {CLIP_MEAN}, .std = {CLIP_STD},             \
@@ -29,7 +27,7 @@ extern const struct family_images qwen2_vl_images;
 
 /* family.read of all. Of the type's defaults these say which keys there are: text.qk_norm (attention_bias),
  * text.sliding_window, text.num_experts, vision.intermediate_size (0: by mlp_ratio, and hidden_size is the
- * width behind the merger), window_size, tokens_per_second, position_side, deepstack_count; place: HF_EITHER
+ * width after the merger), window_size, tokens_per_second, position_side, deepstack_count; place: HF_EITHER
  * has no head_dim, HF_NESTED ties as Qwen3-VL does. */
 void qwen_read(struct hf_reader *r, const struct family_type *type, struct hf_config *c);
 /* The decoder of every generation: family.describe of the text models. */
@@ -37,7 +35,7 @@ void qwen_describe_decoder(struct hf_reader *r, const struct hf_config *c, struc
 /* The parts of the tower that all generations have (merging end, fused qkv, 2-D rotary), with the names of
  * these tensors. */
 void qwen_describe_tower(const struct hf_config *c, struct model_desc *d);
-/* How an image is written; videos as one run of placeholder tokens (Qwen2-VL, Qwen2.5-VL). */
+/* How an image is written; a video is one run of placeholder tokens (Qwen2-VL, Qwen2.5-VL). */
 void qwen_describe_images(const struct hf_config *c, struct model_desc *d);
 
 /* position_side of a table with so many rows. */
@@ -48,10 +46,10 @@ void qwen_position_side(struct hf_reader *r, uint32_t rows, struct hf_vision *v)
 extern const struct gguf_name qwen_gguf_experts[];
 extern const char *const qwen_gguf_stops[];
 void qwen_gguf_text(struct gguf_keys *k, struct hf_text *t);
-/* Of the towers: the keys that all have, and the names but those of the merger and the MLPs. */
+/* Of the towers: the keys that all have, and the names except those of the merger and the MLPs. */
 void qwen_gguf_tower(struct gguf_keys *k, struct hf_config *c);
 void qwen_gguf_patches(struct gguf_keys *k, struct image_config *out);
-/* The same, and areas: the given ones where the file has none. */
+/* The same, with areas: the given ones if the file has none. */
 void qwen_gguf_areas(struct gguf_keys *k, uint32_t least, uint32_t most, struct image_config *out);
 void qwen2_vl_gguf_images(struct gguf_keys *k, struct image_config *out); /* and of Qwen2.5-VL */
 #define QWEN_GGUF_TOWER                                                                                      \

@@ -45,7 +45,7 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
 
 /* ---- GGUF files ---- */
 
-/* Every so many layers see the whole frame. Seconds stand in no file: 2 in every release. */
+/* Every so many layers see the whole frame. No file has the seconds: 2 in every release. */
 static void gguf_tower(struct gguf_keys *k, struct hf_config *c)
 {
     struct hf_vision *v = &c->vision;

@@ -64,7 +64,7 @@ static const struct gguf_name TOWER_NAMES[] = {
     {NULL, NULL},
 };
 
-/* Alone, a model of the next version is the same. */
+/* Without a tower, a model of the next version is the same. */
 static const struct family_gguf gguf_kinds[] = {
     {.arch = "qwen2vl",
      .model_type = "qwen2_vl",

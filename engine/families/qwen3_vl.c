@@ -1,4 +1,4 @@
-/* Qwen3-VL, dense and mixture of experts: learnt positions looked up bilinearly, DeepStack features, videos
+/* Qwen3-VL, dense and mixture of experts: learned positions looked up bilinearly, DeepStack features, videos
  * as time stamps and single frames. transformers models/qwen3_vl, qwen3_vl_moe. */
 #include "engine/families/qwen.h"
 
@@ -33,7 +33,7 @@ static const struct hf_text QWEN3_VL_MOE_TEXT = {
     .num_experts = 60,
     .num_experts_per_tok = 4,
     .moe_intermediate_size = 1408,
-    .norm_topk_prob = true, /* always: the block of this class knows no such option */
+    .norm_topk_prob = true, /* always: this class has no such option */
     QWEN_ROPE(5e5, .mrope_section = {24, 20, 20}, .mrope_interleaved = true),
 };
 static const struct hf_vision QWEN3_VL_VISION = {
@@ -85,9 +85,8 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
     v->names.deepstack_fc1 = "vision.deepstack_merger_list.#.linear_fc1";
     v->names.deepstack_fc2 = "vision.deepstack_merger_list.#.linear_fc2";
     if (out->image.video_marker) {
-        /* transformers 5 puts the stamped groups in place of the pad alone and leaves the template's start
-         * and end around them; up to 4.57 they replaced all three. We write what
-         * the current processor writes. */
+        /* transformers 5 replaces only the pad by the stamped groups, inside the template's start and end; up
+         * to 4.57 they replaced all three. This follows the current processor. */
         out->image.video_marker = "<|video_pad|>";
         out->image.video_prefix = "<|vision_start|>";
         out->image.video_suffix = "<|vision_end|>";

@@ -1,5 +1,5 @@
 /* The keys of Qwen2, Qwen2.5, Qwen3 (dense, experts) and of Qwen2-VL, Qwen2.5-VL, Qwen3-VL (dense, experts).
- * What differs between them follows from their class defaults, in their own files. */
+ * Their differences follow from the class defaults in their own files. */
 #include "engine/families/qwen.h"
 
 #include "config/base/log.h"
@@ -14,7 +14,7 @@ static double mscale_of(double factor, double mscale)
     return factor <= 1 ? 1.0 : 0.1 * mscale * log(factor) + 1.0;
 }
 
-/* transformers' _compute_yarn_parameters: what stands for an absent key (0 and null count as absent). */
+/* transformers' _compute_yarn_parameters: the values of absent keys (0 and null count as absent). */
 static void resolve_yarn(struct hf_reader *r, const struct hf_text *t, struct hf_rope *p, double mscale,
                          double all_dim)
 {
@@ -50,7 +50,7 @@ static void read_rope_type(struct hf_reader *r, uint32_t dict, const struct hf_t
 {
     uint32_t type = json_get_live(r->d, dict, "rope_type");
     if (type == JSON_NONE) type = json_get_live(r->d, dict, "type");
-    /* "mrope" is what the first releases call the default type. */
+    /* "mrope" is the default type's name in the first releases. */
     if (type == JSON_NONE || json_str_eq(r->d, type, "default") || json_str_eq(r->d, type, "mrope")) return;
     if (json_str_eq(r->d, type, "linear")) {
         p->type = HF_ROPE_LINEAR;
@@ -86,9 +86,9 @@ static void read_sections(struct hf_reader *r, uint32_t dict, const struct hf_te
                  stated ? "true" : "false");
 }
 
-/* `rope_parameters` is the spelling of transformers 5, `rope_scaling` the one before. A file that has both is
- * a new one to which somebody added the old key: that key counts, as in transformers, but theta is still
- * looked up in both (transformers would fall back to the class default). */
+/* `rope_parameters` is the spelling of transformers 5, `rope_scaling` the one before. A file with both is a
+ * new one with the old key added: that key counts, as in transformers, but theta is looked up in both
+ * (transformers would fall back to the class default). */
 static void read_rope(struct hf_reader *r, const struct family_type *type, uint32_t obj, struct hf_text *t)
 {
     struct hf_rope *p = &t->rope[HF_FULL];
@@ -102,7 +102,7 @@ static void read_rope(struct hf_reader *r, const struct family_type *type, uint3
     hf_double(r, obj, "rope_theta", 1.0, 1e12, &p->theta);
     hf_double(r, params, "rope_theta", 1.0, 1e12, &p->theta);
     hf_double(r, dict, "rope_theta", 1.0, 1e12, &p->theta);
-    double partial = 1; /* stands beside the other keys or among them */
+    double partial = 1; /* may be next to the other keys or among them */
     hf_double(r, obj, "partial_rotary_factor", 0, 1, &partial);
     hf_double(r, dict, "partial_rotary_factor", 0, 1, &partial);
     if (partial != 1) hf_error(r, ST_UNSUPPORTED, "partial_rotary_factor", "only 1 is served");

@@ -34,7 +34,7 @@ bool model_desc_experts(const struct model_desc *d, const char *name, uint32_t r
     }
     bool wide = desc_name_matches(name, d->names.expert_gate_up, "");
     if (rank != 3 || (!wide && !desc_name_matches(name, d->names.expert_down_all, ""))) return false;
-    /* A square says nothing, but then the other tensor does: both square would take 2I = C and I = C.
+    /* A square tensor is ambiguous, but then the other one isn't: both square would require 2I = C and I = C.
      * (transformers decides tensor by tensor and would read a square one of a released file the wrong way
      * round.) */
     uint64_t out = wide ? 2 * i : c, in = wide ? c : i;
@@ -47,7 +47,7 @@ bool model_desc_experts(const struct model_desc *d, const char *name, uint32_t r
 
 /* ---- rotary embedding ---- */
 
-/* Bounds of the ramp between frequencies that are kept and those that are divided (YaRN). */
+/* Bounds of the ramp between unchanged and divided frequencies (YaRN). */
 static double yarn_bound(const struct desc_rope *r, double rotations)
 {
     return r->dim * log(r->yarn_original / (rotations * 2 * M_PI)) / (2 * log(r->theta));

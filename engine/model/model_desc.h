@@ -10,8 +10,8 @@
  *   x += rms(a Wo (+ bias), post_attn_norm)
  *   h = rms(x, pre_mlp_norm)
  *   x += rms(m, post_mlp_norm),  m = (gate(h Wg) * (h Wu)) Wd
- *        or, with experts, the weighted sum of that over the row's experts;
- *        or, with an MLP beside the experts,
+ *        or, with experts, the weighted sum of that over the row's experts; or, with an MLP beside the
+ *        experts,
  *          rms(MLP(h), shared_norm) + rms(experts(rms(x, expert_norm)), experts_norm),
  *          its router reads rms(x, router_norm / sqrt(C)), and router_scale multiplies its weights
  *   x += rms((gelu_tanh(x Wg) * p) Wu, token_post_norm), p: the layer's part of the token's own input, with
@@ -21,7 +21,7 @@
  *   x += DeepStack feature n of the image whose placeholder token the row is, for n < vision.deepstack_count
  * (DeepStack)
  *
- * A drafter (drafts_for > 0) drafts what follows a token of another model, one draft token after the other:
+ * A draft model (drafts_for > 0) proposes what follows a token of another model, one draft token at a time:
  *   x = [E(token) | g] Wpre      E: the other model's scaled embedding; g: what its head read when the token
  *                                was drawn, then y Wpost of the draft token before
  *   its layers have no keys: they read those of the other model's last layers with the same window, before
@@ -54,7 +54,7 @@ enum desc_activation { ACT_GELU_TANH = 0, ACT_SILU };
 struct desc_rope {
     double theta, factor;
     uint32_t dim;             /* = head_dim of the layers that use it */
-    uint32_t unrotated_pairs; /* the last so many frequencies are 0: those pairs do not turn */
+    uint32_t unrotated_pairs; /* the last so many frequencies are 0: those pairs don't rotate */
     bool yarn, yarn_truncate;
     double yarn_original, yarn_beta_fast, yarn_beta_slow;
     double attention; /* 0 counts as 1 */
@@ -66,17 +66,17 @@ struct desc_layer {
     uint32_t heads, kv_heads, head_dim; /* query head h reads kv head h * kv_heads / heads */
     float scale, softcap;               /* of attention scores; softcap 0 = none */
     uint32_t kv_owner; /* the layer whose keys and values it reads: itself, or an earlier one of the same
-                          window; of a drafter: a layer of the other model, set once that is known */
+                          window; of a draft model: a layer of the target, set once that is known */
     uint32_t window;   /* 0 = full attention; else a query at p sees keys > p - window */
     uint32_t rope;     /* index into desc.ropes */
     bool qkv_bias, o_bias;
     bool v_norm;        /* RMS norm of the values, without a weight */
-    bool v_from_k;      /* no Wv: the values are h Wk, before norm and rotation */
+    bool v_from_k;      /* no Wv: the values are h Wk, before norm and RoPE */
     uint32_t ff;        /* of the MLP, or of each expert */
-    uint32_t shared_ff; /* of an MLP beside the experts; 0 = none */
+    uint32_t shared_ff; /* of an MLP parallel to the experts; 0 = none */
     enum desc_activation gate;
     uint32_t experts, experts_used; /* 0 = a plain MLP */
-    bool experts_renorm;            /* the weights of the chosen ones are divided by their sum */
+    bool experts_renorm;            /* the weights of the selected experts are divided by their sum */
 };
 
 /* How the experts' matrices are stored. */
@@ -89,17 +89,18 @@ enum desc_experts {
 };
 
 /* Names of a layer's tensors in canonical form; '#' stands for the layer's number. Stems: ".weight" or
- * ".bias" is appended. NULL: the family has no such tensor. */
+ * ".bias" is appended. NULL: no such tensor. */
 struct desc_names {
     const char *embed, *head, *final_norm;
     const char *input_norm, *q, *k, *v, *o, *q_norm, *k_norm, *post_attn_norm, *pre_mlp_norm, *gate, *up,
         *down, *post_mlp_norm;
     const char *router;                                                                /* stem */
-    const char *router_norm, *router_scale, *expert_norm, *experts_norm, *shared_norm; /* with an MLP beside;
-                                                                   the first two are whole names */
+    const char *router_norm, *router_scale, *expert_norm, *experts_norm, *shared_norm; /* with a shared MLP;
+                                                                                          the first two are
+                                                                                          whole names */
     const char *ple_table, *ple_project, *token_norm, *ple_gate, *token_up, *token_post_norm;
     const char *layer_scale;                           /* a whole name */
-    const char *draft_in, *draft_out, *centroids;      /* of a drafter: Wpre, Wpost */
+    const char *draft_in, *draft_out, *centroids;      /* of a draft model: Wpre, Wpost */
     const char *clusters;                              /* [V] int64, a whole name: tokens by cluster */
     const char *expert_gate, *expert_up, *expert_down; /* EXPERTS_EACH: stems */
     const char *expert_gate_up, *expert_down_all;      /* else: whole names */
@@ -129,13 +130,13 @@ struct desc_vision {
     bool no_bias;           /* of the layers' products and the projection */
     bool qkv_fused;         /* one tensor for q, k, v (names.q) */
     bool v_norm;            /* as desc_layer.v_norm */
-    bool clip;              /* inputs and outputs of the layers' products are kept within bounds */
+    bool clip;              /* inputs and outputs of the layers' products are clamped */
     float scale;            /* of attention scores; 0: by the head size */
     uint32_t depth;         /* frames per patch: a still image is repeated that many times */
     double rope_theta;      /* 2-D rotary over (row, column); 0 = none */
-    bool rope_halves;       /* the head's first half turns by the column, the second by the row, each with
-                               pairs of its own (false: pairs over the whole head, the row's first) */
-    bool centred;           /* the tower brings values of [0, 1] to [-1, 1] */
+    bool rope_halves;       /* the head's first half rotates by the column, the second by the row, each with
+                               its own pairs (false: pairs over the whole head, the row's first) */
+    bool centred;           /* the tower maps [0, 1] to [-1, 1] */
     bool channels_last;     /* the patch weight is [C, patch, patch, 3], flat (false: [C, 3, ...]) */
     uint32_t position_axis; /* > 0: a table of so many columns and one of so many rows, whose entries are
                                added: [2, axis, C], or with position_pairs [axis, 2, C] */
@@ -144,10 +145,10 @@ struct desc_vision {
                                0 with image_size: one row per patch */
     bool position;
     uint32_t window; /* tokens per side of an attention window; 0 = a patch attends to its whole frame */
-    uint8_t full_layers[64]; /* bit n%8 of [n/8]: layer n attends to the whole frame anyway */
+    uint8_t full_layers[64]; /* bit n%8 of [n/8]: layer n attends to the whole frame despite the window */
     enum desc_vision_end end;
     uint32_t pool;     /* VISION_POOL: cells per side that are averaged */
-    uint32_t tokens;   /* rows that come out of an image of fixed size */
+    uint32_t tokens;   /* output rows of an image of fixed size */
     uint32_t merge;    /* of any size: patches per side of a token */
     float pool_factor; /* 0 counts as 1 */
     uint32_t deepstack_count,
@@ -157,7 +158,8 @@ struct desc_vision {
         const char *patch, *position, *norm1, *norm2, *q, *k, *v, *o, *fc1, *fc2,
             *post_norm; /* VISION_GLU_SILU: fc1 = gate, fc2 = down */
         const char *up;
-        const char *q_alone;    /* with qkv_fused: q's where files have it, k and v apart; NULL: none has */
+        const char *q_alone;    /* with qkv_fused: q's name if files hold q, k and v separately; NULL: none
+                                   does */
         const char *soft_norm;  /* before the projection; NULL: without a weight */
         const char *projection; /* a whole name, [in, out]; NULL: project, a stem */
         const char *project;
@@ -169,11 +171,11 @@ struct desc_vision {
     } names;
 };
 
-/* What quantization_config says of packed matrices that their tensors don't (engine/checkpoint/packed.h). */
+/* What quantization_config adds to the tensors of packed matrices (engine/checkpoint/packed.h). */
 struct desc_packing {
-    uint32_t group;   /* numbers of a row that share a scale; 0 = not said, or not the same everywhere */
-    bool zeros;       /* there are zero points everywhere */
-    bool zeros_plain; /* GPTQ's are what they mean (gptq_v2), not one less */
+    uint32_t group;   /* numbers of a row that share a scale; 0 = unknown, or not the same everywhere */
+    bool zeros;       /* all matrices have zero points */
+    bool zeros_plain; /* GPTQ's are stored as they are (gptq_v2), not one less */
 };
 
 struct model_desc {
@@ -188,13 +190,13 @@ struct model_desc {
     double embed_scale;  /* embeddings are multiplied by this, rounded as engine.c says */
     float final_softcap; /* 0 = none */
     bool tied;           /* logits use the embedding */
-    uint32_t ple;        /* width of what each layer gets of every token by itself; 0 = nothing */
+    uint32_t ple;        /* width of a layer's per-layer embedding; 0 = none */
     double token_scale;  /* rounded as embed_scale is */
-    uint32_t pad_id;     /* row of the table that stands for an image's tokens */
+    uint32_t pad_id;     /* row of the table used for an image's tokens */
     struct desc_names names;
     enum desc_experts expert_layout;
-    uint32_t drafts_for;                /* > 0: a drafter, for a model of that width */
-    uint32_t centroids, centroids_used; /* of a drafter's head; 0: none */
+    uint32_t drafts_for;                /* > 0: a draft model, for a target of that width */
+    uint32_t centroids, centroids_used; /* of a draft model's head; 0: none */
     bool has_vision;
     struct desc_vision vision;
     struct model_image_rule image; /* all but .config */
@@ -205,7 +207,7 @@ struct model_desc {
 
 void model_desc_free(struct model_desc *d);
 
-/* Whether layer n writes keys and values, and does not read another's. */
+/* Whether layer n writes its own keys and values. */
 static inline bool desc_owns_keys(const struct model_desc *d, uint32_t n)
 {
     return !d->drafts_for && d->layers[n].kv_owner == n;
@@ -214,10 +216,10 @@ static inline bool desc_owns_keys(const struct model_desc *d, uint32_t n)
 /* f32 frequencies as transformers computes them; out [dim/2]. */
 void desc_rope_frequencies(const struct desc_rope *r, float *out);
 
-/* name is `pattern` with some layer's (and some expert's) number for each '#', and then `suffix`. */
+/* Whether name is `pattern`, with a number for each '#', then `suffix`. */
 bool desc_name_matches(const char *name, const char *pattern, const char *suffix);
-/* The layout that one tensor implies (canonical name); false: it implies none. One model can be released as
- * EXPERTS_IN_OUT and saved by transformers 5 as EXPERTS_OUT_IN. */
+/* The layout implied by a tensor (canonical name); false: none. One model can be released as EXPERTS_IN_OUT
+ * and saved by transformers 5 as EXPERTS_OUT_IN. */
 bool model_desc_experts(const struct model_desc *d, const char *name, uint32_t rank, const uint64_t *shape,
                         enum desc_experts *layout);
 

@@ -1,5 +1,5 @@
-/* What a loaded checkpoint tells the server: names, special ids, how an image is written into a prompt,
- * defaults. Immutable after load. */
+/* What the server needs of a loaded checkpoint: names, special ids, the image rule of prompts, defaults.
+ * Immutable after load. */
 #ifndef KVASIR_MODEL_INFO_H
 #define KVASIR_MODEL_INFO_H
 
@@ -22,13 +22,13 @@ struct model_image_rule {
     const char *suffix;      /* "<end_of_image>\n\n" */
     const char *placeholder; /* text of the placeholder token */
     uint32_t placeholder_id; /* its id: never accepted from a client */
-    uint32_t tokens;         /* placeholder tokens per image; 0: as its grid says (config.dynamic) */
+    uint32_t tokens;         /* placeholder tokens per image; 0: by its grid (config.dynamic) */
     enum span_rule rule;     /* of an image's tokens */
     bool grid;               /* images have 3-D positions (struct prompt_grid) */
-    /* The processor's sentence around an image and its crops, exactly: the checkpoints were trained with it.
-     * Before the whole image, and between that and the first crop. */
+    /* The processor's exact sentence around an image and its crops, as in training: before the whole image,
+     * and between it and the first crop. */
     const char *crops_before, *crops_between;
-    /* Of a prompt with images: behind the last one, and at the end. NULL: nothing. */
+    /* For a prompt with images: after the last one, and at the end. NULL: nothing. */
     const char *behind_last, *end;
     /* Videos; NULL marker: none. With video_stamp the marker becomes, per group of frames, its text + prefix
      * + soft x tokens + suffix, each an image of its own; else one run of placeholder tokens for all frames,
@@ -36,18 +36,19 @@ struct model_image_rule {
     const char *video_marker, *video_prefix, *video_suffix, *video_placeholder;
     const char *video_between; /* text between groups of frames, or NULL */
     uint32_t video_placeholder_id;
-    /* Writes the time of a group as the family does; returns what snprintf returns. */
+    /* Writes the time of a group in the family's format; returns as snprintf. */
     int (*video_stamp)(char out[MODEL_STAMP_BYTES], double seconds);
     double tokens_per_second;
     struct image_config config; /* preprocessing */
 };
 
 struct model_info {
-    const char *family;  /* model_type */
-    const char *dir;     /* checkpoint directory as given */
-    const char *dtype;   /* "bf16", "f32": the compute type */
-    const char *weights; /* the text model's matrices: "float", "int8", "int4" (--quantize), "stored" codes */
-    const char *kv_dtype; /* what keys and values are kept as: dtype or "int8" */
+    const char *family;   /* model_type */
+    const char *dir;      /* checkpoint directory as given */
+    const char *dtype;    /* "bf16", "f32": the compute type */
+    const char *weights;  /* the text model's matrices: "float", "int8", "int4" (--quantize), "stored"
+                             quants */
+    const char *kv_dtype; /* type of the KV cache: dtype or "int8" */
     const char *backend;  /* kernel set, e.g. "cpu-amx" */
     char fingerprint[16]; /* "fp_" + 10 hex: weights identity, version, types, kernel set */
     uint64_t parameters;  /* weights count */

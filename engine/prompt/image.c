@@ -1,6 +1,5 @@
-/* Resampling tables, the choice of kernel, and the table of normalised values. Pure; any thread. Everything
- * that is a float here is an IEEE double used in the order that the reference uses, because the windows are
- * rounded from it. */
+/* Resampling tables, the choice of kernel, and the table of normalised values. Pure; any thread. Floats here
+ * are IEEE doubles in the reference's order of operations, because the windows are rounded from them. */
 #include "engine/prompt/image.h"
 
 #include "config/base/assert.h"
@@ -174,7 +173,7 @@ enum status image__resize_with(const struct image_resize_kernel *kernel, const s
         if (width != src->width) st = image__axis_init(&h, src->width, width, filter, mode, err);
         if (!st && height != src->height) st = image__axis_init(&v, src->height, height, filter, mode, err);
         /* Since version 13 Pillow does the vertical pass first when the height shrinks by more than twice
-         * what the width does. The image between the passes is rounded to bytes, so the order shows. */
+         * what the width does. The image is rounded to bytes between the passes, so the order matters. */
         int64_t fewer_rows = (int64_t)src->height - height, fewer_columns = (int64_t)src->width - width;
         bool vertical_first = mode == IMAGE_PIL && fewer_rows > 0 && fewer_rows > 2 * fewer_columns;
         if (!st) st = two_passes(kernel, src, &h, &v, vertical_first, out, err);

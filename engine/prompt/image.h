@@ -1,4 +1,4 @@
-/* A decoded image and how a model wants to see it. Pure functions, thread-safe, caller-owned memory; no
+/* A decoded image, and the image settings of a model. Pure functions, thread-safe, caller-owned memory; no
  * file formats here (decoding is server/media/image_decode.h). Resampling is bit-exact to the reference
  * processors. */
 #ifndef KVASIR_IMAGE_H
@@ -17,7 +17,7 @@ struct image_u8 {
     uint8_t *rgb;           /* owned: image_u8_free; image_u8_bytes() */
 };
 void image_u8_free(struct image_u8 *img);
-/* width * height * 3 * frames; sizes were checked when it was made. */
+/* width * height * 3 * frames; can't overflow: sizes were checked at creation. */
 static inline size_t image_u8_bytes(const struct image_u8 *img)
 {
     return (size_t)img->width * img->height * 3 * (img->frames ? img->frames : 1);
@@ -56,19 +56,19 @@ struct image_config {
     bool dynamic;
     uint32_t patch, merge, depth; /* patch_size, merge_size, temporal_patch_size */
     uint64_t area_min, area_max;  /* pixels: min_pixels/max_pixels or size.shortest_edge/longest_edge */
-    /* NULL, or sides fill area_max as far as multiples can, small images too; area_max is that of so many
-     * tokens as one of these says (ascending, 0 ends them). */
+    /* NULL, or the allowed token budgets (ascending, 0-terminated): area_max is the area of one of them, and
+     * sides fill it as far as multiples allow, small images too. */
     const uint32_t *budgets;
-    /* Transparent pixels are blended over white, as the family's own tools and processor do. false: the alpha
-     * channel is dropped and the colours under it stay, as the reference's loader does. */
+    /* Transparent pixels are blended over white, as in the family's tools and processor. false: the alpha
+     * channel is dropped and the colours stay, as in the reference's loader. */
     bool on_white;
     /* Videos (video: the checkpoint's settings for them are usable). */
     bool video;
-    bool video_uniform; /* video_frames_max frames, evenly, whatever their rate */
+    bool video_uniform; /* video_frames_max frames, evenly spaced, whatever the rate */
     bool video_volume;  /* areas are over all frames, which are chosen evenly from first to last */
     uint64_t video_area_min, video_area_max; /* per frame, or over all frames (video_volume) */
-    uint64_t video_cap_tokens;               /* max_video_tokens where cap_pixels_per_frame is on; 0 = off */
-    double video_fps;                        /* frames per second that are used */
+    uint64_t video_cap_tokens;               /* max_video_tokens if cap_pixels_per_frame is on; 0 = off */
+    double video_fps;                        /* frames sampled per second */
     uint32_t video_frames_min, video_frames_max;
 };
 

@@ -16,7 +16,7 @@ void image_config_bound(struct image_config *cfg, const struct image_bounds *bou
     if (cfg->area_min > cfg->area_max) cfg->area_min = cfg->area_max;
 }
 
-/* How large an image may become; frames count as so many images (1 where areas are per frame). */
+/* How large an image may become; frames count as so many images (1 if areas are per frame). */
 struct room {
     uint64_t min, max;
     uint32_t frames, depth;
@@ -141,7 +141,7 @@ enum status image_target(const struct image_config *cfg, uint32_t width, uint32_
     double hb, wb;
     smart_resize(h, w, f, &room, &hb, &wb);
     if (hb < f || wb < f || hb > SIDE_MAX ||
-        wb > SIDE_MAX) /* bounds of a checkpoint that no image can keep */
+        wb > SIDE_MAX) /* bounds of a checkpoint that no image can meet */
         return err_set(err, ST_INVALID, "an image of %u x %u pixels does not fit this model's size limits",
                        width, height);
     *to_height = (uint32_t)hb;
@@ -188,8 +188,8 @@ static uint32_t strided_count(const struct image_config *cfg, uint32_t total, do
     return (uint32_t)floor(n / (double)cfg->depth) * cfg->depth;
 }
 
-/* torch.arange(0, total, total / n).int(), float32 values; of those only the n that were asked for (rounding
- * can add one behind the end). */
+/* torch.arange(0, total, total / n).int(), float32 values; of those only the n requested (rounding can add
+ * one after the end). */
 static void strided_fill(uint32_t *frames, uint32_t n, uint32_t total)
 {
     double step = (double)total / (double)n;

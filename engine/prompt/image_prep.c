@@ -50,7 +50,7 @@ static struct crops plan_crops(const struct image_config *cfg, uint32_t width, u
     struct crops c = {.columns = wide ? n : 1, .rows = wide ? 1 : n};
     c.width = ceil_div(width, c.columns);
     c.height = ceil_div(height, c.rows);
-    /* Rounding up can leave nothing for the last crops (5 pixels in 4 crops of 2). */
+    /* Rounding up can leave the last crops empty (5 pixels in 4 crops of 2). */
     c.columns = ceil_div(width, c.width);
     c.rows = ceil_div(height, c.height);
     return (c.width < c.height ? c.width : c.height) < cfg->pan_min_crop ? none : c;

@@ -1,6 +1,6 @@
-/* From a decoded image or video to what the vision tower sees: the family's sizes, crops and resize, the
- * grid of tokens, and the table lookup to floats. Pure functions on worker threads; no file formats of
- * images, no tensors. Source of the rules: transformers 5.23. */
+/* From a decoded image or video to the vision tower's input: the family's sizes, crops and resize, the grid
+ * of tokens, and the table lookup to floats. Pure functions on worker threads; no file formats of images, no
+ * tensors. Source of the rules: transformers 5.23. */
 #ifndef KVASIR_IMAGE_PREP_H
 #define KVASIR_IMAGE_PREP_H
 
@@ -12,20 +12,20 @@
 
 /* ---- sizes: families with dynamic resolution (image_dynamic.c) ---- */
 
-/* The area of a budget of so many tokens; false: not one of those that the family has. */
+/* The area of a budget of so many tokens; false: not a budget of the family. */
 bool image_budget(const struct image_config *cfg, uint64_t tokens, uint64_t *area);
 
-/* What a request asks of the size of still images, in pixels; 0 = as the checkpoint says. */
+/* A request's bounds for the size of still images, in pixels; 0 = the checkpoint's. */
 struct image_bounds {
     uint64_t area_min, area_max;
 };
-/* Puts them into a copy of the checkpoint's settings; nothing happens where the size is fixed. An area_min
- * over the resulting area_max becomes that. */
+/* Applies them to a copy of the checkpoint's settings; no-op if the size is fixed. An area_min above the
+ * resulting area_max becomes that. */
 void image_config_bound(struct image_config *cfg, const struct image_bounds *bounds);
 
 /* The size in pixels that an image (frames 0) or each frame of a video is resized to. ST_INVALID, with a
- * message for the client: sides of more than 200 : 1, too few frames, or a size that a switched-off resize
- * can't give. */
+ * message for the client: sides of more than 200 : 1, too few frames, or a size that is impossible without
+ * resize. */
 enum status image_target(const struct image_config *cfg, uint32_t width, uint32_t height, uint32_t frames,
                          uint32_t *to_width, uint32_t *to_height, struct err *err) KV_MUST_CHECK;
 
@@ -60,12 +60,12 @@ struct image_prepared {
 };
 void image_prepared_free(struct image_prepared *p);
 
-/* Crops and resizes a still image. ST_INVALID as image_target, and when the settings switch the resize off
- * and src has another size; ST_NOMEM. */
+/* Crops and resizes a still image. ST_INVALID as image_target, and if the settings disable the resize and src
+ * has a different size; ST_NOMEM. */
 enum status image_prep(const struct image_config *cfg, const struct image_u8 *src, struct image_prepared *out,
                        struct err *err) KV_MUST_CHECK;
 
-/* Number of crops that image_prep adds to the whole image: what the prompt has to make room for. */
+/* Number of crops that image_prep adds to the whole image. */
 uint32_t image_crop_count(const struct image_config *cfg, uint32_t width, uint32_t height);
 
 /* out [3, height, width] f32 = lut[c*256 + byte]: `pixel_values` of the reference. lut from image_lut. */

@@ -1,5 +1,5 @@
-/* The plain C resampling kernel: what the vector kernel is compared with, and what runs where there is no
- * AVX2. Pure; any thread. */
+/* The plain C resampling kernel: the reference of the vector kernel, and the fallback without AVX2. Pure; any
+ * thread. */
 #include "engine/prompt/image_resize_internal.h"
 
 static void horizontal(const struct image_axis *a, const uint8_t *src, uint32_t rows, uint8_t *dst)

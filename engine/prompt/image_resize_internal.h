@@ -1,5 +1,5 @@
 /* Shared by image.c (tables, choice of the kernel) and the two kernels image_resize.c (plain C) and
- * image_resize_avx2.c. Not for other modules; tests include it to compare the kernels bit for bit. */
+ * image_resize_avx2.c. Not for other modules, except tests that compare the kernels bit for bit. */
 #ifndef KVASIR_IMAGE_RESIZE_INTERNAL_H
 #define KVASIR_IMAGE_RESIZE_INTERNAL_H
 
@@ -33,7 +33,7 @@ struct image_resize_kernel {
 };
 
 extern const struct image_resize_kernel image__resize_c;
-/* NULL when the processor (or the target of the build) lacks AVX2. */
+/* NULL if the CPU (or the build target) lacks AVX2. */
 const struct image_resize_kernel *image__resize_avx2(void);
 
 /* As image_resize, with the kernel given. */

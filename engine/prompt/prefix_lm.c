@@ -1,4 +1,4 @@
-/* Prompts that go as a whole: see prompt_prefix_lm in prompt.h. */
+/* Prefix-LM prompts: see prompt_prefix_lm in prompt.h. */
 #include "engine/prompt/prompt.h"
 
 #include "config/base/sha256.h"
@@ -23,7 +23,7 @@ static bool doubtful(const uint8_t key[32])
     return memcmp(key, zero, sizeof zero) == 0;
 }
 
-/* Of where everything stands, the ids of text and the keys of images; all zero if one of these is. */
+/* Hash of the layout, the ids of text and the keys of images; all zero if one of the keys is. */
 static void atomic_key(const struct prompt *p, const struct prompt_span *spans, uint32_t count,
                        uint8_t key[32])
 {

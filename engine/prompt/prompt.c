@@ -50,7 +50,8 @@ static enum status join(const struct tok_run *runs, size_t n, struct joined *j, 
     return ST_OK;
 }
 
-/* Do all bytes of [a, b) allow every control token? *r is a run at or before a; it moves forward with a. */
+/* Whether all bytes of [a, b) allow every control token. *r is a run at or before a; it moves forward with
+ * a. */
 static bool all_control(const struct joined *j, size_t a, size_t b, size_t *r)
 {
     while (*r < j->run_count && j->first[*r + 1] <= a) (*r)++;
@@ -59,7 +60,7 @@ static bool all_control(const struct joined *j, size_t a, size_t b, size_t *r)
     return true;
 }
 
-/* Next occurrence of `what` from `at` on that stands wholly in template text; SIZE_MAX if there is none. */
+/* Next occurrence of `what` from `at` on that is wholly in template text; SIZE_MAX if none. */
 static size_t next_control(const struct joined *j, const char *what, size_t at, size_t *r)
 {
     size_t n = strlen(what);
@@ -73,7 +74,7 @@ static size_t next_control(const struct joined *j, const char *what, size_t at, 
     return SIZE_MAX;
 }
 
-/* What stands at a marker. */
+/* The kind of a marker. */
 enum mark { MARK_NONE, MARK_IMAGE, MARK_VIDEO, MARK_STRAY };
 struct mark_at {
     enum mark kind;
@@ -86,9 +87,9 @@ static size_t len_of(const char *s)
     return s ? strlen(s) : 0;
 }
 
-/* Walks over the markers of images and videos, and over placeholder tokens that are none. A marker may be the
- * placeholder token itself, or contain it. Every text is looked for once only, however many of another there
- * are. */
+/* Walks over the markers of images and videos, and over placeholder tokens that are no markers. A marker may
+ * be the placeholder token itself, or contain it. Every string is searched only once, however often the
+ * others occur. */
 struct mark_scan {
     const struct joined *j;
     struct {
@@ -112,7 +113,7 @@ static struct mark_scan mark_scan(const struct model_image_rule *rule, const str
     return s;
 }
 
-/* The first one from `at` on; at never goes back. */
+/* The first one from `at` on; `at` never decreases. */
 static struct mark_at next_mark(struct mark_scan *s, size_t at)
 {
     struct mark_at best = {.kind = MARK_NONE, .at = SIZE_MAX};
@@ -130,10 +131,10 @@ static struct mark_at next_mark(struct mark_scan *s, size_t at)
 
 struct expansion {
     struct joined j;
-    struct tok_run *runs;     /* what is tokenized: pieces of j.text and of the texts below */
-    uint32_t *tags;           /* [count] tag of each, when asked for */
-    const uint32_t *run_tags; /* of the runs as they came; NULL: not asked for */
-    uint32_t tag;             /* of what is added now */
+    struct tok_run *runs;     /* what is tokenized: parts of j.text and of the strings below */
+    uint32_t *tags;           /* [count] tag of each, if requested */
+    const uint32_t *run_tags; /* of the input runs; NULL: not requested */
+    uint32_t tag;             /* of the text being added */
     size_t count, cap;
     char *placeholder[2]; /* of images and of videos: as many placeholder tokens as the largest has */
     char *stamps;         /* slots of MODEL_STAMP_BYTES */
@@ -161,7 +162,7 @@ static enum status add_run(struct expansion *x, const char *text, size_t len, en
     return ST_OK;
 }
 
-/* Bytes [a, b) of the text as they were, run by run. *r as in all_control. */
+/* Adds bytes [a, b) of the text unchanged, run by run. *r as in all_control. */
 static enum status add_text(struct expansion *x, size_t a, size_t b, size_t *r, struct err *err)
 {
     enum status st = ST_OK;
@@ -223,7 +224,7 @@ static enum status add_image(const struct model_image_rule *rule, struct expansi
     return st;
 }
 
-/* The texts that images bring. Their sizes were checked by check_images. */
+/* The strings that images add. check_images has checked their sizes. */
 static enum status make_texts(const struct model_image_rule *rule, const struct prompt_image *images,
                               uint32_t image_count, struct expansion *x, struct err *err)
 {
@@ -293,7 +294,7 @@ static enum status expand(const struct model_image_rule *rule, const struct prom
     struct mark_scan scan = mark_scan(rule, &x->j);
     size_t at = 0, copy_run = 0;
     for (uint32_t k = 0; k < image_count && !st; k++) {
-        struct mark_at m = next_mark(&scan, at); /* there are as many as images: counted above */
+        struct mark_at m = next_mark(&scan, at); /* as many as images: counted above */
         st = add_text(x, at, m.at, &copy_run, err);
         x->tag = PROMPT_TAG_IMAGE | k;
         if (!st) st = add_image(rule, x, &images[k], err);
@@ -307,7 +308,7 @@ static enum status expand(const struct model_image_rule *rule, const struct prom
 
 /* ---- spans ---- */
 
-/* What can be said of the images before anything is made of them. *slots: how many places they take. */
+/* Checks the images before anything is built. *slots: how many markers they take. */
 static enum status check_images(const struct model_image_rule *rule, const struct prompt_image *images,
                                 uint32_t image_count, uint32_t token_max, uint32_t *slots, struct err *err)
 {
@@ -344,8 +345,8 @@ static bool is_placeholder(const struct model_image_rule *rule, uint32_t token, 
     return *video || token == rule->placeholder_id;
 }
 
-/* Each placeholder token belongs to the image whose turn it is: the images' lengths are known, so neighbours
- * need no text between them. */
+/* Assigns placeholder tokens to images in order: the images' lengths are known, so adjacent ones need no text
+ * between them. */
 static enum status find_spans(const struct model_image_rule *rule, const struct prompt_image *images,
                               uint32_t image_count, struct prompt *p, struct err *err)
 {
@@ -376,10 +377,9 @@ static enum status find_spans(const struct model_image_rule *rule, const struct 
     return ST_OK;
 }
 
-/* The left-to-right scan of models with mRoPE: `next` is the rope position of the token at index `at`. Behind
- * a video it also clears the video's time, as in the training code, vLLM and transformers 4;
- * transformers 5.23 takes max(h, w) alone there, so that the text behind a long video stands at positions
- * which the video's later frames have. */
+/* The left-to-right scan of models with mRoPE: `next` is the rope position of the token at index `at`. After
+ * a video it also skips the video's time, as in the training code, vLLM and transformers 4; transformers 5.23
+ * uses only max(h, w), so that the text after a long video has the positions of the video's later frames. */
 static enum status set_offsets(const struct model_image_rule *rule, struct prompt *p, struct err *err)
 {
     int64_t next = 0;
@@ -501,7 +501,7 @@ enum status prompt_build(const struct model_info *m, const struct tokenizer *t, 
 
 /* ---- where tokens came from ---- */
 
-/* The expanded text, and how far the tokens' bytes have been laid along it. */
+/* The expanded text, and how far the tokens' bytes are aligned with it. */
 struct trail {
     const struct tokenizer *t;
     const struct prompt *p;
@@ -518,7 +518,7 @@ static bool fits(const struct trail *r, size_t at, uint32_t token)
     return n && n <= r->len - at && memcmp(r->text + at, s, n) == 0;
 }
 
-/* Length of the text that token i stands for, from r->at on, which may move over text that no token shows. */
+/* Length of the text of token i, from r->at on, which may skip text that no token has. */
 static size_t take(struct trail *r, uint32_t i)
 {
     enum { WINDOW = 256 };
@@ -526,17 +526,17 @@ static size_t take(struct trail *r, uint32_t i)
     const char *s = tok_bytes(r->t, r->p->tokens[i], &n);
     if (!n) return 0;
     if (fits(r, r->at, i)) return n;
-    /* A space that the tokenizer put in front. */
+    /* A space that the tokenizer prepended. */
     if (n > 1 && s[0] == ' ' && n - 1 <= r->len - r->at && memcmp(r->text + r->at, s + 1, n - 1) == 0)
         return n - 1;
     for (size_t at = r->at + 1; at < r->len && at <= r->at + WINDOW; at++) {
         if (!fits(r, at, i)) continue;
         if (i + 1 < r->p->token_count && at + n < r->len && !fits(r, at + n, i + 1))
-            continue; /* two in a row, or it is chance */
+            continue; /* two in a row, else it may be chance */
         r->at = at;
         return n;
     }
-    return 0; /* stands for nothing that is seen: BOS, a normalised or repaired character */
+    return 0; /* no visible text: BOS, a normalised or repaired character */
 }
 
 static enum status trail_init(struct trail *r, const struct expansion *x, struct err *err)
@@ -550,7 +550,7 @@ static enum status trail_init(struct trail *r, const struct expansion *x, struct
     return ST_OK;
 }
 
-/* One entry per stretch of equal tags. */
+/* One entry per run of equal tags. */
 static enum status trail_walk(struct trail *r, const struct expansion *x, struct prompt_origin **out,
                               size_t *count, struct err *err)
 {

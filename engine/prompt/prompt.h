@@ -18,9 +18,9 @@ struct prompt {
     uint32_t span_count;
 };
 void prompt_free(struct prompt *p);
-/* Makes all of it one SPAN_PREFIX_LM: the text around the images gets spans of its own, and each span the
- * identity of everything, which the images' keys are part of. Again after any change. On error nothing is
- * changed. */
+/* Makes the whole prompt one SPAN_PREFIX_LM: the text around the images gets its own spans, and every span
+ * gets the identity of the whole, the images' keys included. Call it again after any change. On error nothing
+ * changes. */
 enum status prompt_prefix_lm(struct prompt *p, struct err *err) KV_MUST_CHECK;
 /* Index of the span of image n; span_count: there is none. */
 uint32_t prompt_image(const struct prompt *p, uint32_t n);

@@ -1,6 +1,6 @@
-/* Attention spans: runs of prompt tokens with another attention mask than text, or with embeddings that do
- * not come from their ids. prompt_build makes them by the family's rule; scheduler, cache and attention read
- * only the spans and know no images. */
+/* Attention spans: runs of prompt tokens whose attention mask differs from text, or whose embeddings do not
+ * come from their ids. prompt_build makes them by the family's rule; scheduler, cache and attention know only
+ * spans, no images. */
 #ifndef KVASIR_SPAN_H
 #define KVASIR_SPAN_H
 
@@ -10,14 +10,14 @@
 #include <stdint.h>
 
 /* 3-D positions (mRoPE) of an image's tokens. Its token i lies at t = i / (h w), y = i / w % h, x = i % w;
- * with B the next free position in front of it its position is (B + floor(t * seconds), B + y, B + x), and
- * the next free position behind it is B + 1 + max(floor((t-1) * seconds), h-1, w-1). */
+ * with B the next free position before it, its position is (B + floor(t * seconds), B + y, B + x), and the
+ * next free position after it is B + 1 + max(floor((t-1) * seconds), h-1, w-1). */
 struct prompt_grid {
     uint32_t t, h, w; /* in tokens: t * h * w = end - begin */
     double seconds;   /* rope positions between two frames; 0 for still images */
 };
 
-/* floor(t * seconds), in float32 as transformers computes it: at whole numbers the rounding decides. */
+/* floor(t * seconds), in float32 as in transformers: rounding matters near whole numbers. */
 static inline int32_t prompt_grid_time(const struct prompt_grid *g, uint32_t t)
 {
     return (int32_t)((float)t * (float)g->seconds);
@@ -38,39 +38,38 @@ enum span_rule {
     SPAN_PREFIX_LM,         /* the same of the whole prompt */
 };
 
-/* A run of tokens with its own mask and identity; it may stand for an image (or a crop, a frame). */
+/* A run of tokens with its own mask and identity; it may be an image (or a crop, a frame). */
 struct prompt_span {
     uint32_t begin, end; /* token indices */
     enum span_rule rule;
-    /* The tokens that must stay together: no prefill chunk and no cache hit ends between them. It is the span
+    /* The tokens that must stay together: no prefill chunk and no cache hit ends between them. The span
      * itself, or, for SPAN_PREFIX_LM, the beginning of the prompt, which its spans fill; begin = end for
-     * SPAN_CAUSAL.
-     */
+     * SPAN_CAUSAL. */
     uint32_t atomic_begin, atomic_end;
     uint8_t key[32]; /* 256-bit content key of the image: pixels and preprocessing parameters. All zero =
                         identity uncertain: nothing from `begin` on is cached */
     uint8_t
         atomic_key[32];  /* SPAN_PREFIX_LM: of all that lies in [atomic_begin, atomic_end), zero as above */
-    int32_t mrope_delta; /* next rope position minus token count behind the span; 0 with 1-D positions */
+    int32_t mrope_delta; /* next rope position minus token count after the span; 0 with 1-D positions */
     struct prompt_grid grid; /* all 0 with 1-D positions */
     /* The image: row i of its features replaces the embedding of token begin+i, end - begin rows. */
     bool image;
     struct image_u8
-        pixels; /* resized to what the tower takes; owned by the prompt. rgb NULL: not decoded yet; the
-                 * scheduler asks for it (EV_IMAGE) when neither its KV nor its features are cached */
+        pixels; /* resized for the tower; owned by the prompt. rgb NULL: not decoded yet; the scheduler
+                   requests it (EV_IMAGE) if neither its KV nor its features are cached */
 };
 /* True if no run of tokens may end at p (0 < p); s is the first span that ends after p. */
 static inline bool span_cut(const struct prompt_span *s, uint32_t p)
 {
     return s->atomic_begin < p && p < s->atomic_end;
 }
-/* What distinguishes the keys and values of its tokens from those of other tokens at the same position after
- * the same prefix. */
+/* What distinguishes the KV of its tokens from that of other tokens at the same position after the same
+ * prefix. */
 static inline const uint8_t *span_identity(const struct prompt_span *s)
 {
     return s->rule == SPAN_PREFIX_LM ? s->atomic_key : s->key;
 }
-/* An image's place, without its key, its positions and its pixels; not for SPAN_PREFIX_LM. */
+/* An image's span without key, positions and pixels; not for SPAN_PREFIX_LM. */
 static inline struct prompt_span span_of_image(uint32_t begin, uint32_t end, enum span_rule rule)
 {
     bool whole = rule != SPAN_CAUSAL;

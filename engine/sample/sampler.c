@@ -1,4 +1,4 @@
-/* See sampler.h. exp is our own so that a draw doesn't depend on the C library of the machine. */
+/* See sampler.h. exp is implemented here so that sampling doesn't depend on the machine's C library. */
 #include "engine/sample/sampler.h"
 
 #include "config/base/assert.h"
@@ -14,8 +14,8 @@ struct sampler {
     float *logits;    /* [V] copy with penalties and bias */
     float *weights;   /* [V] exp of scaled logits; before that the logits of changed ids, and only those */
     uint32_t *order;  /* [V] ids under selection; before that the changed ones */
-    uint32_t *counts; /* [V] all zero between calls: SEEN = stands in the history, CHANGED = by bias or ban,
-                         the rest = times generated */
+    uint32_t *counts; /* [V] all zero between calls: SEEN = in the history, CHANGED = by bias or ban, the rest
+                         = times generated */
     uint32_t *bucket_count; /* [BUCKETS] logits by size */
     uint32_t *allowed;      /* [words] bits of what the constraint allows */
     uint32_t words;
@@ -23,14 +23,13 @@ struct sampler {
     bool *barred;       /* [ceil(V / BLOCK)] the constraint allows nothing in the block */
     double *bucket_sum; /* [BUCKETS] and the sum of their weights */
 };
-#define BUCKETS (1u << 14)
-#define BLOCK   SAMPLER__BLOCK
-#define SEEN    0x80000000u
-#define CHANGED 0x40000000u
-#define CHANGED_SPARE                                                                                        \
-    64u /* entries of the list beyond those that are drawn from: so many best ones may be changed away */
-#define NUCLEUS  128u              /* entries in which top_p mostly ends */
-#define LIST_MAX (4 * BE_TOPK_MAX) /* best ids after changes that are looked at before the whole row is */
+#define BUCKETS       (1u << 14)
+#define BLOCK         SAMPLER__BLOCK
+#define SEEN          0x80000000u
+#define CHANGED       0x40000000u
+#define CHANGED_SPARE 64u  /* extra entries of the list: so many of the best may be changed away */
+#define NUCLEUS       128u /* entries within which top_p usually ends */
+#define LIST_MAX      (4 * BE_TOPK_MAX) /* best ids after changes to try before the whole row */
 
 enum status sampler_create(uint32_t vocab, struct sampler **out, struct err *err)
 {
@@ -94,13 +93,13 @@ float sampling_uniform(uint64_t seed, uint64_t position)
     return (float)(c[0] >> 8) * 0x1p-24f;
 }
 
-/* Finite, so that the largest logit keeps weight 1 however cold it is. */
+/* Finite, so that the largest logit keeps weight 1 however low the temperature. */
 static float inverse(float temperature)
 {
     return temperature > 1e-30f ? 1.0f / temperature : 1e30f;
 }
 
-/* ---- the row that is drawn from ---- */
+/* ---- the row to sample from ---- */
 
 static bool penalises_repetition(const struct sampling_params *p)
 {
@@ -113,7 +112,7 @@ static bool modifies(const struct sampling_params *p, uint32_t banned_count)
            p->bias_count > 0 || banned_count > 0 || p->constraint;
 }
 
-/* Ids whose logits this request changes, into s->order, and what becomes of them, into s->weights at the id.
+/* Writes ids whose logits this request changes to s->order, and their new logits to s->weights at the id.
  * Returns how many; the marks in s->counts stay until unmark(). */
 static uint32_t change(struct sampler *s, const struct sampling_params *p, const struct sampler_row *row)
 {
@@ -168,7 +167,7 @@ static bool allows(const struct sampler *s, uint32_t id)
 }
 
 /* After change(): the whole row, without what the constraint does not allow. Most masks leave few ids, or all
- * but few: whole words are filled or copied, and blocks of which nothing is left are marked in s->barred. */
+ * but few: whole words are filled or copied, and blocks with nothing left are marked in s->barred. */
 static const float *constrained_row(struct sampler *s, const struct sampler_row *row, uint32_t changed)
 {
     memset(s->barred, true, (s->vocab / BLOCK + 1) * sizeof *s->barred);
@@ -198,7 +197,7 @@ static uint32_t best_allowed(const struct sampler *s, const float *raw)
     return best == UINT32_MAX ? 0 : best;
 }
 
-/* Of the largest the first. Eight chains of comparisons, so that a row is not one long chain. */
+/* The first of the largest. Eight chains of comparisons instead of one long chain. */
 static uint32_t argmax(const float *l, uint32_t n, const bool *barred)
 {
     float best = -INFINITY;
@@ -229,7 +228,7 @@ static bool before(const float *l, uint32_t a, uint32_t b)
 
 static void sift(const float *l, uint32_t *h, uint32_t n, uint32_t at)
 {
-    for (;;) { /* the one that comes last stands on top */
+    for (;;) { /* the last in order is on top */
         uint32_t c = 2 * at + 1;
         if (c >= n) return;
         if (c + 1 < n && before(l, h[c], h[c + 1])) c++;
@@ -267,17 +266,17 @@ static void select_top(const float *l, uint32_t v, uint32_t k, uint32_t *h)
     for (uint32_t i = 0; i < k; i++) h[i] = i;
     heapify(l, h, k);
     for (uint32_t i = k; i < v; i++) {
-        if (!(l[i] > l[h[0]])) continue; /* an equal value has a higher id than all that are in */
+        if (!(l[i] > l[h[0]])) continue; /* an equal value has a higher id than all entries */
         h[0] = i;
         sift(l, h, k, 0);
     }
     drain(l, h, k);
 }
 
-/* The best ids of the row, in order, as far as they are certain: `n` entries of the backend's list, and what
- * change() made of the changed ones. Whatever stands in neither comes behind the list's last entry, so those
- * that come before that are the best of all. Their logits are at s->weights[id] then. 0 when there is nothing
- * certain, or more than LIST_MAX. */
+/* The best ids of the row, in order, as far as they are certain: from `n` entries of the backend's list and
+ * the ids changed by change(). All other ids rank after the list's last entry, so the ids that rank before it
+ * are the best of all. Their logits are then at s->weights[id]. 0: nothing is certain, or more than
+ * LIST_MAX. */
 static uint32_t best_of(struct sampler *s, const struct sampler_row *row, uint32_t n, uint32_t changed,
                         uint32_t *ids)
 {
@@ -300,11 +299,11 @@ static uint32_t best_of(struct sampler *s, const struct sampler_row *row, uint32
     return m && isfinite(s->weights[ids[0]]) ? m : 0;
 }
 
-/* ---- the draw ---- */
+/* ---- sampling ---- */
 
 /* Candidates are sorted: ids[i] with value(i). Cuts by top_p of `total` (the weight of everything before
- * top_p) and min_p. Returns how many stay, or 0 when `n` candidates were not enough to tell (never when
- * `all`: nothing lies behind them). */
+ * top_p) and min_p. Returns how many stay, or 0 if `n` candidates do not suffice (never with `all`: there are
+ * no others). */
 static uint32_t cut(const struct sampling_params *p, const float *w, uint32_t n, double total, bool all)
 {
     uint32_t keep = n;
@@ -341,7 +340,7 @@ static uint32_t walk(const float *w, uint32_t n, double total, float u)
         if (w[i] > 0) last = i;
         if (sum > target) return i;
     }
-    return last; /* rounding at the very end */
+    return last; /* rounding at the end */
 }
 
 static double sum_of(const float *w, uint32_t n)
@@ -357,7 +356,7 @@ double sampler__weights_c(const float *l, uint32_t vocab, float max, float inv_t
     return weights_body(l, vocab, max, inv_temperature, weights, sums);
 }
 
-/* Weights of a whole row in order of id; their sum, block by block. What is barred has none. */
+/* Weights of a whole row in order of id; their sum, block by block. Barred blocks have none. */
 static double row_weights(struct sampler *s, const float *l, float max, float temperature, const bool *barred)
 {
     double total = 0;
@@ -371,7 +370,7 @@ static double row_weights(struct sampler *s, const float *l, float max, float te
     return total;
 }
 
-/* The draw in order of id: first the block, then the id in it. */
+/* Samples in order of id: first the block, then the id in it. */
 static uint32_t walk_row(const struct sampler *s, double total, float u)
 {
     double target = (double)u * total, sum = 0;
@@ -394,19 +393,19 @@ static uint32_t walk_row(const struct sampler *s, double total, float u)
     return id;
 }
 
-/* ---- candidates when nobody says how many: buckets of logits by size ---- */
+/* ---- an unknown number of candidates: buckets of logits by size ---- */
 
 static uint32_t bucket_of(float x)
 {
     uint32_t u;
-    x += 0.0f; /* -0 is equal to 0, and stands in its bucket */
+    x += 0.0f; /* -0 equals 0 and is in its bucket */
     memcpy(&u, &x, 4);
     u = u & 0x80000000u ? ~u : u | 0x80000000u; /* unsigned order is float order */
     return u >> 18;
 }
 
-/* Sorted ids of all logits that the smallest set with weight >= want may hold (want <= total of the weights),
- * into s->order. */
+/* Writes sorted ids of all logits that the smallest set with weight >= want may hold (want <= total of the
+ * weights) to s->order. */
 static uint32_t gather_top(struct sampler *s, const float *l, double want)
 {
     memset(s->bucket_count, 0, BUCKETS * sizeof *s->bucket_count);
@@ -419,7 +418,7 @@ static uint32_t gather_top(struct sampler *s, const float *l, double want)
     double sum = 0;
     uint32_t least = BUCKETS, n = 0;
     while (least > 0 && (sum < want * (1 + 1e-9) || sum <= 0))
-        sum += s->bucket_sum[--least]; /* the margin covers another order of summing */
+        sum += s->bucket_sum[--least]; /* the margin covers a different order of summation */
     for (uint32_t i = 0; i < s->vocab; i++)
         if (bucket_of(l[i]) >= least && s->weights[i] > 0) s->order[n++] = i;
     sort_ids(l, s->order, n);
@@ -437,8 +436,7 @@ static uint32_t gather_above(struct sampler *s, const float *l, float least)
 }
 
 struct drawn {
-    uint32_t id,
-        top_idx; /* top_idx: place in the row's top list, UINT32_MAX if it was not drawn from there */
+    uint32_t id, top_idx; /* top_idx: index in the row's top list, UINT32_MAX if it is not from there */
 };
 
 static uint32_t pick(const struct sampling_params *p, const float *w, uint32_t keep, uint64_t position)
@@ -447,7 +445,7 @@ static uint32_t pick(const struct sampling_params *p, const float *w, uint32_t k
 }
 
 /* From the best n ids of a row in their order (all: there are no others), with values[i] the logit of the
- * i-th. False when they are not enough to tell. */
+ * i-th. False if they do not suffice. */
 static bool draw_from_list(const struct sampling_params *p, const float *values, uint32_t n, bool all,
                            uint64_t position, uint32_t *idx)
 {
@@ -464,8 +462,8 @@ static bool draw_from_list(const struct sampling_params *p, const float *values,
     return true;
 }
 
-/* From a whole row in host memory, whose largest is `top` and whose best are known as far as best[count]:
- * exact for every setting. */
+/* From a whole row in host memory, whose largest is `top` and whose best are known up to best[count]: exact
+ * for every setting. */
 static uint32_t draw_from_row(struct sampler *s, const struct sampling_params *p, const float *l,
                               uint32_t top, const uint32_t *best, uint32_t count, uint64_t position)
 {
@@ -486,13 +484,13 @@ static uint32_t draw_from_row(struct sampler *s, const struct sampling_params *p
     if (limited) select_top(l, v, n, s->order);
     else if (p->top_p < 1.0f) n = gather_top(s, l, (double)p->top_p * total);
     else n = gather_above(s, l, p->min_p);
-    /* In place of the row's weights: those of the candidates, in their order. */
+    /* Replaces the row's weights by those of the candidates, in their order. */
     for (uint32_t i = 0; i < n; i++) s->weights[i] = weight_of(l[s->order[i]], max, inv);
     if (limited) total = sum_of(s->weights, n);
     return s->order[pick(p, s->weights, cut(p, s->weights, n, total, true), position)];
 }
 
-/* A draw from a row that is changed first. */
+/* Samples from a row after changing it. */
 static uint32_t draw_changed(struct sampler *s, const struct sampling_params *p,
                              const struct sampler_row *row, uint32_t n)
 {
@@ -532,7 +530,7 @@ bool sampler_walks(const struct sampling_params *p, uint32_t banned_count)
     return p->temperature > 0.0f && !(p->top_k > 0 && p->top_k <= BE_TOPK_MAX);
 }
 
-/* Rank among raw logits: from the list where it stands there, else by counting. */
+/* Rank among raw logits: from the list if it is there, else by counting. */
 static uint32_t rank_of(const struct sampler *s, const struct sampler_row *row, uint32_t id)
 {
     uint32_t n = 1;

@@ -1,12 +1,12 @@
-/* Draws one token from a row of logits, and reports log-probs. Pure: the result depends on its arguments
+/* Samples one token from a row of logits and reports log-probs. Pure: the result depends on its arguments
  * alone. Host arithmetic only; the row's maximum, log-sum-exp and largest entries come from the backend, so
  * that a row of 262,144 entries is rarely read as a whole here.
  *
- * Order of what changes a distribution:
+ * Order of effects:
  *   1. repetition penalty over prompt and generated ids (l > 0 ? l / r : l * r), then frequency * count +
  *      presence over generated ids
  *   2. logit bias (-100 and below = never), banned ids (never), what the constraint does not allow (never).
- *      Where that leaves nothing the constraint alone counts: the largest raw logit that it allows
+ *      If nothing is left, the constraint alone counts: the largest raw logit that it allows
  *   3. temperature (0 = the largest, ties by lower id; nothing below applies)
  *   4. top_k
  *   5. top_p: the smallest set of largest probabilities whose sum reaches top_p, of what top_k left
@@ -38,17 +38,17 @@ struct sampler_row {
     uint32_t top_count;
     const uint32_t *history; /* [history_count] ids so far, of which prompt_count are the prompt */
     uint32_t history_count, prompt_count;
-    uint64_t position; /* of the token that is drawn */
+    uint64_t position; /* of the sampled token */
     const uint32_t *banned;
     uint32_t banned_count;
 };
-/* How many of the row's largest entries a draw with these parameters looks at (0..BE_TOPK_MAX). A row uses
- * exactly these, even when more are given: its draw must not depend on what other rows of the batch need. */
+/* How many of the row's largest entries sampling with these parameters reads (0..BE_TOPK_MAX). A row uses
+ * exactly these even if more are given: its result must not depend on what other rows of the batch need. */
 uint32_t sampler_top_wanted(const struct sampling_params *p, uint32_t banned_count);
-/* True when a draw may read the whole row or the history: then it is worth a thread of its own. */
+/* True if sampling may read the whole row or the history: then it is worth its own thread. */
 bool sampler_walks(const struct sampling_params *p, uint32_t banned_count);
 
-/* False: row->raw was NULL and is needed; nothing was drawn, call again with it. */
+/* False: row->raw was NULL and is needed; call again with it. */
 bool sampler_draw(struct sampler *s, const struct sampling_params *p, const struct sampler_row *row,
                   struct token_out *out);
 

@@ -1,5 +1,5 @@
-/* The sampler's walk over a whole row with AVX2, chosen when a sampler is made; sampler.c runs elsewhere,
- * with the same bits. Pure; any thread. */
+/* The sampler's walk over a whole row with AVX2, selected when a sampler is created; sampler.c runs
+ * elsewhere, with the same bits. Pure; any thread. */
 #include "engine/sample/sampler_weights.h"
 
 #include <stddef.h>

@@ -1,7 +1,6 @@
-/* The sampler's walk over a whole row, for sampler.c (any machine) and sampler_avx2.c: the same source
- * compiled twice, so that the wider one has the same bits. That holds because each float is computed by
- * itself, sums have a fixed order of lanes, and nothing is contracted
- * (-ffp-contract=off). */
+/* The sampler's walk over a whole row, for sampler.c (any machine) and sampler_avx2.c: one source compiled
+ * twice, with the same bits: each float is computed independently, sums have a fixed order of lanes, and
+ * nothing is contracted (-ffp-contract=off). */
 #ifndef KVASIR_SAMPLER_WEIGHTS_H
 #define KVASIR_SAMPLER_WEIGHTS_H
 
@@ -9,7 +8,7 @@
 #include <string.h>
 
 #define SAMPLER_INLINE __attribute__((always_inline)) static inline
-#define SAMPLER__BLOCK 1024u /* ids whose weights are summed before the sums are */
+#define SAMPLER__BLOCK 1024u /* ids whose weights are summed per block */
 
 /* weights[i] = exp((l[i] - max) * inv_temperature) for i < vocab; sums[j] is the sum of the j-th block of
  * them; returns the sum of the sums. */
@@ -45,7 +44,7 @@ SAMPLER_INLINE float weight_of(float x, float max, float inv_temperature)
     return out;
 }
 
-/* Sum of one block in a fixed order of eight lanes, so that it isn't one long chain of additions. */
+/* Sum of one block in a fixed order of eight lanes, to avoid one long chain of additions. */
 SAMPLER_INLINE double block_sum(const float *w, uint32_t n)
 {
     double lane[8] = {0};

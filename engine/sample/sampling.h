@@ -1,6 +1,6 @@
-/* Sampling parameters of a request, and the result of one draw. The draw (sampler.h) depends on the row's
- * logits, the parameters, the seed, the position and the history, and on nothing else: the random number is a
- * counter-based generator's value at (seed, position), so it does not depend on the batch.
+/* Sampling parameters of a request, and a sampled token. Sampling (sampler.h) depends only on the row's
+ * logits, the parameters, the seed, the position and the history: the random number is a counter-based
+ * generator's value at (seed, position), so it does not depend on the batch.
  *
  * To add a sampling parameter:
  *   - its field in struct sampling_params, where a zero means off if possible
@@ -23,29 +23,29 @@ struct sampling_bias {
     float bias; /* added to the logit; -100 and below = never */
 };
 
-/* Constrained decoding: which tokens may follow. tokens[0..count) is the answer so far; all results depend on
- * it alone, but for MASK_LATER and MASK_BUSY, which only say when. `prepare`, `drafts`, `forced` and `stop`
- * are called by whoever plans steps, between steps: for one constraint one at a time, for different ones at
- * once. None of them waits or takes long. */
+/* Constrained decoding: which tokens may follow. tokens[0..count) is the output so far; all results depend on
+ * it alone, except MASK_LATER and MASK_BUSY, which concern only timing. The planner calls `prepare`,
+ * `drafts`, `forced` and `stop` between steps: never concurrently for one constraint. They are quick and
+ * never block. */
 enum mask_state {
     MASK_READY = 0,
-    MASK_LATER, /* it is being made, and the planner is woken then: no draw until it is ready */
-    MASK_BUSY,  /* another thread has what it takes, for a moment: worth another try, else as MASK_LATER */
-    MASK_FAILED /* the answer can't go on: for good */
+    MASK_LATER, /* being computed; the planner is woken when it is ready, and nothing is sampled until then */
+    MASK_BUSY,  /* another thread holds it briefly: retry, else as MASK_LATER */
+    MASK_FAILED /* the output can't continue; permanent */
 };
 struct sampling_constraint {
     void *arg;
-    /* Makes the mask that the next draw needs. */
+    /* Computes the mask for the next token. */
     enum mask_state (*prepare)(void *arg, const uint32_t *tokens, uint32_t count);
     /* tokens[count..count + drafts) are draft tokens, and the mask after tokens[0..count) is ready: how many
-     * of them are allowed, and have the mask after them ready too. */
+     * of them are allowed and have the mask after them ready too. */
     uint32_t (*drafts)(void *arg, const uint32_t *tokens, uint32_t count, uint32_t drafts);
-    /* In the step: copies a ready mask into bits[0..words): bit id & 31 of bits[id >> 5] is on where the
-     * token may follow. At least one is. */
+    /* In the step: copies a ready mask into bits[0..words): bit id & 31 of bits[id >> 5] is set if the token
+     * may follow. At least one is. */
     void (*mask)(void *arg, const uint32_t *tokens, uint32_t count, uint32_t *bits, uint32_t words);
-    /* Draft tokens, `most` at most, that follow because there is no choice; returns how many. */
+    /* Writes up to `most` draft tokens that are forced: no other may follow; returns how many. */
     uint32_t (*forced)(void *arg, const uint32_t *tokens, uint32_t count, uint32_t most, uint32_t *out);
-    void (*stop)(void *arg); /* the sequence has ended: what is being made for it is dropped. NULL: nothing */
+    void (*stop)(void *arg); /* the sequence has ended: drops work in progress. NULL: nothing */
 };
 
 struct sampling_params {
@@ -55,7 +55,7 @@ struct sampling_params {
     uint32_t top_k;                            /* 0 = off */
     float presence_penalty, frequency_penalty; /* over generated tokens */
     float repetition_penalty;                  /* over prompt and generated tokens; 1 = off */
-    uint64_t seed;                             /* already mixed with the choice index by the caller */
+    uint64_t seed;                             /* the caller has mixed in the choice index */
     const struct sampling_bias *bias;          /* borrowed until the sequence ends */
     uint32_t bias_count;
     const struct sampling_constraint *constraint; /* NULL = none; borrowed until the sequence ends */
@@ -70,7 +70,7 @@ struct token_alt {
     uint32_t id;
     float logprob; /* natural log-softmax of the raw logits (before penalties, bias, temperature) */
 };
-/* A sampled token, or a scored prompt token, with what was asked about it. */
+/* A sampled token or a scored prompt token, with its log-probs. */
 struct token_out {
     uint32_t id;
     float logprob;

@@ -22,7 +22,7 @@ static int by_bytes(const void *a, const void *b)
     return x->hit < y->hit ? -1 : x->hit > y->hit;
 }
 
-/* A node that is still to be made from the needles [lo, hi), which share their first `depth` bytes. */
+/* A pending node for the needles [lo, hi), which share their first `depth` bytes. */
 struct job {
     size_t lo, hi, depth;
     uint32_t node;
@@ -44,7 +44,7 @@ static void build_nodes(struct tok_trie *trie, const struct needle *n, size_t co
         struct tok_trie_node *node = &trie->nodes[b.node];
         node->edge = edge_count;
         size_t i = b.lo;
-        while (i < b.hi && n[i].len == b.depth) { /* equal needles: the first one counts */
+        while (i < b.hi && n[i].len == b.depth) { /* equal needles: the first one wins */
             if (!node->hit) node->hit = n[i].hit;
             i++;
         }
@@ -118,7 +118,7 @@ void tok_guard(struct tokenizer *t, const char *text, size_t len)
     }
 }
 
-/* Longest added token that starts at `at` and that all of its bytes permit; NULL if none. */
+/* Longest added token that starts at `at` and that all of its bytes allow; NULL if none. */
 static const struct tok_added *match_at(const struct tokenizer *t, const struct tok_trie *trie,
                                         const struct tok_text *x, size_t at)
 {
@@ -176,7 +176,7 @@ enum status tok__find_added(const struct tokenizer *t, const struct tok_trie *tr
 {
     if (!trie->any || (!x->control && x->all == TOK_CONTROL_NONE)) return emit_text(x, 0, x->len, sink);
     size_t done = 0;                       /* text before it was emitted */
-    size_t spaces_from = 0, spaces_to = 0; /* the last run of white space that was walked: not walked again */
+    size_t spaces_from = 0, spaces_to = 0; /* the last run of white space walked: not walked again */
     enum status st;
     for (size_t i = 0; i < x->len;) {
         const struct tok_added *hit = trie->root[x->s[i]] ? match_at(t, trie, x, i) : NULL;
@@ -185,8 +185,7 @@ enum status tok__find_added(const struct tokenizer *t, const struct tok_trie *tr
             continue;
         }
         size_t start = i, end = i + hit->needle_len;
-        i = end; /* a hit that the rules below reject is not searched for shorter ones: so does the reference
-                  */
+        i = end; /* if the rules below reject a hit, shorter ones are not tried, as in the reference */
         if (hit->single_word && !stands_alone(x, start, end)) continue;
         uint32_t cp;
         if (hit->lstrip) {

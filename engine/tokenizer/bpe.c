@@ -1,6 +1,6 @@
-/* One word of the pre-tokenizer -> ids. Byte-pair merges: always the pair of lowest rank, the leftmost of
- * equals, until none is left. Short words use an array, long ones a heap (O(n log n)); both give the same
- * result. Pure; any thread, state in the caller's encoder. */
+/* One word of the pre-tokenizer -> ids. Byte-pair merges: always the pair of lowest rank, leftmost first,
+ * until none is left. Short words use an array, long ones a heap (O(n log n)); both give the same result.
+ * Pure; any thread, state in the caller's encoder. */
 #include "engine/tokenizer/internal.h"
 #include "engine/tokenizer/unicode.h"
 
@@ -59,7 +59,7 @@ static enum status reserve_scratch(struct tok_encoder *e, size_t n)
         if (!p) return ST_NOMEM;
         *arrays[i] = p;
     }
-    /* Every merge takes one entry out and puts at most two in, and there are fewer merges than symbols. */
+    /* Every merge removes one entry and adds at most two, and there are fewer merges than symbols. */
     uint64_t *heap = realloc(e->heap, 2 * cap * sizeof *heap);
     if (!heap) return ST_NOMEM;
     e->heap = heap;
@@ -77,8 +77,7 @@ static size_t symbols(const struct tokenizer *t, const uint8_t *s, size_t len, u
         for (size_t i = 0; i < len; i++) ids[n++] = t->byte_id[s[i]];
         return n;
     }
-    bool unk =
-        false; /* an unknown symbol that is still to be written: with fuse_unk the next one may join it */
+    bool unk = false; /* a pending unknown symbol: with fuse_unk the next one may join it */
     for (size_t i = 0; i < len;) {
         uint32_t cp;
         unsigned bytes = uni_decode(s + i, &cp);
@@ -148,9 +147,8 @@ static void push(uint64_t *heap, size_t *n, uint64_t x)
     heap[at] = x;
 }
 
-/* The same on e->sym[0..n) with a heap of rank << 32 | position; the result is left at the front of e->sym.
- * An entry is stale when the pair that starts at its position has another rank by now (a rank names one
- * pair). */
+/* The same on e->sym[0..n) with a heap of rank << 32 | position; the result is at the front of e->sym. An
+ * entry is stale if the pair at its position has a different rank now (a rank names one pair). */
 static size_t merge_heap(struct tok_encoder *e, size_t n)
 {
     const struct tok_merges *m = &e->t->merges;
@@ -203,7 +201,7 @@ static enum status encode_new(struct tok_encoder *e, const uint8_t *s, size_t le
     return emit_all(e, e->sym, n);
 }
 
-/* A word whose ids depend on nothing around it. */
+/* A word whose ids don't depend on context. */
 static enum status encode_cached(struct tok_encoder *e, const uint8_t *s, size_t len)
 {
     if (!e->cache || len > CACHED_BYTES_MAX) return encode_new(e, s, len);

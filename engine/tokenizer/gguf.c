@@ -1,5 +1,5 @@
-/* GGUF metadata -> struct tokenizer. A file has the tokens by id with a type and a score each, for byte-level
- * models the merges too; the rest is in struct tok_gguf_kind. See tokenizer.h, load.c. */
+/* GGUF metadata -> struct tokenizer. A file has the tokens by id, each with a type and a score, and for
+ * byte-level models the merges; the rest is in struct tok_gguf_kind. See tokenizer.h, load.c. */
 #include "config/base/utf8.h"
 #include "config/gguf/gguf.h"
 #include "engine/tokenizer/internal.h"
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define TOKEN_BYTES_MAX 4096u /* where merges are derived: the work grows with the square of it */
+#define TOKEN_BYTES_MAX 4096u /* where merges are derived: quadratic work */
 
 enum {
     TYPE_NORMAL = 1,
@@ -27,7 +27,7 @@ struct vocab {
     struct tokenizer *t;
     struct err *err;
     uint32_t count;
-    struct gguf_text *token; /* [count] p is NULL where the original has none */
+    struct gguf_text *token; /* [count] p is NULL if the original has none */
     uint8_t *type;           /* [count] */
 };
 
@@ -39,8 +39,8 @@ static const struct gguf_value *array(const struct vocab *v, const char *key, bo
     return a && a->kind == GGUF_ARRAY && (a->item == GGUF_STRING) == strings ? a : NULL;
 }
 
-/* Rows that the converter appended because the embedding has more of them than the vocabulary: "[PAD<id>]".
- * Where the original has no token, there is none. */
+/* Rows that the converter appended because the embedding has more rows than the vocabulary: "[PAD<id>]". The
+ * original has no such tokens. */
 static bool is_padding(struct gguf_text token, uint32_t id)
 {
     char name[24];
@@ -118,8 +118,7 @@ static enum status read_vocab(struct vocab *v)
     return st;
 }
 
-/* The token that a key names by its id; *id is TOK_NO_ID if there is no such key (or it holds -1, which is
- * none as well). */
+/* The token that a key names by its id; *id is TOK_NO_ID if the key is absent or -1. */
 static enum status role_id(const struct vocab *v, const char *key, uint32_t *id)
 {
     const struct gguf_value *value = gguf_get(v->g, key);
@@ -159,8 +158,8 @@ static int compare_ranks(const void *pa, const void *pb)
     return a->id < b->id ? -1 : a->id > b->id;
 }
 
-/* Order in which tokens are merged. By score; in most vocabularies that is the order of ids already, and it
- * has to stay that: the scores of tokens that aren't normal are the converter's inventions. */
+/* Order in which tokens are merged. By score; in most vocabularies that is the order of ids, which must stay:
+ * the scores of tokens that aren't normal are invented by the converter. */
 static enum status order_tokens(const struct vocab *v, struct rank *order)
 {
     const struct gguf_value *scores = array(v, "tokenizer.ggml.scores", false);
@@ -188,7 +187,7 @@ struct pairs {
     size_t count, cap;
 };
 
-/* Every way to put the token together from two, the longest left part first. */
+/* Every split of the token into two, the longest left part first. */
 static enum status add_splits(const struct vocab *v, uint32_t id, struct pairs *out)
 {
     uint32_t left[TOKEN_BYTES_MAX];
@@ -211,8 +210,8 @@ static enum status add_splits(const struct vocab *v, uint32_t id, struct pairs *
     return ST_OK;
 }
 
-/* SentencePiece joins the pair whose union has the best score; merges are a list of pairs instead, which is
- * made from the vocabulary: all pairs whose union is a token, by the rank of that. */
+/* SentencePiece joins the pair whose union has the best score; merges are a list of pairs instead, derived
+ * from the vocabulary: all pairs whose union is a token, by the rank of that. */
 static enum status derive_merges(const struct vocab *v)
 {
     struct tok_merge_reader m;
@@ -267,7 +266,7 @@ static enum status set_steps(const struct vocab *v)
     return err_nomem(v->err, "tokenizer");
 }
 
-/* User-defined tokens of a SentencePiece-style vocabulary stand in the file with spaces: the original has
+/* User-defined tokens of a SentencePiece-style vocabulary are in the file with spaces: the original has
  * U+2581 for each. */
 static enum status put_token(const struct vocab *v, uint32_t id, struct tok_textbuf *tmp)
 {
@@ -315,7 +314,7 @@ static enum status put_added(const struct vocab *v)
     return st;
 }
 
-/* What a text gets around it that isn't a chat. */
+/* The tokens added around text that isn't a chat. */
 static enum status set_template(const struct vocab *v)
 {
     static const char *const names[2] = {"bos", "eos"};

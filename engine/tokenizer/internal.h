@@ -1,4 +1,4 @@
-/* Inside of the tokenizer; included by engine/tokenizer*.c only.
+/* Internals of the tokenizer; included by engine/tokenizer/*.c only.
  *
  *   runs -> one valid UTF-8 text -> pieces between added tokens -> normalised piece
  *        -> pieces between `normalized` added tokens -> words (pre-tokenizer)
@@ -26,7 +26,7 @@ enum {
 #define TOK_RANK_LIMIT (1u << TOK_RANK_BITS)
 #define TOK_NO_ID      UINT32_MAX
 #define TOK_NO_RANK    UINT32_MAX
-/* Longest text of one call; offsets in it have 32 bits, and normalising may triple it. */
+/* Longest text of one call; offsets have 32 bits, and normalising may triple it. */
 #define TOK_TEXT_MAX ((size_t)1 << 30)
 
 enum { TOK_EXISTS = 1, TOK_SPECIAL = 2, TOK_ADDED = 4, TOK_IN_MODEL = 8 };
@@ -35,7 +35,7 @@ struct tok_span {
     uint32_t at, len; /* bytes of an arena */
 };
 
-/* Open addressing, at most half full. A slot is hash << 32 | id + 1; 0 is empty. The strings stand in the
+/* Open addressing, at most half full. A slot is hash << 32 | id + 1; 0 is empty. The strings are in the
  * tokenizer's arena. */
 struct tok_index {
     uint64_t *slots;
@@ -101,8 +101,7 @@ struct tok_role {
 enum { TOK_STEPS_MAX = 8, TOK_TEMPLATE_MAX = 8 };
 
 struct tokenizer {
-    /* Tokens by id, [vocab_size]. `literal` is the string in the file, `bytes` the text that the token stands
-     * for. */
+    /* Tokens by id, [vocab_size]. `literal` is the string in the file, `bytes` the token's text. */
     uint32_t vocab_size;
     struct tok_span *literal, *bytes;
     uint8_t *flags;
@@ -120,9 +119,9 @@ struct tokenizer {
     uint32_t byte_id[256];        /* byte-level: the byte's token; otherwise <0xNN>; TOK_NO_ID: none */
     uint32_t *char_pages[0x1100]; /* code point -> 1 + id, pages of 256, NULL: none */
     uint32_t unk_id;
-    /* Bit per hash of (last code point of a, first code point of b) of all merges (a, b): where the bit of a
-     * pair of neighbours is not set, no merge can join them and the text may be cut there. NULL: the proof
-     * failed, nothing is cut. */
+    /* Bit per hash of (last code point of a, first code point of b) of all merges (a, b): if the bit of two
+     * neighbours is not set, no merge can join them and the text may be cut there. NULL: the proof failed,
+     * nothing is cut. */
     uint64_t *joints;
 
     struct tok_norm norms[TOK_STEPS_MAX];
@@ -148,7 +147,7 @@ uint64_t tok__hash(const void *data, size_t len);
 /* Id of a literal, TOK_NO_ID if there is none. */
 uint32_t tok__literal_id(const struct tokenizer *t, const char *s, size_t len);
 uint32_t tok__word_id(const struct tokenizer *t, const char *s, size_t len); /* by_word */
-/* Room for ids up to `highest` and so many strings. */
+/* Allocates for ids up to `highest` and so many strings. */
 enum status tok__allocate_vocab(struct tokenizer *t, uint64_t highest, size_t strings,
                                 struct err *err) KV_MUST_CHECK;
 /* Reads model.vocab and model.merges of the document; byte_level must be set. */
@@ -162,7 +161,7 @@ struct tok_merge_reader {
     struct tokenizer *t;
     const char *where; /* in messages */
     struct err *err;
-    char *text; /* left and right of each, one behind the other */
+    char *text; /* left and right of each, concatenated */
     size_t used, cap;
     size_t at[TOK_MERGE_BATCH], len[TOK_MERGE_BATCH][2];
     uint32_t entry[TOK_MERGE_BATCH], count;
@@ -172,12 +171,12 @@ enum status tok__merges_open(struct tok_merge_reader *m, struct tokenizer *t, co
 /* entry: its number in messages. The strings are copied. */
 enum status tok__merges_add(struct tok_merge_reader *m, uint32_t entry, const char *left, size_t left_len,
                             const char *right, size_t right_len) KV_MUST_CHECK;
-/* Looks up what is left; a fault of an earlier entry wins over `st`, which is answered otherwise. */
+/* Looks up the rest; returns the error of an earlier entry if there is one, else `st`. */
 enum status tok__merges_close(struct tok_merge_reader *m, enum status st) KV_MUST_CHECK;
-/* After tok__merges_open, in the place of the two: of a pair whose ids are known. */
+/* After tok__merges_open, instead of the two above: a pair whose ids are known. */
 void tok__merges_put(struct tokenizer *t, uint32_t left, uint32_t right, uint32_t merged);
 void tok__merges_prefetch(const struct tokenizer *t, uint32_t left, uint32_t right);
-/* Gives an id that stands beyond the model's vocabulary its literal. */
+/* Sets the literal of an id above the model's vocabulary. */
 enum status tok__add_literal(struct tokenizer *t, uint32_t id, const char *s, size_t len,
                              struct err *err) KV_MUST_CHECK;
 /* Fills byte_id, char_pages, bytes, by_word and joints once vocabulary, merges, added tokens and decoder are
@@ -209,18 +208,18 @@ static inline uint32_t tok__char_id(const struct tokenizer *t, uint32_t cp)
 }
 
 /* ---- tokenizer/load.c ---- */
-/* Makes the token of that id an added one, or changes its flags. */
+/* Makes that token an added one, or changes its flags. */
 enum status tok__put_added(struct tokenizer *t, uint32_t id, const struct tok_added *flags,
                            struct err *err) KV_MUST_CHECK;
 /* Keeps role: content; a later one replaces an earlier one. */
 enum status tok__put_role(struct tokenizer *t, const char *role, const char *content, size_t len,
                           struct err *err) KV_MUST_CHECK;
-/* What follows from vocabulary, merges, added tokens and steps, which are all there but for `extra`. */
+/* Derives the rest from vocabulary, merges, added tokens and steps, all complete except `extra`. */
 enum status tok__finish(struct tokenizer *t, const struct tok_extra *extra, size_t extra_count,
                         struct err *err) KV_MUST_CHECK;
 
 /* ---- tokenizer/text.c ---- */
-/* A text with, where runs of different control stand in it, the control of every byte. */
+/* A text and, if its runs differ in control, the control of every byte. */
 struct tok_text {
     const uint8_t *s;
     size_t len;
@@ -228,7 +227,7 @@ struct tok_text {
     enum tok_control all;
 };
 struct tok_textbuf {
-    uint8_t *s, *control; /* control stays NULL when there is only one */
+    uint8_t *s, *control; /* control stays NULL if all are equal */
     size_t len, cap;
     bool mixed;
 };
@@ -236,7 +235,7 @@ void tok__textbuf_fini(struct tok_textbuf *b);
 /* Joins runs into one valid text: borrowed from the only run where possible, else in *own. */
 enum status tok__join_runs(const struct tok_run *runs, size_t run_count, struct tok_textbuf *own,
                            struct tok_text *out, struct err *err) KV_MUST_CHECK;
-/* Would normalising leave every substring of s as it is? */
+/* Whether normalising leaves every substring of s unchanged. */
 bool tok__is_normal(const struct tokenizer *t, const uint8_t *s, size_t len);
 /* Appends x with every occurrence replaced (rule of kind REPLACE). */
 enum status tok__replace(const struct tok_norm *rule, const struct tok_text *x,
@@ -253,7 +252,7 @@ size_t tok__next_word(enum tok_pattern pattern, const uint8_t *s, size_t len, si
 enum status tok__build_trie(struct tok_trie *trie, const struct tok_added *added, size_t count,
                             bool normalized) KV_MUST_CHECK;
 void tok__trie_fini(struct tok_trie *trie);
-/* Cuts a text at added tokens: calls text_fn for stretches between them and token_fn for ids, in order; stops
+/* Cuts a text at added tokens: calls text_fn for the text between them and token_fn for ids, in order; stops
  * at the first failure. */
 struct tok_added_sink {
     enum status (*text)(void *ctx, const struct tok_text *stretch);
@@ -265,7 +264,7 @@ enum status tok__find_added(const struct tokenizer *t, const struct tok_trie *tr
 
 /* ---- tokenizer/bpe.c ---- */
 struct tok_word_slot {
-    uint32_t at, ids_at; /* where the word stood in the text and its ids in the output */
+    uint32_t at, ids_at; /* offset of the word in the text and of its ids in the output */
     uint16_t len, count; /* len 0: empty slot */
 };
 /* One call of tok_encode. */
@@ -273,7 +272,7 @@ struct tok_encoder {
     const struct tokenizer *t;
     uint32_t *ids; /* output */
     size_t count, cap, ids_max;
-    const uint8_t *base;         /* the text that all words stand in */
+    const uint8_t *base;         /* the text that contains all words */
     struct tok_word_slot *cache; /* NULL for short texts */
     uint32_t cache_mask;
     /* Scratch of long words, [scratch_cap]: linked list of symbols and heap of rank << 32 | position. */

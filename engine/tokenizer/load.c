@@ -1,6 +1,5 @@
-/* tokenizer.json and its side files -> struct tokenizer. Every component is read by name; one that we don't
- * have refuses the load with ST_UNSUPPORTED. Start-up only; nothing of this runs while requests are served.
- */
+/* tokenizer.json and its side files -> struct tokenizer. Every component is read by name; an unsupported one
+ * fails the load with ST_UNSUPPORTED. Runs at start-up only. */
 #include "config/base/json.h"
 #include "config/base/utf8.h"
 #include "engine/tokenizer/internal.h"
@@ -325,8 +324,8 @@ enum status tok__put_added(struct tokenizer *t, uint32_t id, const struct tok_ad
     return ST_OK;
 }
 
-/* Flags of an added token's object. Without "normalized" special tokens are matched raw, as the reference has
- * it. */
+/* Flags of an added token's object. Without "normalized" special tokens are matched raw, as in the
+ * reference. */
 static enum status read_flags(struct loader *l, uint32_t node, const char *where, bool special,
                               struct tok_added *out)
 {
@@ -361,7 +360,7 @@ static enum status read_added(struct loader *l, uint32_t list)
     return ST_OK;
 }
 
-/* What is searched in texts, and the tries over it; last, because side files may add tokens. */
+/* The needles and their tries; last, because side files may add tokens. */
 static enum status finish_added(struct tokenizer *t, struct err *err)
 {
     enum status st = ST_OK;
@@ -480,8 +479,8 @@ enum status tok__put_role(struct tokenizer *t, const char *role, const char *con
     return r->role && r->content ? ST_OK : err_nomem(err, "special tokens");
 }
 
-/* A named token of the vocabulary becomes a special added token, as AutoTokenizer makes it one. role NULL:
- * that alone. */
+/* A named token of the vocabulary becomes a special added token, as in AutoTokenizer. role NULL: only
+ * that. */
 static enum status put_role(struct loader *l, const char *role, uint32_t value)
 {
     bool object = json_kind(l->d, value) == JSON_OBJECT;
@@ -535,7 +534,7 @@ static enum status read_extra(struct loader *l, const char *key)
     return st;
 }
 
-/* tokenizer_config.json: added_tokens_decoder has the last word on the flags of a token. */
+/* tokenizer_config.json: added_tokens_decoder overrides the flags of a token. */
 static enum status read_flag_overrides(struct loader *l, uint32_t object)
 {
     uint32_t key = json_first(l->d, object);
@@ -586,7 +585,7 @@ static enum status read_side_file(struct tokenizer *t, const char *dir, const ch
 
 /* ---- all of it ---- */
 
-/* A token of the vocabulary that isn't an added one yet becomes one; as transformers' add_tokens makes it. */
+/* A token of the vocabulary that isn't an added one becomes one, as with transformers' add_tokens. */
 static enum status add_extra(struct tokenizer *t, const struct tok_extra *x, struct err *err)
 {
     enum status st = ST_OK;
@@ -631,8 +630,8 @@ enum status tok_load_extra(const char *dir, const struct tok_extra *extra, size_
         if ((st = read_tokenizer(&l))) err_prefix(err, st, "%s", path);
         json_free(&doc);
         if (!st) st = read_side_file(t, dir, "tokenizer_config.json", &overrides, err);
-        /* AutoTokenizer reads the older file only beside a tokenizer_config.json without
-         * added_tokens_decoder, and then prefers it. */
+        /* AutoTokenizer reads the older file only if tokenizer_config.json has no added_tokens_decoder, and
+         * then prefers it. */
         if (!st && !overrides) st = read_side_file(t, dir, "special_tokens_map.json", &unused, err);
         if (!st && (st = tok__finish(t, extra, extra_count, err))) err_prefix(err, st, "%s", path);
     }

@@ -1,5 +1,5 @@
-/* The pre-tokenizer patterns that we know, as scanners. Each pattern is a list of ordered alternatives
- * without gaps: every character belongs to exactly one word. Pure; any thread.
+/* The supported pre-tokenizer patterns, as scanners. Each pattern is a list of ordered alternatives without
+ * gaps: every character belongs to exactly one word. Pure; any thread.
  *
  * DIGIT:       (?i:'s|'t|'re|'ve|'m|'ll|'d) | [^\r\n\p{L}\p{N}]?\p{L}+ | \p{N} |  ?[^\s\p{L}\p{N}]+[\r\n]* |
  * \s*[\r\n]+ | \s+(?!\S) | \s+ DIGITS3:     the same with \p{N}{1,3} DIGIT_MARKS: as DIGIT, marks counted as
@@ -13,7 +13,7 @@ struct scan {
     unsigned mark; /* what a \p{M} counts as: UNI_LETTER or UNI_OTHER */
 };
 
-/* Class of the character at `at` and the offset behind it; past the end: UNI_NONE. */
+/* Class of the character at `at` and the offset after it; past the end: UNI_NONE. */
 enum { UNI_NONE = UNI_CLASS_MASK };
 
 static inline unsigned class_at(const struct scan *c, size_t at, size_t *after)

@@ -1,9 +1,9 @@
 /* From the runs of a caller to one valid, normalised text: joining, UTF-8 repair, NFC, literal replacement.
  * Pure; any thread.
  *
- * NFC is utf8proc's composition over our own frozen table of what needs it: a character that isn't in the
- * table is a border that nothing composes across, so that characters which the reference doesn't know yet
- * stay as they are whatever version of utf8proc is installed. */
+ * NFC is utf8proc's composition with a frozen table of the characters that need it: nothing composes across a
+ * character that isn't in the table, so characters unknown to the reference stay unchanged, whatever version
+ * of utf8proc is installed. */
 #include "config/base/utf8.h"
 #include "engine/tokenizer/internal.h"
 #include "engine/tokenizer/unicode.h"
@@ -46,7 +46,7 @@ static enum status append(struct tok_textbuf *b, const void *s, size_t len, unsi
     return ST_OK;
 }
 
-/* Appends a part of a text as it is. */
+/* Appends a part of a text unchanged. */
 static enum status append_part(struct tok_textbuf *b, const struct tok_text *x, size_t from, size_t to)
 {
     if (from >= to) return ST_OK;
@@ -128,7 +128,7 @@ enum status tok__join_runs(const struct tok_run *runs, size_t run_count, struct 
 static size_t next_nfc(const uint8_t *s, size_t len, size_t at)
 {
     while (at < len) {
-        if (s[at] < 0xCC) { /* below U+0300 nothing is touched */
+        if (s[at] < 0xCC) { /* nothing below U+0300 changes */
             at += s[at] < 0x80 ? 1 : 2;
             continue;
         }
@@ -221,7 +221,7 @@ static enum status nfc(const struct tok_text *x, struct tok_textbuf *out)
         size_t hit = next_nfc(x->s, x->len, done), start = hit, end = hit;
         if (hit == x->len) return append_part(out, x, done, x->len);
         uint32_t cp;
-        if (hit > done) { /* what stands before composes with it, unless only the installed utf8proc takes it
+        if (hit > done) { /* it composes with what precedes it, unless only the installed utf8proc takes it
                              for a mark */
             start--;
             while ((x->s[start] & 0xC0) == 0x80) start--;

@@ -10,11 +10,11 @@
 
 /* ---- encoding ---- */
 
-/* State of one tok_encode: the encoder and the normalised text that its words stand in. */
+/* State of one tok_encode: the encoder and the normalised text that contains its words. */
 struct call {
     struct tok_encoder e;
     struct tok_textbuf norm;
-    bool in_place; /* the text is normalised already: words stand in it and nothing is copied */
+    bool in_place; /* the text is normalised already: words point into it and nothing is copied */
 };
 
 static enum status split_words(struct call *c, size_t step, const uint8_t *s, size_t len);
@@ -25,11 +25,11 @@ static enum status pass(struct call *c, size_t step, const uint8_t *s, size_t fr
     return from < to ? split_words(c, step + 1, s + from, to - from) : ST_OK;
 }
 
-/* Split on a literal, as the five behaviours have it. */
+/* Split on a literal, with the five behaviours. */
 static enum status split_literal(struct call *c, size_t step, const uint8_t *s, size_t len)
 {
     const struct tok_split *sp = &c->e.t->splits[step];
-    size_t piece = 0, at = 0; /* start of the piece that is being made; where to search */
+    size_t piece = 0, at = 0; /* start of the current piece; where to search */
     enum status st = ST_OK;
     while (!st) {
         const uint8_t *hit = at < len ? memmem(s + at, len - at, sp->literal, sp->literal_len) : NULL;
@@ -113,7 +113,7 @@ static enum status piece_sink(void *ctx, const struct tok_text *x)
     return tok__find_added(c->e.t, &c->e.t->normal_trie, &piece, &sink);
 }
 
-/* Words of a long text repeat: remembers where each stood. Results don't depend on it. */
+/* Words of a long text repeat: remembers the position of each. Results don't depend on it. */
 static void make_cache(struct tok_encoder *e, size_t text_bytes)
 {
     enum { WORTHWHILE = 1024, SLOTS_MAX = 16384 };
@@ -135,7 +135,7 @@ static enum status encode_text(struct call *c, const struct tok_text *text)
     return tok__find_added(t, &t->raw_trie, text, &sink);
 }
 
-/* Puts the template's tokens around the ids; a prefix that the text brought along is not repeated. */
+/* Puts the template's tokens around the ids; a prefix already in the text is not repeated. */
 static enum status add_template(struct tok_encoder *e)
 {
     const struct tokenizer *t = e->t;
@@ -260,10 +260,10 @@ enum status detok_push(struct detok *d, uint32_t id, struct buf *out)
     size_t len, i = 0;
     const uint8_t *s = (const uint8_t *)tok_bytes(d->t, id, &len);
     enum status st = ST_OK;
-    struct detok before = *d; /* a failed push leaves everything as it was */
+    struct detok before = *d; /* a failed push changes nothing */
     size_t out_before = out->len;
     uint32_t cp;
-    while (d->pending_len > 0 && i < len && !st) { /* a sequence that an earlier token began */
+    while (d->pending_len > 0 && i < len && !st) { /* a sequence begun by an earlier token */
         uint8_t joined[sizeof d->pending + 1];
         memcpy(joined, d->pending, d->pending_len);
         joined[d->pending_len] = s[i];
@@ -274,7 +274,7 @@ enum status detok_push(struct detok *d, uint32_t id, struct buf *out)
             i++;
         } else if (cp == UTF8_SHORT) {
             d->pending[d->pending_len++] = s[i++];
-        } else { /* s[i] doesn't continue it, and may begin something itself */
+        } else { /* s[i] doesn't continue it, but may begin another */
             st = buf_add(out, "\xEF\xBF\xBD", 3);
             d->pending_len = 0;
         }

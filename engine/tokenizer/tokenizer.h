@@ -1,7 +1,7 @@
-/* tokenizer.json or GGUF metadata -> ids and back: the BPE families of the checkpoints that we serve
- * (byte-level with a pre-tokenizer; SentencePiece-style with byte fallback), added tokens, incremental
- * detokenizing. Reference: the `tokenizers` library. A loaded tokenizer is immutable and shared by all
- * threads; encode uses only the caller's stack and heap. */
+/* tokenizer.json or GGUF metadata -> ids and back: the BPE families of the supported checkpoints (byte-level
+ * with a pre-tokenizer; SentencePiece-style with byte fallback), added tokens, incremental detokenizing.
+ * Reference: the `tokenizers` library. A loaded tokenizer is immutable and shared by all threads; encode uses
+ * only the caller's stack and heap. */
 #ifndef KVASIR_TOKENIZER_H
 #define KVASIR_TOKENIZER_H
 
@@ -15,7 +15,7 @@
 struct tokenizer;
 
 /* Reads DIR/tokenizer.json, and DIR/tokenizer_config.json, DIR/special_tokens_map.json where they exist.
- * ST_UNSUPPORTED names a component type, a pattern or an option that we don't have; never assumes. */
+ * ST_UNSUPPORTED names an unsupported component type, pattern or option; never assumes. */
 enum status tok_load(const char *dir, struct tokenizer **out, struct err *err) KV_MUST_CHECK;
 /* Tokens that a family's processor adds to the tokenizer that the files describe: PREFIX, a number of
  * `digits` digits from 0 to count - 1 (none with digits 0), SUFFIX. */
@@ -24,11 +24,11 @@ struct tok_extra {
     uint32_t digits, count;
     bool special;
 };
-/* The same, and those of the tokens in `extra` that the vocabulary has become added tokens. */
+/* The same; tokens in `extra` that the vocabulary has become added tokens. */
 enum status tok_load_extra(const char *dir, const struct tok_extra *extra, size_t extra_count,
                            struct tokenizer **out, struct err *err) KV_MUST_CHECK;
 
-/* The pre-tokenizers that we have, by their regular expressions in load.c. */
+/* The supported pre-tokenizers, by their regular expressions in load.c. */
 enum tok_pattern {
     TOK_PATTERN_DIGIT,
     TOK_PATTERN_DIGITS3,
@@ -38,24 +38,23 @@ enum tok_pattern {
 };
 enum tok_bos {
     TOK_BOS_IF_STATED,  /* tokenizer.ggml.add_bos_token decides; without it there is none */
-    TOK_BOS_UNLESS_NOT, /* it decides; without it there is one */
-    TOK_BOS_ALWAYS,     /* whatever it says: early files of this kind are wrong about it */
+    TOK_BOS_UNLESS_NOT, /* the same; without it there is one */
+    TOK_BOS_ALWAYS,     /* there is one, whatever it says: early files of this kind are wrong */
 };
-/* What a GGUF file says of its tokenizer by name only. */
+/* What a GGUF file gives only by the name of its tokenizer. */
 struct tok_gguf_kind {
     const char *model;      /* tokenizer.ggml.model */
-    const char *pre;        /* tokenizer.ggml.pre, several between bars; NULL: whatever it is, if anything */
+    const char *pre;        /* tokenizer.ggml.pre, alternatives between bars; NULL: any or none */
     bool byte_level;        /* false: SentencePiece-style, with U+2581 for spaces and <0xNN> for the bytes of
                              * characters without a token */
     enum tok_pattern split; /* byte-level: the pre-tokenizer */
     bool nfc;               /* the text is normalised first */
-    /* User-defined tokens and markers are special in the original; the converter marked some so that other
-     * servers show them. */
+    /* User-defined tokens and markers are special in the original, whatever the converter marked them as. */
     bool user_special;
-    /* NULL-terminated: tokens that are special in the original and in some files are normal ones. */
+    /* NULL-terminated: tokens that are special in the original but normal in some files. */
     const char *const *markers;
-    /* NULL, or: where the model has a tower and `image` is no token that the embedding has a row for,
-     * `spare`, which nobody writes, takes its name. */
+    /* NULL, or: if the model has a tower and the embedding has no row for the token `image`, the unused token
+     * `spare` takes its name. */
     const char *image, *spare;
     enum tok_bos bos;
 };
@@ -66,22 +65,21 @@ enum status tok_load_gguf(const struct gguf *g, const struct tok_gguf_kind *kind
                           struct err *err) KV_MUST_CHECK;
 void tok_free(struct tokenizer *t); /* NULL is fine */
 /* Guards every added token whose content occurs in `text`, the source of the checkpoint's chat template: what
- * the template writes is control, so nobody may type it. To be called before the tokenizer is shared. */
+ * the template writes is control, so users can't type it. Call it before the tokenizer is shared. */
 void tok_guard(struct tokenizer *t, const char *text, size_t len);
 
-/* Which added tokens a stretch of text may match; of the others the text is read as ordinary words.
- * UNGUARDED is for text typed by a user: "<h1>" can be an added token and is a word there, "<tool_call>" is
- * the template's. */
+/* Which added tokens a piece of text may match; any others are tokenized as ordinary text. UNGUARDED is for
+ * text typed by a user: "<h1>" can be an added token and is a word there, "<tool_call>" is the template's. */
 enum tok_control {
     TOK_CONTROL_ALL = 0,        /* every one (text that a template wrote) */
     TOK_CONTROL_NONSPECIAL = 1, /* only those that are not `special` (an assistant's own earlier output) */
-    TOK_CONTROL_UNGUARDED = 2,  /* of those, only such that tok_guard didn't name */
+    TOK_CONTROL_UNGUARDED = 2,  /* of those, only the ones that tok_guard didn't name */
     TOK_CONTROL_NONE = 3,       /* none at all */
 };
 
-/* A stretch of UTF-8 text. Runs are one text: merges happen across their borders as if they stood in one
- * string; only the matching of control tokens is decided per byte: an added token matches only if ALL of its
- * bytes lie in runs that allow it. */
+/* A piece of UTF-8 text. Runs form one text: merges cross their borders as in one string; only the matching
+ * of control tokens is decided per byte: an added token matches only if ALL of its bytes lie in runs that
+ * allow it. */
 struct tok_run {
     const char *text; /* borrowed for the call */
     size_t len;       /* bytes; U+0000 is ordinary text */
@@ -95,14 +93,14 @@ struct tok_ids {
 void tok_ids_free(struct tok_ids *ids);
 
 /* Encodes the concatenation of the runs. add_special applies the post-processor (BOS), but never doubles a
- * BOS that the text already starts with. Invalid UTF-8 is repaired with U+FFFD. ST_TOO_LARGE when there are
- * more than ids_max ids. O(n log n) on any input. */
+ * BOS that the text already starts with. Invalid UTF-8 is repaired with U+FFFD. ST_TOO_LARGE: more than
+ * ids_max ids. O(n log n) on any input. */
 enum status tok_encode(const struct tokenizer *t, const struct tok_run *runs, size_t run_count,
                        bool add_special, size_t ids_max, struct tok_ids *out, struct err *err) KV_MUST_CHECK;
 
 uint32_t tok_vocab_size(const struct tokenizer *t); /* 1 + the highest id; ids in between may have no token */
-/* The exact bytes that the token stands for in the output text ("▁" already a space, <0xNN> the byte, an
- * added token its content). Empty for an id without a token. Borrowed from t. */
+/* The exact bytes of the token in the output text ("▁" already a space, <0xNN> the byte, an added token its
+ * content). Empty for an id without a token. Borrowed from t. */
 const char *tok_bytes(const struct tokenizer *t, uint32_t id, size_t *len);
 bool tok_exists(const struct tokenizer *t, uint32_t id);
 bool tok_is_special(const struct tokenizer *t,
@@ -115,11 +113,11 @@ bool tok_id_of(const struct tokenizer *t, const char *content, size_t len, uint3
  * variable); false past the end. */
 const char *tok_special(const struct tokenizer *t, const char *role);
 bool tok_special_role(const struct tokenizer *t, size_t idx, const char **role, const char **content);
-bool tok_adds_bos(const struct tokenizer *t, uint32_t *bos_id); /* does add_special put a token in front? */
+bool tok_adds_bos(const struct tokenizer *t, uint32_t *bos_id); /* whether add_special prepends a token */
 
-/* Incremental detokenizing: bytes come out only on UTF-8 boundaries; broken sequences become U+FFFD as specs
- * (WHATWG: one per maximal invalid subpart). The concatenation of all pushes and the flush is THE text of a
- * generation, streamed or not. */
+/* Incremental detokenizing: bytes come out only on UTF-8 boundaries; broken sequences become U+FFFD as
+ * specified by WHATWG (one per maximal invalid subpart). The concatenation of all pushes and the flush is THE
+ * text of a generation, streamed or not. */
 struct detok {
     const struct tokenizer *t;
     bool skip_special;

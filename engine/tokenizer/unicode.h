@@ -13,8 +13,7 @@ enum uni_class { UNI_OTHER = 0, UNI_LETTER, UNI_NUMBER, UNI_MARK, UNI_SPACE, UNI
 enum {
     UNI_CLASS_MASK = 7,
     UNI_WORD = 8, /* \w of the single_word rule */
-    UNI_NFC = 16, /* NFC may change it, or change what stands before it: not "quick check yes", or combining
-                     class not 0 */
+    UNI_NFC = 16, /* NFC may change it or what precedes it: not "quick check yes", or combining class not 0 */
     UNI_BLOCK = 32,
     UNI_GROUP = 64,
 };

@@ -1,5 +1,5 @@
-/* The vocabulary: literals and their index, the table of merges, the bytes that a token stands for, and the
- * proof of where a text may be cut. Writes only while a tokenizer is being loaded. */
+/* The vocabulary: literals and their index, the table of merges, the bytes of a token, and the proof of where
+ * a text may be cut. Writes only during load. */
 #include "config/base/json.h"
 #include "config/base/utf8.h"
 #include "engine/tokenizer/internal.h"
@@ -37,7 +37,7 @@ static enum status index_init(struct tok_index *x, size_t count)
     return x->slots ? ST_OK : ST_NOMEM;
 }
 
-/* Slot of a string: the one that holds it, or the empty one where it belongs. */
+/* Slot of a string: the one that holds it, or the empty one for it. */
 static uint64_t *index_find(const struct tok_index *x, const char *arena, const struct tok_span *spans,
                             const char *s, size_t len)
 {
@@ -186,7 +186,7 @@ enum status tok__read_vocab(struct tokenizer *t, const struct json_doc *d, uint3
 
 /* ---- merges ---- */
 
-/* Where a pair's slot is looked for first. */
+/* First slot to probe for a pair. */
 static uint32_t merge_home(const struct tok_merges *m, uint64_t key)
 {
     return (uint32_t)((key * 0x9E3779B97F4A7C15u) >> m->shift);
@@ -204,7 +204,7 @@ void tok__merges_put(struct tokenizer *t, uint32_t left, uint32_t right, uint32_
     uint64_t key = (uint64_t)left << TOK_ID_BITS | right;
     uint32_t at = merge_home(m, key);
     while (m->slots[at & m->mask] != UINT64_MAX && m->slots[at & m->mask] >> TOK_RANK_BITS != key) at++;
-    m->slots[at & m->mask] = key << TOK_RANK_BITS | m->count; /* of equal pairs the last one counts */
+    m->slots[at & m->mask] = key << TOK_RANK_BITS | m->count; /* of equal pairs the last one wins */
     m->merged[m->count++] = merged;
 }
 
@@ -241,7 +241,7 @@ static const char *batch_string(const struct tok_merge_reader *b, uint32_t i, in
     return b->text + b->at[i] + (part == 1 ? b->len[i][0] : 0);
 }
 
-/* What all of the batch will touch is asked for before any of it is waited for. */
+/* Prefetches what the whole batch will touch. */
 static void batch_prefetch(const struct tok_merge_reader *b)
 {
     const struct tokenizer *t = b->t;
@@ -360,9 +360,9 @@ enum status tok__read_merges(struct tokenizer *t, const struct json_doc *d, uint
     return tok__merges_close(&m, st);
 }
 
-/* ---- what a token stands for ---- */
+/* ---- the text of a token ---- */
 
-/* The byte-level alphabet: printable Latin-1 stands for itself, the other 68 bytes in order for U+0100... */
+/* The byte-level alphabet: printable Latin-1 maps to itself, the other 68 bytes in order to U+0100... */
 static bool byte_is_itself(unsigned b)
 {
     return (b >= 0x21 && b <= 0x7E) || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
@@ -380,8 +380,8 @@ static int byte_of_char(uint32_t cp)
     return -1;
 }
 
-/* Maps a literal of the byte-level alphabet to its bytes; false when a character is outside. dst has room for
- * len bytes. */
+/* Maps a literal of the byte-level alphabet to its bytes; false if a character is outside. dst holds len
+ * bytes. */
 static bool unmap_bytes(const short map[0x144], const char *s, size_t len, char *dst, size_t *n)
 {
     *n = 0;
@@ -504,7 +504,7 @@ static enum status char_symbols(struct tokenizer *t)
     return ST_OK;
 }
 
-/* Does every character have symbols without the unknown token? */
+/* Whether every character has symbols without the unknown token. */
 static bool spells_everything(const struct tokenizer *t)
 {
     for (uint32_t b = 0; b < 0xF5; b++) {
@@ -524,9 +524,9 @@ static uint32_t last_char(const char *s, size_t len)
     return cp;
 }
 
-/* The proof behind `joints`: symbols are characters or bytes of one; a token that merges made spells its
- * text; so a merge across a border x|y has a left part that ends in x and a right part that begins with y. It
- * needs merges that take no byte or unknown token. */
+/* The proof behind `joints`: symbols are characters or bytes of one; a merged token spells its text; so a
+ * merge across a border x|y has a left part that ends in x and a right part that begins with y. It needs
+ * merges that take no byte or unknown token. */
 static enum status fill_joints(struct tokenizer *t)
 {
     if (t->ignore_merges || !spells_everything(t)) return ST_OK;

@@ -1,5 +1,5 @@
-/* The CPU's table of backend.h: opening, memory, and the launchers, which check the contract and pass on to
- * the kernel set in use. Called by the engine's thread. Must not know models or requests. */
+/* The CPU's table of backend.h: opening, memory, and the launchers, which check the contract and call the
+ * kernel set in use. Engine thread. Knows no models or requests. */
 #include "kernels/cpu/internal.h"
 
 #include "config/base/clock.h"
@@ -9,18 +9,18 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* ---- memory: a 64-byte header before what the caller gets, so that free needs no size */
+/* ---- memory: a 64-byte header before the returned memory, so that free needs no size */
 
 #define MEM_MAGIC UINT64_C(0x6b766d656d6f7279)
 #define MEM_HUGE  ((size_t)2 << 20)
-/* From here on memory is taken in whole huge pages: at worst four times what was asked for, but a weight of
- * just under 2 MB on ordinary pages was seen to take five times as long, all of it in address translation. */
+/* From this size on memory is allocated in whole huge pages: at worst four times the request, but a weight of
+ * just under 2 MB on ordinary pages measures five times as slow, all of it in address translation. */
 #define MEM_HUGE_FROM ((size_t)512 << 10)
 #define MEM_HEADER    64u
 
 struct mem_header {
     uint64_t magic;
-    void *map; /* what to unmap, or NULL: it came from aligned_alloc */
+    void *map; /* what to unmap, or NULL: from aligned_alloc */
     size_t bytes;
 };
 _Static_assert(sizeof(struct mem_header) <= MEM_HEADER, "header fits");
@@ -39,7 +39,7 @@ void *cpu_mem_alloc(size_t bytes)
             mmap(NULL, h.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (h.map == MAP_FAILED) return NULL;
         base = (char *)(((uintptr_t)h.map + MEM_HUGE - 1) / MEM_HUGE * MEM_HUGE);
-        (void)madvise(h.map, h.bytes, MADV_HUGEPAGE); /* a wish; ordinary pages are slower, not wrong */
+        (void)madvise(h.map, h.bytes, MADV_HUGEPAGE); /* a hint; ordinary pages are slower, not wrong */
     } else {
         base = aligned_alloc(64, (total + 63) / 64 * 64);
         if (!base) return NULL;
@@ -66,7 +66,7 @@ void cpu_mem_free(void *p)
 
 /* ---- open, close, caps */
 
-/* Cores that the process may run on, and no more than its control groups give it time for. */
+/* Cores that the process may run on, limited by the CPU quota of its control groups. */
 static uint32_t cpu__usable_cores(void)
 {
     cpu_set_t set;
@@ -75,7 +75,7 @@ static uint32_t cpu__usable_cores(void)
     return u32_min(quota && quota < n ? quota : n, CPU_THREADS_MAX);
 }
 
-/* Physical memory. What of it is free, and what control groups leave, the engine's plan asks for itself. */
+/* Physical memory. The engine's plan finds out how much is free and allowed by control groups. */
 static size_t cpu__memory(void)
 {
     long pages = sysconf(_SC_PHYS_PAGES), size = sysconf(_SC_PAGESIZE);
@@ -189,7 +189,7 @@ static void cpu__zero(struct backend *b, void *dst, size_t bytes)
 static enum be_result cpu__sync(struct backend *b)
 {
     (void)b;
-    return BE_OK; /* every operation has ended when its call returns */
+    return BE_OK; /* operations are synchronous */
 }
 
 static size_t cpu__weight_bytes(const struct be_weight *w)
@@ -425,8 +425,8 @@ static void cpu__gather(struct backend *b, const struct be_gather_args *a)
 
 #define CEIL_READ_BYTES ((size_t)512 << 20)
 #define CEIL_READ_CHUNK ((size_t)256 << 10)
-/* Best of many rounds: what the machine can do, not what the neighbours leave at the moment. A round reads
- * about as much as a decode step does: what memory gives for a millisecond, it does not give for ten. */
+/* Best of many rounds: what the machine can do, not what other load leaves. A round reads about as much as a
+ * decode step: memory sustains a rate for a millisecond that it does not sustain for ten. */
 #define CEIL_ROUNDS  150
 #define CEIL_READS   30
 #define CEIL_STRETCH ((size_t)256 << 20)
@@ -434,7 +434,7 @@ static void cpu__gather(struct backend *b, const struct be_gather_args *a)
 struct cpu_ceil {
     const struct backend *b;
     const char *mem;
-    size_t from; /* start of the stretch that is being read */
+    size_t from; /* start of the stretch being read */
     uint64_t steps;
     uint64_t sums[CPU_THREADS_MAX];
     double ops[CPU_THREADS_MAX];
@@ -478,7 +478,7 @@ static enum be_result cpu__ceiling(struct backend *b, struct be_ceiling *out)
     out->read_bytes_per_s = 0;
     out->matrix_flops = 0;
     for (uint32_t round = 0; round < CEIL_ROUNDS; round++) {
-        /* Stretch after stretch, so that none is in a cache when its turn comes again. */
+        /* Stretch after stretch, so that none is still cached when it is read again. */
         double t0;
         if (round % (CEIL_ROUNDS / CEIL_READS) == 0) {
             c->from = round / (CEIL_ROUNDS / CEIL_READS) * CEIL_STRETCH % CEIL_READ_BYTES;

@@ -1,6 +1,6 @@
-/* Which kernel sets this machine can run: what CPUID says, and what the operating system saves on a context
- * switch (XCR0), and for AMX also the permission that Linux grants per process. Compiled without wider
- * instruction flags, so that asking is always safe. */
+/* Which kernel sets this machine can run: from CPUID, the state that the operating system saves on a context
+ * switch (XCR0), and for AMX the permission that Linux grants per process. Compiled without wider instruction
+ * flags, so the check is always safe. */
 #include "kernels/cpu/internal.h"
 
 #if defined(__x86_64__)

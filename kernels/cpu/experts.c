@@ -1,28 +1,26 @@
 /* Experts on a vector set's linear. The rows of each expert are one block of work (more when they are many);
- * blocks stand in ascending order of experts.
+ * blocks are in ascending order of experts.
  *
  *   sort     rows and weights by expert, rows ascending: a counting sort
- *   gather   rows of a block side by side as the set's linear wants them; left out where they lie side by
- *            side already
- *   up       items (block, some pairs of columns) in one go over the pool; hidden rows are in sorted order,
- *            those of a block side by side
- *   pack     hidden rows, for sets and blocks that rearrange rows
- *   down     items of some pairs of columns, each over all blocks in ascending order: linear's epilogue adds
- *            weight * result to the columns of the rows
+ *   gather   rows of a block, contiguous, as the set's linear needs them; skipped if they are contiguous
+ * already up       items (block, some pairs of columns) in one go over the pool; hidden rows are in sorted
+ * order, those of a block side by side pack     hidden rows, for sets and blocks that rearrange rows down
+ * items of some pairs of columns, each over all blocks in ascending order: linear's epilogue adds weight *
+ * result to the columns of the rows
  *
- * A decode step is then two runs of the pool, whatever the number of experts. Each output element is added to
+ * A decode step is then two parallel loops, whatever the number of experts. Each output element is added to
  * by one thread, in ascending order of experts; and a row's sums do not depend on how rows are grouped,
  * because linear's do not. */
 #include "kernels/cpu/linear/linear.h"
 
-/* Bytes that a work item should move to be worth waking a thread for. */
+/* Bytes that a work item should move to be worth waking a thread. */
 #define EXPERTS_ITEM_BYTES ((size_t)128 << 10)
-/* Weights of a work item of few rows (linear.c tells why). */
+/* Weights of a work item of few rows (see linear.c). */
 #define EXPERTS_WEIGHTS ((size_t)1 << 20)
 
 struct experts_block {
     uint32_t expert, first, m; /* sorted pairs [first, first + m) */
-    const char *x;             /* rows for `up` where they are used as they are */
+    const char *x;             /* rows for `up` if used unchanged */
     char *gathered;            /* or where they are gathered to or rearranged; NULL = x */
     char *packed;              /* hidden rows rearranged, or NULL */
 };
@@ -51,8 +49,7 @@ struct experts_layout {
     size_t block_max;
 };
 
-/* Adds n * size bytes, in whole lines, to *at, and returns where they begin; *at is SIZE_MAX once that is no
- * number. */
+/* Adds n * size bytes, in whole lines, to *at, and returns their offset; *at is SIZE_MAX on overflow. */
 static size_t experts__part(size_t *at, size_t n, size_t size)
 {
     size_t bytes, end, from = *at;
@@ -75,7 +72,7 @@ static struct experts_layout experts__layout(const struct backend *b, const stru
     struct experts_layout l = {0};
     size_t pairs = (size_t)t * k, elem = be_dtype_bytes(b->act),
            row_elem = u32_max(set->pack_elem, (uint32_t)elem), at = 0;
-    /* An expert with more rows than a block takes is cut into blocks of more than half of CPU_M_BLOCK / 2. */
+    /* An expert with more rows than a block holds is cut into blocks of more than half of CPU_M_BLOCK / 2. */
     l.block_max = pairs / (CPU_M_BLOCK / 4) + (pairs < experts ? pairs : experts);
     l.next = experts__part(&at, (size_t)experts + 1, sizeof(uint32_t));
     l.row = experts__part(&at, pairs, sizeof(uint32_t));
@@ -120,8 +117,8 @@ static void experts__sort(const struct experts_job *j, uint32_t *next)
     }
 }
 
-/* Where a block's rows go that are rearranged or gathered: behind those of the blocks before it. *at: bytes
- * of j->rows in use. */
+/* Where a block's rearranged or gathered rows go: after those of earlier blocks. *at: bytes of j->rows in
+ * use. */
 static char *experts__place(const struct experts_job *j, const struct experts_block *k, size_t kpad,
                             bool packed, size_t *at)
 {
@@ -132,7 +129,7 @@ static char *experts__place(const struct experts_job *j, const struct experts_bl
     return p;
 }
 
-/* Rows side by side in x; a row may stand there twice, so the ends alone don't tell. */
+/* Whether rows are contiguous in x; a row may occur twice, so the ends alone don't suffice. */
 static bool experts__side_by_side(const uint32_t *row, uint32_t m)
 {
     for (uint32_t r = 1; r < m; r++)
@@ -174,7 +171,7 @@ static void experts__cut(struct experts_job *j, const uint32_t *next, size_t blo
     j->pack_bytes = at_hidden;
 }
 
-/* ---- the runs of the pool */
+/* ---- the parallel loops */
 
 static struct linear_job experts__linear(const struct experts_job *j, const struct experts_block *k,
                                          const struct be_linear_args *a, char *packed)
@@ -261,10 +258,8 @@ static void experts__down_range(void *ctx, uint32_t begin, uint32_t end, uint32_
     }
 }
 
-/* Pairs of columns of a work item: as many as linear's blocking allows, or for few rows that make up
- * EXPERTS_WEIGHTS; but some work items for every thread. `groups` work items are worked on for each range of
- * pairs.
- */
+/* Pairs of columns of a work item: as many as linear's blocking allows, or for few rows EXPERTS_WEIGHTS
+ * worth; but some work items for every thread. `groups` work items are worked on for each range of pairs. */
 static uint32_t experts__grain(const struct experts_job *j, const struct be_weight *w, uint32_t groups)
 {
     size_t want = EXPERTS_WEIGHTS / (2 * w->panel_bytes) + 1,

@@ -32,8 +32,7 @@ void ref_route(struct backend *b, const struct be_route_args *a)
 
 /* ---- experts. scratch: one row of the hidden width (act), one of the output (f32). */
 
-/* The place of the smallest id in [0, k) that is above `last` (at equal ids: that comes after it); k at the
- * end. */
+/* Index of the smallest id above `last` (for equal ids: that comes after it); k at the end. */
 static uint32_t ref__next_expert(const uint32_t *ids, uint32_t k, uint32_t last)
 {
     uint32_t best = k;

@@ -1,9 +1,9 @@
-/* What the files of the CPU backend share: the opened backend, the packed weight, the table of kernels of one
+/* Shared by the files of the CPU backend: the opened backend, the packed weight, the table of kernels of one
  * instruction set (struct cpu_kernels), small helpers. Only files of kernels/cpu/ include it.
  *
- * A file that is compiled for an instruction set (Makefile, by the end of its name) may be entered through
- * struct cpu_kernels only, except by files of the same set or a larger one. cpu_find_kernels checks that the
- * machine has the instructions, and nothing else does.
+ * A file compiled for an instruction set (Makefile, by the end of its name) may be entered through struct
+ * cpu_kernels only, except by files of the same set or a larger one. Only cpu_find_kernels checks that the
+ * machine has the instructions.
  *
  * To add a kernel set, for example avx10:
  *   - its functions, in files that end with its name: linear/avx10.c, attn/avx10.c, rows/avx10.c. Start from
@@ -41,8 +41,8 @@
 
 /* A packed weight: output columns in lanes.
  *
- *   bf16: [panel][kpad / 2][16 columns][2]   f32: [panel][k][16 columns]       columns and k beyond the
- *                                            matrix are zero
+ *   bf16: [panel][kpad / 2][16 columns][2]   f32: [panel][k][16 columns]       columns and k outside the
+ * matrix are zero
  *
  * Two neighbouring panels make a pair of 32 columns; the number of panels is even. A plain weight's pair p
  * holds outputs [32p, 32p + 32), so a pair is exactly what pads an act output row to be_ld(N). A glu weight's
@@ -52,19 +52,19 @@
 struct be_weight {
     enum be_dtype type;
     uint32_t k, kpad; /* kpad = be_ld(k) */
-    uint32_t n;       /* outputs in all; with glu gate and up together */
+    uint32_t n;       /* total outputs; with glu gate and up together */
     uint32_t pairs;
     bool glu;
-    /* Of quants (linear/quants.h draws them), with bits > 0: */
+    /* Of quants (layout: linear/quant.h), with bits > 0: */
     uint32_t bits, group, off;
     bool min;
-    bool look; /* quants of 4 bits stand for values[] */
+    bool look; /* quants of 4 bits index values[] */
     uint8_t values[16];
     float *bias; /* [pairs * 32] in packed order, or NULL */
     void *data;
     size_t panel_bytes;    /* bytes from one panel to the next */
     size_t bytes;          /* data and bias */
-    struct cpu_slab *slab; /* that data lies in, or NULL: it has its own memory */
+    struct cpu_slab *slab; /* that contains data, or NULL: data has its own memory */
 };
 
 /* One instruction set's functions. Arguments were checked by the launcher in cpu/backend.c; t, r, count > 0.
@@ -88,11 +88,10 @@ struct cpu_kernels {
     void (*gelu_mul)(struct backend *b, const struct be_gelu_mul_args *a);
     void (*clamp)(struct backend *b, const struct be_clamp_args *a);
     void (*route)(struct backend *b, const struct be_route_args *a);
-    const struct linear_set *set_bf16, *set_f32,
-        *set_quants; /* what experts computes with (linear.h); NULL: plain C */
+    const struct linear_set *set_bf16, *set_f32, *set_quants; /* used by experts (linear.h); NULL: plain C */
     void (*logit_stats)(struct backend *b, const struct be_logits_args *a);
     void (*topk)(struct backend *b, const struct be_topk_args *a);
-    /* A loop of `steps` rounds of the set's own multiply-add on registers; returns the operations done (2 per
+    /* A loop of `steps` rounds of the set's multiply-add on registers; returns the operations done (2 per
      * multiply-add). One thread. */
     double (*peak_bf16)(uint64_t steps);
     double (*peak_f32)(uint64_t steps);
@@ -110,12 +109,12 @@ struct backend {
     uint32_t threads;
     struct cpu_pool *pool;
     size_t memory_bytes;
-    /* Working memory of linear: the rows of one call, rearranged for the set. Grown by weight_pack, so that
-     * an operation never allocates. */
+    /* Scratch of linear: the rows of one call, rearranged for the set. Grown by weight_pack, so that an
+     * operation never allocates. */
     void *rows_scratch;
     size_t rows_scratch_bytes;
     struct cpu_slab *slab; /* cpu/pack.c: where the next weight goes, or NULL */
-    /* Working memory of one thread: [threads][thread_scratch_bytes]. */
+    /* Scratch per thread: [threads][thread_scratch_bytes]. */
     char *thread_scratch;
     size_t thread_scratch_bytes;
     char name[32];
@@ -123,8 +122,8 @@ struct backend {
     char error[256];
 };
 
-/* Bytes of one thread's working memory. Linear keeps f32 sums of CPU_M_BLOCK rows there; attention its
- * scores, outputs and unpacked blocks. */
+/* Bytes of one thread's scratch: f32 sums of CPU_M_BLOCK rows of linear; scores, outputs and unpacked blocks
+ * of attention. */
 #define CPU_THREAD_SCRATCH ((size_t)3 << 20)
 /* Rows that linear works on at once: a weight is read from memory once per this many rows. */
 #define CPU_M_BLOCK 512u
@@ -145,13 +144,13 @@ extern const struct linear_set avx2_linear_set_bf16, avx2_linear_set_f32, avx2_l
 /* cpu/dispatch.c: the set of that name if the machine has it ("auto" and NULL: the best), else NULL. */
 const struct cpu_kernels *cpu_find_kernels(const char *name);
 
-/* experts.c. Bytes of be_experts_args.scratch; SIZE_MAX when that is no number. */
+/* experts.c. Bytes of be_experts_args.scratch; SIZE_MAX on overflow. */
 size_t cpu_experts_scratch(const struct backend *b, uint32_t t, uint32_t k, uint32_t c, uint32_t ff,
                            uint32_t experts);
 void cpu_experts(struct backend *b, const struct be_experts_args *a);
 
-/* linear/quants.c: what lies at w->data of a weight of quants. rows: cpu_quant_row_bytes for each thread.
- * false: a scale is beyond f16. */
+/* linear/quant.c: fills w->data of a weight of quants. rows: cpu_quant_row_bytes for each thread. false: a
+ * scale is outside f16. */
 void cpu_quant_shape(const struct be_weight_desc *d, struct be_weight *w);
 size_t cpu_quant_row_bytes(const struct be_weight *w);
 bool cpu_quant_pack(struct backend *b, const struct be_weight_desc *d, struct be_weight *w, void *rows);
@@ -181,7 +180,7 @@ static inline bool cpu_pack_column(const struct be_weight_desc *d, uint32_t pair
 enum be_result cpu_weight_pack(struct backend *b, const struct be_weight_desc *d, struct be_weight **out);
 void cpu_weight_free(struct backend *b, struct be_weight *w);
 
-/* cpu/backend.c: zeroed, 64-byte aligned; huge pages for big ones. NULL when out of memory. */
+/* cpu/backend.c: zeroed, 64-byte aligned; huge pages for large ones. NULL when out of memory. */
 void *cpu_mem_alloc(size_t bytes);
 void cpu_mem_free(void *p);
 

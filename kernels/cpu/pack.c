@@ -1,5 +1,5 @@
-/* Packing a weight into panels of 16 output columns (drawn at struct be_weight), on all threads, one pair of
- * panels a chunk. Reads the source once and in order of k; writes each panel once and in order. */
+/* Packing a weight into panels of 16 output columns (layout: struct be_weight), on all threads, one pair of
+ * panels per chunk. Reads the source once and in order of k; writes each panel once and in order. */
 #include "kernels/cpu/internal.h"
 
 /* A source column block is converted in stretches of this many k, so that 16 rows of it stay in the

@@ -3,16 +3,16 @@
  * One word says it all:  gate = [ epoch : 32 | unused : 15 | OPEN : 1 | active : 16 ]
  *   run()   : fills the job, then publishes gate = {epoch + 1, OPEN, 0}; takes ranges itself; when none are
  *           left, clears OPEN and waits for active == 0.
- *   worker  : sees OPEN with an epoch that is new to it, adds 1 to active with a compare-and-swap, takes
+ *   worker  : sees OPEN with a new epoch, adds 1 to active with a compare-and-swap, takes
  *             ranges until none are left, subtracts 1.
- * A worker that a busy neighbour keeps off its core therefore delays nobody unless it is in the middle of a
- * range: once OPEN is cleared it can no longer enter, and the caller does not wait for it. Waiting is a short
- * spin (the gap between two operations of a step is a few microseconds) and then a futex: threads that only
- * spin take the core from the very thread they wait for.
+ * So a worker that is descheduled delays nobody unless it is in the middle of a range: once OPEN is cleared
+ * it can no longer enter, and the caller does not wait for it. Waiting is a short spin (the gap between two
+ * operations of a step is a few microseconds) and then a futex: threads that only spin take the core from the
+ * thread they wait for.
  *
  * Every thread begins with its own share of the work items, the same share of each job: the rows that it
- * wrote in one operation are then mostly those that it reads in the next, and lie in its own core's cache.
- * What a thread leaves over, others take.
+ * wrote in one operation are then mostly those that it reads in the next, and are in its core's cache. Other
+ * threads take what a thread leaves.
  *
  * Placement: on a machine whose cores have other work too, the system's scheduler wakes a worker on the core
  * of the thread that woke it, and leaves it there: two threads then take as long as one (measured: all work

@@ -1,6 +1,6 @@
 /* A pool of compute threads with one operation: a parallel loop over independent ranges. The calling thread
  * works too, so a pool of one has no threads of its own. Which thread takes which range is decided at run
- * time and must never matter to a result. One thread calls run at a time. Knows nothing of what it runs. */
+ * time and must not affect results. One thread calls run at a time. Knows nothing of what it runs. */
 #ifndef KVASIR_CPU_POOL_H
 #define KVASIR_CPU_POOL_H
 
@@ -8,12 +8,12 @@
 
 struct cpu_pool;
 
-/* Works on [begin, end); `worker` < threads is unique among the calls that run at the same moment. */
+/* Works on [begin, end); `worker` < threads is unique among concurrent calls. */
 typedef void cpu_range_fn(void *ctx, uint32_t begin, uint32_t end, uint32_t worker);
 
-/* NULL when out of memory or when the system refuses a thread. threads >= 1. */
+/* NULL: out of memory, or the system refused a thread. threads >= 1. */
 struct cpu_pool *cpu_pool_create(uint32_t threads);
-void cpu_pool_destroy(struct cpu_pool *p); /* NULL is fine; nothing may be running */
+void cpu_pool_destroy(struct cpu_pool *p); /* NULL is fine; no loop may be running */
 
 /* Cuts [0, count) into work items of `grain` (the last may be shorter), calls fn for each, returns when all
  * are done. */

@@ -1,6 +1,5 @@
-/* The end of be_ops.route, the same for every set: which experts, and their weights. Experts are chosen by
- * their logits - softmax keeps the order, and so the choice does not depend on the last bits of a set's
- * exponential. */
+/* The end of be_ops.route, the same for every set: which experts, and their weights. Experts are selected by
+ * logit (softmax keeps the order), so the choice does not depend on the last bits of a set's exponential. */
 #ifndef KVASIR_CPU_ROUTE_H
 #define KVASIR_CPU_ROUTE_H
 

@@ -1,21 +1,21 @@
 /* Ragged paged attention. A sequence's rows of one kv head are (token, query head of the group) pairs, token
  * by token; 16 of them are a warp's tile of the tensor cores. bf16, per row:
  *
- *   - keys go by in tiles of one KV block (32 absolute positions), ascending, with an online softmax in
+ *   - keys are walked in tiles of one KV block (32 absolute positions), ascending, with an online softmax in
  *     powers of two;
  *   - tiles form splits of attn_split_len(hi) positions, by absolute position: each split begins with an
  *     empty state, and the splits' states are merged in ascending order. At most 32 splits, whatever the
  *     context.
  *
- * What a row sees alone decides about both, so the bits are the same wherever the row is computed: in the
- * kernel that walks all keys (prefill, large batches; merging in shared memory), or in the one that gives
- * every split a block (few rows; merging in a second kernel). A batch of many rows has its single rows go one
- * way and its chunks the other. A tile that is wholly masked for a row changes none of its bits. f32, which
- * is there for exact checks: one warp per row and head, plain sums, no splits. */
+ * Both depend only on what a row sees, so the bits are the same wherever the row is computed: in the kernel
+ * that walks all keys (prefill, large batches; merging in shared memory), or in the one that gives every
+ * split a block (few rows; merging in a second kernel). In a batch of many rows, single rows go one way and
+ * chunks the other. A tile that is fully masked for a row changes none of its bits. f32, for exact checks:
+ * one warp per row and head, plain sums, no splits. */
 #include "kernels/cuda/attn.cuh"
 
-/* ---- the tensor-core kernel: W warps of 16 rows. DT: head size that q.k runs over, DV: columns of the
- * output that a block makes (DT > DV: several blocks share a head, each with all the scores). */
+/* ---- the tensor-core kernel: W warps of 16 rows. DT: head size that q.k runs over, DV: output columns of a
+ * block (DT > DV: several blocks share a head, each with all the scores). */
 
 template <int DT, int DV, int W, bool SPLIT> struct attn_smem {
     static const uint32_t QLD = DT + 8, VLD = DV + 8, TLD = DV + 8; /* so that eight rows touch all banks */
@@ -33,8 +33,7 @@ template <int DT, int DV, int W, bool SPLIT> struct attn_smem {
     }
 };
 
-/* Copies block kb of keys and values into a stage. A block that nobody keeps becomes zeros; no row sees it.
- */
+/* Copies block kb of keys and values into a stage. A block that is not kept becomes zeros; no row sees it. */
 template <int DT, int DV, int W, bool SPLIT>
 static __device__ __forceinline__ void attn_load(const struct attn_job &j,
                                                  const attn_smem<DT, DV, W, SPLIT> &sm, const uint32_t *table,
@@ -74,7 +73,7 @@ template <int DV> struct attn_state {
     }
 };
 
-/* Scores of one tile, in powers of two; what a row does not see is -infinity. */
+/* Scores of one tile, in powers of two; masked keys are -infinity. */
 template <int DT>
 static __device__ __forceinline__ void attn_scores(const struct attn_job &j, const uint16_t *q,
                                                    const uint16_t *k, uint32_t first,
@@ -108,7 +107,7 @@ static __device__ __forceinline__ void attn_scores(const struct attn_job &j, con
     }
 }
 
-/* One tile of keys into the state. */
+/* Adds one tile of keys to the state. */
 template <int DV>
 static __device__ __forceinline__ void attn_tile(float (&s)[4][4], const uint16_t *v, attn_state<DV> &st)
 {
@@ -156,8 +155,7 @@ static __device__ __forceinline__ void attn_tile(float (&s)[4][4], const uint16_
     }
 }
 
-/* All keys that the block's rows see, in ascending tiles; a warp leaves out those that none of its rows sees.
- */
+/* All keys that the block's rows see, in ascending tiles; a warp skips those that none of its rows sees. */
 template <int DT, int DV, int W, bool SPLIT> __global__ __launch_bounds__(W * 32) void attn_k(attn_job j)
 {
     typedef attn_smem<DT, DV, W, SPLIT> smem_t;
@@ -226,7 +224,7 @@ template <int DT, int DV, int W, bool SPLIT> __global__ __launch_bounds__(W * 32
                 if (end % see[i].len == 0 && see[i].lo < end && see[i].hi >= end)
                     attn_end_split(i, sum[i], st, tot, total + 8 * i * smem_t::TLD);
         }
-        __syncthreads(); /* all are done with the stage that is filled next */
+        __syncthreads(); /* all are done with the stage to be filled next */
     }
     /* All copies have landed: the group committed last is empty. */
     float sum[2] = {attn_quad_sum(st.sum[0]), attn_quad_sum(st.sum[1])};
@@ -345,7 +343,7 @@ template <int DT, int DV> static size_t attn_bytes(enum attn_way way)
            : way == ATTN_NARROW ? attn_smem<DT, DV, 1, false>(nullptr).bytes
                                 : attn_smem<DT, DV, 1, true>(nullptr).bytes;
 }
-/* All kernels of a head size that this device has the shared memory for. */
+/* Sets up all kernels of a head size that fit into this device's shared memory. */
 template <int DT, int DV> static bool attn_allow(struct backend *b)
 {
     size_t wide = attn_bytes<DT, DV>(ATTN_WIDE), narrow = attn_bytes<DT, DV>(ATTN_NARROW),
@@ -371,7 +369,7 @@ static void attn_launch(struct backend *b, const struct attn_job &j, enum attn_w
 {
     size_t smem = attn_bytes<DT, DV>(way), rows = (size_t)j.rows.t * j.per_kv;
     uint32_t singles = j.rows.seq_count * cu_div_up(j.per_kv, 16);
-    /* A sequence has at most one tile more than its rows fill. */
+    /* A sequence has at most one partly filled tile. */
     dim3 grid(j.which == ATTN_SINGLES ? singles
                                       : (uint32_t)(rows / (way == ATTN_WIDE ? 64 : 16)) + j.rows.seq_count,
               j.kv.kv_heads * (DT / DV), way == ATTN_SPLIT ? SPLITS_MAX : 1);

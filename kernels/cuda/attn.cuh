@@ -1,5 +1,5 @@
-/* What the tensor-core kernels of attn.cu and attn_sm90.cu share: the job, which rows a block has, what a row
- * sees, splits and their merging, and storing. See attn.cu for the order of a row's sums. */
+/* Shared by the tensor-core kernels of attn.cu and attn_sm90.cu: the job, a block's rows, a row's visible
+ * keys, splits, merging and stores. See attn.cu for the order of a row's sums. */
 #ifndef KVASIR_CUDA_ATTN_CUH
 #define KVASIR_CUDA_ATTN_CUH
 
@@ -11,7 +11,7 @@
 #define LOG2E      1.4426950408889634f
 #define PLAIN_DIM  512u
 
-/* Sequences that a launch takes. */
+/* Sequences of a launch. */
 enum attn_which { ATTN_ALL, ATTN_SINGLES /* of one row */, ATTN_CHUNKS /* of more */ };
 
 struct attn_job {
@@ -48,8 +48,8 @@ struct attn_item {
     uint32_t part; /* row of j.part of the sequence's first row */
     const uint32_t *table;
 };
-/* Tile number `tile` of all sequences' tiles of `width` rows; false: there are fewer. The whole warp calls.
- */
+/* Tile number `tile` of all sequences' tiles of `width` rows; false: there are fewer. Called by the whole
+ * warp. */
 static __device__ __forceinline__ bool attn_find(const struct attn_job &j, uint32_t tile, uint32_t width,
                                                  attn_item *out)
 {
@@ -80,11 +80,10 @@ static __device__ __forceinline__ bool attn_find(const struct attn_job &j, uint3
     return false;
 }
 
-/* What a row sees; in split `slot` of it (counted from the one that holds lo) when SPLIT. lo > hi: nothing.
- */
+/* A row's visible keys; with SPLIT those in split `slot` (counted from the one with lo). lo > hi: none. */
 struct attn_view {
     uint32_t lo, hi, len;
-    bool alone; /* all that the row sees lies in one split */
+    bool alone; /* all visible keys are in one split */
 };
 template <bool SPLIT>
 static __device__ __forceinline__ attn_view attn_see(const struct attn_job &j, uint32_t row, uint32_t slot)
@@ -116,13 +115,13 @@ static __device__ __forceinline__ void attn_merge(float *max, float *sum, float 
     *max = top;
 }
 
-/* The total of the splits that are done: largest score and sum per row here, outputs in shared memory. */
+/* The total of finished splits: largest score and sum per row here, outputs in shared memory. */
 struct attn_total {
     float max[2], sum[2];
     bool any[2];
 };
 
-/* Ends a split of row i: its state goes into the total and is cleared. */
+/* Ends a split of row i: merges its state into the total and clears it. */
 template <class STATE>
 static __device__ __forceinline__ void attn_end_split(int i, float sum, STATE &st, attn_total &tot,
                                                       float *mine)
@@ -152,7 +151,7 @@ static __device__ __forceinline__ float attn_quad_sum(float v)
     return v + __shfl_xor_sync(CU_FULL, v, 2);
 }
 
-/* Row i's output columns of this thread: divided by the sum as act, or as they are into its split's place. */
+/* Stores row i's output columns of this thread: divided by the sum, as act, or unscaled to its split. */
 template <bool SPLIT, class STATE>
 static __device__ __forceinline__ void attn_store(const struct attn_job &j, STATE &st, int i, float sum,
                                                   uint32_t token, uint32_t part, uint32_t head, uint32_t dv0,
@@ -177,7 +176,7 @@ static __device__ __forceinline__ void attn_store(const struct attn_job &j, STAT
         CU_UNROLL
         for (int n = 0; n < STATE::COLS / 8; n++) {
             uint32_t c =
-                dv0 + (uint32_t)n * 8 + lane % 4 * 2; /* even, as d is: both columns are there, or none */
+                dv0 + (uint32_t)n * 8 + lane % 4 * 2; /* even, as d is: both columns exist, or neither */
             if (c < d)
                 *reinterpret_cast<uint32_t *>(out + c) =
                     cu_pack_bf16(st.at(n, 2 * i) * inv, st.at(n, 2 * i + 1) * inv);
@@ -188,9 +187,9 @@ static __device__ __forceinline__ void attn_store(const struct attn_job &j, STAT
             static_cast<uint16_t *>(j.out)[(size_t)token * j.ld + c] = 0;
 }
 
-/* attn_sm90.cu: the same operation with Hopper's instructions. */
+/* attn_sm90.cu: the same operation with Hopper instructions. */
 bool cuda_attn_sm90_init(struct backend *b);
-/* j: filled but for which. whole: every block walks all keys, however few rows there are; any choice gives
+/* j: all filled except which. whole: every block walks all keys, however few rows there are; any choice gives
  * the same bits. trouble: as in gemm_sm90.cuh. */
 void cuda_attn_sm90(struct backend *b, const struct attn_job &j, bool whole, uint32_t *trouble);
 /* attn.cu: merges the splits of rows that have several, after a kernel that wrote them. */

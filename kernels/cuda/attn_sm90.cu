@@ -57,7 +57,7 @@ struct attn_sm90_work {
     uint32_t g, dv0, slot;
     uint32_t from, to; /* keys that its rows see, from <= to */
 };
-/* Keys that rows [row0, row0 + count) of the item see; from > to: none. The whole warp calls. */
+/* Keys that rows [row0, row0 + count) of the item see; from > to: none. Called by the whole warp. */
 template <bool SPLIT>
 static __device__ __forceinline__ void attn_sm90_range(const struct attn_job &j, const attn_item &it,
                                                        uint32_t row0, uint32_t count, uint32_t slot,
@@ -75,7 +75,7 @@ static __device__ __forceinline__ void attn_sm90_range(const struct attn_job &j,
     *from = __reduce_min_sync(CU_FULL, lo);
     *to = __reduce_max_sync(CU_FULL, hi);
 }
-/* Item i; false: it has nothing to do. All warps of a block come to the same answer. */
+/* Item i; false: it has nothing to do. All warps of a block get the same result. */
 template <int D, int DV, int GROUPS, bool SPLIT>
 static __device__ __forceinline__ bool attn_sm90_find(const struct attn_sm90_job &j, uint32_t i,
                                                       attn_sm90_work *w)
@@ -91,7 +91,8 @@ static __device__ __forceinline__ bool attn_sm90_find(const struct attn_sm90_job
 
 /* ---- producers */
 
-/* One tile into a stage, by the stage's owners. What no block keeps becomes zeros; no row sees it. */
+/* Copies one tile into a stage, by the stage's owners. Blocks that are not kept become zeros; no row sees
+ * them. */
 template <int D, int DV, int GROUPS>
 static __device__ __forceinline__ void
 attn_sm90_load(const struct attn_job &j, const attn_sm90_smem<D, DV, GROUPS> &sm, const attn_sm90_work &w,
@@ -165,7 +166,7 @@ template <int DV> struct attn_sm90_state {
     }
 };
 
-/* Masks and scales a tile's scores, and makes probabilities of them; o is scaled to the new largest score. p:
+/* Masks and scales a tile's scores and turns them into probabilities; scales o to the new largest score. p:
  * bf16, as the products' registers of A. */
 template <int DV, int TILE>
 static __device__ __forceinline__ void attn_sm90_soften(const struct attn_job &j, float (&s)[TILE / 2],
@@ -213,7 +214,7 @@ static __device__ __forceinline__ void attn_sm90_soften(const struct attn_job &j
     }
 }
 
-/* One tile of keys into the state of a warpgroup. q, k, v: its queries, of which `rows` are there, and the
+/* Adds one tile of keys to the state of a warpgroup. q, k, v: its queries, of which `rows` are valid, and the
  * stage. */
 template <int D, int DV, int GROUPS>
 static __device__ __forceinline__ void attn_sm90_tile(const struct attn_job &j, const unsigned char *q,
@@ -260,7 +261,7 @@ static __device__ __forceinline__ void attn_sm90_queries(const struct attn_job &
                                                          uint32_t row0, unsigned char *q, uint32_t group)
 {
     const uint32_t d = j.kv.head_dim, atoms = (D + 63) / 64;
-    attn_sm90_meet(group); /* all are done with those before */
+    attn_sm90_meet(group); /* all are done with the previous ones */
     for (uint32_t i = threadIdx.x % 128; i < 64 * atoms * 32; i += 128) {
         uint32_t r = i / (atoms * 32), c = i % (atoms * 32) * 2, row = row0 + r, v = 0;
         if (row < w.it.rows && c < d)
@@ -274,7 +275,7 @@ static __device__ __forceinline__ void attn_sm90_queries(const struct attn_job &
     attn_sm90_meet(group);
 }
 
-/* One row's end: merges what came before, and stores. */
+/* Ends a row: merges the earlier splits, and stores. */
 template <bool SPLIT, int DV>
 static __device__ __forceinline__ void
 attn_sm90_finish(const struct attn_job &j, const attn_sm90_work &w, int i, uint32_t row, float sum,
@@ -403,14 +404,14 @@ template <int D, int DV, int GROUPS, bool SPLIT>
 static void attn_sm90_launch(struct backend *b, struct attn_sm90_job j)
 {
     size_t smem = attn_sm90_smem<D, DV, GROUPS>(nullptr).bytes, rows = (size_t)j.a.rows.t * j.a.per_kv;
-    /* A sequence has at most one tile more than its rows fill. */
+    /* A sequence has at most one partly filled tile. */
     j.tiles = j.a.which == ATTN_SINGLES ? j.a.rows.seq_count * cu_div_up(j.a.per_kv, 64 * GROUPS)
                                         : (uint32_t)(rows / (64 * GROUPS)) + j.a.rows.seq_count;
     j.parts = j.a.kv.kv_heads * (D / DV);
     size_t items = (size_t)j.tiles * j.parts * (SPLIT ? SPLITS_MAX : 1), most = items;
     CU_ASSERT(items < UINT32_MAX / 2);
     j.items = (uint32_t)items;
-    if (!SPLIT) { /* blocks stay, so that their totals have a place */
+    if (!SPLIT) { /* persistent blocks, so that their totals have a fixed place */
         size_t places = b->scratch_bytes / (64 * GROUPS * DV * sizeof(float));
         most = b->sms < places ? b->sms : places;
     }

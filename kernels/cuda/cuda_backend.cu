@@ -1,10 +1,9 @@
-/* The device's table of backend.h: opening, memory, moving bytes, errors, ceilings, and the launchers, which
- * check the contract and pass on to the operations. One stream; called by the engine's thread. Must not know
- * models or requests.
+/* The device's table of backend.h: opening, memory, transfers, errors, ceilings, and the launchers, which
+ * check the contract and call the operations. One stream; engine thread. Knows no models or requests.
  *
- * What the caller hands over by upload is copied into pinned memory first, so it may change as soon as the
- * call returns; the stream reads it later. download and sync wait. alloc and free don't, where the device has
- * memory pools: an image's memory comes and goes between steps. */
+ * upload copies the caller's data into pinned memory first, so the caller may change it at once; the stream
+ * reads it later. download and sync wait. alloc and free don't, if the device has memory pools: an image's
+ * memory is allocated and freed between steps. */
 #include "kernels/cuda/internal.h"
 #include "kernels/cuda_loader.h"
 
@@ -36,7 +35,7 @@ bool cuda_check(struct backend *b, cudaError_t e, const char *what)
 /* Left free for the driver, graphs and the libraries. */
 #define MEMORY_RESERVE ((size_t)256 << 20)
 
-/* NULL when a device is there that the kernels run on; else what is wrong, in static memory. */
+/* NULL if there is a supported device; else what is wrong, in static memory. */
 extern "C" const char *be_cuda_probe(void)
 {
     static char text[256];
@@ -98,7 +97,7 @@ static void cuda__close(struct backend *b)
     free(b);
 }
 
-/* What is freed stays with the process: the next image takes it without a wait. */
+/* Freed memory stays in the pool: the next image gets it without waiting. */
 static bool cuda__memory_pool(struct backend *b)
 {
     int there = 0;
@@ -182,7 +181,7 @@ static const char *cuda__last_error(const struct backend *b)
     return b ? b->error : open_error;
 }
 
-/* ---- memory and moving bytes */
+/* ---- memory and transfers */
 
 static void cuda__free(struct backend *b, void *p)
 {
@@ -223,7 +222,7 @@ static void cuda__upload(struct backend *b, void *dst, const void *host, size_t 
     }
 }
 
-/* A chunk is on its way while the one before it is taken out of pinned memory. After an error the host gets
+/* A chunk is in flight while the previous one is copied out of pinned memory. After an error the host gets
  * zeros. */
 static void cuda__download(struct backend *b, void *host, const void *src, size_t bytes)
 {
@@ -457,7 +456,7 @@ static bool ceil__product(struct ceilings *c)
 
 static enum be_result cuda__ceiling(struct backend *b, struct be_ceiling *out)
 {
-    bool large = b->sms >= 16; /* else it is the emulator, where the figures mean nothing */
+    bool large = b->sms >= 16; /* else it is the emulator, where the numbers mean nothing */
     struct ceilings c = {};
     c.b = b;
     c.bytes = large ? (size_t)512 << 20 : (size_t)1 << 20;

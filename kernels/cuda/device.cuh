@@ -1,7 +1,7 @@
-/* The only CUDA header that the .cu files of kernels/cuda include. nvcc sees the toolkit's language here. For
- * the emulated build (-DCUEMU) the Makefile includes the emulator's definitions first
+/* The only CUDA header that the .cu files of kernels/cuda include. nvcc gets the CUDA toolkit here. For the
+ * emulated build (-DCUEMU) the Makefile includes the emulator's definitions first
  * (tests/cuda-emulator/emu_device.h; emu.h says what a kernel may use). All PTX of the project is in this
- * file and in hopper.cuh; each wrapper means the same in both builds.
+ * file and in hopper.cuh; each wrapper has the same semantics in both builds.
  *
  * mma.m16n8k16 fragments (PTX ISA), lane = 4g + t; each 32-bit register holds the two elements of lower,
  * higher index in its low, high half:
@@ -47,14 +47,14 @@ static inline void cu_launch_coop(void (*k)(P...), dim3 grid, dim3 block, size_t
 #define CU_UNROLL _Pragma("unroll")
 #define CU_GAP    0
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#define CU_SM90 1 /* code for Hopper alone (sm_90a); the portable path must stand beside it */
+#define CU_SM90 1 /* Hopper-only code (sm_90a); the portable path must exist too */
 #endif
 #endif
 
 typedef __nv_bfloat16 bf16;
 #define CU_FULL 0xffffffffu
 
-/* Dynamic shared memory is carved by one sequence of takes, on the host (base NULL: how many bytes to pass at
+/* Dynamic shared memory is carved by the same sequence of takes on the host (base NULL: counts the bytes for
  * the launch) and in the kernel. */
 struct cu_carve {
     unsigned char *base_;
@@ -83,7 +83,7 @@ struct cu_carve {
 #if !defined(CUEMU)
 /* ---- wrappers, PTX */
 
-/* d = a * b + c, f32 sums over k = 16 products of bf16. d may be c. All lanes of the warp must call. */
+/* d = a * b + c, f32 sums over k = 16 products of bf16. d may be c. Called by all lanes of the warp. */
 static __device__ __forceinline__ void cu_mma_bf16_16816(float (&d)[4], const uint32_t (&a)[4],
                                                          const uint32_t (&b)[2], const float (&c)[4])
 {
@@ -111,7 +111,7 @@ static __device__ __forceinline__ void cu_ldmatrix_x4_trans(uint32_t (&r)[4], co
                  : "r"(cu_smem_addr(row))
                  : "memory");
 }
-/* x2: the addresses of lanes 0..15 count; the others must still be valid shared addresses. */
+/* x2: uses the addresses of lanes 0..15; the others must still be valid shared addresses. */
 static __device__ __forceinline__ void cu_ldmatrix_x2(uint32_t (&r)[2], const void *row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
@@ -177,7 +177,7 @@ static __device__ __forceinline__ float cu_ex2(float x)
 }
 #endif
 
-/* ---- helpers that need no PTX, the same text in both builds */
+/* ---- helpers without PTX, the same source in both builds */
 
 static __device__ __forceinline__ float cu_warp_sum(float v)
 {

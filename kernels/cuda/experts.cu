@@ -8,11 +8,12 @@
  *   down     y[pair] = the expert's down weight times hidden
  *   combine  out[row] = its pairs' weight * y in ascending order of experts
  *
- * A block of up and down takes one tile of one expert; the grid has as many as there can be, and those beyond
- * leave at once. */
+ * A block of up and down takes one tile of one expert; the grid has the largest possible number, and surplus
+ * blocks exit at once. */
 #include "kernels/cuda/gemm_sm90.cuh"
 
-/* ---- route: one warp per row. The choice goes by the logits, so it does not depend on the exponential. */
+/* ---- route: one warp per row. Experts are selected by logit, so the choice does not depend on the
+ * exponential. */
 
 /* The largest of x[n] that comes after (v, id) in the order "larger first, then lower id"; NaN counts as
  * -infinity. */
@@ -78,7 +79,7 @@ void cuda_route(struct backend *b, const struct be_route_args *a)
 
 struct experts_layout {
     size_t glu, down, first, tile, pairs, hidden, y,
-        all; /* bytes from the start; all: SIZE_MAX when that is no number */
+        all; /* bytes from the start; all: SIZE_MAX on overflow */
 };
 
 static size_t experts__part(size_t *at, size_t n, size_t size)
@@ -129,7 +130,7 @@ __global__ __launch_bounds__(64) void experts_table_k(experts_table j)
     j.to_down[threadIdx.x] = j.down[threadIdx.x];
 }
 
-/* Block e: how many pairs belong to experts below e, then its own pairs behind them, in ascending order. */
+/* Block e: counts the pairs of experts below e, then writes its own pairs after them, in ascending order. */
 __global__ __launch_bounds__(256) void experts_sort_k(const uint32_t *ids, uint32_t pairs, uint32_t experts,
                                                       uint32_t *first, uint32_t *out)
 {

@@ -1,6 +1,6 @@
-/* Products of rows with packed weights, the text behind linear.cu and experts.cu. Kernels compute the
+/* Products of rows with packed weights, the source of linear.cu and experts.cu. Kernels compute the
  * transposed product: weight rows are the rows of a tensor-core tile (16), tokens its columns (8), so that
- * one token costs no more than it must.
+ * one token wastes little.
  *
  * The order of a sum, the same in every kernel here, whatever the number of tokens (bf16):
  *   - k is cut into at most four segments of gemm_segment(kpad), a function of the weight's width alone;
@@ -26,7 +26,7 @@ struct gemm_job {
     const float *bias; /* [wrows] or NULL */
     const void *x;     /* act [., kpad] */
     void *out;
-    uint32_t kpad, wrows, n, t; /* n: columns of the output that are not padding */
+    uint32_t kpad, wrows, n, t; /* n: output columns without padding */
     uint32_t ld;                /* elements from one output row to the next */
     enum be_epilogue epilogue;
     /* GROUPED: expert e has sorted pairs [first[e], first[e + 1]), in tiles [tile[e], tile[e + 1]); */
@@ -44,15 +44,14 @@ static __host__ __device__ __forceinline__ uint32_t gemm_segment(uint32_t kpad)
 
 /* ---- epilogues */
 
-/* gelu_tanh(z) = 0.5 z (1 + tanh(u)), u = sqrt(2/pi) (z + 0.044715 z^3), written z / (1 + exp(-2u)): no
+/* gelu_tanh(z) = 0.5 z (1 + tanh(u)), u = sqrt(2/pi) (z + 0.044715 z^3), as z / (1 + exp(-2u)): no
  * cancellation. */
 static __device__ __forceinline__ float gemm_gelu_tanh(float z)
 {
     float u2 = z * (1.5957691216057308f + 0.07135481627260025f * (z * z));
     return z / (1.0f + expf(-u2));
 }
-/* In double: an f32 erfc is not good enough for half a unit of the result, and only the towers' mergers use
- * it. */
+/* In double: an f32 erfc is not accurate to half an ulp, and only the towers' mergers use it. */
 static __device__ __attribute__((noinline)) float gemm_gelu_erf(float z)
 {
     return (float)(0.5 * (double)z * erfc((double)z * -0.70710678118654752440));
@@ -98,7 +97,7 @@ static __device__ __forceinline__ void gemm_put(const struct gemm_job &j, const 
     cu_act_put<BF>(j.out, row * j.ld + r + 8, r + 8 < j.n ? v1 : 0.0f);
 }
 
-/* ---- which tokens a block has */
+/* ---- a block's tokens */
 
 struct gemm_tokens {
     const void *w;
@@ -116,7 +115,7 @@ static __device__ __forceinline__ gemm_tokens gemm_find(const struct gemm_job &j
     }
     if (tile >= j.tile[j.expert_count]) return f;
     uint32_t lo = 0,
-             hi = j.expert_count; /* the last expert with tile[e] <= tile: those without tiles are skipped */
+             hi = j.expert_count; /* the last expert with tile[e] <= tile: skips those without tiles */
     while (hi - lo > 1) {
         uint32_t mid = lo + (hi - lo) / 2;
         if (j.tile[mid] <= tile) lo = mid;
@@ -142,10 +141,10 @@ static __device__ __forceinline__ uint32_t gemm_out_row(const struct gemm_job &j
 }
 
 /* ---- few tokens (bf16): a block is 16 weight rows and up to 8 NT tokens, a warp is a segment of k. Each
- * warp has its own queue of copies, so that nothing but the end needs the others. */
+ * warp has its own queue of copies, so that warps synchronise only at the end. */
 
 #define SMALL_STAGES                                                                                         \
-    (NT == 1 ? 4u : 3u) /* more tokens, fewer stages: some devices have 99 KB of shared memory to a block */
+    (NT == 1 ? 4u : 3u) /* more tokens, fewer stages: some devices have 99 KB of shared memory per block */
 #define SMALL_K  64     /* of a stage */
 #define SMALL_LD (SMALL_K + 8) /* rows 144 bytes apart: eight of them touch all banks */
 
@@ -232,7 +231,7 @@ template <int NT, bool GROUPED> __global__ __launch_bounds__(128) void gemm_smal
     }
     for (uint32_t s = 0; s < steps; s++) {
         cu_cp_async_wait<SMALL_STAGES - 2>();
-        __syncwarp(); /* the others' copies too; and all are done with the stage that is filled next */
+        __syncwarp(); /* the others' copies too; and all are done with the stage to be filled next */
         uint32_t next = s + SMALL_STAGES - 1, at = next % SMALL_STAGES;
         if (next < steps)
             gemm_small_load<NT>(w, x, j.kpad, k0 + next * SMALL_K, k1, in, valid, sw + at * 16 * SMALL_LD,
@@ -278,7 +277,7 @@ template <int NT, bool GROUPED> __global__ __launch_bounds__(128) void gemm_smal
 
 template <int BT> struct gemm_tile_smem {
     uint16_t *w, *x; /* [stage][TILE_ROWS or BT][TILE_LD] */
-    float *sum;      /* at the end, in their place: [BT][TILE_SUM_LD] */
+    float *sum;      /* at the end, in the same memory: [BT][TILE_SUM_LD] */
     size_t bytes;
     __host__ __device__ explicit gemm_tile_smem(void *base)
     {
@@ -296,7 +295,7 @@ template <int BT, bool GROUPED> struct gemm_tile_source {
     const uint16_t *w,
         *x[BT /
            64]; /* this thread's rows of a stage, at k = its chunk; the second row of w is 64 further on */
-    uint32_t w_rows, x_ok; /* how many of the two are there; bits */
+    uint32_t w_rows, x_ok; /* how many of the two exist; bits */
     __device__ __forceinline__ gemm_tile_source(const struct gemm_job &j, const gemm_tokens &tok)
     {
         uint32_t row = threadIdx.x / 4, k = threadIdx.x % 4 * 8, r = blockIdx.x * TILE_ROWS + row;
@@ -375,7 +374,7 @@ template <int BT, bool GROUPED> __global__ __launch_bounds__(256) void gemm_tile
     }
     for (uint32_t s = 0; s < steps; s++) {
         cu_cp_async_wait<TILE_STAGES - 2>();
-        __syncthreads(); /* the others' copies too; and all are done with the stage that is filled next */
+        __syncthreads(); /* the others' copies too; and all are done with the stage to be filled next */
         if (s + TILE_STAGES - 1 < steps) src.load(sm, j.kpad, s + TILE_STAGES - 1);
         cu_cp_async_commit();
         gemm_tile_step<TN>(sm.w + (s % TILE_STAGES * TILE_ROWS + row) * TILE_LD,
@@ -394,9 +393,9 @@ template <int BT, bool GROUPED> __global__ __launch_bounds__(256) void gemm_tile
             }
         }
     }
-    /* The sums change hands, so that neighbouring threads write neighbouring outputs; they lie where the
-     * stages were, whose copies have all landed (the last step waited for its own, and the groups committed
-     * after them are empty). */
+    /* The sums are exchanged so that neighbouring threads write neighbouring outputs; they reuse the stages'
+     * memory, whose copies have all landed (the last step waited for its own, and the groups committed after
+     * them are empty). */
     __syncthreads();
     CU_UNROLL
     for (int m = 0; m < 2; m++) {
@@ -470,7 +469,7 @@ template <int TM, bool GROUPED> __global__ __launch_bounds__(256) void gemm_plai
     for (int m = 0; m < 4; m++) {
         CU_UNROLL
         for (int n = 0; n < TM; n++) {
-            /* The sum of the row eight further on lies with the lane eight further on. */
+            /* The sum of the row 8 further on is in the lane 8 further on. */
             float other = __shfl_xor_sync(CU_FULL, acc[m][n], 8);
             uint32_t r = row0 + tx + 16 * (uint32_t)m, at = ty + 16 * (uint32_t)n;
             if (tx < 8 && r < j.wrows && at < tok.count)
@@ -479,8 +478,7 @@ template <int TM, bool GROUPED> __global__ __launch_bounds__(256) void gemm_plai
     }
 }
 
-/* ---- launching. `tiles(width)`: tiles of tokens at most; `crowd`: how many tokens a weight row meets,
- * about. */
+/* ---- launching. `tiles(width)`: most tiles of tokens; `crowd`: about how many tokens share a weight row. */
 
 template <bool GROUPED> static bool gemm_init(struct backend *b)
 {
@@ -489,13 +487,13 @@ template <bool GROUPED> static bool gemm_init(struct backend *b)
            cuda_allow_smem(b, gemm_tile_k<64, GROUPED>, gemm_tile_smem<64>(nullptr).bytes) &&
            cuda_allow_smem(b, gemm_tile_k<128, GROUPED>, gemm_tile_smem<128>(nullptr).bytes);
 }
-/* Tokens of a tile for that many tokens; any choice gives the same bits. */
+/* Tile width for that many tokens; any choice gives the same bits. */
 static inline uint32_t gemm_width(enum be_dtype act, size_t tokens)
 {
     if (act == BE_F32) return tokens <= 16 ? 16 : 64;
     return tokens <= 8 ? 8 : tokens <= 32 ? 32 : tokens <= 64 ? 64 : 128;
 }
-/* What the launch of a given width takes, in this order of `switch`. tiles: blocks along tokens. */
+/* Launches with a given width. tiles: blocks along tokens. */
 template <bool GROUPED>
 static void gemm_run(struct backend *b, const struct gemm_job &j, uint32_t width, uint32_t tiles)
 {

@@ -1,32 +1,32 @@
 /* The products of gemm.cuh on Hopper: a producer warp brings weights by bulk copies, others bring tokens by
- * cp.async, one or two warpgroups multiply (hopper.cuh). Like there, weight rows are the rows of a tile (64
- * to a warpgroup), tokens its columns.
+ * cp.async, one or two warpgroups multiply (hopper.cuh). As there, weight rows are the rows of a tile (64 per
+ * warpgroup), tokens its columns.
  *
- * Weights stand in shared memory's own order, so that a stage is a few copies: [8 rows][64 k] atoms,
- * swizzled, all atoms of eight rows one behind the other (gemm_sm90_weight_at). Tokens are [row][k] as
- * everywhere and are swizzled on their way.
+ * Weights are stored in the order of shared memory, so that a stage is a few copies: [8 rows][64 k] atoms,
+ * swizzled, all atoms of eight rows consecutive (gemm_sm90_weight_at). Tokens are [row][k] as everywhere and
+ * are swizzled on their way.
  *
  * The order of a sum, whatever the number of tokens: one chain of m64nNk16 products over ascending k,
- * starting from zero. Every count of tokens uses that instruction; what N and which rows of the tile are
- * there decides about speed alone.
+ * starting from zero. Every count of tokens uses that instruction; N and the valid rows of the tile affect
+ * only speed.
  *
  * Few tokens read a weight at the speed of memory: tiles of 16 or 32 weight rows, several blocks to a
  * multiprocessor, 128 k to a stage. Many tokens: 128 weight rows by 128 or 256 tokens. Blocks stay and take
  * item after item, so that copies run ahead while sums are written. */
 #include "kernels/cuda/gemm_sm90.cuh"
 
-/* Tiles that one after the other take the same rows of x: so many weight tiles share them in the cache. */
+/* Consecutive tiles that use the same rows of x: so many weight tiles share them in the cache. */
 #define GROUP_ROWS 16u
 
 template <int N> struct gemm_sm90_shape {
     static const uint32_t GROUPS = N >= 128 ? 2 : 1; /* warpgroups that multiply */
     static const uint32_t ATOMS = N <= 64 ? 2 : 1;   /* of 64 k in a stage; a weight row has an even number */
     static const uint32_t STAGES = N == 8 ? 8 : N == 128 ? 5 : 4; /* at least LAG + 2 */
-    static const uint32_t LAG = N == 8 ? 4 : 2;                   /* stages of tokens on their way */
+    static const uint32_t LAG = N == 8 ? 4 : 2;                   /* stages of tokens in flight */
     static const uint32_t TOKEN_WARPS = N >= 128 ? 3 : 1;         /* warps that bring tokens */
     static const uint32_t THREADS = GROUPS * 128 + 32 + TOKEN_WARPS * 32;
     static const uint32_t BLOCKS = N == 8 ? 4 : N == 32 ? 2 : 1; /* to a multiprocessor, as registers go */
-    static const uint32_t CHUNK = N < 32 ? N : 32; /* tokens whose sums change hands at a time */
+    static const uint32_t CHUNK = N < 32 ? N : 32; /* tokens whose sums are exchanged at a time */
 };
 
 #define SUM_LD 68u /* so that a warp's writes touch all banks */
@@ -43,7 +43,7 @@ template <int N> struct gemm_sm90_smem {
         cu_carve cv(base);
         w_stage = rows * shape::GROUPS * shape::ATOMS * 128;
         x_stage = N * shape::ATOMS * 128;
-        /* A product reads 64 rows, if only to forget what lies behind those that are there. */
+        /* A product reads 64 rows, even past the valid ones, whose results are discarded. */
         uint32_t all = shape::STAGES * (w_stage + x_stage),
                  end = (shape::STAGES - 1) * w_stage + (rows * (shape::GROUPS - 1) + 64) * shape::ATOMS * 128;
         w = cv.take<unsigned char>(all > end ? all : end, 1024);
@@ -100,7 +100,7 @@ static __device__ __forceinline__ void gemm_sm90_weights(const struct gemm_sm90_
     }
 }
 
-/* What step n - LAG has copied is there: hands it over. */
+/* The copies of step n - LAG have landed: releases them to the consumers. */
 template <int N, int PENDING>
 static __device__ __forceinline__ void gemm_sm90_hand_over(const gemm_sm90_smem<N> &sm, uint32_t n)
 {
@@ -155,8 +155,8 @@ static __device__ __forceinline__ void gemm_sm90_meet(uint32_t group)
     else cu_bar_sync(2, 128);
 }
 
-/* A warpgroup's sums of 64 weight rows and N tokens: by way of shared memory, so that neighbouring threads
- * have neighbouring outputs. */
+/* Stores a warpgroup's sums of 64 weight rows and N tokens through shared memory, so that neighbouring
+ * threads have neighbouring outputs. */
 template <int N, bool GROUPED>
 static __device__ __forceinline__ void gemm_sm90_put(const struct gemm_sm90_job &j,
                                                      const gemm_sm90_smem<N> &sm, const gemm_sm90_item &it,
@@ -185,7 +185,7 @@ static __device__ __forceinline__ void gemm_sm90_put(const struct gemm_sm90_job 
                 gemm_put<true>(j.g, it.tok.bias, gemm_out_row<GROUPED>(j.g, it.tok.first + at), row0 + r,
                                v[0], v[8]);
             }
-            gemm_sm90_meet(group); /* all are done with the sums that are overwritten next */
+            gemm_sm90_meet(group); /* all are done with the sums to be overwritten next */
         }
     }
 }
@@ -220,7 +220,7 @@ static __device__ __forceinline__ void gemm_sm90_multiply(const struct gemm_sm90
                              cu_wgmma_operand(x + m * N * 128 + k, 0, 1024), a + m + k != 0, rows);
             }
             cu_wgmma_commit();
-            if (a) { /* the step before is done */
+            if (a) { /* the previous step is done */
                 cu_wgmma_wait<1>();
                 if (lane == 0) cu_mbar_arrive(sm.empty + (n - 1) % shape::STAGES);
             }
@@ -282,7 +282,7 @@ uint32_t cuda_gemm_sm90_width(const struct backend *b, size_t tokens, uint32_t w
 {
     if (tokens <= 64) return tokens <= 8 ? 8 : tokens <= 32 ? 32 : 64;
     if (grouped) return 128;
-    /* The wider the tile, the less is read twice; but every multiprocessor should have one. */
+    /* A wider tile rereads less; but every multiprocessor should have one. */
     size_t rows = cu_div_up(wrows, 128);
     if (tokens > 128 && rows * cu_div_up(tokens, 256) >= b->sms) return 256;
     return tokens > 256 || rows * cu_div_up(tokens, 128) >= b->sms * 3 / 4 ? 128 : 64;
@@ -292,8 +292,8 @@ template <int N, bool GROUPED> static void gemm_sm90_launch(struct backend *b, s
 {
     typedef gemm_sm90_shape<N> shape;
     j.rows = 64;
-    /* As many weight rows to a tile as leave the multiprocessors enough blocks to draw from memory with.
-     * Fewer rows mean that the tokens are read more often. */
+    /* As many weight rows per tile as leave the multiprocessors enough blocks to saturate memory. With fewer
+     * rows the tokens are read more often. */
     size_t enough = N == 8 ? b->sms * 2 : N == 32 ? b->sms : b->sms / 2;
     if (shape::GROUPS == 1)
         while (j.rows > 16 && (size_t)cu_div_up(j.g.wrows, j.rows) * j.token_tiles < enough) j.rows /= 2;

@@ -1,7 +1,7 @@
 /* Recorded operations: capture of the backend's one stream. See "Graphs" in backend.h. Engine's thread.
  *
- * Capture is of this thread alone, so that others may call the runtime meanwhile. An operation that can't be
- * recorded spoils the recording (cuda_check), and the stream goes on as if nothing had been. */
+ * Capture is thread-local, so that other threads may call the runtime meanwhile. An operation that can't be
+ * recorded invalidates the recording (cuda_check), and the stream stays usable. */
 #include "kernels/cuda/internal.h"
 
 struct be_graph {
@@ -30,8 +30,7 @@ enum be_result cuda_graph_end(struct backend *b, struct be_graph **out)
     struct be_graph *g = static_cast<struct be_graph *>(calloc(1, sizeof *g));
     bool room = g != nullptr;
     if (!room) snprintf(b->error, sizeof b->error, "out of memory for a graph");
-    CU_TRY(b,
-           cudaStreamEndCapture(b->stream, &graph)); /* whatever happened before: the stream leaves capture */
+    CU_TRY(b, cudaStreamEndCapture(b->stream, &graph)); /* in any case the stream leaves capture */
     if (room && graph && !b->record_failed) CU_TRY(b, cudaGraphInstantiate(&g->exec, graph, 0));
     if (room && !b->record_failed)
         CU_TRY(b, cudaGraphUpload(g->exec, b->stream)); /* else the first launch pays for it */

@@ -1,10 +1,10 @@
 /* Choosing the Hopper path (gemm_sm90.cu, attn_sm90.cu) when a backend opens: bf16 on compute capability 9.0,
- * and only where be_params.hopper asks for it: on an H100 it is faster in prefill, and slower in attention of
+ * and only if be_params.hopper requests it: on an H100 it is faster in prefill, and slower in attention of
  * decode with many sequences (tests/device-results.md).
  *
- * The check before: products and attentions over small integers, whose results are known exactly, through
- * every kernel. Their waits are bounded, so that a fault in the barriers ends the check, not the process.
- * What fails goes back to the portable kernels, with a line on stderr. */
+ * The self-check: products and attention over small integers, whose results are known exactly, through every
+ * kernel. Waits are bounded, so that a bug in the barriers ends the check, not the process. On failure the
+ * portable kernels are used, with a line on stderr. */
 #include "kernels/cuda/attn.cuh"
 #include "kernels/cuda/gemm_sm90.cuh"
 
@@ -13,7 +13,7 @@ struct check {
     unsigned char *mem; /* device */
     size_t used;
     uint32_t *trouble; /* device: 0 while no wait took too long */
-    bool late;         /* what it was at the last download */
+    bool late;         /* its value at the last download */
     uint32_t seed;
 };
 #define CHECK_BYTES ((size_t)8 << 20)
@@ -45,7 +45,7 @@ static void *check__upload(struct check *c, const void *host, size_t bytes)
 {
     void *p = check__place(c, bytes);
     CU_TRY(c->b, cudaMemcpyAsync(p, host, bytes, cudaMemcpyHostToDevice, c->b->stream));
-    CU_TRY(c->b, cudaStreamSynchronize(c->b->stream)); /* the host's memory is free again */
+    CU_TRY(c->b, cudaStreamSynchronize(c->b->stream)); /* the host memory can be reused */
     return p;
 }
 /* Waits too. False after an error, or when a wait took too long. */
@@ -134,7 +134,7 @@ static bool check__grouped(struct check *c, const struct check_product *p, const
         j.expert_count = 2;
         j.per_row = 2;
         CU_TRY(c->b, cudaMemsetAsync(out, 0xff, (size_t)pairs * CHECK_N * sizeof(float), c->b->stream));
-        cuda_gemm_sm90(c->b, j, w, tile[2] + 1, true, c->trouble); /* one tile more than there is */
+        cuda_gemm_sm90(c->b, j, w, tile[2] + 1, true, c->trouble); /* one tile more than exists */
         if (!check__same(c, p, out, from, pairs)) return false;
     }
     return true;
@@ -183,8 +183,8 @@ static bool check__products(struct check *c)
     return ok;
 }
 
-/* ---- attention: keys are rows of +-1, a query is the key that it looks for, and the scale is so large that
- * every other key's probability is zero. So the output is that key's value. */
+/* ---- attention: keys are rows of +-1, a query equals its target key, and the scale is so large that every
+ * other key's probability is zero. So the output is that key's value. */
 
 #define CHECK_BLOCKS 19u /* of keys: more than one split */
 #define CHECK_ROWS   35u
@@ -201,7 +201,7 @@ static void check__fill(struct check *c, struct check_attention *a)
 {
     const uint32_t d = a->d, block = 2 * CUDA_KV_SLOTS * d, keys = CHECK_BLOCKS * CUDA_KV_SLOTS;
     for (uint32_t i = 0; i < CHECK_BLOCKS; i++) {
-        uint32_t at = i * 7 % CHECK_BLOCKS; /* blocks lie in a mixed order */
+        uint32_t at = i * 7 % CHECK_BLOCKS; /* blocks are in a mixed order */
         a->table[i] = at * block * 2 / BE_KV_GRAIN;
         for (uint32_t e = 0; e < block; e++)
             a->kv[(size_t)at * block + e] =
@@ -275,7 +275,7 @@ static bool check__attention(struct check *c, uint32_t d)
 
 /* ---- */
 
-/* NULL when all is right, else what is not. */
+/* NULL if all is right, else what is wrong. */
 static const char *hopper__check(struct backend *b)
 {
     static const uint32_t dims[] = {64, 96, 128, 256, 512};
@@ -290,7 +290,7 @@ static const char *hopper__check(struct backend *b)
     CU_TRY(b, cudaMemsetAsync(c.trouble, 0, sizeof *c.trouble, b->stream));
     if (!check__products(&c)) wrong = c.late ? LATE("products") : "products are wrong";
     for (size_t i = 0; !wrong && i < sizeof dims / sizeof *dims; i++) {
-        c.used = 256; /* behind the word for trouble */
+        c.used = 256; /* after the word `trouble` */
         if (!check__attention(&c, dims[i])) wrong = c.late ? LATE("attention") : "attention is wrong";
     }
     (void)cudaFree(mem);
@@ -300,7 +300,7 @@ static const char *hopper__check(struct backend *b)
 void cuda_hopper_init(struct backend *b)
 {
     if (!b->hopper_wanted || b->cc != 90 || b->act != BE_BF16) return;
-    static bool checked; /* once in a process: there is one device */
+    static bool checked; /* once per process: there is one device */
     b->hopper = true;
     const char *wrong = !cuda_gemm_sm90_init(b) || !cuda_attn_sm90_init(b) ? "its kernels can't be set up"
                         : checked                                          ? nullptr

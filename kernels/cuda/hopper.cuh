@@ -1,8 +1,7 @@
-/* Hopper's own instructions (sm_90a), beside the wrappers of device.cuh: barriers in shared memory that count
+/* Wrappers for Hopper instructions (sm_90a), in addition to device.cuh: barriers in shared memory that count
  * bytes, bulk copies, and the tensor-core products of a warpgroup. Each wrapper has its PTX, compiled for
- * sm_90a alone, and a model in the emulator (tests/cuda-emulator/emu_hopper.cpp) that was written from the
- * PTX ISA. Kernels that use it have an empty body for all other targets; the portable path stands beside them
- * and is chosen at run time.
+ * sm_90a alone, and a model in the emulator (tests/cuda-emulator/emu_hopper.cpp) written from the PTX ISA.
+ * Kernels that use it have an empty body for all other targets; the portable path is selected at run time.
  *
  * Products: D[64][N] (+)= A[64][16] B[16][N], bf16 with f32 sums, by the four warps of a warpgroup (threads
  * 128 i .. 128 i + 127). D: warp w of the group has rows 16 w ..., its registers as those of mma.m16n8k16 for
@@ -19,28 +18,28 @@
  *                                           on, the next 64 n `wide` bytes.
  *
  * Asynchrony: a wgmma reads shared memory and writes its registers between its issue and the wait for its
- * group. Every group begins with cu_wgmma_fence. A stage is handed back only after the wait. Ordinary stores
- * and cp.async to shared memory need cu_proxy_fence in the writing thread before the barrier that hands them
- * to a wgmma. */
+ * group. Every group begins with cu_wgmma_fence. A stage is released only after the wait. Ordinary stores and
+ * cp.async to shared memory need cu_proxy_fence in the writing thread before the barrier that passes them to
+ * a wgmma. */
 #ifndef KVASIR_CUDA_HOPPER_CUH
 #define KVASIR_CUDA_HOPPER_CUH
 
 #include "kernels/cuda/device.cuh"
 
-/* Does this compilation have bodies for Hopper's kernels? */
+/* Whether this compilation has bodies for Hopper's kernels. */
 #if defined(CUEMU) || defined(CU_SM90)
 #define CU_HOPPER_BODY 1
 #endif
 
-/* How long a wait for a barrier may take, in seconds: with a word for trouble (the self-check) it is set and
- * the kernel goes on with what is there, unsynchronised; without one the kernel traps. Neither may depend on
- * how busy the device is: other processes' time slices count too, and compute-sanitizer's racecheck makes a
- * stage of these kernels take more than 0.1 s. */
+/* How long a wait for a barrier may take, in seconds: with `trouble` (the self-check) that is set and the
+ * kernel continues unsynchronised; without it the kernel traps. The limit must hold on a busy device: other
+ * processes' time slices count too, and compute-sanitizer's racecheck makes a stage of these kernels take
+ * more than 0.1 s. */
 #define CU_WAIT_CHECK_S 10
 #define CU_WAIT_S       30
 
 /* Registers of a thread in a block of one producing and two multiplying warpgroups: of the 168 that each
- * begins with, some change hands (128 * 72 + 256 * 216 = 384 * 168; more than that would wait for ever). */
+ * begins with, some are transferred (128 * 72 + 256 * 216 = 384 * 168; more than that would deadlock). */
 #define CU_REGS_PRODUCER 72
 #define CU_REGS_CONSUMER 216
 
@@ -60,14 +59,14 @@ template <int LANES = 1> static __device__ __forceinline__ void cu_jitter()
 #endif
 }
 
-/* A barrier in shared memory: a phase ends when `count` arrivals have come and as many bytes as were
- * announced. Phase 0 comes first; waiting for parity p returns once the phase of that parity has ended (so
- * for parity 1 at once in the beginning). */
+/* A barrier in shared memory: a phase ends after `count` arrivals and the announced number of bytes. Phase 0
+ * comes first; waiting for parity p returns once the phase of that parity has ended (so for parity 1 at once
+ * in the beginning). */
 static __device__ __forceinline__ void cu_mbar_init(uint64_t *bar, uint32_t count)
 {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(cu_smem_addr(bar)), "r"(count) : "memory");
 }
-/* In the thread that made them, before the block's barrier: the copy engine sees them too. */
+/* In the thread that initialised them, before the block's barrier: makes them visible to the copy engine. */
 static __device__ __forceinline__ void cu_mbar_init_done()
 {
     asm volatile("fence.mbarrier_init.release.cluster;\n\tfence.proxy.async.shared::cta;" ::: "memory");
@@ -77,7 +76,7 @@ static __device__ __forceinline__ void cu_mbar_arrive(uint64_t *bar)
     cu_jitter();
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(cu_smem_addr(bar)) : "memory");
 }
-/* Arrives, and announces bytes of bulk copies; before those are issued. */
+/* Arrives, and announces bytes of bulk copies before they are issued. */
 static __device__ __forceinline__ void cu_mbar_arrive_tx(uint64_t *bar, uint32_t bytes)
 {
     cu_jitter();
@@ -120,7 +119,7 @@ static __device__ __forceinline__ void cu_mbar_wait(uint64_t *bar, uint32_t pari
     cu_jitter();
 }
 /* Copies from global to shared memory in the background, by the copy engine; counts as `bytes` at the barrier
- * when done. Both addresses and the size are multiples of 16. One thread calls. */
+ * when done. Both addresses and the size are multiples of 16. Called by one thread. */
 static __device__ __forceinline__ void cu_bulk_copy(void *smem, const void *gmem, uint32_t bytes,
                                                     uint64_t *bar)
 {
@@ -136,7 +135,7 @@ static __device__ __forceinline__ void cu_proxy_fence()
     cu_jitter();
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-/* All threads of the four warps call these. */
+/* Called by all threads of the four warps. */
 static __device__ __forceinline__ void cu_wgmma_fence()
 {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -146,13 +145,13 @@ static __device__ __forceinline__ void cu_wgmma_commit()
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
     cu_jitter<32>();
 }
-/* Until at most PENDING groups of this warp are on their way. */
+/* Waits until at most PENDING groups of this warp are in flight. */
 template <int PENDING> static __device__ __forceinline__ void cu_wgmma_wait()
 {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
-/* The compiler may not move uses of these registers across: before the first product of a sum and after the
- * last wait. */
+/* The compiler may not move uses of these registers across this: before the first product of a sum and after
+ * the last wait. */
 template <int REGS> static __device__ __forceinline__ void cu_wgmma_keep(float (&d)[REGS])
 {
     CU_UNROLL
@@ -163,7 +162,7 @@ static __device__ __forceinline__ void cu_wgmma_keep(uint32_t (&a)[4])
 {
     asm volatile("" : "+r"(a[0]), "+r"(a[1]), "+r"(a[2]), "+r"(a[3])::"memory");
 }
-/* Registers of a thread from here on, for all of a warpgroup. */
+/* Sets the registers of a thread from here on, for a whole warpgroup. */
 template <int REGS> static __device__ __forceinline__ void cu_regs_less()
 {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGS));
@@ -174,8 +173,8 @@ template <int REGS> static __device__ __forceinline__ void cu_regs_more()
 }
 
 /* D has N / 2 registers. cu_wgmma: A and B by descriptor, k along the rows; `rows`: how many of the 64 rows
- * of A are there (the others may be anything, and their sums too; only the emulator looks at it).
- * cu_wgmma_trans: A in registers, B n along the rows. !add: D = A B. */
+ * of A are valid (the others and their sums may be anything; only the emulator uses it). cu_wgmma_trans: A in
+ * registers, B n along the rows. !add: D = A B. */
 #define HOP_F4(i)  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define HOP_F16(i) HOP_F4(i), HOP_F4(i + 4), HOP_F4(i + 8), HOP_F4(i + 12)
 #define HOP_F64(i) HOP_F16(i), HOP_F16(i + 16), HOP_F16(i + 32), HOP_F16(i + 48)
@@ -225,7 +224,7 @@ HOP_WGMMA_TRANS("128", 64, HOP_P64, "%64, %65, %66, %67", "68", "69", HOP_F64(0)
 HOP_WGMMA_TRANS("256", 128, HOP_P128, "%128, %129, %130, %131", "132", "133", HOP_F64(0), HOP_F64(64))
 #endif
 
-/* ---- the same text in both builds */
+/* ---- the same source in both builds */
 
 /* Descriptor of an operand: 128-byte swizzle, the strides as explained above (16-byte units in the
  * descriptor). */
@@ -234,7 +233,7 @@ static __device__ __forceinline__ uint64_t cu_wgmma_operand(const void *smem, ui
     return (uint64_t)((cu_smem_addr(smem) & 0x3ffff) >> 4) | (uint64_t)(wide >> 4) << 16 |
            (uint64_t)(far >> 4) << 32 | 1ull << 62;
 }
-/* Where 16-byte chunk c (0..7) of row r stands in an atom's rows, in bytes. */
+/* Offset of 16-byte chunk c (0..7) of row r in an atom's rows, in bytes. */
 static __device__ __forceinline__ uint32_t cu_swizzle(uint32_t r, uint32_t c)
 {
     return r * 128 + ((c ^ r) & 7) * 16;

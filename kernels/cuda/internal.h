@@ -1,14 +1,13 @@
-/* What the files of the CUDA backend share: the opened backend, the packed weight, error keeping, and the
- * operations that cuda_backend.cu puts into the table. Only .cu files of kernels/cuda include it. Everything
- * runs on one stream, in the order of the calls, and nothing but download and sync waits for the device
- * (close and weight_free, too).
+/* Shared by the files of the CUDA backend: the opened backend, the packed weight, error handling, and the
+ * operations in cuda_backend.cu's table. Only .cu files of kernels/cuda include it. Everything runs on one
+ * stream, in call order; only download, sync, close and weight_free wait for the device.
  *
- * Errors: every call of the runtime is checked; the first failure is kept in words, and from then on
- * operations do nothing. sync() tells.
+ * Errors: every call of the runtime is checked; the first failure is kept as text, and then operations are
+ * no-ops. sync() reports it.
  *
  * Graphs: an operation may be recorded (graph.cu), so it only puts kernels, copies and memsets on the stream.
- * What it needs once (attributes of kernels, handles, choices of algorithms) it gets in its _init or at a
- * call before: the engine runs every batch once before it records it. */
+ * One-time setup (kernel attributes, handles, algorithm choices) happens in its _init or at an earlier call:
+ * the engine runs every batch once before recording it. */
 #ifndef KVASIR_CUDA_INTERNAL_H
 #define KVASIR_CUDA_INTERNAL_H
 
@@ -28,26 +27,26 @@
         }                                                                                                    \
     } while (0)
 
-/* A packed weight: [wrows][kpad] in the act type, row = output, k contiguous, zero beyond the matrix.
- * Plain: row n is output n, wrows = be_ld(n), so that the rows are also the columns of a padded act output.
- * With glu, every 16 rows hold 8 gate rows and the 8 up rows of the same outputs: row 16 i + j is gate 8 i +
- * j, row 16 i + 8 + j is up 8 i + j, and wrows = 2 be_ld(n / 2). One thread of a tensor-core tile then holds
+/* A packed weight: [wrows][kpad] in the act type, row = output, k contiguous, zero outside the matrix. Plain:
+ * row n is output n, wrows = be_ld(n), so that the rows are also the columns of a padded act output. With
+ * glu, every 16 rows hold 8 gate rows and the 8 up rows of the same outputs: row 16 i + j is gate 8 i + j,
+ * row 16 i + 8 + j is up 8 i + j, and wrows = 2 be_ld(n / 2). One thread of a tensor-core tile then holds
  * both sums of an output. */
 struct be_weight {
     enum be_dtype type;
     uint32_t k, kpad; /* kpad = be_ld(k) */
-    uint32_t n;       /* outputs in all; with glu gate and up together */
+    uint32_t n;       /* total outputs; with glu gate and up together */
     uint32_t wrows;
     bool glu;
     uint32_t atoms; /* 0, or the Hopper path: chunks of 64 k in a row, and the order is cu_tiled_at's */
     void *data;     /* device */
     float *bias;    /* device, [wrows] in row order, or NULL */
     size_t bytes;
-    struct cuda_slab *slab; /* that data lies in, or NULL: it has its own memory */
+    struct cuda_slab *slab; /* that contains data, or NULL: data has its own memory */
 };
 
-/* Host memory that the device copies from while the caller goes on, and a chunk of device memory of the same
- * size (pack.cu). */
+/* Host memory that the device copies from asynchronously, and a chunk of device memory of the same size
+ * (pack.cu). */
 #define CUDA_STAGES      4u
 #define CUDA_STAGE_BYTES ((size_t)4 << 20)
 struct cuda_stage {
@@ -59,29 +58,29 @@ struct cuda_stage {
 struct backend {
     enum be_dtype act;
     uint32_t sms, cc; /* cc: 80, 90, ... */
-    size_t smem_max;  /* dynamic shared memory that a block may ask for */
+    size_t smem_max;  /* most dynamic shared memory of a block */
     cudaStream_t stream;
     struct cuda_stage stages[CUDA_STAGES];
     uint32_t stage_next;
-    void *scratch; /* working memory of one operation */
+    void *scratch; /* scratch of one operation */
     size_t scratch_bytes;
     size_t memory_bytes;
-    cudaMemPool_t pool;     /* alloc and free take memory in the stream's order */
-    bool pooled;            /* else, where the device has no pools, they wait for it */
+    cudaMemPool_t pool;     /* alloc and free are stream-ordered */
+    bool pooled;            /* else the device has no pools: they wait for it */
     struct cuda_slab *slab; /* pack.cu: where the next weight goes, or NULL */
     bool hopper_wanted;     /* be_params.hopper */
-    bool hopper;            /* bf16 products and attention by Hopper's own instructions; weights are tiled */
+    bool hopper;            /* bf16 products and attention by Hopper instructions; weights are tiled */
     bool failed;
-    bool recording; /* between graph_begin and graph_end: an error spoils the recording, not the backend */
+    bool recording; /* between graph_begin and graph_end: an error invalidates the recording, not the
+                       backend */
     bool record_failed;
     char name[32];
     char device[320];
     char error[512];
 };
 
-/* cuda_backend.cu: true when all is well; else keeps what went wrong first (while recording: that the
- * recording can't be used).
- */
+/* cuda_backend.cu: true on success; else keeps the first error (while recording: marks the recording as
+ * invalid). */
 bool cuda_check(struct backend *b, cudaError_t e, const char *what);
 #define CU_TRY(b, call) cuda_check((b), (call), #call)
 /* After a launch. */
@@ -89,12 +88,12 @@ static inline bool cuda_launched(struct backend *b, const char *kernel)
 {
     return cuda_check(b, cudaGetLastError(), kernel);
 }
-/* The next stage, free to be written; NULL after an error. */
+/* The next stage, ready to be written; NULL after an error. */
 struct cuda_stage *cuda_stage_next(struct backend *b);
-/* The stage's copies and kernels were put on the stream. */
+/* The stage's copies and kernels are on the stream. */
 void cuda_stage_sent(struct backend *b, struct cuda_stage *s);
 
-/* Raises the shared memory that a kernel may ask for; false after an error. */
+/* Raises a kernel's limit of shared memory; false after an error. */
 template <class K> static inline bool cuda_allow_smem(struct backend *b, K *kernel, size_t bytes)
 {
     if (bytes <= 48u * 1024) return true;
@@ -106,15 +105,15 @@ template <class K> static inline bool cuda_allow_smem(struct backend *b, K *kern
 /* pack.cu */
 enum be_result cuda_weight_pack(struct backend *b, const struct be_weight_desc *d, struct be_weight **out);
 void cuda_weight_free(struct backend *b, struct be_weight *w);
-/* linear.cu, attn.cu, experts.cu: what must be done once for a device. */
+/* linear.cu, attn.cu, experts.cu: one-time setup of a device. */
 bool cuda_linear_init(struct backend *b);
 bool cuda_attn_init(struct backend *b);
 bool cuda_experts_init(struct backend *b);
-/* hopper.cu: takes the Hopper path if it is there, wanted and found right; never fails. */
+/* hopper.cu: enables the Hopper path if it is available, requested and passes its self-check; never fails. */
 void cuda_hopper_init(struct backend *b);
-/* attn.cu: is there a kernel for that head size? */
+/* attn.cu: whether there is a kernel for that head size. */
 bool cuda_attn_supports(const struct backend *b, uint32_t head_dim);
-/* Operations; the launchers in cuda_backend.cu have checked the arguments, and there are rows. */
+/* Operations; the launchers in cuda_backend.cu have checked the arguments; row counts are positive. */
 void cuda_linear(struct backend *b, const struct be_linear_args *a);
 void cuda_embed(struct backend *b, const struct be_embed_args *a);
 void cuda_norm(struct backend *b, const struct be_norm_args *a);
@@ -142,7 +141,7 @@ enum be_result cuda_graph_end(struct backend *b, struct be_graph **out);
 void cuda_graph_launch(struct backend *b, const struct be_graph *g);
 void cuda_graph_free(struct backend *b, struct be_graph *g);
 
-/* ---- small things for kernels */
+/* ---- helpers for kernels */
 
 #define CU_NEG_INF (-__int_as_float(0x7f800000))
 

@@ -1,14 +1,14 @@
 /* Where a key or value element lies inside one layer's part of a KV block on the device. A block holds 32
- * positions ("slots"), slot = position mod 32; rows run along the head, as the tensor cores' loads want them:
+ * positions ("slots"), slot = position mod 32; rows run along the head, for the tensor cores' loads:
  *
  *   layer part = [kv head 0: K | V][kv head 1: K | V] ...
  *   K, V       = [slot][dpad]     dpad = D rounded up to 16 (bf16) or 4 (f32); elements D <= d < dpad are
  *              zero
  *
- * Slots that nobody has written yet hold zeros or another finite value: the writer of slot 0 clears what
- * follows the last row of its own call, and a copied block is cleared behind what was taken over (the same
- * rules as in the CPU's kv_layout.h). So a masked slot's value may be multiplied by a zero probability. Plain
- * C: tests read the cache through it. */
+ * Slots not written yet hold zeros or another finite value: the writer of slot 0 clears what follows the last
+ * row of its own call, and a copied block is cleared after its reused part (the same rules as in the CPU's
+ * kv_layout.h). So a masked slot's value may be multiplied by a zero probability. Plain C: tests read the
+ * cache through it. */
 #ifndef KVASIR_CUDA_KV_H
 #define KVASIR_CUDA_KV_H
 

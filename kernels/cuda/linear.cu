@@ -6,7 +6,7 @@ bool cuda_linear_init(struct backend *b)
     return gemm_init<false>(b);
 }
 
-/* Tokens beyond 65535 tiles go in further launches; a token's sums don't know. */
+/* More than 65535 tiles of tokens take several launches; a token's sums don't depend on that. */
 void cuda_linear(struct backend *b, const struct be_linear_args *a)
 {
     const struct be_weight *w = a->w;

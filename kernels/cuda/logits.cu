@@ -1,6 +1,6 @@
 /* Statistics and the largest values of logit rows. A row is cut into chunks by its length alone; each chunk
- * is the work of a block, and a last block puts the chunks together in ascending order. No value depends on
- * how many rows there are. */
+ * is processed by a block, and a last block merges the chunks in ascending order. No value depends on how
+ * many rows there are. */
 #include "kernels/cuda/internal.h"
 
 #define CHUNK_MIN  4096u
@@ -81,7 +81,7 @@ __global__ __launch_bounds__(256) void stats_chunk_k(stats_job j)
     if (threadIdx.x == 0) j.part[(size_t)blockIdx.y * j.chunks + blockIdx.x] = {best, sum, arg, 0};
 }
 
-/* How many of a chunk stand before the target; the softcap has been applied everywhere. */
+/* How many of a chunk rank before the target; the softcap has been applied everywhere. */
 __global__ __launch_bounds__(256) void stats_rank_k(stats_job j)
 {
     CU_SHARED(count, uint32_t[WARPS]);
@@ -156,8 +156,8 @@ void cuda_logit_stats(struct backend *b, const struct be_logits_args *a)
 }
 
 /* ---- the k largest. A block finds the k largest of its chunk by their bits, highest byte first, and writes
- * them in the order in which they stand; another does the same with what the chunks left, and sorts. Values
- * become integers of the same order; NaN counts as -infinity, -0 as +0. */
+ * them in their order; another does the same with the chunks' results, and sorts. Values become integers of
+ * the same order; NaN counts as -infinity, -0 as +0. */
 
 #define BINS 256u
 
@@ -181,7 +181,7 @@ static __device__ __forceinline__ float topk_value(uint32_t key)
     return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
 }
 
-/* Candidate i of a row's chunk (keys NULL: of the logits themselves). A key of 0 (below -infinity) stands for
+/* Candidate i of a row's chunk (keys NULL: of the logits themselves). A key of 0 (below -infinity) means
  * none. */
 struct topk_source {
     const float *logits;
@@ -250,7 +250,7 @@ static __device__ void topk_compact(const topk_source &s, uint32_t threshold, ui
             above_before += sh.warp[0][w];
             same_before += sh.warp[1][w];
         }
-        /* Those at the threshold that stand before this one and are taken count too. */
+        /* Those at the threshold that come before this one and are selected count too. */
         if (above || (same && e < equal)) put(a + (e < equal ? e : equal), i);
         __syncthreads();
     }
@@ -274,8 +274,7 @@ __global__ __launch_bounds__(256) void topk_chunk_k(topk_job j)
     }
 }
 
-/* Candidates of a row stand in ascending order of their ids, so that the first of equal ones are those of the
- * lowest ids. */
+/* Candidates of a row are in ascending order of ids, so the first of equal ones have the lowest ids. */
 __global__ __launch_bounds__(256) void topk_row_k(topk_job j)
 {
     CU_SHARED(sh, topk_shared);

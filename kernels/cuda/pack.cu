@@ -1,6 +1,6 @@
-/* Packing a weight: the source goes to the device as it is, in chunks, through pinned memory; a kernel there
- * converts each element and puts it where struct be_weight wants it. The caller goes on as soon as the source
- * has been read. */
+/* Packing a weight: the source is copied unchanged to the device, in chunks, through pinned memory; a kernel
+ * converts each element and stores it in the layout of struct be_weight. The call returns as soon as the
+ * source has been read. */
 #include "kernels/cuda/internal.h"
 
 /* ---- stages */
@@ -10,7 +10,7 @@ struct cuda_stage *cuda_stage_next(struct backend *b)
     struct cuda_stage *s = &b->stages[b->stage_next++ % CUDA_STAGES];
     if (b->failed) return nullptr;
     if (!s->used) return s;
-    cudaError_t e = cudaEventQuery(s->done); /* mostly it has been read long ago */
+    cudaError_t e = cudaEventQuery(s->done); /* usually it was read long ago */
     if (e == cudaErrorNotReady) {
         (void)cudaGetLastError(); /* that is no error */
         e = cudaEventSynchronize(s->done);
@@ -36,7 +36,7 @@ struct pack_job {
     bool glu, transposed;
 };
 
-/* Where element i of the chunk goes. */
+/* Stores element i of the chunk. */
 static __device__ __forceinline__ size_t pack_place(const struct pack_job &j, size_t i)
 {
     size_t at = j.first + i;
@@ -68,7 +68,7 @@ template <class SRC, bool BF> __global__ __launch_bounds__(256) void pack_weight
     }
 }
 
-/* bf16 to bf16: no conversion, so that what NaN carry stays. */
+/* bf16 to bf16: no conversion, so NaN payloads are kept. */
 __global__ __launch_bounds__(256) void pack_weight_same_k(pack_job j)
 {
     for (size_t i = (size_t)blockIdx.x * 256 + threadIdx.x; i < j.count; i += (size_t)gridDim.x * 256) {
@@ -137,7 +137,7 @@ static void pack__bias(struct backend *b, const struct be_weight_desc *d, struct
 }
 
 /* ---- memory of the data. The device hands out large memory in units of 2 MB, a third of an expert's 3 or 6
- * MB; so weights of such sizes stand in slabs, one behind the other. A slab goes with its last weight. */
+ * MB; so weights of such sizes are packed into slabs. A slab is freed with its last weight. */
 
 #define SLAB_BYTES ((size_t)256 << 20)
 #define SLAB_FROM  ((size_t)1 << 20)
@@ -170,10 +170,10 @@ static bool pack__alloc_data(struct backend *b, struct be_weight *w, size_t byte
         void *mem = nullptr;
         if (!s || !pack__malloc(b, &mem, SLAB_BYTES)) {
             free(s);
-            return !b->failed && pack__malloc(b, &w->data, bytes); /* there may be room for this one alone */
+            return !b->failed && pack__malloc(b, &w->data, bytes); /* this one alone may fit */
         }
         s->mem = static_cast<char *>(mem);
-        b->slab = s; /* the one before belongs to its weights alone from now on */
+        b->slab = s; /* the previous one now belongs to its weights alone */
     }
     w->slab = b->slab;
     w->slab->weights++;
@@ -232,8 +232,8 @@ enum be_result cuda_weight_pack(struct backend *b, const struct be_weight_desc *
     return BE_OK;
 }
 
-/* Freeing device memory waits for what runs, so nothing loses memory that it reads. The part of a slab is not
- * used again. */
+/* Freeing device memory waits for running kernels, so none loses memory that it reads. The part of a slab is
+ * not reused. */
 void cuda_weight_free(struct backend *b, struct be_weight *w)
 {
     if (!w) return;

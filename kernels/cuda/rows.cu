@@ -1,12 +1,12 @@
 /* Row operations: norms, rotary tables, queries/keys/values with the write to the cache, and the small copies
- * of the vision tower. A row (or an element) is one chunk of work, and its sums run in an order that follows
- * from its width alone. */
+ * of the vision tower. A row (or an element) is one chunk of work, and the order of its sums depends on its
+ * width alone. */
 #include "kernels/cuda/internal.h"
 
 #define ROW_THREADS 256u
 #define ROW_WARPS   8
 
-/* Elements in all, one per thread; beyond the largest grid the threads go round. */
+/* One element per thread; above the largest grid the threads loop. */
 static uint32_t rows__blocks(size_t elems)
 {
     size_t n = (elems + ROW_THREADS - 1) / ROW_THREADS;
@@ -40,11 +40,11 @@ template <bool BF> __global__ __launch_bounds__(256) void norm_k(be_norm_args a,
         v = r; /* read again by the thread that wrote it */
     }
     if (!a.out) return;
-    /* Without a residual the row that is normed is x * post * post_weight; it is recomputed where it is read.
-     */
+    /* Without a residual the row to normalise is x * post * post_weight; it is recomputed where it is
+     * read. */
     const float *scaled = !a.residual ? a.post_weight : nullptr;
     float mean = 0, sum = 0;
-    /* Twice: what the first sum rounds off (vec__mean in kernels/cpu/rows/vec.h says why). */
+    /* Twice: the second corrects the rounding of the first (see vec__mean in kernels/cpu/rows/vec.h). */
     for (uint32_t pass = 0; a.kind == BE_NORM_LAYER && pass < 2; pass++) {
         for (uint32_t i = tid; i < c; i += ROW_THREADS)
             sum += (scaled ? v[i] * post * scaled[i] : v[i]) - mean;
@@ -75,7 +75,7 @@ void cuda_norm(struct backend *b, const struct be_norm_args *a)
     cuda_launched(b, "norm");
 }
 
-/* ---- rope. The angle is an f32 product; its functions are taken in double: an f32 sine of an angle in the
+/* ---- rope. The angle is an f32 product; sin and cos are computed in double: an f32 sine of an angle in the
  * thousands needs the long reduction anyway, and a step has few of them. */
 
 __global__ __launch_bounds__(256) void rope_k(be_rope_args a)
@@ -146,12 +146,12 @@ template <bool BF> __global__ __launch_bounds__(128) void qkv_k(qkv_job j)
                  slot = pos % CUDA_KV_SLOTS;
         uint32_t block_offset = j.rows.tables[j.rows.seq_table[seq] + pos / CUDA_KV_SLOTS],
                  g = (head - j.heads) % groups;
-        if (block_offset == BE_NO_BLOCK) return; /* a row that stands for nothing */
+        if (block_offset == BE_NO_BLOCK) return; /* a padding row */
         out = static_cast<char *>(j.kv.arena) + (size_t)block_offset * BE_KV_GRAIN + j.kv.layer_offset +
               g * j.head_bytes + (value ? j.head_bytes / 2 : 0);
         at = (size_t)slot * j.dpad;
         if (lane < j.dpad - d) cu_act_put<BF>(out, at + d + lane, 0.0f);
-        uint32_t last = j.rows.seq_row[seq + 1] - 1 - t; /* rows of this call behind this one */
+        uint32_t last = j.rows.seq_row[seq + 1] - 1 - t; /* rows of this call after this one */
         if (slot == 0 && last < CUDA_KV_SLOTS - 1) qkv_clear<BF>(out, j.dpad, last + 1);
     }
     const float *cs = value || !j.cos ? nullptr : j.cos + (size_t)t * pairs,

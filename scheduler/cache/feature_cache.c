@@ -10,12 +10,12 @@
 enum { BUCKETS_MIN = 64 }; /* a power of two, as every later size */
 
 struct feature_entry {
-    struct feature_entry *chain;       /* next of the same bucket */
+    struct feature_entry *chain;       /* next in the bucket */
     struct feature_entry *prev, *next; /* list of idle ones, or of private ones; neither: both NULL */
     uint64_t hash;
     uint8_t salt[32], key[32];
     struct engine_features *features; /* NULL exactly when EMPTY */
-    uint64_t bytes; /* as counted last: the engine gives scratch back when the encode ends */
+    uint64_t bytes;                   /* as last counted: the engine frees scratch when the encode ends */
     uint32_t holders;
     enum feature_state state;
     bool private;
@@ -117,7 +117,7 @@ static void make_empty(struct feature_cache *c, struct feature_entry *f)
     count_bytes(c, f);
 }
 
-/* Of an entry that nobody holds and that is in no list. */
+/* Frees an entry without holders that is in no list. */
 static void drop(struct feature_cache *c, struct feature_entry *f)
 {
     ASSERT_CMP(f->holders, ==, 0);
@@ -154,7 +154,7 @@ void features_destroy(struct feature_cache *c)
 {
     if (!c) return;
     features_reset(c);
-    ASSERT_CMP(c->st.entries, ==, 0); /* somebody still holds one */
+    ASSERT_CMP(c->st.entries, ==, 0); /* an entry still has holders */
     free(c->buckets);
     free(c);
 }
@@ -243,7 +243,7 @@ enum status features_begin(struct feature_cache *c, struct feature_entry *f, con
     struct err first = {{0}};
     enum status st = engine_features_create(c->engine, pixels, &f->features, &first);
     if (st == ST_NOMEM && c->idle.head) {
-        evict(c, 0); /* an image that is wanted now comes before those that may be wanted again */
+        evict(c, 0); /* an image needed now comes before idle ones */
         st = engine_features_create(c->engine, pixels, &f->features, &first);
     }
     if (st) {

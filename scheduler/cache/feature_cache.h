@@ -1,6 +1,5 @@
-/* Encoded images by (salt, content key), so that an image after another prefix is prefilled again but not
- * encoded again. Engine thread only. Knows the engine's features and bytes; no sequences, no prompts, no
- * clock.
+/* Encoded images by (salt, content key): an image after a different prefix is prefilled again but not encoded
+ * again. Engine thread only. Knows engine features and byte counts; no sequences, prompts or clock.
  *
  * An entry is held by the live sequences that need it and is never evicted while it is held:
  *
@@ -35,17 +34,17 @@ enum status features_create(struct engine *e, uint64_t bytes_max, uint64_t seed,
                             struct err *err) KV_MUST_CHECK;
 void features_destroy(struct feature_cache *c); /* NULL is fine; nothing may be held */
 
-/* Finds or creates the entry and takes a holder. Counts a query, and a hit when it was there (in whatever
- * state: the work is shared). NULL: out of memory. */
+/* Finds or creates the entry and adds a holder. Counts a query, and a hit if it exists in any state (the work
+ * is shared). NULL: out of memory. */
 struct feature_entry *features_get(struct feature_cache *c, const uint8_t salt[32], const uint8_t key[32]);
-/* An entry that get never finds and that is freed with its holder: for images whose identity is uncertain
+/* An entry that get never finds and that is freed with its holder, for images whose content key is uncertain
  * or that must not be shared. */
 struct feature_entry *features_get_private(struct feature_cache *c);
-/* Takes no holder, counts nothing, changes no order; the answer is good until the next call. NULL: not there.
+/* Adds no holder, counts nothing, keeps the order; the result is valid until the next call. NULL: not found.
  */
 struct feature_entry *features_find(const struct feature_cache *c, const uint8_t salt[32],
                                     const uint8_t key[32]);
-void features_release(struct feature_cache *c, struct feature_entry *f); /* gives one holder back */
+void features_release(struct feature_cache *c, struct feature_entry *f); /* releases one holder */
 
 enum feature_state features_state(const struct feature_entry *f);
 const struct engine_features *
@@ -60,7 +59,7 @@ enum status features_begin(struct feature_cache *c, struct feature_entry *f, con
 enum status features_encode(struct feature_cache *c, struct feature_entry *f, uint32_t layers,
                             struct err *err) KV_MUST_CHECK;
 
-void features_reset(struct feature_cache *c); /* drops what is idle */
+void features_reset(struct feature_cache *c); /* drops idle entries */
 
 struct features_stats {
     uint64_t queries, hits;

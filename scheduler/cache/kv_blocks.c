@@ -8,15 +8,15 @@
 #define NO_SLAB  UINT32_MAX
 #define NO_GROUP UINT8_MAX
 #define FREE     UINT32_MAX
-/* A slab should be small: memory moves between groups only when a whole one is empty, and what the prefix
- * cache keeps lies about everywhere. One of the largest blocks is best, unless the other groups' blocks don't
- * divide it: then as many as waste less than WASTE_MAX of it. */
+/* A slab should be small: memory moves between groups only when a whole one is empty, and the prefix cache's
+ * blocks are scattered. One of the largest blocks is best, unless the other groups' blocks don't divide it:
+ * then enough to waste less than WASTE_MAX of it. */
 enum { SLABS_WANTED = 64, BLOCKS_PER_SLAB_MAX = 8, WASTE_MAX_PERCENT = 2 };
 
 struct slab {
     uint32_t prev, next; /* list of its group's slabs that have a free block, or the list of free slabs */
-    uint32_t used;       /* blocks that somebody holds */
-    uint32_t live;       /* of which sequences hold */
+    uint32_t used;       /* blocks with holders */
+    uint32_t live;       /* of these held by sequences */
     uint32_t fresh;      /* blocks [fresh, per_slab) were never handed out since the slab was assigned */
     uint32_t free_head; /* chain of returned blocks: index + 1, 0 = none; links are kept in `live` of the free
                            blocks */
@@ -29,8 +29,7 @@ struct kv_blocks {
     uint32_t per_slab[ENGINE_GROUPS_MAX];
     uint32_t partial[ENGINE_GROUPS_MAX]; /* head of the list of slabs with a free block */
     uint64_t used_blocks[ENGINE_GROUPS_MAX], live_blocks[ENGINE_GROUPS_MAX];
-    uint32_t slabs_held[ENGINE_GROUPS_MAX],
-        slabs_idle[ENGINE_GROUPS_MAX]; /* idle: held, but for cached blocks only */
+    uint32_t slabs_held[ENGINE_GROUPS_MAX], slabs_idle[ENGINE_GROUPS_MAX]; /* idle: has cached blocks only */
     uint32_t slab_grains, slab_count, free_slabs, free_head, refs_per_slab;
     struct slab *slabs;
     uint32_t *live;   /* [slab_count * refs_per_slab]: sequences that hold the block; link of a free one */
@@ -59,7 +58,7 @@ static void list_remove(struct kv_blocks *k, uint32_t *head, uint32_t s)
     b->prev = b->next = NO_SLAB;
 }
 
-/* Blocks of the largest kind in a slab; see above. */
+/* Largest blocks per slab; see above. */
 static uint64_t slab_blocks(const struct engine_caps *caps, uint64_t grains, uint32_t largest)
 {
     uint64_t most = grains / SLABS_WANTED / largest, best = 1, best_waste = UINT64_MAX;
@@ -146,7 +145,7 @@ bool kvb_can_reclaim(const struct kv_blocks *k, const uint32_t need[ENGINE_GROUP
 {
     uint64_t slabs = 0, idle = 0;
     for (uint32_t g = 0; g < k->group_count; g++) {
-        /* All live blocks lie in slabs that are not idle. */
+        /* All live blocks are in slabs that are not idle. */
         uint64_t have = (uint64_t)(k->slabs_held[g] - k->slabs_idle[g]) * k->per_slab[g] - k->live_blocks[g];
         if (need[g] > have) slabs += (need[g] - have + k->per_slab[g] - 1) / k->per_slab[g];
         idle += k->slabs_idle[g];

@@ -1,8 +1,8 @@
-/* KV block ids on one arena: which grains are used by which group, and by whom. Pure data structure: no
- * tensors, no time.
+/* KV block ids on one arena: which grains each group uses, and who holds them. Pure data structure: no
+ * tensors, no clock.
  *
  * A block is held by sequences (KVB_LIVE) and by the prefix cache (KVB_CACHED), each any number of times, and
- * is free when nobody holds it:
+ * is free when it has no holder:
  *   free + cached (held by the cache alone) + live (held by a sequence, and maybe by the cache too) = total.
  *
  * The arena is cut into slabs of equal size. A slab is free or belongs to one group and then holds `per_slab`
@@ -28,18 +28,18 @@ struct kv_blocks;
 enum status kvb_create(const struct engine_caps *caps, struct kv_blocks **out, struct err *err) KV_MUST_CHECK;
 void kvb_destroy(struct kv_blocks *k);
 
-/* True if `need[g]` more blocks of every group can be had now, together. Changes nothing. */
+/* Whether `need[g]` more blocks of every group can be allocated now, together. Changes nothing. */
 bool kvb_can_allocate(const struct kv_blocks *k, const uint32_t need[ENGINE_GROUPS_MAX]);
-/* The same question for an empty arena: can this ever fit? */
+/* The same for an empty arena: can this ever fit? */
 bool kvb_could_ever_allocate(const struct kv_blocks *k, const uint32_t need[ENGINE_GROUPS_MAX]);
-/* The same question if everything that only the cache holds were evicted first. */
+/* The same if everything that only the cache holds were evicted first. */
 bool kvb_can_reclaim(const struct kv_blocks *k, const uint32_t need[ENGINE_GROUPS_MAX]);
 
 enum kvb_holder { KVB_LIVE = 0, KVB_CACHED = 1 };
 /* A block held once by a sequence, or ENGINE_NO_BLOCK. O(1). */
 uint32_t kvb_allocate(struct kv_blocks *k, uint32_t group);
 void kvb_acquire(struct kv_blocks *k, uint32_t group, uint32_t block_offset,
-                 enum kvb_holder who); /* of a block that somebody holds */
+                 enum kvb_holder who); /* the block must have a holder */
 void kvb_release(struct kv_blocks *k, uint32_t group, uint32_t block_offset,
                  enum kvb_holder who); /* frees it when the last holder releases it */
 uint32_t kvb_references(const struct kv_blocks *k, uint32_t group, uint32_t block_offset,

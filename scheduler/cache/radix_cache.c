@@ -1,4 +1,4 @@
-/* Matching, pinning and publishing; see radix_cache.h for the image and radix_internal.h for the parts. */
+/* Matching, pinning and publishing; see radix_cache.h for the layout and radix_internal.h for the parts. */
 #include "scheduler/cache/radix_internal.h"
 
 #include "config/base/assert.h"
@@ -82,15 +82,15 @@ static bool scratch_reserve(struct radix_cache *c, uint32_t blocks)
     return true;
 }
 
-/* Notes the blocks that node n offers for positions up to `to` (<= n->end). valid_to: below which position
- * the block's content is this path's. */
+/* Collects node n's blocks for positions up to `to` (<= n->end). valid_to: the block's content belongs to
+ * this path below this position. */
 static void collect(struct radix_cache *c, const struct radix_node *n, uint32_t to)
 {
     uint32_t base = n->start / c->bt;
     for (uint32_t g = 0; g < c->caps.group_count; g++) {
         for (uint32_t i = base; i < (to + c->bt - 1) / c->bt; i++) {
             uint32_t block_offset = n->block_offsets[g][i - base], block_end = (i + 1) * c->bt;
-            /* A block that began in an ancestor stays usable up to n->start when n has none of its own. */
+            /* A block that began in an ancestor stays usable up to n->start if n has none. */
             if (block_offset == ENGINE_NO_BLOCK && i == base && n->start % c->bt) continue;
             c->scratch[g][i] = block_offset;
             c->valid_to[g][i] = block_offset == ENGINE_NO_BLOCK ? i * c->bt : block_end < to ? block_end : to;
@@ -105,8 +105,8 @@ static void collect(struct radix_cache *c, const struct radix_node *n, uint32_t 
     }
 }
 
-/* p, or the place before it where a hit may end. Of a SPAN_PREFIX_LM that is equal as a whole any part will
- * do: what is left of it is computed in one chunk, and its rows see the keys that are there. */
+/* p, or the last position before it where a hit may end. A SPAN_PREFIX_LM that is wholly equal may be split
+ * anywhere: the rest is computed in one chunk, and its rows see the cached keys. */
 static uint32_t floor_whole(const struct radix_view *v, uint32_t p, uint32_t equal)
 {
     uint32_t m = radix__span_at(v, p);
@@ -115,7 +115,7 @@ static uint32_t floor_whole(const struct radix_view *v, uint32_t p, uint32_t equ
                                                                                  : v->spans[m].atomic_begin;
 }
 
-/* Where the prefix ends whose rows all see each other; 0: there is none. */
+/* End of the prefix-LM prefix; 0: none. */
 static uint32_t atomic_end(const struct radix_view *v)
 {
     return v->span_count && v->spans[0].rule == SPAN_PREFIX_LM ? v->spans[0].atomic_end : 0;
@@ -139,7 +139,7 @@ static uint32_t longest_valid(const struct radix_cache *c, const struct radix_vi
             continue;
         }
         p = c->valid_to[g][bad] > bad * c->bt ? c->valid_to[g][bad] : bad * c->bt;
-        g = 0; /* a shorter one must hold for all groups */
+        g = 0; /* a shorter one must be valid for all groups */
     }
     return p;
 }
@@ -196,7 +196,7 @@ bool radix_match(struct radix_cache *c, const struct radix_view *v, uint32_t lim
 
 uint32_t radix_common(const struct radix_view *a, const struct radix_view *b, uint32_t limit)
 {
-    uint32_t pos = 0, m = 0; /* as long as all is equal, the images of both have the same numbers */
+    uint32_t pos = 0, m = 0; /* while all is equal, both sides have the same image indices */
     if (memcmp(a->salt, b->salt, 32) != 0) return 0;
     while (pos < limit) {
         const struct prompt_span *x = m < a->span_count ? &a->spans[m] : NULL,
@@ -229,7 +229,7 @@ static void pin_node(struct radix_cache *c, struct radix_pin *pin, struct radix_
     radix__classify(c, n);
 }
 
-/* A root that nothing hangs on is of no use. */
+/* Frees a root without children or pins. */
 static void root_gone(struct radix_cache *c, struct radix_node *n)
 {
     if (n->root && !n->child_count && !n->pins) radix__remove(c, n);
@@ -252,7 +252,7 @@ static bool find_tail(struct radix_cache *c, const struct radix_node *n, uint32_
                       const struct radix_table tables[], uint32_t **block_offsets, uint32_t *first,
                       uint32_t *count)
 {
-    /* A node that touches a prefix begins with one of its spans. */
+    /* A node that touches a prefix-LM prefix begins with one of its spans. */
     (void)radix__window(c, g, n->end - more, n->span_count ? n->spans[0].atomic_end : 0, first);
     *count = (n->end + c->bt - 1) / c->bt - *first;
     if (*count && !(*block_offsets = malloc(*count * sizeof **block_offsets))) return false;
@@ -268,9 +268,9 @@ static bool find_tail(struct radix_cache *c, const struct radix_node *n, uint32_
     return true;
 }
 
-/* Keeps the sliding blocks that a hit at n's end needs; from the sequence's tables where it has them, else
- * from the path. One token more than that if possible: an equal prompt computes its last token and hits one
- * before the end. */
+/* Keeps the sliding blocks that a hit at n's end needs, from the sequence's tables if it has them, else from
+ * the path. One token more than that if possible: an equal prompt computes its last token and hits one before
+ * the end. */
 static void ensure_tail(struct radix_cache *c, struct radix_node *n, const struct radix_table tables[])
 {
     uint32_t *block_offsets[ENGINE_GROUPS_MAX] = {NULL}, first[ENGINE_GROUPS_MAX] = {0},
@@ -321,8 +321,8 @@ bool radix_pin_hit(struct radix_cache *c, const struct radix_view *v, const stru
 
 /* ---- publish ---- */
 
-/* Node n and the sequence are equal in [from, to): n takes sliding blocks that it lacks, the sequence takes
- * n's whole blocks for its own. */
+/* Node n and the sequence are equal in [from, to): n takes the sliding blocks it lacks, the sequence swaps
+ * its own blocks for n's whole ones. */
 static void http_message(struct radix_cache *c, struct radix_node *n, uint32_t from, uint32_t to,
                          const struct radix_table tables[])
 {
@@ -345,7 +345,7 @@ static void http_message(struct radix_cache *c, struct radix_node *n, uint32_t f
     radix__classify(c, n);
 }
 
-/* Where in the tree the sequence is known up to `from`: the node that holds item from - 1, or a root. */
+/* The node where the published sequence up to `from` ends: with item from - 1, or a root. */
 static struct radix_node *resume(const struct radix_pin *pin, uint32_t from)
 {
     struct radix_node *n = pin->node;
@@ -353,8 +353,8 @@ static struct radix_node *resume(const struct radix_pin *pin, uint32_t from)
     return n;
 }
 
-/* Walks along what is there and adds what isn't; *pos is how far the tree knows the sequence now. Returns the
- * last node. */
+/* Walks existing nodes and adds the rest; *pos is how far the tree knows the sequence. Returns the last
+ * node. */
 static struct radix_node *walk(struct radix_cache *c, const struct radix_view *v, struct radix_node *n,
                                uint32_t *pos, uint32_t to, const struct radix_table tables[], bool checkpoint)
 {
@@ -396,7 +396,7 @@ static struct radix_node *walk(struct radix_cache *c, const struct radix_view *v
 uint32_t radix_publish(struct radix_cache *c, const struct radix_view *v, struct radix_pin *pin,
                        uint32_t from, uint32_t to, const struct radix_table tables[], bool checkpoint)
 {
-    /* Whatever stands behind an image of unknown identity depends on it. */
+    /* Everything after an image of unknown identity depends on it. */
     for (uint32_t m = 0; m < v->span_count && v->spans[m].begin < to; m++)
         if (radix__doubtful(&v->spans[m])) to = v->spans[m].begin;
     if (!pin->node || from > to || (from == to && !checkpoint)) return from;
@@ -411,8 +411,7 @@ uint32_t radix_publish(struct radix_cache *c, const struct radix_view *v, struct
         pin_node(c, pin, n);
         radix_unpin(c, &old);
     }
-    /* Its ancestors were touched when it was admitted: a long chain is not walked with every block that
-     * fills. */
+    /* Its ancestors were touched at admission: avoids walking a long chain with every filled block. */
     c->clock++;
     n->last_use = c->clock;
     n->base = c->inflation;

@@ -17,22 +17,22 @@
  * Blocks are aligned to absolute positions (block i = positions [i*BT, (i+1)*BT)). A node holds one block per
  * group for every index that its items touch; its first one also carries the items before `start` that share
  * the index. A node's last block may be partly filled: positions below `end` are claimed by the node and
- * never written again; the sequence that filled it may go on writing behind them.
+ * never written again; the sequence that filled it may keep writing after them.
  *
  * Full groups: a node in the tree has all its blocks. Sliding groups: blocks may be missing. A hit at p needs
  * the blocks of [p-w+1, p) of every sliding group. They come from two sources:
- *   body: what the node's own index range still has; kept as long as there is memory, for hits anywhere
+ *   body: what the node's own index range still has; kept while memory lasts, for hits anywhere
  *   tail: blocks of [end-w+1, end), held separately by nodes at whose end hits are likely (prompt end, turn
  *         end, image end, branch point)
  *
  * Eviction order when memory is short:
  *   1. bodies of sliding groups, least recently used node first, from the front;
- *   2. tails inside of a chain (one child: the conversation continued), least recently used first;
- *   3. leaves with all they hold, by recency weighted with the cost to compute them again per byte;
- *      ancestors in which no hit can end are evicted with them;
+ *   2. tails inside a chain (one child: the conversation continued), least recently used first;
+ *   3. leaves with all they hold, by recency weighted with recompute cost per byte; ancestors in which no hit
+ *      can end are evicted with them;
  *   4. tails of branch points.
- * A sequence pins the node that its history ends in; blocks that running sequences hold stay theirs, whatever
- * the tree evicts. All choices cost O(log n): four indexed heaps. */
+ * A sequence pins the node that its history ends in; blocks that running sequences hold stay allocated,
+ * whatever the tree evicts. All choices cost O(log n): four indexed heaps. */
 #ifndef KVASIR_RADIX_CACHE_H
 #define KVASIR_RADIX_CACHE_H
 
@@ -65,9 +65,9 @@ struct radix_table {
 };
 
 struct radix_hit {
-    uint32_t length; /* tokens that can be taken over */
+    uint32_t length; /* tokens that can be reused */
     struct radix_node
-        *node; /* that holds position length - 1; the salt's root when length is 0; NULL: no such root */
+        *node; /* the node with position length - 1; the salt's root when length is 0; NULL: no such root */
     struct radix_table
         tables[ENGINE_GROUPS_MAX]; /* blocks that cover the hit (sliding: what the window reaches); the
                                     * cache's scratch, valid until its next call. The last one is partly
@@ -79,13 +79,13 @@ struct radix_hit {
 enum status radix_create(const struct engine_caps *caps, struct kv_blocks *blocks, uint64_t seed,
                          struct radix_cache **out, struct err *err) KV_MUST_CHECK;
 void radix_destroy(struct radix_cache *c); /* releases every block */
-/* From now on w is told what is stored and removed; once, while the cache is empty. Copies w. */
+/* From now on w receives what is stored and removed. Call once, while the cache is empty. Copies w. */
 void radix_set_event_sink(struct radix_cache *c, const struct kv_event_sink *w);
-/* Tells w everything again. Without a event sink: nothing. */
+/* Sends everything to w again. Without an event sink: nothing. */
 void radix_announce(struct radix_cache *c);
 
-/* The longest prefix of at most `limit` items (limit < count) that can be taken over; never ends inside an
- * atomic image. Changes nothing. False: out of memory for the answer (hit is empty then). */
+/* The longest prefix of at most `limit` items (limit < count) that can be reused; never ends inside an atomic
+ * image. Changes nothing. False: out of memory (hit is empty then). */
 bool radix_match(struct radix_cache *c, const struct radix_view *v, uint32_t limit, struct radix_hit *hit);
 
 /* How many leading items of two sequences are equal, at most `limit` (<= both counts); salts count. Never
@@ -104,19 +104,18 @@ bool radix_pin_hit(struct radix_cache *c, const struct radix_view *v, const stru
                    struct radix_pin *pin);
 void radix_unpin(struct radix_cache *c, struct radix_pin *pin);
 
-/* Puts the items [from, to) of a sequence into the tree, with its blocks; [0, from) is what `pin` stands for.
- * Items that are there already keep their blocks, except that missing sliding blocks are filled in; the
- * sequence takes those over in exchange for its own (the entries of `tables` change, with their KVB_LIVE
- * holds), so that nothing is kept twice. checkpoint: hits are likely to end at `to`: its tail is kept. KV of
- * all positions below `to` must be computed and stay as it is. Moves the pin. Without memory for nodes the
- * rest stays unpublished. Returns the position up to which the tree knows the sequence. */
+/* Puts the items [from, to) of a sequence into the tree, with its blocks; `pin` covers [0, from). Items that
+ * exist already keep their blocks, except that missing sliding blocks are filled in; the sequence takes those
+ * blocks in exchange for its own (the entries of `tables` change, with their KVB_LIVE holds), so nothing is
+ * kept twice. checkpoint: hits are likely to end at `to`: its tail is kept. KV of all positions below `to`
+ * must be computed and immutable. Moves the pin. Without memory for nodes the rest stays unpublished. Returns
+ * the position up to which the tree knows the sequence. */
 uint32_t radix_publish(struct radix_cache *c, const struct radix_view *v, struct radix_pin *pin,
                        uint32_t from, uint32_t to, const struct radix_table tables[], bool checkpoint);
 
-/* Evicts until `need[g]` more blocks of every group can be allocated together; false when that can't be had.
- */
+/* Evicts until `need[g]` more blocks of every group can be allocated together; false if impossible. */
 bool radix_evict(struct radix_cache *c, const uint32_t need[ENGINE_GROUPS_MAX]);
-/* Drops everything that is not pinned; a event sink is told again what is left. */
+/* Drops everything that is not pinned; the event sink receives what is left again. */
 void radix_reset(struct radix_cache *c);
 
 struct radix_stats {
@@ -125,7 +124,7 @@ struct radix_stats {
 };
 void radix_stats(const struct radix_cache *c, struct radix_stats *out);
 
-/* Of what this salt has cached; in bounded time. */
+/* What this salt has cached; in bounded time. */
 void radix_snapshot(const struct radix_cache *c, const uint8_t salt[32], struct cache_snapshot *out);
 
 /* Checks everything; aborts on a broken invariant (structure, items, block counts against kvb_references). */

@@ -1,5 +1,5 @@
-/* What a event sink of the cache is told (struct kv_event_sink). The tree is not cut at the event sink's
- * blocks, so each node carries a mark for every block whose last item it holds:
+/* Events for the cache's event sink (struct kv_event_sink). The tree is not cut at the event sink's blocks,
+ * so each node carries a mark for every block whose last item it holds:
  *
  *   blocks of 16      |  0 |  1 |  2 |  3 |  4 |
  *   A  [0,40)         |----------->             marks 0, 1
@@ -7,9 +7,9 @@
  *    `-> C [40,64)                |------>      marks 2, 3, with other hashes
  *
  * A full group has every block whose mark is there. A sliding group has one while all of it is kept, in the
- * bodies of the nodes that it runs through or in the tail of some node below. Changes of sliding blocks are
- * noted as dirty ranges of positions and looked at once, when the call that made them ends. See
- * radix_internal.h. Calls nothing of the other files. */
+ * bodies of its nodes or in the tail of a node below. Changes of sliding blocks are recorded as dirty ranges
+ * of positions and handled once, at the end of the call that made them. See radix_internal.h. Calls nothing
+ * of the other files. */
 #include "scheduler/cache/radix_internal.h"
 
 #include "config/base/assert.h"
@@ -24,7 +24,7 @@ void radix_set_event_sink(struct radix_cache *c, const struct kv_event_sink *w)
     c->event_sink = *w;
 }
 
-/* ---- the list of nodes with news ---- */
+/* ---- the list of nodes with pending events ---- */
 
 static void dirty(struct radix_cache *c, struct radix_node *n, uint32_t from, uint32_t to)
 {
@@ -36,7 +36,7 @@ static void dirty(struct radix_cache *c, struct radix_node *n, uint32_t from, ui
     }
     n->dirty_from = from;
     n->dirty_to = to;
-    n->dirty_prev = c->dirty_last; /* at the end: a parent is told before its children */
+    n->dirty_prev = c->dirty_last; /* at the end: a parent's events precede its children's */
     n->dirty_next = NULL;
     *(c->dirty_last ? &c->dirty_last->dirty_next : &c->dirty) = n;
     c->dirty_last = n;
@@ -79,7 +79,7 @@ static uint64_t first_bytes(struct sha256 *s)
     return hash;
 }
 
-/* What the first block of a salt has for a parent's hash. */
+/* The parent hash of a salt's first block. */
 static uint64_t salt_seed(const struct radix_node *root)
 {
     static const uint8_t none[32];
@@ -100,7 +100,7 @@ static uint64_t hash_before(const struct radix_cache *c, const struct radix_node
     return salt_seed(n);
 }
 
-/* All that makes the KV of its positions what it is, and nothing of this machine. */
+/* Everything that determines the KV of its positions, and nothing specific to this machine. */
 static uint64_t block_hash(const struct radix_view *v, uint32_t span, uint32_t a, uint32_t b, uint64_t parent)
 {
     struct sha256 s;
@@ -185,8 +185,8 @@ static const struct radix_node *gather(struct radix_cache *c, const struct radix
     return n;
 }
 
-/* Marks [k, k + count) of n, as one message. Out of memory: they stay untold, and what only knows less than
- * there is routes worse and not wrongly. */
+/* Sends marks [k, k + count) of n as one message. Out of memory: they stay unannounced, so routing is worse
+ * but not wrong. */
 static void tell_stored(struct radix_cache *c, struct radix_node *n, uint32_t g, uint32_t k, uint32_t count)
 {
     uint32_t size = c->event_sink.block_tokens, first = (n->start / size + k) * size, images;
@@ -252,8 +252,8 @@ static void tell_group(struct radix_cache *c, struct radix_node *n, uint32_t g, 
     }
 }
 
-/* Looks at the marks [k, end) of n. Full groups hold the same blocks: one speaks for all, and before the
- * sliding ones, so that a receiver knows every block's parent. */
+/* Announces changes of the marks [k, end) of n. Full groups hold the same blocks: one is sent for all, before
+ * the sliding ones, so that a receiver knows every block's parent. */
 static void tell(struct radix_cache *c, struct radix_node *n, uint32_t k, uint32_t end)
 {
     uint32_t count = c->caps.group_count, full = 0;

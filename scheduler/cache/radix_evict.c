@@ -11,11 +11,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Cost model of computing tokens again: a token costs 1 plus its attention over what precedes it; an image's
+/* Cost model of recomputing tokens: a token costs 1 plus its attention over what precedes it; an image's
  * token also its share of the tower. */
 static const double ATTENTION_AS_MUCH_AS_REST_AT = 16384, IMAGE_TOKEN_MORE = 4, WORTH_MIN = 0.25,
                     WORTH_MAX = 4;
-enum { CHAIN_MAX = 64 }; /* ancestors looked at for a leaf's worth */
+enum { CHAIN_MAX = 64 }; /* ancestors visited for a leaf's worth */
 
 /* ---- heaps ---- */
 
@@ -78,7 +78,7 @@ bool radix__heaps_reserve(struct radix_cache *c, uint64_t nodes)
     while (cap < nodes) cap *= 2;
     for (int h = 0; h < HEAP_COUNT; h++) {
         struct radix_node **more = realloc(c->heaps[h].at, cap * sizeof(struct radix_node *));
-        if (!more) return false; /* the ones before have more room than heap_cap says: harmless */
+        if (!more) return false; /* earlier ones have more capacity than heap_cap: harmless */
         c->heaps[h].at = more;
     }
     c->heap_cap = cap;
@@ -130,8 +130,8 @@ static double grains_of(const struct radix_cache *c, const struct radix_node *n)
     return grains;
 }
 
-/* A leaf's loss takes along what no hit can end in any more: its ancestors up to the next one with a tail, if
- * it is their only child. */
+/* Evicting a leaf also makes useless its ancestors up to the next one with a tail, if it is their only child:
+ * no hit can end in them. */
 static double worth_of(const struct radix_cache *c, const struct radix_node *n)
 {
     double cost = cost_of(n), grains = grains_of(c, n), full = 0;
@@ -187,7 +187,7 @@ void radix__drop_tail(struct radix_cache *c, struct radix_node *n)
     radix__classify(c, n);
 }
 
-/* From the front: the blocks near a node's end serve more places where a hit may end. */
+/* From the front: the blocks near a node's end serve more possible hit ends. */
 static void drop_body(struct radix_cache *c, struct radix_node *n)
 {
     uint32_t blocks = radix__blocks(c, n->start, n->end), base = n->start / c->bt;
@@ -226,7 +226,7 @@ static void drop_leaf(struct radix_cache *c, struct radix_node *n)
         radix__remove(c, n);
         c->stats.evicted_nodes++;
         if (root || parent == &c->top) return;
-        /* Without a tail and a body no hit can end in the parent: its full blocks are of no use. */
+        /* Without a tail and a body no hit can end in the parent: its full blocks are useless. */
         bool useless = parent->root || (c->sliding && !parent->has_tail && !holds_body(c, parent));
         if (parent->child_count || parent->pins || !useless) {
             radix__classify(c, parent);
@@ -236,7 +236,7 @@ static void drop_leaf(struct radix_cache *c, struct radix_node *n)
     }
 }
 
-/* Without sliding groups every part of a prefix is of use: a long leaf loses its end only. */
+/* Without sliding groups every part of a prefix is useful: a long leaf loses only its end. */
 static bool cut_leaf(struct radix_cache *c, struct radix_node *n)
 {
     uint32_t blocks = radix__blocks(c, n->start, n->end);
@@ -274,7 +274,7 @@ static bool evict_one(struct radix_cache *c)
 
 bool radix_evict(struct radix_cache *c, const uint32_t need[ENGINE_GROUPS_MAX])
 {
-    if (!kvb_can_reclaim(c->blocks, need)) return false; /* all of it would go for nothing */
+    if (!kvb_can_reclaim(c->blocks, need)) return false; /* evicting everything would not suffice */
     bool left = true;
     while (left && !kvb_can_allocate(c->blocks, need)) left = evict_one(c);
     radix__event_flush(c);
@@ -288,7 +288,7 @@ void radix_reset(struct radix_cache *c)
     while (evict_one(c)) {
     }
     radix_announce(c);
-    /* Not news and not for want of memory: somebody asked for it. */
+    /* Not counted as eviction: it was requested. */
     c->stats.evicted_nodes = before.evicted_nodes;
     memcpy(c->stats.evicted_blocks, before.evicted_blocks, sizeof before.evicted_blocks);
     if (c->ghosts) memset(c->ghosts, 0, GHOST_COUNT * sizeof *c->ghosts);

@@ -1,6 +1,6 @@
 /* Shared by the files of the radix cache (radix_cache.c: match and publish; radix_node.c: nodes and items;
- * radix_evict.c: eviction; radix_set_event_sink.c: what a event sink is told; radix_snapshot.c: its shape;
- * radix_check.c: invariants); nobody else includes it. See radix_cache.h for the image. */
+ * radix_evict.c: eviction; radix_events.c: what an event sink receives; radix_snapshot.c: its shape;
+ * radix_check.c: invariants); nobody else includes it. See radix_cache.h for the layout. */
 #ifndef KVASIR_RADIX_INTERNAL_H
 #define KVASIR_RADIX_INTERNAL_H
 
@@ -14,9 +14,9 @@ struct radix_span {
     uint32_t begin, end;
     uint32_t atomic_end; /* of the SPAN_PREFIX_LM that it is part of; 0 = none */
     uint8_t key[32];
-    struct prompt_grid grid; /* the same pixels may have other positions: a video at another rate */
-    int32_t mrope_delta;     /* behind the image, and so of all text up to the next one: nodes need none of
-                                their own, equal paths have equal offsets */
+    struct prompt_grid grid; /* the same pixels may have different positions: a video at another rate */
+    int32_t mrope_delta;     /* after the image, so of all text up to the next one: nodes need none of their
+                                own, equal paths have equal deltas */
 };
 
 /* A block of the event sink's size; it belongs to the node that holds its last item. */
@@ -49,9 +49,9 @@ struct radix_node {
     uint64_t last_use;
     double base, rank;            /* leaves: `inflation` at the last use; base + worth (GreedyDual) */
     uint32_t heap_at[HEAP_COUNT]; /* index + 1; 0 = not in it */
-    struct radix_mark *marks;     /* [radix__marks(start, end)], mark_cap entries; NULL: nobody watches */
+    struct radix_mark *marks;     /* [radix__marks(start, end)], mark_cap entries; NULL: no event sink */
     uint32_t mark_cap;
-    struct radix_node *dirty_prev, *dirty_next; /* in the list of those that the event sink hears of next */
+    struct radix_node *dirty_prev, *dirty_next; /* list of nodes with pending events */
     uint32_t dirty_from, dirty_to;              /* positions; empty: not in it */
 };
 
@@ -70,12 +70,12 @@ struct radix_cache {
     } heaps[HEAP_COUNT];
     uint32_t heap_cap; /* of every heap: a node always fits */
     double inflation;
-    uint64_t *ghosts; /* fingerprints of (parent, first item) of what was evicted: only to report why
-                         something is missing */
+    uint64_t *ghosts; /* fingerprints of (parent, first item) of evicted nodes: only to report why something
+                         is missing */
     uint32_t *scratch[ENGINE_GROUPS_MAX], *valid_to[ENGINE_GROUPS_MAX];
     uint32_t scratch_cap;
     struct kv_event_sink event_sink;
-    bool quiet; /* the event sink will be told again */
+    bool quiet; /* events are suppressed: a resync follows */
     struct radix_node *dirty, *dirty_last;
     struct {
         uint32_t *tokens;
@@ -93,8 +93,8 @@ static inline uint32_t radix__blocks(const struct radix_cache *c, uint32_t start
     return end > start ? (end + c->bt - 1) / c->bt - start / c->bt : 0;
 }
 
-/* Block indices [*first, *first + count) that a hit at p needs of group g; the count is returned. Inside of a
- * prefix that ends at `whole` (0 = there is none) rows see its beginning, whatever the window. */
+/* Block indices [*first, *first + count) that a hit at p needs of group g; the count is returned. Inside a
+ * prefix-LM prefix that ends at `whole` (0 = none) rows see its beginning, whatever the window. */
 uint32_t radix__window(const struct radix_cache *c, uint32_t g, uint32_t p, uint32_t whole, uint32_t *first);
 
 /* Blocks of the event sink's size whose last item lies in [start, end). */
@@ -104,21 +104,21 @@ static inline uint32_t radix__marks(const struct radix_cache *c, uint32_t start,
     return n ? end / n - start / n : 0;
 }
 
-/* ---- radix_set_event_sink.c: without a event sink all of it does nothing ---- */
+/* ---- radix_events.c: no-ops without an event sink ---- */
 bool radix__marks_reserve(const struct radix_cache *c, struct radix_node *n, uint32_t to);
-/* n was extended from `from` on, or made; v: its path. Room was reserved. */
+/* n was extended from `from` on, or created; v: its path. Capacity was reserved. */
 void radix__marks_add(struct radix_cache *c, struct radix_node *n, const struct radix_view *v, uint32_t from);
-/* Before n is cut at p: those before p go to u, which has room. */
+/* Before n is split at p: marks before p move to u, which has capacity. */
 void radix__marks_split(struct radix_cache *c, struct radix_node *u, struct radix_node *n, uint32_t p);
 void radix__marks_cut(struct radix_cache *c, struct radix_node *n, uint32_t end); /* before n ends there */
 void radix__marks_drop(struct radix_cache *c, struct radix_node *n); /* before n and its tail are freed */
-/* n's tail was made, or is about to go. */
+/* n's tail was created, or is about to be freed. */
 void radix__event_tail(struct radix_cache *c, struct radix_node *n, bool there);
-/* Sliding blocks of n in positions [from, to) came or went. */
+/* Sliding blocks of n in positions [from, to) were added or removed. */
 void radix__event_offsets(struct radix_cache *c, struct radix_node *n, uint32_t from, uint32_t to);
-/* The event sink hears of all that has changed: at the end of every call that may change something. */
+/* Sends all changes to the event sink, at the end of every call that may change something. */
 void radix__event_flush(struct radix_cache *c);
-/* Aborts unless the event sink knows of n what is there. Adds up the tails that its marks count. */
+/* Aborts unless the event sink's view of n is right. Adds up the tails that its marks count. */
 void radix__marks_check(const struct radix_cache *c, const struct radix_node *n, uint64_t *tails);
 
 /* ---- radix_node.c ---- */
@@ -130,11 +130,11 @@ struct radix_node *radix__child(const struct radix_cache *c, const struct radix_
                                 const struct radix_view *v, uint32_t pos, uint64_t *hash);
 /* How many items from pos on are equal in n and v, at most up to position `limit` (<= n->end). */
 uint32_t radix__common(const struct radix_node *n, const struct radix_view *v, uint32_t pos, uint32_t limit);
-/* First image of v whose end lies behind pos, as index (image_count: none). */
+/* Index of the first image of v that ends after pos (image_count: none). */
 uint32_t radix__span_at(const struct radix_view *v, uint32_t pos);
 bool radix__in_span(const struct radix_node *n, uint32_t pos);
 bool radix__doubtful(const struct prompt_span *im); /* key of all zeros: never shared */
-/* Cuts n at p (start < p < end): the new upper part is returned, n is the lower one. NULL: out of memory,
+/* Splits n at p (start < p < end): returns the new upper part, n is the lower one. NULL: out of memory,
  * nothing changed. */
 struct radix_node *radix__split(struct radix_cache *c, struct radix_node *n, uint32_t p);
 struct radix_node *radix__child_create(struct radix_cache *c, struct radix_node *parent,

@@ -52,8 +52,7 @@ static bool span_equal(const struct radix_span *s, const struct prompt_span *im)
            prompt_grid_equal(&s->grid, &im->grid) && memcmp(s->key, span_identity(im), sizeof s->key) == 0;
 }
 
-/* The two "begin" of what comes next: an image's token and a text token are never equal, whatever their ids.
- */
+/* An image's token and a text token are never equal, whatever their ids. */
 uint32_t radix__common(const struct radix_node *n, const struct radix_view *v, uint32_t pos, uint32_t limit)
 {
     uint32_t from = pos, s = span_at(n, pos), m = radix__span_at(v, pos);
@@ -127,7 +126,7 @@ static void table_remove(struct radix_cache *c, struct radix_node *n)
     *at = n->chain;
 }
 
-/* Keeps chains short; without memory they grow longer and nothing else happens. */
+/* Keeps chains short; out of memory they just grow longer. */
 static void table_grow(struct radix_cache *c)
 {
     if (c->stats.nodes < c->bucket_count) return;
@@ -236,8 +235,8 @@ struct radix_node *radix__root_create(struct radix_cache *c, const uint8_t salt[
     return n;
 }
 
-/* Holds of the blocks of [from, to) become n's; those of the index that `from` stands in too. Entries before
- * are left alone. */
+/* Moves the holds of the blocks of [from, to) to n, including the block that contains `from`. Earlier entries
+ * are unchanged. */
 static void swap_offsets(struct radix_cache *c, struct radix_node *n, uint32_t from, uint32_t to,
                          const struct radix_table tables[])
 {
@@ -318,7 +317,7 @@ bool radix__extend(struct radix_cache *c, struct radix_node *n, const struct rad
 {
     uint32_t from = n->end, items = to - n->start, blocks = radix__blocks(c, n->start, to),
              more = spans_from(v, from, to);
-    /* An image that was cut at `from` is in the list already. */
+    /* An image split at `from` is in the list already. */
     bool cut = n->span_count && n->spans[n->span_count - 1].end > from;
     if (items > n->token_cap) {
         uint32_t cap = items + items / 2;
@@ -331,7 +330,7 @@ bool radix__extend(struct radix_cache *c, struct radix_node *n, const struct rad
         uint32_t cap = blocks + blocks / 2 + 1;
         for (uint32_t g = 0; g < c->caps.group_count; g++) {
             uint32_t *u = realloc(n->block_offsets[g], cap * sizeof *u);
-            if (!u) return false; /* the groups before have more room than block_cap says: harmless */
+            if (!u) return false; /* earlier groups have more capacity than block_cap: harmless */
             n->block_offsets[g] = u;
         }
         n->block_cap = cap;
@@ -346,7 +345,7 @@ bool radix__extend(struct radix_cache *c, struct radix_node *n, const struct rad
     copy_spans(n, v, cut ? n->spans[n->span_count - 1].end : from, to);
     uint32_t next = from;
     if (from % c->bt) {
-        /* The last block goes on in the sequence's own one, which has the same beginning. */
+        /* The sequence's own last block replaces it: it has the same beginning. */
         uint32_t i = from / c->bt;
         for (uint32_t g = 0; g < c->caps.group_count; g++) {
             bool there = i >= tables[g].first && i < tables[g].end;

@@ -1,18 +1,18 @@
-/* The shape of the radix cache for people who look at it: the nodes used last, from the root of a salt
- * downwards. What it costs is bounded, however large the tree is. See radix_cache.h. */
+/* The shape of the radix cache for display: the most recently used nodes, from the root of a salt downwards.
+ * Its cost is bounded, however large the tree is. See radix_cache.h. */
 #include "scheduler/cache/radix_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum { LOOKED_MAX = 8192 }; /* nodes looked at, siblings that came first last */
+enum { LOOKED_MAX = 8192 }; /* nodes visited; older siblings last */
 
 struct candidate {
     const struct radix_node *node;
     uint32_t parent; /* its index in the snapshot */
 };
 
-/* A binary heap, the node used last on top. */
+/* A binary heap, the most recently used node on top. */
 struct heap {
     struct candidate at[LOOKED_MAX];
     uint32_t count;
@@ -53,10 +53,11 @@ void radix_snapshot(const struct radix_cache *c, const uint8_t salt[32], struct 
 {
     static const uint8_t no_salt[32];
     bool whole = memcmp(salt, no_salt, sizeof no_salt) == 0;
-    struct heap *heap = malloc(sizeof *heap); /* without memory the sums alone */
+    struct heap *heap = malloc(sizeof *heap); /* out of memory: only the sums */
     uint32_t looked = 0;
     out->count = 0;
-    out->nodes = whole ? c->stats.nodes : 0; /* what others have cached is not told to whom has a salt */
+    out->nodes = whole ? c->stats.nodes : 0; /* what others have cached is not shown to a client with a
+                                                salt */
     out->tokens = whole ? c->stats.items : 0;
     const struct radix_node *n = heap ? radix__root(c, salt) : NULL;
     if (heap) heap->count = 0;

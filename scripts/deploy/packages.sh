@@ -1,6 +1,6 @@
 #!/bin/sh
-# The Debian packages of the libraries that a program is linked with, one a line: what an image has to install
-# beside it. Base names are looked up, as a library lies in /lib here and in /usr/lib there.
+# The Debian packages of the libraries that a program is linked with, one a line: what an image must install
+# with it. Base names are looked up, as a library lies in /lib here and in /usr/lib there.
 # usage: packages.sh PROGRAM
 set -eu
 ldd "$1" | sed -n 's|.* => /.*/\([^/ ]*\) .*|\1|p' | while read -r name; do

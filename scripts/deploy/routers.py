@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Two Kvasirs behind routers that exist: are chats, streams, images, tools, disconnects and dead workers as
+"""Two Kvasirs behind existing routers: are chats, streams, images, tools, disconnects and dead workers as
 they should be, and does a conversation find its cache again? Prints a table; exit 1 if something is not.
 
   python3 -m venv build/routers && build/routers/bin/pip install sglang-router vllm-router

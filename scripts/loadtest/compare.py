@@ -1,6 +1,6 @@
 """Two runs side by side: B / A with a bootstrap interval.
 
-What is drawn again and again is not single requests, since those beside each other share a queue, but windows
+The bootstrap resamples not single requests, since neighbouring ones share a queue, but windows
 of time, each with all requests that began in it; a window is at least as long as a typical request. So the
 interval says how much a run of this length varies within itself. What changes between runs (another seed, a
 busy machine) is not in it: repeat both for that."""

@@ -2,10 +2,10 @@
 
 jsonl     one request a line: {"messages": [...]} or {"prompt": "..."}, with "max_tokens" if wanted; also the
           lines of batch files, which hold that as "body". Images: image_url parts with a data: or http URL,
-          or with the name of a file beside the data set. An answer that ends the messages is left out.
+          or with the name of a file next to the data set. A final assistant message is dropped.
 sharegpt  {"conversations": [{"from": "human", "value": ...}, {"from": "gpt", ...}, ...]}, as a list or one a
-          line. The questions are asked one after the other; the server's own answers go between them, each at
-          most as long as the answer of the file."""
+          line. The questions are sent in order; the server's own responses go between them, each at
+          most as long as the response in the file."""
 import base64
 import json
 import mimetypes

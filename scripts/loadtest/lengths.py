@@ -1,4 +1,4 @@
-"""Lengths of questions and answers in tokens, drawn from a distribution. Knows nothing of a server."""
+"""Lengths of prompts and outputs in tokens, sampled from a distribution. Knows nothing of a server."""
 import argparse
 import math
 

@@ -1,6 +1,6 @@
-"""The server's own figures during a run: /metrics (Prometheus text) read at an interval, if there is one.
-The names of several servers are known; a figure that a server lacks is left out. They are of the whole
-server: requests of others are in them."""
+"""The server's metrics during a run: /metrics (Prometheus text) read at an interval, if there is one.
+The names of several servers are known; a metric that a server lacks is left out. They cover the whole
+server, including requests of others."""
 import asyncio
 import math
 import ssl

@@ -1,4 +1,4 @@
-"""The HTML report: one file, no scripts, nothing loaded from anywhere. Made of what --json keeps."""
+"""The HTML report: one file, no scripts, nothing loaded from anywhere. Made from the data of --json."""
 import html
 
 from .plot import STYLE, figure, length, over_load, steps

@@ -1,4 +1,4 @@
-"""Figures of a run, and the tables that people read. Knows nothing of HTTP."""
+"""Metrics of a run, and the tables for people. Knows nothing of HTTP."""
 import collections
 import math
 

@@ -1,4 +1,4 @@
-"""What a load test asks: images, texts, sessions and request bodies. All of it follows from the seed; knows
+"""The requests of a load test: images, text, sessions and bodies. All of it follows from the seed; knows
 nothing of connections."""
 import base64
 import dataclasses

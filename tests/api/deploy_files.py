@@ -1,4 +1,4 @@
-"""What tests take from scripts/deploy: its files as they are, with other addresses."""
+"""The files of scripts/deploy for tests, with the tests' addresses."""
 
 import functools
 import json

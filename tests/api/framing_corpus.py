@@ -2,15 +2,15 @@
 
 An entry is one outer request, which says what it is by X-Request-Id (`o-TAG`). In its body many hide an
 inner one, whole and well-formed (`smuggled-TAG`): who takes the body for shorter than it is answers it.
-Behind the outer request goes the marker (`marker-TAG`). TAG stands in the table as six @; render() puts in
+After the outer request comes the marker (`marker-TAG`). TAG is in the table as six @; render() puts in
 six characters of the caller's, so no length changes.
 
 `reading` says what a strict server makes of the bytes (RFC 9112), and so which answers may come, in order:
-    one     a whole request; the marker's answer comes behind its answer
+    one     a whole request; the marker's response comes after its response
     two     a whole request, then the inner one as a request of its own, then the marker
-    last    a whole request after which the connection ends; the marker is not looked at
-    ends    an answer, good or bad, and the connection ends (Transfer-Encoding in HTTP/1.0 counts as faulty)
-    refuse  an error answer, and the connection ends
+    last    a whole request after which the connection ends; the marker is not read
+    ends    a response, good or bad, and the connection ends (Transfer-Encoding in HTTP/1.0 counts as faulty)
+    refuse  an error response, and the connection ends
     either  the RFC leaves it to the server: as `one`, or one answer and the end
     broken  the head is well, the body's framing is not: an error answer or none, and the connection ends
     waits   the body goes on behind all that is sent: at most an error answer

@@ -1,4 +1,4 @@
-"""A checkpoint that says what it is told to: a chain over tokens, for tests of what the server makes of a model's text.
+"""A checkpoint with scripted output: a chain over tokens, for tests of how the server handles a model's text.
 
 Embeddings are random signs, attention and MLP add nothing, and the row of the head of token B is the embedding of the token A that B follows:
 so the greedy successor of A is B, whatever came before. Texts are cut into tokens that occur nowhere else; a text is chosen by the last token

@@ -1,5 +1,5 @@
 """Conformance of the HTTP surface against a real server: python3 test_api.py [--binary B] [--model DIR] [test ...]
-What the model says is of no interest here, only that the rules hold for it."""
+The model's output doesn't matter here, only that the API's rules hold for it."""
 import json
 import os
 import re

@@ -1,6 +1,6 @@
-"""Hostile clients beside ordinary ones, in short:
+"""Hostile clients alongside ordinary ones, in short:
 python3 test_attack.py [--binary B] [--model DIR] [--seconds N] [KIND...]
-The long form, and what is done, is scripts/attack.py."""
+The long form and the description are in scripts/attack.py."""
 
 import os
 import signal

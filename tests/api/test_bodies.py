@@ -1,4 +1,4 @@
-"""What one request's body may cost, and who is to blame: python3 test_bodies.py [--binary B] [test ...]
+"""Cost limits of a request's body, and the errors: python3 test_bodies.py [--binary B] [test ...]
 A failed allocation is the server's fault (503) and never gives another prompt; memory and time of any body
 are bounded."""
 

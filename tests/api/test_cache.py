@@ -1,6 +1,6 @@
 """The prefix cache as a client sees it: python3 test_cache.py [--binary B] [--demo DIR] [test ...]
-Counts of reused tokens are exact, answers and log-probs of a warm request are those of a cold one, and the explanation names the right place.
-Numbers like T9 are rows of the list of failures elsewhere that these tests hold against."""
+Counts of reused tokens are exact, output and log-probs of a warm request are those of a cold one, and cache_info names the right position.
+Numbers like T9 are rows of the list of failures of other servers that these tests cover."""
 import base64
 import json
 import os

@@ -1,5 +1,5 @@
 """Connections that would hang, deafen or mislead the server: python3 test_connections.py [--binary B] [--model DIR]
-What is malformed is answered by a JSON error and the end of the connection; nothing that a connection does keeps others waiting; what was half
+Malformed requests get a JSON error and the connection closes; no connection blocks others; what was half
 sent is answered when its time is up. The framing of hundreds of requests, also behind proxies, is test_proxies.py's."""
 import json
 import os

@@ -1,8 +1,8 @@
-"""Grammars that cost a lot, from many clients beside ordinary ones:
+"""Expensive grammars, from many clients alongside ordinary ones:
 python3 test_costly_grammars.py [--binary B] [--model DIR] [--clients N]
-Nobody waits for another's grammar: a stream goes on, a short chat is answered, /health is quick; each costly
+Nobody waits for another's grammar: a stream continues, a short chat completes, /health is fast; each costly
 request ends, validly or with a clear error, in a bounded time; the memory comes back. The same request ends
-the same, whatever runs beside it."""
+the same, whatever else runs."""
 
 import http.client
 import json

@@ -1,5 +1,5 @@
-"""Checkpoints that are not what they should be: python3 test_damaged.py [--binary B]
-Weights that give no finite numbers end requests with an error, not with made-up tokens; what can't be served is one clear line."""
+"""Damaged checkpoints: python3 test_damaged.py [--binary B]
+Weights that give no finite numbers end requests with an error, not with arbitrary tokens; an unusable checkpoint gives one clear line."""
 import json
 import os
 import shutil

@@ -1,5 +1,5 @@
-"""Tokens drafted ahead: python3 test_drafts.py [--binary B] [--model DIR]
-Answers with --draft-tokens are those without, token for token and log-prob for log-prob: greedy and drawn,
+"""Speculative decoding: python3 test_drafts.py [--binary B] [--model DIR]
+Output with --draft-tokens equals that without, token for token and log-prob for log-prob: greedy and sampled,
 alone and in a crowd, with stop strings and several choices. And tokens were drafted, and some were accepted.
 The same with a drafter (the checkpoints of tests/golden/gemma4-mtp), where the accepted draft tokens are also
 those of transformers."""

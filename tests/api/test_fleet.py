@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Cache events over HTTP and ZeroMQ: an index that knows two servers by their events alone says, for random
-conversations with images, what each will reuse, and the server then reuses just that, rounded to blocks.
+"""Cache events over HTTP and ZeroMQ: an index fed by two servers' events alone predicts, for random
+conversations with images, what each will reuse, and the server reuses exactly that, rounded to blocks.
 With ai-dynamo-runtime installed (--dynamo 1: it must be) Dynamo's radix tree and hashes say the same.
 Without pyzmq and msgpack, or in a build without --kv-events, there is nothing to test."""
 

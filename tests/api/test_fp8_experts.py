@@ -1,5 +1,5 @@
-"""Experts of FP8 in one tensor, scales of blocks beside it, as Qwen3-VL's MoE in FP8 has them: the same
-answers, bit for bit, as of checkpoints that have their values as floats.
+"""Experts of FP8 in one tensor, with block scales, as in Qwen3-VL's MoE in FP8: the same
+output, bit for bit, as of checkpoints with the values as floats.
 
     python3 test_fp8_experts.py [--binary B]"""
 import json

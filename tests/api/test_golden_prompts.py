@@ -1,5 +1,5 @@
-"""The golden cases over HTTP: messages with images, videos and tools, and raw texts, give the ids that
-transformers' processor makes of them, and where the checkpoint is f32 its greedy answer.
+"""The golden cases over HTTP: messages with images, videos and tools, and raw text, give the ids that
+transformers' processor makes of them, and for f32 checkpoints its greedy output.
 
 python3 test_golden_prompts.py [--binary B] [family ...]"""
 import json

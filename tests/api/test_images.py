@@ -1,5 +1,5 @@
 """Images of any size and videos, over HTTP, on the small Qwen-VL checkpoints: python3 test_images.py [--binary B] [test ...]
-What a request asks of the size counts, the caches never change an answer, and what can't be taken is refused."""
+A request's size settings apply, the caches never change the output, and invalid images are rejected."""
 import json
 import os
 import sys

@@ -1,4 +1,4 @@
-"""scripts/load_test.py: its figures against a stub server whose times and cache are known, and a run against the demo model."""
+"""scripts/load_test.py: its metrics against a stub server whose times and cache are known, and a run against the demo model."""
 import asyncio
 import collections
 import json

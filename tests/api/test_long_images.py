@@ -1,4 +1,4 @@
-"""Warm answers are cold ones, bit for bit, where images are long: longer than the window of the layers that
+"""Warm output equals cold output, bit for bit, with long images: longer than the window of the layers that
 have one, made of 4 million pixels, several in a conversation, all families. Cold is a server without a cache,
 on one thread, with steps of another size.
 

@@ -1,5 +1,5 @@
-"""Long prompts beside short ones: python3 test_long_prompts.py [--binary B] [--model DIR]
-A short prompt is answered while a long one, that came before it, is still being read; a running stream goes
+"""Long prompts alongside short ones: python3 test_long_prompts.py [--binary B] [--model DIR]
+A short prompt completes while an earlier long one is still being prefilled; a running stream goes
 on meanwhile. By order, not by time. scripts/long_prompt.py measures it."""
 import json
 import os

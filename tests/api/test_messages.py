@@ -1,4 +1,4 @@
-"""POST /v1/messages and what belongs to it, as its clients use it:
+"""POST /v1/messages and related endpoints, as clients use them:
 python test_messages.py [--binary B] [--demo DIR]
 (with the package `anthropic` also through its SDK)"""
 

@@ -1,5 +1,5 @@
 """GET /openapi.json: its paths are those of the server's table, its fields those that the server knows, and
-answers are as it says: python test_openapi.py [--binary B] [--demo DIR]"""
+responses match it: python test_openapi.py [--binary B] [--demo DIR]"""
 import json
 import os
 import re

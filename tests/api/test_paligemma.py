@@ -1,5 +1,5 @@
-"""Models that see a prompt as a whole, over HTTP: their processor's rule for chats and for completions with
-parts, transformers' greedy ids, whole hits of the prefix cache and nothing less, and what is refused."""
+"""Prefix-LM models over HTTP: their processor's rule for chats and for completions with
+parts, transformers' greedy ids, only whole hits of the prefix cache, and what is rejected."""
 import os
 import shutil
 import struct

@@ -1,4 +1,4 @@
-"""What a process is started with: pipes that nobody reads, descriptors that are closed, little memory.
+"""The environment of a process: pipes that nobody reads, descriptors that are closed, little memory.
 python3 test_process.py [--binary B] [--demo DIR] [test ...]"""
 
 import fcntl

@@ -3,10 +3,10 @@ python3 test_proxies.py [--binary B] [--model DIR] [--report 1] [WORD...]
 
 Each entry of framing_corpus.py is sent to Kvasir itself, through HAProxy and twice through nginx (which reads
 bodies first, and which passes them on as they come), all with connections to Kvasir that are kept and shared.
-In the same write follows a well-formed request, the marker. From outside it is judged whether all take the
-bytes apart in the same way: by the answers that come back, their order and their ids, by the requests that
-Kvasir logs, and by a well-formed probe behind each, which must get its own answer. WORD: only entries whose
-name holds it; --report 1 prints what came back for each."""
+In the same write follows a well-formed request, the marker. The test judges from outside whether all take the
+bytes apart in the same way: by the responses, their order and their ids, by the requests that
+Kvasir logs, and by a well-formed probe after each, which must get its own response. WORD: only entries whose
+name contains it; --report 1 prints what came back for each."""
 
 import collections
 import json

@@ -1,4 +1,4 @@
-"""POST /v1/responses and what belongs to it, as its clients use it:
+"""POST /v1/responses and related endpoints, as clients use them:
 python test_responses.py [--binary B] [--demo DIR]
 (with the package `openai` also through its SDK)"""
 

@@ -1,7 +1,7 @@
 """T16 over HTTP on the bundled demo models: a prefix with image A is cached, then image B comes: right, equal to the cold
-answers, and cached_tokens covers the whole prefix with A. The work is done by scripts/second_image.py, in a process of its own, as a
-person runs it; here two servers are started for it, one without the cache. And scripts/seed_scenario.py, which shows what becomes
-of the answers under the naive rule of positions: it must find our warm answers equal to the cold ones, and the naive ones not."""
+output, and cached_tokens covers the whole prefix with A. The work is done by scripts/second_image.py, in a process of its own, as a
+person runs it; here two servers are started for it, one without the cache. And scripts/seed_scenario.py, which shows what happens
+to the output under the naive rule of positions: it must find our warm output equal to the cold one, and the naive one not."""
 import json
 import os
 import subprocess

@@ -1,6 +1,6 @@
 """Structured outputs: python3 test_structured.py [--binary B] [--demo DIR]
-Every finished answer fits its schema, expression or list, however random the model; the same bits alone, in a
-crowd, streamed, with draft tokens and without, behind preemptions; forced tool calls are made."""
+Every finished response matches its schema, regex or list, however random the model; the same bits alone, in a
+crowd, streamed, with draft tokens and without, after preemptions; forced tool calls are made."""
 import json
 import os
 import re

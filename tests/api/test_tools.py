@@ -1,4 +1,4 @@
-"""Tools and reasoning over HTTP, with checkpoints that say what the test wants: python test_tools.py [--binary B]
+"""Tools and reasoning over HTTP, with checkpoints with scripted output: python test_tools.py [--binary B]
 (with the package `openai` also through its SDK)"""
 import json
 import os

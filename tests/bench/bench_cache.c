@@ -1,4 +1,4 @@
-/* Time to the first token with a cached prefix, against what the engine alone needs for the same work:
+/* Time to the first token with a cached prefix, against the engine alone for the same work:
  *     bench_cache MODEL_DIR [NEW_TOKENS]
  * For prefixes of n tokens (1k to 8k, as far as the checkpoint's context goes) it prints: cold (n + m tokens
  * computed), warm (n from the cache, m computed: lookup, copy, plan, step and event included), and the bare

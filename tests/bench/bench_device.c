@@ -1,15 +1,15 @@
-/* Speed of a backend by kernel and by whole step, each against what the machine gives: measured copy
- * bandwidth and the peak of a large matrix product (be_ops.ceiling). Shapes of Gemma 3 4B and Qwen3-VL-8B
- * with random weights. Needs no server library; meant for a machine with a GPU (scripts/device-check.sh), and
- * runs on the CPU and on the emulated device too. Not a test: it fails only when an operation or a step does.
+/* Speed of a backend by kernel and by whole step, each against the machine's limits: measured copy bandwidth
+ * and the peak of a large matrix product (be_ops.ceiling). Shapes of Gemma 3 4B and Qwen3-VL-8B with random
+ * weights. Needs no server library; meant for a machine with a GPU (scripts/device-check.sh), and runs on the
+ * CPU and on the emulated device too. Not a test: it fails only when an operation or a step does.
  *
  *   bench_device [--backend cpu|cuda] [--part kernels|steps|all] [--json FILE] [--only TEXT] [--tiny]
  *
- * --only: rows whose name holds TEXT. --tiny: sizes that the emulated device gets through in seconds; the
- * figures mean nothing. Bytes are the fewest that must move (every input read once, every output written
- * once), operations those of the definition; "possible" is the larger of the two least times over the time
- * measured. Times: calls in a row between two waits, the median of several such runs; weights and keys come
- * in copies, used in turn, so that none is found in the caches. */
+ * --only: rows whose name contains TEXT. --tiny: sizes for the emulated device (seconds); the numbers mean
+ * nothing. Bytes are the fewest that must move (every input read once, every output written once), operations
+ * those of the definition; "possible" is the larger of the two least times over the time measured. Times:
+ * calls in a row between two waits, the median of several such runs; weights and keys have several copies,
+ * used in rotation, so that none is in the caches. */
 #include "config/base/log.h"
 #include "kernels/backend.h"
 #include "kernels/cuda_loader.h"

@@ -4,13 +4,13 @@
  *
  *   bench_kernels [set|all] [bf16|f32] [threads] [only rows, 0 = all] [only shape, substring]
  *
- * Printed is the median of the runs and, in brackets, the best: on a shared machine the truth lies between
- * them; a best above 100 % of the read bandwidth means that a copy of a small weight was still in a cache.
- * With one thread its processor time is taken, so that other work on a shared machine counts less; with more,
- * the time on the wall.
+ * Printed is the median of the runs and, in brackets, the best: on a shared machine the true value lies
+ * between them; a best above 100 % of the read bandwidth means that a copy of a small weight was still in a
+ * cache. With one thread its processor time is taken, so that other work on a shared machine counts less;
+ * with more, the time on the wall.
  *
- * Copies of the weight are used in turn (BENCH_BYTES in all), so that a decode step finds none of it in the
- * caches. */
+ * Copies of the weight are used in rotation (BENCH_BYTES in total), so that a decode step finds none of it in
+ * the caches. */
 #include "kernels/backend.h"
 
 #include <stdio.h>

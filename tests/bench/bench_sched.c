@@ -1,6 +1,6 @@
-/* What the prefix cache and the scheduler cost on the host, with an engine that does nothing: looking up and
- * inserting a 32k-token prompt, also in a tree of 10,000 nodes; a step with 256 running sequences; eviction
- * in a full arena. Prints; nothing is asserted about time.
+/* Host cost of the prefix cache and the scheduler, with an engine that does nothing: looking up and inserting
+ * a 32k-token prompt, also in a tree of 10,000 nodes; a step with 256 running sequences; eviction in a full
+ * arena. Prints; nothing is asserted about time.
  *
  *     bench_sched [repeats]      goals: lookup and insertion together < 2 ms; a step < 100 us */
 #include "tests/sim/fake_engine.h"

@@ -1,6 +1,6 @@
-/* Which algorithms of cuBLASLt give a row the same bits whatever its batch, and how fast are they? For the
- * weight shapes of Gemma 3 4B and Qwen3-VL-8B (bf16, f32 sums, output f32 or bf16). Needs a GPU and nvcc
- * alone; scripts/device-check.sh cublaslt builds and runs it. Not a test.
+/* Which algorithms of cuBLASLt are batch-invariant (a row's bits don't depend on its batch), and how fast
+ * they are. For the weight shapes of Gemma 3 4B and Qwen3-VL-8B (bf16, f32 sums, output f32 or bf16). Needs a
+ * GPU and nvcc alone; scripts/device-check.sh cublaslt builds and runs it. Not a test.
  *
  *   probe_cublaslt [SECONDS]     per shape and output type, default 2
  *

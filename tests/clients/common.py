@@ -1,4 +1,4 @@
-"""What the clients' scripts share: where the server is, an image, and how a script's checks are run.
+"""Shared by the clients' scripts: the server's address, an image, and how a script's checks are run.
 Each function of a script is one check; it needs nothing that a small model might not do: calls and structures
 are forced, and their sizes are bounded."""
 import base64

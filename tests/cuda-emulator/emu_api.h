@@ -2,19 +2,18 @@
  * here a .cu file may call, with the toolkit's names, types and meaning; nothing is accepted silently.
  * Included by emu.h.
  *
- * Meaning kept: calls on a stream happen in its order, and only there (CUEMU_LAZY=1 makes them happen late,
- * in a random legal order); a null stream waits for all blocking streams; errors of launches come from
+ * Semantics: calls on a stream happen in its order, and only there (CUEMU_LAZY=1 makes them happen late, in a
+ * random legal order); a null stream waits for all blocking streams; errors of launches come from
  * cudaGetLastError(); a sticky error comes back from every later call; calls that synchronise or allocate
- * fail while a stream captures, and spoil the capture; pageable sources are read at the call, pinned ones
- * when the copy runs. Event times are made up. cuBLAS sums in f32 over ascending k in an order that depends
- * on the row and column alone, and checks that every operand lies inside one device allocation.
+ * fail while a stream captures, and invalidate the capture; pageable sources are read at the call, pinned
+ * ones when the copy runs. Event times are synthetic. cuBLAS sums in f32 over ascending k in an order that
+ * depends on the row and column alone, and checks that every operand lies inside one device allocation.
  *
  * Fault injection: cuemu_fail_at(CUEMU_FAIL_LAUNCH, 5, cudaErrorLaunchFailure, true) makes the fifth kernel
  * launch from now fail, and with it everything after. The environment says the same:
  * CUEMU_FAIL=launch:5:719:sticky. WHAT is malloc, host, launch, copy, sync, graph or blas.
- * CUEMU_FAIL=sync:5:0:hang: the fifth such call never comes back; launch:5:40:slow: from the fifth on each
- * takes 40 milliseconds more.
- */
+ * CUEMU_FAIL=sync:5:0:hang: the fifth such call never returns; launch:5:40:slow: from the fifth on each takes
+ * 40 milliseconds more. */
 #ifndef KVASIR_CUEMU_API_H
 #define KVASIR_CUEMU_API_H
 

@@ -1,6 +1,6 @@
 /* cuBLAS and cuBLASLt in the emulated build: one product over f32 copies of the operands (emu_gemm.cpp), with
  * the argument checks of the real libraries and one they lack: every operand must lie inside one device
- * allocation. What is not supported is refused, never approximated. */
+ * allocation. Unsupported calls are rejected, never approximated. */
 #include "tests/cuda-emulator/emu_rt.h"
 
 using namespace cuemu;

@@ -1,8 +1,8 @@
 /* The emulator's execution core: one fiber for each CUDA thread, all on the OS thread that launched; a run
- * queue under one of four policies; blocks one after the other (or a few interleaved); reports. A thread that
- * must wait stores its state and jumps straight to the next runnable fiber; one that ends runs the next fresh
- * thread on the same stack, so kernels without barriers never switch. It knows nothing of memory or streams.
- */
+ * queue under one of four policies; blocks sequentially (or a few interleaved); reports. A thread that must
+ * wait stores its state and jumps straight to the next runnable fiber; one that ends runs the next fresh
+ * thread on the same stack, so kernels without barriers never switch. It knows nothing of memory or
+ * streams. */
 #include "tests/cuda-emulator/emu_rt.h"
 
 #include <cstdarg>

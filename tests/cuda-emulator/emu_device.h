@@ -1,5 +1,5 @@
 /* What kernels/cuda/device.cuh and hopper.cuh define for nvcc, on the emulator. The Makefile includes this
- * file in front of each .cu source of the emulated build (-include); no source names it. */
+ * file before each .cu source of the emulated build (-include); no source names it. */
 #ifndef KVASIR_CUEMU_DEVICE_H
 #define KVASIR_CUEMU_DEVICE_H
 

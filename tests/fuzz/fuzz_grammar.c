@@ -1,4 +1,4 @@
-/* GBNF and Lark: any text is refused with words, or becomes a grammar that runs. */
+/* GBNF and Lark: any text is rejected with a message, or becomes a grammar that runs. */
 #include "server/grammar/vocab.h"
 
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* Chat templates: any text is refused or rendered within its limits. */
+/* Chat templates: any text is rejected or rendered within its limits. */
 #include "server/chat/template.h"
 
 #include <stdlib.h>

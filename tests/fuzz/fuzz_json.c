@@ -1,4 +1,4 @@
-/* JSON of requests, lenient and strict. What was read, written and read again, is the same. */
+/* JSON of requests, lenient and strict. Reading, writing and reading again gives the same. */
 #include "server/http/json_parser.h"
 
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* tokenizer.json, and behind a NUL byte tokenizer_config.json: refused, or texts go through it and back. */
+/* tokenizer.json, and after a NUL byte tokenizer_config.json: rejected, or text is encoded and decoded. */
 #include "engine/tokenizer/tokenizer.h"
 
 #include <stdio.h>

@@ -11,7 +11,7 @@
 #undef be_cpu_ops
 #undef be_cpu_has
 
-/* There when the emulated device is linked in. */
+/* Present if the emulated device is linked in. */
 const struct be_ops *be_cuda_host_ops(void) __attribute__((weak));
 
 const char *backend_sets[TEST_SETS] = {"reference", "avx2", "avx512", "amx"};
@@ -34,7 +34,7 @@ void test_backend_args(int *argc, char **argv)
         break;
     }
     table = be_cpu_ops();
-    const char *only = getenv("KVASIR_TEST_SETS"); /* "best": the reference and the best that the CPU has */
+    const char *only = getenv("KVASIR_TEST_SETS"); /* "best": the reference and the best of the CPU */
     if (only && strcmp(only, "best") != 0) {
         fprintf(stderr, "KVASIR_TEST_SETS must be best\n");
         exit(2);

@@ -1,14 +1,14 @@
-/* Which kernel sets the backend and engine tests go through: those of this CPU; or the device's one, "cuda",
- * with `--backend cuda` on the command line (kvasir-cuda.so, found as the engine finds it: beside the program
- * or named by KVASIR_CUDA_LIBRARY) and in programs that have the emulated device linked in. main calls
- * test_backend_args() first; the macros put the choice in the place of the CPU's table. */
+/* The kernel sets of the backend and engine tests: those of this CPU; or the device's one, "cuda", with
+ * `--backend cuda` on the command line (kvasir-cuda.so, found as by the engine: next to the program or named
+ * by KVASIR_CUDA_LIBRARY) and in programs with the emulated device linked in. main calls test_backend_args()
+ * first; the macros replace the CPU's table by the choice. */
 #ifndef KVASIR_TEST_BACKEND_SETS_H
 #define KVASIR_TEST_BACKEND_SETS_H
 
 #include "kernels/backend.h"
 
-/* Takes `--backend cpu|cuda` out of the arguments. Ends the program with a message when the device asked for
- * is not there. */
+/* Removes `--backend cpu|cuda` from the arguments. Ends the program with a message if the device is
+ * missing. */
 void test_backend_args(int *argc, char **argv);
 
 #define TEST_SETS 4
@@ -27,8 +27,8 @@ const char *test_engine_kernels(const char *set);
 #define be_cpu_has     test_has
 #define BACKEND_ON_CPU test_on_cpu()
 
-/* KVASIR_TEST_SHORT=2: what is done is all there is to see for a sanitizer; others judge the results. 3: the
- * same in the smallest sizes, for one that is slower by far (compute-sanitizer's racecheck). */
+/* KVASIR_TEST_SHORT=2: for sanitizers: runs the operations, results are judged elsewhere. 3: the same in the
+ * smallest sizes, for slow tools (compute-sanitizer's racecheck). */
 bool test_briefly(void);
 bool test_in_small(void);
 

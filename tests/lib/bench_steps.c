@@ -142,7 +142,7 @@ static void remove_config(const char *dir)
     rmdir(dir);
 }
 
-/* ---- sequences with blocks of their own, one behind the other */
+/* ---- sequences with their own blocks, one after the other */
 
 struct seqs {
     struct engine_chunk chunks[SEQS_MAX];

@@ -1,5 +1,5 @@
-/* What tests/bench/bench_device.c measures with: the report (a table on stdout, JSON in a file) and whole
- * steps of an engine with random weights. */
+/* Measuring for tests/bench/bench_device.c: the report (a table on stdout, JSON in a file) and whole steps of
+ * an engine with random weights. */
 #ifndef KVASIR_TEST_BENCH_STEPS_H
 #define KVASIR_TEST_BENCH_STEPS_H
 
@@ -10,17 +10,17 @@
 #include <stdio.h>
 
 struct bench_report {
-    struct be_ceiling ceiling; /* what shares are of */
-    const char *only;          /* rows whose name holds this; NULL = all */
+    struct be_ceiling ceiling; /* the 100 % of shares */
+    const char *only;          /* rows whose name contains this; NULL = all */
     FILE *json;                /* or NULL */
     bool any;                  /* a row has been written */
 };
 
 double bench_now(void); /* seconds, monotonic */
-/* Says so and returns false when the file can't be written. json NULL: only the table. */
+/* Prints an error and returns false if the file can't be written. json NULL: only the table. */
 bool bench_report_open(struct bench_report *r, const char *json, const char *name, const char *device);
-/* One figure: `part` is "kernel" or "step"; rows: tokens or sequences in the call; bytes and flops may be 0.
- */
+/* One result: `part` is "kernel" or "step"; rows: tokens or sequences in the call; bytes and flops may be
+ * 0. */
 void bench_row(struct bench_report *r, const char *part, const char *name, uint32_t rows, double seconds,
                double bytes, double flops);
 void bench_report_close(struct bench_report *r);

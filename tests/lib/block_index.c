@@ -48,12 +48,12 @@ static void map_put(struct map *m, uint64_t key, uint64_t value)
 struct server {
     struct block_index *index;
     struct map announced[ENGINE_GROUPS_MAX]; /* by the event's hash: 1 while it is stored */
-    struct map held[ENGINE_GROUPS_MAX];      /* by key: how many of that key are */
+    struct map held[ENGINE_GROUPS_MAX];      /* by key: number of blocks with that key */
     uint64_t blocks, stored;
 };
 struct block_index {
     uint32_t block_tokens, count;
-    struct map names; /* of an event's hash: the key. Never forgotten: a hash always means the same */
+    struct map names; /* event hash to key. Never dropped: a hash always has the same meaning */
     struct server *servers;
 };
 
@@ -79,7 +79,7 @@ static void on_stored(void *arg, const struct cache_stored *what)
     uint32_t n = x->block_tokens;
     const uint64_t *parent = what->first ? map_find(&x->names, what->parent) : NULL;
     ASSERT(parent || !what->first || what->window);
-    /* Of layers that see everything before them there is no block without its parent. */
+    /* With full attention no block exists without its parent. */
     if (what->first && !what->window) ASSERT(*map_find(&s->announced[what->group], what->parent));
     /* Where all layers have windows, a parent may be gone: no prompt leads to such a block. */
     uint64_t key = parent ? *parent : what->first ? hash_mix(~what->parent) : salt_key(what->salt);

@@ -1,6 +1,6 @@
-/* What a router knows of its servers' prefix caches from their events alone, made again from tokens and
- * images as indexers do it: the events' hashes only name what was stored before. Aborts where a stream
- * contradicts itself: a block that is stored twice, or removed without having been there. Not thread-safe. */
+/* A router's view of its servers' prefix caches, from events alone; keys are recomputed from tokens and
+ * images, as in indexers: the events' hashes only name stored blocks. Aborts if a stream contradicts itself:
+ * a block stored twice, or removed without being stored. Not thread-safe. */
 #ifndef KVASIR_TEST_BLOCK_INDEX_H
 #define KVASIR_TEST_BLOCK_INDEX_H
 

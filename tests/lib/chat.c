@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-/* Stands for what the parser would refuse, and goes afterwards. */
+/* Replaces what the parser would reject, and is removed afterwards. */
 #define NONE "\001"
 
 struct chat_messages chat_of(const json_t *messages, bool arguments_as_text)

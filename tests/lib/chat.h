@@ -1,5 +1,5 @@
 /* Messages of the reference's chats, which have images without a URL and contents that no client may send, as
- * a template of ours gets them. */
+ * input of our templates. */
 #ifndef KVASIR_TEST_CHAT_H
 #define KVASIR_TEST_CHAT_H
 

@@ -96,7 +96,7 @@ static uint32_t whole(const struct golden *g, const struct json_doc *d, uint32_t
     return (uint32_t)v;
 }
 
-/* The resized bytes of the image are the ones that are stored (where they are), from frame `first` on. */
+/* Checks the resized bytes of the image against the stored ones (if any), from frame `first` on. */
 static void same_bytes(const struct golden *g, const struct stf_tensor *want, const struct image_u8 *got,
                        uint32_t first)
 {
@@ -128,8 +128,8 @@ static struct image_u8 load_still(const struct golden *g, uint32_t n, uint32_t i
     return out;
 }
 
-/* `groups` groups of frames of a video, from group `first` on, each frame resized as the settings say; where
- * frames are missing at the end the last one is repeated. */
+/* `groups` groups of frames of a video, from group `first` on, each frame resized as the settings say;
+ * missing frames at the end repeat the last one. */
 static struct image_u8 load_video(const struct golden *g, uint32_t n, uint32_t i, uint32_t first,
                                   uint32_t groups, const struct image_config *config)
 {
@@ -154,7 +154,7 @@ static struct image_u8 load_video(const struct golden *g, uint32_t n, uint32_t i
     return out;
 }
 
-/* Images whose positions have a grid: golden.json says what stands in each span. */
+/* Images whose positions have a grid: golden.json says what is in each span. */
 static void load_spans(struct golden *g, uint32_t n, const struct json_doc *d, uint32_t spans,
                        const struct image_config *config)
 {

@@ -1,4 +1,4 @@
-/* Reads the golden folders of tests/golden: the cases of golden.safetensors and golden.json beside a
+/* Reads the golden folders of tests/golden: the cases of golden.safetensors and golden.json next to a
  * checkpoint. */
 #ifndef KVASIR_TEST_GOLDEN_H
 #define KVASIR_TEST_GOLDEN_H
@@ -16,7 +16,7 @@ struct golden_case {
     const uint32_t *greedy; /* [greedy_count], and one more entry */
     uint32_t greedy_count;
     const float
-        *logprobs; /* [row_count, vocab]: row i is about the token behind token rows[i]; the float32 run */
+        *logprobs; /* [row_count, vocab]: row i predicts the token after token rows[i]; the float32 run */
     uint32_t row_count;
     const uint32_t *rows; /* [row_count], ascending; all of prompt and greedy tokens in tests/golden/gemma3 */
     const float *logprobs_bf16; /* [row_count, vocab] transformers' own bf16 run, or NULL */
@@ -47,11 +47,11 @@ const char *golden_root(void);
 uint32_t golden_families(char names[][64], uint32_t max);
 uint32_t golden_variants(const char *family, char names[][64], uint32_t max);
 void golden_dir(char *out, size_t cap, const char *family, const char *variant);
-/* Log-probs of the vocabulary behind token `row`, as in .logprobs or .logprobs_bf16; NULL when they are not
+/* Log-probs of the vocabulary after token `row`, as in .logprobs or .logprobs_bf16; NULL when they are not
  * stored. */
 const float *golden_row(const struct golden_case *c, const float *logprobs, uint32_t row);
-/* Aborts with a message when the folder isn't as it should be, or when an image is not resized to the bytes
- * that are stored. config: the image settings of the checkpoint, NULL for text. */
+/* Aborts with a message if the folder is malformed, or an image is not resized to the stored bytes. config:
+ * the image settings of the checkpoint, NULL for text. */
 void golden_open(struct golden *g, const char *family, const char *variant,
                  const struct image_config *config);
 void golden_close(struct golden *g);

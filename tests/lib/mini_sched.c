@@ -91,7 +91,7 @@ void mini_scan(struct mini_image *images, uint32_t n)
     }
 }
 
-/* End of the next chunk: an image that goes as a whole is taken so, even beyond the chunk's size. */
+/* End of the next chunk: an atomic image is taken whole, even above the chunk's size. */
 static uint32_t chunk_end(const struct mini_seq *s, enum span_rule rule)
 {
     uint32_t end = s->chunk && s->prompt_count - s->done > s->chunk && rule != SPAN_PREFIX_LM
@@ -104,7 +104,7 @@ static uint32_t chunk_end(const struct mini_seq *s, enum span_rule rule)
     return end;
 }
 
-/* Text up to `end` of a prompt that goes as a whole; nothing in others. */
+/* Text up to `end` of a prefix-LM prompt; nothing in others. */
 static uint32_t add_text(struct mini_seq *s, enum span_rule rule, uint32_t used, uint32_t end)
 {
     uint32_t begin = used ? s->uses[used - 1].end : 0;

@@ -1,6 +1,6 @@
 /* A scheduler just large enough to drive an engine in tests: every sequence gets all its blocks at the start,
  * from a bump allocator, and a step runs the next chunk of every sequence that is given. No policy, no reuse,
- * no release of blocks behind a window. */
+ * no release of blocks before a window. */
 #ifndef KVASIR_MINI_SCHED_H
 #define KVASIR_MINI_SCHED_H
 
@@ -20,9 +20,9 @@ struct mini_seq {
     const struct mini_image *images;
     uint32_t image_count;
     struct sampling_params sampling;
-    const uint32_t *forced; /* [generate] tokens that are taken instead of the drawn ones, or NULL */
-    uint32_t chunk; /* prefill tokens per step at most; 0 = whole. An image is cut only where the model
-                       allows it. */
+    const uint32_t *forced; /* [generate] tokens used instead of the sampled ones, or NULL */
+    uint32_t chunk; /* prefill tokens per step at most; 0 = whole. An image is split only if the model allows
+                       it. */
     uint32_t score_first, score_end; /* prompt tokens that are scored; 0, 0 = all */
     /* results */
     uint32_t *tokens; /* [prompt_count + generate] */
@@ -46,19 +46,19 @@ struct mini_sched {
     void *arg;
 };
 
-/* Fills the rope offsets of n images in order, from the grids of those in front (struct prompt_grid). */
+/* Fills the rope deltas of n images in order, from the grids of earlier ones (struct prompt_grid). */
 void mini_scan(struct mini_image *images, uint32_t n);
 void mini_init(struct mini_sched *m, struct engine *e);
 void mini_fini(struct mini_sched *m);
-/* Blocks, features. Aborts with a message on any error: tests want no other path. */
+/* Blocks, features. Aborts with a message on any error. */
 void mini_add(struct mini_sched *m, struct mini_seq *s);
 void mini_drop(struct mini_sched *m, struct mini_seq *s); /* its blocks are not reused */
-/* One step over those of the n sequences that are not finished; false when there were none. */
+/* One step over the unfinished of the n sequences; false if none. */
 bool mini_step(struct mini_sched *m, struct mini_seq **seqs, uint32_t n);
 /* mini_add, steps until all are finished. */
 void mini_run(struct mini_sched *m, struct mini_seq **seqs, uint32_t n);
-/* mini_run of one. Where its prompt goes as a whole and has more than `rows` rows to score, first once for
- * each part of them: rows [*first, *end) are what a chunk adds to those before. */
+/* mini_run of one. For a prefix-LM prompt with more than `rows` rows to score, first once for each part of
+ * them: rows [*first, *end) are what a chunk adds to the earlier ones. */
 void mini_run_parts(struct mini_sched *m, struct mini_seq *s, uint32_t rows, uint32_t *first, uint32_t *end);
 struct sampling_params mini_greedy(void); /* greedy, with the log-prob of every token */
 

@@ -1,6 +1,6 @@
 /* See staged_ops.h. A call opens a stage, lists its arrays (twice the same address is one array), gets device
  * addresses for them, and closes the stage: wait, download what was written, free. Extents come from the
- * descriptions in backend.h, never from what a kernel happens to read. */
+ * specification in backend.h, never from what a kernel reads. */
 #include "tests/lib/staged_ops.h"
 
 #include <stdio.h>
@@ -14,7 +14,7 @@ struct staged {
     const struct be_ops *ops;
     struct backend *b;
     size_t act_bytes;
-    bool direct; /* the CPU's: pointers pass as they are */
+    bool direct; /* the CPU's: pointers are passed unchanged */
 };
 struct staged_weight {
     struct be_weight *w;
@@ -496,7 +496,7 @@ static void st_logit_stats(struct backend *b, const struct be_logits_args *a)
     struct stage g = {.s = of(b)};
     INOUT(logits, (size_t)a->r * a->v * 4);
     IN(targets, (size_t)a->r * 4);
-    INOUT(stats, a->r * sizeof *a->stats); /* fields without a target stay as they were */
+    INOUT(stats, a->r * sizeof *a->stats); /* fields without a target are unchanged */
     g.s->ops->logit_stats(g.s->b, &d);
     stage_end(&g);
 }

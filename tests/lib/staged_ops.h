@@ -1,10 +1,10 @@
 /* Backend tests hand host pointers to a backend whose memory the host can't address. The table that
- * staged_ops() returns takes every array of a call by its exact extent to an allocation of its own on the
- * device, runs the operation there, waits, and brings the results back; outputs start as NaN patterns. So one
- * set of tests serves the CPU, the emulated device and a real one, and an access past the end of an array
- * leaves its allocation.
+ * staged_ops() returns copies every array of a call by its exact extent to its own allocation on the device,
+ * runs the operation there, waits, and brings the results back; outputs start as NaN patterns. So one set of
+ * tests serves the CPU, the emulated device and a real one, and an access past the end of an array leaves its
+ * allocation.
  *
- * Kernel set "reference" opens the CPU's plain C backend instead, unstaged, for what tests compare against;
+ * Kernel set "reference" opens the CPU's plain C backend instead, unstaged, as the reference of tests;
  * "cuda", "auto" and NULL open the device. */
 #ifndef KVASIR_TEST_STAGED_OPS_H
 #define KVASIR_TEST_STAGED_OPS_H

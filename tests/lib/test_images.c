@@ -1,4 +1,4 @@
-/* See images.h. */
+/* See test_images.h. */
 #include "tests/lib/test_images.h"
 
 #include "engine/prompt/image_prep.h"

@@ -1,7 +1,7 @@
 /* A fake engine for the scheduler's tests: implements engine.h. Each KV slot holds a value that depends, as a
  * model's KV does, on the item, its position and everything before it, read back through the block tables;
  * the next token is a hash of all slots that a query sees. So a block that is wrongly shared, released too
- * early, stale or mis-positioned changes an answer. Included by one .c file per test program.
+ * early, stale or mis-positioned changes an output. Included by one .c file per test program.
  *
  * Positions: an image of n tokens advances the position by less than n (as with multi-axis positions), so
  * the position of a token is not its index; the slot before tells it. Features are a hash of the pixels. */

@@ -1,15 +1,15 @@
-/* How much a fleet of 2 to 64 servers reuses of what one machine with all their memory would, by the way that
- * requests are sent to them: by cache events, by consistent hash of the session, in turn. The real schedulers
- * over fake engines, the traces of sim_hitrate with as many more sessions as there are servers.
+/* How much a fleet of 2 to 64 servers reuses, relative to one machine with all their memory, by routing
+ * policy: cache events, consistent hash of the session, round robin. The real schedulers over fake engines,
+ * the traces of sim_hitrate with as many more sessions as there are servers.
  *
  *   request -> route() -> scheduler of server i --events--> block_index, which route() asks
  *
  * By events means: where the sum is least of what this request would compute there (LACKS_WEIGH times), what
  * is being computed there, and what that server has stored so far more than the one that stored least, all in
- * blocks. Without the last part all new sessions go where their common beginning is, and that memory
- * overflows. In turn and by hash are blind to what is cached. Asserts that by events 95 % are reused
- * in each trace. Each server takes the longest sequence; together they have the trace's working set, and the
- * one machine the same. */
+ * blocks. Without the last part all new sessions go where their common prefix is, and that memory overflows.
+ * Round robin and hash ignore what is cached. Asserts that by events 95 % are reused in each trace. Each
+ * server takes the longest sequence; together they have the trace's working set, and the one machine the
+ * same. */
 #include "tests/sim/fake_engine.h"
 
 #include "tests/lib/block_index.h"

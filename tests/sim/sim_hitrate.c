@@ -1,8 +1,8 @@
-/* How much the prefix cache finds, on generated traces of many sessions: the real scheduler over a fake
- * engine with Gemma-3-like groups (one full layer for five sliding ones), with arenas from 5 % to 200 % of
- * the trace's working set, against unlimited memory. Prints a table of hit tokens / the unlimited cache's hit
- * tokens, and asserts what retention promises: whenever the full-attention KV of everything and one window
- * per live session fit, the hit rate stays within 5 % of the unlimited one; sessions in turn keep hitting
+/* Hit rate of the prefix cache on generated traces of many sessions: the real scheduler over a fake engine
+ * with Gemma-3-like groups (one full layer for five sliding ones), with arenas from 5 % to 200 % of the
+ * trace's working set, against unlimited memory. Prints a table of hit tokens / the unlimited cache's hit
+ * tokens, and asserts the retention guarantee: whenever the full-attention KV of everything and one window
+ * per live session fit, the hit rate stays within 5 % of the unlimited one; alternating sessions keep hitting
  * (T28).
  *
  * Working set: full-attention blocks of all distinct prefixes, one window tail of every live session, and

@@ -1,8 +1,8 @@
 /* Simulation of the scheduler with its prefix cache against a fake engine (fake_engine.h) under a virtual
- * clock, from a seed: conversations with images that grow, branch, are edited and come twice at the same
- * time; tiny arenas, cancels, deadlines, preemption, engine faults, pixels that come late or never, salts,
- * tenants, resets. Invariants are checked after every step, every answer against the oracle: it equals that
- * of the request alone, cold.
+ * clock, from a seed: conversations with images that grow, branch, are edited and submitted twice at once;
+ * tiny arenas, cancels, deadlines, preemption, engine faults, pixels that come late or never, salts, tenants,
+ * resets. Invariants are checked after every step, every output against the oracle: it equals that of the
+ * request alone, without cache.
  *
  *     sim_sched [--seed N] [--seeds COUNT] [--requests N] [--steps TOTAL] [--only TEST]     prints the seed
  * of a failing run */

@@ -1,6 +1,6 @@
-/* Simulation of steps with a time budget: a fake engine (fake_engine.h) whose steps take time on a clock of
- * its own, and requests that arrive by it. Held as bounds: what a short prompt waits for, how long a stream
- * pauses, when a long prompt ends, what priorities and tenants get. */
+/* Simulation of steps with a time budget: a fake engine (fake_engine.h) whose steps take time on a virtual
+ * clock, and requests that arrive by it. Asserts bounds on the wait of a short prompt, the pauses of a
+ * stream, the end of a long prompt, and the shares of priorities and tenants. */
 #include "tests/sim/fake_engine.h"
 
 #include "config/base/log.h"

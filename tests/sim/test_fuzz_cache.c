@@ -1,13 +1,12 @@
 /* Differential fuzzer of the prefix cache on real checkpoints: random conversations (growing turns, edits,
- * branches, repeats, swapped images, several at once) run through the scheduler with small arenas, any
- * chunk size and batch mix, cancels, deadlines and resets, constraints whose masks come late; what every
- * request gets must equal, bit for bit, what it gets cold and alone. Where images have shapes of their own
- * (Qwen, Gemma 4) they come in several and in several row counts, videos too, stand at any place of the
- * prompt and are swapped for longer and shorter ones; hits may end inside them where their tokens see only
- * what is before them. Where a prompt goes as a whole (PaliGemma) its spans are made as a request's are, and
- * nothing but a whole one may be taken over. Counters show that the cache took part. Wrong keys must be
- * found, and so must the bugs of tests/mutants. One thread, virtual clock, everything from a seed; no HTTP,
- * no files but the checkpoints.
+ * branches, repeats, swapped images, several at once) run through the scheduler with small arenas, any chunk
+ * size and batch mix, cancels, deadlines and resets, constraints whose masks come late; every request's
+ * output must equal, bit for bit, its output alone and without cache. Where images have shapes of their own
+ * (Qwen, Gemma 4) they come in several and in several row counts, videos too, occur anywhere in the prompt
+ * and are swapped for longer and shorter ones; hits may end inside them if their attention is causal.
+ * Prefix-LM prompts (PaliGemma) get their spans as in a request, and only whole ones may be reused. Counters
+ * show that the cache took part. Wrong keys must be found, and so must the bugs of tests/mutants. One thread,
+ * virtual clock, everything from a seed; no HTTP, no files but the checkpoints.
  *
  *     test_fuzz_cache                                        the short version for CI, and wrong keys
  *     test_fuzz_cache --requests N [--seed S] [--model DIR | --family NAME] [--kernels SET]

@@ -1,5 +1,5 @@
-/* Generated traces of many sessions, for the simulations of what prefix caches find: who submits which turn
- * when. Included by one .c file per test program, after fake_engine.h. */
+/* Generated traces of many sessions, for the simulations of prefix caches: who submits which turn when.
+ * Included by one .c file per test program, after fake_engine.h. */
 #ifndef KVASIR_SIM_TRACES_H
 #define KVASIR_SIM_TRACES_H
 

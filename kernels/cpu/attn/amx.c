@@ -1,14 +1,14 @@
 /* Attention on AMX tiles (bf16). One tile instruction multiplies 16 rows x 32 deep x 16 columns: scores
- * contract 32 of d against 16 keys, values contract the 32 slots of a block against 16 of d; the cache holds
- * K and V as such tiles already (kv_layout.h). See attn/driver.h.
+ * contract 32 of d against 16 keys, values contract the 32 slots of a block against 16 of d; the cache stores
+ * K and V as such tiles (kv_layout.h). See attn/driver.h.
  *
  * The order of the work serves three caches. A work item has many groups of 32 rows. Keys and values of a
  * stretch of blocks stay in the L2 cache while all groups walk it. A group walks it in steps of a few blocks;
- * what is written and soon read again has to stay in the L1 cache (a store that misses it costs three times
- * one that does not): scores of two blocks and probabilities of two steps.
+ * what is written and soon read again must stay in the L1 cache (a store that misses it costs three times one
+ * that does not): scores of two blocks and probabilities of two steps.
  *
- * Products run in the tile unit beside the vector units. The smallest work item that keeps both busy is a
- * unit: three things that don't wait for each other,
+ * Products run in the tile unit in parallel with the vector units. The smallest work item that keeps both
+ * busy is a unit of three independent parts:
  *
  *   - softmax of a block of step n
  *   - scores of the next block
@@ -38,7 +38,7 @@
  * is exact, being by powers of two. Sums of probabilities come from the tile unit too: a column of ones
  * behind the values. */
 #define ATTN_ROWS 1024u
-#define ATTN_TILE 5u /* blocks of a step at most */
+#define ATTN_TILE 5u /* most blocks of a step */
 #include "kernels/cpu/attn/v16.h"
 #include "kernels/cpu/simd/tiles.h"
 
@@ -48,10 +48,10 @@
 #define AMX_BIAS  (119.0f * AMX_ONE + 2.25f) /* t of the reference; the fraction is for rounding */
 #define AMX_LIMIT (127.0f * AMX_ONE)         /* t from here on: reference too low */
 #define AMX_NO_MAX                                                                                           \
-    INFINITY /* instead of AMX_BIAS - reference: every score is beyond the limit, but not a masked one */
+    INFINITY /* instead of AMX_BIAS - reference: every score exceeds the limit, except masked ones */
 #define AMX_STRETCH_BYTES ((size_t)256 << 10) /* keys and values of a stretch */
 #define AMX_ITEM_BYTES    ((size_t)840 << 10) /* queries and outputs of a work item */
-#define AMX_STRETCH       64u                 /* blocks of a stretch at most */
+#define AMX_STRETCH       64u                 /* most blocks of a stretch */
 #define AMX_UNPACKED      3u /* stretches of quants: three steps are under way, each maybe in its own */
 #define AMX_GROUPS        (ATTN_ROWS / ATTN_GROUP)
 
@@ -77,8 +77,8 @@ struct amx_pending {
     uint32_t used;               /* bit i: tile i */
 };
 
-/* Keys and values of the next stretch on their way to the L2 cache. The blocks of a head lie far apart, at
- * distances that share cache sets. */
+/* Keys and values of the next stretch being prefetched to the L2 cache. The blocks of a head are far apart,
+ * at distances that share cache sets. */
 struct amx_ahead {
     const char *block[AMX_STRETCH]; /* K, then V */
     uint32_t blocks, lines;         /* lines of 64 bytes of a block */
@@ -163,7 +163,7 @@ ATTN_INLINE size_t attn__unpacked(const struct attn_job *j)
     return AMX_UNPACKED * blocks * kv_head_bytes(BE_BF16, j->a->kv.head_dim);
 }
 
-/* Where a head of a block lies as it is kept. */
+/* Address of a head of a block as stored. */
 ATTN_INLINE char *amx__kept(const struct be_kv *kv, uint32_t unit, uint32_t head)
 {
     void *layer = kv_layer(kv, unit);
@@ -171,7 +171,7 @@ ATTN_INLINE char *amx__kept(const struct be_kv *kv, uint32_t unit, uint32_t head
                                  : (char *)kv_q8(layer, BE_BF16, kv->head_dim, head).k;
 }
 
-/* A stretch of quants, but for what no row of the work item sees of it. */
+/* Unpacks a stretch of quants, except what no row of the work item sees. */
 static void amx__unpack(struct amx_walk *x, uint32_t blocks)
 {
     const struct attn_work_item *w = x->w;
@@ -188,7 +188,7 @@ static void amx__unpack(struct amx_walk *x, uint32_t blocks)
     }
 }
 
-/* Sets out the stretch that begins at block `first`, and what to ask for during it: the stretch behind. */
+/* Sets up the stretch that begins at block `first`, and the prefetch of the next one during it. */
 static void amx__stretch(struct amx_walk *x, uint32_t first)
 {
     const struct attn_work_item *w = x->w;
@@ -204,7 +204,7 @@ static void amx__stretch(struct amx_walk *x, uint32_t first)
     x->at_group = 0;
     x->at = first;
     h->blocks = h->at_block = h->at_line = 0;
-    if (x->groups > 1) { /* one group uses nothing twice: asking ahead only costs time then */
+    if (x->groups > 1) { /* one group uses nothing twice: prefetching only costs time then */
         for (uint32_t b = x->stretch_end; b < u32_min(x->stretch_end + blocks, x->end); b++) {
             KN_ASSERT(x->table[b] != BE_NO_BLOCK);
             h->block[h->blocks++] = amx__kept(&a->kv, x->table[b], w->kv_head);
@@ -215,7 +215,7 @@ static void amx__stretch(struct amx_walk *x, uint32_t first)
     h->per_unit = (h->blocks * h->lines + units - 1) / units;
 }
 
-/* The next step whose group sees something of it; false at the end. */
+/* The next step with keys that its group sees; false at the end. */
 static bool amx__next(struct amx_walk *x, struct amx_step *t)
 {
     struct attn_work_item *w = x->w;
@@ -257,7 +257,7 @@ static bool amx__next(struct amx_walk *x, struct amx_step *t)
     }
 }
 
-/* What the next unit asks for: *n lines from the returned address on. */
+/* What the next unit prefetches: *n lines from the returned address on. */
 ATTN_INLINE const char *amx__ask_next(struct amx_ahead *h, uint32_t *n)
 {
     *n = 0;
@@ -274,8 +274,8 @@ ATTN_INLINE const char *amx__ask_next(struct amx_ahead *h, uint32_t *n)
 
 /* ---- strokes of tile work, in halves: 16 rows by up to 32 columns */
 
-/* What a unit works on, found beforehand: a load that waits for another in the middle of the strokes would
- * hold them up. */
+/* The inputs of a unit, computed beforehand: a dependent load in the middle of the strokes would stall
+ * them. */
 struct amx_score {
     const char *q, *k; /* rows of the group, the block's keys */
     size_t q_row;      /* bytes */
@@ -401,8 +401,8 @@ static void amx__prepare_row(const struct attn_work_item *w, uint32_t r, float *
     }
 }
 
-/* What the exponential needs, in registers: the compiler would rather build constants again for every row, on
- * the port that is short. */
+/* Constants of the exponential, in registers: the compiler would rebuild them for every row, on the busiest
+ * port. */
 struct amx_exp {
     __m512 scale, max0, max1; /* largest t so far */
     __m512i order, curve;
@@ -417,7 +417,7 @@ ATTN_INLINE struct amx_exp amx__exp_begin(float scale)
         .max0 = _mm512_setzero_ps(),
         .max1 = _mm512_setzero_ps(),
         .order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5,
-                                   7), /* packing two vectors leaves their fours interleaved */
+                                   7), /* packing two vectors interleaves their groups of four */
         .curve = _mm512_load_si512(amx__curve),
         .even = 0x5555555555555555u,
     };
@@ -435,13 +435,13 @@ ATTN_INLINE void amx__t(const struct amx_exp *e, const float *s, float bias, __m
     *y1 = _mm512_fmadd_ps(_mm512_load_ps(s + AMX_S_HALF), e->scale, vb);
 }
 
-/* Probabilities of a row's 32 scores, all of them below the limit (or else to be written again). NaN and
+/* Probabilities of a row's 32 scores, all of them below the limit (else they are rewritten). NaN and
  * -infinity become 0. */
 ATTN_INLINE void amx__exp(struct amx_exp *e, const float *s, uint16_t *p, float bias)
 {
     __m512 y0, y1;
     amx__t(e, s, bias, &y0, &y1);
-    e->max0 = _mm512_max_ps(y0, e->max0); /* of a NaN and a number the second operand */
+    e->max0 = _mm512_max_ps(y0, e->max0); /* of a NaN and a number: the second operand */
     e->max1 = _mm512_max_ps(y1, e->max1);
     __m512i t = _mm512_permutexvar_epi64(e->order,
                                          _mm512_packus_epi32(_mm512_cvtps_epi32(y0), _mm512_cvtps_epi32(y1)));
@@ -449,15 +449,15 @@ ATTN_INLINE void amx__exp(struct amx_exp *e, const float *s, uint16_t *p, float 
     _mm512_store_si512(p, _mm512_srli_epi16(_mm512_subs_epu16(t, curve), 2));
 }
 
-/* Whether one of them is; a NaN (of a masked score) is not. */
+/* Whether one of them exceeds the limit; a NaN (of a masked score) doesn't. */
 ATTN_INLINE bool amx__beyond(__m512 y0, __m512 y1)
 {
     __m512 limit = _mm512_set1_ps(AMX_LIMIT);
     return (_mm512_cmp_ps_mask(y0, limit, _CMP_GE_OQ) | _mm512_cmp_ps_mask(y1, limit, _CMP_GE_OQ)) != 0;
 }
 
-/* Raises the reference of row r = row0 + in to its scores of block i; what the row has of this step is scaled
- * here, its output when the stage is over. */
+/* Raises the reference of row r = row0 + in to its scores of block i; scales the row's part of this step
+ * here, its output at the end of the stage. */
 static __attribute__((noinline)) void amx__raise(struct amx_walk *x, const struct amx_step *t, uint32_t i,
                                                  uint32_t in, const float *s)
 {
@@ -495,7 +495,7 @@ static __attribute__((noinline)) void amx__raise_some(struct amx_walk *x, const 
     }
 }
 
-/* Row `in` of the step's group against block i, which not every row sees whole. */
+/* Row `in` of the step's group against block i, which is not fully visible to every row. */
 ATTN_INLINE void amx__masked_row(struct amx_walk *x, struct amx_exp *e, const struct amx_step *t, uint32_t i,
                                  uint32_t in, float *s_block)
 {
@@ -508,7 +508,7 @@ ATTN_INLINE void amx__masked_row(struct amx_walk *x, struct amx_exp *e, const st
 
 /* ---- units */
 
-#define AMX_UNIT_CHAINS 4u /* of the units of a shape, at most one less */
+#define AMX_UNIT_CHAINS 4u /* most chains of a unit, plus one */
 
 struct amx_unit {
     struct amx_score score;
@@ -546,8 +546,7 @@ ATTN_INLINE void amx__full_half(const struct amx_unit *u, struct amx_pending *pe
 ATTN_INLINE void amx__full_unit(struct amx_walk *x, const struct amx_unit *unit, const uint32_t ks,
                                 const uint32_t vs, const uint32_t n)
 {
-    const struct amx_unit u =
-        *unit; /* in registers: what stores of tiles may have changed would be read again */
+    const struct amx_unit u = *unit; /* in registers: else it would be reread after tile stores */
     struct amx_pending pending = x->pending, *pend = &pending;
     struct amx_exp e = amx__exp_begin(x->scale);
 #define HALF(h)                                                                                              \
@@ -586,8 +585,7 @@ AMX_FULL(4, 1, 5)
 AMX_FULL(8, 2, 4)
 AMX_FULL(8, 3, 4)
 
-/* Head sizes with units of their own. A step has `tile` blocks, among the units of which the chains are
- * shared out. */
+/* Head sizes with specialised units. A step has `tile` blocks, whose units share the chains. */
 static const struct amx_shape {
     uint32_t k_strokes, chains, tile;
     amx_full_fn *full[AMX_UNIT_CHAINS]; /* by the number of chains of a unit */
@@ -699,7 +697,7 @@ static void amx__stage(struct amx_walk *x, const struct amx_shape *shape, const 
         u.ask = amx__ask_next(&x->ahead, &u.ask_lines);
         __asm__ volatile(
             "" ::
-                : "memory"); /* gcc's intrinsic for loading a tile does not say that it reads memory */
+                : "memory"); /* gcc's intrinsic for loading a tile doesn't declare that it reads memory */
         if (can && u.k_strokes && u.score_rows == ATTN_GROUP && (now->plain >> i & 1)) {
             shape->full[u.chains](x, &u);
         } else {

@@ -33,14 +33,14 @@ static inline float vf_hsum(__m256 v)
 }
 static inline __m256 vf_keep(__m256 v, uint32_t base, uint32_t lo, uint32_t hi)
 {
-    /* Positions are below 2^31, so signed compares do. */
+    /* Positions are below 2^31, so signed compares suffice. */
     __m256i pos = _mm256_add_epi32(_mm256_set1_epi32((int)base), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
     __m256i out = _mm256_or_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32((int)lo), pos),
                                   _mm256_cmpgt_epi32(pos, _mm256_set1_epi32((int)hi)));
     return _mm256_blendv_ps(v, _mm256_set1_ps(-INFINITY), _mm256_castsi256_ps(out));
 }
-/* 2^n for integers -252 <= n <= 127, by two factors so that results below the normal range come out rounded,
- * and 0 in the end. */
+/* 2^n for integers -252 <= n <= 127, by two factors so that subnormal results are rounded and underflow to
+ * 0. */
 static inline __m256 pow2i(__m256 p, __m256 n)
 {
     __m256i i = _mm256_cvtps_epi32(n), half = _mm256_srai_epi32(i, 1), rest = _mm256_sub_epi32(i, half),
@@ -150,7 +150,7 @@ static inline __attribute__((always_inline)) void kv_line(uint16_t *dst, const i
 
 #define ATTN_WIDE 1
 #define ATTN_OWN_PRODUCTS
-/* Rows a power of two apart would share a few sets of the first-level cache. */
+/* Rows a power of two apart would share a few sets of the L1 cache. */
 #define ATTN_STRIDE (ATTN_KEYS + 16)
 #include "kernels/cpu/attn/driver.h"
 #include "kernels/cpu/simd/mul_avx2.h"
@@ -165,8 +165,8 @@ MUL_TABLE(y__values16_bf16, mul__some, true, true, true)
 MUL_TABLE(y__values8_f32, mul__some, false, true, false)
 MUL_TABLE(y__values8_bf16, mul__some, true, true, false)
 
-/* Scores of one block. What lies between d and dpad is zero in both factors and left out. The block's values
- * are asked for meanwhile. */
+/* Scores of one block. Elements from d to dpad are zero in both factors and skipped. Prefetches the block's
+ * values. */
 ATTN_INLINE void attn__vec_scores(const struct attn_work_item *w, const void *k, const void *next, float *s,
                                   const bool bf16)
 {

@@ -1,5 +1,5 @@
-/* Attention on vectors: what attn/avx2.c, attn/avx512.c and attn/amx.c have in common. Each includes this
- * once, after defining
+/* Vector attention: the common part of attn/avx2.c, attn/avx512.c and attn/amx.c. Each includes this once,
+ * after defining
  *
  *   VL, vf                      lanes of a vector of f32, its type
  *   vf_set1 vf_load vf_store vf_add vf_mul vf_max vf_fmadd       (loads and stores are 4-byte aligned)
@@ -15,10 +15,10 @@
  *
  * The work is cut into work items of up to ATTN_ROWS rows, a row being one (query, query head) of one kv
  * head. The keys are walked in tiles of ATTN_TILE blocks whose borders are absolute positions. Per tile and
- * row: scores, the row's largest score, a rescale of what is there if that grew, probabilities, sums. A row's
- * bits don't depend on its neighbours: a key that it doesn't see has probability 0, and adding 0 * v to a sum
- * that began at +0 changes nothing; the rescale multiplies by 1 when it isn't needed. So it doesn't matter
- * that a work item walks the union of its rows' keys. */
+ * row: scores, the row's largest score, a rescale of the accumulated sums if that grew, probabilities, sums.
+ * A row's bits don't depend on its neighbours: a key that it doesn't see has probability 0, and adding 0 * v
+ * to a sum that began at +0 changes nothing; the rescale multiplies by 1 when it isn't needed. So it doesn't
+ * matter that a work item walks the union of its rows' keys. */
 #ifndef KVASIR_CPU_ATTN_DRIVER_H
 #define KVASIR_CPU_ATTN_DRIVER_H
 
@@ -41,7 +41,7 @@
 #endif
 #ifndef ATTN_STRIDE
 #define ATTN_STRIDE                                                                                          \
-    ATTN_KEYS /* from one row's scores and probabilities to the next's; a file may choose a larger one */
+    ATTN_KEYS /* stride between rows of scores and probabilities; a file may choose a larger one */
 #endif
 #define ATTN_FEW_ROWS 256u
 #define ATTN_KEYS     (ATTN_TILE * KV_SLOTS) /* 256 keys */
@@ -54,10 +54,10 @@ struct attn_job {
     uint32_t item_rows; /* <= ATTN_ROWS */
     uint32_t dpad;
     uint32_t
-        o_stride; /* floats of a row of o: dpad, more if the walk keeps something behind the head's columns */
+        o_stride; /* floats of a row of o: dpad, more if the walk keeps something after the head's columns */
 };
 
-/* One work item at work; the arrays lie in the thread's scratch. */
+/* The work item in progress; the arrays are in the thread's scratch. */
 struct attn_work_item {
     const struct attn_job *j;
     uint32_t rows, kv_head, first_row, first_flat; /* flat = (query - first_row) * per_kv + head */
@@ -66,12 +66,11 @@ struct attn_work_item {
     float max[ATTN_ROWS]; /* largest score so far times scale * log2(e); -infinity at first */
     float *sum;           /* [ATTN_ROWS][VL]: lane i holds the probabilities of keys at positions i mod VL */
     char *q;              /* [ATTN_ROWS][dpad], zero padded; act, or f32 if ATTN_WIDE */
-    float *s; /* f32 [2][ATTN_GROUP][ATTN_STRIDE] scores of a tile; the second half is for a walk that works
-                 ahead */
+    float *s; /* f32 [2][ATTN_GROUP][ATTN_STRIDE] scores of a tile; the second half is for a pipelined walk */
     char *p;  /* [2][ATTN_GROUP][ATTN_STRIDE] probabilities, like q */
     float *o; /* f32 [ATTN_ROWS][o_stride] */
     char *unpacked; /* attn__unpacked bytes, of a cache of quants */
-    /* What this thread does next, whose first keys may be asked for; table NULL: not known. */
+    /* This thread's next work item, to prefetch its first keys; table NULL: unknown. */
     struct attn_next {
         const uint32_t *table;
         uint32_t kv_head, first, last; /* blocks */
@@ -89,7 +88,7 @@ static void attn__walk(struct attn_work_item *w, const uint32_t *table);
 /* The sum of a row's probabilities after the walk; floats of a row of o. */
 ATTN_INLINE float attn__row_sum(const struct attn_work_item *w, uint32_t r);
 ATTN_INLINE uint32_t attn__o_stride(uint32_t dpad, uint32_t d);
-/* Bytes that the walk wants for blocks that were unpacked from quants. */
+/* Bytes that the walk needs for blocks unpacked from quants. */
 ATTN_INLINE size_t attn__unpacked(const struct attn_job *j);
 /* Rows of a large work item, at most ATTN_ROWS. */
 ATTN_INLINE uint32_t attn__item_rows(const struct attn_job *j);
@@ -110,8 +109,7 @@ ATTN_INLINE void attn__step(const struct attn_work_item *w, struct attn_at *at)
     at->h -= w->j->per_kv;
     at->t++;
 }
-/* Rows of one head lie as far apart as all heads are wide: nothing but a request ahead of time hides the way
- * to memory. */
+/* Rows of one head are strided by H*D, which defeats the hardware prefetcher, so prefetch in software. */
 #define ATTN_AHEAD 16u
 ATTN_INLINE void attn__prefetch_row(const void *row, size_t bytes, const bool write)
 {
@@ -197,7 +195,7 @@ ATTN_INLINE uint32_t attn__work_items(const struct attn_job *j, uint32_t seq)
     return (flat + j->item_rows - 1) / j->item_rows;
 }
 
-/* Which rows work item `item` has. Returns its sequence. */
+/* Finds the rows of work item `item`. Returns its sequence. */
 static uint32_t attn__place(struct attn_work_item *w, uint32_t item)
 {
     const struct attn_job *j = w->j;
@@ -208,7 +206,7 @@ static uint32_t attn__place(struct attn_work_item *w, uint32_t item)
     w->kv_head = left / items;
     w->first_row = r->seq_row[seq];
     w->first_flat = (items - 1 - left % items) *
-                    j->item_rows; /* those that see most keys first: no thread is left with a large one */
+                    j->item_rows; /* those with most keys first, so that no thread ends with a large one */
     w->rows = u32_min(j->item_rows, flat - w->first_flat);
     return seq;
 }
@@ -260,7 +258,7 @@ struct attn_call {
 };
 
 /* Fills the job and returns the number of work items. Small batches are cut finer so that every thread has
- * work: where a row lands changes no bit. */
+ * work; the cut changes no bit. */
 static uint32_t attn__plan(struct backend *b, const struct be_attn_args *a, struct attn_call *c)
 {
     *c = (struct attn_call){.b = b, .job = {.a = a, .act = b->act, .per_kv = a->heads / a->kv.kv_heads}};
@@ -275,7 +273,7 @@ static uint32_t attn__plan(struct backend *b, const struct be_attn_args *a, stru
          * for that, as each reads all keys. */
         uint32_t want = c->job.item_rows > ATTN_FEW_ROWS ? 4 * b->threads : b->threads;
         if (n >= want || c->job.item_rows == 1 || a->rows->t * c->job.per_kv < b->threads) {
-            /* A step of decodes: it takes several, to ask for the next one's keys. */
+            /* A decode-only step: a thread takes several, to prefetch the next one's keys. */
             c->grain = a->rows->t == a->rows->seq_count ? u32_max(1, n / (4 * b->threads)) : 1;
             return n;
         }

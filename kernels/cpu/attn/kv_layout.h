@@ -22,13 +22,13 @@
  * f32 (dpad = D rounded up to 16):
  *   K: [d][slot]     V: [slot][d]
  *
- * What may be relied on when reading slot s of a block that a row may see (lo <= position <= hi): the
- * element; and zero where D <= d < dpad, but that element D of V is one where D is no multiple of 16, in
- * bf16: it makes the tile product of probabilities and values yield their sum too (kv_v_ones). Slots that
- * nobody has written yet hold zeros or another finite value, never NaN or infinity: the writer of slot 0
- * clears what follows the last row of its own call (a block is reused without being cleared), and a block
- * that starts as a copy is cleared behind what was taken over of it (kv_clear). So a kernel may multiply a
- * masked slot's value by a zero probability; but it must replace masked scores, not add to them. */
+ * Guarantees when reading slot s of a block that a row may see (lo <= position <= hi): the element; and zero
+ * for D <= d < dpad, except that element D of V is one if D is no multiple of 16, in bf16: it makes the tile
+ * product of probabilities and values yield their sum too (kv_v_ones). Slots not written yet hold zeros or
+ * another finite value, never NaN or infinity: the writer of slot 0 clears what follows the last row of its
+ * own call (a block is reused without being cleared), and a copied block is cleared after its reused part
+ * (kv_clear). So a kernel may multiply a masked slot's value by a zero probability; but it must replace
+ * masked scores, not add to them. */
 #ifndef KVASIR_CPU_KV_LAYOUT_H
 #define KVASIR_CPU_KV_LAYOUT_H
 

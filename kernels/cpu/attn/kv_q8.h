@@ -1,21 +1,22 @@
-/* Keys and values in 8 bits (be_kv.type): each run of KV_RUN elements of a token's head is quants and one
- * scale, made from that run alone, so nothing that comes later changes them. An element is code * scale,
- * rounded to the act type.
+/* Keys and values in 8 bits (be_kv.type): each group of KV_RUN elements of a token's head is quants and one
+ * scale, computed from that group alone, so no later token changes them. An element is code * scale, rounded
+ * to the act type.
  *
  *   head part = [quants of K | quants of V | scales of K | scales of V]
  *     quants   a byte each, in the order in which kv_layout.h puts elements of the act type
- *     scales  bf16 [run][slot]: the range of f32, and with 8 bits of it no code leaves its own range
+ *     scales  bf16 [run][slot]: the range of f32, and with 8 significand bits no code leaves its range
  *
- * A code is an integer in [-127, 127], a scale max |x| / 127. (e4m3 in as many bytes errs ten times as much.)
+ * A code is an integer in [-127, 127], a scale max |x| / 127. (e4m3 of the same size has ten times the
+ * error.)
  *
  * Keys of some families have a few elements far larger than the rest (biases); a scale for them would leave
- * the others next to nothing. So a head of keys is multiplied by a Hadamard matrix H before it is encoded,
- * which spreads each element over all, and queries by H / n: q.k stays what it is, as the rows of H are
+ * the others almost no precision. So a head of keys is multiplied by a Hadamard matrix H before it is
+ * encoded, which spreads each element over all, and queries by H / n: q.k is unchanged, as the rows of H are
  * orthogonal.
  *
- * Attention turns a block's quants into a block of the act type and goes on with that: a step's own tokens
- * are read back this way, too. A run with a NaN or an infinity has the scale NaN: all of it becomes NaN.
- * Slots that nobody has written are zero, quants and scales. */
+ * Attention converts a block's quants to a block of the act type, for a step's own tokens too. A group with a
+ * NaN or an infinity has the scale NaN: all of it becomes NaN. Slots not written are zero, quants and
+ * scales. */
 #ifndef KVASIR_CPU_KV_Q8_H
 #define KVASIR_CPU_KV_Q8_H
 
@@ -23,7 +24,7 @@
 
 #define KV_RUN    32u
 #define KV_Q8_MAX 127.0f
-#define KV_TINY   0x1p-100f /* a smaller scale counts as 0: what 1 / scale is needs a place in f32, too */
+#define KV_TINY   0x1p-100f /* a smaller scale counts as 0: 1 / scale must fit into f32 */
 
 struct kv_q8 {
     int8_t *k, *v;
@@ -63,12 +64,12 @@ static inline uint32_t kv_bits(float f)
     memcpy(&u, &f, 4);
     return u;
 }
-/* |y| <= 127.5 to the nearest integer, ties to even: the sum's last bits are it. */
+/* |y| <= 127.5 to the nearest integer, ties to even: it is in the sum's low bits. */
 static inline int8_t kv_to_int8(float y)
 {
     return (int8_t)kv_bits(y + 0x1.8p23f);
 }
-/* x = H x in runs of n, the largest power of two that divides d; then divided by n for a query. */
+/* x = H x in groups of n, the largest power of two that divides d; then divided by n for a query. */
 static inline void kv_spread(float *x, uint32_t d, bool query)
 {
     uint32_t n = d & (0u - d);
@@ -132,7 +133,7 @@ static inline void kv_q8_clear(const struct kv_q8 *c, enum be_dtype act, uint32_
     }
 }
 
-/* Zeroes the slots from `first` on of one head, whatever it is kept as. */
+/* Zeroes the slots from `first` on of one head, for either storage type. */
 static inline void kv_clear(void *layer, enum be_kv_type type, enum be_dtype act, uint32_t d, uint32_t head,
                             uint32_t first)
 {

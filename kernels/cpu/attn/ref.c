@@ -1,6 +1,6 @@
-/* Attention in plain C: the oracle of the vector files. One work item is one row; a row walks the keys
- * that it sees in tiles of one KV block (32 absolute positions), lowest first, with an online softmax. Which
- * tiles a row walks follows from its own lo and hi only. */
+/* Attention in plain C: the oracle of the vector files. One work item is one row; a row walks its visible
+ * keys in tiles of one KV block (32 absolute positions), ascending, with an online softmax. The tiles depend
+ * only on the row's lo and hi. */
 #include "kernels/cpu/attn/unpack.h"
 #include "kernels/cpu/internal.h"
 
@@ -34,7 +34,7 @@ static void ref__attn_tile(const struct ref_attn *j, const void *k, const void *
         score[slot] = a->softcap > 0 ? a->softcap * tanhf(dot / a->softcap) : dot;
         if (score[slot] > tile_max) tile_max = score[slot];
     }
-    if (tile_max == -INFINITY) return; /* nothing that the row sees */
+    if (tile_max == -INFINITY) return; /* nothing visible to the row */
     float new_max = tile_max > s->max ? tile_max : s->max, keep = expf(s->max - new_max);
     s->max = new_max;
     s->sum *= keep;

@@ -1,5 +1,5 @@
-/* A head of a block of quants (kv_q8.h) as it would be in the act type. For bf16 a file may bring, before
- * it includes this, with KV_OWN_LINES defined:
+/* Converts a head of a block of quants (kv_q8.h) to the act type. For bf16 a file may define KV_OWN_LINES and
+ * the following before including this:
  *
  *   struct kv_scales               of 32 elements in a row: 16 words, each of two halves
  *   kv_scales_k(s)                 word i has the scale s[i] (keys: 16 slots, two elements of each)
@@ -82,8 +82,7 @@ KV_INLINE void kv_unpack_f32(float *k, float *v, const struct kv_q8 *c, uint32_t
     }
 }
 
-/* k and v: as kv_k and kv_v would have them. next: the quants that will be unpacked after these, asked for
- * meanwhile; or NULL. */
+/* k and v: laid out as by kv_k and kv_v. next: the quants to unpack after these, to prefetch; or NULL. */
 static inline void kv_unpack(void *k, void *v, const struct kv_q8 *c, enum be_dtype act, uint32_t d,
                              const void *next)
 {

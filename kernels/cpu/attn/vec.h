@@ -1,5 +1,5 @@
-/* The walk of the vector attention files (AVX2, AVX-512). Unless ATTN_OWN_PRODUCTS says that the file brings
- * attn__vec_scores and attn__vec_values itself, one product serves both:
+/* The walk of the vector attention files (AVX2, AVX-512). Unless the file defines ATTN_OWN_PRODUCTS,
+ * attn__vec_scores and attn__vec_values, one product serves both:
  *
  *   c[row][v] (+)= sum over step of a[row][step] * b[v][step]       a: 4 bytes per step (one f32, or a pair
  *     of bf16), broadcast; b: VL lanes
@@ -41,7 +41,7 @@ struct attn_mul {
     uint32_t steps;
     float *c; /* row stride c_stride floats, column v at v * VL */
     size_t c_stride;
-    /* Distances from b to bytes that will be needed, asked for by the first rows; 0 = none. */
+    /* Distances from b to bytes to prefetch, by the first rows; 0 = none. */
     ptrdiff_t ask, ask_too;
 };
 
@@ -88,14 +88,14 @@ ATTN_INLINE void attn__mul(const struct attn_mul *m, uint32_t rows, const uint32
     for (; r < rows; r++) attn__mul_rows(m, r, 1, cols, bf16, add);
 }
 
-/* Memory takes longer than the arithmetic: what comes next has to be on its way. */
+/* Whether memory is the bottleneck: then the next data must be prefetched. */
 ATTN_INLINE bool attn__waits(const struct attn_work_item *w)
 {
     return w->rows <= 8;
 }
 
-/* Scores of one block: all 32 slots, four (VL 8) or two (VL 16) columns. What lies between d and dpad is zero
- * in both factors and left out. The block's values are asked for meanwhile, and the next block's keys. */
+/* Scores of one block: all 32 slots, four (VL 8) or two (VL 16) columns. Elements from d to dpad are zero in
+ * both factors and skipped. Prefetches the block's values and the next block's keys. */
 ATTN_INLINE void attn__vec_scores(const struct attn_work_item *w, const void *k, const void *next, float *s,
                                   const bool bf16)
 {
@@ -116,7 +116,7 @@ ATTN_INLINE void attn__vec_scores(const struct attn_work_item *w, const void *k,
     attn__mul(&m, w->rows, KV_SLOTS / VL, bf16, false);
 }
 
-/* ask: keys of the next tile, asked for meanwhile. */
+/* ask: keys of the next tile, to prefetch. */
 ATTN_INLINE void attn__vec_values(const struct attn_work_item *w, const void *const v[ATTN_TILE],
                                   const void *const ask[ATTN_TILE], uint32_t b0, uint32_t b1, const bool bf16)
 {
@@ -147,8 +147,8 @@ ATTN_INLINE void attn__rescale(struct attn_work_item *w, uint32_t r, float facto
     vf_store(sum, vf_mul(vf_load(sum), f));
 }
 
-/* Scores of row r over blocks [b0, b1) of the tile that starts at position `base` -> probabilities; max and
- * sum brought up to date. */
+/* Scores of row r over blocks [b0, b1) of the tile that starts at position `base` -> probabilities; updates
+ * max and sum. */
 ATTN_INLINE void attn__softmax_row(struct attn_work_item *w, uint32_t r, uint32_t base, uint32_t b0,
                                    uint32_t b1, bool fine)
 {
@@ -223,7 +223,7 @@ ATTN_INLINE const void *attn__key(const struct attn_work_item *w, const uint32_t
     return kv_k(kv_layer(kv, table[block]), w->j->act, kv->head_dim, w->kv_head);
 }
 
-/* Of what comes after this work item: its block `i`. */
+/* Block `i` of the next work item. */
 ATTN_INLINE const void *attn__then_key(const struct attn_work_item *w, uint32_t i)
 {
     const struct be_kv *kv = &w->j->a->kv;

@@ -1,6 +1,6 @@
 /* Linear on AMX tiles: bf16 in, f32 sums. One tile instruction adds 32 k to 16 x 16 sums; each sum sees its k
- * in ascending order, whatever the blocking, because an accumulator that is parked in memory between
- * stretches of k comes back bit for bit.
+ * in ascending order, whatever the blocking, because an accumulator stored to memory between stretches of k
+ * is reloaded bit for bit.
  *
  *   rows <= 16:  tile 4 = the rows as they are (fewer tile rows), tiles 0..3 = sums of 2 pairs,
  *                5..7 = weights: memory-bound
@@ -9,21 +9,21 @@
  *
  * For one stretch of k and one pair, all strips of rows pass: the weights come from the first-level cache,
  * the rows stream from the second, the next pair's weights are fetched meanwhile. The sums of a 32 x 32 block
- * are put away during the first step of the next block, and its epilogue is worked off a few rows at a time
- * between the tile instructions that follow: these leave the vector units idle, and gelu costs as much as the
- * tiles when K is small. The other order (a strip of rows stays, pairs pass) writes results more locally, but
- * was measured slower: 20 % at K = 640. */
+ * are stored during the first step of the next block, and its epilogue runs a few rows at a time between the
+ * following tile instructions: these leave the vector units idle, and gelu costs as much as the tiles if K is
+ * small. The other order (a strip of rows stays, pairs pass) writes results more locally but is slower: 20 %
+ * at K = 640. */
 #include "kernels/cpu/linear/epi_avx512.h"
 #include "kernels/cpu/simd/tiles.h"
 
 /* Most k of one stretch, in tiles of 32, when it is all of k: two panels of 20 tiles are 40 KB, which stay in
- * the first-level cache because the rows are loaded with the hint not to be kept there. With sums to park
- * between stretches these need room too. */
+ * the first-level cache because the rows are loaded with the hint not to be kept there. Sums stored between
+ * stretches need room too. */
 #define AMX_KT      20u
 #define AMX_KT_PARK 16u
 /* Bytes of rearranged rows that may stay in the second-level cache (2 MB): all of them, or else a span of k.
  * With spans the sums of AMX_PAIRS pairs (768 KB) stay there too, and the weights that pass meanwhile need as
- * much room as the span: 640 KB and 16 pairs pushed each other out. */
+ * much room as the span: 640 KB and 16 pairs evict each other. */
 #define AMX_ROWS_WHOLE (1152u << 10)
 #define AMX_ROWS_SPAN  (400u << 10)
 #define AMX_PAIRS      12u
@@ -45,8 +45,8 @@ static void amx__config(uint32_t rows, bool few)
     tiles_load(&c);
 }
 
-/* k of the rows that stay in the second-level cache while all pairs of the work item pass, in tiles:
- * everything when it fits. */
+/* k of the rows that stay in the L2 cache while all pairs of the work item pass, in tiles: everything if it
+ * fits. */
 static uint32_t amx__span(uint32_t tiles, uint32_t strips)
 {
     uint32_t bytes = strips * 2048;
@@ -56,8 +56,8 @@ static uint32_t amx__span(uint32_t tiles, uint32_t strips)
 }
 
 /* Where tile k (of 32 k) of a strip lies among the rearranged rows: [span][strip][tile of the span], so that
- * a span is one work item of memory. With the strips whole, those of some widths (K = 10240: 640 KB apart)
- * shared the same few sets of the second-level cache. */
+ * a span is one work item of memory. Whole strips of some widths (K = 10240: 640 KB apart) would share the
+ * same few sets of the L2 cache. */
 static size_t amx__place(uint32_t tiles, uint32_t span, uint32_t strips, uint32_t strip, uint32_t k)
 {
     uint32_t base = k / span * span;
@@ -93,7 +93,7 @@ static void amx__pack(const struct linear_job *j, uint32_t begin, uint32_t end)
     }
 }
 
-/* A finished block whose epilogue is still to be done. */
+/* A finished block whose epilogue is pending. */
 struct amx_pending {
     const float *sums; /* [32][32] */
     struct epi_dest dest;
@@ -109,20 +109,19 @@ EPI_INLINE void amx__epilogue(struct amx_pending *p, enum be_epilogue e, uint32_
 }
 
 /* One 32 x 32 block over kt tiles of k. The tiles 0..3 still hold the sums of the block before: the first
- * step puts each away just before it is needed, between tile instructions that need other tiles, where that
- * costs nothing; stored together at the end of a block they cost 60 cycles, loads as much. */
+ * step stores each just before it is needed, between tile instructions on other tiles, where that costs
+ * nothing; stored together at the end of a block they cost 60 cycles, loads as much. */
 struct amx_block {
     const char *a, *b0, *b1;
     uint32_t kt, epi_rows;
-    float *away; /* [32][32] for the sums in the tiles */
-    const float
-        *in; /* [32][32] sums to go on with; NULL = zero; equal to away = the tiles are right as they are */
-    struct amx_pending then; /* the epilogue that is due once the sums are away; rows = 0: none */
+    float *away;     /* [32][32] for the sums in the tiles */
+    const float *in; /* [32][32] sums to continue; NULL = zero; equal to away = the tiles hold them already */
+    struct amx_pending then; /* the epilogue to run once the sums are stored; rows = 0: none */
     /* To fetch per step: `pf` lines of the next weights at pf0 and pf1 each, `pfa` lines of the next span's
      * rows at pfa0. */
     const char *pf0, *pf1, *pfa0;
     uint32_t pf, pfa;
-    const char *pfi0; /* `pfi` lines per step of the sums that the next block goes on with */
+    const char *pfi0; /* `pfi` lines per step of the sums that the next block continues */
     uint32_t pfi;
     char *pfo; /* ADD_F32: the lines of out that the epilogue of this block will add to, epi_rows rows per
                   step, pfo_rows in all */
@@ -132,11 +131,11 @@ struct amx_block {
 };
 
 /* Distance of the weight prefetch where weights are read once or a few times only, in tiles of one panel.
- * Short: the hardware runs ahead by itself once it sees the panels go by, and fetching further ahead than
- * that holds the buffers which it needs (8 tiles: 10 % slower). */
+ * Short: the hardware prefetcher runs ahead by itself, and fetching further ahead occupies the buffers it
+ * needs (8 tiles: 10 % slower). */
 #define AMX_AHEAD 1u
 
-/* The tiles that lie AMX_AHEAD after tile i of a pair's two panels; at their end those of the next pair. */
+/* The tiles AMX_AHEAD after tile i of a pair's two panels; at their end those of the next pair. */
 EPI_INLINE void amx__fetch_ahead(const struct amx_block *k, uint32_t i, const char *b0, const char *b1)
 {
     size_t at = AMX_AHEAD * 1024 + (i + AMX_AHEAD < k->kt ? 0 : k->ahead);
@@ -146,7 +145,7 @@ EPI_INLINE void amx__fetch_ahead(const struct amx_block *k, uint32_t i, const ch
     }
 }
 
-/* Sum tile n, at element `at` of a block, is put away and made ready. */
+/* Stores sum tile n, at element `at` of a block, and loads or clears it. */
 #define AMX_TURN(n, at)                                                                                      \
     do {                                                                                                     \
         if (k->in != k->away) {                                                                              \
@@ -196,11 +195,10 @@ EPI_INLINE void amx__block(const struct amx_block *k, struct amx_pending *p, enu
         }
         amx__epilogue(p, e, k->epi_rows);
     }
-    amx__epilogue(p, e, 32); /* what a short block has left over */
+    amx__epilogue(p, e, 32); /* the rest of a short block */
 }
 
-/* Are the results of this pair whole lines, and together far more than stays in a core's second-level cache
- * until they are read? */
+/* Whether the results of this pair are whole lines, and together exceed a core's L2 cache by far. */
 static bool amx__stream(const struct linear_job *j, uint32_t pair)
 {
     bool f32 = j->a->epilogue == BE_EPI_F32;
@@ -214,7 +212,7 @@ static bool amx__stream(const struct linear_job *j, uint32_t pair)
 _Static_assert((1 + AMX_PAIRS * CPU_M_BLOCK / 32) * BLOCK_ELEMS * 4 + CPU_M_BLOCK * 32 <= CPU_THREAD_SCRATCH,
                "scratch of amx__many");
 
-/* More than 16 rows. scratch: [32 x 32] the finished block, halves of glu lines, then parked sums
+/* More than 16 rows. scratch: [32 x 32] the finished block, halves of glu lines, then stored sums
  * [pair][strip][32 x 32]. */
 EPI_INLINE void amx__many(const struct linear_job *j, uint32_t begin, uint32_t end, char *scratch,
                           enum be_epilogue e)
@@ -251,8 +249,8 @@ EPI_INLINE void amx__many(const struct linear_job *j, uint32_t begin, uint32_t e
                 k.b0 = (const char *)w->data + (size_t)2 * pair * w->panel_bytes + (size_t)k0 * 1024;
                 k.b1 = k.b0 + w->panel_bytes;
                 for (uint32_t s = 0; s < strips; s++) {
-                    /* Parked sums of a pair are used again at once when one span covers all k; then one
-                     * pair's room serves all. */
+                    /* A pair's stored sums are reused at once if one span covers all k; then one pair's
+                     * memory serves all. */
                     float *keep =
                         parked + (size_t)((span == tiles ? 0 : pair - begin) * strips + s) * BLOCK_ELEMS;
                     k.a = j->packed + amx__place(tiles, span, strips, s, k0);
@@ -290,8 +288,7 @@ EPI_INLINE void amx__many(const struct linear_job *j, uint32_t begin, uint32_t e
     _mm_sfence();
 }
 
-/* At most 16 rows, used as they are: tile t of the weights is needed once, so all is about fetching it in
- * time. */
+/* At most 16 rows, used unchanged: tile t of the weights is needed once, so only timely fetching matters. */
 EPI_INLINE void amx__few(const struct linear_job *j, uint32_t begin, uint32_t end, char *scratch,
                          enum be_epilogue e)
 {
@@ -309,7 +306,7 @@ EPI_INLINE void amx__few(const struct linear_job *j, uint32_t begin, uint32_t en
         _tile_zero(3);
         for (uint32_t i = 0; i < tiles; i++) {
             size_t at = (size_t)i * 1024;
-            /* At the end of the panels the fetch goes on with the next four. */
+            /* At the end of the panels the fetch continues with the next four. */
             size_t ahead = i + AMX_AHEAD < tiles ? at + AMX_AHEAD * 1024 : at + AMX_AHEAD * 1024 + 3 * panel;
             for (uint32_t l = 0; l < 1024; l += 64) {
                 _mm_prefetch(b + ahead + l, _MM_HINT_T0);

@@ -20,8 +20,8 @@ EPI_INLINE __m512 z__step(bool bf16, __m512 acc, const char *x, __m512 w)
     return _mm512_fmadd_ps(_mm512_set1_ps(one), w, acc);
 }
 
-/* What a pass over a pair's weights fetches: nothing; ahead of itself, what it reads itself; the pair behind
- * it, for which the passes over the second rows have time. */
+/* What a pass over a pair's weights fetches: nothing; ahead of itself, what it reads itself; the next pair,
+ * for which the passes over the second rows have time. */
 enum fetch { FETCH_NONE, FETCH_AHEAD, FETCH_NEXT };
 
 /* `rows` rows (a constant) of one pair, all of K; the first `done` of them were stored before. One step is 4
@@ -56,20 +56,19 @@ EPI_INLINE void z__rows(const struct linear_job *j, uint32_t pair, uint32_t row,
         if (r >= done) epi_row(d, e, row + r, s0[r], s1[r]);
 }
 
-/* ---- few rows: a step of decodes, draft tokens that are verified. Their weights come from memory, so what
- * counts is that reading and multiplying go on side by side, at an even pace. */
+/* ---- few rows: a step of decodes, draft tokens that are verified. Their weights come from memory, so
+ * reading and multiplying must overlap evenly. */
 
-#define FEW_ROWS 48u /* beyond them reading the weights takes less than a third of the time */
-#define FEW_PASS 14u /* rows that a pass takes at most: 28 sums, 2 weights, 1 broadcast */
-#define FEW_STEPS                                                                                            \
-    128u /* of a part: 16 KiB of weights, which the passes behind the first find in the first cache */
-/* So few rows do nothing but read: shorter parts, and one request for each line, keep more of memory's rate.
- */
+#define FEW_ROWS  48u  /* above that, reading the weights takes less than a third of the time */
+#define FEW_PASS  14u  /* most rows of a pass: 28 sums, 2 weights, 1 broadcast */
+#define FEW_STEPS 128u /* of a part: 16 KiB of weights, which later passes find in the L1 cache */
+/* So few rows are bound by reading: shorter parts, and one request per line, keep more of the memory
+ * bandwidth. */
 #define ONE_OR_TWO 2u
 #define ONE_STEPS  48u
 
-/* Adds `steps` steps of a pair to the sums[rows][32] of `rows` rows (a constant). On the way it asks for as
- * much behind ask0 and ask1. */
+/* Adds `steps` steps of a pair to the sums[rows][32] of `rows` rows (a constant). Prefetches as much from
+ * ask0 and ask1 on. */
 EPI_INLINE void z__few(const char *b, size_t panel, const char *x, size_t stride, const uint32_t rows,
                        size_t steps, bool bf16, const char *ask0, const char *ask1, float *sums)
 {
@@ -139,8 +138,8 @@ EPI_INLINE void z__few_end(const struct linear_job *j, uint32_t pair, const floa
         epi_row(&d, e, r, _mm512_load_ps(sums), _mm512_load_ps(sums + 16));
 }
 
-/* The rows in as few passes as may be, of about as many rows each. While they are at one part of the weights,
- * the first one or two ask for the next part. */
+/* The rows in as few passes as possible, of about equal size. During one part of the weights, the first one
+ * or two passes prefetch the next part. */
 static void z__few_pairs(const struct linear_job *j, uint32_t begin, uint32_t end)
 {
     const struct be_weight *w = j->w;
@@ -187,7 +186,7 @@ EPI_INLINE void z__pairs_of(const struct linear_job *j, uint32_t begin, uint32_t
             else z__rows(j, pair, row, 12, 0, bf16, FETCH_NONE, &d, e);
         }
         for (; row + 4 <= j->m; row += 4) z__rows(j, pair, row, 4, 0, bf16, FETCH_NONE, &d, e);
-        /* Up to three more: the last four once more, for one pass instead of three. */
+        /* Up to three more: the last four again, in one pass instead of three. */
         if (row < j->m) z__rows(j, pair, j->m - 4, 4, row + 4 - j->m, bf16, FETCH_NONE, &d, e);
     }
 }

@@ -1,5 +1,4 @@
-/* What happens to 32 packed sums of one row on their way to memory, in AVX2: bias, gate function, rounding.
- */
+/* Epilogue for 32 packed sums of one row, in AVX2: bias, gate function, rounding, store. */
 #ifndef KVASIR_CPU_LINEAR_EPI_AVX2_H
 #define KVASIR_CPU_LINEAR_EPI_AVX2_H
 
@@ -43,7 +42,7 @@ Y_INLINE void y__epilogue(const struct linear_job *j, enum be_epilogue e, uint32
         memcpy(out, v, cols * sizeof(float));
         return;
     }
-    for (uint32_t c = cols; c < width; c++) v[c] = 0.0f; /* padding is zero whatever the inputs were */
+    for (uint32_t c = cols; c < width; c++) v[c] = 0.0f; /* padding is zero whatever the inputs */
     char *out = linear_out_act(j, row, pair);
     if (w->type == BE_F32) {
         memcpy(out, v, width * sizeof(float));

@@ -1,5 +1,5 @@
-/* What happens to 32 packed sums of one row on their way to memory: bias, gate function, rounding. Shared by
- * the AVX-512 and AMX files. Masks only choose which lanes are stored, never how a lane is computed. */
+/* Epilogue for 32 packed sums of one row: bias, gate function, rounding, store. Shared by the AVX-512 and AMX
+ * files. Masks only choose which lanes are stored, never how a lane is computed. */
 #ifndef KVASIR_CPU_LINEAR_EPI_AVX512_H
 #define KVASIR_CPU_LINEAR_EPI_AVX512_H
 
@@ -14,14 +14,14 @@ struct epi_dest {
     const float *bias; /* [32] or NULL */
     __mmask16 m0, m1;  /* real columns: first and second 16 (plain), outputs (glu: m0) */
     bool bf16;
-    /* A glu pair in bf16 makes half a cache line per row. With `stage` ([rows][16] bf16) the even pair's
-     * halves wait there and the odd pair writes whole lines: halves written apart would bring every line in
-     * and out of the cache twice. */
+    /* A glu pair in bf16 is half a cache line per row. With `stage` ([rows][16] bf16) the even pair's halves
+     * wait there and the odd pair writes whole lines: separate halves would move every line in and out of the
+     * cache twice. */
     uint16_t *stage;
     bool join; /* this is the odd pair */
-    /* Whole lines go past the caches: a result far larger than they are is gone from them when it is read,
-     * and an ordinary store first fetches the line that it overwrites, which takes 100 ns and holds up the
-     * stores behind it. Whoever sets it ends with a fence. */
+    /* Whole lines bypass the caches: a result far larger than the caches is evicted before it is read, and an
+     * ordinary store first fetches the line that it overwrites, which takes 100 ns and delays later stores.
+     * Whoever sets it must end with a fence. */
     bool stream;
     const uint32_t *add_row; /* as in linear_job */
     const float *add_weight;
@@ -55,7 +55,7 @@ EPI_INLINE void epi_line(const struct epi_dest *d, char *out, __m512i v)
 
 EPI_INLINE void epi_store_act(char *out, uint32_t half, bool bf16, __mmask16 real, __m512 v)
 {
-    v = _mm512_maskz_mov_ps(real, v); /* padding is zero whatever the inputs were */
+    v = _mm512_maskz_mov_ps(real, v); /* padding is zero whatever the inputs */
     if (bf16) {
         _mm256_storeu_si256((__m256i *)(void *)(out + half * 32), v16_to_bf16(v));
     } else {
@@ -135,8 +135,7 @@ EPI_INLINE void epi_row(const struct epi_dest *d, enum be_epilogue e, uint32_t r
     epi_store_act(out, 1, false, d->m1, s1);
 }
 
-/* Calls FN(job, begin, end, scratch, epilogue) with the epilogue as a constant, so that each gets its own
- * loop. */
+/* Calls FN(job, begin, end, scratch, epilogue) with a constant epilogue, so that each gets its own loop. */
 #define EPI_DISPATCH(FN, job, begin, end, scratch)                                                           \
     switch ((job)->a->epilogue) {                                                                            \
     case BE_EPI_F32: FN(job, begin, end, scratch, BE_EPI_F32); break;                                        \

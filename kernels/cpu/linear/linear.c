@@ -23,15 +23,15 @@ static void linear__pairs_range(void *ctx, uint32_t begin, uint32_t end, uint32_
 /* Rows of fewer bytes are rearranged by the calling thread: waking the others takes longer. */
 #define LINEAR_PACK_ALONE ((size_t)32 << 10)
 
-/* Pairs in a work item: few enough that the threads end together, enough bytes that claiming a work item
- * costs nothing. */
+/* Pairs in a work item: few enough that the threads end together, enough bytes that claiming one is
+ * negligible. */
 static uint32_t linear__grain(const struct backend *b, const struct linear_set *set,
                               const struct be_weight *w, uint32_t m)
 {
     size_t pair_bytes = 2 * w->panel_bytes;
     if (set->rows_bytes && (size_t)m * w->kpad * be_dtype_bytes(w->type) > set->rows_bytes) {
         /* The rows do not stay in the cache: each work item reads them again, so work items are as wide as
-         * may be, their number a multiple of the threads. */
+         * possible, their number a multiple of the threads. */
         uint32_t rounds = (w->pairs - 1) / (b->threads * set->pairs_max) + 1;
         return (w->pairs - 1) / (rounds * b->threads) + 1;
     }
@@ -79,7 +79,7 @@ static void linear__own_range(void *ctx, uint32_t begin, uint32_t end, uint32_t 
     }
 }
 
-/* false: the shape is better cut by columns. */
+/* false: the shape is better divided by columns. */
 static bool linear__by_rows(struct backend *b, const struct be_linear_args *a, const struct linear_set *set,
                             const struct linear_job *whole)
 {

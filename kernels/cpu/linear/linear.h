@@ -1,6 +1,6 @@
-/* How a linear operation is cut up, the same for all vector sets. Rows in blocks of CPU_M_BLOCK; for each
- * block the rows are first rearranged as the set wants them (all threads), then work items of neighbouring
- * pairs of panels are computed (all threads, each its own outputs). */
+/* How a linear operation is divided, the same for all vector sets: rows in blocks of CPU_M_BLOCK; for each
+ * block the rows are first rearranged for the set (all threads), then work items of neighbouring pairs of
+ * panels are computed (all threads, each its own outputs). */
 #ifndef KVASIR_CPU_LINEAR_H
 #define KVASIR_CPU_LINEAR_H
 
@@ -10,7 +10,7 @@ struct linear_job {
     const struct be_linear_args *a;
     const struct be_weight *w;
     uint32_t row0, m;     /* the block's rows: [row0, row0 + m) of the call */
-    const char *x;        /* the block's first row as the caller gave it, stride kpad elements */
+    const char *x;        /* the block's first row as passed by the caller, stride kpad elements */
     const uint32_t *pick; /* or NULL; pack only: row r of the block is row pick[r] of x */
     char *packed;         /* the rearranged rows, or NULL */
     /* BE_EPI_ADD_F32 only, or NULL: row r of the block adds add_weight[r] * result to row add_row[r] of out;
@@ -23,33 +23,32 @@ struct linear_job {
 };
 
 struct linear_set {
-    /* Rearranges rows [begin, end) of the block, units of pack_rows rows, into job->packed. NULL: the rows
-     * are used as they are. */
+    /* Rearranges rows [begin, end) of the block, in units of pack_rows rows, into job->packed. NULL: the rows
+     * are used unchanged. */
     void (*pack)(const struct linear_job *job, uint32_t begin, uint32_t end);
     uint32_t pack_rows;
     uint32_t pack_elem; /* bytes of a rearranged element */
-    uint32_t pack_min;  /* blocks of fewer rows are used as they are */
+    uint32_t pack_min;  /* blocks of fewer rows are used unchanged */
     /* Outputs of pairs [begin, end) for all rows of the block, epilogue included. scratch: CPU_THREAD_SCRATCH
      * bytes of this thread. */
     void (*pairs)(const struct linear_job *job, uint32_t begin, uint32_t end, char *scratch);
     uint32_t pairs_max; /* most pairs in a work item */
-    size_t rows_bytes;  /* a block's rows should not take more where at least half of CPU_M_BLOCK fit; 0 = no
-                           matter */
+    size_t rows_bytes;  /* limit for a block's rows if at least half of CPU_M_BLOCK fit; 0 = none */
 };
 
 void cpu_linear(struct backend *b, const struct be_linear_args *a, const struct linear_set *set);
 
-/* Rows of a block: as many as share one reading of the weights, as few as stay in the cache; how many changes
- * no result. */
+/* Rows of a block: enough to share one read of the weights, few enough to stay in the cache; the number
+ * doesn't change results. */
 uint32_t linear_block_rows(const struct linear_set *set, size_t row_bytes);
 
-/* Row r of what is to be rearranged. */
+/* Row r of the rows to rearrange. */
 static inline const char *linear_src_row(const struct linear_job *j, uint32_t r)
 {
     return j->x + (size_t)(j->pick ? j->pick[r] : r) * j->w->kpad * be_dtype_bytes(j->w->type);
 }
 
-/* Where pair `pair` of row t goes, and how many of its columns are real outputs. f32 rows are dense; act rows
+/* Address of pair `pair` of row t, and how many of its columns are real outputs. f32 rows are dense; act rows
  * are padded to be_ld. */
 static inline float *linear_out_f32(const struct linear_job *j, uint32_t t, uint32_t pair)
 {

@@ -1,5 +1,5 @@
-/* Weights of quants in plain C: packing, embedding, and the product that the vector files are compared with.
- * The layout is drawn in quants.h. */
+/* Weights of quants in plain C: packing, embedding, and the reference product of the vector files. Layout:
+ * quant.h. */
 #include "kernels/cpu/linear/quant.h"
 
 #include <math.h>
@@ -25,7 +25,7 @@ static bool quant__f16(float f, uint16_t *out)
     return true;
 }
 
-/* What all parts fit into: they may be of different kinds. */
+/* A kind that fits all parts, which may differ. */
 void cpu_quant_shape(const struct be_weight_desc *d, struct be_weight *w)
 {
     const struct be_quant *first = d->src[0].quants;
@@ -53,7 +53,7 @@ struct quant_job {
     struct be_weight *w;
     char *rows;         /* of each worker: a decoded row */
     atomic_bool beyond; /* f16 */
-    uint8_t back[256];  /* which of the weight's values a code is */
+    uint8_t back[256];  /* index of a code among the weight's values */
 };
 
 static void quant__put(struct quant_job *j, char *at, uint32_t group, uint32_t col, float v)

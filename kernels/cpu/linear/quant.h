@@ -1,6 +1,6 @@
-/* Weights of quants (struct be_quant) and the rows that meet them: where things lie.
+/* Memory layout of weights of quants (struct be_quant) and of the rows multiplied with them.
  *
- * A weight has a record for each pair of panels and 32 inputs; records of a pair stand one behind the other:
+ * A weight has a record for each pair of panels and 32 inputs; records of a pair are consecutive:
  *
  *   scales [32 / group][32 columns] f16
  *   minima                          the same, if it has them
@@ -10,8 +10,8 @@
  *                                   5, 6 bits: that, then for each bit more [16 columns][4 inputs] bytes, bit
  *                                           i of which belongs to inputs 4 i to 4 i + 3
  *
- * All parts begin at 64 bytes. 32 inputs of a row become a record, too, those of a block's rows one behind
- * the other:
+ * All parts begin at 64 bytes. 32 inputs of a row become a record, too; those of a block's rows are
+ * consecutive:
  *
  *   quants [32] int8
  *   scale f32
@@ -35,14 +35,14 @@ static inline size_t quant_record_bytes(const struct be_weight *w)
     return quant_scales_bytes(w) * (w->min ? 2 : 1) + (size_t)QUANT_SPAN * 32 * w->bits / 8;
 }
 /* Index of a weight's kind in the tables of the vector files: bits 4, 5, 6, 8, then the group, then minima;
- * the last is of 4 bits that stand for values, which come in groups of 32 without minima. */
+ * the last is 4 bits that index values, in groups of 32 without minima. */
 #define QUANT_KINDS 17u
 static inline uint32_t quant_kind(const struct be_weight *w)
 {
     if (w->look) return QUANT_KINDS - 1;
     return (w->bits == 8 ? 3 : w->bits - 4) * 4 + (w->group == 16 ? 2 : 0) + (w->min ? 1 : 0);
 }
-/* Where a pair's records begin. */
+/* Start of a pair's records. */
 static inline const char *quant_pair(const struct be_weight *w, uint32_t pair)
 {
     return (const char *)w->data + (size_t)2 * pair * w->panel_bytes;
@@ -77,7 +77,7 @@ static inline char *quant_row(const struct linear_job *j, uint32_t span, uint32_
 }
 
 /* Largest |x| of a span as bits, so that a NaN is larger than anything and reaches the scale. Below
- * QUANT_LEAST all quants are 0: its reciprocal might be no number. */
+ * QUANT_LEAST all quants are 0: its reciprocal might overflow. */
 #define QUANT_LEAST 1e-30f
 
 /* Rows [begin, end) of the block as quants of 8 bits, in plain C. */

@@ -1,7 +1,7 @@
-/* Weights of quants on AMX tiles of bytes (layout: quants.h). A tile instruction multiplies a group of 16
- * rows with a panel, exactly; the vector units meanwhile enter the group before into the f32 sums of the 16
- * rows, which stay in registers for all of k. They do the same multiplications in the same order as
- * quant_avx512.c, which also computes what has fewer rows than a tile: equal bits.
+/* Weights of quants on AMX tiles of bytes (layout: quant.h). A tile instruction multiplies a group of 16 rows
+ * with a panel, exactly; the vector units meanwhile enter the group before into the f32 sums of the 16 rows,
+ * which stay in registers for all of k. They do the same multiplications in the same order as quant_avx512.c,
+ * which also computes fewer rows than a tile: equal bits.
  *
  *   tiles 0, 1  products, int32 [16 rows][16 columns], of this step and the next
  *   tiles 2, 3  a group of the rows as they are packed, [16 rows][group]
@@ -144,7 +144,7 @@ static void amxq__pairs(const struct linear_job *j, uint32_t begin, uint32_t end
             amxq__expand(&q, w, pair);
             struct epi_dest d = epi_dest_of(j, pair);
             for (uint32_t r = row; r < stop; r += STRIP) {
-                /* The last strip begins earlier, with rows that are done. */
+                /* The last strip begins earlier and repeats finished rows. */
                 uint32_t first = u32_min(r, j->m - STRIP), last = u32_min(stop, first + STRIP);
                 amxq__both(j, &q, first);
                 EPI_DISPATCH(AMXQ_FINISH, j, r, last, q.sums + 32 * (r - first))

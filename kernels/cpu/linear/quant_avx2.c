@@ -1,4 +1,4 @@
-/* Weights of quants in AVX2 (layout: quants.h). Bytes are multiplied with bytes: the sum of two products fits
+/* Weights of quants in AVX2 (layout: quant.h). Bytes are multiplied with bytes: the sum of two products fits
  * into 16 bits, for quants of few bits that of more, and then widens. All of it is exact; a group's sum
  * enters the f32 sum of its output by one fused multiply-add, groups in ascending order, whatever the number
  * of rows. Quants of 8 bits are taken as signed, 128 less.
@@ -36,7 +36,7 @@ static void p__pack_span(const struct be_weight *w, const char *x, char *row)
     float most, scale;
     memcpy(&most, &top, 4);
     scale = most / 127;
-    /* What is not finite reaches the outputs by the scale; its code is 0. */
+    /* NaN and infinity reach the outputs through the scale; their code is 0. */
     __m256 to = _mm256_set1_ps(most < QUANT_LEAST ? 0 : 127 / most);
     for (uint32_t i = 0; i < 4; i++)
         c[i] = most < INFINITY ? _mm256_cvtps_epi32(_mm256_mul_ps(v[i], to)) : _mm256_setzero_si256();
@@ -98,7 +98,7 @@ Y_INLINE __m256i p__bit(__m256i v, const char *p, uint32_t from, const uint32_t 
     return _mm256_or_si256(v, _mm256_slli_epi16(_mm256_and_si256(bytes, _mm256_set1_epi8(1)), (int)to));
 }
 
-/* Vector i (inputs 4 i to 4 i + 3) of eight columns, whose quants begin at `at`. Arguments behind it are
+/* Vector i (inputs 4 i to 4 i + 3) of eight columns, whose quants begin at `at`. The arguments after it are
  * constants. */
 Y_INLINE __m256i p__bytes(const char *at, uint32_t i, const uint8_t *values, const uint32_t bits)
 {
@@ -147,7 +147,7 @@ Y_INLINE void p__rows(const struct linear_job *j, uint32_t pair, uint32_t row, u
 #pragma GCC unroll 8
             for (uint32_t i = 0; i < 8; i++) {
                 v[i] = p__bytes(b + quants + c / 2 * 64 * bits + c % 2 * 32, i, values, bits);
-                __asm__ volatile("" : "+x"(v[i])); /* or gcc makes them again for each row */
+                __asm__ volatile("" : "+x"(v[i])); /* or gcc recomputes them for each row */
             }
             for (uint32_t g = 0; g < groups; g++) {
                 scale[g] = p__halves(b + 64 * g + 16 * c);

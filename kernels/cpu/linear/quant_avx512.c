@@ -1,12 +1,12 @@
-/* Weights of quants in AVX-512 VNNI (layout: quants.h). A group's sum of products is exact; it enters the f32
+/* Weights of quants in AVX-512 VNNI (layout: quant.h). A group's sum of products is exact; it enters the f32
  * sum of its output by one fused multiply-add, groups in ascending order, whatever the number of rows. */
 #include "kernels/cpu/linear/quant_avx512.h"
 
 #include <math.h>
 
 #define ROWS_MAX 32u /* that meet a record of the weights while it is in registers */
-/* Weights are fetched this many bytes ahead of use, into the second and the first cache: that one holds too
- * few requests at a time for memory to be read at its full rate. */
+/* Weights are fetched this many bytes ahead of use, into the L2 and the L1 cache: the L1 has too few
+ * outstanding requests for full memory bandwidth. */
 #define FAR  8192u
 #define NEAR 2048u
 
@@ -40,7 +40,7 @@ static void q__pack(const struct linear_job *j, uint32_t begin, uint32_t end)
                                                                     _mm512_castps_si512(_mm512_abs_ps(v1))));
             float most, scale;
             memcpy(&most, &top, 4);
-            /* What is not finite reaches the outputs by the scale; its code is 0. */
+            /* NaN and infinity reach the outputs through the scale; their code is 0. */
             bool finite = most < INFINITY;
             __m512 to = _mm512_set1_ps(most < QUANT_LEAST ? 0 : 127 / most);
             __m512i c0 = _mm512_maskz_cvtps_epi32(finite ? 0xffff : 0, _mm512_mul_ps(v0, to)),
@@ -74,7 +74,7 @@ EPI_INLINE void q__record(const char *b, const char *x, uint32_t rows, float *su
         q__panel(v[p], b + quants + p * panel, values, bits);
 #pragma GCC unroll 8
         for (uint32_t i = 0; i < 8; i++)
-            __asm__ volatile("" : "+v"(v[p][i])); /* or gcc reads them again for each row */
+            __asm__ volatile("" : "+v"(v[p][i])); /* or gcc rereads them for each row */
         for (uint32_t g = 0; g < groups; g++) {
             scale[p][g] = q__halves(b + 64 * g + 32 * p);
             least[p][g] = q__halves(b + (min ? part : 0) + 64 * g + 32 * p);

@@ -1,4 +1,4 @@
-/* How the AVX-512 and AMX files read weights of quants (layout: quants.h). */
+/* How the AVX-512 and AMX files read weights of quants (layout: quant.h). */
 #ifndef KVASIR_CPU_LINEAR_QUANT_AVX512_H
 #define KVASIR_CPU_LINEAR_QUANT_AVX512_H
 

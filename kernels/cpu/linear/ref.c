@@ -95,7 +95,7 @@ static void ref__linear_range(void *ctx, uint32_t begin, uint32_t end, uint32_t 
     }
 }
 
-/* ---- quants (quants.h) */
+/* ---- quants (quant.h) */
 
 static void ref__dot_quants(const struct linear_job *j, uint32_t pair, uint32_t r, float sum[32])
 {

@@ -1,4 +1,4 @@
-/* Row operations of the avx512 set: rows/vec.h and logits_vec.h over this set's vectors. */
+/* Row operations of the avx512 set: rows/vec.h and logits_vec.h with this set's vectors. */
 #include "kernels/cpu/internal.h"
 
 #include "kernels/cpu/simd/vops_avx512.h"

@@ -46,7 +46,7 @@ static void ref__topk_range(void *ctx, uint32_t begin, uint32_t end, uint32_t wo
         uint32_t *ids = a->ids + (size_t)r * a->k, held = 0;
         float *values = a->values + (size_t)r * a->k;
         for (uint32_t i = 0; i < a->v; i++) {
-            float v = isnan(x[i]) ? -INFINITY : x[i]; /* not a number ranks last */
+            float v = isnan(x[i]) ? -INFINITY : x[i]; /* NaN ranks last */
             if (held == a->k && v <= values[held - 1]) continue;
             uint32_t at = held < a->k ? held++ : held - 1;
             for (; at > 0 && values[at - 1] < v; at--) {

@@ -1,6 +1,6 @@
-/* Statistics and the largest values of logit rows, written once over the vocabulary of vops_*.h. A row is cut
- * into chunks whose size depends on V alone, so that a single row keeps all threads busy; what the chunks
- * find is put together in order. */
+/* Statistics and the largest values of logit rows, written once in terms of vops_*.h. A row is cut into
+ * chunks whose size depends on V alone, so that a single row keeps all threads busy; the chunks' results are
+ * merged in order. */
 #include "kernels/cpu/internal.h"
 
 #include <math.h>
@@ -9,8 +9,7 @@
 #define STATS_CHUNKS 4096u /* most chunks of one row */
 
 struct chunk_stats {
-    float max, sum; /* sum of exp(x - max); where nothing is a number or all is -infinity: whether there is a
-                       NaN, as NaN or 0 */
+    float max, sum; /* sum of exp(x - max); if all are NaN or -infinity: NaN if there is a NaN, else 0 */
     uint32_t argmax, before; /* ids that rank before the target */
 };
 
@@ -98,7 +97,7 @@ static void stats__range(void *ctx, uint32_t begin, uint32_t end, uint32_t worke
     }
 }
 
-/* log(x) for normal x > 0 to a few units of the last place, alike on every machine (the C library's may
+/* log(x) for normal x > 0 to a few units of the last place, the same on every machine (the C library's may
  * differ between CPUs). */
 static double stats__log(double x)
 {
@@ -161,7 +160,8 @@ void SET(logit_stats)(struct backend *b, const struct be_logits_args *a)
 struct vec_topk {
     const struct be_topk_args *a;
     struct backend *b;
-    uint32_t parts; /* chunks of a row, each with its own k best; which chunk found an id changes nothing */
+    uint32_t parts; /* chunks of a row, each with its own k best; the result doesn't depend on which chunk
+                       found an id */
 };
 
 struct best {
@@ -170,7 +170,7 @@ struct best {
     uint32_t held;
 };
 
-/* Keeps the k largest in order; ids come in ascending order, so among equals the earlier stays before. */
+/* Keeps the k largest in order; ids come in ascending order, so ties keep the lower id first. */
 static void topk__offer(struct best *s, uint32_t k, float v, uint32_t id)
 {
     if (s->held == k && !(v > s->value[k - 1])) return;
@@ -185,7 +185,7 @@ static void topk__offer(struct best *s, uint32_t k, float v, uint32_t id)
 
 static float topk__key(float x)
 {
-    return x == x ? x : -INFINITY; /* not a number ranks last */
+    return x == x ? x : -INFINITY; /* NaN ranks last */
 }
 
 static struct best *topk__slot(const struct vec_topk *j, uint32_t item)

@@ -1,5 +1,5 @@
 /* Norms, rotary tables, qkv, patches, pooling and interpolation in plain C: the oracle of the vector files.
- * Sums run in double, so that these results are closer to the formula than any vector order can be. */
+ * Sums are in double, so these results are closer to the formula than any vector order. */
 #include "kernels/cpu/internal.h"
 
 #include <math.h>
@@ -41,7 +41,7 @@ static void ref__norm_row(const struct be_norm_args *a, uint32_t t)
         post = 1.0f;
     }
     if (!a->out) return;
-    /* Without a residual the row that is normed is a = x * post * post_weight; it is recomputed where it is
+    /* Without a residual the row to normalise is a = x * post * post_weight; it is recomputed where it is
      * read. */
     bool scaled = !a->residual && a->post_weight;
 #define REF_B(i) (scaled ? v[i] * post * a->post_weight[i] : v[i])

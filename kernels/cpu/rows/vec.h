@@ -1,7 +1,7 @@
-/* Norms, rotary tables, qkv, embed, patches, pooling, interpolation and routing, written once over the
- * vocabulary of vops_*.h and compiled for each vector set (the including .c file is nothing but that). A
- * row's sums run over four vectors in turn and then across lanes: an order that depends on the row's length
- * only. Meanings and layouts: backend.h, kv_layout.h; plain forms: rows/ref.c. */
+/* Norms, rotary tables, qkv, embed, patches, pooling, interpolation and routing, written once in terms of
+ * vops_*.h and compiled for each vector set by a .c file that only includes this. A row's sums alternate over
+ * four vectors and then run across lanes: an order that depends only on the row's length. Meanings and
+ * layouts: backend.h, kv_layout.h; plain forms: rows/ref.c. */
 #include "kernels/cpu/internal.h"
 #include "kernels/cpu/route.h"
 
@@ -50,8 +50,8 @@ static float vec__sum(const float *x, uint32_t n, float mean)
     return vf_sum(vf_add(s0, s1));
 }
 
-/* What the first sum rounds off is found by a second one: a row of equal numbers, as an image of one colour
- * makes, has their value as its mean, or the difference would be multiplied by 1 / sqrt(eps). */
+/* A second sum corrects the rounding of the first: a row of equal numbers (an image of one colour) must have
+ * exactly their value as its mean, or the difference is multiplied by 1 / sqrt(eps). */
 static float vec__mean(const float *x, uint32_t n)
 {
     float m = vec__sum(x, n, 0) / (float)n;
@@ -70,7 +70,7 @@ struct vec_norm {
     struct backend *b;
 };
 
-/* a = x [* post * post_weight]; into residual (added) or into tmp. Returns the row that is normed next. */
+/* a = x [* post * post_weight]; into residual (added) or into tmp. Returns the row to normalise next. */
 static const float *vec__norm_input(const struct be_norm_args *a, uint32_t t, float *tmp)
 {
     uint32_t c = a->c;
@@ -242,7 +242,7 @@ static void vec__put_f32(float *k, float *v, uint32_t dpad, uint32_t slot, const
     memcpy(v + (size_t)slot * dpad, value, dpad * sizeof(float));
 }
 
-/* Clears the slots after `last` of a block that begins with this call (kv_layout.h tells why). */
+/* Clears the slots after `last` of a block that begins with this call (see kv_layout.h). */
 static void vec__clear_rest(const struct vec_qkv *j, void *layer, uint32_t last)
 {
     const struct be_kv *kv = &j->a->kv;
@@ -319,8 +319,8 @@ void SET(qkv)(struct backend *b, const struct be_qkv_args *a)
                  vec__qkv_range, &job);
 }
 
-/* ---- embed: one lane of a panel, 64 bytes from pair to pair. One product and one rounding per element:
- * nothing to gain from lanes. */
+/* ---- embed: one lane of a panel, 64 bytes from pair to pair. One product and one rounding per element: no
+ * gain from SIMD. */
 
 static void vec__embed_range(void *ctx, uint32_t begin, uint32_t end, uint32_t worker)
 {
@@ -523,7 +523,7 @@ void SET(gelu_mul)(struct backend *b, const struct be_gelu_mul_args *a)
     cpu_pool_run(b->pool, a->t, vec__grain((size_t)a->c * 8), vec__gelu_mul_range, &job);
 }
 
-/* Comparing and choosing: the compiler's own lanes do. */
+/* Compare and select: auto-vectorised by the compiler. */
 static void vec__clamp_range(void *ctx, uint32_t begin, uint32_t end, uint32_t worker)
 {
     (void)worker;

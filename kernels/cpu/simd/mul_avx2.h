@@ -1,4 +1,4 @@
-/* The product that linear and attention of the avx2 set have in common: rows of f32 times columns in lanes,
+/* The product shared by linear and attention of the avx2 set: rows of f32 times columns in lanes,
  *
  *   c[row][column] = (add ? c : 0) + sum over k of a[row][k] * b[k][column]         k ascending, one fused
  *     multiply-add each, whatever the number of rows
@@ -19,20 +19,18 @@
 struct mul_avx2 {
     const float *a; /* row stride lda floats */
     size_t lda;
-    const char *const
-        *b; /* [parts] of `lines` lines each, one after another; all begin b_at bytes behind these */
+    const char *const *b; /* [parts] of `lines` lines each; all begin b_at bytes after these */
     size_t b_at;
-    size_t b_step, b_next; /* from line to line; columns 8 to 15 stand 32 bytes behind 0 to 7, columns 16 to
-                              31 b_next bytes behind 0 to 15 */
+    size_t b_step, b_next; /* from line to line; columns 8 to 15 are 32 bytes after 0 to 7, columns 16 to 31
+                              b_next bytes after 0 to 15 */
     uint32_t lines, parts;
     float *c; /* row stride ldc floats */
     size_t ldc;
-    size_t ask, ask_more; /* distances to bytes that will be needed, asked for with each line; 0 = none */
+    size_t ask, ask_more; /* distances to bytes to prefetch with each line; 0 = none */
 };
 
-/* *s0 += x w0, *s1 += x w1, x being one number for all lanes. Written out, because the compiler, free to
- * choose the form of a multiply-add, keeps some of twelve sums in memory: their chains then wait for stores.
- */
+/* *s0 += x w0, *s1 += x w1, with x broadcast. Written in assembly, because the compiler's choice of
+ * multiply-add form spills some of the twelve sums: their chains then wait for stores. */
 MUL_INLINE void mul__two(__m256 *s0, __m256 *s1, const float *x, __m256 w0, __m256 w1)
 {
     __m256 v;
@@ -62,7 +60,7 @@ MUL_INLINE void mul__ask(const struct mul_avx2 *m, const char *b)
     if (m->ask_more) _mm_prefetch(b + m->ask_more, _MM_HINT_T1);
 }
 
-/* `rows` rows (a constant, up to MUL_ROWS) of 16 columns, or of 8. The sums have names: an array of them
+/* `rows` rows (a constant, up to MUL_ROWS) of 16 columns, or of 8. The sums are named variables: an array
  * would be kept in memory. */
 MUL_INLINE void mul__some(const struct mul_avx2 *m, const uint32_t rows, const bool bf16, const bool add,
                           const bool wide)
@@ -97,7 +95,7 @@ MUL_INLINE void mul__some(const struct mul_avx2 *m, const uint32_t rows, const b
 #undef MUL_END
 }
 
-/* One row or two of 32 columns: few rows have too few chains of additions otherwise. */
+/* One or two rows of 32 columns: otherwise few rows have too few chains of additions. */
 MUL_INLINE void mul__few(const struct mul_avx2 *m, const uint32_t rows, const bool bf16, const bool add)
 {
     const float *a = m->a;
@@ -146,7 +144,7 @@ MUL_INLINE void mul__32(const struct mul_avx2 *m, const uint32_t rows, const boo
 }
 
 /* Rows of the next group when `left` are left: six first, then the rest. Even groups (8 as 4 + 4) keep the
- * multipliers busier but were measured slower, for the first group also waits for memory. */
+ * multipliers busier but measure slower, as the first group also waits for memory. */
 MUL_INLINE uint32_t mul_group(uint32_t left)
 {
     return left < MUL_ROWS ? left : MUL_ROWS;

@@ -1,6 +1,6 @@
 /* Vector functions for the AVX2 files (8 f32 lanes): the same formulas as vmath_avx512.h. Every lane is
- * computed alike, so a value's result does not depend on where in a vector it stands. Fused multiply-adds are
- * written out. */
+ * computed alike, so a value's result does not depend on its position in a vector. Fused multiply-adds are
+ * explicit. */
 #ifndef KVASIR_CPU_VMATH_AVX2_H
 #define KVASIR_CPU_VMATH_AVX2_H
 
@@ -23,7 +23,7 @@ static inline __m256 v8_exp(__m256 x)
     p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0.499999940f));
     p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0f));
     p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0f));
-    /* 2^n in two halves, each a normal number: results may be subnormal, zero or infinite. */
+    /* 2^n in two factors, each a normal number: results may be subnormal, zero or infinite. */
     __m256i ni = _mm256_cvtps_epi32(n), half = _mm256_srai_epi32(ni, 1), rest = _mm256_sub_epi32(ni, half),
             bias = _mm256_set1_epi32(127);
     p = _mm256_mul_ps(p, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(half, bias), 23)));

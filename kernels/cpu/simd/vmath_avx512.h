@@ -1,6 +1,6 @@
 /* Vector functions for the AVX-512 and AMX files (16 f32 lanes). Every lane is computed alike: a value's
- * result does not depend on where in a vector, or in which vector, it stands. Fused multiply-adds are written
- * out, so compiler flags change nothing. */
+ * result does not depend on its vector or its position in it. Fused multiply-adds are explicit, so compiler
+ * flags change nothing. */
 #ifndef KVASIR_CPU_VMATH_AVX512_H
 #define KVASIR_CPU_VMATH_AVX512_H
 
@@ -52,11 +52,11 @@ static inline __m512 v16_tanh(__m512 x)
 static inline __m512 v16_gate(__m512 z, __m512 y)
 {
     __m512 one = _mm512_set1_ps(1.0f);
-    /* Below y = -86 the result is called zero: beyond, the reciprocal would leave the normal numbers and the
-     * Newton steps meet inf * 0. */
+    /* Below y = -86 the result is set to zero: there the reciprocal would be subnormal and the Newton steps
+     * hit inf * 0. */
     __mmask16 near = _mm512_cmp_ps_mask(y, _mm512_set1_ps(-86.0f), _CMP_NLT_UQ);
-    /* Above y = 86 e^-y would be subnormal, which takes the slow path of the hardware for nothing: 1 + e is 1
-     * from y = 17 on. */
+    /* Above y = 86 e^-y would be subnormal, which takes the hardware's slow path for nothing: 1 + e is 1 from
+     * y = 17 on. */
     __m512 x = _mm512_min_ps(_mm512_set1_ps(86.0f), _mm512_sub_ps(_mm512_setzero_ps(), y));
     __m512 e = v16_exp_below(
         _mm512_max_ps(_mm512_set1_ps(-86.0f), x)); /* min and max pass a NaN in the second operand on */
@@ -67,11 +67,11 @@ static inline __m512 v16_gate(__m512 z, __m512 y)
 
 /* v16_gate for results that are rounded to bf16 (2^-9), z / (1 + 2^t), t = -y log2 e, within 7e-5: 2^t =
  * 2^floor(t) p(fraction), p of degree 4 good to 2.6e-6, the quotient by the bare estimate of 14 bits. Half
- * the instructions; beside the matrix tiles they are what an epilogue takes. */
+ * the instructions, which dominate an epilogue after the matrix tiles. */
 static inline __m512 v16_gate_rough(__m512 z, __m512 t)
 {
-    __mmask16 near =
-        _mm512_cmp_ps_mask(t, _mm512_set1_ps(124.0f), _CMP_NGT_UQ); /* as v16_gate: zero beyond; NaN stays */
+    __mmask16 near = _mm512_cmp_ps_mask(t, _mm512_set1_ps(124.0f), _CMP_NGT_UQ); /* as v16_gate: zero above
+                                                                                    that; NaN stays */
     t = _mm512_max_ps(_mm512_set1_ps(-30.0f), t); /* 1 + 2^-30 is 1; the second operand wins when it is NaN */
     __m512 r = _mm512_reduce_ps(t, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); /* t - floor(t) */
     __m512 p = _mm512_set1_ps(0x1.bb7cd4p-7f);
@@ -110,8 +110,7 @@ static inline __m512 v16_silu_rough(__m512 z)
 
 /* gelu_erf(z) = z P(z), P(z) = (1 + erf(z / sqrt 2)) / 2 = h for z < 0, 1 - h otherwise, h = P(-|z|) =
  * e^-r(|z|): a minimax polynomial of degree 11 for r on [0, 10], good to 4e-8 in h and 1.2e-4 relative to it.
- * Below z = -10 (where h is 1e-23) the result is called zero. No cancellation anywhere: 1 - h is at least a
- * half. */
+ * Below z = -10 (where h is 1e-23) the result is set to zero. No cancellation: 1 - h is at least a half. */
 static inline __m512 v16_gelu_erf(__m512 z)
 {
     __mmask16 near = _mm512_cmp_ps_mask(z, _mm512_set1_ps(-10.0f), _CMP_NLT_UQ);

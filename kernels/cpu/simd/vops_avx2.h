@@ -1,4 +1,4 @@
-/* The vocabulary of vops_avx512.h with 8 lanes. */
+/* The operations of vops_avx512.h with 8 lanes. */
 #ifndef KVASIR_CPU_VOPS_AVX2_H
 #define KVASIR_CPU_VOPS_AVX2_H
 

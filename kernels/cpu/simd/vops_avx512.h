@@ -1,6 +1,6 @@
-/* One vocabulary of vector operations for the files that are written once and compiled for two sets
- * (rows/vec.h, logits_vec.h): here with 16 lanes. Each including file defines functions named by SET(x).
- * Lanes beyond a partial load are zero and never stored. */
+/* Vector operations with the same names for two sets, for the files that are compiled for both (rows/vec.h,
+ * logits_vec.h): here with 16 lanes. Each including file names its functions by SET(x). Lanes outside a
+ * partial load are zero and never stored. */
 #ifndef KVASIR_CPU_VOPS_AVX512_H
 #define KVASIR_CPU_VOPS_AVX512_H
 

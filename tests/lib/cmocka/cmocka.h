@@ -1,7 +1,7 @@
-/* The part of cmocka that the tests of the core use, for machines that have a GPU but not cmocka: the
- * Makefile takes this header where the library is missing (CMOCKA=none asks for it). The same names and
- * meanings; a failed assertion leaves its test by longjmp and the next one runs; the exit status counts the
- * failures. One thread. No mocks, no allocation checks. */
+/* The part of cmocka that the tests of the core use, for machines with a GPU but without cmocka: the Makefile
+ * uses this header if the library is missing (CMOCKA=none forces it). The same names and semantics; a failed
+ * assertion leaves its test by longjmp and the next one runs; the exit status counts the failures. One
+ * thread. No mocks, no allocation checks. */
 #ifndef KVASIR_TEST_CMOCKA_H
 #define KVASIR_TEST_CMOCKA_H
 
@@ -115,7 +115,7 @@ static inline void cmshim_range(uintmax_t v, uintmax_t lo, uintmax_t hi, const c
 #define assert_in_range(v, lo, hi)                                                                           \
     cmshim_range(cmshim_int(v), cmshim_int(lo), cmshim_int(hi), __FILE__, __LINE__)
 
-/* Only tests whose name fits; a star at either end stands for anything. */
+/* Only tests whose name matches; a star at either end matches anything. */
 static inline void cmocka_set_test_filter(const char *pattern)
 {
     cmshim_self()->filter = pattern;
@@ -139,7 +139,7 @@ static inline int cmshim_wanted(const char *name)
 static inline enum cmshim_end cmshim_run(const struct CMUnitTest *t)
 {
     struct cmshim *s = cmshim_self();
-    static void *state; /* set-up changes it, and it is read behind setjmp */
+    static void *state; /* changed by set-up and read after setjmp */
     state = t->initial_state;
     s->end = CMSHIM_RUNS;
     if (setjmp(s->leave) == 0) {

@@ -1,5 +1,5 @@
-/* In the place of kernels/cpu/dispatch.c where tiles are emulated (tiles.h): the sets are plain C and, if the
- * machine has all but the tiles, amx. */
+/* Replaces kernels/cpu/dispatch.c if tiles are emulated (tiles.h): the sets are plain C and, if the machine
+ * has all but the tiles, amx. */
 #include "kernels/cpu/internal.h"
 
 const struct cpu_kernels *cpu_find_kernels(const char *name)

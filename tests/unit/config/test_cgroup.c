@@ -1,5 +1,5 @@
-/* Control groups in folders made for the purpose: both versions, limits of the levels above, what a container
- * sees of itself, and files that say nothing. */
+/* Control groups in folders made for the purpose: both versions, limits of parent levels, the view inside a
+ * container, and files without limits. */
 #include "config/base/cgroup.h"
 
 #include <setjmp.h>

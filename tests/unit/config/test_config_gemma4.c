@@ -1,5 +1,5 @@
-/* config.json of Gemma 4: what stands in released files and what transformers 5.23 saves, the class defaults,
- * names of tensors, and what is refused. Numbers: transformers' classes. */
+/* config.json of Gemma 4: released files and those saved by transformers 5.23, the class defaults, names of
+ * tensors, and what is rejected. Numbers: transformers' classes. */
 #include "engine/families/families.h"
 #include "engine/model/model_desc.h"
 

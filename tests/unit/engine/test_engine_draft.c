@@ -1,6 +1,6 @@
-/* The drafter against transformers: every round of greedy speculative decoding on the checkpoints of
+/* The draft model against transformers: every round of greedy speculative decoding on the checkpoints of
  * tests/golden/gemma4-mtp, every kernel set of this CPU: the draft tokens of a clean state, how many of them
- * the target draws, and its tokens. Then the same with all cases of a checkpoint in the same steps, with
+ * the target accepts, and its tokens. Then the same with all cases of a checkpoint in the same steps, with
  * different numbers of draft tokens: nothing may change. */
 #include "engine/internal.h"
 #include "tests/lib/backend_sets.h"

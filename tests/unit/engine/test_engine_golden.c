@@ -6,10 +6,10 @@
  * Limits in f32: max |delta| over the whole vocabulary <= 1e-4, greedy ids equal.
  *
  * In bf16, against the float32 run of the same weights: the log-prob of the token that stands at each
- * position, and of the most likely one, <= 3e-2; over the whole
- * vocabulary mean and max no larger than those of transformers' own bf16 run (rounding the inputs of the
- * products, queries, keys and values to bf16 costs up to 6e-2 for the most unlikely tokens, whoever does it);
- * greedy ids equal but for a near-tie, which is printed. */
+ * position, and of the most likely one, <= 3e-2; over the whole vocabulary mean and max no larger than those
+ * of transformers' own bf16 run (rounding the inputs of the products, queries, keys and values to bf16 costs
+ * up to 6e-2 for the most unlikely tokens, whoever does it); greedy ids equal except for a near-tie, which is
+ * printed. */
 #include "engine/internal.h"
 #include "engine/prompt/image_prep.h"
 #include "tests/lib/backend_sets.h"

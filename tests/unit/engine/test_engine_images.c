@@ -1,6 +1,6 @@
 /* Images larger than the plan has set memory aside for, encoded in pieces of layers between slices of other
- * encodes: neither must notice the other; and where memory is short the large image is refused and the
- * others go on. Made-up weights, whose numbers are as good as any. */
+ * encodes: neither must notice the other; and where memory is short the large image is refused and the others
+ * go on. Random weights. */
 #include "engine/internal.h"
 
 #include <setjmp.h>

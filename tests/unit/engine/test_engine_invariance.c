@@ -1,9 +1,10 @@
-/* The promise, at the engine's seam: what a request gets depends on the request alone. One request with two
- * images (of two sizes, and one of them a video, where the family has these), greedy, sampled from the best
- * and from whole rows with penalties, is run alone and whole; then cut into chunks of 1, 7, 33, 64 tokens
- * (through the images, where the family allows it), beside 16 others that come and go, with 1, 2 and 3
- * threads, with the tower in slices. Every log-prob (of the token and of 20 alternatives, at every prompt and
- * generated position), rank and id must be bit-equal, on every kernel set of this CPU, in f32 and in bf16. */
+/* The promise, at the engine's interface: a request's output depends on the request alone. One request with
+ * two images (of two sizes, and one of them a video, where the family has these), greedy, sampled from the
+ * best and from whole rows with penalties, is run alone and whole; then cut into chunks of 1, 7, 33, 64
+ * tokens (through the images, where the family allows it), alongside 16 others that come and go, with 1, 2
+ * and 3 threads, with the tower in slices. Every log-prob (of the token and of 20 alternatives, at every
+ * prompt and generated position), rank and id must be bit-equal, on every kernel set of this CPU, in f32 and
+ * in bf16. */
 #include "engine/model/model_info.h"
 #include "kernels/backend.h"
 #include "tests/lib/backend_sets.h"

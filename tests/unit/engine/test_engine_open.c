@@ -1,4 +1,4 @@
-/* Opening, inspecting, limits, block copies, made-up weights: engine.h apart from the numbers of a step. */
+/* Opening, inspecting, limits, block copies, random weights: engine.h apart from the numbers of a step. */
 #include "engine/checkpoint/weights.h"
 #include "engine/families/families.h"
 #include "engine/internal.h"

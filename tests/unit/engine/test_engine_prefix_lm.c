@@ -1,5 +1,5 @@
-/* Models whose prompts go as a whole: how long a prompt a step takes, with the context's length and with
- * memory as the bound, and beside images that alone go as a whole. */
+/* Prefix-LM models: how long a prompt a step takes, bounded by the context's length and by memory, and
+ * compared with models where only images are atomic. */
 #include "engine/internal.h"
 #include "tests/lib/golden.h"
 

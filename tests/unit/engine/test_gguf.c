@@ -1,7 +1,6 @@
-/* GGUF files in the place of checkpoint directories: the small ones of scripts/reference/make_gguf.py
- * describe the same models as the directories that they were made from, tensor by tensor; and 1,500 damaged
- * ones get a clear line or are read, and nothing crashes (run this under the address and undefined
- * sanitizers). */
+/* GGUF files instead of checkpoint directories: the small ones of scripts/reference/make_gguf.py describe the
+ * same models as the directories that they were made from, tensor by tensor; and 1,500 damaged ones get a
+ * clear line or are read, and nothing crashes (run this under the address and undefined sanitizers). */
 #include "config/gguf/gguf.h"
 #include "engine/checkpoint/safetensors.h"
 #include "engine/checkpoint/weights.h"

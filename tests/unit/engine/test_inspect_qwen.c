@@ -1,5 +1,5 @@
-/* What `kvasir inspect` and `kvasir bench` say of models with experts, windows of patches and DeepStack
- * features, on made-up weights of tiny shapes: every figure below is worked out by hand from the shape. */
+/* `kvasir inspect` and `kvasir bench` on models with experts, windows of patches and DeepStack features, with
+ * random weights of tiny shapes: every number below is derived by hand from the shape. */
 #include "engine/engine.h"
 #include "engine/model/model_info.h"
 

@@ -1,6 +1,6 @@
 /* Attention of every kernel set that the CPU has against the plain C one, over head counts and sizes,
  * windows, groups, images, ragged batches and what keys and values are kept as; and bit-equality inside a
- * set: rows alone, cut into chunks, beside other sequences, with any number of threads.
+ * set: rows alone, cut into chunks, alongside other sequences, with any number of threads.
  *
  *     test_backend_attn [--bench [set]]      --bench prints processor times of real shapes on one thread
  * instead */

@@ -2,7 +2,7 @@
  * for bit against what backend.h promises they are: the set's own `linear`, one row and one expert at a time,
  * added up in ascending order of experts - in batches, cuts and with threads of all kinds.
  *
- *     test_backend_experts [--bench]      --bench prints times of real shapes instead, beside the time of
+ *     test_backend_experts [--bench]      --bench prints times of real shapes instead, with the time of
  * reading the weights once */
 #include "kernels/backend.h"
 #include "tests/lib/backend_sets.h"

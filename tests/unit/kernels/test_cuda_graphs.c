@@ -1,6 +1,6 @@
-/* Decode steps played back from graphs against the same steps launched one operation at a time, through the
+/* Decode steps replayed from graphs against the same steps launched one operation at a time, through the
  * whole engine: tokens, log-probs, ranks and every byte of the cache must be equal, at every size of a graph,
- * between two, and beyond the largest; and the graphs must really have run. Then what a step may not do:
+ * between two, and above the largest; and the graphs must really have run. Then what a step may not do:
  * allocate, or wait for anything but its results; blocks of the cache that hold no numbers; a device that
  * can't record, or fails while it plays back. Where the backend has no graphs (the CPU's) there is nothing to
  * run. */

@@ -1,5 +1,4 @@
-/* What a machine without the CUDA backend gets: a reason, never a crash; and the engine's choice of a
- * backend. */
+/* Without the CUDA backend: a reason, never a crash; and the engine's choice of a backend. */
 #include "engine/engine.h"
 #include "kernels/cuda_loader.h"
 

@@ -1,4 +1,4 @@
-/* Sequences whose masks come late, against a fake engine: others go on, answers stay the same, cancels and
+/* Sequences whose masks come late, against a fake engine: others continue, outputs stay the same, cancels and
  * deadlines reach them, and a scheduler that has nothing else to do sleeps until it is woken. */
 #include "tests/sim/fake_engine.h"
 

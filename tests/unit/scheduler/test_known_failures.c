@@ -1,11 +1,11 @@
-/* Failures that others shipped, each as a test of its own on tiny Qwen checkpoints: whole requests run
- * through the scheduler and the engine. With the right code every answer equals, bit for bit (ids, log-probs,
- * 20 alternatives a token), what the request gets cold and alone. With wrong keys, or with a bug of
- * tests/mutants put in, an answer differs, the process dies, or the hit is gone. Names follow
- * the table of public reports that the design answers to: T1 rows of a hit, T2 near-identical images, T7
- * what an image's key covers, T9 one image more, T16 a new image behind a cached one, T17 positions that
- * leak, T18 and T19 DeepStack rows, T20 facts in the prefix, T21 chunk sizes, T22 long answers. One thread,
- * no files but the checkpoints. */
+/* Failures known from other servers, each as a test on tiny Qwen checkpoints: whole requests run through the
+ * scheduler and the engine. With the right code every answer equals, bit for bit (ids, log-probs, 20
+ * alternatives a token), what the request gets cold and alone. With wrong keys, or with a bug of
+ * tests/mutants put in, an answer differs, the process dies, or the hit is gone. Names follow the table of
+ * public reports that the design answers to: T1 rows of a hit, T2 near-identical images, T7 what an image's
+ * key covers, T9 one image more, T16 a new image after a cached one, T17 positions that leak, T18 and T19
+ * DeepStack rows, T20 facts in the prefix, T21 chunk sizes, T22 long outputs. One thread, no files but the
+ * checkpoints. */
 #include "engine/internal.h" /* the positions of the step */
 #include "scheduler/scheduler.h"
 #include "tests/lib/golden.h"

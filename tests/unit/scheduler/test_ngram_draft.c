@@ -1,4 +1,4 @@
-/* Draft tokens by lookup: what is found, and how many pay (scheduler/ngram_draft.h). */
+/* Draft tokens by prompt lookup: what is found, and how many pay (scheduler/ngram_draft.h). */
 #include "scheduler/ngram_draft.h"
 
 #include <setjmp.h>

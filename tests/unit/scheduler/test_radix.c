@@ -2,8 +2,8 @@
  * items up to the position, as a model's KV would depend on them) into every slot, publish, trim their
  * sliding blocks and go. The model is a list of what was published, searched linearly. Every answer is
  * checked in both directions: never longer than what the model allows, never shorter than what it promises,
- * and every slot handed out holds the right value. Nobody may write where the tree claims or somebody else
- * reads. An index that hears of the tree only what its event sink is told knows at any moment what it holds.
+ * and every slot handed out holds the right value. No sequence may write where the tree has a claim or
+ * another sequence reads. An index fed only by the event sink always knows the tree's content.
  *
  *     test_radix [--seed N] [--worlds COUNT] [--only TEST]        --seed: the random worlds only; a failing
  * run prints its seed */

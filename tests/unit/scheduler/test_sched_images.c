@@ -1,5 +1,5 @@
-/* Images through the scheduler, against a fake engine: who is asked for pixels and when, answers from any
- * thread, who shares, what is kept, what ends when something fails. */
+/* Images through the scheduler, against a fake engine: requests for pixels, replies from any thread, sharing,
+ * retention, and failures. */
 #include "config/base/assert.h"
 #include "config/base/log.h"
 #include "scheduler/internal.h"

@@ -1,5 +1,5 @@
-/* What a second thread reads of the scheduler while it works: the numbers of one reading agree, and what an
- * event has told is counted. */
+/* Statistics read by a second thread while the scheduler runs: the numbers of one reading are consistent, and
+ * every event that was seen is counted. */
 #include "tests/sim/fake_engine.h"
 
 #include "config/base/log.h"

@@ -2,7 +2,7 @@
  *   bench_grammar [--model DIR] [--list] FILE.json...
  * Prints how many schemas compile, how many instances are judged wrongly, and, with a model's tokenizer, the
  * time to the first mask and of each mask along the valid instances. --list: a line for each schema that is
- * refused or wrong. scripts/maskbench.py sets other engines beside it. */
+ * refused or wrong. scripts/maskbench.py compares other engines. */
 #include "engine/tokenizer/tokenizer.h"
 #include "server/grammar/vocab.h"
 

@@ -1,4 +1,4 @@
-/* JSON schemas as grammars: texts that fit, texts that do not, schemas that are refused. */
+/* JSON schemas as grammars: strings that match, strings that do not, schemas that are rejected. */
 #include "server/grammar/machine.h"
 
 #include <setjmp.h>

@@ -1,5 +1,5 @@
-/* The publisher of cache events when its queue overflows: whoever listens forgets everything and is told what
- * is there, and numbers have no hole that a repeat could not fill. What is published otherwise:
+/* The publisher of cache events when its queue overflows: subscribers drop everything and get the whole
+ * content again, and numbers have no hole that a repeat could not fill. What is published otherwise:
  * tests/api/test_fleet.py. */
 #include "config/base/assert.h"
 #include "server/kv_events/kv_events.h"

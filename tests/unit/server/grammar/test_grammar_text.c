@@ -1,4 +1,4 @@
-/* GBNF and Lark: texts that a grammar allows, texts that it does not, grammars that are refused. */
+/* GBNF and Lark: strings that a grammar allows, strings that it does not, grammars that are rejected. */
 #include "server/grammar/vocab.h"
 
 #include <stdarg.h>
