@@ -167,7 +167,7 @@ static bool sees_frame(const struct desc_vision *d, uint32_t layer)
     return !d->window || (d->full_layers[layer / 8 % sizeof d->full_layers] >> layer % 8 & 1);
 }
 
-/* A product of a layer onto the stream, by way of a norm where the tower has one behind each branch. */
+/* Adds a product of a layer to the stream, through a norm if the tower has one after each branch. */
 static void onto_stream(struct engine *e, const struct be_weight *w, const void *x, uint32_t t,
                         const float *const *bounds, const float *post, float *resid)
 {

@@ -87,8 +87,8 @@ enum status vision_measure(const struct engine *e, const struct image_u8 *pixels
 
 /* ---- order ---- */
 
-/* One frame's tokens in tower order -> raster index of each; window_end[i]: token index behind the window
- * that i lies in. */
+/* One frame's tokens in tower order -> raster index of each; window_end[i]: token index after the window that
+ * i lies in. */
 static void order_tokens(const struct desc_vision *d, uint32_t h, uint32_t w, uint32_t *token,
                          uint32_t *window_begin, uint32_t *window_end)
 {
@@ -124,7 +124,7 @@ static void axis_taps(uint32_t index, uint32_t size, uint32_t side, uint32_t tap
 struct layout {
     size_t resid, cos, sin, index, bytes;
     size_t words; /* of the index part */
-    size_t area;  /* bytes from here on: q and kv, or what else needs room before and behind the layers */
+    size_t area;  /* bytes from here on: q and kv, or scratch needed before and after the layers */
     size_t kv, patches, raw, pooled; /* bytes within the area */
     size_t pos, lo, hi, wlo, whi, seq_row, seq_table, table, order, token_row, rope, table_rows,
         table_weights; /* words */
@@ -164,14 +164,14 @@ static struct layout lay_out(const struct engine *e, const struct engine_feature
     /* Three uses of one stretch of memory, none of which outlives its part of the work. */
     size_t act = be_dtype_bytes(e->plan.act), layer = layer_bytes(e),
            values = (size_t)d->patch * d->patch * 3 * d->depth;
-    l.kv = (n * d->hidden * act + 63) / 64 * 64; /* behind q */
+    l.kv = (n * d->hidden * act + 63) / 64 * 64; /* after q */
     size_t most = l.kv + (n + BE_BLOCK_TOKENS - 1) / BE_BLOCK_TOKENS *
                              ((layer + BE_KV_GRAIN - 1) / BE_KV_GRAIN * BE_KV_GRAIN);
-    l.patches = (frame * values + 63) / 64 * 64; /* behind rgb */
+    l.patches = (frame * values + 63) / 64 * 64; /* after rgb */
     l.raw = (l.patches + n * be_ld(values) * act + 63) / 64 * 64;
     size_t end = l.raw + (d->end == VISION_EMBED ? n * values * 4 : 0);
     if (end > most) most = end;
-    l.pooled = d->end != VISION_MERGE ? (n * d->hidden * 4 + 63) / 64 * 64 : 0; /* behind dense */
+    l.pooled = d->end != VISION_MERGE ? (n * d->hidden * 4 + 63) / 64 * 64 : 0; /* after dense */
     end = l.pooled + 4 * (size_t)f->tokens *
                          (d->end != VISION_MERGE ? d->hidden
                           : d->window            ? e->net.desc.hidden

@@ -388,7 +388,7 @@ bool sched__encode_slice(struct scheduler *s)
     return true;
 }
 
-/* ---- figures ---- */
+/* ---- statistics ---- */
 
 void sched__images_gauges(struct scheduler *s)
 {

@@ -281,7 +281,7 @@ static void read_vision(struct hf_reader *r, uint32_t obj, const struct hf_text 
     bool first = v->intermediate_size == 0;
     r->scope = "vision_config.";
     hf_u32(r, obj, "depth", 1, HF_LAYERS_MAX, &v->num_hidden_layers);
-    /* In Qwen2-VL hidden_size is the width behind the merger, later it is the tower's. */
+    /* In Qwen2-VL hidden_size is the width after the merger, later it is the tower's. */
     hf_u32(r, obj, first ? "embed_dim" : "hidden_size", 1, SIZE_MAX_HIDDEN, &v->hidden_size);
     hf_u32(r, obj, first ? "hidden_size" : "out_hidden_size", 1, SIZE_MAX_HIDDEN, &v->out_hidden_size);
     if (first) {

@@ -88,8 +88,8 @@ enum desc_experts {
                        */
 };
 
-/* Names of a layer's tensors in canonical form; '#' stands for the layer's number. Stems: ".weight" or
- * ".bias" is appended. NULL: no such tensor. */
+/* Names of a layer's tensors in canonical form; '#' is the layer's number. Stems: ".weight" or ".bias" is
+ * appended. NULL: no such tensor. */
 struct desc_names {
     const char *embed, *head, *final_norm;
     const char *input_norm, *q, *k, *v, *o, *q_norm, *k_norm, *post_attn_norm, *pre_mlp_norm, *gate, *up,

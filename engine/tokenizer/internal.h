@@ -1,4 +1,4 @@
-/* Internals of the tokenizer; included by engine/tokenizer/*.c only.
+/* Internals of the tokenizer; included by engine/tokenizer only.
  *
  *   runs -> one valid UTF-8 text -> pieces between added tokens -> normalised piece
  *        -> pieces between `normalized` added tokens -> words (pre-tokenizer)

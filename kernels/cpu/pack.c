@@ -122,8 +122,8 @@ static bool pack__valid(const struct backend *b, const struct be_weight_desc *d,
 }
 
 /* ---- memory of the data. Huge pages round a weight up to 2 MB, a third of an expert's 3 or 6 MB; so weights
- * of such sizes stand in slabs, one behind the other. A slab goes with its last weight. What is left over at
- * its end is never touched, and so is no memory. */
+ * of such sizes are packed into slabs. A slab is freed with its last weight. What is left over at its end is
+ * never touched, and so is no memory. */
 
 #define SLAB_BYTES ((size_t)128 << 20)
 #define SLAB_FROM  ((size_t)512 << 10) /* smaller ones take no huge pages */
@@ -179,7 +179,7 @@ static enum be_result pack__grow_scratch(struct backend *b, uint32_t kpad)
     return BE_OK;
 }
 
-/* false: no memory for a row, or a scale is beyond f16. */
+/* false: no memory for a row, or a scale is outside f16. */
 static bool pack__codes(struct backend *b, const struct be_weight_desc *d, struct be_weight *w)
 {
     void *rows = cpu_mem_alloc(cpu_quant_row_bytes(w) * b->threads);

@@ -144,7 +144,7 @@ bool radix__extend(struct radix_cache *c, struct radix_node *n, const struct rad
                    const struct radix_table tables[]);
 void radix__remove(
     struct radix_cache *c,
-    struct radix_node *n); /* a leaf without pins: releases and frees; the parent is not looked at */
+    struct radix_node *n); /* a leaf without pins: releases and frees; the parent is not checked */
 void radix__set_offset(struct radix_cache *c, struct radix_node *n, uint32_t g, uint32_t index,
                        uint32_t block_offset); /* block index; swaps the hold */
 /* Block of index i in which n's path claims every position below `upto` (in that block, at most n->end);

@@ -1,6 +1,6 @@
 """Images from http(s) and file: URLs: python3 test_remote_media.py [--binary B] [test ...]
-Output equals that of data: URIs, bit for bit; what must not be fetched is not; hosts that are slow, endless or
-wrong cost their own request alone, which ends in time with one clear error."""
+Output equals that of data: URIs, bit for bit; what must not be fetched is not; hosts that are slow, endless
+or wrong cost their own request alone, which ends in time with one clear error."""
 
 import gzip
 import json

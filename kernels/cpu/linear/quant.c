@@ -14,7 +14,7 @@ static bool quant__f16(float f, uint16_t *out)
     memcpy(&u, &f, 4);
     sign = u >> 16 & 0x8000;
     u &= 0x7fffffff;
-    if (u >= 0x477ff000) return false; /* rounds beyond 65,504, or is none */
+    if (u >= 0x477ff000) return false; /* rounds above 65,504, or is not finite */
     if (u < 0x38800000) {              /* subnormal: a multiple of 2^-24 */
         float a;
         memcpy(&a, &u, 4);
