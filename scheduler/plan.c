@@ -261,11 +261,12 @@ static double prefill_budget(struct scheduler *s)
     for (uint32_t i = 0; i < s->chunk_count; i++)
         step_load_add(&s->cost, &l, s->chunk_seqs[i]->position, s->chunk_seqs[i]->chunk_tokens, true);
     if (step_cost_rows(&s->cost) < s->step_rows) s->step_rows = step_cost_rows(&s->cost);
-    /* Prefills get at least as much time as a step's fixed cost: weights read for one row serve more. */
-    double step = (double)s->opt.step_us * (sched__short_runs(s) ? SHORT_PART : 1),
-           fixed = s->cost.us[STEP_FIXED];
+    /* Prefills get at least as much time as a step's fixed cost, as weights read for one row serve more; not
+     * while a tenant with few tokens waits for the step's end. */
+    bool brief = sched__short_runs(s);
+    double step = (double)s->opt.step_us * (brief ? SHORT_PART : 1), fixed = s->cost.us[STEP_FIXED];
     double left = step - s->slice_us - fmax(step_cost_us(&s->cost, &l), fixed);
-    left = fmax(left, fmax(step / PREFILL_PART, fixed));
+    left = fmax(left, fmax(step / PREFILL_PART, brief ? 0 : fixed));
     double full = rows * s->cost.us[STEP_ROWS]; /* so that a limit of rows is divided, too */
     return full > 0 && full < left ? full : left;
 }
