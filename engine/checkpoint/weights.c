@@ -76,7 +76,7 @@ static enum status make_values(struct loader *ld)
 {
     size_t n = (size_t)ld->plan->tensor_bytes_max / 2, period = 65537;
     ld->made_up = malloc(n * sizeof *ld->made_up);
-    if (!ld->made_up) return err_nomem(ld->err, "made-up weights");
+    if (!ld->made_up) return err_nomem(ld->err, "random weights");
     uint64_t x = 88172645463325252ull;
     for (size_t i = 0; i < n && i < period; i++) {
         x ^= x << 13;

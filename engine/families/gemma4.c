@@ -1,4 +1,4 @@
-/* Gemma 4: text and images (E2B, E4B with per-layer embeddings; 26B-A4B with experts; 31B; the 12B, which has
+/* Gemma 4: text and images (E2B, E4B with per-layer embeddings; 26B-A4B is a MoE; 31B; the 12B, which has
  * no tower). Audio is not served. Formulas and names: transformers models/gemma4 and models/gemma4_unified.
  * Pitfalls are noted at the lines concerned. */
 #include "engine/families/families.h"

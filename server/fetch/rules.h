@@ -23,7 +23,7 @@ struct host_rules {
     size_t count;
 };
 
-/* "pictures.example.org,*.example.com:8443,[2001:db8::1]:*" -> *out. ST_INVALID names the invalid part. */
+/* "images.example.org,*.example.com:8443,[2001:db8::1]:*" -> *out. ST_INVALID names the invalid part. */
 enum status host_rules_parse(const char *text, struct host_rules *out, struct err *err) KV_MUST_CHECK;
 void host_rules_free(struct host_rules *r);
 
