@@ -42,12 +42,16 @@ struct engine_options {
     void *progress_arg;
 };
 
+/* Recurrent layers (gated delta nets, short convolutions) form a group of their own, at most one. Its block
+ * is the state of one sequence after some position, of all its layers and of fixed size, whatever the
+ * position. */
 struct engine_kv_group {
+    bool recurrent;
     uint32_t window; /* 0 = full attention; else a query at p sees keys > p - window */
     uint32_t layers;
-    uint64_t bytes_per_token;
-    uint64_t block_bytes;  /* of all its layers */
-    uint32_t block_grains; /* arena grains that a block takes */
+    uint64_t bytes_per_token; /* recurrent: 0 */
+    uint64_t block_bytes;     /* of all its layers */
+    uint32_t block_grains;    /* arena grains that a block takes */
 };
 struct engine_caps {
     uint32_t group_count;
@@ -113,8 +117,13 @@ struct engine_chunk {
     uint32_t token_count;                      /* entries of tokens */
     uint32_t prompt_count;                     /* of which prompt */
     const uint32_t *tables[ENGINE_GROUPS_MAX]; /* block tables by absolute block index, one per group; entries
-                                                  in arena grains */
-    const struct engine_span *spans;           /* those that touch [position, position + count), in order */
+                                                  in arena grains; recurrent: NULL */
+    /* With a recurrent group: where the state after `position` tokens is read (ENGINE_NO_BLOCK: position is
+     * 0), and where the one after the chunk, without its rejected draft tokens, is written. The same block is
+     * fine; a different one leaves the first as it is, a snapshot that others may read in the same step. Two
+     * chunks of a step never write the same block, and none reads what another writes. */
+    uint32_t state_from, state_to;
+    const struct engine_span *spans; /* those that touch [position, position + count), in order */
     uint32_t span_count;
     /* Speculative decoding: the last `proposed` tokens of the chunk, from tokens[position + count - proposed]
      * on, are draft tokens (token_count includes them). A token is sampled at the position of each draft
