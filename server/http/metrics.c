@@ -340,7 +340,7 @@ static void kv_text(struct writer *w, const struct sched_stats *st, const struct
         cached[g] = st->groups[g].blocks_cached;
         hits[g] = st->groups[g].hit_tokens;
         evicted[g] = st->groups[g].evicted_blocks;
-        units += caps->groups[g].block_grains;
+        if (!st->groups[g].recurrent) units += caps->groups[g].block_grains;
     }
     double share = usage(st, caps);
     single(w, "vllm:kv_cache_usage_perc", "gauge",
@@ -358,6 +358,18 @@ static void kv_text(struct writer *w, const struct sched_stats *st, const struct
                "Tokens whose KV was taken from the prefix cache, by group of layers.", hits);
     group_text(w, st, "kvasir:kv_blocks_evicted_total", "counter",
                "KV blocks that the prefix cache gave back for want of memory, by group of layers.", evicted);
+    const uint32_t last = st->group_count ? st->group_count - 1 : 0;
+    if (st->groups[last].recurrent) {
+        single(w, "kvasir:state_snapshots", "gauge", "Saved states of the recurrent layers.",
+               (double)st->cache_states);
+        single(w, "kvasir:state_snapshot_bytes", "gauge", "Memory of the saved states.",
+               (double)st->cache_states * (double)caps->groups[last].block_bytes);
+        single(w, "kvasir:state_snapshots_evicted_total", "counter",
+               "Saved states dropped for want of memory.", (double)st->groups[last].evicted_blocks);
+        single(w, "kvasir:state_snapshot_hit_tokens_total", "counter",
+               "Prompt tokens that a saved state made unnecessary to compute.",
+               (double)st->groups[last].hit_tokens);
+    }
     single(w, "kvasir:kv_arena_units", "gauge", "Size of the KV arena in allocation units.",
            (double)st->arena_grains);
     single(w, "kvasir:kv_arena_units_used", "gauge", "Units of the KV arena in use or cached.",
@@ -379,6 +391,7 @@ const char *cache_stop_name(enum cache_stop stop)
                                         [CACHE_STOP_IMAGE] = "image_differs",
                                         [CACHE_STOP_SPAN] = "inside_image",
                                         [CACHE_STOP_WINDOW] = "sliding_window_gone",
+                                        [CACHE_STOP_STATE] = "no_state_saved",
                                         [CACHE_STOP_EVICTED] = "evicted",
                                         [CACHE_STOP_SALT] = "salt",
                                         [CACHE_STOP_PROMPT] = "prompt_differs",
