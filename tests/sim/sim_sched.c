@@ -11,6 +11,7 @@
 #include "config/base/log.h"
 #include "scheduler/cache/kv_blocks.h"
 #include "scheduler/scheduler.h"
+#include "tests/lib/block_index.h"
 #include "tests/lib/selectors.h"
 
 #include <setjmp.h>
@@ -89,6 +90,7 @@ struct mutant {
 struct sim {
     struct engine e;
     struct scheduler *s;
+    struct block_index *index; /* of all events: a stream that contradicts itself aborts */
     struct request *live[LIVE_MAX];
     uint32_t live_count;
     struct pending pending[LIVE_MAX * IMAGES_MAX];
@@ -523,7 +525,9 @@ static void sim_open(struct sim *m, uint64_t seed, bool tight, const struct muta
     m->faults = !m->lenient && rnd(8) == 0;
     e->step_fails_every = m->faults ? 200 : 0;
     e->feature_fails_every = m->faults ? 50 : 0;
-    struct sched_options opt = {.queue_max = 4 + rnd(40),
+    m->index = block_index_new(1 + (uint32_t)(seed % 20), 1);
+    struct sched_options opt = {.event_sink = block_index_sink(m->index, 0),
+                                .queue_max = 4 + rnd(40),
                                 .prefill_chunk = rnd(2) ? 1 + rnd(30) : 0,
                                 .step_us = rnd(2) ? 1 + rnd(rnd(2) ? 300 : 20000) : 0,
                                 .clock = fake_clock,
@@ -617,6 +621,7 @@ static void sim_close(struct sim *m)
     t->seeds++;
     sched_destroy(m->s);
     fake_close(&m->e);
+    block_index_free(m->index);
     for (uint32_t i = 0; i < m->log_count; i++) free(m->log[i].items);
 }
 
