@@ -110,6 +110,12 @@ static uint32_t state_distance(const struct scheduler *s)
     return (uint32_t)fmin(n * fmin(fmax(used * STATES_CLOSER, 1.0 / STATES_CLOSER), 1), s->caps.context_max);
 }
 
+static uint32_t prompt_end(const struct sequence *q)
+{
+    uint32_t n = q->req.prompt->token_count;
+    return n > PROMPT_END_TOKENS ? n - PROMPT_END_TOKENS : 0;
+}
+
 static void plan_save(const struct scheduler *s, struct sequence *q)
 {
     const struct prompt *p = q->req.prompt;
@@ -127,8 +133,8 @@ static void plan_save(const struct scheduler *s, struct sequence *q)
         bool alone = i + 1 == p->span_count || p->spans[i + 1].begin >= at + least;
         if (p->spans[i].image && alone && at > q->position && at >= after && at < next) next = at;
     }
-    uint32_t end = p->token_count > PROMPT_END_TOKENS ? p->token_count - PROMPT_END_TOKENS : 0,
-             distance = state_distance(s), inside = q->state_saved + (distance > least ? distance : least);
+    uint32_t end = prompt_end(q), distance = state_distance(s),
+             inside = q->state_saved + (distance > least ? distance : least);
     if (end > q->position && end >= after && end < next) next = end;
     if (inside > q->position && inside + least <= end && inside < next) next = inside;
     q->save_at = next;
@@ -260,6 +266,7 @@ bool sched__cache_waits(struct scheduler *s, struct sequence *q)
                  common;
         if (limit <= r->position + s->caps.block_tokens) continue;
         common = radix_common(&v, &w, limit);
+        if (recurrent(s) && common > prompt_end(r)) common = prompt_end(r); /* its state is saved there */
         if (common <= r->position) continue;
         if (known == UINT32_MAX) {
             struct radix_hit hit;

@@ -526,7 +526,9 @@ static void sim_open(struct sim *m, uint64_t seed, bool tight, const struct muta
     e->step_fails_every = m->faults ? 200 : 0;
     e->feature_fails_every = m->faults ? 50 : 0;
     m->index = block_index_new(1 + (uint32_t)(seed % 20), 1);
-    struct sched_options opt = {.event_sink = block_index_sink(m->index, 0),
+    struct kv_event_sink sink = block_index_sink(m->index, 0);
+    if (m->lenient) sink.block_tokens = 0; /* wrong keys make wrong events */
+    struct sched_options opt = {.event_sink = sink,
                                 .queue_max = 4 + rnd(40),
                                 .prefill_chunk = rnd(2) ? 1 + rnd(30) : 0,
                                 .step_us = rnd(2) ? 1 + rnd(rnd(2) ? 300 : 20000) : 0,

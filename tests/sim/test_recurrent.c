@@ -194,6 +194,27 @@ static void test_shared_prefix_at_once(void **state)
     desk_close(&d);
 }
 
+/* Equal prompts at once: one computes them, with one step more for its state, the others the few last tokens.
+ */
+static void test_equal_prompts_at_once(void **state)
+{
+    (void)state;
+    struct desk d;
+    struct ask *all[4];
+    desk_open(&d, PLENTY, &usual, false);
+    for (uint32_t i = 0; i < 4; i++) {
+        all[i] = new_ask();
+        text(all[i], 300, 1);
+        all[i]->seq.tokens_max = 1;
+        send(&d, all[i]);
+    }
+    while (!(all[0]->ended && all[1]->ended && all[2]->ended && all[3]->ended)) step(&d);
+    assert_int_equal(d.e.rows, 300 + 3 * 8);
+    assert_int_equal(d.e.steps, 2);
+    for (uint32_t i = 0; i < 4; i++) done(all[i]);
+    desk_close(&d);
+}
+
 /* Text is cached, then the same text with an image after it; a model without images reuses as much. */
 static void test_text_then_image(void **state)
 {
@@ -442,6 +463,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_shared_prefix),
         cmocka_unit_test(test_shared_prefix_at_once),
+        cmocka_unit_test(test_equal_prompts_at_once),
         cmocka_unit_test(test_text_then_image),
         cmocka_unit_test(test_text_after_image_changes),
         cmocka_unit_test(test_time_stamp),
