@@ -435,9 +435,9 @@ uint32_t radix_publish(struct radix_cache *c, const struct radix_view *v, struct
                        uint32_t from, uint32_t to, const struct radix_table tables[], bool checkpoint)
 {
     /* Everything after an image of unknown identity depends on it. */
-    bool shortened = false;
+    const uint32_t end = to;
     for (uint32_t m = 0; m < v->span_count && v->spans[m].begin < to; m++)
-        if ((shortened = radix__doubtful(&v->spans[m]))) to = v->spans[m].begin;
+        if (radix__doubtful(&v->spans[m])) to = v->spans[m].begin;
     if (!pin->node || from > to || (from == to && !checkpoint)) return from;
     uint32_t pos = from;
     struct radix_node *n = walk(c, v, resume(pin, from), &pos, to, tables, checkpoint);
@@ -455,8 +455,7 @@ uint32_t radix_publish(struct radix_cache *c, const struct radix_view *v, struct
     n->last_use = c->clock;
     n->base = c->inflation;
     radix__classify(c, n);
-    bool save = radix__recurrent(c) && tables[c->state_group].end && checkpoint;
-    if (save && !shortened && pos == to && n->end == to && !n->root)
+    if (radix__recurrent(c) && tables[c->state_group].end && pos == end && n->end == end && !n->root)
         radix__keep_state(c, n, tables[c->state_group].block_offsets[0]);
     radix__event_flush(c);
     return pos;

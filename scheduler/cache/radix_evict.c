@@ -224,8 +224,7 @@ void radix__drop_tail(struct radix_cache *c, struct radix_node *n)
     radix__classify(c, n);
 }
 
-/* The first of a heap of ranks; NULL: empty. Its rank may be too low: states before it may have gone since.
- */
+/* The first of a heap of ranks; NULL: empty. Its rank may be too low if a state before it has gone. */
 static struct radix_node *least(struct radix_cache *c, enum radix_heap h)
 {
     while (c->heaps[h].count) {
@@ -289,8 +288,7 @@ static void drop_leaf(struct radix_cache *c, struct radix_node *n)
         radix__remove(c, n);
         c->stats.evicted_nodes++;
         if (root || parent == &c->top) return;
-        /* Without a tail and a body, or a state, no hit can end in the parent: its full blocks are useless.
-         */
+        /* No hit can end in the parent without a tail and a body, or a state: its full blocks are useless. */
         bool useless = parent->root || (c->sliding && !parent->has_tail && !holds_body(c, parent)) ||
                        (radix__recurrent(c) && parent->state == ENGINE_NO_BLOCK);
         if (parent->child_count || parent->pins || !useless) {
@@ -329,7 +327,11 @@ static void evict_ranked(struct radix_cache *c)
 
 void radix__keep_state(struct radix_cache *c, struct radix_node *n, uint32_t state)
 {
+    uint64_t each = c->caps.groups[c->state_group].block_grains;
     if (n->state != ENGINE_NO_BLOCK) return;
+    while ((c->stats.states + 1) * each > c->states_most &&
+           (c->heaps[HEAP_LEAF].count || c->heaps[HEAP_STATE].count))
+        evict_ranked(c);
     kvb_acquire(c->blocks, c->state_group, state, KVB_CACHED);
     n->state = state;
     n->state_base = c->inflation;
@@ -338,9 +340,6 @@ void radix__keep_state(struct radix_cache *c, struct radix_node *n, uint32_t sta
     c->stats.states++;
     radix__event_state(c, n, true);
     radix__classify(c, n);
-    uint32_t each = c->caps.groups[c->state_group].block_grains;
-    while (c->stats.states * each > c->states_most && (least(c, HEAP_LEAF) || least(c, HEAP_STATE) != n))
-        evict_ranked(c);
 }
 
 static bool evict_one(struct radix_cache *c)

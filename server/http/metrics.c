@@ -364,11 +364,6 @@ static void kv_text(struct writer *w, const struct sched_stats *st, const struct
                (double)st->cache_states);
         single(w, "kvasir:state_snapshot_bytes", "gauge", "Memory of the saved states.",
                (double)st->cache_states * (double)caps->groups[last].block_bytes);
-        single(w, "kvasir:state_snapshots_evicted_total", "counter",
-               "Saved states dropped for want of memory.", (double)st->groups[last].evicted_blocks);
-        single(w, "kvasir:state_snapshot_hit_tokens_total", "counter",
-               "Prompt tokens that a saved state made unnecessary to compute.",
-               (double)st->groups[last].hit_tokens);
     }
     single(w, "kvasir:kv_arena_units", "gauge", "Size of the KV arena in allocation units.",
            (double)st->arena_grains);
