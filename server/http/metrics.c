@@ -360,9 +360,9 @@ static void kv_text(struct writer *w, const struct sched_stats *st, const struct
                "KV blocks that the prefix cache gave back for want of memory, by group of layers.", evicted);
     const uint32_t last = st->group_count ? st->group_count - 1 : 0;
     if (st->groups[last].recurrent) {
-        single(w, "kvasir:state_snapshots", "gauge", "Saved states of the recurrent layers.",
+        single(w, "kvasir:saved_states", "gauge", "Saved states of the recurrent layers.",
                (double)st->cache_states);
-        single(w, "kvasir:state_snapshot_bytes", "gauge", "Memory of the saved states.",
+        single(w, "kvasir:saved_state_bytes", "gauge", "Memory of the saved states.",
                (double)st->cache_states * (double)caps->groups[last].block_bytes);
     }
     single(w, "kvasir:kv_arena_units", "gauge", "Size of the KV arena in allocation units.",
