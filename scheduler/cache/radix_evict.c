@@ -178,18 +178,14 @@ static double state_rank(const struct radix_cache *c, const struct radix_node *n
     return n->state_base + (worth > WORTH_MAX ? WORTH_MAX : worth);
 }
 
-/* A leaf without a state is of no use. */
-static double leaf_rank(const struct radix_cache *c, const struct radix_node *n)
-{
-    return radix__recurrent(c) && n->state == ENGINE_NO_BLOCK ? 0 : n->base + worth_of(c, n);
-}
-
 void radix__classify(struct radix_cache *c, struct radix_node *n)
 {
     if (n == &c->top) return;
     bool leaf = n->child_count == 0 && n->pins == 0, tail = holds_tail(n),
          chain = tail && n->child_count == 1 && n->pins == 0, state = !leaf && n->state != ENGINE_NO_BLOCK;
-    if (leaf) n->rank = leaf_rank(c, n);
+    /* A leaf without a state is of no use. */
+    bool useless = radix__recurrent(c) && n->state == ENGINE_NO_BLOCK;
+    if (leaf) n->rank = useless ? 0 : n->base + worth_of(c, n);
     if (state) n->rank = state_rank(c, n);
     heap_set(c, HEAP_BODY, n, holds_body(c, n));
     heap_set(c, HEAP_CHAIN_TAIL, n, chain);
