@@ -606,6 +606,7 @@ enum status tok__finish(struct tokenizer *t, const struct tok_extra *extra, size
                         struct err *err)
 {
     enum status st = ST_OK;
+    uni_init();
     for (size_t i = 0; i < extra_count && !st; i++) st = add_extra(t, &extra[i], err);
     if (!st) st = finish_added(t, err);
     return st ? st : tok__finish_vocab(t, err);
