@@ -235,7 +235,7 @@ struct sched_stats {
     uint32_t running, waiting;
     uint64_t arena_grains, used_grains;
     uint32_t group_count;
-    struct {
+    struct sched_group_stats {
         uint64_t blocks_used, bytes_used;    /* live + cached */
         uint64_t blocks_live, blocks_cached; /* held by sequences; by the prefix cache alone */
         uint64_t hit_tokens; /* tokens of this group's KV reused from the cache (sliding: what the window

@@ -59,11 +59,6 @@ const struct stf_tensor *stf_at(const struct stf_files *f, size_t idx)
     return idx < f->count ? &f->tensors[idx] : NULL;
 }
 
-uint64_t stf_bytes(const struct stf_files *f)
-{
-    return f->bytes;
-}
-
 const char *stf_file_name(const struct stf_files *f, const struct stf_tensor *t)
 {
     return f->files[t->file].name;
@@ -311,7 +306,6 @@ enum status stf__sort_names(struct stf_files *f, struct err *err)
 {
     if (f->count) qsort(f->tensors, f->count, sizeof *f->tensors, by_name);
     for (size_t i = 0; i < f->count; i++) {
-        f->bytes += f->tensors[i].bytes;
         if (i > 0 && strcmp(f->tensors[i - 1].name, f->tensors[i].name) == 0)
             return err_set(err, ST_FORMAT, "tensor %s stands twice: in %s and in %s", f->tensors[i].name,
                            stf_file_name(f, &f->tensors[i - 1]), stf_file_name(f, &f->tensors[i]));

@@ -612,11 +612,6 @@ enum status tok__finish(struct tokenizer *t, const struct tok_extra *extra, size
     return st ? st : tok__finish_vocab(t, err);
 }
 
-enum status tok_load(const char *dir, struct tokenizer **out, struct err *err)
-{
-    return tok_load_extra(dir, NULL, 0, out, err);
-}
-
 enum status tok_load_extra(const char *dir, const struct tok_extra *extra, size_t extra_count,
                            struct tokenizer **out, struct err *err)
 {
