@@ -8,7 +8,7 @@
 #ifndef KVASIR_CPU_ATTN_UNPACK_H
 #define KVASIR_CPU_ATTN_UNPACK_H
 
-#include "kernels/cpu/attn/kv_q8.h"
+#include "kernels/cpu/kv_q8.h"
 
 #define KV_INLINE static inline __attribute__((always_inline))
 

@@ -21,7 +21,7 @@
 #define KVASIR_CPU_KV_Q8_H
 
 #include "config/base/floats.h"
-#include "kernels/cpu/attn/kv_layout.h"
+#include "kernels/cpu/kv_layout.h"
 
 #define KV_RUN    32u
 #define KV_Q8_MAX 127.0f
