@@ -12,6 +12,7 @@
 #include "scheduler/cache/kv_blocks.h"
 #include "scheduler/scheduler.h"
 #include "tests/lib/selectors.h"
+#include "tests/lib/sched_check.h"
 
 #include <setjmp.h>
 #include <signal.h>
