@@ -104,7 +104,8 @@ static const struct row rows[] = {
      "accepted API keys, one per line; a line \"KEY priority\" lets its requests' priority count "
      "before other keys' (default: no key needed)"},
     {"enable-admin", K_CHOICE, AT(enable_admin), "auto", 0, 0, "auto|on|off", NULL,
-     "POST /reset_prefix_cache and the like; auto: with API keys, or if --host is a loopback address"},
+     "POST /reset_prefix_cache and the like; auto: for API keys with \"priority\", or if --host is a "
+     "loopback address"},
     {"cors-origins", K_STRING, AT(cors_origins), "loopback", 0, 0, NULL, "ORIGIN[,ORIGIN]",
      "web pages that may use the server: SCHEME://HOST[:PORT], loopback (those of this machine) or *; its "
      "own page always may"},

@@ -253,6 +253,7 @@ static enum status build(struct constraint_maker *m, json_t *tools, struct gramm
     struct err err = {{0}};
     enum status st = gb_create(&m->b);
     if (st) return no_memory(m);
+    rx_pool_stop(gb_pool(m->b), &m->g->cancelled);
     st = tools ? calls(m, tools, &body) : response(m, &body);
     if (st) {
         gb_free(m->b);
@@ -327,6 +328,11 @@ enum status gen_constraint_make(struct gen *g)
     g->compile = description(g, tools);
     g->compile_key = g->compile ? json_dumps(g->compile, JSON_COMPACT) : NULL;
     if (!g->compile_key) return no_memory(&m);
+    g->compile_bytes = strlen(g->compile_key);
+    if (g->compile_bytes > LIMIT_CONSTRAINT_BYTES)
+        return api_fail(&g->r->response.error, 400, "unsupported_schema", gen_constraint_param(g),
+                        "The constraint is too large: %zu bytes of JSON, at most %u are allowed.",
+                        g->compile_bytes, LIMIT_CONSTRAINT_BYTES);
     p->ignore_eos = false; /* a complete constrained output allows only EOS */
     p->tool_choice.named =
         json_string_value(json_object_get(g->compile, "named")); /* the body's copy is freed */
@@ -350,18 +356,19 @@ enum status gen_constraint_compile(struct gen *g)
     struct grammars *all = g->r->srv->grammars;
     struct constraint_maker m = {.g = g, .vocab = g->vocab};
     struct api_error *e = &g->r->response.error;
+    uint64_t tenant = gen_grammar_tenant(g);
     /* One with the same key may be cached meanwhile. */
     g->grammar = grammars_find(all, g->compile_key);
     if (g->grammar) {
-        grammars_dismiss(all, strlen(g->compile_key));
+        grammars_dismiss(all, g->compile_bytes);
         return ST_OK;
     }
     enum status st = build(&m, json_object_get(g->compile, "functions"), &g->grammar);
     if (st) {
-        grammars_dismiss(all, strlen(g->compile_key));
+        grammars_dismiss(all, g->compile_bytes);
         return st;
     }
-    st = grammars_keep(all, g->compile_key, g->grammar);
+    st = grammars_keep(all, g->compile_key, tenant, g->grammar);
     if (st == ST_TOO_LARGE)
         return api_fail(e, 400, "unsupported_schema", gen_constraint_param(g),
                         "The constraint takes %zu MiB compiled, more than the limit (--grammar-memory).",
@@ -369,6 +376,11 @@ enum status gen_constraint_compile(struct gen *g)
     if (st == ST_AGAIN)
         return api_fail(e, 503, "grammar_memory", gen_constraint_param(g), "%s", gen_grammar_memory_full);
     return st ? no_memory(&m) : ST_OK;
+}
+
+uint64_t gen_grammar_tenant(const struct gen *g)
+{
+    return g->r->http.has_key && !g->r->http.one_key ? g->p.tenant : 0;
 }
 
 const char gen_grammar_memory_full[] =

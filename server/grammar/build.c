@@ -46,7 +46,6 @@ static void grammar_free(struct grammar *g)
     rx_pool_free(g->pool);
     free(g->nodes);
     free(g->list);
-    free(g->repeat_slots);
     members__free(g->members);
     pthread_mutex_destroy(&g->lock);
     free(g);
@@ -311,6 +310,7 @@ enum status gb_finish(struct grammar_builder *b, gx start, struct grammar **out,
 {
     struct grammar *g = b->g;
     enum status st = check(b, start, err);
+    rx_pool_stop(g->pool, NULL);
     if (!st) {
         for (int i = 0; i < TOKEN_CLASS_KINDS; i++)
             g->one[i] = grammar__character(g->pool, (enum token_class_of_what)i);

@@ -390,10 +390,22 @@ static bool first_state(struct grammar *g)
     return machine__ended(g, &over) && !over && made;
 }
 
-static void transitions_free(struct grammar *g)
+/* All that is built on demand. */
+static void made_free(struct grammar *g)
 {
     for (uint32_t i = 1; i < g->state_count; i++) free(g->states[i].transitions);
-    g->transition_bytes = 0;
+    free(g->continuations);
+    free(g->continuation_slots);
+    free(g->items);
+    free(g->states);
+    free(g->state_slots);
+    free(g->repeat_slots);
+    g->continuations = NULL;
+    g->items = NULL;
+    g->states = NULL;
+    g->continuation_slots = g->state_slots = g->repeat_slots = NULL;
+    g->continuation_count = g->state_count = g->repeat_slot_count = 0;
+    g->item_count = g->transition_bytes = g->continuation_cap = g->item_cap = g->state_cap = 0;
 }
 
 bool machine__open(struct grammar *g)
@@ -425,12 +437,7 @@ void machine__count(struct grammar *g)
 void machine__close(struct grammar *g)
 {
     if (g->memory) atomic_fetch_sub(&g->memory->used, g->counted);
-    transitions_free(g);
-    free(g->continuations);
-    free(g->continuation_slots);
-    free(g->items);
-    free(g->states);
-    free(g->state_slots);
+    made_free(g);
     masks__free(g);
 }
 
@@ -450,18 +457,14 @@ void machine__tidy(struct grammar *g)
 
 void machine__drop(struct grammar *g)
 {
-    transitions_free(g);
+    made_free(g);
     g->full = false;
     g->generation++;
     g->rebuilt_bytes = 0;
-    g->state_count = g->continuation_count = 0;
-    g->item_count = 0;
     g->node_count = g->node_base;
+    array_fit((void **)&g->nodes, &g->node_cap, g->node_count, sizeof *g->nodes);
     members__drop(g);
-    if (g->repeat_slots) memset(g->repeat_slots, 0, g->repeat_slot_count * sizeof *g->repeat_slots);
     rx_pool_cut(g->pool, g->pool_base);
-    memset(g->continuation_slots, 0, g->continuation_slot_count * sizeof *g->continuation_slots);
-    memset(g->state_slots, 0, g->state_slot_count * sizeof *g->state_slots);
     masks__drop(g);
-    if (!first_state(g)) g->failed = true;
+    if (!machine__open(g)) g->failed = true;
 }

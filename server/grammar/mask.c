@@ -6,7 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Lower limit for lazily built data when memory for grammars is short. */
+/* Where memory for grammars is short, a grammar keeps at most so much of what it can rebuild, once no mask of
+ * it is in progress: even what its sequences need again. */
 #define SHORT_MADE ((size_t)1 << 20)
 
 void grammar_count_in(struct grammar *g, struct grammar_memory *memory)
@@ -47,9 +48,6 @@ bool mask__own(struct grammar *g, const void *who)
     if (k && k->owner) return k->owner == who;
     if (g->full) machine__drop(g);
     machine__tidy(g);
-    size_t made = machine__allocated(g);
-    bool is_short = g->memory && atomic_load(&g->memory->used) > g->memory->most;
-    if (is_short && made > SHORT_MADE && made > 2 * g->rebuilt_bytes) machine__drop(g);
     if (k) k->owner = who;
     return true;
 }
@@ -57,6 +55,10 @@ bool mask__own(struct grammar *g, const void *who)
 void mask__disown(struct grammar *g)
 {
     if (g->masks) g->masks->owner = NULL;
+    machine__count(g);
+    if (!g->memory || atomic_load(&g->memory->used) <= g->memory->most) return;
+    if (machine__allocated(g) <= SHORT_MADE) return;
+    machine__drop(g);
     machine__count(g);
 }
 

@@ -354,6 +354,8 @@ void members__drop(struct grammar *g)
     struct members *m = g->members;
     if (!m) return;
     m->word_count = m->word_base;
-    m->slot_used = 0;
-    if (m->slots) memset(m->slots, 0, m->slot_count * sizeof *m->slots);
+    array_fit((void **)&m->words, &m->word_cap, m->word_count, sizeof *m->words);
+    free(m->slots);
+    m->slots = NULL;
+    m->slot_used = m->slot_count = 0;
 }

@@ -64,6 +64,7 @@ struct rx_pool {
         bool yes;
     } taken[64]; /* a covers one text of `one` */
     enum status st;
+    const atomic_bool *stop;
 };
 
 #define MEMO_MAX (1u << 18)
@@ -98,6 +99,7 @@ void rx_spend(struct rx_pool *p, size_t units)
 {
     if (p->free_of_charge) return;
     p->work += units;
+    if (p->stop && atomic_load_explicit(p->stop, memory_order_relaxed)) (void)fail(p, ST_AGAIN);
     if (p->work <= p->work_max || p->st) return;
     p->over = true;
     (void)fail(p, ST_TOO_LARGE);
@@ -278,6 +280,11 @@ enum status rx_status(const struct rx_pool *p)
     return p->st;
 }
 
+void rx_pool_stop(struct rx_pool *p, const atomic_bool *stop)
+{
+    p->stop = stop;
+}
+
 rx *rx_pool_kept(struct rx_pool *p)
 {
     return &p->kept;
@@ -339,12 +346,23 @@ void rx_pool_cut(struct rx_pool *p, size_t count)
         if (n->kind == K_BYTES) p->set_count = n->a + 1u;
         if (is_list(n->kind)) p->list_count = n->a + n->b;
     }
-    if (p->memo) memset(p->memo, 0, p->memo_cap * sizeof *p->memo);
-    p->memo_count = 0;
+    array_fit((void **)&p->nodes, &p->cap, p->count, sizeof *p->nodes);
+    array_fit((void **)&p->list, &p->list_cap, p->list_count, sizeof *p->list);
+    array_fit((void **)&p->sets, &p->set_cap, p->set_count, sizeof *p->sets);
+    free(p->memo);
+    free(p->firsts);
+    free(p->todo);
+    free(p->seen);
+    p->memo = NULL;
+    p->firsts = p->todo = NULL;
+    p->seen = NULL;
+    p->memo_count = p->memo_cap = p->first_cap = p->todo_cap = p->seen_count = p->seen_cap = 0;
     memset(p->taken, 0, sizeof p->taken);
     p->st = ST_OK;
     p->full = p->over = false;
-    if (!rehash(p, p->slot_count)) p->st = ST_NOMEM;
+    size_t slots = 64;
+    while (slots <= 2 * count) slots *= 2;
+    if (!rehash(p, slots)) p->st = ST_NOMEM;
 }
 
 /* ---- normal forms ---- */

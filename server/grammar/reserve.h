@@ -19,4 +19,13 @@ static inline bool array_reserve(void **at, size_t *cap, size_t need, size_t siz
     return true;
 }
 
+/* Gives back capacity beyond `count`. */
+static inline void array_fit(void **at, size_t *cap, size_t count, size_t size)
+{
+    void *to = *cap > count && count ? realloc(*at, count * size) : NULL;
+    if (!to) return;
+    *at = to;
+    *cap = count;
+}
+
 #endif

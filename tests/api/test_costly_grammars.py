@@ -285,10 +285,26 @@ def many_forms(args):
     server.stop()
 
 
+def large(args):
+    """A description over the limit is refused before it is compiled, with the limit."""
+    server = Server(args.binary, args.demo)
+    for name, constraint in (
+        ("an enum", {"guided_json": {"enum": [f"value number {i} of many" for i in range(160000)]}}),
+        ("a choice", {"guided_choice": [f"value number {i} of many" for i in range(160000)]}),
+    ):
+        status, answer, _ = ask(server, {"prompt": "a", "max_tokens": 1, **constraint})
+        error = answer.get("error", {})
+        check.equal(f"{name}: status", (status, error.get("code")), (400, "unsupported_schema"))
+        check.true(f"{name}: names the limit", "4194304" in error.get("message", ""), str(error)[:300])
+        status, answer, _ = ask(server, {"prompt": "a", "max_tokens": 1, **{k: {"enum": v["enum"][:9000]} if isinstance(v, dict) else v[:9000] for k, v in constraint.items()}})
+        check.equal(f"{name} of 9,000", status, 200)
+    server.stop()
+
+
 if __name__ == "__main__":
     args = arguments(__doc__, clients=32)
     signal.alarm(120)
-    for test in (many_forms, crowd):
+    for test in (large, many_forms, crowd):
         if not args.only or test.__name__ in args.only:
             check.run(test, args)
     check.end()
