@@ -409,9 +409,9 @@ const char *gen_constraint_failure(const struct choice *c, char *text, size_t ca
     return costs ? "constraint_too_costly" : f == MATCHER_MEMORY ? "out_of_memory" : "unsupported_schema";
 }
 
-static enum mask_state prepare(void *arg, const uint32_t *tokens, uint32_t count)
+static enum mask_state prepare(void *arg, const uint32_t *tokens, uint32_t count, bool brief)
 {
-    return matcher_prepare(arg, tokens, count);
+    return matcher_prepare(arg, tokens, count, brief);
 }
 
 static uint32_t drafts(void *arg, const uint32_t *tokens, uint32_t count, uint32_t n)
@@ -439,7 +439,7 @@ bool gen_constraint_start(struct choice *c)
     struct gen *g = c->gen;
     if (!g->grammar) return true;
     if (matcher_create(g->grammar, g->vocab, &c->matcher)) return false;
-    matcher_threads(c->matcher, grammars_threads(g->r->srv->grammars));
+    matcher_threads(c->matcher, grammars_threads(g->r->srv->grammars), g->p.tenant);
     c->constraint = (struct sampling_constraint){.arg = c->matcher,
                                                  .prepare = prepare,
                                                  .drafts = drafts,

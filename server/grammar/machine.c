@@ -9,6 +9,7 @@
  * their current states, twice their need, up to a limit. */
 #define MADE_MAX         ((size_t)16 << 20)
 #define MADE_LIMIT       ((size_t)64 << 20)
+#define MADE_SHORT       ((size_t)1 << 20) /* the limit where memory for grammars is short */
 #define EMPTINESS_STATES 1024u
 /* Work limit of one byte's step from one state, which depends on both alone (some milliseconds): above it the
  * step is not computed, and masks that need it fail. The parts of a step are limited likewise. */
@@ -277,11 +278,13 @@ static void limit(struct grammar *g)
 
 bool machine__ended(struct grammar *g, bool *over)
 {
-    *over = rx_status(g->pool) == ST_TOO_LARGE;
+    enum status st = rx_status(g->pool);
+    *over = st == ST_TOO_LARGE;
     g->full = rx_pool_full(g->pool);
-    g->failed = g->failed || (rx_status(g->pool) && !*over);
+    g->later = g->later || st == ST_AGAIN;
+    g->failed = g->failed || (st && !*over && st != ST_AGAIN);
     rx_pool_work_max(g->pool, SIZE_MAX);
-    return !g->failed && !g->full;
+    return !g->failed && !g->full && !g->later;
 }
 
 static bool transitions_make(struct grammar *g, uint32_t state)
@@ -352,7 +355,8 @@ static uint32_t step(struct grammar *g, uint32_t state, uint8_t byte)
 
 struct move *machine__make(struct grammar *g, uint32_t state, uint8_t byte)
 {
-    if (g->failed || g->full || (!g->states[state].transitions && !transitions_make(g, state))) return NULL;
+    if (g->failed || g->full || g->later || (!g->states[state].transitions && !transitions_make(g, state)))
+        return NULL;
     struct transitions *m = g->states[state].transitions;
     struct move *to = &m->to[m->of_byte[byte]];
     if (to->next != STATE_UNKNOWN) return to;
@@ -449,10 +453,18 @@ size_t machine__allocated(const struct grammar *g)
            members__allocated(g->members);
 }
 
-void machine__tidy(struct grammar *g)
+bool machine__untidy(const struct grammar *g)
 {
     size_t made = machine__allocated(g);
-    if (made > MADE_LIMIT || (made > MADE_MAX && made > 2 * g->rebuilt_bytes)) machine__drop(g);
+    bool is_short = g->memory && atomic_load(&g->memory->used) > g->memory->most;
+    return made > (is_short ? MADE_SHORT : MADE_LIMIT) || (made > MADE_MAX && made > 2 * g->rebuilt_bytes);
+}
+
+void machine__tidy(struct grammar *g)
+{
+    if (!machine__untidy(g)) return;
+    machine__drop(g);
+    machine__count(g);
 }
 
 void machine__drop(struct grammar *g)

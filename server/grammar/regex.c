@@ -46,7 +46,7 @@ struct rx_pool {
     } * seen;
     size_t seen_count, seen_cap;
     uint32_t stamp;
-    size_t work, work_max;
+    size_t work, work_max, pause;
     bool free_of_charge; /* current work is counted elsewhere */
     bool over, full;     /* work_max exceeded; capacity exceeded */
     rx kept;
@@ -99,10 +99,18 @@ void rx_spend(struct rx_pool *p, size_t units)
 {
     if (p->free_of_charge) return;
     p->work += units;
-    if (p->stop && atomic_load_explicit(p->stop, memory_order_relaxed)) (void)fail(p, ST_AGAIN);
+    if (p->work > p->pause || (p->stop && atomic_load_explicit(p->stop, memory_order_relaxed)))
+        (void)fail(p, ST_AGAIN);
     if (p->work <= p->work_max || p->st) return;
     p->over = true;
     (void)fail(p, ST_TOO_LARGE);
+}
+
+/* Growth of a large table takes milliseconds, which are not counted as work. */
+static bool may_grow(struct rx_pool *p, size_t slots)
+{
+    if (p->pause != SIZE_MAX && slots >= 1u << 15) (void)fail(p, ST_AGAIN);
+    return !p->st;
 }
 
 static uint32_t since(const struct rx_pool *p, size_t before)
@@ -213,7 +221,9 @@ static rx intern(struct rx_pool *p, struct node n, const uint32_t *items)
     if (p->st) return RX_NONE;
     rx_spend(p, WORK_NODE + (is_list(n.kind) ? n.b : 0));
     if (p->st) return RX_NONE;
-    if (2 * p->count >= p->slot_count && !rehash(p, 2 * p->slot_count)) return fail(p, ST_NOMEM);
+    if (2 * p->count >= p->slot_count && may_grow(p, p->slot_count) && !rehash(p, 2 * p->slot_count))
+        return fail(p, ST_NOMEM);
+    if (p->st) return RX_NONE;
     uint64_t h = hash_of(p, &n, items);
     uint32_t at;
     for (; (at = p->slots[h & (p->slot_count - 1)]); h++)
@@ -245,7 +255,7 @@ enum status rx_pool_create(size_t nodes_max, struct rx_pool **out)
     struct rx_pool *p = calloc(1, sizeof *p);
     if (!p) return ST_NOMEM;
     p->max = nodes_max < 16 ? 16 : nodes_max;
-    p->work_max = SIZE_MAX;
+    p->work_max = p->pause = SIZE_MAX;
     p->list_max = LIST_MAX;
     p->count = 3;
     if (!array_reserve((void **)&p->nodes, &p->cap, 64, sizeof *p->nodes) || !rehash(p, 64)) {
@@ -285,6 +295,11 @@ void rx_pool_stop(struct rx_pool *p, const atomic_bool *stop)
     p->stop = stop;
 }
 
+void rx_pool_pause(struct rx_pool *p, size_t most)
+{
+    p->pause = most == SIZE_MAX ? most : p->work + most;
+}
+
 rx *rx_pool_kept(struct rx_pool *p)
 {
     return &p->kept;
@@ -299,7 +314,7 @@ void rx_pool_room(struct rx_pool *p, size_t nodes, size_t items)
 void rx_pool_work_max(struct rx_pool *p, size_t most)
 {
     p->work_max = most == SIZE_MAX ? most : p->work + most;
-    if (p->st == ST_TOO_LARGE && !p->full) p->st = ST_OK;
+    if (p->st == ST_AGAIN || (p->st == ST_TOO_LARGE && !p->full)) p->st = ST_OK;
     p->over = false;
 }
 
@@ -694,6 +709,7 @@ static bool memo_reserve(struct rx_pool *p)
 {
     if (2 * (p->memo_count + 1) < p->memo_cap) return true;
     size_t old = p->memo_cap, cap = old ? 2 * old : 1024;
+    if (!may_grow(p, old)) return false;
     if (cap > 2 * MEMO_MAX) { /* resets the cache */
         memset(p->memo, 0, old * sizeof *p->memo);
         p->memo_count = 0;
@@ -992,7 +1008,7 @@ rx rx_derivative(struct rx_pool *p, rx a, uint8_t byte)
     rx_spend(p, WORK_NODE);
     rx out = derive(p, a, byte);
     if (p->st) return RX_NONE;
-    if (!memo_reserve(p)) return fail(p, ST_NOMEM);
+    if (!memo_reserve(p)) return p->st ? RX_NONE : fail(p, ST_NOMEM);
     struct memo *m = memo_at(p, key);
     if (!m->key) p->memo_count++;
     *m = (struct memo){key, out, since(p, before)};
@@ -1254,9 +1270,9 @@ static bool bounded(const struct rx_pool *p, rx a, uint32_t *left)
 
 bool rx_bounded(struct rx_pool *p, rx a)
 {
-    uint32_t left = BOUNDED_NODES;
+    uint32_t left = p->st ? 0 : BOUNDED_NODES;
     bool yes = bounded(p, a, &left);
-    rx_spend(p, BOUNDED_NODES - left + 1);
+    rx_spend(p, p->st ? 1 : BOUNDED_NODES - left + 1);
     return yes;
 }
 
