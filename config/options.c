@@ -111,7 +111,7 @@ static const struct row rows[] = {
      "own page always may"},
     {"allowed-hosts", K_STRING, AT(allowed_hosts), "auto", 0, 0, NULL, "HOST[,HOST]",
      "names in the Host header, in addition to loopback ones, addresses and --host: HOST, *.HOST or *; auto: "
-     "none without API keys on a loopback address, else any"},
+     "none without API keys, else any"},
     {"accept-any-model", K_BOOL, AT(accept_any_model), "off", 0, 0, NULL, NULL,
      "accept requests for any model name"},
     {"max-body-bytes", K_SIZE, AT(max_body_bytes), "64M", 1024, 1ull << 31, NULL, "SIZE",
