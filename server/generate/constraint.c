@@ -100,13 +100,14 @@ enum status constraint_schema(struct constraint_maker *m, json_t *schema, bool c
 static enum status choices(struct constraint_maker *m, const json_t *list, gx *out)
 {
     size_t n = json_array_size(list);
-    gx *one = calloc(n, sizeof *one);
+    struct rx_pool *p = gb_pool(m->b);
+    rx *one = calloc(n, sizeof *one);
     if (!one) return no_memory(m);
     for (size_t i = 0; i < n; i++) {
         const json_t *v = json_array_get(list, i);
-        one[i] = gb_literal(m->b, json_string_value(v), json_string_length(v));
+        one[i] = rx_literal(p, json_string_value(v), json_string_length(v));
     }
-    *out = gb_alt(m->b, one, n);
+    *out = gb_regex(m->b, rx_alt_list(p, one, n)); /* a trie */
     free(one);
     return ST_OK;
 }
