@@ -7,6 +7,7 @@
 
 #include "config/base/work_lock.h"
 #include "server/grammar/build.h"
+#include "server/grammar/tables.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -81,16 +82,15 @@ struct grammar {
     struct continuation *continuations;
     uint32_t continuation_count, stamp;
     size_t continuation_cap;
-    uint32_t *continuation_slots, continuation_slot_count;
-    struct item *items; /* of conts and of states */
+    struct id_table continuation_table, state_table;
+    struct id_table repeat_table; /* of GX_REPEAT nodes that were built on demand */
+    struct item *items;           /* of conts and of states */
     size_t item_count, item_cap;
     struct state *states;
     uint32_t state_count;
     size_t state_cap;
-    uint32_t *state_slots, state_slot_count;
     size_t transition_bytes;
     size_t rebuilt_bytes; /* bytes built in this generation by matchers that replayed their paths */
-    uint32_t *repeat_slots, repeat_slot_count; /* of GX_REPEAT nodes */
     uint32_t generation;
     bool failed; /* out of memory: only end tokens are allowed */
     bool full;   /* nothing more can be built in this generation */
