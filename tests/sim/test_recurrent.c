@@ -5,6 +5,7 @@
 
 #include "scheduler/scheduler.h"
 #include "tests/lib/block_index.h"
+#include "tests/lib/sched_check.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
