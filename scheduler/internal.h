@@ -99,7 +99,7 @@ struct sequence {
     uint32_t state_at;
     uint32_t state_saved; /* the last position on its path at which the cache has its state */
     uint32_t save_at;     /* prefill: the next one at which to save it; UINT32_MAX: none */
-    uint32_t branches[RADIX_BRANCHES_MAX]; /* struct radix_hit; 0 = none */
+    uint32_t branch;      /* where its prompt parts from cached ones; 0: nowhere */
 };
 
 /* scheduler/prefill.c: a sequence with tokens to prefill in this step, and one tenant's share of the step.

@@ -122,11 +122,8 @@ static void plan_save(const struct scheduler *s, struct sequence *q)
     q->save_at = UINT32_MAX;
     if (!recurrent(s) || !q->pin.node || q->position >= p->token_count) return;
     uint32_t after = q->state_saved + least; /* where a state may be saved without evidence */
-    for (uint32_t i = 0; i < RADIX_BRANCHES_MAX; i++) {
-        uint32_t at = q->branches[i];
-        if (at > q->position && at >= q->state_saved + tokens_like_steps(s, BRANCH_SAVES_STEPS) && at < next)
-            next = at;
-    }
+    if (q->branch > q->position && q->branch >= q->state_saved + tokens_like_steps(s, BRANCH_SAVES_STEPS))
+        next = q->branch;
     for (uint32_t i = q->next_span; i < p->span_count; i++) {
         uint32_t at = p->spans[i].end;
         bool alone = i + 1 == p->span_count || p->spans[i + 1].begin >= at + least;
@@ -178,7 +175,7 @@ void sched__cache_adopt(struct scheduler *s, struct sequence *q)
         if (writes && !radix_pin_hit(s->cache, &v, &none, &q->pin)) q->pin.node = NULL;
     }
     q->position = q->published = q->state_at = q->state_saved = hit.length;
-    memcpy(q->branches, hit.branches, sizeof q->branches);
+    q->branch = hit.branch;
     plan_save(s, q);
     if (q->features) sched__features_passed(s, q);
     if (!q->looked) {

@@ -177,15 +177,6 @@ static enum cache_stop why_stopped(const struct radix_cache *c, const struct rad
     return ours || radix__in_span(n->child, pos) ? CACHE_STOP_IMAGE : CACHE_STOP_TOKEN;
 }
 
-/* The list keeps the last ones. */
-static void note_branch(struct radix_hit *hit, uint32_t at)
-{
-    if (hit->branch_count && hit->branches[hit->branch_count - 1] >= at) return;
-    if (hit->branch_count == RADIX_BRANCHES_MAX)
-        memmove(hit->branches, hit->branches + 1, --hit->branch_count * sizeof *hit->branches);
-    hit->branches[hit->branch_count++] = at;
-}
-
 bool radix_match(struct radix_cache *c, const struct radix_view *v, uint32_t limit, struct radix_hit *hit)
 {
     *hit = (struct radix_hit){.info = {.stop = CACHE_STOP_SALT}};
@@ -203,13 +194,12 @@ bool radix_match(struct radix_cache *c, const struct radix_view *v, uint32_t lim
         n = k;
         pos = to;
         if (pos < k->end) break;
-        if (radix__recurrent(c) && k->child_count > 1 && k->state == ENGINE_NO_BLOCK) note_branch(hit, pos);
     }
     hit->info.equal = pos;
     uint32_t want = pos < limit ? pos : limit, whole = floor_whole(v, want, pos);
     hit->length = longest_valid(c, v, n, whole, pos);
     hit->info.reused = hit->length;
-    if (radix__recurrent(c) && whole > hit->length) note_branch(hit, whole);
+    if (radix__recurrent(c) && whole > hit->length) hit->branch = whole;
     if (radix__recurrent(c) && last_state(n, whole)->end < whole) hit->info.stop = CACHE_STOP_STATE;
     else if (hit->length < whole) hit->info.stop = CACHE_STOP_WINDOW;
     else if (whole < want) hit->info.stop = CACHE_STOP_SPAN;

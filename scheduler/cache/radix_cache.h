@@ -68,7 +68,6 @@ struct radix_table {
     uint32_t first, end;
 };
 
-#define RADIX_BRANCHES_MAX 4u
 struct radix_hit {
     uint32_t length; /* tokens that can be reused */
     struct radix_node
@@ -78,10 +77,8 @@ struct radix_hit {
                                     * cache's scratch, valid until its next call. The last one is partly
                                     * filled unless length is a multiple of the block size. Recurrent: entry
                                     * 0 is the state at `length`; none when length is 0 */
-    /* Recurrent group: positions after `length` at which a state would be reused: branch points of the tree
-     * on the prompt's path, and the one that it makes. Ascending. */
-    uint32_t branches[RADIX_BRANCHES_MAX], branch_count;
-    bool evicted; /* it would be longer, were nothing evicted */
+    uint32_t branch; /* recurrent group: where a saved state would make the hit longer; 0: nowhere */
+    bool evicted;    /* it would be longer, were nothing evicted */
     struct sched_cache_info info;
 };
 
