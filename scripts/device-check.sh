@@ -18,7 +18,8 @@
 #   no PART: all but stress, the sanitizer's and cublaslt; `all`: everything
 #   --hopper     runs what it can with KVASIR_CUDA_HOPPER=0 (portable kernels), 1, or once with each; default:
 #                as the backend chooses (README)
-#   --gemm       whose matrix products (KVASIR_GEMM), with each path of --hopper; default: cublas
+#   --gemm       whose matrix products (KVASIR_GEMM), with each path of --hopper; default: both (--emulated:
+#                cublas)
 #   --emulated   the same script on the emulated device, in tiny sizes: checks the script, measures nothing
 #
 # Every check has a time limit of its own (LIMIT_SCALE=2 doubles them) and the script goes on after a failure.
@@ -155,6 +156,7 @@ name_of() {
 }
 
 # ---- what there is
+[ "$gemms$emulated" = default0 ] && gemms="cublas own"
 programs="test_backend_linear test_backend_ops test_backend_attn test_backend_experts test_cuda_graphs"
 programs="$programs test_cuda_gemm test_cuda_cpu test_engine_golden test_engine_invariance bench_device"
 targets=()
@@ -285,8 +287,9 @@ part_bench() {
             name_of "$path" "$gemm"
             file=$out/$part$(echo "$label" | sed 's/, hopper //; s/, /-/').json
             printf '\n%s%s\n' "$part" "$label" >>"$table"
-            check "$part$label" 500 env "${settings[@]}" sh -c 'file=$1; shift; "$@" >>"$file" 2>&1' sh "$table" \
-                "$tests/bench_device" --backend cuda --part "$part" --json "$file" "${tiny[@]}" ${ONLY:+--only "$ONLY"}
+            check "$part$label" 500 env "${settings[@]}" \
+                sh -c 'file=$1; shift; "$@" >>"$file" 2>&1' sh "$table" \
+                "$tests/bench_device" --backend cuda --part "$part" --json "$file" "${tiny[@]}"
         done
     done
 }

@@ -274,6 +274,29 @@ static int lt__proposals(struct lt_check *c, uint32_t rows, cublasLtMatmulAlgo_t
     }
     return kept;
 }
+/* With -DLT_TRACE (NVCC_EXTRA): the algorithm of each band, as id:tile,stages,custom,swizzle,cluster. */
+static void lt__trace(const struct cuda_lt *s)
+{
+#if defined(LT_TRACE)
+    static const cublasLtMatmulAlgoConfigAttributes_t what[] = {CUBLASLT_ALGO_CONFIG_ID,
+                                                                CUBLASLT_ALGO_CONFIG_TILE_ID,
+                                                                CUBLASLT_ALGO_CONFIG_STAGES_ID,
+                                                                CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION,
+                                                                CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING,
+                                                                CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID};
+    fprintf(stderr, "cuBLASLt %ux%u%s:", s->m, s->kpad, s->bias ? " with bias" : "");
+    for (uint32_t band = 0; band <= lt__band(s->rows); band++)
+        for (int i = 0; i < 6; i++) {
+            uint32_t v = 0;
+            size_t bytes;
+            (void)cublasLtMatmulAlgoConfigGetAttribute(&s->algo[band], what[i], &v, i < 5 ? 4 : 2, &bytes);
+            fprintf(stderr, "%s%u", i == 0 ? " " : i == 1 ? ":" : ",", v);
+        }
+    fprintf(stderr, "\n");
+#else
+    (void)s;
+#endif
+}
 /* Fills s->algo. The first proposal for the widest band says what the bits are. */
 static bool lt__choose(struct lt_check *c)
 {
@@ -291,7 +314,9 @@ static bool lt__choose(struct lt_check *c)
             if (at == n) break;
             s->algo[band] = other[at];
         }
-        if (done == last) return true;
+        if (done < last) continue;
+        lt__trace(s);
+        return true;
     }
     s->refused = count ? "no invariant algorithm" : "no algorithm";
     return false;

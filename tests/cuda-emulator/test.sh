@@ -87,7 +87,7 @@ for mode in "$@"; do
             run "plain golden $variant, own products" "$t/test_engine_golden" GOLDEN_VARIANT="$variant" \
                 KVASIR_GEMM=own
         done
-        for gemm in own cublas; do
+        for gemm in cublas ${full:+own}; do
             run "plain invariance text_bf16, $gemm" "$t/test_engine_invariance" KVASIR_TEST_SHORT=1 \
                 GOLDEN_VARIANT=text_bf16 KVASIR_GEMM=$gemm
         done
