@@ -6,7 +6,10 @@
  * algorithms without split-K are found, one for each band, that give a row the same bits - alone, among
  * others, at other places, in every band. Candidates are the library's proposals in its own order, never a
  * measurement: the choice depends on device, driver and library alone. A product has at most as many rows as
- * were checked; more take several calls. */
+ * were checked; more take several calls.
+ *
+ * Up to LT_FEW rows our kernels read weights faster; they take that band where the check finds their sums
+ * equal to cuBLASLt's. */
 #include "kernels/cuda/gemm.cuh"
 
 #define LT_BANDS     4u
@@ -15,15 +18,17 @@
 #define LT_ROWS_WIDE 576u
 #define LT_WIDE      32768u
 #define LT_REFUSED   8u /* that are named */
+#define LT_FEW       8u
 
-static const uint32_t band_end[LT_BANDS] = {16, 128, 768, UINT32_MAX},
-                      band_asks[LT_BANDS] = {8, 64, 512, LT_ROWS};
+static const uint32_t band_end[LT_BANDS] = {LT_FEW, 128, 768, UINT32_MAX},
+                      band_asks[LT_BANDS] = {LT_FEW, 64, 512, LT_ROWS};
 
 struct cuda_lt {
     struct cuda_lt *next;
     uint32_t kpad, m; /* m: weight rows that are multiplied */
     bool glu, bias;
     uint32_t rows;       /* checked; the most of a call */
+    bool own_few;        /* our kernels give the same bits */
     const char *refused; /* NULL: cuBLASLt serves the shape */
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t w, x, y; /* column-major: (kpad x m) transposed, kpad x rows, m x rows */
@@ -36,7 +41,7 @@ struct cuda_blas {
     size_t work_bytes, sums_bytes;
     void *work;  /* the library's */
     float *sums; /* of products with another epilogue */
-    uint32_t rows_max, served, refused;
+    uint32_t rows_max, served, few, refused;
     uint64_t bits; /* of the accepted shapes' check products */
     char refusals[200];
 };
@@ -55,8 +60,10 @@ static void lt__say(struct backend *b)
 {
     const struct cuda_blas *l = b->blas;
     size_t version = cublasLtGetVersion(), cap = sizeof b->gemm;
-    int n = snprintf(b->gemm, cap, "cuBLASLt %zu.%zu.%zu, %u weight shapes, bits %016llx", version / 10000,
-                     version / 100 % 100, version % 100, l->served, (unsigned long long)l->bits);
+    int n = snprintf(b->gemm, cap,
+                     "cuBLASLt %zu.%zu.%zu, %u weight shapes, %u with own kernels for few rows, bits %016llx",
+                     version / 10000, version / 100 % 100, version % 100, l->served, l->few,
+                     (unsigned long long)l->bits);
     if (l->refused && n > 0 && (size_t)n < cap)
         snprintf(b->gemm + n, cap - (size_t)n, "; own kernels, %u:%s%s", l->refused, l->refusals,
                  l->refused > LT_REFUSED ? " ..." : "");
@@ -148,6 +155,13 @@ __global__ __launch_bounds__(256) void lt_epilogue_k(gemm_job j, const float *su
         gemm_put<BF>(j, nullptr, blockIdx.y, r, r < m ? v[r] : 0.0f, r + 8 < m ? v[r + 8] : 0.0f);
 }
 
+/* With a bias and a residual the order of the additions differs. */
+bool cuda_lt_serves(const struct be_linear_args *a)
+{
+    const struct cuda_lt *s = a->w->lt;
+    return s && !(s->own_few && a->t <= LT_FEW && !(s->bias && a->epilogue == BE_EPI_ADD_F32));
+}
+
 void cuda_lt_linear(struct backend *b, const struct be_linear_args *a)
 {
     const struct be_weight *w = a->w;
@@ -218,18 +232,35 @@ struct lt_check {
     struct cuda_lt *s;
     char *x;
     void *w;
-    float *y;
+    float *y, *bias;
     uint64_t *hash, want[LT_ROWS], got[LT_ROWS];
 };
-/* Hashes of the product of rows [at, at + rows). False: it can't be calculated so, or a device error. */
+static void lt__multiply_own(struct lt_check *c, const char *x, uint32_t rows)
+{
+    const struct cuda_lt *s = c->s;
+    struct gemm_job j = {};
+    j.w = c->w;
+    j.bias = s->bias ? c->bias : nullptr;
+    j.x = x;
+    j.out = c->y;
+    j.kpad = s->kpad;
+    j.wrows = (uint32_t)be_ld(s->m);
+    j.n = j.ld = s->m;
+    j.t = rows;
+    uint32_t width = gemm_width(c->b->act, rows);
+    gemm_run<false>(c->b, j, width, cu_div_up(rows, width));
+}
+/* Hashes of the product of rows [at, at + rows), by our kernels if algo is NULL. False: it can't be
+ * calculated so, or a device error. */
 static bool lt__hashes(struct lt_check *c, const cublasLtMatmulAlgo_t *algo, uint32_t at, uint32_t rows,
                        uint64_t *out)
 {
     struct backend *b = c->b;
     const struct cuda_lt *s = c->s;
     if (!CU_TRY(b, cudaMemsetAsync(c->y, 0xff, (size_t)rows * s->m * 4, b->stream))) return false;
-    cublasStatus_t st =
-        lt__multiply(b, s, algo, c->w, c->x + (size_t)at * s->kpad * be_dtype_bytes(b->act), rows, 0, c->y);
+    const char *x = c->x + (size_t)at * s->kpad * be_dtype_bytes(b->act);
+    cublasStatus_t st = algo ? lt__multiply(b, s, algo, c->w, x, rows, 0, c->y) : CUBLAS_STATUS_SUCCESS;
+    if (!algo) lt__multiply_own(c, x, rows);
     if (st == CUBLAS_STATUS_NOT_SUPPORTED || st == CUBLAS_STATUS_INVALID_VALUE) return false;
     if (!lt__ok(b, st, "cublasLtMatmul")) return false;
     CU_LAUNCH(lt_hash_k, rows, 256, 0, b->stream, c->y, s->m, c->hash);
@@ -284,7 +315,8 @@ static void lt__trace(const struct cuda_lt *s)
                                                                 CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION,
                                                                 CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING,
                                                                 CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID};
-    fprintf(stderr, "cuBLASLt %ux%u%s:", s->m, s->kpad, s->bias ? " with bias" : "");
+    fprintf(stderr, "cuBLASLt %ux%u%s%s:", s->m, s->kpad, s->bias ? " with bias" : "",
+            s->own_few ? ", own for few" : "");
     for (uint32_t band = 0; band <= lt__band(s->rows); band++)
         for (int i = 0; i < 6; i++) {
             uint32_t v = 0;
@@ -315,6 +347,7 @@ static bool lt__choose(struct lt_check *c)
             s->algo[band] = other[at];
         }
         if (done < last) continue;
+        s->own_few = lt__same(c, nullptr, 0);
         lt__trace(s);
         return true;
     }
@@ -344,8 +377,8 @@ static void lt__check(struct backend *b, struct cuda_lt *s, void *w)
     struct lt_check *c = static_cast<struct lt_check *>(calloc(1, sizeof *c));
     const bool bf = b->act == BE_BF16;
     const size_t elem = be_dtype_bytes(b->act), x = (size_t)s->rows * s->kpad * elem,
-                 y = (size_t)s->rows * s->m * 4, hash = s->rows * sizeof(uint64_t), bias = (size_t)s->m * 4,
-                 own = w ? 0 : (size_t)s->m * s->kpad * elem;
+                 y = (size_t)s->rows * s->m * 4, hash = s->rows * sizeof(uint64_t), bias = be_ld(s->m) * 4,
+                 weight = be_ld(s->m) * s->kpad, own = w ? 0 : weight * elem;
     void *mem = nullptr;
     if (!c) {
         cuda_check(b, cudaErrorMemoryAllocation, "check of cuBLASLt");
@@ -360,11 +393,11 @@ static void lt__check(struct backend *b, struct cuda_lt *s, void *w)
         c->y = reinterpret_cast<float *>(c->x + at_y);
         c->hash = reinterpret_cast<uint64_t *>(c->x + at_hash);
         c->w = w ? w : c->x + at_w;
-        void *biases = c->x + at_bias;
+        void *biases = c->bias = reinterpret_cast<float *>(c->x + at_bias);
         auto fill = bf ? lt_fill_k<true> : lt_fill_k<false>;
-        CU_LAUNCH(fill, 256, 256, 0, b->stream, c->w, (size_t)s->m * s->kpad, 1u);
+        CU_LAUNCH(fill, 256, 256, 0, b->stream, c->w, weight, 1u);
         CU_LAUNCH(fill, 256, 256, 0, b->stream, static_cast<void *>(c->x), x / elem, 2u);
-        CU_LAUNCH(lt_fill_k<false>, 64, 256, 0, b->stream, biases, (size_t)s->m, 3u);
+        CU_LAUNCH(lt_fill_k<false>, 64, 256, 0, b->stream, biases, be_ld(s->m), 3u);
         if (cuda_launched(b, "check of cuBLASLt") &&
             (!s->bias || LT_TRY(b, cublasLtMatmulDescSetAttribute(s->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
                                                                   &biases, sizeof biases))) &&
@@ -399,6 +432,7 @@ const struct cuda_lt *cuda_lt_find(struct backend *b, const struct be_weight *w,
     else lt__check(b, s, w->data);
     if (b->failed) return nullptr;
     size_t used = strlen(l->refusals);
+    l->few += !s->refused && s->own_few;
     if (!s->refused) l->served++;
     else if (l->refused++ < LT_REFUSED)
         snprintf(l->refusals + used, sizeof l->refusals - used, "%s %ux%u (%s)", used ? "," : "", w->n, w->k,

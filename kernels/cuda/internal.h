@@ -119,6 +119,8 @@ void cuda_lt_close(struct backend *b);
 /* The shape's entry, after a check with the first weight of that shape, or NULL: our kernels serve it. w has
  * its shape and data, whose content is overwritten (data NULL: the check allocates its own). */
 const struct cuda_lt *cuda_lt_find(struct backend *b, const struct be_weight *w, bool bias);
+/* Whether cuda_lt_linear is to be called, and not our kernels. */
+bool cuda_lt_serves(const struct be_linear_args *a);
 void cuda_lt_linear(struct backend *b, const struct be_linear_args *a);
 /* hopper.cu: enables the Hopper path if it is available, requested and passes its self-check; never fails. */
 void cuda_hopper_init(struct backend *b);

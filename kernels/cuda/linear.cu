@@ -10,7 +10,7 @@ bool cuda_linear_init(struct backend *b)
 void cuda_linear(struct backend *b, const struct be_linear_args *a)
 {
     const struct be_weight *w = a->w;
-    if (w->lt) {
+    if (cuda_lt_serves(a)) {
         cuda_lt_linear(b, a);
         return;
     }

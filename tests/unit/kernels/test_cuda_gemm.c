@@ -86,7 +86,7 @@ static void test_rows_alone_and_among_others(void **state)
     for (size_t e = 0; e < 8; e++) {
         struct product p;
         product_open(&p, BE_GEMM_CUBLAS, epilogues[e / 2], e % 2);
-        assert_non_null(strstr(gemm_of(p.b), ", 1 weight shapes,"));
+        assert_non_null(strstr(gemm_of(p.b), ", 1 weight shapes, "));
         size_t row = N * (p.epilogue <= BE_EPI_ADD_F32 ? 4 : 2);
         multiply(&p, 0, ROWS, all);
         for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
@@ -138,7 +138,7 @@ static void test_varying_algorithms_are_refused(void **state)
     cuemu_lt_only_varying(1);
     product_open(&p, BE_GEMM_CUBLAS, BE_EPI_GLU_SILU, true);
     cuemu_lt_only_varying(0);
-    assert_non_null(strstr(gemm_of(p.b), ", 0 weight shapes,"));
+    assert_non_null(strstr(gemm_of(p.b), ", 0 weight shapes, "));
     assert_non_null(strstr(gemm_of(p.b), "own kernels, 1: 384x320 (no invariant algorithm)"));
     multiply(&p, 0, ROWS, part);
     assert_memory_equal(part, all, ROWS * N * 2);
