@@ -36,6 +36,10 @@ static const struct row rows[] = {
     {"host", K_STRING, AT(host), "127.0.0.1", 0, 0, NULL, "ADDR", "address to listen on"},
     {"port", K_COUNT, AT(port), "8000", 0, 65535, NULL, "N", "TCP port; 0 picks a free one"},
     {"backend", K_CHOICE, AT(backend), "auto", 0, 0, "auto|cpu|cuda", NULL, "where the model runs"},
+    {"gemm", K_CHOICE, AT(gemm), "auto", 0, 0, "auto|cublas|own", NULL,
+     "matrix products on a GPU: cuBLASLt for the weight shapes that are batch-invariant there, or own "
+     "kernels; "
+     "auto: cublas"},
     {"cpu-kernels", K_CHOICE, AT(cpu_kernels), "auto", 0, 0, "auto|reference|avx2|avx512|amx", NULL,
      "kernel set of the CPU backend (x86-64)"},
     {"threads", K_COUNT, AT(threads), "0", 0, 256, NULL, "N", "compute threads; 0 = all usable cores"},
