@@ -78,8 +78,9 @@ static bool adopt_blocks(struct scheduler *s, struct sequence *q, const struct r
 /* ---- where the state of a recurrent group is saved ---- */
 
 /* A state that ends a chunk early costs a step more. That pays if a hit there saves as much as so many steps'
- * fixed cost: at a branch point, which is known to be shared, and elsewhere. */
-enum { BRANCH_SAVES_STEPS = 1, STATE_SAVES_STEPS = 8 };
+ * fixed cost: at a branch point, which is known to be shared; at ends of prompts and images; inside prompts.
+ */
+enum { BRANCH_SAVES_STEPS = 1, END_SAVES_STEPS = 8, INSIDE_SAVES_STEPS = 24 };
 /* While few states are saved they are so many times closer. */
 enum { STATES_CLOSER = 4 };
 /* The next turn's prompt does not have this one's last tokens: a template's header of the answer. */
@@ -106,7 +107,8 @@ static uint32_t state_distance(const struct scheduler *s)
     for (uint32_t g = 0; g < s->paged; g++)
         if (!s->caps.groups[g].window) token += (double)s->caps.groups[g].bytes_per_token;
     double n = token > 0 ? (double)state->block_bytes / token : s->caps.context_max;
-    return (uint32_t)fmin(n * fmin(fmax(used * STATES_CLOSER, 1.0 / STATES_CLOSER), 1), s->caps.context_max);
+    n *= fmin(fmax(used * STATES_CLOSER, 1.0 / STATES_CLOSER), 1);
+    return (uint32_t)fmin(fmax(n, tokens_like_steps(s, INSIDE_SAVES_STEPS)), s->caps.context_max);
 }
 
 static uint32_t prompt_end(const struct sequence *q)
@@ -118,7 +120,7 @@ static uint32_t prompt_end(const struct sequence *q)
 static void plan_save(const struct scheduler *s, struct sequence *q)
 {
     const struct prompt *p = q->req.prompt;
-    uint32_t least = tokens_like_steps(s, STATE_SAVES_STEPS), next = UINT32_MAX;
+    uint32_t least = tokens_like_steps(s, END_SAVES_STEPS), next = UINT32_MAX;
     q->save_at = UINT32_MAX;
     if (!recurrent(s) || !q->pin.node || q->position >= p->token_count) return;
     uint32_t after = q->state_saved + least; /* where a state may be saved without evidence */
@@ -129,8 +131,7 @@ static void plan_save(const struct scheduler *s, struct sequence *q)
         bool alone = i + 1 == p->span_count || p->spans[i + 1].begin >= at + least;
         if (p->spans[i].image && alone && at > q->position && at >= after && at < next) next = at;
     }
-    uint32_t end = prompt_end(q), distance = state_distance(s),
-             inside = q->state_saved + (distance > least ? distance : least);
+    uint32_t end = prompt_end(q), inside = q->state_saved + state_distance(s);
     if (end > q->position && end >= after && end < next) next = end;
     if (inside > q->position && inside + least <= end && inside < next) next = inside;
     q->save_at = next;
