@@ -30,11 +30,17 @@ extern const struct family_images qwen2_vl_images;
  * width after the merger), window_size, tokens_per_second, position_side, deepstack_count; place: HF_EITHER
  * has no head_dim, HF_NESTED ties as Qwen3-VL does. */
 void qwen_read(struct hf_reader *r, const struct family_type *type, struct hf_config *c);
+/* Columns of a head that rotate: the first. */
+uint32_t qwen_rotary(const struct hf_text *t);
+void qwen_check_recurrent(struct hf_reader *r, const struct hf_text *t);
 /* The decoder of every generation: family.describe of the text models. */
 void qwen_describe_decoder(struct hf_reader *r, const struct hf_config *c, struct model_desc *d);
 /* The parts of the tower that all generations have (merging end, fused qkv, 2-D rotary), with the names of
  * these tensors. */
 void qwen_describe_tower(const struct hf_config *c, struct model_desc *d);
+/* The tower, images and videos of Qwen3-VL. */
+void qwen3_vl_describe_images(const struct hf_config *c, struct model_desc *d);
+extern const struct family_images qwen3_vl_images;
 /* How an image is written; a video is one run of placeholder tokens (Qwen2-VL, Qwen2.5-VL). */
 void qwen_describe_images(const struct hf_config *c, struct model_desc *d);
 

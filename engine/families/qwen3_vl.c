@@ -61,11 +61,8 @@ static int stamp(char out[MODEL_STAMP_BYTES], double seconds)
     return snprintf(out, MODEL_STAMP_BYTES, "<%.1f seconds>", seconds);
 }
 
-static void describe(struct hf_reader *r, const struct hf_config *c, struct model_desc *out)
+void qwen3_vl_describe_images(const struct hf_config *c, struct model_desc *out)
 {
-    qwen_describe_decoder(r, c, out);
-    out->expert_layout = EXPERTS_IN_OUT; /* as released; model_desc_resolve looks at the file */
-    if (r->st || !c->has_vision) return;
     qwen_describe_tower(c, out);
     qwen_describe_images(c, out);
     struct desc_vision *v = &out->vision;
@@ -94,7 +91,14 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
     }
 }
 
-static const struct family_images IMAGES = {
+static void describe(struct hf_reader *r, const struct hf_config *c, struct model_desc *out)
+{
+    qwen_describe_decoder(r, c, out);
+    out->expert_layout = EXPERTS_IN_OUT; /* as released; model_desc_resolve looks at the file */
+    if (!r->st && c->has_vision) qwen3_vl_describe_images(c, out);
+}
+
+const struct family_images qwen3_vl_images = {
     .image = {QWEN_IMAGES, .video_volume = true, .video_area_min = 128 * 32 * 32,
               .video_area_max = 32 * 32 * 768},
     .video_mean = {0.5f, 0.5f, 0.5f},
@@ -165,6 +169,6 @@ const struct family family_qwen3_vl = {
     .image_id = 151655,
     .video_id = 151656,
     .describe = describe,
-    .images = &IMAGES,
+    .images = &qwen3_vl_images,
     .gguf = gguf_kinds,
 };

@@ -85,7 +85,9 @@ struct cpu_kernels {
     void (*pool)(struct backend *b, const struct be_pool_args *a);
     void (*interpolate)(struct backend *b, const struct be_interpolate_args *a);
     void (*pack)(struct backend *b, const struct be_pack_args *a);
-    void (*gelu_mul)(struct backend *b, const struct be_gelu_mul_args *a);
+    void (*gate)(struct backend *b, const struct be_gate_args *a);
+    void (*conv)(struct backend *b, const struct be_conv_args *a);
+    void (*delta)(struct backend *b, const struct be_delta_args *a);
     void (*clamp)(struct backend *b, const struct be_clamp_args *a);
     void (*route)(struct backend *b, const struct be_route_args *a);
     const struct linear_set *set_bf16, *set_f32, *set_quants; /* used by experts (linear.h); NULL: plain C */
@@ -198,7 +200,9 @@ void ref_patchify(struct backend *b, const struct be_patchify_args *a);
 void ref_pool(struct backend *b, const struct be_pool_args *a);
 void ref_interpolate(struct backend *b, const struct be_interpolate_args *a);
 void ref_pack(struct backend *b, const struct be_pack_args *a);
-void ref_gelu_mul(struct backend *b, const struct be_gelu_mul_args *a);
+void ref_gate(struct backend *b, const struct be_gate_args *a);
+void ref_conv(struct backend *b, const struct be_conv_args *a);
+void ref_delta(struct backend *b, const struct be_delta_args *a);
 void ref_clamp(struct backend *b, const struct be_clamp_args *a);
 float ref_gelu_tanh(float z); /* linear/ref.c */
 void ref_route(struct backend *b, const struct be_route_args *a);
@@ -237,7 +241,9 @@ void avx512_patchify(struct backend *b, const struct be_patchify_args *a);
 void avx512_pool(struct backend *b, const struct be_pool_args *a);
 void avx512_interpolate(struct backend *b, const struct be_interpolate_args *a);
 void avx512_pack(struct backend *b, const struct be_pack_args *a);
-void avx512_gelu_mul(struct backend *b, const struct be_gelu_mul_args *a);
+void avx512_gate(struct backend *b, const struct be_gate_args *a);
+void avx512_conv(struct backend *b, const struct be_conv_args *a);
+void avx512_delta(struct backend *b, const struct be_delta_args *a);
 void avx512_clamp(struct backend *b, const struct be_clamp_args *a);
 void avx512_route(struct backend *b, const struct be_route_args *a);
 void avx512_logit_stats(struct backend *b, const struct be_logits_args *a);
@@ -250,7 +256,9 @@ void avx2_patchify(struct backend *b, const struct be_patchify_args *a);
 void avx2_pool(struct backend *b, const struct be_pool_args *a);
 void avx2_interpolate(struct backend *b, const struct be_interpolate_args *a);
 void avx2_pack(struct backend *b, const struct be_pack_args *a);
-void avx2_gelu_mul(struct backend *b, const struct be_gelu_mul_args *a);
+void avx2_gate(struct backend *b, const struct be_gate_args *a);
+void avx2_conv(struct backend *b, const struct be_conv_args *a);
+void avx2_delta(struct backend *b, const struct be_delta_args *a);
 void avx2_clamp(struct backend *b, const struct be_clamp_args *a);
 void avx2_route(struct backend *b, const struct be_route_args *a);
 void avx2_logit_stats(struct backend *b, const struct be_logits_args *a);
@@ -303,10 +311,26 @@ static inline uint32_t rows_seq(const struct be_rows *r, uint32_t row)
     return lo;
 }
 
-/* Heads in a row of be_qkv_args.qkv. */
+/* Heads of be_qkv_args.qkv before the keys, and in a row. */
+static inline uint32_t qkv_queries(const struct be_qkv_args *a)
+{
+    return a->heads * (a->gated ? 2u : 1u);
+}
 static inline uint32_t qkv_heads(const struct be_qkv_args *a)
 {
-    return a->heads + a->kv.kv_heads * (a->parts == BE_QKV ? 2u : a->parts == BE_QK ? 1u : 0u);
+    return qkv_queries(a) + a->kv.kv_heads * (a->parts == BE_QKV ? 2u : a->parts == BE_QK ? 1u : 0u);
+}
+static inline uint32_t qkv_rotary(const struct be_qkv_args *a)
+{
+    return a->rotary ? a->rotary : a->kv.head_dim;
+}
+
+/* Where layer_offset lies in a state's block; NULL without one. */
+static inline float *state_at(const struct be_states *s, uint32_t block_offset, size_t layer_offset)
+{
+    return block_offset == BE_NO_BLOCK
+               ? NULL
+               : (float *)(void *)((char *)s->arena + (size_t)block_offset * BE_KV_GRAIN + layer_offset);
 }
 
 static inline uint32_t u32_min(uint32_t a, uint32_t b)
