@@ -248,7 +248,7 @@ VARIANTS = {
         cases=[chat(("u", [image(0), text("What?"), image(1)]), pictures=[(29, 33, 20), (30, 17, 40)], note="two of six experts and a shared one"),
                chat(HELLO, note="text only")]),
     "qwen3_5_moe_text_f32": dict(
-        family="qwen3_5_moe_text", template=TEMPLATE_35, seed=2401,
+        family="qwen3_5_moe_text", template=TEMPLATE_35, seed=2401, gains=dict(head=2.0, mix=0.7),
         text=text35(1, 3, 8, 16, num_hidden_layers=4, layer_types=mixed(*"flll"), linear_conv_kernel_dim=2, num_experts=4, num_experts_per_tok=1,
                     moe_intermediate_size=16, shared_expert_intermediate_size=12,
                     rope_parameters={"rope_theta": 1e4, "rope_type": "default", "partial_rotary_factor": 0.25}),
