@@ -210,9 +210,14 @@ static void walk_shared_ff(struct loader *ld, uint32_t n, struct layer_weights *
     w->experts_norm = load_vector1(ld, a->experts_norm, n, ".weight", c, 0);
     w->shared_norm = load_vector1(ld, a->shared_norm, n, ".weight", c, 0);
     if (!a->shared_gate) return;
+    struct named key, *m = load_find(ld, a->shared_gate, n, 0, ".weight", &key);
+    struct linear_spec gate = {.layer = n, .k = c, .part_count = 1, .part = {{a->shared_gate, 1}}};
+    if (m && m->t->rank == 1) { /* a GGUF file */
+        gate.rank = 1;
+        gate.shape[0] = c;
+    }
     ld->floats = true;
-    load_linear(ld, &(struct linear_spec){.layer = n, .k = c, .part_count = 1, .part = {{a->shared_gate, 1}}},
-                &w->shared_gate);
+    load_linear(ld, &gate, &w->shared_gate);
     ld->floats = false;
 }
 

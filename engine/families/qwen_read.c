@@ -385,10 +385,7 @@ void qwen_read(struct hf_reader *r, const struct family_type *type, struct hf_co
 /* ---- GGUF files ---- */
 
 const struct gguf_name qwen_gguf_experts[] = {
-    {"blk.#.ffn_gate_inp", "model.layers.#.mlp.gate"},
-    {"blk.#.ffn_gate_exps", "model.layers.#.mlp.experts.*.gate_proj"},
-    {"blk.#.ffn_up_exps", "model.layers.#.mlp.experts.*.up_proj"},
-    {"blk.#.ffn_down_exps", "model.layers.#.mlp.experts.*.down_proj"},
+    QWEN_GGUF_EXPERTS,
     {NULL, NULL},
 };
 /* An instruction-tuned model ends with the first, a base model with the second; either stops both. */

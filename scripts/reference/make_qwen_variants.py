@@ -219,7 +219,7 @@ VARIANTS = {
                       mlp_only_layers=[0], rope_parameters={"rope_theta": 1e4, "rope_type": "default"}),
         cases=[chat(HELLO, note="no routing near a tie")]),
     "qwen3_5_text_f32": dict(
-        family="qwen3_5_text", template=TEMPLATE_35, seed=2001,
+        family="qwen3_5_text", template=TEMPLATE_35, seed=2001, gains=dict(head=2.0, mix=0.8),
         text=text35(2, 4, 16, 16, rope_parameters={"rope_theta": 1e4, "rope_type": "default", "partial_rotary_factor": 0.5}),
         cases=[raw(LONG, note="two key heads for four value heads; half of a head rotates; tied"),
                chat(HELLO, note="thinking"), chat(HELLO, enable_thinking=False, note="no thinking")]),
@@ -241,8 +241,8 @@ VARIANTS = {
         cases=[raw("<|image_pad|>comes first, last<|image_pad|>", pictures=[(25, 50, 39), (26, 20, 60)],
                    note="a convolution of 3; the last layer is recurrent; heads rotate whole; biases; untied; image tokens at both ends")]),
     "qwen3_5_moe_f32": VL35 | dict(
-        family="qwen3_5_moe", seed=2301, gains=dict(head=2.2, qk=1.5),
-        text=text35(2, 2, 16, 8, head_dim=32, layer_types=mixed(*"flf"), num_experts=6, num_experts_per_tok=2, moe_intermediate_size=12, shared_expert_intermediate_size=20,
+        family="qwen3_5_moe", seed=2301, gains=dict(head=2.0, mix=0.7, qk=1.5),
+        text=text35(2, 4, 16, 8, head_dim=32, num_hidden_layers=4, layer_types=mixed(*"lflf"), num_experts=6, num_experts_per_tok=2, moe_intermediate_size=12, shared_expert_intermediate_size=20,
                     tie_word_embeddings=False, rope_parameters=mrope(100.0, 4, 2, 2, mrope_interleaved=True, partial_rotary_factor=0.5)),
         vision=dict(depth=2, hidden_size=16, num_heads=2, intermediate_size=28, patch_size=4, num_position_embeddings=49, out_hidden_size=32),
         cases=[chat(("u", [image(0), text("What?"), image(1)]), pictures=[(29, 33, 20), (30, 17, 40)], note="two of six experts and a shared one"),
@@ -254,7 +254,7 @@ VARIANTS = {
                     rope_parameters={"rope_theta": 1e4, "rope_type": "default", "partial_rotary_factor": 0.25}),
         cases=[raw(LONG[:110], note="a convolution of 2; the last three layers are recurrent; one expert of four"), chat(HELLO)]),
     "qwen3_5_bf16": VL35 | dict(
-        seed=2501, dtype="bfloat16", distinct=6, margin=0.03, gains=dict(head=1.6, qk=0.9, mix=0.3, seen=1.0), size=(65536 // 16, 16777216),
+        seed=2501, dtype="bfloat16", distinct=6, margin=0.03, gains=dict(head=1.4, qk=0.8, mix=0.25, seen=1.0), size=(65536 // 16, 16777216),
         text=text35(1, 2, 128, 128, head_dim=256, num_attention_heads=1, layer_types=mixed(*"lllf"), num_hidden_layers=4,
                     rope_parameters=mrope(1e7, 11, 11, 10, mrope_interleaved=True, partial_rotary_factor=0.25)),
         vision=dict(depth=2, hidden_size=16, num_heads=2, intermediate_size=28, out_hidden_size=32, num_position_embeddings=36),
