@@ -2,6 +2,7 @@
 #ifndef KVASIR_ENGINE_INTERNAL_H
 #define KVASIR_ENGINE_INTERNAL_H
 
+#include "config/base/assert.h"
 #include "engine/engine.h"
 #include "engine/model/model_desc.h"
 #include "engine/sample/sampler.h"
@@ -288,7 +289,14 @@ enum status engine__prepare(const struct engine_options *opt, struct engine *e, 
                             struct err *err) KV_MUST_CHECK;
 
 /* The next index array of a step, at the same offset in host and backend memory. */
-uint32_t *engine__array(struct engine *e, size_t *used, size_t words, const uint32_t **dev);
+static inline uint32_t *engine__array(struct engine *e, size_t *used, size_t words, const uint32_t **dev)
+{
+    size_t at = *used;
+    *used += (words + 15) / 16 * 16;
+    ASSERT(*used <= e->step_words);
+    *dev = e->net.s.step + at;
+    return e->host_step + at;
+}
 /* engine/step.c: fills e->step and uploads its arrays. rows: the step's size with padding rows after the
  * batch's (each a sequence of its own); then every chunk has one row. 0: no padding. */
 void engine__pack(struct engine *e, const struct engine_batch *b, uint32_t rows);

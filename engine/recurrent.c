@@ -3,8 +3,6 @@
  * are replayed. So a rejected token leaves nothing behind. Engine thread. */
 #include "engine/internal.h"
 
-#include "config/base/assert.h"
-
 static bool recurrent(const struct engine *e)
 {
     return e->kv.table_groups < e->kv.group_count;
@@ -25,12 +23,12 @@ enum status recurrent_reserve(struct engine *e, const struct engine_batch *b, st
     while (most < rows) most = most ? 2 * most : 16;
     if (r->block) e->ops->free(e->be, r->block);
     *r = (struct replay){0};
-    enum status st = engine__dev_alloc(e,
-                                       (uint64_t)e->kv.groups[e->kv.table_groups].layers * most *
-                                           row_floats(&e->net.desc.delta) * sizeof(float),
-                                       &r->block, "draft tokens", err);
-    if (!st) r->rows_max = most;
-    return st;
+    size_t bytes = (size_t)e->kv.groups[e->kv.table_groups].layers * most *
+                   row_floats(&e->net.desc.delta) * sizeof(float);
+    if (e->ops->alloc(e->be, bytes, &r->block) != BE_OK)
+        return err_set(err, ST_NOMEM, "draft tokens: %s", e->ops->last_error(e->be));
+    r->rows_max = most;
+    return ST_OK;
 }
 
 /* Where the inputs of layer n are kept. */

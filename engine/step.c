@@ -21,15 +21,6 @@ struct packer {
     uint32_t pad; /* padding rows at the end */
 };
 
-uint32_t *engine__array(struct engine *e, size_t *used, size_t words, const uint32_t **dev)
-{
-    size_t at = *used;
-    *used += (words + 15) / 16 * 16;
-    ASSERT(*used <= e->step_words);
-    *dev = e->net.s.step + at;
-    return e->host_step + at;
-}
-
 static uint32_t *array(struct packer *p, size_t words, const uint32_t **dev)
 {
     return engine__array(p->e, &p->used, words, dev);

@@ -35,7 +35,10 @@ from transformers.models.qwen3_vl import Qwen3VLProcessor, Qwen3VLVideoProcessor
 import make_qwen_parts as parts  # noqa: E402
 from common import REPO, picture  # noqa: E402
 from make_qwen_checks import Pictures, NotTelling, check_reacts, float_inputs_rounded, need, positions_by_formula, routing_gap, token_by_token  # noqa: E402
-from make_qwen_variants import VARIANTS  # noqa: E402
+from make_qwen3_5_variants import VARIANTS as VARIANTS_3_5  # noqa: E402
+from make_qwen_variants import VARIANTS as VARIANTS_2_3  # noqa: E402
+
+VARIANTS = VARIANTS_2_3 | VARIANTS_3_5
 
 GENERATED = 32
 PROCESSORS = {"qwen2_vl": (Qwen2VLProcessor, Qwen2VLVideoProcessor), "qwen2_5_vl": (Qwen2_5_VLProcessor, Qwen2VLVideoProcessor),

@@ -5,7 +5,7 @@ A variant: `family` (model_type), `text` and `vision` (arguments of the config c
 `drop` (keys that config.json leaves to the class defaults), `dtype`, `gains` (of make_qwen_parts.fill), `size` (least and largest area
 of a picture in pixels), `mean_std`, `experts` (storage of the experts), `margin`, `distinct`.
 """
-from make_qwen_parts import TEMPLATE_3, TEMPLATE_35, TEMPLATE_TEXT2, TEMPLATE_VL2, VOCAB
+from make_qwen_parts import TEMPLATE_3, TEMPLATE_TEXT2, TEMPLATE_VL2, VOCAB
 
 CLIP = ([0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711])
 HALF = ([0.5] * 3, [0.5] * 3)
@@ -47,17 +47,6 @@ def mrope(theta, *sections, **more):
     return {"rope_theta": theta, "rope_type": "default", "mrope_section": list(sections)} | more
 
 
-def text35(keys, values, key_dim, value_dim, **over):
-    """Three layers of which the last is full attention, unless layer_types says otherwise."""
-    cfg = text_cfg(head_dim=16, num_key_value_heads=1, linear_num_key_heads=keys, linear_num_value_heads=values, linear_key_head_dim=key_dim,
-                   linear_value_head_dim=value_dim, layer_types=["linear_attention", "linear_attention", "full_attention"])
-    return cfg | over
-
-
-def mixed(*kinds):
-    return [{"l": "linear_attention", "f": "full_attention"}[k] for k in kinds]
-
-
 def vision2(**over):
     return dict(depth=2, embed_dim=16, num_heads=2, mlp_ratio=2, patch_size=4) | over
 
@@ -78,8 +67,6 @@ HELLO = ("u", "What is the count?")
 VL2 = dict(family="qwen2_vl", template=TEMPLATE_VL2, size=SMALL, mean_std=CLIP)
 VL25 = dict(family="qwen2_5_vl", template=TEMPLATE_VL2, size=SMALL, mean_std=CLIP)
 VL3 = dict(family="qwen3_vl", template=TEMPLATE_3, size=SMALL, mean_std=HALF)
-
-VL35 = dict(family="qwen3_5", template=TEMPLATE_35, size=SMALL, mean_std=HALF)
 
 VARIANTS = {
     "qwen2_vl_f32": VL2 | dict(
@@ -218,52 +205,4 @@ VARIANTS = {
         text=text_cfg(head_dim=16, num_hidden_layers=2, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, norm_topk_prob=True,
                       mlp_only_layers=[0], rope_parameters={"rope_theta": 1e4, "rope_type": "default"}),
         cases=[chat(HELLO, note="no routing near a tie")]),
-    "qwen3_5_text_f32": dict(
-        family="qwen3_5_text", template=TEMPLATE_35, seed=2001, gains=dict(head=2.0, mix=0.8),
-        text=text35(2, 4, 16, 16, rope_parameters={"rope_theta": 1e4, "rope_type": "default", "partial_rotary_factor": 0.5}),
-        cases=[raw(LONG, note="two key heads for four value heads; half of a head rotates; tied"),
-               chat(HELLO, note="thinking"), chat(HELLO, enable_thinking=False, note="no thinking")]),
-    "qwen3_5_f32": VL35 | dict(
-        seed=2101, gains=dict(head=2.2, qk=1.5),
-        text=text35(1, 2, 12, 20, head_dim=32, num_hidden_layers=4, layer_types=mixed(*"flff"),
-                    rope_parameters=mrope(100.0, 4, 2, 2, mrope_interleaved=True, partial_rotary_factor=0.5)),
-        vision=dict(depth=2, hidden_size=16, num_heads=2, intermediate_size=28, patch_size=4, num_position_embeddings=49, out_hidden_size=32),
-        cases=[chat(("u", [image(0), text("What is it?")]), pictures=[(20, 33, 47)], note="one image"),
-               chat(("s", "Be brief."), ("u", [text("One"), image(0), image(1)]), ("a", "Yes."), ("u", [image(2), text("and?")]),
-                    pictures=[(21, 24, 40), (22, 24, 40), (23, 50, 16)], enable_thinking=False, note="three images in two turns"),
-               chat(("u", [video(0), text("Now?")]), films=[(32, 24, 30, 5, 2.0)], note="a video with time stamps"),
-               chat(HELLO, note="text only on a vision checkpoint")]),
-    "qwen3_5_odd_f32": VL35 | dict(
-        seed=2201, gains=dict(head=2.2, qk=1.5), text=text35(2, 6, 24, 10, num_hidden_layers=4, layer_types=mixed(*"lfll"), linear_conv_kernel_dim=3, head_dim=24,
-                               num_attention_heads=3, tie_word_embeddings=False, attention_bias=True,
-                               rope_parameters=mrope(500.0, 4, 4, 4, mrope_interleaved=True, partial_rotary_factor=1.0)),
-        vision=dict(depth=2, hidden_size=12, num_heads=1, intermediate_size=28, patch_size=5, num_position_embeddings=25, out_hidden_size=32),
-        cases=[raw("<|image_pad|>comes first, last<|image_pad|>", pictures=[(25, 50, 39), (26, 20, 60)],
-                   note="a convolution of 3; the last layer is recurrent; heads rotate whole; biases; untied; image tokens at both ends")]),
-    "qwen3_5_moe_f32": VL35 | dict(
-        family="qwen3_5_moe", seed=2301, gains=dict(head=2.0, mix=0.7, qk=1.5),
-        text=text35(2, 4, 16, 8, head_dim=32, num_hidden_layers=4, layer_types=mixed(*"lflf"), num_experts=6, num_experts_per_tok=2, moe_intermediate_size=12, shared_expert_intermediate_size=20,
-                    tie_word_embeddings=False, rope_parameters=mrope(100.0, 4, 2, 2, mrope_interleaved=True, partial_rotary_factor=0.5)),
-        vision=dict(depth=2, hidden_size=16, num_heads=2, intermediate_size=28, patch_size=4, num_position_embeddings=49, out_hidden_size=32),
-        cases=[chat(("u", [image(0), text("What?"), image(1)]), pictures=[(29, 33, 20), (30, 17, 40)], note="two of six experts and a shared one"),
-               chat(HELLO, note="text only")]),
-    "qwen3_5_moe_text_f32": dict(
-        family="qwen3_5_moe_text", template=TEMPLATE_35, seed=2401, gains=dict(head=2.0, mix=0.7),
-        text=text35(1, 3, 8, 16, num_hidden_layers=4, layer_types=mixed(*"flll"), linear_conv_kernel_dim=2, num_experts=4, num_experts_per_tok=1,
-                    moe_intermediate_size=16, shared_expert_intermediate_size=12,
-                    rope_parameters={"rope_theta": 1e4, "rope_type": "default", "partial_rotary_factor": 0.25}),
-        cases=[raw(LONG[:110], note="a convolution of 2; the last three layers are recurrent; one expert of four"), chat(HELLO)]),
-    "qwen3_5_bf16": VL35 | dict(
-        seed=2501, dtype="bfloat16", distinct=6, margin=0.03, gains=dict(head=1.4, qk=0.8, mix=0.25, seen=1.0), size=(65536 // 16, 16777216),
-        text=text35(1, 2, 128, 128, head_dim=256, num_attention_heads=1, layer_types=mixed(*"lllf"), num_hidden_layers=4,
-                    rope_parameters=mrope(1e7, 11, 11, 10, mrope_interleaved=True, partial_rotary_factor=0.25)),
-        vision=dict(depth=2, hidden_size=16, num_heads=2, intermediate_size=28, out_hidden_size=32, num_position_embeddings=36),
-        drop=["text_config.head_dim", "text_config.layer_types", "text_config.linear_conv_kernel_dim", "text_config.linear_key_head_dim",
-              "text_config.linear_value_head_dim", "text_config.rms_norm_eps", "text_config.attention_bias", "text_config.hidden_act",
-              "text_config.rope_parameters.partial_rotary_factor", "text_config.rope_parameters.mrope_section",
-              "vision_config.patch_size", "vision_config.in_channels", "vision_config.spatial_merge_size", "vision_config.temporal_patch_size",
-              "vision_config.hidden_act"],
-        cases=[chat(("u", [text("See"), image(0), text("this?")]), pictures=[(31, 50, 66)],
-                    note="head sizes, convolution of 4, every fourth layer full, a quarter of a head rotates, sections 11 11 10: by absence"),
-               chat(HELLO, note="text only on a vision checkpoint")]),
 }
