@@ -341,7 +341,7 @@ struct be_conv_args {
  * softplus(a
  *   + dt_bias))
  *   d = b (v - g S^T k);  S = g S + k d^T;  o = S^T q
- * State: S of each value head, f32 [HV, DK, DV]. Overwrites q, k and the gates; o replaces v. */
+ * State: S of each value head, f32 [HV, DK, DV]. o replaces v; q, k and the gates are then undefined. */
 struct be_delta_args {
     const struct be_states *states;
     size_t layer_offset;
