@@ -58,7 +58,7 @@ VARIANTS = {
                    note="a convolution of 3; the last layer is recurrent; heads rotate whole; biases; untied; "
                         "image tokens at both ends")]),
     "qwen3_5_moe_f32": VL | dict(
-        family="qwen3_5_moe", seed=2301, gains=dict(head=1.5, mix=0.5, qk=1.4),
+        family="qwen3_5_moe", seed=2301, gains=dict(head=2.0, mix=0.4, qk=1.5),
         text=text35("lflf", 2, 4, 16, 8, head_dim=32, num_experts=6, num_experts_per_tok=2,
                     moe_intermediate_size=12, shared_expert_intermediate_size=20, tie_word_embeddings=False,
                     rope_parameters=axes(100.0, 0.5, 4, 2, 2)),
