@@ -34,7 +34,8 @@ from transformers.models.qwen3_vl import Qwen3VLProcessor, Qwen3VLVideoProcessor
 
 import make_qwen_parts as parts  # noqa: E402
 from common import REPO, picture  # noqa: E402
-from make_qwen_checks import Pictures, NotTelling, check_reacts, float_inputs_rounded, need, positions_by_formula, routing_gap, token_by_token  # noqa: E402
+from make_qwen_checks import Pictures, NotTelling, check_reacts, float_inputs_rounded, need, positions_by_formula, routing_gap  # noqa: E402
+from make_qwen_checks import token_by_token  # noqa: E402
 from make_qwen3_5_variants import VARIANTS as VARIANTS_3_5  # noqa: E402
 from make_qwen_variants import VARIANTS as VARIANTS_2_3  # noqa: E402
 
@@ -42,8 +43,8 @@ VARIANTS = VARIANTS_2_3 | VARIANTS_3_5
 
 GENERATED = 32
 PROCESSORS = {"qwen2_vl": (Qwen2VLProcessor, Qwen2VLVideoProcessor), "qwen2_5_vl": (Qwen2_5_VLProcessor, Qwen2VLVideoProcessor),
-              "qwen3_vl": (Qwen3VLProcessor, Qwen3VLVideoProcessor), "qwen3_vl_moe": (Qwen3VLProcessor, Qwen3VLVideoProcessor),
-              "qwen3_5": (Qwen3VLProcessor, Qwen3VLVideoProcessor), "qwen3_5_moe": (Qwen3VLProcessor, Qwen3VLVideoProcessor)}
+              "qwen3_vl": (Qwen3VLProcessor, Qwen3VLVideoProcessor), "qwen3_vl_moe": (Qwen3VLProcessor, Qwen3VLVideoProcessor)}
+PROCESSORS |= {"qwen3_5": PROCESSORS["qwen3_vl"], "qwen3_5_moe": PROCESSORS["qwen3_vl"]}
 
 # -------------------------------------------------------------------------------------------------------------- checkpoints
 
@@ -314,10 +315,12 @@ def run_case(n, case, v, tools, tensors):
     plain_lp = logprobs(model, p, ids)
     assert np.array_equal(plain_lp.numpy(), logprobs(model, p, ids, position_ids=torch.from_numpy(positions)[:, None] if "vision" in v
                                                else torch.from_numpy(positions[:1])).numpy())
-    entry = {"top_probability": round(top, 3), "smallest_gap": round(min(gaps), 5), "reacts": check_reacts(model, v, p, plain_lp, logprobs, positions)}
+    entry = {"top_probability": round(top, 3), "smallest_gap": round(min(gaps), 5),
+             "reacts": check_reacts(model, v, p, plain_lp, logprobs, positions)}
     if recurrent:  # transformers' own two rules
         entry["rules_max_delta"] = float(f"{float((plain_lp - lp).abs().max()):.2e}")
-        need(entry["rules_max_delta"] < 5e-5, f"ill-conditioned: the chunked rule differs by {entry['rules_max_delta']}")
+        need(entry["rules_max_delta"] < 5e-5,
+             f"ill-conditioned: the chunked rule differs by {entry['rules_max_delta']}")
     routing = routing_gap(model, lambda: logprobs(model, p, ids))
     if routing is not None:
         entry["routing_gap"] = round(routing, 6)

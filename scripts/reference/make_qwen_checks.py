@@ -240,9 +240,13 @@ def check_reacts(model, v, p, lp, logprobs, positions):
     return least
 
 
+def delta_layers(model):
+    return [m for m in model.modules() if type(m).__name__.endswith("GatedDeltaNet")]
+
+
 def delta_module(model):
     """The module whose functions are the two rules."""
-    return sys.modules[next(type(m).__module__ for m in model.modules() if type(m).__name__.endswith("GatedDeltaNet"))]
+    return sys.modules[delta_layers(model)[0].__module__]
 
 
 @contextlib.contextmanager
@@ -267,11 +271,12 @@ def check_recurrence(model, c, moved, rule, all_rows):
     times = c.linear_num_value_heads // c.linear_num_key_heads
     wrong = {"no decay": lambda g, **_: {"g": 0 * g}, "no beta": lambda beta, **_: {"beta": beta * 0 + 0.5}}
     if times > 1 and c.linear_num_key_heads > 1:
-        wrong["key heads in the other order"] = lambda q, k, **_: {"q": q.repeat(1, 1, times, 1), "k": k.repeat(1, 1, times, 1)}
+        wrong["key heads in the other order"] = lambda q, k, **_: {"q": q.repeat(1, 1, times, 1),
+                                                                   "k": k.repeat(1, 1, times, 1)}
     for what, change in wrong.items():
         with other(change):
             moved(what, rule, all_rows)
-    layers = [m for m in model.modules() if type(m).__name__.endswith("GatedDeltaNet")]
+    layers = delta_layers(model)
     weights = [m.conv1d.weight.data.clone() for m in layers]
     for m in layers:
         m.conv1d.weight.data[..., :-1] = 0

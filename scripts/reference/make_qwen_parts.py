@@ -109,7 +109,8 @@ TEMPLATE_3 = _TEMPLATE_3.replace("@DEFAULT@", "")
 TEMPLATE_TEXT2 = _TEMPLATE_3.replace("@DEFAULT@", "You help.")
 
 
-# Qwen3.5: a turn is thought over first unless `enable_thinking` is false; tools are called in XML; thoughts of earlier turns are left out.
+# Qwen3.5: a turn is thought over first unless `enable_thinking` is false; tools are called in XML; thoughts of
+# earlier turns are left out.
 TEMPLATE_35 = """{%- macro show(content) -%}
     {%- if content is string -%}
         {{ content }}
@@ -129,7 +130,8 @@ TEMPLATE_35 = """{%- macro show(content) -%}
 {%- if tools -%}
     {{ '<|im_start|>system\\n# Tools\\n\\n<tools>' }}
     {%- for tool in tools -%}{{ '\\n' + (tool | tojson) }}{%- endfor -%}
-    {{ '\\n</tools>\\n\\nCall one like this:\\n<tool_call>\\n<function=NAME>\\n<parameter=KEY>\\nVALUE\\n</parameter>\\n</function>\\n</tool_call>' }}
+    {{ '\\n</tools>\\n\\nCall one like this:\\n<tool_call>\\n<function=NAME>\\n<parameter=KEY>\\nVALUE' }}
+    {{- '\\n</parameter>\\n</function>\\n</tool_call>' }}
     {%- if lead -%}{{ '\\n\\n' + lead }}{%- endif -%}
     {{ '<|im_end|>\\n' }}
 {%- elif lead -%}
@@ -144,13 +146,16 @@ TEMPLATE_35 = """{%- macro show(content) -%}
             {%- set call = call['function'] or call -%}
             {{ '\\n<tool_call>\\n<function=' + call['name'] + '>\\n' }}
             {%- for key, value in call['arguments'] | items -%}
-                {{ '<parameter=' + key + '>\\n' + (value if value is string else value | tojson) + '\\n</parameter>\\n' }}
+                {{ '<parameter=' + key + '>\\n' + (value if value is string else value | tojson) }}
+                {{- '\\n</parameter>\\n' }}
             {%- endfor -%}
             {{ '</function>\\n</tool_call>' }}
         {%- endfor -%}
         {{ '<|im_end|>\\n' }}
     {%- elif turn['role'] == 'tool' -%}
-        {%- if loop.first or messages[loop.index0 - 1]['role'] != 'tool' -%}{{ '<|im_start|>user' }}{%- endif -%}
+        {%- if loop.first or messages[loop.index0 - 1]['role'] != 'tool' -%}
+            {{ '<|im_start|>user' }}
+        {%- endif -%}
         {{ '\\n<tool_response>\\n' + show(turn['content']) + '\\n</tool_response>' }}
         {%- if loop.last or messages[loop.index0 + 1]['role'] != 'tool' -%}{{ '<|im_end|>\\n' }}{%- endif -%}
     {%- endif -%}
@@ -225,7 +230,8 @@ def fill(model, seed, head=2.6, qk=1.3, mix=1.0, seen=1.6, router=2.5, pos=1.0):
         elif last in ("q_norm", "k_norm"):
             w = normal(seed, name, p.shape, 0.2, qk) - plus
         elif name.endswith("norm.weight") and not visual and last == "norm":
-            w = (head + normal(seed, name, p.shape, 0.15)) * torch.sign(normal(seed, name + " sign", p.shape, 1.0)) - plus
+            sign = torch.sign(normal(seed, name + " sign", p.shape, 1.0))
+            w = (head + normal(seed, name, p.shape, 0.15)) * sign - plus
         elif "norm" in last or last == "ln_q":
             w = normal(seed, name, p.shape, 0.2, 1.0 if visual else 1.0 - plus)
         elif last == "pos_embed":
