@@ -1,4 +1,4 @@
-"""The Qwen3.5 variants of make_qwen.py. Plain data, like make_qwen_variants.py, which says what a variant is."""
+"""The Qwen3.5 variants of make_qwen.py. Plain data; make_qwen_variants.py says what a variant is."""
 from make_qwen_parts import TEMPLATE_35
 from make_qwen_variants import HALF, HELLO, LONG, SMALL, chat, image, mrope, raw, text, text_cfg, video
 
@@ -9,9 +9,9 @@ def layers(kinds):
 
 
 def text35(kinds, keys, values, key_dim, value_dim, **over):
-    cfg = text_cfg(num_hidden_layers=len(kinds), layer_types=layers(kinds), head_dim=16, num_key_value_heads=1,
-                   linear_num_key_heads=keys, linear_num_value_heads=values, linear_key_head_dim=key_dim,
-                   linear_value_head_dim=value_dim)
+    cfg = text_cfg(num_hidden_layers=len(kinds), layer_types=layers(kinds), head_dim=16,
+                   num_key_value_heads=1, linear_num_key_heads=keys, linear_num_value_heads=values,
+                   linear_key_head_dim=key_dim, linear_value_head_dim=value_dim)
     return cfg | over
 
 
@@ -55,8 +55,8 @@ VARIANTS = {
                     rope_parameters=axes(500.0, 1.0, 4, 4, 4)),
         vision=tower(hidden_size=12, num_heads=1, patch_size=5, num_position_embeddings=25),
         cases=[raw("<|image_pad|>comes first, last<|image_pad|>", pictures=[(25, 50, 39), (26, 20, 60)],
-                   note="a convolution of 3; the last layer is recurrent; heads rotate whole; biases; untied; "
-                        "image tokens at both ends")]),
+                   note="a convolution of 3; the last layer is recurrent; heads rotate whole; biases; "
+                        "untied; image tokens at both ends")]),
     "qwen3_5_moe_f32": VL | dict(
         family="qwen3_5_moe", seed=2301, gains=dict(head=2.0, mix=0.4, qk=1.5),
         text=text35("lflf", 2, 4, 16, 8, head_dim=32, num_experts=6, num_experts_per_tok=2,
@@ -71,7 +71,8 @@ VARIANTS = {
         text=text35("flll", 1, 3, 8, 16, linear_conv_kernel_dim=2, num_experts=4, num_experts_per_tok=1,
                     moe_intermediate_size=16, shared_expert_intermediate_size=12,
                     rope_parameters=plain(0.25)),
-        cases=[raw(LONG[:110], note="a convolution of 2; the last three layers are recurrent; one expert of four"),
+        cases=[raw(LONG[:110],
+                   note="a convolution of 2; the last three layers are recurrent; one of four experts"),
                chat(HELLO)]),
     "qwen3_5_bf16": VL | dict(
         seed=2501, dtype="bfloat16", distinct=6, margin=0.03,
@@ -81,13 +82,13 @@ VARIANTS = {
         vision=dict(depth=2, hidden_size=16, num_heads=2, intermediate_size=28, out_hidden_size=32,
                     num_position_embeddings=36),
         drop=["text_config." + key for key in
-              ("head_dim", "layer_types", "linear_conv_kernel_dim", "linear_key_head_dim", "linear_value_head_dim",
-               "rms_norm_eps", "attention_bias", "hidden_act", "rope_parameters.partial_rotary_factor",
-               "rope_parameters.mrope_section")] +
+              ("head_dim", "layer_types", "linear_conv_kernel_dim", "linear_key_head_dim",
+               "linear_value_head_dim", "rms_norm_eps", "attention_bias", "hidden_act",
+               "rope_parameters.partial_rotary_factor", "rope_parameters.mrope_section")] +
              ["vision_config." + key for key in
               ("patch_size", "in_channels", "spatial_merge_size", "temporal_patch_size", "hidden_act")],
         cases=[chat(("u", [text("See"), image(0), text("this?")]), pictures=[(31, 50, 66)],
-                    note="head sizes, convolution of 4, every fourth layer full, a quarter of a head rotates, "
-                         "sections 11 11 10: by absence"),
+                    note="head sizes, convolution of 4, every fourth layer full, a quarter of a head "
+                         "rotates, sections 11 11 10: by absence"),
                chat(HELLO, note="text only on a vision checkpoint")]),
 }
