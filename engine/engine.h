@@ -184,8 +184,8 @@ enum status engine_draft(struct engine *e, const struct engine_draft *d, uint32_
                          struct err *err) KV_MUST_CHECK;
 
 /* Copies the first `tokens` of one block of a group inside the arena (copy on write of a shared, partly
- * filled block). The rest of the original belongs to another request and may be NaN: the copy has zeros
- * there. */
+ * filled block); of a recurrent group the state, whatever `tokens`. The rest of the original belongs to
+ * another request and may be NaN: the copy has zeros there. */
 void engine_kv_copy(struct engine *e, uint32_t group, uint32_t from_offset, uint32_t to_offset,
                     uint32_t tokens);
 
@@ -198,7 +198,9 @@ struct engine_costs {
     double weight_bytes;           /* read by every decode step: decoder linears and head, without experts */
     double expert_bytes;           /* of all experts: a token reads experts_used / experts of them */
     uint32_t experts, experts_used;
-    uint32_t group_count;
+    double state_flops_per_token; /* of recurrent layers, outside of linears */
+    double state_bytes;           /* read and written of a sequence's state by a decode step */
+    uint32_t group_count;         /* with keys and values */
     struct {
         uint32_t window;
         double flops_per_pair; /* all layers and heads of the group: q.k and p.v of one visible (query, key)
@@ -216,7 +218,7 @@ enum status engine_costs(struct engine *e, struct engine_costs *out, struct err 
 
 /* For `kvasir bench --profile`: time of the backend's operations by part of the model. Parts that were not
  * called have 0 calls. */
-#define ENGINE_PROFILE_PARTS 17u
+#define ENGINE_PROFILE_PARTS 18u
 struct engine_profile_part {
     const char *name; /* static */
     uint64_t calls;
