@@ -60,10 +60,10 @@ static enum status say_layers(struct buf *b, const struct engine *e)
     }
     for (uint32_t i = 0; i < d->rope_count && !st; i++) {
         const struct desc_rope *r = &d->ropes[i];
-        if (r->yarn)
-            st = buf_addf(b,
-                          "YaRN       factor %g over %g positions, ramp %g to %g rotations, attention %.6g\n",
-                          r->factor, r->yarn_original, r->yarn_beta_fast, r->yarn_beta_slow, r->attention);
+        if (r->ramp)
+            st = buf_addf(b, "%-10s factor %g over %g positions, ramp %g to %g rotations, attention %.6g\n",
+                          r->ramp == RAMP_YARN ? "YaRN" : "llama3", r->factor, r->original, r->beta_fast,
+                          r->beta_slow, r->attention);
         if (!st && r->sections[0])
             st = buf_addf(b, "mRoPE      %u + %u + %u frequencies, %s\n", r->sections[0], r->sections[1],
                           r->sections[2], r->interleaved ? "interleaved" : "one after the other");

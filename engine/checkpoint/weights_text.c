@@ -283,7 +283,9 @@ static const float *load_key_shift(struct loader *ld, uint32_t n)
     const struct desc_rope *r = &ld->desc->ropes[l->rope];
     uint32_t d = l->head_dim, half = d / 2, count = l->kv_heads * d;
     struct named key, *bias;
-    if (!l->qkv_bias || ld->desc->names.k_norm || l->softcap > 0 || r->dim != d || half > 1024) return NULL;
+    if (!l->qkv_bias || ld->desc->names.k_norm || l->softcap > 0 || r->dim != d || half > 1024 ||
+        ld->desc->qk_pairs)
+        return NULL;
     uint64_t at = ld->slab_used;
     ld->slab_used += (count + 15) / 16 * 16;
     if (ld->inventory || ld->st || !ld->files) return NULL;
@@ -319,15 +321,19 @@ static void walk_attention(struct loader *ld, uint32_t n, struct layer_weights *
     uint32_t c = d->hidden, q = l->heads * l->head_dim, kv = l->kv_heads * l->head_dim;
     bool own = desc_owns_keys(d, n);
     float plus = d->norm_plus_one ? 1.0f : 0.0f;
-    load_linear(ld,
-                &(struct linear_spec){.layer = n,
-                                      .k = c,
-                                      .part_count = !own          ? 1
-                                                    : l->v_from_k ? 2
-                                                                  : 3,
-                                      .part = {{a->q, l->gated ? 2 * q : q}, {a->k, kv}, {a->v, kv}},
-                                      .bias = l->qkv_bias},
-                &w->qkv);
+    enum order order = d->qk_pairs ? ORDER_PAIRS : ORDER_KEPT;
+    load_linear(
+        ld,
+        &(struct linear_spec){.layer = n,
+                              .k = c,
+                              .part_count = !own          ? 1
+                                            : l->v_from_k ? 2
+                                                          : 3,
+                              .part = {{a->q, l->gated ? 2 * q : q, order}, {a->k, kv, order}, {a->v, kv}},
+                              .head_dim = l->head_dim,
+                              .rotary = d->ropes[l->rope].dim,
+                              .bias = l->qkv_bias},
+        &w->qkv);
     w->q_norm = load_vector1(ld, a->q_norm, n, ".weight", l->head_dim, plus);
     if (own) w->k_norm = load_vector1(ld, a->k_norm, n, ".weight", l->head_dim, plus);
     if (own) w->k_shift = load_key_shift(ld, n);
@@ -466,8 +472,8 @@ void load_walk(struct loader *ld, struct weights *w)
     ld->fine = false;
     if (d->ple) walk_ple(ld, w);
     for (uint32_t n = 0; n < d->layer_count && !ld->st; n++) walk_layer(ld, n, &w->layers[n]);
-    w->final_norm =
-        load_vector1(ld, d->names.final_norm, 0, ".weight", d->hidden, d->norm_plus_one ? 1.0f : 0.0f);
+    w->final_norm = load_scaled_vector(ld, d->names.final_norm, 0, ".weight", 1, (uint64_t[]){d->hidden},
+                                       d->norm_plus_one ? 1.0f : 0.0f, d->logit_scale ? d->logit_scale : 1);
     ld->fine = true;
     if (d->tied && !d->drafts_for) w->head = w->embed;
     else if (!d->drafts_for) load_matrix(ld, d->names.head, 0, d->hidden, d->vocab, false, &w->head);

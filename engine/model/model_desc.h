@@ -53,15 +53,18 @@ enum desc_activation { ACT_GELU_TANH = 0, ACT_SILU };
 
 /* angle of frequency i < dim/2 = position[axis(i)] * inv_freq[i]; cos and sin are multiplied by `attention`.
  *   plain:  inv_freq[i] = theta^(-2i/dim) / factor
- *   yarn:   blended between that and theta^(-2i/dim) over the ramp of the correction range
- * Axis of frequency i, sections s (all 0: one axis): chunked: 0 for i < s0, 1 for i < s0+s1, else 2;
- * interleaved: i % 3 == a and i < 3 s[a] -> a for a = 1, 2, else 0. */
+ *   ramp:   that where a pair turns less than beta_slow times over `original` positions, theta^(-2i/dim)
+ * where it turns more than beta_fast times, blended between: linear in i (yarn) or in the turns (llama3) Axis
+ * of frequency i, sections s (all 0: one axis): chunked: 0 for i < s0, 1 for i < s0+s1, else 2; interleaved:
+ * i % 3 == a and i < 3 s[a] -> a for a = 1, 2, else 0. */
+enum desc_ramp { RAMP_NONE = 0, RAMP_YARN, RAMP_LLAMA3 };
 struct desc_rope {
     double theta, factor;
     uint32_t dim;             /* = head_dim of the layers that use it, or less: its first columns */
     uint32_t unrotated_pairs; /* the last so many frequencies are 0: those pairs don't rotate */
-    bool yarn, yarn_truncate;
-    double yarn_original, yarn_beta_fast, yarn_beta_slow;
+    enum desc_ramp ramp;
+    bool truncate; /* of a yarn ramp: its ends are whole numbers */
+    double original, beta_fast, beta_slow;
     double attention; /* 0 counts as 1 */
     uint32_t sections[3];
     bool interleaved;
@@ -205,13 +208,16 @@ struct model_desc {
     uint32_t rope_first; /* rope position of the first token */
     struct desc_rope ropes[DESC_ROPES_MAX];
     float norm_eps;
-    bool norm_plus_one;  /* RMS weights are stored as w and used as 1 + w */
-    double embed_scale;  /* embeddings are multiplied by this, rounded as engine.c says */
-    float final_softcap; /* 0 = none */
-    bool tied;           /* logits use the embedding */
-    uint32_t ple;        /* width of a layer's per-layer embedding; 0 = none */
-    double token_scale;  /* rounded as embed_scale is */
-    uint32_t pad_id;     /* row of the table used for an image's tokens */
+    bool norm_plus_one;    /* RMS weights are stored as w and used as 1 + w */
+    double embed_scale;    /* embeddings are multiplied by this, rounded as engine.c says */
+    bool embed_scale_kept; /* not rounded */
+    float logit_scale;     /* of the final norm's output; 0 counts as 1 */
+    float final_softcap;   /* 0 = none */
+    bool qk_pairs; /* rows of q and k are stored for rotary in pairs (2i, 2i + 1): reordered on loading */
+    bool tied;     /* logits use the embedding */
+    uint32_t ple;  /* width of a layer's per-layer embedding; 0 = none */
+    double token_scale; /* rounded as embed_scale is */
+    uint32_t pad_id;    /* row of the table used for an image's tokens */
     struct desc_names names;
     enum desc_experts expert_layout;
     uint32_t drafts_for;                /* > 0: a draft model, for a target of that width */

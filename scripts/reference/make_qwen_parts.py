@@ -199,9 +199,13 @@ TOKENIZER_CONFIG = {
 }
 
 
-def write_tokenizer(folder):
-    (folder / "tokenizer.json").write_text(tokenizer_text(), encoding="utf-8")
-    (folder / "tokenizer_config.json").write_text(json.dumps(TOKENIZER_CONFIG, indent=1) + "\n")
+def write_tokenizer(folder, own=None):
+    """own: another tokenizer.json, which transformers reads as it is."""
+    config = TOKENIZER_CONFIG
+    if own:
+        config = config | {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": SPECIAL[0]}
+    (folder / "tokenizer.json").write_text(own or tokenizer_text(), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1) + "\n")
 
 
 @torch.no_grad()
