@@ -307,7 +307,7 @@ enum status stf__sort_names(struct stf_files *f, struct err *err)
     if (f->count) qsort(f->tensors, f->count, sizeof *f->tensors, by_name);
     for (size_t i = 0; i < f->count; i++) {
         if (i > 0 && strcmp(f->tensors[i - 1].name, f->tensors[i].name) == 0)
-            return err_set(err, ST_FORMAT, "tensor %s stands twice: in %s and in %s", f->tensors[i].name,
+            return err_set(err, ST_FORMAT, "tensor %s is duplicated: in %s and in %s", f->tensors[i].name,
                            stf_file_name(f, &f->tensors[i - 1]), stf_file_name(f, &f->tensors[i]));
     }
     return ST_OK;
@@ -364,9 +364,9 @@ static enum status check_index(const struct stf_files *f, const struct json_doc 
         const struct stf_tensor *t = stf_find(f, name);
         const char *base = t ? strrchr(stf_file_name(f, t), '/') : NULL;
         enum status st = ST_OK;
-        if (!t) st = err_set(err, ST_FORMAT, "%s: tensor %s stands in no shard", path, name);
+        if (!t) st = err_set(err, ST_FORMAT, "%s: tensor %s is in no shard", path, name);
         else if (!json_str_eq(d, value, base ? base + 1 : stf_file_name(f, t)))
-            st = err_set(err, ST_FORMAT, "%s: tensor %s stands in %s, not where the index says", path, name,
+            st = err_set(err, ST_FORMAT, "%s: tensor %s is in %s, not where the index says", path, name,
                          stf_file_name(f, t));
         free(name);
         if (st) return st;

@@ -267,8 +267,8 @@ def many_forms(args):
             str(answer)[:200],
         )
     print(
-        f"{args.forms} forms of 8,000 properties in {took:.1f} s: {codes}; grammars held at most {top[0]:.0f} MB, "
-        f"process {before} -> {held} MB"
+        f"{args.forms} forms of 8,000 properties in {took:.1f} s: {codes}; "
+        f"grammars held at most {top[0]:.0f} MB, process {before} -> {held} MB"
     )
     check.true("some large forms are answered", codes.get("200 ", 0) >= 5, str(codes))
     # A mask in the making, and a grammar that is being compiled, come on top.
