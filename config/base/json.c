@@ -4,6 +4,7 @@
 #include "config/base/file.h"
 #include "config/base/hex.h"
 #include "config/base/json_escape.h"
+#include "config/base/list.h"
 #include "config/base/utf8.h"
 
 #include <errno.h>
@@ -18,7 +19,7 @@ struct parser {
     size_t len, at;
     const char *name;
     struct json_doc *doc;
-    uint32_t cap;
+    size_t cap;
     struct err *err;
 };
 
@@ -37,14 +38,8 @@ static void skip_space(struct parser *p)
 static enum status add_node(struct parser *p, enum json_kind kind, size_t at, size_t len, uint32_t *idx)
 {
     struct json_doc *d = p->doc;
-    if (d->node_count == p->cap) {
-        if (p->cap >= (1u << 31)) return err_set(p->err, ST_TOO_LARGE, "%s: too many JSON values", p->name);
-        uint32_t cap = p->cap ? p->cap * 2 : 256;
-        struct json_node *n = realloc(d->nodes, (size_t)cap * sizeof *n);
-        if (!n) return err_nomem(p->err, p->name);
-        d->nodes = n;
-        p->cap = cap;
-    }
+    if (d->node_count == 1u << 31) return err_set(p->err, ST_TOO_LARGE, "%s: too many JSON values", p->name);
+    if (!LIST_ROOM(d->nodes, d->node_count, p->cap, 256)) return err_nomem(p->err, p->name);
     if (idx) *idx = d->node_count;
     d->nodes[d->node_count] = (struct json_node){
         .next = d->node_count + 1, .len = (uint32_t)len, .kind = (uint8_t)kind, .at = (uint64_t)at};

@@ -14,6 +14,7 @@
 #include "config/base/checked.h"
 #include "config/base/file.h"
 #include "config/base/json.h"
+#include "config/base/list.h"
 #include "config/gguf/gguf.h"
 #include "engine/checkpoint/safetensors_internal.h"
 
@@ -102,13 +103,7 @@ void stf_done(const struct stf_files *f, const struct stf_tensor *t)
 
 enum status stf__add_tensor(struct stf_files *f, const struct stf_tensor *t, struct err *err)
 {
-    if (f->count == f->cap) {
-        size_t cap = f->cap ? f->cap * 2 : 512;
-        struct stf_tensor *n = realloc(f->tensors, cap * sizeof *n);
-        if (!n) return err_nomem(err, "the list of tensors");
-        f->tensors = n;
-        f->cap = cap;
-    }
+    if (!LIST_ROOM(f->tensors, f->count, f->cap, 512)) return err_nomem(err, "the list of tensors");
     f->tensors[f->count++] = *t;
     return ST_OK;
 }
