@@ -306,7 +306,8 @@ def large(args):
         error = answer.get("error", {})
         check.equal(f"{name}: status", (status, error.get("code")), (400, "unsupported_schema"))
         check.true(f"{name}: names the limit", "4194304" in error.get("message", ""), str(error)[:300])
-        short = {k: {"enum": v["enum"][:9000]} if isinstance(v, dict) else v[:9000] for k, v in constraint.items()}
+        short = {k: {"enum": v["enum"][:9000]} if isinstance(v, dict) else v[:9000]
+                 for k, v in constraint.items()}
         status, answer, _ = ask(server, {"prompt": "a", "max_tokens": 1, **short})
         check.equal(f"{name} of 9,000", status, 200)
     server.stop()
