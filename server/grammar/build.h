@@ -1,5 +1,5 @@
 /* Builder of a context-free grammar whose terminals are regular expressions (regex.h). The front ends
- * (json_schema.c, gbnf.c, lark.c, ...) build it, the machine (machine.c) runs it. Internal to
+ * (json/schema.c, gbnf.c, lark.c, ...) build it, the machine (machine.c) runs it. Internal to
  * server/grammar/. */
 #ifndef KVASIR_GRAMMAR_BUILD_H
 #define KVASIR_GRAMMAR_BUILD_H
@@ -50,7 +50,7 @@ void gb_define(struct grammar_builder *b, gx rule, gx body);
 gx gb_tag(struct grammar_builder *b, const struct grammar_vocab *v, const char *text);
 
 /* Front ends: compile a client's text to an expression. ST_INVALID, ST_UNSUPPORTED, ST_TOO_LARGE, ST_NOMEM:
- * error says what and where. The functions grammar_from_... (grammar.h) are these plus gb_finish. */
+ * error says what and where. */
 enum status gb_schema(struct grammar_builder *b, const json_t *schema, const struct grammar_json_options *opt,
                       gx *out, struct grammar_error *error) KV_MUST_CHECK;
 enum status gb_regex_text(struct grammar_builder *b, const char *text, size_t len, gx *out,

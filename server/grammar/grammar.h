@@ -1,8 +1,8 @@
 /* Constrained decoding (structured outputs): a request's output constraint -> which tokens may follow.
  *
- *   json_schema*.c, gbnf.c, lark.c, regex_parse.c   front ends: client text -> build.h
- *   regex.c, machine.c                              the grammar as a machine over bytes
- *   vocab.c, mask.c                                 the tokenizer's tokens as a trie; masks over them
+ *   json/, gbnf.c, lark.c, regex_parse.c   front ends: client text -> build.h
+ *   regex.c, machine.c                     the grammar as a machine over bytes
+ *   vocab.c, mask.c                        the tokenizer's tokens as a trie; masks over them
  *
  * A grammar is over bytes, not tokens: every tokenization of an allowed text is allowed. The public header of
  * server/grammar/. */
@@ -56,17 +56,6 @@ struct grammar_json_options {
     bool any_whitespace; /* white space wherever JSON allows it (bounded); false: only ", " and ": " */
     bool any_order;      /* of properties; false: the schema's order, then additional properties */
 };
-/* Front ends, one per kind of source. ST_INVALID, ST_UNSUPPORTED, ST_TOO_LARGE: error says what and where.
- * schema: a JSON schema, or true (any JSON value). */
-struct grammar_builder;
-enum status grammar_from_schema(const json_t *schema, const struct grammar_json_options *opt,
-                                struct grammar **out, struct grammar_error *error) KV_MUST_CHECK;
-enum status grammar_from_regex(const char *text, size_t len, struct grammar **out,
-                               struct grammar_error *error) KV_MUST_CHECK;
-/* GBNF (llama.cpp) or Lark (as in vLLM and llguidance): detected from the text. */
-enum status grammar_from_text(const char *text, size_t len, struct grammar **out,
-                              struct grammar_error *error) KV_MUST_CHECK;
-
 /* Threads that compute slow masks, so that no step waits for them. */
 struct mask_threads;
 /* Both are called on such a thread: wake when a mask is ready or has failed, idle about once a second. */

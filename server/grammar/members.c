@@ -158,7 +158,7 @@ static void drop_unable(const struct table *t, const uint32_t *seen, uint32_t *s
 }
 
 /* need: scratch for a set. Exact except for dependencies combined with both a minimum and a maximum number of
- * members, which json_object.c rejects. */
+ * members, which json/object.c rejects. */
 static bool can_finish(const struct grammar *g, const struct table *t, const uint32_t *s, uint32_t *need)
 {
     uint64_t missing = 0, left = 0, more = 0;

@@ -4,6 +4,7 @@
 
 #include "config/base/hex.h"
 #include "config/base/utf8.h"
+#include "server/grammar/build.h"
 #include "server/grammar/tables.h"
 
 #include <pthread.h>
@@ -540,5 +541,14 @@ enum status regex_parse_json(struct rx_pool *p, const char *text, size_t len, rx
     enum status st = parse(&r, out);
     rx quote = rx_literal(p, "\"", 1);
     if (!st) *out = rx_and(p, *out, rx_concat(p, quote, rx_concat(p, anything(&r), quote)));
+    return st;
+}
+
+enum status gb_regex_text(struct grammar_builder *b, const char *text, size_t len, gx *out,
+                          struct grammar_error *error)
+{
+    rx a;
+    enum status st = regex_parse(gb_pool(b), text, len, &a, error);
+    *out = st ? 0 : gb_regex(b, a);
     return st;
 }

@@ -1,5 +1,6 @@
 /* Masks that take long: made on threads of their own as without them, given up at the same place, stopped at
  * once, and counted. */
+#include "tests/lib/grammars.h"
 #include "server/grammar/mask.h"
 
 #include <setjmp.h>

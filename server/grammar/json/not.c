@@ -1,6 +1,6 @@
 /* The negation of a schema: alternatives that each violate it. And detection of unsatisfiable schemas, if
  * obvious. */
-#include "server/grammar/json_schema.h"
+#include "server/grammar/json/schema.h"
 
 #include <stdlib.h>
 #include <string.h>

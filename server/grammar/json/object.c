@@ -1,6 +1,6 @@
 /* Objects and arrays of JSON schemas. Property keywords of several schemas apply together: SK_ALL has the
- * additional ones (json_merge.c), and each name and pattern is checked against all. */
-#include "server/grammar/json_schema.h"
+ * additional ones (merge.c), and each name and pattern is checked against all. */
+#include "server/grammar/json/schema.h"
 
 #include <stdlib.h>
 #include <string.h>

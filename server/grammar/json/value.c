@@ -1,6 +1,6 @@
 /* Scalars of JSON schemas as regular expressions, and validation of a value against a schema. */
-#include "server/grammar/json_number.h"
-#include "server/grammar/json_schema.h"
+#include "server/grammar/json/number.h"
+#include "server/grammar/json/schema.h"
 #include "server/grammar/regex_parse.h"
 
 #include <math.h>

@@ -1,9 +1,9 @@
 /* JSON Schema (drafts 4 to 2020-12) -> grammars. Conjunctions of schemas are merged into one first; then each
  * possible type of a value is one alternative. Keywords that can't be enforced are rejected with their place;
  * annotations are ignored. */
-#include "server/grammar/json_schema.h"
+#include "server/grammar/json/schema.h"
 
-#include "server/grammar/json_number.h"
+#include "server/grammar/json/number.h"
 #include "server/grammar/regex_parse.h"
 
 #include <stdio.h>
@@ -517,13 +517,4 @@ enum status gb_schema(struct grammar_builder *b, const json_t *schema, const str
     json_decref(m.checked);
     json_decref(own);
     return m.st;
-}
-
-enum status gb_regex_text(struct grammar_builder *b, const char *text, size_t len, gx *out,
-                          struct grammar_error *error)
-{
-    rx a;
-    enum status st = regex_parse(gb_pool(b), text, len, &a, error);
-    *out = st ? 0 : gb_regex(b, a);
-    return st;
 }

@@ -1,6 +1,6 @@
 /* The conjunction of schemas (allOf, a $ref with siblings, a branch of anyOf) as one schema, and $ref
  * resolution. */
-#include "server/grammar/json_schema.h"
+#include "server/grammar/json/schema.h"
 
 #include <math.h>
 #include <stdarg.h>

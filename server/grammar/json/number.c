@@ -1,6 +1,6 @@
-/* See json_number.h. Bounds are compared digit by digit: first the integral part, which has no leading zeros,
+/* See number.h. Bounds are compared digit by digit: first the integral part, which has no leading zeros,
  * so that a longer one is larger, then the fraction. */
-#include "server/grammar/json_number.h"
+#include "server/grammar/json/number.h"
 
 #include <math.h>
 #include <stdio.h>

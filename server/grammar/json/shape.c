@@ -1,12 +1,12 @@
 /* Checks the value types of JSON Schema keywords. Otherwise a misspelt type would match nothing, and a list
  * as "properties" would match everything: both are rejected here, with their place. A null keyword counts as
  * absent and is removed. Definitions are checked when referenced. */
-#include "server/grammar/json_schema.h"
+#include "server/grammar/json/schema.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#define SHAPE_DEPTH 200u /* of paths; json_schema.c rejects deeper ones */
+#define SHAPE_DEPTH 200u /* of paths; schema.c rejects deeper ones */
 
 enum shape {
     TYPES,   /* the name of a type, or a list of them */
