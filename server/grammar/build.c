@@ -137,6 +137,14 @@ gx gb_repeat(struct grammar_builder *b, gx a, uint32_t min, uint32_t max)
     return add(b, (struct gx_node){.kind = GX_REPEAT, .a = a, .b = min, .c = max});
 }
 
+gx gb_list(struct grammar_builder *b, gx element, gx comma, uint32_t min, uint32_t max)
+{
+    if (!max) return gb_seq(b, NULL, 0);
+    uint32_t least = min ? min - 1 : 0, most = max == RX_NO_LIMIT ? max : max - 1;
+    gx more = gb_repeat(b, GB_SEQ(b, comma, element), least, most);
+    return gb_repeat(b, GB_SEQ(b, element, more), min > 0, 1);
+}
+
 gx gb_members(struct grammar_builder *b, const struct gb_members *m)
 {
     struct gx_node node;
@@ -188,8 +196,8 @@ static void unroll(struct grammar_builder *b, gx rule)
         else if (x != rule) first[firsts++] = x;
     }
     if (agains || firsts < body.b) {
-        gx both[] = {gb_alt(b, first, firsts), gb_repeat(b, gb_alt(b, again, agains), 0, RX_NO_LIMIT)};
-        gb_define(b, rule, gb_seq(b, both, 2));
+        gx more = gb_repeat(b, gb_alt(b, again, agains), 0, RX_NO_LIMIT);
+        gb_define(b, rule, GB_SEQ(b, gb_alt(b, first, firsts), more));
     }
     free(again);
 }

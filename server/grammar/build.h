@@ -19,6 +19,10 @@ gx gb_literal(struct grammar_builder *b, const void *bytes, size_t len);
 gx gb_seq(struct grammar_builder *b, const gx *list, size_t n);            /* n = 0: the empty string */
 gx gb_alt(struct grammar_builder *b, const gx *list, size_t n);            /* n = 0: matches nothing */
 gx gb_repeat(struct grammar_builder *b, gx a, uint32_t min, uint32_t max); /* RX_NO_LIMIT = any number */
+/* element (comma element)* of so many elements; min > 0, or max 0: nothing. */
+gx gb_list(struct grammar_builder *b, gx element, gx comma, uint32_t min, uint32_t max);
+#define GB_SEQ(b, ...) gb_seq(b, (const gx[]){__VA_ARGS__}, sizeof((const gx[]){__VA_ARGS__}) / sizeof(gx))
+#define GB_ALT(b, ...) gb_alt(b, (const gx[]){__VA_ARGS__}, sizeof((const gx[]){__VA_ARGS__}) / sizeof(gx))
 /* Members between brackets, separated by `comma`. A name is a number below `names` and occurs at most once.
  * Unless any_order, names are in order and followed by GB_FURTHER, which has no name. Given, required,
  * implied and counted members are tracked during matching, so that every allowed prefix can be completed. */

@@ -308,8 +308,7 @@ static struct ebnf_part both(struct ebnf *e, struct ebnf_part a, struct ebnf_par
 {
     if (a.regular && b.regular && a.size + b.size <= RUN_MAX)
         return (struct ebnf_part){true, rx_concat(e->p, a.r, b.r), 0, a.size + b.size};
-    gx list[] = {lift(e, a), lift(e, b)};
-    return (struct ebnf_part){.g = gb_seq(e->b, list, 2)};
+    return (struct ebnf_part){.g = GB_SEQ(e->b, lift(e, a), lift(e, b))};
 }
 
 static struct ebnf_part repeated(struct ebnf *e, struct ebnf_part a, uint32_t min, uint32_t max)

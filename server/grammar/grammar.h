@@ -74,17 +74,16 @@ enum status matcher_create(struct grammar *g, const struct grammar_vocab *v,
 void matcher_threads(struct matcher *m, struct mask_threads *t, uint64_t tenant);
 void matcher_free(struct matcher *m); /* never blocks; NULL is fine */
 /* brief: others have taken most of the planner's time. */
-enum mask_state matcher_prepare(struct matcher *m, const uint32_t *tokens, uint32_t count, bool brief);
-uint32_t matcher_drafts(struct matcher *m, const uint32_t *tokens, uint32_t count, uint32_t drafts);
+enum mask_state matcher_prepare(void *matcher, const uint32_t *tokens, uint32_t count, bool brief);
+uint32_t matcher_drafts(void *matcher, const uint32_t *tokens, uint32_t count, uint32_t drafts);
 /* Writes the mask of tokens that may follow tokens[0..count) to bits[0..words), zeros after the last token:
  * end ids are allowed where the text is complete, and are the only ones where nothing can follow (or where
  * the tokens violate the grammar, which never happens if the sampler applies the masks). The result depends
  * on the grammar and the tokens alone: the matcher's state from earlier calls only saves time. A mask that is
  * not prepared is computed here. */
-void matcher_mask(struct matcher *m, const uint32_t *tokens, uint32_t count, uint32_t *bits, uint32_t words);
-uint32_t matcher_forced(struct matcher *m, const uint32_t *tokens, uint32_t count, uint32_t most,
-                        uint32_t *out);
-void matcher_stop(struct matcher *m); /* its masks are no longer needed */
+void matcher_mask(void *matcher, const uint32_t *tokens, uint32_t count, uint32_t *bits, uint32_t words);
+uint32_t matcher_forced(void *matcher, const uint32_t *tokens, uint32_t count, uint32_t most, uint32_t *out);
+void matcher_stop(void *matcher); /* its masks are no longer needed */
 /* Why matcher_prepare failed; any thread. */
 enum matcher_failure {
     MATCHER_FINE = 0,

@@ -83,8 +83,9 @@ static void unref(struct matcher *m)
     free(m);
 }
 
-void matcher_stop(struct matcher *m)
+void matcher_stop(void *matcher)
 {
+    struct matcher *m = matcher;
     atomic_store(&m->stopped, true);
 }
 
@@ -267,8 +268,9 @@ static struct pace pace_here(const struct matcher *m, bool brief)
     return pace_of(s ? WORK_SHORT : WORK_INLINE, s ? SHORT_NS : INLINE_NS, m->threads != NULL);
 }
 
-enum mask_state matcher_prepare(struct matcher *m, const uint32_t *tokens, uint32_t count, bool brief)
+enum mask_state matcher_prepare(void *matcher, const uint32_t *tokens, uint32_t count, bool brief)
 {
+    struct matcher *m = matcher;
     if (atomic_load(&m->job)) return MASK_LATER;
     if (!aim(m, tokens, count)) {
         atomic_store(&m->failure, MATCHER_MEMORY);
@@ -294,8 +296,9 @@ enum mask_state matcher_prepare(struct matcher *m, const uint32_t *tokens, uint3
     return MASK_LATER;
 }
 
-uint32_t matcher_drafts(struct matcher *m, const uint32_t *tokens, uint32_t count, uint32_t drafts)
+uint32_t matcher_drafts(void *matcher, const uint32_t *tokens, uint32_t count, uint32_t drafts)
 {
+    struct matcher *m = matcher;
     uint32_t n = 0;
     struct pace p = pace_here(m, false);
     for (; n < drafts && n + 1 < READY; n++) {
@@ -323,8 +326,9 @@ static const struct ready *find_ready(const struct matcher *m, const uint32_t *t
     return memcmp(m->tokens, tokens, count * sizeof *tokens) == 0 ? r : NULL;
 }
 
-void matcher_mask(struct matcher *m, const uint32_t *tokens, uint32_t count, uint32_t *bits, uint32_t words)
+void matcher_mask(void *matcher, const uint32_t *tokens, uint32_t count, uint32_t *bits, uint32_t words)
 {
+    struct matcher *m = matcher;
     const struct grammar_vocab *v = m->v;
     const struct ready *r = find_ready(m, tokens, count);
     uint32_t n = words < v->words ? words : v->words, any = 0;
@@ -417,9 +421,9 @@ static uint32_t longest(const struct grammar_vocab *v, const uint8_t *text, size
     return found;
 }
 
-uint32_t matcher_forced(struct matcher *m, const uint32_t *tokens, uint32_t count, uint32_t most,
-                        uint32_t *out)
+uint32_t matcher_forced(void *matcher, const uint32_t *tokens, uint32_t count, uint32_t most, uint32_t *out)
 {
+    struct matcher *m = matcher;
     uint8_t text[FORCED_BYTES];
     size_t len = 0, at = 0, used = 0;
     uint32_t n = 0;

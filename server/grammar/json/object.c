@@ -12,12 +12,6 @@
 #define UNIQUE_MAX  400u                /* stored per state, so quadratic */
 #define IMPLIED_MAX ((uint64_t)1 << 24) /* steps of the dependency closure, over all names */
 
-static gx pair(struct schema_maker *m, gx name, gx value)
-{
-    gx list[] = {name, schema_sign(m, ":"), value};
-    return gb_seq(m->b, list, 3);
-}
-
 /* ---- properties ---- */
 
 struct kind { /* a class of additional property names with the same schemas */
@@ -241,7 +235,8 @@ static void add_members(struct object *o, rx names, uint32_t name, json_t *schem
             if (!to) return (void)schema_nomem(o->m);
             o->members = to;
         }
-        gx what = json_is_false(v) ? gb_alt(m->b, NULL, 0) : pair(m, text, schema_compile(m, v, at));
+        gx what = json_is_false(v) ? gb_alt(m->b, NULL, 0)
+                                   : GB_SEQ(m->b, text, schema_sign(m, ":"), schema_compile(m, v, at));
         o->members[o->count++] = (struct gb_member){what, name, gives};
     }
 }
@@ -281,9 +276,9 @@ static gx object_of(struct object *o, uint32_t min, uint32_t max)
                               .wants = o->wants,
                               .any_order = m->opt->any_order,
                               .comma = schema_sign(m, ",")};
-    gx all[] = {schema_sign(m, "{"), m->st ? 0 : gb_members(m->b, &list), schema_closing(m, "}")};
+    gx out = m->st ? 0 : schema_enclosed(m, "{}", gb_members(m->b, &list));
     free(required);
-    return m->st ? 0 : gb_seq(m->b, all, 3);
+    return out;
 }
 
 gx schema_object(struct schema_maker *m, const json_t *s, const struct path *at)
@@ -337,12 +332,6 @@ static json_t *item_of_all(struct schema_maker *m, const json_t *s, size_t i)
     return schema_together(m, all);
 }
 
-static gx brackets(struct schema_maker *m, gx inside)
-{
-    gx all[] = {schema_sign(m, "["), inside, schema_closing(m, "]")};
-    return gb_seq(m->b, all, 3);
-}
-
 /* Distinct elements: each value at most once. */
 static gx unique(struct schema_maker *m, const json_t *item, uint32_t min, uint32_t max,
                  const struct path *at)
@@ -368,7 +357,7 @@ static gx unique(struct schema_maker *m, const json_t *item, uint32_t min, uint3
                              .max = max,
                              .any_order = true,
                              .comma = schema_sign(m, ",")};
-    if (list && required) out = brackets(m, gb_members(m->b, &all));
+    if (list && required) out = schema_enclosed(m, "[]", gb_members(m->b, &all));
     else (void)schema_nomem(m);
     free(list);
     free(required);
@@ -395,7 +384,7 @@ static gx containing(struct schema_maker *m, json_t *item, const json_t *const *
                              .max = max,
                              .wants = wants,
                              .comma = schema_sign(m, ",")};
-    return m->st ? 0 : brackets(m, gb_members(m->b, &all));
+    return m->st ? 0 : schema_enclosed(m, "[]", gb_members(m->b, &all));
 }
 
 /* The schemas of "contains"; returns their number. */
@@ -442,7 +431,7 @@ gx schema_array(struct schema_maker *m, const json_t *s, const struct path *at)
         return (void)schema_refuse(m, at, ST_UNSUPPORTED, "\"uniqueItems\" is not supported here"), 0;
     if (once && !json_is_false(rest)) return unique(m, rest, min, max, at);
     if (wants) return containing(m, rest, some, wants, min, max, at);
-    gx comma = schema_sign(m, ","), none = gb_seq(m->b, NULL, 0);
+    gx comma = schema_sign(m, ",");
     uint32_t more = json_is_false(rest)  ? 0
                     : max == RX_NO_LIMIT ? max
                                          : max - (uint32_t)n,
@@ -451,18 +440,13 @@ gx schema_array(struct schema_maker *m, const json_t *s, const struct path *at)
     if (m->st) return 0;
     if (!more && need) return gb_alt(m->b, NULL, 0);
     /* From the end: what may follow k elements, including the comma. */
-    gx next[] = {comma, element}, tail = more ? gb_repeat(m->b, gb_seq(m->b, next, 2), need, more) : none;
-    if (!n && more) {
-        gx later = more > 1 ? gb_repeat(m->b, gb_seq(m->b, next, 2), need ? need - 1 : 0,
-                                        more == RX_NO_LIMIT ? more : more - 1)
-                            : none;
-        gx first[] = {element, later};
-        tail = gb_repeat(m->b, gb_seq(m->b, first, 2), need > 0, 1);
-    }
+    gx tail = !n || !more ? gb_list(m->b, element, comma, need, more)
+                          : gb_repeat(m->b, GB_SEQ(m->b, comma, element), need, more);
     for (size_t k = n; k-- > 0 && !m->st;) {
         struct path one = {&in, NULL, k};
-        gx here[] = {comma, schema_compile(m, item_of_all(m, s, k), &one), tail};
-        tail = gb_repeat(m->b, k ? gb_seq(m->b, here, 3) : gb_seq(m->b, here + 1, 2), k < min, 1);
+        gx here = schema_compile(m, item_of_all(m, s, k), &one);
+        tail = k ? GB_SEQ(m->b, comma, here, tail) : GB_SEQ(m->b, here, tail);
+        tail = gb_repeat(m->b, tail, k < min, 1);
     }
-    return m->st ? 0 : brackets(m, tail);
+    return m->st ? 0 : schema_enclosed(m, "[]", tail);
 }

@@ -59,8 +59,8 @@ struct schema_maker {
 /* schema.c. s must outlive m. */
 gx schema_compile(struct schema_maker *m, const json_t *s, const struct path *at);
 gx schema_sign(struct schema_maker *m, const char *text); /* with optional white space after it */
-gx schema_closing(struct schema_maker *m, const char *text);
-gx schema_value(struct schema_maker *m, const json_t *v); /* exactly this value */
+gx schema_enclosed(struct schema_maker *m, const char *brackets, gx inside); /* "{}" or "[]" */
+gx schema_value(struct schema_maker *m, const json_t *v);                    /* exactly this value */
 /* All values of the schema if it enumerates them; kept; NULL: it does not. */
 json_t *schema_values(struct schema_maker *m, const json_t *s, const struct path *at);
 
@@ -80,9 +80,7 @@ rx schema_language(struct schema_maker *m, const json_t *s, const struct path *a
 bool schema_has_name(struct schema_maker *m, rx names, const char *name);
 bool schema_count(struct schema_maker *m, const json_t *s, const char *key, uint32_t *out,
                   const struct path *at);
-/* The schema that s gives for the property of this name: a new reference; and the same with all siblings:
- * kept. */
-json_t *schema_property(struct schema_maker *m, const json_t *s, const char *name, const struct path *at);
+/* The schema that s, with all its siblings, gives for the property of this name; kept. */
 json_t *schema_property_of_all(struct schema_maker *m, const json_t *s, const char *name,
                                const struct path *at);
 json_t *schema_prefix(const json_t *s); /* prefixItems */

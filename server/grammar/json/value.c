@@ -104,15 +104,15 @@ rx schema_string(struct schema_maker *m, const json_t *s, const struct path *at)
 {
     rx out = schema_any_string(m), quote = rx_literal(m->p, "\"", 1), none = RX_NONE;
     uint32_t min = 0, max = RX_NO_LIMIT;
-    const json_t *all = json_object_get(s, SK_ALL), *v;
+    const json_t *v;
     size_t i;
     bool has_min = schema_count(m, s, "minLength", &min, at),
          has_max = schema_count(m, s, "maxLength", &max, at);
     if (max < min) return RX_NONE;
     if (has_min || has_max)
         out = rx_concat(m->p, quote, rx_concat(m->p, rx_repeat(m->p, json_any_char(m->p), min, max), quote));
-    for (i = 0; i <= json_array_size(all); i++) {
-        const json_t *one = i ? json_array_get(all, i - 1) : s, *pattern = json_object_get(one, "pattern"),
+    for (i = 0; i < schema_sibling_count(s); i++) {
+        const json_t *one = schema_siblings(s, i), *pattern = json_object_get(one, "pattern"),
                      *not_pattern = json_object_get(one, SK_NOT_PATTERN);
         const char *format = json_string_value(json_object_get(one, "format")),
                    *not_format = json_string_value(json_object_get(one, SK_NOT_FORMAT));
@@ -168,12 +168,12 @@ static bool decimals_of(double step, uint32_t *out)
 rx schema_number(struct schema_maker *m, const json_t *s, unsigned types, const struct path *at)
 {
     struct number_bounds b = {.integer = !(types & JT_NUMBER), .decimals = RX_NO_LIMIT};
-    const json_t *all = json_object_get(s, SK_ALL), *nots = json_object_get(s, SK_NOT_VALUES), *v;
+    const json_t *nots = json_object_get(s, SK_NOT_VALUES), *v;
     size_t i;
     bound(m, s, "minimum", "exclusiveMinimum", true, &b, at);
     bound(m, s, "maximum", "exclusiveMaximum", false, &b, at);
-    for (i = 0; i <= json_array_size(all); i++) {
-        const json_t *step = json_object_get(i ? json_array_get(all, i - 1) : s, "multipleOf");
+    for (i = 0; i < schema_sibling_count(s); i++) {
+        const json_t *step = json_object_get(schema_siblings(s, i), "multipleOf");
         uint32_t n;
         if (!step) continue;
         if (!decimals_of(json_number_value(step), &n))
@@ -249,17 +249,6 @@ static void add_property(struct schema_maker *m, const json_t *s, const char *na
         json_decref(text);
     }
     if (!found && rest) json_array_append(all, rest);
-}
-
-json_t *schema_property(struct schema_maker *m, const json_t *s, const char *name, const struct path *at)
-{
-    json_t *all = json_array();
-    add_property(m, s, name, at, all);
-    json_t *out = json_array_size(all) == 1   ? json_incref(json_array_get(all, 0))
-                  : json_array_size(all) == 0 ? json_true()
-                                              : json_pack("{s:O}", "allOf", all);
-    json_decref(all);
-    return out;
 }
 
 json_t *schema_property_of_all(struct schema_maker *m, const json_t *s, const char *name,
@@ -362,8 +351,9 @@ static enum verdict valid_object(struct schema_maker *m, const json_t *s, const 
                        one) if (json_is_string(one) && !json_object_get(v, json_string_value(one))) return NO;
     json_object_foreach((json_t *)(uintptr_t)v, key, one)
     {
-        json_t *of_it = keep(m, schema_property(m, s, key, NULL));
-        out = both(out, valid(m, of_it, one, deep));
+        json_t *of_it = json_array();
+        add_property(m, s, key, NULL, of_it);
+        out = both(out, valid(m, schema_together(m, of_it), one, deep));
         if (!names) continue;
         json_t *name = json_string(key);
         out = both(out, valid(m, names, name, deep));
