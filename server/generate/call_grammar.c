@@ -341,7 +341,7 @@ static rx bare_regex(struct constraint_maker *m, const char *text)
 {
     struct grammar_error error;
     rx out = RX_NONE;
-    return regex_parse(gb_pool(m->b), text, strlen(text), &out, &error) ? RX_NONE : out;
+    return regex_parse(gb_pool(m->b), text, strlen(text), 0, &out, &error) ? RX_NONE : out;
 }
 
 /* A call from its brace to the brace of its arguments, as chat/tool_parse.h parses it. names: a regex. */

@@ -1,43 +1,9 @@
 /* Follows a sequence through a grammar: the states after its tokens, and the masks of those where it samples.
- * See mask.h. A matcher is used by one thread at a time: the planner or, while `job` is set, a mask thread.
- * During a step, its ready masks are only read. */
+ * See mask.h. */
 #include "server/grammar/mask.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-#define READY 32u /* positions that may have a ready mask at once: more than the draft tokens of a chunk */
-
-struct reached { /* after so many tokens */
-    uint32_t state;
-    bool charged;
-    uint64_t spent; /* work up to here, including the mask here once it is `charged` */
-};
-struct ready {
-    uint32_t count;
-    bool set;
-    enum mask_state state; /* READY or FAILED */
-    enum matcher_failure why;
-    struct mask *mask;
-};
-struct matcher {
-    struct grammar *g;
-    const struct grammar_vocab *v;
-    struct mask_threads *threads;  /* NULL: none */
-    uint32_t *tokens, target, cap; /* the output so far, for whose mask it works */
-    struct reached *at;            /* [cap + 1] */
-    uint32_t count, known;         /* tokens whose state is known; whose `spent` is */
-    uint32_t generation, again;    /* of the states; how many were known in the previous one */
-    struct walk walk;
-    struct ready ready[READY];
-    uint64_t worked;
-    bool slow;  /* the last mask took long */
-    bool clean; /* the current walk began in a fresh generation */
-    atomic_uint refs;
-    atomic_bool job, stopped;
-    atomic_int failure;
-    struct mask_job in_queue;
-};
 
 enum status matcher_create(struct grammar *g, const struct grammar_vocab *v, struct matcher **out)
 {
@@ -68,7 +34,7 @@ enum status matcher_create(struct grammar *g, const struct grammar_vocab *v, str
 void matcher_threads(struct matcher *m, struct mask_threads *t, uint64_t tenant)
 {
     m->threads = t;
-    m->in_queue.tenant = tenant;
+    m->tenant = tenant;
 }
 
 static void unref(struct matcher *m)
@@ -357,16 +323,6 @@ bool matcher__slice(struct matcher *m)
     bool done = stopped || make(m, &p) != MASK_LATER;
     work_unlock(&m->g->lock);
     return done;
-}
-
-uint64_t matcher__worked(const struct matcher *m)
-{
-    return m->worked;
-}
-
-struct mask_job *matcher__job(struct matcher *m)
-{
-    return &m->in_queue;
 }
 
 void matcher__done(struct matcher *m)

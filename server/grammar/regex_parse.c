@@ -23,7 +23,7 @@ struct parser {
     const char *s;
     size_t len, at;
     bool json;
-    unsigned depth;
+    unsigned flags, depth;
     bool tied; /* the last group contains an anchor */
     struct grammar_error *error;
     enum status st;
@@ -282,7 +282,7 @@ static uint32_t escape_code(struct parser *r, char kind)
             return refuse(r, ST_INVALID, "has an escape that is not complete");
         return c;
     }
-    if (!hex_digits(r, kind == 'x' ? 2 : 4, &c))
+    if (!hex_digits(r, kind == 'x' ? 2 : kind == 'u' ? 4 : 8, &c) || c > LAST)
         return refuse(r, ST_INVALID, "has an escape that is not complete");
     if (c < 0xD800 || c > 0xDFFF) return c;
     if (r->at + 1 < r->len && r->s[r->at] == '\\' && r->s[r->at + 1] == 'u') {
@@ -308,13 +308,21 @@ static uint32_t escape(struct parser *r, struct set *s, bool in_class)
         return UINT32_MAX;
     }
     if (at) return (uint32_t)to[at - from];
-    if (c == 'x' || c == 'u') return escape_code(r, c);
+    if (c == 'x' || c == 'u' || (c == 'U' && r->flags & REGEX_LONG_CODE)) return escape_code(r, c);
     if (c == 'b' && in_class) return 8;
     if (c == 'c' && r->at < r->len) return (uint32_t)r->s[r->at++] & 31;
     if (c >= '1' && c <= '9') return refuse(r, ST_UNSUPPORTED, "refers back to a group");
     if ((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'))
         return refuse(r, ST_UNSUPPORTED, "has an escape that is not supported");
     return (uint32_t)(unsigned char)c;
+}
+
+/* Unescaped characters. */
+static void add_literal(struct parser *r, struct set *s, uint32_t from, uint32_t to)
+{
+    bool low = from >= 'a' && from <= to && to <= 'z', up = from >= 'A' && from <= to && to <= 'Z';
+    set_add(r, s, from, to);
+    if (r->flags & REGEX_ANY_CASE && (low || up)) set_add(r, s, from ^ 32, to ^ 32);
 }
 
 static rx class(struct parser *r)
@@ -324,9 +332,10 @@ static rx class(struct parser *r)
     if (negated) r->at++;
     while (!r->st && r->at < r->len && r->s[r->at] != ']') {
         uint32_t ends[2];
-        bool range = false;
+        bool range = false, literal = true;
         for (int k = 0; k < 2; k++) {
             if (r->s[r->at] == '\\') {
+                literal = false;
                 r->at++;
                 ends[k] = escape(r, &s, true);
             } else {
@@ -344,7 +353,7 @@ static rx class(struct parser *r)
             range = false;
         }
         if (range && ends[1] < ends[0]) (void)refuse(r, ST_INVALID, "has a range that is out of order");
-        set_add(r, &s, ends[0], range ? ends[1] : ends[0]);
+        (literal ? add_literal : set_add)(r, &s, ends[0], range ? ends[1] : ends[0]);
     }
     if (r->at == r->len && !r->st) (void)refuse(r, ST_INVALID, "has a class that does not end");
     r->at++;
@@ -386,7 +395,7 @@ static rx atom(struct parser *r)
     switch (c) {
     case '.':
         r->at++;
-        set_add_not(r, &s, breaks, 3, true);
+        set_add_not(r, &s, breaks, r->flags & REGEX_DOT_ALL ? 0 : r->flags & REGEX_DOT_LINE ? 1 : 3, true);
         return set_end(r, &s, false);
     case '[': r->at++; return class(r);
     case '(': r->at++; return group(r);
@@ -405,7 +414,8 @@ static rx atom(struct parser *r)
     }
     default: {
         uint32_t code = char_at(r);
-        return r->st ? RX_NONE : chars(r, code, code);
+        if (!r->st) add_literal(r, &s, code, code);
+        return set_end(r, &s, false);
     }
     }
 }
@@ -528,9 +538,10 @@ static enum status parse(struct parser *r, rx *out)
     return r->st;
 }
 
-enum status regex_parse(struct rx_pool *p, const char *text, size_t len, rx *out, struct grammar_error *error)
+enum status regex_parse(struct rx_pool *p, const char *text, size_t len, unsigned flags, rx *out,
+                        struct grammar_error *error)
 {
-    struct parser r = {.p = p, .s = text, .len = len, .error = error};
+    struct parser r = {.p = p, .s = text, .len = len, .flags = flags, .error = error};
     return parse(&r, out);
 }
 
@@ -548,7 +559,7 @@ enum status gb_regex_text(struct grammar_builder *b, const char *text, size_t le
                           struct grammar_error *error)
 {
     rx a;
-    enum status st = regex_parse(gb_pool(b), text, len, &a, error);
+    enum status st = regex_parse(gb_pool(b), text, len, 0, &a, error);
     *out = st ? 0 : gb_regex(b, a);
     return st;
 }

@@ -1,6 +1,7 @@
 /* Objects and arrays of JSON schemas. Property keywords of several schemas apply together: SK_ALL has the
  * additional ones (merge.c), and each name and pattern is checked against all. */
 #include "server/grammar/json/schema.h"
+#include "server/grammar/tables.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -97,12 +98,9 @@ static void list_implied(struct object *o)
             json_array_foreach(v, k, one)
             {
                 if (!json_is_string(one)) continue;
-                if (o->implies_count == o->implies_cap) {
-                    o->implies_cap = 2 * o->implies_cap + 16;
-                    void *to = realloc(o->implies, o->implies_cap * sizeof *o->implies);
-                    if (!to) return (void)schema_nomem(o->m);
-                    o->implies = to;
-                }
+                if (!array_reserve((void **)&o->implies, &o->implies_cap, o->implies_count + 1,
+                                   sizeof *o->implies))
+                    return (void)schema_nomem(o->m);
                 o->implies[o->implies_count][0] = number_of(o, key);
                 o->implies[o->implies_count++][1] = number_of(o, json_string_value(one));
             }
@@ -229,12 +227,8 @@ static void add_members(struct object *o, rx names, uint32_t name, json_t *schem
         for (uint32_t i = 0; i < o->wants; i++)
             if (gives >> i & 1) json_array_append(all, o->wanted_schema[i]);
         json_t *v = schema_together(m, all);
-        if (o->count == o->cap) {
-            o->cap = 2 * o->cap + 32;
-            void *to = realloc(o->members, o->cap * sizeof *o->members);
-            if (!to) return (void)schema_nomem(o->m);
-            o->members = to;
-        }
+        if (!array_reserve((void **)&o->members, &o->cap, o->count + 1, sizeof *o->members))
+            return (void)schema_nomem(o->m);
         gx what = json_is_false(v) ? gb_alt(m->b, NULL, 0)
                                    : GB_SEQ(m->b, text, schema_sign(m, ":"), schema_compile(m, v, at));
         o->members[o->count++] = (struct gb_member){what, name, gives};
