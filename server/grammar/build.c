@@ -22,7 +22,7 @@ struct grammar_builder {
 
 gx grammar__node(struct grammar *g, struct gx_node n)
 {
-    if (!array_reserve((void **)&g->nodes, &g->node_cap, g->node_count + 1u, sizeof *g->nodes)) return 0;
+    if (!ARRAY_RESERVE(g->nodes, g->node_cap, g->node_count + 1u)) return 0;
     if (!g->node_count) g->nodes[g->node_count++] = (struct gx_node){.kind = GX_FAILED};
     g->nodes[g->node_count] = n;
     return g->node_count++;
@@ -66,7 +66,9 @@ enum status gb_create(struct grammar_builder **out)
 {
     struct grammar_builder *b = calloc(1, sizeof *b);
     struct grammar *g = calloc(1, sizeof *g);
-    if (!b || !g || pthread_mutex_init(&g->lock, NULL)) {
+    if (g) g->masks = masks__create();
+    if (!b || !g || !g->masks || pthread_mutex_init(&g->lock, NULL)) {
+        if (g) free(g->masks);
         free(b);
         free(g);
         return ST_NOMEM;
@@ -119,7 +121,7 @@ gx gb_alt(struct grammar_builder *b, const gx *list, size_t n)
     if (b->st || n > UINT32_MAX / 2) return 0;
     for (size_t i = 0; i < n; i++)
         if (!list[i]) return 0;
-    if (!array_reserve((void **)&g->list, &g->list_cap, g->list_count + n, sizeof *g->list)) {
+    if (!ARRAY_RESERVE(g->list, g->list_cap, g->list_count + n)) {
         b->st = ST_NOMEM;
         return 0;
     }

@@ -179,8 +179,7 @@ static bool seen_before(struct rx_pool *p, rx what, rx rest)
 
 static void first_add(struct rx_pool *p, uint32_t what, rx rest)
 {
-    if (!array_reserve((void **)&p->firsts, &p->first_cap, p->first_count + 1, sizeof *p->firsts))
-        (void)rx__fail(p, ST_NOMEM);
+    if (!ARRAY_RESERVE(p->firsts, p->first_cap, p->first_count + 1)) (void)rx__fail(p, ST_NOMEM);
     else p->firsts[p->first_count++] = (struct first){what, rest};
 }
 
@@ -199,8 +198,7 @@ static void visit(struct rx_pool *p, size_t *todo, rx what, rx rest)
         return;
     }
     if (n->kind <= K_EMPTY || p->st || seen_before(p, what, rest)) return;
-    if (!array_reserve((void **)&p->todo, &p->todo_cap, *todo + 1, sizeof *p->todo))
-        (void)rx__fail(p, ST_NOMEM);
+    if (!ARRAY_RESERVE(p->todo, p->todo_cap, *todo + 1)) (void)rx__fail(p, ST_NOMEM);
     else p->todo[(*todo)++] = (struct first){what, rest};
 }
 

@@ -96,13 +96,14 @@ struct grammar {
     bool full;   /* nothing more can be built in this generation */
     bool later;  /* rx_pool_pause: the step takes too much work for now */
 
-    struct masks *masks;           /* cached masks, and the owner of the mask in progress; NULL: none yet */
+    struct masks *masks;           /* cached masks, and the owner of the mask in progress */
     atomic_size_t bytes;           /* last known size; read without the lock */
     struct grammar_memory *memory; /* total that includes them; NULL: none */
     size_t counted;                /* bytes counted in memory */
 };
 
 /* mask_store.c; under the lock */
+struct masks *masks__create(void);
 void masks__drop(struct grammar *g); /* cached masks refer to states of an old generation */
 void masks__free(struct grammar *g);
 size_t masks__bytes(const struct grammar *g);

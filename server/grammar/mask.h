@@ -63,7 +63,6 @@ struct masks {
     atomic_size_t bytes;               /* of live masks */
 };
 
-struct masks *masks__of(struct grammar *g);               /* NULL: no memory, `failed` */
 void mask__drop(struct grammar *g, struct mask *mask);    /* a reference; NULL is fine */
 size_t mask__bytes(const struct grammar *g);              /* of one mask */
 struct kept *mask__kept(struct masks *k, uint32_t state); /* NULL: not cached */

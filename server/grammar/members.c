@@ -82,8 +82,8 @@ bool members__add(struct grammar *g, const struct gb_members *from, struct gx_no
                       .all = (1u << from->wants) - 1,
                       .any_order = from->any_order && from->names <= ANY_ORDER_MAX,
                       .comma = from->comma};
-    if (!m || !array_reserve((void **)&m->tables, &m->table_cap, m->table_count + 1, sizeof t) ||
-        !array_reserve((void **)&m->words, &m->word_cap, m->word_count + S_SEEN + words, sizeof *m->words))
+    if (!m || !ARRAY_RESERVE(m->tables, m->table_cap, m->table_count + 1) ||
+        !ARRAY_RESERVE(m->words, m->word_cap, m->word_count + S_SEEN + words))
         return false;
     t.list = malloc((t.count + 1) * sizeof *t.list);
     t.required = calloc(3 * (size_t)words, sizeof *t.required);
@@ -282,7 +282,7 @@ bool members__next(struct grammar *g, gx node, uint32_t *at, gx *what, uint32_t 
     const struct table *t = &m->tables[m->words[from + S_TABLE]];
     uint32_t n = S_SEEN + t->words, most = t->max != RX_NO_LIMIT ? t->max : t->min > 1 ? t->min : 1;
     /* Space for a state and a set. */
-    if (!array_reserve((void **)&m->words, &m->word_cap, m->word_count + 2 * (size_t)n, sizeof *m->words)) {
+    if (!ARRAY_RESERVE(m->words, m->word_cap, m->word_count + 2 * (size_t)n)) {
         g->failed = true;
         return false;
     }
@@ -327,6 +327,6 @@ void members__drop(struct grammar *g)
     struct members *m = g->members;
     if (!m) return;
     m->word_count = m->word_base;
-    array_fit((void **)&m->words, &m->word_cap, m->word_count, sizeof *m->words);
+    ARRAY_FIT(m->words, m->word_cap, m->word_count);
     id_table_free(&m->found);
 }

@@ -129,10 +129,9 @@ rx rx__intern(struct rx_pool *p, struct node n, const uint32_t *items)
     if (p->count >= p->max || p->list_count + listed > p->list_max) return rx__fail_full(p);
     facts(p, &n, items);
     n.first_count = FIRST_UNKNOWN;
-    if (!array_reserve((void **)&p->sets, &p->set_cap, p->set_count + 1, sizeof *p->sets) ||
-        !array_reserve((void **)&p->list, &p->list_cap, p->list_count + listed, sizeof *p->list) ||
-        !array_reserve((void **)&p->nodes, &p->cap, p->count + 1, sizeof *p->nodes) ||
-        !id_table_add(&p->table, hash, (uint32_t)p->count))
+    if (!ARRAY_RESERVE(p->sets, p->set_cap, p->set_count + 1) ||
+        !ARRAY_RESERVE(p->list, p->list_cap, p->list_count + listed) ||
+        !ARRAY_RESERVE(p->nodes, p->cap, p->count + 1) || !id_table_add(&p->table, hash, (uint32_t)p->count))
         return rx__fail(p, ST_NOMEM);
     if (n.kind == K_BYTES) {
         n.a = (uint32_t)p->set_count++;
@@ -153,7 +152,7 @@ enum status rx_pool_create(size_t nodes_max, struct rx_pool **out)
     p->max = nodes_max < 16 ? 16 : nodes_max;
     p->work_max = p->pause = SIZE_MAX;
     p->list_max = LIST_MAX;
-    if (!array_reserve((void **)&p->nodes, &p->cap, 64, sizeof *p->nodes)) {
+    if (!ARRAY_RESERVE(p->nodes, p->cap, 64)) {
         rx_pool_free(p);
         return ST_NOMEM;
     }
@@ -277,9 +276,9 @@ void rx_pool_cut(struct rx_pool *p, size_t count)
         if (i >= BASE_NODES && !id_table_add(&p->table, hash_of(n, items_of(p, n)), (uint32_t)i))
             p->st = ST_NOMEM;
     }
-    array_fit((void **)&p->nodes, &p->cap, p->count, sizeof *p->nodes);
-    array_fit((void **)&p->list, &p->list_cap, p->list_count, sizeof *p->list);
-    array_fit((void **)&p->sets, &p->set_cap, p->set_count, sizeof *p->sets);
+    ARRAY_FIT(p->nodes, p->cap, p->count);
+    ARRAY_FIT(p->list, p->list_cap, p->list_count);
+    ARRAY_FIT(p->sets, p->set_cap, p->set_count);
 }
 
 /* ---- normal forms ---- */
@@ -335,7 +334,7 @@ void rx__push(struct rx_pool *p, enum kind kind, rx x)
 {
     const struct node *n = &p->nodes[x];
     size_t m = n->kind == kind ? n->b : 1;
-    if (!array_reserve((void **)&p->parts, &p->part_cap, p->part_count + m, sizeof *p->parts)) {
+    if (!ARRAY_RESERVE(p->parts, p->part_cap, p->part_count + m)) {
         (void)rx__fail(p, ST_NOMEM);
         return;
     }

@@ -110,8 +110,7 @@ struct list {
 
 static void list_add(struct parser *r, struct list *l, rx x)
 {
-    if (!array_reserve((void **)&l->items, &l->cap, l->count + 1, sizeof *l->items))
-        (void)refuse(r, ST_NOMEM, "is too large");
+    if (!ARRAY_RESERVE(l->items, l->cap, l->count + 1)) (void)refuse(r, ST_NOMEM, "is too large");
     else l->items[l->count++] = x;
 }
 
@@ -131,7 +130,7 @@ struct set {
 
 static void set_add(struct parser *r, struct set *s, uint32_t from, uint32_t to)
 {
-    if (!array_reserve((void **)&s->ranges, &s->cap, s->count + 1, sizeof *s->ranges)) {
+    if (!ARRAY_RESERVE(s->ranges, s->cap, s->count + 1)) {
         (void)refuse(r, ST_NOMEM, "is too large");
         return;
     }

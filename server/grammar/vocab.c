@@ -57,7 +57,7 @@ static int by_bytes(const void *a, const void *b)
 
 static bool node_put(struct trie *t, uint8_t byte, uint16_t depth)
 {
-    if (!array_reserve((void **)&t->nodes, &t->cap, t->count + 1u, sizeof *t->nodes)) return false;
+    if (!ARRAY_RESERVE(t->nodes, t->cap, t->count + 1u)) return false;
     t->nodes[t->count++] = (struct trie_node){.token = NO_TOKEN, .depth = depth, .byte = byte};
     return true;
 }
@@ -90,7 +90,7 @@ static bool trie_make(struct trie *t, const uint32_t *twin, const struct sorted 
         last = x;
     }
     while (depth) t->nodes[path[--depth]].skip = t->count;
-    array_fit((void **)&t->nodes, &t->cap, t->count, sizeof *t->nodes);
+    ARRAY_FIT(t->nodes, t->cap, t->count);
     return true;
 }
 

@@ -98,8 +98,7 @@ static void list_implied(struct object *o)
             json_array_foreach(v, k, one)
             {
                 if (!json_is_string(one)) continue;
-                if (!array_reserve((void **)&o->implies, &o->implies_cap, o->implies_count + 1,
-                                   sizeof *o->implies))
+                if (!ARRAY_RESERVE(o->implies, o->implies_cap, o->implies_count + 1))
                     return (void)schema_nomem(o->m);
                 o->implies[o->implies_count][0] = number_of(o, key);
                 o->implies[o->implies_count++][1] = number_of(o, json_string_value(one));
@@ -227,8 +226,7 @@ static void add_members(struct object *o, rx names, uint32_t name, json_t *schem
         for (uint32_t i = 0; i < o->wants; i++)
             if (gives >> i & 1) json_array_append(all, o->wanted_schema[i]);
         json_t *v = schema_together(m, all);
-        if (!array_reserve((void **)&o->members, &o->cap, o->count + 1, sizeof *o->members))
-            return (void)schema_nomem(o->m);
+        if (!ARRAY_RESERVE(o->members, o->cap, o->count + 1)) return (void)schema_nomem(o->m);
         gx what = json_is_false(v) ? gb_alt(m->b, NULL, 0)
                                    : GB_SEQ(m->b, text, schema_sign(m, ":"), schema_compile(m, v, at));
         o->members[o->count++] = (struct gb_member){what, name, gives};
@@ -286,8 +284,7 @@ gx schema_object(struct schema_maker *m, const json_t *s, const struct path *at)
                          .names = RX_ALL,
                          .listed = keep(m, json_object()),
                          .numbers = keep(m, json_object())};
-    (void)schema_count(m, s, "minProperties", &min, at);
-    (void)schema_count(m, s, "maxProperties", &max, at);
+    schema_counts(m, s, "Properties", &min, &max, at);
     for (size_t i = 0; i < schema_sibling_count(s); i++) {
         json_t *names = json_object_get(schema_siblings(s, i), "propertyNames"),
                *unevaluated = json_object_get(schema_siblings(s, i), "unevaluatedProperties");
@@ -390,8 +387,7 @@ static uint32_t contained(struct schema_maker *m, const json_t *s, const json_t 
         const json_t *one = schema_siblings(s, i), *v = json_object_get(one, "contains");
         uint32_t least = 1, most = RX_NO_LIMIT;
         if (!v) continue;
-        (void)schema_count(m, one, "minContains", &least, at);
-        (void)schema_count(m, one, "maxContains", &most, at);
+        schema_counts(m, one, "Contains", &least, &most, at);
         if (!least && most == RX_NO_LIMIT) continue;
         if (least != 1 || most != RX_NO_LIMIT || n == GB_WANTS_MAX)
             (void)schema_refuse(m, at, ST_UNSUPPORTED, "\"contains\" with these counts is not supported");
@@ -405,8 +401,7 @@ gx schema_array(struct schema_maker *m, const json_t *s, const struct path *at)
     uint32_t min = 0, max = RX_NO_LIMIT;
     const json_t *some[GB_WANTS_MAX];
     size_t n = 0;
-    (void)schema_count(m, s, "minItems", &min, at);
-    (void)schema_count(m, s, "maxItems", &max, at);
+    schema_counts(m, s, "Items", &min, &max, at);
     for (size_t i = 0; i < schema_sibling_count(s); i++) {
         size_t of_it = json_array_size(schema_prefix(schema_siblings(s, i)));
         n = of_it > n ? of_it : n;

@@ -364,9 +364,7 @@ static const char *take(struct schema_maker *m, json_t *s, const json_t *whole, 
             return "not";
         }
         struct path in = {at, "not", 0};
-        json_t *plain_one = schema_modern(n);
-        v = keep(m, schema_not(m, json_is_object(n) ? plain_one : n, &in));
-        json_decref(plain_one);
+        v = keep(m, schema_not(m, n, &in));
         *list = json_object_get(v, "anyOf");
         if (!*list || json_object_size(v) > 1) *list = keep(m, json_pack("[O]", v));
         json_object_del(s, "not");

@@ -78,8 +78,9 @@ rx schema_number(struct schema_maker *m, const json_t *s, unsigned types, const 
 /* The strings that satisfy any of the schemas. */
 rx schema_language(struct schema_maker *m, const json_t *s, const struct path *at);
 bool schema_has_name(struct schema_maker *m, rx names, const char *name);
-bool schema_count(struct schema_maker *m, const json_t *s, const char *key, uint32_t *out,
-                  const struct path *at);
+/* "min" and "max" of `what`, where they are given. */
+void schema_counts(struct schema_maker *m, const json_t *s, const char *what, uint32_t *min, uint32_t *max,
+                   const struct path *at);
 /* The schema that s, with all its siblings, gives for the property of this name; kept. */
 json_t *schema_property_of_all(struct schema_maker *m, const json_t *s, const char *name,
                                const struct path *at);
@@ -110,11 +111,10 @@ json_t *schema_merge(struct schema_maker *m, const json_t *a, const json_t *b, c
 json_t *schema_merged(struct schema_maker *m, const json_t *s, const struct path *at);
 /* The target of "$ref"; borrowed; NULL: see m->st. */
 json_t *schema_target(struct schema_maker *m, const json_t *ref, const struct path *at);
-/* Draft 4's boolean exclusiveMinimum/Maximum as numbers; a new reference. */
-json_t *schema_modern(const json_t *s);
 json_t *schema_without(const json_t *s, const char *key);
 
-/* shape.c: rejects a schema whose keywords have values of a wrong type; drops nulls. */
+/* shape.c: rejects a schema whose keywords have values of a wrong type; drops nulls, and writes the booleans
+ * exclusiveMinimum and exclusiveMaximum of draft 4 as numbers. */
 void schema_check_shape(struct schema_maker *m, json_t *s, const struct path *at);
 
 /* not.c: the negation of s; a new reference. */
