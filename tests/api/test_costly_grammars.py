@@ -313,10 +313,44 @@ def large(args):
     server.stop()
 
 
+def left(args):
+    """A client that leaves ends its compile: most of the work is never done."""
+    server = Server(args.binary, args.demo)
+    ask(server, {"prompt": "a", "max_tokens": 1, "guided_regex": "a"})
+
+    def cpu():
+        with open(f"/proc/{server.process.pid}/stat") as f:
+            fields = f.read().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def work(k, leaves_at):
+        names = [f"p{k}_{i}" for i in range(20000)]
+        one = [{"type": "string", "pattern": "^a{%d}$" % i} for i in range(50)]
+        schemas = [{"type": "object", "properties": {n: one[i % 50]}} for i, n in enumerate(names)]
+        body = json.dumps({"prompt": "a", "max_tokens": 1, "guided_json": {"anyOf": schemas}})
+        before, connection = cpu(), server.connect()
+        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        if leaves_at:
+            wait_until(lambda: cpu() - before >= leaves_at, seconds=30, step=0.005)
+        else:
+            connection.getresponse().read()
+        connection.close()
+        now, last = cpu(), before
+        while now != last:
+            time.sleep(0.5)
+            now, last = cpu(), now
+        return now - before
+
+    full = work(0, None)
+    part = work(1, 0.4 * full)
+    check.true("a compile ends with its client", part < 0.8 * full, f"{part:.2f} of {full:.2f} s of CPU")
+    server.stop()
+
+
 if __name__ == "__main__":
     args = arguments(__doc__, clients=32)
     signal.alarm(120)
-    for test in (large, many_forms, crowd):
+    for test in (large, left, many_forms, crowd):
         if not args.only or test.__name__ in args.only:
             check.run(test, args)
     check.end()
