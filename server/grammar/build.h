@@ -37,7 +37,7 @@ struct gb_members {
     const struct gb_member *list;
     size_t count;
     uint32_t names;
-    const bool *required;         /* [names] */
+    const bool *required;         /* [names]; NULL: none */
     const uint32_t (*implies)[2]; /* the first name requires the second */
     size_t implies_count;
     uint32_t min, max, wants; /* wants: number of bits, each given by some member; with a finite max every

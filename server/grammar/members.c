@@ -97,7 +97,7 @@ bool members__add(struct grammar *g, const struct gb_members *from, struct gx_no
     if (t.count) memcpy(t.list, from->list, t.count * sizeof *t.list);
     if (t.implies_count) memcpy(t.implies, from->implies, t.implies_count * sizeof *t.implies);
     for (uint32_t i = 0; i < t.names; i++) {
-        if (from->required[i]) put(t.required, i);
+        if (from->required && from->required[i]) put(t.required, i);
         if (t.any_order) put(t.kept, i);
     }
     for (size_t i = 0; i < t.implies_count; i++) {

@@ -102,7 +102,7 @@ static rx anything(struct parser *r)
     return rx_repeat(r->p, r->json ? json_any_char(r->p) : rx_chars(r->p, 0, LAST), 0, RX_NO_LIMIT);
 }
 
-/* Expressions combined at once: combining one by one would rescan them each time. */
+/* Expressions combined at once: combining one by one would rescan them each time. Also a set's ranges. */
 struct list {
     rx *items;
     size_t count, cap;
@@ -122,48 +122,39 @@ static rx list_end(struct parser *r, struct list *l, rx (*together)(struct rx_po
     return out;
 }
 
-/* A set of characters: ranges in any order, made disjoint at the end. */
-struct set {
-    uint32_t (*ranges)[2];
-    size_t count, cap;
-};
-
-static void set_add(struct parser *r, struct set *s, uint32_t from, uint32_t to)
+/* A set of characters: a list of ranges, from and to, in any order; made disjoint at the end. */
+static void set_add(struct parser *r, struct list *s, uint32_t from, uint32_t to)
 {
-    if (!ARRAY_RESERVE(s->ranges, s->cap, s->count + 1)) {
-        (void)refuse(r, ST_NOMEM, "is too large");
-        return;
-    }
-    s->ranges[s->count][0] = from;
-    s->ranges[s->count++][1] = to;
+    list_add(r, s, from);
+    list_add(r, s, to);
 }
 
 static int by_start(const void *a, const void *b)
 {
-    uint32_t x = **(const uint32_t(*)[2])a, y = **(const uint32_t(*)[2])b;
+    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
     return x < y ? -1 : x > y;
 }
 
 /* Consumes the set. */
-static rx set_end(struct parser *r, struct set *s, bool negated)
+static rx set_end(struct parser *r, struct list *s, bool negated)
 {
     struct list out = {0};
     uint32_t next = 0;
-    if (s->count) qsort(s->ranges, s->count, sizeof *s->ranges, by_start);
-    for (size_t i = 0; i < s->count; i++) {
-        uint32_t from = s->ranges[i][0] > next ? s->ranges[i][0] : next, to = s->ranges[i][1];
+    if (s->count) qsort(s->items, s->count / 2, 2 * sizeof *s->items, by_start);
+    for (size_t i = 0; i + 1 < s->count; i += 2) {
+        uint32_t from = s->items[i] > next ? s->items[i] : next, to = s->items[i + 1];
         if (to < next || from > to) continue;
         if (negated && from > next) list_add(r, &out, chars(r, next, from - 1));
         if (!negated) list_add(r, &out, chars(r, from, to));
         next = to + 1;
     }
     if (negated && next <= LAST) list_add(r, &out, chars(r, next, LAST));
-    free(s->ranges);
-    *s = (struct set){0};
+    free(s->items);
+    *s = (struct list){0};
     return list_end(r, &out, rx_alt_list);
 }
 
-static void set_add_not(struct parser *r, struct set *s, const uint32_t (*list)[2], size_t n, bool negated)
+static void set_add_not(struct parser *r, struct list *s, const uint32_t (*list)[2], size_t n, bool negated)
 {
     uint32_t next = 0;
     for (size_t i = 0; i < n; i++) {
@@ -175,7 +166,7 @@ static void set_add_not(struct parser *r, struct set *s, const uint32_t (*list)[
 }
 
 /* \d, \w, \s and their opposites; false: none of them. */
-static bool set_class(struct parser *r, struct set *s, char c)
+static bool set_class(struct parser *r, struct list *s, char c)
 {
     static const uint32_t digit[][2] = {{'0', '9'}},
                           word[][2] = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}},
@@ -213,7 +204,7 @@ static void runs_make(void)
 }
 
 /* \p{L}, \p{Lu}, \p{Letter}: by general category. */
-static void set_property(struct parser *r, struct set *s, bool negated)
+static void set_property(struct parser *r, struct list *s, bool negated)
 {
     static const char *const longs[][2] = {
         {"Letter", "L"},         {"Number", "N"}, {"Punctuation", "P"},       {"Symbol", "S"},
@@ -293,7 +284,7 @@ static uint32_t escape_code(struct parser *r, char kind)
 }
 
 /* After a backslash: a character, or a class into s (returns UINT32_MAX). */
-static uint32_t escape(struct parser *r, struct set *s, bool in_class)
+static uint32_t escape(struct parser *r, struct list *s, bool in_class)
 {
     static const char from[] = "tnrfv0", to[] = "\t\n\r\f\v";
     if (r->at == r->len) return refuse(r, ST_INVALID, "ends with a backslash");
@@ -317,7 +308,7 @@ static uint32_t escape(struct parser *r, struct set *s, bool in_class)
 }
 
 /* Unescaped characters. */
-static void add_literal(struct parser *r, struct set *s, uint32_t from, uint32_t to)
+static void add_literal(struct parser *r, struct list *s, uint32_t from, uint32_t to)
 {
     bool low = from >= 'a' && from <= to && to <= 'z', up = from >= 'A' && from <= to && to <= 'Z';
     set_add(r, s, from, to);
@@ -326,7 +317,7 @@ static void add_literal(struct parser *r, struct set *s, uint32_t from, uint32_t
 
 static rx class(struct parser *r)
 {
-    struct set s = {0};
+    struct list s = {0};
     bool negated = r->at < r->len && r->s[r->at] == '^';
     if (negated) r->at++;
     while (!r->st && r->at < r->len && r->s[r->at] != ']') {
@@ -388,7 +379,7 @@ static rx group(struct parser *r)
 
 static rx atom(struct parser *r)
 {
-    struct set s = {0};
+    struct list s = {0};
     static const uint32_t breaks[][2] = {{'\n', '\n'}, {'\r', '\r'}, {0x2028, 0x2029}};
     char c = r->s[r->at];
     switch (c) {

@@ -309,7 +309,7 @@ def large(args):
             check.equal(f"{count} of {list(constraint)}", status, want)
             if want == 400:
                 check.equal("its code", error.get("code"), "unsupported_schema")
-                check.true("names the limit", "4194304" in error.get("message", ""), str(error)[:300])
+                check.true("names the limit", "2097152" in error.get("message", ""), str(error)[:300])
     server.stop()
 
 

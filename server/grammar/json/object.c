@@ -336,22 +336,19 @@ static gx unique(struct schema_maker *m, const json_t *item, uint32_t min, uint3
     if (n > UNIQUE_MAX)
         return (void)schema_refuse(m, at, ST_TOO_LARGE, "\"uniqueItems\" of too many values"), 0;
     struct gb_member *list = calloc(n + 1, sizeof *list);
-    bool *required = calloc(n + 1, sizeof *required);
     gx out = 0;
     json_array_foreach(values, i, v) if (list) list[i] =
         (struct gb_member){schema_value(m, v), (uint32_t)i, 0};
     struct gb_members all = {.list = list,
                              .count = n,
                              .names = (uint32_t)n,
-                             .required = required,
                              .min = min,
                              .max = max,
                              .any_order = true,
                              .comma = schema_sign(m, ",")};
-    if (list && required) out = schema_enclosed(m, "[]", gb_members(m->b, &all));
+    if (list) out = schema_enclosed(m, "[]", gb_members(m->b, &all));
     else (void)schema_nomem(m);
     free(list);
-    free(required);
     return out;
 }
 
@@ -368,13 +365,8 @@ static gx containing(struct schema_maker *m, json_t *item, const json_t *const *
             if (gives >> i & 1) json_array_append(all, (json_t *)(uintptr_t)some[i]);
         list[n++] = (struct gb_member){schema_compile(m, schema_together(m, all), &in), GB_FURTHER, gives};
     }
-    struct gb_members all = {.list = list,
-                             .count = n,
-                             .required = (const bool[]){false},
-                             .min = min,
-                             .max = max,
-                             .wants = wants,
-                             .comma = schema_sign(m, ",")};
+    struct gb_members all = {
+        .list = list, .count = n, .min = min, .max = max, .wants = wants, .comma = schema_sign(m, ",")};
     return m->st ? 0 : schema_enclosed(m, "[]", gb_members(m->b, &all));
 }
 
