@@ -346,7 +346,7 @@ enum status gb_finish(struct grammar_builder *b, gx start, struct grammar **out,
 
 gx grammar__repeat(struct grammar *g, gx a, uint32_t min, uint32_t max)
 {
-    uint32_t hash = (uint32_t)mix(mix(a, min), max), at = hash;
+    uint32_t hash = (uint32_t)mix((uint64_t)a << 32 | min, max), at = hash;
     for (uint32_t id; (id = id_table_next(&g->repeat_table, hash, &at));)
         if (g->nodes[id].a == a && g->nodes[id].b == min && g->nodes[id].c == max) return id;
     gx out = grammar__node(g, (struct gx_node){.kind = GX_REPEAT,

@@ -177,6 +177,7 @@ static void caches_free(struct rx_pool *p)
     free(p->todo);
     free(p->seen);
     id_table_free(&p->table);
+    id_table_free(&p->memo_table);
     p->memo = NULL;
     p->firsts = p->todo = NULL;
     p->seen = NULL;
@@ -251,8 +252,8 @@ size_t rx_pool_used(const struct rx_pool *p)
 size_t rx_pool_bytes(const struct rx_pool *p)
 {
     return p->cap * sizeof *p->nodes + p->list_cap * sizeof *p->list + p->set_cap * sizeof *p->sets +
-           p->table.cap * sizeof *p->table.slots + p->memo_cap * sizeof *p->memo +
-           p->first_cap * sizeof *p->firsts + p->todo_cap * sizeof *p->todo;
+           (p->table.cap + (size_t)p->memo_table.cap) * sizeof *p->table.slots +
+           p->memo_cap * sizeof *p->memo + p->first_cap * sizeof *p->firsts + p->todo_cap * sizeof *p->todo;
 }
 
 size_t rx_pool_count(const struct rx_pool *p)

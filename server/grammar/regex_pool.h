@@ -49,12 +49,13 @@ struct rx_pool {
     bool full;           /* capacity exceeded */
     rx kept;
     struct id_table table; /* of nodes */
-    struct memo {
-        uint64_t key; /* 0 = free */
-        rx value;
+    struct memo {          /* from 1 on */
+        rx a, value;
         uint32_t work;
+        uint8_t byte;
     } * memo;
     size_t memo_count, memo_cap;
+    struct id_table memo_table;
     struct taken {
         rx a, one;
         uint32_t work;
