@@ -5,38 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum status matcher_create(struct grammar *g, const struct grammar_vocab *v, struct matcher **out)
-{
-    struct matcher *m = calloc(1, sizeof *m);
-    if (m) {
-        m->cap = 64;
-        m->tokens = malloc(m->cap * sizeof *m->tokens);
-        m->at = calloc(m->cap + 1u, sizeof *m->at);
-        m->walk.path = malloc((v->depth + 1u) * sizeof *m->walk.path);
-    }
-    if (!m || !m->tokens || !m->at || !m->walk.path) {
-        if (m) {
-            free(m->tokens);
-            free(m->at);
-            free(m->walk.path);
-        }
-        free(m);
-        return ST_NOMEM;
-    }
-    atomic_init(&m->refs, 1);
-    m->g = grammar_ref(g);
-    m->v = v;
-    m->generation = UINT32_MAX;
-    *out = m;
-    return ST_OK;
-}
-
-void matcher_threads(struct matcher *m, struct mask_threads *t, uint64_t tenant)
-{
-    m->threads = t;
-    m->tenant = tenant;
-}
-
 static void unref(struct matcher *m)
 {
     if (atomic_fetch_sub(&m->refs, 1) > 1) return;
@@ -47,6 +15,32 @@ static void unref(struct matcher *m)
     free(m->at);
     free(m->walk.path);
     free(m);
+}
+
+enum status matcher_create(struct grammar *g, const struct grammar_vocab *v, struct matcher **out)
+{
+    struct matcher *m = calloc(1, sizeof *m);
+    if (!m) return ST_NOMEM;
+    atomic_init(&m->refs, 1);
+    m->g = grammar_ref(g);
+    m->v = v;
+    m->generation = UINT32_MAX;
+    m->cap = 64;
+    m->tokens = malloc(m->cap * sizeof *m->tokens);
+    m->at = calloc(m->cap + 1u, sizeof *m->at);
+    m->walk.path = malloc((v->depth + 1u) * sizeof *m->walk.path);
+    if (!m->tokens || !m->at || !m->walk.path) {
+        unref(m);
+        return ST_NOMEM;
+    }
+    *out = m;
+    return ST_OK;
+}
+
+void matcher_threads(struct matcher *m, struct mask_threads *t, uint64_t tenant)
+{
+    m->threads = t;
+    m->tenant = tenant;
 }
 
 void matcher_stop(void *matcher)
