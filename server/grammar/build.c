@@ -324,9 +324,7 @@ enum status gb_finish(struct grammar_builder *b, gx start, struct grammar **out,
     if (!st) {
         for (int i = 0; i < TOKEN_CLASS_KINDS; i++)
             g->one[i] = grammar__character(g->pool, (enum token_class_of_what)i);
-        rx_pool_room(g->pool, ROOM_NODES, ROOM_ITEMS);
-        g->pool_base = rx_pool_count(g->pool);
-        g->pool_base_bytes = rx_pool_used(g->pool);
+        rx_pool_base(g->pool, ROOM_NODES, ROOM_ITEMS);
         g->node_base = g->node_count;
         members__base(g);
         if (!machine__open(g))

@@ -399,7 +399,7 @@ size_t machine__allocated(const struct grammar *g)
 {
     return g->state_count * sizeof *g->states + g->transition_bytes +
            g->continuation_count * sizeof *g->continuations + g->item_count * sizeof *g->items +
-           (g->node_count - g->node_base) * sizeof *g->nodes + rx_pool_used(g->pool) - g->pool_base_bytes +
+           (g->node_count - g->node_base) * sizeof *g->nodes + rx_pool_made(g->pool) +
            members__allocated(g->members);
 }
 
@@ -426,7 +426,7 @@ void machine__drop(struct grammar *g)
     g->node_count = g->node_base;
     ARRAY_FIT(g->nodes, g->node_cap, g->node_count);
     members__drop(g);
-    rx_pool_cut(g->pool, g->pool_base);
+    rx_pool_cut(g->pool);
     masks__drop(g);
     if (!machine__open(g)) g->failed = true;
 }

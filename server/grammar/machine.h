@@ -75,9 +75,8 @@ struct grammar {
     size_t list_count, list_cap;
     gx start;
     rx one[TOKEN_CLASS_KINDS]; /* one such character */
-    size_t pool_base, pool_base_bytes;
-    uint32_t node_base;      /* number of nodes when the grammar was finished */
-    struct members *members; /* members.c */
+    uint32_t node_base;        /* number of nodes when the grammar was finished */
+    struct members *members;   /* members.c */
 
     struct continuation *continuations;
     uint32_t continuation_count, stamp;

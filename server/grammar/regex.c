@@ -216,12 +216,6 @@ rx *rx_pool_kept(struct rx_pool *p)
     return &p->kept;
 }
 
-void rx_pool_room(struct rx_pool *p, size_t nodes, size_t items)
-{
-    p->max = p->count + nodes;
-    p->list_max = p->list_count + items;
-}
-
 void rx_pool_work_max(struct rx_pool *p, size_t most)
 {
     p->work_max = most == SIZE_MAX ? most : p->work + most;
@@ -243,10 +237,23 @@ uint32_t rx_items(const struct rx_pool *p, rx a)
     return p->nodes[a].kind == K_ALT ? p->nodes[a].b : 1;
 }
 
-size_t rx_pool_used(const struct rx_pool *p)
+static size_t bytes_used(const struct rx_pool *p)
 {
     return p->count * (sizeof *p->nodes + 2 * sizeof *p->table.slots) + p->list_count * sizeof *p->list +
            p->first_count * sizeof *p->firsts + p->memo_count * sizeof *p->memo;
+}
+
+void rx_pool_base(struct rx_pool *p, size_t nodes, size_t items)
+{
+    p->base = p->count;
+    p->base_bytes = bytes_used(p);
+    p->max = p->count + nodes;
+    p->list_max = p->list_count + items;
+}
+
+size_t rx_pool_made(const struct rx_pool *p)
+{
+    return bytes_used(p) - p->base_bytes;
 }
 
 size_t rx_pool_bytes(const struct rx_pool *p)
@@ -256,20 +263,15 @@ size_t rx_pool_bytes(const struct rx_pool *p)
            p->memo_cap * sizeof *p->memo + p->first_cap * sizeof *p->firsts + p->todo_cap * sizeof *p->todo;
 }
 
-size_t rx_pool_count(const struct rx_pool *p)
-{
-    return p->count;
-}
-
-void rx_pool_cut(struct rx_pool *p, size_t count)
+void rx_pool_cut(struct rx_pool *p)
 {
     caches_free(p);
     memset(p->taken, 0, sizeof p->taken);
     p->st = ST_OK;
     p->full = false;
     p->list_count = p->set_count = 0;
-    p->count = count;
-    for (size_t i = 0; i < count; i++) {
+    p->count = p->base;
+    for (size_t i = 0; i < p->count; i++) {
         struct node *n = &p->nodes[i];
         n->first_count = FIRST_UNKNOWN;
         if (n->kind == K_BYTES) p->set_count = n->a + 1u;

@@ -27,7 +27,7 @@ struct first {
 
 struct rx_pool {
     struct node *nodes;
-    size_t count, cap, max;
+    size_t count, cap, max, base, base_bytes;
     uint32_t *list;
     size_t list_count, list_cap, list_max;
     uint32_t (*sets)[8];
