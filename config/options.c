@@ -98,6 +98,9 @@ static const struct row rows[] = {
      "sampling defaults from the checkpoint"},
     {"control-tokens", K_CHOICE, AT(control_tokens), "text", 0, 0, "text|parse", NULL,
      "control tokens in message text: plain text, or parsed"},
+    {"billing-header", K_CHOICE, AT(billing_header), "drop", 0, 0, "drop|keep", NULL,
+     "/v1/messages: the system block x-anthropic-billing-header of Claude Code, which differs in each "
+     "request"},
     {"tool-parser", K_CHOICE, AT(tool_parser), "auto", 0, 0, "auto|strict", NULL,
      "function calling (tools): calls in the chat template's syntax, with auto also as plain JSON"},
     {"api-key-file", K_STRING, AT(api_key_file), NULL, 0, 0, NULL, "FILE",

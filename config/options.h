@@ -48,6 +48,7 @@ struct options {
     char *cors_origins;   /* origins that may use the server: "loopback", or a list */
     char *allowed_hosts;  /* accepted Host names: "auto", or a list */
     char *control_tokens; /* text | parse */
+    char *billing_header; /* drop | keep */
     char *tool_parser;    /* auto | strict */
     bool accept_any_model;
     uint64_t max_body_bytes, max_connections, max_n, max_images;

@@ -16,6 +16,10 @@
 static const struct route routes[] = {
     {"/v1/chat/completions", "/v1/chat/completions", M_POST, true, true, true, false, api_chat_start},
     {"/chat/completions", "/v1/chat/completions", M_POST, true, true, true, false, api_chat_start},
+    {"/v1/chat/completions/input_tokens", "/v1/chat/completions/input_tokens", M_POST, true, true, true,
+     false, api_chat_tokens_start},
+    {"/chat/completions/input_tokens", "/v1/chat/completions/input_tokens", M_POST, true, true, true, false,
+     api_chat_tokens_start},
     {"/v1/completions", "/v1/completions", M_POST, true, true, true, false, api_completions_start},
     {"/completions", "/v1/completions", M_POST, true, true, true, false, api_completions_start},
     {"/v1/messages", "/v1/messages", M_POST, true, true, true, false, api_messages_start},

@@ -341,6 +341,53 @@ static enum status notation_call(struct constraint_maker *m, const char *name, j
     return st;
 }
 
+/* ---- custom tools: text in a grammar, as the one argument ---- */
+
+static enum status custom_text(struct constraint_maker *m, json_t *function, bool in_json, gx *out)
+{
+    json_t *format = field(function, "format"), *text = field(format, "definition");
+    struct grammar_error error = {{0}, {0}};
+    char param[160];
+    rx a = RX_NONE;
+    bool regex = json_is(field(format, "syntax"), "regex");
+    enum status st =
+        regex ? regex_parse(gb_pool(m->b), json_string_value(text), json_string_length(text), &a, &error)
+              : gb_text(m->b, json_string_value(text), json_string_length(text), in_json, out, &error);
+    snprintf(param, sizeof param, "tools.%s.format", json_string_value(field(function, "name")));
+    if (st) return constraint_error(m, st, param, &error);
+    if (regex) *out = gb_regex(m->b, in_json ? rx_in_json(gb_pool(m->b), a) : a);
+    return ST_OK;
+}
+
+static bool is_custom(json_t *function)
+{
+    return json_is(field(field(function, "format"), "type"), "grammar");
+}
+
+static enum status custom_call(struct constraint_maker *m, json_t *function, gx *out)
+{
+    static const struct {
+        const char *open, *name, *text, *end, *close;
+    } forms[] = {[TOOL_SYNTAX_JSON] = {TOOL_OPEN, "\n{\"name\": \"", "\", \"arguments\": {\"input\": \"",
+                                       "\"}}\n", TOOL_CLOSE},
+                 [TOOL_SYNTAX_XML] = {TOOL_OPEN, "\n<function=", ">\n<parameter=input>\n",
+                                      "\n</parameter>\n</function>\n", TOOL_CLOSE},
+                 [TOOL_SYNTAX_CALL] = {TOOL_CALL_OPEN, "call:", "{input:", "}", TOOL_CALL_CLOSE}};
+    enum tool_call_syntax syntax = m->g->p.calls;
+    gx text;
+    enum status st = custom_text(m, function, syntax == TOOL_SYNTAX_JSON, &text);
+    if (st) return st;
+    gx all[] = {gb_tag(m->b, m->vocab, forms[syntax].open),
+                constraint_literal(m, forms[syntax].name),
+                constraint_literal(m, json_string_value(field(function, "name"))),
+                constraint_literal(m, forms[syntax].text),
+                syntax == TOOL_SYNTAX_CALL ? quoted(m, text) : text,
+                constraint_literal(m, forms[syntax].end),
+                gb_tag(m->b, m->vocab, forms[syntax].close)};
+    *out = gb_seq(m->b, all, 7);
+    return ST_OK;
+}
+
 enum status constraint_call(struct constraint_maker *m, json_t *function, bool exact, size_t index, gx *out)
 {
     char param[64];
@@ -348,6 +395,7 @@ enum status constraint_call(struct constraint_maker *m, json_t *function, bool e
     const char *name = json_string_value(field(function, "name"));
     json_t *parameters = field(function, "parameters"), *own = NULL;
     enum tool_call_syntax syntax = m->g->p.calls;
+    if (is_custom(function)) return custom_call(m, function, out);
     m->any_order = gen_any_order(function);
     if (!parameters || (!exact && syntax == TOOL_SYNTAX_JSON)) {
         parameters = own = json_pack("{s:s}", "type", "object");
@@ -407,7 +455,14 @@ static enum status bare_call(struct constraint_maker *m, json_t *function, size_
         parameters = own = json_pack("{s:s,s:b}", "type", "object", "additionalProperties", !strict);
     enum status st =
         parameters ? bare_head(m, json_string_value(field(function, "name")), &head) : no_memory(m);
-    if (!st) st = constraint_schema(m, parameters, false, param, &arguments);
+    if (!st && is_custom(function)) {
+        gx text = 0;
+        st = custom_text(m, function, true, &text);
+        gx all[] = {constraint_literal(m, "{\"input\": \""), text, constraint_literal(m, "\"}")};
+        arguments = gb_seq(m->b, all, 3);
+    } else if (!st) {
+        st = constraint_schema(m, parameters, false, param, &arguments);
+    }
     json_decref(own);
     if (st) return st;
     gx list[] = {gb_regex(m->b, head), arguments, gb_regex(m->b, bare_regex(m, WS "\\}"))};

@@ -162,7 +162,8 @@ static enum status choice_check(struct gen *g)
                         "tool_choice names an unknown function '%.64s'.", json_string_value(f->name));
     for (size_t i = 0; i < json_array_size(f->allowed); i++) {
         json_t *one = json_array_get(f->allowed, i), *in = field(one, "function");
-        if (!offered(g->tools, field(in ? in : one, "name")))
+        json_t *name = field(in ? in : one, "name"); /* a hosted tool has none */
+        if (name && !offered(g->tools, name))
             return api_fail(e, 400, "invalid_value", "tool_choice",
                             "allowed_tools has a tool that is not in tools.");
     }

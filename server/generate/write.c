@@ -76,8 +76,7 @@ static void usage_full(struct json_writer *o, const struct gen *g)
     jw_text(o, "}}");
 }
 
-/* "cache_info": the prompt's cache report, if requested; with several prompts a list. */
-static void cache_info(struct json_writer *o, const struct gen *g)
+void gen_cache_info(struct json_writer *o, const struct gen *g)
 {
     static const struct sched_cache_info nothing = {
         .stop = CACHE_STOP_DISABLED}; /* a prompt that is only echoed */
@@ -87,7 +86,7 @@ static void cache_info(struct json_writer *o, const struct gen *g)
         const struct gen_prompt *p = &g->prompts[i];
         if (i) jw_text(o, ",");
         cache_info_write(o, p->cache_known ? &p->cache : &nothing, p->prompt.token_count, p->dropped,
-                         &p->places);
+                         g->left_out, &p->places);
     }
     if (g->prompt_count > 1) jw_text(o, "]}");
 }
@@ -249,19 +248,25 @@ static void choice_write(struct json_writer *o, struct choice *c)
     jw_text(o, "}");
 }
 
+static void response(struct json_writer *o, struct gen *g)
+{
+    preamble(o, g, false);
+    for (uint32_t i = 0; i < g->choice_count; i++) choice_write(o, &g->choices[i]);
+    jw_text(o, "],\"usage\":");
+    usage_full(o, g);
+    /* With one prompt, its fields are also at the top level. */
+    if (g->p.return_token_ids && g->prompt_count == 1) prompt_ids(o, &g->prompts[0]);
+    if (g->p.prompt_logprobs && g->prompt_count == 1) prompt_logprobs(o, g, &g->prompts[0]);
+    gen_cache_info(o, g);
+    jw_text(o, "}");
+}
+
 void gen_write_response(struct gen *g)
 {
     struct request *r = g->r;
     struct json_writer o = {.buf = &r->response.out};
-    preamble(&o, g, false);
-    for (uint32_t i = 0; i < g->choice_count; i++) choice_write(&o, &g->choices[i]);
-    jw_text(&o, "],\"usage\":");
-    usage_full(&o, g);
-    /* With one prompt, its fields are also at the top level. */
-    if (g->p.return_token_ids && g->prompt_count == 1) prompt_ids(&o, &g->prompts[0]);
-    if (g->p.prompt_logprobs && g->prompt_count == 1) prompt_logprobs(&o, g, &g->prompts[0]);
-    cache_info(&o, g);
-    jw_text(&o, "}");
+    if (g->dialect) g->dialect->response(&o, &g->choices[0]);
+    else response(&o, g);
     if (o.st) {
         (void)api_fail(&r->response.error, 500, "internal_error", NULL, "The response is too large.");
         request_fail(r);
@@ -278,6 +283,13 @@ static void chunk_begin(struct json_writer *o, struct choice *c)
     preamble(o, c->gen, true);
     jw_text(o, "{\"index\":");
     jw_uint(o, c->index);
+}
+
+void gen_event_end(struct json_writer *o, struct gen *g)
+{
+    jw_text(o, "}");
+    sse_end(o);
+    if (o->st) gen_abort(g->r, 500, "internal_error", "The response is too large.");
 }
 
 /* counted: its tokens are in the running usage. finish: it carries a finish_reason. */
@@ -297,10 +309,8 @@ static void chunk_end(struct json_writer *o, struct gen *g, bool counted, bool f
     g->shown.prompt_ids = true;
     /* With a usage chunk it goes there; else into the last chunk: an extra chunk without choices would break
      * clients that read choices[0]. */
-    if (finish && !g->p.include_usage && g->shown.finishes == g->choice_count) cache_info(o, g);
-    jw_text(o, "}");
-    sse_end(o);
-    if (o->st) gen_abort(g->r, 500, "internal_error", "The response is too large.");
+    if (finish && !g->p.include_usage && g->shown.finishes == g->choice_count) gen_cache_info(o, g);
+    gen_event_end(o, g);
 }
 
 static void head_chunks(struct gen *g)
@@ -476,27 +486,58 @@ static void tail_chunks(struct gen *g)
         preamble(&o, g, true);
         jw_text(&o, "],\"usage\":");
         usage_full(&o, g);
-        cache_info(&o, g);
-        jw_text(&o, "}");
-        sse_end(&o);
+        gen_cache_info(&o, g);
+        gen_event_end(&o, g);
     }
     sse_done(&o);
     if (o.st) gen_abort(g->r, 500, "internal_error", "The response is too large.");
 }
 
+/* ---- any dialect ---- */
+
+/* Sends everything new. */
+static void news(struct choice *c)
+{
+    struct gen *g = c->gen;
+    if (!g->dialect) {
+        head_chunks(g);
+        delta_chunk(c, false);
+        return;
+    }
+    if (!g->shown.head) g->dialect->head(g);
+    g->shown.head = true;
+    for (struct delta delta; (delta = delta_next(c)).kind != DELTA_NONE;) {
+        g->dialect->delta(c, &delta);
+        delta_shown(c, &delta);
+    }
+    c->shown.dirty = false;
+}
+
 void gen_stream_token(struct choice *c)
 {
-    if (c->shown.dirty) {
-        head_chunks(c->gen);
-        delta_chunk(c, false);
-    }
+    if (c->shown.dirty) news(c);
     c->shown.dirty = true;
+}
+
+static void dialect_write(struct gen *g)
+{
+    struct choice *c = &g->choices[0];
+    if (c->finish != FIN_NONE && g->dialect->token) g->dialect->token(c); /* text held back until the end */
+    news(c);
+    if (g->r->state == RQ_RUNNING) request_stream_open(g->r);
+    if (c->finish == FIN_NONE || c->finish == FIN_ABORT || g->r->stream.end) return;
+    g->dialect->tail(c);
+    g->r->stream.end = true;
 }
 
 void gen_stream_write(struct gen *g)
 {
     struct request *r = g->r;
     bool merged = strcmp(r->srv->opt->stream_finish, "merged") == 0;
+    if (g->dialect) {
+        dialect_write(g);
+        return;
+    }
     head_chunks(g);
     if (r->state == RQ_RUNNING) request_stream_open(r);
     for (uint32_t i = 0; i < g->choice_count; i++) {
