@@ -103,7 +103,7 @@ enum status reader_same(struct reader *r, const char *const *same, size_t same_c
         if ((v = field(r->from, same[i])) && json_object_set(fields, same[i], v)) st = reader_no_memory(r);
     r->g->p.add_generation_prompt = true;
     if (!st) st = r->counting ? gen_parse_salt(r->g, fields) : gen_parse(r->g, fields);
-    if (!st && r->counting) st = gen_parse_image_bounds(r->g, fields);
+    if (!st) st = r->counting ? gen_parse_image_bounds(r->g, fields) : gen_parse_refused(r->g, r->from);
     r->g->p.max_tokens_fit = true;
     json_decref(fields);
     return st;

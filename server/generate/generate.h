@@ -88,7 +88,7 @@ struct gen_params {
     int64_t priority;
     uint64_t tenant;  /* hash of API key and `user`; 0 = unknown */
     uint8_t salt[32]; /* gen_salt */
-    bool return_cache_info;
+    bool return_cache_info, timings;
     enum tool_call_syntax
         calls; /* chat: tools are offered, and the output is parsed for calls in this syntax */
     struct tool_types *tool_types; /* owned; NULL if the syntax needs none */
@@ -268,6 +268,8 @@ enum status request_model_check(struct request *r, json_t *root);
 enum status gen_parse(struct gen *g, json_t *root);
 /* Only continue_final_message and the choice of special tokens. */
 enum status gen_parse_turn(struct gen *g, json_t *root);
+/* Refuses fields of other servers that would change the output. */
+enum status gen_parse_refused(struct gen *g, json_t *root);
 /* stop: a string or an array of them, or NULL. */
 enum status gen_parse_stops(struct gen *g, json_t *stop);
 /* Sets the tenant, from the API key or `user`, which may be NULL. */

@@ -9,6 +9,7 @@
 #include "server/http/request.h"
 #include "server/http/stream.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -89,6 +90,37 @@ void gen_cache_info(struct json_writer *o, const struct gen *g)
                          g->left_out, &p->places);
     }
     if (g->prompt_count > 1) jw_text(o, "]}");
+}
+
+static void timing(struct json_writer *o, const char *name, uint64_t n, uint64_t us)
+{
+    double ms = (double)us * 1e-3;
+    char text[160];
+    snprintf(text, sizeof text,
+             "\"%s_n\":%llu,\"%s_ms\":%.3f,\"%s_per_token_ms\":%.3f,\"%s_per_second\":%.3f", name,
+             (unsigned long long)n, name, ms, name, n ? ms / (double)n : 0, name,
+             us ? (double)n * 1e3 / ms : 0);
+    jw_text(o, text);
+}
+
+/* As llama.cpp has them. With several choices: from the first token of any to the last. */
+static void timings(struct json_writer *o, const struct gen *g)
+{
+    struct gen_usage u = gen_usage(g);
+    uint64_t first = 0, last = 0;
+    if (!g->p.timings) return;
+    for (uint32_t i = 0; i < g->choice_count; i++) {
+        const struct choice *c = &g->choices[i];
+        if (c->first_us && (!first || c->first_us < first)) first = c->first_us;
+        if (c->last_us > last) last = c->last_us;
+    }
+    jw_text(o, ",\"timings\":{\"cache_n\":");
+    jw_uint(o, u.cached);
+    jw_text(o, ",");
+    timing(o, "prompt", u.prompt - u.cached, first ? first - g->r->http.arrived_us : 0);
+    jw_text(o, ",");
+    timing(o, "predicted", u.completion, last - first);
+    jw_text(o, "}");
 }
 
 /* "finish_reason":..,"stop_reason":.. */
@@ -198,6 +230,17 @@ static void call_write(struct json_writer *o, struct chat_call *call, const char
     jw_text(o, "}}");
 }
 
+/* Both names: OpenAI's clients of thinking models know one or the other. NULL: null. */
+static void reasoning(struct json_writer *o, const char *text, size_t len)
+{
+    static const char *const names[] = {"\"reasoning_content\":", ",\"reasoning\":"};
+    for (size_t i = 0; i < 2; i++) {
+        jw_text(o, names[i]);
+        if (text) jw_string(o, text, len);
+        else jw_text(o, "null");
+    }
+}
+
 static void message_write(struct json_writer *o, const struct choice *c)
 {
     const struct gen *g = c->gen;
@@ -211,10 +254,11 @@ static void message_write(struct json_writer *o, const struct choice *c)
         whole_text(o, c);
     }
     jw_text(o, ",\"refusal\":null,\"annotations\":[]");
-    if (out && out->reasoning.len) {
-        jw_text(o, ",\"reasoning_content\":");
-        jw_string(o, out->reasoning.data, out->reasoning.len);
+    if (g->p.reasoning == REASONING_FIELD) {
+        jw_text(o, ",");
+        reasoning(o, out && out->reasoning.len ? out->reasoning.data : NULL, out ? out->reasoning.len : 0);
     }
+    if (!out || !out->call_count) jw_text(o, ",\"tool_calls\":null");
     for (uint32_t i = 0; out && i < out->call_count; i++) {
         struct chat_call *call = &out->calls[i];
         jw_text(o, i ? ",{" : ",\"tool_calls\":[{");
@@ -256,7 +300,9 @@ static void response(struct json_writer *o, struct gen *g)
     usage_full(o, g);
     /* With one prompt, its fields are also at the top level. */
     if (g->p.return_token_ids && g->prompt_count == 1) prompt_ids(o, &g->prompts[0]);
-    if (g->p.prompt_logprobs && g->prompt_count == 1) prompt_logprobs(o, g, &g->prompts[0]);
+    if (!g->p.prompt_logprobs) jw_text(o, ",\"prompt_logprobs\":null");
+    else if (g->prompt_count == 1) prompt_logprobs(o, g, &g->prompts[0]);
+    timings(o, g);
     gen_cache_info(o, g);
     jw_text(o, "}");
 }
@@ -307,6 +353,7 @@ static void chunk_end(struct json_writer *o, struct gen *g, bool counted, bool f
     }
     if (g->p.return_token_ids && !g->shown.prompt_ids && g->prompt_count == 1) prompt_ids(o, &g->prompts[0]);
     g->shown.prompt_ids = true;
+    if (counted) timings(o, g);
     /* With a usage chunk it goes there; else into the last chunk: an extra chunk without choices would break
      * clients that read choices[0]. */
     if (finish && !g->p.include_usage && g->shown.finishes == g->choice_count) gen_cache_info(o, g);
@@ -347,7 +394,7 @@ static void delta_json(struct json_writer *o, struct choice *c, const struct del
     case DELTA_NONE:
         /* A token without text; or, at the end, tokens not yet reported. */
         if (!final && chat_output_reasons(c->out)) {
-            jw_text(o, "\"reasoning_content\":\"\"");
+            reasoning(o, "", 0);
         } else if (!final || content_missing(c)) {
             c->shown.null = false;
             jw_text(o, "\"content\":\"\"");
@@ -368,8 +415,12 @@ static void delta_json(struct json_writer *o, struct choice *c, const struct del
         jw_text(o, "}}]");
         break;
     default:
-        jw_text(o, delta->kind == DELTA_REASONING ? "\"reasoning_content\":" : "\"content\":");
-        jw_string(o, delta->text, delta->len);
+        if (delta->kind == DELTA_REASONING) {
+            reasoning(o, delta->text, delta->len);
+        } else {
+            jw_text(o, "\"content\":");
+            jw_string(o, delta->text, delta->len);
+        }
     }
     jw_text(o, "}");
 }

@@ -258,6 +258,7 @@ def faults():
         (block({"type": "tool_result", "tool_use_id": "a",
                 "content": [{"type": "document"}]}), here + ".content[0].source",
          ), (block({"type": "thinking", "thinking": "hm", "signature": ""}, "assistant"), "messages[1]"),
+        ({"stop_regex": "x"}, "stop_regex"), ({"typical_p": 0.5}, "typical_p"),
         ({"stop_sequences": "x"}, "stop_sequences"), ({"stop_sequences": [""]}, "stop_sequences[0]"),
         ({"stop_sequences": ["x",
                              5]}, "stop_sequences[1]"), ({"stop_sequences": ["x"] * 17}, "stop_sequences"),

@@ -468,6 +468,7 @@ def faults():
         ({"cache_salt": ""}, "cache_salt"),
         ({"prompt_cache_key": 5}, "prompt_cache_key"),
         ({"max_tool_calls": -1}, "max_tool_calls"),
+        ({"stop_regex": "x"}, "stop_regex"),
         ({"reasoning": 5}, "reasoning"),
         ({"reasoning": {"effort": 5}}, "reasoning.effort"),
         ({"reasoning": {"effort": "x"}}, "reasoning.effort"),
@@ -546,7 +547,7 @@ def test_faults(s):
     }.items():
         check.true(
             what,
-            status in (400, 404, 405) and set(answer["error"]) == {"message", "type", "param", "code"},
+            status in (400, 404) and {"message", "type", "param", "code"} <= set(answer["error"]),
             answer,
         )
 
