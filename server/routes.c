@@ -310,8 +310,19 @@ static bool options_admit(struct request *r)
     return true;
 }
 
+/* A proxy may pass the prefix of --root-path on, or not. */
+static void root_strip(struct request *r)
+{
+    const char *root = r->srv->opt->root_path;
+    size_t n = root ? strlen(root) : 0;
+    if (!n || strncmp(r->http.path, root, n) != 0 || (r->http.path[n] && r->http.path[n] != '/')) return;
+    memmove(r->http.path, r->http.path + n, strlen(r->http.path + n) + 1);
+    if (!r->http.path[0]) memcpy(r->http.path, "/", 2); /* the prefix had at least two bytes */
+}
+
 bool routes_admit(struct request *r)
 {
+    root_strip(r);
     r->response.shape = error_shape(r);
     if (!origin_admit(r)) return false;
     if (r->http.method == M_OPTIONS) return options_admit(r);

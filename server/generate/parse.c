@@ -46,6 +46,10 @@ static enum status parse_limits(struct gen *g, json_t *root)
         p->has_max = true;
         p->max_tokens = 16;
     }
+    if (!p->has_max && g->r->srv->opt->default_max_tokens) {
+        p->has_max = p->max_tokens_fit = true;
+        p->max_tokens = g->r->srv->opt->default_max_tokens;
+    }
     bool has = false;
     if (field_int(e, root, "min_tokens", 0, INT64_MAX, &v, &has)) return ST_INVALID;
     if (has) p->min_tokens = (uint64_t)v;
@@ -209,6 +213,7 @@ static enum status parse_stream(struct gen *g, json_t *root)
     struct api_error *e = &g->r->response.error;
     struct gen_params *p = &g->p;
     if (field_bool(e, root, "stream", &p->stream)) return ST_INVALID;
+    p->include_usage = g->r->srv->opt->always_include_usage;
     json_t *o = field(root, "stream_options");
     if (!o) return ST_OK;
     if (!json_is_object(o))
@@ -223,7 +228,7 @@ static enum status parse_stream(struct gen *g, json_t *root)
         char path[64];
         snprintf(path, sizeof path, "stream_options.%s", names[i]);
         if (!json_is_boolean(v)) return api_fail(e, 400, "invalid_type", path, "%s must be a boolean.", path);
-        *to[i] = json_is_true(v);
+        *to[i] = *to[i] || json_is_true(v);
     }
     p->continuous_usage = p->continuous_usage && p->include_usage;
     return ST_OK;

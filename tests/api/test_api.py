@@ -54,7 +54,8 @@ def test_chat(s):
     check.equal("chat keys", list(a), ["id", "object", "created", "model", "system_fingerprint", "choices", "usage", "prompt_logprobs"])
     check.equal("chat object", a["object"], "chat.completion")
     choice = a["choices"][0]
-    check.equal("message keys", list(choice["message"]), ["role", "content", "refusal", "annotations", "tool_calls"])
+    message_keys = ["role", "content", "refusal", "annotations", "tool_calls"]
+    check.equal("message keys", list(choice["message"]), message_keys)
     check.true("finish", choice["finish_reason"] in ("stop", "length"))
     u = a["usage"]
     check.equal("usage sum", u["prompt_tokens"] + u["completion_tokens"], u["total_tokens"])
@@ -169,7 +170,7 @@ def test_timings(s):
     names = {f"{of}_{kind}" for of in ("prompt", "predicted") for kind in kinds} | {"cache_n"}
     whole = s.ok(CHAT, chat(timings_per_token=True, max_tokens=5))
     t, usage = whole["timings"], whole["usage"]
-    check.true("all, and positive", set(t) == names and all(v >= 0 for v in t.values()) and t["prompt_ms"] > 0, t)
+    check.true("all, and positive", set(t) == names and min(t.values()) >= 0 and t["prompt_ms"] > 0, t)
     check.equal("prompt tokens", t["cache_n"] + t["prompt_n"], usage["prompt_tokens"])
     chunks = s.stream(CHAT, chat(timings_per_token=True, max_tokens=5))
     counts = [c["timings"]["predicted_n"] for c in chunks if "timings" in c]
