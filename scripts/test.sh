@@ -157,6 +157,7 @@ if [ "$quick" -eq 0 ]; then
     for t in $timed; do
         case $t in
         test_memory) suite_start "api $t" api "$t" build/release/kvasir --requests 1200 ;;
+        test_costly_grammars) suite_start "api $t" api "$t" build/release/kvasir --every 2 --forms 40 ;;
         *) suite_start "api $t" api "$t" build/release/kvasir ;;
         esac
     done
@@ -170,7 +171,7 @@ if [ "$quick" -eq 0 ]; then
     suite_start "suites asan" env TEST_SKIP="sim_fleet sim_hitrate sim_step_time" \
         make --no-print-directory CONFIG=asan test
     suite_start "asan cuda emulated" make --no-print-directory CONFIG=asan test-cuda-host
-    for t in test_api test_hostile test_connections test_cache test_images test_tools test_server_options test_paligemma \
+    for t in test_api test_hostile test_connections test_cache test_images test_tools test_paligemma \
         test_structured; do
         suite_start "asan api $t" api $t build/asan/kvasir
     done
