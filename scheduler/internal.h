@@ -174,6 +174,7 @@ struct scheduler {
     uint32_t step_rows;           /* limit of the step's tokens for prefills */
     struct step_cost cost;        /* learnt cost model of step times */
     struct sequence **asking;     /* [sequences_max] sequences whose masks are requested */
+    uint64_t masks_us;            /* since when */
     struct prefill *prefills;     /* [sequences_max] */
     struct prefill_share *shares; /* [sequences_max] */
     uint64_t turn;                /* steps planned */
@@ -233,7 +234,6 @@ bool sched__cache_waits(struct scheduler *s, struct sequence *q);
 bool sched__cache_reset_wanted(struct scheduler *s);
 void sched__cache_snapshot(struct scheduler *s); /* if one was requested */
 void sched__cache_gauges(struct scheduler *s);
-void sched__cache_check(const struct scheduler *s);
 
 /* Removes it from the list and frees what only running sequences have. */
 void sched__running_remove(struct scheduler *s, struct sequence *q);
