@@ -223,7 +223,7 @@ struct gen {
     struct stop_set *stops;    /* NULL = none */
     const char *response_role; /* chat: "assistant", or the last message's role */
     bool inside_reasoning;     /* chat: the prompt ends within the model's reasoning */
-    uint32_t tag_ids[8];       /* tags of calls and reasoning: always kept in the text */
+    uint32_t tag_ids[TOOL_TAGS_MAX + 2]; /* tags of calls and reasoning: always kept in the text */
     uint32_t tag_id_count;
     struct gen_image
         *images; /* chat: [image_count], owned; read-only once the sequences run, except `fetch` */

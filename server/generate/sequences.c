@@ -421,15 +421,17 @@ static uint64_t choice_seed(uint64_t seed, uint32_t sample)
  * added tokens. */
 static void tags_find(struct gen *g)
 {
-    bool call = g->p.calls == TOOL_SYNTAX_CALL, channel = g->p.reasoning_syntax == REASONING_CHANNEL;
-    const char *const tags[] = {call ? TOOL_CALL_OPEN : TOOL_OPEN, call ? TOOL_CALL_CLOSE : TOOL_CLOSE,
-                                call ? TOOL_QUOTE : NULL,
-                                channel ? CHANNEL_OPEN : reasoning_open(g->p.reasoning_syntax),
-                                reasoning_close(g->p.reasoning_syntax)};
+    bool channel = g->p.reasoning_syntax == REASONING_CHANNEL;
+    const char *tags[TOOL_TAGS_MAX + 2];
+    size_t n = g->p.calls ? tool_syntax_tags(g->p.calls, tags) : 0;
+    if (g->p.reasoning != REASONING_NONE) {
+        tags[n++] = channel ? CHANNEL_OPEN : reasoning_open(g->p.reasoning_syntax);
+        tags[n++] = reasoning_close(g->p.reasoning_syntax);
+    }
     const struct tokenizer *tok = g->r->srv->model->tok;
-    for (size_t i = g->p.calls ? 0 : 3; i < (g->p.reasoning == REASONING_NONE ? 3u : 5u); i++) {
+    for (size_t i = 0; i < n; i++) {
         uint32_t id;
-        if (tags[i] && tok_id_of(tok, tags[i], strlen(tags[i]), &id) && tok_is_special(tok, id))
+        if (tok_id_of(tok, tags[i], strlen(tags[i]), &id) && tok_is_special(tok, id))
             g->tag_ids[g->tag_id_count++] = id;
     }
 }
@@ -447,6 +449,7 @@ static bool output_create(struct choice *c)
                                                  .calls = g->p.calls,
                                                  .types = g->p.tool_types,
                                                  .bare = g->p.bare_calls,
+                                                 .exact = g->grammar != NULL,
                                                  .single_call = !g->p.parallel_calls,
                                                  .must_call = g->p.must_call},
                      TEXT_MAX);

@@ -199,7 +199,7 @@ enum status gen_tools_resolve(struct gen *g)
     g->p.calls = caps->calls;
     g->p.named_call = g->p.tool_choice.named != NULL;
     g->p.must_call = g->p.tool_choice.required;
-    if (g->p.calls == TOOL_SYNTAX_XML && !(g->p.tool_types = tool_types_create(tools))) return api_nomem(e);
+    if (!(g->p.tool_types = tool_types_create(tools))) return api_nomem(e);
     return ST_OK;
 }
 
