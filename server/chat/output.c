@@ -83,6 +83,7 @@ enum status chat_output_run(struct chat_output *o, const char *text, size_t len,
         tool_calls_init(&o->tool_calls, from, &rules);
         o->content_begun = true;
     }
+    o->tool_calls.ended = o->ended;
     if (o->rules.calls) {
         const struct tool_sink sink = {
             .user = o, .content = on_content, .begin = on_begin, .arguments = on_arguments};

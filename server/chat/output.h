@@ -43,6 +43,7 @@ struct chat_output {
     struct reasoning_parse reasoning_parse;
     struct tool_calls tool_calls;
     bool content_begun; /* tool_calls is set up */
+    bool ended;         /* set before the final run: see struct tool_calls */
     struct buf content, reasoning;
     size_t content_shown, reasoning_shown; /* STREAM */
     struct chat_call *calls;               /* [call_count] */

@@ -91,8 +91,8 @@ static bool only_text(const json_t *schema)
 static enum status plain_value(struct constraint_maker *m, const json_t *parameters, json_t *schema,
                                const char *param, unsigned depth, gx *out)
 {
-    static const char *const ends[] = {"</parameter>", "</function>", "</tool_call>", "<parameter=",
-                                       "</arg_value>", "<arg_key>"};
+    static const char *const ends[] = {"</parameter>", "</function>",  "</tool_call>",
+                                       "<parameter=",  "</arg_value>", "<arg_key>"};
     const json_t *values = json_object_get(schema, "enum");
     size_t n = json_array_size(values);
     bool text = syntax_of(m)->arguments == TOOL_ARGUMENTS_TEXT, texts = text && n > 0;
@@ -284,7 +284,8 @@ static enum status notation_value(struct constraint_maker *m, const json_t *root
 }
 
 /* The arguments in the notation, with its braces. */
-static enum status notation_arguments(struct constraint_maker *m, json_t *parameters, const char *param, gx *out)
+static enum status notation_arguments(struct constraint_maker *m, json_t *parameters, const char *param,
+                                      gx *out)
 {
     json_t *done = json_object(), *defs = json_object_get(parameters, "$defs"), *rule;
     m->rules = json_object();
@@ -311,9 +312,11 @@ static enum status notation_arguments(struct constraint_maker *m, json_t *parame
 }
 
 /* One JSON object: of the parameters' schema, or any. */
-static enum status json_arguments(struct constraint_maker *m, const json_t *parameters, const char *param, gx *out)
+static enum status json_arguments(struct constraint_maker *m, const json_t *parameters, const char *param,
+                                  gx *out)
 {
-    json_t *object = parameters ? json_copy((json_t *)parameters) : json_object(); /* with all other keywords */
+    json_t *object =
+        parameters ? json_copy((json_t *)parameters) : json_object(); /* with all other keywords */
     if (!object || json_object_set_new(object, "type", json_string("object")))
         return json_decref(object), no_memory(m);
     enum status st = constraint_schema(m, object, true, param, out);

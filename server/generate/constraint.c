@@ -294,7 +294,8 @@ static enum status bare_calls(struct constraint_maker *m, json_t *tools)
 {
     struct gen_params *p = &m->g->p;
     if (strcmp(m->g->r->srv->opt->tool_parser, "auto") != 0 || p->tool_choice.required || p->format.kind ||
-        p->continue_final_message || (any_strict(tools) && tool_syntax(p->calls)->arguments != TOOL_ARGUMENTS_JSON))
+        p->continue_final_message ||
+        (any_strict(tools) && tool_syntax(p->calls)->arguments != TOOL_ARGUMENTS_JSON))
         return ST_OK;
     p->bare_calls = json_object();
     bool ok = p->bare_calls != NULL;

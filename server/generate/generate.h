@@ -220,9 +220,9 @@ struct gen {
     uint32_t prompt_count;
     struct choice *choices;
     uint32_t choice_count, choices_open;
-    struct stop_set *stops;    /* NULL = none */
-    const char *response_role; /* chat: "assistant", or the last message's role */
-    bool inside_reasoning;     /* chat: the prompt ends within the model's reasoning */
+    struct stop_set *stops;              /* NULL = none */
+    const char *response_role;           /* chat: "assistant", or the last message's role */
+    bool inside_reasoning;               /* chat: the prompt ends within the model's reasoning */
     uint32_t tag_ids[TOOL_TAGS_MAX + 2]; /* tags of calls and reasoning: always kept in the text */
     uint32_t tag_id_count;
     struct gen_image

@@ -185,6 +185,7 @@ static enum status ids_add(struct choice *c, uint32_t id)
 static enum status output_run(struct choice *c)
 {
     size_t len = c->text.len > c->held ? c->text.len - c->held : 0;
+    if (c->out) c->out->ended = c->finish == FIN_STOP && c->stop_string < 0;
     return c->out ? chat_output_run(c->out, c->text.data ? c->text.data : "", len, c->finish != FIN_NONE)
                   : ST_OK;
 }

@@ -1,5 +1,6 @@
-/* Calls as JSON objects: {"name": .., "arguments": {..}}. Their keys have other names in other APIs; an object of
- * the key `function` is the call itself; arguments may be packed in a string, or be the object's own members. */
+/* Calls as JSON objects: {"name": .., "arguments": {..}}. Their keys have other names in other APIs; an
+ * object of the key `function` is the call itself; arguments may be packed in a string, or be the object's
+ * own members. */
 #include "server/chat/tool_calls/reader.h"
 
 #include "server/http/json_parser.h"
@@ -40,7 +41,8 @@ static bool is_parameter(const struct tool_calls *c)
 {
     json_t *name = unpack(&c->name);
     const char *s = json_string_value(name);
-    bool is = s && tool_types_of(c->rules.types, s, json_string_length(name), c->key.data + 1, c->key.len - 2);
+    bool is =
+        s && tool_types_of(c->rules.types, s, json_string_length(name), c->key.data + 1, c->key.len - 2);
     json_decref(name);
     return is;
 }
@@ -66,7 +68,8 @@ static bool unpack_arguments(struct tool_calls *c)
     const char *s = json_string_value(inner);
     size_t len = json_string_length(inner), from = 0;
     while (from < len && is_blank(s[from])) from++;
-    bool none = s ? from == len : !args->len || strcmp(args->data, "null") == 0 || strcmp(args->data, "[]") == 0;
+    bool none =
+        s ? from == len : !args->len || strcmp(args->data, "null") == 0 || strcmp(args->data, "[]") == 0;
     args->len = 0;
     bool ok = none || (s && s[from] == '{' && value_whole(s + from, len - from, args) >= 0);
     if (none) calls__put(c, "{}");
@@ -84,7 +87,8 @@ static bool member(struct tool_calls *c, const struct tag_text *t)
     struct value_reader *r = &c->value;
     char first = t->s[r->at];
     bool quoted = first == '"' || first == '\'' || (r->quote && first == r->quote[0]);
-    if (c->bare && c->rules.exact && (r->odds || (!c->json.has_name && is_one(c, arguments, 2)))) return false;
+    if (c->bare && c->rules.exact && (r->odds || (!c->json.has_name && is_one(c, arguments, 2))))
+        return false;
     if (!c->bare && first == '{' && !c->json.has_name && is_one(c, wrappers, 3)) {
         r->watch++;
         return true;
@@ -108,8 +112,7 @@ static bool member(struct tool_calls *c, const struct tag_text *t)
     c->json.drop = !own && (c->json.has_args || is_one(c, further, 4));
     c->json.flat_at = c->flat.len;
     r->out = &c->flat;
-    if (!c->st)
-        c->st = buf_addf(&c->flat, "%s%.*s: ", c->flat.len ? ", " : "", (int)c->key.len, c->key.data);
+    if (!c->st) c->st = buf_addf(&c->flat, "%s%.*s: ", c->flat.len ? ", " : "", (int)c->key.len, c->key.data);
     c->json.value_at = c->flat.len;
     return true;
 }
@@ -124,12 +127,14 @@ static bool member_end(struct tool_calls *c)
     if (field == ARGUMENTS) c->json.args_done = true;
     if (field == OTHER && c->bare && !c->begun) { /* a type or an id */
         size_t at = c->json.value_at, len = flat->len - at;
-        if (!len || flat->data[at] != '"' || len > VALUE_MAX || memchr(flat->data + at, '\\', len)) return false;
+        if (!len || flat->data[at] != '"' || len > VALUE_MAX || memchr(flat->data + at, '\\', len))
+            return false;
     }
     if (field == NAME && c->bare && c->rules.exact && memchr(c->name.data, '\\', c->name.len)) return false;
     if (field == OTHER && c->json.drop) c->flat.len = c->json.flat_at;
     c->json.drop = false;
-    if (c->json.args_done && c->json.has_name && !c->begun && (!unpack_arguments(c) || !begin(c))) return false;
+    if (c->json.args_done && c->json.has_name && !c->begun && (!unpack_arguments(c) || !begin(c)))
+        return false;
     if (c->json.args_done) c->hold = 1; /* the last brace: more may follow */
     return true;
 }
@@ -167,12 +172,13 @@ static enum call_step json_feed(struct tool_calls *c, const struct tag_text *t)
             if (!member_end(c)) return CALL_NO;
             break;
         case VALUE_MORE:
-            if (!t->final || !c->begun || !c->json.args_done || r->st) return CALL_MORE;
+            if (!t->final || !c->begun || r->st) return CALL_MORE;
+            if (!c->json.args_done && !(c->ended && value_may_end(r))) return CALL_MORE;
             value_close(r, t);
             return object_end(c);
         case VALUE_DEEP:
             if (!c->begun) return CALL_NO;
-            c->broken = true; /* fallthrough */
+            c->broken = true;              /* fallthrough */
         case VALUE_TAG: value_close(r, t); /* fallthrough */
         case VALUE_DONE: return object_end(c);
         }

@@ -1,14 +1,6 @@
 /* Calls as a name and arguments: call:NAME{key:value}, NAME[ARGS]{..}, NAME(key=value). */
 #include "server/chat/tool_calls/reader.h"
 
-#define NAME_MAX_LEN 128u
-
-static bool in_name(char c)
-{
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
-           c == '-' || c == '.' || (unsigned char)c >= 0x80;
-}
-
 /* Skips white space and, if it is next, the word. */
 static int word_skip(const struct tag_text *t, size_t *i, const char *word)
 {
@@ -16,13 +8,6 @@ static int word_skip(const struct tag_text *t, size_t *i, const char *word)
     int found = at < t->len ? tag_at(t, at, word) : t->final ? 0 : -1;
     *i = at + (found > 0 ? strlen(word) : 0);
     return found;
-}
-
-static size_t name_skip(const struct tag_text *t, size_t i)
-{
-    size_t from = i;
-    while (i < t->len && i - from < NAME_MAX_LEN && in_name(t->s[i])) i++;
-    return i;
 }
 
 /* Are these the first bytes of arguments? Like tag_at. */
@@ -34,7 +19,8 @@ static int arguments_at(const struct tool_calls *c, const struct tag_text *t, si
     if (i == t->len) return t->final ? 0 : -1;
     int quote = c->syntax->quote ? tag_at(t, i, c->syntax->quote) : 0;
     if (quote || strchr(closers, t->s[i])) return quote ? quote : t->s[i] != 0;
-    int close = c->syntax->closes[0] ? tag_at(t, i, c->syntax->closes[0]) : 0, key = close ? close : value_key_at(t, i);
+    int close = c->syntax->closes[0] ? tag_at(t, i, c->syntax->closes[0]) : 0,
+        key = close ? close : value_key_at(t, i);
     return key < 0 && t->final ? 0 : key;
 }
 
@@ -50,7 +36,8 @@ static int named_starts(struct tool_calls *c, const struct tag_text *t)
     (void)word_skip(t, &i, "[ARGS]");
     i = blanks_skip(t, i);
     if (i == t->len || tag_at(t, i, "[CALL_ID]") < 0 || tag_at(t, i, "[ARGS]") < 0) return t->final ? 0 : -1;
-    if ((!c->syntax->named || c->call_at != c->block_at) && !calls__known(c, t->s + name, end - name)) return 0;
+    if ((!c->syntax->named || c->call_at != c->block_at) && !calls__known(c, t->s + name, end - name))
+        return 0;
     found = arguments_at(c, t, i);
     if (found <= 0) return found;
     calls__begin(c, t->s + name, end - name);

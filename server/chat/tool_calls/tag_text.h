@@ -2,6 +2,7 @@
 #ifndef KVASIR_TAG_TEXT_H
 #define KVASIR_TAG_TEXT_H
 
+#include <ctype.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <string.h>
@@ -43,6 +44,19 @@ static inline size_t blanks_skip(const struct tag_text *t, size_t i)
 {
     size_t to = t->len - i > BLANKS_MAX ? i + BLANKS_MAX : t->len;
     while (i < to && is_blank(t->s[i])) i++;
+    return i;
+}
+
+/* The first byte at or after i that is none of a name's, at most NAME_MAX_LEN further. */
+#define NAME_MAX_LEN 128u
+static inline size_t name_skip(const struct tag_text *t, size_t i)
+{
+    size_t to = t->len - i > NAME_MAX_LEN ? i + NAME_MAX_LEN : t->len;
+    for (; i < to; i++) {
+        char c = t->s[i];
+        if (!isalnum((unsigned char)c) && !(c == '_' || c == '-' || c == '.') && (unsigned char)c < 0x80)
+            break;
+    }
     return i;
 }
 

@@ -8,11 +8,11 @@
  *
  * - The arguments are one object, its keys in the order of the tags (a name that comes twice is in it twice).
  *   A line break after a value's tag and one before its end tag belong to the template.
- * - The function's schema gives the type of a value (tool_types.h). If it can only be a string, or if the schema
- *   gives no type, the value is the text exactly as written, passed on as it arrives. Else JSON of an allowed
- *   type is kept, also in other notations (value.h), and anything else is a string.
- * - A value ends at its end tag if the next parameter or the end of the call follows; if that tag is missing, at
- *   the tag of another of the function's parameters, or at the end of the call.
+ * - The function's schema gives the type of a value (tool_types.h). If it can only be a string, or if the
+ * schema gives no type, the value is the text exactly as written, passed on as it arrives. Else JSON of an
+ * allowed type is kept, also in other notations (value.h), and anything else is a string.
+ * - A value ends at its end tag if the next parameter or the end of the call follows; if that tag is missing,
+ * at the tag of another of the function's parameters, or at the end of the call.
  * - <function=NAME> alone is a call of a function that was offered. */
 #include "server/chat/tool_calls/reader.h"
 
@@ -20,7 +20,6 @@
 
 #define FUNCTION_OPEN  "<function="
 #define FUNCTION_CLOSE "</function>"
-#define NAME_MAX_LEN   128u
 #define GO_ON          CALL_NO /* between the parts of a call */
 
 enum { PARAMETERS = 0, VALUE, OBJECT, AFTER };
@@ -62,7 +61,8 @@ static int tag_named(const struct tag_text *t, const char *word, size_t i, size_
     return most;
 }
 
-/* The tags before a value at i: <parameter=KEY>, or <arg_key>KEY</arg_key><arg_value>. Like tag_named. */
+/* The tags before a value at i: 1: <parameter=KEY>; 2: <arg_key>KEY</arg_key><arg_value>; else like
+ * tag_named. */
 static int parameter_at(const struct tag_text *t, size_t i, size_t key[2], size_t *end)
 {
     int found = tag_named(t, "parameter", i, key, end), first;
@@ -76,7 +76,7 @@ static int parameter_at(const struct tag_text *t, size_t i, size_t key[2], size_
     first = tag_next(t, &i, "</arg_key>");
     if (first > 0) first = tag_next(t, &i, "<arg_value>");
     *end = i;
-    return first > 0 ? key[1] > key[0] : first;
+    return first > 0 ? 2 * (key[1] > key[0]) : first;
 }
 
 static uint8_t types_of(const struct tool_calls *c, const struct tag_text *t, const size_t key[2])
@@ -122,9 +122,8 @@ static int tags_starts(struct tool_calls *c, const struct tag_text *t)
     bool function = found > 0, alone = c->scan == c->block_at;
     if (found < 0) return -1;
     if (!function) { /* NAME */
-        name[0] = end = blanks_skip(t, c->scan);
-        while (end < t->len && end - name[0] <= NAME_MAX_LEN && t->s[end] != '<' && !is_blank(t->s[end])) end++;
-        name[1] = end;
+        name[0] = blanks_skip(t, c->scan);
+        name[1] = end = name_skip(t, name[0]);
         if (end == t->len) return t->final ? 0 : -1;
         if (end == name[0]) return 0;
     }
@@ -160,9 +159,16 @@ static void value_put(struct tool_calls *c, const struct tag_text *t, size_t fro
     while (a < b && is_blank(t->s[b - 1])) b--;
     int odds = value_whole(t->s + a, b - a, &c->args);
     const char *json = c->args.data + len;
-    uint8_t type = odds < 0 ? 0 : *json == '{' ? TYPE_OBJECT : *json == '[' ? TYPE_ARRAY : *json == '"' ? TYPE_STRING : *json == 'n' ? TYPE_NULL : *json == 't' || *json == 'f' ? TYPE_BOOLEAN : json[strcspn(json, ".eE")] ? TYPE_NUMBER : TYPE_INTEGER | TYPE_NUMBER;
+    uint8_t type = odds < 0                       ? 0
+                   : *json == '{'                 ? TYPE_OBJECT
+                   : *json == '['                 ? TYPE_ARRAY
+                   : *json == '"'                 ? TYPE_STRING
+                   : *json == 'n'                 ? TYPE_NULL
+                   : *json == 't' || *json == 'f' ? TYPE_BOOLEAN
+                   : json[strcspn(json, ".eE")]   ? TYPE_NUMBER
+                                                  : TYPE_INTEGER | TYPE_NUMBER;
     bool text = c->tags.types & TYPE_STRING; /* then only what is certain is anything else */
-    if (type && (!text || (odds < VALUE_GUESSED && type & c->tags.types & ~(unsigned)TYPE_STRING))) return;
+    if (type && (!text || (odds < VALUE_REPAIRED && type & c->tags.types & ~(unsigned)TYPE_STRING))) return;
     c->args.len = len;
     calls__put(c, "\"");
     if (!c->st) c->st = value_escape(&c->args, t->s + from, to - from);
@@ -181,8 +187,8 @@ static int next_at(const struct tool_calls *c, const struct tag_text *t, size_t 
     return found ? found : one_next(t, &i, c->syntax->opens);
 }
 
-/* The value's end tag is missing, and it ends with what follows it at i: another parameter of the function, both
- * end tags of the call, or one at the end of the text. Like tag_at. */
+/* The value's end tag is missing, and it ends with what follows it at i: another parameter of the function,
+ * or the call's end tags, where nothing or another call follows both, or nothing follows one. Like tag_at. */
 static int cut_at(const struct tool_calls *c, const struct tag_text *t, size_t i)
 {
     size_t key[2], end;
@@ -195,7 +201,9 @@ static int cut_at(const struct tool_calls *c, const struct tag_text *t, size_t i
     if (found) i += strlen(FUNCTION_CLOSE);
     block = one_next(t, &i, c->syntax->closes);
     if (!found && !block) return 0;
-    return block < 0 && !t->final ? -1 : found && block > 0 ? 1 : text_end(t, i);
+    if (block < 0) return -1;
+    int over = text_end(t, i);
+    return over || !found || !block ? over : one_next(t, &i, c->syntax->opens);
 }
 
 static enum call_step value_feed(struct tool_calls *c, const struct tag_text *t)
@@ -219,7 +227,8 @@ static enum call_step value_feed(struct tool_calls *c, const struct tag_text *t)
         if (hit && !over) c->scan++;
     }
     end = over > 0 || !t->final ? c->scan : t->len;
-    if ((over > 0 || !t->final) && end > c->tags.value_at && t->s[end - 1] == '\n') end--;
+    bool trim = over > 0 ? c->tags.trim || !skip : !t->final;
+    if (trim && end > c->tags.value_at && t->s[end - 1] == '\n') end--;
     if (stream && end > c->tags.value_out && !c->st) {
         c->st = value_escape(&c->args, t->s + c->tags.value_out, end - c->tags.value_out);
         c->tags.value_out = end;
@@ -244,6 +253,7 @@ static enum call_step parameter_feed(struct tool_calls *c, const struct tag_text
         c->tags.types = types_of(c, t, key);
         c->tags.part = VALUE;
         c->tags.inline_ = end == t->len || t->s[end] != '\n';
+        c->tags.trim = found == 1 || !c->tags.inline_;
         c->scan = c->tags.value_at = c->tags.value_out = end + !c->tags.inline_;
         calls__put(c, c->tags.any ? ", \"" : "{\"");
         c->tags.any = true;
@@ -255,7 +265,7 @@ static enum call_step parameter_feed(struct tool_calls *c, const struct tag_text
     c->scan = at;
     if (!found) found = one_next(&more, &at, c->syntax->closes);
     if (!found) found = one_next(&more, &at, c->syntax->opens);
-    if (found < 0) return CALL_MORE;
+    if (found < 0 && !(c->ended && blanks_skip(t, c->scan) == t->len)) return CALL_MORE;
     calls__put(c, c->tags.any ? "}" : "{}");
     return CALL_END;
 }

@@ -5,7 +5,8 @@
 
 #include <ctype.h>
 
-/* Maximum bytes from the start of content to the brace of a plain call's arguments: the most text held back. */
+/* Maximum bytes from the start of content to the brace of a plain call's arguments: the most text held back.
+ */
 #define HEAD_MAX 1024u
 #define FENCE    "```"
 /* Maximum length of the language after it. */
@@ -63,8 +64,8 @@ static bool refuse(struct tool_calls *c)
     return true;
 }
 
-/* Searches for the first tag that opens a block at or after c->search. *scan: where its call may begin; *keep:
- * bytes at the end that may become one. SIZE_MAX: none. */
+/* Searches for the first tag that opens a block at or after c->search. *scan: where its call may begin;
+ * *keep: bytes at the end that may become one. SIZE_MAX: none. */
 static size_t open_find(const struct tool_calls *c, const struct tag_text *t, size_t *scan, size_t *keep)
 {
     size_t n = t->len > c->search ? t->len - c->search : 0, found = SIZE_MAX;
@@ -152,7 +153,7 @@ void calls__value(struct tool_calls *c, size_t at)
 enum call_step calls__arguments(struct tool_calls *c, const struct tag_text *t)
 {
     enum value_event event = value_read(&c->value, t);
-    if (event == VALUE_MORE) return CALL_MORE;
+    if (event == VALUE_MORE && !(t->final && c->ended && value_may_end(&c->value))) return CALL_MORE;
     c->broken = c->broken || event == VALUE_DEEP;
     if (event != VALUE_DONE) value_close(&c->value, t);
     c->scan = c->value.at;
@@ -180,7 +181,8 @@ static bool front_skip(struct tool_calls *c, const struct tag_text *t, size_t *i
     int fence = *i < t->len ? tag_at(t, *i, FENCE) : 0;
     if (fence > 0) {
         size_t from = *i += strlen(FENCE);
-        while (*i < t->len && *i - from < LANGUAGE_MAX && (t->s[*i] == '_' || isalpha((unsigned char)t->s[*i])))
+        while (*i < t->len && *i - from < LANGUAGE_MAX &&
+               (t->s[*i] == '_' || isalpha((unsigned char)t->s[*i])))
             ++*i;
         while (*i < t->len && is_blank(t->s[*i])) ++*i;
         c->fenced = true;

@@ -1,7 +1,7 @@
-/* Function calls in a model's text, in the syntax that its chat template teaches (syntaxes.c). The text grows;
- * each run of the parser continues where the last one stopped. The result depends on the text alone, never on
- * how it was split: streaming and non-streaming callers get the same content and the same calls. Pure: knows
- * nothing of tokens, requests, JSON output. One parser per choice, any one thread.
+/* Function calls in a model's text, in the syntax that its chat template teaches (syntaxes.c). The text
+ * grows; each run of the parser continues where the last one stopped. The result depends on the text alone,
+ * never on how it was split: streaming and non-streaming callers get the same content and the same calls.
+ * Pure: knows nothing of tokens, requests, JSON output. One parser per choice, any one thread.
  *
  * - Content is the text outside of calls. One newline directly before a call belongs to the call (the
  *   templates write it back), and white space alone next to calls is dropped.
@@ -13,8 +13,8 @@
  *   json.c    {"name": .., "arguments": {..}}, also with `parameters`, packed in a string, or flat
  *   tags.c    <function=NAME><parameter=KEY>value</parameter></function>, and the like; or an object
  *   named.c   NAME{..}, NAME[ARGS]{..}, NAME(key=value)
- * - Plain JSON (rules.bare): small models omit the tags. If the text begins, after white space, a code fence or
- *   a bracket, with an object that names one of the given functions and has an object of arguments, it is a
+ * - Plain JSON (rules.bare): small models omit the tags. If the text begins, after white space, a code fence
+ * or a bracket, with an object that names one of the given functions and has an object of arguments, it is a
  *   call, and so are further ones after it. */
 #ifndef KVASIR_TOOL_CALLS_H
 #define KVASIR_TOOL_CALLS_H
@@ -74,7 +74,7 @@ struct tool_sink {
 
 struct tool_types;
 struct tool_rules {
-    enum tool_call_syntax syntax;  /* not TOOL_SYNTAX_NONE */
+    enum tool_call_syntax syntax;   /* not TOOL_SYNTAX_NONE */
     const struct tool_types *types; /* of the functions; borrowed, may be NULL */
     const json_t *bare; /* keys: functions that may be called as plain JSON; borrowed, may be NULL */
     bool exact;         /* the output is constrained: plain calls are only those that constraints know */
@@ -88,11 +88,12 @@ struct tool_calls {
     struct tool_rules rules;
     const struct tool_syntax *syntax;
     enum tool_state state;
-    uint32_t calls; /* begun */
-    bool open;      /* the last one's arguments are not complete */
-    bool broken;    /* a call's arguments could not be read to their end */
-    size_t at;      /* content before it was reported or dropped */
-    size_t search;  /* no start tag begins before it */
+    uint32_t calls;  /* begun */
+    bool open;       /* the last one's arguments are not complete */
+    bool ended;      /* set before the last run: the model has ended its text, and did not run into a limit */
+    bool broken;     /* a call's arguments could not be read to their end */
+    size_t at;       /* content before it was reported or dropped */
+    size_t search;   /* no start tag begins before it */
     size_t blank_to; /* [at, blank_to) is white space, while `blank` */
     bool blank;      /* nothing of this content segment is reported yet */
     /* the current block: its first byte, its current call's, and what is already read */
@@ -109,18 +110,19 @@ struct tool_calls {
         struct { /* json.c */
             uint8_t field;
             bool has_name, has_args, args_done;
-            bool drop, other; /* the current member; flat has members that are no parameters */
+            bool drop, other;         /* the current member; flat has members that are no parameters */
             size_t flat_at, value_at; /* of the current member in flat */
         } json;
-        struct { /* tags.c */
-            size_t name_at, name_end;    /* the function's name */
+        struct {                        /* tags.c */
+            size_t name_at, name_end;   /* the function's name */
             size_t value_at, value_out; /* the value begins; how much of it is in args */
-            uint8_t part, types;         /* TYPE_* of the value */
-            bool any, inline_;           /* there is a parameter; no line break before its value */
+            uint8_t part, types;        /* TYPE_* of the value */
+            bool any, inline_, trim; /* there is a parameter; no line break before its value; one after it is
+                                        the template's */
             const char *ends[3];
         } tags;
     };
-    struct buf name, key, flat; /* json.c: as JSON strings; flat: members that are not `arguments` */
+    struct buf name, key, flat;   /* json.c: as JSON strings; flat: members that are not `arguments` */
     const struct tool_sink *sink; /* during a run */
     enum status st;
 };

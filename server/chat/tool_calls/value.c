@@ -7,7 +7,15 @@
 #define KEY_MAX 128u /* of a key that is looked for ahead */
 #define TOKEN   'T'  /* mark of a string in quote tokens */
 /* A level's kind, and flags. */
-enum { OBJECT = 1, ARRAY, KEYWORDS /* arguments in parentheses */, TUPLE, KIND = 7, ITEMS = 64, DOUBLED = 128 };
+enum {
+    OBJECT = 1,
+    ARRAY,
+    KEYWORDS /* arguments in parentheses */,
+    TUPLE,
+    KIND = 7,
+    ITEMS = 64,
+    DOUBLED = 128
+};
 
 enum { AT_KEY = 0, AT_COLON, AT_VALUE, IN_STRING, IN_WORD, AT_END };
 enum { ON = -1 }; /* no event */
@@ -71,9 +79,9 @@ static void gap(struct value_reader *r, const struct tag_text *t, char want)
         if (is_blank(c)) continue;
         if (c == want && !found) found = true;
         else plain = false;
-        if (!plain) odd(r, c == '=' || c == ',' ? VALUE_NOTATION : VALUE_GUESSED);
+        if (!plain) odd(r, c == '=' || c == ',' ? VALUE_NOTATION : VALUE_REPAIRED);
     }
-    if (!found && plain) odd(r, VALUE_GUESSED);
+    if (!found && plain) odd(r, VALUE_REPAIRED);
     if (r->level <= r->watch) return;
     if (found && plain) put(r, r->out, t->s + r->gap, r->at - r->gap);
     else if (want) puts_(r, want == ',' ? ", " : ": ");
@@ -188,7 +196,9 @@ static void level_close(struct value_reader *r, const struct tag_text *t)
 /* The innermost level that the bracket closes, or 0. */
 static uint32_t opener(const struct value_reader *r, char c)
 {
-    unsigned kinds = c == '}' ? 1u << OBJECT | 1u << KEYWORDS : c == ')' ? 1u << KEYWORDS | 1u << TUPLE : 1u << ARRAY;
+    unsigned kinds = c == '}'   ? 1u << OBJECT | 1u << KEYWORDS
+                     : c == ')' ? 1u << KEYWORDS | 1u << TUPLE
+                                : 1u << ARRAY;
     uint32_t level = r->level;
     while (level && !(kinds >> (r->kinds[level] & KIND) & 1)) level--;
     return level;
@@ -199,7 +209,7 @@ static int pop(struct value_reader *r, const struct tag_text *t)
 {
     uint32_t level = opener(r, t->s[r->at]);
     bool twice = level && r->kinds[level] & DOUBLED;
-    if (level != r->level) odd(r, VALUE_GUESSED);
+    if (level != r->level) odd(r, VALUE_REPAIRED);
     if (twice && r->at + 1 == t->len && !t->final) return VALUE_MORE;
     while (level && r->level >= level) level_close(r, t);
     r->at += twice && r->at + 1 < t->len && t->s[r->at + 1] == '}' ? 2 : 1;
@@ -220,7 +230,7 @@ static int push(struct value_reader *r, char c)
 
 static int missing(struct value_reader *r)
 {
-    odd(r, VALUE_GUESSED);
+    odd(r, VALUE_REPAIRED);
     puts_(r, "null");
     return value_end(r);
 }
@@ -254,8 +264,10 @@ static void string_put(struct value_reader *r, const struct tag_text *t, size_t 
         size_t n = c == '\\' && i + 1 < to ? escape_len(t, i) : 1;
         if (n > to - i) n = to - i;
         char next = n > 1 ? t->s[i + 1] : 0;
-        bool hex = next == 'x' && n == 4, known = (next == 'u' && n == 6) || (next && strchr("\"\\/bfnrt", next));
-        if ((c >= 0x20 && c != '"' && c != '\\') || (n > 1 && known) || (c == '\\' && n == 1 && i + 1 == to)) {
+        bool hex = next == 'x' && n == 4,
+             known = (next == 'u' && n == 6) || (next && strchr("\"\\/bfnrt", next));
+        if ((c >= 0x20 && c != '"' && c != '\\') || (n > 1 && known) ||
+            (c == '\\' && n == 1 && i + 1 == to)) {
             i += n;
             continue;
         }
@@ -301,7 +313,7 @@ static int string_read(struct value_reader *r, const struct tag_text *t)
         if (tag > 0) return VALUE_TAG;
         if (r->mark != TOKEN && (quote > 0 || c == (char)r->mark)) {
             quote = quote_closes(r, t, r->at + len);
-            if (!quote) odd(r, VALUE_GUESSED);
+            if (!quote) odd(r, VALUE_REPAIRED);
         }
         if (quote > 0) {
             size_t to = r->at;
@@ -380,7 +392,7 @@ static int word_end(struct value_reader *r, const struct tag_text *t)
     while (to > r->from && is_blank(t->s[to - 1])) to--;
     const char *s = t->s + r->from;
     if (r->is_key || !literal(r, s, to - r->from)) {
-        odd(r, r->is_key ? VALUE_NOTATION : VALUE_GUESSED);
+        odd(r, r->is_key ? VALUE_NOTATION : VALUE_REPAIRED);
         put(r, target(r), "\"", 1);
         if (!r->st) r->st = value_escape(target(r), s, to - r->from);
         put(r, target(r), "\"", 1);
@@ -465,7 +477,7 @@ static int step(struct value_reader *r, const struct tag_text *t)
     case AT_KEY:
         if (is_closer(c)) return pop(r, t);
         if (c == '{' && !(r->kinds[r->level] & (ITEMS | DOUBLED))) {
-            odd(r, VALUE_GUESSED);
+            odd(r, VALUE_REPAIRED);
             r->kinds[r->level] |= DOUBLED;
             r->gap = ++r->at;
             return ON;
@@ -503,7 +515,7 @@ enum value_event value_read(struct value_reader *r, const struct tag_text *t)
 
 void value_close(struct value_reader *r, const struct tag_text *t)
 {
-    odd(r, VALUE_GUESSED);
+    odd(r, VALUE_REPAIRED);
     if (r->part == IN_STRING) { /* the quote is missing, and the brackets at the end are none of its text */
         size_t to = r->at, brackets = 0;
         while (to > r->from && (is_blank(t->s[to - 1]) || (is_closer(t->s[to - 1]) && brackets++ < r->level)))
@@ -520,6 +532,11 @@ void value_close(struct value_reader *r, const struct tag_text *t)
         level_close(r, t);
     }
     (void)value_end(r);
+}
+
+bool value_may_end(const struct value_reader *r)
+{
+    return r->part != IN_STRING && r->part != AT_COLON;
 }
 
 void value_flush(struct value_reader *r, const struct tag_text *t)

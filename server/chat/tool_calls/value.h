@@ -1,5 +1,5 @@
-/* A reader of one value in a model's text, as it grows: JSON and what models write in its place. The output is
- * JSON. Strict JSON comes out byte for byte; else:
+/* A reader of one value in a model's text, as it grows: JSON and what models write in its place. The output
+ * is JSON. Strict JSON comes out byte for byte; else:
  *
  * - Strings in single quotes or in the template's quote token. A quote that neither a separator nor a bracket
  *   follows is part of its string. Control characters and unknown escapes are escaped.
@@ -28,13 +28,13 @@ enum value_event {
 };
 
 /* How far the text is from JSON. */
-enum value_odds { VALUE_JSON = 0, VALUE_NOTATION /* only written differently */, VALUE_GUESSED };
+enum value_odds { VALUE_JSON = 0, VALUE_NOTATION /* only written differently */, VALUE_REPAIRED };
 
 struct value_reader {
-    struct buf *out, *key;     /* key: of the watched object's current member, a JSON string */
+    struct buf *out, *key;           /* key: of the watched object's current member, a JSON string */
     const char *quote, *const *ends; /* quote token or NULL; the tags that end a value, up to NULL */
-    const char *const *opens;  /* tags that may follow an end tag */
-    uint32_t watch;            /* level whose members are reported; 0: none */
+    const char *const *opens;        /* tags that may follow an end tag */
+    uint32_t watch;                  /* level whose members are reported; 0: none */
     enum value_odds odds;
     size_t at; /* everything before it is read */
     /* private */
@@ -53,9 +53,11 @@ void value_init(struct value_reader *r, size_t at, struct buf *out);
 enum value_event value_read(struct value_reader *r, const struct tag_text *t);
 /* After VALUE_TAG: closes everything that is open, also the watched object. */
 void value_close(struct value_reader *r, const struct tag_text *t);
+/* At the end of the text: only brackets are missing. */
+bool value_may_end(const struct value_reader *r);
 /* At the end of the text: the part of a string or word that is held back. */
 void value_flush(struct value_reader *r, const struct tag_text *t);
-/* The whole text is one value: its JSON is added to out, VALUE_JSON .. VALUE_GUESSED; else -1 (out may have
+/* The whole text is one value: its JSON is added to out, VALUE_JSON .. VALUE_REPAIRED; else -1 (out may have
  * changed). */
 int value_whole(const char *s, size_t len, struct buf *out);
 /* Appends s as the inside of a JSON string. */

@@ -39,6 +39,10 @@ static struct chat_output_rules bare = {.calls = TOOL_SYNTAX_JSON},
                                 one_bare = {.calls = TOOL_SYNTAX_JSON, .single_call = true},
                                 bare_xml = {.calls = TOOL_SYNTAX_XML},
                                 think_bare = {.reasoning = REASONING_FIELD, .calls = TOOL_SYNTAX_JSON};
+/* .types are set by main. */
+static struct chat_output_rules mistral = {.calls = TOOL_SYNTAX_MISTRAL}, glm = {.calls = TOOL_SYNTAX_GLM},
+                                lfm2 = {.calls = TOOL_SYNTAX_LFM2},
+                                exact = {.calls = TOOL_SYNTAX_JSON, .exact = true};
 static const struct chat_output_rules call = {.calls = TOOL_SYNTAX_CALL},
                                       one_call = {.calls = TOOL_SYNTAX_CALL, .single_call = true},
                                       channel = {.reasoning = REASONING_FIELD,
@@ -908,28 +912,49 @@ static void test_random_pieces(void **state)
                                          "<parameter=two words>",
                                          ">",
                                          "True",
+                                         "<|tool_call>call:f{",
+                                         "<tool_call|>",
+                                         "<|\"|>",
+                                         "a:",
+                                         "'b': ",
+                                         "(",
+                                         ")",
+                                         "f(",
+                                         "s=",
+                                         "[TOOL_CALLS]",
+                                         "[TOOL_CALLS]f[ARGS]{",
+                                         "[CALL_ID]9",
+                                         "<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>",
+                                         "<arg_key>i</arg_key>",
+                                         "</arg_value>",
+                                         "<|tool_call_start|>[f(",
+                                         "<|tool_call_end|>",
                                          "```json\n",
                                          "[",
                                          "{\"name\": \"f\", \"arguments\": {",
                                          "}}",
                                          PARIS};
     static const struct chat_output_rules *const all[] = {
-        &tools, &one_tool, &plain, &think,     &inside, &drop,     &keep,     &keep_inside,
-        &xml,   &one_xml,  &xml,   &think_xml, &bare,   &one_bare, &bare_xml, &think_bare};
+        &tools, &one_tool,  &plain, &think,    &inside,   &drop,       &keep, &keep_inside, &xml,  &one_xml,
+        &glm,   &think_xml, &bare,  &one_bare, &bare_xml, &think_bare, &call, &mistral,     &lfm2, &exact};
     for (int round = 0; round < (test_briefly() ? 15000 : 60000); round++) {
         struct buf text;
         buf_init(&text, MAX);
         for (uint32_t n = rnd(24) + 1; n; n--)
             assert_int_equal(buf_adds(&text, pieces[rnd(sizeof pieces / sizeof *pieces)]), ST_OK);
-        const struct chat_output_rules *rules = all[rnd(16)];
+        const struct chat_output_rules *rules = all[rnd(sizeof all / sizeof *all)];
         char *want = run_whole(rules, text.data, text.len);
-        if (rules->reasoning == REASONING_NONE) {
-            struct chat_output o;
-            chat_output_init(&o, rules, MAX);
-            assert_int_equal(chat_output_run(&o, text.data, text.len, true), ST_OK);
-            if (!o.call_count) assert_string_equal(o.content.data, text.data);
-            chat_output_fini(&o);
+        struct chat_output o;
+        chat_output_init(&o, rules, MAX);
+        assert_int_equal(chat_output_run(&o, text.data, text.len, true), ST_OK);
+        if (rules->reasoning == REASONING_NONE && !o.call_count)
+            assert_string_equal(o.content.data, text.data);
+        for (uint32_t i = 0; i < o.call_count && chat_output_called(&o); i++) {
+            json_t *v = json_loadb(o.calls[i].arguments.data, o.calls[i].arguments.len, 0, NULL);
+            if (!json_is_object(v)) fail_msg("of \"%s\" got %s", text.data, want);
+            json_decref(v);
         }
+        chat_output_fini(&o);
         same("bytes", text.data, text.len, run_bytes(rules, text.data, text.len), want ? want : "");
         for (int k = 0; k < 4; k++) {
             size_t cuts[8], at = 0;
@@ -948,7 +973,7 @@ static void test_linear(void **state)
 {
     (void)state;
     enum { LEN = 400000 };
-    static const char *const fills[] = {"\n", " ", "<", "a", "<tool_call>\n"};
+    static const char *const fills[] = {"\n", " ", "<", "a", "<tool_call>\n", "}", ",", "\", "};
     static const char *const heads[] = {"",
                                         "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"",
                                         "<tool_call>{\"arguments\": {\"a\": \"",
@@ -959,16 +984,18 @@ static void test_linear(void **state)
                                         "<tool_call>\n<function=f>\n<parameter=i>",
                                         "{",
                                         PARIS,
-                                        "{\"name\": \"f\", \"arguments\": {\"a\": \""};
+                                        "{\"name\": \"f\", \"arguments\": {\"a\": \"",
+                                        "<|tool_call>call:f{a:",
+                                        "<|tool_call>call:f{a:<|\"|>"};
     char *text = malloc(LEN + 64);
     assert_non_null(text);
-    for (size_t h = 0; h < 11; h++) {
-        for (size_t f = 0; f < 5; f++) {
+    for (size_t h = 0; h < 13; h++) {
+        for (size_t f = 0; f < 8; f++) {
             size_t len = strlen(heads[h]), n = strlen(fills[f]);
             memcpy(text, heads[h], len);
             for (; len < LEN; len += n) memcpy(text + len, fills[f], n);
             struct chat_output o;
-            chat_output_init(&o, h < 5 ? &think : h < 8 ? &think_xml : &think_bare, MAX);
+            chat_output_init(&o, h < 5 ? &think : h < 8 ? &think_xml : h < 11 ? &think_bare : &call, MAX);
             for (size_t at = 0; at < len; at++) assert_int_equal(chat_output_run(&o, text, at, false), ST_OK);
             assert_int_equal(chat_output_run(&o, text, len, true), ST_OK);
             chat_output_fini(&o);
@@ -984,7 +1011,7 @@ int main(void)
     json_decref(json);
     json_t *names = json_pack("{s:b,s:b}", "get_weather", 1, "f", 1);
     if (!types || !names) return 1;
-    xml.types = one_xml.types = think_xml.types = types;
+    xml.types = one_xml.types = think_xml.types = mistral.types = glm.types = lfm2.types = types;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_table),
         cmocka_unit_test(test_all_cuts),
@@ -1000,7 +1027,7 @@ int main(void)
         cmocka_unit_test(test_random_pieces),
         cmocka_unit_test(test_linear),
     };
-    bare.bare = one_bare.bare = bare_xml.bare = think_bare.bare = names;
+    bare.bare = exact.bare = one_bare.bare = bare_xml.bare = think_bare.bare = names;
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     tool_types_destroy(types);
     json_decref(names);
