@@ -13,7 +13,7 @@
 #include "scheduler/cache/hash_mix.h"
 #include "server/http/fields.h"
 #include "server/http/limits.h"
-#include "server/chat/tool_types.h"
+#include "server/chat/tool_calls/types.h"
 #include "server/grammar/grammar.h"
 
 #include <sodium.h>

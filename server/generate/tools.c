@@ -4,7 +4,7 @@
 #include "server/generate/generate.h"
 #include "server/http/limits.h"
 #include "server/chat/template.h"
-#include "server/chat/tool_types.h"
+#include "server/chat/tool_calls/types.h"
 
 #include "engine/model/model_info.h"
 

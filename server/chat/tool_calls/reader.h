@@ -3,7 +3,7 @@
 #define KVASIR_CALL_READER_H
 
 #include "server/chat/tool_calls/tool_calls.h"
-#include "server/chat/tool_types.h"
+#include "server/chat/tool_calls/types.h"
 
 enum call_step {
     CALL_MORE, /* the text ends within the call */

@@ -8,7 +8,7 @@
  *
  * - The arguments are one object, its keys in the order of the tags (a name that comes twice is in it twice).
  *   A line break after a value's tag and one before its end tag belong to the template.
- * - The function's schema gives the type of a value (tool_types.h). If it can only be a string, or if the
+ * - The function's schema gives the type of a value (types.h). If it can only be a string, or if the
  * schema gives no type, the value is the text exactly as written, passed on as it arrives. Else JSON of an
  * allowed type is kept, also in other notations (value.h), and anything else is a string.
  * - A value ends at its end tag if the next parameter or the end of the call follows; if that tag is missing,

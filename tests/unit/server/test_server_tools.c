@@ -1,7 +1,7 @@
 /* Function calls and reasoning in a model's text: what becomes of every kind of text, the same for every way
  * of cutting it, and no crash and nothing lost on random ones. */
 #include "server/chat/output.h"
-#include "server/chat/tool_types.h"
+#include "server/chat/tool_calls/types.h"
 #include "tests/lib/backend_sets.h"
 
 #include <jansson.h>

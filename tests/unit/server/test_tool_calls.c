@@ -1,7 +1,7 @@
 /* Tool calls written a little wrong, in every syntax (tests/golden/tool_calls.json, made by
  * scripts/reference/make_tool_calls.py): what a person reads in them, however the text is cut. */
 #include "server/chat/output.h"
-#include "server/chat/tool_types.h"
+#include "server/chat/tool_calls/types.h"
 
 #include <jansson.h>
 #include <setjmp.h>
