@@ -134,7 +134,7 @@ $(FULL_TESTS): $(OUT)/tests/%: $$(call test_obj,$$*) $(TEST_LIB) $(OUT)/libserve
 # Tests, or kvasir, with a known bug put in: MUTANTS="NAME/PROGRAM ...". tests/mutants/run.py has written the
 # changed sources of each; a linker takes them before those in the archives.
 $(OUT)/mutants/%.c.o: $(OUT)/mutants/%.c $(OUT)/flags
-	$(CC) $(DEPS) $(CPPFLAGS) $(BASE_CFLAGS) $(CFLAGS) -w $(MODE:-O3=-O1) -c $< -o $@
+	$(CC) $(DEPS) $(CPPFLAGS) $(BASE_CFLAGS) $(CFLAGS) -w $(MODE:-O3=-O0) -c $< -o $@
 define MUTANT_RULE
 $(OUT)/mutants/$(1): $(or $(call test_obj,$(notdir $(1))),$(OUT)/server/main.c.o) $(patsubst %,%.o,$(shell \
 	find $(OUT)/mutants/$(dir $(1)) -name '*.c')) $(TEST_LIB) \

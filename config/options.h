@@ -10,7 +10,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#define KVASIR_VERSION "0.1.0"
+#define KVASIR_VERSION "0.2.0-dev"
 
 struct options {
     /* model */

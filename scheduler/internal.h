@@ -233,7 +233,6 @@ bool sched__cache_waits(struct scheduler *s, struct sequence *q);
 bool sched__cache_reset_wanted(struct scheduler *s);
 void sched__cache_snapshot(struct scheduler *s); /* if one was requested */
 void sched__cache_gauges(struct scheduler *s);
-void sched__cache_check(const struct scheduler *s);
 
 /* Removes it from the list and frees what only running sequences have. */
 void sched__running_remove(struct scheduler *s, struct sequence *q);

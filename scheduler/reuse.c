@@ -5,7 +5,6 @@
 
 #include "config/base/assert.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 static struct radix_view view_of(const struct sequence *q)
@@ -283,57 +282,4 @@ void sched__cache_gauges(struct scheduler *s)
     s->now.cache_nodes = r.nodes;
     s->now.cache_evictions = r.evicted_nodes;
     for (uint32_t g = 0; g < s->caps.group_count; g++) s->now.groups[g].evicted_blocks = r.evicted_blocks[g];
-}
-
-/* ---- invariants ---- */
-
-struct claims {
-    const struct scheduler *s;
-    uint32_t
-        *to; /* [group_count * arena_grains]: the tree claims the block below this position; 0 = no claim */
-};
-
-static void note_claim(void *arg, uint32_t group, uint32_t block_offset, uint32_t from, uint32_t to)
-{
-    struct claims *c = arg;
-    (void)from;
-    uint32_t *at = &c->to[group * c->s->caps.arena_grains + block_offset];
-    if (to > *at) *at = to;
-}
-
-/* Holder counts are right; a block that a sequence will write has no other claim from that position on. */
-void sched__cache_check(const struct scheduler *s)
-{
-    uint64_t block_offsets = s->caps.arena_grains;
-    uint32_t *held = calloc(block_offsets * s->caps.group_count, sizeof *held);
-    struct claims claims = {.s = s, .to = calloc(block_offsets * s->caps.group_count, sizeof *claims.to)};
-    ASSERT(held && claims.to);
-    if (s->cache) {
-        radix_check(s->cache);
-        radix_each_claim(s->cache, note_claim, &claims);
-    }
-    for (const struct sequence *q = s->running.head; q; q = q->next)
-        for (uint32_t g = 0; g < s->caps.group_count; g++)
-            for (uint32_t i = q->tables[g].first; i < q->tables[g].end; i++)
-                held[g * block_offsets + q->tables[g].block_offsets[i]]++;
-    for (const struct sequence *q = s->running.head; q; q = q->next) {
-        for (uint32_t g = 0; g < s->caps.group_count; g++) {
-            for (uint32_t i = q->tables[g].first; i < q->tables[g].end; i++) {
-                uint32_t block_offset = q->tables[g].block_offsets[i];
-                ASSERT_CMP(kvb_references(s->blocks, g, block_offset, KVB_LIVE), ==,
-                           held[g * block_offsets + block_offset]);
-                if ((uint64_t)(i + 1) * s->caps.block_tokens <= q->position) continue;
-                ASSERT_CMP(held[g * block_offsets + block_offset], ==, 1);
-                ASSERT_CMP(claims.to[g * block_offsets + block_offset], <=, q->position);
-            }
-        }
-    }
-    for (uint32_t g = 0; g < s->caps.group_count; g++) {
-        uint64_t live = 0;
-        for (uint64_t u = 0; u < block_offsets; u++) live += held[g * block_offsets + u] > 0;
-        ASSERT_CMP(live, ==, kvb_live_blocks(s->blocks, g));
-        if (!s->cache) ASSERT_CMP(live, ==, kvb_used_blocks(s->blocks, g));
-    }
-    free(held);
-    free(claims.to);
 }

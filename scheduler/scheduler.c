@@ -674,19 +674,6 @@ void sched_run(struct scheduler *s)
     }
 }
 
-void sched_check(const struct scheduler *s)
-{
-    kvb_check(s->blocks);
-    sched__cache_check(s);
-    sched__images_check(s);
-    tenants_check(s->tenants);
-    for (const struct sequence *q = s->waiting.head; q; q = q->next) {
-        ASSERT(!q->pin.node);
-        for (uint32_t g = 0; g < s->caps.group_count; g++) ASSERT_CMP(q->tables[g].end, ==, 0);
-    }
-    ASSERT_CMP(s->running.count, <=, s->caps.sequences_max);
-}
-
 void sched_stats(struct scheduler *s, struct sched_stats *out)
 {
     pthread_mutex_lock(&s->lock);

@@ -222,8 +222,6 @@ void sched_stop(struct scheduler *s, bool drain);
 /* One turn of the loop: takes submissions and cancels, runs at most one step. Returns false when there was
  * nothing to do. For tests and sched_run. */
 bool sched_step(struct scheduler *s, uint64_t now_us);
-/* Invariants of block accounting; aborts with a message when broken. For tests. */
-void sched_check(const struct scheduler *s);
 
 /* Counters and gauges for /metrics. The numbers of one reading are consistent: each submitted sequence is
  * waiting, running or ended. They never lag the events: what sched_poll has returned is counted. To add one:
@@ -235,7 +233,7 @@ struct sched_stats {
     uint32_t running, waiting;
     uint64_t arena_grains, used_grains;
     uint32_t group_count;
-    struct {
+    struct sched_group_stats {
         uint64_t blocks_used, bytes_used;    /* live + cached */
         uint64_t blocks_live, blocks_cached; /* held by sequences; by the prefix cache alone */
         uint64_t hit_tokens; /* tokens of this group's KV reused from the cache (sliding: what the window

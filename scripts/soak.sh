@@ -39,6 +39,7 @@ for t in test_load test_cache; do
     run "tsan api $t" build/venv/bin/python "tests/api/$t.py" --binary build/tsan/kvasir
 done
 run "second image" build/venv/bin/python tests/api/test_second_image.py --binary build/release/kvasir
+run "costly grammars" build/venv/bin/python tests/api/test_costly_grammars.py --binary build/release/kvasir
 run "fleet, 1,000 conversations" build/venv/bin/python tests/api/test_fleet.py --binary build/release/kvasir
 run fuzzers scripts/fuzz.sh "${1:-10}"
 echo "$passed passed, $failed failed"

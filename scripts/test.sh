@@ -157,6 +157,7 @@ if [ "$quick" -eq 0 ]; then
     for t in $timed; do
         case $t in
         test_memory) suite_start "api $t" api "$t" build/release/kvasir --requests 1200 ;;
+        test_costly_grammars) suite_start "api $t" api "$t" build/release/kvasir --every 2 --forms 40 ;;
         *) suite_start "api $t" api "$t" build/release/kvasir ;;
         esac
     done

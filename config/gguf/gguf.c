@@ -9,6 +9,7 @@
 #include "config/gguf/gguf.h"
 
 #include "config/base/checked.h"
+#include "config/base/floats.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -383,12 +384,7 @@ double gguf_item(const struct gguf_value *v, uint64_t i)
         memcpy(&d, &x, sizeof d);
         return d;
     }
-    if (v->item == GGUF_F32) {
-        uint32_t u = (uint32_t)x;
-        float f;
-        memcpy(&f, &u, sizeof f);
-        return (double)f;
-    }
+    if (v->item == GGUF_F32) return (double)float_of((uint32_t)x);
     return (double)x;
 }
 

@@ -2,8 +2,7 @@
 #include "engine/checkpoint/ggml.h"
 
 #include "config/base/assert.h"
-
-#include <string.h>
+#include "config/base/floats.h"
 
 #define BLOCK_MAX  256u
 #define GROUPS_MAX (BLOCK_MAX / 16)
@@ -13,33 +12,9 @@ static uint32_t u16_at(const uint8_t *p)
     return (uint32_t)p[0] | (uint32_t)p[1] << 8;
 }
 
-static float float_of(uint32_t bits)
-{
-    float f;
-    memcpy(&f, &bits, 4);
-    return f;
-}
-
-static uint32_t bits_of(float f)
-{
-    uint32_t bits;
-    memcpy(&bits, &f, 4);
-    return bits;
-}
-
-/* Without branches: rows of F16 are converted by the vector. */
-static inline float f16_value(uint32_t h)
-{
-    uint32_t low = (h & 0x7fff) << 13, sign = (h & 0x8000) << 16;
-    uint32_t normal = low + ((h & 0x7c00) == 0x7c00 ? 224u << 23 : 112u << 23);
-    uint32_t small = bits_of((float)(int32_t)(h & 0x3ff) * 0x1p-24f);
-    uint32_t is_small = 0 - (uint32_t)((h & 0x7c00) == 0);
-    return float_of(sign | (normal & ~is_small) | (small & is_small));
-}
-
 static float f16_at(const uint8_t *p)
 {
-    return f16_value(u16_at(p));
+    return f16_to_f32(u16_at(p));
 }
 
 /* q [run] holds 8 / width fields a byte: code[0 .. run) the lowest ones, then the next ones. They are put
@@ -213,11 +188,9 @@ static void quant_iq4_xs(const uint8_t *src, uint8_t *code, float *scale, float 
 
 /* ---- the table ---- */
 
-enum { F32 = 0, F16 = 1, BF16 = 30 };
-
 static const struct ggml_type TYPES[] = {
-    {F32, "F32", 1, 4, 0, 0, 0, false, NULL, NULL},
-    {F16, "F16", 1, 2, 0, 0, 0, false, NULL, NULL},
+    {GGML_F32, "F32", 1, 4, 0, 0, 0, false, NULL, NULL},
+    {GGML_F16, "F16", 1, 2, 0, 0, 0, false, NULL, NULL},
     {2, "Q4_0", 32, 18, 4, 32, 8, false, quant_q4_0, NULL},
     {3, "Q4_1", 32, 20, 4, 32, 0, true, quant_q4_1, NULL},
     {6, "Q5_0", 32, 22, 5, 32, 16, false, quant_q5_0, NULL},
@@ -230,7 +203,7 @@ static const struct ggml_type TYPES[] = {
     {14, "Q6_K", 256, 210, 6, 16, 32, false, quant_q6_k, NULL},
     {20, "IQ4_NL", 32, 18, 8, 32, 128, false, quant_iq4_nl, IQ4_VALUES},
     {23, "IQ4_XS", 256, 136, 8, 32, 128, false, quant_iq4_xs, IQ4_VALUES},
-    {BF16, "BF16", 1, 2, 0, 0, 0, false, NULL, NULL},
+    {GGML_BF16, "BF16", 1, 2, 0, 0, 0, false, NULL, NULL},
     {39, "MXFP4", 32, 17, 8, 32, 128, false, quant_mxfp4, E2M1_VALUES},
 };
 
@@ -252,9 +225,9 @@ void ggml_quants(const struct ggml_type *t, const void *src, size_t n, uint8_t *
 
 static void floats(uint32_t id, const uint8_t *p, size_t n, float *dst)
 {
-    if (id == F32) memcpy(dst, p, 4 * n);
-    else if (id == F16)
-        for (size_t i = 0; i < n; i++) dst[i] = f16_value(u16_at(p + 2 * i));
+    if (id == GGML_F32) memcpy(dst, p, 4 * n);
+    else if (id == GGML_F16)
+        for (size_t i = 0; i < n; i++) dst[i] = f16_to_f32(u16_at(p + 2 * i));
     else
         for (size_t i = 0; i < n; i++) dst[i] = float_of(u16_at(p + 2 * i) << 16);
 }

@@ -27,6 +27,8 @@ struct ggml_type {
     const uint8_t *values; /* [16] that all quants are among, or NULL */
 };
 
+/* Ids of the floats. */
+enum { GGML_F32 = 0, GGML_F16 = 1, GGML_BF16 = 30 };
 /* NULL: a type that is not served. */
 const struct ggml_type *ggml_type_of(uint32_t id);
 /* n numbers (a multiple of t->block) that begin at src, which need not be aligned; t->bits > 0. code [n],

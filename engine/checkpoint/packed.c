@@ -2,6 +2,8 @@
  */
 #include "engine/checkpoint/packed.h"
 
+#include "config/base/floats.h"
+
 #include <string.h>
 
 #define SPAN      32u  /* numbers of a row to a scale, in quants */
@@ -31,10 +33,7 @@ static float float_at(const struct stf_tensor *t, size_t i)
 static float e4m3(uint8_t v)
 {
     uint32_t e = v >> 3 & 15, m = v & 7, u = (e + 120) << 23 | m << 20;
-    float f;
-    if ((v & 127) == 127) u = 0x7fc00000;
-    memcpy(&f, &u, 4);
-    if (e == 0) f = (float)m * 0x1p-9f;
+    float f = e ? float_of((v & 127) == 127 ? 0x7fc00000 : u) : (float)m * 0x1p-9f;
     return v >> 7 ? -f : f;
 }
 

@@ -73,7 +73,6 @@ const struct stf_tensor *stf_at(const struct stf_files *f, size_t idx);         
 const struct stf_tensor *stf_find(const struct stf_files *f, const char *name); /* NULL if there is none */
 const char *stf_file_name(const struct stf_files *f, const struct stf_tensor *t);
 const char *stf_dtype_name(enum stf_dtype d);
-uint64_t stf_bytes(const struct stf_files *f); /* of all tensors */
 
 /* The path of the file that is mapped at `address`; NULL: none. For a SIGBUS handler (async-signal-safe): the
  * file was truncated, or the disk failed, during a read. */

@@ -17,7 +17,6 @@ struct stf_files {
     uint32_t file_count;
     struct stf_tensor *tensors; /* sorted by name */
     size_t count, cap;
-    uint64_t bytes;
     void *made; /* a tensor that was assembled, owned; NULL: none */
     bool norms_plus_one;
 };

@@ -2,6 +2,7 @@
 #include "engine/checkpoint/weights_internal.h"
 
 #include "config/base/assert.h"
+#include "config/base/floats.h"
 #include "config/base/log.h"
 
 #include <stdlib.h>
@@ -83,9 +84,7 @@ static enum status make_values(struct loader *ld)
         x ^= x >> 7;
         x ^= x << 17;
         float v = ((float)(uint32_t)(x >> 40) * 0x1p-24f - 0.5f) * 0.06f;
-        uint32_t bits;
-        memcpy(&bits, &v, 4);
-        ld->made_up[i] = (uint16_t)(bits >> 16);
+        ld->made_up[i] = (uint16_t)(bits_of(v) >> 16);
     }
     for (size_t i = period; i < n; i += period)
         memcpy(ld->made_up + i, ld->made_up, (n - i < period ? n - i : period) * sizeof *ld->made_up);

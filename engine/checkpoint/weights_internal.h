@@ -125,6 +125,9 @@ void load_reorder_vector(struct loader *ld, const float *v, enum order order, ui
 void load_pack(struct loader *ld, const struct be_weight_desc *d, const struct stf_tensor *const *t,
                uint32_t count, struct be_weight **out);
 void load_linear(struct loader *ld, const struct linear_spec *s, struct be_weight **out);
+/* The same of one part. */
+void load_matrix(struct loader *ld, const char *stem, uint32_t layer, uint32_t k, uint32_t n, bool bias,
+                 struct be_weight **out);
 
 /* weights_text.c */
 void load_walk(struct loader *ld, struct weights *w);

@@ -167,3 +167,12 @@ void load_linear(struct loader *ld, const struct linear_spec *s, struct be_weigh
     for (uint32_t i = 0; i < 3; i++) free(moved[i]);
     free(bias);
 }
+
+void load_matrix(struct loader *ld, const char *stem, uint32_t layer, uint32_t k, uint32_t n, bool bias,
+                 struct be_weight **out)
+{
+    load_linear(
+        ld,
+        &(struct linear_spec){.layer = layer, .k = k, .part_count = 1, .part = {{stem, n, 0}}, .bias = bias},
+        out);
+}

@@ -3,6 +3,7 @@
 #include "engine/checkpoint/weights_internal.h"
 
 #include "config/base/assert.h"
+#include "config/base/floats.h"
 #include "engine/checkpoint/ggml.h"
 
 #include <math.h>
@@ -15,11 +16,8 @@
 
 float weights_round_bf16(float x)
 {
-    uint32_t u;
-    memcpy(&u, &x, 4);
-    u = (u + 0x7fffu + ((u >> 16) & 1u)) & 0xffff0000u;
-    memcpy(&x, &u, 4);
-    return x;
+    uint32_t u = bits_of(x);
+    return float_of((u + 0x7fffu + ((u >> 16) & 1u)) & 0xffff0000u);
 }
 
 float weights_round_f16(float x)

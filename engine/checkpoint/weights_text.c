@@ -161,9 +161,7 @@ static void walk_experts(struct loader *ld, uint32_t n, struct layer_weights *w)
     const struct desc_layer *l = &ld->desc->layers[n];
     uint32_t c = ld->desc->hidden;
     ld->floats = true; /* routing depends on it */
-    load_linear(ld,
-                &(struct linear_spec){.layer = n, .k = c, .part_count = 1, .part = {{a->router, l->experts}}},
-                &w->router);
+    load_matrix(ld, a->router, n, c, l->experts, false, &w->router);
     ld->floats = false;
     if (!ld->inventory && !ld->st) {
         w->expert_glu = calloc(l->experts, sizeof *w->expert_glu);
@@ -245,11 +243,7 @@ static void walk_table(struct loader *ld, const char *stem, uint64_t cols, struc
 static void walk_ple(struct loader *ld, struct weights *w)
 {
     const struct model_desc *d = ld->desc;
-    load_linear(ld,
-                &(struct linear_spec){.k = d->hidden,
-                                      .part_count = 1,
-                                      .part = {{d->names.ple_project, d->layer_count * d->ple}}},
-                &w->ple_project);
+    load_matrix(ld, d->names.ple_project, 0, d->hidden, d->layer_count * d->ple, false, &w->ple_project);
     w->token_norm = load_scaled_vector(ld, d->names.token_norm, 0, ".weight", 1, (uint64_t[]){d->ple}, 0,
                                        0.70710678118654752f);
     walk_table(ld, d->names.ple_table, (uint64_t)d->layer_count * d->ple, &w->ple_table);
@@ -259,14 +253,8 @@ static void walk_token_layer(struct loader *ld, uint32_t n, struct layer_weights
 {
     const struct model_desc *d = ld->desc;
     uint32_t p = d->ple;
-    load_linear(
-        ld,
-        &(struct linear_spec){.layer = n, .k = d->hidden, .part_count = 1, .part = {{d->names.ple_gate, p}}},
-        &w->ple_gate);
-    load_linear(
-        ld,
-        &(struct linear_spec){.layer = n, .k = p, .part_count = 1, .part = {{d->names.token_up, d->hidden}}},
-        &w->token_up);
+    load_matrix(ld, d->names.ple_gate, n, d->hidden, p, false, &w->ple_gate);
+    load_matrix(ld, d->names.token_up, n, p, d->hidden, false, &w->token_up);
     w->token_post_norm = load_vector1(ld, d->names.token_post_norm, n, ".weight", d->hidden, 0);
 }
 
@@ -335,10 +323,7 @@ static void walk_layer(struct loader *ld, uint32_t n, struct layer_weights *w)
     w->q_norm = load_vector1(ld, a->q_norm, n, ".weight", l->head_dim, plus);
     if (own) w->k_norm = load_vector1(ld, a->k_norm, n, ".weight", l->head_dim, plus);
     if (own) w->k_shift = load_key_shift(ld, n);
-    load_linear(
-        ld,
-        &(struct linear_spec){.layer = n, .k = q, .part_count = 1, .part = {{a->o, c}}, .bias = l->o_bias},
-        &w->o);
+    load_matrix(ld, a->o, n, q, c, l->o_bias, &w->o);
     w->post_attn_norm = load_vector1(ld, a->post_attn_norm, n, ".weight", c, plus);
     w->pre_mlp_norm = load_vector1(ld, a->pre_mlp_norm, n, ".weight", c, plus);
     if (l->experts) walk_experts(ld, n, w);
@@ -349,8 +334,7 @@ static void walk_layer(struct loader *ld, uint32_t n, struct layer_weights *w)
             &(struct linear_spec){
                 .layer = n, .k = c, .part_count = 2, .part = {{a->gate, ff}, {a->up, ff}}, .glu = true},
             &w->glu);
-        load_linear(ld, &(struct linear_spec){.layer = n, .k = ff, .part_count = 1, .part = {{a->down, c}}},
-                    &w->down);
+        load_matrix(ld, a->down, n, ff, c, false, &w->down);
     }
     w->post_mlp_norm = load_vector1(ld, a->post_mlp_norm, n, ".weight", c, plus);
     if (d->ple) walk_token_layer(ld, n, w);
@@ -386,17 +370,13 @@ static void walk_drafter(struct loader *ld, struct weights *w)
     const struct model_desc *d = ld->desc;
     const char *head = d->tied ? d->names.embed : d->names.head;
     uint32_t c = d->hidden, wide = d->drafts_for;
-    load_linear(ld, &(struct linear_spec){.k = 2 * wide, .part_count = 1, .part = {{d->names.draft_in, c}}},
-                &w->draft_in);
-    load_linear(ld, &(struct linear_spec){.k = c, .part_count = 1, .part = {{d->names.draft_out, wide}}},
-                &w->draft_out);
+    load_matrix(ld, d->names.draft_in, 0, 2 * wide, c, false, &w->draft_in);
+    load_matrix(ld, d->names.draft_out, 0, c, wide, false, &w->draft_out);
     if (!d->centroids) {
-        load_linear(ld, &(struct linear_spec){.k = c, .part_count = 1, .part = {{head, d->vocab}}}, &w->head);
+        load_matrix(ld, head, 0, c, d->vocab, false, &w->head);
         return;
     }
-    load_linear(ld,
-                &(struct linear_spec){.k = c, .part_count = 1, .part = {{d->names.centroids, d->centroids}}},
-                &w->centroids);
+    load_matrix(ld, d->names.centroids, 0, c, d->centroids, false, &w->centroids);
     walk_table(ld, head, c, &w->head_rows);
     walk_clusters(ld, w);
 }
@@ -406,10 +386,7 @@ void load_walk(struct loader *ld, struct weights *w)
     const struct model_desc *d = ld->desc;
     ld->fine = true;
     if (d->drafts_for) walk_drafter(ld, w);
-    else
-        load_linear(
-            ld, &(struct linear_spec){.k = d->hidden, .part_count = 1, .part = {{d->names.embed, d->vocab}}},
-            &w->embed);
+    else load_matrix(ld, d->names.embed, 0, d->hidden, d->vocab, false, &w->embed);
     ld->fine = false;
     if (d->ple) walk_ple(ld, w);
     for (uint32_t n = 0; n < d->layer_count && !ld->st; n++) walk_layer(ld, n, &w->layers[n]);
@@ -417,10 +394,7 @@ void load_walk(struct loader *ld, struct weights *w)
         load_vector1(ld, d->names.final_norm, 0, ".weight", d->hidden, d->norm_plus_one ? 1.0f : 0.0f);
     ld->fine = true;
     if (d->tied && !d->drafts_for) w->head = w->embed;
-    else if (!d->drafts_for)
-        load_linear(
-            ld, &(struct linear_spec){.k = d->hidden, .part_count = 1, .part = {{d->names.head, d->vocab}}},
-            &w->head);
+    else if (!d->drafts_for) load_matrix(ld, d->names.head, 0, d->hidden, d->vocab, false, &w->head);
     ld->floats = true; /* better for images, and weights read once per image don't dominate the time */
     if (d->has_vision) load_vision(ld, &w->vision);
 }

@@ -11,14 +11,8 @@ static void walk_merger(struct loader *ld, uint32_t n, const char *norm, const c
     uint32_t wide = v->hidden * v->merge * v->merge;
     m->norm = load_vector1(ld, norm, n, ".weight", norm_width, 0);
     m->norm_bias = v->rms ? NULL : load_vector1(ld, norm, n, ".bias", norm_width, 0);
-    load_linear(
-        ld,
-        &(struct linear_spec){.layer = n, .k = wide, .part_count = 1, .part = {{fc1, wide}}, .bias = true},
-        &m->fc1);
-    load_linear(ld,
-                &(struct linear_spec){
-                    .layer = n, .k = wide, .part_count = 1, .part = {{fc2, ld->desc->hidden}}, .bias = true},
-                &m->fc2);
+    load_matrix(ld, fc1, n, wide, wide, true, &m->fc1);
+    load_matrix(ld, fc2, n, wide, ld->desc->hidden, true, &m->fc2);
 }
 
 /* Bounds of one product's input and output: whole names next to the weight, whose stem may end in
@@ -90,10 +84,7 @@ static void walk_products(struct loader *ld, uint32_t n, struct vision_layer_wei
         qkv.part[0].n = 3 * c;
     }
     load_linear(ld, &qkv, &l->qkv);
-    load_linear(ld,
-                &(struct linear_spec){
-                    .layer = n, .k = c, .part_count = 1, .part = {{v->names.o, c, 0}}, .bias = bias},
-                &l->o);
+    load_matrix(ld, v->names.o, n, c, c, bias, &l->o);
     struct linear_spec fc1 = {
         .layer = n, .k = c, .part_count = 1, .part = {{v->names.fc1, v->ff, 0}}, .bias = bias};
     if (v->mlp == VISION_GLU_SILU || v->mlp == VISION_GLU_GELU) {
@@ -102,10 +93,7 @@ static void walk_products(struct loader *ld, uint32_t n, struct vision_layer_wei
         fc1.glu = true;
     }
     load_linear(ld, &fc1, &l->fc1);
-    load_linear(ld,
-                &(struct linear_spec){
-                    .layer = n, .k = v->ff, .part_count = 1, .part = {{v->names.fc2, c, 0}}, .bias = bias},
-                &l->fc2);
+    load_matrix(ld, v->names.fc2, n, v->ff, c, bias, &l->fc2);
 }
 
 static void walk_vision_layer(struct loader *ld, uint32_t n, struct vision_layer_weights *l)
@@ -198,11 +186,7 @@ void load_vision(struct loader *ld, struct vision_weights *w)
     w->std_bias = load_vector1(ld, v->names.std_bias, 0, "", c, 0);
     w->std_scale = load_vector1(ld, v->names.std_scale, 0, "", c, 0);
     if (v->end == VISION_LINEAR) {
-        load_linear(
-            ld,
-            &(struct linear_spec){
-                .k = c, .part_count = 1, .part = {{v->names.project, ld->desc->hidden, 0}}, .bias = true},
-            &w->projection);
+        load_matrix(ld, v->names.project, 0, c, ld->desc->hidden, true, &w->projection);
         return;
     }
     w->soft_norm = v->names.soft_norm ? load_vector1(ld, v->names.soft_norm, 0, ".weight", c,

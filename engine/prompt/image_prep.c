@@ -56,12 +56,6 @@ static struct crops plan_crops(const struct image_config *cfg, uint32_t width, u
     return (c.width < c.height ? c.width : c.height) < cfg->pan_min_crop ? none : c;
 }
 
-uint32_t image_crop_count(const struct image_config *cfg, uint32_t width, uint32_t height)
-{
-    struct crops c = plan_crops(cfg, width, height);
-    return c.columns * c.rows;
-}
-
 /* A copy of the rectangle at (x, y), cut at the border; it is never empty. */
 static enum status cut(const struct image_u8 *src, uint32_t x, uint32_t y, const struct crops *c,
                        struct image_u8 *out, struct err *err)
@@ -105,14 +99,4 @@ enum status image_prep(const struct image_config *cfg, const struct image_u8 *sr
     }
     *out = p;
     return ST_OK;
-}
-
-void image_to_chw(const struct image_u8 *img, const float lut[3 * 256], float *out)
-{
-    size_t pixels = (size_t)img->width * img->height;
-    for (size_t i = 0; i < pixels; i++) {
-        out[i] = lut[img->rgb[3 * i]];
-        out[pixels + i] = lut[256 + img->rgb[3 * i + 1]];
-        out[2 * pixels + i] = lut[512 + img->rgb[3 * i + 2]];
-    }
 }

@@ -1,5 +1,5 @@
 /* From a decoded image or video to the vision tower's input: the family's sizes, crops and resize, the grid
- * of tokens, and the table lookup to floats. Pure functions on worker threads; no file formats of images, no
+ * of tokens. Pure functions on worker threads; no file formats of images, no
  * tensors. Source of the rules: transformers 5.23. */
 #ifndef KVASIR_IMAGE_PREP_H
 #define KVASIR_IMAGE_PREP_H
@@ -64,11 +64,5 @@ void image_prepared_free(struct image_prepared *p);
  * has a different size; ST_NOMEM. */
 enum status image_prep(const struct image_config *cfg, const struct image_u8 *src, struct image_prepared *out,
                        struct err *err) KV_MUST_CHECK;
-
-/* Number of crops that image_prep adds to the whole image. */
-uint32_t image_crop_count(const struct image_config *cfg, uint32_t width, uint32_t height);
-
-/* out [3, height, width] f32 = lut[c*256 + byte]: `pixel_values` of the reference. lut from image_lut. */
-void image_to_chw(const struct image_u8 *img, const float lut[3 * 256], float *out);
 
 #endif

@@ -456,7 +456,7 @@ static void expansion_fini(struct expansion *x)
     free(x->j.first);
 }
 
-/* ---- the two ways to a prompt ---- */
+/* ---- the prompt ---- */
 
 enum status prompt_build(const struct model_info *m, const struct tokenizer *t, const struct tok_run *runs,
                          size_t run_count, bool add_special, struct prompt_image *images,
@@ -599,21 +599,5 @@ enum status prompt_origins(const struct model_info *m, const struct tokenizer *t
     free(r.text);
     free(r.ends);
     expansion_fini(&x);
-    return st;
-}
-
-enum status prompt_from_ids(const struct model_info *m, const uint32_t *ids, size_t count, uint32_t token_max,
-                            struct prompt *out, struct err *err)
-{
-    if (count > token_max)
-        return err_set(err, ST_TOO_LARGE, "The prompt has %zu tokens, the limit is %u.", count, token_max);
-    struct prompt p = {.tokens = malloc(count ? count * sizeof *p.tokens : 1),
-                       .token_count = (uint32_t)count};
-    if (!p.tokens) return err_set(err, ST_NOMEM, "out of memory for %zu tokens", count);
-    if (count) memcpy(p.tokens, ids, count * sizeof *p.tokens);
-    enum status st = prompt_check(m, &p, err);
-    if (!st) st = prompt_apply_rule(m, &p, err);
-    if (st) prompt_free(&p);
-    else *out = p;
     return st;
 }

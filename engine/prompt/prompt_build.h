@@ -54,18 +54,13 @@ enum status prompt_origins(const struct model_info *m, const struct tokenizer *t
                            uint32_t image_count, const struct prompt *p, struct prompt_origin **out,
                            size_t *count, struct err *err) KV_MUST_CHECK;
 
-/* A prompt of token ids (copied). ST_INVALID: empty, an id outside the vocabulary, the image placeholder.
- * ST_TOO_LARGE: over token_max. */
-enum status prompt_from_ids(const struct model_info *m, const uint32_t *ids, size_t count, uint32_t token_max,
-                            struct prompt *out, struct err *err) KV_MUST_CHECK;
-
 /* Whether the engine can run it: not empty, every id outside of an image's span has a row in the embedding
- * and is not the placeholder. The two functions above check this; call it for prompts from elsewhere.
+ * and is not the placeholder. prompt_build checks this; call it for prompts from elsewhere.
  * ST_INVALID names the id. */
 enum status prompt_check(const struct model_info *m, const struct prompt *p, struct err *err) KV_MUST_CHECK;
 
-/* Applies the family's rule for a whole prompt, whose images have their keys: its spans. The two functions
- * above call it; call it again after removing tokens. */
+/* Applies the family's rule for a whole prompt, whose images have their keys: its spans. prompt_build calls
+ * it; call it for prompts from elsewhere, and again after removing tokens. */
 enum status prompt_apply_rule(const struct model_info *m, struct prompt *p, struct err *err) KV_MUST_CHECK;
 
 #endif

@@ -2,6 +2,7 @@
 #include "engine/sample/sampler.h"
 
 #include "config/base/assert.h"
+#include "config/base/floats.h"
 #include "engine/sample/sampler_weights.h"
 
 #include <math.h>
@@ -397,9 +398,7 @@ static uint32_t walk_row(const struct sampler *s, double total, float u)
 
 static uint32_t bucket_of(float x)
 {
-    uint32_t u;
-    x += 0.0f; /* -0 equals 0 and is in its bucket */
-    memcpy(&u, &x, 4);
+    uint32_t u = bits_of(x + 0.0f);             /* -0 equals 0 and is in its bucket */
     u = u & 0x80000000u ? ~u : u | 0x80000000u; /* unsigned order is float order */
     return u >> 18;
 }

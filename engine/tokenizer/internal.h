@@ -10,7 +10,7 @@
  *   tokenizer/added.c  added tokens in a text             tokenizer.c        the public functions
  *   tokenizer/text.c   UTF-8 repair, normalisation
  *
- * Nothing here is written after tok_load: all of it may be used by any number of threads. */
+ * Nothing here is written after loading: all of it may be used by any number of threads. */
 #ifndef KVASIR_TOKENIZER_INTERNAL_H
 #define KVASIR_TOKENIZER_INTERNAL_H
 

@@ -606,14 +606,10 @@ enum status tok__finish(struct tokenizer *t, const struct tok_extra *extra, size
                         struct err *err)
 {
     enum status st = ST_OK;
+    uni_init();
     for (size_t i = 0; i < extra_count && !st; i++) st = add_extra(t, &extra[i], err);
     if (!st) st = finish_added(t, err);
     return st ? st : tok__finish_vocab(t, err);
-}
-
-enum status tok_load(const char *dir, struct tokenizer **out, struct err *err)
-{
-    return tok_load_extra(dir, NULL, 0, out, err);
 }
 
 enum status tok_load_extra(const char *dir, const struct tok_extra *extra, size_t extra_count,

@@ -224,26 +224,11 @@ bool tok_id_of(const struct tokenizer *t, const char *content, size_t len, uint3
     return true;
 }
 
-const char *tok_special(const struct tokenizer *t, const char *role)
-{
-    for (size_t i = 0; i < t->role_count; i++) {
-        if (strcmp(t->roles[i].role, role) == 0) return t->roles[i].content;
-    }
-    return NULL;
-}
-
 bool tok_special_role(const struct tokenizer *t, size_t idx, const char **role, const char **content)
 {
     if (idx >= t->role_count) return false;
     *role = t->roles[idx].role;
     *content = t->roles[idx].content;
-    return true;
-}
-
-bool tok_adds_bos(const struct tokenizer *t, uint32_t *bos_id)
-{
-    if (t->prefix_count == 0) return false;
-    *bos_id = t->prefix[0];
     return true;
 }
 

@@ -14,9 +14,6 @@
 
 struct tokenizer;
 
-/* Reads DIR/tokenizer.json, and DIR/tokenizer_config.json, DIR/special_tokens_map.json where they exist.
- * ST_UNSUPPORTED names an unsupported component type, pattern or option; never assumes. */
-enum status tok_load(const char *dir, struct tokenizer **out, struct err *err) KV_MUST_CHECK;
 /* Tokens that a family's processor adds to the tokenizer that the files describe: PREFIX, a number of
  * `digits` digits from 0 to count - 1 (none with digits 0), SUFFIX. */
 struct tok_extra {
@@ -24,7 +21,9 @@ struct tok_extra {
     uint32_t digits, count;
     bool special;
 };
-/* The same; tokens in `extra` that the vocabulary has become added tokens. */
+/* Reads DIR/tokenizer.json, and DIR/tokenizer_config.json, DIR/special_tokens_map.json where they exist;
+ * tokens in `extra` that the vocabulary has become added tokens. ST_UNSUPPORTED names an unsupported
+ * component type, pattern or option; never assumes. */
 enum status tok_load_extra(const char *dir, const struct tok_extra *extra, size_t extra_count,
                            struct tokenizer **out, struct err *err) KV_MUST_CHECK;
 
@@ -109,11 +108,8 @@ bool tok_is_added(const struct tokenizer *t, uint32_t id);
 /* Id of a token by its literal vocabulary or added-token content; false if there is none. */
 bool tok_id_of(const struct tokenizer *t, const char *content, size_t len, uint32_t *id);
 /* Special-token strings as tokenizer_config.json names them: role is "bos_token", "eos_token", "pad_token",
- * "unk_token"...; NULL if unset. tok_special_role enumerates all of them (chat templates get every one as a
- * variable); false past the end. */
-const char *tok_special(const struct tokenizer *t, const char *role);
+ * "unk_token"... Enumerates all of them (chat templates get every one as a variable); false past the end. */
 bool tok_special_role(const struct tokenizer *t, size_t idx, const char **role, const char **content);
-bool tok_adds_bos(const struct tokenizer *t, uint32_t *bos_id); /* whether add_special prepends a token */
 
 /* Incremental detokenizing: bytes come out only on UTF-8 boundaries; broken sequences become U+FFFD as
  * specified by WHATWG (one per maximal invalid subpart). The concatenation of all pushes and the flush is THE

@@ -1,6 +1,6 @@
 /* Character classes of the tokenizer's regular expressions, added-token rules and NFC, as the `tokenizers`
  * library has them. The data is frozen here so that the ids don't depend on the installed Unicode libraries.
- * Pure. */
+ * Read only after uni_init. */
 #ifndef KVASIR_TOKENIZER_UNICODE_H
 #define KVASIR_TOKENIZER_UNICODE_H
 
@@ -14,20 +14,19 @@ enum {
     UNI_CLASS_MASK = 7,
     UNI_WORD = 8, /* \w of the single_word rule */
     UNI_NFC = 16, /* NFC may change it or what precedes it: not "quick check yes", or combining class not 0 */
-    UNI_BLOCK = 32,
-    UNI_GROUP = 64,
+    UNI_PAGES_MAX = 256,
 };
 
-extern const uint8_t uni_groups[544];
-extern const uint16_t uni_blocks[];
-extern const uint8_t uni_leaves[];
+extern uint8_t uni_page_of[0x1100];
+extern uint8_t uni_pages[UNI_PAGES_MAX][256];
+
+/* Fills the tables once; any thread. Every tokenizer's load calls it. */
+void uni_init(void);
 
 /* Class and flags of a code point below 0x110000. */
 static inline unsigned uni_props(uint32_t cp)
 {
-    unsigned block =
-        uni_blocks[uni_groups[cp / (UNI_BLOCK * UNI_GROUP)] * UNI_GROUP + cp / UNI_BLOCK % UNI_GROUP];
-    return uni_leaves[block * UNI_BLOCK + cp % UNI_BLOCK];
+    return uni_pages[uni_page_of[cp >> 8]][cp & 255];
 }
 
 static inline unsigned uni_class(uint32_t cp)

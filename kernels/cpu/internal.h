@@ -22,8 +22,8 @@
 #define KVASIR_CPU_INTERNAL_H
 
 #include "kernels/backend.h"
-#include "kernels/cpu/attn/kv_q8.h"
-#include "kernels/cpu/attn/kv_layout.h"
+#include "kernels/cpu/kv_q8.h"
+#include "kernels/cpu/kv_layout.h"
 #include "kernels/cpu/pool.h"
 
 #include <stdio.h>
@@ -67,38 +67,59 @@ struct be_weight {
     struct cpu_slab *slab; /* that contains data, or NULL: data has its own memory */
 };
 
+typedef void cpu_linear_fn(struct backend *b, const struct be_linear_args *a);
+typedef void cpu_attn_fn(struct backend *b, const struct be_attn_args *a);
+/* A loop of `steps` rounds of the set's multiply-add on registers; returns the operations done (2 per
+ * multiply-add). One thread. */
+typedef double cpu_peak_fn(uint64_t steps);
+/* Reads every byte of a 64-byte aligned stretch; the result only keeps the loads alive. One thread. */
+typedef uint64_t cpu_read_fn(const void *p, size_t bytes);
+/* dst[i * 16 + c] = src[c][i]: how cpu/pack.c builds a panel. */
+typedef void cpu_transpose16_fn(const uint32_t *const src[16], size_t words, uint32_t *dst);
+/* ---- the functions of the sets: called only through the tables of cpu/sets.c; the plain C ones (ref_) may
+ * be used by every set. All sets have those of CPU_EACH_OP; amx takes avx512's. */
+#define CPU_EACH_OP(X)                                                                                       \
+    X(embed, embed)                                                                                          \
+    X(norm, norm)                                                                                            \
+    X(rope, rope)                                                                                            \
+    X(qkv, qkv)                                                                                              \
+    X(patchify, patchify)                                                                                    \
+    X(pool, pool)                                                                                            \
+    X(interpolate, interpolate)                                                                              \
+    X(pack, pack)                                                                                            \
+    X(gelu_mul, gelu_mul)                                                                                    \
+    X(clamp, clamp)                                                                                          \
+    X(route, route)                                                                                          \
+    X(logit_stats, logits)                                                                                   \
+    X(topk, topk)
+#define CPU_OP(op, args)                                                                                     \
+    typedef void cpu_##op##_fn(struct backend *b, const struct be_##args##_args *a);                         \
+    cpu_##op##_fn ref_##op, avx2_##op, avx512_##op;
+CPU_EACH_OP(CPU_OP)
+cpu_linear_fn ref_linear_bf16, ref_linear_f32, ref_linear_quants, avx2_linear_bf16, avx2_linear_f32,
+    avx2_linear_quants, avx512_linear_bf16, avx512_linear_f32, avx512_linear_quants, amx_linear_bf16,
+    amx_linear_quants;
+cpu_attn_fn ref_attn, avx2_attn, avx512_attn, amx_attn_bf16; /* f32 and bf16, but for amx */
+cpu_peak_fn ref_peak, avx2_peak, avx512_peak_bf16, avx512_peak_f32, amx_peak_bf16;
+cpu_read_fn ref_read, avx2_read, avx512_read;
+cpu_transpose16_fn avx2_transpose16, avx512_transpose16;
+cpu_embed_fn cpu_embed_quants; /* of every set */
+void ref_experts(struct backend *b, const struct be_experts_args *a);
+float ref_gelu_tanh(float z); /* linear/ref.c */
+
 /* One instruction set's functions. Arguments were checked by the launcher in cpu/backend.c; t, r, count > 0.
  */
 struct linear_set;
 struct cpu_kernels {
     const char *name;
-    void (*linear_bf16)(struct backend *b, const struct be_linear_args *a);
-    void (*linear_f32)(struct backend *b, const struct be_linear_args *a);
-    void (*linear_quants)(struct backend *b, const struct be_linear_args *a);
-    void (*embed)(struct backend *b, const struct be_embed_args *a);
-    void (*norm)(struct backend *b, const struct be_norm_args *a);
-    void (*rope)(struct backend *b, const struct be_rope_args *a);
-    void (*qkv)(struct backend *b, const struct be_qkv_args *a);
-    void (*attn_bf16)(struct backend *b, const struct be_attn_args *a);
-    void (*attn_f32)(struct backend *b, const struct be_attn_args *a);
-    void (*patchify)(struct backend *b, const struct be_patchify_args *a);
-    void (*pool)(struct backend *b, const struct be_pool_args *a);
-    void (*interpolate)(struct backend *b, const struct be_interpolate_args *a);
-    void (*pack)(struct backend *b, const struct be_pack_args *a);
-    void (*gelu_mul)(struct backend *b, const struct be_gelu_mul_args *a);
-    void (*clamp)(struct backend *b, const struct be_clamp_args *a);
-    void (*route)(struct backend *b, const struct be_route_args *a);
+    cpu_linear_fn *linear_bf16, *linear_f32, *linear_quants;
+    cpu_attn_fn *attn_bf16, *attn_f32;
+#define CPU_FIELD(op, args) cpu_##op##_fn *op;
+    CPU_EACH_OP(CPU_FIELD)
     const struct linear_set *set_bf16, *set_f32, *set_quants; /* used by experts (linear.h); NULL: plain C */
-    void (*logit_stats)(struct backend *b, const struct be_logits_args *a);
-    void (*topk)(struct backend *b, const struct be_topk_args *a);
-    /* A loop of `steps` rounds of the set's multiply-add on registers; returns the operations done (2 per
-     * multiply-add). One thread. */
-    double (*peak_bf16)(uint64_t steps);
-    double (*peak_f32)(uint64_t steps);
-    /* Reads every byte of a 64-byte aligned stretch; the result only keeps the loads alive. One thread. */
-    uint64_t (*read)(const void *p, size_t bytes);
-    /* dst[i * 16 + c] = src[c][i]: how cpu/pack.c builds a panel. NULL = plain C. */
-    void (*transpose16)(const uint32_t *const src[16], size_t words, uint32_t *dst);
+    cpu_peak_fn *peak_bf16, *peak_f32;
+    cpu_read_fn *read;
+    cpu_transpose16_fn *transpose16; /* NULL = plain C */
 };
 
 #define CPU_THREADS_MAX 256u
@@ -144,7 +165,7 @@ extern const struct linear_set avx2_linear_set_bf16, avx2_linear_set_f32, avx2_l
 /* cpu/dispatch.c: the set of that name if the machine has it ("auto" and NULL: the best), else NULL. */
 const struct cpu_kernels *cpu_find_kernels(const char *name);
 
-/* experts.c. Bytes of be_experts_args.scratch; SIZE_MAX on overflow. */
+/* linear/experts.c. Bytes of be_experts_args.scratch; SIZE_MAX on overflow. */
 size_t cpu_experts_scratch(const struct backend *b, uint32_t t, uint32_t k, uint32_t c, uint32_t ff,
                            uint32_t experts);
 void cpu_experts(struct backend *b, const struct be_experts_args *a);
@@ -183,95 +204,6 @@ void cpu_weight_free(struct backend *b, struct be_weight *w);
 /* cpu/backend.c: zeroed, 64-byte aligned; huge pages for large ones. NULL when out of memory. */
 void *cpu_mem_alloc(size_t bytes);
 void cpu_mem_free(void *p);
-
-/* ---- the plain C functions (…_ref.c), which every set may use */
-void ref_linear_bf16(struct backend *b, const struct be_linear_args *a);
-void ref_linear_f32(struct backend *b, const struct be_linear_args *a);
-void ref_linear_quants(struct backend *b, const struct be_linear_args *a);
-void cpu_embed_quants(struct backend *b, const struct be_embed_args *a); /* of every set */
-void ref_embed(struct backend *b, const struct be_embed_args *a);
-void ref_norm(struct backend *b, const struct be_norm_args *a);
-void ref_rope(struct backend *b, const struct be_rope_args *a);
-void ref_qkv(struct backend *b, const struct be_qkv_args *a);
-void ref_attn(struct backend *b, const struct be_attn_args *a);
-void ref_patchify(struct backend *b, const struct be_patchify_args *a);
-void ref_pool(struct backend *b, const struct be_pool_args *a);
-void ref_interpolate(struct backend *b, const struct be_interpolate_args *a);
-void ref_pack(struct backend *b, const struct be_pack_args *a);
-void ref_gelu_mul(struct backend *b, const struct be_gelu_mul_args *a);
-void ref_clamp(struct backend *b, const struct be_clamp_args *a);
-float ref_gelu_tanh(float z); /* linear/ref.c */
-void ref_route(struct backend *b, const struct be_route_args *a);
-void ref_experts(struct backend *b, const struct be_experts_args *a);
-void ref_logit_stats(struct backend *b, const struct be_logits_args *a);
-void ref_topk(struct backend *b, const struct be_topk_args *a);
-/* attn/avx2.c, attn/avx512.c (f32 and bf16), attn/amx.c (bf16) */
-void avx2_attn(struct backend *b, const struct be_attn_args *a);
-void avx512_attn(struct backend *b, const struct be_attn_args *a);
-void amx_attn_bf16(struct backend *b, const struct be_attn_args *a);
-double ref_peak(uint64_t steps);
-uint64_t ref_read(const void *p, size_t bytes);
-
-/* ---- vector sets: called only through the tables of cpu/sets.c */
-void amx_linear_bf16(struct backend *b, const struct be_linear_args *a);
-void amx_linear_quants(struct backend *b, const struct be_linear_args *a);
-double amx_peak_bf16(uint64_t steps);
-void avx512_linear_bf16(struct backend *b, const struct be_linear_args *a);
-void avx512_linear_f32(struct backend *b, const struct be_linear_args *a);
-void avx512_linear_quants(struct backend *b, const struct be_linear_args *a);
-double avx512_peak_bf16(uint64_t steps);
-double avx512_peak_f32(uint64_t steps);
-uint64_t avx512_read(const void *p, size_t bytes);
-void avx512_transpose16(const uint32_t *const src[16], size_t words, uint32_t *dst);
-void avx2_linear_bf16(struct backend *b, const struct be_linear_args *a);
-void avx2_linear_f32(struct backend *b, const struct be_linear_args *a);
-void avx2_linear_quants(struct backend *b, const struct be_linear_args *a);
-double avx2_peak(uint64_t steps);
-uint64_t avx2_read(const void *p, size_t bytes);
-void avx2_transpose16(const uint32_t *const src[16], size_t words, uint32_t *dst);
-void avx512_embed(struct backend *b, const struct be_embed_args *a);
-void avx512_norm(struct backend *b, const struct be_norm_args *a);
-void avx512_rope(struct backend *b, const struct be_rope_args *a);
-void avx512_qkv(struct backend *b, const struct be_qkv_args *a);
-void avx512_patchify(struct backend *b, const struct be_patchify_args *a);
-void avx512_pool(struct backend *b, const struct be_pool_args *a);
-void avx512_interpolate(struct backend *b, const struct be_interpolate_args *a);
-void avx512_pack(struct backend *b, const struct be_pack_args *a);
-void avx512_gelu_mul(struct backend *b, const struct be_gelu_mul_args *a);
-void avx512_clamp(struct backend *b, const struct be_clamp_args *a);
-void avx512_route(struct backend *b, const struct be_route_args *a);
-void avx512_logit_stats(struct backend *b, const struct be_logits_args *a);
-void avx512_topk(struct backend *b, const struct be_topk_args *a);
-void avx2_embed(struct backend *b, const struct be_embed_args *a);
-void avx2_norm(struct backend *b, const struct be_norm_args *a);
-void avx2_rope(struct backend *b, const struct be_rope_args *a);
-void avx2_qkv(struct backend *b, const struct be_qkv_args *a);
-void avx2_patchify(struct backend *b, const struct be_patchify_args *a);
-void avx2_pool(struct backend *b, const struct be_pool_args *a);
-void avx2_interpolate(struct backend *b, const struct be_interpolate_args *a);
-void avx2_pack(struct backend *b, const struct be_pack_args *a);
-void avx2_gelu_mul(struct backend *b, const struct be_gelu_mul_args *a);
-void avx2_clamp(struct backend *b, const struct be_clamp_args *a);
-void avx2_route(struct backend *b, const struct be_route_args *a);
-void avx2_logit_stats(struct backend *b, const struct be_logits_args *a);
-void avx2_topk(struct backend *b, const struct be_topk_args *a);
-
-/* ---- bf16: the upper half of an f32 */
-static inline float bf16_to_f32(uint16_t v)
-{
-    uint32_t u = (uint32_t)v << 16;
-    float f;
-    memcpy(&f, &u, 4);
-    return f;
-}
-/* Round to nearest even; NaN stays NaN. */
-static inline uint16_t f32_to_bf16(float f)
-{
-    uint32_t u;
-    memcpy(&u, &f, 4);
-    if ((u & 0x7fffffff) > 0x7f800000) return (uint16_t)(u >> 16 | 0x40);
-    return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
-}
 
 /* Loads and stores of a row of the act type, in f32. */
 static inline float act_get(const void *p, enum be_dtype act, size_t i)

@@ -12,43 +12,16 @@ struct pack_job {
     void (*transpose16)(const uint32_t *const src[16], size_t words, uint32_t *dst);
 };
 
-static float pack__f16(uint16_t h)
-{
-    uint32_t sign = (uint32_t)(h >> 15) << 31, exp = h >> 10 & 31, man = h & 1023, u;
-    if (exp == 31) {
-        u = sign | 0x7f800000 | man << 13;
-    } else if (exp) {
-        u = sign | (exp + 112) << 23 | man << 13;
-    } else { /* zero or subnormal: man * 2^-24 is exact in f32 */
-        float f = (float)man * 0x1p-24f;
-        memcpy(&u, &f, 4);
-        u |= sign;
-    }
-    float f;
-    memcpy(&f, &u, 4);
-    return f;
-}
-
 static float pack__get(const struct be_weight_src *s, size_t i)
 {
-    switch (s->dtype) {
-    case BE_F32: {
-        float f;
-        memcpy(&f, (const char *)s->data + 4 * i, 4); /* a checkpoint's data need not be aligned */
+    float f;
+    uint16_t h;
+    if (s->dtype == BE_F32) { /* a checkpoint's data need not be aligned */
+        memcpy(&f, (const char *)s->data + 4 * i, 4);
         return f;
     }
-    case BE_F16: {
-        uint16_t h;
-        memcpy(&h, (const char *)s->data + 2 * i, 2);
-        return pack__f16(h);
-    }
-    case BE_BF16:
-    default: {
-        uint16_t h;
-        memcpy(&h, (const char *)s->data + 2 * i, 2);
-        return bf16_to_f32(h);
-    }
-    }
+    memcpy(&h, (const char *)s->data + 2 * i, 2);
+    return s->dtype == BE_F16 ? f16_to_f32(h) : bf16_to_f32(h);
 }
 
 /* k of [k0, k0 + count) of one source row, in the type of the weight, into dst. */

@@ -127,13 +127,4 @@ void radix_stats(const struct radix_cache *c, struct radix_stats *out);
 /* What this salt has cached; in bounded time. */
 void radix_snapshot(const struct radix_cache *c, const uint8_t salt[32], struct cache_snapshot *out);
 
-/* Checks everything; aborts on a broken invariant (structure, items, block counts against kvb_references). */
-void radix_check(const struct radix_cache *c);
-/* Calls fn for every (group, block offset, position range [from, to) of items) that a node claims, for tests
- * that watch writes. */
-void radix_each_claim(const struct radix_cache *c,
-                      void (*fn)(void *arg, uint32_t group, uint32_t block_offset, uint32_t from,
-                                 uint32_t to),
-                      void *arg);
-
 #endif

@@ -1,6 +1,6 @@
 /* Shared by the files of the radix cache (radix_cache.c: match and publish; radix_node.c: nodes and items;
- * radix_evict.c: eviction; radix_events.c: what an event sink receives; radix_snapshot.c: its shape;
- * radix_check.c: invariants); nobody else includes it. See radix_cache.h for the layout. */
+ * radix_evict.c: eviction; radix_events.c: what an event sink receives; radix_snapshot.c: its
+ * shape) and tests/lib/radix_check.c; nobody else includes it. See radix_cache.h for the layout. */
 #ifndef KVASIR_RADIX_INTERNAL_H
 #define KVASIR_RADIX_INTERNAL_H
 

@@ -88,7 +88,7 @@ struct http_series {
     struct histogram seconds;
 };
 struct metrics {
-    char *model_label; /* escaped */
+    char *model_label, *labels; /* escaped; engine="0",model_name="..." */
     struct scale tokens;
     struct histogram hist[H_COUNT];
     uint64_t finished[5], images_decoded;
@@ -119,20 +119,27 @@ void metrics_destroy(struct metrics *m)
 {
     if (!m) return;
     free(m->model_label);
+    free(m->labels);
     free(m);
 }
 
 void metrics_model(struct metrics *m, const char *model_name, uint32_t context_max)
 {
-    char *label = malloc(2 * strlen(model_name) + 1), *p = label;
+    char *label = malloc(2 * strlen(model_name) + 1), *p = label, *labels;
     if (!label) return;
     for (const char *s = model_name; *s; s++) {
         if (*s == '\\' || *s == '"' || *s == '\n') *p++ = '\\';
         *p++ = *s == '\n' ? 'n' : *s;
     }
     *p = '\0';
+    if (asprintf(&labels, "engine=\"0\",model_name=\"%s\"", label) < 0) {
+        free(label);
+        return;
+    }
     free(m->model_label);
+    free(m->labels);
     m->model_label = label;
+    m->labels = labels;
     token_scale(&m->tokens, context_max);
 }
 
@@ -239,18 +246,47 @@ static void head(struct writer *w, const char *name, const char *type, const cha
     W(w, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
 }
 
-static void sample(struct writer *w, const char *name, const char *labels_before, const char *labels_after,
-                   double v)
+/* Counters' names end with _total. */
+static void head_plain(struct writer *w, const char *name, const char *help)
 {
-    char text[32];
-    W(w, "%s{engine=\"0\"%s,model_name=\"%s\"%s} %s\n", name, labels_before, w->m->model_label, labels_after,
-      number(v, text));
+    size_t len = strlen(name), n = strlen("_total");
+    head(w, name, len > n && strcmp(name + len - n, "_total") == 0 ? "counter" : "gauge", help);
 }
 
-static void single(struct writer *w, const char *name, const char *type, const char *help, double v)
+/* One series; its own label, if any, in alphabetical order among the others. */
+static void sample(struct writer *w, const char *name, const char *label, const char *value, double v)
 {
-    head(w, name, type, help);
+    char text[32];
+    bool before = strcmp(label, "model_name") < 0;
+    W(w, "%s{engine=\"0\"", name);
+    if (*label && before) W(w, ",%s=\"%s\"", label, value);
+    W(w, ",model_name=\"%s\"", w->m->model_label);
+    if (*label && !before) W(w, ",%s=\"%s\"", label, value);
+    W(w, "} %s\n", number(v, text));
+}
+
+/* A metric without labels of its own: a number, or a count. */
+static void single(struct writer *w, const char *name, const char *help, double v)
+{
+    head_plain(w, name, help);
     sample(w, name, "", "", v);
+}
+
+static void count(struct writer *w, const char *name, const char *help, uint64_t v)
+{
+    single(w, name, help, (double)v);
+}
+
+/* A family with a series for each value of its label; without names: their numbers. */
+static void family(struct writer *w, const char *name, const char *help, const char *label,
+                   const char *const *names, const uint64_t *values, uint32_t n)
+{
+    head_plain(w, name, help);
+    for (uint32_t i = 0; i < n; i++) {
+        char text[12];
+        snprintf(text, sizeof text, "%u", i);
+        sample(w, name, label, names ? names[i] : text, (double)values[i]);
+    }
 }
 
 static void histogram_text(struct writer *w, const char *name, const char *labels, const struct histogram *h,
@@ -271,45 +307,19 @@ static void histogram_text(struct writer *w, const char *name, const char *label
 
 static void requests_text(struct writer *w)
 {
-    const struct metrics *m = w->m;
-    static const char *const names[] = {
+    static const char *const finishes[] = {
         [FIN_STOP] = "stop", [FIN_LENGTH] = "length", [FIN_ABORT] = "abort", [FIN_ERROR] = "error"};
-    head(w, "vllm:request_success_total", "counter", "Finished requests by reason.");
-    for (int i = FIN_STOP; i <= FIN_ERROR; i++) {
-        char label[48];
-        snprintf(label, sizeof label, ",finished_reason=\"%s\"", names[i]);
-        sample(w, "vllm:request_success_total", label, "", (double)m->finished[i]);
-    }
-    for (int i = 0; i < H_COUNT; i++) {
-        char *labels = NULL;
-        if (asprintf(&labels, "engine=\"0\",model_name=\"%s\"", m->model_label) < 0) {
-            w->st = ST_NOMEM;
-            return;
-        }
-        head(w, hists[i].name, "histogram", hists[i].help);
-        histogram_text(w, hists[i].name, labels, &m->hist[i], hists[i].scale ? hists[i].scale : &m->tokens);
-        free(labels);
-    }
-    head(w, "kvasir:requests_rejected_total", "counter", "Requests answered with an error, by kind.");
     static const char *const kinds[] = {"invalid", "queue_full", "server", "auth"};
-    for (int i = 0; i < 4; i++) {
-        char label[48];
-        snprintf(label, sizeof label, ",reason=\"%s\"", kinds[i]);
-        sample(w, "kvasir:requests_rejected_total", "", label, (double)m->rejected[i]);
+    const struct metrics *m = w->m;
+    family(w, "vllm:request_success_total", "Finished requests by reason.", "finished_reason",
+           finishes + FIN_STOP, m->finished + FIN_STOP, FIN_ERROR + 1 - FIN_STOP);
+    for (int i = 0; i < H_COUNT; i++) {
+        head(w, hists[i].name, "histogram", hists[i].help);
+        histogram_text(w, hists[i].name, m->labels, &m->hist[i],
+                       hists[i].scale ? hists[i].scale : &m->tokens);
     }
-}
-
-/* A family with one series per group of layers. */
-static void group_text(struct writer *w, const struct sched_stats *st, const char *name, const char *type,
-                       const char *help, const uint64_t *values)
-{
-    head(w, name, type, help);
-    for (uint32_t g = 0; g < st->group_count; g++) {
-        char before[24], after[24];
-        snprintf(before, sizeof before, ",group=\"%u\"", g);
-        snprintf(after, sizeof after, ",window=\"%u\"", st->groups[g].window);
-        sample(w, name, before, after, (double)values[g]);
-    }
+    family(w, "kvasir:requests_rejected_total", "Requests answered with an error, by kind.", "reason", kinds,
+           m->rejected, 4);
 }
 
 /* Arena usage of the fullest group: blocks used by its sequences, relative to the blocks that it could use if
@@ -328,132 +338,115 @@ static double usage(const struct sched_stats *st, const struct engine_caps *caps
     return most > 1 ? 1 : most;
 }
 
+/* Families with a series for each group of layers: fields of its statistics. */
+static const struct {
+    const char *name, *help;
+    size_t at;
+} group_families[] = {
+    {"kvasir:kv_blocks_used", "KV blocks in use or cached", offsetof(struct sched_group_stats, blocks_used)},
+    {"kvasir:kv_bytes_used", "KV bytes in use or cached", offsetof(struct sched_group_stats, bytes_used)},
+    {"kvasir:kv_blocks_live", "KV blocks that sequences hold",
+     offsetof(struct sched_group_stats, blocks_live)},
+    {"kvasir:kv_blocks_cached", "KV blocks that only the prefix cache holds",
+     offsetof(struct sched_group_stats, blocks_cached)},
+    {"kvasir:prefix_cache_hit_tokens_total", "Tokens whose KV was taken from the prefix cache",
+     offsetof(struct sched_group_stats, hit_tokens)},
+    {"kvasir:kv_blocks_evicted_total", "KV blocks that the prefix cache gave back for want of memory",
+     offsetof(struct sched_group_stats, evicted_blocks)},
+};
+
+static void groups_text(struct writer *w, const struct sched_stats *st)
+{
+    char help[128], text[32];
+    for (size_t i = 0; i < sizeof group_families / sizeof *group_families; i++) {
+        snprintf(help, sizeof help, "%s, by group of layers.", group_families[i].help);
+        head_plain(w, group_families[i].name, help);
+        for (uint32_t g = 0; g < st->group_count; g++) {
+            uint64_t v;
+            memcpy(&v, (const char *)&st->groups[g] + group_families[i].at, sizeof v);
+            W(w, "%s{engine=\"0\",group=\"%u\",model_name=\"%s\",window=\"%u\"} %s\n", group_families[i].name,
+              g, w->m->model_label, st->groups[g].window, number((double)v, text));
+        }
+    }
+}
+
 static void kv_text(struct writer *w, const struct sched_stats *st, const struct engine_caps *caps,
                     const struct server *s)
 {
-    uint64_t used[ENGINE_GROUPS_MAX], bytes[ENGINE_GROUPS_MAX], live[ENGINE_GROUPS_MAX],
-        cached[ENGINE_GROUPS_MAX], hits[ENGINE_GROUPS_MAX], evicted[ENGINE_GROUPS_MAX], units = 0;
-    for (uint32_t g = 0; g < st->group_count; g++) {
-        used[g] = st->groups[g].blocks_used;
-        bytes[g] = st->groups[g].bytes_used;
-        live[g] = st->groups[g].blocks_live;
-        cached[g] = st->groups[g].blocks_cached;
-        hits[g] = st->groups[g].hit_tokens;
-        evicted[g] = st->groups[g].evicted_blocks;
-        units += caps->groups[g].block_grains;
-    }
+    uint64_t grains = 0; /* of a block of every group */
     double share = usage(st, caps);
-    single(w, "vllm:kv_cache_usage_perc", "gauge",
+    for (uint32_t g = 0; g < st->group_count; g++) grains += caps->groups[g].block_grains;
+    single(w, "vllm:kv_cache_usage_perc",
            "Share of the KV blocks that running sequences use, 0 to 1; of the fullest group.", share);
-    single(w, "vllm:gpu_cache_usage_perc", "gauge", "Deprecated name of vllm:kv_cache_usage_perc.", share);
-    group_text(w, st, "kvasir:kv_blocks_used", "gauge", "KV blocks in use or cached, by group of layers.",
-               used);
-    group_text(w, st, "kvasir:kv_bytes_used", "gauge", "KV bytes in use or cached, by group of layers.",
-               bytes);
-    group_text(w, st, "kvasir:kv_blocks_live", "gauge", "KV blocks that sequences hold, by group of layers.",
-               live);
-    group_text(w, st, "kvasir:kv_blocks_cached", "gauge",
-               "KV blocks that only the prefix cache holds, by group of layers.", cached);
-    group_text(w, st, "kvasir:prefix_cache_hit_tokens_total", "counter",
-               "Tokens whose KV was taken from the prefix cache, by group of layers.", hits);
-    group_text(w, st, "kvasir:kv_blocks_evicted_total", "counter",
-               "KV blocks that the prefix cache gave back for want of memory, by group of layers.", evicted);
-    single(w, "kvasir:kv_arena_units", "gauge", "Size of the KV arena in allocation units.",
-           (double)st->arena_grains);
-    single(w, "kvasir:kv_arena_units_used", "gauge", "Units of the KV arena in use or cached.",
-           (double)st->used_grains);
+    single(w, "vllm:gpu_cache_usage_perc", "Deprecated name of vllm:kv_cache_usage_perc.", share);
+    groups_text(w, st);
+    count(w, "kvasir:kv_arena_bytes", "Size of the KV arena.", st->arena_grains * caps->grain_bytes);
+    count(w, "kvasir:kv_arena_bytes_used", "Bytes of the KV arena in use or cached.",
+          st->used_grains * caps->grain_bytes);
     head(w, "vllm:cache_config_info", "gauge", "Settings of the KV arena.");
     W(w,
       "vllm:cache_config_info{block_size=\"%u\",cache_dtype=\"%s\",enable_prefix_caching=\"%s\",engine=\"0\","
       "model_name=\"%s\",num_gpu_blocks=\"%llu\"} 1.0\n",
       caps->block_tokens, s->model ? s->model->info->kv_dtype : "",
       strcmp(s->opt->prefix_cache, "on") == 0 ? "True" : "False", w->m->model_label,
-      (unsigned long long)(units ? st->arena_grains / units : 0));
+      (unsigned long long)(grains ? st->arena_grains / grains : 0));
 }
+
+static const char *const cache_stops[] = {[CACHE_STOP_NONE] = "none",
+                                          [CACHE_STOP_END] = "end_of_cached",
+                                          [CACHE_STOP_TOKEN] = "token_differs",
+                                          [CACHE_STOP_IMAGE] = "image_differs",
+                                          [CACHE_STOP_SPAN] = "inside_image",
+                                          [CACHE_STOP_WINDOW] = "sliding_window_gone",
+                                          [CACHE_STOP_EVICTED] = "evicted",
+                                          [CACHE_STOP_SALT] = "salt",
+                                          [CACHE_STOP_PROMPT] = "prompt_differs",
+                                          [CACHE_STOP_DISABLED] = "disabled"};
 
 const char *cache_stop_name(enum cache_stop stop)
 {
-    static const char *const names[] = {[CACHE_STOP_NONE] = "none",
-                                        [CACHE_STOP_END] = "end_of_cached",
-                                        [CACHE_STOP_TOKEN] = "token_differs",
-                                        [CACHE_STOP_IMAGE] = "image_differs",
-                                        [CACHE_STOP_SPAN] = "inside_image",
-                                        [CACHE_STOP_WINDOW] = "sliding_window_gone",
-                                        [CACHE_STOP_EVICTED] = "evicted",
-                                        [CACHE_STOP_SALT] = "salt",
-                                        [CACHE_STOP_PROMPT] = "prompt_differs",
-                                        [CACHE_STOP_DISABLED] = "disabled"};
-    return stop < sizeof names / sizeof *names ? names[stop] : "unknown";
+    return stop < sizeof cache_stops / sizeof *cache_stops ? cache_stops[stop] : "unknown";
 }
 
 static void prefix_cache_text(struct writer *w, const struct sched_stats *st)
 {
-    static const struct {
-        const char *source;
-        bool cached, computed;
-    } sources[] = {{"local_compute", false, true},
-                   {"local_cache_hit", true, false},
-                   {"external_kv_transfer", false, false}};
-    single(w, "vllm:prefix_cache_queries_total", "counter", "Prompt tokens looked up in the prefix cache.",
-           (double)st->cache_query_tokens);
-    single(w, "vllm:prefix_cache_hits_total", "counter", "Prompt tokens found in the prefix cache.",
-           (double)st->cache_hit_tokens);
-    single(w, "vllm:prompt_tokens_cached_total", "counter", "Prompt tokens taken from the cache.",
-           (double)st->cache_hit_tokens);
-    single(w, "vllm:prompt_tokens_recomputed_total", "counter",
-           "Prompt tokens equal to cached ones that were computed again.",
-           (double)st->cache_recomputed_tokens);
-    head(w, "vllm:prompt_tokens_by_source_total", "counter", "Prompt tokens by where their KV came from.");
-    for (size_t i = 0; i < sizeof sources / sizeof *sources; i++) {
-        char label[48];
-        snprintf(label, sizeof label, ",source=\"%s\"", sources[i].source);
-        sample(w, "vllm:prompt_tokens_by_source_total", "", label,
-               sources[i].cached     ? (double)st->cache_hit_tokens
-               : sources[i].computed ? (double)st->prompt_tokens
-                                     : 0);
-    }
-    single(w, "kvasir:prefix_cache_lookups_total", "counter", "Sequences that looked up the prefix cache.",
-           (double)st->cache_queries);
-    single(w, "kvasir:prefix_cache_hits_total", "counter", "Sequences with a prefix cache hit.",
-           (double)st->cache_hits);
-    single(w, "kvasir:prefix_cache_nodes", "gauge", "Nodes of the prefix cache's tree.",
-           (double)st->cache_nodes);
-    single(w, "kvasir:prefix_cache_evicted_nodes_total", "counter",
-           "Nodes dropped from the tree for want of memory.", (double)st->cache_evictions);
-    head(w, "kvasir:prefix_cache_stops_total", "counter",
-         "Sequences by the reason why reuse ended where it did.");
-    for (int i = 0; i <= CACHE_STOP_DISABLED; i++) {
-        char label[48];
-        snprintf(label, sizeof label, ",stop=\"%s\"", cache_stop_name((enum cache_stop)i));
-        sample(w, "kvasir:prefix_cache_stops_total", "", label, (double)st->cache_stops[i]);
-    }
+    static const char *const sources[] = {"local_compute", "local_cache_hit", "external_kv_transfer"};
+    uint64_t by_source[] = {st->prompt_tokens, st->cache_hit_tokens, 0};
+    count(w, "vllm:prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache.",
+          st->cache_query_tokens);
+    count(w, "vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache.",
+          st->cache_hit_tokens);
+    count(w, "vllm:prompt_tokens_cached_total", "Prompt tokens taken from the cache.", st->cache_hit_tokens);
+    count(w, "vllm:prompt_tokens_recomputed_total",
+          "Prompt tokens equal to cached ones that were computed again.", st->cache_recomputed_tokens);
+    family(w, "vllm:prompt_tokens_by_source_total", "Prompt tokens by where their KV came from.", "source",
+           sources, by_source, 3);
+    count(w, "kvasir:prefix_cache_lookups_total", "Sequences that looked up the prefix cache.",
+          st->cache_queries);
+    count(w, "kvasir:prefix_cache_hits_total", "Sequences with a prefix cache hit.", st->cache_hits);
+    count(w, "kvasir:prefix_cache_nodes", "Nodes of the prefix cache's tree.", st->cache_nodes);
+    count(w, "kvasir:prefix_cache_evicted_nodes_total", "Nodes dropped from the tree for want of memory.",
+          st->cache_evictions);
+    family(w, "kvasir:prefix_cache_stops_total", "Sequences by the reason why reuse ended where it did.",
+           "stop", cache_stops, st->cache_stops, CACHE_STOP_DISABLED + 1);
 }
 
 static void images_text(struct writer *w, const struct sched_stats *st, const struct server *s)
 {
     struct image_hash_cache_stats a;
     image_hash_cache_stats(s->image_hashes, &a);
-    single(w, "vllm:mm_cache_queries_total", "counter", "Images looked up in the feature cache.",
-           (double)st->feature_queries);
-    single(w, "vllm:mm_cache_hits_total", "counter", "Images found in the feature cache.",
-           (double)st->feature_hits);
-    single(w, "kvasir:images_encoded_total", "counter", "Images encoded by the vision tower.",
-           (double)st->images_encoded);
-    single(w, "kvasir:images_decoded_total", "counter", "Image files decoded and prepared.",
-           (double)w->m->images_decoded);
-    single(w, "kvasir:image_bytes", "gauge", "Decoded images held by requests.",
-           (double)atomic_load(&s->pixel_bytes));
-    single(w, "kvasir:response_bytes", "gauge", "Memory of buffered responses.", (double)s->response_bytes);
-    single(w, "kvasir:image_hash_cache_queries_total", "counter", "Image hash cache lookups.",
-           (double)a.queries);
-    single(w, "kvasir:image_hash_cache_hits_total", "counter",
-           "Image hash cache hits: files already decoded.", (double)a.hits);
-    single(w, "kvasir:image_hash_cache_entries", "gauge", "Image files whose content is known.",
-           (double)a.entries);
-    single(w, "kvasir:encoder_cache_bytes", "gauge", "Encoded images kept, in use or for later.",
-           (double)st->feature_bytes);
-    single(w, "kvasir:encoder_cache_evictions_total", "counter", "Encoded images dropped for want of memory.",
-           (double)st->feature_evictions);
+    count(w, "vllm:mm_cache_queries_total", "Images looked up in the feature cache.", st->feature_queries);
+    count(w, "vllm:mm_cache_hits_total", "Images found in the feature cache.", st->feature_hits);
+    count(w, "kvasir:images_encoded_total", "Images encoded by the vision tower.", st->images_encoded);
+    count(w, "kvasir:images_decoded_total", "Image files decoded and prepared.", w->m->images_decoded);
+    count(w, "kvasir:image_bytes", "Decoded images held by requests.", atomic_load(&s->pixel_bytes));
+    count(w, "kvasir:response_bytes", "Memory of buffered responses.", s->response_bytes);
+    count(w, "kvasir:image_hash_cache_queries_total", "Image hash cache lookups.", a.queries);
+    count(w, "kvasir:image_hash_cache_hits_total", "Image hash cache hits: files already decoded.", a.hits);
+    count(w, "kvasir:image_hash_cache_entries", "Image files whose content is known.", a.entries);
+    count(w, "kvasir:encoder_cache_bytes", "Encoded images kept, in use or for later.", st->feature_bytes);
+    count(w, "kvasir:encoder_cache_evictions_total", "Encoded images dropped for want of memory.",
+          st->feature_evictions);
 }
 
 static void fetch_text(struct writer *w, const struct server *s)
@@ -461,14 +454,11 @@ static void fetch_text(struct writer *w, const struct server *s)
     struct fetch_stats f;
     if (!s->fetcher) return;
     fetch_stats(s->fetcher, &f);
-    single(w, "kvasir:urls_fetched_total", "counter", "URLs of images fetched.", (double)f.fetched);
-    single(w, "kvasir:urls_failed_total", "counter", "URLs of images that were refused or failed.",
-           (double)f.failed);
-    single(w, "kvasir:fetched_bytes_total", "counter", "Bytes of images fetched.", (double)f.bytes);
-    single(w, "kvasir:urls_waiting", "gauge", "URLs of images being fetched or waiting for that.",
-           (double)f.queued);
-    single(w, "kvasir:fetched_bytes_held", "gauge", "Fetched files not yet taken by their requests.",
-           (double)f.held);
+    count(w, "kvasir:urls_fetched_total", "URLs of images fetched.", f.fetched);
+    count(w, "kvasir:urls_failed_total", "URLs of images that were refused or failed.", f.failed);
+    count(w, "kvasir:fetched_bytes_total", "Bytes of images fetched.", f.bytes);
+    count(w, "kvasir:urls_waiting", "URLs of images being fetched or waiting for that.", f.queued);
+    count(w, "kvasir:fetched_bytes_held", "Fetched files not yet taken by their requests.", f.held);
 }
 
 static void engine_text(struct writer *w, const struct sched_stats *st, const struct server *s)
@@ -477,57 +467,38 @@ static void engine_text(struct writer *w, const struct sched_stats *st, const st
         [END_STOP_EOS] = "eos",         [END_STOP_TOKEN] = "stop_token", [END_LENGTH] = "length",
         [END_CANCELLED] = "cancelled",  [END_ERROR] = "error",           [END_DEADLINE] = "deadline",
         [END_CONSTRAINT] = "constraint"};
-    single(w, "vllm:num_requests_running", "gauge", "Sequences in the running batch.", st->running);
-    single(w, "vllm:num_requests_waiting", "gauge", "Sequences admitted and not running.", st->waiting);
-    single(w, "vllm:num_preemptions_total", "counter", "Preempted sequences.", (double)st->preemptions);
-    single(w, "vllm:prompt_tokens_total", "counter", "Prefill tokens processed.", (double)st->prompt_tokens);
-    single(w, "vllm:generation_tokens_total", "counter", "Generated tokens.", (double)st->generated_tokens);
-    single(w, "vllm:spec_decode_num_drafts_total", "counter", "Verify steps: chunks with draft tokens.",
-           (double)st->verified_chunks);
-    single(w, "vllm:spec_decode_num_draft_tokens_total", "counter", "Draft tokens.",
-           (double)st->proposed_tokens);
-    single(w, "vllm:spec_decode_num_accepted_tokens_total", "counter", "Accepted draft tokens.",
-           (double)st->accepted_tokens);
-    head(w, "vllm:spec_decode_num_accepted_tokens_per_pos_total", "counter",
-         "Accepted draft tokens by position in the draft.");
-    for (int i = 0; i < (int)SCHED_DRAFT_MAX; i++) {
-        char place[32];
-        snprintf(place, sizeof place, ",position=\"%d\"", i);
-        sample(w, "vllm:spec_decode_num_accepted_tokens_per_pos_total", "", place,
-               (double)st->accepted_at[i]);
-    }
-    single(w, "kvasir:engine_steps_total", "counter", "Engine steps.", (double)st->steps);
-    single(w, "kvasir:engine_step_seconds_total", "counter", "Time in engine steps.",
-           (double)st->step_us_total * 1e-6);
-    single(w, "kvasir:mask_waits_total", "counter",
-           "Chunks left out of a step because the mask of their constraint was not ready.",
-           (double)st->mask_waits);
-    single(w, "kvasir:grammar_bytes", "gauge", "Memory of compiled grammars and their masks.",
-           (double)atomic_load(&s->grammar_memory->used));
-    single(w, "kvasir:last_batch_tokens", "gauge", "Tokens of the last step.", st->last_batch_tokens);
-    single(w, "kvasir:last_batch_sequences", "gauge", "Sequences of the last step.",
-           st->last_batch_sequences);
+    static const char *const sleeps[] = {"awake", "weights_offloaded", "discard_all"};
+    count(w, "vllm:num_requests_running", "Sequences in the running batch.", st->running);
+    count(w, "vllm:num_requests_waiting", "Sequences admitted and not running.", st->waiting);
+    count(w, "vllm:num_preemptions_total", "Preempted sequences.", st->preemptions);
+    count(w, "vllm:prompt_tokens_total", "Prefill tokens processed.", st->prompt_tokens);
+    count(w, "vllm:generation_tokens_total", "Generated tokens.", st->generated_tokens);
+    count(w, "vllm:spec_decode_num_drafts_total", "Verify steps: chunks with draft tokens.",
+          st->verified_chunks);
+    count(w, "vllm:spec_decode_num_draft_tokens_total", "Draft tokens.", st->proposed_tokens);
+    count(w, "vllm:spec_decode_num_accepted_tokens_total", "Accepted draft tokens.", st->accepted_tokens);
+    family(w, "vllm:spec_decode_num_accepted_tokens_per_pos_total",
+           "Accepted draft tokens by position in the draft.", "position", NULL, st->accepted_at,
+           SCHED_DRAFT_MAX);
+    count(w, "kvasir:engine_steps_total", "Engine steps.", st->steps);
+    single(w, "kvasir:engine_step_seconds_total", "Time in engine steps.", (double)st->step_us_total * 1e-6);
+    count(w, "kvasir:mask_waits_total",
+          "Chunks left out of a step because the mask of their constraint was not ready.", st->mask_waits);
+    count(w, "kvasir:grammar_bytes", "Memory of compiled grammars and their masks.",
+          atomic_load(&s->grammar_memory->used));
+    count(w, "kvasir:last_batch_tokens", "Tokens of the last step.", st->last_batch_tokens);
+    count(w, "kvasir:last_batch_sequences", "Sequences of the last step.", st->last_batch_sequences);
     struct scale scale = {{1}, SCHED_STEP_BUCKETS - 1};
     struct histogram tokens = {.sum = (double)st->step_tokens_total};
     for (uint32_t i = 1; i < scale.count; i++) scale.le[i] = 4u << i;
     for (uint32_t i = 0; i < scale.count; i++) tokens.counts[i] = st->step_tokens[i];
     tokens.counts[BUCKETS_MAX] = st->step_tokens[scale.count];
-    char *labels;
-    if (asprintf(&labels, "engine=\"0\",model_name=\"%s\"", w->m->model_label) >= 0) {
-        head(w, "vllm:iteration_tokens_total", "histogram", "Tokens of an engine step.");
-        histogram_text(w, "vllm:iteration_tokens_total", labels, &tokens, &scale);
-        free(labels);
-    }
-    head(w, "kvasir:sequences_ended_total", "counter", "Sequences by how the scheduler ended them.");
-    for (int i = 0; i < SEQ_ENDS; i++) {
-        char label[32];
-        snprintf(label, sizeof label, ",end=\"%s\"", ends[i]);
-        sample(w, "kvasir:sequences_ended_total", label, "", (double)st->ended[i]);
-    }
-    head(w, "vllm:engine_sleep_state", "gauge", "1 for the state that the engine is in.");
-    sample(w, "vllm:engine_sleep_state", "", ",sleep_state=\"awake\"", 1);
-    sample(w, "vllm:engine_sleep_state", "", ",sleep_state=\"weights_offloaded\"", 0);
-    sample(w, "vllm:engine_sleep_state", "", ",sleep_state=\"discard_all\"", 0);
+    head(w, "vllm:iteration_tokens_total", "histogram", "Tokens of an engine step.");
+    histogram_text(w, "vllm:iteration_tokens_total", w->m->labels, &tokens, &scale);
+    family(w, "kvasir:sequences_ended_total", "Sequences by how the scheduler ended them.", "end", ends,
+           st->ended, SEQ_ENDS);
+    family(w, "vllm:engine_sleep_state", "1 for the state that the engine is in.", "sleep_state", sleeps,
+           (const uint64_t[]){1, 0, 0}, 3);
 }
 
 static void http_text(struct writer *w)
@@ -560,10 +531,11 @@ static void http_text(struct writer *w)
     }
 }
 
-static void process_one(struct writer *w, const char *name, const char *type, const char *help, double v)
+/* One without labels. */
+static void process_one(struct writer *w, const char *name, const char *help, double v)
 {
     char text[32];
-    head(w, name, type, help);
+    head_plain(w, name, help);
     W(w, "%s %s\n", name, number(v, text));
 }
 
@@ -586,32 +558,31 @@ static void process_text(struct writer *w, const struct server *s)
         fds = fds > 3 ? fds - 3 : 0; /* ".", ".." and the directory itself */
     }
     if (!getrusage(RUSAGE_SELF, &u)) {
-        process_one(w, "process_cpu_seconds_total", "counter", "CPU time.",
+        process_one(w, "process_cpu_seconds_total", "CPU time.",
                     (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) +
                         1e-6 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec));
     }
-    process_one(w, "process_resident_memory_bytes", "gauge", "Resident memory.", (double)rss * page);
-    process_one(w, "process_virtual_memory_bytes", "gauge", "Virtual memory.", (double)vsize * page);
-    process_one(w, "process_open_fds", "gauge", "Open file descriptors.", fds);
+    process_one(w, "process_resident_memory_bytes", "Resident memory.", (double)rss * page);
+    process_one(w, "process_virtual_memory_bytes", "Virtual memory.", (double)vsize * page);
+    process_one(w, "process_open_fds", "Open file descriptors.", fds);
     if (!getrlimit(RLIMIT_NOFILE, &rl))
-        process_one(w, "process_max_fds", "gauge", "Limit of file descriptors.", (double)rl.rlim_cur);
-    process_one(w, "process_start_time_seconds", "gauge", "Start of the process, Unix time.",
-                (double)s->started);
-    process_one(w, "kvasir:open_connections", "gauge", "Client connections.", s->conn_count);
+        process_one(w, "process_max_fds", "Limit of file descriptors.", (double)rl.rlim_cur);
+    process_one(w, "process_start_time_seconds", "Start of the process, Unix time.", (double)s->started);
+    process_one(w, "kvasir:open_connections", "Client connections.", s->conn_count);
     struct sched_stats st = {0};
     if (s->model) sched_stats(s->model->sched, &st);
-    process_one(w, "kvasir:loop_lag_seconds", "gauge",
+    process_one(w, "kvasir:loop_lag_seconds",
                 "How late the event loop's clock was, the worst of ten seconds.",
                 (double)s->health.lag.us * 1e-6);
-    process_one(w, "kvasir:engine_to_loop_seconds", "gauge",
+    process_one(w, "kvasir:engine_to_loop_seconds",
                 "How long events of the engine waited for the event loop, the worst of ten seconds.",
                 (double)s->health.handed.us * 1e-6);
-    process_one(w, "kvasir:loop_to_engine_seconds", "gauge",
+    process_one(w, "kvasir:loop_to_engine_seconds",
                 "How long the oldest submission has waited for the engine's thread.",
                 (double)st.inbox_us * 1e-6);
-    process_one(w, "kvasir:requests_in_flight", "gauge", "Generating requests in flight.", s->load);
-    process_one(w, "kvasir:queue_limit", "gauge", "Sequences that may wait.", (double)s->opt->max_queue);
-    process_one(w, "kvasir:draining", "gauge", "1 while the process is shutting down.",
+    process_one(w, "kvasir:requests_in_flight", "Generating requests in flight.", s->load);
+    process_one(w, "kvasir:queue_limit", "Sequences that may wait.", (double)s->opt->max_queue);
+    process_one(w, "kvasir:draining", "1 while the process is shutting down.",
                 s->health.phase >= SRV_LEAVING);
     head(w, "kvasir:build_info", "gauge", "Version and kernel set.");
     W(w, "kvasir:build_info{backend=\"%s\",version=\"%s\"} 1.0\n", s->model ? s->model->info->backend : "",

@@ -26,13 +26,21 @@ void request_to(struct request *r, enum request_state state)
     r->state = state;
 }
 
+void response_account(struct response *a, size_t *was, size_t now)
+{
+    a->bytes += now - *was; /* wraps if the size shrinks */
+    *a->all += now - *was;
+    *was = now;
+}
+
 struct request *request_create(struct server *s, struct MHD_Connection *c, const char *method,
                                const char *target)
 {
     struct request *r = calloc(1, sizeof *r);
     if (!r) return NULL;
     r->srv = s;
-    response_open(&r->response, &s->response_bytes);
+    r->response.all = &s->response_bytes;
+    buf_init(&r->response.out, LIMIT_RESPONSE_BYTES);
     if (!http_message_open(&r->http, c, method, target, s->opt->max_body_bytes)) {
         http_message_close(&r->http);
         free(r);
@@ -56,7 +64,8 @@ void request_release(struct request *r)
     if (r->poll) s->polls--;
     if (r->gen) r->gen_free(r->gen);
     s->body_bytes -= r->http.body.len + r->http.body_kept;
-    response_close(&r->response);
+    *r->response.all -= r->response.bytes;
+    buf_fini(&r->response.out);
     http_message_close(&r->http);
     free(r);
 }
@@ -87,7 +96,7 @@ void request_respond(struct request *r, int status)
 {
     r->response.status = status;
     request_to(r, RQ_RESPONSE);
-    response_account_body(&r->response);
+    response_account(&r->response, &r->response.accounted, r->response.out.cap);
     wake(r);
 }
 
@@ -114,7 +123,7 @@ void request_stream_open(struct request *r)
 
 void request_stream_more(struct request *r)
 {
-    response_account_body(&r->response);
+    response_account(&r->response, &r->response.accounted, r->response.out.cap);
     wake(r);
 }
 

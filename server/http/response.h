@@ -21,10 +21,7 @@ struct response {
     size_t accounted; /* the part of it in out */
 };
 
-void response_open(struct response *a, size_t *all);
-void response_close(struct response *a);
 /* Changes the accounted bytes from *was to `now`. */
 void response_account(struct response *a, size_t *was, size_t now);
-void response_account_body(struct response *a); /* out has changed */
 
 #endif

@@ -1,5 +1,5 @@
 """Expensive grammars, from many clients alongside ordinary ones:
-python3 test_costly_grammars.py [--binary B] [--model DIR] [--clients N]
+python3 test_costly_grammars.py [--binary B] [--model DIR] [--clients N] [--every K] [--forms N]
 Nobody waits for another's grammar: a stream continues, a short chat completes, /health is fast; each costly
 request ends, validly or with a clear error, in a bounded time; the memory comes back. The same request ends
 the same, whatever else runs."""
@@ -143,6 +143,7 @@ def in_a_crowd(server, bodies, clients):
 def crowd(args):
     with open(LIST) as f:
         entries = json.load(f)
+    entries = entries[:: args.every]
     bodies = [request_of(e) for e in entries]
     server = Server(args.binary, args.demo, "--max-sequences", "64", "--grammar-memory", "128M")
     chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5, "ignore_eos": True}
@@ -228,7 +229,7 @@ def crowd(args):
 
 
 def many_forms(args):
-    """100 schemas of 8,000 properties at once stay under the memory for grammars; it comes back at idle."""
+    """Many schemas of 8,000 properties at once stay under the memory for grammars; it comes back at idle."""
     most = 64
     server = Server(args.binary, args.demo, "--grammar-memory", f"{most}M")
     short = {"prompt": "a", "max_tokens": 2, "temperature": 1, "seed": 1}
@@ -244,7 +245,7 @@ def many_forms(args):
     watcher = threading.Thread(target=watch)
     watcher.start()
     bodies = []
-    for k in range(100):
+    for k in range(args.forms):
         schema = {
             "type": "object",
             "properties": {f"p{k}_{i}": {"type": "integer"} for i in range(8000)},
@@ -252,7 +253,7 @@ def many_forms(args):
         }
         bodies.append({**short, "guided_json": schema})
     begin = time.monotonic()
-    results = in_a_crowd(server, bodies, 100)
+    results = in_a_crowd(server, bodies, args.forms)
     took = time.monotonic() - begin
     over.set()
     watcher.join()
@@ -266,7 +267,7 @@ def many_forms(args):
             str(answer)[:200],
         )
     print(
-        f"100 forms of 8,000 properties in {took:.1f} s: {codes}; grammars held at most {top[0]:.0f} MB, "
+        f"{args.forms} forms of 8,000 properties in {took:.1f} s: {codes}; grammars held at most {top[0]:.0f} MB, "
         f"process {before} -> {held} MB"
     )
     check.true("some large forms are answered", codes.get("200 ", 0) >= 5, str(codes))
@@ -286,7 +287,7 @@ def many_forms(args):
 
 
 if __name__ == "__main__":
-    args = arguments(__doc__, clients=32)
+    args = arguments(__doc__, clients=32, every=1, forms=100)
     signal.alarm(120)
     for test in (many_forms, crowd):
         if not args.only or test.__name__ in args.only:

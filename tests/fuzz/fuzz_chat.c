@@ -3,6 +3,7 @@
 #include "config/options.h"
 #include "server/generate/generate.h"
 #include "server/media/image_hash_cache.h"
+#include "tests/lib/tokens.h"
 
 #include <sodium.h>
 #include <stdlib.h>

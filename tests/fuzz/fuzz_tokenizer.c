@@ -1,5 +1,5 @@
 /* tokenizer.json, and after a NUL byte tokenizer_config.json: rejected, or text is encoded and decoded. */
-#include "engine/tokenizer/tokenizer.h"
+#include "tests/lib/tokens.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -100,3 +100,13 @@ void images_scan(struct prompt_span *images, uint32_t count)
         images[i].mrope_delta = offset;
     }
 }
+
+void image_to_chw(const struct image_u8 *img, const float lut[3 * 256], float *out)
+{
+    size_t pixels = (size_t)img->width * img->height;
+    for (size_t i = 0; i < pixels; i++) {
+        out[i] = lut[img->rgb[3 * i]];
+        out[pixels + i] = lut[256 + img->rgb[3 * i + 1]];
+        out[2 * pixels + i] = lut[512 + img->rgb[3 * i + 2]];
+    }
+}

@@ -29,6 +29,9 @@ void image_free(struct test_image *p);
 /* Number, sizes before and after, frames: injective over images whose contents differ. */
 void image_key(const struct test_image *p, uint8_t key[32]);
 
+/* out [3, height, width] f32 = lut[c*256 + byte]: `pixel_values` of the reference. lut from image_lut. */
+void image_to_chw(const struct image_u8 *img, const float lut[3 * 256], float *out);
+
 /* A place in a prompt, all but the offset. The pixels are borrowed. */
 struct prompt_span image_at(const struct model_info *m, const struct test_image *p, uint32_t begin);
 /* The scan from left to right: the delta after every image from the grids before it. */

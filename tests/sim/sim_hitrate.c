@@ -10,6 +10,7 @@
 #include "tests/sim/fake_engine.h"
 
 #include "tests/sim/traces.h"
+#include "tests/lib/sched_check.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -12,6 +12,8 @@
 #include "scheduler/cache/kv_blocks.h"
 #include "scheduler/scheduler.h"
 #include "tests/lib/selectors.h"
+#include "tests/lib/backend_sets.h"
+#include "tests/lib/sched_check.h"
 
 #include <setjmp.h>
 #include <signal.h>
@@ -1352,7 +1354,7 @@ int main(int argc, char **argv)
 {
     bool brief = getenv("KVASIR_TEST_SHORT") != NULL;
     const char *only = NULL;
-    seed_count = brief ? 24 : 60;
+    seed_count = test_briefly() ? 8 : brief ? 24 : 60;
     request_count = brief ? 80 : 300;
     for (int i = 1; i + 1 < argc; i += 2) {
         uint64_t v = strtoull(argv[i + 1], NULL, 10);

@@ -18,6 +18,7 @@
 #include "scheduler/scheduler.h"
 #include "tests/lib/golden.h"
 #include "tests/lib/test_images.h"
+#include "tests/lib/sched_check.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -8,7 +8,7 @@
 #ifndef KVASIR_CPU_ATTN_UNPACK_H
 #define KVASIR_CPU_ATTN_UNPACK_H
 
-#include "kernels/cpu/attn/kv_q8.h"
+#include "kernels/cpu/kv_q8.h"
 
 #define KV_INLINE static inline __attribute__((always_inline))
 
@@ -19,19 +19,19 @@ struct kv_scales {
 KV_INLINE struct kv_scales kv_scales_k(const uint16_t *s)
 {
     struct kv_scales r;
-    for (uint32_t i = 0; i < 32; i++) r.of[i] = kv_float((uint32_t)s[i / 2] << 16);
+    for (uint32_t i = 0; i < 32; i++) r.of[i] = bf16_to_f32(s[i / 2]);
     return r;
 }
 KV_INLINE struct kv_scales kv_scales_v(const uint16_t *s)
 {
     struct kv_scales r;
-    for (uint32_t i = 0; i < 32; i++) r.of[i] = kv_float((uint32_t)s[i % 2] << 16);
+    for (uint32_t i = 0; i < 32; i++) r.of[i] = bf16_to_f32(s[i % 2]);
     return r;
 }
 KV_INLINE void kv_line(uint16_t *dst, const int8_t *code, const struct kv_scales *s)
 {
     for (uint32_t i = 0; i < 32; i++) {
-        uint32_t u = kv_bits((float)code[i] * s->of[i]);
+        uint32_t u = bits_of((float)code[i] * s->of[i]);
         dst[i] = (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
     }
 }
@@ -71,14 +71,14 @@ KV_INLINE void kv_unpack_f32(float *k, float *v, const struct kv_q8 *c, uint32_t
     float scale[KV_SLOTS];
     for (uint32_t i = 0; i < dpad; i++) {
         for (uint32_t s = 0; i % KV_RUN == 0 && s < KV_SLOTS; s++)
-            scale[s] = kv_float((uint32_t)c->k_scale[i / KV_RUN * KV_SLOTS + s] << 16);
+            scale[s] = bf16_to_f32(c->k_scale[i / KV_RUN * KV_SLOTS + s]);
         const int8_t *code = c->k + (size_t)i * KV_SLOTS;
         for (uint32_t s = 0; s < KV_SLOTS; s++) *k++ = (float)code[s] * scale[s];
     }
     for (uint32_t s = 0; s < KV_SLOTS; s++) {
         const int8_t *code = c->v + (size_t)s * dpad;
         for (uint32_t i = 0; i < dpad; i++)
-            *v++ = (float)code[i] * kv_float((uint32_t)c->v_scale[i / KV_RUN * KV_SLOTS + s] << 16);
+            *v++ = (float)code[i] * bf16_to_f32(c->v_scale[i / KV_RUN * KV_SLOTS + s]);
     }
 }
 

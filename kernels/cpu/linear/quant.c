@@ -10,15 +10,11 @@
 /* Round to nearest even; false: no finite f16. */
 static bool quant__f16(float f, uint16_t *out)
 {
-    uint32_t u, sign;
-    memcpy(&u, &f, 4);
-    sign = u >> 16 & 0x8000;
+    uint32_t u = bits_of(f), sign = u >> 16 & 0x8000;
     u &= 0x7fffffff;
     if (u >= 0x477ff000) return false; /* rounds above 65,504, or is not finite */
     if (u < 0x38800000) {              /* subnormal: a multiple of 2^-24 */
-        float a;
-        memcpy(&a, &u, 4);
-        *out = (uint16_t)(sign | (uint32_t)lrintf(a * 0x1p24f));
+        *out = (uint16_t)(sign | (uint32_t)lrintf(float_of(u) * 0x1p24f));
     } else {
         *out = (uint16_t)(sign | ((u - 0x38000000 + 0xfff + (u >> 13 & 1)) >> 13));
     }
@@ -175,16 +171,9 @@ void quant_pack_rows(const struct linear_job *j, uint32_t begin, uint32_t end)
             char *row = quant_row(j, s, r, QUANT_ROW);
             int8_t *code = (int8_t *)row;
             uint32_t top = 0;
-            float most, scale;
-            for (uint32_t i = 0; i < QUANT_SPAN; i++) {
-                float v = fabsf(act_get(x, w->type, s * QUANT_SPAN + i));
-                uint32_t u;
-                memcpy(&u, &v, 4);
-                top = u32_max(top, u);
-            }
-            memcpy(&most, &top, 4);
-            float to = most < QUANT_LEAST ? 0 : 127 / most;
-            scale = most / 127;
+            for (uint32_t i = 0; i < QUANT_SPAN; i++)
+                top = u32_max(top, bits_of(fabsf(act_get(x, w->type, s * QUANT_SPAN + i))));
+            float most = float_of(top), scale = most / 127, to = most < QUANT_LEAST ? 0 : 127 / most;
             memcpy(row + QUANT_SPAN, &scale, 4);
             for (uint32_t g = 0; g < groups; g++) {
                 int32_t sum = 0;

@@ -57,16 +57,12 @@ static inline int32_t quant_at(const struct be_weight *w, const uint8_t *quants,
         code |= ((uint32_t)quants[64 * bit + i % 4] >> i / 4 & 1) << bit;
     return (int32_t)(w->look ? w->values[code] : code);
 }
-/* Element i of scales or minima: finite. */
+/* Element i of scales or minima. */
 static inline float quant_f16(const char *p, size_t i)
 {
     uint16_t h;
     memcpy(&h, p + 2 * i, 2);
-    uint32_t exp = h >> 10 & 31, u = (exp + 112) << 23 | (uint32_t)(h & 1023) << 13;
-    float f;
-    memcpy(&f, &u, 4);
-    if (!exp) f = (float)(h & 1023) * 0x1p-24f;
-    return h >> 15 ? -f : f;
+    return f16_to_f32(h);
 }
 /* Bytes of a row's record; avx2 keeps more there. */
 #define QUANT_ROW      48u

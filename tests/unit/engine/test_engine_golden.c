@@ -15,6 +15,7 @@
 #include "tests/lib/backend_sets.h"
 #include "tests/lib/golden.h"
 #include "tests/lib/selectors.h"
+#include "tests/lib/test_images.h"
 
 #include <math.h>
 #include <setjmp.h>

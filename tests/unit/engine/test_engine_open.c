@@ -5,7 +5,7 @@
 #include "engine/model/model_desc.h"
 #include "engine/model/model_info.h"
 #include "engine/checkpoint/safetensors.h"
-#include "kernels/cpu/attn/kv_layout.h"
+#include "kernels/cpu/kv_layout.h"
 #include "tests/lib/golden.h"
 
 #include <setjmp.h>

@@ -4,7 +4,7 @@
  * have their own files. */
 #include "kernels/backend.h"
 #include "tests/lib/backend_sets.h"
-#include "kernels/cpu/attn/kv_q8.h"
+#include "kernels/cpu/kv_q8.h"
 #include "kernels/cuda/kv.h"
 
 #include <math.h>

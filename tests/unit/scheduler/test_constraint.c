@@ -4,6 +4,7 @@
 
 #include "config/base/log.h"
 #include "scheduler/scheduler.h"
+#include "tests/lib/sched_check.h"
 
 #include <pthread.h>
 #include <setjmp.h>

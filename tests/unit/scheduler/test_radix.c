@@ -12,6 +12,7 @@
 #include "scheduler/cache/radix_cache.h"
 #include "tests/lib/block_index.h"
 #include "tests/lib/selectors.h"
+#include "tests/lib/radix_check.h"
 
 #include <setjmp.h>
 #include <signal.h>

@@ -3,6 +3,7 @@
 #include "config/base/assert.h"
 #include "config/base/log.h"
 #include "scheduler/internal.h"
+#include "tests/lib/sched_check.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

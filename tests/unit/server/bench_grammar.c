@@ -3,7 +3,7 @@
  * Prints how many schemas compile, how many instances are judged wrongly, and, with a model's tokenizer, the
  * time to the first mask and of each mask along the valid instances. --list: a line for each schema that is
  * refused or wrong. scripts/maskbench.py compares other engines. */
-#include "engine/tokenizer/tokenizer.h"
+#include "tests/lib/tokens.h"
 #include "server/grammar/vocab.h"
 
 #include <stdio.h>

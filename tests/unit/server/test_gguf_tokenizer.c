@@ -5,6 +5,7 @@
 #include "engine/tokenizer/internal.h"
 #include "server/chat/template.h"
 #include "tests/lib/chat.h"
+#include "tests/lib/tokens.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -8,6 +8,7 @@
 #include "server/chat/template.h"
 #include "tests/lib/chat.h"
 #include "tests/lib/golden.h"
+#include "tests/lib/tokens.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

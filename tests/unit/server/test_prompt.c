@@ -2,7 +2,9 @@
  * makes them), placeholders that a user typed, crops, counts that don't match, token-id prompts. */
 #include "config/base/json.h"
 #include "engine/prompt/prompt_build.h"
+#include "tests/lib/prompt_ids.h"
 #include "tests/lib/golden.h"
+#include "tests/lib/tokens.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -208,13 +210,12 @@ static void test_ids(void **state)
     (void)state;
     open_fixture(&f, "vision_f32");
     const uint32_t good[] = {2, 5, 500}, placeholder[] = {2, 511}, beyond[] = {2, 512};
-    assert_int_equal(prompt_from_ids(f.m, good, 3, ROOM, &p, &err), ST_OK);
+    assert_int_equal(prompt_from_ids(f.m, good, 3, &p, &err), ST_OK);
     assert_int_equal(p.token_count, 3);
     prompt_free(&p);
-    assert_int_equal(prompt_from_ids(f.m, placeholder, 2, ROOM, &p, &err), ST_INVALID);
-    assert_int_equal(prompt_from_ids(f.m, beyond, 2, ROOM, &p, &err), ST_INVALID);
-    assert_int_equal(prompt_from_ids(f.m, good, 0, ROOM, &p, &err), ST_INVALID);
-    assert_int_equal(prompt_from_ids(f.m, good, 3, 2, &p, &err), ST_TOO_LARGE);
+    assert_int_equal(prompt_from_ids(f.m, placeholder, 2, &p, &err), ST_INVALID);
+    assert_int_equal(prompt_from_ids(f.m, beyond, 2, &p, &err), ST_INVALID);
+    assert_int_equal(prompt_from_ids(f.m, good, 0, &p, &err), ST_INVALID);
     close_fixture(&f);
 }
 

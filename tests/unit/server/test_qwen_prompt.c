@@ -6,7 +6,9 @@
 #include "engine/prompt/image_prep.h"
 #include "engine/model/model_desc.h"
 #include "engine/prompt/prompt_build.h"
+#include "tests/lib/prompt_ids.h"
 #include "server/media/image_parts.h"
+#include "tests/lib/tokens.h"
 
 #include <setjmp.h>
 #include <sodium.h>
@@ -362,8 +364,8 @@ static void test_refused(void **state)
     prompt_free(&p);
     const uint32_t placeholder[] = {f.m.image.placeholder_id},
                    placeholder_video[] = {f.m.image.video_placeholder_id};
-    assert_int_equal(prompt_from_ids(&f.m, placeholder, 1, ROOM, &p, &err), ST_INVALID);
-    assert_int_equal(prompt_from_ids(&f.m, placeholder_video, 1, ROOM, &p, &err), ST_INVALID);
+    assert_int_equal(prompt_from_ids(&f.m, placeholder, 1, &p, &err), ST_INVALID);
+    assert_int_equal(prompt_from_ids(&f.m, placeholder_video, 1, &p, &err), ST_INVALID);
     struct model_info plain = f.m;
     plain.image.video_marker = NULL;
     struct fixture without = f;

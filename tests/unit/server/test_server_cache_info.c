@@ -3,6 +3,7 @@
  * Also tokenizers that change the text, and the JSON. */
 #include "server/generate/cache_info.h"
 #include "server/http/metrics.h"
+#include "tests/lib/tokens.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -13,6 +13,7 @@
 #include "engine/families/families.h"
 #include "engine/tokenizer/internal.h"
 #include "engine/tokenizer/unicode.h"
+#include "tests/lib/tokens.h"
 
 #include <errno.h>
 #include <setjmp.h>

@@ -1,7 +1,7 @@
 /* What tok_load refuses and how it says so, and that no file, however broken, harms it: truncations and
  * mutations of good files from a seed. Run from the root of the repository. */
 #include "config/base/json.h"
-#include "engine/tokenizer/tokenizer.h"
+#include "tests/lib/tokens.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

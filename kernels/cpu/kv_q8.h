@@ -20,7 +20,8 @@
 #ifndef KVASIR_CPU_KV_Q8_H
 #define KVASIR_CPU_KV_Q8_H
 
-#include "kernels/cpu/attn/kv_layout.h"
+#include "config/base/floats.h"
+#include "kernels/cpu/kv_layout.h"
 
 #define KV_RUN    32u
 #define KV_Q8_MAX 127.0f
@@ -52,22 +53,10 @@ static inline struct kv_q8 kv_q8(void *layer, enum be_dtype act, uint32_t d, uin
     return (struct kv_q8){p, p + elems, scale, scale + (size_t)kv_runs(d) * KV_SLOTS};
 }
 
-static inline float kv_float(uint32_t bits)
-{
-    float f;
-    memcpy(&f, &bits, 4);
-    return f;
-}
-static inline uint32_t kv_bits(float f)
-{
-    uint32_t u;
-    memcpy(&u, &f, 4);
-    return u;
-}
 /* |y| <= 127.5 to the nearest integer, ties to even: it is in the sum's low bits. */
 static inline int8_t kv_to_int8(float y)
 {
-    return (int8_t)kv_bits(y + 0x1.8p23f);
+    return (int8_t)bits_of(y + 0x1.8p23f);
 }
 /* x = H x in groups of n, the largest power of two that divides d; then divided by n for a query. */
 static inline void kv_spread(float *x, uint32_t d, bool query)
@@ -90,14 +79,14 @@ static inline uint16_t kv_encode(const float *x, uint32_t n, int8_t *code)
 {
     uint32_t top = 0;
     for (uint32_t i = 0; i < n; i++) {
-        uint32_t u = kv_bits(x[i]) & 0x7fffffff;
+        uint32_t u = bits_of(x[i]) & 0x7fffffff;
         top = u > top ? u : top;
     }
     memset(code, 0, n);
     if (top >= 0x7f800000) return 0x7fc0;
-    uint32_t u = kv_bits(kv_float(top) / KV_Q8_MAX);
+    uint32_t u = bits_of(float_of(top) / KV_Q8_MAX);
     u = (u + 0x7fff + (u >> 16 & 1)) >> 16 << 16;
-    float scale = kv_float(u);
+    float scale = float_of(u);
     if (scale < KV_TINY) return 0;
     float inverse = 1.0f / scale;
     for (uint32_t i = 0; i < n; i++) code[i] = kv_to_int8(x[i] * inverse);

@@ -1,8 +1,9 @@
-/* Invariants of the radix cache, for tests: structure, table of children, heaps, and that the cache's holds
+/* Invariants of the radix cache: structure, table of children, heaps, and that the cache's holds
  * are what kv_blocks.h counts. */
-#include "scheduler/cache/radix_internal.h"
+#include "tests/lib/radix_check.h"
 
 #include "config/base/assert.h"
+#include "scheduler/cache/radix_internal.h"
 
 #include <stdlib.h>
 

@@ -1,0 +1,73 @@
+/* Invariants of the scheduler between steps. See sched_check.h. */
+#include "tests/lib/sched_check.h"
+
+#include "config/base/assert.h"
+#include "scheduler/internal.h"
+#include "scheduler/tenants.h"
+#include "tests/lib/radix_check.h"
+
+#include <stdlib.h>
+
+struct claims {
+    const struct scheduler *s;
+    uint32_t
+        *to; /* [group_count * arena_grains]: the tree claims the block below this position; 0 = no claim */
+};
+
+static void note_claim(void *arg, uint32_t group, uint32_t block_offset, uint32_t from, uint32_t to)
+{
+    struct claims *c = arg;
+    (void)from;
+    uint32_t *at = &c->to[group * c->s->caps.arena_grains + block_offset];
+    if (to > *at) *at = to;
+}
+
+/* Holder counts are right; a block that a sequence will write has no other claim from that position on. */
+static void check_cache(const struct scheduler *s)
+{
+    uint64_t block_offsets = s->caps.arena_grains;
+    uint32_t *held = calloc(block_offsets * s->caps.group_count, sizeof *held);
+    struct claims claims = {.s = s, .to = calloc(block_offsets * s->caps.group_count, sizeof *claims.to)};
+    ASSERT(held && claims.to);
+    if (s->cache) {
+        radix_check(s->cache);
+        radix_each_claim(s->cache, note_claim, &claims);
+    }
+    for (const struct sequence *q = s->running.head; q; q = q->next)
+        for (uint32_t g = 0; g < s->caps.group_count; g++)
+            for (uint32_t i = q->tables[g].first; i < q->tables[g].end; i++)
+                held[g * block_offsets + q->tables[g].block_offsets[i]]++;
+    for (const struct sequence *q = s->running.head; q; q = q->next) {
+        for (uint32_t g = 0; g < s->caps.group_count; g++) {
+            for (uint32_t i = q->tables[g].first; i < q->tables[g].end; i++) {
+                uint32_t block_offset = q->tables[g].block_offsets[i];
+                ASSERT_CMP(kvb_references(s->blocks, g, block_offset, KVB_LIVE), ==,
+                           held[g * block_offsets + block_offset]);
+                if ((uint64_t)(i + 1) * s->caps.block_tokens <= q->position) continue;
+                ASSERT_CMP(held[g * block_offsets + block_offset], ==, 1);
+                ASSERT_CMP(claims.to[g * block_offsets + block_offset], <=, q->position);
+            }
+        }
+    }
+    for (uint32_t g = 0; g < s->caps.group_count; g++) {
+        uint64_t live = 0;
+        for (uint64_t u = 0; u < block_offsets; u++) live += held[g * block_offsets + u] > 0;
+        ASSERT_CMP(live, ==, kvb_live_blocks(s->blocks, g));
+        if (!s->cache) ASSERT_CMP(live, ==, kvb_used_blocks(s->blocks, g));
+    }
+    free(held);
+    free(claims.to);
+}
+
+void sched_check(const struct scheduler *s)
+{
+    kvb_check(s->blocks);
+    check_cache(s);
+    sched__images_check(s);
+    tenants_check(s->tenants);
+    for (const struct sequence *q = s->waiting.head; q; q = q->next) {
+        ASSERT(!q->pin.node);
+        for (uint32_t g = 0; g < s->caps.group_count; g++) ASSERT_CMP(q->tables[g].end, ==, 0);
+    }
+    ASSERT_CMP(s->running.count, <=, s->caps.sequences_max);
+}
