@@ -481,6 +481,7 @@ static bool choices_create(struct gen *g)
         if (!c->detok) return false;
         detok_init(c->detok, tok, g->p.skip_special);
         if (!output_create(c) || !gen_constraint_start(c)) return false;
+        gen_thinking_start(c);
     }
     tags_find(g);
     return true;

@@ -242,7 +242,7 @@ enum status gen_reasoning(struct gen *g, const struct reasoning_ask *ask)
                      : ask->drop           ? REASONING_DROP
                      : ask->inline_        ? REASONING_CONTENT
                                            : REASONING_FIELD;
-    return ST_OK;
+    return gen_thinking_budget(g, ask->budget, ask->budget_path);
 }
 
 enum status gen_effort_check(struct gen *g, json_t *v, const char *path)
@@ -279,6 +279,11 @@ enum status gen_parse_reasoning(struct gen *g, json_t *root)
     if (field_bool(e, root, "include_reasoning", &include) ||
         field_bool(e, root, "separate_reasoning", &separate))
         return ST_INVALID;
+    const char *budget =
+        field(root, "thinking_token_budget") ? "thinking_token_budget" : "reasoning.max_tokens";
+    ask.budget_path = budget;
+    ask.budget = field(root, "thinking_token_budget");
+    if (!ask.budget) ask.budget = field(reasoning, "max_tokens");
     ask.drop = !include;
     ask.inline_ = !separate;
     return gen_reasoning(g, &ask);
