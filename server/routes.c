@@ -16,6 +16,10 @@
 static const struct route routes[] = {
     {"/v1/chat/completions", "/v1/chat/completions", M_POST, true, true, true, false, api_chat_start},
     {"/chat/completions", "/v1/chat/completions", M_POST, true, true, true, false, api_chat_start},
+    {"/v1/chat/completions/input_tokens", "/v1/chat/completions/input_tokens", M_POST, true, true, true,
+     false, api_chat_tokens_start},
+    {"/chat/completions/input_tokens", "/v1/chat/completions/input_tokens", M_POST, true, true, true, false,
+     api_chat_tokens_start},
     {"/v1/completions", "/v1/completions", M_POST, true, true, true, false, api_completions_start},
     {"/completions", "/v1/completions", M_POST, true, true, true, false, api_completions_start},
     {"/v1/messages", "/v1/messages", M_POST, true, true, true, false, api_messages_start},
@@ -306,8 +310,19 @@ static bool options_admit(struct request *r)
     return true;
 }
 
+/* A proxy may pass the prefix of --root-path on, or not. */
+static void root_strip(struct request *r)
+{
+    const char *root = r->srv->opt->root_path;
+    size_t n = root ? strlen(root) : 0;
+    if (!n || strncmp(r->http.path, root, n) != 0 || (r->http.path[n] && r->http.path[n] != '/')) return;
+    memmove(r->http.path, r->http.path + n, strlen(r->http.path + n) + 1);
+    if (!r->http.path[0]) memcpy(r->http.path, "/", 2); /* the prefix had at least two bytes */
+}
+
 bool routes_admit(struct request *r)
 {
+    root_strip(r);
     r->response.shape = error_shape(r);
     if (!origin_admit(r)) return false;
     if (r->http.method == M_OPTIONS) return options_admit(r);

@@ -129,6 +129,11 @@ static void response_job(struct request *r)
                        method_name(r->http.method), r->http.path);
         return;
     }
+    if (strcmp(path, "compact") == 0) {
+        (void)api_fail(&r->response.error, 404, "unsupported_endpoint", NULL,
+                       "This server does not compact conversations: ask the model for a summary.");
+        return;
+    }
     if (r->http.method == M_POST && !cancel) wrong_method(r, items ? "GET, OPTIONS" : "GET, DELETE, OPTIONS");
     if (r->http.method != M_POST && cancel) wrong_method(r, "POST, OPTIONS");
     if (r->http.method == M_DELETE && items) wrong_method(r, "GET, OPTIONS");

@@ -10,6 +10,7 @@
 #include <string.h>
 
 struct intake {
+    struct gen *g;
     struct chat_reader r;
     size_t blocks; /* read so far */
 };
@@ -127,6 +128,27 @@ static enum status text_block(struct intake *t, json_t *block, const struct at *
     return st ? st : chat_text_add(&t->r, json_incref(text), at->number);
 }
 
+/* Documents of text; `title` first. */
+static enum status document_block(struct intake *t, json_t *block, const struct at *at)
+{
+    json_t *source = field(block, "source"), *title = field(block, "title"), *data;
+    char front[300] = "";
+    if (!json_is_object(source) || !json_is(field(source, "type"), "text"))
+        return error(t, "unsupported_content_part", at, "source",
+                     "Only documents of type 'text' are supported.");
+    if (need_string(t, source, "data", at, &data)) return ST_INVALID;
+    if (json_is_string(title)) snprintf(front, sizeof front, "%.280s\n", json_string_value(title));
+    return chat_text_add(&t->r, joined(front, strlen(front), data), at->number);
+}
+
+/* A tool that a tool search found: it is among the request's tools. */
+static enum status reference_block(struct intake *t, json_t *block, const struct at *at)
+{
+    json_t *name;
+    if (need_string(t, block, "tool_name", at, &name)) return ST_INVALID;
+    return chat_text_add(&t->r, json_incref(name), at->number);
+}
+
 static enum status thinking_block(struct intake *t, json_t *block, const struct at *at)
 {
     json_t *text;
@@ -171,6 +193,10 @@ static enum status result_content(struct intake *t, json_t *content, bool failed
         enum status st;
         if (json_is(type, "image")) {
             st = image_block(t, block, &in);
+        } else if (json_is(type, "document")) {
+            st = document_block(t, block, &in);
+        } else if (json_is(type, "tool_reference")) {
+            st = reference_block(t, block, &in);
         } else if (!json_is(type, "text")) {
             st = error(t, "unsupported_content_part", &in, "type",
                        "Content blocks of type '%.60s' are not supported here.", json_string_value(type));
@@ -202,6 +228,24 @@ static enum status tool_result_block(struct intake *t, json_t *block, const stru
 
 enum { IN_USER = 1, IN_ASSISTANT = 2, IN_SYSTEM = 4 };
 
+/* Claude Code's first system block: one line with a number that changes with each request, so that no cached
+ * prefix would fit. */
+static bool is_billing_header(const struct intake *t, json_t *block)
+{
+    static const char front[] = "x-anthropic-billing-header:";
+    const char *text = json_string_value(field(block, "text"));
+    return text && strncmp(text, front, strlen(front)) == 0 && !strchr(text, '\n') &&
+           strcmp(t->g->r->srv->opt->billing_header, "drop") == 0;
+}
+
+/* What Anthropic's own tools gave: not in the prompt. */
+static bool is_hosted_result(const json_t *type)
+{
+    static const char end[] = "_tool_result";
+    size_t n = json_string_length(type);
+    return n > strlen(end) && strcmp(json_string_value(type) + n - strlen(end), end) == 0;
+}
+
 static enum status one_block(struct intake *t, json_t *block, enum chat_role role, const struct at *at)
 {
     static const struct {
@@ -210,7 +254,10 @@ static enum status one_block(struct intake *t, json_t *block, enum chat_role rol
         enum status (*read)(struct intake *t, json_t *block, const struct at *at);
     } kinds[] = {{"text", IN_USER | IN_ASSISTANT | IN_SYSTEM, text_block},
                  {"image", IN_USER, image_block},
+                 {"document", IN_USER, document_block},
                  {"tool_result", IN_USER, NULL},
+                 {"server_tool_use", IN_ASSISTANT, NULL},
+                 {"mcp_tool_use", IN_ASSISTANT, NULL},
                  {"thinking", IN_ASSISTANT, thinking_block},
                  {"redacted_thinking", IN_ASSISTANT, NULL},
                  {"tool_use", IN_ASSISTANT, tool_use_block}};
@@ -220,6 +267,11 @@ static enum status one_block(struct intake *t, json_t *block, enum chat_role rol
     if (!json_is_object(block))
         return error(t, "invalid_type", at, NULL, "A content block must be an object.");
     if (need_string(t, block, "type", at, &type)) return ST_INVALID;
+    if (role == CHAT_ASSISTANT && is_hosted_result(type)) return ST_OK;
+    if (role == CHAT_SYSTEM && !at->number && is_billing_header(t, block)) {
+        t->g->left_out = "system[0]";
+        return ST_OK;
+    }
     size_t i = 0;
     while (i < sizeof kinds / sizeof *kinds && !json_is(type, kinds[i].type)) i++;
     if (i == sizeof kinds / sizeof *kinds)
@@ -257,13 +309,14 @@ static enum status content_of(struct intake *t, json_t *content, enum chat_role 
     return ST_OK;
 }
 
-/* A single text is a string: all templates support that. */
+/* A single text is a string: all templates support that. So is a system message: of a list, some show only
+ * the first text. */
 static enum status contents_resolve(struct intake *t)
 {
     struct chat_messages *m = t->r.out;
     for (size_t i = 0; i < m->count; i++) {
         struct chat_message *one = &m->list[i];
-        one->list = one->part_count > 1 && one->role != CHAT_TOOL;
+        one->list = one->part_count > 1 && one->role != CHAT_TOOL && one->role != CHAT_SYSTEM;
         if (chat_reasoning_end(&t->r, one) || (!one->list && chat_one_text(&t->r, one, "\n")))
             return ST_NOMEM;
     }
@@ -308,7 +361,7 @@ enum status messages_read(struct gen *g, json_t *root, bool *go_on)
 {
     json_t *system = field(root, "system"), *messages = field(root, "messages");
     const struct at at = {.path = ""};
-    struct intake t = {.blocks = 0};
+    struct intake t = {.g = g};
     if (gen_read_begin(g, &t.r)) return ST_INVALID;
     bool empty = (json_is_string(system) && !json_string_length(system)) ||
                  (json_is_array(system) && !json_array_size(system));

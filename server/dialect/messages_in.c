@@ -38,6 +38,7 @@ static const char *const same[] = {
     "guided_regex",
     "guided_choice",
     "guided_grammar",
+    "return_cache_info",
     "request_id"};
 
 static enum status limits(struct reader *r)
@@ -82,23 +83,20 @@ static enum status stop_sequences(struct reader *r)
 
 /* ---- tools ---- */
 
-static json_t *tool(struct reader *r, json_t *from, const char *path)
+static enum status tool(struct reader *r, json_t *from, const char *path)
 {
     json_t *type, *name, *text, *schema = field(from, "input_schema"), *strict = field(from, "strict");
-    if (reader_member(r, from, path, "type", false, &type)) return NULL;
-    if (type && !json_is(type, "custom"))
-        (void)api_fail(r->e, 400, "unsupported_value", path, "Tools of type '%.60s' are not supported.",
-                       json_string_value(type));
+    if (reader_member(r, from, path, "type", false, &type)) return ST_INVALID;
+    if (type && !json_is(type, "custom")) return reader_hosted(r, type), ST_OK;
     if (reader_member(r, from, path, "name", true, &name) ||
         reader_member(r, from, path, "description", false, &text))
-        return NULL;
+        return ST_INVALID;
     if (!schema)
-        (void)api_fail(r->e, 400, "missing_required_parameter", path, "input_schema: Field required.");
+        return api_fail(r->e, 400, "missing_required_parameter", path, "input_schema: Field required.");
     if (!json_is_object(schema) || json_big_int(schema))
-        (void)api_fail(r->e, 400, "invalid_type", path, "input_schema must be an object: a JSON schema.");
-    return r->e->http ? NULL
-                      : json_pack("{s:O,s:O*,s:O,s:O*}", "name", name, "description", text, "parameters",
-                                  schema, "strict", strict);
+        return api_fail(r->e, 400, "invalid_type", path, "input_schema must be an object: a JSON schema.");
+    return reader_function(r, json_pack("{s:O,s:O*,s:O,s:O*}", "name", name, "description", text,
+                                        "parameters", schema, "strict", strict));
 }
 
 /* *single: one call at most. */
@@ -234,7 +232,8 @@ static enum status read_count(struct gen *g, json_t *root)
 const struct dialect dialect_messages = {.read = read_whole,
                                          .source = "messages",
                                          .response = messages_write_response,
-                                         .stream_token = messages_stream_token,
-                                         .stream = messages_stream,
+                                         .head = messages_head,
+                                         .delta = messages_delta,
+                                         .tail = messages_tail,
                                          .stream_error = messages_stream_error};
 const struct dialect dialect_count_tokens = {.read = read_count, .source = "messages"};

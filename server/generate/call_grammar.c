@@ -311,6 +311,54 @@ static enum status notation_arguments(struct constraint_maker *m, json_t *parame
     return st;
 }
 
+/* ---- custom tools: text in a grammar, as the one argument ---- */
+
+static enum status custom_text(struct constraint_maker *m, json_t *function, bool in_json, gx *out)
+{
+    json_t *format = field(function, "format"), *text = field(format, "definition");
+    struct grammar_error error = {{0}, {0}};
+    char param[160];
+    rx a = RX_NONE;
+    bool regex = json_is(field(format, "syntax"), "regex");
+    enum status st =
+        regex ? regex_parse(gb_pool(m->b), json_string_value(text), json_string_length(text), &a, &error)
+              : gb_text(m->b, json_string_value(text), json_string_length(text), in_json, out, &error);
+    snprintf(param, sizeof param, "tools.%s.format", json_string_value(field(function, "name")));
+    if (st) return constraint_error(m, st, param, &error);
+    if (regex) *out = gb_regex(m->b, in_json ? rx_in_json(gb_pool(m->b), a) : a);
+    return ST_OK;
+}
+
+static bool is_custom(json_t *function)
+{
+    return json_is(field(field(function, "format"), "type"), "grammar");
+}
+
+/* The arguments of a custom tool: its text as `input`. */
+static enum status custom_arguments(struct constraint_maker *m, json_t *function, gx *out)
+{
+    const struct tool_syntax *s = syntax_of(m);
+    bool json = s->arguments == TOOL_ARGUMENTS_JSON, values = s->arguments == TOOL_ARGUMENTS_VALUES,
+         notation = s->arguments == TOOL_ARGUMENTS_NOTATION;
+    gx text;
+    enum status st = custom_text(m, function, json || values, &text);
+    if (st) return st;
+    gx quote = constraint_literal(m, values ? "\"" : "");
+    gx all[] = {constraint_literal(m, json       ? "{\"input\": \""
+                                      : notation ? "{"
+                                                 : s->key),
+                constraint_literal(m, json ? "" : "input"),
+                constraint_literal(m, json ? "" : s->after_key),
+                quote,
+                notation ? quoted(m, text) : text,
+                quote,
+                constraint_literal(m, json       ? "\"}"
+                                      : notation ? "}"
+                                                 : s->after_value)};
+    *out = gb_seq(m->b, all, 7);
+    return ST_OK;
+}
+
 /* One JSON object: of the parameters' schema, or any. */
 static enum status json_arguments(struct constraint_maker *m, const json_t *parameters, const char *param,
                                   gx *out)
@@ -338,7 +386,8 @@ enum status constraint_call(struct constraint_maker *m, json_t *function, enum c
     if (!none) return no_memory(m);
     if (use == CALL_SCHEMA && !parameters) json_object_set_new(none, "additionalProperties", json_false());
     if (!parameters) parameters = none;
-    if (notation && !any) st = notation_arguments(m, parameters, param, &arguments);
+    if (is_custom(function)) st = custom_arguments(m, function, &arguments);
+    else if (notation && !any) st = notation_arguments(m, parameters, param, &arguments);
     else if (notation) st = ((void)notation_any(m, &arguments), ST_OK);
     else if (s->arguments == TOOL_ARGUMENTS_JSON || any)
         st = json_arguments(m, use == CALL_SCHEMA ? parameters : NULL, param, &arguments);
@@ -401,7 +450,14 @@ static enum status bare_call(struct constraint_maker *m, json_t *function, size_
         parameters = own = json_pack("{s:s,s:b}", "type", "object", "additionalProperties", !strict);
     enum status st =
         parameters ? bare_head(m, json_string_value(field(function, "name")), &head) : no_memory(m);
-    if (!st) st = constraint_schema(m, parameters, false, param, &arguments);
+    if (!st && is_custom(function)) {
+        gx text = 0;
+        st = custom_text(m, function, true, &text);
+        gx all[] = {constraint_literal(m, "{\"input\": \""), text, constraint_literal(m, "\"}")};
+        arguments = gb_seq(m->b, all, 3);
+    } else if (!st) {
+        st = constraint_schema(m, parameters, false, param, &arguments);
+    }
     json_decref(own);
     if (st) return st;
     gx list[] = {gb_regex(m->b, head), arguments, gb_regex(m->b, bare_regex(m, WS "\\}"))};

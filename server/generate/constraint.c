@@ -20,7 +20,7 @@ static enum status no_memory(struct constraint_maker *m)
     return api_nomem(&m->g->r->response.error);
 }
 
-static enum status error_say(struct constraint_maker *m, enum status st, const char *param,
+enum status constraint_error(struct constraint_maker *m, enum status st, const char *param,
                              const struct grammar_error *f)
 {
     if (st == ST_NOMEM) return no_memory(m);
@@ -92,7 +92,7 @@ enum status constraint_schema(struct constraint_maker *m, json_t *schema, bool c
     }
     if (!st) st = gb_schema(m->b, plain, &opt, out, &error);
     json_decref(plain);
-    return st ? error_say(m, st, param, &error) : ST_OK;
+    return st ? constraint_error(m, st, param, &error) : ST_OK;
 }
 
 /* ---- the parts ---- */
@@ -125,7 +125,7 @@ static enum status response(struct constraint_maker *m, gx *out)
     case FORMAT_FREE: *out = constraint_text_without(m, NULL, 0); return ST_OK;
     case FORMAT_CHOICE: return choices(m, f->value, out);
     case FORMAT_REGEX: st = gb_regex_text(m->b, text, len, out, &error); break;
-    case FORMAT_TEXT: st = gb_text(m->b, text, len, out, &error); break;
+    case FORMAT_TEXT: st = gb_text(m->b, text, len, false, out, &error); break;
     case FORMAT_SCHEMA: return constraint_schema(m, f->value, f->compact, f->param, out);
     default:
         schema = f->kind == FORMAT_OBJECT ? json_pack("{s:s}", "type", "object") : json_true();
@@ -133,7 +133,7 @@ static enum status response(struct constraint_maker *m, gx *out)
         json_decref(schema);
         return st;
     }
-    return st ? error_say(m, st, f->param, &error) : ST_OK;
+    return st ? constraint_error(m, st, f->param, &error) : ST_OK;
 }
 
 static bool may_be_called(const struct tool_choice *f, const char *name)
@@ -256,7 +256,7 @@ static enum status build(struct constraint_maker *m, json_t *tools, struct gramm
     if (!st) return ST_OK;
     struct grammar_error error = {{0}, {0}};
     snprintf(error.message, sizeof error.message, "%.250s", err.msg);
-    return error_say(m, st, m->g->p.format.param, &error);
+    return constraint_error(m, st, m->g->p.format.param, &error);
 }
 
 /* ---- the cache key ---- */

@@ -90,7 +90,7 @@ struct gen_params {
     int64_t priority;
     uint64_t tenant;  /* hash of API key and `user`; 0 = unknown */
     uint8_t salt[32]; /* gen_salt */
-    bool return_cache_info;
+    bool return_cache_info, timings;
     enum tool_call_syntax
         calls; /* chat: tools are offered, and the output is parsed for calls in this syntax */
     struct tool_types *tool_types; /* owned; NULL if the syntax needs none */
@@ -111,17 +111,19 @@ struct gen_params {
 
 struct gen;
 struct choice;
+struct delta;
 /* What a dialect does differently from OpenAI's chat completions and completions. Its output is that of a
  * chat; choice->out is always set. */
 struct dialect {
     /* Worker: the body -> g->p and the fields after it, except the prompt. r->response.error on failure. */
     enum status (*read)(struct gen *g, json_t *root);
     const char *source; /* the field with the messages, for errors */
-    /* Loop: like gen_write_response, gen_stream_token, gen_stream_write; and r->response.error as the last
-     * event, into r->response.out. */
-    void (*response)(struct gen *g);
-    void (*stream_token)(struct choice *c);
-    void (*stream)(struct gen *g);
+    /* Loop: the whole response. */
+    void (*response)(struct json_writer *o, struct choice *c);
+    /* Loop: the events of a stream: before the first delta, once; a delta; at the end; r->response.error. */
+    void (*head)(struct gen *g);
+    void (*delta)(struct choice *c, const struct delta *delta);
+    void (*tail)(struct choice *c);
     void (*stream_error)(struct request *r);
     /* Loop, each may be NULL: after each token, streaming or not; before g and its dialect_state are freed.
      */
@@ -226,9 +228,10 @@ struct gen {
     uint32_t prompt_count;
     struct choice *choices;
     uint32_t choice_count, choices_open;
-    struct stop_set *stops;              /* NULL = none */
-    const char *response_role;           /* chat: "assistant", or the last message's role */
-    bool inside_reasoning;               /* chat: the prompt ends within the model's reasoning */
+    struct stop_set *stops;    /* NULL = none */
+    const char *response_role; /* chat: "assistant", or the last message's role */
+    const char *left_out;      /* the part of the request that is not in the prompt, or NULL; static */
+    bool inside_reasoning;     /* chat: the prompt ends within the model's reasoning */
     uint32_t tag_ids[TOOL_TAGS_MAX + 2]; /* tags of calls and reasoning: always kept in the text */
     uint32_t tag_id_count;
     struct gen_image
@@ -271,6 +274,8 @@ enum status request_model_check(struct request *r, json_t *root);
 enum status gen_parse(struct gen *g, json_t *root);
 /* Only continue_final_message and the choice of special tokens. */
 enum status gen_parse_turn(struct gen *g, json_t *root);
+/* Refuses fields of other servers that would change the output. */
+enum status gen_parse_refused(struct gen *g, json_t *root);
 /* stop: a string or an array of them, or NULL. */
 enum status gen_parse_stops(struct gen *g, json_t *stop);
 /* Sets the tenant, from the API key or `user`, which may be NULL. */
@@ -375,7 +380,10 @@ struct gen_usage {
     uint64_t prompt, completion, cached, image, reasoning, accepted, rejected;
 };
 struct gen_usage gen_usage(const struct gen *g);
-void gen_stream_token(struct choice *c); /* before each token: one chunk per step */
-void gen_stream_write(struct gen *g);    /* chunks of all that is new, and the end */
+/* ,"cache_info":.., if requested: the cache report of the prompt; with several prompts a list. */
+void gen_cache_info(struct json_writer *o, const struct gen *g);
+void gen_event_end(struct json_writer *o, struct gen *g); /* closes the event's object */
+void gen_stream_token(struct choice *c);                  /* before each token: one chunk per step */
+void gen_stream_write(struct gen *g);                     /* chunks of all that is new, and the end */
 
 #endif

@@ -259,7 +259,7 @@ static void on_token(struct choice *c, const struct sched_event *ev, struct gen 
     c->last_us = now;
     c->proposed = ev->proposed;
     c->accepted = ev->accepted;
-    if (g->p.stream) (g->dialect ? g->dialect->stream_token : gen_stream_token)(c);
+    if (g->p.stream) gen_stream_token(c);
     if (token_take(c, &ev->token)) {
         gen_abort(r, 500, "internal_error", "The server ran out of memory.");
         return;
@@ -352,11 +352,11 @@ static void gen_flush(struct gen *g)
     if (r->cancelled || g->failed || !r->http.mhd) return;
     if (!g->p.stream) {
         if (g->choices_open || r->state != RQ_RUNNING) return;
-        (g->dialect ? g->dialect->response : gen_write_response)(g);
+        gen_write_response(g);
         gen_shed(g);
         return;
     }
-    (g->dialect ? g->dialect->stream : gen_stream_write)(g);
+    gen_stream_write(g);
     if (r->stream.end) gen_shed(g);
     request_stream_more(r);
 }

@@ -37,6 +37,7 @@ struct ebnf {
     uint32_t rule_count, rule_cap;
     json_t *names;    /* rule name -> number */
     enode ignored;    /* may follow each token of a rule (%ignore); 0: nothing */
+    bool in_json;     /* the text is inside a JSON string */
     bool in_terminal; /* inside a terminal, which has no tokens */
     struct ebnf_part gap;
     unsigned depth;

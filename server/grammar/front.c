@@ -56,6 +56,6 @@ enum status grammar_from_text(const char *text, size_t len, struct grammar **out
     gx start = 0;
     enum status st = begin(&b, error);
     if (st) return st;
-    st = gb_text(b, text, len, &start, error);
+    st = gb_text(b, text, len, false, &start, error);
     return finish(b, st, start, out, error);
 }

@@ -144,7 +144,7 @@ def test_answers(s, doc):
 
     def fits(what, path, method, status, kind, value):
         answer = at(doc, doc["paths"][path])[method]["responses"]
-        answer = answer.get(str(status), answer.get("default"))
+        answer = at(doc, answer.get(str(status), answer.get("default")))
         wrong = list(faults(doc, answer["content"][kind]["schema"], value))
         check.equal(what, wrong, [])
 

@@ -116,9 +116,9 @@ def test_answers(s):
         choice = a["choices"][0]
         check.equal(name, shape(choice["message"]), wanted(made_of))
         check.equal(name + ": finish", (choice["finish_reason"], choice["stop_reason"]), ("tool_calls" if made_of["calls"] else "stop", None))
-        ids = [c["id"] for c in choice["message"].get("tool_calls", [])]
+        ids = [c["id"] for c in choice["message"]["tool_calls"] or []]
         check.true(name + ": ids", len(set(ids)) == len(ids) and all(re.fullmatch("call_[A-Za-z0-9]{24}", i) for i in ids), ids)
-        check.true(name + ": no empty list", choice["message"].get("tool_calls", True))
+        check.true(name + ": no empty list", choice["message"]["tool_calls"] != [])
         reasoning = a["usage"]["completion_tokens_details"]["reasoning_tokens"]
         thinks = made_of["reasoning"] is not None or name == "empty"
         check.true(name + ": reasoning tokens", (0 < reasoning <= a["usage"]["completion_tokens"]) if thinks else reasoning == 0, reasoning)
@@ -441,6 +441,20 @@ def test_tags(binary, folder):
     s.stop()
 
 
+def test_reasoning_fields(s, bare):
+    """On thinking templates both fields are there, null without reasoning; in a stream they come together."""
+    for script in ("plain", "think", "one"):
+        message = s.ok(CHAT, ask(script))["choices"][0]["message"]
+        want = SCRIPTS[script][1]["reasoning"]
+        check.equal(script, (message["reasoning_content"], message["reasoning"]), (want, want))
+    deltas = [c["choices"][0]["delta"] for c in s.stream(CHAT, ask("think")) if c["choices"]]
+    check.true("deltas", all(d.get("reasoning_content") == d.get("reasoning") for d in deltas), deltas)
+    check.equal("streamed", "".join(d.get("reasoning", "") for d in deltas), SCRIPTS["think"][1]["reasoning"])
+    message = bare.ok(CHAT, ask("plain", tools=None))["choices"][0]["message"]
+    check.true("not where the template doesn't think", "reasoning_content" not in message)
+    check.equal("no calls", s.ok(CHAT, ask("plain"))["choices"][0]["message"]["tool_calls"], None)
+
+
 def test_sdk(s):
     try:
         import openai
@@ -480,6 +494,7 @@ if __name__ == "__main__":
         for name, function in {"answers": (test_answers, server), "every_length": (test_every_length, server), "tokens": (test_tokens, server), "rules": (test_rules, server), "merged": (test_merged, merged),
                                "plain_json": (test_plain_json, server, args.binary, main),
                                "prompt": (test_prompt, server, token_ids), "round_trip": (test_round_trip, server), "refused": (test_refused, server, bare_server),
+                               "reasoning_fields": (test_reasoning_fields, server, bare_server),
                                "special_tags": (test_special_tags, args.binary, other), "other_form": (test_other_form, args.binary, form),
                                "tags": (test_tags, args.binary, tags), "sdk": (test_sdk, server)}.items():
             if not args.only or name in args.only:
