@@ -2,7 +2,7 @@
 #include "server/chat/reasoning_parse.h"
 
 #include "config/base/assert.h"
-#include "server/chat/tool_parse.h"
+#include "server/chat/tool_calls/tag_text.h"
 
 #include <string.h>
 

@@ -37,7 +37,7 @@ static void logprobs_resolve(struct choice *c)
     struct gen *g = c->gen;
     struct responses_state *s = g->dialect_state;
     const struct chat_output *out = c->out;
-    bool in_call = out->rules.calls && out->content_begun && out->tool_parse.state != TOOL_TEXT;
+    bool in_call = out->rules.calls && out->content_begun && out->tool_calls.state != TOOL_TEXT;
     struct json_writer o = {.buf = &s->logprobs};
     if (!g->p.logprobs) return;
     if (out->content.len > s->seen_content) {

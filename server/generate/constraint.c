@@ -3,7 +3,7 @@
  * once. */
 #include "server/generate/constraint.h"
 
-#include "server/chat/tool_parse.h"
+#include "server/chat/tool_calls/tool_calls.h"
 #include "server/generate/grammars.h"
 #include "server/http/fields.h"
 #include "server/http/limits.h"
@@ -157,20 +157,13 @@ static enum status any_call(struct constraint_maker *m, json_t *tools, gx *out)
     enum status st = list ? ST_OK : no_memory(m);
     for (size_t i = 0; i < n && !st; i++) {
         json_t *function = field(json_array_get(tools, i), "function");
-        bool exact = f->required || gen_strict(function);
+        enum call_schema use = f->required || gen_strict(function) ? CALL_SCHEMA : CALL_FREE;
         if (may_be_called(f, json_string_value(field(function, "name"))))
-            st = constraint_call(m, function, exact, i, &list[used++]);
+            st = constraint_call(m, function, use, i, &list[used++]);
     }
     if (!st) *out = gb_alt(m->b, list, used);
     free(list);
     return st;
-}
-
-static const char *const *open_tags(const struct gen_params *p, size_t *n)
-{
-    static const char *const tags[] = {TOOL_OPEN, "<function="}, *const notation[] = {TOOL_CALL_OPEN};
-    *n = p->calls == TOOL_SYNTAX_XML ? 2 : 1;
-    return p->calls == TOOL_SYNTAX_CALL ? notation : tags;
 }
 
 /* Text with calls in it; or, if calls may be plain JSON, only such calls: then text must not begin like one.
@@ -179,9 +172,8 @@ static enum status calls_and_text(struct constraint_maker *m, json_t *tools, gx 
 {
     const struct gen_params *p = &m->g->p;
     struct rx_pool *pool = gb_pool(m->b);
-    size_t n;
-    const char *const *tags = open_tags(p, &n);
-    rx text = constraint_without(m, tags, n), first = text, excluded;
+    const char *const *tags = tool_syntax(p->calls)->opens;
+    rx text = constraint_without(m, tags, tags[1] ? 2 : 1), first = text, excluded;
     gx bare;
     if (p->bare_calls) {
         bool may[LIMIT_TOOLS] = {false};
@@ -204,19 +196,20 @@ static enum status calls_and_text(struct constraint_maker *m, json_t *tools, gx 
 static enum status calls(struct constraint_maker *m, json_t *tools, gx *out)
 {
     const struct gen_params *p = &m->g->p;
-    bool notation = p->calls == TOOL_SYNTAX_CALL, one = !p->parallel_calls || p->tool_choice.named;
+    const char *between = tool_syntax(p->calls)->between;
+    bool one = !p->parallel_calls || p->tool_choice.named;
     gx call;
     enum status st = any_call(m, tools, &call);
     if (st) return st;
     if (p->tool_choice.required) {
-        gx more[] = {constraint_literal(m, notation ? "" : "\n"), call};
+        gx more[] = {constraint_literal(m, between), call};
         gx list[] = {call, gb_repeat(m->b, gb_seq(m->b, more, 2), 0, one ? 0 : RX_NO_LIMIT)};
         *out = gb_seq(m->b, list, 2);
         return ST_OK;
     }
     if (!p->format.kind) return calls_and_text(m, tools, call, one, out);
     /* Only calls, or the response format. */
-    gx more[] = {constraint_literal(m, notation ? "" : "\n"), call}, formed;
+    gx more[] = {constraint_literal(m, between), call}, formed;
     gx several[] = {call, gb_repeat(m->b, gb_seq(m->b, more, 2), 0, one ? 0 : RX_NO_LIMIT)};
     st = response(m, &formed);
     gx either[] = {gb_seq(m->b, several, 2), st ? 0 : formed};
@@ -303,7 +296,8 @@ static enum status bare_calls(struct constraint_maker *m, json_t *tools)
 {
     struct gen_params *p = &m->g->p;
     if (strcmp(m->g->r->srv->opt->tool_parser, "auto") != 0 || p->tool_choice.required || p->format.kind ||
-        p->continue_final_message || (any_strict(tools) && p->calls != TOOL_SYNTAX_JSON))
+        p->continue_final_message ||
+        (any_strict(tools) && tool_syntax(p->calls)->arguments != TOOL_ARGUMENTS_JSON))
         return ST_OK;
     p->bare_calls = json_object();
     bool ok = p->bare_calls != NULL;

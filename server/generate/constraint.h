@@ -33,10 +33,15 @@ enum status constraint_schema(struct constraint_maker *m, json_t *schema, bool c
                               gx *out) KV_MUST_CHECK;
 
 /* generate/call_grammar.c: one call of the function (an element of the request's `tools`), from start tag to
- * end tag; the arguments follow its schema if `exact`, else any object. */
-enum status constraint_call(struct constraint_maker *m, json_t *function, bool exact, size_t index,
+ * end tag, with arguments: */
+enum call_schema {
+    CALL_FREE,   /* any object, or what the syntax alone gives of its schema */
+    CALL_SCHEMA, /* as its schema says */
+    CALL_ANY,    /* any object */
+};
+enum status constraint_call(struct constraint_maker *m, json_t *function, enum call_schema use, size_t index,
                             gx *out) KV_MUST_CHECK;
-/* Calls as plain JSON (chat/tool_parse.h) to the functions whose flag in may[] is set, with their closing
+/* Calls as plain JSON (chat/tool_calls/) to the functions whose flag in may[] is set, with their closing
  * brackets; at most one if `one`. *excluded: every text that starts like such a call. */
 enum status constraint_bare_calls(struct constraint_maker *m, json_t *tools, const bool *may, bool one,
                                   rx *excluded, gx *out) KV_MUST_CHECK;

@@ -57,6 +57,8 @@ struct reasoning_ask {
     json_t *effort, *verbosity; /* strings */
     json_t *enabled;            /* a boolean */
     json_t *variables;          /* chat_template_kwargs, an object */
+    json_t *budget;             /* the most tokens of reasoning, an integer */
+    const char *budget_path;    /* its field */
     bool drop, inline_;         /* it is not returned, or is returned within the content */
 };
 
@@ -96,6 +98,10 @@ struct gen_params {
     bool parallel_calls;           /* chat: more than one call may be returned */
     enum reasoning_syntax reasoning_syntax;
     enum reasoning_use reasoning; /* chat: how reasoning is returned, if the template supports it */
+    struct {
+        bool limited;
+        uint32_t budget, open, close; /* tokens of reasoning; ids of its tags */
+    } think;
     struct response_format format;
     struct tool_choice tool_choice;
     bool named_call;                  /* its finish_reason is "stop" */
@@ -161,8 +167,8 @@ struct choice {
     uint32_t index;
     struct seq_id seq;
     struct sampling_params sampling;
-    struct matcher *matcher; /* NULL: unconstrained; owned */
-    struct sampling_constraint constraint;
+    struct matcher *matcher;                      /* NULL: unconstrained; owned */
+    struct sampling_constraint constraint, inner; /* inner: of the output, if `constraint` adds to it */
     bool submitted, seq_ended;
     bool prompt_logged; /* legacy log-probs of the echoed prompt are in `logprobs` */
     struct choice_shown shown;
@@ -226,7 +232,7 @@ struct gen {
     const char *response_role; /* chat: "assistant", or the last message's role */
     const char *left_out;      /* the part of the request that is not in the prompt, or NULL; static */
     bool inside_reasoning;     /* chat: the prompt ends within the model's reasoning */
-    uint32_t tag_ids[8];       /* tags of calls and reasoning: always kept in the text */
+    uint32_t tag_ids[TOOL_TAGS_MAX + 2]; /* tags of calls and reasoning: always kept in the text */
     uint32_t tag_id_count;
     struct gen_image
         *images; /* chat: [image_count], owned; read-only once the sequences run, except `fetch` */
@@ -307,6 +313,11 @@ uint64_t gen_grammar_tenant(const struct gen *g);
 extern const char gen_grammar_memory_full[];
 /* Loop: the matcher of a choice. False: no memory. */
 bool gen_constraint_start(struct choice *c);
+
+/* generate/thinking_budget.c. Worker: reads the limit, after gen_reasoning has set the tags; NULL: none.
+ * Loop: adds it to the constraint of a choice. */
+enum status gen_thinking_budget(struct gen *g, json_t *v, const char *param);
+void gen_thinking_start(struct choice *c);
 
 /* generate/compile.c (loop): compiles g->compile on a worker, then calls done. Few at a time, so that workers
  * remain for everything else; the others wait, also for memory (--grammar-memory). Tenants take turns;

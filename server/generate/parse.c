@@ -389,7 +389,7 @@ enum status gen_parse_refused(struct gen *g, json_t *root)
     struct api_error *e = &g->r->response.error;
     static const char *const unsupported[] = {
         "functions",     "function_call",          "web_search_options", "audio",
-        "chat_template", "custom_logit_processor", "allowed_token_ids",  "thinking_token_budget"};
+        "chat_template", "custom_logit_processor", "allowed_token_ids"};
     /* Empty values, and those without effect, are accepted: some clients send all settings that they know. */
     static const char *const containers[] = {
         "media_io_kwargs", "logits_processors",    "bad_words",  "logprob_token_ids",        "stop_regex",
@@ -422,7 +422,9 @@ enum status gen_parse_refused(struct gen *g, json_t *root)
             continue;
         if (refuse_if(g, root, containers[i], "unsupported_parameter", "")) return ST_INVALID;
     }
-    if (g->kind == GEN_COMPLETION && refuse_if(g, root, "mm_processor_kwargs", "unsupported_parameter", ""))
+    if (g->kind == GEN_COMPLETION &&
+        (refuse_if(g, root, "mm_processor_kwargs", "unsupported_parameter", "") ||
+         refuse_if(g, root, "thinking_token_budget", "unsupported_parameter", "")))
         return ST_INVALID;
     json_t *m = field(root, "modalities");
     for (size_t i = 0; json_is_array(m) && i < json_array_size(m); i++) {

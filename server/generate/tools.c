@@ -4,7 +4,7 @@
 #include "server/generate/generate.h"
 #include "server/http/limits.h"
 #include "server/chat/template.h"
-#include "server/chat/tool_types.h"
+#include "server/chat/tool_calls/types.h"
 
 #include "engine/model/model_info.h"
 
@@ -205,7 +205,7 @@ enum status gen_tools_resolve(struct gen *g)
     g->p.calls = caps->calls;
     g->p.named_call = g->p.tool_choice.named != NULL;
     g->p.must_call = g->p.tool_choice.required;
-    if (g->p.calls == TOOL_SYNTAX_XML && !(g->p.tool_types = tool_types_create(tools))) return api_nomem(e);
+    if (!(g->p.tool_types = tool_types_create(tools))) return api_nomem(e);
     return ST_OK;
 }
 
@@ -248,7 +248,7 @@ enum status gen_reasoning(struct gen *g, const struct reasoning_ask *ask)
                      : ask->drop           ? REASONING_DROP
                      : ask->inline_        ? REASONING_CONTENT
                                            : REASONING_FIELD;
-    return ST_OK;
+    return gen_thinking_budget(g, ask->budget, ask->budget_path);
 }
 
 enum status gen_effort_check(struct gen *g, json_t *v, const char *path)
@@ -285,6 +285,11 @@ enum status gen_parse_reasoning(struct gen *g, json_t *root)
     if (field_bool(e, root, "include_reasoning", &include) ||
         field_bool(e, root, "separate_reasoning", &separate))
         return ST_INVALID;
+    const char *budget =
+        field(root, "thinking_token_budget") ? "thinking_token_budget" : "reasoning.max_tokens";
+    ask.budget_path = budget;
+    ask.budget = field(root, "thinking_token_budget");
+    if (!ask.budget) ask.budget = field(reasoning, "max_tokens");
     ask.drop = !include;
     ask.inline_ = !separate;
     return gen_reasoning(g, &ask);

@@ -450,7 +450,7 @@ static void deltas_write(struct choice *c, bool finish)
     c->shown.dirty = false;
     if (delta.kind == DELTA_NONE && !ended) {
         /* One chunk per step, also without text; but none while the kind of text is undecided. */
-        bool in_call = out->call_count || (out->rules.calls && out->tool_parse.state != TOOL_TEXT);
+        bool in_call = out->call_count || (out->rules.calls && out->tool_calls.state != TOOL_TEXT);
         if (chat_output_reasons(out) ? !out->reasoning_shown : !out->content_shown || in_call) return;
     }
     do {
