@@ -58,7 +58,7 @@ struct reasoning_ask {
     json_t *enabled;            /* a boolean */
     json_t *variables;          /* chat_template_kwargs, an object */
     json_t *budget;             /* the most tokens of reasoning, an integer */
-    const char *budget_path;    /* its field */
+    const char *budget_path;    /* its field; NULL: a number that was checked, kept where it can be */
     bool drop, inline_;         /* it is not returned, or is returned within the content */
 };
 

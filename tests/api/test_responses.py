@@ -472,6 +472,9 @@ def faults():
         ({"reasoning": 5}, "reasoning"),
         ({"reasoning": {"effort": 5}}, "reasoning.effort"),
         ({"reasoning": {"effort": "x"}}, "reasoning.effort"),
+        ({"reasoning": {"max_tokens": "x"}}, "reasoning.max_tokens"),
+        ({"thinking_token_budget": -1}, "thinking_token_budget"),
+        ({"tools": [{**tool, "name": "a" * 129}]}, "tools[0]"),
         ({"text": 5}, "text"),
         ({"text": {"verbosity": 5}}, "text.verbosity"),
         ({"text": {"format": 5}}, "text.format"),
@@ -942,6 +945,9 @@ def test_tool_types(s):
         ("function_call", "mcp__calc", "add"),
     )
     check.true("its arguments", json.loads(item["arguments"])["n"] in (1, 2), item)
+    long = "mcp." + "a-long_name." * 10 + "tool"
+    body = ask(tools=[{"type": "function", "name": long}], tool_choice="required", max_output_tokens=200)
+    check.equal("a name of 128 characters", (len(long), s.ok(RESPONSES, body)["output"][0]["name"]), (128, long))
     nested = ask(tools=[{"type": "function", "function": {"name": "f"}}], max_output_tokens=200)
     nested["tool_choice"] = {"type": "function", "function": {"name": "f"}}
     check.equal("tools and a choice as in chats", s.ok(RESPONSES, nested)["output"][0]["name"], "f")
