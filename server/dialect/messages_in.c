@@ -11,33 +11,8 @@
 
 /* ---- fields shared with chat completions ---- */
 
-/* Anthropic's fields, and this server's own for reproducibility (seed) and the cache. */
-static const char *const same[] = {"max_tokens",
-                                   "stream",
-                                   "temperature",
-                                   "top_p",
-                                   "top_k",
-                                   "service_tier",
-                                   "seed",
-                                   "min_p",
-                                   "min_tokens",
-                                   "presence_penalty",
-                                   "frequency_penalty",
-                                   "repetition_penalty",
-                                   "logit_bias",
-                                   "stop_token_ids",
-                                   "ignore_eos",
-                                   "skip_special_tokens",
-                                   "cache_salt",
-                                   "priority",
-                                   "mm_processor_kwargs",
-                                   "structured_outputs",
-                                   "guided_json",
-                                   "guided_regex",
-                                   "guided_choice",
-                                   "guided_grammar",
-                                   "return_cache_info",
-                                   "request_id"};
+/* In addition to those of all dialects. */
+static const char *const same[] = {"max_tokens"};
 
 static enum status limits(struct reader *r)
 {

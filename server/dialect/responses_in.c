@@ -13,64 +13,16 @@
 
 /* ---- fields shared with chat completions ---- */
 
-/* OpenAI's fields, and those of this and other servers that chat completions accepts too. */
-static const char *const same[] = {"stream",
-                                   "temperature",
-                                   "top_p",
-                                   "parallel_tool_calls",
-                                   "service_tier",
-                                   "user",
-                                   "top_k",
-                                   "min_p",
-                                   "seed",
-                                   "stop",
-                                   "stop_token_ids",
-                                   "ignore_eos",
-                                   "min_tokens",
-                                   "presence_penalty",
-                                   "frequency_penalty",
-                                   "repetition_penalty",
-                                   "logit_bias",
-                                   "skip_special_tokens",
-                                   "mm_processor_kwargs",
-                                   "cache_salt",
-                                   "priority",
-                                   "structured_outputs",
-                                   "guided_json",
-                                   "guided_regex",
-                                   "guided_choice",
-                                   "guided_grammar",
-                                   "return_cache_info",
-                                   "request_id"};
-/* Read elsewhere, or ignored. */
-static const char *const others[] = {"background",
-                                     "chat_template_kwargs",
-                                     "context_management",
-                                     "conversation",
-                                     "include",
-                                     "include_reasoning",
-                                     "input",
-                                     "instructions",
-                                     "max_output_tokens",
-                                     "max_tool_calls",
-                                     "metadata",
-                                     "model",
-                                     "moderation",
-                                     "previous_response_id",
-                                     "prompt",
-                                     "prompt_cache_key",
-                                     "prompt_cache_options",
-                                     "prompt_cache_retention",
-                                     "reasoning",
-                                     "safety_identifier",
-                                     "store",
-                                     "stream_options",
-                                     "text",
-                                     "thinking_token_budget",
-                                     "tool_choice",
-                                     "tools",
-                                     "top_logprobs",
-                                     "truncation"};
+/* In addition to those of all dialects. */
+static const char *const same[] = {"parallel_tool_calls", "user", "stop"};
+static const char *const others[] = {
+    /* read here */
+    "background", "chat_template_kwargs", "conversation", "include", "include_reasoning", "input",
+    "instructions", "max_output_tokens", "max_tool_calls", "metadata", "model", "previous_response_id",
+    "prompt", "prompt_cache_key", "prompt_cache_retention", "reasoning", "safety_identifier", "store", "text",
+    "thinking_token_budget", "tool_choice", "tools", "top_logprobs", "truncation",
+    /* ignored */
+    "context_management", "moderation", "prompt_cache_options", "stream_options"};
 #define COUNT(list) (sizeof(list) / sizeof *(list))
 
 static enum status refused(struct reader *r)
