@@ -932,6 +932,15 @@ def test_tool_types(s):
             check.equal(name + ": events", kinds, ["output_item.added", *input_events, "output_item.done"])
             check.equal(name + ": begun", out[2]["item"]["input"], "")
             check.equal(name + ": done", out[4]["input"], item["input"])
+    first = s.ok(
+        RESPONSES,
+        ask(tools=tools, tool_choice={"type": "custom", "name": "code"}, max_output_tokens=300),
+    )
+    result = {"type": "custom_tool_call_output", "call_id": first["output"][0]["call_id"], "output": "done"}
+    whole = [message("user", "What is in this picture?"), *first["output"], result]
+    count = s.ok(COUNT, {"tools": tools, "input": whole})["input_tokens"]
+    kept = {"tools": tools, "input": [result], "previous_response_id": first["id"]}
+    check.equal("a kept custom call", s.ok(COUNT, kept)["input_tokens"], count)
     cut = s.ok(
         RESPONSES, ask(tools=tools, tool_choice={"type": "custom", "name": "patch"}, max_output_tokens=55)
     )
