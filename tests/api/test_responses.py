@@ -102,7 +102,9 @@ def accumulate(out):
         if kind == "output_item.added":
             assert opened is None and e["output_index"] == len(items), e
             opened = e["item"]
-            assert opened["status"] == "in_progress" and not opened.get("content", opened.get("arguments")), e
+            assert opened["status"] == "in_progress" and not opened.get(
+                "content", opened.get("arguments")
+            ), e
             items.append(opened)
             continue
         assert opened is not None and e["output_index"] == len(items) - 1, e
@@ -164,7 +166,9 @@ def test_text(s):
     whole, chat = s.ok(RESPONSES, ask()), s.ok(CHAT, chat_of())
     text = chat["choices"][0]["message"]["content"]
     check.equal("keys", sorted(whole), KEYS)
-    check.true("ids", whole["id"].startswith("resp_") and whole["output"][0]["id"].startswith("msg_"), whole)
+    check.true(
+        "ids", whole["id"].startswith("resp_") and whole["output"][0]["id"].startswith("msg_"), whole
+    )
     part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
     check.equal(
         "as the chat",
@@ -177,7 +181,9 @@ def test_text(s):
         (chat["usage"]["completion_tokens"], chat["usage"]["total_tokens"]),
     )
     check.equal("streamed", bare(accumulate(events(s, ask()))), bare(whole))
-    check.true("token by token", sum(e["type"] == "response.output_text.delta" for e in events(s, ask())) > 5)
+    check.true(
+        "token by token", sum(e["type"] == "response.output_text.delta" for e in events(s, ask())) > 5
+    )
     for seed in (1, 2):
         sampled = {"temperature": 1, "top_k": 20, "top_p": 0.9, "seed": seed}
         want = s.ok(CHAT, chat_of("Count.", **sampled))["choices"][0]["message"]["content"]
@@ -236,10 +242,15 @@ def test_echo(s):
     )
     form = {"type": "json_schema", "name": "x", "schema": {"type": "boolean"}}
     got = s.ok(RESPONSES, ask(text={"format": form}))
-    check.equal("all keys of a format", got["text"]["format"], {"description": None, "strict": False, **form})
+    check.equal(
+        "all keys of a format", got["text"]["format"], {"description": None, "strict": False, **form}
+    )
     check.equal("penalties", (got["presence_penalty"], got["frequency_penalty"]), (0, 0))
     huge = [
-        {**TOOLS[0], "parameters": {"type": "object", "maximum": 10**30, "x": [0.1, -1e300, 1.0, "\u2028\0"]}}
+        {
+            **TOOLS[0],
+            "parameters": {"type": "object", "maximum": 10**30, "x": [0.1, -1e300, 1.0, "\u2028\0"]},
+        }
     ]
     check.equal(
         "numbers and texts of any kind",
@@ -273,7 +284,9 @@ def test_logprobs(s):
             check.equal("streamed", bare(accumulate(events(s, {**body, **include}))), bare(whole))
     plain = s.ok(RESPONSES, ask(include=["message.output_text.logprobs", "reasoning.encrypted_content"]))
     check.equal(
-        "no alternatives", {len(e["top_logprobs"]) for e in plain["output"][0]["content"][0]["logprobs"]}, {0}
+        "no alternatives",
+        {len(e["top_logprobs"]) for e in plain["output"][0]["content"][0]["logprobs"]},
+        {0},
     )
 
 
@@ -303,7 +316,10 @@ def test_prompts(s):
     )
     same_prompt("turns", s, want, {"input": [*turns, last], "instructions": "Be brief."})
     same_prompt(
-        "parts", s, want, {"input": [system, turns[0], output, {"type": "message", **message("user", part)}]}
+        "parts",
+        s,
+        want,
+        {"input": [system, turns[0], output, {"type": "message", **message("user", part)}]},
     )
 
 
@@ -373,7 +389,9 @@ def test_conversation(s):
         page = json.loads(s.request("GET", f"{RESPONSES}/{made}/input_items?limit=2&order=asc{after}")[2])
         pages += page["data"]
         after = f"&after={page['last_id']}"
-    check.equal("pages", ([i["content"][0]["text"] for i in pages], page["has_more"]), (list("01234"), False))
+    check.equal(
+        "pages", ([i["content"][0]["text"] for i in pages], page["has_more"]), (list("01234"), False)
+    )
     down = json.loads(s.request("GET", f"{RESPONSES}/{made}/input_items")[2])["data"]
     check.equal("newest first", [i["content"][0]["text"] for i in down], list("43210"))
     for query in ("limit=0", "limit=x", "order=up", "after=y"):
@@ -575,7 +593,9 @@ def test_owners(binary, demo):
             status = s.request("GET", f"{RESPONSES}/{name}{query}", headers=head)[0]
             follow = s.post(RESPONSES, ask(previous_response_id=name, cache_salt=salt), head)[0]
             check.equal(what, (status, follow), (200, 200) if found else (404, 400))
-        check.equal("not deleted by others", s.request("DELETE", f"{RESPONSES}/{mine}", headers=two)[0], 404)
+        check.equal(
+            "not deleted by others", s.request("DELETE", f"{RESPONSES}/{mine}", headers=two)[0], 404
+        )
         check.equal("no key", s.request("GET", f"{RESPONSES}/{mine}")[0], 401)
         s.stop()
 
@@ -670,7 +690,9 @@ def test_scripts(s):
         whole = s.ok(RESPONSES, say(name))
         check.equal(name, bare(whole["output"]), wanted(made))
         ids = [i["call_id"] for i in whole["output"] if i["type"] == "function_call"]
-        check.true(name + ": ids", len(set(ids)) == len(ids) and all(i.startswith("call_") for i in ids), ids)
+        check.true(
+            name + ": ids", len(set(ids)) == len(ids) and all(i.startswith("call_") for i in ids), ids
+        )
         check.equal(name + ": streamed", bare(accumulate(events(s, say(name)))), bare(whole))
         chat = s.ok(CHAT, tools_test.ask(name))["usage"]["completion_tokens_details"]
         check.equal(
@@ -946,7 +968,9 @@ def test_tool_types(s):
     )
     check.true("a cut input is text", cut["output"][0]["input"].startswith("*** Begin\n"), cut["output"])
     check.equal("repeated as sent", [t for t in cut["tools"] if t["type"] != "function"], tools)
-    body = ask(tools=tools, tool_choice={"type": "function", "name": "mcp__calc__add"}, max_output_tokens=200)
+    body = ask(
+        tools=tools, tool_choice={"type": "function", "name": "mcp__calc__add"}, max_output_tokens=200
+    )
     item = s.ok(RESPONSES, body)["output"][0]
     check.equal(
         "its namespace",
@@ -956,11 +980,15 @@ def test_tool_types(s):
     check.true("its arguments", json.loads(item["arguments"])["n"] in (1, 2), item)
     long = "mcp." + "a-long_name." * 10 + "tool"
     body = ask(tools=[{"type": "function", "name": long}], tool_choice="required", max_output_tokens=200)
-    check.equal("a name of 128 characters", (len(long), s.ok(RESPONSES, body)["output"][0]["name"]), (128, long))
+    check.equal(
+        "a name of 128 characters", (len(long), s.ok(RESPONSES, body)["output"][0]["name"]), (128, long)
+    )
     nested = ask(tools=[{"type": "function", "function": {"name": "f"}}], max_output_tokens=200)
     nested["tool_choice"] = {"type": "function", "function": {"name": "f"}}
     check.equal("tools and a choice as in chats", s.ok(RESPONSES, nested)["output"][0]["name"], "f")
-    check.equal("only hosted tools: none", s.ok(RESPONSES, ask(tools=HOSTED))["output"][0]["type"], "message")
+    check.equal(
+        "only hosted tools: none", s.ok(RESPONSES, ask(tools=HOSTED))["output"][0]["type"], "message"
+    )
     allowed = {
         "type": "allowed_tools",
         "mode": "required",
@@ -971,7 +999,8 @@ def test_tool_types(s):
     status, answer = s.post(
         RESPONSES,
         ask(
-            tools=[{**PATCH, "format": {**PATCH["format"], "definition": "start: x"}}], tool_choice="required"
+            tools=[{**PATCH, "format": {**PATCH["format"], "definition": "start: x"}}],
+            tool_choice="required",
         ),
     )
     check.equal("a wrong grammar", (status, answer["error"]["param"]), (400, "tools.patch.format"))
@@ -1033,7 +1062,9 @@ def accumulate_sealed(s, body):
 def client_of(s):
     import openai
 
-    return openai.OpenAI(base_url=f"http://{s.host}:{s.port}/v1", api_key="none", max_retries=0, timeout=300)
+    return openai.OpenAI(
+        base_url=f"http://{s.host}:{s.port}/v1", api_key="none", max_retries=0, timeout=300
+    )
 
 
 def test_sdk(s, told):
@@ -1048,7 +1079,9 @@ def test_sdk(s, told):
         "model": model,
         "temperature": 0,
         "input": [
-            message("user", [image(drawing(), detail="auto"), {"type": "input_text", "text": "What is it?"}])
+            message(
+                "user", [image(drawing(), detail="auto"), {"type": "input_text", "text": "What is it?"}]
+            )
         ],
     }
     whole = client.responses.create(**body)
@@ -1149,7 +1182,9 @@ def run(args, top):
     images = os.path.join(root, "models/demo-qwen3-vl")
     told = os.path.join(top, "told")
     after = ("Before.\n" + tools_test.CALL % "Graz" + "\nBehind it there is more.", None)
-    thinking = scripted.TEMPLATE.split("\n")[-1]  # at the beginning of the prompt: its end chooses the script
+    thinking = scripted.TEMPLATE.split("\n")[
+        -1
+    ]  # at the beginning of the prompt: its end chooses the script
     scripted.write(
         told,
         {n: text for n, (text, _) in {**SCRIPTS, "after": after}.items()} | {"wide": tools_test.WIDE},
