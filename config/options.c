@@ -39,6 +39,10 @@ static const struct row rows[] = {
     {"root-path", K_STRING, AT(root_path), NULL, 0, 0, NULL, "/PREFIX",
      "path prefix under which a proxy serves this server (default: none)"},
     {"backend", K_CHOICE, AT(backend), "auto", 0, 0, "auto|cpu|cuda", NULL, "where the model runs"},
+    {"gemm", K_CHOICE, AT(gemm), "auto", 0, 0, "auto|cublas|own", NULL,
+     "matrix products on a GPU: cuBLASLt for the weight shapes that are batch-invariant there, or own "
+     "kernels; "
+     "auto: cublas"},
     {"cpu-kernels", K_CHOICE, AT(cpu_kernels), "auto", 0, 0, "auto|reference|avx2|avx512|amx", NULL,
      "kernel set of the CPU backend (x86-64)"},
     {"threads", K_COUNT, AT(threads), "0", 0, 256, NULL, "N", "compute threads; 0 = all usable cores"},
