@@ -102,9 +102,7 @@ def accumulate(out):
         if kind == "output_item.added":
             assert opened is None and e["output_index"] == len(items), e
             opened = e["item"]
-            assert opened["status"] == "in_progress" and not opened.get(
-                "content", opened.get("arguments")
-            ), e
+            assert opened["status"] == "in_progress" and not opened.get("content", opened.get("arguments")), e
             items.append(opened)
             continue
         assert opened is not None and e["output_index"] == len(items) - 1, e
@@ -166,9 +164,7 @@ def test_text(s):
     whole, chat = s.ok(RESPONSES, ask()), s.ok(CHAT, chat_of())
     text = chat["choices"][0]["message"]["content"]
     check.equal("keys", sorted(whole), KEYS)
-    check.true(
-        "ids", whole["id"].startswith("resp_") and whole["output"][0]["id"].startswith("msg_"), whole
-    )
+    check.true("ids", whole["id"].startswith("resp_") and whole["output"][0]["id"].startswith("msg_"), whole)
     part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
     check.equal(
         "as the chat",
@@ -181,9 +177,7 @@ def test_text(s):
         (chat["usage"]["completion_tokens"], chat["usage"]["total_tokens"]),
     )
     check.equal("streamed", bare(accumulate(events(s, ask()))), bare(whole))
-    check.true(
-        "token by token", sum(e["type"] == "response.output_text.delta" for e in events(s, ask())) > 5
-    )
+    check.true("token by token", sum(e["type"] == "response.output_text.delta" for e in events(s, ask())) > 5)
     for seed in (1, 2):
         sampled = {"temperature": 1, "top_k": 20, "top_p": 0.9, "seed": seed}
         want = s.ok(CHAT, chat_of("Count.", **sampled))["choices"][0]["message"]["content"]
@@ -242,9 +236,7 @@ def test_echo(s):
     )
     form = {"type": "json_schema", "name": "x", "schema": {"type": "boolean"}}
     got = s.ok(RESPONSES, ask(text={"format": form}))
-    check.equal(
-        "all keys of a format", got["text"]["format"], {"description": None, "strict": False, **form}
-    )
+    check.equal("all keys of a format", got["text"]["format"], {"description": None, "strict": False, **form})
     check.equal("penalties", (got["presence_penalty"], got["frequency_penalty"]), (0, 0))
     huge = [
         {
@@ -389,9 +381,7 @@ def test_conversation(s):
         page = json.loads(s.request("GET", f"{RESPONSES}/{made}/input_items?limit=2&order=asc{after}")[2])
         pages += page["data"]
         after = f"&after={page['last_id']}"
-    check.equal(
-        "pages", ([i["content"][0]["text"] for i in pages], page["has_more"]), (list("01234"), False)
-    )
+    check.equal("pages", ([i["content"][0]["text"] for i in pages], page["has_more"]), (list("01234"), False))
     down = json.loads(s.request("GET", f"{RESPONSES}/{made}/input_items")[2])["data"]
     check.equal("newest first", [i["content"][0]["text"] for i in down], list("43210"))
     for query in ("limit=0", "limit=x", "order=up", "after=y"):
@@ -593,9 +583,7 @@ def test_owners(binary, demo):
             status = s.request("GET", f"{RESPONSES}/{name}{query}", headers=head)[0]
             follow = s.post(RESPONSES, ask(previous_response_id=name, cache_salt=salt), head)[0]
             check.equal(what, (status, follow), (200, 200) if found else (404, 400))
-        check.equal(
-            "not deleted by others", s.request("DELETE", f"{RESPONSES}/{mine}", headers=two)[0], 404
-        )
+        check.equal("not deleted by others", s.request("DELETE", f"{RESPONSES}/{mine}", headers=two)[0], 404)
         check.equal("no key", s.request("GET", f"{RESPONSES}/{mine}")[0], 401)
         s.stop()
 
@@ -690,9 +678,7 @@ def test_scripts(s):
         whole = s.ok(RESPONSES, say(name))
         check.equal(name, bare(whole["output"]), wanted(made))
         ids = [i["call_id"] for i in whole["output"] if i["type"] == "function_call"]
-        check.true(
-            name + ": ids", len(set(ids)) == len(ids) and all(i.startswith("call_") for i in ids), ids
-        )
+        check.true(name + ": ids", len(set(ids)) == len(ids) and all(i.startswith("call_") for i in ids), ids)
         check.equal(name + ": streamed", bare(accumulate(events(s, say(name)))), bare(whole))
         chat = s.ok(CHAT, tools_test.ask(name))["usage"]["completion_tokens_details"]
         check.equal(
@@ -968,9 +954,7 @@ def test_tool_types(s):
     )
     check.true("a cut input is text", cut["output"][0]["input"].startswith("*** Begin\n"), cut["output"])
     check.equal("repeated as sent", [t for t in cut["tools"] if t["type"] != "function"], tools)
-    body = ask(
-        tools=tools, tool_choice={"type": "function", "name": "mcp__calc__add"}, max_output_tokens=200
-    )
+    body = ask(tools=tools, tool_choice={"type": "function", "name": "mcp__calc__add"}, max_output_tokens=200)
     item = s.ok(RESPONSES, body)["output"][0]
     check.equal(
         "its namespace",
@@ -986,9 +970,7 @@ def test_tool_types(s):
     nested = ask(tools=[{"type": "function", "function": {"name": "f"}}], max_output_tokens=200)
     nested["tool_choice"] = {"type": "function", "function": {"name": "f"}}
     check.equal("tools and a choice as in chats", s.ok(RESPONSES, nested)["output"][0]["name"], "f")
-    check.equal(
-        "only hosted tools: none", s.ok(RESPONSES, ask(tools=HOSTED))["output"][0]["type"], "message"
-    )
+    check.equal("only hosted tools: none", s.ok(RESPONSES, ask(tools=HOSTED))["output"][0]["type"], "message")
     allowed = {
         "type": "allowed_tools",
         "mode": "required",
@@ -1062,9 +1044,7 @@ def accumulate_sealed(s, body):
 def client_of(s):
     import openai
 
-    return openai.OpenAI(
-        base_url=f"http://{s.host}:{s.port}/v1", api_key="none", max_retries=0, timeout=300
-    )
+    return openai.OpenAI(base_url=f"http://{s.host}:{s.port}/v1", api_key="none", max_retries=0, timeout=300)
 
 
 def test_sdk(s, told):
@@ -1079,9 +1059,7 @@ def test_sdk(s, told):
         "model": model,
         "temperature": 0,
         "input": [
-            message(
-                "user", [image(drawing(), detail="auto"), {"type": "input_text", "text": "What is it?"}]
-            )
+            message("user", [image(drawing(), detail="auto"), {"type": "input_text", "text": "What is it?"}])
         ],
     }
     whole = client.responses.create(**body)
@@ -1182,9 +1160,7 @@ def run(args, top):
     images = os.path.join(root, "models/demo-qwen3-vl")
     told = os.path.join(top, "told")
     after = ("Before.\n" + tools_test.CALL % "Graz" + "\nBehind it there is more.", None)
-    thinking = scripted.TEMPLATE.split("\n")[
-        -1
-    ]  # at the beginning of the prompt: its end chooses the script
+    thinking = scripted.TEMPLATE.split("\n")[-1]  # at the beginning of the prompt: its end chooses the script
     scripted.write(
         told,
         {n: text for n, (text, _) in {**SCRIPTS, "after": after}.items()} | {"wide": tools_test.WIDE},
