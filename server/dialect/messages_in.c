@@ -142,6 +142,8 @@ static enum status thinking(struct reader *r, struct reasoning_ask *ask)
     budget = field(from, "budget_tokens");
     if (budget && (!json_to_int(budget, &n) || n < 1))
         return api_fail(r->e, 400, "invalid_value", "thinking.budget_tokens", "Must be a positive integer.");
+    if (json_is(type, "enabled")) ask->budget = budget;
+    ask->budget_path = "thinking.budget_tokens";
     ask->drop = json_is(display, "omitted");
     ask->enabled = i > 0 ? json_true() : json_false();
     return ST_OK;

@@ -230,6 +230,22 @@ def test_order_of_arguments(binary, folder):
     s.stop()
 
 
+def test_budget_of_messages(binary, folder):
+    """thinking.budget_tokens closes the thinking, as a chat's thinking_token_budget does."""
+    s = Server(binary, folder, "--kv-memory", "64M")
+    for budget in (1, 4):
+        lengths = []
+        for seed in range(8):
+            body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 60, "seed": seed,
+                    "thinking": {"type": "enabled", "budget_tokens": budget}, "guided_regex": "[ab]{3}"}
+            blocks = s.ok("/v1/messages", body)["content"]
+            lengths += [len(s.ok("/tokenize", {"prompt": b["thinking"]})["tokens"])
+                        for b in blocks if b["type"] == "thinking"]
+            check.true("then the answer", blocks[-1]["text"].strip("ab") == "", blocks)
+        check.true(f"budget {budget}", lengths and max(lengths) <= 4 * budget + 4, lengths)
+    s.stop()
+
+
 def test_many_references(binary, folder):
     """Parameters that refer to each other many times over are no more work than they are text."""
     s = Server(binary, folder, "--kv-memory", "64M")
@@ -302,6 +318,7 @@ def main():
     for kind in ("qwen2_f32", "../gemma4/dense_f32"):
         check.run(test_cut_calls, a.binary, os.path.join(GOLDEN, kind))
     check.run(test_dialects, a.binary, a.demo)
+    check.run(test_budget_of_messages, a.binary, os.path.join(GOLDEN, "../gemma4/dense_f32"))
     check.run(test_many_references, a.binary, os.path.join(GOLDEN, "../gemma4/dense_f32"))
     check.run(test_faults, a.binary, a.demo)
     check.end()
