@@ -24,8 +24,7 @@ static void state_to(struct reasoning_parse *p, enum reasoning_state state)
         [REASON_CLOSED] = 1u << REASON_AFTER,
         [REASON_AFTER] = 0,
     };
-    (void)next;
-    ASSERT_SLOW(next[p->state] >> state & 1);
+    ASSERT(next[p->state] >> state & 1);
     p->state = state;
 }
 

@@ -3,8 +3,8 @@
  * once. */
 #include "server/generate/constraint.h"
 
+#include "config/base/log.h"
 #include "server/chat/tool_calls/tool_calls.h"
-#include "server/generate/grammars.h"
 #include "server/http/fields.h"
 #include "server/http/limits.h"
 
@@ -148,19 +148,57 @@ static bool may_be_called(const struct tool_choice *f, const char *name)
     return false;
 }
 
-/* One call of any allowed function. */
+static bool is_weak(const struct constraint_maker *m, size_t tool)
+{
+    return m->weak.bits[tool / 32] >> (tool % 32) & 1;
+}
+
+/* The schema of a tool can't be enforced, as the request's error says. A request that can do without that
+ * goes on, with any object for it. */
+static bool weaken(struct constraint_maker *m, json_t *tools, size_t tool)
+{
+    const struct api_error *e = &m->g->r->response.error;
+    json_t *function = field(json_array_get(tools, tool), "function");
+    if (e->http != 400 || gen_strict(function) || m->g->p.tool_choice.named || is_weak(m, tool)) return false;
+    log_warn("req=%s tools[%zu], '%s': any object is accepted as arguments. %s", m->g->r->http.id, tool,
+             json_string_value(field(function, "name")), e->message);
+    m->weak.bits[tool / 32] |= 1u << (tool % 32);
+    return true;
+}
+
+static void name_tool(struct api_error *e, json_t *function)
+{
+    char why[sizeof e->message];
+    memcpy(why, e->message, sizeof why);
+    if (e->http == 400)
+        snprintf(e->message, sizeof e->message, "The function '%.128s': %.360s",
+                 json_string_value(field(function, "name")), why);
+}
+
+/* One call of any allowed function. ST_AGAIN: some tools were weakened. */
 static enum status any_call(struct constraint_maker *m, json_t *tools, gx *out)
 {
     const struct tool_choice *f = &m->g->p.tool_choice;
     size_t n = json_array_size(tools), used = 0;
     gx *list = calloc(n + 1, sizeof *list);
     enum status st = list ? ST_OK : no_memory(m);
+    struct api_error *e = &m->g->r->response.error;
+    bool again, weakened = false;
     for (size_t i = 0; i < n && !st; i++) {
         json_t *function = field(json_array_get(tools, i), "function");
-        enum call_schema use = f->required || gen_strict(function) ? CALL_SCHEMA : CALL_FREE;
-        if (may_be_called(f, json_string_value(field(function, "name"))))
-            st = constraint_call(m, function, use, i, &list[used++]);
+        enum call_schema use = is_weak(m, i)                         ? CALL_ANY
+                               : f->required || gen_strict(function) ? CALL_SCHEMA
+                                                                     : CALL_FREE;
+        if (!may_be_called(f, json_string_value(field(function, "name")))) continue;
+        st = constraint_call(m, function, use, i, &list[used++]);
+        if (!st) continue;
+        again = weaken(m, tools, i);
+        if (again) *e = (struct api_error){0};
+        else name_tool(e, function);
+        if (again && !rx_status(gb_pool(m->b))) st = ST_OK; /* else it fails for all that follow */
+        weakened = weakened || again;
     }
+    if (weakened && !e->http) st = ST_AGAIN;
     if (!st) *out = gb_alt(m->b, list, used);
     free(list);
     return st;
@@ -231,7 +269,7 @@ static gx with_reasoning(struct constraint_maker *m, gx body)
 {
     const char *const tags[] = {reasoning_close(m->g->p.reasoning_syntax)};
     if (m->g->p.reasoning == REASONING_NONE) return body;
-    static const uint32_t blanks[8] = {1u << '\n' | 1u << '\r' | 1u << '\t', 1};
+    static const uint32_t blanks[8] = {1u << '\n'}; /* they belong to the tag (chat/reasoning_parse.h) */
     struct rx_pool *p = gb_pool(m->b);
     gx blank = gb_regex(m->b, rx_repeat(p, rx_bytes(p, blanks), 0, 4));
     gx rest[] = {constraint_text_without(m, tags, 1), gb_tag(m->b, m->vocab, tags[0]), blank, body};
@@ -241,7 +279,7 @@ static gx with_reasoning(struct constraint_maker *m, gx body)
     return gb_alt(m->b, either, 2);
 }
 
-static enum status build(struct constraint_maker *m, json_t *tools, struct grammar **out)
+static enum status build_once(struct constraint_maker *m, json_t *tools, struct grammar **out)
 {
     gx body, all;
     struct err err = {{0}};
@@ -259,6 +297,39 @@ static enum status build(struct constraint_maker *m, json_t *tools, struct gramm
     struct grammar_error error = {{0}, {0}};
     snprintf(error.message, sizeof error.message, "%.250s", err.msg);
     return constraint_error(m, st, m->g->p.format.param, &error);
+}
+
+static enum status build(struct constraint_maker *m, json_t *tools, struct grammar **out)
+{
+    struct api_error *e = &m->g->r->response.error;
+    enum status st;
+    do st = build_once(m, tools, out);
+    while (st == ST_AGAIN); /* each time with more weak tools */
+    bool weakened = false;  /* together they are too large */
+    for (size_t i = 0; st && !e->param[0] && i < json_array_size(tools); i++)
+        weakened = weaken(m, tools, i) || weakened;
+    if (!weakened) return st;
+    *e = (struct api_error){0};
+    return build_once(m, tools, out);
+}
+
+/* Tells the client which schemas are not enforced. */
+static enum status warn(struct gen *g, json_t *tools, const struct tool_set *weak)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; i < json_array_size(tools); i++) {
+        if (!(weak->bits[i / 32] >> (i % 32) & 1)) continue;
+        json_array_append_new(
+            list,
+            json_sprintf("The schema of the function '%s' can't be enforced: its "
+                         "arguments are any object. With \"strict\": true the "
+                         "request is refused, and the error says why.",
+                         json_string_value(field(field(json_array_get(tools, i), "function"), "name"))));
+    }
+    if (json_array_size(list)) g->warnings = json_dumps(list, JSON_COMPACT);
+    bool ok = list && (!json_array_size(list) || g->warnings);
+    json_decref(list);
+    return ok ? ST_OK : api_nomem(&g->r->response.error);
 }
 
 /* ---- the cache key ---- */
@@ -332,8 +403,11 @@ enum status gen_constraint_make(struct gen *g)
     p->tool_choice.named =
         json_string_value(json_object_get(g->compile, "named")); /* the body's copy is freed */
     g->grammar = grammars_find(g->r->srv->grammars, g->compile_key);
-    if (g->grammar) gen_constraint_made(g);
-    return ST_OK;
+    if (!g->grammar) return ST_OK;
+    m.weak = grammars_weak(g->r->srv->grammars, g->compile_key, NULL);
+    enum status st = warn(g, tools, &m.weak);
+    gen_constraint_made(g);
+    return st;
 }
 
 void gen_constraint_made(struct gen *g)
@@ -354,11 +428,13 @@ enum status gen_constraint_compile(struct gen *g)
     uint64_t tenant = gen_grammar_tenant(g);
     /* One with the same key may be cached meanwhile. */
     g->grammar = grammars_find(all, g->compile_key);
+    json_t *tools = json_object_get(g->compile, "functions");
     if (g->grammar) {
         grammars_dismiss(all, g->compile_bytes);
-        return ST_OK;
+        m.weak = grammars_weak(all, g->compile_key, NULL);
+        return warn(g, tools, &m.weak);
     }
-    enum status st = build(&m, json_object_get(g->compile, "functions"), &g->grammar);
+    enum status st = build(&m, tools, &g->grammar);
     if (st) {
         grammars_dismiss(all, g->compile_bytes);
         return st;
@@ -370,7 +446,8 @@ enum status gen_constraint_compile(struct gen *g)
                         grammar_bytes(g->grammar) >> 20);
     if (st == ST_AGAIN)
         return api_fail(e, 503, "grammar_memory", gen_constraint_param(g), "%s", gen_grammar_memory_full);
-    return st ? no_memory(&m) : ST_OK;
+    (void)grammars_weak(all, g->compile_key, &m.weak);
+    return st ? no_memory(&m) : warn(g, tools, &m.weak);
 }
 
 uint64_t gen_grammar_tenant(const struct gen *g)

@@ -4,14 +4,16 @@
 #define KVASIR_CONSTRAINT_H
 
 #include "server/generate/generate.h"
+#include "server/generate/grammars.h"
 #include "server/grammar/build.h"
 
 struct constraint_maker {
     struct gen *g;
     struct grammar_builder *b;
     const struct grammar_vocab *vocab;
-    json_t *rules;  /* a function's $defs by name, while its call is built */
-    bool any_order; /* of properties, in what is being built: content or a call */
+    json_t *rules;        /* a function's $defs by name, while its call is built */
+    bool any_order;       /* of properties, in what is being built: content or a call */
+    struct tool_set weak; /* tools whose schemas can't be enforced: any object */
 };
 
 /* generate/format.c. Does a json_schema or a function set `strict`? */

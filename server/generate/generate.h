@@ -100,7 +100,7 @@ struct gen_params {
     enum reasoning_use reasoning; /* chat: how reasoning is returned, if the template supports it */
     struct {
         bool limited;
-        uint32_t budget, open, close; /* tokens of reasoning; ids of its tags */
+        uint32_t budget, close; /* tokens of reasoning; the one that ends it */
     } think;
     struct response_format format;
     struct tool_choice tool_choice;
@@ -215,6 +215,7 @@ struct gen {
     const struct grammar_vocab *vocab; /* with grammar: the model's vocabulary */
     json_t *compile;   /* the grammar's source, with all it references in the body; owned, like */
     char *compile_key; /* its text. NULL: nothing to compile */
+    char *warnings;    /* for the response: a JSON list, or NULL; owned */
     size_t compile_bytes;
     bool compile_waits;
     uint64_t compile_us, compile_turn; /* since when; a tenant compiles one grammar per turn */
@@ -383,7 +384,8 @@ struct gen_usage {
     uint64_t prompt, completion, cached, image, reasoning, accepted, rejected;
 };
 struct gen_usage gen_usage(const struct gen *g);
-/* ,"cache_info":.., if requested: the cache report of the prompt; with several prompts a list. */
+/* ,"warnings":.. and, if requested, ,"cache_info":..: the cache report of the prompt; with several prompts a
+ * list. */
 void gen_cache_info(struct json_writer *o, const struct gen *g);
 void gen_event_end(struct json_writer *o, struct gen *g); /* closes the event's object */
 void gen_stream_token(struct choice *c);                  /* before each token: one chunk per step */

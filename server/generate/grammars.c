@@ -28,6 +28,7 @@ struct kept {
     uint8_t key[crypto_hash_sha256_BYTES];
     struct grammar *grammar;
     uint64_t used_us, tenant;
+    struct tool_set weak;
 };
 
 struct grammars {
@@ -267,6 +268,19 @@ enum status grammars_keep(struct grammars *g, const char *text, uint64_t tenant,
     }
     uv_mutex_unlock(&g->lock);
     return st;
+}
+
+struct tool_set grammars_weak(struct grammars *g, const char *text, const struct tool_set *set)
+{
+    uint8_t key[crypto_hash_sha256_BYTES];
+    struct tool_set weak = {{0}};
+    key_of(text, key);
+    uv_mutex_lock(&g->lock);
+    struct kept *k = kept_at(g, key);
+    if (k && set) k->weak = *set;
+    if (k) weak = k->weak;
+    uv_mutex_unlock(&g->lock);
+    return weak;
 }
 
 const struct grammar_memory *grammars_memory(const struct grammars *g)

@@ -45,6 +45,7 @@ void gen_free(struct gen *g)
     grammar_unref(g->grammar);
     json_decref(g->compile);
     free(g->compile_key);
+    free(g->warnings);
     for (uint32_t i = 0; i < g->prompt_count; i++) {
         prompt_free(&g->prompts[i].prompt);
         free(g->prompts[i].text);

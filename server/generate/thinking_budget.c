@@ -7,24 +7,37 @@
 
 #include <string.h>
 
-/* Reasoning has begun, is not closed, and has all of its tokens after tokens[0..count). */
+/* Most tokens that a character takes, in which the tag can't follow. */
+#define LATE 8u
+
+/* Follows the text of tokens up to the end of `tag`, after white space alone if `first`. The number of tokens
+ * read; UINT32_MAX: it is not there. */
+static uint32_t tag_skip(const struct tokenizer *tok, const uint32_t *tokens, uint32_t count, const char *tag,
+                         bool first)
+{
+    size_t len, k = 0, want = strlen(tag);
+    for (uint32_t i = 0; i < count; i++) {
+        const char *text = tok_bytes(tok, tokens[i], &len);
+        for (size_t at = 0; at < len && k < want; at++) {
+            if (text[at] == tag[k]) k++;
+            else if (!first) k = text[at] == tag[0]; /* which a tag has only once */
+            else if (k || !text[at] || !strchr(" \n\t\r", text[at])) return UINT32_MAX;
+        }
+        if (k == want) return i + 1;
+    }
+    return UINT32_MAX;
+}
+
+/* Reasoning has begun, is not closed, and has all of its tokens in tokens[0..count). */
 static bool spent(const struct choice *c, const uint32_t *tokens, uint32_t count)
 {
     const struct gen *g = c->gen;
     const struct tokenizer *tok = g->r->srv->model->tok;
-    uint32_t i = 0;
-    bool inside = g->inside_reasoning;
-    for (; i < count && !inside; i++) { /* it begins with a tag, after white space at most */
-        size_t len, k = 0;
-        const char *text = tok_bytes(tok, tokens[i], &len);
-        inside = tokens[i] == g->p.think.open;
-        while (!inside && k < len && strchr(" \n\t\r", text[k]) && text[k]) k++;
-        if (!inside && k < len) return false;
-    }
-    if (!inside || count - i < g->p.think.budget) return false;
-    for (; i < count; i++)
-        if (tokens[i] == g->p.think.close) return false;
-    return true;
+    enum reasoning_syntax syntax = g->p.reasoning_syntax;
+    uint32_t budget = g->p.think.budget,
+             begun = g->inside_reasoning ? 0 : tag_skip(tok, tokens, count, reasoning_open(syntax), true);
+    if (begun == UINT32_MAX || count - begun < budget || count - begun - budget > LATE) return false;
+    return tag_skip(tok, tokens + begun, count - begun, reasoning_close(syntax), false) == UINT32_MAX;
 }
 
 static enum mask_state prepare(void *arg, const uint32_t *tokens, uint32_t count, bool brief)
@@ -75,8 +88,7 @@ enum status gen_thinking_budget(struct gen *g, json_t *v, const char *param)
     struct api_error *e = &g->r->response.error;
     const struct tokenizer *tok = g->r->srv->model->tok;
     enum reasoning_syntax syntax = g->p.reasoning_syntax;
-    const char *open = syntax == REASONING_CHANNEL ? CHANNEL_OPEN : reasoning_open(syntax),
-               *close = reasoning_close(syntax);
+    const char *close = reasoning_close(syntax);
     if (!v) return ST_OK;
     if (!json_is_integer(v)) return api_fail(e, 400, "invalid_type", param, "%s must be an integer.", param);
     json_int_t budget = json_integer_value(v);
@@ -88,7 +100,6 @@ enum status gen_thinking_budget(struct gen *g, json_t *v, const char *param)
                      : ST_OK;
     g->p.think.limited = true;
     g->p.think.budget = budget < UINT32_MAX ? (uint32_t)budget : UINT32_MAX;
-    if (!tok_id_of(tok, open, strlen(open), &g->p.think.open)) g->p.think.open = UINT32_MAX;
     return ST_OK;
 }
 

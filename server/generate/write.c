@@ -81,6 +81,10 @@ void gen_cache_info(struct json_writer *o, const struct gen *g)
 {
     static const struct sched_cache_info nothing = {
         .stop = CACHE_STOP_DISABLED}; /* a prompt that is only echoed */
+    if (g->warnings) {
+        jw_text(o, ",\"warnings\":");
+        jw_text(o, g->warnings);
+    }
     if (!g->p.return_cache_info) return;
     jw_text(o, g->prompt_count > 1 ? ",\"cache_info\":{\"prompts\":[" : ",\"cache_info\":");
     for (uint32_t i = 0; i < g->prompt_count; i++) {

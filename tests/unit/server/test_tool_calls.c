@@ -1,6 +1,7 @@
 /* Tool calls written a little wrong, in every syntax (tests/golden/tool_calls.json, made by
  * scripts/reference/make_tool_calls.py): what a person reads in them, however the text is cut. */
 #include "server/chat/output.h"
+#include "server/chat/template.h"
 #include "server/chat/tool_calls/types.h"
 
 #include <jansson.h>
@@ -107,6 +108,116 @@ static void test_corpus(void **state)
     assert_int_equal(wrong, 0);
 }
 
+/* ---- what the templates write ---- */
+
+#define TOOLS "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}"
+#define TURNS(call_)                                                                                         \
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls or [] %}"                  \
+    "{% set f = c.function %}" call_ "{% endfor %}</end>{% endfor %}"
+#define EACH(pair_) "{% for k, v in f.arguments | items %}" pair_ "{% endfor %}"
+#define TEXT        "{{ v if v is string else v | tojson }}"
+
+/* As the templates of these syntaxes write calls; NULL: a template of the golden file. */
+static const struct {
+    const char *name, *source;
+    enum tool_call_syntax syntax;
+} templates[] = {
+    {"qwen2.5", NULL, TOOL_SYNTAX_JSON},
+    {"qwen3", NULL, TOOL_SYNTAX_JSON},
+    {"qwen3-vl", NULL, TOOL_SYNTAX_JSON},
+    {"gemma4", NULL, TOOL_SYNTAX_CALL},
+    {"xml",
+     TOOLS TURNS("<tool_call>\n<function={{ f.name }}>\n" EACH(
+         "<parameter={{ k }}>\n" TEXT "\n</parameter>\n") "</function>\n</tool_call>"),
+     TOOL_SYNTAX_XML},
+    {"glm",
+     TOOLS TURNS("\n<tool_call>{{ f.name }}\n" EACH("<arg_key>{{ k }}</arg_key>\n<arg_value>" TEXT
+                                                    "</arg_value>\n") "</tool_call>"),
+     TOOL_SYNTAX_GLM},
+    {"mistral", TOOLS TURNS("[TOOL_CALLS]{{ f.name }}[ARGS]{{ f.arguments | tojson }}"), TOOL_SYNTAX_MISTRAL},
+    {"mistral list",
+     TOOLS TURNS("[TOOL_CALLS][{\"name\": \"{{ f.name }}\", \"arguments\": {{ f.arguments | tojson }}}]"),
+     TOOL_SYNTAX_MISTRAL_LIST},
+    {"lfm2",
+     "List of tools: [" TOOLS "]" TURNS("<|tool_call_start|>[{{ f.name }}(" EACH(
+         "{{ k }}={{ v | tojson }}{{ ', ' if not loop.last }}") ")]<|tool_call_end|>"),
+     TOOL_SYNTAX_LFM2},
+};
+
+static const char *const arguments[] = {
+    "{}",
+    "{\"query\": \"it's \\\"5\\\" o'clock\", \"tags\": [\"a b\", \"\", \"c]\"], \"limit\": 10}",
+    "{\"path\": \"/tmp/x.c\", \"text\": \"int main(void)\\n{\\n    return 0; // {[( , \\\\n \\\"\\n}\"}",
+    "{\"options\": {\"color\": \"red\", \"size\": [1, -2.5e3], \"deep\": {\"on\": false, \"no\": null}}, "
+    "\"x\": 0.5, "
+    "\"note\": null}",
+    "{\"city\": \"Zürich 北京 😀\", \"days\": 3, \"metric\": true}",
+};
+static const char *const callees[] = {"clock", "search", "write_file", "plot", "get_weather"};
+
+/* The prompt's last turn but one, with two calls. */
+static char *rendered(struct template *t, const char *name, const char *args)
+{
+    struct chat_limits limits = CHAT_LIMITS_DEFAULT;
+    struct chat_messages messages = {0};
+    struct api_error error = {0};
+    struct template_result result;
+    struct err err;
+    json_t *call = json_pack("{s:s,s:s,s:{s:s,s:s}}", "id", "c", "type", "function", "function", "name", name,
+                             "arguments", args);
+    json_t *list = json_pack("[{s:s,s:s},{s:s,s:s,s:[O,O]},{s:s,s:s}]", "role", "user", "content", "q",
+                             "role", "assistant", "content", "", "tool_calls", call, call, "role", "user",
+                             "content", "<<after>>");
+    assert_non_null(list);
+    if (chat_messages_parse(list, &limits, &messages, &error)) fail_msg("%s", error.message);
+    const struct template_request rq = {.messages = &messages};
+    if (template_render(t, &rq, &result, &err)) fail_msg("%s", err.msg);
+    char *text = strndup(result.text, result.len), *end = strstr(text, "<<after>>");
+    assert_non_null(end);
+    *end = '\0';
+    template_result_free(&result);
+    chat_messages_free(&messages);
+    json_decref(list);
+    json_decref(call);
+    return text;
+}
+
+static void test_round_trip(void **state)
+{
+    (void)state;
+    json_t *golden = json_load_file("tests/golden/templates/cases.json", JSON_ALLOW_NUL, NULL);
+    for (size_t i = 0; i < sizeof templates / sizeof *templates; i++) {
+        const char *source = templates[i].source;
+        if (!source)
+            source =
+                json_string_value(json_object_get(json_object_get(golden, "templates"), templates[i].name));
+        struct template *t;
+        struct err err;
+        if (template_create(source, strlen(source), NULL, 0, NULL, &t, &err)) fail_msg("%s", err.msg);
+        if (template_caps(t, true)->calls != templates[i].syntax)
+            fail_msg("the syntax of %s", templates[i].name);
+        for (size_t k = 0; k < sizeof arguments / sizeof *arguments; k++) {
+            char *text = rendered(t, callees[k], arguments[k]);
+            json_t *got = json_object_get(read_calls(templates[i].syntax, false, text, strlen(text), 3, 1),
+                                          "calls"),
+                   *want = json_loads(arguments[k], 0, NULL);
+            if (json_array_size(got) != 2) fail_msg("%zu calls in %s", json_array_size(got), text);
+            for (size_t c = 0; c < 2; c++) {
+                json_t *one = json_array_get(got, c),
+                       *args = json_loads(json_string_value(json_array_get(one, 1)), 0, NULL);
+                assert_string_equal(json_string_value(json_array_get(one, 0)), callees[k]);
+                if (!json_equal(args, want))
+                    fail_msg("%s of %s", json_string_value(json_array_get(one, 1)), text);
+                json_decref(args);
+            }
+            json_decref(want);
+            free(text);
+        }
+        template_free(t);
+    }
+    json_decref(golden);
+}
+
 int main(void)
 {
     json_t *all = json_load_file(LIST, 0, NULL), *functions = json_object_get(all, "functions"), *one;
@@ -116,7 +227,8 @@ int main(void)
     if (!types) return 1;
     json_array_foreach(functions, i, one) json_object_set_new(
         names, json_string_value(json_object_get(json_object_get(one, "function"), "name")), json_true());
-    const struct CMUnitTest tests[] = {cmocka_unit_test_prestate(test_corpus, all)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test_prestate(test_corpus, all),
+                                       cmocka_unit_test(test_round_trip)};
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     tool_types_destroy(types);
     json_decref(names);
