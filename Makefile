@@ -75,6 +75,8 @@ TILES_TESTS := $(patsubst %,$(OUT)/tests/%_tiles,$(filter \
 TILES_RUN   := $(if $(filter asan tsan,$(CONFIG)),,$(TILES_TESTS))
 TEST_LIB_OBJ := $(patsubst %.c,$(OUT)/%.c.o,$(wildcard tests/lib/*.c))
 TEST_LIB := $(OUT)/libtest.a
+# What needs the server's libraries: they are missing where devices are checked.
+SRV_TEST_OBJ := $(patsubst %.c,$(OUT)/%.c.o,$(wildcard tests/lib/server/*.c))
 
 all: $(OUT)/kvasir
 core: $(CORE_TESTS)
@@ -98,7 +100,7 @@ $(OUT)/tests/lib/tiles/%.c.o: MODE := $(patsubst -O3,-O2 $(ONE_OF_EACH),$(MODE))
 LIB_CFLAGS = $(shell pkg-config --cflags $(PKGS))
 LIB_LDLIBS = $(shell pkg-config --libs $(PKGS))
 $(OUT)/server/%.c.o: EXTRA = $(LIB_CFLAGS)
-$(OUT)/tests/unit/server/%.c.o: EXTRA = $(LIB_CFLAGS)
+$(OUT)/tests/unit/server/%.c.o $(OUT)/tests/lib/server/%.c.o: EXTRA = $(LIB_CFLAGS)
 # Tests spend their time in what they call; compiled at -O1 they build twice as fast.
 $(OUT)/tests/unit/%.c.o $(OUT)/tests/sim/%.c.o: MODE := $(patsubst -O3,-O1,$(MODE))
 
@@ -127,8 +129,8 @@ $(CORE_TESTS): $(OUT)/tests/%: $$(call test_obj,$$*) $(TEST_LIB) $(OUT)/libcore.
 	$(CC) $(MODE) $< $(TEST_LIB) $(OUT)/libcore.a $(LDFLAGS) $(LD_CMOCKA) -lm -lpthread -ldl -o $@
 $(TILES_TESTS): $(OUT)/tests/%_tiles: $$(call test_obj,$$*) $(TILES_OBJ) $(TEST_LIB) $(OUT)/libcore.a
 	$(CC) $(MODE) $^ $(LDFLAGS) $(LD_CMOCKA) -lm -lpthread -ldl -o $@
-$(FULL_TESTS): $(OUT)/tests/%: $$(call test_obj,$$*) $(TEST_LIB) $(OUT)/libserver.a $(OUT)/libcore.a
-	$(CC) $(MODE) $< $(TEST_LIB) $(OUT)/libserver.a $(OUT)/libcore.a $(LDFLAGS) $(LIB_LDLIBS) $(LD_CMOCKA) -lm \
+$(FULL_TESTS): $(OUT)/tests/%: $$(call test_obj,$$*) $(SRV_TEST_OBJ) $(TEST_LIB) $(OUT)/libserver.a $(OUT)/libcore.a
+	$(CC) $(MODE) $< $(SRV_TEST_OBJ) $(TEST_LIB) $(OUT)/libserver.a $(OUT)/libcore.a $(LDFLAGS) $(LIB_LDLIBS) $(LD_CMOCKA) -lm \
 		-lpthread -ldl -o $@
 
 # Tests, or kvasir, with a known bug put in: MUTANTS="NAME/PROGRAM ...". tests/mutants/run.py has written the
@@ -253,8 +255,8 @@ test-cuda-emu: $(HOST_SELFTEST)
 	@sh tests/cuda-emulator/selftest/run.sh $(HOST_OUT) $(HOST_MODES)
 
 HOST_NAMES := $(if $(CUDA_BACKEND),test_backend_linear test_backend_ops test_backend_attn \
-	test_backend_experts test_cuda_faults test_engine_golden test_engine_draft test_engine_invariance \
-	test_cuda_graphs test_cuda_cpu)
+	test_backend_experts test_cuda_faults test_cuda_gemm test_engine_golden test_engine_draft \
+	test_engine_invariance test_cuda_graphs test_cuda_cpu)
 ifeq ($(CONFIG)$(ALL_HOST),asan)
 HOST_NAMES := $(filter test_backend_ops test_engine_golden,$(HOST_NAMES))
 endif

@@ -39,6 +39,10 @@ static const struct row rows[] = {
     {"root-path", K_STRING, AT(root_path), NULL, 0, 0, NULL, "/PREFIX",
      "path prefix under which a proxy serves this server (default: none)"},
     {"backend", K_CHOICE, AT(backend), "auto", 0, 0, "auto|cpu|cuda", NULL, "where the model runs"},
+    {"gemm", K_CHOICE, AT(gemm), "auto", 0, 0, "auto|cublas|own", NULL,
+     "matrix products on a GPU: cuBLASLt for the weight shapes that are batch-invariant there, or own "
+     "kernels; "
+     "auto: cublas"},
     {"cpu-kernels", K_CHOICE, AT(cpu_kernels), "auto", 0, 0, "auto|reference|avx2|avx512|amx", NULL,
      "kernel set of the CPU backend (x86-64)"},
     {"threads", K_COUNT, AT(threads), "0", 0, 256, NULL, "N", "compute threads; 0 = all usable cores"},
@@ -114,13 +118,14 @@ static const struct row rows[] = {
      "accepted API keys, one per line; a line \"KEY priority\" lets its requests' priority count "
      "before other keys' (default: no key needed)"},
     {"enable-admin", K_CHOICE, AT(enable_admin), "auto", 0, 0, "auto|on|off", NULL,
-     "POST /reset_prefix_cache and the like; auto: with API keys, or if --host is a loopback address"},
+     "POST /reset_prefix_cache and the like; auto: for API keys with \"priority\", or if --host is a "
+     "loopback address"},
     {"cors-origins", K_STRING, AT(cors_origins), "loopback", 0, 0, NULL, "ORIGIN[,ORIGIN]",
      "web pages that may use the server: SCHEME://HOST[:PORT], loopback (those of this machine) or *; its "
      "own page always may"},
     {"allowed-hosts", K_STRING, AT(allowed_hosts), "auto", 0, 0, NULL, "HOST[,HOST]",
      "names in the Host header, in addition to loopback ones, addresses and --host: HOST, *.HOST or *; auto: "
-     "none without API keys on a loopback address, else any"},
+     "none without API keys, else any"},
     {"accept-any-model", K_BOOL, AT(accept_any_model), "off", 0, 0, NULL, NULL,
      "accept requests for any model name"},
     {"max-body-bytes", K_SIZE, AT(max_body_bytes), "64M", 1024, 1ull << 31, NULL, "SIZE",

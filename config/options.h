@@ -20,6 +20,7 @@ struct options {
     char *backend;           /* auto | cpu | cuda */
     char *cpu_kernels;       /* auto | reference | avx2 | avx512 | amx */
     char *dtype;             /* auto | bf16 | f32 */
+    char *gemm;              /* auto | cublas | own */
     char *quantize;          /* none | int8 | int4 */
     char *kv_dtype;          /* auto | bf16 | int8 */
     uint64_t threads;        /* 0 = all usable cores */

@@ -93,10 +93,14 @@ static enum status pick_kv_type(const struct engine_options *opt, enum be_dtype 
 static enum status open_backend(const struct engine_options *opt, struct engine *e, struct err *err)
 {
     const char *set = opt->kernels ? opt->kernels : "auto";
-    const char *hopper = env_get("KVASIR_CUDA_HOPPER");
+    const char *hopper = env_get("KVASIR_CUDA_HOPPER"),
+               *gemm = opt->gemm ? opt->gemm : env_get("KVASIR_GEMM");
     struct be_params params = {.act = e->plan.act,
                                .threads = opt->threads,
                                .kernels = set,
+                               .gemm = !gemm || strcmp(gemm, "auto") == 0 ? BE_GEMM_AUTO
+                                       : strcmp(gemm, "own") == 0         ? BE_GEMM_OWN
+                                                                          : BE_GEMM_CUBLAS,
                                .hopper = hopper && strcmp(hopper, "1") == 0};
     enum be_result r = e->ops->open(&params, &e->be);
     if (r != BE_OK && e->ops != be_cpu_ops()) {
@@ -250,10 +254,12 @@ static float rounded_scale(const struct engine *e, double scale)
 
 static void set_fingerprint(struct engine *e, uint64_t identity)
 {
-    char text[160];
-    snprintf(text, sizeof text, "%016llx %s %s %u %u%s%s", (unsigned long long)identity, e->info.dtype,
+    char text[640];
+    e->ops->caps(e->be, &e->becaps); /* whose products: known after loading */
+    e->info.gemm = e->becaps.gemm;
+    snprintf(text, sizeof text, "%016llx %s %s %u %u%s%s%s", (unsigned long long)identity, e->info.dtype,
              e->backend_name, NUMERICS_REVISION, (unsigned)e->plan.quantize, e->plan.kv_type ? " kv-" : "",
-             e->plan.kv_type ? e->info.kv_dtype : "");
+             e->plan.kv_type ? e->info.kv_dtype : "", e->info.gemm ? e->info.gemm : "");
     uint64_t h = UINT64_C(0xcbf29ce484222325);
     for (const char *p = text; *p; p++) h = (h ^ (uint8_t)*p) * UINT64_C(0x100000001b3);
     h ^= h >> 32;

@@ -28,6 +28,7 @@ struct engine_options {
     const char *kernels;   /* NULL or "auto", or a kernel set of the CPU backend */
     uint32_t threads;      /* 0 = all usable cores */
     const char *dtype; /* "auto" (the checkpoint's: f32 stays f32, bf16 and f16 run as bf16), "bf16", "f32" */
+    const char *gemm;  /* NULL, "auto", "cublas", "own": whose matrix products on a GPU (enum be_gemm) */
     const char *quantize;      /* NULL or "none", "int8", "int4": the text model's float matrices */
     const char *kv_dtype;      /* NULL or "auto" (the compute type), "bf16" or "int8" */
     uint64_t kv_bytes;         /* size of the KV arena; 0 = from free memory */

@@ -137,6 +137,21 @@ static enum status say_plan(struct buf *b, const struct engine *e)
                     e->net.desc.image.rule == SPAN_PREFIX_LM ? ", prompts as a whole" : "");
 }
 
+/* Whose matrix products, by a check of each weight shape on the device. */
+static enum status say_gemm(struct buf *b, const struct engine *e)
+{
+    static const float none;
+    struct be_caps caps;
+    for (uint32_t i = 0; i < e->net.inventory.shape_count && e->ops->weight_check; i++) {
+        const struct weight_shape *s = &e->net.inventory.shapes[i];
+        struct be_weight_desc d = {
+            .k = s->k, .src_count = 1, .src = {{.n = s->n}}, .glu = s->glu, .bias = s->bias ? &none : NULL};
+        e->ops->weight_check(e->be, &d);
+    }
+    e->ops->caps(e->be, &caps);
+    return caps.gemm ? buf_addf(b, "products   %s\n", caps.gemm) : ST_OK;
+}
+
 static enum status say_all(struct buf *b, const struct engine *e)
 {
     const struct model_desc *d = &e->net.desc;
@@ -155,6 +170,7 @@ static enum status say_all(struct buf *b, const struct engine *e)
                  (unsigned long long)e->net.inventory.parameters, stf_dtype_name(e->net.inventory.stored),
                  MIB(e->net.inventory.read_bytes), d->hidden, d->vocab, d->tied ? "tied" : "own",
                  e->plan.context_max, at ? eos : "none");
+    if (!st) st = say_gemm(b, e);
     if (!st && active_parameters(e) != e->net.inventory.parameters)
         st = buf_addf(b, "active     %llu parameters per token\n", (unsigned long long)active_parameters(e));
     if (!st && e->net.inventory.ignored)

@@ -49,17 +49,24 @@ static inline size_t be_dtype_bytes(enum be_dtype t)
     return t == BE_F32 ? 4 : 2;
 }
 
+/* CUDA: whose matrix products. auto: cuBLASLt for every weight shape that is batch-invariant on this device
+ * and library, by a check when the first such weight is packed; our kernels for the others. Never by a
+ * measurement: bits must not depend on noise. */
+enum be_gemm { BE_GEMM_AUTO = 0, BE_GEMM_CUBLAS, BE_GEMM_OWN };
+
 struct be_params {
     enum be_dtype act;   /* compute type: BE_F32 or BE_BF16 */
     uint32_t threads;    /* 0 = one per usable core */
     const char *kernels; /* NULL or "auto" = the best of the CPU; "reference", "avx2", "avx512", "amx" (the
                             caller handles KVASIR_CPU_KERNELS) */
-    bool hopper;         /* CUDA: kernels for compute capability 9.0, if the device has it */
+    enum be_gemm gemm;
+    bool hopper; /* CUDA: kernels for compute capability 9.0, if the device has it */
 };
 
 struct be_caps {
     const char *name;   /* "cpu-amx", "cpu-avx512", ...: part of the system fingerprint */
     const char *device; /* for people: CPU brand string and threads */
+    const char *gemm;   /* whose products, of the weights packed so far; part of the fingerprint; NULL: own */
     uint32_t threads;
     bool host_memory;    /* device addresses can be read by the host after sync() */
     bool quants;         /* weight_pack takes BE_QUANT */
@@ -97,6 +104,7 @@ struct be_weight_desc {
     uint32_t k;         /* input features */
     uint32_t src_count; /* 1..3 parts, outputs concatenated in order (q|k|v) */
     struct be_weight_src src[3];
+    bool grouped;      /* for `experts` */
     bool glu;          /* exactly 2 parts of equal n: gate and up, interleaved for the GLU epilogues */
     const float *bias; /* f32 [sum n] host, or NULL; added to the f32 sum before the epilogue */
 };
@@ -379,6 +387,8 @@ struct be_ops {
 
     /* Threaded; near memory speed. BE_UNSUPPORTED: scales of quants outside f16, their storage type. */
     enum be_result (*weight_pack)(struct backend *b, const struct be_weight_desc *d, struct be_weight **out);
+    /* caps.gemm as if such a weight had been packed; no data is read. NULL: nothing depends on weights. */
+    void (*weight_check)(struct backend *b, const struct be_weight_desc *d);
     void (*weight_free)(struct backend *b, struct be_weight *w);
     size_t (*weight_bytes)(const struct be_weight *w);
 

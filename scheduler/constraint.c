@@ -3,17 +3,17 @@
  * its output does not depend on that. See scheduler/internal.h and engine/sample/sampling.h. */
 #include "scheduler/internal.h"
 
-static enum mask_state prepare(const struct sequence *q)
+/* Per step, for the masks of all sequences together: after that each is tried only briefly. */
+#define MASKS_US 500u
+
+static void prepare(void *ctx, uint32_t i)
 {
+    struct scheduler *s = ctx;
+    struct sequence *q = s->asking[i];
     const struct sampling_constraint *c = q->req.sampling->constraint;
     uint32_t prompt = q->req.prompt->token_count;
-    return c->prepare(c->arg, q->tokens + prompt, q->count - prompt);
-}
-
-static void prepare_one(void *ctx, uint32_t i)
-{
-    struct sequence *q = ((struct sequence **)ctx)[i];
-    q->mask = prepare(q);
+    bool brief = sched__clock(s) > s->masks_us + MASKS_US;
+    q->mask = c->prepare(c->arg, q->tokens + prompt, q->count - prompt, brief);
 }
 
 void sched__masks_prepare(struct scheduler *s)
@@ -23,11 +23,12 @@ void sched__masks_prepare(struct scheduler *s)
         q->mask = MASK_READY;
         if (q->req.sampling->constraint && q->tokens_max) s->asking[n++] = q;
     }
-    if (n) engine_each(s->engine, n, prepare_one, s->asking);
+    s->masks_us = sched__clock(s);
+    if (n) engine_each(s->engine, n, prepare, s);
     for (uint32_t i = 0; i < n; i++) {
         struct sequence *q = s->asking[i];
         /* Sequences of one grammar contended for it. */
-        if (q->mask == MASK_BUSY) q->mask = prepare(q);
+        if (q->mask == MASK_BUSY) prepare(s, i);
         s->mask_failed = s->mask_failed || q->mask == MASK_FAILED;
         s->now.mask_waits += q->mask == MASK_LATER || q->mask == MASK_BUSY;
     }

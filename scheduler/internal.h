@@ -174,6 +174,7 @@ struct scheduler {
     uint32_t step_rows;           /* limit of the step's tokens for prefills */
     struct step_cost cost;        /* learnt cost model of step times */
     struct sequence **asking;     /* [sequences_max] sequences whose masks are requested */
+    uint64_t masks_us;            /* since when */
     struct prefill *prefills;     /* [sequences_max] */
     struct prefill_share *shares; /* [sequences_max] */
     uint64_t turn;                /* steps planned */

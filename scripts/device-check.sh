@@ -2,7 +2,7 @@
 # Checks and measures the CUDA backend on a machine with an NVIDIA GPU and nvcc. Needs no library of the
 # server's, nor cmocka: gcc, make and the CUDA toolkit are enough.
 #
-# usage: scripts/device-check.sh [--emulated] [--hopper 0|1|both] [PART...]
+# usage: scripts/device-check.sh [--emulated] [--hopper 0|1|both] [--gemm cublas|own|both] [PART...]
 #   build        engine, kernels (nvcc) and tests; the other parts build what is missing
 #   tests        the kernels' self-test, the backend's table of operations against the CPU's plain C, the
 #                graphs of decode steps
@@ -18,6 +18,8 @@
 #   no PART: all but stress, the sanitizer's and cublaslt; `all`: everything
 #   --hopper     runs what it can with KVASIR_CUDA_HOPPER=0 (portable kernels), 1, or once with each; default:
 #                as the backend chooses (README)
+#   --gemm       whose matrix products (KVASIR_GEMM), with each path of --hopper; default: both (--emulated:
+#                cublas)
 #   --emulated   the same script on the emulated device, in tiny sizes: checks the script, measures nothing
 #
 # Every check has a time limit of its own (LIMIT_SCALE=2 doubles them) and the script goes on after a failure.
@@ -27,6 +29,7 @@ set -u
 cd "$(dirname "$0")/.."
 emulated=0
 paths="default"
+gemms="default"
 parts=()
 while [ $# -gt 0 ]; do
     case $1 in
@@ -37,6 +40,14 @@ while [ $# -gt 0 ]; do
         0 | 1) paths=$1 ;;
         both) paths="0 1" ;;
         *) echo "--hopper must be 0, 1 or both" && exit 2 ;;
+        esac
+        ;;
+    --gemm)
+        shift
+        case ${1:-} in
+        cublas | own) gemms=$1 ;;
+        both) gemms="cublas own" ;;
+        *) echo "--gemm must be cublas, own or both" && exit 2 ;;
         esac
         ;;
     build | tests | golden | invariance | stress | cublaslt | kernels | steps) parts+=("$1") ;;
@@ -118,23 +129,36 @@ gather() {
     for w in "${waiting[@]}"; do eval "$w"; done
     waiting=()
 }
-# on_paths NAME SECONDS COMMAND...: the check on each path that was asked for.
+# on_paths NAME SECONDS COMMAND...: the check on each path that was asked for, with each library's products.
 on_paths() {
-    local name=$1 limit=$2 path
+    local name=$1 limit=$2 path gemm
     shift 2
     for path in $paths; do
-        if [ "$path" = default ]; then
-            check "$name" "$limit" "$@"
-        else
-            check "$name, hopper $path" "$limit" env KVASIR_CUDA_HOPPER="$path" \
-                $([ "$emulated$path" = 11 ] && echo CUEMU_CC=90) "$@"
-        fi
+        for gemm in $gemms; do
+            name_of "$path" "$gemm"
+            check "$name$label" "$limit" env "${settings[@]}" "$@"
+        done
     done
+}
+# name_of PATH GEMM: sets label (", hopper 1, own") and settings (environment)
+name_of() {
+    label=""
+    settings=(A=)
+    if [ "$1" != default ]; then
+        label=", hopper $1"
+        settings+=(KVASIR_CUDA_HOPPER="$1")
+        [ "$emulated$1" = 11 ] && settings+=(CUEMU_CC=90)
+    fi
+    if [ "$2" != default ]; then
+        label="$label, $2"
+        settings+=(KVASIR_GEMM="$2")
+    fi
 }
 
 # ---- what there is
+[ "$gemms$emulated" = default0 ] && gemms="cublas own"
 programs="test_backend_linear test_backend_ops test_backend_attn test_backend_experts test_cuda_graphs"
-programs="$programs test_cuda_cpu test_engine_golden test_engine_invariance bench_device"
+programs="$programs test_cuda_gemm test_cuda_cpu test_engine_golden test_engine_invariance bench_device"
 targets=()
 for p in $programs; do targets+=("$tests/$p"); done
 nvcc=${NVCC:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
@@ -187,6 +211,7 @@ part_tests() {
     fi
     for t in "$@"; do on_paths "table $t" 240 "${quick[@]}" "$tests/test_backend_$t" --backend cuda; done
     [ "$emulated" -eq 1 ] || on_paths "graphs" 120 "$tests/test_cuda_graphs" --backend cuda
+    [ "$emulated" -eq 1 ] || on_paths "cuBLASLt" 60 "$tests/test_cuda_gemm"
 }
 part_golden() {
     if [ "$emulated" -eq 1 ]; then
@@ -255,15 +280,17 @@ part_sanitizer() {
 }
 # The figures go into the table too, each path under its name.
 part_bench() {
-    local part=$1 path file tiny=()
+    local part=$1 path gemm file tiny=()
     [ "$emulated" -eq 1 ] && tiny=(--tiny)
     for path in $paths; do
-        file=$out/$part${path/default/}.json
-        [ "$path" = default ] || export KVASIR_CUDA_HOPPER=$path
-        printf '\n%s%s\n' "$part" "${path/default/}" >>"$table"
-        check "$part${path/default/}" 500 sh -c 'file=$1; shift; "$@" >>"$file" 2>&1' sh "$table" \
-            "$tests/bench_device" --backend cuda --part "$part" --json "$file" "${tiny[@]}"
-        [ "$path" = default ] || unset KVASIR_CUDA_HOPPER
+        for gemm in $gemms; do
+            name_of "$path" "$gemm"
+            file=$out/$part$(echo "$label" | sed 's/, hopper //; s/, /-/').json
+            printf '\n%s%s\n' "$part" "$label" >>"$table"
+            check "$part$label" 500 env "${settings[@]}" \
+                sh -c 'file=$1; shift; "$@" >>"$file" 2>&1' sh "$table" \
+                "$tests/bench_device" --backend cuda --part "$part" --json "$file" "${tiny[@]}"
+        done
     done
 }
 

@@ -171,7 +171,7 @@ if [ "$quick" -eq 0 ]; then
     suite_start "suites asan" env TEST_SKIP="sim_fleet sim_hitrate sim_step_time" \
         make --no-print-directory CONFIG=asan test
     suite_start "asan cuda emulated" make --no-print-directory CONFIG=asan test-cuda-host
-    for t in test_api test_hostile test_connections test_cache test_images test_tools test_server_options test_paligemma \
+    for t in test_api test_hostile test_connections test_cache test_images test_tools test_paligemma \
         test_structured; do
         suite_start "asan api $t" api $t build/asan/kvasir
     done

@@ -27,7 +27,7 @@ struct bench_args {
     uint32_t prefill[LIST_MAX], prefill_count;
     uint32_t decode[LIST_MAX], decode_count;
     uint32_t right[LIST_MAX], right_count;
-    const char *drafter;
+    const char *drafter, *gemm;
     bool vision, json, profile;
 };
 
@@ -37,7 +37,8 @@ static void usage(FILE *f)
         f,
         "usage: kvasir bench (--model DIR | --shape NAME) [--backend auto|cpu|cuda] [--threads N] "
         "[--kernels SET]\n"
-        "                    [--dtype auto|bf16|f32] [--quantize int8|int4] [--kv-dtype bf16|int8]\n"
+        "                    [--gemm auto|cublas|own] [--dtype auto|bf16|f32] [--quantize int8|int4] "
+        "[--kv-dtype bf16|int8]\n"
         "                    [--prefill 512,2048] [--decode 1,8,32] "
         "[--context N] [--vision] [--repeats N] [--profile] [--json]\n"
         "                    [--draft 0,70 [--draft-model DIR]]\n"
@@ -76,13 +77,11 @@ static bool parse_list(const char *s, uint32_t *out, uint32_t *count, uint32_t m
 static bool parse_args(int argc, char **argv, struct bench_args *a)
 {
     static const struct option opts[] = {
-        {"backend", 1, 0, 'b'},  {"model", 1, 0, 'm'},   {"shape", 1, 0, 's'},
-        {"threads", 1, 0, 't'},  {"kernels", 1, 0, 'k'}, {"dtype", 1, 0, 'd'},
-        {"quantize", 1, 0, 'q'}, {"prefill", 1, 0, 'p'}, {"decode", 1, 0, 'D'},
-        {"context", 1, 0, 'c'},  {"vision", 0, 0, 'v'},  {"repeats", 1, 0, 'r'},
-        {"json", 0, 0, 'j'},     {"draft", 1, 0, 'g'},   {"draft-model", 1, 0, 'G'},
-        {"help", 0, 0, 'h'},     {"profile", 0, 0, 'P'}, {"kv-dtype", 1, 0, 'K'},
-        {NULL, 0, 0, 0}};
+        {"backend", 1, 0, 'b'}, {"model", 1, 0, 'm'},    {"shape", 1, 0, 's'},       {"threads", 1, 0, 't'},
+        {"kernels", 1, 0, 'k'}, {"dtype", 1, 0, 'd'},    {"quantize", 1, 0, 'q'},    {"prefill", 1, 0, 'p'},
+        {"decode", 1, 0, 'D'},  {"context", 1, 0, 'c'},  {"vision", 0, 0, 'v'},      {"repeats", 1, 0, 'r'},
+        {"json", 0, 0, 'j'},    {"draft", 1, 0, 'g'},    {"draft-model", 1, 0, 'G'}, {"help", 0, 0, 'h'},
+        {"profile", 0, 0, 'P'}, {"kv-dtype", 1, 0, 'K'}, {"gemm", 1, 0, 'B'},        {NULL, 0, 0, 0}};
     uint32_t n;
     uint32_t one[LIST_MAX];
     *a = (struct bench_args){.repeats = REPEATS_DEFAULT,
@@ -100,6 +99,7 @@ static bool parse_args(int argc, char **argv, struct bench_args *a)
         case 's': a->shape = optarg; break;
         case 'k': a->kernels = optarg; break;
         case 'd': a->dtype = optarg; break;
+        case 'B': a->gemm = optarg; break;
         case 'q': a->quantize = optarg; break;
         case 'K': a->kv_dtype = optarg; break;
         case 'v': a->vision = true; break;
@@ -499,6 +499,7 @@ int bench_main(int argc, char **argv)
                                  .kernels = a.kernels ? a.kernels : env_get("KVASIR_CPU_KERNELS"),
                                  .threads = a.threads,
                                  .dtype = a.dtype ? a.dtype : "auto",
+                                 .gemm = a.gemm,
                                  .quantize = a.quantize,
                                  .kv_dtype = a.kv_dtype,
                                  .profile = a.profile,

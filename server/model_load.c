@@ -54,6 +54,7 @@ struct engine_options server_engine_options(const struct options *o, const char 
                                    .kernels = strcmp(o->cpu_kernels, "auto") == 0 ? NULL : o->cpu_kernels,
                                    .threads = (uint32_t)o->threads,
                                    .dtype = o->dtype,
+                                   .gemm = o->gemm,
                                    .quantize = o->quantize,
                                    .kv_dtype = o->kv_dtype,
                                    .kv_bytes = o->kv_memory,

@@ -116,6 +116,7 @@ static void loaded_event(uv_async_t *a)
     log_info("model=%s family=%s dtype=%s weights=%s kv=%s backend=%s context=%u fingerprint=%s",
              s->model_name, mi->family, mi->dtype, mi->weights, mi->kv_dtype, mi->backend,
              s->model->caps.context_max, mi->fingerprint);
+    if (mi->gemm) log_info("gemm=%s", mi->gemm);
     log_info("prefix_cache=%s kv_mib=%llu encoder_cache_mib=%llu", s->opt->prefix_cache,
              (unsigned long long)(s->model->caps.arena_grains * s->model->caps.grain_bytes >> 20),
              (unsigned long long)(s->opt->encoder_cache_memory >> 20));

@@ -76,6 +76,7 @@ struct weights {
 };
 
 /* What a checkpoint needs, from its headers alone. */
+#define WEIGHT_SHAPES_MAX 48u
 struct weights_inventory {
     enum stf_dtype stored; /* of the embedding: decides the compute type */
     uint64_t parameters;   /* elements of all tensors that are used */
@@ -86,6 +87,11 @@ struct weights_inventory {
     uint64_t tensor_bytes_max;       /* of the largest one */
     const struct stf_tensor **order; /* [count] in reading order; owned */
     size_t count;
+    struct weight_shape {
+        uint32_t k, n;
+        bool glu, bias;
+    } shapes[WEIGHT_SHAPES_MAX]; /* distinct ones of float matrices, without experts' */
+    uint32_t shape_count;
     uint32_t ignored; /* tensors of the files that the description doesn't use, though they might matter */
     char ignored_names[400]; /* the first few, comma-separated */
 };

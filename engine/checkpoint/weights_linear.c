@@ -98,13 +98,22 @@ static const void *part_data(struct loader *ld, const struct linear_spec *s, uin
     return *moved = copy;
 }
 
+static void note_shape(struct weights_inventory *v, const struct weight_shape *s)
+{
+    for (uint32_t i = 0; i < v->shape_count; i++) {
+        const struct weight_shape *x = &v->shapes[i];
+        if (x->k == s->k && x->n == s->n && x->glu == s->glu && x->bias == s->bias) return;
+    }
+    if (v->shape_count < WEIGHT_SHAPES_MAX) v->shapes[v->shape_count++] = *s;
+}
+
 void load_linear(struct loader *ld, const struct linear_spec *s, struct be_weight **out)
 {
     const struct stf_tensor *t[3], *biases[3], *all[3 * PACKED_TENSORS + 3];
     uint32_t total = 0, count = 0, parts = s->part_count;
     struct packed packed[3];
     bool in_parts[3];
-    struct be_weight_desc d = {.k = s->k, .src_count = parts, .glu = s->glu};
+    struct be_weight_desc d = {.k = s->k, .src_count = parts, .grouped = ld->alike, .glu = s->glu};
     struct quant_rows rows[3];
     struct be_quant kinds[3];
     bool quants = !s->transposed;
@@ -138,6 +147,8 @@ void load_linear(struct loader *ld, const struct linear_spec *s, struct be_weigh
         if (quants && (rows[0].type || (rows[0].packed && rows[0].packed->quants)))
             ld->inventory->stored_quants = true;
         ld->inventory->memory_bytes += s->bias ? 4ull * total : 0;
+        if (!quants && !ld->alike)
+            note_shape(ld->inventory, &(struct weight_shape){s->k, total, s->glu, s->bias});
         return;
     }
     float *bias = NULL;

@@ -97,7 +97,7 @@ static void walk_fused(struct loader *ld, uint32_t layer, const char *name, uint
         }
         char *own = scales && !quants && !ld->st ? load_floats(ld, &at.weight, &packed) : NULL;
         struct fused f = {t, own ? own : data + (size_t)e * wide * k * elem, k, (uint32_t)wide, elem, in_out};
-        struct be_weight_desc d = {.k = k, .src_count = parts, .glu = parts == 2};
+        struct be_weight_desc d = {.k = k, .src_count = parts, .grouped = true, .glu = parts == 2};
         void *copies[2] = {NULL};
         for (uint32_t p = 0; p < parts && !ld->st; p++) {
             d.src[p] = (struct be_weight_src){.dtype = type, .transposed = in_out, .n = n};

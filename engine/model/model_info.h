@@ -50,6 +50,7 @@ struct model_info {
                              quants */
     const char *kv_dtype; /* type of the KV cache: dtype or "int8" */
     const char *backend;  /* kernel set, e.g. "cpu-amx" */
+    const char *gemm;     /* GPU: whose matrix products (be_caps.gemm); NULL on the CPU */
     char fingerprint[16]; /* "fp_" + 10 hex: weights identity, version, types, kernel set */
     uint64_t parameters;  /* weights count */
     uint64_t weight_bytes;

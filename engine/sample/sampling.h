@@ -35,8 +35,8 @@ enum mask_state {
 };
 struct sampling_constraint {
     void *arg;
-    /* Computes the mask for the next token. */
-    enum mask_state (*prepare)(void *arg, const uint32_t *tokens, uint32_t count);
+    /* Computes the mask for the next token. brief: others have taken most of the planner's time. */
+    enum mask_state (*prepare)(void *arg, const uint32_t *tokens, uint32_t count, bool brief);
     /* tokens[count..count + drafts) are draft tokens, and the mask after tokens[0..count) is ready: how many
      * of them are allowed and have the mask after them ready too. */
     uint32_t (*drafts)(void *arg, const uint32_t *tokens, uint32_t count, uint32_t drafts);

@@ -91,6 +91,7 @@ static void cuda__close(struct backend *b)
         if (s->host) (void)cudaFreeHost(s->host);
         if (s->dev) (void)cudaFree(s->dev);
     }
+    cuda_lt_close(b);
     if (b->scratch) (void)cudaFree(b->scratch);
     if (b->pooled) (void)cudaMemPoolTrimTo(b->pool, 0);
     if (b->stream) (void)cudaStreamDestroy(b->stream);
@@ -109,7 +110,7 @@ static bool cuda__memory_pool(struct backend *b)
            CU_TRY(b, cudaMemPoolSetAttribute(b->pool, cudaMemPoolAttrReleaseThreshold, &keep));
 }
 
-static bool cuda__prepare(struct backend *b)
+static bool cuda__prepare(struct backend *b, enum be_gemm gemm)
 {
     struct cudaDeviceProp p;
     size_t room = 0, all = 0;
@@ -130,6 +131,8 @@ static bool cuda__prepare(struct backend *b)
     if (!CU_TRY(b, cudaMalloc(&b->scratch, b->scratch_bytes))) return false;
     if (!cuda_linear_init(b) || !cuda_experts_init(b) || !cuda_attn_init(b)) return false;
     if (b->cc < 80) return cuda_check(b, cudaErrorNotSupported, "compute capability below 8.0");
+    snprintf(b->gemm, sizeof b->gemm, "own kernels");
+    if (gemm != BE_GEMM_OWN && !cuda_lt_open(b)) return false;
     if (!CU_TRY(b, cudaMemGetInfo(&room, &all))) return false;
     b->memory_bytes = room > 2 * MEMORY_RESERVE ? room - MEMORY_RESERVE : room / 2;
     snprintf(b->device, sizeof b->device, "%s, compute capability %d.%d, %u multiprocessors, %zu MiB", p.name,
@@ -158,7 +161,7 @@ static enum be_result cuda__open(const struct be_params *p, struct backend **out
     if (!b) return BE_NOMEM;
     b->act = p->act;
     b->hopper_wanted = p->hopper;
-    if (!cuda__prepare(b)) {
+    if (!cuda__prepare(b, p->gemm)) {
         snprintf(open_error, sizeof open_error, "%s", b->error);
         cuda__close(b);
         return BE_DEVICE;
@@ -172,6 +175,7 @@ static void cuda__caps(const struct backend *b, struct be_caps *out)
     struct be_caps c = {};
     c.name = b->name;
     c.device = b->device;
+    c.gemm = b->gemm;
     c.memory_bytes = b->memory_bytes;
     *out = c;
 }
@@ -497,6 +501,7 @@ extern "C" const struct be_ops *CU_BACKEND_ENTRY(void)
     ops.zero = cuda__zero;
     ops.sync = cuda__sync;
     ops.weight_pack = cuda_weight_pack;
+    ops.weight_check = cuda_weight_check;
     ops.weight_free = cuda_weight_free;
     ops.weight_bytes = cuda__weight_bytes;
     ops.kv_layer_bytes = cuda__kv_layer_bytes;

@@ -233,8 +233,9 @@ static void experts__table(struct backend *b, const struct be_experts_args *a, s
         j.to_down = down + e;
         for (uint32_t i = 0; i < j.count; i++) {
             const struct be_weight *g = a->glu[e + i], *d = a->down[e + i];
-            CU_ASSERT(g && g->glu && g->type == b->act && g->k == a->c && g->n == 2 * a->ff);
-            CU_ASSERT(d && !d->glu && d->type == b->act && d->k == a->ff && d->n == a->c);
+            CU_ASSERT(g && d && !g->lt && !d->lt); /* packed as be_weight_desc.grouped */
+            CU_ASSERT(g->glu && g->type == b->act && g->k == a->c && g->n == 2 * a->ff);
+            CU_ASSERT(!d->glu && d->type == b->act && d->k == a->ff && d->n == a->c);
             j.glu[i] = {g->data, g->bias};
             j.down[i] = {d->data, d->bias};
         }

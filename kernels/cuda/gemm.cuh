@@ -2,13 +2,9 @@
  * transposed product: weight rows are the rows of a tensor-core tile (16), tokens its columns (8), so that
  * one token wastes little.
  *
- * The order of a sum, the same in every kernel here, whatever the number of tokens (bf16):
- *   - k is cut into at most four segments of gemm_segment(kpad), a function of the weight's width alone;
- *   - inside a segment, one chain of m16n8k16 products over ascending k, starting from zero;
- *   - the segments' sums are added in ascending order, then the bias, then the epilogue.
- * The kernel for few tokens gives each segment to a warp, so that four warps read a weight row at once; the
- * kernel for many keeps one segment's sums and the total in registers. f32: one chain of fused multiply-adds
- * over ascending k.
+ * The order of a sum, the same in every kernel here, whatever the number of tokens: one chain over ascending
+ * k from zero, of m16n8k16 products (bf16) or of fused multiply-adds (f32); then the bias, then the epilogue.
+ * On an H100 these are the bits of gemm_sm90.cu and of cuBLASLt without split-K, too.
  *
  * GROUPED: tokens are the sorted (row, expert) pairs of experts.cu; a tile of tokens belongs to one expert.
  */
@@ -35,12 +31,6 @@ struct gemm_job {
     uint32_t expert_count,
         per_row; /* per_row: pairs of a row of x (0: x has a row per sorted place, out one per pair) */
 };
-
-#define GEMM_SEGMENTS 4u
-static __host__ __device__ __forceinline__ uint32_t gemm_segment(uint32_t kpad)
-{
-    return ((kpad + GEMM_SEGMENTS - 1) / GEMM_SEGMENTS + 63) / 64 * 64;
-}
 
 /* ---- epilogues */
 
@@ -140,37 +130,34 @@ static __device__ __forceinline__ uint32_t gemm_out_row(const struct gemm_job &j
     return GROUPED && !j.per_row ? j.pairs[at] : at;
 }
 
-/* ---- few tokens (bf16): a block is 16 weight rows and up to 8 NT tokens, a warp is a segment of k. Each
- * warp has its own queue of copies, so that warps synchronise only at the end. */
+/* ---- few tokens (bf16): a block is one warp, 16 weight rows and up to 8 NT tokens. Many small copies are in
+ * flight, because a chain of products alone hides no latency. */
 
-#define SMALL_STAGES                                                                                         \
-    (NT == 1 ? 4u : 3u) /* more tokens, fewer stages: some devices have 99 KB of shared memory per block */
-#define SMALL_K  64     /* of a stage */
-#define SMALL_LD (SMALL_K + 8) /* rows 144 bytes apart: eight of them touch all banks */
+#define SMALL_STAGES (NT == 1 ? 12u : 8u)
+#define SMALL_K      64            /* of a stage */
+#define SMALL_LD     (SMALL_K + 8) /* rows 144 bytes apart: eight of them touch all banks */
 
 template <int NT> struct gemm_small_smem {
-    uint16_t *w, *x; /* [warp][stage][16 or 8 NT][SMALL_LD] */
-    float *sum;      /* [warp][nt][4][32] */
+    uint16_t *w, *x; /* [stage][16 or 8 NT][SMALL_LD] */
     size_t bytes;
     __host__ __device__ explicit gemm_small_smem(void *base)
     {
         cu_carve cv(base);
-        w = cv.take<uint16_t>(GEMM_SEGMENTS * SMALL_STAGES * 16 * SMALL_LD);
-        x = cv.take<uint16_t>(GEMM_SEGMENTS * SMALL_STAGES * 8 * NT * SMALL_LD);
-        sum = cv.take<float>(GEMM_SEGMENTS * NT * 128);
+        w = cv.take<uint16_t>(SMALL_STAGES * 16 * SMALL_LD);
+        x = cv.take<uint16_t>(SMALL_STAGES * 8 * NT * SMALL_LD);
         bytes = cv.bytes();
     }
 };
 
-/* Copies one stage: 16 weight rows and the tokens, k of [k0, k0 + 64) below k1. in: rows of x of this lane's
- * tokens. */
+/* Copies one stage: 16 weight rows and the tokens, k of [k0, k0 + 64), zeros from kpad on. in: rows of x of
+ * this lane's tokens. */
 template <int NT>
 static __device__ __forceinline__ void gemm_small_load(const uint16_t *w, const uint16_t *x, uint32_t kpad,
-                                                       uint32_t k0, uint32_t k1, const uint32_t *in,
-                                                       uint32_t valid, uint16_t *sw, uint16_t *sx)
+                                                       uint32_t k0, const uint32_t *in, uint32_t valid,
+                                                       uint16_t *sw, uint16_t *sx)
 {
-    uint32_t lane = threadIdx.x % 32, k = k0 + lane % 8 * 8;
-    bool inside = k < k1;
+    uint32_t lane = threadIdx.x, k = k0 + lane % 8 * 8;
+    bool inside = k < kpad;
     CU_UNROLL
     for (int i = 0; i < 4; i++) {
         uint32_t r = lane / 8 + 4 * (uint32_t)i;
@@ -184,34 +171,34 @@ static __device__ __forceinline__ void gemm_small_load(const uint16_t *w, const 
     }
 }
 
-/* One k16 step: acc += w tile * token tiles. Addresses of the step's first column. */
+/* One stage: acc += w tile * token tiles. */
 template <int NT>
 static __device__ __forceinline__ void gemm_small_step(const uint16_t *sw, const uint16_t *sx,
                                                        float (&acc)[NT][4])
 {
-    uint32_t lane = threadIdx.x % 32, a[4];
-    cu_ldmatrix_x4(a, sw + (lane % 16) * SMALL_LD + lane / 16 * 8);
+    uint32_t lane = threadIdx.x;
     CU_UNROLL
-    for (int n = 0; n < NT; n++) {
-        uint32_t r[2];
-        cu_ldmatrix_x2(r, sx + ((uint32_t)n * 8 + lane % 8) * SMALL_LD + lane / 8 % 2 * 8);
-        cu_mma_bf16_16816(acc[n], a, r, acc[n]);
+    for (uint32_t k = 0; k < SMALL_K; k += 16) {
+        uint32_t a[4];
+        cu_ldmatrix_x4(a, sw + (lane % 16) * SMALL_LD + k + lane / 16 * 8);
+        CU_UNROLL
+        for (int n = 0; n < NT; n++) {
+            uint32_t r[2];
+            cu_ldmatrix_x2(r, sx + ((uint32_t)n * 8 + lane % 8) * SMALL_LD + k + lane / 8 % 2 * 8);
+            cu_mma_bf16_16816(acc[n], a, r, acc[n]);
+        }
     }
 }
 
-template <int NT, bool GROUPED> __global__ __launch_bounds__(128) void gemm_small_k(gemm_job j)
+template <int NT, bool GROUPED> __global__ __launch_bounds__(32) void gemm_small_k(gemm_job j)
 {
     CU_DYN_SHARED(base);
     gemm_small_smem<NT> sm(base);
     gemm_tokens tok = gemm_find<GROUPED>(j, blockIdx.y, 8 * NT);
     if (!tok.count) return;
-    uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, seg = gemm_segment(j.kpad);
-    uint32_t k0 = warp * seg, k1 = k0 + seg < j.kpad ? k0 + seg : j.kpad,
-             steps = k0 < k1 ? (k1 - k0 + SMALL_K - 1) / SMALL_K : 0;
+    uint32_t lane = threadIdx.x, steps = (j.kpad + SMALL_K - 1) / SMALL_K;
     const uint16_t *w = static_cast<const uint16_t *>(tok.w) + (size_t)blockIdx.x * 16 * j.kpad,
                    *x = static_cast<const uint16_t *>(j.x);
-    uint16_t *sw = sm.w + warp * SMALL_STAGES * 16 * SMALL_LD,
-             *sx = sm.x + warp * SMALL_STAGES * 8 * NT * SMALL_LD;
     uint32_t in[2 * NT], valid = 0;
     CU_UNROLL
     for (int i = 0; i < 2 * NT; i++) {
@@ -225,43 +212,26 @@ template <int NT, bool GROUPED> __global__ __launch_bounds__(128) void gemm_smal
     for (int n = 0; n < NT; n++) acc[n][0] = acc[n][1] = acc[n][2] = acc[n][3] = 0;
     for (uint32_t s = 0; s < SMALL_STAGES - 1; s++) {
         if (s < steps)
-            gemm_small_load<NT>(w, x, j.kpad, k0 + s * SMALL_K, k1, in, valid, sw + s * 16 * SMALL_LD,
-                                sx + s * 8 * NT * SMALL_LD);
+            gemm_small_load<NT>(w, x, j.kpad, s * SMALL_K, in, valid, sm.w + s * 16 * SMALL_LD,
+                                sm.x + s * 8 * NT * SMALL_LD);
         cu_cp_async_commit();
     }
     for (uint32_t s = 0; s < steps; s++) {
         cu_cp_async_wait<SMALL_STAGES - 2>();
-        __syncwarp(); /* the others' copies too; and all are done with the stage to be filled next */
-        uint32_t next = s + SMALL_STAGES - 1, at = next % SMALL_STAGES;
+        __syncwarp(); /* the other lanes' copies too; and all are done with the stage to be filled next */
+        uint32_t next = s + SMALL_STAGES - 1, at = next % SMALL_STAGES, now = s % SMALL_STAGES;
         if (next < steps)
-            gemm_small_load<NT>(w, x, j.kpad, k0 + next * SMALL_K, k1, in, valid, sw + at * 16 * SMALL_LD,
-                                sx + at * 8 * NT * SMALL_LD);
+            gemm_small_load<NT>(w, x, j.kpad, next * SMALL_K, in, valid, sm.w + at * 16 * SMALL_LD,
+                                sm.x + at * 8 * NT * SMALL_LD);
         cu_cp_async_commit();
-        const uint16_t *cw = sw + s % SMALL_STAGES * 16 * SMALL_LD,
-                       *cx = sx + s % SMALL_STAGES * 8 * NT * SMALL_LD;
-        uint32_t k = k0 + s * SMALL_K;
-        for (uint32_t i = 0; i < SMALL_K && k + i < k1; i += 16) gemm_small_step<NT>(cw + i, cx + i, acc);
+        gemm_small_step<NT>(sm.w + now * 16 * SMALL_LD, sm.x + now * 8 * NT * SMALL_LD, acc);
     }
-    /* All copies have landed: the last step waited for its own, and the groups committed after them are
-     * empty. */
     CU_UNROLL
-    for (int n = 0; n < NT; n++) {
-        CU_UNROLL
-        for (int i = 0; i < 4; i++)
-            sm.sum[((warp * NT + (uint32_t)n) * 4 + (uint32_t)i) * 32 + lane] = acc[n][i];
-    }
-    __syncthreads();
-    /* Neighbouring threads take neighbouring outputs. */
-    for (uint32_t i = threadIdx.x; i < 64 * NT; i += 128) {
-        uint32_t g = i % 8, token = i / 8;
-        if (token >= tok.count) continue;
-        uint32_t place = (token / 8 * 4 + token % 2) * 32 + g * 4 + token % 8 / 2;
-        float v0 = sm.sum[place], v1 = sm.sum[place + 64];
-        for (uint32_t s = 1; s * seg < j.kpad; s++) {
-            v0 += sm.sum[s * NT * 128 + place];
-            v1 += sm.sum[s * NT * 128 + place + 64];
-        }
-        gemm_put<true>(j, tok.bias, gemm_out_row<GROUPED>(j, tok.first + token), blockIdx.x * 16 + g, v0, v1);
+    for (uint32_t i = 0; i < 2 * NT; i++) {
+        uint32_t token = i / 2 * 8 + lane % 4 * 2 + i % 2;
+        if (token < tok.count)
+            gemm_put<true>(j, tok.bias, gemm_out_row<GROUPED>(j, tok.first + token),
+                           blockIdx.x * 16 + lane / 4, acc[i / 2][i % 2], acc[i / 2][2 + i % 2]);
     }
 }
 
@@ -360,9 +330,9 @@ template <int BT, bool GROUPED> __global__ __launch_bounds__(256) void gemm_tile
     if (!tok.count) return;
     uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = warp % 4 * 32,
              token = warp / 4 * (BT / 2);
-    uint32_t seg = gemm_segment(j.kpad), steps = j.kpad / TILE_K;
+    uint32_t steps = j.kpad / TILE_K;
     gemm_tile_source<BT, GROUPED> src(j, tok);
-    float acc[2][TN][4], total[2][TN][4];
+    float acc[2][TN][4];
     CU_UNROLL
     for (int m = 0; m < 2; m++) {
         CU_UNROLL
@@ -379,19 +349,6 @@ template <int BT, bool GROUPED> __global__ __launch_bounds__(256) void gemm_tile
         cu_cp_async_commit();
         gemm_tile_step<TN>(sm.w + (s % TILE_STAGES * TILE_ROWS + row) * TILE_LD,
                            sm.x + (s % TILE_STAGES * BT + token) * TILE_LD, acc);
-        uint32_t end = (s + 1) * TILE_K;
-        if (end % seg && end < j.kpad) continue;
-        CU_UNROLL
-        for (int m = 0; m < 2; m++) {
-            CU_UNROLL
-            for (int n = 0; n < TN; n++) {
-                CU_UNROLL
-                for (int i = 0; i < 4; i++) {
-                    total[m][n][i] = end <= seg ? acc[m][n][i] : total[m][n][i] + acc[m][n][i];
-                    acc[m][n][i] = 0;
-                }
-            }
-        }
     }
     /* The sums are exchanged so that neighbouring threads write neighbouring outputs; they reuse the stages'
      * memory, whose copies have all landed (the last step waited for its own, and the groups committed after
@@ -404,7 +361,7 @@ template <int BT, bool GROUPED> __global__ __launch_bounds__(256) void gemm_tile
             CU_UNROLL
             for (uint32_t i = 0; i < 4; i++)
                 sm.sum[(token + (uint32_t)n * 8 + lane % 4 * 2 + i % 2) * TILE_SUM_LD + row +
-                       (uint32_t)m * 16 + lane / 4 + i / 2 * 8] = total[m][n][i];
+                       (uint32_t)m * 16 + lane / 4 + i / 2 * 8] = acc[m][n][i];
         }
     }
     __syncthreads();
@@ -503,9 +460,9 @@ static void gemm_run(struct backend *b, const struct gemm_job &j, uint32_t width
         if (width == 16) CU_LAUNCH((gemm_plain_k<1, GROUPED>), plain, 256, 0, b->stream, j);
         else CU_LAUNCH((gemm_plain_k<4, GROUPED>), plain, 256, 0, b->stream, j);
     } else if (width == 8) {
-        CU_LAUNCH((gemm_small_k<1, GROUPED>), small, 128, gemm_small_smem<1>(nullptr).bytes, b->stream, j);
+        CU_LAUNCH((gemm_small_k<1, GROUPED>), small, 32, gemm_small_smem<1>(nullptr).bytes, b->stream, j);
     } else if (width == 32) {
-        CU_LAUNCH((gemm_small_k<4, GROUPED>), small, 128, gemm_small_smem<4>(nullptr).bytes, b->stream, j);
+        CU_LAUNCH((gemm_small_k<4, GROUPED>), small, 32, gemm_small_smem<4>(nullptr).bytes, b->stream, j);
     } else if (width == 64) {
         CU_LAUNCH((gemm_tile_k<64, GROUPED>), tile, 256, gemm_tile_smem<64>(nullptr).bytes, b->stream, j);
     } else {

@@ -42,7 +42,8 @@ struct be_weight {
     void *data;     /* device */
     float *bias;    /* device, [wrows] in row order, or NULL */
     size_t bytes;
-    struct cuda_slab *slab; /* that contains data, or NULL: data has its own memory */
+    struct cuda_slab *slab;   /* that contains data, or NULL: data has its own memory */
+    const struct cuda_lt *lt; /* gemm_lt.cu multiplies by it; NULL: our kernels */
 };
 
 /* Host memory that the device copies from asynchronously, and a chunk of device memory of the same size
@@ -68,6 +69,7 @@ struct backend {
     cudaMemPool_t pool;     /* alloc and free are stream-ordered */
     bool pooled;            /* else the device has no pools: they wait for it */
     struct cuda_slab *slab; /* pack.cu: where the next weight goes, or NULL */
+    struct cuda_blas *blas; /* gemm_lt.cu; NULL: all products are ours */
     bool hopper_wanted;     /* be_params.hopper */
     bool hopper;            /* bf16 products and attention by Hopper instructions; weights are tiled */
     bool failed;
@@ -75,6 +77,7 @@ struct backend {
                        backend */
     bool record_failed;
     char name[32];
+    char gemm[400]; /* caps.gemm */
     char device[320];
     char error[512];
 };
@@ -104,11 +107,21 @@ template <class K> static inline bool cuda_allow_smem(struct backend *b, K *kern
 
 /* pack.cu */
 enum be_result cuda_weight_pack(struct backend *b, const struct be_weight_desc *d, struct be_weight **out);
+void cuda_weight_check(struct backend *b, const struct be_weight_desc *d);
 void cuda_weight_free(struct backend *b, struct be_weight *w);
 /* linear.cu, attn.cu, experts.cu: one-time setup of a device. */
 bool cuda_linear_init(struct backend *b);
 bool cuda_attn_init(struct backend *b);
 bool cuda_experts_init(struct backend *b);
+/* gemm_lt.cu. open: false after an error, and close frees what there is. */
+bool cuda_lt_open(struct backend *b);
+void cuda_lt_close(struct backend *b);
+/* The shape's entry, after a check with the first weight of that shape, or NULL: our kernels serve it. w has
+ * its shape and data, whose content is overwritten (data NULL: the check allocates its own). */
+const struct cuda_lt *cuda_lt_find(struct backend *b, const struct be_weight *w, bool bias);
+/* Whether cuda_lt_linear is to be called, and not our kernels. */
+bool cuda_lt_serves(const struct be_linear_args *a);
+void cuda_lt_linear(struct backend *b, const struct be_linear_args *a);
 /* hopper.cu: enables the Hopper path if it is available, requested and passes its self-check; never fails. */
 void cuda_hopper_init(struct backend *b);
 /* attn.cu: whether there is a kernel for that head size. */

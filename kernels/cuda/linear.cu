@@ -1,4 +1,4 @@
-/* be_ops.linear: gemm.cuh, or on Hopper gemm_sm90.cu, over one weight. */
+/* be_ops.linear: gemm_lt.cu, gemm.cuh, or on Hopper gemm_sm90.cu, over one weight. */
 #include "kernels/cuda/gemm_sm90.cuh"
 
 bool cuda_linear_init(struct backend *b)
@@ -10,6 +10,10 @@ bool cuda_linear_init(struct backend *b)
 void cuda_linear(struct backend *b, const struct be_linear_args *a)
 {
     const struct be_weight *w = a->w;
+    if (cuda_lt_serves(a)) {
+        cuda_lt_linear(b, a);
+        return;
+    }
     uint32_t n = w->glu ? w->n / 2 : w->n;
     uint32_t width = w->atoms ? cuda_gemm_sm90_width(b, a->t, w->wrows, false) : gemm_width(w->type, a->t),
              most = 65535u * width;

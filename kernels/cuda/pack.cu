@@ -194,6 +194,26 @@ static bool pack__valid(const struct backend *b, const struct be_weight_desc *d,
     return *n < UINT32_MAX - 128 && d->k < UINT32_MAX - 256 && (b->act == BE_F32 || b->act == BE_BF16);
 }
 
+static void pack__shape(const struct backend *b, const struct be_weight_desc *d, uint32_t n,
+                        struct be_weight *w)
+{
+    w->type = b->act;
+    w->k = d->k;
+    w->kpad = (uint32_t)be_ld(d->k);
+    w->n = n;
+    w->glu = d->glu;
+    w->wrows = (uint32_t)(d->glu ? 2 * be_ld(n / 2) : be_ld(n));
+}
+
+void cuda_weight_check(struct backend *b, const struct be_weight_desc *d)
+{
+    struct be_weight w = {};
+    uint32_t n = 0;
+    for (uint32_t s = 0; s < d->src_count; s++) n += d->src[s].n;
+    pack__shape(b, d, n, &w);
+    if (!d->grouped && !b->failed) (void)cuda_lt_find(b, &w, d->bias);
+}
+
 enum be_result cuda_weight_pack(struct backend *b, const struct be_weight_desc *d, struct be_weight **out)
 {
     uint64_t n;
@@ -204,14 +224,9 @@ enum be_result cuda_weight_pack(struct backend *b, const struct be_weight_desc *
     }
     struct be_weight *w = static_cast<struct be_weight *>(calloc(1, sizeof *w));
     if (!w) return BE_NOMEM;
-    w->type = b->act;
-    w->k = d->k;
-    w->kpad = (uint32_t)be_ld(d->k);
-    w->n = (uint32_t)n;
-    w->glu = d->glu;
-    w->wrows = (uint32_t)(d->glu ? 2 * be_ld(n / 2) : be_ld(n));
-    w->atoms = b->hopper ? 2 * cu_div_up(d->k, 128) : 0;
-    size_t data = (size_t)w->wrows * (w->atoms ? w->atoms * 64 : w->kpad) * be_dtype_bytes(w->type),
+    pack__shape(b, d, (uint32_t)n, w);
+    uint32_t atoms = b->hopper ? 2 * cu_div_up(d->k, 128) : 0; /* needs more memory than cuBLASLt's layout */
+    size_t data = (size_t)w->wrows * (atoms ? atoms * 64 : w->kpad) * be_dtype_bytes(w->type),
            bias = d->bias ? w->wrows * sizeof(float) : 0;
     void *p = nullptr;
     w->bytes = data + bias;
@@ -221,6 +236,8 @@ enum be_result cuda_weight_pack(struct backend *b, const struct be_weight_desc *
         cuda_weight_free(b, w);
         return b->failed ? BE_DEVICE : BE_NOMEM;
     }
+    if (!d->grouped) w->lt = cuda_lt_find(b, w, d->bias);
+    if (!w->lt) w->atoms = atoms;
     CU_TRY(b, cudaMemsetAsync(w->data, 0, data, b->stream));
     for (uint32_t s = 0; s < d->src_count; s++) pack__part(b, d, s, w);
     if (bias) pack__bias(b, d, w);

@@ -8,17 +8,21 @@
 
 enum { DROP_PREFIXES = 1, DROP_FEATURES = 2, DROP_IMAGE_HASHES = 4 };
 
-/* A cold cache slows down everyone: not allowed for any client of an open server. */
+/* A cold cache slows down everyone: not allowed for any client of an open server, nor for any of several API
+ * keys. */
 static bool allowed(struct request *r)
 {
     const struct server *s = r->srv;
     const char *how = s->opt->enable_admin;
     /* A browser on this machine can also reach the server, on behalf of any page. */
     bool page = http_message_header(&r->http, "Origin") || http_message_header(&r->http, "Sec-Fetch-Site");
-    if (strcmp(how, "on") == 0 || (strcmp(how, "auto") == 0 && (s->auth || (s->loopback && !page))))
-        return true;
+    bool own = s->auth ? r->http.may_precede || r->http.one_key : s->loopback && !page;
+    if (strcmp(how, "on") == 0 || (strcmp(how, "auto") == 0 && own)) return true;
     (void)api_fail(&r->response.error, 403, "insufficient_permissions", NULL,
-                   "This server does not offer admin calls (--enable-admin).");
+                   "This server does not offer admin calls%s (--enable-admin).",
+                   s->auth && strcmp(how, "auto") == 0
+                       ? " to this API key, which has no \"priority\" in --api-key-file"
+                       : "");
     request_fail(r);
     return false;
 }

@@ -140,7 +140,7 @@ void api_server_info_start(struct request *r)
 
 void api_model_start(struct request *r)
 {
-    char *id = strdup(r->http.path + strlen(r->route->path));
+    char *id = strdup(request_rest(r));
     if (!id) {
         request_fail(r);
         return;

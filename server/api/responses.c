@@ -121,7 +121,7 @@ static bool owner_of(const struct request *r, struct response_owner *owner)
 static void response_job(struct request *r)
 {
     struct response_owner owner;
-    const char *path = r->http.path + strlen(r->route->path), *rest = path + strcspn(path, "/");
+    const char *path = request_rest(r), *rest = path + strcspn(path, "/");
     bool items = strcmp(rest, "/input_items") == 0, cancel = strcmp(rest, "/cancel") == 0;
     char id[RESPONSE_ID_BYTES] = "";
     if (*rest && !items && !cancel) {

@@ -11,35 +11,8 @@
 
 /* ---- fields shared with chat completions ---- */
 
-/* Anthropic's fields, and this server's own for reproducibility (seed) and the cache. */
-static const char *const same[] = {
-    /* as in chat completions */
-    "max_tokens",
-    "stream",
-    "temperature",
-    "top_p",
-    "top_k",
-    "service_tier",
-    "seed",
-    "min_p",
-    "min_tokens",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "logit_bias",
-    "stop_token_ids",
-    "ignore_eos",
-    "skip_special_tokens",
-    "cache_salt",
-    "priority",
-    "mm_processor_kwargs",
-    "structured_outputs",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "return_cache_info",
-    "request_id"};
+/* In addition to those of all dialects. */
+static const char *const same[] = {"max_tokens"};
 
 static enum status limits(struct reader *r)
 {
@@ -143,7 +116,6 @@ static enum status thinking(struct reader *r, struct reasoning_ask *ask)
     if (budget && (!json_to_int(budget, &n) || n < 1))
         return api_fail(r->e, 400, "invalid_value", "thinking.budget_tokens", "Must be a positive integer.");
     if (json_is(type, "enabled")) ask->budget = budget;
-    ask->budget_path = "thinking.budget_tokens";
     ask->drop = json_is(display, "omitted");
     ask->enabled = i > 0 ? json_true() : json_false();
     return ST_OK;
@@ -197,8 +169,8 @@ static enum status user(struct reader *r)
 
 /* ---- the whole ---- */
 
+/* Read elsewhere, or ignored. */
 static const char *const others[] = {
-    /* read elsewhere, or ignored */
     "cache_control", "chat_template_kwargs", "container", "context_management", "diagnostics",
     "inference_geo", "mcp_servers",          "messages",  "metadata",           "model",
     "output_config", "output_format",        "speed",     "stop_sequences",     "system",

@@ -80,16 +80,28 @@ enum status reader_tools(struct reader *r,
     return ST_OK;
 }
 
+/* Fields that all dialects take, as in chat completions. */
+static const char *const common[] = {
+    /* of OpenAI and Anthropic */
+    "stream", "temperature", "top_p", "service_tier", "top_k", "min_p", "seed", "stop_token_ids",
+    /* of this and other servers */
+    "ignore_eos", "min_tokens", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
+    "skip_special_tokens", "mm_processor_kwargs", "cache_salt", "priority", "structured_outputs",
+    "guided_json", "guided_regex", "guided_choice", "guided_grammar", "return_cache_info", "request_id"};
+#define COMMON (sizeof common / sizeof *common)
+
 static void note_unknown(struct reader *r, const char *const *same, size_t same_count,
                          const char *const *others, size_t other_count)
 {
     enum { KNOWN_MAX = 96 };
     const char *known[KNOWN_MAX];
     char names[300];
-    if (!log_enabled(LOG_DEBUG) || same_count + other_count > KNOWN_MAX) return;
-    memcpy(known, same, same_count * sizeof *known);
-    memcpy(known + same_count, others, other_count * sizeof *known);
-    if (fields_unknown(r->from, known, same_count + other_count, names, sizeof names))
+    size_t n = COMMON + same_count + other_count;
+    if (!log_enabled(LOG_DEBUG) || n > KNOWN_MAX) return;
+    memcpy(known, common, sizeof common);
+    memcpy(known + COMMON, same, same_count * sizeof *known);
+    memcpy(known + COMMON + same_count, others, other_count * sizeof *known);
+    if (fields_unknown(r->from, known, n, names, sizeof names))
         log_debug("req=%s fields that mean nothing here are ignored: %s", r->g->r->http.id, names);
 }
 
@@ -99,8 +111,10 @@ enum status reader_same(struct reader *r, const char *const *same, size_t same_c
     json_t *fields = json_object(), *v;
     enum status st = fields ? ST_OK : reader_no_memory(r);
     note_unknown(r, same, same_count, others, other_count);
-    for (size_t i = 0; i < same_count && !st; i++)
-        if ((v = field(r->from, same[i])) && json_object_set(fields, same[i], v)) st = reader_no_memory(r);
+    for (size_t i = 0; i < COMMON + same_count && !st; i++) {
+        const char *name = i < COMMON ? common[i] : same[i - COMMON];
+        if ((v = field(r->from, name)) && json_object_set(fields, name, v)) st = reader_no_memory(r);
+    }
     r->g->p.add_generation_prompt = true;
     if (!st) st = r->counting ? gen_parse_salt(r->g, fields) : gen_parse(r->g, fields);
     if (!st) st = r->counting ? gen_parse_image_bounds(r->g, fields) : gen_parse_refused(r->g, r->from);

@@ -30,7 +30,8 @@ enum status reader_tools(struct reader *r,
 enum status reader_function(struct reader *r, json_t *function);
 /* A tool of a type that only OpenAI or Anthropic host is left out of the prompt, and logged. */
 void reader_hosted(struct reader *r, const json_t *type);
-/* Reads the fields that chat completions has under the same name. others: further fields of the dialect. */
+/* Reads the fields that chat completions has under the same name: those of all dialects, and `same`. others:
+ * further fields of the dialect. */
 enum status reader_same(struct reader *r, const char *const *same, size_t same_count,
                         const char *const *others, size_t other_count);
 

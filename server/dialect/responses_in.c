@@ -13,66 +13,16 @@
 
 /* ---- fields shared with chat completions ---- */
 
-/* OpenAI's fields, and those of this and other servers that chat completions accepts too. */
-static const char *const same[] = {
-    /* as in chat completions */
-    "stream",
-    "temperature",
-    "top_p",
-    "parallel_tool_calls",
-    "service_tier",
-    "user",
-    "top_k",
-    "min_p",
-    "seed",
-    "stop",
-    "stop_token_ids",
-    "ignore_eos",
-    "min_tokens",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "logit_bias",
-    "skip_special_tokens",
-    "mm_processor_kwargs",
-    "cache_salt",
-    "priority",
-    "structured_outputs",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "return_cache_info",
-    "request_id"};
+/* In addition to those of all dialects. */
+static const char *const same[] = {"parallel_tool_calls", "user", "stop"};
 static const char *const others[] = {
-    /* read elsewhere, or ignored */
-    "background",
-    "chat_template_kwargs",
-    "context_management",
-    "conversation",
-    "include",
-    "include_reasoning",
-    "input",
-    "instructions",
-    "max_output_tokens",
-    "max_tool_calls",
-    "metadata",
-    "model",
-    "moderation",
-    "previous_response_id",
-    "prompt",
-    "prompt_cache_key",
-    "prompt_cache_options",
-    "prompt_cache_retention",
-    "reasoning",
-    "safety_identifier",
-    "store",
-    "stream_options",
-    "text",
-    "tool_choice",
-    "tools",
-    "top_logprobs",
-    "truncation"};
+    /* read here */
+    "background", "chat_template_kwargs", "conversation", "include", "include_reasoning", "input",
+    "instructions", "max_output_tokens", "max_tool_calls", "metadata", "model", "previous_response_id",
+    "prompt", "prompt_cache_key", "prompt_cache_retention", "reasoning", "safety_identifier", "store", "text",
+    "thinking_token_budget", "tool_choice", "tools", "top_logprobs", "truncation",
+    /* ignored */
+    "context_management", "moderation", "prompt_cache_options", "stream_options"};
 #define COUNT(list) (sizeof(list) / sizeof *(list))
 
 static enum status refused(struct reader *r)
@@ -273,6 +223,9 @@ static enum status text_and_reasoning(struct reader *r)
         field_bool(r->e, r->from, "include_reasoning", &include))
         return ST_INVALID;
     ask.drop = !include;
+    ask.budget = field(r->from, "thinking_token_budget");
+    ask.budget_path = ask.budget ? "thinking_token_budget" : "reasoning.max_tokens";
+    if (!ask.budget) ask.budget = field(reasoning, "max_tokens");
     if (gen_reasoning(r->g, &ask)) return ST_INVALID;
     return field(text, "format") ? text_format(r, field(text, "format")) : ST_OK;
 }

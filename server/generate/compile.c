@@ -71,7 +71,7 @@ void gen_compile_next(struct server *s)
     for (r = s->requests; r; r = r->next) compiling += compiles(r);
     while (compiling < compiles_max() && (r = next_of(s, below))) {
         struct gen *g = r->gen;
-        if (!grammars_reserve(s->grammars, g->compile_bytes)) {
+        if (!grammars_reserve(s->grammars, g->compile_bytes, gen_grammar_tenant(g))) {
             below = g->compile_bytes;
             continue;
         }
@@ -95,7 +95,6 @@ void gen_compile(struct request *r, void (*done)(struct request *r))
     struct server *s = r->srv;
     g->done = done;
     g->compile_us = now_us();
-    g->compile_bytes = strlen(g->compile_key);
     g->compile_turn = s->compile_turn;
     for (const struct request *o = s->requests; o; o = o->next)
         if ((waits(o) || compiles(o)) && o->gen->p.tenant == g->p.tenant &&

@@ -100,13 +100,14 @@ enum status constraint_schema(struct constraint_maker *m, json_t *schema, bool c
 static enum status choices(struct constraint_maker *m, const json_t *list, gx *out)
 {
     size_t n = json_array_size(list);
-    gx *one = calloc(n, sizeof *one);
+    struct rx_pool *p = gb_pool(m->b);
+    rx *one = calloc(n, sizeof *one);
     if (!one) return no_memory(m);
     for (size_t i = 0; i < n; i++) {
         const json_t *v = json_array_get(list, i);
-        one[i] = gb_literal(m->b, json_string_value(v), json_string_length(v));
+        one[i] = rx_literal(p, json_string_value(v), json_string_length(v));
     }
-    *out = gb_alt(m->b, one, n);
+    *out = gb_regex(m->b, rx_alt_list(p, one, n)); /* a trie */
     free(one);
     return ST_OK;
 }
@@ -284,6 +285,7 @@ static enum status build_once(struct constraint_maker *m, json_t *tools, struct 
     struct err err = {{0}};
     enum status st = gb_create(&m->b);
     if (st) return no_memory(m);
+    rx_pool_stop(gb_pool(m->b), &m->g->cancelled);
     st = tools ? calls(m, tools, &body) : response(m, &body);
     if (st) {
         gb_free(m->b);
@@ -392,6 +394,11 @@ enum status gen_constraint_make(struct gen *g)
     g->compile = description(g, tools);
     g->compile_key = g->compile ? json_dumps(g->compile, JSON_COMPACT) : NULL;
     if (!g->compile_key) return no_memory(&m);
+    g->compile_bytes = strlen(g->compile_key);
+    if (g->compile_bytes > LIMIT_CONSTRAINT_BYTES)
+        return api_fail(&g->r->response.error, 400, "unsupported_schema", gen_constraint_param(g),
+                        "The constraint is too large: %zu bytes of JSON, at most %u are allowed.",
+                        g->compile_bytes, LIMIT_CONSTRAINT_BYTES);
     p->ignore_eos = false; /* a complete constrained output allows only EOS */
     p->tool_choice.named =
         json_string_value(json_object_get(g->compile, "named")); /* the body's copy is freed */
@@ -418,20 +425,21 @@ enum status gen_constraint_compile(struct gen *g)
     struct grammars *all = g->r->srv->grammars;
     struct constraint_maker m = {.g = g, .vocab = g->vocab};
     struct api_error *e = &g->r->response.error;
+    uint64_t tenant = gen_grammar_tenant(g);
     /* One with the same key may be cached meanwhile. */
     g->grammar = grammars_find(all, g->compile_key);
     json_t *tools = json_object_get(g->compile, "functions");
     if (g->grammar) {
-        grammars_dismiss(all, strlen(g->compile_key));
+        grammars_dismiss(all, g->compile_bytes);
         m.weak = grammars_weak(all, g->compile_key, NULL);
         return warn(g, tools, &m.weak);
     }
     enum status st = build(&m, tools, &g->grammar);
     if (st) {
-        grammars_dismiss(all, strlen(g->compile_key));
+        grammars_dismiss(all, g->compile_bytes);
         return st;
     }
-    st = grammars_keep(all, g->compile_key, g->grammar);
+    st = grammars_keep(all, g->compile_key, tenant, g->grammar);
     if (st == ST_TOO_LARGE)
         return api_fail(e, 400, "unsupported_schema", gen_constraint_param(g),
                         "The constraint takes %zu MiB compiled, more than the limit (--grammar-memory).",
@@ -440,6 +448,11 @@ enum status gen_constraint_compile(struct gen *g)
         return api_fail(e, 503, "grammar_memory", gen_constraint_param(g), "%s", gen_grammar_memory_full);
     (void)grammars_weak(all, g->compile_key, &m.weak);
     return st ? no_memory(&m) : warn(g, tools, &m.weak);
+}
+
+uint64_t gen_grammar_tenant(const struct gen *g)
+{
+    return g->r->http.has_key && !g->r->http.one_key ? g->p.tenant : 0;
 }
 
 const char gen_grammar_memory_full[] =
@@ -468,9 +481,9 @@ const char *gen_constraint_failure(const struct choice *c, char *text, size_t ca
     return costs ? "constraint_too_costly" : f == MATCHER_MEMORY ? "out_of_memory" : "unsupported_schema";
 }
 
-static enum mask_state prepare(void *arg, const uint32_t *tokens, uint32_t count)
+static enum mask_state prepare(void *arg, const uint32_t *tokens, uint32_t count, bool brief)
 {
-    return matcher_prepare(arg, tokens, count);
+    return matcher_prepare(arg, tokens, count, brief);
 }
 
 static uint32_t drafts(void *arg, const uint32_t *tokens, uint32_t count, uint32_t n)
@@ -498,7 +511,7 @@ bool gen_constraint_start(struct choice *c)
     struct gen *g = c->gen;
     if (!g->grammar) return true;
     if (matcher_create(g->grammar, g->vocab, &c->matcher)) return false;
-    matcher_threads(c->matcher, grammars_threads(g->r->srv->grammars));
+    matcher_threads(c->matcher, grammars_threads(g->r->srv->grammars), g->p.tenant);
     c->constraint = (struct sampling_constraint){.arg = c->matcher,
                                                  .prepare = prepare,
                                                  .drafts = drafts,

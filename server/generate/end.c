@@ -32,7 +32,8 @@ void gen_shed(struct gen *g)
 
 void gen_cancel(struct request *r)
 {
-    const struct gen *g = r->gen;
+    struct gen *g = r->gen;
+    if (g) atomic_store(&g->cancelled, true);
     if (!g || !r->srv->model || r->working) return;
     if (g->remote) fetch_cancel(g->remote);
     for (uint32_t i = 0; i < g->choice_count; i++) {

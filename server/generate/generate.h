@@ -58,7 +58,7 @@ struct reasoning_ask {
     json_t *enabled;            /* a boolean */
     json_t *variables;          /* chat_template_kwargs, an object */
     json_t *budget;             /* the most tokens of reasoning, an integer */
-    const char *budget_path;    /* its field */
+    const char *budget_path;    /* its field; NULL: a number that was checked, kept where it can be */
     bool drop, inline_;         /* it is not returned, or is returned within the content */
 };
 
@@ -244,7 +244,8 @@ struct gen {
     size_t pixel_bytes;              /* of decoded images in the prompt: its share of the server's */
     struct gen_shown shown;
     bool failed;
-    bool touched; /* changed by events of this wake-up */
+    atomic_bool cancelled; /* ends its compile; any thread */
+    bool touched;          /* changed by events of this wake-up */
     struct gen *next_touched;
     double image_seconds; /* time and number of images decoded before the sequences were created; the loop
                              adds them to the metrics */
@@ -308,6 +309,8 @@ void gen_constraint_made(struct gen *g); /* g->compile is no longer needed */
 const char *gen_constraint_param(const struct gen *g);
 /* Why a choice's matcher failed: fills the message and returns the error code. */
 const char *gen_constraint_failure(const struct choice *c, char *text, size_t cap);
+/* Whose share of the memory for grammars it takes: one of several API keys; 0: the memory isn't shared. */
+uint64_t gen_grammar_tenant(const struct gen *g);
 extern const char gen_grammar_memory_full[];
 /* Loop: the matcher of a choice. False: no memory. */
 bool gen_constraint_start(struct choice *c);

@@ -27,7 +27,7 @@
 struct kept {
     uint8_t key[crypto_hash_sha256_BYTES];
     struct grammar *grammar;
-    uint64_t used_us;
+    uint64_t used_us, tenant;
     struct tool_set weak;
 };
 
@@ -166,20 +166,34 @@ struct grammar *grammars_find(struct grammars *g, const char *text)
     return found;
 }
 
-/* Evicts grammars unused since `before`, oldest first, while the total exceeds `most`. Returns the bytes
- * freed. */
-static size_t evict(struct grammars *g, size_t most, uint64_t before)
+/* Bytes of the tenant's grammars (0: of all), of those in use only if `shared`. Under the lock. */
+static size_t bytes_of(const struct grammars *g, uint64_t tenant, bool shared)
+{
+    size_t sum = 0;
+    for (size_t i = 0; i < g->count; i++) {
+        const struct kept *k = &g->kept[i];
+        if ((!tenant || k->tenant == tenant) && (!shared || grammar_shared(k->grammar)))
+            sum += grammar_bytes(k->grammar);
+    }
+    return sum;
+}
+
+/* Evicts grammars unused since `before`, oldest first, while the total exceeds `most`; the tenant's first
+ * while it has more than half. Returns the bytes freed. */
+static size_t evict(struct grammars *g, size_t most, uint64_t before, uint64_t tenant)
 {
     size_t was = atomic_load(&g->memory.used);
     for (;;) {
-        struct kept *oldest = NULL;
+        struct kept *oldest = NULL, *own = NULL;
         struct grammar *gone = NULL;
         uv_mutex_lock(&g->lock);
         for (size_t i = 0; i < g->count && atomic_load(&g->memory.used) > most; i++) {
             struct kept *k = &g->kept[i];
             if (grammar_shared(k->grammar) || k->used_us >= before) continue;
             if (!oldest || k->used_us < oldest->used_us) oldest = k;
+            if (k->tenant == tenant && (!own || k->used_us < own->used_us)) own = k;
         }
+        if (tenant && own && bytes_of(g, tenant, false) > g->memory.most / 2) oldest = own;
         if (oldest) gone = take(g, oldest);
         uv_mutex_unlock(&g->lock);
         if (!gone) break;
@@ -194,7 +208,7 @@ static void idle(void *arg)
 {
     struct grammars *g = arg;
     uint64_t now = now_us();
-    size_t freed = now < IDLE_US ? 0 : evict(g, g->memory.most / IDLE_PART, now - IDLE_US);
+    size_t freed = now < IDLE_US ? 0 : evict(g, g->memory.most / IDLE_PART, now - IDLE_US, 0);
     uv_mutex_lock(&g->lock);
     bool trim = !g->reserved && freed + g->compiled >= TRIM_LEAST;
     if (trim) g->compiled = 0;
@@ -207,14 +221,15 @@ static size_t estimate(size_t description)
     return RESERVE_LEAST + DESCRIPTION_PART * description;
 }
 
-bool grammars_reserve(struct grammars *g, size_t description)
+bool grammars_reserve(struct grammars *g, size_t description, uint64_t tenant)
 {
-    size_t held = 0, more = estimate(description);
+    size_t more = estimate(description), own;
     uv_mutex_lock(&g->lock);
-    for (size_t i = 0; i < g->count; i++)
-        if (grammar_shared(g->kept[i].grammar)) held += grammar_bytes(g->kept[i].grammar);
-    held += g->reserved;
+    size_t held = g->reserved + bytes_of(g, 0, true);
     bool fits = !held || held + more <= g->memory.most;
+    /* As much as it leaves free: with n such tenants each holds 1 / (n + 1). */
+    if (fits && tenant && (own = bytes_of(g, tenant, true)))
+        fits = own + more <= g->memory.most - held - more;
     if (fits) g->reserved += more;
     uv_mutex_unlock(&g->lock);
     return fits;
@@ -228,14 +243,14 @@ void grammars_dismiss(struct grammars *g, size_t description)
     uv_mutex_unlock(&g->lock);
 }
 
-enum status grammars_keep(struct grammars *g, const char *text, struct grammar *grammar)
+enum status grammars_keep(struct grammars *g, const char *text, uint64_t tenant, struct grammar *grammar)
 {
-    struct kept new = {.grammar = grammar, .used_us = now_us()};
+    struct kept new = {.grammar = grammar, .used_us = now_us(), .tenant = tenant};
     enum status st = ST_OK;
     key_of(text, new.key);
     grammars_dismiss(g, strlen(text));
     grammar_count_in(grammar, &g->memory);
-    (void)evict(g, g->memory.most, UINT64_MAX);
+    (void)evict(g, g->memory.most, UINT64_MAX, tenant);
     if (grammar_bytes(grammar) > g->memory.most) return ST_TOO_LARGE;
     if (atomic_load(&g->memory.used) > g->memory.most) return ST_AGAIN;
     uv_mutex_lock(&g->lock);

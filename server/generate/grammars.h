@@ -28,12 +28,15 @@ enum status grammars_vocab(struct grammars *g, const struct model *m, const stru
 struct grammar *grammars_find(struct grammars *g, const char *key);
 
 /* Reserves memory to compile a grammar from a description of so many bytes. False: grammars in use leave too
- * little. grammars_keep or grammars_dismiss releases the reservation. */
-bool grammars_reserve(struct grammars *g, size_t description);
+ * little, or the tenant's (0: nobody's) would take more than they leave to others. grammars_keep or
+ * grammars_dismiss releases the reservation. */
+bool grammars_reserve(struct grammars *g, size_t description, uint64_t tenant);
 void grammars_dismiss(struct grammars *g, size_t description);
-/* Caches a compiled grammar and counts its memory; unused grammars are evicted. ST_AGAIN: grammars in use
+/* Caches a compiled grammar and counts its memory; unused grammars are evicted, the tenant's own first if it
+ * has more than half. ST_AGAIN: grammars in use
  * leave too little memory. ST_TOO_LARGE: it alone exceeds the limit. Workers only. */
-enum status grammars_keep(struct grammars *g, const char *key, struct grammar *grammar) KV_MUST_CHECK;
+enum status grammars_keep(struct grammars *g, const char *key, uint64_t tenant,
+                          struct grammar *grammar) KV_MUST_CHECK;
 
 /* The tools of a cached grammar whose schemas it does not enforce: sets them, or (NULL) returns them. */
 struct tool_set grammars_weak(struct grammars *g, const char *key, const struct tool_set *set);

@@ -40,10 +40,10 @@ static bool spent(const struct choice *c, const uint32_t *tokens, uint32_t count
     return tag_skip(tok, tokens + begun, count - begun, reasoning_close(syntax), false) == UINT32_MAX;
 }
 
-static enum mask_state prepare(void *arg, const uint32_t *tokens, uint32_t count)
+static enum mask_state prepare(void *arg, const uint32_t *tokens, uint32_t count, bool brief)
 {
     const struct choice *c = arg;
-    return c->inner.prepare ? c->inner.prepare(c->inner.arg, tokens, count) : MASK_READY;
+    return c->inner.prepare ? c->inner.prepare(c->inner.arg, tokens, count, brief) : MASK_READY;
 }
 
 static uint32_t drafts(void *arg, const uint32_t *tokens, uint32_t count, uint32_t n)
@@ -95,8 +95,9 @@ enum status gen_thinking_budget(struct gen *g, json_t *v, const char *param)
     if (budget < 0) return api_fail(e, 400, "invalid_value", param, "%s must be at least 0.", param);
     if (g->p.reasoning == REASONING_NONE) return ST_OK; /* there is nothing to limit */
     if (!tok_id_of(tok, close, strlen(close), &g->p.think.close))
-        return api_fail(e, 400, "unsupported_parameter", param,
-                        "%s needs a model with a token for \"%s\"; this one has none.", param, close);
+        return param ? api_fail(e, 400, "unsupported_parameter", param,
+                                "%s needs a model with a token for \"%s\"; this one has none.", param, close)
+                     : ST_OK;
     g->p.think.limited = true;
     g->p.think.budget = budget < UINT32_MAX ? (uint32_t)budget : UINT32_MAX;
     return ST_OK;

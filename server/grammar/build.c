@@ -2,7 +2,7 @@
 #include "server/grammar/build.h"
 
 #include "server/grammar/machine.h"
-#include "server/grammar/reserve.h"
+#include "server/grammar/tables.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -46,7 +46,6 @@ static void grammar_free(struct grammar *g)
     rx_pool_free(g->pool);
     free(g->nodes);
     free(g->list);
-    free(g->repeat_slots);
     members__free(g->members);
     pthread_mutex_destroy(&g->lock);
     free(g);
@@ -311,6 +310,7 @@ enum status gb_finish(struct grammar_builder *b, gx start, struct grammar **out,
 {
     struct grammar *g = b->g;
     enum status st = check(b, start, err);
+    rx_pool_stop(g->pool, NULL);
     if (!st) {
         for (int i = 0; i < TOKEN_CLASS_KINDS; i++)
             g->one[i] = grammar__character(g->pool, (enum token_class_of_what)i);
@@ -334,44 +334,16 @@ enum status gb_finish(struct grammar_builder *b, gx start, struct grammar **out,
 
 /* ---- counts, decremented while it runs ---- */
 
-static uint64_t repeat_hash(gx a, uint32_t min, uint32_t max)
-{
-    uint64_t h = ((uint64_t)a << 32 | min) * 0x9E3779B97F4A7C15ull;
-    h = (h ^ h >> 29 ^ max) * 0xBF58476D1CE4E5B9ull;
-    return h ^ h >> 32;
-}
-
-static bool repeats_grow(struct grammar *g)
-{
-    uint32_t count = g->repeat_slot_count ? 2 * g->repeat_slot_count : 256;
-    while (count < 2 * (g->node_count - g->node_base + 1)) count *= 2;
-    uint32_t *to = calloc(count, sizeof *to);
-    if (!to) return false;
-    for (uint32_t i = g->node_base; i < g->node_count; i++) {
-        const struct gx_node *n = &g->nodes[i];
-        if (n->kind != GX_REPEAT) continue;
-        uint64_t h = repeat_hash(n->a, n->b, n->c);
-        while (to[h & (count - 1)]) h++;
-        to[h & (count - 1)] = i;
-    }
-    free(g->repeat_slots);
-    g->repeat_slots = to;
-    g->repeat_slot_count = count;
-    return true;
-}
-
 gx grammar__repeat(struct grammar *g, gx a, uint32_t min, uint32_t max)
 {
-    if (2 * (g->node_count - g->node_base + 1) > g->repeat_slot_count && !repeats_grow(g)) return 0;
-    uint64_t h = repeat_hash(a, min, max);
-    for (uint32_t at; (at = g->repeat_slots[h & (g->repeat_slot_count - 1)]); h++)
-        if (g->nodes[at].a == a && g->nodes[at].b == min && g->nodes[at].c == max) return at;
+    uint32_t hash = (uint32_t)mix(mix(a, min), max), at = hash;
+    for (uint32_t id; (id = id_table_next(&g->repeat_table, hash, &at));)
+        if (g->nodes[id].a == a && g->nodes[id].b == min && g->nodes[id].c == max) return id;
     gx out = grammar__node(g, (struct gx_node){.kind = GX_REPEAT,
                                                .a = a,
                                                .b = min,
                                                .c = max,
                                                .nullable = min == 0 || g->nodes[a].nullable,
                                                .productive = true});
-    if (out) g->repeat_slots[h & (g->repeat_slot_count - 1)] = out;
-    return out;
+    return out && id_table_add(&g->repeat_table, hash, out) ? out : 0;
 }

@@ -81,10 +81,11 @@ struct matcher;
 enum status matcher_create(struct grammar *g, const struct grammar_vocab *v,
                            struct matcher **out) KV_MUST_CHECK; /* takes a reference to g */
 /* Before the first call. Without threads each call does all the work itself. The threads must outlive the
- * matcher. */
-void matcher_threads(struct matcher *m, struct mask_threads *t);
+ * matcher; tenants take turns on them. */
+void matcher_threads(struct matcher *m, struct mask_threads *t, uint64_t tenant);
 void matcher_free(struct matcher *m); /* never blocks; NULL is fine */
-enum mask_state matcher_prepare(struct matcher *m, const uint32_t *tokens, uint32_t count);
+/* brief: others have taken most of the planner's time. */
+enum mask_state matcher_prepare(struct matcher *m, const uint32_t *tokens, uint32_t count, bool brief);
 uint32_t matcher_drafts(struct matcher *m, const uint32_t *tokens, uint32_t count, uint32_t drafts);
 /* Writes the mask of tokens that may follow tokens[0..count) to bits[0..words), zeros after the last token:
  * end ids are allowed where the text is complete, and are the only ones where nothing can follow (or where

@@ -1,6 +1,6 @@
 /* See machine.h. */
 #include "server/grammar/machine.h"
-#include "server/grammar/reserve.h"
+#include "server/grammar/tables.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -9,6 +9,7 @@
  * their current states, twice their need, up to a limit. */
 #define MADE_MAX         ((size_t)16 << 20)
 #define MADE_LIMIT       ((size_t)64 << 20)
+#define MADE_SHORT       ((size_t)1 << 20) /* the limit where memory for grammars is short */
 #define EMPTINESS_STATES 1024u
 /* Work limit of one byte's step from one state, which depends on both alone (some milliseconds): above it the
  * step is not computed, and masks that need it fail. The parts of a step are limited likewise. */
@@ -17,12 +18,6 @@
 #define WORK_CONT  10u  /* a step from a continuation to its first terminals */
 #define WORK_PLACE 12u
 #define TOGETHER   8u /* items that end at once: above that, their continuations are computed together */
-
-static uint64_t mix(uint64_t h, uint64_t x)
-{
-    h = (h ^ x) * 0x9E3779B97F4A7C15ull;
-    return h ^ h >> 29;
-}
 
 static bool fine(const struct grammar *g)
 {
@@ -36,38 +31,18 @@ static bool items_reserve(struct grammar *g, size_t more)
 
 /* ---- continuations: shared lists ---- */
 
-static bool conts_rehash(struct grammar *g, uint32_t slots)
-{
-    uint32_t *to = calloc(slots, sizeof *to);
-    if (!to) return false;
-    for (uint32_t i = 1; i < g->continuation_count; i++) {
-        uint64_t h = mix(mix(1, g->continuations[i].what), g->continuations[i].rest);
-        while (to[h & (slots - 1)]) h++;
-        to[h & (slots - 1)] = i;
-    }
-    free(g->continuation_slots);
-    g->continuation_slots = to;
-    g->continuation_slot_count = slots;
-    return true;
-}
-
 static uint32_t cons(struct grammar *g, gx what, uint32_t rest)
 {
-    if (2 * g->continuation_count >= g->continuation_slot_count &&
-        !conts_rehash(g, 2 * g->continuation_slot_count)) {
-        g->failed = true;
-        return 0;
-    }
-    uint64_t h = mix(mix(1, what), rest);
-    for (uint32_t at; (at = g->continuation_slots[h & (g->continuation_slot_count - 1)]); h++)
-        if (g->continuations[at].what == what && g->continuations[at].rest == rest) return at;
+    uint32_t hash = (uint32_t)mix(mix(1, what), rest), at = hash;
+    for (uint32_t id; (id = id_table_next(&g->continuation_table, hash, &at));)
+        if (g->continuations[id].what == what && g->continuations[id].rest == rest) return id;
     if (!array_reserve((void **)&g->continuations, &g->continuation_cap, g->continuation_count + 1u,
-                       sizeof *g->continuations)) {
+                       sizeof *g->continuations) ||
+        !id_table_add(&g->continuation_table, hash, g->continuation_count)) {
         g->failed = true;
         return 0;
     }
     g->continuations[g->continuation_count] = (struct continuation){.what = what, .rest = rest};
-    g->continuation_slots[h & (g->continuation_slot_count - 1)] = g->continuation_count;
     return g->continuation_count++;
 }
 
@@ -181,27 +156,11 @@ static int by_continuation(const void *a, const void *b)
     return x->residual < y->residual ? -1 : x->residual > y->residual;
 }
 
-static uint64_t state_hash(const struct item *p, uint32_t n, bool accepts)
+static uint32_t state_hash(const struct item *p, uint32_t n, bool accepts)
 {
     uint64_t h = mix(n, accepts);
     for (uint32_t i = 0; i < n; i++) h = mix(mix(h, p[i].residual), p[i].continuation);
-    return h;
-}
-
-static bool states_rehash(struct grammar *g, uint32_t slots)
-{
-    uint32_t *to = calloc(slots, sizeof *to);
-    if (!to) return false;
-    for (uint32_t i = 1; i < g->state_count; i++) {
-        const struct state *s = &g->states[i];
-        uint64_t h = state_hash(g->items + s->items, s->item_count, s->accepts);
-        while (to[h & (slots - 1)]) h++;
-        to[h & (slots - 1)] = i;
-    }
-    free(g->state_slots);
-    g->state_slots = to;
-    g->state_slot_count = slots;
-    return true;
+    return (uint32_t)h;
 }
 
 /* Merges the items from `from` on that have the same continuation. Work is charged where items are added,
@@ -245,25 +204,21 @@ static uint32_t state_of(struct grammar *g, size_t from, bool accepts)
     uint32_t m = (uint32_t)(g->item_count - from);
     g->item_count = from;
     if (!fine(g) || (!m && !accepts)) return STATE_DEAD;
-    if (2 * g->state_count >= g->state_slot_count && !states_rehash(g, 2 * g->state_slot_count)) {
-        g->failed = true;
-        return STATE_DEAD;
-    }
-    uint64_t h = state_hash(p, m, accepts);
-    for (uint32_t at; (at = g->state_slots[h & (g->state_slot_count - 1)]); h++) {
-        const struct state *s = &g->states[at];
+    uint32_t hash = state_hash(p, m, accepts), at = hash;
+    for (uint32_t id; (id = id_table_next(&g->state_table, hash, &at));) {
+        const struct state *s = &g->states[id];
         if (s->item_count == m && s->accepts == accepts &&
             (!m || memcmp(g->items + s->items, p, m * sizeof *p) == 0))
-            return at;
+            return id;
     }
-    if (!array_reserve((void **)&g->states, &g->state_cap, g->state_count + 1u, sizeof *g->states)) {
+    if (!array_reserve((void **)&g->states, &g->state_cap, g->state_count + 1u, sizeof *g->states) ||
+        !id_table_add(&g->state_table, hash, g->state_count)) {
         g->failed = true;
         return STATE_DEAD;
     }
     g->item_count += m;
     g->states[g->state_count] = (struct state){
         .items = (uint32_t)from, .item_count = m, .accepts = accepts, .token_class = TOKEN_CLASS_UNKNOWN};
-    g->state_slots[h & (g->state_slot_count - 1)] = g->state_count;
     return g->state_count++;
 }
 
@@ -277,11 +232,13 @@ static void limit(struct grammar *g)
 
 bool machine__ended(struct grammar *g, bool *over)
 {
-    *over = rx_status(g->pool) == ST_TOO_LARGE;
+    enum status st = rx_status(g->pool);
+    *over = st == ST_TOO_LARGE;
     g->full = rx_pool_full(g->pool);
-    g->failed = g->failed || (rx_status(g->pool) && !*over);
+    g->later = g->later || st == ST_AGAIN;
+    g->failed = g->failed || (st && !*over && st != ST_AGAIN);
     rx_pool_work_max(g->pool, SIZE_MAX);
-    return !g->failed && !g->full;
+    return !g->failed && !g->full && !g->later;
 }
 
 static bool transitions_make(struct grammar *g, uint32_t state)
@@ -352,7 +309,8 @@ static uint32_t step(struct grammar *g, uint32_t state, uint8_t byte)
 
 struct move *machine__make(struct grammar *g, uint32_t state, uint8_t byte)
 {
-    if (g->failed || g->full || (!g->states[state].transitions && !transitions_make(g, state))) return NULL;
+    if (g->failed || g->full || g->later || (!g->states[state].transitions && !transitions_make(g, state)))
+        return NULL;
     struct transitions *m = g->states[state].transitions;
     struct move *to = &m->to[m->of_byte[byte]];
     if (to->next != STATE_UNKNOWN) return to;
@@ -390,18 +348,28 @@ static bool first_state(struct grammar *g)
     return machine__ended(g, &over) && !over && made;
 }
 
-static void transitions_free(struct grammar *g)
+/* All that is built on demand. */
+static void made_free(struct grammar *g)
 {
     for (uint32_t i = 1; i < g->state_count; i++) free(g->states[i].transitions);
-    g->transition_bytes = 0;
+    free(g->continuations);
+    free(g->items);
+    free(g->states);
+    id_table_free(&g->continuation_table);
+    id_table_free(&g->state_table);
+    id_table_free(&g->repeat_table);
+    g->continuations = NULL;
+    g->items = NULL;
+    g->states = NULL;
+    g->continuation_count = g->state_count = 0;
+    g->item_count = g->transition_bytes = g->continuation_cap = g->item_cap = g->state_cap = 0;
 }
 
 bool machine__open(struct grammar *g)
 {
     g->failed =
         !array_reserve((void **)&g->continuations, &g->continuation_cap, 64, sizeof *g->continuations) ||
-        !conts_rehash(g, 256) || !array_reserve((void **)&g->states, &g->state_cap, 64, sizeof *g->states) ||
-        !states_rehash(g, 256) || !items_reserve(g, 256);
+        !array_reserve((void **)&g->states, &g->state_cap, 64, sizeof *g->states) || !items_reserve(g, 256);
     return !g->failed && first_state(g);
 }
 
@@ -410,8 +378,8 @@ size_t machine__bytes(const struct grammar *g)
     return g->continuation_cap * sizeof *g->continuations + g->item_cap * sizeof *g->items +
            g->state_cap * sizeof *g->states + g->transition_bytes + g->node_cap * sizeof *g->nodes +
            g->list_cap * sizeof *g->list +
-           sizeof(uint32_t) *
-               (g->continuation_slot_count + (size_t)g->state_slot_count + (size_t)g->repeat_slot_count);
+           sizeof(struct id_slot) *
+               ((size_t)g->continuation_table.cap + g->state_table.cap + g->repeat_table.cap);
 }
 
 void machine__count(struct grammar *g)
@@ -425,12 +393,7 @@ void machine__count(struct grammar *g)
 void machine__close(struct grammar *g)
 {
     if (g->memory) atomic_fetch_sub(&g->memory->used, g->counted);
-    transitions_free(g);
-    free(g->continuations);
-    free(g->continuation_slots);
-    free(g->items);
-    free(g->states);
-    free(g->state_slots);
+    made_free(g);
     masks__free(g);
 }
 
@@ -442,26 +405,30 @@ size_t machine__allocated(const struct grammar *g)
            members__allocated(g->members);
 }
 
-void machine__tidy(struct grammar *g)
+bool machine__untidy(const struct grammar *g)
 {
     size_t made = machine__allocated(g);
-    if (made > MADE_LIMIT || (made > MADE_MAX && made > 2 * g->rebuilt_bytes)) machine__drop(g);
+    bool is_short = g->memory && atomic_load(&g->memory->used) > g->memory->most;
+    return made > (is_short ? MADE_SHORT : MADE_LIMIT) || (made > MADE_MAX && made > 2 * g->rebuilt_bytes);
+}
+
+void machine__tidy(struct grammar *g)
+{
+    if (!machine__untidy(g)) return;
+    machine__drop(g);
+    machine__count(g);
 }
 
 void machine__drop(struct grammar *g)
 {
-    transitions_free(g);
+    made_free(g);
     g->full = false;
     g->generation++;
     g->rebuilt_bytes = 0;
-    g->state_count = g->continuation_count = 0;
-    g->item_count = 0;
     g->node_count = g->node_base;
+    array_fit((void **)&g->nodes, &g->node_cap, g->node_count, sizeof *g->nodes);
     members__drop(g);
-    if (g->repeat_slots) memset(g->repeat_slots, 0, g->repeat_slot_count * sizeof *g->repeat_slots);
     rx_pool_cut(g->pool, g->pool_base);
-    memset(g->continuation_slots, 0, g->continuation_slot_count * sizeof *g->continuation_slots);
-    memset(g->state_slots, 0, g->state_slot_count * sizeof *g->state_slots);
     masks__drop(g);
-    if (!first_state(g)) g->failed = true;
+    if (!machine__open(g)) g->failed = true;
 }

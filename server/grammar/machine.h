@@ -7,6 +7,7 @@
 
 #include "config/base/work_lock.h"
 #include "server/grammar/build.h"
+#include "server/grammar/tables.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -81,19 +82,19 @@ struct grammar {
     struct continuation *continuations;
     uint32_t continuation_count, stamp;
     size_t continuation_cap;
-    uint32_t *continuation_slots, continuation_slot_count;
-    struct item *items; /* of conts and of states */
+    struct id_table continuation_table, state_table;
+    struct id_table repeat_table; /* of GX_REPEAT nodes that were built on demand */
+    struct item *items;           /* of conts and of states */
     size_t item_count, item_cap;
     struct state *states;
     uint32_t state_count;
     size_t state_cap;
-    uint32_t *state_slots, state_slot_count;
     size_t transition_bytes;
     size_t rebuilt_bytes; /* bytes built in this generation by matchers that replayed their paths */
-    uint32_t *repeat_slots, repeat_slot_count; /* of GX_REPEAT nodes */
     uint32_t generation;
     bool failed; /* out of memory: only end tokens are allowed */
     bool full;   /* nothing more can be built in this generation */
+    bool later;  /* rx_pool_pause: the step takes too much work for now */
 
     struct masks *masks;           /* cached masks, and the owner of the mask in progress; NULL: none yet */
     atomic_size_t bytes;           /* last known size; read without the lock */
@@ -134,13 +135,14 @@ bool machine__open(struct grammar *g);  /* after build.c; false: out of memory (
 void machine__close(struct grammar *g); /* frees its data and the masks */
 void machine__count(struct grammar *g); /* brings `bytes`, and `memory`, up to date */
 size_t machine__allocated(const struct grammar *g); /* approximate bytes that a drop frees */
-/* Drops what was built if it is large: state ids are then invalid. */
+/* Drops what was built if it is large: state ids are then invalid. That takes some milliseconds. */
+bool machine__untidy(const struct grammar *g);
 void machine__tidy(struct grammar *g);
 void machine__drop(struct grammar *g);
-/* After work in the pool with rx_pool_work_max: false: out of memory (`failed`), or full (`full`). *over: the
- * work limit was exceeded. */
+/* After work in the pool with rx_pool_work_max: false: out of memory (`failed`), full (`full`) or `later`.
+ * *over: the work limit was exceeded. */
 bool machine__ended(struct grammar *g, bool *over);
-/* The transition on a byte; NULL: out of memory (`failed`), or full (`full`). A step's work is a function of
+/* The transition on a byte; NULL: `failed`, `full` or `later`. A step's work is a function of
  * the state and the byte alone, never of what is cached: WORK_OVER means that the step is too large to
  * compute. */
 struct move *machine__make(struct grammar *g, uint32_t state, uint8_t byte);

@@ -6,9 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Lower limit for lazily built data when memory for grammars is short. */
-#define SHORT_MADE ((size_t)1 << 20)
-
 void grammar_count_in(struct grammar *g, struct grammar_memory *memory)
 {
     work_lock(&g->lock);
@@ -29,9 +26,9 @@ bool grammar_shared(const struct grammar *g)
 
 /* ---- pace ---- */
 
-struct pace pace_of(uint64_t units, uint32_t ns)
+struct pace pace_of(uint64_t units, uint32_t ns, bool planner)
 {
-    return (struct pace){units, ns ? now_ns() + ns : 0};
+    return (struct pace){units, ns ? now_ns() + ns : 0, planner};
 }
 
 bool pace_over(const struct pace *p)
@@ -41,23 +38,20 @@ bool pace_over(const struct pace *p)
 
 /* ---- ownership ---- */
 
-bool mask__own(struct grammar *g, const void *who)
+bool mask__own(struct grammar *g, const void *who, bool planner)
 {
     struct masks *k = masks__of(g);
     if (k && k->owner) return k->owner == who;
-    if (g->full) machine__drop(g);
-    machine__tidy(g);
-    size_t made = machine__allocated(g);
-    bool is_short = g->memory && atomic_load(&g->memory->used) > g->memory->most;
-    if (is_short && made > SHORT_MADE && made > 2 * g->rebuilt_bytes) machine__drop(g);
+    if (!planner) machine__tidy(g);
     if (k) k->owner = who;
     return true;
 }
 
-void mask__disown(struct grammar *g)
+void mask__disown(struct grammar *g, const void *who, bool planner)
 {
-    if (g->masks) g->masks->owner = NULL;
+    if (g->masks && g->masks->owner == who) g->masks->owner = NULL;
     machine__count(g);
+    if (!planner) machine__tidy(g);
 }
 
 /* ---- the walk ---- */
@@ -163,6 +157,12 @@ static int token_class_of(struct grammar *g, uint32_t state)
 
 /* ---- masks ---- */
 
+void mask__abandon(struct grammar *g, struct walk *w)
+{
+    mask__drop(g, w->mask);
+    w->mask = NULL;
+}
+
 enum mask_state mask__begin(struct grammar *g, const struct grammar_vocab *v, uint32_t state, struct walk *w,
                             struct mask **out, enum matcher_failure *why)
 {
@@ -188,6 +188,10 @@ enum mask_state mask__begin(struct grammar *g, const struct grammar_vocab *v, ui
     atomic_fetch_add(&k->bytes, mask__bytes(g));
     k->stamp++;
     int token_class = token_class_of(g, state);
+    if (g->later) {
+        mask__abandon(g, w);
+        return MASK_LATER;
+    }
     w->mask->cost = g->states[state].token_class_work;
     w->t = token_class < 0 ? &v->all : &v->token_classes[token_class].rest;
     if (token_class < 0) memset(w->mask->bits, 0, v->words * sizeof *w->mask->bits);
@@ -195,12 +199,6 @@ enum mask_state mask__begin(struct grammar *g, const struct grammar_vocab *v, ui
     w->at = 0;
     w->path[0] = state;
     return MASK_LATER;
-}
-
-void mask__abandon(struct grammar *g, struct walk *w)
-{
-    mask__drop(g, w->mask);
-    w->mask = NULL;
 }
 
 enum mask_state mask__go_on(struct grammar *g, const struct grammar_vocab *v, struct walk *w, struct pace *p,

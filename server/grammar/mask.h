@@ -13,9 +13,10 @@
 #define WORK_BYTE    4u         /* per byte of output, in addition to its step */
 #define WORK_CLASSES (1u << 20) /* of the search for a token class that a state accepts whole */
 #define WORK_INLINE  (1u << 16) /* of one call that plans a step: 100 to 200 microseconds */
+#define WORK_SHORT   (1u << 13) /* likewise, where calls are short */
 #define WORK_SLICE   (1u << 18) /* under a grammar's lock, on a mask thread: half a millisecond */
 /* Calls also check the clock, which decides only when and where a mask is computed. If a matcher's last mask
- * was slow, planning tries only briefly. */
+ * was slow, or the masks of other sequences have taken the planner's time, planning tries only briefly. */
 #define INLINE_NS 200000u
 #define SHORT_NS  20000u
 #define SLICE_NS  2000000u
@@ -30,8 +31,9 @@
 struct pace {
     uint64_t left;  /* units */
     int64_t end_ns; /* of the monotonic clock; 0: no deadline */
+    bool planner;   /* what takes longer is not even begun: it is left to a mask thread */
 };
-struct pace pace_of(uint64_t units, uint32_t ns);
+struct pace pace_of(uint64_t units, uint32_t ns, bool planner);
 bool pace_over(const struct pace *p);
 static inline void pace_use(struct pace *p, uint64_t units)
 {
@@ -81,15 +83,20 @@ enum mask_state mask__begin(struct grammar *g, const struct grammar_vocab *v, ui
 enum mask_state mask__go_on(struct grammar *g, const struct grammar_vocab *v, struct walk *w, struct pace *p,
                             struct mask **out, enum matcher_failure *why);
 void mask__abandon(struct grammar *g, struct walk *w);
-/* While a mask is in progress, nobody else may add to the grammar or drop from it. */
-bool mask__own(struct grammar *g, const void *who); /* false: another owner has it */
-void mask__disown(struct grammar *g);
+/* While a mask is in progress, nobody else may add to the grammar or drop from it. Both tidy up, unless it is
+ * the planner who asks. */
+bool mask__own(struct grammar *g, const void *who, bool planner); /* false: another owner has it */
+void mask__disown(struct grammar *g, const void *who, bool planner);
 
 /* matcher.c, for mask_threads.c: does a slice of work; true: nothing is left to do. */
 bool matcher__slice(struct matcher *m);
 uint64_t matcher__worked(const struct matcher *m); /* units, for the mask in progress */
 void matcher__done(struct matcher *m);             /* returns it, and drops a reference */
-struct matcher **matcher__link(struct matcher *m); /* queue link */
+struct mask_job {                                  /* in a queue, where tenants take turns */
+    struct matcher *next;
+    uint64_t tenant, turn;
+};
+struct mask_job *matcher__job(struct matcher *m);
 void mask_threads__add(struct mask_threads *t, struct matcher *m);
 
 #endif

@@ -14,8 +14,9 @@
 #define WORK_LITTLE (1u << 18)
 #define IDLE_NS     1000000000ll
 
-struct queue {
-    struct matcher *head, *tail;
+struct queue { /* by turn: a tenant's jobs have different ones */
+    struct matcher *head;
+    uint64_t turn; /* of the last one taken */
 };
 struct mask_threads {
     pthread_mutex_t lock; /* of all below; never held during work */
@@ -31,24 +32,31 @@ struct mask_threads {
 
 static void append(struct queue *q, struct matcher *m)
 {
-    *matcher__link(m) = NULL;
-    if (q->tail) *matcher__link(q->tail) = m;
-    else q->head = m;
-    q->tail = m;
+    struct mask_job *job = matcher__job(m), *x;
+    struct matcher **at;
+    job->turn = q->turn;
+    for (at = &q->head; *at; at = &x->next) {
+        x = matcher__job(*at);
+        if (x->tenant == job->tenant && x->turn >= job->turn) job->turn = x->turn + 1;
+    }
+    for (at = &q->head; *at && matcher__job(*at)->turn <= job->turn; at = &matcher__job(*at)->next) {
+    }
+    job->next = *at;
+    *at = m;
 }
 
 static void prepend(struct queue *q, struct matcher *m)
 {
-    *matcher__link(m) = q->head;
+    matcher__job(m)->next = q->head;
     q->head = m;
-    if (!q->tail) q->tail = m;
 }
 
 static struct matcher *take(struct queue *q)
 {
     struct matcher *m = q->head;
-    if (m) q->head = *matcher__link(m);
-    if (!q->head) q->tail = NULL;
+    if (!m) return NULL;
+    q->head = matcher__job(m)->next;
+    q->turn = matcher__job(m)->turn;
     return m;
 }
 

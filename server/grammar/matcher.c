@@ -36,7 +36,7 @@ struct matcher {
     atomic_uint refs;
     atomic_bool job, stopped;
     atomic_int failure;
-    struct matcher *next;
+    struct mask_job in_queue;
 };
 
 enum status matcher_create(struct grammar *g, const struct grammar_vocab *v, struct matcher **out)
@@ -65,9 +65,10 @@ enum status matcher_create(struct grammar *g, const struct grammar_vocab *v, str
     return ST_OK;
 }
 
-void matcher_threads(struct matcher *m, struct mask_threads *t)
+void matcher_threads(struct matcher *m, struct mask_threads *t, uint64_t tenant)
 {
     m->threads = t;
+    m->in_queue.tenant = tenant;
 }
 
 static void unref(struct matcher *m)
@@ -168,7 +169,7 @@ static bool go(struct matcher *m, struct pace *p)
         if (pace_over(p)) return false;
         uint32_t state = after_token(m, m->at[i].state, m->tokens[i], &work);
         pace_use(p, WORK_BYTE + rx_pool_work(g->pool) - before);
-        if (g->full) return false;
+        if (g->full || g->later) return false;
         m->at[i + 1].state = state;
         if (i + 1 > m->known) {
             m->at[i + 1].charged = false;
@@ -188,7 +189,7 @@ static uint64_t allowance(const struct matcher *m)
 
 /* Stores the result and charges its work. */
 static enum mask_state resolve(struct matcher *m, enum mask_state st, struct mask *mask,
-                               enum matcher_failure why)
+                               enum matcher_failure why, bool planner)
 {
     struct ready *r = &m->ready[m->target % READY];
     struct reached *at = &m->at[m->target];
@@ -205,7 +206,7 @@ static enum mask_state resolve(struct matcher *m, enum mask_state st, struct mas
     ready_drop(m, r);
     *r = (struct ready){.count = m->target, .set = true, .state = st, .why = why, .mask = mask};
     m->clean = false;
-    mask__disown(m->g);
+    mask__disown(m->g, m, planner);
     return st;
 }
 
@@ -213,7 +214,7 @@ static void abandon(struct matcher *m)
 {
     mask__abandon(m->g, &m->walk);
     m->clean = false;
-    mask__disown(m->g);
+    mask__disown(m->g, m, m->threads != NULL);
 }
 
 /* The grammar is full together with what others built: drops everything and restarts. So whether it fits does
@@ -221,7 +222,7 @@ static void abandon(struct matcher *m)
 static enum mask_state begin_anew(struct matcher *m)
 {
     mask__abandon(m->g, &m->walk);
-    if (m->clean) return resolve(m, MASK_FAILED, NULL, MATCHER_MASK_COST);
+    if (m->clean) return resolve(m, MASK_FAILED, NULL, MATCHER_MASK_COST, false);
     machine__drop(m->g);
     m->clean = true;
     return MASK_LATER;
@@ -234,16 +235,20 @@ static enum mask_state make(struct matcher *m, struct pace *p)
     struct mask *mask = NULL;
     enum matcher_failure why = MATCHER_FINE;
     uint64_t before = p->left;
-    if (!mask__own(m->g, m)) return MASK_BUSY;
+    if (!mask__own(m->g, m, p->planner)) return MASK_BUSY;
+    m->g->later = false;
+    rx_pool_pause(m->g->pool, p->planner ? p->left : SIZE_MAX);
     bool there = go(m, p);
     enum mask_state st = MASK_LATER;
     if (there && !m->walk.mask)
         st = mask__begin(m->g, m->v, m->g->failed ? STATE_DEAD : m->at[m->target].state, &m->walk, &mask,
                          &why);
-    if (there && st == MASK_LATER) st = mask__go_on(m->g, m->v, &m->walk, p, &mask, &why);
+    if (m->walk.mask && there) st = mask__go_on(m->g, m->v, &m->walk, p, &mask, &why);
     m->worked += before - p->left;
-    if (st == MASK_LATER && m->g->full) st = begin_anew(m);
-    else if (st != MASK_LATER) st = resolve(m, st, mask, why);
+    rx_pool_pause(m->g->pool, SIZE_MAX);
+    m->g->later = false;
+    if (st == MASK_LATER && m->g->full && !p->planner) st = begin_anew(m);
+    else if (st != MASK_LATER) st = resolve(m, st, mask, why, p->planner);
     if (st == MASK_LATER) machine__count(m->g);
     return st;
 }
@@ -256,7 +261,13 @@ static enum mask_state response(struct matcher *m, const struct ready *r)
     return r->state;
 }
 
-enum mask_state matcher_prepare(struct matcher *m, const uint32_t *tokens, uint32_t count)
+static struct pace pace_here(const struct matcher *m, bool brief)
+{
+    bool s = brief || m->slow;
+    return pace_of(s ? WORK_SHORT : WORK_INLINE, s ? SHORT_NS : INLINE_NS, m->threads != NULL);
+}
+
+enum mask_state matcher_prepare(struct matcher *m, const uint32_t *tokens, uint32_t count, bool brief)
 {
     if (atomic_load(&m->job)) return MASK_LATER;
     if (!aim(m, tokens, count)) {
@@ -268,10 +279,10 @@ enum mask_state matcher_prepare(struct matcher *m, const uint32_t *tokens, uint3
     if (!work_lock_try(&m->g->lock)) return MASK_BUSY;
     m->worked = 0;
     enum mask_state st = MASK_LATER;
-    do {
-        struct pace p = pace_of(WORK_INLINE, m->slow ? SHORT_NS : INLINE_NS);
+    for (bool here = !m->threads || !machine__untidy(m->g); here && st == MASK_LATER; here = !m->threads) {
+        struct pace p = pace_here(m, brief);
         st = make(m, &p);
-    } while (st == MASK_LATER && !m->threads);
+    }
     work_unlock(&m->g->lock);
     if (st == MASK_BUSY) return MASK_LATER; /* until the other mask is done */
     if (st != MASK_LATER) m->slow = false;
@@ -286,7 +297,7 @@ enum mask_state matcher_prepare(struct matcher *m, const uint32_t *tokens, uint3
 uint32_t matcher_drafts(struct matcher *m, const uint32_t *tokens, uint32_t count, uint32_t drafts)
 {
     uint32_t n = 0;
-    struct pace p = pace_of(WORK_INLINE, m->slow ? SHORT_NS : INLINE_NS);
+    struct pace p = pace_here(m, false);
     for (; n < drafts && n + 1 < READY; n++) {
         const struct ready *r = &m->ready[(count + n) % READY];
         uint32_t id = tokens[count + n];
@@ -319,7 +330,7 @@ void matcher_mask(struct matcher *m, const uint32_t *tokens, uint32_t count, uin
     uint32_t n = words < v->words ? words : v->words, any = 0;
     if (!r && aim(m, tokens, count)) {
         work_lock(&m->g->lock);
-        struct pace p = {UINT64_MAX, 0};
+        struct pace p = {.left = UINT64_MAX};
         while (make(m, &p) == MASK_LATER) {
         }
         work_unlock(&m->g->lock);
@@ -335,7 +346,7 @@ void matcher_mask(struct matcher *m, const uint32_t *tokens, uint32_t count, uin
 
 bool matcher__slice(struct matcher *m)
 {
-    struct pace p = pace_of(WORK_SLICE, SLICE_NS);
+    struct pace p = pace_of(WORK_SLICE, SLICE_NS, false);
     work_lock(&m->g->lock);
     bool stopped = atomic_load(&m->stopped);
     if (stopped) abandon(m);
@@ -349,9 +360,9 @@ uint64_t matcher__worked(const struct matcher *m)
     return m->worked;
 }
 
-struct matcher **matcher__link(struct matcher *m)
+struct mask_job *matcher__job(struct matcher *m)
 {
-    return &m->next;
+    return &m->in_queue;
 }
 
 void matcher__done(struct matcher *m)
@@ -412,12 +423,13 @@ uint32_t matcher_forced(struct matcher *m, const uint32_t *tokens, uint32_t coun
     uint8_t text[FORCED_BYTES];
     size_t len = 0, at = 0, used = 0;
     uint32_t n = 0;
-    struct pace p = pace_of(WORK_INLINE, m->slow ? SHORT_NS : INLINE_NS);
+    struct pace p = pace_here(m, false);
     if (atomic_load(&m->job) || !aim(m, tokens, count) || !work_lock_try(&m->g->lock)) return 0;
-    if (!mask__own(m->g, m)) {
+    if (!mask__own(m->g, m, p.planner)) {
         work_unlock(&m->g->lock);
         return 0;
     }
+    rx_pool_pause(m->g->pool, p.planner ? p.left : SIZE_MAX);
     uint32_t state = go(m, &p) && !m->g->failed && !m->g->full ? m->at[count].state : STATE_DEAD;
     for (int b; state && len < sizeof text && !pace_over(&p) && (b = only_byte(m->g, state, &p)) >= 0;
          len++) {
@@ -426,7 +438,9 @@ uint32_t matcher_forced(struct matcher *m, const uint32_t *tokens, uint32_t coun
     }
     /* The end of the forced text may begin a longer token, so it is not drafted. */
     bool open = state && m->g->states[state].item_count > 0;
-    mask__disown(m->g);
+    rx_pool_pause(m->g->pool, SIZE_MAX);
+    m->g->later = false;
+    mask__disown(m->g, m, p.planner);
     work_unlock(&m->g->lock);
     while (n < most && at < len) {
         uint32_t id = longest(m->v, text + at, len - at, &used);

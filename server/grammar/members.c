@@ -1,7 +1,7 @@
 /* Members of an object or array during matching (build.h's gb_members). A member state records what is
  * written so far. States are built when reached, so names in any order cost only what a text visits. */
 #include "server/grammar/machine.h"
-#include "server/grammar/reserve.h"
+#include "server/grammar/tables.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -29,7 +29,7 @@ struct members {
     size_t table_count, table_cap;
     uint32_t *words;
     size_t word_count, word_cap, word_base;
-    uint32_t *slots, slot_count, slot_used; /* of member states built on demand */
+    struct id_table found; /* member states built on demand */
 };
 
 static bool has(const uint32_t *set, uint32_t i)
@@ -51,7 +51,7 @@ static void table_free(struct table *t)
 
 size_t members__bytes(const struct members *m)
 {
-    return m ? m->word_cap * sizeof *m->words + m->slot_count * sizeof *m->slots : 0;
+    return m ? m->word_cap * sizeof *m->words + m->found.cap * sizeof *m->found.slots : 0;
 }
 
 size_t members__allocated(const struct members *m)
@@ -65,7 +65,7 @@ void members__free(struct members *m)
     for (size_t i = 0; i < m->table_count; i++) table_free(&m->tables[i]);
     free(m->tables);
     free(m->words);
-    free(m->slots);
+    id_table_free(&m->found);
     free(m);
 }
 
@@ -230,36 +230,9 @@ bool members__ends(const struct grammar *g, gx node)
 
 /* ---- member states ---- */
 
-static uint64_t hash(const uint32_t *s, uint32_t n)
-{
-    uint64_t h = 0;
-    for (uint32_t i = S_TABLE; i < n; i++) {
-        h = (h ^ s[i]) * 0x9E3779B97F4A7C15ull;
-        h ^= h >> 29;
-    }
-    return h;
-}
-
 static uint32_t size_of(const struct members *m, const uint32_t *s)
 {
     return S_SEEN + m->tables[s[S_TABLE]].words;
-}
-
-static bool slots_grow(struct members *m)
-{
-    uint32_t count = m->slot_count ? 2 * m->slot_count : 256, *to = calloc(count, sizeof *to);
-    if (!to) return false;
-    for (uint32_t i = 0; i < m->slot_count; i++) {
-        if (!m->slots[i]) continue;
-        const uint32_t *s = m->words + m->slots[i];
-        uint64_t h = hash(s, size_of(m, s));
-        while (to[h & (count - 1)]) h++;
-        to[h & (count - 1)] = m->slots[i];
-    }
-    free(m->slots);
-    m->slots = to;
-    m->slot_count = count;
-    return true;
 }
 
 /* The member state at the end of `words`; 0: out of memory. (0 is an initial state, which nothing leads back
@@ -267,14 +240,14 @@ static bool slots_grow(struct members *m)
 static uint32_t member_state(struct members *m)
 {
     uint32_t *s = m->words + m->word_count, n = size_of(m, s);
-    if (2 * (m->slot_used + 1) > m->slot_count && !slots_grow(m)) return 0;
-    uint64_t h = hash(s, n);
-    for (uint32_t at; (at = m->slots[h & (m->slot_count - 1)]); h++)
-        if (memcmp(m->words + at + S_TABLE, s + S_TABLE, (n - S_TABLE) * sizeof *s) == 0) return at;
+    uint64_t h = 0;
+    for (uint32_t i = S_TABLE; i < n; i++) h = mix(h, s[i]);
+    uint32_t hash = (uint32_t)h, at = hash;
+    for (uint32_t id; (id = id_table_next(&m->found, hash, &at));)
+        if (memcmp(m->words + id + S_TABLE, s + S_TABLE, (n - S_TABLE) * sizeof *s) == 0) return id;
     s[S_NODE] = 0;
     uint32_t out = (uint32_t)m->word_count;
-    m->slots[h & (m->slot_count - 1)] = out;
-    m->slot_used++;
+    if (!id_table_add(&m->found, hash, out)) return 0;
     m->word_count += n;
     return out;
 }
@@ -354,6 +327,6 @@ void members__drop(struct grammar *g)
     struct members *m = g->members;
     if (!m) return;
     m->word_count = m->word_base;
-    m->slot_used = 0;
-    if (m->slots) memset(m->slots, 0, m->slot_count * sizeof *m->slots);
+    array_fit((void **)&m->words, &m->word_cap, m->word_count, sizeof *m->words);
+    id_table_free(&m->found);
 }

@@ -8,6 +8,7 @@
 
 #include "config/base/status.h"
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -35,6 +36,10 @@ size_t rx_pool_work(const struct rx_pool *p);
 void rx_spend(struct rx_pool *p, size_t units); /* charges external work */
 /* Work between begin and end is already counted. */
 void rx_pool_free_of_charge(struct rx_pool *p, bool begin);
+/* Everything fails with ST_AGAIN once *stop (NULL: none) is set, or after more work than `most` from here
+ * (SIZE_MAX: unlimited), which only says when to do it: the next rx_pool_work_max clears that. */
+void rx_pool_stop(struct rx_pool *p, const atomic_bool *stop);
+void rx_pool_pause(struct rx_pool *p, size_t most);
 rx *rx_pool_kept(struct rx_pool *p);          /* an expression for the pool's user; initially RX_NONE */
 size_t rx_pool_used(const struct rx_pool *p); /* bytes used, excluding reserved capacity */
 /* Number of expressions; and truncation to an earlier number, which drops later expressions. */

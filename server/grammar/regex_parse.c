@@ -4,7 +4,7 @@
 
 #include "config/base/hex.h"
 #include "config/base/utf8.h"
-#include "server/grammar/reserve.h"
+#include "server/grammar/tables.h"
 
 #include <pthread.h>
 #include <stdio.h>

@@ -111,13 +111,12 @@ static bool host_allowed(const struct options *o, struct span name)
     return false;
 }
 
-/* With API keys, a foreign page has none; and a server on non-loopback addresses has names that only its
- * operator knows. */
+/* With API keys, a foreign page has none. */
 static bool host_ok(const struct server *s, const char *host)
 {
     struct span name;
     bool has_port, automatic = strcmp(s->opt->allowed_hosts, "auto") == 0;
-    if (!host || (automatic && (s->auth || !s->loopback))) return true;
+    if (!host || (automatic && s->auth)) return true;
     return authority_split(span_of(host), &name, &has_port) && host_allowed(s->opt, name);
 }
 

@@ -520,12 +520,21 @@ def check_scope(s, scope):
 
 def test_admin():
     with tempfile.NamedTemporaryFile("w", suffix=".keys") as f:
-        f.write("one\ntwo\n")
+        f.write("one\ntwo priority\n")
         f.flush()
+        for flags, want in (((), [401, 403, 200]), (("--enable-admin", "on"), [401, 200, 200])):
+            s = Server(BINARY, DEMO, "--api-key-file", f.name, *flags)
+            try:
+                for path in ("/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache", "/flush_cache"):
+                    keys = [None, {"Authorization": "Bearer one"}, {"x-api-key": "two"}]
+                    check.equal(f"{path} needs a key with a right", [s.request("POST", path, None, k)[0] for k in keys], want)
+            finally:
+                s.stop()
+        with open(f.name, "w") as only:
+            only.write("one\n")
         s = Server(BINARY, DEMO, "--api-key-file", f.name)
         try:
-            for path in ("/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache", "/flush_cache"):
-                check.equal(f"{path} needs a key", [s.request("POST", path)[0], s.request("POST", path, None, {"Authorization": "Bearer two"})[0]], [401, 200])
+            check.equal("an only key needs no mark", s.request("POST", "/reset_prefix_cache", None, {"x-api-key": "one"})[0], 200)
         finally:
             s.stop()
     s = Server(BINARY, DEMO, "--enable-admin", "off")

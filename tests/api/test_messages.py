@@ -586,6 +586,12 @@ def test_agent(s):
                          user([{"type": "tool_result", "tool_use_id": "t1", "content": found}])],
             "tools": TOOLS, **extra,
         })
+    long = {"name": "a.b" + "c" * 125, "input_schema": {"type": "object"}}
+    check.equal("a name of 128 characters", s.post(MESSAGES, ask(tools=[long]))[0], 200)
+    longer = s.post(MESSAGES, ask(tools=[{**long, "name": long["name"] + "d"}]))
+    check.equal("and of 129", longer[0], 400)
+    check.equal("64 in chats", s.post(CHAT, {**chat, "tools": [{"type": "function", "function": {
+        "name": "a" * 65}}]})[0], 400)
     head = {"anthropic-beta": "claude-code-20250219,interleaved-thinking-2025-05-14"}
     body = {**billed(5), **extra, "context_management": {"edits": []}, "thinking": {"type": "adaptive"},
             "output_config": {"effort": "high"}}

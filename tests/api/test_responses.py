@@ -239,7 +239,10 @@ def test_echo(s):
     check.equal("all keys of a format", got["text"]["format"], {"description": None, "strict": False, **form})
     check.equal("penalties", (got["presence_penalty"], got["frequency_penalty"]), (0, 0))
     huge = [
-        {**TOOLS[0], "parameters": {"type": "object", "maximum": 10**30, "x": [0.1, -1e300, 1.0, "\u2028\0"]}}
+        {
+            **TOOLS[0],
+            "parameters": {"type": "object", "maximum": 10**30, "x": [0.1, -1e300, 1.0, "\u2028\0"]},
+        }
     ]
     check.equal(
         "numbers and texts of any kind",
@@ -273,7 +276,9 @@ def test_logprobs(s):
             check.equal("streamed", bare(accumulate(events(s, {**body, **include}))), bare(whole))
     plain = s.ok(RESPONSES, ask(include=["message.output_text.logprobs", "reasoning.encrypted_content"]))
     check.equal(
-        "no alternatives", {len(e["top_logprobs"]) for e in plain["output"][0]["content"][0]["logprobs"]}, {0}
+        "no alternatives",
+        {len(e["top_logprobs"]) for e in plain["output"][0]["content"][0]["logprobs"]},
+        {0},
     )
 
 
@@ -303,7 +308,10 @@ def test_prompts(s):
     )
     same_prompt("turns", s, want, {"input": [*turns, last], "instructions": "Be brief."})
     same_prompt(
-        "parts", s, want, {"input": [system, turns[0], output, {"type": "message", **message("user", part)}]}
+        "parts",
+        s,
+        want,
+        {"input": [system, turns[0], output, {"type": "message", **message("user", part)}]},
     )
 
 
@@ -472,6 +480,9 @@ def faults():
         ({"reasoning": 5}, "reasoning"),
         ({"reasoning": {"effort": 5}}, "reasoning.effort"),
         ({"reasoning": {"effort": "x"}}, "reasoning.effort"),
+        ({"reasoning": {"max_tokens": "x"}}, "reasoning.max_tokens"),
+        ({"thinking_token_budget": -1}, "thinking_token_budget"),
+        ({"tools": [{**tool, "name": "a" * 129}]}, "tools[0]"),
         ({"text": 5}, "text"),
         ({"text": {"verbosity": 5}}, "text.verbosity"),
         ({"text": {"format": 5}}, "text.format"),
@@ -929,6 +940,15 @@ def test_tool_types(s):
             check.equal(name + ": events", kinds, ["output_item.added", *input_events, "output_item.done"])
             check.equal(name + ": begun", out[2]["item"]["input"], "")
             check.equal(name + ": done", out[4]["input"], item["input"])
+    first = s.ok(
+        RESPONSES,
+        ask(tools=tools, tool_choice={"type": "custom", "name": "code"}, max_output_tokens=300),
+    )
+    result = {"type": "custom_tool_call_output", "call_id": first["output"][0]["call_id"], "output": "done"}
+    whole = [message("user", "What is in this picture?"), *first["output"], result]
+    count = s.ok(COUNT, {"tools": tools, "input": whole})["input_tokens"]
+    kept = {"tools": tools, "input": [result], "previous_response_id": first["id"]}
+    check.equal("a kept custom call", s.ok(COUNT, kept)["input_tokens"], count)
     cut = s.ok(
         RESPONSES, ask(tools=tools, tool_choice={"type": "custom", "name": "patch"}, max_output_tokens=55)
     )
@@ -942,6 +962,11 @@ def test_tool_types(s):
         ("function_call", "mcp__calc", "add"),
     )
     check.true("its arguments", json.loads(item["arguments"])["n"] in (1, 2), item)
+    long = "mcp." + "a-long_name." * 10 + "tool"
+    body = ask(tools=[{"type": "function", "name": long}], tool_choice="required", max_output_tokens=200)
+    check.equal(
+        "a name of 128 characters", (len(long), s.ok(RESPONSES, body)["output"][0]["name"]), (128, long)
+    )
     nested = ask(tools=[{"type": "function", "function": {"name": "f"}}], max_output_tokens=200)
     nested["tool_choice"] = {"type": "function", "function": {"name": "f"}}
     check.equal("tools and a choice as in chats", s.ok(RESPONSES, nested)["output"][0]["name"], "f")
@@ -956,7 +981,8 @@ def test_tool_types(s):
     status, answer = s.post(
         RESPONSES,
         ask(
-            tools=[{**PATCH, "format": {**PATCH["format"], "definition": "start: x"}}], tool_choice="required"
+            tools=[{**PATCH, "format": {**PATCH["format"], "definition": "start: x"}}],
+            tool_choice="required",
         ),
     )
     check.equal("a wrong grammar", (status, answer["error"]["param"]), (400, "tools.patch.format"))

@@ -158,10 +158,24 @@ static void linear_call(struct bench *k, void *arg, uint32_t n)
     k->ops->linear(k->b, &a);
 }
 
+/* Of a product of 8 rows: which kernels calculate alike. */
+static void print_bits(struct bench *k, const char *name, struct linear_work *l, size_t bytes)
+{
+    unsigned char *out = must(malloc(bytes));
+    uint64_t h = UINT64_C(0xcbf29ce484222325);
+    l->a.t = 8;
+    linear_call(k, l, 0);
+    wait_all(k);
+    k->ops->download(k->b, out, l->a.out, bytes);
+    for (size_t i = 0; i < bytes; i++) h = (h ^ out[i]) * UINT64_C(0x100000001b3);
+    printf("bits   %-38s %016llx\n", name, (unsigned long long)h);
+    free(out);
+}
+
 static void bench_linear(struct bench *k, const struct model *m, const char *what, uint32_t in, uint32_t out,
                          enum be_epilogue epi, uint32_t rows_max)
 {
-    static const uint32_t many[] = {1, 8, 32, 128, 512, 2048, 8192}, few[] = {1, 8, 40, 130};
+    static const uint32_t many[] = {1, 8, 32, 64, 128, 512, 2048, 8192}, few[] = {1, 8, 40, 130};
     const uint32_t *rows = k->tiny ? few : many;
     bool glu = epi >= BE_EPI_GLU_GELU_TANH;
     char name[64];
@@ -183,12 +197,13 @@ static void bench_linear(struct bench *k, const struct model *m, const char *wha
          *y = take(k, (size_t)rows_max * be_ld(out) * 4);
     l.a.x = x;
     l.a.out = y;
-    for (size_t i = 0; i < (k->tiny ? 4 : 7) && rows[i] <= rows_max; i++) {
+    for (size_t i = 0; i < (k->tiny ? 4 : 8) && rows[i] <= rows_max; i++) {
         l.a.t = rows[i];
         double t = rows[i], bytes = (double)elems * 2 + t * in * 2 + t * out * (epi == BE_EPI_F32 ? 4 : 2);
         bench_row(&k->report, "kernel", name, rows[i], measure(k, linear_call, &l), bytes,
                   2 * (double)elems * t);
     }
+    print_bits(k, name, &l, 8 * (epi == BE_EPI_F32 ? (size_t)out * 4 : be_ld(out) * 2));
     for (uint32_t i = 0; i < l.copies; i++) k->ops->weight_free(k->b, l.w[i]);
     k->ops->free(k->b, x);
     k->ops->free(k->b, y);
@@ -444,9 +459,11 @@ static void bench_experts(struct bench *k)
     for (uint32_t i = 0; i < EXPERTS; i++) {
         struct be_weight_desc g = {.k = c,
                                    .src_count = 2,
+                                   .grouped = true,
                                    .glu = true,
                                    .src = {{src, BE_BF16, false, ff}, {src + part, BE_BF16, false, ff}}};
-        struct be_weight_desc d = {.k = ff, .src_count = 1, .src = {{src + 2 * part, BE_BF16, false, c}}};
+        struct be_weight_desc d = {
+            .k = ff, .src_count = 1, .grouped = true, .src = {{src + 2 * part, BE_BF16, false, c}}};
         if (k->ops->weight_pack(k->b, &g, &glu[i]) != BE_OK ||
             k->ops->weight_pack(k->b, &d, &down[i]) != BE_OK)
             must(NULL);
@@ -565,8 +582,10 @@ int main(int argc, char **argv)
         fprintf(stderr, "backend %s: %s\n", backend, why);
         return 2;
     }
-    const char *hopper = getenv("KVASIR_CUDA_HOPPER");
-    const struct be_params params = {.act = BE_BF16, .hopper = hopper && strcmp(hopper, "1") == 0};
+    const char *hopper = getenv("KVASIR_CUDA_HOPPER"), *gemm = getenv("KVASIR_GEMM");
+    const struct be_params params = {.act = BE_BF16,
+                                     .gemm = gemm && strcmp(gemm, "own") == 0 ? BE_GEMM_OWN : BE_GEMM_AUTO,
+                                     .hopper = hopper && strcmp(hopper, "1") == 0};
     if (k.ops->open(&params, &k.b) != BE_OK || k.ops->ceiling(k.b, &k.report.ceiling) != BE_OK) {
         fprintf(stderr, "the backend can't be opened or measured: %s\n", k.ops->last_error(k.b));
         return 1;
@@ -576,7 +595,11 @@ int main(int argc, char **argv)
     if (!bench_report_open(&k.report, json, caps.name, caps.device)) return 1;
     size_t memory = caps.memory_bytes;
     bool ok = true;
-    if (strcmp(part, "steps") != 0) bench_kernels(&k);
+    if (strcmp(part, "steps") != 0) {
+        bench_kernels(&k);
+        k.ops->caps(k.b, &caps);
+        if (caps.gemm) printf("products: %s\n", caps.gemm);
+    }
     k.ops->close(k.b);
     if (strcmp(part, "kernels") != 0) ok = bench_steps(&k.report, backend, memory, k.tiny);
     bench_report_close(&k.report);

@@ -237,9 +237,9 @@ cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t h, cublasOperation_t ta
 const char *cublasGetStatusString(cublasStatus_t s);
 
 /* ---- cuBLASLt: the same products through descriptors. Orders COL (default) and ROW of all layouts;
- * epilogues DEFAULT, BIAS (f32 or D's type), RELU, GELU and both with BIAS. Algorithms 0..2 are known, with a
- * split along K of 1 only: a configured split is refused by AlgoCheck and by the product, as THE RULE of
- * backend.h wants it. */
+ * epilogues DEFAULT, BIAS (f32 or D's type), RELU, GELU and both with BIAS. Algorithms 0..3 are known, two of
+ * them with bits of their own, of which one's depend on the number of rows (emu_blas.cpp). A configured split
+ * along K is refused by AlgoCheck and by the product, as THE RULE of backend.h wants it. */
 typedef struct CuBlasLt *cublasLtHandle_t;
 typedef struct CuLtMatmulDesc *cublasLtMatmulDesc_t;
 typedef struct CuLtLayout *cublasLtMatrixLayout_t;

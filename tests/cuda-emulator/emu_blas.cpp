@@ -83,6 +83,7 @@ struct Product {
     uint32_t epilogue;
     const void *bias;
     cudaDataType bias_type;
+    size_t parts; /* of k, added in ascending order; 0: one */
 };
 float epilogue(const Product &g, float v, size_t row)
 {
@@ -94,14 +95,20 @@ float epilogue(const Product &g, float v, size_t row)
 }
 void run_product(const Product &g)
 {
-    std::vector<float> a(g.m * g.k), b(g.n * g.k), sum(g.m * g.n);
+    std::vector<float> a(g.m * g.k), b(g.n * g.k), sum(g.m * g.n), part(g.parts > 1 ? g.m * g.n : 0);
     for (size_t z = 0; z < g.batch; z++) {
         const void *pa = g.a.at(z), *pb = g.b.at(z);
-        for (size_t i = 0; i < g.m; i++)
-            for (size_t p = 0; p < g.k; p++) a[i * g.k + p] = load(pa, g.a.type, i * g.a.si + p * g.a.sj);
-        for (size_t j = 0; j < g.n; j++)
-            for (size_t p = 0; p < g.k; p++) b[j * g.k + p] = load(pb, g.b.type, p * g.b.si + j * g.b.sj);
-        gemm_f32(g.m, g.n, g.k, a.data(), b.data(), sum.data());
+        for (size_t s = 0, parts = g.parts ? g.parts : 1; s < parts; s++) {
+            size_t from = g.k * s / parts, k = g.k * (s + 1) / parts - from;
+            for (size_t i = 0; i < g.m; i++)
+                for (size_t p = 0; p < k; p++)
+                    a[i * k + p] = load(pa, g.a.type, i * g.a.si + (from + p) * g.a.sj);
+            for (size_t j = 0; j < g.n; j++)
+                for (size_t p = 0; p < k; p++)
+                    b[j * k + p] = load(pb, g.b.type, (from + p) * g.b.si + j * g.b.sj);
+            gemm_f32(g.m, g.n, k, a.data(), b.data(), (s ? part : sum).data());
+            for (size_t i = 0; s && i < sum.size(); i++) sum[i] += part[i];
+        }
         for (size_t j = 0; j < g.n; j++)
             for (size_t i = 0; i < g.m; i++) {
                 float v = g.alpha * sum[i * g.n + j];
@@ -221,7 +228,20 @@ cublasStatus_t cublasGemmEx(cublasHandle_t h, cublasOperation_t ta, cublasOperat
 
 /* ---- cuBLASLt */
 
-enum { LT_ALGORITHMS = 3 };
+/* Algorithms 0 and 1 add up k in one order, LT_HALVES in two halves - also the same for any number of rows,
+ * but with other bits - and LT_VARIES in as many parts as rows leave blocks idle, as stream-K does. The
+ * heuristic proposes the last two first. */
+enum { LT_HALVES = 2, LT_VARIES = 3, LT_ALGORITHMS = 4 };
+static size_t algo_parts(uint64_t id, size_t rows)
+{
+    return id == LT_HALVES ? 2 : id == LT_VARIES ? (rows < 8 ? 4 : rows < 500 ? 3 : 2) : 1;
+}
+/* 0, or 1: the heuristic knows only LT_VARIES. */
+static int lt_only_varying;
+extern "C" void cuemu_lt_only_varying(int on)
+{
+    lt_only_varying = on;
+}
 /* data[0] = 1 + id, data[1 + attribute] = its value */
 static bool algo_valid(const cublasLtMatmulAlgo_t *a)
 {
@@ -472,7 +492,10 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmul
                                               cublasLtMatmulHeuristicResult_t results[], int *returned)
 {
     *returned = 0;
-    for (int id = 0; id < LT_ALGORITHMS && *returned < requested; id++) {
+    /* Few rows: two halves come first, many: what varies. */
+    static const int few[] = {LT_HALVES, 0, 1, LT_VARIES}, many[] = {LT_VARIES, 1, 0, LT_HALVES};
+    for (int i = 0; i < (lt_only_varying ? 1 : LT_ALGORITHMS) && *returned < requested; i++) {
+        int id = lt_only_varying ? LT_VARIES : D->cols < 200 ? few[i] : many[i];
         cublasLtMatmulAlgo_t algo;
         cublasLtMatmulAlgoInit(h, d->compute, CUDA_R_32F, A->type, B->type, C->type, D->type, id, &algo);
         cublasStatus_t st = cublasLtMatmulAlgoCheck(h, d, A, B, C, D, &algo, &results[*returned]);
@@ -494,6 +517,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const 
     cublasLtMatmulHeuristicResult_t checked;
     if (algo)
         if (cublasStatus_t st = cublasLtMatmulAlgoCheck(h, d, la, lb, lc, ld, algo, &checked)) return st;
+    if (algo) g.parts = algo_parts(algo->data[0] - 1, g.n);
     if (workspace_bytes) check_range("cublasLtMatmul", workspace, workspace_bytes, "the workspace");
     memcpy(&g.alpha, alpha, 4);
     memcpy(&g.beta, beta, 4);

@@ -45,12 +45,12 @@ run() { # run NAME PROGRAM ENVIRONMENT...
 # The Hopper path on an emulated device of compute capability 9.0: passes, and the path was not given up.
 hopper() {
     local no='!Hopper kernels are not used'
-    [ -x "$2" ] && start one "$1" "$no" "${@:2}" CUEMU_CC=90 KVASIR_CUDA_HOPPER=1
+    [ -x "$2" ] && start one "$1" "$no" "${@:2}" CUEMU_CC=90 KVASIR_CUDA_HOPPER=1 KVASIR_GEMM=own
 }
 # The device calculates wrongly, or a barrier's phase takes too long: the path is given up, and all is well.
 hopper_given_up() { # hopper_given_up NAME REASON PROGRAM ENVIRONMENT...
     local yes="Hopper kernels are not used: $2"
-    [ -x "$3" ] && start one "$1" "$yes" "${@:3}" CUEMU_CC=90 KVASIR_CUDA_HOPPER=1
+    [ -x "$3" ] && start one "$1" "$yes" "${@:3}" CUEMU_CC=90 KVASIR_CUDA_HOPPER=1 KVASIR_GEMM=own
 }
 self_test() { # self_test MODE: its counts stand for that many results
     sh "$here/selftest/run.sh" "$dir" "$1" | sed "s/^\([0-9]* passed\)/self-test of the emulator, $1: \1/"
@@ -72,14 +72,25 @@ for mode in "$@"; do
     # What those have, without images or in another type.
     [ -n "$full" ] && variants="$variants 12b_released_f32 pg1_f32 qwen2_f32 qwen3_f32 qwen3_moe_f32"
     [ -n "$full" ] && variants="$variants qwen3_vl_f32"
-    for test in $tables; do run "$mode backend $test" "$t/test_backend_$test" $short; done
+    # The tables check our kernels; cuBLASLt's products have the one that is made of them.
+    for test in $tables; do run "$mode backend $test" "$t/test_backend_$test" $short KVASIR_GEMM=own; done
+    [ "$mode" != plain ] || run "plain backend linear, cuBLASLt" "$t/test_backend_linear" $short
     for seed in ${full:+1 2 3}; do
         for test in $tables; do
             run "$mode backend $test, seed $seed" "$t/test_backend_$test" KVASIR_TEST_SHORT=1 \
-                CUEMU_SCHED=rand CUEMU_SEED="$seed" CUEMU_LAZY=1
+                KVASIR_GEMM=own CUEMU_SCHED=rand CUEMU_SEED="$seed" CUEMU_LAZY=1
         done
     done
+    run "$mode cuBLASLt" "$t/test_cuda_gemm"
     if [ "$mode" = plain ]; then
+        for variant in text_bf16 vision_f32 e2b_f32; do
+            run "plain golden $variant, own products" "$t/test_engine_golden" GOLDEN_VARIANT="$variant" \
+                KVASIR_GEMM=own
+        done
+        for gemm in cublas ${full:+own}; do
+            run "plain invariance text_bf16, $gemm" "$t/test_engine_invariance" KVASIR_TEST_SHORT=1 \
+                GOLDEN_VARIANT=text_bf16 KVASIR_GEMM=$gemm
+        done
         run "plain faults" "$t/test_cuda_faults" $short
         run "plain graphs" "$t/test_cuda_graphs" $short
         run "plain drafter" "$t/test_engine_draft"
@@ -87,7 +98,7 @@ for mode in "$@"; do
         # Blocks and threads in reverse, streams late; host code that touches device memory faults.
         for test in ${full:+experts linear ops attn}; do
             run "plain backend $test, reversed" "$t/test_backend_$test" KVASIR_TEST_SHORT=1 \
-                CUEMU_SCHED=rev CUEMU_LAZY=1 CUEMU_GUARD=1
+                KVASIR_GEMM=own CUEMU_SCHED=rev CUEMU_LAZY=1 CUEMU_GUARD=1
         done
         for test in ${full:+ops attn experts} linear; do
             hopper "plain Hopper $test" "$t/test_backend_$test" KVASIR_TEST_SHORT=1

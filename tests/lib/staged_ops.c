@@ -119,8 +119,9 @@ static enum be_result st_open(const struct be_params *p, struct backend **out)
     s->ops = reference ? be_cpu_ops() : device;
     s->direct = reference;
     s->act_bytes = be_dtype_bytes(p->act);
-    const char *hopper = getenv("KVASIR_CUDA_HOPPER");
+    const char *hopper = getenv("KVASIR_CUDA_HOPPER"), *gemm = getenv("KVASIR_GEMM");
     struct be_params params = *p;
+    params.gemm = gemm && strcmp(gemm, "own") == 0 ? BE_GEMM_OWN : BE_GEMM_AUTO;
     params.hopper = hopper && strcmp(hopper, "1") == 0;
     enum be_result r = s->ops->open(&params, &s->b);
     if (r != BE_OK) {

@@ -429,10 +429,11 @@ static bool allows(const uint32_t *tokens, uint32_t count, uint32_t id)
     return mix(h + id) % 4 == 0;
 }
 
-static enum mask_state prepare(void *arg, const uint32_t *tokens, uint32_t count)
+static enum mask_state prepare(void *arg, const uint32_t *tokens, uint32_t count, bool brief)
 {
     struct constraint *c = arg;
     (void)tokens;
+    (void)brief;
     assert_false(c->stopped);
     c->ready = UINT32_MAX;
     c->luck = c->luck ? mix(c->luck) : 0;

@@ -287,10 +287,11 @@ static void model_open(struct experts_model *m, const struct experts_data *d, co
         struct be_weight_desc glu = {
             .k = c->c,
             .src_count = 2,
+            .grouped = true,
             .glu = true,
             .src = {{d->gate + e * one, BE_F32, false, c->ff}, {d->up + e * one, BE_F32, false, c->ff}}};
         struct be_weight_desc down = {
-            .k = c->ff, .src_count = 1, .src = {{d->down + e * one, BE_F32, false, c->c}}};
+            .k = c->ff, .src_count = 1, .grouped = true, .src = {{d->down + e * one, BE_F32, false, c->c}}};
         assert_int_equal(ops->weight_pack(m->b, &glu, &m->glu[e]), BE_OK);
         assert_int_equal(ops->weight_pack(m->b, &down, &m->down[e]), BE_OK);
     }
@@ -536,9 +537,11 @@ static void bench(const char *set, uint32_t threads)
         struct be_weight_desc g = {
             .k = C,
             .src_count = 2,
+            .grouped = true,
             .glu = true,
             .src = {{src, BE_BF16, false, FF}, {src + (size_t)C * FF, BE_BF16, false, FF}}};
-        struct be_weight_desc dn = {.k = FF, .src_count = 1, .src = {{src, BE_BF16, false, C}}};
+        struct be_weight_desc dn = {
+            .k = FF, .src_count = 1, .grouped = true, .src = {{src, BE_BF16, false, C}}};
         if (ops->weight_pack(b, &g, &glu[e]) != BE_OK || ops->weight_pack(b, &dn, &down[e]) != BE_OK) exit(1);
     }
     free(src);

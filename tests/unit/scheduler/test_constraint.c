@@ -26,10 +26,11 @@ struct late {
     atomic_uint asked, stopped;
 };
 
-static enum mask_state prepare(void *arg, const uint32_t *tokens, uint32_t count)
+static enum mask_state prepare(void *arg, const uint32_t *tokens, uint32_t count, bool brief)
 {
     struct late *l = arg;
     (void)tokens;
+    (void)brief;
     atomic_fetch_add(&l->asked, 1);
     if (l->fails_at && count + 1 == l->fails_at) return MASK_FAILED;
     if (atomic_load(&l->turns) == NEVER) return MASK_LATER;

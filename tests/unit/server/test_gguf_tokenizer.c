@@ -4,7 +4,7 @@
 #include "engine/families/families.h"
 #include "engine/tokenizer/internal.h"
 #include "server/chat/template.h"
-#include "tests/lib/chat.h"
+#include "tests/lib/server/chat.h"
 #include "tests/lib/tokens.h"
 
 #include <setjmp.h>

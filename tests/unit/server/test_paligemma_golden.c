@@ -6,7 +6,7 @@
 #include "engine/prompt/image_prep.h"
 #include "engine/prompt/prompt_build.h"
 #include "server/chat/template.h"
-#include "tests/lib/chat.h"
+#include "tests/lib/server/chat.h"
 #include "tests/lib/golden.h"
 #include "tests/lib/tokens.h"
 

@@ -5,7 +5,7 @@
 #include "engine/model/model_desc.h"
 #include "engine/prompt/prompt_build.h"
 #include "server/chat/template.h"
-#include "tests/lib/chat.h"
+#include "tests/lib/server/chat.h"
 #include "tests/lib/golden.h"
 #include "tests/lib/tokens.h"
 

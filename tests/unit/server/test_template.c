@@ -2,7 +2,7 @@
  * origins as token control, continued messages (against transformers), loading, and every refusal of
  * chat_messages_parse. */
 #include "server/chat/messages.h"
-#include "tests/lib/chat.h"
+#include "tests/lib/server/chat.h"
 #include "server/chat/template.h"
 
 #include <pthread.h>

@@ -4,7 +4,7 @@
  *
  * In the file a text is a string, a list of texts one after the other, or {"of": text, "times": n}, where @i@
  * is the number of the time. */
-#include "server/grammar/machine.h"
+#include "server/grammar/mask.h"
 #include "tests/lib/backend_sets.h"
 
 #include <stdarg.h>
@@ -20,7 +20,7 @@
 #define LIST     "tests/golden/costly_grammars.json"
 #define TEXT_MAX ((size_t)1 << 18)
 #define TOKENS   1000u
-#define MASKS    20u
+#define STEPS    20u
 /* Of one grammar: bytes that it has when it is compiled, and with what its masks make; nanoseconds of a unit
  * of work: ten times what is measured. */
 #define COMPILE_BYTES ((size_t)8 << 20)
@@ -28,6 +28,8 @@
 #define UNIT_NS       100.0
 /* One step of the machine: five times what is allowed, for machines that are busy. */
 #define STEP_MS 25.0
+/* What the planner does of a mask: likewise. */
+#define PLANNER_MS 3.0
 
 static uint64_t seed_now;
 static unsigned dice(unsigned n)
@@ -133,13 +135,13 @@ struct count {
 /* The masks along a random answer, which prefers what does not end it. */
 static void walk(struct grammar *g, const struct grammar_vocab *v, struct count *c)
 {
-    uint32_t response[MASKS], bits[TOKENS / 32 + 1], n = 0, some[TOKENS];
+    uint32_t response[STEPS], bits[TOKENS / 32 + 1], n = 0, some[TOKENS];
     struct matcher *m;
     assert_int_equal(matcher_create(g, v, &m), ST_OK);
     size_t work = rx_pool_work(g->pool);
-    for (; n < MASKS; n++) {
+    for (; n < STEPS; n++) {
         double begin = cpu_ms();
-        enum mask_state st = matcher_prepare(m, response, n);
+        enum mask_state st = matcher_prepare(m, response, n, false);
         double took = cpu_ms() - begin;
         c->all_ms += took;
         if (took > c->mask_ms) c->mask_ms = took;
@@ -175,6 +177,27 @@ static void steps(struct grammar *g, struct count *c)
     }
 }
 
+/* What the planner's calls do, where threads make what takes longer: a small part of a mask, in one call. */
+static void planner(struct grammar *g, const struct grammar_vocab *v, const char *text)
+{
+    struct mask_threads *t; /* none: what is left to them stays undone */
+    for (int brief = 0; brief < 2; brief++) {
+        struct matcher *m;
+        assert_int_equal(mask_threads_create(0, NULL, NULL, NULL, NULL, &t), ST_OK);
+        assert_int_equal(matcher_create(g, v, &m), ST_OK);
+        matcher_threads(m, t, 0);
+        double begin = cpu_ms();
+        (void)matcher_prepare(m, NULL, 0, brief);
+        double took = cpu_ms() - begin;
+        if (took > PLANNER_MS) fail_msg("%.200s: the planner takes %.1f ms", text, took);
+        matcher_stop(m);
+        machine__drop(g);
+        if (g->masks) g->masks->owner = NULL;
+        mask_threads_destroy(t);
+        matcher_free(m);
+    }
+}
+
 static void test_costs(void **state)
 {
     (void)state;
@@ -205,6 +228,7 @@ static void test_costs(void **state)
             continue;
         }
         size_t bytes = grammar_bytes(g);
+        planner(g, v, text);
         seed_now = 1 + i;
         walk(g, v, &c);
         steps(g, &c);

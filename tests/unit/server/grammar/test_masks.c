@@ -66,7 +66,7 @@ static enum mask_state wait_for(struct matcher *m, const uint32_t *tokens, uint3
 {
     for (;;) {
         uint32_t before = atomic_load(&woken);
-        enum mask_state st = matcher_prepare(m, tokens, n);
+        enum mask_state st = matcher_prepare(m, tokens, n, false);
         if (st == MASK_READY || st == MASK_FAILED) return st;
         ++*laters;
         for (int i = 0; atomic_load(&woken) == before && st == MASK_LATER; i++) {
@@ -85,7 +85,7 @@ static uint32_t until_it_fails(struct grammar *g, const struct grammar_vocab *v,
                           *same = bits + v->words + 1;
     assert_int_equal(matcher_create(g, v, &m), ST_OK);
     assert_int_equal(matcher_create(g, v, &plain), ST_OK);
-    if (t) matcher_threads(m, t);
+    if (t) matcher_threads(m, t, 0);
     while (n < 200 && wait_for(m, tokens, n, laters) == MASK_READY) {
         matcher_mask(m, tokens, n, bits, v->words);
         if (n < 2) {
@@ -145,7 +145,7 @@ static uint64_t masks_of(struct grammar *g, const struct grammar_vocab *v, uint3
     struct matcher *m;
     uint64_t h = 0;
     assert_int_equal(matcher_create(g, v, &m), ST_OK);
-    for (*count = 0; *count < most && matcher_prepare(m, tokens, *count) == MASK_READY; ++*count) {
+    for (*count = 0; *count < most && matcher_prepare(m, tokens, *count, false) == MASK_READY; ++*count) {
         matcher_mask(m, tokens, *count, bits, v->words);
         for (uint32_t i = 0; i < v->words; i++) h = (h ^ bits[i]) * 0x9E3779B97F4A7C15ull;
         tokens[*count] = letter;
@@ -207,12 +207,12 @@ static void test_work(void **state)
             for (n = 0; n < 5; n++) {
                 uint32_t state_now = STATE_FIRST;
                 enum matcher_failure failure;
-                struct pace p = {UINT64_MAX, 0};
+                struct pace p = {.left = UINT64_MAX};
                 struct walk w = {.path = malloc((v->depth + 1u) * sizeof *w.path)};
                 struct mask *mask = NULL;
                 for (uint32_t at = 0; at < n; at++)
                     state_now = machine__next(g, state_now, (uint8_t)("abcab"[at]));
-                assert_true(mask__own(g, &w));
+                assert_true(mask__own(g, &w, false));
                 masks__drop(g);
                 enum mask_state st = mask__begin(g, v, state_now, &w, &mask, &failure);
                 if (st == MASK_LATER) st = mask__go_on(g, v, &w, &p, &mask, &failure);
@@ -220,7 +220,7 @@ static void test_work(void **state)
                 cost[k][n] = mask->cost;
                 assert_true(cost[k][n] > v->words && cost[k][n] == cost[0][n]);
                 mask__drop(g, mask);
-                mask__disown(g);
+                mask__disown(g, &w, false);
                 free(w.path);
             }
             grammar_unref(g);
@@ -240,10 +240,10 @@ static void test_stop(void **state)
     uint32_t laters = 0;
     assert_int_equal(matcher_create(g, v, &m), ST_OK);
     assert_int_equal(matcher_create(g, v, &other), ST_OK);
-    matcher_threads(m, t);
-    matcher_threads(other, t);
-    assert_int_equal(matcher_prepare(m, NULL, 0), MASK_LATER);
-    assert_in_range(matcher_prepare(other, NULL, 0), MASK_LATER, MASK_BUSY);
+    matcher_threads(m, t, 0);
+    matcher_threads(other, t, 0);
+    assert_int_equal(matcher_prepare(m, NULL, 0, false), MASK_LATER);
+    assert_in_range(matcher_prepare(other, NULL, 0, false), MASK_LATER, MASK_BUSY);
     matcher_stop(m);
     matcher_free(m);
     assert_int_equal(wait_for(other, NULL, 0, &laters), MASK_READY);
@@ -251,6 +251,32 @@ static void test_stop(void **state)
     mask_threads_destroy(t);
     grammar_vocab_free(v);
     grammar_unref(g);
+}
+
+/* Tenants take turns: one with many slow masks doesn't keep another's waiting. */
+static void test_turns(void **state)
+{
+    (void)state;
+    enum { MANY = 12 };
+    struct grammar_vocab *v = vocab_of(700);
+    struct mask_threads *t = threads_of(1);
+    struct grammar *g[MANY + 1];
+    struct matcher *m[MANY + 1];
+    uint32_t laters = 0, done = 0;
+    for (int i = 0; i <= MANY; i++) {
+        g[i] = grammar_of();
+        assert_int_equal(matcher_create(g[i], v, &m[i]), ST_OK);
+        matcher_threads(m[i], t, i < MANY ? 1 : 2);
+        assert_int_equal(matcher_prepare(m[i], NULL, 0, true), MASK_LATER);
+    }
+    assert_int_equal(wait_for(m[MANY], NULL, 0, &laters), MASK_READY);
+    for (int i = 0; i < MANY; i++) done += matcher_prepare(m[i], NULL, 0, true) == MASK_READY;
+    assert_in_range(done, 0, MANY / 2);
+    for (int i = 0; i < MANY; i++) assert_int_equal(wait_for(m[i], NULL, 0, &laters), MASK_READY);
+    for (int i = 0; i <= MANY; i++) matcher_free(m[i]);
+    mask_threads_destroy(t);
+    for (int i = 0; i <= MANY; i++) grammar_unref(g[i]);
+    grammar_vocab_free(v);
 }
 
 /* Bytes are counted without the lock, in the grammar and in what all hold; where memory is short less is
@@ -270,13 +296,16 @@ static void test_memory(void **state)
     matcher_mask(m, tokens, 0, bits, v->words);
     assert_true(grammar_bytes(g) > empty + (1u << 20));
     assert_int_equal(atomic_load(&memory.used), grammar_bytes(g));
-    uint32_t generation = g->generation;
     for (uint32_t n = 1; n < 20; n++) {
+        uint32_t generation = g->generation;
+        if (n == 10)
+            memory.most = empty; /* from here on all is dropped, whatever the next mask needs again */
         tokens[n - 1] = 1 + n % 3;
         matcher_mask(m, tokens, n, bits, v->words);
         assert_int_equal(atomic_load(&memory.used), grammar_bytes(g));
+        assert_true(n < 10 || g->generation > generation);
+        assert_true(n < 10 || grammar_bytes(g) < empty + (1u << 20));
     }
-    assert_true(g->generation > generation);
     matcher_free(m);
     grammar_unref(g);
     assert_int_equal(atomic_load(&memory.used), 0);
@@ -286,7 +315,7 @@ static void test_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_limits), cmocka_unit_test(test_room),
-                                       cmocka_unit_test(test_work), cmocka_unit_test(test_stop),
-                                       cmocka_unit_test(test_memory)};
+                                       cmocka_unit_test(test_work),   cmocka_unit_test(test_stop),
+                                       cmocka_unit_test(test_turns),  cmocka_unit_test(test_memory)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
 /* See chat.h. */
-#include "tests/lib/chat.h"
+#include "tests/lib/server/chat.h"
 
 #include "server/http/fields.h"
 
