@@ -43,9 +43,10 @@ static double vision_flops(const struct model_desc *m, uint32_t pixels)
 
 static double layer_bytes(const struct engine *e, const struct layer_weights *w)
 {
-    const struct be_weight *all[] = {w->qkv, w->o, w->glu, w->down, w->router, w->ple_gate, w->token_up};
+    const struct be_weight *all[] = {w->qkv,   w->o,        w->glu,      w->down,       w->router,
+                                     w->gates, w->ple_gate, w->token_up, w->shared_gate};
     double n = 0;
-    for (int i = 0; i < 7; i++)
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (all[i]) n += (double)e->ops->weight_bytes(all[i]);
     return n;
 }
@@ -53,22 +54,20 @@ static double layer_bytes(const struct engine *e, const struct layer_weights *w)
 enum status engine_costs(struct engine *e, struct engine_costs *out, struct err *err)
 {
     const struct model_desc *d = &e->net.desc;
-    struct engine_costs c = {.group_count = e->kv.group_count, .threads = e->becaps.threads};
+    struct engine_costs c = {.group_count = e->kv.table_groups, .threads = e->becaps.threads};
     struct be_ceiling ceiling;
     for (uint32_t g = 0; g < c.group_count; g++) c.groups[g].window = e->kv.groups[g].window;
     for (uint32_t n = 0; n < d->layer_count; n++) {
         const struct desc_layer *l = &d->layers[n];
         const struct layer_weights *w = &e->net.w.layers[n];
-        double q = (double)l->heads * l->head_dim, kv = (double)l->kv_heads * l->head_dim;
-        double mlp = l->experts ? (double)l->experts + 3.0 * l->experts_used * l->ff : 3.0 * l->ff,
-               own = l->kv_owner != n ? 0
-                     : l->v_from_k    ? 1
-                                      : 2;
+        bool delta = l->mixer == MIXER_DELTA;
+        double q = desc_mixed_columns(d, n), gates = delta ? 2.0 * d->delta.value_heads : 0;
+        double mlp = l->experts ? (double)l->experts + 3.0 * l->experts_used * l->ff : 3.0 * l->ff;
         mlp += 3.0 * l->shared_ff + 3.0 * d->ple;
-        c.linear_flops_per_token += 2 * (double)d->hidden * (q + own * kv + q + mlp);
+        c.linear_flops_per_token += 2 * (double)d->hidden * (desc_in_columns(d, n) + gates + q + mlp);
         if (n >= e->net.prune_layer) {
             c.out_flops_per_token += 2 * (double)d->hidden * (n > e->net.prune_layer ? q + q + mlp : q + mlp);
-            c.groups[e->kv.layer_group[n]].out_flops_per_pair += 4 * q;
+            if (!delta) c.groups[e->kv.layer_group[n]].out_flops_per_pair += 4 * q;
         }
         c.weight_bytes += layer_bytes(e, w);
         for (uint32_t k = 0; k < l->experts; k++)
@@ -78,10 +77,16 @@ enum status engine_costs(struct engine *e, struct engine_costs *out, struct err 
             c.experts = l->experts;
             c.experts_used = l->experts_used;
         }
+        if (delta) {
+            c.state_flops_per_token += 8 * q * d->delta.key_dim;
+            continue;
+        }
         c.groups[e->kv.layer_group[n]].flops_per_pair += 4 * q;
         c.groups[e->kv.layer_group[n]].bytes_per_key +=
             (double)e->ops->kv_layer_bytes(e->be, e->kv.type, l->kv_heads, l->head_dim) / BE_BLOCK_TOKENS;
     }
+    if (e->kv.table_groups < e->kv.group_count)
+        c.state_bytes = 2 * (double)e->kv.groups[e->kv.table_groups].block_bytes;
     c.head_flops_per_row = 2 * (double)d->hidden * d->vocab;
     c.weight_bytes += (double)e->ops->weight_bytes(e->net.w.head);
     if (d->ple) c.weight_bytes += (double)e->ops->weight_bytes(e->net.w.ple_project);

@@ -1,6 +1,6 @@
 /* The decoder: runs what the description says over one ragged step. Only queues backend operations; reads no
- * numbers. In the last layer that writes keys and values (net.prune_layer: usually the last of all) only the
- * output rows continue after the write: the others are not read. */
+ * numbers. In the last layer that writes keys, values or a state (net.prune_layer: usually the last of all)
+ * only the output rows continue after the write: the others are not read. */
 #include "engine/internal.h"
 
 #include "config/base/assert.h"
@@ -148,21 +148,33 @@ static void gather_outputs(struct engine *e, const void *src, size_t row_bytes, 
         e->be, &(struct be_gather_args){src, e->step.output_row_ids, e->step.output_count, row_bytes, dst});
 }
 
-/* Moves the output rows' queries, residuals and later inputs to the front, unless all rows are output rows;
- * attention and MLP of this layer and all later layers run on them alone. Returns the queries. */
-static const void *prune_layer(struct engine *e, struct net *net, const struct desc_layer *l)
+/* The rows that a layer works on: once pruned, the output rows alone. */
+struct flow {
+    uint32_t t;
+    float *resid;
+    bool pruned;
+};
+
+/* Moves the output rows of x (rows of `bytes` each) to `to`, their residuals and later inputs to the front,
+ * unless all rows are output rows; the rest of this layer and all later layers run on them alone. Returns the
+ * rows of x. */
+static const void *prune(struct engine *e, struct net *net, struct flow *f, const void *x, size_t bytes,
+                         void *to)
 {
     const struct model_desc *d = &net->desc;
     const struct decoder_scratch *s = &net->s;
-    if (e->step.all_output) return s->q;
-    gather_outputs(e, s->q, (size_t)l->heads * l->head_dim * be_dtype_bytes(e->plan.act), s->qkv);
+    f->pruned = true;
+    f->resid = out_resid(e, net);
+    if (e->step.all_output) return x;
+    f->t = e->step.output_count;
+    gather_outputs(e, x, bytes, to);
     gather_outputs(e, s->resid, d->hidden * sizeof(float), s->out_resid);
     if (d->ple) gather_outputs(e, s->token, (size_t)d->layer_count * d->ple * sizeof(float), s->out_ple);
     for (uint32_t i = 0; i < d->rope_count && net->prune_layer + 1 < d->layer_count; i++) {
         gather_outputs(e, s->cos[i], d->ropes[i].dim / 2 * sizeof(float), s->out_cos[i]);
         gather_outputs(e, s->sin[i], d->ropes[i].dim / 2 * sizeof(float), s->out_sin[i]);
     }
-    return s->qkv;
+    return to;
 }
 
 /* Adds a product to the stream: through the post norm if the family has one (then it waits in proj for
@@ -183,8 +195,9 @@ static const float *mlp(struct engine *e, struct net *net, const struct desc_lay
         linear(e, w->glu, s->h, t, gate_epilogue(l->gate), s->mlp);
         return project(e, net, w->down, s->mlp, t, w->post_mlp_norm, resid);
     }
-    if (l->shared_ff) {
-        linear(e, w->glu, s->h, t, gate_epilogue(l->gate), s->mlp);
+    bool beside = l->shared_ff && !w->shared_gate;
+    if (l->shared_ff) linear(e, w->glu, s->h, t, gate_epilogue(l->gate), s->mlp);
+    if (beside) {
         linear(e, w->down, s->mlp, t, BE_EPI_F32, s->proj);
         e->ops->norm(e->be, &(struct be_norm_args){.kind = BE_NORM_RMS,
                                                    .t = t,
@@ -196,6 +209,20 @@ static const float *mlp(struct engine *e, struct net *net, const struct desc_lay
                                                    .out_dense = true});
         add_and_norm(e, net, t, resid, NULL, NULL, w->router_norm);
     }
+    if (w->shared_gate) {
+        linear(e, w->shared_gate, s->h, t, BE_EPI_F32, s->gates);
+        e->ops->gate(e->be, &(struct be_gate_args){.f = BE_GATE_SIGMOID,
+                                                   .gate = s->gates,
+                                                   .gate_stride = 1,
+                                                   .gate_row = true,
+                                                   .x = s->mlp,
+                                                   .x_dtype = e->plan.act,
+                                                   .x_stride = be_ld(l->shared_ff),
+                                                   .t = t,
+                                                   .heads = 1,
+                                                   .d = l->shared_ff,
+                                                   .out = s->mlp});
+    }
     linear(e, w->router, s->h, t, BE_EPI_F32, s->router);
     e->ops->route(e->be, &(struct be_route_args){.logits = s->router,
                                                  .t = t,
@@ -205,7 +232,7 @@ static const float *mlp(struct engine *e, struct net *net, const struct desc_lay
                                                  .scale = w->router_scale,
                                                  .ids = s->expert_ids,
                                                  .weights = s->expert_weights});
-    if (l->shared_ff) add_and_norm(e, net, t, resid, NULL, NULL, w->expert_norm);
+    if (beside) add_and_norm(e, net, t, resid, NULL, NULL, w->expert_norm);
     e->ops->experts(e->be, &(struct be_experts_args){.glu = w->expert_glu,
                                                      .down = w->expert_down,
                                                      .experts = l->experts,
@@ -219,7 +246,8 @@ static const float *mlp(struct engine *e, struct net *net, const struct desc_lay
                                                      .weights = s->expert_weights,
                                                      .scratch = s->experts,
                                                      .out = s->proj});
-    if (!l->shared_ff) return s->proj;
+    if (w->shared_gate) linear(e, w->down, s->mlp, t, BE_EPI_ADD_F32, s->proj);
+    if (!beside) return s->proj;
     add_and_norm(e, net, t, s->mix, s->proj, w->experts_norm, NULL);
     return s->mix;
 }
@@ -251,12 +279,15 @@ static void add_ple(struct engine *e, struct net *net, uint32_t n, uint32_t t, b
     const float *from = pruned && !e->step.all_output ? s->out_ple : s->token;
     e->ops->pack(e->be, &(struct be_pack_args){resid, t, d->hidden, s->h});
     linear(e, w->ple_gate, s->h, t, BE_EPI_F32, s->qkv);
-    e->ops->gelu_mul(e->be, &(struct be_gelu_mul_args){.x = s->qkv,
-                                                       .y = from + (size_t)n * d->ple,
-                                                       .y_stride = (size_t)d->layer_count * d->ple,
-                                                       .t = t,
-                                                       .c = d->ple,
-                                                       .out = s->mlp});
+    e->ops->gate(e->be, &(struct be_gate_args){.f = BE_GATE_GELU_TANH,
+                                               .gate = s->qkv,
+                                               .gate_stride = d->ple,
+                                               .x = from + (size_t)n * d->ple,
+                                               .x_stride = (size_t)d->layer_count * d->ple,
+                                               .t = t,
+                                               .heads = 1,
+                                               .d = d->ple,
+                                               .out = s->mlp});
     linear(e, w->token_up, s->mlp, t, BE_EPI_F32, s->proj);
     scale_and_norm(e, net, t, resid, s->proj, w->token_post_norm, w->layer_scale, next);
 }
@@ -273,66 +304,125 @@ static void embed(struct engine *e, const struct net *net, uint32_t t, float *ou
                       .w = net->w.embed, .ids = e->step.ids, .t = t, .scale = net->embed_scale, .out = out});
 }
 
+/* s.attn *= sigmoid(gate), the columns after each head's query. */
+static void gate_heads(struct engine *e, struct net *net, uint32_t n, uint32_t t, const float *qkv)
+{
+    const struct desc_layer *l = &net->desc.layers[n];
+    e->ops->gate(e->be, &(struct be_gate_args){.f = BE_GATE_SIGMOID,
+                                               .gate = qkv + l->head_dim,
+                                               .gate_stride = desc_in_columns(&net->desc, n),
+                                               .gate_head = 2 * (size_t)l->head_dim,
+                                               .x = net->s.attn,
+                                               .x_dtype = e->plan.act,
+                                               .x_stride = be_ld((size_t)l->heads * l->head_dim),
+                                               .t = t,
+                                               .heads = l->heads,
+                                               .d = l->head_dim,
+                                               .out = net->s.attn});
+}
+
+/* s.h -> what Wo reads; NULL: no row goes on. */
+static const void *attention(struct engine *e, struct net *net, uint32_t n, struct flow *f)
+{
+    const struct model_desc *d = &net->desc;
+    const struct desc_layer *l = &d->layers[n];
+    const struct layer_weights *w = &net->w.layers[n];
+    struct decoder_scratch *s = &net->s;
+    uint32_t group = e->kv.layer_group[l->kv_owner];
+    const struct be_rows *rows = f->pruned ? &e->step.out_rows[group] : &e->step.rows[group];
+    struct be_kv kv = {e->arena, e->kv.layer_offset[l->kv_owner], l->kv_heads, l->head_dim, e->kv.type};
+    bool out_rope = f->pruned && !e->step.all_output;
+    const void *q = s->q;
+    const float *gate = s->qkv;
+    linear(e, w->qkv, s->h, f->t, BE_EPI_F32, s->qkv);
+    e->ops->qkv(e->be, &(struct be_qkv_args){.rows = rows,
+                                             .parts = qkv_parts(d, n),
+                                             .v_norm = l->v_norm,
+                                             .heads = l->heads,
+                                             .gated = l->gated,
+                                             .kv = kv,
+                                             .qkv = s->qkv,
+                                             .q_norm = w->q_norm,
+                                             .k_norm = w->k_norm,
+                                             .eps = d->norm_eps,
+                                             .cos = out_rope ? s->out_cos[l->rope] : s->cos[l->rope],
+                                             .sin = out_rope ? s->out_sin[l->rope] : s->sin[l->rope],
+                                             .rotary = d->ropes[l->rope].dim,
+                                             .k_shift = w->k_shift,
+                                             .q = s->q});
+    if (n == net->prune_layer) {
+        if (e->step.output_count == 0) return NULL;
+        if (l->gated && !e->step.all_output) {
+            gather_outputs(e, s->qkv, desc_in_columns(d, n) * sizeof(float), s->out_qkv);
+            gate = s->out_qkv;
+        }
+        q = prune(e, net, f, s->q, (size_t)l->heads * l->head_dim * be_dtype_bytes(e->plan.act), s->qkv);
+        rows = &e->step.out_rows[group];
+    }
+    e->ops->attn(e->be, &(struct be_attn_args){.rows = rows,
+                                               .heads = l->heads,
+                                               .kv = kv,
+                                               .q = q,
+                                               .scale = l->scale,
+                                               .softcap = l->softcap,
+                                               .out = s->attn});
+    if (l->gated) gate_heads(e, net, n, f->t, gate);
+    return s->attn;
+}
+
+static const void *delta_net(struct engine *e, struct net *net, uint32_t n, struct flow *f)
+{
+    const struct model_desc *d = &net->desc;
+    const struct desc_delta *g = &d->delta;
+    const struct layer_weights *w = &net->w.layers[n];
+    struct decoder_scratch *s = &net->s;
+    uint32_t columns = desc_conv_columns(g), values = g->value_heads * g->value_dim;
+    linear(e, w->qkv, s->h, f->t, BE_EPI_F32, s->qkv);
+    linear(e, w->gates, s->h, f->t, BE_EPI_F32, s->gates);
+    recurrent_mix(e, net, n);
+    if (n == net->prune_layer && e->step.output_count == 0) return NULL;
+    e->ops->gate(e->be, &(struct be_gate_args){.f = BE_GATE_SILU,
+                                               .gate = s->qkv + columns,
+                                               .gate_stride = columns + values,
+                                               .gate_head = g->value_dim,
+                                               .x = s->qkv + columns - values,
+                                               .x_stride = columns + values,
+                                               .norm = w->delta_norm,
+                                               .eps = d->norm_eps,
+                                               .t = f->t,
+                                               .heads = g->value_heads,
+                                               .d = g->value_dim,
+                                               .out = s->attn});
+    if (n != net->prune_layer) return s->attn;
+    return prune(e, net, f, s->attn, be_ld(values) * be_dtype_bytes(e->plan.act), s->q);
+}
+
 /* All layers, over the residuals of t rows. */
 static void layers(struct engine *e, struct net *net, const struct engine_batch *b, uint32_t t)
 {
     const struct model_desc *d = &net->desc;
-    const struct step *st = &e->step;
     struct decoder_scratch *s = &net->s;
+    struct flow f = {.t = t, .resid = s->resid};
     add_and_norm(e, net, t, s->resid, NULL, NULL, net->w.layers[0].input_norm);
-    float *resid = s->resid;
-    bool pruned = false, all = st->all_output;
     for (uint32_t n = 0; n < d->layer_count; n++) {
         const struct desc_layer *l = &d->layers[n];
         const struct layer_weights *w = &net->w.layers[n];
-        uint32_t group = e->kv.layer_group[l->kv_owner];
-        const struct be_rows *rows = pruned ? &st->out_rows[group] : &st->rows[group];
-        struct be_kv kv = {e->arena, e->kv.layer_offset[l->kv_owner], l->kv_heads, l->head_dim, e->kv.type};
-        bool last = n + 1 == d->layer_count, out_rope = pruned && !all;
-        const void *q = s->q;
-        linear(e, w->qkv, s->h, t, BE_EPI_F32, s->qkv);
-        e->ops->qkv(e->be, &(struct be_qkv_args){.rows = rows,
-                                                 .parts = qkv_parts(d, n),
-                                                 .v_norm = l->v_norm,
-                                                 .heads = l->heads,
-                                                 .kv = kv,
-                                                 .qkv = s->qkv,
-                                                 .q_norm = w->q_norm,
-                                                 .k_norm = w->k_norm,
-                                                 .eps = d->norm_eps,
-                                                 .cos = out_rope ? s->out_cos[l->rope] : s->cos[l->rope],
-                                                 .sin = out_rope ? s->out_sin[l->rope] : s->sin[l->rope],
-                                                 .k_shift = w->k_shift,
-                                                 .q = s->q});
-        if (n == net->prune_layer) {
-            if (st->output_count == 0) return;
-            pruned = true;
-            q = prune_layer(e, net, l);
-            rows = &st->out_rows[group];
-            t = rows->t;
-            resid = out_resid(e, net);
-        }
-        e->ops->attn(e->be, &(struct be_attn_args){.rows = rows,
-                                                   .heads = l->heads,
-                                                   .kv = kv,
-                                                   .q = q,
-                                                   .scale = l->scale,
-                                                   .softcap = l->softcap,
-                                                   .out = s->attn});
-        const float *add = project(e, net, w->o, s->attn, t, w->post_attn_norm, resid);
-        add_and_norm(e, net, t, resid, add, w->post_attn_norm, w->pre_mlp_norm);
-        add = mlp(e, net, l, w, t, resid);
-        const float *next = last ? NULL : net->w.layers[n + 1].input_norm;
+        const void *mixed = l->mixer == MIXER_DELTA ? delta_net(e, net, n, &f) : attention(e, net, n, &f);
+        if (!mixed) return;
+        const float *add = project(e, net, w->o, mixed, f.t, w->post_attn_norm, f.resid);
+        add_and_norm(e, net, f.t, f.resid, add, w->post_attn_norm, w->pre_mlp_norm);
+        add = mlp(e, net, l, w, f.t, f.resid);
+        const float *next = n + 1 == d->layer_count ? NULL : net->w.layers[n + 1].input_norm;
         if (d->has_vision && n < d->vision.deepstack_count) {
-            scale_and_norm(e, net, t, resid, add, w->post_mlp_norm, w->layer_scale, NULL);
-            if (pruned) add_deepstack_to_outputs(e, net, b, n);
+            scale_and_norm(e, net, f.t, f.resid, add, w->post_mlp_norm, w->layer_scale, NULL);
+            if (f.pruned) add_deepstack_to_outputs(e, net, b, n);
             else add_deepstack(e, net, b, n);
-            add_and_norm(e, net, t, resid, NULL, NULL, next);
+            add_and_norm(e, net, f.t, f.resid, NULL, NULL, next);
         } else if (d->ple) {
-            add_and_norm(e, net, t, resid, add, w->post_mlp_norm, NULL);
-            add_ple(e, net, n, t, pruned, resid, next);
+            add_and_norm(e, net, f.t, f.resid, add, w->post_mlp_norm, NULL);
+            add_ple(e, net, n, f.t, f.pruned, f.resid, next);
         } else {
-            scale_and_norm(e, net, t, resid, add, w->post_mlp_norm, w->layer_scale, next);
+            scale_and_norm(e, net, f.t, f.resid, add, w->post_mlp_norm, w->layer_scale, next);
         }
     }
 }
@@ -422,7 +512,7 @@ void decoder_kv_clear(struct engine *e, uint32_t group, uint32_t block_offset, u
     for (uint32_t n = 0; n < e->net.desc.layer_count; n++) {
         const struct desc_layer *l = &e->net.desc.layers[n];
         struct be_kv kv = {e->arena, e->kv.layer_offset[n], l->kv_heads, l->head_dim, e->kv.type};
-        if (l->kv_owner == n && e->kv.layer_group[n] == group)
+        if (desc_owns_keys(&e->net.desc, n) && e->kv.layer_group[n] == group)
             e->ops->kv_clear(e->be, &kv, block_offset, first);
     }
 }

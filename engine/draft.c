@@ -45,7 +45,8 @@ static enum status fit(struct engine *e, struct err *err)
     for (uint32_t n = 0; n < d->layer_count && !st; n++) {
         struct desc_layer *l = &d->layers[n];
         uint32_t owner = t->layer_count;
-        while (owner > 0 && !(desc_owns_keys(t, owner - 1) && t->layers[owner - 1].window == l->window))
+        while (owner > 0 && !(desc_owns_keys(t, owner - 1) && t->layers[owner - 1].mixer == MIXER_ATTENTION &&
+                              t->layers[owner - 1].window == l->window))
             owner--;
         if (owner == 0)
             return err_set(err, ST_UNSUPPORTED,
@@ -182,16 +183,6 @@ void drafter_close(struct engine *e)
 
 /* ---- drafting ---- */
 
-/* Next index array: as in engine/step.c, at the same offset in host and backend memory. */
-static uint32_t *array(struct engine *e, size_t *used, size_t words, const uint32_t **dev)
-{
-    size_t at = *used;
-    *used += (words + 15) / 16 * 16;
-    ASSERT(*used <= e->step_words);
-    *dev = e->net.s.step + at;
-    return e->host_step + at;
-}
-
 /* Fills e->step for one row of each of d[order[0..n)]: it sees what is in the cache, and its position
  * stays. */
 static void pack(struct engine *e, const struct engine_draft *d, uint32_t n)
@@ -200,8 +191,8 @@ static void pack(struct engine *e, const struct engine_draft *d, uint32_t n)
     const uint32_t *order = e->draft.order, *ids_dev, *pos_dev, *last_dev, *seq_dev, *table_dev;
     size_t used = 0, entries = 0, at = 0;
     *st = (struct step){.t = n, .seq_count = n, .all_output = true};
-    uint32_t *ids = array(e, &used, n, &ids_dev), *pos = array(e, &used, n, &pos_dev),
-             *last = array(e, &used, n, &last_dev), *seq = array(e, &used, n + 1u, &seq_dev);
+    uint32_t *ids = engine__array(e, &used, n, &ids_dev), *pos = engine__array(e, &used, n, &pos_dev),
+             *last = engine__array(e, &used, n, &last_dev), *seq = engine__array(e, &used, n + 1u, &seq_dev);
     st->ids = ids_dev;
     st->rope_pos = (const int32_t *)pos_dev;
     for (uint32_t i = 0; i <= n; i++) seq[i] = i;
@@ -214,14 +205,14 @@ static void pack(struct engine *e, const struct engine_draft *d, uint32_t n)
         entries += (q->position + BE_BLOCK_TOKENS - 1) / BE_BLOCK_TOKENS;
     }
     uint32_t *lows[ENGINE_GROUPS_MAX], *starts[ENGINE_GROUPS_MAX];
-    for (uint32_t g = 0; g < e->kv.group_count; g++) {
+    for (uint32_t g = 0; g < e->kv.table_groups; g++) {
         struct be_rows *r = &st->rows[g];
         *r = (struct be_rows){.t = n, .seq_count = n, .seq_row = seq_dev, .pos = last_dev, .hi = last_dev};
-        lows[g] = array(e, &used, n, &r->lo);
-        starts[g] = array(e, &used, n, &r->seq_table);
+        lows[g] = engine__array(e, &used, n, &r->lo);
+        starts[g] = engine__array(e, &used, n, &r->seq_table);
     }
-    uint32_t *tables = array(e, &used, entries * e->kv.group_count, &table_dev);
-    for (uint32_t g = 0; g < e->kv.group_count; g++) {
+    uint32_t *tables = engine__array(e, &used, entries * e->kv.table_groups, &table_dev);
+    for (uint32_t g = 0; g < e->kv.table_groups; g++) {
         uint32_t window = e->kv.groups[g].window;
         st->rows[g].tables = table_dev;
         for (uint32_t i = 0; i < n; i++) {
@@ -325,7 +316,7 @@ enum status engine_draft(struct engine *e, const struct engine_draft *d, uint32_
         e->ops->copy(e->be, (char *)f->state + i * row, (char *)f->drawn + d[f->order[i]].slot * row, row);
     for (uint32_t k = 0; k < d[f->order[0]].count; k++) {
         while (d[f->order[t - 1]].count <= k) t--;
-        for (uint32_t g = 0; g < e->kv.group_count; g++) e->step.rows[g].t = e->step.rows[g].seq_count = t;
+        for (uint32_t g = 0; g < e->kv.table_groups; g++) e->step.rows[g].t = e->step.rows[g].seq_count = t;
         decoder_draft(e, t, k == 0);
         enum status st = choose(e, t, err);
         if (st) return st;

@@ -43,12 +43,16 @@ struct engine_options {
     void *progress_arg;
 };
 
+/* Recurrent layers (gated delta nets, short convolutions) form a group of their own, at most one. Its block
+ * is the state of one sequence after some position, of all its layers and of fixed size, whatever the
+ * position. */
 struct engine_kv_group {
+    bool recurrent;
     uint32_t window; /* 0 = full attention; else a query at p sees keys > p - window */
     uint32_t layers;
-    uint64_t bytes_per_token;
-    uint64_t block_bytes;  /* of all its layers */
-    uint32_t block_grains; /* arena grains that a block takes */
+    uint64_t bytes_per_token; /* recurrent: 0 */
+    uint64_t block_bytes;     /* of all its layers */
+    uint32_t block_grains;    /* arena grains that a block takes */
 };
 struct engine_caps {
     uint32_t group_count;
@@ -114,8 +118,13 @@ struct engine_chunk {
     uint32_t token_count;                      /* entries of tokens */
     uint32_t prompt_count;                     /* of which prompt */
     const uint32_t *tables[ENGINE_GROUPS_MAX]; /* block tables by absolute block index, one per group; entries
-                                                  in arena grains */
-    const struct engine_span *spans;           /* those that touch [position, position + count), in order */
+                                                  in arena grains; recurrent: NULL */
+    /* With a recurrent group: where the state after `position` tokens is read (ENGINE_NO_BLOCK: position is
+     * 0), and where the one after the chunk, without its rejected draft tokens, is written. The same block is
+     * fine; a different one leaves the first as it is, a snapshot that others may read in the same step. Two
+     * chunks of a step never write the same block, and none reads what another writes. */
+    uint32_t state_from, state_to;
+    const struct engine_span *spans; /* those that touch [position, position + count), in order */
     uint32_t span_count;
     /* Speculative decoding: the last `proposed` tokens of the chunk, from tokens[position + count - proposed]
      * on, are draft tokens (token_count includes them). A token is sampled at the position of each draft
@@ -175,8 +184,8 @@ enum status engine_draft(struct engine *e, const struct engine_draft *d, uint32_
                          struct err *err) KV_MUST_CHECK;
 
 /* Copies the first `tokens` of one block of a group inside the arena (copy on write of a shared, partly
- * filled block). The rest of the original belongs to another request and may be NaN: the copy has zeros
- * there. */
+ * filled block); of a recurrent group the state, whatever `tokens`. The rest of the original belongs to
+ * another request and may be NaN: the copy has zeros there. */
 void engine_kv_copy(struct engine *e, uint32_t group, uint32_t from_offset, uint32_t to_offset,
                     uint32_t tokens);
 
@@ -189,7 +198,9 @@ struct engine_costs {
     double weight_bytes;           /* read by every decode step: decoder linears and head, without experts */
     double expert_bytes;           /* of all experts: a token reads experts_used / experts of them */
     uint32_t experts, experts_used;
-    uint32_t group_count;
+    double state_flops_per_token; /* of recurrent layers, outside of linears */
+    double state_bytes;           /* read and written of a sequence's state by a decode step */
+    uint32_t group_count;         /* with keys and values */
     struct {
         uint32_t window;
         double flops_per_pair; /* all layers and heads of the group: q.k and p.v of one visible (query, key)
@@ -207,7 +218,7 @@ enum status engine_costs(struct engine *e, struct engine_costs *out, struct err 
 
 /* For `kvasir bench --profile`: time of the backend's operations by part of the model. Parts that were not
  * called have 0 calls. */
-#define ENGINE_PROFILE_PARTS 17u
+#define ENGINE_PROFILE_PARTS 18u
 struct engine_profile_part {
     const char *name; /* static */
     uint64_t calls;

@@ -40,9 +40,11 @@ static enum be_result open_one(struct engine *e, struct engine_graph *g)
                                  .prompt_count = 1,
                                  .sampling = &greedy,
                                  .sample = true,
+                                 .state_from = ENGINE_NO_BLOCK,
+                                 .state_to = ENGINE_NO_BLOCK,
                                  .score_first = UINT32_MAX};
     struct engine_batch b = {.chunks = &chunk, .chunk_count = 1};
-    for (uint32_t i = 0; i < e->kv.group_count; i++) chunk.tables[i] = &block_offset;
+    for (uint32_t i = 0; i < e->kv.table_groups; i++) chunk.tables[i] = &block_offset;
     engine__pack(e, &b, g->rows);
     record(e, &b, g);
     if (e->ops->sync(e->be) != BE_OK) return BE_DEVICE;
@@ -71,7 +73,7 @@ enum status engine__graphs_open(struct engine *e, struct err *err)
         if (r == BE_OK) e->graphs[e->graph_count++] = g;
     }
     e->step = (struct step){0};
-    for (uint32_t g = 0; g < e->kv.group_count; g++)
+    for (uint32_t g = 0; g < e->kv.table_groups; g++)
         if (e->kv.groups[g].block_bytes > dirty) dirty = (size_t)e->kv.groups[g].block_bytes;
     e->ops->zero(e->be, e->arena, dirty);
     if (e->ops->sync(e->be) != BE_OK) return err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));

@@ -13,8 +13,9 @@
 
 static bool same_layer(const struct desc_layer *a, const struct desc_layer *b)
 {
-    return a->heads == b->heads && a->kv_heads == b->kv_heads && a->head_dim == b->head_dim &&
-           a->window == b->window && a->rope == b->rope && a->ff == b->ff && a->experts == b->experts &&
+    return a->mixer == b->mixer && a->gated == b->gated && a->heads == b->heads &&
+           a->kv_heads == b->kv_heads && a->head_dim == b->head_dim && a->window == b->window &&
+           a->rope == b->rope && a->ff == b->ff && a->experts == b->experts &&
            a->experts_used == b->experts_used && a->v_from_k == b->v_from_k;
 }
 
@@ -37,12 +38,21 @@ static enum status say_layers(struct buf *b, const struct engine *e)
         if (l->shared_ff)
             snprintf(mlp + strlen(mlp), sizeof mlp - strlen(mlp), " beside MLP %u", l->shared_ff);
         if (!l->experts) snprintf(mlp, sizeof mlp, "MLP %u", l->ff);
+        if (l->mixer == MIXER_DELTA) {
+            const struct desc_delta *g = &d->delta;
+            st = buf_addf(b, "  %-8s %-16s %u heads of %u, %u key heads of %u, convolution of %u, %s\n",
+                          which, "gated delta net", g->value_heads, g->value_dim, g->key_heads, g->key_dim,
+                          g->conv_k, mlp);
+            n = end;
+            continue;
+        }
         st = buf_addf(b, "  %-8s %-16s %u heads, %u KV heads of %u, scale %.6g, RoPE theta %g / %g, %s",
                       which, kind, l->heads, l->kv_heads, l->head_dim, (double)l->scale,
                       d->ropes[l->rope].theta, d->ropes[l->rope].factor, mlp);
-        if (!st && d->ropes[l->rope].unrotated_pairs)
-            st = buf_addf(b, ", %u of %u pairs turn", l->head_dim / 2 - d->ropes[l->rope].unrotated_pairs,
-                          l->head_dim / 2);
+        uint32_t turning = d->ropes[l->rope].dim / 2 - d->ropes[l->rope].unrotated_pairs;
+        if (!st && turning < l->head_dim / 2)
+            st = buf_addf(b, ", %u of %u pairs turn", turning, l->head_dim / 2);
+        if (!st && l->gated) st = buf_adds(b, ", output gate");
         if (!st && l->v_from_k) st = buf_adds(b, ", values are keys");
         if (!st && l->kv_owner != n) st = buf_addf(b, ", keys of layer %u", l->kv_owner);
         if (!st) st = buf_adds(b, "\n");
@@ -79,6 +89,11 @@ static enum status say_kv(struct buf *b, const struct engine *e)
     for (uint32_t g = 0; g < e->kv.group_count && !st; g++) {
         const struct engine_kv_group *k = &e->kv.groups[g];
         char kind[48];
+        if (k->recurrent) {
+            st = buf_addf(b, "  %u        %-16s %u layers, %llu bytes per sequence\n", g, "recurrent",
+                          k->layers, (unsigned long long)k->block_bytes);
+            continue;
+        }
         snprintf(kind, sizeof kind, k->window ? "sliding(%u)" : "full", k->window);
         st = buf_addf(b, "  %u        %-16s %u layers, %llu bytes per token, %llu per block\n", g, kind,
                       k->layers, (unsigned long long)k->bytes_per_token, (unsigned long long)k->block_bytes);

@@ -2,6 +2,7 @@
 #ifndef KVASIR_ENGINE_INTERNAL_H
 #define KVASIR_ENGINE_INTERNAL_H
 
+#include "config/base/assert.h"
 #include "engine/engine.h"
 #include "engine/model/model_desc.h"
 #include "engine/sample/sampler.h"
@@ -28,6 +29,7 @@
 struct kv_layout {
     enum be_kv_type type;
     uint32_t group_count;
+    uint32_t table_groups; /* those with block tables: all but the recurrent one, which is the last */
     struct engine_kv_group groups[ENGINE_GROUPS_MAX];
     uint32_t *layer_group; /* [layer_count], owned */
     size_t *layer_offset;  /* [layer_count] bytes, owned */
@@ -59,10 +61,12 @@ struct decoder_scratch {
     float *token;     /* [T, layers P], with ple; `out_ple`: its output rows. Before the first layer out_ple
                          holds the stream's product */
     float *out_ple;
-    float *qkv;            /* [T, (H+2G)D]; once pruned: the output rows' queries of that layer, act [., H
-                              D] */
+    float *qkv;            /* [T, (H+2G)D], or a layer's other inputs of its mixer (desc_in_columns); once
+                              pruned: the output rows' queries of that layer, act [., H D] */
+    float *out_qkv;        /* with gated attention: of the output rows, once pruned */
+    float *gates;          /* [T, 2 HV] of recurrent layers */
     void *h;               /* act [T, ld(C)] */
-    void *q;               /* act [T, H D] */
+    void *q;               /* act [T, H D]; once a recurrent layer is pruned, its output rows' `attn` */
     void *attn;            /* act [T, ld(H D)] */
     void *mlp;             /* act [T, ld(ff)] */
     float *router;         /* [T, E] */
@@ -152,6 +156,16 @@ struct step {
     const uint32_t *output_row_ids; /* [output_count] */
     const uint32_t *targets;        /* [output rows] the token whose log-prob is requested, or UINT32_MAX */
     struct be_rows out_rows[ENGINE_GROUPS_MAX]; /* the output rows as a batch */
+    struct be_states states;                    /* with a recurrent group: of the sequences */
+    const uint32_t *draft_rows;                 /* [draft_count] rows of draft tokens */
+    uint32_t draft_count;
+};
+
+/* Inputs of the step's draft tokens in every recurrent layer. The states leave draft tokens out; once it is
+ * known which are accepted, those are replayed. */
+struct replay {
+    void *block; /* [layers] of [rows_max, columns] and [rows_max, 2 HV], f32 */
+    uint32_t rows_max;
 };
 
 /* A recorded step of so many sequences with one row each (engine/graph.c). */
@@ -193,6 +207,7 @@ struct engine {
     uint32_t graph_count;
     uint64_t graph_steps; /* steps replayed from a graph */
     struct engine_batch *in_flight;
+    struct replay replay;
 };
 
 /* One image during its encode, then its rows. */
@@ -234,6 +249,16 @@ void drafter_close(struct engine *e);
 /* Bytes of scratch, without weights. */
 uint64_t drafter_scratch_bytes(const struct engine *e);
 
+/* engine/recurrent.c */
+/* Memory for the batch's draft tokens; ST_NOMEM: the step can't run. */
+enum status recurrent_reserve(struct engine *e, const struct engine_batch *b, struct err *err) KV_MUST_CHECK;
+/* Index arrays of states and draft tokens; `pad` sequences without a state follow the batch's. */
+void recurrent_pack(struct engine *e, const struct engine_batch *b, uint32_t pad, size_t *used);
+/* The mixer of layer n: q|k|v|z in s.qkv, beta|a in s.gates -> its output in place of v. */
+void recurrent_mix(struct engine *e, struct net *net, uint32_t n);
+/* Brings the states of sequences with accepted draft tokens up to date. */
+void recurrent_replay(struct engine *e, const struct engine_batch *b);
+
 /* engine/plan.c */
 enum status kv_layout_make(const struct model_desc *d, const struct be_ops *ops, struct backend *be,
                            enum be_kv_type type, struct kv_layout *out, struct err *err) KV_MUST_CHECK;
@@ -263,6 +288,15 @@ struct weight_format engine__weight_format(const struct engine *e);
 enum status engine__prepare(const struct engine_options *opt, struct engine *e, struct stf_files **files,
                             struct err *err) KV_MUST_CHECK;
 
+/* The next index array of a step, at the same offset in host and backend memory. */
+static inline uint32_t *engine__array(struct engine *e, size_t *used, size_t words, const uint32_t **dev)
+{
+    size_t at = *used;
+    *used += (words + 15) / 16 * 16;
+    ASSERT(*used <= e->step_words);
+    *dev = e->net.s.step + at;
+    return e->host_step + at;
+}
 /* engine/step.c: fills e->step and uploads its arrays. rows: the step's size with padding rows after the
  * batch's (each a sequence of its own); then every chunk has one row. 0: no padding. */
 void engine__pack(struct engine *e, const struct engine_batch *b, uint32_t rows);

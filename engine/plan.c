@@ -18,6 +18,7 @@
 #define SEQUENCES_DEFAULT    64u
 #define SEQUENCES_MAX        4096u
 #define ATOMIC_LEAST         1024u /* tokens: below this, memory does not limit whole prompts */
+#define STATES_KEPT          4u    /* states of a sequence: its own and snapshots */
 #define KV_SHARE             0.8   /* of the memory left by weights and scratch, by default */
 
 static uint64_t round_up(uint64_t x, uint64_t to)
@@ -38,12 +39,15 @@ static void layout_group(struct kv_layout *k, const struct model_desc *d, uint32
         ASSERT(owner <= n && k->layer_group[owner] == group);
         k->layer_offset[n] = owner == n ? bytes : k->layer_offset[owner];
         if (owner != n) continue;
-        bytes += ops->kv_layer_bytes(be, k->type, d->layers[n].kv_heads, d->layers[n].head_dim);
+        bytes += g->recurrent
+                     ? be_conv_bytes(desc_conv_columns(&d->delta), d->delta.conv_k) +
+                           be_delta_bytes(d->delta.value_heads, d->delta.key_dim, d->delta.value_dim)
+                     : ops->kv_layer_bytes(be, k->type, d->layers[n].kv_heads, d->layers[n].head_dim);
         g->layers++;
     }
     g->block_bytes = round_up(bytes, BE_KV_GRAIN);
     g->block_grains = (uint32_t)(g->block_bytes / BE_KV_GRAIN);
-    g->bytes_per_token = g->block_bytes / BE_BLOCK_TOKENS;
+    g->bytes_per_token = g->recurrent ? 0 : g->block_bytes / BE_BLOCK_TOKENS;
 }
 
 enum status kv_layout_make(const struct model_desc *d, const struct be_ops *ops, struct backend *be,
@@ -53,11 +57,11 @@ enum status kv_layout_make(const struct model_desc *d, const struct be_ops *ops,
     k.layer_group = calloc(d->layer_count, sizeof *k.layer_group);
     k.layer_offset = calloc(d->layer_count, sizeof *k.layer_offset);
     enum status st = k.layer_group && k.layer_offset ? ST_OK : err_nomem(err, "the list of layers");
-    /* Full attention first, then one group per window, in order of first use. */
+    /* Full attention first, then one group per window, in order of first use; the recurrent one is last. */
     for (int pass = 0; pass < 2 && !st; pass++) {
         for (uint32_t n = 0; n < d->layer_count && !st; n++) {
             const struct desc_layer *l = &d->layers[n];
-            if ((l->window > 0) != (pass == 1)) continue;
+            if (l->mixer == MIXER_DELTA || (l->window > 0) != (pass == 1)) continue;
             if (ops->kv_layer_bytes(be, type, l->kv_heads, l->head_dim) == 0)
                 st = err_set(err, ST_UNSUPPORTED, "no attention kernel for head size %u", l->head_dim);
             if (st && ops->kv_layer_bytes(be, BE_KV_ACT, l->kv_heads, l->head_dim))
@@ -73,6 +77,15 @@ enum status kv_layout_make(const struct model_desc *d, const struct be_ops *ops,
             if (g == k.group_count) k.groups[k.group_count++].window = l->window;
             k.layer_group[n] = g;
         }
+    }
+    k.table_groups = k.group_count;
+    for (uint32_t n = 0; n < d->layer_count && !st; n++) {
+        if (d->layers[n].mixer != MIXER_DELTA) continue;
+        if (k.table_groups == ENGINE_GROUPS_MAX)
+            st = err_set(err, ST_UNSUPPORTED, "too many kinds of layers");
+        else k.groups[k.table_groups].recurrent = true;
+        k.layer_group[n] = k.table_groups;
+        k.group_count = k.table_groups + 1;
     }
     for (uint32_t g = 0; g < k.group_count && !st; g++) layout_group(&k, d, g, ops, be);
     if (st) kv_layout_free(&k);
@@ -107,13 +120,13 @@ uint64_t engine__carve_net(const struct engine *e, const struct net *net, uint64
     struct carve all_parts = {base, 0}, *c = &all_parts;
     const struct model_desc *d = &net->desc;
     uint64_t act = be_dtype_bytes(e->plan.act), qkv = d->ple, hd = 0, ff = d->ple, experts = 0, used = 0,
-             scratch = 0, token = (uint64_t)d->layer_count * d->ple;
-    bool beside = false, pruned = net->prune_layer + 1 < d->layer_count;
+             scratch = 0, token = (uint64_t)d->layer_count * d->ple, gates = 2ull * d->delta.value_heads;
+    bool beside = false, gated = false, pruned = net->prune_layer + 1 < d->layer_count;
     for (uint32_t n = 0; n < d->layer_count; n++) {
         const struct desc_layer *l = &d->layers[n];
-        uint64_t h = (uint64_t)l->heads * l->head_dim, all = h + 2ull * l->kv_heads * l->head_dim;
-        if (all > qkv) qkv = all;
-        if (h > hd) hd = h;
+        if (desc_in_columns(d, n) > qkv) qkv = desc_in_columns(d, n);
+        if (desc_mixed_columns(d, n) > hd) hd = desc_mixed_columns(d, n);
+        gated |= l->gated;
         if (l->ff > ff && !l->experts) ff = l->ff;
         if (l->shared_ff > ff) ff = l->shared_ff;
         beside |= l->shared_ff > 0;
@@ -131,8 +144,10 @@ uint64_t engine__carve_net(const struct engine *e, const struct net *net, uint64
     s->token = carve_part(c, t * token * 4);
     s->out_ple = carve_part(c, t * token * 4);
     s->qkv = carve_part(c, t * qkv * 4);
+    s->out_qkv = carve_part(c, gated ? t * qkv * 4 : 0);
+    s->gates = carve_part(c, t * (d->names.shared_gate && !gates ? 1 : gates) * 4);
     s->h = carve_part(c, t * be_ld(d->hidden) * act);
-    s->q = carve_part(c, t * hd * act);
+    s->q = carve_part(c, t * be_ld(hd) * act);
     s->attn = carve_part(c, t * be_ld(hd) * act);
     s->mlp = carve_part(c, t * be_ld(ff) * act);
     if (experts) {
@@ -193,12 +208,13 @@ static uint64_t host_available(void)
 
 /* Words of a step's index arrays, worst case: ids, pos, shifted pos, output rows, targets, pos of the output
  * rows, lo and hi per group of both; tables, with an entry after each group's first; per array up to 16 of
- * padding; with mRoPE three more per row. */
+ * padding; with mRoPE three more per row; of a recurrent group five per sequence and the draft tokens. */
 static size_t step_words(const struct engine *e)
 {
-    size_t t = e->plan.batch_tokens_max, s = e->plan.sequences_max, g = e->kv.group_count;
+    size_t t = e->plan.batch_tokens_max, s = e->plan.sequences_max, g = e->kv.table_groups;
     return t * (6 + (e->net.rope_axes > 1 ? 3u : 0u) + 4 * g) + (s + 1) * (2 + 3 * g) +
-           g * (s * e->plan.blocks_max + 1) + 16 * (13 + 8 * g);
+           g * (s * e->plan.blocks_max + 1) + 16 * (13 + 8 * g) +
+           (g < e->kv.group_count ? 5 * (s + 16) + t + 16 : 0);
 }
 
 /* KV bytes with which every sequence could reach the full context. */
@@ -210,7 +226,8 @@ static uint64_t kv_needed(const struct engine *e)
         uint64_t tokens = e->plan.context_max;
         if (k->window && (uint64_t)k->window + e->plan.batch_tokens_max < tokens)
             tokens = (uint64_t)k->window + e->plan.batch_tokens_max;
-        blocks += (tokens / BE_BLOCK_TOKENS + 2) * k->block_bytes;
+        blocks +=
+            k->recurrent ? STATES_KEPT * k->block_bytes : (tokens / BE_BLOCK_TOKENS + 2) * k->block_bytes;
     }
     return blocks * e->plan.sequences_max;
 }
@@ -517,6 +534,7 @@ void engine__release(struct engine *e)
         if (e->v.rope_axis) e->ops->free(e->be, e->v.rope_axis);
         if (e->v.block) e->ops->free(e->be, e->v.block);
         if (e->arena) e->ops->free(e->be, e->arena);
+        if (e->replay.block) e->ops->free(e->be, e->replay.block);
         drafter_close(e);
         engine__free_net(e, &e->net);
         profile_close(e);

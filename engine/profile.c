@@ -16,6 +16,7 @@ enum {
     P_QKV,
     P_HEADS,
     P_ATTENTION,
+    P_RECURRENCE,
     P_O,
     P_GLU,
     P_DOWN,
@@ -38,6 +39,7 @@ static const char *const names[P_COUNT] = {
     [P_QKV] = "q, k, v",
     [P_HEADS] = "rotation, KV write",
     [P_ATTENTION] = "attention",
+    [P_RECURRENCE] = "recurrence",
     [P_O] = "o",
     [P_GLU] = "gate, up",
     [P_DOWN] = "down",
@@ -96,7 +98,9 @@ WRAP(pool, be_pool_args, P_PATCHES)
 WRAP(interpolate, be_interpolate_args, P_PATCHES)
 WRAP(gather, be_gather_args, P_MOVES)
 WRAP(pack, be_pack_args, P_ELEMENTS)
-WRAP(gelu_mul, be_gelu_mul_args, P_ELEMENTS)
+WRAP(gate, be_gate_args, P_ELEMENTS)
+WRAP(conv, be_conv_args, P_RECURRENCE)
+WRAP(delta, be_delta_args, P_RECURRENCE)
 WRAP(clamp, be_clamp_args, P_ELEMENTS)
 WRAP(route, be_route_args, P_EXPERTS)
 WRAP(logit_stats, be_logits_args, P_LOGITS)
@@ -223,7 +227,9 @@ enum status profile_open(struct engine *e, struct err *err)
     p->ops.interpolate = profile_interpolate;
     p->ops.gather = profile_gather;
     p->ops.pack = profile_pack;
-    p->ops.gelu_mul = profile_gelu_mul;
+    p->ops.gate = profile_gate;
+    p->ops.conv = profile_conv;
+    p->ops.delta = profile_delta;
     p->ops.clamp = profile_clamp;
     p->ops.route = profile_route;
     p->ops.experts = profile_experts;
@@ -269,13 +275,11 @@ static void know_text(struct profile *p, const struct net *net)
     for (uint32_t n = 0; n < d->layer_count; n++) {
         const struct desc_layer *l = &d->layers[n];
         const struct layer_weights *w = &net->w.layers[n];
-        double q = (double)l->heads * l->head_dim, kv = (double)l->kv_heads * l->head_dim,
-               ff = l->experts ? l->shared_ff : l->ff,
-               own = !desc_owns_keys(d, n) ? 0
-                     : l->v_from_k         ? 1
-                                           : 2;
-        know(p, w->qkv, P_QKV, q + own * kv, c);
-        know(p, w->o, P_O, c, q);
+        double ff = l->experts ? l->shared_ff : l->ff;
+        know(p, w->qkv, P_QKV, desc_in_columns(d, n), c);
+        know(p, w->gates, P_QKV, 2 * d->delta.value_heads, c);
+        know(p, w->o, P_O, c, desc_mixed_columns(d, n));
+        know(p, w->shared_gate, P_EXPERTS, 1, c);
         know(p, w->glu, P_GLU, 2 * ff, c);
         know(p, w->down, P_DOWN, c, ff);
         know(p, w->router, P_EXPERTS, l->experts, c);
@@ -312,7 +316,7 @@ static void know_vision(struct profile *p, const struct net *net)
 static enum status know_weights(struct engine *e, struct profile *p, struct err *err)
 {
     const struct model_desc *d = &e->net.desc;
-    size_t most = 2 + 7 * (size_t)d->layer_count;
+    size_t most = 2 + 9 * (size_t)d->layer_count;
     if (d->has_vision) most += 2 + 2 * (1 + (size_t)d->vision.deepstack_count) + 7 * (size_t)d->vision.layers;
     p->known = calloc(most, sizeof *p->known);
     if (!p->known) return err_nomem(err, "a profile");

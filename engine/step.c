@@ -23,11 +23,7 @@ struct packer {
 
 static uint32_t *array(struct packer *p, size_t words, const uint32_t **dev)
 {
-    size_t at = p->used;
-    p->used += (words + 15) / 16 * 16;
-    ASSERT(p->used <= p->e->step_words);
-    *dev = p->e->net.s.step + at;
-    return p->e->host_step + at;
+    return engine__array(p->e, &p->used, words, dev);
 }
 
 static void check_batch(const struct engine *e, const struct engine_batch *b)
@@ -182,8 +178,8 @@ static void pack_tables(struct packer *p, const struct engine_batch *b)
     size_t entries = p->pad ? 1 : 0, at = 0;
     const uint32_t *dev;
     for (uint32_t i = 0; i < b->chunk_count; i++) entries += blocks_of(&b->chunks[i]);
-    uint32_t *table = array(p, entries * e->kv.group_count, &dev);
-    for (uint32_t g = 0; g < e->kv.group_count; g++) {
+    uint32_t *table = array(p, entries * e->kv.table_groups, &dev);
+    for (uint32_t g = 0; g < e->kv.table_groups; g++) {
         uint32_t *start = e->host_step + (st->rows[g].seq_table - e->net.s.step), *own = table + at;
         st->rows[g].tables = dev;
         for (uint32_t i = 0; i < b->chunk_count + p->pad; i++) {
@@ -248,7 +244,7 @@ static void pack_out_rows(struct packer *p, const struct engine_batch *b)
     }
     seq_row[seq] = n;
     out_rows.seq_count = seq;
-    for (uint32_t g = 0; g < e->kv.group_count; g++) {
+    for (uint32_t g = 0; g < e->kv.table_groups; g++) {
         const uint32_t *all_lo = e->host_step + (st->rows[g].lo - e->net.s.step),
                        *all_hi = e->host_step + (st->rows[g].hi - e->net.s.step);
         st->out_rows[g] = out_rows;
@@ -307,13 +303,14 @@ void engine__pack(struct engine *e, const struct engine_batch *b, uint32_t rows)
     for (uint32_t i = 0; i < st->seq_count; row += i < b->chunk_count ? b->chunks[i].count : 1, i++)
         seq_row[i] = row;
     seq_row[st->seq_count] = row;
-    for (uint32_t g = 0; g < e->kv.group_count; g++) pack_group(&p, b, g, seq_row_dev, pos);
+    for (uint32_t g = 0; g < e->kv.table_groups; g++) pack_group(&p, b, g, seq_row_dev, pos);
+    if (e->kv.table_groups < e->kv.group_count) recurrent_pack(e, b, p.pad, &p.used);
     find_output_rows(e, b);
     st->all_output = st->output_count + p.pad == st->t;
     if (st->output_count) pack_targets(&p, b);
     if (st->output_count && !st->all_output) pack_out_rows(&p, b);
     pack_tables(&p, b);
-    for (uint32_t g = 0; g < e->kv.group_count; g++) {
+    for (uint32_t g = 0; g < e->kv.table_groups; g++) {
         if (st->all_output) st->out_rows[g] = st->rows[g];
         else if (st->output_count) pack_out_tables(e, g);
     }
@@ -323,9 +320,10 @@ void engine__pack(struct engine *e, const struct engine_batch *b, uint32_t rows)
 
 enum status engine_submit(struct engine *e, struct engine_batch *b, struct err *err)
 {
-    (void)err; /* a backend reports errors in sync(): engine_wait */
     ASSERT(!e->in_flight);
     check_batch(e, b);
+    enum status st = recurrent_reserve(e, b, err); /* a backend reports its errors in sync(): engine_wait */
+    if (st) return st;
     const struct engine_graph *graph = engine__graph_for(e, b);
     engine__pack(e, b, graph ? graph->rows : 0);
     if (graph) {
@@ -530,7 +528,7 @@ static void forget_refused(struct engine *e, const struct engine_chunk *r)
 {
     uint32_t end = r->position + r->count, from = end - r->proposed + (r->broken ? 0 : r->drawn_count - 1);
     for (uint32_t at = from; at < end; at += BE_BLOCK_TOKENS - at % BE_BLOCK_TOKENS)
-        for (uint32_t g = 0; g < e->kv.group_count; g++)
+        for (uint32_t g = 0; g < e->kv.table_groups; g++)
             decoder_kv_clear(e, g, r->tables[g][at / BE_BLOCK_TOKENS], at % BE_BLOCK_TOKENS);
 }
 
@@ -552,6 +550,7 @@ enum status engine_wait(struct engine *e, struct engine_batch *b, struct err *er
     for (uint32_t i = 0; i < b->chunk_count && !st; i++)
         if (b->chunks[i].refused_broken || (b->chunks[i].broken && b->chunks[i].proposed))
             forget_refused(e, &b->chunks[i]);
+    if (!st && e->step.draft_count) recurrent_replay(e, b);
     e->in_flight = NULL;
     return st;
 }

@@ -225,9 +225,15 @@ static void mlp_products(struct engine *e, const struct vision_layer_weights *w,
     }
     clipped(e, w, VISION_GATE, w->fc1, t, d->ff, v->gate, d->ff);
     clipped(e, w, VISION_UP, w->up, t, d->ff, v->up, d->ff);
-    e->ops->gelu_mul(e->be,
-                     &(struct be_gelu_mul_args){
-                         .x = v->gate, .y = v->up, .y_stride = d->ff, .t = t, .c = d->ff, .out = v->mlp});
+    e->ops->gate(e->be, &(struct be_gate_args){.f = BE_GATE_GELU_TANH,
+                                               .gate = v->gate,
+                                               .gate_stride = d->ff,
+                                               .x = v->up,
+                                               .x_stride = d->ff,
+                                               .t = t,
+                                               .heads = 1,
+                                               .d = d->ff,
+                                               .out = v->mlp});
     clamp(e, e->plan.act, v->mlp, be_ld(d->ff), t, d->ff, w->bounds[VISION_DOWN][0], v->mlp, be_ld(d->ff));
 }
 

@@ -244,13 +244,15 @@ enum be_qkv_parts {
 struct be_qkv_args {
     const struct be_rows *rows;
     enum be_qkv_parts parts;
-    uint32_t heads;               /* H */
-    struct be_kv kv;              /* G, D */
-    const float *qkv;             /* f32 */
-    bool v_norm;                  /* RMS norm of v per head, without a weight */
+    uint32_t heads;   /* H */
+    bool gated;       /* each head's D queries are followed by D columns of a gate, not read here */
+    struct be_kv kv;  /* G, D */
+    const float *qkv; /* f32 */
+    bool v_norm;      /* RMS norm of v per head, without a weight */
     const float *q_norm, *k_norm; /* f32 [D] or NULL */
     float eps;
-    const float *cos, *sin; /* f32 [T, D/2], or NULL = no RoPE */
+    const float *cos, *sin; /* f32 [T, rotary/2], or NULL = no RoPE */
+    uint32_t rotary;        /* the first so many columns of a head rotate; 0 counts as D */
     const float *k_shift;   /* f32 [G, D], finally subtracted from k; or NULL */
     void *q;                /* act [T, H*D] dense */
 };
@@ -300,14 +302,74 @@ struct be_pack_args {
     uint32_t t, c;
     void *out;
 };
-/* out[t] = gelu_tanh(x[t]) * y[t], f32 to act with stride be_ld(C), padding zeroed. */
-struct be_gelu_mul_args {
-    const float *x; /* f32 [T, C] dense */
-    const float *y; /* f32, row t begins at y + t * y_stride */
-    size_t y_stride;
-    uint32_t t, c;
-    void *out;
+/* out[t, h, i] = f(gate[t, h, i]) * N(x[t, h, i]): H heads of D columns; N: RMS norm over a head's columns,
+ * or nothing. Strides count elements. */
+enum be_gate { BE_GATE_GELU_TANH = 0, BE_GATE_SILU, BE_GATE_SIGMOID };
+struct be_gate_args {
+    enum be_gate f;
+    const float *gate; /* f32, head h of row t begins at t * gate_stride + h * gate_head */
+    size_t gate_stride, gate_head;
+    bool gate_row;         /* one number for the whole row instead, at t * gate_stride */
+    const void *x;         /* row t begins at t * x_stride */
+    enum be_dtype x_dtype; /* BE_F32, or the act type */
+    size_t x_stride;
+    const float *norm; /* f32 [D], or NULL = no norm */
+    float eps;
+    uint32_t t, heads, d;
+    void *out; /* act [T, be_ld(H*D)], padding zeroed; may be x */
 };
+
+/* ---- recurrent layers ----
+ *
+ * A sequence's state lies in the arena: block_offset * BE_KV_GRAIN + the layer's offset. Rows of a sequence
+ * are consecutive tokens; each is computed from the state after the one before, in one order of operations
+ * whatever the rows of the call, so that the states, too, are the same bits however rows were cut into
+ * calls. */
+struct be_states {
+    void *arena;
+    uint32_t seq_count;
+    /* All [seq_count]: first row, rows, after how many of these the state is written (the rows after them are
+     * draft tokens), and the blocks from which and to which; BE_NO_BLOCK: from zeros, not written. A sequence
+     * may have the same block for both. */
+    const uint32_t *first, *count, *kept, *from, *to;
+};
+/* Causal depthwise convolution over rows, then SiLU: x[t, c] = silu(sum over j of weight[j, c] * x[t - K + 1
+ * + j, c]), j ascending, in place. State: the last K - 1 rows before, f32 [K - 1, C]. */
+#define BE_CONV_K_MAX 16u
+struct be_conv_args {
+    const struct be_states *states;
+    size_t layer_offset;
+    float *x; /* f32, row t begins at t * stride */
+    size_t stride;
+    uint32_t c, k;       /* 2 <= k <= BE_CONV_K_MAX */
+    const float *weight; /* f32 [K, C] */
+};
+/* Gated delta rule, for each value head, with its key head's q and k:
+ *   q = l2(q) / sqrt(DK), k = l2(k): v / sqrt(sum v^2 + 1e-6);  b = sigmoid(beta);  g = exp(decay *
+ * softplus(a
+ *   + dt_bias))
+ *   d = b (v - g S^T k);  S = g S + k d^T;  o = S^T q
+ * State: S of each value head, f32 [HV, DK, DV]. o replaces v; q, k and the gates are then undefined. */
+struct be_delta_args {
+    const struct be_states *states;
+    size_t layer_offset;
+    uint32_t key_heads, value_heads, key_dim, value_dim; /* HK, HV, DK, DV */
+    bool tiled; /* value head h has key head h % HK, else h * HK / HV */
+    float *qkv; /* f32, row t begins at t * stride: q [HK, DK], k [HK, DK], v [HV, DV] */
+    size_t stride;
+    float *gates;                 /* f32 [T, 2 HV]: beta, then a */
+    const float *decay, *dt_bias; /* f32 [HV]; decay < 0 */
+    bool outputs;                 /* else only the states are wanted */
+};
+/* Bytes of a layer's state; multiples of 64. */
+static inline size_t be_conv_bytes(uint32_t c, uint32_t k)
+{
+    return ((size_t)c * (k - 1) * 4 + 63) / 64 * 64;
+}
+static inline size_t be_delta_bytes(uint32_t value_heads, uint32_t key_dim, uint32_t value_dim)
+{
+    return ((size_t)value_heads * key_dim * value_dim * 4 + 63) / 64 * 64;
+}
 /* out[t] = x[t] within [bounds[0], bounds[1]], in place or not. pad: zeros after out's C columns up to
  * be_ld(C). Strides count elements. */
 struct be_clamp_args {
@@ -411,7 +473,9 @@ struct be_ops {
     void (*gather)(struct backend *b, const struct be_gather_args *a);
     void (*interpolate)(struct backend *b, const struct be_interpolate_args *a);
     void (*pack)(struct backend *b, const struct be_pack_args *a);
-    void (*gelu_mul)(struct backend *b, const struct be_gelu_mul_args *a);
+    void (*gate)(struct backend *b, const struct be_gate_args *a);
+    void (*conv)(struct backend *b, const struct be_conv_args *a);
+    void (*delta)(struct backend *b, const struct be_delta_args *a);
     void (*clamp)(struct backend *b, const struct be_clamp_args *a);
     void (*route)(struct backend *b, const struct be_route_args *a);
     /* Bytes of be_experts_args.scratch for up to t rows. */

@@ -94,6 +94,12 @@ struct sequence {
     uint32_t chunk_tokens; /* tokens of this step's chunk; 0 = none */
     uint32_t needed_len;   /* others wait for its prefill to reach this position; 0 = none */
     uint64_t prefill_turn; /* the turn of its last prefill; in the future: its tenant comes last until then */
+    /* With a recurrent group: tables[s->paged] has the state after state_at tokens as entry 0; entry 1 is
+     * where the step's chunk writes if the prefix cache or another sequence holds entry 0. */
+    uint32_t state_at;
+    uint32_t state_saved; /* the last position on its path at which the cache has its state */
+    uint32_t save_at;     /* prefill: the next one at which to save it; UINT32_MAX: none */
+    uint32_t branch;      /* where its prompt parts from cached ones; 0: nowhere */
 };
 
 /* scheduler/prefill.c: a sequence with tokens to prefill in this step, and one tenant's share of the step.
@@ -130,6 +136,7 @@ struct draft_cost {
 struct scheduler {
     struct engine *engine;
     struct engine_caps caps;
+    uint32_t paged; /* groups with block tables: all but the recurrent one, which is the last */
     struct sched_options opt;
     struct kv_blocks *blocks;
     struct event_queue events;
@@ -209,6 +216,8 @@ void sched__blocks_trim(struct scheduler *s, struct sequence *q);
 void sched__blocks_drop(struct scheduler *s, struct sequence *q);
 /* Releases the blocks after `position`: they were for draft tokens that were rejected. */
 void sched__blocks_roll_back(struct scheduler *s, struct sequence *q);
+/* A step has computed q's state after `at` tokens; UINT32_MAX: it is invalid. */
+void sched__state_written(struct scheduler *s, struct sequence *q, uint32_t at);
 /* Whether [position, position+n) can be covered without evicting anything. */
 bool sched__blocks_free(const struct scheduler *s, const struct sequence *q, uint32_t n);
 /* Most blocks of each group that a sequence of `tokens` tokens can hold at once. */
@@ -226,6 +235,8 @@ void sched__cache_admitted(struct scheduler *s, struct sequence *q); /* counts *
 /* Publishes what q computed; last: q stops here (end, preemption). */
 void sched__cache_publish(struct scheduler *s, struct sequence *q, bool last);
 void sched__cache_leave(struct scheduler *s, struct sequence *q);
+/* Where q's prefill chunk must end at the latest so that its state can be saved; UINT32_MAX: anywhere. */
+uint32_t sched__cache_save_at(const struct scheduler *s, const struct sequence *q);
 /* Sets `prefix_inflight` of all waiting sequences: true while the prefill that it waits for runs. One pass.
  */
 void sched__cache_defer(struct scheduler *s);

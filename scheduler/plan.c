@@ -48,6 +48,7 @@ static bool has_room(const struct scheduler *s, const struct sequence *q)
         sched__blocks_worst(s, (uint64_t)r->count + 1, most);
         for (uint32_t g = 0; g < s->caps.group_count; g++) {
             uint32_t held = r->tables[g].end - r->tables[g].first;
+            if (g == s->paged) most[g] = held + sched__blocks_missing(s, r, g, 1);
             if (most[g] > held) need[g] += most[g] - held;
         }
     }
@@ -165,7 +166,9 @@ static bool fits_now(const struct scheduler *s, const struct sequence *q, uint32
  * one). */
 static uint32_t prefill_length(struct scheduler *s, struct sequence *q, uint32_t soft, uint32_t hard)
 {
-    uint32_t span = 0, n = chunk_of(q, soft < hard ? soft : hard, &span);
+    uint32_t save = sched__cache_save_at(s, q) - q->position, span = 0;
+    if (save < soft) soft = save;
+    uint32_t n = chunk_of(q, soft < hard ? soft : hard, &span);
     if (n == 0 && span > 0) {
         if (span > hard) {
             if (s->step_tokens > 0) s->wide = q;

@@ -5,6 +5,7 @@
 
 #include "config/base/assert.h"
 
+#include <math.h>
 #include <string.h>
 
 static struct radix_view view_of(const struct sequence *q)
@@ -58,7 +59,7 @@ static bool adopt_blocks(struct scheduler *s, struct sequence *q, const struct r
             t->block_offsets[i] = hit->tables[g].block_offsets[i];
             kvb_acquire(s->blocks, g, t->block_offsets[i], KVB_LIVE);
         }
-        if (hit->length % s->caps.block_tokens && t->end > partial) need[g] = 1;
+        if (hit->length % s->caps.block_tokens && t->end > partial && g < s->paged) need[g] = 1;
     }
     if (!kvb_can_allocate(s->blocks, need) && !radix_evict(s->cache, need)) return false;
     for (uint32_t g = 0; g < s->caps.group_count; g++) {
@@ -74,6 +75,75 @@ static bool adopt_blocks(struct scheduler *s, struct sequence *q, const struct r
     return true;
 }
 
+/* ---- where the state of a recurrent group is saved ---- */
+
+/* A state that ends a chunk early costs a step more. That pays if a hit there saves as much as so many steps'
+ * fixed cost: at a branch point, which is known to be shared; at ends of prompts and images; inside prompts.
+ */
+enum { BRANCH_SAVES_STEPS = 1, END_SAVES_STEPS = 8, INSIDE_SAVES_STEPS = 24 };
+/* While few states are saved they are so many times closer. */
+enum { STATES_CLOSER = 4 };
+/* The next turn's prompt does not have this one's last tokens: a template's header of the answer. */
+enum { PROMPT_END_TOKENS = 8 };
+
+static bool recurrent(const struct scheduler *s)
+{
+    return s->paged < s->caps.group_count;
+}
+
+/* Tokens whose prefill takes as long as the fixed cost of so many steps; at least a block. */
+static uint32_t tokens_like_steps(const struct scheduler *s, uint32_t steps)
+{
+    double n = s->cost.us[STEP_ROWS] > 0 ? steps * s->cost.us[STEP_FIXED] / s->cost.us[STEP_ROWS] : 0;
+    return (uint32_t)fmin(fmax(n, s->caps.block_tokens), s->caps.context_max);
+}
+
+/* Distance of states inside a long prompt: as many tokens as take the memory of one; fewer while the states
+ * take little of the arena. */
+static uint32_t state_distance(const struct scheduler *s)
+{
+    const struct engine_kv_group *state = &s->caps.groups[s->paged];
+    double token = 0, used = (double)s->now.cache_states * state->block_grains / (double)s->caps.arena_grains;
+    for (uint32_t g = 0; g < s->paged; g++)
+        if (!s->caps.groups[g].window) token += (double)s->caps.groups[g].bytes_per_token;
+    double n = token > 0 ? (double)state->block_bytes / token : s->caps.context_max;
+    n *= fmin(fmax(used * STATES_CLOSER, 1.0 / STATES_CLOSER), 1);
+    return (uint32_t)fmin(fmax(n, tokens_like_steps(s, INSIDE_SAVES_STEPS)), s->caps.context_max);
+}
+
+static uint32_t prompt_end(const struct sequence *q)
+{
+    uint32_t n = q->req.prompt->token_count;
+    return n > PROMPT_END_TOKENS ? n - PROMPT_END_TOKENS : 0;
+}
+
+static void plan_save(const struct scheduler *s, struct sequence *q)
+{
+    const struct prompt *p = q->req.prompt;
+    uint32_t least = tokens_like_steps(s, END_SAVES_STEPS), next = UINT32_MAX;
+    q->save_at = UINT32_MAX;
+    if (!recurrent(s) || !q->pin.node || q->position >= p->token_count) return;
+    uint32_t after = q->state_saved + least; /* where a state may be saved without evidence */
+    if (q->branch > q->position && q->branch >= q->state_saved + tokens_like_steps(s, BRANCH_SAVES_STEPS))
+        next = q->branch;
+    for (uint32_t i = q->next_span; i < p->span_count; i++) {
+        uint32_t at = p->spans[i].end;
+        bool alone = i + 1 == p->span_count || p->spans[i + 1].begin >= at + least;
+        if (p->spans[i].image && alone && at > q->position && at >= after && at < next) next = at;
+    }
+    uint32_t end = prompt_end(q), inside = q->state_saved + state_distance(s);
+    if (end > q->position && end >= after && end < next) next = end;
+    if (inside > q->position && inside + least <= end && inside < next) next = inside;
+    q->save_at = next;
+}
+
+uint32_t sched__cache_save_at(const struct scheduler *s, const struct sequence *q)
+{
+    if (!recurrent(s)) return UINT32_MAX;
+    uint32_t at = q->needed_len > q->position && q->needed_len < q->save_at ? q->needed_len : q->save_at;
+    return at > q->position ? at : UINT32_MAX;
+}
+
 void sched__cache_leave(struct scheduler *s, struct sequence *q)
 {
     if (s->cache) radix_unpin(s->cache, &q->pin);
@@ -87,6 +157,7 @@ void sched__cache_adopt(struct scheduler *s, struct sequence *q)
     ASSERT(q->position == 0 && !q->pin.node);
     /* A sequence that runs alone needs its blocks packed: it reuses no scattered ones and publishes
      * nothing. */
+    q->save_at = UINT32_MAX;
     if (!s->cache || q->alone) {
         if (!q->looked) q->cache = hit.info;
         return;
@@ -95,6 +166,7 @@ void sched__cache_adopt(struct scheduler *s, struct sequence *q)
     uint32_t most;
     if (reads_cache(s, q, &most) && !radix_match(s->cache, &v, most, &hit))
         hit = (struct radix_hit){.info = {.stop = CACHE_STOP_SALT}};
+    if (q->refused_at || q->resumed) hit.evicted = false; /* counts once */
     if (writes && !radix_pin_hit(s->cache, &v, &hit, &q->pin)) hit.length = 0;
     if (hit.length && !adopt_blocks(s, q, &hit)) {
         sched__blocks_drop(s, q);
@@ -103,7 +175,9 @@ void sched__cache_adopt(struct scheduler *s, struct sequence *q)
         struct radix_hit none = {.node = NULL};
         if (writes && !radix_pin_hit(s->cache, &v, &none, &q->pin)) q->pin.node = NULL;
     }
-    q->position = q->published = hit.length;
+    q->position = q->published = q->state_at = q->state_saved = hit.length;
+    q->branch = hit.branch;
+    plan_save(s, q);
     if (q->features) sched__features_passed(s, q);
     if (!q->looked) {
         q->cache = hit.info;
@@ -121,14 +195,15 @@ void sched__cache_undo(struct scheduler *s, struct sequence *q)
     if (!q->looked) q->cache = (struct sched_cache_info){0};
 }
 
-static void publish_to(struct scheduler *s, struct sequence *q, uint32_t to, bool checkpoint)
+/* save: q's state, which is that after `to` tokens. */
+static void publish_to(struct scheduler *s, struct sequence *q, uint32_t to, bool checkpoint, bool save)
 {
     struct radix_view v = view_of(q);
     struct radix_table tables[ENGINE_GROUPS_MAX];
     for (uint32_t g = 0; g < s->caps.group_count; g++)
         tables[g] = (struct radix_table){.block_offsets = q->tables[g].block_offsets,
                                          .first = q->tables[g].first,
-                                         .end = q->tables[g].end};
+                                         .end = g < s->paged || save ? q->tables[g].end : 0};
     q->published = radix_publish(s->cache, &v, &q->pin, q->published, to, tables, checkpoint);
 }
 
@@ -143,11 +218,14 @@ void sched__cache_publish(struct scheduler *s, struct sequence *q, bool last)
     if (!last && !prefilled && reached / bt == q->published / bt) return; /* decode: as blocks fill */
     for (uint32_t i = 0; prefilled && i < p->span_count && p->spans[i].end <= reached; i++) {
         const struct prompt_span *at = &p->spans[i];
-        if (at->end > q->published && at->end >= at->atomic_end) publish_to(s, q, at->end, true);
+        if (at->end > q->published && at->end >= at->atomic_end) publish_to(s, q, at->end, true, false);
     }
     if (prefilled && reached >= p->token_count && q->published < p->token_count)
-        publish_to(s, q, p->token_count, true);
-    if (reached > q->published || last) publish_to(s, q, reached, last);
+        publish_to(s, q, p->token_count, true, false);
+    bool save = q->state_at == reached && (last || reached == q->needed_len || reached >= q->save_at);
+    if (reached > q->published || last || save) publish_to(s, q, reached, last || save, save);
+    if (save) q->state_saved = reached;
+    plan_save(s, q);
 }
 
 /* ---- waiting for another's prefill ---- */
@@ -186,12 +264,13 @@ bool sched__cache_waits(struct scheduler *s, struct sequence *q)
                  common;
         if (limit <= r->position + s->caps.block_tokens) continue;
         common = radix_common(&v, &w, limit);
+        if (recurrent(s) && common > prompt_end(r)) common = prompt_end(r); /* its state is saved there */
         if (common <= r->position) continue;
         if (known == UINT32_MAX) {
             struct radix_hit hit;
             known = radix_match(s->cache, &v, most, &hit) ? hit.length : 0;
         }
-        if (common < known + s->caps.block_tokens) continue;
+        if (common < known + (recurrent(s) ? tokens_like_steps(s, 1) : s->caps.block_tokens)) continue;
         q->waits = true;
         q->dedup_leader = r->id;
         q->wait_until = common;
@@ -281,5 +360,6 @@ void sched__cache_gauges(struct scheduler *s)
     radix_stats(s->cache, &r);
     s->now.cache_nodes = r.nodes;
     s->now.cache_evictions = r.evicted_nodes;
+    s->now.cache_states = r.states;
     for (uint32_t g = 0; g < s->caps.group_count; g++) s->now.groups[g].evicted_blocks = r.evicted_blocks[g];
 }

@@ -28,6 +28,8 @@ enum status sched_create(struct engine *e, const struct sched_options *opt, stru
     engine_caps(e, &s->caps);
     ASSERT(s->caps.block_tokens > 0 && s->caps.batch_tokens_max > 0 && s->caps.sequences_max > 0);
     ASSERT_CMP(s->caps.batch_tokens_max, >=, s->caps.span_tokens_max);
+    while (s->paged < s->caps.group_count && !s->caps.groups[s->paged].recurrent) s->paged++;
+    ASSERT(s->paged + 1 >= s->caps.group_count);
     if (!s->opt.queue_max) s->opt.queue_max = QUEUE_DEFAULT;
     step_cost_init(&s->cost, &s->caps);
     pthread_mutex_init(&s->lock, NULL);
@@ -66,7 +68,10 @@ enum status sched_create(struct engine *e, const struct sched_options *opt, stru
     }
     s->now.arena_grains = s->caps.arena_grains;
     s->now.group_count = s->caps.group_count;
-    for (uint32_t g = 0; g < s->caps.group_count; g++) s->now.groups[g].window = s->caps.groups[g].window;
+    for (uint32_t g = 0; g < s->caps.group_count; g++) {
+        s->now.groups[g].window = s->caps.groups[g].window;
+        s->now.groups[g].recurrent = g == s->paged;
+    }
     publish(s);
     *out = s;
     return ST_OK;
@@ -394,7 +399,12 @@ static bool fill_chunk(struct scheduler *s, struct sequence *q, struct engine_ch
                                .banned_count = q->banned_count,
                                .banned_until = p->token_count + q->req.tokens_min,
                                .score_first = UINT32_MAX};
-    for (uint32_t g = 0; g < s->caps.group_count; g++) r->tables[g] = q->tables[g].block_offsets;
+    for (uint32_t g = 0; g < s->paged; g++) r->tables[g] = q->tables[g].block_offsets;
+    const struct block_table *state = &q->tables[s->paged];
+    if (s->paged < s->caps.group_count) {
+        r->state_from = q->position ? state->block_offsets[0] : ENGINE_NO_BLOCK;
+        r->state_to = state->block_offsets[state->end - 1];
+    }
     r->mrope_delta = mrope_delta_before(p, q->next_span);
     for (uint32_t i = q->next_span; i < p->span_count && p->spans[i].begin < end; i++) {
         const struct prompt_span *im = &p->spans[i];
@@ -514,10 +524,13 @@ static void accept_verified(struct scheduler *s, struct sequence *q, const struc
 static void finish_chunk(struct scheduler *s, struct sequence *q, const struct engine_chunk *r,
                          uint64_t now_us)
 {
+    uint32_t accepted = r->proposed && r->drawn_count ? r->drawn_count - 1 : 0;
+    sched__state_written(s, q, r->broken ? UINT32_MAX : r->position + r->count - r->proposed + accepted);
     if (r->broken && r->proposed) { /* perhaps caused by a draft token: retry without */
         q->speculation_off = true;
         q->proposed = 0;
-        sched__blocks_roll_back(s, q);
+        if (s->paged < s->caps.group_count) sched__preempt(s, q); /* it has no state to continue from */
+        else sched__blocks_roll_back(s, q);
         return;
     }
     if (r->broken) {
@@ -585,6 +598,7 @@ static void run_step(struct scheduler *s, uint64_t now_us)
     if (st == ST_DEVICE) atomic_store(&s->failed, true); /* before a client sees the error and retries */
     for (uint32_t i = 0; i < n; i++) {
         struct sequence *q = s->chunk_seqs[i];
+        if (st) q->state_at = UINT32_MAX;
         if (st) end_sequence(s, q, END_ERROR, 0, err.msg[0] ? err.msg : "the engine failed", now_us);
         else finish_chunk(s, q, &s->chunks[i], now_us);
     }

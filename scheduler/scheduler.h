@@ -32,7 +32,8 @@ struct cache_image {
     uint8_t key[32];
 };
 struct cache_stored {
-    uint32_t group, window; /* layers with one lifetime rule; 0 = full attention */
+    uint32_t group, window; /* layers with one lifetime rule; 0 = full attention, or recurrent */
+    bool recurrent;         /* the state after the last block's end, or up to a block further, is saved */
     uint32_t count;         /* of blocks, each the parent of the next */
     uint32_t first;         /* position of the first one's first token; 0 = it has no parent */
     uint64_t parent;
@@ -127,6 +128,7 @@ enum cache_stop {
     CACHE_STOP_IMAGE,    /* a different image (or an image instead of text) is cached there */
     CACHE_STOP_SPAN,     /* equal up to a position inside an image that is only reused whole */
     CACHE_STOP_WINDOW,   /* equal further on, but the sliding-window KV before that position is gone */
+    CACHE_STOP_STATE,    /* equal further on, but no state of the recurrent layers is saved there */
     CACHE_STOP_EVICTED,  /* the next tokens were cached and have been evicted */
     CACHE_STOP_SALT,     /* nothing is cached under the request's salt (or at all) */
     CACHE_STOP_PROMPT,   /* the prompt is prefilled whole (prefix-LM), and no cached one equals it */
@@ -240,6 +242,7 @@ struct sched_stats {
                                 reaches) */
         uint64_t evicted_blocks;
         uint32_t window;
+        bool recurrent; /* the last group; its blocks are states */
     } groups[ENGINE_GROUPS_MAX];
     uint64_t cache_queries,
         cache_query_tokens; /* admissions that looked into the prefix cache, and their prompt tokens */
@@ -249,6 +252,7 @@ struct sched_stats {
     uint64_t cache_waits, cache_copied_blocks; /* admissions delayed while another sequence computes the same
                                                   prefix; partly filled blocks copied */
     uint64_t cache_nodes, cache_evictions;     /* nodes of the tree now; nodes evicted */
+    uint64_t cache_states;                     /* saved states of the recurrent group now */
     uint64_t cache_stops[CACHE_STOP_DISABLED + 1];
     uint64_t feature_queries, feature_hits, feature_bytes, feature_evictions; /* encoded images */
     uint64_t steps, prompt_tokens, generated_tokens, preemptions, images_encoded, step_us_total;

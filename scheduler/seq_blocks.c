@@ -11,8 +11,17 @@ static uint32_t blocks_of(const struct scheduler *s, uint64_t tokens)
     return (uint32_t)((tokens + s->caps.block_tokens - 1) / s->caps.block_tokens);
 }
 
+/* A chunk writes its state in place, unless somebody else holds the block. */
+static uint32_t states_missing(const struct scheduler *s, const struct block_table *t)
+{
+    if (t->end != 1) return !t->end;
+    return kvb_references(s->blocks, s->paged, t->block_offsets[0], KVB_CACHED) > 0 ||
+           kvb_references(s->blocks, s->paged, t->block_offsets[0], KVB_LIVE) > 1;
+}
+
 uint32_t sched__blocks_missing(const struct scheduler *s, const struct sequence *q, uint32_t g, uint32_t n)
 {
+    if (g == s->paged) return states_missing(s, &q->tables[g]);
     uint32_t end = blocks_of(s, (uint64_t)q->position + n);
     return end > q->tables[g].end ? end - q->tables[g].end : 0;
 }
@@ -67,9 +76,20 @@ bool sched__blocks_free(const struct scheduler *s, const struct sequence *q, uin
     return kvb_can_allocate(s->blocks, need);
 }
 
+void sched__state_written(struct scheduler *s, struct sequence *q, uint32_t at)
+{
+    struct block_table *t = &q->tables[s->paged];
+    q->state_at = at;
+    if (s->paged == s->caps.group_count || t->end < 2) return;
+    kvb_release(s->blocks, s->paged, t->block_offsets[0], KVB_LIVE);
+    s->freed++;
+    t->block_offsets[0] = t->block_offsets[1];
+    t->block_offsets[--t->end] = ENGINE_NO_BLOCK;
+}
+
 void sched__blocks_roll_back(struct scheduler *s, struct sequence *q)
 {
-    for (uint32_t g = 0; g < s->caps.group_count; g++) {
+    for (uint32_t g = 0; g < s->paged; g++) {
         struct block_table *t = &q->tables[g];
         for (uint32_t end = blocks_of(s, q->position); t->end > end && t->end > t->first;) {
             kvb_release(s->blocks, g, t->block_offsets[--t->end], KVB_LIVE);
@@ -115,7 +135,7 @@ void sched__blocks_worst(const struct scheduler *s, uint64_t tokens, uint32_t ne
         if (g >= s->caps.group_count) continue;
         uint32_t w = s->caps.groups[g].window;
         uint32_t all = blocks_of(s, tokens);
-        need[g] = all;
+        need[g] = g == s->paged ? 2 : all; /* a state that is read, and one that is written */
         if (w > 0) {
             /* The window before a chunk, the chunk itself (it may be cut down to an atomic span), and two
              * partial blocks at the ends. */

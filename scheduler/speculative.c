@@ -126,7 +126,7 @@ static void draft(struct scheduler *s)
                                    .token = q->tokens[q->position],
                                    .count = q->proposed,
                                    .out = q->tokens + q->count};
-        for (uint32_t g = 0; g < s->caps.group_count; g++) d->tables[g] = q->tables[g].block_offsets;
+        for (uint32_t g = 0; g < s->paged; g++) d->tables[g] = q->tables[g].block_offsets;
         if (q->proposed > longest) longest = q->proposed;
     }
     if (!n) return;
@@ -154,6 +154,17 @@ static uint32_t proposed(struct scheduler *s, struct sequence *q, uint32_t most)
     return n;
 }
 
+/* A draft of an id that ends the sequence gains nothing: it is sampled in the same step without it. What
+ * follows it would leave a state after the end. */
+static uint32_t before_end(const struct sequence *q)
+{
+    uint32_t n = 0, ends = q->req.ignore_eos ? q->req.stop_id_count : q->banned_count;
+    for (; n < q->proposed; n++)
+        for (uint32_t i = 0; i < ends; i++)
+            if (q->tokens[q->count + n] == q->banned[i]) return n;
+    return n;
+}
+
 void sched__speculate(struct scheduler *s)
 {
     uint32_t others = s->running.count, rows = s->caps.batch_tokens_max;
@@ -171,5 +182,8 @@ void sched__speculate(struct scheduler *s)
     if (s->caps.drafts) draft(s);
     for (struct sequence *q = s->running.head; q && (s->opt.propose || !s->caps.drafts); q = q->next)
         if (q->proposed && !q->forced) q->proposed = proposed(s, q, q->proposed);
-    for (struct sequence *q = s->running.head; q; q = q->next) sched__masks_cut(q);
+    for (struct sequence *q = s->running.head; q; q = q->next) {
+        q->proposed = before_end(q);
+        sched__masks_cut(q);
+    }
 }

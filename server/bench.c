@@ -202,6 +202,11 @@ static bool seqs_init(struct bench_seqs *q, const struct engine_caps *caps, uint
                                              .sample = true,
                                              .score_first = UINT32_MAX};
         for (uint32_t g = 0; g < caps->group_count; g++) {
+            if (caps->groups[g].recurrent) {
+                q->chunks[i].state_from = q->chunks[i].state_to = (uint32_t)next;
+                next += caps->groups[g].block_grains;
+                continue;
+            }
             uint32_t *t = q->tables[i][g] = malloc(blocks * sizeof(uint32_t));
             if (!t) return false;
             for (uint32_t b = 0; b < blocks; b++, next += caps->groups[g].block_grains) t[b] = (uint32_t)next;
@@ -311,8 +316,8 @@ static bool bench_prefill(struct engine *e, const struct engine_caps *caps, cons
         if (t < best) best = t;
     }
     seqs_free(&q);
-    double flops = c->linear_flops_per_token * n - c->out_flops_per_token * (n - 1) + c->head_flops_per_row +
-                   attention_flops(c, 0, n);
+    double flops = (c->linear_flops_per_token + c->state_flops_per_token) * n -
+                   c->out_flops_per_token * (n - 1) + c->head_flops_per_row + attention_flops(c, 0, n);
     *r = (struct result){.tokens_s = n / best,
                          .seconds = best,
                          .wall = wall,
@@ -347,9 +352,9 @@ static bool bench_decode(struct engine *e, const struct engine_caps *caps, const
         if (t < best) best = t;
     }
     seqs_free(&q);
-    double flops =
-        batch * (c->linear_flops_per_token + c->head_flops_per_row + attention_flops(c, ctx, ctx + 1));
-    double bytes = weight_bytes(c, batch) + batch * attention_bytes(c, ctx, ctx + 1);
+    double flops = batch * (c->linear_flops_per_token + c->state_flops_per_token + c->head_flops_per_row +
+                            attention_flops(c, ctx, ctx + 1));
+    double bytes = weight_bytes(c, batch) + batch * (c->state_bytes + attention_bytes(c, ctx, ctx + 1));
     *r = (struct result){.tokens_s = batch / best,
                          .seconds = best,
                          .wall = wall,

@@ -118,6 +118,34 @@ static const struct {
      "'max_position_embeddings':262144,'head_dim':128,'num_experts':128,'num_experts_per_tok':8,"
      "'moe_intermediate_size':768,'rope_theta':5000000,'rope_scaling':{'rope_type':'default',"
      "'mrope_interleaved':true,'mrope_section':[24,20,20]}},'vision_config':{'out_hidden_size':2048}}"},
+    {"qwen3.5-0.8b",
+     "{'model_type':'qwen3_5','tie_word_embeddings':true,'text_config':{'hidden_size':1024,"
+     "'intermediate_size':3584,'num_hidden_layers':24,'num_attention_heads':8,'num_key_value_heads':2,"
+     "'linear_num_value_heads':16,'max_position_embeddings':262144,"
+     "'rope_parameters':{'rope_type':'default','rope_theta':10000000}},'vision_config':{'depth':12,"
+     "'hidden_size':768,'num_heads':12,'intermediate_size':3072,'out_hidden_size':1024}}"},
+    {"qwen3.5-2b",
+     "{'model_type':'qwen3_5','tie_word_embeddings':true,'text_config':{'hidden_size':2048,"
+     "'intermediate_size':6144,'num_hidden_layers':24,'num_attention_heads':8,'num_key_value_heads':2,"
+     "'linear_num_value_heads':16,'max_position_embeddings':262144,"
+     "'rope_parameters':{'rope_type':'default','rope_theta':10000000}},'vision_config':{'depth':24,"
+     "'hidden_size':1024,'intermediate_size':4096,'out_hidden_size':2048}}"},
+    {"qwen3.5-4b",
+     "{'model_type':'qwen3_5','tie_word_embeddings':true,'text_config':{'hidden_size':2560,"
+     "'intermediate_size':9216,'num_hidden_layers':32,'num_attention_heads':16,'num_key_value_heads':4,"
+     "'linear_num_value_heads':32,'max_position_embeddings':262144,"
+     "'rope_parameters':{'rope_type':'default','rope_theta':10000000}},'vision_config':{'depth':24,"
+     "'hidden_size':1024,'intermediate_size':4096,'out_hidden_size':2560}}"},
+    {"qwen3.5-9b",
+     "{'model_type':'qwen3_5','tie_word_embeddings':false,'text_config':{'hidden_size':4096,"
+     "'intermediate_size':12288,'num_hidden_layers':32,'num_attention_heads':16,'num_key_value_heads':4,"
+     "'linear_num_value_heads':32,'max_position_embeddings':262144,"
+     "'rope_parameters':{'rope_type':'default','rope_theta':10000000}},"
+     "'vision_config':{'out_hidden_size':4096}}"},
+    {"qwen3.5-35b-a3b",
+     "{'model_type':'qwen3_5_moe','tie_word_embeddings':false,'text_config':{'num_hidden_layers':40,"
+     "'max_position_embeddings':262144,'rope_parameters':{'rope_type':'default','rope_theta':10000000}},"
+     "'vision_config':{'out_hidden_size':2048}}"},
 };
 
 const char *bench_shape_name(size_t i)

@@ -12,15 +12,16 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define HF_LAYERS_MAX    512u
-#define HF_EOS_MAX       16u
-#define HF_SUPPRESS_MAX  64u
-#define HF_NO_ID         UINT32_MAX
-#define HF_DEEPSTACK_MAX 8u
-#define HF_TOPK_MAX      64u /* experts per token */
+#define HF_LAYERS_MAX      512u
+#define HF_EOS_MAX         16u
+#define HF_SUPPRESS_MAX    64u
+#define HF_NO_ID           UINT32_MAX
+#define HF_DEEPSTACK_MAX   8u
+#define HF_CONV_KERNEL_MAX 16u
+#define HF_TOPK_MAX        64u /* experts per token */
 
 enum hf_activation { HF_GELU_TANH = 0, HF_SILU, HF_QUICK_GELU };
-enum hf_layer_type { HF_FULL = 0, HF_SLIDING = 1 };
+enum hf_layer_type { HF_FULL = 0, HF_SLIDING = 1, HF_LINEAR = 2 /* recurrent */ };
 enum hf_rope_type { HF_ROPE_DEFAULT = 0, HF_ROPE_LINEAR = 1, HF_ROPE_YARN = 2 };
 
 struct hf_rope {
@@ -47,12 +48,16 @@ struct hf_text {
     bool qk_norm;          /* no key: fixed by the class */
     bool tie_word_embeddings;
     enum hf_activation activation;
-    struct hf_rope rope[2];             /* by enum hf_layer_type */
+    struct hf_rope rope[2];             /* HF_FULL, HF_SLIDING */
     uint8_t layer_types[HF_LAYERS_MAX]; /* enum hf_layer_type */
     /* Mixture of experts: num_experts 0 = none, else 1 <= num_experts_per_tok <= num_experts. */
     uint32_t num_experts, num_experts_per_tok, moe_intermediate_size;
+    uint32_t shared_expert_intermediate_size; /* 0 = none */
     bool norm_topk_prob;
     bool sparse[HF_LAYERS_MAX]; /* the layer has experts instead of a plain MLP */
+    /* Recurrent layers; conv_kernel 0 = the class has none. */
+    uint32_t linear_conv_kernel_dim, linear_num_key_heads, linear_num_value_heads, linear_key_head_dim,
+        linear_value_head_dim;
     /* Only in some classes. */
     double query_pre_attn_scalar, attn_logit_softcapping, final_logit_softcapping; /* caps: 0 = none */
     bool attention_k_eq_v, use_double_wide_mlp;

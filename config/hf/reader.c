@@ -124,8 +124,9 @@ bool hf_list(struct hf_reader *r, uint32_t obj, const char *key, uint32_t hi, ui
     return true;
 }
 
-bool hf_layer_types(struct hf_reader *r, uint32_t obj, struct hf_text *t)
+bool hf_layer_types(struct hf_reader *r, uint32_t obj, enum hf_layer_type other, struct hf_text *t)
 {
+    const char *name = other == HF_LINEAR ? "linear_attention" : "sliding_attention";
     uint32_t list = json_get_live(r->d, obj, "layer_types");
     if (list == JSON_NONE || r->st) return false;
     if (json_kind(r->d, list) != JSON_ARRAY || json_count(r->d, list) != t->num_hidden_layers) {
@@ -135,10 +136,11 @@ bool hf_layer_types(struct hf_reader *r, uint32_t obj, struct hf_text *t)
     uint32_t at = json_first(r->d, list);
     for (uint32_t n = 0; n < t->num_hidden_layers; n++, at = json_next(r->d, at)) {
         if (json_str_eq(r->d, at, "full_attention")) t->layer_types[n] = HF_FULL;
-        else if (json_str_eq(r->d, at, "sliding_attention")) t->layer_types[n] = HF_SLIDING;
+        else if (json_str_eq(r->d, at, name)) t->layer_types[n] = (uint8_t)other;
         else {
             hf_error(r, ST_UNSUPPORTED, "layer_types",
-                     "only full_attention and sliding_attention are served");
+                     other == HF_LINEAR ? "only full_attention and linear_attention are served"
+                                        : "only full_attention and sliding_attention are served");
             return false;
         }
     }

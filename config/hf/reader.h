@@ -52,7 +52,8 @@ void hf_text_heads(struct hf_reader *r, uint32_t obj, struct hf_text *t);
 /* A list of at most `cap` integers 0..hi. false: absent (or an error). */
 bool hf_list(struct hf_reader *r, uint32_t obj, const char *key, uint32_t hi, uint32_t cap, uint32_t *out,
              uint32_t *count);
-/* layer_types: a list of num_hidden_layers strings. false: absent (or an error). */
-bool hf_layer_types(struct hf_reader *r, uint32_t obj, struct hf_text *t);
+/* layer_types: a list of num_hidden_layers strings, full_attention or `other`. false: absent (or an error).
+ */
+bool hf_layer_types(struct hf_reader *r, uint32_t obj, enum hf_layer_type other, struct hf_text *t);
 
 #endif

@@ -148,8 +148,9 @@ static void each_weight(const struct weights *w, const struct model_desc *d,
         if (own[i]) fn(arg, own[i]);
     for (uint32_t n = 0; w->layers && n < d->layer_count; n++) {
         const struct layer_weights *l = &w->layers[n];
-        struct be_weight *all[] = {l->qkv, l->o, l->glu, l->down, l->router, l->ple_gate, l->token_up};
-        for (int i = 0; i < 7; i++)
+        struct be_weight *all[] = {l->qkv,   l->o,        l->glu,      l->down,       l->router,
+                                   l->gates, l->ple_gate, l->token_up, l->shared_gate};
+        for (size_t i = 0; i < sizeof all / sizeof *all; i++)
             if (all[i]) fn(arg, all[i]);
         for (uint32_t k = 0; k < d->layers[n].experts; k++) {
             if (l->expert_glu && l->expert_glu[k]) fn(arg, l->expert_glu[k]);

@@ -11,16 +11,19 @@
  * says so). */
 struct layer_weights {
     struct be_weight *qkv;                        /* [(H + 2G) D, C], q|k|v; or q|k, or q, if the layer has no
-                                                     more */
+                                                     more; gated: 2H. MIXER_DELTA: q|k|v|z */
+    struct be_weight *gates;                      /* MIXER_DELTA: beta|a, [2 HV, C] */
+    struct be_weight *shared_gate;                /* [1, C] or NULL */
     struct be_weight *o;                          /* [C, H D] */
     struct be_weight *glu;                        /* gate and up, [2 ff, C]; NULL with experts */
     struct be_weight *down;                       /* [C, ff] */
     struct be_weight *router;                     /* [E, C]; NULL without experts */
     struct be_weight **expert_glu, **expert_down; /* [E] of [2 ff, C] and [C, ff]; the lists are owned */
     const float *input_norm, *post_attn_norm, *pre_mlp_norm,
-        *post_mlp_norm;                                                  /* [C]; the post ones may be NULL */
-    const float *q_norm, *k_norm;                                        /* [D] or NULL */
-    const float *k_shift;                                                /* [G, D] or NULL */
+        *post_mlp_norm;                               /* [C]; the post ones may be NULL */
+    const float *q_norm, *k_norm;                     /* [D] or NULL */
+    const float *k_shift;                             /* [G, D] or NULL */
+    const float *conv, *decay, *dt_bias, *delta_norm; /* MIXER_DELTA: [K, columns], [HV], [HV], [DV] */
     const float *router_norm, *expert_norm, *experts_norm, *shared_norm; /* [C], with a shared MLP */
     const float *router_scale;                                           /* [E] or NULL */
     struct be_weight *ple_gate, *token_up;                               /* [P, C], [C, P], with ple */

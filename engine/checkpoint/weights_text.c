@@ -207,6 +207,16 @@ static void walk_shared_ff(struct loader *ld, uint32_t n, struct layer_weights *
     w->expert_norm = load_vector1(ld, a->expert_norm, n, ".weight", c, 0);
     w->experts_norm = load_vector1(ld, a->experts_norm, n, ".weight", c, 0);
     w->shared_norm = load_vector1(ld, a->shared_norm, n, ".weight", c, 0);
+    if (!a->shared_gate) return;
+    struct named key, *m = load_find(ld, a->shared_gate, n, 0, ".weight", &key);
+    struct linear_spec gate = {.layer = n, .k = c, .part_count = 1, .part = {{a->shared_gate, 1}}};
+    if (m && m->t->rank == 1) { /* a GGUF file */
+        gate.rank = 1;
+        gate.shape[0] = c;
+    }
+    ld->floats = true;
+    load_linear(ld, &gate, &w->shared_gate);
+    ld->floats = false;
 }
 
 /* ---- per-layer embeddings ---- */
@@ -299,6 +309,85 @@ static const float *load_key_shift(struct loader *ld, uint32_t n)
     return ld->slab + at;
 }
 
+/* ---- mixers ---- */
+
+static void walk_attention(struct loader *ld, uint32_t n, struct layer_weights *w)
+{
+    const struct model_desc *d = ld->desc;
+    const struct desc_names *a = &d->names;
+    const struct desc_layer *l = &d->layers[n];
+    uint32_t c = d->hidden, q = l->heads * l->head_dim, kv = l->kv_heads * l->head_dim;
+    bool own = desc_owns_keys(d, n);
+    float plus = d->norm_plus_one ? 1.0f : 0.0f;
+    load_linear(ld,
+                &(struct linear_spec){.layer = n,
+                                      .k = c,
+                                      .part_count = !own          ? 1
+                                                    : l->v_from_k ? 2
+                                                                  : 3,
+                                      .part = {{a->q, l->gated ? 2 * q : q}, {a->k, kv}, {a->v, kv}},
+                                      .bias = l->qkv_bias},
+                &w->qkv);
+    w->q_norm = load_vector1(ld, a->q_norm, n, ".weight", l->head_dim, plus);
+    if (own) w->k_norm = load_vector1(ld, a->k_norm, n, ".weight", l->head_dim, plus);
+    if (own) w->k_shift = load_key_shift(ld, n);
+    load_matrix(ld, a->o, n, q, c, l->o_bias, &w->o);
+}
+
+/* [C, 1, K], in GGUF files [C, K] -> [K, C] */
+static const float *load_conv(struct loader *ld, uint32_t n)
+{
+    const struct desc_delta *g = &ld->desc->delta;
+    uint32_t c = desc_conv_columns(g), k = g->conv_k;
+    struct named key, *m = load_find(ld, ld->desc->names.conv, n, 0, ".weight", &key);
+    uint64_t flat[2] = {c, k}, shape[3] = {c, 1, k};
+    bool two = m && m->t->rank == 2;
+    const float *v = load_vector(ld, ld->desc->names.conv, n, ".weight", two ? 2 : 3, two ? flat : shape, 0);
+    if (!v || ld->inventory || ld->st) return v;
+    float *host = ld->host + (v - ld->slab), *copy = malloc((size_t)c * k * sizeof *copy);
+    if (!copy) {
+        ld->st = err_nomem(ld->err, "a convolution");
+        return NULL;
+    }
+    memcpy(copy, host, (size_t)c * k * sizeof *copy);
+    for (uint32_t i = 0; i < c; i++)
+        for (uint32_t j = 0; j < k; j++) host[(size_t)j * c + i] = copy[(size_t)i * k + j];
+    free(copy);
+    return v;
+}
+
+static void walk_delta(struct loader *ld, uint32_t n, struct layer_weights *w)
+{
+    const struct desc_names *a = &ld->desc->names;
+    const struct desc_delta *g = &ld->desc->delta;
+    uint32_t c = ld->desc->hidden, columns = desc_conv_columns(g), values = g->value_heads * g->value_dim;
+    load_linear(
+        ld,
+        &(struct linear_spec){
+            .layer = n, .k = c, .part_count = 2, .part = {{a->delta_qkv, columns}, {a->delta_z, values}}},
+        &w->qkv);
+    bool floats = ld->floats;
+    ld->floats = true; /* small, and a state's decay depends on it */
+    load_linear(
+        ld,
+        &(struct linear_spec){.layer = n,
+                              .k = c,
+                              .part_count = 2,
+                              .part = {{a->delta_beta, g->value_heads}, {a->delta_a, g->value_heads}}},
+        &w->gates);
+    ld->floats = floats;
+    w->conv = load_conv(ld, n);
+    w->decay = load_vector1(ld, a->delta_decay, n, "", g->value_heads, 0);
+    w->dt_bias = load_vector1(ld, a->delta_dt_bias, n, "", g->value_heads, 0);
+    w->delta_norm = load_vector1(ld, a->delta_norm, n, ".weight", g->value_dim, 0);
+    for (uint32_t i = 0; w->decay && !ld->inventory && !ld->st && !g->decay_plain && i < g->value_heads;
+         i++) {
+        float *decay = ld->host + (w->decay - ld->slab) + i;
+        *decay = -expf(*decay);
+    }
+    load_matrix(ld, a->delta_out, n, values, c, false, &w->o);
+}
+
 /* ---- the walk ---- */
 
 static void walk_layer(struct loader *ld, uint32_t n, struct layer_weights *w)
@@ -306,24 +395,11 @@ static void walk_layer(struct loader *ld, uint32_t n, struct layer_weights *w)
     const struct model_desc *d = ld->desc;
     const struct desc_names *a = &d->names;
     const struct desc_layer *l = &d->layers[n];
-    uint32_t c = d->hidden, q = l->heads * l->head_dim, kv = l->kv_heads * l->head_dim,
-             ff = l->experts ? l->shared_ff : l->ff;
-    bool own = desc_owns_keys(d, n);
+    uint32_t c = d->hidden, ff = l->experts ? l->shared_ff : l->ff;
     float plus = d->norm_plus_one ? 1.0f : 0.0f;
     w->input_norm = load_vector1(ld, a->input_norm, n, ".weight", c, plus);
-    load_linear(ld,
-                &(struct linear_spec){.layer = n,
-                                      .k = c,
-                                      .part_count = !own          ? 1
-                                                    : l->v_from_k ? 2
-                                                                  : 3,
-                                      .part = {{a->q, q}, {a->k, kv}, {a->v, kv}},
-                                      .bias = l->qkv_bias},
-                &w->qkv);
-    w->q_norm = load_vector1(ld, a->q_norm, n, ".weight", l->head_dim, plus);
-    if (own) w->k_norm = load_vector1(ld, a->k_norm, n, ".weight", l->head_dim, plus);
-    if (own) w->k_shift = load_key_shift(ld, n);
-    load_matrix(ld, a->o, n, q, c, l->o_bias, &w->o);
+    if (l->mixer == MIXER_DELTA) walk_delta(ld, n, w);
+    else walk_attention(ld, n, w);
     w->post_attn_norm = load_vector1(ld, a->post_attn_norm, n, ".weight", c, plus);
     w->pre_mlp_norm = load_vector1(ld, a->pre_mlp_norm, n, ".weight", c, plus);
     if (l->experts) walk_experts(ld, n, w);

@@ -53,7 +53,7 @@ static enum status find_rule(const struct gguf_files *f, const struct family_ggu
 
 /* ---- configuration ---- */
 
-static void check_served(struct gguf_keys *k)
+static void check_served(struct gguf_keys *k, bool partial)
 {
     bool causal = true;
     uint32_t size = 0, value = 0;
@@ -63,7 +63,7 @@ static void check_served(struct gguf_keys *k)
     if (gguf_u32(gguf_key(k, "attention.value_length"), &value) && value != size)
         gguf_error(k, ST_UNSUPPORTED, "attention.value_length",
                    "only that of attention.key_length is served");
-    if (gguf_u32(gguf_key(k, "rope.dimension_count"), &value) && value != size)
+    if (!partial && gguf_u32(gguf_key(k, "rope.dimension_count"), &value) && value != size)
         gguf_error(k, ST_UNSUPPORTED, "rope.dimension_count", "only that of attention.key_length is served");
 }
 
@@ -132,7 +132,7 @@ enum status gguf_config(const char *model, const char *mmproj, struct hf_config 
     const struct family_type *type;
     const struct family *family = find_family(&k, &type);
     family_defaults(family, type, f.tower != NULL, c);
-    check_served(&k);
+    check_served(&k, c->text.linear_conv_kernel_dim > 0);
     read_text(&k, &c->text);
     gguf_read_u32(&k, "tokenizer.ggml.bos_token_id", false, 0, SIZE_MAX_VOCAB - 1, &c->bos_id);
     c->eos_count =

@@ -65,7 +65,7 @@ static void read_windows(struct hf_reader *r, uint32_t obj, struct hf_text *t)
 {
     uint32_t window = json_get(r->d, obj, "sliding_window");
     hf_u32(r, obj, "sliding_window", 1, 1u << 30, &t->sliding_window);
-    if (!hf_layer_types(r, obj, t)) alternate(t);
+    if (!hf_layer_types(r, obj, HF_SLIDING, t)) alternate(t);
     if (window != JSON_NONE && json_kind(r->d, window) == JSON_NULL)
         hf_error(r, ST_UNSUPPORTED, "sliding_window", "null is not served");
 }

@@ -93,7 +93,7 @@ static void full_every(struct hf_text *t, uint32_t step)
 static void read_layer_types(struct hf_reader *r, uint32_t obj, struct hf_text *t)
 {
     uint32_t pattern = 6;
-    if (hf_layer_types(r, obj, t) || r->st) return;
+    if (hf_layer_types(r, obj, HF_SLIDING, t) || r->st) return;
     hf_u32(r, obj, "_sliding_window_pattern", 1, HF_LAYERS_MAX, &pattern);
     hf_u32(r, obj, "sliding_window_pattern", 1, HF_LAYERS_MAX, &pattern);
     full_every(t, pattern);

@@ -211,7 +211,7 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
     hf_bool(r, r->text, "tie_word_embeddings", &t->tie_word_embeddings);
     if (type->place == HF_NESTED) hf_bool(r, 0, "tie_word_embeddings", &t->tie_word_embeddings);
     hf_activation(r, r->text, "hidden_activation", HF_GELU_TANH);
-    if (!hf_layer_types(r, r->text, t))
+    if (!hf_layer_types(r, r->text, HF_SLIDING, t))
         for (uint32_t n = 0; n < t->num_hidden_layers && !r->st; n++)
             t->layer_types[n] = (n + 1) % 6 == 0 ? HF_FULL : HF_SLIDING;
     t->layer_types[t->num_hidden_layers - 1] = HF_FULL; /* whatever the file says */

@@ -38,7 +38,7 @@ static void describe_rope(const struct hf_text *t, struct desc_rope *r)
     *r = (struct desc_rope){
         .theta = p->theta,
         .factor = p->factor,
-        .dim = t->head_dim,
+        .dim = qwen_rotary(t),
         .attention = 1,
         .sections = {p->mrope_section[0], p->mrope_section[1], p->mrope_section[2]},
         .interleaved = p->mrope_interleaved,

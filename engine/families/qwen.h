@@ -30,11 +30,17 @@ extern const struct family_images qwen2_vl_images;
  * width after the merger), window_size, tokens_per_second, position_side, deepstack_count; place: HF_EITHER
  * has no head_dim, HF_NESTED ties as Qwen3-VL does. */
 void qwen_read(struct hf_reader *r, const struct family_type *type, struct hf_config *c);
+/* Columns of a head that rotate: the first. */
+uint32_t qwen_rotary(const struct hf_text *t);
+void qwen_check_recurrent(struct hf_reader *r, const struct hf_text *t);
 /* The decoder of every generation: family.describe of the text models. */
 void qwen_describe_decoder(struct hf_reader *r, const struct hf_config *c, struct model_desc *d);
 /* The parts of the tower that all generations have (merging end, fused qkv, 2-D rotary), with the names of
  * these tensors. */
 void qwen_describe_tower(const struct hf_config *c, struct model_desc *d);
+/* The tower, images and videos of Qwen3-VL. */
+void qwen3_vl_describe_images(const struct hf_config *c, struct model_desc *d);
+extern const struct family_images qwen3_vl_images;
 /* How an image is written; a video is one run of placeholder tokens (Qwen2-VL, Qwen2.5-VL). */
 void qwen_describe_images(const struct hf_config *c, struct model_desc *d);
 
@@ -43,6 +49,13 @@ void qwen_describe_images(const struct hf_config *c, struct model_desc *d);
 void qwen_position_side(struct hf_reader *r, uint32_t rows, struct hf_vision *v);
 
 /* GGUF files of all of them. */
+#define QWEN_GGUF_EXPERTS                                                                                    \
+    {"blk.#.ffn_gate_inp", "model.layers.#.mlp.gate"},                                                       \
+        {"blk.#.ffn_gate_exps", "model.layers.#.mlp.experts.*.gate_proj"},                                   \
+        {"blk.#.ffn_up_exps", "model.layers.#.mlp.experts.*.up_proj"},                                       \
+    {                                                                                                        \
+        "blk.#.ffn_down_exps", "model.layers.#.mlp.experts.*.down_proj"                                      \
+    }
 extern const struct gguf_name qwen_gguf_experts[];
 extern const char *const qwen_gguf_stops[];
 void qwen_gguf_text(struct gguf_keys *k, struct hf_text *t);
@@ -60,5 +73,15 @@ void qwen2_vl_gguf_images(struct gguf_keys *k, struct image_config *out); /* and
     {                                                                                                        \
         "v.blk.#.attn_out", "visual.blocks.#.attn.proj"                                                      \
     }
+
+/* Of Qwen3-VL's tower. */
+extern const struct gguf_name qwen3_vl_gguf_tower_names[];
+void qwen3_vl_gguf_tower(struct gguf_keys *k, struct hf_config *c);
+void qwen3_vl_gguf_images(struct gguf_keys *k, struct image_config *out);
+void qwen3_vl_gguf_videos(struct gguf_keys *k, struct image_config *out);
+#define QWEN3_VL_GGUF(kind, type)                                                                            \
+    .arch = (kind), .model_type = (type), .tower_type = (type), .projector = "qwen3vl_merger",               \
+    .tower_names = qwen3_vl_gguf_tower_names, .tower = qwen3_vl_gguf_tower, .images = qwen3_vl_gguf_images,  \
+    .videos = qwen3_vl_gguf_videos, .stops = qwen_gguf_stops
 
 #endif

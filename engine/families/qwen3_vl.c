@@ -61,11 +61,8 @@ static int stamp(char out[MODEL_STAMP_BYTES], double seconds)
     return snprintf(out, MODEL_STAMP_BYTES, "<%.1f seconds>", seconds);
 }
 
-static void describe(struct hf_reader *r, const struct hf_config *c, struct model_desc *out)
+void qwen3_vl_describe_images(const struct hf_config *c, struct model_desc *out)
 {
-    qwen_describe_decoder(r, c, out);
-    out->expert_layout = EXPERTS_IN_OUT; /* as released; model_desc_resolve looks at the file */
-    if (r->st || !c->has_vision) return;
     qwen_describe_tower(c, out);
     qwen_describe_images(c, out);
     struct desc_vision *v = &out->vision;
@@ -94,7 +91,14 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
     }
 }
 
-static const struct family_images IMAGES = {
+static void describe(struct hf_reader *r, const struct hf_config *c, struct model_desc *out)
+{
+    qwen_describe_decoder(r, c, out);
+    out->expert_layout = EXPERTS_IN_OUT; /* as released; model_desc_resolve looks at the file */
+    if (!r->st && c->has_vision) qwen3_vl_describe_images(c, out);
+}
+
+const struct family_images qwen3_vl_images = {
     .image = {QWEN_IMAGES, .video_volume = true, .video_area_min = 128 * 32 * 32,
               .video_area_max = 32 * 32 * 768},
     .video_mean = {0.5f, 0.5f, 0.5f},
@@ -104,7 +108,7 @@ static const struct family_images IMAGES = {
 
 /* ---- GGUF files ---- */
 
-static void gguf_tower(struct gguf_keys *k, struct hf_config *c)
+void qwen3_vl_gguf_tower(struct gguf_keys *k, struct hf_config *c)
 {
     static const char rows[] = "v.position_embd.weight", deepstack[] = "clip.vision.is_deepstack_layers";
     const struct gguf_value *list = gguf_key(k, deepstack);
@@ -122,19 +126,19 @@ static void gguf_tower(struct gguf_keys *k, struct hf_config *c)
 }
 
 /* Areas of the released files. */
-static void read_gguf_images(struct gguf_keys *k, struct image_config *out)
+void qwen3_vl_gguf_images(struct gguf_keys *k, struct image_config *out)
 {
     qwen_gguf_areas(k, 65536, 16777216, out);
 }
 
-static void gguf_videos(struct gguf_keys *k, struct image_config *out)
+void qwen3_vl_gguf_videos(struct gguf_keys *k, struct image_config *out)
 {
     qwen_gguf_patches(k, out);
     out->area_min = 4096;
     out->area_max = 25165824;
 }
 
-static const struct gguf_name TOWER_NAMES[] = {
+const struct gguf_name qwen3_vl_gguf_tower_names[] = {
     QWEN_GGUF_TOWER,
     {"v.position_embd", "visual.pos_embed"},
     {"v.blk.#.ffn_up", "visual.blocks.#.mlp.linear_fc1"},
@@ -148,13 +152,9 @@ static const struct gguf_name TOWER_NAMES[] = {
     {NULL, NULL},
 };
 
-#define GGUF_KIND(kind, type)                                                                                \
-    .arch = (kind), .model_type = (type), .tower_type = (type), .projector = "qwen3vl_merger",               \
-    .tower_names = TOWER_NAMES, .text = qwen_gguf_text, .tower = gguf_tower, .images = read_gguf_images,     \
-    .videos = gguf_videos, .stops = qwen_gguf_stops
 static const struct family_gguf gguf_kinds[] = {
-    {GGUF_KIND("qwen3vl", "qwen3_vl")},
-    {GGUF_KIND("qwen3vlmoe", "qwen3_vl_moe"), .names = qwen_gguf_experts},
+    {QWEN3_VL_GGUF("qwen3vl", "qwen3_vl"), .text = qwen_gguf_text},
+    {QWEN3_VL_GGUF("qwen3vlmoe", "qwen3_vl_moe"), .text = qwen_gguf_text, .names = qwen_gguf_experts},
     {NULL},
 };
 
@@ -165,6 +165,6 @@ const struct family family_qwen3_vl = {
     .image_id = 151655,
     .video_id = 151656,
     .describe = describe,
-    .images = &IMAGES,
+    .images = &qwen3_vl_images,
     .gguf = gguf_kinds,
 };

@@ -68,9 +68,9 @@ static void read_rope_type(struct hf_reader *r, uint32_t dict, const struct hf_t
 
 static void check_sections(struct hf_reader *r, const struct hf_text *t, uint32_t count, const uint32_t *s)
 {
-    if (!r->st && (count != 3 || s[0] == 0 || s[0] + s[1] + s[2] != t->head_dim / 2))
+    if (!r->st && (count != 3 || s[0] == 0 || s[0] + s[1] + s[2] != qwen_rotary(t) / 2))
         hf_error(r, ST_FORMAT, "mrope_section",
-                 "must be three integers, the first not 0, whose sum is half of the head size");
+                 "must be three integers, the first not 0, whose sum is half of what rotates of a head");
 }
 
 static void read_sections(struct hf_reader *r, uint32_t dict, const struct hf_text *t, struct hf_rope *p)
@@ -102,10 +102,14 @@ static void read_rope(struct hf_reader *r, const struct family_type *type, uint3
     hf_double(r, obj, "rope_theta", 1.0, 1e12, &p->theta);
     hf_double(r, params, "rope_theta", 1.0, 1e12, &p->theta);
     hf_double(r, dict, "rope_theta", 1.0, 1e12, &p->theta);
-    double partial = 1; /* may be next to the other keys or among them */
+    double partial = p->partial; /* may be next to the other keys or among them */
     hf_double(r, obj, "partial_rotary_factor", 0, 1, &partial);
     hf_double(r, dict, "partial_rotary_factor", 0, 1, &partial);
-    if (partial != 1) hf_error(r, ST_UNSUPPORTED, "partial_rotary_factor", "only 1 is served");
+    if (p->partial > 0) p->partial = partial;
+    else if (partial > 0 && partial != 1)
+        hf_error(r, ST_UNSUPPORTED, "partial_rotary_factor", "only 1 is served");
+    if (!r->st && p->partial > 0 && (qwen_rotary(t) == 0 || qwen_rotary(t) % 2))
+        hf_error(r, ST_FORMAT, "partial_rotary_factor", "must leave an even number of a head's columns");
     read_rope_type(r, dict, t, p);
     if (type->vision) read_sections(r, dict, t, p);
     t->rope[HF_SLIDING] = *p; /* one table for both kinds of layers */
@@ -113,18 +117,50 @@ static void read_rope(struct hf_reader *r, const struct family_type *type, uint3
 
 /* ---- text ---- */
 
+uint32_t qwen_rotary(const struct hf_text *t)
+{
+    double partial = t->rope[HF_FULL].partial;
+    return partial > 0 ? (uint32_t)(t->head_dim * partial) : t->head_dim;
+}
+
+void qwen_check_recurrent(struct hf_reader *r, const struct hf_text *t)
+{
+    if (!r->st && t->linear_num_value_heads % t->linear_num_key_heads)
+        hf_error(r, ST_FORMAT, "linear_num_value_heads", "must be a multiple of linear_num_key_heads");
+}
+
+/* Every full_attention_interval-th layer is full attention, unless layer_types says otherwise. */
+static void read_recurrent(struct hf_reader *r, uint32_t obj, struct hf_text *t)
+{
+    uint32_t interval = 4;
+    hf_u32(r, obj, "linear_conv_kernel_dim", 2, HF_CONV_KERNEL_MAX, &t->linear_conv_kernel_dim);
+    hf_u32(r, obj, "linear_num_key_heads", 1, SIZE_MAX_HEADS, &t->linear_num_key_heads);
+    hf_u32(r, obj, "linear_num_value_heads", 1, SIZE_MAX_HEADS, &t->linear_num_value_heads);
+    hf_u32(r, obj, "linear_key_head_dim", 1, SIZE_MAX_HEAD_DIM, &t->linear_key_head_dim);
+    hf_u32(r, obj, "linear_value_head_dim", 1, SIZE_MAX_HEAD_DIM, &t->linear_value_head_dim);
+    hf_u32(r, obj, "full_attention_interval", 1, HF_LAYERS_MAX, &interval);
+    qwen_check_recurrent(r, t);
+    if (hf_layer_types(r, obj, HF_LINEAR, t)) return;
+    for (uint32_t n = 0; n < t->num_hidden_layers; n++)
+        t->layer_types[n] = (n + 1) % interval ? HF_LINEAR : HF_FULL;
+}
+
 /* Which layers have a window: Qwen2, Qwen3, Qwen2-VL, Qwen2.5-VL by layer_types or max_window_layers;
  * Qwen3-MoE all or none; Qwen3-VL none. Released files have use_sliding_window false. */
 static void read_windows(struct hf_reader *r, const struct family_type *type, uint32_t obj, struct hf_text *t)
 {
     bool use = false, by_layer = type->text->num_experts == 0;
+    if (type->text->linear_conv_kernel_dim) {
+        read_recurrent(r, obj, t);
+        return;
+    }
     uint32_t first = type->vision ? 80 : 28, key = json_get(r->d, obj, "sliding_window");
     if (type->text->sliding_window == 0) return;
     hf_bool(r, obj, "use_sliding_window", &use);
     hf_u32(r, obj, "sliding_window", use ? 1 : 0, 1u << 30, &t->sliding_window);
     hf_u32(r, obj, "max_window_layers", 0, 1u << 20, &first);
     bool window = use && (key == JSON_NONE || json_kind(r->d, key) != JSON_NULL);
-    if (by_layer && hf_layer_types(r, obj, t)) {
+    if (by_layer && hf_layer_types(r, obj, HF_SLIDING, t)) {
         for (uint32_t n = 0; n < t->num_hidden_layers; n++)
             if (t->layer_types[n] == HF_SLIDING && !window)
                 hf_error(r, ST_FORMAT, "layer_types",
@@ -150,9 +186,14 @@ static void read_experts(struct hf_reader *r, const struct family_type *type, ui
     hf_u32(r, obj, "num_experts", 0, SIZE_MAX_EXPERTS, &t->num_experts);
     hf_u32(r, obj, "num_experts_per_tok", 1, HF_TOPK_MAX, &t->num_experts_per_tok);
     hf_u32(r, obj, "moe_intermediate_size", 1, SIZE_MAX_FF, &t->moe_intermediate_size);
-    hf_u32(r, obj, "decoder_sparse_step", 1, HF_LAYERS_MAX, &step);
-    hf_list(r, obj, "mlp_only_layers", 1u << 20, HF_LAYERS_MAX, dense, &dense_count);
-    if (!type->vision) hf_bool(r, obj, "norm_topk_prob", &t->norm_topk_prob);
+    if (type->text->shared_expert_intermediate_size) {
+        hf_u32(r, obj, "shared_expert_intermediate_size", 1, SIZE_MAX_FF,
+               &t->shared_expert_intermediate_size);
+    } else {
+        hf_u32(r, obj, "decoder_sparse_step", 1, HF_LAYERS_MAX, &step);
+        hf_list(r, obj, "mlp_only_layers", 1u << 20, HF_LAYERS_MAX, dense, &dense_count);
+    }
+    if (!type->text->norm_topk_prob) hf_bool(r, obj, "norm_topk_prob", &t->norm_topk_prob);
     check_experts(r, t);
     for (uint32_t n = 0; n < t->num_hidden_layers; n++)
         t->sparse[n] = t->num_experts > 0 && (n + 1) % step == 0;
@@ -344,10 +385,7 @@ void qwen_read(struct hf_reader *r, const struct family_type *type, struct hf_co
 /* ---- GGUF files ---- */
 
 const struct gguf_name qwen_gguf_experts[] = {
-    {"blk.#.ffn_gate_inp", "model.layers.#.mlp.gate"},
-    {"blk.#.ffn_gate_exps", "model.layers.#.mlp.experts.*.gate_proj"},
-    {"blk.#.ffn_up_exps", "model.layers.#.mlp.experts.*.up_proj"},
-    {"blk.#.ffn_down_exps", "model.layers.#.mlp.experts.*.down_proj"},
+    QWEN_GGUF_EXPERTS,
     {NULL, NULL},
 };
 /* An instruction-tuned model ends with the first, a base model with the second; either stops both. */

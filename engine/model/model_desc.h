@@ -6,14 +6,19 @@
  * exist, any other norm whose name is NULL is skipped:
  *   h = rms(x, input_norm)
  *   q|k|v = h Wqkv (+ bias);  q, k = rope(rms(q, q_norm), rms(k, k_norm));  v = rms(v) with v_norm
- *   a = attention(q, keys, values visible under `window`)
+ *   a = attention(q, keys, values visible under `window`), times sigmoid of the gate that follows each head's
+ *        q if `gated`
+ *        or, with MIXER_DELTA, a gated delta net (kernels/backend.h: conv, delta):
+ *          q|k|v|z = h Wqkv;  beta|a = h Wgates;  q|k|v = conv(q|k|v);  o = delta rule;
+ *          a = rms(o, delta_norm) * silu(z), per value head
  *   x += rms(a Wo (+ bias), post_attn_norm)
  *   h = rms(x, pre_mlp_norm)
  *   x += rms(m, post_mlp_norm),  m = (gate(h Wg) * (h Wu)) Wd
  *        or, with experts, the weighted sum of that over the row's experts; or, with an MLP parallel to the
  *        experts,
  *          rms(MLP(h), shared_norm) + rms(experts(rms(x, expert_norm)), experts_norm),
- *          its router reads rms(x, router_norm / sqrt(C)), and router_scale multiplies its weights
+ *          its router reads rms(x, router_norm / sqrt(C)), and router_scale multiplies its weights;
+ *        or, with shared_gate, MLP(h) * sigmoid(h Wshared_gate) + experts(h)
  *   x += rms((gelu_tanh(x Wg) * p) Wu, token_post_norm), p: the layer's part of the token's own input, with
  *        ple: of each token E = table[id] * token_scale and F = x0 Wp / sqrt(C) (x0: the stream
  *        before the first layer), p = (E + rms(F, token_norm)) / sqrt(2), a norm for each layer's part
@@ -53,7 +58,7 @@ enum desc_activation { ACT_GELU_TANH = 0, ACT_SILU };
  * interleaved: i % 3 == a and i < 3 s[a] -> a for a = 1, 2, else 0. */
 struct desc_rope {
     double theta, factor;
-    uint32_t dim;             /* = head_dim of the layers that use it */
+    uint32_t dim;             /* = head_dim of the layers that use it, or less: its first columns */
     uint32_t unrotated_pairs; /* the last so many frequencies are 0: those pairs don't rotate */
     bool yarn, yarn_truncate;
     double yarn_original, yarn_beta_fast, yarn_beta_slow;
@@ -62,7 +67,16 @@ struct desc_rope {
     bool interleaved;
 };
 
+enum desc_mixer { MIXER_ATTENTION = 0, MIXER_DELTA };
+/* Of all layers with MIXER_DELTA. */
+struct desc_delta {
+    uint32_t key_heads, value_heads, key_dim, value_dim, conv_k;
+    bool tiled;       /* value head h has key head h % key_heads, else h * key_heads / value_heads */
+    bool decay_plain; /* decays are stored as -exp(A_log), not as A_log */
+};
+
 struct desc_layer {
+    enum desc_mixer mixer; /* MIXER_DELTA: of the attention's fields only kv_owner (itself) counts */
     uint32_t heads, kv_heads, head_dim; /* query head h reads kv head h * kv_heads / heads */
     float scale, softcap;               /* of attention scores; softcap 0 = none */
     uint32_t kv_owner; /* the layer whose keys and values it reads: itself, or an earlier one of the same
@@ -70,6 +84,7 @@ struct desc_layer {
     uint32_t window;   /* 0 = full attention; else a query at p sees keys > p - window */
     uint32_t rope;     /* index into desc.ropes */
     bool qkv_bias, o_bias;
+    bool gated;
     bool v_norm;        /* RMS norm of the values, without a weight */
     bool v_from_k;      /* no Wv: the values are h Wk, before norm and RoPE */
     uint32_t ff;        /* of the MLP, or of each expert */
@@ -94,6 +109,9 @@ struct desc_names {
     const char *embed, *head, *final_norm;
     const char *input_norm, *q, *k, *v, *o, *q_norm, *k_norm, *post_attn_norm, *pre_mlp_norm, *gate, *up,
         *down, *post_mlp_norm;
+    const char *conv, *delta_qkv, *delta_z, *delta_beta, *delta_a, *delta_norm, *delta_out; /* stems */
+    const char *delta_decay, *delta_dt_bias;                                                /* whole names */
+    const char *shared_gate;
     const char *router;                                                                /* stem */
     const char *router_norm, *router_scale, *expert_norm, *experts_norm, *shared_norm; /* with a shared MLP;
                                                                                           the first two are
@@ -182,6 +200,7 @@ struct model_desc {
     struct desc_packing packing;
     uint32_t vocab, hidden, layer_count, context_max;
     struct desc_layer *layers; /* [layer_count], owned */
+    struct desc_delta delta;
     uint32_t rope_count;
     uint32_t rope_first; /* rope position of the first token */
     struct desc_rope ropes[DESC_ROPES_MAX];
@@ -211,6 +230,26 @@ void model_desc_free(struct model_desc *d);
 static inline bool desc_owns_keys(const struct model_desc *d, uint32_t n)
 {
     return !d->drafts_for && d->layers[n].kv_owner == n;
+}
+
+/* Columns of the convolution: q, k and v. */
+static inline uint32_t desc_conv_columns(const struct desc_delta *d)
+{
+    return 2 * d->key_heads * d->key_dim + d->value_heads * d->value_dim;
+}
+/* Columns of a layer's first product (Wqkv), and of what its mixer leaves for Wo. */
+static inline uint32_t desc_in_columns(const struct model_desc *d, uint32_t n)
+{
+    const struct desc_layer *l = &d->layers[n];
+    uint32_t own = !desc_owns_keys(d, n) ? 0 : l->v_from_k ? 1 : 2;
+    if (l->mixer == MIXER_DELTA)
+        return desc_conv_columns(&d->delta) + d->delta.value_heads * d->delta.value_dim;
+    return ((l->gated ? 2 : 1) * l->heads + own * l->kv_heads) * l->head_dim;
+}
+static inline uint32_t desc_mixed_columns(const struct model_desc *d, uint32_t n)
+{
+    const struct desc_layer *l = &d->layers[n];
+    return l->mixer == MIXER_DELTA ? d->delta.value_heads * d->delta.value_dim : l->heads * l->head_dim;
 }
 
 /* f32 frequencies as transformers computes them; out [dim/2]. */

@@ -304,11 +304,27 @@ static void cpu__pack(struct backend *b, const struct be_pack_args *a)
     b->kern->pack(b, a);
 }
 
-static void cpu__gelu_mul(struct backend *b, const struct be_gelu_mul_args *a)
+static void cpu__gate(struct backend *b, const struct be_gate_args *a)
 {
-    KN_ASSERT(a->y_stride >= a->c);
-    if (a->t == 0 || a->c == 0) return;
-    b->kern->gelu_mul(b, a);
+    KN_ASSERT(a->x_dtype == BE_F32 || a->x_dtype == b->act);
+    KN_ASSERT(a->x_stride >= (size_t)a->heads * a->d);
+    if (a->t == 0 || a->heads == 0 || a->d == 0) return;
+    b->kern->gate(b, a);
+}
+
+static void cpu__conv(struct backend *b, const struct be_conv_args *a)
+{
+    KN_ASSERT(a->k >= 2 && a->k <= BE_CONV_K_MAX && a->stride >= a->c && a->layer_offset % 64 == 0);
+    if (a->states->seq_count == 0 || a->c == 0) return;
+    b->kern->conv(b, a);
+}
+
+static void cpu__delta(struct backend *b, const struct be_delta_args *a)
+{
+    KN_ASSERT(a->key_heads > 0 && a->value_heads % a->key_heads == 0 && a->layer_offset % 64 == 0);
+    KN_ASSERT(a->key_dim > 0 && a->key_dim <= 1024 && a->value_dim > 0);
+    if (a->states->seq_count == 0) return;
+    b->kern->delta(b, a);
 }
 
 static void cpu__clamp(struct backend *b, const struct be_clamp_args *a)
@@ -529,7 +545,9 @@ const struct be_ops *be_cpu_ops(void)
         .gather = cpu__gather,
         .interpolate = cpu__interpolate,
         .pack = cpu__pack,
-        .gelu_mul = cpu__gelu_mul,
+        .gate = cpu__gate,
+        .conv = cpu__conv,
+        .delta = cpu__delta,
         .clamp = cpu__clamp,
         .route = cpu__route,
         .experts_scratch = cpu_experts_scratch,

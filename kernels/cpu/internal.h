@@ -87,7 +87,9 @@ typedef void cpu_transpose16_fn(const uint32_t *const src[16], size_t words, uin
     X(pool, pool)                                                                                            \
     X(interpolate, interpolate)                                                                              \
     X(pack, pack)                                                                                            \
-    X(gelu_mul, gelu_mul)                                                                                    \
+    X(gate, gate)                                                                                            \
+    X(conv, conv)                                                                                            \
+    X(delta, delta)                                                                                          \
     X(clamp, clamp)                                                                                          \
     X(route, route)                                                                                          \
     X(logit_stats, logits)                                                                                   \
@@ -235,10 +237,26 @@ static inline uint32_t rows_seq(const struct be_rows *r, uint32_t row)
     return lo;
 }
 
-/* Heads in a row of be_qkv_args.qkv. */
+/* Heads of be_qkv_args.qkv before the keys, and in a row. */
+static inline uint32_t qkv_queries(const struct be_qkv_args *a)
+{
+    return a->heads * (a->gated ? 2u : 1u);
+}
 static inline uint32_t qkv_heads(const struct be_qkv_args *a)
 {
-    return a->heads + a->kv.kv_heads * (a->parts == BE_QKV ? 2u : a->parts == BE_QK ? 1u : 0u);
+    return qkv_queries(a) + a->kv.kv_heads * (a->parts == BE_QKV ? 2u : a->parts == BE_QK ? 1u : 0u);
+}
+static inline uint32_t qkv_rotary(const struct be_qkv_args *a)
+{
+    return a->rotary ? a->rotary : a->kv.head_dim;
+}
+
+/* Where layer_offset lies in a state's block; NULL without one. */
+static inline float *state_at(const struct be_states *s, uint32_t block_offset, size_t layer_offset)
+{
+    return block_offset == BE_NO_BLOCK
+               ? NULL
+               : (float *)(void *)((char *)s->arena + (size_t)block_offset * BE_KV_GRAIN + layer_offset);
 }
 
 static inline uint32_t u32_min(uint32_t a, uint32_t b)

@@ -6,8 +6,8 @@
 #define OPS(set)                                                                                             \
     .embed = set##_embed, .norm = set##_norm, .rope = set##_rope, .qkv = set##_qkv,                          \
     .patchify = set##_patchify, .pool = set##_pool, .interpolate = set##_interpolate, .pack = set##_pack,    \
-    .gelu_mul = set##_gelu_mul, .clamp = set##_clamp, .route = set##_route,                                  \
-    .logit_stats = set##_logit_stats, .topk = set##_topk
+    .gate = set##_gate, .conv = set##_conv, .delta = set##_delta, .clamp = set##_clamp,                      \
+    .route = set##_route, .logit_stats = set##_logit_stats, .topk = set##_topk
 
 const struct cpu_kernels cpu_kernels_reference = {
     .name = "reference",

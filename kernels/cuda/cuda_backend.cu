@@ -373,10 +373,24 @@ static void cuda__pack(struct backend *b, const struct be_pack_args *a)
     if (a->t && a->c && !b->failed) cuda_pack(b, a);
 }
 
-static void cuda__gelu_mul(struct backend *b, const struct be_gelu_mul_args *a)
+static void cuda__gate(struct backend *b, const struct be_gate_args *a)
 {
-    CU_ASSERT(a->y_stride >= a->c);
-    if (a->t && a->c && !b->failed) cuda_gelu_mul(b, a);
+    CU_ASSERT(a->x_dtype == BE_F32 || a->x_dtype == b->act);
+    CU_ASSERT(a->x_stride >= (size_t)a->heads * a->d);
+    if (a->t && a->heads && a->d && !b->failed) cuda_gate(b, a);
+}
+
+static void cuda__conv(struct backend *b, const struct be_conv_args *a)
+{
+    CU_ASSERT(a->k >= 2 && a->k <= BE_CONV_K_MAX && a->stride >= a->c && a->layer_offset % 64 == 0);
+    if (a->states->seq_count && a->c && !b->failed) cuda_conv(b, a);
+}
+
+static void cuda__delta(struct backend *b, const struct be_delta_args *a)
+{
+    CU_ASSERT(a->key_heads > 0 && a->value_heads % a->key_heads == 0 && a->layer_offset % 64 == 0);
+    CU_ASSERT(a->key_dim > 0 && a->value_dim > 0);
+    if (a->states->seq_count && !b->failed) cuda_delta(b, a);
 }
 
 static void cuda__clamp(struct backend *b, const struct be_clamp_args *a)
@@ -517,7 +531,9 @@ extern "C" const struct be_ops *CU_BACKEND_ENTRY(void)
     ops.gather = cuda__gather;
     ops.interpolate = cuda__interpolate;
     ops.pack = cuda__pack;
-    ops.gelu_mul = cuda__gelu_mul;
+    ops.gate = cuda__gate;
+    ops.conv = cuda__conv;
+    ops.delta = cuda__delta;
     ops.clamp = cuda__clamp;
     ops.route = cuda__route;
     ops.experts_scratch = cuda_experts_scratch;

@@ -139,7 +139,9 @@ void cuda_pool(struct backend *b, const struct be_pool_args *a);
 void cuda_gather(struct backend *b, const struct be_gather_args *a);
 void cuda_interpolate(struct backend *b, const struct be_interpolate_args *a);
 void cuda_pack(struct backend *b, const struct be_pack_args *a);
-void cuda_gelu_mul(struct backend *b, const struct be_gelu_mul_args *a);
+void cuda_gate(struct backend *b, const struct be_gate_args *a);
+void cuda_conv(struct backend *b, const struct be_conv_args *a);
+void cuda_delta(struct backend *b, const struct be_delta_args *a);
 void cuda_clamp(struct backend *b, const struct be_clamp_args *a);
 void cuda_route(struct backend *b, const struct be_route_args *a);
 size_t cuda_experts_scratch(const struct backend *b, uint32_t t, uint32_t k, uint32_t c, uint32_t ff,

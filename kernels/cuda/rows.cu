@@ -96,14 +96,18 @@ void cuda_rope(struct backend *b, const struct be_rope_args *a)
     cuda_launched(b, "rope");
 }
 
-/* ---- qkv. A warp is one head of one row; lane l has the pairs (i, i + D/2), i = l, l + 32, ... */
+/* ---- qkv. A warp is one head of one row; lane l has the pairs l, l + 32, ...: those that rotate, (i, i +
+ * rotary/2), then the rest */
 
 #define QKV_PAIRS 8 /* of a lane: heads of up to 512 */
 
 struct qkv_job {
     be_rows rows;
     be_kv kv;
-    uint32_t heads, dpad, all, value_from; /* heads in a row of qkv; where its values are */
+    uint32_t heads, dpad, step, all, key_from, value_from; /* heads in a row of qkv: from one query to the
+                                                              next, of all; where its keys and values are */
+    bool own;
+    uint32_t turning; /* pairs */
     bool v_norm;
     const float *qkv, *q_norm, *k_norm, *cos, *sin, *k_shift;
     float eps;
@@ -120,19 +124,22 @@ template <bool BF> static __device__ void qkv_clear(void *part, uint32_t dpad, u
 
 template <bool BF> __global__ __launch_bounds__(128) void qkv_k(qkv_job j)
 {
-    uint32_t d = j.kv.head_dim, pairs = d / 2, groups = j.kv.kv_heads, lane = threadIdx.x % 32;
+    uint32_t d = j.kv.head_dim, pairs = d / 2, groups = j.kv.kv_heads, lane = threadIdx.x % 32,
+             turning = j.turning;
     uint32_t t = blockIdx.x, head = blockIdx.y * 4 + threadIdx.x / 32;
     bool value = head >= j.heads + groups;
-    if (head >= j.heads + (j.all > j.heads ? 2 * groups : 0)) return;
-    const float *x =
-        j.qkv + ((size_t)t * j.all + (value ? head - j.heads - groups + j.value_from : head)) * d;
+    if (head >= j.heads + (j.own ? 2 * groups : 0)) return;
+    uint32_t from = head < j.heads ? head * j.step
+                    : value        ? head - j.heads - groups + j.value_from
+                                   : head - j.heads + j.key_from;
+    const float *x = j.qkv + ((size_t)t * j.all + from) * d;
     const float *weight = head < j.heads ? j.q_norm : value ? nullptr : j.k_norm;
     float lo[QKV_PAIRS], hi[QKV_PAIRS], sum = 0;
     CU_UNROLL
     for (int n = 0; n < QKV_PAIRS; n++) {
         uint32_t i = lane + 32 * (uint32_t)n;
-        lo[n] = i < pairs ? x[i] : 0;
-        hi[n] = i < pairs ? x[i + pairs] : 0;
+        lo[n] = i < pairs ? x[i < turning ? i : i + turning] : 0;
+        hi[n] = i < pairs ? x[i < turning ? i + turning : i + pairs] : 0;
         sum += lo[n] * lo[n];
         sum += hi[n] * hi[n];
     }
@@ -154,22 +161,24 @@ template <bool BF> __global__ __launch_bounds__(128) void qkv_k(qkv_job j)
         uint32_t last = j.rows.seq_row[seq + 1] - 1 - t; /* rows of this call after this one */
         if (slot == 0 && last < CUDA_KV_SLOTS - 1) qkv_clear<BF>(out, j.dpad, last + 1);
     }
-    const float *cs = value || !j.cos ? nullptr : j.cos + (size_t)t * pairs,
-                *sn = cs ? j.sin + (size_t)t * pairs : nullptr,
+    const float *cs = value || !j.cos ? nullptr : j.cos + (size_t)t * turning,
+                *sn = cs ? j.sin + (size_t)t * turning : nullptr,
                 *shift = value || head < j.heads || !j.k_shift ? nullptr : j.k_shift + (head - j.heads) * d;
     CU_UNROLL
     for (int n = 0; n < QKV_PAIRS; n++) {
         uint32_t i = lane + 32 * (uint32_t)n;
         if (i >= pairs) continue;
-        float a = weight ? lo[n] * scale * weight[i] : lo[n],
-              b = weight ? hi[n] * scale * weight[i + pairs] : hi[n];
+        uint32_t i0 = i < turning ? i : i + turning, i1 = i < turning ? i + turning : i + pairs;
+        float a = weight ? lo[n] * scale * weight[i0] : lo[n],
+              b = weight ? hi[n] * scale * weight[i1] : hi[n];
         if (value && j.v_norm) {
             a *= scale;
             b *= scale;
         }
-        float first = cs ? a * cs[i] - b * sn[i] : a, second = cs ? b * cs[i] + a * sn[i] : b;
-        cu_act_put<BF>(out, at + i, shift ? first - shift[i] : first);
-        cu_act_put<BF>(out, at + i + pairs, shift ? second - shift[i + pairs] : second);
+        bool turns = cs && i < turning;
+        float first = turns ? a * cs[i] - b * sn[i] : a, second = turns ? b * cs[i] + a * sn[i] : b;
+        cu_act_put<BF>(out, at + i0, shift ? first - shift[i0] : first);
+        cu_act_put<BF>(out, at + i1, shift ? second - shift[i1] : second);
     }
 }
 
@@ -177,13 +186,17 @@ void cuda_qkv(struct backend *b, const struct be_qkv_args *a)
 {
     uint32_t d = a->kv.head_dim;
     CU_ASSERT(d / 2 <= 32 * QKV_PAIRS);
-    uint32_t own = a->parts == BE_QKV ? 2 : a->parts == BE_QK ? 1 : 0;
+    uint32_t own = a->parts == BE_QKV ? 2 : a->parts == BE_QK ? 1 : 0, step = a->gated ? 2 : 1;
     struct qkv_job j = {*a->rows,
                         a->kv,
                         a->heads,
                         cuda_kv_dpad(b->act, d),
-                        a->heads + own * a->kv.kv_heads,
-                        a->heads + (own == 2 ? a->kv.kv_heads : 0),
+                        step,
+                        step * a->heads + own * a->kv.kv_heads,
+                        step * a->heads,
+                        step * a->heads + (own == 2 ? a->kv.kv_heads : 0),
+                        own > 0,
+                        (a->rotary ? a->rotary : d) / 2,
                         a->v_norm,
                         a->qkv,
                         a->q_norm,
@@ -340,26 +353,43 @@ void cuda_pack(struct backend *b, const struct be_pack_args *a)
 
 /* ---- elements */
 
-template <bool BF> __global__ __launch_bounds__(256) void gelu_mul_k(be_gelu_mul_args a, uint32_t ld)
+static __device__ __forceinline__ float gate_of(be_gate f, float z)
 {
-    ROWS_EACH(i, (size_t)a.t * ld)
-    {
-        size_t t = i / ld, c = i % ld;
-        float v = 0;
-        if (c < a.c) {
-            float z = a.x[t * a.c + c], u2 = z * (1.5957691216057308f + 0.07135481627260025f * (z * z));
-            v = z / (1.0f + expf(-u2)) * a.y[t * a.y_stride + c];
-        }
-        cu_act_put<BF>(a.out, i, v);
+    float u = f == BE_GATE_GELU_TANH ? z * (1.5957691216057308f + 0.07135481627260025f * (z * z)) : z;
+    return (f == BE_GATE_SIGMOID ? 1.0f : z) / (1.0f + expf(-u));
+}
+
+/* A warp is one head of one row; the one after the last head is the padding. */
+template <bool BF, bool XBF> __global__ __launch_bounds__(256) void gate_k(be_gate_args a, uint32_t ld)
+{
+    uint32_t lane = threadIdx.x % 32, h = blockIdx.y * ROW_WARPS + threadIdx.x / 32, c = a.heads * a.d;
+    size_t t = blockIdx.x;
+    if (h > a.heads) return;
+    for (uint32_t i = c + lane; h == a.heads && i < ld; i += 32) cu_act_put<BF>(a.out, t * ld + i, 0.0f);
+    if (h == a.heads) return;
+    const float *gate = a.gate + t * a.gate_stride + (a.gate_row ? 0 : h * a.gate_head);
+    size_t at = t * a.x_stride + (size_t)h * a.d;
+    float sum = 0;
+    for (uint32_t i = lane; a.norm && i < a.d; i += 32) {
+        float x = cu_act_get<XBF>(a.x, at + i);
+        sum += x * x;
+    }
+    float scale = a.norm ? 1.0f / sqrtf(cu_warp_sum(sum) / (float)a.d + a.eps) : 1.0f;
+    for (uint32_t i = lane; i < a.d; i += 32) {
+        float x = cu_act_get<XBF>(a.x, at + i);
+        if (a.norm) x = x * scale * a.norm[i];
+        cu_act_put<BF>(a.out, t * ld + (size_t)h * a.d + i, gate_of(a.f, gate[a.gate_row ? 0 : i]) * x);
     }
 }
 
-void cuda_gelu_mul(struct backend *b, const struct be_gelu_mul_args *a)
+void cuda_gate(struct backend *b, const struct be_gate_args *a)
 {
-    uint32_t ld = (uint32_t)be_ld(a->c), blocks = rows__blocks((size_t)a->t * ld);
-    if (b->act == BE_BF16) CU_LAUNCH((gelu_mul_k<true>), blocks, ROW_THREADS, 0, b->stream, *a, ld);
-    else CU_LAUNCH((gelu_mul_k<false>), blocks, ROW_THREADS, 0, b->stream, *a, ld);
-    cuda_launched(b, "gelu_mul");
+    uint32_t ld = (uint32_t)be_ld((size_t)a->heads * a->d);
+    dim3 grid(a->t, cu_div_up(a->heads + 1, ROW_WARPS));
+    if (b->act != BE_BF16) CU_LAUNCH((gate_k<false, false>), grid, ROW_THREADS, 0, b->stream, *a, ld);
+    else if (a->x_dtype == BE_BF16) CU_LAUNCH((gate_k<true, true>), grid, ROW_THREADS, 0, b->stream, *a, ld);
+    else CU_LAUNCH((gate_k<true, false>), grid, ROW_THREADS, 0, b->stream, *a, ld);
+    cuda_launched(b, "gate");
 }
 
 template <bool BF> __global__ __launch_bounds__(256) void clamp_k(be_clamp_args a, uint32_t columns)

@@ -7,6 +7,8 @@
 #include <string.h>
 
 enum { BUCKETS_FIRST = 1024 };
+/* Of the arena: what saved states may take at first, and how much more after a request that misses one. */
+enum { STATES_FIRST = 4, STATES_MORE = 64 };
 
 enum status radix_create(const struct engine_caps *caps, struct kv_blocks *blocks, uint64_t seed,
                          struct radix_cache **out, struct err *err)
@@ -17,8 +19,12 @@ enum status radix_create(const struct engine_caps *caps, struct kv_blocks *block
     c->blocks = blocks;
     c->seed = seed;
     c->bt = caps->block_tokens;
-    for (uint32_t g = 0; g < caps->group_count; g++) c->sliding |= caps->groups[g].window > 0;
+    c->state_group = ENGINE_GROUPS_MAX;
+    if (caps->groups[caps->group_count - 1].recurrent) c->state_group = --c->caps.group_count;
+    for (uint32_t g = 0; g < c->caps.group_count; g++) c->sliding |= caps->groups[g].window > 0;
     c->top.root = true;
+    c->top.state = ENGINE_NO_BLOCK;
+    c->states_most = caps->arena_grains / STATES_FIRST;
     c->next_id = 1;
     c->bucket_count = BUCKETS_FIRST;
     c->buckets = calloc(c->bucket_count, sizeof(struct radix_node *));
@@ -121,12 +127,25 @@ static uint32_t atomic_end(const struct radix_view *v)
     return v->span_count && v->spans[0].rule == SPAN_PREFIX_LM ? v->spans[0].atomic_end : 0;
 }
 
-/* The longest p at which every group has what the next query needs, and a hit may end. */
-static uint32_t longest_valid(const struct radix_cache *c, const struct radix_view *v, uint32_t p,
-                              uint32_t equal)
+/* The node on the path to n, n included, that ends last at or before p with a saved state; a root: none. */
+static const struct radix_node *last_state(const struct radix_node *n, uint32_t p)
+{
+    while (!n->root && (n->end > p || n->state == ENGINE_NO_BLOCK)) n = n->parent;
+    return n;
+}
+
+/* The longest p at which every group has what the next query needs, and a hit may end. n: where the walk
+ * ended. */
+static uint32_t longest_valid(const struct radix_cache *c, const struct radix_view *v,
+                              const struct radix_node *n, uint32_t p, uint32_t equal)
 {
     for (uint32_t g = 0; g < c->caps.group_count;) {
         p = floor_whole(v, p, equal);
+        if (radix__recurrent(c) && last_state(n, p)->end < p) {
+            p = last_state(n, p)->end;
+            g = 0;
+            continue;
+        }
         uint32_t first, count = radix__window(c, g, p, atomic_end(v), &first), bad = ENGINE_NO_BLOCK;
         for (uint32_t i = first + count; i-- > first;) {
             uint32_t want = (i + 1) * c->bt < p ? (i + 1) * c->bt : p;
@@ -178,19 +197,25 @@ bool radix_match(struct radix_cache *c, const struct radix_view *v, uint32_t lim
     }
     hit->info.equal = pos;
     uint32_t want = pos < limit ? pos : limit, whole = floor_whole(v, want, pos);
-    hit->length = longest_valid(c, v, whole, pos);
+    hit->length = longest_valid(c, v, n, whole, pos);
     hit->info.reused = hit->length;
-    if (hit->length < whole) hit->info.stop = CACHE_STOP_WINDOW;
+    if (radix__recurrent(c) && whole > hit->length) hit->branch = whole;
+    if (radix__recurrent(c) && last_state(n, whole)->end < whole) hit->info.stop = CACHE_STOP_STATE;
+    else if (hit->length < whole) hit->info.stop = CACHE_STOP_WINDOW;
     else if (whole < want) hit->info.stop = CACHE_STOP_SPAN;
     else if (pos >= limit) hit->info.stop = CACHE_STOP_NONE;
     else hit->info.stop = why_stopped(c, n, v, pos, hash);
-    while (!n->root && n->start >= hit->length) n = n->parent;
+    hit->evicted = hit->info.stop == CACHE_STOP_EVICTED;
+    for (; !n->root && n->start >= hit->length; n = n->parent)
+        hit->evicted |= n->state_gone && n->end <= whole;
     hit->node = n;
     for (uint32_t g = 0; g < c->caps.group_count; g++) {
         uint32_t first, count = radix__window(c, g, hit->length, atomic_end(v), &first);
         hit->tables[g] =
             (struct radix_table){.block_offsets = c->scratch[g], .first = first, .end = first + count};
     }
+    if (radix__recurrent(c) && hit->length)
+        hit->tables[c->state_group] = (struct radix_table){.block_offsets = &n->state, .end = 1};
     return true;
 }
 
@@ -314,6 +339,9 @@ bool radix_pin_hit(struct radix_cache *c, const struct radix_view *v, const stru
         ensure_tail(c, n, NULL);
     }
     pin_node(c, pin, n);
+    n->state_base = c->inflation;
+    n->state_hits++;
+    if (hit->evicted) c->states_most += c->caps.arena_grains / STATES_MORE;
     radix__touch(c, n);
     radix__event_flush(c);
     return true;
@@ -397,6 +425,7 @@ uint32_t radix_publish(struct radix_cache *c, const struct radix_view *v, struct
                        uint32_t from, uint32_t to, const struct radix_table tables[], bool checkpoint)
 {
     /* Everything after an image of unknown identity depends on it. */
+    const uint32_t end = to;
     for (uint32_t m = 0; m < v->span_count && v->spans[m].begin < to; m++)
         if (radix__doubtful(&v->spans[m])) to = v->spans[m].begin;
     if (!pin->node || from > to || (from == to && !checkpoint)) return from;
@@ -416,6 +445,8 @@ uint32_t radix_publish(struct radix_cache *c, const struct radix_view *v, struct
     n->last_use = c->clock;
     n->base = c->inflation;
     radix__classify(c, n);
+    if (radix__recurrent(c) && tables[c->state_group].end && pos == end && n->end == end && !n->root)
+        radix__keep_state(c, n, tables[c->state_group].block_offsets[0]);
     radix__event_flush(c);
     return pos;
 }

@@ -25,12 +25,16 @@
  *   tail: blocks of [end-w+1, end), held separately by nodes at whose end hits are likely (prompt end, turn
  *         end, image end, branch point)
  *
+ * Recurrent group: a node may hold the state after its last item. A hit ends only where a state is saved.
+ *
  * Eviction order when memory is short:
  *   1. bodies of sliding groups, least recently used node first, from the front;
  *   2. tails inside a chain (one child: the conversation continued), least recently used first;
- *   3. leaves with all they hold, by recency weighted with recompute cost per byte; ancestors in which no hit
- *      can end are evicted with them;
+ *   3. leaves with all they hold, and states of inner nodes alone, by recency weighted with recompute cost
+ *      per byte; ancestors in which no hit can end are evicted with the leaves;
  *   4. tails of branch points.
+ * Saved states take at most a quarter of the arena, until requests miss one that was evicted: each raises the
+ * limit.
  * A sequence pins the node that its history ends in; blocks that running sequences hold stay allocated,
  * whatever the tree evicts. All choices cost O(log n): four indexed heaps. */
 #ifndef KVASIR_RADIX_CACHE_H
@@ -71,7 +75,10 @@ struct radix_hit {
     struct radix_table
         tables[ENGINE_GROUPS_MAX]; /* blocks that cover the hit (sliding: what the window reaches); the
                                     * cache's scratch, valid until its next call. The last one is partly
-                                    * filled unless length is a multiple of the block size */
+                                    * filled unless length is a multiple of the block size. Recurrent: entry
+                                    * 0 is the state at `length`; none when length is 0 */
+    uint32_t branch; /* recurrent group: where a saved state would make the hit longer; 0: nowhere */
+    bool evicted;    /* it would be longer, were nothing evicted */
     struct sched_cache_info info;
 };
 
@@ -108,8 +115,9 @@ void radix_unpin(struct radix_cache *c, struct radix_pin *pin);
  * exist already keep their blocks, except that missing sliding blocks are filled in; the sequence takes those
  * blocks in exchange for its own (the entries of `tables` change, with their KVB_LIVE holds), so nothing is
  * kept twice. checkpoint: hits are likely to end at `to`: its tail is kept. KV of all positions below `to`
- * must be computed and immutable. Moves the pin. Without memory for nodes the rest stays unpublished. Returns
- * the position up to which the tree knows the sequence. */
+ * must be computed and immutable. The recurrent group's table has the state at `to` as entry 0, if it is to
+ * be saved (checkpoint only). Moves the pin. Without memory for nodes the rest stays unpublished. Returns the
+ * position up to which the tree knows the sequence. */
 uint32_t radix_publish(struct radix_cache *c, const struct radix_view *v, struct radix_pin *pin,
                        uint32_t from, uint32_t to, const struct radix_table tables[], bool checkpoint);
 
@@ -120,7 +128,8 @@ void radix_reset(struct radix_cache *c);
 
 struct radix_stats {
     uint64_t nodes, evicted_nodes, evicted_blocks[ENGINE_GROUPS_MAX];
-    uint64_t items; /* tokens in the tree */
+    uint64_t items;  /* tokens in the tree */
+    uint64_t states; /* saved states of the recurrent group */
 };
 void radix_stats(const struct radix_cache *c, struct radix_stats *out);
 

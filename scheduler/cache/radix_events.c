@@ -200,6 +200,7 @@ static void tell_stored(struct radix_cache *c, struct radix_node *n, uint32_t g,
     c->event_sink.stored(c->event_sink.arg,
                          &(struct cache_stored){.group = g,
                                                 .window = c->caps.groups[g].window,
+                                                .recurrent = g == c->state_group,
                                                 .count = count,
                                                 .first = first,
                                                 .parent = k ? n->marks[k - 1].hash : hash_before(c, n),
@@ -230,6 +231,7 @@ static void tell_removed(struct radix_cache *c, struct radix_node *n, uint32_t g
 static bool held(const struct radix_cache *c, const struct radix_node *n, uint32_t g, uint32_t k)
 {
     uint32_t size = c->event_sink.block_tokens, a = (n->start / size + k) * size, b = a + size;
+    if (g == c->state_group) return n->marks[k].tails[g];
     if (!c->caps.groups[g].window || n->marks[k].tails[g]) return true;
     for (uint32_t i = a / c->bt; i * c->bt < b; i++) {
         uint32_t upto = (i + 1) * c->bt < b ? (i + 1) * c->bt : b;
@@ -261,6 +263,7 @@ static void tell(struct radix_cache *c, struct radix_node *n, uint32_t k, uint32
     if (full < count) tell_group(c, n, full, k, end);
     for (uint32_t g = 0; g < count; g++)
         if (c->caps.groups[g].window) tell_group(c, n, g, k, end);
+    if (radix__recurrent(c)) tell_group(c, n, c->state_group, k, end);
 }
 
 /* The block that begins in n and ends below it. */
@@ -308,15 +311,27 @@ void radix__event_tail(struct radix_cache *c, struct radix_node *n, bool there)
     }
 }
 
+/* A state counts for the last whole block before it. */
+void radix__event_state(struct radix_cache *c, struct radix_node *n, bool there)
+{
+    uint32_t size = c->event_sink.block_tokens, blocks = size ? n->end / size : 0;
+    if (!blocks) return;
+    while (n->start >= blocks * size) n = n->parent;
+    n->marks[blocks - 1 - n->start / size].tails[c->state_group] += there ? 1 : UINT32_MAX;
+    dirty(c, n, (blocks - 1) * size, blocks * size);
+}
+
 void radix__marks_cut(struct radix_cache *c, struct radix_node *n, uint32_t end)
 {
     uint32_t k = radix__marks(c, n->start, end), count = radix__marks(c, n->start, n->end);
-    for (uint32_t g = 0; k < count && g < c->caps.group_count; g++) tell_removed(c, n, g, k, count);
+    for (uint32_t g = 0; k < count && g < c->caps.group_count + radix__recurrent(c); g++)
+        tell_removed(c, n, g, k, count);
 }
 
 void radix__marks_drop(struct radix_cache *c, struct radix_node *n)
 {
     radix__event_tail(c, n, false);
+    if (n->state != ENGINE_NO_BLOCK) radix__event_state(c, n, false);
     radix__marks_cut(c, n, n->start);
     clean(c, n);
 }
@@ -327,9 +342,11 @@ void radix__marks_check(const struct radix_cache *c, const struct radix_node *n,
     ASSERT_CMP(count, <=, n->mark_cap);
     ASSERT(!n->dirty_to);
     while (full < c->caps.group_count && c->caps.groups[full].window) full++;
-    for (uint32_t g = 0; g < c->caps.group_count; g++) {
+    if (n->state != ENGINE_NO_BLOCK && c->event_sink.block_tokens && n->end >= c->event_sink.block_tokens)
+        --*tails;
+    for (uint32_t g = 0; g < c->caps.group_count + radix__recurrent(c); g++) {
         for (uint32_t k = 0; k < count; k++) {
-            bool spoken = g == full || c->caps.groups[g].window;
+            bool spoken = g == full || c->caps.groups[g].window || g == c->state_group;
             ASSERT((n->marks[k].announced >> g & 1) == (spoken && held(c, n, g, k)));
             *tails += n->marks[k].tails[g];
         }

@@ -1,9 +1,10 @@
-/* Eviction when memory is short: four indexed binary heaps; the order is in radix_cache.h. Every operation is
+/* Eviction when memory is short: indexed binary heaps; the order is in radix_cache.h. Every operation is
  * O(log nodes).
  *
  * Leaves are ordered by GreedyDual: rank = inflation at the last use + worth. Worth is the cost to compute
  * the lost data again, per unit of memory, relative to plain text. Inflation rises to the rank of every
- * evicted leaf. With equal worth this is LRU. */
+ * evicted leaf. With equal worth this is LRU. States of inner nodes are ranked in the same way; their worth
+ * is the cost of the tokens after the state before them on the path. */
 #include "scheduler/cache/radix_internal.h"
 
 #include "config/base/assert.h"
@@ -15,6 +16,9 @@
  * token also its share of the tower. */
 static const double ATTENTION_AS_MUCH_AS_REST_AT = 16384, IMAGE_TOKEN_MORE = 4, WORTH_MIN = 0.25,
                     WORTH_MAX = 4;
+/* A state in the middle of a path that has had one hit at most is seldom reused: most often it is the end of
+ * a turn, and the next turn has gone on from it. Others are worth as much as their hits. */
+static const double CHAIN_STATE_PART = 1.0 / 64;
 enum { CHAIN_MAX = 64 }; /* ancestors visited for a leaf's worth */
 
 /* ---- heaps ---- */
@@ -22,7 +26,8 @@ enum { CHAIN_MAX = 64 }; /* ancestors visited for a leaf's worth */
 /* a goes before b. Ties by id: the order never depends on addresses. */
 static bool before(enum radix_heap h, const struct radix_node *a, const struct radix_node *b)
 {
-    if (h == HEAP_LEAF && (a->rank < b->rank || a->rank > b->rank)) return a->rank < b->rank;
+    bool ranked = h == HEAP_LEAF || h == HEAP_STATE;
+    if (ranked && (a->rank < b->rank || a->rank > b->rank)) return a->rank < b->rank;
     if (a->last_use != b->last_use) return a->last_use < b->last_use;
     return a->id < b->id;
 }
@@ -127,38 +132,66 @@ static double grains_of(const struct radix_cache *c, const struct radix_node *n)
                              : blocks;
         grains += (double)count * c->caps.groups[g].block_grains;
     }
+    if (n->state != ENGINE_NO_BLOCK) grains += c->caps.groups[c->state_group].block_grains;
     return grains;
 }
 
-/* Evicting a leaf also makes useless its ancestors up to the next one with a tail, if it is their only child:
- * no hit can end in them. */
+/* Whether a hit can end at n's end. */
+static bool ends_hits(const struct radix_cache *c, const struct radix_node *n)
+{
+    return (!c->sliding || n->has_tail) && (!radix__recurrent(c) || n->state != ENGINE_NO_BLOCK);
+}
+
+/* Worth of data that costs so much to recompute and takes so many grains; plain text: 1 */
+static double per_grain(const struct radix_cache *c, double cost, double grains)
+{
+    double full = 0;
+    for (uint32_t g = 0; g < c->caps.group_count; g++)
+        if (!c->caps.groups[g].window) full += c->caps.groups[g].block_grains;
+    return cost / grains * (full > 0 ? full : 1) / c->bt;
+}
+
+/* Evicting a leaf also makes useless its ancestors up to the next one in which a hit can end, if it is their
+ * only child. */
 static double worth_of(const struct radix_cache *c, const struct radix_node *n)
 {
-    double cost = cost_of(n), grains = grains_of(c, n), full = 0;
+    double cost = cost_of(n), grains = grains_of(c, n);
     const struct radix_node *a = n->parent;
-    for (int i = 0;
-         i < CHAIN_MAX && c->sliding && a && !a->root && a->parent && !a->has_tail && a->child_count == 1;
+    for (int i = 0; i < CHAIN_MAX && a && !a->root && a->parent && !ends_hits(c, a) && a->child_count == 1;
          i++, a = a->parent) {
         cost += cost_of(a);
         grains += grains_of(c, a);
     }
-    for (uint32_t g = 0; g < c->caps.group_count; g++)
-        if (!c->caps.groups[g].window) full += c->caps.groups[g].block_grains;
-    if (full <= 0) full = 1;
-    double worth = grains > 0 ? cost / grains * full / c->bt : WORTH_MAX;
+    double worth = grains > 0 ? per_grain(c, cost, grains) : WORTH_MAX;
     return worth < WORTH_MIN ? WORTH_MIN : worth > WORTH_MAX ? WORTH_MAX : worth;
+}
+
+static double state_rank(const struct radix_cache *c, const struct radix_node *n)
+{
+    double cost = cost_of(n), worth;
+    const struct radix_node *a = n->parent;
+    for (int i = 0; i < CHAIN_MAX && !a->root && a->state == ENGINE_NO_BLOCK; i++, a = a->parent)
+        cost += cost_of(a);
+    bool chain = n->child_count == 1 && !n->pins && n->state_hits < 2;
+    cost *= chain ? CHAIN_STATE_PART : n->state_hits ? n->state_hits : 1;
+    worth = per_grain(c, cost, c->caps.groups[c->state_group].block_grains);
+    return n->state_base + (worth > WORTH_MAX ? WORTH_MAX : worth);
 }
 
 void radix__classify(struct radix_cache *c, struct radix_node *n)
 {
     if (n == &c->top) return;
     bool leaf = n->child_count == 0 && n->pins == 0, tail = holds_tail(n),
-         chain = tail && n->child_count == 1 && n->pins == 0;
-    if (leaf) n->rank = n->base + worth_of(c, n);
+         chain = tail && n->child_count == 1 && n->pins == 0, state = !leaf && n->state != ENGINE_NO_BLOCK;
+    /* A leaf without a state is of no use. */
+    bool useless = radix__recurrent(c) && n->state == ENGINE_NO_BLOCK;
+    if (leaf) n->rank = useless ? 0 : n->base + worth_of(c, n);
+    if (state) n->rank = state_rank(c, n);
     heap_set(c, HEAP_BODY, n, holds_body(c, n));
     heap_set(c, HEAP_CHAIN_TAIL, n, chain);
     heap_set(c, HEAP_LEAF, n, leaf);
     heap_set(c, HEAP_BRANCH_TAIL, n, tail && !chain && !leaf);
+    heap_set(c, HEAP_STATE, n, state);
 }
 
 void radix__touch(struct radix_cache *c, struct radix_node *n)
@@ -184,6 +217,30 @@ void radix__drop_tail(struct radix_cache *c, struct radix_node *n)
         n->tail_count[g] = n->tail_first[g] = 0;
     }
     n->has_tail = false;
+    radix__classify(c, n);
+}
+
+/* The first of a heap of ranks; NULL: empty. Its rank may be too low if a state before it has gone. */
+static struct radix_node *least(struct radix_cache *c, enum radix_heap h)
+{
+    while (c->heaps[h].count) {
+        struct radix_node *n = c->heaps[h].at[0];
+        double was = n->rank;
+        if (radix__recurrent(c)) radix__classify(c, n);
+        if (n->rank <= was || c->heaps[h].at[0] == n) return n;
+    }
+    return NULL;
+}
+
+static void drop_state(struct radix_cache *c, struct radix_node *n)
+{
+    c->inflation = n->rank > c->inflation ? n->rank : c->inflation;
+    radix__event_state(c, n, false);
+    kvb_release(c->blocks, c->state_group, n->state, KVB_CACHED);
+    n->state = ENGINE_NO_BLOCK;
+    n->state_gone = true;
+    c->stats.states--;
+    c->stats.evicted_blocks[c->state_group]++;
     radix__classify(c, n);
 }
 
@@ -213,6 +270,7 @@ static void count_blocks(struct radix_cache *c, const struct radix_node *n)
     uint32_t blocks = radix__blocks(c, n->start, n->end);
     for (uint32_t g = 0; g < c->caps.group_count; g++)
         c->stats.evicted_blocks[g] += c->caps.groups[g].window ? n->body[g] + n->tail_count[g] : blocks;
+    if (n->state != ENGINE_NO_BLOCK) c->stats.evicted_blocks[c->state_group]++;
 }
 
 static void drop_leaf(struct radix_cache *c, struct radix_node *n)
@@ -226,8 +284,9 @@ static void drop_leaf(struct radix_cache *c, struct radix_node *n)
         radix__remove(c, n);
         c->stats.evicted_nodes++;
         if (root || parent == &c->top) return;
-        /* Without a tail and a body no hit can end in the parent: its full blocks are useless. */
-        bool useless = parent->root || (c->sliding && !parent->has_tail && !holds_body(c, parent));
+        /* No hit can end in the parent without a tail and a body, or a state: its full blocks are useless. */
+        bool useless = parent->root || (c->sliding && !parent->has_tail && !holds_body(c, parent)) ||
+                       (radix__recurrent(c) && parent->state == ENGINE_NO_BLOCK);
         if (parent->child_count || parent->pins || !useless) {
             radix__classify(c, parent);
             return;
@@ -236,11 +295,11 @@ static void drop_leaf(struct radix_cache *c, struct radix_node *n)
     }
 }
 
-/* Without sliding groups every part of a prefix is useful: a long leaf loses only its end. */
+/* Without sliding and recurrent groups every part of a prefix is useful: a long leaf loses only its end. */
 static bool cut_leaf(struct radix_cache *c, struct radix_node *n)
 {
     uint32_t blocks = radix__blocks(c, n->start, n->end);
-    if (c->sliding || blocks <= 2 * DROP_BLOCKS) return false;
+    if (c->sliding || radix__recurrent(c) || blocks <= 2 * DROP_BLOCKS) return false;
     uint32_t keep = blocks - DROP_BLOCKS, end = (n->start / c->bt + keep) * c->bt;
     for (uint32_t g = 0; g < c->caps.group_count; g++) {
         for (uint32_t i = keep; i < blocks; i++)
@@ -255,15 +314,38 @@ static bool cut_leaf(struct radix_cache *c, struct radix_node *n)
     return true;
 }
 
+static void evict_ranked(struct radix_cache *c)
+{
+    struct radix_node *leaf = least(c, HEAP_LEAF), *inner = least(c, HEAP_STATE);
+    if (inner && (!leaf || inner->rank < leaf->rank)) drop_state(c, inner);
+    else if (!cut_leaf(c, leaf)) drop_leaf(c, leaf);
+}
+
+void radix__keep_state(struct radix_cache *c, struct radix_node *n, uint32_t state)
+{
+    uint64_t each = c->caps.groups[c->state_group].block_grains;
+    if (n->state != ENGINE_NO_BLOCK) return;
+    while ((c->stats.states + 1) * each > c->states_most &&
+           (c->heaps[HEAP_LEAF].count || c->heaps[HEAP_STATE].count))
+        evict_ranked(c);
+    kvb_acquire(c->blocks, c->state_group, state, KVB_CACHED);
+    n->state = state;
+    n->state_base = c->inflation;
+    n->state_hits = 0;
+    n->state_gone = false;
+    c->stats.states++;
+    radix__event_state(c, n, true);
+    radix__classify(c, n);
+}
+
 static bool evict_one(struct radix_cache *c)
 {
     if (c->heaps[HEAP_BODY].count) {
         drop_body(c, c->heaps[HEAP_BODY].at[0]);
     } else if (c->heaps[HEAP_CHAIN_TAIL].count) {
         radix__drop_tail(c, c->heaps[HEAP_CHAIN_TAIL].at[0]);
-    } else if (c->heaps[HEAP_LEAF].count) {
-        struct radix_node *n = c->heaps[HEAP_LEAF].at[0];
-        if (!cut_leaf(c, n)) drop_leaf(c, n);
+    } else if (c->heaps[HEAP_LEAF].count || c->heaps[HEAP_STATE].count) {
+        evict_ranked(c);
     } else if (c->heaps[HEAP_BRANCH_TAIL].count) {
         radix__drop_tail(c, c->heaps[HEAP_BRANCH_TAIL].at[0]);
     } else {

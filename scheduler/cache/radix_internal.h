@@ -6,7 +6,7 @@
 
 #include "scheduler/cache/radix_cache.h"
 
-enum radix_heap { HEAP_BODY = 0, HEAP_CHAIN_TAIL, HEAP_LEAF, HEAP_BRANCH_TAIL, HEAP_COUNT };
+enum radix_heap { HEAP_BODY = 0, HEAP_CHAIN_TAIL, HEAP_LEAF, HEAP_BRANCH_TAIL, HEAP_STATE, HEAP_COUNT };
 
 /* An image that touches a node, at absolute positions; its rows are numbered from `begin`, which may lie
  * before the node. */
@@ -23,7 +23,8 @@ struct radix_span {
 struct radix_mark {
     uint64_t hash;
     uint32_t announced;                /* bit g: the event sink knows it as stored in group g */
-    uint32_t tails[ENGINE_GROUPS_MAX]; /* sliding groups: tails that hold all of it, of any node */
+    uint32_t tails[ENGINE_GROUPS_MAX]; /* sliding groups: tails that hold all of it, of any node. Recurrent
+                                          group: saved states whose last whole block it is */
 };
 
 struct radix_node {
@@ -32,10 +33,11 @@ struct radix_node {
     uint64_t id;                                     /* never used again */
     uint64_t hash;                                   /* of (parent's id, first item), or of the salt */
     uint32_t start, end;
-    uint32_t child_count, pins;
-    bool root;       /* of a salt; start = end = 0 */
-    bool checkpoint; /* hits are likely to end at `end`: never extended in place */
+    uint32_t child_count, pins, state_hits; /* state_hits: that ended at its state */
+    bool root;                              /* of a salt; start = end = 0 */
+    bool checkpoint;                        /* hits are likely to end at `end`: never extended in place */
     bool has_tail;
+    bool state_gone;  /* its state was evicted */
     uint32_t *tokens; /* [end - start], token_cap entries */
     uint32_t token_cap, block_cap;
     struct radix_span *spans; /* in order */
@@ -46,8 +48,10 @@ struct radix_node {
     uint32_t body[ENGINE_GROUPS_MAX];           /* sliding groups: entries of block_offsets that are there */
     uint32_t *tail[ENGINE_GROUPS_MAX];          /* [tail_count] from block index tail_first on */
     uint32_t tail_first[ENGINE_GROUPS_MAX], tail_count[ENGINE_GROUPS_MAX];
+    uint32_t state; /* the recurrent group's block after `end` tokens; ENGINE_NO_BLOCK: not saved */
     uint64_t last_use;
-    double base, rank;            /* leaves: `inflation` at the last use; base + worth (GreedyDual) */
+    double base, state_base;      /* `inflation` at the last use; at the last hit that ended here */
+    double rank;                  /* leaves: base + worth (GreedyDual); in HEAP_STATE: state_base + worth */
     uint32_t heap_at[HEAP_COUNT]; /* index + 1; 0 = not in it */
     struct radix_mark *marks;     /* [radix__marks(start, end)], mark_cap entries; NULL: no event sink */
     uint32_t mark_cap;
@@ -61,6 +65,8 @@ struct radix_cache {
     uint64_t seed, next_id, clock;
     uint32_t bt;
     bool sliding;          /* there is a group with a window */
+    uint32_t state_group;  /* the recurrent group, which caps.group_count leaves out; ENGINE_GROUPS_MAX: none
+                            */
     struct radix_node top; /* its children are the roots of the salts */
     struct radix_node **buckets;
     uint64_t bucket_count; /* a power of two */
@@ -70,6 +76,7 @@ struct radix_cache {
     } heaps[HEAP_COUNT];
     uint32_t heap_cap; /* of every heap: a node always fits */
     double inflation;
+    uint64_t states_most; /* grains that saved states may take, see radix_pin_hit */
     uint64_t *ghosts; /* fingerprints of (parent, first item) of evicted nodes: only to report why something
                          is missing */
     uint32_t *scratch[ENGINE_GROUPS_MAX], *valid_to[ENGINE_GROUPS_MAX];
@@ -104,6 +111,11 @@ static inline uint32_t radix__marks(const struct radix_cache *c, uint32_t start,
     return n ? end / n - start / n : 0;
 }
 
+static inline bool radix__recurrent(const struct radix_cache *c)
+{
+    return c->state_group < ENGINE_GROUPS_MAX;
+}
+
 /* ---- radix_events.c: no-ops without an event sink ---- */
 bool radix__marks_reserve(const struct radix_cache *c, struct radix_node *n, uint32_t to);
 /* n was extended from `from` on, or created; v: its path. Capacity was reserved. */
@@ -114,6 +126,7 @@ void radix__marks_cut(struct radix_cache *c, struct radix_node *n, uint32_t end)
 void radix__marks_drop(struct radix_cache *c, struct radix_node *n); /* before n and its tail are freed */
 /* n's tail was created, or is about to be freed. */
 void radix__event_tail(struct radix_cache *c, struct radix_node *n, bool there);
+void radix__event_state(struct radix_cache *c, struct radix_node *n, bool there); /* the same of its state */
 /* Sliding blocks of n in positions [from, to) were added or removed. */
 void radix__event_offsets(struct radix_cache *c, struct radix_node *n, uint32_t from, uint32_t to);
 /* Sends all changes to the event sink, at the end of every call that may change something. */
@@ -159,5 +172,7 @@ void radix__classify(struct radix_cache *c,
 void radix__unheap(struct radix_cache *c, struct radix_node *n);
 void radix__touch(struct radix_cache *c, struct radix_node *n); /* n and its ancestors were just used */
 void radix__drop_tail(struct radix_cache *c, struct radix_node *n);
+/* n, which is pinned, takes a state (one more hold), unless it has one; evicts if states take too much. */
+void radix__keep_state(struct radix_cache *c, struct radix_node *n, uint32_t state);
 
 #endif

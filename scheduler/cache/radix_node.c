@@ -197,8 +197,9 @@ static struct radix_node *node_alloc(struct radix_cache *c, uint32_t start, uint
         return NULL;
     }
     n->id = c->next_id++;
+    n->state = ENGINE_NO_BLOCK;
     n->last_use = c->clock;
-    n->base = c->inflation;
+    n->base = n->state_base = c->inflation;
     return n;
 }
 
@@ -418,6 +419,10 @@ void radix__remove(struct radix_cache *c, struct radix_node *n)
             if (n->block_offsets[g][i] != ENGINE_NO_BLOCK)
                 kvb_release(c->blocks, g, n->block_offsets[g][i], KVB_CACHED);
         for (uint32_t i = 0; i < n->tail_count[g]; i++) kvb_release(c->blocks, g, n->tail[g][i], KVB_CACHED);
+    }
+    if (n->state != ENGINE_NO_BLOCK) {
+        kvb_release(c->blocks, c->state_group, n->state, KVB_CACHED);
+        c->stats.states--;
     }
     unlink_child(c, n);
     c->stats.nodes--;

@@ -21,6 +21,8 @@ CASES = {
     "qwen2_5_vl": "qwen/qwen2_5_vl_f32",
     "qwen3_vl": "qwen/qwen3_vl_f32",
     "qwen3_moe": "qwen/qwen3_moe_f32",
+    "qwen3_5": "qwen/qwen3_5_text_f32",
+    "qwen3_5_moe": "qwen/qwen3_5_moe_f32",
     "gemma4": "gemma4/e4b_released_f32",
     "gemma4_moe": "gemma4/moe_released_f32",
     "gemma4_tower": "gemma4/e2b_vision_f32",
@@ -28,9 +30,11 @@ CASES = {
 FUSED = {"qwen2_vl"}  # with q, k and v in one, as the converter's --fuse-qkv has them
 ARCH = {"gemma": "gemma", "gemma2": "gemma2", "gemma3": "gemma3", "gemma3_text": "gemma3", "gemma4": "gemma4",
         "gemma4_text": "gemma4", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3_moe": "qwen3moe",
-        "qwen2_vl": "qwen2vl", "qwen2_5_vl": "qwen2vl", "qwen3_vl": "qwen3vl", "qwen3_vl_moe": "qwen3vlmoe"}
+        "qwen2_vl": "qwen2vl", "qwen2_5_vl": "qwen2vl", "qwen3_vl": "qwen3vl", "qwen3_vl_moe": "qwen3vlmoe",
+        "qwen3_5": "qwen35", "qwen3_5_text": "qwen35", "qwen3_5_moe": "qwen35moe"}
 PROJECTOR = {"gemma3": "gemma3", "qwen2_vl": "qwen2vl_merger", "qwen2_5_vl": "qwen2.5vl_merger",
-             "qwen3_vl": "qwen3vl_merger", "qwen3_vl_moe": "qwen3vl_merger", "gemma4": "gemma4v"}
+             "qwen3_vl": "qwen3vl_merger", "qwen3_vl_moe": "qwen3vl_merger", "qwen3_5": "qwen3vl_merger",
+             "qwen3_5_moe": "qwen3vl_merger", "gemma4": "gemma4v"}
 TEXT = [("embed_tokens_per_layer", "per_layer_token_embd"),
         ("per_layer_model_projection", "per_layer_model_proj"),
         ("per_layer_projection_norm", "per_layer_proj_norm"), ("embed_tokens", "token_embd"),
@@ -43,6 +47,13 @@ TEXT = [("embed_tokens_per_layer", "per_layer_token_embd"),
         ("post_feedforward_layernorm_1", "post_ffw_norm_1"),
         ("post_feedforward_layernorm_2", "post_ffw_norm_2"),
         ("pre_feedforward_layernorm", "ffn_norm"), ("post_feedforward_layernorm", "post_ffw_norm"),
+        ("linear_attn.in_proj_qkv", "attn_qkv"), ("linear_attn.in_proj_z", "attn_gate"),
+        ("linear_attn.in_proj_b", "ssm_beta"), ("linear_attn.in_proj_a", "ssm_alpha"),
+        ("linear_attn.A_log", "ssm_a"), ("linear_attn.dt_bias", "ssm_dt.bias"),
+        ("linear_attn.conv1d", "ssm_conv1d"), ("linear_attn.norm", "ssm_norm"),
+        ("linear_attn.out_proj", "ssm_out"), ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
+        ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"), ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
+        ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
         ("mlp.gate_proj", "ffn_gate"), ("mlp.up_proj", "ffn_up"), ("mlp.down_proj", "ffn_down"),
         ("mlp.gate", "ffn_gate_inp"), ("router.proj", "ffn_gate_inp"), ("router.scale", "ffn_gate_inp.scale"),
         ("router.per_expert_scale", "ffn_down_exps.scale"),
@@ -87,7 +98,7 @@ def rename(name, table):
 
 def add(writer, name, data):
     data = np.atleast_1d(np.ascontiguousarray(data, dtype=np.float32))
-    if data.ndim < 2 or "ffn_gate_inp" in name or "position_embd" in name:
+    if data.ndim < 2 or "ffn_gate_inp" in name or "position_embd" in name or "conv1d" in name:
         writer.add_tensor(name, data)
     elif data.ndim < 4 and data.shape[-1] % 32 == 0:
         kind = gguf.GGMLQuantizationType.Q8_0
@@ -105,10 +116,33 @@ def tokens(folder, count):
     return [names.get(i, f"[PAD{i}]") for i in range(count)]
 
 
+def tiled(data, axis, cfg, size):
+    """Value heads of one key head after another -> the first of each key head, then the second ..."""
+    keys, values = cfg["linear_num_key_heads"], cfg["linear_num_value_heads"]
+    shape = list(data.shape)
+    split = data.reshape(shape[:axis] + [keys, values // keys, size] + shape[axis + 1:])
+    return np.swapaxes(split, axis, axis + 1).reshape(shape)
+
+
+def recurrent(name, data, cfg):
+    """A gated delta net's tensors as the conversion stores them."""
+    size, qk = cfg["linear_value_head_dim"], 2 * cfg["linear_num_key_heads"] * cfg["linear_key_head_dim"]
+    if name.endswith("A_log"):
+        return tiled(-np.exp(data), 0, cfg, 1)
+    if name.endswith(("dt_bias", "in_proj_a.weight", "in_proj_b.weight")):
+        return tiled(data, 0, cfg, 1)
+    if name.endswith("in_proj_z.weight"):
+        return tiled(data, 0, cfg, size)
+    if name.endswith(("in_proj_qkv.weight", "conv1d.weight")):
+        data = data.reshape(len(data), -1)
+        return np.concatenate([data[:qk], tiled(data[qk:], 0, cfg, size)])
+    return tiled(data, 1, cfg, size) if name.endswith("out_proj.weight") else data
+
+
 def write_text(folder, out, top, tensors):
     cfg = top.get("text_config", top)
     arch = ARCH[top["model_type"]]
-    plus_one, four = arch in ("gemma", "gemma2", "gemma3"), arch in ("gemma2", "gemma3", "gemma4")
+    plus_one, four = arch in ("gemma", "gemma2", "gemma3", "qwen35", "qwen35moe"), arch in ("gemma2", "gemma3", "gemma4")
     w = gguf.GGUFWriter(str(out), arch)
     layers, heads = cfg["num_hidden_layers"], cfg["num_attention_heads"]
     rope = cfg.get("rope_parameters") or cfg.get("rope_scaling") or {}
@@ -120,7 +154,7 @@ def write_text(folder, out, top, tensors):
     w.add_head_count(heads)
     w.add_layer_norm_rms_eps(cfg["rms_norm_eps"])
     w.add_rope_freq_base(full.get("rope_theta", cfg.get("rope_theta")))
-    ff, kv, head = cfg["intermediate_size"], cfg["num_key_value_heads"], cfg.get("head_dim")
+    ff, kv, head = cfg.get("intermediate_size", cfg.get("moe_intermediate_size")), cfg["num_key_value_heads"], cfg.get("head_dim")
     if arch == "gemma4":
         shared = cfg.get("num_kv_shared_layers", 0)
         w.add_shared_kv_layers(shared)
@@ -151,14 +185,26 @@ def write_text(folder, out, top, tensors):
     if full.get("rope_type") == "linear":
         w.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         w.add_rope_scaling_factor(full["factor"])
-    if rope.get("mrope_section"):
-        w.add_rope_dimension_sections(rope["mrope_section"] + [0])
+    sections = rope.get("mrope_section")
+    if not sections and arch.startswith("qwen35"):  # equal positions on all axes: any will do
+        half = int(head * full["partial_rotary_factor"]) // 2
+        sections = [half - 2 * (half // 3), half // 3, half // 3]
+    if sections:
+        w.add_rope_dimension_sections(sections + [0])
     experts = cfg.get("num_experts") if cfg.get("enable_moe_block", True) else None
     if experts:
         w.add_expert_count(experts)
         w.add_expert_used_count(cfg.get("num_experts_per_tok") or cfg["top_k_experts"])
         w.add_expert_feed_forward_length(cfg["moe_intermediate_size"])
-    w.add_tokenizer_model("llama" if plus_one or arch == "gemma4" else "gpt2")
+    if "linear_conv_kernel_dim" in cfg:
+        w.add_ssm_conv_kernel(cfg["linear_conv_kernel_dim"])
+        w.add_ssm_state_size(cfg["linear_key_head_dim"])
+        w.add_ssm_group_count(cfg["linear_num_key_heads"])
+        w.add_ssm_time_step_rank(cfg["linear_num_value_heads"])
+        w.add_ssm_inner_size(cfg["linear_value_head_dim"] * cfg["linear_num_value_heads"])
+        w.add_uint32(arch + ".full_attention_interval", types.index("full_attention") + 1)
+        w.add_rope_dimension_count(int(head * full["partial_rotary_factor"]))
+    w.add_tokenizer_model("llama" if plus_one and "qwen" not in arch or arch == "gemma4" else "gpt2")
     w.add_token_list(tokens(folder, cfg["vocab_size"]))
     for role in ("bos", "eos", "pad"):
         i = cfg.get(role + "_token_id", top.get(role + "_token_id"))
@@ -172,8 +218,12 @@ def write_text(folder, out, top, tensors):
         short = short.replace("experts.per_expert_scale", "router.per_expert_scale")
         if "visual" in name or "vision" in name or "multi_modal" in name or "embed_audio" in name:
             continue
-        if plus_one and short.endswith("norm.weight"):
+        if plus_one and short.endswith("norm.weight") and "linear_attn" not in short:
             data = data + 1
+        if "linear_attn" in short:
+            data = recurrent(short, data, cfg)
+        if short.endswith("shared_expert_gate.weight"):
+            data = data[0]
         expert = re.fullmatch(r"layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight", short)
         layer = re.fullmatch(r"layers\.(\d+)\.(.+)", short)
         if expert:
@@ -181,7 +231,12 @@ def write_text(folder, out, top, tensors):
         elif layer and four and layer[2] == "post_attention_layernorm.weight":
             add(w, f"blk.{layer[1]}.post_attention_norm.weight", data)
         elif layer and layer[2] == "post_attention_layernorm.weight":
-            add(w, f"blk.{layer[1]}.ffn_norm.weight", data)
+            add(w, f"blk.{layer[1]}.{'post_attention_norm' if 'qwen35' in arch else 'ffn_norm'}.weight", data)
+        elif layer and layer[2].startswith("mlp.experts.gate_up_proj"):
+            for part, rows in zip(("gate", "up"), np.split(data, 2, axis=1)):
+                add(w, f"blk.{layer[1]}.ffn_{part}_exps.weight", rows)
+        elif layer and layer[2].startswith("mlp.experts.down_proj"):
+            add(w, f"blk.{layer[1]}.ffn_down_exps.weight", data)
         elif layer:
             add(w, f"blk.{layer[1]}." + rename(layer[2], TEXT), data)
         elif short == "norm.weight":

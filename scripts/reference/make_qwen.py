@@ -10,6 +10,7 @@ oddities that it is there for, or whose greedy path or routing has a near-tie, g
 stops. So a golden file that exists also proves something.
 """
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -34,11 +35,16 @@ from transformers.models.qwen3_vl import Qwen3VLProcessor, Qwen3VLVideoProcessor
 import make_qwen_parts as parts  # noqa: E402
 from common import REPO, picture  # noqa: E402
 from make_qwen_checks import Pictures, NotTelling, check_reacts, float_inputs_rounded, need, positions_by_formula, routing_gap  # noqa: E402
-from make_qwen_variants import VARIANTS  # noqa: E402
+from make_qwen_checks import token_by_token  # noqa: E402
+from make_qwen3_5_variants import VARIANTS as VARIANTS_3_5  # noqa: E402
+from make_qwen_variants import VARIANTS as VARIANTS_2_3  # noqa: E402
+
+VARIANTS = VARIANTS_2_3 | VARIANTS_3_5
 
 GENERATED = 32
 PROCESSORS = {"qwen2_vl": (Qwen2VLProcessor, Qwen2VLVideoProcessor), "qwen2_5_vl": (Qwen2_5_VLProcessor, Qwen2VLVideoProcessor),
               "qwen3_vl": (Qwen3VLProcessor, Qwen3VLVideoProcessor), "qwen3_vl_moe": (Qwen3VLProcessor, Qwen3VLVideoProcessor)}
+PROCESSORS |= {"qwen3_5": PROCESSORS["qwen3_vl"], "qwen3_5_moe": PROCESSORS["qwen3_vl"]}
 
 # -------------------------------------------------------------------------------------------------------------- checkpoints
 
@@ -299,15 +305,22 @@ def run_case(n, case, v, tools, tensors):
     low = twin is not None
     need(min(gaps) > (4e-3 if low else 2e-3), f"near-tie: {min(gaps):.5f}")
     need(len(set(new)) >= v.get("distinct", 9), f"greedy text repeats itself: {len(set(new))} different ids of {GENERATED}")
-    ids = p.ids + new
-    lp = logprobs(model, p, ids)
+    ids, recurrent = p.ids + new, "qwen3_5" in v["family"]
+    with token_by_token(model) if recurrent else contextlib.nullcontext():
+        lp = logprobs(model, p, ids)
     top = float(lp.exp().max(-1).values.mean())
     need(top > (0.06 if low else 0.1), f"flat: mean top probability {top:.3f}")
     positions = p.positions(model, ids)
     assert np.array_equal(positions, positions_by_formula(model, p, len(ids))), "another position rule than ours"
-    assert np.array_equal(lp.numpy(), logprobs(model, p, ids, position_ids=torch.from_numpy(positions)[:, None] if "vision" in v
+    plain_lp = logprobs(model, p, ids)
+    assert np.array_equal(plain_lp.numpy(), logprobs(model, p, ids, position_ids=torch.from_numpy(positions)[:, None] if "vision" in v
                                                else torch.from_numpy(positions[:1])).numpy())
-    entry = {"top_probability": round(top, 3), "smallest_gap": round(min(gaps), 5), "reacts": check_reacts(model, v, p, lp, logprobs, positions)}
+    entry = {"top_probability": round(top, 3), "smallest_gap": round(min(gaps), 5),
+             "reacts": check_reacts(model, v, p, plain_lp, logprobs, positions)}
+    if recurrent:  # transformers' own two rules
+        entry["rules_max_delta"] = float(f"{float((plain_lp - lp).abs().max()):.2e}")
+        need(entry["rules_max_delta"] < 5e-5,
+             f"ill-conditioned: the chunked rule differs by {entry['rules_max_delta']}")
     routing = routing_gap(model, lambda: logprobs(model, p, ids))
     if routing is not None:
         entry["routing_gap"] = round(routing, 6)

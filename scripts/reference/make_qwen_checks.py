@@ -1,6 +1,7 @@
 """Does a tiny model react to what its variant is there for? The checks of make_qwen.py: what moves when a picture, its position, a tap,
 a window, an expert or a frequency is wrong. And the position rule, written down once more, by formula."""
 import contextlib
+import sys
 import types
 
 import numpy as np
@@ -62,7 +63,7 @@ class Pictures:
         for begin, end, kind in self.spans():
             k = at[kind]
             t, h, w = (self.grid if kind == 1 else self.video_grid)[k].tolist()
-            alone = kind == 2 and c.model_type.startswith("qwen3_vl")  # a group of frames stands for itself, behind its time stamp
+            alone = kind == 2 and c.model_type.startswith(("qwen3_vl", "qwen3_5"))  # a group of frames stands for itself, behind its time stamp
             pace = 0.0 if kind == 1 or alone else float(np.float32(step) * np.float32(self.seconds[k])) if step else 1.0
             whole, t, first = t, (1 if alone else t), group
             group = group + 1 if alone and group + 1 < whole else 0
@@ -224,6 +225,8 @@ def check_reacts(model, v, p, lp, logprobs, positions):
             moved("no windows", rule, slice(-10, None))
         with changed(c, sliding_window=c.sliding_window + 1):
             moved("window one wider", rule, slice(-10, None))
+    if "linear_attention" in (getattr(c, "layer_types", None) or []):
+        check_recurrence(model, c, moved, rule, all_rows)
     rotary = text.rotary_emb
     if rotary.rope_type == "yarn":
         plain = rotary.compute_default_rope_parameters(c)[0]
@@ -235,6 +238,51 @@ def check_reacts(model, v, p, lp, logprobs, positions):
         return least
     check_pictures(model, v, p, moved, margin, rule, behind, all_rows, positions, rotary)
     return least
+
+
+def delta_layers(model):
+    return [m for m in model.modules() if type(m).__name__.endswith("GatedDeltaNet")]
+
+
+def delta_module(model):
+    """The module whose functions are the two rules."""
+    return sys.modules[delta_layers(model)[0].__module__]
+
+
+@contextlib.contextmanager
+def token_by_token(model):
+    """The recurrent rule in prefill, too."""
+    code = delta_module(model)
+    with changed(code, torch_chunk_gated_delta_rule=code.torch_recurrent_gated_delta_rule):
+        yield
+
+
+def check_recurrence(model, c, moved, rule, all_rows):
+    code = delta_module(model)
+    chunked = code.torch_chunk_gated_delta_rule
+
+    def other(change):
+        def run(q, k, v, g, beta, **more):
+            a = dict(q=q, k=k, v=v, g=g, beta=beta)
+            a |= change(**a)
+            return chunked(a["q"], a["k"], a["v"], g=a["g"], beta=a["beta"], **more)
+        return changed(code, torch_chunk_gated_delta_rule=run)
+
+    times = c.linear_num_value_heads // c.linear_num_key_heads
+    wrong = {"no decay": lambda g, **_: {"g": 0 * g}, "no beta": lambda beta, **_: {"beta": beta * 0 + 0.5}}
+    if times > 1 and c.linear_num_key_heads > 1:
+        wrong["key heads in the other order"] = lambda q, k, **_: {"q": q.repeat(1, 1, times, 1),
+                                                                   "k": k.repeat(1, 1, times, 1)}
+    for what, change in wrong.items():
+        with other(change):
+            moved(what, rule, all_rows)
+    layers = delta_layers(model)
+    weights = [m.conv1d.weight.data.clone() for m in layers]
+    for m in layers:
+        m.conv1d.weight.data[..., :-1] = 0
+    moved("no convolution", rule, all_rows)
+    for m, w in zip(layers, weights):
+        m.conv1d.weight.data.copy_(w)
 
 
 def check_pictures(model, v, p, moved, margin, rule, behind, all_rows, positions, rotary):
@@ -284,9 +332,11 @@ def check_pictures(model, v, p, moved, margin, rule, behind, all_rows, positions
             out.deepstack_features = out.deepstack_features[1:] + out.deepstack_features[:1]
             return out
 
-        with hooked([visual], drop):
-            moved("no DeepStack", rule, all_rows)
-        if len(visual.deepstack_visual_indexes) > 1:
+        taps = getattr(visual, "deepstack_visual_indexes", [])
+        if taps:
+            with hooked([visual], drop):
+                moved("no DeepStack", rule, all_rows)
+        if len(taps) > 1:
             with hooked([visual], turn):
                 moved("DeepStack taps exchanged", rule, all_rows)
     if p.video_pixels is not None:

@@ -109,6 +109,64 @@ TEMPLATE_3 = _TEMPLATE_3.replace("@DEFAULT@", "")
 TEMPLATE_TEXT2 = _TEMPLATE_3.replace("@DEFAULT@", "You help.")
 
 
+# Qwen3.5: a turn is thought over first unless `enable_thinking` is false; tools are called in XML; thoughts of
+# earlier turns are left out.
+TEMPLATE_35 = """{%- macro show(content) -%}
+    {%- if content is string -%}
+        {{ content }}
+    {%- else -%}
+        {%- for part in content -%}
+            {%- if part['type'] == 'image' or 'image' in part or 'image_url' in part -%}
+                {{ '<|vision_start|><|image_pad|><|vision_end|>' }}
+            {%- elif part['type'] == 'video' or 'video' in part -%}
+                {{ '<|vision_start|><|video_pad|><|vision_end|>' }}
+            {%- elif 'text' in part -%}
+                {{ part['text'] }}
+            {%- endif -%}
+        {%- endfor -%}
+    {%- endif -%}
+{%- endmacro -%}
+{%- set lead = show(messages[0]['content']) if messages[0]['role'] == 'system' else '' -%}
+{%- if tools -%}
+    {{ '<|im_start|>system\\n# Tools\\n\\n<tools>' }}
+    {%- for tool in tools -%}{{ '\\n' + (tool | tojson) }}{%- endfor -%}
+    {{ '\\n</tools>\\n\\nCall one like this:\\n<tool_call>\\n<function=NAME>\\n<parameter=KEY>\\nVALUE' }}
+    {{- '\\n</parameter>\\n</function>\\n</tool_call>' }}
+    {%- if lead -%}{{ '\\n\\n' + lead }}{%- endif -%}
+    {{ '<|im_end|>\\n' }}
+{%- elif lead -%}
+    {{ '<|im_start|>system\\n' + lead + '<|im_end|>\\n' }}
+{%- endif -%}
+{%- for turn in messages -%}
+    {%- if turn['role'] == 'user' -%}
+        {{ '<|im_start|>user\\n' + show(turn['content']) + '<|im_end|>\\n' }}
+    {%- elif turn['role'] == 'assistant' -%}
+        {{ '<|im_start|>assistant\\n' + show(turn['content'] or '').split('</think>')[-1].lstrip('\\n') }}
+        {%- for call in turn['tool_calls'] or [] -%}
+            {%- set call = call['function'] or call -%}
+            {{ '\\n<tool_call>\\n<function=' + call['name'] + '>\\n' }}
+            {%- for key, value in call['arguments'] | items -%}
+                {{ '<parameter=' + key + '>\\n' + (value if value is string else value | tojson) }}
+                {{- '\\n</parameter>\\n' }}
+            {%- endfor -%}
+            {{ '</function>\\n</tool_call>' }}
+        {%- endfor -%}
+        {{ '<|im_end|>\\n' }}
+    {%- elif turn['role'] == 'tool' -%}
+        {%- if loop.first or messages[loop.index0 - 1]['role'] != 'tool' -%}
+            {{ '<|im_start|>user' }}
+        {%- endif -%}
+        {{ '\\n<tool_response>\\n' + show(turn['content']) + '\\n</tool_response>' }}
+        {%- if loop.last or messages[loop.index0 + 1]['role'] != 'tool' -%}{{ '<|im_end|>\\n' }}{%- endif -%}
+    {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+    {{ '<|im_start|>assistant\\n<think>\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false -%}{{ '\\n</think>\\n\\n' }}{%- endif -%}
+{%- endif -%}
+"""
+
+
 def tokenizer_json():
     """Byte-level BPE with the components of Qwen's: NFC, its split pattern, 256 bytes, merges learnt from mixed.txt, added tokens last."""
     bpe = Tokenizer(models.BPE(continuing_subword_prefix="", end_of_word_suffix="", fuse_unk=False, byte_fallback=False))
@@ -155,23 +213,27 @@ def fill(model, seed, head=2.6, qk=1.3, mix=1.0, seen=1.6, router=2.5, pos=1.0):
     otherwise a tied head answers every token with the token itself."""
     width = model.config.get_text_config().hidden_size
     unit = width ** -0.5
+    plus = 1.0 if "qwen3_5" in model.config.model_type else 0.0  # its norms multiply by 1 + w
     for name, p in model.named_parameters():
         part = name.split(".")
         last = part[-2] if part[-1] in ("weight", "bias") else part[-1]
         visual, bias = "visual" in part, name.endswith("bias")
         fan = p.shape[-1] ** -0.5
-        if bias:
+        if "linear_attn" in part:
+            w = fill_recurrent(seed, name, p, last, mix * unit * fan)
+        elif bias:
             w = normal(seed, name, p.shape, 0.3 if last in ("q_proj", "k_proj", "v_proj", "qkv") else 0.2)
             if visual and (last == "linear_fc2" and "mlp" not in part or part[-3:-1] == ["mlp", "2"]):
                 w *= unit
         elif last == "embed_tokens" or last == "lm_head":
             w = normal(seed, name, p.shape, unit)
         elif last in ("q_norm", "k_norm"):
-            w = normal(seed, name, p.shape, 0.2, qk)
+            w = normal(seed, name, p.shape, 0.2, qk) - plus
         elif name.endswith("norm.weight") and not visual and last == "norm":
-            w = (head + normal(seed, name, p.shape, 0.15)) * torch.sign(normal(seed, name + " sign", p.shape, 1.0))
+            sign = torch.sign(normal(seed, name + " sign", p.shape, 1.0))
+            w = (head + normal(seed, name, p.shape, 0.15)) * sign - plus
         elif "norm" in last or last == "ln_q":
-            w = normal(seed, name, p.shape, 0.2, 1.0)
+            w = normal(seed, name, p.shape, 0.2, 1.0 if visual else 1.0 - plus)
         elif last == "pos_embed":
             w = normal(seed, name, p.shape, pos)
         elif visual:
@@ -187,6 +249,8 @@ def fill(model, seed, head=2.6, qk=1.3, mix=1.0, seen=1.6, router=2.5, pos=1.0):
             w = normal(seed, name, p.shape, router * fan)
         elif last in ("o_proj", "down_proj"):
             w = normal(seed, name, p.shape, (2.2 if last == "down_proj" else 1.5) * mix * unit * fan)
+        elif last == "shared_expert_gate":
+            w = normal(seed, name, p.shape, 2.0 * fan)
         elif last in ("q_proj", "k_proj"):
             w = normal(seed, name, p.shape, qk * fan)
         elif last in ("v_proj", "gate_proj", "up_proj", "gate_up_proj"):
@@ -195,6 +259,21 @@ def fill(model, seed, head=2.6, qk=1.3, mix=1.0, seen=1.6, router=2.5, pos=1.0):
             raise ValueError(f"no rule for {name} {tuple(p.shape)}")
         p.copy_(w)
     model.tie_weights()
+
+
+def fill_recurrent(seed, name, p, last, out):
+    """Decays from almost none to almost all of a state in a token."""
+    if last == "A_log":
+        return normal(seed, name, p.shape, 1.2, -2.5)
+    if last == "dt_bias":
+        return normal(seed, name, p.shape, 0.5)
+    if last == "norm":
+        return normal(seed, name, p.shape, 0.2, 1.0)
+    if last == "conv1d":
+        return normal(seed, name, p.shape, 1.2 * p.shape[-1] ** -0.5)
+    if last == "out_proj":
+        return normal(seed, name, p.shape, 2.0 * out)
+    return normal(seed, name, p.shape, 1.3 * p.shape[-1] ** -0.5)
 
 
 def film(seed, width, height, frames):

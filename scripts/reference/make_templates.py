@@ -19,6 +19,7 @@ import transformers
 from transformers.utils import chat_template_utils as ctu
 
 from common import CHAT_TEMPLATE as GEMMA3
+from make_qwen_parts import TEMPLATE_35 as QWEN35
 
 HERE = Path(__file__).resolve().parent
 NOW = datetime(2025, 7, 26, 9, 5, 3)
@@ -1083,11 +1084,11 @@ def for_template(messages):
 def tool_cases(names):
     special = {"bos_token": "<bos>", "eos_token": "<eos>"}
     out = []
-    for name in ("qwen2.5", "qwen3-vl", "qwen3", "qwen3-thinking", "gemma4"):
+    for name in ("qwen2.5", "qwen3-vl", "qwen3", "qwen3-thinking", "qwen3.5", "gemma4"):
         for label, messages in TOOL_CHATS.items():
             sets = list(TOOL_SETS) if label in ("question", "system") and name != "gemma4" else ["one", None]
             for tools in sets:
-                for thinking in (None, False, True) if name == "qwen3" else (None,):
+                for thinking in (None, False, True) if name in ("qwen3", "qwen3.5") else (None,):
                     kw = {"add_generation_prompt": messages[-1]["role"] != "assistant", "tools": TOOL_SETS.get(tools)}
                     if thinking is not None:
                         kw["enable_thinking"] = thinking
@@ -1097,11 +1098,11 @@ def tool_cases(names):
 
 def families():
     names = {"gemma3": GEMMA3, "qwen3-vl": QWEN_VL, "qwen2-vl": QWEN2_VL, "thinking": THINKING, "gemma4": GEMMA4, "plain": PLAIN_STRING, "qwen2.5": QWEN25,
-             "qwen3": QWEN3_HYBRID, "qwen3-thinking": QWEN3_THINKING}
+             "qwen3": QWEN3_HYBRID, "qwen3-thinking": QWEN3_THINKING, "qwen3.5": QWEN35}
     special = {"bos_token": "<bos>", "eos_token": "<eos>"}
     out, cont = [], []
     for name, template in names.items():
-        if name in ("qwen3", "qwen3-thinking"):  # of tool_cases
+        if name in ("qwen3", "qwen3-thinking", "qwen3.5"):  # of tool_cases
             continue
         for messages in CHATS.values():
             for kwargs in ({"add_generation_prompt": True}, {"add_generation_prompt": False}, {"add_generation_prompt": True, "tools": [TOOL]},

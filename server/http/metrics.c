@@ -373,13 +373,20 @@ static void groups_text(struct writer *w, const struct sched_stats *st)
 static void kv_text(struct writer *w, const struct sched_stats *st, const struct engine_caps *caps,
                     const struct server *s)
 {
-    uint64_t grains = 0; /* of a block of every group */
+    uint64_t grains = 0; /* of a block of every group but the recurrent one, the last */
+    const uint32_t last = st->group_count ? st->group_count - 1 : 0;
+    const bool recurrent = st->groups[last].recurrent;
     double share = usage(st, caps);
-    for (uint32_t g = 0; g < st->group_count; g++) grains += caps->groups[g].block_grains;
+    for (uint32_t g = 0; g + recurrent < st->group_count; g++) grains += caps->groups[g].block_grains;
     single(w, "vllm:kv_cache_usage_perc",
            "Share of the KV blocks that running sequences use, 0 to 1; of the fullest group.", share);
     single(w, "vllm:gpu_cache_usage_perc", "Deprecated name of vllm:kv_cache_usage_perc.", share);
     groups_text(w, st);
+    if (recurrent) {
+        count(w, "kvasir:saved_states", "Saved states of the recurrent layers.", st->cache_states);
+        count(w, "kvasir:saved_state_bytes", "Memory of the saved states.",
+              st->cache_states * caps->groups[last].block_bytes);
+    }
     count(w, "kvasir:kv_arena_bytes", "Size of the KV arena.", st->arena_grains * caps->grain_bytes);
     count(w, "kvasir:kv_arena_bytes_used", "Bytes of the KV arena in use or cached.",
           st->used_grains * caps->grain_bytes);
@@ -398,6 +405,7 @@ static const char *const cache_stops[] = {[CACHE_STOP_NONE] = "none",
                                           [CACHE_STOP_IMAGE] = "image_differs",
                                           [CACHE_STOP_SPAN] = "inside_image",
                                           [CACHE_STOP_WINDOW] = "sliding_window_gone",
+                                          [CACHE_STOP_STATE] = "no_state_saved",
                                           [CACHE_STOP_EVICTED] = "evicted",
                                           [CACHE_STOP_SALT] = "salt",
                                           [CACHE_STOP_PROMPT] = "prompt_differs",

@@ -45,6 +45,7 @@ enum status kv_put_stored(struct buf *to, uint32_t block_tokens, const struct ca
     struct kv_record r = {.kind = KV_STORED,
                           .group = what->group,
                           .window = what->window,
+                          .recurrent = what->recurrent,
                           .block_tokens = block_tokens,
                           .count = what->count,
                           .first = what->first,
@@ -164,7 +165,7 @@ static void pack_stored(msgpack_packer *p, const struct kv_record *r, struct kv_
     field(p, layout, "group_idx");
     msgpack_pack_uint32(p, r->group);
     field(p, layout, "kv_cache_spec_kind");
-    text(p, r->window ? "sliding_window" : "full_attention");
+    text(p, r->recurrent ? "mamba" : r->window ? "sliding_window" : "full_attention");
     field(p, layout, "kv_cache_spec_sliding_window");
     if (r->window) msgpack_pack_uint32(p, r->window);
     else msgpack_pack_nil(p);

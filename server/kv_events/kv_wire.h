@@ -16,7 +16,7 @@ struct kv_record {
     uint64_t bytes, parent;
     uint32_t kind, group, window, block_tokens;
     uint32_t count, first, image_count;
-    uint32_t salted;
+    uint32_t salted, recurrent;
     /* uint64_t hashes[count];
      * KV_STORED: struct cache_image images[image_count]; uint32_t tokens[count * block_tokens];
      * uint8_t salt[32] */

@@ -73,6 +73,7 @@ def text_start(what, answer):
 
 
 PROBS = {"logprobs": True, "top_logprobs": 5}
+RECURRENT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../golden/qwen/qwen3_5_f32")
 
 
 def test_twice(s):
@@ -396,6 +397,45 @@ def test_reset(s):
     check.equal("same as undisturbed", ask(s, turn("user", "count"), max_tokens=800, ignore_eos=True, n=3)["choices"], done[0]["choices"])
 
 
+def test_recurrent():
+    """Recurrent layers: their state is saved where an answer ends; hits end only at saved states."""
+    s = Server(BINARY, RECURRENT)
+    try:
+        def say(ids, **fields):
+            body = {"prompt": ids, "max_tokens": 6, "temperature": 0, "ignore_eos": True, "logprobs": 3}
+            return s.ok(TEXT, {**body, "return_token_ids": True, "return_cache_info": True, **fields})
+
+        prompt = [20 + i * 7 % 60 for i in range(70)]
+        first = say(prompt)
+        history = prompt + first["choices"][0]["token_ids"]
+        nxt = say(history + [33, 34])
+        check.equal("the next turn goes on from the answer's end", cached(nxt), len(history) - 1)
+        check.equal("and knows why", nxt["cache_info"]["stop"], "end_of_cached")
+        check.true("states are saved", s.metric("kvasir:saved_states") >= 2)
+        check.true("they take memory", s.metric("kvasir:saved_state_bytes") > 0)
+        parts = say(prompt[:40] + [90, 91])
+        info = parts["cache_info"]
+        check.equal("no state inside the prompt", info["stop"], "no_state_saved")
+        check.equal("all before the end is equal", info["equal_tokens"], 40)
+        check.equal("computed again from", info["reuse_ends_at"]["token"], info["reused_tokens"])
+        check.equal("they differ at", info["differs_at"]["token"], 40)
+        same = say(history + [33, 34])
+        check.equal("warm = warm", same["choices"], nxt["choices"])
+        fresh(s)
+        check.true("no state is left", wait_until(lambda: s.metric("kvasir:saved_states") == 0))
+        cold = say(history + [33, 34])
+        check.equal("warm = cold", (cached(cold), cold["choices"]), (0, nxt["choices"]))
+        # An image, then another question about it.
+        turns = [turn("user", image(drawing(1)), words("what is in this picture?"))]
+        a = ask(s, *turns, **PROBS)
+        b = ask(s, *turns, turn("assistant", spoken(a)), turn("user", "and now?"), **PROBS)
+        fresh(s, "reset_prefix_cache", "reset_encoder_cache")
+        c = ask(s, *turns, turn("assistant", spoken(a)), turn("user", "and now?"), **PROBS)
+        check.equal("with an image: warm = cold", (cached(c), c["choices"]), (0, b["choices"]))
+    finally:
+        s.stop()
+
+
 def test_off():
     s = Server(BINARY, DEMO, "--prefix-cache", "off")
     on = Server(BINARY, DEMO)
@@ -600,7 +640,7 @@ if __name__ == "__main__":
     BINARY, DEMO = args.binary, args.demo
     shared = [test_twice, test_completions, test_same_image, test_other_image, test_growing, test_named, test_salt, test_pixels_on_demand, test_concurrent,
               test_metrics, test_reset]
-    alone = [test_off, test_scope, test_admin, test_timeout, test_small_arena]
+    alone = [test_recurrent, test_off, test_scope, test_admin, test_timeout, test_small_arena]
     wanted = [t for t in shared if not args.only or t.__name__ in args.only]
     if wanted:
         server = Server(BINARY, DEMO)

@@ -78,9 +78,10 @@ static void on_stored(void *arg, const struct cache_stored *what)
     struct block_index *x = s->index;
     uint32_t n = x->block_tokens;
     const uint64_t *parent = what->first ? map_find(&x->names, what->parent) : NULL;
-    ASSERT(parent || !what->first || what->window);
+    bool whole = !what->window && !what->recurrent;
+    ASSERT(parent || !what->first || !whole);
     /* With full attention no block exists without its parent. */
-    if (what->first && !what->window) ASSERT(*map_find(&s->announced[what->group], what->parent));
+    if (what->first && whole) ASSERT(*map_find(&s->announced[what->group], what->parent));
     /* Where all layers have windows, a parent may be gone: no prompt leads to such a block. */
     uint64_t key = parent ? *parent : what->first ? hash_mix(~what->parent) : salt_key(what->salt);
     for (uint32_t i = 0; i < what->count; i++) {
@@ -99,7 +100,7 @@ static void on_stored(void *arg, const struct cache_stored *what)
         map_put(&s->announced[what->group], what->hashes[i], 1);
         map_put(&x->names, what->hashes[i], key);
         s->blocks++;
-        s->stored += !what->window;
+        s->stored += whole;
     }
 }
 

@@ -24,6 +24,6 @@ uint32_t block_index_overlap(const struct block_index *x, uint32_t server, uint3
                              const uint64_t *keys, uint32_t count);
 uint64_t block_index_blocks(const struct block_index *x, uint32_t server); /* in all groups */
 uint64_t block_index_stored(const struct block_index *x,
-                            uint32_t server); /* so far, in groups without a window */
+                            uint32_t server); /* so far, of full attention */
 
 #endif

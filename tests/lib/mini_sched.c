@@ -52,6 +52,11 @@ void mini_add(struct mini_sched *m, struct mini_seq *s)
     memcpy(s->tokens, s->prompt, s->prompt_count * sizeof *s->tokens);
     s->done = s->generated = 0;
     for (uint32_t g = 0; g < m->caps.group_count; g++) {
+        for (uint32_t k = 0; k < 2 && m->caps.groups[g].recurrent; k++) {
+            s->states[k] = (uint32_t)m->next_unit;
+            m->next_unit += m->caps.groups[g].block_grains;
+        }
+        if (m->caps.groups[g].recurrent) continue;
         s->tables[g] = calloc(blocks, sizeof **s->tables);
         for (uint32_t b = 0; b < blocks; b++) {
             s->tables[g][b] = (uint32_t)m->next_unit;
@@ -128,6 +133,8 @@ static void make_chunk(struct mini_seq *s, const struct mini_sched *m, struct en
                                .sample = end >= s->prompt_count,
                                .score_first = prefill ? (s->score_first ? s->score_first : 1) : UINT32_MAX,
                                .scores = s->scores + s->done + 1,
+                               .state_from = s->done ? s->states[0] : ENGINE_NO_BLOCK,
+                               .state_to = s->states[s->done % 3 > 0], /* or in place */
                                .spans = s->uses};
     for (uint32_t g = 0; g < m->caps.group_count; g++) r->tables[g] = s->tables[g];
     for (uint32_t i = 0; i < s->image_count; i++) {
@@ -173,6 +180,10 @@ bool mini_step(struct mini_sched *m, struct mini_seq **seqs, uint32_t n)
         struct mini_seq *s = who[i];
         const struct engine_chunk *r = &b.chunks[i];
         s->done = r->position + r->count;
+        if (r->state_to != s->states[0]) {
+            s->states[1] = s->states[0];
+            s->states[0] = r->state_to;
+        }
         if (!r->sample || s->generated >= s->generate) continue;
         s->scores[s->done] = r->out;
         s->tokens[s->done] = s->forced ? s->forced[s->generated] : r->out.id;

@@ -31,6 +31,7 @@ struct mini_seq {
     struct token_out *scores; /* [prompt_count + generate]: about the token at that position; [0] unused */
     /* insides */
     uint32_t *tables[ENGINE_GROUPS_MAX];
+    uint32_t states[2];                /* of a recurrent group: steps read one and write the other */
     struct engine_features **features; /* [image_count] */
     struct engine_span *uses;
 };

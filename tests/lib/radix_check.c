@@ -28,8 +28,9 @@ static void check_heap_flags(const struct radix_cache *c, const struct radix_nod
 {
     for (int h = 0; h < HEAP_COUNT; h++)
         if (n->heap_at[h]) ASSERT(c->heaps[h].at[n->heap_at[h] - 1] == n);
-    ASSERT((n->heap_at[HEAP_LEAF] > 0) == (n->child_count == 0 && n->pins == 0));
-    ASSERT(!n->heap_at[HEAP_LEAF] || n->child_count == 0);
+    bool leaf = n->child_count == 0 && n->pins == 0;
+    ASSERT((n->heap_at[HEAP_LEAF] > 0) == leaf);
+    ASSERT((n->heap_at[HEAP_STATE] > 0) == (!leaf && n->state != ENGINE_NO_BLOCK));
 }
 
 static void check_node(const struct radix_cache *c, const struct radix_node *n, struct holds *h)
@@ -67,13 +68,18 @@ static void check_node(const struct radix_cache *c, const struct radix_node *n, 
         for (uint32_t i = 0; i < n->tail_count[g]; i++) hold(h, g, n->tail[g][i]);
         ASSERT(n->has_tail || n->tail_count[g] == 0);
     }
+    if (n->state != ENGINE_NO_BLOCK) {
+        ASSERT(radix__recurrent(c) && !n->root && n->checkpoint);
+        hold(h, c->state_group, n->state);
+    }
     check_heap_flags(c, n);
 }
 
 void radix_check(const struct radix_cache *c)
 {
     uint64_t nodes = 0, items = 0, tails = 0;
-    struct holds h = {.c = c, .count = calloc(c->caps.arena_grains * c->caps.group_count, sizeof *h.count)};
+    uint32_t groups = c->caps.group_count + radix__recurrent(c);
+    struct holds h = {.c = c, .count = calloc(c->caps.arena_grains * groups, sizeof *h.count)};
     ASSERT(h.count);
     for (struct radix_node *n = c->top.child; n; n = next_node(c, n)) {
         check_node(c, n, &h);
@@ -84,7 +90,7 @@ void radix_check(const struct radix_cache *c)
     ASSERT_CMP(tails, ==, 0);
     ASSERT_CMP(nodes, ==, c->stats.nodes);
     ASSERT_CMP(items, ==, c->stats.items);
-    for (uint32_t g = 0; g < c->caps.group_count; g++) {
+    for (uint32_t g = 0; g < groups; g++) {
         uint64_t alone = 0;
         for (uint64_t u = 0; u < c->caps.arena_grains; u++) {
             uint32_t count = h.count[g * c->caps.arena_grains + u];

@@ -427,14 +427,70 @@ static void st_pack(struct backend *b, const struct be_pack_args *a)
     g.s->ops->pack(g.s->b, &d);
     stage_end(&g);
 }
-static void st_gelu_mul(struct backend *b, const struct be_gelu_mul_args *a)
+static void st_gate(struct backend *b, const struct be_gate_args *a)
 {
-    struct be_gelu_mul_args d = *a;
+    struct be_gate_args d = *a;
     struct stage g = {.s = of(b)};
-    IN(x, (size_t)a->t * a->c * 4);
-    IN(y, ((a->t - 1u) * a->y_stride + a->c) * 4);
-    OUT(out, a->t * be_ld(a->c) * g.s->act_bytes);
-    g.s->ops->gelu_mul(g.s->b, &d);
+    size_t c = (size_t)a->heads * a->d, rows = a->t - 1u;
+    IN(gate, (rows * a->gate_stride + (a->gate_row ? 1 : (a->heads - 1u) * a->gate_head + a->d)) * 4);
+    IN(norm, a->d * sizeof(float));
+    if (a->x == a->out) {
+        INOUT(out, a->t * be_ld(c) * g.s->act_bytes);
+        d.x = d.out;
+    } else {
+        IN(x, (rows * a->x_stride + c) * be_dtype_bytes(a->x_dtype));
+        OUT(out, a->t * be_ld(c) * g.s->act_bytes);
+    }
+    g.s->ops->gate(g.s->b, &d);
+    stage_end(&g);
+}
+
+/* Stages a's states, whose layer takes `bytes` in a block; returns how many rows the arrays reach. */
+static size_t stage_states(struct stage *g, const struct be_states *a, size_t offset, size_t bytes,
+                           struct be_states *out)
+{
+    size_t rows = 0, blocks = 0, n = a->seq_count * sizeof *a->first;
+    *out = *a;
+    for (uint32_t i = 0; i < a->seq_count; i++) {
+        const uint32_t at[] = {a->from[i], a->to[i]};
+        if (a->first[i] + a->count[i] > rows) rows = a->first[i] + a->count[i];
+        for (int k = 0; k < 2; k++)
+            if (at[k] != BE_NO_BLOCK && at[k] >= blocks) blocks = at[k] + (size_t)1;
+    }
+    if (blocks) out->arena = stage(g, a->arena, (blocks - 1) * BE_KV_GRAIN + offset + bytes, STAGE_INOUT);
+    out->first = stage(g, a->first, n, STAGE_IN);
+    out->count = stage(g, a->count, n, STAGE_IN);
+    out->kept = stage(g, a->kept, n, STAGE_IN);
+    out->from = stage(g, a->from, n, STAGE_IN);
+    out->to = stage(g, a->to, n, STAGE_IN);
+    return rows;
+}
+static void st_conv(struct backend *b, const struct be_conv_args *a)
+{
+    struct be_conv_args d = *a;
+    struct be_states states;
+    struct stage g = {.s = of(b)};
+    size_t rows = stage_states(&g, a->states, a->layer_offset, be_conv_bytes(a->c, a->k), &states);
+    d.states = &states;
+    IN(weight, (size_t)a->k * a->c * 4);
+    INOUT(x, ((rows - 1) * a->stride + a->c) * 4);
+    g.s->ops->conv(g.s->b, &d);
+    stage_end(&g);
+}
+static void st_delta(struct backend *b, const struct be_delta_args *a)
+{
+    struct be_delta_args d = *a;
+    struct be_states states;
+    struct stage g = {.s = of(b)};
+    size_t columns = 2 * (size_t)a->key_heads * a->key_dim + (size_t)a->value_heads * a->value_dim,
+           rows = stage_states(&g, a->states, a->layer_offset,
+                               be_delta_bytes(a->value_heads, a->key_dim, a->value_dim), &states);
+    d.states = &states;
+    IN(decay, a->value_heads * sizeof(float));
+    IN(dt_bias, a->value_heads * sizeof(float));
+    INOUT(qkv, ((rows - 1) * a->stride + columns) * 4);
+    INOUT(gates, rows * 2 * a->value_heads * 4);
+    g.s->ops->delta(g.s->b, &d);
     stage_end(&g);
 }
 static void st_clamp(struct backend *b, const struct be_clamp_args *a)
@@ -546,7 +602,9 @@ const struct be_ops *staged_ops(const struct be_ops *ops)
         .gather = st_gather,
         .interpolate = st_interpolate,
         .pack = st_pack,
-        .gelu_mul = st_gelu_mul,
+        .gate = st_gate,
+        .conv = st_conv,
+        .delta = st_delta,
         .clamp = st_clamp,
         .route = st_route,
         .experts_scratch = st_experts_scratch,

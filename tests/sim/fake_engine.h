@@ -3,6 +3,10 @@
  * the next token is a hash of all slots that a query sees. So a block that is wrongly shared, released too
  * early, stale or mis-positioned changes an output. Included by one .c file per test program.
  *
+ * A recurrent group has one state: a hash chain of all items, in the first slot of its block. A state that is
+ * read at a wrong position, or that another chunk writes in the same step, is a broken rule; a wrong one
+ * changes every later output.
+ *
  * Positions: an image of n tokens advances the position by less than n (as with multi-axis positions), so
  * the position of a token is not its index; the slot before tells it. Features are a hash of the pixels. */
 #ifndef KVASIR_FAKE_ENGINE_H
@@ -23,6 +27,7 @@ enum fake_fault {
     FAKE_NO_COPY = 2,     /* engine_kv_copy does nothing */
     FAKE_POSITION_IS_COUNT =
         4, /* the first token of a chunk that follows cached ones: its position is its index */
+    FAKE_STATE_OF_DRAFTS = 8, /* the state has rejected draft tokens in it */
 };
 struct fake_slot {
     uint64_t value;
@@ -39,6 +44,8 @@ struct engine {
     struct fake_slot *slots; /* [arena_grains * block_tokens]; a block's slots begin at its grain's. NULL: no
                                 contents, tokens from the history's end alone */
     uint32_t *writer;        /* [arena_grains] run (index + 1) of this step that writes into the block */
+    uint32_t paged;          /* groups but a recurrent one */
+    uint64_t *chain; /* [batch_tokens_max + 1] of the chunk: the state before each of its items, and behind */
     uint32_t eos, vocab;
     uint32_t faults; /* enum fake_fault */
     bool lenient;    /* a planted fault somewhere: what is broken is counted instead of fatal */
@@ -59,8 +66,8 @@ struct engine {
      * draft tokens are right. */
     struct fake_drawn {
         uint32_t token, at;
-        uint64_t seed;
-    } * drawn; /* [sequences_max] */
+        uint64_t seed, state; /* state: in front of the token */
+    } * drawn;                /* [sequences_max] */
     uint32_t draft_right;
     uint64_t drafts;
 };
@@ -97,19 +104,22 @@ static inline void fake_open(struct engine *e, bool contents)
     for (uint32_t g = 0; g < e->caps.group_count; g++) {
         struct engine_kv_group *k = &e->caps.groups[g];
         k->block_bytes = (uint64_t)k->block_grains * FAKE_GRAIN_BYTES;
-        k->bytes_per_token = k->block_bytes / e->caps.block_tokens;
+        k->bytes_per_token = k->recurrent ? 0 : k->block_bytes / e->caps.block_tokens;
+        e->paged += !k->recurrent;
     }
     if (e->caps.drafts) e->drawn = calloc(e->caps.sequences_max, sizeof *e->drawn);
     if (!contents) return;
     e->slots = calloc(e->caps.arena_grains * e->caps.block_tokens, sizeof *e->slots);
     e->writer = calloc(e->caps.arena_grains, sizeof *e->writer);
-    ASSERT(e->slots && e->writer);
+    e->chain = calloc(e->caps.batch_tokens_max + 1, sizeof *e->chain);
+    ASSERT(e->slots && e->writer && e->chain);
 }
 static inline void fake_close(struct engine *e)
 {
     ASSERT_CMP(e->live_features, ==, 0);
     free(e->slots);
     free(e->writer);
+    free(e->chain);
     free(e->drawn);
 }
 
@@ -197,7 +207,7 @@ static uint32_t fake_position(struct engine *e, const struct engine_chunk *r, ui
 {
     if (p == 0) return 0;
     if (e->faults & FAKE_POSITION_IS_COUNT && p == r->position) return p;
-    for (uint32_t g = 0; g < e->caps.group_count; g++) {
+    for (uint32_t g = 0; g < e->paged; g++) {
         if (e->caps.groups[g].window == 1) continue;
         const struct fake_slot *s = fake_slot(e, g, r, p - 1);
         if (!s) continue;
@@ -211,7 +221,8 @@ static void fake_write(struct engine *e, struct engine_chunk *r, uint32_t p, uin
                        uint32_t advance)
 {
     uint32_t position = fake_position(e, r, p);
-    for (uint32_t g = 0; g < e->caps.group_count; g++) {
+    e->chain[p + 1 - r->position] = fake_mix(e->chain[p - r->position] ^ item);
+    for (uint32_t g = 0; g < e->paged; g++) {
         const struct fake_slot *before =
             p > 0 && e->caps.groups[g].window != 1 ? fake_slot(e, g, r, p - 1) : NULL;
         struct fake_slot *s = fake_slot(e, g, r, p);
@@ -248,10 +259,33 @@ static uint64_t fake_whole(struct engine *e, const struct engine_chunk *r)
     return h | 1;
 }
 
+static struct fake_slot *fake_state(struct engine *e, uint32_t block)
+{
+    ASSERT_CMP(block + e->caps.groups[e->paged].block_grains, <=, e->caps.arena_grains);
+    return &e->slots[(size_t)block * e->caps.block_tokens];
+}
+/* The state after the chunk's tokens that count. */
+static void fake_write_state(struct engine *e, const struct engine_chunk *r)
+{
+    uint32_t n = r->count;
+    if (e->paged == e->caps.group_count) return;
+    if (r->proposed && !(e->faults & FAKE_STATE_OF_DRAFTS)) n -= r->proposed - (r->drawn_count - 1);
+    *fake_state(e, r->state_to) =
+        (struct fake_slot){.value = e->chain[n], .next = r->position + n, .written = true};
+    if (e->faults & FAKE_STATE_OF_DRAFTS && r->proposed)
+        fake_state(e, r->state_to)->next -= r->proposed - (r->drawn_count - 1);
+}
+
 static void fake_chunk(struct engine *e, struct engine_chunk *r)
 {
     uint32_t end = r->position + r->count;
     uint64_t whole = fake_whole(e, r);
+    e->chain[0] = 1;
+    if (e->paged < e->caps.group_count && r->position) {
+        const struct fake_slot *state = fake_state(e, r->state_from);
+        FAKE_CHECK(e, state->written && state->next == r->position);
+        e->chain[0] = state->value;
+    }
     for (uint32_t p = r->position; p < end; p++) {
         const struct engine_span *s;
         uint64_t item = fake_item(r, p, &s);
@@ -270,7 +304,7 @@ static uint32_t fake_draw(struct engine *e, const struct engine_chunk *r, uint32
     const struct engine_span *in;
     (void)fake_item(r, end - 1, &in);
     bool whole = in && in->rule == SPAN_PREFIX_LM; /* it sees all in front of it, in sliding groups too */
-    for (uint32_t g = 0; g < e->caps.group_count && e->slots; g++) {
+    for (uint32_t g = 0; g < e->paged && e->slots; g++) {
         uint32_t window = e->caps.groups[g].window, more = window && e->faults & FAKE_WINDOW_MORE;
         uint32_t low = whole ? in->atomic_begin : fake_reach(window, end - 1);
         for (uint32_t p = whole ? low : fake_reach(window + more, end - 1); p < end; p++) {
@@ -279,6 +313,7 @@ static uint32_t fake_draw(struct engine *e, const struct engine_chunk *r, uint32
             if (s && p >= low) h = fake_mix(h ^ s->value);
         }
     }
+    if (e->slots && e->paged < e->caps.group_count) h = fake_mix(h ^ e->chain[end - r->position]);
     if (!e->slots) h ^= fake_mix(r->tokens[end - 1] + ((uint64_t)end << 32));
     uint32_t id = fake_derive(e, h);
     for (uint32_t k = 0; end < r->banned_until && k < r->banned_count; k++)
@@ -294,7 +329,9 @@ static void fake_sample(struct engine *e, struct engine_chunk *r)
         struct token_out *out = r->proposed ? &r->drawn[r->drawn_count] : &r->out;
         *out = (struct token_out){.id = id};
         r->drawn_count++;
-        if (e->drawn) e->drawn[r->draft_slot] = (struct fake_drawn){id, at, r->sampling->seed};
+        if (e->drawn)
+            e->drawn[r->draft_slot] =
+                (struct fake_drawn){id, at, r->sampling->seed, e->slots ? e->chain[at - r->position] : 0};
         if (r->drawn_count <= r->proposed && id != r->tokens[at]) return;
     }
 }
@@ -306,8 +343,14 @@ static void fake_check_writes(struct engine *e, const struct engine_batch *b)
     for (uint32_t pass = 0; pass < 3; pass++) {
         for (uint32_t i = 0; i < b->chunk_count; i++) {
             const struct engine_chunk *r = &b->chunks[i];
+            if (e->paged < e->caps.group_count) {
+                uint32_t *at = &e->writer[r->state_to], from = r->position ? r->state_from : r->state_to;
+                if (pass == 0) FAKE_CHECK(e, *at == 0);
+                if (pass == 1) FAKE_CHECK(e, e->writer[from] == 0 || e->writer[from] == i + 1);
+                *at = pass == 2 ? 0 : i + 1;
+            }
             uint32_t from = r->position / bt, to = (r->position + r->count - 1) / bt;
-            for (uint32_t g = 0; g < e->caps.group_count; g++) {
+            for (uint32_t g = 0; g < e->paged; g++) {
                 uint32_t first = pass == 1 ? fake_reach(e->caps.groups[g].window, r->position) / bt : from;
                 for (uint32_t k = first; k <= to; k++) {
                     uint32_t block_offset = r->tables[g][k];
@@ -355,13 +398,18 @@ enum status engine_submit(struct engine *e, struct engine_batch *b, struct err *
     ASSERT_CMP(b->chunk_count, <=, e->caps.sequences_max);
     e->steps++;
     e->rows += tokens;
-    if (fake_once_in(e, e->step_fails_every)) return err_set(err, ST_NOMEM, "injected fault");
+    if (fake_once_in(e, e->step_fails_every)) {
+        for (uint32_t i = 0; i < b->chunk_count && e->slots && e->paged < e->caps.group_count; i++)
+            fake_state(e, b->chunks[i].state_to)->written = false; /* half of it */
+        return err_set(err, ST_NOMEM, "injected fault");
+    }
     if (e->slots) fake_check_writes(e, b);
     for (uint32_t i = 0; i < b->chunk_count; i++) {
         struct engine_chunk *r = &b->chunks[i];
         if (e->on_chunk) e->on_chunk(r);
         if (e->slots) fake_chunk(e, r);
         if (r->sample) fake_sample(e, r);
+        if (e->slots) fake_write_state(e, r);
     }
     return ST_OK;
 }
@@ -384,12 +432,13 @@ static uint32_t fake_foresee(struct engine *e, const struct engine_chunk *r, uin
                              uint32_t at, uint64_t mine[][FAKE_DRAFT_MAX])
 {
     uint64_t h = seed;
-    for (uint32_t g = 0; g < e->caps.group_count; g++)
+    for (uint32_t g = 0; g < e->paged; g++)
         for (uint32_t p = fake_reach(e->caps.groups[g].window, at); p <= at; p++) {
             const struct fake_slot *s = p < first ? fake_slot(e, g, r, p) : NULL;
             if (s) FAKE_CHECK(e, s->written);
             h = fake_mix(h ^ (s ? s->value : mine[g][p - first]));
         }
+    if (e->paged < e->caps.group_count) h = fake_mix(h ^ mine[e->paged][at - first]);
     return fake_derive(e, h);
 }
 /* Right draft tokens are those of a sequence alone; wrong ones are any ids. */
@@ -402,14 +451,17 @@ enum status engine_draft(struct engine *e, const struct engine_draft *d, uint32_
         const struct fake_drawn *w = &e->drawn[d[i].slot];
         struct engine_chunk r = {.position = d[i].position};
         FAKE_CHECK(e, w->token == d[i].token && w->at == d[i].position && d[i].position > 0);
-        for (uint32_t g = 0; g < e->caps.group_count; g++) r.tables[g] = d[i].tables[g];
+        for (uint32_t g = 0; g < e->paged; g++) r.tables[g] = d[i].tables[g];
         uint32_t first = d[i].position, position = e->slots ? fake_position(e, &r, first) : 0;
         for (uint32_t k = 0; k < d[i].count; k++, e->drafts++) {
-            for (uint32_t g = 0; g < e->caps.group_count && e->slots; g++) {
+            uint32_t item = k ? d[i].out[k - 1] : d[i].token;
+            if (e->paged < e->caps.group_count)
+                mine[e->paged][k] = fake_mix((k ? mine[e->paged][k - 1] : w->state) ^ item);
+            for (uint32_t g = 0; g < e->paged && e->slots; g++) {
                 bool alone = e->caps.groups[g].window == 1;
                 const struct fake_slot *s = alone || k ? NULL : fake_slot(e, g, &r, first - 1);
                 uint64_t before = s ? s->value : alone || !k ? g : mine[g][k - 1];
-                mine[g][k] = fake_item_value(k ? d[i].out[k - 1] : d[i].token, position + k, before);
+                mine[g][k] = fake_item_value(item, position + k, before);
             }
             e->random = fake_mix(e->random);
             bool right = e->slots && (e->random >> 20) % 100 < e->draft_right;
@@ -455,17 +507,18 @@ static inline void fake_oracle(const struct engine *e, const struct prompt *prom
     *out = (struct fake_answer){.tokens = malloc((tokens_max + 1) * sizeof(uint32_t))};
     for (uint32_t g = 0; g < e->caps.group_count; g++) values[g] = malloc(room * sizeof(uint64_t));
     const struct prompt_span *s = NULL;
-    uint64_t whole = 0;
+    uint64_t whole = 0, state = 1;
     bool prefix = prompt->span_count && prompt->spans[0].rule == SPAN_PREFIX_LM;
     for (uint32_t p = 0; prefix && p < prompt->spans[0].atomic_end; p++)
         whole = fake_mix(whole ^ fake_prompt_item(prompt, p, &s));
     for (uint32_t p = 0; p < n + tokens_max; p++) {
         if (p >= n) {
             uint64_t h = seed;
-            for (uint32_t g = 0; g < e->caps.group_count; g++)
+            for (uint32_t g = 0; g < e->paged; g++)
                 for (uint32_t k = prefix && p == n ? 0 : fake_reach(e->caps.groups[g].window, p - 1); k < p;
                      k++)
                     h = fake_mix(h ^ values[g][k]);
+            if (e->paged < e->caps.group_count) h = fake_mix(h ^ state);
             uint32_t id = fake_derive(e, h);
             if (out->count < tokens_min) {
                 if (id == stop_id) id = fake_instead(e, id);
@@ -481,7 +534,8 @@ static inline void fake_oracle(const struct engine *e, const struct prompt *prom
         if (p >= n) s = NULL;
         if (s && s->image) advance = p + 1 == s->end ? fake_advance(s->end - s->begin) : 0;
         if (s && s->rule == SPAN_PREFIX_LM) item = fake_mix(item ^ (whole | 1));
-        for (uint32_t g = 0; g < e->caps.group_count; g++)
+        state = fake_mix(state ^ item);
+        for (uint32_t g = 0; g < e->paged; g++)
             values[g][p] = fake_item_value(item, position,
                                            p > 0 && e->caps.groups[g].window != 1 ? values[g][p - 1] : g);
         position += advance;

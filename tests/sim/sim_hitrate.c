@@ -18,10 +18,14 @@
 #include <cmocka.h>
 
 enum { SESSIONS_MAX = 128, ORDER_MAX = 1024 };
+/* Qwen3.5-0.8B in units of 128 KiB: 6 full layers with 2 heads of 256 in bf16, 12 KiB a token; 18 gated delta
+ * nets with 20 MiB of state in f32. */
+enum { HYBRID_FULL_UNITS = 3, STATE_UNITS = 160 };
 
 /* ---- one run ---- */
 struct result {
     uint64_t hit, asked, full_blocks, arena;
+    double states; /* most of the arena that saved states took, of 1 */
     uint32_t zeros, refused, longest;
 };
 
@@ -30,18 +34,20 @@ static void submit_turn(struct scheduler *s, const struct trace *t, struct sessi
     struct err err;
     struct seq_id id;
     begin_turn(t, q);
-    ASSERT(sched_submit(s, &q->seq, &id, &err) == ST_OK);
+    if (sched_submit(s, &q->seq, &id, &err)) fail_msg("%s", err.msg);
     r->asked += q->prompt.token_count;
     if (q->prompt.token_count + t->answer > r->longest) r->longest = q->prompt.token_count + t->answer;
 }
 
 static struct session *all_sessions;
-static struct result run_trace(const struct trace *t, uint32_t window, uint64_t arena)
+static struct result run_caps(const struct trace *t, const struct engine_caps *caps)
 {
-    struct engine e = {.vocab = 60000, .eos = 1};
-    e.caps = sim_caps(window, arena, 16);
+    struct engine e = {.vocab = 60000, .eos = 1, .caps = *caps};
+    uint64_t arena = caps->arena_grains;
+    e.takes.fixed = 20000; /* where states are saved depends on it: a model of 0.8B on a CPU */
+    e.takes.row = 1000;
     fake_open(&e, false);
-    struct sched_options opt = {.prefill_chunk = CHUNK, .hash_seed = 1};
+    struct sched_options opt = {.prefill_chunk = CHUNK, .hash_seed = 1, .clock = fake_clock, .clock_arg = &e};
     struct scheduler *s;
     struct err err;
     struct result r = {.arena = arena};
@@ -60,6 +66,10 @@ static struct result run_trace(const struct trace *t, uint32_t window, uint64_t 
         }
         sched_step(s, ++now);
         struct sched_event ev;
+        struct sched_stats now_st;
+        sched_stats(s, &now_st);
+        double states = (double)now_st.cache_states * STATE_UNITS / (double)arena;
+        if (states > r.states) r.states = states;
         while (sched_poll(s, &ev)) {
             struct session *q = ev.user;
             if (!take_event(t, &ev)) continue;
@@ -77,6 +87,11 @@ static struct result run_trace(const struct trace *t, uint32_t window, uint64_t 
     sched_destroy(s);
     fake_close(&e);
     return r;
+}
+static struct result run_trace(const struct trace *t, uint32_t window, uint64_t arena)
+{
+    struct engine_caps caps = sim_caps(window, arena, 16);
+    return run_caps(t, &caps);
 }
 
 static void test_hit_rates(void **state)
@@ -136,9 +151,61 @@ static void test_T28_round_robin_keeps_hitting(void **state)
     free(all_sessions);
 }
 
+static struct result run_hybrid(const struct trace *t, uint64_t arena, bool recurrent)
+{
+    struct engine_caps caps = sim_caps(0, arena, 16);
+    caps.groups[0].block_grains = HYBRID_FULL_UNITS;
+    caps.groups[1] = (struct engine_kv_group){.recurrent = true, .layers = 18, .block_grains = STATE_UNITS};
+    caps.group_count = 1 + recurrent;
+    return run_caps(t, &caps);
+}
+
+/* Beside a model of full attention alone in the same arena. Four times what all keys and values take: the
+ * states of all conversations that go on are a quarter of that or less. */
+static void test_recurrent_layers(void **state)
+{
+    (void)state;
+    static const uint32_t percents[] = {50, 100, 200, 400, 800};
+    enum { PERCENTS = sizeof percents / sizeof percents[0] };
+    uint64_t hit[PERCENTS] = {0}, full_hit[PERCENTS] = {0};
+    all_sessions = calloc(SESSIONS_MAX, sizeof *all_sessions);
+    assert_non_null(all_sessions);
+    printf(
+        "recurrent layers: hit tokens in %% of those of full attention alone in the same arena; most of the "
+        "arena that saved states took; by the arena in %% of all keys and values\n%-22s",
+        "trace");
+    for (uint32_t i = 0; i < PERCENTS; i++) printf(" %13u%%", percents[i]);
+    printf("\n");
+    for (uint32_t k = 0; k < TRACES; k++) {
+        const struct trace *t = &traces[k];
+        uint64_t set = run_hybrid(t, 1u << 18, false).full_blocks * HYBRID_FULL_UNITS;
+        printf("%-22s", t->name);
+        for (uint32_t i = 0; i < PERCENTS; i++) {
+            uint64_t arena = set * percents[i] / 100;
+            if (arena < 12 * STATE_UNITS) arena = 12 * STATE_UNITS;
+            struct result full = run_hybrid(t, arena, false), r = run_hybrid(t, arena, true);
+            double share = full.hit ? (double)r.hit / (double)full.hit : 1;
+            printf("  %5.1f (%4.1f%%)", 100 * share, 100 * r.states);
+            hit[i] += r.hit;
+            full_hit[i] += full.hit;
+            /* Edits go back to the ends of turns long ago: most states of those are gone. */
+            if (percents[i] >= 400 && t->turn != edit_turn) assert_true(share >= 0.97 && r.states <= 0.25);
+        }
+        printf("\n");
+    }
+    printf("%-22s", "all");
+    for (uint32_t i = 0; i < PERCENTS; i++) {
+        printf("  %5.1f        ", 100 * (double)hit[i] / (double)full_hit[i]);
+        if (percents[i] >= 400) assert_true((double)hit[i] >= 0.97 * (double)full_hit[i]);
+    }
+    printf("\n");
+    free(all_sessions);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_hit_rates),
+                                       cmocka_unit_test(test_recurrent_layers),
                                        cmocka_unit_test(test_T28_round_robin_keeps_hitting)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -11,6 +11,7 @@
 #include "config/base/log.h"
 #include "scheduler/cache/kv_blocks.h"
 #include "scheduler/scheduler.h"
+#include "tests/lib/block_index.h"
 #include "tests/lib/selectors.h"
 #include "tests/lib/backend_sets.h"
 #include "tests/lib/sched_check.h"
@@ -81,7 +82,7 @@ struct pending {
 struct totals {
     uint64_t ended[SEQ_ENDS], refused, steps, preemptions, tokens, hits, hit_tokens, copies, evictions, waits,
         resumed, asked, features_shared, feature_evictions, noticed, resets, seeds, proposed, accepted,
-        prefix_hits;
+        prefix_hits, state_hits, state_stops, states_evicted;
 };
 /* Faults planted for a run. */
 struct mutant {
@@ -91,6 +92,7 @@ struct mutant {
 struct sim {
     struct engine e;
     struct scheduler *s;
+    struct block_index *index; /* of all events: a stream that contradicts itself aborts */
     struct request *live[LIVE_MAX];
     uint32_t live_count;
     struct pending pending[LIVE_MAX * IMAGES_MAX];
@@ -452,13 +454,13 @@ static uint64_t least_arena(const struct engine_caps *c)
     for (uint32_t g = 0; g < c->group_count; g++) {
         uint32_t all = CONTEXT / BT, some = (c->groups[g].window + chunk + BT - 1) / BT + 1,
                  per_slab = largest / c->groups[g].block_grains;
-        uint32_t blocks = c->groups[g].window && some < all ? some : all;
+        uint32_t blocks = c->groups[g].recurrent ? 2 : c->groups[g].window && some < all ? some : all;
         slabs += (blocks + per_slab - 1) / per_slab;
     }
     return (uint64_t)slabs * largest;
 }
 
-static void random_groups(struct engine_caps *c, bool tight)
+static void random_groups(struct engine_caps *c, bool tight, bool recurrent)
 {
     static const struct {
         uint32_t count, sliding; /* bit g: group g has a window */
@@ -475,6 +477,10 @@ static void random_groups(struct engine_caps *c, bool tight)
                                                                                  : 3),
                                                 .window = window};
     }
+    if (!recurrent) return;
+    /* As many full and sliding blocks as a state takes memory, about, or far fewer. */
+    c->groups[c->group_count++] = (struct engine_kv_group){
+        .recurrent = true, .layers = 1, .block_grains = 1 + (uint32_t)(fake_mix(rng_state) % 12)};
 }
 
 static void sim_open(struct sim *m, uint64_t seed, bool tight, const struct mutant *mutant, struct totals *t)
@@ -503,7 +509,7 @@ static void sim_open(struct sim *m, uint64_t seed, bool tight, const struct muta
         .block_tokens = BT, .context_max = CONTEXT, .images = true, .span_tokens_max = 1 + rnd(20)};
     m->rows_max = c->span_tokens_max;
     if (m->prefix) c->span_tokens_max = CONTEXT;
-    random_groups(c, tight);
+    random_groups(c, tight, mutant->fake & FAKE_STATE_OF_DRAFTS || fake_mix(seed ^ 37) % 3 == 0);
     c->sequences_max = 1 + rnd(12);
     c->batch_tokens_max = c->span_tokens_max + (rnd(2) ? c->sequences_max + rnd(60) : 0);
     c->arena_grains = tight ? least_arena(c) : 80 + rnd(rnd(2) ? 120 : rnd(2) ? 600 : 4000);
@@ -521,7 +527,11 @@ static void sim_open(struct sim *m, uint64_t seed, bool tight, const struct muta
     m->faults = !m->lenient && rnd(8) == 0;
     e->step_fails_every = m->faults ? 200 : 0;
     e->feature_fails_every = m->faults ? 50 : 0;
-    struct sched_options opt = {.queue_max = 4 + rnd(40),
+    m->index = block_index_new(1 + (uint32_t)(seed % 20), 1);
+    struct kv_event_sink sink = block_index_sink(m->index, 0);
+    if (m->lenient) sink.block_tokens = 0; /* wrong keys make wrong events */
+    struct sched_options opt = {.event_sink = sink,
+                                .queue_max = 4 + rnd(40),
                                 .prefill_chunk = rnd(2) ? 1 + rnd(30) : 0,
                                 .step_us = rnd(2) ? 1 + rnd(rnd(2) ? 300 : 20000) : 0,
                                 .clock = fake_clock,
@@ -603,12 +613,19 @@ static void sim_close(struct sim *m)
     t->features_shared += st.feature_hits;
     t->feature_evictions += st.feature_evictions;
     if (m->prefix) t->prefix_hits += st.cache_hits;
+    const uint32_t last = st.group_count - 1;
+    if (st.groups[last].recurrent) {
+        t->state_hits += st.cache_hits;
+        t->state_stops += st.cache_stops[CACHE_STOP_STATE];
+        t->states_evicted += st.groups[last].evicted_blocks;
+    }
     t->proposed += st.proposed_tokens;
     t->accepted += st.accepted_tokens;
     t->noticed += m->e.noticed;
     t->seeds++;
     sched_destroy(m->s);
     fake_close(&m->e);
+    block_index_free(m->index);
     for (uint32_t i = 0; i < m->log_count; i++) free(m->log[i].items);
 }
 
@@ -679,6 +696,8 @@ static void print_totals(const struct totals *t)
            ull(t->seeds), ull(t->steps), ull(t->tokens), ull(t->ended[END_STOP_EOS]),
            ull(t->ended[END_STOP_TOKEN]), ull(t->ended[END_LENGTH]), ull(t->ended[END_CANCELLED]),
            ull(t->ended[END_ERROR]), ull(t->ended[END_DEADLINE]), ull(t->refused));
+    printf("with recurrent layers: %llu hits, %llu ended for want of a state, %llu states evicted\n",
+           ull(t->state_hits), ull(t->state_stops), ull(t->states_evicted));
     printf("%llu hits of %llu tokens, %llu blocks copied, %llu nodes evicted, %llu preemptions, %llu of them "
            "resumed through the cache, %llu waits; "
            "images: %llu asked for, %llu shared, %llu evicted; %llu resets; %llu draft tokens, %llu right\n",
@@ -704,6 +723,7 @@ static void test_random_load(void **state)
     assert_true(t.hits > 0 && t.copies > 0 && t.evictions > 0 && t.waits > 0);
     assert_true(t.asked > 0 && t.features_shared > 0 && t.feature_evictions > 0);
     assert_true(t.accepted > 0 && t.proposed > t.accepted && t.prefix_hits > 0);
+    assert_true(t.state_hits > 0 && t.state_stops > 0 && t.states_evicted > 0);
 }
 
 /* ---- the same requests, one at a time, with and without speculative decoding ---- */
@@ -712,6 +732,8 @@ static void open_twin(struct sim *m, bool drafts, uint32_t kind, struct totals *
 {
     sim_open(m, 7000 + current_seed, kind % 2, &sound, t);
     sched_destroy(m->s);
+    /* Where states are saved depends on measured times. */
+    if (m->e.paged < m->e.caps.group_count) m->e.caps.group_count--;
     /* Blocks of one size: how blocks of different sizes lie in their slabs depends on when they came. */
     for (uint32_t g = 0; g < m->e.caps.group_count; g++) m->e.caps.groups[g].block_grains = 1;
     m->e.caps.arena_grains = kind % 2 ? least_arena(&m->e.caps) : 80;
@@ -831,6 +853,11 @@ static void test_mutant_window_off_by_one(void **state)
 {
     (void)state;
     expect_noticed(&(struct mutant){.fake = FAKE_WINDOW_MORE});
+}
+static void test_mutant_state_of_rejected_drafts(void **state)
+{
+    (void)state;
+    expect_noticed(&(struct mutant){.fake = FAKE_STATE_OF_DRAFTS});
 }
 static void test_mutant_stale_partial_block(void **state)
 {
@@ -1385,6 +1412,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_mutant_prefix_key_ignores_end),
         cmocka_unit_test(test_mutant_window_off_by_one),
         cmocka_unit_test(test_mutant_stale_partial_block),
+        cmocka_unit_test(test_mutant_state_of_rejected_drafts),
         cmocka_unit_test(test_T22_mutant_position_from_token_count),
     };
     if (only) selects_tests(only, tests, sizeof tests / sizeof *tests);

@@ -1,4 +1,4 @@
-/* Row operations of the avx512 set: rows/vec.h and logits_vec.h with this set's vectors. */
+/* Row operations of the avx512 set: rows/vec.h, logits_vec.h and delta_vec.h with this set's vectors. */
 #include "kernels/cpu/internal.h"
 
 #include "kernels/cpu/simd/vops_avx512.h"
@@ -6,3 +6,5 @@
 #include "kernels/cpu/rows/vec.h"
 
 #include "kernels/cpu/rows/logits_vec.h"
+
+#include "kernels/cpu/rows/delta_vec.h"

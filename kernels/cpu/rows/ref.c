@@ -111,11 +111,11 @@ struct ref_qkv {
     enum be_dtype act;
 };
 
-/* Norm and rotation of one head into out[D]: pairs (i, i + D/2) turn by the angle of i. */
+/* Norm and rotation of one head into out[D]: pairs (i, i + rotary/2) turn by the angle of i. */
 static void ref__head(const struct be_qkv_args *a, uint32_t row, const float *x, const float *weight,
                       float *out)
 {
-    uint32_t d = a->kv.head_dim, half = d / 2;
+    uint32_t d = a->kv.head_dim, half = qkv_rotary(a) / 2;
     float scale = weight ? ref__rms_scale(x, d, a->eps) : 1.0f;
     for (uint32_t i = 0; i < d; i++) out[i] = weight ? x[i] * scale * weight[i] : x[i];
     if (!a->cos) return;
@@ -159,7 +159,7 @@ static void ref__qkv_range(void *ctx, uint32_t begin, uint32_t end, uint32_t wor
         const float *x = a->qkv + (size_t)t * qkv_heads(a) * d;
         float head[1024];
         for (uint32_t h = 0; h < a->heads; h++) {
-            ref__head(a, t, x + h * d, a->q_norm, head);
+            ref__head(a, t, x + h * (a->gated ? 2 * d : d), a->q_norm, head);
             if (a->kv.type != BE_KV_ACT) kv_spread(head, d, true);
             for (uint32_t i = 0; i < d; i++)
                 act_put(a->q, j->act, ((size_t)t * a->heads + h) * d + i, head[i]);
@@ -168,9 +168,9 @@ static void ref__qkv_range(void *ctx, uint32_t begin, uint32_t end, uint32_t wor
         KN_ASSERT(block_offset != BE_NO_BLOCK);
         void *layer = kv_layer(&a->kv, block_offset);
         for (uint32_t g = 0; g < groups; g++) {
-            ref__head(a, t, x + (a->heads + g) * d, a->k_norm, head);
+            ref__head(a, t, x + (qkv_queries(a) + g) * d, a->k_norm, head);
             for (uint32_t i = 0; i < d && a->k_shift; i++) head[i] -= a->k_shift[g * d + i];
-            const float *value = x + (a->heads + (a->parts == BE_QK ? 0 : groups) + g) * d;
+            const float *value = x + (qkv_queries(a) + (a->parts == BE_QK ? 0 : groups) + g) * d;
             float scale = a->v_norm ? ref__rms_scale(value, d, a->eps) : 1.0f;
             if (a->kv.type != BE_KV_ACT) {
                 float plain[1024];
@@ -307,29 +307,49 @@ void ref_pack(struct backend *b, const struct be_pack_args *a)
 
 /* ---- elements */
 
-struct ref_gelu_mul {
-    const struct be_gelu_mul_args *a;
+struct ref_gate {
+    const struct be_gate_args *a;
     enum be_dtype act;
 };
 
-static void ref__gelu_mul_range(void *ctx, uint32_t begin, uint32_t end, uint32_t worker)
+static float ref__gate(enum be_gate f, float z)
 {
-    (void)worker;
-    const struct ref_gelu_mul *j = ctx;
-    const struct be_gelu_mul_args *a = j->a;
-    size_t ld = be_ld(a->c);
-    for (uint32_t t = begin; t < end; t++)
-        for (size_t i = 0; i < ld; i++) {
-            float z = i < a->c ? a->x[(size_t)t * a->c + i] : 0.0f,
-                  y = i < a->c ? a->y[t * a->y_stride + i] : 0.0f;
-            act_put(a->out, j->act, t * ld + i, ref_gelu_tanh(z) * y);
-        }
+    if (f == BE_GATE_GELU_TANH) return ref_gelu_tanh(z);
+    float s = 1.0f / (1.0f + expf(-z));
+    return f == BE_GATE_SILU ? z * s : s;
 }
 
-void ref_gelu_mul(struct backend *b, const struct be_gelu_mul_args *a)
+static void ref__gate_range(void *ctx, uint32_t begin, uint32_t end, uint32_t worker)
 {
-    struct ref_gelu_mul job = {a, b->act};
-    cpu_pool_run(b->pool, a->t, ROW_GRAIN, ref__gelu_mul_range, &job);
+    (void)worker;
+    const struct ref_gate *j = ctx;
+    const struct be_gate_args *a = j->a;
+    size_t c = (size_t)a->heads * a->d, ld = be_ld(c);
+    for (uint32_t t = begin; t < end; t++) {
+        for (uint32_t h = 0; h < a->heads; h++) {
+            const float *gate = a->gate + t * a->gate_stride + (a->gate_row ? 0 : h * a->gate_head);
+            size_t at = t * a->x_stride + (size_t)h * a->d;
+            double sum = 0;
+            for (uint32_t i = 0; i < a->d; i++) {
+                double x = (double)act_get(a->x, a->x_dtype, at + i);
+                sum += x * x;
+            }
+            float scale = a->norm ? (float)(1.0 / sqrt(sum / a->d + (double)a->eps)) : 1.0f;
+            for (uint32_t i = 0; i < a->d; i++) {
+                float x = act_get(a->x, a->x_dtype, at + i);
+                if (a->norm) x = x * scale * a->norm[i];
+                act_put(a->out, j->act, t * ld + (size_t)h * a->d + i,
+                        x * ref__gate(a->f, gate[a->gate_row ? 0 : i]));
+            }
+        }
+        for (size_t i = c; i < ld; i++) act_put(a->out, j->act, t * ld + i, 0.0f);
+    }
+}
+
+void ref_gate(struct backend *b, const struct be_gate_args *a)
+{
+    struct ref_gate job = {a, b->act};
+    cpu_pool_run(b->pool, a->t, ROW_GRAIN, ref__gate_range, &job);
 }
 
 static void ref__clamp_range(void *ctx, uint32_t begin, uint32_t end, uint32_t worker)

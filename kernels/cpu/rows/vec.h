@@ -204,7 +204,7 @@ static void vec__head_plain(const struct be_qkv_args *a, const float *x, float *
 static void vec__head(const struct be_qkv_args *a, uint32_t row, const float *x, const float *weight,
                       float *out)
 {
-    uint32_t d = a->kv.head_dim, half = d / 2;
+    uint32_t d = a->kv.head_dim, half = qkv_rotary(a) / 2;
     if (weight) {
         struct vf scale = vf_set1(vec__rms(x, d, a->eps));
         VEC_FOR(i, d)
@@ -266,7 +266,7 @@ static void vec__qkv_row(const struct vec_qkv *j, uint32_t t, uint32_t seq)
     for (uint32_t h = 0; h < a->heads; h++) {
         size_t at = ((size_t)t * a->heads + h) * d;
         float *q = j->act == BE_F32 ? (float *)a->q + at : head;
-        vec__head(a, t, x + (size_t)h * d, a->q_norm, q);
+        vec__head(a, t, x + (size_t)h * (a->gated ? 2 * d : d), a->q_norm, q);
         if (a->kv.type != BE_KV_ACT) kv_spread(q, d, true);
         if (j->act != BE_F32) vec__to_bf16((uint16_t *)a->q + at, head, d);
     }
@@ -277,9 +277,9 @@ static void vec__qkv_row(const struct vec_qkv *j, uint32_t t, uint32_t seq)
     memset(value + d, 0, (dpad - d) * sizeof(float));
     if (kv_v_ones(j->act, d)) value[d] = 1.0f;
     for (uint32_t g = 0; g < groups; g++) {
-        vec__head(a, t, x + (size_t)(a->heads + g) * d, a->k_norm, head);
+        vec__head(a, t, x + (size_t)(qkv_queries(a) + g) * d, a->k_norm, head);
         for (uint32_t i = 0; i < d && a->k_shift; i++) head[i] -= a->k_shift[g * d + i];
-        const float *from = x + (size_t)(a->heads + (a->parts == BE_QK ? 0 : groups) + g) * d;
+        const float *from = x + (size_t)(qkv_queries(a) + (a->parts == BE_QK ? 0 : groups) + g) * d;
         if (a->v_norm) vec__head_plain(a, from, value);
         else memcpy(value, from, d * sizeof(float));
         if (a->kv.type != BE_KV_ACT) {
@@ -491,36 +491,69 @@ void SET(pack)(struct backend *b, const struct be_pack_args *a)
 
 /* ---- elements */
 
-struct vec_gelu_mul {
-    const struct be_gelu_mul_args *a;
+struct vec_gate {
+    const struct be_gate_args *a;
     enum be_dtype act;
 };
 
-static void vec__gelu_mul_range(void *ctx, uint32_t begin, uint32_t end, uint32_t worker)
+static struct vf vec__sigmoid(struct vf z)
 {
-    (void)worker;
-    const struct vec_gelu_mul *j = ctx;
-    const struct be_gelu_mul_args *a = j->a;
-    size_t ld = be_ld(a->c), size = be_dtype_bytes(j->act);
-    for (uint32_t t = begin; t < end; t++) {
-        const float *x = a->x + (size_t)t * a->c, *y = a->y + t * a->y_stride;
-        float *out32 = (float *)a->out + t * ld;
-        uint16_t *out16 = (uint16_t *)a->out + t * ld;
-        VEC_FOR(i, a->c)
-        {
-            uint32_t n = a->c - i;
-            struct vf v = vf_mul(vf_gelu_tanh(vf_load_n(x + i, n)), vf_load_n(y + i, n));
-            if (j->act == BE_F32) vf_store_n(out32 + i, v, n);
-            else vf_store_bf16_n(out16 + i, v, n);
-        }
-        memset((char *)a->out + (t * ld + a->c) * size, 0, (ld - a->c) * size);
+    struct vf one = vf_set1(1.0f);
+    return vf_div(one, vf_add(one, vf_exp(vf_sub(vf_set1(0), z))));
+}
+
+static struct vf vec__gate(enum be_gate f, struct vf z)
+{
+    if (f == BE_GATE_GELU_TANH) return vf_gelu_tanh(z);
+    return f == BE_GATE_SILU ? vf_mul(z, vec__sigmoid(z)) : vec__sigmoid(z);
+}
+
+static void vec__gate_head(const struct vec_gate *j, const float *gate, const void *x, void *out)
+{
+    const struct be_gate_args *a = j->a;
+    bool x16 = a->x_dtype != BE_F32;
+    float wide[VEC_HEAD_MAX]; /* of a normed head; it may be f32 in any case */
+    const float *x32 = x;
+    struct vf scale = vf_set1(1.0f), same = vec__gate(a->f, vf_set1(gate[0]));
+    if (a->norm) {
+        KN_ASSERT(a->d <= VEC_HEAD_MAX);
+        VEC_FOR(i, a->d)
+        if (x16) vf_store_n(wide + i, vf_load_bf16_n((const uint16_t *)x + i, a->d - i), a->d - i);
+        if (x16) x32 = wide;
+        scale = vf_set1(vec__rms(x32, a->d, a->eps));
+    }
+    VEC_FOR(i, a->d)
+    {
+        uint32_t n = a->d - i;
+        struct vf v = x16 ? vf_load_bf16_n((const uint16_t *)x + i, n) : vf_load_n(x32 + i, n);
+        if (a->norm) v = vf_mul(vf_mul(v, scale), vf_load_n(a->norm + i, n));
+        v = vf_mul(a->gate_row ? same : vec__gate(a->f, vf_load_n(gate + i, n)), v);
+        if (j->act == BE_F32) vf_store_n((float *)out + i, v, n);
+        else vf_store_bf16_n((uint16_t *)out + i, v, n);
     }
 }
 
-void SET(gelu_mul)(struct backend *b, const struct be_gelu_mul_args *a)
+static void vec__gate_range(void *ctx, uint32_t begin, uint32_t end, uint32_t worker)
 {
-    struct vec_gelu_mul job = {a, b->act};
-    cpu_pool_run(b->pool, a->t, vec__grain((size_t)a->c * 8), vec__gelu_mul_range, &job);
+    (void)worker;
+    const struct vec_gate *j = ctx;
+    const struct be_gate_args *a = j->a;
+    size_t c = (size_t)a->heads * a->d, ld = be_ld(c), size = be_dtype_bytes(j->act),
+           x_size = be_dtype_bytes(a->x_dtype);
+    for (uint32_t t = begin; t < end; t++) {
+        char *out = (char *)a->out + t * ld * size;
+        for (uint32_t h = 0; h < a->heads; h++)
+            vec__gate_head(j, a->gate + t * a->gate_stride + (a->gate_row ? 0 : h * a->gate_head),
+                           (const char *)a->x + (t * a->x_stride + (size_t)h * a->d) * x_size,
+                           out + (size_t)h * a->d * size);
+        memset(out + c * size, 0, (ld - c) * size);
+    }
+}
+
+void SET(gate)(struct backend *b, const struct be_gate_args *a)
+{
+    struct vec_gate job = {a, b->act};
+    cpu_pool_run(b->pool, a->t, vec__grain((size_t)a->heads * a->d * 8), vec__gate_range, &job);
 }
 
 /* Compare and select: auto-vectorised by the compiler. */

@@ -54,6 +54,12 @@ VF_OP void vf_store_bf16_n(uint16_t *p, struct vf a, uint32_t n)
     vf_store_bf16(tmp, a);
     memcpy(p, tmp, (n > 8 ? 8 : n) * sizeof *tmp);
 }
+VF_OP struct vf vf_load_bf16_n(const uint16_t *p, uint32_t n)
+{
+    uint16_t tmp[8] = {0};
+    memcpy(tmp, p, (n > 8 ? 8 : n) * sizeof *tmp);
+    return (struct vf){v8_from_bf16(_mm_loadu_si128((const __m128i *)(const void *)tmp))};
+}
 VF_OP struct vf vf_add(struct vf a, struct vf b)
 {
     return (struct vf){_mm256_add_ps(a.v, b.v)};

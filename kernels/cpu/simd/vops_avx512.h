@@ -47,6 +47,10 @@ VF_OP void vf_store_bf16_n(uint16_t *p, struct vf a, uint32_t n)
 {
     _mm256_mask_storeu_epi16(p, v16_mask(n), v16_to_bf16(a.v));
 }
+VF_OP struct vf vf_load_bf16_n(const uint16_t *p, uint32_t n)
+{
+    return (struct vf){v16_from_bf16(_mm256_maskz_loadu_epi16(v16_mask(n), p))};
+}
 VF_OP struct vf vf_add(struct vf a, struct vf b)
 {
     return (struct vf){_mm512_add_ps(a.v, b.v)};

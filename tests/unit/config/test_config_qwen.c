@@ -117,6 +117,21 @@ static const char QWEN3_0_6B[] =
     "\"sliding_window\":null,\"tie_word_embeddings\":true,\"use_sliding_window\":false,\"vocab_size\":"
     "151936}";
 
+static const char QWEN3_5_0_8B[] =
+    "{\"architectures\":[\"Qwen3_5ForConditionalGeneration\"],\"image_token_id\":248056,\"model_type\":"
+    "\"qwen3_5\",\"text_config\":{\"attn_output_gate\":true,\"dtype\":\"bfloat16\",\"eos_token_id\":248044,"
+    "\"full_attention_interval\":4,\"head_dim\":256,\"hidden_act\":\"silu\",\"hidden_size\":1024,"
+    "\"intermediate_size\":3584,\"linear_conv_kernel_dim\":4,\"linear_key_head_dim\":128,\"linear_num_key_"
+    "heads\":16,\"linear_num_value_heads\":16,\"linear_value_head_dim\":128,\"mamba_ssm_dtype\":\"float32\","
+    "\"max_position_embeddings\":262144,\"model_type\":\"qwen3_5_text\",\"mtp_num_hidden_layers\":1,\"num_"
+    "attention_heads\":8,\"num_hidden_layers\":24,\"num_key_value_heads\":2,\"rms_norm_eps\":1e-06,\"rope_"
+    "parameters\":{\"mrope_interleaved\":true,\"mrope_section\":[11,11,10],\"partial_rotary_factor\":0.25,"
+    "\"rope_theta\":10000000,\"rope_type\":\"default\"},\"tie_word_embeddings\":true,\"vocab_size\":248320},"
+    "\"tie_word_embeddings\":true,\"video_token_id\":248057,\"vision_config\":{\"deepstack_visual_indexes\":["
+    "],\"depth\":12,\"hidden_size\":768,\"in_channels\":3,\"intermediate_size\":3072,\"model_type\":\"qwen3_"
+    "5\",\"num_heads\":12,\"num_position_embeddings\":2304,\"out_hidden_size\":1024,\"patch_size\":16,"
+    "\"spatial_merge_size\":2,\"temporal_patch_size\":2}}";
+
 static struct hf_config c;
 static struct model_desc d;
 
@@ -240,6 +255,33 @@ static void test_qwen3_vl(void **state)
     model_desc_free(&d);
 }
 
+static void test_qwen3_5(void **state)
+{
+    (void)state;
+    load(QWEN3_5_0_8B);
+    const struct desc_layer *full = &d.layers[3], *delta = &d.layers[22];
+    const struct desc_delta *g = &d.delta;
+    assert_true(full->mixer == MIXER_ATTENTION && full->gated && full->heads == 8 && full->kv_heads == 2);
+    assert_true(delta->mixer == MIXER_DELTA && !delta->gated && d.layers[23].mixer == MIXER_ATTENTION);
+    assert_true(g->key_heads == 16 && g->value_heads == 16 && g->key_dim == 128 && g->value_dim == 128);
+    assert_true(g->conv_k == 4 && !g->tiled && !g->decay_plain && d.norm_plus_one && d.tied);
+    assert_int_equal(desc_conv_columns(g), 6144);
+    assert_int_equal(desc_in_columns(&d, 22), 8192);
+    assert_int_equal(desc_in_columns(&d, 3), 2 * 8 * 256 + 2 * 2 * 256);
+    assert_int_equal(desc_mixed_columns(&d, 22), 2048);
+    assert_true(d.ropes[0].dim == 64 && d.ropes[0].sections[0] == 11 && d.ropes[0].interleaved);
+    assert_true(d.vision.deepstack_count == 0 && d.vision.position_side == 48 && d.image.video_stamp);
+    assert_true(d.eos_count == 1 && d.eos_ids[0] == 248044);
+    model_desc_free(&d);
+    load("{\"model_type\":\"qwen3_5_moe_text\"}");
+    assert_true(d.layer_count == 40 && d.layers[2].mixer == MIXER_DELTA && d.layers[3].gated);
+    assert_true(d.layers[0].experts == 256 && d.layers[0].experts_used == 8 && d.layers[0].experts_renorm);
+    assert_true(d.layers[0].ff == 512 && d.layers[0].shared_ff == 512 && g->value_heads == 32);
+    assert_string_equal(d.names.up, "text.layers.#.mlp.shared_expert.up_proj");
+    assert_true(d.ropes[0].sections[0] == 11 && !d.has_vision && d.eos_ids[0] == 248046);
+    model_desc_free(&d);
+}
+
 static void test_text(void **state)
 {
     (void)state;
@@ -355,6 +397,7 @@ static void test_yarn(void **state)
     "\"vision_config\":{" vision "}}"
 #define Q3(keys)  "{\"model_type\":\"qwen3\"," keys "}"
 #define MOE(keys) "{\"model_type\":\"qwen3_moe\"," keys "}"
+#define Q35(keys) "{\"model_type\":\"qwen3_5_text\"," keys "}"
 
 static void test_defaults_of_towers(void **state)
 {
@@ -402,9 +445,20 @@ static void test_hostile(void **state)
         enum status want;
         const char *says;
     } cases[] = {
-        {"{\"model_type\":\"qwen3_5\"}", ST_UNSUPPORTED,
+        {"{\"model_type\":\"qwen3_next\"}", ST_UNSUPPORTED,
          "(gemma, gemma2, gemma3, gemma3_text, gemma4, gemma4_text, gemma4_unified, gemma4_unified_text, "
-         "paligemma, qwen2, qwen3, qwen3_moe, qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe)"},
+         "paligemma, qwen2, qwen3, qwen3_moe, qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, qwen3_5, "
+         "qwen3_5_moe, qwen3_5_text, qwen3_5_moe_text)"},
+        {Q35("\"linear_conv_kernel_dim\":1"), ST_FORMAT, "linear_conv_kernel_dim"},
+        {Q35("\"linear_conv_kernel_dim\":17"), ST_FORMAT, "linear_conv_kernel_dim"},
+        {Q35("\"linear_num_key_heads\":0"), ST_FORMAT, "linear_num_key_heads"},
+        {Q35("\"linear_num_value_heads\":24"), ST_FORMAT, "multiple of linear_num_key_heads"},
+        {Q35("\"linear_key_head_dim\":4096"), ST_FORMAT, "linear_key_head_dim"},
+        {Q35("\"full_attention_interval\":0"), ST_FORMAT, "full_attention_interval"},
+        {Q35("\"num_hidden_layers\":1,\"layer_types\":[\"sliding_attention\"]"), ST_UNSUPPORTED,
+         "only full_attention and linear_attention"},
+        {Q35("\"partial_rotary_factor\":0.002"), ST_FORMAT, "partial_rotary_factor"},
+        {Q3("\"partial_rotary_factor\":0.5"), ST_UNSUPPORTED, "partial_rotary_factor"},
         {"{\"model_type\":\"qwen2_5_omni\"}", ST_UNSUPPORTED, "\"qwen2_5_omni\" is not a family"},
         {"{\"model_type\":\"qwen3_vl_text\"}", ST_UNSUPPORTED, "not a family"},
         {"{\"model_type\":\"qwen3_vl\"}", ST_FORMAT, "text_config: is missing"},
@@ -610,8 +664,8 @@ static void test_expert_layouts(void **state)
 /* Whatever a file says, it is refused in one line or described. */
 static void test_mutations(void **state)
 {
-    static const char *const texts[] = {QWEN2_VL_7B, QWEN2_VL_7B_V5, QWEN2_5_VL_3B,
-                                        QWEN3_VL_4B, QWEN3_VL_30B,   QWEN3_0_6B};
+    static const char *const texts[] = {QWEN2_VL_7B,  QWEN2_VL_7B_V5, QWEN2_5_VL_3B, QWEN3_VL_4B,
+                                        QWEN3_VL_30B, QWEN3_0_6B,     QWEN3_5_0_8B};
     static const char *const bits[] = {"0",    "-1",    "999999999999", "null",  "[]",  "{}",
                                        "true", "1e400", "\"x\"",        "[1,2]", "0.5", "3"};
     uint64_t rng = 4711;
@@ -620,7 +674,7 @@ static void test_mutations(void **state)
     for (uint32_t k = 0; k < rounds; k++) {
         char text[4096];
         struct err err = {""};
-        const char *from = texts[k % 6];
+        const char *from = texts[k % 7];
         rng = rng * 6364136223846793005ull + 1442695040888963407ull;
         /* Another value for the key after a random place. */
         const char *colon = strchr(from + (rng >> 33) % (strlen(from) - 3), ':');
@@ -645,11 +699,17 @@ static void test_mutations(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_qwen2_vl),       cmocka_unit_test(test_qwen2_5_vl),
-        cmocka_unit_test(test_qwen3_vl),       cmocka_unit_test(test_text),
-        cmocka_unit_test(test_windows),        cmocka_unit_test(test_yarn),
-        cmocka_unit_test(test_hostile),        cmocka_unit_test(test_defaults_of_towers),
-        cmocka_unit_test(test_names),          cmocka_unit_test(test_mutations),
+        cmocka_unit_test(test_qwen2_vl),
+        cmocka_unit_test(test_qwen2_5_vl),
+        cmocka_unit_test(test_qwen3_vl),
+        cmocka_unit_test(test_qwen3_5),
+        cmocka_unit_test(test_text),
+        cmocka_unit_test(test_windows),
+        cmocka_unit_test(test_yarn),
+        cmocka_unit_test(test_hostile),
+        cmocka_unit_test(test_defaults_of_towers),
+        cmocka_unit_test(test_names),
+        cmocka_unit_test(test_mutations),
         cmocka_unit_test(test_expert_layouts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -264,6 +264,15 @@ static void test_qwen(void **state)
     check_variants(variants, sizeof variants / sizeof variants[0]);
 }
 
+static void test_qwen3_5(void **state)
+{
+    static const struct variant variants[] = {{"qwen", "qwen3_5_text_f32"}, {"qwen", "qwen3_5_f32"},
+                                              {"qwen", "qwen3_5_odd_f32"},  {"qwen", "qwen3_5_moe_f32"},
+                                              {"qwen", "qwen3_5_bf16"},     {"qwen", "qwen3_5_moe_text_f32"}};
+    (void)state;
+    check_variants(variants, sizeof variants / sizeof variants[0]);
+}
+
 /* Their prompts go as a whole; chunks mean nothing. */
 static void test_paligemma(void **state)
 {
@@ -314,8 +323,9 @@ static void test_it_can_fail(void **state)
 int main(int argc, char **argv)
 {
     test_backend_args(&argc, argv);
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_gemma3), cmocka_unit_test(test_gemma4),
-                                       cmocka_unit_test(test_qwen),   cmocka_unit_test(test_paligemma),
-                                       cmocka_unit_test(test_kv_q8),  cmocka_unit_test(test_it_can_fail)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_gemma3),     cmocka_unit_test(test_gemma4),
+                                       cmocka_unit_test(test_qwen),       cmocka_unit_test(test_qwen3_5),
+                                       cmocka_unit_test(test_paligemma),  cmocka_unit_test(test_kv_q8),
+                                       cmocka_unit_test(test_it_can_fail)};
     return selectors_end(cmocka_run_group_tests_name("engine_invariance", tests, NULL, NULL));
 }

@@ -1,4 +1,4 @@
-/* The row operations of the backend (norm, rope, qkv, patchify, interpolate, pack, gelu_mul, clamp, pool,
+/* The row operations of the backend (norm, rope, qkv, patchify, interpolate, pack, gate, clamp, pool,
  * gather, logit statistics, top k): every kernel set that this CPU has against the formula of backend.h in
  * double, and bit-equality of a row alone, among others, and under 1, 2 and 3 threads. Attention and linear
  * have their own files. */
@@ -768,7 +768,7 @@ static void test_interpolate_pack(void **state)
     }
 }
 
-/* gelu_mul, then clamp of what it left: in place, and into columns of a wider matrix. */
+/* gate, then clamp of what it left: in place, and into columns of a wider matrix. */
 static void gelu_clamp_check(uint32_t t, uint32_t c, enum be_dtype act, const float *x, const float *y,
                              uint32_t stride, const float *bounds, const void *product, const void *clamped,
                              const float *part, const char *set)
@@ -781,8 +781,8 @@ static void gelu_clamp_check(uint32_t t, uint32_t c, enum be_dtype act, const fl
         double got = (double)get(product, act, i);
         /* The factor within 2^-20 of itself or of 1, then a rounding to the act type. */
         if (!(fabs(got - want) <= fabs(want) * (act == BE_F32 ? 0x1p-20 : 0x1.02p-8) + 0x1p-20))
-            fail_msg("%s: gelu_mul of %g and %g is %.9g, should be %.9g", set, z, (double)y[r * stride + k],
-                     got, want);
+            fail_msg("%s: gate of %g and %g is %.9g, should be %.9g", set, z, (double)y[r * stride + k], got,
+                     want);
         float kept = (float)got < bounds[0] ? bounds[0] : (float)got > bounds[1] ? bounds[1] : (float)got;
         if (act == BE_BF16) kept = from_bf16(to_bf16(kept));
         assert_true(get(clamped, act, i) == (k < c ? kept : 0.0f));
@@ -813,8 +813,15 @@ static void test_gelu_clamp(void **state)
             for (uint32_t threads = 1; threads <= 3; threads++) {
                 struct backend *b = open_set(set, act, threads);
                 unsigned char *out = guarded(bytes), *clamped = guarded(bytes);
-                struct be_gelu_mul_args a = {.x = x, .y = y, .y_stride = stride, .t = T, .c = c, .out = out};
-                be_cpu_ops()->gelu_mul(b, &a);
+                struct be_gate_args a = {.gate = x,
+                                         .gate_stride = c,
+                                         .x = y,
+                                         .x_stride = stride,
+                                         .t = T,
+                                         .heads = 1,
+                                         .d = c,
+                                         .out = out};
+                be_cpu_ops()->gate(b, &a);
                 guarded_check(out, bytes);
                 memcpy(clamped, out, bytes);
                 struct be_clamp_args k = {.dtype = act,
@@ -839,12 +846,12 @@ static void test_gelu_clamp(void **state)
                 gelu_clamp_check(T, c, act, x, y, stride, bounds, out, clamped, part, set);
                 for (uint32_t t = 0; first && t < T; t += 5) {
                     unsigned char *one = must(aligned_alloc(64, (ld * 4 + 63) / 64 * 64));
-                    struct be_gelu_mul_args alone = a;
-                    alone.x = x + (size_t)t * c;
-                    alone.y = y + (size_t)t * stride;
+                    struct be_gate_args alone = a;
+                    alone.gate = x + (size_t)t * c;
+                    alone.x = y + (size_t)t * stride;
                     alone.t = 1;
                     alone.out = one;
-                    be_cpu_ops()->gelu_mul(b, &alone);
+                    be_cpu_ops()->gate(b, &alone);
                     assert_memory_equal(one, first + t * ld * be_dtype_bytes(act), ld * be_dtype_bytes(act));
                     free(one);
                 }

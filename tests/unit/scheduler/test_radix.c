@@ -29,6 +29,7 @@ enum {
     OWNERS = 6,
     SOFT = 3 /* the id under every image; also a plain token */
 };
+#define RECURRENT UINT32_MAX
 
 /* ---- randomness: splitmix64 ---- */
 static uint64_t mix(uint64_t x)
@@ -184,16 +185,20 @@ struct entry {
     uint32_t published;
     uint8_t *covered[GROUPS]; /* [count] the sequence had this position's block of a sliding group in hand
                                  when it published it */
+    uint8_t *saved;           /* [count + 1] recurrent: it published its state at this position */
 };
 struct owner {
     bool active;
     struct entry *entry;
     uint32_t position, published;
     uint32_t *block_offsets[GROUPS], first[GROUPS], end[GROUPS];
+    uint32_t state; /* recurrent: block of the state at `position`; ENGINE_NO_BLOCK at 0 */
     struct radix_pin pin;
 };
 struct world {
-    struct engine_caps caps;
+    struct engine_caps caps; /* of the groups with block tables */
+    bool recurrent;          /* one more group, its block in shadow's first slot */
+    struct engine_caps all;
     struct kv_blocks *blocks;
     struct radix_cache *cache;
     uint64_t *shadow; /* [units * block_tokens] */
@@ -213,7 +218,7 @@ struct world {
 };
 
 struct shape {
-    uint32_t groups, windows[3];
+    uint32_t groups, windows[4]; /* the last one may be RECURRENT */
 };
 static struct world *world_new(const struct shape *shape, uint32_t block_tokens, uint32_t block_offsets,
                                bool plenty)
@@ -240,8 +245,14 @@ static struct world *world_new(const struct shape *shape, uint32_t block_tokens,
     w->plenty = plenty;
     w->prompt_publish = true;
     struct err err = {{0}};
-    ASSERT(kvb_create(&w->caps, &w->blocks, &err) == ST_OK);
-    ASSERT(radix_create(&w->caps, w->blocks, rng_state, &w->cache, &err) == ST_OK);
+    w->all = w->caps;
+    w->recurrent = shape->windows[shape->groups - 1] == RECURRENT;
+    if (w->recurrent) {
+        struct engine_kv_group *last = &w->all.groups[--w->caps.group_count];
+        *last = (struct engine_kv_group){.recurrent = true, .block_grains = plenty ? 1 : 1 + rnd(9)};
+    }
+    ASSERT(kvb_create(&w->all, &w->blocks, &err) == ST_OK);
+    ASSERT(radix_create(&w->all, w->blocks, rng_state, &w->cache, &err) == ST_OK);
     w->index_tokens = 1 + (uint32_t)(mix(rng_state) % (2 * block_tokens));
     w->index = block_index_new(w->index_tokens, 1);
     struct kv_event_sink event_sink = block_index_sink(w->index, 0);
@@ -258,6 +269,8 @@ static void release_all(struct world *w, struct owner *o)
             kvb_release(w->blocks, g, o->block_offsets[g][b], KVB_LIVE);
         free(o->block_offsets[g]);
     }
+    if (w->recurrent && o->state != ENGINE_NO_BLOCK)
+        kvb_release(w->blocks, w->caps.group_count, o->state, KVB_LIVE);
     *o = (struct owner){0};
 }
 static void world_free(struct world *w)
@@ -278,6 +291,7 @@ static void world_free(struct world *w)
     for (uint32_t i = 0; i < w->log_count; i++) {
         text_free(w->log[i].text);
         for (uint32_t g = 0; g < GROUPS; g++) free(w->log[i].covered[g]);
+        free(w->log[i].saved);
     }
     free(w->log);
     free(w->shadow);
@@ -293,6 +307,7 @@ static struct entry *log_text(struct world *w, struct text *t)
     struct entry *e = &w->log[w->log_count++];
     e->text = t;
     for (uint32_t g = 0; g < w->caps.group_count; g++) e->covered[g] = calloc(t->count + 1, 1);
+    e->saved = calloc(t->count + 1, 1);
     return e;
 }
 
@@ -321,6 +336,15 @@ struct verdict {
     bool parts_at_image, parts_at_token;
     bool any; /* something was published under this salt */
 };
+static bool ever_saved(const struct world *w, const struct text *t, uint32_t p)
+{
+    bool saved = !w->recurrent || !p;
+    for (uint32_t i = 0; i < w->log_count && !saved; i++) {
+        const struct entry *e = &w->log[i];
+        saved = e->text->count >= p && e->saved[p] && common_prefix(e->text, t) >= p;
+    }
+    return saved;
+}
 static struct verdict judge(const struct world *w, const struct text *t, uint32_t limit)
 {
     struct verdict v = {0};
@@ -340,7 +364,7 @@ static struct verdict judge(const struct world *w, const struct text *t, uint32_
     }
     v.equal = at_most(v.equal, certain(t));
     v.at_most = at_most(v.equal, limit);
-    while (cuts(t, v.at_most)) v.at_most--;
+    while (cuts(t, v.at_most) || !ever_saved(w, t, v.at_most)) v.at_most--;
     if (!w->plenty) return v;
     if (w->prompt_publish) {
         v.at_least = v.at_most;
@@ -350,7 +374,7 @@ static struct verdict judge(const struct world *w, const struct text *t, uint32_
         const struct entry *e = &w->log[i];
         uint32_t n = at_most(at_most(common_prefix(e->text, t), e->published), v.at_most);
         for (; n > v.at_least; n--) {
-            bool whole = !cuts(t, n) && n % w->caps.block_tokens == 0;
+            bool whole = !cuts(t, n) && n % w->caps.block_tokens == 0 && ever_saved(w, t, n);
             for (uint32_t g = 0; g < w->caps.group_count && whole; g++) {
                 if (w->caps.groups[g].window == 0) continue;
                 for (uint32_t p = reach(w, g, n); p < n && whole; p++) whole = e->covered[g][p];
@@ -375,6 +399,17 @@ static void check_content(struct world *w, const struct text *t, const struct ra
             CHECK(*shadow_at(w, tab->block_offsets[p / bt], p) == slot_value(t, g, p));
         }
     }
+}
+/* The state at the hit's end, and no other, is there. */
+static void check_state(const struct world *w, const struct text *t, const struct radix_hit *hit)
+{
+    const uint32_t g = w->caps.group_count;
+    if (!w->recurrent || !hit->length) return;
+    uint32_t state = hit->tables[g].end ? hit->tables[g].block_offsets[0] : ENGINE_NO_BLOCK;
+    CHECK(state != ENGINE_NO_BLOCK);
+    if (state == ENGINE_NO_BLOCK) return;
+    CHECK(kvb_references(w->blocks, g, state, KVB_CACHED) > 0);
+    CHECK(*shadow_at(w, state, 0) == slot_value(t, g, hit->length - 1));
 }
 static void check_stop(const struct text *t, const struct verdict *v, const struct radix_hit *hit)
 {
@@ -410,6 +445,7 @@ static struct radix_hit look_limited(struct world *w, const struct text *t, uint
     CHECK(hit.info.reused == hit.length);
     CHECK(hit.info.equal >= hit.length && hit.info.equal <= m.equal);
     check_content(w, t, &hit);
+    check_state(w, t, &hit);
     if (!planted) check_index(w, t, &hit);
     if (w->plenty && !planted) {
         CHECK(hit.length >= m.at_least);
@@ -478,6 +514,10 @@ static bool take_hit(struct world *w, struct owner *o, const struct radix_hit *h
         need[g] = length % bt && o->end[g] > o->first[g];
     }
     struct radix_view v = view_of(t);
+    if (w->recurrent && length) {
+        o->state = hit->tables[w->caps.group_count].block_offsets[0];
+        kvb_acquire(w->blocks, w->caps.group_count, o->state, KVB_LIVE);
+    }
     ASSERT(radix_pin_hit(w->cache, &v, hit, &o->pin));
     radix_check(w->cache);
     o->position = o->published = length;
@@ -500,7 +540,7 @@ static bool start(struct world *w, struct owner *o, struct text *t, bool read)
 {
     struct radix_hit hit = {0};
     if (read) hit = look(w, t);
-    *o = (struct owner){.active = true, .entry = log_text(w, t)};
+    *o = (struct owner){.active = true, .entry = log_text(w, t), .state = ENGINE_NO_BLOCK};
     bool ok = take_hit(w, o, &hit);
     if (!ok) give_up(w, o);
     return ok;
@@ -517,6 +557,7 @@ static bool advance(struct world *w, struct owner *o, uint32_t n)
         uint32_t blocks = (to + bt - 1) / bt;
         need[g] = blocks > o->end[g] ? blocks - o->end[g] : 0;
     }
+    if (w->recurrent) need[w->caps.group_count] = 1;
     if (!get_memory(w, need)) return false;
     for (uint32_t g = 0; g < w->caps.group_count; g++)
         for (uint32_t i = 0; i < need[g]; i++) o->block_offsets[g][o->end[g]++] = kvb_allocate(w->blocks, g);
@@ -531,6 +572,12 @@ static bool advance(struct world *w, struct owner *o, uint32_t n)
         }
     }
     o->position = to;
+    if (w->recurrent) { /* the state goes to another block, whoever has the last one */
+        uint32_t g = w->caps.group_count, was = o->state;
+        o->state = kvb_allocate(w->blocks, g);
+        *shadow_at(w, o->state, 0) = slot_value(t, g, to - 1);
+        if (was != ENGINE_NO_BLOCK) kvb_release(w->blocks, g, was, KVB_LIVE);
+    }
     /* What the run's last query reads. */
     for (uint32_t g = 0; g < w->caps.group_count && to > 0; g++)
         for (uint32_t p = reach(w, g, to - 1); p < to; p++) {
@@ -574,11 +621,14 @@ static void publish(struct world *w, struct owner *o, bool checkpoint)
     struct radix_table tables[GROUPS] = {{0}};
     for (uint32_t g = 0; g < w->caps.group_count; g++)
         tables[g] = (struct radix_table){o->block_offsets[g], o->first[g], o->end[g]};
+    bool save = w->recurrent && checkpoint && o->state != ENGINE_NO_BLOCK;
+    if (save) tables[w->caps.group_count] = (struct radix_table){&o->state, 0, 1};
     uint32_t known = radix_publish(w->cache, &v, &o->pin, o->published, o->position, tables, checkpoint);
     radix_check(w->cache);
     /* An image whose identity is in doubt, and all that follows, stays out (T11). */
     uint32_t most = at_most(o->position, certain(e->text));
     CHECK(known == (most > o->published ? most : o->published));
+    if (save && o->position <= most) e->saved[o->position] = 1;
     /* Whole blocks only: a part of one isn't taken where the tree knows a longer one without it. */
     uint32_t bt = w->caps.block_tokens;
     for (uint32_t g = 0; g < w->caps.group_count; g++)
@@ -725,9 +775,26 @@ static void random_op(struct world *w, const struct mood *m)
 }
 
 static const struct shape shapes[] = {
-    {1, {0}},     {2, {0, 1}},      {2, {0, 2}}, {2, {0, 5}},     {2, {0, 8}},     {2, {0, 9}},
-    {2, {0, 17}}, {2, {0, 100000}}, {2, {6, 0}}, {3, {0, 6, 17}}, {3, {20, 0, 3}}, {3, {0, 8, 1000}},
-    {1, {7}},     {2, {5, 12}},     {1, {1}},    {3, {1, 0, 16}},
+    {1, {0}},
+    {2, {0, 1}},
+    {2, {0, 2}},
+    {2, {0, 5}},
+    {2, {0, 8}},
+    {2, {0, 9}},
+    {2, {0, 17}},
+    {2, {0, 100000}},
+    {2, {6, 0}},
+    {3, {0, 6, 17}},
+    {3, {20, 0, 3}},
+    {3, {0, 8, 1000}},
+    {1, {7}},
+    {2, {5, 12}},
+    {1, {1}},
+    {3, {1, 0, 16}},
+    {2, {0, RECURRENT}},
+    {2, {0, RECURRENT}},
+    {3, {0, 8, RECURRENT}},
+    {4, {0, 6, 17, RECURRENT}},
 };
 enum { SHAPES = sizeof shapes / sizeof shapes[0] };
 

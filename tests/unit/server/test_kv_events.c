@@ -13,6 +13,8 @@
 #include <cmocka.h>
 
 #ifdef KVASIR_KV_EVENTS
+#include "server/kv_events/kv_wire.h"
+
 #include <pthread.h>
 #include <zmq.h>
 
@@ -125,7 +127,44 @@ static void test_addresses(void **state)
     assert_int_equal(kv_events_open(&o, &k, &err), ST_IO);
     assert_non_null(strstr(err.msg, "--kv-events-replay x"));
 }
+
+/* vLLM's names of the groups' kinds. */
+static void test_kinds(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"full_attention", "sliding_window", "mamba"};
+    for (uint32_t i = 0; i < 3; i++) {
+        static const uint8_t salt[32];
+        uint32_t token = 5;
+        uint64_t hash = 77;
+        struct cache_stored what = {.group = i,
+                                    .window = i == 1 ? 9 : 0,
+                                    .recurrent = i == 2,
+                                    .count = 1,
+                                    .hashes = &hash,
+                                    .tokens = &token,
+                                    .salt = salt};
+        struct buf b;
+        buf_init(&b, 1000);
+        msgpack_sbuffer out;
+        msgpack_sbuffer_init(&out);
+        assert_int_equal(kv_put_stored(&b, 1, &what), ST_OK);
+        assert_int_equal(kv_pack_batch(&out, b.data, b.len, 1, 0, (struct kv_layout){.map = true}), b.len);
+        for (uint32_t k = 0; k < 3; k++) {
+            char word[64]; /* the field's name is followed by the value's length */
+            int n = snprintf(word, sizeof word, "kv_cache_spec_kind%c%s", (int)(0xa0 + strlen(names[k])),
+                             names[k]);
+            assert_int_equal(memmem(out.data, out.size, word, (size_t)n) != NULL, k == i);
+        }
+        msgpack_sbuffer_destroy(&out);
+        buf_fini(&b);
+    }
+}
 #else
+static void test_kinds(void **state)
+{
+    (void)state;
+}
 static void test_overflow(void **state)
 {
     (void)state;
@@ -141,6 +180,7 @@ static void test_addresses(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_overflow), cmocka_unit_test(test_addresses)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_overflow), cmocka_unit_test(test_addresses),
+                                       cmocka_unit_test(test_kinds)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -374,9 +374,10 @@ static void test_json(void **state)
         "{\"reused_tokens\":0,\"equal_tokens\":0,\"prompt_tokens\":5,\"stop\":\"token_differs\","
         "\"reuse_ends_at\":{\"token\":0,\"kind\":\"text\",\"message\":0,\"role\":\"user\",\"part\":null},"
         "\"differs_at\":{\"token\":0,\"kind\":\"text\",\"message\":0,\"role\":\"user\",\"part\":null}}");
-    static const char *const names[] = {
-        "none",    "end_of_cached", "token_differs",  "image_differs", "inside_image", "sliding_window_gone",
-        "evicted", "salt",          "prompt_differs", "disabled"};
+    static const char *const names[] = {"none",           "end_of_cached", "token_differs",
+                                        "image_differs",  "inside_image",  "sliding_window_gone",
+                                        "no_state_saved", "evicted",       "salt",
+                                        "prompt_differs", "disabled"};
     for (int i = 0; i <= CACHE_STOP_DISABLED; i++)
         assert_string_equal(cache_stop_name((enum cache_stop)i), names[i]);
 }

@@ -1,0 +1,165 @@
+/* Qwen3.5 and later (3.6, 3.8), dense and mixture of experts: gated delta nets, with full attention with an
+ * output gate between them; RMS weights are 1 + w; the tower of Qwen3-VL without DeepStack. transformers
+ * models/qwen3_5, qwen3_5_moe. */
+#include "engine/families/qwen.h"
+
+#define COMMON                                                                                               \
+    .vocab_size = 248320, .max_position_embeddings = 32768, .head_dim = 256, .rms_norm_eps = 1e-6,           \
+    .qk_norm = true, .activation = HF_SILU, .linear_conv_kernel_dim = 4, .linear_num_key_heads = 16,         \
+    .linear_num_value_heads = 32, .linear_key_head_dim = 128, .linear_value_head_dim = 128,                  \
+    QWEN_ROPE(1e4, .partial = 0.25, .mrope_section = {11, 11, 10}, .mrope_interleaved = true)
+static const struct hf_text QWEN3_5_TEXT = {
+    .hidden_size = 4096,
+    .intermediate_size = 12288,
+    .num_hidden_layers = 32,
+    .num_attention_heads = 16,
+    .num_key_value_heads = 4,
+    COMMON,
+};
+static const struct hf_text QWEN3_5_MOE_TEXT = {
+    .hidden_size = 2048,
+    .intermediate_size = 1, /* no layer has it */
+    .num_hidden_layers = 40,
+    .num_attention_heads = 16,
+    .num_key_value_heads = 2,
+    .num_experts = 256,
+    .num_experts_per_tok = 8,
+    .moe_intermediate_size = 512,
+    .shared_expert_intermediate_size = 512,
+    .norm_topk_prob = true, /* always */
+    COMMON,
+};
+static const struct hf_vision VISION = {
+    .hidden_size = 1152,
+    .intermediate_size = 4304,
+    .num_hidden_layers = 27,
+    .num_attention_heads = 16,
+    .num_channels = 3,
+    .patch_size = 16,
+    .layer_norm_eps = 1e-6,
+    .activation = HF_GELU_TANH,
+    .out_hidden_size = 3584,
+    .spatial_merge_size = 2,
+    .temporal_patch_size = 2,
+    .position_side = 48,
+    .rope_theta = 1e4,
+};
+
+#define END_OF_TURN 248046u /* <|im_end|> */
+
+static void describe_delta(const struct hf_text *t, bool gguf, struct model_desc *out)
+{
+    out->delta = (struct desc_delta){
+        .key_heads = t->linear_num_key_heads,
+        .value_heads = t->linear_num_value_heads,
+        .key_dim = t->linear_key_head_dim,
+        .value_dim = t->linear_value_head_dim,
+        .conv_k = t->linear_conv_kernel_dim,
+        .tiled = gguf, /* as llama.cpp's conversion has them */
+        .decay_plain = gguf,
+    };
+    out->names.conv = "text.layers.#.linear_attn.conv1d";
+    out->names.delta_qkv = "text.layers.#.linear_attn.in_proj_qkv";
+    out->names.delta_z = "text.layers.#.linear_attn.in_proj_z";
+    out->names.delta_beta = "text.layers.#.linear_attn.in_proj_b";
+    out->names.delta_a = "text.layers.#.linear_attn.in_proj_a";
+    out->names.delta_decay = "text.layers.#.linear_attn.A_log";
+    out->names.delta_dt_bias = "text.layers.#.linear_attn.dt_bias";
+    out->names.delta_norm = "text.layers.#.linear_attn.norm";
+    out->names.delta_out = "text.layers.#.linear_attn.out_proj";
+}
+
+static void describe(struct hf_reader *r, const struct hf_config *c, struct model_desc *out)
+{
+    const struct hf_text *t = &c->text;
+    qwen_describe_decoder(r, c, out);
+    if (r->st) return;
+    out->norm_plus_one = true;
+    out->expert_layout = EXPERTS_OUT_IN;
+    if (c->eos_count == 0) {
+        out->eos_count = out->vocab > END_OF_TURN;
+        out->eos_ids[0] = END_OF_TURN;
+    }
+    describe_delta(t, r->d == NULL, out);
+    if (t->num_experts) {
+        out->names.gate = "text.layers.#.mlp.shared_expert.gate_proj";
+        out->names.up = "text.layers.#.mlp.shared_expert.up_proj";
+        out->names.down = "text.layers.#.mlp.shared_expert.down_proj";
+        out->names.shared_gate = "text.layers.#.mlp.shared_expert_gate";
+    }
+    for (uint32_t n = 0; n < out->layer_count; n++) {
+        struct desc_layer *l = &out->layers[n];
+        if (t->layer_types[n] == HF_LINEAR) l->mixer = MIXER_DELTA;
+        else l->gated = true;
+        l->shared_ff = t->num_experts ? t->shared_expert_intermediate_size : 0;
+    }
+    if (c->has_vision) qwen3_vl_describe_images(c, out);
+}
+
+/* ---- GGUF files ---- */
+
+/* A drafter's layers (nextn) follow the model's and are not read. */
+static void gguf_text(struct gguf_keys *k, struct hf_text *t)
+{
+    uint32_t inner = 0, interval = 4, drafters = 0, rotary = 0;
+    gguf_read_u32(k, "nextn_predict_layers", false, 0, t->num_hidden_layers - 1, &drafters);
+    t->num_hidden_layers -= drafters;
+    if (t->head_dim && gguf_read_u32(k, "rope.dimension_count", true, 2, t->head_dim, &rotary))
+        t->rope[HF_FULL].partial = (double)rotary / t->head_dim;
+    qwen_gguf_text(k, t);
+    gguf_read_u32(k, "ssm.conv_kernel", true, 2, HF_CONV_KERNEL_MAX, &t->linear_conv_kernel_dim);
+    gguf_read_u32(k, "ssm.state_size", true, 1, SIZE_MAX_HEAD_DIM, &t->linear_key_head_dim);
+    gguf_read_u32(k, "ssm.group_count", true, 1, SIZE_MAX_HEADS, &t->linear_num_key_heads);
+    gguf_read_u32(k, "ssm.time_step_rank", true, 1, SIZE_MAX_HEADS, &t->linear_num_value_heads);
+    gguf_read_u32(k, "ssm.inner_size", true, 1, SIZE_MAX_HEADS * SIZE_MAX_HEAD_DIM, &inner);
+    gguf_read_u32(k, "full_attention_interval", false, 1, HF_LAYERS_MAX, &interval);
+    if (!k->r.st)
+        gguf_set_u32(k, "ssm.inner_size", inner / t->linear_num_value_heads, 1, SIZE_MAX_HEAD_DIM,
+                     &t->linear_value_head_dim);
+    qwen_check_recurrent(&k->r, t);
+    for (uint32_t n = 0; n < t->num_hidden_layers; n++)
+        t->layer_types[n] = (n + 1) % interval ? HF_LINEAR : HF_FULL;
+    if (t->num_experts)
+        gguf_set_u32(k, "blk.0.ffn_down_shexp.weight", gguf_columns(k, "blk.0.ffn_down_shexp.weight"), 1,
+                     SIZE_MAX_FF, &t->shared_expert_intermediate_size);
+}
+
+#define LINEAR "model.layers.#.linear_attn."
+#define NAMES                                                                                                \
+    {"blk.#.attn_qkv", LINEAR "in_proj_qkv"}, {"blk.#.attn_gate", LINEAR "in_proj_z"},                       \
+        {"blk.#.ssm_beta", LINEAR "in_proj_b"}, {"blk.#.ssm_alpha", LINEAR "in_proj_a"},                     \
+        {"blk.#.ssm_a", LINEAR "A_log"}, {"blk.#.ssm_dt.bias", LINEAR "dt_bias"},                            \
+        {"blk.#.ssm_conv1d", LINEAR "conv1d"}, {"blk.#.ssm_norm", LINEAR "norm"},                            \
+        {"blk.#.ssm_out", LINEAR "out_proj"},                                                                \
+    {                                                                                                        \
+        "blk.#.post_attention_norm", "model.layers.#.post_attention_layernorm"                               \
+    }
+static const struct gguf_name dense_names[] = {NAMES, {NULL, NULL}};
+static const struct gguf_name expert_names[] = {
+    NAMES,
+    QWEN_GGUF_EXPERTS,
+    {"blk.#.ffn_gate_inp_shexp", "model.layers.#.mlp.shared_expert_gate"},
+    {"blk.#.ffn_gate_shexp", "model.layers.#.mlp.shared_expert.gate_proj"},
+    {"blk.#.ffn_up_shexp", "model.layers.#.mlp.shared_expert.up_proj"},
+    {"blk.#.ffn_down_shexp", "model.layers.#.mlp.shared_expert.down_proj"},
+    {NULL, NULL},
+};
+static const struct family_gguf gguf_kinds[] = {
+    {QWEN3_VL_GGUF("qwen35", "qwen3_5"), .norms_plus_one = true, .names = dense_names, .text = gguf_text},
+    {QWEN3_VL_GGUF("qwen35moe", "qwen3_5_moe"), .norms_plus_one = true, .names = expert_names,
+     .text = gguf_text},
+    {NULL},
+};
+
+const struct family family_qwen3_5 = {
+    .types = {{"qwen3_5", HF_NESTED, &QWEN3_5_TEXT, &VISION},
+              {"qwen3_5_moe", HF_NESTED, &QWEN3_5_MOE_TEXT, &VISION},
+              {"qwen3_5_text", HF_FLAT, &QWEN3_5_TEXT, NULL},
+              {"qwen3_5_moe_text", HF_FLAT, &QWEN3_5_MOE_TEXT, NULL}},
+    .read = qwen_read,
+    .describe = describe,
+    .images = &qwen3_vl_images,
+    .gguf = gguf_kinds,
+    .image_id = 248056,
+    .video_id = 248057,
+};

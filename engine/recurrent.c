@@ -1,0 +1,142 @@
+/* Recurrent layers: the states of a step's sequences, and draft tokens. A state holds the tokens up to the
+ * chunk's draft tokens; the inputs of draft tokens are kept, and once it is known which were accepted, those
+ * are replayed. So a rejected token leaves nothing behind. Engine thread. */
+#include "engine/internal.h"
+
+static bool recurrent(const struct engine *e)
+{
+    return e->kv.table_groups < e->kv.group_count;
+}
+
+/* Floats of a row of a layer's inputs: q|k|v|z and beta|a. */
+static size_t row_floats(const struct desc_delta *g)
+{
+    return desc_conv_columns(g) + (size_t)g->value_heads * g->value_dim + 2 * g->value_heads;
+}
+
+enum status recurrent_reserve(struct engine *e, const struct engine_batch *b, struct err *err)
+{
+    struct replay *r = &e->replay;
+    uint32_t rows = 0, most = r->rows_max;
+    for (uint32_t i = 0; i < b->chunk_count; i++) rows += b->chunks[i].proposed;
+    if (!recurrent(e) || rows <= most) return ST_OK;
+    while (most < rows) most = most ? 2 * most : 16;
+    if (r->block) e->ops->free(e->be, r->block);
+    *r = (struct replay){0};
+    size_t bytes = (size_t)e->kv.groups[e->kv.table_groups].layers * most *
+                   row_floats(&e->net.desc.delta) * sizeof(float);
+    if (e->ops->alloc(e->be, bytes, &r->block) != BE_OK)
+        return err_set(err, ST_NOMEM, "draft tokens: %s", e->ops->last_error(e->be));
+    r->rows_max = most;
+    return ST_OK;
+}
+
+/* Where the inputs of layer n are kept. */
+static float *kept_rows(const struct engine *e, uint32_t n, float **gates)
+{
+    const struct desc_delta *g = &e->net.desc.delta;
+    size_t columns = row_floats(g) - 2 * g->value_heads, at = 0;
+    for (uint32_t k = 0; k < n; k++) at += e->net.desc.layers[k].mixer == MIXER_DELTA;
+    float *rows = (float *)e->replay.block + at * e->replay.rows_max * row_floats(g);
+    *gates = rows + e->replay.rows_max * columns;
+    return rows;
+}
+
+/* Arrays for `count` sequences; returns them in the order first, count, kept, from, to. */
+static void pack_states(struct engine *e, uint32_t count, size_t *used, uint32_t *out[5])
+{
+    struct be_states *s = &e->step.states;
+    *s = (struct be_states){.arena = e->arena, .seq_count = count};
+    const uint32_t **dev[5] = {&s->first, &s->count, &s->kept, &s->from, &s->to};
+    for (int i = 0; i < 5; i++) out[i] = engine__array(e, used, count, dev[i]);
+}
+
+void recurrent_pack(struct engine *e, const struct engine_batch *b, uint32_t pad, size_t *used)
+{
+    struct step *st = &e->step;
+    uint32_t *s[5], row = 0, drafts = 0;
+    pack_states(e, b->chunk_count + pad, used, s);
+    for (uint32_t i = 0; i < b->chunk_count + pad; i++) {
+        const struct engine_chunk *r = i < b->chunk_count ? &b->chunks[i] : NULL;
+        s[0][i] = row;
+        s[1][i] = r ? r->count : 1;
+        s[2][i] = r ? r->count - r->proposed : 1;
+        s[3][i] = r && r->position ? r->state_from : BE_NO_BLOCK;
+        s[4][i] = r ? r->state_to : BE_NO_BLOCK;
+        row += s[1][i];
+        drafts += r ? r->proposed : 0;
+    }
+    uint32_t *rows = engine__array(e, used, drafts, &st->draft_rows);
+    for (uint32_t i = 0; i < b->chunk_count; i++)
+        for (uint32_t k = s[2][i]; k < s[1][i]; k++) rows[st->draft_count++] = s[0][i] + k;
+}
+
+static void mix(struct engine *e, const struct net *net, uint32_t n, float *qkv, float *gates, bool outputs)
+{
+    const struct desc_delta *g = &net->desc.delta;
+    const struct layer_weights *w = &net->w.layers[n];
+    uint32_t columns = desc_conv_columns(g);
+    size_t at = e->kv.layer_offset[n], stride = columns + (size_t)g->value_heads * g->value_dim;
+    e->ops->conv(e->be, &(struct be_conv_args){.states = &e->step.states,
+                                               .layer_offset = at,
+                                               .x = qkv,
+                                               .stride = stride,
+                                               .c = columns,
+                                               .k = g->conv_k,
+                                               .weight = w->conv});
+    e->ops->delta(e->be, &(struct be_delta_args){.states = &e->step.states,
+                                                 .layer_offset = at + be_conv_bytes(columns, g->conv_k),
+                                                 .key_heads = g->key_heads,
+                                                 .value_heads = g->value_heads,
+                                                 .key_dim = g->key_dim,
+                                                 .value_dim = g->value_dim,
+                                                 .tiled = g->tiled,
+                                                 .qkv = qkv,
+                                                 .stride = stride,
+                                                 .gates = gates,
+                                                 .decay = w->decay,
+                                                 .dt_bias = w->dt_bias,
+                                                 .outputs = outputs});
+}
+
+void recurrent_mix(struct engine *e, struct net *net, uint32_t n)
+{
+    const struct desc_delta *g = &net->desc.delta;
+    const struct step *st = &e->step;
+    size_t gate_bytes = 2 * g->value_heads * sizeof(float);
+    if (st->draft_count) {
+        float *gates, *rows = kept_rows(e, n, &gates);
+        e->ops->gather(e->be, &(struct be_gather_args){net->s.qkv, st->draft_rows, st->draft_count,
+                                                       row_floats(g) * sizeof(float) - gate_bytes, rows});
+        e->ops->gather(e->be, &(struct be_gather_args){net->s.gates, st->draft_rows, st->draft_count,
+                                                       gate_bytes, gates});
+    }
+    mix(e, net, n, net->s.qkv, net->s.gates, true);
+}
+
+void recurrent_replay(struct engine *e, const struct engine_batch *b)
+{
+    size_t used = 0;
+    uint32_t *s[5], count = 0, row = 0;
+    for (uint32_t i = 0; i < b->chunk_count; i++) {
+        const struct engine_chunk *r = &b->chunks[i];
+        count += !r->broken && r->proposed && r->drawn_count > 1;
+    }
+    if (!count) return;
+    pack_states(e, count, &used, s);
+    count = 0;
+    for (uint32_t i = 0; i < b->chunk_count; row += b->chunks[i].proposed, i++) {
+        const struct engine_chunk *r = &b->chunks[i];
+        if (r->broken || !r->proposed || r->drawn_count < 2) continue;
+        s[0][count] = row;
+        s[1][count] = s[2][count] = r->drawn_count - 1;
+        s[3][count] = s[4][count] = r->state_to;
+        count++;
+    }
+    e->ops->upload(e->be, e->net.s.step, e->host_step, used * sizeof *e->host_step);
+    for (uint32_t n = 0; n < e->net.desc.layer_count; n++) {
+        if (e->net.desc.layers[n].mixer != MIXER_DELTA) continue;
+        float *gates, *rows = kept_rows(e, n, &gates);
+        mix(e, &e->net, n, rows, gates, false);
+    }
+}
