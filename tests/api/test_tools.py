@@ -394,14 +394,16 @@ def test_required_in_every_syntax(binary, top):
     pick = {"type": "function", "function": {"name": "pick", "parameters": {
         "type": "object", "required": ["color", "on", "sizes"], "additionalProperties": False,
         "properties": {"color": {"enum": ["red", "a \"b\" {c}"]}, "on": {"type": "boolean"},
-                       "sizes": {"type": "array", "items": {"enum": [1, 22]}, "minItems": 1, "maxItems": 2}}}}}
+                       "sizes": {"type": "array", "items": {"enum": [1, 22]}, "minItems": 1,
+                                 "maxItems": 2}}}}}
     bad = {"type": "function", "function": {"name": "bad", "parameters": {"type": "object", "properties": {
         "x": {"type": "array", "items": {"type": "string", "pattern": "(a)\\1"}}}, "required": ["x"]}}}
     for marks in ("<tool_call>", "<tool_call><function=<parameter=", "<|tool_call>call:", "[TOOL_CALLS]",
                   "[TOOL_CALLS][ARGS]", "<tool_call><arg_key>", "List of tools: "):
         template = ("{# " + marks + " #}{% for t in tools or [] %}{{ t.function.name }}{% endfor %}"
-                    "{% for m in messages %}{{ m.role + m.content }}{% endfor %}{% if script %}{{ '<<' + script + '>>' }}{% endif %}")
-        folder = os.path.join(top, str(len(os.listdir(top))))
+                    "{% for m in messages %}{{ m.role + m.content }}{% endfor %}"
+                    "{% if script %}{{ '<<' + script + '>>' }}{% endif %}")
+        folder = tempfile.mkdtemp(dir=top)
         scripted.write(folder, {"plain": SCRIPTS["plain"][0]}, template=template)
         s = Server(binary, folder)
         for tool in (pick, bad):
@@ -654,9 +656,10 @@ if __name__ == "__main__":
         plain_template = "{% for m in messages %}{{ '<|im_start|>' + m.role + m.content }}{% endfor %}{{ '<<' + script + '>>' }}"
         scripted.write(bare_folder, {"plain": SCRIPTS["plain"][0]}, template=plain_template)
         server, bare_server, merged = Server(args.binary, main), Server(args.binary, bare_folder), Server(args.binary, main, "--stream-finish", "merged")
-        for name, function in {"answers": (test_answers, server), "every_length": (test_every_length, server), "tokens": (test_tokens, server), "rules": (test_rules, server),
+        for name, function in {"answers": (test_answers, server), "every_length": (test_every_length, server),
+                               "tokens": (test_tokens, server), "rules": (test_rules, server),
                                "reasoning_budget": (test_reasoning_budget, server, token_ids),
-                               "syntaxes": (test_required_in_every_syntax, args.binary, tempfile.mkdtemp(dir=top)),
+                               "syntaxes": (test_required_in_every_syntax, args.binary, top),
                                "constrained": (test_constrained_after_reasoning, server),
                                "weak_schema": (test_weak_schema, server), "merged": (test_merged, merged),
                                "plain_json": (test_plain_json, server, args.binary, main),
