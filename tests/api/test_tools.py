@@ -388,6 +388,46 @@ def test_weak_schema(s):
     )
 
 
+def test_required_in_every_syntax(binary, top):
+    """A required call is one that is read back, with arguments of its schema, in each syntax; so is one whose
+    schema can't be enforced."""
+    pick = {"type": "function", "function": {"name": "pick", "parameters": {
+        "type": "object", "required": ["color", "on", "sizes"], "additionalProperties": False,
+        "properties": {"color": {"enum": ["red", "a \"b\" {c}"]}, "on": {"type": "boolean"},
+                       "sizes": {"type": "array", "items": {"enum": [1, 22]}, "minItems": 1,
+                                 "maxItems": 2}}}}}
+    bad = {"type": "function", "function": {"name": "bad", "parameters": {"type": "object", "properties": {
+        "x": {"type": "array", "items": {"type": "string", "pattern": "(a)\\1"}}}, "required": ["x"]}}}
+    for marks in ("<tool_call>", "<tool_call><function=<parameter=", "<|tool_call>call:", "[TOOL_CALLS]",
+                  "[TOOL_CALLS][ARGS]", "<tool_call><arg_key>", "List of tools: "):
+        template = ("{# " + marks + " #}{% for t in tools or [] %}{{ t.function.name }}{% endfor %}"
+                    "{% for m in messages %}{{ m.role + m.content }}{% endfor %}"
+                    "{% if script %}{{ '<<' + script + '>>' }}{% endif %}")
+        folder = tempfile.mkdtemp(dir=top)
+        scripted.write(folder, {"plain": SCRIPTS["plain"][0]}, template=template)
+        s = Server(binary, folder)
+        for tool in (pick, bad):
+            body = ask("plain", [tool], tool_choice="required", parallel_tool_calls=False, max_tokens=400)
+            body["temperature"] = 1.5
+            done = 0
+            for seed in range(6):
+                choice = s.ok(CHAT, {**body, "seed": seed})["choices"][0]
+                message, finish, _ = accumulate(s.stream(CHAT, {**body, "seed": seed}))
+                check.equal(f"{marks}: streamed", (shape(message), finish),
+                            (shape(choice["message"]), choice["finish_reason"]))
+                if choice["finish_reason"] != "tool_calls":
+                    continue
+                done += 1
+                call = choice["message"]["tool_calls"][0]["function"]
+                args = json.loads(call["arguments"])
+                check.true(f"{marks}: no text", not choice["message"]["content"], choice)
+                check.true(f"{marks}: {call}", call["name"] == tool["function"]["name"] and (tool is bad or (
+                    set(args) == {"color", "on", "sizes"} and args["color"] in ("red", 'a "b" {c}') and
+                    args["on"] in (True, False) and set(args["sizes"]) <= {1, 22})))
+            check.true(f"{marks}: some are complete", done > 1 or tool is bad, done)
+        s.stop()
+
+
 def test_merged(s):
     """--stream-finish=merged: the finish_reason stands in the last chunk that says something."""
     for name, (_, made_of) in SCRIPTS.items():
@@ -616,8 +656,10 @@ if __name__ == "__main__":
         plain_template = "{% for m in messages %}{{ '<|im_start|>' + m.role + m.content }}{% endfor %}{{ '<<' + script + '>>' }}"
         scripted.write(bare_folder, {"plain": SCRIPTS["plain"][0]}, template=plain_template)
         server, bare_server, merged = Server(args.binary, main), Server(args.binary, bare_folder), Server(args.binary, main, "--stream-finish", "merged")
-        for name, function in {"answers": (test_answers, server), "every_length": (test_every_length, server), "tokens": (test_tokens, server), "rules": (test_rules, server),
+        for name, function in {"answers": (test_answers, server), "every_length": (test_every_length, server),
+                               "tokens": (test_tokens, server), "rules": (test_rules, server),
                                "reasoning_budget": (test_reasoning_budget, server, token_ids),
+                               "syntaxes": (test_required_in_every_syntax, args.binary, top),
                                "constrained": (test_constrained_after_reasoning, server),
                                "weak_schema": (test_weak_schema, server), "merged": (test_merged, merged),
                                "plain_json": (test_plain_json, server, args.binary, main),
