@@ -98,17 +98,7 @@ static enum status plain_value(struct constraint_maker *m, const json_t *paramet
     bool text = syntax_of(m)->arguments == TOOL_ARGUMENTS_TEXT, texts = text && n > 0;
     (void)depth;
     for (size_t i = 0; i < n; i++) texts = texts && json_is_string(json_array_get(values, i));
-    if (texts) {
-        gx *list = calloc(n, sizeof *list);
-        if (!list) return no_memory(m);
-        for (size_t i = 0; i < n; i++) {
-            const json_t *v = json_array_get(values, i);
-            list[i] = gb_literal(m->b, json_string_value(v), json_string_length(v));
-        }
-        *out = gb_alt(m->b, list, n);
-        free(list);
-        return ST_OK;
-    }
+    if (texts) return constraint_choices(m, values, out);
     if (text && only_text(schema)) {
         *out = constraint_text_without(m, ends, sizeof ends / sizeof *ends);
         return ST_OK;

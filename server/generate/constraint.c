@@ -97,7 +97,7 @@ enum status constraint_schema(struct constraint_maker *m, json_t *schema, bool c
 
 /* ---- the parts ---- */
 
-static enum status choices(struct constraint_maker *m, const json_t *list, gx *out)
+enum status constraint_choices(struct constraint_maker *m, const json_t *list, gx *out)
 {
     size_t n = json_array_size(list);
     struct rx_pool *p = gb_pool(m->b);
@@ -124,7 +124,7 @@ static enum status response(struct constraint_maker *m, gx *out)
     m->any_order = f->any_order;
     switch (f->kind) {
     case FORMAT_FREE: *out = constraint_text_without(m, NULL, 0); return ST_OK;
-    case FORMAT_CHOICE: return choices(m, f->value, out);
+    case FORMAT_CHOICE: return constraint_choices(m, f->value, out);
     case FORMAT_REGEX: st = gb_regex_text(m->b, text, len, out, &error); break;
     case FORMAT_TEXT: st = gb_text(m->b, text, len, false, out, &error); break;
     case FORMAT_SCHEMA: return constraint_schema(m, f->value, f->compact, f->param, out);
