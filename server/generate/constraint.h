@@ -31,7 +31,7 @@ gx constraint_literal(struct constraint_maker *m, const char *text);
 enum status constraint_error(struct constraint_maker *m, enum status st, const char *param,
                              const struct grammar_error *f);
 /* One of the strings of a list. */
-enum status constraint_choices(struct constraint_maker *m, const json_t *list, gx *out) KV_MUST_CHECK;
+enum status constraint_strings(struct constraint_maker *m, const json_t *list, gx *out) KV_MUST_CHECK;
 /* A value of the schema. Errors name `where` (within `param`). */
 enum status constraint_schema(struct constraint_maker *m, json_t *schema, bool compact, const char *param,
                               gx *out) KV_MUST_CHECK;
