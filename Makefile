@@ -129,9 +129,10 @@ $(CORE_TESTS): $(OUT)/tests/%: $$(call test_obj,$$*) $(TEST_LIB) $(OUT)/libcore.
 	$(CC) $(MODE) $< $(TEST_LIB) $(OUT)/libcore.a $(LDFLAGS) $(LD_CMOCKA) -lm -lpthread -ldl -o $@
 $(TILES_TESTS): $(OUT)/tests/%_tiles: $$(call test_obj,$$*) $(TILES_OBJ) $(TEST_LIB) $(OUT)/libcore.a
 	$(CC) $(MODE) $^ $(LDFLAGS) $(LD_CMOCKA) -lm -lpthread -ldl -o $@
-$(FULL_TESTS): $(OUT)/tests/%: $$(call test_obj,$$*) $(SRV_TEST_OBJ) $(TEST_LIB) $(OUT)/libserver.a $(OUT)/libcore.a
-	$(CC) $(MODE) $< $(SRV_TEST_OBJ) $(TEST_LIB) $(OUT)/libserver.a $(OUT)/libcore.a $(LDFLAGS) $(LIB_LDLIBS) $(LD_CMOCKA) -lm \
-		-lpthread -ldl -o $@
+$(FULL_TESTS): $(OUT)/tests/%: $$(call test_obj,$$*) $(SRV_TEST_OBJ) $(TEST_LIB) $(OUT)/libserver.a \
+		$(OUT)/libcore.a
+	$(CC) $(MODE) $< $(SRV_TEST_OBJ) $(TEST_LIB) $(OUT)/libserver.a $(OUT)/libcore.a $(LDFLAGS) \
+		$(LIB_LDLIBS) $(LD_CMOCKA) -lm -lpthread -ldl -o $@
 
 # Tests, or kvasir, with a known bug put in: MUTANTS="NAME/PROGRAM ...". tests/mutants/run.py has written the
 # changed sources of each; a linker takes them before those in the archives.

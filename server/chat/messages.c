@@ -2,6 +2,7 @@
 #include "server/chat/messages.h"
 
 #include "config/base/buf.h"
+#include "config/base/list.h"
 #include "server/http/fields.h"
 #include "server/http/json_parser.h"
 #include "server/http/limits.h"
@@ -81,24 +82,13 @@ static enum status count_part(struct chat_reader *r, const char *suffix)
                       LIMIT_PARTS);
 }
 
-/* Grows by one element of `size` bytes; NULL: out of memory. */
-static void *grown(void *list, size_t count, size_t *cap, size_t size)
-{
-    if (count < *cap) return list;
-    void *more = realloc(list, (*cap ? 2 * *cap : 4) * size);
-    if (more) *cap = *cap ? 2 * *cap : 4;
-    return more;
-}
-
 enum status chat_message_add(struct chat_reader *r, enum chat_role role, struct chat_message **out)
 {
     struct chat_messages *m = r->out;
     size_t max = r->limits.messages_max ? r->limits.messages_max : 100000;
     if (m->count >= max)
         return api_fail(r->err, 400, "invalid_value", r->at.field, "There are more than %zu messages.", max);
-    void *list = grown(m->list, m->count, &m->cap, sizeof *m->list);
-    if (!list) return chat_no_memory(r);
-    m->list = list;
+    if (!LIST_ROOM(m->list, m->count, m->cap, 4)) return chat_no_memory(r);
     *out = &m->list[m->count++];
     **out = (struct chat_message){.role = role, .at = r->at};
     return ST_OK;
@@ -111,12 +101,10 @@ static struct chat_message *last_message(const struct chat_reader *r)
 
 static enum status part_add(struct chat_reader *r, struct chat_message *m, struct chat_part part)
 {
-    void *parts = grown(m->parts, m->part_count, &m->part_cap, sizeof *m->parts);
-    if (!parts) {
+    if (!LIST_ROOM(m->parts, m->part_count, m->part_cap, 4)) {
         json_decref(part.text);
         return chat_no_memory(r);
     }
-    m->parts = parts;
     m->parts[m->part_count++] = part;
     return ST_OK;
 }
@@ -223,9 +211,7 @@ enum status chat_image_add(struct chat_reader *r, uint32_t number, bool video, c
     if (m->image_count >= r->limits.images_max)
         return chat_fault(r, "too_many_images", suffix, "At most %zu image(s) may be provided in one prompt.",
                           r->limits.images_max);
-    void *images = grown(m->images, m->image_count, &m->image_cap, sizeof *m->images);
-    if (!images) return chat_no_memory(r);
-    m->images = images;
+    if (!LIST_ROOM(m->images, m->image_count, m->image_cap, 4)) return chat_no_memory(r);
     if (part_add(r, last_message(r), (struct chat_part){.video = video, .number = number})) return ST_NOMEM;
     *out = &m->images[m->image_count++];
     **out = (struct image_ref){.video = video, .message = (uint32_t)m->count - 1, .part = number};

@@ -1,6 +1,8 @@
 /* See chat/output.h. */
 #include "server/chat/output.h"
 
+#include "config/base/list.h"
+
 #include <stdlib.h>
 
 void chat_output_init(struct chat_output *o, const struct chat_output_rules *rules, size_t text_max)
@@ -43,13 +45,7 @@ static enum status on_begin(void *user, const char *name, size_t len)
 {
     struct chat_output *o = user;
     if (o->call_count == CHAT_CALLS_MAX) return ST_TOO_LARGE;
-    if (o->call_count == o->call_cap) {
-        uint32_t cap = o->call_cap ? 2 * o->call_cap : 4;
-        struct chat_call *more = realloc(o->calls, cap * sizeof *more);
-        if (!more) return ST_NOMEM;
-        o->calls = more;
-        o->call_cap = cap;
-    }
+    if (!LIST_ROOM(o->calls, o->call_count, o->call_cap, 4)) return ST_NOMEM;
     struct chat_call *c = &o->calls[o->call_count++];
     *c = (struct chat_call){.content_at = o->content.len};
     buf_init(&c->name, o->content.max);

@@ -47,7 +47,8 @@ struct chat_output {
     struct buf content, reasoning;
     size_t content_shown, reasoning_shown; /* STREAM */
     struct chat_call *calls;               /* [call_count] */
-    uint32_t call_count, call_cap;
+    uint32_t call_count;
+    size_t call_cap;
     uint32_t calls_shown;                        /* STREAM: calls before it are sent completely */
     uint32_t reasoning_tokens, undecided_tokens; /* chat_output_token */
 };

@@ -183,7 +183,8 @@ struct choice {
     size_t held;             /* bytes at the end that may begin a stop string */
     size_t chars;            /* code points of text (without echo) */
     uint32_t *ids;           /* generated tokens, EOS included */
-    uint32_t id_count, id_cap;
+    uint32_t id_count;
+    size_t id_cap;
     uint32_t proposed, accepted; /* draft tokens so far (struct sched_event) */
     struct logprobs_acc logprobs;
     uint64_t first_us, last_us; /* of its tokens */

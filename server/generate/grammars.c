@@ -1,6 +1,8 @@
 /* See grammars.h. */
 #include "server/generate/grammars.h"
 
+#include "config/base/list.h"
+
 #include "config/base/work_lock.h"
 #include "server/chat/reasoning_parse.h"
 #include "server/chat/tool_calls/tool_calls.h"
@@ -254,13 +256,7 @@ enum status grammars_keep(struct grammars *g, const char *text, uint64_t tenant,
     if (grammar_bytes(grammar) > g->memory.most) return ST_TOO_LARGE;
     if (atomic_load(&g->memory.used) > g->memory.most) return ST_AGAIN;
     uv_mutex_lock(&g->lock);
-    if (g->count == g->cap) {
-        size_t cap = g->cap ? 2 * g->cap : 64;
-        struct kept *to = realloc(g->kept, cap * sizeof *to);
-        if (to) g->kept = to;
-        if (to) g->cap = cap;
-        else st = ST_NOMEM;
-    }
+    if (!LIST_ROOM(g->kept, g->count, g->cap, 64)) st = ST_NOMEM;
     struct kept *same = kept_at(g, new.key); /* compiled twice concurrently */
     if (!st && !same) {
         grammar_ref(grammar);

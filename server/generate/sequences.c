@@ -7,6 +7,7 @@
 #include "server/fetch/fetch.h"
 
 #include "config/base/assert.h"
+#include "config/base/list.h"
 #include "config/base/log.h"
 #include "engine/model/model_info.h"
 #include "engine/tokenizer/tokenizer.h"
@@ -171,13 +172,7 @@ static bool is_stop_id(const struct choice *c, uint32_t id)
 
 static enum status ids_add(struct choice *c, uint32_t id)
 {
-    if (c->id_count == c->id_cap) {
-        uint32_t cap = c->id_cap ? 2 * c->id_cap : 64;
-        uint32_t *grown = realloc(c->ids, cap * sizeof *grown);
-        if (!grown) return ST_NOMEM;
-        c->ids = grown;
-        c->id_cap = cap;
-    }
+    if (!LIST_ROOM(c->ids, c->id_count, c->id_cap, 64)) return ST_NOMEM;
     c->ids[c->id_count++] = id;
     return ST_OK;
 }

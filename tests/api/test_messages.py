@@ -590,6 +590,8 @@ def test_agent(s):
     check.equal("a name of 128 characters", s.post(MESSAGES, ask(tools=[long]))[0], 200)
     longer = s.post(MESSAGES, ask(tools=[{**long, "name": long["name"] + "d"}]))
     check.equal("and of 129", longer[0], 400)
+    many = [{"name": f"mcp__server__tool_{i}", "input_schema": {"type": "object"}} for i in range(512)]
+    check.equal("many tools", s.post(COUNT, ask(tools=many))[0], 200)
     check.equal("64 in chats", s.post(CHAT, {**chat, "tools": [{"type": "function", "function": {
         "name": "a" * 65}}]})[0], 400)
     head = {"anthropic-beta": "claude-code-20250219,interleaved-thinking-2025-05-14"}

@@ -508,7 +508,7 @@ def test_refused(s, bare):
         ({"tools": [tool(name="x" * 65)]}, "invalid_value", "tools[0]"), ({"tools": [tool(name="")]}, "invalid_value", "tools[0]"), ({"tools": [tool(name=5)]}, "invalid_type", "tools[0]"),
         ({"tools": [tool(name="f", parameters={"type": "string"})]}, "invalid_value", "tools[0]"), ({"tools": [tool(name="f", parameters=[])]}, "invalid_type", "tools[0]"), ({"tools": [tool(name="f", description=5)]}, "invalid_type", "tools[0]"),
         ({"tools": [tool(name="f", strict="yes")]}, "invalid_type", "tools[0]"), ({"tools": [CLOCK, CLOCK]}, "invalid_value", "tools[1]"),
-        ({"tools": [tool(name=f"f{k}") for k in range(129)]}, "invalid_value", "tools"),
+        ({"tools": [tool(name=f"f{k}") for k in range(513)]}, "invalid_value", "tools"),
         ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "some", "tools": [named]}}}, "invalid_value", "tool_choice"),
         ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}}, "invalid_value", "tool_choice"),
         ({"tool_choice": {"type": "custom", "custom": {"name": "f"}}}, "unsupported_value", "tool_choice"), ({"tool_choice": {"type": "poem"}}, "invalid_value", "tool_choice"),
