@@ -1,9 +1,9 @@
-"""Writes tests/golden/tool_calls.json: tool calls written a little wrong, in eight syntaxes, and what a person
-reads in them.
+"""Writes tests/golden/tool_calls.json: tool calls written a little wrong, in eight syntaxes, and what a
+person reads in them.
 
-What is expected is what a case was made from, never what the server makes of it: calls (name and arguments) and
-the text around them. `open`: the last call is not complete. A case that nobody can understand is expected as
-text. Standard library only."""
+What is expected is what a case was made from, never what the server makes of it: calls (name and arguments)
+and the text around them. `open`: the last call is not complete. A case that nobody can understand is expected
+as text. Standard library only."""
 
 import json
 import os
@@ -242,8 +242,26 @@ def json_calls(form, around, tags):
     )
 
 
+def more_json(form, around):
+    call = '{"name": "search", "arguments": {"query": "a", %s}}'
+    for what, inside, more in (
+        ("a comment", '// so many\n "limit": 3', {"limit": 3}),
+        ("a comment of C", '"limit": 3, /* , "x": 1 */', {"limit": 3}),
+        ("no comma after a number", '"limit": 3 "tags": ["x"]', {"limit": 3, "tags": ["x"]}),
+        ("no comma after a line", '"limit": 3\n"tags": ["x"]', {"limit": 3, "tags": ["x"]}),
+        ("semicolons", '"limit": 3; "tags": ["x"]', {"limit": 3, "tags": ["x"]}),
+        ("two commas", ', "limit": 3', {"limit": 3}),
+        ("curly quotes", "\u201ctags\u201d: [\u201cx, y\u201d]", {"tags": ["x, y"]}),
+        ("backticks", '"tags": [`x`]', {"tags": ["x"]}),
+        ("triple quotes", '"tags": ["""say "x", y\n"""]', {"tags": ['say "x", y\n']}),
+        ("capital words", '"limit": NONE', {"limit": None}),
+    ):
+        add(form, what, around % (call % inside), [("search", {"query": "a", **more})])
+
+
 for form_, (around_, tags_) in JSON_FORMS.items():
     json_calls(form_, around_, tags_)
+    more_json(form_, around_)
 
 H = "hermes"
 add(H, "no end tag", '<tool_call>\n{"name": "clock", "arguments": {}}', [CLOCK])
@@ -450,6 +468,15 @@ add(C, "a backslash", '<|tool_call>call:f{a:<|"|>\\d\\n<|"|>}<tool_call|>', [("f
 add(C, "no quote", '<|tool_call>call:f{a:<|"|>open}<tool_call|>', [("f", {"a": "open"})])
 add(C, "mixed quotes", '<|tool_call>call:f{a:"x<|"|>,b:1}<tool_call|>', [("f", {"a": "x", "b": 1})])
 add(C, "equal signs", "<|tool_call>call:f{a=1,b='x'}<tool_call|>", [("f", {"a": 1, "b": "x"})])
+add(C, "no comma, on a line", "<|tool_call>call:f{a:x\nb:y z}<tool_call|>", [("f", {"a": "x", "b": "y z"})])
+add(C, "no comma after a number", "<|tool_call>call:f{a:1 b:2}<tool_call|>", [("f", {"a": 1, "b": 2})])
+add(C, "two in a block", "<|tool_call>call:f{a:1},call:g{}<tool_call|>", [("f", {"a": 1}), ("g", {})])
+add(
+    C,
+    "a path and a glob",
+    "<|tool_call>call:f{a://x/y,b:/*.c,c:a:b}<tool_call|>",
+    [("f", {"a": "//x/y", "b": "/*.c", "c": "a:b"})],
+)
 add(
     C,
     "two",
@@ -505,7 +532,9 @@ for name, args in ALL:
     add(
         X,
         "no </parameter>",
-        f"<tool_call>\n<function={name}>\n" + body.replace("</parameter>\n", "") + "</function>\n</tool_call>",
+        f"<tool_call>\n<function={name}>\n"
+        + body.replace("</parameter>\n", "")
+        + "</function>\n</tool_call>",
         [(name, args)],
     )
     add(

@@ -175,10 +175,10 @@ static gx notation_any(struct constraint_maker *m, gx *object)
     json_decref(schema);
     rx word = rx_repeat(gb_pool(m->b), rx_chars(gb_pool(m->b), 'a', 'z'), 1, 40);
     gx pair = GB_SEQ(m->b, gb_regex(m->b, word), constraint_literal(m, ":"), value);
-    *object = enclosed(m, "{", gb_list(m->b, pair, comma, 0, RX_NO_LIMIT), "}");
     gx array = enclosed(m, "[", gb_list(m->b, value, comma, 0, RX_NO_LIMIT), "]");
-    gb_define(m->b, value,
-              GB_ALT(m->b, quoted(m, constraint_text_without(m, quote, 1)), plain, *object, array));
+    gx text = quoted(m, constraint_text_without(m, quote, 1));
+    *object = enclosed(m, "{", gb_list(m->b, pair, comma, 0, RX_NO_LIMIT), "}");
+    gb_define(m->b, value, GB_ALT(m->b, text, plain, *object, array));
     return value;
 }
 
@@ -322,18 +322,15 @@ static enum status custom_arguments(struct constraint_maker *m, json_t *function
     enum status st = custom_text(m, function, json || values, &text);
     if (st) return st;
     gx quote = constraint_literal(m, values ? "\"" : "");
-    gx all[] = {constraint_literal(m, json       ? "{\"input\": \""
-                                      : notation ? "{"
-                                                 : s->key),
-                constraint_literal(m, json ? "" : "input"),
-                constraint_literal(m, json ? "" : s->after_key),
-                quote,
-                notation ? quoted(m, text) : text,
-                quote,
-                constraint_literal(m, json       ? "\"}"
-                                      : notation ? "}"
-                                                 : s->after_value)};
-    *out = gb_seq(m->b, all, 7);
+    const char *open = json       ? "{\"input\": \""
+                       : notation ? "{"
+                                  : s->key,
+               *close = json       ? "\"}"
+                        : notation ? "}"
+                                   : s->after_value;
+    *out = GB_SEQ(m->b, constraint_literal(m, open), constraint_literal(m, json ? "" : "input"),
+                  constraint_literal(m, json ? "" : s->after_key), quote, notation ? quoted(m, text) : text,
+                  quote, constraint_literal(m, close));
     return ST_OK;
 }
 
@@ -371,14 +368,12 @@ enum status constraint_call(struct constraint_maker *m, json_t *function, enum c
         st = json_arguments(m, use == CALL_SCHEMA ? parameters : NULL, param, &arguments);
     else st = keys(m, parameters, parameters, plain_value, param, 0, &arguments);
     json_decref(none);
-    gx all[] = {gb_tag(m->b, m->vocab, s->opens[0]),
-                constraint_literal(m, s->before),
-                constraint_literal(m, json_string_value(field(function, "name"))),
-                notation ? constraint_literal(m, "") : gb_tag(m->b, m->vocab, s->after),
-                st ? 0 : arguments,
-                constraint_literal(m, notation ? "" : s->end),
-                s->closes[0] ? gb_tag(m->b, m->vocab, s->closes[0]) : constraint_literal(m, "")};
-    *out = st ? 0 : gb_seq(m->b, all, 7);
+    if (!st)
+        *out = GB_SEQ(m->b, gb_tag(m->b, m->vocab, s->opens[0]), constraint_literal(m, s->before),
+                      constraint_literal(m, json_string_value(field(function, "name"))),
+                      notation ? constraint_literal(m, "") : gb_tag(m->b, m->vocab, s->after), arguments,
+                      constraint_literal(m, notation ? "" : s->end),
+                      s->closes[0] ? gb_tag(m->b, m->vocab, s->closes[0]) : constraint_literal(m, ""));
     return st;
 }
 

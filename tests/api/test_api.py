@@ -470,7 +470,7 @@ def test_http(s):
     check.equal("/health is empty", s.request("GET", "/health")[2], b"")
     check.equal("POST /ping", s.request("POST", "/ping", b"")[0], 200)
     check.equal("ready", json.loads(s.request("GET", "/ready")[2]), {"status": "ready"})
-    check.true("version", re.fullmatch(r"\d+\.\d+\.\d+", json.loads(s.request("GET", "/version")[2])["version"]))
+    check.true("version", re.fullmatch(r"\d+\.\d+\.\d+(-dev)?", json.loads(s.request("GET", "/version")[2])["version"]))
     a = s.request("GET", CHAT)
     is_error("GET on a POST route", a, 405, "method_not_supported")
     check.equal("Allow", a[1].get("allow"), "POST, OPTIONS")

@@ -81,25 +81,33 @@ static bool unpack_arguments(struct tool_calls *c)
 static bool member(struct tool_calls *c, const struct tag_text *t)
 {
     static const char *const names[] = {"name", "function", "tool", "tool_name", "function_name"},
-                             *const arguments[] = {"arguments", "parameters", "args", "params", "input"},
+                             *const arguments[] = {"arguments", "parameters", "args",
+                                                   "params",    "input",      "tool_input"},
                              *const wrappers[] = {"function", "tool_call", "function_call"},
                              *const further[] = {"type", "id", "index", "call_id"};
     struct value_reader *r = &c->value;
     char first = t->s[r->at];
     bool quoted = first == '"' || first == '\'' || (r->quote && first == r->quote[0]);
-    if (c->bare && c->rules.exact && (r->odds || (!c->json.has_name && is_one(c, arguments, 2))))
-        return false;
-    if (!c->bare && first == '{' && !c->json.has_name && is_one(c, wrappers, 3)) {
+    bool exact = c->bare && c->rules.exact;
+    if (exact && (r->odds || (!c->json.has_name && is_one(c, arguments, 2)))) return false;
+    if (!exact && first == '{' && !c->json.has_name && is_one(c, wrappers, 3)) {
         r->watch++;
         return true;
     }
-    if (!c->json.has_name && is_one(c, names, c->bare || !quoted ? 1 : 5)) {
+    if (!c->json.has_name && is_one(c, names, exact || !quoted ? 1 : 5)) {
         c->json.field = NAME;
         r->out = &c->name;
         return quoted;
     }
-    if (!c->json.has_args && is_one(c, arguments, c->bare || first != '{' ? 2 : 5)) {
-        if (c->bare && first != '{') return false;
+    bool named =
+        !c->bare && first == '{' && !c->json.has_name && calls__known(c, c->key.data + 1, c->key.len - 2);
+    if (named) { /* {NAME: {..}} */
+        c->name.len = 0;
+        if (!c->st) c->st = buf_add(&c->name, c->key.data, c->key.len);
+        c->json.has_name = true;
+    }
+    if (!c->json.has_args && (named || is_one(c, arguments, exact || first != '{' ? 2 : 6))) {
+        if (exact && first != '{') return false;
         if (c->json.other) c->flat.len = 0;
         c->json.has_args = true;
         c->json.field = ARGUMENTS;

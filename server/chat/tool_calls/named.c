@@ -28,6 +28,7 @@ static int named_starts(struct tool_calls *c, const struct tag_text *t)
 {
     size_t i = c->scan, name, end;
     int found = word_skip(t, &i, "call:");
+    bool call = found > 0;
     if (found < 0) return -1;
     name = i = blanks_skip(t, i);
     end = i = name_skip(t, i);
@@ -36,7 +37,8 @@ static int named_starts(struct tool_calls *c, const struct tag_text *t)
     (void)word_skip(t, &i, "[ARGS]");
     i = blanks_skip(t, i);
     if (i == t->len || tag_at(t, i, "[CALL_ID]") < 0 || tag_at(t, i, "[ARGS]") < 0) return t->final ? 0 : -1;
-    if ((!c->syntax->named || c->call_at != c->block_at) && !calls__known(c, t->s + name, end - name))
+    if (!(c->syntax->named && (call || c->call_at == c->block_at)) &&
+        !calls__known(c, t->s + name, end - name))
         return 0;
     found = arguments_at(c, t, i);
     if (found <= 0) return found;

@@ -18,6 +18,8 @@ struct call_reader {
 };
 extern const struct call_reader call_json, call_tags, call_named;
 
+/* reader.c */
+void calls__flush(struct tool_calls *c); /* reports arguments, except what is held back */
 /* Reports the call. */
 void calls__begin(struct tool_calls *c, const char *name, size_t len);
 /* Its arguments are complete. */

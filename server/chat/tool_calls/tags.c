@@ -56,7 +56,7 @@ static int tag_named(const struct tag_text *t, const char *word, size_t i, size_
         while (i > at && strchr("\"' ", t->s[i - 1])) i--;
         name[0] = at;
         name[1] = i;
-        return i > at;
+        return i > at && !memchr(t->s + at, '=', i - at);
     }
     return most;
 }
@@ -74,7 +74,7 @@ static int parameter_at(const struct tag_text *t, size_t i, size_t key[2], size_
     if (i == t->len) return t->final ? 0 : -1;
     key[1] = i;
     first = tag_next(t, &i, "</arg_key>");
-    if (first > 0) first = tag_next(t, &i, "<arg_value>");
+    if (first >= 0) first = tag_next(t, &i, "<arg_value>");
     *end = i;
     return first > 0 ? 2 * (key[1] > key[0]) : first;
 }

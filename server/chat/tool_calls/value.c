@@ -4,8 +4,11 @@
 #include <stdio.h>
 #include <strings.h>
 
-#define KEY_MAX 128u /* of a key that is looked for ahead */
-#define TOKEN   'T'  /* mark of a string in quote tokens */
+#define COMMENT_MAX 256u
+#define KEY_MAX     128u /* of a key that is looked for ahead */
+#define CURLY_OPEN  "\xE2\x80\x9C"
+#define CURLY_CLOSE "\xE2\x80\x9D"
+#define TOKEN       'T' /* mark of a string in quote tokens */
 /* A level's kind, and flags. */
 enum {
     OBJECT = 1,
@@ -79,7 +82,7 @@ static void gap(struct value_reader *r, const struct tag_text *t, char want)
         if (is_blank(c)) continue;
         if (c == want && !found) found = true;
         else plain = false;
-        if (!plain) odd(r, c == '=' || c == ',' ? VALUE_NOTATION : VALUE_REPAIRED);
+        if (!plain) odd(r, c == '=' || c == ',' || c == ';' ? VALUE_NOTATION : VALUE_REPAIRED);
     }
     if (!found && plain) odd(r, VALUE_REPAIRED);
     if (r->level <= r->watch) return;
@@ -131,6 +134,18 @@ int value_end_at(const struct tag_text *t, size_t i, const char *const *ends, co
     return i < t->len ? tags_at(t, i, opens) : t->final ? 1 : -1;
 }
 
+/* Bytes of a comment at i; 0: there is none; -1: the text is too short. */
+static int comment_at(const struct tag_text *t, size_t i)
+{
+    if (t->s[i] != '/') return 0;
+    if (i + 1 == t->len) return t->final ? 0 : -1;
+    const char *end = t->s[i + 1] == '/' ? "\n" : t->s[i + 1] == '*' ? "*/" : NULL;
+    if (!end) return 0;
+    size_t most = t->len - i - 2 < COMMENT_MAX ? t->len - i - 2 : COMMENT_MAX;
+    const char *hit = memmem(t->s + i + 2, most, end, strlen(end));
+    return hit ? (int)(hit - t->s - (long)i) + (int)strlen(end) : t->final || most == COMMENT_MAX ? 0 : -1;
+}
+
 static int quote_token_at(const struct value_reader *r, const struct tag_text *t, size_t i)
 {
     return r->quote && t->s[i] == r->quote[0] ? tag_at(t, i, r->quote) : 0;
@@ -143,7 +158,8 @@ static int comma_ends(const struct value_reader *r, const struct tag_text *t, si
     if (is_array(r)) return 1;
     if (j == t->len) return t->final ? 1 : -1;
     if (is_closer(t->s[j]) || t->s[j] == ',' || is_blank(t->s[j])) return 1;
-    int found = quote_token_at(r, t, j);
+    int found = comment_at(t, j);
+    if (!found) found = quote_token_at(r, t, j);
     if (!found) found = tags_at(t, j, r->ends);
     if (!found) found = value_key_at(t, j);
     return found < 0 && t->final ? 1 : found;
@@ -158,7 +174,7 @@ static int quote_closes(const struct value_reader *r, const struct tag_text *t, 
     char c = t->s[j];
     if (!r->level) return 0;
     if (is_closer(c) || is_blank(c)) return 1;
-    if (c == ',') return comma_ends(r, t, j);
+    if (c == ',' || c == ';') return comma_ends(r, t, j);
     int found = tags_at(t, j, r->ends);
     if (!found) found = quote_token_at(r, t, j);
     if (found) return found;
@@ -281,9 +297,11 @@ static void string_put(struct value_reader *r, const struct tag_text *t, size_t 
     if (r->mark != TOKEN) put(r, out, t->s + plain, to - plain);
 }
 
-static int string_begin(struct value_reader *r, char mark, size_t len)
+/* A string begins with `len` bytes, and ends with `close`, or (NULL) with its mark. */
+static int string_begin(struct value_reader *r, char mark, size_t len, const char *close)
 {
-    if (mark != '"') odd(r, VALUE_NOTATION);
+    if (mark != '"' || close) odd(r, VALUE_NOTATION);
+    r->close = close;
     put(r, target(r), "\"", 1);
     r->mark = (uint8_t)mark;
     r->part = IN_STRING;
@@ -308,10 +326,10 @@ static int string_read(struct value_reader *r, const struct tag_text *t)
     while (r->at < t->len) {
         char c = t->s[r->at];
         int tag = c == '<' || c == '[' ? value_end_at(t, r->at, r->ends, r->opens) : 0;
-        int quote = quote_token_at(r, t, r->at);
-        size_t len = quote > 0 ? strlen(r->quote) : 1;
+        int quote = r->close ? tag_at(t, r->at, r->close) : quote_token_at(r, t, r->at);
+        size_t len = quote <= 0 ? 1 : strlen(r->close ? r->close : r->quote);
         if (tag > 0) return VALUE_TAG;
-        if (r->mark != TOKEN && (quote > 0 || c == (char)r->mark)) {
+        if (!r->close && (quote > 0 || c == (char)r->mark)) {
             quote = quote_closes(r, t, r->at + len);
             if (!quote) odd(r, VALUE_REPAIRED);
         }
@@ -431,7 +449,15 @@ static int word_ends(struct value_reader *r, const struct tag_text *t)
     }
     if (c == ')') return opener(r, c) > 0;
     if (is_closer(c)) return r->level > 0;
-    return c != ',' || !r->level ? 0 : is_literal(r, t) ? 1 : comma_ends(r, t, r->at);
+    if (!r->level || is_array(r)) return c == ',' && r->level;
+    if (c == ',' || c == ';') return comma_ends(r, t, r->at);
+    if (!is_blank(c)) return 0;
+    /* The comma is missing before a quoted key, or before any on a new line or after a literal. */
+    size_t next = blanks_skip(t, r->at);
+    if (next == t->len) return t->final ? 0 : -1;
+    if (c != '\n' && t->s[next] != '"' && t->s[next] != '\'' && !is_literal(r, t)) return 0;
+    tag = value_key_at(t, next);
+    return tag < 0 && t->final ? 0 : tag;
 }
 
 static int word_read(struct value_reader *r, const struct tag_text *t)
@@ -454,13 +480,16 @@ void value_init(struct value_reader *r, size_t at, struct buf *out)
 static int token_begin(struct value_reader *r, const struct tag_text *t, bool key)
 {
     char c = t->s[r->at];
-    int quote = quote_token_at(r, t, r->at);
-    if (quote < 0) return VALUE_MORE;
+    int quote = quote_token_at(r, t, r->at), curly = tag_at(t, r->at, CURLY_OPEN);
+    int triple = c == '"' ? tag_at(t, r->at, "\"\"\"") : c == '\'' ? tag_at(t, r->at, "'''") : 0;
+    if (quote < 0 || curly < 0 || triple < 0) return VALUE_MORE;
     if (key || is_array(r)) element(r, t);
     r->is_key = key;
     if (key && r->level == r->watch) r->key->len = 0;
-    if (quote || c == '"' || c == '\'')
-        return string_begin(r, quote ? TOKEN : c, quote ? strlen(r->quote) : 1);
+    if (quote) return string_begin(r, TOKEN, strlen(r->quote), r->quote);
+    if (curly) return string_begin(r, '"', strlen(CURLY_OPEN), CURLY_CLOSE);
+    if (triple) return string_begin(r, c, 3, c == '"' ? "\"\"\"" : "'''");
+    if (strchr("\"'`", c)) return string_begin(r, c, 1, NULL);
     r->part = IN_WORD;
     r->from = r->at;
     r->run = 0;
@@ -470,9 +499,12 @@ static int token_begin(struct value_reader *r, const struct tag_text *t, bool ke
 static int step(struct value_reader *r, const struct tag_text *t)
 {
     char c = t->s[r->at];
-    bool separates = is_blank(c) || (c == ',' && r->level);
-    int tag = tags_at(t, r->at, r->ends);
+    bool separates = is_blank(c) || ((c == ',' || c == ';') && r->level);
+    int tag = tags_at(t, r->at, r->ends), comment = r->part == AT_KEY ? comment_at(t, r->at) : 0;
     if (tag) return tag > 0 ? VALUE_TAG : VALUE_MORE;
+    if (comment < 0) return VALUE_MORE;
+    r->at += (size_t)comment;
+    if (comment) return ON;
     switch (r->part) {
     case AT_KEY:
         if (is_closer(c)) return pop(r, t);

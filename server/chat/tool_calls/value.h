@@ -40,6 +40,7 @@ struct value_reader {
     /* private */
     uint32_t level;
     uint8_t part, mark;
+    const char *close; /* ends the string, or NULL: `mark` does */
     bool is_key;
     size_t from, run, gap; /* a string's or word's text that is not yet in `out`; its end that may be closing
                               brackets; what separates it from the previous one */

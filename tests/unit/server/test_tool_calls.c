@@ -198,9 +198,8 @@ static void test_round_trip(void **state)
             fail_msg("the syntax of %s", templates[i].name);
         for (size_t k = 0; k < sizeof arguments / sizeof *arguments; k++) {
             char *text = rendered(t, callees[k], arguments[k]);
-            json_t *got = json_object_get(read_calls(templates[i].syntax, false, text, strlen(text), 3, 1),
-                                          "calls"),
-                   *want = json_loads(arguments[k], 0, NULL);
+            json_t *all = read_calls(templates[i].syntax, false, text, strlen(text), 3, 1),
+                   *got = json_object_get(all, "calls"), *want = json_loads(arguments[k], 0, NULL);
             if (json_array_size(got) != 2) fail_msg("%zu calls in %s", json_array_size(got), text);
             for (size_t c = 0; c < 2; c++) {
                 json_t *one = json_array_get(got, c),
@@ -211,6 +210,7 @@ static void test_round_trip(void **state)
                 json_decref(args);
             }
             json_decref(want);
+            json_decref(all);
             free(text);
         }
         template_free(t);
