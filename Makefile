@@ -49,7 +49,7 @@ CORE_SRC := $(wildcard config/*.c config/*/*.c kernels/*.c kernels/cpu/*.c kerne
 NEEDS_LIBS := $(wildcard engine/tokenizer/*.c engine/prompt/prompt*.c engine/families/tokenizer.c)
 CORE_SRC := $(filter-out $(NEEDS_LIBS),$(CORE_SRC))
 SRV_SRC  := $(filter-out server/main.c $(if $(filter 1,$(KV_EVENTS)),,server/kv_events/%), \
-	$(wildcard server/*.c server/*/*.c)) $(NEEDS_LIBS)
+	$(wildcard server/*.c server/*/*.c server/*/*/*.c)) $(NEEDS_LIBS)
 CORE_OBJ := $(CORE_SRC:%=$(OUT)/%.o)
 SRV_OBJ  := $(SRV_SRC:%=$(OUT)/%.o)
 # Programs of tests stand by topic: tests/unit/FOLDER/ for that folder, tests/sim/, tests/bench/. What is not

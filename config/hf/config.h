@@ -58,6 +58,7 @@ struct hf_text {
     /* Recurrent layers; conv_kernel 0 = the class has none. */
     uint32_t linear_conv_kernel_dim, linear_num_key_heads, linear_num_value_heads, linear_key_head_dim,
         linear_value_head_dim;
+    uint32_t mtp_num_hidden_layers; /* of a drafter in the same checkpoint */
     /* Only in some classes. */
     double query_pre_attn_scalar, attn_logit_softcapping, final_logit_softcapping; /* caps: 0 = none */
     bool attention_k_eq_v, use_double_wide_mlp;

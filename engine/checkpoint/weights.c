@@ -232,6 +232,11 @@ static const struct stf_tensor *find_weight(const struct model_desc *d, const st
     return NULL;
 }
 
+bool weights_hold(const struct model_desc *d, const struct stf_files *files, const char *stem)
+{
+    return files && find_weight(d, files, stem);
+}
+
 static bool same_shape(const struct stf_tensor *a, const struct stf_tensor *b)
 {
     return a->rank == b->rank && memcmp(a->shape, b->shape, a->rank * sizeof *a->shape) == 0;

@@ -22,8 +22,8 @@ static int by_canonical(const void *a, const void *b)
 }
 
 /* Tensors of checkpoints that no version of the model reads: tables that can be computed, and the pooling
- * head that a tower was trained with. And audio towers, which are not served. (A copy of the embedding as the
- * tied head is expected, too.) */
+ * head that a tower was trained with. And drafters, and audio towers, which are not served. (A copy of the
+ * embedding as the tied head is expected, too.) */
 static bool carried_along(const char *name)
 {
     static const char *const ends[] = {"inv_freq", "position_ids"};
@@ -33,8 +33,8 @@ static bool carried_along(const char *name)
         if (len >= n && strcmp(name + len - n, ends[i]) == 0 && (len == n || name[len - n - 1] == '.'))
             return true;
     }
-    return strstr(name, "vision_tower.vision_model.head.") != NULL || strstr(name, "audio_tower.") != NULL ||
-           strstr(name, "embed_audio.") != NULL;
+    return strncmp(name, "mtp.", 4) == 0 || strstr(name, "vision_tower.vision_model.head.") != NULL ||
+           strstr(name, "audio_tower.") != NULL || strstr(name, "embed_audio.") != NULL;
 }
 
 void load_note_ignored(struct weights_inventory *s, const char *name)

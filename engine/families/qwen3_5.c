@@ -3,6 +3,9 @@
  * models/qwen3_5, qwen3_5_moe. */
 #include "engine/families/qwen.h"
 
+#include <stdio.h>
+#include <stdlib.h>
+
 #define COMMON                                                                                               \
     .vocab_size = 248320, .max_position_embeddings = 32768, .head_dim = 256, .rms_norm_eps = 1e-6,           \
     .qk_norm = true, .activation = HF_SILU, .linear_conv_kernel_dim = 4, .linear_num_key_heads = 16,         \
@@ -69,6 +72,33 @@ static void describe_delta(const struct hf_text *t, bool gguf, struct model_desc
     out->names.delta_out = "text.layers.#.linear_attn.out_proj";
 }
 
+/* ---- the drafter in the checkpoint: mtp.*, one full attention layer ---- */
+
+static bool canonical_drafter(const char *name, char out[DESC_NAME_MAX])
+{
+    const char *x = family_after(name, "mtp.");
+    return x && snprintf(out, DESC_NAME_MAX, "text.%s", x) < (int)DESC_NAME_MAX;
+}
+
+static bool describe_drafter(const struct model_desc *target, struct model_desc *out)
+{
+    uint32_t n = target->layer_count - 1;
+    while (n > 0 && target->layers[n].mixer != MIXER_ATTENTION) n--;
+    *out = *target;
+    out->layer_count = 1;
+    out->layers = malloc(sizeof *out->layers);
+    if (!out->layers) return false;
+    out->layers[0] = target->layers[n];
+    out->has_vision = false;
+    out->drafts_for = target->hidden;
+    out->own_keys = true;
+    out->names.draft_in = "text.fc";
+    out->names.embed_norm = "text.pre_fc_norm_embedding";
+    out->names.hidden_norm = "text.pre_fc_norm_hidden";
+    out->canonical = canonical_drafter;
+    return true;
+}
+
 static void describe(struct hf_reader *r, const struct hf_config *c, struct model_desc *out)
 {
     const struct hf_text *t = &c->text;
@@ -93,6 +123,7 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
         else l->gated = true;
         l->shared_ff = t->num_experts ? t->shared_expert_intermediate_size : 0;
     }
+    if (r->d && t->mtp_num_hidden_layers == 1) out->drafter = describe_drafter;
     if (c->has_vision) qwen3_vl_describe_images(c, out);
 }
 

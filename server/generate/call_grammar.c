@@ -31,16 +31,16 @@ static json_t *part_of(const json_t *parameters, json_t *part)
 static enum status json_call(struct constraint_maker *m, const char *name, json_t *parameters,
                              const char *param, gx *out)
 {
-    gx head[] = {gb_tag(m->b, m->vocab, TOOL_OPEN), constraint_literal(m, "\n{\"name\": \""),
-                 constraint_literal(m, name), constraint_literal(m, "\", \"arguments\": ")};
-    gx tail[] = {constraint_literal(m, "}\n"), gb_tag(m->b, m->vocab, TOOL_CLOSE)}, arguments;
+    gx arguments;
     json_t *object = json_copy(parameters); /* with all other keywords */
     if (!object || json_object_set_new(object, "type", json_string("object")))
         return json_decref(object), no_memory(m);
     enum status st = constraint_schema(m, object, true, param, &arguments);
     json_decref(object);
-    gx all[] = {gb_seq(m->b, head, 4), arguments, gb_seq(m->b, tail, 2)};
-    *out = st ? 0 : gb_seq(m->b, all, 3);
+    if (!st)
+        *out = GB_SEQ(m->b, gb_tag(m->b, m->vocab, TOOL_OPEN), constraint_literal(m, "\n{\"name\": \""),
+                      constraint_literal(m, name), constraint_literal(m, "\", \"arguments\": "), arguments,
+                      constraint_literal(m, "}\n"), gb_tag(m->b, m->vocab, TOOL_CLOSE));
     return st;
 }
 
@@ -107,17 +107,7 @@ static enum status tag_value(struct constraint_maker *m, const json_t *parameter
     bool texts = n > 0;
     (void)depth;
     for (size_t i = 0; i < n; i++) texts = texts && json_is_string(json_array_get(values, i));
-    if (texts) {
-        gx *list = calloc(n, sizeof *list);
-        if (!list) return no_memory(m);
-        for (size_t i = 0; i < n; i++) {
-            const json_t *v = json_array_get(values, i);
-            list[i] = gb_literal(m->b, json_string_value(v), json_string_length(v));
-        }
-        *out = gb_alt(m->b, list, n);
-        free(list);
-        return ST_OK;
-    }
+    if (texts) return constraint_strings(m, values, out);
     if (only_text(schema)) {
         *out = constraint_text_without(m, ends, 4);
         return ST_OK;
@@ -140,20 +130,14 @@ static enum status tag_call(struct constraint_maker *m, const char *name, json_t
     {
         gx value;
         if (st || (st = tag_value(m, parameters, schema, param, 0, &value))) break;
-        gx one[] = {constraint_literal(m, "<parameter="), constraint_literal(m, key),
-                    constraint_literal(m, ">\n"), value, constraint_literal(m, "\n</parameter>\n")};
-        list[used++] = gb_seq(m->b, one, 5);
+        list[used++] = GB_SEQ(m->b, constraint_literal(m, "<parameter="), constraint_literal(m, key),
+                              constraint_literal(m, ">\n"), value, constraint_literal(m, "\n</parameter>\n"));
     }
     if (!st) st = members(m, parameters, list, "", &inside);
     free(list);
-    gx all[] = {gb_tag(m->b, m->vocab, TOOL_OPEN),
-                constraint_literal(m, "\n<function="),
-                constraint_literal(m, name),
-                constraint_literal(m, ">\n"),
-                inside,
-                constraint_literal(m, "</function>\n"),
-                gb_tag(m->b, m->vocab, TOOL_CLOSE)};
-    *out = st ? 0 : gb_seq(m->b, all, 7);
+    *out = GB_SEQ(m->b, gb_tag(m->b, m->vocab, TOOL_OPEN), constraint_literal(m, "\n<function="),
+                  constraint_literal(m, name), constraint_literal(m, ">\n"), inside,
+                  constraint_literal(m, "</function>\n"), gb_tag(m->b, m->vocab, TOOL_CLOSE));
     return st;
 }
 
@@ -163,18 +147,13 @@ static enum status tag_call(struct constraint_maker *m, const char *name, json_t
 
 static gx quoted(struct constraint_maker *m, gx inside)
 {
-    gx list[] = {gb_tag(m->b, m->vocab, TOOL_QUOTE), inside, gb_tag(m->b, m->vocab, TOOL_QUOTE)};
-    return gb_seq(m->b, list, 3);
+    gx quote = gb_tag(m->b, m->vocab, TOOL_QUOTE);
+    return GB_SEQ(m->b, quote, inside, quote);
 }
 
-/* element (, element)* with at most `max` */
-static gx several(struct constraint_maker *m, gx element, uint32_t min, uint32_t max)
+static gx enclosed(struct constraint_maker *m, const char *open, gx inside, const char *close)
 {
-    if (!max) return gb_seq(m->b, NULL, 0);
-    gx more[] = {constraint_literal(m, ","), element};
-    gx list[] = {element, gb_repeat(m->b, gb_seq(m->b, more, 2), min ? min - 1 : 0,
-                                    max == RX_NO_LIMIT ? max : max - 1)};
-    return gb_repeat(m->b, gb_seq(m->b, list, 2), min > 0, 1);
+    return GB_SEQ(m->b, constraint_literal(m, open), inside, constraint_literal(m, close));
 }
 
 static value_fn notation_value;
@@ -192,13 +171,11 @@ static enum status notation_object(struct constraint_maker *m, const json_t *roo
     {
         gx value;
         if (st || (st = notation_value(m, root, one, param, depth + 1, &value))) break;
-        gx pair[] = {constraint_literal(m, key), constraint_literal(m, ":"), value};
-        list[used++] = gb_seq(m->b, pair, 3);
+        list[used++] = GB_SEQ(m->b, constraint_literal(m, key), constraint_literal(m, ":"), value);
     }
     if (!st) st = members(m, schema, list, ",", &inside);
     free(list);
-    gx braces[] = {constraint_literal(m, "{"), inside, constraint_literal(m, "}")};
-    if (!st) *out = gb_seq(m->b, braces, 3);
+    if (!st) *out = enclosed(m, "{", inside, "}");
     return st;
 }
 
@@ -214,18 +191,16 @@ static uint32_t count_of(const json_t *schema, const char *key, uint32_t otherwi
 static gx notation_any(struct constraint_maker *m)
 {
     static const char *const quote[] = {TOOL_QUOTE};
-    gx value = gb_rule(m->b), plain = 0, list = several(m, value, 0, RX_NO_LIMIT);
+    gx value = gb_rule(m->b), plain = 0, comma = constraint_literal(m, ",");
     json_t *schema = json_pack("{s:[s,s,s]}", "type", "number", "boolean", "null");
     if (!schema || constraint_schema(m, schema, true, "tools", &plain)) plain = 0;
     json_decref(schema);
     rx word = rx_repeat(gb_pool(m->b), rx_chars(gb_pool(m->b), 'a', 'z'), 1, 40);
-    gx pair[] = {gb_regex(m->b, word), constraint_literal(m, ":"), value};
-    gx object[] = {constraint_literal(m, "{"), several(m, gb_seq(m->b, pair, 3), 0, RX_NO_LIMIT),
-                   constraint_literal(m, "}")};
-    gx array[] = {constraint_literal(m, "["), list, constraint_literal(m, "]")};
-    gx kinds[] = {quoted(m, constraint_text_without(m, quote, 1)), plain, gb_seq(m->b, object, 3),
-                  gb_seq(m->b, array, 3)};
-    gb_define(m->b, value, gb_alt(m->b, kinds, 4));
+    gx pair = GB_SEQ(m->b, gb_regex(m->b, word), constraint_literal(m, ":"), value);
+    gx object = enclosed(m, "{", gb_list(m->b, pair, comma, 0, RX_NO_LIMIT), "}");
+    gx array = enclosed(m, "[", gb_list(m->b, value, comma, 0, RX_NO_LIMIT), "]");
+    gx text = quoted(m, constraint_text_without(m, quote, 1));
+    gb_define(m->b, value, GB_ALT(m->b, text, plain, object, array));
     return value;
 }
 
@@ -293,14 +268,10 @@ static enum status notation_value(struct constraint_maker *m, const json_t *root
     if (json_is(type, "object") && json_object_size(json_object_get(schema, "properties")))
         return notation_object(m, root, schema, param, depth, out);
     if (json_is(type, "array") && json_is_object(items)) {
-        gx item;
+        gx item, comma = constraint_literal(m, ",");
+        uint32_t min = count_of(schema, "minItems", 0), max = count_of(schema, "maxItems", RX_NO_LIMIT);
         enum status st = notation_value(m, root, items, param, depth + 1, &item);
-        gx list[] = {
-            constraint_literal(m, "["),
-            st ? 0
-               : several(m, item, count_of(schema, "minItems", 0), count_of(schema, "maxItems", RX_NO_LIMIT)),
-            constraint_literal(m, "]")};
-        *out = gb_seq(m->b, list, 3);
+        if (!st) *out = enclosed(m, "[", gb_list(m->b, item, comma, min, max), "]");
         return st;
     }
     if (json_is(type, "integer") || json_is(type, "number") || json_is(type, "boolean") ||
@@ -335,9 +306,9 @@ static enum status notation_call(struct constraint_maker *m, const char *name, j
     json_decref(done);
     json_decref(m->rules);
     m->rules = NULL;
-    gx all[] = {gb_tag(m->b, m->vocab, TOOL_CALL_OPEN), constraint_literal(m, "call:"),
-                constraint_literal(m, name), st ? 0 : arguments, gb_tag(m->b, m->vocab, TOOL_CALL_CLOSE)};
-    *out = gb_seq(m->b, all, 5);
+    if (!st)
+        *out = GB_SEQ(m->b, gb_tag(m->b, m->vocab, TOOL_CALL_OPEN), constraint_literal(m, "call:"),
+                      constraint_literal(m, name), arguments, gb_tag(m->b, m->vocab, TOOL_CALL_CLOSE));
     return st;
 }
 
@@ -366,11 +337,11 @@ enum status constraint_call(struct constraint_maker *m, json_t *function, bool e
 #define WS     "[ \\t\\r\\n]*"
 #define MEMBER "(\"(type|id)\"" WS ":" WS "\"[^\"\\\\\\x00-\\x1f]{0,64}\"" WS "," WS ")*"
 
-static enum status regex_of(struct constraint_maker *m, const struct buf *text, rx *out)
+static rx bare_regex(struct constraint_maker *m, const char *text)
 {
     struct grammar_error error;
-    enum status st = regex_parse(gb_pool(m->b), text->data, text->len, out, &error);
-    return st ? no_memory(m) : ST_OK; /* the regex is our own */
+    rx out = RX_NONE;
+    return regex_parse(gb_pool(m->b), text, strlen(text), 0, &out, &error) ? RX_NONE : out;
 }
 
 /* A call from its brace to the brace of its arguments, as chat/tool_parse.h parses it. names: a regex. */
@@ -382,16 +353,9 @@ static enum status bare_head(struct constraint_maker *m, const char *names, rx *
                               "\\{" WS MEMBER "\"name\"" WS ":" WS "\"(%s)\"" WS "," WS MEMBER
                               "\"(arguments|parameters)\"" WS ":" WS,
                               names);
-    st = st ? no_memory(m) : regex_of(m, &text, out);
+    *out = st ? RX_NONE : bare_regex(m, text.data);
     buf_fini(&text);
-    return st;
-}
-
-static rx bare_regex(struct constraint_maker *m, const char *text)
-{
-    struct grammar_error error;
-    rx out = RX_NONE;
-    return regex_parse(gb_pool(m->b), text, strlen(text), &out, &error) ? RX_NONE : out;
+    return *out ? ST_OK : no_memory(m); /* the regex is our own */
 }
 
 static enum status bare_call(struct constraint_maker *m, json_t *function, size_t index, gx *out)
@@ -410,8 +374,7 @@ static enum status bare_call(struct constraint_maker *m, json_t *function, size_
     if (!st) st = constraint_schema(m, parameters, false, param, &arguments);
     json_decref(own);
     if (st) return st;
-    gx list[] = {gb_regex(m->b, head), arguments, gb_regex(m->b, bare_regex(m, WS "\\}"))};
-    *out = gb_seq(m->b, list, 3);
+    *out = GB_SEQ(m->b, gb_regex(m->b, head), arguments, gb_regex(m->b, bare_regex(m, WS "\\}")));
     return ST_OK;
 }
 
@@ -436,12 +399,10 @@ enum status constraint_bare_calls(struct constraint_maker *m, json_t *tools, con
     if (!st) {
         rx begin = rx_concat(pool, head, rx_concat(pool, rx_literal(pool, "{", 1), RX_ALL));
         *excluded = rx_concat(pool, front, begin);
-        gx call = gb_alt(m->b, calls, used);
-        gx more[] = {gb_regex(m->b, bare_regex(m, "[ \\t\\r\\n,;]{0,16}")), call};
-        gx list[] = {gb_regex(m->b, front), call,
-                     gb_repeat(m->b, gb_seq(m->b, more, 2), 0, one ? 0 : RX_NO_LIMIT),
-                     gb_regex(m->b, bare_regex(m, "[ \\t\\r\\n]{0,16}\\]?[ \\t\\r\\n]{0,16}(```)?"))};
-        *out = gb_seq(m->b, list, 4);
+        gx between = gb_regex(m->b, bare_regex(m, "[ \\t\\r\\n,;]{0,16}")),
+           end = gb_regex(m->b, bare_regex(m, "[ \\t\\r\\n]{0,16}\\]?[ \\t\\r\\n]{0,16}(```)?"));
+        gx list = gb_list(m->b, gb_alt(m->b, calls, used), between, 1, one ? 1 : RX_NO_LIMIT);
+        *out = GB_SEQ(m->b, gb_regex(m->b, front), list, end);
     }
     buf_fini(&names);
     free(calls);

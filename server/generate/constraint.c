@@ -97,7 +97,7 @@ enum status constraint_schema(struct constraint_maker *m, json_t *schema, bool c
 
 /* ---- the parts ---- */
 
-static enum status choices(struct constraint_maker *m, const json_t *list, gx *out)
+enum status constraint_strings(struct constraint_maker *m, const json_t *list, gx *out)
 {
     size_t n = json_array_size(list);
     struct rx_pool *p = gb_pool(m->b);
@@ -124,7 +124,7 @@ static enum status response(struct constraint_maker *m, gx *out)
     m->any_order = f->any_order;
     switch (f->kind) {
     case FORMAT_FREE: *out = constraint_text_without(m, NULL, 0); return ST_OK;
-    case FORMAT_CHOICE: return choices(m, f->value, out);
+    case FORMAT_CHOICE: return constraint_strings(m, f->value, out);
     case FORMAT_REGEX: st = gb_regex_text(m->b, text, len, out, &error); break;
     case FORMAT_TEXT: st = gb_text(m->b, text, len, out, &error); break;
     case FORMAT_SCHEMA: return constraint_schema(m, f->value, f->compact, f->param, out);
@@ -193,10 +193,9 @@ static enum status calls_and_text(struct constraint_maker *m, json_t *tools, gx 
         if (st) return st;
         first = rx_and(pool, text, rx_not(pool, excluded));
     }
-    gx again[] = {call, gb_regex(m->b, text)};
-    gx list[] = {gb_regex(m->b, first), gb_repeat(m->b, gb_seq(m->b, again, 2), 0, one ? 1 : RX_NO_LIMIT)};
-    gx either[] = {gb_seq(m->b, list, 2), bare};
-    *out = p->bare_calls ? gb_alt(m->b, either, 2) : either[0];
+    gx again = GB_SEQ(m->b, call, gb_regex(m->b, text));
+    *out = GB_SEQ(m->b, gb_regex(m->b, first), gb_repeat(m->b, again, 0, one ? 1 : RX_NO_LIMIT));
+    if (p->bare_calls) *out = GB_ALT(m->b, *out, bare);
     return ST_OK;
 }
 
@@ -208,19 +207,12 @@ static enum status calls(struct constraint_maker *m, json_t *tools, gx *out)
     gx call;
     enum status st = any_call(m, tools, &call);
     if (st) return st;
-    if (p->tool_choice.required) {
-        gx more[] = {constraint_literal(m, notation ? "" : "\n"), call};
-        gx list[] = {call, gb_repeat(m->b, gb_seq(m->b, more, 2), 0, one ? 0 : RX_NO_LIMIT)};
-        *out = gb_seq(m->b, list, 2);
-        return ST_OK;
-    }
-    if (!p->format.kind) return calls_and_text(m, tools, call, one, out);
-    /* Only calls, or the response format. */
-    gx more[] = {constraint_literal(m, notation ? "" : "\n"), call}, formed;
-    gx several[] = {call, gb_repeat(m->b, gb_seq(m->b, more, 2), 0, one ? 0 : RX_NO_LIMIT)};
+    if (!p->tool_choice.required && !p->format.kind) return calls_and_text(m, tools, call, one, out);
+    *out = gb_list(m->b, call, constraint_literal(m, notation ? "" : "\n"), 1, one ? 1 : RX_NO_LIMIT);
+    if (p->tool_choice.required) return ST_OK;
+    gx formed; /* only calls, or the response format */
     st = response(m, &formed);
-    gx either[] = {gb_seq(m->b, several, 2), st ? 0 : formed};
-    *out = gb_alt(m->b, either, 2);
+    if (!st) *out = GB_ALT(m->b, *out, formed);
     return st;
 }
 
@@ -229,9 +221,8 @@ static gx reasoning_begin(struct constraint_maker *m)
 {
     if (m->g->p.reasoning_syntax != REASONING_CHANNEL)
         return gb_tag(m->b, m->vocab, reasoning_open(m->g->p.reasoning_syntax));
-    gx list[] = {gb_tag(m->b, m->vocab, CHANNEL_OPEN),
-                 constraint_literal(m, reasoning_open(REASONING_CHANNEL) + strlen(CHANNEL_OPEN))};
-    return gb_seq(m->b, list, 2);
+    return GB_SEQ(m->b, gb_tag(m->b, m->vocab, CHANNEL_OPEN),
+                  constraint_literal(m, reasoning_open(REASONING_CHANNEL) + strlen(CHANNEL_OPEN)));
 }
 
 static gx with_reasoning(struct constraint_maker *m, gx body)
@@ -241,11 +232,10 @@ static gx with_reasoning(struct constraint_maker *m, gx body)
     static const uint32_t blanks[8] = {1u << '\n' | 1u << '\r' | 1u << '\t', 1};
     struct rx_pool *p = gb_pool(m->b);
     gx blank = gb_regex(m->b, rx_repeat(p, rx_bytes(p, blanks), 0, 4));
-    gx rest[] = {constraint_text_without(m, tags, 1), gb_tag(m->b, m->vocab, tags[0]), blank, body};
-    gx inside = gb_seq(m->b, rest, 4);
+    gx inside =
+        GB_SEQ(m->b, constraint_text_without(m, tags, 1), gb_tag(m->b, m->vocab, tags[0]), blank, body);
     if (m->g->inside_reasoning) return inside;
-    gx begun[] = {reasoning_begin(m), inside}, either[] = {gb_seq(m->b, begun, 2), body};
-    return gb_alt(m->b, either, 2);
+    return GB_ALT(m->b, GB_SEQ(m->b, reasoning_begin(m), inside), body);
 }
 
 static enum status build(struct constraint_maker *m, json_t *tools, struct grammar **out)
@@ -410,31 +400,6 @@ const char *gen_constraint_failure(const struct choice *c, char *text, size_t ca
     return costs ? "constraint_too_costly" : f == MATCHER_MEMORY ? "out_of_memory" : "unsupported_schema";
 }
 
-static enum mask_state prepare(void *arg, const uint32_t *tokens, uint32_t count, bool brief)
-{
-    return matcher_prepare(arg, tokens, count, brief);
-}
-
-static uint32_t drafts(void *arg, const uint32_t *tokens, uint32_t count, uint32_t n)
-{
-    return matcher_drafts(arg, tokens, count, n);
-}
-
-static void mask(void *arg, const uint32_t *tokens, uint32_t count, uint32_t *bits, uint32_t words)
-{
-    matcher_mask(arg, tokens, count, bits, words);
-}
-
-static void stop(void *arg)
-{
-    matcher_stop(arg);
-}
-
-static uint32_t forced(void *arg, const uint32_t *tokens, uint32_t count, uint32_t most, uint32_t *out)
-{
-    return matcher_forced(arg, tokens, count, most, out);
-}
-
 bool gen_constraint_start(struct choice *c)
 {
     struct gen *g = c->gen;
@@ -442,11 +407,11 @@ bool gen_constraint_start(struct choice *c)
     if (matcher_create(g->grammar, g->vocab, &c->matcher)) return false;
     matcher_threads(c->matcher, grammars_threads(g->r->srv->grammars), g->p.tenant);
     c->constraint = (struct sampling_constraint){.arg = c->matcher,
-                                                 .prepare = prepare,
-                                                 .drafts = drafts,
-                                                 .mask = mask,
-                                                 .forced = forced,
-                                                 .stop = stop};
+                                                 .prepare = matcher_prepare,
+                                                 .drafts = matcher_drafts,
+                                                 .mask = matcher_mask,
+                                                 .forced = matcher_forced,
+                                                 .stop = matcher_stop};
     c->sampling.constraint = &c->constraint;
     return true;
 }

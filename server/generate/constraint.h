@@ -25,6 +25,7 @@ bool gen_any_order(json_t *of);
 rx constraint_without(struct constraint_maker *m, const char *const *tags, size_t n);
 gx constraint_text_without(struct constraint_maker *m, const char *const *tags, size_t n);
 gx constraint_literal(struct constraint_maker *m, const char *text);
+enum status constraint_strings(struct constraint_maker *m, const json_t *list, gx *out) KV_MUST_CHECK;
 /* A value of the schema. Errors name `where` (within `param`). */
 enum status constraint_schema(struct constraint_maker *m, json_t *schema, bool compact, const char *param,
                               gx *out) KV_MUST_CHECK;

@@ -2,8 +2,6 @@
 #include "server/grammar/ebnf.h"
 #include "server/grammar/regex_parse.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define TEXT_MAX ((size_t)1 << 18)
@@ -14,28 +12,14 @@ static bool defines(const struct ebnf *e)
     return to > e->at && e->len - at >= 3 && memcmp(e->s + at, "::=", 3) == 0;
 }
 
-/* [...]: a regular-expression class, except \UXXXXXXXX. */
+/* [...]: a class of regular expressions. */
 static enode class(struct ebnf *e)
 {
-    size_t from = e->at, n = 0;
-    char *text = malloc(e->len - from + 1);
+    size_t from = e->at;
     rx out = RX_NONE;
-    if (!text) return ebnf_nomem(e);
-    while (e->at < e->len && (e->s[e->at] != ']')) {
-        if (ebnf_has(e, "\\U")) {
-            uint32_t code = ebnf_char(e);
-            if (e->st) break;
-            n += (size_t)sprintf(text + n, "\\u{%X}", (unsigned)code); /* shorter than its source */
-            continue;
-        }
-        if (e->s[e->at] == '\\' && e->at + 1 < e->len) text[n++] = e->s[e->at++];
-        text[n++] = e->s[e->at++];
-    }
-    if (e->at == e->len) ebnf_refuse(e, ST_INVALID, "a ] is expected");
-    text[n++] = ']';
-    e->at++;
-    enum status st = e->st ? e->st : regex_parse(e->p, text, n, &out, e->error);
-    free(text);
+    while (e->at < e->len && e->s[e->at] != ']') e->at += e->s[e->at] == '\\' && e->at + 1 < e->len ? 2 : 1;
+    if (e->at++ >= e->len) return ebnf_refuse(e, ST_INVALID, "a ] is expected");
+    enum status st = regex_parse(e->p, e->s + from, e->at - from, REGEX_LONG_CODE, &out, e->error);
     return st ? ebnf_refuse(e, st, "the class is not valid") : ebnf_regex(e, out, 1);
 }
 

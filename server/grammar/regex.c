@@ -129,10 +129,9 @@ rx rx__intern(struct rx_pool *p, struct node n, const uint32_t *items)
     if (p->count >= p->max || p->list_count + listed > p->list_max) return rx__fail_full(p);
     facts(p, &n, items);
     n.first_count = FIRST_UNKNOWN;
-    if (!array_reserve((void **)&p->sets, &p->set_cap, p->set_count + 1, sizeof *p->sets) ||
-        !array_reserve((void **)&p->list, &p->list_cap, p->list_count + listed, sizeof *p->list) ||
-        !array_reserve((void **)&p->nodes, &p->cap, p->count + 1, sizeof *p->nodes) ||
-        !id_table_add(&p->table, hash, (uint32_t)p->count))
+    if (!ARRAY_RESERVE(p->sets, p->set_cap, p->set_count + 1) ||
+        !ARRAY_RESERVE(p->list, p->list_cap, p->list_count + listed) ||
+        !ARRAY_RESERVE(p->nodes, p->cap, p->count + 1) || !id_table_add(&p->table, hash, (uint32_t)p->count))
         return rx__fail(p, ST_NOMEM);
     if (n.kind == K_BYTES) {
         n.a = (uint32_t)p->set_count++;
@@ -153,7 +152,7 @@ enum status rx_pool_create(size_t nodes_max, struct rx_pool **out)
     p->max = nodes_max < 16 ? 16 : nodes_max;
     p->work_max = p->pause = SIZE_MAX;
     p->list_max = LIST_MAX;
-    if (!array_reserve((void **)&p->nodes, &p->cap, 64, sizeof *p->nodes)) {
+    if (!ARRAY_RESERVE(p->nodes, p->cap, 64)) {
         rx_pool_free(p);
         return ST_NOMEM;
     }
@@ -178,6 +177,7 @@ static void caches_free(struct rx_pool *p)
     free(p->todo);
     free(p->seen);
     id_table_free(&p->table);
+    id_table_free(&p->memo_table);
     p->memo = NULL;
     p->firsts = p->todo = NULL;
     p->seen = NULL;
@@ -216,12 +216,6 @@ rx *rx_pool_kept(struct rx_pool *p)
     return &p->kept;
 }
 
-void rx_pool_room(struct rx_pool *p, size_t nodes, size_t items)
-{
-    p->max = p->count + nodes;
-    p->list_max = p->list_count + items;
-}
-
 void rx_pool_work_max(struct rx_pool *p, size_t most)
 {
     p->work_max = most == SIZE_MAX ? most : p->work + most;
@@ -243,33 +237,41 @@ uint32_t rx_items(const struct rx_pool *p, rx a)
     return p->nodes[a].kind == K_ALT ? p->nodes[a].b : 1;
 }
 
-size_t rx_pool_used(const struct rx_pool *p)
+static size_t bytes_used(const struct rx_pool *p)
 {
     return p->count * (sizeof *p->nodes + 2 * sizeof *p->table.slots) + p->list_count * sizeof *p->list +
            p->first_count * sizeof *p->firsts + p->memo_count * sizeof *p->memo;
 }
 
+void rx_pool_base(struct rx_pool *p, size_t nodes, size_t items)
+{
+    p->base = p->count;
+    p->base_bytes = bytes_used(p);
+    p->max = p->count + nodes;
+    p->list_max = p->list_count + items;
+}
+
+size_t rx_pool_made(const struct rx_pool *p)
+{
+    return bytes_used(p) - p->base_bytes;
+}
+
 size_t rx_pool_bytes(const struct rx_pool *p)
 {
     return p->cap * sizeof *p->nodes + p->list_cap * sizeof *p->list + p->set_cap * sizeof *p->sets +
-           p->table.cap * sizeof *p->table.slots + p->memo_cap * sizeof *p->memo +
-           p->first_cap * sizeof *p->firsts + p->todo_cap * sizeof *p->todo;
+           (p->table.cap + (size_t)p->memo_table.cap) * sizeof *p->table.slots +
+           p->memo_cap * sizeof *p->memo + p->first_cap * sizeof *p->firsts + p->todo_cap * sizeof *p->todo;
 }
 
-size_t rx_pool_count(const struct rx_pool *p)
-{
-    return p->count;
-}
-
-void rx_pool_cut(struct rx_pool *p, size_t count)
+void rx_pool_cut(struct rx_pool *p)
 {
     caches_free(p);
     memset(p->taken, 0, sizeof p->taken);
     p->st = ST_OK;
     p->full = false;
     p->list_count = p->set_count = 0;
-    p->count = count;
-    for (size_t i = 0; i < count; i++) {
+    p->count = p->base;
+    for (size_t i = 0; i < p->count; i++) {
         struct node *n = &p->nodes[i];
         n->first_count = FIRST_UNKNOWN;
         if (n->kind == K_BYTES) p->set_count = n->a + 1u;
@@ -277,9 +279,9 @@ void rx_pool_cut(struct rx_pool *p, size_t count)
         if (i >= BASE_NODES && !id_table_add(&p->table, hash_of(n, items_of(p, n)), (uint32_t)i))
             p->st = ST_NOMEM;
     }
-    array_fit((void **)&p->nodes, &p->cap, p->count, sizeof *p->nodes);
-    array_fit((void **)&p->list, &p->list_cap, p->list_count, sizeof *p->list);
-    array_fit((void **)&p->sets, &p->set_cap, p->set_count, sizeof *p->sets);
+    ARRAY_FIT(p->nodes, p->cap, p->count);
+    ARRAY_FIT(p->list, p->list_cap, p->list_count);
+    ARRAY_FIT(p->sets, p->set_cap, p->set_count);
 }
 
 /* ---- normal forms ---- */
@@ -335,7 +337,7 @@ void rx__push(struct rx_pool *p, enum kind kind, rx x)
 {
     const struct node *n = &p->nodes[x];
     size_t m = n->kind == kind ? n->b : 1;
-    if (!array_reserve((void **)&p->parts, &p->part_cap, p->part_count + m, sizeof *p->parts)) {
+    if (!ARRAY_RESERVE(p->parts, p->part_cap, p->part_count + m)) {
         (void)rx__fail(p, ST_NOMEM);
         return;
     }

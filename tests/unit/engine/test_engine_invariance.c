@@ -121,6 +121,7 @@ static struct engine *open_engine(const struct variant *v, const char *set, uint
                                  .kernels = test_engine_kernels(set),
                                  .threads = threads,
                                  .kv_dtype = kv_dtype,
+                                 .own_drafter = true,
                                  .kv_bytes = 64u << 20,
                                  .batch_tokens_max = 2048,
                                  .sequences_max = OTHERS + 1};

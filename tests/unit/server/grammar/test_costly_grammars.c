@@ -4,6 +4,7 @@
  *
  * In the file a text is a string, a list of texts one after the other, or {"of": text, "times": n}, where @i@
  * is the number of the time. */
+#include "tests/lib/grammars.h"
 #include "server/grammar/mask.h"
 #include "tests/lib/backend_sets.h"
 
@@ -192,7 +193,7 @@ static void planner(struct grammar *g, const struct grammar_vocab *v, const char
         if (took > PLANNER_MS) fail_msg("%.200s: the planner takes %.1f ms", text, took);
         matcher_stop(m);
         machine__drop(g);
-        if (g->masks) g->masks->owner = NULL;
+        mask__disown(g, m, true);
         mask_threads_destroy(t);
         matcher_free(m);
     }

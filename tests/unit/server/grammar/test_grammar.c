@@ -1,5 +1,6 @@
 /* Random grammars: the strings they allow are compared with a plain recognizer; masks with trying every
  * token; a matcher that goes back and forth, with caches dropped under it, with a new one. */
+#include "tests/lib/grammars.h"
 #include "server/grammar/vocab.h"
 #include "tests/lib/backend_sets.h"
 

@@ -1,4 +1,5 @@
 /* GBNF and Lark: strings that a grammar allows, strings that it does not, grammars that are rejected. */
+#include "tests/lib/grammars.h"
 #include "server/grammar/vocab.h"
 
 #include <stdarg.h>

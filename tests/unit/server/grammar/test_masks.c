@@ -1,5 +1,6 @@
 /* Masks that take long: made on threads of their own as without them, given up at the same place, stopped at
  * once, and counted. */
+#include "tests/lib/grammars.h"
 #include "server/grammar/mask.h"
 
 #include <setjmp.h>
@@ -169,7 +170,7 @@ static void test_room(void **state)
         enum matcher_failure why[3];
         for (int k = 0; k < 3; k++) { /* alone; after another answer, and after two */
             struct grammar *g = grammar_of();
-            rx_pool_room(g->pool, nodes, 100 * nodes);
+            rx_pool_base(g->pool, nodes, 100 * nodes);
             for (uint32_t i = 0; i < (uint32_t)k; i++) (void)masks_of(g, v, 2 + i, 6 - i, &count[k], &why[k]);
             uint32_t generation = g->generation;
             hash[k] = masks_of(g, v, 1, 5, &count[k], &why[k]);
