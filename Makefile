@@ -83,7 +83,7 @@ core: $(CORE_TESTS)
 tests: all $(CORE_TESTS) $(FULL_TESTS) $(TILES_RUN)
 
 ifeq ($(CONFIG),fuzz) # kernels are not what is fuzzed
-$(OUT)/kernels/%.c.o: MODE := -O1 -g0 $(ONE_OF_EACH)
+$(OUT)/kernels/%.c.o: MODE := -O0 -g0 $(ONE_OF_EACH)
 else ifneq ($(filter asan tsan,$(CONFIG)),)
 CALCULATES := kernels scheduler tests/unit/kernels tests/sim tests/lib
 $(CALCULATES:%=$(OUT)/%/%.c.o): MODE := $(MODE:-O0=-O1)
