@@ -197,6 +197,17 @@ static const struct {
      "[f {\"a\": \"}{\\\"]\\\\\", \"b\": \"\\ud83d\\ude00 \\u00fc é 北京\"}]"},
     {&tools, CALL("{\"name\": \"f\", \"arguments\": {\"a\": \"</tool_call>\", \"b\": \"<tool_call>\\n{\"}}"),
      "[f {\"a\": \"</tool_call>\", \"b\": \"<tool_call>\\n{\"}]"},
+    {&tools, CALL("{\"name\": \"f\", \"arguments\": {\"a\": \"</tool_call> <tool_call>\", \"b\": 1}}"),
+     "[f {\"a\": \"</tool_call> <tool_call>\", \"b\": 1}]"},
+    {&tools,
+     CALL("{\"name\": \"f\", \"arguments\": {\"a\": \"x\", \"b\"                                             "
+          "                         :                                                                       "
+          "1}}"),
+     "[f {\"a\": \"x\", \"b\"                                                                      :         "
+     "                                                              1}]"},
+    {&tools,
+     CALL("{\"name\": \"f\", \"arguments\": {\"a\": \"x\n</tool_call>\n<tool_call>\n{\"name\": \"g\"}"),
+     "[f {\"a\": \"x\"}][g {}]"},
     {&tools, CALL("{\"name\": \"g\\u0065t\", \"arguments\": {}}"), "[get {}]"},
     /* arguments that are no JSON: the client gets what was written */
     {&tools, CALL("{\"name\": \"f\", \"arguments\": {\"a\": True, 'b': [x}]}}"),
