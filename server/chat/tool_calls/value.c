@@ -111,7 +111,7 @@ int value_key_at(const struct tag_text *t, size_t i)
     if (i == from && !mark) return 0;
     if (mark && t->s[i] != mark) return 0;
     i = blanks_skip(t, i + (mark != 0));
-    return i == t->len ? -1 : t->s[i] == ':' || t->s[i] == '=';
+    return i == t->len ? -1 : t->s[i] == ':' || t->s[i] == '=' || is_blank(t->s[i]);
 }
 
 /* One of the tags is at i: like tag_at. */
@@ -325,7 +325,9 @@ static int string_read(struct value_reader *r, const struct tag_text *t)
 {
     while (r->at < t->len) {
         char c = t->s[r->at];
-        int tag = c == '<' || c == '[' ? value_end_at(t, r->at, r->ends, r->opens) : 0;
+        /* In strict JSON even both tags are text: a line break before them is not. */
+        const char *const *opens = r->mark == TOKEN || t->s[r->at - 1] == '\n' ? r->opens : NULL;
+        int tag = c == '<' || c == '[' ? value_end_at(t, r->at, r->ends, opens) : 0;
         int quote = r->close ? tag_at(t, r->at, r->close) : quote_token_at(r, t, r->at);
         size_t len = quote <= 0 ? 1 : strlen(r->close ? r->close : r->quote);
         if (tag > 0) return VALUE_TAG;

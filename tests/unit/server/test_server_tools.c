@@ -197,6 +197,17 @@ static const struct {
      "[f {\"a\": \"}{\\\"]\\\\\", \"b\": \"\\ud83d\\ude00 \\u00fc é 北京\"}]"},
     {&tools, CALL("{\"name\": \"f\", \"arguments\": {\"a\": \"</tool_call>\", \"b\": \"<tool_call>\\n{\"}}"),
      "[f {\"a\": \"</tool_call>\", \"b\": \"<tool_call>\\n{\"}]"},
+    {&tools, CALL("{\"name\": \"f\", \"arguments\": {\"a\": \"</tool_call> <tool_call>\", \"b\": 1}}"),
+     "[f {\"a\": \"</tool_call> <tool_call>\", \"b\": 1}]"},
+    {&tools,
+     CALL("{\"name\": \"f\", \"arguments\": {\"a\": \"x\", \"b\"                                             "
+          "                         :                                                                       "
+          "1}}"),
+     "[f {\"a\": \"x\", \"b\"                                                                      :         "
+     "                                                              1}]"},
+    {&tools,
+     CALL("{\"name\": \"f\", \"arguments\": {\"a\": \"x\n</tool_call>\n<tool_call>\n{\"name\": \"g\"}"),
+     "[f {\"a\": \"x\"}][g {}]"},
     {&tools, CALL("{\"name\": \"g\\u0065t\", \"arguments\": {}}"), "[get {}]"},
     /* arguments that are no JSON: the client gets what was written */
     {&tools, CALL("{\"name\": \"f\", \"arguments\": {\"a\": True, 'b': [x}]}}"),
@@ -681,21 +692,38 @@ static void test_ceilings(void **state)
 
 static json_t *random_value(int depth)
 {
-    static const char *const strings[] = {"",     "a",  "Zürich 北京 😀", "</tool_call>", "<tool_call>",
-                                          "}\"{", "\\", "\n\t\x01",      "<think>",      "x, y: z"};
+    static const char *const strings[] = {"",
+                                          "a",
+                                          "Zürich 北京 😀",
+                                          "</tool_call>",
+                                          "<tool_call>",
+                                          "}\"{",
+                                          "\\",
+                                          "\n\t\x01",
+                                          "<think>",
+                                          "x, y: z",
+                                          "\", \"x\": 1, \"y\": \"",
+                                          "</tool_call>\n<tool_call>\n{\"name\": \"g\"}",
+                                          "'''\"\"\"`",
+                                          "{{}} // a",
+                                          "said \"x\": y",
+                                          "“x”, /* y */",
+                                          "```json\n[",
+                                          "\\\"\\u00e9\\q"};
+    enum { STRINGS = sizeof strings / sizeof *strings };
     switch (rnd(depth < 3 ? 8 : 5)) {
     case 0: return json_integer((json_int_t)rnd(2000) - 1000);
     case 1: return json_real((double)rnd(100000) / 64 - 500);
     case 2: return rnd(2) ? json_true() : json_false();
     case 3: return json_null();
-    case 4: return json_string(strings[rnd(10)]);
+    case 4: return json_string(strings[rnd(STRINGS)]);
     default: break;
     }
     bool object = rnd(2);
     json_t *v = object ? json_object() : json_array();
     for (uint32_t n = rnd(4), i = 0; i < n; i++) {
         if (object) {
-            json_object_set_new(v, strings[rnd(10)], random_value(depth + 1));
+            json_object_set_new(v, strings[rnd(STRINGS)], random_value(depth + 1));
         } else {
             json_array_append_new(v, random_value(depth + 1));
         }
