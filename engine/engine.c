@@ -235,7 +235,8 @@ enum status engine__prepare(const struct engine_options *opt, struct engine *e, 
     if (!st && e->plan.quantize && !e->becaps.quants)
         log_warn("--quantize %s: %s has no integer products: weights stay %s", opt->quantize, e->backend_name,
                  e->plan.act == BE_F32 ? "f32" : "bf16");
-    if (!st && !opt->draft_dir && opt->own_drafter) st = drafter_prepare_own(e, *files, err);
+    if (!st && !opt->draft_dir && opt->own_drafter)
+        st = drafter_prepare_own(e, *files, engine__weight_format(e), err);
     if (!st && opt->draft_dir) st = drafter_prepare(e, opt->draft_dir, opt->random_weights, err);
     if (!st) st = fill_info(opt, e, err);
     if (!st) st = engine__plan(opt, e, err);
