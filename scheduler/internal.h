@@ -253,9 +253,10 @@ void sched__running_remove(struct scheduler *s, struct sequence *q);
  * sequence whose mask is not ready samples nothing in this turn. */
 void sched__masks_prepare(struct scheduler *s);
 /* Cuts q->proposed to the draft tokens whose masks are ready. */
-void sched__masks_cut(struct sequence *q);
-void sched__masks_stop(const struct sequence *q);                /* q has ended */
-uint32_t sched__masks_forced(struct sequence *q, uint32_t most); /* appended after its tokens; how many */
+void sched__masks_cut(struct scheduler *s);
+void sched__masks_stop(const struct sequence *q); /* q has ended */
+/* Appended after its tokens; how many. */
+uint32_t sched__masks_forced(const struct scheduler *s, struct sequence *q, uint32_t most);
 
 /* scheduler/speculative.c: sets `proposed` of the decoding sequences and writes the draft tokens after their
  * tokens.

@@ -166,7 +166,7 @@ static enum status check_sequence(const struct scheduler *s, const struct sched_
         if ((im->image && !s->caps.images) || im->begin < end || im->end <= im->begin ||
             im->end > p->token_count || im->atomic_end > p->token_count ||
             (im->atomic_end && im->atomic_end - im->atomic_begin > s->caps.span_tokens_max))
-            return err_set(err, ST_INVALID, "span %u stands at a bad place in the prompt", i);
+            return err_set(err, ST_INVALID, "span %u is out of order or outside of the prompt", i);
     }
     /* An image's tokens have the placeholder id, which may exceed the embedding's rows: no row is looked up
      * for them. */

@@ -114,12 +114,12 @@ static void count_tensor(struct weights_inventory *s, const struct stf_tensor *t
 }
 
 /* A bf16 tensor of the required shape with random values. */
-static const struct stf_tensor *make_up(struct loader *ld, uint32_t rank, const uint64_t *shape)
+static const struct stf_tensor *random_tensor(struct loader *ld, uint32_t rank, const uint64_t *shape)
 {
-    struct stf_tensor *t = &ld->made[ld->made_count++ % 6];
-    *t = (struct stf_tensor){.name = "(made up)", .dtype = STF_BF16, .rank = rank, .bytes = 2};
+    struct stf_tensor *t = &ld->random[ld->random_count++ % 6];
+    *t = (struct stf_tensor){.name = "(random)", .dtype = STF_BF16, .rank = rank, .bytes = 2};
     for (uint32_t i = 0; i < rank; i++) t->bytes *= t->shape[i] = shape[i];
-    t->data = ld->made_up;
+    t->data = ld->random_values;
     if (ld->inventory) count_tensor(ld->inventory, t);
     return t;
 }
@@ -145,7 +145,7 @@ const struct stf_tensor *load_take(struct loader *ld, const char *stem, uint32_t
                                    const char *suffix, uint32_t rank, const uint64_t *shape)
 {
     if (ld->st) return NULL;
-    if (!ld->files) return make_up(ld, rank, shape);
+    if (!ld->files) return random_tensor(ld, rank, shape);
     struct named key;
     struct named *m = load_find(ld, stem, layer, expert, suffix, &key);
     if (!m) {

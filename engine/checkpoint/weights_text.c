@@ -247,7 +247,7 @@ static void walk_table(struct loader *ld, const char *stem, uint64_t cols, struc
     out->stride = 0;
     out->owned = malloc((size_t)out->row.bytes);
     if (!out->owned) ld->st = err_nomem(ld->err, "random weights");
-    else out->row.data = memcpy(out->owned, ld->made_up, (size_t)out->row.bytes);
+    else out->row.data = memcpy(out->owned, ld->random_values, (size_t)out->row.bytes);
 }
 
 static void walk_ple(struct loader *ld, struct weights *w)

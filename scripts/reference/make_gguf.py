@@ -142,7 +142,8 @@ def recurrent(name, data, cfg):
 def write_text(folder, out, top, tensors):
     cfg = top.get("text_config", top)
     arch = ARCH[top["model_type"]]
-    plus_one, four = arch in ("gemma", "gemma2", "gemma3", "qwen35", "qwen35moe"), arch in ("gemma2", "gemma3", "gemma4")
+    plus_one = arch in ("gemma", "gemma2", "gemma3", "qwen35", "qwen35moe")
+    four = arch in ("gemma2", "gemma3", "gemma4")
     w = gguf.GGUFWriter(str(out), arch)
     layers, heads = cfg["num_hidden_layers"], cfg["num_attention_heads"]
     rope = cfg.get("rope_parameters") or cfg.get("rope_scaling") or {}
@@ -154,7 +155,8 @@ def write_text(folder, out, top, tensors):
     w.add_head_count(heads)
     w.add_layer_norm_rms_eps(cfg["rms_norm_eps"])
     w.add_rope_freq_base(full.get("rope_theta", cfg.get("rope_theta")))
-    ff, kv, head = cfg.get("intermediate_size", cfg.get("moe_intermediate_size")), cfg["num_key_value_heads"], cfg.get("head_dim")
+    ff, kv = cfg.get("intermediate_size", cfg.get("moe_intermediate_size")), cfg["num_key_value_heads"]
+    head = cfg.get("head_dim")
     if arch == "gemma4":
         shared = cfg.get("num_kv_shared_layers", 0)
         w.add_shared_kv_layers(shared)
