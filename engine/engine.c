@@ -350,7 +350,7 @@ void engine_kv_copy(struct engine *e, uint32_t group, uint32_t from_offset, uint
     char *arena = e->arena;
     e->ops->copy(e->be, arena + (size_t)to_offset * BE_KV_GRAIN, arena + (size_t)from_offset * BE_KV_GRAIN,
                  (size_t)g->block_bytes);
-    if (!g->recurrent && tokens < BE_BLOCK_TOKENS) decoder_kv_clear(e, group, to_offset, tokens);
+    if (tokens < BE_BLOCK_TOKENS) decoder_kv_clear(e, group, to_offset, tokens);
 }
 
 /* ---- image features ---- */
