@@ -87,10 +87,10 @@ static const struct row rows[] = {
 #endif
     {"draft-model", K_STRING, AT(draft_model), NULL, 0, 0, NULL, "DIR",
      "draft model for speculative decoding: its draft tokens are verified in one step; output stays the "
-     "same"},
+     "same; none = the drafter in the checkpoint, if there is one"},
     {"draft-tokens", K_CHOICE, AT(draft_tokens), "auto", 0, 0,
      "auto|0|1|2|3|4|5|6|7|8|9|10|11|12|13|14|15|16", NULL,
-     "speculative decoding: draft tokens per step, exactly N with --draft-model, at most N with prompt "
+     "speculative decoding: draft tokens per step, exactly N with a draft model, at most N with prompt "
      "lookup "
      "(n-gram); auto = up to 8, by acceptance rate, prompt lookup on the CPU only; 0 = off; output stays the "
      "same"},

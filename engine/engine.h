@@ -185,7 +185,7 @@ enum status engine_draft(struct engine *e, const struct engine_draft *d, uint32_
                          struct err *err) KV_MUST_CHECK;
 
 /* Copies the first `tokens` of one block of a group inside the arena (copy on write of a shared, partly
- * filled block); of a recurrent group the state, whatever `tokens`. The rest of the original belongs to
+ * filled block; not of the recurrent group). The rest of the original belongs to
  * another request and may be NaN: the copy has zeros there. */
 void engine_kv_copy(struct engine *e, uint32_t group, uint32_t from_offset, uint32_t to_offset,
                     uint32_t tokens);

@@ -477,7 +477,21 @@ static bool finish_together(struct engine *e, struct engine_batch *b, uint32_t f
     return true;
 }
 
-/* One download brings everything and is the step's only wait, except for rows that are fetched whole. */
+/* Of a drafter with keys of its own: keeps row `row` of the step, whose token is at `position`, for the
+ * chunk's slot. */
+static void keep_row(struct engine *e, const struct engine_chunk *r, uint32_t row, uint32_t position)
+{
+    struct drafter *f = &e->draft;
+    size_t c = f->net.desc.hidden;
+    int32_t delta = r->mrope_delta;
+    for (uint32_t i = 0; i < r->span_count && r->spans[i].end <= position + 1; i++)
+        delta = r->spans[i].mrope_delta;
+    e->ops->copy(e->be, f->hidden + (e->plan.batch_tokens_max + r->draft_slot) * c, f->hidden + row * c,
+                 c * sizeof(float));
+    f->slot_at[r->draft_slot] = position + 1;
+    f->slot_delta[r->draft_slot] = delta;
+}
+
 /* Keeps the head's input at each sequence's last sampled token. A later chunk overwrites it. */
 static void keep_drawn(struct engine *e, const struct engine_batch *b, uint32_t first, uint32_t count)
 {
@@ -488,7 +502,7 @@ static void keep_drawn(struct engine *e, const struct engine_batch *b, uint32_t 
         if (!w->sample || draw_index(r, w) + 1 != r->drawn_count) continue;
         ASSERT_CMP(r->draft_slot, <, e->plan.sequences_max);
         if (e->draft.own) {
-            drafter_keep(e, r, w->row, w->next - 1);
+            keep_row(e, r, w->row, w->next - 1);
             continue;
         }
         e->ops->copy(e->be, (char *)e->draft.drawn + r->draft_slot * row,
@@ -496,6 +510,7 @@ static void keep_drawn(struct engine *e, const struct engine_batch *b, uint32_t 
     }
 }
 
+/* One download brings everything and is the step's only wait, except for rows that are fetched whole. */
 static enum status finish_chunk(struct engine *e, struct engine_batch *b, uint32_t first, uint32_t count,
                                 struct err *err)
 {
@@ -569,7 +584,7 @@ enum status engine_wait(struct engine *e, struct engine_batch *b, struct err *er
         st = err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
     for (uint32_t i = 0, row = 0; e->draft.own && i < b->chunk_count; row += b->chunks[i].count, i++) {
         const struct engine_chunk *r = &b->chunks[i];
-        if (!r->sample) drafter_keep(e, r, row + r->count - 1, r->position + r->count - 1);
+        if (!r->sample) keep_row(e, r, row + r->count - 1, r->position + r->count - 1);
     }
     if (!st) st = check_unseen(e, b, err);
     for (uint32_t i = 0; i < b->chunk_count && !st; i++)
