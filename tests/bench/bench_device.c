@@ -175,7 +175,7 @@ static void print_bits(struct bench *k, const char *name, struct linear_work *l,
 static void bench_linear(struct bench *k, const struct model *m, const char *what, uint32_t in, uint32_t out,
                          enum be_epilogue epi, uint32_t rows_max)
 {
-    static const uint32_t many[] = {1, 8, 32, 64, 128, 512, 2048, 8192}, few[] = {1, 8, 40, 130};
+    static const uint32_t many[] = {1, 2, 4, 8, 16, 32, 64, 128, 512, 2048, 8192}, few[] = {1, 8, 40, 130};
     const uint32_t *rows = k->tiny ? few : many;
     bool glu = epi >= BE_EPI_GLU_GELU_TANH;
     char name[64];
@@ -197,7 +197,7 @@ static void bench_linear(struct bench *k, const struct model *m, const char *wha
          *y = take(k, (size_t)rows_max * be_ld(out) * 4);
     l.a.x = x;
     l.a.out = y;
-    for (size_t i = 0; i < (k->tiny ? 4 : 8) && rows[i] <= rows_max; i++) {
+    for (size_t i = 0; i < (k->tiny ? 4 : 11) && rows[i] <= rows_max; i++) {
         l.a.t = rows[i];
         double t = rows[i], bytes = (double)elems * 2 + t * in * 2 + t * out * (epi == BE_EPI_F32 ? 4 : 2);
         bench_row(&k->report, "kernel", name, rows[i], measure(k, linear_call, &l), bytes,
