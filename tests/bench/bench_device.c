@@ -414,7 +414,11 @@ static void bench_rows(struct bench *k, const struct model *m)
     size_t logit_cells = (size_t)lines * m->vocab;
     void *logits = take_random(k, logit_cells * 4, true),
          *stats = take(k, lines * sizeof(struct be_logit_stats));
-    void *ids = take(k, lines * 20 * 4), *values = take(k, lines * 20 * 4);
+    void *ids = take(k, lines * 20 * 4), *values = take(k, lines * 20 * 4),
+         *draws = take(k, lines * sizeof(struct be_draw));
+    for (uint32_t i = 0; i < lines; i++)
+        k->ops->upload(k->b, (struct be_draw *)draws + i, &(struct be_draw){1, (float)i / (float)lines},
+                       sizeof(struct be_draw));
     w.stats = (struct be_logits_args){.logits = logits, .v = m->vocab, .stats = stats};
     w.topk = (struct be_topk_args){.logits = logits, .v = m->vocab, .k = 20, .ids = ids, .values = values};
     for (int i = 0; i < 2; i++) {
@@ -423,11 +427,16 @@ static void bench_rows(struct bench *k, const struct model *m)
         snprintf(name, sizeof name, "%s logit statistics", m->name);
         if (wanted(k, name))
             bench_row(&k->report, "kernel", name, w.stats.r, measure(k, stats_call, &w), bytes, 0);
+        snprintf(name, sizeof name, "%s the same and a draw", m->name);
+        w.stats.draws = draws;
+        if (wanted(k, name))
+            bench_row(&k->report, "kernel", name, w.stats.r, measure(k, stats_call, &w), bytes, 0);
+        w.stats.draws = NULL;
         snprintf(name, sizeof name, "%s top 20", m->name);
         if (wanted(k, name))
             bench_row(&k->report, "kernel", name, w.topk.r, measure(k, topk_call, &w), bytes, 0);
     }
-    void *all[] = {x, res, weight, out, logits, stats, ids, values};
+    void *all[] = {x, res, weight, out, logits, stats, ids, values, draws};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) k->ops->free(k->b, all[i]);
 }
 
