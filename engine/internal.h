@@ -166,6 +166,7 @@ struct step {
     struct be_rows rows[ENGINE_GROUPS_MAX];
     const uint32_t *output_row_ids; /* [output_count] */
     const uint32_t *targets;        /* [output rows] the token whose log-prob is requested, or UINT32_MAX */
+    const struct be_draw *draws;    /* the same */
     struct be_rows out_rows[ENGINE_GROUPS_MAX]; /* the output rows as a batch */
     struct be_states states;                    /* with a recurrent group: of the sequences */
     const uint32_t *before;     /* [T] with drafter.own: row of `hidden` of each row's predecessor */

@@ -229,15 +229,28 @@ static void find_output_rows(struct engine *e, const struct engine_batch *b)
     }
 }
 
-/* Tokens whose log-prob is requested, for every output row. */
+static uint32_t banned_count(const struct engine_chunk *r, const struct output_row *w)
+{
+    return w->next < r->banned_until ? r->banned_count : 0;
+}
+
+/* Tokens whose log-prob is requested and how one is drawn, for every output row. */
 static void pack_targets(struct packer *p, const struct engine_batch *b)
 {
     const struct engine *e = p->e;
     struct step *st = &p->e->step;
     uint32_t n = st->output_count, *targets = array(p, n + p->pad, &st->targets);
+    const uint32_t *draws_dev;
+    struct be_draw *draws = (struct be_draw *)array(p, 2 * (size_t)(n + p->pad), &draws_dev);
+    st->draws = (const struct be_draw *)draws_dev;
     for (uint32_t i = 0; i < n + p->pad; i++) {
         const struct output_row *w = &e->output_rows[i];
         targets[i] = UINT32_MAX;
+        draws[i] = (struct be_draw){0, 0};
+        if (i < n && w->sample) {
+            const struct engine_chunk *r = &b->chunks[w->chunk];
+            draws[i] = sampler_plain_draw(r->sampling, banned_count(r, w), w->next);
+        }
         if (i < n && w->score && b->chunks[w->chunk].tokens[w->next] < e->net.desc.vocab)
             targets[i] = b->chunks[w->chunk].tokens[w->next];
     }
@@ -355,11 +368,6 @@ enum status engine_submit(struct engine *e, struct engine_batch *b, struct err *
 }
 
 /* ---- logits, tokens ---- */
-
-static uint32_t banned_count(const struct engine_chunk *r, const struct output_row *w)
-{
-    return w->next < r->banned_until ? r->banned_count : 0;
-}
 
 /* Index of the row among the chunk's sampled positions. */
 static uint32_t draw_index(const struct engine_chunk *r, const struct output_row *w)
