@@ -161,7 +161,8 @@ struct engine_batch {
     uint32_t chunk_count;        /* <= sequences_max; sum of counts <= batch_tokens_max */
 };
 /* Launches a step; engine_wait blocks until its results are ready. One step in flight. Errors: ST_DEVICE,
- * ST_NOMEM: every chunk of the step is lost. */
+ * ST_NOMEM: every chunk of the step is lost. ST_AGAIN: no memory for its draft tokens; nothing was launched,
+ * and the step without them has room. */
 enum status engine_submit(struct engine *e, struct engine_batch *b, struct err *err) KV_MUST_CHECK;
 enum status engine_wait(struct engine *e, struct engine_batch *b, struct err *err) KV_MUST_CHECK;
 

@@ -268,7 +268,7 @@ uint64_t drafter_spare_grains(const struct engine *e);
 uint64_t drafter_scratch_bytes(const struct engine *e);
 
 /* engine/recurrent.c */
-/* Memory for the batch's draft tokens; ST_NOMEM: the step can't run. */
+/* Memory for the batch's draft tokens. ST_AGAIN: there is none. */
 enum status recurrent_reserve(struct engine *e, const struct engine_batch *b, struct err *err) KV_MUST_CHECK;
 /* Index arrays of states and draft tokens; `pad` sequences without a state follow the batch's. */
 void recurrent_pack(struct engine *e, const struct engine_batch *b, uint32_t pad, size_t *used);
