@@ -93,6 +93,21 @@ enum status kv_layout_make(const struct model_desc *d, const struct be_ops *ops,
     return st;
 }
 
+/* The target's layers, then those of a drafter with keys of its own. */
+static enum status layout_all(struct engine *e, struct err *err)
+{
+    struct model_desc all = e->net.desc;
+    uint32_t n = all.layer_count, own = e->draft.own;
+    all.layers = malloc((n + own) * sizeof *all.layers);
+    if (!all.layers) return err_nomem(err, "the list of layers");
+    memcpy(all.layers, e->net.desc.layers, n * sizeof *all.layers);
+    if (own) all.layers[n] = e->draft.net.desc.layers[0];
+    all.layer_count += own;
+    enum status st = kv_layout_make(&all, e->ops, e->be, e->plan.kv_type, &e->kv, err);
+    free(all.layers);
+    return st;
+}
+
 void kv_layout_free(struct kv_layout *k)
 {
     free(k->layer_group);
@@ -206,15 +221,16 @@ static uint64_t host_available(void)
     return room ? room : 1;
 }
 
-/* Words of a step's index arrays, worst case: ids, pos, shifted pos, output rows, targets, pos of the output
- * rows, lo and hi per group of both; tables, with an entry after each group's first; per array up to 16 of
- * padding; with mRoPE three more per row; of a recurrent group five per sequence and the draft tokens. */
+/* Words of a step's index arrays, worst case: ids, pos, shifted pos, output rows, targets, draws, pos of the
+ * output rows, lo and hi per group of both; tables, with an entry after each group's first; per array up to
+ * 16 of padding; with mRoPE three more per row; of a recurrent group five per sequence and the draft tokens.
+ */
 static size_t step_words(const struct engine *e)
 {
     size_t t = e->plan.batch_tokens_max, s = e->plan.sequences_max, g = e->kv.table_groups;
-    return t * (6 + (e->net.rope_axes > 1 ? 3u : 0u) + 4 * g) + (s + 1) * (2 + 3 * g) +
-           g * (s * e->plan.blocks_max + 1) + 16 * (13 + 8 * g) +
-           (g < e->kv.group_count ? 5 * (s + 16) + t + 16 : 0);
+    return t * (8 + (e->net.rope_axes > 1 ? 3u : 0u) + 4 * g) + (s + 1) * (2 + 3 * g) +
+           g * (s * e->plan.blocks_max + 1) + 16 * (14 + 8 * g) +
+           (g < e->kv.group_count ? 5 * (s + 16) + t + 16 : 0) + (e->draft.own ? t + 16 : 0);
 }
 
 /* KV bytes with which every sequence could reach the full context. */
@@ -331,7 +347,11 @@ enum status engine__plan(const struct engine_options *opt, struct engine *e, str
     e->net.rope_axes = 1;
     for (uint32_t i = 0; i < e->net.desc.rope_count; i++)
         if (e->net.desc.ropes[i].sections[0]) e->net.rope_axes = 3;
-    if (!st) st = kv_layout_make(&e->net.desc, e->ops, e->be, p->kv_type, &e->kv, err);
+    if (e->draft.own) { /* which needs all rows */
+        e->net.prune_layer = e->net.desc.layer_count;
+        e->draft.net.rope_axes = e->net.rope_axes;
+    }
+    if (!st) st = layout_all(e, err);
     if (st) return st;
     if (e->net.desc.has_vision && e->net.desc.vision.layers &&
         e->ops->kv_layer_bytes(e->be, BE_KV_ACT, e->net.desc.vision.heads,
@@ -495,7 +515,9 @@ enum status engine__alloc(struct engine *e, struct err *err)
         st = engine__alloc_ropes(e, &e->net, err);
     }
     if (!st && e->net.desc.has_vision) st = alloc_vision(e, err);
-    if (!st) st = engine__dev_alloc(e, p->kv_bytes, &e->arena, "keys and values", err);
+    if (!st)
+        st = engine__dev_alloc(e, p->kv_bytes + drafter_spare_grains(e) * BE_KV_GRAIN, &e->arena,
+                               "keys and values", err);
     uint32_t samplers = !e->ops->host_each                        ? 1
                         : e->becaps.threads < ENGINE_SAMPLERS_MAX ? e->becaps.threads
                                                                   : ENGINE_SAMPLERS_MAX;

@@ -58,8 +58,9 @@ struct hf_text {
     /* Recurrent layers; conv_kernel 0 = the class has none. */
     uint32_t linear_conv_kernel_dim, linear_num_key_heads, linear_num_value_heads, linear_key_head_dim,
         linear_value_head_dim;
+    uint32_t mtp_num_hidden_layers; /* of a drafter in the same checkpoint */
     uint8_t no_rope[HF_LAYERS_MAX / 8]; /* bit n%8 of [n/8]: layer n has no RoPE */
-    /* Granite's; 0 = none */
+    /* all or none; 0 = none */
     double embedding_multiplier, attention_multiplier, residual_multiplier, logits_scaling;
     /* Only in some classes. */
     double query_pre_attn_scalar, attn_logit_softcapping, final_logit_softcapping; /* caps: 0 = none */

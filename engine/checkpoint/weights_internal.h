@@ -37,9 +37,9 @@ struct loader {
     struct weights_progress progress;
     size_t ahead, at; /* next tensor of the plan to prefetch; next to read */
     uint64_t ahead_bytes, done_bytes, digest;
-    uint16_t *made_up;         /* [made_up_count] random bf16 values for all tensors if there are no files */
-    struct stf_tensor made[6]; /* the tensors of one weight */
-    uint32_t made_count;
+    uint16_t *random_values;     /* bf16, for all tensors if there are no files */
+    struct stf_tensor random[6]; /* the tensors of one weight */
+    uint32_t random_count;
     float *host;        /* [slab_floats] image of the slab */
     float *slab;        /* backend address */
     uint64_t slab_used; /* floats, both passes */

@@ -247,7 +247,7 @@ static void walk_table(struct loader *ld, const char *stem, uint64_t cols, struc
     out->stride = 0;
     out->owned = malloc((size_t)out->row.bytes);
     if (!out->owned) ld->st = err_nomem(ld->err, "random weights");
-    else out->row.data = memcpy(out->owned, ld->made_up, (size_t)out->row.bytes);
+    else out->row.data = memcpy(out->owned, ld->random_values, (size_t)out->row.bytes);
 }
 
 static void walk_ple(struct loader *ld, struct weights *w)
@@ -453,6 +453,12 @@ static void walk_drafter(struct loader *ld, struct weights *w)
     const char *head = d->tied ? d->names.embed : d->names.head;
     uint32_t c = d->hidden, wide = d->drafts_for;
     load_matrix(ld, d->names.draft_in, 0, 2 * wide, c, false, &w->draft_in);
+    if (d->own_keys) {
+        float plus = d->norm_plus_one ? 1.0f : 0.0f;
+        w->embed_norm = load_vector1(ld, d->names.embed_norm, 0, ".weight", c, plus);
+        w->hidden_norm = load_vector1(ld, d->names.hidden_norm, 0, ".weight", c, plus);
+        return;
+    }
     load_matrix(ld, d->names.draft_out, 0, c, wide, false, &w->draft_out);
     if (!d->centroids) {
         load_matrix(ld, head, 0, c, d->vocab, false, &w->head);

@@ -18,7 +18,8 @@ static enum status find_rule(const struct gguf_files *f, const struct family_ggu
     if (!gguf_string(gguf_get(f->parts[0], "general.architecture"), &arch))
         return err_set(err, ST_FORMAT, "%s: no general.architecture", path);
     if (gguf_text_is(arch, "clip"))
-        return err_set(err, ST_INVALID, "%s: a vision tower: give it with --mmproj, beside its model", path);
+        return err_set(err, ST_INVALID,
+                       "%s: a vision tower: pass it with --mmproj, with its model as --model", path);
     if (f->tower && !gguf_string(gguf_get(f->tower, "clip.projector_type"), &projector) &&
         !gguf_string(gguf_get(f->tower, "clip.vision.projector_type"), &projector))
         return err_set(err, ST_FORMAT,

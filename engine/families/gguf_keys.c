@@ -102,7 +102,7 @@ void gguf_rope(struct gguf_keys *k, struct hf_rope *p)
     const struct gguf_value *v = gguf_key(k, key);
     double linear = 1;
     gguf_read_f64(k, "rope.freq_base", 1, 1e12, &p->theta);
-    if (v && !gguf_string(v, &type)) gguf_error(k, ST_FORMAT, key, "must be a text");
+    if (v && !gguf_string(v, &type)) gguf_error(k, ST_FORMAT, key, "must be a string");
     if (!v) gguf_read_f64(k, "rope.scale_linear", 1e-6, 1e6, &linear); /* its name in old files */
     if (linear != 1) {
         p->type = HF_ROPE_LINEAR;

@@ -32,7 +32,11 @@
  *   its layers have no keys: they read those of the other model's last layers with the same window, before
  *   the first draft token and all from its position
  *   y = rms(x, final_norm); the draft token is the largest of y Whead, with centroids only among the tokens
- * of the `centroids_used` clusters whose y Wcentroids are largest */
+ * of the `centroids_used` clusters whose y Wcentroids are largest
+ *
+ * One that lies in the target's checkpoint (own_keys) has keys and values of its own, one row for each of the
+ * target's: x = [rms(E(token at p), embed_norm) | rms(y of the position before, hidden_norm)] Wpre, y being
+ * what the target's head reads there, or of a draft token this model's own; the target's head follows. */
 #ifndef KVASIR_MODEL_DESC_H
 #define KVASIR_MODEL_DESC_H
 
@@ -120,8 +124,9 @@ struct desc_names {
                                                                                           the first two are
                                                                                           whole names */
     const char *ple_table, *ple_project, *token_norm, *ple_gate, *token_up, *token_post_norm;
-    const char *layer_scale;                           /* a whole name */
-    const char *draft_in, *draft_out, *centroids;      /* of a draft model: Wpre, Wpost */
+    const char *layer_scale;                      /* a whole name */
+    const char *draft_in, *draft_out, *centroids; /* of a draft model: Wpre, Wpost */
+    const char *embed_norm, *hidden_norm;
     const char *clusters;                              /* [V] int64, a whole name: tokens by cluster */
     const char *expert_gate, *expert_up, *expert_down; /* EXPERTS_EACH: stems */
     const char *expert_gate_up, *expert_down_all;      /* else: whole names */
@@ -220,7 +225,10 @@ struct model_desc {
     uint32_t pad_id;    /* row of the table used for an image's tokens */
     struct desc_names names;
     enum desc_experts expert_layout;
-    uint32_t drafts_for;                /* > 0: a draft model, for a target of that width */
+    uint32_t drafts_for; /* > 0: a draft model, for a target of that width */
+    bool own_keys;       /* of a draft model */
+    /* The draft model in the same checkpoint; NULL: there can be none. false: out of memory. */
+    bool (*drafter)(const struct model_desc *target, struct model_desc *out);
     uint32_t centroids, centroids_used; /* of a draft model's head; 0: none */
     bool has_vision;
     struct desc_vision vision;
@@ -235,7 +243,7 @@ void model_desc_free(struct model_desc *d);
 /* Whether layer n writes its own keys and values. */
 static inline bool desc_owns_keys(const struct model_desc *d, uint32_t n)
 {
-    return !d->drafts_for && d->layers[n].kv_owner == n;
+    return d->own_keys || (!d->drafts_for && d->layers[n].kv_owner == n);
 }
 
 /* Columns of the convolution: q, k and v. */

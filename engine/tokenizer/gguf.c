@@ -1,6 +1,7 @@
 /* GGUF metadata -> struct tokenizer. A file has the tokens by id, each with a type and a score, and for
  * byte-level models the merges; the rest is in struct tok_gguf_kind. See tokenizer.h, load.c. */
 #include "config/base/utf8.h"
+#include "config/base/list.h"
 #include "config/gguf/gguf.h"
 #include "engine/tokenizer/internal.h"
 
@@ -198,13 +199,7 @@ static enum status add_splits(const struct vocab *v, uint32_t id, struct pairs *
     for (size_t k = len; k-- > 1;) {
         uint32_t right = left[k] == TOK_NO_ID ? TOK_NO_ID : tok__literal_id(v->t, s + k, len - k);
         if (right == TOK_NO_ID) continue;
-        if (out->count == out->cap) {
-            size_t cap = out->cap ? 2 * out->cap : 1 << 16;
-            struct pair *p = realloc(out->list, cap * sizeof *p);
-            if (!p) return err_nomem(v->err, "tokenizer");
-            out->list = p;
-            out->cap = cap;
-        }
+        if (!LIST_ROOM(out->list, out->count, out->cap, 1 << 16)) return err_nomem(v->err, "tokenizer");
         out->list[out->count++] = (struct pair){left[k], right, id};
     }
     return ST_OK;

@@ -1,6 +1,7 @@
 /* tokenizer.json and its side files -> struct tokenizer. Every component is read by name; an unsupported one
  * fails the load with ST_UNSUPPORTED. Runs at start-up only. */
 #include "config/base/json.h"
+#include "config/base/list.h"
 #include "config/base/utf8.h"
 #include "engine/tokenizer/internal.h"
 #include "engine/tokenizer/unicode.h"
@@ -375,13 +376,7 @@ static struct tok_added *find_added(struct tokenizer *t, uint32_t id)
 enum status tok__put_added(struct tokenizer *t, uint32_t id, const struct tok_added *flags, struct err *err)
 {
     struct tok_added *a = find_added(t, id);
-    if (!a && t->added_count == t->added_cap) {
-        size_t cap = t->added_cap ? t->added_cap * 2 : 64;
-        struct tok_added *p = realloc(t->added, cap * sizeof *p);
-        if (!p) return err_nomem(err, "added_tokens");
-        t->added = p;
-        t->added_cap = cap;
-    }
+    if (!a && !LIST_ROOM(t->added, t->added_count, t->added_cap, 64)) return err_nomem(err, "added_tokens");
     if (!a) a = &t->added[t->added_count++];
     *a = *flags;
     a->id = id;
@@ -530,13 +525,7 @@ enum status tok__put_role(struct tokenizer *t, const char *role, const char *con
 {
     size_t i = 0;
     while (i < t->role_count && strcmp(t->roles[i].role, role) != 0) i++;
-    if (i == t->role_cap) {
-        size_t cap = t->role_cap ? 2 * t->role_cap : 16;
-        struct tok_role *p = realloc(t->roles, cap * sizeof *p);
-        if (!p) return err_nomem(err, "special tokens");
-        t->roles = p;
-        t->role_cap = cap;
-    }
+    if (!LIST_ROOM(t->roles, i, t->role_cap, 16)) return err_nomem(err, "special tokens");
     struct tok_role *r = &t->roles[i];
     if (i < t->role_count) free(r->content);
     else *r = (struct tok_role){.role = strdup(role)};

@@ -161,7 +161,8 @@ def llama3_divisors(full, head):
 def write_text(folder, out, top, tensors):
     cfg = top.get("text_config", top)
     arch = ARCH[top["model_type"]]
-    plus_one, four = arch in ("gemma", "gemma2", "gemma3", "qwen35", "qwen35moe"), arch in ("gemma2", "gemma3", "gemma4")
+    plus_one = arch in ("gemma", "gemma2", "gemma3", "qwen35", "qwen35moe")
+    four = arch in ("gemma2", "gemma3", "gemma4")
     w = gguf.GGUFWriter(str(out), arch)
     layers, heads = cfg["num_hidden_layers"], cfg["num_attention_heads"]
     rope = cfg.get("rope_parameters") or cfg.get("rope_scaling") or {}

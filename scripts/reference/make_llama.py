@@ -152,13 +152,15 @@ VARIANTS = {
     "smollm3_odd_f32": dict(
         family="smollm3", tokenizer="digits3", seed=3800,
         text=cfg(num_attention_heads=4, num_key_value_heads=2, no_rope_layers=[0, 1, 0],
-                 use_sliding_window=True, sliding_window=12, attention_bias=True, tie_word_embeddings=False, pad_token_id=None,
+                 use_sliding_window=True, sliding_window=12, attention_bias=True,
+                 tie_word_embeddings=False, pad_token_id=None,
                  rope_parameters=rope(1e4, "yarn", factor=4.0, original_max_position_embeddings=64)),
         note="layers 0 and 2 without RoPE and with a window; YaRN; biases"),
     "granite_f32": dict(
         family="granite", tokenizer="numbers", seed=3900,
         text=cfg(num_attention_heads=4, num_key_value_heads=2, embedding_multiplier=6.0,
-                 attention_multiplier=0.2, residual_multiplier=0.22, logits_scaling=1.5, rope_parameters=rope(1e4)),
+                 attention_multiplier=0.2, residual_multiplier=0.22, logits_scaling=1.5,
+                 rope_parameters=rope(1e4)),
         gains=dict(head=4.0, mix=8.0), note="four multipliers; tied"),
     "granite_odd_f32": dict(
         family="granite", tokenizer="numbers", seed=4000, drop=["attention_multiplier"],

@@ -86,6 +86,9 @@ def build_checkpoint(v, seed, folder):
         spell_as_released(folder, v)
     for key in v.get("drop", []):
         edit_json(folder / "config.json", lambda c: drop_key(c, key))
+    if v.get("mtp"):
+        rewrite(folder / "model.safetensors", lambda all: all | parts.drafter(all, seed))
+        edit_json(folder / "config.json", lambda c: c["text_config"].update(mtp_num_hidden_layers=1))
     if v.get("experts") == "fused":
         fuse_experts(folder / "model.safetensors")
     elif v.get("experts") == "released":

@@ -265,6 +265,21 @@ def fill(model, seed, head=2.6, qk=1.3, mix=1.0, seen=1.6, router=2.5, pos=1.0):
     model.tie_weights()
 
 
+def drafter(tensors, seed):
+    """mtp.*, which transformers leaves unread: a copy of the last layer with attention; its inputs add up."""
+    layers = [k for k in tensors if ".self_attn.q_proj.weight" in k and "visual" not in k]
+    last = max(layers, key=lambda k: int(k.split(".self_attn")[0].split(".")[-1])).split("self_attn")[0]
+    out = {"mtp.layers.0." + k[len(last):]: t.clone() for k, t in tensors.items() if k.startswith(last)}
+    norm = next(t for k, t in tensors.items() if k.endswith("language_model.norm.weight"))
+    width = len(norm)
+    eye = torch.eye(width)
+    out["mtp.fc.weight"] = torch.cat([0.6 * eye, eye], 1) + normal(seed, "fc", (width, 2 * width), 0.02)
+    out["mtp.norm.weight"] = norm.clone()
+    for name in ("embedding", "hidden"):
+        out[f"mtp.pre_fc_norm_{name}.weight"] = normal(seed, name, (width,), 0.2) + width ** -0.5 - 1
+    return {k: t.to(norm.dtype) for k, t in out.items()}
+
+
 def fill_recurrent(seed, name, p, last, out):
     """Decays from almost none to almost all of a state in a token."""
     if last == "A_log":

@@ -237,6 +237,7 @@ static uint32_t run_variant(const char *family, const char *variant, const char 
                                  .kv_bytes = 8u << 20,
                                  .batch_tokens_max = 256,
                                  .sequences_max = 4,
+                                 .own_drafter = true,
                                  .dtype = strstr(variant, "_f16") ? "f32" : "auto"};
     if (engine_open(&opt, &e, &err)) fail_msg("%s", err.msg);
     assert_int_equal(e->net.inventory.ignored, 0); /* what transformers saved is used to the last tensor */

@@ -112,7 +112,7 @@ static void test_refusals(void **state)
     refused(o, ST_FORMAT, "has shape [1,2], config.json implies [2,1]");
     write_header("{\"model.embed_tokens.weight\":{\"dtype\":\"I8\",\"shape\":[2,1],\"data_offsets\":[0,2]}}",
                  2);
-    refused(o, ST_FORMAT, "there is no weight_scale");
+    refused(o, ST_FORMAT, "its weight_scale is missing");
 }
 
 /* A tied head whose values differ from the embedding's is a head of its own; an equal copy changes nothing.

@@ -1,6 +1,7 @@
 /* Objects and arrays of JSON schemas. Property keywords of several schemas apply together: SK_ALL has the
- * additional ones (json_merge.c), and each name and pattern is checked against all. */
-#include "server/grammar/json_schema.h"
+ * additional ones (merge.c), and each name and pattern is checked against all. */
+#include "server/grammar/json/schema.h"
+#include "server/grammar/tables.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -11,12 +12,6 @@
 #define MEMBERS_MAX 8192u
 #define UNIQUE_MAX  400u                /* stored per state, so quadratic */
 #define IMPLIED_MAX ((uint64_t)1 << 24) /* steps of the dependency closure, over all names */
-
-static gx pair(struct schema_maker *m, gx name, gx value)
-{
-    gx list[] = {name, schema_sign(m, ":"), value};
-    return gb_seq(m->b, list, 3);
-}
 
 /* ---- properties ---- */
 
@@ -103,12 +98,8 @@ static void list_implied(struct object *o)
             json_array_foreach(v, k, one)
             {
                 if (!json_is_string(one)) continue;
-                if (o->implies_count == o->implies_cap) {
-                    o->implies_cap = 2 * o->implies_cap + 16;
-                    void *to = realloc(o->implies, o->implies_cap * sizeof *o->implies);
-                    if (!to) return (void)schema_nomem(o->m);
-                    o->implies = to;
-                }
+                if (!ARRAY_RESERVE(o->implies, o->implies_cap, o->implies_count + 1))
+                    return (void)schema_nomem(o->m);
                 o->implies[o->implies_count][0] = number_of(o, key);
                 o->implies[o->implies_count++][1] = number_of(o, json_string_value(one));
             }
@@ -235,13 +226,9 @@ static void add_members(struct object *o, rx names, uint32_t name, json_t *schem
         for (uint32_t i = 0; i < o->wants; i++)
             if (gives >> i & 1) json_array_append(all, o->wanted_schema[i]);
         json_t *v = schema_together(m, all);
-        if (o->count == o->cap) {
-            o->cap = 2 * o->cap + 32;
-            void *to = realloc(o->members, o->cap * sizeof *o->members);
-            if (!to) return (void)schema_nomem(o->m);
-            o->members = to;
-        }
-        gx what = json_is_false(v) ? gb_alt(m->b, NULL, 0) : pair(m, text, schema_compile(m, v, at));
+        if (!ARRAY_RESERVE(o->members, o->cap, o->count + 1)) return (void)schema_nomem(o->m);
+        gx what = json_is_false(v) ? gb_alt(m->b, NULL, 0)
+                                   : GB_SEQ(m->b, text, schema_sign(m, ":"), schema_compile(m, v, at));
         o->members[o->count++] = (struct gb_member){what, name, gives};
     }
 }
@@ -281,9 +268,9 @@ static gx object_of(struct object *o, uint32_t min, uint32_t max)
                               .wants = o->wants,
                               .any_order = m->opt->any_order,
                               .comma = schema_sign(m, ",")};
-    gx all[] = {schema_sign(m, "{"), m->st ? 0 : gb_members(m->b, &list), schema_closing(m, "}")};
+    gx out = m->st ? 0 : schema_enclosed(m, "{}", gb_members(m->b, &list));
     free(required);
-    return m->st ? 0 : gb_seq(m->b, all, 3);
+    return out;
 }
 
 gx schema_object(struct schema_maker *m, const json_t *s, const struct path *at)
@@ -297,8 +284,7 @@ gx schema_object(struct schema_maker *m, const json_t *s, const struct path *at)
                          .names = RX_ALL,
                          .listed = keep(m, json_object()),
                          .numbers = keep(m, json_object())};
-    (void)schema_count(m, s, "minProperties", &min, at);
-    (void)schema_count(m, s, "maxProperties", &max, at);
+    schema_counts(m, s, "Properties", &min, &max, at);
     for (size_t i = 0; i < schema_sibling_count(s); i++) {
         json_t *names = json_object_get(schema_siblings(s, i), "propertyNames"),
                *unevaluated = json_object_get(schema_siblings(s, i), "unevaluatedProperties");
@@ -337,12 +323,6 @@ static json_t *item_of_all(struct schema_maker *m, const json_t *s, size_t i)
     return schema_together(m, all);
 }
 
-static gx brackets(struct schema_maker *m, gx inside)
-{
-    gx all[] = {schema_sign(m, "["), inside, schema_closing(m, "]")};
-    return gb_seq(m->b, all, 3);
-}
-
 /* Distinct elements: each value at most once. */
 static gx unique(struct schema_maker *m, const json_t *item, uint32_t min, uint32_t max,
                  const struct path *at)
@@ -356,22 +336,19 @@ static gx unique(struct schema_maker *m, const json_t *item, uint32_t min, uint3
     if (n > UNIQUE_MAX)
         return (void)schema_refuse(m, at, ST_TOO_LARGE, "\"uniqueItems\" of too many values"), 0;
     struct gb_member *list = calloc(n + 1, sizeof *list);
-    bool *required = calloc(n + 1, sizeof *required);
     gx out = 0;
     json_array_foreach(values, i, v) if (list) list[i] =
         (struct gb_member){schema_value(m, v), (uint32_t)i, 0};
     struct gb_members all = {.list = list,
                              .count = n,
                              .names = (uint32_t)n,
-                             .required = required,
                              .min = min,
                              .max = max,
                              .any_order = true,
                              .comma = schema_sign(m, ",")};
-    if (list && required) out = brackets(m, gb_members(m->b, &all));
+    if (list) out = schema_enclosed(m, "[]", gb_members(m->b, &all));
     else (void)schema_nomem(m);
     free(list);
-    free(required);
     return out;
 }
 
@@ -388,14 +365,9 @@ static gx containing(struct schema_maker *m, json_t *item, const json_t *const *
             if (gives >> i & 1) json_array_append(all, (json_t *)(uintptr_t)some[i]);
         list[n++] = (struct gb_member){schema_compile(m, schema_together(m, all), &in), GB_FURTHER, gives};
     }
-    struct gb_members all = {.list = list,
-                             .count = n,
-                             .required = (const bool[]){false},
-                             .min = min,
-                             .max = max,
-                             .wants = wants,
-                             .comma = schema_sign(m, ",")};
-    return m->st ? 0 : brackets(m, gb_members(m->b, &all));
+    struct gb_members all = {
+        .list = list, .count = n, .min = min, .max = max, .wants = wants, .comma = schema_sign(m, ",")};
+    return m->st ? 0 : schema_enclosed(m, "[]", gb_members(m->b, &all));
 }
 
 /* The schemas of "contains"; returns their number. */
@@ -407,8 +379,7 @@ static uint32_t contained(struct schema_maker *m, const json_t *s, const json_t 
         const json_t *one = schema_siblings(s, i), *v = json_object_get(one, "contains");
         uint32_t least = 1, most = RX_NO_LIMIT;
         if (!v) continue;
-        (void)schema_count(m, one, "minContains", &least, at);
-        (void)schema_count(m, one, "maxContains", &most, at);
+        schema_counts(m, one, "Contains", &least, &most, at);
         if (!least && most == RX_NO_LIMIT) continue;
         if (least != 1 || most != RX_NO_LIMIT || n == GB_WANTS_MAX)
             (void)schema_refuse(m, at, ST_UNSUPPORTED, "\"contains\" with these counts is not supported");
@@ -422,8 +393,7 @@ gx schema_array(struct schema_maker *m, const json_t *s, const struct path *at)
     uint32_t min = 0, max = RX_NO_LIMIT;
     const json_t *some[GB_WANTS_MAX];
     size_t n = 0;
-    (void)schema_count(m, s, "minItems", &min, at);
-    (void)schema_count(m, s, "maxItems", &max, at);
+    schema_counts(m, s, "Items", &min, &max, at);
     for (size_t i = 0; i < schema_sibling_count(s); i++) {
         size_t of_it = json_array_size(schema_prefix(schema_siblings(s, i)));
         n = of_it > n ? of_it : n;
@@ -442,7 +412,7 @@ gx schema_array(struct schema_maker *m, const json_t *s, const struct path *at)
         return (void)schema_refuse(m, at, ST_UNSUPPORTED, "\"uniqueItems\" is not supported here"), 0;
     if (once && !json_is_false(rest)) return unique(m, rest, min, max, at);
     if (wants) return containing(m, rest, some, wants, min, max, at);
-    gx comma = schema_sign(m, ","), none = gb_seq(m->b, NULL, 0);
+    gx comma = schema_sign(m, ",");
     uint32_t more = json_is_false(rest)  ? 0
                     : max == RX_NO_LIMIT ? max
                                          : max - (uint32_t)n,
@@ -451,18 +421,13 @@ gx schema_array(struct schema_maker *m, const json_t *s, const struct path *at)
     if (m->st) return 0;
     if (!more && need) return gb_alt(m->b, NULL, 0);
     /* From the end: what may follow k elements, including the comma. */
-    gx next[] = {comma, element}, tail = more ? gb_repeat(m->b, gb_seq(m->b, next, 2), need, more) : none;
-    if (!n && more) {
-        gx later = more > 1 ? gb_repeat(m->b, gb_seq(m->b, next, 2), need ? need - 1 : 0,
-                                        more == RX_NO_LIMIT ? more : more - 1)
-                            : none;
-        gx first[] = {element, later};
-        tail = gb_repeat(m->b, gb_seq(m->b, first, 2), need > 0, 1);
-    }
+    gx tail = !n || !more ? gb_list(m->b, element, comma, need, more)
+                          : gb_repeat(m->b, GB_SEQ(m->b, comma, element), need, more);
     for (size_t k = n; k-- > 0 && !m->st;) {
         struct path one = {&in, NULL, k};
-        gx here[] = {comma, schema_compile(m, item_of_all(m, s, k), &one), tail};
-        tail = gb_repeat(m->b, k ? gb_seq(m->b, here, 3) : gb_seq(m->b, here + 1, 2), k < min, 1);
+        gx here = schema_compile(m, item_of_all(m, s, k), &one);
+        tail = k ? GB_SEQ(m->b, comma, here, tail) : GB_SEQ(m->b, here, tail);
+        tail = gb_repeat(m->b, tail, k < min, 1);
     }
-    return m->st ? 0 : brackets(m, tail);
+    return m->st ? 0 : schema_enclosed(m, "[]", tail);
 }

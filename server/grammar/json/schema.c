@@ -1,9 +1,9 @@
 /* JSON Schema (drafts 4 to 2020-12) -> grammars. Conjunctions of schemas are merged into one first; then each
  * possible type of a value is one alternative. Keywords that can't be enforced are rejected with their place;
  * annotations are ignored. */
-#include "server/grammar/json_schema.h"
+#include "server/grammar/json/schema.h"
 
-#include "server/grammar/json_number.h"
+#include "server/grammar/json/number.h"
 #include "server/grammar/regex_parse.h"
 
 #include <stdio.h>
@@ -19,12 +19,6 @@
 static gx lit(struct schema_maker *m, const char *text)
 {
     return gb_literal(m->b, text, strlen(text));
-}
-
-static gx two(struct schema_maker *m, gx a, gx b)
-{
-    gx list[] = {a, b};
-    return gb_seq(m->b, list, 2);
 }
 
 /* Nothing, a space, or a line break with indentation: with more, a model might never stop. */
@@ -50,16 +44,12 @@ gx schema_sign(struct schema_maker *m, const char *text)
     return out;
 }
 
-gx schema_closing(struct schema_maker *m, const char *text)
+gx schema_enclosed(struct schema_maker *m, const char *brackets, gx inside)
 {
+    const char open[] = {brackets[0], '\0'};
     rx before = m->opt->any_whitespace ? blank(m) : RX_EMPTY;
-    return gb_regex(m->b, rx_concat(m->p, before, rx_literal(m->p, text, strlen(text))));
-}
-
-static gx members(struct schema_maker *m, gx element, gx comma)
-{
-    gx more = gb_repeat(m->b, two(m, comma, element), 0, RX_NO_LIMIT);
-    return gb_repeat(m->b, two(m, element, more), 0, 1);
+    gx close = gb_regex(m->b, rx_concat(m->p, before, rx_literal(m->p, brackets + 1, 1)));
+    return GB_SEQ(m->b, schema_sign(m, open), inside, close);
 }
 
 /* Any JSON value: one recursive rule. */
@@ -69,17 +59,12 @@ static gx any_value(struct schema_maker *m)
     m->any = gb_rule(m->b);
     struct number_bounds number = {.decimals = RX_NO_LIMIT};
     gx comma = schema_sign(m, ","), text = gb_regex(m->b, schema_any_string(m));
-    gx pair[] = {text, schema_sign(m, ":"), m->any};
-    gx object[] = {schema_sign(m, "{"), members(m, gb_seq(m->b, pair, 3), comma), schema_closing(m, "}")};
-    gx array[] = {schema_sign(m, "["), members(m, m->any, comma), schema_closing(m, "]")};
-    gx kinds[] = {text,
-                  gb_regex(m->b, json_number(m->p, &number)),
-                  lit(m, "true"),
-                  lit(m, "false"),
-                  lit(m, "null"),
-                  gb_seq(m->b, object, 3),
-                  gb_seq(m->b, array, 3)};
-    gb_define(m->b, m->any, gb_alt(m->b, kinds, 7));
+    gx pair = GB_SEQ(m->b, text, schema_sign(m, ":"), m->any);
+    gx object = schema_enclosed(m, "{}", gb_list(m->b, pair, comma, 0, RX_NO_LIMIT));
+    gx array = schema_enclosed(m, "[]", gb_list(m->b, m->any, comma, 0, RX_NO_LIMIT));
+    gx digits = gb_regex(m->b, json_number(m->p, &number));
+    gb_define(m->b, m->any,
+              GB_ALT(m->b, text, digits, lit(m, "true"), lit(m, "false"), lit(m, "null"), object, array));
     return m->any;
 }
 
@@ -94,7 +79,7 @@ static gx real(struct schema_maker *m, double v)
         if (!(back < v) && !(back > v)) break;
     }
     gx out = lit(m, text);
-    return strpbrk(text, ".e") ? out : two(m, out, gb_repeat(m->b, lit(m, ".0"), 0, 1));
+    return strpbrk(text, ".e") ? out : GB_SEQ(m->b, out, gb_repeat(m->b, lit(m, ".0"), 0, 1));
 }
 
 static gx object_value(struct schema_maker *m, const json_t *v)
@@ -108,10 +93,10 @@ static gx object_value(struct schema_maker *m, const json_t *v)
     json_object_foreach((json_t *)(uintptr_t)v, key, one)
     {
         if (!list || !required) break;
-        gx pair[] = {gb_regex(m->b, schema_this_string(m, key, strlen(key))), schema_sign(m, ":"),
-                     schema_value(m, one)};
+        gx name = gb_regex(m->b, schema_this_string(m, key, strlen(key)));
         required[i] = true;
-        list[i] = (struct gb_member){gb_seq(m->b, pair, 3), (uint32_t)i, 0};
+        list[i] =
+            (struct gb_member){GB_SEQ(m->b, name, schema_sign(m, ":"), schema_value(m, one)), (uint32_t)i, 0};
         i++;
     }
     struct gb_members all = {.list = list,
@@ -125,8 +110,7 @@ static gx object_value(struct schema_maker *m, const json_t *v)
     else out = gb_members(m->b, &all);
     free(list);
     free(required);
-    gx whole[] = {schema_sign(m, "{"), out, schema_closing(m, "}")};
-    return gb_seq(m->b, whole, 3);
+    return schema_enclosed(m, "{}", out);
 }
 
 gx schema_value(struct schema_maker *m, const json_t *v)
@@ -147,10 +131,9 @@ gx schema_value(struct schema_maker *m, const json_t *v)
     json_array_foreach(v, i, one)
     {
         gx here = schema_value(m, one);
-        list = i ? two(m, list, two(m, schema_sign(m, ","), here)) : here;
+        list = i ? GB_SEQ(m->b, list, GB_SEQ(m->b, schema_sign(m, ","), here)) : here;
     }
-    gx whole[] = {schema_sign(m, "["), list, schema_closing(m, "]")};
-    return gb_seq(m->b, whole, 3);
+    return schema_enclosed(m, "[]", list);
 }
 
 static json_t *values_of(struct schema_maker *m, const json_t *s, const struct path *at, unsigned depth)
@@ -381,9 +364,7 @@ static const char *take(struct schema_maker *m, json_t *s, const json_t *whole, 
             return "not";
         }
         struct path in = {at, "not", 0};
-        json_t *plain_one = schema_modern(n);
-        v = keep(m, schema_not(m, json_is_object(n) ? plain_one : n, &in));
-        json_decref(plain_one);
+        v = keep(m, schema_not(m, n, &in));
         *list = json_object_get(v, "anyOf");
         if (!*list || json_object_size(v) > 1) *list = keep(m, json_pack("[O]", v));
         json_object_del(s, "not");
@@ -399,14 +380,14 @@ static gx plain(struct schema_maker *m, const json_t *s, const struct path *at)
     json_t *all = json_object_get(s, SK_ALL), *list = NULL;
     if (json_is_true(s) || (json_is_object(s) && !json_object_size(s))) return any_value(m);
     if (!json_is_object(s)) return gb_alt(m->b, NULL, 0);
-    for (size_t i = 0; i <= json_array_size(all); i++)
+    for (size_t i = 0; i < schema_sibling_count(s); i++)
         for (int k = 0; k < 3; k++)
-            if (json_object_get(i ? json_array_get(all, i - 1) : s, refused[k]))
+            if (json_object_get(schema_siblings(s, i), refused[k]))
                 return (void)schema_refuse(m, at, ST_UNSUPPORTED, "\"%s\" is not supported", refused[k]), 0;
     if (json_object_get(s, "enum") || json_object_get(s, "const")) return values(m, s, at);
-    for (size_t i = 0; i <= json_array_size(all); i++) {
-        json_t *one = keep(m, json_copy(i ? json_array_get(all, i - 1) : (json_t *)(uintptr_t)s)),
-               *rest = one, *left = i ? keep(m, json_copy(all)) : NULL;
+    for (size_t i = 0; i < schema_sibling_count(s); i++) {
+        json_t *one = keep(m, json_copy(schema_siblings(s, i))), *rest = one,
+               *left = i ? keep(m, json_copy(all)) : NULL;
         if (i) { /* all but this one */
             json_array_remove(left, i - 1);
             rest = keep(m, json_copy((json_t *)(uintptr_t)s));
@@ -517,13 +498,4 @@ enum status gb_schema(struct grammar_builder *b, const json_t *schema, const str
     json_decref(m.checked);
     json_decref(own);
     return m.st;
-}
-
-enum status gb_regex_text(struct grammar_builder *b, const char *text, size_t len, gx *out,
-                          struct grammar_error *error)
-{
-    rx a;
-    enum status st = regex_parse(gb_pool(b), text, len, &a, error);
-    *out = st ? 0 : gb_regex(b, a);
-    return st;
 }

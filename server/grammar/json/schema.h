@@ -1,6 +1,6 @@
-/* Shared by the JSON Schema files: json_schema.c (schemas -> grammars), json_object.c (objects and arrays),
- * json_value.c (scalars), json_merge.c (two schemas -> their conjunction), json_not.c (a schema -> its
- * negation), json_format.c (formats of strings), json_shape.c (values of keywords). Internal to
+/* Shared by the JSON Schema files: schema.c (schemas -> grammars), object.c (objects and arrays),
+ * value.c (scalars), merge.c (two schemas -> their conjunction), not.c (a schema -> its
+ * negation), format.c (formats of strings), shape.c (values of keywords). Internal to
  * server/grammar/. */
 #ifndef KVASIR_JSON_SCHEMA_H
 #define KVASIR_JSON_SCHEMA_H
@@ -34,7 +34,7 @@ struct schema_maker {
     enum status st;
 };
 
-/* Internal keywords, which clients can't use (json_schema.c rejects them). SK_ALL: further schemas that also
+/* Internal keywords, which clients can't use (schema.c rejects them). SK_ALL: further schemas that also
  * apply, each with keywords that can't be merged; SK_SOME: a list of {"pattern", "names" or "outside",
  * "schema"}: some property with such a name matches this schema. */
 #define SK_ALL                                                                                               \
@@ -56,19 +56,19 @@ struct schema_maker {
     "\x01"                                                                                                   \
     "fraction" /* a type: numbers that are not integers */
 
-/* json_schema.c. s must outlive m. */
+/* schema.c. s must outlive m. */
 gx schema_compile(struct schema_maker *m, const json_t *s, const struct path *at);
 gx schema_sign(struct schema_maker *m, const char *text); /* with optional white space after it */
-gx schema_closing(struct schema_maker *m, const char *text);
-gx schema_value(struct schema_maker *m, const json_t *v); /* exactly this value */
+gx schema_enclosed(struct schema_maker *m, const char *brackets, gx inside); /* "{}" or "[]" */
+gx schema_value(struct schema_maker *m, const json_t *v);                    /* exactly this value */
 /* All values of the schema if it enumerates them; kept; NULL: it does not. */
 json_t *schema_values(struct schema_maker *m, const json_t *s, const struct path *at);
 
-/* json_object.c; s without $ref, allOf and alternatives. */
+/* object.c; s without $ref, allOf and alternatives. */
 gx schema_object(struct schema_maker *m, const json_t *s, const struct path *at);
 gx schema_array(struct schema_maker *m, const json_t *s, const struct path *at);
 
-/* json_value.c: literals of strings and numbers. */
+/* value.c: literals of strings and numbers. */
 rx schema_any_string(struct schema_maker *m);
 rx schema_plain_string(struct schema_maker *m);
 rx schema_this_string(struct schema_maker *m, const char *s, size_t len);
@@ -78,11 +78,10 @@ rx schema_number(struct schema_maker *m, const json_t *s, unsigned types, const 
 /* The strings that satisfy any of the schemas. */
 rx schema_language(struct schema_maker *m, const json_t *s, const struct path *at);
 bool schema_has_name(struct schema_maker *m, rx names, const char *name);
-bool schema_count(struct schema_maker *m, const json_t *s, const char *key, uint32_t *out,
-                  const struct path *at);
-/* The schema that s gives for the property of this name: a new reference; and the same with all siblings:
- * kept. */
-json_t *schema_property(struct schema_maker *m, const json_t *s, const char *name, const struct path *at);
+/* "min" and "max" of `what`, where they are given. */
+void schema_counts(struct schema_maker *m, const json_t *s, const char *what, uint32_t *min, uint32_t *max,
+                   const struct path *at);
+/* The schema that s, with all its siblings, gives for the property of this name; kept. */
 json_t *schema_property_of_all(struct schema_maker *m, const json_t *s, const char *name,
                                const struct path *at);
 json_t *schema_prefix(const json_t *s); /* prefixItems */
@@ -94,7 +93,7 @@ json_t *schema_together(struct schema_maker *m, json_t *list);
 enum verdict { NO, YES, UNKNOWN };
 enum verdict schema_valid(struct schema_maker *m, const json_t *s, const json_t *v);
 
-/* json_merge.c, used by all others. Records the first error; returns its status. */
+/* merge.c, used by all others. Records the first error; returns its status. */
 enum status schema_refuse(struct schema_maker *m, const struct path *at, enum status st, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 enum status schema_nomem(struct schema_maker *m);
@@ -112,20 +111,19 @@ json_t *schema_merge(struct schema_maker *m, const json_t *a, const json_t *b, c
 json_t *schema_merged(struct schema_maker *m, const json_t *s, const struct path *at);
 /* The target of "$ref"; borrowed; NULL: see m->st. */
 json_t *schema_target(struct schema_maker *m, const json_t *ref, const struct path *at);
-/* Draft 4's boolean exclusiveMinimum/Maximum as numbers; a new reference. */
-json_t *schema_modern(const json_t *s);
 json_t *schema_without(const json_t *s, const char *key);
 
-/* json_shape.c: rejects a schema whose keywords have values of a wrong type; drops nulls. */
+/* shape.c: rejects a schema whose keywords have values of a wrong type; drops nulls, and writes the booleans
+ * exclusiveMinimum and exclusiveMaximum of draft 4 as numbers. */
 void schema_check_shape(struct schema_maker *m, json_t *s, const struct path *at);
 
-/* json_not.c: the negation of s; a new reference. */
+/* not.c: the negation of s; a new reference. */
 json_t *schema_not(struct schema_maker *m, const json_t *s, const struct path *at);
 /* Is it unsatisfiable; are both together, with further schemas (NULL: none)? False if that is not obvious. */
 bool schema_empty(struct schema_maker *m, const json_t *s);
 bool schema_disjoint(struct schema_maker *m, const json_t *a, const json_t *b, const json_t *with);
 
-/* json_format.c: string literals of this format; RX_NONE: unknown format, ignored. */
+/* format.c: string literals of this format; RX_NONE: unknown format, ignored. */
 rx schema_format(struct schema_maker *m, const char *name);
 
 /* Bits of the JSON types. */

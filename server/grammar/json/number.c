@@ -1,6 +1,6 @@
-/* See json_number.h. Bounds are compared digit by digit: first the integral part, which has no leading zeros,
+/* See number.h. Bounds are compared digit by digit: first the integral part, which has no leading zeros,
  * so that a longer one is larger, then the fraction. */
-#include "server/grammar/json_number.h"
+#include "server/grammar/json/number.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -9,29 +9,26 @@
 #define DIGITS_MAX 340
 
 struct decimal { /* a magnitude: digits before and after the point, without trailing zeros */
-    char whole[DIGITS_MAX], part[DIGITS_MAX];
+    char text[2 * DIGITS_MAX], *whole, *part;
     size_t whole_len, part_len;
 };
 
 static void decimal_of(double v, struct decimal *d)
 {
-    char text[2 * DIGITS_MAX];
     v = fabs(v);
     /* The shortest digits of this number. */
     int n = 0;
     for (; n < 17; n++) {
         double back = 0;
-        snprintf(text, sizeof text, "%.*f", n, v);
-        if (sscanf(text, "%lf", &back) == 1 && !(back < v) && !(back > v)) break;
+        snprintf(d->text, sizeof d->text, "%.*f", n, v);
+        if (sscanf(d->text, "%lf", &back) == 1 && !(back < v) && !(back > v)) break;
     }
-    snprintf(text, sizeof text, "%.*f", n, v);
-    char *point = strchr(text, '.');
-    if (point) *point++ = '\0';
-    snprintf(d->whole, sizeof d->whole, "%.*s", DIGITS_MAX - 1, text);
-    snprintf(d->part, sizeof d->part, "%.*s", DIGITS_MAX - 1, point ? point : "");
-    d->whole_len = strlen(d->whole);
+    snprintf(d->text, sizeof d->text, "%.*f", n, v);
+    d->whole = d->text;
+    d->whole_len = strcspn(d->text, ".");
+    d->part = d->text + d->whole_len + (d->text[d->whole_len] == '.');
     d->part_len = strlen(d->part);
-    while (d->part_len && d->part[d->part_len - 1] == '0') d->part[--d->part_len] = '\0';
+    while (d->part_len && d->part[d->part_len - 1] == '0') d->part_len--;
 }
 
 static rx digits(struct rx_pool *p, int from, int to)

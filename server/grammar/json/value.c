@@ -1,6 +1,6 @@
 /* Scalars of JSON schemas as regular expressions, and validation of a value against a schema. */
-#include "server/grammar/json_number.h"
-#include "server/grammar/json_schema.h"
+#include "server/grammar/json/number.h"
+#include "server/grammar/json/schema.h"
 #include "server/grammar/regex_parse.h"
 
 #include <math.h>
@@ -13,23 +13,23 @@
 
 /* ---- small parts ---- */
 
+/* So many of the character, in quotes. */
+static rx string_of(struct rx_pool *p, rx character, uint32_t min, uint32_t max)
+{
+    rx quote = rx_literal(p, "\"", 1);
+    return rx_concat(p, quote, rx_concat(p, rx_repeat(p, character, min, max), quote));
+}
+
 /* No needless \u escapes: a string then has few spellings. */
 rx schema_plain_string(struct schema_maker *m)
 {
-    rx quote = rx_literal(m->p, "\"", 1);
-    if (!m->plain)
-        m->plain =
-            rx_concat(m->p, quote,
-                      rx_concat(m->p, rx_repeat(m->p, json_chars(m->p, 0, 0x10FFFF), 0, RX_NO_LIMIT), quote));
+    if (!m->plain) m->plain = string_of(m->p, json_chars(m->p, 0, 0x10FFFF), 0, RX_NO_LIMIT);
     return m->plain;
 }
 
 rx schema_any_string(struct schema_maker *m)
 {
-    rx quote = rx_literal(m->p, "\"", 1);
-    if (!m->string)
-        m->string = rx_concat(m->p, quote,
-                              rx_concat(m->p, rx_repeat(m->p, json_any_char(m->p), 0, RX_NO_LIMIT), quote));
+    if (!m->string) m->string = string_of(m->p, json_any_char(m->p), 0, RX_NO_LIMIT);
     return m->string;
 }
 
@@ -68,20 +68,20 @@ bool schema_has_name(struct schema_maker *m, rx names, const char *name)
     return rx_nullable(m->p, names);
 }
 
-bool schema_count(struct schema_maker *m, const json_t *s, const char *key, uint32_t *out,
-                  const struct path *at)
+void schema_counts(struct schema_maker *m, const json_t *s, const char *what, uint32_t *min, uint32_t *max,
+                   const struct path *at)
 {
-    const json_t *v = json_object_get(s, key);
-    if (!v) return false;
-    double n = json_number_value(v);
-    if (!json_is_number(v) || n < 0) {
-        (void)schema_refuse(m, at, ST_INVALID, "\"%s\" must be a number that is not negative", key);
-        return false;
+    for (int k = 0; k < 2; k++) {
+        char key[32];
+        snprintf(key, sizeof key, "%s%s", k ? "max" : "min", what);
+        const json_t *v = json_object_get(s, key);
+        double n = json_number_value(v);
+        if (!v) continue;
+        if (!json_is_number(v) || n < 0)
+            (void)schema_refuse(m, at, ST_INVALID, "\"%s\" must be a number that is not negative", key);
+        else *(k ? max : min) = n > COUNT_MAX ? RX_NO_LIMIT : (uint32_t)n;
+        if (n > COUNT_MAX && !k) (void)schema_refuse(m, at, ST_TOO_LARGE, "\"%s\" is too large", key);
     }
-    *out = n > COUNT_MAX ? RX_NO_LIMIT : (uint32_t)n;
-    if (n > COUNT_MAX && strncmp(key, "min", 3) == 0)
-        (void)schema_refuse(m, at, ST_TOO_LARGE, "\"%s\" is too large", key);
-    return true;
 }
 
 /* ---- strings ---- */
@@ -102,17 +102,15 @@ rx schema_pattern(struct schema_maker *m, const json_t *pattern, const struct pa
 
 rx schema_string(struct schema_maker *m, const json_t *s, const struct path *at)
 {
-    rx out = schema_any_string(m), quote = rx_literal(m->p, "\"", 1), none = RX_NONE;
+    rx out = schema_any_string(m), none = RX_NONE;
     uint32_t min = 0, max = RX_NO_LIMIT;
-    const json_t *all = json_object_get(s, SK_ALL), *v;
+    const json_t *v;
     size_t i;
-    bool has_min = schema_count(m, s, "minLength", &min, at),
-         has_max = schema_count(m, s, "maxLength", &max, at);
+    schema_counts(m, s, "Length", &min, &max, at);
     if (max < min) return RX_NONE;
-    if (has_min || has_max)
-        out = rx_concat(m->p, quote, rx_concat(m->p, rx_repeat(m->p, json_any_char(m->p), min, max), quote));
-    for (i = 0; i <= json_array_size(all); i++) {
-        const json_t *one = i ? json_array_get(all, i - 1) : s, *pattern = json_object_get(one, "pattern"),
+    if (min || max != RX_NO_LIMIT) out = string_of(m->p, json_any_char(m->p), min, max);
+    for (i = 0; i < schema_sibling_count(s); i++) {
+        const json_t *one = schema_siblings(s, i), *pattern = json_object_get(one, "pattern"),
                      *not_pattern = json_object_get(one, SK_NOT_PATTERN);
         const char *format = json_string_value(json_object_get(one, "format")),
                    *not_format = json_string_value(json_object_get(one, SK_NOT_FORMAT));
@@ -129,27 +127,17 @@ rx schema_string(struct schema_maker *m, const json_t *s, const struct path *at)
 
 /* ---- numbers ---- */
 
-static void bound(struct schema_maker *m, const json_t *s, const char *key, const char *exclusive, bool lower,
-                  struct number_bounds *b, const struct path *at)
+static void bound(const json_t *s, const char *key, const char *exclusive, bool lower,
+                  struct number_bounds *b)
 {
     const json_t *v = json_object_get(s, key), *x = json_object_get(s, exclusive);
     bool *has = lower ? &b->has_min : &b->has_max, *strict = lower ? &b->over_min : &b->under_max;
     double *to = lower ? &b->min : &b->max;
-    if ((v && !json_is_number(v)) || (x && !json_is_number(x) && !json_is_boolean(x))) {
-        (void)schema_refuse(m, at, ST_INVALID, "\"%s\" must be a number", key);
-        return;
-    }
-    if (v) {
-        *has = true;
-        *to = json_number_value(v);
-        *strict = json_is_true(x); /* draft 4 */
-    }
-    if (!json_is_number(x)) return;
     double n = json_number_value(x);
-    if (!*has || (lower ? n >= *to : n <= *to)) {
-        *has = *strict = true;
-        *to = n;
-    }
+    *has = v || x;
+    *to = json_number_value(v);
+    *strict = x && (!v || (lower ? n >= *to : n <= *to));
+    if (*strict) *to = n;
 }
 
 /* Digits after the point for a "multipleOf" that is a power of ten; false: it is not. */
@@ -168,12 +156,12 @@ static bool decimals_of(double step, uint32_t *out)
 rx schema_number(struct schema_maker *m, const json_t *s, unsigned types, const struct path *at)
 {
     struct number_bounds b = {.integer = !(types & JT_NUMBER), .decimals = RX_NO_LIMIT};
-    const json_t *all = json_object_get(s, SK_ALL), *nots = json_object_get(s, SK_NOT_VALUES), *v;
+    const json_t *nots = json_object_get(s, SK_NOT_VALUES), *v;
     size_t i;
-    bound(m, s, "minimum", "exclusiveMinimum", true, &b, at);
-    bound(m, s, "maximum", "exclusiveMaximum", false, &b, at);
-    for (i = 0; i <= json_array_size(all); i++) {
-        const json_t *step = json_object_get(i ? json_array_get(all, i - 1) : s, "multipleOf");
+    bound(s, "minimum", "exclusiveMinimum", true, &b);
+    bound(s, "maximum", "exclusiveMaximum", false, &b);
+    for (i = 0; i < schema_sibling_count(s); i++) {
+        const json_t *step = json_object_get(schema_siblings(s, i), "multipleOf");
         uint32_t n;
         if (!step) continue;
         if (!decimals_of(json_number_value(step), &n))
@@ -251,17 +239,6 @@ static void add_property(struct schema_maker *m, const json_t *s, const char *na
     if (!found && rest) json_array_append(all, rest);
 }
 
-json_t *schema_property(struct schema_maker *m, const json_t *s, const char *name, const struct path *at)
-{
-    json_t *all = json_array();
-    add_property(m, s, name, at, all);
-    json_t *out = json_array_size(all) == 1   ? json_incref(json_array_get(all, 0))
-                  : json_array_size(all) == 0 ? json_true()
-                                              : json_pack("{s:O}", "allOf", all);
-    json_decref(all);
-    return out;
-}
-
 json_t *schema_property_of_all(struct schema_maker *m, const json_t *s, const char *name,
                                const struct path *at)
 {
@@ -304,13 +281,13 @@ static enum verdict both(enum verdict a, enum verdict b)
 
 static enum verdict valid(struct schema_maker *m, const json_t *s, const json_t *v, unsigned deep);
 
-static enum verdict valid_number(struct schema_maker *m, const json_t *s, const json_t *v)
+static enum verdict valid_number(const json_t *s, const json_t *v)
 {
     struct number_bounds b = {0};
     double x = json_number_value(v);
     const json_t *step = json_object_get(s, "multipleOf");
-    bound(m, s, "minimum", "exclusiveMinimum", true, &b, NULL);
-    bound(m, s, "maximum", "exclusiveMaximum", false, &b, NULL);
+    bound(s, "minimum", "exclusiveMinimum", true, &b);
+    bound(s, "maximum", "exclusiveMaximum", false, &b);
     if (b.has_min && (b.over_min ? x <= b.min : x < b.min)) return NO;
     if (b.has_max && (b.under_max ? x >= b.max : x > b.max)) return NO;
     if (!step) return YES;
@@ -323,8 +300,7 @@ static enum verdict valid_array(struct schema_maker *m, const json_t *s, const j
     enum verdict out = YES;
     size_t n = json_array_size(v), i;
     uint32_t min = 0, max = RX_NO_LIMIT;
-    (void)schema_count(m, s, "minItems", &min, NULL);
-    (void)schema_count(m, s, "maxItems", &max, NULL);
+    schema_counts(m, s, "Items", &min, &max, NULL);
     if (n < min || n > max) return NO;
     for (i = 0; i < n; i++) out = both(out, valid(m, schema_item(s, i), json_array_get(v, i), deep));
     if (json_is_true(json_object_get(s, "uniqueItems"))) {
@@ -336,8 +312,7 @@ static enum verdict valid_array(struct schema_maker *m, const json_t *s, const j
     const json_t *some = json_object_get(s, "contains");
     if (!some) return out;
     uint32_t least = 1, most = RX_NO_LIMIT, found = 0, maybe = 0;
-    (void)schema_count(m, s, "minContains", &least, NULL);
-    (void)schema_count(m, s, "maxContains", &most, NULL);
+    schema_counts(m, s, "Contains", &least, &most, NULL);
     for (i = 0; i < n; i++) {
         enum verdict one = valid(m, some, json_array_get(v, i), deep);
         found += one == YES;
@@ -355,15 +330,15 @@ static enum verdict valid_object(struct schema_maker *m, const json_t *s, const 
     const char *key;
     json_t *one;
     size_t i;
-    (void)schema_count(m, s, "minProperties", &min, NULL);
-    (void)schema_count(m, s, "maxProperties", &max, NULL);
+    schema_counts(m, s, "Properties", &min, &max, NULL);
     if (json_object_size(v) < min || json_object_size(v) > max) return NO;
     json_array_foreach(json_object_get(s, "required"), i,
                        one) if (json_is_string(one) && !json_object_get(v, json_string_value(one))) return NO;
     json_object_foreach((json_t *)(uintptr_t)v, key, one)
     {
-        json_t *of_it = keep(m, schema_property(m, s, key, NULL));
-        out = both(out, valid(m, of_it, one, deep));
+        json_t *of_it = json_array();
+        add_property(m, s, key, NULL, of_it);
+        out = both(out, valid(m, schema_together(m, of_it), one, deep));
         if (!names) continue;
         json_t *name = json_string(key);
         out = both(out, valid(m, names, name, deep));
@@ -437,7 +412,7 @@ static enum verdict valid(struct schema_maker *m, const json_t *s, const json_t 
         out = both(out, of(matches(m, schema_string(m, own, NULL), v)));
         json_decref(own);
     }
-    if (json_is_number(v)) out = both(out, valid_number(m, s, v));
+    if (json_is_number(v)) out = both(out, valid_number(s, v));
     if (json_is_array(v)) out = both(out, valid_array(m, s, v, deep + 1));
     if (json_is_object(v)) out = both(out, valid_object(m, s, v, deep + 1));
     return out == NO ? NO : both(out, valid_combined(m, s, v, deep + 1));

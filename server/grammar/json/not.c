@@ -1,6 +1,6 @@
 /* The negation of a schema: alternatives that each violate it. And detection of unsatisfiable schemas, if
  * obvious. */
-#include "server/grammar/json_schema.h"
+#include "server/grammar/json/schema.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -54,7 +54,7 @@ static void numbers(const json_t *s, json_t *ways)
 }
 
 /* A property that violates its schema. */
-static void properties(struct schema_maker *m, const json_t *s, json_t *ways)
+static void properties(const json_t *s, json_t *ways)
 {
     const char *key;
     json_t *v;
@@ -85,7 +85,6 @@ static void properties(struct schema_maker *m, const json_t *s, json_t *ways)
                 json_pack("{s:[{s:s,s:[s]},o]}", "allOf", "type", "object", "required", key, not_of(asked)));
             json_decref(asked);
         }
-    (void)m;
 }
 
 static void items(struct schema_maker *m, const json_t *s, json_t *ways, const struct path *at)
@@ -145,7 +144,7 @@ static void values(const json_t *list, json_t *ways)
     json_decref(flat);
 }
 
-static void combined(struct schema_maker *m, const json_t *s, json_t *ways, const struct path *at)
+static void combined(struct schema_maker *m, const json_t *s, json_t *ways)
 {
     json_t *all = json_object_get(s, "allOf"), *any = json_object_get(s, "anyOf"),
            *one = json_object_get(s, "oneOf"), *cond = json_object_get(s, "if"), *v, *w;
@@ -174,7 +173,6 @@ static void combined(struct schema_maker *m, const json_t *s, json_t *ways, cons
     if (m->no_if) cond = NULL;
     if (cond && then) add(ways, json_pack("{s:[O,o]}", "allOf", cond, not_of(then)));
     if (cond && other) add(ways, json_pack("{s:[o,o]}", "allOf", not_of(cond), not_of(other)));
-    (void)at;
 }
 
 json_t *schema_not(struct schema_maker *m, const json_t *s, const struct path *at)
@@ -219,9 +217,9 @@ json_t *schema_not(struct schema_maker *m, const json_t *s, const struct path *a
         add(ways, json_pack("{s:s,s:O}", "type", "string", SK_NOT_FORMAT, v));
     counts(s, ways);
     numbers(s, ways);
-    properties(m, s, ways);
+    properties(s, ways);
     items(m, s, ways, at);
-    combined(m, s, ways, at);
+    combined(m, s, ways);
 done:;
     json_t *out = json_array_size(ways) == 1   ? json_incref(json_array_get(ways, 0))
                   : json_array_size(ways) == 0 ? json_false()
@@ -273,10 +271,9 @@ static bool empty(struct schema_maker *m, const json_t *s, unsigned depth)
         json_array_foreach(values, i, v) if (schema_valid(m, all, v) != NO) return false;
         return true;
     }
-    for (size_t k = 0; k <= json_array_size(json_object_get(all, SK_ALL)); k++)
+    for (size_t k = 0; k < schema_sibling_count(all); k++)
         for (int which = 0; which < 2; which++) {
-            json_t *from = k ? json_array_get(json_object_get(all, SK_ALL), k - 1) : all,
-                   *list = json_object_get(from, which ? "oneOf" : "anyOf");
+            json_t *list = json_object_get(schema_siblings(all, k), which ? "oneOf" : "anyOf");
             bool none = list != NULL;
             json_array_foreach(list, i, v)
             {

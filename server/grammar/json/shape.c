@@ -1,12 +1,12 @@
 /* Checks the value types of JSON Schema keywords. Otherwise a misspelt type would match nothing, and a list
  * as "properties" would match everything: both are rejected here, with their place. A null keyword counts as
  * absent and is removed. Definitions are checked when referenced. */
-#include "server/grammar/json_schema.h"
+#include "server/grammar/json/schema.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#define SHAPE_DEPTH 200u /* of paths; json_schema.c rejects deeper ones */
+#define SHAPE_DEPTH 200u /* of paths; schema.c rejects deeper ones */
 
 enum shape {
     TYPES,   /* the name of a type, or a list of them */
@@ -21,7 +21,6 @@ enum shape {
     MAP_OF_NAMES,   /* names -> lists of strings */
     FLAG,
     NUMBER,
-    NUMBER_OR_FLAG, /* drafts 3 and 4 */
     TEXT,
 };
 static const char *const wanted[] = {
@@ -36,7 +35,6 @@ static const char *const wanted[] = {
     "an object of schemas or of lists of names",
     "an object of lists of names",
     "a boolean",
-    "a number",
     "a number",
     "a string",
 };
@@ -69,8 +67,8 @@ static const struct {
     {"minimum", NUMBER},
     {"maximum", NUMBER},
     {"multipleOf", NUMBER},
-    {"exclusiveMinimum", NUMBER_OR_FLAG},
-    {"exclusiveMaximum", NUMBER_OR_FLAG},
+    {"exclusiveMinimum", NUMBER},
+    {"exclusiveMaximum", NUMBER},
     {"pattern", TEXT},
     {"format", TEXT},
     {"$ref", TEXT},
@@ -113,7 +111,6 @@ static bool has_shape(const json_t *v, enum shape shape)
     case MAP_OR_NAMES:
     case MAP_OF_NAMES: return json_is_object(v); /* its contents are checked next */
     case NUMBER: return json_is_number(v);
-    case NUMBER_OR_FLAG: return json_is_number(v) || json_is_boolean(v);
     default: return is_text(v);
     }
 }
@@ -145,6 +142,19 @@ static void check_inside(struct schema_maker *m, const char *keyword, json_t *v,
     }
 }
 
+/* Draft 4: {"minimum": 1, "exclusiveMinimum": true}. */
+static void modernise(json_t *s)
+{
+    static const char *const keys[][2] = {{"minimum", "exclusiveMinimum"}, {"maximum", "exclusiveMaximum"}};
+    for (int i = 0; i < 2; i++) {
+        json_t *x = json_object_get(s, keys[i][1]), *v = json_object_get(s, keys[i][0]);
+        if (!json_is_boolean(x)) continue;
+        bool moved = json_is_true(x) && json_is_number(v);
+        if (moved) json_object_set(s, keys[i][1], v);
+        json_object_del(s, keys[i][moved ? 0 : 1]);
+    }
+}
+
 static void check(struct schema_maker *m, json_t *s, const struct path *at, unsigned depth)
 {
     const char *name;
@@ -155,6 +165,7 @@ static void check(struct schema_maker *m, json_t *s, const struct path *at, unsi
     { /* as some clients write for no value */
         if (json_is_null(one) && strcmp(name, "const") != 0) json_object_del(s, name);
     }
+    modernise(s);
     for (size_t i = 0; i < sizeof keywords / sizeof *keywords && !m->st; i++) {
         const char *key = keywords[i].key;
         enum shape shape = keywords[i].shape;

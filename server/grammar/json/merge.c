@@ -1,6 +1,6 @@
 /* The conjunction of schemas (allOf, a $ref with siblings, a branch of anyOf) as one schema, and $ref
  * resolution. */
-#include "server/grammar/json_schema.h"
+#include "server/grammar/json/schema.h"
 
 #include <math.h>
 #include <stdarg.h>
@@ -293,9 +293,9 @@ json_t *schema_merge(struct schema_maker *m, const json_t *a, const json_t *b, c
     if (json_is_false(a) || json_is_false(b)) return json_false();
     if (json_is_true(a)) return json_incref((json_t *)(uintptr_t)b);
     if (json_is_true(b)) return json_incref((json_t *)(uintptr_t)a);
-    json_t *out = schema_modern(a), *more = schema_modern(b);
+    json_t *out = json_copy((json_t *)(uintptr_t)a);
     for (size_t i = 0; i < sizeof groups / sizeof *groups; i++) (void)merge_group(out, a, b, groups[i]);
-    json_object_foreach(more, key, v)
+    json_object_foreach((json_t *)(uintptr_t)b, key, v)
     {
         json_t *mine = json_object_get(out, key), *one;
         if (grouped(key)) continue;
@@ -312,7 +312,6 @@ json_t *schema_merge(struct schema_maker *m, const json_t *a, const json_t *b, c
             beside(out, json_pack("{s:O}", key, v));
         } /* else an annotation */
     }
-    json_decref(more);
     if (schema_types(out)) return out;
     json_decref(out);
     return json_false();
@@ -322,23 +321,6 @@ json_t *schema_without(const json_t *s, const char *key)
 {
     json_t *out = json_copy((json_t *)(uintptr_t)s);
     json_object_del(out, key);
-    return out;
-}
-
-json_t *schema_modern(const json_t *s)
-{
-    static const char *const keys[][2] = {{"minimum", "exclusiveMinimum"}, {"maximum", "exclusiveMaximum"}};
-    json_t *out = json_copy((json_t *)(uintptr_t)s);
-    for (int i = 0; i < 2; i++) {
-        json_t *x = json_object_get(out, keys[i][1]), *v = json_object_get(out, keys[i][0]);
-        if (!json_is_boolean(x)) continue;
-        if (json_is_true(x) && v) {
-            json_object_set(out, keys[i][1], v);
-            json_object_del(out, keys[i][0]);
-        } else {
-            json_object_del(out, keys[i][1]);
-        }
-    }
     return out;
 }
 

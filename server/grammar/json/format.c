@@ -1,5 +1,5 @@
 /* String formats as regular expressions, from the RFCs that JSON Schema names. */
-#include "server/grammar/json_schema.h"
+#include "server/grammar/json/schema.h"
 #include "server/grammar/regex_parse.h"
 
 #include <stdio.h>
