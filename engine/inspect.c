@@ -46,6 +46,12 @@ static enum status say_layers(struct buf *b, const struct engine *e)
             n = end;
             continue;
         }
+        if (l->mixer == MIXER_CONV) {
+            st = buf_addf(b, "  %-8s %-16s of %u, %s\n", which, "gated short convolution", d->delta.conv_k,
+                          mlp);
+            n = end;
+            continue;
+        }
         st = buf_addf(b, "  %-8s %-16s %u heads, %u KV heads of %u, scale %.6g, RoPE theta %g / %g, %s",
                       which, kind, l->heads, l->kv_heads, l->head_dim, (double)l->scale,
                       d->ropes[l->rope].theta, d->ropes[l->rope].factor, mlp);

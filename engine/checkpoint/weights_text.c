@@ -343,8 +343,7 @@ static void walk_attention(struct loader *ld, uint32_t n, struct layer_weights *
 /* [C, 1, K], in GGUF files [C, K] -> [K, C] */
 static const float *load_conv(struct loader *ld, uint32_t n)
 {
-    const struct desc_delta *g = &ld->desc->delta;
-    uint32_t c = desc_conv_columns(g), k = g->conv_k;
+    uint32_t c = desc_conv_columns(ld->desc), k = ld->desc->delta.conv_k;
     struct named key, *m = load_find(ld, ld->desc->names.conv, n, 0, ".weight", &key);
     uint64_t flat[2] = {c, k}, shape[3] = {c, 1, k};
     bool two = m && m->t->rank == 2;
@@ -366,7 +365,8 @@ static void walk_delta(struct loader *ld, uint32_t n, struct layer_weights *w)
 {
     const struct desc_names *a = &ld->desc->names;
     const struct desc_delta *g = &ld->desc->delta;
-    uint32_t c = ld->desc->hidden, columns = desc_conv_columns(g), values = g->value_heads * g->value_dim;
+    uint32_t c = ld->desc->hidden, columns = desc_conv_columns(ld->desc),
+             values = g->value_heads * g->value_dim;
     load_linear(
         ld,
         &(struct linear_spec){
@@ -394,6 +394,15 @@ static void walk_delta(struct loader *ld, uint32_t n, struct layer_weights *w)
     load_matrix(ld, a->delta_out, n, values, c, false, &w->o);
 }
 
+static void walk_short_conv(struct loader *ld, uint32_t n, struct layer_weights *w)
+{
+    const struct desc_names *a = &ld->desc->names;
+    uint32_t c = ld->desc->hidden;
+    load_matrix(ld, a->delta_qkv, n, c, 3 * c, false, &w->qkv);
+    w->conv = load_conv(ld, n);
+    load_matrix(ld, a->delta_out, n, c, c, false, &w->o);
+}
+
 /* ---- the walk ---- */
 
 static void walk_layer(struct loader *ld, uint32_t n, struct layer_weights *w)
@@ -405,6 +414,7 @@ static void walk_layer(struct loader *ld, uint32_t n, struct layer_weights *w)
     float plus = d->norm_plus_one ? 1.0f : 0.0f;
     w->input_norm = load_vector1(ld, a->input_norm, n, ".weight", c, plus);
     if (l->mixer == MIXER_DELTA) walk_delta(ld, n, w);
+    else if (l->mixer == MIXER_CONV) walk_short_conv(ld, n, w);
     else walk_attention(ld, n, w);
     w->post_attn_norm = load_vector1(ld, a->post_attn_norm, n, ".weight", c, plus);
     w->pre_mlp_norm = load_vector1(ld, a->pre_mlp_norm, n, ".weight", c, plus);

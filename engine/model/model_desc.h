@@ -11,6 +11,7 @@
  *        or, with MIXER_DELTA, a gated delta net (kernels/backend.h: conv, delta):
  *          q|k|v|z = h Wqkv;  beta|a = h Wgates;  q|k|v = conv(q|k|v);  o = delta rule;
  *          a = rms(o, delta_norm) * silu(z), per value head
+ *        or, with MIXER_CONV, a gated short convolution:  b|c|x = h Wqkv;  a = c * conv(b * x), without SiLU
  *   x += rms(a Wo (+ bias), post_attn_norm)
  *   h = rms(x, pre_mlp_norm)
  *   x += rms(m, post_mlp_norm),  m = (gate(h Wg) * (h Wu)) Wd
@@ -74,8 +75,8 @@ struct desc_rope {
     bool interleaved;
 };
 
-enum desc_mixer { MIXER_ATTENTION = 0, MIXER_DELTA };
-/* Of all layers with MIXER_DELTA. */
+enum desc_mixer { MIXER_ATTENTION = 0, MIXER_DELTA, MIXER_CONV };
+/* Of all layers with MIXER_DELTA; conv_k also of those with MIXER_CONV, the rest is 0 then. */
 struct desc_delta {
     uint32_t key_heads, value_heads, key_dim, value_dim, conv_k;
     bool tiled;       /* value head h has key head h % key_heads, else h * key_heads / value_heads */
@@ -83,7 +84,7 @@ struct desc_delta {
 };
 
 struct desc_layer {
-    enum desc_mixer mixer; /* MIXER_DELTA: of the attention's fields only kv_owner (itself) counts */
+    enum desc_mixer mixer;              /* else than attention: of its fields only kv_owner (itself) counts */
     uint32_t heads, kv_heads, head_dim; /* query head h reads kv head h * kv_heads / heads */
     float scale, softcap;               /* of attention scores; softcap 0 = none */
     uint32_t kv_owner; /* the layer whose keys and values it reads: itself, or an earlier one of the same
@@ -246,24 +247,32 @@ static inline bool desc_owns_keys(const struct model_desc *d, uint32_t n)
     return d->own_keys || (!d->drafts_for && d->layers[n].kv_owner == n);
 }
 
-/* Columns of the convolution: q, k and v. */
-static inline uint32_t desc_conv_columns(const struct desc_delta *d)
+/* Whether layers have states instead of keys and values. */
+static inline bool desc_recurrent(const struct desc_layer *l)
 {
-    return 2 * d->key_heads * d->key_dim + d->value_heads * d->value_dim;
+    return l->mixer != MIXER_ATTENTION;
+}
+/* Columns of the convolution: q, k and v; or the width. */
+static inline uint32_t desc_conv_columns(const struct model_desc *d)
+{
+    const struct desc_delta *g = &d->delta;
+    return g->value_heads ? 2 * g->key_heads * g->key_dim + g->value_heads * g->value_dim : d->hidden;
 }
 /* Columns of a layer's first product (Wqkv), and of what its mixer leaves for Wo. */
 static inline uint32_t desc_in_columns(const struct model_desc *d, uint32_t n)
 {
     const struct desc_layer *l = &d->layers[n];
     uint32_t own = !desc_owns_keys(d, n) ? 0 : l->v_from_k ? 1 : 2;
-    if (l->mixer == MIXER_DELTA)
-        return desc_conv_columns(&d->delta) + d->delta.value_heads * d->delta.value_dim;
+    if (l->mixer == MIXER_DELTA) return desc_conv_columns(d) + d->delta.value_heads * d->delta.value_dim;
+    if (l->mixer == MIXER_CONV) return 3 * d->hidden;
     return ((l->gated ? 2 : 1) * l->heads + own * l->kv_heads) * l->head_dim;
 }
 static inline uint32_t desc_mixed_columns(const struct model_desc *d, uint32_t n)
 {
     const struct desc_layer *l = &d->layers[n];
-    return l->mixer == MIXER_DELTA ? d->delta.value_heads * d->delta.value_dim : l->heads * l->head_dim;
+    return l->mixer == MIXER_DELTA  ? d->delta.value_heads * d->delta.value_dim
+           : l->mixer == MIXER_CONV ? d->hidden
+                                    : l->heads * l->head_dim;
 }
 
 /* f32 frequencies as transformers computes them; out [dim/2]. */

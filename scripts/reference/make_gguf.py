@@ -30,13 +30,15 @@ CASES = {
     "llama_odd": "llama/llama_odd_f32",
     "smollm3": "llama/smollm3_f32",
     "granite": "llama/granite_f32",
+    "lfm2": "llama/lfm2_odd_f32",
 }
 FUSED = {"qwen2_vl"}  # with q, k and v in one, as the converter's --fuse-qkv has them
 ARCH = {"gemma": "gemma", "gemma2": "gemma2", "gemma3": "gemma3", "gemma3_text": "gemma3", "gemma4": "gemma4",
         "gemma4_text": "gemma4", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3_moe": "qwen3moe",
         "qwen2_vl": "qwen2vl", "qwen2_5_vl": "qwen2vl", "qwen3_vl": "qwen3vl", "qwen3_vl_moe": "qwen3vlmoe",
         "qwen3_5": "qwen35", "qwen3_5_text": "qwen35", "qwen3_5_moe": "qwen35moe",
-        "llama": "llama", "mistral": "llama", "smollm3": "smollm3", "granite": "granite"}
+        "llama": "llama", "mistral": "llama", "smollm3": "smollm3", "granite": "granite",
+        "lfm2": "lfm2"}
 PERMUTED = ("llama", "smollm3", "granite")  # rows of q and k, for rotary in pairs
 PROJECTOR = {"gemma3": "gemma3", "qwen2_vl": "qwen2vl_merger", "qwen2_5_vl": "qwen2.5vl_merger",
              "qwen3_vl": "qwen3vl_merger", "qwen3_vl_moe": "qwen3vl_merger", "qwen3_5": "qwen3vl_merger",
@@ -60,6 +62,11 @@ TEXT = [("embed_tokens_per_layer", "per_layer_token_embd"),
         ("linear_attn.out_proj", "ssm_out"), ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
         ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"), ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
         ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
+        ("operator_norm", "attn_norm"), ("ffn_norm", "ffn_norm"), ("self_attn.out_proj", "attn_output"),
+        ("self_attn.q_layernorm", "attn_q_norm"), ("self_attn.k_layernorm", "attn_k_norm"),
+        ("feed_forward.w1", "ffn_gate"), ("feed_forward.w3", "ffn_up"), ("feed_forward.w2", "ffn_down"),
+        ("conv.conv", "shortconv.conv"), ("conv.in_proj", "shortconv.in_proj"),
+        ("conv.out_proj", "shortconv.out_proj"), ("embedding_norm", "token_embd_norm"),
         ("mlp.gate_proj", "ffn_gate"), ("mlp.up_proj", "ffn_up"), ("mlp.down_proj", "ffn_down"),
         ("mlp.gate", "ffn_gate_inp"), ("router.proj", "ffn_gate_inp"), ("router.scale", "ffn_gate_inp.scale"),
         ("router.per_expert_scale", "ffn_down_exps.scale"),
@@ -172,7 +179,7 @@ def write_text(folder, out, top, tensors):
     w.add_embedding_length(cfg["hidden_size"])
     w.add_block_count(layers)
     w.add_head_count(heads)
-    w.add_layer_norm_rms_eps(cfg["rms_norm_eps"])
+    w.add_layer_norm_rms_eps(cfg.get("norm_eps", cfg.get("rms_norm_eps")))
     w.add_rope_freq_base(full.get("rope_theta", cfg.get("rope_theta")))
     ff, head = cfg.get("intermediate_size", cfg.get("moe_intermediate_size")), cfg.get("head_dim")
     kv = cfg.get("num_key_value_heads", heads)
@@ -192,6 +199,10 @@ def write_text(folder, out, top, tensors):
         turned = int(head * full.get("partial_rotary_factor", 1) / 2)
         divisors = [1.0] * turned + [1e30] * (head // 2 - turned)
         w.add_tensor("rope_freqs.weight", np.array(divisors, np.float32))
+    if arch == "lfm2":
+        ff = len(tensors["model.layers.0.feed_forward.w1.weight"])
+        kv = [kv if t == "full_attention" else 0 for t in types]
+        w.add_shortconv_l_cache(cfg["conv_L_cache"])
     w.add_feed_forward_length(ff)
     w.add_head_count_kv(kv)
     if head:
@@ -251,6 +262,8 @@ def write_text(folder, out, top, tensors):
         if "linear_attn" in short:
             data = recurrent(short, data, cfg)
         rows = re.search(r"self_attn\.([qk])_proj\.", short)
+        if short.endswith("conv.conv.weight"):
+            data = data[:, 0]
         if rows and arch in PERMUTED:
             data = permuted(data, heads if rows[1] == "q" else kv)
         if short.endswith("shared_expert_gate.weight"):

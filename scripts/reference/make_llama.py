@@ -7,6 +7,7 @@ Each variant has another of the tokenizers that such models are released with: s
 import functools
 import json
 
+import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
 from tokenizers import pre_tokenizers, processors, trainers
 
@@ -111,6 +112,10 @@ def cfg(**over):
     return text_cfg(rms_norm_eps=1e-5) | over
 
 
+def kinds(letters):
+    return [{"c": "conv", "f": "full_attention"}[k] for k in letters]
+
+
 CASES = [raw(LONG[:110], note="text"), raw(MIXED, note="what the split patterns differ in"), chat(HELLO)]
 VARIANTS = {
     "llama3_f32": dict(
@@ -169,6 +174,21 @@ VARIANTS = {
                  attention_multiplier=1.0, tie_word_embeddings=False, rms_norm_eps=1e-3,
                  rope_parameters=rope(1e4)),
         gains=dict(head=1.3, qk=0.6, mix=4.0), note="biases, eps 1e-3, attention multiplier 1 by absence"),
+    "lfm2_f32": dict(
+        family="lfm2", tokenizer="digits3", seed=4100,
+        text=cfg(num_hidden_layers=4, num_key_value_heads=1, layer_types=kinds("ccfc"),
+                 block_auto_adjust_ff_dim=False, rope_parameters=rope(1e4)), note="three convolutions and a layer of attention"),
+    "lfm2_odd_f32": dict(
+        family="lfm2", tokenizer="digits3", seed=4200,
+        text=cfg(hidden_size=48, num_hidden_layers=3, num_attention_heads=3, num_key_value_heads=1,
+                 conv_L_cache=5, layer_types=kinds("fcc"), block_ff_dim=60, block_multiple_of=12,
+                 block_ffn_dim_multiplier=1.2, tie_embedding=False, norm_eps=1e-3, rope_parameters=rope(1e4)),
+        note="a convolution of 5, an MLP of 48, a head of its own; a convolution last"),
+    "lfm2_bf16": dict(
+        family="lfm2", tokenizer="digits3", seed=4300, reach=4, dtype="bfloat16", distinct=6, margin=0.01,
+        gains=dict(head=1.6, qk=0.7, mix=0.3), drop=["conv_L_cache", "norm_eps", "layer_types"],
+        text=cfg(num_hidden_layers=2, num_key_value_heads=1, full_attn_idxs=[1],
+                 block_auto_adjust_ff_dim=False, rope_parameters=rope(1e4))),
 }
 
 
@@ -189,9 +209,17 @@ def reacts(model, v, p, lp, logprobs, positions, inner=make_qwen.check_reacts):
             with make_qwen_checks.changed(c, sliding_window=window):
                 moved(f"window {window}")
     for layer in model.model.layers:
-        if not getattr(layer.self_attn, "use_rope", True):
+        if not getattr(getattr(layer, "self_attn", None), "use_rope", True):
             with make_qwen_checks.changed(layer.self_attn, use_rope=True):
                 moved(f"RoPE in layer {layer.self_attn.layer_idx}")
+    if c.model_type == "lfm2":
+        for layer in (m for m in model.model.layers if hasattr(m, "conv")):
+            weight = layer.conv.conv.weight.detach().clone()
+            last = torch.arange(weight.shape[-1]) == weight.shape[-1] - 1
+            for what, other in (("convolution", weight * last), ("convolution's order", weight.flip(-1))):
+                layer.conv.conv.weight.data.copy_(other)
+                moved(what)
+            layer.conv.conv.weight.data.copy_(weight)
     if c.model_type == "granite":
         for layer in model.model.layers:
             with make_qwen_checks.changed(layer, residual_multiplier=1.0):

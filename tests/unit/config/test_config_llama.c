@@ -1,4 +1,4 @@
-/* config.json of Llama, Mistral, SmolLM3 and Granite: released files, absent keys, what is refused. */
+/* config.json of Llama, Mistral, SmolLM3, Granite and LFM2: released files, absent keys, what is refused. */
 #include "engine/families/families.h"
 #include "engine/model/model_desc.h"
 
@@ -87,6 +87,29 @@ static void test_granite(void **state)
     assert_true(fabsf(d.norm_eps - (float)(1e-5 / (0.22 * 0.22))) < 1e-9f);
 }
 
+static void test_lfm2(void **state)
+{
+    (void)state;
+    load("{\"model_type\":\"lfm2\",\"block_auto_adjust_ff_dim\":true,\"block_ff_dim\":12288,\"block_ffn_dim_"
+         "multiplier\":"
+         "1.0,\"block_multiple_of\":256,\"conv_L_cache\":3,\"conv_bias\":false,\"eos_token_id\":7,\"hidden_"
+         "size\":2048,"
+         "\"full_attn_idxs\":[2,5,8,10,12,14],\"norm_eps\":1e-05,\"num_attention_heads\":32,\"num_hidden_"
+         "layers\":16,"
+         "\"num_key_value_heads\":8,\"rope_theta\":1000000.0,\"tie_embedding\":true}"); /* 1.2B */
+    assert_true(d.layers[0].mixer == MIXER_CONV && d.layers[2].mixer == MIXER_ATTENTION && d.tied);
+    assert_true(d.layers[0].ff == 8192 && d.delta.conv_k == 3 && d.layers[2].head_dim == 64);
+    assert_true(desc_in_columns(&d, 0) == 3 * 2048 && desc_mixed_columns(&d, 0) == 2048);
+    load("{\"model_type\":\"lfm2\",\"intermediate_size\":100,\"block_auto_adjust_ff_dim\":false,\"tie_"
+         "embedding\":"
+         "false,\"conv_L_cache\":4}");
+    assert_true(d.layers[31].mixer == MIXER_ATTENTION && d.layers[0].ff == 100 && !d.tied);
+    load("{\"model_type\":\"lfm2\",\"intermediate_size\":100,\"block_ffn_dim_multiplier\":1.5,\"block_"
+         "multiple_of\":"
+         "8}"); /* 66, 99, 104 */
+    assert_int_equal(d.layers[0].ff, 104);
+}
+
 static void test_refused(void **state)
 {
     static const struct {
@@ -108,7 +131,13 @@ static void test_refused(void **state)
         {"{\"model_type\":\"smollm3\",\"no_rope_layer_interval\":0}", ST_FORMAT, "no_rope_layer_interval"},
         {"{\"model_type\":\"granite\",\"residual_multiplier\":0}", ST_FORMAT, "residual_multiplier"},
         {"{\"model_type\":\"granite\",\"logits_scaling\":\"8\"}", ST_FORMAT, "logits_scaling"},
-        {"{\"model_type\":\"mixtral\"}", ST_UNSUPPORTED, "llama, mistral, smollm3, granite"},
+        {"{\"model_type\":\"lfm2\",\"conv_bias\":true}", ST_UNSUPPORTED, "conv_bias"},
+        {"{\"model_type\":\"lfm2\",\"conv_L_cache\":1}", ST_FORMAT, "conv_L_cache"},
+        {"{\"model_type\":\"lfm2\",\"full_attn_idxs\":[512]}", ST_FORMAT, "full_attn_idxs"},
+        {"{\"model_type\":\"lfm2\",\"num_hidden_layers\":1,\"layer_types\":[\"sliding_attention\"]}",
+         ST_UNSUPPORTED, "only full_attention and conv"},
+        {"{\"model_type\":\"lfm2\",\"block_ffn_dim_multiplier\":1000}", ST_FORMAT, "block_ff_dim"},
+        {"{\"model_type\":\"mixtral\"}", ST_UNSUPPORTED, "llama, mistral, smollm3, granite, lfm2"},
     };
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -128,8 +157,8 @@ static int end(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_llama), cmocka_unit_test(test_mistral),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_llama),   cmocka_unit_test(test_mistral),
                                        cmocka_unit_test(test_smollm3), cmocka_unit_test(test_granite),
-                                       cmocka_unit_test(test_refused)};
+                                       cmocka_unit_test(test_lfm2),    cmocka_unit_test(test_refused)};
     return cmocka_run_group_tests_name("config_llama", tests, NULL, end);
 }

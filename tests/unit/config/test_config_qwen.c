@@ -265,7 +265,7 @@ static void test_qwen3_5(void **state)
     assert_true(delta->mixer == MIXER_DELTA && !delta->gated && d.layers[23].mixer == MIXER_ATTENTION);
     assert_true(g->key_heads == 16 && g->value_heads == 16 && g->key_dim == 128 && g->value_dim == 128);
     assert_true(g->conv_k == 4 && !g->tiled && !g->decay_plain && d.norm_plus_one && d.tied);
-    assert_int_equal(desc_conv_columns(g), 6144);
+    assert_int_equal(desc_conv_columns(&d), 6144);
     assert_int_equal(desc_in_columns(&d, 22), 8192);
     assert_int_equal(desc_in_columns(&d, 3), 2 * 8 * 256 + 2 * 2 * 256);
     assert_int_equal(desc_mixed_columns(&d, 22), 2048);
@@ -447,7 +447,7 @@ static void test_hostile(void **state)
         {"{\"model_type\":\"qwen3_next\"}", ST_UNSUPPORTED,
          "(gemma, gemma2, gemma3, gemma3_text, gemma4, gemma4_text, gemma4_unified, gemma4_unified_text, "
          "paligemma, qwen2, qwen3, qwen3_moe, qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, qwen3_5, "
-         "qwen3_5_moe, qwen3_5_text, qwen3_5_moe_text, llama, mistral, smollm3, granite)"},
+         "qwen3_5_moe, qwen3_5_text, qwen3_5_moe_text, llama, mistral, smollm3, granite, lfm2)"},
         {Q35("\"linear_conv_kernel_dim\":1"), ST_FORMAT, "linear_conv_kernel_dim"},
         {Q35("\"linear_conv_kernel_dim\":17"), ST_FORMAT, "linear_conv_kernel_dim"},
         {Q35("\"linear_num_key_heads\":0"), ST_FORMAT, "linear_num_key_heads"},
