@@ -209,9 +209,18 @@ enum status engine_inspect(const struct engine_options *opt, char *text, size_t 
     struct stf_files *files = NULL;
     struct buf b;
     buf_init(&b, cap > 0 ? cap - 1 : 0);
+    struct engine_options bare = *opt;
     struct engine *e = calloc(1, sizeof *e);
     if (!e) return err_nomem(err, NULL);
     enum status st = engine__prepare(opt, e, &files, err);
+    if (st == ST_NOT_FOUND && !opt->random_weights) { /* is config.json served? */
+        engine_close(e);
+        e = calloc(1, sizeof *e);
+        if (!e) return err_nomem(err, NULL);
+        bare.random_weights = true;
+        st = engine__prepare(&bare, e, &files, err);
+        if (!st) st = buf_adds(&b, "served     yes, by config.json; the directory has no weights\n");
+    }
     if (!st && (st = say_all(&b, e)))
         st = err_set(err, st, "the description doesn't fit into %zu bytes", cap);
     if (!st) memcpy(text, b.data, b.len + 1);

@@ -15,12 +15,9 @@ import make_qwen
 import make_qwen_checks
 import make_qwen_parts as parts
 from common import HERE, REPO
+from make_tokenizer import LLAMA3, TEKKEN
 from make_qwen_variants import HELLO, LONG, VOCAB, chat, raw, text_cfg
 
-DIGITS3 = parts.SPLIT.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
-UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-CASED = (rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*|\p{{N}}|"
-         r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 MIXED = "  Straße NASA's iPhone ΑΒγ Ǆ ʰX 42nd 2024-11 (a/b//\r\n/c) don't I'LL\n\n\t日本ABC e\u0301E\u0301 x"
 
 
@@ -48,8 +45,8 @@ def sentencepiece(metaspace):
 
 
 TOKENIZERS = {
-    "digits3": lambda: regex(DIGITS3),  # Llama 3, SmolLM3
-    "cased": lambda: regex(CASED),  # Mistral since Nemo
+    "digits3": lambda: regex(LLAMA3),  # Llama 3, SmolLM3
+    "cased": lambda: regex(TEKKEN),  # Mistral since Nemo
     "numbers": lambda: byte_level([pre_tokenizers.Digits(True),  # SmolLM2, Granite
                                    pre_tokenizers.ByteLevel(add_prefix_space=False)]),
     "prepend": lambda: sentencepiece(False),  # Llama 2, TinyLlama, Mistral 0.1
@@ -177,7 +174,8 @@ VARIANTS = {
     "lfm2_f32": dict(
         family="lfm2", tokenizer="digits3", seed=4100,
         text=cfg(num_hidden_layers=4, num_key_value_heads=1, layer_types=kinds("ccfc"),
-                 block_auto_adjust_ff_dim=False, rope_parameters=rope(1e4)), note="three convolutions and a layer of attention"),
+                 block_auto_adjust_ff_dim=False, rope_parameters=rope(1e4)),
+        note="three convolutions and a layer of attention"),
     "lfm2_odd_f32": dict(
         family="lfm2", tokenizer="digits3", seed=4200,
         text=cfg(hidden_size=48, num_hidden_layers=3, num_attention_heads=3, num_key_value_heads=1,

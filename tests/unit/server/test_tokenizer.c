@@ -28,9 +28,10 @@
 #define GOLDEN "tests/golden/tokenizer/"
 enum { SEED = 12345 };
 
-static const char *const all_dirs[] = {"qwen2",      "llama3",      "qwen3_5",     "gpt2",
-                                       "gemma",      "sp_unk",      "sp_partial",  "sp_cross",
-                                       "gguf_bytes", "gguf_pieces", "gguf_scores", "gguf_merges"};
+static const char *const all_dirs[] = {"qwen2",       "llama3",       "qwen3_5",     "gpt2",
+                                       "gemma",       "sp_unk",       "sp_partial",  "sp_cross",
+                                       "gguf_bytes",  "gguf_pieces",  "gguf_scores", "gguf_merges",
+                                       "gguf_prefix", "gguf_numbers", "gguf_tekken"};
 enum { DIR_COUNT = sizeof all_dirs / sizeof *all_dirs };
 
 static uint64_t rng_state = SEED;
@@ -178,14 +179,13 @@ static void test_golden_splits(void **state)
     static const struct {
         const char *name;
         enum tok_pattern pattern;
-    } p[] = {{"qwen2", TOK_PATTERN_DIGIT},
-             {"llama3", TOK_PATTERN_DIGITS3},
-             {"qwen3_5", TOK_PATTERN_DIGIT_MARKS},
-             {"gpt2", TOK_PATTERN_PLAIN}};
+    } p[] = {{"qwen2", TOK_PATTERN_DIGIT},         {"llama3", TOK_PATTERN_DIGITS3},
+             {"qwen3_5", TOK_PATTERN_DIGIT_MARKS}, {"gpt2", TOK_PATTERN_PLAIN},
+             {"tekken", TOK_PATTERN_CASED},        {"numbers", TOK_PATTERN_NUMBERS}};
     struct json_doc d = load_json("splits.json");
     uint32_t texts = json_get(&d, 0, "texts"), answers = json_get(&d, 0, "bytes");
     assert_true(json_count(&d, texts) > 150);
-    for (int k = 0; k < 4; k++) {
+    for (size_t k = 0; k < sizeof p / sizeof *p; k++) {
         uint32_t want = json_get(&d, answers, p[k].name), words = json_first(&d, want),
                  text = json_first(&d, texts);
         for (uint32_t i = 0; i < json_count(&d, texts);
@@ -286,7 +286,8 @@ static size_t random_text(char *dst, size_t cap)
 static void test_cut_equals_uncut(void **state)
 {
     (void)state;
-    static const char *const proved[] = {"gemma", "sp_cross", "gguf_pieces", "gguf_scores", "gguf_merges"};
+    static const char *const proved[] = {"gemma",       "sp_cross",    "gguf_pieces",
+                                         "gguf_scores", "gguf_merges", "gguf_prefix"};
     for (int k = 0; k < DIR_COUNT; k++) {
         struct tokenizer *t = load(all_dirs[k]);
         bool provable = false;
