@@ -389,7 +389,8 @@ enum status engine__plan(const struct engine_options *opt, struct engine *e, str
     p->kv_bytes = e->arena_grains * BE_KV_GRAIN;
     p->spare = p->available - used - p->kv_bytes;
     uint64_t least = 0;
-    for (uint32_t g = 0; g < e->kv.group_count; g++) least += e->kv.groups[g].block_bytes;
+    for (uint32_t g = 0; g < e->kv.group_count; g++) /* of a state two: one is read, one written */
+        least += (e->kv.groups[g].recurrent ? 2 : 1) * e->kv.groups[g].block_bytes;
     if (p->kv_bytes < least)
         return err_set(
             err, ST_NOMEM,
