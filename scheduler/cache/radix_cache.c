@@ -25,6 +25,10 @@ enum status radix_create(const struct engine_caps *caps, struct kv_blocks *block
     c->top.root = true;
     c->top.state = ENGINE_NO_BLOCK;
     c->states_most = caps->arena_grains / STATES_FIRST;
+    if (c->state_group < ENGINE_GROUPS_MAX) { /* a large state leaves the cache more than one */
+        uint64_t two = 2ull * caps->groups[c->state_group].block_grains;
+        if (c->states_most < two) c->states_most = two;
+    }
     c->next_id = 1;
     c->bucket_count = BUCKETS_FIRST;
     c->buckets = calloc(c->bucket_count, sizeof(struct radix_node *));
