@@ -585,6 +585,7 @@ void decoder_logits(struct engine *e, struct net *net, uint32_t first, uint32_t 
                                                         .v = d->vocab,
                                                         .softcap = d->final_softcap,
                                                         .targets = e->step.targets + first,
+                                                        .draws = e->step.draws + first,
                                                         .stats = s->stats});
 }
 

@@ -87,7 +87,8 @@ enum status drafter_prepare(struct engine *e, const char *dir, bool random_weigh
     return st;
 }
 
-enum status drafter_prepare_own(struct engine *e, struct stf_files *files, struct err *err)
+enum status drafter_prepare_own(struct engine *e, struct stf_files *files, struct weight_format format,
+                                struct err *err)
 {
     struct drafter *f = &e->draft;
     struct model_desc *d = &f->net.desc;
@@ -99,7 +100,8 @@ enum status drafter_prepare_own(struct engine *e, struct stf_files *files, struc
     }
     d->layers[0].kv_owner = e->net.desc.layer_count; /* after the target's, in the layout */
     f->files = files;
-    enum status st = weights_inventory(files, d, engine__weight_format(e), &f->net.inventory, err);
+    enum status st = weights_inventory(files, d, format, &f->net.inventory, err);
+    f->format = format;
     f->net.prune_layer = 1;
     f->on = f->own = !st;
     return st;
@@ -112,19 +114,6 @@ uint64_t drafter_spare_grains(const struct engine *e)
     size_t layer = e->ops->kv_layer_bytes(e->be, e->kv.type, l->kv_heads, l->head_dim);
     return (e->kv.layer_offset[l->kv_owner] + BE_KV_GRAIN - 1) / BE_KV_GRAIN +
            2ull * e->plan.sequences_max * ((layer + BE_KV_GRAIN - 1) / BE_KV_GRAIN);
-}
-
-void drafter_keep(struct engine *e, const struct engine_chunk *r, uint32_t row, uint32_t position)
-{
-    struct drafter *f = &e->draft;
-    size_t c = f->net.desc.hidden;
-    int32_t delta = r->mrope_delta;
-    for (uint32_t i = 0; i < r->span_count && r->spans[i].end <= position + 1; i++)
-        delta = r->spans[i].mrope_delta;
-    e->ops->copy(e->be, f->hidden + (e->plan.batch_tokens_max + r->draft_slot) * c, f->hidden + row * c,
-                 c * sizeof(float));
-    f->slot_at[r->draft_slot] = position + 1;
-    f->slot_delta[r->draft_slot] = delta;
 }
 
 static uint32_t top_count(const struct drafter *f)
@@ -186,8 +175,7 @@ enum status drafter_load(struct engine *e, struct weights_progress progress, str
     uint64_t identity; /* the output does not depend on it */
     uint32_t s = e->plan.sequences_max;
     void *block = NULL;
-    struct weight_format format = {.act = e->plan.act};
-    if (f->own) format = engine__weight_format(e);
+    struct weight_format format = f->own ? f->format : (struct weight_format){.act = e->plan.act};
     enum status st = weights_load(f->files, &net->desc, &net->inventory, format, e->ops, e->be, progress,
                                   &net->w, &identity, err);
     if (st) return st;

@@ -235,7 +235,8 @@ enum status engine__prepare(const struct engine_options *opt, struct engine *e, 
     if (!st && e->plan.quantize && !e->becaps.quants)
         log_warn("--quantize %s: %s has no integer products: weights stay %s", opt->quantize, e->backend_name,
                  e->plan.act == BE_F32 ? "f32" : "bf16");
-    if (!st && !opt->draft_dir && opt->own_drafter) st = drafter_prepare_own(e, *files, err);
+    if (!st && !opt->draft_dir && opt->own_drafter)
+        st = drafter_prepare_own(e, *files, engine__weight_format(e), err);
     if (!st && opt->draft_dir) st = drafter_prepare(e, opt->draft_dir, opt->random_weights, err);
     if (!st) st = fill_info(opt, e, err);
     if (!st) st = engine__plan(opt, e, err);
@@ -349,7 +350,7 @@ void engine_kv_copy(struct engine *e, uint32_t group, uint32_t from_offset, uint
     char *arena = e->arena;
     e->ops->copy(e->be, arena + (size_t)to_offset * BE_KV_GRAIN, arena + (size_t)from_offset * BE_KV_GRAIN,
                  (size_t)g->block_bytes);
-    if (!g->recurrent && tokens < BE_BLOCK_TOKENS) decoder_kv_clear(e, group, to_offset, tokens);
+    if (tokens < BE_BLOCK_TOKENS) decoder_kv_clear(e, group, to_offset, tokens);
 }
 
 /* ---- image features ---- */

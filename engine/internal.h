@@ -103,8 +103,9 @@ struct drafter {
     bool on, own;
     char *dir;
     struct net net;
-    struct stf_files *files; /* open while the head's rows are read from them, else NULL */
-    void *block;             /* backend memory of the following */
+    struct weight_format format; /* own */
+    struct stf_files *files;     /* open while the head's rows are read from them, else NULL */
+    void *block;                 /* backend memory of the following */
     void *drawn; /* act [S, ld(B)] by engine_chunk.draft_slot: input of the target's head at the last sampled
                     token */
     float *wide; /* f32 [S, B] */
@@ -165,6 +166,7 @@ struct step {
     struct be_rows rows[ENGINE_GROUPS_MAX];
     const uint32_t *output_row_ids; /* [output_count] */
     const uint32_t *targets;        /* [output rows] the token whose log-prob is requested, or UINT32_MAX */
+    const struct be_draw *draws;    /* the same */
     struct be_rows out_rows[ENGINE_GROUPS_MAX]; /* the output rows as a batch */
     struct be_states states;                    /* with a recurrent group: of the sequences */
     const uint32_t *before;     /* [T] with drafter.own: row of `hidden` of each row's predecessor */
@@ -258,16 +260,15 @@ enum status drafter_prepare(struct engine *e, const char *dir, bool random_weigh
 enum status drafter_load(struct engine *e, struct weights_progress progress, struct err *err) KV_MUST_CHECK;
 void drafter_close(struct engine *e);
 /* The draft model in the target's files, if there is one. */
-enum status drafter_prepare_own(struct engine *e, struct stf_files *files, struct err *err) KV_MUST_CHECK;
-/* own: keeps row `row` of the step for the chunk's slot; its last token is at `position`. */
-void drafter_keep(struct engine *e, const struct engine_chunk *r, uint32_t row, uint32_t position);
+enum status drafter_prepare_own(struct engine *e, struct stf_files *files, struct weight_format format,
+                                struct err *err) KV_MUST_CHECK;
 /* Blocks behind the scheduler's arena, in grains. */
 uint64_t drafter_spare_grains(const struct engine *e);
 /* Bytes of scratch, without weights. */
 uint64_t drafter_scratch_bytes(const struct engine *e);
 
 /* engine/recurrent.c */
-/* Memory for the batch's draft tokens; ST_NOMEM: the step can't run. */
+/* Memory for the batch's draft tokens. ST_AGAIN: there is none. */
 enum status recurrent_reserve(struct engine *e, const struct engine_batch *b, struct err *err) KV_MUST_CHECK;
 /* Index arrays of states and draft tokens; `pad` sequences without a state follow the batch's. */
 void recurrent_pack(struct engine *e, const struct engine_batch *b, uint32_t pad, size_t *used);

@@ -221,14 +221,15 @@ static uint64_t host_available(void)
     return room ? room : 1;
 }
 
-/* Words of a step's index arrays, worst case: ids, pos, shifted pos, output rows, targets, pos of the output
- * rows, lo and hi per group of both; tables, with an entry after each group's first; per array up to 16 of
- * padding; with mRoPE three more per row; of a recurrent group five per sequence and the draft tokens. */
+/* Words of a step's index arrays, worst case: ids, pos, shifted pos, output rows, targets, draws, pos of the
+ * output rows, lo and hi per group of both; tables, with an entry after each group's first; per array up to
+ * 16 of padding; with mRoPE three more per row; of a recurrent group five per sequence and the draft tokens.
+ */
 static size_t step_words(const struct engine *e)
 {
     size_t t = e->plan.batch_tokens_max, s = e->plan.sequences_max, g = e->kv.table_groups;
-    return t * (6 + (e->net.rope_axes > 1 ? 3u : 0u) + 4 * g) + (s + 1) * (2 + 3 * g) +
-           g * (s * e->plan.blocks_max + 1) + 16 * (13 + 8 * g) +
+    return t * (8 + (e->net.rope_axes > 1 ? 3u : 0u) + 4 * g) + (s + 1) * (2 + 3 * g) +
+           g * (s * e->plan.blocks_max + 1) + 16 * (14 + 8 * g) +
            (g < e->kv.group_count ? 5 * (s + 16) + t + 16 : 0) + (e->draft.own ? t + 16 : 0);
 }
 

@@ -26,7 +26,7 @@ enum status recurrent_reserve(struct engine *e, const struct engine_batch *b, st
     size_t bytes = (size_t)e->kv.groups[e->kv.table_groups].layers * most * row_floats(&e->net.desc.delta) *
                    sizeof(float);
     if (e->ops->alloc(e->be, bytes, &r->block) != BE_OK)
-        return err_set(err, ST_NOMEM, "draft tokens: %s", e->ops->last_error(e->be));
+        return err_set(err, ST_AGAIN, "draft tokens: %s", e->ops->last_error(e->be));
     r->rows_max = most;
     return ST_OK;
 }

@@ -229,15 +229,28 @@ static void find_output_rows(struct engine *e, const struct engine_batch *b)
     }
 }
 
-/* Tokens whose log-prob is requested, for every output row. */
+static uint32_t banned_count(const struct engine_chunk *r, const struct output_row *w)
+{
+    return w->next < r->banned_until ? r->banned_count : 0;
+}
+
+/* Tokens whose log-prob is requested and how one is drawn, for every output row. */
 static void pack_targets(struct packer *p, const struct engine_batch *b)
 {
     const struct engine *e = p->e;
     struct step *st = &p->e->step;
     uint32_t n = st->output_count, *targets = array(p, n + p->pad, &st->targets);
+    const uint32_t *draws_dev;
+    struct be_draw *draws = (struct be_draw *)array(p, 2 * (size_t)(n + p->pad), &draws_dev);
+    st->draws = (const struct be_draw *)draws_dev;
     for (uint32_t i = 0; i < n + p->pad; i++) {
         const struct output_row *w = &e->output_rows[i];
         targets[i] = UINT32_MAX;
+        draws[i] = (struct be_draw){0, 0};
+        if (i < n && w->sample) {
+            const struct engine_chunk *r = &b->chunks[w->chunk];
+            draws[i] = sampler_plain_draw(r->sampling, banned_count(r, w), w->next);
+        }
         if (i < n && w->score && b->chunks[w->chunk].tokens[w->next] < e->net.desc.vocab)
             targets[i] = b->chunks[w->chunk].tokens[w->next];
     }
@@ -356,11 +369,6 @@ enum status engine_submit(struct engine *e, struct engine_batch *b, struct err *
 
 /* ---- logits, tokens ---- */
 
-static uint32_t banned_count(const struct engine_chunk *r, const struct output_row *w)
-{
-    return w->next < r->banned_until ? r->banned_count : 0;
-}
-
 /* Index of the row among the chunk's sampled positions. */
 static uint32_t draw_index(const struct engine_chunk *r, const struct output_row *w)
 {
@@ -477,7 +485,21 @@ static bool finish_together(struct engine *e, struct engine_batch *b, uint32_t f
     return true;
 }
 
-/* One download brings everything and is the step's only wait, except for rows that are fetched whole. */
+/* Of a drafter with keys of its own: keeps row `row` of the step, whose token is at `position`, for the
+ * chunk's slot. */
+static void keep_row(struct engine *e, const struct engine_chunk *r, uint32_t row, uint32_t position)
+{
+    struct drafter *f = &e->draft;
+    size_t c = f->net.desc.hidden;
+    int32_t delta = r->mrope_delta;
+    for (uint32_t i = 0; i < r->span_count && r->spans[i].end <= position + 1; i++)
+        delta = r->spans[i].mrope_delta;
+    e->ops->copy(e->be, f->hidden + (e->plan.batch_tokens_max + r->draft_slot) * c, f->hidden + row * c,
+                 c * sizeof(float));
+    f->slot_at[r->draft_slot] = position + 1;
+    f->slot_delta[r->draft_slot] = delta;
+}
+
 /* Keeps the head's input at each sequence's last sampled token. A later chunk overwrites it. */
 static void keep_drawn(struct engine *e, const struct engine_batch *b, uint32_t first, uint32_t count)
 {
@@ -488,7 +510,7 @@ static void keep_drawn(struct engine *e, const struct engine_batch *b, uint32_t 
         if (!w->sample || draw_index(r, w) + 1 != r->drawn_count) continue;
         ASSERT_CMP(r->draft_slot, <, e->plan.sequences_max);
         if (e->draft.own) {
-            drafter_keep(e, r, w->row, w->next - 1);
+            keep_row(e, r, w->row, w->next - 1);
             continue;
         }
         e->ops->copy(e->be, (char *)e->draft.drawn + r->draft_slot * row,
@@ -496,6 +518,7 @@ static void keep_drawn(struct engine *e, const struct engine_batch *b, uint32_t 
     }
 }
 
+/* One download brings everything and is the step's only wait, except for rows that are fetched whole. */
 static enum status finish_chunk(struct engine *e, struct engine_batch *b, uint32_t first, uint32_t count,
                                 struct err *err)
 {
@@ -569,7 +592,7 @@ enum status engine_wait(struct engine *e, struct engine_batch *b, struct err *er
         st = err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
     for (uint32_t i = 0, row = 0; e->draft.own && i < b->chunk_count; row += b->chunks[i].count, i++) {
         const struct engine_chunk *r = &b->chunks[i];
-        if (!r->sample) drafter_keep(e, r, row + r->count - 1, r->position + r->count - 1);
+        if (!r->sample) keep_row(e, r, row + r->count - 1, r->position + r->count - 1);
     }
     if (!st) st = check_unseen(e, b, err);
     for (uint32_t i = 0; i < b->chunk_count && !st; i++)

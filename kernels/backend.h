@@ -401,19 +401,29 @@ struct be_gather_args {
 };
 /* Per row of f32 [R, V]: c*tanh(x/c) in place first when softcap > 0; then the largest value and its lowest
  * id, log(sum(exp)), and for a target id its value and rank (1 + number of ids with a larger value, or an
- * equal value and a lower id). target UINT32_MAX = none. */
+ * equal value and a lower id). target UINT32_MAX = none.
+ *
+ * Backends without host_memory also draw a token where be_draw asks for it: weights exp((x - max) * inverse),
+ * in order of id; the first whose cumulative weight exceeds u of the total, sums in double. */
+struct be_draw {
+    float inverse; /* of the temperature; 0: don't draw */
+    float u;       /* [0, 1) */
+};
 struct be_logit_stats {
     float max;
     uint32_t argmax;
     float lse;
     float target;
     uint32_t target_rank;
+    uint32_t drawn, drawn_rank; /* UINT32_MAX: none was drawn */
+    float drawn_value;
 };
 struct be_logits_args {
     float *logits; /* f32 [R, V] */
     uint32_t r, v;
     float softcap;
     const uint32_t *targets;      /* [R] or NULL */
+    const struct be_draw *draws;  /* [R] or NULL */
     struct be_logit_stats *stats; /* [R] */
 };
 /* The k largest of each row, descending, ties by lower id. NaN ranks last, so the ids are always k different

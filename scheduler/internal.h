@@ -214,8 +214,8 @@ bool sched__blocks_ensure(struct scheduler *s, struct sequence *q, uint32_t n);
 /* Releases sliding blocks that no later query can reach. */
 void sched__blocks_trim(struct scheduler *s, struct sequence *q);
 void sched__blocks_drop(struct scheduler *s, struct sequence *q);
-/* Releases the blocks after `position`: they were for draft tokens that were rejected. */
-void sched__blocks_roll_back(struct scheduler *s, struct sequence *q);
+/* Releases the blocks after the first `tokens` tokens: they were for draft tokens that aren't kept. */
+void sched__blocks_roll_back(struct scheduler *s, struct sequence *q, uint32_t tokens);
 /* A step has computed q's state after `at` tokens; UINT32_MAX: it is invalid. */
 void sched__state_written(struct scheduler *s, struct sequence *q, uint32_t at);
 /* Whether [position, position+n) can be covered without evicting anything. */

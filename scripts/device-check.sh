@@ -5,8 +5,9 @@
 # usage: scripts/device-check.sh [--emulated] [--hopper 0|1|both] [--gemm cublas|own|both] [PART...]
 #   build        engine, kernels (nvcc) and tests; the other parts build what is missing
 #   tests        the kernels' self-test, the backend's table of operations against the CPU's plain C, the
-#                graphs of decode steps
-#   golden       whole checkpoints against transformers' log-probs, and against the CPU in the same process
+#                graphs of decode steps, cuBLASLt's products
+#   golden       whole checkpoints against transformers' log-probs, and against the CPU in the same process;
+#                states of recurrent layers after rejected draft tokens
 #   invariance   a request alone, in chunks, with others: bit-equal
 #   stress       Hopper's kernels built with pauses at random in every thread's part of their pipelines
 #                (CU_JITTER): wrappers, self-check, tables, golden checkpoints
@@ -157,7 +158,8 @@ name_of() {
 
 # ---- what there is
 [ "$gemms$emulated" = default0 ] && gemms="cublas own"
-programs="test_backend_linear test_backend_ops test_backend_attn test_backend_experts test_cuda_graphs"
+programs="test_backend_linear test_backend_ops test_backend_attn test_backend_experts test_backend_states"
+programs="$programs test_cuda_graphs test_engine_recurrent"
 programs="$programs test_cuda_gemm test_cuda_cpu test_engine_golden test_engine_invariance bench_device"
 targets=()
 for p in $programs; do targets+=("$tests/$p"); done
@@ -207,7 +209,7 @@ part_tests() {
         case " $paths " in
         *" 1 "*) check "wrappers of the Hopper instructions" 120 "$root/release/cuda/hopper" ;;
         esac
-        set -- linear ops attn experts
+        set -- linear ops attn experts states
     fi
     for t in "$@"; do on_paths "table $t" 240 "${quick[@]}" "$tests/test_backend_$t" --backend cuda; done
     [ "$emulated" -eq 1 ] || on_paths "graphs" 120 "$tests/test_cuda_graphs" --backend cuda
@@ -220,6 +222,7 @@ part_golden() {
     else
         on_paths golden 200 "$tests/test_engine_golden" --backend cuda
         on_paths "beside the CPU" 200 "$tests/test_cuda_cpu" --backend cuda
+        on_paths "states of rejected draft tokens" 100 "$tests/test_engine_recurrent" --backend cuda
     fi
 }
 part_invariance() {

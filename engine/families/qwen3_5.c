@@ -136,7 +136,7 @@ static void gguf_text(struct gguf_keys *k, struct hf_text *t)
     gguf_read_u32(k, "nextn_predict_layers", false, 0, t->num_hidden_layers - 1, &drafters);
     t->num_hidden_layers -= drafters;
     if (t->head_dim && gguf_read_u32(k, "rope.dimension_count", true, 2, t->head_dim, &rotary))
-        t->rope[HF_FULL].partial = (double)rotary / t->head_dim;
+        t->rope[HF_FULL].partial = (rotary + 0.5) / t->head_dim; /* qwen_rotary() rounds down */
     qwen_gguf_text(k, t);
     gguf_read_u32(k, "ssm.conv_kernel", true, 2, HF_CONV_KERNEL_MAX, &t->linear_conv_kernel_dim);
     gguf_read_u32(k, "ssm.state_size", true, 1, SIZE_MAX_HEAD_DIM, &t->linear_key_head_dim);

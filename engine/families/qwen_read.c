@@ -141,9 +141,12 @@ static void read_recurrent(struct hf_reader *r, uint32_t obj, struct hf_text *t)
     hf_u32(r, obj, "full_attention_interval", 1, HF_LAYERS_MAX, &interval);
     hf_u32(r, obj, "mtp_num_hidden_layers", 0, HF_LAYERS_MAX, &t->mtp_num_hidden_layers);
     qwen_check_recurrent(r, t);
-    if (hf_layer_types(r, obj, HF_LINEAR, t)) return;
-    for (uint32_t n = 0; n < t->num_hidden_layers; n++)
-        t->layer_types[n] = (n + 1) % interval ? HF_LINEAR : HF_FULL;
+    bool listed = hf_layer_types(r, obj, HF_LINEAR, t), full = false;
+    for (uint32_t n = 0; n < t->num_hidden_layers; n++) {
+        if (!listed) t->layer_types[n] = (n + 1) % interval ? HF_LINEAR : HF_FULL;
+        full |= t->layer_types[n] == HF_FULL;
+    }
+    if (!full) hf_error(r, ST_UNSUPPORTED, "layer_types", "must have full_attention");
 }
 
 /* Which layers have a window: Qwen2, Qwen3, Qwen2-VL, Qwen2.5-VL by layer_types or max_window_layers;

@@ -523,6 +523,14 @@ uint32_t sampler_top_wanted(const struct sampling_params *p, uint32_t banned_cou
     return p->min_p > 0.0f ? BE_TOPK_MAX : 0;
 }
 
+struct be_draw sampler_plain_draw(const struct sampling_params *p, uint32_t banned_count, uint64_t position)
+{
+    if (modifies(p, banned_count) || p->temperature <= 0.0f || p->top_k > 0 || p->top_p < 1.0f ||
+        p->min_p > 0.0f)
+        return (struct be_draw){0, 0};
+    return (struct be_draw){inverse(p->temperature), sampling_uniform(p->seed, position)};
+}
+
 bool sampler_walks(const struct sampling_params *p, uint32_t banned_count)
 {
     if (modifies(p, banned_count)) return true;
@@ -560,7 +568,8 @@ bool sampler_draw(struct sampler *s, const struct sampling_params *p, const stru
                   struct token_out *out)
 {
     struct drawn d = {row->stats.argmax < s->vocab ? row->stats.argmax : 0, UINT32_MAX};
-    bool modified = modifies(p, row->banned_count), greedy = p->temperature <= 0.0f && !modified;
+    bool modified = modifies(p, row->banned_count), greedy = p->temperature <= 0.0f && !modified,
+         backend = false;
     if (!greedy) {
         uint32_t n = sampler_top_wanted(p, row->banned_count);
         if (n > s->vocab) n = s->vocab;
@@ -569,7 +578,10 @@ bool sampler_draw(struct sampler *s, const struct sampling_params *p, const stru
             draw_from_list(p, row->top_values, n, n == s->vocab, row->position, &d.top_idx)) {
             d.id = row->top_ids[d.top_idx];
         } else if (!row->raw) {
-            return false;
+            backend = sampler_plain_draw(p, row->banned_count, row->position).inverse > 0 &&
+                      row->stats.drawn < s->vocab;
+            if (!backend) return false;
+            d.id = row->stats.drawn;
         } else if (modified) {
             if (p->constraint)
                 p->constraint->mask(p->constraint->arg, row->history + row->prompt_count,
@@ -587,6 +599,9 @@ bool sampler_draw(struct sampler *s, const struct sampling_params *p, const stru
     } else if (d.top_idx != UINT32_MAX) {
         out->logprob = row->top_values[d.top_idx] - row->stats.lse;
         out->rank = d.top_idx + 1;
+    } else if (backend) {
+        out->logprob = row->stats.drawn_value - row->stats.lse;
+        out->rank = row->stats.drawn_rank;
     } else {
         out->logprob = row->raw[d.id] - row->stats.lse;
         out->rank = rank_of(s, row, d.id);

@@ -132,6 +132,8 @@ static bool cuda__prepare(struct backend *b, enum be_gemm gemm)
     if (!cuda_linear_init(b) || !cuda_experts_init(b) || !cuda_attn_init(b)) return false;
     if (b->cc < 80) return cuda_check(b, cudaErrorNotSupported, "compute capability below 8.0");
     snprintf(b->gemm, sizeof b->gemm, "own kernels");
+    cuda_hopper_init(b); /* before cuBLASLt: its self-check packs a weight for our kernels */
+    if (b->failed) return false;
     if (gemm != BE_GEMM_OWN && !cuda_lt_open(b)) return false;
     if (!CU_TRY(b, cudaMemGetInfo(&room, &all))) return false;
     b->memory_bytes = room > 2 * MEMORY_RESERVE ? room - MEMORY_RESERVE : room / 2;
@@ -143,7 +145,6 @@ static bool cuda__prepare(struct backend *b, enum be_gemm gemm)
 #else
     snprintf(b->name, sizeof b->name, "%s-sm%u", BACKEND_NAME, b->cc);
 #endif
-    cuda_hopper_init(b);
     if (b->hopper) snprintf(b->name + strlen(b->name), sizeof b->name - strlen(b->name), "-wgmma");
     return !b->failed;
 }

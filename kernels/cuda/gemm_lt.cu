@@ -8,8 +8,8 @@
  * measurement: the choice depends on device, driver and library alone. A product has at most as many rows as
  * were checked; more take several calls.
  *
- * Up to LT_FEW rows our kernels read weights faster; they take that band where the check finds their sums
- * equal to cuBLASLt's. */
+ * Up to LT_OWN rows our kernels read weights faster; they take these where the check finds their sums equal
+ * to cuBLASLt's. */
 #include "kernels/cuda/gemm.cuh"
 
 #define LT_BANDS     4u
@@ -19,6 +19,10 @@
 #define LT_WIDE      32768u
 #define LT_REFUSED   8u /* that are named */
 #define LT_FEW       8u
+#define LT_SHORT_K   2048u
+#ifndef LT_OWN /* at most LT_FEW; 0: for measuring */
+#define LT_OWN 4u
+#endif
 
 static const uint32_t band_end[LT_BANDS] = {LT_FEW, 128, 768, UINT32_MAX},
                       band_asks[LT_BANDS] = {LT_FEW, 64, 512, LT_ROWS};
@@ -121,11 +125,14 @@ void cuda_lt_close(struct backend *b)
 
 /* ---- a product */
 
-static cublasStatus_t lt__rows(const struct cuda_lt *s, uint64_t rows)
+/* Rows of x, and the terms of a sum. */
+static cublasStatus_t lt__size(const struct cuda_lt *s, uint64_t rows, uint64_t k)
 {
     cublasStatus_t st =
         cublasLtMatrixLayoutSetAttribute(s->x, CUBLASLT_MATRIX_LAYOUT_COLS, &rows, sizeof rows);
-    return st ? st : cublasLtMatrixLayoutSetAttribute(s->y, CUBLASLT_MATRIX_LAYOUT_COLS, &rows, sizeof rows);
+    if (!st) st = cublasLtMatrixLayoutSetAttribute(s->y, CUBLASLT_MATRIX_LAYOUT_COLS, &rows, sizeof rows);
+    if (!st) st = cublasLtMatrixLayoutSetAttribute(s->x, CUBLASLT_MATRIX_LAYOUT_ROWS, &k, sizeof k);
+    return st ? st : cublasLtMatrixLayoutSetAttribute(s->w, CUBLASLT_MATRIX_LAYOUT_ROWS, &k, sizeof k);
 }
 static cublasStatus_t lt__multiply(const struct backend *b, const struct cuda_lt *s,
                                    const cublasLtMatmulAlgo_t *algo, const void *w, const void *x, uint32_t t,
@@ -133,7 +140,7 @@ static cublasStatus_t lt__multiply(const struct backend *b, const struct cuda_lt
 {
     const struct cuda_blas *l = b->blas;
     const float one = 1;
-    cublasStatus_t st = lt__rows(s, t);
+    cublasStatus_t st = lt__size(s, t, s->kpad);
     if (st) return st;
     return cublasLtMatmul(l->handle, s->desc, &one, w, s->w, x, s->x, &beta, y, s->y, y, s->y, algo, l->work,
                           l->work_bytes, b->stream);
@@ -159,7 +166,7 @@ __global__ __launch_bounds__(256) void lt_epilogue_k(gemm_job j, const float *su
 bool cuda_lt_serves(const struct be_linear_args *a)
 {
     const struct cuda_lt *s = a->w->lt;
-    return s && !(s->own_few && a->t <= LT_FEW && !(s->bias && a->epilogue == BE_EPI_ADD_F32));
+    return s && !(s->own_few && a->t < LT_OWN + 1 && !(s->bias && a->epilogue == BE_EPI_ADD_F32));
 }
 
 void cuda_lt_linear(struct backend *b, const struct be_linear_args *a)
@@ -282,13 +289,13 @@ static bool lt__same(struct lt_check *c, const cublasLtMatmulAlgo_t *algo, uint3
             return false;
     return true;
 }
-/* The library's proposals for that many rows without split-K, in its order. */
-static int lt__proposals(struct lt_check *c, uint32_t rows, cublasLtMatmulAlgo_t out[LT_PROPOSALS])
+/* The library's proposals for that many rows and terms without split-K, in its order. */
+static int lt__proposals(struct lt_check *c, uint32_t rows, uint32_t k, cublasLtMatmulAlgo_t *out)
 {
     struct cuda_blas *l = c->b->blas;
     cublasLtMatmulHeuristicResult_t got[LT_PROPOSALS];
     int count = 0, kept = 0;
-    if (lt__rows(c->s, rows) ||
+    if (lt__size(c->s, rows, k) ||
         cublasLtMatmulAlgoGetHeuristic(l->handle, c->s->desc, c->s->w, c->s->x, c->s->y, c->s->y,
                                        l->preference, LT_PROPOSALS, got, &count) != CUBLAS_STATUS_SUCCESS)
         return 0;
@@ -304,6 +311,23 @@ static int lt__proposals(struct lt_check *c, uint32_t rows, cublasLtMatmulAlgo_t
             out[kept++] = got[i].algo;
     }
     return kept;
+}
+/* Candidates for a band. Where the library would rather split a long sum, its first proposal without that may
+ * be of an old family of algorithms, and slow (on an H100 by five times): then first what it proposes for a
+ * shorter sum. */
+static int lt__candidates(struct lt_check *c, uint32_t band, const cublasLtMatmulAlgo_t *widest,
+                          cublasLtMatmulAlgo_t out[2 * LT_PROPOSALS])
+{
+    const cublasLtMatmulAlgo_t *both[] = {widest, out};
+    int32_t family[2] = {0, 0};
+    size_t bytes;
+    int n = lt__proposals(c, band_asks[band], c->s->kpad, out);
+    for (int i = 0; i < 2 && n; i++)
+        (void)cublasLtMatmulAlgoConfigGetAttribute(both[i], CUBLASLT_ALGO_CONFIG_ID, &family[i],
+                                                   sizeof family[i], &bytes);
+    if (c->s->kpad <= LT_SHORT_K || (n && family[0] == family[1])) return n;
+    n = lt__proposals(c, band_asks[band], LT_SHORT_K, out);
+    return n + lt__proposals(c, band_asks[band], c->s->kpad, out + n);
 }
 /* With -DLT_TRACE (NVCC_EXTRA): the algorithm of each band, as id:tile,stages,custom,swizzle,cluster. */
 static void lt__trace(const struct cuda_lt *s)
@@ -333,15 +357,15 @@ static void lt__trace(const struct cuda_lt *s)
 static bool lt__choose(struct lt_check *c)
 {
     struct cuda_lt *s = c->s;
-    cublasLtMatmulAlgo_t first[LT_PROPOSALS], other[LT_PROPOSALS];
+    cublasLtMatmulAlgo_t first[LT_PROPOSALS], other[2 * LT_PROPOSALS];
     uint32_t last = lt__band(s->rows);
-    int count = lt__proposals(c, s->rows, first);
+    int count = lt__proposals(c, s->rows, s->kpad, first);
     for (int i = 0; i < count && !c->b->failed; i++) {
         uint32_t done = 0;
         s->algo[last] = first[i];
         if (!lt__hashes(c, &first[i], 0, s->rows, c->want) || !lt__same(c, &first[i], last)) continue;
         for (uint32_t band = 0; band < last; band++, done++) {
-            int n = lt__proposals(c, band_asks[band], other), at = 0;
+            int n = lt__candidates(c, band, &first[i], other), at = 0;
             while (at < n && !lt__same(c, &other[at], band)) at++;
             if (at == n) break;
             s->algo[band] = other[at];

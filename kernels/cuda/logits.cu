@@ -129,7 +129,84 @@ __global__ __launch_bounds__(128) void stats_row_k(stats_job j)
     s.lse = best == CU_NEG_INF ? CU_NEG_INF : (float)((double)best + log(sum));
     s.target = has ? j.a.logits[row * j.a.v + target] : 0;
     s.target_rank = has ? rank : 0;
+    s.drawn = s.drawn_rank = UINT32_MAX;
+    s.drawn_value = 0;
     j.a.stats[row] = s;
+}
+
+/* ---- drawing. A block is a row; each of its warps adds up consecutive elements, by the row's length alone.
+ * One warp finds the part, and in it the 32 elements, that hold the token. */
+
+#define DRAW_WARPS 32u
+
+static __device__ __forceinline__ float draw_weight(const float *x, uint32_t i, uint32_t end, float max,
+                                                    float inverse)
+{
+    return i < end ? expf((x[i] - max) * inverse) : 0.0f;
+}
+static __device__ __forceinline__ double draw_warp_sum(double v)
+{
+    CU_UNROLL
+    for (int o = 16; o; o >>= 1) v += __shfl_xor_sync(CU_FULL, v, o);
+    return v;
+}
+
+__global__ __launch_bounds__(DRAW_WARPS * 32) void draw_k(stats_job j)
+{
+    CU_SHARED(sums, double[DRAW_WARPS]);
+    CU_SHARED(ranks, uint32_t[DRAW_WARPS]);
+    CU_SHARED(drawn, uint32_t[1]);
+    const struct be_draw d = j.a.draws[blockIdx.x];
+    if (!(d.inverse > 0)) return;
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, v = j.a.v,
+                   part = (v + DRAW_WARPS * 32 - 1) / (DRAW_WARPS * 32) * 32;
+    const float *x = j.a.logits + (size_t)blockIdx.x * v;
+    struct be_logit_stats *s = j.a.stats + blockIdx.x;
+    const float max = s->max;
+    double sum = 0;
+    for (uint32_t i = lane; i < part; i += 32)
+        sum += (double)draw_weight(x, warp * part + i, v, max, d.inverse);
+    sum = draw_warp_sum(sum);
+    if (lane == 0) sums[warp] = sum;
+    __syncthreads();
+    if (warp == 0) { /* all lanes calculate the same */
+        double total = 0, before = 0;
+        uint32_t first = 0, group = 0, id = 0;
+        for (uint32_t w = 0; w < DRAW_WARPS; w++) total += sums[w];
+        const double target = (double)d.u * total;
+        for (uint32_t w = 0; w < DRAW_WARPS; before += sums[w++]) {
+            if (sums[w] > 0) first = w * part;
+            if (before + sums[w] > target) break;
+        }
+        for (uint32_t i = first; i < first + part && i < v; i += 32) {
+            double all = draw_warp_sum((double)draw_weight(x, i + lane, v, max, d.inverse));
+            if (all > 0) group = i;
+            if (before + all > target) break;
+            before += all;
+        }
+        float weight = draw_weight(x, group + lane, v, max, d.inverse);
+        for (int k = 0; k < 32; k++) {
+            float one = __shfl_sync(CU_FULL, weight, k);
+            before += (double)one;
+            if (one > 0) id = group + (uint32_t)k;
+            if (one > 0 && before > target) break;
+        }
+        if (lane == 0) drawn[0] = id;
+    }
+    __syncthreads();
+    const uint32_t id = drawn[0];
+    const float value = x[id];
+    uint32_t rank = 0;
+    for (uint32_t i = threadIdx.x; i < v; i += DRAW_WARPS * 32)
+        rank += x[i] > value || (x[i] == value && i < id);
+    rank = __reduce_add_sync(CU_FULL, rank);
+    if (lane == 0) ranks[warp] = rank;
+    __syncthreads();
+    if (threadIdx.x) return;
+    for (uint32_t w = 1; w < DRAW_WARPS; w++) rank += ranks[w];
+    s->drawn = id;
+    s->drawn_rank = rank + 1;
+    s->drawn_value = value;
 }
 
 void cuda_logit_stats(struct backend *b, const struct be_logits_args *a)
@@ -142,6 +219,7 @@ void cuda_logit_stats(struct backend *b, const struct be_logits_args *a)
         uint32_t rows = a->r - first < most ? a->r - first : most;
         j.a.logits = a->logits + (size_t)first * a->v;
         j.a.targets = a->targets ? a->targets + first : nullptr;
+        j.a.draws = a->draws ? a->draws + first : nullptr;
         j.a.stats = a->stats + first;
         dim3 grid(j.chunks, rows);
         CU_LAUNCH(stats_chunk_k, grid, THREADS, 0, b->stream, j);
@@ -152,6 +230,10 @@ void cuda_logit_stats(struct backend *b, const struct be_logits_args *a)
         }
         CU_LAUNCH(stats_row_k, rows, CHUNKS_MAX, 0, b->stream, j);
         cuda_launched(b, "logit_stats");
+        if (a->draws) {
+            CU_LAUNCH(draw_k, rows, DRAW_WARPS * 32, 0, b->stream, j);
+            cuda_launched(b, "logit_stats");
+        }
     }
 }
 

@@ -134,18 +134,25 @@ static const struct radix_node *last_state(const struct radix_node *n, uint32_t 
     return n;
 }
 
+/* p, or the last position before it where a hit may end and, with a recurrent group, a state is saved. n:
+ * where the walk ended. */
+static uint32_t floor_saved(const struct radix_cache *c, const struct radix_view *v,
+                            const struct radix_node *n, uint32_t p, uint32_t equal)
+{
+    for (;;) {
+        p = floor_whole(v, p, equal);
+        if (!radix__recurrent(c) || last_state(n, p)->end == p) return p;
+        p = last_state(n, p)->end;
+    }
+}
+
 /* The longest p at which every group has what the next query needs, and a hit may end. n: where the walk
  * ended. */
 static uint32_t longest_valid(const struct radix_cache *c, const struct radix_view *v,
                               const struct radix_node *n, uint32_t p, uint32_t equal)
 {
+    p = floor_saved(c, v, n, p, equal);
     for (uint32_t g = 0; g < c->caps.group_count;) {
-        p = floor_whole(v, p, equal);
-        if (radix__recurrent(c) && last_state(n, p)->end < p) {
-            p = last_state(n, p)->end;
-            g = 0;
-            continue;
-        }
         uint32_t first, count = radix__window(c, g, p, atomic_end(v), &first), bad = ENGINE_NO_BLOCK;
         for (uint32_t i = first + count; i-- > first;) {
             uint32_t want = (i + 1) * c->bt < p ? (i + 1) * c->bt : p;
@@ -158,6 +165,7 @@ static uint32_t longest_valid(const struct radix_cache *c, const struct radix_vi
             continue;
         }
         p = c->valid_to[g][bad] > bad * c->bt ? c->valid_to[g][bad] : bad * c->bt;
+        p = floor_saved(c, v, n, p, equal);
         g = 0; /* a shorter one must be valid for all groups */
     }
     return p;

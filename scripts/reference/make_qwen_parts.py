@@ -263,8 +263,7 @@ def fill(model, seed, head=2.6, qk=1.3, mix=1.0, seen=1.6, router=2.5, pos=1.0):
 
 
 def drafter(tensors, seed):
-    """mtp.*, which transformers leaves unread: the layer is a copy of the last one with attention, its inputs
-    add up."""
+    """mtp.*, which transformers leaves unread: a copy of the last layer with attention; its inputs add up."""
     layers = [k for k in tensors if ".self_attn.q_proj.weight" in k and "visual" not in k]
     last = max(layers, key=lambda k: int(k.split(".self_attn")[0].split(".")[-1])).split("self_attn")[0]
     out = {"mtp.layers.0." + k[len(last):]: t.clone() for k, t in tensors.items() if k.startswith(last)}

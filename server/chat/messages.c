@@ -255,6 +255,27 @@ static enum status add_image(struct chat_reader *r, const json_t *url, const jso
     return ST_OK;
 }
 
+/* Sizes in the part itself, as some clients' tools write them. */
+static enum status image_sizes(struct chat_reader *r, const json_t *part, const struct part_at *at,
+                               struct image_ref *ref)
+{
+    static const char *const names[] = {"min_pixels", "max_pixels", "resized_height", "resized_width"};
+    uint32_t *const to[] = {&ref->min_pixels, &ref->max_pixels, &ref->resized_height, &ref->resized_width};
+    char path[96];
+    for (size_t i = 0; i < 4; i++) {
+        const json_t *v = json_object_get(part, names[i]);
+        if (!v || json_is_null(v)) continue;
+        snprintf(path, sizeof path, "%s.%s", at->path, names[i]);
+        if (!json_is_integer(v) || json_integer_value(v) < 1 || json_integer_value(v) > INT32_MAX)
+            return chat_fault(r, json_is_integer(v) ? "invalid_value" : "invalid_type", path,
+                              "%s must be a positive integer.", names[i]);
+        *to[i] = (uint32_t)json_integer_value(v);
+    }
+    return !ref->resized_height == !ref->resized_width
+               ? ST_OK
+               : chat_fault(r, "invalid_value", at->path, "resized_height and resized_width come together.");
+}
+
 /* image_url: {"image_url": {"url", "detail"}} or {"image_url": "url"}; input_image: the latter; image:
  * {"image": "url"} or
  * {"url": ...}. */
@@ -390,7 +411,10 @@ static enum status parse_part(struct chat_reader *r, const json_t *part, const s
     if (assistant ? kind == PART_IMAGE || kind == PART_VIDEO : kind == PART_REFUSAL || kind == PART_REASONING)
         return chat_fault(r, "invalid_value", path,
                           "Content parts of type '%.60s' are not allowed in a message of this role.", name);
-    if (kind == PART_IMAGE) return image_part(r, part, at);
+    if (kind == PART_IMAGE) {
+        enum status st = image_part(r, part, at);
+        return st ? st : image_sizes(r, part, at, &r->out->images[r->out->image_count - 1]);
+    }
     if (kind == PART_VIDEO) return video_part(r, part, at, name);
     enum status st = text_of(r, part, at, field, &text);
     if (st) return st;
@@ -403,7 +427,8 @@ enum status chat_content_read(struct chat_reader *r, const json_t *content, cons
     enum chat_role role = last_message(r)->role;
     if (json_is_string(content)) return chat_text_add(r, share(content), 0);
     if (!content || json_is_null(content)) {
-        if (role == CHAT_ASSISTANT || role == CHAT_FUNCTION) return chat_text_add(r, json_string(""), 0);
+        if (role == CHAT_ASSISTANT || role == CHAT_FUNCTION || (content && role == CHAT_TOOL))
+            return chat_text_add(r, json_string(""), 0);
         if (!content) return chat_fault(r, "missing_required_parameter", name, "The message has no content.");
         return chat_fault(r, "invalid_type", name,
                           "The content of this message must be a string or an array of parts, not null.");
@@ -411,7 +436,7 @@ enum status chat_content_read(struct chat_reader *r, const json_t *content, cons
     if (!json_is_array(content))
         return chat_fault(r, "invalid_type", name,
                           "The content of a message must be a string or an array of parts.");
-    if (!json_array_size(content) && role != CHAT_ASSISTANT)
+    if (!json_array_size(content) && role != CHAT_ASSISTANT && role != CHAT_TOOL)
         return chat_fault(r, "empty_array", name, "The content array is empty.");
     enum status st = ST_OK;
     for (size_t i = 0; i < json_array_size(content) && !st; i++) {

@@ -21,6 +21,7 @@ void chat_output_fini(struct chat_output *o)
         buf_fini(&o->calls[i].arguments);
     }
     free(o->calls);
+    if (o->content_begun) tool_calls_fini(&o->tool_calls);
     buf_fini(&o->content);
     buf_fini(&o->reasoning);
 }
@@ -58,12 +59,6 @@ static enum status on_arguments(void *user, const char *text, size_t len)
     return buf_add(&o->calls[o->call_count - 1].arguments, text, len);
 }
 
-static enum status on_end(void *user)
-{
-    (void)user;
-    return ST_OK;
-}
-
 /* ---- public functions ---- */
 
 enum status chat_output_run(struct chat_output *o, const char *text, size_t len, bool final)
@@ -79,17 +74,19 @@ enum status chat_output_run(struct chat_output *o, const char *text, size_t len,
         const struct tool_rules rules = {.syntax = o->rules.calls,
                                          .types = o->rules.types,
                                          .bare = o->rules.calls ? o->rules.bare : NULL,
+                                         .exact = o->rules.exact,
                                          .single = o->rules.single_call};
-        tool_parse_init(&o->tool_parse, from, &rules);
+        tool_calls_init(&o->tool_calls, from, &rules);
         o->content_begun = true;
     }
+    o->tool_calls.ended = o->ended;
     if (o->rules.calls) {
         const struct tool_sink sink = {
-            .user = o, .content = on_content, .begin = on_begin, .arguments = on_arguments, .end = on_end};
-        return tool_parse_run(&o->tool_parse, text, len, final, &sink);
+            .user = o, .content = on_content, .begin = on_begin, .arguments = on_arguments};
+        return tool_calls_run(&o->tool_calls, text, len, final, &sink);
     }
-    size_t at = o->tool_parse.at;
-    o->tool_parse.at = len;
+    size_t at = o->tool_calls.at;
+    o->tool_calls.at = len;
     return len > at ? on_content(o, text + at, len - at) : ST_OK;
 }
 
@@ -113,10 +110,10 @@ bool chat_output_reasons(const struct chat_output *o)
 
 bool chat_output_called(const struct chat_output *o)
 {
-    return o->call_count && !tool_parse_open(&o->tool_parse);
+    return o->content_begun && tool_calls_complete(&o->tool_calls);
 }
 
 bool chat_output_done(const struct chat_output *o)
 {
-    return o->content_begun && o->rules.calls && tool_parse_done(&o->tool_parse);
+    return o->content_begun && o->rules.calls && tool_calls_done(&o->tool_calls);
 }

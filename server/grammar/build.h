@@ -59,8 +59,9 @@ enum status gb_schema(struct grammar_builder *b, const json_t *schema, const str
                       gx *out, struct grammar_error *error) KV_MUST_CHECK;
 enum status gb_regex_text(struct grammar_builder *b, const char *text, size_t len, gx *out,
                           struct grammar_error *error) KV_MUST_CHECK;
-enum status gb_text(struct grammar_builder *b, const char *text, size_t len, gx *out,
-                    struct grammar_error *error) KV_MUST_CHECK; /* GBNF or Lark */
+/* GBNF or Lark. in_json: the text is inside a JSON string. */
+enum status gb_text(struct grammar_builder *b, const char *text, size_t len, bool in_json, gx *out,
+                    struct grammar_error *error) KV_MUST_CHECK;
 
 /* Consumes the builder, also on failure. ST_INVALID: an undefined rule, or left recursion that can't be
  * rewritten. ST_TOO_LARGE, ST_NOMEM: also from any earlier call. */

@@ -291,7 +291,7 @@ static struct ebnf_part compile(struct ebnf *e, enode x);
 
 static gx lift(struct ebnf *e, struct ebnf_part a)
 {
-    return a.regular ? gb_regex(e->b, a.r) : a.g;
+    return !a.regular ? a.g : gb_regex(e->b, e->in_json ? rx_in_json(e->p, a.r) : a.r);
 }
 
 static struct ebnf_part both(struct ebnf *e, struct ebnf_part a, struct ebnf_part b)

@@ -38,6 +38,7 @@ struct ebnf {
     size_t node_cap, rule_cap;
     json_t *names;    /* rule name -> number */
     enode ignored;    /* may follow each token of a rule (%ignore); 0: nothing */
+    bool in_json;     /* the text is inside a JSON string */
     bool in_terminal; /* inside a terminal, which has no tokens */
     struct ebnf_part gap;
     unsigned depth;

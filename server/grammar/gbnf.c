@@ -68,10 +68,10 @@ static bool is_gbnf(struct ebnf *e)
     return yes;
 }
 
-enum status gb_text(struct grammar_builder *b, const char *text, size_t len, gx *out,
+enum status gb_text(struct grammar_builder *b, const char *text, size_t len, bool in_json, gx *out,
                     struct grammar_error *error)
 {
-    struct ebnf e = {.b = b, .s = text, .len = len, .error = error};
+    struct ebnf e = {.b = b, .s = text, .len = len, .in_json = in_json, .error = error};
     *error = (struct grammar_error){0};
     *out = 0;
     if (len > TEXT_MAX) ebnf_refuse(&e, ST_TOO_LARGE, "the grammar is longer than %zu bytes", TEXT_MAX);

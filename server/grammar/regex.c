@@ -5,6 +5,7 @@
 
 #include "config/base/utf8.h"
 
+#include <stdio.h>
 #include <string.h>
 
 rx rx__fail(struct rx_pool *p, enum status st)
@@ -580,4 +581,56 @@ rx rx_chars(struct rx_pool *p, uint32_t from, uint32_t to)
 bool rx_nullable(const struct rx_pool *p, rx a)
 {
     return p->nodes[a].nullable;
+}
+
+/* ---- inside JSON strings ---- */
+
+static rx json_bytes(struct rx_pool *p, const uint32_t set[8])
+{
+    static const char special[] = "\"\\\b\f\n\r\t", letter[] = "\"\\bfnrt";
+    uint32_t all[8], plain[8];
+    memcpy(all, set, sizeof all); /* the pool may move its sets */
+    memcpy(plain, set, sizeof plain);
+    plain[0] = 0;
+    plain['"' >> 5] &= ~(1u << ('"' & 31));
+    plain['\\' >> 5] &= ~(1u << ('\\' & 31));
+    rx out = rx_bytes(p, plain);
+    for (int c = 0; c <= '\\'; c++) {
+        const char *at = c ? strchr(special, c) : NULL;
+        char text[8];
+        if (!(all[c >> 5] >> (c & 31) & 1) || (c >= 0x20 && !at)) continue;
+        if (at) snprintf(text, sizeof text, "\\%c", letter[at - special]);
+        else snprintf(text, sizeof text, "\\u%04x", (unsigned)c);
+        out = rx_alt(p, out, rx_literal(p, text, strlen(text)));
+    }
+    return out;
+}
+
+/* Every byte has one form, so the operators stay as they are. */
+rx rx_in_json(struct rx_pool *p, rx a)
+{
+    static const uint32_t any[8] = {~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u};
+    rx out = RX_EMPTY, before = RX_EMPTY;
+    for (; p->nodes[a].kind == K_CONCAT && !p->st; a = p->nodes[a].b)
+        before = rx_concat(p, before, rx_in_json(p, p->nodes[a].a));
+    struct node n = p->nodes[a];
+    rx_spend(p, WORK_NODE);
+    if (p->st) return RX_NONE;
+    switch (n.kind) {
+    case K_BYTES: out = json_bytes(p, p->sets[n.a]); break;
+    case K_REPEAT: out = rx_repeat(p, rx_in_json(p, n.a), n.b, n.c); break;
+    case K_NOT:
+        out = rx_and(p, rx_repeat(p, json_bytes(p, any), 0, RX_NO_LIMIT), rx_not(p, rx_in_json(p, n.a)));
+        break;
+    case K_ALT:
+    case K_AND:
+        out = rx_in_json(p, p->list[n.a]);
+        for (uint32_t i = 1; i < n.b; i++) {
+            rx one = rx_in_json(p, p->list[n.a + i]);
+            out = n.kind == K_ALT ? rx_alt(p, out, one) : rx_and(p, out, one);
+        }
+        break;
+    default: out = a;
+    }
+    return rx_concat(p, before, out);
 }

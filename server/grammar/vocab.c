@@ -113,6 +113,8 @@ static bool copy_bytes(struct grammar_vocab *v, const struct grammar_token *toke
         v->at[i] = at;
         for (uint32_t k = 0; k < v->end_count; k++) end = end || v->end_ids[k] == i;
         if (!tokens[i].bytes || !tokens[i].len || tokens[i].len >= TOKEN_MAX || end) continue;
+        /* The byte is in no UTF-8 text. Without its byte token the mark is outside of all that is written. */
+        if (memchr(tokens[i].bytes, TAG_MARK, tokens[i].len)) continue;
         if (v->tag[i]) v->bytes[at++] = TAG_MARK;
         memcpy(v->bytes + at, tokens[i].bytes, tokens[i].len);
         at += tokens[i].len;

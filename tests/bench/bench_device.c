@@ -175,7 +175,7 @@ static void print_bits(struct bench *k, const char *name, struct linear_work *l,
 static void bench_linear(struct bench *k, const struct model *m, const char *what, uint32_t in, uint32_t out,
                          enum be_epilogue epi, uint32_t rows_max)
 {
-    static const uint32_t many[] = {1, 8, 32, 64, 128, 512, 2048, 8192}, few[] = {1, 8, 40, 130};
+    static const uint32_t many[] = {1, 2, 4, 8, 16, 32, 64, 128, 512, 2048, 8192}, few[] = {1, 8, 40, 130};
     const uint32_t *rows = k->tiny ? few : many;
     bool glu = epi >= BE_EPI_GLU_GELU_TANH;
     char name[64];
@@ -197,7 +197,7 @@ static void bench_linear(struct bench *k, const struct model *m, const char *wha
          *y = take(k, (size_t)rows_max * be_ld(out) * 4);
     l.a.x = x;
     l.a.out = y;
-    for (size_t i = 0; i < (k->tiny ? 4 : 8) && rows[i] <= rows_max; i++) {
+    for (size_t i = 0; i < (k->tiny ? 4 : 11) && rows[i] <= rows_max; i++) {
         l.a.t = rows[i];
         double t = rows[i], bytes = (double)elems * 2 + t * in * 2 + t * out * (epi == BE_EPI_F32 ? 4 : 2);
         bench_row(&k->report, "kernel", name, rows[i], measure(k, linear_call, &l), bytes,
@@ -414,7 +414,11 @@ static void bench_rows(struct bench *k, const struct model *m)
     size_t logit_cells = (size_t)lines * m->vocab;
     void *logits = take_random(k, logit_cells * 4, true),
          *stats = take(k, lines * sizeof(struct be_logit_stats));
-    void *ids = take(k, lines * 20 * 4), *values = take(k, lines * 20 * 4);
+    void *ids = take(k, lines * 20 * 4), *values = take(k, lines * 20 * 4),
+         *draws = take(k, lines * sizeof(struct be_draw));
+    for (uint32_t i = 0; i < lines; i++)
+        k->ops->upload(k->b, (struct be_draw *)draws + i, &(struct be_draw){1, (float)i / (float)lines},
+                       sizeof(struct be_draw));
     w.stats = (struct be_logits_args){.logits = logits, .v = m->vocab, .stats = stats};
     w.topk = (struct be_topk_args){.logits = logits, .v = m->vocab, .k = 20, .ids = ids, .values = values};
     for (int i = 0; i < 2; i++) {
@@ -423,11 +427,16 @@ static void bench_rows(struct bench *k, const struct model *m)
         snprintf(name, sizeof name, "%s logit statistics", m->name);
         if (wanted(k, name))
             bench_row(&k->report, "kernel", name, w.stats.r, measure(k, stats_call, &w), bytes, 0);
+        snprintf(name, sizeof name, "%s the same and a draw", m->name);
+        w.stats.draws = draws;
+        if (wanted(k, name))
+            bench_row(&k->report, "kernel", name, w.stats.r, measure(k, stats_call, &w), bytes, 0);
+        w.stats.draws = NULL;
         snprintf(name, sizeof name, "%s top 20", m->name);
         if (wanted(k, name))
             bench_row(&k->report, "kernel", name, w.topk.r, measure(k, topk_call, &w), bytes, 0);
     }
-    void *all[] = {x, res, weight, out, logits, stats, ids, values};
+    void *all[] = {x, res, weight, out, logits, stats, ids, values, draws};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) k->ops->free(k->b, all[i]);
 }
 

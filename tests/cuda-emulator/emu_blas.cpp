@@ -230,7 +230,8 @@ cublasStatus_t cublasGemmEx(cublasHandle_t h, cublasOperation_t ta, cublasOperat
 
 /* Algorithms 0 and 1 add up k in one order, LT_HALVES in two halves - also the same for any number of rows,
  * but with other bits - and LT_VARIES in as many parts as rows leave blocks idle, as stream-K does. The
- * heuristic proposes the last two first. */
+ * heuristic proposes the last two first, and for few rows of a sum of more than 2,048 terms LT_HALVES alone.
+ */
 enum { LT_HALVES = 2, LT_VARIES = 3, LT_ALGORITHMS = 4 };
 static size_t algo_parts(uint64_t id, size_t rows)
 {
@@ -494,7 +495,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmul
     *returned = 0;
     /* Few rows: two halves come first, many: what varies. */
     static const int few[] = {LT_HALVES, 0, 1, LT_VARIES}, many[] = {LT_VARIES, 1, 0, LT_HALVES};
-    for (int i = 0; i < (lt_only_varying ? 1 : LT_ALGORITHMS) && *returned < requested; i++) {
+    bool one = lt_only_varying || (D->cols < 200 && A->rows > 2048);
+    for (int i = 0; i < (one ? 1 : LT_ALGORITHMS) && *returned < requested; i++) {
         int id = lt_only_varying ? LT_VARIES : D->cols < 200 ? few[i] : many[i];
         cublasLtMatmulAlgo_t algo;
         cublasLtMatmulAlgoInit(h, d->compute, CUDA_R_32F, A->type, B->type, C->type, D->type, id, &algo);

@@ -81,7 +81,7 @@ for mode in "$@"; do
                 KVASIR_GEMM=own CUEMU_SCHED=rand CUEMU_SEED="$seed" CUEMU_LAZY=1
         done
     done
-    run "$mode cuBLASLt" "$t/test_cuda_gemm"
+    run "$mode cuBLASLt" "$t/test_cuda_gemm" CUEMU_CC=90
     if [ "$mode" = plain ]; then
         for variant in text_bf16 vision_f32 e2b_f32; do
             run "plain golden $variant, own products" "$t/test_engine_golden" GOLDEN_VARIANT="$variant" \

@@ -20,7 +20,7 @@ static inline enum status grammar_of_source(const json_t *schema, const struct g
     if (st) return st;
     st = schema  ? gb_schema(b, schema, opt, &start, error)
          : regex ? gb_regex_text(b, text, len, &start, error)
-                 : gb_text(b, text, len, &start, error);
+                 : gb_text(b, text, len, false, &start, error);
     if (st) {
         gb_free(b);
         return st;

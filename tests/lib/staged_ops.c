@@ -553,6 +553,7 @@ static void st_logit_stats(struct backend *b, const struct be_logits_args *a)
     struct stage g = {.s = of(b)};
     INOUT(logits, (size_t)a->r * a->v * 4);
     IN(targets, (size_t)a->r * 4);
+    IN(draws, a->r * sizeof *a->draws);
     INOUT(stats, a->r * sizeof *a->stats); /* fields without a target are unchanged */
     g.s->ops->logit_stats(g.s->b, &d);
     stage_end(&g);

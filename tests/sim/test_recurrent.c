@@ -459,6 +459,28 @@ static void test_broken_verify_step(void **state)
     desk_close(&d);
 }
 
+/* Without memory for their draft tokens, steps run without them: no sequence loses its answer. */
+static void test_draft_tokens_refused(void **state)
+{
+    (void)state;
+    struct desk d;
+    struct sched_options o = {.propose = propose, .draft_max = 4, .draft_always = true};
+    desk_open(&d, PLENTY, &o, false);
+    d.e.drafts_refused_every = 3;
+    struct ask *all[4];
+    for (uint32_t i = 0; i < 4; i++) {
+        all[i] = new_ask();
+        text(all[i], 500, 90 + i);
+        send(&d, all[i]);
+    }
+    while (!(all[0]->ended && all[1]->ended && all[2]->ended && all[3]->ended)) step(&d);
+    struct sched_stats st = stats_of(&d);
+    assert_true(st.accepted_tokens > 10 && st.accepted_tokens < st.proposed_tokens);
+    assert_int_equal(st.preemptions, 0);
+    for (uint32_t i = 0; i < 4; i++) done(all[i]);
+    desk_close(&d);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -475,6 +497,7 @@ int main(void)
         cmocka_unit_test(test_few_states_fit),
         cmocka_unit_test(test_events),
         cmocka_unit_test(test_broken_verify_step),
+        cmocka_unit_test(test_draft_tokens_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

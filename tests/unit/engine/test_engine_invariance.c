@@ -54,7 +54,7 @@ static void make_images(struct request *r, const struct model_info *m, uint64_t 
 
 /* How tokens are drawn. WALKED: each draw looks at the whole row or at the history, so that several of a step
  * share the backend's threads. */
-enum draw { GREEDY, SAMPLED, WALKED, DRAWS };
+enum draw { GREEDY, SAMPLED, WALKED, PLAIN /* a device draws itself */, DRAWS };
 
 static void set_walked(struct sampling_params *p, uint64_t seed)
 {
@@ -92,10 +92,10 @@ static void make_request(struct request *r, const struct model_info *m, uint64_t
                              .sampling = mini_greedy()};
     r->s.sampling.logprobs = r->s.sampling.prompt_logprobs = SAMPLING_TOP_MAX;
     if (draw == WALKED) set_walked(&r->s.sampling, seed);
-    if (draw == SAMPLED) {
+    if (draw == SAMPLED || draw == PLAIN) {
         r->s.sampling.temperature = 0.9f;
-        r->s.sampling.top_k = 40;
-        r->s.sampling.top_p = 0.95f;
+        r->s.sampling.top_k = draw == PLAIN ? 0 : 40;
+        r->s.sampling.top_p = draw == PLAIN ? 1 : 0.95f;
         r->s.sampling.seed = seed;
     }
 }
@@ -160,7 +160,7 @@ static void run_one(const struct variant *v, const char *set, uint32_t threads, 
     mine.s.chunk = chunk;
     for (uint32_t i = 0; i < n; i++) {
         make_request(&others[i], engine_model(e), 100 + i, 3 + 9 * i,
-                     draw == WALKED ? WALKED
+                     draw >= WALKED ? draw
                      : i % 2        ? SAMPLED
                                     : GREEDY);
         others[i].s.chunk = i % 3 == 0 ? 0 : 1 + 5 * i;
@@ -203,12 +203,13 @@ static void check_set(const struct variant *v, const char *set)
     } ways[] = {{1, 0, 0, 1},       {2, 1, 0, 0},      {2, 7, OTHERS, 1},
                 {1, 64, OTHERS, 0}, {3, 0, OTHERS, 0}, {2, 33, 5, 1}};
     static struct result base, other;
-    static const char *const draws[DRAWS] = {"greedy", "sampled", "walked"};
+    static const char *const draws[DRAWS] = {"greedy", "sampled", "walked", "plain"};
     for (enum draw draw = GREEDY; draw < DRAWS; draw++) {
         if (test_briefly() && draw) break; /* sampling is the same code, however it came to its row */
         run_one(v, set, 2, 0, 0, draw, 0, &base);
         assert_int_equal(base.out[PROMPT].top_count, SAMPLING_TOP_MAX);
         for (size_t w = draw == WALKED ? 3 : 0; w < sizeof ways / sizeof ways[0]; w++) {
+            if (draw == PLAIN && w != 4) continue;
             if (draw && w % 2 && getenv("KVASIR_TEST_SHORT")) continue; /* the same ways as the greedy ones */
             char what[160];
             snprintf(what, sizeof what, "%s %s %s: %u threads, chunk %u, %u others", v->name, set,

@@ -57,8 +57,10 @@ static void describe(struct row *w)
     }
     w->r = (struct sampler_row){
         .raw = w->l, .top_ids = w->top_ids, .top_values = w->top_values, .top_count = BE_TOPK_MAX};
-    w->r.stats = (struct be_logit_stats){
-        .max = w->l[w->order[0]], .argmax = w->order[0], .lse = w->l[w->order[0]] + (float)log(sum)};
+    w->r.stats = (struct be_logit_stats){.max = w->l[w->order[0]],
+                                         .argmax = w->order[0],
+                                         .lse = w->l[w->order[0]] + (float)log(sum),
+                                         .drawn = UINT32_MAX};
 }
 
 /* A constraint: id is allowed where hash(id, history) falls below `part`. */
@@ -371,6 +373,41 @@ static void test_greedy_ties(void **state)
     sampler_destroy(s);
 }
 
+/* Without the row a token that the backend has drawn counts, where nothing else would change the draw. */
+static void test_drawn_by_the_backend(void **state)
+{
+    static struct row w;
+    struct sampler *s;
+    struct err err;
+    struct token_out out;
+    (void)state;
+    assert_int_equal(sampler_create(V, &s, &err), ST_OK);
+    for (uint32_t i = 0; i < V; i++) w.l[i] = (float)(i % 7);
+    describe(&w);
+    struct sampling_params p = {.temperature = 0.5f, .top_p = 1, .repetition_penalty = 1, .seed = 3};
+    struct be_draw draw = sampler_plain_draw(&p, 0, 11);
+    assert_true(draw.inverse == 2 && draw.u == sampling_uniform(3, 11));
+    w.r.raw = NULL;
+    assert_false(sampler_draw(s, &p, &w.r, &out)); /* none was drawn */
+    w.r.stats.drawn = 77;
+    w.r.stats.drawn_rank = 5;
+    w.r.stats.drawn_value = w.l[77];
+    assert_true(sampler_draw(s, &p, &w.r, &out));
+    assert_true(out.id == 77 && out.rank == 5 && out.logprob == w.l[77] - w.r.stats.lse);
+    p.min_p = 0.1f;
+    w.r.top_count = 0;
+    assert_false(sampler_draw(s, &p, &w.r, &out));
+    p.min_p = 0;
+    p.presence_penalty = 1;
+    assert_true(sampler_plain_draw(&p, 0, 11).inverse == 0);
+    assert_false(sampler_draw(s, &p, &w.r, &out));
+    p.presence_penalty = 0;
+    assert_true(sampler_plain_draw(&p, 1, 11).inverse == 0);
+    p.temperature = 0;
+    assert_true(sampler_plain_draw(&p, 0, 11).inverse == 0);
+    sampler_destroy(s);
+}
+
 /* The wide walk over a row has the bits of the plain one, whatever stands in it. */
 /* What is changed is penalised, biased or banned; the rest of the row isn't looked at where the list and the
  * changed ids are enough: here it would win. And where the changes take the whole list away, the row decides.
@@ -451,9 +488,10 @@ static void test_weights(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_changed_rows),  cmocka_unit_test(test_weights),
-                                       cmocka_unit_test(test_against_naive), cmocka_unit_test(test_uniform),
-                                       cmocka_unit_test(test_frequencies),   cmocka_unit_test(test_odd_rows),
-                                       cmocka_unit_test(test_greedy_ties)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_changed_rows),  cmocka_unit_test(test_weights),
+        cmocka_unit_test(test_against_naive), cmocka_unit_test(test_uniform),
+        cmocka_unit_test(test_frequencies),   cmocka_unit_test(test_odd_rows),
+        cmocka_unit_test(test_greedy_ties),   cmocka_unit_test(test_drawn_by_the_backend)};
     return cmocka_run_group_tests_name("sampler", tests, NULL, NULL);
 }

@@ -1013,8 +1013,36 @@ static void stats_check(const float *x, uint32_t v, float cap, const uint32_t *t
     }
 }
 
+/* A device's draws: the token at that place of the cumulative weights, up to rounding, its value and rank. */
+static void draws_check(uint32_t v, const struct be_draw *draws, const struct be_logit_stats *got,
+                        const float *capped)
+{
+    for (uint32_t r = 0; r < LOGIT_ROWS; r++) {
+        const float *y = capped + (size_t)r * v;
+        uint32_t id = got[r].drawn, rank = 1;
+        double total = 0, before = 0, weight = 0;
+        if (draws[r].inverse == 0) assert_int_equal(id, UINT32_MAX);
+        if (draws[r].inverse == 0 || !isfinite(got[r].lse)) continue;
+        assert_true(id < v);
+        for (uint32_t i = 0; i < v; i++) {
+            double w = exp(((double)y[i] - (double)got[r].max) * (double)draws[r].inverse);
+            total += w;
+            if (i < id) before += w;
+            if (i == id) weight = w;
+            rank += y[i] > y[id] || (y[i] == y[id] && i < id);
+        }
+        double target = (double)draws[r].u * total, slack = total * 1e-5;
+        assert_true(weight > 0 && before <= target + slack && before + weight >= target - slack);
+        assert_true(got[r].drawn_value == y[id]);
+        assert_int_equal(got[r].drawn_rank, rank);
+    }
+}
+
 static void test_logit_stats(void **state)
 {
+    static const struct be_draw draws[LOGIT_ROWS] = {
+        {1, 0.3f}, {0.7f, 0.9999f}, {0.9f, 0.5f}, {0, 0}, {1e30f, 0.1f}};
+
     (void)state;
     for (size_t n = 0; n < sizeof vocabularies / sizeof *vocabularies; n++) {
         if (getenv("KVASIR_TEST_SHORT") && vocabularies[n] > 30000) continue; /* slow under a sanitizer */
@@ -1037,9 +1065,11 @@ static void test_logit_stats(void **state)
                                                .v = v,
                                                .softcap = cap,
                                                .targets = targets,
+                                               .draws = draws,
                                                .stats = got};
                     be_cpu_ops()->logit_stats(b, &a);
                     assert_true(y[(size_t)LOGIT_ROWS * v] == -77);
+                    if (got[3].drawn == UINT32_MAX) draws_check(v, draws, got, y);
                     if (threads == 1) {
                         stats_check(x, v, cap, targets, got, y, set);
                         memcpy(all, got, sizeof got);
@@ -1053,6 +1083,7 @@ static void test_logit_stats(void **state)
                                                     .v = v,
                                                     .softcap = cap,
                                                     .targets = &targets[r],
+                                                    .draws = &draws[r],
                                                     .stats = &one};
                         be_cpu_ops()->logit_stats(b, &a);
                         assert_memory_equal(&one, &all[r], sizeof one);

@@ -145,6 +145,38 @@ static void test_varying_algorithms_are_refused(void **state)
     product_close(&p);
 }
 
+/* What the library proposes for few rows of a long sum has other bits on the emulator, and is slow on a
+ * device. */
+static void test_long_sums(void **state)
+{
+    (void)state;
+    static float w[16 * 2100];
+    struct product p;
+    if (!cuemu_lt_only_varying) skip();
+    product_open(&p, BE_GEMM_CUBLAS, BE_EPI_F32, false);
+    ops->weight_check(p.b,
+                      &(struct be_weight_desc){.k = 2100, .src_count = 1, .src = {{w, BE_F32, false, 16}}});
+    assert_non_null(strstr(gemm_of(p.b), ", 2 weight shapes, 2 with own kernels for few rows"));
+    product_close(&p);
+}
+
+/* The Hopper path's self-check multiplies by our kernels, whoever serves the model's weights. */
+static void test_beside_the_hopper_path(void **state)
+{
+    (void)state;
+    const struct be_params params = {.act = BE_BF16, .gemm = BE_GEMM_CUBLAS, .hopper = true};
+    const char *cc = getenv("CUEMU_CC");
+    struct be_caps caps;
+    struct backend *b;
+    assert_int_equal(ops->open(&params, &b), BE_OK);
+    ops->caps(b, &caps);
+    printf("%s\n", caps.name);
+    if (strstr(caps.name, "-sm90") || (cc && strcmp(cc, "90") == 0))
+        assert_non_null(strstr(caps.name, "-wgmma"));
+    assert_non_null(strstr(caps.gemm, ", 0 weight shapes, ")); /* the check's is not the model's */
+    ops->close(b);
+}
+
 int main(void)
 {
     char why[512];
@@ -153,8 +185,9 @@ int main(void)
         printf("nothing to run: %s\n", why);
         return 0;
     }
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_rows_alone_and_among_others),
-                                       cmocka_unit_test(test_says_who_serves),
-                                       cmocka_unit_test(test_varying_algorithms_are_refused)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_rows_alone_and_among_others), cmocka_unit_test(test_says_who_serves),
+        cmocka_unit_test(test_varying_algorithms_are_refused), cmocka_unit_test(test_long_sums),
+        cmocka_unit_test(test_beside_the_hopper_path)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
 /* Parameter types of a request's functions, from their schemas: calls written as
- * <parameter=NAME>text</parameter> (tool_parse.h) don't distinguish "5" from 5; the schema does. Event loop's
- * and worker threads, one at a time. */
+ * <parameter=NAME>text</parameter> (tool_calls/tags.c) don't distinguish "5" from 5; the schema does. Event
+ * loop's and worker threads, one at a time. */
 #ifndef KVASIR_TOOL_TYPES_H
 #define KVASIR_TOOL_TYPES_H
 

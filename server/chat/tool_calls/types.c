@@ -1,6 +1,6 @@
-/* See tool_types.h. Of JSON Schema: type, enum, const, anyOf, oneOf, allOf, local $ref, additionalProperties.
+/* See types.h. Of JSON Schema: type, enum, const, anyOf, oneOf, allOf, local $ref, additionalProperties.
  */
-#include "server/chat/tool_types.h"
+#include "server/chat/tool_calls/types.h"
 
 #include "server/http/fields.h"
 
