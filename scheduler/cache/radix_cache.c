@@ -363,7 +363,7 @@ bool radix_pin_hit(struct radix_cache *c, const struct radix_view *v, const stru
 
 /* Node n and the sequence are equal in [from, to): n takes the sliding blocks it lacks, the sequence swaps
  * its own blocks for n's whole ones. */
-static void http_message(struct radix_cache *c, struct radix_node *n, uint32_t from, uint32_t to,
+static void share_blocks(struct radix_cache *c, struct radix_node *n, uint32_t from, uint32_t to,
                          const struct radix_table tables[])
 {
     uint32_t base = n->start / c->bt;
@@ -402,7 +402,7 @@ static struct radix_node *walk(struct radix_cache *c, const struct radix_view *v
     for (;;) {
         if (*pos < n->end) {
             uint32_t limit = n->end < to ? n->end : to, m = radix__common(n, v, *pos, limit);
-            http_message(c, n, *pos, *pos + m, tables);
+            share_blocks(c, n, *pos, *pos + m, tables);
             *pos += m;
             bool parts = *pos < limit;
             if (parts || (*pos < n->end && checkpoint)) {
