@@ -40,7 +40,7 @@ static void layout_group(struct kv_layout *k, const struct model_desc *d, uint32
         k->layer_offset[n] = owner == n ? bytes : k->layer_offset[owner];
         if (owner != n) continue;
         bytes += g->recurrent
-                     ? be_conv_bytes(desc_conv_columns(&d->delta), d->delta.conv_k) +
+                     ? be_conv_bytes(desc_conv_columns(d), d->delta.conv_k) +
                            be_delta_bytes(d->delta.value_heads, d->delta.key_dim, d->delta.value_dim)
                      : ops->kv_layer_bytes(be, k->type, d->layers[n].kv_heads, d->layers[n].head_dim);
         g->layers++;
@@ -61,7 +61,7 @@ enum status kv_layout_make(const struct model_desc *d, const struct be_ops *ops,
     for (int pass = 0; pass < 2 && !st; pass++) {
         for (uint32_t n = 0; n < d->layer_count && !st; n++) {
             const struct desc_layer *l = &d->layers[n];
-            if (l->mixer == MIXER_DELTA || (l->window > 0) != (pass == 1)) continue;
+            if (desc_recurrent(l) || (l->window > 0) != (pass == 1)) continue;
             if (ops->kv_layer_bytes(be, type, l->kv_heads, l->head_dim) == 0)
                 st = err_set(err, ST_UNSUPPORTED, "no attention kernel for head size %u", l->head_dim);
             if (st && ops->kv_layer_bytes(be, BE_KV_ACT, l->kv_heads, l->head_dim))
@@ -80,7 +80,7 @@ enum status kv_layout_make(const struct model_desc *d, const struct be_ops *ops,
     }
     k.table_groups = k.group_count;
     for (uint32_t n = 0; n < d->layer_count && !st; n++) {
-        if (d->layers[n].mixer != MIXER_DELTA) continue;
+        if (!desc_recurrent(&d->layers[n])) continue;
         if (k.table_groups == ENGINE_GROUPS_MAX)
             st = err_set(err, ST_UNSUPPORTED, "too many kinds of layers");
         else k.groups[k.table_groups].recurrent = true;

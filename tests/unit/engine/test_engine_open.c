@@ -96,8 +96,8 @@ static void test_refusals(void **state)
     o = good, o.batch_tokens_max = 1u << 30;
     refused(o, ST_INVALID, "tokens per step");
     o = good, o.model_dir = scratch;
-    write_text("config.json", "{\"model_type\":\"llama\"}");
-    refused(o, ST_UNSUPPORTED, "\"llama\" is not a family that is served");
+    write_text("config.json", "{\"model_type\":\"mamba\"}");
+    refused(o, ST_UNSUPPORTED, "\"mamba\" is not a family that is served");
     write_text("config.json",
                "{\"model_type\":\"gemma3_text\",\"num_hidden_layers\":1,\"hidden_size\":1,\"vocab_size\":2}");
     refused(o, ST_NOT_FOUND, "neither model.safetensors nor");
