@@ -368,7 +368,9 @@ enum status engine__plan(const struct engine_options *opt, struct engine *e, str
     p->available = e->becaps.memory_bytes;
     uint64_t host = e->becaps.host_memory ? host_available() : 0;
     if (host && host < p->available) p->available = host;
-    if (e->draft.on) p->draft_bytes = e->draft.net.inventory.memory_bytes + drafter_scratch_bytes(e);
+    if (e->draft.on)
+        p->draft_bytes = e->draft.net.inventory.memory_bytes + drafter_scratch_bytes(e) +
+                         drafter_spare_grains(e) * BE_KV_GRAIN;
     uint64_t fixed = p->weight_bytes + p->vision_bytes + p->draft_bytes;
     plan_step(e, p->batch_tokens_max, p->available > fixed ? p->available - fixed : 0);
     p->kv_needed = kv_needed(e);
@@ -389,7 +391,8 @@ enum status engine__plan(const struct engine_options *opt, struct engine *e, str
     p->kv_bytes = e->arena_grains * BE_KV_GRAIN;
     p->spare = p->available - used - p->kv_bytes;
     uint64_t least = 0;
-    for (uint32_t g = 0; g < e->kv.group_count; g++) least += e->kv.groups[g].block_bytes;
+    for (uint32_t g = 0; g < e->kv.group_count; g++) /* of a state two: one is read, one written */
+        least += (e->kv.groups[g].recurrent ? 2 : 1) * e->kv.groups[g].block_bytes;
     if (p->kv_bytes < least)
         return err_set(
             err, ST_NOMEM,

@@ -118,13 +118,13 @@ static void read_rope(struct hf_reader *r, const struct family_type *type, uint3
     hf_double(r, obj, "rope_theta", 1.0, 1e12, &p->theta);
     hf_double(r, params, "rope_theta", 1.0, 1e12, &p->theta);
     hf_double(r, dict, "rope_theta", 1.0, 1e12, &p->theta);
-    double partial = p->partial; /* may be next to the other keys or among them */
+    bool some = p->partial > 0;
+    double partial = some ? p->partial : 1; /* may be next to the other keys or among them */
     hf_double(r, obj, "partial_rotary_factor", 0, 1, &partial);
     hf_double(r, dict, "partial_rotary_factor", 0, 1, &partial);
-    if (p->partial > 0) p->partial = partial;
-    else if (partial > 0 && partial != 1)
-        hf_error(r, ST_UNSUPPORTED, "partial_rotary_factor", "only 1 is served");
-    if (!r->st && p->partial > 0 && (qwen_rotary(t) == 0 || qwen_rotary(t) % 2))
+    if (some) p->partial = partial;
+    else if (partial != 1) hf_error(r, ST_UNSUPPORTED, "partial_rotary_factor", "only 1 is served");
+    if (!r->st && some && (p->partial <= 0 || qwen_rotary(t) == 0 || qwen_rotary(t) % 2))
         hf_error(r, ST_FORMAT, "partial_rotary_factor", "must leave an even number of a head's columns");
     read_rope_type(r, dict, t, p);
     if (type->vision) read_sections(r, dict, t, p);

@@ -247,7 +247,8 @@ def fill(model, seed, head=2.6, qk=1.3, mix=1.0, seen=1.6, router=2.5, pos=1.0):
             if p.dim() == 5:
                 w = normal(seed, name, p.shape, 2.0 * p[0].numel() ** -0.5)
             elif part[-3:-1] == ["mlp", "2"] or (last == "linear_fc2" and "mlp" not in part):
-                w = normal(seed, name, p.shape, 2.0 * seen * unit * fan)  # the merger's last: rows as large as embeddings
+                # the merger's last: rows as large as embeddings
+                w = normal(seed, name, p.shape, 2.0 * seen * unit * fan)
             elif last == "qkv":
                 w = normal(seed, name, p.shape, 1.3 * fan)
             else:

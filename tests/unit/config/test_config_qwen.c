@@ -458,6 +458,8 @@ static void test_hostile(void **state)
          "only full_attention and linear_attention"},
         {Q35("\"partial_rotary_factor\":0.002"), ST_FORMAT, "partial_rotary_factor"},
         {Q35("\"num_hidden_layers\":3"), ST_UNSUPPORTED, "must have full_attention"},
+        {Q35("\"partial_rotary_factor\":0"), ST_FORMAT, "partial_rotary_factor"},
+        {Q3("\"partial_rotary_factor\":0"), ST_UNSUPPORTED, "partial_rotary_factor"},
         {Q3("\"partial_rotary_factor\":0.5"), ST_UNSUPPORTED, "partial_rotary_factor"},
         {"{\"model_type\":\"qwen2_5_omni\"}", ST_UNSUPPORTED, "\"qwen2_5_omni\" is not a family"},
         {"{\"model_type\":\"qwen3_vl_text\"}", ST_UNSUPPORTED, "not a family"},

@@ -428,7 +428,7 @@ static void test_unseen(void **state)
     engine_close(e);
 }
 
-static void test_made_up_weights(void **state)
+static void test_random_weights(void **state)
 {
     struct engine *e;
     struct err err;
@@ -481,6 +481,6 @@ int main(void)
         cmocka_unit_test(test_refusals),       cmocka_unit_test(test_tie),
         cmocka_unit_test(test_unused),         cmocka_unit_test(test_caps_and_inspect),
         cmocka_unit_test(test_kv_copy),        cmocka_unit_test(test_unseen),
-        cmocka_unit_test(test_made_up_weights)};
+        cmocka_unit_test(test_random_weights)};
     return cmocka_run_group_tests_name("engine_open", tests, make_scratch, drop_scratch);
 }
