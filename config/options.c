@@ -390,38 +390,21 @@ static enum status env_read(struct options *o, struct err *err)
     return ST_OK;
 }
 
-/* Insertions, deletions and replacements from a to b. */
-static unsigned edits(const char *a, size_t len, const char *b)
+/* Whether a and b differ in at most two neighbouring characters. */
+static bool alike(const char *a, size_t n, const char *b)
 {
-    unsigned row[64], left;
-    size_t n = strlen(b);
-    for (size_t j = 0; j <= n; j++) row[j] = (unsigned)j;
-    for (size_t i = 0; i < len; i++) {
-        unsigned corner = row[0];
-        left = row[0] = (unsigned)i + 1;
-        for (size_t j = 0; j < n; j++) {
-            unsigned best = corner + (a[i] != b[j]), up = row[j + 1];
-            corner = up;
-            if (up + 1 < best) best = up + 1;
-            if (left + 1 < best) best = left + 1;
-            left = row[j + 1] = best;
-        }
-    }
-    return row[n];
+    size_t m = strlen(b), i = 0, k = 0, longer = n > m ? n : m;
+    while (i < n && i < m && a[i] == b[i]) i++;
+    while (i + k < n && i + k < m && a[n - 1 - k] == b[m - 1 - k]) k++;
+    return i + k + 2 >= longer && longer > 3;
 }
 
 static enum status flag_unknown(const char *flag, size_t len, struct err *err)
 {
-    const char *near = NULL;
-    unsigned least = 3;
-    for (size_t i = 0; i < ROW_COUNT; i++) {
-        unsigned n = edits(flag + 2, len - 2, rows[i].name);
-        if (n >= least) continue;
-        least = n;
-        near = rows[i].name;
-    }
-    if (near)
-        return err_set(err, ST_INVALID, "unknown flag '%.60s': did you mean --%s? (see --help)", flag, near);
+    for (size_t i = 0; i < ROW_COUNT; i++)
+        if (alike(flag + 2, len - 2, rows[i].name))
+            return err_set(err, ST_INVALID, "unknown flag '%.60s': did you mean --%s? (see --help)", flag,
+                           rows[i].name);
     return err_set(err, ST_INVALID, "unknown flag '%.60s' (see --help)", flag);
 }
 
@@ -525,8 +508,8 @@ static void help_row(FILE *f, const struct row *r)
 
 void options_help(FILE *f)
 {
-    for (size_t i = 0, g = 0; i < ROW_COUNT; i++) {
-        for (g = 0; g < sizeof groups / sizeof *groups; g++)
+    for (size_t i = 0; i < ROW_COUNT; i++) {
+        for (size_t g = 0; g < sizeof groups / sizeof *groups; g++)
             if (strcmp(rows[i].name, groups[g][0]) == 0) fprintf(f, "\n%s\n", groups[g][1]);
         help_row(f, &rows[i]);
     }
