@@ -391,7 +391,7 @@ static const void *delta_net(struct engine *e, struct net *net, uint32_t n, stru
     const struct desc_delta *g = &d->delta;
     const struct layer_weights *w = &net->w.layers[n];
     struct decoder_scratch *s = &net->s;
-    uint32_t columns = desc_conv_columns(g), values = g->value_heads * g->value_dim;
+    uint32_t columns = desc_conv_columns(d), values = g->value_heads * g->value_dim;
     linear(e, w->qkv, s->h, f->t, BE_EPI_F32, s->qkv);
     linear(e, w->gates, s->h, f->t, BE_EPI_F32, s->gates);
     recurrent_mix(e, net, n);
@@ -412,6 +412,26 @@ static const void *delta_net(struct engine *e, struct net *net, uint32_t n, stru
     return prune(e, net, f, s->attn, be_ld(values) * be_dtype_bytes(e->plan.act), s->q);
 }
 
+static const void *short_conv(struct engine *e, struct net *net, uint32_t n, struct flow *f)
+{
+    struct decoder_scratch *s = &net->s;
+    size_t c = net->desc.hidden;
+    linear(e, net->w.layers[n].qkv, s->h, f->t, BE_EPI_F32, s->qkv);
+    recurrent_mix(e, net, n);
+    if (n == net->prune_layer && e->step.output_count == 0) return NULL;
+    e->ops->gate(e->be, &(struct be_gate_args){.f = BE_GATE_NONE,
+                                               .gate = s->qkv + c,
+                                               .gate_stride = 3 * c,
+                                               .x = s->qkv + 2 * c,
+                                               .x_stride = 3 * c,
+                                               .t = f->t,
+                                               .heads = 1,
+                                               .d = (uint32_t)c,
+                                               .out = s->attn});
+    if (n != net->prune_layer) return s->attn;
+    return prune(e, net, f, s->attn, be_ld(c) * be_dtype_bytes(e->plan.act), s->q);
+}
+
 /* All layers, over the residuals of t rows. */
 static void layers(struct engine *e, struct net *net, const struct engine_batch *b, uint32_t t)
 {
@@ -422,7 +442,9 @@ static void layers(struct engine *e, struct net *net, const struct engine_batch 
     for (uint32_t n = 0; n < d->layer_count; n++) {
         const struct desc_layer *l = &d->layers[n];
         const struct layer_weights *w = &net->w.layers[n];
-        const void *mixed = l->mixer == MIXER_DELTA ? delta_net(e, net, n, &f) : attention(e, net, n, &f);
+        const void *mixed = l->mixer == MIXER_DELTA  ? delta_net(e, net, n, &f)
+                            : l->mixer == MIXER_CONV ? short_conv(e, net, n, &f)
+                                                     : attention(e, net, n, &f);
         if (!mixed) return;
         const float *add = project(e, net, w->o, mixed, f.t, w->post_attn_norm, f.resid);
         add_and_norm(e, net, f.t, f.resid, add, w->post_attn_norm, w->pre_mlp_norm);

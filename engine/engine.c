@@ -288,7 +288,8 @@ enum status engine_open(const struct engine_options *opt, struct engine **out, s
         e->info.weight_bytes = weights_bytes(&e->net.w, &e->net.desc, e->ops, e->net.inventory.slab_floats);
         e->info.context_max = e->plan.context_max;
         e->net.token_scale = rounded_scale(e, e->net.desc.token_scale);
-        e->net.embed_scale = rounded_scale(e, e->net.desc.embed_scale);
+        e->net.embed_scale = e->net.desc.embed_scale_kept ? (float)e->net.desc.embed_scale
+                                                          : rounded_scale(e, e->net.desc.embed_scale);
         set_fingerprint(e, identity);
         st = engine__alloc(e, err);
     }

@@ -43,7 +43,7 @@ struct engine_plan {
     uint32_t context_max, batch_tokens_max, sequences_max,
         blocks_max;                                               /* blocks_max: of one sequence, per group */
     uint32_t span_tokens_max;                                     /* most tokens of an atomic span */
-    uint64_t draft_bytes;                                         /* weights and scratch of the draft model */
+    uint64_t draft_bytes;                                         /* everything of the draft model */
     uint64_t weight_bytes, scratch_bytes, vision_bytes, kv_bytes; /* backend memory */
     uint64_t kv_needed;  /* what all sequences at full context need */
     uint64_t available;  /* memory that the plan started from */

@@ -40,7 +40,7 @@ static void layout_group(struct kv_layout *k, const struct model_desc *d, uint32
         k->layer_offset[n] = owner == n ? bytes : k->layer_offset[owner];
         if (owner != n) continue;
         bytes += g->recurrent
-                     ? be_conv_bytes(desc_conv_columns(&d->delta), d->delta.conv_k) +
+                     ? be_conv_bytes(desc_conv_columns(d), d->delta.conv_k) +
                            be_delta_bytes(d->delta.value_heads, d->delta.key_dim, d->delta.value_dim)
                      : ops->kv_layer_bytes(be, k->type, d->layers[n].kv_heads, d->layers[n].head_dim);
         g->layers++;
@@ -61,7 +61,7 @@ enum status kv_layout_make(const struct model_desc *d, const struct be_ops *ops,
     for (int pass = 0; pass < 2 && !st; pass++) {
         for (uint32_t n = 0; n < d->layer_count && !st; n++) {
             const struct desc_layer *l = &d->layers[n];
-            if (l->mixer == MIXER_DELTA || (l->window > 0) != (pass == 1)) continue;
+            if (desc_recurrent(l) || (l->window > 0) != (pass == 1)) continue;
             if (ops->kv_layer_bytes(be, type, l->kv_heads, l->head_dim) == 0)
                 st = err_set(err, ST_UNSUPPORTED, "no attention kernel for head size %u", l->head_dim);
             if (st && ops->kv_layer_bytes(be, BE_KV_ACT, l->kv_heads, l->head_dim))
@@ -80,7 +80,7 @@ enum status kv_layout_make(const struct model_desc *d, const struct be_ops *ops,
     }
     k.table_groups = k.group_count;
     for (uint32_t n = 0; n < d->layer_count && !st; n++) {
-        if (d->layers[n].mixer != MIXER_DELTA) continue;
+        if (!desc_recurrent(&d->layers[n])) continue;
         if (k.table_groups == ENGINE_GROUPS_MAX)
             st = err_set(err, ST_UNSUPPORTED, "too many kinds of layers");
         else k.groups[k.table_groups].recurrent = true;
@@ -368,7 +368,9 @@ enum status engine__plan(const struct engine_options *opt, struct engine *e, str
     p->available = e->becaps.memory_bytes;
     uint64_t host = e->becaps.host_memory ? host_available() : 0;
     if (host && host < p->available) p->available = host;
-    if (e->draft.on) p->draft_bytes = e->draft.net.inventory.memory_bytes + drafter_scratch_bytes(e);
+    if (e->draft.on)
+        p->draft_bytes = e->draft.net.inventory.memory_bytes + drafter_scratch_bytes(e) +
+                         drafter_spare_grains(e) * BE_KV_GRAIN;
     uint64_t fixed = p->weight_bytes + p->vision_bytes + p->draft_bytes;
     plan_step(e, p->batch_tokens_max, p->available > fixed ? p->available - fixed : 0);
     p->kv_needed = kv_needed(e);
@@ -391,7 +393,8 @@ enum status engine__plan(const struct engine_options *opt, struct engine *e, str
     p->kv_bytes = e->arena_grains * BE_KV_GRAIN;
     p->spare = p->available - used - p->kv_bytes;
     uint64_t least = 0;
-    for (uint32_t g = 0; g < e->kv.group_count; g++) least += e->kv.groups[g].block_bytes;
+    for (uint32_t g = 0; g < e->kv.group_count; g++) /* of a state two: one is read, one written */
+        least += (e->kv.groups[g].recurrent ? 2 : 1) * e->kv.groups[g].block_bytes;
     if (p->kv_bytes < least)
         return err_set(err, ST_NOMEM,
                        "%llu bytes for keys and values (--kv-memory) don't hold one block of every kind: use "

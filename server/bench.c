@@ -33,32 +33,31 @@ struct bench_args {
 
 static void usage(void)
 {
-    fputs(
-        "usage: kvasir bench (--model DIR|FILE | --shape NAME) [options]\n"
-        "  --model DIR|FILE               checkpoint directory, or a GGUF file\n"
-        "  --shape NAME                   random weights of a known model's shape, see below\n"
-        "  --backend auto|cpu|cuda        where the model runs [auto]\n"
-        "  --cpu-kernels SET              auto, reference, avx2, avx512 or amx [auto]\n"
-        "  --threads N                    compute threads [all usable cores]\n"
-        "  --gemm auto|cublas|own         matrix products on a GPU [auto]\n"
-        "  --dtype auto|bf16|f32          compute type [auto: the checkpoint's]\n"
-        "  --quantize none|int8|int4      weight quantization at load, CPU only [none]\n"
-        "  --kv-dtype auto|bf16|int8      type of the KV cache [auto]\n"
-        "  --prefill N,N...|none          prompt lengths to measure [512,2048]\n"
-        "  --decode N,N...|none           batch sizes to measure [1,8,32]\n"
-        "  --context N                    tokens in the cache when decoding starts [128]\n"
-        "  --vision                       also measure the vision tower\n"
-        "  --draft P,P...                 speculative decoding at acceptance rates of P %, against none, "
-        "for\n"
-        "                                 each batch of --decode, with --draft-model or the shape's drafter\n"
-        "  --draft-model DIR              drafter of --draft\n"
-        "  --repeats N                    runs of each measurement; the best counts [3]\n"
-        "  --profile                      time by part of the model, with shares of the ceilings\n"
-        "  --json                         the results as JSON\n"
-        "\nThe ceilings are measured on this machine with products of the compute type. Products of 8-bit\n"
-        "weights (--quantize, quantized checkpoints) are faster than those: they can exceed 100 %.\n"
-        "\nShapes:",
-        stdout);
+    fputs("usage: kvasir bench (--model DIR|FILE | --shape NAME) [options]\n"
+          "  --model DIR|FILE               checkpoint directory, or a GGUF file\n"
+          "  --shape NAME                   random weights of a known model's shape, see below\n"
+          "  --backend auto|cpu|cuda        where the model runs [auto]\n"
+          "  --cpu-kernels SET              auto, reference, avx2, avx512 or amx [auto]\n"
+          "  --threads N                    compute threads [all usable cores]\n"
+          "  --gemm auto|cublas|own         matrix products on a GPU [auto]\n"
+          "  --dtype auto|bf16|f32          compute type [auto: the checkpoint's]\n"
+          "  --quantize none|int8|int4      weight quantization at load, CPU only [none]\n"
+          "  --kv-dtype auto|bf16|int8      type of the KV cache [auto]\n"
+          "  --prefill N,N...|none          prompt lengths to measure [512,2048]\n"
+          "  --decode N,N...|none           batch sizes to measure [1,8,32]\n"
+          "  --context N                    tokens in the cache when decoding starts [128]\n"
+          "  --vision                       also measure the vision tower\n"
+          "  --draft P,P...                 speculative decoding at acceptance rates of P %, against none,\n"
+          "                                 by batch of --decode, with --draft-model or the shape's drafter\n"
+          "  --draft-model DIR              drafter of --draft\n"
+          "  --repeats N                    runs of each measurement; the best counts [3]\n"
+          "  --profile                      time by part of the model, with shares of the ceilings\n"
+          "  --json                         the results as JSON\n"
+          "\nThe ceilings are measured on this machine with products of the compute type. Products of 8-bit\n"
+          "weights (--quantize, quantized checkpoints) are faster than those: they can exceed 100 %. So can\n"
+          "the read bandwidth of weights that fit into the CPU's caches.\n"
+          "\nShapes:",
+          stdout);
     for (size_t i = 0; bench_shape_name(i); i++) printf("%s %s", i % 6 ? "" : "\n ", bench_shape_name(i));
     puts("\n  NAME/N: its first N layers only");
 }

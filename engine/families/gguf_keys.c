@@ -139,6 +139,20 @@ uint32_t gguf_rows(const struct gguf_keys *k, const char *tensor)
     return dimension(k, tensor, 1);
 }
 
+bool gguf_floats(struct gguf_keys *k, const char *tensor, uint32_t n, float *out)
+{
+    const struct gguf *in;
+    const struct gguf_tensor *t = gguf_files_find(k->f, tensor, &in);
+    if (!t || k->r.st) return false;
+    if (t->type != 0 || t->rank != 1 || t->shape[0] != n ||
+        gguf_file_bytes(in) - t->offset < n * sizeof *out) {
+        gguf_error(k, ST_FORMAT, tensor, "must be F32, of half a head");
+        return false;
+    }
+    memcpy(out, (const char *)gguf_map(in) + t->offset, n * sizeof *out);
+    return true;
+}
+
 uint32_t gguf_tower_width(const struct gguf_keys *k)
 {
     uint32_t columns = gguf_columns(k, "v.blk.0.ffn_up.weight");

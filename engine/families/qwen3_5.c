@@ -137,6 +137,7 @@ static void gguf_text(struct gguf_keys *k, struct hf_text *t)
     t->num_hidden_layers -= drafters;
     if (t->head_dim && gguf_read_u32(k, "rope.dimension_count", true, 2, t->head_dim, &rotary))
         t->rope[HF_FULL].partial = (rotary + 0.5) / t->head_dim; /* qwen_rotary() rounds down */
+    if (rotary % 2) gguf_error(k, ST_FORMAT, "rope.dimension_count", "must be even");
     qwen_gguf_text(k, t);
     gguf_read_u32(k, "ssm.conv_kernel", true, 2, HF_CONV_KERNEL_MAX, &t->linear_conv_kernel_dim);
     gguf_read_u32(k, "ssm.state_size", true, 1, SIZE_MAX_HEAD_DIM, &t->linear_key_head_dim);

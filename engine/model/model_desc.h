@@ -11,6 +11,7 @@
  *        or, with MIXER_DELTA, a gated delta net (kernels/backend.h: conv, delta):
  *          q|k|v|z = h Wqkv;  beta|a = h Wgates;  q|k|v = conv(q|k|v);  o = delta rule;
  *          a = rms(o, delta_norm) * silu(z), per value head
+ *        or, with MIXER_CONV, a gated short convolution:  b|c|x = h Wqkv;  a = c * conv(b * x), without SiLU
  *   x += rms(a Wo (+ bias), post_attn_norm)
  *   h = rms(x, pre_mlp_norm)
  *   x += rms(m, post_mlp_norm),  m = (gate(h Wg) * (h Wu)) Wd
@@ -57,22 +58,25 @@ enum desc_activation { ACT_GELU_TANH = 0, ACT_SILU };
 
 /* angle of frequency i < dim/2 = position[axis(i)] * inv_freq[i]; cos and sin are multiplied by `attention`.
  *   plain:  inv_freq[i] = theta^(-2i/dim) / factor
- *   yarn:   blended between that and theta^(-2i/dim) over the ramp of the correction range
- * Axis of frequency i, sections s (all 0: one axis): chunked: 0 for i < s0, 1 for i < s0+s1, else 2;
- * interleaved: i % 3 == a and i < 3 s[a] -> a for a = 1, 2, else 0. */
+ *   ramp:   that where a pair turns less than beta_slow times over `original` positions, theta^(-2i/dim)
+ * where it turns more than beta_fast times, blended between: linear in i (yarn) or in the turns (llama3) Axis
+ * of frequency i, sections s (all 0: one axis): chunked: 0 for i < s0, 1 for i < s0+s1, else 2; interleaved:
+ * i % 3 == a and i < 3 s[a] -> a for a = 1, 2, else 0. */
+enum desc_ramp { RAMP_NONE = 0, RAMP_YARN, RAMP_LLAMA3 };
 struct desc_rope {
     double theta, factor;
     uint32_t dim;             /* = head_dim of the layers that use it, or less: its first columns */
     uint32_t unrotated_pairs; /* the last so many frequencies are 0: those pairs don't rotate */
-    bool yarn, yarn_truncate;
-    double yarn_original, yarn_beta_fast, yarn_beta_slow;
+    enum desc_ramp ramp;
+    bool truncate; /* of a yarn ramp: its ends are whole numbers */
+    double original, beta_fast, beta_slow;
     double attention; /* 0 counts as 1 */
     uint32_t sections[3];
     bool interleaved;
 };
 
-enum desc_mixer { MIXER_ATTENTION = 0, MIXER_DELTA };
-/* Of all layers with MIXER_DELTA. */
+enum desc_mixer { MIXER_ATTENTION = 0, MIXER_DELTA, MIXER_CONV };
+/* Of all layers with MIXER_DELTA; conv_k also of those with MIXER_CONV, the rest is 0 then. */
 struct desc_delta {
     uint32_t key_heads, value_heads, key_dim, value_dim, conv_k;
     bool tiled;       /* value head h has key head h % key_heads, else h * key_heads / value_heads */
@@ -80,7 +84,7 @@ struct desc_delta {
 };
 
 struct desc_layer {
-    enum desc_mixer mixer; /* MIXER_DELTA: of the attention's fields only kv_owner (itself) counts */
+    enum desc_mixer mixer;              /* else than attention: of its fields only kv_owner (itself) counts */
     uint32_t heads, kv_heads, head_dim; /* query head h reads kv head h * kv_heads / heads */
     float scale, softcap;               /* of attention scores; softcap 0 = none */
     uint32_t kv_owner; /* the layer whose keys and values it reads: itself, or an earlier one of the same
@@ -210,13 +214,16 @@ struct model_desc {
     uint32_t rope_first; /* rope position of the first token */
     struct desc_rope ropes[DESC_ROPES_MAX];
     float norm_eps;
-    bool norm_plus_one;  /* RMS weights are stored as w and used as 1 + w */
-    double embed_scale;  /* embeddings are multiplied by this, rounded as engine.c says */
-    float final_softcap; /* 0 = none */
-    bool tied;           /* logits use the embedding */
-    uint32_t ple;        /* width of a layer's per-layer embedding; 0 = none */
-    double token_scale;  /* rounded as embed_scale is */
-    uint32_t pad_id;     /* row of the table used for an image's tokens */
+    bool norm_plus_one;    /* RMS weights are stored as w and used as 1 + w */
+    double embed_scale;    /* embeddings are multiplied by this, rounded as engine.c says */
+    bool embed_scale_kept; /* not rounded */
+    float logit_scale;     /* of the final norm's output; 0 counts as 1 */
+    float final_softcap;   /* 0 = none */
+    bool qk_pairs; /* rows of q and k are stored for rotary in pairs (2i, 2i + 1): reordered on loading */
+    bool tied;     /* logits use the embedding */
+    uint32_t ple;  /* width of a layer's per-layer embedding; 0 = none */
+    double token_scale; /* rounded as embed_scale is */
+    uint32_t pad_id;    /* row of the table used for an image's tokens */
     struct desc_names names;
     enum desc_experts expert_layout;
     uint32_t drafts_for; /* > 0: a draft model, for a target of that width */
@@ -240,24 +247,32 @@ static inline bool desc_owns_keys(const struct model_desc *d, uint32_t n)
     return d->own_keys || (!d->drafts_for && d->layers[n].kv_owner == n);
 }
 
-/* Columns of the convolution: q, k and v. */
-static inline uint32_t desc_conv_columns(const struct desc_delta *d)
+/* Whether layers have states instead of keys and values. */
+static inline bool desc_recurrent(const struct desc_layer *l)
 {
-    return 2 * d->key_heads * d->key_dim + d->value_heads * d->value_dim;
+    return l->mixer != MIXER_ATTENTION;
+}
+/* Columns of the convolution: q, k and v; or the width. */
+static inline uint32_t desc_conv_columns(const struct model_desc *d)
+{
+    const struct desc_delta *g = &d->delta;
+    return g->value_heads ? 2 * g->key_heads * g->key_dim + g->value_heads * g->value_dim : d->hidden;
 }
 /* Columns of a layer's first product (Wqkv), and of what its mixer leaves for Wo. */
 static inline uint32_t desc_in_columns(const struct model_desc *d, uint32_t n)
 {
     const struct desc_layer *l = &d->layers[n];
     uint32_t own = !desc_owns_keys(d, n) ? 0 : l->v_from_k ? 1 : 2;
-    if (l->mixer == MIXER_DELTA)
-        return desc_conv_columns(&d->delta) + d->delta.value_heads * d->delta.value_dim;
+    if (l->mixer == MIXER_DELTA) return desc_conv_columns(d) + d->delta.value_heads * d->delta.value_dim;
+    if (l->mixer == MIXER_CONV) return 3 * d->hidden;
     return ((l->gated ? 2 : 1) * l->heads + own * l->kv_heads) * l->head_dim;
 }
 static inline uint32_t desc_mixed_columns(const struct model_desc *d, uint32_t n)
 {
     const struct desc_layer *l = &d->layers[n];
-    return l->mixer == MIXER_DELTA ? d->delta.value_heads * d->delta.value_dim : l->heads * l->head_dim;
+    return l->mixer == MIXER_DELTA  ? d->delta.value_heads * d->delta.value_dim
+           : l->mixer == MIXER_CONV ? d->hidden
+                                    : l->heads * l->head_dim;
 }
 
 /* f32 frequencies as transformers computes them; out [dim/2]. */

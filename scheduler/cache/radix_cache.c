@@ -25,6 +25,10 @@ enum status radix_create(const struct engine_caps *caps, struct kv_blocks *block
     c->top.root = true;
     c->top.state = ENGINE_NO_BLOCK;
     c->states_most = caps->arena_grains / STATES_FIRST;
+    if (c->state_group < ENGINE_GROUPS_MAX) { /* a large state leaves the cache more than one */
+        uint64_t two = 2ull * caps->groups[c->state_group].block_grains;
+        if (c->states_most < two) c->states_most = two;
+    }
     c->next_id = 1;
     c->bucket_count = BUCKETS_FIRST;
     c->buckets = calloc(c->bucket_count, sizeof(struct radix_node *));
@@ -359,7 +363,7 @@ bool radix_pin_hit(struct radix_cache *c, const struct radix_view *v, const stru
 
 /* Node n and the sequence are equal in [from, to): n takes the sliding blocks it lacks, the sequence swaps
  * its own blocks for n's whole ones. */
-static void http_message(struct radix_cache *c, struct radix_node *n, uint32_t from, uint32_t to,
+static void share_blocks(struct radix_cache *c, struct radix_node *n, uint32_t from, uint32_t to,
                          const struct radix_table tables[])
 {
     uint32_t base = n->start / c->bt;
@@ -398,7 +402,7 @@ static struct radix_node *walk(struct radix_cache *c, const struct radix_view *v
     for (;;) {
         if (*pos < n->end) {
             uint32_t limit = n->end < to ? n->end : to, m = radix__common(n, v, *pos, limit);
-            http_message(c, n, *pos, *pos + m, tables);
+            share_blocks(c, n, *pos, *pos + m, tables);
             *pos += m;
             bool parts = *pos < limit;
             if (parts || (*pos < n->end && checkpoint)) {

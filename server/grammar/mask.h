@@ -22,10 +22,10 @@
 #define SLICE_NS  2000000u
 /* Limit of one mask: some tenths of a second. Limit of a sequence's masks: twice that, plus a few walks over
  * the whole vocabulary per token. */
-#define WORK_MASK   (1u << 26)
-#define WORK_ANSWER (1u << 27)
-#define WORK_TOKEN  (1u << 22)
-#define WORK_WALKS  4u
+#define WORK_MASK     (1u << 26)
+#define WORK_SEQUENCE (1u << 27)
+#define WORK_TOKEN    (1u << 22)
+#define WORK_WALKS    4u
 
 /* Remaining budget of one call. */
 struct pace {

@@ -145,7 +145,7 @@ static bool go(struct matcher *m, struct pace *p)
 
 static uint64_t allowance(const struct matcher *m)
 {
-    return WORK_ANSWER + (uint64_t)m->target * (WORK_TOKEN + (uint64_t)WORK_WALKS * m->v->all.count);
+    return WORK_SEQUENCE + (uint64_t)m->target * (WORK_TOKEN + (uint64_t)WORK_WALKS * m->v->all.count);
 }
 
 /* Stores the result and charges its work. */

@@ -515,7 +515,7 @@ static rx without_empty(struct rx_pool *p, rx a)
     if (n->kind != K_ALT || p->list[n->a] != RX_EMPTY) return a;
     size_t from = p->part_count;
     rx__push(p, K_ALT, a);
-    p->parts[from] = p->parts[--p->part_count];
+    if (!p->st) p->parts[from] = p->parts[--p->part_count];
     return rx__alt_end(p, from);
 }
 

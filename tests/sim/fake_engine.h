@@ -382,8 +382,7 @@ enum status engine_submit(struct engine *e, struct engine_batch *b, struct err *
     uint32_t tokens = 0, proposed = 0;
     double us = e->takes.fixed;
     for (uint32_t i = 0; i < b->chunk_count; i++) proposed += b->chunks[i].proposed;
-    if (proposed && fake_once_in(e, e->drafts_refused_every))
-        return err_set(err, ST_AGAIN, "injected fault");
+    if (proposed && fake_once_in(e, e->drafts_refused_every)) return err_set(err, ST_AGAIN, "injected fault");
     for (uint32_t i = 0; i < b->chunk_count; i++)
         us += fake_chunk_us(e, b->chunks[i].position, b->chunks[i].count, b->chunks[i].sample);
     if (e->takes.noise > 0) {

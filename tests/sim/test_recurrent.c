@@ -386,6 +386,22 @@ static void test_few_states_fit(void **state)
     desk_close(&d);
 }
 
+/* An arena that is accepted serves something: a step may need two states. */
+static void test_least_arena(void **state)
+{
+    (void)state;
+    struct desk d;
+    struct scheduler *none;
+    struct sched_options opt = {.clock = fake_clock, .clock_arg = &d.e, .hash_seed = 1};
+    struct err err;
+    desk_open(&d, 3 * STATE, &usual, false);
+    assert_true(sched_context_max(d.s) >= BT);
+    d.e.caps.arena_grains--;
+    assert_int_equal(sched_create(&d.e, &opt, &none, &err), ST_TOO_LARGE);
+    d.e.caps.arena_grains++;
+    desk_close(&d);
+}
+
 /* A router learns where states are: the last whole block before each, in a group of its own. */
 static void test_events(void **state)
 {
@@ -495,6 +511,7 @@ int main(void)
         cmocka_unit_test(test_states_inside),
         cmocka_unit_test(test_preemption),
         cmocka_unit_test(test_few_states_fit),
+        cmocka_unit_test(test_least_arena),
         cmocka_unit_test(test_events),
         cmocka_unit_test(test_broken_verify_step),
         cmocka_unit_test(test_draft_tokens_refused),

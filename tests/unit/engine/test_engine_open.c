@@ -96,8 +96,8 @@ static void test_refusals(void **state)
     o = good, o.batch_tokens_max = 1u << 30;
     refused(o, ST_INVALID, "tokens per step");
     o = good, o.model_dir = scratch;
-    write_text("config.json", "{\"model_type\":\"llama\"}");
-    refused(o, ST_UNSUPPORTED, "\"llama\" is not a family that is served");
+    write_text("config.json", "{\"model_type\":\"mamba\"}");
+    refused(o, ST_UNSUPPORTED, "\"mamba\" is not a family that is served");
     write_text("config.json",
                "{\"model_type\":\"gemma3_text\",\"num_hidden_layers\":1,\"hidden_size\":1,\"vocab_size\":2}");
     refused(o, ST_NOT_FOUND, "neither model.safetensors nor");
@@ -428,7 +428,7 @@ static void test_unseen(void **state)
     engine_close(e);
 }
 
-static void test_made_up_weights(void **state)
+static void test_random_weights(void **state)
 {
     struct engine *e;
     struct err err;
@@ -504,9 +504,9 @@ static void test_quantize(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_refusals),        cmocka_unit_test(test_tie),
-        cmocka_unit_test(test_unused),          cmocka_unit_test(test_caps_and_inspect),
-        cmocka_unit_test(test_kv_copy),         cmocka_unit_test(test_unseen),
-        cmocka_unit_test(test_made_up_weights), cmocka_unit_test(test_quantize)};
+        cmocka_unit_test(test_refusals),       cmocka_unit_test(test_tie),
+        cmocka_unit_test(test_unused),         cmocka_unit_test(test_caps_and_inspect),
+        cmocka_unit_test(test_kv_copy),        cmocka_unit_test(test_unseen),
+        cmocka_unit_test(test_random_weights), cmocka_unit_test(test_quantize)};
     return cmocka_run_group_tests_name("engine_open", tests, make_scratch, drop_scratch);
 }
