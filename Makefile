@@ -49,7 +49,7 @@ CORE_SRC := $(wildcard config/*.c config/*/*.c kernels/*.c kernels/cpu/*.c kerne
 NEEDS_LIBS := $(wildcard engine/tokenizer/*.c engine/prompt/prompt*.c engine/families/tokenizer.c)
 CORE_SRC := $(filter-out $(NEEDS_LIBS),$(CORE_SRC))
 SRV_SRC  := $(filter-out server/main.c $(if $(filter 1,$(KV_EVENTS)),,server/kv_events/%), \
-	$(wildcard server/*.c server/*/*.c)) $(NEEDS_LIBS)
+	$(wildcard server/*.c server/*/*.c server/*/*/*.c)) $(NEEDS_LIBS)
 CORE_OBJ := $(CORE_SRC:%=$(OUT)/%.o)
 SRV_OBJ  := $(SRV_SRC:%=$(OUT)/%.o)
 # Programs of tests stand by topic: tests/unit/FOLDER/ for that folder, tests/sim/, tests/bench/. What is not
@@ -83,7 +83,7 @@ core: $(CORE_TESTS)
 tests: all $(CORE_TESTS) $(FULL_TESTS) $(TILES_RUN)
 
 ifeq ($(CONFIG),fuzz) # kernels are not what is fuzzed
-$(OUT)/kernels/%.c.o: MODE := -O1 -g0 $(ONE_OF_EACH)
+$(OUT)/kernels/%.c.o: MODE := -O0 -g0 $(ONE_OF_EACH)
 else ifneq ($(filter asan tsan,$(CONFIG)),)
 CALCULATES := kernels scheduler tests/unit/kernels tests/sim tests/lib
 $(CALCULATES:%=$(OUT)/%/%.c.o): MODE := $(MODE:-O0=-O1)
@@ -129,9 +129,10 @@ $(CORE_TESTS): $(OUT)/tests/%: $$(call test_obj,$$*) $(TEST_LIB) $(OUT)/libcore.
 	$(CC) $(MODE) $< $(TEST_LIB) $(OUT)/libcore.a $(LDFLAGS) $(LD_CMOCKA) -lm -lpthread -ldl -o $@
 $(TILES_TESTS): $(OUT)/tests/%_tiles: $$(call test_obj,$$*) $(TILES_OBJ) $(TEST_LIB) $(OUT)/libcore.a
 	$(CC) $(MODE) $^ $(LDFLAGS) $(LD_CMOCKA) -lm -lpthread -ldl -o $@
-$(FULL_TESTS): $(OUT)/tests/%: $$(call test_obj,$$*) $(SRV_TEST_OBJ) $(TEST_LIB) $(OUT)/libserver.a $(OUT)/libcore.a
-	$(CC) $(MODE) $< $(SRV_TEST_OBJ) $(TEST_LIB) $(OUT)/libserver.a $(OUT)/libcore.a $(LDFLAGS) $(LIB_LDLIBS) $(LD_CMOCKA) -lm \
-		-lpthread -ldl -o $@
+$(FULL_TESTS): $(OUT)/tests/%: $$(call test_obj,$$*) $(SRV_TEST_OBJ) $(TEST_LIB) $(OUT)/libserver.a \
+		$(OUT)/libcore.a
+	$(CC) $(MODE) $< $(SRV_TEST_OBJ) $(TEST_LIB) $(OUT)/libserver.a $(OUT)/libcore.a $(LDFLAGS) \
+		$(LIB_LDLIBS) $(LD_CMOCKA) -lm -lpthread -ldl -o $@
 
 # Tests, or kvasir, with a known bug put in: MUTANTS="NAME/PROGRAM ...". tests/mutants/run.py has written the
 # changed sources of each; a linker takes them before those in the archives.

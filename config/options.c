@@ -33,8 +33,11 @@ static const struct row rows[] = {
      "vision tower of a GGUF model, also a GGUF file (llama.cpp's mmproj)"},
     {"served-model-name", K_STRING, AT(served_model_name), NULL, 0, 0, NULL, "NAME[,NAME]",
      "model names in the API (default: the directory's name, or the file's without .gguf)"},
-    {"host", K_STRING, AT(host), "127.0.0.1", 0, 0, NULL, "ADDR", "address to listen on"},
+    {"host", K_STRING, AT(host), "127.0.0.1", 0, 0, NULL, "ADDR[,ADDR]",
+     "addresses to listen on; unix:PATH is a UNIX socket"},
     {"port", K_COUNT, AT(port), "8000", 0, 65535, NULL, "N", "TCP port; 0 picks a free one"},
+    {"root-path", K_STRING, AT(root_path), NULL, 0, 0, NULL, "/PREFIX",
+     "path prefix under which a proxy serves this server (default: none)"},
     {"backend", K_CHOICE, AT(backend), "auto", 0, 0, "auto|cpu|cuda", NULL, "where the model runs"},
     {"gemm", K_CHOICE, AT(gemm), "auto", 0, 0, "auto|cublas|own", NULL,
      "matrix products on a GPU: cuBLASLt for the weight shapes that are batch-invariant there, or own "
@@ -84,10 +87,10 @@ static const struct row rows[] = {
 #endif
     {"draft-model", K_STRING, AT(draft_model), NULL, 0, 0, NULL, "DIR",
      "draft model for speculative decoding: its draft tokens are verified in one step; output stays the "
-     "same"},
+     "same; none = the drafter in the checkpoint, if there is one"},
     {"draft-tokens", K_CHOICE, AT(draft_tokens), "auto", 0, 0,
      "auto|0|1|2|3|4|5|6|7|8|9|10|11|12|13|14|15|16", NULL,
-     "speculative decoding: draft tokens per step, exactly N with --draft-model, at most N with prompt "
+     "speculative decoding: draft tokens per step, exactly N with a draft model, at most N with prompt "
      "lookup "
      "(n-gram); auto = up to 8, by acceptance rate, prompt lookup on the CPU only; 0 = off; output stays the "
      "same"},
@@ -102,6 +105,13 @@ static const struct row rows[] = {
      "sampling defaults from the checkpoint"},
     {"control-tokens", K_CHOICE, AT(control_tokens), "text", 0, 0, "text|parse", NULL,
      "control tokens in message text: plain text, or parsed"},
+    {"default-max-tokens", K_COUNT, AT(default_max_tokens), "0", 0, U32_TOP, NULL, "N",
+     "max_tokens of chats and responses that set none; 0 = what the context holds"},
+    {"always-include-usage", K_BOOL, AT(always_include_usage), "off", 0, 0, NULL, NULL,
+     "stream_options.include_usage for every stream"},
+    {"billing-header", K_CHOICE, AT(billing_header), "drop", 0, 0, "drop|keep", NULL,
+     "/v1/messages: the system block x-anthropic-billing-header of Claude Code, which differs in each "
+     "request"},
     {"tool-parser", K_CHOICE, AT(tool_parser), "auto", 0, 0, "auto|strict", NULL,
      "function calling (tools): calls in the chat template's syntax, with auto also as plain JSON"},
     {"api-key-file", K_STRING, AT(api_key_file), NULL, 0, 0, NULL, "FILE",

@@ -43,14 +43,16 @@ struct options {
     char *draft_tokens;
     char *generation_config; /* auto | ignore: sampling defaults from the checkpoint */
     /* HTTP */
-    char *host;
+    char *host, *root_path;
     uint64_t port;        /* 0 = the system picks one */
     char *api_key_file;   /* one key per line; NULL = open */
     char *cors_origins;   /* origins that may use the server: "loopback", or a list */
     char *allowed_hosts;  /* accepted Host names: "auto", or a list */
     char *control_tokens; /* text | parse */
+    char *billing_header; /* drop | keep */
     char *tool_parser;    /* auto | strict */
-    bool accept_any_model;
+    bool accept_any_model, always_include_usage;
+    uint64_t default_max_tokens; /* 0 = none */
     uint64_t max_body_bytes, max_connections, max_n, max_images;
     char *allow_remote_media;  /* hosts that images are fetched from; NULL = none */
     char *allow_private_media; /* non-public networks allowed for them; NULL = none */

@@ -60,7 +60,7 @@ enum status engine_costs(struct engine *e, struct engine_costs *out, struct err 
     for (uint32_t n = 0; n < d->layer_count; n++) {
         const struct desc_layer *l = &d->layers[n];
         const struct layer_weights *w = &e->net.w.layers[n];
-        bool delta = l->mixer == MIXER_DELTA;
+        bool delta = desc_recurrent(l);
         double q = desc_mixed_columns(d, n), gates = delta ? 2.0 * d->delta.value_heads : 0;
         double mlp = l->experts ? (double)l->experts + 3.0 * l->experts_used * l->ff : 3.0 * l->ff;
         mlp += 3.0 * l->shared_ff + 3.0 * d->ple;

@@ -321,8 +321,13 @@ static void gate_heads(struct engine *e, struct net *net, uint32_t n, uint32_t t
                                                .out = net->s.attn});
 }
 
-/* s.h -> what Wo reads; NULL: no row goes on. */
-static const void *attention(struct engine *e, struct net *net, uint32_t n, struct flow *f)
+static struct be_kv kv_of(const struct engine *e, const struct desc_layer *l)
+{
+    return (struct be_kv){e->arena, e->kv.layer_offset[l->kv_owner], l->kv_heads, l->head_dim, e->kv.type};
+}
+
+/* s.h -> queries in s.q, and the cache's keys and values. */
+static void heads(struct engine *e, struct net *net, uint32_t n, const struct flow *f)
 {
     const struct model_desc *d = &net->desc;
     const struct desc_layer *l = &d->layers[n];
@@ -330,17 +335,14 @@ static const void *attention(struct engine *e, struct net *net, uint32_t n, stru
     struct decoder_scratch *s = &net->s;
     uint32_t group = e->kv.layer_group[l->kv_owner];
     const struct be_rows *rows = f->pruned ? &e->step.out_rows[group] : &e->step.rows[group];
-    struct be_kv kv = {e->arena, e->kv.layer_offset[l->kv_owner], l->kv_heads, l->head_dim, e->kv.type};
     bool out_rope = f->pruned && !e->step.all_output;
-    const void *q = s->q;
-    const float *gate = s->qkv;
     linear(e, w->qkv, s->h, f->t, BE_EPI_F32, s->qkv);
     e->ops->qkv(e->be, &(struct be_qkv_args){.rows = rows,
                                              .parts = qkv_parts(d, n),
                                              .v_norm = l->v_norm,
                                              .heads = l->heads,
                                              .gated = l->gated,
-                                             .kv = kv,
+                                             .kv = kv_of(e, l),
                                              .qkv = s->qkv,
                                              .q_norm = w->q_norm,
                                              .k_norm = w->k_norm,
@@ -350,6 +352,19 @@ static const void *attention(struct engine *e, struct net *net, uint32_t n, stru
                                              .rotary = d->ropes[l->rope].dim,
                                              .k_shift = w->k_shift,
                                              .q = s->q});
+}
+
+/* s.h -> what Wo reads; NULL: no row goes on. */
+static const void *attention(struct engine *e, struct net *net, uint32_t n, struct flow *f)
+{
+    const struct model_desc *d = &net->desc;
+    const struct desc_layer *l = &d->layers[n];
+    struct decoder_scratch *s = &net->s;
+    uint32_t group = e->kv.layer_group[l->kv_owner];
+    const struct be_rows *rows = f->pruned ? &e->step.out_rows[group] : &e->step.rows[group];
+    const void *q = s->q;
+    const float *gate = s->qkv;
+    heads(e, net, n, f);
     if (n == net->prune_layer) {
         if (e->step.output_count == 0) return NULL;
         if (l->gated && !e->step.all_output) {
@@ -361,7 +376,7 @@ static const void *attention(struct engine *e, struct net *net, uint32_t n, stru
     }
     e->ops->attn(e->be, &(struct be_attn_args){.rows = rows,
                                                .heads = l->heads,
-                                               .kv = kv,
+                                               .kv = kv_of(e, l),
                                                .q = q,
                                                .scale = l->scale,
                                                .softcap = l->softcap,
@@ -376,7 +391,7 @@ static const void *delta_net(struct engine *e, struct net *net, uint32_t n, stru
     const struct desc_delta *g = &d->delta;
     const struct layer_weights *w = &net->w.layers[n];
     struct decoder_scratch *s = &net->s;
-    uint32_t columns = desc_conv_columns(g), values = g->value_heads * g->value_dim;
+    uint32_t columns = desc_conv_columns(d), values = g->value_heads * g->value_dim;
     linear(e, w->qkv, s->h, f->t, BE_EPI_F32, s->qkv);
     linear(e, w->gates, s->h, f->t, BE_EPI_F32, s->gates);
     recurrent_mix(e, net, n);
@@ -397,6 +412,26 @@ static const void *delta_net(struct engine *e, struct net *net, uint32_t n, stru
     return prune(e, net, f, s->attn, be_ld(values) * be_dtype_bytes(e->plan.act), s->q);
 }
 
+static const void *short_conv(struct engine *e, struct net *net, uint32_t n, struct flow *f)
+{
+    struct decoder_scratch *s = &net->s;
+    size_t c = net->desc.hidden;
+    linear(e, net->w.layers[n].qkv, s->h, f->t, BE_EPI_F32, s->qkv);
+    recurrent_mix(e, net, n);
+    if (n == net->prune_layer && e->step.output_count == 0) return NULL;
+    e->ops->gate(e->be, &(struct be_gate_args){.f = BE_GATE_NONE,
+                                               .gate = s->qkv + c,
+                                               .gate_stride = 3 * c,
+                                               .x = s->qkv + 2 * c,
+                                               .x_stride = 3 * c,
+                                               .t = f->t,
+                                               .heads = 1,
+                                               .d = (uint32_t)c,
+                                               .out = s->attn});
+    if (n != net->prune_layer) return s->attn;
+    return prune(e, net, f, s->attn, be_ld(c) * be_dtype_bytes(e->plan.act), s->q);
+}
+
 /* All layers, over the residuals of t rows. */
 static void layers(struct engine *e, struct net *net, const struct engine_batch *b, uint32_t t)
 {
@@ -407,7 +442,9 @@ static void layers(struct engine *e, struct net *net, const struct engine_batch 
     for (uint32_t n = 0; n < d->layer_count; n++) {
         const struct desc_layer *l = &d->layers[n];
         const struct layer_weights *w = &net->w.layers[n];
-        const void *mixed = l->mixer == MIXER_DELTA ? delta_net(e, net, n, &f) : attention(e, net, n, &f);
+        const void *mixed = l->mixer == MIXER_DELTA  ? delta_net(e, net, n, &f)
+                            : l->mixer == MIXER_CONV ? short_conv(e, net, n, &f)
+                                                     : attention(e, net, n, &f);
         if (!mixed) return;
         const float *add = project(e, net, w->o, mixed, f.t, w->post_attn_norm, f.resid);
         add_and_norm(e, net, f.t, f.resid, add, w->post_attn_norm, w->pre_mlp_norm);
@@ -427,14 +464,81 @@ static void layers(struct engine *e, struct net *net, const struct engine_batch 
     }
 }
 
+/* out = rms(x, weight): act, or with `dense` f32. */
+static void plain_norm(struct engine *e, const struct net *net, uint32_t t, float *x, const float *weight,
+                       void *out, bool dense)
+{
+    e->ops->norm(e->be, &(struct be_norm_args){.kind = BE_NORM_RMS,
+                                               .t = t,
+                                               .c = net->desc.hidden,
+                                               .eps = net->desc.norm_eps,
+                                               .residual = x,
+                                               .weight = weight,
+                                               .out = out,
+                                               .out_dtype = dense ? BE_F32 : e->plan.act,
+                                               .out_dense = dense});
+}
+
+/* The drafter's stream of t rows, f.before and the norm of embeddings in f.token -> its residuals and s.h. */
+static void own_stream(struct engine *e, uint32_t t)
+{
+    struct drafter *f = &e->draft;
+    uint32_t c = f->net.desc.hidden;
+    size_t ld = be_ld(c), wide = be_ld(2 * (size_t)c), act = be_dtype_bytes(e->plan.act);
+    plain_norm(e, &f->net, t, f->before, f->net.w.hidden_norm, f->state, false);
+    for (uint32_t k = 0; k < 2; k++) /* a copy of columns */
+        e->ops->clamp(e->be, &(struct be_clamp_args){.dtype = e->plan.act,
+                                                     .x = k ? f->state : f->token,
+                                                     .x_stride = ld,
+                                                     .t = t,
+                                                     .c = c,
+                                                     .bounds = f->everything,
+                                                     .out = (char *)f->both + k * c * act,
+                                                     .out_stride = wide});
+    linear(e, f->net.w.draft_in, f->both, t, BE_EPI_F32, f->net.s.resid);
+}
+
+void decoder_own_keys(struct engine *e)
+{
+    struct drafter *f = &e->draft;
+    struct flow flow = {.t = e->step.t, .resid = f->net.s.resid};
+    size_t row = f->net.desc.hidden * sizeof(float);
+    plain_norm(e, &e->net, flow.t, e->net.s.resid, e->net.w.final_norm, f->hidden, true);
+    e->ops->gather(e->be, &(struct be_gather_args){f->hidden, e->step.before, flow.t, row, f->before});
+    own_stream(e, flow.t);
+    rope_tables(e, &f->net);
+    add_and_norm(e, &f->net, flow.t, flow.resid, NULL, NULL, f->net.w.layers[0].input_norm);
+    heads(e, &f->net, 0, &flow);
+}
+
 void decoder_run(struct engine *e, struct net *net, const struct engine_batch *b)
 {
     uint32_t t = e->step.t;
     embed(e, net, t, net->s.resid);
     copy_features(e, net, b);
+    if (e->draft.own)
+        plain_norm(e, &e->draft.net, t, net->s.resid, e->draft.net.w.embed_norm, e->draft.token, false);
     if (net->desc.ple) ple(e, net, t);
     rope_tables(e, net);
     layers(e, net, b, t);
+    if (!e->draft.own) return;
+    decoder_own_keys(e);
+    if (!e->step.all_output && e->step.output_count)
+        gather_outputs(e, net->s.resid, net->desc.hidden * sizeof(float), net->s.out_resid);
+}
+
+/* One more token of each of t sequences with keys of the drafter's own. */
+static void own_draft(struct engine *e, uint32_t t)
+{
+    struct drafter *f = &e->draft;
+    struct net *net = &f->net;
+    embed(e, &e->net, t, f->wide);
+    plain_norm(e, net, t, f->wide, net->w.embed_norm, f->token, false);
+    own_stream(e, t);
+    rope_tables(e, net);
+    layers(e, net, NULL, t);
+    plain_norm(e, net, t, net->s.resid, net->w.final_norm, f->read, false);
+    plain_norm(e, net, t, net->s.resid, net->w.final_norm, f->before, true);
 }
 
 void decoder_draft(struct engine *e, uint32_t t, bool first)
@@ -443,6 +547,10 @@ void decoder_draft(struct engine *e, uint32_t t, bool first)
     const struct model_desc *d = &f->net.desc;
     struct decoder_scratch *s = &f->net.s;
     size_t act = be_dtype_bytes(e->plan.act), wide = d->drafts_for * act, ld = be_ld(d->drafts_for) * act;
+    if (f->own) {
+        own_draft(e, t);
+        return;
+    }
     if (first) rope_tables(e, &f->net);
     embed(e, &e->net, t, f->wide);
     e->ops->pack(e->be, &(struct be_pack_args){f->wide, t, d->drafts_for, f->token});
@@ -471,8 +579,11 @@ void decoder_draft_top(struct engine *e, uint32_t first, uint32_t count, uint32_
     const struct decoder_scratch *s = &net->s;
     size_t row = be_ld(net->desc.hidden) * be_dtype_bytes(e->plan.act);
     uint32_t v = net->desc.centroids ? net->desc.centroids : net->desc.vocab;
-    linear(e, net->desc.centroids ? net->w.centroids : net->w.head, (char *)e->draft.read + first * row,
-           count, BE_EPI_F32, s->logits);
+    linear(e,
+           e->draft.own          ? e->net.w.head
+           : net->desc.centroids ? net->w.centroids
+                                 : net->w.head,
+           (char *)e->draft.read + first * row, count, BE_EPI_F32, s->logits);
     e->ops->topk(e->be,
                  &(struct be_topk_args){s->logits, count, v, k, s->top, (float *)(s->top + count * k)});
 }
@@ -510,10 +621,11 @@ void decoder_top(struct engine *e, struct net *net, uint32_t count, uint32_t k)
 
 void decoder_kv_clear(struct engine *e, uint32_t group, uint32_t block_offset, uint32_t first)
 {
-    for (uint32_t n = 0; n < e->net.desc.layer_count; n++) {
-        const struct desc_layer *l = &e->net.desc.layers[n];
-        struct be_kv kv = {e->arena, e->kv.layer_offset[n], l->kv_heads, l->head_dim, e->kv.type};
-        if (desc_owns_keys(&e->net.desc, n) && e->kv.layer_group[n] == group)
+    for (uint32_t n = 0; n < e->net.desc.layer_count + e->draft.own; n++) {
+        bool own = n == e->net.desc.layer_count;
+        const struct desc_layer *l = own ? e->draft.net.desc.layers : &e->net.desc.layers[n];
+        struct be_kv kv = kv_of(e, l);
+        if ((own || desc_owns_keys(&e->net.desc, n)) && e->kv.layer_group[n] == group)
             e->ops->kv_clear(e->be, &kv, block_offset, first);
     }
 }

@@ -8,6 +8,7 @@
 #include "config/base/log.h"
 #include "engine/families/families.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -86,6 +87,35 @@ enum status drafter_prepare(struct engine *e, const char *dir, bool random_weigh
     return st;
 }
 
+enum status drafter_prepare_own(struct engine *e, struct stf_files *files, struct weight_format format,
+                                struct err *err)
+{
+    struct drafter *f = &e->draft;
+    struct model_desc *d = &f->net.desc;
+    if (!files || !e->net.desc.drafter) return ST_OK;
+    if (!e->net.desc.drafter(&e->net.desc, d)) return err_nomem(err, "the drafter");
+    if (!weights_hold(d, files, d->names.draft_in)) {
+        model_desc_free(d);
+        return ST_OK;
+    }
+    d->layers[0].kv_owner = e->net.desc.layer_count; /* after the target's, in the layout */
+    f->files = files;
+    enum status st = weights_inventory(files, d, format, &f->net.inventory, err);
+    f->format = format;
+    f->net.prune_layer = 1;
+    f->on = f->own = !st;
+    return st;
+}
+
+uint64_t drafter_spare_grains(const struct engine *e)
+{
+    const struct desc_layer *l = e->draft.net.desc.layers;
+    if (!e->draft.own) return 0;
+    size_t layer = e->ops->kv_layer_bytes(e->be, e->kv.type, l->kv_heads, l->head_dim);
+    return (e->kv.layer_offset[l->kv_owner] + BE_KV_GRAIN - 1) / BE_KV_GRAIN +
+           2ull * e->plan.sequences_max * ((layer + BE_KV_GRAIN - 1) / BE_KV_GRAIN);
+}
+
 static uint32_t top_count(const struct drafter *f)
 {
     return f->net.desc.centroids ? f->net.desc.centroids_used : 1;
@@ -99,23 +129,28 @@ static uint32_t logit_rows(const struct engine *e)
 static uint64_t carve_scratch(const struct engine *e, void *base, struct decoder_scratch *s)
 {
     const struct model_desc *d = &e->draft.net.desc;
-    return engine__carve_net(e, &e->draft.net, e->plan.sequences_max, logit_rows(e),
+    return engine__carve_net(e, &e->draft.net,
+                             e->draft.own ? e->plan.batch_tokens_max : e->plan.sequences_max, logit_rows(e),
                              d->centroids ? d->centroids : d->vocab, base, s);
 }
 
 /* Assigns the parts of f->block, or counts their bytes if it is NULL. */
 static uint64_t carve_rows(const struct engine *e, struct drafter *f)
 {
-    uint64_t s = e->plan.sequences_max, act = be_dtype_bytes(e->plan.act), used = 0;
+    uint64_t s = e->plan.sequences_max, act = be_dtype_bytes(e->plan.act), used = 0,
+             own = f->own ? e->plan.batch_tokens_max : 0, t = own ? own : s;
     uint32_t wide = f->net.desc.drafts_for;
     const struct {
         void **at;
         uint64_t bytes;
     } parts[] = {{&f->drawn, s * be_ld(wide) * act},
                  {(void **)&f->wide, s * wide * sizeof(float)},
-                 {&f->token, s * be_ld(wide) * act},
-                 {&f->state, s * be_ld(wide) * act},
-                 {&f->both, s * be_ld(2 * (size_t)wide) * act},
+                 {&f->token, t * be_ld(wide) * act},
+                 {&f->state, t * be_ld(wide) * act},
+                 {&f->both, t * be_ld(2 * (size_t)wide) * act},
+                 {(void **)&f->hidden, own ? (own + s + 1) * wide * sizeof(float) : 0},
+                 {(void **)&f->before, own * wide * sizeof(float)},
+                 {(void **)&f->everything, 2 * sizeof(float)},
                  {&f->read, s * be_ld(f->net.desc.hidden) * act}};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         if (f->block) *parts[i].at = (char *)f->block + used;
@@ -140,13 +175,14 @@ enum status drafter_load(struct engine *e, struct weights_progress progress, str
     uint64_t identity; /* the output does not depend on it */
     uint32_t s = e->plan.sequences_max;
     void *block = NULL;
-    enum status st =
-        weights_load(f->files, &net->desc, &net->inventory, (struct weight_format){.act = e->plan.act},
-                     e->ops, e->be, progress, &net->w, &identity, err);
+    struct weight_format format = f->own ? f->format : (struct weight_format){.act = e->plan.act};
+    enum status st = weights_load(f->files, &net->desc, &net->inventory, format, e->ops, e->be, progress,
+                                  &net->w, &identity, err);
     if (st) return st;
-    log_info("event=drafter_loaded dir=\"%s\" parameters=%llu", f->dir,
+    log_info("event=drafter_loaded dir=\"%s\" parameters=%llu", f->own ? e->dir : f->dir,
              (unsigned long long)net->inventory.parameters);
     weights_inventory_free(&net->inventory); /* its list points into the files */
+    if (f->own) f->files = NULL;             /* the target's */
     if (!net->desc.centroids) {
         stf_close(f->files);
         f->files = NULL;
@@ -164,8 +200,12 @@ enum status drafter_load(struct engine *e, struct weights_progress progress, str
     f->host_tops = malloc(s * top_count(f) * sizeof *f->host_tops);
     f->order = malloc(s * sizeof *f->order);
     f->picks = malloc(s * sizeof *f->picks);
-    if (!f->host_read || !f->host_rows || !f->host_tops || !f->order || !f->picks)
+    f->slot_at = calloc(s, sizeof *f->slot_at);
+    f->slot_delta = calloc(s, sizeof *f->slot_delta);
+    if (!f->host_read || !f->host_rows || !f->host_tops || !f->order || !f->picks || !f->slot_at ||
+        !f->slot_delta)
         return err_nomem(err, "the drafter's rows");
+    e->ops->upload(e->be, f->everything, (const float[]){-INFINITY, INFINITY}, 2 * sizeof(float));
     return ST_OK;
 }
 
@@ -179,6 +219,8 @@ void drafter_close(struct engine *e)
     free(f->host_tops);
     free(f->order);
     free(f->picks);
+    free(f->slot_at);
+    free(f->slot_delta);
 }
 
 /* ---- drafting ---- */
@@ -228,6 +270,64 @@ static void pack(struct engine *e, const struct engine_draft *d, uint32_t n)
         }
     }
     e->ops->upload(e->be, e->net.s.step, e->host_step, used * sizeof *e->host_step);
+}
+
+/* The same for draft token k of each with keys of the drafter's own: their rows follow the cache, in spare
+ * blocks; the first of these begins as a copy of the sequence's last block. */
+static void pack_own(struct engine *e, const struct engine_draft *d, uint32_t n, uint32_t k)
+{
+    struct step *st = &e->step;
+    const struct desc_layer *l = e->draft.net.desc.layers;
+    const uint32_t *order = e->draft.order, *ids_dev, *rope_dev;
+    uint32_t axes = e->net.rope_axes, group = e->kv.layer_group[l->kv_owner];
+    size_t used = 0, entries = 0, at = 0, offset = e->kv.layer_offset[l->kv_owner],
+           bytes = e->ops->kv_layer_bytes(e->be, e->kv.type, l->kv_heads, l->head_dim);
+    *st = (struct step){.t = n, .seq_count = n, .all_output = true};
+    struct be_rows *r = &st->rows[group];
+    *r = (struct be_rows){.t = n, .seq_count = n};
+    uint32_t *ids = engine__array(e, &used, n, &ids_dev), *seq = engine__array(e, &used, n + 1u, &r->seq_row),
+             *pos = engine__array(e, &used, n, &r->pos), *lo = engine__array(e, &used, n, &r->lo),
+             *start = engine__array(e, &used, n, &r->seq_table);
+    int32_t *rope = (int32_t *)engine__array(e, &used, (size_t)axes * n, &rope_dev);
+    st->ids = ids_dev;
+    st->rope_pos = (const int32_t *)rope_dev;
+    r->hi = r->pos;
+    for (uint32_t i = 0; i < n; i++) entries += d[order[i]].position / BE_BLOCK_TOKENS + 2;
+    uint32_t *tables = engine__array(e, &used, entries, &r->tables);
+    for (uint32_t i = 0; i <= n; i++) seq[i] = i;
+    for (uint32_t i = 0; i < n; i++) {
+        const struct engine_draft *q = &d[order[i]];
+        uint32_t blocks = q->position / BE_BLOCK_TOKENS,
+                 spare =
+                     (uint32_t)(e->arena_grains + 2 * order[i] * ((bytes + BE_KV_GRAIN - 1) / BE_KV_GRAIN));
+        ids[i] = k ? q->out[k - 1] : q->token;
+        pos[i] = q->position + k;
+        lo[i] = 0;
+        for (uint32_t a = 0; a < axes; a++)
+            rope[a * n + i] = (int32_t)pos[i] + (axes > 1 ? e->draft.slot_delta[q->slot] : 0);
+        start[i] = (uint32_t)at;
+        memcpy(tables + at, q->tables[group], blocks * sizeof *tables);
+        tables[at + blocks] = spare;
+        tables[at + blocks + 1] = spare + (uint32_t)((bytes + BE_KV_GRAIN - 1) / BE_KV_GRAIN);
+        at += blocks + 2;
+        if (k == 0 && q->position % BE_BLOCK_TOKENS)
+            e->ops->copy(e->be, (char *)e->arena + (size_t)spare * BE_KV_GRAIN + offset,
+                         (char *)e->arena + (size_t)q->tables[group][blocks] * BE_KV_GRAIN + offset, bytes);
+    }
+    e->ops->upload(e->be, e->net.s.step, e->host_step, used * sizeof *e->host_step);
+}
+
+/* What the drafter reads of the token before the first draft token: kept of the last step, or zeros. */
+static void start_own(struct engine *e, const struct engine_draft *d, uint32_t n)
+{
+    struct drafter *f = &e->draft;
+    size_t c = f->net.desc.hidden;
+    for (uint32_t i = 0; i < n; i++) {
+        const struct engine_draft *q = &d[f->order[i]];
+        uint32_t row =
+            e->plan.batch_tokens_max + (f->slot_at[q->slot] == q->position ? q->slot : e->plan.sequences_max);
+        e->ops->copy(e->be, f->before + i * c, f->hidden + row * c, c * sizeof(float));
+    }
 }
 
 static float dot(const float *a, const float *b, uint32_t n)
@@ -311,17 +411,21 @@ enum status engine_draft(struct engine *e, const struct engine_draft *d, uint32_
         for (; at > 0 && d[f->order[at - 1]].count < d[i].count; at--) f->order[at] = f->order[at - 1];
         f->order[at] = i;
     }
-    pack(e, d, n);
-    for (uint32_t i = 0; i < n; i++)
+    if (f->own) start_own(e, d, n);
+    else pack(e, d, n);
+    for (uint32_t i = 0; i < n && !f->own; i++)
         e->ops->copy(e->be, (char *)f->state + i * row, (char *)f->drawn + d[f->order[i]].slot * row, row);
     for (uint32_t k = 0; k < d[f->order[0]].count; k++) {
         while (d[f->order[t - 1]].count <= k) t--;
-        for (uint32_t g = 0; g < e->kv.table_groups; g++) e->step.rows[g].t = e->step.rows[g].seq_count = t;
+        if (f->own) pack_own(e, d, t, k);
+        for (uint32_t g = 0; g < e->kv.table_groups && !f->own; g++)
+            e->step.rows[g].t = e->step.rows[g].seq_count = t;
         decoder_draft(e, t, k == 0);
         enum status st = choose(e, t, err);
         if (st) return st;
         for (uint32_t i = 0; i < t; i++) d[f->order[i]].out[k] = f->host_tops[i];
-        e->ops->upload(e->be, e->net.s.step, f->host_tops, t * sizeof *f->host_tops); /* ids come first */
+        if (!f->own) /* ids come first */
+            e->ops->upload(e->be, e->net.s.step, f->host_tops, t * sizeof *f->host_tops);
     }
     return ST_OK;
 }

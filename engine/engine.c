@@ -235,6 +235,8 @@ enum status engine__prepare(const struct engine_options *opt, struct engine *e, 
     if (!st && e->plan.quantize && !e->becaps.quants)
         log_warn("--quantize %s: %s has no integer products: weights stay %s", opt->quantize, e->backend_name,
                  e->plan.act == BE_F32 ? "f32" : "bf16");
+    if (!st && !opt->draft_dir && opt->own_drafter)
+        st = drafter_prepare_own(e, *files, engine__weight_format(e), err);
     if (!st && opt->draft_dir) st = drafter_prepare(e, opt->draft_dir, opt->random_weights, err);
     if (!st) st = fill_info(opt, e, err);
     if (!st) st = engine__plan(opt, e, err);
@@ -285,7 +287,8 @@ enum status engine_open(const struct engine_options *opt, struct engine **out, s
         e->info.weight_bytes = weights_bytes(&e->net.w, &e->net.desc, e->ops, e->net.inventory.slab_floats);
         e->info.context_max = e->plan.context_max;
         e->net.token_scale = rounded_scale(e, e->net.desc.token_scale);
-        e->net.embed_scale = rounded_scale(e, e->net.desc.embed_scale);
+        e->net.embed_scale = e->net.desc.embed_scale_kept ? (float)e->net.desc.embed_scale
+                                                          : rounded_scale(e, e->net.desc.embed_scale);
         set_fingerprint(e, identity);
         st = engine__alloc(e, err);
     }
@@ -348,7 +351,7 @@ void engine_kv_copy(struct engine *e, uint32_t group, uint32_t from_offset, uint
     char *arena = e->arena;
     e->ops->copy(e->be, arena + (size_t)to_offset * BE_KV_GRAIN, arena + (size_t)from_offset * BE_KV_GRAIN,
                  (size_t)g->block_bytes);
-    if (!g->recurrent && tokens < BE_BLOCK_TOKENS) decoder_kv_clear(e, group, to_offset, tokens);
+    if (tokens < BE_BLOCK_TOKENS) decoder_kv_clear(e, group, to_offset, tokens);
 }
 
 /* ---- image features ---- */

@@ -24,6 +24,7 @@ struct engine_options {
     const char *model_dir; /* or a GGUF file */
     const char *mmproj;    /* GGUF file of the vision tower; NULL: none */
     const char *draft_dir; /* checkpoint of the draft model; NULL: none */
+    bool own_drafter;      /* else the draft model that lies in model_dir, if there is one */
     const char *backend;   /* "auto" (the GPU if usable, else the CPU), "cpu", "cuda" */
     const char *kernels;   /* NULL or "auto", or a kernel set of the CPU backend */
     uint32_t threads;      /* 0 = all usable cores */
@@ -160,7 +161,8 @@ struct engine_batch {
     uint32_t chunk_count;        /* <= sequences_max; sum of counts <= batch_tokens_max */
 };
 /* Launches a step; engine_wait blocks until its results are ready. One step in flight. Errors: ST_DEVICE,
- * ST_NOMEM: every chunk of the step is lost. */
+ * ST_NOMEM: every chunk of the step is lost. ST_AGAIN: no memory for its draft tokens; nothing was launched,
+ * and the step without them has room. */
 enum status engine_submit(struct engine *e, struct engine_batch *b, struct err *err) KV_MUST_CHECK;
 enum status engine_wait(struct engine *e, struct engine_batch *b, struct err *err) KV_MUST_CHECK;
 
@@ -184,7 +186,7 @@ enum status engine_draft(struct engine *e, const struct engine_draft *d, uint32_
                          struct err *err) KV_MUST_CHECK;
 
 /* Copies the first `tokens` of one block of a group inside the arena (copy on write of a shared, partly
- * filled block); of a recurrent group the state, whatever `tokens`. The rest of the original belongs to
+ * filled block; not of the recurrent group). The rest of the original belongs to
  * another request and may be NaN: the copy has zeros there. */
 void engine_kv_copy(struct engine *e, uint32_t group, uint32_t from_offset, uint32_t to_offset,
                     uint32_t tokens);

@@ -46,6 +46,12 @@ static enum status say_layers(struct buf *b, const struct engine *e)
             n = end;
             continue;
         }
+        if (l->mixer == MIXER_CONV) {
+            st = buf_addf(b, "  %-8s %-16s of %u, %s\n", which, "gated short convolution", d->delta.conv_k,
+                          mlp);
+            n = end;
+            continue;
+        }
         st = buf_addf(b, "  %-8s %-16s %u heads, %u KV heads of %u, scale %.6g, RoPE theta %g / %g, %s",
                       which, kind, l->heads, l->kv_heads, l->head_dim, (double)l->scale,
                       d->ropes[l->rope].theta, d->ropes[l->rope].factor, mlp);
@@ -60,10 +66,10 @@ static enum status say_layers(struct buf *b, const struct engine *e)
     }
     for (uint32_t i = 0; i < d->rope_count && !st; i++) {
         const struct desc_rope *r = &d->ropes[i];
-        if (r->yarn)
-            st = buf_addf(b,
-                          "YaRN       factor %g over %g positions, ramp %g to %g rotations, attention %.6g\n",
-                          r->factor, r->yarn_original, r->yarn_beta_fast, r->yarn_beta_slow, r->attention);
+        if (r->ramp)
+            st = buf_addf(b, "%-10s factor %g over %g positions, ramp %g to %g rotations, attention %.6g\n",
+                          r->ramp == RAMP_YARN ? "YaRN" : "llama3", r->factor, r->original, r->beta_fast,
+                          r->beta_slow, r->attention);
         if (!st && r->sections[0])
             st = buf_addf(b, "mRoPE      %u + %u + %u frequencies, %s\n", r->sections[0], r->sections[1],
                           r->sections[2], r->interleaved ? "interleaved" : "one after the other");
@@ -203,9 +209,18 @@ enum status engine_inspect(const struct engine_options *opt, char *text, size_t 
     struct stf_files *files = NULL;
     struct buf b;
     buf_init(&b, cap > 0 ? cap - 1 : 0);
+    struct engine_options bare = *opt;
     struct engine *e = calloc(1, sizeof *e);
     if (!e) return err_nomem(err, NULL);
     enum status st = engine__prepare(opt, e, &files, err);
+    if (st == ST_NOT_FOUND && !opt->random_weights) { /* is config.json served? */
+        engine_close(e);
+        e = calloc(1, sizeof *e);
+        if (!e) return err_nomem(err, NULL);
+        bare.random_weights = true;
+        st = engine__prepare(&bare, e, &files, err);
+        if (!st) st = buf_adds(&b, "served     yes, by config.json; the directory has no weights\n");
+    }
     if (!st && (st = say_all(&b, e)))
         st = err_set(err, st, "the description doesn't fit into %zu bytes", cap);
     if (!st) memcpy(text, b.data, b.len + 1);

@@ -43,7 +43,7 @@ struct engine_plan {
     uint32_t context_max, batch_tokens_max, sequences_max,
         blocks_max;                                               /* blocks_max: of one sequence, per group */
     uint32_t span_tokens_max;                                     /* most tokens of an atomic span */
-    uint64_t draft_bytes;                                         /* weights and scratch of the draft model */
+    uint64_t draft_bytes;                                         /* everything of the draft model */
     uint64_t weight_bytes, scratch_bytes, vision_bytes, kv_bytes; /* backend memory */
     uint64_t kv_needed;  /* what all sequences at full context need */
     uint64_t available;  /* memory that the plan started from */
@@ -97,13 +97,15 @@ struct net {
     struct decoder_scratch s;
 };
 
-/* The draft model (engine_options.draft_dir); at most S = plan.sequences_max rows. */
+/* The draft model; at most S = plan.sequences_max rows at a time. `own`: it lies in the target's checkpoint
+ * and has keys and values of its own, which every step writes for its T rows; rows' sizes are T then. */
 struct drafter {
-    bool on;
+    bool on, own;
     char *dir;
     struct net net;
-    struct stf_files *files; /* open while the head's rows are read from them, else NULL */
-    void *block;             /* backend memory of the following */
+    struct weight_format format; /* own */
+    struct stf_files *files;     /* open while the head's rows are read from them, else NULL */
+    void *block;                 /* backend memory of the following */
     void *drawn; /* act [S, ld(B)] by engine_chunk.draft_slot: input of the target's head at the last sampled
                     token */
     float *wide; /* f32 [S, B] */
@@ -111,6 +113,15 @@ struct drafter {
     void *state; /* act [S, ld(B)] */
     void *both;  /* act [S, ld(2 B)] embedding and state of each row */
     void *read;  /* act [S, ld(C)] input of its head */
+    /* own: */
+    float *hidden; /* [T + S + 1, C] what the target's head reads of the step's rows; by draft_slot of each
+                      sequence's last row; zeros */
+    float *before; /* [T, C] of each row that of the row before; while drafting, of its last token */
+    float *everything;        /* [2] bounds */
+    uint32_t *slot_at;        /* [S] the position after the slot's row */
+    int32_t *slot_delta;      /* [S] its mrope_delta */
+    uint32_t spare_block;     /* block offset behind the scheduler's arena: two blocks for each row, of this
+                                 layer alone */
     void *host_read;          /* act [S, ld(C)], as `read` */
     float *host_rows;         /* [S, C] the same as f32 */
     uint32_t *host_tops;      /* [S, max(1, centroids_used)] */
@@ -158,7 +169,8 @@ struct step {
     const struct be_draw *draws;    /* the same */
     struct be_rows out_rows[ENGINE_GROUPS_MAX]; /* the output rows as a batch */
     struct be_states states;                    /* with a recurrent group: of the sequences */
-    const uint32_t *draft_rows;                 /* [draft_count] rows of draft tokens */
+    const uint32_t *before;     /* [T] with drafter.own: row of `hidden` of each row's predecessor */
+    const uint32_t *draft_rows; /* [draft_count] rows of draft tokens */
     uint32_t draft_count;
 };
 
@@ -247,11 +259,16 @@ enum status drafter_prepare(struct engine *e, const char *dir, bool random_weigh
                             struct err *err) KV_MUST_CHECK;
 enum status drafter_load(struct engine *e, struct weights_progress progress, struct err *err) KV_MUST_CHECK;
 void drafter_close(struct engine *e);
+/* The draft model in the target's files, if there is one. */
+enum status drafter_prepare_own(struct engine *e, struct stf_files *files, struct weight_format format,
+                                struct err *err) KV_MUST_CHECK;
+/* Blocks behind the scheduler's arena, in grains. */
+uint64_t drafter_spare_grains(const struct engine *e);
 /* Bytes of scratch, without weights. */
 uint64_t drafter_scratch_bytes(const struct engine *e);
 
 /* engine/recurrent.c */
-/* Memory for the batch's draft tokens; ST_NOMEM: the step can't run. */
+/* Memory for the batch's draft tokens. ST_AGAIN: there is none. */
 enum status recurrent_reserve(struct engine *e, const struct engine_batch *b, struct err *err) KV_MUST_CHECK;
 /* Index arrays of states and draft tokens; `pad` sequences without a state follow the batch's. */
 void recurrent_pack(struct engine *e, const struct engine_batch *b, uint32_t pad, size_t *used);
@@ -319,6 +336,8 @@ bool engine__graph_has_logits(const struct engine *e, const struct engine_graph 
 void decoder_run(struct engine *e, struct net *net, const struct engine_batch *b);
 /* Logits and their statistics of output rows [first, first + count), count <= plan.logit_rows. */
 void decoder_logits(struct engine *e, struct net *net, uint32_t first, uint32_t count);
+/* own: the drafter's keys and values of the step's rows, after decoder_run. */
+void decoder_own_keys(struct engine *e);
 /* One more draft token for each of t sequences, whose last ids are e->step.ids: leaves the draft head's input
  * and the next state. first: these sequences' first one. */
 void decoder_draft(struct engine *e, uint32_t t, bool first);

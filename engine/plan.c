@@ -40,7 +40,7 @@ static void layout_group(struct kv_layout *k, const struct model_desc *d, uint32
         k->layer_offset[n] = owner == n ? bytes : k->layer_offset[owner];
         if (owner != n) continue;
         bytes += g->recurrent
-                     ? be_conv_bytes(desc_conv_columns(&d->delta), d->delta.conv_k) +
+                     ? be_conv_bytes(desc_conv_columns(d), d->delta.conv_k) +
                            be_delta_bytes(d->delta.value_heads, d->delta.key_dim, d->delta.value_dim)
                      : ops->kv_layer_bytes(be, k->type, d->layers[n].kv_heads, d->layers[n].head_dim);
         g->layers++;
@@ -61,7 +61,7 @@ enum status kv_layout_make(const struct model_desc *d, const struct be_ops *ops,
     for (int pass = 0; pass < 2 && !st; pass++) {
         for (uint32_t n = 0; n < d->layer_count && !st; n++) {
             const struct desc_layer *l = &d->layers[n];
-            if (l->mixer == MIXER_DELTA || (l->window > 0) != (pass == 1)) continue;
+            if (desc_recurrent(l) || (l->window > 0) != (pass == 1)) continue;
             if (ops->kv_layer_bytes(be, type, l->kv_heads, l->head_dim) == 0)
                 st = err_set(err, ST_UNSUPPORTED, "no attention kernel for head size %u", l->head_dim);
             if (st && ops->kv_layer_bytes(be, BE_KV_ACT, l->kv_heads, l->head_dim))
@@ -80,7 +80,7 @@ enum status kv_layout_make(const struct model_desc *d, const struct be_ops *ops,
     }
     k.table_groups = k.group_count;
     for (uint32_t n = 0; n < d->layer_count && !st; n++) {
-        if (d->layers[n].mixer != MIXER_DELTA) continue;
+        if (!desc_recurrent(&d->layers[n])) continue;
         if (k.table_groups == ENGINE_GROUPS_MAX)
             st = err_set(err, ST_UNSUPPORTED, "too many kinds of layers");
         else k.groups[k.table_groups].recurrent = true;
@@ -90,6 +90,21 @@ enum status kv_layout_make(const struct model_desc *d, const struct be_ops *ops,
     for (uint32_t g = 0; g < k.group_count && !st; g++) layout_group(&k, d, g, ops, be);
     if (st) kv_layout_free(&k);
     else *out = k;
+    return st;
+}
+
+/* The target's layers, then those of a drafter with keys of its own. */
+static enum status layout_all(struct engine *e, struct err *err)
+{
+    struct model_desc all = e->net.desc;
+    uint32_t n = all.layer_count, own = e->draft.own;
+    all.layers = malloc((n + own) * sizeof *all.layers);
+    if (!all.layers) return err_nomem(err, "the list of layers");
+    memcpy(all.layers, e->net.desc.layers, n * sizeof *all.layers);
+    if (own) all.layers[n] = e->draft.net.desc.layers[0];
+    all.layer_count += own;
+    enum status st = kv_layout_make(&all, e->ops, e->be, e->plan.kv_type, &e->kv, err);
+    free(all.layers);
     return st;
 }
 
@@ -215,7 +230,7 @@ static size_t step_words(const struct engine *e)
     size_t t = e->plan.batch_tokens_max, s = e->plan.sequences_max, g = e->kv.table_groups;
     return t * (8 + (e->net.rope_axes > 1 ? 3u : 0u) + 4 * g) + (s + 1) * (2 + 3 * g) +
            g * (s * e->plan.blocks_max + 1) + 16 * (14 + 8 * g) +
-           (g < e->kv.group_count ? 5 * (s + 16) + t + 16 : 0);
+           (g < e->kv.group_count ? 5 * (s + 16) + t + 16 : 0) + (e->draft.own ? t + 16 : 0);
 }
 
 /* KV bytes with which every sequence could reach the full context. */
@@ -332,7 +347,11 @@ enum status engine__plan(const struct engine_options *opt, struct engine *e, str
     e->net.rope_axes = 1;
     for (uint32_t i = 0; i < e->net.desc.rope_count; i++)
         if (e->net.desc.ropes[i].sections[0]) e->net.rope_axes = 3;
-    if (!st) st = kv_layout_make(&e->net.desc, e->ops, e->be, p->kv_type, &e->kv, err);
+    if (e->draft.own) { /* which needs all rows */
+        e->net.prune_layer = e->net.desc.layer_count;
+        e->draft.net.rope_axes = e->net.rope_axes;
+    }
+    if (!st) st = layout_all(e, err);
     if (st) return st;
     if (e->net.desc.has_vision && e->net.desc.vision.layers &&
         e->ops->kv_layer_bytes(e->be, BE_KV_ACT, e->net.desc.vision.heads,
@@ -349,7 +368,9 @@ enum status engine__plan(const struct engine_options *opt, struct engine *e, str
     p->available = e->becaps.memory_bytes;
     uint64_t host = e->becaps.host_memory ? host_available() : 0;
     if (host && host < p->available) p->available = host;
-    if (e->draft.on) p->draft_bytes = e->draft.net.inventory.memory_bytes + drafter_scratch_bytes(e);
+    if (e->draft.on)
+        p->draft_bytes = e->draft.net.inventory.memory_bytes + drafter_scratch_bytes(e) +
+                         drafter_spare_grains(e) * BE_KV_GRAIN;
     uint64_t fixed = p->weight_bytes + p->vision_bytes + p->draft_bytes;
     plan_step(e, p->batch_tokens_max, p->available > fixed ? p->available - fixed : 0);
     p->kv_needed = kv_needed(e);
@@ -370,7 +391,8 @@ enum status engine__plan(const struct engine_options *opt, struct engine *e, str
     p->kv_bytes = e->arena_grains * BE_KV_GRAIN;
     p->spare = p->available - used - p->kv_bytes;
     uint64_t least = 0;
-    for (uint32_t g = 0; g < e->kv.group_count; g++) least += e->kv.groups[g].block_bytes;
+    for (uint32_t g = 0; g < e->kv.group_count; g++) /* of a state two: one is read, one written */
+        least += (e->kv.groups[g].recurrent ? 2 : 1) * e->kv.groups[g].block_bytes;
     if (p->kv_bytes < least)
         return err_set(
             err, ST_NOMEM,
@@ -496,7 +518,9 @@ enum status engine__alloc(struct engine *e, struct err *err)
         st = engine__alloc_ropes(e, &e->net, err);
     }
     if (!st && e->net.desc.has_vision) st = alloc_vision(e, err);
-    if (!st) st = engine__dev_alloc(e, p->kv_bytes, &e->arena, "keys and values", err);
+    if (!st)
+        st = engine__dev_alloc(e, p->kv_bytes + drafter_spare_grains(e) * BE_KV_GRAIN, &e->arena,
+                               "keys and values", err);
     uint32_t samplers = !e->ops->host_each                        ? 1
                         : e->becaps.threads < ENGINE_SAMPLERS_MAX ? e->becaps.threads
                                                                   : ENGINE_SAMPLERS_MAX;

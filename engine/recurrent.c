@@ -8,10 +8,13 @@ static bool recurrent(const struct engine *e)
     return e->kv.table_groups < e->kv.group_count;
 }
 
-/* Floats of a row of a layer's inputs: q|k|v|z and beta|a. */
-static size_t row_floats(const struct desc_delta *g)
+/* Floats of a row of a layer's inputs: the first product and beta|a. All recurrent layers have the same. */
+static size_t row_floats(const struct model_desc *d, size_t *columns)
 {
-    return desc_conv_columns(g) + (size_t)g->value_heads * g->value_dim + 2 * g->value_heads;
+    uint32_t n = 0;
+    while (!desc_recurrent(&d->layers[n])) n++;
+    *columns = desc_in_columns(d, n);
+    return *columns + 2 * d->delta.value_heads;
 }
 
 enum status recurrent_reserve(struct engine *e, const struct engine_batch *b, struct err *err)
@@ -23,10 +26,10 @@ enum status recurrent_reserve(struct engine *e, const struct engine_batch *b, st
     while (most < rows) most = most ? 2 * most : 16;
     if (r->block) e->ops->free(e->be, r->block);
     *r = (struct replay){0};
-    size_t bytes = (size_t)e->kv.groups[e->kv.table_groups].layers * most *
-                   row_floats(&e->net.desc.delta) * sizeof(float);
+    size_t columns, row = row_floats(&e->net.desc, &columns),
+                    bytes = (size_t)e->kv.groups[e->kv.table_groups].layers * most * row * sizeof(float);
     if (e->ops->alloc(e->be, bytes, &r->block) != BE_OK)
-        return err_set(err, ST_NOMEM, "draft tokens: %s", e->ops->last_error(e->be));
+        return err_set(err, ST_AGAIN, "draft tokens: %s", e->ops->last_error(e->be));
     r->rows_max = most;
     return ST_OK;
 }
@@ -34,10 +37,9 @@ enum status recurrent_reserve(struct engine *e, const struct engine_batch *b, st
 /* Where the inputs of layer n are kept. */
 static float *kept_rows(const struct engine *e, uint32_t n, float **gates)
 {
-    const struct desc_delta *g = &e->net.desc.delta;
-    size_t columns = row_floats(g) - 2 * g->value_heads, at = 0;
-    for (uint32_t k = 0; k < n; k++) at += e->net.desc.layers[k].mixer == MIXER_DELTA;
-    float *rows = (float *)e->replay.block + at * e->replay.rows_max * row_floats(g);
+    size_t columns, row = row_floats(&e->net.desc, &columns), at = 0;
+    for (uint32_t k = 0; k < n; k++) at += desc_recurrent(&e->net.desc.layers[k]);
+    float *rows = (float *)e->replay.block + at * e->replay.rows_max * row;
     *gates = rows + e->replay.rows_max * columns;
     return rows;
 }
@@ -75,15 +77,18 @@ static void mix(struct engine *e, const struct net *net, uint32_t n, float *qkv,
 {
     const struct desc_delta *g = &net->desc.delta;
     const struct layer_weights *w = &net->w.layers[n];
-    uint32_t columns = desc_conv_columns(g);
-    size_t at = e->kv.layer_offset[n], stride = columns + (size_t)g->value_heads * g->value_dim;
+    uint32_t columns = desc_conv_columns(&net->desc);
+    size_t at = e->kv.layer_offset[n], stride = desc_in_columns(&net->desc, n);
+    bool gated = net->desc.layers[n].mixer == MIXER_CONV;
     e->ops->conv(e->be, &(struct be_conv_args){.states = &e->step.states,
                                                .layer_offset = at,
-                                               .x = qkv,
+                                               .x = gated ? qkv + 2 * (size_t)columns : qkv,
+                                               .times = gated ? qkv : NULL,
                                                .stride = stride,
                                                .c = columns,
                                                .k = g->conv_k,
                                                .weight = w->conv});
+    if (gated) return;
     e->ops->delta(e->be, &(struct be_delta_args){.states = &e->step.states,
                                                  .layer_offset = at + be_conv_bytes(columns, g->conv_k),
                                                  .key_heads = g->key_heads,
@@ -101,15 +106,15 @@ static void mix(struct engine *e, const struct net *net, uint32_t n, float *qkv,
 
 void recurrent_mix(struct engine *e, struct net *net, uint32_t n)
 {
-    const struct desc_delta *g = &net->desc.delta;
     const struct step *st = &e->step;
-    size_t gate_bytes = 2 * g->value_heads * sizeof(float);
+    size_t columns, gate_bytes = (row_floats(&net->desc, &columns) - columns) * sizeof(float);
     if (st->draft_count) {
         float *gates, *rows = kept_rows(e, n, &gates);
         e->ops->gather(e->be, &(struct be_gather_args){net->s.qkv, st->draft_rows, st->draft_count,
-                                                       row_floats(g) * sizeof(float) - gate_bytes, rows});
-        e->ops->gather(e->be, &(struct be_gather_args){net->s.gates, st->draft_rows, st->draft_count,
-                                                       gate_bytes, gates});
+                                                       columns * sizeof(float), rows});
+        if (gate_bytes)
+            e->ops->gather(e->be, &(struct be_gather_args){net->s.gates, st->draft_rows, st->draft_count,
+                                                           gate_bytes, gates});
     }
     mix(e, net, n, net->s.qkv, net->s.gates, true);
 }
@@ -135,7 +140,7 @@ void recurrent_replay(struct engine *e, const struct engine_batch *b)
     }
     e->ops->upload(e->be, e->net.s.step, e->host_step, used * sizeof *e->host_step);
     for (uint32_t n = 0; n < e->net.desc.layer_count; n++) {
-        if (e->net.desc.layers[n].mixer != MIXER_DELTA) continue;
+        if (!desc_recurrent(&e->net.desc.layers[n])) continue;
         float *gates, *rows = kept_rows(e, n, &gates);
         mix(e, &e->net, n, rows, gates, false);
     }

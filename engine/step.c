@@ -193,6 +193,22 @@ static void pack_tables(struct packer *p, const struct engine_batch *b)
     }
 }
 
+/* Rows of drafter.hidden: a row's predecessor in the step, or what was kept of the sequence, or zeros. */
+static void pack_before(struct packer *p, const struct engine_batch *b)
+{
+    const struct engine *e = p->e;
+    uint32_t *before = array(p, p->e->step.t, &p->e->step.before), kept = e->plan.batch_tokens_max, row = 0,
+             zeros = kept + e->plan.sequences_max;
+    for (uint32_t i = 0; i < b->chunk_count; i++) {
+        const struct engine_chunk *r = &b->chunks[i];
+        bool known = r->position && e->draft.slot_at[r->draft_slot] == r->position;
+        before[row] = known ? kept + r->draft_slot : zeros;
+        for (uint32_t k = 1; k < r->count; k++) before[row + k] = row + k - 1;
+        row += r->count;
+    }
+    while (row < e->step.t) before[row++] = zeros;
+}
+
 /* Finds the rows that need logits: the last one of a chunk that samples, and those before a scored prompt
  * token. */
 static void find_output_rows(struct engine *e, const struct engine_batch *b)
@@ -318,6 +334,7 @@ void engine__pack(struct engine *e, const struct engine_batch *b, uint32_t rows)
     seq_row[st->seq_count] = row;
     for (uint32_t g = 0; g < e->kv.table_groups; g++) pack_group(&p, b, g, seq_row_dev, pos);
     if (e->kv.table_groups < e->kv.group_count) recurrent_pack(e, b, p.pad, &p.used);
+    if (e->draft.own) pack_before(&p, b);
     find_output_rows(e, b);
     st->all_output = st->output_count + p.pad == st->t;
     if (st->output_count) pack_targets(&p, b);
@@ -468,7 +485,21 @@ static bool finish_together(struct engine *e, struct engine_batch *b, uint32_t f
     return true;
 }
 
-/* One download brings everything and is the step's only wait, except for rows that are fetched whole. */
+/* Of a drafter with keys of its own: keeps row `row` of the step, whose token is at `position`, for the
+ * chunk's slot. */
+static void keep_row(struct engine *e, const struct engine_chunk *r, uint32_t row, uint32_t position)
+{
+    struct drafter *f = &e->draft;
+    size_t c = f->net.desc.hidden;
+    int32_t delta = r->mrope_delta;
+    for (uint32_t i = 0; i < r->span_count && r->spans[i].end <= position + 1; i++)
+        delta = r->spans[i].mrope_delta;
+    e->ops->copy(e->be, f->hidden + (e->plan.batch_tokens_max + r->draft_slot) * c, f->hidden + row * c,
+                 c * sizeof(float));
+    f->slot_at[r->draft_slot] = position + 1;
+    f->slot_delta[r->draft_slot] = delta;
+}
+
 /* Keeps the head's input at each sequence's last sampled token. A later chunk overwrites it. */
 static void keep_drawn(struct engine *e, const struct engine_batch *b, uint32_t first, uint32_t count)
 {
@@ -478,11 +509,16 @@ static void keep_drawn(struct engine *e, const struct engine_batch *b, uint32_t 
         const struct engine_chunk *r = &b->chunks[w->chunk];
         if (!w->sample || draw_index(r, w) + 1 != r->drawn_count) continue;
         ASSERT_CMP(r->draft_slot, <, e->plan.sequences_max);
+        if (e->draft.own) {
+            keep_row(e, r, w->row, w->next - 1);
+            continue;
+        }
         e->ops->copy(e->be, (char *)e->draft.drawn + r->draft_slot * row,
                      (const char *)e->net.s.head_in + i * row, row);
     }
 }
 
+/* One download brings everything and is the step's only wait, except for rows that are fetched whole. */
 static enum status finish_chunk(struct engine *e, struct engine_batch *b, uint32_t first, uint32_t count,
                                 struct err *err)
 {
@@ -554,6 +590,10 @@ enum status engine_wait(struct engine *e, struct engine_batch *b, struct err *er
     }
     if (!e->step.output_count && e->ops->sync(e->be) != BE_OK)
         st = err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
+    for (uint32_t i = 0, row = 0; e->draft.own && i < b->chunk_count; row += b->chunks[i].count, i++) {
+        const struct engine_chunk *r = &b->chunks[i];
+        if (!r->sample) keep_row(e, r, row + r->count - 1, r->position + r->count - 1);
+    }
     if (!st) st = check_unseen(e, b, err);
     for (uint32_t i = 0; i < b->chunk_count && !st; i++)
         if (b->chunks[i].refused_broken || (b->chunks[i].broken && b->chunks[i].proposed))

@@ -302,9 +302,9 @@ struct be_pack_args {
     uint32_t t, c;
     void *out;
 };
-/* out[t, h, i] = f(gate[t, h, i]) * N(x[t, h, i]): H heads of D columns; N: RMS norm over a head's columns,
- * or nothing. Strides count elements. */
-enum be_gate { BE_GATE_GELU_TANH = 0, BE_GATE_SILU, BE_GATE_SIGMOID };
+/* out[t, h, i] = f(gate[t, h, i]) * N(x[t, h, i]): H heads of D columns; f(z) = z with BE_GATE_NONE; N: RMS
+ * norm over a head's columns, or nothing. Strides count elements. */
+enum be_gate { BE_GATE_GELU_TANH = 0, BE_GATE_SILU, BE_GATE_SIGMOID, BE_GATE_NONE };
 struct be_gate_args {
     enum be_gate f;
     const float *gate; /* f32, head h of row t begins at t * gate_stride + h * gate_head */
@@ -334,12 +334,14 @@ struct be_states {
     const uint32_t *first, *count, *kept, *from, *to;
 };
 /* Causal depthwise convolution over rows, then SiLU: x[t, c] = silu(sum over j of weight[j, c] * x[t - K + 1
- * + j, c]), j ascending, in place. State: the last K - 1 rows before, f32 [K - 1, C]. */
+ * + j, c]), j ascending, in place. With `times` instead without SiLU, and of the products x * times. State:
+ * the last K - 1 rows before, f32 [K - 1, C]. */
 #define BE_CONV_K_MAX 16u
 struct be_conv_args {
     const struct be_states *states;
     size_t layer_offset;
-    float *x; /* f32, row t begins at t * stride */
+    float *x;           /* f32, row t begins at t * stride */
+    const float *times; /* the same, or NULL */
     size_t stride;
     uint32_t c, k;       /* 2 <= k <= BE_CONV_K_MAX */
     const float *weight; /* f32 [K, C] */

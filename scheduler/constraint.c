@@ -3,8 +3,14 @@
  * its output does not depend on that. See scheduler/internal.h and engine/sample/sampling.h. */
 #include "scheduler/internal.h"
 
-/* Per step, for the masks of all sequences together: after that each is tried only briefly. */
+/* Per step, for the masks of all sequences together, and for those of their draft tokens: after that each is
+ * tried only briefly, and nothing is drafted. */
 #define MASKS_US 500u
+
+static bool late(const struct scheduler *s)
+{
+    return sched__clock(s) > s->masks_us + MASKS_US;
+}
 
 static void prepare(void *ctx, uint32_t i)
 {
@@ -12,8 +18,7 @@ static void prepare(void *ctx, uint32_t i)
     struct sequence *q = s->asking[i];
     const struct sampling_constraint *c = q->req.sampling->constraint;
     uint32_t prompt = q->req.prompt->token_count;
-    bool brief = sched__clock(s) > s->masks_us + MASKS_US;
-    q->mask = c->prepare(c->arg, q->tokens + prompt, q->count - prompt, brief);
+    q->mask = c->prepare(c->arg, q->tokens + prompt, q->count - prompt, late(s));
 }
 
 void sched__masks_prepare(struct scheduler *s)
@@ -34,17 +39,22 @@ void sched__masks_prepare(struct scheduler *s)
     }
 }
 
-void sched__masks_cut(struct sequence *q)
+void sched__masks_cut(struct scheduler *s)
 {
-    const struct sampling_constraint *c = q->req.sampling->constraint;
-    uint32_t prompt = q->req.prompt->token_count;
-    if (c && q->proposed) q->proposed = c->drafts(c->arg, q->tokens + prompt, q->count - prompt, q->proposed);
+    s->masks_us = sched__clock(s);
+    for (struct sequence *q = s->running.head; q; q = q->next) {
+        const struct sampling_constraint *c = q->req.sampling->constraint;
+        uint32_t prompt = q->req.prompt->token_count;
+        if (!c || !q->proposed) continue;
+        q->proposed = late(s) ? 0 : c->drafts(c->arg, q->tokens + prompt, q->count - prompt, q->proposed);
+    }
 }
 
-uint32_t sched__masks_forced(struct sequence *q, uint32_t most)
+uint32_t sched__masks_forced(const struct scheduler *s, struct sequence *q, uint32_t most)
 {
     const struct sampling_constraint *c = q->req.sampling->constraint;
     uint32_t prompt = q->req.prompt->token_count;
+    if (late(s)) return 0;
     return c->forced(c->arg, q->tokens + prompt, q->count - prompt, most, q->tokens + q->count);
 }
 

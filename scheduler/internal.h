@@ -214,8 +214,8 @@ bool sched__blocks_ensure(struct scheduler *s, struct sequence *q, uint32_t n);
 /* Releases sliding blocks that no later query can reach. */
 void sched__blocks_trim(struct scheduler *s, struct sequence *q);
 void sched__blocks_drop(struct scheduler *s, struct sequence *q);
-/* Releases the blocks after `position`: they were for draft tokens that were rejected. */
-void sched__blocks_roll_back(struct scheduler *s, struct sequence *q);
+/* Releases the blocks after the first `tokens` tokens: they were for draft tokens that aren't kept. */
+void sched__blocks_roll_back(struct scheduler *s, struct sequence *q, uint32_t tokens);
 /* A step has computed q's state after `at` tokens; UINT32_MAX: it is invalid. */
 void sched__state_written(struct scheduler *s, struct sequence *q, uint32_t at);
 /* Whether [position, position+n) can be covered without evicting anything. */
@@ -253,9 +253,10 @@ void sched__running_remove(struct scheduler *s, struct sequence *q);
  * sequence whose mask is not ready samples nothing in this turn. */
 void sched__masks_prepare(struct scheduler *s);
 /* Cuts q->proposed to the draft tokens whose masks are ready. */
-void sched__masks_cut(struct sequence *q);
-void sched__masks_stop(const struct sequence *q);                /* q has ended */
-uint32_t sched__masks_forced(struct sequence *q, uint32_t most); /* appended after its tokens; how many */
+void sched__masks_cut(struct scheduler *s);
+void sched__masks_stop(const struct sequence *q); /* q has ended */
+/* Appended after its tokens; how many. */
+uint32_t sched__masks_forced(const struct scheduler *s, struct sequence *q, uint32_t most);
 
 /* scheduler/speculative.c: sets `proposed` of the decoding sequences and writes the draft tokens after their
  * tokens.

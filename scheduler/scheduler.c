@@ -166,7 +166,7 @@ static enum status check_sequence(const struct scheduler *s, const struct sched_
         if ((im->image && !s->caps.images) || im->begin < end || im->end <= im->begin ||
             im->end > p->token_count || im->atomic_end > p->token_count ||
             (im->atomic_end && im->atomic_end - im->atomic_begin > s->caps.span_tokens_max))
-            return err_set(err, ST_INVALID, "span %u stands at a bad place in the prompt", i);
+            return err_set(err, ST_INVALID, "span %u is out of order or outside of the prompt", i);
     }
     /* An image's tokens have the placeholder id, which may exceed the embedding's rows: no row is looked up
      * for them. */
@@ -517,7 +517,7 @@ static void accept_verified(struct scheduler *s, struct sequence *q, const struc
         if (i > 0) advance(s, q, 1);
         if (!accept_token(s, q, &r->drawn[i], now_us)) return;
     }
-    sched__blocks_roll_back(s, q);
+    sched__blocks_roll_back(s, q, q->position);
 }
 
 /* Handles the result of q's chunk: scores, new tokens, the reasons to end. */
@@ -530,7 +530,7 @@ static void finish_chunk(struct scheduler *s, struct sequence *q, const struct e
         q->speculation_off = true;
         q->proposed = 0;
         if (s->paged < s->caps.group_count) sched__preempt(s, q); /* it has no state to continue from */
-        else sched__blocks_roll_back(s, q);
+        else sched__blocks_roll_back(s, q, q->position);
         return;
     }
     if (r->broken) {
@@ -561,6 +561,29 @@ static void finish_chunk(struct scheduler *s, struct sequence *q, const struct e
     else (void)accept_token(s, q, &r->out, now_us);
 }
 
+/* The step without its draft tokens: they must not cost any sequence its answer. */
+static void leave_drafts(struct scheduler *s, struct engine_batch *b)
+{
+    for (uint32_t i = 0; i < b->chunk_count; i++) {
+        struct engine_chunk *r = &b->chunks[i];
+        struct sequence *q = s->chunk_seqs[i];
+        r->count -= r->proposed; /* at least one is left */
+        r->token_count -= r->proposed;
+        q->chunk_tokens -= r->proposed;
+        s->step_tokens -= r->proposed;
+        if (r->proposed) sched__blocks_roll_back(s, q, r->position + r->count);
+        q->proposed = r->proposed = 0;
+    }
+}
+
+static enum status submit(struct scheduler *s, struct engine_batch *b, struct err *err)
+{
+    enum status st = engine_submit(s->engine, b, err);
+    if (st != ST_AGAIN) return st;
+    leave_drafts(s, b);
+    return engine_submit(s->engine, b, err);
+}
+
 static void run_step(struct scheduler *s, uint64_t now_us)
 {
     uint32_t n = 0;
@@ -573,12 +596,12 @@ static void run_step(struct scheduler *s, uint64_t now_us)
     struct engine_batch batch = {.chunks = s->chunks, .chunk_count = n};
     struct err err = {{0}};
     struct step_load load = {{0}};
+    uint64_t start = sched__clock(s);
+    enum status st = submit(s, &batch, &err);
     for (uint32_t i = 0; i < n; i++) {
         step_load_add(&s->cost, &load, s->chunks[i].position, s->chunks[i].count, s->chunks[i].sample);
         load.n[STEP_SAMPLED] += s->chunks[i].proposed;
     }
-    uint64_t start = sched__clock(s);
-    enum status st = engine_submit(s->engine, &batch, &err);
     if (!st) st = engine_wait(s->engine, &batch, &err);
     uint64_t spent = sched__clock(s) - start;
     /* If the slice runs asynchronously on the device, the step's time includes it. */

@@ -87,11 +87,11 @@ void sched__state_written(struct scheduler *s, struct sequence *q, uint32_t at)
     t->block_offsets[--t->end] = ENGINE_NO_BLOCK;
 }
 
-void sched__blocks_roll_back(struct scheduler *s, struct sequence *q)
+void sched__blocks_roll_back(struct scheduler *s, struct sequence *q, uint32_t tokens)
 {
     for (uint32_t g = 0; g < s->paged; g++) {
         struct block_table *t = &q->tables[g];
-        for (uint32_t end = blocks_of(s, q->position); t->end > end && t->end > t->first;) {
+        for (uint32_t end = blocks_of(s, tokens); t->end > end && t->end > t->first;) {
             kvb_release(s->blocks, g, t->block_offsets[--t->end], KVB_LIVE);
             t->block_offsets[t->end] = ENGINE_NO_BLOCK;
             s->freed++;

@@ -110,7 +110,7 @@ static uint32_t wanted(struct scheduler *s, struct sequence *q, uint32_t rows)
 static uint32_t forced(struct scheduler *s, struct sequence *q, uint32_t rows)
 {
     uint32_t most = q->req.sampling->constraint ? room(s, q, most_drafted(s, q, rows)) : 0;
-    return most ? sched__masks_forced(q, most) : 0;
+    return most ? sched__masks_forced(s, q, most) : 0;
 }
 
 /* Runs the draft model for all q->proposed that are above 0 and not forced. */
@@ -182,8 +182,6 @@ void sched__speculate(struct scheduler *s)
     if (s->caps.drafts) draft(s);
     for (struct sequence *q = s->running.head; q && (s->opt.propose || !s->caps.drafts); q = q->next)
         if (q->proposed && !q->forced) q->proposed = proposed(s, q, q->proposed);
-    for (struct sequence *q = s->running.head; q; q = q->next) {
-        q->proposed = before_end(q);
-        sched__masks_cut(q);
-    }
+    for (struct sequence *q = s->running.head; q; q = q->next) q->proposed = before_end(q);
+    sched__masks_cut(s);
 }

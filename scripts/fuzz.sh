@@ -62,7 +62,7 @@ words json server/http/json_parser.c
 words messages server/chat/*.c
 words image server/media/*.c
 words jinja server/jinja/*.c
-words grammar server/grammar/*.c
+words grammar server/grammar/*.c server/grammar/json/*.c
 words tokenizer engine/tokenizer/*.c
 words checkpoint config/*.c engine/checkpoint/*.c engine/model/*.c
 

@@ -46,10 +46,11 @@ static void load_progress(void *arg, uint64_t done, uint64_t total)
 
 struct engine_options server_engine_options(const struct options *o, const char *model_dir)
 {
-    bool drafts = o->draft_model && strcmp(o->draft_tokens, "0") != 0;
+    bool drafts = strcmp(o->draft_tokens, "0") != 0;
     return (struct engine_options){.model_dir = model_dir,
                                    .mmproj = o->mmproj,
                                    .draft_dir = drafts ? o->draft_model : NULL,
+                                   .own_drafter = drafts,
                                    .backend = o->backend,
                                    .kernels = strcmp(o->cpu_kernels, "auto") == 0 ? NULL : o->cpu_kernels,
                                    .threads = (uint32_t)o->threads,
@@ -64,10 +65,10 @@ struct engine_options server_engine_options(const struct options *o, const char 
 }
 
 /* On a GPU a verify step does not use the recorded CUDA graphs; prompt lookup has no measured gain there. */
-static uint32_t draft_tokens(const struct options *o, const struct model_info *m)
+static uint32_t draft_tokens(const struct options *o, const struct model *m)
 {
     if (strcmp(o->draft_tokens, "auto") == 0)
-        return o->draft_model || strncmp(m->backend, "cpu", 3) == 0 ? 8 : 0;
+        return m->caps.drafts || strncmp(m->info->backend, "cpu", 3) == 0 ? 8 : 0;
     return (uint32_t)strtoul(o->draft_tokens, NULL, 10);
 }
 
@@ -154,8 +155,8 @@ enum status model_load(const struct options *o, const char *dir, void (*wake)(vo
                                .step_us = (uint32_t)o->step_ms * 1000u,
                                .no_prefix_cache = strcmp(o->prefix_cache, "off") == 0,
                                .features_bytes = o->encoder_cache_memory,
-                               .draft_max = draft_tokens(o, m->info),
-                               .draft_always = o->draft_model && strcmp(o->draft_tokens, "auto") != 0,
+                               .draft_max = draft_tokens(o, m),
+                               .draft_always = m->caps.drafts && strcmp(o->draft_tokens, "auto") != 0,
                                .wake = wake,
                                .wake_arg = arg};
     randombytes_buf(&so.hash_seed, sizeof so.hash_seed); /* clients can't target a hash bucket */

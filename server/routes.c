@@ -13,33 +13,23 @@
 #include <string.h>
 #include <strings.h>
 
+/* Those under /v1 are also there without it. */
 static const struct route routes[] = {
     {"/v1/chat/completions", "/v1/chat/completions", M_POST, true, true, true, false, api_chat_start},
-    {"/chat/completions", "/v1/chat/completions", M_POST, true, true, true, false, api_chat_start},
+    {"/v1/chat/completions/input_tokens", "/v1/chat/completions/input_tokens", M_POST, true, true, true,
+     false, api_chat_tokens_start},
     {"/v1/completions", "/v1/completions", M_POST, true, true, true, false, api_completions_start},
-    {"/completions", "/v1/completions", M_POST, true, true, true, false, api_completions_start},
     {"/v1/messages", "/v1/messages", M_POST, true, true, true, false, api_messages_start},
-    {"/messages", "/v1/messages", M_POST, true, true, true, false, api_messages_start},
     {"/v1/messages/count_tokens", "/v1/messages/count_tokens", M_POST, true, true, true, false,
      api_count_tokens_start},
-    {"/messages/count_tokens", "/v1/messages/count_tokens", M_POST, true, true, true, false,
-     api_count_tokens_start},
     {"/v1/responses", "/v1/responses", M_POST, true, true, true, false, api_responses_start},
-    {"/responses", "/v1/responses", M_POST, true, true, true, false, api_responses_start},
     {"/v1/responses/input_tokens", "/v1/responses/input_tokens", M_POST, true, true, true, false,
-     api_input_tokens_start},
-    {"/responses/input_tokens", "/v1/responses/input_tokens", M_POST, true, true, true, false,
      api_input_tokens_start},
     {"/v1/responses/", "/v1/responses/{id}", M_GET | M_POST | M_DELETE, true, false, false, true,
      api_response_start},
-    {"/responses/", "/v1/responses/{id}", M_GET | M_POST | M_DELETE, true, false, false, true,
-     api_response_start},
     {"/v1/models", "/v1/models", M_GET | M_HEAD, true, false, false, false, api_models_start},
-    {"/models", "/v1/models", M_GET | M_HEAD, true, false, false, false, api_models_start},
     {"/v1/models/", "/v1/models/{id}", M_GET | M_HEAD, true, false, false, true, api_model_start},
-    {"/tokenize", "/tokenize", M_POST, true, true, true, false, api_tokenize_start},
     {"/v1/tokenize", "/tokenize", M_POST, true, true, true, false, api_tokenize_start},
-    {"/detokenize", "/detokenize", M_POST, true, true, true, false, api_detokenize_start},
     {"/v1/detokenize", "/detokenize", M_POST, true, true, true, false, api_detokenize_start},
     {"/get_model_info", "/model_info", M_GET | M_HEAD, true, false, false, false, api_server_info_start},
     {"/model_info", "/model_info", M_GET | M_HEAD, true, false, false, false, api_server_info_start},
@@ -76,9 +66,10 @@ static const struct route *route_find(const char *path, size_t len)
 {
     for (size_t i = 0; i < sizeof routes / sizeof *routes; i++) {
         const struct route *r = &routes[i];
-        size_t n = strlen(r->path);
-        if (r->prefix ? len > n && memcmp(path, r->path, n) == 0 : len == n && memcmp(path, r->path, n) == 0)
-            return r;
+        bool bare = strncmp(r->path, "/v1/", 4) == 0 && strncmp(path, "/v1/", 4) != 0;
+        const char *at = r->path + (bare ? 3 : 0);
+        size_t n = strlen(at);
+        if ((r->prefix ? len > n : len == n) && memcmp(path, at, n) == 0) return r;
     }
     return NULL;
 }
@@ -306,8 +297,19 @@ static bool options_admit(struct request *r)
     return true;
 }
 
+/* A proxy may pass the prefix of --root-path on, or not. */
+static void root_strip(struct request *r)
+{
+    const char *root = r->srv->opt->root_path;
+    size_t n = root ? strlen(root) : 0;
+    if (!n || strncmp(r->http.path, root, n) != 0 || (r->http.path[n] && r->http.path[n] != '/')) return;
+    memmove(r->http.path, r->http.path + n, strlen(r->http.path + n) + 1);
+    if (!r->http.path[0]) memcpy(r->http.path, "/", 2); /* the prefix had at least two bytes */
+}
+
 bool routes_admit(struct request *r)
 {
+    root_strip(r);
     r->response.shape = error_shape(r);
     if (!origin_admit(r)) return false;
     if (r->http.method == M_OPTIONS) return options_admit(r);

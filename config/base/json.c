@@ -1,8 +1,10 @@
 /* See json.h. Iterative: nesting uses an entry of a fixed stack, not the C stack. */
 #include "config/base/json.h"
 
-#include "config/base/hex.h"
 #include "config/base/file.h"
+#include "config/base/hex.h"
+#include "config/base/json_escape.h"
+#include "config/base/list.h"
 #include "config/base/utf8.h"
 
 #include <errno.h>
@@ -17,7 +19,7 @@ struct parser {
     size_t len, at;
     const char *name;
     struct json_doc *doc;
-    uint32_t cap;
+    size_t cap;
     struct err *err;
 };
 
@@ -36,19 +38,42 @@ static void skip_space(struct parser *p)
 static enum status add_node(struct parser *p, enum json_kind kind, size_t at, size_t len, uint32_t *idx)
 {
     struct json_doc *d = p->doc;
-    if (d->node_count == p->cap) {
-        if (p->cap >= (1u << 31)) return err_set(p->err, ST_TOO_LARGE, "%s: too many JSON values", p->name);
-        uint32_t cap = p->cap ? p->cap * 2 : 256;
-        struct json_node *n = realloc(d->nodes, (size_t)cap * sizeof *n);
-        if (!n) return err_nomem(p->err, p->name);
-        d->nodes = n;
-        p->cap = cap;
-    }
+    if (d->node_count == 1u << 31) return err_set(p->err, ST_TOO_LARGE, "%s: too many JSON values", p->name);
+    if (!LIST_ROOM(d->nodes, d->node_count, p->cap, 256)) return err_nomem(p->err, p->name);
     if (idx) *idx = d->node_count;
     d->nodes[d->node_count] = (struct json_node){
         .next = d->node_count + 1, .len = (uint32_t)len, .kind = (uint8_t)kind, .at = (uint64_t)at};
     d->node_count++;
     return ST_OK;
+}
+
+/* "\u12AB" at s. */
+static bool hex4(const char *s, size_t left, uint32_t *out)
+{
+    if (left < 6 || s[0] != '\\' || s[1] != 'u') return false;
+    *out = 0;
+    for (int i = 2; i < 6; i++) {
+        int d = hex_digit(s[i]);
+        if (d < 0) return false;
+        *out = *out << 4 | (uint32_t)d;
+    }
+    return true;
+}
+
+size_t json_unescape(const char *s, size_t left, uint32_t *cp)
+{
+    static const char names[] = "\"\\/bfnrt", values[] = "\"\\/\b\f\n\r\t";
+    const char *hit = left > 1 && s[1] ? strchr(names, s[1]) : NULL;
+    uint32_t low;
+    if (hit) {
+        *cp = (unsigned char)values[hit - names];
+        return 2;
+    }
+    if (!hex4(s, left, cp)) return 0;
+    bool high = *cp >= 0xD800 && *cp < 0xDC00;
+    if (!high || !hex4(s + 6, left - 6, &low) || low < 0xDC00 || low >= 0xE000) return 6;
+    *cp = 0x10000 + ((*cp - 0xD800) << 10) + (low - 0xDC00);
+    return 12;
 }
 
 static enum status parse_string(struct parser *p)
@@ -66,19 +91,14 @@ static enum status parse_string(struct parser *p)
             return ST_OK;
         }
         if (c < 0x20) return bad(p, "control character in a string");
+        size_t n = 1;
         if (c == '\\') {
+            uint32_t cp;
             escaped = true;
-            p->at++;
-            if (p->at >= p->len || !strchr("\"\\/bfnrtu", p->t[p->at]) || p->t[p->at] == '\0')
-                return bad(p, "bad escape");
-            if (p->t[p->at] == 'u') {
-                if (p->len - p->at < 5) return bad(p, "bad \\u escape");
-                for (size_t i = 1; i <= 4; i++)
-                    if (hex_digit(p->t[p->at + i]) < 0) return bad(p, "bad \\u escape");
-                p->at += 4;
-            }
+            n = json_unescape(p->t + p->at, p->len - p->at, &cp);
+            if (n == 0) return bad(p, "bad escape");
         }
-        p->at++;
+        p->at += n;
     }
     return bad(p, "unterminated string");
 }
@@ -281,14 +301,20 @@ uint32_t json_count(const struct json_doc *d, uint32_t container)
     return container == JSON_NONE || d->nodes[container].kind < JSON_ARRAY ? 0 : d->nodes[container].count;
 }
 
-bool json_double(const struct json_doc *d, uint32_t node, double *out)
+static bool number_text(const struct json_doc *d, uint32_t node, char text[NUMBER_BYTES_MAX])
 {
     if (node == JSON_NONE || d->nodes[node].kind != JSON_NUMBER) return false;
-    char tmp[NUMBER_BYTES_MAX];
     size_t len = d->nodes[node].len;
-    if (len >= sizeof tmp) return false;
-    memcpy(tmp, d->text + d->nodes[node].at, len);
-    tmp[len] = '\0';
+    if (len >= NUMBER_BYTES_MAX) return false;
+    memcpy(text, d->text + d->nodes[node].at, len);
+    text[len] = '\0';
+    return true;
+}
+
+bool json_double(const struct json_doc *d, uint32_t node, double *out)
+{
+    char tmp[NUMBER_BYTES_MAX];
+    if (!number_text(d, node, tmp)) return false;
     double v = strtod(tmp, NULL);
     if (!isfinite(v)) return false;
     *out = v;
@@ -297,12 +323,8 @@ bool json_double(const struct json_doc *d, uint32_t node, double *out)
 
 bool json_int(const struct json_doc *d, uint32_t node, int64_t *out)
 {
-    if (node == JSON_NONE || d->nodes[node].kind != JSON_NUMBER) return false;
     char tmp[NUMBER_BYTES_MAX];
-    size_t len = d->nodes[node].len;
-    if (len >= sizeof tmp) return false;
-    memcpy(tmp, d->text + d->nodes[node].at, len);
-    tmp[len] = '\0';
+    if (!number_text(d, node, tmp)) return false;
     if (!strpbrk(tmp, ".eE")) {
         errno = 0;
         long long v = strtoll(tmp, NULL, 10);
@@ -332,39 +354,6 @@ bool json_bool(const struct json_doc *d, uint32_t node, bool *out)
     return true;
 }
 
-static unsigned hex4(const char *s)
-{
-    unsigned v = 0;
-    for (int i = 0; i < 4; i++) v = v * 16 + (unsigned)hex_digit(s[i]);
-    return v;
-}
-
-/* One escape at s (after the backslash was seen at s[0]); writes 1..4 bytes, returns raw bytes consumed. */
-static size_t unescape(const char *s, size_t left, char *dst, size_t *wrote)
-{
-    *wrote = 1;
-    switch (s[1]) {
-    case 'b': dst[0] = '\b'; return 2;
-    case 'f': dst[0] = '\f'; return 2;
-    case 'n': dst[0] = '\n'; return 2;
-    case 'r': dst[0] = '\r'; return 2;
-    case 't': dst[0] = '\t'; return 2;
-    case 'u': break;
-    default: dst[0] = s[1]; return 2;
-    }
-    unsigned cp = hex4(s + 2);
-    size_t used = 6;
-    if (cp >= 0xD800 && cp < 0xDC00 && left >= 12 && s[6] == '\\' && s[7] == 'u') {
-        unsigned lo = hex4(s + 8);
-        if (lo >= 0xDC00 && lo < 0xE000) {
-            cp = 0x10000 + ((cp - 0xD800) << 10) + (lo - 0xDC00);
-            used = 12;
-        }
-    }
-    *wrote = utf8_encode(cp, dst);
-    return used;
-}
-
 bool json_str_copy(const struct json_doc *d, uint32_t node, char *dst, size_t cap, size_t *len)
 {
     if (node == JSON_NONE || d->nodes[node].kind != JSON_STRING) return false;
@@ -372,9 +361,13 @@ bool json_str_copy(const struct json_doc *d, uint32_t node, char *dst, size_t ca
     size_t n = d->nodes[node].len, o = 0;
     for (size_t i = 0; i < n;) {
         char tmp[4];
+        uint32_t cp;
         size_t wrote = 1, used = 1;
-        if (s[i] == '\\') used = unescape(s + i, n - i, tmp, &wrote);
-        else tmp[0] = s[i];
+        tmp[0] = s[i];
+        if (s[i] == '\\') {
+            used = json_unescape(s + i, n - i, &cp);
+            wrote = utf8_encode(cp, tmp);
+        }
         if (o + wrote > cap) return false;
         memcpy(dst + o, tmp, wrote);
         o += wrote;

@@ -211,8 +211,8 @@ static enum status read_pairs(struct gguf *g, struct cursor *c)
     qsort(g->values, g->value_count, sizeof *g->values, by_key);
     for (size_t i = 1; i < g->value_count; i++)
         if (by_key(&g->values[i - 1], &g->values[i]) == 0)
-            return err_set(c->err, ST_FORMAT, "%s: key %.*s stands twice", g->path, (int)g->values[i].key.len,
-                           g->values[i].key.p);
+            return err_set(c->err, ST_FORMAT, "%s: the key %.*s is duplicated", g->path,
+                           (int)g->values[i].key.len, g->values[i].key.p);
     return ST_OK;
 }
 
@@ -233,7 +233,7 @@ static enum status place_tensors(struct gguf *g, struct cursor *c)
                            (int)t->name.len, t->name.p, (unsigned long long)t->offset, align);
         if (begin > g->len || t->offset > g->len - begin)
             return err_set(c->err, ST_FORMAT,
-                           "%s: tensor %.*s begins at byte %llu of the data, behind the file's end (is it "
+                           "%s: tensor %.*s begins at byte %llu of the data, past the end of the file (is it "
                            "truncated?)",
                            g->path, (int)t->name.len, t->name.p, (unsigned long long)t->offset);
         t->offset += begin;

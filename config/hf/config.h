@@ -21,15 +21,15 @@
 #define HF_TOPK_MAX        64u /* experts per token */
 
 enum hf_activation { HF_GELU_TANH = 0, HF_SILU, HF_QUICK_GELU };
-enum hf_layer_type { HF_FULL = 0, HF_SLIDING = 1, HF_LINEAR = 2 /* recurrent */ };
-enum hf_rope_type { HF_ROPE_DEFAULT = 0, HF_ROPE_LINEAR = 1, HF_ROPE_YARN = 2 };
+enum hf_layer_type { HF_FULL = 0, HF_SLIDING, HF_LINEAR /* recurrent */, HF_CONV };
+enum hf_rope_type { HF_ROPE_DEFAULT = 0, HF_ROPE_LINEAR, HF_ROPE_YARN, HF_ROPE_LLAMA3 };
 
 struct hf_rope {
     enum hf_rope_type type;
     double theta;
-    /* HF_ROPE_LINEAR: divides all frequencies; HF_ROPE_YARN: divides the low ones; else 1 */
+    /* HF_ROPE_LINEAR: divides all frequencies; HF_ROPE_YARN, HF_ROPE_LLAMA3: divides the low ones; else 1 */
     double factor;
-    /* HF_ROPE_YARN */
+    /* HF_ROPE_YARN; HF_ROPE_LLAMA3: beta_fast is high_freq_factor, beta_slow low_freq_factor */
     double original_max, beta_fast, beta_slow, attention_factor;
     bool truncate;
     /* M-RoPE (time, row, column): frequencies per axis, summing to head_dim / 2; all 0: one axis. */
@@ -58,6 +58,10 @@ struct hf_text {
     /* Recurrent layers; conv_kernel 0 = the class has none. */
     uint32_t linear_conv_kernel_dim, linear_num_key_heads, linear_num_value_heads, linear_key_head_dim,
         linear_value_head_dim;
+    uint32_t mtp_num_hidden_layers;     /* of a drafter in the same checkpoint */
+    uint8_t no_rope[HF_LAYERS_MAX / 8]; /* bit n%8 of [n/8]: layer n has no RoPE */
+    /* all or none; 0 = none */
+    double embedding_multiplier, attention_multiplier, residual_multiplier, logits_scaling;
     /* Only in some classes. */
     double query_pre_attn_scalar, attn_logit_softcapping, final_logit_softcapping; /* caps: 0 = none */
     bool attention_k_eq_v, use_double_wide_mlp;

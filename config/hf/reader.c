@@ -126,7 +126,10 @@ bool hf_list(struct hf_reader *r, uint32_t obj, const char *key, uint32_t hi, ui
 
 bool hf_layer_types(struct hf_reader *r, uint32_t obj, enum hf_layer_type other, struct hf_text *t)
 {
-    const char *name = other == HF_LINEAR ? "linear_attention" : "sliding_attention";
+    const char *name = other == HF_LINEAR ? "linear_attention"
+                       : other == HF_CONV ? "conv"
+                                          : "sliding_attention";
+    char what[64];
     uint32_t list = json_get_live(r->d, obj, "layer_types");
     if (list == JSON_NONE || r->st) return false;
     if (json_kind(r->d, list) != JSON_ARRAY || json_count(r->d, list) != t->num_hidden_layers) {
@@ -138,9 +141,8 @@ bool hf_layer_types(struct hf_reader *r, uint32_t obj, enum hf_layer_type other,
         if (json_str_eq(r->d, at, "full_attention")) t->layer_types[n] = HF_FULL;
         else if (json_str_eq(r->d, at, name)) t->layer_types[n] = (uint8_t)other;
         else {
-            hf_error(r, ST_UNSUPPORTED, "layer_types",
-                     other == HF_LINEAR ? "only full_attention and linear_attention are served"
-                                        : "only full_attention and sliding_attention are served");
+            snprintf(what, sizeof what, "only full_attention and %s are served", name);
+            hf_error(r, ST_UNSUPPORTED, "layer_types", what);
             return false;
         }
     }

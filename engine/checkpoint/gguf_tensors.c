@@ -45,7 +45,7 @@ static enum status measure(const struct gguf *g, const struct gguf_tensor *t, st
     if (bytes > left)
         return err_set(
             err, ST_FORMAT,
-            "%s: tensor %.*s takes %zu bytes, the file has %llu behind its beginning (is it truncated?)",
+            "%s: tensor %.*s takes %zu bytes, the file has %llu after its start (is it truncated?)",
             gguf_path(g), (int)t->name.len, t->name.p, bytes, (unsigned long long)left);
     out->bytes = bytes;
     out->data = (const char *)gguf_map(g) + t->offset;
@@ -136,8 +136,7 @@ static enum status add_file(struct stf_files *f, struct gguf *g, bool tower, con
     for (size_t i = first + 1; i < f->count && !st; i++) {
         const struct stf_tensor *a = &f->tensors[i - 1], *b = &f->tensors[i];
         if ((const char *)b->data < (const char *)a->data + a->bytes)
-            st = err_set(err, ST_FORMAT, "%s: tensors %s and %s lie over each other", m->name, a->name,
-                         b->name);
+            st = err_set(err, ST_FORMAT, "%s: tensors %s and %s overlap", m->name, a->name, b->name);
     }
     return st;
 }

@@ -79,7 +79,7 @@ static enum status open_rows(packed_find *find, void *arg, const struct desc_pac
 {
     const struct stf_tensor *inv = find(arg, ".weight_scale_inv"),
                             *s = inv ? inv : find(arg, ".weight_scale");
-    if (!s) return wrong(err, p->t[0], "there is no weight_scale beside it");
+    if (!s) return wrong(err, p->t[0], "its weight_scale is missing");
     if (!is_float(s)) return wrong(err, s, "scales must be floats");
     if (find(arg, ".weight_zero_point") || (said->zeros && p->kind == PACKED_INT8))
         return err_set(err, ST_UNSUPPORTED, "tensor %s: zero points of 8 bits are not served", p->t[0]->name);
@@ -116,7 +116,7 @@ static enum status open_words(packed_find *find, void *arg, const struct desc_pa
         !(p->along = shared(p->k, s->shape[1], said->group)))
         return wrong(err, p->t[0], "weight_scale must have a row of scales for each of its rows");
     p->down = 1;
-    if (!z && said->zeros) return wrong(err, p->t[0], "there is no weight_zero_point beside it");
+    if (!z && said->zeros) return wrong(err, p->t[0], "its weight_zero_point is missing");
     if (z && !shaped(z, STF_I32, (p->n + p->word - 1ull) / p->word, s->shape[1]))
         return wrong(err, z, "must have a word for the zero points of 8 rows (of 4 with 8 bits)");
     p->t[1] = s;

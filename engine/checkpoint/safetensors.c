@@ -14,6 +14,7 @@
 #include "config/base/checked.h"
 #include "config/base/file.h"
 #include "config/base/json.h"
+#include "config/base/list.h"
 #include "config/gguf/gguf.h"
 #include "engine/checkpoint/safetensors_internal.h"
 
@@ -102,13 +103,7 @@ void stf_done(const struct stf_files *f, const struct stf_tensor *t)
 
 enum status stf__add_tensor(struct stf_files *f, const struct stf_tensor *t, struct err *err)
 {
-    if (f->count == f->cap) {
-        size_t cap = f->cap ? f->cap * 2 : 512;
-        struct stf_tensor *n = realloc(f->tensors, cap * sizeof *n);
-        if (!n) return err_nomem(err, "the list of tensors");
-        f->tensors = n;
-        f->cap = cap;
-    }
+    if (!LIST_ROOM(f->tensors, f->count, f->cap, 512)) return err_nomem(err, "the list of tensors");
     f->tensors[f->count++] = *t;
     return ST_OK;
 }
@@ -307,7 +302,7 @@ enum status stf__sort_names(struct stf_files *f, struct err *err)
     if (f->count) qsort(f->tensors, f->count, sizeof *f->tensors, by_name);
     for (size_t i = 0; i < f->count; i++) {
         if (i > 0 && strcmp(f->tensors[i - 1].name, f->tensors[i].name) == 0)
-            return err_set(err, ST_FORMAT, "tensor %s stands twice: in %s and in %s", f->tensors[i].name,
+            return err_set(err, ST_FORMAT, "tensor %s is duplicated: in %s and in %s", f->tensors[i].name,
                            stf_file_name(f, &f->tensors[i - 1]), stf_file_name(f, &f->tensors[i]));
     }
     return ST_OK;
@@ -364,9 +359,9 @@ static enum status check_index(const struct stf_files *f, const struct json_doc 
         const struct stf_tensor *t = stf_find(f, name);
         const char *base = t ? strrchr(stf_file_name(f, t), '/') : NULL;
         enum status st = ST_OK;
-        if (!t) st = err_set(err, ST_FORMAT, "%s: tensor %s stands in no shard", path, name);
+        if (!t) st = err_set(err, ST_FORMAT, "%s: tensor %s is in no shard", path, name);
         else if (!json_str_eq(d, value, base ? base + 1 : stf_file_name(f, t)))
-            st = err_set(err, ST_FORMAT, "%s: tensor %s stands in %s, not where the index says", path, name,
+            st = err_set(err, ST_FORMAT, "%s: tensor %s is in %s, not where the index says", path, name,
                          stf_file_name(f, t));
         free(name);
         if (st) return st;

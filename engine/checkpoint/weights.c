@@ -73,21 +73,22 @@ void weights_inventory_free(struct weights_inventory *s)
 }
 
 /* Uniform in about +-0.03, seeded; a period of 65,537 values so that rows differ. */
-static enum status make_values(struct loader *ld)
+static enum status make_random(struct loader *ld)
 {
     size_t n = (size_t)ld->plan->tensor_bytes_max / 2, period = 65537;
-    ld->made_up = malloc(n * sizeof *ld->made_up);
-    if (!ld->made_up) return err_nomem(ld->err, "random weights");
+    ld->random_values = malloc(n * sizeof *ld->random_values);
+    if (!ld->random_values) return err_nomem(ld->err, "random weights");
     uint64_t x = 88172645463325252ull;
     for (size_t i = 0; i < n && i < period; i++) {
         x ^= x << 13;
         x ^= x >> 7;
         x ^= x << 17;
         float v = ((float)(uint32_t)(x >> 40) * 0x1p-24f - 0.5f) * 0.06f;
-        ld->made_up[i] = (uint16_t)(bits_of(v) >> 16);
+        ld->random_values[i] = (uint16_t)(bits_of(v) >> 16);
     }
     for (size_t i = period; i < n; i += period)
-        memcpy(ld->made_up + i, ld->made_up, (n - i < period ? n - i : period) * sizeof *ld->made_up);
+        memcpy(ld->random_values + i, ld->random_values,
+               (n - i < period ? n - i : period) * sizeof *ld->random_values);
     return ST_OK;
 }
 
@@ -114,7 +115,7 @@ enum status weights_load(const struct stf_files *files, const struct model_desc 
     if (!ld.st && r == BE_DEVICE) ld.st = err_set(err, ST_DEVICE, "%s", ops->last_error(be));
     if (!ld.st && r != BE_OK)
         ld.st = err_set(err, ST_NOMEM, "out of memory: %zu bytes for norms and positions", slab_bytes);
-    if (!ld.st && !files) ld.st = make_values(&ld);
+    if (!ld.st && !files) ld.st = make_random(&ld);
     if (!ld.st) {
         memset(ld.host, 0, slab_bytes);
         ld.slab = w.slab;
@@ -124,7 +125,7 @@ enum status weights_load(const struct stf_files *files, const struct model_desc 
         ASSERT_CMP(ld.slab_used, ==, inventory->slab_floats);
         ops->upload(be, w.slab, ld.host, slab_bytes);
     }
-    free(ld.made_up);
+    free(ld.random_values);
     free(ld.host);
     free(ld.map);
     if (ld.st) {
@@ -229,6 +230,11 @@ static const struct stf_tensor *find_weight(const struct model_desc *d, const st
         if (d->canonical(t->name, name) && desc_name_matches(name, stem, ".weight")) return t;
     }
     return NULL;
+}
+
+bool weights_hold(const struct model_desc *d, const struct stf_files *files, const char *stem)
+{
+    return files && find_weight(d, files, stem);
 }
 
 static bool same_shape(const struct stf_tensor *a, const struct stf_tensor *b)

@@ -70,6 +70,7 @@ struct weights {
     struct row_table ple_table;                         /* [V, layers P], with ple */
     struct be_weight *draft_in, *draft_out, *centroids; /* of a draft model: [C, 2 B], [B, C], [centroids,
                                                            C] */
+    const float *embed_norm, *hidden_norm;              /* [C], with own_keys */
     struct row_table head_rows;                         /* [V, C] instead of head, with centroids */
     uint32_t *clusters; /* [V] tokens of the first centroid's cluster, of the second's, ...; owned */
     struct be_weight *ple_project; /* [layers P, C] */
@@ -110,6 +111,8 @@ struct weight_format {
  * released one), clears `tied` if the files hold a head other than the embedding, and qkv_fused if the
  * tower's q, k and v are separate. files NULL: does nothing. Call it before weights_inventory. */
 void model_desc_resolve(struct model_desc *d, const struct stf_files *files);
+/* Whether the files hold STEM.weight of the description. */
+bool weights_hold(const struct model_desc *d, const struct stf_files *files, const char *stem);
 
 /* files NULL: weights are random (for benchmarks); every tensor counts as bf16. Checks that every tensor of
  * the description exists with the right shape and a float dtype. ST_FORMAT names the tensor. */

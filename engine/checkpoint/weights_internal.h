@@ -37,16 +37,16 @@ struct loader {
     struct weights_progress progress;
     size_t ahead, at; /* next tensor of the plan to prefetch; next to read */
     uint64_t ahead_bytes, done_bytes, digest;
-    uint16_t *made_up;         /* [made_up_count] random bf16 values for all tensors if there are no files */
-    struct stf_tensor made[6]; /* the tensors of one weight */
-    uint32_t made_count;
+    uint16_t *random_values;     /* bf16, for all tensors if there are no files */
+    struct stf_tensor random[6]; /* the tensors of one weight */
+    uint32_t random_count;
     float *host;        /* [slab_floats] image of the slab */
     float *slab;        /* backend address */
     uint64_t slab_used; /* floats, both passes */
 };
 
 /* A different order of rows or columns than in the file; see reorder(). */
-enum order { ORDER_KEPT = 0, ORDER_HALVES, ORDER_CHANNELS };
+enum order { ORDER_KEPT = 0, ORDER_HALVES, ORDER_PAIRS, ORDER_CHANNELS };
 struct part {
     const char *stem;
     uint32_t n;
@@ -57,7 +57,7 @@ struct linear_spec {
     struct part part[3];
     bool glu, bias;
     bool whole_name, transposed; /* stem is the whole name; stored as [k, n] */
-    uint32_t head_dim;           /* ORDER_HALVES */
+    uint32_t head_dim, rotary;   /* ORDER_HALVES, ORDER_PAIRS: the head's columns that rotate */
     uint32_t rank;               /* of the stored shape when it isn't [n, k]: shape[0..rank) */
     uint64_t shape[STF_RANK_MAX];
 };
@@ -71,6 +71,7 @@ struct quant_rows {
     uint32_t k, width; /* width: 0, or the tensor is stored as [k, width], and a row here is a column there */
     const char *data;  /* the tensor's first row */
     uint32_t first;    /* the tensor's row that is the matrix's first */
+    uint32_t head_dim, rotary; /* not 0: rows are stored as ORDER_PAIRS says */
 };
 
 #define MADE_SPAN 32u /* numbers that share a scale */
@@ -121,6 +122,13 @@ uint64_t load_kept_bytes(const struct loader *ld, const struct be_quant *quants,
 void *load_floats(struct loader *ld, const struct stf_tensor *t, const struct packed *packed);
 
 /* weights_linear.c */
+/* Where a head's row i is if pairs (2j, 2j + 1) of its first `rotary` rows turn; wanted: (j, j + rotary/2).
+ */
+static inline uint32_t load_pair_row(uint32_t i, uint32_t head_dim, uint32_t rotary)
+{
+    uint32_t at = i % head_dim, half = rotary / 2;
+    return at < rotary ? i - at + at % half * 2 + at / half : i;
+}
 void load_reorder_vector(struct loader *ld, const float *v, enum order order, uint32_t n);
 void load_pack(struct loader *ld, const struct be_weight_desc *d, const struct stf_tensor *const *t,
                uint32_t count, struct be_weight **out);

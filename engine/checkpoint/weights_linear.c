@@ -12,10 +12,12 @@
 /* Index in the file of element i of the required order.
  *   halves: heads of D rows, in each of whose halves the pairs (j, j + D/4) rotate; wanted: pairs (j, j +
  *           D/2), those of the first half first
+ *   pairs: load_pair_row()
  *   channels: columns (y, x, channel); wanted: (channel, y, x) */
-static uint32_t stored_at(enum order order, uint32_t i, uint32_t n, uint32_t head_dim)
+static uint32_t stored_at(enum order order, uint32_t i, uint32_t n, uint32_t head_dim, uint32_t rotary)
 {
     uint32_t d = head_dim, quarter = d / 4;
+    if (order == ORDER_PAIRS) return load_pair_row(i, d, rotary);
     if (order == ORDER_CHANNELS) return i % (n / 3) * 3 + i / (n / 3);
     if (order != ORDER_HALVES) return i;
     uint32_t at = i % d, pair = at % (d / 2), half = at / (d / 2);
@@ -24,16 +26,17 @@ static uint32_t stored_at(enum order order, uint32_t i, uint32_t n, uint32_t hea
 
 /* [n, k] from src to dst, elements of `size` bytes: rows in order, or columns where that is of the channels.
  */
-static void reorder(enum order order, uint32_t head_dim, const char *src, uint32_t n, uint32_t k, size_t size,
-                    char *dst)
+static void reorder(enum order order, const struct linear_spec *s, const char *src, uint32_t n, uint32_t k,
+                    size_t size, char *dst)
 {
     bool columns = order == ORDER_CHANNELS;
     for (uint32_t r = 0; r < n; r++) {
-        const char *row = src + (size_t)(columns ? r : stored_at(order, r, n, head_dim)) * k * size;
+        const char *row =
+            src + (size_t)(columns ? r : stored_at(order, r, n, s->head_dim, s->rotary)) * k * size;
         char *to = dst + (size_t)r * k * size;
         if (!columns) memcpy(to, row, k * size);
         for (uint32_t c = 0; columns && c < k; c++)
-            memcpy(to + c * size, row + stored_at(order, c, k, 0) * size, size);
+            memcpy(to + c * size, row + stored_at(order, c, k, 0, 0) * size, size);
     }
 }
 
@@ -44,7 +47,7 @@ void load_reorder_vector(struct loader *ld, const float *v, enum order order, ui
     float copy[SIZE_REORDER_MAX], *host = ld->host + (v - ld->slab);
     ASSERT_CMP(n, <=, SIZE_REORDER_MAX);
     memcpy(copy, host, n * sizeof *copy);
-    for (uint32_t i = 0; i < n; i++) host[i] = copy[stored_at(order, i, n, n)];
+    for (uint32_t i = 0; i < n; i++) host[i] = copy[stored_at(order, i, n, n, n)];
 }
 
 static void packed(struct loader *ld, enum be_result r, const struct stf_tensor *const *t, uint32_t count)
@@ -93,9 +96,20 @@ static const void *part_data(struct loader *ld, const struct linear_spec *s, uin
     void *copy = malloc(bytes ? bytes : 1);
     if (!copy) ld->st = err_nomem(ld->err, t->name);
     else if (order == ORDER_KEPT) memcpy(copy, data, bytes);
-    else reorder(order, s->head_dim, data, s->part[i].n, s->k, size, copy);
+    else reorder(order, s, data, s->part[i].n, s->k, size, copy);
     free(*moved);
     return *moved = copy;
+}
+
+static void read_bias(const struct linear_spec *s, uint32_t i, const struct stf_tensor *t, float *out)
+{
+    float copy[SIZE_REORDER_MAX];
+    uint32_t d = s->head_dim;
+    (void)stf_to_f32(t, out);
+    for (float *end = out + s->part[i].n; s->part[i].order == ORDER_PAIRS && out < end; out += d) {
+        memcpy(copy, out, d * sizeof *copy);
+        for (uint32_t r = 0; r < d; r++) out[r] = copy[load_pair_row(r, d, s->rotary)];
+    }
 }
 
 static void note_shape(struct weights_inventory *v, const struct weight_shape *s)
@@ -130,8 +144,12 @@ void load_linear(struct loader *ld, const struct linear_spec *s, struct be_weigh
         for (uint32_t q = 0; q < PACKED_TENSORS; q++)
             if (in_parts[i] ? packed[i].t[q] != NULL : q == 0)
                 all[count++] = in_parts[i] ? packed[i].t[q] : t[i];
-        quants = quants && s->part[i].order == ORDER_KEPT &&
+        quants = quants && (s->part[i].order == ORDER_KEPT || s->part[i].order == ORDER_PAIRS) &&
                  load_quant_of(ld, t[i], in_parts[i] ? &packed[i] : NULL, s->k, &rows[i], &kinds[i]);
+        if (quants && s->part[i].order == ORDER_PAIRS) {
+            rows[i].head_dim = s->head_dim;
+            rows[i].rotary = s->rotary;
+        }
         d.src[i] = (struct be_weight_src){.transposed = s->transposed, .n = s->part[i].n};
         total += s->part[i].n;
     }
@@ -159,7 +177,7 @@ void load_linear(struct loader *ld, const struct linear_spec *s, struct be_weigh
             return;
         }
         uint32_t at = 0;
-        for (uint32_t i = 0; i < parts; at += s->part[i].n, i++) (void)stf_to_f32(biases[i], bias + at);
+        for (uint32_t i = 0; i < parts; at += s->part[i].n, i++) read_bias(s, i, biases[i], bias + at);
     }
     d.bias = bias;
     load_before_read(ld);

@@ -65,7 +65,7 @@ static void made_quants(const struct quant_rows *r, uint32_t row, uint8_t *code,
 static void quant_row(const void *arg, uint32_t row, uint8_t *code, float *scale, float *min)
 {
     const struct quant_rows *r = arg;
-    row += r->first;
+    row = r->first + (r->rotary ? load_pair_row(row, r->head_dim, r->rotary) : row);
     if (r->packed && r->packed->quants) packed_quants(r->packed, row, code, scale, min);
     else if (r->type)
         ggml_quants(r->type, r->data + (size_t)row * (r->k / r->type->block) * r->type->bytes, r->k, code,

@@ -22,8 +22,8 @@ static int by_canonical(const void *a, const void *b)
 }
 
 /* Tensors of checkpoints that no version of the model reads: tables that can be computed, and the pooling
- * head that a tower was trained with. And audio towers, which are not served. (A copy of the embedding as the
- * tied head is expected, too.) */
+ * head that a tower was trained with. And drafters, and audio towers, which are not served. (A copy of the
+ * embedding as the tied head is expected, too.) */
 static bool carried_along(const char *name)
 {
     static const char *const ends[] = {"inv_freq", "position_ids"};
@@ -33,8 +33,8 @@ static bool carried_along(const char *name)
         if (len >= n && strcmp(name + len - n, ends[i]) == 0 && (len == n || name[len - n - 1] == '.'))
             return true;
     }
-    return strstr(name, "vision_tower.vision_model.head.") != NULL || strstr(name, "audio_tower.") != NULL ||
-           strstr(name, "embed_audio.") != NULL;
+    return strncmp(name, "mtp.", 4) == 0 || strstr(name, "vision_tower.vision_model.head.") != NULL ||
+           strstr(name, "audio_tower.") != NULL || strstr(name, "embed_audio.") != NULL;
 }
 
 void load_note_ignored(struct weights_inventory *s, const char *name)
@@ -114,12 +114,12 @@ static void count_tensor(struct weights_inventory *s, const struct stf_tensor *t
 }
 
 /* A bf16 tensor of the required shape with random values. */
-static const struct stf_tensor *make_up(struct loader *ld, uint32_t rank, const uint64_t *shape)
+static const struct stf_tensor *random_tensor(struct loader *ld, uint32_t rank, const uint64_t *shape)
 {
-    struct stf_tensor *t = &ld->made[ld->made_count++ % 6];
-    *t = (struct stf_tensor){.name = "(made up)", .dtype = STF_BF16, .rank = rank, .bytes = 2};
+    struct stf_tensor *t = &ld->random[ld->random_count++ % 6];
+    *t = (struct stf_tensor){.name = "(random)", .dtype = STF_BF16, .rank = rank, .bytes = 2};
     for (uint32_t i = 0; i < rank; i++) t->bytes *= t->shape[i] = shape[i];
-    t->data = ld->made_up;
+    t->data = ld->random_values;
     if (ld->inventory) count_tensor(ld->inventory, t);
     return t;
 }
@@ -145,7 +145,7 @@ const struct stf_tensor *load_take(struct loader *ld, const char *stem, uint32_t
                                    const char *suffix, uint32_t rank, const uint64_t *shape)
 {
     if (ld->st) return NULL;
-    if (!ld->files) return make_up(ld, rank, shape);
+    if (!ld->files) return random_tensor(ld, rank, shape);
     struct named key;
     struct named *m = load_find(ld, stem, layer, expert, suffix, &key);
     if (!m) {

@@ -247,7 +247,7 @@ static void walk_table(struct loader *ld, const char *stem, uint64_t cols, struc
     out->stride = 0;
     out->owned = malloc((size_t)out->row.bytes);
     if (!out->owned) ld->st = err_nomem(ld->err, "random weights");
-    else out->row.data = memcpy(out->owned, ld->made_up, (size_t)out->row.bytes);
+    else out->row.data = memcpy(out->owned, ld->random_values, (size_t)out->row.bytes);
 }
 
 static void walk_ple(struct loader *ld, struct weights *w)
@@ -283,7 +283,9 @@ static const float *load_key_shift(struct loader *ld, uint32_t n)
     const struct desc_rope *r = &ld->desc->ropes[l->rope];
     uint32_t d = l->head_dim, half = d / 2, count = l->kv_heads * d;
     struct named key, *bias;
-    if (!l->qkv_bias || ld->desc->names.k_norm || l->softcap > 0 || r->dim != d || half > 1024) return NULL;
+    if (!l->qkv_bias || ld->desc->names.k_norm || l->softcap > 0 || r->dim != d || half > 1024 ||
+        ld->desc->qk_pairs)
+        return NULL;
     uint64_t at = ld->slab_used;
     ld->slab_used += (count + 15) / 16 * 16;
     if (ld->inventory || ld->st || !ld->files) return NULL;
@@ -319,15 +321,19 @@ static void walk_attention(struct loader *ld, uint32_t n, struct layer_weights *
     uint32_t c = d->hidden, q = l->heads * l->head_dim, kv = l->kv_heads * l->head_dim;
     bool own = desc_owns_keys(d, n);
     float plus = d->norm_plus_one ? 1.0f : 0.0f;
-    load_linear(ld,
-                &(struct linear_spec){.layer = n,
-                                      .k = c,
-                                      .part_count = !own          ? 1
-                                                    : l->v_from_k ? 2
-                                                                  : 3,
-                                      .part = {{a->q, l->gated ? 2 * q : q}, {a->k, kv}, {a->v, kv}},
-                                      .bias = l->qkv_bias},
-                &w->qkv);
+    enum order order = d->qk_pairs ? ORDER_PAIRS : ORDER_KEPT;
+    load_linear(
+        ld,
+        &(struct linear_spec){.layer = n,
+                              .k = c,
+                              .part_count = !own          ? 1
+                                            : l->v_from_k ? 2
+                                                          : 3,
+                              .part = {{a->q, l->gated ? 2 * q : q, order}, {a->k, kv, order}, {a->v, kv}},
+                              .head_dim = l->head_dim,
+                              .rotary = d->ropes[l->rope].dim,
+                              .bias = l->qkv_bias},
+        &w->qkv);
     w->q_norm = load_vector1(ld, a->q_norm, n, ".weight", l->head_dim, plus);
     if (own) w->k_norm = load_vector1(ld, a->k_norm, n, ".weight", l->head_dim, plus);
     if (own) w->k_shift = load_key_shift(ld, n);
@@ -337,8 +343,7 @@ static void walk_attention(struct loader *ld, uint32_t n, struct layer_weights *
 /* [C, 1, K], in GGUF files [C, K] -> [K, C] */
 static const float *load_conv(struct loader *ld, uint32_t n)
 {
-    const struct desc_delta *g = &ld->desc->delta;
-    uint32_t c = desc_conv_columns(g), k = g->conv_k;
+    uint32_t c = desc_conv_columns(ld->desc), k = ld->desc->delta.conv_k;
     struct named key, *m = load_find(ld, ld->desc->names.conv, n, 0, ".weight", &key);
     uint64_t flat[2] = {c, k}, shape[3] = {c, 1, k};
     bool two = m && m->t->rank == 2;
@@ -360,7 +365,8 @@ static void walk_delta(struct loader *ld, uint32_t n, struct layer_weights *w)
 {
     const struct desc_names *a = &ld->desc->names;
     const struct desc_delta *g = &ld->desc->delta;
-    uint32_t c = ld->desc->hidden, columns = desc_conv_columns(g), values = g->value_heads * g->value_dim;
+    uint32_t c = ld->desc->hidden, columns = desc_conv_columns(ld->desc),
+             values = g->value_heads * g->value_dim;
     load_linear(
         ld,
         &(struct linear_spec){
@@ -388,6 +394,15 @@ static void walk_delta(struct loader *ld, uint32_t n, struct layer_weights *w)
     load_matrix(ld, a->delta_out, n, values, c, false, &w->o);
 }
 
+static void walk_short_conv(struct loader *ld, uint32_t n, struct layer_weights *w)
+{
+    const struct desc_names *a = &ld->desc->names;
+    uint32_t c = ld->desc->hidden;
+    load_matrix(ld, a->delta_qkv, n, c, 3 * c, false, &w->qkv);
+    w->conv = load_conv(ld, n);
+    load_matrix(ld, a->delta_out, n, c, c, false, &w->o);
+}
+
 /* ---- the walk ---- */
 
 static void walk_layer(struct loader *ld, uint32_t n, struct layer_weights *w)
@@ -399,6 +414,7 @@ static void walk_layer(struct loader *ld, uint32_t n, struct layer_weights *w)
     float plus = d->norm_plus_one ? 1.0f : 0.0f;
     w->input_norm = load_vector1(ld, a->input_norm, n, ".weight", c, plus);
     if (l->mixer == MIXER_DELTA) walk_delta(ld, n, w);
+    else if (l->mixer == MIXER_CONV) walk_short_conv(ld, n, w);
     else walk_attention(ld, n, w);
     w->post_attn_norm = load_vector1(ld, a->post_attn_norm, n, ".weight", c, plus);
     w->pre_mlp_norm = load_vector1(ld, a->pre_mlp_norm, n, ".weight", c, plus);
@@ -447,6 +463,12 @@ static void walk_drafter(struct loader *ld, struct weights *w)
     const char *head = d->tied ? d->names.embed : d->names.head;
     uint32_t c = d->hidden, wide = d->drafts_for;
     load_matrix(ld, d->names.draft_in, 0, 2 * wide, c, false, &w->draft_in);
+    if (d->own_keys) {
+        float plus = d->norm_plus_one ? 1.0f : 0.0f;
+        w->embed_norm = load_vector1(ld, d->names.embed_norm, 0, ".weight", c, plus);
+        w->hidden_norm = load_vector1(ld, d->names.hidden_norm, 0, ".weight", c, plus);
+        return;
+    }
     load_matrix(ld, d->names.draft_out, 0, c, wide, false, &w->draft_out);
     if (!d->centroids) {
         load_matrix(ld, head, 0, c, d->vocab, false, &w->head);
@@ -466,8 +488,8 @@ void load_walk(struct loader *ld, struct weights *w)
     ld->fine = false;
     if (d->ple) walk_ple(ld, w);
     for (uint32_t n = 0; n < d->layer_count && !ld->st; n++) walk_layer(ld, n, &w->layers[n]);
-    w->final_norm =
-        load_vector1(ld, d->names.final_norm, 0, ".weight", d->hidden, d->norm_plus_one ? 1.0f : 0.0f);
+    w->final_norm = load_scaled_vector(ld, d->names.final_norm, 0, ".weight", 1, (uint64_t[]){d->hidden},
+                                       d->norm_plus_one ? 1.0f : 0.0f, d->logit_scale ? d->logit_scale : 1);
     ld->fine = true;
     if (d->tied && !d->drafts_for) w->head = w->embed;
     else if (!d->drafts_for) load_matrix(ld, d->names.head, 0, d->hidden, d->vocab, false, &w->head);

@@ -19,7 +19,9 @@ _Static_assert(MODEL_EOS_MAX >= HF_EOS_MAX, "every stop id of a configuration fi
 #define FAMILIES(X)                                                                                          \
     X(gemma)                                                                                                 \
     X(gemma2)                                                                                                \
-    X(gemma3) X(gemma4) X(paligemma) X(qwen2) X(qwen3) X(qwen2_vl) X(qwen2_5_vl) X(qwen3_vl) X(qwen3_5)
+    X(gemma3)                                                                                                \
+    X(gemma4)                                                                                                \
+    X(paligemma) X(qwen2) X(qwen3) X(qwen2_vl) X(qwen2_5_vl) X(qwen3_vl) X(qwen3_5) X(llama) X(lfm2)
 
 #define DECLARE(name) extern const struct family family_##name;
 #define ADDRESS(name) &family_##name,

@@ -18,7 +18,8 @@ static enum status find_rule(const struct gguf_files *f, const struct family_ggu
     if (!gguf_string(gguf_get(f->parts[0], "general.architecture"), &arch))
         return err_set(err, ST_FORMAT, "%s: no general.architecture", path);
     if (gguf_text_is(arch, "clip"))
-        return err_set(err, ST_INVALID, "%s: a vision tower: give it with --mmproj, beside its model", path);
+        return err_set(err, ST_INVALID,
+                       "%s: a vision tower: pass it with --mmproj, with its model as --model", path);
     if (f->tower && !gguf_string(gguf_get(f->tower, "clip.projector_type"), &projector) &&
         !gguf_string(gguf_get(f->tower, "clip.vision.projector_type"), &projector))
         return err_set(err, ST_FORMAT,
@@ -79,8 +80,9 @@ static void read_text(struct gguf_keys *k, struct hf_text *t)
     gguf_layer_u32(k, "feed_forward_length", 0, 1, SIZE_MAX_FF, &t->intermediate_size);
     if (!gguf_layer_u32(k, "attention.head_count", 0, 1, SIZE_MAX_HEADS, &t->num_attention_heads))
         gguf_error(k, ST_FORMAT, "attention.head_count", "is missing");
-    t->num_key_value_heads = t->num_attention_heads;
-    gguf_layer_u32(k, "attention.head_count_kv", 0, 1, SIZE_MAX_HEADS, &t->num_key_value_heads);
+    uint32_t kv = 0; /* also that of a layer without attention */
+    gguf_layer_u32(k, "attention.head_count_kv", 0, 0, SIZE_MAX_HEADS, &kv);
+    t->num_key_value_heads = kv ? kv : t->num_attention_heads;
     gguf_read_u32(k, "attention.key_length", false, 2, SIZE_MAX_HEAD_DIM, &t->head_dim);
     gguf_read_f64(k, "attention.layer_norm_rms_epsilon", 0, 1, &t->rms_norm_eps);
     /* If the class always has it, the output has none. */

@@ -102,7 +102,7 @@ void gguf_rope(struct gguf_keys *k, struct hf_rope *p)
     const struct gguf_value *v = gguf_key(k, key);
     double linear = 1;
     gguf_read_f64(k, "rope.freq_base", 1, 1e12, &p->theta);
-    if (v && !gguf_string(v, &type)) gguf_error(k, ST_FORMAT, key, "must be a text");
+    if (v && !gguf_string(v, &type)) gguf_error(k, ST_FORMAT, key, "must be a string");
     if (!v) gguf_read_f64(k, "rope.scale_linear", 1e-6, 1e6, &linear); /* its name in old files */
     if (linear != 1) {
         p->type = HF_ROPE_LINEAR;
@@ -137,6 +137,20 @@ uint32_t gguf_columns(const struct gguf_keys *k, const char *tensor)
 uint32_t gguf_rows(const struct gguf_keys *k, const char *tensor)
 {
     return dimension(k, tensor, 1);
+}
+
+bool gguf_floats(struct gguf_keys *k, const char *tensor, uint32_t n, float *out)
+{
+    const struct gguf *in;
+    const struct gguf_tensor *t = gguf_files_find(k->f, tensor, &in);
+    if (!t || k->r.st) return false;
+    if (t->type != 0 || t->rank != 1 || t->shape[0] != n ||
+        gguf_file_bytes(in) - t->offset < n * sizeof *out) {
+        gguf_error(k, ST_FORMAT, tensor, "must be F32, of half a head");
+        return false;
+    }
+    memcpy(out, (const char *)gguf_map(in) + t->offset, n * sizeof *out);
+    return true;
 }
 
 uint32_t gguf_tower_width(const struct gguf_keys *k)

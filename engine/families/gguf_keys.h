@@ -64,6 +64,8 @@ void gguf_rope(struct gguf_keys *k, struct hf_rope *p);
 /* Length of the tensor's innermost and next dimension; 0: no such tensor. */
 uint32_t gguf_columns(const struct gguf_keys *k, const char *tensor);
 uint32_t gguf_rows(const struct gguf_keys *k, const char *tensor);
+/* A tensor of n F32 numbers; false: none, or an error. */
+bool gguf_floats(struct gguf_keys *k, const char *tensor, uint32_t n, float *out);
 /* Width of the tower's MLPs, from its tensors: some conversions state a wrong number. */
 uint32_t gguf_tower_width(const struct gguf_keys *k);
 /* The id of the token with that text; false: none. */

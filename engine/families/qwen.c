@@ -43,13 +43,13 @@ static void describe_rope(const struct hf_text *t, struct desc_rope *r)
         .sections = {p->mrope_section[0], p->mrope_section[1], p->mrope_section[2]},
         .interleaved = p->mrope_interleaved,
     };
-    if (p->type != HF_ROPE_YARN) return;
-    r->yarn = true;
-    r->yarn_truncate = p->truncate;
-    r->yarn_original = p->original_max;
-    r->yarn_beta_fast = p->beta_fast;
-    r->yarn_beta_slow = p->beta_slow;
-    r->attention = p->attention_factor;
+    if (p->type != HF_ROPE_YARN && p->type != HF_ROPE_LLAMA3) return;
+    r->ramp = p->type == HF_ROPE_YARN ? RAMP_YARN : RAMP_LLAMA3;
+    r->truncate = p->truncate;
+    r->original = p->original_max;
+    r->beta_fast = p->beta_fast;
+    r->beta_slow = p->beta_slow;
+    if (p->type == HF_ROPE_YARN) r->attention = p->attention_factor;
 }
 
 /* YaRN is switched on by an entry in config.json, often without raising max_position_embeddings: then the

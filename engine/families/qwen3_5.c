@@ -3,6 +3,9 @@
  * models/qwen3_5, qwen3_5_moe. */
 #include "engine/families/qwen.h"
 
+#include <stdio.h>
+#include <stdlib.h>
+
 #define COMMON                                                                                               \
     .vocab_size = 248320, .max_position_embeddings = 32768, .head_dim = 256, .rms_norm_eps = 1e-6,           \
     .qk_norm = true, .activation = HF_SILU, .linear_conv_kernel_dim = 4, .linear_num_key_heads = 16,         \
@@ -69,6 +72,33 @@ static void describe_delta(const struct hf_text *t, bool gguf, struct model_desc
     out->names.delta_out = "text.layers.#.linear_attn.out_proj";
 }
 
+/* ---- the drafter in the checkpoint: mtp.*, one full attention layer ---- */
+
+static bool canonical_drafter(const char *name, char out[DESC_NAME_MAX])
+{
+    const char *x = family_after(name, "mtp.");
+    return x && snprintf(out, DESC_NAME_MAX, "text.%s", x) < (int)DESC_NAME_MAX;
+}
+
+static bool describe_drafter(const struct model_desc *target, struct model_desc *out)
+{
+    uint32_t n = target->layer_count - 1;
+    while (n > 0 && target->layers[n].mixer != MIXER_ATTENTION) n--;
+    *out = *target;
+    out->layer_count = 1;
+    out->layers = malloc(sizeof *out->layers);
+    if (!out->layers) return false;
+    out->layers[0] = target->layers[n];
+    out->has_vision = false;
+    out->drafts_for = target->hidden;
+    out->own_keys = true;
+    out->names.draft_in = "text.fc";
+    out->names.embed_norm = "text.pre_fc_norm_embedding";
+    out->names.hidden_norm = "text.pre_fc_norm_hidden";
+    out->canonical = canonical_drafter;
+    return true;
+}
+
 static void describe(struct hf_reader *r, const struct hf_config *c, struct model_desc *out)
 {
     const struct hf_text *t = &c->text;
@@ -93,6 +123,7 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
         else l->gated = true;
         l->shared_ff = t->num_experts ? t->shared_expert_intermediate_size : 0;
     }
+    if (r->d && t->mtp_num_hidden_layers == 1) out->drafter = describe_drafter;
     if (c->has_vision) qwen3_vl_describe_images(c, out);
 }
 
@@ -105,7 +136,8 @@ static void gguf_text(struct gguf_keys *k, struct hf_text *t)
     gguf_read_u32(k, "nextn_predict_layers", false, 0, t->num_hidden_layers - 1, &drafters);
     t->num_hidden_layers -= drafters;
     if (t->head_dim && gguf_read_u32(k, "rope.dimension_count", true, 2, t->head_dim, &rotary))
-        t->rope[HF_FULL].partial = (double)rotary / t->head_dim;
+        t->rope[HF_FULL].partial = (rotary + 0.5) / t->head_dim; /* qwen_rotary() rounds down */
+    if (rotary % 2) gguf_error(k, ST_FORMAT, "rope.dimension_count", "must be even");
     qwen_gguf_text(k, t);
     gguf_read_u32(k, "ssm.conv_kernel", true, 2, HF_CONV_KERNEL_MAX, &t->linear_conv_kernel_dim);
     gguf_read_u32(k, "ssm.state_size", true, 1, SIZE_MAX_HEAD_DIM, &t->linear_key_head_dim);

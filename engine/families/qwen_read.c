@@ -46,6 +46,19 @@ static void read_yarn(struct hf_reader *r, uint32_t dict, const struct hf_text *
     hf_bool(r, dict, "truncate", &p->truncate);
 }
 
+static void read_llama3(struct hf_reader *r, uint32_t dict, struct hf_rope *p)
+{
+    p->factor = 0;
+    hf_double(r, dict, "factor", 1, 1e6, &p->factor);
+    hf_double(r, dict, "low_freq_factor", 1e-6, 1e6, &p->beta_slow);
+    hf_double(r, dict, "high_freq_factor", 1e-6, 1e6, &p->beta_fast);
+    hf_double(r, dict, "original_max_position_embeddings", 1, SIZE_MAX_POSITIONS, &p->original_max);
+    if (p->factor == 0 || p->beta_slow == 0 || p->original_max == 0 || p->beta_fast <= p->beta_slow)
+        hf_error(r, ST_FORMAT, "rope_type",
+                 "llama3 needs factor, low_freq_factor, a larger high_freq_factor and "
+                 "original_max_position_embeddings");
+}
+
 static void read_rope_type(struct hf_reader *r, uint32_t dict, const struct hf_text *t, struct hf_rope *p)
 {
     uint32_t type = json_get_live(r->d, dict, "rope_type");
@@ -61,8 +74,11 @@ static void read_rope_type(struct hf_reader *r, uint32_t dict, const struct hf_t
     } else if (json_str_eq(r->d, type, "yarn")) {
         p->type = HF_ROPE_YARN;
         read_yarn(r, dict, t, p);
+    } else if (json_str_eq(r->d, type, "llama3")) {
+        p->type = HF_ROPE_LLAMA3;
+        read_llama3(r, dict, p);
     } else {
-        hf_error(r, ST_UNSUPPORTED, "rope_type", "only default, mrope, linear and yarn are served");
+        hf_error(r, ST_UNSUPPORTED, "rope_type", "only default, mrope, linear, llama3 and yarn are served");
     }
 }
 
@@ -102,13 +118,13 @@ static void read_rope(struct hf_reader *r, const struct family_type *type, uint3
     hf_double(r, obj, "rope_theta", 1.0, 1e12, &p->theta);
     hf_double(r, params, "rope_theta", 1.0, 1e12, &p->theta);
     hf_double(r, dict, "rope_theta", 1.0, 1e12, &p->theta);
-    double partial = p->partial; /* may be next to the other keys or among them */
+    bool some = p->partial > 0;
+    double partial = some ? p->partial : 1; /* may be next to the other keys or among them */
     hf_double(r, obj, "partial_rotary_factor", 0, 1, &partial);
     hf_double(r, dict, "partial_rotary_factor", 0, 1, &partial);
-    if (p->partial > 0) p->partial = partial;
-    else if (partial > 0 && partial != 1)
-        hf_error(r, ST_UNSUPPORTED, "partial_rotary_factor", "only 1 is served");
-    if (!r->st && p->partial > 0 && (qwen_rotary(t) == 0 || qwen_rotary(t) % 2))
+    if (some) p->partial = partial;
+    else if (partial != 1) hf_error(r, ST_UNSUPPORTED, "partial_rotary_factor", "only 1 is served");
+    if (!r->st && some && (p->partial <= 0 || qwen_rotary(t) == 0 || qwen_rotary(t) % 2))
         hf_error(r, ST_FORMAT, "partial_rotary_factor", "must leave an even number of a head's columns");
     read_rope_type(r, dict, t, p);
     if (type->vision) read_sections(r, dict, t, p);
@@ -139,10 +155,14 @@ static void read_recurrent(struct hf_reader *r, uint32_t obj, struct hf_text *t)
     hf_u32(r, obj, "linear_key_head_dim", 1, SIZE_MAX_HEAD_DIM, &t->linear_key_head_dim);
     hf_u32(r, obj, "linear_value_head_dim", 1, SIZE_MAX_HEAD_DIM, &t->linear_value_head_dim);
     hf_u32(r, obj, "full_attention_interval", 1, HF_LAYERS_MAX, &interval);
+    hf_u32(r, obj, "mtp_num_hidden_layers", 0, HF_LAYERS_MAX, &t->mtp_num_hidden_layers);
     qwen_check_recurrent(r, t);
-    if (hf_layer_types(r, obj, HF_LINEAR, t)) return;
-    for (uint32_t n = 0; n < t->num_hidden_layers; n++)
-        t->layer_types[n] = (n + 1) % interval ? HF_LINEAR : HF_FULL;
+    bool listed = hf_layer_types(r, obj, HF_LINEAR, t), full = false;
+    for (uint32_t n = 0; n < t->num_hidden_layers; n++) {
+        if (!listed) t->layer_types[n] = (n + 1) % interval ? HF_LINEAR : HF_FULL;
+        full |= t->layer_types[n] == HF_FULL;
+    }
+    if (!full) hf_error(r, ST_UNSUPPORTED, "layer_types", "must have full_attention");
 }
 
 /* Which layers have a window: Qwen2, Qwen3, Qwen2-VL, Qwen2.5-VL by layer_types or max_window_layers;
@@ -216,7 +236,8 @@ static void read_heads(struct hf_reader *r, const struct family_type *type, uint
 {
     hf_u32(r, obj, "num_attention_heads", 1, SIZE_MAX_HEADS, &t->num_attention_heads);
     uint32_t kv = json_get(r->d, obj, "num_key_value_heads");
-    if (kv != JSON_NONE && json_kind(r->d, kv) == JSON_NULL) t->num_key_value_heads = t->num_attention_heads;
+    if ((kv != JSON_NONE && json_kind(r->d, kv) == JSON_NULL) || t->num_key_value_heads == 0)
+        t->num_key_value_heads = t->num_attention_heads;
     hf_u32(r, obj, "num_key_value_heads", 1, SIZE_MAX_HEADS, &t->num_key_value_heads);
     /* Qwen2-VL and Qwen2.5-VL have no such key; elsewhere it can be anything: Qwen3-4B has 32 heads of 128 at
      * a width of 2560. */

@@ -25,11 +25,30 @@ static const struct tok_gguf_kind known[] = {
      .split = TOK_PATTERN_DIGIT,
      .nfc = true},
     {.model = "gpt2", .pre = "qwen35", .byte_level = true, .split = TOK_PATTERN_DIGIT_MARKS, .nfc = true},
+    {.model = "gpt2", /* Llama 3, SmolLM3, Falcon 3; LFM2 */
+     .pre = "llama-bpe|llama3|llama-v3|falcon3|lfm2|smaug-bpe",
+     .byte_level = true,
+     .split = TOK_PATTERN_DIGITS3,
+     .ignore_merges = true,
+     .bos = TOK_BOS_UNLESS_NOT},
+    {.model = "gpt2",
+     .pre = "tekken|pixtral",
+     .byte_level = true,
+     .split = TOK_PATTERN_CASED,
+     .ignore_merges = true,
+     .bos = TOK_BOS_UNLESS_NOT},
+    {.model = "gpt2", /* SmolLM2, Granite 3 */
+     .pre = "smollm|refact|starcoder|granite-docling",
+     .byte_level = true,
+     .split = TOK_PATTERN_PLAIN,
+     .numbers = true},
     {.model = "llama",
      .pre = "gemma4",
      .user_special = true,
      .markers = GEMMA_MARKERS,
      .bos = TOK_BOS_ALWAYS},
+    /* Llama 2, TinyLlama, Mistral up to 0.3 */
+    {.model = "llama", .arch = "llama", .space_prefix = true, .bos = TOK_BOS_UNLESS_NOT},
     {.model = "llama", /* Gemma 1 to 3, PaliGemma */
      .markers = GEMMA_MARKERS,
      .image = "<image_soft_token>",
@@ -48,11 +67,15 @@ static bool among(struct gguf_text t, const char *names)
     }
 }
 
-static const struct tok_gguf_kind *find_kind(struct gguf_text model, struct gguf_text pre)
+static const struct tok_gguf_kind *find_kind(struct gguf_text arch, struct gguf_text model,
+                                             struct gguf_text pre)
 {
-    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
-        if (gguf_text_is(model, known[i].model) && (!known[i].pre || among(pre, known[i].pre)))
-            return &known[i];
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        const struct tok_gguf_kind *k = &known[i];
+        if (gguf_text_is(model, k->model) && (!k->pre || among(pre, k->pre)) &&
+            (!k->arch || gguf_text_is(arch, k->arch)))
+            return k;
+    }
     return NULL;
 }
 
@@ -65,10 +88,11 @@ enum status family_load_tokenizer(const char *model, const char *mmproj, const s
     if (!gguf_is(model)) return tok_load_extra(model, extra, count, out, err);
     enum status st = gguf_open(model, &g, err);
     if (st) return st;
-    struct gguf_text name = {"", 0}, pre = {"", 0};
+    struct gguf_text name = {"", 0}, pre = {"", 0}, arch = {"", 0};
+    (void)gguf_string(gguf_get(g, "general.architecture"), &arch);
     (void)gguf_string(gguf_get(g, "tokenizer.ggml.model"), &name);
     (void)gguf_string(gguf_get(g, "tokenizer.ggml.pre"), &pre);
-    const struct tok_gguf_kind *kind = find_kind(name, pre);
+    const struct tok_gguf_kind *kind = find_kind(arch, name, pre);
     if (!name.len)
         st = err_set(err, ST_NOT_FOUND, "%s: no tokenizer: the file has no tokenizer.ggml.model", model);
     else if (!kind)

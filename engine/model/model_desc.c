@@ -50,33 +50,42 @@ bool model_desc_experts(const struct model_desc *d, const char *name, uint32_t r
 /* Bounds of the ramp between unchanged and divided frequencies (YaRN). */
 static double yarn_bound(const struct desc_rope *r, double rotations)
 {
-    return r->dim * log(r->yarn_original / (rotations * 2 * M_PI)) / (2 * log(r->theta));
+    return r->dim * log(r->original / (rotations * 2 * M_PI)) / (2 * log(r->theta));
+}
+
+static void yarn_range(const struct desc_rope *r, double *low, double *high)
+{
+    *low = yarn_bound(r, r->beta_fast);
+    *high = yarn_bound(r, r->beta_slow);
+    if (r->truncate) {
+        *low = floor(*low);
+        *high = ceil(*high);
+    }
+    if (*low < 0) *low = 0;
+    if (*high > r->dim - 1) *high = r->dim - 1;
+    if (*low == *high) *high += 0.001;
 }
 
 void desc_rope_frequencies(const struct desc_rope *r, float *out)
 {
     double low = 0, high = 0;
-    if (r->yarn) {
-        low = yarn_bound(r, r->yarn_beta_fast);
-        high = yarn_bound(r, r->yarn_beta_slow);
-        if (r->yarn_truncate) {
-            low = floor(low);
-            high = ceil(high);
-        }
-        if (low < 0) low = 0;
-        if (high > r->dim - 1) high = r->dim - 1;
-        if (low == high) high += 0.001;
-    }
+    if (r->ramp == RAMP_YARN) yarn_range(r, &low, &high);
     /* transformers computes these in float32: exponent, power, reciprocal, division by the factor. */
     for (uint32_t k = 0; k < r->dim / 2; k++) {
         float exponent = (float)(2 * k) / (float)r->dim,
-              power = (float)pow((double)(float)r->theta, (double)exponent);
-        if (!r->yarn) {
-            out[k] = k + r->unrotated_pairs >= r->dim / 2 ? 0 : 1.0f / power / (float)r->factor;
+              power = (float)pow((double)(float)r->theta, (double)exponent), fast = 1.0f / power, ramp;
+        if (r->ramp == RAMP_NONE) {
+            out[k] = k + r->unrotated_pairs >= r->dim / 2 ? 0 : fast / (float)r->factor;
             continue;
         }
-        float ramp = ((float)k - (float)low) / (float)(high - low);
-        float keep = 1.0f - (ramp < 0 ? 0 : ramp > 1 ? 1 : ramp), slow = 1.0f / ((float)r->factor * power);
-        out[k] = slow * (1.0f - keep) + 1.0f / power * keep;
+        float slow = 1.0f / ((float)r->factor * power);
+        if (r->ramp == RAMP_YARN) {
+            ramp = ((float)k - (float)low) / (float)(high - low);
+        } else {
+            float turns = (float)r->original / ((float)(2 * M_PI) / fast);
+            ramp = 1.0f - (turns - (float)r->beta_slow) / (float)(r->beta_fast - r->beta_slow);
+        }
+        float keep = 1.0f - (ramp < 0 ? 0 : ramp > 1 ? 1 : ramp);
+        out[k] = slow * (1.0f - keep) + fast * keep;
     }
 }

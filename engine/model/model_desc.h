@@ -11,6 +11,7 @@
  *        or, with MIXER_DELTA, a gated delta net (kernels/backend.h: conv, delta):
  *          q|k|v|z = h Wqkv;  beta|a = h Wgates;  q|k|v = conv(q|k|v);  o = delta rule;
  *          a = rms(o, delta_norm) * silu(z), per value head
+ *        or, with MIXER_CONV, a gated short convolution:  b|c|x = h Wqkv;  a = c * conv(b * x), without SiLU
  *   x += rms(a Wo (+ bias), post_attn_norm)
  *   h = rms(x, pre_mlp_norm)
  *   x += rms(m, post_mlp_norm),  m = (gate(h Wg) * (h Wu)) Wd
@@ -32,7 +33,11 @@
  *   its layers have no keys: they read those of the other model's last layers with the same window, before
  *   the first draft token and all from its position
  *   y = rms(x, final_norm); the draft token is the largest of y Whead, with centroids only among the tokens
- * of the `centroids_used` clusters whose y Wcentroids are largest */
+ * of the `centroids_used` clusters whose y Wcentroids are largest
+ *
+ * One that lies in the target's checkpoint (own_keys) has keys and values of its own, one row for each of the
+ * target's: x = [rms(E(token at p), embed_norm) | rms(y of the position before, hidden_norm)] Wpre, y being
+ * what the target's head reads there, or of a draft token this model's own; the target's head follows. */
 #ifndef KVASIR_MODEL_DESC_H
 #define KVASIR_MODEL_DESC_H
 
@@ -53,22 +58,25 @@ enum desc_activation { ACT_GELU_TANH = 0, ACT_SILU };
 
 /* angle of frequency i < dim/2 = position[axis(i)] * inv_freq[i]; cos and sin are multiplied by `attention`.
  *   plain:  inv_freq[i] = theta^(-2i/dim) / factor
- *   yarn:   blended between that and theta^(-2i/dim) over the ramp of the correction range
- * Axis of frequency i, sections s (all 0: one axis): chunked: 0 for i < s0, 1 for i < s0+s1, else 2;
- * interleaved: i % 3 == a and i < 3 s[a] -> a for a = 1, 2, else 0. */
+ *   ramp:   that where a pair turns less than beta_slow times over `original` positions, theta^(-2i/dim)
+ * where it turns more than beta_fast times, blended between: linear in i (yarn) or in the turns (llama3) Axis
+ * of frequency i, sections s (all 0: one axis): chunked: 0 for i < s0, 1 for i < s0+s1, else 2; interleaved:
+ * i % 3 == a and i < 3 s[a] -> a for a = 1, 2, else 0. */
+enum desc_ramp { RAMP_NONE = 0, RAMP_YARN, RAMP_LLAMA3 };
 struct desc_rope {
     double theta, factor;
     uint32_t dim;             /* = head_dim of the layers that use it, or less: its first columns */
     uint32_t unrotated_pairs; /* the last so many frequencies are 0: those pairs don't rotate */
-    bool yarn, yarn_truncate;
-    double yarn_original, yarn_beta_fast, yarn_beta_slow;
+    enum desc_ramp ramp;
+    bool truncate; /* of a yarn ramp: its ends are whole numbers */
+    double original, beta_fast, beta_slow;
     double attention; /* 0 counts as 1 */
     uint32_t sections[3];
     bool interleaved;
 };
 
-enum desc_mixer { MIXER_ATTENTION = 0, MIXER_DELTA };
-/* Of all layers with MIXER_DELTA. */
+enum desc_mixer { MIXER_ATTENTION = 0, MIXER_DELTA, MIXER_CONV };
+/* Of all layers with MIXER_DELTA; conv_k also of those with MIXER_CONV, the rest is 0 then. */
 struct desc_delta {
     uint32_t key_heads, value_heads, key_dim, value_dim, conv_k;
     bool tiled;       /* value head h has key head h % key_heads, else h * key_heads / value_heads */
@@ -76,7 +84,7 @@ struct desc_delta {
 };
 
 struct desc_layer {
-    enum desc_mixer mixer; /* MIXER_DELTA: of the attention's fields only kv_owner (itself) counts */
+    enum desc_mixer mixer;              /* else than attention: of its fields only kv_owner (itself) counts */
     uint32_t heads, kv_heads, head_dim; /* query head h reads kv head h * kv_heads / heads */
     float scale, softcap;               /* of attention scores; softcap 0 = none */
     uint32_t kv_owner; /* the layer whose keys and values it reads: itself, or an earlier one of the same
@@ -117,8 +125,9 @@ struct desc_names {
                                                                                           the first two are
                                                                                           whole names */
     const char *ple_table, *ple_project, *token_norm, *ple_gate, *token_up, *token_post_norm;
-    const char *layer_scale;                           /* a whole name */
-    const char *draft_in, *draft_out, *centroids;      /* of a draft model: Wpre, Wpost */
+    const char *layer_scale;                      /* a whole name */
+    const char *draft_in, *draft_out, *centroids; /* of a draft model: Wpre, Wpost */
+    const char *embed_norm, *hidden_norm;
     const char *clusters;                              /* [V] int64, a whole name: tokens by cluster */
     const char *expert_gate, *expert_up, *expert_down; /* EXPERTS_EACH: stems */
     const char *expert_gate_up, *expert_down_all;      /* else: whole names */
@@ -205,16 +214,22 @@ struct model_desc {
     uint32_t rope_first; /* rope position of the first token */
     struct desc_rope ropes[DESC_ROPES_MAX];
     float norm_eps;
-    bool norm_plus_one;  /* RMS weights are stored as w and used as 1 + w */
-    double embed_scale;  /* embeddings are multiplied by this, rounded as engine.c says */
-    float final_softcap; /* 0 = none */
-    bool tied;           /* logits use the embedding */
-    uint32_t ple;        /* width of a layer's per-layer embedding; 0 = none */
-    double token_scale;  /* rounded as embed_scale is */
-    uint32_t pad_id;     /* row of the table used for an image's tokens */
+    bool norm_plus_one;    /* RMS weights are stored as w and used as 1 + w */
+    double embed_scale;    /* embeddings are multiplied by this, rounded as engine.c says */
+    bool embed_scale_kept; /* not rounded */
+    float logit_scale;     /* of the final norm's output; 0 counts as 1 */
+    float final_softcap;   /* 0 = none */
+    bool qk_pairs; /* rows of q and k are stored for rotary in pairs (2i, 2i + 1): reordered on loading */
+    bool tied;     /* logits use the embedding */
+    uint32_t ple;  /* width of a layer's per-layer embedding; 0 = none */
+    double token_scale; /* rounded as embed_scale is */
+    uint32_t pad_id;    /* row of the table used for an image's tokens */
     struct desc_names names;
     enum desc_experts expert_layout;
-    uint32_t drafts_for;                /* > 0: a draft model, for a target of that width */
+    uint32_t drafts_for; /* > 0: a draft model, for a target of that width */
+    bool own_keys;       /* of a draft model */
+    /* The draft model in the same checkpoint; NULL: there can be none. false: out of memory. */
+    bool (*drafter)(const struct model_desc *target, struct model_desc *out);
     uint32_t centroids, centroids_used; /* of a draft model's head; 0: none */
     bool has_vision;
     struct desc_vision vision;
@@ -229,27 +244,35 @@ void model_desc_free(struct model_desc *d);
 /* Whether layer n writes its own keys and values. */
 static inline bool desc_owns_keys(const struct model_desc *d, uint32_t n)
 {
-    return !d->drafts_for && d->layers[n].kv_owner == n;
+    return d->own_keys || (!d->drafts_for && d->layers[n].kv_owner == n);
 }
 
-/* Columns of the convolution: q, k and v. */
-static inline uint32_t desc_conv_columns(const struct desc_delta *d)
+/* Whether layers have states instead of keys and values. */
+static inline bool desc_recurrent(const struct desc_layer *l)
 {
-    return 2 * d->key_heads * d->key_dim + d->value_heads * d->value_dim;
+    return l->mixer != MIXER_ATTENTION;
+}
+/* Columns of the convolution: q, k and v; or the width. */
+static inline uint32_t desc_conv_columns(const struct model_desc *d)
+{
+    const struct desc_delta *g = &d->delta;
+    return g->value_heads ? 2 * g->key_heads * g->key_dim + g->value_heads * g->value_dim : d->hidden;
 }
 /* Columns of a layer's first product (Wqkv), and of what its mixer leaves for Wo. */
 static inline uint32_t desc_in_columns(const struct model_desc *d, uint32_t n)
 {
     const struct desc_layer *l = &d->layers[n];
     uint32_t own = !desc_owns_keys(d, n) ? 0 : l->v_from_k ? 1 : 2;
-    if (l->mixer == MIXER_DELTA)
-        return desc_conv_columns(&d->delta) + d->delta.value_heads * d->delta.value_dim;
+    if (l->mixer == MIXER_DELTA) return desc_conv_columns(d) + d->delta.value_heads * d->delta.value_dim;
+    if (l->mixer == MIXER_CONV) return 3 * d->hidden;
     return ((l->gated ? 2 : 1) * l->heads + own * l->kv_heads) * l->head_dim;
 }
 static inline uint32_t desc_mixed_columns(const struct model_desc *d, uint32_t n)
 {
     const struct desc_layer *l = &d->layers[n];
-    return l->mixer == MIXER_DELTA ? d->delta.value_heads * d->delta.value_dim : l->heads * l->head_dim;
+    return l->mixer == MIXER_DELTA  ? d->delta.value_heads * d->delta.value_dim
+           : l->mixer == MIXER_CONV ? d->hidden
+                                    : l->heads * l->head_dim;
 }
 
 /* f32 frequencies as transformers computes them; out [dim/2]. */

@@ -4,8 +4,7 @@
 #define KVASIR_MODEL_INFO_H
 
 #include "config/hf/config.h"
-#include "engine/prompt/image.h"
-#include "engine/prompt/span.h"
+#include "engine/model/image_config.h"
 
 #include <stdbool.h>
 #include <stdint.h>

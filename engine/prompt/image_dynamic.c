@@ -14,6 +14,8 @@ void image_config_bound(struct image_config *cfg, const struct image_bounds *bou
     if (bounds->area_max) cfg->area_max = bounds->area_max;
     if (bounds->area_min) cfg->area_min = bounds->area_min;
     if (cfg->area_min > cfg->area_max) cfg->area_min = cfg->area_max;
+    cfg->width = bounds->width;
+    cfg->height = bounds->height;
 }
 
 /* How large an image may become; frames count as so many images (1 if areas are per frame). */
@@ -116,6 +118,10 @@ enum status image_target(const struct image_config *cfg, uint32_t width, uint32_
         *to_width = cfg->width;
         *to_height = cfg->height;
         return ST_OK;
+    }
+    if (!frames && cfg->width) {
+        width = cfg->width;
+        height = cfg->height;
     }
     uint32_t factor = cfg->patch * cfg->merge;
     if (cfg->budgets)

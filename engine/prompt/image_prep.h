@@ -18,6 +18,7 @@ bool image_budget(const struct image_config *cfg, uint64_t tokens, uint64_t *are
 /* A request's bounds for the size of still images, in pixels; 0 = the checkpoint's. */
 struct image_bounds {
     uint64_t area_min, area_max;
+    uint32_t width, height; /* size and shape as if the image had these sides */
 };
 /* Applies them to a copy of the checkpoint's settings; no-op if the size is fixed. An area_min above the
  * resulting area_max becomes that. */

@@ -2,6 +2,7 @@
 #include "engine/prompt/prompt_build.h"
 
 #include "config/base/checked.h"
+#include "config/base/list.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -564,14 +565,9 @@ static enum status trail_walk(struct trail *r, const struct expansion *x, struct
             tag = x->tags[k];
         r->at += len;
         if (n && list[n - 1].tag == tag) continue;
-        if (n == cap) {
-            cap = cap ? 2 * cap : 32;
-            struct prompt_origin *more = realloc(list, cap * sizeof *more);
-            if (!more) {
-                free(list);
-                return err_nomem(err, "the origins of a prompt");
-            }
-            list = more;
+        if (!LIST_ROOM(list, n, cap, 32)) {
+            free(list);
+            return err_nomem(err, "the origins of a prompt");
         }
         list[n++] = (struct prompt_origin){.token = i, .tag = tag};
     }

@@ -27,17 +27,6 @@ static inline bool prompt_grid_equal(const struct prompt_grid *a, const struct p
     return a->t == b->t && a->h == b->h && a->w == b->w && a->seconds == b->seconds;
 }
 
-/* The attention mask of a span. Every token attends to all tokens before it (in sliding layers: within the
- * window). Tokens outside of spans attend to nothing after them. */
-enum span_rule {
-    SPAN_CAUSAL = 0,            /* as text */
-    SPAN_BIDIRECTIONAL,         /* each also attends to what follows it in [atomic_begin, atomic_end) */
-    SPAN_BIDIRECTIONAL_SLIDING, /* the same in sliding layers, as text in full ones */
-    SPAN_BIDIRECTIONAL_ANY, /* each attends to all of [atomic_begin, atomic_end) before and after it, whatever
-                               the window */
-    SPAN_PREFIX_LM,         /* the same of the whole prompt */
-};
-
 /* A run of tokens with its own mask and identity; it may be an image (or a crop, a frame). */
 struct prompt_span {
     uint32_t begin, end; /* token indices */

@@ -1,6 +1,7 @@
 /* GGUF metadata -> struct tokenizer. A file has the tokens by id, each with a type and a score, and for
  * byte-level models the merges; the rest is in struct tok_gguf_kind. See tokenizer.h, load.c. */
 #include "config/base/utf8.h"
+#include "config/base/list.h"
 #include "config/gguf/gguf.h"
 #include "engine/tokenizer/internal.h"
 
@@ -198,13 +199,7 @@ static enum status add_splits(const struct vocab *v, uint32_t id, struct pairs *
     for (size_t k = len; k-- > 1;) {
         uint32_t right = left[k] == TOK_NO_ID ? TOK_NO_ID : tok__literal_id(v->t, s + k, len - k);
         if (right == TOK_NO_ID) continue;
-        if (out->count == out->cap) {
-            size_t cap = out->cap ? 2 * out->cap : 1 << 16;
-            struct pair *p = realloc(out->list, cap * sizeof *p);
-            if (!p) return err_nomem(v->err, "tokenizer");
-            out->list = p;
-            out->cap = cap;
-        }
+        if (!LIST_ROOM(out->list, out->count, out->cap, 1 << 16)) return err_nomem(v->err, "tokenizer");
         out->list[out->count++] = (struct pair){left[k], right, id};
     }
     return ST_OK;
@@ -249,18 +244,29 @@ static enum status set_steps(const struct vocab *v)
     t->byte_level = t->decode_byte_level = v->kind->byte_level;
     t->split_count = 1;
     if (t->byte_level) {
-        t->splits[0] = (struct tok_split){.pattern = v->kind->split, .behavior = TOK_ISOLATED};
+        t->splits[0] = (struct tok_split){.pattern = TOK_PATTERN_NUMBERS, .behavior = TOK_ISOLATED};
+        t->splits[v->kind->numbers] = (struct tok_split){.pattern = v->kind->split, .behavior = TOK_ISOLATED};
+        t->split_count += v->kind->numbers;
+        t->ignore_merges = v->kind->ignore_merges;
         t->norms[0].kind = TOK_NORM_NFC;
         t->norm_count = v->kind->nfc;
         return ST_OK;
     }
     t->fuse_unk = t->byte_fallback = t->decode_byte_fallback = true;
     t->norm_count = t->decode_replace_count = 1;
+    bool prefix = v->kind->space_prefix;
+    (void)gguf_bool(gguf_get(v->g, "tokenizer.ggml.add_space_prefix"), &prefix);
+    if (prefix) {
+        t->norms[t->norm_count++] =
+            (struct tok_norm){.kind = TOK_NORM_PREPEND, .to = strdup("\xE2\x96\x81"), .to_len = 3};
+        t->decode_strip = true;
+    }
     t->splits[0] = (struct tok_split){.pattern = TOK_PATTERN_LITERAL,
                                       .behavior = TOK_MERGED_WITH_PREVIOUS,
                                       .literal = strdup(" "),
                                       .literal_len = 1};
-    if (t->splits[0].literal && set_replace(&t->norms[0], " ", "\xE2\x96\x81") &&
+    if (t->splits[0].literal && (!prefix || t->norms[1].to) &&
+        set_replace(&t->norms[0], " ", "\xE2\x96\x81") &&
         set_replace(&t->decode_replace[0], "\xE2\x96\x81", " "))
         return ST_OK;
     return err_nomem(v->err, "tokenizer");
@@ -359,7 +365,7 @@ static enum status build(struct vocab *v)
     bool prefix = false;
     const struct gguf_value *merges = array(v, "tokenizer.ggml.merges", true);
     (void)gguf_bool(gguf_get(v->g, "tokenizer.ggml.add_space_prefix"), &prefix);
-    if (prefix)
+    if (prefix && !v->kind->space_prefix)
         return err_set(v->err, ST_UNSUPPORTED,
                        "a tokenizer with tokenizer.ggml.add_space_prefix is not supported");
     enum status st = read_vocab(v);

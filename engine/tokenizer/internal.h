@@ -73,11 +73,16 @@ struct tok_trie {
     bool any;
 };
 
-enum tok_norm_kind { TOK_NORM_NFC, TOK_NORM_REPLACE };
+enum tok_norm_kind {
+    TOK_NORM_NFC,
+    TOK_NORM_REPLACE,
+    TOK_NORM_PREPEND, /* `to`, unless the text is empty */
+};
 struct tok_norm {
     enum tok_norm_kind kind;
-    char *from, *to; /* REPLACE: owned */
+    char *from, *to; /* REPLACE, PREPEND: owned */
     size_t from_len, to_len;
+    bool first, once; /* PREPEND: only to what a text begins with; unless it begins with `to` */
 };
 
 enum tok_behavior {
@@ -126,11 +131,13 @@ struct tokenizer {
 
     struct tok_norm norms[TOK_STEPS_MAX];
     size_t norm_count;
+    struct tok_norm spaces[2]; /* of a Metaspace step: applied after the added tokens are cut out */
+    size_t space_count;
     struct tok_split splits[TOK_STEPS_MAX];
     size_t split_count;
     uint32_t prefix[TOK_TEMPLATE_MAX], suffix[TOK_TEMPLATE_MAX];
     size_t prefix_count, suffix_count;
-    bool decode_byte_level, decode_byte_fallback;
+    bool decode_byte_level, decode_byte_fallback, decode_strip; /* strip: one space that a text begins with */
     struct tok_norm decode_replace[TOK_STEPS_MAX];
     size_t decode_replace_count;
 
@@ -240,9 +247,9 @@ bool tok__is_normal(const struct tokenizer *t, const uint8_t *s, size_t len);
 /* Appends x with every occurrence replaced (rule of kind REPLACE). */
 enum status tok__replace(const struct tok_norm *rule, const struct tok_text *x,
                          struct tok_textbuf *out) KV_MUST_CHECK;
-/* Appends the normalised piece to out. */
-enum status tok__normalize(const struct tokenizer *t, const struct tok_text *piece,
-                           struct tok_textbuf *out) KV_MUST_CHECK;
+/* Appends the piece to out after the steps; first: a text begins with it. */
+enum status tok__normalize(const struct tok_norm *steps, size_t count, const struct tok_text *piece,
+                           bool first, struct tok_textbuf *out) KV_MUST_CHECK;
 
 /* ---- tokenizer/split.c ---- */
 /* End of the word that starts at s[at]; at < len; s is valid UTF-8. */

@@ -1,6 +1,7 @@
 /* tokenizer.json and its side files -> struct tokenizer. Every component is read by name; an unsupported one
  * fails the load with ST_UNSUPPORTED. Runs at start-up only. */
 #include "config/base/json.h"
+#include "config/base/list.h"
 #include "config/base/utf8.h"
 #include "engine/tokenizer/internal.h"
 #include "engine/tokenizer/unicode.h"
@@ -95,6 +96,12 @@ static enum status read_replace(struct loader *l, uint32_t node, const char *whe
     return st;
 }
 
+static struct tok_norm *set_prepend(struct tok_norm *n)
+{
+    *n = (struct tok_norm){.kind = TOK_NORM_PREPEND};
+    return n;
+}
+
 static enum status add_normalizer(struct loader *l, uint32_t node)
 {
     struct tokenizer *t = l->t;
@@ -104,6 +111,8 @@ static enum status add_normalizer(struct loader *l, uint32_t node)
     enum status st = ST_OK;
     if (type_is(l, node, "NFC")) *n = (struct tok_norm){.kind = TOK_NORM_NFC};
     else if (type_is(l, node, "Replace")) st = read_replace(l, node, "normalizer", n);
+    else if (type_is(l, node, "Prepend"))
+        st = get_string(l, node, "normalizer", "prepend", &set_prepend(n)->to, &n->to_len);
     else st = unsupported_type(l, "normalizer", node);
     if (!st) t->norm_count++;
     return st;
@@ -125,6 +134,11 @@ static const struct {
      "?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
      TOK_PATTERN_DIGIT_MARKS},
     {"'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+", TOK_PATTERN_PLAIN},
+    {"[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+|[^\\r\\n\\p{"
+     "L}\\p{N}]"
+     "?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*|\\p{N}| "
+     "?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+     TOK_PATTERN_CASED},
 };
 
 static enum status read_behavior(struct loader *l, uint32_t node, enum tok_behavior *out)
@@ -185,6 +199,43 @@ static enum status read_byte_level(struct loader *l, uint32_t node, bool *split)
     return st;
 }
 
+static enum status read_digits(struct loader *l, uint32_t node)
+{
+    bool each;
+    enum status st = get_bool(l, node, "pre_tokenizer", "individual_digits", false, &each);
+    if (!st && !each)
+        st = err_set(l->err, ST_UNSUPPORTED,
+                     "pre_tokenizer: Digits without \"individual_digits\" is not supported");
+    return st;
+}
+
+/* " " -> U+2581, one more in front of a text (prepend_scheme first) or of every piece (always); with `split`,
+ * words begin with one. */
+static enum status read_metaspace(struct loader *l, uint32_t node, struct tok_split *s, bool *split)
+{
+    struct tokenizer *t = l->t;
+    uint32_t scheme = json_get_live(l->d, node, "prepend_scheme");
+    bool first = json_str_eq(l->d, scheme, "first"), never = json_str_eq(l->d, scheme, "never");
+    struct tok_norm *to = &t->spaces[0], *front = set_prepend(&t->spaces[1]);
+    if (t->split_count || t->space_count)
+        return err_set(l->err, ST_UNSUPPORTED, "pre_tokenizer: a Metaspace after a step is not supported");
+    enum status st = get_bool(l, node, "pre_tokenizer", "split", true, split);
+    *to = (struct tok_norm){.kind = TOK_NORM_REPLACE, .from = strdup(" "), .from_len = 1};
+    if (!st) st = get_string(l, node, "pre_tokenizer", "replacement", &to->to, &to->to_len);
+    if (!st && to->to_len == 0) st = err_set(l->err, ST_FORMAT, "pre_tokenizer: \"replacement\" is empty");
+    if (st) return st;
+    *s = (struct tok_split){.pattern = TOK_PATTERN_LITERAL,
+                            .behavior = TOK_MERGED_WITH_NEXT,
+                            .literal = *split ? strdup(to->to) : NULL,
+                            .literal_len = to->to_len};
+    front->to = strdup(to->to);
+    front->to_len = to->to_len;
+    front->first = first;
+    front->once = true;
+    t->space_count = never ? 1 : 2;
+    return to->from && front->to && (!*split || s->literal) ? ST_OK : err_nomem(l->err, "pre_tokenizer");
+}
+
 static enum status add_pre_tokenizer(struct loader *l, uint32_t node)
 {
     struct tokenizer *t = l->t;
@@ -200,6 +251,11 @@ static enum status add_pre_tokenizer(struct loader *l, uint32_t node)
     } else if (type_is(l, node, "ByteLevel")) {
         st = read_byte_level(l, node, &used);
         *s = (struct tok_split){.pattern = TOK_PATTERN_PLAIN};
+    } else if (type_is(l, node, "Digits")) {
+        st = read_digits(l, node);
+        *s = (struct tok_split){.pattern = TOK_PATTERN_NUMBERS};
+    } else if (type_is(l, node, "Metaspace")) {
+        st = read_metaspace(l, node, s, &used);
     } else {
         st = unsupported_type(l, "pre_tokenizer", node);
     }
@@ -208,6 +264,16 @@ static enum status add_pre_tokenizer(struct loader *l, uint32_t node)
 }
 
 /* ---- decoder ---- */
+
+static enum status read_strip(struct loader *l, uint32_t node)
+{
+    uint64_t start = 0, stop = 0;
+    (void)json_uint(l->d, json_get_live(l->d, node, "start"), &start);
+    (void)json_uint(l->d, json_get_live(l->d, node, "stop"), &stop);
+    l->t->decode_strip = start == 1;
+    if (start <= 1 && stop == 0 && json_str_eq(l->d, json_get(l->d, node, "content"), " ")) return ST_OK;
+    return err_set(l->err, ST_UNSUPPORTED, "decoder: only a Strip of one space at the start is supported");
+}
 
 static enum status add_decoder(struct loader *l, uint32_t node)
 {
@@ -225,6 +291,7 @@ static enum status add_decoder(struct loader *l, uint32_t node)
         return ST_OK;
     }
     if (type_is(l, node, "Fuse")) return ST_OK;
+    if (type_is(l, node, "Strip")) return read_strip(l, node);
     if (!type_is(l, node, "Replace")) return unsupported_type(l, "decoder", node);
     if (t->decode_byte_fallback)
         return err_set(l->err, ST_UNSUPPORTED, "decoder: Replace after ByteFallback is not supported");
@@ -309,13 +376,7 @@ static struct tok_added *find_added(struct tokenizer *t, uint32_t id)
 enum status tok__put_added(struct tokenizer *t, uint32_t id, const struct tok_added *flags, struct err *err)
 {
     struct tok_added *a = find_added(t, id);
-    if (!a && t->added_count == t->added_cap) {
-        size_t cap = t->added_cap ? t->added_cap * 2 : 64;
-        struct tok_added *p = realloc(t->added, cap * sizeof *p);
-        if (!p) return err_nomem(err, "added_tokens");
-        t->added = p;
-        t->added_cap = cap;
-    }
+    if (!a && !LIST_ROOM(t->added, t->added_count, t->added_cap, 64)) return err_nomem(err, "added_tokens");
     if (!a) a = &t->added[t->added_count++];
     *a = *flags;
     a->id = id;
@@ -370,7 +431,7 @@ static enum status finish_added(struct tokenizer *t, struct err *err)
         a->content = t->literals + t->literal[a->id].at;
         a->len = t->literal[a->id].len;
         struct tok_text text = {.s = (const uint8_t *)a->content, .len = a->len};
-        if (a->normalized) st = tok__normalize(t, &text, &buf);
+        if (a->normalized) st = tok__normalize(t->norms, t->norm_count, &text, true, &buf);
         const void *needle = a->normalized ? buf.s : text.s;
         a->needle_len = a->normalized ? buf.len : a->len;
         a->needle = malloc(a->needle_len + 1);
@@ -464,13 +525,7 @@ enum status tok__put_role(struct tokenizer *t, const char *role, const char *con
 {
     size_t i = 0;
     while (i < t->role_count && strcmp(t->roles[i].role, role) != 0) i++;
-    if (i == t->role_cap) {
-        size_t cap = t->role_cap ? 2 * t->role_cap : 16;
-        struct tok_role *p = realloc(t->roles, cap * sizeof *p);
-        if (!p) return err_nomem(err, "special tokens");
-        t->roles = p;
-        t->role_cap = cap;
-    }
+    if (!LIST_ROOM(t->roles, i, t->role_cap, 16)) return err_nomem(err, "special tokens");
     struct tok_role *r = &t->roles[i];
     if (i < t->role_count) free(r->content);
     else *r = (struct tok_role){.role = strdup(role)};
@@ -658,6 +713,10 @@ void tok_free(struct tokenizer *t)
         free(t->decode_replace[i].from);
         free(t->decode_replace[i].to);
         free(t->splits[i].literal);
+    }
+    for (size_t i = 0; i < sizeof t->spaces / sizeof *t->spaces; i++) {
+        free(t->spaces[i].from);
+        free(t->spaces[i].to);
     }
     for (size_t i = 0; i < t->added_count; i++) free(t->added[i].needle);
     free(t->added);

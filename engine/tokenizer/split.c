@@ -2,8 +2,13 @@
  * gaps: every character belongs to exactly one word. Pure; any thread.
  *
  * DIGIT:       (?i:'s|'t|'re|'ve|'m|'ll|'d) | [^\r\n\p{L}\p{N}]?\p{L}+ | \p{N} |  ?[^\s\p{L}\p{N}]+[\r\n]* |
- * \s*[\r\n]+ | \s+(?!\S) | \s+ DIGITS3:     the same with \p{N}{1,3} DIGIT_MARKS: as DIGIT, marks counted as
- * letters PLAIN:       's|'t|'re|'ve|'m|'ll|'d | ?\p{L}+ |  ?\p{N}+ |  ?[^\s\p{L}\p{N}]+ | \s+(?!\S) | \s+ */
+ *              \s*[\r\n]+ | \s+(?!\S) | \s+
+ * DIGITS3:     the same with \p{N}{1,3}
+ * DIGIT_MARKS: as DIGIT, marks counted as letters
+ * PLAIN:       's|'t|'re|'ve|'m|'ll|'d | ?\p{L}+ |  ?\p{N}+ |  ?[^\s\p{L}\p{N}]+ | \s+(?!\S) | \s+
+ * CASED:       [^\r\n\p{L}\p{N}]?U*L+ | [^\r\n\p{L}\p{N}]?U+L* | \p{N} |  ?[^\s\p{L}\p{N}]+[\r\n/]* |
+ *              \s*[\r\n]+ | \s+(?!\S) | \s+, U all letters and marks but \p{Ll}, L all but \p{Lu} and \p{Lt}
+ * NUMBERS:     \p{N} | \P{N}+ */
 #include "engine/tokenizer/internal.h"
 #include "engine/tokenizer/unicode.h"
 
@@ -14,7 +19,7 @@ struct scan {
 };
 
 /* Class of the character at `at` and the offset after it; past the end: UNI_NONE. */
-enum { UNI_NONE = UNI_CLASS_MASK };
+enum { UNI_NONE = UNI_CLASS_MASK + 1 };
 
 static inline unsigned class_at(const struct scan *c, size_t at, size_t *after)
 {
@@ -25,7 +30,7 @@ static inline unsigned class_at(const struct scan *c, size_t at, size_t *after)
     uint32_t cp;
     *after = at + uni_decode(c->s + at, &cp);
     unsigned cls = uni_class(cp);
-    return cls == UNI_MARK ? c->mark : cls;
+    return cls == UNI_MARK ? c->mark : cls >= UNI_UPPER ? UNI_LETTER : cls;
 }
 
 static size_t extend(const struct scan *c, size_t at, unsigned cls)
@@ -108,9 +113,66 @@ static size_t next_digits(const struct scan *c, size_t at, unsigned digits)
     return space_run(c, at, true);
 }
 
+/* End of the characters of the classes in the set; *last (may be NULL): of the last that is also in `also`.
+ */
+static size_t run_of(const struct scan *c, size_t at, unsigned set, unsigned also, size_t *last)
+{
+    while (at < c->len) {
+        uint32_t cp;
+        unsigned n = uni_decode(c->s + at, &cp), cls = uni_class(cp);
+        if (!(set >> cls & 1)) break;
+        at += n;
+        if (last && also >> cls & 1) *last = at;
+    }
+    return at;
+}
+
+enum {
+    CASELESS = 1 << UNI_LETTER | 1 << UNI_MARK,
+    NOT_LOWER = CASELESS | 1 << UNI_UPPER,
+    NOT_UPPER = CASELESS | 1 << UNI_LOWER,
+};
+
+/* U*L+ from `at`; 0: no match. If no L follows the U, the last U that is one matches L. */
+static size_t lower_word(const struct scan *c, size_t at)
+{
+    size_t last = 0, u = run_of(c, at, NOT_LOWER, CASELESS, &last), end = run_of(c, u, NOT_UPPER, 0, NULL);
+    return end > u ? end : last;
+}
+
+/* U+L* */
+static size_t upper_word(const struct scan *c, size_t at)
+{
+    size_t u = run_of(c, at, NOT_LOWER, 0, NULL);
+    return u > at ? run_of(c, u, NOT_UPPER, 0, NULL) : 0;
+}
+
+static size_t next_cased(const struct scan *c, size_t at)
+{
+    size_t after, end;
+    unsigned cls = class_at(c, at, &after);
+    bool prefix = cls != UNI_LETTER && cls != UNI_NUMBER && cls != UNI_NEWLINE;
+    if (prefix && (end = lower_word(c, after))) return end;
+    if ((end = lower_word(c, at))) return end;
+    if (prefix && (end = upper_word(c, after))) return end;
+    if ((end = upper_word(c, at))) return end;
+    if (cls == UNI_NUMBER) return after;
+    size_t from = c->s[at] == ' ' ? after : at;
+    end = extend(c, from, UNI_OTHER);
+    if (end == from) return space_run(c, at, true);
+    while (end < c->len && (c->s[end] == '\r' || c->s[end] == '\n' || c->s[end] == '/')) end++;
+    return end;
+}
+
 size_t tok__next_word(enum tok_pattern pattern, const uint8_t *s, size_t len, size_t at)
 {
     struct scan c = {.s = s, .len = len, .mark = pattern == TOK_PATTERN_DIGIT_MARKS ? UNI_LETTER : UNI_OTHER};
     if (pattern == TOK_PATTERN_PLAIN) return next_plain(&c, at);
+    if (pattern == TOK_PATTERN_CASED) return next_cased(&c, at);
+    if (pattern == TOK_PATTERN_NUMBERS) {
+        size_t end = run_of(&c, at, ~(1u << UNI_NUMBER), 0, NULL);
+        if (end == at) (void)class_at(&c, at, &end);
+        return end;
+    }
     return next_digits(&c, at, pattern == TOK_PATTERN_DIGITS3 ? 3 : 1);
 }

@@ -263,16 +263,29 @@ bool tok__is_normal(const struct tokenizer *t, const uint8_t *s, size_t len)
     return true;
 }
 
-enum status tok__normalize(const struct tokenizer *t, const struct tok_text *piece, struct tok_textbuf *out)
+static enum status prepend(const struct tok_norm *r, const struct tok_text *x, bool first,
+                           struct tok_textbuf *out)
 {
-    if (t->norm_count == 0) return append_part(out, piece, 0, piece->len);
+    bool begun = x->len >= r->to_len && memcmp(x->s, r->to, r->to_len) == 0;
+    enum status st = ST_OK;
+    if (x->len && !(r->first && !first) && !(r->once && begun))
+        st = append(out, r->to, r->to_len, x->control ? x->control[0] : x->all);
+    return st ? st : append_part(out, x, 0, x->len);
+}
+
+enum status tok__normalize(const struct tok_norm *steps, size_t count, const struct tok_text *piece,
+                           bool first, struct tok_textbuf *out)
+{
+    if (count == 0) return append_part(out, piece, 0, piece->len);
     struct tok_text x = *piece;
     struct tok_textbuf between[2] = {{.mixed = out->mixed}, {.mixed = out->mixed}};
     enum status st = ST_OK;
-    for (size_t i = 0; i < t->norm_count && !st; i++) {
-        struct tok_textbuf *to = i + 1 == t->norm_count ? out : &between[i % 2];
+    for (size_t i = 0; i < count && !st; i++) {
+        struct tok_textbuf *to = i + 1 == count ? out : &between[i % 2];
         if (to != out) to->len = 0;
-        st = t->norms[i].kind == TOK_NORM_NFC ? nfc(&x, to) : tok__replace(&t->norms[i], &x, to);
+        st = steps[i].kind == TOK_NORM_NFC       ? nfc(&x, to)
+             : steps[i].kind == TOK_NORM_REPLACE ? tok__replace(&steps[i], &x, to)
+                                                 : prepend(&steps[i], &x, first, to);
         if (to != out)
             x = (struct tok_text){to->s ? to->s : (const uint8_t *)"", to->len, to->control, piece->all};
     }

@@ -13,7 +13,7 @@
 /* State of one tok_encode: the encoder and the normalised text that contains its words. */
 struct call {
     struct tok_encoder e;
-    struct tok_textbuf norm;
+    struct tok_textbuf norm, spaced;
     bool in_place; /* the text is normalised already: words point into it and nothing is copied */
 };
 
@@ -91,7 +91,14 @@ static enum status token_sink(void *ctx, uint32_t id)
 static enum status words_sink(void *ctx, const struct tok_text *x)
 {
     struct call *c = ctx;
-    return x->len ? split_words(c, 0, x->s, x->len) : ST_OK;
+    const struct tokenizer *t = c->e.t;
+    size_t from = c->spaced.len;
+    if (x->len == 0) return ST_OK;
+    if (t->space_count == 0) return split_words(c, 0, x->s, x->len);
+    struct tok_text bare = {.s = x->s, .len = x->len};
+    enum status st = tok__normalize(t->spaces, t->space_count, &bare, c->e.count == 0, &c->spaced);
+    c->e.base = c->spaced.s;
+    return st ? st : split_words(c, 0, c->spaced.s + from, c->spaced.len - from);
 }
 
 /* Raw text between the added tokens that are matched raw. */
@@ -101,10 +108,10 @@ static enum status piece_sink(void *ctx, const struct tok_text *x)
     struct tok_text piece = *x;
     if (!c->in_place) {
         size_t from = c->norm.len;
-        enum status st = tok__normalize(c->e.t, x, &c->norm);
+        enum status st = tok__normalize(c->e.t->norms, c->e.t->norm_count, x, c->e.count == 0, &c->norm);
         if (st) return st;
         if (c->norm.len == from) return ST_OK;
-        c->e.base = c->norm.s;
+        if (c->e.t->space_count == 0) c->e.base = c->norm.s;
         piece.s = c->norm.s + from;
         piece.len = c->norm.len - from;
         piece.control = c->norm.mixed ? c->norm.control + from : NULL;
@@ -171,6 +178,7 @@ enum status tok_encode(const struct tokenizer *t, const struct tok_run *runs, si
     }
     tok__encoder_fini(&c.e);
     tok__textbuf_fini(&c.norm);
+    tok__textbuf_fini(&c.spaced);
     tok__textbuf_fini(&own);
     return st;
 }
@@ -236,7 +244,7 @@ bool tok_special_role(const struct tokenizer *t, size_t idx, const char **role, 
 
 void detok_init(struct detok *d, const struct tokenizer *t, bool skip_special)
 {
-    *d = (struct detok){.t = t, .skip_special = skip_special};
+    *d = (struct detok){.t = t, .skip_special = skip_special, .strip = t->decode_strip};
 }
 
 enum status detok_push(struct detok *d, uint32_t id, struct buf *out)
@@ -246,6 +254,10 @@ enum status detok_push(struct detok *d, uint32_t id, struct buf *out)
     const uint8_t *s = (const uint8_t *)tok_bytes(d->t, id, &len);
     enum status st = ST_OK;
     struct detok before = *d; /* a failed push changes nothing */
+    if (len > 0) {
+        i = d->strip && s[0] == ' ';
+        d->strip = false;
+    }
     size_t out_before = out->len;
     uint32_t cp;
     while (d->pending_len > 0 && i < len && !st) { /* a sequence begun by an earlier token */

@@ -33,6 +33,8 @@ enum tok_pattern {
     TOK_PATTERN_DIGITS3,
     TOK_PATTERN_DIGIT_MARKS,
     TOK_PATTERN_PLAIN,
+    TOK_PATTERN_CASED,
+    TOK_PATTERN_NUMBERS,
     TOK_PATTERN_LITERAL
 };
 enum tok_bos {
@@ -42,12 +44,16 @@ enum tok_bos {
 };
 /* What a GGUF file gives only by the name of its tokenizer. */
 struct tok_gguf_kind {
+    const char *arch;       /* general.architecture; NULL: any */
     const char *model;      /* tokenizer.ggml.model */
     const char *pre;        /* tokenizer.ggml.pre, alternatives between bars; NULL: any or none */
     bool byte_level;        /* false: SentencePiece-style, with U+2581 for spaces and <0xNN> for the bytes of
                              * characters without a token */
     enum tok_pattern split; /* byte-level: the pre-tokenizer */
-    bool nfc;               /* the text is normalised first */
+    bool numbers;           /* before it TOK_PATTERN_NUMBERS */
+    bool ignore_merges;
+    bool space_prefix; /* unless tokenizer.ggml.add_space_prefix says otherwise: one before every piece */
+    bool nfc;          /* the text is normalised first */
     /* User-defined tokens and markers are special in the original, whatever the converter marked them as. */
     bool user_special;
     /* NULL-terminated: tokens that are special in the original but normal in some files. */
@@ -116,7 +122,7 @@ bool tok_special_role(const struct tokenizer *t, size_t idx, const char **role, 
  * text of a generation, streamed or not. */
 struct detok {
     const struct tokenizer *t;
-    bool skip_special;
+    bool skip_special, strip; /* strip: a space that the text begins with */
     uint8_t pending_len;
     uint8_t pending[4];
 };

@@ -8,8 +8,18 @@
 
 #include <stdint.h>
 
-/* \p{L}, \p{N}, \p{M}; \s without and with only CR and LF; everything else. */
-enum uni_class { UNI_OTHER = 0, UNI_LETTER, UNI_NUMBER, UNI_MARK, UNI_SPACE, UNI_NEWLINE };
+/* \p{L} without the last two, \p{N}, \p{M}; \s without and with only CR and LF; \p{Lu} and \p{Lt}, \p{Ll};
+ * everything else. */
+enum uni_class {
+    UNI_OTHER = 0,
+    UNI_LETTER,
+    UNI_NUMBER,
+    UNI_MARK,
+    UNI_SPACE,
+    UNI_NEWLINE,
+    UNI_UPPER,
+    UNI_LOWER
+};
 enum {
     UNI_CLASS_MASK = 7,
     UNI_WORD = 8, /* \w of the single_word rule */

@@ -20,17 +20,19 @@ __global__ __launch_bounds__(128) void conv_k(be_states s, be_conv_args a)
     if (c >= a.c) return;
     const float *from = state_at(s, s.from[seq], a.layer_offset);
     float *to = state_at(s, s.to[seq], a.layer_offset), *x = a.x + (size_t)s.first[seq] * a.stride + c;
+    const float *times = a.times ? a.times + (size_t)s.first[seq] * a.stride + c : nullptr;
     float old[BE_CONV_K_MAX - 1];
     CU_UNROLL
     for (uint32_t j = 0; j < BE_CONV_K_MAX - 1; j++)
         old[j] = from && j < before ? from[(size_t)j * a.c + c] : 0;
     for (uint32_t t = 0, count = s.count[seq], kept = s.kept[seq]; t < count; t++) {
         float now = x[t * a.stride], sum = 0;
+        if (times) now *= times[t * a.stride];
         CU_UNROLL
         for (uint32_t j = 0; j < BE_CONV_K_MAX - 1; j++)
             if (j < before) sum = fmaf(a.weight[(size_t)j * a.c + c], old[j], sum);
         sum = fmaf(a.weight[(size_t)before * a.c + c], now, sum);
-        x[t * a.stride] = sum / (1.0f + expf(-sum));
+        x[t * a.stride] = times ? sum : sum / (1.0f + expf(-sum));
         CU_UNROLL
         for (uint32_t j = 0; j < BE_CONV_K_MAX - 1; j++)
             if (j < before) old[j] = j + 1 < before ? old[j + 1 < BE_CONV_K_MAX - 1 ? j + 1 : j] : now;

@@ -355,6 +355,7 @@ void cuda_pack(struct backend *b, const struct be_pack_args *a)
 
 static __device__ __forceinline__ float gate_of(be_gate f, float z)
 {
+    if (f == BE_GATE_NONE) return z;
     float u = f == BE_GATE_GELU_TANH ? z * (1.5957691216057308f + 0.07135481627260025f * (z * z)) : z;
     return (f == BE_GATE_SIGMOID ? 1.0f : z) / (1.0f + expf(-u));
 }

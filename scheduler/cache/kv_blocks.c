@@ -79,7 +79,7 @@ static uint64_t slab_blocks(const struct engine_caps *caps, uint64_t grains, uin
 
 enum status kvb_create(const struct engine_caps *caps, struct kv_blocks **out, struct err *err)
 {
-    uint32_t largest = 0, smallest = UINT32_MAX;
+    uint32_t largest = 0, smallest = UINT32_MAX, least = caps->group_count; /* blocks of the shortest one */
     if (caps->group_count == 0 || caps->group_count > ENGINE_GROUPS_MAX)
         return err_set(err, ST_INVALID, "no KV groups");
     for (uint32_t g = 0; g < caps->group_count; g++) {
@@ -87,11 +87,12 @@ enum status kvb_create(const struct engine_caps *caps, struct kv_blocks **out, s
         ASSERT(u > 0);
         if (u > largest) largest = u;
         if (u < smallest) smallest = u;
+        least += caps->groups[g].recurrent; /* a state that is read, and one that is written */
     }
     uint64_t grains = caps->arena_grains < UINT32_MAX ? caps->arena_grains : UINT32_MAX - 1u;
-    if (grains < (uint64_t)largest * caps->group_count)
+    if (grains < (uint64_t)largest * least)
         return err_set(err, ST_TOO_LARGE,
-                       "the KV arena of %llu bytes is too small for one block of every group",
+                       "the KV arena of %llu bytes (--kv-memory) is too small for any sequence",
                        (unsigned long long)grains * caps->grain_bytes);
     uint64_t per = slab_blocks(caps, grains, largest);
     struct kv_blocks *k = calloc(1, sizeof *k);

@@ -25,6 +25,10 @@ enum status radix_create(const struct engine_caps *caps, struct kv_blocks *block
     c->top.root = true;
     c->top.state = ENGINE_NO_BLOCK;
     c->states_most = caps->arena_grains / STATES_FIRST;
+    if (c->state_group < ENGINE_GROUPS_MAX) { /* a large state leaves the cache more than one */
+        uint64_t two = 2ull * caps->groups[c->state_group].block_grains;
+        if (c->states_most < two) c->states_most = two;
+    }
     c->next_id = 1;
     c->bucket_count = BUCKETS_FIRST;
     c->buckets = calloc(c->bucket_count, sizeof(struct radix_node *));
@@ -134,18 +138,25 @@ static const struct radix_node *last_state(const struct radix_node *n, uint32_t 
     return n;
 }
 
+/* p, or the last position before it where a hit may end and, with a recurrent group, a state is saved. n:
+ * where the walk ended. */
+static uint32_t floor_saved(const struct radix_cache *c, const struct radix_view *v,
+                            const struct radix_node *n, uint32_t p, uint32_t equal)
+{
+    for (;;) {
+        p = floor_whole(v, p, equal);
+        if (!radix__recurrent(c) || last_state(n, p)->end == p) return p;
+        p = last_state(n, p)->end;
+    }
+}
+
 /* The longest p at which every group has what the next query needs, and a hit may end. n: where the walk
  * ended. */
 static uint32_t longest_valid(const struct radix_cache *c, const struct radix_view *v,
                               const struct radix_node *n, uint32_t p, uint32_t equal)
 {
+    p = floor_saved(c, v, n, p, equal);
     for (uint32_t g = 0; g < c->caps.group_count;) {
-        p = floor_whole(v, p, equal);
-        if (radix__recurrent(c) && last_state(n, p)->end < p) {
-            p = last_state(n, p)->end;
-            g = 0;
-            continue;
-        }
         uint32_t first, count = radix__window(c, g, p, atomic_end(v), &first), bad = ENGINE_NO_BLOCK;
         for (uint32_t i = first + count; i-- > first;) {
             uint32_t want = (i + 1) * c->bt < p ? (i + 1) * c->bt : p;
@@ -158,6 +169,7 @@ static uint32_t longest_valid(const struct radix_cache *c, const struct radix_vi
             continue;
         }
         p = c->valid_to[g][bad] > bad * c->bt ? c->valid_to[g][bad] : bad * c->bt;
+        p = floor_saved(c, v, n, p, equal);
         g = 0; /* a shorter one must be valid for all groups */
     }
     return p;
@@ -351,7 +363,7 @@ bool radix_pin_hit(struct radix_cache *c, const struct radix_view *v, const stru
 
 /* Node n and the sequence are equal in [from, to): n takes the sliding blocks it lacks, the sequence swaps
  * its own blocks for n's whole ones. */
-static void http_message(struct radix_cache *c, struct radix_node *n, uint32_t from, uint32_t to,
+static void share_blocks(struct radix_cache *c, struct radix_node *n, uint32_t from, uint32_t to,
                          const struct radix_table tables[])
 {
     uint32_t base = n->start / c->bt;
@@ -390,7 +402,7 @@ static struct radix_node *walk(struct radix_cache *c, const struct radix_view *v
     for (;;) {
         if (*pos < n->end) {
             uint32_t limit = n->end < to ? n->end : to, m = radix__common(n, v, *pos, limit);
-            http_message(c, n, *pos, *pos + m, tables);
+            share_blocks(c, n, *pos, *pos + m, tables);
             *pos += m;
             bool parts = *pos < limit;
             if (parts || (*pos < n->end && checkpoint)) {

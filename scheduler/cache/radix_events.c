@@ -165,7 +165,8 @@ static void note_image(struct radix_cache *c, const struct radix_span *s, uint32
     (*count)++;
 }
 
-/* The items [from, to) of n's path, to <= n->end, into c->told; the root is returned, NULL: out of memory. */
+/* The items [from, to) of n's path, to <= n->end, into c->announced; the root is returned, NULL: out of
+ * memory. */
 static const struct radix_node *gather(struct radix_cache *c, const struct radix_node *n, uint32_t from,
                                        uint32_t to, uint32_t *images)
 {
@@ -187,7 +188,8 @@ static const struct radix_node *gather(struct radix_cache *c, const struct radix
 
 /* Sends marks [k, k + count) of n as one message. Out of memory: they stay unannounced, so routing is worse
  * but not wrong. */
-static void tell_stored(struct radix_cache *c, struct radix_node *n, uint32_t g, uint32_t k, uint32_t count)
+static void announce_stored(struct radix_cache *c, struct radix_node *n, uint32_t g, uint32_t k,
+                            uint32_t count)
 {
     uint32_t size = c->event_sink.block_tokens, first = (n->start / size + k) * size, images;
     const struct radix_node *root = gather(c, n, first, first + count * size, &images);
@@ -211,7 +213,8 @@ static void tell_stored(struct radix_cache *c, struct radix_node *n, uint32_t g,
                                                 .salt = root->salt});
 }
 
-static void tell_removed(struct radix_cache *c, struct radix_node *n, uint32_t g, uint32_t k, uint32_t end)
+static void announce_removed(struct radix_cache *c, struct radix_node *n, uint32_t g, uint32_t k,
+                             uint32_t end)
 {
     enum { AT_ONCE = 64 };
     uint64_t hashes[AT_ONCE];
@@ -242,36 +245,36 @@ static bool held(const struct radix_cache *c, const struct radix_node *n, uint32
     return true;
 }
 
-static void tell_group(struct radix_cache *c, struct radix_node *n, uint32_t g, uint32_t k, uint32_t end)
+static void announce_group(struct radix_cache *c, struct radix_node *n, uint32_t g, uint32_t k, uint32_t end)
 {
     for (uint32_t i = k; i < end;) {
         bool announced = n->marks[i].announced >> g & 1, now = held(c, n, g, i);
         uint32_t j = i + 1;
         while (j < end && (n->marks[j].announced >> g & 1) == announced && held(c, n, g, j) == now) j++;
-        if (now && !announced) tell_stored(c, n, g, i, j - i);
-        if (!now && announced) tell_removed(c, n, g, i, j);
+        if (now && !announced) announce_stored(c, n, g, i, j - i);
+        if (!now && announced) announce_removed(c, n, g, i, j);
         i = j;
     }
 }
 
 /* Announces changes of the marks [k, end) of n. Full groups hold the same blocks: one is sent for all, before
  * the sliding ones, so that a receiver knows every block's parent. */
-static void tell(struct radix_cache *c, struct radix_node *n, uint32_t k, uint32_t end)
+static void announce(struct radix_cache *c, struct radix_node *n, uint32_t k, uint32_t end)
 {
     uint32_t count = c->caps.group_count, full = 0;
     while (full < count && c->caps.groups[full].window) full++;
-    if (full < count) tell_group(c, n, full, k, end);
+    if (full < count) announce_group(c, n, full, k, end);
     for (uint32_t g = 0; g < count; g++)
-        if (c->caps.groups[g].window) tell_group(c, n, g, k, end);
-    if (radix__recurrent(c)) tell_group(c, n, c->state_group, k, end);
+        if (c->caps.groups[g].window) announce_group(c, n, g, k, end);
+    if (radix__recurrent(c)) announce_group(c, n, c->state_group, k, end);
 }
 
 /* The block that begins in n and ends below it. */
-static void tell_children(struct radix_cache *c, const struct radix_node *n, uint32_t begin)
+static void announce_children(struct radix_cache *c, const struct radix_node *n, uint32_t begin)
 {
     for (struct radix_node *k = n->child; k; k = k->next) {
-        if (begin + c->event_sink.block_tokens <= k->end) tell(c, k, 0, 1);
-        else tell_children(c, k, begin);
+        if (begin + c->event_sink.block_tokens <= k->end) announce(c, k, 0, 1);
+        else announce_children(c, k, begin);
     }
 }
 
@@ -286,8 +289,8 @@ void radix__event_flush(struct radix_cache *c)
         clean(c, n);
         from = from > own ? from - own : 0;
         to = to > own ? to - own : 0;
-        tell(c, n, from, to < count ? to : count);
-        if (below) tell_children(c, n, last);
+        announce(c, n, from, to < count ? to : count);
+        if (below) announce_children(c, n, last);
     }
 }
 
@@ -325,7 +328,7 @@ void radix__marks_cut(struct radix_cache *c, struct radix_node *n, uint32_t end)
 {
     uint32_t k = radix__marks(c, n->start, end), count = radix__marks(c, n->start, n->end);
     for (uint32_t g = 0; k < count && g < c->caps.group_count + radix__recurrent(c); g++)
-        tell_removed(c, n, g, k, count);
+        announce_removed(c, n, g, k, count);
 }
 
 void radix__marks_drop(struct radix_cache *c, struct radix_node *n)
@@ -366,7 +369,7 @@ void radix_announce(struct radix_cache *c)
     for (struct radix_node *n = c->top.child; n;) {
         uint32_t count = radix__marks(c, n->start, n->end);
         for (uint32_t k = 0; k < count; k++) n->marks[k].announced = 0;
-        tell(c, n, 0, count);
+        announce(c, n, 0, count);
         struct radix_node *next = n->child;
         while (!next && n != &c->top) {
             next = n->next;

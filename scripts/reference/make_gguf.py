@@ -26,12 +26,20 @@ CASES = {
     "gemma4": "gemma4/e4b_released_f32",
     "gemma4_moe": "gemma4/moe_released_f32",
     "gemma4_tower": "gemma4/e2b_vision_f32",
+    "llama": "llama/llama_gguf_f32",
+    "llama_odd": "llama/llama_odd_f32",
+    "smollm3": "llama/smollm3_f32",
+    "granite": "llama/granite_f32",
+    "lfm2": "llama/lfm2_odd_f32",
 }
 FUSED = {"qwen2_vl"}  # with q, k and v in one, as the converter's --fuse-qkv has them
 ARCH = {"gemma": "gemma", "gemma2": "gemma2", "gemma3": "gemma3", "gemma3_text": "gemma3", "gemma4": "gemma4",
         "gemma4_text": "gemma4", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3_moe": "qwen3moe",
         "qwen2_vl": "qwen2vl", "qwen2_5_vl": "qwen2vl", "qwen3_vl": "qwen3vl", "qwen3_vl_moe": "qwen3vlmoe",
-        "qwen3_5": "qwen35", "qwen3_5_text": "qwen35", "qwen3_5_moe": "qwen35moe"}
+        "qwen3_5": "qwen35", "qwen3_5_text": "qwen35", "qwen3_5_moe": "qwen35moe",
+        "llama": "llama", "mistral": "llama", "smollm3": "smollm3", "granite": "granite",
+        "lfm2": "lfm2"}
+PERMUTED = ("llama", "smollm3", "granite")  # rows of q and k, for rotary in pairs
 PROJECTOR = {"gemma3": "gemma3", "qwen2_vl": "qwen2vl_merger", "qwen2_5_vl": "qwen2.5vl_merger",
              "qwen3_vl": "qwen3vl_merger", "qwen3_vl_moe": "qwen3vl_merger", "qwen3_5": "qwen3vl_merger",
              "qwen3_5_moe": "qwen3vl_merger", "gemma4": "gemma4v"}
@@ -54,6 +62,11 @@ TEXT = [("embed_tokens_per_layer", "per_layer_token_embd"),
         ("linear_attn.out_proj", "ssm_out"), ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
         ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"), ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
         ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
+        ("operator_norm", "attn_norm"), ("ffn_norm", "ffn_norm"), ("self_attn.out_proj", "attn_output"),
+        ("self_attn.q_layernorm", "attn_q_norm"), ("self_attn.k_layernorm", "attn_k_norm"),
+        ("feed_forward.w1", "ffn_gate"), ("feed_forward.w3", "ffn_up"), ("feed_forward.w2", "ffn_down"),
+        ("conv.conv", "shortconv.conv"), ("conv.in_proj", "shortconv.in_proj"),
+        ("conv.out_proj", "shortconv.out_proj"), ("embedding_norm", "token_embd_norm"),
         ("mlp.gate_proj", "ffn_gate"), ("mlp.up_proj", "ffn_up"), ("mlp.down_proj", "ffn_down"),
         ("mlp.gate", "ffn_gate_inp"), ("router.proj", "ffn_gate_inp"), ("router.scale", "ffn_gate_inp.scale"),
         ("router.per_expert_scale", "ffn_down_exps.scale"),
@@ -139,10 +152,24 @@ def recurrent(name, data, cfg):
     return tiled(data, 1, cfg, size) if name.endswith("out_proj.weight") else data
 
 
+def permuted(data, heads):
+    """(j, j + d/2) -> (2j, 2j + 1) in each head."""
+    return data.reshape(heads, 2, len(data) // heads // 2, -1).swapaxes(1, 2).reshape(data.shape)
+
+
+def llama3_divisors(full, head):
+    freq = full["rope_theta"] ** (-np.arange(0, head, 2) / head)
+    turns = full["original_max_position_embeddings"] * freq / (2 * np.pi)
+    low, high = full["low_freq_factor"], full["high_freq_factor"]
+    keep = np.clip((turns - low) / (high - low), 0, 1)
+    return 1 / (keep + (1 - keep) / full["factor"])
+
+
 def write_text(folder, out, top, tensors):
     cfg = top.get("text_config", top)
     arch = ARCH[top["model_type"]]
-    plus_one, four = arch in ("gemma", "gemma2", "gemma3", "qwen35", "qwen35moe"), arch in ("gemma2", "gemma3", "gemma4")
+    plus_one = arch in ("gemma", "gemma2", "gemma3", "qwen35", "qwen35moe")
+    four = arch in ("gemma2", "gemma3", "gemma4")
     w = gguf.GGUFWriter(str(out), arch)
     layers, heads = cfg["num_hidden_layers"], cfg["num_attention_heads"]
     rope = cfg.get("rope_parameters") or cfg.get("rope_scaling") or {}
@@ -152,9 +179,10 @@ def write_text(folder, out, top, tensors):
     w.add_embedding_length(cfg["hidden_size"])
     w.add_block_count(layers)
     w.add_head_count(heads)
-    w.add_layer_norm_rms_eps(cfg["rms_norm_eps"])
+    w.add_layer_norm_rms_eps(cfg.get("norm_eps", cfg.get("rms_norm_eps")))
     w.add_rope_freq_base(full.get("rope_theta", cfg.get("rope_theta")))
-    ff, kv, head = cfg.get("intermediate_size", cfg.get("moe_intermediate_size")), cfg["num_key_value_heads"], cfg.get("head_dim")
+    ff, head = cfg.get("intermediate_size", cfg.get("moe_intermediate_size")), cfg.get("head_dim")
+    kv = cfg.get("num_key_value_heads", heads)
     if arch == "gemma4":
         shared = cfg.get("num_kv_shared_layers", 0)
         w.add_shared_kv_layers(shared)
@@ -171,6 +199,10 @@ def write_text(folder, out, top, tensors):
         turned = int(head * full.get("partial_rotary_factor", 1) / 2)
         divisors = [1.0] * turned + [1e30] * (head // 2 - turned)
         w.add_tensor("rope_freqs.weight", np.array(divisors, np.float32))
+    if arch == "lfm2":
+        ff = len(tensors["model.layers.0.feed_forward.w1.weight"])
+        kv = [kv if t == "full_attention" else 0 for t in types]
+        w.add_shortconv_l_cache(cfg["conv_L_cache"])
     w.add_feed_forward_length(ff)
     w.add_head_count_kv(kv)
     if head:
@@ -185,6 +217,13 @@ def write_text(folder, out, top, tensors):
     if full.get("rope_type") == "linear":
         w.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         w.add_rope_scaling_factor(full["factor"])
+    if full.get("rope_type") == "llama3":
+        divisors = llama3_divisors(full, head or cfg["hidden_size"] // heads)
+        w.add_tensor("rope_freqs.weight", divisors.astype(np.float32))
+    scales = {"embedding_multiplier": "embedding_scale", "attention_multiplier": "attention.scale",
+              "residual_multiplier": "residual_scale", "logits_scaling": "logit_scale"}
+    for key in scales.keys() & cfg.keys():
+        w.add_float32(f"{arch}.{scales[key]}", cfg[key])
     sections = rope.get("mrope_section")
     if not sections and arch.startswith("qwen35"):  # equal positions on all axes: any will do
         half = int(head * full["partial_rotary_factor"]) // 2
@@ -222,6 +261,11 @@ def write_text(folder, out, top, tensors):
             data = data + 1
         if "linear_attn" in short:
             data = recurrent(short, data, cfg)
+        rows = re.search(r"self_attn\.([qk])_proj\.", short)
+        if short.endswith("conv.conv.weight"):
+            data = data[:, 0]
+        if rows and arch in PERMUTED:
+            data = permuted(data, heads if rows[1] == "q" else kv)
         if short.endswith("shared_expert_gate.weight"):
             data = data[0]
         expert = re.fullmatch(r"layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight", short)

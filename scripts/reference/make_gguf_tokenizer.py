@@ -10,8 +10,8 @@ import os
 import sys
 
 import gguf
-from make_tokenizer import QWEN2, byte_level, golden, sentencepiece, template, write_json
-from tokenizers import AddedToken, Tokenizer, normalizers
+from make_tokenizer import QWEN2, TEKKEN, byte_level, golden, sentencepiece, template, write_json
+from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
 from transformers.tokenization_utils_base import generate_merges
 
 NORMAL, CONTROL, USER, UNUSED, BYTE = 1, 3, 4, 5, 6
@@ -36,10 +36,10 @@ def types_of(tok, size, byte_tokens=False):
 
 
 def write(out, name, tok, tokens, types, model, pre, roles, add_bos, scores=None, merges=None, prefix=None,
-          chat=None):
+          chat=None, arch="none"):
     where = os.path.join(out, name)
     os.makedirs(where, exist_ok=True)
-    w = gguf.GGUFWriter(os.path.join(where, "model.gguf"), "none")
+    w = gguf.GGUFWriter(os.path.join(where, "model.gguf"), arch)
     w.add_tokenizer_model(model)
     if pre:
         w.add_tokenizer_pre(pre)
@@ -105,6 +105,32 @@ def main():
     scores = [-float(i) if t == NORMAL else 0.0 if t == BYTE else -1000.0 for i, t in enumerate(types)]
     spelt = [t.replace("▁", " ") if k == USER else t for t, k in zip(tokens, types, strict=True)]
     write(out, "gguf_pieces", tok, spelt, types, "llama", "default", sp_roles, True, scores, prefix=False)
+
+    # Llama 2: a space before every piece.
+    state = spm(500, (), ())
+    scores_of = {t: -i for t, i in state["model"]["vocab"].items()}
+    state["normalizer"] = json.loads(normalizers.Sequence([
+        normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]).__getstate__())
+    state["pre_tokenizer"] = None
+    state["decoder"]["decoders"].append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    tok = with_merges(state, scores_of)
+    tokens, types = types_of(tok, tok.get_vocab_size(), True)
+    scores = [-float(i) if t == NORMAL else 0.0 for i, t in enumerate(types)]
+    write(out, "gguf_prefix", tok, tokens, types, "llama", "default", sp_roles, True, scores, arch="llama")
+
+    # SmolLM2: each digit alone, then GPT-2's words. Mistral since Nemo.
+    for name, split, pre, more in (("gguf_numbers", None, "smollm", {}),
+                                   ("gguf_tekken", TEKKEN, "tekken", {"ignore_merges": True})):
+        tok = byte_level(split, 500, added(("<bos>", "<eos>"), True), **more)
+        if not split:
+            tok.pre_tokenizer = pre_tokenizers.Sequence([
+                pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
+        if split:
+            tok.post_processor = template(tok, "<bos>")
+        tokens, types = types_of(tok, tok.get_vocab_size())
+        merges = json.loads(tok.to_str())["model"]["merges"]
+        write(out, name, tok, tokens, types, "gpt2", pre, {"bos": "<bos>", "eos": "<eos>"}, None,
+              merges=merges)
 
     # Ids in the other order than the scores.
     state = spm(450, (), ())

@@ -522,8 +522,6 @@ REFUSED = {
         "bmp_8_offset0.bmp bmp_8_offset_at_palette.bmp",
     "pixels have colours that the palette lacks; black for Pillow":
         "bmp_8_short_palette.bmp",
-    "truncated: Pillow does not miss IEND":
-        "png_cut_iend.png png_cut_iend_crc.png",
     "a wrong checksum, which Pillow does not look at here":
         "png_idat_crc.png",
     "inflates to far more than the picture needs; Pillow stops there":

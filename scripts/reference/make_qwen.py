@@ -52,7 +52,8 @@ PROCESSORS |= {"qwen3_5": PROCESSORS["qwen3_vl"], "qwen3_5_moe": PROCESSORS["qwe
 def build_checkpoint(v, seed, folder):
     """Writes a checkpoint through save_pretrained, then rewrites what a release spells differently. Returns its weights."""
     with tempfile.TemporaryDirectory() as tmp:
-        parts.write_tokenizer(Path(tmp))
+        own = v["tokenizer"]() if "tokenizer" in v else None
+        parts.write_tokenizer(Path(tmp), own)
         tokenizer = AutoTokenizer.from_pretrained(tmp)
     ids = {t: tokenizer.convert_tokens_to_ids(t) for t in parts.SPECIAL}
     end = [ids["<|im_end|>"], ids["<|endoftext|>"]]
@@ -80,11 +81,14 @@ def build_checkpoint(v, seed, folder):
         tokenizer.chat_template = v["template"]
         tokenizer.save_pretrained(folder)
     # One spelling of tokenizer.json in all variants, compact.
-    (folder / "tokenizer.json").write_text(parts.tokenizer_text(), encoding="utf-8")
+    (folder / "tokenizer.json").write_text(own or parts.tokenizer_text(), encoding="utf-8")
     if v.get("spelling") == "flat":
         spell_as_released(folder, v)
     for key in v.get("drop", []):
         edit_json(folder / "config.json", lambda c: drop_key(c, key))
+    if v.get("mtp"):
+        rewrite(folder / "model.safetensors", lambda all: all | parts.drafter(all, seed))
+        edit_json(folder / "config.json", lambda c: c["text_config"].update(mtp_num_hidden_layers=1))
     if v.get("experts") == "fused":
         fuse_experts(folder / "model.safetensors")
     elif v.get("experts") == "released":
@@ -125,7 +129,8 @@ def spell_as_released(folder, v):
         scaling = {"type": rope["rope_type"]}
         if "mrope_section" in rope:
             scaling = {"type": "mrope" if rope["rope_type"] == "default" else rope["rope_type"], "mrope_section": rope["mrope_section"]}
-        scaling |= {k: rope[k] for k in ("factor", "original_max_position_embeddings") if k in rope}
+        scaling |= {k: x for k, x in rope.items()
+                    if k.endswith("factor") or k == "original_max_position_embeddings"}
         keep = ["attention_dropout", "bos_token_id", "eos_token_id", "hidden_act", "hidden_size", "initializer_range", "intermediate_size",
                 "max_position_embeddings", "max_window_layers", "num_attention_heads", "num_hidden_layers", "num_key_value_heads",
                 "rms_norm_eps", "sliding_window", "use_cache", "use_sliding_window", "vocab_size", "head_dim", "attention_bias",
@@ -410,10 +415,10 @@ def make(name, out):
     sys.exit(f"{name}: no seed gives a telling model")
 
 
-def main():
+def main(out=REPO / "tests/golden/qwen"):
     args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     args.add_argument("variants", nargs="*", metavar="VARIANT", help=", ".join(VARIANTS))
-    args.add_argument("--out", type=Path, default=REPO / "tests/golden/qwen")
+    args.add_argument("--out", type=Path, default=out)
     args = args.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -38,7 +38,7 @@ VARIANTS = {
         cases=[raw(LONG, note="two key heads for four value heads; half of a head rotates; tied"),
                chat(HELLO, note="thinking"), chat(HELLO, enable_thinking=False, note="no thinking")]),
     "qwen3_5_f32": VL | dict(
-        seed=2101, gains=dict(head=2.2, qk=1.5),
+        seed=2101, gains=dict(head=2.2, qk=1.5), mtp=True,
         text=text35("flff", 1, 2, 12, 20, head_dim=32, rope_parameters=axes(100.0, 0.5, 4, 2, 2)),
         vision=tower(),
         cases=[chat(("u", [image(0), text("What is it?")]), pictures=[(20, 33, 47)], note="one image"),
@@ -46,7 +46,7 @@ VARIANTS = {
                     ("u", [image(2), text("and?")]), pictures=[(21, 24, 40), (22, 24, 40), (23, 50, 16)],
                     enable_thinking=False, note="three images in two turns"),
                chat(("u", [video(0), text("Now?")]), films=[(32, 24, 30, 5, 2.0)],
-                    note="a video with time stamps"),
+                    note="a video with time stamps; a drafter (mtp.*)"),
                chat(HELLO, note="text only on a vision checkpoint")]),
     "qwen3_5_odd_f32": VL | dict(
         seed=2206, gains=dict(head=2.2, qk=1.5),
@@ -58,7 +58,7 @@ VARIANTS = {
                    note="a convolution of 3; the last layer is recurrent; heads rotate whole; biases; "
                         "untied; image tokens at both ends")]),
     "qwen3_5_moe_f32": VL | dict(
-        family="qwen3_5_moe", seed=2301, gains=dict(head=2.0, mix=0.4, qk=1.5),
+        family="qwen3_5_moe", seed=2301, gains=dict(head=2.0, mix=0.4, qk=1.5), mtp=True,
         text=text35("lflf", 2, 4, 16, 8, head_dim=32, num_experts=6, num_experts_per_tok=2,
                     moe_intermediate_size=12, shared_expert_intermediate_size=20, tie_word_embeddings=False,
                     rope_parameters=axes(100.0, 0.5, 4, 2, 2)),

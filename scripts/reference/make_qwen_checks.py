@@ -213,7 +213,8 @@ def check_reacts(model, v, p, lp, logprobs, positions):
         need(delta > limit, f"{what}: mean |change| is only {delta:.4f}")
         least[what] = round(delta, 3)
 
-    at = next(i for i in range(2, len(ids)) if not p.types or not p.types[i])
+    first = max(2, len(ids) - v.get("reach", len(ids)))
+    at = next(i for i in range(first, len(ids)) if not p.types or not p.types[i])
     moved("early token", margin / 2, slice(-1, None), tokens=ids[:at] + [40 if ids[at] != 40 else 41] + ids[at + 1:])
     text = model.model.language_model if spans or "vision" in v else model.model
     if len(routers(model)):

@@ -199,9 +199,13 @@ TOKENIZER_CONFIG = {
 }
 
 
-def write_tokenizer(folder):
-    (folder / "tokenizer.json").write_text(tokenizer_text(), encoding="utf-8")
-    (folder / "tokenizer_config.json").write_text(json.dumps(TOKENIZER_CONFIG, indent=1) + "\n")
+def write_tokenizer(folder, own=None):
+    """own: another tokenizer.json, which transformers reads as it is."""
+    config = TOKENIZER_CONFIG
+    if own:
+        config = config | {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": SPECIAL[0]}
+    (folder / "tokenizer.json").write_text(own or tokenizer_text(), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1) + "\n")
 
 
 @torch.no_grad()
@@ -219,7 +223,10 @@ def fill(model, seed, head=2.6, qk=1.3, mix=1.0, seen=1.6, router=2.5, pos=1.0):
         last = part[-2] if part[-1] in ("weight", "bias") else part[-1]
         visual, bias = "visual" in part, name.endswith("bias")
         fan = p.shape[-1] ** -0.5
-        if "linear_attn" in part:
+        if "conv" in part and last in ("conv", "in_proj", "out_proj"):  # LFM2
+            gain = {"conv": 1.5, "in_proj": 1.4, "out_proj": 2.0 * mix * unit}[last]
+            w = normal(seed, name, p.shape, gain * fan)
+        elif "linear_attn" in part:
             w = fill_recurrent(seed, name, p, last, mix * unit * fan)
         elif bias:
             w = normal(seed, name, p.shape, 0.3 if last in ("q_proj", "k_proj", "v_proj", "qkv") else 0.2)
@@ -227,9 +234,9 @@ def fill(model, seed, head=2.6, qk=1.3, mix=1.0, seen=1.6, router=2.5, pos=1.0):
                 w *= unit
         elif last == "embed_tokens" or last == "lm_head":
             w = normal(seed, name, p.shape, unit)
-        elif last in ("q_norm", "k_norm"):
+        elif last in ("q_norm", "k_norm", "q_layernorm", "k_layernorm"):
             w = normal(seed, name, p.shape, 0.2, qk) - plus
-        elif name.endswith("norm.weight") and not visual and last == "norm":
+        elif name.endswith("norm.weight") and not visual and last in ("norm", "embedding_norm"):
             sign = torch.sign(normal(seed, name + " sign", p.shape, 1.0))
             w = (head + normal(seed, name, p.shape, 0.15)) * sign - plus
         elif "norm" in last or last == "ln_q":
@@ -240,25 +247,41 @@ def fill(model, seed, head=2.6, qk=1.3, mix=1.0, seen=1.6, router=2.5, pos=1.0):
             if p.dim() == 5:
                 w = normal(seed, name, p.shape, 2.0 * p[0].numel() ** -0.5)
             elif part[-3:-1] == ["mlp", "2"] or (last == "linear_fc2" and "mlp" not in part):
-                w = normal(seed, name, p.shape, 2.0 * seen * unit * fan)  # the merger's last: rows as large as embeddings
+                # the merger's last: rows as large as embeddings
+                w = normal(seed, name, p.shape, 2.0 * seen * unit * fan)
             elif last == "qkv":
                 w = normal(seed, name, p.shape, 1.3 * fan)
             else:
                 w = normal(seed, name, p.shape, 1.6 * fan)
         elif part[-2:] == ["gate", "weight"]:
             w = normal(seed, name, p.shape, router * fan)
-        elif last in ("o_proj", "down_proj"):
-            w = normal(seed, name, p.shape, (2.2 if last == "down_proj" else 1.5) * mix * unit * fan)
+        elif last in ("o_proj", "down_proj", "out_proj", "w2"):
+            w = normal(seed, name, p.shape, (2.2 if last in ("down_proj", "w2") else 1.5) * mix * unit * fan)
         elif last == "shared_expert_gate":
             w = normal(seed, name, p.shape, 2.0 * fan)
         elif last in ("q_proj", "k_proj"):
             w = normal(seed, name, p.shape, qk * fan)
-        elif last in ("v_proj", "gate_proj", "up_proj", "gate_up_proj"):
+        elif last in ("v_proj", "gate_proj", "up_proj", "gate_up_proj", "w1", "w3"):
             w = normal(seed, name, p.shape, 1.2 * fan)
         else:
             raise ValueError(f"no rule for {name} {tuple(p.shape)}")
         p.copy_(w)
     model.tie_weights()
+
+
+def drafter(tensors, seed):
+    """mtp.*, which transformers leaves unread: a copy of the last layer with attention; its inputs add up."""
+    layers = [k for k in tensors if ".self_attn.q_proj.weight" in k and "visual" not in k]
+    last = max(layers, key=lambda k: int(k.split(".self_attn")[0].split(".")[-1])).split("self_attn")[0]
+    out = {"mtp.layers.0." + k[len(last):]: t.clone() for k, t in tensors.items() if k.startswith(last)}
+    norm = next(t for k, t in tensors.items() if k.endswith("language_model.norm.weight"))
+    width = len(norm)
+    eye = torch.eye(width)
+    out["mtp.fc.weight"] = torch.cat([0.6 * eye, eye], 1) + normal(seed, "fc", (width, 2 * width), 0.02)
+    out["mtp.norm.weight"] = norm.clone()
+    for name in ("embedding", "hidden"):
+        out[f"mtp.pre_fc_norm_{name}.weight"] = normal(seed, name, (width,), 0.2) + width ** -0.5 - 1
+    return {k: t.to(norm.dtype) for k, t in out.items()}
 
 
 def fill_recurrent(seed, name, p, last, out):

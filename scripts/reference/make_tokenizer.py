@@ -15,6 +15,10 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 QWEN2 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 LLAMA3 = QWEN2.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 QWEN35 = QWEN2.replace(r"\p{L}+|\p{N}|", r"[\p{L}\p{M}]+|\p{N}|").replace(r"[^\s\p{L}\p{N}]+", r"[^\s\p{L}\p{M}\p{N}]+")
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+TEKKEN = (rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*|\p{{N}}|"
+          r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+NUMBERS = r"\p{N}|\P{N}+"
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 CASES = ["", " ", "  ", "\n", "Hello world", "I'LL  go\n\n\n  x", "don't DON'T we'Re", "a1234b", " 12", "\t\tfoo", "  \tfoo  ", "!!!\n\n a", "x \n y",
@@ -168,8 +172,12 @@ def main():
         write_json(os.path.join(where, "golden.json"), golden(load(where), seed))
     rng = random.Random(99)
     texts = [c for c in CASES if len(c) < 70] + [t for t in (random_text(rng, []) for _ in range(400)) if 0 < len(t) < 40][:140]
+    cases = random.Random(98)  # letters of all cases, marks, slashes behind line breaks
+    texts += ["".join(cases.choice("aBǅʰ日\u0301\u0488 /\n\r.7ßΣς") for _ in range(cases.randrange(2, 14)))
+              for _ in range(150)]
     splits = {}
-    for name, pattern in (("qwen2", QWEN2), ("llama3", LLAMA3), ("qwen3_5", QWEN35), ("gpt2", GPT2)):
+    for name, pattern in (("qwen2", QWEN2), ("llama3", LLAMA3), ("qwen3_5", QWEN35), ("gpt2", GPT2),
+                          ("tekken", TEKKEN), ("numbers", NUMBERS)):
         split = pre_tokenizers.Split(Regex(pattern), "isolated")
         splits[name] = [[len(w.encode()) for w, _ in split.pre_tokenize_str(t)] for t in texts]
     write_json(os.path.join(out, "splits.json"), {"texts": texts, "bytes": splits})

@@ -13,7 +13,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 CODE_POINTS = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
-OTHER, LETTER, NUMBER, MARK, SPACE, NEWLINE = range(6)
+OTHER, LETTER, NUMBER, MARK, SPACE, NEWLINE, UPPER, LOWER = range(8)
 WORD, NFC = 8, 16
 PAGE = 256
 
@@ -71,13 +71,16 @@ def runs_of(values):
 
 def main():
     letters, numbers, marks, spaces = (regex_class(p) for p in (r"\p{L}", r"\p{N}", r"\p{M}", r"\s"))
+    upper, lower = regex_class(r"[\p{Lu}\p{Lt}]"), regex_class(r"\p{Ll}")
+    assert upper | lower <= letters and not upper & lower
     word = added_token_class(lambda c: chr(c) + "X", lambda e: not e.ids, single_word=True)
     stripped = added_token_class(lambda c: chr(c) + "X", lambda e: bool(e.offsets) and e.offsets[0] == (0, 2), lstrip=True)
     assert stripped == spaces, "the two meanings of white space differ"
     assert not (letters & numbers or letters & marks or numbers & marks or spaces & (letters | numbers | marks))
     nfc = nfc_class()
     values = [0] * 0x110000
-    for cls, members in ((LETTER, letters), (NUMBER, numbers), (MARK, marks), (SPACE, spaces)):
+    for cls, members in ((LETTER, letters), (NUMBER, numbers), (MARK, marks), (SPACE, spaces), (UPPER, upper),
+                         (LOWER, lower)):
         for c in members:
             values[c] = cls
     values[0x0A] = values[0x0D] = NEWLINE
@@ -97,7 +100,8 @@ def main():
 #include <pthread.h>
 #include <string.h>
 
-_Static_assert(UNI_LETTER == {LETTER} && UNI_NUMBER == {NUMBER} && UNI_MARK == {MARK} && UNI_SPACE == {SPACE} && UNI_NEWLINE == {NEWLINE},
+_Static_assert(UNI_LETTER == {LETTER} && UNI_NUMBER == {NUMBER} && UNI_MARK == {MARK} && UNI_SPACE == {SPACE} && UNI_NEWLINE == {NEWLINE} &&
+                   UNI_UPPER == {UPPER} && UNI_LOWER == {LOWER},
                "the text's values");
 _Static_assert(UNI_WORD == {WORD} && UNI_NFC == {NFC}, "the text's values");
 

@@ -20,6 +20,7 @@ void api_tokenize_start(struct request *r);
 void api_detokenize_start(struct request *r);
 void api_count_tokens_start(struct request *r);
 void api_input_tokens_start(struct request *r);
+void api_chat_tokens_start(struct request *r);
 /* models.c */
 void api_models_start(struct request *r);
 void api_model_start(struct request *r);

@@ -1,6 +1,7 @@
 /* GET /v1/models, /v1/models/{id} (of OpenAI's API and Anthropic's), /model_info and /server_info. Works
  * while the model loads. */
 #include "engine/model/model_info.h"
+#include "server/chat/template.h"
 #include "server/http/json_writer.h"
 #include "server/http/request.h"
 #include "server/api/api.h"
@@ -54,6 +55,36 @@ static void card(struct json_writer *o, const struct request *r, const char *nam
     jw_text(o, ",\"permission\":[]}");
 }
 
+/* A model as Codex reads it: without one of these fields it takes the whole list for unreadable. Its own
+ * instructions are only for models that it knows. */
+static void codex_card(struct json_writer *o, const struct server *s, const char *name)
+{
+    const struct model *m = s->model;
+    bool thinks = m && m->tmpl && template_caps(m->tmpl, true)->think;
+    jw_text(o, "{\"slug\":");
+    jw_cstring(o, name);
+    jw_text(o, ",\"display_name\":");
+    jw_cstring(o, name);
+    jw_text(o,
+            ",\"description\":null,\"shell_type\":\"shell_command\",\"visibility\":\"list\","
+            "\"supported_in_api\":true,\"priority\":0,\"upgrade\":null,\"support_verbosity\":false,"
+            "\"default_verbosity\":null,\"apply_patch_tool_type\":\"freeform\",\"truncation_policy\":"
+            "{\"mode\":\"tokens\",\"limit\":10000},\"supports_parallel_tool_calls\":true,"
+            "\"experimental_supported_tools\":[],\"base_instructions\":\"You are a coding agent in a "
+            "terminal on the user's machine, with the tools of the Codex CLI. Read files before you change "
+            "them, change only what the task needs, run commands to check the result, and go on until the "
+            "task is done. Then say in a few words what you did.\",\"supports_reasoning_summaries\":");
+    jw_text(o, thinks ? "true,\"default_reasoning_level\":\"medium\",\"supported_reasoning_levels\":["
+                        "{\"effort\":\"none\",\"description\":\"No reasoning\"},"
+                        "{\"effort\":\"medium\",\"description\":\"Reasoning\"}]"
+                      : "false,\"default_reasoning_level\":null,\"supported_reasoning_levels\":[]");
+    jw_text(o, m && m->caps.images ? ",\"input_modalities\":[\"text\",\"image\"],\"context_window\":"
+                                   : ",\"input_modalities\":[\"text\"],\"context_window\":");
+    if (m) jw_uint(o, m->caps.context_max);
+    else jw_text(o, "null");
+    jw_text(o, "}");
+}
+
 void api_models_start(struct request *r)
 {
     struct json_writer o = {.buf = &r->response.out};
@@ -72,6 +103,11 @@ void api_models_start(struct request *r)
         jw_cstring(&o, last);
         jw_text(&o, "}");
     } else {
+        jw_text(&o, "],\"models\":[");
+        for (const char *n = r->srv->model_name; n < r->srv->model_names_end; n += strlen(n) + 1) {
+            if (n != r->srv->model_name) jw_text(&o, ",");
+            codex_card(&o, r->srv, n);
+        }
         jw_text(&o, "]}");
     }
     request_respond(r, o.st ? 500 : 200);
@@ -104,7 +140,7 @@ void api_server_info_start(struct request *r)
 
 void api_model_start(struct request *r)
 {
-    char *id = strdup(r->http.path + strlen(r->route->path));
+    char *id = strdup(request_rest(r));
     if (!id) {
         request_fail(r);
         return;

@@ -121,12 +121,17 @@ static bool owner_of(const struct request *r, struct response_owner *owner)
 static void response_job(struct request *r)
 {
     struct response_owner owner;
-    const char *path = r->http.path + strlen(r->route->path), *rest = path + strcspn(path, "/");
+    const char *path = request_rest(r), *rest = path + strcspn(path, "/");
     bool items = strcmp(rest, "/input_items") == 0, cancel = strcmp(rest, "/cancel") == 0;
     char id[RESPONSE_ID_BYTES] = "";
     if (*rest && !items && !cancel) {
         (void)api_fail(&r->response.error, 404, "unknown_url", NULL, "Invalid URL (%s %.200s)",
                        method_name(r->http.method), r->http.path);
+        return;
+    }
+    if (strcmp(path, "compact") == 0) {
+        (void)api_fail(&r->response.error, 404, "unsupported_endpoint", NULL,
+                       "This server does not compact conversations: ask the model for a summary.");
         return;
     }
     if (r->http.method == M_POST && !cancel) wrong_method(r, items ? "GET, OPTIONS" : "GET, DELETE, OPTIONS");

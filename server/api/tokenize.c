@@ -1,4 +1,4 @@
-/* POST /tokenize, /detokenize, /v1/messages/count_tokens and /v1/responses/input_tokens, on a worker. */
+/* POST /tokenize and /detokenize, and the counts of a prompt's tokens of the three APIs, on a worker. */
 #include "server/http/fields.h"
 #include "server/dialect/dialect.h"
 #include "server/generate/generate.h"
@@ -149,14 +149,14 @@ static void detokenize(struct request *r)
 static void count_tokens(struct request *r)
 {
     struct gen *g = r->gen;
-    if (!g->fetched &&
-        (request_body_parse(r, &g->root) || request_model_check(r, g->root) || g->dialect->read(g, g->root)))
+    if (!g->fetched && (request_body_parse(r, &g->root) || request_model_check(r, g->root) ||
+                        (g->dialect ? g->dialect->read : tokenize_read)(g, g->root)))
         return;
     if ((g->remote && !g->fetched) || tokenize_chat(g)) return;
     struct json_writer o = {.buf = &r->response.out};
-    jw_text(&o, g->dialect == &dialect_input_tokens
-                    ? "{\"object\":\"response.input_tokens\",\"input_tokens\":"
-                    : "{\"input_tokens\":");
+    jw_text(&o, g->dialect == &dialect_count_tokens
+                    ? "{\"input_tokens\":"
+                    : "{\"object\":\"response.input_tokens\",\"input_tokens\":");
     jw_uint(&o, g->prompts[0].prompt.token_count);
     jw_text(&o, "}");
     if (o.st) (void)api_nomem(&r->response.error);
@@ -209,6 +209,11 @@ void api_detokenize_start(struct request *r)
 void api_count_tokens_start(struct request *r)
 {
     gen_start(r, GEN_CHAT, &dialect_count_tokens, count_tokens_job, job_end);
+}
+
+void api_chat_tokens_start(struct request *r)
+{
+    gen_start(r, GEN_CHAT, NULL, count_tokens_job, job_end);
 }
 
 void api_input_tokens_start(struct request *r)

@@ -2,6 +2,7 @@
 #include "server/chat/messages.h"
 
 #include "config/base/buf.h"
+#include "config/base/list.h"
 #include "server/http/fields.h"
 #include "server/http/json_parser.h"
 #include "server/http/limits.h"
@@ -81,24 +82,13 @@ static enum status count_part(struct chat_reader *r, const char *suffix)
                       LIMIT_PARTS);
 }
 
-/* Grows by one element of `size` bytes; NULL: out of memory. */
-static void *grown(void *list, size_t count, size_t *cap, size_t size)
-{
-    if (count < *cap) return list;
-    void *more = realloc(list, (*cap ? 2 * *cap : 4) * size);
-    if (more) *cap = *cap ? 2 * *cap : 4;
-    return more;
-}
-
 enum status chat_message_add(struct chat_reader *r, enum chat_role role, struct chat_message **out)
 {
     struct chat_messages *m = r->out;
     size_t max = r->limits.messages_max ? r->limits.messages_max : 100000;
     if (m->count >= max)
         return api_fail(r->err, 400, "invalid_value", r->at.field, "There are more than %zu messages.", max);
-    void *list = grown(m->list, m->count, &m->cap, sizeof *m->list);
-    if (!list) return chat_no_memory(r);
-    m->list = list;
+    if (!LIST_ROOM(m->list, m->count, m->cap, 4)) return chat_no_memory(r);
     *out = &m->list[m->count++];
     **out = (struct chat_message){.role = role, .at = r->at};
     return ST_OK;
@@ -111,12 +101,10 @@ static struct chat_message *last_message(const struct chat_reader *r)
 
 static enum status part_add(struct chat_reader *r, struct chat_message *m, struct chat_part part)
 {
-    void *parts = grown(m->parts, m->part_count, &m->part_cap, sizeof *m->parts);
-    if (!parts) {
+    if (!LIST_ROOM(m->parts, m->part_count, m->part_cap, 4)) {
         json_decref(part.text);
         return chat_no_memory(r);
     }
-    m->parts = parts;
     m->parts[m->part_count++] = part;
     return ST_OK;
 }
@@ -223,9 +211,7 @@ enum status chat_image_add(struct chat_reader *r, uint32_t number, bool video, c
     if (m->image_count >= r->limits.images_max)
         return chat_fault(r, "too_many_images", suffix, "At most %zu image(s) may be provided in one prompt.",
                           r->limits.images_max);
-    void *images = grown(m->images, m->image_count, &m->image_cap, sizeof *m->images);
-    if (!images) return chat_no_memory(r);
-    m->images = images;
+    if (!LIST_ROOM(m->images, m->image_count, m->image_cap, 4)) return chat_no_memory(r);
     if (part_add(r, last_message(r), (struct chat_part){.video = video, .number = number})) return ST_NOMEM;
     *out = &m->images[m->image_count++];
     **out = (struct image_ref){.video = video, .message = (uint32_t)m->count - 1, .part = number};
@@ -267,6 +253,27 @@ static enum status add_image(struct chat_reader *r, const json_t *url, const jso
     ref->url_len = json_string_length(url);
     ref->detail = (enum image_detail)d;
     return ST_OK;
+}
+
+/* Sizes in the part itself, as some clients' tools write them. */
+static enum status image_sizes(struct chat_reader *r, const json_t *part, const struct part_at *at,
+                               struct image_ref *ref)
+{
+    static const char *const names[] = {"min_pixels", "max_pixels", "resized_height", "resized_width"};
+    uint32_t *const to[] = {&ref->min_pixels, &ref->max_pixels, &ref->resized_height, &ref->resized_width};
+    char path[96];
+    for (size_t i = 0; i < 4; i++) {
+        const json_t *v = json_object_get(part, names[i]);
+        if (!v || json_is_null(v)) continue;
+        snprintf(path, sizeof path, "%s.%s", at->path, names[i]);
+        if (!json_is_integer(v) || json_integer_value(v) < 1 || json_integer_value(v) > INT32_MAX)
+            return chat_fault(r, json_is_integer(v) ? "invalid_value" : "invalid_type", path,
+                              "%s must be a positive integer.", names[i]);
+        *to[i] = (uint32_t)json_integer_value(v);
+    }
+    return !ref->resized_height == !ref->resized_width
+               ? ST_OK
+               : chat_fault(r, "invalid_value", at->path, "resized_height and resized_width come together.");
 }
 
 /* image_url: {"image_url": {"url", "detail"}} or {"image_url": "url"}; input_image: the latter; image:
@@ -404,7 +411,10 @@ static enum status parse_part(struct chat_reader *r, const json_t *part, const s
     if (assistant ? kind == PART_IMAGE || kind == PART_VIDEO : kind == PART_REFUSAL || kind == PART_REASONING)
         return chat_fault(r, "invalid_value", path,
                           "Content parts of type '%.60s' are not allowed in a message of this role.", name);
-    if (kind == PART_IMAGE) return image_part(r, part, at);
+    if (kind == PART_IMAGE) {
+        enum status st = image_part(r, part, at);
+        return st ? st : image_sizes(r, part, at, &r->out->images[r->out->image_count - 1]);
+    }
     if (kind == PART_VIDEO) return video_part(r, part, at, name);
     enum status st = text_of(r, part, at, field, &text);
     if (st) return st;
@@ -417,7 +427,8 @@ enum status chat_content_read(struct chat_reader *r, const json_t *content, cons
     enum chat_role role = last_message(r)->role;
     if (json_is_string(content)) return chat_text_add(r, share(content), 0);
     if (!content || json_is_null(content)) {
-        if (role == CHAT_ASSISTANT || role == CHAT_FUNCTION) return chat_text_add(r, json_string(""), 0);
+        if (role == CHAT_ASSISTANT || role == CHAT_FUNCTION || (content && role == CHAT_TOOL))
+            return chat_text_add(r, json_string(""), 0);
         if (!content) return chat_fault(r, "missing_required_parameter", name, "The message has no content.");
         return chat_fault(r, "invalid_type", name,
                           "The content of this message must be a string or an array of parts, not null.");
@@ -425,7 +436,7 @@ enum status chat_content_read(struct chat_reader *r, const json_t *content, cons
     if (!json_is_array(content))
         return chat_fault(r, "invalid_type", name,
                           "The content of a message must be a string or an array of parts.");
-    if (!json_array_size(content) && role != CHAT_ASSISTANT)
+    if (!json_array_size(content) && role != CHAT_ASSISTANT && role != CHAT_TOOL)
         return chat_fault(r, "empty_array", name, "The content array is empty.");
     enum status st = ST_OK;
     for (size_t i = 0; i < json_array_size(content) && !st; i++) {

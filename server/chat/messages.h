@@ -33,8 +33,9 @@ struct image_ref {
     bool video;
     double fps; /* of a video, from the part; 0 = not given */
     enum image_detail detail;
-    uint32_t message, part; /* messages[message].content[part] */
-    char param[96];         /* "messages[2].content[0].image_url.url": for errors of fetching and decoding */
+    uint32_t min_pixels, max_pixels, resized_height, resized_width; /* of the part; 0 = not given */
+    uint32_t message, part;                                         /* messages[message].content[part] */
+    char param[96]; /* "messages[2].content[0].image_url.url": for errors of fetching and decoding */
 };
 
 enum chat_role { CHAT_SYSTEM = 0, CHAT_DEVELOPER, CHAT_USER, CHAT_ASSISTANT, CHAT_TOOL, CHAT_FUNCTION };

@@ -1,6 +1,8 @@
 /* See chat/output.h. */
 #include "server/chat/output.h"
 
+#include "config/base/list.h"
+
 #include <stdlib.h>
 
 void chat_output_init(struct chat_output *o, const struct chat_output_rules *rules, size_t text_max)
@@ -19,6 +21,7 @@ void chat_output_fini(struct chat_output *o)
         buf_fini(&o->calls[i].arguments);
     }
     free(o->calls);
+    if (o->content_begun) tool_calls_fini(&o->tool_calls);
     buf_fini(&o->content);
     buf_fini(&o->reasoning);
 }
@@ -42,13 +45,7 @@ static enum status on_begin(void *user, const char *name, size_t len)
 {
     struct chat_output *o = user;
     if (o->call_count == CHAT_CALLS_MAX) return ST_TOO_LARGE;
-    if (o->call_count == o->call_cap) {
-        uint32_t cap = o->call_cap ? 2 * o->call_cap : 4;
-        struct chat_call *more = realloc(o->calls, cap * sizeof *more);
-        if (!more) return ST_NOMEM;
-        o->calls = more;
-        o->call_cap = cap;
-    }
+    if (!LIST_ROOM(o->calls, o->call_count, o->call_cap, 4)) return ST_NOMEM;
     struct chat_call *c = &o->calls[o->call_count++];
     *c = (struct chat_call){.content_at = o->content.len};
     buf_init(&c->name, o->content.max);
@@ -60,12 +57,6 @@ static enum status on_arguments(void *user, const char *text, size_t len)
 {
     struct chat_output *o = user;
     return buf_add(&o->calls[o->call_count - 1].arguments, text, len);
-}
-
-static enum status on_end(void *user)
-{
-    (void)user;
-    return ST_OK;
 }
 
 /* ---- public functions ---- */
@@ -83,17 +74,19 @@ enum status chat_output_run(struct chat_output *o, const char *text, size_t len,
         const struct tool_rules rules = {.syntax = o->rules.calls,
                                          .types = o->rules.types,
                                          .bare = o->rules.calls ? o->rules.bare : NULL,
+                                         .exact = o->rules.exact,
                                          .single = o->rules.single_call};
-        tool_parse_init(&o->tool_parse, from, &rules);
+        tool_calls_init(&o->tool_calls, from, &rules);
         o->content_begun = true;
     }
+    o->tool_calls.ended = o->ended;
     if (o->rules.calls) {
         const struct tool_sink sink = {
-            .user = o, .content = on_content, .begin = on_begin, .arguments = on_arguments, .end = on_end};
-        return tool_parse_run(&o->tool_parse, text, len, final, &sink);
+            .user = o, .content = on_content, .begin = on_begin, .arguments = on_arguments};
+        return tool_calls_run(&o->tool_calls, text, len, final, &sink);
     }
-    size_t at = o->tool_parse.at;
-    o->tool_parse.at = len;
+    size_t at = o->tool_calls.at;
+    o->tool_calls.at = len;
     return len > at ? on_content(o, text + at, len - at) : ST_OK;
 }
 
@@ -117,10 +110,10 @@ bool chat_output_reasons(const struct chat_output *o)
 
 bool chat_output_called(const struct chat_output *o)
 {
-    return o->call_count && !tool_parse_open(&o->tool_parse);
+    return o->content_begun && tool_calls_complete(&o->tool_calls);
 }
 
 bool chat_output_done(const struct chat_output *o)
 {
-    return o->content_begun && o->rules.calls && tool_parse_done(&o->tool_parse);
+    return o->content_begun && o->rules.calls && tool_calls_done(&o->tool_calls);
 }

@@ -1,11 +1,11 @@
-/* Splits the output of a chat into reasoning, content and function calls (reasoning_parse.h, tool_parse.h) as
+/* Splits the output of a chat into reasoning, content and function calls (reasoning_parse.h, tool_calls.h) as
  * the text grows. Pure; used by one thread at a time. generate/write.c turns the result into JSON. */
 #ifndef KVASIR_CHAT_OUTPUT_H
 #define KVASIR_CHAT_OUTPUT_H
 
 #include "config/base/buf.h"
 #include "server/chat/reasoning_parse.h"
-#include "server/chat/tool_parse.h"
+#include "server/chat/tool_calls/tool_calls.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -24,7 +24,8 @@ struct chat_output_rules {
     bool inside;                    /* the prompt ends within the reasoning */
     enum tool_call_syntax calls;    /* syntax of calls to parse */
     const struct tool_types *types; /* of the functions; borrowed, may be NULL */
-    const json_t *bare;             /* functions (tool_parse.h); borrowed, may be NULL */
+    const json_t *bare;             /* functions (tool_calls.h); borrowed, may be NULL */
+    bool exact;                     /* the output is constrained */
     bool single_call;               /* at most one */
     bool must_call;                 /* all text is a call: an incomplete call without a name is dropped */
 };
@@ -40,12 +41,14 @@ struct chat_call {
 struct chat_output {
     struct chat_output_rules rules;
     struct reasoning_parse reasoning_parse;
-    struct tool_parse tool_parse;
-    bool content_begun; /* tool_parse is set up */
+    struct tool_calls tool_calls;
+    bool content_begun; /* tool_calls is set up */
+    bool ended;         /* set before the final run: see struct tool_calls */
     struct buf content, reasoning;
     size_t content_shown, reasoning_shown; /* STREAM */
     struct chat_call *calls;               /* [call_count] */
-    uint32_t call_count, call_cap;
+    uint32_t call_count;
+    size_t call_cap;
     uint32_t calls_shown;                        /* STREAM: calls before it are sent completely */
     uint32_t reasoning_tokens, undecided_tokens; /* chat_output_token */
 };

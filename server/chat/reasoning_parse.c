@@ -2,7 +2,7 @@
 #include "server/chat/reasoning_parse.h"
 
 #include "config/base/assert.h"
-#include "server/chat/tool_parse.h"
+#include "server/chat/tool_calls/tag_text.h"
 
 #include <string.h>
 
@@ -24,8 +24,7 @@ static void state_to(struct reasoning_parse *p, enum reasoning_state state)
         [REASON_CLOSED] = 1u << REASON_AFTER,
         [REASON_AFTER] = 0,
     };
-    (void)next;
-    ASSERT_SLOW(next[p->state] >> state & 1);
+    ASSERT(next[p->state] >> state & 1);
     p->state = state;
 }
 

@@ -1,6 +1,6 @@
 /* Splits a model's text into its reasoning and what comes after it: "<think>\nhm\n</think>\n\nYes.", or with
  * the tags of a channel, "<|channel>thought\nhm\n<channel|>Yes." The text grows, and the parser continues
- * where it stopped; the result depends on the text alone, never on how it was split. Pure, like tool_parse.h.
+ * where it stopped; the result depends on the text alone, never on how it was split. Pure, like tool_calls.h.
  *
  * Rules, for either pair of tags: reasoning begins with <think> at the very beginning (after optional white
  * space), or is already opened by the prompt; it ends at the first </think>, or with the text. Line breaks at

@@ -2,6 +2,7 @@
 #include "server/chat/template_internal.h"
 
 #include "config/base/file.h"
+#include "config/base/list.h"
 #include "config/gguf/gguf.h"
 
 #include <stdio.h>
@@ -154,15 +155,9 @@ uint32_t template_from(struct template_trace *t, enum jinja_origin origin,
 {
     enum { SOURCES_MAX = 1 << 24 };
     if (!t->on || t->no_memory || t->count >= SOURCES_MAX) return origin;
-    if (t->count == t->cap) {
-        size_t cap = t->cap ? 2 * t->cap : 32;
-        struct template_source *more = realloc(t->list, cap * sizeof *more);
-        if (!more) {
-            t->no_memory = true; /* the render then fails as a whole */
-            return origin;
-        }
-        t->list = more;
-        t->cap = cap;
+    if (!LIST_ROOM(t->list, t->count, t->cap, 32)) {
+        t->no_memory = true; /* the render then fails as a whole */
+        return origin;
     }
     t->list[t->count++] = *source;
     return JINJA_FROM(origin, t->count);

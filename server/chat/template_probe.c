@@ -111,13 +111,8 @@ void template_probe(const struct jinja_template *t, const struct jinja_limits *l
     caps->tool_calls = object || as_text;
     caps->arguments_as_text = as_text && !object;
     caps->tool_responses = !caps->tool_role && mentions(t, "tool_responses");
-    /* Some templates use another call syntax between the same tags: <function=NAME>, not always with
-     * <parameter=NAME>. */
-    if (caps->tools && mentions(t, "<tool_call>"))
-        caps->calls = !mentions(t, "<function=")   ? TOOL_SYNTAX_JSON
-                      : mentions(t, "<parameter=") ? TOOL_SYNTAX_XML
-                                                   : TOOL_SYNTAX_NONE;
-    if (caps->tools && mentions(t, TOOL_CALL_OPEN "call:")) caps->calls = TOOL_SYNTAX_CALL;
+    const char *source = jinja_source(t, &len);
+    if (caps->tools) caps->calls = tool_syntax_taught(source, len);
     caps->reasoning = mentions(t, reasoning_open(REASONING_CHANNEL)) ? REASONING_CHANNEL : REASONING_THINK;
     caps->think = mentions(t, reasoning_close(caps->reasoning));
     jinja_output_free(&p.out);

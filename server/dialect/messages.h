@@ -17,9 +17,10 @@ struct messages_state {
 enum status messages_read(struct gen *g, json_t *root, bool *go_on);
 
 /* messages_out.c */
-void messages_write_response(struct gen *g);
-void messages_stream_token(struct choice *c);
-void messages_stream(struct gen *g);
+void messages_write_response(struct json_writer *o, struct choice *c);
+void messages_head(struct gen *g);
+void messages_delta(struct choice *c, const struct delta *delta);
+void messages_tail(struct choice *c);
 void messages_stream_error(struct request *r);
 
 #endif

@@ -10,8 +10,10 @@
 #include <string.h>
 
 struct intake {
+    struct gen *g;
     struct chat_reader r;
-    size_t blocks; /* read so far */
+    size_t blocks;     /* read so far */
+    const char *front; /* of the next text */
 };
 
 /* The current block: its path after the message's place, and its index in the content. */
@@ -50,16 +52,23 @@ static enum status need_string(struct intake *t, json_t *o, const char *key, con
 }
 
 /* A new string; NULL: out of memory. */
-static json_t *joined(const char *front, size_t len, const json_t *back)
+static json_t *joined(const char *front, const json_t *back)
 {
-    size_t more = json_string_length(back);
+    size_t len = strlen(front), more = json_string_length(back);
     char *text = malloc(len + more + 1);
     if (!text) return NULL;
     memcpy(text, front, len);
-    memcpy(text + len, json_string_value(back), more);
+    if (more) memcpy(text + len, json_string_value(back), more);
     json_t *v = json_stringn_nocheck(text, len + more);
     free(text);
     return v;
+}
+
+static enum status text_add(struct intake *t, json_t *text, uint32_t number)
+{
+    const char *front = t->front;
+    t->front = "";
+    return chat_text_add(&t->r, *front ? joined(front, text) : json_incref(text), number);
 }
 
 static struct chat_message *last_message(const struct intake *t)
@@ -73,7 +82,7 @@ static struct chat_message *last_message(const struct intake *t)
 static enum status message_for(struct intake *t, enum chat_role role, bool first)
 {
     struct chat_message *last = last_message(t);
-    bool turn = role == CHAT_USER || role == CHAT_ASSISTANT || (role == CHAT_SYSTEM && !first);
+    bool turn = role != CHAT_SYSTEM || !first;
     return last && turn && last->role == role ? ST_OK : chat_message_add(&t->r, role, &last);
 }
 
@@ -101,7 +110,7 @@ static enum status image_block(struct intake *t, json_t *block, const struct at 
             return error(t, "invalid_value", &in, "media_type", "'%.60s' is no type of an image.", name);
         char front[96];
         snprintf(front, sizeof front, "data:%s;base64,", name);
-        url = joined(front, strlen(front), data);
+        url = joined(front, data);
         json_object_del(source, "data");
     } else {
         return error(t, "unsupported_value", &in, "type", "Sources of type '%.60s' are not supported.",
@@ -124,7 +133,28 @@ static enum status text_block(struct intake *t, json_t *block, const struct at *
 {
     json_t *text;
     enum status st = need_string(t, block, "text", at, &text);
-    return st ? st : chat_text_add(&t->r, json_incref(text), at->number);
+    return st ? st : text_add(t, text, at->number);
+}
+
+/* Documents of text; `title` first. */
+static enum status document_block(struct intake *t, json_t *block, const struct at *at)
+{
+    json_t *source = field(block, "source"), *title = field(block, "title"), *data;
+    char front[300] = "";
+    if (!json_is_object(source) || !json_is(field(source, "type"), "text"))
+        return error(t, "unsupported_content_part", at, "source",
+                     "Only documents of type 'text' are supported.");
+    if (need_string(t, source, "data", at, &data)) return ST_INVALID;
+    if (json_is_string(title)) snprintf(front, sizeof front, "%.280s\n", json_string_value(title));
+    return chat_text_add(&t->r, joined(front, data), at->number);
+}
+
+/* A tool that a tool search found: it is among the request's tools. */
+static enum status reference_block(struct intake *t, json_t *block, const struct at *at)
+{
+    json_t *name;
+    if (need_string(t, block, "tool_name", at, &name)) return ST_INVALID;
+    return chat_text_add(&t->r, json_incref(name), at->number);
 }
 
 static enum status thinking_block(struct intake *t, json_t *block, const struct at *at)
@@ -153,54 +183,46 @@ static enum status tool_use_block(struct intake *t, json_t *block, const struct 
     return chat_call_add(&t->r, call);
 }
 
+static enum status content_of(struct intake *t, json_t *content, enum chat_role role, const struct at *at);
+
 /* Chat messages have no field for a failure: it goes into the text. */
-static const char error_front[] = "Error: ";
-
-static enum status result_content(struct intake *t, json_t *content, bool failed, const struct at *at)
-{
-    bool text_first = json_is(json_object_get(json_array_get(content, 0), "type"), "text");
-    size_t front = failed && text_first ? strlen(error_front) : 0;
-    if (failed && !text_first && chat_text_add(&t->r, json_string(error_front), 0)) return ST_INVALID;
-    for (size_t i = 0; i < json_array_size(content); i++) {
-        json_t *block = json_array_get(content, i), *type, *text;
-        struct at in = {.number = (uint32_t)i};
-        snprintf(in.path, sizeof in.path, "%.30s.content[%zu]", at->path, i);
-        if (count_block(t, &in)) return ST_INVALID;
-        if (!json_is_object(block)) return error(t, "invalid_type", &in, NULL, "Must be an object.");
-        if (need_string(t, block, "type", &in, &type)) return ST_INVALID;
-        enum status st;
-        if (json_is(type, "image")) {
-            st = image_block(t, block, &in);
-        } else if (!json_is(type, "text")) {
-            st = error(t, "unsupported_content_part", &in, "type",
-                       "Content blocks of type '%.60s' are not supported here.", json_string_value(type));
-        } else {
-            st = need_string(t, block, "text", &in, &text);
-            if (!st) st = chat_text_add(&t->r, joined(error_front, front, text), in.number);
-            front = 0;
-        }
-        if (st) return st;
-    }
-    return ST_OK;
-}
-
 static enum status tool_result_block(struct intake *t, json_t *block, const struct at *at)
 {
     json_t *id, *content = field(block, "content"), *failed = field(block, "is_error");
     struct chat_message *m;
+    struct at in = {.number = 0};
+    snprintf(in.path, sizeof in.path, "%.40s.content", at->path);
     if (need_string(t, block, "tool_use_id", at, &id)) return ST_INVALID;
     if (failed && !json_is_boolean(failed))
         return error(t, "invalid_type", at, "is_error", "Must be a boolean.");
-    if (content && !json_is_string(content) && !json_is_array(content))
-        return error(t, "invalid_type", at, "content", "Must be a string or an array of content blocks.");
     if (chat_message_add(&t->r, CHAT_TOOL, &m)) return ST_INVALID;
     if (!(m->more = json_pack("{s:O}", "tool_call_id", id))) return chat_no_memory(&t->r);
-    if (!json_is_string(content)) return result_content(t, content, json_is_true(failed), at);
-    return chat_text_add(&t->r, joined(error_front, json_is_true(failed) ? strlen(error_front) : 0, content),
-                         0);
+    t->front = json_is_true(failed) ? "Error: " : "";
+    if (!json_is_string(content) && !json_is(field(json_array_get(content, 0), "type"), "text") &&
+        json_is_true(failed) && text_add(t, NULL, 0))
+        return ST_INVALID;
+    return content ? content_of(t, content, CHAT_TOOL, &in) : ST_OK;
 }
 
-enum { IN_USER = 1, IN_ASSISTANT = 2, IN_SYSTEM = 4 };
+enum { IN_USER = 1, IN_ASSISTANT = 2, IN_SYSTEM = 4, IN_RESULT = 8 };
+
+/* Claude Code's first system block: one line with a number that changes with each request, so that no cached
+ * prefix would fit. */
+static bool is_billing_header(const struct intake *t, json_t *block)
+{
+    static const char front[] = "x-anthropic-billing-header:";
+    const char *text = json_string_value(field(block, "text"));
+    return text && strncmp(text, front, strlen(front)) == 0 && !strchr(text, '\n') &&
+           strcmp(t->g->r->srv->opt->billing_header, "drop") == 0;
+}
+
+/* What Anthropic's own tools gave: not in the prompt. */
+static bool is_hosted_result(const json_t *type)
+{
+    static const char end[] = "_tool_result";
+    size_t n = json_string_length(type);
+    return n > strlen(end) && strcmp(json_string_value(type) + n - strlen(end), end) == 0;
+}
 
 static enum status one_block(struct intake *t, json_t *block, enum chat_role role, const struct at *at)
 {
@@ -208,18 +230,30 @@ static enum status one_block(struct intake *t, json_t *block, enum chat_role rol
         const char *type;
         unsigned roles;
         enum status (*read)(struct intake *t, json_t *block, const struct at *at);
-    } kinds[] = {{"text", IN_USER | IN_ASSISTANT | IN_SYSTEM, text_block},
-                 {"image", IN_USER, image_block},
+    } kinds[] = {{"text", IN_USER | IN_ASSISTANT | IN_SYSTEM | IN_RESULT, text_block},
+                 {"image", IN_USER | IN_RESULT, image_block},
+                 {"document", IN_USER | IN_RESULT, document_block},
+                 {"tool_reference", IN_RESULT, reference_block},
                  {"tool_result", IN_USER, NULL},
+                 {"server_tool_use", IN_ASSISTANT, NULL},
+                 {"mcp_tool_use", IN_ASSISTANT, NULL},
                  {"thinking", IN_ASSISTANT, thinking_block},
                  {"redacted_thinking", IN_ASSISTANT, NULL},
                  {"tool_use", IN_ASSISTANT, tool_use_block}};
-    unsigned in = role == CHAT_USER ? IN_USER : role == CHAT_ASSISTANT ? IN_ASSISTANT : IN_SYSTEM;
+    unsigned in = role == CHAT_USER        ? IN_USER
+                  : role == CHAT_ASSISTANT ? IN_ASSISTANT
+                  : role == CHAT_TOOL      ? IN_RESULT
+                                           : IN_SYSTEM;
     json_t *type;
     if (count_block(t, at)) return ST_INVALID;
     if (!json_is_object(block))
         return error(t, "invalid_type", at, NULL, "A content block must be an object.");
     if (need_string(t, block, "type", at, &type)) return ST_INVALID;
+    if (role == CHAT_ASSISTANT && is_hosted_result(type)) return ST_OK;
+    if (role == CHAT_SYSTEM && !at->number && is_billing_header(t, block)) {
+        t->g->left_out = "system[0]";
+        return ST_OK;
+    }
     size_t i = 0;
     while (i < sizeof kinds / sizeof *kinds && !json_is(type, kinds[i].type)) i++;
     if (i == sizeof kinds / sizeof *kinds)
@@ -240,7 +274,7 @@ static enum status content_of(struct intake *t, json_t *content, enum chat_role 
 {
     if (json_is_string(content)) {
         enum status st = message_for(t, role, true);
-        return st ? st : chat_text_add(&t->r, json_incref(content), 0);
+        return st ? st : text_add(t, content, 0);
     }
     if (!content) return error(t, "missing_required_parameter", at, NULL, "Field required.");
     if (!json_is_array(content))
@@ -257,13 +291,14 @@ static enum status content_of(struct intake *t, json_t *content, enum chat_role 
     return ST_OK;
 }
 
-/* A single text is a string: all templates support that. */
+/* A single text is a string: all templates support that. So is a system message: of a list, some show only
+ * the first text. */
 static enum status contents_resolve(struct intake *t)
 {
     struct chat_messages *m = t->r.out;
     for (size_t i = 0; i < m->count; i++) {
         struct chat_message *one = &m->list[i];
-        one->list = one->part_count > 1 && one->role != CHAT_TOOL;
+        one->list = one->part_count > 1 && one->role != CHAT_TOOL && one->role != CHAT_SYSTEM;
         if (chat_reasoning_end(&t->r, one) || (!one->list && chat_one_text(&t->r, one, "\n")))
             return ST_NOMEM;
     }
@@ -308,7 +343,7 @@ enum status messages_read(struct gen *g, json_t *root, bool *go_on)
 {
     json_t *system = field(root, "system"), *messages = field(root, "messages");
     const struct at at = {.path = ""};
-    struct intake t = {.blocks = 0};
+    struct intake t = {.g = g, .front = ""};
     if (gen_read_begin(g, &t.r)) return ST_INVALID;
     bool empty = (json_is_string(system) && !json_string_length(system)) ||
                  (json_is_array(system) && !json_array_size(system));

@@ -11,34 +11,8 @@
 
 /* ---- fields shared with chat completions ---- */
 
-/* Anthropic's fields, and this server's own for reproducibility (seed) and the cache. */
-static const char *const same[] = {
-    /* as in chat completions */
-    "max_tokens",
-    "stream",
-    "temperature",
-    "top_p",
-    "top_k",
-    "service_tier",
-    "seed",
-    "min_p",
-    "min_tokens",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "logit_bias",
-    "stop_token_ids",
-    "ignore_eos",
-    "skip_special_tokens",
-    "cache_salt",
-    "priority",
-    "mm_processor_kwargs",
-    "structured_outputs",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "request_id"};
+/* In addition to those of all dialects. */
+static const char *const same[] = {"max_tokens"};
 
 static enum status limits(struct reader *r)
 {
@@ -82,23 +56,20 @@ static enum status stop_sequences(struct reader *r)
 
 /* ---- tools ---- */
 
-static json_t *tool(struct reader *r, json_t *from, const char *path)
+static enum status tool(struct reader *r, json_t *from, const char *path)
 {
     json_t *type, *name, *text, *schema = field(from, "input_schema"), *strict = field(from, "strict");
-    if (reader_member(r, from, path, "type", false, &type)) return NULL;
-    if (type && !json_is(type, "custom"))
-        (void)api_fail(r->e, 400, "unsupported_value", path, "Tools of type '%.60s' are not supported.",
-                       json_string_value(type));
+    if (reader_member(r, from, path, "type", false, &type)) return ST_INVALID;
+    if (type && !json_is(type, "custom")) return reader_hosted(r, type), ST_OK;
     if (reader_member(r, from, path, "name", true, &name) ||
         reader_member(r, from, path, "description", false, &text))
-        return NULL;
+        return ST_INVALID;
     if (!schema)
-        (void)api_fail(r->e, 400, "missing_required_parameter", path, "input_schema: Field required.");
+        return api_fail(r->e, 400, "missing_required_parameter", path, "input_schema: Field required.");
     if (!json_is_object(schema) || json_big_int(schema))
-        (void)api_fail(r->e, 400, "invalid_type", path, "input_schema must be an object: a JSON schema.");
-    return r->e->http ? NULL
-                      : json_pack("{s:O,s:O*,s:O,s:O*}", "name", name, "description", text, "parameters",
-                                  schema, "strict", strict);
+        return api_fail(r->e, 400, "invalid_type", path, "input_schema must be an object: a JSON schema.");
+    return reader_function(r, json_pack("{s:O,s:O*,s:O,s:O*}", "name", name, "description", text,
+                                        "parameters", schema, "strict", strict));
 }
 
 /* *single: one call at most. */
@@ -144,6 +115,7 @@ static enum status thinking(struct reader *r, struct reasoning_ask *ask)
     budget = field(from, "budget_tokens");
     if (budget && (!json_to_int(budget, &n) || n < 1))
         return api_fail(r->e, 400, "invalid_value", "thinking.budget_tokens", "Must be a positive integer.");
+    if (json_is(type, "enabled")) ask->budget = budget;
     ask->drop = json_is(display, "omitted");
     ask->enabled = i > 0 ? json_true() : json_false();
     return ST_OK;
@@ -197,8 +169,8 @@ static enum status user(struct reader *r)
 
 /* ---- the whole ---- */
 
+/* Read elsewhere, or ignored. */
 static const char *const others[] = {
-    /* read elsewhere, or ignored */
     "cache_control", "chat_template_kwargs", "container", "context_management", "diagnostics",
     "inference_geo", "mcp_servers",          "messages",  "metadata",           "model",
     "output_config", "output_format",        "speed",     "stop_sequences",     "system",
@@ -234,7 +206,8 @@ static enum status read_count(struct gen *g, json_t *root)
 const struct dialect dialect_messages = {.read = read_whole,
                                          .source = "messages",
                                          .response = messages_write_response,
-                                         .stream_token = messages_stream_token,
-                                         .stream = messages_stream,
+                                         .head = messages_head,
+                                         .delta = messages_delta,
+                                         .tail = messages_tail,
                                          .stream_error = messages_stream_error};
 const struct dialect dialect_count_tokens = {.read = read_count, .source = "messages"};

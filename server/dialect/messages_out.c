@@ -103,7 +103,7 @@ static void content(struct json_writer *o, struct choice *c)
     if (any) {
         block_begin(o, c, DELTA_REASONING, 0);
         jw_string(o, out->reasoning.data, out->reasoning.len);
-        jw_text(o, ",\"signature\":\"\"}");
+        jw_text(o, ",\"signature\":\"kvasir\"}");
     }
     for (uint32_t i = 0; i <= out->call_count; i++) {
         size_t to = i < out->call_count ? out->calls[i].content_at : out->content.len;
@@ -124,22 +124,16 @@ static void content(struct json_writer *o, struct choice *c)
     }
 }
 
-void messages_write_response(struct gen *g)
+void messages_write_response(struct json_writer *o, struct choice *c)
 {
-    struct request *r = g->r;
-    struct json_writer o = {.buf = &r->response.out};
-    message_begin(&o, g);
-    content(&o, &g->choices[0]);
-    jw_text(&o, "],");
-    reasons(&o, &g->choices[0]);
-    usage(&o, g, false);
-    jw_text(&o, ",\"service_tier\":\"standard\"}}");
-    if (o.st) {
-        (void)api_fail(&r->response.error, 500, "internal_error", NULL, "The response is too large.");
-        request_fail(r);
-    } else {
-        request_respond(r, 200);
-    }
+    message_begin(o, c->gen);
+    content(o, c);
+    jw_text(o, "],");
+    reasons(o, c);
+    usage(o, c->gen, false);
+    jw_text(o, ",\"service_tier\":\"standard\"}");
+    gen_cache_info(o, c->gen);
+    jw_text(o, "}");
 }
 
 /* ---- events ---- */
@@ -151,27 +145,18 @@ static void event_begin(struct json_writer *o, const char *type)
     jw_cstring(o, type);
 }
 
-static void event_end(struct json_writer *o, struct gen *g)
-{
-    jw_text(o, "}");
-    sse_end(o);
-    if (o->st) gen_abort(g->r, 500, "internal_error", "The response is too large.");
-}
-
-static void head(struct gen *g)
+void messages_head(struct gen *g)
 {
     struct json_writer o = {.buf = &g->r->response.out};
-    if (g->shown.head) return;
-    g->shown.head = true;
     event_begin(&o, "message_start");
     jw_text(&o, ",\"message\":");
     message_begin(&o, g);
     jw_text(&o, "],\"stop_reason\":null,\"stop_sequence\":null");
     usage(&o, g, true);
     jw_text(&o, ",\"service_tier\":\"standard\"}}");
-    event_end(&o, g);
+    gen_event_end(&o, g);
     event_begin(&o, "ping");
-    event_end(&o, g);
+    gen_event_end(&o, g);
 }
 
 /* An event for the open block. */
@@ -190,11 +175,11 @@ static void block_close(struct gen *g)
     s->open = false;
     if (s->kind == DELTA_REASONING) {
         block_event(&o, s, "content_block_delta");
-        jw_text(&o, ",\"delta\":{\"type\":\"signature_delta\",\"signature\":\"\"}");
-        event_end(&o, g);
+        jw_text(&o, ",\"delta\":{\"type\":\"signature_delta\",\"signature\":\"kvasir\"}");
+        gen_event_end(&o, g);
     }
     block_event(&o, s, "content_block_stop");
-    event_end(&o, g);
+    gen_event_end(&o, g);
 }
 
 static void block_open(struct choice *c, enum delta_kind kind, uint32_t call)
@@ -211,10 +196,10 @@ static void block_open(struct choice *c, enum delta_kind kind, uint32_t call)
     jw_text(&o, kind == DELTA_REASONING ? "\"\",\"signature\":\"\"}"
                 : kind == DELTA_CONTENT ? "\"\"}"
                                         : "{}}");
-    event_end(&o, g);
+    gen_event_end(&o, g);
 }
 
-static void delta_write(struct choice *c, const struct delta *delta)
+void messages_delta(struct choice *c, const struct delta *delta)
 {
     struct gen *g = c->gen;
     struct messages_state *s = g->dialect_state;
@@ -231,21 +216,10 @@ static void delta_write(struct choice *c, const struct delta *delta)
                                         : ",\"delta\":{\"type\":\"input_json_delta\",\"partial_json\":");
     jw_string(&o, delta->text, delta->len);
     jw_text(&o, "}");
-    event_end(&o, g);
+    gen_event_end(&o, g);
 }
 
-/*  Sends everything new. */
-static void deltas_write(struct choice *c)
-{
-    head(c->gen);
-    for (struct delta delta; (delta = delta_next(c)).kind != DELTA_NONE;) {
-        delta_write(c, &delta);
-        delta_shown(c, &delta);
-    }
-    c->shown.dirty = false;
-}
-
-static void tail(struct choice *c)
+void messages_tail(struct choice *c)
 {
     struct gen *g = c->gen;
     struct json_writer o = {.buf = &g->r->response.out};
@@ -256,25 +230,10 @@ static void tail(struct choice *c)
     jw_text(&o, "}");
     usage(&o, g, false);
     jw_text(&o, "}");
-    event_end(&o, g);
+    gen_cache_info(&o, g);
+    gen_event_end(&o, g);
     event_begin(&o, "message_stop");
-    event_end(&o, g);
-}
-
-void messages_stream_token(struct choice *c)
-{
-    if (c->shown.dirty) deltas_write(c);
-    c->shown.dirty = true;
-}
-
-void messages_stream(struct gen *g)
-{
-    struct choice *c = &g->choices[0];
-    deltas_write(c);
-    if (g->r->state == RQ_RUNNING) request_stream_open(g->r);
-    if (c->finish == FIN_NONE || c->finish == FIN_ABORT || g->r->stream.end) return;
-    tail(c);
-    g->r->stream.end = true;
+    gen_event_end(&o, g);
 }
 
 void messages_stream_error(struct request *r)

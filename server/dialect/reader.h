@@ -9,8 +9,9 @@
 struct reader {
     struct gen *g;
     struct api_error *e;
-    json_t *from;  /* the body */
-    bool counting; /* only counts prompt tokens: fields that don't affect the prompt are not checked */
+    json_t *from;     /* the body */
+    bool counting;    /* only counts prompt tokens: fields that don't affect the prompt are not checked */
+    char hosted[160]; /* types of tools that are left out of the prompt */
 };
 
 enum status reader_no_memory(struct reader *r);
@@ -22,9 +23,15 @@ enum status reader_member(struct reader *r, json_t *object, const char *name, co
 /* Fields of other APIs, with this API's equivalent (or NULL): rejected, except values without effect: an
  * empty array, an `n` of 1. */
 enum status reader_refuse(struct reader *r, const char *const (*list)[2], size_t count);
-/* `tools` -> g->tools; one: a tool's function as a new object; NULL: r->e says why. */
-enum status reader_tools(struct reader *r, json_t *(*one)(struct reader *r, json_t *tool, const char *path));
-/* Reads the fields that chat completions has under the same name. others: further fields of the dialect. */
+/* `tools` -> g->tools; one: adds a tool. */
+enum status reader_tools(struct reader *r,
+                         enum status (*one)(struct reader *r, json_t *tool, const char *path));
+/* Adds a function: takes ownership; NULL: out of memory. */
+enum status reader_function(struct reader *r, json_t *function);
+/* A tool of a type that only OpenAI or Anthropic host is left out of the prompt, and logged. */
+void reader_hosted(struct reader *r, const json_t *type);
+/* Reads the fields that chat completions has under the same name: those of all dialects, and `same`. others:
+ * further fields of the dialect. */
 enum status reader_same(struct reader *r, const char *const *same, size_t same_count,
                         const char *const *others, size_t other_count);
 

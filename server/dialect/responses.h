@@ -20,7 +20,9 @@ struct responses_state {
     struct response_owner owner;
     struct response_kept *before; /* the previous response, or NULL; a reference */
     bool store;                   /* it will be stored */
-    bool has_temperature, has_top_p;
+    bool sealed;                  /* reasoning is also sent as encrypted_content */
+    json_t *renamed;  /* {name in the prompt: {"custom", "namespace", "name"}}: tools that are not plain
+                         functions; owned */
     struct buf items; /* the input items, to be stored */
     struct buf echo;  /* fields of the response that only repeat the request */
     /* output */
@@ -41,7 +43,13 @@ struct responses_state {
     size_t logprobs_shown; /* sent in deltas */
 };
 
+/* In front of the text in a reasoning item's encrypted_content. The text is not secret, and another server
+ * of the same model must be able to read it. */
+#define SEALED_REASONING "kvasir:"
+
 /* responses_items.c */
+/* The name in the prompt of a namespace's tool; name_space NULL: of a plain one. A new string. */
+json_t *responses_tool_name(const json_t *name_space, const json_t *name);
 /* `input`, previous responses and `instructions` -> messages of a chat. */
 enum status responses_messages(struct reader *r, struct responses_state *s);
 /* The input as stored and listed -> s->items. */
@@ -72,11 +80,15 @@ void response_write(struct json_writer *o, struct gen *g, const char *status, st
 /* At the end: writes the response and stores it. */
 void response_finish(struct json_writer *o, struct choice *c);
 void responses_token(struct choice *c);
-void responses_write_response(struct gen *g);
+/* The tool of a call in s->renamed, or NULL: a plain function. */
+const json_t *response_tool(const struct choice *c, uint32_t call);
+/* ,KEY:"..": the free text in a custom tool's arguments. */
+void response_input_write(struct json_writer *o, const char *key, const struct buf *arguments);
 
 /* responses_stream.c */
-void responses_stream_token(struct choice *c);
-void responses_stream(struct gen *g);
+void responses_head(struct gen *g);
+void responses_delta(struct choice *c, const struct delta *delta);
+void responses_tail(struct choice *c);
 void responses_stream_error(struct request *r);
 
 #endif

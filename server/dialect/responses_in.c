@@ -13,65 +13,16 @@
 
 /* ---- fields shared with chat completions ---- */
 
-/* OpenAI's fields, and those of this and other servers that chat completions accepts too. */
-static const char *const same[] = {
-    /* as in chat completions */
-    "stream",
-    "temperature",
-    "top_p",
-    "parallel_tool_calls",
-    "service_tier",
-    "user",
-    "top_k",
-    "min_p",
-    "seed",
-    "stop",
-    "stop_token_ids",
-    "ignore_eos",
-    "min_tokens",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "logit_bias",
-    "skip_special_tokens",
-    "mm_processor_kwargs",
-    "cache_salt",
-    "priority",
-    "structured_outputs",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "request_id"};
+/* In addition to those of all dialects. */
+static const char *const same[] = {"parallel_tool_calls", "user", "stop"};
 static const char *const others[] = {
-    /* read elsewhere, or ignored */
-    "background",
-    "chat_template_kwargs",
-    "context_management",
-    "conversation",
-    "include",
-    "include_reasoning",
-    "input",
-    "instructions",
-    "max_output_tokens",
-    "max_tool_calls",
-    "metadata",
-    "model",
-    "moderation",
-    "previous_response_id",
-    "prompt",
-    "prompt_cache_key",
-    "prompt_cache_options",
-    "prompt_cache_retention",
-    "reasoning",
-    "safety_identifier",
-    "store",
-    "stream_options",
-    "text",
-    "tool_choice",
-    "tools",
-    "top_logprobs",
-    "truncation"};
+    /* read here */
+    "background", "chat_template_kwargs", "conversation", "include", "include_reasoning", "input",
+    "instructions", "max_output_tokens", "max_tool_calls", "metadata", "model", "previous_response_id",
+    "prompt", "prompt_cache_key", "prompt_cache_retention", "reasoning", "safety_identifier", "store", "text",
+    "thinking_token_budget", "tool_choice", "tools", "top_logprobs", "truncation",
+    /* ignored */
+    "context_management", "moderation", "prompt_cache_options", "stream_options"};
 #define COUNT(list) (sizeof(list) / sizeof *(list))
 
 static enum status refused(struct reader *r)
@@ -107,6 +58,7 @@ static enum status limits(struct reader *r)
 {
     int64_t n, top = 0;
     bool has = false, logprobs = false;
+    struct responses_state *s = r->g->dialect_state;
     json_t *include = field(r->from, "include"), *options;
     if (field_int(r->e, r->from, "max_output_tokens", 1, INT64_MAX, &n, &has) ||
         field_int(r->e, r->from, "top_logprobs", 0, LIMIT_TOP_LOGPROBS, &top, NULL) ||
@@ -121,6 +73,7 @@ static enum status limits(struct reader *r)
         if (!json_is_string(what))
             return api_fail(r->e, 400, "invalid_type", "include", "Must be an array of strings.");
         logprobs = logprobs || json_is(what, "message.output_text.logprobs");
+        s->sealed = s->sealed || json_is(what, "reasoning.encrypted_content");
     }
     r->g->p.logprobs = logprobs || top;
     r->g->p.logprobs_top = (uint32_t)top;
@@ -129,37 +82,96 @@ static enum status limits(struct reader *r)
 
 /* ---- tools ---- */
 
-/* Field order matters: it is visible in the prompt. */
-static json_t *tool(struct reader *r, json_t *from, const char *path)
+/* Remembers what a tool of another name in the prompt, or of free text, is for the client. */
+static enum status renamed(struct reader *r, json_t *in_prompt, json_t *name_space, json_t *name, bool custom)
 {
-    json_t *type = field(from, "type"), *f, *v;
+    struct responses_state *s = r->g->dialect_state;
+    json_t *it = json_pack("{s:b,s:O*,s:O}", "custom", custom, "namespace", name_space, "name", name);
+    if (!s->renamed) s->renamed = json_object();
+    return it && !json_object_set_new(s->renamed, json_string_value(in_prompt), it) ? ST_OK
+                                                                                    : reader_no_memory(r);
+}
+
+/* Key order matters: it is visible in the prompt. */
+static json_t *function_of(json_t *from, json_t *name)
+{
+    json_t *f = json_object(), *v;
     const char *key;
-    if (!json_is_string(type))
-        (void)api_fail(r->e, 400, type ? "invalid_type" : "missing_required_parameter", path,
-                       "A tool needs a type.");
-    if (!json_is(type, "function"))
-        (void)api_fail(r->e, 400, "unsupported_value", path, "Tools of type '%.60s' are not supported.",
-                       json_string_value(type));
-    bool ok = !r->e->http && (f = json_object());
-    if (!ok) return NULL;
     json_object_foreach(from, key, v)
     {
-        if (ok && strcmp(key, "type") != 0 && !json_is_null(v)) ok = !json_object_set(f, key, v);
+        bool is_name = strcmp(key, "name") == 0;
+        if (f && strcmp(key, "type") != 0 && strcmp(key, "defer_loading") != 0 && !json_is_null(v) &&
+            json_object_set(f, key, is_name ? name : v)) {
+            json_decref(f);
+            f = NULL;
+        }
     }
-    if (ok) return f;
-    json_decref(f);
-    return NULL;
+    return f;
+}
+
+/* Free text as the one argument of a function. The format is in the prompt, and enforced
+ * (generate/call_grammar.c). */
+static json_t *custom_function(struct reader *r, json_t *from, json_t *name, const char *path)
+{
+    json_t *text, *format = field(from, "format"), *type = field(format, "type");
+    bool grammar = json_is(type, "grammar");
+    if (reader_member(r, from, path, "description", false, &text)) return NULL;
+    if (grammar && (!json_is_string(field(format, "definition")) ||
+                    !(json_is(field(format, "syntax"), "lark") || json_is(field(format, "syntax"), "regex"))))
+        (void)api_fail(r->e, 400, "invalid_value", path,
+                       "A grammar needs a syntax, 'lark' or 'regex', and a definition.");
+    if (format && !grammar && !json_is(type, "text"))
+        (void)api_fail(r->e, 400, "invalid_value", path, "format.type must be 'text' or 'grammar'.");
+    if (r->e->http) return NULL;
+    json_t *f = json_pack("{s:O,s:O*,s:{s:s,s:{s:{s:s}},s:[s],s:b}}", "name", name, "description", text,
+                          "parameters", "type", "object", "properties", "input", "type", "string", "required",
+                          "input", "additionalProperties", 0);
+    if (f && grammar &&
+        (json_object_set_new(f, "strict", json_true()) || json_object_set(f, "format", format)))
+        (void)reader_no_memory(r);
+    return f;
+}
+
+/* name_space: NULL outside of one. */
+static enum status tool_in(struct reader *r, json_t *name_space, json_t *from, const char *path)
+{
+    json_t *type = field(from, "type"), *inner = field(from, "function"), *name, *in_prompt, *f;
+    bool custom = json_is(type, "custom");
+    if (!json_is_string(type))
+        return api_fail(r->e, 400, type ? "invalid_type" : "missing_required_parameter", path,
+                        "A tool needs a type.");
+    if (!custom && !json_is(type, "function")) return reader_hosted(r, type), ST_OK;
+    if (!custom && json_is_object(inner)) from = inner; /* as in chat completions */
+    if (reader_member(r, from, path, "name", true, &name)) return ST_INVALID;
+    if (!(in_prompt = responses_tool_name(name_space, name))) return reader_no_memory(r);
+    f = custom ? custom_function(r, from, in_prompt, path) : function_of(from, in_prompt);
+    enum status st = r->e->http ? ST_INVALID : reader_function(r, f);
+    if (!st && (custom || !json_equal(name, in_prompt))) st = renamed(r, in_prompt, name_space, name, custom);
+    json_decref(in_prompt);
+    return st;
+}
+
+static enum status tool(struct reader *r, json_t *from, const char *path)
+{
+    json_t *name, *list = field(from, "tools");
+    if (!json_is(field(from, "type"), "namespace")) return tool_in(r, NULL, from, path);
+    if (reader_member(r, from, path, "name", true, &name)) return ST_INVALID;
+    enum status st = ST_OK;
+    for (size_t i = 0; i < json_array_size(list) && !st; i++)
+        st = tool_in(r, name, json_array_get(list, i), path);
+    return st;
 }
 
 static enum status tool_choice(struct reader *r)
 {
     json_t *from = field(r->from, "tool_choice"), *type = field(from, "type"), *name = field(from, "name");
+    if (!name) name = field(field(from, "function"), "name"); /* as in chat completions */
     if (!from) return ST_OK;
     if (!json_is_object(from)) return r->counting ? ST_OK : gen_choose(r->g, from);
     if (!json_is_string(type))
         return api_fail(r->e, 400, type ? "invalid_type" : "missing_required_parameter", "tool_choice.type",
                         "Must be a string.");
-    if (json_is(type, "function")) {
+    if (json_is(type, "function") || json_is(type, "custom")) {
         if (!json_is_string(name))
             return api_fail(r->e, 400, name ? "invalid_type" : "missing_required_parameter",
                             "tool_choice.name", "Must be a string.");
@@ -171,8 +183,10 @@ static enum status tool_choice(struct reader *r)
                         "A tool choice of type '%.60s' is not supported.", json_string_value(type));
     json_t *mode = field(from, "mode"), *allowed = field(from, "tools");
     bool ok = json_is_array(allowed) && json_is_string(mode);
-    for (size_t i = 0; i < json_array_size(allowed) && ok; i++)
-        ok = json_is_string(field(json_array_get(allowed, i), "name"));
+    for (size_t i = 0; i < json_array_size(allowed) && ok; i++) {
+        json_t *one = json_array_get(allowed, i), *of = field(one, "type");
+        ok = json_is_string(field(one, "name")) || (json_is_string(of) && !json_is(of, "function"));
+    }
     if (ok && r->counting) return ST_OK;
     return ok ? gen_choose_among(r->g, mode, allowed, false)
               : api_fail(r->e, 400, "invalid_value", "tool_choice",
@@ -209,6 +223,9 @@ static enum status text_and_reasoning(struct reader *r)
         field_bool(r->e, r->from, "include_reasoning", &include))
         return ST_INVALID;
     ask.drop = !include;
+    ask.budget = field(r->from, "thinking_token_budget");
+    ask.budget_path = ask.budget ? "thinking_token_budget" : "reasoning.max_tokens";
+    if (!ask.budget) ask.budget = field(reasoning, "max_tokens");
     if (gen_reasoning(r->g, &ask)) return ST_INVALID;
     return field(text, "format") ? text_format(r, field(text, "format")) : ST_OK;
 }
@@ -261,10 +278,40 @@ static void echo_field(struct json_writer *o, json_t *from, const char *name, co
     else jw_text(o, otherwise);
 }
 
+static void echo_number(struct json_writer *o, json_t *from, const char *name, float otherwise)
+{
+    echo_field(o, from, name, "");
+    if (!field(from, name)) jw_float32(o, otherwise);
+}
+
 static void echo_string(struct json_writer *o, const char *name, json_t *from, const char *key)
 {
     jw_text(o, name);
     jw_value(o, field(from, key));
+}
+
+/* An object as sent, after keys that must be there. Takes ownership of `all`. */
+static void echo_object(struct json_writer *o, json_t *all, json_t *from)
+{
+    if (!all || json_object_update(all, from)) o->st = ST_NOMEM;
+    jw_value(o, all);
+    json_decref(all);
+}
+
+static void echo_tools(struct json_writer *o, json_t *tools)
+{
+    jw_text(o, ",\"tools\":[");
+    for (size_t i = 0; i < json_array_size(tools); i++) {
+        json_t *tool = json_array_get(tools, i), *inner = field(tool, "function");
+        bool function = json_is(field(tool, "type"), "function");
+        if (i) jw_text(o, ",");
+        echo_object(o,
+                    function ? json_pack("{s:s,s:n,s:n,s:n,s:n}", "type", "function", "name", "description",
+                                         "parameters", "strict")
+                             : json_object(),
+                    function && json_is_object(inner) ? inner : tool);
+    }
+    jw_text(o, "]");
 }
 
 static enum status echo(struct reader *r, struct responses_state *s)
@@ -276,13 +323,14 @@ static enum status echo(struct reader *r, struct responses_state *s)
                                            {"parallel_tool_calls", "true"},
                                            {"previous_response_id", "null"},
                                            {"prompt_cache_key", "null"},
+                                           {"prompt_cache_retention", "null"},
                                            {"safety_identifier", "null"},
                                            {"tool_choice", "\"auto\""},
-                                           {"tools", "[]"},
                                            {"top_logprobs", "0"},
                                            {"truncation", "\"disabled\""},
                                            {"user", "null"}};
-    static const char *const strings[] = {"prompt_cache_key", "safety_identifier"};
+    static const char *const strings[] = {"prompt_cache_key", "prompt_cache_retention", "safety_identifier"};
+    const struct sampling_params *sampling = &r->g->p.sampling;
     struct json_writer o = {.buf = &s->echo};
     json_t *text = field(r->from, "text"), *reasoning = field(r->from, "reasoning"), *v;
     int64_t calls;
@@ -295,14 +343,17 @@ static enum status echo(struct reader *r, struct responses_state *s)
     echo_string(&o, ",\"reasoning\":{\"effort\":", reasoning, "effort");
     echo_string(&o, ",\"summary\":", reasoning, "summary");
     jw_text(&o, "},\"text\":{\"format\":");
-    if (field(text, "format")) jw_value(&o, field(text, "format"));
+    if (json_is(field(field(text, "format"), "type"), "json_schema"))
+        echo_object(&o, json_pack("{s:n,s:b}", "description", "strict", 0), field(text, "format"));
+    else if (field(text, "format")) jw_value(&o, field(text, "format"));
     else jw_text(&o, "{\"type\":\"text\"}");
     if (field(text, "verbosity")) echo_string(&o, ",\"verbosity\":", text, "verbosity");
     jw_text(&o, "}");
-    s->has_temperature = field(r->from, "temperature") != NULL;
-    s->has_top_p = field(r->from, "top_p") != NULL;
-    if (s->has_temperature) echo_field(&o, r->from, "temperature", "");
-    if (s->has_top_p) echo_field(&o, r->from, "top_p", "");
+    echo_tools(&o, field(r->from, "tools"));
+    echo_number(&o, r->from, "temperature", sampling->temperature);
+    echo_number(&o, r->from, "top_p", sampling->top_p);
+    echo_number(&o, r->from, "presence_penalty", sampling->presence_penalty);
+    echo_number(&o, r->from, "frequency_penalty", sampling->frequency_penalty);
     return o.st ? reader_no_memory(r) : ST_OK;
 }
 
@@ -341,8 +392,9 @@ static enum status read_body(struct gen *g, json_t *root, bool counting)
     struct responses_state *s = state_create(g);
     if (!s) return reader_no_memory(&r);
     if (refused(&r) || limits(&r) || reader_tools(&r, tool) || tool_choice(&r) || text_and_reasoning(&r) ||
-        before(&r, s) || responses_messages(&r, s) || (!counting && (echo(&r, s) || keep(&r, s))) ||
-        reader_same(&r, same, COUNT(same), others, COUNT(others)))
+        before(&r, s) || responses_messages(&r, s) ||
+        reader_same(&r, same, COUNT(same), others, COUNT(others)) ||
+        (!counting && (echo(&r, s) || keep(&r, s))))
         return ST_INVALID;
     return gen_read_added(g);
 }
@@ -366,14 +418,16 @@ static void end(struct gen *g)
     buf_fini(&s->items);
     buf_fini(&s->echo);
     buf_fini(&s->logprobs);
+    json_decref(s->renamed);
     free(s->parts);
 }
 
 const struct dialect dialect_responses = {.read = read_whole,
                                           .source = "input",
-                                          .response = responses_write_response,
-                                          .stream_token = responses_stream_token,
-                                          .stream = responses_stream,
+                                          .response = response_finish,
+                                          .head = responses_head,
+                                          .delta = responses_delta,
+                                          .tail = responses_tail,
                                           .stream_error = responses_stream_error,
                                           .token = responses_token,
                                           .end = end};

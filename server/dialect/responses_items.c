@@ -50,10 +50,14 @@ static enum status turn_for(struct intake *t, bool new_turn)
 static enum status turns_resolve(struct intake *t)
 {
     struct chat_messages *m = t->r.out;
-    for (size_t i = 0; i < m->count; i++)
-        if (m->list[i].role == CHAT_ASSISTANT &&
-            (chat_one_text(&t->r, &m->list[i], "") || chat_reasoning_end(&t->r, &m->list[i])))
+    for (size_t i = 0; i < m->count; i++) {
+        enum chat_role role = m->list[i].role;
+        bool instructs = role == CHAT_SYSTEM || role == CHAT_DEVELOPER; /* some templates show one text */
+        if ((instructs && chat_one_text(&t->r, &m->list[i], "\n")) ||
+            (role == CHAT_ASSISTANT &&
+             (chat_one_text(&t->r, &m->list[i], "") || chat_reasoning_end(&t->r, &m->list[i]))))
             return ST_NOMEM;
+    }
     return ST_OK;
 }
 
@@ -135,14 +139,37 @@ static enum status message_item(struct intake *t, json_t *item)
     return st ? st : content_of(t, content, ".content");
 }
 
+json_t *responses_tool_name(const json_t *name_space, const json_t *name)
+{
+    const char *a = json_string_value(name_space), *b = json_string_value(name);
+    bool flat = !a || strcmp(a, "functions") == 0; /* OpenAI's name for tools without a namespace */
+    size_t n = flat ? 0 : strlen(a);
+    return json_sprintf("%s%s%s", flat ? "" : a, n && a[n - 1] != '_' ? "__" : "", b);
+}
+
+/* The input of a custom tool is the one argument of its function. */
 static enum status call_item(struct intake *t, json_t *item)
 {
-    json_t *id, *name, *arguments;
+    json_t *id, *name, *text, *arguments, *call = NULL, *name_space = field(item, "namespace");
+    bool custom = json_is(field(item, "type"), "custom_tool_call");
     if (need_string(t, item, "call_id", &id) || need_string(t, item, "name", &name) ||
-        need_string(t, item, "arguments", &arguments) || turn_for(t, false))
+        need_string(t, item, custom ? "input" : "arguments", &text) || turn_for(t, false))
         return ST_INVALID;
     t->turn_text = false;
-    return chat_call_add(&t->r, chat_call_new(&t->r, id, name, arguments));
+    if (custom) {
+        json_t *all = json_pack("{s:O}", "input", text);
+        char *packed = all ? json_dumps(all, 0) : NULL;
+        arguments = packed ? json_string_nocheck(packed) : NULL;
+        json_decref(all);
+        free(packed);
+    } else {
+        arguments = json_incref(text);
+    }
+    name = responses_tool_name(json_is_string(name_space) ? name_space : NULL, name);
+    if (name && arguments) call = chat_call_new(&t->r, id, name, arguments);
+    json_decref(name);
+    json_decref(arguments);
+    return chat_call_add(&t->r, call);
 }
 
 static enum status result_item(struct intake *t, json_t *item)
@@ -156,10 +183,24 @@ static enum status result_item(struct intake *t, json_t *item)
     return m->more ? content_of(t, output, ".output") : chat_no_memory(&t->r);
 }
 
+static enum status reasoning_text(struct intake *t, json_t *text)
+{
+    const struct chat_messages *m = t->r.out;
+    bool other = t->turn_text || (t->turn && m->list[m->count - 1].calls);
+    enum status st = turn_for(t, other);
+    if (!st) return chat_reasoning_add(&t->r, text);
+    json_decref(text);
+    return st;
+}
+
 /* Reasoning without text, such as encrypted content of other servers, is of no use to this model. */
 static enum status reasoning_item(struct intake *t, json_t *item)
 {
     json_t *content = field(item, "content");
+    const char *sealed = json_string_value(field(item, "encrypted_content"));
+    size_t front = strlen(SEALED_REASONING);
+    if (!json_array_size(content) && sealed && strncmp(sealed, SEALED_REASONING, front) == 0)
+        return reasoning_text(t, json_string(sealed + front));
     if (content && !json_is_array(content))
         return chat_fault(&t->r, "invalid_type", ".content", "Must be an array of parts.");
     if (count_parts(t, json_array_size(content))) return ST_INVALID;
@@ -170,11 +211,20 @@ static enum status reasoning_item(struct intake *t, json_t *item)
         if (!json_is_string(text))
             return chat_fault(&t->r, text ? "invalid_type" : "missing_required_parameter", where,
                               "The reasoning has no text.");
-        const struct chat_messages *m = t->r.out;
-        bool other = t->turn_text || (t->turn && m->list[m->count - 1].calls);
-        if (turn_for(t, other) || chat_reasoning_add(&t->r, json_incref(text))) return ST_INVALID;
+        if (reasoning_text(t, json_incref(text))) return ST_INVALID;
     }
     return ST_OK;
+}
+
+/* What hosted tools of other servers did, and notes of clients: not in the prompt. */
+static bool is_foreign(const json_t *type)
+{
+    static const char *const types[] = {"web_search_call",       "file_search_call", "image_generation_call",
+                                        "code_interpreter_call", "tool_search_call", "tool_search_output",
+                                        "mcp_list_tools",        "ghost_snapshot"};
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+        if (json_is(type, types[i])) return true;
+    return false;
 }
 
 static enum status one_item(struct intake *t, json_t *item)
@@ -184,9 +234,11 @@ static enum status one_item(struct intake *t, json_t *item)
     json_t *type = field(item, "type");
     if (type && !json_is_string(type)) return chat_fault(&t->r, "invalid_type", ".type", "Must be a string.");
     if (type ? json_is(type, "message") : field(item, "role") != NULL) return message_item(t, item);
-    if (json_is(type, "function_call")) return call_item(t, item);
-    if (json_is(type, "function_call_output")) return result_item(t, item);
+    if (json_is(type, "function_call") || json_is(type, "custom_tool_call")) return call_item(t, item);
+    if (json_is(type, "function_call_output") || json_is(type, "custom_tool_call_output"))
+        return result_item(t, item);
     if (json_is(type, "reasoning")) return reasoning_item(t, item);
+    if (is_foreign(type)) return ST_OK;
     if (!type && !field(item, "id"))
         return chat_fault(&t->r, "missing_required_parameter", ".type", "Field required.");
     return chat_fault(&t->r, "unsupported_value", ".type", "Items of type '%.60s' are not supported.",

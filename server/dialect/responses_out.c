@@ -3,6 +3,7 @@
 #include "server/dialect/responses.h"
 
 #include "config/base/log.h"
+#include "server/http/json_value.h"
 #include "server/http/request.h"
 
 #include <stdlib.h>
@@ -36,7 +37,7 @@ static void logprobs_resolve(struct choice *c)
     struct gen *g = c->gen;
     struct responses_state *s = g->dialect_state;
     const struct chat_output *out = c->out;
-    bool in_call = out->rules.calls && out->content_begun && out->tool_parse.state != TOOL_TEXT;
+    bool in_call = out->rules.calls && out->content_begun && out->tool_calls.state != TOOL_TEXT;
     struct json_writer o = {.buf = &s->logprobs};
     if (!g->p.logprobs) return;
     if (out->content.len > s->seen_content) {
@@ -108,26 +109,66 @@ void response_part_write(struct json_writer *o, struct choice *c, const struct r
     jw_text(o, "}");
 }
 
+const json_t *response_tool(const struct choice *c, uint32_t call)
+{
+    const struct responses_state *s = c->gen->dialect_state;
+    const struct buf *name = &c->out->calls[call].name;
+    return name->len ? json_object_getn(s->renamed, name->data, name->len) : NULL;
+}
+
+void response_input_write(struct json_writer *o, const char *key, const struct buf *arguments)
+{
+    json_t *all = arguments->len ? json_loadb(arguments->data, arguments->len, JSON_ALLOW_NUL, NULL) : NULL;
+    for (size_t cut = 0; !all && cut <= 12 && cut < arguments->len; cut++) { /* ends within the text */
+        struct buf closed;
+        buf_init(&closed, SIZE_MAX / 4);
+        if (!buf_add(&closed, arguments->data, arguments->len - cut) && !buf_addf(&closed, "\"}"))
+            all = json_loadb(closed.data, closed.len, JSON_ALLOW_NUL, NULL);
+        buf_fini(&closed);
+    }
+    const json_t *input = json_object_get(all, "input");
+    jw_text(o, key);
+    if (json_is_string(input)) jw_value(o, input);
+    else jw_string(o, arguments->len ? arguments->data : "", arguments->len); /* as the model wrote it */
+    json_decref(all);
+}
+
 static void call_write(struct json_writer *o, struct choice *c, const struct response_item *item)
 {
+    static const struct buf nothing = {0};
     struct chat_call *call = &c->out->calls[item->call];
-    size_t len = item->state == ITEM_BEGUN ? 0 : call->arguments.len;
+    const json_t *tool = response_tool(c, item->call);
+    const struct buf *arguments = item->state == ITEM_BEGUN ? &nothing : &call->arguments;
     if (!call->id[0]) call_id_make(call, "call_");
     jw_text(o, ",\"call_id\":");
     jw_cstring(o, call->id);
     jw_text(o, ",\"name\":");
-    jw_string(o, call->name.data, call->name.len);
+    if (tool) jw_value(o, json_object_get(tool, "name"));
+    else jw_string(o, call->name.data, call->name.len);
+    if (json_object_get(tool, "namespace")) {
+        jw_text(o, ",\"namespace\":");
+        jw_value(o, json_object_get(tool, "namespace"));
+    }
+    if (json_is_true(json_object_get(tool, "custom"))) {
+        response_input_write(o, ",\"input\":", arguments);
+        return;
+    }
     jw_text(o, ",\"arguments\":");
-    jw_string(o, len ? call->arguments.data : "", len);
+    jw_string(o, arguments->len ? arguments->data : "", arguments->len);
 }
 
 void response_item_write(struct json_writer *o, struct choice *c, const struct response_item *item)
 {
     static const char *const states[] = {"in_progress", "completed", "incomplete"};
+    const struct responses_state *s = c->gen->dialect_state;
+    const struct chat_output *out = c->out;
+    bool custom =
+        item->kind == DELTA_CALL && json_is_true(json_object_get(response_tool(c, item->call), "custom"));
     jw_text(o, item->kind == DELTA_REASONING ? "{\"type\":\"reasoning\",\"id\":"
                : item->kind == DELTA_CONTENT ? "{\"type\":\"message\",\"id\":"
+               : custom                      ? "{\"type\":\"custom_tool_call\",\"id\":"
                                              : "{\"type\":\"function_call\",\"id\":");
-    response_item_id(o, c->gen->dialect_state, item);
+    response_item_id(o, s, item);
     jw_text(o, ",\"status\":");
     jw_cstring(o, states[item->state]);
     if (item->kind == DELTA_CALL) {
@@ -137,6 +178,16 @@ void response_item_write(struct json_writer *o, struct choice *c, const struct r
                                                  : ",\"role\":\"assistant\",\"content\":[");
         if (item->state != ITEM_BEGUN) response_part_write(o, c, item);
         jw_text(o, "]");
+    }
+    if (item->kind == DELTA_REASONING && item->state != ITEM_BEGUN && s->sealed) {
+        struct buf text;
+        buf_init(&text, SIZE_MAX / 4);
+        if (buf_addf(&text, "%s", SEALED_REASONING) ||
+            buf_add(&text, out->reasoning.data, out->reasoning.len))
+            o->st = ST_NOMEM;
+        jw_text(o, ",\"encrypted_content\":");
+        jw_string(o, text.data, text.len);
+        buf_fini(&text);
     }
     jw_text(o, "}");
 }
@@ -239,15 +290,8 @@ void response_write(struct json_writer *o, struct gen *g, const char *status, st
     else jw_text(o, "null");
     jw_text(o, s->store ? ",\"background\":false,\"store\":true" : ",\"background\":false,\"store\":false");
     jw_text(o, ",\"service_tier\":\"default\"");
-    if (!s->has_temperature) {
-        jw_text(o, ",\"temperature\":");
-        jw_float32(o, g->p.sampling.temperature);
-    }
-    if (!s->has_top_p) {
-        jw_text(o, ",\"top_p\":");
-        jw_float32(o, g->p.sampling.top_p);
-    }
     jw_bytes(o, s->echo.data, s->echo.len);
+    if (c) gen_cache_info(o, g);
     jw_text(o, "}");
 }
 
@@ -269,17 +313,4 @@ void response_finish(struct json_writer *o, struct choice *c)
     s->store = false;
     o->buf->len = from;
     response_write(o, g, status, c, NULL);
-}
-
-void responses_write_response(struct gen *g)
-{
-    struct request *r = g->r;
-    struct json_writer o = {.buf = &r->response.out};
-    response_finish(&o, &g->choices[0]);
-    if (o.st) {
-        (void)api_fail(&r->response.error, 500, "internal_error", NULL, "The response is too large.");
-        request_fail(r);
-    } else {
-        request_respond(r, 200);
-    }
 }

@@ -15,24 +15,15 @@ static void event_begin(struct json_writer *o, struct responses_state *s, const 
     jw_uint(o, s->sequence++);
 }
 
-static void event_end(struct json_writer *o, struct gen *g)
-{
-    jw_text(o, "}");
-    sse_end(o);
-    if (o->st) gen_abort(g->r, 500, "internal_error", "The response is too large.");
-}
-
-static void head(struct gen *g)
+void responses_head(struct gen *g)
 {
     static const char *const types[] = {"response.created", "response.in_progress"};
     struct json_writer o = {.buf = &g->r->response.out};
-    if (g->shown.head) return;
-    g->shown.head = true;
     for (size_t i = 0; i < 2; i++) {
         event_begin(&o, g->dialect_state, types[i]);
         jw_text(&o, ",\"response\":");
         response_write(&o, g, "in_progress", NULL, NULL);
-        event_end(&o, g);
+        gen_event_end(&o, g);
     }
 }
 
@@ -64,7 +55,12 @@ static void part_event(struct choice *c, const char *type, const struct response
     item_event(&o, c, type, item, false);
     jw_text(&o, ",\"part\":");
     response_part_write(&o, c, item);
-    event_end(&o, c->gen);
+    gen_event_end(&o, c->gen);
+}
+
+static bool custom_call(const struct choice *c, uint32_t call)
+{
+    return json_is_true(json_object_get(response_tool(c, call), "custom"));
 }
 
 static void text_done(struct choice *c, const struct response_item *item)
@@ -88,6 +84,14 @@ static void text_done(struct choice *c, const struct response_item *item)
         break;
     default: {
         const struct chat_call *call = &out->calls[item->call];
+        if (custom_call(c, item->call)) { /* its arguments are JSON, which is not sent piecemeal */
+            item_event(&o, c, "response.custom_tool_call_input.delta", item, false);
+            response_input_write(&o, ",\"delta\":", &call->arguments);
+            gen_event_end(&o, c->gen);
+            item_event(&o, c, "response.custom_tool_call_input.done", item, false);
+            response_input_write(&o, ",\"input\":", &call->arguments);
+            break;
+        }
         item_event(&o, c, "response.function_call_arguments.done", item, false);
         jw_text(&o, ",\"name\":");
         jw_string(&o, call->name.data, call->name.len);
@@ -95,7 +99,7 @@ static void text_done(struct choice *c, const struct response_item *item)
         jw_string(&o, call->arguments.data ? call->arguments.data : "", call->arguments.len);
     }
     }
-    event_end(&o, c->gen);
+    gen_event_end(&o, c->gen);
 }
 
 static void item_close(struct choice *c, bool cut)
@@ -110,7 +114,7 @@ static void item_close(struct choice *c, bool cut)
     text_done(c, &item);
     if (item.kind != DELTA_CALL) part_event(c, "response.content_part.done", &item);
     item_event(&o, c, "response.output_item.done", &item, true);
-    event_end(&o, c->gen);
+    gen_event_end(&o, c->gen);
 }
 
 static void item_open(struct choice *c, enum delta_kind kind, uint32_t call)
@@ -126,11 +130,11 @@ static void item_open(struct choice *c, enum delta_kind kind, uint32_t call)
     response_logprobs_range(c, s->from, &s->logprobs_shown, &end);
     struct response_item item = item_now(s);
     item_event(&o, c, "response.output_item.added", &item, true);
-    event_end(&o, c->gen);
+    gen_event_end(&o, c->gen);
     if (kind != DELTA_CALL) part_event(c, "response.content_part.added", &item);
 }
 
-static void delta_write(struct choice *c, const struct delta *delta)
+void responses_delta(struct choice *c, const struct delta *delta)
 {
     struct responses_state *s = c->gen->dialect_state;
     struct json_writer o = {.buf = &c->gen->r->response.out};
@@ -139,7 +143,7 @@ static void delta_write(struct choice *c, const struct delta *delta)
         item_close(c, false);
         item_open(c, kind, delta->call);
     }
-    if (delta->kind == DELTA_CALL) return;
+    if (delta->kind == DELTA_CALL || (kind == DELTA_CALL && custom_call(c, delta->call))) return;
     struct response_item item = item_now(s);
     item_event(&o, c,
                kind == DELTA_REASONING ? "response.reasoning_text.delta"
@@ -155,21 +159,10 @@ static void delta_write(struct choice *c, const struct delta *delta)
         response_logprobs_write(&o, s, s->logprobs_shown, end);
         s->logprobs_shown = end;
     }
-    event_end(&o, c->gen);
+    gen_event_end(&o, c->gen);
 }
 
-/*  Sends everything new. */
-static void deltas_write(struct choice *c)
-{
-    head(c->gen);
-    for (struct delta delta; (delta = delta_next(c)).kind != DELTA_NONE;) {
-        delta_write(c, &delta);
-        delta_shown(c, &delta);
-    }
-    c->shown.dirty = false;
-}
-
-static void tail(struct choice *c)
+void responses_tail(struct choice *c)
 {
     struct gen *g = c->gen;
     struct responses_state *s = g->dialect_state;
@@ -183,24 +176,7 @@ static void tail(struct choice *c)
     event_begin(&o, s, cut ? "response.incomplete" : "response.completed");
     jw_text(&o, ",\"response\":");
     response_finish(&o, c);
-    event_end(&o, g);
-}
-
-void responses_stream_token(struct choice *c)
-{
-    if (c->shown.dirty) deltas_write(c);
-    c->shown.dirty = true;
-}
-
-void responses_stream(struct gen *g)
-{
-    struct choice *c = &g->choices[0];
-    if (c->finish != FIN_NONE) responses_token(c); /* text held back until the end */
-    deltas_write(c);
-    if (g->r->state == RQ_RUNNING) request_stream_open(g->r);
-    if (c->finish == FIN_NONE || c->finish == FIN_ABORT || g->r->stream.end) return;
-    tail(c);
-    g->r->stream.end = true;
+    gen_event_end(&o, g);
 }
 
 void responses_stream_error(struct request *r)

@@ -137,7 +137,7 @@ static void place_write(struct json_writer *o, const struct cache_places *places
 }
 
 void cache_info_write(struct json_writer *o, const struct sched_cache_info *info, uint32_t prompt_tokens,
-                      uint32_t dropped, const struct cache_places *places)
+                      uint32_t dropped, const char *left_out, const struct cache_places *places)
 {
     /* Without a prompt to compare with there is no point of difference. */
     bool compared =
@@ -153,5 +153,7 @@ void cache_info_write(struct json_writer *o, const struct sched_cache_info *info
     jw_text(o, ",\"differs_at\":");
     if (compared && info->equal < prompt_tokens) place_write(o, places, info->equal, dropped);
     else jw_text(o, "null");
-    jw_text(o, "}");
+    if (left_out) jw_text(o, ",\"left_out\":[");
+    if (left_out) jw_cstring(o, left_out);
+    jw_text(o, left_out ? "]}" : "}");
 }

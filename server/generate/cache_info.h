@@ -52,8 +52,9 @@ const struct cache_place *cache_place_of_difference(const struct cache_places *p
 
 /* {"reused_tokens":..,"equal_tokens":..,"prompt_tokens":..,"stop":"..",
  *  "reuse_ends_at":{..}|null,"differs_at":{..}|null}.
- * dropped: tokens truncated at the start of the rendered prompt. */
+ * dropped: tokens truncated at the start of the rendered prompt. left_out: if not NULL, "left_out":[..] is
+ * added: a part of the request that is not in the prompt. */
 void cache_info_write(struct json_writer *o, const struct sched_cache_info *info, uint32_t prompt_tokens,
-                      uint32_t dropped, const struct cache_places *places);
+                      uint32_t dropped, const char *left_out, const struct cache_places *places);
 
 #endif

@@ -1,7 +1,7 @@
-/* Grammars of function calls, in the three syntaxes of chat/tool_parse.h. */
+/* Grammars of function calls, in the syntaxes of chat/tool_calls/. */
 #include "server/generate/constraint.h"
 
-#include "server/chat/tool_parse.h"
+#include "server/chat/tool_calls/tool_calls.h"
 #include "server/grammar/regex_parse.h"
 #include "server/http/fields.h"
 
@@ -24,24 +24,6 @@ static json_t *part_of(const json_t *parameters, json_t *part)
         if (defs && !json_object_get(copy, shared[i])) json_object_set(copy, shared[i], defs);
     }
     return copy;
-}
-
-/* ---- JSON between tags ---- */
-
-static enum status json_call(struct constraint_maker *m, const char *name, json_t *parameters,
-                             const char *param, gx *out)
-{
-    gx head[] = {gb_tag(m->b, m->vocab, TOOL_OPEN), constraint_literal(m, "\n{\"name\": \""),
-                 constraint_literal(m, name), constraint_literal(m, "\", \"arguments\": ")};
-    gx tail[] = {constraint_literal(m, "}\n"), gb_tag(m->b, m->vocab, TOOL_CLOSE)}, arguments;
-    json_t *object = json_copy(parameters); /* with all other keywords */
-    if (!object || json_object_set_new(object, "type", json_string("object")))
-        return json_decref(object), no_memory(m);
-    enum status st = constraint_schema(m, object, true, param, &arguments);
-    json_decref(object);
-    gx all[] = {gb_seq(m->b, head, 4), arguments, gb_seq(m->b, tail, 2)};
-    *out = st ? 0 : gb_seq(m->b, all, 3);
-    return st;
 }
 
 /* ---- parameters, separated by `comma`: required or optional ---- */
@@ -86,7 +68,14 @@ static enum status members(struct constraint_maker *m, const json_t *schema, con
 typedef enum status value_fn(struct constraint_maker *m, const json_t *parameters, json_t *schema,
                              const char *param, unsigned depth, gx *out);
 
-/* ---- a tag for every parameter ---- */
+static value_fn notation_value;
+
+static const struct tool_syntax *syntax_of(const struct constraint_maker *m)
+{
+    return tool_syntax(m->g->p.calls);
+}
+
+/* ---- values between tags ---- */
 
 static bool only_text(const json_t *schema)
 {
@@ -97,29 +86,21 @@ static bool only_text(const json_t *schema)
             !json_object_get(schema, "oneOf") && !json_object_get(schema, "allOf"));
 }
 
-/* Strings are written verbatim: of the schema's keywords only enumerations are enforced. */
-static enum status tag_value(struct constraint_maker *m, const json_t *parameters, json_t *schema,
-                             const char *param, unsigned depth, gx *out)
+/* A value as JSON; with TOOL_ARGUMENTS_TEXT strings are written verbatim: of the schema's keywords only
+ * enumerations are enforced. */
+static enum status plain_value(struct constraint_maker *m, const json_t *parameters, json_t *schema,
+                               const char *param, unsigned depth, gx *out)
 {
-    static const char *const ends[] = {"</parameter>", "</function>", TOOL_CLOSE, "<parameter="};
+    static const char *const ends[] = {"</parameter>", "</function>",  "</tool_call>",
+                                       "<parameter=",  "</arg_value>", "<arg_key>"};
     const json_t *values = json_object_get(schema, "enum");
     size_t n = json_array_size(values);
-    bool texts = n > 0;
+    bool text = syntax_of(m)->arguments == TOOL_ARGUMENTS_TEXT, texts = text && n > 0;
     (void)depth;
     for (size_t i = 0; i < n; i++) texts = texts && json_is_string(json_array_get(values, i));
-    if (texts) {
-        gx *list = calloc(n, sizeof *list);
-        if (!list) return no_memory(m);
-        for (size_t i = 0; i < n; i++) {
-            const json_t *v = json_array_get(values, i);
-            list[i] = gb_literal(m->b, json_string_value(v), json_string_length(v));
-        }
-        *out = gb_alt(m->b, list, n);
-        free(list);
-        return ST_OK;
-    }
-    if (only_text(schema)) {
-        *out = constraint_text_without(m, ends, 4);
+    if (texts) return constraint_strings(m, values, out);
+    if (text && only_text(schema)) {
+        *out = constraint_text_without(m, ends, sizeof ends / sizeof *ends);
         return ST_OK;
     }
     json_t *part = part_of(parameters, schema);
@@ -128,32 +109,26 @@ static enum status tag_value(struct constraint_maker *m, const json_t *parameter
     return st;
 }
 
-static enum status tag_call(struct constraint_maker *m, const char *name, json_t *parameters,
-                            const char *param, gx *out)
+/* The properties of a schema, key by key. */
+static enum status keys(struct constraint_maker *m, const json_t *root, json_t *schema, value_fn *value_of,
+                        const char *param, unsigned depth, gx *out)
 {
-    json_t *properties = json_object_get(parameters, "properties"), *schema;
-    gx *list = calloc(json_object_size(properties) + 1, sizeof *list), inside = 0;
+    const struct tool_syntax *s = syntax_of(m);
+    json_t *properties = json_object_get(schema, "properties"), *one;
+    gx *list = calloc(json_object_size(properties) + 1, sizeof *list);
     const char *key;
     size_t used = 0;
     enum status st = list ? ST_OK : no_memory(m);
-    json_object_foreach(properties, key, schema)
+    json_object_foreach(properties, key, one)
     {
         gx value;
-        if (st || (st = tag_value(m, parameters, schema, param, 0, &value))) break;
-        gx one[] = {constraint_literal(m, "<parameter="), constraint_literal(m, key),
-                    constraint_literal(m, ">\n"), value, constraint_literal(m, "\n</parameter>\n")};
-        list[used++] = gb_seq(m->b, one, 5);
+        if (st || (st = value_of(m, root, one, param, depth + 1, &value))) break;
+        list[used++] =
+            GB_SEQ(m->b, constraint_literal(m, s->key), constraint_literal(m, key),
+                   constraint_literal(m, s->after_key), value, constraint_literal(m, s->after_value));
     }
-    if (!st) st = members(m, parameters, list, "", &inside);
+    if (!st) st = members(m, schema, list, s->comma, out);
     free(list);
-    gx all[] = {gb_tag(m->b, m->vocab, TOOL_OPEN),
-                constraint_literal(m, "\n<function="),
-                constraint_literal(m, name),
-                constraint_literal(m, ">\n"),
-                inside,
-                constraint_literal(m, "</function>\n"),
-                gb_tag(m->b, m->vocab, TOOL_CLOSE)};
-    *out = st ? 0 : gb_seq(m->b, all, 7);
     return st;
 }
 
@@ -163,42 +138,22 @@ static enum status tag_call(struct constraint_maker *m, const char *name, json_t
 
 static gx quoted(struct constraint_maker *m, gx inside)
 {
-    gx list[] = {gb_tag(m->b, m->vocab, TOOL_QUOTE), inside, gb_tag(m->b, m->vocab, TOOL_QUOTE)};
-    return gb_seq(m->b, list, 3);
+    gx quote = gb_tag(m->b, m->vocab, syntax_of(m)->quote);
+    return GB_SEQ(m->b, quote, inside, quote);
 }
 
-/* element (, element)* with at most `max` */
-static gx several(struct constraint_maker *m, gx element, uint32_t min, uint32_t max)
+static gx enclosed(struct constraint_maker *m, const char *open, gx inside, const char *close)
 {
-    if (!max) return gb_seq(m->b, NULL, 0);
-    gx more[] = {constraint_literal(m, ","), element};
-    gx list[] = {element, gb_repeat(m->b, gb_seq(m->b, more, 2), min ? min - 1 : 0,
-                                    max == RX_NO_LIMIT ? max : max - 1)};
-    return gb_repeat(m->b, gb_seq(m->b, list, 2), min > 0, 1);
+    return GB_SEQ(m->b, constraint_literal(m, open), inside, constraint_literal(m, close));
 }
 
-static value_fn notation_value;
-
-/* key:value pairs of the properties. */
+/* {key:value,...} of the properties. */
 static enum status notation_object(struct constraint_maker *m, const json_t *root, json_t *schema,
                                    const char *param, unsigned depth, gx *out)
 {
-    json_t *properties = json_object_get(schema, "properties"), *one;
-    gx *list = calloc(json_object_size(properties) + 1, sizeof *list), inside = 0;
-    const char *key;
-    size_t used = 0;
-    enum status st = list ? ST_OK : no_memory(m);
-    json_object_foreach(properties, key, one)
-    {
-        gx value;
-        if (st || (st = notation_value(m, root, one, param, depth + 1, &value))) break;
-        gx pair[] = {constraint_literal(m, key), constraint_literal(m, ":"), value};
-        list[used++] = gb_seq(m->b, pair, 3);
-    }
-    if (!st) st = members(m, schema, list, ",", &inside);
-    free(list);
-    gx braces[] = {constraint_literal(m, "{"), inside, constraint_literal(m, "}")};
-    if (!st) *out = gb_seq(m->b, braces, 3);
+    gx inside = 0;
+    enum status st = keys(m, root, schema, notation_value, param, depth, &inside);
+    if (!st) *out = enclosed(m, "{", inside, "}");
     return st;
 }
 
@@ -210,22 +165,20 @@ static uint32_t count_of(const json_t *schema, const char *key, uint32_t otherwi
                : otherwise;
 }
 
-/* Any value: one rule for all. */
-static gx notation_any(struct constraint_maker *m)
+/* Any value: one rule for all. *object: any object. */
+static gx notation_any(struct constraint_maker *m, gx *object)
 {
-    static const char *const quote[] = {TOOL_QUOTE};
-    gx value = gb_rule(m->b), plain = 0, list = several(m, value, 0, RX_NO_LIMIT);
+    const char *const quote[] = {syntax_of(m)->quote};
+    gx value = gb_rule(m->b), plain = 0, comma = constraint_literal(m, ",");
     json_t *schema = json_pack("{s:[s,s,s]}", "type", "number", "boolean", "null");
     if (!schema || constraint_schema(m, schema, true, "tools", &plain)) plain = 0;
     json_decref(schema);
     rx word = rx_repeat(gb_pool(m->b), rx_chars(gb_pool(m->b), 'a', 'z'), 1, 40);
-    gx pair[] = {gb_regex(m->b, word), constraint_literal(m, ":"), value};
-    gx object[] = {constraint_literal(m, "{"), several(m, gb_seq(m->b, pair, 3), 0, RX_NO_LIMIT),
-                   constraint_literal(m, "}")};
-    gx array[] = {constraint_literal(m, "["), list, constraint_literal(m, "]")};
-    gx kinds[] = {quoted(m, constraint_text_without(m, quote, 1)), plain, gb_seq(m->b, object, 3),
-                  gb_seq(m->b, array, 3)};
-    gb_define(m->b, value, gb_alt(m->b, kinds, 4));
+    gx pair = GB_SEQ(m->b, gb_regex(m->b, word), constraint_literal(m, ":"), value);
+    gx array = enclosed(m, "[", gb_list(m->b, value, comma, 0, RX_NO_LIMIT), "]");
+    gx text = quoted(m, constraint_text_without(m, quote, 1));
+    *object = enclosed(m, "{", gb_list(m->b, pair, comma, 0, RX_NO_LIMIT), "}");
+    gb_define(m->b, value, GB_ALT(m->b, text, plain, *object, array));
     return value;
 }
 
@@ -271,17 +224,18 @@ static gx notation_rule(struct constraint_maker *m, const char *name)
 static enum status notation_value(struct constraint_maker *m, const json_t *root, json_t *schema,
                                   const char *param, unsigned depth, gx *out)
 {
-    static const char *const quote[] = {TOOL_QUOTE};
+    const char *const quote[] = {syntax_of(m)->quote};
     const json_t *type = json_object_get(schema, "type"), *values = json_object_get(schema, "enum"),
                  *ref = json_object_get(schema, "$ref");
     json_t *any = json_object_get(schema, "anyOf"), *items = json_object_get(schema, "items");
     const char *to = json_string_value(ref);
+    gx object, value;
     if (to && strncmp(to, "#/$defs/", 8) == 0 && json_object_get(json_object_get(root, "$defs"), to + 8)) {
         *out = notation_rule(m, to + 8);
         return ST_OK;
     }
     if (depth >= NOTATION_DEPTH || ref) {
-        *out = notation_any(m);
+        *out = notation_any(m, &object);
         return ST_OK;
     }
     if (json_array_size(values)) return notation_texts(m, values, out);
@@ -293,31 +247,28 @@ static enum status notation_value(struct constraint_maker *m, const json_t *root
     if (json_is(type, "object") && json_object_size(json_object_get(schema, "properties")))
         return notation_object(m, root, schema, param, depth, out);
     if (json_is(type, "array") && json_is_object(items)) {
-        gx item;
+        gx item, comma = constraint_literal(m, ",");
+        uint32_t min = count_of(schema, "minItems", 0), max = count_of(schema, "maxItems", RX_NO_LIMIT);
         enum status st = notation_value(m, root, items, param, depth + 1, &item);
-        gx list[] = {
-            constraint_literal(m, "["),
-            st ? 0
-               : several(m, item, count_of(schema, "minItems", 0), count_of(schema, "maxItems", RX_NO_LIMIT)),
-            constraint_literal(m, "]")};
-        *out = gb_seq(m->b, list, 3);
+        if (!st) *out = enclosed(m, "[", gb_list(m->b, item, comma, min, max), "]");
         return st;
     }
     if (json_is(type, "integer") || json_is(type, "number") || json_is(type, "boolean") ||
         json_is(type, "null"))
         return constraint_schema(m, schema, true, param, out);
-    *out = notation_any(m);
+    value = notation_any(m, &object);
+    *out = json_is(type, "object") ? object : value;
     return ST_OK;
 }
 
-static enum status notation_call(struct constraint_maker *m, const char *name, json_t *parameters,
-                                 const char *param, gx *out)
+/* The arguments in the notation, with its braces. */
+static enum status notation_arguments(struct constraint_maker *m, json_t *parameters, const char *param,
+                                      gx *out)
 {
-    gx arguments;
     json_t *done = json_object(), *defs = json_object_get(parameters, "$defs"), *rule;
     m->rules = json_object();
     enum status st =
-        done && m->rules ? notation_object(m, parameters, parameters, param, 0, &arguments) : no_memory(m);
+        done && m->rules ? notation_object(m, parameters, parameters, param, 0, out) : no_memory(m);
     while (!st && json_object_size(done) < json_object_size(m->rules)) {
         json_t *now = json_copy(m->rules); /* a definition may refer to more */
         const char *key;
@@ -335,29 +286,94 @@ static enum status notation_call(struct constraint_maker *m, const char *name, j
     json_decref(done);
     json_decref(m->rules);
     m->rules = NULL;
-    gx all[] = {gb_tag(m->b, m->vocab, TOOL_CALL_OPEN), constraint_literal(m, "call:"),
-                constraint_literal(m, name), st ? 0 : arguments, gb_tag(m->b, m->vocab, TOOL_CALL_CLOSE)};
-    *out = gb_seq(m->b, all, 5);
     return st;
 }
 
-enum status constraint_call(struct constraint_maker *m, json_t *function, bool exact, size_t index, gx *out)
+/* ---- custom tools: text in a grammar, as the one argument ---- */
+
+static enum status custom_text(struct constraint_maker *m, json_t *function, bool in_json, gx *out)
 {
+    json_t *format = field(function, "format"), *text = field(format, "definition");
+    struct grammar_error error = {{0}, {0}};
+    char param[160];
+    rx a = RX_NONE;
+    bool regex = json_is(field(format, "syntax"), "regex");
+    enum status st =
+        regex ? regex_parse(gb_pool(m->b), json_string_value(text), json_string_length(text), 0, &a, &error)
+              : gb_text(m->b, json_string_value(text), json_string_length(text), in_json, out, &error);
+    snprintf(param, sizeof param, "tools.%s.format", json_string_value(field(function, "name")));
+    if (st) return constraint_error(m, st, param, &error);
+    if (regex) *out = gb_regex(m->b, in_json ? rx_in_json(gb_pool(m->b), a) : a);
+    return ST_OK;
+}
+
+static bool is_custom(json_t *function)
+{
+    return json_is(field(field(function, "format"), "type"), "grammar");
+}
+
+/* The arguments of a custom tool: its text as `input`. */
+static enum status custom_arguments(struct constraint_maker *m, json_t *function, gx *out)
+{
+    const struct tool_syntax *s = syntax_of(m);
+    bool json = s->arguments == TOOL_ARGUMENTS_JSON, values = s->arguments == TOOL_ARGUMENTS_VALUES,
+         notation = s->arguments == TOOL_ARGUMENTS_NOTATION;
+    gx text;
+    enum status st = custom_text(m, function, json || values, &text);
+    if (st) return st;
+    gx quote = constraint_literal(m, values ? "\"" : "");
+    const char *open = json       ? "{\"input\": \""
+                       : notation ? "{"
+                                  : s->key,
+               *close = json       ? "\"}"
+                        : notation ? "}"
+                                   : s->after_value;
+    *out = GB_SEQ(m->b, constraint_literal(m, open), constraint_literal(m, json ? "" : "input"),
+                  constraint_literal(m, json ? "" : s->after_key), quote, notation ? quoted(m, text) : text,
+                  quote, constraint_literal(m, close));
+    return ST_OK;
+}
+
+/* One JSON object: of the parameters' schema, or any. */
+static enum status json_arguments(struct constraint_maker *m, const json_t *parameters, const char *param,
+                                  gx *out)
+{
+    json_t *object =
+        parameters ? json_copy((json_t *)parameters) : json_object(); /* with all other keywords */
+    if (!object || json_object_set_new(object, "type", json_string("object")))
+        return json_decref(object), no_memory(m);
+    enum status st = constraint_schema(m, object, true, param, out);
+    json_decref(object);
+    return st;
+}
+
+enum status constraint_call(struct constraint_maker *m, json_t *function, enum call_schema use, size_t index,
+                            gx *out)
+{
+    const struct tool_syntax *s = syntax_of(m);
+    json_t *parameters = field(function, "parameters"), *none = json_object();
+    bool notation = s->arguments == TOOL_ARGUMENTS_NOTATION, any = use == CALL_ANY;
     char param[64];
-    snprintf(param, sizeof param, "tools[%zu].function.parameters", index);
-    const char *name = json_string_value(field(function, "name"));
-    json_t *parameters = field(function, "parameters"), *own = NULL;
-    enum tool_call_syntax syntax = m->g->p.calls;
+    gx arguments = 0;
+    enum status st;
+    (void)snprintf(param, sizeof param, "tools[%zu].function.parameters", index);
     m->any_order = gen_any_order(function);
-    if (!parameters || (!exact && syntax == TOOL_SYNTAX_JSON)) {
-        parameters = own = json_pack("{s:s}", "type", "object");
-        if (!own) return no_memory(m);
-        if (exact) json_object_set_new(own, "additionalProperties", json_false());
-    }
-    enum status st = syntax == TOOL_SYNTAX_JSON  ? json_call(m, name, parameters, param, out)
-                     : syntax == TOOL_SYNTAX_XML ? tag_call(m, name, parameters, param, out)
-                                                 : notation_call(m, name, parameters, param, out);
-    json_decref(own);
+    if (!none) return no_memory(m);
+    if (use == CALL_SCHEMA && !parameters) json_object_set_new(none, "additionalProperties", json_false());
+    if (!parameters) parameters = none;
+    if (is_custom(function)) st = custom_arguments(m, function, &arguments);
+    else if (notation && !any) st = notation_arguments(m, parameters, param, &arguments);
+    else if (notation) st = ((void)notation_any(m, &arguments), ST_OK);
+    else if (s->arguments == TOOL_ARGUMENTS_JSON || any)
+        st = json_arguments(m, use == CALL_SCHEMA ? parameters : NULL, param, &arguments);
+    else st = keys(m, parameters, parameters, plain_value, param, 0, &arguments);
+    json_decref(none);
+    if (!st)
+        *out = GB_SEQ(m->b, gb_tag(m->b, m->vocab, s->opens[0]), constraint_literal(m, s->before),
+                      constraint_literal(m, json_string_value(field(function, "name"))),
+                      notation ? constraint_literal(m, "") : gb_tag(m->b, m->vocab, s->after), arguments,
+                      constraint_literal(m, notation ? "" : s->end),
+                      s->closes[0] ? gb_tag(m->b, m->vocab, s->closes[0]) : constraint_literal(m, ""));
     return st;
 }
 
@@ -366,14 +382,14 @@ enum status constraint_call(struct constraint_maker *m, json_t *function, bool e
 #define WS     "[ \\t\\r\\n]*"
 #define MEMBER "(\"(type|id)\"" WS ":" WS "\"[^\"\\\\\\x00-\\x1f]{0,64}\"" WS "," WS ")*"
 
-static enum status regex_of(struct constraint_maker *m, const struct buf *text, rx *out)
+static rx bare_regex(struct constraint_maker *m, const char *text)
 {
     struct grammar_error error;
-    enum status st = regex_parse(gb_pool(m->b), text->data, text->len, out, &error);
-    return st ? no_memory(m) : ST_OK; /* the regex is our own */
+    rx out = RX_NONE;
+    return regex_parse(gb_pool(m->b), text, strlen(text), 0, &out, &error) ? RX_NONE : out;
 }
 
-/* A call from its brace to the brace of its arguments, as chat/tool_parse.h parses it. names: a regex. */
+/* A call from its brace to the brace of its arguments, as chat/tool_calls/ parses it. names: a regex. */
 static enum status bare_head(struct constraint_maker *m, const char *names, rx *out)
 {
     struct buf text;
@@ -382,16 +398,9 @@ static enum status bare_head(struct constraint_maker *m, const char *names, rx *
                               "\\{" WS MEMBER "\"name\"" WS ":" WS "\"(%s)\"" WS "," WS MEMBER
                               "\"(arguments|parameters)\"" WS ":" WS,
                               names);
-    st = st ? no_memory(m) : regex_of(m, &text, out);
+    *out = st ? RX_NONE : bare_regex(m, text.data);
     buf_fini(&text);
-    return st;
-}
-
-static rx bare_regex(struct constraint_maker *m, const char *text)
-{
-    struct grammar_error error;
-    rx out = RX_NONE;
-    return regex_parse(gb_pool(m->b), text, strlen(text), &out, &error) ? RX_NONE : out;
+    return *out ? ST_OK : no_memory(m); /* the regex is our own */
 }
 
 static enum status bare_call(struct constraint_maker *m, json_t *function, size_t index, gx *out)
@@ -407,11 +416,16 @@ static enum status bare_call(struct constraint_maker *m, json_t *function, size_
         parameters = own = json_pack("{s:s,s:b}", "type", "object", "additionalProperties", !strict);
     enum status st =
         parameters ? bare_head(m, json_string_value(field(function, "name")), &head) : no_memory(m);
-    if (!st) st = constraint_schema(m, parameters, false, param, &arguments);
+    if (!st && is_custom(function)) {
+        gx text = 0;
+        st = custom_text(m, function, true, &text);
+        arguments = enclosed(m, "{\"input\": \"", text, "\"}");
+    } else if (!st) {
+        st = constraint_schema(m, parameters, false, param, &arguments);
+    }
     json_decref(own);
     if (st) return st;
-    gx list[] = {gb_regex(m->b, head), arguments, gb_regex(m->b, bare_regex(m, WS "\\}"))};
-    *out = gb_seq(m->b, list, 3);
+    *out = GB_SEQ(m->b, gb_regex(m->b, head), arguments, gb_regex(m->b, bare_regex(m, WS "\\}")));
     return ST_OK;
 }
 
@@ -436,12 +450,10 @@ enum status constraint_bare_calls(struct constraint_maker *m, json_t *tools, con
     if (!st) {
         rx begin = rx_concat(pool, head, rx_concat(pool, rx_literal(pool, "{", 1), RX_ALL));
         *excluded = rx_concat(pool, front, begin);
-        gx call = gb_alt(m->b, calls, used);
-        gx more[] = {gb_regex(m->b, bare_regex(m, "[ \\t\\r\\n,;]{0,16}")), call};
-        gx list[] = {gb_regex(m->b, front), call,
-                     gb_repeat(m->b, gb_seq(m->b, more, 2), 0, one ? 0 : RX_NO_LIMIT),
-                     gb_regex(m->b, bare_regex(m, "[ \\t\\r\\n]{0,16}\\]?[ \\t\\r\\n]{0,16}(```)?"))};
-        *out = gb_seq(m->b, list, 4);
+        gx between = gb_regex(m->b, bare_regex(m, "[ \\t\\r\\n,;]{0,16}")),
+           end = gb_regex(m->b, bare_regex(m, "[ \\t\\r\\n]{0,16}\\]?[ \\t\\r\\n]{0,16}(```)?"));
+        gx list = gb_list(m->b, gb_alt(m->b, calls, used), between, 1, one ? 1 : RX_NO_LIMIT);
+        *out = GB_SEQ(m->b, gb_regex(m->b, front), list, end);
     }
     buf_fini(&names);
     free(calls);

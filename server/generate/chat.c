@@ -65,6 +65,20 @@ static enum status render(struct chat *c)
               : ST_OK;
 }
 
+/* The prompt can't hold the images. Most templates have a place for those of users. */
+static enum status misplaced(struct chat *c, enum status st, const struct err *err)
+{
+    const struct chat_messages *m = &c->g->messages;
+    for (size_t i = 0; st == ST_INVALID && i < m->image_count; i++) {
+        enum chat_role role = m->list[m->images[i].message].role;
+        if (role == CHAT_USER) continue;
+        return api_fail(&c->r->response.error, 400, "invalid_value", m->images[i].param,
+                        "%s This chat template may have no place for images in a message of the role '%s'.",
+                        err->msg, chat_role_name(role));
+    }
+    return api_fail_status(&c->r->response.error, st, gen_source(c->g), err);
+}
+
 static enum status build(struct chat *c)
 {
     const struct model *m = c->r->srv->model;
@@ -78,7 +92,7 @@ static enum status build(struct chat *c)
         prompt_build(m->info, m->tok, c->rendered.runs, c->rendered.run_count, g->p.add_special_tokens,
                      c->images.list, c->images.count, gen_ids_max(g), p, &err);
     if (st == ST_TOO_LARGE) return gen_too_long(g);
-    if (st) return api_fail_status(&c->r->response.error, st, gen_source(g), &err);
+    if (st) return misplaced(c, st, &err);
     for (uint32_t i = 0; i < p->span_count; i++)
         if (p->spans[i].image) g->prompts[0].image_tokens += p->spans[i].end - p->spans[i].begin;
     for (uint32_t i = 0; i < g->image_count; i++) g->images[i].first = prompt_image(p, g->images[i].first);

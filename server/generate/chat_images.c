@@ -201,8 +201,16 @@ static enum status make_one(struct gen *g, const struct image_ref *ref, struct g
     struct image_hash_cache *image_hashes = g->r->srv->image_hashes;
     struct err err = {0};
     file->ask = (struct image_ask){.video = ref->video, .fps = ref->fps};
-    if (!ref->video)
-        file->ask.bounds = image_bounds_of(cfg, &g->p.image_bounds, ref->detail == IMAGE_DETAIL_LOW);
+    if (!ref->video) {
+        struct image_bounds asked = g->p.image_bounds;
+        uint64_t most = area_limit(g);
+        if (!cfg->budgets && ref->min_pixels) asked.area_min = ref->min_pixels;
+        if (!cfg->budgets && ref->max_pixels)
+            asked.area_max = ref->max_pixels < most ? ref->max_pixels : most;
+        asked.width = ref->resized_width;
+        asked.height = ref->resized_height;
+        file->ask.bounds = image_bounds_of(cfg, &asked, ref->detail == IMAGE_DETAIL_LOW);
+    }
     enum image_error error = fetch(g, ref, file, &err);
     if (error) return image_fail(g, error, ref, &err);
     image_hash_cache_id(image_hashes, g->p.salt, &file->ask, file->bytes, file->len, file->file_hash);

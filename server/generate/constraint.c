@@ -3,8 +3,8 @@
  * once. */
 #include "server/generate/constraint.h"
 
-#include "server/chat/tool_parse.h"
-#include "server/generate/grammars.h"
+#include "config/base/log.h"
+#include "server/chat/tool_calls/tool_calls.h"
 #include "server/http/fields.h"
 #include "server/http/limits.h"
 
@@ -20,7 +20,7 @@ static enum status no_memory(struct constraint_maker *m)
     return api_nomem(&m->g->r->response.error);
 }
 
-static enum status error_say(struct constraint_maker *m, enum status st, const char *param,
+enum status constraint_error(struct constraint_maker *m, enum status st, const char *param,
                              const struct grammar_error *f)
 {
     if (st == ST_NOMEM) return no_memory(m);
@@ -92,12 +92,12 @@ enum status constraint_schema(struct constraint_maker *m, json_t *schema, bool c
     }
     if (!st) st = gb_schema(m->b, plain, &opt, out, &error);
     json_decref(plain);
-    return st ? error_say(m, st, param, &error) : ST_OK;
+    return st ? constraint_error(m, st, param, &error) : ST_OK;
 }
 
 /* ---- the parts ---- */
 
-static enum status choices(struct constraint_maker *m, const json_t *list, gx *out)
+enum status constraint_strings(struct constraint_maker *m, const json_t *list, gx *out)
 {
     size_t n = json_array_size(list);
     struct rx_pool *p = gb_pool(m->b);
@@ -124,9 +124,9 @@ static enum status response(struct constraint_maker *m, gx *out)
     m->any_order = f->any_order;
     switch (f->kind) {
     case FORMAT_FREE: *out = constraint_text_without(m, NULL, 0); return ST_OK;
-    case FORMAT_CHOICE: return choices(m, f->value, out);
+    case FORMAT_CHOICE: return constraint_strings(m, f->value, out);
     case FORMAT_REGEX: st = gb_regex_text(m->b, text, len, out, &error); break;
-    case FORMAT_TEXT: st = gb_text(m->b, text, len, out, &error); break;
+    case FORMAT_TEXT: st = gb_text(m->b, text, len, false, out, &error); break;
     case FORMAT_SCHEMA: return constraint_schema(m, f->value, f->compact, f->param, out);
     default:
         schema = f->kind == FORMAT_OBJECT ? json_pack("{s:s}", "type", "object") : json_true();
@@ -134,7 +134,7 @@ static enum status response(struct constraint_maker *m, gx *out)
         json_decref(schema);
         return st;
     }
-    return st ? error_say(m, st, f->param, &error) : ST_OK;
+    return st ? constraint_error(m, st, f->param, &error) : ST_OK;
 }
 
 static bool may_be_called(const struct tool_choice *f, const char *name)
@@ -148,29 +148,60 @@ static bool may_be_called(const struct tool_choice *f, const char *name)
     return false;
 }
 
-/* One call of any allowed function. */
+static bool is_weak(const struct constraint_maker *m, size_t tool)
+{
+    return m->weak.bits[tool / 32] >> (tool % 32) & 1;
+}
+
+/* The schema of a tool can't be enforced, as the request's error says. A request that can do without that
+ * goes on, with any object for it. */
+static bool weaken(struct constraint_maker *m, json_t *tools, size_t tool)
+{
+    const struct api_error *e = &m->g->r->response.error;
+    json_t *function = field(json_array_get(tools, tool), "function");
+    if (e->http != 400 || gen_strict(function) || m->g->p.tool_choice.named || is_weak(m, tool)) return false;
+    log_warn("req=%s tools[%zu], '%s': any object is accepted as arguments. %s", m->g->r->http.id, tool,
+             json_string_value(field(function, "name")), e->message);
+    m->weak.bits[tool / 32] |= 1u << (tool % 32);
+    return true;
+}
+
+static void name_tool(struct api_error *e, json_t *function)
+{
+    char why[sizeof e->message];
+    memcpy(why, e->message, sizeof why);
+    if (e->http == 400)
+        snprintf(e->message, sizeof e->message, "The function '%.128s': %.360s",
+                 json_string_value(field(function, "name")), why);
+}
+
+/* One call of any allowed function. ST_AGAIN: some tools were weakened. */
 static enum status any_call(struct constraint_maker *m, json_t *tools, gx *out)
 {
     const struct tool_choice *f = &m->g->p.tool_choice;
     size_t n = json_array_size(tools), used = 0;
     gx *list = calloc(n + 1, sizeof *list);
     enum status st = list ? ST_OK : no_memory(m);
+    struct api_error *e = &m->g->r->response.error;
+    bool again, weakened = false;
     for (size_t i = 0; i < n && !st; i++) {
         json_t *function = field(json_array_get(tools, i), "function");
-        bool exact = f->required || gen_strict(function);
-        if (may_be_called(f, json_string_value(field(function, "name"))))
-            st = constraint_call(m, function, exact, i, &list[used++]);
+        enum call_schema use = is_weak(m, i)                         ? CALL_ANY
+                               : f->required || gen_strict(function) ? CALL_SCHEMA
+                                                                     : CALL_FREE;
+        if (!may_be_called(f, json_string_value(field(function, "name")))) continue;
+        st = constraint_call(m, function, use, i, &list[used++]);
+        if (!st) continue;
+        again = weaken(m, tools, i);
+        if (again) *e = (struct api_error){0};
+        else name_tool(e, function);
+        if (again && !rx_status(gb_pool(m->b))) st = ST_OK; /* else it fails for all that follow */
+        weakened = weakened || again;
     }
+    if (weakened && !e->http) st = ST_AGAIN;
     if (!st) *out = gb_alt(m->b, list, used);
     free(list);
     return st;
-}
-
-static const char *const *open_tags(const struct gen_params *p, size_t *n)
-{
-    static const char *const tags[] = {TOOL_OPEN, "<function="}, *const notation[] = {TOOL_CALL_OPEN};
-    *n = p->calls == TOOL_SYNTAX_XML ? 2 : 1;
-    return p->calls == TOOL_SYNTAX_CALL ? notation : tags;
 }
 
 /* Text with calls in it; or, if calls may be plain JSON, only such calls: then text must not begin like one.
@@ -179,9 +210,8 @@ static enum status calls_and_text(struct constraint_maker *m, json_t *tools, gx 
 {
     const struct gen_params *p = &m->g->p;
     struct rx_pool *pool = gb_pool(m->b);
-    size_t n;
-    const char *const *tags = open_tags(p, &n);
-    rx text = constraint_without(m, tags, n), first = text, excluded;
+    const char *const *tags = tool_syntax(p->calls)->opens;
+    rx text = constraint_without(m, tags, tags[1] ? 2 : 1), first = text, excluded;
     gx bare;
     if (p->bare_calls) {
         bool may[LIMIT_TOOLS] = {false};
@@ -193,10 +223,9 @@ static enum status calls_and_text(struct constraint_maker *m, json_t *tools, gx 
         if (st) return st;
         first = rx_and(pool, text, rx_not(pool, excluded));
     }
-    gx again[] = {call, gb_regex(m->b, text)};
-    gx list[] = {gb_regex(m->b, first), gb_repeat(m->b, gb_seq(m->b, again, 2), 0, one ? 1 : RX_NO_LIMIT)};
-    gx either[] = {gb_seq(m->b, list, 2), bare};
-    *out = p->bare_calls ? gb_alt(m->b, either, 2) : either[0];
+    gx again = GB_SEQ(m->b, call, gb_regex(m->b, text));
+    *out = GB_SEQ(m->b, gb_regex(m->b, first), gb_repeat(m->b, again, 0, one ? 1 : RX_NO_LIMIT));
+    if (p->bare_calls) *out = GB_ALT(m->b, *out, bare);
     return ST_OK;
 }
 
@@ -204,23 +233,17 @@ static enum status calls_and_text(struct constraint_maker *m, json_t *tools, gx 
 static enum status calls(struct constraint_maker *m, json_t *tools, gx *out)
 {
     const struct gen_params *p = &m->g->p;
-    bool notation = p->calls == TOOL_SYNTAX_CALL, one = !p->parallel_calls || p->tool_choice.named;
+    const char *between = tool_syntax(p->calls)->between;
+    bool one = !p->parallel_calls || p->tool_choice.named;
     gx call;
     enum status st = any_call(m, tools, &call);
     if (st) return st;
-    if (p->tool_choice.required) {
-        gx more[] = {constraint_literal(m, notation ? "" : "\n"), call};
-        gx list[] = {call, gb_repeat(m->b, gb_seq(m->b, more, 2), 0, one ? 0 : RX_NO_LIMIT)};
-        *out = gb_seq(m->b, list, 2);
-        return ST_OK;
-    }
-    if (!p->format.kind) return calls_and_text(m, tools, call, one, out);
-    /* Only calls, or the response format. */
-    gx more[] = {constraint_literal(m, notation ? "" : "\n"), call}, formed;
-    gx several[] = {call, gb_repeat(m->b, gb_seq(m->b, more, 2), 0, one ? 0 : RX_NO_LIMIT)};
+    if (!p->tool_choice.required && !p->format.kind) return calls_and_text(m, tools, call, one, out);
+    *out = gb_list(m->b, call, constraint_literal(m, between), 1, one ? 1 : RX_NO_LIMIT);
+    if (p->tool_choice.required) return ST_OK;
+    gx formed; /* only calls, or the response format */
     st = response(m, &formed);
-    gx either[] = {gb_seq(m->b, several, 2), st ? 0 : formed};
-    *out = gb_alt(m->b, either, 2);
+    if (!st) *out = GB_ALT(m->b, *out, formed);
     return st;
 }
 
@@ -229,26 +252,24 @@ static gx reasoning_begin(struct constraint_maker *m)
 {
     if (m->g->p.reasoning_syntax != REASONING_CHANNEL)
         return gb_tag(m->b, m->vocab, reasoning_open(m->g->p.reasoning_syntax));
-    gx list[] = {gb_tag(m->b, m->vocab, CHANNEL_OPEN),
-                 constraint_literal(m, reasoning_open(REASONING_CHANNEL) + strlen(CHANNEL_OPEN))};
-    return gb_seq(m->b, list, 2);
+    return GB_SEQ(m->b, gb_tag(m->b, m->vocab, CHANNEL_OPEN),
+                  constraint_literal(m, reasoning_open(REASONING_CHANNEL) + strlen(CHANNEL_OPEN)));
 }
 
 static gx with_reasoning(struct constraint_maker *m, gx body)
 {
     const char *const tags[] = {reasoning_close(m->g->p.reasoning_syntax)};
     if (m->g->p.reasoning == REASONING_NONE) return body;
-    static const uint32_t blanks[8] = {1u << '\n' | 1u << '\r' | 1u << '\t', 1};
+    static const uint32_t blanks[8] = {1u << '\n'}; /* they belong to the tag (chat/reasoning_parse.h) */
     struct rx_pool *p = gb_pool(m->b);
     gx blank = gb_regex(m->b, rx_repeat(p, rx_bytes(p, blanks), 0, 4));
-    gx rest[] = {constraint_text_without(m, tags, 1), gb_tag(m->b, m->vocab, tags[0]), blank, body};
-    gx inside = gb_seq(m->b, rest, 4);
+    gx inside =
+        GB_SEQ(m->b, constraint_text_without(m, tags, 1), gb_tag(m->b, m->vocab, tags[0]), blank, body);
     if (m->g->inside_reasoning) return inside;
-    gx begun[] = {reasoning_begin(m), inside}, either[] = {gb_seq(m->b, begun, 2), body};
-    return gb_alt(m->b, either, 2);
+    return GB_ALT(m->b, GB_SEQ(m->b, reasoning_begin(m), inside), body);
 }
 
-static enum status build(struct constraint_maker *m, json_t *tools, struct grammar **out)
+static enum status build_once(struct constraint_maker *m, json_t *tools, struct grammar **out)
 {
     gx body, all;
     struct err err = {{0}};
@@ -265,7 +286,40 @@ static enum status build(struct constraint_maker *m, json_t *tools, struct gramm
     if (!st) return ST_OK;
     struct grammar_error error = {{0}, {0}};
     snprintf(error.message, sizeof error.message, "%.250s", err.msg);
-    return error_say(m, st, m->g->p.format.param, &error);
+    return constraint_error(m, st, m->g->p.format.param, &error);
+}
+
+static enum status build(struct constraint_maker *m, json_t *tools, struct grammar **out)
+{
+    struct api_error *e = &m->g->r->response.error;
+    enum status st;
+    do st = build_once(m, tools, out);
+    while (st == ST_AGAIN); /* each time with more weak tools */
+    bool weakened = false;  /* together they are too large */
+    for (size_t i = 0; st && !e->param[0] && i < json_array_size(tools); i++)
+        weakened = weaken(m, tools, i) || weakened;
+    if (!weakened) return st;
+    *e = (struct api_error){0};
+    return build_once(m, tools, out);
+}
+
+/* Tells the client which schemas are not enforced. */
+static enum status warn(struct gen *g, json_t *tools, const struct tool_set *weak)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; i < json_array_size(tools); i++) {
+        if (!(weak->bits[i / 32] >> (i % 32) & 1)) continue;
+        json_array_append_new(
+            list,
+            json_sprintf("The schema of the function '%s' can't be enforced: its "
+                         "arguments are any object. With \"strict\": true the "
+                         "request is refused, and the error says why.",
+                         json_string_value(field(field(json_array_get(tools, i), "function"), "name"))));
+    }
+    if (json_array_size(list)) g->warnings = json_dumps(list, JSON_COMPACT);
+    bool ok = list && (!json_array_size(list) || g->warnings);
+    json_decref(list);
+    return ok ? ST_OK : api_nomem(&g->r->response.error);
 }
 
 /* ---- the cache key ---- */
@@ -303,7 +357,8 @@ static enum status bare_calls(struct constraint_maker *m, json_t *tools)
 {
     struct gen_params *p = &m->g->p;
     if (strcmp(m->g->r->srv->opt->tool_parser, "auto") != 0 || p->tool_choice.required || p->format.kind ||
-        p->continue_final_message || (any_strict(tools) && p->calls != TOOL_SYNTAX_JSON))
+        p->continue_final_message ||
+        (any_strict(tools) && tool_syntax(p->calls)->arguments != TOOL_ARGUMENTS_JSON))
         return ST_OK;
     p->bare_calls = json_object();
     bool ok = p->bare_calls != NULL;
@@ -338,8 +393,11 @@ enum status gen_constraint_make(struct gen *g)
     p->tool_choice.named =
         json_string_value(json_object_get(g->compile, "named")); /* the body's copy is freed */
     g->grammar = grammars_find(g->r->srv->grammars, g->compile_key);
-    if (g->grammar) gen_constraint_made(g);
-    return ST_OK;
+    if (!g->grammar) return ST_OK;
+    m.weak = grammars_weak(g->r->srv->grammars, g->compile_key, NULL);
+    enum status st = warn(g, tools, &m.weak);
+    gen_constraint_made(g);
+    return st;
 }
 
 void gen_constraint_made(struct gen *g)
@@ -360,11 +418,13 @@ enum status gen_constraint_compile(struct gen *g)
     uint64_t tenant = gen_grammar_tenant(g);
     /* One with the same key may be cached meanwhile. */
     g->grammar = grammars_find(all, g->compile_key);
+    json_t *tools = json_object_get(g->compile, "functions");
     if (g->grammar) {
         grammars_dismiss(all, g->compile_bytes);
-        return ST_OK;
+        m.weak = grammars_weak(all, g->compile_key, NULL);
+        return warn(g, tools, &m.weak);
     }
-    enum status st = build(&m, json_object_get(g->compile, "functions"), &g->grammar);
+    enum status st = build(&m, tools, &g->grammar);
     if (st) {
         grammars_dismiss(all, g->compile_bytes);
         return st;
@@ -376,7 +436,8 @@ enum status gen_constraint_compile(struct gen *g)
                         grammar_bytes(g->grammar) >> 20);
     if (st == ST_AGAIN)
         return api_fail(e, 503, "grammar_memory", gen_constraint_param(g), "%s", gen_grammar_memory_full);
-    return st ? no_memory(&m) : ST_OK;
+    (void)grammars_weak(all, g->compile_key, &m.weak);
+    return st ? no_memory(&m) : warn(g, tools, &m.weak);
 }
 
 uint64_t gen_grammar_tenant(const struct gen *g)
@@ -410,31 +471,6 @@ const char *gen_constraint_failure(const struct choice *c, char *text, size_t ca
     return costs ? "constraint_too_costly" : f == MATCHER_MEMORY ? "out_of_memory" : "unsupported_schema";
 }
 
-static enum mask_state prepare(void *arg, const uint32_t *tokens, uint32_t count, bool brief)
-{
-    return matcher_prepare(arg, tokens, count, brief);
-}
-
-static uint32_t drafts(void *arg, const uint32_t *tokens, uint32_t count, uint32_t n)
-{
-    return matcher_drafts(arg, tokens, count, n);
-}
-
-static void mask(void *arg, const uint32_t *tokens, uint32_t count, uint32_t *bits, uint32_t words)
-{
-    matcher_mask(arg, tokens, count, bits, words);
-}
-
-static void stop(void *arg)
-{
-    matcher_stop(arg);
-}
-
-static uint32_t forced(void *arg, const uint32_t *tokens, uint32_t count, uint32_t most, uint32_t *out)
-{
-    return matcher_forced(arg, tokens, count, most, out);
-}
-
 bool gen_constraint_start(struct choice *c)
 {
     struct gen *g = c->gen;
@@ -442,11 +478,11 @@ bool gen_constraint_start(struct choice *c)
     if (matcher_create(g->grammar, g->vocab, &c->matcher)) return false;
     matcher_threads(c->matcher, grammars_threads(g->r->srv->grammars), g->p.tenant);
     c->constraint = (struct sampling_constraint){.arg = c->matcher,
-                                                 .prepare = prepare,
-                                                 .drafts = drafts,
-                                                 .mask = mask,
-                                                 .forced = forced,
-                                                 .stop = stop};
+                                                 .prepare = matcher_prepare,
+                                                 .drafts = matcher_drafts,
+                                                 .mask = matcher_mask,
+                                                 .forced = matcher_forced,
+                                                 .stop = matcher_stop};
     c->sampling.constraint = &c->constraint;
     return true;
 }

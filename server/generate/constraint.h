@@ -4,14 +4,16 @@
 #define KVASIR_CONSTRAINT_H
 
 #include "server/generate/generate.h"
+#include "server/generate/grammars.h"
 #include "server/grammar/build.h"
 
 struct constraint_maker {
     struct gen *g;
     struct grammar_builder *b;
     const struct grammar_vocab *vocab;
-    json_t *rules;  /* a function's $defs by name, while its call is built */
-    bool any_order; /* of properties, in what is being built: content or a call */
+    json_t *rules;        /* a function's $defs by name, while its call is built */
+    bool any_order;       /* of properties, in what is being built: content or a call */
+    struct tool_set weak; /* tools whose schemas can't be enforced: any object */
 };
 
 /* generate/format.c. Does a json_schema or a function set `strict`? */
@@ -25,15 +27,25 @@ bool gen_any_order(json_t *of);
 rx constraint_without(struct constraint_maker *m, const char *const *tags, size_t n);
 gx constraint_text_without(struct constraint_maker *m, const char *const *tags, size_t n);
 gx constraint_literal(struct constraint_maker *m, const char *text);
+/* Fills the error of the request and returns ST_INVALID. */
+enum status constraint_error(struct constraint_maker *m, enum status st, const char *param,
+                             const struct grammar_error *f);
+/* One of the strings of a list. */
+enum status constraint_strings(struct constraint_maker *m, const json_t *list, gx *out) KV_MUST_CHECK;
 /* A value of the schema. Errors name `where` (within `param`). */
 enum status constraint_schema(struct constraint_maker *m, json_t *schema, bool compact, const char *param,
                               gx *out) KV_MUST_CHECK;
 
 /* generate/call_grammar.c: one call of the function (an element of the request's `tools`), from start tag to
- * end tag; the arguments follow its schema if `exact`, else any object. */
-enum status constraint_call(struct constraint_maker *m, json_t *function, bool exact, size_t index,
+ * end tag, with arguments: */
+enum call_schema {
+    CALL_FREE,   /* any object, or what the syntax alone gives of its schema */
+    CALL_SCHEMA, /* as its schema says */
+    CALL_ANY,    /* any object */
+};
+enum status constraint_call(struct constraint_maker *m, json_t *function, enum call_schema use, size_t index,
                             gx *out) KV_MUST_CHECK;
-/* Calls as plain JSON (chat/tool_parse.h) to the functions whose flag in may[] is set, with their closing
+/* Calls as plain JSON (chat/tool_calls/) to the functions whose flag in may[] is set, with their closing
  * brackets; at most one if `one`. *excluded: every text that starts like such a call. */
 enum status constraint_bare_calls(struct constraint_maker *m, json_t *tools, const bool *may, bool one,
                                   rx *excluded, gx *out) KV_MUST_CHECK;

@@ -57,6 +57,8 @@ struct reasoning_ask {
     json_t *effort, *verbosity; /* strings */
     json_t *enabled;            /* a boolean */
     json_t *variables;          /* chat_template_kwargs, an object */
+    json_t *budget;             /* the most tokens of reasoning, an integer */
+    const char *budget_path;    /* its field; NULL: a number that was checked, kept where it can be */
     bool drop, inline_;         /* it is not returned, or is returned within the content */
 };
 
@@ -88,7 +90,7 @@ struct gen_params {
     int64_t priority;
     uint64_t tenant;  /* hash of API key and `user`; 0 = unknown */
     uint8_t salt[32]; /* gen_salt */
-    bool return_cache_info;
+    bool return_cache_info, timings;
     enum tool_call_syntax
         calls; /* chat: tools are offered, and the output is parsed for calls in this syntax */
     struct tool_types *tool_types; /* owned; NULL if the syntax needs none */
@@ -96,6 +98,10 @@ struct gen_params {
     bool parallel_calls;           /* chat: more than one call may be returned */
     enum reasoning_syntax reasoning_syntax;
     enum reasoning_use reasoning; /* chat: how reasoning is returned, if the template supports it */
+    struct {
+        bool limited;
+        uint32_t budget, close; /* tokens of reasoning; the one that ends it */
+    } think;
     struct response_format format;
     struct tool_choice tool_choice;
     bool named_call;                  /* its finish_reason is "stop" */
@@ -105,17 +111,19 @@ struct gen_params {
 
 struct gen;
 struct choice;
+struct delta;
 /* What a dialect does differently from OpenAI's chat completions and completions. Its output is that of a
  * chat; choice->out is always set. */
 struct dialect {
     /* Worker: the body -> g->p and the fields after it, except the prompt. r->response.error on failure. */
     enum status (*read)(struct gen *g, json_t *root);
     const char *source; /* the field with the messages, for errors */
-    /* Loop: like gen_write_response, gen_stream_token, gen_stream_write; and r->response.error as the last
-     * event, into r->response.out. */
-    void (*response)(struct gen *g);
-    void (*stream_token)(struct choice *c);
-    void (*stream)(struct gen *g);
+    /* Loop: the whole response. */
+    void (*response)(struct json_writer *o, struct choice *c);
+    /* Loop: the events of a stream: before the first delta, once; a delta; at the end; r->response.error. */
+    void (*head)(struct gen *g);
+    void (*delta)(struct choice *c, const struct delta *delta);
+    void (*tail)(struct choice *c);
     void (*stream_error)(struct request *r);
     /* Loop, each may be NULL: after each token, streaming or not; before g and its dialect_state are freed.
      */
@@ -159,8 +167,8 @@ struct choice {
     uint32_t index;
     struct seq_id seq;
     struct sampling_params sampling;
-    struct matcher *matcher; /* NULL: unconstrained; owned */
-    struct sampling_constraint constraint;
+    struct matcher *matcher;                      /* NULL: unconstrained; owned */
+    struct sampling_constraint constraint, inner; /* inner: of the output, if `constraint` adds to it */
     bool submitted, seq_ended;
     bool prompt_logged; /* legacy log-probs of the echoed prompt are in `logprobs` */
     struct choice_shown shown;
@@ -175,7 +183,8 @@ struct choice {
     size_t held;             /* bytes at the end that may begin a stop string */
     size_t chars;            /* code points of text (without echo) */
     uint32_t *ids;           /* generated tokens, EOS included */
-    uint32_t id_count, id_cap;
+    uint32_t id_count;
+    size_t id_cap;
     uint32_t proposed, accepted; /* draft tokens so far (struct sched_event) */
     struct logprobs_acc logprobs;
     uint64_t first_us, last_us; /* of its tokens */
@@ -207,6 +216,7 @@ struct gen {
     const struct grammar_vocab *vocab; /* with grammar: the model's vocabulary */
     json_t *compile;   /* the grammar's source, with all it references in the body; owned, like */
     char *compile_key; /* its text. NULL: nothing to compile */
+    char *warnings;    /* for the response: a JSON list, or NULL; owned */
     size_t compile_bytes;
     bool compile_waits;
     uint64_t compile_us, compile_turn; /* since when; a tenant compiles one grammar per turn */
@@ -222,8 +232,9 @@ struct gen {
     uint32_t choice_count, choices_open;
     struct stop_set *stops;    /* NULL = none */
     const char *response_role; /* chat: "assistant", or the last message's role */
+    const char *left_out;      /* the part of the request that is not in the prompt, or NULL; static */
     bool inside_reasoning;     /* chat: the prompt ends within the model's reasoning */
-    uint32_t tag_ids[8];       /* tags of calls and reasoning: always kept in the text */
+    uint32_t tag_ids[TOOL_TAGS_MAX + 2]; /* tags of calls and reasoning: always kept in the text */
     uint32_t tag_id_count;
     struct gen_image
         *images; /* chat: [image_count], owned; read-only once the sequences run, except `fetch` */
@@ -266,6 +277,8 @@ enum status request_model_check(struct request *r, json_t *root);
 enum status gen_parse(struct gen *g, json_t *root);
 /* Only continue_final_message and the choice of special tokens. */
 enum status gen_parse_turn(struct gen *g, json_t *root);
+/* Refuses fields of other servers that would change the output. */
+enum status gen_parse_refused(struct gen *g, json_t *root);
 /* stop: a string or an array of them, or NULL. */
 enum status gen_parse_stops(struct gen *g, json_t *stop);
 /* Sets the tenant, from the API key or `user`, which may be NULL. */
@@ -302,6 +315,11 @@ uint64_t gen_grammar_tenant(const struct gen *g);
 extern const char gen_grammar_memory_full[];
 /* Loop: the matcher of a choice. False: no memory. */
 bool gen_constraint_start(struct choice *c);
+
+/* generate/thinking_budget.c. Worker: reads the limit, after gen_reasoning has set the tags; NULL: none.
+ * Loop: adds it to the constraint of a choice. */
+enum status gen_thinking_budget(struct gen *g, json_t *v, const char *param);
+void gen_thinking_start(struct choice *c);
 
 /* generate/compile.c (loop): compiles g->compile on a worker, then calls done. Few at a time, so that workers
  * remain for everything else; the others wait, also for memory (--grammar-memory). Tenants take turns;
@@ -367,7 +385,11 @@ struct gen_usage {
     uint64_t prompt, completion, cached, image, reasoning, accepted, rejected;
 };
 struct gen_usage gen_usage(const struct gen *g);
-void gen_stream_token(struct choice *c); /* before each token: one chunk per step */
-void gen_stream_write(struct gen *g);    /* chunks of all that is new, and the end */
+/* ,"warnings":.. and, if requested, ,"cache_info":..: the cache report of the prompt; with several prompts a
+ * list. */
+void gen_cache_info(struct json_writer *o, const struct gen *g);
+void gen_event_end(struct json_writer *o, struct gen *g); /* closes the event's object */
+void gen_stream_token(struct choice *c);                  /* before each token: one chunk per step */
+void gen_stream_write(struct gen *g);                     /* chunks of all that is new, and the end */
 
 #endif

@@ -1,9 +1,11 @@
 /* See grammars.h. */
 #include "server/generate/grammars.h"
 
+#include "config/base/list.h"
+
 #include "config/base/work_lock.h"
 #include "server/chat/reasoning_parse.h"
-#include "server/chat/tool_parse.h"
+#include "server/chat/tool_calls/tool_calls.h"
 
 #include "engine/model/model_info.h"
 #include "engine/tokenizer/tokenizer.h"
@@ -28,6 +30,7 @@ struct kept {
     uint8_t key[crypto_hash_sha256_BYTES];
     struct grammar *grammar;
     uint64_t used_us, tenant;
+    struct tool_set weak;
 };
 
 struct grammars {
@@ -90,13 +93,14 @@ struct mask_threads *grammars_threads(struct grammars *g)
 
 static enum status vocab_make(const struct model *m, struct grammar_vocab **out, struct err *err)
 {
-    static const char *const names[] = {TOOL_OPEN,       TOOL_CLOSE, TOOL_CALL_OPEN,
-                                        TOOL_CALL_CLOSE, TOOL_QUOTE, CHANNEL_OPEN,
-                                        CHANNEL_CLOSE,   "<think>",  "</think>"};
+    const char *names[TOOL_SYNTAXES * TOOL_TAGS_MAX + 4] = {CHANNEL_OPEN, CHANNEL_CLOSE, "<think>",
+                                                            "</think>"};
+    size_t n = 4;
+    for (int s = 1; s < TOOL_SYNTAXES; s++) n += tool_syntax_tags((enum tool_call_syntax)s, names + n);
     uint32_t count = tok_vocab_size(m->tok), tags[sizeof names / sizeof *names], tag_count = 0;
     struct grammar_token *tokens = calloc(count, sizeof *tokens);
     if (!tokens) return err_nomem(err, "the tokens of grammars");
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+    for (size_t i = 0; i < n; i++) {
         uint32_t id;
         if (tok_id_of(m->tok, names[i], strlen(names[i]), &id) && tok_is_special(m->tok, id))
             tags[tag_count++] = id;
@@ -252,13 +256,7 @@ enum status grammars_keep(struct grammars *g, const char *text, uint64_t tenant,
     if (grammar_bytes(grammar) > g->memory.most) return ST_TOO_LARGE;
     if (atomic_load(&g->memory.used) > g->memory.most) return ST_AGAIN;
     uv_mutex_lock(&g->lock);
-    if (g->count == g->cap) {
-        size_t cap = g->cap ? 2 * g->cap : 64;
-        struct kept *to = realloc(g->kept, cap * sizeof *to);
-        if (to) g->kept = to;
-        if (to) g->cap = cap;
-        else st = ST_NOMEM;
-    }
+    if (!LIST_ROOM(g->kept, g->count, g->cap, 64)) st = ST_NOMEM;
     struct kept *same = kept_at(g, new.key); /* compiled twice concurrently */
     if (!st && !same) {
         grammar_ref(grammar);
@@ -266,6 +264,19 @@ enum status grammars_keep(struct grammars *g, const char *text, uint64_t tenant,
     }
     uv_mutex_unlock(&g->lock);
     return st;
+}
+
+struct tool_set grammars_weak(struct grammars *g, const char *text, const struct tool_set *set)
+{
+    uint8_t key[crypto_hash_sha256_BYTES];
+    struct tool_set weak = {{0}};
+    key_of(text, key);
+    uv_mutex_lock(&g->lock);
+    struct kept *k = kept_at(g, key);
+    if (k && set) k->weak = *set;
+    if (k) weak = k->weak;
+    uv_mutex_unlock(&g->lock);
+    return weak;
 }
 
 const struct grammar_memory *grammars_memory(const struct grammars *g)

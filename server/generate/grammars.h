@@ -5,6 +5,12 @@
 
 #include "server/grammar/grammar.h"
 #include "server/http/http.h"
+#include "server/http/limits.h"
+
+/* A set of a request's tools. */
+struct tool_set {
+    uint32_t bits[(LIMIT_TOOLS + 31) / 32];
+};
 
 struct grammars;
 /* memory: limit on their total. wake: called on a thread that has computed a mask. */
@@ -31,6 +37,9 @@ void grammars_dismiss(struct grammars *g, size_t description);
  * leave too little memory. ST_TOO_LARGE: it alone exceeds the limit. Workers only. */
 enum status grammars_keep(struct grammars *g, const char *key, uint64_t tenant,
                           struct grammar *grammar) KV_MUST_CHECK;
+
+/* The tools of a cached grammar whose schemas it does not enforce: sets them, or (NULL) returns them. */
+struct tool_set grammars_weak(struct grammars *g, const char *key, const struct tool_set *set);
 
 const struct grammar_memory *grammars_memory(const struct grammars *g);
 

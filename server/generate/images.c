@@ -11,6 +11,7 @@
 #include "server/http/workers.h"
 
 #include "config/base/assert.h"
+#include "config/base/list.h"
 #include "config/base/log.h"
 #include "engine/prompt/image_prep.h"
 #include "engine/model/model_info.h"
@@ -29,7 +30,8 @@ struct image_fetch {
     struct gen *g;
     uint32_t image;
     struct waiter *waiters; /* [waiter_count]; owned by the loop */
-    uint32_t waiter_count, waiter_cap;
+    uint32_t waiter_count;
+    size_t waiter_cap;
     /* owned by the worker, then by the loop */
     struct image_prepared out;
     struct err err;
@@ -184,13 +186,7 @@ static bool fetch_start(struct gen *g, uint32_t image)
 
 static bool wait_for(struct image_fetch *f, struct seq_id id, uint32_t image)
 {
-    if (f->waiter_count == f->waiter_cap) {
-        uint32_t cap = f->waiter_cap ? 2 * f->waiter_cap : 4;
-        struct waiter *more = realloc(f->waiters, cap * sizeof *more);
-        if (!more) return false;
-        f->waiters = more;
-        f->waiter_cap = cap;
-    }
+    if (!LIST_ROOM(f->waiters, f->waiter_count, f->waiter_cap, 4)) return false;
     f->waiters[f->waiter_count++] = (struct waiter){.id = id, .image = image};
     return true;
 }

@@ -46,6 +46,10 @@ static enum status parse_limits(struct gen *g, json_t *root)
         p->has_max = true;
         p->max_tokens = 16;
     }
+    if (!p->has_max && g->r->srv->opt->default_max_tokens) {
+        p->has_max = p->max_tokens_fit = true;
+        p->max_tokens = g->r->srv->opt->default_max_tokens;
+    }
     bool has = false;
     if (field_int(e, root, "min_tokens", 0, INT64_MAX, &v, &has)) return ST_INVALID;
     if (has) p->min_tokens = (uint64_t)v;
@@ -209,6 +213,7 @@ static enum status parse_stream(struct gen *g, json_t *root)
     struct api_error *e = &g->r->response.error;
     struct gen_params *p = &g->p;
     if (field_bool(e, root, "stream", &p->stream)) return ST_INVALID;
+    p->include_usage = g->r->srv->opt->always_include_usage;
     json_t *o = field(root, "stream_options");
     if (!o) return ST_OK;
     if (!json_is_object(o))
@@ -223,7 +228,7 @@ static enum status parse_stream(struct gen *g, json_t *root)
         char path[64];
         snprintf(path, sizeof path, "stream_options.%s", names[i]);
         if (!json_is_boolean(v)) return api_fail(e, 400, "invalid_type", path, "%s must be a boolean.", path);
-        *to[i] = json_is_true(v);
+        *to[i] = *to[i] || json_is_true(v);
     }
     p->continuous_usage = p->continuous_usage && p->include_usage;
     return ST_OK;
@@ -310,7 +315,10 @@ static enum status parse_output(struct gen *g, json_t *root)
     p->parallel_calls = true;
     if (g->kind == GEN_CHAT && field_bool(e, root, "parallel_tool_calls", &p->parallel_calls))
         return ST_INVALID;
-    return field_bool(e, root, "return_cache_info", &p->return_cache_info);
+    return field_bool(e, root, "return_cache_info", &p->return_cache_info) ||
+                   field_bool(e, root, "timings_per_token", &p->timings)
+               ? ST_INVALID
+               : ST_OK;
 }
 
 /* ---- tenant and salt ---- */
@@ -376,45 +384,63 @@ void gen_tenant(struct gen *g, json_t *user)
 
 /* ---- rejected fields ---- */
 
-static enum status parse_refused(struct gen *g, json_t *root)
+enum status gen_parse_refused(struct gen *g, json_t *root)
 {
     struct api_error *e = &g->r->response.error;
     static const char *const unsupported[] = {
         "functions",     "function_call",          "web_search_options", "audio",
-        "chat_template", "custom_logit_processor", "allowed_token_ids",  "thinking_token_budget"};
-    /* Empty values are accepted: some clients send all settings that they know. */
-    static const char *const containers[] = {"media_io_kwargs", "logits_processors", "bad_words",
-                                             "logprob_token_ids"};
+        "chat_template", "custom_logit_processor", "allowed_token_ids"};
+    /* Empty values, and those without effect, are accepted: some clients send all settings that they know. */
+    static const char *const containers[] = {
+        "media_io_kwargs", "logits_processors",    "bad_words",  "logprob_token_ids",        "stop_regex",
+        "custom_params",   "repetition_detection", "vllm_xargs", "guided_whitespace_pattern"};
+    static const struct {
+        const char *name;
+        double neutral; /* and below, if not 1 */
+    } numbers[] = {{"length_penalty", 1},
+                   {"typical_p", 1},
+                   {"tfs_z", 1},
+                   {"mirostat", 0},
+                   {"dynatemp_range", 0},
+                   {"xtc_probability", 0},
+                   {"dry_multiplier", 0},
+                   {"top_n_sigma", 0},
+                   {"top_a", 0},
+                   {"no_repeat_ngram_size", 0},
+                   {"t_max_predict_ms", 0},
+                   {"use_beam_search", 0},
+                   {"return_hidden_states", 0},
+                   {"return_progress", 0}};
     for (size_t i = 0; i < sizeof unsupported / sizeof *unsupported; i++) {
         if (g->kind == GEN_COMPLETION && i < 4) continue; /* not fields of that endpoint: ignored */
         if (refuse_if(g, root, unsupported[i], "unsupported_parameter", "")) return ST_INVALID;
     }
     for (size_t i = 0; i < sizeof containers / sizeof *containers; i++) {
         json_t *v = field(root, containers[i]);
-        if ((json_is_array(v) && !json_array_size(v)) || (json_is_object(v) && !json_object_size(v)))
+        if ((json_is_array(v) && !json_array_size(v)) || (json_is_object(v) && !json_object_size(v)) ||
+            (json_is_string(v) && !json_string_length(v)))
             continue;
         if (refuse_if(g, root, containers[i], "unsupported_parameter", "")) return ST_INVALID;
     }
-    if (g->kind == GEN_COMPLETION && refuse_if(g, root, "mm_processor_kwargs", "unsupported_parameter", ""))
+    if (g->kind == GEN_COMPLETION &&
+        (refuse_if(g, root, "mm_processor_kwargs", "unsupported_parameter", "") ||
+         refuse_if(g, root, "thinking_token_budget", "unsupported_parameter", "")))
         return ST_INVALID;
     json_t *m = field(root, "modalities");
     for (size_t i = 0; json_is_array(m) && i < json_array_size(m); i++) {
         if (json_is(json_array_get(m, i), "audio"))
             return api_fail(e, 400, "unsupported_value", "modalities", "Audio output is not supported.");
     }
-    bool on = false;
-    if (field_bool(e, root, "use_beam_search", &on)) return ST_INVALID;
-    if (on)
-        return api_fail(e, 400, "unsupported_parameter", "use_beam_search", "Beam search is not supported.");
-    if (field_bool(e, root, "return_hidden_states", &on)) return ST_INVALID;
-    if (on)
-        return api_fail(e, 400, "unsupported_parameter", "return_hidden_states",
-                        "return_hidden_states is not supported.");
-    double length_penalty = 1;
-    if (field_num(e, root, "length_penalty", -1e6, 1e6, &length_penalty, NULL)) return ST_INVALID;
-    if (length_penalty < 1 || length_penalty > 1)
-        return api_fail(e, 400, "unsupported_parameter", "length_penalty",
-                        "length_penalty is not supported.");
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        const char *name = numbers[i].name;
+        json_t *v = field(root, name);
+        double n = json_is_boolean(v) ? json_is_true(v) : json_number_value(v), neutral = numbers[i].neutral;
+        if (!v ||
+            ((json_is_boolean(v) || json_is_number(v)) && n <= neutral && (neutral < 1 || n >= neutral)))
+            continue;
+        return api_fail(e, 400, "unsupported_parameter", name,
+                        "%s is not supported: leave it out, or send %g.", name, neutral);
+    }
     int64_t best = 0;
     bool has = false;
     if (field_int(e, root, "best_of", 0, INT64_MAX, &best, &has)) return ST_INVALID;
@@ -451,7 +477,9 @@ static void note_unknown(const struct gen *g, json_t *root)
         "return_tokens_as_token_ids", "rid", "samplers", "separate_reasoning", "session_params",
         "skip_special_tokens", "spaces_between_special_tokens", "stop_token_ids", "stream_interval",
         "structured_outputs", "thinking_token_budget", "timings_per_token", "top_k", "truncate_prompt_tokens",
-        "typical_p", "use_beam_search", "vllm_xargs"};
+        "custom_params", "dry_multiplier", "dynatemp_range", "mirostat", "no_repeat_ngram_size",
+        "return_progress", "stop_regex", "t_max_predict_ms", "tfs_z", "top_a", "top_n_sigma",
+        "xtc_probability", "typical_p", "use_beam_search", "vllm_xargs"};
     char names[300];
     if (log_enabled(LOG_DEBUG) &&
         fields_unknown(root, known, sizeof known / sizeof *known, names, sizeof names))
@@ -466,7 +494,7 @@ enum status gen_parse(struct gen *g, json_t *root)
     if (parse_output(g, root) || gen_parse_salt(g, root) || parse_limits(g, root) ||
         parse_sampling(g, root) || parse_stream(g, root) || gen_parse_stops(g, field(root, "stop")) ||
         parse_bias(g, root) || parse_logprobs(g, root) || parse_stop_ids(g, root) ||
-        gen_parse_format(g, root) || parse_refused(g, root)) {
+        gen_parse_format(g, root) || gen_parse_refused(g, root)) {
         return ST_INVALID;
     }
     bool own = chat && !g->dialect;

@@ -34,7 +34,7 @@ enum status gen_too_long(struct gen *g)
                     g->r->srv->model->caps.context_max, what, gen_ids_max(g), what);
 }
 
-enum status gen_context_check(struct gen *g, const struct gen_prompt *p)
+static enum status context_check(struct gen *g, const struct gen_prompt *p)
 {
     uint64_t m = g->r->srv->model->caps.context_max, count = p->prompt.token_count;
     const char *what = g->kind == GEN_CHAT ? "messages" : "prompt", *param = gen_source(g);
@@ -68,6 +68,16 @@ enum status gen_context_check(struct gen *g, const struct gen_prompt *p)
                         (unsigned long long)m, what, (unsigned long long)count, what);
     }
     return ST_OK;
+}
+
+enum status gen_context_check(struct gen *g, const struct gen_prompt *p)
+{
+    struct api_error *e = &g->r->response.error;
+    enum status st = context_check(g, p);
+    if (!st) return ST_OK;
+    e->prompt_tokens = p->prompt.token_count;
+    e->context = g->r->srv->model->caps.context_max;
+    return st;
 }
 
 enum status gen_truncate(struct gen *g, struct gen_prompt *p)

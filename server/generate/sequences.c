@@ -7,13 +7,14 @@
 #include "server/fetch/fetch.h"
 
 #include "config/base/assert.h"
+#include "config/base/list.h"
 #include "config/base/log.h"
 #include "engine/model/model_info.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "scheduler/cache/hash_mix.h"
 #include "server/http/fields.h"
 #include "server/http/limits.h"
-#include "server/chat/tool_types.h"
+#include "server/chat/tool_calls/types.h"
 #include "server/grammar/grammar.h"
 
 #include <sodium.h>
@@ -45,6 +46,7 @@ void gen_free(struct gen *g)
     grammar_unref(g->grammar);
     json_decref(g->compile);
     free(g->compile_key);
+    free(g->warnings);
     for (uint32_t i = 0; i < g->prompt_count; i++) {
         prompt_free(&g->prompts[i].prompt);
         free(g->prompts[i].text);
@@ -170,13 +172,7 @@ static bool is_stop_id(const struct choice *c, uint32_t id)
 
 static enum status ids_add(struct choice *c, uint32_t id)
 {
-    if (c->id_count == c->id_cap) {
-        uint32_t cap = c->id_cap ? 2 * c->id_cap : 64;
-        uint32_t *grown = realloc(c->ids, cap * sizeof *grown);
-        if (!grown) return ST_NOMEM;
-        c->ids = grown;
-        c->id_cap = cap;
-    }
+    if (!LIST_ROOM(c->ids, c->id_count, c->id_cap, 64)) return ST_NOMEM;
     c->ids[c->id_count++] = id;
     return ST_OK;
 }
@@ -185,6 +181,7 @@ static enum status ids_add(struct choice *c, uint32_t id)
 static enum status output_run(struct choice *c)
 {
     size_t len = c->text.len > c->held ? c->text.len - c->held : 0;
+    if (c->out) c->out->ended = c->finish == FIN_STOP && c->stop_string < 0;
     return c->out ? chat_output_run(c->out, c->text.data ? c->text.data : "", len, c->finish != FIN_NONE)
                   : ST_OK;
 }
@@ -258,7 +255,7 @@ static void on_token(struct choice *c, const struct sched_event *ev, struct gen 
     c->last_us = now;
     c->proposed = ev->proposed;
     c->accepted = ev->accepted;
-    if (g->p.stream) (g->dialect ? g->dialect->stream_token : gen_stream_token)(c);
+    if (g->p.stream) gen_stream_token(c);
     if (token_take(c, &ev->token)) {
         gen_abort(r, 500, "internal_error", "The server ran out of memory.");
         return;
@@ -351,11 +348,11 @@ static void gen_flush(struct gen *g)
     if (r->cancelled || g->failed || !r->http.mhd) return;
     if (!g->p.stream) {
         if (g->choices_open || r->state != RQ_RUNNING) return;
-        (g->dialect ? g->dialect->response : gen_write_response)(g);
+        gen_write_response(g);
         gen_shed(g);
         return;
     }
-    (g->dialect ? g->dialect->stream : gen_stream_write)(g);
+    gen_stream_write(g);
     if (r->stream.end) gen_shed(g);
     request_stream_more(r);
 }
@@ -421,15 +418,17 @@ static uint64_t choice_seed(uint64_t seed, uint32_t sample)
  * added tokens. */
 static void tags_find(struct gen *g)
 {
-    bool call = g->p.calls == TOOL_SYNTAX_CALL, channel = g->p.reasoning_syntax == REASONING_CHANNEL;
-    const char *const tags[] = {call ? TOOL_CALL_OPEN : TOOL_OPEN, call ? TOOL_CALL_CLOSE : TOOL_CLOSE,
-                                call ? TOOL_QUOTE : NULL,
-                                channel ? CHANNEL_OPEN : reasoning_open(g->p.reasoning_syntax),
-                                reasoning_close(g->p.reasoning_syntax)};
+    bool channel = g->p.reasoning_syntax == REASONING_CHANNEL;
+    const char *tags[TOOL_TAGS_MAX + 2];
+    size_t n = g->p.calls ? tool_syntax_tags(g->p.calls, tags) : 0;
+    if (g->p.reasoning != REASONING_NONE) {
+        tags[n++] = channel ? CHANNEL_OPEN : reasoning_open(g->p.reasoning_syntax);
+        tags[n++] = reasoning_close(g->p.reasoning_syntax);
+    }
     const struct tokenizer *tok = g->r->srv->model->tok;
-    for (size_t i = g->p.calls ? 0 : 3; i < (g->p.reasoning == REASONING_NONE ? 3u : 5u); i++) {
+    for (size_t i = 0; i < n; i++) {
         uint32_t id;
-        if (tags[i] && tok_id_of(tok, tags[i], strlen(tags[i]), &id) && tok_is_special(tok, id))
+        if (tok_id_of(tok, tags[i], strlen(tags[i]), &id) && tok_is_special(tok, id))
             g->tag_ids[g->tag_id_count++] = id;
     }
 }
@@ -447,6 +446,7 @@ static bool output_create(struct choice *c)
                                                  .calls = g->p.calls,
                                                  .types = g->p.tool_types,
                                                  .bare = g->p.bare_calls,
+                                                 .exact = g->grammar != NULL,
                                                  .single_call = !g->p.parallel_calls,
                                                  .must_call = g->p.must_call},
                      TEXT_MAX);
@@ -477,6 +477,7 @@ static bool choices_create(struct gen *g)
         if (!c->detok) return false;
         detok_init(c->detok, tok, g->p.skip_special);
         if (!output_create(c) || !gen_constraint_start(c)) return false;
+        gen_thinking_start(c);
     }
     tags_find(g);
     return true;

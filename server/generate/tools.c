@@ -4,7 +4,7 @@
 #include "server/generate/generate.h"
 #include "server/http/limits.h"
 #include "server/chat/template.h"
-#include "server/chat/tool_types.h"
+#include "server/chat/tool_calls/types.h"
 
 #include "engine/model/model_info.h"
 
@@ -12,11 +12,12 @@
 
 /* ---- tools ---- */
 
-static bool name_ok(const char *s)
+/* OpenAI's limits in its chat completions; those of MCP, which the other dialects' clients pass on. */
+static bool name_ok(const struct gen *g, const char *s)
 {
+    static const char chars[] = ".ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-";
     size_t n = strlen(s);
-    return n >= 1 && n <= 64 &&
-           strspn(s, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-") == n;
+    return n >= 1 && n <= (g->dialect ? 128 : 64) && strspn(s, chars + !g->dialect) == n;
 }
 
 /* By the "type" of a schema. */
@@ -27,16 +28,19 @@ static bool may_be_object(const json_t *type)
     return !type || json_is(type, "object");
 }
 
-static enum status function_check(struct api_error *e, json_t *f, const char *path)
+static enum status function_check(struct gen *g, json_t *f, const char *path)
 {
+    struct api_error *e = &g->r->response.error;
     json_t *name = field(f, "name"), *parameters = field(f, "parameters"),
            *description = field(f, "description"), *strict = field(f, "strict");
     if (!json_is_object(f) || !name)
         return api_fail(e, 400, "missing_required_parameter", path, "A tool needs a function with a name.");
     if (!json_is_string(name))
         return api_fail(e, 400, "invalid_type", path, "A function's name must be a string.");
-    if (!name_ok(json_string_value(name)))
-        return api_fail(e, 400, "invalid_value", path, "A function's name must match [A-Za-z0-9_-]{1,64}.");
+    if (!name_ok(g, json_string_value(name)))
+        return api_fail(e, 400, "invalid_value", path, "The function name '%.80s' does not match %s.",
+                        json_string_value(name),
+                        g->dialect ? "[A-Za-z0-9_.-]{1,128}" : "[A-Za-z0-9_-]{1,64}");
     if (parameters && (!json_is_object(parameters) || json_big_int(parameters))) {
         return api_fail(e, 400, "invalid_type", path,
                         "A function's parameters must be an object: a JSON schema.");
@@ -56,8 +60,9 @@ static json_t *tool_name(json_t *tools, size_t i)
     return field(field(json_array_get(tools, i), "function"), "name");
 }
 
-static enum status tools_check(struct api_error *e, json_t *tools)
+static enum status tools_check(struct gen *g, json_t *tools)
 {
+    struct api_error *e = &g->r->response.error;
     char path[64];
     for (size_t i = 0; i < json_array_size(tools); i++) {
         json_t *t = json_array_get(tools, i), *type = field(t, "type");
@@ -70,7 +75,7 @@ static enum status tools_check(struct api_error *e, json_t *tools)
             return api_fail(e, 400, "unsupported_value", path, "Tools of type '%.60s' are not supported.",
                             json_string_value(type));
         }
-        if (function_check(e, field(t, "function"), path)) return ST_INVALID;
+        if (function_check(g, field(t, "function"), path)) return ST_INVALID;
         for (size_t k = 0; k < i; k++) {
             if (!json_equal(tool_name(tools, k), tool_name(tools, i))) continue;
             return api_fail(e, 400, "invalid_value", path, "The function name '%.64s' is used twice.",
@@ -162,7 +167,8 @@ static enum status choice_check(struct gen *g)
                         "tool_choice names an unknown function '%.64s'.", json_string_value(f->name));
     for (size_t i = 0; i < json_array_size(f->allowed); i++) {
         json_t *one = json_array_get(f->allowed, i), *in = field(one, "function");
-        if (!offered(g->tools, field(in ? in : one, "name")))
+        json_t *name = field(in ? in : one, "name"); /* a hosted tool has none */
+        if (name && !offered(g->tools, name))
             return api_fail(e, 400, "invalid_value", "tool_choice",
                             "allowed_tools has a tool that is not in tools.");
     }
@@ -180,7 +186,7 @@ enum status gen_tools_resolve(struct gen *g)
         return api_fail(e, 400, "invalid_type", "tools", "tools must be an array.");
     if (json_array_size(tools) > LIMIT_TOOLS)
         return api_fail(e, 400, "invalid_value", "tools", "More than %u tools.", LIMIT_TOOLS);
-    if (tools_check(e, tools) || choice_check(g)) return ST_INVALID;
+    if (tools_check(g, tools) || choice_check(g)) return ST_INVALID;
     /* With "none" the tools remain in the prompt, so that the chat's cached prefix stays valid, and nothing
      * is parsed. */
     if (!json_array_size(tools) || g->p.tool_choice.none) return ST_OK;
@@ -199,7 +205,7 @@ enum status gen_tools_resolve(struct gen *g)
     g->p.calls = caps->calls;
     g->p.named_call = g->p.tool_choice.named != NULL;
     g->p.must_call = g->p.tool_choice.required;
-    if (g->p.calls == TOOL_SYNTAX_XML && !(g->p.tool_types = tool_types_create(tools))) return api_nomem(e);
+    if (!(g->p.tool_types = tool_types_create(tools))) return api_nomem(e);
     return ST_OK;
 }
 
@@ -242,7 +248,7 @@ enum status gen_reasoning(struct gen *g, const struct reasoning_ask *ask)
                      : ask->drop           ? REASONING_DROP
                      : ask->inline_        ? REASONING_CONTENT
                                            : REASONING_FIELD;
-    return ST_OK;
+    return gen_thinking_budget(g, ask->budget, ask->budget_path);
 }
 
 enum status gen_effort_check(struct gen *g, json_t *v, const char *path)
@@ -279,6 +285,11 @@ enum status gen_parse_reasoning(struct gen *g, json_t *root)
     if (field_bool(e, root, "include_reasoning", &include) ||
         field_bool(e, root, "separate_reasoning", &separate))
         return ST_INVALID;
+    const char *budget =
+        field(root, "thinking_token_budget") ? "thinking_token_budget" : "reasoning.max_tokens";
+    ask.budget_path = budget;
+    ask.budget = field(root, "thinking_token_budget");
+    if (!ask.budget) ask.budget = field(reasoning, "max_tokens");
     ask.drop = !include;
     ask.inline_ = !separate;
     return gen_reasoning(g, &ask);

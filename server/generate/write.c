@@ -9,6 +9,7 @@
 #include "server/http/request.h"
 #include "server/http/stream.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -76,20 +77,54 @@ static void usage_full(struct json_writer *o, const struct gen *g)
     jw_text(o, "}}");
 }
 
-/* "cache_info": the prompt's cache report, if requested; with several prompts a list. */
-static void cache_info(struct json_writer *o, const struct gen *g)
+void gen_cache_info(struct json_writer *o, const struct gen *g)
 {
     static const struct sched_cache_info nothing = {
         .stop = CACHE_STOP_DISABLED}; /* a prompt that is only echoed */
+    if (g->warnings) {
+        jw_text(o, ",\"warnings\":");
+        jw_text(o, g->warnings);
+    }
     if (!g->p.return_cache_info) return;
     jw_text(o, g->prompt_count > 1 ? ",\"cache_info\":{\"prompts\":[" : ",\"cache_info\":");
     for (uint32_t i = 0; i < g->prompt_count; i++) {
         const struct gen_prompt *p = &g->prompts[i];
         if (i) jw_text(o, ",");
         cache_info_write(o, p->cache_known ? &p->cache : &nothing, p->prompt.token_count, p->dropped,
-                         &p->places);
+                         g->left_out, &p->places);
     }
     if (g->prompt_count > 1) jw_text(o, "]}");
+}
+
+static void timing(struct json_writer *o, const char *name, uint64_t n, uint64_t us)
+{
+    double ms = (double)us * 1e-3;
+    char text[160];
+    snprintf(text, sizeof text,
+             "\"%s_n\":%llu,\"%s_ms\":%.3f,\"%s_per_token_ms\":%.3f,\"%s_per_second\":%.3f", name,
+             (unsigned long long)n, name, ms, name, n ? ms / (double)n : 0, name,
+             us ? (double)n * 1e3 / ms : 0);
+    jw_text(o, text);
+}
+
+/* As llama.cpp has them. With several choices: from the first token of any to the last. */
+static void timings(struct json_writer *o, const struct gen *g)
+{
+    struct gen_usage u = gen_usage(g);
+    uint64_t first = 0, last = 0;
+    if (!g->p.timings) return;
+    for (uint32_t i = 0; i < g->choice_count; i++) {
+        const struct choice *c = &g->choices[i];
+        if (c->first_us && (!first || c->first_us < first)) first = c->first_us;
+        if (c->last_us > last) last = c->last_us;
+    }
+    jw_text(o, ",\"timings\":{\"cache_n\":");
+    jw_uint(o, u.cached);
+    jw_text(o, ",");
+    timing(o, "prompt", u.prompt - u.cached, first ? first - g->r->http.arrived_us : 0);
+    jw_text(o, ",");
+    timing(o, "predicted", u.completion, last - first);
+    jw_text(o, "}");
 }
 
 /* "finish_reason":..,"stop_reason":.. */
@@ -199,6 +234,17 @@ static void call_write(struct json_writer *o, struct chat_call *call, const char
     jw_text(o, "}}");
 }
 
+/* Both names: OpenAI's clients of thinking models know one or the other. NULL: null. */
+static void reasoning(struct json_writer *o, const char *text, size_t len)
+{
+    static const char *const names[] = {"\"reasoning_content\":", ",\"reasoning\":"};
+    for (size_t i = 0; i < 2; i++) {
+        jw_text(o, names[i]);
+        if (text) jw_string(o, text, len);
+        else jw_text(o, "null");
+    }
+}
+
 static void message_write(struct json_writer *o, const struct choice *c)
 {
     const struct gen *g = c->gen;
@@ -212,10 +258,11 @@ static void message_write(struct json_writer *o, const struct choice *c)
         whole_text(o, c);
     }
     jw_text(o, ",\"refusal\":null,\"annotations\":[]");
-    if (out && out->reasoning.len) {
-        jw_text(o, ",\"reasoning_content\":");
-        jw_string(o, out->reasoning.data, out->reasoning.len);
+    if (g->p.reasoning == REASONING_FIELD) {
+        jw_text(o, ",");
+        reasoning(o, out && out->reasoning.len ? out->reasoning.data : NULL, out ? out->reasoning.len : 0);
     }
+    if (!out || !out->call_count) jw_text(o, ",\"tool_calls\":null");
     for (uint32_t i = 0; out && i < out->call_count; i++) {
         struct chat_call *call = &out->calls[i];
         jw_text(o, i ? ",{" : ",\"tool_calls\":[{");
@@ -249,19 +296,27 @@ static void choice_write(struct json_writer *o, struct choice *c)
     jw_text(o, "}");
 }
 
+static void response(struct json_writer *o, struct gen *g)
+{
+    preamble(o, g, false);
+    for (uint32_t i = 0; i < g->choice_count; i++) choice_write(o, &g->choices[i]);
+    jw_text(o, "],\"usage\":");
+    usage_full(o, g);
+    /* With one prompt, its fields are also at the top level. */
+    if (g->p.return_token_ids && g->prompt_count == 1) prompt_ids(o, &g->prompts[0]);
+    if (!g->p.prompt_logprobs) jw_text(o, ",\"prompt_logprobs\":null");
+    else if (g->prompt_count == 1) prompt_logprobs(o, g, &g->prompts[0]);
+    timings(o, g);
+    gen_cache_info(o, g);
+    jw_text(o, "}");
+}
+
 void gen_write_response(struct gen *g)
 {
     struct request *r = g->r;
     struct json_writer o = {.buf = &r->response.out};
-    preamble(&o, g, false);
-    for (uint32_t i = 0; i < g->choice_count; i++) choice_write(&o, &g->choices[i]);
-    jw_text(&o, "],\"usage\":");
-    usage_full(&o, g);
-    /* With one prompt, its fields are also at the top level. */
-    if (g->p.return_token_ids && g->prompt_count == 1) prompt_ids(&o, &g->prompts[0]);
-    if (g->p.prompt_logprobs && g->prompt_count == 1) prompt_logprobs(&o, g, &g->prompts[0]);
-    cache_info(&o, g);
-    jw_text(&o, "}");
+    if (g->dialect) g->dialect->response(&o, &g->choices[0]);
+    else response(&o, g);
     if (o.st) {
         (void)api_fail(&r->response.error, 500, "internal_error", NULL, "The response is too large.");
         request_fail(r);
@@ -280,6 +335,13 @@ static void chunk_begin(struct json_writer *o, struct choice *c)
     jw_uint(o, c->index);
 }
 
+void gen_event_end(struct json_writer *o, struct gen *g)
+{
+    jw_text(o, "}");
+    sse_end(o);
+    if (o->st) gen_abort(g->r, 500, "internal_error", "The response is too large.");
+}
+
 /* counted: its tokens are in the running usage. finish: it carries a finish_reason. */
 static void chunk_end(struct json_writer *o, struct gen *g, bool counted, bool finish)
 {
@@ -295,12 +357,11 @@ static void chunk_end(struct json_writer *o, struct gen *g, bool counted, bool f
     }
     if (g->p.return_token_ids && !g->shown.prompt_ids && g->prompt_count == 1) prompt_ids(o, &g->prompts[0]);
     g->shown.prompt_ids = true;
+    if (counted) timings(o, g);
     /* With a usage chunk it goes there; else into the last chunk: an extra chunk without choices would break
      * clients that read choices[0]. */
-    if (finish && !g->p.include_usage && g->shown.finishes == g->choice_count) cache_info(o, g);
-    jw_text(o, "}");
-    sse_end(o);
-    if (o->st) gen_abort(g->r, 500, "internal_error", "The response is too large.");
+    if (finish && !g->p.include_usage && g->shown.finishes == g->choice_count) gen_cache_info(o, g);
+    gen_event_end(o, g);
 }
 
 static void head_chunks(struct gen *g)
@@ -337,7 +398,7 @@ static void delta_json(struct json_writer *o, struct choice *c, const struct del
     case DELTA_NONE:
         /* A token without text; or, at the end, tokens not yet reported. */
         if (!final && chat_output_reasons(c->out)) {
-            jw_text(o, "\"reasoning_content\":\"\"");
+            reasoning(o, "", 0);
         } else if (!final || content_missing(c)) {
             c->shown.null = false;
             jw_text(o, "\"content\":\"\"");
@@ -358,8 +419,12 @@ static void delta_json(struct json_writer *o, struct choice *c, const struct del
         jw_text(o, "}}]");
         break;
     default:
-        jw_text(o, delta->kind == DELTA_REASONING ? "\"reasoning_content\":" : "\"content\":");
-        jw_string(o, delta->text, delta->len);
+        if (delta->kind == DELTA_REASONING) {
+            reasoning(o, delta->text, delta->len);
+        } else {
+            jw_text(o, "\"content\":");
+            jw_string(o, delta->text, delta->len);
+        }
     }
     jw_text(o, "}");
 }
@@ -389,7 +454,7 @@ static void deltas_write(struct choice *c, bool finish)
     c->shown.dirty = false;
     if (delta.kind == DELTA_NONE && !ended) {
         /* One chunk per step, also without text; but none while the kind of text is undecided. */
-        bool in_call = out->call_count || (out->rules.calls && out->tool_parse.state != TOOL_TEXT);
+        bool in_call = out->call_count || (out->rules.calls && out->tool_calls.state != TOOL_TEXT);
         if (chat_output_reasons(out) ? !out->reasoning_shown : !out->content_shown || in_call) return;
     }
     do {
@@ -476,27 +541,58 @@ static void tail_chunks(struct gen *g)
         preamble(&o, g, true);
         jw_text(&o, "],\"usage\":");
         usage_full(&o, g);
-        cache_info(&o, g);
-        jw_text(&o, "}");
-        sse_end(&o);
+        gen_cache_info(&o, g);
+        gen_event_end(&o, g);
     }
     sse_done(&o);
     if (o.st) gen_abort(g->r, 500, "internal_error", "The response is too large.");
 }
 
+/* ---- any dialect ---- */
+
+/* Sends everything new. */
+static void news(struct choice *c)
+{
+    struct gen *g = c->gen;
+    if (!g->dialect) {
+        head_chunks(g);
+        delta_chunk(c, false);
+        return;
+    }
+    if (!g->shown.head) g->dialect->head(g);
+    g->shown.head = true;
+    for (struct delta delta; (delta = delta_next(c)).kind != DELTA_NONE;) {
+        g->dialect->delta(c, &delta);
+        delta_shown(c, &delta);
+    }
+    c->shown.dirty = false;
+}
+
 void gen_stream_token(struct choice *c)
 {
-    if (c->shown.dirty) {
-        head_chunks(c->gen);
-        delta_chunk(c, false);
-    }
+    if (c->shown.dirty) news(c);
     c->shown.dirty = true;
+}
+
+static void dialect_write(struct gen *g)
+{
+    struct choice *c = &g->choices[0];
+    if (c->finish != FIN_NONE && g->dialect->token) g->dialect->token(c); /* text held back until the end */
+    news(c);
+    if (g->r->state == RQ_RUNNING) request_stream_open(g->r);
+    if (c->finish == FIN_NONE || c->finish == FIN_ABORT || g->r->stream.end) return;
+    g->dialect->tail(c);
+    g->r->stream.end = true;
 }
 
 void gen_stream_write(struct gen *g)
 {
     struct request *r = g->r;
     bool merged = strcmp(r->srv->opt->stream_finish, "merged") == 0;
+    if (g->dialect) {
+        dialect_write(g);
+        return;
+    }
     head_chunks(g);
     if (r->state == RQ_RUNNING) request_stream_open(r);
     for (uint32_t i = 0; i < g->choice_count; i++) {

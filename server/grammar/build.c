@@ -22,7 +22,7 @@ struct grammar_builder {
 
 gx grammar__node(struct grammar *g, struct gx_node n)
 {
-    if (!array_reserve((void **)&g->nodes, &g->node_cap, g->node_count + 1u, sizeof *g->nodes)) return 0;
+    if (!ARRAY_RESERVE(g->nodes, g->node_cap, g->node_count + 1u)) return 0;
     if (!g->node_count) g->nodes[g->node_count++] = (struct gx_node){.kind = GX_FAILED};
     g->nodes[g->node_count] = n;
     return g->node_count++;
@@ -66,7 +66,9 @@ enum status gb_create(struct grammar_builder **out)
 {
     struct grammar_builder *b = calloc(1, sizeof *b);
     struct grammar *g = calloc(1, sizeof *g);
-    if (!b || !g || pthread_mutex_init(&g->lock, NULL)) {
+    if (g) g->masks = masks__create();
+    if (!b || !g || !g->masks || pthread_mutex_init(&g->lock, NULL)) {
+        if (g) free(g->masks);
         free(b);
         free(g);
         return ST_NOMEM;
@@ -119,7 +121,7 @@ gx gb_alt(struct grammar_builder *b, const gx *list, size_t n)
     if (b->st || n > UINT32_MAX / 2) return 0;
     for (size_t i = 0; i < n; i++)
         if (!list[i]) return 0;
-    if (!array_reserve((void **)&g->list, &g->list_cap, g->list_count + n, sizeof *g->list)) {
+    if (!ARRAY_RESERVE(g->list, g->list_cap, g->list_count + n)) {
         b->st = ST_NOMEM;
         return 0;
     }
@@ -135,6 +137,14 @@ gx gb_repeat(struct grammar_builder *b, gx a, uint32_t min, uint32_t max)
     if (min == 1 && max == 1) return a;
     if (!max) return gb_seq(b, NULL, 0);
     return add(b, (struct gx_node){.kind = GX_REPEAT, .a = a, .b = min, .c = max});
+}
+
+gx gb_list(struct grammar_builder *b, gx element, gx comma, uint32_t min, uint32_t max)
+{
+    if (!max) return gb_seq(b, NULL, 0);
+    uint32_t least = min ? min - 1 : 0, most = max == RX_NO_LIMIT ? max : max - 1;
+    gx more = gb_repeat(b, GB_SEQ(b, comma, element), least, most);
+    return gb_repeat(b, GB_SEQ(b, element, more), min > 0, 1);
 }
 
 gx gb_members(struct grammar_builder *b, const struct gb_members *m)
@@ -188,8 +198,8 @@ static void unroll(struct grammar_builder *b, gx rule)
         else if (x != rule) first[firsts++] = x;
     }
     if (agains || firsts < body.b) {
-        gx both[] = {gb_alt(b, first, firsts), gb_repeat(b, gb_alt(b, again, agains), 0, RX_NO_LIMIT)};
-        gb_define(b, rule, gb_seq(b, both, 2));
+        gx more = gb_repeat(b, gb_alt(b, again, agains), 0, RX_NO_LIMIT);
+        gb_define(b, rule, GB_SEQ(b, gb_alt(b, first, firsts), more));
     }
     free(again);
 }
@@ -314,9 +324,7 @@ enum status gb_finish(struct grammar_builder *b, gx start, struct grammar **out,
     if (!st) {
         for (int i = 0; i < TOKEN_CLASS_KINDS; i++)
             g->one[i] = grammar__character(g->pool, (enum token_class_of_what)i);
-        rx_pool_room(g->pool, ROOM_NODES, ROOM_ITEMS);
-        g->pool_base = rx_pool_count(g->pool);
-        g->pool_base_bytes = rx_pool_used(g->pool);
+        rx_pool_base(g->pool, ROOM_NODES, ROOM_ITEMS);
         g->node_base = g->node_count;
         members__base(g);
         if (!machine__open(g))
@@ -336,7 +344,7 @@ enum status gb_finish(struct grammar_builder *b, gx start, struct grammar **out,
 
 gx grammar__repeat(struct grammar *g, gx a, uint32_t min, uint32_t max)
 {
-    uint32_t hash = (uint32_t)mix(mix(a, min), max), at = hash;
+    uint32_t hash = (uint32_t)mix((uint64_t)a << 32 | min, max), at = hash;
     for (uint32_t id; (id = id_table_next(&g->repeat_table, hash, &at));)
         if (g->nodes[id].a == a && g->nodes[id].b == min && g->nodes[id].c == max) return id;
     gx out = grammar__node(g, (struct gx_node){.kind = GX_REPEAT,

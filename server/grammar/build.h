@@ -1,5 +1,5 @@
 /* Builder of a context-free grammar whose terminals are regular expressions (regex.h). The front ends
- * (json_schema.c, gbnf.c, lark.c, ...) build it, the machine (machine.c) runs it. Internal to
+ * (json/schema.c, gbnf.c, lark.c, ...) build it, the machine (machine.c) runs it. Internal to
  * server/grammar/. */
 #ifndef KVASIR_GRAMMAR_BUILD_H
 #define KVASIR_GRAMMAR_BUILD_H
@@ -19,6 +19,10 @@ gx gb_literal(struct grammar_builder *b, const void *bytes, size_t len);
 gx gb_seq(struct grammar_builder *b, const gx *list, size_t n);            /* n = 0: the empty string */
 gx gb_alt(struct grammar_builder *b, const gx *list, size_t n);            /* n = 0: matches nothing */
 gx gb_repeat(struct grammar_builder *b, gx a, uint32_t min, uint32_t max); /* RX_NO_LIMIT = any number */
+/* element (comma element)* of so many elements; min > 0, or max 0: nothing. */
+gx gb_list(struct grammar_builder *b, gx element, gx comma, uint32_t min, uint32_t max);
+#define GB_SEQ(b, ...) gb_seq(b, (const gx[]){__VA_ARGS__}, sizeof((const gx[]){__VA_ARGS__}) / sizeof(gx))
+#define GB_ALT(b, ...) gb_alt(b, (const gx[]){__VA_ARGS__}, sizeof((const gx[]){__VA_ARGS__}) / sizeof(gx))
 /* Members between brackets, separated by `comma`. A name is a number below `names` and occurs at most once.
  * Unless any_order, names are in order and followed by GB_FURTHER, which has no name. Given, required,
  * implied and counted members are tracked during matching, so that every allowed prefix can be completed. */
@@ -33,7 +37,7 @@ struct gb_members {
     const struct gb_member *list;
     size_t count;
     uint32_t names;
-    const bool *required;         /* [names] */
+    const bool *required;         /* [names]; NULL: none */
     const uint32_t (*implies)[2]; /* the first name requires the second */
     size_t implies_count;
     uint32_t min, max, wants; /* wants: number of bits, each given by some member; with a finite max every
@@ -50,13 +54,14 @@ void gb_define(struct grammar_builder *b, gx rule, gx body);
 gx gb_tag(struct grammar_builder *b, const struct grammar_vocab *v, const char *text);
 
 /* Front ends: compile a client's text to an expression. ST_INVALID, ST_UNSUPPORTED, ST_TOO_LARGE, ST_NOMEM:
- * error says what and where. The functions grammar_from_... (grammar.h) are these plus gb_finish. */
+ * error says what and where. */
 enum status gb_schema(struct grammar_builder *b, const json_t *schema, const struct grammar_json_options *opt,
                       gx *out, struct grammar_error *error) KV_MUST_CHECK;
 enum status gb_regex_text(struct grammar_builder *b, const char *text, size_t len, gx *out,
                           struct grammar_error *error) KV_MUST_CHECK;
-enum status gb_text(struct grammar_builder *b, const char *text, size_t len, gx *out,
-                    struct grammar_error *error) KV_MUST_CHECK; /* GBNF or Lark */
+/* GBNF or Lark. in_json: the text is inside a JSON string. */
+enum status gb_text(struct grammar_builder *b, const char *text, size_t len, bool in_json, gx *out,
+                    struct grammar_error *error) KV_MUST_CHECK;
 
 /* Consumes the builder, also on failure. ST_INVALID: an undefined rule, or left recursion that can't be
  * rewritten. ST_TOO_LARGE, ST_NOMEM: also from any earlier call. */

@@ -19,36 +19,6 @@ struct counted { /* an item relative to one of its counters */
     uint32_t at; /* number of cells before it */
 };
 
-static struct memo *memo_at(struct rx_pool *p, uint64_t key)
-{
-    uint64_t h = mix(0, key);
-    while (p->memo[h & (p->memo_cap - 1)].key && p->memo[h & (p->memo_cap - 1)].key != key) h++;
-    return &p->memo[h & (p->memo_cap - 1)];
-}
-
-static bool memo_reserve(struct rx_pool *p)
-{
-    if (2 * (p->memo_count + 1) < p->memo_cap) return true;
-    size_t old = p->memo_cap, cap = old ? 2 * old : 1024;
-    if (!rx__may_grow(p, old)) return false;
-    if (cap > 2 * MEMO_MAX) { /* resets the cache */
-        memset(p->memo, 0, old * sizeof *p->memo);
-        p->memo_count = 0;
-        return true;
-    }
-    struct memo *was = p->memo;
-    p->memo = calloc(cap, sizeof *p->memo);
-    if (!p->memo) {
-        p->memo = was;
-        return false;
-    }
-    p->memo_cap = cap;
-    for (size_t i = 0; i < old; i++)
-        if (was[i].key) *memo_at(p, was[i].key) = was[i];
-    free(was);
-    return true;
-}
-
 /* The k-th counter of the item: false if it has fewer. */
 static bool counter_of(const struct rx_pool *p, rx item, uint32_t k, struct counted *out)
 {
@@ -179,8 +149,7 @@ static bool seen_before(struct rx_pool *p, rx what, rx rest)
 
 static void first_add(struct rx_pool *p, uint32_t what, rx rest)
 {
-    if (!array_reserve((void **)&p->firsts, &p->first_cap, p->first_count + 1, sizeof *p->firsts))
-        (void)rx__fail(p, ST_NOMEM);
+    if (!ARRAY_RESERVE(p->firsts, p->first_cap, p->first_count + 1)) (void)rx__fail(p, ST_NOMEM);
     else p->firsts[p->first_count++] = (struct first){what, rest};
 }
 
@@ -199,8 +168,7 @@ static void visit(struct rx_pool *p, size_t *todo, rx what, rx rest)
         return;
     }
     if (n->kind <= K_EMPTY || p->st || seen_before(p, what, rest)) return;
-    if (!array_reserve((void **)&p->todo, &p->todo_cap, *todo + 1, sizeof *p->todo))
-        (void)rx__fail(p, ST_NOMEM);
+    if (!ARRAY_RESERVE(p->todo, p->todo_cap, *todo + 1)) (void)rx__fail(p, ST_NOMEM);
     else p->todo[(*todo)++] = (struct first){what, rest};
 }
 
@@ -305,22 +273,25 @@ rx rx_derivative(struct rx_pool *p, rx a, uint8_t byte)
     const struct node *n = &p->nodes[a];
     if (n->kind <= K_EMPTY || a == RX_ALL) return a == RX_ALL ? a : RX_NONE;
     if (n->kind == K_BYTES) return p->sets[n->a][byte >> 5] >> (byte & 31) & 1 ? RX_EMPTY : RX_NONE;
-    uint64_t key = (uint64_t)a << 8 | byte;
-    size_t before = p->work;
-    if (p->memo) {
-        const struct memo *m = memo_at(p, key);
-        if (m->key) {
-            rx_spend(p, m->work);
-            return p->st ? RX_NONE : m->value;
-        }
+    uint32_t hash = (uint32_t)mix(0, (uint64_t)a << 8 | byte), at = hash;
+    for (uint32_t id; (id = id_table_next(&p->memo_table, hash, &at));) {
+        const struct memo *m = &p->memo[id];
+        if (m->a != a || m->byte != byte) continue;
+        rx_spend(p, m->work);
+        return p->st ? RX_NONE : m->value;
     }
+    size_t before = p->work;
     rx_spend(p, WORK_NODE);
     rx out = derive(p, a, byte);
-    if (p->st) return RX_NONE;
-    if (!memo_reserve(p)) return p->st ? RX_NONE : rx__fail(p, ST_NOMEM);
-    struct memo *m = memo_at(p, key);
-    if (!m->key) p->memo_count++;
-    *m = (struct memo){key, out, rx__since(p, before)};
+    if (p->st || (id_table_grows(&p->memo_table) && !rx__may_grow(p, p->memo_table.cap))) return RX_NONE;
+    if (p->memo_count >= MEMO_MAX) {
+        id_table_free(&p->memo_table);
+        p->memo_count = 0;
+    }
+    if (!ARRAY_RESERVE(p->memo, p->memo_cap, p->memo_count + 2) ||
+        !id_table_add(&p->memo_table, hash, (uint32_t)++p->memo_count))
+        return rx__fail(p, ST_NOMEM);
+    p->memo[p->memo_count] = (struct memo){a, out, rx__since(p, before), byte};
     return out;
 }
 

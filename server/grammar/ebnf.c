@@ -3,6 +3,7 @@
 
 #include "config/base/hex.h"
 #include "config/base/utf8.h"
+#include "server/grammar/tables.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -135,13 +136,7 @@ uint32_t ebnf_char(struct ebnf *e)
 static enode node(struct ebnf *e, struct ebnf_node n)
 {
     if (e->st) return 0;
-    if (e->node_count == e->node_cap) {
-        uint32_t cap = 2 * e->node_cap;
-        void *to = realloc(e->nodes, cap * sizeof *e->nodes);
-        if (!to) return ebnf_nomem(e);
-        e->nodes = to;
-        e->node_cap = cap;
-    }
+    if (!ARRAY_RESERVE(e->nodes, e->node_cap, e->node_count + 1u)) return ebnf_nomem(e);
     e->nodes[e->node_count] = n;
     return e->node_count++;
 }
@@ -173,15 +168,10 @@ enode ebnf_rule(struct ebnf *e, size_t from, size_t to)
 {
     json_t *at = json_object_getn(e->names, e->s + from, to - from);
     uint32_t k = at ? (uint32_t)json_integer_value(at) : e->rule_count;
-    if (!at && e->rule_count == e->rule_cap) {
-        uint32_t cap = 2 * e->rule_cap;
-        void *grown = realloc(e->rules, cap * sizeof *e->rules);
-        if (!grown) return ebnf_nomem(e);
-        e->rules = grown;
-        e->rule_cap = cap;
-    }
     if (!at) {
-        if (json_object_setn_new(e->names, e->s + from, to - from, json_integer(k))) return ebnf_nomem(e);
+        if (!ARRAY_RESERVE(e->rules, e->rule_cap, e->rule_count + 1u) ||
+            json_object_setn_new(e->names, e->s + from, to - from, json_integer(k)))
+            return ebnf_nomem(e);
         e->rules[e->rule_count++] = (struct ebnf_rule){.from = from};
     }
     return node(e, (struct ebnf_node){.kind = E_RULE, .first = k});
@@ -301,15 +291,14 @@ static struct ebnf_part compile(struct ebnf *e, enode x);
 
 static gx lift(struct ebnf *e, struct ebnf_part a)
 {
-    return a.regular ? gb_regex(e->b, a.r) : a.g;
+    return !a.regular ? a.g : gb_regex(e->b, e->in_json ? rx_in_json(e->p, a.r) : a.r);
 }
 
 static struct ebnf_part both(struct ebnf *e, struct ebnf_part a, struct ebnf_part b)
 {
     if (a.regular && b.regular && a.size + b.size <= RUN_MAX)
         return (struct ebnf_part){true, rx_concat(e->p, a.r, b.r), 0, a.size + b.size};
-    gx list[] = {lift(e, a), lift(e, b)};
-    return (struct ebnf_part){.g = gb_seq(e->b, list, 2)};
+    return (struct ebnf_part){.g = GB_SEQ(e->b, lift(e, a), lift(e, b))};
 }
 
 static struct ebnf_part repeated(struct ebnf *e, struct ebnf_part a, uint32_t min, uint32_t max)
@@ -393,12 +382,10 @@ static struct ebnf_part compile(struct ebnf *e, enode x)
 bool ebnf_open(struct ebnf *e)
 {
     e->p = gb_pool(e->b);
-    e->node_cap = e->rule_cap = 64;
-    e->node_count = 1;
-    e->nodes = calloc(e->node_cap, sizeof *e->nodes);
-    e->rules = calloc(e->rule_cap, sizeof *e->rules);
     e->names = json_object();
-    return e->nodes && e->rules && e->names;
+    if (!e->names || !ARRAY_RESERVE(e->nodes, e->node_cap, 1)) return false;
+    e->nodes[e->node_count++] = (struct ebnf_node){0};
+    return true;
 }
 
 gx ebnf_compile(struct ebnf *e)

@@ -32,11 +32,13 @@ struct ebnf {
     struct grammar_error *error;
     enum status st;
     struct ebnf_node *nodes;
-    uint32_t node_count, node_cap;
+    uint32_t node_count;
     struct ebnf_rule *rules;
-    uint32_t rule_count, rule_cap;
+    uint32_t rule_count;
+    size_t node_cap, rule_cap;
     json_t *names;    /* rule name -> number */
     enode ignored;    /* may follow each token of a rule (%ignore); 0: nothing */
+    bool in_json;     /* the text is inside a JSON string */
     bool in_terminal; /* inside a terminal, which has no tokens */
     struct ebnf_part gap;
     unsigned depth;

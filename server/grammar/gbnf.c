@@ -2,8 +2,6 @@
 #include "server/grammar/ebnf.h"
 #include "server/grammar/regex_parse.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define TEXT_MAX ((size_t)1 << 18)
@@ -14,28 +12,14 @@ static bool defines(const struct ebnf *e)
     return to > e->at && e->len - at >= 3 && memcmp(e->s + at, "::=", 3) == 0;
 }
 
-/* [...]: a regular-expression class, except \UXXXXXXXX. */
+/* [...]: a class of regular expressions. */
 static enode class(struct ebnf *e)
 {
-    size_t from = e->at, n = 0;
-    char *text = malloc(e->len - from + 1);
+    size_t from = e->at;
     rx out = RX_NONE;
-    if (!text) return ebnf_nomem(e);
-    while (e->at < e->len && (e->s[e->at] != ']')) {
-        if (ebnf_has(e, "\\U")) {
-            uint32_t code = ebnf_char(e);
-            if (e->st) break;
-            n += (size_t)sprintf(text + n, "\\u{%X}", (unsigned)code); /* shorter than its source */
-            continue;
-        }
-        if (e->s[e->at] == '\\' && e->at + 1 < e->len) text[n++] = e->s[e->at++];
-        text[n++] = e->s[e->at++];
-    }
-    if (e->at == e->len) ebnf_refuse(e, ST_INVALID, "a ] is expected");
-    text[n++] = ']';
-    e->at++;
-    enum status st = e->st ? e->st : regex_parse(e->p, text, n, &out, e->error);
-    free(text);
+    while (e->at < e->len && e->s[e->at] != ']') e->at += e->s[e->at] == '\\' && e->at + 1 < e->len ? 2 : 1;
+    if (e->at++ >= e->len) return ebnf_refuse(e, ST_INVALID, "a ] is expected");
+    enum status st = regex_parse(e->p, e->s + from, e->at - from, REGEX_LONG_CODE, &out, e->error);
     return st ? ebnf_refuse(e, st, "the class is not valid") : ebnf_regex(e, out, 1);
 }
 
@@ -84,10 +68,10 @@ static bool is_gbnf(struct ebnf *e)
     return yes;
 }
 
-enum status gb_text(struct grammar_builder *b, const char *text, size_t len, gx *out,
+enum status gb_text(struct grammar_builder *b, const char *text, size_t len, bool in_json, gx *out,
                     struct grammar_error *error)
 {
-    struct ebnf e = {.b = b, .s = text, .len = len, .error = error};
+    struct ebnf e = {.b = b, .s = text, .len = len, .in_json = in_json, .error = error};
     *error = (struct grammar_error){0};
     *out = 0;
     if (len > TEXT_MAX) ebnf_refuse(&e, ST_TOO_LARGE, "the grammar is longer than %zu bytes", TEXT_MAX);

@@ -1,8 +1,8 @@
 /* Constrained decoding (structured outputs): a request's output constraint -> which tokens may follow.
  *
- *   json_schema*.c, gbnf.c, lark.c, regex_parse.c   front ends: client text -> build.h
- *   regex.c, machine.c                              the grammar as a machine over bytes
- *   vocab.c, mask.c                                 the tokenizer's tokens as a trie; masks over them
+ *   json/, gbnf.c, lark.c, regex_parse.c   front ends: client text -> build.h
+ *   regex.c, machine.c                     the grammar as a machine over bytes
+ *   vocab.c, mask.c                        the tokenizer's tokens as a trie; masks over them
  *
  * A grammar is over bytes, not tokens: every tokenization of an allowed text is allowed. The public header of
  * server/grammar/. */
@@ -56,17 +56,6 @@ struct grammar_json_options {
     bool any_whitespace; /* white space wherever JSON allows it (bounded); false: only ", " and ": " */
     bool any_order;      /* of properties; false: the schema's order, then additional properties */
 };
-/* Front ends, one per kind of source. ST_INVALID, ST_UNSUPPORTED, ST_TOO_LARGE: error says what and where.
- * schema: a JSON schema, or true (any JSON value). */
-struct grammar_builder;
-enum status grammar_from_schema(const json_t *schema, const struct grammar_json_options *opt,
-                                struct grammar **out, struct grammar_error *error) KV_MUST_CHECK;
-enum status grammar_from_regex(const char *text, size_t len, struct grammar **out,
-                               struct grammar_error *error) KV_MUST_CHECK;
-/* GBNF (llama.cpp) or Lark (as in vLLM and llguidance): detected from the text. */
-enum status grammar_from_text(const char *text, size_t len, struct grammar **out,
-                              struct grammar_error *error) KV_MUST_CHECK;
-
 /* Threads that compute slow masks, so that no step waits for them. */
 struct mask_threads;
 /* Both are called on such a thread: wake when a mask is ready or has failed, idle about once a second. */
@@ -85,17 +74,16 @@ enum status matcher_create(struct grammar *g, const struct grammar_vocab *v,
 void matcher_threads(struct matcher *m, struct mask_threads *t, uint64_t tenant);
 void matcher_free(struct matcher *m); /* never blocks; NULL is fine */
 /* brief: others have taken most of the planner's time. */
-enum mask_state matcher_prepare(struct matcher *m, const uint32_t *tokens, uint32_t count, bool brief);
-uint32_t matcher_drafts(struct matcher *m, const uint32_t *tokens, uint32_t count, uint32_t drafts);
+enum mask_state matcher_prepare(void *matcher, const uint32_t *tokens, uint32_t count, bool brief);
+uint32_t matcher_drafts(void *matcher, const uint32_t *tokens, uint32_t count, uint32_t drafts);
 /* Writes the mask of tokens that may follow tokens[0..count) to bits[0..words), zeros after the last token:
  * end ids are allowed where the text is complete, and are the only ones where nothing can follow (or where
  * the tokens violate the grammar, which never happens if the sampler applies the masks). The result depends
  * on the grammar and the tokens alone: the matcher's state from earlier calls only saves time. A mask that is
  * not prepared is computed here. */
-void matcher_mask(struct matcher *m, const uint32_t *tokens, uint32_t count, uint32_t *bits, uint32_t words);
-uint32_t matcher_forced(struct matcher *m, const uint32_t *tokens, uint32_t count, uint32_t most,
-                        uint32_t *out);
-void matcher_stop(struct matcher *m); /* its masks are no longer needed */
+void matcher_mask(void *matcher, const uint32_t *tokens, uint32_t count, uint32_t *bits, uint32_t words);
+uint32_t matcher_forced(void *matcher, const uint32_t *tokens, uint32_t count, uint32_t most, uint32_t *out);
+void matcher_stop(void *matcher); /* its masks are no longer needed */
 /* Why matcher_prepare failed; any thread. */
 enum matcher_failure {
     MATCHER_FINE = 0,

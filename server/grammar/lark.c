@@ -59,52 +59,6 @@ static bool is_terminal(const struct ebnf *e, size_t at)
     return at < e->len && e->s[at] >= 'A' && e->s[at] <= 'Z';
 }
 
-static bool other_case(char a, char b, char *x, char *y)
-{
-    bool low = a >= 'a' && a <= b && b <= 'z', up = a >= 'A' && a <= b && b <= 'Z';
-    *x = (char)(a ^ 32);
-    *y = (char)(b ^ 32);
-    return low || up;
-}
-
-/* Translates the regular expression between slashes to ECMA-262: . is everything except \n, or (flag s)
- * everything; i adds the other case of ASCII letters. */
-static size_t rewrite(const char *s, size_t len, bool all, bool fold, char *out)
-{
-    size_t n = 0;
-    bool in_class = false;
-    for (size_t i = 0; i < len; i++) {
-        char c = s[i], x, y;
-        if (c == '\\' && i + 1 < len) {
-            size_t more = s[i + 1] == 'x' ? 4 : s[i + 1] == 'u' ? 6 : 2;
-            for (size_t k = 0; k < more && i < len; k++) out[n++] = s[i++];
-            i--;
-        } else if (c == '.' && !in_class) {
-            memcpy(out + n, all ? "[\\s\\S]" : "[^\\n]", all ? 6 : 5);
-            n += all ? 6 : 5;
-        } else if (in_class && i + 2 < len && s[i + 1] == '-' && s[i + 2] != ']' && s[i + 2] != '\\') {
-            memcpy(out + n, s + i, 3);
-            n += 3;
-            i += 2;
-            if (fold && other_case(c, s[i], &x, &y)) {
-                out[n++] = x;
-                out[n++] = '-';
-                out[n++] = y;
-            }
-        } else if (fold && other_case(c, c, &x, &y)) {
-            if (!in_class) out[n++] = '[';
-            out[n++] = c;
-            out[n++] = x;
-            if (!in_class) out[n++] = ']';
-        } else {
-            if (c == '[') in_class = true;
-            if (c == ']') in_class = false;
-            out[n++] = c;
-        }
-    }
-    return n;
-}
-
 static enode regex(struct ebnf *e)
 {
     size_t from = ++e->at, to;
@@ -115,19 +69,14 @@ static enode regex(struct ebnf *e)
         if (e->s[e->at] == '\n') break;
     }
     if (!ebnf_has(e, "/")) return ebnf_refuse(e, ST_INVALID, "a regular expression does not end");
-    bool all = false, fold = false;
+    unsigned flags = REGEX_DOT_LINE;
     for (to = e->at++; e->at < e->len && e->s[e->at] && strchr("imslux", e->s[e->at]); e->at++) {
         char c = e->s[e->at];
         if (c == 'x' || c == 'm') return ebnf_refuse(e, ST_UNSUPPORTED, "the flag %c is not supported", c);
-        all = all || c == 's';
-        fold = fold || c == 'i';
+        flags |= c == 's' ? REGEX_DOT_ALL : c == 'i' ? REGEX_ANY_CASE : 0u;
     }
-    char *text = malloc(6 * (to - from) + 1);
     rx out = RX_NONE;
-    if (!text) return ebnf_nomem(e);
-    size_t len = rewrite(e->s + from, to - from, all, fold, text);
-    enum status st = regex_parse(e->p, text, len, &out, e->error);
-    free(text);
+    enum status st = regex_parse(e->p, e->s + from, to - from, flags, &out, e->error);
     return st ? ebnf_refuse(e, st, "the regular expression is not valid") : ebnf_regex(e, out, to - from);
 }
 
@@ -186,7 +135,7 @@ static void import_one(struct ebnf *e)
         e->at = to = ebnf_name(e, from);
         if (to == from) ebnf_refuse(e, ST_INVALID, "a name is expected");
     }
-    enum status st = e->st ? e->st : regex_parse(e->p, text, strlen(text), &out, e->error);
+    enum status st = e->st ? e->st : regex_parse(e->p, text, strlen(text), 0, &out, e->error);
     if (st) ebnf_refuse(e, st, "%%import failed");
     else ebnf_define(e, ebnf_rule(e, from, to), ebnf_regex(e, out, 16));
 }

@@ -26,7 +26,7 @@ static bool fine(const struct grammar *g)
 
 static bool items_reserve(struct grammar *g, size_t more)
 {
-    return array_reserve((void **)&g->items, &g->item_cap, g->item_count + more, sizeof *g->items);
+    return ARRAY_RESERVE(g->items, g->item_cap, g->item_count + more);
 }
 
 /* ---- continuations: shared lists ---- */
@@ -36,8 +36,7 @@ static uint32_t cons(struct grammar *g, gx what, uint32_t rest)
     uint32_t hash = (uint32_t)mix(mix(1, what), rest), at = hash;
     for (uint32_t id; (id = id_table_next(&g->continuation_table, hash, &at));)
         if (g->continuations[id].what == what && g->continuations[id].rest == rest) return id;
-    if (!array_reserve((void **)&g->continuations, &g->continuation_cap, g->continuation_count + 1u,
-                       sizeof *g->continuations) ||
+    if (!ARRAY_RESERVE(g->continuations, g->continuation_cap, g->continuation_count + 1u) ||
         !id_table_add(&g->continuation_table, hash, g->continuation_count)) {
         g->failed = true;
         return 0;
@@ -57,7 +56,7 @@ static void push(struct grammar *g, struct work *w, uint32_t continuation)
     rx_spend(g->pool, WORK_CONT);
     if (g->continuations[continuation].stamp == g->stamp) return; /* already visited */
     g->continuations[continuation].stamp = g->stamp;
-    if (!array_reserve((void **)&w->items, &w->cap, w->count + 1u, sizeof *w->items)) g->failed = true;
+    if (!ARRAY_RESERVE(w->items, w->cap, w->count + 1u)) g->failed = true;
     else w->items[w->count++] = continuation;
 }
 
@@ -177,7 +176,7 @@ static void unite(struct grammar *g, size_t from)
         uint32_t continuation = p[i].continuation;
         for (k = i + 1; k < n && p[k].continuation == continuation; k++) {
         }
-        if (k - i > 1 && !array_reserve((void **)&residual, &cap, k - i, sizeof *residual)) {
+        if (k - i > 1 && !ARRAY_RESERVE(residual, cap, k - i)) {
             g->failed = true;
             break;
         }
@@ -211,7 +210,7 @@ static uint32_t state_of(struct grammar *g, size_t from, bool accepts)
             (!m || memcmp(g->items + s->items, p, m * sizeof *p) == 0))
             return id;
     }
-    if (!array_reserve((void **)&g->states, &g->state_cap, g->state_count + 1u, sizeof *g->states) ||
+    if (!ARRAY_RESERVE(g->states, g->state_cap, g->state_count + 1u) ||
         !id_table_add(&g->state_table, hash, g->state_count)) {
         g->failed = true;
         return STATE_DEAD;
@@ -367,9 +366,8 @@ static void made_free(struct grammar *g)
 
 bool machine__open(struct grammar *g)
 {
-    g->failed =
-        !array_reserve((void **)&g->continuations, &g->continuation_cap, 64, sizeof *g->continuations) ||
-        !array_reserve((void **)&g->states, &g->state_cap, 64, sizeof *g->states) || !items_reserve(g, 256);
+    g->failed = !ARRAY_RESERVE(g->continuations, g->continuation_cap, 64) ||
+                !ARRAY_RESERVE(g->states, g->state_cap, 64) || !items_reserve(g, 256);
     return !g->failed && first_state(g);
 }
 
@@ -401,7 +399,7 @@ size_t machine__allocated(const struct grammar *g)
 {
     return g->state_count * sizeof *g->states + g->transition_bytes +
            g->continuation_count * sizeof *g->continuations + g->item_count * sizeof *g->items +
-           (g->node_count - g->node_base) * sizeof *g->nodes + rx_pool_used(g->pool) - g->pool_base_bytes +
+           (g->node_count - g->node_base) * sizeof *g->nodes + rx_pool_made(g->pool) +
            members__allocated(g->members);
 }
 
@@ -426,9 +424,9 @@ void machine__drop(struct grammar *g)
     g->generation++;
     g->rebuilt_bytes = 0;
     g->node_count = g->node_base;
-    array_fit((void **)&g->nodes, &g->node_cap, g->node_count, sizeof *g->nodes);
+    ARRAY_FIT(g->nodes, g->node_cap, g->node_count);
     members__drop(g);
-    rx_pool_cut(g->pool, g->pool_base);
+    rx_pool_cut(g->pool);
     masks__drop(g);
     if (!machine__open(g)) g->failed = true;
 }

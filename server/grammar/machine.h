@@ -75,9 +75,8 @@ struct grammar {
     size_t list_count, list_cap;
     gx start;
     rx one[TOKEN_CLASS_KINDS]; /* one such character */
-    size_t pool_base, pool_base_bytes;
-    uint32_t node_base;      /* number of nodes when the grammar was finished */
-    struct members *members; /* members.c */
+    uint32_t node_base;        /* number of nodes when the grammar was finished */
+    struct members *members;   /* members.c */
 
     struct continuation *continuations;
     uint32_t continuation_count, stamp;
@@ -96,13 +95,14 @@ struct grammar {
     bool full;   /* nothing more can be built in this generation */
     bool later;  /* rx_pool_pause: the step takes too much work for now */
 
-    struct masks *masks;           /* cached masks, and the owner of the mask in progress; NULL: none yet */
+    struct masks *masks;           /* cached masks, and the owner of the mask in progress */
     atomic_size_t bytes;           /* last known size; read without the lock */
     struct grammar_memory *memory; /* total that includes them; NULL: none */
     size_t counted;                /* bytes counted in memory */
 };
 
 /* mask_store.c; under the lock */
+struct masks *masks__create(void);
 void masks__drop(struct grammar *g); /* cached masks refer to states of an old generation */
 void masks__free(struct grammar *g);
 size_t masks__bytes(const struct grammar *g);

@@ -40,16 +40,15 @@ bool pace_over(const struct pace *p)
 
 bool mask__own(struct grammar *g, const void *who, bool planner)
 {
-    struct masks *k = masks__of(g);
-    if (k && k->owner) return k->owner == who;
+    if (g->masks->owner) return g->masks->owner == who;
     if (!planner) machine__tidy(g);
-    if (k) k->owner = who;
+    g->masks->owner = who;
     return true;
 }
 
 void mask__disown(struct grammar *g, const void *who, bool planner)
 {
-    if (g->masks && g->masks->owner == who) g->masks->owner = NULL;
+    if (g->masks->owner == who) g->masks->owner = NULL;
     machine__count(g);
     if (!planner) machine__tidy(g);
 }

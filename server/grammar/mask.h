@@ -22,10 +22,10 @@
 #define SLICE_NS  2000000u
 /* Limit of one mask: some tenths of a second. Limit of a sequence's masks: twice that, plus a few walks over
  * the whole vocabulary per token. */
-#define WORK_MASK   (1u << 26)
-#define WORK_ANSWER (1u << 27)
-#define WORK_TOKEN  (1u << 22)
-#define WORK_WALKS  4u
+#define WORK_MASK     (1u << 26)
+#define WORK_SEQUENCE (1u << 27)
+#define WORK_TOKEN    (1u << 22)
+#define WORK_WALKS    4u
 
 /* Remaining budget of one call. */
 struct pace {
@@ -63,7 +63,6 @@ struct masks {
     atomic_size_t bytes;               /* of live masks */
 };
 
-struct masks *masks__of(struct grammar *g);               /* NULL: no memory, `failed` */
 void mask__drop(struct grammar *g, struct mask *mask);    /* a reference; NULL is fine */
 size_t mask__bytes(const struct grammar *g);              /* of one mask */
 struct kept *mask__kept(struct masks *k, uint32_t state); /* NULL: not cached */
@@ -88,15 +87,46 @@ void mask__abandon(struct grammar *g, struct walk *w);
 bool mask__own(struct grammar *g, const void *who, bool planner); /* false: another owner has it */
 void mask__disown(struct grammar *g, const void *who, bool planner);
 
-/* matcher.c, for mask_threads.c: does a slice of work; true: nothing is left to do. */
-bool matcher__slice(struct matcher *m);
-uint64_t matcher__worked(const struct matcher *m); /* units, for the mask in progress */
-void matcher__done(struct matcher *m);             /* returns it, and drops a reference */
-struct mask_job {                                  /* in a queue, where tenants take turns */
+/* A sequence. It is used by one thread at a time: the planner or, while `job` is set, a mask thread. During a
+ * step, its ready masks are only read. */
+#define READY 32u /* positions that may have a ready mask at once: more than the draft tokens of a chunk */
+
+struct reached { /* after so many tokens */
+    uint32_t state;
+    bool charged;
+    uint64_t spent; /* work up to here, including the mask here once it is `charged` */
+};
+struct ready {
+    uint32_t count;
+    bool set;
+    enum mask_state state; /* READY or FAILED */
+    enum matcher_failure why;
+    struct mask *mask;
+};
+struct matcher {
+    struct grammar *g;
+    const struct grammar_vocab *v;
+    struct mask_threads *threads;  /* NULL: none */
+    uint32_t *tokens, target, cap; /* the output so far, for whose mask it works */
+    struct reached *at;            /* [cap + 1] */
+    uint32_t count, known;         /* tokens whose state is known; whose `spent` is */
+    uint32_t generation, again;    /* of the states; how many were known in the previous one */
+    struct walk walk;
+    struct ready ready[READY];
+    uint64_t worked;
+    bool slow;  /* the last mask took long */
+    bool clean; /* the current walk began in a fresh generation */
+    atomic_uint refs;
+    atomic_bool job, stopped;
+    atomic_int failure;
+    /* in a queue of mask_threads.c, where tenants take turns */
     struct matcher *next;
     uint64_t tenant, turn;
 };
-struct mask_job *matcher__job(struct matcher *m);
+
+/* matcher.c, for mask_threads.c: does a slice of work; true: nothing is left to do. */
+bool matcher__slice(struct matcher *m);
+void matcher__done(struct matcher *m); /* returns it, and drops a reference */
 void mask_threads__add(struct mask_threads *t, struct matcher *m);
 
 #endif

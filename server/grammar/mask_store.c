@@ -4,11 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct masks *masks__of(struct grammar *g)
+struct masks *masks__create(void)
 {
-    if (!g->masks) g->masks = calloc(1, sizeof *g->masks);
-    if (!g->masks) g->failed = true;
-    return g->masks;
+    return calloc(1, sizeof(struct masks));
 }
 
 size_t mask__bytes(const struct grammar *g)
@@ -25,7 +23,7 @@ void mask__drop(struct grammar *g, struct mask *mask)
 
 void masks__drop(struct grammar *g)
 {
-    for (uint32_t i = 0; g->masks && i < MASKS; i++) {
+    for (uint32_t i = 0; i < MASKS; i++) {
         mask__drop(g, g->masks->kept[i].mask);
         g->masks->kept[i] = (struct kept){0};
     }
@@ -57,6 +55,5 @@ void mask__keep(struct grammar *g, uint32_t state, struct mask *mask)
 
 size_t masks__bytes(const struct grammar *g)
 {
-    const struct masks *k = g->masks;
-    return k ? sizeof *k + atomic_load(&k->bytes) : 0;
+    return sizeof *g->masks + atomic_load(&g->masks->bytes);
 }

@@ -32,22 +32,18 @@ struct mask_threads {
 
 static void append(struct queue *q, struct matcher *m)
 {
-    struct mask_job *job = matcher__job(m), *x;
     struct matcher **at;
-    job->turn = q->turn;
-    for (at = &q->head; *at; at = &x->next) {
-        x = matcher__job(*at);
-        if (x->tenant == job->tenant && x->turn >= job->turn) job->turn = x->turn + 1;
-    }
-    for (at = &q->head; *at && matcher__job(*at)->turn <= job->turn; at = &matcher__job(*at)->next) {
-    }
-    job->next = *at;
+    m->turn = q->turn;
+    for (const struct matcher *x = q->head; x; x = x->next)
+        if (x->tenant == m->tenant && x->turn >= m->turn) m->turn = x->turn + 1;
+    for (at = &q->head; *at && (*at)->turn <= m->turn; at = &(*at)->next) continue;
+    m->next = *at;
     *at = m;
 }
 
 static void prepend(struct queue *q, struct matcher *m)
 {
-    matcher__job(m)->next = q->head;
+    m->next = q->head;
     q->head = m;
 }
 
@@ -55,8 +51,8 @@ static struct matcher *take(struct queue *q)
 {
     struct matcher *m = q->head;
     if (!m) return NULL;
-    q->head = matcher__job(m)->next;
-    q->turn = matcher__job(m)->turn;
+    q->head = m->next;
+    q->turn = m->turn;
     return m;
 }
 
@@ -90,7 +86,7 @@ static void slice(struct mask_threads *t, struct matcher *m, bool large)
     pthread_mutex_lock(&t->lock);
     if (done) return;
     if (large) prepend(&t->large, m);
-    else append(matcher__worked(m) < WORK_LITTLE ? &t->little : &t->large, m);
+    else append(m->worked < WORK_LITTLE ? &t->little : &t->large, m);
 }
 
 static void *thread_main(void *arg)

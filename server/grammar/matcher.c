@@ -1,75 +1,9 @@
 /* Follows a sequence through a grammar: the states after its tokens, and the masks of those where it samples.
- * See mask.h. A matcher is used by one thread at a time: the planner or, while `job` is set, a mask thread.
- * During a step, its ready masks are only read. */
+ * See mask.h. */
 #include "server/grammar/mask.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-#define READY 32u /* positions that may have a ready mask at once: more than the draft tokens of a chunk */
-
-struct reached { /* after so many tokens */
-    uint32_t state;
-    bool charged;
-    uint64_t spent; /* work up to here, including the mask here once it is `charged` */
-};
-struct ready {
-    uint32_t count;
-    bool set;
-    enum mask_state state; /* READY or FAILED */
-    enum matcher_failure why;
-    struct mask *mask;
-};
-struct matcher {
-    struct grammar *g;
-    const struct grammar_vocab *v;
-    struct mask_threads *threads;  /* NULL: none */
-    uint32_t *tokens, target, cap; /* the output so far, for whose mask it works */
-    struct reached *at;            /* [cap + 1] */
-    uint32_t count, known;         /* tokens whose state is known; whose `spent` is */
-    uint32_t generation, again;    /* of the states; how many were known in the previous one */
-    struct walk walk;
-    struct ready ready[READY];
-    uint64_t worked;
-    bool slow;  /* the last mask took long */
-    bool clean; /* the current walk began in a fresh generation */
-    atomic_uint refs;
-    atomic_bool job, stopped;
-    atomic_int failure;
-    struct mask_job in_queue;
-};
-
-enum status matcher_create(struct grammar *g, const struct grammar_vocab *v, struct matcher **out)
-{
-    struct matcher *m = calloc(1, sizeof *m);
-    if (m) {
-        m->cap = 64;
-        m->tokens = malloc(m->cap * sizeof *m->tokens);
-        m->at = calloc(m->cap + 1u, sizeof *m->at);
-        m->walk.path = malloc((v->depth + 1u) * sizeof *m->walk.path);
-    }
-    if (!m || !m->tokens || !m->at || !m->walk.path) {
-        if (m) {
-            free(m->tokens);
-            free(m->at);
-            free(m->walk.path);
-        }
-        free(m);
-        return ST_NOMEM;
-    }
-    atomic_init(&m->refs, 1);
-    m->g = grammar_ref(g);
-    m->v = v;
-    m->generation = UINT32_MAX;
-    *out = m;
-    return ST_OK;
-}
-
-void matcher_threads(struct matcher *m, struct mask_threads *t, uint64_t tenant)
-{
-    m->threads = t;
-    m->in_queue.tenant = tenant;
-}
 
 static void unref(struct matcher *m)
 {
@@ -83,8 +17,35 @@ static void unref(struct matcher *m)
     free(m);
 }
 
-void matcher_stop(struct matcher *m)
+enum status matcher_create(struct grammar *g, const struct grammar_vocab *v, struct matcher **out)
 {
+    struct matcher *m = calloc(1, sizeof *m);
+    if (!m) return ST_NOMEM;
+    atomic_init(&m->refs, 1);
+    m->g = grammar_ref(g);
+    m->v = v;
+    m->generation = UINT32_MAX;
+    m->cap = 64;
+    m->tokens = malloc(m->cap * sizeof *m->tokens);
+    m->at = calloc(m->cap + 1u, sizeof *m->at);
+    m->walk.path = malloc((v->depth + 1u) * sizeof *m->walk.path);
+    if (!m->tokens || !m->at || !m->walk.path) {
+        unref(m);
+        return ST_NOMEM;
+    }
+    *out = m;
+    return ST_OK;
+}
+
+void matcher_threads(struct matcher *m, struct mask_threads *t, uint64_t tenant)
+{
+    m->threads = t;
+    m->tenant = tenant;
+}
+
+void matcher_stop(void *matcher)
+{
+    struct matcher *m = matcher;
     atomic_store(&m->stopped, true);
 }
 
@@ -184,7 +145,7 @@ static bool go(struct matcher *m, struct pace *p)
 
 static uint64_t allowance(const struct matcher *m)
 {
-    return WORK_ANSWER + (uint64_t)m->target * (WORK_TOKEN + (uint64_t)WORK_WALKS * m->v->all.count);
+    return WORK_SEQUENCE + (uint64_t)m->target * (WORK_TOKEN + (uint64_t)WORK_WALKS * m->v->all.count);
 }
 
 /* Stores the result and charges its work. */
@@ -267,8 +228,9 @@ static struct pace pace_here(const struct matcher *m, bool brief)
     return pace_of(s ? WORK_SHORT : WORK_INLINE, s ? SHORT_NS : INLINE_NS, m->threads != NULL);
 }
 
-enum mask_state matcher_prepare(struct matcher *m, const uint32_t *tokens, uint32_t count, bool brief)
+enum mask_state matcher_prepare(void *matcher, const uint32_t *tokens, uint32_t count, bool brief)
 {
+    struct matcher *m = matcher;
     if (atomic_load(&m->job)) return MASK_LATER;
     if (!aim(m, tokens, count)) {
         atomic_store(&m->failure, MATCHER_MEMORY);
@@ -294,8 +256,9 @@ enum mask_state matcher_prepare(struct matcher *m, const uint32_t *tokens, uint3
     return MASK_LATER;
 }
 
-uint32_t matcher_drafts(struct matcher *m, const uint32_t *tokens, uint32_t count, uint32_t drafts)
+uint32_t matcher_drafts(void *matcher, const uint32_t *tokens, uint32_t count, uint32_t drafts)
 {
+    struct matcher *m = matcher;
     uint32_t n = 0;
     struct pace p = pace_here(m, false);
     for (; n < drafts && n + 1 < READY; n++) {
@@ -323,8 +286,9 @@ static const struct ready *find_ready(const struct matcher *m, const uint32_t *t
     return memcmp(m->tokens, tokens, count * sizeof *tokens) == 0 ? r : NULL;
 }
 
-void matcher_mask(struct matcher *m, const uint32_t *tokens, uint32_t count, uint32_t *bits, uint32_t words)
+void matcher_mask(void *matcher, const uint32_t *tokens, uint32_t count, uint32_t *bits, uint32_t words)
 {
+    struct matcher *m = matcher;
     const struct grammar_vocab *v = m->v;
     const struct ready *r = find_ready(m, tokens, count);
     uint32_t n = words < v->words ? words : v->words, any = 0;
@@ -353,16 +317,6 @@ bool matcher__slice(struct matcher *m)
     bool done = stopped || make(m, &p) != MASK_LATER;
     work_unlock(&m->g->lock);
     return done;
-}
-
-uint64_t matcher__worked(const struct matcher *m)
-{
-    return m->worked;
-}
-
-struct mask_job *matcher__job(struct matcher *m)
-{
-    return &m->in_queue;
 }
 
 void matcher__done(struct matcher *m)
@@ -417,9 +371,9 @@ static uint32_t longest(const struct grammar_vocab *v, const uint8_t *text, size
     return found;
 }
 
-uint32_t matcher_forced(struct matcher *m, const uint32_t *tokens, uint32_t count, uint32_t most,
-                        uint32_t *out)
+uint32_t matcher_forced(void *matcher, const uint32_t *tokens, uint32_t count, uint32_t most, uint32_t *out)
 {
+    struct matcher *m = matcher;
     uint8_t text[FORCED_BYTES];
     size_t len = 0, at = 0, used = 0;
     uint32_t n = 0;

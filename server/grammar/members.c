@@ -82,8 +82,8 @@ bool members__add(struct grammar *g, const struct gb_members *from, struct gx_no
                       .all = (1u << from->wants) - 1,
                       .any_order = from->any_order && from->names <= ANY_ORDER_MAX,
                       .comma = from->comma};
-    if (!m || !array_reserve((void **)&m->tables, &m->table_cap, m->table_count + 1, sizeof t) ||
-        !array_reserve((void **)&m->words, &m->word_cap, m->word_count + S_SEEN + words, sizeof *m->words))
+    if (!m || !ARRAY_RESERVE(m->tables, m->table_cap, m->table_count + 1) ||
+        !ARRAY_RESERVE(m->words, m->word_cap, m->word_count + S_SEEN + words))
         return false;
     t.list = malloc((t.count + 1) * sizeof *t.list);
     t.required = calloc(3 * (size_t)words, sizeof *t.required);
@@ -97,7 +97,7 @@ bool members__add(struct grammar *g, const struct gb_members *from, struct gx_no
     if (t.count) memcpy(t.list, from->list, t.count * sizeof *t.list);
     if (t.implies_count) memcpy(t.implies, from->implies, t.implies_count * sizeof *t.implies);
     for (uint32_t i = 0; i < t.names; i++) {
-        if (from->required[i]) put(t.required, i);
+        if (from->required && from->required[i]) put(t.required, i);
         if (t.any_order) put(t.kept, i);
     }
     for (size_t i = 0; i < t.implies_count; i++) {
@@ -158,7 +158,7 @@ static void drop_unable(const struct table *t, const uint32_t *seen, uint32_t *s
 }
 
 /* need: scratch for a set. Exact except for dependencies combined with both a minimum and a maximum number of
- * members, which json_object.c rejects. */
+ * members, which json/object.c rejects. */
 static bool can_finish(const struct grammar *g, const struct table *t, const uint32_t *s, uint32_t *need)
 {
     uint64_t missing = 0, left = 0, more = 0;
@@ -282,7 +282,7 @@ bool members__next(struct grammar *g, gx node, uint32_t *at, gx *what, uint32_t 
     const struct table *t = &m->tables[m->words[from + S_TABLE]];
     uint32_t n = S_SEEN + t->words, most = t->max != RX_NO_LIMIT ? t->max : t->min > 1 ? t->min : 1;
     /* Space for a state and a set. */
-    if (!array_reserve((void **)&m->words, &m->word_cap, m->word_count + 2 * (size_t)n, sizeof *m->words)) {
+    if (!ARRAY_RESERVE(m->words, m->word_cap, m->word_count + 2 * (size_t)n)) {
         g->failed = true;
         return false;
     }
@@ -327,6 +327,6 @@ void members__drop(struct grammar *g)
     struct members *m = g->members;
     if (!m) return;
     m->word_count = m->word_base;
-    array_fit((void **)&m->words, &m->word_cap, m->word_count, sizeof *m->words);
+    ARRAY_FIT(m->words, m->word_cap, m->word_count);
     id_table_free(&m->found);
 }

@@ -5,6 +5,7 @@
 
 #include "config/base/utf8.h"
 
+#include <stdio.h>
 #include <string.h>
 
 rx rx__fail(struct rx_pool *p, enum status st)
@@ -129,10 +130,9 @@ rx rx__intern(struct rx_pool *p, struct node n, const uint32_t *items)
     if (p->count >= p->max || p->list_count + listed > p->list_max) return rx__fail_full(p);
     facts(p, &n, items);
     n.first_count = FIRST_UNKNOWN;
-    if (!array_reserve((void **)&p->sets, &p->set_cap, p->set_count + 1, sizeof *p->sets) ||
-        !array_reserve((void **)&p->list, &p->list_cap, p->list_count + listed, sizeof *p->list) ||
-        !array_reserve((void **)&p->nodes, &p->cap, p->count + 1, sizeof *p->nodes) ||
-        !id_table_add(&p->table, hash, (uint32_t)p->count))
+    if (!ARRAY_RESERVE(p->sets, p->set_cap, p->set_count + 1) ||
+        !ARRAY_RESERVE(p->list, p->list_cap, p->list_count + listed) ||
+        !ARRAY_RESERVE(p->nodes, p->cap, p->count + 1) || !id_table_add(&p->table, hash, (uint32_t)p->count))
         return rx__fail(p, ST_NOMEM);
     if (n.kind == K_BYTES) {
         n.a = (uint32_t)p->set_count++;
@@ -153,7 +153,7 @@ enum status rx_pool_create(size_t nodes_max, struct rx_pool **out)
     p->max = nodes_max < 16 ? 16 : nodes_max;
     p->work_max = p->pause = SIZE_MAX;
     p->list_max = LIST_MAX;
-    if (!array_reserve((void **)&p->nodes, &p->cap, 64, sizeof *p->nodes)) {
+    if (!ARRAY_RESERVE(p->nodes, p->cap, 64)) {
         rx_pool_free(p);
         return ST_NOMEM;
     }
@@ -178,6 +178,7 @@ static void caches_free(struct rx_pool *p)
     free(p->todo);
     free(p->seen);
     id_table_free(&p->table);
+    id_table_free(&p->memo_table);
     p->memo = NULL;
     p->firsts = p->todo = NULL;
     p->seen = NULL;
@@ -216,12 +217,6 @@ rx *rx_pool_kept(struct rx_pool *p)
     return &p->kept;
 }
 
-void rx_pool_room(struct rx_pool *p, size_t nodes, size_t items)
-{
-    p->max = p->count + nodes;
-    p->list_max = p->list_count + items;
-}
-
 void rx_pool_work_max(struct rx_pool *p, size_t most)
 {
     p->work_max = most == SIZE_MAX ? most : p->work + most;
@@ -243,33 +238,41 @@ uint32_t rx_items(const struct rx_pool *p, rx a)
     return p->nodes[a].kind == K_ALT ? p->nodes[a].b : 1;
 }
 
-size_t rx_pool_used(const struct rx_pool *p)
+static size_t bytes_used(const struct rx_pool *p)
 {
     return p->count * (sizeof *p->nodes + 2 * sizeof *p->table.slots) + p->list_count * sizeof *p->list +
            p->first_count * sizeof *p->firsts + p->memo_count * sizeof *p->memo;
 }
 
+void rx_pool_base(struct rx_pool *p, size_t nodes, size_t items)
+{
+    p->base = p->count;
+    p->base_bytes = bytes_used(p);
+    p->max = p->count + nodes;
+    p->list_max = p->list_count + items;
+}
+
+size_t rx_pool_made(const struct rx_pool *p)
+{
+    return bytes_used(p) - p->base_bytes;
+}
+
 size_t rx_pool_bytes(const struct rx_pool *p)
 {
     return p->cap * sizeof *p->nodes + p->list_cap * sizeof *p->list + p->set_cap * sizeof *p->sets +
-           p->table.cap * sizeof *p->table.slots + p->memo_cap * sizeof *p->memo +
-           p->first_cap * sizeof *p->firsts + p->todo_cap * sizeof *p->todo;
+           (p->table.cap + (size_t)p->memo_table.cap) * sizeof *p->table.slots +
+           p->memo_cap * sizeof *p->memo + p->first_cap * sizeof *p->firsts + p->todo_cap * sizeof *p->todo;
 }
 
-size_t rx_pool_count(const struct rx_pool *p)
-{
-    return p->count;
-}
-
-void rx_pool_cut(struct rx_pool *p, size_t count)
+void rx_pool_cut(struct rx_pool *p)
 {
     caches_free(p);
     memset(p->taken, 0, sizeof p->taken);
     p->st = ST_OK;
     p->full = false;
     p->list_count = p->set_count = 0;
-    p->count = count;
-    for (size_t i = 0; i < count; i++) {
+    p->count = p->base;
+    for (size_t i = 0; i < p->count; i++) {
         struct node *n = &p->nodes[i];
         n->first_count = FIRST_UNKNOWN;
         if (n->kind == K_BYTES) p->set_count = n->a + 1u;
@@ -277,9 +280,9 @@ void rx_pool_cut(struct rx_pool *p, size_t count)
         if (i >= BASE_NODES && !id_table_add(&p->table, hash_of(n, items_of(p, n)), (uint32_t)i))
             p->st = ST_NOMEM;
     }
-    array_fit((void **)&p->nodes, &p->cap, p->count, sizeof *p->nodes);
-    array_fit((void **)&p->list, &p->list_cap, p->list_count, sizeof *p->list);
-    array_fit((void **)&p->sets, &p->set_cap, p->set_count, sizeof *p->sets);
+    ARRAY_FIT(p->nodes, p->cap, p->count);
+    ARRAY_FIT(p->list, p->list_cap, p->list_count);
+    ARRAY_FIT(p->sets, p->set_cap, p->set_count);
 }
 
 /* ---- normal forms ---- */
@@ -335,7 +338,7 @@ void rx__push(struct rx_pool *p, enum kind kind, rx x)
 {
     const struct node *n = &p->nodes[x];
     size_t m = n->kind == kind ? n->b : 1;
-    if (!array_reserve((void **)&p->parts, &p->part_cap, p->part_count + m, sizeof *p->parts)) {
+    if (!ARRAY_RESERVE(p->parts, p->part_cap, p->part_count + m)) {
         (void)rx__fail(p, ST_NOMEM);
         return;
     }
@@ -512,7 +515,7 @@ static rx without_empty(struct rx_pool *p, rx a)
     if (n->kind != K_ALT || p->list[n->a] != RX_EMPTY) return a;
     size_t from = p->part_count;
     rx__push(p, K_ALT, a);
-    p->parts[from] = p->parts[--p->part_count];
+    if (!p->st) p->parts[from] = p->parts[--p->part_count];
     return rx__alt_end(p, from);
 }
 
@@ -578,4 +581,56 @@ rx rx_chars(struct rx_pool *p, uint32_t from, uint32_t to)
 bool rx_nullable(const struct rx_pool *p, rx a)
 {
     return p->nodes[a].nullable;
+}
+
+/* ---- inside JSON strings ---- */
+
+static rx json_bytes(struct rx_pool *p, const uint32_t set[8])
+{
+    static const char special[] = "\"\\\b\f\n\r\t", letter[] = "\"\\bfnrt";
+    uint32_t all[8], plain[8];
+    memcpy(all, set, sizeof all); /* the pool may move its sets */
+    memcpy(plain, set, sizeof plain);
+    plain[0] = 0;
+    plain['"' >> 5] &= ~(1u << ('"' & 31));
+    plain['\\' >> 5] &= ~(1u << ('\\' & 31));
+    rx out = rx_bytes(p, plain);
+    for (int c = 0; c <= '\\'; c++) {
+        const char *at = c ? strchr(special, c) : NULL;
+        char text[8];
+        if (!(all[c >> 5] >> (c & 31) & 1) || (c >= 0x20 && !at)) continue;
+        if (at) snprintf(text, sizeof text, "\\%c", letter[at - special]);
+        else snprintf(text, sizeof text, "\\u%04x", (unsigned)c);
+        out = rx_alt(p, out, rx_literal(p, text, strlen(text)));
+    }
+    return out;
+}
+
+/* Every byte has one form, so the operators stay as they are. */
+rx rx_in_json(struct rx_pool *p, rx a)
+{
+    static const uint32_t any[8] = {~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u};
+    rx out = RX_EMPTY, before = RX_EMPTY;
+    for (; p->nodes[a].kind == K_CONCAT && !p->st; a = p->nodes[a].b)
+        before = rx_concat(p, before, rx_in_json(p, p->nodes[a].a));
+    struct node n = p->nodes[a];
+    rx_spend(p, WORK_NODE);
+    if (p->st) return RX_NONE;
+    switch (n.kind) {
+    case K_BYTES: out = json_bytes(p, p->sets[n.a]); break;
+    case K_REPEAT: out = rx_repeat(p, rx_in_json(p, n.a), n.b, n.c); break;
+    case K_NOT:
+        out = rx_and(p, rx_repeat(p, json_bytes(p, any), 0, RX_NO_LIMIT), rx_not(p, rx_in_json(p, n.a)));
+        break;
+    case K_ALT:
+    case K_AND:
+        out = rx_in_json(p, p->list[n.a]);
+        for (uint32_t i = 1; i < n.b; i++) {
+            rx one = rx_in_json(p, p->list[n.a + i]);
+            out = n.kind == K_ALT ? rx_alt(p, out, one) : rx_and(p, out, one);
+        }
+        break;
+    default: out = a;
+    }
+    return rx_concat(p, before, out);
 }

@@ -28,7 +28,8 @@ void rx_pool_free(struct rx_pool *p); /* NULL is fine */
 enum status rx_status(const struct rx_pool *p);
 /* Is the pool over its limit? That depends on its earlier contents, so results must not depend on it. */
 bool rx_pool_full(const struct rx_pool *p);
-void rx_pool_room(struct rx_pool *p, size_t nodes, size_t items); /* how much it may grow */
+/* The expressions so far are the base, to which so many nodes, and items of lists, may be added. */
+void rx_pool_base(struct rx_pool *p, size_t nodes, size_t items);
 /* Work is counted in units of 2 to 5 ns, as if nothing were cached: it is a function of the expressions
  * alone. Sets the remaining work; SIZE_MAX: unlimited. Clears a failure caused by the old limit. */
 void rx_pool_work_max(struct rx_pool *p, size_t most);
@@ -41,11 +42,9 @@ void rx_pool_free_of_charge(struct rx_pool *p, bool begin);
 void rx_pool_stop(struct rx_pool *p, const atomic_bool *stop);
 void rx_pool_pause(struct rx_pool *p, size_t most);
 rx *rx_pool_kept(struct rx_pool *p);          /* an expression for the pool's user; initially RX_NONE */
-size_t rx_pool_used(const struct rx_pool *p); /* bytes used, excluding reserved capacity */
-/* Number of expressions; and truncation to an earlier number, which drops later expressions. */
-size_t rx_pool_count(const struct rx_pool *p);
+size_t rx_pool_made(const struct rx_pool *p); /* bytes beyond the base, excluding reserved capacity */
 size_t rx_pool_bytes(const struct rx_pool *p);
-void rx_pool_cut(struct rx_pool *p, size_t count);
+void rx_pool_cut(struct rx_pool *p); /* drops all but the base */
 
 /* One byte out of a set: bit b & 31 of set[b >> 5]. */
 rx rx_bytes(struct rx_pool *p, const uint32_t set[8]);
@@ -62,6 +61,7 @@ rx rx_union(struct rx_pool *p, const rx *list, size_t n);
 rx rx_and(struct rx_pool *p, rx a, rx b);
 rx rx_not(struct rx_pool *p, rx a);
 rx rx_repeat(struct rx_pool *p, rx a, uint32_t min, uint32_t max); /* max: RX_NO_LIMIT = any number */
+rx rx_in_json(struct rx_pool *p, rx a); /* its strings as JSON strings, without the quotes */
 
 bool rx_nullable(const struct rx_pool *p, rx a); /* matches the empty string */
 rx rx_derivative(struct rx_pool *p, rx a, uint8_t byte);

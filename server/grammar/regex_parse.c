@@ -4,6 +4,7 @@
 
 #include "config/base/hex.h"
 #include "config/base/utf8.h"
+#include "server/grammar/build.h"
 #include "server/grammar/tables.h"
 
 #include <pthread.h>
@@ -22,7 +23,7 @@ struct parser {
     const char *s;
     size_t len, at;
     bool json;
-    unsigned depth;
+    unsigned flags, depth;
     bool tied; /* the last group contains an anchor */
     struct grammar_error *error;
     enum status st;
@@ -101,7 +102,7 @@ static rx anything(struct parser *r)
     return rx_repeat(r->p, r->json ? json_any_char(r->p) : rx_chars(r->p, 0, LAST), 0, RX_NO_LIMIT);
 }
 
-/* Expressions combined at once: combining one by one would rescan them each time. */
+/* Expressions combined at once: combining one by one would rescan them each time. Also a set's ranges. */
 struct list {
     rx *items;
     size_t count, cap;
@@ -109,8 +110,7 @@ struct list {
 
 static void list_add(struct parser *r, struct list *l, rx x)
 {
-    if (!array_reserve((void **)&l->items, &l->cap, l->count + 1, sizeof *l->items))
-        (void)refuse(r, ST_NOMEM, "is too large");
+    if (!ARRAY_RESERVE(l->items, l->cap, l->count + 1)) (void)refuse(r, ST_NOMEM, "is too large");
     else l->items[l->count++] = x;
 }
 
@@ -122,48 +122,39 @@ static rx list_end(struct parser *r, struct list *l, rx (*together)(struct rx_po
     return out;
 }
 
-/* A set of characters: ranges in any order, made disjoint at the end. */
-struct set {
-    uint32_t (*ranges)[2];
-    size_t count, cap;
-};
-
-static void set_add(struct parser *r, struct set *s, uint32_t from, uint32_t to)
+/* A set of characters: a list of ranges, from and to, in any order; made disjoint at the end. */
+static void set_add(struct parser *r, struct list *s, uint32_t from, uint32_t to)
 {
-    if (!array_reserve((void **)&s->ranges, &s->cap, s->count + 1, sizeof *s->ranges)) {
-        (void)refuse(r, ST_NOMEM, "is too large");
-        return;
-    }
-    s->ranges[s->count][0] = from;
-    s->ranges[s->count++][1] = to;
+    list_add(r, s, from);
+    list_add(r, s, to);
 }
 
 static int by_start(const void *a, const void *b)
 {
-    uint32_t x = **(const uint32_t(*)[2])a, y = **(const uint32_t(*)[2])b;
+    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
     return x < y ? -1 : x > y;
 }
 
 /* Consumes the set. */
-static rx set_end(struct parser *r, struct set *s, bool negated)
+static rx set_end(struct parser *r, struct list *s, bool negated)
 {
     struct list out = {0};
     uint32_t next = 0;
-    if (s->count) qsort(s->ranges, s->count, sizeof *s->ranges, by_start);
-    for (size_t i = 0; i < s->count; i++) {
-        uint32_t from = s->ranges[i][0] > next ? s->ranges[i][0] : next, to = s->ranges[i][1];
+    if (s->count) qsort(s->items, s->count / 2, 2 * sizeof *s->items, by_start);
+    for (size_t i = 0; i + 1 < s->count; i += 2) {
+        uint32_t from = s->items[i] > next ? s->items[i] : next, to = s->items[i + 1];
         if (to < next || from > to) continue;
         if (negated && from > next) list_add(r, &out, chars(r, next, from - 1));
         if (!negated) list_add(r, &out, chars(r, from, to));
         next = to + 1;
     }
     if (negated && next <= LAST) list_add(r, &out, chars(r, next, LAST));
-    free(s->ranges);
-    *s = (struct set){0};
+    free(s->items);
+    *s = (struct list){0};
     return list_end(r, &out, rx_alt_list);
 }
 
-static void set_add_not(struct parser *r, struct set *s, const uint32_t (*list)[2], size_t n, bool negated)
+static void set_add_not(struct parser *r, struct list *s, const uint32_t (*list)[2], size_t n, bool negated)
 {
     uint32_t next = 0;
     for (size_t i = 0; i < n; i++) {
@@ -175,7 +166,7 @@ static void set_add_not(struct parser *r, struct set *s, const uint32_t (*list)[
 }
 
 /* \d, \w, \s and their opposites; false: none of them. */
-static bool set_class(struct parser *r, struct set *s, char c)
+static bool set_class(struct parser *r, struct list *s, char c)
 {
     static const uint32_t digit[][2] = {{'0', '9'}},
                           word[][2] = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}},
@@ -213,7 +204,7 @@ static void runs_make(void)
 }
 
 /* \p{L}, \p{Lu}, \p{Letter}: by general category. */
-static void set_property(struct parser *r, struct set *s, bool negated)
+static void set_property(struct parser *r, struct list *s, bool negated)
 {
     static const char *const longs[][2] = {
         {"Letter", "L"},         {"Number", "N"}, {"Punctuation", "P"},       {"Symbol", "S"},
@@ -281,7 +272,7 @@ static uint32_t escape_code(struct parser *r, char kind)
             return refuse(r, ST_INVALID, "has an escape that is not complete");
         return c;
     }
-    if (!hex_digits(r, kind == 'x' ? 2 : 4, &c))
+    if (!hex_digits(r, kind == 'x' ? 2 : kind == 'u' ? 4 : 8, &c) || c > LAST)
         return refuse(r, ST_INVALID, "has an escape that is not complete");
     if (c < 0xD800 || c > 0xDFFF) return c;
     if (r->at + 1 < r->len && r->s[r->at] == '\\' && r->s[r->at + 1] == 'u') {
@@ -293,7 +284,7 @@ static uint32_t escape_code(struct parser *r, char kind)
 }
 
 /* After a backslash: a character, or a class into s (returns UINT32_MAX). */
-static uint32_t escape(struct parser *r, struct set *s, bool in_class)
+static uint32_t escape(struct parser *r, struct list *s, bool in_class)
 {
     static const char from[] = "tnrfv0", to[] = "\t\n\r\f\v";
     if (r->at == r->len) return refuse(r, ST_INVALID, "ends with a backslash");
@@ -307,7 +298,7 @@ static uint32_t escape(struct parser *r, struct set *s, bool in_class)
         return UINT32_MAX;
     }
     if (at) return (uint32_t)to[at - from];
-    if (c == 'x' || c == 'u') return escape_code(r, c);
+    if (c == 'x' || c == 'u' || (c == 'U' && r->flags & REGEX_LONG_CODE)) return escape_code(r, c);
     if (c == 'b' && in_class) return 8;
     if (c == 'c' && r->at < r->len) return (uint32_t)r->s[r->at++] & 31;
     if (c >= '1' && c <= '9') return refuse(r, ST_UNSUPPORTED, "refers back to a group");
@@ -316,16 +307,25 @@ static uint32_t escape(struct parser *r, struct set *s, bool in_class)
     return (uint32_t)(unsigned char)c;
 }
 
+/* Unescaped characters. */
+static void add_literal(struct parser *r, struct list *s, uint32_t from, uint32_t to)
+{
+    bool low = from >= 'a' && from <= to && to <= 'z', up = from >= 'A' && from <= to && to <= 'Z';
+    set_add(r, s, from, to);
+    if (r->flags & REGEX_ANY_CASE && (low || up)) set_add(r, s, from ^ 32, to ^ 32);
+}
+
 static rx class(struct parser *r)
 {
-    struct set s = {0};
+    struct list s = {0};
     bool negated = r->at < r->len && r->s[r->at] == '^';
     if (negated) r->at++;
     while (!r->st && r->at < r->len && r->s[r->at] != ']') {
         uint32_t ends[2];
-        bool range = false;
+        bool range = false, literal = true;
         for (int k = 0; k < 2; k++) {
             if (r->s[r->at] == '\\') {
+                literal = false;
                 r->at++;
                 ends[k] = escape(r, &s, true);
             } else {
@@ -343,7 +343,7 @@ static rx class(struct parser *r)
             range = false;
         }
         if (range && ends[1] < ends[0]) (void)refuse(r, ST_INVALID, "has a range that is out of order");
-        set_add(r, &s, ends[0], range ? ends[1] : ends[0]);
+        (literal ? add_literal : set_add)(r, &s, ends[0], range ? ends[1] : ends[0]);
     }
     if (r->at == r->len && !r->st) (void)refuse(r, ST_INVALID, "has a class that does not end");
     r->at++;
@@ -379,13 +379,13 @@ static rx group(struct parser *r)
 
 static rx atom(struct parser *r)
 {
-    struct set s = {0};
+    struct list s = {0};
     static const uint32_t breaks[][2] = {{'\n', '\n'}, {'\r', '\r'}, {0x2028, 0x2029}};
     char c = r->s[r->at];
     switch (c) {
     case '.':
         r->at++;
-        set_add_not(r, &s, breaks, 3, true);
+        set_add_not(r, &s, breaks, r->flags & REGEX_DOT_ALL ? 0 : r->flags & REGEX_DOT_LINE ? 1 : 3, true);
         return set_end(r, &s, false);
     case '[': r->at++; return class(r);
     case '(': r->at++; return group(r);
@@ -404,7 +404,8 @@ static rx atom(struct parser *r)
     }
     default: {
         uint32_t code = char_at(r);
-        return r->st ? RX_NONE : chars(r, code, code);
+        if (!r->st) add_literal(r, &s, code, code);
+        return set_end(r, &s, false);
     }
     }
 }
@@ -527,9 +528,10 @@ static enum status parse(struct parser *r, rx *out)
     return r->st;
 }
 
-enum status regex_parse(struct rx_pool *p, const char *text, size_t len, rx *out, struct grammar_error *error)
+enum status regex_parse(struct rx_pool *p, const char *text, size_t len, unsigned flags, rx *out,
+                        struct grammar_error *error)
 {
-    struct parser r = {.p = p, .s = text, .len = len, .error = error};
+    struct parser r = {.p = p, .s = text, .len = len, .flags = flags, .error = error};
     return parse(&r, out);
 }
 
@@ -540,5 +542,14 @@ enum status regex_parse_json(struct rx_pool *p, const char *text, size_t len, rx
     enum status st = parse(&r, out);
     rx quote = rx_literal(p, "\"", 1);
     if (!st) *out = rx_and(p, *out, rx_concat(p, quote, rx_concat(p, anything(&r), quote)));
+    return st;
+}
+
+enum status gb_regex_text(struct grammar_builder *b, const char *text, size_t len, gx *out,
+                          struct grammar_error *error)
+{
+    rx a;
+    enum status st = regex_parse(gb_pool(b), text, len, 0, &a, error);
+    *out = st ? 0 : gb_regex(b, a);
     return st;
 }

@@ -8,7 +8,13 @@
 #include "server/grammar/build.h"
 
 /* Matches the whole text; ^ and $ at its ends are optional. */
-enum status regex_parse(struct rx_pool *p, const char *text, size_t len, rx *out,
+enum regex_flags {
+    REGEX_DOT_LINE = 1, /* . is every character except \n */
+    REGEX_DOT_ALL = 2,  /* . is every character */
+    REGEX_ANY_CASE = 4, /* of ASCII letters that are not escaped */
+    REGEX_LONG_CODE = 8 /* \U0001F600 is a character */
+};
+enum status regex_parse(struct rx_pool *p, const char *text, size_t len, unsigned flags, rx *out,
                         struct grammar_error *error) KV_MUST_CHECK;
 /* JSON string literals, quotes included, whose value contains a match (JSON Schema's "pattern"). */
 enum status regex_parse_json(struct rx_pool *p, const char *text, size_t len, rx *out,

@@ -27,7 +27,7 @@ struct first {
 
 struct rx_pool {
     struct node *nodes;
-    size_t count, cap, max;
+    size_t count, cap, max, base, base_bytes;
     uint32_t *list;
     size_t list_count, list_cap, list_max;
     uint32_t (*sets)[8];
@@ -49,12 +49,13 @@ struct rx_pool {
     bool full;           /* capacity exceeded */
     rx kept;
     struct id_table table; /* of nodes */
-    struct memo {
-        uint64_t key; /* 0 = free */
-        rx value;
+    struct memo {          /* from 1 on */
+        rx a, value;
         uint32_t work;
+        uint8_t byte;
     } * memo;
     size_t memo_count, memo_cap;
+    struct id_table memo_table;
     struct taken {
         rx a, one;
         uint32_t work;

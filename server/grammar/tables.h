@@ -6,8 +6,8 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-/* Grows *at, of capacity *cap, to at least `need` items of `size` bytes; false: out of memory, nothing
- * changed. */
+/* Grows `at`, of capacity `cap`, to at least `need` items; false: out of memory, nothing changed. */
+#define ARRAY_RESERVE(at, cap, need) array_reserve((void **)&(at), &(cap), need, sizeof *(at))
 static inline bool array_reserve(void **at, size_t *cap, size_t need, size_t size)
 {
     if (need <= *cap) return true;
@@ -21,6 +21,7 @@ static inline bool array_reserve(void **at, size_t *cap, size_t need, size_t siz
 }
 
 /* Gives back capacity beyond `count`. */
+#define ARRAY_FIT(at, cap, count) array_fit((void **)&(at), &(cap), count, sizeof *(at))
 static inline void array_fit(void **at, size_t *cap, size_t count, size_t size)
 {
     void *to = *cap > count && count ? realloc(*at, count * size) : NULL;

@@ -57,13 +57,7 @@ static int by_bytes(const void *a, const void *b)
 
 static bool node_put(struct trie *t, uint8_t byte, uint16_t depth)
 {
-    if (t->count == t->cap) {
-        uint32_t cap = t->cap ? 2 * t->cap : 1024;
-        struct trie_node *to = realloc(t->nodes, cap * sizeof *to);
-        if (!to) return false;
-        t->nodes = to;
-        t->cap = cap;
-    }
+    if (!ARRAY_RESERVE(t->nodes, t->cap, t->count + 1u)) return false;
     t->nodes[t->count++] = (struct trie_node){.token = NO_TOKEN, .depth = depth, .byte = byte};
     return true;
 }
@@ -96,8 +90,7 @@ static bool trie_make(struct trie *t, const uint32_t *twin, const struct sorted 
         last = x;
     }
     while (depth) t->nodes[path[--depth]].skip = t->count;
-    struct trie_node *fit = t->count ? realloc(t->nodes, t->count * sizeof *fit) : NULL;
-    if (fit) t->nodes = fit;
+    ARRAY_FIT(t->nodes, t->cap, t->count);
     return true;
 }
 
@@ -120,6 +113,8 @@ static bool copy_bytes(struct grammar_vocab *v, const struct grammar_token *toke
         v->at[i] = at;
         for (uint32_t k = 0; k < v->end_count; k++) end = end || v->end_ids[k] == i;
         if (!tokens[i].bytes || !tokens[i].len || tokens[i].len >= TOKEN_MAX || end) continue;
+        /* The byte is in no UTF-8 text. Without its byte token the mark is outside of all that is written. */
+        if (memchr(tokens[i].bytes, TAG_MARK, tokens[i].len)) continue;
         if (v->tag[i]) v->bytes[at++] = TAG_MARK;
         memcpy(v->bytes + at, tokens[i].bytes, tokens[i].len);
         at += tokens[i].len;

@@ -17,7 +17,8 @@ struct trie_node { /* depth first: the children of a node follow it */
 };
 struct trie {
     struct trie_node *nodes;
-    uint32_t count, cap;
+    uint32_t count;
+    size_t cap;
 };
 
 struct grammar_vocab {

@@ -16,6 +16,7 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #define READ_CHUNK 65536u /* bytes per read, and of buffered pipelined requests */
@@ -551,13 +552,19 @@ static void conn_open(struct loop *l, int fd, const struct sockaddr *from, sockl
     else polls(n);
 }
 
+static void listen_pause(struct loop *l)
+{
+    for (uint32_t i = 0; i < l->listener_count; i++) uv_poll_stop(&l->listeners[i].poll);
+    l->listening = false;
+}
+
 /* Accepts some connections from the kernel's queue; false: it is empty, or none can be accepted now. */
-static bool accept_some(struct loop *l)
+static bool accept_from(struct loop *l, int listener)
 {
     for (int i = 0; i < 64 && l->srv->conn_count < l->conn_max; i++) {
         struct sockaddr_storage from;
         socklen_t len = sizeof from;
-        int fd = accept4(l->listen_fd, (struct sockaddr *)&from, &len, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        int fd = accept4(listener, (struct sockaddr *)&from, &len, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (fd >= 0) {
             conn_open(l, fd, (struct sockaddr *)&from, len);
         } else if (errno != ECONNABORTED && errno != EINTR) {
@@ -565,16 +572,21 @@ static bool accept_some(struct loop *l)
             if (!l->accept_failed)
                 log_warn("connections can't be taken: %s", strerror(errno)); /* descriptors, memory */
             l->accept_failed = true;
-            uv_poll_stop(&l->listen_poll); /* until the next tick */
-            l->listening = false;
+            listen_pause(l); /* until the next tick */
             return false;
         }
     }
     l->accept_failed = false;
     if (l->srv->conn_count < l->conn_max) return true;
-    uv_poll_stop(&l->listen_poll); /* they stay in the kernel's queue until one closes */
-    l->listening = false;
+    listen_pause(l); /* they stay in the kernel's queue until one closes */
     return false;
+}
+
+static bool accept_some(struct loop *l)
+{
+    bool more = false;
+    for (uint32_t i = 0; i < l->listener_count; i++) more = accept_from(l, l->listeners[i].fd) || more;
+    return more;
 }
 
 static void listen_event(uv_poll_t *p, int status, int events)
@@ -586,28 +598,37 @@ static void listen_event(uv_poll_t *p, int status, int events)
 
 static void listen_poll(struct loop *l)
 {
-    if (l->listening || l->listen_fd < 0 || l->srv->conn_count >= l->conn_max) return;
-    l->listening = uv_poll_start(&l->listen_poll, UV_READABLE, listen_event) == 0;
+    if (l->listening || l->srv->conn_count >= l->conn_max) return;
+    l->listening = l->listener_count > 0;
+    for (uint32_t i = 0; i < l->listener_count; i++)
+        if (uv_poll_start(&l->listeners[i].poll, UV_READABLE, listen_event)) l->listening = false;
 }
 
 enum status conn_listen(struct loop *l, struct err *err)
 {
-    if (uv_poll_init(&l->uv, &l->listen_poll, l->listen_fd))
-        return err_set(err, ST_IO, "can't poll the listening socket");
-    l->listen_poll.data = l;
+    for (uint32_t i = 0; i < l->listener_count; i++) {
+        if (uv_poll_init(&l->uv, &l->listeners[i].poll, l->listeners[i].fd))
+            return err_set(err, ST_IO, "can't poll the listening socket");
+        l->listeners[i].poll.data = l;
+    }
     listen_poll(l);
     return ST_OK;
 }
 
 void conn_listen_stop(struct loop *l)
 {
-    if (l->listen_fd < 0) return;
     /* Queued clients are connected and would be reset: they get a 503, which they can retry.
      */
     while (l->srv->health.phase == SRV_DRAINING && accept_some(l)) continue;
-    uv_close((uv_handle_t *)&l->listen_poll, NULL);
-    close(l->listen_fd);
-    l->listen_fd = -1;
+    for (; l->listener_count; l->listener_count--) {
+        struct listener *at = &l->listeners[l->listener_count - 1];
+        struct sockaddr_un name = {0};
+        socklen_t len = sizeof name;
+        if (!getsockname(at->fd, (struct sockaddr *)&name, &len) && name.sun_family == AF_UNIX)
+            unlink(name.sun_path);
+        uv_close((uv_handle_t *)&at->poll, NULL);
+        close(at->fd);
+    }
     l->listening = false;
 }
 

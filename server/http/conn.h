@@ -24,9 +24,9 @@ enum conn_phase {
                       client lose the response */
 };
 
-/* Accepts connections on l->listen_fd for l->mhd. */
+/* Accepts connections on l->listeners for l->mhd. */
 enum status conn_listen(struct loop *l, struct err *err) KV_MUST_CHECK;
-void conn_listen_stop(struct loop *l); /* closes the listening socket; safe to call twice */
+void conn_listen_stop(struct loop *l); /* closes the listening sockets; safe to call twice */
 /* libmicrohttpd accepted the connection being handed to it, and closed it. */
 struct conn *conn_begun(struct loop *l);
 void conn_ended(struct conn *n);

@@ -107,5 +107,11 @@ void error_json(const struct api_error *e, enum error_shape shape, struct buf *o
     jw_cstring(&o, e->param[0] ? e->param : NULL);
     jw_text(&o, ",\"code\":");
     jw_cstring(&o, e->code);
+    if (e->context) { /* as llama.cpp says it */
+        jw_text(&o, ",\"n_prompt_tokens\":");
+        jw_uint(&o, e->prompt_tokens);
+        jw_text(&o, ",\"n_ctx\":");
+        jw_uint(&o, e->context);
+    }
     jw_text(&o, "}}");
 }

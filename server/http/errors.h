@@ -8,6 +8,7 @@
 #include "config/base/status.h"
 
 #include <stddef.h>
+#include <stdint.h>
 
 struct api_error {
     int http;          /* 400 ... */
@@ -15,6 +16,7 @@ struct api_error {
     const char *code;  /* "invalid_type" ...: static; NULL = null */
     char param[128];   /* path of the invalid field, "messages[2].content[0].image_url.url"; empty = null */
     char message[512]; /* one sentence, UTF-8 */
+    uint32_t prompt_tokens, context; /* context_length_exceeded; else 0 */
 };
 
 /* Fills all of it (err may be NULL). The type follows from http: 401, 403 and other 4xx are

@@ -8,6 +8,8 @@
 #include <microhttpd.h>
 #include <uv.h>
 
+#define LISTENERS_MAX 8u
+
 struct loop {
     uv_loop_t uv;
     struct server *srv;
@@ -22,10 +24,13 @@ struct loop {
     uint32_t stuck_ticks;       /* consecutive ticks in which it was ready, without progress */
 
     /* conn.c */
-    int listen_fd; /* -1: none */
-    uv_poll_t listen_poll;
+    struct listener {
+        int fd;
+        uv_poll_t poll;
+    } listeners[LISTENERS_MAX];
+    uint32_t listener_count;
     bool listening,
-        accept_failed;   /* the listening socket is polled; the last accept had no descriptor or memory */
+        accept_failed;   /* the listening sockets are polled; the last accept had no descriptor or memory */
     struct conn *conns;  /* open connections */
     struct conn *adding; /* being handed to libmicrohttpd */
     uint32_t conn_max;

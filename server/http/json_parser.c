@@ -1,7 +1,7 @@
 /* See json_parser.h. The grammar is RFC 8259's; of duplicate keys the last one counts. */
 #include "server/http/json_parser.h"
 
-#include "config/base/hex.h"
+#include "config/base/json_escape.h"
 #include "config/base/utf8.h"
 #include "server/http/fields.h"
 #include "server/http/limits.h"
@@ -44,19 +44,6 @@ static enum status count(struct json_parser *p, uint32_t tokens)
 
 /* ---- strings ---- */
 
-/* "\u12AB" at `at`. */
-static bool hex4(const struct json_parser *p, size_t at, uint32_t *out)
-{
-    if (p->len < 6 || at > p->len - 6 || p->text[at] != '\\' || p->text[at + 1] != 'u') return false;
-    *out = 0;
-    for (size_t i = at + 2; i < at + 6; i++) {
-        int d = hex_digit(p->text[i]);
-        if (d < 0) return false;
-        *out = *out << 4 | (uint32_t)d;
-    }
-    return true;
-}
-
 static enum status replace(struct json_parser *p, uint32_t *cp)
 {
     *cp = UTF8_REPLACEMENT;
@@ -68,23 +55,11 @@ static enum status replace(struct json_parser *p, uint32_t *cp)
 /* At a backslash. */
 static enum status escape(struct json_parser *p, uint32_t *cp)
 {
-    static const char names[] = "\"\\/bfnrt", values[] = "\"\\/\b\f\n\r\t";
-    const char *hit = p->len - p->at > 1 && p->text[p->at + 1] ? strchr(names, p->text[p->at + 1]) : NULL;
-    uint32_t low;
-    if (hit) {
-        *cp = (unsigned char)values[hit - names];
-        p->at += 2;
-        return ST_OK;
-    }
-    if (!hex4(p, p->at, cp)) return error(p, "no escape that JSON has");
-    bool high = *cp >= 0xD800 && *cp < 0xDC00;
-    if (high && hex4(p, p->at + 6, &low) && low >= 0xDC00 && low < 0xE000) {
-        *cp = 0x10000 + ((*cp - 0xD800) << 10) + (low - 0xDC00);
-        p->at += 12;
-        return ST_OK;
-    }
-    if (*cp >= 0xD800 && *cp < 0xE000 && replace(p, cp)) return ST_FORMAT;
-    p->at += 6;
+    size_t n = json_unescape(p->text + p->at, p->len - p->at, cp);
+    if (n == 0) return error(p, "no escape that JSON has");
+    bool lone = *cp >= 0xD800 && *cp < 0xE000;
+    if (lone && replace(p, cp)) return ST_FORMAT;
+    p->at += n;
     return ST_OK;
 }
 

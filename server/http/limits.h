@@ -19,9 +19,9 @@
 #define LIMIT_STOP_BYTES 1024u
 #define LIMIT_STOP_IDS   48u /* plus at most 16 EOS tokens: the scheduler's limit */
 #define LIMIT_BIASES     1024u
-#define LIMIT_TOOLS      128u
+#define LIMIT_TOOLS      512u
 #define LIMIT_CONSTRAINT_BYTES                                                                               \
-    (4u << 20)                  /* a constraint's description, with the tools: half a second to compile */
+    (2u << 20)                  /* a constraint's description, with the tools: half a second to compile */
 #define LIMIT_VIDEOS         4u /* per request; each may need 192 MB of pixels */
 #define LIMIT_TOP_LOGPROBS   20u
 #define LIMIT_CHOICES        4096u        /* prompts times n per request */

@@ -17,6 +17,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 /* ---- libmicrohttpd inside libuv ---- */
@@ -185,55 +186,99 @@ static void on_connection(void *cls, struct MHD_Connection *c, void **context,
 
 /* ---- sockets ---- */
 
-static enum status listen_open(struct loop *l, struct err *err)
+/* -> a socket that listens there, or -1 with errno. */
+static int listen_at(int family, const struct sockaddr *at, socklen_t len)
 {
-    struct server *s = l->srv;
-    char port[16];
-    snprintf(port, sizeof port, "%u", (unsigned)s->opt->port);
+    int fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), one = 1;
+    if (fd < 0 || (!setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) && !bind(fd, at, len) &&
+                   !listen(fd, 1024)))
+        return fd;
+    int why = errno;
+    close(fd);
+    errno = why;
+    return -1;
+}
+
+/* A socket that a dead server left is replaced. */
+static int listen_unix(const char *path)
+{
+    struct sockaddr_un at = {.sun_family = AF_UNIX};
+    if (strlen(path) >= sizeof at.sun_path) {
+        errno = ENAMETOOLONG;
+        return -1;
+    }
+    memcpy(at.sun_path, path, strlen(path));
+    int probe = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (probe >= 0 && connect(probe, (struct sockaddr *)&at, sizeof at) && errno == ECONNREFUSED)
+        unlink(path);
+    if (probe >= 0) close(probe);
+    return listen_at(AF_UNIX, (struct sockaddr *)&at, sizeof at);
+}
+
+static int listen_tcp(const char *host, unsigned port, struct err *err)
+{
+    char number[16];
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV},
                     *list = NULL;
-    int rc = getaddrinfo(s->opt->host, port, &hints, &list);
-    if (rc) return err_set(err, ST_INVALID, "--host %.100s: %s", s->opt->host, gai_strerror(rc));
-    int fd = -1, why = 0;
-    for (struct addrinfo *a = list; a && fd < 0; a = a->ai_next) {
-        fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-        int one = 1;
-        if (fd < 0) {
-            why = errno;
-        } else if (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) ||
-                   bind(fd, a->ai_addr, a->ai_addrlen) || listen(fd, 1024)) {
-            why = errno;
-            close(fd);
-            fd = -1;
-        }
-    }
-    freeaddrinfo(list);
-    if (fd < 0)
-        return err_set(err, ST_IO, "can't listen on %.100s port %s: %s", s->opt->host, port, strerror(why));
-    struct sockaddr_storage at;
+    snprintf(number, sizeof number, "%u", port);
+    int rc = getaddrinfo(host, number, &hints, &list), fd = -1;
+    if (rc) (void)err_set(err, ST_INVALID, "--host %.100s: %s", host, gai_strerror(rc));
+    for (struct addrinfo *a = list; a && fd < 0; a = a->ai_next)
+        fd = listen_at(a->ai_family, a->ai_addr, a->ai_addrlen);
+    if (list) freeaddrinfo(list);
+    return fd;
+}
+
+/* The first TCP address gives the URL, and its port is that of the others. */
+static enum status listen_one(struct loop *l, const char *host, unsigned *port, struct err *err)
+{
+    const char *path = strncmp(host, "unix:", 5) == 0 ? host + 5 : NULL;
+    struct sockaddr_storage at = {0};
     socklen_t at_len = sizeof at;
-    if (getsockname(fd, (struct sockaddr *)&at, &at_len)) {
-        close(fd);
-        return err_set(err, ST_IO, "getsockname: %s", strerror(errno));
+    if (l->listener_count == LISTENERS_MAX)
+        return err_set(err, ST_INVALID, "--host: at most %u addresses", LISTENERS_MAX);
+    errno = 0;
+    int fd = path ? listen_unix(path) : listen_tcp(host, *port, err);
+    if (fd < 0 || getsockname(fd, (struct sockaddr *)&at, &at_len)) {
+        if (fd >= 0) close(fd);
+        if (err->msg[0]) return ST_INVALID;
+        return path ? err_set(err, ST_IO, "can't listen on %.200s: %s", host, strerror(errno))
+                    : err_set(err, ST_IO, "can't listen on %.100s port %u: %s", host, *port, strerror(errno));
     }
-    unsigned port_used = ntohs(at.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&at)->sin6_port
-                                                        : ((struct sockaddr_in *)&at)->sin_port);
-    l->listen_fd = fd;
-    s->loopback = at.ss_family == AF_INET6 ? IN6_IS_ADDR_LOOPBACK(&((struct sockaddr_in6 *)&at)->sin6_addr)
-                                           : ntohl(((struct sockaddr_in *)&at)->sin_addr.s_addr) >> 24 == 127;
-    if (!s->loopback && !s->auth)
+    l->listeners[l->listener_count++].fd = fd;
+    if (path) {
+        if (!l->url[0]) snprintf(l->url, sizeof l->url, "unix:%.200s", path);
+        return ST_OK;
+    }
+    bool six = at.ss_family == AF_INET6;
+    *port = ntohs(six ? ((struct sockaddr_in6 *)&at)->sin6_port : ((struct sockaddr_in *)&at)->sin_port);
+    bool loopback = six ? IN6_IS_ADDR_LOOPBACK(&((struct sockaddr_in6 *)&at)->sin6_addr)
+                        : ntohl(((struct sockaddr_in *)&at)->sin_addr.s_addr) >> 24 == 127;
+    if (!loopback && !l->srv->auth)
         log_warn("no API keys, and %.200s is not a loopback address: whoever reaches it can use the server "
                  "(--api-key-file)",
-                 s->opt->host);
-    bool six = strchr(s->opt->host, ':') != NULL;
-    snprintf(l->url, sizeof l->url, "http://%s%.200s%s:%u", six ? "[" : "", s->opt->host, six ? "]" : "",
-             port_used);
+                 host);
+    l->srv->loopback = l->srv->loopback && loopback;
+    six = strchr(host, ':') != NULL;
+    if (strncmp(l->url, "http", 4) != 0)
+        snprintf(l->url, sizeof l->url, "http://%s%.200s%s:%u", six ? "[" : "", host, six ? "]" : "", *port);
     return ST_OK;
+}
+
+static enum status listen_open(struct loop *l, struct err *err)
+{
+    char *hosts = strdup(l->srv->opt->host), *next = hosts, *host;
+    unsigned port = (unsigned)l->srv->opt->port;
+    enum status st = hosts ? ST_OK : err_nomem(err, "the addresses of --host");
+    l->srv->loopback = true;
+    while (!st && (host = strsep(&next, ","))) st = listen_one(l, host, &port, err);
+    free(hosts);
+    return st;
 }
 
 /* Descriptors in addition to those of connections (three each): the loop's and libmicrohttpd's, a
  * checkpoint's while it loads. */
-#define FILES_KEPT 30u
+#define FILES_KEPT 38u
 
 static enum status connections_max(struct loop *l, struct err *err)
 {
@@ -281,7 +326,6 @@ static enum status mhd_open(struct loop *l, struct err *err)
 enum status loop_open(struct loop *l, struct server *s, struct err *err)
 {
     l->srv = s;
-    l->listen_fd = -1;
     s->loop = l;
     enum status st = connections_max(l, err);
     if (!st && (uv_loop_init(&l->uv) || uv_idle_init(&l->uv, &l->mhd_idle)))

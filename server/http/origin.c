@@ -97,7 +97,9 @@ static bool host_allowed(const struct options *o, struct span name)
 {
     struct in6_addr a;
     struct span item;
-    if (loopback(name) || address_parse(name, &a) || same(name, span_of(o->host))) return true;
+    if (loopback(name) || address_parse(name, &a)) return true;
+    for (const char *list = o->host; item_next(&list, &item);)
+        if (same(item, name)) return true;
     if (strcmp(o->allowed_hosts, "auto") == 0) return false;
     for (const char *list = o->allowed_hosts; item_next(&list, &item);) {
         if (same(item, span_of("*")) || same(item, name)) return true;

@@ -100,6 +100,12 @@ void request_respond(struct request *r, int status)
     wake(r);
 }
 
+const char *request_rest(const struct request *r)
+{
+    bool bare = strncmp(r->http.path, "/v1/", 4) != 0; /* as in the table */
+    return r->http.path + strlen(r->route->path) - (bare ? 3 : 0);
+}
+
 void request_fail(struct request *r)
 {
     if (!r->response.error.http)

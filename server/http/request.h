@@ -79,6 +79,7 @@ void request_client_gone(struct request *r);              /* cancels; safe to ca
 /* Each finishes the request: the connection resumes and sends the response in r. */
 void request_respond(struct request *r, int status); /* body in r->response.out */
 void request_fail(struct request *r);                /* r->response.error is filled */
+const char *request_rest(const struct request *r);   /* of the path, after that of a route with `prefix` */
 void request_stream_open(struct request *r);         /* first bytes are in r->response.out */
 void request_stream_more(struct request *r);         /* r->response.out grew, or r->stream.end was set */
 /* The text of the body is no longer needed; `kept` bytes of it, or derived from it, count as held until r is

@@ -206,6 +206,10 @@ static enum image_error read_chunks(struct png *p)
         struct chunk c;
         bool first = at == SIGNATURE;
         enum image_error f = next_chunk(p, &at, &c);
+        if (f && !before) { /* whole pixels are enough, as for Pillow; they are checked later */
+            p->err->msg[0] = '\0';
+            return IMAGE_OK;
+        }
         if (f) return f;
         if ((strcmp(c.type, "IHDR") == 0) != first) return bad(p, "IHDR must come first, once");
         if (strcmp(c.type, "IEND") == 0) return before ? bad(p, "no pixel data") : IMAGE_OK;

@@ -140,8 +140,6 @@ static enum image_error decode_all(const char *s, size_t n, const struct image_l
 enum image_error image_decode_data_uri(const char *url, size_t url_len, const struct image_limits *limits,
                                        uint8_t **bytes, size_t *len, struct err *err)
 {
-    static const char base64[] = ";base64";
-    enum { BASE64 = sizeof base64 - 1 };
     if (starts_with(url, url_len, "http:") || starts_with(url, url_len, "https:"))
         return image__fail(
             err, IMAGE_REMOTE,
@@ -154,7 +152,11 @@ enum image_error image_decode_data_uri(const char *url, size_t url_len, const st
     const char *comma = memchr(url, ',', url_len);
     if (!comma) return image__fail(err, IMAGE_BAD_URL, "the data: URL has no comma");
     size_t head = (size_t)(comma - url);
-    if (head < BASE64 || strncasecmp(comma - BASE64, base64, BASE64) != 0)
+    const char *last = memrchr(url, ';', head);
+    size_t n = last ? (size_t)(comma - ++last) : 0;
+    while (n && *last == ' ') last++, n--;
+    while (n && last[n - 1] == ' ') n--;
+    if (n != 6 || strncasecmp(last, "base64", n) != 0)
         return image__fail(err, IMAGE_BAD_URL,
                            "the data: URL is not base64: \";base64\" must stand before the comma");
     return decode_all(comma + 1, url_len - head - 1, limits, bytes, len, err);

@@ -38,7 +38,10 @@ def is_error(what, answer, status, code=None, param=False):
     """answer = (status, headers, bytes) or (status, json)"""
     body = answer[-1] if isinstance(answer[-1], dict) else json.loads(answer[-1] or b"{}")
     error = body.get("error") or {}
-    good = answer[0] == status and set(error) == {"message", "type", "param", "code"} and isinstance(error.get("message"), str)
+    keys = {"message", "type", "param", "code"}
+    if code == "context_length_exceeded":
+        keys |= {"n_prompt_tokens", "n_ctx"}
+    good = answer[0] == status and set(error) == keys and isinstance(error.get("message"), str)
     good = good and len(error["message"]) <= 1000 and isinstance(error["type"], str)
     good = good and (code is None or error["code"] == code) and (param is False or error["param"] == param)
     check.true(what, good, f"want {status} {code} {param}, got {answer[0]} {body}")
@@ -48,10 +51,11 @@ def is_error(what, answer, status, code=None, param=False):
 
 def test_chat(s):
     a = s.ok(CHAT, chat())
-    check.equal("chat keys", list(a), ["id", "object", "created", "model", "system_fingerprint", "choices", "usage"])
+    check.equal("chat keys", list(a), ["id", "object", "created", "model", "system_fingerprint", "choices", "usage", "prompt_logprobs"])
     check.equal("chat object", a["object"], "chat.completion")
     choice = a["choices"][0]
-    check.equal("message keys", list(choice["message"]), ["role", "content", "refusal", "annotations"])
+    message_keys = ["role", "content", "refusal", "annotations", "tool_calls"]
+    check.equal("message keys", list(choice["message"]), message_keys)
     check.true("finish", choice["finish_reason"] in ("stop", "length"))
     u = a["usage"]
     check.equal("usage sum", u["prompt_tokens"] + u["completion_tokens"], u["total_tokens"])
@@ -139,6 +143,7 @@ def test_budget(s):
         check.equal("exact fit", s.ok(path, make(window - 4, max_tokens=4, ignore_eos=True))["usage"]["total_tokens"], window)
     status, answer = s.post(CHAT, chat("a " * (window + 10), max_tokens=None))
     is_error("chat too long", (status, answer), 400, "context_length_exceeded", "messages")
+    check.true("its numbers", answer["error"]["n_prompt_tokens"] > answer["error"]["n_ctx"] == window, answer)
     check.true("chat message", answer["error"]["message"].startswith(f"This model's maximum context length is {window} tokens."), answer)
     a = s.ok(TEXT, text(max_tokens=None))
     check.true("completions default 16", a["usage"]["completion_tokens"] <= 16)
@@ -158,6 +163,20 @@ def eos_ids(s):
     with open(os.path.join(MODEL, "generation_config.json")) as f:
         ids = json.load(f)["eos_token_id"]
     return ids if isinstance(ids, list) else [ids]
+
+
+def test_timings(s):
+    kinds = ("n", "ms", "per_token_ms", "per_second")
+    names = {f"{of}_{kind}" for of in ("prompt", "predicted") for kind in kinds} | {"cache_n"}
+    whole = s.ok(CHAT, chat(timings_per_token=True, max_tokens=5))
+    t, usage = whole["timings"], whole["usage"]
+    check.true("all, and positive", set(t) == names and min(t.values()) >= 0 and t["prompt_ms"] > 0, t)
+    check.equal("prompt tokens", t["cache_n"] + t["prompt_n"], usage["prompt_tokens"])
+    chunks = s.stream(CHAT, chat(timings_per_token=True, max_tokens=5))
+    counts = [c["timings"]["predicted_n"] for c in chunks if "timings" in c]
+    check.true("in chunks", counts == sorted(counts) and len(counts) > 1, counts)
+    check.equal("all tokens", (counts[-1], t["predicted_n"]), (usage["completion_tokens"],) * 2)
+    check.true("on request", not any("timings" in c for c in s.stream(CHAT, chat(max_tokens=5))))
 
 
 def test_stops(s):
@@ -231,7 +250,7 @@ def test_completions(s):
     ids = s.ok("/tokenize", {"prompt": "Hello there"})["tokens"]
     other = s.ok("/tokenize", {"prompt": "Something else"})["tokens"]
     one = s.ok(TEXT, text())
-    check.equal("keys", list(one), ["id", "object", "created", "model", "system_fingerprint", "choices", "usage"])
+    check.equal("keys", list(one), ["id", "object", "created", "model", "system_fingerprint", "choices", "usage", "prompt_logprobs"])
     check.true("object, id", one["object"] == "text_completion" and one["id"].startswith("cmpl-"))
     two = s.ok(TEXT, text(["Hello there", "Something else"]))
     check.equal("two prompts", [c["index"] for c in two["choices"]], [0, 1])
@@ -299,6 +318,13 @@ def test_refused(s):
         ({"mm_processor_kwargs": {"a": 1}}, "unsupported_parameter", "mm_processor_kwargs"),
         ({"use_beam_search": True}, "unsupported_parameter", "use_beam_search"),
         ({"length_penalty": 2}, "unsupported_parameter", "length_penalty"),
+        ({"typical_p": 0.9}, "unsupported_parameter", "typical_p"),
+        ({"mirostat": 2}, "unsupported_parameter", "mirostat"),
+        ({"dry_multiplier": "x"}, "unsupported_parameter", "dry_multiplier"),
+        ({"return_progress": True}, "unsupported_parameter", "return_progress"),
+        ({"stop_regex": "x+"}, "unsupported_parameter", "stop_regex"),
+        ({"vllm_xargs": {"a": 1}}, "unsupported_parameter", "vllm_xargs"),
+        ({"timings_per_token": 1}, "invalid_type", "timings_per_token"),
         ({"allowed_token_ids": [1]}, "unsupported_parameter", "allowed_token_ids"),
         ({"reasoning_effort": "huge"}, "invalid_value", "reasoning_effort"),
         ({"temperature": 2.1}, "invalid_value", "temperature"),
@@ -444,7 +470,7 @@ def test_http(s):
     check.equal("/health is empty", s.request("GET", "/health")[2], b"")
     check.equal("POST /ping", s.request("POST", "/ping", b"")[0], 200)
     check.equal("ready", json.loads(s.request("GET", "/ready")[2]), {"status": "ready"})
-    check.true("version", re.fullmatch(r"\d+\.\d+\.\d+", json.loads(s.request("GET", "/version")[2])["version"]))
+    check.true("version", re.fullmatch(r"\d+\.\d+\.\d+(-dev)?", json.loads(s.request("GET", "/version")[2])["version"]))
     a = s.request("GET", CHAT)
     is_error("GET on a POST route", a, 405, "method_not_supported")
     check.equal("Allow", a[1].get("allow"), "POST, OPTIONS")
@@ -957,7 +983,7 @@ def test_suppressed():
 if __name__ == "__main__":
     args = arguments(__doc__)
     BINARY, MODEL = args.binary, args.model
-    shared = [test_chat, test_framing, test_many, test_budget, test_stops, test_logprobs, test_completions, test_refused, test_messages, test_images,
+    shared = [test_chat, test_framing, test_many, test_budget, test_timings, test_stops, test_logprobs, test_completions, test_refused, test_messages, test_images,
                test_tokenize, test_http, test_wire, test_metrics]
     alone = [test_disconnect, test_keys, test_small_arena, test_queue, test_drain, test_loading, test_answer_memory, test_overdue, test_start,
              test_suppressed]

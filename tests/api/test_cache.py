@@ -567,14 +567,16 @@ def test_admin():
             try:
                 for path in ("/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache", "/flush_cache"):
                     keys = [None, {"Authorization": "Bearer one"}, {"x-api-key": "two"}]
-                    check.equal(f"{path} needs a key with a right", [s.request("POST", path, None, k)[0] for k in keys], want)
+                    got = [s.request("POST", path, None, k)[0] for k in keys]
+                    check.equal(f"{path} needs a key with a right", got, want)
             finally:
                 s.stop()
         with open(f.name, "w") as only:
             only.write("one\n")
         s = Server(BINARY, DEMO, "--api-key-file", f.name)
         try:
-            check.equal("an only key needs no mark", s.request("POST", "/reset_prefix_cache", None, {"x-api-key": "one"})[0], 200)
+            status = s.request("POST", "/reset_prefix_cache", None, {"x-api-key": "one"})[0]
+            check.equal("an only key needs no mark", status, 200)
         finally:
             s.stop()
     s = Server(BINARY, DEMO, "--enable-admin", "off")

@@ -2,7 +2,9 @@
 A request's size settings apply, the caches never change the output, and invalid images are rejected."""
 import json
 import os
+import shutil
 import sys
+import tempfile
 import threading
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -138,6 +140,90 @@ def test_named(model):
         s.stop()
 
 
+def test_part_sizes(model):
+    """Sizes in Qwen-VL's own part are those of the request's mm_processor_kwargs, image by image."""
+    s = Server(args.binary, model, "--kv-memory", "64M")
+
+    def counted(*parts, **fields):
+        answer = s.ok("/tokenize", {"messages": [{"role": "user", "content": list(parts)}], **fields})
+        return [(i["length"], i["hash"]) for i in answer["images"]]
+
+    try:
+        plain = counted(image(BIG))
+        own = {"type": "image", "image": data_url(BIG)}
+        check.equal("the same image", counted(own), plain)
+        bounded = counted(image(BIG), mm_processor_kwargs={"max_pixels": 512, "min_pixels": 256})
+        check.equal("bounds", counted({**own, "max_pixels": 512, "min_pixels": 256}), bounded)
+        check.equal(
+            "each its own", counted({**own, "max_pixels": 512, "min_pixels": 256}, own), bounded + plain
+        )
+        units = {
+            n: counted({**own, "resized_height": n, "resized_width": 2 * n, "min_pixels": 1})[0]
+            for n in (16, 32)
+        }
+        check.true("a size", units[32][0] == 4 * units[16][0] and units[32][1] != units[16][1], units)
+        check.equal(
+            "near a multiple",
+            counted({**own, "resized_height": 17, "resized_width": 31, "min_pixels": 1}),
+            [units[16]],
+        )
+        first = s.ok(CHAT, body({**own, "resized_height": 32, "resized_width": 64}))
+        again = s.ok(CHAT, body({**own, "resized_height": 32, "resized_width": 64}))
+        check.equal("answered the same from the cache", again["choices"], first["choices"])
+        for fields, where in (
+            ({"min_pixels": 0}, ".min_pixels"),
+            ({"max_pixels": "x"}, ".max_pixels"),
+            ({"resized_height": 64}, ""),
+        ):
+            status, answer = s.post(CHAT, body({**own, **fields}))
+            check.equal(
+                f"{fields}", (status, answer["error"]["param"]), (400, "messages[0].content[0]" + where)
+            )
+    finally:
+        s.stop()
+
+
+def test_tool_results(model):
+    """An image in a tool's result, with a template that has no place for it: the error names the part."""
+    with tempfile.TemporaryDirectory() as top:
+        folder = os.path.join(top, "m")
+        shutil.copytree(model, folder)
+        template = (
+            "{% for m in messages %}{{ m.role }}{% if m.content is string %}{{ m.content }}{% else %}"
+            "{% for c in m.content %}{% if c.type == 'image' and m.role == 'user' %}"
+            "<|vision_start|><|image_pad|><|vision_end|>{% elif c.text %}{{ c.text }}{% endif %}"
+            "{% endfor %}{% endif %}{% endfor %}"
+        )
+        with open(os.path.join(folder, "chat_template.jinja"), "w", encoding="utf-8") as f:
+            f.write(template)
+        s = Server(args.binary, folder, "--kv-memory", "64M")
+        call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        turns = [
+            {"role": "user", "content": [image(BIG)]},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+        ]
+        for content in (None, [], ""):
+            answer = s.ok(
+                CHAT,
+                {
+                    "max_tokens": 1,
+                    "messages": [*turns, {"role": "tool", "tool_call_id": "a", "content": content}],
+                },
+            )
+            check.true(f"an empty result: {content}", answer["usage"]["prompt_tokens"])
+        result = {
+            "role": "tool",
+            "tool_call_id": "a",
+            "content": [{"type": "text", "text": "x"}, image(BIG)],
+        }
+        status, answer = s.post(CHAT, {"max_tokens": 1, "messages": [*turns, result]})
+        check.equal(
+            "which part", (status, answer["error"]["param"]), (400, "messages[2].content[1].image_url.url")
+        )
+        check.true("why", "role 'tool'" in answer["error"]["message"], answer)
+        s.stop()
+
+
 def test_refused(model):
     s = Server(args.binary, model, "--kv-memory", "64M")
     table = [
@@ -198,6 +284,9 @@ if __name__ == "__main__":
         if not args.only or test.__name__ in args.only:
             for folder in ["qwen2_vl_f32", "qwen2_5_vl_f32", "qwen3_vl_f32"]:
                 check.run(test, os.path.join(GOLDEN, "qwen", folder))
+    for test in (test_part_sizes, test_tool_results):
+        if not args.only or test.__name__ in args.only:
+            check.run(test, os.path.join(GOLDEN, "qwen", "qwen3_vl_f32"))
     if not args.only or "test_transparent" in args.only:
         check.run(test_transparent, None)
     check.end()

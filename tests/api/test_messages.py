@@ -168,8 +168,7 @@ def test_prompts(s):
                 )
     same_prompt(
         "system as blocks", s,
-        {"messages": [{**system, "content": [{"type": "text", "text": p["text"]}
-                                             for p in parts]}, last]}, {"messages": [last], "system": parts},
+        {"messages": [{**system, "content": "Be\nbrief."}, last]}, {"messages": [last], "system": parts},
     )
     same_prompt("no system", s, {"messages": [last]}, {"messages": [last], "system": ""})
     same_prompt("turns", s, {"messages": turns + [last]},
@@ -243,7 +242,9 @@ def faults():
         ({"messages": [user([{"text": "x"}])]}, "messages[0].content[0].type"), ({"system": 5}, "system"),
         ({"system": [5]}, "system[0]"), ({"system": [{"type": "image"}]}, "system[0].type"),
         (block({"type": "text"}), here + ".text"), (block({"type": "text", "text": 5}), here + ".text"),
-        (block({"type": "document", "source": {}}), here + ".type"),
+        (block({"type": "document", "source": {}}), here + ".source"),
+        (block({"type": "document", "source": {"type": "base64", "data": "x"}}), here + ".source"),
+        (block({"type": "video"}), here + ".type"),
         (block({"type": "thinking", "thinking": "x"}), here + ".type"),
         (block({"type": "tool_use", "id": "a", "name": "t", "input": {}}), here + ".type"),
         (block({"type": "tool_result", "tool_use_id": "a"}, "assistant"), here + ".type"),
@@ -255,14 +256,14 @@ def faults():
         (block({"type": "tool_result", "tool_use_id": "a", "is_error": 1}), here + ".is_error"),
         (block({"type": "tool_result", "tool_use_id": "a", "content": 5}), here + ".content"),
         (block({"type": "tool_result", "tool_use_id": "a",
-                "content": [{"type": "document"}]}), here + ".content[0].type",
+                "content": [{"type": "document"}]}), here + ".content[0].source",
          ), (block({"type": "thinking", "thinking": "hm", "signature": ""}, "assistant"), "messages[1]"),
+        ({"stop_regex": "x"}, "stop_regex"), ({"typical_p": 0.5}, "typical_p"),
         ({"stop_sequences": "x"}, "stop_sequences"), ({"stop_sequences": [""]}, "stop_sequences[0]"),
         ({"stop_sequences": ["x",
                              5]}, "stop_sequences[1]"), ({"stop_sequences": ["x"] * 17}, "stop_sequences"),
         ({"tools": 5}, "tools"), ({"tools": [5]}, "tools[0]"), ({"tools": [{}]}, "tools[0].name"),
         ({"tools": [{"name": "t"}]}, "tools[0]"), ({"tools": [tool, {**tool, "name": "a b"}]}, "tools[1]"),
-        ({"tools": [{**tool, "type": "web_search_20250305"}]}, "tools[0]"),
         ({"tools": [tool, tool]}, "tools[1]"), ({"tools": [tool], "tool_choice": "auto"}, "tool_choice"),
         ({"tools": [tool], "tool_choice": {}}, "tool_choice.type"),
         ({"tools": [tool], "tool_choice": {"type": "all"}}, "tool_choice.type"),
@@ -407,7 +408,7 @@ def wanted(made):
     """The blocks of a script."""
     blocks = []
     if made["reasoning"]:
-        blocks.append({"type": "thinking", "thinking": made["reasoning"], "signature": ""})
+        blocks.append({"type": "thinking", "thinking": made["reasoning"], "signature": "kvasir"})
     if made["text"]:
         blocks.append({"type": "text", "text": made["text"]})
     for name, arguments_text in made["calls"]:
@@ -532,6 +533,80 @@ def test_round_trip(s):
                 )
 
 
+# ---- what Claude Code sends ----
+
+HOSTED = [{"type": "web_search_20250305", "name": "web_search", "max_uses": 5},
+          {"type": "mcp_toolset", "mcp_server_name": "x"}]
+BILLING = "x-anthropic-billing-header: cc_version=2.1.%d.abc; cc_entrypoint=cli; cch=%05d;"
+
+
+def billed(n, **fields):
+    """The system blocks of a request; the first one differs in each."""
+    texts = (BILLING % (n, 7 * n), "You are an agent.", "Be brief.")
+    blocks = [{"type": "text", "text": t, "cache_control": {"type": "ephemeral"}} for t in texts]
+    return ask("Weather?", system=blocks, **fields)
+
+
+def test_agent(s):
+    extra = {"chat_template_kwargs": {"script": "plain"}}
+    chat = {"messages": [{"role": "system", "content": "You are an agent.\nBe brief."}, user("Weather?")],
+            "tools": CHAT_TOOLS, **extra}
+    plain = [{k: v for k, v in t.items() if k != "type"} for t in TOOLS]
+    tools = [*HOSTED, *({**t, "cache_control": {"type": "ephemeral"}, "defer_loading": True} for t in plain)]
+    same_prompt("without the billing header, hosted tools and notes", s, chat,
+                {**billed(1, tools=tools), **extra}, path=MESSAGES + "?beta=true")
+    first, second = (s.ok(MESSAGES, billed(n, return_cache_info=True, **extra)) for n in (2, 3))
+    check.equal("what is left out", second["cache_info"]["left_out"], ["system[0]"])
+    check.equal("the next request's prompt is cached", second["usage"]["input_tokens"], 1)
+    end = events(s, billed(4, return_cache_info=True, **extra))[-2]
+    check.equal("in a stream", end["cache_info"]["left_out"], ["system[0]"])
+    plain = s.ok(MESSAGES, ask(return_cache_info=True, **extra))
+    check.true("nothing is", "left_out" not in plain["cache_info"])
+    kept = {"role": "system", "content": "You are an agent.\n" + BILLING % (1, 7)}
+    texts = [{"type": "text", "text": t} for t in kept["content"].split("\n")]
+    same_prompt("elsewhere it is text", s, {"messages": [kept, user("Hm?")], **extra},
+                {"system": texts, "messages": [user("Hm?")], **extra})
+    document = {"type": "document", "title": "notes.txt", "cache_control": {"type": "ephemeral"},
+                "source": {"type": "text", "media_type": "text/plain", "data": "A note."}}
+    calls = [{"id": "t1", "type": "function", "function": {"name": "clock", "arguments": "{}"}}]
+    server_tool = [{"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {}},
+                   {"type": "web_search_tool_result", "tool_use_id": "s1", "content": []}]
+    use = {"type": "tool_use", "id": "t1", "name": "clock", "input": {}}
+    found = [{"type": "tool_reference", "tool_name": "clock"}, document]
+    same_prompt(
+        "documents, references and server tools", s, {
+            "messages": [user("notes.txt\nA note."),
+                         {"role": "assistant", "content": "I ask.", "tool_calls": calls},
+                         {"role": "tool", "tool_call_id": "t1", "content": "clock\nnotes.txt\nA note."}],
+            "tools": CHAT_TOOLS, **extra,
+        }, {
+            "messages": [user([document]),
+                         {"role": "assistant",
+                          "content": [*server_tool, {"type": "text", "text": "I ask."}, use]},
+                         user([{"type": "tool_result", "tool_use_id": "t1", "content": found}])],
+            "tools": TOOLS, **extra,
+        })
+    long = {"name": "a.b" + "c" * 125, "input_schema": {"type": "object"}}
+    check.equal("a name of 128 characters", s.post(MESSAGES, ask(tools=[long]))[0], 200)
+    longer = s.post(MESSAGES, ask(tools=[{**long, "name": long["name"] + "d"}]))
+    check.equal("and of 129", longer[0], 400)
+    many = [{"name": f"mcp__server__tool_{i}", "input_schema": {"type": "object"}} for i in range(512)]
+    check.equal("many tools", s.post(COUNT, ask(tools=many))[0], 200)
+    check.equal("64 in chats", s.post(CHAT, {**chat, "tools": [{"type": "function", "function": {
+        "name": "a" * 65}}]})[0], 400)
+    head = {"anthropic-beta": "claude-code-20250219,interleaved-thinking-2025-05-14"}
+    body = {**billed(5), **extra, "context_management": {"edits": []}, "thinking": {"type": "adaptive"},
+            "output_config": {"effort": "high"}}
+    check.equal("beta features", s.request("POST", MESSAGES + "?beta=true", body, head)[0], 200)
+
+
+def test_billing_kept(binary, demo):
+    s = Server(binary, demo, "--billing-header", "keep")
+    text = (BILLING % (1, 7)) + "\nYou are an agent.\nBe brief."
+    same_prompt("kept", s, {"messages": [{"role": "system", "content": text}, user("Weather?")]}, billed(1))
+    s.stop()
+
+
 # ---- the SDK ----
 
 
@@ -639,7 +714,8 @@ if __name__ == "__main__":
                 "images": (test_images, demo, sample, "red circle"), "faults": (test_faults, told),
                 "states": (test_states, args.binary, args.demo), "scripts": (test_scripts, told),
                 "order": (test_order, told), "every_length": (test_every_length, told),
-                "round_trip": (test_round_trip, told), "sdk": (test_sdk, demo, told),
+                "round_trip": (test_round_trip, told), "agent": (test_agent, told),
+                "billing_kept": (test_billing_kept, args.binary, args.demo), "sdk": (test_sdk, demo, told),
         }.items():
             if not args.only or name in args.only:
                 check.run(*function)

@@ -34,6 +34,7 @@ def table():
     out = {path + "{model}" if path != "/" and path.endswith("/") else path:
            ({m.strip()[2:].lower() for m in methods.split("|")} - {"head"}, key == "true")
            for path, methods, key in found}
+    out |= {path.removeprefix("/v1"): what for path, what in out.items()}
     for top in ("/v1/responses/", "/responses/"):  # server/api/responses.c takes them apart
         methods, key = out.pop(top + "{model}")
         assert methods == {"get", "post", "delete"}
@@ -121,19 +122,25 @@ def test_paths(s, doc):
 
 
 def test_fields(doc):
+    def of(schema):
+        parts = (of(at(doc, s)) for s in schema.get("allOf", ()))
+        return set(schema.get("properties", ())).union(*parts)
+
     def properties(name):
-        return set(doc["components"]["schemas"][name]["properties"])
+        return of(doc["components"]["schemas"][name])
 
     parse = strings(source("server/generate/parse.c"), "const known[]")
     check.true("the list of parse.c is read", len(parse) > 80 and "temperature" in parse, len(parse))
     both = properties("ChatRequest") | properties("CompletionRequest")
     check.equal("fields of chats and completions", sorted(both), sorted(parse))
+    common = strings(source("server/dialect/reader.c"), "const common[]")
+    check.true("the list of reader.c is read", len(common) > 15 and "temperature" in common, len(common))
     text = source("server/dialect/messages_in.c")
-    known = strings(text, "const same[]") | strings(text, "const others[]")
+    known = common | strings(text, "const same[]") | strings(text, "const others[]")
     check.true("the lists of messages_in.c are read", len(known) > 30 and "max_tokens" in known, len(known))
     check.equal("fields of messages", sorted(properties("MessagesRequest")), sorted(known))
     text = source("server/dialect/responses_in.c")
-    known = strings(text, "const same[]") | strings(text, "const others[]")
+    known = common | strings(text, "const same[]") | strings(text, "const others[]")
     check.true("the lists of responses_in.c are read", len(known) > 40 and "input" in known, len(known))
     check.equal("fields of responses", sorted(properties("ResponsesRequest")), sorted(known))
 
@@ -144,7 +151,7 @@ def test_answers(s, doc):
 
     def fits(what, path, method, status, kind, value):
         answer = at(doc, doc["paths"][path])[method]["responses"]
-        answer = answer.get(str(status), answer.get("default"))
+        answer = at(doc, answer.get(str(status), answer.get("default")))
         wrong = list(faults(doc, answer["content"][kind]["schema"], value))
         check.equal(what, wrong, [])
 

@@ -264,7 +264,8 @@ def test_lists():
 
 
 def test_elsewhere():
-    """With keys balancers may use any name; without, none but the server's, whatever the address: a container's port may be published on loopback."""
+    """With keys balancers may use any name; without, none but the server's, whatever the address: a
+    container's port may be published on loopback."""
     with tempfile.NamedTemporaryFile("w", suffix=".keys") as f:
         f.write("one\n")
         f.flush()
@@ -285,7 +286,8 @@ def test_elsewhere():
         for flags, said in (((), True), (("--api-key-file", f.name), False)):
             with tempfile.TemporaryFile("w+") as log:
                 s = Server(BINARY, DEMO, "--allowed-hosts", "auto", "--host", "0.0.0.0", *flags, log=log)
-                check.equal("any Host", ask(s, Host="kvasir-0.kvasir.default.svc:8000", **key)[0], 421 if said else 200)
+                status = ask(s, Host="kvasir-0.kvasir.default.svc:8000", **key)[0]
+                check.equal("any Host", status, 421 if said else 200)
                 check.equal("its address", ask(s, Host=f"10.1.2.3:{s.port}", **key)[0], 200)
                 check.equal("/health under any name", ask(s, "/health", Host="evil.example")[0], 200)
                 check.equal("foreign pages", ask(s, Origin=EVIL, **key)[0], 403 if said else 200)

@@ -4,6 +4,7 @@ python test_responses.py [--binary B] [--demo DIR]
 
 import json
 import os
+import re
 import sys
 import tempfile
 
@@ -21,6 +22,7 @@ KEYS = [
     "completed_at",
     "created_at",
     "error",
+    "frequency_penalty",
     "id",
     "incomplete_details",
     "instructions",
@@ -31,8 +33,10 @@ KEYS = [
     "object",
     "output",
     "parallel_tool_calls",
+    "presence_penalty",
     "previous_response_id",
     "prompt_cache_key",
+    "prompt_cache_retention",
     "reasoning",
     "safety_identifier",
     "service_tier",
@@ -197,6 +201,11 @@ def test_text(s):
     check.equal("stop", text_of(s.ok(RESPONSES, ask(stop=[word]))), text[: text.index(word)])
 
 
+def whole_tool(t):
+    """As a response repeats it: with all keys."""
+    return {"type": "function", **dict.fromkeys(("name", "description", "parameters", "strict")), **t}
+
+
 def test_echo(s):
     sent = {
         "instructions": "Be brief.",
@@ -211,20 +220,34 @@ def test_echo(s):
         "store": False,
         "safety_identifier": "x",
         "prompt_cache_key": "y",
+        "prompt_cache_retention": "24h",
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.25,
         "max_output_tokens": 2,
         "truncation": "disabled",
         "reasoning": {"effort": "low", "summary": "auto"},
         "text": {"format": {"type": "text"}, "verbosity": "low"},
     }
     got = s.ok(RESPONSES, {"input": "Hi", **sent})
-    check.equal("what the response repeats", {k: got[k] for k in sent}, sent)
+    check.equal(
+        "what the response repeats",
+        {k: got[k] for k in sent},
+        {**sent, "tools": [whole_tool(t) for t in TOOLS]},
+    )
+    form = {"type": "json_schema", "name": "x", "schema": {"type": "boolean"}}
+    got = s.ok(RESPONSES, ask(text={"format": form}))
+    check.equal("all keys of a format", got["text"]["format"], {"description": None, "strict": False, **form})
+    check.equal("penalties", (got["presence_penalty"], got["frequency_penalty"]), (0, 0))
     huge = [
-        {**TOOLS[0], "parameters": {"type": "object", "maximum": 10**30, "x": [0.1, -1e300, 1.0, "\u2028\0"]}}
+        {
+            **TOOLS[0],
+            "parameters": {"type": "object", "maximum": 10**30, "x": [0.1, -1e300, 1.0, "\u2028\0"]},
+        }
     ]
     check.equal(
         "numbers and texts of any kind",
         s.ok(RESPONSES, ask(tools=huge, tool_choice="none", max_output_tokens=1))["tools"],
-        huge,
+        [whole_tool(huge[0])],
     )
 
 
@@ -253,7 +276,9 @@ def test_logprobs(s):
             check.equal("streamed", bare(accumulate(events(s, {**body, **include}))), bare(whole))
     plain = s.ok(RESPONSES, ask(include=["message.output_text.logprobs", "reasoning.encrypted_content"]))
     check.equal(
-        "no alternatives", {len(e["top_logprobs"]) for e in plain["output"][0]["content"][0]["logprobs"]}, {0}
+        "no alternatives",
+        {len(e["top_logprobs"]) for e in plain["output"][0]["content"][0]["logprobs"]},
+        {0},
     )
 
 
@@ -276,9 +301,17 @@ def test_prompts(s):
     same_prompt(
         "instructions", s, {"messages": [system, last]}, {"input": "Three.", "instructions": "Be brief."}
     )
+    two = [{"type": "input_text", "text": t} for t in ("Be", "brief.")]
+    joined = [message("system", "Be\nbrief."), last]
+    same_prompt(
+        "a system message of parts", s, {"messages": joined}, {"input": [message("developer", two), last]}
+    )
     same_prompt("turns", s, want, {"input": [*turns, last], "instructions": "Be brief."})
     same_prompt(
-        "parts", s, want, {"input": [system, turns[0], output, {"type": "message", **message("user", part)}]}
+        "parts",
+        s,
+        want,
+        {"input": [system, turns[0], output, {"type": "message", **message("user", part)}]},
     )
 
 
@@ -443,9 +476,13 @@ def faults():
         ({"cache_salt": ""}, "cache_salt"),
         ({"prompt_cache_key": 5}, "prompt_cache_key"),
         ({"max_tool_calls": -1}, "max_tool_calls"),
+        ({"stop_regex": "x"}, "stop_regex"),
         ({"reasoning": 5}, "reasoning"),
         ({"reasoning": {"effort": 5}}, "reasoning.effort"),
         ({"reasoning": {"effort": "x"}}, "reasoning.effort"),
+        ({"reasoning": {"max_tokens": "x"}}, "reasoning.max_tokens"),
+        ({"thinking_token_budget": -1}, "thinking_token_budget"),
+        ({"tools": [{**tool, "name": "a" * 129}]}, "tools[0]"),
         ({"text": 5}, "text"),
         ({"text": {"verbosity": 5}}, "text.verbosity"),
         ({"text": {"format": 5}}, "text.format"),
@@ -456,9 +493,11 @@ def faults():
         ({"tools": 5}, "tools"),
         ({"tools": [5]}, "tools[0]"),
         ({"tools": [{}]}, "tools[0]"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
-        ({"tools": [tool, {"type": "custom", "name": "x"}]}, "tools[1]"),
-        ({"tools": [{"type": "function"}]}, "tools[0]"),
+        ({"tools": [tool, {"type": "custom"}]}, "tools[1].name"),
+        ({"tools": [tool, {"type": "custom", "name": "x", "format": {"type": "xml"}}]}, "tools[1]"),
+        ({"tools": [{"type": "custom", "name": "x", "format": {"type": "grammar"}}]}, "tools[0]"),
+        ({"tools": [{"type": "namespace", "tools": []}]}, "tools[0].name"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tools": [{**tool, "name": "a b"}]}, "tools[0]"),
         ({"tools": [tool], "tool_choice": "x"}, "tool_choice"),
         ({"tools": [tool], "tool_choice": {}}, "tool_choice.type"),
@@ -481,7 +520,8 @@ def faults():
         (item({"type": 5}), "input[1].type"),
         (item({"id": "msg_1"}), "input[1].type"),
         (item({"type": "item_reference", "id": "x"}), "input[1].type"),
-        (item({"type": "web_search_call"}), "input[1].type"),
+        (item({"type": "compaction", "encrypted_content": "x"}), "input[1].type"),
+        (item({"type": "custom_tool_call", "call_id": "a", "name": "t"}), "input[1].input"),
         (item({"role": "user"}), "input[1].content"),
         (item({"type": "message", "content": "x"}), "input[1].role"),
         (item(message("tool", "x")), "input[1].role"),
@@ -518,7 +558,7 @@ def test_faults(s):
     }.items():
         check.true(
             what,
-            status in (400, 404, 405) and set(answer["error"]) == {"message", "type", "param", "code"},
+            status in (400, 404) and {"message", "type", "param", "code"} <= set(answer["error"]),
             answer,
         )
 
@@ -562,10 +602,12 @@ def test_limits(binary, demo):
     check.true("the newest stay", there == sorted(there) and 1 < sum(there) < 20, there)
     tool = {**TOOLS[1], "description": "x" * 20000}
     large = s.ok(RESPONSES, ask(tools=[tool], tool_choice="none", max_output_tokens=1))
-    check.equal("one that is too large", (large["store"], large["tools"]), (False, [tool]))
+    check.equal("one that is too large", (large["store"], large["tools"]), (False, [whole_tool(tool)]))
     tool["description"] = "\x7f" * 4000  # a byte each in the request, six in the response
     almost = s.ok(RESPONSES, ask(tools=[tool], tool_choice="none", max_output_tokens=1))
-    check.equal("one that is too large in the end", (almost["store"], almost["tools"]), (False, [tool]))
+    check.equal(
+        "one that is too large in the end", (almost["store"], almost["tools"]), (False, [whole_tool(tool)])
+    )
     check.equal("the others stay", s.request("GET", f"{RESPONSES}/{ids[-1]}")[0], 200)
     s.stop()
 
@@ -817,7 +859,7 @@ def test_forms(s):
     form = {"type": "json_schema", "name": "x", "schema": schema, "strict": True}
     got = s.ok(RESPONSES, ask(text={"format": form}))
     check.true("a schema", set(json.loads(text_of(got))) == {"ok"}, text_of(got))
-    check.equal("it is repeated", got["text"], {"format": form})
+    check.equal("it is repeated", got["text"], {"format": {"description": None, **form}})
 
 
 def test_calls(s):
@@ -836,6 +878,167 @@ def test_calls(s):
 
 
 # ---- the SDK ----
+
+
+# ---- tools of other types ----
+
+LARK = """start: "*** Begin" LF line+ "*** End"
+line: /[+-][a-c"]{0,3}/ LF
+%import common.LF
+"""
+PATCH = {
+    "type": "custom",
+    "name": "patch",
+    "description": "Edits files.",
+    "format": {"type": "grammar", "syntax": "lark", "definition": LARK},
+}
+CODE = {
+    **PATCH,
+    "name": "code",
+    "format": {"type": "grammar", "syntax": "regex", "definition": 'a"[0-9]{3}\\\\\n'},
+}
+NOTE = {"type": "custom", "name": "note"}
+ADD = {
+    "type": "function",
+    "name": "add",
+    "defer_loading": True,
+    "parameters": {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]},
+}
+GROUP = {"type": "namespace", "name": "mcp__calc", "description": "Sums.", "tools": [ADD]}
+HOSTED = [
+    {"type": "web_search"},
+    {"type": "local_shell"},
+    {"type": "image_generation", "output_format": "png"},
+]
+
+
+def test_tool_types(s):
+    """Custom tools, namespaces and hosted tools; the model writes nonsense: calls are forced."""
+    tools = [*HOSTED, PATCH, CODE, NOTE, GROUP]
+    for name, form in (
+        ("patch", r'\*\*\* Begin\n([+-][a-c"]{0,3}\n)+\*\*\* End'),
+        ("code", 'a"[0-9]{3}\\\\\n'),
+    ):
+        for seed in range(3):
+            body = ask(
+                tools=tools,
+                tool_choice={"type": "custom", "name": name},
+                max_output_tokens=300,
+                temperature=1,
+                seed=seed,
+                logit_bias={},
+            )
+            whole = s.ok(RESPONSES, body)
+            item = whole["output"][0]
+            check.equal(name, (item["type"], item["name"]), ("custom_tool_call", name))
+            if whole["status"] == "completed":
+                check.true(name + ": its grammar", re.fullmatch(form, item["input"]), item)
+            out = events(s, body)
+            check.equal(name + ": streamed", bare(out[-1]["response"]["output"]), bare(whole["output"]))
+            kinds = [e["type"].partition(".")[2] for e in out[2:-1]]
+            input_events = [f"custom_tool_call_input.{k}" for k in ("delta", "done")]
+            check.equal(name + ": events", kinds, ["output_item.added", *input_events, "output_item.done"])
+            check.equal(name + ": begun", out[2]["item"]["input"], "")
+            check.equal(name + ": done", out[4]["input"], item["input"])
+    first = s.ok(
+        RESPONSES,
+        ask(tools=tools, tool_choice={"type": "custom", "name": "code"}, max_output_tokens=300),
+    )
+    result = {"type": "custom_tool_call_output", "call_id": first["output"][0]["call_id"], "output": "done"}
+    whole = [message("user", "What is in this picture?"), *first["output"], result]
+    count = s.ok(COUNT, {"tools": tools, "input": whole})["input_tokens"]
+    kept = {"tools": tools, "input": [result], "previous_response_id": first["id"]}
+    check.equal("a kept custom call", s.ok(COUNT, kept)["input_tokens"], count)
+    cut = s.ok(
+        RESPONSES, ask(tools=tools, tool_choice={"type": "custom", "name": "patch"}, max_output_tokens=55)
+    )
+    check.true("a cut input is text", cut["output"][0]["input"].startswith("*** Begin\n"), cut["output"])
+    check.equal("repeated as sent", [t for t in cut["tools"] if t["type"] != "function"], tools)
+    body = ask(tools=tools, tool_choice={"type": "function", "name": "mcp__calc__add"}, max_output_tokens=200)
+    item = s.ok(RESPONSES, body)["output"][0]
+    check.equal(
+        "its namespace",
+        (item["type"], item["namespace"], item["name"]),
+        ("function_call", "mcp__calc", "add"),
+    )
+    check.true("its arguments", json.loads(item["arguments"])["n"] in (1, 2), item)
+    long = "mcp." + "a-long_name." * 10 + "tool"
+    body = ask(tools=[{"type": "function", "name": long}], tool_choice="required", max_output_tokens=200)
+    check.equal(
+        "a name of 128 characters", (len(long), s.ok(RESPONSES, body)["output"][0]["name"]), (128, long)
+    )
+    nested = ask(tools=[{"type": "function", "function": {"name": "f"}}], max_output_tokens=200)
+    nested["tool_choice"] = {"type": "function", "function": {"name": "f"}}
+    check.equal("tools and a choice as in chats", s.ok(RESPONSES, nested)["output"][0]["name"], "f")
+    check.equal("only hosted tools: none", s.ok(RESPONSES, ask(tools=HOSTED))["output"][0]["type"], "message")
+    allowed = {
+        "type": "allowed_tools",
+        "mode": "required",
+        "tools": [{"type": "web_search"}, {"type": "custom", "name": "code"}],
+    }
+    item = s.ok(RESPONSES, ask(tools=tools, tool_choice=allowed, max_output_tokens=200))["output"][0]
+    check.equal("allowed tools", item["name"], "code")
+    status, answer = s.post(
+        RESPONSES,
+        ask(
+            tools=[{**PATCH, "format": {**PATCH["format"], "definition": "start: x"}}],
+            tool_choice="required",
+        ),
+    )
+    check.equal("a wrong grammar", (status, answer["error"]["param"]), (400, "tools.patch.format"))
+    status, answer = s.post(RESPONSES + "/compact", {"model": "x", "input": "y"})
+    check.equal("compact", (status, answer["error"]["code"]), (404, "unsupported_endpoint"))
+
+
+def test_items_of_tools(s):
+    """Calls and results of all kinds go back into the prompt as those of functions do."""
+    call = {
+        "id": "call_1",
+        "type": "function",
+        "function": {"name": "patch", "arguments": '{"input": "a\\n\\"b\\""}'},
+    }
+    group = {**call, "function": {"name": "mcp__calc__add", "arguments": '{"n": 1}'}}
+    chat = [message("user", "Weather?"), {**message("assistant", ""), "tool_calls": [call, group]}]
+    chat += [{"role": "tool", "tool_call_id": "call_1", "content": "done"}]
+    items = [
+        message("user", "Weather?"),
+        {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search"}},
+        {"type": "custom_tool_call", "call_id": "call_1", "name": "patch", "input": 'a\n"b"'},
+        {
+            "type": "function_call",
+            "call_id": "call_1",
+            "namespace": "mcp__calc",
+            "name": "add",
+            "arguments": '{"n": 1}',
+        },
+        {"type": "ghost_snapshot", "ghost_commit": {}},
+        {"type": "custom_tool_call_output", "call_id": "call_1", "output": "done"},
+    ]
+    same_prompt("items", s, {"messages": chat}, {"input": items})
+    whole = s.ok(RESPONSES, say("think", include=["reasoning.encrypted_content"]))
+    thought, text = whole["output"]
+    check.true("sealed", thought["content"][0]["text"] in thought["encrypted_content"], thought)
+    streamed = accumulate_sealed(s, say("think", include=["reasoning.encrypted_content"]))
+    check.equal("sealed, streamed", streamed, thought["encrypted_content"])
+    sealed = {k: thought[k] for k in ("type", "id", "summary", "encrypted_content")}
+    asked = [message("user", "Weather?"), sealed, text, message("user", "And now?")]
+    shown = [
+        message("user", "Weather?"),
+        {**message("assistant", text_of(whole)), "reasoning_content": thought["content"][0]["text"]},
+    ]
+    same_prompt(
+        "reasoning from its sealed text",
+        s,
+        {"messages": [*shown, message("user", "And now?")]},
+        {"input": asked},
+    )
+    check.true("not asked for", "encrypted_content" not in s.ok(RESPONSES, say("think"))["output"][0], "")
+
+
+def accumulate_sealed(s, body):
+    return [e["item"] for e in events(s, body) if e["type"] == "response.output_item.done"][0][
+        "encrypted_content"
+    ]
 
 
 def client_of(s):
@@ -986,6 +1189,8 @@ def run(args, top):
         "round_trip": (test_round_trip, "told"),
         "forms": (test_forms, "demo"),
         "calls": (test_calls, "told"),
+        "tool_types": (test_tool_types, "images"),
+        "items_of_tools": (test_items_of_tools, "told"),
         "sdk": (test_sdk, "demo", "told"),
     }
     running = {}

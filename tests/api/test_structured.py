@@ -222,11 +222,27 @@ def test_order_of_arguments(binary, folder):
         for k in range(24):
             body = {"messages": [{"role": "user", "content": "hi"}], "tools": [tool],
                     "tool_choice": {"type": "function", "function": {"name": "f"}}, "seed": k,
-                    "max_tokens": 150}
+                    "max_tokens": 150, "thinking_token_budget": 2}
             c = s.ok("/v1/chat/completions", body)["choices"][0]
             if c["finish_reason"] != "length":
                 seen.add("".join(json.loads(c["message"]["tool_calls"][0]["function"]["arguments"])))
         check.equal(f"strict: {strict}", seen, wanted)
+    s.stop()
+
+
+def test_budget_of_messages(binary, folder):
+    """thinking.budget_tokens closes the thinking, as a chat's thinking_token_budget does."""
+    s = Server(binary, folder, "--kv-memory", "64M")
+    for budget in (1, 4):
+        lengths = []
+        for seed in range(8):
+            body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 60, "seed": seed,
+                    "thinking": {"type": "enabled", "budget_tokens": budget}, "guided_regex": "[ab]{3}"}
+            blocks = s.ok("/v1/messages", body)["content"]
+            lengths += [len(s.ok("/tokenize", {"prompt": b["thinking"]})["tokens"])
+                        for b in blocks if b["type"] == "thinking"]
+            check.true("then the answer", blocks[-1]["text"].strip("ab") == "", blocks)
+        check.true(f"budget {budget}", lengths and max(lengths) <= 4 * budget + 4, lengths)
     s.stop()
 
 
@@ -241,6 +257,9 @@ def test_many_references(binary, folder):
     check.equal("status", s.post("/v1/chat/completions", body)[0], 200)
     tool["function"]["parameters"]["$defs"]["t"] = {"$ref": "#/$defs/t"}
     tool["function"]["parameters"]["required"] = ["a"]
+    status, got = s.post("/v1/chat/completions", body)
+    check.true("a schema that nothing satisfies: any object", status == 200 and got["warnings"], got)
+    body["tool_choice"] = {"type": "function", "function": {"name": "f"}}
     check.equal("status", s.post("/v1/chat/completions", body)[0], 400)
     s.stop()
 
@@ -299,6 +318,7 @@ def main():
     for kind in ("qwen2_f32", "../gemma4/dense_f32"):
         check.run(test_cut_calls, a.binary, os.path.join(GOLDEN, kind))
     check.run(test_dialects, a.binary, a.demo)
+    check.run(test_budget_of_messages, a.binary, os.path.join(GOLDEN, "../gemma4/dense_f32"))
     check.run(test_many_references, a.binary, os.path.join(GOLDEN, "../gemma4/dense_f32"))
     check.run(test_faults, a.binary, a.demo)
     check.end()

@@ -37,7 +37,7 @@ SCRIPTS = {
     "packed": ('<tool_call>{"name": "clock", "arguments": "{\\"packed\\": \\"\\u00fc\\"}"}</tool_call>', made(calls=[("clock", '{"packed": "ü"}')])),
     "noend": ('<tool_call>\n{"name": "no_end_tag", "arguments": {"x": null}}', made(calls=[("no_end_tag", '{"x": null}')])),
     "broken": ('Broken.\n<tool_call>\n{"name": broken}\n</tool_call> !', made('Broken.\n<tool_call>\n{"name": broken}\n</tool_call> !')),
-    "loose": ('<tool_call>\n{"name": "loose", "arguments": {"flag": True}}\n</tool_call>', made(calls=[("loose", '{"flag": True}')])),
+    "loose": ('<tool_call>\n{"name": "loose", "arguments": {"flag": True}}\n</tool_call>', made(calls=[("loose", '{"flag": true}')])),
     "plain": ("Just a <b>word</b>, no tool at all.", made("Just a <b>word</b>, no tool at all.")),
     "think": ("<think>\nFirst, hm.\n" + CALL % "Rom" + "\n</think>\n\nSo: 42.", made("So: 42.", reasoning="First, hm.\n" + CALL % "Rom")),
     "both": ("<think>\nMust call.\n</think>\n\n" + CALL % "Lima", made(calls=[("get_weather", '{"city": "Lima"}')], reasoning="Must call.")),
@@ -116,9 +116,9 @@ def test_answers(s):
         choice = a["choices"][0]
         check.equal(name, shape(choice["message"]), wanted(made_of))
         check.equal(name + ": finish", (choice["finish_reason"], choice["stop_reason"]), ("tool_calls" if made_of["calls"] else "stop", None))
-        ids = [c["id"] for c in choice["message"].get("tool_calls", [])]
+        ids = [c["id"] for c in choice["message"]["tool_calls"] or []]
         check.true(name + ": ids", len(set(ids)) == len(ids) and all(re.fullmatch("call_[A-Za-z0-9]{24}", i) for i in ids), ids)
-        check.true(name + ": no empty list", choice["message"].get("tool_calls", True))
+        check.true(name + ": no empty list", choice["message"]["tool_calls"] != [])
         reasoning = a["usage"]["completion_tokens_details"]["reasoning_tokens"]
         thinks = made_of["reasoning"] is not None or name == "empty"
         check.true(name + ": reasoning tokens", (0 < reasoning <= a["usage"]["completion_tokens"]) if thinks else reasoning == 0, reasoning)
@@ -263,6 +263,171 @@ def test_plain_json(s, binary, folder):
     strict.stop()
 
 
+def test_reasoning_budget(s, ids):
+    """A limit on the tokens of reasoning closes it after exactly as many, streamed or not, also with another
+    constraint."""
+
+    def words(n):
+        return s.ok("/detokenize", {"tokens": n})["prompt"]
+
+    for script in ("both", "inside", "think"):
+        free = s.ok(CHAT, ask(script, None, max_tokens=400))
+        for budget in (0, 1, 2, 5):
+            for fields in (
+                {"thinking_token_budget": budget},
+                {"reasoning": {"max_tokens": budget}},
+                {"thinking_token_budget": budget, "guided_regex": "[a-z]{3}"},
+            ):
+                what = f"{script}, {fields}"
+                body = ask(script, None, **fields, max_tokens=budget + 16)
+                a = s.ok(CHAT, {**body, "return_token_ids": True})["choices"][0]
+                got, tokens = shape(a["message"]), a["token_ids"]
+                opening = (
+                    0
+                    if script == "inside"
+                    else next(n for n in range(1, 16) if "<think>" in words(tokens[:n]))
+                )
+                check.equal(
+                    f"{what}: the tag is after as many", tokens.index(ids["</think>"]), opening + budget
+                )
+                check.true(f"{what}: what was said is kept", (got["reasoning"] or "") in text_of(script), got)
+                check.true(f"{what}: no tag in the text", "think" not in got["text"], got)
+                check.equal(f"{what}: streamed", shape(accumulate(s.stream(CHAT, body))[0]), got)
+                if "guided_regex" in fields:
+                    check.true(f"{what}: the form", re.fullmatch("[a-z]{3}", got["text"]), got)
+        large = s.ok(CHAT, ask(script, None, max_tokens=400, thinking_token_budget=300))
+        check.equal(
+            f"{script}: a budget that suffices",
+            shape(large["choices"][0]["message"]),
+            shape(free["choices"][0]["message"]),
+        )
+    for value, code in ((-1, "invalid_value"), ("5", "invalid_type"), (1.5, "invalid_type")):
+        status, e = s.post(CHAT, ask("think", None, thinking_token_budget=value))
+        check.equal(
+            f"budget {value}",
+            (status, e["error"]["code"], e["error"]["param"]),
+            (400, code, "thinking_token_budget"),
+        )
+
+
+def test_constrained_after_reasoning(s):
+    """White space after the reasoning is no part of a constrained answer."""
+    for script in ("think", "inside", "both", "plain"):
+        for choices in (["red", "blue"], [" red", "\tblue"]):
+            for stream in (False, True):
+                body = ask(script, None, guided_choice=choices, max_tokens=300)
+                got = shape(
+                    accumulate(s.stream(CHAT, body))[0]
+                    if stream
+                    else s.ok(CHAT, body)["choices"][0]["message"]
+                )
+                check.true(f"{script}, {choices}", got["text"] in choices, got)
+
+
+def test_weak_schema(s):
+    """A tool whose schema can't be enforced does not end a request that can do without that."""
+    bad = {
+        "type": "function",
+        "function": {
+            "name": "bad",
+            "parameters": {
+                "type": "object",
+                "properties": {"x": {"type": "string", "pattern": "(a)\\1"}},
+                "required": ["x"],
+            },
+        },
+    }
+    body = ask("plain", (CLOCK, bad), tool_choice="required", max_tokens=60)
+    for _ in range(2):  # compiled, and cached
+        a = s.ok(CHAT, body)
+        check.true("required: a call", a["choices"][0]["message"]["tool_calls"], a)
+        check.true(
+            "required: the warning names the tool",
+            len(a["warnings"]) == 1 and "'bad'" in a["warnings"][0],
+            a.get("warnings"),
+        )
+    only = s.ok(CHAT, ask("plain", (bad,), tool_choice="required", max_tokens=60))
+    check.true(
+        "required, no other tool",
+        only["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "bad",
+        only,
+    )
+    chunks = s.stream(CHAT, {**body, "stream_options": {"include_usage": True}})
+    check.true("required, streamed: the warning", "'bad'" in chunks[-1]["warnings"][0], chunks[-1])
+    auto = s.ok(CHAT, ask("plain", (CLOCK, bad)))
+    check.true(
+        "auto: as it was, without a warning",
+        shape(auto["choices"][0]["message"]) == made(text_of("plain")) and "warnings" not in auto,
+        auto,
+    )
+    strict = {"type": "function", "function": {**bad["function"], "strict": True}}
+    for what, tools, choice in (
+        ("named", (CLOCK, bad), {"type": "function", "function": {"name": "bad"}}),
+        ("strict", (CLOCK, strict), "auto"),
+        ("strict", (CLOCK, strict), "required"),
+    ):
+        status, e = s.post(CHAT, ask("plain", tools, tool_choice=choice))
+        check.true(
+            f"{what}: the error names the tool",
+            status == 400
+            and "'bad'" in e["error"]["message"]
+            and e["error"]["param"] == "tools[1].function.parameters",
+            e,
+        )
+    check.true(
+        "another is named",
+        s.ok(
+            CHAT,
+            ask(
+                "plain",
+                (CLOCK, bad),
+                tool_choice={"type": "function", "function": {"name": "clock"}},
+                max_tokens=60,
+            ),
+        ),
+    )
+
+
+def test_required_in_every_syntax(binary, top):
+    """A required call is one that is read back, with arguments of its schema, in each syntax; so is one whose
+    schema can't be enforced."""
+    pick = {"type": "function", "function": {"name": "pick", "parameters": {
+        "type": "object", "required": ["color", "on", "sizes"], "additionalProperties": False,
+        "properties": {"color": {"enum": ["red", "a \"b\" {c}"]}, "on": {"type": "boolean"},
+                       "sizes": {"type": "array", "items": {"enum": [1, 22]}, "minItems": 1,
+                                 "maxItems": 2}}}}}
+    bad = {"type": "function", "function": {"name": "bad", "parameters": {"type": "object", "properties": {
+        "x": {"type": "array", "items": {"type": "string", "pattern": "(a)\\1"}}}, "required": ["x"]}}}
+    for marks in ("<tool_call>", "<tool_call><function=<parameter=", "<|tool_call>call:", "[TOOL_CALLS]",
+                  "[TOOL_CALLS][ARGS]", "<tool_call><arg_key>", "List of tools: "):
+        template = ("{# " + marks + " #}{% for t in tools or [] %}{{ t.function.name }}{% endfor %}"
+                    "{% for m in messages %}{{ m.role + m.content }}{% endfor %}"
+                    "{% if script %}{{ '<<' + script + '>>' }}{% endif %}")
+        folder = tempfile.mkdtemp(dir=top)
+        scripted.write(folder, {"plain": SCRIPTS["plain"][0]}, template=template)
+        s = Server(binary, folder)
+        for tool in (pick, bad):
+            body = ask("plain", [tool], tool_choice="required", parallel_tool_calls=False, max_tokens=400)
+            body["temperature"] = 1.5
+            done = 0
+            for seed in range(6):
+                choice = s.ok(CHAT, {**body, "seed": seed})["choices"][0]
+                message, finish, _ = accumulate(s.stream(CHAT, {**body, "seed": seed}))
+                check.equal(f"{marks}: streamed", (shape(message), finish),
+                            (shape(choice["message"]), choice["finish_reason"]))
+                if choice["finish_reason"] != "tool_calls":
+                    continue
+                done += 1
+                call = choice["message"]["tool_calls"][0]["function"]
+                args = json.loads(call["arguments"])
+                check.true(f"{marks}: no text", not choice["message"]["content"], choice)
+                check.true(f"{marks}: {call}", call["name"] == tool["function"]["name"] and (tool is bad or (
+                    set(args) == {"color", "on", "sizes"} and args["color"] in ("red", 'a "b" {c}') and
+                    args["on"] in (True, False) and set(args["sizes"]) <= {1, 22})))
+            check.true(f"{marks}: some are complete", done > 1 or tool is bad, done)
+        s.stop()
+
+
 def test_merged(s):
     """--stream-finish=merged: the finish_reason stands in the last chunk that says something."""
     for name, (_, made_of) in SCRIPTS.items():
@@ -343,7 +508,7 @@ def test_refused(s, bare):
         ({"tools": [tool(name="x" * 65)]}, "invalid_value", "tools[0]"), ({"tools": [tool(name="")]}, "invalid_value", "tools[0]"), ({"tools": [tool(name=5)]}, "invalid_type", "tools[0]"),
         ({"tools": [tool(name="f", parameters={"type": "string"})]}, "invalid_value", "tools[0]"), ({"tools": [tool(name="f", parameters=[])]}, "invalid_type", "tools[0]"), ({"tools": [tool(name="f", description=5)]}, "invalid_type", "tools[0]"),
         ({"tools": [tool(name="f", strict="yes")]}, "invalid_type", "tools[0]"), ({"tools": [CLOCK, CLOCK]}, "invalid_value", "tools[1]"),
-        ({"tools": [tool(name=f"f{k}") for k in range(129)]}, "invalid_value", "tools"),
+        ({"tools": [tool(name=f"f{k}") for k in range(513)]}, "invalid_value", "tools"),
         ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "some", "tools": [named]}}}, "invalid_value", "tool_choice"),
         ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}}, "invalid_value", "tool_choice"),
         ({"tool_choice": {"type": "custom", "custom": {"name": "f"}}}, "unsupported_value", "tool_choice"), ({"tool_choice": {"type": "poem"}}, "invalid_value", "tool_choice"),
@@ -441,6 +606,20 @@ def test_tags(binary, folder):
     s.stop()
 
 
+def test_reasoning_fields(s, bare):
+    """On thinking templates both fields are there, null without reasoning; in a stream they come together."""
+    for script in ("plain", "think", "one"):
+        message = s.ok(CHAT, ask(script))["choices"][0]["message"]
+        want = SCRIPTS[script][1]["reasoning"]
+        check.equal(script, (message["reasoning_content"], message["reasoning"]), (want, want))
+    deltas = [c["choices"][0]["delta"] for c in s.stream(CHAT, ask("think")) if c["choices"]]
+    check.true("deltas", all(d.get("reasoning_content") == d.get("reasoning") for d in deltas), deltas)
+    check.equal("streamed", "".join(d.get("reasoning", "") for d in deltas), SCRIPTS["think"][1]["reasoning"])
+    message = bare.ok(CHAT, ask("plain", tools=None))["choices"][0]["message"]
+    check.true("not where the template doesn't think", "reasoning_content" not in message)
+    check.equal("no calls", s.ok(CHAT, ask("plain"))["choices"][0]["message"]["tool_calls"], None)
+
+
 def test_sdk(s):
     try:
         import openai
@@ -477,9 +656,15 @@ if __name__ == "__main__":
         plain_template = "{% for m in messages %}{{ '<|im_start|>' + m.role + m.content }}{% endfor %}{{ '<<' + script + '>>' }}"
         scripted.write(bare_folder, {"plain": SCRIPTS["plain"][0]}, template=plain_template)
         server, bare_server, merged = Server(args.binary, main), Server(args.binary, bare_folder), Server(args.binary, main, "--stream-finish", "merged")
-        for name, function in {"answers": (test_answers, server), "every_length": (test_every_length, server), "tokens": (test_tokens, server), "rules": (test_rules, server), "merged": (test_merged, merged),
+        for name, function in {"answers": (test_answers, server), "every_length": (test_every_length, server),
+                               "tokens": (test_tokens, server), "rules": (test_rules, server),
+                               "reasoning_budget": (test_reasoning_budget, server, token_ids),
+                               "syntaxes": (test_required_in_every_syntax, args.binary, top),
+                               "constrained": (test_constrained_after_reasoning, server),
+                               "weak_schema": (test_weak_schema, server), "merged": (test_merged, merged),
                                "plain_json": (test_plain_json, server, args.binary, main),
                                "prompt": (test_prompt, server, token_ids), "round_trip": (test_round_trip, server), "refused": (test_refused, server, bare_server),
+                               "reasoning_fields": (test_reasoning_fields, server, bare_server),
                                "special_tags": (test_special_tags, args.binary, other), "other_form": (test_other_form, args.binary, form),
                                "tags": (test_tags, args.binary, tags), "sdk": (test_sdk, server)}.items():
             if not args.only or name in args.only:

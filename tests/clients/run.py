@@ -24,6 +24,10 @@ CLIENTS = {
     "instructor": ["instructor==1.17.0"],
     "litellm": ["litellm==1.106.2", "mcp==2.3.0"],
     "llm": ["llm==0.36"],
+    "codex": ["pydantic==2.14.3"],
+    "claude_code": ["pydantic==2.14.3"],
+    "open_responses": ["pydantic==2.14.3"],
+    "mcp_tools": ["pydantic==2.14.3"],
 }
 
 

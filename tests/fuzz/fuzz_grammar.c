@@ -1,4 +1,5 @@
 /* GBNF and Lark: any text is rejected with a message, or becomes a grammar that runs. */
+#include "tests/lib/grammars.h"
 #include "server/grammar/vocab.h"
 
 #include <stdlib.h>

@@ -23,7 +23,6 @@ bool block_index_holds(const struct block_index *x, uint32_t server, uint32_t gr
 uint32_t block_index_overlap(const struct block_index *x, uint32_t server, uint32_t group,
                              const uint64_t *keys, uint32_t count);
 uint64_t block_index_blocks(const struct block_index *x, uint32_t server); /* in all groups */
-uint64_t block_index_stored(const struct block_index *x,
-                            uint32_t server); /* so far, of full attention */
+uint64_t block_index_stored(const struct block_index *x, uint32_t server); /* so far, of full attention */
 
 #endif

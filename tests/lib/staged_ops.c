@@ -474,6 +474,7 @@ static void st_conv(struct backend *b, const struct be_conv_args *a)
     d.states = &states;
     IN(weight, (size_t)a->k * a->c * 4);
     INOUT(x, ((rows - 1) * a->stride + a->c) * 4);
+    if (a->times) IN(times, ((rows - 1) * a->stride + a->c) * 4);
     g.s->ops->conv(g.s->b, &d);
     stage_end(&g);
 }

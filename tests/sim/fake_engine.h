@@ -51,6 +51,7 @@ struct engine {
     bool lenient;    /* a planted fault somewhere: what is broken is counted instead of fatal */
     uint64_t noticed;
     uint32_t step_fails_every, feature_fails_every; /* about once in so many, with ST_NOMEM; 0 = never */
+    uint32_t drafts_refused_every;                  /* likewise steps with draft tokens, with ST_AGAIN */
     uint64_t random;
     uint32_t live_features;
     uint64_t encodes, copies, rows, steps;
@@ -378,8 +379,10 @@ static inline uint64_t fake_clock(void *engine)
 
 enum status engine_submit(struct engine *e, struct engine_batch *b, struct err *err)
 {
-    uint32_t tokens = 0;
+    uint32_t tokens = 0, proposed = 0;
     double us = e->takes.fixed;
+    for (uint32_t i = 0; i < b->chunk_count; i++) proposed += b->chunks[i].proposed;
+    if (proposed && fake_once_in(e, e->drafts_refused_every)) return err_set(err, ST_AGAIN, "injected fault");
     for (uint32_t i = 0; i < b->chunk_count; i++)
         us += fake_chunk_us(e, b->chunks[i].position, b->chunks[i].count, b->chunks[i].sample);
     if (e->takes.noise > 0) {

@@ -526,6 +526,7 @@ static void sim_open(struct sim *m, uint64_t seed, bool tight, const struct muta
     chunk_drafts = m->drafts > 0;
     m->faults = !m->lenient && rnd(8) == 0;
     e->step_fails_every = m->faults ? 200 : 0;
+    e->drafts_refused_every = seed % 5 ? 0 : 3;
     e->feature_fails_every = m->faults ? 50 : 0;
     m->index = block_index_new(1 + (uint32_t)(seed % 20), 1);
     struct kv_event_sink sink = block_index_sink(m->index, 0);

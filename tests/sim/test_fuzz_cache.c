@@ -885,6 +885,7 @@ static struct engine *open_engine(const struct run *r, uint64_t kv_bytes, uint32
     char drafter[600];
     snprintf(drafter, sizeof drafter, "%s/assistant", r->model);
     if (r->drafter) opt.draft_dir = drafter;
+    opt.own_drafter = true;
     if (engine_open(&opt, &e, &err)) fail_msg("%s: %s", r->model, err.msg);
     return e;
 }

@@ -386,6 +386,22 @@ static void test_few_states_fit(void **state)
     desk_close(&d);
 }
 
+/* An arena that is accepted serves something: a step may need two states. */
+static void test_least_arena(void **state)
+{
+    (void)state;
+    struct desk d;
+    struct scheduler *none;
+    struct sched_options opt = {.clock = fake_clock, .clock_arg = &d.e, .hash_seed = 1};
+    struct err err;
+    desk_open(&d, 3 * STATE, &usual, false);
+    assert_true(sched_context_max(d.s) >= BT);
+    d.e.caps.arena_grains--;
+    assert_int_equal(sched_create(&d.e, &opt, &none, &err), ST_TOO_LARGE);
+    d.e.caps.arena_grains++;
+    desk_close(&d);
+}
+
 /* A router learns where states are: the last whole block before each, in a group of its own. */
 static void test_events(void **state)
 {
@@ -459,6 +475,28 @@ static void test_broken_verify_step(void **state)
     desk_close(&d);
 }
 
+/* Without memory for their draft tokens, steps run without them: no sequence loses its answer. */
+static void test_draft_tokens_refused(void **state)
+{
+    (void)state;
+    struct desk d;
+    struct sched_options o = {.propose = propose, .draft_max = 4, .draft_always = true};
+    desk_open(&d, PLENTY, &o, false);
+    d.e.drafts_refused_every = 3;
+    struct ask *all[4];
+    for (uint32_t i = 0; i < 4; i++) {
+        all[i] = new_ask();
+        text(all[i], 500, 90 + i);
+        send(&d, all[i]);
+    }
+    while (!(all[0]->ended && all[1]->ended && all[2]->ended && all[3]->ended)) step(&d);
+    struct sched_stats st = stats_of(&d);
+    assert_true(st.accepted_tokens > 10 && st.accepted_tokens < st.proposed_tokens);
+    assert_int_equal(st.preemptions, 0);
+    for (uint32_t i = 0; i < 4; i++) done(all[i]);
+    desk_close(&d);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -473,8 +511,10 @@ int main(void)
         cmocka_unit_test(test_states_inside),
         cmocka_unit_test(test_preemption),
         cmocka_unit_test(test_few_states_fit),
+        cmocka_unit_test(test_least_arena),
         cmocka_unit_test(test_events),
         cmocka_unit_test(test_broken_verify_step),
+        cmocka_unit_test(test_draft_tokens_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

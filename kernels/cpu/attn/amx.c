@@ -397,7 +397,7 @@ static void amx__prepare_row(const struct attn_work_item *w, uint32_t r, float *
         if (a->softcap > 0)
             v = _mm512_mul_ps(v16_tanh(_mm512_mul_ps(v, _mm512_set1_ps(a->scale / a->softcap))),
                               _mm512_set1_ps(a->softcap));
-        _mm512_storeu_ps(s, vf_keep(v, base, w->lo[r], w->hi[r]));
+        vf_store(s, vf_keep((struct vf){v}, base, w->lo[r], w->hi[r]));
     }
 }
 

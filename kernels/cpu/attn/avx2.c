@@ -1,43 +1,19 @@
 /* Attention for AVX2 + FMA: keys and values widened by shifts (mul_avx2.h), queries and probabilities once
  * for all. See attn/driver.h. */
 #include "kernels/backend.h"
+#include "kernels/cpu/simd/vops_avx2.h"
 
-#include <immintrin.h>
 #include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
 
-#define VL 8u
-typedef __m256 vf;
-#define vf_set1(x)        _mm256_set1_ps(x)
-#define vf_load(p)        _mm256_loadu_ps(p)
-#define vf_store(p, v)    _mm256_storeu_ps(p, v)
-#define vf_add(a, b)      _mm256_add_ps(a, b)
-#define vf_mul(a, b)      _mm256_mul_ps(a, b)
-#define vf_max(a, b)      _mm256_max_ps(a, b)
-#define vf_fmadd(a, b, c) _mm256_fmadd_ps(a, b, c)
-
-static inline float vf_hmax(__m256 v)
-{
-    float f[VL], m;
-    _mm256_storeu_ps(f, v);
-    m = f[0];
-    for (unsigned i = 1; i < VL; i++) m = f[i] > m ? f[i] : m;
-    return m;
-}
-static inline float vf_hsum(__m256 v)
-{
-    float f[VL];
-    _mm256_storeu_ps(f, v);
-    return ((f[0] + f[4]) + (f[2] + f[6])) + ((f[1] + f[5]) + (f[3] + f[7]));
-}
-static inline __m256 vf_keep(__m256 v, uint32_t base, uint32_t lo, uint32_t hi)
+VF_OP struct vf vf_keep(struct vf a, uint32_t base, uint32_t lo, uint32_t hi)
 {
     /* Positions are below 2^31, so signed compares suffice. */
     __m256i pos = _mm256_add_epi32(_mm256_set1_epi32((int)base), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
     __m256i out = _mm256_or_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32((int)lo), pos),
                                   _mm256_cmpgt_epi32(pos, _mm256_set1_epi32((int)hi)));
-    return _mm256_blendv_ps(v, _mm256_set1_ps(-INFINITY), _mm256_castsi256_ps(out));
+    return (struct vf){_mm256_blendv_ps(a.v, _mm256_set1_ps(-INFINITY), _mm256_castsi256_ps(out))};
 }
 /* 2^n for integers -252 <= n <= 127, by two factors so that subnormal results are rounded and underflow to
  * 0. */
@@ -49,66 +25,45 @@ static inline __m256 pow2i(__m256 p, __m256 n)
     return _mm256_mul_ps(p, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(rest, bias), 23)));
 }
 /* As in attn/v16.h: x = n + f, minimax polynomial for 2^f. */
-static inline __attribute__((always_inline)) __m256 vf_exp2(__m256 x, bool fine)
+VF_OP struct vf vf_exp2(struct vf a, bool fine)
 {
-    x = _mm256_max_ps(_mm256_set1_ps(-200.0f), x);
+    __m256 x = _mm256_max_ps(_mm256_set1_ps(-200.0f), a.v);
     __m256 n = _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), f = _mm256_sub_ps(x, n), p;
-    if (fine) {
-        p = _mm256_set1_ps(0x1.41d32ap-13f);
-        p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(0x1.5f456ap-10f));
-        p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(0x1.3b2dbcp-7f));
-        p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(0x1.c6aed4p-5f));
-        p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(0x1.ebfbdap-3f));
-        p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(0x1.62e430p-1f));
-        p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(1.0f));
-    } else {
-        p = _mm256_set1_ps(0x1.3997c4p-7f);
-        p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(0x1.ca1440p-5f));
-        p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(0x1.ec06dap-3f));
-        p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(0x1.62e0dcp-1f));
-        p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(0x1.ffffe8p-1f));
-    }
-    return pow2i(p, n);
+    p = fine ? POLY(v8, poly_exp2, f) : POLY(v8, poly_exp2_rough, f);
+    return (struct vf){pow2i(p, n)};
 }
 /* tanh(x) = sign(x) (1 - e) / (1 + e), e = 2^(-2|x| log2(e)); near 0 the odd series, where the quotient would
  * cancel. */
-static inline __m256 vf_tanh(__m256 x)
+VF_OP struct vf vf_softcap(struct vf in)
 {
-    __m256 one = _mm256_set1_ps(1.0f), sign = _mm256_and_ps(x, _mm256_set1_ps(-0.0f)),
+    __m256 x = in.v, one = _mm256_set1_ps(1.0f), sign = _mm256_and_ps(x, _mm256_set1_ps(-0.0f)),
            a = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x);
-    __m256 e = vf_exp2(_mm256_mul_ps(a, _mm256_set1_ps(-2.88539008177792681f)), true),
+    __m256 e = vf_exp2((struct vf){_mm256_mul_ps(a, _mm256_set1_ps(-2.88539008177792681f))}, true).v,
            z = _mm256_mul_ps(x, x);
     __m256 big = _mm256_or_ps(_mm256_div_ps(_mm256_sub_ps(one, e), _mm256_add_ps(one, e)), sign);
     __m256 p = _mm256_fmadd_ps(_mm256_set1_ps(62.0f / 2835), z, _mm256_set1_ps(-17.0f / 315));
     p = _mm256_fmadd_ps(p, z, _mm256_set1_ps(2.0f / 15));
     p = _mm256_fmadd_ps(p, z, _mm256_set1_ps(-1.0f / 3));
     __m256 small = _mm256_fmadd_ps(_mm256_mul_ps(p, z), x, x);
-    return _mm256_blendv_ps(big, small, _mm256_cmp_ps(a, _mm256_set1_ps(0.15f), _CMP_LT_OQ));
+    return (struct vf){_mm256_blendv_ps(big, small, _mm256_cmp_ps(a, _mm256_set1_ps(0.15f), _CMP_LT_OQ))};
 }
-static inline void vf_store_bf16(uint16_t *p, __m256 v)
+/* As rounding to nearest even leaves it: the upper halves of lanes. */
+VF_OP __m256i kv__round(__m256 v)
 {
     __m256i u = _mm256_castps_si256(v),
             lsb = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
-    __m256i r = _mm256_srli_epi32(_mm256_add_epi32(u, _mm256_add_epi32(lsb, _mm256_set1_epi32(0x7fff))), 16);
-    /* NaN must not round into infinity. */
-    r = _mm256_blendv_epi8(r, _mm256_set1_epi32(0x7fc0),
-                           _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q)));
-    _mm_storeu_si128((__m128i *)(void *)p,
-                     _mm_packus_epi32(_mm256_castsi256_si128(r), _mm256_extracti128_si256(r, 1)));
+    return _mm256_add_epi32(u, _mm256_add_epi32(lsb, _mm256_set1_epi32(0x7fff)));
 }
-static inline __m256 vf_round_bf16(__m256 v)
+VF_OP struct vf vf_round_bf16(struct vf a)
 {
-    __m256i u = _mm256_castps_si256(v),
-            lsb = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
-    __m256i r = _mm256_and_si256(_mm256_add_epi32(u, _mm256_add_epi32(lsb, _mm256_set1_epi32(0x7fff))),
-                                 _mm256_set1_epi32((int)0xffff0000));
-    return _mm256_blendv_ps(_mm256_castsi256_ps(r), _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000)),
-                            _mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+    __m256i r = _mm256_and_si256(kv__round(a.v), _mm256_set1_epi32((int)0xffff0000));
+    return (struct vf){_mm256_blendv_ps(_mm256_castsi256_ps(r),
+                                        _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000)),
+                                        _mm256_cmp_ps(a.v, a.v, _CMP_UNORD_Q))};
 }
-static inline __m256 vf_load_bf16(const uint16_t *p)
+VF_OP struct vf vf_load_bf16(const uint16_t *p)
 {
-    return _mm256_castsi256_ps(
-        _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)p)), 16));
+    return (struct vf){v8_from_bf16(_mm_loadu_si128((const __m128i *)(const void *)p))};
 }
 
 /* Lines of attn/unpack.h; e4m3 has the bits of an f16 that is 2^8 too small. */
@@ -118,7 +73,7 @@ struct kv_scales {
 };
 static inline struct kv_scales kv_scales_k(const uint16_t *s)
 {
-    __m256 a = vf_load_bf16(s), b = vf_load_bf16(s + 8);
+    __m256 a = vf_load_bf16(s).v, b = vf_load_bf16(s + 8).v;
     return (struct kv_scales){{a, b}, {a, b}};
 }
 static inline struct kv_scales kv_scales_v(const uint16_t *s)
@@ -127,15 +82,7 @@ static inline struct kv_scales kv_scales_v(const uint16_t *s)
            b = _mm256_castsi256_ps(_mm256_set1_epi32((int)((uint32_t)s[1] << 16)));
     return (struct kv_scales){{a, a}, {b, b}};
 }
-/* As rounding to nearest even leaves it: the upper halves of lanes. */
-static inline __m256i kv__round(__m256 v)
-{
-    __m256i u = _mm256_castps_si256(v),
-            lsb = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
-    return _mm256_add_epi32(u, _mm256_add_epi32(lsb, _mm256_set1_epi32(0x7fff)));
-}
-static inline __attribute__((always_inline)) void kv_line(uint16_t *dst, const int8_t *code,
-                                                          const struct kv_scales *s)
+VF_OP void kv_line(uint16_t *dst, const int8_t *code, const struct kv_scales *s)
 {
     for (int i = 0; i < 2; i++) {
         __m128i c = _mm_loadu_si128((const __m128i *)(const void *)(code + 16 * i));
@@ -220,16 +167,3 @@ ATTN_INLINE void attn__vec_values(const struct attn_work_item *w, const void *co
 }
 
 #include "kernels/cpu/attn/vec.h"
-
-static void avx2__attn_range(void *ctx, uint32_t begin, uint32_t end, uint32_t worker)
-{
-    struct attn_call *c = ctx;
-    attn__range(&c->job, begin, end, c->b, worker);
-}
-
-void avx2_attn(struct backend *b, const struct be_attn_args *a)
-{
-    struct attn_call c;
-    uint32_t n = attn__plan(b, a, &c);
-    cpu_pool_run(b->pool, n, c.grain, avx2__attn_range, &c);
-}

@@ -1,17 +1,14 @@
 /* Vector attention: the common part of attn/avx2.c, attn/avx512.c and attn/amx.c. Each includes this once,
  * after defining
  *
- *   VL, vf                      lanes of a vector of f32, its type
- *   vf_set1 vf_load vf_store vf_add vf_mul vf_max vf_fmadd       (loads and stores are 4-byte aligned)
- *   vf_hmax(v), vf_hsum(v)      over the lanes, in a fixed order
+ *   VL, struct vf, vf_...       simd/vops_avx2.h or vops_avx512.h
  *   vf_keep(v, base, lo, hi)    lane i stays where lo <= base + i <= hi, else becomes -infinity
  *   vf_exp2(v, fine)            2^v; 0 for -infinity. fine: to f32 precision; else to about 3e-6, ample
  *                               before rounding to bf16
- *   vf_tanh(v)
- *   vf_store_bf16(p, v)         VL values rounded to nearest even
+ *   vf_softcap(v)               tanh
  *   ATTN_WIDE                   optional: the set multiplies f32, so in a work item queries and probabilities
- * are f32 too, of bf16 values. Then also vf_load_bf16(p), vf_round_bf16(v) attn__walk                  see
- * the prototype below; attn/vec.h has the plain one
+ *                               are f32 too, of bf16 values. Then also vf_load_bf16(p), vf_round_bf16(v)
+ *   attn__walk                  see the prototype below; attn/vec.h has the plain one
  *
  * The work is cut into work items of up to ATTN_ROWS rows, a row being one (query, query head) of one kv
  * head. The keys are walked in tiles of ATTN_TILE blocks whose borders are absolute positions. Per tile and
@@ -173,7 +170,7 @@ static void attn__finish(struct attn_work_item *w)
         for (; asked < u32_min(w->rows, r + ATTN_AHEAD); asked++, attn__step(w, &ahead))
             attn__prefetch_row((char *)a->out + (ahead.t * ld + (size_t)ahead.h * d) * e, bytes, true);
         float *o = w->o + (size_t)r * j->o_stride;
-        vf f = vf_set1(1.0f / attn__row_sum(w, r));
+        struct vf f = vf_set1(1.0f / attn__row_sum(w, r));
         char *out = (char *)a->out + (at.t * ld + (size_t)at.h * d) * e;
         if (e == 4) {
             for (uint32_t i = 0; i < j->dpad; i += VL) vf_store(o + i, vf_mul(vf_load(o + i), f));

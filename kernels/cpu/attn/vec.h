@@ -4,8 +4,8 @@
  *   c[row][v] (+)= sum over step of a[row][step] * b[v][step]       a: 4 bytes per step (one f32, or a pair
  *     of bf16), broadcast; b: VL lanes
  *
- * Included after VL, vf and  vf vf_mac_bf16(vf acc, uint32_t pair, const void *b)  are defined; f32 uses
- * vf_fmadd. Each sum runs over the steps in ascending order, whatever the number of rows. */
+ * Included after  struct vf vf_mac_bf16(struct vf acc, uint32_t pair, const void *b)  is defined; f32 uses
+ * vf_fma. Each sum runs over the steps in ascending order, whatever the number of rows. */
 #ifndef KVASIR_CPU_ATTN_VEC_H
 #define KVASIR_CPU_ATTN_VEC_H
 
@@ -13,7 +13,7 @@
 
 ATTN_INLINE float attn__row_sum(const struct attn_work_item *w, uint32_t r)
 {
-    return vf_hsum(vf_load(w->sum + r * VL));
+    return vf_sum(vf_load(w->sum + r * VL));
 }
 ATTN_INLINE uint32_t attn__o_stride(uint32_t dpad, uint32_t d)
 {
@@ -48,7 +48,7 @@ struct attn_mul {
 ATTN_INLINE void attn__mul_rows(const struct attn_mul *m, uint32_t row, const uint32_t rows,
                                 const uint32_t cols, const bool bf16, const bool add)
 {
-    vf acc[8][4];
+    struct vf acc[8][4];
     for (uint32_t r = 0; r < rows; r++)
         for (uint32_t v = 0; v < cols; v++)
             acc[r][v] = add ? vf_load(m->c + (row + r) * m->c_stride + v * VL) : vf_set1(0);
@@ -68,7 +68,7 @@ ATTN_INLINE void attn__mul_rows(const struct attn_mul *m, uint32_t row, const ui
                 } else {
                     float f;
                     memcpy(&f, &raw, 4);
-                    acc[r][v] = vf_fmadd(vf_set1(f), vf_load((const float *)(const void *)b), acc[r][v]);
+                    acc[r][v] = vf_fma(vf_set1(f), vf_load((const float *)(const void *)b), acc[r][v]);
                 }
             }
         }
@@ -141,7 +141,7 @@ ATTN_INLINE void attn__vec_values(const struct attn_work_item *w, const void *co
 #endif
 ATTN_INLINE void attn__rescale(struct attn_work_item *w, uint32_t r, float factor)
 {
-    vf f = vf_set1(factor);
+    struct vf f = vf_set1(factor);
     float *o = w->o + (size_t)r * w->j->dpad, *sum = w->sum + r * VL;
     for (uint32_t i = 0; i < w->j->dpad; i += VL) vf_store(o + i, vf_mul(vf_load(o + i), f));
     vf_store(sum, vf_mul(vf_load(sum), f));
@@ -163,9 +163,9 @@ ATTN_INLINE void attn__softmax_row(struct attn_work_item *w, uint32_t r, uint32_
     }
     float c = a->scale * 1.44269504088896341f;
     if (a->softcap > 0) {
-        vf in = vf_set1(a->scale / a->softcap), out = vf_set1(a->softcap);
+        struct vf in = vf_set1(a->scale / a->softcap), out = vf_set1(a->softcap);
         for (uint32_t i = i0; i < i1; i += VL)
-            vf_store(s + i, vf_mul(vf_tanh(vf_mul(vf_load(s + i), in)), out));
+            vf_store(s + i, vf_mul(vf_softcap(vf_mul(vf_load(s + i), in)), out));
         c = 1.44269504088896341f;
     }
     if (lo > base + i0 || hi < base + i1 - 1) {
@@ -174,7 +174,7 @@ ATTN_INLINE void attn__softmax_row(struct attn_work_item *w, uint32_t r, uint32_
                 vf_store(s + i, vf_keep(vf_load(s + i), base + i, lo, hi));
         }
     }
-    vf m0 = vf_load(s + i0), m1 = m0;
+    struct vf m0 = vf_load(s + i0), m1 = m0;
     for (uint32_t i = i0; i < i1; i += 2 * VL) {
         m0 = vf_max(m0, vf_load(s + i));
         m1 = vf_max(m1, vf_load(s + i + VL));
@@ -188,9 +188,9 @@ ATTN_INLINE void attn__softmax_row(struct attn_work_item *w, uint32_t r, uint32_
         }
         w->max[r] = tile_max;
     }
-    vf sum = vf_load(w->sum + r * VL), vc = vf_set1(c), neg = vf_set1(-w->max[r]);
+    struct vf sum = vf_load(w->sum + r * VL), vc = vf_set1(c), neg = vf_set1(-w->max[r]);
     for (uint32_t i = i0; i < i1; i += VL) {
-        vf v = vf_exp2(vf_fmadd(vf_load(s + i), vc, neg), fine);
+        struct vf v = vf_exp2(vf_fma(vf_load(s + i), vc, neg), fine);
         sum = vf_add(sum, v);
         if (w->j->act == BE_F32) {
             vf_store((float *)(void *)p + i, v);
@@ -270,6 +270,19 @@ static void attn__walk(struct attn_work_item *w, const uint32_t *table)
             attn__tile(w, table, tile, true);
         }
     }
+}
+
+static void attn__run(void *ctx, uint32_t begin, uint32_t end, uint32_t worker)
+{
+    struct attn_call *c = ctx;
+    attn__range(&c->job, begin, end, c->b, worker);
+}
+
+void SET(attn)(struct backend *b, const struct be_attn_args *a)
+{
+    struct attn_call c;
+    uint32_t n = attn__plan(b, a, &c);
+    cpu_pool_run(b->pool, n, c.grain, attn__run, &c);
 }
 
 #endif

@@ -42,6 +42,28 @@ static inline uint32_t quant_kind(const struct be_weight *w)
     if (w->look) return QUANT_KINDS - 1;
     return (w->bits == 8 ? 3 : w->bits - 4) * 4 + (w->group == 16 ? 2 : 0) + (w->min ? 1 : 0);
 }
+/* A set's table of functions by kind: ROWS(j, pair, row, rows, sums, values, bits, groups, min), inlined with
+ * the last three constant. */
+typedef void quant_fn(const struct linear_job *j, uint32_t pair, uint32_t row, uint32_t rows, float *sums);
+#define QUANT_FN(NAME, ROWS, ...)                                                                            \
+    static void NAME(const struct linear_job *j, uint32_t pair, uint32_t row, uint32_t rows, float *sums)    \
+    {                                                                                                        \
+        ROWS(j, pair, row, rows, sums, __VA_ARGS__);                                                         \
+    }
+#define QUANT_FNS(ROWS, BITS)                                                                                \
+    QUANT_FN(quant__##BITS##_1_0, ROWS, NULL, BITS, 1, false)                                                \
+    QUANT_FN(quant__##BITS##_1_1, ROWS, NULL, BITS, 1, true)                                                 \
+    QUANT_FN(quant__##BITS##_2_0, ROWS, NULL, BITS, 2, false)                                                \
+    QUANT_FN(quant__##BITS##_2_1, ROWS, NULL, BITS, 2, true)
+#define QUANT_NAMES(BITS) quant__##BITS##_1_0, quant__##BITS##_1_1, quant__##BITS##_2_0, quant__##BITS##_2_1
+#define QUANT_TABLE(ROWS)                                                                                    \
+    QUANT_FNS(ROWS, 4)                                                                                       \
+    QUANT_FNS(ROWS, 5)                                                                                       \
+    QUANT_FNS(ROWS, 6)                                                                                       \
+    QUANT_FNS(ROWS, 8)                                                                                       \
+    QUANT_FN(quant__look, ROWS, j->w->values, 4, 1, false)                                                   \
+    static quant_fn *const quant__table[QUANT_KINDS] = {QUANT_NAMES(4), QUANT_NAMES(5), QUANT_NAMES(6),      \
+                                                        QUANT_NAMES(8), quant__look};
 /* Start of a pair's records. */
 static inline const char *quant_pair(const struct be_weight *w, uint32_t pair)
 {

@@ -170,24 +170,7 @@ Y_INLINE void p__rows(const struct linear_job *j, uint32_t pair, uint32_t row, u
     }
 }
 
-typedef void p_fn(const struct linear_job *j, uint32_t pair, uint32_t row, uint32_t rows, float *sums);
-#define P_KIND(BITS, GROUPS, MIN)                                                                            \
-    static void p__##BITS##_##GROUPS##_##MIN(const struct linear_job *j, uint32_t pair, uint32_t row,        \
-                                             uint32_t rows, float *sums)                                     \
-    {                                                                                                        \
-        p__rows(j, pair, row, rows, sums, NULL, BITS, GROUPS, MIN);                                          \
-    }
-#define P_KINDS(BITS) P_KIND(BITS, 1, 0) P_KIND(BITS, 1, 1) P_KIND(BITS, 2, 0) P_KIND(BITS, 2, 1)
-P_KINDS(4)
-P_KINDS(5)
-P_KINDS(6)
-P_KINDS(8)
-static void p__look(const struct linear_job *j, uint32_t pair, uint32_t row, uint32_t rows, float *sums)
-{
-    p__rows(j, pair, row, rows, sums, j->w->values, 4, 1, false);
-}
-#define P_NAMES(BITS) p__##BITS##_1_0, p__##BITS##_1_1, p__##BITS##_2_0, p__##BITS##_2_1
-static p_fn *const p__table[QUANT_KINDS] = {P_NAMES(4), P_NAMES(5), P_NAMES(6), P_NAMES(8), p__look};
+QUANT_TABLE(p__rows)
 
 static void p__pairs(const struct linear_job *j, uint32_t begin, uint32_t end, char *scratch)
 {
@@ -195,7 +178,7 @@ static void p__pairs(const struct linear_job *j, uint32_t begin, uint32_t end, c
     for (uint32_t pair = begin; pair < end; pair++)
         for (uint32_t row = 0; row < j->m; row += ROWS_MAX) {
             uint32_t rows = u32_min(ROWS_MAX, j->m - row);
-            p__table[quant_kind(j->w)](j, pair, row, rows, sums);
+            quant__table[quant_kind(j->w)](j, pair, row, rows, sums);
             for (uint32_t r = 0; r < rows; r++) y__epilogue(j, j->a->epilogue, pair, row + r, sums + 32 * r);
         }
 }

@@ -119,24 +119,7 @@ EPI_INLINE void q__rows(const struct linear_job *j, uint32_t pair, uint32_t row,
     }
 }
 
-typedef void q_fn(const struct linear_job *j, uint32_t pair, uint32_t row, uint32_t rows, float *sums);
-#define Q_KIND(BITS, GROUPS, MIN)                                                                            \
-    static void q__##BITS##_##GROUPS##_##MIN(const struct linear_job *j, uint32_t pair, uint32_t row,        \
-                                             uint32_t rows, float *sums)                                     \
-    {                                                                                                        \
-        q__rows(j, pair, row, rows, sums, NULL, BITS, GROUPS, MIN);                                          \
-    }
-#define Q_KINDS(BITS) Q_KIND(BITS, 1, 0) Q_KIND(BITS, 1, 1) Q_KIND(BITS, 2, 0) Q_KIND(BITS, 2, 1)
-Q_KINDS(4)
-Q_KINDS(5)
-Q_KINDS(6)
-Q_KINDS(8)
-static void q__look(const struct linear_job *j, uint32_t pair, uint32_t row, uint32_t rows, float *sums)
-{
-    q__rows(j, pair, row, rows, sums, j->w->values, 4, 1, false);
-}
-#define Q_NAMES(BITS) q__##BITS##_1_0, q__##BITS##_1_1, q__##BITS##_2_0, q__##BITS##_2_1
-static q_fn *const q__table[QUANT_KINDS] = {Q_NAMES(4), Q_NAMES(5), Q_NAMES(6), Q_NAMES(8), q__look};
+QUANT_TABLE(q__rows)
 
 /* The sums of rows [begin, end). */
 EPI_INLINE void q__finish(const struct linear_job *j, uint32_t begin, uint32_t end, const float *sums,
@@ -150,7 +133,7 @@ EPI_INLINE void q__finish(const struct linear_job *j, uint32_t begin, uint32_t e
 static void q__pairs(const struct linear_job *j, uint32_t begin, uint32_t end, char *scratch)
 {
     const struct be_weight *w = j->w;
-    q_fn *fn = q__table[quant_kind(w)];
+    quant_fn *fn = quant__table[quant_kind(w)];
     float *sums = (float *)(void *)scratch;
 #define Q_FINISH(J, BEGIN, END, SUMS, E) q__finish(J, BEGIN, END, SUMS, pair, E)
     for (uint32_t pair = begin; pair < end; pair++)

@@ -17,6 +17,8 @@ static void ref__conv_range(void *ctx, uint32_t begin, uint32_t end, uint32_t wo
         float *to = state_at(s, s->to[seq], a->layer_offset), old[BE_CONV_K_MAX], kept[BE_CONV_K_MAX];
         float *x = a->x + (size_t)s->first[seq] * a->stride + c;
         for (uint32_t j = 0; j < before; j++) old[j] = from ? from[(size_t)j * a->c + c] : 0;
+        const float *times = a->times ? a->times + (size_t)s->first[seq] * a->stride + c : NULL;
+        for (uint32_t t = 0; times && t < s->count[seq]; t++) x[t * a->stride] *= times[t * a->stride];
         for (uint32_t j = 0; j < before; j++) { /* the last rows of old and x[0, kept) */
             uint32_t at = s->kept[seq] + j;
             kept[j] = at < before ? old[at] : x[(at - before) * a->stride];
@@ -27,7 +29,7 @@ static void ref__conv_range(void *ctx, uint32_t begin, uint32_t end, uint32_t wo
             float now = x[t * a->stride];
             for (uint32_t j = 0; j < before; j++) sum += (double)a->weight[(size_t)j * a->c + c] * old[j];
             sum += (double)a->weight[(size_t)before * a->c + c] * now;
-            x[t * a->stride] = (float)(sum / (1 + exp(-sum)));
+            x[t * a->stride] = (float)(times ? sum : sum / (1 + exp(-sum)));
             memmove(old, old + 1, (before - 1) * sizeof *old);
             old[before - 1] = now;
         }

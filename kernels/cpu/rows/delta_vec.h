@@ -13,16 +13,22 @@ struct vec_conv {
     uint32_t tiles;
 };
 
-/* out[i] = silu(sum of w[j, i] src[j][i]); out is src[k - 1]. */
-VF_OP void conv__row(const float *const *src, const float *w, size_t c, uint32_t k, uint32_t n, float *out)
+/* out[i] = silu(sum of w[j, i] src[j][i]), or without silu; out is src[k - 1]. */
+VF_OP void conv__row(const float *const *src, const float *w, size_t c, uint32_t k, uint32_t n, bool silu,
+                     float *out)
 {
     VEC_FOR(i, n)
     {
         struct vf sum = vf_mul(vf_load_n(w + i, n - i), vf_load_n(src[0] + i, n - i));
         for (uint32_t j = 1; j < k; j++)
             sum = vf_fma(vf_load_n(w + j * c + i, n - i), vf_load_n(src[j] + i, n - i), sum);
-        vf_store_n(out + i, vf_mul(sum, vec__sigmoid(sum)), n - i);
+        vf_store_n(out + i, silu ? vf_mul(sum, vec__sigmoid(sum)) : sum, n - i);
     }
+}
+
+VF_OP void conv__times(float *x, const float *y, uint32_t n)
+{
+    VEC_FOR(i, n) vf_store_n(x + i, vf_mul(vf_load_n(x + i, n - i), vf_load_n(y + i, n - i)), n - i);
 }
 
 /* From the last row to the first, so that rows are still inputs when they are read. */
@@ -30,12 +36,14 @@ static void conv__rows(const struct be_conv_args *a, float *x, uint32_t count, c
                        const float *w, uint32_t n)
 {
     uint32_t before = a->k - 1;
+    bool silu = !a->times;
     for (uint32_t t = count; t-- > 0;) {
         const float *src[BE_CONV_K_MAX];
         for (uint32_t j = 0; j < a->k; j++)
             src[j] = t + j < before ? old + (size_t)(t + j) * CONV_TILE : x + (t + j - before) * a->stride;
-        if (a->k == 4 && n == CONV_TILE) conv__row(src, w, a->c, 4, CONV_TILE, x + t * a->stride);
-        else conv__row(src, w, a->c, a->k, n, x + t * a->stride);
+        if (a->k == 4 && n == CONV_TILE && silu)
+            conv__row(src, w, a->c, 4, CONV_TILE, true, x + t * a->stride);
+        else conv__row(src, w, a->c, a->k, n, silu, x + t * a->stride);
     }
 }
 
@@ -51,6 +59,9 @@ static void conv__range(void *ctx, uint32_t begin, uint32_t end, uint32_t worker
         const float *from = state_at(s, s->from[seq], a->layer_offset);
         float *to = state_at(s, s->to[seq], a->layer_offset), old[(BE_CONV_K_MAX - 1) * CONV_TILE];
         float *x = a->x + (size_t)s->first[seq] * a->stride + c0;
+        const float *times = a->times ? a->times + (x - a->x) : NULL;
+        for (uint32_t t = 0; times && t < s->count[seq]; t++)
+            conv__times(x + t * a->stride, times + t * a->stride, n);
         for (uint32_t r = 0; r < before; r++)
             if (from) memcpy(old + (size_t)r * CONV_TILE, from + (size_t)r * a->c + c0, n * sizeof *old);
             else memset(old + (size_t)r * CONV_TILE, 0, n * sizeof *old);

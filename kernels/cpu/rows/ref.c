@@ -315,6 +315,7 @@ struct ref_gate {
 static float ref__gate(enum be_gate f, float z)
 {
     if (f == BE_GATE_GELU_TANH) return ref_gelu_tanh(z);
+    if (f == BE_GATE_NONE) return z;
     float s = 1.0f / (1.0f + expf(-z));
     return f == BE_GATE_SILU ? z * s : s;
 }

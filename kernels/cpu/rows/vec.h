@@ -505,6 +505,7 @@ static struct vf vec__sigmoid(struct vf z)
 static struct vf vec__gate(enum be_gate f, struct vf z)
 {
     if (f == BE_GATE_GELU_TANH) return vf_gelu_tanh(z);
+    if (f == BE_GATE_NONE) return z;
     return f == BE_GATE_SILU ? vf_mul(z, vec__sigmoid(z)) : vec__sigmoid(z);
 }
 

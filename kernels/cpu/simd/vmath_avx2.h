@@ -4,8 +4,18 @@
 #ifndef KVASIR_CPU_VMATH_AVX2_H
 #define KVASIR_CPU_VMATH_AVX2_H
 
+#include "kernels/cpu/simd/poly.h"
+
 #include <immintrin.h>
 #include <stdint.h>
+
+static inline __attribute__((always_inline)) __m256 v8_poly(const float *p, const unsigned n, __m256 x)
+{
+    __m256 sum = _mm256_set1_ps(p[0]);
+#pragma GCC unroll 16
+    for (unsigned i = 1; i < n; i++) sum = _mm256_fmadd_ps(sum, x, _mm256_set1_ps(p[i]));
+    return sum;
+}
 
 /* e^x within about 1 ulp; 0 far below, infinity far above, NaN for NaN. */
 static inline __m256 v8_exp(__m256 x)
@@ -16,13 +26,7 @@ static inline __m256 v8_exp(__m256 x)
                                _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693359375f), x);
     r = _mm256_fnmadd_ps(n, _mm256_set1_ps(-2.12194440e-4f), r);
-    __m256 p = _mm256_set1_ps(1.38145953e-3f);
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(8.36871937e-3f));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(4.16683890e-2f));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0.166665211f));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0.499999940f));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0f));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0f));
+    __m256 p = POLY(v8, poly_exp, r);
     /* 2^n in two factors, each a normal number: results may be subnormal, zero or infinite. */
     __m256i ni = _mm256_cvtps_epi32(n), half = _mm256_srai_epi32(ni, 1), rest = _mm256_sub_epi32(ni, half),
             bias = _mm256_set1_epi32(127);
@@ -34,11 +38,7 @@ static inline __m256 v8_exp(__m256 x)
 static inline __m256 v8_tanh(__m256 x)
 {
     __m256 sign = _mm256_set1_ps(-0.0f), a = _mm256_andnot_ps(sign, x), z = _mm256_mul_ps(x, x);
-    __m256 p = _mm256_set1_ps(-5.70498872745e-3f);
-    p = _mm256_fmadd_ps(p, z, _mm256_set1_ps(2.06390887954e-2f));
-    p = _mm256_fmadd_ps(p, z, _mm256_set1_ps(-5.37397155531e-2f));
-    p = _mm256_fmadd_ps(p, z, _mm256_set1_ps(1.33314422036e-1f));
-    p = _mm256_fmadd_ps(p, z, _mm256_set1_ps(-3.33332819422e-1f));
+    __m256 p = POLY(v8, poly_tanh, z);
     __m256 small = _mm256_fmadd_ps(_mm256_mul_ps(p, z), x, x);
     __m256 e = v8_exp(_mm256_add_ps(a, a)), one = _mm256_set1_ps(1.0f);
     __m256 big = _mm256_sub_ps(one, _mm256_div_ps(_mm256_set1_ps(2.0f), _mm256_add_ps(e, one)));
@@ -71,18 +71,7 @@ static inline __m256 v8_gelu_erf(__m256 z)
 {
     __m256 sign = _mm256_set1_ps(-0.0f), zero = _mm256_setzero_ps(), one = _mm256_set1_ps(1.0f);
     __m256 t = _mm256_min_ps(_mm256_set1_ps(10.0f), _mm256_andnot_ps(sign, z));
-    __m256 r = _mm256_set1_ps(-0x1.fc5ab0p-32f);
-    r = _mm256_fmadd_ps(r, t, _mm256_set1_ps(0x1.93da58p-26f));
-    r = _mm256_fmadd_ps(r, t, _mm256_set1_ps(-0x1.11d122p-21f));
-    r = _mm256_fmadd_ps(r, t, _mm256_set1_ps(0x1.9ac40ep-18f));
-    r = _mm256_fmadd_ps(r, t, _mm256_set1_ps(-0x1.6a872ep-15f));
-    r = _mm256_fmadd_ps(r, t, _mm256_set1_ps(0x1.4f0b0ep-13f));
-    r = _mm256_fmadd_ps(r, t, _mm256_set1_ps(0x1.1b0c62p-14f));
-    r = _mm256_fmadd_ps(r, t, _mm256_set1_ps(-0x1.408d26p-8f));
-    r = _mm256_fmadd_ps(r, t, _mm256_set1_ps(0x1.2a27bep-5f));
-    r = _mm256_fmadd_ps(r, t, _mm256_set1_ps(0x1.45eedcp-2f));
-    r = _mm256_fmadd_ps(r, t, _mm256_set1_ps(0x1.988486p-1f));
-    r = _mm256_fmadd_ps(r, t, _mm256_set1_ps(0x1.62e430p-1f));
+    __m256 r = POLY(v8, poly_erf, t);
     __m256 h = v8_exp(_mm256_sub_ps(zero, r));
     __m256 p = _mm256_blendv_ps(h, _mm256_sub_ps(one, h), _mm256_cmp_ps(z, zero, _CMP_GE_OQ));
     return _mm256_and_ps(_mm256_mul_ps(z, p), _mm256_cmp_ps(z, _mm256_set1_ps(-10.0f), _CMP_NLT_UQ));

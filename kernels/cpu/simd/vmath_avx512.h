@@ -4,7 +4,17 @@
 #ifndef KVASIR_CPU_VMATH_AVX512_H
 #define KVASIR_CPU_VMATH_AVX512_H
 
+#include "kernels/cpu/simd/poly.h"
+
 #include <immintrin.h>
+
+static inline __attribute__((always_inline)) __m512 v16_poly(const float *p, const unsigned n, __m512 x)
+{
+    __m512 sum = _mm512_set1_ps(p[0]);
+#pragma GCC unroll 16
+    for (unsigned i = 1; i < n; i++) sum = _mm512_fmadd_ps(sum, x, _mm512_set1_ps(p[i]));
+    return sum;
+}
 
 /* e^x for x <= 89 (v16_exp: for all x) within about 1 ulp; 0 far below, infinity far above, NaN for NaN. x =
  * n ln2 + r, |r| <= ln2/2, e^r by 1 + r + r^2 p(r) with p of degree 4, fitted to 4e-9. e^0 is exactly 1. */
@@ -15,13 +25,7 @@ static inline __m512 v16_exp_below(__m512 x)
                                     _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
     r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
-    __m512 p = _mm512_set1_ps(1.38145953e-3f);
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(8.36871937e-3f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(4.16683890e-2f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.166665211f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.499999940f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
+    __m512 p = POLY(v16, poly_exp, r);
     return _mm512_scalef_ps(p, n);
 }
 
@@ -34,11 +38,7 @@ static inline __m512 v16_exp(__m512 x)
 static inline __m512 v16_tanh(__m512 x)
 {
     __m512 a = _mm512_abs_ps(x), z = _mm512_mul_ps(x, x);
-    __m512 p = _mm512_set1_ps(-5.70498872745e-3f);
-    p = _mm512_fmadd_ps(p, z, _mm512_set1_ps(2.06390887954e-2f));
-    p = _mm512_fmadd_ps(p, z, _mm512_set1_ps(-5.37397155531e-2f));
-    p = _mm512_fmadd_ps(p, z, _mm512_set1_ps(1.33314422036e-1f));
-    p = _mm512_fmadd_ps(p, z, _mm512_set1_ps(-3.33332819422e-1f));
+    __m512 p = POLY(v16, poly_tanh, z);
     __m512 small = _mm512_fmadd_ps(_mm512_mul_ps(p, z), x, x);
     __m512 e = v16_exp(_mm512_add_ps(a, a)), one = _mm512_set1_ps(1.0f);
     __m512 big = _mm512_sub_ps(one, _mm512_div_ps(_mm512_set1_ps(2.0f), _mm512_add_ps(e, one)));
@@ -115,18 +115,7 @@ static inline __m512 v16_gelu_erf(__m512 z)
 {
     __mmask16 near = _mm512_cmp_ps_mask(z, _mm512_set1_ps(-10.0f), _CMP_NLT_UQ);
     __m512 zero = _mm512_setzero_ps(), t = _mm512_min_ps(_mm512_set1_ps(10.0f), _mm512_abs_ps(z));
-    __m512 r = _mm512_set1_ps(-0x1.fc5ab0p-32f);
-    r = _mm512_fmadd_ps(r, t, _mm512_set1_ps(0x1.93da58p-26f));
-    r = _mm512_fmadd_ps(r, t, _mm512_set1_ps(-0x1.11d122p-21f));
-    r = _mm512_fmadd_ps(r, t, _mm512_set1_ps(0x1.9ac40ep-18f));
-    r = _mm512_fmadd_ps(r, t, _mm512_set1_ps(-0x1.6a872ep-15f));
-    r = _mm512_fmadd_ps(r, t, _mm512_set1_ps(0x1.4f0b0ep-13f));
-    r = _mm512_fmadd_ps(r, t, _mm512_set1_ps(0x1.1b0c62p-14f));
-    r = _mm512_fmadd_ps(r, t, _mm512_set1_ps(-0x1.408d26p-8f));
-    r = _mm512_fmadd_ps(r, t, _mm512_set1_ps(0x1.2a27bep-5f));
-    r = _mm512_fmadd_ps(r, t, _mm512_set1_ps(0x1.45eedcp-2f));
-    r = _mm512_fmadd_ps(r, t, _mm512_set1_ps(0x1.988486p-1f));
-    r = _mm512_fmadd_ps(r, t, _mm512_set1_ps(0x1.62e430p-1f));
+    __m512 r = POLY(v16, poly_erf, t);
     __m512 h = v16_exp_below(_mm512_sub_ps(zero, r));
     __m512 p = _mm512_mask_sub_ps(h, _mm512_cmp_ps_mask(z, zero, _CMP_GE_OQ), _mm512_set1_ps(1.0f), h);
     return _mm512_maskz_mul_ps(near, z, p);

@@ -174,7 +174,7 @@ static void test_qwen2_vl(void **state)
                     d.ropes[0].dim == 128);
         assert_true(d.ropes[0].sections[0] == 16 && d.ropes[0].sections[1] == 24 &&
                     d.ropes[0].sections[2] == 24);
-        assert_true(!d.ropes[0].interleaved && !d.ropes[0].yarn && d.ropes[0].attention == 1);
+        assert_true(!d.ropes[0].interleaved && !d.ropes[0].ramp && d.ropes[0].attention == 1);
         assert_names(&d.names, false);
         const struct desc_vision *v = &d.vision;
         assert_true(d.has_vision && v->image_size == 0 && v->patch == 14 && v->hidden == 1280 &&
@@ -265,7 +265,7 @@ static void test_qwen3_5(void **state)
     assert_true(delta->mixer == MIXER_DELTA && !delta->gated && d.layers[23].mixer == MIXER_ATTENTION);
     assert_true(g->key_heads == 16 && g->value_heads == 16 && g->key_dim == 128 && g->value_dim == 128);
     assert_true(g->conv_k == 4 && !g->tiled && !g->decay_plain && d.norm_plus_one && d.tied);
-    assert_int_equal(desc_conv_columns(g), 6144);
+    assert_int_equal(desc_conv_columns(&d), 6144);
     assert_int_equal(desc_in_columns(&d, 22), 8192);
     assert_int_equal(desc_in_columns(&d, 3), 2 * 8 * 256 + 2 * 2 * 256);
     assert_int_equal(desc_mixed_columns(&d, 22), 2048);
@@ -349,9 +349,9 @@ static void test_yarn(void **state)
         "{\"model_type\":\"qwen2\",\"rope_theta\":1000000,\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4.0,"
         "\"original_max_position_embeddings\":32768}}");
     const struct desc_rope *r = &d.ropes[0];
-    assert_true(r->yarn && r->factor == 4 && r->yarn_original == 32768 && r->yarn_beta_fast == 32 &&
-                r->yarn_beta_slow == 1);
-    assert_true(r->yarn_truncate && fabs(r->attention - 1.138629436111989) < 1e-15 && r->theta == 1e6);
+    assert_true(r->ramp == RAMP_YARN && r->factor == 4 && r->original == 32768 && r->beta_fast == 32 &&
+                r->beta_slow == 1);
+    assert_true(r->truncate && fabs(r->attention - 1.138629436111989) < 1e-15 && r->theta == 1e6);
     assert_int_equal(d.context_max, 131072); /* max_position_embeddings is 32768 */
     model_desc_free(&d);
     load("{\"model_type\":\"qwen3\",\"max_position_embeddings\":200000,\"rope_parameters\":{\"rope_type\":"
@@ -359,15 +359,14 @@ static void test_yarn(void **state)
          "\"rope_theta\":1000000.0,\"factor\":2.0,\"original_max_position_embeddings\":40960,\"beta_fast\":"
          "16,\"beta_slow\":2,"
          "\"attention_factor\":0.75,\"truncate\":false,\"mscale\":null}}");
-    assert_true(r->yarn_beta_fast == 16 && r->yarn_beta_slow == 2 && !r->yarn_truncate &&
-                r->attention == 0.75);
+    assert_true(r->beta_fast == 16 && r->beta_slow == 2 && !r->truncate && r->attention == 0.75);
     assert_int_equal(d.context_max, 200000);
     model_desc_free(&d);
     /* No original length: max_position_embeddings stands for it. The old key beside the new one. Both scales.
      */
     load("{\"model_type\":\"qwen2\",\"rope_parameters\":{\"rope_theta\":500000.0,\"rope_type\":\"default\"},"
          "\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":8,\"mscale\":1.0,\"mscale_all_dim\":0.5}}");
-    assert_true(r->yarn && r->yarn_original == 32768 && r->theta == 5e5);
+    assert_true(r->ramp == RAMP_YARN && r->original == 32768 && r->theta == 5e5);
     assert_true(fabs(r->attention - (0.1 * log(8) + 1) / (0.05 * log(8) + 1)) < 1e-15);
     assert_int_equal(d.context_max, 262144);
     model_desc_free(&d);
@@ -376,12 +375,12 @@ static void test_yarn(void **state)
     assert_int_equal(d.context_max, 1u << 24); /* positions stay exact as float32 */
     model_desc_free(&d);
     load("{\"model_type\":\"qwen3\",\"rope_scaling\":{\"type\":\"linear\",\"factor\":2.5}}");
-    assert_true(!r->yarn && r->factor == 2.5);
+    assert_true(!r->ramp && r->factor == 2.5);
     model_desc_free(&d);
     load("{\"model_type\":\"qwen2_5_vl\",\"hidden_size\":2048,\"num_attention_heads\":16,\"rope_scaling\":{"
          "\"type\":\"yarn\","
          "\"mrope_section\":[16,24,24],\"factor\":4,\"original_max_position_embeddings\":32768}}");
-    assert_true(r->yarn && r->sections[1] == 24 && !d.has_vision);
+    assert_true(r->ramp == RAMP_YARN && r->sections[1] == 24 && !d.has_vision);
     model_desc_free(&d);
 }
 
@@ -448,7 +447,7 @@ static void test_hostile(void **state)
         {"{\"model_type\":\"qwen3_next\"}", ST_UNSUPPORTED,
          "(gemma, gemma2, gemma3, gemma3_text, gemma4, gemma4_text, gemma4_unified, gemma4_unified_text, "
          "paligemma, qwen2, qwen3, qwen3_moe, qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, qwen3_5, "
-         "qwen3_5_moe, qwen3_5_text, qwen3_5_moe_text)"},
+         "qwen3_5_moe, qwen3_5_text, qwen3_5_moe_text, llama, mistral, smollm3, granite, lfm2)"},
         {Q35("\"linear_conv_kernel_dim\":1"), ST_FORMAT, "linear_conv_kernel_dim"},
         {Q35("\"linear_conv_kernel_dim\":17"), ST_FORMAT, "linear_conv_kernel_dim"},
         {Q35("\"linear_num_key_heads\":0"), ST_FORMAT, "linear_num_key_heads"},
@@ -458,6 +457,9 @@ static void test_hostile(void **state)
         {Q35("\"num_hidden_layers\":1,\"layer_types\":[\"sliding_attention\"]"), ST_UNSUPPORTED,
          "only full_attention and linear_attention"},
         {Q35("\"partial_rotary_factor\":0.002"), ST_FORMAT, "partial_rotary_factor"},
+        {Q35("\"num_hidden_layers\":3"), ST_UNSUPPORTED, "must have full_attention"},
+        {Q35("\"partial_rotary_factor\":0"), ST_FORMAT, "partial_rotary_factor"},
+        {Q3("\"partial_rotary_factor\":0"), ST_UNSUPPORTED, "partial_rotary_factor"},
         {Q3("\"partial_rotary_factor\":0.5"), ST_UNSUPPORTED, "partial_rotary_factor"},
         {"{\"model_type\":\"qwen2_5_omni\"}", ST_UNSUPPORTED, "\"qwen2_5_omni\" is not a family"},
         {"{\"model_type\":\"qwen3_vl_text\"}", ST_UNSUPPORTED, "not a family"},
@@ -490,7 +492,7 @@ static void test_hostile(void **state)
         {Q3("\"rope_parameters\":7"), ST_FORMAT, "rope_parameters"},
         {Q3("\"rope_theta\":0"), ST_FORMAT, "rope_theta"},
         {Q3("\"rope_scaling\":{\"type\":\"longrope\"}"), ST_UNSUPPORTED,
-         "only default, mrope, linear and yarn"},
+         "only default, mrope, linear, llama3 and yarn"},
         {Q3("\"rope_scaling\":{\"type\":7}"), ST_UNSUPPORTED, "rope_type"},
         {Q3("\"rope_scaling\":{\"type\":\"yarn\"}"), ST_FORMAT, "factor: is missing"},
         {Q3("\"rope_scaling\":{\"type\":\"yarn\",\"factor\":0.5}"), ST_FORMAT, "factor"},

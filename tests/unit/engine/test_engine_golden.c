@@ -237,6 +237,7 @@ static uint32_t run_variant(const char *family, const char *variant, const char 
                                  .kv_bytes = 8u << 20,
                                  .batch_tokens_max = 256,
                                  .sequences_max = 4,
+                                 .own_drafter = true,
                                  .dtype = strstr(variant, "_f16") ? "f32" : "auto"};
     if (engine_open(&opt, &e, &err)) fail_msg("%s", err.msg);
     assert_int_equal(e->net.inventory.ignored, 0); /* what transformers saved is used to the last tensor */
@@ -313,11 +314,13 @@ static void test_integers(void **state)
         const char *file, *family, *variant;
         bool tower;
     } all[] = {
-        {"gemma3", "gemma3", "window_small_f32", true}, {"qwen2_vl", "qwen", "qwen2_vl_f32", true},
-        {"qwen2_5_vl", "qwen", "qwen2_5_vl_f32", true}, {"qwen3_vl", "qwen", "qwen3_vl_f32", true},
-        {"qwen3_moe", "qwen", "qwen3_moe_f32", false},  {"gemma4_moe", "gemma4", "moe_released_f32", false},
-        {"qwen3_5", "qwen", "qwen3_5_text_f32", false}, {"qwen3_5_moe", "qwen", "qwen3_5_moe_f32", true},
-        {"gemma4", "gemma4", "e4b_released_f32", false}};
+        {"gemma3", "gemma3", "window_small_f32", true},  {"qwen2_vl", "qwen", "qwen2_vl_f32", true},
+        {"qwen2_5_vl", "qwen", "qwen2_5_vl_f32", true},  {"qwen3_vl", "qwen", "qwen3_vl_f32", true},
+        {"qwen3_moe", "qwen", "qwen3_moe_f32", false},   {"gemma4_moe", "gemma4", "moe_released_f32", false},
+        {"qwen3_5", "qwen", "qwen3_5_text_f32", false},  {"qwen3_5_moe", "qwen", "qwen3_5_moe_f32", true},
+        {"gemma4", "gemma4", "e4b_released_f32", false}, {"llama", "llama", "llama_gguf_f32", false},
+        {"llama_odd", "llama", "llama_odd_f32", false},  {"smollm3", "llama", "smollm3_f32", false},
+        {"granite", "llama", "granite_f32", false},      {"lfm2", "llama", "lfm2_odd_f32", false}};
     uint32_t failed = 0;
     (void)state;
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)

@@ -121,6 +121,7 @@ static struct engine *open_engine(const struct variant *v, const char *set, uint
                                  .kernels = test_engine_kernels(set),
                                  .threads = threads,
                                  .kv_dtype = kv_dtype,
+                                 .own_drafter = true,
                                  .kv_bytes = 64u << 20,
                                  .batch_tokens_max = 2048,
                                  .sequences_max = OTHERS + 1};
@@ -274,6 +275,16 @@ static void test_qwen3_5(void **state)
     check_variants(variants, sizeof variants / sizeof variants[0]);
 }
 
+static void test_llama(void **state)
+{
+    static const struct variant variants[] = {{"llama", "llama3_f32"},   {"llama", "mistral_window_f32"},
+                                              {"llama", "smollm2_bf16"}, {"llama", "smollm3_odd_f32"},
+                                              {"llama", "granite_f32"},  {"llama", "lfm2_f32"},
+                                              {"llama", "lfm2_odd_f32"}};
+    (void)state;
+    check_variants(variants, sizeof variants / sizeof variants[0]);
+}
+
 /* Their prompts go as a whole; chunks mean nothing. */
 static void test_paligemma(void **state)
 {
@@ -324,9 +335,9 @@ static void test_it_can_fail(void **state)
 int main(int argc, char **argv)
 {
     test_backend_args(&argc, argv);
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_gemma3),     cmocka_unit_test(test_gemma4),
-                                       cmocka_unit_test(test_qwen),       cmocka_unit_test(test_qwen3_5),
-                                       cmocka_unit_test(test_paligemma),  cmocka_unit_test(test_kv_q8),
-                                       cmocka_unit_test(test_it_can_fail)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_gemma3), cmocka_unit_test(test_gemma4),
+                                       cmocka_unit_test(test_qwen),   cmocka_unit_test(test_qwen3_5),
+                                       cmocka_unit_test(test_llama),  cmocka_unit_test(test_paligemma),
+                                       cmocka_unit_test(test_kv_q8),  cmocka_unit_test(test_it_can_fail)};
     return selectors_end(cmocka_run_group_tests_name("engine_invariance", tests, NULL, NULL));
 }

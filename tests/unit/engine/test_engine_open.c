@@ -96,8 +96,8 @@ static void test_refusals(void **state)
     o = good, o.batch_tokens_max = 1u << 30;
     refused(o, ST_INVALID, "tokens per step");
     o = good, o.model_dir = scratch;
-    write_text("config.json", "{\"model_type\":\"llama\"}");
-    refused(o, ST_UNSUPPORTED, "\"llama\" is not a family that is served");
+    write_text("config.json", "{\"model_type\":\"mamba\"}");
+    refused(o, ST_UNSUPPORTED, "\"mamba\" is not a family that is served");
     write_text("config.json",
                "{\"model_type\":\"gemma3_text\",\"num_hidden_layers\":1,\"hidden_size\":1,\"vocab_size\":2}");
     refused(o, ST_NOT_FOUND, "neither model.safetensors nor");
@@ -112,7 +112,7 @@ static void test_refusals(void **state)
     refused(o, ST_FORMAT, "has shape [1,2], config.json implies [2,1]");
     write_header("{\"model.embed_tokens.weight\":{\"dtype\":\"I8\",\"shape\":[2,1],\"data_offsets\":[0,2]}}",
                  2);
-    refused(o, ST_FORMAT, "there is no weight_scale");
+    refused(o, ST_FORMAT, "its weight_scale is missing");
 }
 
 /* A tied head whose values differ from the embedding's is a head of its own; an equal copy changes nothing.
@@ -428,7 +428,7 @@ static void test_unseen(void **state)
     engine_close(e);
 }
 
-static void test_made_up_weights(void **state)
+static void test_random_weights(void **state)
 {
     struct engine *e;
     struct err err;
@@ -481,6 +481,6 @@ int main(void)
         cmocka_unit_test(test_refusals),       cmocka_unit_test(test_tie),
         cmocka_unit_test(test_unused),         cmocka_unit_test(test_caps_and_inspect),
         cmocka_unit_test(test_kv_copy),        cmocka_unit_test(test_unseen),
-        cmocka_unit_test(test_made_up_weights)};
+        cmocka_unit_test(test_random_weights)};
     return cmocka_run_group_tests_name("engine_open", tests, make_scratch, drop_scratch);
 }

@@ -26,6 +26,8 @@ static uint32_t next_random(uint64_t *s)
     return (uint32_t)(*s >> 33);
 }
 
+static bool own_drafter; /* of the engines */
+
 static struct engine *open_engine(const char *variant, const char *set)
 {
     char dir[600];
@@ -36,10 +38,11 @@ static struct engine *open_engine(const char *variant, const char *set)
                                  .backend = test_engine_backend(set),
                                  .kernels = test_engine_kernels(set),
                                  .threads = 2,
+                                 .own_drafter = own_drafter,
                                  .kv_bytes = 32u << 20,
                                  .context_max = 256,
                                  .batch_tokens_max = 256,
-                                 .sequences_max = SEQS};
+                                 .sequences_max = SEQS + 1};
     if (engine_open(&opt, &e, &err)) fail_msg("%s", err.msg);
     return e;
 }
@@ -60,7 +63,21 @@ static void begin(struct talk *k, const struct engine_caps *caps, uint64_t seed,
     assert_true(*block_offset <= caps->arena_grains);
 }
 
-/* One step of all; `answer`: the tokens that they will say, from which drafts are made (NULL: none). */
+/* The drafter's tokens after the known ones. */
+static void draft(struct engine *e, struct talk *k, uint32_t slot, uint32_t count)
+{
+    struct engine_draft d = {.slot = slot,
+                             .position = k->known - 1,
+                             .token = k->tokens[k->known - 1],
+                             .count = count,
+                             .out = k->tokens + k->known};
+    struct err err;
+    memcpy(d.tables, k->tables, sizeof d.tables);
+    assert_int_equal(engine_draft(e, &d, 1, &err), ST_OK);
+}
+
+/* One step of all; `answer`: the tokens that they will say, from which drafts are made, or by the drafter in
+ * the checkpoint if there is one (NULL: none). */
 static void step(struct engine *e, struct talk *talks, uint32_t n, const struct talk *answer, uint64_t *rng)
 {
     static const struct sampling_params greedy = {
@@ -77,7 +94,8 @@ static void step(struct engine *e, struct talk *talks, uint32_t n, const struct 
         if (!left) continue;
         if (drafts >= left) drafts = left - 1;
         uint32_t right = drafts ? next_random(rng) % (drafts + 1) : 0;
-        for (uint32_t j = 0; j < drafts; j++) {
+        if (drafts && own_drafter && !first) draft(e, k, i, drafts);
+        for (uint32_t j = 0; j < drafts && !(own_drafter && !first); j++) {
             uint32_t id = answer[i].tokens[k->known + j];
             k->tokens[k->known + j] = j < right ? id : id ^ 1;
         }
@@ -92,6 +110,7 @@ static void step(struct engine *e, struct talk *talks, uint32_t n, const struct 
                                    .state_to = k->states[rng && next_random(rng) % 2],
                                    .proposed = drafts,
                                    .drawn = drawn[b.chunk_count],
+                                   .draft_slot = i,
                                    .sampling = &greedy,
                                    .sample = true,
                                    .score_first = UINT32_MAX};
@@ -152,7 +171,7 @@ static void one_variant(const char *variant, const char *set)
     void *states[SEQS];
     run(e, plain, SEQS, NULL, 0);
     for (uint32_t i = 0; i < SEQS; i++) states[i] = state_of(e, &plain[i]);
-    for (uint64_t seed = 1; seed <= 3; seed++) {
+    for (uint64_t seed = 1; seed <= (BACKEND_ON_CPU ? 3 : 1); seed++) {
         run(e, drafted, SEQS, plain, seed);
         for (uint32_t i = 0; i < SEQS; i++) {
             void *state = state_of(e, &drafted[i]);
@@ -180,7 +199,65 @@ static void rejected_tokens_leave_nothing(void **state)
     (void)state;
     for (size_t v = 0; v < sizeof variants / sizeof *variants; v++)
         for (uint32_t s = 0; s < TEST_SETS; s++)
-            if (be_cpu_has(backend_sets[s])) one_variant(variants[v], backend_sets[s]);
+            if (be_cpu_has(backend_sets[s]) && (v < 2 || BACKEND_ON_CPU))
+                one_variant(variants[v], backend_sets[s]);
+}
+
+/* Its tokens are the same whether its keys came token by token, with drafts in between, or with one prompt.
+ */
+static void same_drafts(struct engine *e, struct talk *k, uint32_t slot)
+{
+    static const struct sampling_params greedy = {.top_p = 1, .repetition_penalty = 1};
+    static struct talk fresh;
+    struct engine_caps caps;
+    struct err err;
+    uint32_t block_offset = 0;
+    engine_caps(e, &caps);
+    uint32_t drafted[DRAFTS];
+    draft(e, k, slot, DRAFTS);
+    memcpy(drafted, k->tokens + k->known, sizeof drafted);
+    for (uint32_t g = 0; g < caps.group_count; g++) /* beyond the blocks of all */
+        block_offset += SEQS * caps.groups[g].block_grains * 4;
+    begin(&fresh, &caps, 1, &block_offset);
+    memcpy(fresh.tokens, k->tokens, k->known * sizeof *k->tokens);
+    fresh.known = k->known;
+    struct engine_chunk r = {.count = k->known - 1,
+                             .tokens = fresh.tokens,
+                             .token_count = k->known,
+                             .prompt_count = k->known,
+                             .state_from = ENGINE_NO_BLOCK,
+                             .state_to = fresh.states[0],
+                             .draft_slot = SEQS,
+                             .sampling = &greedy,
+                             .sample = true,
+                             .score_first = UINT32_MAX};
+    memcpy(r.tables, fresh.tables, sizeof r.tables);
+    struct engine_batch b = {&r, 1};
+    assert_int_equal(engine_submit(e, &b, &err), ST_OK);
+    assert_int_equal(engine_wait(e, &b, &err), ST_OK);
+    draft(e, &fresh, SEQS, DRAFTS);
+    assert_memory_equal(fresh.tokens + fresh.known, drafted, sizeof drafted);
+    end(&fresh, 1);
+}
+
+static void the_drafter_in_the_checkpoint(void **state)
+{
+    static const char *const variants[] = {"qwen3_5_f32", "qwen3_5_moe_f32"};
+    (void)state;
+    for (size_t v = 0; v < sizeof variants / sizeof *variants; v++)
+        for (uint32_t s = 0; s < TEST_SETS; s++) {
+            static struct talk talks[SEQS];
+            if (!be_cpu_has(backend_sets[s]) || (v && !BACKEND_ON_CPU)) continue;
+            own_drafter = true;
+            one_variant(variants[v], backend_sets[s]);
+            struct engine *e = open_engine(variants[v], backend_sets[s]);
+            assert_true(e->draft.own);
+            run(e, talks, SEQS, talks, 5);
+            for (uint32_t i = 0; i < SEQS; i++) same_drafts(e, &talks[i], i);
+            end(talks, SEQS);
+            engine_close(e);
+            own_drafter = false;
+        }
 }
 
 static void a_state_has_a_group_of_its_own(void **state)
@@ -204,6 +281,7 @@ int main(int argc, char **argv)
 {
     test_backend_args(&argc, argv);
     const struct CMUnitTest tests[] = {cmocka_unit_test(rejected_tokens_leave_nothing),
+                                       cmocka_unit_test(the_drafter_in_the_checkpoint),
                                        cmocka_unit_test(a_state_has_a_group_of_its_own)};
     return cmocka_run_group_tests_name("engine_recurrent", tests, NULL, NULL);
 }

@@ -196,6 +196,25 @@ static void test_yarn_and_windows(void **state)
     says(text, "YaRN       factor 4 over 512 positions, ramp 32 to 1 rotations, attention 1.13863");
 }
 
+/* Whether a config.json is served shows without weights, too. */
+static void test_without_weights(void **state)
+{
+    static char text[8192];
+    struct err err = {""};
+    struct engine_options opt = shape(
+        "{\"model_type\":\"llama\",\"hidden_size\":32,\"intermediate_size\":40,\"num_hidden_layers\":2,"
+        "\"vocab_size\":64,\"num_attention_heads\":2,\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8,"
+        "\"low_freq_factor\":1,\"high_freq_factor\":4,\"original_max_position_embeddings\":8192}}");
+    (void)state;
+    opt.random_weights = false;
+    assert_int_equal(engine_inspect(&opt, text, sizeof text, &err), ST_OK);
+    says(text, "served     yes, by config.json; the directory has no weights\nfamily     llama");
+    says(text, "llama3     factor 8 over 8192 positions, ramp 4 to 1 rotations");
+    opt = shape("{\"model_type\":\"mamba\"}");
+    opt.random_weights = false;
+    assert_int_equal(engine_inspect(&opt, text, sizeof text, &err), ST_UNSUPPORTED);
+}
+
 /* Patches of 8, 2 x 2 to a token, windows of 3 x 3 tokens but in layer 1; 16 wide, 2 heads of 8, GLU of 20.
  */
 static void test_window_tower(void **state)
@@ -249,8 +268,9 @@ static void test_deepstack(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_experts), cmocka_unit_test(test_profile),
-                                       cmocka_unit_test(test_yarn_and_windows),
-                                       cmocka_unit_test(test_window_tower), cmocka_unit_test(test_deepstack)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_experts),          cmocka_unit_test(test_profile),
+        cmocka_unit_test(test_yarn_and_windows), cmocka_unit_test(test_without_weights),
+        cmocka_unit_test(test_window_tower),     cmocka_unit_test(test_deepstack)};
     return cmocka_run_group_tests_name("inspect_qwen", tests, make_scratch, drop_scratch);
 }

@@ -151,7 +151,7 @@ static void test_headers(void **state)
         {"{\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]},\"a\":{\"dtype\":\"U8\",\"shape\":["
          "2],\"data_offsets\":["
          "2,4]}}",
-         4, ST_FORMAT, "tensor a stands twice"},
+         4, ST_FORMAT, "tensor a is duplicated"},
         {"{\"\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]}}", 2, ST_FORMAT, "empty"},
         {"{\"a\\u0000b\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]}}", 2, ST_FORMAT, "NUL"},
     };
@@ -226,7 +226,7 @@ static void test_shards(void **state)
         {"{\"weight_map\":{\"x\":\"a.safetensors\",\"y\":\"b.safetensors\"}}", ST_OK, ""},
         {"{\"weight_map\":{\"x\":\"a.safetensors\",\"y\":\"c.safetensors\"}}", ST_NOT_FOUND, "c.safetensors"},
         {"{\"weight_map\":{\"x\":\"a.safetensors\",\"z\":\"b.safetensors\"}}", ST_FORMAT,
-         "tensor z stands in no shard"},
+         "tensor z is in no shard"},
         {"{\"weight_map\":{\"x\":\"b.safetensors\",\"y\":\"a.safetensors\"}}", ST_FORMAT,
          "not where the index says"},
         {"{\"weight_map\":{\"x\":\"../a.safetensors\"}}", ST_FORMAT, "not a plain file name"},
@@ -247,7 +247,7 @@ static void test_shards(void **state)
     }
     write_tensors("b.safetensors", a, 2);
     write_file("model.safetensors.index.json", cases[0].index, strlen(cases[0].index));
-    expect(ST_FORMAT, "tensor x stands twice");
+    expect(ST_FORMAT, "tensor x is duplicated");
     remove_all();
 }
 

@@ -14,11 +14,12 @@ enum { ROWS = 70, OTHER = 9, BLOCKS = 4 };
 
 struct shape {
     uint32_t keys, values, dk, dv, k;
-    bool tiled;
+    bool tiled, times; /* times: of the convolution */
 };
-static const struct shape shapes[] = {{1, 1, 8, 8, 2, false},  {2, 6, 24, 10, 3, false},
-                                      {2, 4, 16, 33, 4, true}, {1, 2, 128, 128, 4, false},
-                                      {3, 3, 5, 64, 7, false}, {2, 2, 130, 40, 16, false}};
+static const struct shape shapes[] = {{1, 1, 8, 8, 2, false, false},  {2, 6, 24, 10, 3, false, false},
+                                      {2, 4, 16, 33, 4, true, false}, {1, 2, 128, 128, 4, false, false},
+                                      {3, 3, 5, 64, 7, false, false}, {2, 2, 130, 40, 16, false, false},
+                                      {1, 2, 70, 80, 3, false, true}, {2, 2, 9, 8, 5, true, true}};
 
 /* One problem: inputs of a sequence and of another one next to it, and the weights. */
 struct data {
@@ -26,7 +27,7 @@ struct data {
     uint32_t columns, stride;
     size_t conv_bytes, block; /* bytes of a state's parts, of a block */
     float *x, *gates;         /* [ROWS + OTHER] inputs */
-    float *weight, *decay, *dt_bias;
+    float *weight, *decay, *dt_bias, *times;
 };
 
 static uint64_t rng = 1;
@@ -54,6 +55,7 @@ static void data_make(struct data *d, const struct shape *s)
     d->gates = randoms((size_t)(ROWS + OTHER) * 2 * s->values, 3);
     d->gates[2 * s->values - 1] = -40; /* far ends of sigmoid and softplus */
     d->gates[2 * s->values] = 60;
+    if (s->times) d->times = randoms((size_t)(ROWS + OTHER) * d->stride, 1);
     d->weight = randoms((size_t)s->k * d->columns, 0.7f);
     d->decay = randoms(s->values, 1);
     d->dt_bias = randoms(s->values, 1);
@@ -64,6 +66,7 @@ static void data_free(struct data *d)
     free(d->x);
     free(d->gates);
     free(d->weight);
+    free(d->times);
     free(d->decay);
     free(d->dt_bias);
 }
@@ -83,10 +86,13 @@ static void call(struct backend *b, const struct data *d, struct result *r, floa
                  const struct be_states *st, bool outputs)
 {
     const struct shape *s = &d->s;
-    be_cpu_ops()->conv(
-        b,
-        &(struct be_conv_args){
-            .states = st, .x = r->x, .stride = d->stride, .c = d->columns, .k = s->k, .weight = d->weight});
+    be_cpu_ops()->conv(b, &(struct be_conv_args){.states = st,
+                                                 .x = r->x,
+                                                 .times = d->times,
+                                                 .stride = d->stride,
+                                                 .c = d->columns,
+                                                 .k = s->k,
+                                                 .weight = d->weight});
     be_cpu_ops()->delta(b, &(struct be_delta_args){.states = st,
                                                    .layer_offset = d->conv_bytes,
                                                    .key_heads = s->keys,
@@ -152,10 +158,12 @@ static void check_formula(const struct data *d, const struct result *r, const ch
         for (uint32_t i = 0; i < d->columns; i++) {
             double sum = 0;
             for (uint32_t j = 0; j < s->k; j++)
-                if (t + j + 1 >= s->k)
-                    sum += (double)d->weight[(size_t)j * d->columns + i] *
-                           (double)d->x[(size_t)(t + j + 1 - s->k) * d->stride + i];
-            c[(size_t)t * d->columns + i] = sum * sigmoid(sum);
+                if (t + j + 1 >= s->k) {
+                    size_t at = (size_t)(t + j + 1 - s->k) * d->stride + i;
+                    sum += (double)d->weight[(size_t)j * d->columns + i] * (double)d->x[at] *
+                           (d->times ? (double)d->times[at] : 1);
+                }
+            c[(size_t)t * d->columns + i] = d->times ? sum : sum * sigmoid(sum);
         }
     double worst = 0;
     for (uint32_t t = 0; t < ROWS; t++)

@@ -24,13 +24,22 @@ struct late {
     atomic_uint turns; /* until a mask is ready */
     uint32_t left, at, fails_at;
     atomic_uint asked, stopped;
+    uint32_t takes_us, briefs; /* of the planner's time, for a mask; calls that were to be brief */
 };
+static uint64_t clock_us; /* virtual: only masks take time */
+
+static uint64_t clock_now(void *arg)
+{
+    (void)arg;
+    return clock_us;
+}
 
 static enum mask_state prepare(void *arg, const uint32_t *tokens, uint32_t count, bool brief)
 {
     struct late *l = arg;
     (void)tokens;
-    (void)brief;
+    l->briefs += brief;
+    clock_us += brief ? 0 : l->takes_us;
     atomic_fetch_add(&l->asked, 1);
     if (l->fails_at && count + 1 == l->fails_at) return MASK_FAILED;
     if (atomic_load(&l->turns) == NEVER) return MASK_LATER;
@@ -44,8 +53,8 @@ static enum mask_state prepare(void *arg, const uint32_t *tokens, uint32_t count
 }
 static uint32_t drafts(void *arg, const uint32_t *tokens, uint32_t count, uint32_t n)
 {
-    (void)arg;
     (void)tokens;
+    clock_us += ((struct late *)arg)->takes_us;
     return count % 2 ? n : 0;
 }
 static uint32_t forced(void *arg, const uint32_t *tokens, uint32_t count, uint32_t most, uint32_t *out)
@@ -85,7 +94,7 @@ static void open_all(void)
                                   .batch_tokens_max = 64};
     e.caps.groups[0] = (struct engine_kv_group){.layers = 1, .block_grains = 1};
     fake_open(&e, true);
-    struct sched_options opt = {.queue_max = 10, .no_prefix_cache = true, .draft_max = 4};
+    struct sched_options opt = {.queue_max = 10, .no_prefix_cache = true, .draft_max = 4, .clock = clock_now};
     assert_int_equal(sched_create(&e, &opt, &s, &err), ST_OK);
     memset(asks, 0, sizeof asks);
 }
@@ -168,6 +177,28 @@ static void test_late_masks(void **state)
     close_all();
 }
 
+/* Slow masks of many sequences: together they take little of a step. */
+static void test_time_of_all(void **state)
+{
+    (void)state;
+    open_all();
+    for (uint32_t k = 0; k < SEQUENCES; k++) ask(k, true, 0, 0)->late.takes_us = 400;
+    for (uint64_t t = 0; t < 1000; t++) {
+        uint64_t before = clock_us;
+        sched_step(s, t);
+        take_events();
+        assert_in_range(clock_us - before, 0, 4 * 500);
+    }
+    uint32_t asked = 0, briefs = 0;
+    for (uint32_t k = 0; k < SEQUENCES; k++) {
+        assert_int_equal(asks[k].end, END_LENGTH);
+        asked += atomic_load(&asks[k].late.asked);
+        briefs += asks[k].late.briefs;
+    }
+    assert_true(briefs >= asked / 2);
+    close_all();
+}
+
 static void test_ends_while_it_waits(void **state)
 {
     (void)state;
@@ -234,6 +265,6 @@ int main(void)
     log_set_level((enum log_level) - 1);
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_late_masks),
                                        cmocka_unit_test(test_ends_while_it_waits),
-                                       cmocka_unit_test(test_sleeps)};
+                                       cmocka_unit_test(test_time_of_all), cmocka_unit_test(test_sleeps)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

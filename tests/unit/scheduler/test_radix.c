@@ -795,6 +795,7 @@ static const struct shape shapes[] = {
     {2, {0, RECURRENT}},
     {3, {0, 8, RECURRENT}},
     {4, {0, 6, 17, RECURRENT}},
+    {1, {RECURRENT}},
 };
 enum { SHAPES = sizeof shapes / sizeof shapes[0] };
 

@@ -4,6 +4,8 @@
  * time to the first mask and of each mask along the valid instances. --list: a line for each schema that is
  * refused or wrong. scripts/maskbench.py compares other engines. */
 #include "tests/lib/tokens.h"
+#include "tests/lib/grammars.h"
+#include "engine/tokenizer/tokenizer.h"
 #include "server/grammar/vocab.h"
 
 #include <stdio.h>

@@ -1,5 +1,6 @@
 /* The memory of grammars is shared: one of several tenants leaves room for the next, and what it fills is
  * its own loss. A compile that nobody waits for ends. */
+#include "tests/lib/grammars.h"
 #include "server/generate/grammars.h"
 #include "server/grammar/build.h"
 

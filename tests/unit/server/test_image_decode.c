@@ -221,6 +221,25 @@ static void test_truncated(void **state)
     }
 }
 
+/* The pixels are there: what comes after them, also IEND, may be missing or damaged. */
+static void test_without_end(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        const struct file *f = find(i ? "png_pal4_adam7.png" : "png_rgb8.png");
+        for (size_t cut = 0; cut < 12; cut++) {
+            struct image_u8 img;
+            struct err err;
+            char got[65];
+            if (decode(f->bytes, f->len - 12 + cut, &limits, &img, &err))
+                fail_msg("%s: %s", f->name, err.msg);
+            hex_of(&img, got);
+            assert_string_equal(got, f->sha256);
+            image_u8_free(&img);
+        }
+    }
+}
+
 static uint32_t crc32_of(const uint8_t *p, size_t len)
 {
     uint32_t crc = ~0u;
@@ -400,6 +419,9 @@ static void test_uri(void **state)
         {"DATA:IMAGE/PNG;BASE64,aGVsbG8=", IMAGE_OK, "hello"},
         {"data:;base64,aGVsbG8=", IMAGE_OK, "hello"},
         {"data:image/png;charset=utf-8;x=y;base64,aGVsbG8=", IMAGE_OK, "hello"},
+        {"data:image/png; base64,aGVsbG8=", IMAGE_OK, "hello"},
+        {"data:image/png ;  BASE64 ,aGVsbG8=", IMAGE_OK, "hello"},
+        {"data:image/png; bas e64,aGVsbG8=", IMAGE_BAD_URL, NULL},
         {"data:text/plain;base64,aGVsbG8=", IMAGE_OK, "hello"},
         {"data:image/png;base64,aGVsbG8", IMAGE_OK, "hello"},
         {"data:image/png;base64, aGVs\r\n\tbG8= \n", IMAGE_OK, "hello"},
@@ -696,15 +718,11 @@ static void test_mutations(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_golden),
-        cmocka_unit_test(test_golden_on_white),
-        cmocka_unit_test(test_type_by_content),
-        cmocka_unit_test(test_truncated),
-        cmocka_unit_test(test_limits),
-        cmocka_unit_test(test_bombs),
-        cmocka_unit_test(test_uri),
-        cmocka_unit_test(test_uri_round_trip),
-        cmocka_unit_test(test_key),
+        cmocka_unit_test(test_golden),          cmocka_unit_test(test_golden_on_white),
+        cmocka_unit_test(test_type_by_content), cmocka_unit_test(test_truncated),
+        cmocka_unit_test(test_without_end),     cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_bombs),           cmocka_unit_test(test_uri),
+        cmocka_unit_test(test_uri_round_trip),  cmocka_unit_test(test_key),
         cmocka_unit_test(test_mutations),
     };
     return cmocka_run_group_tests(tests, load_files, free_files);

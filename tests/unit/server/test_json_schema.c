@@ -1,4 +1,5 @@
 /* JSON schemas as grammars: strings that match, strings that do not, schemas that are rejected. */
+#include "tests/lib/grammars.h"
 #include "server/grammar/machine.h"
 
 #include <setjmp.h>

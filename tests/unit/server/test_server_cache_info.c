@@ -324,7 +324,7 @@ static void check_json(const struct sched_cache_info *info, uint32_t tokens, uin
     struct buf b;
     buf_init(&b, 10000);
     struct json_writer o = {.buf = &b};
-    cache_info_write(&o, info, tokens, dropped, places);
+    cache_info_write(&o, info, tokens, dropped, NULL, places);
     assert_int_equal(o.st, ST_OK);
     assert_string_equal(b.data, want);
     buf_fini(&b);

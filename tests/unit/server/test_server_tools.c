@@ -1,7 +1,7 @@
 /* Function calls and reasoning in a model's text: what becomes of every kind of text, the same for every way
  * of cutting it, and no crash and nothing lost on random ones. */
 #include "server/chat/output.h"
-#include "server/chat/tool_types.h"
+#include "server/chat/tool_calls/types.h"
 #include "tests/lib/backend_sets.h"
 
 #include <jansson.h>
@@ -39,6 +39,10 @@ static struct chat_output_rules bare = {.calls = TOOL_SYNTAX_JSON},
                                 one_bare = {.calls = TOOL_SYNTAX_JSON, .single_call = true},
                                 bare_xml = {.calls = TOOL_SYNTAX_XML},
                                 think_bare = {.reasoning = REASONING_FIELD, .calls = TOOL_SYNTAX_JSON};
+/* .types are set by main. */
+static struct chat_output_rules mistral = {.calls = TOOL_SYNTAX_MISTRAL}, glm = {.calls = TOOL_SYNTAX_GLM},
+                                lfm2 = {.calls = TOOL_SYNTAX_LFM2},
+                                exact = {.calls = TOOL_SYNTAX_JSON, .exact = true};
 static const struct chat_output_rules call = {.calls = TOOL_SYNTAX_CALL},
                                       one_call = {.calls = TOOL_SYNTAX_CALL, .single_call = true},
                                       channel = {.reasoning = REASONING_FIELD,
@@ -185,7 +189,7 @@ static const struct {
     {&tools, CALL("{\"arguments\": null, \"name\": \"f\"}"), "[f {}]"},
     {&tools, CALL("{\"name\": \"f\", \"arguments\": \"\"}"), "[f {}]"},
     {&tools, CALL("{\"name\": \"f\", \"arguments\": \"{\\\"a\\\": \\\"\\u00fc\\n\\\"}\"}"),
-     "[f {\"a\": \"ü\n\"}]"},
+     "[f {\"a\": \"ü\\n\"}]"},
     {&tools, CALL("{\"arguments\": \"{}\", \"name\": \"f\"}"), "[f {}]"},
     {&tools,
      CALL("{\"name\": \"f\", \"arguments\": {\"a\": \"}{\\\"]\\\\\", \"b\": \"\\ud83d\\ude00 \\u00fc é "
@@ -193,16 +197,27 @@ static const struct {
      "[f {\"a\": \"}{\\\"]\\\\\", \"b\": \"\\ud83d\\ude00 \\u00fc é 北京\"}]"},
     {&tools, CALL("{\"name\": \"f\", \"arguments\": {\"a\": \"</tool_call>\", \"b\": \"<tool_call>\\n{\"}}"),
      "[f {\"a\": \"</tool_call>\", \"b\": \"<tool_call>\\n{\"}]"},
+    {&tools, CALL("{\"name\": \"f\", \"arguments\": {\"a\": \"</tool_call> <tool_call>\", \"b\": 1}}"),
+     "[f {\"a\": \"</tool_call> <tool_call>\", \"b\": 1}]"},
+    {&tools,
+     CALL("{\"name\": \"f\", \"arguments\": {\"a\": \"x\", \"b\"                                             "
+          "                         :                                                                       "
+          "1}}"),
+     "[f {\"a\": \"x\", \"b\"                                                                      :         "
+     "                                                              1}]"},
+    {&tools,
+     CALL("{\"name\": \"f\", \"arguments\": {\"a\": \"x\n</tool_call>\n<tool_call>\n{\"name\": \"g\"}"),
+     "[f {\"a\": \"x\"}][g {}]"},
     {&tools, CALL("{\"name\": \"g\\u0065t\", \"arguments\": {}}"), "[get {}]"},
     /* arguments that are no JSON: the client gets what was written */
     {&tools, CALL("{\"name\": \"f\", \"arguments\": {\"a\": True, 'b': [x}]}}"),
-     "[f {\"a\": True, 'b': [x}]]"},
-    {&tools, CALL("{\"name\": \"f\", \"arguments\": {a: 1}}"), "[f {a: 1}]"},
-    {&tools, CALL("{\"name\": \"f\", \"arguments\": {\"code\": \"x\ny {\"}}"), "[f {\"code\": \"x\ny {\"}]"},
-    {&tools, CALL("{\"name\": \"f\", \"arguments\": {\"a\": \"x}"), "[f {\"a\": \"x}\n]"},
-    {&tools, CALL("{\"name\": \"f\", \"arguments\": {\"a\": 1"), "[f {\"a\": 1\n]"},
-    {&tools, CALL("{\"name\": \"f\", \"arguments\": {\"a\": 01}}"), "[f {\"a\": 01}]"},
-    {&tools, CALL("{\"name\": \"f\", \"arguments\": {\"a\": \"\\q\\\"}\"}}"), "[f {\"a\": \"\\q\\\"}\"}]"},
+     "[f {\"a\": true, \"b\": [\"x\"]}]"},
+    {&tools, CALL("{\"name\": \"f\", \"arguments\": {a: 1}}"), "[f {\"a\": 1}]"},
+    {&tools, CALL("{\"name\": \"f\", \"arguments\": {\"code\": \"x\ny {\"}}"), "[f {\"code\": \"x\\ny {\"}]"},
+    {&tools, CALL("{\"name\": \"f\", \"arguments\": {\"a\": \"x}"), "[f {\"a\": \"x\"}]"},
+    {&tools, CALL("{\"name\": \"f\", \"arguments\": {\"a\": 1"), "[f {\"a\": 1}]"},
+    {&tools, CALL("{\"name\": \"f\", \"arguments\": {\"a\": 01}}"), "[f {\"a\": \"01\"}]"},
+    {&tools, CALL("{\"name\": \"f\", \"arguments\": {\"a\": \"\\q\\\"}\"}}"), "[f {\"a\": \"\\\\q\\\"}\"}]"},
     /* the end comes early */
     {&tools, "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"x", "[f {\"a\": \"x"},
     {&tools, "<tool_call>\n{\"name\": \"f\", \"arguments\": {", "[f {"},
@@ -217,7 +232,7 @@ static const struct {
     {&tools, "a < b <tool <tool_call but </tool_call> {\"name\": 1}",
      "a < b <tool <tool_call but </tool_call> {\"name\": 1}"},
     {&tools, "\n" CALL("nonsense") "\n", "\n" CALL("nonsense") "\n"},
-    {&tools, CALL("[" PARIS "]"), CALL("[" PARIS "]")},
+    {&tools, CALL("[" PARIS "]"), "[get_weather {\"city\": \"Paris\"}]"},
     {&tools, CALL("{\"name\": 5, \"arguments\": {}}"), CALL("{\"name\": 5, \"arguments\": {}}")},
     {&tools, CALL("{\"name\": \"\", \"arguments\": {}}"), CALL("{\"name\": \"\", \"arguments\": {}}")},
     {&tools, CALL("{\"name\": \"\\ud800\", \"arguments\": {}}"),
@@ -226,51 +241,32 @@ static const struct {
     {&tools, CALL("{\"name\": \"f\", \"arguments\": \"[1]\"}"),
      CALL("{\"name\": \"f\", \"arguments\": \"[1]\"}")},
     {&tools, CALL("{\"arguments\": {\"a\": 1}}"), CALL("{\"arguments\": {\"a\": 1}}")},
-    {&tools, CALL("{'name': 'f'}"), CALL("{'name': 'f'}")},
-    {&tools, CALL("{\"name\": \"f\" \"arguments\": {}}"), CALL("{\"name\": \"f\" \"arguments\": {}}")},
+    {&tools, CALL("{'name': 'f'}"), "[f {}]"},
+    {&tools, CALL("{\"name\": \"f\" \"arguments\": {}}"), "[f {}]"},
     {&tools, CALL("{}"), CALL("{}")},
     {&tools, CALL("\"name\""), CALL("\"name\"")},
     /* arguments in front of the name are looked at strictly: nothing was said yet */
-    {&tools, CALL("{\"arguments\": {\"a\": \"\\u123x\"}, \"name\": \"f\"}"),
-     CALL("{\"arguments\": {\"a\": \"\\u123x\"}, \"name\": \"f\"}")},
-    {&tools, CALL("{\"arguments\": {\"a\": \"\\q\"}, \"name\": \"f\"}"),
-     CALL("{\"arguments\": {\"a\": \"\\q\"}, \"name\": \"f\"}")},
-    {&tools, CALL("{\"arguments\": {\"a\": \"\n\"}, \"name\": \"f\"}"),
-     CALL("{\"arguments\": {\"a\": \"\n\"}, \"name\": \"f\"}")},
-    {&tools, CALL("{\"arguments\": {\"a\": 01}, \"name\": \"f\"}"),
-     CALL("{\"arguments\": {\"a\": 01}, \"name\": \"f\"}")},
-    {&tools, CALL("{\"arguments\": {\"a\": 1.}, \"name\": \"f\"}"),
-     CALL("{\"arguments\": {\"a\": 1.}, \"name\": \"f\"}")},
-    {&tools, CALL("{\"arguments\": {\"a\": -}, \"name\": \"f\"}"),
-     CALL("{\"arguments\": {\"a\": -}, \"name\": \"f\"}")},
-    {&tools, CALL("{\"arguments\": {\"a\": 1e}, \"name\": \"f\"}"),
-     CALL("{\"arguments\": {\"a\": 1e}, \"name\": \"f\"}")},
-    {&tools, CALL("{\"arguments\": {\"a\": +1}, \"name\": \"f\"}"),
-     CALL("{\"arguments\": {\"a\": +1}, \"name\": \"f\"}")},
-    {&tools, CALL("{\"arguments\": {\"a\": .5}, \"name\": \"f\"}"),
-     CALL("{\"arguments\": {\"a\": .5}, \"name\": \"f\"}")},
-    {&tools, CALL("{\"arguments\": {\"a\": tru}, \"name\": \"f\"}"),
-     CALL("{\"arguments\": {\"a\": tru}, \"name\": \"f\"}")},
-    {&tools, CALL("{\"arguments\": {\"a\": truex}, \"name\": \"f\"}"),
-     CALL("{\"arguments\": {\"a\": truex}, \"name\": \"f\"}")},
-    {&tools, CALL("{\"arguments\": {\"a\": [1,]}, \"name\": \"f\"}"),
-     CALL("{\"arguments\": {\"a\": [1,]}, \"name\": \"f\"}")},
-    {&tools, CALL("{\"arguments\": {\"a\": {\"b\":}}, \"name\": \"f\"}"),
-     CALL("{\"arguments\": {\"a\": {\"b\":}}, \"name\": \"f\"}")},
-    {&tools, CALL("{\"arguments\": {\"a\": {\"b\"}}, \"name\": \"f\"}"),
-     CALL("{\"arguments\": {\"a\": {\"b\"}}, \"name\": \"f\"}")},
-    {&tools, CALL("{\"arguments\": {\"a\": {,}}, \"name\": \"f\"}"),
-     CALL("{\"arguments\": {\"a\": {,}}, \"name\": \"f\"}")},
-    {&tools, CALL("{\"arguments\": {\"a\": ]}, \"name\": \"f\"}"),
-     CALL("{\"arguments\": {\"a\": ]}, \"name\": \"f\"}")},
+    {&tools, CALL("{\"arguments\": {\"a\": \"\\u123x\"}, \"name\": \"f\"}"), "[f {\"a\": \"\\\\u123x\"}]"},
+    {&tools, CALL("{\"arguments\": {\"a\": \"\\q\"}, \"name\": \"f\"}"), "[f {\"a\": \"\\\\q\"}]"},
+    {&tools, CALL("{\"arguments\": {\"a\": \"\n\"}, \"name\": \"f\"}"), "[f {\"a\": \"\\n\"}]"},
+    {&tools, CALL("{\"arguments\": {\"a\": 01}, \"name\": \"f\"}"), "[f {\"a\": \"01\"}]"},
+    {&tools, CALL("{\"arguments\": {\"a\": 1.}, \"name\": \"f\"}"), "[f {\"a\": 1.0}]"},
+    {&tools, CALL("{\"arguments\": {\"a\": -}, \"name\": \"f\"}"), "[f {\"a\": \"-\"}]"},
+    {&tools, CALL("{\"arguments\": {\"a\": 1e}, \"name\": \"f\"}"), "[f {\"a\": \"1e\"}]"},
+    {&tools, CALL("{\"arguments\": {\"a\": +1}, \"name\": \"f\"}"), "[f {\"a\": 1}]"},
+    {&tools, CALL("{\"arguments\": {\"a\": .5}, \"name\": \"f\"}"), "[f {\"a\": 0.5}]"},
+    {&tools, CALL("{\"arguments\": {\"a\": tru}, \"name\": \"f\"}"), "[f {\"a\": \"tru\"}]"},
+    {&tools, CALL("{\"arguments\": {\"a\": truex}, \"name\": \"f\"}"), "[f {\"a\": \"truex\"}]"},
+    {&tools, CALL("{\"arguments\": {\"a\": [1,]}, \"name\": \"f\"}"), "[f {\"a\": [1]}]"},
+    {&tools, CALL("{\"arguments\": {\"a\": {\"b\":}}, \"name\": \"f\"}"), "[f {\"a\": {\"b\":null}}]"},
+    {&tools, CALL("{\"arguments\": {\"a\": {\"b\"}}, \"name\": \"f\"}"), "[f {\"a\": {\"b\": null}}]"},
+    {&tools, CALL("{\"arguments\": {\"a\": {,}}, \"name\": \"f\"}"), "[f {\"a\": {}}]"},
+    {&tools, CALL("{\"arguments\": {\"a\": ]}, \"name\": \"f\"}"), "[f {\"a\": null}]"},
     {&tools, CALL("{\"arguments\": {\"a\": \"a}, \"name\": \"f\"}"),
      CALL("{\"arguments\": {\"a\": \"a}, \"name\": \"f\"}")},
-    {&tools, CALL("{\"arguments\": {\"a\": {b: 1}}, \"name\": \"f\"}"),
-     CALL("{\"arguments\": {\"a\": {b: 1}}, \"name\": \"f\"}")},
-    {&tools, CALL("{\"arguments\": {\"a\": [1 2]}, \"name\": \"f\"}"),
-     CALL("{\"arguments\": {\"a\": [1 2]}, \"name\": \"f\"}")},
-    {&tools, CALL("{\"arguments\": {\"a\": nul}, \"name\": \"f\"}"),
-     CALL("{\"arguments\": {\"a\": nul}, \"name\": \"f\"}")},
+    {&tools, CALL("{\"arguments\": {\"a\": {b: 1}}, \"name\": \"f\"}"), "[f {\"a\": {\"b\": 1}}]"},
+    {&tools, CALL("{\"arguments\": {\"a\": [1 2]}, \"name\": \"f\"}"), "[f {\"a\": [\"1 2\"]}]"},
+    {&tools, CALL("{\"arguments\": {\"a\": nul}, \"name\": \"f\"}"), "[f {\"a\": \"nul\"}]"},
     {&tools, CALL("{\"arguments\": {\"a\": [}}, \"name\": \"f\"}"),
      CALL("{\"arguments\": {\"a\": [}}, \"name\": \"f\"}")},
     {&tools, CALL("{\"arguments\": {\"a\": \"\\u12Fc\\n\\/\"}, \"name\": \"f\"}"),
@@ -344,7 +340,7 @@ static const struct {
     {&xml,
      XML("f", P("i", "five") P("i", "5.5") P("i", "NaN") P("i", "05") P("o", "{'a': 1}") P("a", "\"t\"")
                   P("i", "")),
-     "[f {\"i\": \"five\", \"i\": 5.5, \"i\": \"NaN\", \"i\": \"05\", \"o\": \"{'a': 1}\", \"a\": \"t\", "
+     "[f {\"i\": \"five\", \"i\": 5.5, \"i\": \"NaN\", \"i\": \"05\", \"o\": {\"a\": 1}, \"a\": \"t\", "
      "\"i\": \"\"}]"},
     {&xml,
      XML("f", P("all", "red") P("all", "3") P("oz", "{}") P("oz", "null") P("loop", "5") P("no", "5")
@@ -378,7 +374,7 @@ static const struct {
      "<parameter=s>\nx\n</parameter>\n<b>junk</b>\n<parameter=a b>\n<parameter=>\n" P(
          "i", "5") "</function>\n</tool_call>"},
     {&xml, XML("f", P("s", "x") "<b>junk</b>\n<parameter=a b>\n<parameter=>\n" P("i", "5")),
-     "[f {\"s\": \"x\", \"i\": 5}]"},
+     "[f {\"s\": \"x\\n</parameter>\\n<b>junk</b>\\n<parameter=a b>\\n<parameter=>\", \"i\": 5}]"},
     /* the end comes early */
     {&xml, "<tool_call>\n<function=f>\n<parameter=s>\nx\n</param", "[f {\"s\": \"x\\n</param"},
     {&xml, "<tool_call>\n<function=f>\n<parameter=s>\nx\n", "[f {\"s\": \"x\\n"},
@@ -391,7 +387,7 @@ static const struct {
     /* no calls */
     {&xml, "", ""},
     {&xml, " \n ", " \n "},
-    {&xml, CALL(PARIS), CALL(PARIS)},
+    {&xml, CALL(PARIS), "[get_weather {\"city\": \"Paris\"}]"},
     {&xml, "Write <function=NAME> and <tool_call>, <function=f> too.",
      "Write <function=NAME> and <tool_call>, <function=f> too."},
     {&xml, F("unknown", P("s", "x")), F("unknown", P("s", "x"))},
@@ -403,46 +399,48 @@ static const struct {
     {&one_xml, CALL(F("get_weather", P("city", "Paris")) "\n" F("bare", "")), GOT_PARIS},
     {&think_xml, "<think>\n" XPARIS "\n</think>\n\n" XPARIS, "(" XPARIS ")" GOT_PARIS},
     /* a notation with tokens for tags and quotes */
-    {&call, NPARIS, GOT_PARIS},
-    {&call, "Let me see.\n" NPARIS NPARIS, "Let me see." GOT_PARIS GOT_PARIS},
-    {&call, NPARIS "\nand\n" NPARIS "\nthen", "\nand\nthen" GOT_PARIS GOT_PARIS},
-    {&one_call, "Hm\n" NPARIS NPARIS "x", "Hm" GOT_PARIS},
+    {&call, NPARIS, "[get_weather {\"city\":\"Paris\"}]"},
+    {&call, "Let me see.\n" NPARIS NPARIS,
+     "Let me see.[get_weather {\"city\":\"Paris\"}][get_weather {\"city\":\"Paris\"}]"},
+    {&call, NPARIS "\nand\n" NPARIS "\nthen",
+     "\nand\nthen[get_weather {\"city\":\"Paris\"}][get_weather {\"city\":\"Paris\"}]"},
+    {&one_call, "Hm\n" NPARIS NPARIS "x", "Hm[get_weather {\"city\":\"Paris\"}]"},
     {&call, NOTED("call:f{}"), "[f {}]"},
     {&call, NOTED("call:a.b-c_9{x:1,y:-2.5e3,z:true,n:null,m:None,w:yes it is}"),
-     "[a.b-c_9 {\"x\": 1, \"y\": -2.5e3, \"z\": true, \"n\": null, \"m\": null, \"w\": \"yes it is\"}]"},
+     "[a.b-c_9 {\"x\":1,\"y\":-2.5e3,\"z\":true,\"n\":null,\"m\":null,\"w\":\"yes it is\"}]"},
     {&call, NOTED("call:f{a:[1," Q("two") ",[],{}],o:{k:{l:false}," Q("q \"") ":" Q("") "}}"),
-     "[f {\"a\": [1, \"two\", [], {}], \"o\": {\"k\": {\"l\": false}, \"q \\\"\": \"\"}}]"},
+     "[f {\"a\":[1,\"two\",[],{}],\"o\":{\"k\":{\"l\":false},\"q \\\"\":\"\"}}]"},
     {&call, NOTED("call:f{s:" Q("a{b}[c],d:e \\ \"q\" <b> <|\n\t") "}"),
-     "[f {\"s\": \"a{b}[c],d:e \\\\ \\\"q\\\" <b> <|\\n\\t\"}]"},
-    {&call, NOTED("call:f{ a : 1 , b : [ 1 , 2 ] } "), "[f {\"a\": 1, \"b\": [1, 2]}]"},
+     "[f {\"s\":\"a{b}[c],d:e \\\\ \\\"q\\\" <b> <|\\n\\t\"}]"},
+    {&call, NOTED("call:f{ a : 1 , b : [ 1 , 2 ] } "), "[f { \"a\" : 1 , \"b\" : [ 1 , 2 ] }]"},
     {&call, NOTED("call:f{a:007,b:1.,c:-,d:0,e:1e,f:.5}"),
-     "[f {\"a\": \"007\", \"b\": \"1.\", \"c\": \"-\", \"d\": 0, \"e\": \"1e\", \"f\": \".5\"}]"},
+     "[f {\"a\":\"007\",\"b\":1.0,\"c\":\"-\",\"d\":0,\"e\":\"1e\",\"f\":0.5}]"},
     /* what is missing or too much */
-    {&call, NOTED("call:f{a:,b:}"), "[f {\"a\": null, \"b\": null}]"},
-    {&call, NOTED("call:f{a,b}"), "[f {}]"},
-    {&call, NOTED("call:f{a:" Q("x") "b:" Q("y") "}"), "[f {\"a\": \"x\", \"b\": \"y\"}]"},
+    {&call, NOTED("call:f{a:,b:}"), "[f {\"a\":null,\"b\":null}]"},
+    {&call, NOTED("call:f{a,b}"), "<|tool_call>call:f{a,b}<tool_call|>"},
+    {&call, NOTED("call:f{a:" Q("x") "b:" Q("y") "}"), "[f {\"a\":\"x\", \"b\":\"y\"}]"},
     {&call, NOTED("call:f{" Q("a") Q("x") "}"), "[f {\"a\": \"x\"}]"},
-    {&call, NOTED("call:f{a:1}}"), "[f {\"a\": 1}]"},
-    {&call, "<|tool_call>call:f{a:1}", "[f {\"a\": 1}]"},
-    {&call, "<|tool_call>call:f{a:1}x", "x[f {\"a\": 1}]"},
-    {&call, NOTED("call:f{a:[1,{b:2"), "[f {\"a\": [1, {\"b\": 2}]}]"},
-    {&call, NOTED("call:f{a:<|\"|>open"), "[f {\"a\": \"open\"}]"},
+    {&call, NOTED("call:f{a:1}}"), "[f {\"a\":1}]"},
+    {&call, "<|tool_call>call:f{a:1}", "[f {\"a\":1}]"},
+    {&call, "<|tool_call>call:f{a:1}x", "x[f {\"a\":1}]"},
+    {&call, NOTED("call:f{a:[1,{b:2"), "[f {\"a\":[1,{\"b\":2}]}]"},
+    {&call, NOTED("call:f{a:<|\"|>open"), "[f {\"a\":\"open\"}]"},
     {&call, NOTED("call:f{" Q("a")), "[f {\"a\": null}]"},
     {&call, NOTED("call:f{a:"), "[f {\"a\": null}]"},
-    {&call, NOTED("call:f{a:[1}2]}"), "[f {\"a\": [\"1}2\"]}]"},
-    {&call, NOTED("call:f{a:1]}"), "[f {\"a\": 1}]"},
-    {&call, NOTED("call:f{a:[,]}"), "[f {\"a\": []}]"},
+    {&call, NOTED("call:f{a:[1}2]}"), "2]}<tool_call|>[f {\"a\":[1]}]"},
+    {&call, NOTED("call:f{a:1]}"), "[f {\"a\":1}]"},
+    {&call, NOTED("call:f{a:[,]}"), "[f {\"a\":[]}]"},
     /* the answer ends too early */
-    {&call, "<|tool_call>call:f{a:" Q("x") ",b:4", "[f {\"a\": \"x\", \"b\": "},
-    {&call, "<|tool_call>call:f{a:<|\"|>x<|\"", "[f {\"a\": \"x<|\\\""},
+    {&call, "<|tool_call>call:f{a:" Q("x") ",b:4", "[f {\"a\":\"x\",\"b\":4"},
+    {&call, "<|tool_call>call:f{a:<|\"|>x<|\"", "[f {\"a\":\"x<|\\\""},
     {&call, "<|tool_call>call:f", "<|tool_call>call:f"},
     {&call, "<|tool_call", "<|tool_call"},
     /* no calls */
-    {&call, NOTED("f{}"), NOTED("f{}")},
+    {&call, NOTED("f{}"), "[f {}]"},
     {&call, NOTED("call:{}"), NOTED("call:{}")},
     {&call, NOTED("call:a b{}"), NOTED("call:a b{}")},
     {&call, CALL(PARIS), CALL(PARIS)},
-    {&call, "<|tool_call>" NPARIS, "<|tool_call>" GOT_PARIS},
+    {&call, "<|tool_call>" NPARIS, "<|tool_call>[get_weather {\"city\":\"Paris\"}]"},
     /* plain JSON */
     {&bare, PARIS, GOT_PARIS},
     {&bare, "\n " PARIS "\n", GOT_PARIS},
@@ -461,7 +459,7 @@ static const struct {
     {&bare, PARIS "\nThe weather is {\"name\": 1}.", "The weather is {\"name\": 1}." GOT_PARIS},
     {&bare, PARIS "\n{\"name\": \"g\", \"arguments\": {}}", "{\"name\": \"g\", \"arguments\": {}}" GOT_PARIS},
     {&bare, PARIS "\n```python\nprint()\n```", "```python\nprint()\n```" GOT_PARIS},
-    {&bare, "{\"name\": \"f\", \"arguments\": {\"a\": True}}", "[f {\"a\": True}]"},
+    {&bare, "{\"name\": \"f\", \"arguments\": {\"a\": True}}", "[f {\"a\": true}]"},
     {&bare, "{\"name\": \"f\", \"arguments\": {\"a\": {}", "[f {\"a\": {}"},
     {&bare, "{\"name\": \"f\", \"arguments\": {\"a\": {}}", "[f {\"a\": {}}]"},
     {&one_bare, "[" PARIS ", " PARIS "]x", GOT_PARIS},
@@ -483,24 +481,29 @@ static const struct {
     {&bare, "{}", "{}"},
     {&bare, "{\"name\": \"g\", \"arguments\": {}}", "{\"name\": \"g\", \"arguments\": {}}"},
     {&bare, "{\"name\": \"f\"}", "{\"name\": \"f\"}"},
-    {&bare, "{\"name\": \"f\", \"arguments\": \"{}\"}", "{\"name\": \"f\", \"arguments\": \"{}\"}"},
+    {&bare, "{\"name\": \"f\", \"arguments\": \"{}\"}", "[f {}]"},
+    {&exact, "{\"name\": \"f\", \"arguments\": \"{}\"}", "{\"name\": \"f\", \"arguments\": \"{}\"}"},
+    {&exact, "{\"arguments\": {}, \"name\": \"f\"}", "{\"arguments\": {}, \"name\": \"f\"}"},
+    {&exact, "{'name': 'f', 'arguments': {}}", "{'name': 'f', 'arguments': {}}"},
+    {&exact, "```json\n[" PARIS ",\n " PARIS "]\n```", GOT_PARIS GOT_PARIS},
     {&bare, "{\"name\": \"f\", \"arguments\": [{}]}", "{\"name\": \"f\", \"arguments\": [{}]}"},
     {&bare, "{\"name\": \"f\", \"age\": {}}", "{\"name\": \"f\", \"age\": {}}"},
-    {&bare, "{\"arguments\": {}, \"name\": \"f\"}", "{\"arguments\": {}, \"name\": \"f\"}"},
+    {&bare, "{\"arguments\": {}, \"name\": \"f\"}", "[f {}]"},
     {&bare, "{\"name\": \"f\", \"name\": \"f\", \"arguments\": {}}",
      "{\"name\": \"f\", \"name\": \"f\", \"arguments\": {}}"},
-    {&bare, "{\"name\": \"\\u0066\", \"arguments\": {}}", "{\"name\": \"\\u0066\", \"arguments\": {}}"},
+    {&bare, "{\"name\": \"\\u0066\", \"arguments\": {}}", "[f {}]"},
     {&bare, "{\"name\": \"f\", \"arguments\": ", "{\"name\": \"f\", \"arguments\": "},
     {&bare, "{\"name\": {\"a\": 1}, \"x\": 2}\n" CALL(PARIS), "{\"name\": {\"a\": 1}, \"x\": 2}" GOT_PARIS},
     /* reasoning in a channel */
     {&channel, "<|channel>thought\nhm\n<channel|>Yes.", "(hm)Yes."},
     {&channel, "<|channel>thought\n<channel|>Yes.", "Yes."},
-    {&channel, "<|channel>thought\n" NPARIS "\n<channel|>" NPARIS, "(" NPARIS ")" GOT_PARIS},
+    {&channel, "<|channel>thought\n" NPARIS "\n<channel|>" NPARIS,
+     "(<|tool_call>call:get_weather{city:<|\"|>Paris<|\"|>}<tool_call|>)[get_weather {\"city\":\"Paris\"}]"},
     {&channel, "<|channel>thought\nhm\n<chan", "(hm\n<chan)"},
     {&channel, "<|channel>though", "<|channel>though"},
     {&channel, "<think>hm</think>Yes.", "<think>hm</think>Yes."},
     {&channel, "Yes.", "Yes."},
-    {&channel_inside, "hm\n<channel|>" NPARIS, "(hm)" GOT_PARIS},
+    {&channel_inside, "hm\n<channel|>" NPARIS, "(hm)[get_weather {\"city\":\"Paris\"}]"},
 };
 
 static void test_table(void **state)
@@ -593,8 +596,10 @@ static void test_arguments_come_early(void **state)
         assert_int_equal(chat_output_run(&o, text, len, false), ST_OK);
         const char *at = text + len;
         size_t want = at <= args ? 0 : at > end ? (size_t)(end - args) : (size_t)(at - args);
-        assert_int_equal(o.call_count ? o.calls[0].arguments.len : 0, want);
-        assert_int_equal(chat_output_called(&o), at >= end);
+        size_t got = o.call_count ? o.calls[0].arguments.len : 0;
+        /* Held back: white space before a value, a quote or a bracket that may not be what it seems. */
+        assert_true(got <= want && got + (at > args && at <= end ? 3 : 0) >= want);
+        assert_int_equal(chat_output_called(&o), at > end);
     }
     chat_output_fini(&o);
 }
@@ -664,9 +669,9 @@ static void test_ceilings(void **state)
     assert_int_equal(o.call_count, CHAT_CALLS_MAX);
     chat_output_fini(&o);
     buf_fini(&b);
-    /* Deep nesting: valid to 126 levels inside of the block; beyond it the arguments count as no JSON, which
-     * changes nothing here. */
-    for (int levels = 100; levels < 400; levels += 60) {
+    /* Deep nesting: above the limit the rest is content, and the call is not one that can be executed. */
+    for (int levels = 100; levels < 800; levels += 60) {
+        bool deep = levels >= (int)VALUE_DEPTH_MAX;
         buf_init(&b, MAX);
         assert_int_equal(buf_adds(&b, "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": "), ST_OK);
         for (int i = 0; i < levels; i++) assert_int_equal(buf_adds(&b, "["), ST_OK);
@@ -675,8 +680,9 @@ static void test_ceilings(void **state)
         chat_output_init(&o, &tools, MAX);
         assert_int_equal(chat_output_run(&o, b.data, b.len, true), ST_OK);
         assert_int_equal(o.call_count, 1);
-        assert_int_equal(o.calls[0].arguments.len, (size_t)(2 * levels + 7));
-        assert_string_equal(o.content.data, "x");
+        assert_true(o.calls[0].arguments.len == (size_t)(2 * levels + 7) || deep);
+        assert_int_equal(chat_output_called(&o), !deep);
+        assert_int_equal(o.content.data[0], deep ? '[' : 'x');
         chat_output_fini(&o);
         buf_fini(&b);
     }
@@ -686,21 +692,38 @@ static void test_ceilings(void **state)
 
 static json_t *random_value(int depth)
 {
-    static const char *const strings[] = {"",     "a",  "Zürich 北京 😀", "</tool_call>", "<tool_call>",
-                                          "}\"{", "\\", "\n\t\x01",      "<think>",      "x, y: z"};
+    static const char *const strings[] = {"",
+                                          "a",
+                                          "Zürich 北京 😀",
+                                          "</tool_call>",
+                                          "<tool_call>",
+                                          "}\"{",
+                                          "\\",
+                                          "\n\t\x01",
+                                          "<think>",
+                                          "x, y: z",
+                                          "\", \"x\": 1, \"y\": \"",
+                                          "</tool_call>\n<tool_call>\n{\"name\": \"g\"}",
+                                          "'''\"\"\"`",
+                                          "{{}} // a",
+                                          "said \"x\": y",
+                                          "“x”, /* y */",
+                                          "```json\n[",
+                                          "\\\"\\u00e9\\q"};
+    enum { STRINGS = sizeof strings / sizeof *strings };
     switch (rnd(depth < 3 ? 8 : 5)) {
     case 0: return json_integer((json_int_t)rnd(2000) - 1000);
     case 1: return json_real((double)rnd(100000) / 64 - 500);
     case 2: return rnd(2) ? json_true() : json_false();
     case 3: return json_null();
-    case 4: return json_string(strings[rnd(10)]);
+    case 4: return json_string(strings[rnd(STRINGS)]);
     default: break;
     }
     bool object = rnd(2);
     json_t *v = object ? json_object() : json_array();
     for (uint32_t n = rnd(4), i = 0; i < n; i++) {
         if (object) {
-            json_object_set_new(v, strings[rnd(10)], random_value(depth + 1));
+            json_object_set_new(v, strings[rnd(STRINGS)], random_value(depth + 1));
         } else {
             json_array_append_new(v, random_value(depth + 1));
         }
@@ -922,28 +945,49 @@ static void test_random_pieces(void **state)
                                          "<parameter=two words>",
                                          ">",
                                          "True",
+                                         "<|tool_call>call:f{",
+                                         "<tool_call|>",
+                                         "<|\"|>",
+                                         "a:",
+                                         "'b': ",
+                                         "(",
+                                         ")",
+                                         "f(",
+                                         "s=",
+                                         "[TOOL_CALLS]",
+                                         "[TOOL_CALLS]f[ARGS]{",
+                                         "[CALL_ID]9",
+                                         "<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>",
+                                         "<arg_key>i</arg_key>",
+                                         "</arg_value>",
+                                         "<|tool_call_start|>[f(",
+                                         "<|tool_call_end|>",
                                          "```json\n",
                                          "[",
                                          "{\"name\": \"f\", \"arguments\": {",
                                          "}}",
                                          PARIS};
     static const struct chat_output_rules *const all[] = {
-        &tools, &one_tool, &plain, &think,     &inside, &drop,     &keep,     &keep_inside,
-        &xml,   &one_xml,  &xml,   &think_xml, &bare,   &one_bare, &bare_xml, &think_bare};
+        &tools, &one_tool,  &plain, &think,    &inside,   &drop,       &keep, &keep_inside, &xml,  &one_xml,
+        &glm,   &think_xml, &bare,  &one_bare, &bare_xml, &think_bare, &call, &mistral,     &lfm2, &exact};
     for (int round = 0; round < (test_briefly() ? 15000 : 60000); round++) {
         struct buf text;
         buf_init(&text, MAX);
         for (uint32_t n = rnd(24) + 1; n; n--)
             assert_int_equal(buf_adds(&text, pieces[rnd(sizeof pieces / sizeof *pieces)]), ST_OK);
-        const struct chat_output_rules *rules = all[rnd(16)];
+        const struct chat_output_rules *rules = all[rnd(sizeof all / sizeof *all)];
         char *want = run_whole(rules, text.data, text.len);
-        if (rules->reasoning == REASONING_NONE) {
-            struct chat_output o;
-            chat_output_init(&o, rules, MAX);
-            assert_int_equal(chat_output_run(&o, text.data, text.len, true), ST_OK);
-            if (!o.call_count) assert_string_equal(o.content.data, text.data);
-            chat_output_fini(&o);
+        struct chat_output o;
+        chat_output_init(&o, rules, MAX);
+        assert_int_equal(chat_output_run(&o, text.data, text.len, true), ST_OK);
+        if (rules->reasoning == REASONING_NONE && !o.call_count)
+            assert_string_equal(o.content.data, text.data);
+        for (uint32_t i = 0; i < o.call_count && chat_output_called(&o); i++) {
+            json_t *v = json_loadb(o.calls[i].arguments.data, o.calls[i].arguments.len, 0, NULL);
+            if (!json_is_object(v)) fail_msg("of \"%s\" got %s", text.data, want);
+            json_decref(v);
         }
+        chat_output_fini(&o);
         same("bytes", text.data, text.len, run_bytes(rules, text.data, text.len), want ? want : "");
         for (int k = 0; k < 4; k++) {
             size_t cuts[8], at = 0;
@@ -962,7 +1006,7 @@ static void test_linear(void **state)
 {
     (void)state;
     enum { LEN = 400000 };
-    static const char *const fills[] = {"\n", " ", "<", "a", "<tool_call>\n"};
+    static const char *const fills[] = {"\n", " ", "<", "a", "<tool_call>\n", "}", ",", "\", "};
     static const char *const heads[] = {"",
                                         "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"",
                                         "<tool_call>{\"arguments\": {\"a\": \"",
@@ -973,16 +1017,18 @@ static void test_linear(void **state)
                                         "<tool_call>\n<function=f>\n<parameter=i>",
                                         "{",
                                         PARIS,
-                                        "{\"name\": \"f\", \"arguments\": {\"a\": \""};
+                                        "{\"name\": \"f\", \"arguments\": {\"a\": \"",
+                                        "<|tool_call>call:f{a:",
+                                        "<|tool_call>call:f{a:<|\"|>"};
     char *text = malloc(LEN + 64);
     assert_non_null(text);
-    for (size_t h = 0; h < 11; h++) {
-        for (size_t f = 0; f < 5; f++) {
+    for (size_t h = 0; h < 13; h++) {
+        for (size_t f = 0; f < 8; f++) {
             size_t len = strlen(heads[h]), n = strlen(fills[f]);
             memcpy(text, heads[h], len);
             for (; len < LEN; len += n) memcpy(text + len, fills[f], n);
             struct chat_output o;
-            chat_output_init(&o, h < 5 ? &think : h < 8 ? &think_xml : &think_bare, MAX);
+            chat_output_init(&o, h < 5 ? &think : h < 8 ? &think_xml : h < 11 ? &think_bare : &call, MAX);
             for (size_t at = 0; at < len; at++) assert_int_equal(chat_output_run(&o, text, at, false), ST_OK);
             assert_int_equal(chat_output_run(&o, text, len, true), ST_OK);
             chat_output_fini(&o);
@@ -998,7 +1044,7 @@ int main(void)
     json_decref(json);
     json_t *names = json_pack("{s:b,s:b}", "get_weather", 1, "f", 1);
     if (!types || !names) return 1;
-    xml.types = one_xml.types = think_xml.types = types;
+    xml.types = one_xml.types = think_xml.types = mistral.types = glm.types = lfm2.types = types;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_table),
         cmocka_unit_test(test_all_cuts),
@@ -1014,7 +1060,7 @@ int main(void)
         cmocka_unit_test(test_random_pieces),
         cmocka_unit_test(test_linear),
     };
-    bare.bare = one_bare.bare = bare_xml.bare = think_bare.bare = names;
+    bare.bare = exact.bare = one_bare.bare = bare_xml.bare = think_bare.bare = names;
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     tool_types_destroy(types);
     json_decref(names);

@@ -28,9 +28,10 @@
 #define GOLDEN "tests/golden/tokenizer/"
 enum { SEED = 12345 };
 
-static const char *const all_dirs[] = {"qwen2",      "llama3",      "qwen3_5",     "gpt2",
-                                       "gemma",      "sp_unk",      "sp_partial",  "sp_cross",
-                                       "gguf_bytes", "gguf_pieces", "gguf_scores", "gguf_merges"};
+static const char *const all_dirs[] = {"qwen2",       "llama3",       "qwen3_5",     "gpt2",
+                                       "gemma",       "sp_unk",       "sp_partial",  "sp_cross",
+                                       "gguf_bytes",  "gguf_pieces",  "gguf_scores", "gguf_merges",
+                                       "gguf_prefix", "gguf_numbers", "gguf_tekken"};
 enum { DIR_COUNT = sizeof all_dirs / sizeof *all_dirs };
 
 static uint64_t rng_state = SEED;
@@ -178,14 +179,13 @@ static void test_golden_splits(void **state)
     static const struct {
         const char *name;
         enum tok_pattern pattern;
-    } p[] = {{"qwen2", TOK_PATTERN_DIGIT},
-             {"llama3", TOK_PATTERN_DIGITS3},
-             {"qwen3_5", TOK_PATTERN_DIGIT_MARKS},
-             {"gpt2", TOK_PATTERN_PLAIN}};
+    } p[] = {{"qwen2", TOK_PATTERN_DIGIT},         {"llama3", TOK_PATTERN_DIGITS3},
+             {"qwen3_5", TOK_PATTERN_DIGIT_MARKS}, {"gpt2", TOK_PATTERN_PLAIN},
+             {"tekken", TOK_PATTERN_CASED},        {"numbers", TOK_PATTERN_NUMBERS}};
     struct json_doc d = load_json("splits.json");
     uint32_t texts = json_get(&d, 0, "texts"), answers = json_get(&d, 0, "bytes");
     assert_true(json_count(&d, texts) > 150);
-    for (int k = 0; k < 4; k++) {
+    for (size_t k = 0; k < sizeof p / sizeof *p; k++) {
         uint32_t want = json_get(&d, answers, p[k].name), words = json_first(&d, want),
                  text = json_first(&d, texts);
         for (uint32_t i = 0; i < json_count(&d, texts);
@@ -223,7 +223,7 @@ static void test_golden_nfc(void **state)
         char *s = json_str_dup(&d, first, &len), *want = json_str_dup(&d, json_next(&d, first), &want_len);
         struct tok_textbuf out = {.mixed = false};
         struct tok_text x = {.s = (uint8_t *)s, .len = len};
-        assert_int_equal(tok__normalize(&t, &x, &out), ST_OK);
+        assert_int_equal(tok__normalize(t.norms, t.norm_count, &x, true, &out), ST_OK);
         if (out.len != want_len || memcmp(out.s, want, want_len) != 0)
             fail_msg("NFC of \"%s\" is \"%.*s\", reference \"%s\"", s, (int)out.len, out.s, want);
         bool same = len == want_len && memcmp(s, want, len) == 0;
@@ -286,7 +286,8 @@ static size_t random_text(char *dst, size_t cap)
 static void test_cut_equals_uncut(void **state)
 {
     (void)state;
-    static const char *const proved[] = {"gemma", "sp_cross", "gguf_pieces", "gguf_scores", "gguf_merges"};
+    static const char *const proved[] = {"gemma",       "sp_cross",    "gguf_pieces",
+                                         "gguf_scores", "gguf_merges", "gguf_prefix"};
     for (int k = 0; k < DIR_COUNT; k++) {
         struct tokenizer *t = load(all_dirs[k]);
         bool provable = false;
@@ -371,7 +372,7 @@ static void test_cache_changes_nothing(void **state)
     static struct tokenizer nfc = {.norm_count = 1, .norms = {{.kind = TOK_NORM_NFC}}};
     struct tok_textbuf norm = {.mixed = false};
     struct tok_text x = {.s = (uint8_t *)s, .len = n};
-    assert_int_equal(tok__normalize(&nfc, &x, &norm), ST_OK);
+    assert_int_equal(tok__normalize(nfc.norms, nfc.norm_count, &x, true, &norm), ST_OK);
     struct tok_encoder e = {.t = t, .ids_max = SIZE_MAX, .base = norm.s};
     for (size_t at = 0; at < norm.len;) {
         size_t end = tok__next_word(TOK_PATTERN_DIGIT, norm.s, norm.len, at);
@@ -403,7 +404,7 @@ static void test_round_trip(void **state)
 
         struct tok_textbuf norm = {.mixed = false};
         struct tok_text x = {.s = (uint8_t *)s, .len = n};
-        assert_int_equal(tok__normalize(&nfc, &x, &norm), ST_OK);
+        assert_int_equal(tok__normalize(nfc.norms, nfc.norm_count, &x, true, &norm), ST_OK);
         ids = encode(qwen, s, n, TOK_CONTROL_NONE, false);
         out = decode(qwen, ids.ids, ids.count, true);
         assert_true(out.len == norm.len && (norm.len == 0 || memcmp(out.data, norm.s, norm.len) == 0));

@@ -92,7 +92,8 @@ static void test_refusals(void **state)
     } cases[] = {
         {{.version = "\"2.0\""}, ST_UNSUPPORTED, "version"},
         {{.normalizer = "{\"type\":\"NFKC\"}"}, ST_UNSUPPORTED, "NFKC"},
-        {{.normalizer = "{\"type\":\"Prepend\",\"prepend\":\"x\"}"}, ST_UNSUPPORTED, "Prepend"},
+        {{.normalizer = "{\"type\":\"Prepend\"}"}, ST_FORMAT, "prepend"},
+        {{.normalizer = "{\"type\":\"Lowercase\"}"}, ST_UNSUPPORTED, "Lowercase"},
         {{.normalizer =
               "{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"NFC\"},{\"type\":\"Lowercase\"}]}"},
          ST_UNSUPPORTED,
@@ -106,7 +107,12 @@ static void test_refusals(void **state)
          "empty"},
         {{.normalizer = "{\"type\":\"Replace\",\"pattern\":{\"String\":\"x\"}}"}, ST_FORMAT, "content"},
         {{.normalizer = "[]"}, ST_FORMAT, "normalizer"},
-        {{.pre = "{\"type\":\"Metaspace\",\"replacement\":\"x\"}"}, ST_UNSUPPORTED, "Metaspace"},
+        {{.pre = "{\"type\":\"Metaspace\",\"replacement\":\"\"}"}, ST_FORMAT, "replacement"},
+        {{.pre = "{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Digits\",\"individual_digits\":true},"
+                 "{\"type\":\"Metaspace\",\"replacement\":\"x\"}]}"},
+         ST_UNSUPPORTED,
+         "Metaspace"},
+        {{.pre = "{\"type\":\"Digits\",\"individual_digits\":false}"}, ST_UNSUPPORTED, "Digits"},
         {{.pre = "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"[a-z]+|unheard\"},\"behavior\":\"Isolated\","
                  "\"invert\":false}"},
          ST_UNSUPPORTED,
@@ -122,7 +128,7 @@ static void test_refusals(void **state)
         {{.pre = BYTE_LEVEL}, ST_UNSUPPORTED, "ByteLevel"},
         {{.pre = BYTE_LEVEL, .decoder = "{\"type\":\"ByteLevel\"}"}, ST_FORMAT, "byte 0x00"},
         {{.decoder = "null"}, ST_UNSUPPORTED, "decoder"},
-        {{.decoder = "{\"type\":\"Strip\",\"content\":\" \",\"start\":1,\"stop\":0}"},
+        {{.decoder = "{\"type\":\"Strip\",\"content\":\" \",\"start\":1,\"stop\":1}"},
          ST_UNSUPPORTED,
          "Strip"},
         {{.post = "{\"type\":\"BertProcessing\"}"}, ST_UNSUPPORTED, "BertProcessing"},

@@ -1,5 +1,6 @@
 /* Random grammars: the strings they allow are compared with a plain recognizer; masks with trying every
  * token; a matcher that goes back and forth, with caches dropped under it, with a new one. */
+#include "tests/lib/grammars.h"
 #include "server/grammar/vocab.h"
 #include "tests/lib/backend_sets.h"
 
@@ -361,6 +362,11 @@ static struct grammar_vocab *make_vocab(char text[TOKENS][64], size_t len[TOKENS
         if (i >= 16 && i < 16 + sizeof json / sizeof *json)
             memcpy(text[i], json[i - 16], len[i] = strlen(json[i - 16]));
         tokens[i] = (struct grammar_token){i == 8 ? NULL : text[i], len[i]};
+    }
+    static const char *const marked[] = {"\xFF", "\xFF<", "\xFF<x>"}; /* byte tokens are never a tag's mark */
+    for (uint32_t i = 0; i < 3; i++) {
+        tokens[150 + i] = (struct grammar_token){marked[i], strlen(marked[i])};
+        len[150 + i] = 0;
     }
     len[8] = 0;
     memcpy(text[TAG], "<x>", 3);

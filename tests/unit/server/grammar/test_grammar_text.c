@@ -1,4 +1,5 @@
 /* GBNF and Lark: strings that a grammar allows, strings that it does not, grammars that are rejected. */
+#include "tests/lib/grammars.h"
 #include "server/grammar/vocab.h"
 
 #include <stdarg.h>
@@ -185,13 +186,41 @@ static void test_large(void **state)
     free(text);
 }
 
+/* Inside a JSON string: quotes, backslashes and control characters are escaped, in one form each. */
+static void test_in_json(void **state)
+{
+    (void)state;
+    static const struct example list[] = {
+        {"start: \"a\\\"b\" LF\n%import common.LF",
+         {"a\\\"b\\n"},
+         {"a\"b\n", "a\\\"b\n", "a\"b\\n", "a\\\"b\\u000a"}},
+        {"start: line+\nline: /[^x]{2}/",
+         {"ab", "\\\\\\t", "\\u0001/", "\xC3\xA9\\\""},
+         {"a", "a\\", "a\"", "ax", "a\x01"}},
+        {"start: /(a|\\\\)*/ \"\\\\\" \"/\"", {"\\\\/", "a\\\\\\\\/"}, {"\\/", "\\\\\\/", "\\\\\\\\"}},
+        {"root ::= ([a-c\"\\n] | \"--\" | \"(\" root \")\")*", {"", "a\\\"(\\n--)"}, {"-", "\"", "("}}};
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
+        struct grammar_builder *b;
+        struct grammar *g = NULL;
+        struct grammar_error f = {{0}, {0}};
+        struct err err = {{0}};
+        gx start = 0;
+        assert_int_equal(gb_create(&b), ST_OK);
+        if (gb_text(b, list[i].grammar, strlen(list[i].grammar), true, &start, &f)) fail_msg("%s", f.message);
+        assert_int_equal(gb_finish(b, start, &g, &err), ST_OK);
+        for (int k = 0; k < 8 && list[i].yes[k]; k++)
+            if (!matches(g, list[i].yes[k])) fail_msg("%s\nrefuses %s", list[i].grammar, list[i].yes[k]);
+        for (int k = 0; k < 8 && list[i].no[k]; k++)
+            if (matches(g, list[i].no[k])) fail_msg("%s\nallows %s", list[i].grammar, list[i].no[k]);
+        grammar_unref(g);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_gbnf),
-        cmocka_unit_test(test_lark),
-        cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_large),
+        cmocka_unit_test(test_gbnf),    cmocka_unit_test(test_lark),  cmocka_unit_test(test_in_json),
+        cmocka_unit_test(test_refused), cmocka_unit_test(test_large),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,27 @@
+/* Lists that grow. Pure. */
+#ifndef KVASIR_LIST_H
+#define KVASIR_LIST_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+static inline bool list__grow(void *list, size_t size, size_t *cap, size_t first)
+{
+    size_t more = *cap ? 2 * *cap : first;
+    void *p;
+    memcpy(&p, list, sizeof p);
+    p = realloc(p, more * size);
+    if (!p) return false;
+    memcpy(list, &p, sizeof p);
+    *cap = more;
+    return true;
+}
+
+/* Whether `list`, a pointer to `count` elements, has room for another: at its capacity, a size_t, it doubles,
+ * from `first` on. False: out of memory, and it is as it was. */
+#define LIST_ROOM(list, count, cap, first)                                                                   \
+    ((count) < (cap) || list__grow(&(list), sizeof *(list), &(cap), first))
+
+#endif

@@ -1,0 +1,240 @@
+#!/usr/bin/env python3
+"""Makes tests/golden/llama/: tiny random checkpoints of Llama, Mistral, SmolLM3 and Granite, by make_qwen.py.
+
+usage: make_llama.py [--out DIR] [VARIANT ...]
+
+Each variant has another of the tokenizers that such models are released with: see TOKENIZERS."""
+import functools
+import json
+
+import torch
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
+from tokenizers import pre_tokenizers, processors, trainers
+
+import make_qwen
+import make_qwen_checks
+import make_qwen_parts as parts
+from common import HERE, REPO
+from make_tokenizer import LLAMA3, TEKKEN
+from make_qwen_variants import HELLO, LONG, VOCAB, chat, raw, text_cfg
+
+MIXED = "  Straße NASA's iPhone ΑΒγ Ǆ ʰX 42nd 2024-11 (a/b//\r\n/c) don't I'LL\n\n\t日本ABC e\u0301E\u0301 x"
+
+
+def byte_level(split, **model):
+    bpe = Tokenizer(models.BPE(fuse_unk=False, byte_fallback=False, **model))
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(split)
+    bpe.decoder = decoders.ByteLevel()
+    return bpe, dict(initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+
+
+def regex(pattern):
+    return byte_level([pre_tokenizers.Split(Regex(pattern), "isolated", False),
+                       pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)], ignore_merges=True)
+
+
+def sentencepiece(metaspace):
+    bpe = Tokenizer(models.BPE(fuse_unk=True, byte_fallback=True, unk_token="<unk>"))
+    if metaspace:
+        bpe.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    else:
+        bpe.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    bpe.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
+                                     decoders.Strip(" ", 1, 0)])
+    return bpe, dict(initial_alphabet=[])
+
+
+TOKENIZERS = {
+    "digits3": lambda: regex(LLAMA3),  # Llama 3, SmolLM3
+    "cased": lambda: regex(TEKKEN),  # Mistral since Nemo
+    "numbers": lambda: byte_level([pre_tokenizers.Digits(True),  # SmolLM2, Granite
+                                   pre_tokenizers.ByteLevel(add_prefix_space=False)]),
+    "prepend": lambda: sentencepiece(False),  # Llama 2, TinyLlama, Mistral 0.1
+    "metaspace": lambda: sentencepiece(True),  # Mistral 0.3
+}
+
+
+def train_spaced(bpe):
+    """The trainer wants words, so the vocabulary is learnt with spaces in front of them."""
+    own = bpe.pre_tokenizer, bpe.normalizer
+    bpe.normalizer = None
+    bpe.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=True)
+    first = ["<unk>"] + [f"<0x{i:02X}>" for i in range(256)]
+    free = VOCAB - len(parts.SPECIAL) - len(parts.MARKS)
+    text = "".join(c for c in (HERE / "mixed.txt").read_text(encoding="utf-8") if c.isascii())
+    trainer = trainers.BpeTrainer(vocab_size=free, show_progress=False, special_tokens=first,
+                                  limit_alphabet=free - len(first) - 20)
+    bpe.train_from_iterator([text], trainer)
+    data = json.loads(bpe.to_str())
+    data["added_tokens"] = []
+    bpe = Tokenizer.from_str(json.dumps(data))
+    bpe.pre_tokenizer, bpe.normalizer = own
+    return bpe
+
+
+def tokenizer_text(kind):
+    bpe, options = TOKENIZERS[kind]()
+    size = VOCAB - len(parts.SPECIAL) - len(parts.MARKS)
+    if kind in ("prepend", "metaspace"):
+        bpe = train_spaced(bpe)
+    else:
+        bpe.train_from_iterator([(HERE / "mixed.txt").read_text(encoding="utf-8")],
+                                trainers.BpeTrainer(vocab_size=size, show_progress=False, **options))
+    bpe.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in parts.SPECIAL])
+    bpe.add_tokens([AddedToken(t, special=False, normalized=False) for t in parts.MARKS])
+    begin = parts.SPECIAL[0]
+    bpe.post_processor = processors.TemplateProcessing(single=begin + " $A", pair=f"{begin} $A {begin} $B",
+                                                       special_tokens=[(begin, bpe.token_to_id(begin))])
+    assert bpe.get_vocab_size() == VOCAB, bpe.get_vocab_size()
+    return json.dumps(json.loads(bpe.to_str()), ensure_ascii=False, separators=(",", ":"))
+
+
+TEMPLATE = """{{- bos_token }}
+{%- for message in messages %}
+    {{- '<|im_start|>' + message['role'] + '\\n\\n' + message['content'] | trim + '<|im_end|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n\\n' }}{%- endif %}"""
+
+
+def rope(theta, kind="default", **more):
+    return {"rope_theta": theta, "rope_type": kind} | more
+
+
+def llama3(theta, factor, original):
+    return rope(theta, "llama3", factor=factor, original_max_position_embeddings=original,
+                low_freq_factor=1.0, high_freq_factor=4.0)
+
+
+def cfg(**over):
+    return text_cfg(rms_norm_eps=1e-5) | over
+
+
+def kinds(letters):
+    return [{"c": "conv", "f": "full_attention"}[k] for k in letters]
+
+
+CASES = [raw(LONG[:110], note="text"), raw(MIXED, note="what the split patterns differ in"), chat(HELLO)]
+VARIANTS = {
+    "llama3_f32": dict(
+        family="llama", tokenizer="digits3", seed=3100, spelling="flat",
+        text=cfg(num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+                 rope_parameters=llama3(1e4, 8.0, 48)),
+        note="llama3 scaling; heads of 16 beside a width of 32; tied"),
+    "llama_odd_f32": dict(
+        family="llama", tokenizer="prepend", seed=3200, drop=["num_key_value_heads", "head_dim"],
+        text=cfg(hidden_size=48, num_key_value_heads=None, num_attention_heads=3, attention_bias=True,
+                 vocab_size=VOCAB + 5, tie_word_embeddings=False, num_hidden_layers=2,
+                 rope_parameters=rope(1e4, "linear", factor=2.0)),
+        note="biases, as many KV heads as heads by absence, linear scaling, a head of its own"),
+    "llama_gguf_f32": dict(
+        family="llama", tokenizer="digits3", seed=3300,
+        text=cfg(hidden_size=64, intermediate_size=96, num_attention_heads=2, num_key_value_heads=1,
+                 num_hidden_layers=2, rope_parameters=llama3(5e5, 32.0, 8192)),
+        note="rows of whole blocks; the released scaling"),
+    "smollm2_bf16": dict(
+        family="llama", tokenizer="numbers", seed=3400, spelling="flat", dtype="bfloat16", distinct=6,
+        margin=0.03, gains=dict(head=1.6, qk=0.7, mix=0.3),
+        text=cfg(num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=2,
+                 rope_parameters=rope(1e5))),
+    "mistral_window_f32": dict(
+        family="mistral", tokenizer="metaspace", seed=3500, spelling="flat", reach=24,
+        text=cfg(num_attention_heads=4, num_key_value_heads=2, sliding_window=14, tie_word_embeddings=False,
+                 rope_parameters=rope(1e4)),
+        note="a window of 14 in every layer"),
+    "mistral_f32": dict(
+        family="mistral", tokenizer="cased", seed=3600,
+        text=cfg(num_attention_heads=3, num_key_value_heads=1, head_dim=24, sliding_window=None,
+                 num_hidden_layers=2, tie_word_embeddings=False, rope_parameters=rope(1e6)),
+        note="heads of 24, no window"),
+    "smollm3_f32": dict(
+        family="smollm3", tokenizer="digits3", seed=3700, drop=["no_rope_layers", "layer_types"],
+        text=cfg(num_hidden_layers=5, num_key_value_heads=1, pad_token_id=None,
+                 rope_parameters=rope(5e3)),
+        note="layer 3 of 5 has no RoPE, by absence"),
+    "smollm3_odd_f32": dict(
+        family="smollm3", tokenizer="digits3", seed=3800,
+        text=cfg(num_attention_heads=4, num_key_value_heads=2, no_rope_layers=[0, 1, 0],
+                 use_sliding_window=True, sliding_window=12, attention_bias=True,
+                 tie_word_embeddings=False, pad_token_id=None,
+                 rope_parameters=rope(1e4, "yarn", factor=4.0, original_max_position_embeddings=64)),
+        note="layers 0 and 2 without RoPE and with a window; YaRN; biases"),
+    "granite_f32": dict(
+        family="granite", tokenizer="numbers", seed=3900,
+        text=cfg(num_attention_heads=4, num_key_value_heads=2, embedding_multiplier=6.0,
+                 attention_multiplier=0.2, residual_multiplier=0.22, logits_scaling=1.5,
+                 rope_parameters=rope(1e4)),
+        gains=dict(head=4.0, mix=8.0), note="four multipliers; tied"),
+    "granite_odd_f32": dict(
+        family="granite", tokenizer="numbers", seed=4000, drop=["attention_multiplier"],
+        text=cfg(hidden_size=48, num_attention_heads=3, num_key_value_heads=1, attention_bias=True,
+                 num_hidden_layers=2, embedding_multiplier=12.0, residual_multiplier=1.7, logits_scaling=0.5,
+                 attention_multiplier=1.0, tie_word_embeddings=False, rms_norm_eps=1e-3,
+                 rope_parameters=rope(1e4)),
+        gains=dict(head=1.3, qk=0.6, mix=4.0), note="biases, eps 1e-3, attention multiplier 1 by absence"),
+    "lfm2_f32": dict(
+        family="lfm2", tokenizer="digits3", seed=4100,
+        text=cfg(num_hidden_layers=4, num_key_value_heads=1, layer_types=kinds("ccfc"),
+                 block_auto_adjust_ff_dim=False, rope_parameters=rope(1e4)),
+        note="three convolutions and a layer of attention"),
+    "lfm2_odd_f32": dict(
+        family="lfm2", tokenizer="digits3", seed=4200,
+        text=cfg(hidden_size=48, num_hidden_layers=3, num_attention_heads=3, num_key_value_heads=1,
+                 conv_L_cache=5, layer_types=kinds("fcc"), block_ff_dim=60, block_multiple_of=12,
+                 block_ffn_dim_multiplier=1.2, tie_embedding=False, norm_eps=1e-3, rope_parameters=rope(1e4)),
+        note="a convolution of 5, an MLP of 48, a head of its own; a convolution last"),
+    "lfm2_bf16": dict(
+        family="lfm2", tokenizer="digits3", seed=4300, reach=4, dtype="bfloat16", distinct=6, margin=0.01,
+        gains=dict(head=1.6, qk=0.7, mix=0.3), drop=["conv_L_cache", "norm_eps", "layer_types"],
+        text=cfg(num_hidden_layers=2, num_key_value_heads=1, full_attn_idxs=[1],
+                 block_auto_adjust_ff_dim=False, rope_parameters=rope(1e4))),
+}
+
+
+def reacts(model, v, p, lp, logprobs, positions, inner=make_qwen.check_reacts):
+    least, c, rotary = inner(model, v, p, lp, logprobs, positions), model.config, model.model.rotary_emb
+    bounds = 0.0 if v.get("dtype") else 0.01
+
+    def moved(what):
+        delta = float((logprobs(model, p, p.ids)[-20:] - lp[:len(p.ids)][-20:]).abs().mean())
+        make_qwen.need(delta > bounds, f"{what}: mean |change| is only {delta:.4f}")
+        least[what] = round(delta, 3)
+
+    if rotary.rope_type in ("llama3", "linear"):
+        with make_qwen_checks.changed(rotary, inv_freq=rotary.compute_default_rope_parameters(c)[0]):
+            moved("no scaling of frequencies")
+    if c.model_type == "mistral" and c.sliding_window:
+        for window in (None, c.sliding_window + 1):
+            with make_qwen_checks.changed(c, sliding_window=window):
+                moved(f"window {window}")
+    for layer in model.model.layers:
+        if not getattr(getattr(layer, "self_attn", None), "use_rope", True):
+            with make_qwen_checks.changed(layer.self_attn, use_rope=True):
+                moved(f"RoPE in layer {layer.self_attn.layer_idx}")
+    if c.model_type == "lfm2":
+        for layer in (m for m in model.model.layers if hasattr(m, "conv")):
+            weight = layer.conv.conv.weight.detach().clone()
+            last = torch.arange(weight.shape[-1]) == weight.shape[-1] - 1
+            for what, other in (("convolution", weight * last), ("convolution's order", weight.flip(-1))):
+                layer.conv.conv.weight.data.copy_(other)
+                moved(what)
+            layer.conv.conv.weight.data.copy_(weight)
+    if c.model_type == "granite":
+        for layer in model.model.layers:
+            with make_qwen_checks.changed(layer, residual_multiplier=1.0):
+                moved("residual multiplier")
+            with make_qwen_checks.changed(layer.self_attn, scaling=0.5):
+                moved("attention multiplier")
+        with make_qwen_checks.changed(model.model, embedding_multiplier=1.0):
+            moved("embedding multiplier")
+        with make_qwen_checks.changed(c, logits_scaling=1.0):
+            moved("logits scaling")
+    return least
+
+
+if __name__ == "__main__":
+    make_qwen.check_reacts = reacts
+    make_qwen.VARIANTS.clear()
+    for name, v in VARIANTS.items():
+        make_qwen.VARIANTS[name] = v | {"template": TEMPLATE, "cases": CASES,
+                                        "tokenizer": functools.partial(tokenizer_text, v["tokenizer"])}
+    make_qwen.main(REPO / "tests/golden/llama")

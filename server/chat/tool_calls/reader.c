@@ -1,0 +1,56 @@
+/* What the ways of writing a call share, see reader.h. */
+#include "server/chat/tool_calls/reader.h"
+
+void calls__flush(struct tool_calls *c)
+{
+    size_t n = c->args.len > c->hold ? c->args.len - c->hold : 0;
+    if (!n || !c->begun || c->st) return;
+    c->st = c->sink->arguments(c->sink->user, c->args.data, n);
+    for (size_t i = 0; i < n; i++)
+        if (!is_blank(c->args.data[i])) c->last = c->args.data[i];
+    c->args.len -= n;
+    memmove(c->args.data, c->args.data + n, c->args.len);
+}
+
+void calls__begin(struct tool_calls *c, const char *name, size_t len)
+{
+    c->calls++;
+    c->begun = c->open = true;
+    if (!c->st) c->st = c->sink->begin(c->sink->user, name, len);
+}
+
+void calls__end(struct tool_calls *c)
+{
+    c->hold = 0;
+    calls__flush(c);
+    c->open = false;
+}
+
+void calls__put(struct tool_calls *c, const char *s)
+{
+    if (!c->st) c->st = buf_adds(&c->args, s);
+}
+
+bool calls__known(const struct tool_calls *c, const char *name, size_t len)
+{
+    return tool_types_knows(c->rules.types, name, len) || json_object_getn(c->rules.bare, name, len);
+}
+
+void calls__value(struct tool_calls *c, size_t at)
+{
+    value_init(&c->value, at, &c->args);
+    c->value.key = &c->key;
+    c->value.quote = c->syntax->quote;
+    c->value.ends = c->syntax->closes;
+    c->value.opens = c->syntax->opens;
+}
+
+enum call_step calls__arguments(struct tool_calls *c, const struct tag_text *t)
+{
+    enum value_event event = value_read(&c->value, t);
+    if (event == VALUE_MORE && !(t->final && c->ended && value_may_end(&c->value))) return CALL_MORE;
+    c->broken = c->broken || event == VALUE_DEEP;
+    if (event != VALUE_DONE) value_close(&c->value, t);
+    c->scan = c->value.at;
+    return CALL_END;
+}

@@ -1,0 +1,255 @@
+/* See tool_calls.h: content, blocks and their ends; reader.h has the ways of writing a call. */
+#include "server/chat/tool_calls/reader.h"
+
+#include "config/base/assert.h"
+
+#include <ctype.h>
+
+/* Maximum bytes from the start of content to the brace of a plain call's arguments: the most text held back.
+ */
+#define HEAD_MAX 1024u
+#define FENCE    "```"
+/* Maximum length of the language after it. */
+#define LANGUAGE_MAX 64u
+
+static const struct call_reader *const readers[] = {&call_json, &call_tags, &call_named};
+
+static void state_to(struct tool_calls *c, enum tool_state state)
+{
+    static const unsigned next[] = {
+        [TOOL_TEXT] = 1u << TOOL_TEXT | 1u << TOOL_BLOCK | 1u << TOOL_DONE,
+        [TOOL_BLOCK] = 1u << TOOL_TEXT | 1u << TOOL_CALL,
+        [TOOL_CALL] = 1u << TOOL_TEXT | 1u << TOOL_END,
+        [TOOL_END] = 1u << TOOL_TEXT | 1u << TOOL_CALL | 1u << TOOL_DONE,
+        [TOOL_DONE] = 0,
+    };
+    ASSERT(next[c->state] >> state & 1);
+    c->state = state;
+}
+
+/* ---- content ---- */
+
+static void content_emit(struct tool_calls *c, const struct tag_text *t, size_t to)
+{
+    size_t from = c->at;
+    if (to <= from || c->st) return;
+    c->at = to;
+    c->blank = false;
+    c->st = c->sink->content(c->sink->user, t->s + from, to - from);
+}
+
+/* Content resumes at `from`, maybe with another plain call. */
+static void text_start(struct tool_calls *c, size_t from, bool bare)
+{
+    bool done = c->rules.single && c->calls;
+    state_to(c, done ? TOOL_DONE : TOOL_TEXT);
+    c->at = c->search = c->blank_to = from;
+    c->blank = true;
+    c->bare = bare && !done;
+    if (!c->bare) return;
+    state_to(c, TOOL_BLOCK);
+    c->block_at = c->scan = from;
+}
+
+/* What is at c->call_at is no call: content, with the tags before it if the block had no call. */
+static bool refuse(struct tool_calls *c)
+{
+    if (c->call_at == c->block_at) {
+        state_to(c, TOOL_TEXT);
+        c->search = c->bare ? c->at : c->block_at + 1;
+    } else {
+        text_start(c, c->call_at, false);
+    }
+    c->bare = false;
+    return true;
+}
+
+/* Searches for the first tag that opens a block at or after c->search. *scan: where its call may begin;
+ * *keep: bytes at the end that may become one. SIZE_MAX: none. */
+static size_t open_find(const struct tool_calls *c, const struct tag_text *t, size_t *scan, size_t *keep)
+{
+    size_t n = t->len > c->search ? t->len - c->search : 0, found = SIZE_MAX;
+    const char *s = t->s + c->search;
+    *keep = 0;
+    for (const char *const *open = c->syntax->opens; *open && n; open++) {
+        size_t len = strlen(*open), held = tag_prefix(s, n, *open);
+        const char *hit = memmem(s, n, *open, len);
+        if (held > *keep) *keep = held;
+        if (!hit || (size_t)(hit - t->s) >= found) continue;
+        found = (size_t)(hit - t->s);
+        *scan = open == c->syntax->opens ? found + len : found;
+    }
+    return found;
+}
+
+static bool text_run(struct tool_calls *c, const struct tag_text *t)
+{
+    size_t keep, scan = 0, hit = open_find(c, t, &scan, &keep);
+    bool found = hit != SIZE_MAX;
+    size_t end = found ? hit : t->final ? t->len : t->len - keep, next = end;
+    if ((found || !t->final) && end > c->at && t->s[end - 1] == '\n') end--;
+    if (c->blank) {
+        while (c->blank_to < end && is_blank(t->s[c->blank_to])) c->blank_to++;
+        if (c->blank_to >= end) {
+            /* White space: dropped next to a call, but content if there is nothing else. */
+            end = t->final && !found && !c->calls ? end : c->at;
+        }
+    }
+    content_emit(c, t, end);
+    c->search = next;
+    if (!found) return false;
+    state_to(c, TOOL_BLOCK);
+    c->block_at = hit;
+    c->scan = scan;
+    return true;
+}
+
+/* ---- calls ---- */
+
+/* A call begins at i: like call_reader.starts. */
+static int call_starts(struct tool_calls *c, const struct tag_text *t, const struct call_reader *reader,
+                       size_t i)
+{
+    c->scan = i;
+    c->begun = false;
+    c->args.len = c->hold = 0;
+    int found = reader->starts(c, t);
+    if (found <= 0) return found;
+    c->reader = reader;
+    state_to(c, TOOL_CALL);
+    return 1;
+}
+
+/* Skips what may be before the calls of a block: a code fence and a bracket. False: the text is too short. */
+static bool front_skip(struct tool_calls *c, const struct tag_text *t, size_t *i)
+{
+    while (*i < t->len && is_blank(t->s[*i])) ++*i;
+    int fence = *i < t->len ? tag_at(t, *i, FENCE) : 0;
+    if (fence > 0) {
+        size_t from = *i += strlen(FENCE);
+        while (*i < t->len && *i - from < LANGUAGE_MAX &&
+               (t->s[*i] == '_' || isalpha((unsigned char)t->s[*i])))
+            ++*i;
+        while (*i < t->len && is_blank(t->s[*i])) ++*i;
+        c->fenced = true;
+    }
+    if (*i < t->len && t->s[*i] == '[') ++*i;
+    while (*i < t->len && is_blank(t->s[*i])) ++*i;
+    return fence >= 0 && (*i < t->len || t->final);
+}
+
+/* Of a plain call only the head is held back. */
+static struct tag_text view(const struct tool_calls *c, const struct tag_text *t, bool *cut)
+{
+    size_t most = c->at + HEAD_MAX;
+    *cut = c->bare && (c->state == TOOL_BLOCK || !c->begun) && t->len >= most;
+    return *cut ? (struct tag_text){t->s, most, false} : *t;
+}
+
+static bool block_run(struct tool_calls *c, const struct tag_text *text)
+{
+    bool cut;
+    struct tag_text t = view(c, text, &cut);
+    size_t i = c->scan, n = c->bare ? 1 : sizeof readers / sizeof *readers;
+    int most = 0;
+    if (!c->bare) c->fenced = false;
+    c->call_at = c->block_at;
+    if (!front_skip(c, &t, &i)) return cut && refuse(c);
+    for (size_t k = 0; k < n && i < t.len && most <= 0; k++) {
+        size_t scan = c->scan;
+        int found = call_starts(c, &t, readers[k], i);
+        if (found <= 0) c->scan = scan;
+        if (found) most = found;
+    }
+    return most < 0 ? false : most || refuse(c);
+}
+
+static bool call_run(struct tool_calls *c, const struct tag_text *text)
+{
+    bool cut;
+    struct tag_text t = view(c, text, &cut);
+    enum call_step step = c->reader->feed(c, &t);
+    if (step == CALL_MORE && c->begun && t.final) value_flush(&c->value, &t);
+    if (c->value.st && !c->st) c->st = c->value.st;
+    calls__flush(c);
+    if (step == CALL_MORE && (t.final || cut) && !c->begun) step = CALL_NO;
+    if (step == CALL_MORE) return cut;
+    if (step == CALL_NO) return refuse(c);
+    calls__end(c);
+    state_to(c, TOOL_END);
+    return true;
+}
+
+/* After a call: superfluous brackets and separators, then the end tag, another call, or content. */
+static bool end_run(struct tool_calls *c, const struct tag_text *t)
+{
+    const char *close = c->syntax->closes[0];
+    bool plain = c->reader != &call_tags;
+    for (int skip = 1; skip && c->scan < t->len; c->scan += (size_t)skip) {
+        char ch = t->s[c->scan];
+        int fence = ch == '`' && c->fenced ? tag_at(t, c->scan, FENCE) : 0,
+            tag = c->bare && ch == '<' && close ? tag_at(t, c->scan, close) : 0;
+        if (fence < 0 || tag < 0) return false;
+        if (fence) c->fenced = false;
+        skip = fence ? (int)strlen(FENCE)
+               : tag ? (int)strlen(close)
+                     : is_blank(ch) || (plain && ch && strchr(c->bare ? "}],;" : "}]),;", ch));
+    }
+    size_t i = c->scan;
+    if (i == t->len) return false;
+    int tag = close ? tag_at(t, i, close) : 0;
+    if (!tag && !c->bare && !(c->rules.single && c->calls)) {
+        c->call_at = i;
+        tag = call_starts(c, t, c->reader, i);
+        if (tag > 0) return true;
+        c->scan = i;
+    } else if (tag > 0) {
+        i += strlen(close);
+    }
+    if (tag >= 0) text_start(c, i, c->bare);
+    return tag >= 0;
+}
+
+/* ---- public functions ---- */
+
+void tool_calls_init(struct tool_calls *c, size_t from, const struct tool_rules *rules)
+{
+    *c = (struct tool_calls){.rules = *rules, .syntax = tool_syntax(rules->syntax)};
+    struct buf *bufs[] = {&c->args, &c->name, &c->key, &c->flat};
+    for (size_t i = 0; i < 4; i++) buf_init(bufs[i], SIZE_MAX / 4);
+    text_start(c, from, rules->bare != NULL);
+}
+
+void tool_calls_fini(struct tool_calls *c)
+{
+    struct buf *bufs[] = {&c->args, &c->name, &c->key, &c->flat};
+    for (size_t i = 0; i < 4; i++) buf_fini(bufs[i]);
+}
+
+enum status tool_calls_run(struct tool_calls *c, const char *text, size_t len, bool final,
+                           const struct tool_sink *sink)
+{
+    const struct tag_text t = {text, len, final};
+    bool more = true;
+    c->sink = sink;
+    while (more && !c->st) {
+        switch (c->state) {
+        case TOOL_TEXT: more = text_run(c, &t); break;
+        case TOOL_BLOCK: more = block_run(c, &t); break;
+        case TOOL_CALL: more = call_run(c, &t); break;
+        case TOOL_END: more = end_run(c, &t); break;
+        case TOOL_DONE: more = false; break;
+        }
+    }
+    return c->st;
+}
+
+bool tool_calls_complete(const struct tool_calls *c)
+{
+    return c->calls && !c->open && !c->broken;
+}
+
+bool tool_calls_done(const struct tool_calls *c)
+{
+    return c->state == TOOL_DONE;
+}

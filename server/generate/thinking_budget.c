@@ -1,0 +1,113 @@
+/* The limit on the tokens of reasoning: after as many, only the tag that ends the reasoning may follow. A
+ * function of the request and its tokens alone. Joined with the constraint of the output, if there is one. */
+#include "server/http/fields.h"
+#include "server/generate/generate.h"
+
+#include "engine/tokenizer/tokenizer.h"
+
+#include <string.h>
+
+/* Most tokens that a character takes, in which the tag can't follow. */
+#define LATE 8u
+
+/* Follows the text of tokens up to the end of `tag`, after white space alone if `first`. The number of tokens
+ * read; UINT32_MAX: it is not there. */
+static uint32_t tag_skip(const struct tokenizer *tok, const uint32_t *tokens, uint32_t count, const char *tag,
+                         bool first)
+{
+    size_t len, k = 0, want = strlen(tag);
+    for (uint32_t i = 0; i < count; i++) {
+        const char *text = tok_bytes(tok, tokens[i], &len);
+        for (size_t at = 0; at < len && k < want; at++) {
+            if (text[at] == tag[k]) k++;
+            else if (!first) k = text[at] == tag[0]; /* which a tag has only once */
+            else if (k || !text[at] || !strchr(" \n\t\r", text[at])) return UINT32_MAX;
+        }
+        if (k == want) return i + 1;
+    }
+    return UINT32_MAX;
+}
+
+/* Reasoning has begun, is not closed, and has all of its tokens in tokens[0..count). */
+static bool spent(const struct choice *c, const uint32_t *tokens, uint32_t count)
+{
+    const struct gen *g = c->gen;
+    const struct tokenizer *tok = g->r->srv->model->tok;
+    enum reasoning_syntax syntax = g->p.reasoning_syntax;
+    uint32_t budget = g->p.think.budget,
+             begun = g->inside_reasoning ? 0 : tag_skip(tok, tokens, count, reasoning_open(syntax), true);
+    if (begun == UINT32_MAX || count - begun < budget || count - begun - budget > LATE) return false;
+    return tag_skip(tok, tokens + begun, count - begun, reasoning_close(syntax), false) == UINT32_MAX;
+}
+
+static enum mask_state prepare(void *arg, const uint32_t *tokens, uint32_t count, bool brief)
+{
+    const struct choice *c = arg;
+    return c->inner.prepare ? c->inner.prepare(c->inner.arg, tokens, count, brief) : MASK_READY;
+}
+
+static uint32_t drafts(void *arg, const uint32_t *tokens, uint32_t count, uint32_t n)
+{
+    const struct choice *c = arg;
+    if (c->inner.drafts) n = c->inner.drafts(c->inner.arg, tokens, count, n);
+    for (uint32_t i = 0; i < n; i++)
+        if (spent(c, tokens, count + i) && tokens[count + i] != c->gen->p.think.close) return i;
+    return n;
+}
+
+static void mask(void *arg, const uint32_t *tokens, uint32_t count, uint32_t *bits, uint32_t words)
+{
+    const struct choice *c = arg;
+    uint32_t close = c->gen->p.think.close, vocab = tok_vocab_size(c->gen->r->srv->model->tok);
+    memset(bits, 0, words * sizeof *bits);
+    for (uint32_t id = 0; id < vocab && !c->inner.mask; id++) bits[id >> 5] |= 1u << (id & 31);
+    if (c->inner.mask) c->inner.mask(c->inner.arg, tokens, count, bits, words);
+    /* The constraint forbids the tag only within a character. */
+    if (!(bits[close >> 5] >> (close & 31) & 1) || !spent(c, tokens, count)) return;
+    memset(bits, 0, words * sizeof *bits);
+    bits[close >> 5] = 1u << (close & 31);
+}
+
+static uint32_t forced(void *arg, const uint32_t *tokens, uint32_t count, uint32_t most, uint32_t *out)
+{
+    const struct choice *c = arg;
+    if (!spent(c, tokens, count))
+        return c->inner.forced ? c->inner.forced(c->inner.arg, tokens, count, most, out) : 0;
+    if (most) *out = c->gen->p.think.close;
+    return most > 0;
+}
+
+static void stop(void *arg)
+{
+    const struct choice *c = arg;
+    if (c->inner.stop) c->inner.stop(c->inner.arg);
+}
+
+enum status gen_thinking_budget(struct gen *g, json_t *v, const char *param)
+{
+    struct api_error *e = &g->r->response.error;
+    const struct tokenizer *tok = g->r->srv->model->tok;
+    enum reasoning_syntax syntax = g->p.reasoning_syntax;
+    const char *close = reasoning_close(syntax);
+    if (!v) return ST_OK;
+    if (!json_is_integer(v)) return api_fail(e, 400, "invalid_type", param, "%s must be an integer.", param);
+    json_int_t budget = json_integer_value(v);
+    if (budget < 0) return api_fail(e, 400, "invalid_value", param, "%s must be at least 0.", param);
+    if (g->p.reasoning == REASONING_NONE) return ST_OK; /* there is nothing to limit */
+    if (!tok_id_of(tok, close, strlen(close), &g->p.think.close))
+        return param ? api_fail(e, 400, "unsupported_parameter", param,
+                                "%s needs a model with a token for \"%s\"; this one has none.", param, close)
+                     : ST_OK;
+    g->p.think.limited = true;
+    g->p.think.budget = budget < UINT32_MAX ? (uint32_t)budget : UINT32_MAX;
+    return ST_OK;
+}
+
+void gen_thinking_start(struct choice *c)
+{
+    if (!c->gen->p.think.limited) return;
+    c->inner = c->constraint;
+    c->constraint = (struct sampling_constraint){
+        .arg = c, .prepare = prepare, .drafts = drafts, .mask = mask, .forced = forced, .stop = stop};
+    c->sampling.constraint = &c->constraint;
+}
