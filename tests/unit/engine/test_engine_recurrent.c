@@ -33,7 +33,7 @@ static struct engine *open_engine(const char *variant, const char *set)
     char dir[600];
     struct engine *e;
     struct err err;
-    golden_dir(dir, sizeof dir, "qwen", variant);
+    golden_dir(dir, sizeof dir, strncmp(variant, "lfm2", 4) == 0 ? "llama" : "qwen", variant);
     struct engine_options opt = {.model_dir = dir,
                                  .backend = test_engine_backend(set),
                                  .kernels = test_engine_kernels(set),
@@ -195,7 +195,7 @@ static void one_variant(const char *variant, const char *set)
 static void rejected_tokens_leave_nothing(void **state)
 {
     static const char *const variants[] = {"qwen3_5_text_f32", "qwen3_5_odd_f32", "qwen3_5_moe_text_f32",
-                                           "qwen3_5_bf16"};
+                                           "qwen3_5_bf16",     "lfm2_f32",        "lfm2_odd_f32"};
     (void)state;
     for (size_t v = 0; v < sizeof variants / sizeof *variants; v++)
         for (uint32_t s = 0; s < TEST_SETS; s++)
