@@ -57,7 +57,7 @@ static gx any_value(struct schema_maker *m)
 {
     if (m->any) return m->any;
     m->any = gb_rule(m->b);
-    struct number_bounds number = {.decimals = RX_NO_LIMIT};
+    struct number_bounds number = {0};
     gx comma = schema_sign(m, ","), text = gb_regex(m->b, schema_any_string(m));
     gx pair = GB_SEQ(m->b, text, schema_sign(m, ":"), m->any);
     gx object = schema_enclosed(m, "{}", gb_list(m->b, pair, comma, 0, RX_NO_LIMIT));

@@ -8,8 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define COUNT_MAX 100000u
-#define DEEP      48u
+#define COUNT_MAX    100000u
+#define DEEP         48u
+#define MULTIPLE_MAX 128u /* residues, each a state, which a search for a way on visits */
 
 /* ---- small parts ---- */
 
@@ -140,37 +141,41 @@ static void bound(const json_t *s, const char *key, const char *exclusive, bool 
     if (*strict) *to = n;
 }
 
-/* Digits after the point for a "multipleOf" that is a power of ten; false: it is not. */
-static bool decimals_of(double step, uint32_t *out)
+/* Literals of the multiples of a number. RX_NONE: it has too many digits. */
+static rx multiples(struct rx_pool *p, double step)
 {
-    double one = 1;
-    uint32_t n = 0;
-    while (n < 12 && one * 0.999999 > step) {
-        one /= 10;
-        n++;
+    uint32_t decimals = 0, zeros = 0;
+    for (; decimals < 12 && fabs(step - nearbyint(step)) > 1e-9 * step; decimals++) step *= 10;
+    for (; step >= 10 && !(fmod(step, 10) > 0); zeros++) step /= 10;
+    double n = nearbyint(step);
+    if (n < 1 || n > MULTIPLE_MAX || fabs(step - n) > 1e-9 * n || zeros > 300) return RX_NONE;
+    rx zero = rx_literal(p, "0", 1), out = rx_multiple(p, (uint32_t)n, decimals);
+    if (zeros) out = rx_alt(p, zero, rx_concat(p, out, rx_repeat(p, zero, zeros, zeros)));
+    if (!decimals) {
+        rx part = rx_concat(p, rx_literal(p, ".", 1), rx_repeat(p, zero, 1, RX_NO_LIMIT));
+        out = rx_concat(p, out, rx_repeat(p, part, 0, 1));
     }
-    *out = n;
-    return step < one * 1.000001 && step > one * 0.999999;
+    return rx_concat(p, rx_repeat(p, rx_literal(p, "-", 1), 0, 1), out);
 }
 
 rx schema_number(struct schema_maker *m, const json_t *s, unsigned types, const struct path *at)
 {
-    struct number_bounds b = {.integer = !(types & JT_NUMBER), .decimals = RX_NO_LIMIT};
+    struct number_bounds b = {.integer = !(types & JT_NUMBER)};
     const json_t *nots = json_object_get(s, SK_NOT_VALUES), *v;
+    rx steps = RX_ALL;
     size_t i;
     bound(s, "minimum", "exclusiveMinimum", true, &b);
     bound(s, "maximum", "exclusiveMaximum", false, &b);
     for (i = 0; i < schema_sibling_count(s); i++) {
         const json_t *step = json_object_get(schema_siblings(s, i), "multipleOf");
-        uint32_t n;
-        if (!step) continue;
-        if (!decimals_of(json_number_value(step), &n))
+        rx one = step ? multiples(m->p, json_number_value(step)) : RX_ALL;
+        if (!one)
             (void)schema_refuse(m, at, ST_UNSUPPORTED, "\"multipleOf\" of %g is not supported",
                                 json_number_value(step));
-        else if (n < b.decimals) b.decimals = n;
+        steps = rx_and(m->p, steps, one);
     }
-    b.plain = types == JT_NUMBER || json_array_size(nots);
-    rx out = json_number(m->p, &b), point = rx_literal(m->p, ".", 1);
+    b.plain = types == JT_NUMBER || json_array_size(nots) || steps != RX_ALL;
+    rx out = rx_and(m->p, json_number(m->p, &b), steps), point = rx_literal(m->p, ".", 1);
     if (types == JT_NUMBER) { /* the fraction is not zero */
         rx zeros = rx_repeat(m->p, rx_literal(m->p, "0", 1), 0, RX_NO_LIMIT);
         out = rx_and(m->p, out, rx_concat(m->p, RX_ALL, rx_concat(m->p, point, RX_ALL)));
@@ -179,8 +184,7 @@ rx schema_number(struct schema_maker *m, const json_t *s, unsigned types, const 
     json_array_foreach(nots, i, v)
     {
         double x = json_number_value(v);
-        struct number_bounds one = {
-            .has_min = true, .has_max = true, .min = x, .max = x, .decimals = RX_NO_LIMIT, .plain = true};
+        struct number_bounds one = {.has_min = true, .has_max = true, .min = x, .max = x, .plain = true};
         if (!json_is_number(v)) continue;
         rx same = json_number(m->p, &one);
         if (!(x < 0) && !(x > 0)) same = rx_alt(m->p, same, rx_concat(m->p, rx_literal(m->p, "-", 1), same));
