@@ -535,7 +535,7 @@ static rx rest_of(struct parser *r, rx before, bool was, const rx must[2], struc
     unsigned flags = r->flags;
     rx out = RX_NONE;
     if (r->bounds && (r->forks += 1 + (unsigned)(r->len - r->at) / 64) > FORKS_MAX)
-        return refuse(r, ST_TOO_LARGE, "looks ahead too often");
+        return refuse(r, ST_UNSUPPORTED, "looks ahead too often");
     for (int word = 0; word <= (int)r->bounds && !r->st; word++) {
         struct ends ends = {true, false};
         r->at = at;
@@ -623,7 +623,7 @@ static rx alternatives_with_rest(struct parser *r, size_t close, rx before, bool
         r->len = to - at + end - rest;
         r->at = 0;
         if ((r->forks += 1 + (unsigned)(r->len - r->at) / 64) > FORKS_MAX)
-            (void)refuse(r, ST_TOO_LARGE, "looks ahead too often");
+            (void)refuse(r, ST_UNSUPPORTED, "looks ahead too often");
         out = rx_alt(r->p, out, rest_of(r, before, was, (rx[]){RX_ALL, RX_ALL}, e));
         if (!r->st && r->at < r->len) (void)refuse(r, ST_INVALID, "has a ) too many");
         at = to + 1;

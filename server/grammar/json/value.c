@@ -87,7 +87,7 @@ void schema_counts(struct schema_maker *m, const json_t *s, const char *what, ui
 
 /* ---- strings ---- */
 
-rx schema_pattern(struct schema_maker *m, const json_t *pattern, const struct path *at)
+rx schema_pattern(struct schema_maker *m, const json_t *pattern, bool relax, const struct path *at)
 {
     struct grammar_error error = {{0}, {0}};
     rx out = RX_NONE;
@@ -97,8 +97,9 @@ rx schema_pattern(struct schema_maker *m, const json_t *pattern, const struct pa
     }
     enum status st =
         regex_parse_json(m->p, json_string_value(pattern), json_string_length(pattern), &out, &error);
-    if (st) (void)schema_refuse(m, at, st, "%s", error.message);
-    return out;
+    if (st == ST_UNSUPPORTED && relax) schema_relax(m, at, "%s", error.message);
+    else if (st) (void)schema_refuse(m, at, st, "%s", error.message);
+    return st ? RX_ALL : out;
 }
 
 rx schema_string(struct schema_maker *m, const json_t *s, const struct path *at)
@@ -115,8 +116,9 @@ rx schema_string(struct schema_maker *m, const json_t *s, const struct path *at)
                      *not_pattern = json_object_get(one, SK_NOT_PATTERN);
         const char *format = json_string_value(json_object_get(one, "format")),
                    *not_format = json_string_value(json_object_get(one, SK_NOT_FORMAT));
-        if (pattern) out = rx_and(m->p, out, schema_pattern(m, pattern, at));
-        if (not_pattern) none = rx_alt(m->p, none, schema_pattern(m, not_pattern, at));
+        if (pattern) out = rx_and(m->p, out, schema_pattern(m, pattern, true, at));
+        rx not_it = not_pattern ? schema_pattern(m, not_pattern, true, at) : RX_NONE;
+        if (not_it != RX_ALL) none = rx_alt(m->p, none, not_it);
         if (not_format) none = rx_alt(m->p, none, schema_format(m, not_format));
         rx f = format ? schema_format(m, format) : RX_NONE;
         if (f) out = rx_and(m->p, out, f);
@@ -169,10 +171,8 @@ rx schema_number(struct schema_maker *m, const json_t *s, unsigned types, const 
     for (i = 0; i < schema_sibling_count(s); i++) {
         const json_t *step = json_object_get(schema_siblings(s, i), "multipleOf");
         rx one = step ? multiples(m->p, json_number_value(step)) : RX_ALL;
-        if (!one)
-            (void)schema_refuse(m, at, ST_UNSUPPORTED, "\"multipleOf\" of %g is not supported",
-                                json_number_value(step));
-        steps = rx_and(m->p, steps, one);
+        if (one) steps = rx_and(m->p, steps, one);
+        else schema_relax(m, at, "\"multipleOf\" of %g is not supported", json_number_value(step));
     }
     b.plain = types == JT_NUMBER || json_array_size(nots) || steps != RX_ALL;
     rx out = rx_and(m->p, json_number(m->p, &b), steps), point = rx_literal(m->p, ".", 1);
@@ -234,7 +234,7 @@ static void add_property(struct schema_maker *m, const json_t *s, const char *na
     json_object_foreach(patterns, key, v)
     {
         json_t *text = json_string(key);
-        if (schema_has_name(m, schema_pattern(m, text, at), name)) {
+        if (schema_has_name(m, schema_pattern(m, text, false, at), name)) {
             json_array_append(all, v);
             found = true;
         }
@@ -413,7 +413,9 @@ static enum verdict valid(struct schema_maker *m, const json_t *s, const json_t 
     if (json_is_string(v)) {
         json_t *own = json_copy((json_t *)(uintptr_t)s); /* the other keywords are checked as a schema */
         json_object_del(own, SK_ALL);
+        unsigned relaxed = m->relaxed;
         out = both(out, of(matches(m, schema_string(m, own, NULL), v)));
+        if (m->relaxed > relaxed) out = both(out, UNKNOWN);
         json_decref(own);
     }
     if (json_is_number(v)) out = both(out, valid_number(s, v));
@@ -462,7 +464,9 @@ static rx language(struct schema_maker *m, const json_t *s, const struct path *a
         if (!(list = json_object_get(s, keys[k]))) continue;
         json_array_foreach(list, i, one)
         {
+            m->exact += k == 2;
             rx x = language(m, one, at, deep + 1);
+            m->exact -= k == 2;
             if (k == 0 || k == 3) out = rx_and(m->p, out, x);
             twice = rx_alt(m->p, twice, rx_and(m->p, any, x));
             any = rx_alt(m->p, any, x);
@@ -470,6 +474,7 @@ static rx language(struct schema_maker *m, const json_t *s, const struct path *a
         if (k == 1 || k == 2) out = rx_and(m->p, out, any);
         if (k == 2) out = rx_and(m->p, out, rx_not(m->p, twice));
     }
+    m->exact++; /* excluded below */
     if ((v = json_object_get(s, "not"))) out = rx_and(m->p, out, rx_not(m->p, language(m, v, at, deep + 1)));
     if (!m->no_if && (v = json_object_get(s, "if"))) {
         const json_t *then = json_object_get(s, "then"), *other = json_object_get(s, "else");
@@ -477,6 +482,7 @@ static rx language(struct schema_maker *m, const json_t *s, const struct path *a
            z = other ? language(m, other, at, deep + 1) : all;
         out = rx_and(m->p, out, rx_alt(m->p, rx_and(m->p, x, y), rx_and(m->p, rx_not(m->p, x), z)));
     }
+    m->exact--;
     return out;
 }
 
