@@ -7,9 +7,10 @@
 
 #include "server/grammar/build.h"
 
-#define MERGES_MAX 4000u    /* schema merges per grammar */
-#define NOTES_MAX  16u      /* of keywords that are not enforced */
-#define KEPT_MAX   1000000u /* keys of intermediate schemas: some 100 bytes each */
+#define MERGES_MAX  4000u /* schema merges per grammar */
+#define FORMATS_MAX 17u
+#define NOTES_MAX   16u      /* of keywords that are not enforced */
+#define KEPT_MAX    1000000u /* keys of intermediate schemas: some 100 bytes each */
 
 struct path { /* of the current schema, for messages: a list towards the root */
     const struct path *up;
@@ -33,6 +34,7 @@ struct schema_maker {
     bool old_refs, no_if;    /* drafts 4 to 7: siblings of "$ref" are ignored; 4 to 6: "if" is ignored */
     gx any, comma, colon;    /* rule of any value; punctuation; 0 = not built yet */
     rx string, plain, blank; /* any string literal; one without needless \u; 0 = not built yet */
+    rx formats[FORMATS_MAX]; /* format.c's; 0 = not built yet */
     enum status st;
 };
 

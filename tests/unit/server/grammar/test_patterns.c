@@ -226,8 +226,62 @@ static void test_patterns(void **state)
         check(grammar_of(whole[i].what, false), &whole[i], false);
 }
 
+/* Every format that is enforced, as docs/http.md lists them. */
+static void test_formats(void **state)
+{
+    static const struct row rows[] = {
+        {"date",
+         {"2024-02-29", "2000-02-29", "1999-12-31"},
+         {"2023-02-29", "1900-02-29", "2024-04-31", "24-1-1"}},
+        {"time",
+         {"12:30:59Z", "00:00:00.25+01:30", "23:59:60Z", "15:59:60.5-08:00", "01:29:60+01:30",
+          "23:29:60+23:30", "00:29:60-23:30", "23:59:60+00:00"},
+         {"12:30:59", "24:00:00Z", "12:60:00Z", "22:59:60Z", "23:58:60Z", "23:59:60+01:00", "01:30:60+01:30",
+          "12:00:61Z", "1:00:00Z"}},
+        {"date-time",
+         {"1998-12-31T23:59:60Z", "1998-12-31T15:59:60.123-08:00", "2024-02-29t10:00:00.5z",
+          "1990-01-01T00:00:00+14:00"},
+         {"1998-12-31T22:59:60Z", "1998-12-31T23:58:60Z", "1998-12-31T22:59:60-08:00", "2023-02-29T10:00:00Z",
+          "2024-06-31T10:00:00Z", "2024-01-01 10:00:00Z", "2024-01-01T10:00:00"}},
+        {"duration",
+         {"P4DT12H30M5S", "P1Y2M3D", "PT36H", "P2W", "PT0S", "P1M"},
+         {"", "P", "PT", "P1", "P1D2H", "P2W1D", "PT1D", "4D", "P1YT"}},
+        {"email",
+         {"a.b@c.de", "x@[127.0.0.1]", "a+b@localhost"},
+         {"a", "@b", "a@", ".a@b", "a..b@c", "a b@c"}},
+        {"hostname", {"a", "www.example.com", "xn--4gbwdl.x", "1a"}, {"", "-a", "a-", "a..b", "a_b"}},
+        {"ipv4", {"0.0.0.0", "255.1.20.199"}, {"256.0.0.0", "1.2.3", "01.2.3.4", "1.2.3.4.5"}},
+        {"ipv6",
+         {"::", "::1", "fe80::1:2", "1:2:3:4:5:6:7:8", "::ffff:1.2.3.4", "1::8"},
+         {"1", ":::", "1:2:3:4:5:6:7:8:9", "1::2::3", "12345::", "::1.2.3"}},
+        {"uri", {"http://a.b:1/c?d#e", "urn:x:y", "mailto:a@b"}, {"//a", "a/b", "", "http://a b", "://"}},
+        {"uri-reference", {"a/b?c", "//x", "", "#f", "http://x"}, {"://", "a b", "%x"}},
+        {"iri", {"http://\xC3\xA4.de/\xC3\xB6"}, {"\xC3\xA4", "http://a b"}},
+        {"iri-reference", {"\xC3\xA4/b", ""}, {"a b", "\\"}},
+        {"uri-template", {"a/{b}/c{?d,e*}", "{+x:3}", ""}, {"{", "{b", "{}", "a}"}},
+        {"json-pointer", {"", "/", "/a~0b/~1c"}, {"a", "/~", "/~2"}},
+        {"relative-json-pointer", {"0", "1/a", "0#", "12/~0"}, {"", "/a", "01", "-1", "0##"}},
+        {"regex", {"^[a-z]+(b|c)*$", "", "\\d{2,3}", "(?=a)b"}, {"*", "(", "[", "a**", ")"}},
+        {"uuid",
+         {"123e4567-E89b-12d3-a456-426614174000"},
+         {"123e4567e89b12d3a456426614174000", "123e4567-e89b-12d3-a456-42661417400"}},
+        {"unknown", {"", "anything"}, {NULL}},
+    };
+    static const struct grammar_json_options opt = {.any_whitespace = true};
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct grammar_error error;
+        struct grammar *g;
+        json_t *schema = json_pack("{s:s,s:s}", "type", "string", "format", rows[i].what);
+        assert_int_equal(grammar_from_schema(schema, &opt, &g, &error), ST_OK);
+        json_decref(schema);
+        check(g, &rows[i], true);
+    }
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_random), cmocka_unit_test(test_patterns)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_random), cmocka_unit_test(test_patterns),
+                                       cmocka_unit_test(test_formats)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
