@@ -236,7 +236,7 @@ static void set_property(struct parser *r, struct list *s, bool negated)
         {"Letter", "L"},         {"Number", "N"}, {"Punctuation", "P"},       {"Symbol", "S"},
         {"Separator", "Z"},      {"Mark", "M"},   {"Uppercase_Letter", "Lu"}, {"Lowercase_Letter", "Ll"},
         {"Decimal_Number", "Nd"}};
-    char name[32];
+    char name[64];
     size_t n = 0;
     if (r->at < r->len && r->s[r->at] == '{') {
         for (r->at++; r->at < r->len && r->s[r->at] != '}' && n < sizeof name - 1; r->at++)
@@ -251,8 +251,8 @@ static void set_property(struct parser *r, struct list *s, bool negated)
     name[n] = '\0';
     for (size_t i = 0; i < sizeof longs / sizeof *longs; i++)
         if (strcmp(name, longs[i][0]) == 0) snprintf(name, sizeof name, "%s", longs[i][1]);
-    bool known = set_emoji(r, s, name, negated);
-    if (known) return;
+    if (set_emoji(r, s, name, negated)) return;
+    bool known = false;
     (void)pthread_once(&runs_once, runs_make);
     for (size_t i = 0, k; i < run_count; i = k) { /* merges adjacent included runs */
         bool in = strlen(name) <= 2 && name[0] && strncmp(runs[i].name, name, strlen(name)) == 0;
@@ -676,24 +676,20 @@ static rx alternatives(struct parser *r, enum place place)
         struct ends e = {false, false};
         size_t at = r->at;
         unsigned flags = r->flags;
-        rx one = sequence(r, top, false, &e), behind = one;
-        if (top && r->json && r->bounds && !e.begin && !r->st) {
-            r->at = at;
-            r->flags = flags;
-            behind = sequence(r, top, true, &e);
-        }
+        rx one = sequence(r, top, false, &e);
         if (r->st) break;
         if (top && r->json) {
             /* With the text before and after the match, both quotes included. */
             rx quote = rx_literal(r->p, "\"", 1), any = anything(r);
             rx open = rx_concat(r->p, quote, any), close = rx_concat(r->p, any, quote);
-            if (r->bounds)
-                behind = rx_alt(r->p, rx_concat(r->p, ending(r, open, false, false), one),
-                                rx_concat(r->p, ending(r, open, false, true), behind));
-            else behind = rx_concat(r->p, open, one);
             /* Anchors within groups are handled per group. */
-            if (!e.begin) one = rx_alt(r->p, one, behind);
+            if (!e.begin && !r->bounds) one = rx_alt(r->p, one, rx_concat(r->p, open, one));
             if (!e.end) one = rx_alt(r->p, one, rx_concat(r->p, one, close));
+            if (!e.begin && r->bounds) {
+                r->at = at;
+                r->flags = flags;
+                one = rx_alt(r->p, one, rest_of(r, open, false, (rx[]){RX_ALL, RX_ALL}, &e));
+            }
         }
         /* In JSON the quote that is $ can't be followed by anything. */
         if (place == AHEAD && (r->json || !e.end)) one = rx_concat(r->p, one, RX_ALL);
