@@ -212,7 +212,7 @@ static bool set_emoji(struct parser *r, struct list *s, const char *name, bool n
     static const uint32_t parts[][2] = {
         {'#', '#'},       {'*', '*'},         {'0', '9'},         {0x200D, 0x200D},   {0x20E3, 0x20E3},
         {0xFE0F, 0xFE0F}, {0x1F1E6, 0x1F1FF}, {0x1F3FB, 0x1F3FF}, {0x1F9B0, 0x1F9B3}, {0xE0020, 0xE007F}};
-    uint32_t pictures[128][2], n = 0;
+    uint32_t emoji[128][2], n = 0;
     if (strcmp(name, "Emoji_Component") == 0) {
         set_add_not(r, s, parts, sizeof parts / sizeof *parts, negated);
         return true;
@@ -222,10 +222,10 @@ static bool set_emoji(struct parser *r, struct list *s, const char *name, bool n
         if (utf8proc_get_property((utf8proc_int32_t)c)->boundclass !=
             UTF8PROC_BOUNDCLASS_EXTENDED_PICTOGRAPHIC)
             continue;
-        if (n && pictures[n - 1][1] + 1 == c) pictures[n - 1][1] = c;
-        else if (n < sizeof pictures / sizeof *pictures) pictures[n][0] = pictures[n][1] = c, n++;
+        if (n && emoji[n - 1][1] + 1 == c) emoji[n - 1][1] = c;
+        else if (n < sizeof emoji / sizeof *emoji) emoji[n][0] = emoji[n][1] = c, n++;
     }
-    set_add_not(r, s, (const uint32_t(*)[2])pictures, n, negated);
+    set_add_not(r, s, (const uint32_t(*)[2])emoji, n, negated);
     return true;
 }
 
