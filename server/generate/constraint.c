@@ -80,7 +80,8 @@ enum status constraint_schema(struct constraint_maker *m, json_t *schema, bool c
                               gx *out)
 {
     struct grammar_error error = {{0}, {0}};
-    struct grammar_json_options opt = {.any_whitespace = !compact, .any_order = m->any_order};
+    struct grammar_json_options opt = {
+        .any_whitespace = !compact, .any_order = m->any_order, .notes = m->strict ? NULL : json_array()};
     bool lost = false;
     json_t *plain = without_big(schema, false, &lost);
     enum status st = plain ? ST_OK : ST_NOMEM;
@@ -92,6 +93,10 @@ enum status constraint_schema(struct constraint_maker *m, json_t *schema, bool c
     }
     if (!st) st = gb_schema(m->b, plain, &opt, out, &error);
     json_decref(plain);
+    for (size_t i = 0; i < json_array_size(opt.notes); i++)
+        json_array_append_new(m->notes, json_sprintf("Not enforced in %s: %s", param,
+                                                     json_string_value(json_array_get(opt.notes, i))));
+    json_decref(opt.notes);
     return st ? constraint_error(m, st, param, &error) : ST_OK;
 }
 
@@ -122,6 +127,7 @@ static enum status response(struct constraint_maker *m, gx *out)
     enum status st = ST_OK;
     json_t *schema = NULL;
     m->any_order = f->any_order;
+    m->strict = f->strict;
     switch (f->kind) {
     case FORMAT_FREE: *out = constraint_text_without(m, NULL, 0); return ST_OK;
     case FORMAT_CHOICE: return constraint_strings(m, f->value, out);
@@ -275,6 +281,7 @@ static enum status build_once(struct constraint_maker *m, json_t *tools, struct 
     struct err err = {{0}};
     enum status st = gb_create(&m->b);
     if (st) return no_memory(m);
+    json_array_clear(m->notes);
     rx_pool_stop(gb_pool(m->b), &m->g->cancelled);
     st = tools ? calls(m, tools, &body) : response(m, &body);
     if (st) {
@@ -303,23 +310,25 @@ static enum status build(struct constraint_maker *m, json_t *tools, struct gramm
     return build_once(m, tools, out);
 }
 
-/* Tells the client which schemas are not enforced. */
-static enum status warn(struct gen *g, json_t *tools, const struct tool_set *weak)
+/* What is not enforced, for the client and the log. */
+static enum status warn(struct constraint_maker *m, json_t *tools)
 {
-    json_t *list = json_array();
-    for (size_t i = 0; i < json_array_size(tools); i++) {
-        if (!(weak->bits[i / 32] >> (i % 32) & 1)) continue;
+    struct gen *g = m->g;
+    size_t i;
+    json_t *one;
+    json_array_foreach(m->notes, i, one) log_warn("req=%s %s", g->r->http.id, json_string_value(one));
+    for (i = 0; i < json_array_size(tools); i++) {
+        if (!is_weak(m, i)) continue;
         json_array_append_new(
-            list,
+            m->notes,
             json_sprintf("The schema of the function '%s' can't be enforced: its "
                          "arguments are any object. With \"strict\": true the "
                          "request is refused, and the error says why.",
                          json_string_value(field(field(json_array_get(tools, i), "function"), "name"))));
     }
-    if (json_array_size(list)) g->warnings = json_dumps(list, JSON_COMPACT);
-    bool ok = list && (!json_array_size(list) || g->warnings);
-    json_decref(list);
-    return ok ? ST_OK : api_nomem(&g->r->response.error);
+    if (!json_array_size(m->notes)) return ST_OK;
+    g->warnings = json_dumps(m->notes, JSON_COMPACT);
+    return g->warnings ? ST_OK : no_memory(m);
 }
 
 /* ---- the cache key ---- */
@@ -336,11 +345,11 @@ static bool any_strict(const json_t *tools)
 static json_t *description(const struct gen *g, json_t *tools)
 {
     const struct gen_params *p = &g->p;
-    json_t *d = json_pack("{s:i,s:b,s:b,s:b,s:b,s:i,s:i,s:b,s:b,s:b,s:s?}", "form", (int)p->format.kind,
+    json_t *d = json_pack("{s:i,s:b,s:b,s:b,s:b,s:b,s:i,s:i,s:b,s:b,s:b,s:s?}", "form", (int)p->format.kind,
                           "bare", p->bare_calls != NULL, "compact", p->format.compact, "any order",
-                          p->format.any_order, "inside", g->inside_reasoning, "reasoning",
-                          p->reasoning == REASONING_NONE ? -1 : (int)p->reasoning_syntax, "calls",
-                          tools ? (int)p->calls : 0, "required", p->tool_choice.required, "parallel",
+                          p->format.any_order, "strict", p->format.strict, "inside", g->inside_reasoning,
+                          "reasoning", p->reasoning == REASONING_NONE ? -1 : (int)p->reasoning_syntax,
+                          "calls", tools ? (int)p->calls : 0, "required", p->tool_choice.required, "parallel",
                           p->parallel_calls, "tools", tools != NULL, "named", p->tool_choice.named);
     char salt[2 * sizeof p->salt + 1]; /* timing reveals whether a grammar is cached */
     sodium_bin2hex(salt, sizeof salt, p->salt, sizeof p->salt);
@@ -392,12 +401,9 @@ enum status gen_constraint_make(struct gen *g)
     p->ignore_eos = false; /* a complete constrained output allows only EOS */
     p->tool_choice.named =
         json_string_value(json_object_get(g->compile, "named")); /* the body's copy is freed */
-    g->grammar = grammars_find(g->r->srv->grammars, g->compile_key);
-    if (!g->grammar) return ST_OK;
-    m.weak = grammars_weak(g->r->srv->grammars, g->compile_key, NULL);
-    enum status st = warn(g, tools, &m.weak);
-    gen_constraint_made(g);
-    return st;
+    g->grammar = grammars_find(g->r->srv->grammars, g->compile_key, &g->warnings);
+    if (g->grammar) gen_constraint_made(g);
+    return ST_OK;
 }
 
 void gen_constraint_made(struct gen *g)
@@ -417,27 +423,28 @@ enum status gen_constraint_compile(struct gen *g)
     struct api_error *e = &g->r->response.error;
     uint64_t tenant = gen_grammar_tenant(g);
     /* One with the same key may be cached meanwhile. */
-    g->grammar = grammars_find(all, g->compile_key);
+    g->grammar = grammars_find(all, g->compile_key, &g->warnings);
     json_t *tools = json_object_get(g->compile, "functions");
     if (g->grammar) {
         grammars_dismiss(all, g->compile_bytes);
-        m.weak = grammars_weak(all, g->compile_key, NULL);
-        return warn(g, tools, &m.weak);
+        return ST_OK;
     }
-    enum status st = build(&m, tools, &g->grammar);
+    m.notes = json_array();
+    enum status st = m.notes ? build(&m, tools, &g->grammar) : no_memory(&m);
+    if (!st) st = warn(&m, tools);
+    json_decref(m.notes);
     if (st) {
         grammars_dismiss(all, g->compile_bytes);
         return st;
     }
-    st = grammars_keep(all, g->compile_key, tenant, g->grammar);
+    st = grammars_keep(all, g->compile_key, tenant, g->grammar, g->warnings);
     if (st == ST_TOO_LARGE)
         return api_fail(e, 400, "unsupported_schema", gen_constraint_param(g),
                         "The constraint takes %zu MiB compiled, more than the limit (--grammar-memory).",
                         grammar_bytes(g->grammar) >> 20);
     if (st == ST_AGAIN)
         return api_fail(e, 503, "grammar_memory", gen_constraint_param(g), "%s", gen_grammar_memory_full);
-    (void)grammars_weak(all, g->compile_key, &m.weak);
-    return st ? no_memory(&m) : warn(g, tools, &m.weak);
+    return st ? no_memory(&m) : ST_OK;
 }
 
 uint64_t gen_grammar_tenant(const struct gen *g)

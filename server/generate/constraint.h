@@ -7,13 +7,20 @@
 #include "server/generate/grammars.h"
 #include "server/grammar/build.h"
 
+/* A set of a request's tools. */
+struct tool_set {
+    uint32_t bits[(LIMIT_TOOLS + 31) / 32];
+};
+
 struct constraint_maker {
     struct gen *g;
     struct grammar_builder *b;
     const struct grammar_vocab *vocab;
     json_t *rules;        /* a function's $defs by name, while its call is built */
     bool any_order;       /* of properties, in what is being built: content or a call */
+    bool strict;          /* likewise: a keyword that can't be enforced is an error */
     struct tool_set weak; /* tools whose schemas can't be enforced: any object */
+    json_t *notes;        /* a list: what else is not enforced */
 };
 
 /* generate/format.c. Does a json_schema or a function set `strict`? */

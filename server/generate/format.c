@@ -88,6 +88,7 @@ enum status gen_format(struct gen *g, json_t *type, json_t *in, const struct for
     out->kind = FORMAT_ANY;
     enum status st = schema ? gen_schema(g, schema, paths->format, out) : ST_OK;
     out->any_order = gen_any_order(in);
+    out->strict = gen_strict(in);
     return st;
 }
 

@@ -43,6 +43,7 @@ struct response_format {
     const char *param; /* static: the field that asked for it */
     bool compact;      /* JSON without optional white space */
     bool any_order;    /* of properties; else in the order of the schema */
+    bool strict;       /* a keyword that can't be enforced is an error */
 };
 /* tool_choice (generate/tools.c). */
 struct tool_choice {

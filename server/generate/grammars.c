@@ -30,7 +30,7 @@ struct kept {
     uint8_t key[crypto_hash_sha256_BYTES];
     struct grammar *grammar;
     uint64_t used_us, tenant;
-    struct tool_set weak;
+    char *warnings; /* NULL: none */
 };
 
 struct grammars {
@@ -78,7 +78,10 @@ void grammars_free(struct grammars *g)
 {
     if (!g) return;
     grammars_stop(g);
-    for (size_t i = 0; i < g->count; i++) grammar_unref(g->kept[i].grammar);
+    for (size_t i = 0; i < g->count; i++) {
+        grammar_unref(g->kept[i].grammar);
+        free(g->kept[i].warnings);
+    }
     free(g->kept);
     grammar_vocab_free(g->vocab);
     pthread_mutex_destroy(&g->vocab_lock);
@@ -146,11 +149,12 @@ static struct kept *kept_at(struct grammars *g, const uint8_t *key)
 static struct grammar *take(struct grammars *g, struct kept *k)
 {
     struct grammar *gone = k->grammar;
+    free(k->warnings);
     *k = g->kept[--g->count];
     return gone;
 }
 
-struct grammar *grammars_find(struct grammars *g, const char *text)
+struct grammar *grammars_find(struct grammars *g, const char *text, char **warnings)
 {
     uint8_t key[crypto_hash_sha256_BYTES];
     struct grammar *found = NULL, *gone = NULL;
@@ -162,6 +166,7 @@ struct grammar *grammars_find(struct grammars *g, const char *text)
     } else if (k) {
         k->used_us = now_us();
         found = grammar_ref(k->grammar);
+        *warnings = k->warnings ? strdup(k->warnings) : NULL;
     }
     uv_mutex_unlock(&g->lock);
     grammar_unref(gone);
@@ -245,7 +250,8 @@ void grammars_dismiss(struct grammars *g, size_t description)
     uv_mutex_unlock(&g->lock);
 }
 
-enum status grammars_keep(struct grammars *g, const char *text, uint64_t tenant, struct grammar *grammar)
+enum status grammars_keep(struct grammars *g, const char *text, uint64_t tenant, struct grammar *grammar,
+                          const char *warnings)
 {
     struct kept new = {.grammar = grammar, .used_us = now_us(), .tenant = tenant};
     enum status st = ST_OK;
@@ -260,23 +266,11 @@ enum status grammars_keep(struct grammars *g, const char *text, uint64_t tenant,
     struct kept *same = kept_at(g, new.key); /* compiled twice concurrently */
     if (!st && !same) {
         grammar_ref(grammar);
+        new.warnings = warnings ? strdup(warnings) : NULL;
         g->kept[g->count++] = new;
     }
     uv_mutex_unlock(&g->lock);
     return st;
-}
-
-struct tool_set grammars_weak(struct grammars *g, const char *text, const struct tool_set *set)
-{
-    uint8_t key[crypto_hash_sha256_BYTES];
-    struct tool_set weak = {{0}};
-    key_of(text, key);
-    uv_mutex_lock(&g->lock);
-    struct kept *k = kept_at(g, key);
-    if (k && set) k->weak = *set;
-    if (k) weak = k->weak;
-    uv_mutex_unlock(&g->lock);
-    return weak;
 }
 
 const struct grammar_memory *grammars_memory(const struct grammars *g)

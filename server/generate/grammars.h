@@ -7,11 +7,6 @@
 #include "server/http/http.h"
 #include "server/http/limits.h"
 
-/* A set of a request's tools. */
-struct tool_set {
-    uint32_t bits[(LIMIT_TOOLS + 31) / 32];
-};
-
 struct grammars;
 /* memory: limit on their total. wake: called on a thread that has computed a mask. */
 enum status grammars_create(size_t memory, void (*wake)(void *arg), void *arg,
@@ -24,8 +19,9 @@ struct mask_threads *grammars_threads(struct grammars *g);
  * only. */
 enum status grammars_vocab(struct grammars *g, const struct model *m, const struct grammar_vocab **out,
                            struct err *err) KV_MUST_CHECK;
-/* A reference to the cached grammar of this key; NULL: none. */
-struct grammar *grammars_find(struct grammars *g, const char *key);
+/* A reference to the cached grammar of this key; NULL: none. *warnings: a copy of its warnings; NULL: none.
+ */
+struct grammar *grammars_find(struct grammars *g, const char *key, char **warnings);
 
 /* Reserves memory to compile a grammar from a description of so many bytes. False: grammars in use leave too
  * little, or the tenant's (0: nobody's) would take more than they leave to others. grammars_keep or
@@ -35,11 +31,8 @@ void grammars_dismiss(struct grammars *g, size_t description);
 /* Caches a compiled grammar and counts its memory; unused grammars are evicted, the tenant's own first if it
  * has more than half. ST_AGAIN: grammars in use
  * leave too little memory. ST_TOO_LARGE: it alone exceeds the limit. Workers only. */
-enum status grammars_keep(struct grammars *g, const char *key, uint64_t tenant,
-                          struct grammar *grammar) KV_MUST_CHECK;
-
-/* The tools of a cached grammar whose schemas it does not enforce: sets them, or (NULL) returns them. */
-struct tool_set grammars_weak(struct grammars *g, const char *key, const struct tool_set *set);
+enum status grammars_keep(struct grammars *g, const char *key, uint64_t tenant, struct grammar *grammar,
+                          const char *warnings) KV_MUST_CHECK;
 
 const struct grammar_memory *grammars_memory(const struct grammars *g);
 

@@ -193,6 +193,13 @@ static bool first_make(struct rx_pool *p, rx a)
         case K_ALT:
             for (uint32_t i = 0; i < n.b; i++) visit(p, &todo, p->list[n.a + i], f.rest);
             break;
+        case K_MULTIPLE:
+            for (unsigned d = 0; d <= 10; d++) {
+                less = rx__digit(p, n, d);
+                rx byte = rx_literal(p, &"0123456789."[d], 1);
+                if (less) first_add(p, p->nodes[byte].a, rx__cons(p, less, f.rest));
+            }
+            break;
         default: /* K_REPEAT; empty parts add nothing */
             if (n.b || n.c != RX_NO_LIMIT) {
                 n.b -= n.b > 0;

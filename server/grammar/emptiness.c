@@ -195,7 +195,8 @@ static bool takes(struct rx_pool *p, rx a, rx one)
 static bool bounded(const struct rx_pool *p, rx a, uint32_t *left)
 {
     const struct node *n = &p->nodes[a];
-    if (*left == 0 || n->logic || n->kind == K_NOT || n->kind == K_REPEAT) return false;
+    if (*left == 0 || n->logic || n->kind == K_NOT || n->kind == K_REPEAT || n->kind == K_MULTIPLE)
+        return false;
     --*left;
     if (n->kind == K_CONCAT) return bounded(p, n->a, left) && bounded(p, n->b, left);
     for (uint32_t i = 0; n->kind == K_ALT && i < n->b; i++)

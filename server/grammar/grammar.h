@@ -55,6 +55,8 @@ struct grammar_error {
 struct grammar_json_options {
     bool any_whitespace; /* white space wherever JSON allows it (bounded); false: only ", " and ": " */
     bool any_order;      /* of properties; false: the schema's order, then additional properties */
+    json_t *notes; /* a list to which what is not enforced is added: uniqueItems, multipleOf, pattern. NULL: a
+                    * schema with such keywords is refused */
 };
 /* Threads that compute slow masks, so that no step waits for them. */
 struct mask_threads;

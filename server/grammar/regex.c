@@ -80,6 +80,14 @@ static uint32_t times(uint32_t x, uint32_t y)
     return x == RX_NO_LIMIT || y == RX_NO_LIMIT || n > UINT32_MAX ? RX_NO_LIMIT : (uint32_t)n;
 }
 
+/* What the decimals that are left must still add. */
+static uint64_t lacks(const struct node *n)
+{
+    uint64_t rest = n->b;
+    for (uint32_t k = 0; k < n->c / 2; k++) rest = rest * 10 % n->a;
+    return rest ? n->a - rest : 0;
+}
+
 static void facts(const struct rx_pool *p, struct node *n, const uint32_t *items)
 {
     const struct node *a = &p->nodes[n->a], *b = &p->nodes[n->b];
@@ -90,6 +98,7 @@ static void facts(const struct rx_pool *p, struct node *n, const uint32_t *items
         n->counts = (a->kind == K_REPEAT && a->counts) || b->counts;
         n->least = a->least > RX_NO_LIMIT - b->least ? RX_NO_LIMIT : a->least + b->least;
         break;
+    case K_MULTIPLE: n->nullable = lacks(n) == 0; break;
     case K_NOT:
         n->nullable = !a->nullable;
         n->logic = true;
@@ -506,6 +515,24 @@ rx rx_not(struct rx_pool *p, rx a)
     if (a == RX_ALL) return RX_NONE;
     if (p->nodes[a].kind == K_NOT) return p->nodes[a].a;
     return rx__intern(p, (struct node){.kind = K_NOT, .a = a}, NULL);
+}
+
+rx rx_multiple(struct rx_pool *p, uint32_t n, uint32_t decimals)
+{
+    return rx__intern(p, (struct node){.kind = K_MULTIPLE, .a = n, .c = 2 * decimals}, NULL);
+}
+
+rx rx__digit(struct rx_pool *p, struct node n, unsigned digit)
+{
+    bool after = n.c & 1;
+    uint64_t most = 1;
+    n = (struct node){.kind = K_MULTIPLE, .a = n.a, .b = n.b, .c = n.c};
+    if (digit == 10 ? after || !n.c : n.c == 1 && digit) return RX_NONE;
+    if (digit == 10) n.c++;
+    else if (n.c != 1) n.b = (uint32_t)(((uint64_t)n.b * 10 + digit) % n.a);
+    if (digit != 10 && after && n.c > 1) n.c -= 2;
+    for (uint32_t k = 0; k < n.c / 2; k++) most *= 10;
+    return (n.c & 1) && lacks(&n) >= most ? RX_NONE : rx__intern(p, n, NULL);
 }
 
 /* The alternatives except the empty string. */

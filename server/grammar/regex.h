@@ -61,6 +61,8 @@ rx rx_union(struct rx_pool *p, const rx *list, size_t n);
 rx rx_and(struct rx_pool *p, rx a, rx b);
 rx rx_not(struct rx_pool *p, rx a);
 rx rx_repeat(struct rx_pool *p, rx a, uint32_t min, uint32_t max); /* max: RX_NO_LIMIT = any number */
+/* Decimal numbers, without a sign, whose multiple by 10^decimals is one of n. */
+rx rx_multiple(struct rx_pool *p, uint32_t n, uint32_t decimals);
 rx rx_in_json(struct rx_pool *p, rx a); /* its strings as JSON strings, without the quotes */
 
 bool rx_nullable(const struct rx_pool *p, rx a); /* matches the empty string */

@@ -13,18 +13,21 @@
 #include <string.h>
 #include <utf8proc.h>
 
-#define TEXT_MAX  16384u
-#define DEPTH_MAX 200u
-#define COUNT_MAX 100000u
-#define LAST      0x10FFFFu
+#define TEXT_MAX   16384u
+#define DEPTH_MAX  200u
+#define COUNT_MAX  100000u
+#define LAST       0x10FFFFu
+#define CASED_LAST 0x1FFFu /* of the letters whose other case counts: up to Greek Extended */
+#define FORKS_MAX  4096u   /* of what follows a \b or look-ahead, in units of 64 bytes */
 
 struct parser {
     struct rx_pool *p;
     const char *s;
     size_t len, at;
     bool json;
-    unsigned flags, depth;
-    bool tied; /* the last group contains an anchor */
+    unsigned flags, depth, forks;
+    bool bounds; /* it has a \b or \B */
+    bool tied;   /* the last group contains an anchor */
     struct grammar_error *error;
     enum status st;
 };
@@ -203,6 +206,29 @@ static void runs_make(void)
     }
 }
 
+/* The properties of emoji; false: none of them. */
+static bool set_emoji(struct parser *r, struct list *s, const char *name, bool negated)
+{
+    static const uint32_t parts[][2] = {
+        {'#', '#'},       {'*', '*'},         {'0', '9'},         {0x200D, 0x200D},   {0x20E3, 0x20E3},
+        {0xFE0F, 0xFE0F}, {0x1F1E6, 0x1F1FF}, {0x1F3FB, 0x1F3FF}, {0x1F9B0, 0x1F9B3}, {0xE0020, 0xE007F}};
+    uint32_t emoji[128][2], n = 0;
+    if (strcmp(name, "Emoji_Component") == 0) {
+        set_add_not(r, s, parts, sizeof parts / sizeof *parts, negated);
+        return true;
+    }
+    if (strcmp(name, "Extended_Pictographic") != 0) return false;
+    for (uint32_t c = 0; c < 0x20000; c++) {
+        if (utf8proc_get_property((utf8proc_int32_t)c)->boundclass !=
+            UTF8PROC_BOUNDCLASS_EXTENDED_PICTOGRAPHIC)
+            continue;
+        if (n && emoji[n - 1][1] + 1 == c) emoji[n - 1][1] = c;
+        else if (n < sizeof emoji / sizeof *emoji) emoji[n][0] = emoji[n][1] = c, n++;
+    }
+    set_add_not(r, s, (const uint32_t(*)[2])emoji, n, negated);
+    return true;
+}
+
 /* \p{L}, \p{Lu}, \p{Letter}: by general category. */
 static void set_property(struct parser *r, struct list *s, bool negated)
 {
@@ -210,7 +236,7 @@ static void set_property(struct parser *r, struct list *s, bool negated)
         {"Letter", "L"},         {"Number", "N"}, {"Punctuation", "P"},       {"Symbol", "S"},
         {"Separator", "Z"},      {"Mark", "M"},   {"Uppercase_Letter", "Lu"}, {"Lowercase_Letter", "Ll"},
         {"Decimal_Number", "Nd"}};
-    char name[32];
+    char name[64];
     size_t n = 0;
     if (r->at < r->len && r->s[r->at] == '{') {
         for (r->at++; r->at < r->len && r->s[r->at] != '}' && n < sizeof name - 1; r->at++)
@@ -225,6 +251,7 @@ static void set_property(struct parser *r, struct list *s, bool negated)
     name[n] = '\0';
     for (size_t i = 0; i < sizeof longs / sizeof *longs; i++)
         if (strcmp(name, longs[i][0]) == 0) snprintf(name, sizeof name, "%s", longs[i][1]);
+    if (set_emoji(r, s, name, negated)) return;
     bool known = false;
     (void)pthread_once(&runs_once, runs_make);
     for (size_t i = 0, k; i < run_count; i = k) { /* merges adjacent included runs */
@@ -310,9 +337,14 @@ static uint32_t escape(struct parser *r, struct list *s, bool in_class)
 /* Unescaped characters. */
 static void add_literal(struct parser *r, struct list *s, uint32_t from, uint32_t to)
 {
-    bool low = from >= 'a' && from <= to && to <= 'z', up = from >= 'A' && from <= to && to <= 'Z';
     set_add(r, s, from, to);
-    if (r->flags & REGEX_ANY_CASE && (low || up)) set_add(r, s, from ^ 32, to ^ 32);
+    if (!(r->flags & REGEX_ANY_CASE)) return;
+    for (uint32_t c = from; c <= to && c <= CASED_LAST; c++) {
+        uint32_t low = (uint32_t)utf8proc_tolower((utf8proc_int32_t)c),
+                 up = (uint32_t)utf8proc_toupper((utf8proc_int32_t)c);
+        if (low < from || low > to) set_add(r, s, low, low);
+        if (up < from || up > to) set_add(r, s, up, up);
+    }
 }
 
 static rx class(struct parser *r)
@@ -355,12 +387,29 @@ static rx class(struct parser *r)
 struct ends {
     bool begin, end; /* anchored at the text's beginning, or end */
 };
-static rx alternatives(struct parser *r, bool top);
+enum place { TOP, GROUP, AHEAD };
+static rx alternatives(struct parser *r, enum place place);
 
-/* After '('. */
+/* "(?i" and the like, up to `end`: sets the flags; false: something else. */
+static bool set_flags(struct parser *r, char end)
+{
+    unsigned flags = r->flags;
+    size_t i = r->at + 2;
+    if (r->at + 3 >= r->len || r->s[r->at] != '(' || r->s[r->at + 1] != '?') return false;
+    for (; i < r->len && strchr("isua", r->s[i]) && r->s[i]; i++)
+        flags |= r->s[i] == 'i' ? REGEX_ANY_CASE : r->s[i] == 's' ? REGEX_DOT_ALL : 0u;
+    if (i == r->at + 2 || i >= r->len || r->s[i] != end) return false;
+    r->at = i + 1;
+    r->flags = flags;
+    return true;
+}
+
 static rx group(struct parser *r)
 {
-    if (r->at + 1 < r->len && r->s[r->at] == '?') {
+    unsigned flags = r->flags;
+    bool plain = !set_flags(r, ':');
+    r->at += plain;
+    if (plain && r->at + 1 < r->len && r->s[r->at] == '?') {
         char c = r->s[r->at + 1], d = r->at + 2 < r->len ? r->s[r->at + 2] : '\0';
         if (c == ':') r->at += 2;
         else if ((c == '<' || c == 'P') && d != '=' && d != '!') {
@@ -370,8 +419,9 @@ static rx group(struct parser *r)
         else return refuse(r, ST_UNSUPPORTED, "has a group of a kind that is not supported");
     }
     if (++r->depth > DEPTH_MAX) return refuse(r, ST_TOO_LARGE, "is nested too deeply");
-    rx out = alternatives(r, false);
+    rx out = alternatives(r, GROUP);
     r->depth--;
+    r->flags = flags;
     if (r->at >= r->len || r->s[r->at] != ')') return refuse(r, ST_INVALID, "has a group that does not end");
     r->at++;
     return out;
@@ -388,7 +438,7 @@ static rx atom(struct parser *r)
         set_add_not(r, &s, breaks, r->flags & REGEX_DOT_ALL ? 0 : r->flags & REGEX_DOT_LINE ? 1 : 3, true);
         return set_end(r, &s, false);
     case '[': r->at++; return class(r);
-    case '(': r->at++; return group(r);
+    case '(': return group(r);
     case '^':
     case '$':
         r->tied = r->depth > 0;
@@ -410,7 +460,7 @@ static rx atom(struct parser *r)
     }
 }
 
-/* {n}, {n,}, {n,m}: false if not a quantifier, then it is literal. */
+/* {n}, {n,}, {n,m} and, as Python has it, {,m}: false if not a quantifier, then it is literal. */
 static bool counts(struct parser *r, uint32_t *min, uint32_t *max)
 {
     size_t i = r->at + 1;
@@ -423,7 +473,7 @@ static bool counts(struct parser *r, uint32_t *min, uint32_t *max)
         else if (c < '0' || c > '9') return false;
         else if ((digits[k]++, v[k] = v[k] * 10 + (uint64_t)(c - '0')) > COUNT_MAX) v[k] = COUNT_MAX + 1;
     }
-    if (i == r->len || !digits[0]) return false;
+    if (i == r->len || (!digits[0] && (r->json || !k))) return false;
     if (v[0] > COUNT_MAX || v[1] > COUNT_MAX) (void)refuse(r, ST_TOO_LARGE, "has a count that is too large");
     *min = (uint32_t)v[0];
     *max = k == 0 ? *min : digits[1] ? (uint32_t)v[1] : RX_NO_LIMIT;
@@ -453,34 +503,155 @@ static rx quantified(struct parser *r)
     return a;
 }
 
-static rx sequence(struct parser *r, bool top, struct ends *e);
+/* ---- what the place in the text decides: \b, \B and look-ahead ---- */
 
-/* (?=...) and (?!...) at the top level: intersected with the rest of the text. */
-static rx look_ahead(struct parser *r, rx before, struct ends *e)
+static rx sequence(struct parser *r, bool top, bool word, struct ends *e);
+
+/* Text that ends in a character of a word (of it, from its quote on if it has one), or begins with one. */
+static rx at_word(struct parser *r, bool ends)
+{
+    static const char spelled[] = "\\\\u00(?:3[0-9]|[46][1-9A-Fa-f]|[57][0-9Aa]|5[Ff])";
+    struct list s = {0};
+    rx one, escape, quote = rx_repeat(r->p, rx_literal(r->p, "\"", 1), 0, r->json);
+    (void)set_class(r, &s, 'w');
+    one = set_end(r, &s, false);
+    if (r->json && !regex_parse(r->p, spelled, sizeof spelled - 1, 0, &escape, r->error))
+        one = rx_alt(r->p, one, escape);
+    return ends ? rx_concat(r->p, rx_concat(r->p, quote, anything(r)), one) : rx_concat(r->p, one, RX_ALL);
+}
+
+/* The part of `before` after which the last character is one of a word, or not; was: the one before it is. */
+static rx ending(struct parser *r, rx before, bool was, bool word)
+{
+    rx ends = at_word(r, true), out = rx_and(r->p, before, word ? ends : rx_not(r->p, ends));
+    if (!was || !rx_nullable(r->p, before)) return out;
+    return word ? rx_alt(r->p, out, RX_EMPTY) : rx_and(r->p, out, rx_not(r->p, RX_EMPTY));
+}
+
+/* `before`, then the rest, which is of must[whether `before` ends in a character of a word]. */
+static rx rest_of(struct parser *r, rx before, bool was, const rx must[2], struct ends *e)
+{
+    size_t at = r->at;
+    unsigned flags = r->flags;
+    rx out = RX_NONE;
+    if (r->bounds && (r->forks += 1 + (unsigned)(r->len - r->at) / 64) > FORKS_MAX)
+        return refuse(r, ST_UNSUPPORTED, "looks ahead too often");
+    for (int word = 0; word <= (int)r->bounds && !r->st; word++) {
+        struct ends ends = {true, false};
+        r->at = at;
+        r->flags = flags;
+        rx rest = sequence(r, true, word, &ends);
+        if (!ends.end && r->json)
+            rest = rx_concat(r->p, rest, rx_concat(r->p, anything(r), rx_literal(r->p, "\"", 1)));
+        rx first = r->bounds ? ending(r, before, was, word) : before;
+        out = rx_alt(r->p, out, rx_concat(r->p, first, rx_and(r->p, rest, must[word])));
+    }
+    e->end = true;
+    return out;
+}
+
+/* (?=...) and (?!...): intersected with the rest of the text. */
+static rx look_ahead(struct parser *r, rx before, bool was, struct ends *e)
 {
     bool negative = r->s[r->at + 2] == '!';
     r->at += 3;
-    rx ahead = alternatives(r, false);
+    rx ahead = alternatives(r, AHEAD);
     if (r->at >= r->len || r->s[r->at] != ')') return refuse(r, ST_INVALID, "has a group that does not end");
     r->at++;
-    ahead = rx_concat(r->p, ahead, RX_ALL);
-    struct ends rest_ends = {true, false};
-    rx rest = sequence(r, true, &rest_ends);
-    if (!rest_ends.end && r->json)
-        rest = rx_concat(r->p, rest, rx_concat(r->p, anything(r), rx_literal(r->p, "\"", 1)));
-    e->end = true;
-    return rx_concat(r->p, before, rx_and(r->p, rest, negative ? rx_not(r->p, ahead) : ahead));
+    if (negative) ahead = rx_not(r->p, ahead);
+    return rest_of(r, before, was, (rx[]){ahead, ahead}, e);
 }
 
-static rx sequence(struct parser *r, bool top, struct ends *e)
+static rx boundary(struct parser *r, rx before, bool was, struct ends *e)
+{
+    rx word = at_word(r, false), other = rx_not(r->p, word);
+    bool edge = r->s[r->at + 1] == 'b';
+    r->at += 2;
+    return rest_of(r, before, was, edge ? (rx[]){word, other} : (rx[]){other, word}, e);
+}
+
+enum { LOOKS_AHEAD = 1, LOOKS_BEHIND = 2 /* \b, \B */ };
+
+/* The end of what begins at `at`: of a group (its ')'), or, `first`, of an alternative; and whether it looks
+ * around. */
+static size_t end_of(const struct parser *r, size_t at, bool first, unsigned *looks)
+{
+    unsigned depth = 0;
+    bool set = false;
+    for (; at < r->len; at++) {
+        char c = r->s[at], d = at + 1 < r->len ? r->s[at + 1] : '\0';
+        if (c == '\\' && !set && (d == 'b' || d == 'B')) *looks |= LOOKS_BEHIND;
+        if (c == '\\') at++;
+        else if (set || c == '[') set = c != ']';
+        else if (!depth && (c == ')' || (first && c == '|'))) break;
+        else if (c == ')') depth--;
+        else if (c == '(' && ++depth && d == '?' && at + 2 < r->len)
+            *looks |= r->s[at + 2] == '=' || r->s[at + 2] == '!' ? LOOKS_AHEAD : 0;
+    }
+    return at;
+}
+
+static bool counts(struct parser *r, uint32_t *min, uint32_t *max);
+
+/* A group that looks ahead, at most once: each of its alternatives with the rest of the text. */
+static rx alternatives_with_rest(struct parser *r, size_t close, rx before, bool was, struct ends *e)
+{
+    struct parser saved = *r;
+    uint32_t min = 1, max = 1;
+    unsigned ignored = 0;
+    bool last = false;
+    size_t at = r->at + 1;
+    r->at = close + 1;
+    if (r->at < r->len && r->s[r->at] == '?') min = 0, r->at++;
+    else if (r->at < r->len && r->s[r->at] == '{') (void)counts(r, &min, &max);
+    if (r->at < r->len && r->s[r->at] == '?') r->at++;
+    size_t rest = r->at, end = end_of(r, rest, true, &ignored);
+    if (r->s[at] == '?') at += 2;
+    if (max > 1 || (rest < end && strchr("*+?", r->s[rest])))
+        return refuse(r, ST_UNSUPPORTED, "repeats a group that looks ahead");
+    char *text = malloc(r->len + 1);
+    if (!text) return refuse(r, ST_NOMEM, "is too large");
+    rx out = RX_NONE;
+    while (!r->st && !last) {
+        size_t to = end_of(&saved, at, true, &ignored);
+        last = at > close;
+        if (last && min) break;
+        if (last) to = at; /* without it */
+        memcpy(text, saved.s + at, to - at);
+        memcpy(text + (to - at), saved.s + rest, end - rest);
+        r->s = text;
+        r->len = to - at + end - rest;
+        r->at = 0;
+        if ((r->forks += 1 + (unsigned)(r->len - r->at) / 64) > FORKS_MAX)
+            (void)refuse(r, ST_UNSUPPORTED, "looks ahead too often");
+        out = rx_alt(r->p, out, rest_of(r, before, was, (rx[]){RX_ALL, RX_ALL}, e));
+        if (!r->st && r->at < r->len) (void)refuse(r, ST_INVALID, "has a ) too many");
+        at = to + 1;
+    }
+    free(text);
+    r->s = saved.s;
+    r->len = saved.len;
+    r->at = end;
+    return out;
+}
+
+static rx sequence(struct parser *r, bool top, bool word, struct ends *e)
 {
     struct list out = {0};
     bool first = true;
     while (!r->st && r->at < r->len && r->s[r->at] != '|' && r->s[r->at] != ')') {
-        char c = r->s[r->at];
-        if (top && c == '(' && r->at + 2 < r->len && r->s[r->at + 1] == '?' &&
-            (r->s[r->at + 2] == '=' || r->s[r->at + 2] == '!'))
-            return look_ahead(r, list_end(r, &out, rx_concat_list), e);
+        char c = r->s[r->at], d = r->at + 1 < r->len ? r->s[r->at + 1] : '\0',
+             kind = r->at + 2 < r->len && d == '?' ? r->s[r->at + 2] : '\0';
+        unsigned looks = 0;
+        if (set_flags(r, ')')) continue;
+        if (top && c == '(' && (kind == '=' || kind == '!'))
+            return look_ahead(r, list_end(r, &out, rx_concat_list), word, e);
+        if (top && c == '\\' && (d == 'b' || d == 'B'))
+            return boundary(r, list_end(r, &out, rx_concat_list), word, e);
+        if (top && c == '(' && (d != '?' || kind == ':')) {
+            size_t close = end_of(r, r->at + 1, false, &looks);
+            if (looks) return alternatives_with_rest(r, close, list_end(r, &out, rx_concat_list), word, e);
+        }
         if (c == '^' && first) e->begin = true;
         if (c == '^' && !first && r->s[r->at - 1] == '^') { /* ^^ is ^ */
             r->at++;
@@ -497,21 +668,31 @@ static rx sequence(struct parser *r, bool top, struct ends *e)
     return list_end(r, &out, rx_concat_list);
 }
 
-static rx alternatives(struct parser *r, bool top)
+static rx alternatives(struct parser *r, enum place place)
 {
+    bool top = place == TOP;
     struct list out = {0};
     for (;;) {
         struct ends e = {false, false};
-        rx one = sequence(r, top, &e);
+        size_t at = r->at;
+        unsigned flags = r->flags;
+        rx one = sequence(r, top, false, &e);
         if (r->st) break;
         if (top && r->json) {
             /* With the text before and after the match, both quotes included. */
             rx quote = rx_literal(r->p, "\"", 1), any = anything(r);
             rx open = rx_concat(r->p, quote, any), close = rx_concat(r->p, any, quote);
             /* Anchors within groups are handled per group. */
-            if (!e.begin) one = rx_alt(r->p, one, rx_concat(r->p, open, one));
+            if (!e.begin && !r->bounds) one = rx_alt(r->p, one, rx_concat(r->p, open, one));
             if (!e.end) one = rx_alt(r->p, one, rx_concat(r->p, one, close));
+            if (!e.begin && r->bounds) {
+                r->at = at;
+                r->flags = flags;
+                one = rx_alt(r->p, one, rest_of(r, open, false, (rx[]){RX_ALL, RX_ALL}, &e));
+            }
         }
+        /* In JSON the quote that is $ can't be followed by anything. */
+        if (place == AHEAD && (r->json || !e.end)) one = rx_concat(r->p, one, RX_ALL);
         list_add(r, &out, one);
         if (r->at >= r->len || r->s[r->at] != '|') break;
         r->at++;
@@ -522,7 +703,10 @@ static rx alternatives(struct parser *r, bool top)
 static enum status parse(struct parser *r, rx *out)
 {
     if (r->len > TEXT_MAX) (void)refuse(r, ST_TOO_LARGE, "is too long");
-    *out = r->st ? RX_NONE : alternatives(r, true);
+    unsigned looks = 0;
+    (void)end_of(r, 0, false, &looks);
+    r->bounds = looks & LOOKS_BEHIND;
+    *out = r->st ? RX_NONE : alternatives(r, TOP);
     if (!r->st && r->at < r->len) (void)refuse(r, ST_INVALID, "has a ) too many");
     if (!r->st && rx_status(r->p)) (void)refuse(r, rx_status(r->p), "is too large");
     return r->st;

@@ -1,7 +1,7 @@
 /* Regular expression syntax (ECMA-262 with the u flag; the subset shared with RE2) -> regex.h. Groups of all
- * kinds, classes, quantifiers (lazy ones are equivalent), \d \w \s \x \u \p{general category}, ^ and $,
- * look-ahead at the top level. Back references, look-behind and \b are rejected. Internal to server/grammar/.
- */
+ * kinds, classes, quantifiers (lazy ones are equivalent), \d \w \s \x \u, \p{} of general categories and
+ * emoji, ^ and $, the flags i and s in front or of a group; \b, \B and look-ahead outside of repeated groups.
+ * Back references and look-behind are rejected. Internal to server/grammar/. */
 #ifndef KVASIR_REGEX_PARSE_H
 #define KVASIR_REGEX_PARSE_H
 
@@ -11,7 +11,7 @@
 enum regex_flags {
     REGEX_DOT_LINE = 1, /* . is every character except \n */
     REGEX_DOT_ALL = 2,  /* . is every character */
-    REGEX_ANY_CASE = 4, /* of ASCII letters that are not escaped */
+    REGEX_ANY_CASE = 4, /* of letters that are not escaped */
     REGEX_LONG_CODE = 8 /* \U0001F600 is a character */
 };
 enum status regex_parse(struct rx_pool *p, const char *text, size_t len, unsigned flags, rx *out,

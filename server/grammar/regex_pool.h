@@ -5,15 +5,16 @@
 #include "server/grammar/regex.h"
 #include "server/grammar/tables.h"
 
-enum kind { K_NONE = 0, K_EMPTY, K_BYTES, K_CONCAT, K_ALT, K_AND, K_NOT, K_REPEAT };
+enum kind { K_NONE = 0, K_EMPTY, K_BYTES, K_CONCAT, K_ALT, K_AND, K_NOT, K_REPEAT, K_MULTIPLE };
 /* Is the language non-empty? UNSURE: a bounded search did not decide. */
 enum emptiness { LIFE_UNKNOWN = 0, LIFE_SOME, LIFE_NONE, LIFE_UNSURE };
 
 struct node {
     uint8_t kind, emptiness;
     bool nullable, logic, counts; /* logic: contains AND or NOT; counts: a cell has a counter */
-    uint32_t a, b, c;             /* CONCAT a, b; NOT a; REPEAT a{b,c}; ALT, AND: list[a..a+b); BYTES set a */
-    uint32_t first, first_count;  /* its transitions; count FIRST_UNKNOWN: not computed yet */
+    uint32_t a, b, c; /* CONCAT a, b; NOT a; REPEAT a{b,c}; ALT, AND: list[a..a+b); BYTES set a; MULTIPLE of a
+                       * after digits that leave b, c: twice the decimals left, and 1 after the point */
+    uint32_t first, first_count;    /* its transitions; count FIRST_UNKNOWN: not computed yet */
     uint32_t first_work, life_work; /* work to compute them; to find `emptiness` */
     uint32_t least;                 /* minimum length of a match */
 };
@@ -79,6 +80,7 @@ rx rx__intern(struct rx_pool *p, struct node n, const uint32_t *items);
 rx rx__cons(struct rx_pool *p, rx a, rx b); /* a then b, as one cell before the others */
 rx rx__head(const struct rx_pool *p, rx x); /* the byte set that x begins with; RX_NONE: none */
 rx rx__tail(const struct rx_pool *p, rx x);
+rx rx__digit(struct rx_pool *p, struct node n, unsigned digit); /* after it; 10: a point */
 /* Adds x, or its parts if it is of this kind, to the list on top of the stack. */
 void rx__push(struct rx_pool *p, enum kind kind, rx x);
 void rx__sort(struct rx_pool *p, size_t from); /* the list from there on: sorts, removes duplicates */

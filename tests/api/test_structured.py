@@ -267,8 +267,9 @@ def test_many_references(binary, folder):
 def test_faults(binary, model):
     s = Server(binary, model, "--kv-memory", "64M")
     for form, param, words in (
-            (as_schema({"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}),
+            (in_order({"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}),
              "response_format", "$.properties.a"),
+            (in_order({"type": "integer", "multipleOf": 1009}), "response_format", "multipleOf"),
             (as_schema({"$ref": "#/$defs/none"}), "response_format", "$ref"),
             (as_schema({"$ref": "#/$defs/x", "$defs": {"x": {"$ref": "#/$defs/x"}}}),
              "response_format", "itself"),
@@ -284,7 +285,8 @@ def test_faults(binary, model):
              "response_format", "too large"),
             ({"guided_regex": "(a"}, "guided_regex", "group"),
             ({"guided_json": "{"}, "guided_json", "JSON"),
-            ({"guided_json": {"type": "string", "pattern": "(a)\\1"}}, "guided_json", "refers back")):
+            (in_order({"type": "string", "pattern": "(a)\\1"}), "response_format", "refers back"),
+            ({"guided_json": {"type": "string", "pattern": "(a"}}, "guided_json", "group")):
         status, got = s.post("/v1/completions", {"prompt": "x", **form})[:2]
         error = got["error"] if isinstance(got, dict) else {}
         check.equal("status", status, 400)
@@ -309,6 +311,35 @@ def test_faults(binary, model):
     s.stop()
 
 
+def test_relaxed(binary, model):
+    """What no finite machine enforces is left out unless the request is strict, and said each time."""
+    s = Server(binary, model, "--kv-memory", "64M")
+    loose = {"type": "object", "additionalProperties": False, "required": ["tags", "n"], "properties": {
+        "tags": {"type": "array", "items": {"enum": ["a", "b", "c"]}, "uniqueItems": True, "minItems": 3},
+        "n": {"type": "integer", "multipleOf": 1009, "minimum": 0, "maximum": 9999},
+        "set": {"type": "array", "items": {"type": "string"}, "uniqueItems": True, "maxItems": 2},
+        "back": {"type": "string", "pattern": "(a)\\1", "maxLength": 4}}}
+    body = {"prompt": "x", "max_tokens": 200, "temperature": 1, "seed": 4}
+    for form in (as_schema(loose), {"guided_json": loose}, as_schema(loose)):  # the third is cached
+        got = s.ok("/v1/completions", {**body, **form})
+        said = got.get("warnings") or []
+        check.equal("the places", sorted(w.rpartition("$")[2] for w in said),
+                    [".properties.back", ".properties.n", ".properties.set"])
+        check.true("of a keyword each", all(any(k in w for w in said) for k in
+                                            ("uniqueItems", "multipleOf", "refers back")), said)
+        if got["choices"][0]["finish_reason"] == "stop":
+            tags = json.loads(got["choices"][0]["text"])["tags"]
+            check.equal("the rest is enforced", sorted(tags), list("abc"))
+    check.equal("strict", s.post("/v1/completions", {**body, **in_order(loose)})[0], 400)
+    loose = {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": 3}, "uniqueItems": True,
+             "minItems": 3}
+    for seed in range(5):
+        got = s.ok("/v1/completions", {**body, "seed": seed, **in_order(loose)})
+        check.equal("a finite set", sorted(json.loads(got["choices"][0]["text"])), [1, 2, 3])
+        check.true("no warning", "warnings" not in got, got)
+    s.stop()
+
+
 def main():
     a = arguments(__doc__)
     check.run(test_forms, a.binary, a.demo)
@@ -321,6 +352,7 @@ def main():
     check.run(test_budget_of_messages, a.binary, os.path.join(GOLDEN, "../gemma4/dense_f32"))
     check.run(test_many_references, a.binary, os.path.join(GOLDEN, "../gemma4/dense_f32"))
     check.run(test_faults, a.binary, a.demo)
+    check.run(test_relaxed, a.binary, a.demo)
     check.end()
 
 

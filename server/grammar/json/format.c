@@ -9,14 +9,15 @@
 #define DATE                                                                                                 \
     "(?:[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|"    \
     "02-(?:0[1-9]|1[0-9]|2[0-8]))|" LEAP "-02-29)"
-#define TIME                                                                                                 \
-    "(?:[01][0-9]|2[0-3]):[0-5][0-9]:(?:[0-5][0-9]|60)(?:\\.[0-9]+)?(?:[zZ]|[+-](?:[01][0-9]|2[0-3]):"       \
-    "[0-5][0-9])"
-#define OCTET "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
-#define IPV4  OCTET "(?:\\." OCTET "){3}"
-#define H     "[0-9A-Fa-f]{1,4}"
-#define LABEL "[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
-#define HOST  LABEL "(?:\\." LABEL ")*"
+#define PART   "(?:\\.[0-9]+)?"
+#define HOUR   "(?:[01][0-9]|2[0-3])"
+#define OFFSET HOUR ":[0-5][0-9]"
+#define TIME   "(?:" OFFSET ":[0-5][0-9]" PART "(?:[zZ]|[+-]" OFFSET ")|23:59:60" PART "[zZ])"
+#define OCTET  "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+#define IPV4   OCTET "(?:\\." OCTET "){3}"
+#define H      "[0-9A-Fa-f]{1,4}"
+#define LABEL  "[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+#define HOST   LABEL "(?:\\." LABEL ")*"
 
 /* RFC 3986; more: additional characters of RFC 3987. */
 #define UNI         "\\u00A0-\\uD7FF\\uF900-\\uFDCF\\uFDF0-\\uFFEF\\u{10000}-\\u{EFFFD}"
@@ -53,7 +54,7 @@
 #define MANY(x)  "(?:[\\^$]|(?:" x ")" TIMES ")*"
 #define GROUP(x) ATOM "|\\((?:\\?:|\\?=|\\?!)?" MANY(x) "(?:\\|" MANY(x) ")*\\)"
 
-static const char *const formats[][2] = {
+static const char *const formats[FORMATS_MAX][2] = {
     {"date", DATE},
     {"time", TIME},
     {"date-time", DATE "[tT]" TIME},
@@ -77,16 +78,38 @@ static const char *const formats[][2] = {
     {"uuid", "[0-9A-Fa-f]{8}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{12}"},
 };
 
+/* Leap seconds of other zones, which are 23:59:60 UTC: the hours fit each other, and so do the minutes. */
+static rx leap_seconds(struct schema_maker *m, const char *before)
+{
+    char text[16384];
+    struct grammar_error error;
+    rx out;
+    int n = snprintf(text, sizeof text, "^%s(?=", before), size = (int)sizeof text;
+    for (int h = 0; h < 24; h++)
+        n += snprintf(text + n, (size_t)(size - n),
+                      "%02d:..:60" PART "(?:-%02d:|\\+%02d:(?:0[1-9]|[1-9])|\\+%02d:00)|", h, 23 - h, h,
+                      (h + 1) % 24);
+    text[n - 1] = ')'; /* not the last | */
+    n += snprintf(text + n, (size_t)(size - n), "[0-9]{2}:(?:");
+    for (int k = 0; k < 60; k++)
+        n += snprintf(text + n, (size_t)(size - n), "%02d:60" PART "(?:-" HOUR ":%02d|\\+" HOUR ":%02d)|", k,
+                      59 - k, (k + 1) % 60);
+    n += snprintf(text + n - 1, (size_t)(size - n + 1), ")$") - 1;
+    return regex_parse_json(m->p, text, (size_t)n, &out, &error) ? RX_NONE : out;
+}
+
 rx schema_format(struct schema_maker *m, const char *name)
 {
     char text[16384];
     struct grammar_error error;
     rx out = RX_NONE;
-    for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
+    for (size_t i = 0; i < FORMATS_MAX; i++) {
         if (strcmp(formats[i][0], name) != 0) continue;
+        if (m->formats[i]) return m->formats[i];
         int n = snprintf(text, sizeof text, "^(?:%s)$", formats[i][1]);
         if (regex_parse_json(m->p, text, (size_t)n, &out, &error)) return RX_NONE;
-        return out;
+        if (i == 1 || i == 2) out = rx_alt(m->p, out, leap_seconds(m, i == 2 ? DATE "[tT]" : ""));
+        return m->formats[i] = out;
     }
     return RX_NONE;
 }

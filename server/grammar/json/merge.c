@@ -35,6 +35,28 @@ enum status schema_refuse(struct schema_maker *m, const struct path *at, enum st
     return st;
 }
 
+void schema_relax(struct schema_maker *m, const struct path *at, const char *fmt, ...)
+{
+    char text[256], path[256];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    if (!m->opt->notes || m->exact) {
+        (void)schema_refuse(m, at, ST_UNSUPPORTED, "%s", text);
+        return;
+    }
+    m->relaxed++;
+    if (!at) return;
+    path_write(at, path, sizeof path);
+    json_t *note = json_sprintf("%s, at %s", text, path);
+    bool known = json_array_size(m->opt->notes) >= NOTES_MAX;
+    for (size_t i = 0; i < json_array_size(m->opt->notes); i++)
+        known = known || json_equal(json_array_get(m->opt->notes, i), note);
+    if (!known) json_array_append(m->opt->notes, note);
+    json_decref(note);
+}
+
 enum status schema_nomem(struct schema_maker *m)
 {
     return schema_refuse(m, NULL, ST_NOMEM, "out of memory");

@@ -181,7 +181,6 @@ json_t *schema_not(struct schema_maker *m, const json_t *s, const struct path *a
                                        "unevaluatedItems",
                                        "$dynamicRef",
                                        "$recursiveRef",
-                                       "multipleOf",
                                        SK_SOME,
                                        SK_ALL,
                                        SK_NOT_VALUES};
@@ -193,8 +192,14 @@ json_t *schema_not(struct schema_maker *m, const json_t *s, const struct path *a
     for (size_t i = 0; i < sizeof hard / sizeof *hard; i++)
         if (json_object_get(s, hard[i]))
             (void)schema_refuse(m, at, ST_UNSUPPORTED, "\"not\" of \"%s\" is not supported", hard[i]);
-    if (json_is_true(json_object_get(s, "uniqueItems")))
-        (void)schema_refuse(m, at, ST_UNSUPPORTED, "\"not\" of \"uniqueItems\" is not supported");
+    if (json_is_true(json_object_get(s, "uniqueItems"))) {
+        schema_relax(m, at, "\"not\" of \"uniqueItems\" is not supported");
+        add(ways, json_pack("{s:s}", "type", "array"));
+    }
+    if (json_object_get(s, "multipleOf")) {
+        schema_relax(m, at, "\"not\" of \"multipleOf\" is not supported");
+        add(ways, json_pack("{s:s}", "type", "number"));
+    }
     if ((v = json_object_get(s, "$ref"))) {
         json_t *to = schema_target(m, v, at);
         if (to) add(ways, not_of(to));

@@ -150,19 +150,13 @@ static rx with_exponents(struct rx_pool *p, const struct number_bounds *b, rx ou
 rx json_number(struct rx_pool *p, const struct number_bounds *b)
 {
     rx point = rx_literal(p, ".", 1), minus = rx_literal(p, "-", 1), part = RX_EMPTY;
-    if (!b->integer) {
-        /* Zeros may follow the last significant decimal. */
-        rx behind = b->decimals == RX_NO_LIMIT ? RX_EMPTY : rx_repeat(p, digits(p, 0, 0), 0, RX_NO_LIMIT);
-        part = rx_concat(p, some(p, b->decimals == RX_NO_LIMIT, b->decimals), behind);
-        part = rx_alt(p, RX_EMPTY, rx_concat(p, point, rx_and(p, part, some(p, 1, RX_NO_LIMIT))));
-    }
+    if (!b->integer) part = rx_alt(p, RX_EMPTY, rx_concat(p, point, some(p, 1, RX_NO_LIMIT)));
     if (!b->has_min && !b->has_max) {
         rx all = magnitudes(p, false, 0, false, false, 0, false, part);
         rx exponent =
             rx_concat(p, one_of(p, 'e', 'E'),
                       rx_concat(p, rx_repeat(p, one_of(p, '+', '-'), 0, 1), some(p, 1, RX_NO_LIMIT)));
-        if (!b->integer && !b->plain && b->decimals == RX_NO_LIMIT)
-            all = rx_concat(p, all, rx_repeat(p, exponent, 0, 1));
+        if (!b->integer && !b->plain) all = rx_concat(p, all, rx_repeat(p, exponent, 0, 1));
         return rx_concat(p, rx_repeat(p, minus, 0, 1), all);
     }
     rx out = RX_NONE;
@@ -179,5 +173,5 @@ rx json_number(struct rx_pool *p, const struct number_bounds *b)
             below = rx_and(p, below, beyond(p, 0, 1, !zero_in, part));
         out = rx_alt(p, out, rx_concat(p, minus, below));
     }
-    return b->integer || b->plain || b->decimals != RX_NO_LIMIT ? out : with_exponents(p, b, out);
+    return b->integer || b->plain ? out : with_exponents(p, b, out);
 }

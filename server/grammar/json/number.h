@@ -8,7 +8,6 @@ struct number_bounds {
     bool integer, plain;                        /* plain: without an exponent */
     bool has_min, has_max, over_min, under_max; /* over, under: the bound is exclusive */
     double min, max;
-    uint32_t decimals; /* maximum digits after the point; RX_NO_LIMIT = any number */
 };
 /* Without bounds a number may have any exponent; with bounds only exponents that certainly fit. RX_NONE: no
  * number fits. */

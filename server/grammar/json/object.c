@@ -129,7 +129,7 @@ static rx outside(struct schema_maker *m, const json_t *s, const struct path *at
     json_object_foreach(json_object_get(s, "patternProperties"), key, v)
     {
         json_t *text = json_string(key);
-        in = rx_alt(m->p, in, schema_pattern(m, text, at));
+        in = rx_alt(m->p, in, schema_pattern(m, text, false, at));
         json_decref(text);
     }
     return rx_and(m->p, schema_plain_string(m), rx_not(m->p, in));
@@ -147,7 +147,7 @@ static void list_wanted(struct object *o)
             return;
         }
         o->wanted[o->wants] =
-            pattern ? rx_and(o->m->p, schema_plain_string(o->m), schema_pattern(o->m, pattern, o->at))
+            pattern ? rx_and(o->m->p, schema_plain_string(o->m), schema_pattern(o->m, pattern, false, o->at))
             : names ? rx_and(o->m->p, schema_plain_string(o->m), schema_language(o->m, names, o->at))
                     : outside(o->m, json_object_get(v, "outside"), o->at);
         o->wanted_schema[o->wants++] = json_object_get(v, "schema");
@@ -201,7 +201,7 @@ static void list_classes(struct object *o)
         {
             struct path in = {o->at, "patternProperties", 0}, here = {&in, key, 0};
             json_t *text = json_string(key);
-            rx by = schema_pattern(m, text, &here);
+            rx by = schema_pattern(m, text, false, &here);
             json_decref(text);
             if (m->st || !split(o, by, v, (uint64_t)1 << i, 0)) return;
         }
@@ -323,18 +323,11 @@ static json_t *item_of_all(struct schema_maker *m, const json_t *s, size_t i)
     return schema_together(m, all);
 }
 
-/* Distinct elements: each value at most once. */
-static gx unique(struct schema_maker *m, const json_t *item, uint32_t min, uint32_t max,
-                 const struct path *at)
+/* Distinct elements: each of the values at most once. */
+static gx unique(struct schema_maker *m, json_t *values, uint32_t min, uint32_t max)
 {
-    json_t *values = schema_values(m, item, at), *v;
     size_t n = json_array_size(values), i;
-    if (!values)
-        return (void)schema_refuse(m, at, ST_UNSUPPORTED,
-                                   "\"uniqueItems\" needs \"items\" with an \"enum\" of all values"),
-               0;
-    if (n > UNIQUE_MAX)
-        return (void)schema_refuse(m, at, ST_TOO_LARGE, "\"uniqueItems\" of too many values"), 0;
+    json_t *v;
     struct gb_member *list = calloc(n + 1, sizeof *list);
     gx out = 0;
     json_array_foreach(values, i, v) if (list) list[i] =
@@ -404,13 +397,15 @@ gx schema_array(struct schema_maker *m, const json_t *s, const struct path *at)
     if (max < min) return gb_alt(m->b, NULL, 0);
     if (n > max) n = max;
     json_t *rest = item_of_all(m, s, SIZE_MAX);
-    if (wants && (n || once))
+    if (wants && n)
         return (void)schema_refuse(m, at, ST_UNSUPPORTED, "\"contains\" with this is not supported"), 0;
     struct path in = {at, "items", 0};
     if (once && (json_is_false(rest) || max == n) && n < 2) once = false;
-    if (once && n)
-        return (void)schema_refuse(m, at, ST_UNSUPPORTED, "\"uniqueItems\" is not supported here"), 0;
-    if (once && !json_is_false(rest)) return unique(m, rest, min, max, at);
+    json_t *values = once && !n && !wants ? schema_values(m, rest, at) : NULL;
+    if (once && (!values || json_array_size(values) > UNIQUE_MAX))
+        schema_relax(m, at, "\"uniqueItems\" is supported where \"items\" lists at most %u values",
+                     UNIQUE_MAX);
+    else if (once) return unique(m, values, min, max);
     if (wants) return containing(m, rest, some, wants, min, max, at);
     gx comma = schema_sign(m, ",");
     uint32_t more = json_is_false(rest)  ? 0

@@ -6,13 +6,15 @@
 #include "server/grammar/json/number.h"
 #include "server/grammar/regex_parse.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define DEPTH_MAX 160u
 /* Limit on alternatives from not, oneOf, if and dependencies, which may be nested. */
-#define FORKS_MAX 80u
+#define FORKS_MAX  80u
+#define VALUES_MAX 1000u /* of a range of integers */
 
 /* ---- small parts ---- */
 
@@ -57,7 +59,7 @@ static gx any_value(struct schema_maker *m)
 {
     if (m->any) return m->any;
     m->any = gb_rule(m->b);
-    struct number_bounds number = {.decimals = RX_NO_LIMIT};
+    struct number_bounds number = {0};
     gx comma = schema_sign(m, ","), text = gb_regex(m->b, schema_any_string(m));
     gx pair = GB_SEQ(m->b, text, schema_sign(m, ":"), m->any);
     gx object = schema_enclosed(m, "{}", gb_list(m->b, pair, comma, 0, RX_NO_LIMIT));
@@ -136,6 +138,22 @@ gx schema_value(struct schema_maker *m, const json_t *v)
     return schema_enclosed(m, "[]", list);
 }
 
+/* Those between the bounds, which schema_valid checks further; NULL: too many. */
+static json_t *integers(struct schema_maker *m, const json_t *s)
+{
+    static const char *const keys[] = {"minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"};
+    double end[2] = {-HUGE_VAL, HUGE_VAL};
+    for (int k = 0; k < 4; k++) {
+        json_t *v = json_object_get(s, keys[k]);
+        double *to = &end[k / 2], x = json_number_value(v);
+        if (v && (k < 2 ? x > *to : x < *to)) *to = x;
+    }
+    if (!(end[1] - end[0] <= VALUES_MAX) || fabs(end[0]) > 0x1p52) return NULL;
+    json_t *out = keep(m, json_array());
+    for (double x = ceil(end[0]); x <= end[1]; x++) json_array_append_new(out, json_integer((json_int_t)x));
+    return out;
+}
+
 static json_t *values_of(struct schema_maker *m, const json_t *s, const struct path *at, unsigned depth)
 {
     json_t *all = keep(m, schema_merged(m, s, at)), *out = keep(m, json_array()), *v, *any, *list, *branch;
@@ -156,6 +174,7 @@ static json_t *values_of(struct schema_maker *m, const json_t *s, const struct p
             json_array_foreach(some, k, v) json_array_append(list, v);
         }
     }
+    if (!list && schema_types(all) == JT_INTEGER) list = integers(m, all);
     if (!list) return NULL;
     json_t *seen = keep(m, json_object());
     json_array_foreach(list, i, v)
@@ -163,9 +182,8 @@ static json_t *values_of(struct schema_maker *m, const json_t *s, const struct p
         if (m->st) return NULL;
         if (!schema_add(m, seen, v)) continue;
         enum verdict ok = schema_valid(m, all, v);
-        if (ok == UNKNOWN)
-            (void)schema_refuse(m, at, ST_UNSUPPORTED, "\"enum\" with these keywords is not supported");
-        if (ok == YES) json_array_append(out, v);
+        if (ok == UNKNOWN) schema_relax(m, at, "\"enum\" with these keywords is not supported");
+        if (ok != NO) json_array_append(out, v);
     }
     return out;
 }

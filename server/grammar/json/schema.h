@@ -7,8 +7,10 @@
 
 #include "server/grammar/build.h"
 
-#define MERGES_MAX 4000u    /* schema merges per grammar */
-#define KEPT_MAX   1000000u /* keys of intermediate schemas: some 100 bytes each */
+#define MERGES_MAX  4000u /* schema merges per grammar */
+#define FORMATS_MAX 17u
+#define NOTES_MAX   16u      /* of keywords that are not enforced */
+#define KEPT_MAX    1000000u /* keys of intermediate schemas: some 100 bytes each */
 
 struct path { /* of the current schema, for messages: a list towards the root */
     const struct path *up;
@@ -28,9 +30,11 @@ struct schema_maker {
     json_t *sets;    /* object: the address of a list of values -> an object with their canonical texts */
     unsigned depth, merges, forks;
     size_t kept;
+    unsigned relaxed, exact; /* keywords left out; exact: none may be, because their strings are excluded */
     bool old_refs, no_if;    /* drafts 4 to 7: siblings of "$ref" are ignored; 4 to 6: "if" is ignored */
     gx any, comma, colon;    /* rule of any value; punctuation; 0 = not built yet */
     rx string, plain, blank; /* any string literal; one without needless \u; 0 = not built yet */
+    rx formats[FORMATS_MAX]; /* format.c's; 0 = not built yet */
     enum status st;
 };
 
@@ -72,7 +76,8 @@ gx schema_array(struct schema_maker *m, const json_t *s, const struct path *at);
 rx schema_any_string(struct schema_maker *m);
 rx schema_plain_string(struct schema_maker *m);
 rx schema_this_string(struct schema_maker *m, const char *s, size_t len);
-rx schema_pattern(struct schema_maker *m, const json_t *pattern, const struct path *at);
+/* relax: one that can't be enforced gives RX_ALL. */
+rx schema_pattern(struct schema_maker *m, const json_t *pattern, bool relax, const struct path *at);
 rx schema_string(struct schema_maker *m, const json_t *s, const struct path *at);
 rx schema_number(struct schema_maker *m, const json_t *s, unsigned types, const struct path *at);
 /* The strings that satisfy any of the schemas. */
@@ -96,6 +101,9 @@ enum verdict schema_valid(struct schema_maker *m, const json_t *s, const json_t 
 /* merge.c, used by all others. Records the first error; returns its status. */
 enum status schema_refuse(struct schema_maker *m, const struct path *at, enum status st, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
+/* This can't be enforced: noted, or refused. at NULL: not noted. */
+void schema_relax(struct schema_maker *m, const struct path *at, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
 enum status schema_nomem(struct schema_maker *m);
 /* Consumes a reference; the result lives as long as m. */
 json_t *keep(struct schema_maker *m, json_t *made);

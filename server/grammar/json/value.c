@@ -8,8 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define COUNT_MAX 100000u
-#define DEEP      48u
+#define COUNT_MAX    100000u
+#define DEEP         48u
+#define MULTIPLE_MAX 128u /* residues, each a state, which a search for a way on visits */
 
 /* ---- small parts ---- */
 
@@ -86,7 +87,7 @@ void schema_counts(struct schema_maker *m, const json_t *s, const char *what, ui
 
 /* ---- strings ---- */
 
-rx schema_pattern(struct schema_maker *m, const json_t *pattern, const struct path *at)
+rx schema_pattern(struct schema_maker *m, const json_t *pattern, bool relax, const struct path *at)
 {
     struct grammar_error error = {{0}, {0}};
     rx out = RX_NONE;
@@ -96,8 +97,9 @@ rx schema_pattern(struct schema_maker *m, const json_t *pattern, const struct pa
     }
     enum status st =
         regex_parse_json(m->p, json_string_value(pattern), json_string_length(pattern), &out, &error);
-    if (st) (void)schema_refuse(m, at, st, "%s", error.message);
-    return out;
+    if (st == ST_UNSUPPORTED && relax) schema_relax(m, at, "%s", error.message);
+    else if (st) (void)schema_refuse(m, at, st, "%s", error.message);
+    return st ? RX_ALL : out;
 }
 
 rx schema_string(struct schema_maker *m, const json_t *s, const struct path *at)
@@ -114,8 +116,9 @@ rx schema_string(struct schema_maker *m, const json_t *s, const struct path *at)
                      *not_pattern = json_object_get(one, SK_NOT_PATTERN);
         const char *format = json_string_value(json_object_get(one, "format")),
                    *not_format = json_string_value(json_object_get(one, SK_NOT_FORMAT));
-        if (pattern) out = rx_and(m->p, out, schema_pattern(m, pattern, at));
-        if (not_pattern) none = rx_alt(m->p, none, schema_pattern(m, not_pattern, at));
+        if (pattern) out = rx_and(m->p, out, schema_pattern(m, pattern, true, at));
+        rx not_it = not_pattern ? schema_pattern(m, not_pattern, true, at) : RX_NONE;
+        if (not_it != RX_ALL) none = rx_alt(m->p, none, not_it);
         if (not_format) none = rx_alt(m->p, none, schema_format(m, not_format));
         rx f = format ? schema_format(m, format) : RX_NONE;
         if (f) out = rx_and(m->p, out, f);
@@ -140,37 +143,39 @@ static void bound(const json_t *s, const char *key, const char *exclusive, bool 
     if (*strict) *to = n;
 }
 
-/* Digits after the point for a "multipleOf" that is a power of ten; false: it is not. */
-static bool decimals_of(double step, uint32_t *out)
+/* Literals of the multiples of a number. RX_NONE: it has too many digits. */
+static rx multiples(struct rx_pool *p, double step)
 {
-    double one = 1;
-    uint32_t n = 0;
-    while (n < 12 && one * 0.999999 > step) {
-        one /= 10;
-        n++;
+    uint32_t decimals = 0, zeros = 0;
+    for (; decimals < 12 && fabs(step - nearbyint(step)) > 1e-9 * step; decimals++) step *= 10;
+    for (; step >= 10 && !(fmod(step, 10) > 0); zeros++) step /= 10;
+    double n = nearbyint(step);
+    if (n < 1 || n > MULTIPLE_MAX || fabs(step - n) > 1e-9 * n || zeros > 300) return RX_NONE;
+    rx zero = rx_literal(p, "0", 1), out = rx_multiple(p, (uint32_t)n, decimals);
+    if (zeros) out = rx_alt(p, zero, rx_concat(p, out, rx_repeat(p, zero, zeros, zeros)));
+    if (!decimals) {
+        rx part = rx_concat(p, rx_literal(p, ".", 1), rx_repeat(p, zero, 1, RX_NO_LIMIT));
+        out = rx_concat(p, out, rx_repeat(p, part, 0, 1));
     }
-    *out = n;
-    return step < one * 1.000001 && step > one * 0.999999;
+    return rx_concat(p, rx_repeat(p, rx_literal(p, "-", 1), 0, 1), out);
 }
 
 rx schema_number(struct schema_maker *m, const json_t *s, unsigned types, const struct path *at)
 {
-    struct number_bounds b = {.integer = !(types & JT_NUMBER), .decimals = RX_NO_LIMIT};
+    struct number_bounds b = {.integer = !(types & JT_NUMBER)};
     const json_t *nots = json_object_get(s, SK_NOT_VALUES), *v;
+    rx steps = RX_ALL;
     size_t i;
     bound(s, "minimum", "exclusiveMinimum", true, &b);
     bound(s, "maximum", "exclusiveMaximum", false, &b);
     for (i = 0; i < schema_sibling_count(s); i++) {
         const json_t *step = json_object_get(schema_siblings(s, i), "multipleOf");
-        uint32_t n;
-        if (!step) continue;
-        if (!decimals_of(json_number_value(step), &n))
-            (void)schema_refuse(m, at, ST_UNSUPPORTED, "\"multipleOf\" of %g is not supported",
-                                json_number_value(step));
-        else if (n < b.decimals) b.decimals = n;
+        rx one = step ? multiples(m->p, json_number_value(step)) : RX_ALL;
+        if (one) steps = rx_and(m->p, steps, one);
+        else schema_relax(m, at, "\"multipleOf\" of %g is not supported", json_number_value(step));
     }
-    b.plain = types == JT_NUMBER || json_array_size(nots);
-    rx out = json_number(m->p, &b), point = rx_literal(m->p, ".", 1);
+    b.plain = types == JT_NUMBER || json_array_size(nots) || steps != RX_ALL;
+    rx out = rx_and(m->p, json_number(m->p, &b), steps), point = rx_literal(m->p, ".", 1);
     if (types == JT_NUMBER) { /* the fraction is not zero */
         rx zeros = rx_repeat(m->p, rx_literal(m->p, "0", 1), 0, RX_NO_LIMIT);
         out = rx_and(m->p, out, rx_concat(m->p, RX_ALL, rx_concat(m->p, point, RX_ALL)));
@@ -179,8 +184,7 @@ rx schema_number(struct schema_maker *m, const json_t *s, unsigned types, const 
     json_array_foreach(nots, i, v)
     {
         double x = json_number_value(v);
-        struct number_bounds one = {
-            .has_min = true, .has_max = true, .min = x, .max = x, .decimals = RX_NO_LIMIT, .plain = true};
+        struct number_bounds one = {.has_min = true, .has_max = true, .min = x, .max = x, .plain = true};
         if (!json_is_number(v)) continue;
         rx same = json_number(m->p, &one);
         if (!(x < 0) && !(x > 0)) same = rx_alt(m->p, same, rx_concat(m->p, rx_literal(m->p, "-", 1), same));
@@ -230,7 +234,7 @@ static void add_property(struct schema_maker *m, const json_t *s, const char *na
     json_object_foreach(patterns, key, v)
     {
         json_t *text = json_string(key);
-        if (schema_has_name(m, schema_pattern(m, text, at), name)) {
+        if (schema_has_name(m, schema_pattern(m, text, false, at), name)) {
             json_array_append(all, v);
             found = true;
         }
@@ -409,7 +413,9 @@ static enum verdict valid(struct schema_maker *m, const json_t *s, const json_t 
     if (json_is_string(v)) {
         json_t *own = json_copy((json_t *)(uintptr_t)s); /* the other keywords are checked as a schema */
         json_object_del(own, SK_ALL);
+        unsigned relaxed = m->relaxed;
         out = both(out, of(matches(m, schema_string(m, own, NULL), v)));
+        if (m->relaxed > relaxed) out = both(out, UNKNOWN);
         json_decref(own);
     }
     if (json_is_number(v)) out = both(out, valid_number(s, v));
@@ -458,7 +464,9 @@ static rx language(struct schema_maker *m, const json_t *s, const struct path *a
         if (!(list = json_object_get(s, keys[k]))) continue;
         json_array_foreach(list, i, one)
         {
+            m->exact += k == 2;
             rx x = language(m, one, at, deep + 1);
+            m->exact -= k == 2;
             if (k == 0 || k == 3) out = rx_and(m->p, out, x);
             twice = rx_alt(m->p, twice, rx_and(m->p, any, x));
             any = rx_alt(m->p, any, x);
@@ -466,6 +474,7 @@ static rx language(struct schema_maker *m, const json_t *s, const struct path *a
         if (k == 1 || k == 2) out = rx_and(m->p, out, any);
         if (k == 2) out = rx_and(m->p, out, rx_not(m->p, twice));
     }
+    m->exact++; /* excluded below */
     if ((v = json_object_get(s, "not"))) out = rx_and(m->p, out, rx_not(m->p, language(m, v, at, deep + 1)));
     if (!m->no_if && (v = json_object_get(s, "if"))) {
         const json_t *then = json_object_get(s, "then"), *other = json_object_get(s, "else");
@@ -473,6 +482,7 @@ static rx language(struct schema_maker *m, const json_t *s, const struct path *a
            z = other ? language(m, other, at, deep + 1) : all;
         out = rx_and(m->p, out, rx_alt(m->p, rx_and(m->p, x, y), rx_and(m->p, rx_not(m->p, x), z)));
     }
+    m->exact--;
     return out;
 }
 

@@ -42,7 +42,7 @@ static int take(struct grammars *all, uint64_t tenant, struct grammar **used)
         snprintf(key, 32, "%u/%d", (unsigned)tenant, n);
         key[strlen(key)] = 'k';
         used[n] = grammar_of((char)('a' + n % 26));
-        assert_int_equal(grammars_keep(all, key, tenant, used[n++]), ST_OK);
+        assert_int_equal(grammars_keep(all, key, tenant, used[n++], NULL), ST_OK);
     }
     return n;
 }
@@ -71,21 +71,24 @@ static void test_cached(void **state)
     (void)state;
     struct grammars *all;
     struct grammar *g = grammar_of('a');
+    char *warnings = NULL;
     assert_int_equal(grammars_create(MOST, wake, NULL, &all), ST_OK);
     assert_true(grammars_reserve(all, 3, 2));
-    assert_int_equal(grammars_keep(all, "two", 2, g), ST_OK);
+    assert_int_equal(grammars_keep(all, "two", 2, g, "[1]"), ST_OK);
     grammar_unref(g);
     for (int i = 0; i < 100; i++) {
         char key[32];
         snprintf(key, sizeof key, "one %d", i);
         g = grammar_of('b');
         assert_true(grammars_reserve(all, strlen(key), 1));
-        assert_int_equal(grammars_keep(all, key, 1, g), ST_OK);
+        assert_int_equal(grammars_keep(all, key, 1, g, NULL), ST_OK);
         grammar_unref(g);
     }
-    assert_null(grammars_find(all, "one 0"));
-    g = grammars_find(all, "two");
+    assert_null(grammars_find(all, "one 0", &warnings));
+    g = grammars_find(all, "two", &warnings);
     assert_non_null(g);
+    assert_string_equal(warnings, "[1]");
+    free(warnings);
     grammar_unref(g);
     grammars_free(all);
 }

@@ -2,6 +2,7 @@
 #include "tests/lib/grammars.h"
 #include "server/grammar/machine.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -152,6 +153,40 @@ static void test_left(void **state)
         LIST("\"*\"", "\"(\"", "\"[\""));
 }
 
+/* Every number of a few digits, and those of one more that are near the bounds. */
+static void test_multiples(void **state)
+{
+    static const struct {
+        const char *schema;
+        double step, min, max;
+        bool integer;
+    } rows[] = {
+        {"{\"type\":\"integer\",\"multipleOf\":7}", 7, -1e9, 1e9, true},
+        {"{\"type\":\"integer\",\"multipleOf\":10}", 10, -1e9, 1e9, true},
+        {"{\"type\":\"number\",\"multipleOf\":100,\"minimum\":-250}", 100, -250, 1e9, false},
+        {"{\"type\":\"integer\",\"multipleOf\":3600}", 3600, -1e9, 1e9, true},
+        {"{\"type\":\"integer\",\"multipleOf\":97,\"minimum\":-100,\"maximum\":400}", 97, -100, 400, true},
+        {"{\"type\":\"number\",\"multipleOf\":0.25,\"exclusiveMaximum\":3.5}", 0.25, -1e9, 3.4999, false},
+        {"{\"type\":\"number\",\"multipleOf\":0.01}", 0.01, -1e9, 1e9, false},
+        {"{\"type\":\"number\",\"allOf\":[{\"multipleOf\":2},{\"multipleOf\":2.5}]}", 10, -1e9, 1e9, false},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct grammar_error error;
+        struct grammar *g = make(rows[i].schema, &error);
+        if (!g) fail_msg("%s: %s", rows[i].schema, error.message);
+        for (int thousandth = -3600000; thousandth <= 3600000; thousandth += i % 2 ? 1000 : 50) {
+            char text[32];
+            double v = thousandth / 1000.0, off = fabs(v / rows[i].step - round(v / rows[i].step));
+            bool whole = thousandth % 1000 == 0, want = off < 1e-7 && v >= rows[i].min && v <= rows[i].max;
+            snprintf(text, sizeof text, whole ? "%.0f" : "%.3f", v);
+            if (rows[i].integer && !whole) want = false;
+            if (match(g, text) != want) fail_msg("%s: %s is wrong", rows[i].schema, text);
+        }
+        grammar_unref(g);
+    }
+}
+
 /* What leads nowhere is dead where it begins. */
 static void test_no_way_on(void **state)
 {
@@ -228,8 +263,8 @@ static void test_refused(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_texts), cmocka_unit_test(test_left),
-                                       cmocka_unit_test(test_no_way_on), cmocka_unit_test(test_order),
-                                       cmocka_unit_test(test_refused)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_texts),     cmocka_unit_test(test_left),
+                                       cmocka_unit_test(test_multiples), cmocka_unit_test(test_no_way_on),
+                                       cmocka_unit_test(test_order),     cmocka_unit_test(test_refused)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
