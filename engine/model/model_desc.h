@@ -35,7 +35,7 @@
  *   y = rms(x, final_norm); the draft token is the largest of y Whead, with centroids only among the tokens
  * of the `centroids_used` clusters whose y Wcentroids are largest
  *
- * One that lies in the target's checkpoint (own_keys) has keys and values of its own, one row for each of the
+ * A draft model in the target's checkpoint (own_keys) has keys and values of its own, one row for each of the
  * target's: x = [rms(E(token at p), embed_norm) | rms(y of the position before, hidden_norm)] Wpre, y being
  * what the target's head reads there, or of a draft token this model's own; the target's head follows. */
 #ifndef KVASIR_MODEL_DESC_H

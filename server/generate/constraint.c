@@ -153,8 +153,8 @@ static bool is_weak(const struct constraint_maker *m, size_t tool)
     return m->weak.bits[tool / 32] >> (tool % 32) & 1;
 }
 
-/* The schema of a tool can't be enforced, as the request's error says. A request that can do without that
- * goes on, with any object for it. */
+/* The schema of a tool can't be enforced; the request's error says why. Unless strictness is required, the
+ * request continues, and the tool's arguments may be any object. */
 static bool weaken(struct constraint_maker *m, json_t *tools, size_t tool)
 {
     const struct api_error *e = &m->g->r->response.error;
