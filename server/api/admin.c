@@ -8,8 +8,8 @@
 
 enum { DROP_PREFIXES = 1, DROP_FEATURES = 2, DROP_IMAGE_HASHES = 4 };
 
-/* Dropping the cache slows down all clients: with several API keys it needs the right `priority`; without
- * keys, a loopback address. */
+/* Dropping the cache slows down all clients: several API keys need the right `priority`; a server without
+ * keys needs a loopback address. */
 static bool allowed(struct request *r)
 {
     const struct server *s = r->srv;

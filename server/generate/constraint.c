@@ -303,7 +303,7 @@ static enum status build(struct constraint_maker *m, json_t *tools, struct gramm
     return build_once(m, tools, out);
 }
 
-/* Tells the client which schemas are not enforced. */
+/* Reports to the client which schemas are not enforced. */
 static enum status warn(struct gen *g, json_t *tools, const struct tool_set *weak)
 {
     json_t *list = json_array();
