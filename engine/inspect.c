@@ -36,7 +36,7 @@ static enum status say_layers(struct buf *b, const struct engine *e)
         if (l->experts)
             snprintf(mlp, sizeof mlp, "%u of %u experts of %u", l->experts_used, l->experts, l->ff);
         if (l->shared_ff)
-            snprintf(mlp + strlen(mlp), sizeof mlp - strlen(mlp), " beside MLP %u", l->shared_ff);
+            snprintf(mlp + strlen(mlp), sizeof mlp - strlen(mlp), " + shared MLP %u", l->shared_ff);
         if (!l->experts) snprintf(mlp, sizeof mlp, "MLP %u", l->ff);
         if (l->mixer == MIXER_DELTA) {
             const struct desc_delta *g = &d->delta;
@@ -57,7 +57,7 @@ static enum status say_layers(struct buf *b, const struct engine *e)
                       d->ropes[l->rope].theta, d->ropes[l->rope].factor, mlp);
         uint32_t turning = d->ropes[l->rope].dim / 2 - d->ropes[l->rope].unrotated_pairs;
         if (!st && turning < l->head_dim / 2)
-            st = buf_addf(b, ", %u of %u pairs turn", turning, l->head_dim / 2);
+            st = buf_addf(b, ", RoPE rotates %u of %u pairs", turning, l->head_dim / 2);
         if (!st && l->gated) st = buf_adds(b, ", output gate");
         if (!st && l->v_from_k) st = buf_adds(b, ", values are keys");
         if (!st && l->kv_owner != n) st = buf_addf(b, ", keys of layer %u", l->kv_owner);
@@ -170,7 +170,7 @@ static enum status say_gemm(struct buf *b, const struct engine *e)
         e->ops->weight_check(e->be, &d);
     }
     e->ops->caps(e->be, &caps);
-    return caps.gemm ? buf_addf(b, "products   %s\n", caps.gemm) : ST_OK;
+    return caps.gemm ? buf_addf(b, "gemm       %s\n", caps.gemm) : ST_OK;
 }
 
 static enum status say_all(struct buf *b, const struct engine *e)
