@@ -18,10 +18,10 @@ struct row {
     enum kind kind;
     size_t at;           /* offset of the field in struct options */
     const char *init;    /* default, as a person would write it; NULL = unset */
-    uint64_t min, max;   /* K_COUNT, K_SIZE */
+    uint64_t min, max;   /* K_COUNT, K_SIZE; K_CHOICE: numbers allowed besides, if max > 0 */
     const char *choices; /* K_CHOICE: "a|b|c" */
-    const char *arg;     /* how --help names the value */
-    const char *help;    /* NULL: accepted without effect, so not shown */
+    const char *arg;     /* how --help names the value; K_CHOICE: NULL = choices */
+    const char *help;
 };
 
 #define AT(field) offsetof(struct options, field)
@@ -33,33 +33,40 @@ static const struct row rows[] = {
      "vision tower of a GGUF model, also a GGUF file (llama.cpp's mmproj)"},
     {"served-model-name", K_STRING, AT(served_model_name), NULL, 0, 0, NULL, "NAME[,NAME]",
      "model names in the API (default: the directory's name, or the file's without .gguf)"},
-    {"host", K_STRING, AT(host), "127.0.0.1", 0, 0, NULL, "ADDR[,ADDR]",
-     "addresses to listen on; unix:PATH is a UNIX socket"},
-    {"port", K_COUNT, AT(port), "8000", 0, 65535, NULL, "N", "TCP port; 0 picks a free one"},
-    {"root-path", K_STRING, AT(root_path), NULL, 0, 0, NULL, "/PREFIX",
-     "path prefix under which a proxy serves this server (default: none)"},
+    {"accept-any-model", K_BOOL, AT(accept_any_model), "off", 0, 0, NULL, NULL,
+     "accept requests for any model name"},
+    {"default-max-tokens", K_COUNT, AT(default_max_tokens), "0", 0, U32_TOP, NULL, "N",
+     "max_tokens of chats and responses that set none; 0 = what the context holds"},
+    {"always-include-usage", K_BOOL, AT(always_include_usage), "off", 0, 0, NULL, NULL,
+     "stream_options.include_usage for every stream"},
     {"backend", K_CHOICE, AT(backend), "auto", 0, 0, "auto|cpu|cuda", NULL, "where the model runs"},
+    {"cpu-kernels", K_CHOICE, AT(cpu_kernels), "auto", 0, 0, "auto|reference|avx2|avx512|amx", NULL,
+     "kernel set of the CPU backend (x86-64)"},
+    {"threads", K_COUNT, AT(threads), "0", 0, 256, NULL, "N", "compute threads; 0 = all usable cores"},
+    {"dtype", K_CHOICE, AT(dtype), "auto", 0, 0, "auto|bf16|f32", NULL,
+     "compute type; auto = the checkpoint's"},
     {"gemm", K_CHOICE, AT(gemm), "auto", 0, 0, "auto|cublas|own", NULL,
      "matrix products on a GPU: cuBLASLt for the weight shapes that are batch-invariant there, or own "
      "kernels; "
      "auto: cublas"},
-    {"cpu-kernels", K_CHOICE, AT(cpu_kernels), "auto", 0, 0, "auto|reference|avx2|avx512|amx", NULL,
-     "kernel set of the CPU backend (x86-64)"},
-    {"threads", K_COUNT, AT(threads), "0", 0, 256, NULL, "N", "compute threads; 0 = all usable cores"},
+    {"quantize", K_CHOICE, AT(quantize), "none", 0, 0, "none|int8|int4", NULL,
+     "weight quantization of the text model (INT8, INT4), mixture of experts too; quantized weights "
+     "(GGUF, AWQ, ...) keep their type"},
+    {"generation-config", K_CHOICE, AT(generation_config), "auto", 0, 0, "auto|ignore", NULL,
+     "sampling defaults from the checkpoint"},
+    {"tool-parser", K_CHOICE, AT(tool_parser), "auto", 0, 0, "auto|strict", NULL,
+     "function calling (tools): calls in the chat template's syntax, with auto also as plain JSON"},
+    {"control-tokens", K_CHOICE, AT(control_tokens), "text", 0, 0, "text|parse", NULL,
+     "control tokens in message text: plain text, or parsed"},
+    {"billing-header", K_CHOICE, AT(billing_header), "drop", 0, 0, "drop|keep", NULL,
+     "/v1/messages: the system block x-anthropic-billing-header of Claude Code, which differs in each "
+     "request"},
+    {"kv-dtype", K_CHOICE, AT(kv_dtype), "auto", 0, 0, "auto|bf16|int8", NULL,
+     "KV cache quantization; auto = the compute type, int8 takes half the memory"},
     {"kv-memory", K_SIZE, AT(kv_memory), "auto", 1u << 20, UINT64_MAX, NULL, "SIZE|auto",
      "memory of the paged KV cache (K, M, G suffixes)"},
     {"max-context", K_COUNT, AT(max_context), "0", 0, U32_TOP, NULL, "N",
      "tokens of prompt and output; 0 = the checkpoint's limit"},
-    {"max-batch-tokens", K_COUNT, AT(max_batch_tokens), "0", 0, 1u << 20, NULL, "N",
-     "tokens of one engine step (continuous batching); 0 = 2048"},
-    {"max-sequences", K_COUNT, AT(max_sequences), "0", 0, 65536, NULL, "N",
-     "sequences of one engine step; 0 = 64"},
-    {"max-queue", K_COUNT, AT(max_queue), "1024", 1, 1u << 20, NULL, "N",
-     "waiting sequences; above it requests get 429"},
-    {"prefill-chunk", K_COUNT, AT(prefill_chunk), "0", 0, 1u << 20, NULL, "N",
-     "chunked prefill: prompt tokens of one sequence per step; 0 = as many as fit"},
-    {"step-ms", K_COUNT, AT(step_ms), "100", 0, 60000, NULL, "MS",
-     "target duration of an engine step; long prefills and images are chunked to fit; 0 = no limit"},
     {"prefix-cache", K_CHOICE, AT(prefix_cache), "on", 0, 0, "on|off", NULL,
      "automatic prefix caching: reuse the KV of equal prompt prefixes, text and images"},
     {"cache-scope", K_CHOICE, AT(cache_scope), "key", 0, 0, "key|server", NULL,
@@ -68,11 +75,11 @@ static const struct row rows[] = {
      "encoded images kept for later requests (K, M, G suffixes)"},
     {"image-memory", K_SIZE, AT(image_memory), "512M", 1, UINT64_MAX, NULL, "SIZE",
      "decoded images of waiting and running requests; above it a request gets 429, unless it is alone"},
+    {"response-store", K_SIZE, AT(response_store), "64M", 0, UINT64_MAX, NULL, "SIZE",
+     "stored responses of /v1/responses, in memory; 0 = none"},
     {"grammar-memory", K_SIZE, AT(grammar_memory), "256M", 1u << 20, UINT64_MAX, NULL, "SIZE",
      "structured outputs: compiled schemas, regexes and grammars, with masks; above it a request with a new "
      "one waits, then gets 503"},
-    {"response-store", K_SIZE, AT(response_store), "64M", 0, UINT64_MAX, NULL, "SIZE",
-     "stored responses of /v1/responses, in memory; 0 = none"},
     {"response-memory", K_SIZE, AT(response_memory), "1G", 1, UINT64_MAX, NULL, "SIZE",
      "buffered responses, with their log-probs; above it the request that holds most gets 429"},
 #ifdef KVASIR_KV_EVENTS
@@ -85,35 +92,30 @@ static const struct row rows[] = {
     {"kv-events-layout", K_CHOICE, AT(kv_events_layout), "array", 0, 0, "array|map", NULL,
      "encoding of an event: fields in order, or with names, as in newer vLLM"},
 #endif
+    {"step-ms", K_COUNT, AT(step_ms), "100", 0, 60000, NULL, "MS",
+     "target duration of an engine step; long prefills and images are chunked to fit; 0 = no limit"},
     {"draft-model", K_STRING, AT(draft_model), NULL, 0, 0, NULL, "DIR",
-     "draft model for speculative decoding: its draft tokens are verified in one step; output stays the "
-     "same; none = the drafter in the checkpoint, if there is one"},
-    {"draft-tokens", K_CHOICE, AT(draft_tokens), "auto", 0, 0,
-     "auto|0|1|2|3|4|5|6|7|8|9|10|11|12|13|14|15|16", NULL,
-     "speculative decoding: draft tokens per step, exactly N with a draft model, at most N with prompt "
-     "lookup "
-     "(n-gram); auto = up to 8, by acceptance rate, prompt lookup on the CPU only; 0 = off; output stays the "
-     "same"},
-    {"dtype", K_CHOICE, AT(dtype), "auto", 0, 0, "auto|bf16|f32", NULL,
-     "compute type; auto = the checkpoint's"},
-    {"quantize", K_CHOICE, AT(quantize), "none", 0, 0, "none|int8|int4", NULL,
-     "weight quantization of the text model (INT8, INT4), mixture of experts too; GGUF weights keep their "
-     "type"},
-    {"kv-dtype", K_CHOICE, AT(kv_dtype), "auto", 0, 0, "auto|bf16|int8", NULL,
-     "KV cache quantization; auto = the compute type, int8 takes half the memory"},
-    {"generation-config", K_CHOICE, AT(generation_config), "auto", 0, 0, "auto|ignore", NULL,
-     "sampling defaults from the checkpoint"},
-    {"control-tokens", K_CHOICE, AT(control_tokens), "text", 0, 0, "text|parse", NULL,
-     "control tokens in message text: plain text, or parsed"},
-    {"default-max-tokens", K_COUNT, AT(default_max_tokens), "0", 0, U32_TOP, NULL, "N",
-     "max_tokens of chats and responses that set none; 0 = what the context holds"},
-    {"always-include-usage", K_BOOL, AT(always_include_usage), "off", 0, 0, NULL, NULL,
-     "stream_options.include_usage for every stream"},
-    {"billing-header", K_CHOICE, AT(billing_header), "drop", 0, 0, "drop|keep", NULL,
-     "/v1/messages: the system block x-anthropic-billing-header of Claude Code, which differs in each "
-     "request"},
-    {"tool-parser", K_CHOICE, AT(tool_parser), "auto", 0, 0, "auto|strict", NULL,
-     "function calling (tools): calls in the chat template's syntax, with auto also as plain JSON"},
+     "speculative decoding with an MTP drafter made for the model (its *-it-assistant): its draft tokens are "
+     "verified in one step; output stays the same; default: the drafter in the checkpoint, if there is one"},
+    {"draft-tokens", K_CHOICE, AT(draft_tokens), "auto", 0, 16, "auto", "N|auto",
+     "speculative decoding: draft tokens per step (0 to 16), exactly N with a draft model, at most N with "
+     "prompt lookup (n-gram); auto = up to 8, by acceptance rate, prompt lookup on the CPU only; 0 = off; "
+     "output stays the same"},
+    {"max-batch-tokens", K_COUNT, AT(max_batch_tokens), "0", 0, 1u << 20, NULL, "N",
+     "tokens of one engine step (continuous batching); 0 = 2048"},
+    {"max-sequences", K_COUNT, AT(max_sequences), "0", 0, 65536, NULL, "N",
+     "sequences of one engine step; 0 = 64"},
+    {"prefill-chunk", K_COUNT, AT(prefill_chunk), "0", 0, 1u << 20, NULL, "N",
+     "chunked prefill: prompt tokens of one sequence per step; 0 = as many as fit"},
+    {"max-queue", K_COUNT, AT(max_queue), "1024", 1, 1u << 20, NULL, "N",
+     "waiting sequences; above it requests get 429"},
+    {"request-timeout", K_COUNT, AT(request_timeout), "0", 0, 31536000, NULL, "SECONDS",
+     "time limit of a request, queueing included; 0 = no limit"},
+    {"host", K_STRING, AT(host), "127.0.0.1", 0, 0, NULL, "ADDR[,ADDR]",
+     "addresses to listen on; unix:PATH is a UNIX socket"},
+    {"root-path", K_STRING, AT(root_path), NULL, 0, 0, NULL, "/PREFIX",
+     "path prefix under which a proxy serves this server (default: none)"},
+    {"port", K_COUNT, AT(port), "8000", 0, 65535, NULL, "N", "TCP port; 0 picks a free one"},
     {"api-key-file", K_STRING, AT(api_key_file), NULL, 0, 0, NULL, "FILE",
      "accepted API keys, one per line; a line \"KEY priority\" lets its requests' priority count "
      "before other keys' (default: no key needed)"},
@@ -126,14 +128,16 @@ static const struct row rows[] = {
     {"allowed-hosts", K_STRING, AT(allowed_hosts), "auto", 0, 0, NULL, "HOST[,HOST]",
      "names in the Host header, in addition to loopback ones, addresses and --host: HOST, *.HOST or *; auto: "
      "none without API keys, else any"},
-    {"accept-any-model", K_BOOL, AT(accept_any_model), "off", 0, 0, NULL, NULL,
-     "accept requests for any model name"},
     {"max-body-bytes", K_SIZE, AT(max_body_bytes), "64M", 1024, 1ull << 31, NULL, "SIZE",
      "largest request body"},
     {"max-connections", K_COUNT, AT(max_connections), "4096", 1, 1u << 20, NULL, "N",
      "open client connections"},
-    {"max-n", K_COUNT, AT(max_n), "128", 1, 1024, NULL, "N", "largest n of a request"},
     {"max-images", K_COUNT, AT(max_images), "16", 0, 1024, NULL, "N", "images in one request"},
+    {"max-n", K_COUNT, AT(max_n), "128", 1, 1024, NULL, "N", "largest n of a request"},
+    {"keep-alive-timeout", K_COUNT, AT(keep_alive_timeout), "75", 1, 86400, NULL, "SECONDS",
+     "idle time after which a connection is closed"},
+    {"stream-finish", K_CHOICE, AT(stream_finish), "separate", 0, 0, "separate|merged", NULL,
+     "finish_reason in its own chunk, or merged with the last token"},
     {"allow-remote-media", K_STRING, AT(allow_remote_media), NULL, 0, 0, NULL, "HOST[,HOST]",
      "fetch images of http(s) URLs from these hosts: HOST, *.HOST or *, with :PORT or :* unless 80 or 443 "
      "(default: none)"},
@@ -143,8 +147,6 @@ static const struct row rows[] = {
      "time limit for fetching one URL"},
     {"allowed-media-dir", K_STRING, AT(allowed_media_dir), NULL, 0, 0, NULL, "DIR",
      "read images of file: URLs below this directory (default: none)"},
-    {"keep-alive-timeout", K_COUNT, AT(keep_alive_timeout), "75", 1, 86400, NULL, "SECONDS",
-     "idle time after which a connection is closed"},
     {"shutdown-delay", K_COUNT, AT(shutdown_delay), "5", 0, 86400, NULL, "SECONDS",
      "after SIGTERM: not ready, but still serving"},
     {"drain-timeout", K_COUNT, AT(drain_timeout), "25", 0, 86400, NULL, "SECONDS",
@@ -153,16 +155,23 @@ static const struct row rows[] = {
      "seconds without progress before the engine is considered hung: /health 503"},
     {"watchdog-exit", K_COUNT, AT(watchdog_exit), "300", 0, 86400, NULL, "SECONDS",
      "if still hung after that: the process exits with code 1; 0 = never"},
-    {"request-timeout", K_COUNT, AT(request_timeout), "0", 0, 31536000, NULL, "SECONDS",
-     "time limit of a request, queueing included; 0 = no limit"},
-    {"stream-finish", K_CHOICE, AT(stream_finish), "separate", 0, 0, "separate|merged", NULL,
-     "finish_reason in its own chunk, or merged with the last token"},
     {"config", K_STRING, AT(config), NULL, 0, 0, NULL, "FILE",
      "file of 'name = value' lines, named as the flags"},
     {"log-level", K_CHOICE, AT(log_level), "info", 0, 0, "error|warn|info|debug", NULL,
      "what is logged on stderr"},
 };
 enum { ROW_COUNT = sizeof rows / sizeof *rows };
+
+/* The headings of docs/flags.md, each with its first flag. */
+static const char *const groups[][2] = {
+    {"model", "Model and backend"},
+    {"kv-dtype", "Memory and caches"},
+    {"kv-events", "Cache events"},
+    {"step-ms", "Scheduling"},
+    {"host", "HTTP"},
+    {"allow-remote-media", "Media"},
+    {"shutdown-delay", "Process"},
+};
 
 static const struct row *row_find(const char *name, size_t len)
 {
@@ -229,9 +238,14 @@ static enum status row_set(const struct row *r, struct options *o, const char *v
     switch (r->kind) {
     case K_STRING:
     case K_CHOICE: {
-        if (r->kind == K_CHOICE && !choice_ok(r->choices, value)) {
-            return err_set(err, ST_INVALID, "%s%s: '%.60s' is not one of %s", origin, r->name, value,
-                           r->choices);
+        if (r->kind == K_CHOICE && !choice_ok(r->choices, value) &&
+            !(r->max && number_parse(value, false, &v) && v >= r->min && v <= r->max)) {
+            if (!r->max)
+                return err_set(err, ST_INVALID, "%s%s: '%.60s' is not one of %s", origin, r->name, value,
+                               r->choices);
+            return err_set(err, ST_INVALID, "%s%s: '%.60s' is not allowed: %s, or %llu to %llu", origin,
+                           r->name, value, r->choices, (unsigned long long)r->min,
+                           (unsigned long long)r->max);
         }
         if (!*value) return err_set(err, ST_INVALID, "%s%s: empty value", origin, r->name);
         char *copy = strdup(value);
@@ -248,8 +262,13 @@ static enum status row_set(const struct row *r, struct options *o, const char *v
         /* fall through */
     case K_COUNT:
         if (!number_parse(value, r->kind == K_SIZE, &v)) {
-            return err_set(err, ST_INVALID, "%s%s: '%.60s' is not a %s", origin, r->name, value,
-                           r->kind == K_SIZE ? "size" : "whole number");
+            if (r->kind == K_SIZE)
+                return err_set(err, ST_INVALID, "%s%s: '%.60s' is not a size (such as 512M or 4G)", origin,
+                               r->name, value);
+            if (number_parse(value, true, &v))
+                return err_set(err, ST_INVALID, "%s%s: '%.60s' is not a whole number: write %llu", origin,
+                               r->name, value, (unsigned long long)v);
+            return err_set(err, ST_INVALID, "%s%s: '%.60s' is not a whole number", origin, r->name, value);
         }
         if (r->kind == K_SIZE && (v < r->min || v > r->max)) {
             char least[32], most[48] = "";
@@ -371,16 +390,39 @@ static enum status env_read(struct options *o, struct err *err)
     return ST_OK;
 }
 
+/* Whether a and b differ in at most two neighbouring characters. */
+static bool alike(const char *a, size_t n, const char *b)
+{
+    size_t m = strlen(b), i = 0, k = 0, longer = n > m ? n : m;
+    while (i < n && i < m && a[i] == b[i]) i++;
+    while (i + k < n && i + k < m && a[n - 1 - k] == b[m - 1 - k]) k++;
+    return i + k + 2 >= longer && longer > 3;
+}
+
+static enum status flag_unknown(const char *flag, size_t len, struct err *err)
+{
+    for (size_t i = 0; i < ROW_COUNT; i++)
+        if (alike(flag + 2, len - 2, rows[i].name))
+            return err_set(err, ST_INVALID, "unknown flag '%.60s': did you mean --%s? (see --help)", flag,
+                           rows[i].name);
+    return err_set(err, ST_INVALID, "unknown flag '%.60s' (see --help)", flag);
+}
+
 static enum status args_read(int argc, char **argv, struct options *o, bool only_config, struct err *err)
 {
     for (int i = 0; i < argc; i++) {
         const char *a = argv[i];
-        if (strncmp(a, "--", 2) != 0 || !a[2])
-            return err_set(err, ST_INVALID, "unexpected argument '%.60s' (see --help)", a);
+        if (strncmp(a, "--", 2) != 0 || !a[2]) {
+            if (access(a, F_OK) == 0)
+                return err_set(err, ST_INVALID, "unexpected argument '%.60s': did you mean --model %.60s?", a,
+                               a);
+            return err_set(err, ST_INVALID, "unexpected argument '%.60s': flags begin with -- (see --help)",
+                           a);
+        }
         const char *name = a + 2, *eq = strchr(name, '=');
         size_t len = eq ? (size_t)(eq - name) : strlen(name);
         const struct row *r = row_find(name, len);
-        if (!r) return err_set(err, ST_INVALID, "unknown flag '%.60s' (see --help)", a);
+        if (!r) return flag_unknown(a, len + 2, err);
         const char *value;
         if (eq) {
             value = eq + 1;
@@ -399,6 +441,17 @@ static enum status args_read(int argc, char **argv, struct options *o, bool only
     return ST_OK;
 }
 
+static enum status combination_check(const struct options *o, struct err *err)
+{
+    if (o->allow_private_media && !o->allow_remote_media)
+        return err_set(err, ST_INVALID, "--allow-private-media needs --allow-remote-media");
+    if (o->kv_events_replay && !o->kv_events)
+        return err_set(err, ST_INVALID, "--kv-events-replay needs --kv-events");
+    if (o->kv_events && strcmp(o->prefix_cache, "off") == 0)
+        return err_set(err, ST_INVALID, "--kv-events needs the prefix cache: leave out --prefix-cache off");
+    return ST_OK;
+}
+
 enum status options_parse(int argc, char **argv, struct options *out, struct err *err)
 {
     struct options o = {0};
@@ -414,6 +467,7 @@ enum status options_parse(int argc, char **argv, struct options *out, struct err
     if (!st && o.config) st = file_read(o.config, &o, err);
     if (!st) st = env_read(&o, err);
     if (!st) st = args_read(argc, argv, &o, false, err);
+    if (!st) st = combination_check(&o, err);
     if (st) {
         options_fini(&o);
         return st;
@@ -431,22 +485,35 @@ void options_fini(struct options *o)
     *o = (struct options){0};
 }
 
+enum { HELP_AT = 34, HELP_WIDTH = 110 };
+
+static void help_row(FILE *f, const struct row *r)
+{
+    const char *value = r->arg ? r->arg : r->kind == K_CHOICE ? r->choices : "on|off", *p = r->help;
+    int at = fprintf(f, "  --%s %s", r->name, value);
+    if (at >= HELP_AT) at = HELP_WIDTH; /* the text starts in the next line */
+    else at += fprintf(f, "%*s", HELP_AT - 1 - at, "");
+    while (*p) {
+        int n = (int)strcspn(p, " ");
+        if (at + 1 + n > HELP_WIDTH) at = fprintf(f, "\n%*s", HELP_AT - 1, "") - 1;
+        at += fprintf(f, " %.*s", n, p);
+        p += n + (p[n] == ' ');
+    }
+    if (r->init && strcmp(r->init, "0") != 0) {
+        if (at + 3 + (int)strlen(r->init) > HELP_WIDTH) fprintf(f, "\n%*s", HELP_AT - 1, "");
+        fprintf(f, " [%s]", r->init);
+    }
+    fputc('\n', f);
+}
+
 void options_help(FILE *f)
 {
     for (size_t i = 0; i < ROW_COUNT; i++) {
-        char left[96];
-        const struct row *r = &rows[i];
-        if (!r->help) continue;
-        snprintf(left, sizeof left, "--%s %s", r->name,
-                 r->kind == K_CHOICE ? r->choices
-                 : r->kind == K_BOOL ? "on|off"
-                                     : r->arg);
-        fprintf(f, "  %-38s %s", left, r->help);
-        if (r->init && strcmp(r->init, "0") != 0) fprintf(f, " [%s]", r->init);
-        fputc('\n', f);
+        for (size_t g = 0; g < sizeof groups / sizeof *groups; g++)
+            if (strcmp(rows[i].name, groups[g][0]) == 0) fprintf(f, "\n%s\n", groups[g][1]);
+        help_row(f, &rows[i]);
     }
-    fputs("\nEach flag is also an environment variable (KVASIR_MAX_CONTEXT) and a line of the --config file "
-          "(max-context = 4096);\n"
-          "the command line overrides the environment, and the environment the file.\n",
+    fputs("\nEach flag is also an environment variable (KVASIR_MAX_CONTEXT) and a line of the --config file\n"
+          "(max-context = 4096); the command line overrides the environment, and the environment the file.\n",
           f);
 }

@@ -351,6 +351,8 @@ static void heads(struct engine *e, struct net *net, uint32_t n, const struct fl
                                              .sin = out_rope ? s->out_sin[l->rope] : s->sin[l->rope],
                                              .rotary = d->ropes[l->rope].dim,
                                              .k_shift = w->k_shift,
+                                             .q_beta = d->ropes[l->rope].query_beta,
+                                             .q_period = (float)d->ropes[l->rope].original,
                                              .q = s->q});
 }
 

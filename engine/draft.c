@@ -72,7 +72,8 @@ enum status drafter_prepare(struct engine *e, const char *dir, bool random_weigh
     enum status st = config && f->dir ? ST_OK : err_nomem(err, NULL);
     if (!st) st = family_load(dir, NULL, config, &f->net.desc, err);
     if (!st && !f->net.desc.drafts_for)
-        st = err_set(err, ST_UNSUPPORTED, "%s: model_type \"%s\" is not that of a drafter", dir,
+        st = err_set(err, ST_UNSUPPORTED,
+                     "--draft-model %s: this is a %s model. Only " FAMILY_DRAFTERS " can draft.", dir,
                      config->model_type);
     free(config);
     if (!st) st = fit(e, err);
@@ -187,7 +188,7 @@ enum status drafter_load(struct engine *e, struct weights_progress progress, str
         stf_close(f->files);
         f->files = NULL;
     }
-    st = engine__dev_alloc(e, carve_scratch(e, NULL, &none), &block, "the drafter's scratch", err);
+    st = engine__dev_alloc(e, carve_scratch(e, NULL, &none), &block, "the drafter's working memory", err);
     if (st) return st;
     (void)carve_scratch(e, block, &net->s);
     net->s.block = block;

@@ -57,10 +57,8 @@ static enum status pick_dtype(const struct engine_options *opt, const struct mod
 
 struct weight_format engine__weight_format(const struct engine *e)
 {
-    /* Before the backend is open only the CPU's is known to take quants. */
-    return (struct weight_format){.act = e->plan.act,
-                                  .quants = e->be ? e->becaps.quants : e->ops == be_cpu_ops(),
-                                  .quantize = e->plan.quantize};
+    return (struct weight_format){
+        .act = e->plan.act, .quants = e->becaps.quants, .quantize = e->plan.quantize};
 }
 
 static enum status pick_quantize(const struct engine_options *opt, enum weights_quantize *out,
@@ -134,13 +132,6 @@ static void add_eos(struct model_info *m, uint32_t id)
     if (m->eos_count < MODEL_EOS_MAX) m->eos_ids[m->eos_count++] = id;
 }
 
-static const char *weights_name(const struct engine *e)
-{
-    static const char *const made[] = {"float", "int8", "int4"};
-    if (e->net.inventory.stored_quants) return "stored";
-    return made[engine__weight_format(e).quants ? e->plan.quantize : QUANTIZE_NONE];
-}
-
 /* Special ids and defaults: both files' stop ids count. */
 static enum status fill_info(const struct engine_options *opt, struct engine *e, struct err *err)
 {
@@ -149,7 +140,6 @@ static enum status fill_info(const struct engine_options *opt, struct engine *e,
     *m = (struct model_info){.family = e->model_type,
                              .dir = e->dir,
                              .dtype = e->plan.act == BE_F32 ? "f32" : "bf16",
-                             .weights = weights_name(e),
                              .kv_dtype = e->plan.kv_type == BE_KV_INT8 ? "int8"
                                          : e->plan.act == BE_F32       ? "f32"
                                                                        : "bf16",
@@ -158,6 +148,10 @@ static enum status fill_info(const struct engine_options *opt, struct engine *e,
                              .weight_bytes = e->net.inventory.memory_bytes,
                              .vocab_size = d->vocab,
                              .bos_id = d->bos_id};
+    snprintf(m->weights, sizeof m->weights, "%s",
+             e->net.inventory.quant_types[0] ? e->net.inventory.quant_types
+             : e->plan.quantize              ? opt->quantize
+                                             : m->dtype);
     enum status st = family_load_generation(e->dir, &m->generation, err);
     if (st) return st;
     for (uint32_t i = 0; i < m->generation.eos_count; i++) add_eos(m, m->generation.eos_ids[i]);
@@ -226,15 +220,22 @@ enum status engine__prepare(const struct engine_options *opt, struct engine *e, 
     if (!st) {
         st = pick_dtype(opt, &e->net.desc, *files, &e->plan.act, err);
         if (!st) st = pick_kv_type(opt, e->plan.act, &e->plan.kv_type, err);
-        if (!st)
-            st = weights_inventory(*files, &e->net.desc, engine__weight_format(e), &e->net.inventory, err);
         if (st) (void)err_prefix(err, st, "%s", e->dir);
     }
     if (!st) st = open_backend(opt, e, err);
+    if (!st &&
+        (st = weights_inventory(*files, &e->net.desc, engine__weight_format(e), &e->net.inventory, err)))
+        (void)err_prefix(err, st, "%s", e->dir);
     if (!st && opt->profile) st = profile_open(e, err);
-    if (!st && e->plan.quantize && !e->becaps.quants)
-        log_warn("--quantize %s: %s has no integer products: weights stay %s", opt->quantize, e->backend_name,
-                 e->plan.act == BE_F32 ? "f32" : "bf16");
+    if (!st && e->plan.quantize && !e->net.inventory.made_quants) {
+        if (e->becaps.quants)
+            log_warn("--quantize %s has no effect: quantized weights (GGUF, AWQ, ...) keep their type",
+                     opt->quantize);
+        else
+            log_warn("--quantize %s has no effect: %s has no integer products", opt->quantize,
+                     e->backend_name);
+        e->plan.quantize = QUANTIZE_NONE;
+    }
     if (!st && !opt->draft_dir && opt->own_drafter)
         st = drafter_prepare_own(e, *files, engine__weight_format(e), err);
     if (!st && opt->draft_dir) st = drafter_prepare(e, opt->draft_dir, opt->random_weights, err);

@@ -90,8 +90,7 @@ static uint64_t active_parameters(const struct engine *e)
 
 static enum status say_kv(struct buf *b, const struct engine *e)
 {
-    enum status st = buf_addf(b, "KV groups (%s; blocks of %u tokens, units of %u bytes)\n", e->info.kv_dtype,
-                              BE_BLOCK_TOKENS, BE_KV_GRAIN);
+    enum status st = buf_addf(b, "KV groups (%s; blocks of %u tokens)\n", e->info.kv_dtype, BE_BLOCK_TOKENS);
     for (uint32_t g = 0; g < e->kv.group_count && !st; g++) {
         const struct engine_kv_group *k = &e->kv.groups[g];
         char kind[48];
@@ -147,15 +146,14 @@ static enum status say_vision(struct buf *b, const struct engine *e)
 static enum status say_plan(struct buf *b, const struct engine *e)
 {
     const struct engine_plan *p = &e->plan;
-    return buf_addf(b,
-                    "memory     %.1f MiB free: weights %.1f, scratch %.1f, vision scratch %.1f, KV %.1f MiB "
-                    "(%.1f would hold %u "
-                    "sequences of %u tokens)\n"
-                    "step       at most %u tokens of %u sequences%s\n",
-                    MIB(p->available), MIB(p->weight_bytes), MIB(p->scratch_bytes), MIB(p->vision_bytes),
-                    MIB(p->kv_bytes), MIB(p->kv_needed), p->sequences_max, p->context_max,
-                    p->batch_tokens_max, p->sequences_max,
-                    e->net.desc.image.rule == SPAN_PREFIX_LM ? ", prompts as a whole" : "");
+    return buf_addf(
+        b,
+        "memory     %.1f MiB free: weights %.1f, working memory %.1f and of the vision tower %.1f, "
+        "KV %.1f MiB (%.1f would hold %u sequences of %u tokens)\n"
+        "step       at most %u tokens of %u sequences%s\n",
+        MIB(p->available), MIB(p->weight_bytes), MIB(p->scratch_bytes), MIB(p->vision_bytes),
+        MIB(p->kv_bytes), MIB(p->kv_needed), p->sequences_max, p->context_max, p->batch_tokens_max,
+        p->sequences_max, e->net.desc.image.rule == SPAN_PREFIX_LM ? ", prompts as a whole" : "");
 }
 
 /* Whose matrix products, by a check of each weight shape on the device. */
@@ -186,11 +184,13 @@ static enum status say_all(struct buf *b, const struct engine *e)
         buf_addf(b,
                  "family     %s\nbackend    %s (%s), computing in %s\nweights    %llu "
                  "parameters stored as %s, %.1f MiB in the files\n"
-                 "width      %u, vocabulary %u (%s head), context %u\nstop ids   %s\n",
+                 "width      %u, vocabulary %u (output head %s the embedding), context %u\nstop ids   %s\n",
                  e->model_type, e->backend_name, e->device, e->info.dtype,
-                 (unsigned long long)e->net.inventory.parameters, stf_dtype_name(e->net.inventory.stored),
-                 MIB(e->net.inventory.read_bytes), d->hidden, d->vocab, d->tied ? "tied" : "own",
-                 e->plan.context_max, at ? eos : "none");
+                 (unsigned long long)e->net.inventory.parameters,
+                 e->net.inventory.quant_types[0] ? e->net.inventory.quant_types
+                                                 : stf_dtype_name(e->net.inventory.stored),
+                 MIB(e->net.inventory.read_bytes), d->hidden, d->vocab,
+                 d->tied ? "shared with" : "separate from", e->plan.context_max, at ? eos : "none");
     if (!st) st = say_gemm(b, e);
     if (!st && active_parameters(e) != e->net.inventory.parameters)
         st = buf_addf(b, "active     %llu parameters per token\n", (unsigned long long)active_parameters(e));

@@ -376,16 +376,18 @@ enum status engine__plan(const struct engine_options *opt, struct engine *e, str
     p->kv_needed = kv_needed(e);
     uint64_t used = fixed + p->scratch_bytes;
     if (used >= p->available)
-        return err_set(err, ST_NOMEM, "weights and scratch take %llu MiB, %llu MiB are free",
+        return err_set(err, ST_NOMEM, "weights and working memory take %llu MiB, %llu MiB are free",
                        (unsigned long long)(used >> 20), (unsigned long long)(p->available >> 20));
     uint64_t room = (uint64_t)((double)(p->available - used) * KV_SHARE);
     p->kv_bytes = opt->kv_bytes ? opt->kv_bytes : room < p->kv_needed ? room : p->kv_needed;
+    bool in_gib = p->available - used >= UINT64_C(10) << 30;
     if (p->kv_bytes > p->available - used)
         return err_set(err, ST_NOMEM,
                        "%llu MiB for keys and values are asked for (--kv-memory), %llu MiB are free besides "
-                       "weights and scratch",
+                       "weights and working memory: use at most %llu%s, or auto",
                        (unsigned long long)(p->kv_bytes >> 20),
-                       (unsigned long long)((p->available - used) >> 20));
+                       (unsigned long long)((p->available - used) >> 20),
+                       (unsigned long long)((p->available - used) >> (in_gib ? 30 : 20)), in_gib ? "G" : "M");
     e->arena_grains = p->kv_bytes / BE_KV_GRAIN;
     if (e->arena_grains >= BE_NO_BLOCK) e->arena_grains = BE_NO_BLOCK - 1;
     p->kv_bytes = e->arena_grains * BE_KV_GRAIN;
@@ -394,10 +396,10 @@ enum status engine__plan(const struct engine_options *opt, struct engine *e, str
     for (uint32_t g = 0; g < e->kv.group_count; g++) /* of a state two: one is read, one written */
         least += (e->kv.groups[g].recurrent ? 2 : 1) * e->kv.groups[g].block_bytes;
     if (p->kv_bytes < least)
-        return err_set(
-            err, ST_NOMEM,
-            "%llu bytes for keys and values (--kv-memory) don't hold one block of every kind (%llu bytes)",
-            (unsigned long long)p->kv_bytes, (unsigned long long)least);
+        return err_set(err, ST_NOMEM,
+                       "%llu bytes for keys and values (--kv-memory) don't hold one block of every kind: use "
+                       "at least %llu",
+                       (unsigned long long)p->kv_bytes, (unsigned long long)least);
     return ST_OK;
 }
 
@@ -501,7 +503,7 @@ static enum status alloc_vision(struct engine *e, struct err *err)
     if (e->net.desc.vision.rope_theta > 0) st = alloc_vision_rope(e, err);
     struct carve c = {0};
     carve_vision(e, vision_rows(e), &c, &e->v);
-    if (!st) st = engine__dev_alloc(e, c.used, &e->v.block, "the vision tower's scratch", err);
+    if (!st) st = engine__dev_alloc(e, c.used, &e->v.block, "the vision tower's working memory", err);
     if (st) return st;
     c = (struct carve){e->v.block, 0};
     carve_vision(e, vision_rows(e), &c, &e->v);
@@ -512,7 +514,7 @@ static enum status alloc_vision(struct engine *e, struct err *err)
 enum status engine__alloc(struct engine *e, struct err *err)
 {
     const struct engine_plan *p = &e->plan;
-    enum status st = engine__dev_alloc(e, p->scratch_bytes, &e->net.s.block, "scratch", err);
+    enum status st = engine__dev_alloc(e, p->scratch_bytes, &e->net.s.block, "working memory", err);
     if (!st) {
         (void)carve_decoder(e, e->net.s.block, &e->net.s);
         st = engine__alloc_ropes(e, &e->net, err);

@@ -254,8 +254,13 @@ struct be_qkv_args {
     const float *cos, *sin; /* f32 [T, rotary/2], or NULL = no RoPE */
     uint32_t rotary;        /* the first so many columns of a head rotate; 0 counts as D */
     const float *k_shift;   /* f32 [G, D], finally subtracted from k; or NULL */
+    float q_beta, q_period; /* q is finally multiplied by QKV_Q_SCALE */
     void *q;                /* act [T, H*D] dense */
 };
+
+/* Of a query at that position: grows with the logarithm of the context, 1 with a beta of 0. */
+#define QKV_Q_SCALE(a, pos)                                                                                  \
+    ((a)->q_beta > 0 ? 1.0f + (a)->q_beta * logf(1.0f + floorf((float)(pos) / (a)->q_period)) : 1.0f)
 
 /* Values must be finite, even masked ones: NaN in a masked V row would still propagate (0 * NaN) to rows
  * sharing the tile. Keys may be anything. o[t,h] = softmax_j(softcap(scale * q.k_j)) v_j over lo<=j<=hi;

@@ -81,7 +81,7 @@ static bool loader__open(struct library *out, char *why, size_t room)
     static const char *const names[] = {"be_cuda_ops", "be_cuda_probe", "be_cuda_list", "be_cuda_versions"};
     void *symbols[4];
     if (!loader__path(path, sizeof path)) {
-        snprintf(why, room, "there is no " LIBRARY " beside the program");
+        snprintf(why, room, "the CUDA backend is not built (make cuda)");
         return false;
     }
     if (!loader__whole(path)) {

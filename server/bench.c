@@ -31,25 +31,35 @@ struct bench_args {
     bool vision, json, profile;
 };
 
-static void usage(FILE *f)
+static void usage(void)
 {
-    fprintf(
-        f,
-        "usage: kvasir bench (--model DIR | --shape NAME) [--backend auto|cpu|cuda] [--threads N] "
-        "[--kernels SET]\n"
-        "                    [--gemm auto|cublas|own] [--dtype auto|bf16|f32] [--quantize int8|int4] "
-        "[--kv-dtype bf16|int8]\n"
-        "                    [--prefill 512,2048] [--decode 1,8,32] "
-        "[--context N] [--vision] [--repeats N] [--profile] [--json]\n"
-        "                    [--draft 0,70 [--draft-model DIR]]\n"
-        "  --context N   tokens already in the cache when decoding starts (default 128)\n"
-        "  --profile     time by part of the model, with the share of bandwidth and compute peaks\n"
-        "  --draft P     speculative decoding at an acceptance rate of P %%, against none (for each batch of "
-        "--decode);\n"
-        "                the drafter runs, too: --draft-model, or that of the shape\n"
-        "shapes:");
-    for (size_t i = 0; bench_shape_name(i); i++) fprintf(f, " %s", bench_shape_name(i));
-    fprintf(f, "; NAME/N: its first N layers only\n");
+    fputs("usage: kvasir bench (--model DIR|FILE | --shape NAME) [options]\n"
+          "  --model DIR|FILE               checkpoint directory, or a GGUF file\n"
+          "  --shape NAME                   random weights of a known model's shape, see below\n"
+          "  --backend auto|cpu|cuda        where the model runs [auto]\n"
+          "  --cpu-kernels SET              auto, reference, avx2, avx512 or amx [auto]\n"
+          "  --threads N                    compute threads [all usable cores]\n"
+          "  --gemm auto|cublas|own         matrix products on a GPU [auto]\n"
+          "  --dtype auto|bf16|f32          compute type [auto: the checkpoint's]\n"
+          "  --quantize none|int8|int4      weight quantization at load, CPU only [none]\n"
+          "  --kv-dtype auto|bf16|int8      type of the KV cache [auto]\n"
+          "  --prefill N,N...|none          prompt lengths to measure [512,2048]\n"
+          "  --decode N,N...|none           batch sizes to measure [1,8,32]\n"
+          "  --context N                    tokens in the cache when decoding starts [128]\n"
+          "  --vision                       also measure the vision tower\n"
+          "  --draft P,P...                 speculative decoding at acceptance rates of P %, against none,\n"
+          "                                 by batch of --decode, with --draft-model or the shape's drafter\n"
+          "  --draft-model DIR              drafter of --draft\n"
+          "  --repeats N                    runs of each measurement; the best counts [3]\n"
+          "  --profile                      time by part of the model, with shares of the ceilings\n"
+          "  --json                         the results as JSON\n"
+          "\nThe ceilings are measured on this machine with products of the compute type. Products of 8-bit\n"
+          "weights (--quantize, quantized checkpoints) are faster than those: they can exceed 100 %. So can\n"
+          "the read bandwidth of weights that fit into the CPU's caches.\n"
+          "\nShapes:",
+          stdout);
+    for (size_t i = 0; bench_shape_name(i); i++) printf("%s %s", i % 6 ? "" : "\n ", bench_shape_name(i));
+    puts("\n  NAME/N: its first N layers only");
 }
 
 static bool parse_numbers(const char *s, uint32_t *out, uint32_t *count, uint32_t min, uint32_t max)
@@ -77,11 +87,13 @@ static bool parse_list(const char *s, uint32_t *out, uint32_t *count, uint32_t m
 static bool parse_args(int argc, char **argv, struct bench_args *a)
 {
     static const struct option opts[] = {
-        {"backend", 1, 0, 'b'}, {"model", 1, 0, 'm'},    {"shape", 1, 0, 's'},       {"threads", 1, 0, 't'},
-        {"kernels", 1, 0, 'k'}, {"dtype", 1, 0, 'd'},    {"quantize", 1, 0, 'q'},    {"prefill", 1, 0, 'p'},
-        {"decode", 1, 0, 'D'},  {"context", 1, 0, 'c'},  {"vision", 0, 0, 'v'},      {"repeats", 1, 0, 'r'},
-        {"json", 0, 0, 'j'},    {"draft", 1, 0, 'g'},    {"draft-model", 1, 0, 'G'}, {"help", 0, 0, 'h'},
-        {"profile", 0, 0, 'P'}, {"kv-dtype", 1, 0, 'K'}, {"gemm", 1, 0, 'B'},        {NULL, 0, 0, 0}};
+        {"backend", 1, 0, 'b'},     {"model", 1, 0, 'm'},    {"shape", 1, 0, 's'},
+        {"threads", 1, 0, 't'},     {"kernels", 1, 0, 'k'},  {"cpu-kernels", 1, 0, 'k'},
+        {"dtype", 1, 0, 'd'},       {"quantize", 1, 0, 'q'}, {"prefill", 1, 0, 'p'},
+        {"decode", 1, 0, 'D'},      {"context", 1, 0, 'c'},  {"vision", 0, 0, 'v'},
+        {"repeats", 1, 0, 'r'},     {"json", 0, 0, 'j'},     {"draft", 1, 0, 'g'},
+        {"draft-model", 1, 0, 'G'}, {"help", 0, 0, 'h'},     {"profile", 0, 0, 'P'},
+        {"kv-dtype", 1, 0, 'K'},    {"gemm", 1, 0, 'B'},     {NULL, 0, 0, 0}};
     uint32_t n;
     uint32_t one[LIST_MAX];
     *a = (struct bench_args){.repeats = REPEATS_DEFAULT,
@@ -121,7 +133,7 @@ static bool parse_args(int argc, char **argv, struct bench_args *a)
             ok = parse_list(optarg, one, &n, 1u << 17) && n == 1;
             a->context = one[0];
             break;
-        case 'h': usage(stdout); exit(0);
+        case 'h': usage(); exit(0);
         default: return false;
         }
         if (!ok) {
@@ -129,7 +141,10 @@ static bool parse_args(int argc, char **argv, struct bench_args *a)
             return false;
         }
     }
-    return optind == argc && (a->model != NULL) != (a->shape != NULL);
+    if (optind < argc) fprintf(stderr, "kvasir bench: unexpected argument \"%s\"\n", argv[optind]);
+    else if (!a->model == !a->shape) fputs("kvasir bench: give either --model or --shape\n", stderr);
+    else return true;
+    return false;
 }
 
 static void remove_shape(const char *dir)
@@ -146,20 +161,16 @@ static bool write_config(const char *shape, bool (*write)(const char *, FILE *),
 {
     char path[96];
     strcpy(dir, "/tmp/kvasir-bench-XXXXXX");
-    if (!mkdtemp(dir)) return false;
-    snprintf(path, sizeof path, "%s/config.json", dir);
-    FILE *f = fopen(path, "w");
-    bool known = f && write(shape, f), ok = f && fclose(f) == 0;
-    if (known && ok) return true;
+    FILE *f =
+        mkdtemp(dir) && snprintf(path, sizeof path, "%s/config.json", dir) > 0 ? fopen(path, "w") : NULL;
+    bool known = f && write(shape, f);
+    if (!f || fclose(f)) {
+        fprintf(stderr, "kvasir bench: can't write in /tmp: %s\n", strerror(errno));
+        exit(1);
+    }
+    if (known) return true;
     remove_shape(dir);
     dir[0] = '\0';
-    return false;
-}
-
-static bool write_shape(const char *shape, char dir[64])
-{
-    if (write_config(shape, bench_shape_write, dir)) return true;
-    fprintf(stderr, "kvasir bench: unknown shape \"%s\", or /tmp can't be written\n", shape);
     return false;
 }
 
@@ -403,8 +414,9 @@ static void print_result(const struct engine *e, const struct engine_costs *c, c
         printf("%s{\"name\":\"%s\",\"per_s\":%.4g,\"seconds\":%.6g,\"matrix_share\":%.4f,\"read_share\":%.4f",
                first ? "" : ",", r->name, r->tokens_s, r->seconds, r->flops_share, r->read_share);
     else
-        printf("%-20s %10.1f /s   %9.3f ms   %5.1f %% of matrix peak   %5.1f %% of read bandwidth\n", r->name,
-               r->tokens_s, r->seconds * 1e3, r->flops_share * 100, r->read_share * 100);
+        printf("%-20s %10.1f /s   %9.3f ms   %5.1f %% of %s matrix peak   %5.1f %% of read bandwidth\n",
+               r->name, r->tokens_s, r->seconds * 1e3, r->flops_share * 100, engine_model(e)->dtype,
+               r->read_share * 100);
     if (a->profile) {
         struct engine_profile_part parts[ENGINE_PROFILE_PARTS];
         engine_profile_read(e, parts);
@@ -486,12 +498,15 @@ int bench_main(int argc, char **argv)
 {
     struct bench_args a;
     if (!parse_args(argc, argv, &a)) {
-        usage(stderr);
+        fputs("see kvasir bench --help\n", stderr);
         return 2;
     }
     log_set_level(LOG_WARN);
     char dir[64] = "", drafter[64] = "";
-    if (a.shape && !write_shape(a.shape, dir)) return 1;
+    if (a.shape && !write_config(a.shape, bench_shape_write, dir)) {
+        fprintf(stderr, "kvasir bench: unknown shape \"%s\" (see kvasir bench --help)\n", a.shape);
+        return 2;
+    }
     if (a.shape && a.right_count && !a.drafter && write_config(a.shape, bench_drafter_write, drafter))
         a.drafter = drafter;
     uint32_t longest = a.context + (a.right_count ? BENCH_DRAFT_TOKENS : DECODE_STEPS) + 32, batch = 1;

@@ -27,7 +27,7 @@ static int usage(FILE *f)
           "  kvasir inspect --model DIR      the checkpoint as read, and the memory plan\n"
           "  kvasir inspect --devices        the CPU and the GPUs of this machine\n"
           "  kvasir bench ...                offline engine benchmark (kvasir bench --help)\n"
-          "  kvasir version\n\nFlags of serve and inspect:\n",
+          "  kvasir version\n\nFlags of serve and inspect\n",
           f);
     options_help(f);
     return f == stdout ? 0 : 2;
@@ -57,7 +57,8 @@ static char *model_find(const struct options *o, struct err *err)
                           S_ISDIR(st.st_mode) ? "there is no config.json in it"
                                               : "neither a directory nor a GGUF file");
         } else if (o->mmproj && !gguf_is(o->mmproj)) {
-            (void)err_set(err, ST_INVALID, "--mmproj %.200s: not a GGUF file", o->mmproj);
+            (void)err_set(err, ST_INVALID,
+                          "--mmproj %.200s: not a GGUF file; use the mmproj-*.gguf of the model", o->mmproj);
         } else if (o->mmproj && !gguf_is(o->model)) {
             (void)err_set(err, ST_INVALID, "--mmproj goes with a GGUF file as --model, not with a directory");
         } else {
@@ -119,7 +120,7 @@ static bool standard_files_open(void)
 
 int main(int argc, char **argv)
 {
-    const char *command = argc > 1 ? argv[1] : "help";
+    const char *command = argc > 1 ? argv[1] : "";
     if (!standard_files_open()) return 1;
     log_open();
     bus_error_catch();
@@ -131,6 +132,7 @@ int main(int argc, char **argv)
         static const char *const help[] = {"help", "--help", "-h"};
         for (size_t i = 0; i < 3; i++)
             if (strcmp(command, help[i]) == 0) return usage(stdout);
+        if (argc < 2) return usage(stderr);
         fprintf(stderr, "kvasir: unknown command '%.60s' (see kvasir --help)\n", command);
         return 2;
     }
@@ -141,7 +143,7 @@ int main(int argc, char **argv)
     struct options opt;
     struct err err = {0};
     enum log_level level;
-    if (options_parse(argc - 2, argv + 2, &opt, &err)) return fail(&err);
+    if (options_parse(argc - 2, argv + 2, &opt, &err)) return fail(&err), 2;
     if (log_level_parse(opt.log_level, &level)) log_set_level(level);
     if (sodium_init() < 0) return 1;
     json_object_seed(0); /* not thread-safe later */

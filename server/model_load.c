@@ -80,9 +80,7 @@ static void announce(void *arg)
 static enum status events_open(const struct options *o, struct model *m, struct sched_options *so,
                                struct err *err)
 {
-    if (!o->kv_events && !o->kv_events_replay) return ST_OK;
-    if (!o->kv_events) return err_set(err, ST_INVALID, "--kv-events-replay needs --kv-events");
-    if (so->no_prefix_cache) return err_set(err, ST_INVALID, "--kv-events needs the prefix cache");
+    if (!o->kv_events) return ST_OK;
     enum status st = kv_events_open(
         &(struct kv_events_options){.publish = o->kv_events,
                                     .replay = o->kv_events_replay,
@@ -168,7 +166,7 @@ enum status model_load(const struct options *o, const char *dir, void (*wake)(vo
     if (!st) {
         uint32_t context = sched_context_max(m->sched);
         if (context < m->caps.context_max)
-            log_warn("keys and values have room for a context of %u tokens, not %u", context,
+            log_warn("the KV cache has room for a context of %u tokens, not %u: raise --kv-memory", context,
                      m->caps.context_max);
         m->caps.context_max = context;
     }

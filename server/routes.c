@@ -316,7 +316,8 @@ bool routes_admit(struct request *r)
     const struct route *route = route_find(r->http.path, strlen(r->http.path));
     /* With a wrong key, clients can't learn which paths exist. */
     if ((!route || route->auth) && !authorised(r)) {
-        (void)api_fail(&r->response.error, 401, "invalid_api_key", NULL, "Incorrect or missing API key.");
+        (void)api_fail(&r->response.error, 401, "invalid_api_key", NULL,
+                       "Incorrect or missing API key: send `Authorization: Bearer KEY`.");
         return false;
     }
     if (!route) {

@@ -264,8 +264,6 @@ static enum status media_open(struct process *p, struct err *err)
 {
     struct server *s = &p->srv;
     const struct options *o = s->opt;
-    if (o->allow_private_media && !o->allow_remote_media)
-        return err_set(err, ST_INVALID, "--allow-private-media needs --allow-remote-media");
     enum status st = ST_OK;
     if (o->allowed_media_dir) st = local_dir_open(o->allowed_media_dir, &s->media_dir, err);
     if (st || !o->allow_remote_media) return st;
@@ -371,9 +369,10 @@ int server_run(const struct options *opt, char *model_dir)
     s->opt = opt;
     s->model_dir = model_dir;
     signal(SIGPIPE, SIG_IGN);
-    if (server_open(&process, &err)) {
+    enum status st = server_open(&process, &err);
+    if (st) {
         (void)log_print(STDERR_FILENO, "kvasir: %s\n", err.msg);
-        return 1;
+        return st == ST_INVALID ? 2 : 1; /* a wrong flag, as in main */
     }
     work_lock_never();
     loop_pump(&process.loop);

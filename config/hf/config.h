@@ -32,6 +32,7 @@ struct hf_rope {
     /* HF_ROPE_YARN; HF_ROPE_LLAMA3: beta_fast is high_freq_factor, beta_slow low_freq_factor */
     double original_max, beta_fast, beta_slow, attention_factor;
     bool truncate;
+    double llama_4_scaling_beta; /* of queries; 0 = none */
     /* M-RoPE (time, row, column): frequencies per axis, summing to head_dim / 2; all 0: one axis. */
     uint32_t mrope_section[3];
     bool mrope_interleaved;

@@ -43,11 +43,10 @@ static const struct {
     [STF_U32] = {"U32", 4},   [STF_U16] = {"U16", 2},         [STF_U8] = {"U8", 1},
     [STF_BOOL] = {"BOOL", 1}, [STF_F8_E4M3] = {"F8_E4M3", 1}, [STF_F8_E5M2] = {"F8_E5M2", 1},
 };
-static const char *const GGML_NAME = "GGML"; /* not a dtype of safetensors files */
 
 const char *stf_dtype_name(enum stf_dtype d)
 {
-    return d == STF_GGML ? GGML_NAME : DTYPES[d].name;
+    return d == STF_GGML ? "GGUF quants" : DTYPES[d].name;
 }
 
 size_t stf_count(const struct stf_files *f)

@@ -86,7 +86,8 @@ struct weights_inventory {
     uint64_t parameters;   /* elements of all tensors that are used */
     uint64_t read_bytes;   /* in the files */
     uint64_t memory_bytes; /* estimated size once loaded with the given compute type */
-    bool stored_quants;    /* some are kept as the files' quants */
+    bool made_quants;      /* some become quants at load (weight_format.quantize) */
+    char quant_types[64];  /* of those kept as the files' quants: "Q4_K,Q6_K"; "": none */
     uint64_t slab_floats;
     uint64_t tensor_bytes_max;       /* of the largest one */
     const struct stf_tensor **order; /* [count] in reading order; owned */

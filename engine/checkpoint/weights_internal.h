@@ -117,6 +117,7 @@ const float *load_vector1(struct loader *ld, const char *stem, uint32_t layer, c
 bool load_quant_of(const struct loader *ld, const struct stf_tensor *t, const struct packed *packed,
                    uint32_t k, struct quant_rows *rows, struct be_quant *out);
 /* Widens *all to hold both, as the CPU keeps parts of one matrix (cpu_quant_shape). */
+void load_note_quants(struct weights_inventory *s, const struct quant_rows *rows);
 void load_fuse_quants(struct be_quant *all, const struct be_quant *part);
 uint64_t load_kept_bytes(const struct loader *ld, const struct be_quant *quants, uint64_t n, uint32_t k);
 void *load_floats(struct loader *ld, const struct stf_tensor *t, const struct packed *packed);

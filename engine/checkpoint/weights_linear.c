@@ -160,10 +160,11 @@ void load_linear(struct loader *ld, const struct linear_spec *s, struct be_weigh
         all[count++] = biases[i];
     }
     if (ld->inventory) {
-        for (uint32_t i = 1; i < parts && quants; i++) load_fuse_quants(&kinds[0], &kinds[i]);
+        for (uint32_t i = 0; i < parts && quants; i++) {
+            load_note_quants(ld->inventory, &rows[i]);
+            if (i) load_fuse_quants(&kinds[0], &kinds[i]);
+        }
         ld->inventory->memory_bytes += load_kept_bytes(ld, quants ? &kinds[0] : NULL, total, s->k);
-        if (quants && (rows[0].type || (rows[0].packed && rows[0].packed->quants)))
-            ld->inventory->stored_quants = true;
         ld->inventory->memory_bytes += s->bias ? 4ull * total : 0;
         if (!quants && !ld->alike)
             note_shape(ld->inventory, &(struct weight_shape){s->k, total, s->glu, s->bias});

@@ -7,6 +7,7 @@
 #include "engine/checkpoint/ggml.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -102,6 +103,16 @@ bool load_quant_of(const struct loader *ld, const struct stf_tensor *t, const st
         out->min = !packed->off;
     }
     return true;
+}
+
+void load_note_quants(struct weights_inventory *s, const struct quant_rows *r)
+{
+    bool packed = r->packed && r->packed->quants;
+    const char *name = r->type ? r->type->name : r->packed && r->packed->bits == 4 ? "INT4" : "INT8";
+    size_t at = strlen(s->quant_types);
+    if (!r->type && !packed) s->made_quants = true;
+    else if (!strstr(s->quant_types, name))
+        snprintf(s->quant_types + at, sizeof s->quant_types - at, "%s%s", at ? "," : "", name);
 }
 
 void load_fuse_quants(struct be_quant *all, const struct be_quant *part)

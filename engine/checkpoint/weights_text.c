@@ -73,7 +73,7 @@ static void walk_fused(struct loader *ld, uint32_t layer, const char *name, uint
         struct quant_rows rows;
         struct be_quant kind;
         bool as_quants = load_quant_of(ld, t, NULL, k, &rows, &kind);
-        if (as_quants && rows.type) ld->inventory->stored_quants = true;
+        if (as_quants) load_note_quants(ld->inventory, &rows);
         ld->inventory->memory_bytes += load_kept_bytes(ld, as_quants ? &kind : NULL, experts * wide, k);
         return;
     }

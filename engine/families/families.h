@@ -79,6 +79,8 @@ const struct family_gguf *family_gguf_at(size_t idx);
 void family_defaults(const struct family *family, const struct family_type *type, bool has_vision,
                      struct hf_config *c);
 
+#define FAMILY_DRAFTERS "Gemma 4's MTP drafters (google/gemma-4-*-it-assistant)"
+
 /* ---- loading ---- `model` is a directory, or a GGUF file with its tower in `mmproj` (NULL: none).
  * ST_UNSUPPORTED: an unsupported family or option, in one line; ST_FORMAT: a key of the wrong kind or
  * range. */

@@ -22,10 +22,11 @@ static enum status find_rule(const struct gguf_files *f, const struct family_ggu
                        "%s: a vision tower: pass it with --mmproj, with its model as --model", path);
     if (f->tower && !gguf_string(gguf_get(f->tower, "clip.projector_type"), &projector) &&
         !gguf_string(gguf_get(f->tower, "clip.vision.projector_type"), &projector))
-        return err_set(err, ST_FORMAT,
-                       "%s: no clip.projector_type: not a vision tower (one inside a model's file, as Ollama "
-                       "has it, is not read)",
-                       gguf_path(f->tower));
+        return err_set(
+            err, ST_FORMAT,
+            "--mmproj %s: this is not an mmproj file; use the mmproj-*.gguf of the model (a vision "
+            "tower inside a model's file, as Ollama has it, is not read)",
+            gguf_path(f->tower));
     bool known = false;
     for (size_t i = 0; family_gguf_at(i); i++) {
         const struct family_gguf *r = family_gguf_at(i);

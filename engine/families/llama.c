@@ -1,5 +1,5 @@
 /* Llama (1 to 3, SmolLM2, TinyLlama), Mistral, SmolLM3 and Granite: the decoder of qwen.c without its biases.
- * transformers models/llama, mistral, smollm3, granite. */
+ * transformers models/llama, mistral, ministral3, smollm3, granite. */
 #include "engine/families/qwen.h"
 
 #include <math.h>
@@ -22,6 +22,19 @@ static const struct hf_text MISTRAL_TEXT = {
     .max_position_embeddings = 131072,
     COMMON,
     QWEN_ROPE(1e4),
+};
+static const struct hf_text MINISTRAL3_TEXT = {
+    .vocab_size = 131072,
+    .hidden_size = 4096,
+    .intermediate_size = 14336,
+    .num_hidden_layers = 34,
+    .num_attention_heads = 32,
+    .num_key_value_heads = 8,
+    .head_dim = 128,
+    .max_position_embeddings = 262144,
+    .rms_norm_eps = 1e-5,
+    .activation = HF_SILU,
+    QWEN_ROPE(1e6),
 };
 static const struct hf_text SMOLLM3_TEXT = {
     .vocab_size = 128256,
@@ -74,25 +87,49 @@ static void read_no_rope(struct hf_reader *r, struct hf_text *t)
     }
 }
 
-/* Mistral: absent means 4096, null none. */
-static void read_window(struct hf_reader *r, struct hf_text *t)
+/* Of all layers. Mistral: absent means 4096, null none. */
+static void read_window(struct hf_reader *r, uint32_t absent, struct hf_text *t)
 {
-    uint32_t key = json_get(r->d, 0, "sliding_window");
-    if (key != JSON_NONE && json_kind(r->d, key) == JSON_NULL) return;
-    t->sliding_window = 4096;
+    uint32_t key = json_get(r->d, r->text, "sliding_window");
+    if (key == JSON_NONE ? !absent : json_kind(r->d, key) == JSON_NULL) return;
+    t->sliding_window = absent;
     hf_u32(r, 0, "sliding_window", 1, 1u << 30, &t->sliding_window);
     memset(t->layer_types, HF_SLIDING, t->num_hidden_layers);
+}
+
+/* Ministral 3: YaRN by default, and queries that grow with the context. */
+static void read_scaling(struct hf_reader *r, struct hf_rope *p)
+{
+    uint32_t params = json_get_live(r->d, r->text, "rope_parameters");
+    if (params == JSON_NONE) {
+        *p = (struct hf_rope){.type = HF_ROPE_YARN,
+                              .theta = 1e6,
+                              .factor = 16,
+                              .original_max = 16384,
+                              .beta_fast = 32,
+                              .beta_slow = 1,
+                              .attention_factor = 1,
+                              .truncate = true,
+                              .llama_4_scaling_beta = 0.1};
+        return;
+    }
+    hf_double(r, params, "llama_4_scaling_beta", 0, 1e3, &p->llama_4_scaling_beta);
+    if (p->llama_4_scaling_beta > 0 && p->original_max == 0)
+        hf_double(r, params, "original_max_position_embeddings", 1, SIZE_MAX_POSITIONS, &p->original_max);
+    if (!r->st && p->llama_4_scaling_beta > 0 && p->original_max == 0)
+        hf_error(r, ST_FORMAT, "original_max_position_embeddings", "is missing from rope_parameters");
 }
 
 static void read(struct hf_reader *r, const struct family_type *type, struct hf_config *c)
 {
     struct hf_text *t = &c->text;
-    bool mlp_bias = false, mistral = type->text == &MISTRAL_TEXT;
+    bool mlp_bias = false, third = type->text == &MINISTRAL3_TEXT;
     qwen_read(r, type, c);
     t->tie_word_embeddings = type->text->tie_word_embeddings;
     hf_bool(r, 0, "tie_word_embeddings", &t->tie_word_embeddings);
-    if (mistral) {
-        read_window(r, t);
+    if (third || type->text == &MISTRAL_TEXT) {
+        read_window(r, third ? 0 : 4096, t);
+        if (third) read_scaling(r, &t->rope[HF_FULL]);
         return;
     }
     hf_bool(r, 0, "attention_bias", &t->qkv_bias);
@@ -126,6 +163,8 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
     qwen_describe_decoder(r, c, d);
     if (r->st) return;
     d->eos_count = c->eos_count;
+    d->ropes[0].query_beta = (float)t->rope[HF_FULL].llama_4_scaling_beta;
+    d->ropes[0].original = t->rope[HF_FULL].original_max;
     d->qk_pairs = r->d == NULL; /* as llama.cpp's conversion has them */
     d->ropes[1] = d->ropes[0];
     d->ropes[1].ramp = RAMP_NONE;
@@ -196,6 +235,7 @@ static const struct family_gguf llama_files[] = {
 const struct family family_llama = {
     .types = {{"llama", HF_FLAT, &LLAMA_TEXT, NULL},
               {"mistral", HF_FLAT, &MISTRAL_TEXT, NULL},
+              {"ministral3", HF_FLAT, &MINISTRAL3_TEXT, NULL},
               {"smollm3", HF_FLAT, &SMOLLM3_TEXT, NULL},
               {"granite", HF_FLAT, &GRANITE_TEXT, NULL}},
     .read = read,

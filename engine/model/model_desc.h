@@ -71,6 +71,7 @@ struct desc_rope {
     bool truncate; /* of a yarn ramp: its ends are whole numbers */
     double original, beta_fast, beta_slow;
     double attention; /* 0 counts as 1 */
+    float query_beta; /* > 0: queries at p are multiplied by 1 + query_beta log(1 + floor(p / original)) */
     uint32_t sections[3];
     bool interleaved;
 };

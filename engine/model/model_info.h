@@ -45,8 +45,8 @@ struct model_info {
     const char *family;   /* model_type */
     const char *dir;      /* checkpoint directory as given */
     const char *dtype;    /* "bf16", "f32": the compute type */
-    const char *weights;  /* the text model's matrices: "float", "int8", "int4" (--quantize), "stored"
-                             quants */
+    char weights[64];     /* of the text model's matrices: dtype, "int8", "int4" (--quantize), or the types of
+                             a quantized checkpoint ("Q4_K,Q6_K") */
     const char *kv_dtype; /* type of the KV cache: dtype or "int8" */
     const char *backend;  /* kernel set, e.g. "cpu-amx" */
     const char *gemm;     /* GPU: whose matrix products (be_caps.gemm); NULL on the CPU */

@@ -8,8 +8,8 @@
  * measurement: the choice depends on device, driver and library alone. A product has at most as many rows as
  * were checked; more take several calls.
  *
- * Up to LT_OWN rows our kernels read weights faster; they take these where the check finds their sums equal
- * to cuBLASLt's. */
+ * One row is our kernels' if the weight has at least as many outputs as inputs - there they are faster, on an
+ * H100 - and the check finds their sums equal to cuBLASLt's. */
 #include "kernels/cuda/gemm.cuh"
 
 #define LT_BANDS     4u
@@ -20,9 +20,6 @@
 #define LT_REFUSED   8u /* that are named */
 #define LT_FEW       8u
 #define LT_SHORT_K   2048u
-#ifndef LT_OWN /* at most LT_FEW; 0: for measuring */
-#define LT_OWN 4u
-#endif
 
 static const uint32_t band_end[LT_BANDS] = {LT_FEW, 128, 768, UINT32_MAX},
                       band_asks[LT_BANDS] = {LT_FEW, 64, 512, LT_ROWS};
@@ -32,7 +29,7 @@ struct cuda_lt {
     uint32_t kpad, m; /* m: weight rows that are multiplied */
     bool glu, bias;
     uint32_t rows;       /* checked; the most of a call */
-    bool own_few;        /* our kernels give the same bits */
+    bool same;           /* our kernels give the same bits to few rows */
     const char *refused; /* NULL: cuBLASLt serves the shape */
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t w, x, y; /* column-major: (kpad x m) transposed, kpad x rows, m x rows */
@@ -45,7 +42,7 @@ struct cuda_blas {
     size_t work_bytes, sums_bytes;
     void *work;  /* the library's */
     float *sums; /* of products with another epilogue */
-    uint32_t rows_max, served, few, refused;
+    uint32_t rows_max, served, same, refused;
     uint64_t bits; /* of the accepted shapes' check products */
     char refusals[200];
 };
@@ -64,10 +61,9 @@ static void lt__say(struct backend *b)
 {
     const struct cuda_blas *l = b->blas;
     size_t version = cublasLtGetVersion(), cap = sizeof b->gemm;
-    int n = snprintf(b->gemm, cap,
-                     "cuBLASLt %zu.%zu.%zu, %u weight shapes, %u with own kernels for few rows, bits %016llx",
-                     version / 10000, version / 100 % 100, version % 100, l->served, l->few,
-                     (unsigned long long)l->bits);
+    int n = snprintf(
+        b->gemm, cap, "cuBLASLt %zu.%zu.%zu, %u weight shapes, %u with the bits of own kernels, bits %016llx",
+        version / 10000, version / 100 % 100, version % 100, l->served, l->same, (unsigned long long)l->bits);
     if (l->refused && n > 0 && (size_t)n < cap)
         snprintf(b->gemm + n, cap - (size_t)n, "; own kernels, %u:%s%s", l->refused, l->refusals,
                  l->refused > LT_REFUSED ? " ..." : "");
@@ -166,7 +162,7 @@ __global__ __launch_bounds__(256) void lt_epilogue_k(gemm_job j, const float *su
 bool cuda_lt_serves(const struct be_linear_args *a)
 {
     const struct cuda_lt *s = a->w->lt;
-    return s && !(s->own_few && a->t < LT_OWN + 1 && !(s->bias && a->epilogue == BE_EPI_ADD_F32));
+    return s && !(s->same && a->t == 1 && s->m >= s->kpad && !(s->bias && a->epilogue == BE_EPI_ADD_F32));
 }
 
 void cuda_lt_linear(struct backend *b, const struct be_linear_args *a)
@@ -340,7 +336,7 @@ static void lt__trace(const struct cuda_lt *s)
                                                                 CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING,
                                                                 CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID};
     fprintf(stderr, "cuBLASLt %ux%u%s%s:", s->m, s->kpad, s->bias ? " with bias" : "",
-            s->own_few ? ", own for few" : "");
+            s->same ? ", same" : "");
     for (uint32_t band = 0; band <= lt__band(s->rows); band++)
         for (int i = 0; i < 6; i++) {
             uint32_t v = 0;
@@ -371,7 +367,7 @@ static bool lt__choose(struct lt_check *c)
             s->algo[band] = other[at];
         }
         if (done < last) continue;
-        s->own_few = lt__same(c, nullptr, 0);
+        s->same = lt__same(c, nullptr, 0);
         lt__trace(s);
         return true;
     }
@@ -456,7 +452,7 @@ const struct cuda_lt *cuda_lt_find(struct backend *b, const struct be_weight *w,
     else lt__check(b, s, w->data);
     if (b->failed) return nullptr;
     size_t used = strlen(l->refusals);
-    l->few += !s->refused && s->own_few;
+    l->same += !s->refused && s->same;
     if (!s->refused) l->served++;
     else if (l->refused++ < LT_REFUSED)
         snprintf(l->refusals + used, sizeof l->refusals - used, "%s %ux%u (%s)", used ? "," : "", w->n, w->k,

@@ -110,7 +110,7 @@ struct qkv_job {
     uint32_t turning; /* pairs */
     bool v_norm;
     const float *qkv, *q_norm, *k_norm, *cos, *sin, *k_shift;
-    float eps;
+    float eps, q_beta, q_period;
     void *q;
     size_t head_bytes;
 };
@@ -164,6 +164,7 @@ template <bool BF> __global__ __launch_bounds__(128) void qkv_k(qkv_job j)
     const float *cs = value || !j.cos ? nullptr : j.cos + (size_t)t * turning,
                 *sn = cs ? j.sin + (size_t)t * turning : nullptr,
                 *shift = value || head < j.heads || !j.k_shift ? nullptr : j.k_shift + (head - j.heads) * d;
+    float grown = QKV_Q_SCALE(&j, j.rows.pos[t]);
     CU_UNROLL
     for (int n = 0; n < QKV_PAIRS; n++) {
         uint32_t i = lane + 32 * (uint32_t)n;
@@ -177,6 +178,10 @@ template <bool BF> __global__ __launch_bounds__(128) void qkv_k(qkv_job j)
         }
         bool turns = cs && i < turning;
         float first = turns ? a * cs[i] - b * sn[i] : a, second = turns ? b * cs[i] + a * sn[i] : b;
+        if (head < j.heads && j.q_beta > 0) {
+            first *= grown;
+            second *= grown;
+        }
         cu_act_put<BF>(out, at + i0, shift ? first - shift[i0] : first);
         cu_act_put<BF>(out, at + i1, shift ? second - shift[i1] : second);
     }
@@ -205,6 +210,8 @@ void cuda_qkv(struct backend *b, const struct be_qkv_args *a)
                         a->sin,
                         a->k_shift,
                         a->eps,
+                        a->q_beta,
+                        a->q_period,
                         a->q,
                         cuda_kv_head_bytes(b->act, d)};
     dim3 grid(a->rows->t, cu_div_up(a->heads + (own ? 2 * a->kv.kv_heads : 0), 4));

@@ -147,6 +147,19 @@ VARIANTS = {
         text=cfg(num_attention_heads=3, num_key_value_heads=1, head_dim=24, sliding_window=None,
                  num_hidden_layers=2, tie_word_embeddings=False, rope_parameters=rope(1e6)),
         note="heads of 24, no window"),
+    "ministral3_f32": dict(
+        family="ministral3", tokenizer="cased", seed=3650,
+        text=cfg(num_attention_heads=3, num_key_value_heads=1, head_dim=16, num_hidden_layers=2,
+                 pad_token_id=None, tie_word_embeddings=False,
+                 rope_parameters=rope(1e4, "yarn", factor=4.0, original_max_position_embeddings=24,
+                                      mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.3)),
+        note="queries grow at positions 24, 48, 72"),
+    "ministral3_odd_f32": dict(
+        family="ministral3", tokenizer="cased", seed=3680, reach=8, margin=0.04,
+        text=cfg(num_key_value_heads=1, head_dim=24, num_hidden_layers=2, sliding_window=11, pad_token_id=None,
+                 rope_parameters=rope(1e4, "yarn", factor=2.0, original_max_position_embeddings=40,
+                                      llama_4_scaling_beta=0.5)),
+        note="with a window, and an attention factor by absence; tied"),
     "smollm3_f32": dict(
         family="smollm3", tokenizer="digits3", seed=3700, drop=["no_rope_layers", "layer_types"],
         text=cfg(num_hidden_layers=5, num_key_value_heads=1, pad_token_id=None,
@@ -203,7 +216,7 @@ def reacts(model, v, p, lp, logprobs, positions, inner=make_qwen.check_reacts):
     if rotary.rope_type in ("llama3", "linear"):
         with make_qwen_checks.changed(rotary, inv_freq=rotary.compute_default_rope_parameters(c)[0]):
             moved("no scaling of frequencies")
-    if c.model_type == "mistral" and c.sliding_window:
+    if c.model_type.startswith(("mistral", "ministral")) and c.sliding_window:
         for window in (None, c.sliding_window + 1):
             with make_qwen_checks.changed(c, sliding_window=window):
                 moved(f"window {window}")
@@ -211,6 +224,9 @@ def reacts(model, v, p, lp, logprobs, positions, inner=make_qwen.check_reacts):
         if not getattr(getattr(layer, "self_attn", None), "use_rope", True):
             with make_qwen_checks.changed(layer.self_attn, use_rope=True):
                 moved(f"RoPE in layer {layer.self_attn.layer_idx}")
+    if c.model_type == "ministral3":
+        with make_qwen_checks.changed(c, rope_parameters=c.rope_parameters | {"llama_4_scaling_beta": 0.0}):
+            moved("growing queries")
     if c.model_type == "lfm2":
         for layer in (m for m in model.model.layers if hasattr(m, "conv")):
             weight = layer.conv.conv.weight.detach().clone()

@@ -233,8 +233,9 @@ def check_reacts(model, v, p, lp, logprobs, positions):
         plain = rotary.compute_default_rope_parameters(c)[0]
         with changed(rotary, inv_freq=plain):
             moved("no YaRN frequencies", rule, slice(-20, None))
-        with changed(rotary, attention_scaling=1.0):
-            moved("no YaRN factor", rule, slice(-20, None))
+        if rotary.attention_scaling != 1:
+            with changed(rotary, attention_scaling=1.0):
+                moved("no YaRN factor", rule, slice(-20, None))
     if not spans:
         return least
     check_pictures(model, v, p, moved, margin, rule, behind, all_rows, positions, rotary)

@@ -1,6 +1,7 @@
 /* GET /v1/models, /v1/models/{id} (of OpenAI's API and Anthropic's), /model_info and /server_info. Works
  * while the model loads. */
 #include "engine/model/model_info.h"
+#include "server/generate/generate.h"
 #include "server/chat/template.h"
 #include "server/http/json_writer.h"
 #include "server/http/request.h"
@@ -152,8 +153,7 @@ void api_model_start(struct request *r)
         card(&o, r, name);
         request_respond(r, o.st ? 500 : 200);
     } else {
-        (void)api_fail(&r->response.error, 404, "model_not_found", "model",
-                       "The model `%.200s` does not exist.", id);
+        (void)request_model_unknown(r, id);
         request_fail(r);
     }
     free(id);

@@ -207,7 +207,11 @@ enum status chat_image_add(struct chat_reader *r, uint32_t number, bool video, c
 {
     struct chat_messages *m = r->out;
     char path[64];
-    if (r->limits.text_only) return chat_fault(r, "too_many_images", suffix, "This model takes no images.");
+    if (r->limits.text_only)
+        return chat_fault(
+            r, "images_unsupported", suffix,
+            "This model takes no images. (A GGUF model takes them if the server is started with "
+            "its --mmproj file.)");
     if (m->image_count >= r->limits.images_max)
         return chat_fault(r, "too_many_images", suffix, "At most %zu image(s) may be provided in one prompt.",
                           r->limits.images_max);

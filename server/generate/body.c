@@ -73,6 +73,14 @@ void gen_read_end(struct gen *g)
         malloc_trim(0); /* else the allocator keeps them per worker */
 }
 
+enum status request_model_unknown(struct request *r, const char *name)
+{
+    return api_fail(
+        &r->response.error, 404, "model_not_found", "model",
+        "The model `%.150s` is not served here. This server has `%.150s` (GET /v1/models lists all).", name,
+        r->srv->model_name);
+}
+
 enum status request_model_check(struct request *r, json_t *root)
 {
     json_t *m = json_object_get(root, "model");
@@ -83,6 +91,5 @@ enum status request_model_check(struct request *r, json_t *root)
     size_t len = json_string_length(m);
     r->model_name = model_name_find(r->srv, name, len);
     if (!len || r->model_name || r->srv->opt->accept_any_model) return ST_OK;
-    return api_fail(&r->response.error, 404, "model_not_found", "model", "The model `%.200s` does not exist.",
-                    name);
+    return request_model_unknown(r, name);
 }

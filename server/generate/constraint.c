@@ -24,9 +24,9 @@ enum status constraint_error(struct constraint_maker *m, enum status st, const c
                              const struct grammar_error *f)
 {
     if (st == ST_NOMEM) return no_memory(m);
-    return api_fail(&m->g->r->response.error, 400, "unsupported_schema", param, "%s%s%s",
-                    f->message[0] ? f->message : "The output constraint is too large to be enforced",
-                    f->path[0] ? ", at " : ".", f->path);
+    return api_fail(&m->g->r->response.error, 400, "unsupported_schema", param, "%s%s%s%s.",
+                    f->path[0] ? "At " : "", f->path, f->path[0] ? ": " : "",
+                    f->message[0] ? f->message : "The output constraint is too large to be enforced");
 }
 
 gx constraint_literal(struct constraint_maker *m, const char *text)

@@ -271,6 +271,7 @@ void gen_read_end(struct gen *g);
 void gen_read_free(struct gen *g); /* only the parts of the prompt */
 /* Checks that `model` names the served model. */
 enum status request_model_check(struct request *r, json_t *root);
+enum status request_model_unknown(struct request *r, const char *name); /* 404 */
 
 /* generate/parse.c (worker): the fields of a chat or a completion, except messages and prompt; for another
  * dialect, the fields with the same meaning, after its reader has run. r->response.error on failure. */

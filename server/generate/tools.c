@@ -194,13 +194,16 @@ enum status gen_tools_resolve(struct gen *g)
     if (!caps || !caps->tools) {
         return api_fail(
             e, 400, "tools_unsupported", "tools",
-            "The chat template of this model (%s) does not support tools; use tool_choice \"none\".",
+            "The chat template of this model (%s) does not support tools: serve a model whose template does, "
+            "or use tool_choice \"none\".",
             m->info->family);
     }
     if (!caps->calls) {
-        return api_fail(e, 400, "tools_unsupported", "tools",
-                        "This server can't read the tool calls of this model (%s); use tool_choice \"none\".",
-                        m->info->family);
+        return api_fail(
+            e, 400, "tools_unsupported", "tools",
+            "This server can't read the tool calls of this model (%s): serve one whose chat template has a "
+            "form that it knows (docs/http.md), or use tool_choice \"none\".",
+            m->info->family);
     }
     g->p.calls = caps->calls;
     g->p.named_call = g->p.tool_choice.named != NULL;

@@ -222,7 +222,10 @@ static int listen_tcp(const char *host, unsigned port, struct err *err)
                     *list = NULL;
     snprintf(number, sizeof number, "%u", port);
     int rc = getaddrinfo(host, number, &hints, &list), fd = -1;
-    if (rc) (void)err_set(err, ST_INVALID, "--host %.100s: %s", host, gai_strerror(rc));
+    if (rc) {
+        (void)err_set(err, ST_INVALID, "--host %.100s: %s", host, gai_strerror(rc));
+        errno = rc == EAI_NONAME ? EINVAL : EIO;
+    }
     for (struct addrinfo *a = list; a && fd < 0; a = a->ai_next)
         fd = listen_at(a->ai_family, a->ai_addr, a->ai_addrlen);
     if (list) freeaddrinfo(list);
@@ -241,9 +244,11 @@ static enum status listen_one(struct loop *l, const char *host, unsigned *port, 
     int fd = path ? listen_unix(path) : listen_tcp(host, *port, err);
     if (fd < 0 || getsockname(fd, (struct sockaddr *)&at, &at_len)) {
         if (fd >= 0) close(fd);
-        if (err->msg[0]) return ST_INVALID;
-        return path ? err_set(err, ST_IO, "can't listen on %.200s: %s", host, strerror(errno))
-                    : err_set(err, ST_IO, "can't listen on %.100s port %u: %s", host, *port, strerror(errno));
+        if (err->msg[0]) return errno == EINVAL ? ST_INVALID : ST_IO;
+        return path
+                   ? err_set(err, ST_IO, "can't listen on %.200s: %s", host, strerror(errno))
+                   : err_set(err, ST_IO, "can't listen on %.100s port %u: %s%s", host, *port, strerror(errno),
+                             errno == EADDRINUSE ? "; choose another with --port (0 picks a free one)" : "");
     }
     l->listeners[l->listener_count++].fd = fd;
     if (path) {

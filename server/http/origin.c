@@ -171,13 +171,13 @@ bool origin_admit(struct request *r)
     if (strcmp(r->http.path, "/health") == 0) return true;
     if (!host_ok(r->srv, host)) {
         (void)api_fail(&r->response.error, 421, "host_not_allowed", NULL,
-                       "The Host name '%.100s' is not allowed: its operator can allow that "
-                       "(--allowed-hosts).",
+                       "The Host name '%.100s' is not allowed. The server's operator can allow it with "
+                       "--allowed-hosts.",
                        host);
     } else if (!r->srv->auth && !r->http.allow_origin && foreign(r, origin, host)) {
         (void)api_fail(&r->response.error, 403, "origin_not_allowed", NULL,
-                       "Pages of %.100s may not use this server: its operator can allow them "
-                       "(--cors-origins), or use API keys.",
+                       "Pages of %.100s may not use this server. The server's operator can allow them with "
+                       "--cors-origins, or use API keys.",
                        origin ? origin : "other sites");
     }
     return !r->response.error.http;

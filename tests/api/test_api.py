@@ -370,6 +370,7 @@ def test_refused(s):
     a = s.ok(CHAT, chat(service_tier="auto", user="u", seed=-1, top_k=0, top_p=0, temperature=1, repeat_penalty=1.1))
     check.equal("service_tier", a["service_tier"], "default")
     is_error("unknown model", s.request("POST", CHAT, chat(model="nope")), 404, "model_not_found", "model")
+    check.true("and which there is", b"This server has `" in s.request("POST", CHAT, chat(model="nope"))[2])
     long = "m" * 5000
     status, answer = s.post(CHAT, chat(model=long))
     check.true("values are cut", status == 404 and len(answer["error"]["message"]) < 400)
@@ -906,6 +907,16 @@ def test_overdue():
     refused.close()
 
 
+def flag_groups(pattern, text):
+    """-> flag: the heading above it"""
+    out, title = {}, None
+    for heading, flag in re.findall(pattern, text, re.M):
+        title = heading or title
+        if flag:
+            out.setdefault(flag, title)
+    return out
+
+
 def test_start():
     import subprocess
     with tempfile.TemporaryDirectory() as empty:
@@ -914,21 +925,43 @@ def test_start():
         check.true("broken checkpoint: one line, exit 1", run.returncode == 1 and len(lines) == 1 and not run.stdout, run)
         check.true("what is wrong with it", f"--model {empty}: there is no config.json in it" in lines[0], lines)
     run = subprocess.run([BINARY, "serve", "--no-such-flag"], capture_output=True, text=True, timeout=60)
-    check.true("unknown flag", run.returncode == 1 and "no-such-flag" in run.stderr)
+    check.true("unknown flag: exit 2", run.returncode == 2 and "no-such-flag" in run.stderr)
     run = subprocess.run([BINARY, "serve", "--port", "70000"], capture_output=True, text=True, timeout=60)
-    check.true("bad port", run.returncode == 1 and "port" in run.stderr)
-    for flags, words in ((["--model", "/nonexistent"], "--model /nonexistent: No such file"),
-                         (["--model", BINARY], "neither a directory nor a GGUF file"),
-                         (["--draft-tokens", "99"], "is not one of auto|0|1"),
-                         (["--model", MODEL, "--kv-memory", "10T"], "are asked for (--kv-memory)"), (["--threads", "999"], "999 is outside 0..256")):
+    check.true("bad port: exit 2", run.returncode == 2 and "port" in run.stderr)
+    taken = socket.create_server(("127.0.0.1", 0))
+    for flags, code, words in ((["--model", "/nonexistent"], 1, "--model /nonexistent: No such file"),
+                               (["--model", BINARY], 1, "neither a directory nor a GGUF file"),
+                               (["--draft-tokens", "99"], 2, "is not allowed: auto, or 0 to 16"),
+                               (["--model", MODEL, "--kv-memory", "10T"], 1, "or auto"),
+                               (["--model", MODEL, "--draft-model", MODEL], 1, "Only Gemma 4's MTP drafters"),
+                               (["--port", str(taken.getsockname()[1])], 1, "choose another with --port"),
+                               ([MODEL], 2, f"did you mean --model {MODEL[:60]}"),
+                               (["--allow-private-media", "10.0.0.0/8"], 2, "needs --allow-remote-media"),
+                               (["--threads", "999"], 2, "999 is outside 0..256")):
         run = subprocess.run([BINARY, "serve", "--port", "0", *flags], capture_output=True, text=True, timeout=60)
-        check.true(f"{flags}: says what is wrong", run.returncode == 1 and words in run.stderr, run)
+        check.true(f"{flags}: says what is wrong", run.returncode == code and words in run.stderr, run)
+    taken.close()
+    for command, words in (([], "kvasir serve"), (["nonsense"], "see kvasir --help"),
+                           (["bench", "--nonsense"], "see kvasir bench --help"),
+                           (["bench"], "either --model or --shape"),
+                           (["bench", "--shape", "foo"], 'unknown shape "foo" (see')):
+        run = subprocess.run([BINARY, *command], capture_output=True, text=True, timeout=60)
+        check.true(f"{command}: exit 2", run.returncode == 2 and words in run.stderr and not run.stdout, run)
     run = subprocess.run([BINARY, "version"], capture_output=True, text=True, timeout=60)
     check.true("version", run.returncode == 0 and run.stdout.startswith("kvasir "))
     run = subprocess.run([BINARY, "inspect", "--model", MODEL], capture_output=True, text=True, timeout=60)
     check.true("inspect", run.returncode == 0 and "gemma3" in run.stdout, run)
     run = subprocess.run([BINARY, "serve", "--help"], capture_output=True, text=True, timeout=60)
     check.true("help", run.returncode == 0 and "--max-queue" in run.stdout)
+    with open(os.path.join(os.path.dirname(__file__), "../../docs/flags.md")) as f:
+        described = flag_groups(r"^## (.*)|^\| `(--[a-z-]+)", f.read())
+    printed = flag_groups(r"^([A-Z]\w.*)|^  (--[a-z-]+)", run.stdout)
+    check.equal("its groups are those of docs/flags.md", printed, {x: described.get(x) for x in printed})
+    bench = subprocess.run([BINARY, "bench", "--help"], capture_output=True, text=True, timeout=60).stdout
+    for name, text in (("serve", run.stdout), ("bench", bench)):
+        check.equal(f"{name} --help: long lines", [x for x in text.splitlines() if len(x) > 110], [])
+    check.true("bench --help: all options",
+               all(f"\n  --{x} " in bench for x in ("cpu-kernels", "kv-dtype", "repeats", "json")), bench)
     with tempfile.NamedTemporaryFile("w", suffix=".conf") as f:
         f.write('# settings\nserved_model_name = "from-file"\nmax-n = 2\n')
         f.flush()

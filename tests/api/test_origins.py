@@ -259,7 +259,7 @@ def test_lists():
     ):
         p = subprocess.run([BINARY, "serve", "--port", "0", flag, value], capture_output=True, text=True)
         check.true(
-            f"{flag} {value}", p.returncode == 1 and flag in p.stderr and len(p.stderr.splitlines()) == 1, p
+            f"{flag} {value}", p.returncode == 2 and flag in p.stderr and len(p.stderr.splitlines()) == 1, p
         )
 
 

@@ -178,7 +178,7 @@ def test_key_marks():
             command = [BINARY, "serve", "--model", DEMO, "--port", "0", "--api-key-file", f.name]
             p = subprocess.run(command, capture_output=True, text=True, timeout=120)
             named = f"{f.name}, line 2" in p.stderr
-            check.true("refused, with the line", p.returncode == 1 and named, p.stderr)
+            check.true("refused, with the line", p.returncode == 2 and named, p.stderr)
 
 
 if __name__ == "__main__":

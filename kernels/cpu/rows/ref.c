@@ -157,9 +157,10 @@ static void ref__qkv_range(void *ctx, uint32_t begin, uint32_t end, uint32_t wor
         uint32_t seq = rows_seq(r, t), slot = r->pos[t] % KV_SLOTS;
         uint32_t block_offset = r->tables[r->seq_table[seq] + r->pos[t] / KV_SLOTS];
         const float *x = a->qkv + (size_t)t * qkv_heads(a) * d;
-        float head[1024];
+        float head[1024], grown = QKV_Q_SCALE(a, r->pos[t]);
         for (uint32_t h = 0; h < a->heads; h++) {
             ref__head(a, t, x + h * (a->gated ? 2 * d : d), a->q_norm, head);
+            for (uint32_t i = 0; i < d && a->q_beta > 0; i++) head[i] *= grown;
             if (a->kv.type != BE_KV_ACT) kv_spread(head, d, true);
             for (uint32_t i = 0; i < d; i++)
                 act_put(a->q, j->act, ((size_t)t * a->heads + h) * d + i, head[i]);

@@ -262,11 +262,12 @@ static void vec__qkv_row(const struct vec_qkv *j, uint32_t t, uint32_t seq)
              slot = r->pos[t] % KV_SLOTS;
     uint32_t block_offset = r->tables[r->seq_table[seq] + r->pos[t] / KV_SLOTS];
     const float *x = a->qkv + (size_t)t * qkv_heads(a) * d;
-    float head[VEC_HEAD_MAX], value[VEC_HEAD_MAX];
+    float head[VEC_HEAD_MAX], value[VEC_HEAD_MAX], grown = QKV_Q_SCALE(a, r->pos[t]);
     for (uint32_t h = 0; h < a->heads; h++) {
         size_t at = ((size_t)t * a->heads + h) * d;
         float *q = j->act == BE_F32 ? (float *)a->q + at : head;
         vec__head(a, t, x + (size_t)h * (a->gated ? 2 * d : d), a->q_norm, q);
+        for (uint32_t i = 0; i < d && a->q_beta > 0; i++) q[i] *= grown;
         if (a->kv.type != BE_KV_ACT) kv_spread(q, d, true);
         if (j->act != BE_F32) vec__to_bf16((uint16_t *)a->q + at, head, d);
     }

@@ -331,7 +331,7 @@ static gx unique(struct schema_maker *m, const json_t *item, uint32_t min, uint3
     size_t n = json_array_size(values), i;
     if (!values)
         return (void)schema_refuse(m, at, ST_UNSUPPORTED,
-                                   "\"uniqueItems\" is supported where \"items\" lists all values"),
+                                   "\"uniqueItems\" needs \"items\" with an \"enum\" of all values"),
                0;
     if (n > UNIQUE_MAX)
         return (void)schema_refuse(m, at, ST_TOO_LARGE, "\"uniqueItems\" of too many values"), 0;

@@ -64,6 +64,24 @@ static void test_mistral(void **state)
     assert_true(d.layers[0].window == 0 && d.layers[0].head_dim == 128 && d.layer_count == 40);
 }
 
+static void test_ministral3(void **state)
+{
+    (void)state;
+    load("{\"model_type\":\"ministral3\",\"num_hidden_layers\":26,\"hidden_size\":3072,\"rope_parameters\":{"
+         "\"beta_fast\":"
+         "32.0,\"beta_slow\":1.0,\"factor\":16.0,\"llama_4_scaling_beta\":0.1,\"mscale\":1.0,\"mscale_all_"
+         "dim\":1.0,"
+         "\"original_max_position_embeddings\":16384,\"rope_theta\":1000000.0,\"rope_type\":\"yarn\","
+         "\"type\":\"yarn\"}}");
+    struct desc_rope stated = d.ropes[0];
+    assert_true(stated.query_beta == 0.1f && stated.original == 16384 && stated.attention == 1);
+    assert_true(stated.ramp == RAMP_YARN && d.layers[0].window == 0 && d.layers[0].head_dim == 128);
+    load("{\"model_type\":\"ministral3\"}"); /* the class has the same */
+    assert_memory_equal(&d.ropes[0], &stated, sizeof stated);
+    load("{\"model_type\":\"mistral\"}");
+    assert_true(d.ropes[0].query_beta == 0);
+}
+
 static void test_smollm3(void **state)
 {
     (void)state;
@@ -126,6 +144,8 @@ static void test_refused(void **state)
         {"{\"model_type\":\"llama\",\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8,"
          "\"low_freq_factor\":4,\"high_freq_factor\":4,\"original_max_position_embeddings\":8192}}",
          ST_FORMAT, "llama3 needs"},
+        {"{\"model_type\":\"ministral3\",\"rope_parameters\":{\"llama_4_scaling_beta\":0.1}}", ST_FORMAT,
+         "original_max_position_embeddings"},
         {"{\"model_type\":\"mistral\",\"sliding_window\":0}", ST_FORMAT, "sliding_window"},
         {"{\"model_type\":\"smollm3\",\"no_rope_layers\":[1]}", ST_FORMAT, "no_rope_layers"},
         {"{\"model_type\":\"smollm3\",\"no_rope_layer_interval\":0}", ST_FORMAT, "no_rope_layer_interval"},
@@ -137,7 +157,8 @@ static void test_refused(void **state)
         {"{\"model_type\":\"lfm2\",\"num_hidden_layers\":1,\"layer_types\":[\"sliding_attention\"]}",
          ST_UNSUPPORTED, "only full_attention and conv"},
         {"{\"model_type\":\"lfm2\",\"block_ffn_dim_multiplier\":1000}", ST_FORMAT, "block_ff_dim"},
-        {"{\"model_type\":\"mixtral\"}", ST_UNSUPPORTED, "llama, mistral, smollm3, granite, lfm2"},
+        {"{\"model_type\":\"mixtral\"}", ST_UNSUPPORTED,
+         "llama, mistral, ministral3, smollm3, granite, lfm2"},
     };
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -158,7 +179,8 @@ static int end(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_llama),   cmocka_unit_test(test_mistral),
-                                       cmocka_unit_test(test_smollm3), cmocka_unit_test(test_granite),
-                                       cmocka_unit_test(test_lfm2),    cmocka_unit_test(test_refused)};
+                                       cmocka_unit_test(test_smollm3), cmocka_unit_test(test_ministral3),
+                                       cmocka_unit_test(test_granite), cmocka_unit_test(test_lfm2),
+                                       cmocka_unit_test(test_refused)};
     return cmocka_run_group_tests_name("config_llama", tests, NULL, end);
 }

@@ -475,12 +475,38 @@ static void test_random_weights(void **state)
     free(image.rgb);
 }
 
+/* --quantize makes integers of floats alone: a quantized GGUF file is the same model with and without. */
+static void test_quantize(void **state)
+{
+    static const struct {
+        const char *model, *weights;
+        bool changes;
+    } rows[] = {{"tests/golden/gguf/gemma3.gguf", "Q8_0", false},
+                {"tests/golden/gemma3/window_small_f32", "int8", true}};
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct engine_options o = {.model_dir = rows[i].model, .backend = "cpu", .kv_bytes = 1u << 20};
+        char plain[sizeof((struct model_info *)0)->fingerprint];
+        struct engine *e;
+        struct err err = {{0}};
+        if (engine_open(&o, &e, &err)) fail_msg("%s", err.msg);
+        strcpy(plain, engine_model(e)->fingerprint);
+        if (rows[i].changes) assert_string_equal(engine_model(e)->weights, engine_model(e)->dtype);
+        engine_close(e);
+        o.quantize = "int8";
+        if (engine_open(&o, &e, &err)) fail_msg("%s", err.msg);
+        assert_string_equal(engine_model(e)->weights, rows[i].weights);
+        assert_int_equal(strcmp(engine_model(e)->fingerprint, plain) != 0, rows[i].changes);
+        engine_close(e);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_refusals),       cmocka_unit_test(test_tie),
         cmocka_unit_test(test_unused),         cmocka_unit_test(test_caps_and_inspect),
         cmocka_unit_test(test_kv_copy),        cmocka_unit_test(test_unseen),
-        cmocka_unit_test(test_random_weights)};
+        cmocka_unit_test(test_random_weights), cmocka_unit_test(test_quantize)};
     return cmocka_run_group_tests_name("engine_open", tests, make_scratch, drop_scratch);
 }

@@ -85,8 +85,8 @@ static void test_memory_is_the_bound(void **state)
     const char *memory = strstr(text, "memory     ");
     assert_non_null(memory);
     assert_int_equal(sscanf(memory, "memory     %lf MiB free", &free_mib), 1);
-    memory = strstr(memory, "scratch ");
-    assert_int_equal(sscanf(memory, "scratch %lf", &scratch), 1);
+    memory = strstr(memory, "working memory ");
+    assert_int_equal(sscanf(memory, "working memory %lf", &scratch), 1);
     if (free_mib < 200 * 1024) assert_true(rows < 32002 && scratch <= free_mib / 2);
     else assert_true(rows <= 32002);
     assert_true(rows >= 1024 - 1024 / 8);

@@ -259,7 +259,7 @@ static void test_wrong_files(void **state)
     (void)state;
     expect(GOLDEN "gemma3-mmproj.gguf", NULL, ST_INVALID, "--mmproj");
     expect(GOLDEN "qwen3_moe.gguf", GOLDEN "gemma3-mmproj.gguf", ST_UNSUPPORTED, "tower");
-    expect(GOLDEN "qwen3_vl.gguf", GOLDEN "qwen3_moe.gguf", ST_FORMAT, "not a vision tower");
+    expect(GOLDEN "qwen3_vl.gguf", GOLDEN "qwen3_moe.gguf", ST_FORMAT, "use the mmproj-*.gguf");
     expect(GOLDEN "qwen3_vl.gguf", GOLDEN "none.gguf", ST_NOT_FOUND, "none.gguf");
     expect(GOLDEN "qwen3_vl.gguf", NULL, ST_OK, "");
     expect("tests/golden/qwen/qwen3_vl_f32", GOLDEN "qwen3_vl-mmproj.gguf", ST_INVALID, "GGUF");

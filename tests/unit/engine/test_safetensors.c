@@ -339,8 +339,8 @@ static void test_config_hostile(void **state)
     } cases[] = {
         {"[]", ST_FORMAT, "not a JSON object"},
         {"{}", ST_FORMAT, "no model_type"},
-        {"{\"model_type\":\"llama\"}", ST_UNSUPPORTED,
-         "\"llama\" is not a family that is served (gemma, gemma2, gemma3, gemma3_text, "},
+        {"{\"model_type\":\"mamba\"}", ST_UNSUPPORTED,
+         "\"mamba\" is not a family that is served (gemma, gemma2, gemma3, gemma3_text, "},
         {"{\"model_type\":7}", ST_UNSUPPORTED, "not a family"},
         {"{\"model_type\":\"gemma3\"}", ST_FORMAT, "text_config: is missing"},
         {"{\"model_type\":\"gemma3\",\"text_config\":3}", ST_FORMAT, "text_config"},

@@ -24,7 +24,7 @@ static const char *reason(const char *library)
 static void test_missing(void **state)
 {
     (void)state;
-    assert_string_equal(reason(NULL), "there is no kvasir-cuda.so beside the program");
+    assert_string_equal(reason(NULL), "the CUDA backend is not built (make cuda)");
     assert_non_null(strstr(reason("/nonexistent/kvasir-cuda.so"), "/nonexistent/kvasir-cuda.so"));
     assert_non_null(strstr(reason("libm.so.6"), "another version"));
     char text[8];

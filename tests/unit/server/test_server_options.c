@@ -54,6 +54,9 @@ static void test_good(void **state)
     assert_int_equal(o.max_n, 4);
     assert_string_equal(o.dtype, "f32");
     options_fini(&o);
+    assert_int_equal(PARSE(&o, &err, "--draft-tokens", "16"), ST_OK);
+    assert_string_equal(o.draft_tokens, "16");
+    options_fini(&o);
     assert_int_equal(PARSE(&o, &err, "--kv-memory", "auto", "--accept-any-model", "off"), ST_OK);
     assert_int_equal(o.kv_memory, 0);
     assert_false(o.accept_any_model);
@@ -105,6 +108,14 @@ static void test_bad(void **state)
         {"--watchdog-exit", "never", "watchdog-exit"},
         {"--image-memory", "auto", "image-memory"},
         {"--response-memory", "0", "response-memory"},
+        {"--modle", "x", "unknown flag '--modle': did you mean --model?"},
+        {"--max-sequence=4", NULL, "'--max-sequence=4': did you mean --max-sequences?"},
+        {"--nonsense", "x", "unknown flag '--nonsense' (see --help)"},
+        {"/tmp", NULL, "unexpected argument '/tmp': did you mean --model /tmp?"},
+        {"--max-context", "64K", "'64K' is not a whole number: write 65536"},
+        {"--kv-memory", "4X", "'4X' is not a size (such as 512M or 4G)"},
+        {"--draft-tokens", "17", "'17' is not allowed: auto, or 0 to 16"},
+        {"--allow-private-media", "10.0.0.0/8", "needs --allow-remote-media"},
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         struct options o;
