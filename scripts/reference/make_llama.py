@@ -156,7 +156,8 @@ VARIANTS = {
         note="queries grow at positions 24, 48, 72"),
     "ministral3_odd_f32": dict(
         family="ministral3", tokenizer="cased", seed=3680, reach=8, margin=0.04,
-        text=cfg(num_key_value_heads=1, head_dim=24, num_hidden_layers=2, sliding_window=11, pad_token_id=None,
+        text=cfg(num_key_value_heads=1, head_dim=24, num_hidden_layers=2, sliding_window=11,
+                 pad_token_id=None,
                  rope_parameters=rope(1e4, "yarn", factor=2.0, original_max_position_embeddings=40,
                                       llama_4_scaling_beta=0.5)),
         note="with a window, and an attention factor by absence; tied"),
