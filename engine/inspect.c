@@ -125,7 +125,7 @@ static enum status say_tower(struct buf *b, const struct engine *e)
         st = buf_addf(b, ", windows of %u x %u tokens in %u layers", v->window, v->window, v->layers - full);
     if (!st && v->position_side) st = buf_addf(b, ", positions %u x %u", v->position_side, v->position_side);
     for (uint32_t i = 0; i < v->deepstack_count && !st; i++)
-        st = buf_addf(b, "%s%u", i ? ", " : ", taps after layers ", v->deepstack[i]);
+        st = buf_addf(b, "%s%u", i ? ", " : ", DeepStack after layers ", v->deepstack[i]);
     if (!st && e->info.image.video_marker)
         st = buf_addf(b, ", videos (placeholder id %u)", e->info.image.video_placeholder_id);
     return st ? st : buf_adds(b, "\n");
