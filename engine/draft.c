@@ -101,10 +101,11 @@ enum status drafter_prepare_own(struct engine *e, struct stf_files *files, struc
     }
     d->layers[0].kv_owner = e->net.desc.layer_count; /* after the target's, in the layout */
     f->files = files;
+    f->own = true;
     enum status st = weights_inventory(files, d, format, &f->net.inventory, err);
     f->format = format;
     f->net.prune_layer = 1;
-    f->on = f->own = !st;
+    f->on = !st;
     return st;
 }
 

@@ -24,7 +24,7 @@ struct engine_options {
     const char *model_dir; /* or a GGUF file */
     const char *mmproj;    /* GGUF file of the vision tower; NULL: none */
     const char *draft_dir; /* checkpoint of the draft model; NULL: none */
-    bool own_drafter;      /* else the draft model that lies in model_dir, if there is one */
+    bool own_drafter;      /* else the draft model in model_dir itself, if there is one */
     const char *backend;   /* "auto" (the GPU if usable, else the CPU), "cpu", "cuda" */
     const char *kernels;   /* NULL or "auto", or a kernel set of the CPU backend */
     uint32_t threads;      /* 0 = all usable cores */

@@ -36,7 +36,7 @@ static enum status say_layers(struct buf *b, const struct engine *e)
         if (l->experts)
             snprintf(mlp, sizeof mlp, "%u of %u experts of %u", l->experts_used, l->experts, l->ff);
         if (l->shared_ff)
-            snprintf(mlp + strlen(mlp), sizeof mlp - strlen(mlp), " beside MLP %u", l->shared_ff);
+            snprintf(mlp + strlen(mlp), sizeof mlp - strlen(mlp), " + shared MLP %u", l->shared_ff);
         if (!l->experts) snprintf(mlp, sizeof mlp, "MLP %u", l->ff);
         if (l->mixer == MIXER_DELTA) {
             const struct desc_delta *g = &d->delta;
@@ -57,7 +57,7 @@ static enum status say_layers(struct buf *b, const struct engine *e)
                       d->ropes[l->rope].theta, d->ropes[l->rope].factor, mlp);
         uint32_t turning = d->ropes[l->rope].dim / 2 - d->ropes[l->rope].unrotated_pairs;
         if (!st && turning < l->head_dim / 2)
-            st = buf_addf(b, ", %u of %u pairs turn", turning, l->head_dim / 2);
+            st = buf_addf(b, ", RoPE rotates %u of %u pairs", turning, l->head_dim / 2);
         if (!st && l->gated) st = buf_adds(b, ", output gate");
         if (!st && l->v_from_k) st = buf_adds(b, ", values are keys");
         if (!st && l->kv_owner != n) st = buf_addf(b, ", keys of layer %u", l->kv_owner);
@@ -125,7 +125,7 @@ static enum status say_tower(struct buf *b, const struct engine *e)
         st = buf_addf(b, ", windows of %u x %u tokens in %u layers", v->window, v->window, v->layers - full);
     if (!st && v->position_side) st = buf_addf(b, ", positions %u x %u", v->position_side, v->position_side);
     for (uint32_t i = 0; i < v->deepstack_count && !st; i++)
-        st = buf_addf(b, "%s%u", i ? ", " : ", taps after layers ", v->deepstack[i]);
+        st = buf_addf(b, "%s%u", i ? ", " : ", DeepStack after layers ", v->deepstack[i]);
     if (!st && e->info.image.video_marker)
         st = buf_addf(b, ", videos (placeholder id %u)", e->info.image.video_placeholder_id);
     return st ? st : buf_adds(b, "\n");
@@ -168,7 +168,7 @@ static enum status say_gemm(struct buf *b, const struct engine *e)
         e->ops->weight_check(e->be, &d);
     }
     e->ops->caps(e->be, &caps);
-    return caps.gemm ? buf_addf(b, "products   %s\n", caps.gemm) : ST_OK;
+    return caps.gemm ? buf_addf(b, "gemm       %s\n", caps.gemm) : ST_OK;
 }
 
 static enum status say_all(struct buf *b, const struct engine *e)

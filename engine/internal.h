@@ -97,7 +97,7 @@ struct net {
     struct decoder_scratch s;
 };
 
-/* The draft model; at most S = plan.sequences_max rows at a time. `own`: it lies in the target's checkpoint
+/* The draft model; at most S = plan.sequences_max rows at a time. `own`: it is in the target's checkpoint
  * and has keys and values of its own, which every step writes for its T rows; rows' sizes are T then. */
 struct drafter {
     bool on, own;
@@ -120,7 +120,7 @@ struct drafter {
     float *everything;        /* [2] bounds */
     uint32_t *slot_at;        /* [S] the position after the slot's row */
     int32_t *slot_delta;      /* [S] its mrope_delta */
-    uint32_t spare_block;     /* block offset behind the scheduler's arena: two blocks for each row, of this
+    uint32_t spare_block;     /* block offset after the scheduler's arena: two blocks for each row, of this
                                  layer alone */
     void *host_read;          /* act [S, ld(C)], as `read` */
     float *host_rows;         /* [S, C] the same as f32 */
@@ -262,7 +262,7 @@ void drafter_close(struct engine *e);
 /* The draft model in the target's files, if there is one. */
 enum status drafter_prepare_own(struct engine *e, struct stf_files *files, struct weight_format format,
                                 struct err *err) KV_MUST_CHECK;
-/* Blocks behind the scheduler's arena, in grains. */
+/* Blocks after the scheduler's arena, in grains. */
 uint64_t drafter_spare_grains(const struct engine *e);
 /* Bytes of scratch, without weights. */
 uint64_t drafter_scratch_bytes(const struct engine *e);

@@ -579,7 +579,7 @@ void engine__release(struct engine *e)
     model_desc_free(&e->net.desc);
     model_desc_free(&e->draft.net.desc);
     stf_close(e->files);
-    stf_close(e->draft.files);
+    if (!e->draft.own) stf_close(e->draft.files); /* else the target's */
     free(e->draft.dir);
     free(e->dir);
     free(e->model_type);

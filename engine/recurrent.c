@@ -1,6 +1,6 @@
-/* Recurrent layers: the states of a step's sequences, and draft tokens. A state holds the tokens up to the
- * chunk's draft tokens; the inputs of draft tokens are kept, and once it is known which were accepted, those
- * are replayed. So a rejected token leaves nothing behind. Engine thread. */
+/* Recurrent layers: the states of a step's sequences, and draft tokens. A state covers the tokens before the
+ * chunk's draft tokens. The inputs of draft tokens are kept, and those of accepted ones are replayed, so
+ * rejected ones have no effect. Engine thread. */
 #include "engine/internal.h"
 
 static bool recurrent(const struct engine *e)

@@ -366,7 +366,7 @@ struct be_delta_args {
     size_t stride;
     float *gates;                 /* f32 [T, 2 HV]: beta, then a */
     const float *decay, *dt_bias; /* f32 [HV]; decay < 0 */
-    bool outputs;                 /* else only the states are wanted */
+    bool outputs;                 /* else only the states are computed */
 };
 /* Bytes of a layer's state; multiples of 64. */
 static inline size_t be_conv_bytes(uint32_t c, uint32_t k)

@@ -77,13 +77,13 @@ static bool adopt_blocks(struct scheduler *s, struct sequence *q, const struct r
 
 /* ---- where the state of a recurrent group is saved ---- */
 
-/* A state that ends a chunk early costs a step more. That pays if a hit there saves as much as so many steps'
- * fixed cost: at a branch point, which is known to be shared; at ends of prompts and images; inside prompts.
- */
+/* Saving a state ends a chunk early, which costs one more step. That is worth it if a hit there saves as much
+ * as this many steps' fixed cost: at a branch point, which is known to be shared; at the end of a prompt or
+ * an image; inside a prompt. */
 enum { BRANCH_SAVES_STEPS = 1, END_SAVES_STEPS = 8, INSIDE_SAVES_STEPS = 24 };
-/* While few states are saved they are so many times closer. */
+/* How many times closer states are while few are saved. */
 enum { STATES_CLOSER = 4 };
-/* The next turn's prompt does not have this one's last tokens: a template's header of the answer. */
+/* The last tokens of a prompt, the template's header of the response, are often not in the next turn's. */
 enum { PROMPT_END_TOKENS = 8 };
 
 static bool recurrent(const struct scheduler *s)
@@ -91,15 +91,15 @@ static bool recurrent(const struct scheduler *s)
     return s->paged < s->caps.group_count;
 }
 
-/* Tokens whose prefill takes as long as the fixed cost of so many steps; at least a block. */
+/* Tokens whose prefill takes as long as the fixed cost of this many steps; at least a block. */
 static uint32_t tokens_like_steps(const struct scheduler *s, uint32_t steps)
 {
     double n = s->cost.us[STEP_ROWS] > 0 ? steps * s->cost.us[STEP_FIXED] / s->cost.us[STEP_ROWS] : 0;
     return (uint32_t)fmin(fmax(n, s->caps.block_tokens), s->caps.context_max);
 }
 
-/* Distance of states inside a long prompt: as many tokens as take the memory of one; fewer while the states
- * take little of the arena. */
+/* Distance of states inside a long prompt: the number of tokens whose KV takes as much memory as a state;
+ * less while states take a small part of the arena. */
 static uint32_t state_distance(const struct scheduler *s)
 {
     const struct engine_kv_group *state = &s->caps.groups[s->paged];

@@ -561,7 +561,7 @@ static void finish_chunk(struct scheduler *s, struct sequence *q, const struct e
     else (void)accept_token(s, q, &r->out, now_us);
 }
 
-/* The step without its draft tokens: they must not cost any sequence its answer. */
+/* The step without its draft tokens: they must not make any sequence fail. */
 static void leave_drafts(struct scheduler *s, struct engine_batch *b)
 {
     for (uint32_t i = 0; i < b->chunk_count; i++) {

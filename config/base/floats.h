@@ -30,7 +30,7 @@ static inline uint16_t f32_to_bf16(float f)
     return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
 }
 
-/* Without branches: a compiler makes vectors of loops over it. */
+/* Without branches, so that compilers vectorize loops over it. */
 static inline float f16_to_f32(uint32_t h)
 {
     uint32_t low = (h & 0x7fff) << 13, sign = (h & 0x8000) << 16;

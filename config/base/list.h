@@ -1,4 +1,4 @@
-/* Lists that grow. Pure. */
+/* Growable arrays. Pure. */
 #ifndef KVASIR_LIST_H
 #define KVASIR_LIST_H
 
@@ -19,8 +19,8 @@ static inline bool list__grow(void *list, size_t size, size_t *cap, size_t first
     return true;
 }
 
-/* Whether `list`, a pointer to `count` elements, has room for another: at its capacity, a size_t, it doubles,
- * from `first` on. False: out of memory, and it is as it was. */
+/* Makes room for one more element in `list`, a pointer to `count` elements: at `cap`, a size_t, the capacity
+ * doubles, beginning with `first`. False: out of memory; nothing has changed. */
 #define LIST_ROOM(list, count, cap, first)                                                                   \
     ((count) < (cap) || list__grow(&(list), sizeof *(list), &(cap), first))
 

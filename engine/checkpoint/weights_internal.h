@@ -123,8 +123,8 @@ uint64_t load_kept_bytes(const struct loader *ld, const struct be_quant *quants,
 void *load_floats(struct loader *ld, const struct stf_tensor *t, const struct packed *packed);
 
 /* weights_linear.c */
-/* Where a head's row i is if pairs (2j, 2j + 1) of its first `rotary` rows turn; wanted: (j, j + rotary/2).
- */
+/* The stored place of a head's row i if RoPE rotates pairs (2j, 2j + 1) of its first `rotary` rows; loaded
+ * rows have the pairs (j, j + rotary/2). */
 static inline uint32_t load_pair_row(uint32_t i, uint32_t head_dim, uint32_t rotary)
 {
     uint32_t at = i % head_dim, half = rotary / 2;

@@ -42,7 +42,7 @@ static void read_width(struct hf_reader *r, struct hf_text *t)
     if (key == JSON_NONE || json_kind(r->d, key) != JSON_NULL)
         ff = (double)unit * (double)(((uint64_t)(times * ff) + unit - 1) / unit);
     if (ff < 1 || ff > SIZE_MAX_FF)
-        hf_error(r, ST_FORMAT, "block_ff_dim", "makes an MLP of no or too many columns");
+        hf_error(r, ST_FORMAT, "block_ff_dim", "gives an MLP with 0 or too many columns");
     else t->intermediate_size = (uint32_t)ff;
 }
 

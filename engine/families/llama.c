@@ -67,7 +67,7 @@ static void set_no_rope(struct hf_text *t, uint32_t n, bool none)
     t->no_rope[n / 8] = (uint8_t)((t->no_rope[n / 8] & ~(1u << n % 8)) | (unsigned)none << n % 8);
 }
 
-/* SmolLM3: every fourth layer has none; with a window, those that have none have it. */
+/* SmolLM3: every fourth layer has no RoPE; with a sliding window, the layers without RoPE use it. */
 static void read_no_rope(struct hf_reader *r, struct hf_text *t)
 {
     uint32_t interval = 4, turns[HF_LAYERS_MAX], count = 0;
@@ -179,7 +179,7 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
 
 /* ---- GGUF files ---- */
 
-/* Llama 3's scaling is stated only by the divisors of the frequencies. All released files have these
+/* Llama 3's RoPE scaling is given only by the divisors of the frequencies. All released files have these
  * numbers; the last divisor is the factor. */
 static void gguf_llama3(struct gguf_keys *k, const struct hf_text *t, struct hf_rope *p)
 {
@@ -224,7 +224,7 @@ static void gguf_granite(struct gguf_keys *k, struct hf_text *t)
     gguf_read_f64(k, "logit_scale", 1e-6, 1e6, &t->logits_scaling);
 }
 
-/* Mistral's files say llama too, and nothing of a window. */
+/* Mistral's files also have the architecture llama, and no window. */
 static const struct family_gguf llama_files[] = {
     {.arch = "llama", .model_type = "llama", .text = gguf_text},
     {.arch = "smollm3", .model_type = "smollm3", .text = gguf_smollm3},

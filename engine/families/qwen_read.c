@@ -86,7 +86,7 @@ static void check_sections(struct hf_reader *r, const struct hf_text *t, uint32_
 {
     if (!r->st && (count != 3 || s[0] == 0 || s[0] + s[1] + s[2] != qwen_rotary(t) / 2))
         hf_error(r, ST_FORMAT, "mrope_section",
-                 "must be three integers, the first not 0, whose sum is half of what rotates of a head");
+                 "must be three integers, the first not 0, whose sum is half the rotated columns of a head");
 }
 
 static void read_sections(struct hf_reader *r, uint32_t dict, const struct hf_text *t, struct hf_rope *p)
@@ -125,7 +125,7 @@ static void read_rope(struct hf_reader *r, const struct family_type *type, uint3
     if (some) p->partial = partial;
     else if (partial != 1) hf_error(r, ST_UNSUPPORTED, "partial_rotary_factor", "only 1 is served");
     if (!r->st && some && (p->partial <= 0 || qwen_rotary(t) == 0 || qwen_rotary(t) % 2))
-        hf_error(r, ST_FORMAT, "partial_rotary_factor", "must leave an even number of a head's columns");
+        hf_error(r, ST_FORMAT, "partial_rotary_factor", "must rotate an even number of a head's columns");
     read_rope_type(r, dict, t, p);
     if (type->vision) read_sections(r, dict, t, p);
     t->rope[HF_SLIDING] = *p; /* one table for both kinds of layers */
@@ -351,7 +351,7 @@ static void read_vision(struct hf_reader *r, uint32_t obj, const struct hf_text 
         hf_double(r, obj, "mlp_ratio", 0.01, 64, &ratio);
         double ff = ratio * v->hidden_size;
         if (ff < 1 || ff > SIZE_MAX_FF)
-            hf_error(r, ST_FORMAT, "mlp_ratio", "makes an MLP of no or too many columns");
+            hf_error(r, ST_FORMAT, "mlp_ratio", "gives an MLP with 0 or too many columns");
         if (!r->st) v->intermediate_size = (uint32_t)ff;
     } else {
         hf_u32(r, obj, "intermediate_size", 1, SIZE_MAX_FF, &v->intermediate_size);

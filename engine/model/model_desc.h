@@ -35,7 +35,7 @@
  *   y = rms(x, final_norm); the draft token is the largest of y Whead, with centroids only among the tokens
  * of the `centroids_used` clusters whose y Wcentroids are largest
  *
- * One that lies in the target's checkpoint (own_keys) has keys and values of its own, one row for each of the
+ * A draft model in the target's checkpoint (own_keys) has keys and values of its own, one row for each of the
  * target's: x = [rms(E(token at p), embed_norm) | rms(y of the position before, hidden_norm)] Wpre, y being
  * what the target's head reads there, or of a draft token this model's own; the target's head follows. */
 #ifndef KVASIR_MODEL_DESC_H
@@ -58,10 +58,10 @@ enum desc_activation { ACT_GELU_TANH = 0, ACT_SILU };
 
 /* angle of frequency i < dim/2 = position[axis(i)] * inv_freq[i]; cos and sin are multiplied by `attention`.
  *   plain:  inv_freq[i] = theta^(-2i/dim) / factor
- *   ramp:   that where a pair turns less than beta_slow times over `original` positions, theta^(-2i/dim)
- * where it turns more than beta_fast times, blended between: linear in i (yarn) or in the turns (llama3) Axis
- * of frequency i, sections s (all 0: one axis): chunked: 0 for i < s0, 1 for i < s0+s1, else 2; interleaved:
- * i % 3 == a and i < 3 s[a] -> a for a = 1, 2, else 0. */
+ *   ramp:   that where a pair rotates less than beta_slow times over `original` positions, theta^(-2i/dim)
+ * where it rotates more than beta_fast times, blended between: linear in i (yarn) or in the rotations
+ * (llama3). Axis of frequency i, sections s (all 0: one axis): chunked: 0 for i < s0, 1 for i < s0+s1, else
+ * 2; interleaved: i % 3 == a and i < 3 s[a] -> a for a = 1, 2, else 0. */
 enum desc_ramp { RAMP_NONE = 0, RAMP_YARN, RAMP_LLAMA3 };
 struct desc_rope {
     double theta, factor;

@@ -7,7 +7,8 @@
 #include <string.h>
 
 enum { BUCKETS_FIRST = 1024 };
-/* Of the arena: what saved states may take at first, and how much more after a request that misses one. */
+/* Fractions of the arena: the initial limit of saved states, and what each request that misses an evicted
+ * one adds to it. */
 enum { STATES_FIRST = 4, STATES_MORE = 64 };
 
 enum status radix_create(const struct engine_caps *caps, struct kv_blocks *blocks, uint64_t seed,
@@ -25,7 +26,7 @@ enum status radix_create(const struct engine_caps *caps, struct kv_blocks *block
     c->top.root = true;
     c->top.state = ENGINE_NO_BLOCK;
     c->states_most = caps->arena_grains / STATES_FIRST;
-    if (c->state_group < ENGINE_GROUPS_MAX) { /* a large state leaves the cache more than one */
+    if (c->state_group < ENGINE_GROUPS_MAX) { /* room for at least two states, however large */
         uint64_t two = 2ull * caps->groups[c->state_group].block_grains;
         if (c->states_most < two) c->states_most = two;
     }

@@ -16,8 +16,8 @@
  * token also its share of the tower. */
 static const double ATTENTION_AS_MUCH_AS_REST_AT = 16384, IMAGE_TOKEN_MORE = 4, WORTH_MIN = 0.25,
                     WORTH_MAX = 4;
-/* A state in the middle of a path that has had one hit at most is seldom reused: most often it is the end of
- * a turn, and the next turn has gone on from it. Others are worth as much as their hits. */
+/* A state inside a path with at most one hit is seldom reused: usually it is the end of a turn from which the
+ * next turn has continued. The worth of the others grows with their hits. */
 static const double CHAIN_STATE_PART = 1.0 / 64;
 enum { CHAIN_MAX = 64 }; /* ancestors visited for a leaf's worth */
 

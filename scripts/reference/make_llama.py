@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Makes tests/golden/llama/: tiny random checkpoints of Llama, Mistral, SmolLM3 and Granite, by make_qwen.py.
+"""Writes tests/golden/llama/: tiny random checkpoints of Llama, Mistral, SmolLM3, Granite and LFM2, with
+make_qwen.py.
 
 usage: make_llama.py [--out DIR] [VARIANT ...]
 
-Each variant has another of the tokenizers that such models are released with: see TOKENIZERS."""
+Each variant has one of the tokenizers that such models are released with: see TOKENIZERS."""
 import functools
 import json
 

@@ -1,8 +1,7 @@
-"""Writes tests/golden/tool_calls.json: tool calls written a little wrong, in eight syntaxes, and what a
-person reads in them.
+"""Writes tests/golden/tool_calls.json: malformed tool calls in eight syntaxes, and the calls they mean.
 
-What is expected is what a case was made from, never what the server makes of it: calls (name and arguments)
-and the text around them. `open`: the last call is not complete. A case that nobody can understand is expected
+The expected result is what a case was generated from, never the server's output: calls (name and arguments)
+and the text around them. `open`: the last call is not complete. A case that has no clear meaning is expected
 as text. Standard library only."""
 
 import json

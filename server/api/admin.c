@@ -8,8 +8,8 @@
 
 enum { DROP_PREFIXES = 1, DROP_FEATURES = 2, DROP_IMAGE_HASHES = 4 };
 
-/* A cold cache slows down everyone: not allowed for any client of an open server, nor for any of several API
- * keys. */
+/* Dropping the cache slows down all clients: several API keys need the right `priority`; a server without
+ * keys needs a loopback address. */
 static bool allowed(struct request *r)
 {
     const struct server *s = r->srv;

@@ -56,8 +56,8 @@ static void card(struct json_writer *o, const struct request *r, const char *nam
     jw_text(o, ",\"permission\":[]}");
 }
 
-/* A model as Codex reads it: without one of these fields it takes the whole list for unreadable. Its own
- * instructions are only for models that it knows. */
+/* A model in Codex's format: if one of these fields is missing, Codex rejects the whole list. It has built-in
+ * instructions only for models that it knows. */
 static void codex_card(struct json_writer *o, const struct server *s, const char *name)
 {
     const struct model *m = s->model;

@@ -259,7 +259,7 @@ static enum status add_image(struct chat_reader *r, const json_t *url, const jso
     return ST_OK;
 }
 
-/* Sizes in the part itself, as some clients' tools write them. */
+/* Sizes in the part itself, as some client libraries write them. */
 static enum status image_sizes(struct chat_reader *r, const json_t *part, const struct part_at *at,
                                struct image_ref *ref)
 {

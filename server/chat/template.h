@@ -30,7 +30,7 @@ struct template_caps {
     bool arguments_as_text; /* expects function arguments as JSON text, not as an object */
     bool tool_role;         /* results of tools appear as messages of role `tool` */
     bool tool_responses;    /* expects results folded into the assistant's message (`tool_responses`) */
-    enum tool_call_syntax calls; /* the tool call syntax that it teaches */
+    enum tool_call_syntax calls; /* the tool call syntax that it describes */
     bool think;                  /* supports reasoning (reasoning_parse.h), with these tags: */
     enum reasoning_syntax reasoning;
     bool uses_time; /* calls strftime_now: prompts change over time, prefix-cache hits suffer */

@@ -149,7 +149,7 @@ static enum status document_block(struct intake *t, json_t *block, const struct 
     return chat_text_add(&t->r, joined(front, data), at->number);
 }
 
-/* A tool that a tool search found: it is among the request's tools. */
+/* A tool found by a tool search: it is one of the request's tools. */
 static enum status reference_block(struct intake *t, json_t *block, const struct at *at)
 {
     json_t *name;
@@ -206,8 +206,8 @@ static enum status tool_result_block(struct intake *t, json_t *block, const stru
 
 enum { IN_USER = 1, IN_ASSISTANT = 2, IN_SYSTEM = 4, IN_RESULT = 8 };
 
-/* Claude Code's first system block: one line with a number that changes with each request, so that no cached
- * prefix would fit. */
+/* Claude Code's first system block: one line with a number that differs in each request, which would prevent
+ * prefix caching. */
 static bool is_billing_header(const struct intake *t, json_t *block)
 {
     static const char front[] = "x-anthropic-billing-header:";
@@ -216,7 +216,7 @@ static bool is_billing_header(const struct intake *t, json_t *block)
            strcmp(t->g->r->srv->opt->billing_header, "drop") == 0;
 }
 
-/* What Anthropic's own tools gave: not in the prompt. */
+/* Results of Anthropic's own tools: not in the prompt. */
 static bool is_hosted_result(const json_t *type)
 {
     static const char end[] = "_tool_result";

@@ -43,7 +43,7 @@ struct responses_state {
     size_t logprobs_shown; /* sent in deltas */
 };
 
-/* In front of the text in a reasoning item's encrypted_content. The text is not secret, and another server
+/* Prefix of the text in a reasoning item's encrypted_content. The text is not secret, and another server
  * of the same model must be able to read it. */
 #define SEALED_REASONING "kvasir:"
 

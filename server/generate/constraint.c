@@ -159,8 +159,8 @@ static bool is_weak(const struct constraint_maker *m, size_t tool)
     return m->weak.bits[tool / 32] >> (tool % 32) & 1;
 }
 
-/* The schema of a tool can't be enforced, as the request's error says. A request that can do without that
- * goes on, with any object for it. */
+/* The schema of a tool can't be enforced; the request's error says why. Unless strictness is required, the
+ * request continues, and the tool's arguments may be any object. */
 static bool weaken(struct constraint_maker *m, json_t *tools, size_t tool)
 {
     const struct api_error *e = &m->g->r->response.error;
@@ -310,7 +310,7 @@ static enum status build(struct constraint_maker *m, json_t *tools, struct gramm
     return build_once(m, tools, out);
 }
 
-/* What is not enforced, for the client and the log. */
+/* Reports what is not enforced, to the client and in the log. */
 static enum status warn(struct constraint_maker *m, json_t *tools)
 {
     struct gen *g = m->g;

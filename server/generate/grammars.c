@@ -234,7 +234,7 @@ bool grammars_reserve(struct grammars *g, size_t description, uint64_t tenant)
     uv_mutex_lock(&g->lock);
     size_t held = g->reserved + bytes_of(g, 0, true);
     bool fits = !held || held + more <= g->memory.most;
-    /* As much as it leaves free: with n such tenants each holds 1 / (n + 1). */
+    /* At most as much as remains free: with n such tenants each holds 1 / (n + 1). */
     if (fits && tenant && (own = bytes_of(g, tenant, true)))
         fits = own + more <= g->memory.most - held - more;
     if (fits) g->reserved += more;

@@ -1,5 +1,5 @@
-/* The limit on the tokens of reasoning: after as many, only the tag that ends the reasoning may follow. A
- * function of the request and its tokens alone. Joined with the constraint of the output, if there is one. */
+/* The limit on reasoning tokens: at the limit, only the tag that ends the reasoning is allowed. It depends on
+ * the request and its tokens alone, and is combined with the constraint of the output, if there is one. */
 #include "server/http/fields.h"
 #include "server/generate/generate.h"
 
@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-/* Most tokens that a character takes, in which the tag can't follow. */
+/* Maximum tokens of one character, within which the tag is not allowed. */
 #define LATE 8u
 
 /* Follows the text of tokens up to the end of `tag`, after white space alone if `first`. The number of tokens

@@ -179,7 +179,7 @@ enum status rx_pool_create(size_t nodes_max, struct rx_pool **out)
     return ST_OK;
 }
 
-/* What is built on demand beside nodes. */
+/* What is built on demand besides nodes. */
 static void caches_free(struct rx_pool *p)
 {
     free(p->memo);

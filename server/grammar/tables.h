@@ -36,7 +36,7 @@ static inline uint64_t mix(uint64_t h, uint64_t x)
     return h ^ h >> 29;
 }
 
-/* Ids other than 0, by a hash of what they stand for. All zero: empty. */
+/* Nonzero ids, by a hash of what they identify. All zero: empty. */
 struct id_table {
     struct id_slot {
         uint32_t hash, id; /* id 0: free */

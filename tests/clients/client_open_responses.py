@@ -1,7 +1,7 @@
 """The cases of Open Responses' compliance suite (src/lib/compliance-tests.ts of its repository) and the
 schemas that it checks (schema/*.tsp, version 2026-04-24), without those of hosted tools and WebSocket; and
-the rest of what the specification says of a request. Its tool call needs a model that calls a tool by
-itself: here the call is required."""
+further rules of the specification about requests. The suite's tool call needs a model that calls a tool
+unforced: here `tool_choice` is `required`."""
 
 import common
 from common import IMAGE, MODEL, run

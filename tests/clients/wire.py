@@ -1,4 +1,4 @@
-"""HTTP as a client's own code sends it: for clients that are not Python packages."""
+"""HTTP requests written by hand, for clients that are not Python packages."""
 
 import http.client
 import json

@@ -1,4 +1,4 @@
-/* Grammars of their own, without a request. */
+/* Grammars without a request, for tests. */
 #ifndef KVASIR_TEST_GRAMMARS_H
 #define KVASIR_TEST_GRAMMARS_H
 

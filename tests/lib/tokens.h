@@ -1,4 +1,4 @@
-/* Short forms of the tokenizer's functions, for tests. */
+/* Shorthands for the tokenizer's functions, for tests. */
 #ifndef KVASIR_TEST_TOKENS_H
 #define KVASIR_TEST_TOKENS_H
 

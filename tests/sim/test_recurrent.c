@@ -1,6 +1,6 @@
-/* Reuse of prompts by a model with recurrent layers, on the fake engine: where the states are saved, what
- * later prompts reuse of them, and that every token equals that of the request alone. Named cases are
- * failures known from other servers. */
+/* Prefix caching with recurrent layers, on the fake engine: where states are saved, what later prompts reuse,
+ * and that every token equals that of the request alone. Named cases are known failures of other servers.
+ */
 #include "tests/sim/fake_engine.h"
 
 #include "scheduler/scheduler.h"

@@ -1,5 +1,5 @@
-/* Recurrent layers, written once in terms of vops_*.h: causal convolution and gated delta rule. Meanings:
- * backend.h; plain form: delta_ref.c. */
+/* Recurrent layers, written once in terms of vops_*.h: causal convolution and gated delta rule. Definitions:
+ * backend.h; reference: delta_ref.c. */
 #include "kernels/cpu/internal.h"
 
 #include <math.h>

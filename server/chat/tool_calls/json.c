@@ -1,6 +1,6 @@
-/* Calls as JSON objects: {"name": .., "arguments": {..}}. Their keys have other names in other APIs; an
- * object of the key `function` is the call itself; arguments may be packed in a string, or be the object's
- * own members. */
+/* Calls as JSON objects: {"name": .., "arguments": {..}}. Other APIs use other names for these keys; an
+ * object under the key `function` is the call itself; arguments may be a JSON string, or members of the
+ * object itself. */
 #include "server/chat/tool_calls/reader.h"
 
 #include "server/http/json_parser.h"

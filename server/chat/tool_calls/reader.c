@@ -1,4 +1,4 @@
-/* What the ways of writing a call share, see reader.h. */
+/* Shared by the readers of calls, see reader.h. */
 #include "server/chat/tool_calls/reader.h"
 
 void calls__flush(struct tool_calls *c)

@@ -1,4 +1,5 @@
-/* The ways of writing a call. Only the files of server/chat/tool_calls/ may include this. */
+/* The readers of calls, one for each way to write them. Only the files of server/chat/tool_calls/ may include
+ * this. */
 #ifndef KVASIR_CALL_READER_H
 #define KVASIR_CALL_READER_H
 

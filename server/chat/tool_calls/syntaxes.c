@@ -1,5 +1,5 @@
-/* The syntaxes of tool calls, see tool_calls.h. A new one is a row here, and a file if its calls are written
- * in a way that no reader knows. */
+/* The syntaxes of tool calls, see tool_calls.h. A new one is a row here, and a new reader if none of the
+ * existing ones can read its calls. */
 #include "server/chat/tool_calls/tool_calls.h"
 
 #define CALL_TAGS .opens = {"<tool_call>", "<function="}, .closes = {"</tool_call>"}

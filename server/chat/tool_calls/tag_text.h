@@ -1,4 +1,4 @@
-/* Tags in a text that grows. */
+/* Tags in a text that arrives in parts. */
 #ifndef KVASIR_TAG_TEXT_H
 #define KVASIR_TAG_TEXT_H
 
@@ -24,7 +24,7 @@ static inline size_t tag_prefix(const char *text, size_t len, const char *tag)
     return n;
 }
 
-/* A text of which more may follow. */
+/* The text so far; more may follow. */
 struct tag_text {
     const char *s;
     size_t len;

@@ -1,4 +1,4 @@
-/* Function calls in a model's text, in the syntax that its chat template teaches (syntaxes.c). The text
+/* Function calls in a model's text, in the syntax that its chat template describes (syntaxes.c). The text
  * grows; each run of the parser continues where the last one stopped. The result depends on the text alone,
  * never on how it was split: streaming and non-streaming callers get the same content and the same calls.
  * Pure: knows nothing of tokens, requests, JSON output. One parser per choice, any one thread.
@@ -44,7 +44,7 @@ enum tool_arguments {
 };
 
 struct tool_syntax {
-    const char *marks[3];  /* what a chat template that teaches it has in its source, up to NULL */
+    const char *marks[3];  /* strings in the source of a chat template with this syntax, up to NULL */
     const char *opens[3];  /* where a block may begin; the first is the template's */
     const char *closes[2]; /* its end tag, or NULL */
     const char *quote;     /* quote token or NULL */
@@ -60,7 +60,7 @@ const struct tool_syntax *tool_syntax(enum tool_call_syntax syntax);
 /* Its tags that may be tokens of a vocabulary; their number. */
 #define TOOL_TAGS_MAX 7u
 size_t tool_syntax_tags(enum tool_call_syntax syntax, const char *tags[TOOL_TAGS_MAX]);
-/* The syntax that the source of a chat template teaches. */
+/* The syntax that the source of a chat template describes. */
 enum tool_call_syntax tool_syntax_taught(const char *source, size_t len);
 
 /* Receives the events; a function that fails ends the run with its status. Strings are borrowed for the call

@@ -1,5 +1,5 @@
-/* A reader of one value in a model's text, as it grows: JSON and what models write in its place. The output
- * is JSON. Strict JSON comes out byte for byte; else:
+/* An incremental reader of one value in a model's output: JSON, or malformed JSON and Python-like notation,
+ * which are repaired. The output is JSON. Strict JSON is passed on byte for byte; otherwise:
  *
  * - Strings in single quotes or in the template's quote token. A quote that neither a separator nor a bracket
  *   follows is part of its string. Control characters and unknown escapes are escaped.

@@ -2,6 +2,7 @@
  * random weights of tiny shapes: every number below is derived by hand from the shape. */
 #include "engine/engine.h"
 #include "engine/model/model_info.h"
+#include "tests/lib/golden.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -256,7 +257,7 @@ static void test_deepstack(void **state)
     struct engine_costs c;
     (void)state;
     inspect(config, text, sizeof text);
-    says(text, "positions 5 x 5, taps after layers 0, 2, videos (placeholder id 6)");
+    says(text, "positions 5 x 5, DeepStack after layers 0, 2, videos (placeholder id 6)");
     says(text, "mRoPE      4 + 2 + 2 frequencies, interleaved");
     says(text, "active     ");
     costs(config, &c);
@@ -266,11 +267,28 @@ static void test_deepstack(void **state)
                                       3 * s * s * 4 * 16 + 3 * tokens * 2 * (wide * wide + wide * 32));
 }
 
+/* The files of a drafter in the model's own checkpoint are closed once, also if opening the model fails. */
+static void test_own_drafter(void **state)
+{
+    static char text[8192];
+    char dir[512];
+    struct err err = {""};
+    struct engine *e = NULL;
+    (void)state;
+    golden_dir(dir, sizeof dir, "qwen", "qwen3_5_f32");
+    struct engine_options opt = {.model_dir = dir, .threads = 1, .kernels = "reference", .own_drafter = true};
+    if (engine_inspect(&opt, text, sizeof text, &err)) fail_msg("%s", err.msg);
+    says(text, "gated delta net");
+    opt.kv_bytes = 4096;
+    assert_int_not_equal(engine_open(&opt, &e, &err), ST_OK);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_experts),          cmocka_unit_test(test_profile),
         cmocka_unit_test(test_yarn_and_windows), cmocka_unit_test(test_without_weights),
-        cmocka_unit_test(test_window_tower),     cmocka_unit_test(test_deepstack)};
+        cmocka_unit_test(test_window_tower),     cmocka_unit_test(test_deepstack),
+        cmocka_unit_test(test_own_drafter)};
     return cmocka_run_group_tests_name("inspect_qwen", tests, make_scratch, drop_scratch);
 }

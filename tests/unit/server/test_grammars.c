@@ -1,5 +1,5 @@
-/* The memory of grammars is shared: one of several tenants leaves room for the next, and what it fills is
- * its own loss. A compile that nobody waits for ends. */
+/* Grammar memory is shared between tenants: one tenant leaves room for the next, and a tenant that fills its
+ * share evicts its own grammars first. A compile whose requests are all cancelled stops. */
 #include "tests/lib/grammars.h"
 #include "server/generate/grammars.h"
 #include "server/grammar/build.h"

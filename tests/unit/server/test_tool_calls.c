@@ -1,5 +1,5 @@
-/* Tool calls written a little wrong, in every syntax (tests/golden/tool_calls.json, made by
- * scripts/reference/make_tool_calls.py): what a person reads in them, however the text is cut. */
+/* Malformed tool calls in every syntax (tests/golden/tool_calls.json, written by
+ * scripts/reference/make_tool_calls.py): the intended calls are read, however the text is split. */
 #include "server/chat/output.h"
 #include "server/chat/template.h"
 #include "server/chat/tool_calls/types.h"
