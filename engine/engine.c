@@ -330,7 +330,8 @@ void engine_caps(const struct engine *e, struct engine_caps *out)
                                 .images = e->net.desc.has_vision,
                                 .span_tokens_max = e->plan.span_tokens_max,
                                 .image_tokens_max = engine__vision_tokens_max(e),
-                                .drafts = e->draft.on};
+                                .drafts = e->draft.on,
+                                .draft_rows_max = e->plan.draft_rows_max};
     for (uint32_t g = 0; g < e->kv.group_count; g++) out->groups[g] = e->kv.groups[g];
     _Static_assert(sizeof out->eos_ids == sizeof e->info.eos_ids, "all stop ids fit");
     memcpy(out->eos_ids, e->info.eos_ids, sizeof out->eos_ids);

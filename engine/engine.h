@@ -72,6 +72,7 @@ struct engine_caps {
     uint32_t image_tokens_max; /* largest image that the tower's scratch has memory for; 0 = limited by the
                                   context only */
     bool drafts;               /* there is a draft model: engine_draft */
+    uint32_t draft_rows_max;   /* most draft tokens of one step; 0 = any number */
     uint32_t eos_ids[16];      /* ids that end a generation */
     uint32_t eos_count;
 };

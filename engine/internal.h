@@ -41,9 +41,12 @@ struct engine_plan {
     enum weights_quantize quantize;
     enum be_kv_type kv_type;
     uint32_t context_max, batch_tokens_max, sequences_max,
-        blocks_max;                                               /* blocks_max: of one sequence, per group */
-    uint32_t span_tokens_max;                                     /* most tokens of an atomic span */
-    uint64_t draft_bytes;                                         /* everything of the draft model */
+        blocks_max;           /* blocks_max: of one sequence, per group */
+    uint32_t span_tokens_max; /* most tokens of an atomic span */
+    uint64_t draft_bytes;     /* everything of the draft model, and replay_bytes */
+    uint64_t replay_bytes; /* with recurrent layers: kept inputs of draft_rows_max draft tokens, allocated on
+                              use */
+    uint32_t draft_rows_max; /* draft tokens of one step; 0 = any number */
     uint64_t weight_bytes, scratch_bytes, vision_bytes, kv_bytes; /* backend memory */
     uint64_t kv_needed;  /* what all sequences at full context need */
     uint64_t available;  /* memory that the plan started from */
@@ -269,6 +272,7 @@ uint64_t drafter_scratch_bytes(const struct engine *e);
 
 /* engine/recurrent.c */
 /* Memory for the batch's draft tokens. ST_AGAIN: there is none. */
+void recurrent_plan(struct engine *e); /* sets plan.draft_rows_max and replay_bytes */
 enum status recurrent_reserve(struct engine *e, const struct engine_batch *b, struct err *err) KV_MUST_CHECK;
 /* Index arrays of states and draft tokens; `pad` sequences without a state follow the batch's. */
 void recurrent_pack(struct engine *e, const struct engine_batch *b, uint32_t pad, size_t *used);

@@ -368,9 +368,11 @@ enum status engine__plan(const struct engine_options *opt, struct engine *e, str
     p->available = e->becaps.memory_bytes;
     uint64_t host = e->becaps.host_memory ? host_available() : 0;
     if (host && host < p->available) p->available = host;
+    recurrent_plan(e);
+    p->draft_bytes = p->replay_bytes;
     if (e->draft.on)
-        p->draft_bytes = e->draft.net.inventory.memory_bytes + drafter_scratch_bytes(e) +
-                         drafter_spare_grains(e) * BE_KV_GRAIN;
+        p->draft_bytes += e->draft.net.inventory.memory_bytes + drafter_scratch_bytes(e) +
+                          drafter_spare_grains(e) * BE_KV_GRAIN;
     uint64_t fixed = p->weight_bytes + p->vision_bytes + p->draft_bytes;
     plan_step(e, p->batch_tokens_max, p->available > fixed ? p->available - fixed : 0);
     p->kv_needed = kv_needed(e);

@@ -17,6 +17,25 @@ static size_t row_floats(const struct model_desc *d, size_t *columns)
     return *columns + 2 * d->delta.value_heads;
 }
 
+static size_t replay_bytes(const struct engine *e, uint32_t rows)
+{
+    size_t columns, row = row_floats(&e->net.desc, &columns);
+    return (size_t)e->kv.groups[e->kv.table_groups].layers * rows * row * sizeof(float);
+}
+
+void recurrent_plan(struct engine *e)
+{
+    enum { REPLAY_BYTES = 256 << 20, ROWS_LEAST = 16 };
+    struct engine_plan *p = &e->plan;
+    p->draft_rows_max = 0;
+    p->replay_bytes = 0;
+    if (!recurrent(e)) return;
+    size_t rows = REPLAY_BYTES / replay_bytes(e, 1);
+    if (rows > p->batch_tokens_max) rows = p->batch_tokens_max;
+    p->draft_rows_max = rows < ROWS_LEAST ? ROWS_LEAST : (uint32_t)rows;
+    p->replay_bytes = replay_bytes(e, p->draft_rows_max);
+}
+
 enum status recurrent_reserve(struct engine *e, const struct engine_batch *b, struct err *err)
 {
     struct replay *r = &e->replay;
@@ -24,11 +43,11 @@ enum status recurrent_reserve(struct engine *e, const struct engine_batch *b, st
     for (uint32_t i = 0; i < b->chunk_count; i++) rows += b->chunks[i].proposed;
     if (!recurrent(e) || rows <= most) return ST_OK;
     while (most < rows) most = most ? 2 * most : 16;
+    if (most > e->plan.draft_rows_max) most = e->plan.draft_rows_max;
+    ASSERT_CMP(rows, <=, most);
     if (r->block) e->ops->free(e->be, r->block);
     *r = (struct replay){0};
-    size_t columns, row = row_floats(&e->net.desc, &columns),
-                    bytes = (size_t)e->kv.groups[e->kv.table_groups].layers * most * row * sizeof(float);
-    if (e->ops->alloc(e->be, bytes, &r->block) != BE_OK)
+    if (e->ops->alloc(e->be, replay_bytes(e, most), &r->block) != BE_OK)
         return err_set(err, ST_AGAIN, "draft tokens: %s", e->ops->last_error(e->be));
     r->rows_max = most;
     return ST_OK;

@@ -169,6 +169,7 @@ void sched__speculate(struct scheduler *s)
 {
     uint32_t others = s->running.count, rows = s->caps.batch_tokens_max;
     rows = rows > others ? rows - others : 0;
+    if (s->caps.draft_rows_max && rows > s->caps.draft_rows_max) rows = s->caps.draft_rows_max;
     if (!s->opt.draft_max) return;
     if (!s->opt.draft_always) s->draft_price = draft_price(s);
     bool plain = !s->opt.draft_always && others > 1 && s->now.steps % PLAIN_APART == PLAIN_APART / 2;

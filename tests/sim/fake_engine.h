@@ -107,6 +107,7 @@ static inline void fake_open(struct engine *e, bool contents)
         k->block_bytes = (uint64_t)k->block_grains * FAKE_GRAIN_BYTES;
         k->bytes_per_token = k->recurrent ? 0 : k->block_bytes / e->caps.block_tokens;
         e->paged += !k->recurrent;
+        if (k->recurrent) e->caps.draft_rows_max = 5;
     }
     if (e->caps.drafts) e->drawn = calloc(e->caps.sequences_max, sizeof *e->drawn);
     if (!contents) return;
@@ -382,6 +383,7 @@ enum status engine_submit(struct engine *e, struct engine_batch *b, struct err *
     uint32_t tokens = 0, proposed = 0;
     double us = e->takes.fixed;
     for (uint32_t i = 0; i < b->chunk_count; i++) proposed += b->chunks[i].proposed;
+    if (e->caps.draft_rows_max) ASSERT_CMP(proposed, <=, e->caps.draft_rows_max);
     if (proposed && fake_once_in(e, e->drafts_refused_every)) return err_set(err, ST_AGAIN, "injected fault");
     for (uint32_t i = 0; i < b->chunk_count; i++)
         us += fake_chunk_us(e, b->chunks[i].position, b->chunks[i].count, b->chunks[i].sample);
