@@ -160,8 +160,8 @@ static struct result run_hybrid(const struct trace *t, uint64_t arena, bool recu
     return run_caps(t, &caps);
 }
 
-/* Beside a model of full attention alone in the same arena. Four times what all keys and values take: the
- * states of all conversations that go on are a quarter of that or less. */
+/* Compared with a model of full attention alone in the same arena. In an arena of four times the KV of the
+ * whole trace, the states of all live conversations take a quarter or less. */
 static void test_recurrent_layers(void **state)
 {
     (void)state;
@@ -188,7 +188,7 @@ static void test_recurrent_layers(void **state)
             printf("  %5.1f (%4.1f%%)", 100 * share, 100 * r.states);
             hit[i] += r.hit;
             full_hit[i] += full.hit;
-            /* Edits go back to the ends of turns long ago: most states of those are gone. */
+            /* Edits return to the ends of old turns, most of whose states are evicted. */
             if (percents[i] >= 400 && t->turn != edit_turn) assert_true(share >= 0.97 && r.states <= 0.25);
         }
         printf("\n");
