@@ -300,11 +300,14 @@ static bool options_admit(struct request *r)
 /* A proxy may pass the prefix of --root-path on, or not. */
 static void root_strip(struct request *r)
 {
-    const char *root = r->srv->opt->root_path;
-    size_t n = root ? strlen(root) : 0;
-    if (!n || strncmp(r->http.path, root, n) != 0 || (r->http.path[n] && r->http.path[n] != '/')) return;
-    memmove(r->http.path, r->http.path + n, strlen(r->http.path + n) + 1);
-    if (!r->http.path[0]) memcpy(r->http.path, "/", 2); /* the prefix had at least two bytes */
+    const char *root = r->srv->opt->root_path ? r->srv->opt->root_path : "";
+    root += strspn(root, "/");
+    size_t n = strlen(root);
+    while (n && root[n - 1] == '/') n--;
+    char *path = r->http.path, *rest = path + n + 1;
+    if (!n || path[0] != '/' || strncmp(path + 1, root, n) != 0 || (*rest && *rest != '/')) return;
+    memmove(path, rest, strlen(rest) + 1);
+    if (!*path) memcpy(path, "/", 2); /* the prefix had at least two bytes */
 }
 
 bool routes_admit(struct request *r)

@@ -250,7 +250,7 @@ static enum status one_block(struct intake *t, json_t *block, enum chat_role rol
         return error(t, "invalid_type", at, NULL, "A content block must be an object.");
     if (need_string(t, block, "type", at, &type)) return ST_INVALID;
     if (role == CHAT_ASSISTANT && is_hosted_result(type)) return ST_OK;
-    if (role == CHAT_SYSTEM && !at->number && is_billing_header(t, block)) {
+    if (!at->number && strcmp(t->r.at.field, "system") == 0 && is_billing_header(t, block)) {
         t->g->left_out = "system[0]";
         return ST_OK;
     }

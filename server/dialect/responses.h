@@ -74,6 +74,8 @@ void response_logprobs_write(struct json_writer *o, const struct responses_state
 void response_logprobs_range(const struct choice *c, size_t from, size_t *begin, size_t *end);
 /* A message item without text is needed because there is no other item. */
 bool response_text_missing(const struct choice *c);
+/* The last item, of this kind, is not complete. */
+bool response_cut(const struct choice *c, enum delta_kind last);
 /* c NULL: without output. error: of a failed response, else NULL. */
 void response_write(struct json_writer *o, struct gen *g, const char *status, struct choice *c,
                     const struct api_error *error);

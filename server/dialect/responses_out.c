@@ -198,6 +198,11 @@ bool response_text_missing(const struct choice *c)
     return !out->content.len && !out->call_count && !(out->reasoning.len && c->finish == FIN_LENGTH);
 }
 
+bool response_cut(const struct choice *c, enum delta_kind last)
+{
+    return c->finish == FIN_LENGTH || (last == DELTA_CALL && !chat_output_called(c->out));
+}
+
 /* The next item after `item`, in stream order; false: none. */
 static bool item_next(const struct choice *c, struct response_item *item)
 {
@@ -228,7 +233,7 @@ static void output_write(struct json_writer *o, struct choice *c)
     while (more) {
         item = next;
         more = item_next(c, &next);
-        item.state = !more && c->finish == FIN_LENGTH ? ITEM_CUT : ITEM_WHOLE;
+        item.state = !more && response_cut(c, item.kind) ? ITEM_CUT : ITEM_WHOLE;
         if (item.index) jw_text(o, ",");
         response_item_write(o, c, &item);
     }

@@ -172,7 +172,7 @@ void responses_tail(struct choice *c)
         item_close(c, false);
         item_open(c, DELTA_CONTENT, 0);
     }
-    item_close(c, cut);
+    item_close(c, response_cut(c, s->kind));
     event_begin(&o, s, cut ? "response.incomplete" : "response.completed");
     jw_text(&o, ",\"response\":");
     response_finish(&o, c);

@@ -80,8 +80,10 @@ enum status constraint_schema(struct constraint_maker *m, json_t *schema, bool c
                               gx *out)
 {
     struct grammar_error error = {{0}, {0}};
-    struct grammar_json_options opt = {
-        .any_whitespace = !compact, .any_order = m->any_order, .notes = m->strict ? NULL : json_array()};
+    struct grammar_json_options opt = {.any_whitespace = !compact,
+                                       .any_order = m->any_order,
+                                       .notes = m->strict ? NULL : m->notes,
+                                       .where = param};
     bool lost = false;
     json_t *plain = without_big(schema, false, &lost);
     enum status st = plain ? ST_OK : ST_NOMEM;
@@ -93,10 +95,6 @@ enum status constraint_schema(struct constraint_maker *m, json_t *schema, bool c
     }
     if (!st) st = gb_schema(m->b, plain, &opt, out, &error);
     json_decref(plain);
-    for (size_t i = 0; i < json_array_size(opt.notes); i++)
-        json_array_append_new(m->notes, json_sprintf("Not enforced in %s: %s", param,
-                                                     json_string_value(json_array_get(opt.notes, i))));
-    json_decref(opt.notes);
     return st ? constraint_error(m, st, param, &error) : ST_OK;
 }
 
@@ -166,8 +164,10 @@ static bool weaken(struct constraint_maker *m, json_t *tools, size_t tool)
     const struct api_error *e = &m->g->r->response.error;
     json_t *function = field(json_array_get(tools, tool), "function");
     if (e->http != 400 || gen_strict(function) || m->g->p.tool_choice.named || is_weak(m, tool)) return false;
-    log_warn("req=%s tools[%zu], '%s': any object is accepted as arguments. %s", m->g->r->http.id, tool,
-             json_string_value(field(function, "name")), e->message);
+    json_array_append_new(
+        m->notes, json_sprintf("The schema of the function '%s' can't be enforced: its arguments are any "
+                               "object. With \"strict\": true the request is refused. %s",
+                               json_string_value(field(function, "name")), e->message));
     m->weak.bits[tool / 32] |= 1u << (tool % 32);
     return true;
 }
@@ -281,7 +281,6 @@ static enum status build_once(struct constraint_maker *m, json_t *tools, struct 
     struct err err = {{0}};
     enum status st = gb_create(&m->b);
     if (st) return no_memory(m);
-    json_array_clear(m->notes);
     rx_pool_stop(gb_pool(m->b), &m->g->cancelled);
     st = tools ? calls(m, tools, &body) : response(m, &body);
     if (st) {
@@ -311,21 +310,12 @@ static enum status build(struct constraint_maker *m, json_t *tools, struct gramm
 }
 
 /* Reports what is not enforced, to the client and in the log. */
-static enum status warn(struct constraint_maker *m, json_t *tools)
+static enum status warn(struct constraint_maker *m)
 {
     struct gen *g = m->g;
     size_t i;
     json_t *one;
     json_array_foreach(m->notes, i, one) log_warn("req=%s %s", g->r->http.id, json_string_value(one));
-    for (i = 0; i < json_array_size(tools); i++) {
-        if (!is_weak(m, i)) continue;
-        json_array_append_new(
-            m->notes,
-            json_sprintf("The schema of the function '%s' can't be enforced: its "
-                         "arguments are any object. With \"strict\": true the "
-                         "request is refused, and the error says why.",
-                         json_string_value(field(field(json_array_get(tools, i), "function"), "name"))));
-    }
     if (!json_array_size(m->notes)) return ST_OK;
     g->warnings = json_dumps(m->notes, JSON_COMPACT);
     return g->warnings ? ST_OK : no_memory(m);
@@ -431,7 +421,7 @@ enum status gen_constraint_compile(struct gen *g)
     }
     m.notes = json_array();
     enum status st = m.notes ? build(&m, tools, &g->grammar) : no_memory(&m);
-    if (!st) st = warn(&m, tools);
+    if (!st) st = warn(&m);
     json_decref(m.notes);
     if (st) {
         grammars_dismiss(all, g->compile_bytes);

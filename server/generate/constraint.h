@@ -20,7 +20,7 @@ struct constraint_maker {
     bool any_order;       /* of properties, in what is being built: content or a call */
     bool strict;          /* likewise: a keyword that can't be enforced is an error */
     struct tool_set weak; /* tools whose schemas can't be enforced: any object */
-    json_t *notes;        /* a list: what else is not enforced */
+    json_t *notes;        /* a list: what is not enforced */
 };
 
 /* generate/format.c. Does a json_schema or a function set `strict`? */

@@ -89,9 +89,10 @@ enum status gen_thinking_budget(struct gen *g, json_t *v, const char *param)
     const struct tokenizer *tok = g->r->srv->model->tok;
     enum reasoning_syntax syntax = g->p.reasoning_syntax;
     const char *close = reasoning_close(syntax);
+    int64_t budget;
     if (!v) return ST_OK;
-    if (!json_is_integer(v)) return api_fail(e, 400, "invalid_type", param, "%s must be an integer.", param);
-    json_int_t budget = json_integer_value(v);
+    if (!json_to_int(v, &budget)) /* checked before, where there is no param */
+        return api_fail(e, 400, "invalid_type", param, "%s must be an integer.", param ? param : "");
     if (budget < 0) return api_fail(e, 400, "invalid_value", param, "%s must be at least 0.", param);
     if (g->p.reasoning == REASONING_NONE) return ST_OK; /* there is nothing to limit */
     if (!tok_id_of(tok, close, strlen(close), &g->p.think.close))

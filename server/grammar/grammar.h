@@ -55,8 +55,10 @@ struct grammar_error {
 struct grammar_json_options {
     bool any_whitespace; /* white space wherever JSON allows it (bounded); false: only ", " and ": " */
     bool any_order;      /* of properties; false: the schema's order, then additional properties */
-    json_t *notes; /* a list to which what is not enforced is added: uniqueItems, multipleOf, pattern. NULL: a
-                    * schema with such keywords is refused */
+    /* A list to which what is not enforced (uniqueItems, multipleOf, pattern) is added, as in the schema
+     * `where`. NULL: a schema with such keywords is refused. */
+    json_t *notes;
+    const char *where;
 };
 /* Threads that compute slow masks, so that no step waits for them. */
 struct mask_threads;

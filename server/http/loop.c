@@ -17,6 +17,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -199,17 +200,19 @@ static int listen_at(int family, const struct sockaddr *at, socklen_t len)
     return -1;
 }
 
-/* A socket that a dead server left is replaced. */
+/* A socket that a dead server left is replaced. No other file is: connections to it are refused as well. */
 static int listen_unix(const char *path)
 {
     struct sockaddr_un at = {.sun_family = AF_UNIX};
-    if (strlen(path) >= sizeof at.sun_path) {
-        errno = ENAMETOOLONG;
+    struct stat there;
+    if (!*path || strlen(path) >= sizeof at.sun_path) {
+        errno = *path ? ENAMETOOLONG : ENOENT;
         return -1;
     }
     memcpy(at.sun_path, path, strlen(path));
-    int probe = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (probe >= 0 && connect(probe, (struct sockaddr *)&at, sizeof at) && errno == ECONNREFUSED)
+    int probe = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (probe >= 0 && connect(probe, (struct sockaddr *)&at, sizeof at) && errno == ECONNREFUSED &&
+        !lstat(path, &there) && S_ISSOCK(there.st_mode))
         unlink(path);
     if (probe >= 0) close(probe);
     return listen_at(AF_UNIX, (struct sockaddr *)&at, sizeof at);

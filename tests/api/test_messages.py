@@ -566,6 +566,10 @@ def test_agent(s):
     texts = [{"type": "text", "text": t} for t in kept["content"].split("\n")]
     same_prompt("elsewhere it is text", s, {"messages": [kept, user("Hm?")], **extra},
                 {"system": texts, "messages": [user("Hm?")], **extra})
+    first = {"role": "system", "content": BILLING % (1, 7)}
+    same_prompt("in a message as well", s, {"messages": [user("Hm?"), first, user("And?")], **extra},
+                {"messages": [user("Hm?"), {**first, "content": [{"type": "text", "text": BILLING % (1, 7)}]},
+                              user("And?")], **extra})
     document = {"type": "document", "title": "notes.txt", "cache_control": {"type": "ephemeral"},
                 "source": {"type": "text", "media_type": "text/plain", "data": "A note."}}
     calls = [{"id": "t1", "type": "function", "function": {"name": "clock", "arguments": "{}"}}]

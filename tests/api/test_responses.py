@@ -875,6 +875,11 @@ def test_calls(s):
         calls = [i for i in got["output"] if i["type"] == "function_call"]
         check.true(f"{choice}", calls and {c["name"] for c in calls} <= names, got["output"])
         check.equal(f"{choice}: repeated", got["tool_choice"], choice)
+    ask = say("plain", tool_choice="required", stop=["}"])
+    whole = s.ok(RESPONSES, ask)
+    check.equal("stopped within its arguments", [i["status"] for i in whole["output"]], ["incomplete"])
+    streamed = accumulate(events(s, ask))
+    check.equal("streamed", [i["status"] for i in streamed["output"]], ["incomplete"])
 
 
 # ---- the SDK ----

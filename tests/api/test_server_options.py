@@ -51,8 +51,14 @@ def test_addresses(binary, demo):
         check.equal("a socket alone", s.process.stdout.readline(), f"kvasir: listening on unix:{path}\n")
         check.equal("it answers", over_unix(path, "GET", "/v1/models")[0], 200)
         s.stop()
+        with open(path, "w", encoding="utf-8") as f:
+            f.write("a user's file")
+        s = Server(binary, demo, "--host", f"unix:{path}", wait=False)
+        s.stop(expect=1, send=False)
+        with open(path, encoding="utf-8") as f:
+            check.equal("a file that is no socket stays", f.read(), "a user's file")
         many = ",".join(f"127.0.0.{i}" for i in range(1, 10))
-        for hosts in (f"unix:{top}/no/such.sock", "unix:" + "x" * 200, many):
+        for hosts in ("unix:", f"unix:{top}/no/such.sock", "unix:" + "x" * 200, many):
             s = Server(binary, demo, "--host", hosts, wait=False)
             s.stop(expect=1, send=False)
 
@@ -66,6 +72,10 @@ def test_root_path(binary, demo):
     check.equal("a chat", len(s.ok("/llm/a" + CHAT, chat(max_tokens=3))["choices"]), 1)
     status, answer = s.post("/llm/a/v1/messages", {})
     check.equal("Anthropic's errors", (status, answer["type"]), (400, "error"))
+    s.stop()
+    s = Server(binary, demo, "--root-path", "llm/")
+    for path in ("/v1/models", "/llm/v1/models", "/llm", "//llm//v1/models/"):
+        check.equal(f"llm/: {path}", s.request("GET", path)[0], 200)
     s.stop()
 
 

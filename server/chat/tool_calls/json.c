@@ -89,7 +89,7 @@ static bool member(struct tool_calls *c, const struct tag_text *t)
     char first = t->s[r->at];
     bool quoted = first == '"' || first == '\'' || (r->quote && first == r->quote[0]);
     bool exact = c->bare && c->rules.exact;
-    if (exact && (r->odds || (!c->json.has_name && is_one(c, arguments, 2)))) return false;
+    if (exact && !c->begun && (r->odds || (!c->json.has_name && is_one(c, arguments, 2)))) return false;
     if (!exact && first == '{' && !c->json.has_name && is_one(c, wrappers, 3)) {
         r->watch++;
         return true;

@@ -11,6 +11,8 @@
 #define FENCE    "```"
 /* Maximum length of the language after it. */
 #define LANGUAGE_MAX 64u
+/* Bytes read as calls that were none, after which all is content: each of many could reach to the end. */
+#define REREAD_MAX ((size_t)1 << 20)
 
 static const struct call_reader *const readers[] = {&call_json, &call_tags, &call_named};
 
@@ -68,7 +70,7 @@ static bool refuse(struct tool_calls *c)
  * *keep: bytes at the end that may become one. SIZE_MAX: none. */
 static size_t open_find(const struct tool_calls *c, const struct tag_text *t, size_t *scan, size_t *keep)
 {
-    size_t n = t->len > c->search ? t->len - c->search : 0, found = SIZE_MAX;
+    size_t n = t->len > c->search && c->reread < REREAD_MAX ? t->len - c->search : 0, found = SIZE_MAX;
     const char *s = t->s + c->search;
     *keep = 0;
     for (const char *const *open = c->syntax->opens; *open && n; open++) {
@@ -124,6 +126,7 @@ static int call_starts(struct tool_calls *c, const struct tag_text *t, const str
 static bool front_skip(struct tool_calls *c, const struct tag_text *t, size_t *i)
 {
     while (*i < t->len && is_blank(t->s[*i])) ++*i;
+    c->scan = *i;
     int fence = *i < t->len ? tag_at(t, *i, FENCE) : 0;
     if (fence > 0) {
         size_t from = *i += strlen(FENCE);
@@ -174,7 +177,10 @@ static bool call_run(struct tool_calls *c, const struct tag_text *text)
     calls__flush(c);
     if (step == CALL_MORE && (t.final || cut) && !c->begun) step = CALL_NO;
     if (step == CALL_MORE) return cut;
-    if (step == CALL_NO) return refuse(c);
+    if (step == CALL_NO) {
+        c->reread += c->value.at - c->call_at;
+        return refuse(c);
+    }
     calls__end(c);
     state_to(c, TOOL_END);
     return true;

@@ -94,6 +94,7 @@ struct tool_calls {
     bool broken;     /* a call's arguments could not be read to their end */
     size_t at;       /* content before it was reported or dropped */
     size_t search;   /* no start tag begins before it */
+    size_t reread;   /* bytes read as calls that were none */
     size_t blank_to; /* [at, blank_to) is white space, while `blank` */
     bool blank;      /* nothing of this content segment is reported yet */
     /* the current block: its first byte, its current call's, and what is already read */

@@ -49,7 +49,7 @@ void schema_relax(struct schema_maker *m, const struct path *at, const char *fmt
     m->relaxed++;
     if (!at) return;
     path_write(at, path, sizeof path);
-    json_t *note = json_sprintf("%s, at %s", text, path);
+    json_t *note = json_sprintf("Not enforced in %s: %s, at %s", m->opt->where, text, path);
     bool known = json_array_size(m->opt->notes) >= NOTES_MAX;
     for (size_t i = 0; i < json_array_size(m->opt->notes); i++)
         known = known || json_equal(json_array_get(m->opt->notes, i), note);

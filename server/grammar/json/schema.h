@@ -9,7 +9,7 @@
 
 #define MERGES_MAX  4000u /* schema merges per grammar */
 #define FORMATS_MAX 17u
-#define NOTES_MAX   16u      /* of keywords that are not enforced */
+#define NOTES_MAX   64u      /* of keywords that are not enforced */
 #define KEPT_MAX    1000000u /* keys of intermediate schemas: some 100 bytes each */
 
 struct path { /* of the current schema, for messages: a list towards the root */

@@ -227,6 +227,48 @@ static void test_order(void **state)
     any_order = false;
 }
 
+/* What can't be enforced is left out and noted: nothing that the schema allows is lost. */
+static void test_relaxed(void **state)
+{
+    static const struct {
+        const char *schema, *note, *good, *bad;
+    } rows[] = {
+        {"{\"items\":{\"type\":\"string\"},\"type\":\"array\",\"uniqueItems\":true}", "uniqueItems",
+         "[\"a\",\"a\"]", "[1]"},
+        {"{\"type\":\"array\",\"uniqueItems\":true,\"maxItems\":2,\"prefixItems\":[{\"const\":1},{\"const\":"
+         "1}]}",
+         "uniqueItems", "[1,1]", "[1,2]"},
+        {"{\"type\":\"integer\",\"multipleOf\":1009,\"maximum\":9}", "multipleOf", "7", "10"},
+        {"{\"type\":\"string\",\"pattern\":\"(a)\\\\1\",\"maxLength\":2}", "refers back", "\"xx\"",
+         "\"xxx\""},
+        {"{\"type\":\"string\",\"not\":{\"pattern\":\"(?<=a)b\"}}", "kind that is not", "\"b\"", "1"},
+        {"{\"not\":{\"multipleOf\":3,\"type\":\"number\"},\"type\":\"number\"}", "multipleOf", "4", "\"\""},
+        {"{\"not\":{\"uniqueItems\":true},\"type\":\"array\"}", "uniqueItems", "[1,1]", "{}"},
+        {"{\"enum\":[\"ab\",\"b\",1],\"pattern\":\"(?<=a)b\"}", "enum", "\"ab\"", "\"c\""},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct grammar_error error;
+        struct grammar *g = NULL;
+        json_t *schema = json_loads(rows[i].schema, 0, NULL), *notes = json_array();
+        struct grammar_json_options opt = {.any_whitespace = true, .notes = notes, .where = "here"};
+        if (grammar_from_schema(schema, &opt, &g, &error)) fail_msg("%s: %s", rows[i].schema, error.message);
+        assert_int_equal(json_array_size(notes), 1);
+        const char *note = json_string_value(json_array_get(notes, 0));
+        if (!strstr(note, rows[i].note) || !strstr(note, "in here: ") || !strstr(note, ", at $"))
+            fail_msg("%s: %s", rows[i].schema, note);
+        assert_true(match(g, rows[i].good));
+        assert_false(match(g, rows[i].bad));
+        grammar_unref(g);
+        assert_null(make(rows[i].schema, &error)); /* without a list */
+        json_decref(notes);
+        json_decref(schema);
+    }
+    row("{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"type\":\"integer\",\"minimum\":1,"
+        "\"exclusiveMaximum\":4}}",
+        LIST("[]", "[3,1,2]"), LIST("[1,1]", "[4]", "[0]"));
+}
+
 static void test_refused(void **state)
 {
     static const char *const rows[][3] = {
@@ -265,6 +307,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_texts),     cmocka_unit_test(test_left),
                                        cmocka_unit_test(test_multiples), cmocka_unit_test(test_no_way_on),
-                                       cmocka_unit_test(test_order),     cmocka_unit_test(test_refused)};
+                                       cmocka_unit_test(test_order),     cmocka_unit_test(test_relaxed),
+                                       cmocka_unit_test(test_refused)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -108,6 +108,41 @@ static void test_corpus(void **state)
     assert_int_equal(wrong, 0);
 }
 
+/* Of many calls that don't end each could be read to the end of the text: all of it is content then. */
+static void test_many_broken(void **state)
+{
+    (void)state;
+    struct buf text;
+    buf_init(&text, MAX);
+    for (int i = 0; i < 3000; i++) assert_int_equal(buf_adds(&text, "<tool_call>{"), ST_OK);
+    assert_int_equal(buf_adds(&text, "<tool_call>{\"name\": \"clock\", \"arguments\": {}}"), ST_OK);
+    for (size_t step = 7; step <= text.len; step = step == 7 ? text.len : text.len + 1) {
+        json_t *all = read_calls(TOOL_SYNTAX_JSON, false, text.data, text.len, step, step);
+        assert_string_equal(json_string_value(json_object_get(all, "content")), text.data);
+        assert_int_equal(json_array_size(json_object_get(all, "calls")), 0);
+        json_decref(all);
+    }
+    buf_fini(&text);
+}
+
+/* A call that has begun is read to its end, also where the constraint would not write it so. */
+static void test_exact(void **state)
+{
+    (void)state;
+    static const char text[] = "{\"name\": \"clock\", \"arguments\": {'a': 1}, \"id\": \"x\"}";
+    const struct chat_output_rules rules = {
+        .calls = TOOL_SYNTAX_JSON, .types = types, .bare = names, .exact = true};
+    struct chat_output o;
+    chat_output_init(&o, &rules, MAX);
+    assert_int_equal(chat_output_run(&o, text, strlen(text), true), ST_OK);
+    json_t *arguments = o.call_count ? json_loads(o.calls[0].arguments.data, 0, NULL) : NULL;
+    assert_int_equal(o.call_count, 1);
+    assert_non_null(arguments);
+    assert_int_equal(o.content.len, 0);
+    json_decref(arguments);
+    chat_output_fini(&o);
+}
+
 /* ---- what the templates write ---- */
 
 #define TOOLS "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}"
@@ -228,6 +263,7 @@ int main(void)
     json_array_foreach(functions, i, one) json_object_set_new(
         names, json_string_value(json_object_get(json_object_get(one, "function"), "name")), json_true());
     const struct CMUnitTest tests[] = {cmocka_unit_test_prestate(test_corpus, all),
+                                       cmocka_unit_test(test_many_broken), cmocka_unit_test(test_exact),
                                        cmocka_unit_test(test_round_trip)};
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     tool_types_destroy(types);
