@@ -48,6 +48,10 @@ enum status reader_refuse(struct reader *r, const char *const (*list)[2], size_t
 
 enum status reader_function(struct reader *r, json_t *function)
 {
+    if (json_array_size(r->g->tools) == LIMIT_TOOLS) {
+        json_decref(function);
+        return api_fail(r->e, 400, "invalid_value", "tools", "More than %u tools.", LIMIT_TOOLS);
+    }
     json_t *both = function ? json_pack("{s:s,s:o}", "type", "function", "function", function) : NULL;
     return both && !json_array_append_new(r->g->tools, both) ? ST_OK : reader_no_memory(r);
 }
@@ -64,8 +68,6 @@ enum status reader_tools(struct reader *r,
     json_t *from = field(r->from, "tools");
     if (!from) return ST_OK;
     if (!json_is_array(from)) return api_fail(r->e, 400, "invalid_type", "tools", "Must be an array.");
-    if (json_array_size(from) > LIMIT_TOOLS)
-        return api_fail(r->e, 400, "invalid_value", "tools", "More than %u tools.", LIMIT_TOOLS);
     if (!(r->g->tools = json_array())) return reader_no_memory(r);
     for (size_t i = 0; i < json_array_size(from); i++) {
         json_t *tool = json_array_get(from, i);

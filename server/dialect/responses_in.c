@@ -162,6 +162,22 @@ static enum status tool(struct reader *r, json_t *from, const char *path)
     return st;
 }
 
+/* The name in the prompt of a tool as the client names it, or the name. */
+static json_t *tool_named(struct reader *r, json_t *name_space, json_t *name)
+{
+    const struct responses_state *s = r->g->dialect_state;
+    json_t *found = name;
+    for (size_t i = 0; i < json_array_size(r->g->tools); i++) {
+        json_t *in_prompt = field(field(json_array_get(r->g->tools, i), "function"), "name"),
+               *it = json_object_get(s->renamed, json_string_value(in_prompt));
+        if (!name_space && json_equal(in_prompt, name)) return name;
+        if (it && json_equal(field(it, "name"), name) &&
+            (!name_space || json_equal(field(it, "namespace"), name_space)))
+            found = in_prompt;
+    }
+    return found;
+}
+
 static enum status tool_choice(struct reader *r)
 {
     json_t *from = field(r->from, "tool_choice"), *type = field(from, "type"), *name = field(from, "name");
@@ -175,7 +191,7 @@ static enum status tool_choice(struct reader *r)
         if (!json_is_string(name))
             return api_fail(r->e, 400, name ? "invalid_type" : "missing_required_parameter",
                             "tool_choice.name", "Must be a string.");
-        r->g->p.tool_choice.name = name;
+        r->g->p.tool_choice.name = tool_named(r, field(from, "namespace"), name);
         return ST_OK;
     }
     if (!json_is(type, "allowed_tools"))

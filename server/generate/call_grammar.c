@@ -307,9 +307,13 @@ static enum status custom_text(struct constraint_maker *m, json_t *function, boo
     return ST_OK;
 }
 
+/* As server/dialect/responses_in.c writes it; other functions may have a key `format` too. */
 static bool is_custom(json_t *function)
 {
-    return json_is(field(field(function, "format"), "type"), "grammar");
+    json_t *format = field(function, "format"),
+           *properties = field(field(function, "parameters"), "properties");
+    return json_is(field(format, "type"), "grammar") && json_is_string(field(format, "definition")) &&
+           json_object_size(properties) == 1 && field(properties, "input");
 }
 
 /* The arguments of a custom tool: its text as `input`. */

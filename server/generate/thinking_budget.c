@@ -60,7 +60,10 @@ static void mask(void *arg, const uint32_t *tokens, uint32_t count, uint32_t *bi
     const struct choice *c = arg;
     uint32_t close = c->gen->p.think.close, vocab = tok_vocab_size(c->gen->r->srv->model->tok);
     memset(bits, 0, words * sizeof *bits);
-    for (uint32_t id = 0; id < vocab && !c->inner.mask; id++) bits[id >> 5] |= 1u << (id & 31);
+    if (!c->inner.mask) {
+        memset(bits, 0xFF, vocab / 32 * sizeof *bits);
+        if (vocab % 32) bits[vocab / 32] = (1u << vocab % 32) - 1;
+    }
     if (c->inner.mask) c->inner.mask(c->inner.arg, tokens, count, bits, words);
     /* The constraint forbids the tag only within a character. */
     if (!(bits[close >> 5] >> (close & 31) & 1) || !spent(c, tokens, count)) return;

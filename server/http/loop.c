@@ -187,10 +187,12 @@ static void on_connection(void *cls, struct MHD_Connection *c, void **context,
 
 /* ---- sockets ---- */
 
-/* -> a socket that listens there, or -1 with errno. */
-static int listen_at(int family, const struct sockaddr *at, socklen_t len)
+/* -> a socket that listens there, or -1 with errno. alone: an IPv6 address stands for IPv4 as well. */
+static int listen_at(int family, const struct sockaddr *at, socklen_t len, bool alone)
 {
     int fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), one = 1;
+    if (fd >= 0 && family == AF_INET6 && !alone)
+        (void)setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &one, sizeof one);
     if (fd < 0 || (!setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) && !bind(fd, at, len) &&
                    !listen(fd, 1024)))
         return fd;
@@ -215,10 +217,10 @@ static int listen_unix(const char *path)
         !lstat(path, &there) && S_ISSOCK(there.st_mode))
         unlink(path);
     if (probe >= 0) close(probe);
-    return listen_at(AF_UNIX, (struct sockaddr *)&at, sizeof at);
+    return listen_at(AF_UNIX, (struct sockaddr *)&at, sizeof at, true);
 }
 
-static int listen_tcp(const char *host, unsigned port, struct err *err)
+static int listen_tcp(const char *host, unsigned port, bool alone, struct err *err)
 {
     char number[16];
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV},
@@ -230,13 +232,13 @@ static int listen_tcp(const char *host, unsigned port, struct err *err)
         errno = rc == EAI_NONAME ? EINVAL : EIO;
     }
     for (struct addrinfo *a = list; a && fd < 0; a = a->ai_next)
-        fd = listen_at(a->ai_family, a->ai_addr, a->ai_addrlen);
+        fd = listen_at(a->ai_family, a->ai_addr, a->ai_addrlen, alone);
     if (list) freeaddrinfo(list);
     return fd;
 }
 
 /* The first TCP address gives the URL, and its port is that of the others. */
-static enum status listen_one(struct loop *l, const char *host, unsigned *port, struct err *err)
+static enum status listen_one(struct loop *l, const char *host, unsigned *port, bool alone, struct err *err)
 {
     const char *path = strncmp(host, "unix:", 5) == 0 ? host + 5 : NULL;
     struct sockaddr_storage at = {0};
@@ -244,7 +246,7 @@ static enum status listen_one(struct loop *l, const char *host, unsigned *port, 
     if (l->listener_count == LISTENERS_MAX)
         return err_set(err, ST_INVALID, "--host: at most %u addresses", LISTENERS_MAX);
     errno = 0;
-    int fd = path ? listen_unix(path) : listen_tcp(host, *port, err);
+    int fd = path ? listen_unix(path) : listen_tcp(host, *port, alone, err);
     if (fd < 0 || getsockname(fd, (struct sockaddr *)&at, &at_len)) {
         if (fd >= 0) close(fd);
         if (err->msg[0]) return errno == EINVAL ? ST_INVALID : ST_IO;
@@ -279,7 +281,10 @@ static enum status listen_open(struct loop *l, struct err *err)
     unsigned port = (unsigned)l->srv->opt->port;
     enum status st = hosts ? ST_OK : err_nomem(err, "the addresses of --host");
     l->srv->loopback = true;
-    while (!st && (host = strsep(&next, ","))) st = listen_one(l, host, &port, err);
+    unsigned tcp = 0;
+    for (const char *at = l->srv->opt->host; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL)
+        tcp += strncmp(at, "unix:", 5) != 0;
+    while (!st && (host = strsep(&next, ","))) st = listen_one(l, host, &port, tcp < 2, err);
     free(hosts);
     return st;
 }

@@ -967,6 +967,12 @@ def test_tool_types(s):
         ("function_call", "mcp__calc", "add"),
     )
     check.true("its arguments", json.loads(item["arguments"])["n"] in (1, 2), item)
+    for choice in ({"name": "add", "namespace": "mcp__calc"}, {"name": "add"}):
+        body["tool_choice"] = {"type": "function", **choice}
+        item = s.ok(RESPONSES, body)["output"][0]
+        check.equal(f"chosen by {choice}", (item["namespace"], item["name"]), ("mcp__calc", "add"))
+    body["tool_choice"] = {"type": "function", "name": "add", "namespace": "other"}
+    check.equal("of another namespace", s.post(RESPONSES, body)[0], 400)
     long = "mcp." + "a-long_name." * 10 + "tool"
     body = ask(tools=[{"type": "function", "name": long}], tool_choice="required", max_output_tokens=200)
     check.equal(

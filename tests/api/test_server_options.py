@@ -57,6 +57,13 @@ def test_addresses(binary, demo):
         s.stop(expect=1, send=False)
         with open(path, encoding="utf-8") as f:
             check.equal("a file that is no socket stays", f.read(), "a user's file")
+        if os.path.exists("/proc/net/if_inet6"):
+            for hosts in ("0.0.0.0,::", "::,127.0.0.1"):
+                s = Server(binary, demo, "--host", hosts)
+                check.equal(f"{hosts}: IPv4", s.request("GET", "/health")[0], 200)
+                s.host = "::1"
+                check.equal(f"{hosts}: IPv6", s.request("GET", "/health")[0], 200)
+                s.stop()
         many = ",".join(f"127.0.0.{i}" for i in range(1, 10))
         for hosts in ("unix:", f"unix:{top}/no/such.sock", "unix:" + "x" * 200, many):
             s = Server(binary, demo, "--host", hosts, wait=False)

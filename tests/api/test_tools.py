@@ -374,6 +374,15 @@ def test_weak_schema(s):
             and e["error"]["param"] == "tools[1].function.parameters",
             e,
         )
+    key = {
+        "name": "keyed",
+        "parameters": {"type": "object", "properties": {"n": {"enum": [1]}}, "required": ["n"]},
+        "format": {"type": "grammar", "syntax": "regex", "definition": "x"},
+    }
+    keyed = ({"type": "function", "function": key},)
+    got = s.ok(CHAT, ask("plain", keyed, tool_choice="required", parallel_tool_calls=False, max_tokens=200))
+    call = got["choices"][0]["message"]["tool_calls"][0]["function"]
+    check.true("a key `format` is none of a custom tool", '"n": 1' in call["arguments"], call)
     check.true(
         "another is named",
         s.ok(
