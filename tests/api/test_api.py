@@ -290,12 +290,13 @@ def test_completions(s):
 
 
 def test_refused(s):
-    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"uniqueItems": True}}}
+    schema = {"type": "json_schema",
+              "json_schema": {"name": "x", "strict": True, "schema": {"uniqueItems": True}}}
     tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
     table = [
         ({"response_format": schema}, "unsupported_schema", "response_format"),
-        ({"response_format": {"type": "json_object", "schema": {"uniqueItems": True}}}, "unsupported_schema",
-         "response_format"),
+        ({"response_format": {"type": "json_object", "schema": {"unevaluatedProperties": False}}},
+         "unsupported_schema", "response_format"),
         ({"response_format": {"type": "json_schema"}}, None, "response_format"),
         ({"response_format": {"type": "poem"}}, "invalid_value", "response_format.type"),
         ({"guided_choice": []}, "invalid_value", "guided_choice"),

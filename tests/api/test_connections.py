@@ -202,7 +202,7 @@ def limited(binary, model, files):
 def test_few_files(binary, model):
     p = limited(binary, model, 12)
     out, err = p.communicate(timeout=60)
-    check.equal("12 files: exit code", p.returncode, 1)
+    check.equal("12 files: exit code", p.returncode, 2)
     check.true("12 files: one clear line", out == "" and len(err.splitlines()) == 1 and "ulimit -n" in err, err)
     p = limited(binary, model, 64)
     port = int(p.stdout.readline().rsplit(":", 1)[1])
