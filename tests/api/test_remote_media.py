@@ -662,7 +662,7 @@ def test_flags():
             code = s.process.wait(60)
             s.process.stdout.close()
             log.seek(0)
-            check.true(f"{flags}: does not start", code == 1 and "media" in log.read(), code)
+            check.true(f"{flags}: does not start", code == 2 and "media" in log.read(), code)
 
 
 args = arguments(__doc__, qwen=os.path.join(GOLDEN, "qwen/qwen2_5_vl_f32"))
