@@ -13,7 +13,7 @@ import harness
 args = harness.arguments(__doc__, library="")
 check = harness.Checks()
 LIBRARY = args.library or os.path.join(os.path.dirname(os.path.abspath(args.binary)), "cuda-host", "kvasir-cuda.so")
-DEVICE = {"KVASIR_CUDA_LIBRARY": LIBRARY}
+DEVICE = {"KVASIR_CUDA_LIBRARY": LIBRARY, "KVASIR_GEMM": "own"}  # the faults count calls
 FLAGS = ("--backend", "cuda", "--max-sequences", "4", "--kv-memory", "8M")
 GRAPH_CALLS = 12  # about graphs at start: begin, end, instantiate and upload, of the sizes 1, 2 and 4
 
