@@ -8,6 +8,11 @@
 #include "engine/families/families.h"
 #include "engine/families/gguf_keys.h"
 
+#define QWEN3_TOWER                                                                                          \
+    .hidden_size = 1152, .intermediate_size = 4304, .num_hidden_layers = 27, .num_attention_heads = 16,      \
+    .num_channels = 3, .patch_size = 16, .layer_norm_eps = 1e-6, .activation = HF_GELU_TANH,                 \
+    .out_hidden_size = 3584, .spatial_merge_size = 2, .temporal_patch_size = 2, .position_side = 48,         \
+    .rope_theta = 1e4
 #define QWEN_ROPE(base, ...)                                                                                 \
     .rope = {[HF_FULL] = {.type = HF_ROPE_DEFAULT, .theta = (base), .factor = 1, __VA_ARGS__}}
 

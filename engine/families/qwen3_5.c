@@ -33,19 +33,7 @@ static const struct hf_text QWEN3_5_MOE_TEXT = {
     COMMON,
 };
 static const struct hf_vision VISION = {
-    .hidden_size = 1152,
-    .intermediate_size = 4304,
-    .num_hidden_layers = 27,
-    .num_attention_heads = 16,
-    .num_channels = 3,
-    .patch_size = 16,
-    .layer_norm_eps = 1e-6,
-    .activation = HF_GELU_TANH,
-    .out_hidden_size = 3584,
-    .spatial_merge_size = 2,
-    .temporal_patch_size = 2,
-    .position_side = 48,
-    .rope_theta = 1e4,
+    QWEN3_TOWER,
 };
 
 #define END_OF_TURN 248046u /* <|im_end|> */

@@ -37,19 +37,7 @@ static const struct hf_text QWEN3_VL_MOE_TEXT = {
     QWEN_ROPE(5e5, .mrope_section = {24, 20, 20}, .mrope_interleaved = true),
 };
 static const struct hf_vision QWEN3_VL_VISION = {
-    .hidden_size = 1152,
-    .intermediate_size = 4304,
-    .num_hidden_layers = 27,
-    .num_attention_heads = 16,
-    .num_channels = 3,
-    .patch_size = 16,
-    .layer_norm_eps = 1e-6,
-    .activation = HF_GELU_TANH,
-    .out_hidden_size = 3584,
-    .spatial_merge_size = 2,
-    .temporal_patch_size = 2,
-    .position_side = 48,
-    .rope_theta = 1e4,
+    QWEN3_TOWER,
     .deepstack = {8, 16, 24},
     .deepstack_count = 3,
 };
