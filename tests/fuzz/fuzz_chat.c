@@ -43,7 +43,8 @@ static void ask(enum gen_kind kind, const uint8_t *data, size_t size)
     struct gen *g = calloc(1, sizeof *g);
     if (!r || !g) abort();
     *r = (struct request){.srv = server, .gen = g};
-    response_open(&r->response, &server->response_bytes);
+    r->response.all = &server->response_bytes;
+    buf_init(&r->response.out, SIZE_MAX / 4);
     *g = (struct gen){.r = r, .kind = kind, .p.n = 1};
     buf_init(&r->http.body, SIZE_MAX / 4);
     if (!buf_add(&r->http.body, data, size) && !request_body_parse(r, &g->root) &&
@@ -53,7 +54,7 @@ static void ask(enum gen_kind kind, const uint8_t *data, size_t size)
     gen_read_end(g);
     buf_fini(&r->http.body);
     gen_free(g);
-    response_close(&r->response);
+    buf_fini(&r->response.out);
     free(r);
 }
 
