@@ -17,7 +17,7 @@ struct intake {
     bool turn;         /* the last message is the model's, and further items belong to it */
     bool turn_text;    /* its last item is text */
     size_t part_count; /* items and parts so far */
-    json_t *calls;     /* an object of the ids of calls so far; with previous_response_id, else NULL */
+    json_t *calls;     /* an object of the ids of calls so far; NULL: results of unknown calls are taken */
 };
 
 /* Each becomes several values. */
@@ -387,7 +387,7 @@ enum status responses_messages(struct reader *r, struct responses_state *s)
     if (instructions && !json_is_string(instructions))
         return api_fail(r->e, 400, "invalid_type", "instructions", "Must be a string.");
     if (instructions && plain_message(&t, CHAT_SYSTEM, "instructions", instructions)) return ST_INVALID;
-    if (s->before && !(t.calls = json_object())) return reader_no_memory(r);
+    if (s->before && s->before->owner.websocket && !(t.calls = json_object())) return reader_no_memory(r);
     bool ok = !items_before(&t) && !items_input(&t, field(r->from, "input")) &&
               !(s->compact && compact_ask(&t)) && !turns_resolve(&t);
     json_decref(t.calls);

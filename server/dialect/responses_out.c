@@ -264,6 +264,10 @@ static void usage(struct json_writer *o, const struct gen *g)
     jw_uint(o, u.reasoning);
     jw_text(o, "},\"total_tokens\":");
     jw_uint(o, u.prompt + u.completion);
+    jw_text(o, ",\"prompt_tokens\":"); /* SGLang's names for the same */
+    jw_uint(o, u.prompt);
+    jw_text(o, ",\"completion_tokens\":");
+    jw_uint(o, u.completion);
     jw_text(o, "}");
 }
 
@@ -340,6 +344,7 @@ void response_finish(struct json_writer *o, struct choice *c)
     logprobs_resolve(c); /* text held back until the end */
     response_write(o, g, status, c, NULL);
     if (!(s->store || s->local) || o->st) return;
+    if (s->local) response_forget_websocket(g->r->srv->responses, s->owner.websocket); /* the latest alone */
     if (response_keep(g->r->srv->responses, s->id, &s->owner, s->before, &s->items, o->buf->data + from,
                       o->buf->len - from)) {
         s->before = NULL;
