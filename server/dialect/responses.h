@@ -25,6 +25,7 @@ struct responses_state {
     bool sealed;                  /* reasoning is also sent as encrypted_content */
     json_t *renamed;  /* {name in the prompt: {"custom", "namespace", "name"}}: tools that are not plain
                          functions; owned */
+    json_t *allowed;  /* allowed_tools by their names in the prompt, or NULL; owned */
     struct buf items; /* the input items, to be stored */
     struct buf echo;  /* fields of the response that only repeat the request */
     /* output */

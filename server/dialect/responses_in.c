@@ -42,13 +42,15 @@ static enum status refused(struct reader *r)
     if (reader_refuse(r, names, COUNT(names))) return ST_INVALID;
     if (field_bool(r->e, r->from, "background", &background)) return ST_INVALID;
     if (background)
-        return api_fail(r->e, 400, "unsupported_parameter", "background",
-                        "background is not supported: wait for the response, or stream it.");
+        return api_fail(
+            r->e, 400, "unsupported_parameter", "background",
+            "background is not supported: leave it out and wait for the response, or use stream.");
     if (truncation && !json_is_string(truncation))
         return api_fail(r->e, 400, "invalid_type", "truncation", "Must be a string.");
     if (json_is(truncation, "auto"))
         return api_fail(r->e, 400, "unsupported_value", "truncation",
-                        "A truncation of \"auto\" is not supported: nothing is left out of a conversation.");
+                        "A truncation of \"auto\" is not supported: leave the field out, and shorten a long "
+                        "conversation with POST /v1/responses/compact.");
     return truncation && !json_is(truncation, "disabled")
                ? api_fail(r->e, 400, "invalid_value", "truncation", "Must be 'disabled'.")
                : ST_OK;
@@ -195,6 +197,39 @@ static json_t *tool_named(struct reader *r, json_t *name_space, json_t *name)
     return found;
 }
 
+static bool allow(json_t *list, json_t *name)
+{
+    return !json_array_append_new(list, json_pack("{s:O}", "name", name));
+}
+
+/* allowed_tools, by their names in the prompt. A namespace stands for its tools; hosted tools have no name.
+ */
+static enum status tools_allowed(struct reader *r, json_t *mode, json_t *allowed)
+{
+    struct responses_state *s = r->g->dialect_state;
+    json_t *it;
+    const char *in_prompt;
+    bool ok = json_is_array(allowed) && json_is_string(mode);
+    if (ok && !(s->allowed = json_array())) return reader_no_memory(r);
+    for (size_t i = 0; i < json_array_size(allowed) && ok; i++) {
+        json_t *one = json_array_get(allowed, i), *type = field(one, "type"), *name = field(one, "name");
+        bool group = json_is(type, "namespace");
+        json_object_foreach(group ? s->renamed : NULL, in_prompt, it)
+        {
+            json_t *key = json_equal(field(it, "namespace"), name) ? json_string(in_prompt) : NULL;
+            if (key && !allow(s->allowed, key)) ok = false;
+            json_decref(key);
+        }
+        if (group) continue;
+        if (json_is_string(name)) ok = allow(s->allowed, tool_named(r, field(one, "namespace"), name));
+        else ok = json_is_string(type) && !json_is(type, "function") && !json_array_append(s->allowed, one);
+    }
+    if (!ok)
+        return api_fail(r->e, 400, "invalid_value", "tool_choice",
+                        "allowed_tools needs a mode, and tools with names.");
+    return r->counting ? ST_OK : gen_choose_among(r->g, mode, s->allowed, false);
+}
+
 static enum status tool_choice(struct reader *r)
 {
     json_t *from = field(r->from, "tool_choice"), *type = field(from, "type"), *name = field(from, "name");
@@ -214,16 +249,7 @@ static enum status tool_choice(struct reader *r)
     if (!json_is(type, "allowed_tools"))
         return api_fail(r->e, 400, "unsupported_value", "tool_choice.type",
                         "A tool choice of type '%.60s' is not supported.", json_string_value(type));
-    json_t *mode = field(from, "mode"), *allowed = field(from, "tools");
-    bool ok = json_is_array(allowed) && json_is_string(mode);
-    for (size_t i = 0; i < json_array_size(allowed) && ok; i++) {
-        json_t *one = json_array_get(allowed, i), *of = field(one, "type");
-        ok = json_is_string(field(one, "name")) || (json_is_string(of) && !json_is(of, "function"));
-    }
-    if (ok && r->counting) return ST_OK;
-    return ok ? gen_choose_among(r->g, mode, allowed, false)
-              : api_fail(r->e, 400, "invalid_value", "tool_choice",
-                         "allowed_tools needs a mode, and tools with names.");
+    return tools_allowed(r, field(from, "mode"), field(from, "tools"));
 }
 
 /* ---- reasoning and the text format ---- */
@@ -506,6 +532,7 @@ static void end(struct gen *g)
     buf_fini(&s->echo);
     buf_fini(&s->logprobs);
     json_decref(s->renamed);
+    json_decref(s->allowed);
     free(s->parts);
 }
 

@@ -316,7 +316,8 @@ static enum status parse_output(struct gen *g, json_t *root)
     if (g->kind == GEN_CHAT && field_bool(e, root, "parallel_tool_calls", &p->parallel_calls))
         return ST_INVALID;
     return field_bool(e, root, "return_cache_info", &p->return_cache_info) ||
-                   field_bool(e, root, "timings_per_token", &p->timings)
+                   field_bool(e, root, "timings_per_token", &p->timings) ||
+                   field_bool(e, root, "return_progress", &p->progress)
                ? ST_INVALID
                : ST_OK;
 }
@@ -409,8 +410,7 @@ enum status gen_parse_refused(struct gen *g, json_t *root)
                    {"no_repeat_ngram_size", 0},
                    {"t_max_predict_ms", 0},
                    {"use_beam_search", 0},
-                   {"return_hidden_states", 0},
-                   {"return_progress", 0}};
+                   {"return_hidden_states", 0}};
     for (size_t i = 0; i < sizeof unsupported / sizeof *unsupported; i++) {
         if (g->kind == GEN_COMPLETION && i < 4) continue; /* not fields of that endpoint: ignored */
         if (refuse_if(g, root, unsupported[i], "unsupported_parameter", "")) return ST_INVALID;

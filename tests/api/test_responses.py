@@ -989,6 +989,21 @@ def test_tool_types(s):
     }
     item = s.ok(RESPONSES, ask(tools=tools, tool_choice=allowed, max_output_tokens=200))["output"][0]
     check.equal("allowed tools", item["name"], "code")
+    for one in (
+        {"type": "function", "name": "add", "namespace": "mcp__calc"},
+        {"type": "function", "name": "add"},
+        {"type": "namespace", "name": "mcp__calc"},
+    ):
+        body = ask(tools=tools, tool_choice={**allowed, "tools": [one]}, max_output_tokens=200)
+        got = s.ok(RESPONSES, body)
+        item = got["output"][0]
+        check.equal(f"allowed {one}", (item["namespace"], item["name"]), ("mcp__calc", "add"))
+        check.equal("the choice is repeated as sent", got["tool_choice"]["tools"], [one])
+        check.equal("counted", s.post(COUNT, body)[0], 200)
+    for one in ({"type": "namespace", "name": "other"}, {"type": "function", "name": "add", "namespace": "x"}):
+        body = ask(tools=tools, tool_choice={**allowed, "tools": [one]})
+        status, answer = s.post(RESPONSES, body)
+        check.equal(f"allowed {one}", (status, answer["error"]["param"]), (400, "tool_choice"))
     status, answer = s.post(
         RESPONSES,
         ask(
