@@ -1000,7 +1000,8 @@ def test_tool_types(s):
         check.equal(f"allowed {one}", (item["namespace"], item["name"]), ("mcp__calc", "add"))
         check.equal("the choice is repeated as sent", got["tool_choice"]["tools"], [one])
         check.equal("counted", s.post(COUNT, body)[0], 200)
-    for one in ({"type": "namespace", "name": "other"}, {"type": "function", "name": "add", "namespace": "x"}):
+    wrong = {"type": "function", "name": "add", "namespace": "x"}
+    for one in ({"type": "namespace", "name": "other"}, wrong):
         body = ask(tools=tools, tool_choice={**allowed, "tools": [one]})
         status, answer = s.post(RESPONSES, body)
         check.equal(f"allowed {one}", (status, answer["error"]["param"]), (400, "tool_choice"))

@@ -1,8 +1,9 @@
-"""SGLang's cases for /v1/responses: of test/registered/openai_server and sgl-model-gateway/e2e_test/responses
-of github.com/sgl-project/sglang, those that need no MCP server, no conversations and no background. Where they
-need a model's answer, this checks only what a small model gives too. Three of them contradict OpenAI's API and
-are as that has it here: a response with calls is `completed`, not `in_progress`; one that reaches
-max_output_tokens is `incomplete`; an unknown previous_response_id is a 400, not a 404."""
+"""SGLang's cases for /v1/responses: of test/registered/openai_server and of
+sgl-model-gateway/e2e_test/responses of github.com/sgl-project/sglang, those that need no MCP server, no
+conversations and no background. Where they need a model's answer, this checks only what a small model gives
+too. Three of them contradict OpenAI's API and are as that has it here: a response with calls is `completed`,
+not `in_progress`; one that reaches max_output_tokens is `incomplete`; an unknown previous_response_id is a
+400, not a 404."""
 
 import json
 
