@@ -54,17 +54,18 @@ def variant(name):
         with concurrent.futures.ThreadPoolExecutor(4) as pool:  # together, and cached
             for status, answer in pool.map(lambda _: ask(input=texts), range(6)):
                 check.equal(f"{name} bits", vectors(answer), [alone[i] for i in plain])
-        check.equal(f"{name} ids", vectors(ask(input=[cases[i]["ids"] for i in plain], add_special_tokens=False)[1]),
-                    [alone[i] for i in plain])
+        ids = [cases[i]["ids"] for i in plain]
+        check.equal(f"{name} ids", vectors(ask(input=ids, add_special_tokens=False)[1]), [alone[i] for i in plain])
         packed = ask(input=texts[1], encoding_format="base64")[1]["data"][0]["embedding"]
-        floats = struct.unpack(f"<{len(alone[0])}f", base64.b64decode(packed))
-        check.equal(f"{name} base64", [struct.unpack("<f", struct.pack("<f", v))[0] for v in alone[1]], list(floats))
+        count = f"<{len(alone[0])}f"
+        check.equal(f"{name} base64", base64.b64decode(packed), struct.pack(count, *alone[1]))
         short = vectors(ask(input=texts[1], dimensions=8)[1])[0]
         check.equal(f"{name} dimensions", len(short), 8)
         check.true(f"{name} length", abs(sum(v * v for v in short) - 1) < 1e-5)
         # an empty text has one token if the tokenizer ends each text with one
         check.equal(f"{name} empty", ask(input="")[0], 200 if name == "last_f32" else 400)
-        for body, param in [({}, "input"), ({"input": []}, "input"), ({"input": ["a", 5]}, "input[1]"), ({"input": "a", "dimensions": 33}, "dimensions"),
+        for body, param in [({}, "input"), ({"input": []}, "input"), ({"input": ["a", 5]}, "input[1]"),
+                            ({"input": "a", "dimensions": 33}, "dimensions"),
                             ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
                             ({"input": "a", "prompt_name": "other"}, "prompt_name"),
                             ({"input": "word " * 30000}, "input")]:
@@ -83,7 +84,8 @@ def scores():
         with open(os.path.join(folder, "1_LogitScore", "config.json"), "w") as f:
             json.dump({k: want[k] for k in ("true_token_id", "false_token_id")}, f)
         with open(os.path.join(folder, "modules.json"), "w") as f:
-            json.dump([{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.base.modules.Transformer"},
+            json.dump([{"idx": 0, "name": "0", "path": "",
+                        "type": "sentence_transformers.base.modules.transformer.Transformer"},
                        {"idx": 1, "name": "1", "path": "1_LogitScore",
                         "type": "sentence_transformers.cross_encoder.modules.logit_score.LogitScore"}], f)
         s = Server(BINARY, folder)
@@ -97,7 +99,8 @@ def scores():
                 check.equal("rerank text", r["document"]["text"], want["documents"][r["index"]])
             one = post(s, "/v2/rerank", {"query": want["query"], "documents": [{"text": d} for d in
                             want["documents"]], "top_n": 1, "return_documents": False})[1]["results"]
-            check.equal("rerank top", one, [{k: answer["results"][0][k] for k in ("index", "relevance_score")}])
+            best = answer["results"][0]
+            check.equal("rerank top", one, [{k: best[k] for k in ("index", "relevance_score")}])
             got = post(s, "/v1/score", {"text_1": want["query"], "text_2": want["documents"]})[1]["data"]
             by_index = {r["index"]: r["relevance_score"] for r in answer["results"]}
             check.equal("score", {d["index"]: d["score"] for d in got}, by_index)
