@@ -333,6 +333,11 @@ static void from_websocket(struct conn *n, const char *data, size_t len)
     struct server *s = n->loop->srv;
     n->data_us = now_us();
     if (n->down.len == n->down_at) n->sent_us = n->data_us;
+    if (n->up_at > n->up.len / 2) { /* so that what is sent doesn't count */
+        n->up.len -= n->up_at;
+        memmove(n->up.data, n->up.data + n->up_at, n->up.len);
+        n->up_at = 0;
+    }
     bool ok = websocket_receive(n->ws, data, len);
     s->body_bytes -= n->ws_bytes;
     n->ws_bytes = n->up.len - n->up_at + websocket_partial(n->ws);
@@ -455,13 +460,16 @@ void conn_completed(struct MHD_Connection *c)
     n->request = NULL;
     n->served = true;
     n->loop->moved++;
-    if (n->phase != CONN_BUSY || n->tcp < 0) return;
+    bool ws = n->phase == CONN_WEBSOCKET;
+    if ((n->phase != CONN_BUSY && !ws) || n->tcp < 0) return;
     n->data_us = now_us();
-    phase_to(n, CONN_HEAD, n->data_us);
-    http_parser_next(&n->in);
+    if (!ws) {
+        phase_to(n, CONN_HEAD, n->data_us);
+        http_parser_next(&n->in);
+    }
     struct buf kept = n->kept;
     buf_init(&n->kept, kept.max);
-    if (kept.len) take(n, kept.data, kept.len);
+    if (kept.len) (ws ? from_websocket : take)(n, kept.data, kept.len);
     buf_fini(&kept);
     if (n->tcp >= 0) polls(n);
 }

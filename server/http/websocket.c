@@ -72,8 +72,8 @@ static void on_chunk(wslay_event_context_ptr ctx, const struct wslay_event_on_fr
 static void on_message(wslay_event_context_ptr ctx, const struct wslay_event_on_msg_recv_arg *arg, void *user)
 {
     struct websocket *w = user;
+    w->partial -= arg->msg_length;
     if (wslay_is_ctrl_frame(arg->opcode)) return;
-    w->partial = 0;
     if (arg->opcode != WSLAY_TEXT_FRAME) {
         wslay_event_queue_close(ctx, WSLAY_CODE_UNSUPPORTED_DATA, NULL, 0);
         return;

@@ -26,16 +26,26 @@ OPENING = {
 }
 
 
+def frame_of(opcode, data=b"", fin=True, masked=True):
+    n, mask = len(data), b"\x11\x22\x33\x44"
+    size = bytes([n]) if n < 126 else struct.pack(">BH", 126, n) if n < 65536 else struct.pack(">BQ", 127, n)
+    size = bytes([size[0] | 128 * masked]) + size[1:]
+    if masked:
+        whole = int.from_bytes(data, "big") ^ int.from_bytes((mask * (n // 4 + 1))[:n], "big")
+        data = mask + whole.to_bytes(n, "big")
+    return bytes([opcode | 128 * fin]) + size + data
+
+
 class Socket:
     """A client that can also send what no library would."""
 
-    def __init__(self, s, headers=None, path=RESPONSES):
+    def __init__(self, s, headers=None, path=RESPONSES, more=b""):
         self.socket = socket.create_connection((s.host, s.port), timeout=20)
         lines = {"Host": f"{s.host}:{s.port}", **OPENING, **(headers or {})}
         head = f"GET {path} HTTP/1.1\r\n" + "".join(
             f"{k}: {v}\r\n" for k, v in lines.items() if v is not None
         )
-        self.socket.sendall(head.encode() + b"\r\n")
+        self.socket.sendall(head.encode() + b"\r\n" + more)
         self.file = self.socket.makefile("rb")
         self.status = int(self.file.readline().split()[1])
         self.headers = {}
@@ -44,15 +54,7 @@ class Socket:
             self.headers[name.lower()] = value
 
     def frame(self, opcode, data=b"", fin=True, masked=True):
-        n, mask = len(data), b"\x11\x22\x33\x44"
-        size = (
-            bytes([n]) if n < 126 else struct.pack(">BH", 126, n) if n < 65536 else struct.pack(">BQ", 127, n)
-        )
-        size = bytes([size[0] | 128 * masked]) + size[1:]
-        if masked:
-            whole = int.from_bytes(data, "big") ^ int.from_bytes((mask * (n // 4 + 1))[:n], "big")
-            data = mask + whole.to_bytes(n, "big")
-        self.socket.sendall(bytes([opcode | 128 * fin]) + size + data)
+        self.socket.sendall(frame_of(opcode, data, fin, masked))
 
     def read(self):
         """-> (opcode, data) of a message or a control frame; (None, b"") at the end."""
@@ -134,6 +136,9 @@ def test_opening(s):
         (w.status, w.headers["upgrade"].lower(), w.headers["sec-websocket-accept"]),
         (101, "websocket", accept),
     )
+    w.close()
+    w = Socket(s, more=frame_of(TEXT, b'{"type":"response.create","input":"Hello","max_output_tokens":5}'))
+    check.equal("a message with the request", (w.status, last(w.events())["object"]), (101, "response"))
     w.close()
     for what, headers, status in (
         ("no upgrade", {"Upgrade": None, "Connection": None}, 426),
