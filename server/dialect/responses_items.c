@@ -270,12 +270,12 @@ enum status responses_instructions_keep(struct reader *r, struct responses_state
         if ((m->role != CHAT_SYSTEM && m->role != CHAT_DEVELOPER) || m->list || !m->part_count ||
             strcmp(m->at.field, "instructions") == 0)
             continue;
-        json_t *item =
-            json_pack("{s:s,s:s,s:s,s:[{s:s,s:O}]}", "type", "message", "status", "completed", "role",
-                      chat_role_name(m->role), "content", "type", "input_text", "text", m->parts[0].text);
         char id[64];
         snprintf(id, sizeof id, "msg_%s_i%zu", s->id + strlen("resp_"), i);
-        if (!item || json_object_set_new(item, "id", json_string(id))) o.st = ST_NOMEM;
+        json_t *item = json_pack("{s:s,s:s,s:s,s:s,s:[{s:s,s:O}]}", "type", "message", "id", id, "status",
+                                 "completed", "role", chat_role_name(m->role), "content", "type",
+                                 "input_text", "text", m->parts[0].text);
+        if (!item) o.st = ST_NOMEM;
         jw_value(&o, item);
         jw_text(&o, ",");
         json_decref(item);
@@ -286,9 +286,12 @@ enum status responses_instructions_keep(struct reader *r, struct responses_state
 /* What hosted tools of other servers did, and notes of clients: not in the prompt. */
 static bool is_foreign(const json_t *type)
 {
-    static const char *const types[] = {"web_search_call",       "file_search_call", "image_generation_call",
-                                        "code_interpreter_call", "tool_search_call", "tool_search_output",
-                                        "mcp_list_tools",        "ghost_snapshot"};
+    static const char *const types[] = {
+        "web_search_call",      "file_search_call",      "image_generation_call", "code_interpreter_call",
+        "computer_call",        "computer_call_output",  "local_shell_call",      "local_shell_call_output",
+        "shell_call",           "shell_call_output",     "apply_patch_call",      "apply_patch_call_output",
+        "tool_search_call",     "tool_search_output",    "mcp_list_tools",        "mcp_call",
+        "mcp_approval_request", "mcp_approval_response", "ghost_snapshot"};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
         if (json_is(type, types[i])) return true;
     return false;

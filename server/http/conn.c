@@ -209,7 +209,7 @@ static void pump_down(struct conn *n)
         if (k < 0 && errno == EAGAIN && !n->last.len) break;
         if (k <= 0) { /* it has closed, or all its output before our own response is sent */
             side_close(&n->pair_poll, &n->pair);
-            if (n->ws) websocket_close(n->ws, 1011);
+            if (n->ws) websocket_close(n->ws, n->loop->srv->health.phase >= SRV_LEAVING ? 1001 : 1011);
             continue;
         }
         if (n->ws) {

@@ -1037,6 +1037,8 @@ def test_items_of_tools(s):
             "arguments": '{"n": 1}',
         },
         {"type": "ghost_snapshot", "ghost_commit": {}},
+        {"type": "mcp_call", "id": "m", "server_label": "s", "name": "n", "arguments": "{}", "output": "x"},
+        {"type": "local_shell_call_output", "id": "l", "output": "x"},
         {"type": "custom_tool_call_output", "call_id": "call_1", "output": "done"},
     ]
     same_prompt("items", s, {"messages": chat}, {"input": items})
