@@ -59,7 +59,7 @@ answers() {
     done
     [ $status -eq 0 ] && printf '{"max_tokens": 16, "temperature": 0, "messages": [{"role": "user", "content": [
         {"type": "image_url", "image_url": {"url": "data:image/png;base64,%s"}},
-        {"type": "text", "text": "What is in the picture?"}]}]}' "$(base64 -w 0 models/demo/sample.png)" |
+        {"type": "text", "text": "What is in the image?"}]}]}' "$(base64 -w 0 models/demo/sample.png)" |
         curl -sf -H 'Content-Type: application/json' -d @- "http://127.0.0.1:$port/v1/chat/completions" \
             >"$work/$name.answer" || status=1
     kill $server 2>/dev/null

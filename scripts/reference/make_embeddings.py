@@ -44,7 +44,8 @@ def checkpoint(name, source, pooling, normalize, end):
                  "special_tokens": {"<|endoftext|>": {"id": "<|endoftext|>", "ids": [eos["id"]],
                                                       "tokens": ["<|endoftext|>"]}}}]}
         (out / "tokenizer.json").write_text(json.dumps(t, ensure_ascii=False))
-    modules = [("", "Transformer"), ("1_Pooling", "Pooling")] + ([("2_Normalize", "Normalize")] if normalize else [])
+    modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
+    modules += [("2_Normalize", "Normalize")] if normalize else []
     (out / "modules.json").write_text(json.dumps(
         [{"idx": i, "name": str(i), "path": p, "type": f"sentence_transformers.models.{t}"}
          for i, (p, t) in enumerate(modules)], indent=2))
