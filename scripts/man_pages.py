@@ -1,22 +1,27 @@
 #!/usr/bin/env python3
 """Man page and completions of kvasir, made of its --help: kvasir.1, kvasir.bash, _kvasir (zsh), kvasir.fish.
 usage: scripts/man_pages.py build/release/kvasir DIR"""
+
 import os
 import re
 import subprocess
 import sys
 
 COMMANDS = {
-    "serve": "serve the HTTP API", "inspect": "show a checkpoint as read, and the memory plan",
-    "pull": "download a model of the Hugging Face hub", "list": "list the models that were downloaded",
-    "rm": "remove a downloaded model", "bench": "benchmark the engine offline", "version": "print the version",
+    "serve": "serve the HTTP API",
+    "inspect": "show a checkpoint as read, and the memory plan",
+    "pull": "download a model of the Hugging Face hub",
+    "list": "list the models that were downloaded",
+    "rm": "remove a downloaded model",
+    "bench": "benchmark the engine offline",
+    "version": "print the version",
 }
 
 
 def options(text):
     """--help -> [(group, [(flag, value, meaning)])]"""
     groups = []
-    for line in text[text.index("\nFlags of serve"):].splitlines():
+    for line in text[text.index("\nFlags of serve") :].splitlines():
         flag = re.match(r"  --(\S+) (.+?)(?:  +(.*)|$)", line)
         if line.startswith("Each flag"):
             break
@@ -42,27 +47,56 @@ def man(groups, version):
     def text(s):
         return s.replace("\\", "\\e").replace("-", "\\-").replace("'", "\\(aq")
 
-    out = [f'.TH KVASIR 1 "" "{version}"', ".SH NAME",
-           "kvasir \\- OpenAI\\-compatible inference server for vision\\-language models", ".SH SYNOPSIS"]
-    for usage in ("serve [MODEL] [flags]", "inspect [MODEL] [flags]", "pull ORG/NAME[@REVISION][:FILE.gguf] ...",
-                  "list", "rm ORG/NAME[@REVISION] ...", "bench --help", "version"):
+    out = [
+        f'.TH KVASIR 1 "" "{version}"',
+        ".SH NAME",
+        "kvasir \\- OpenAI\\-compatible inference server for vision\\-language models",
+        ".SH SYNOPSIS",
+    ]
+    for usage in (
+        "serve [MODEL] [flags]",
+        "inspect [MODEL] [flags]",
+        "pull ORG/NAME[@REVISION][:FILE.gguf] ...",
+        "list",
+        "rm ORG/NAME[@REVISION] ...",
+        "bench --help",
+        "version",
+    ):
         name, _, rest = usage.partition(" ")
         out += [f".B kvasir {name}", text(rest), ".br"]
-    out += [".SH DESCRIPTION", "Deterministic, batch\\-invariant inference: the same request and seed give the same output.",
-            "MODEL is a checkpoint directory, a GGUF file, or a model of the Hugging Face hub, which is downloaded into",
-            "its cache (HF_HOME). Without one, a small demo model is served.", ".SH COMMANDS"]
+    out += [
+        ".SH DESCRIPTION",
+        "Deterministic, batch\\-invariant inference: the same request and seed give the same output.",
+        "MODEL is a checkpoint directory, a GGUF file, or a model of the Hugging Face hub, downloaded",
+        "into its cache (HF_HOME). Without one, a small demo model is served.",
+        ".SH COMMANDS",
+    ]
     for name, meaning in COMMANDS.items():
         out += [".TP", f".B {name}", text(meaning)]
-    out += [".SH OPTIONS", "Each is also an environment variable (KVASIR_MAX_CONTEXT) and a line of the file of",
-            "\\-\\-config (max\\-context = 4096)."]
+    out += [
+        ".SH OPTIONS",
+        "Each is also an environment variable (KVASIR_MAX_CONTEXT) and a line of the file of",
+        "\\-\\-config (max\\-context = 4096).",
+    ]
     for group, rows in groups:
         out.append(f".SS {text(group)}")
         for flag, value, meaning in rows:
-            out += [".TP", f".BI \\-\\-{text(flag)} \" {text(value)}\"", text(meaning)]
-    out += [".SH SIGNALS", ".TP", ".B SIGTERM", "Stops being ready, finishes what runs, and ends.", ".TP", ".B SIGHUP",
-            "Reads API keys and certificate again, and opens the log file anew.", ".SH EXIT STATUS",
-            "0 after a signal, 2 for a wrong flag or command, 1 for any other error.", ".SH ENVIRONMENT", ".TP",
-            ".B HF_HOME, HF_HUB_CACHE, HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE", "As in huggingface_hub."]
+            out += [".TP", f'.BI \\-\\-{text(flag)} " {text(value)}"', text(meaning)]
+    out += [
+        ".SH SIGNALS",
+        ".TP",
+        ".B SIGTERM",
+        "Stops being ready, finishes what runs, and ends.",
+        ".TP",
+        ".B SIGHUP",
+        "Reads API keys and certificate again, and reopens the log file.",
+        ".SH EXIT STATUS",
+        "0 after a signal, 2 for a wrong flag or command, 1 for any other error.",
+        ".SH ENVIRONMENT",
+        ".TP",
+        ".B HF_HOME, HF_HUB_CACHE, HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE",
+        "As in huggingface_hub.",
+    ]
     return "\n".join(out) + "\n"
 
 
@@ -127,7 +161,10 @@ def fish(rows):
     for flag, value, meaning in rows:
         arg = f"-xa '{' '.join(choices(value))}'" if choices(value) else "-rF" if is_path(value) else "-x"
         meaning = meaning.replace("\\", "\\\\").replace("'", "\\'")
-        out.append(f"complete -c kvasir -n '__fish_seen_subcommand_from serve inspect' -l {flag} {arg} -d '{meaning}'")
+        out.append(
+            f"complete -c kvasir -n '__fish_seen_subcommand_from serve inspect' -l {flag} {arg} "
+            f"-d '{meaning}'"
+        )
     return "\n".join(out) + "\n"
 
 
@@ -138,8 +175,12 @@ def main(binary, folder):
     groups = options(said("--help"))
     rows = [r for _, rows in groups for r in rows]
     os.makedirs(folder, exist_ok=True)
-    for name, text in (("kvasir.1", man(groups, said("version").split("(")[0].strip())), ("kvasir.bash", bash(rows)),
-                       ("_kvasir", zsh(rows)), ("kvasir.fish", fish(rows))):
+    for name, text in (
+        ("kvasir.1", man(groups, said("version").split("(")[0].strip())),
+        ("kvasir.bash", bash(rows)),
+        ("_kvasir", zsh(rows)),
+        ("kvasir.fish", fish(rows)),
+    ):
         with open(os.path.join(folder, name), "w", encoding="utf-8") as f:
             f.write(text)
 

@@ -160,7 +160,7 @@ static void signal_event(uv_signal_t *h, int signum)
                                                                    : SRV_LEAVING);
 }
 
-/* Keys, certificate and the log's file anew. What can't be read stays as it was. */
+/* Reads keys and certificate again, and reopens the log. What can't be read stays as it was. */
 static void reload_event(uv_signal_t *h, int signum)
 {
     struct process *p = h->data;

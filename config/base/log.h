@@ -17,7 +17,7 @@ enum log_level { LOG_ERROR = 0, LOG_WARN, LOG_INFO, LOG_DEBUG };
 void log_open(void);
 void log_set_level(enum log_level level);
 void log_set_json(bool json);
-bool log_open_file(const char *path); /* in place of stderr; again: opens it anew. False: errno says why */
+bool log_open_file(const char *path); /* in place of stderr; or opens it again. False: errno says why */
 bool log_enabled(enum log_level level);
 /* "error", "warn", "info", "debug" -> level; false when unknown. */
 bool log_level_parse(const char *name, enum log_level *out);

@@ -1,6 +1,7 @@
 """A small Hugging Face hub for test_hub.py: the endpoint on 127.0.0.1 (API and small files), large files by a
 redirect to a second server on 127.0.0.2, as the real one sends them to its CDN. A repository may have faults,
 by name: FAULTS says what each does."""
+
 import hashlib
 import http.server
 import json
@@ -44,9 +45,15 @@ def git_sha1(data):
 
 class Repo:
     def __init__(self, files, fault=None, lfs=(".safetensors", ".gguf", ".bin"), commit=None):
-        self.files, self.fault, self.commit = files, fault, commit or hashlib.sha1(repr(sorted(files)).encode()).hexdigest()
+        self.files, self.fault, self.commit = (
+            files,
+            fault,
+            commit or hashlib.sha1(repr(sorted(files)).encode()).hexdigest(),
+        )
         self.large = {p for p in files if p.endswith(lfs)}
-        self.hash = {p: hashlib.sha256(d).hexdigest() if p in self.large else git_sha1(d) for p, d in files.items()}
+        self.hash = {
+            p: hashlib.sha256(d).hexdigest() if p in self.large else git_sha1(d) for p, d in files.items()
+        }
         self.seen = {}  # (what, path) -> count
         self.sent = 0  # bytes of large files
         self.lock = threading.Lock()
@@ -68,8 +75,13 @@ class Repo:
                 one = {"rfilename": path}
             out.append(one)
         if self.fault in ("up", "absolute"):
-            out.append({"rfilename": "../../../evil" if self.fault == "up" else "/tmp/evil", "size": 1,
-                        "blobId": git_sha1(b"x")})
+            out.append(
+                {
+                    "rfilename": "../../../evil" if self.fault == "up" else "/tmp/evil",
+                    "size": 1,
+                    "blobId": git_sha1(b"x"),
+                }
+            )
         return out
 
 
@@ -119,8 +131,12 @@ class Endpoint(Handler):
         if repo.fault == "limited":
             return self.answer(429, b"", Retry_After=3600)
         if repo.fault == "gated":
-            return self.answer(403 if token else 401, b"{}", X_Error_Code="GatedRepo",
-                               X_Error_Message="Access to model is restricted.")
+            return self.answer(
+                403 if token else 401,
+                b"{}",
+                X_Error_Code="GatedRepo",
+                X_Error_Message="Access to model is restricted.",
+            )
         if repo.fault == "renamed" and not name.startswith("new/"):
             return self.answer(307, b"", Location=self.path.replace("org/", "new/", 1))
         if match:
@@ -129,17 +145,34 @@ class Endpoint(Handler):
 
     def api(self, repo, name, kind, rev, query):
         if rev not in ("main", "v1", "refs/pr/1", repo.commit):
-            return self.answer(404, b"{}", X_Error_Code="RevisionNotFound", X_Error_Message="Invalid rev id: " + rev)
+            return self.answer(
+                404, b"{}", X_Error_Code="RevisionNotFound", X_Error_Message="Invalid rev id: " + rev
+            )
         if repo.fault == "portal":
             return self.answer(200, b"<html>Log in to this network</html>", Content_Type="text/html")
         listing = repo.listing()
         if kind == "tree":
-            tree = [{"type": "file", "path": f["rfilename"], "size": f["size"], "oid": f["blobId"],
-                     **({"lfs": {"oid": f["lfs"]["sha256"], **f["lfs"]}} if "lfs" in f else {})} for f in listing]
+            tree = [
+                {
+                    "type": "file",
+                    "path": f["rfilename"],
+                    "size": f["size"],
+                    "oid": f["blobId"],
+                    **({"lfs": {"oid": f["lfs"]["sha256"], **f["lfs"]}} if "lfs" in f else {}),
+                }
+                for f in listing
+            ]
             return self.answer(200, json.dumps(tree).encode(), Content_Type="application/json")
         if "blobs=" not in query:
             listing = [{"rfilename": f["rfilename"]} for f in listing]
-        info = {"id": name, "sha": repo.commit, "siblings": listing, "private": False, "tags": [], "downloads": 0}
+        info = {
+            "id": name,
+            "sha": repo.commit,
+            "siblings": listing,
+            "private": False,
+            "tags": [],
+            "downloads": 0,
+        }
         if repo.fault == "no_commit":
             del info["sha"]
         self.answer(200, json.dumps(info).encode(), Content_Type="application/json")
@@ -178,14 +211,21 @@ class Cdn(Handler):
         if fault == "truncated":
             data = data[:-100]
         if fault == "pointer":
-            data = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + digest.encode() + b"\nsize 1\n"
+            data = (
+                b"version https://git-lfs.github.com/spec/v1\noid sha256:" + digest.encode() + b"\nsize 1\n"
+            )
             return self.answer(206, data)
         if fault == "expires" and repo.count("used", self.path) > 1:
             return self.answer(403, b"<Error>Request has expired</Error>")
         stop = None
         if fault == "dropped_always":
             stop = 0
-        if fault in ("dropped", "slow") and repo.count("sent", key) == 1 or fault == "stalls" and repo.count("s") == 1:
+        if (
+            fault in ("dropped", "slow")
+            and repo.count("sent", key) == 1
+            or fault == "stalls"
+            and repo.count("s") == 1
+        ):
             stop = 1000_000
         ranged(self, data, {}, repo, stop, fault)
 
@@ -195,7 +235,7 @@ def ranged(handler, data, headers, repo=None, stop=None, fault=None):
     part, status = data, 200
     if want and fault != "no_ranges":
         first, last = int(want[1]), int(want[2] or len(data) - 1)
-        part, status = data[first:last + 1], 206
+        part, status = data[first : last + 1], 206
         headers = {**headers, "Content_Range": f"bytes {first}-{first + len(part) - 1}/{len(data)}"}
     if fault == "longer":
         handler.send_response(status)
