@@ -935,7 +935,7 @@ def test_start():
                                (["--model", MODEL, "--kv-memory", "10T"], 1, "or auto"),
                                (["--model", MODEL, "--draft-model", MODEL], 1, "Only Gemma 4's MTP drafters"),
                                (["--port", str(taken.getsockname()[1])], 1, "choose another with --port"),
-                               ([MODEL], 2, f"did you mean --model {MODEL[:60]}"),
+                               (["--model", MODEL, MODEL], 2, f"unexpected argument '{MODEL[:60]}"),
                                (["--allow-private-media", "10.0.0.0/8"], 2, "needs --allow-remote-media"),
                                (["--threads", "999"], 2, "999 is outside 0..256")):
         run = subprocess.run([BINARY, "serve", "--port", "0", *flags], capture_output=True, text=True, timeout=60)
