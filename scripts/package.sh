@@ -5,7 +5,7 @@
 #   tar     kvasir-VERSION-linux-x86_64.tar.gz, the same contents for any Linux with a glibc that is new enough
 # N is the newest version of glibc that the program or a bundled library asks for.
 # usage: scripts/package.sh deb|wheel|tar|all
-# Needs the packages dpkg-dev (deb), patchelf (wheel, tar) and python3 (wheel). scripts/package/check.sh
+# Needs python3 and the packages dpkg-dev (deb) and patchelf (wheel, tar). scripts/package/check.sh
 # installs and runs each in a clean root.
 set -eu
 cd "$(dirname "$0")/.."
@@ -26,8 +26,12 @@ tree() { # tree DIR: the program, the demo model, man page and completions
     rm -rf "$1"
     make -s install DESTDIR="$1" PREFIX= >/dev/null
     strip --strip-unneeded "$1/bin/kvasir"
-    install -D -m 644 scripts/package/kvasir-ready.1 "$1/share/man/man1/kvasir-ready.1"
+    python3 scripts/man_pages.py build/release/kvasir $out/pages
+    install -D -m 644 -t "$1/share/man/man1" scripts/package/kvasir-ready.1 $out/pages/kvasir.1
     gzip -9n "$1"/share/man/man1/*.1
+    install -D -m 644 $out/pages/kvasir.bash "$1/share/bash-completion/completions/kvasir"
+    install -D -m 644 $out/pages/_kvasir "$1/share/zsh/vendor-completions/_kvasir"
+    install -D -m 644 $out/pages/kvasir.fish "$1/share/fish/vendor_completions.d/kvasir.fish"
 }
 
 size() {
