@@ -1,5 +1,5 @@
-"""Packs DIR, which has the package kvasir, as a wheel: wheel.py DIR VERSION GLIBC OUT; prints its path. A wheel
-is a zip archive with a list of its files (PyPA's binary distribution format)."""
+"""Packs DIR, which has the package kvasir, as a wheel: wheel.py DIR VERSION GLIBC OUT; prints its path. A
+wheel is a zip archive with a list of its files (PyPA's binary distribution format)."""
 import base64
 import hashlib
 import os
