@@ -36,9 +36,9 @@ struct process {
     uv_async_t wake;   /* events are in the scheduler's queue */
     uv_async_t loaded; /* the loader thread is done: model or load_err */
     uv_signal_t sigterm, sigint, sighup;
-    uint64_t phase_us;  /* when the phase began */
-    uint64_t signal_us; /* of the first SIGTERM or SIGINT; 0 = none yet */
-    bool ready_said;
+    uint64_t phase_us;         /* when the phase began */
+    uint64_t signal_us;        /* of the first SIGTERM or SIGINT; 0 = none yet */
+    bool ready_said, terminal; /* terminal: stderr was one at the start */
 
     uv_thread_t engine_thread; /* loads, then runs the scheduler */
     bool engine_thread_started;
@@ -167,7 +167,10 @@ static void reload_event(uv_signal_t *h, int signum)
     const struct options *o = p->srv.opt;
     struct auth *auth;
     struct err err;
-    (void)signum;
+    if (p->terminal && !isatty(STDERR_FILENO)) { /* it was closed */
+        signal_event(h, signum);
+        return;
+    }
     if (o->log_file && !log_open_file(o->log_file))
         log_error("--log-file %.200s: %s", o->log_file, strerror(errno));
     if (auth_load(o, &auth, &err)) {
@@ -359,6 +362,7 @@ static enum status server_open(struct process *p, struct err *err)
     struct server *s = &p->srv;
     const struct options *o = s->opt;
     s->started = (int64_t)time(NULL);
+    p->terminal = isatty(STDERR_FILENO);
     p->phase_us = now_us();
     p->loop.admit = routes_admit;
     p->loop.check = gen_responses_check;

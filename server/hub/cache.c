@@ -61,9 +61,12 @@ bool hub_ref_read(const char *repo_dir, const char *rev, char commit[HUB_COMMIT_
 
 enum status hub_ref_write(const char *repo_dir, const char *rev, const char *commit, struct err *err)
 {
-    char *path = hub_cache_path(repo_dir, "refs", rev, ""),
-         *temp = hub_cache_path(repo_dir, "refs", rev, ".tmp");
-    enum status st = path && temp ? hub_mkdirs(path, err) : err_nomem(err, repo_dir);
+    char *path = hub_cache_path(repo_dir, "refs", rev, ""), *temp = NULL;
+    if (!path || asprintf(&temp, "%s.%d.tmp", path, (int)getpid()) < 0) {
+        free(path);
+        return err_nomem(err, repo_dir);
+    }
+    enum status st = hub_mkdirs(path, err);
     FILE *f = st ? NULL : fopen(temp, "w");
     bool ok = f && fputs(commit, f) >= 0;
     ok = f && !fclose(f) && ok && !rename(temp, path);
@@ -85,7 +88,7 @@ enum status hub_link(const char *repo_dir, const char *commit, const struct hub_
     if (n > 0) old[n] = '\0';
     if (!st && !(n > 0 && strcmp(old, target) == 0)) {
         (void)unlink(path);
-        if (symlink(target, path))
+        if (symlink(target, path) && errno != EEXIST) /* by another process */
             st = err_set(err, ST_IO, "can't make the link %s: %s", path, strerror(errno));
     }
     free(dir);

@@ -28,6 +28,8 @@ static const char *const small_files[] = {
     "processor_config.json",
     INDEX,
     "additional_chat_templates/tool_use.jinja",
+    "modules.json",
+    "config_sentence_transformers.json",
     "video_preprocessor_config.json",
 };
 
@@ -179,6 +181,9 @@ enum status hub_files_choose(struct hub_files *f, const struct hub_name *n, cons
         struct hub_file *small = hub_file_find(f, small_files[i]);
         if (small) small->wanted = true;
     }
+    for (size_t i = 0; i < f->count; i++) /* 1_Pooling/config.json */
+        if (f->list[i].path[0] >= '0' && f->list[i].path[0] <= '9' && ends(f->list[i].path, "/config.json"))
+            f->list[i].wanted = true;
     return ST_OK;
 }
 
@@ -238,9 +243,10 @@ enum status hub_path_check(const char *path, struct err *err)
     }
     enum status st = S_ISDIR(sb.st_mode) ? hub_files_of_dir(path, &f, err) : ST_OK;
     for (size_t i = 0; !st && i < f.count + !f.count; i++) {
-        char *one = !f.count                      ? strdup(path)
-                    : ends(f.list[i].path, ".md") ? NULL
-                                                  : file_join(path, f.list[i].path);
+        const char *file = f.count ? f.list[i].path : NULL;
+        bool read =
+            file && (ends(file, ".json") || (strncmp(file, "model", 5) == 0 && ends(file, ".safetensors")));
+        char *one = !file ? strdup(path) : read ? file_join(path, file) : NULL;
         if (one && is_lfs_pointer(one))
             st = err_set(err, ST_FORMAT,
                          "%.250s is a Git LFS pointer, not the file itself: run `git lfs pull` there, or "

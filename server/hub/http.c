@@ -403,11 +403,12 @@ static void size_and_hash(struct client *c, struct transfer *t)
     curl_off_t len = -1;
     const char *etag = t->linked_etag[0] ? t->linked_etag : t->etag;
     curl_easy_getinfo(t->easy, CURLINFO_CONTENT_LENGTH_DOWNLOAD_T, &len);
-    f->size = t->linked_etag[0] ? t->linked_size : len > 0 ? (uint64_t)len : 0;
-    if (hub_is_hash(etag, HUB_COMMIT_LEN) || hub_is_hash(etag, 64)) strcpy(f->hash, etag);
+    f->size = t->linked_etag[0] ? t->linked_size : (uint64_t)len;
+    if ((t->linked_etag[0] || len >= 0) && (hub_is_hash(etag, HUB_COMMIT_LEN) || hub_is_hash(etag, 64)))
+        strcpy(f->hash, etag);
     else
         fail(c, ST_FORMAT,
-             (err_set(&err, ST_FORMAT, "%s: the hub gives no hash of it (ETag)", f->path), &err));
+             (err_set(&err, ST_FORMAT, "%s: the hub gives no size and hash of it (ETag)", f->path), &err));
     t->get->done = true;
 }
 

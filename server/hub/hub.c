@@ -177,8 +177,9 @@ static enum status wanted_get(struct pull *p, struct err *err)
         struct hub_file *f = &p->files.list[i];
         struct stat sb;
         char *blob = f->wanted ? hub_cache_path(p->dir, "blobs", f->hash, "") : NULL;
-        f->have = blob && !stat(blob, &sb) && (uint64_t)sb.st_size == f->size;
-        if (blob && !f->have) (void)unlink(blob); /* of another size: not this file */
+        bool there = blob && !stat(blob, &sb);
+        f->have = there && (uint64_t)sb.st_size == f->size;
+        if (there && !f->have) (void)unlink(blob); /* of another size: not this file */
         free(blob);
     }
     if (!st) st = space_check(p, err);

@@ -923,7 +923,7 @@ def test_start():
         run = subprocess.run([BINARY, "serve", "--model", empty, "--port", "0"], capture_output=True, text=True, timeout=60)
         lines = [x for x in run.stderr.splitlines() if x.startswith("kvasir: ")]
         check.true("broken checkpoint: one line, exit 1", run.returncode == 1 and len(lines) == 1 and not run.stdout, run)
-        check.true("what is wrong with it", f"--model {empty}: there is no config.json in it" in lines[0], lines)
+        check.true("what is wrong with it", f"{empty} holds no checkpoint: one has config.json" in lines[0], lines)
     run = subprocess.run([BINARY, "serve", "--no-such-flag"], capture_output=True, text=True, timeout=60)
     check.true("unknown flag: exit 2", run.returncode == 2 and "no-such-flag" in run.stderr)
     run = subprocess.run([BINARY, "serve", "--port", "70000"], capture_output=True, text=True, timeout=60)

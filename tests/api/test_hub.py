@@ -124,13 +124,13 @@ def holds(home, what, name, *paths):
 
 
 def test_pull():
-    repo = hub.add("org/plain", checkpoint(**{"chat_template.jinja": b"", "preprocessor_config.json": b"{}"}))
+    repo = hub.add("org/plain", checkpoint(**{"chat_template.jinja": b"", "1_Pooling/config.json": b"{}"}))
     need = [
         "config.json",
         "tokenizer.json",
         "model.safetensors",
         "chat_template.jinja",
-        "preprocessor_config.json",
+        "1_Pooling/config.json",
     ]
     with Home() as home:
         hub.tokens.clear(), hub.cdn_tokens.clear()
@@ -283,7 +283,7 @@ OUTCOMES = {
     "loop": "model.safetensors: Number of redirects.*",
     "portal": "the hub's list of files.*",
     "no_commit": ".* is no hub: its list of files has no commit",
-    "no_etag": ".*: the hub gives no hash of it .*",
+    "no_etag": ".*: the hub gives no size and hash of it .*",
     "huge": "org/huge needs 1073741824.00 GiB more, and .* has .* GiB free: .*",
 }
 
@@ -383,6 +383,7 @@ def test_resume():
         check.true(
             "a part", wait_until(lambda: os.path.exists(part) and os.path.getsize(part) >= 1000_000, 30)
         )
+        check.true("all ranges are asked for", wait_until(lambda: repo.sent == 3_000_000, 30), repo.sent)
         p.send_signal(signal.SIGKILL)
         p.wait()
         repo.slow.set()
@@ -542,7 +543,7 @@ def test_lines():
             return path
 
         lfs = folder("lfs", config__json=b"{}", tokenizer__json=b"{}", model__safetensors=pointer)
-        bins = folder("bin", config__json=b"{}", pytorch_model__bin=b"")
+        bins = folder("bin", config__json=b"{}", pytorch_model__bin=pointer)
         lora = folder("lora", adapter_config__json=b"{}", adapter_model__safetensors=b"")
         some = folder("some", **{"a-Q4_K_M__gguf": b"GGUF"})
         one = folder("one", x__gguf=pointer) + "/x.gguf"

@@ -1,9 +1,11 @@
 """Watching a server: the log as text and JSON, access lines, SIGHUP, TLS, and the files of scripts/deploy for
 Prometheus and Grafana: python test_watch.py [--binary B] [--demo DIR] [test ...]"""
 
+import fcntl
 import http.client
 import json
 import os
+import pty
 import re
 import shutil
 import signal
@@ -12,6 +14,7 @@ import ssl
 import subprocess
 import sys
 import tempfile
+import termios
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from harness import Checks, Server, arguments, end_process, read_all, wait_until  # noqa: E402
@@ -131,6 +134,34 @@ def test_hangup():
             [BINARY, "serve", "--api-key-file", keys], capture_output=True, text=True, check=False
         )
         check.true("at the start it is an error", run.returncode == 2 and "holds no key" in run.stderr, run)
+
+
+def test_terminal_closed():
+    """Then SIGHUP ends it, as without a handler."""
+    master, slave = pty.openpty()
+
+    def own():
+        os.setsid()
+        fcntl.ioctl(2, termios.TIOCSCTTY, 0)
+
+    p = subprocess.Popen(
+        [BINARY, "serve", "--model", DEMO, "--port", "0", "--shutdown-delay", "0"],
+        stdin=slave,
+        stdout=subprocess.PIPE,
+        stderr=slave,
+        text=True,
+        preexec_fn=own,
+    )
+    os.close(slave)
+    try:
+        check.true("it serves", p.stdout.readline().startswith("kvasir: listening"))
+        p.send_signal(signal.SIGHUP)
+        check.true("a SIGHUP while it is there", not wait_until(lambda: p.poll() is not None, 0.5))
+        os.close(master)
+        check.true("it ends", wait_until(lambda: p.poll() is not None, 20))
+    finally:
+        end_process(p)
+        p.stdout.close()
 
 
 def certificate(top, name):
@@ -372,7 +403,15 @@ def test_generated():
 if __name__ == "__main__":
     args = arguments(__doc__)
     BINARY, DEMO = args.binary, args.demo
-    for test in (test_log, test_hangup, test_tls, test_template, test_metric_names, test_generated):
+    for test in (
+        test_log,
+        test_hangup,
+        test_terminal_closed,
+        test_tls,
+        test_template,
+        test_metric_names,
+        test_generated,
+    ):
         if not args.only or test.__name__ in args.only:
             check.run(test)
     check.end()
