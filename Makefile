@@ -21,9 +21,10 @@ MODE     := $(or $(MODE_$(CONFIG)),$(error unknown CONFIG=$(CONFIG)))
 CC       ?= gcc
 
 # Required libraries; a missing one is named. Image decoders: libjpeg-turbo, libwebp, giflib, stb_image (a
-# header); zlib: PNG checksums, texts; libcurl: images from URLs; wslay, libmd (SHA-1): WebSockets.
+# header); zlib: PNG checksums, texts; libcurl: images from URLs, models of the hub; gnutls: TLS; wslay, libmd
+# (SHA-1): WebSockets.
 PKGS      := libmicrohttpd libuv jansson libjpeg libwebp libwebpdemux libgif libsodium libutf8proc zlib \
-	libcurl libmd
+	libcurl libmd gnutls
 # Cache events (server/kv_events) need two more; a build without them has no --kv-events.
 KV_PKGS   := libzmq msgpack
 KV_EVENTS ?= $(if $(shell pkg-config --exists $(KV_PKGS) 2>/dev/null && echo 1),1,0)
@@ -103,6 +104,12 @@ $(OUT)/server/%.c.o: EXTRA = $(LIB_CFLAGS)
 $(OUT)/tests/unit/server/%.c.o $(OUT)/tests/lib/server/%.c.o: EXTRA = $(LIB_CFLAGS)
 # Tests spend their time in what they call; compiled at -O1 they build twice as fast.
 $(OUT)/tests/unit/%.c.o $(OUT)/tests/sim/%.c.o: MODE := $(patsubst -O3,-O1,$(MODE))
+
+# `kvasir version` names the commit that was built, or COMMIT (of a source archive).
+COMMIT ?= $(if $(wildcard .git),$(shell git rev-parse --short=12 HEAD 2>/dev/null))
+$(shell printf '%s\n' '$(COMMIT)' | cmp -s - $(OUT)/commit || printf '%s\n' '$(COMMIT)' > $(OUT)/commit)
+$(OUT)/server/main.c.o: $(OUT)/commit
+$(OUT)/server/main.c.o: EXTRA = $(LIB_CFLAGS) $(if $(COMMIT),-DKVASIR_COMMIT='" ($(COMMIT))"')
 
 $(OUT)/server/page/page.c.o: $(wildcard server/page/*.html)
 $(OUT)/server/api/openapi.c.o: server/api/openapi.json

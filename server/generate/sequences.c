@@ -33,6 +33,16 @@ static void account_choice(struct choice *c)
     response_account(&c->gen->r->response, &c->accounted, bytes);
 }
 
+static void gen_tokens(const struct gen *g, struct request_tokens *out)
+{
+    struct gen_usage u = gen_usage(g);
+    *out = (struct request_tokens){.prompt = u.prompt, .cached = u.cached, .completion = u.completion};
+    for (uint32_t i = 0; i < g->choice_count; i++) {
+        uint64_t first = g->choices[i].first_us;
+        if (first && (!out->first_us || first < out->first_us)) out->first_us = first;
+    }
+}
+
 void gen_free(struct gen *g)
 {
     g->r->srv->load--;
@@ -114,6 +124,7 @@ void gen_start(struct request *r, enum gen_kind kind, const struct dialect *dial
     r->gen = g;
     r->gen_cancel = gen_cancel;
     r->gen_free = gen_free;
+    r->gen_tokens = gen_tokens;
     r->srv->load++;
     request_work(r, job, job_ended);
 }

@@ -8,6 +8,7 @@
 #include "server/http/event_loop.h"
 #include "server/http/metrics.h"
 #include "server/http/request.h"
+#include "server/http/tls.h"
 #include "server/http/websocket.h"
 
 #include <errno.h>
@@ -29,6 +30,8 @@ struct conn {
     uv_poll_t tcp_poll, pair_poll;
     int tcp_mask, pair_mask; /* polled events; -1: stopped by libuv */
     unsigned handles;        /* not yet closed */
+    struct tls *tls;         /* of tcp, or NULL */
+    bool shaking;            /* its handshake is not done */
     bool mhd_open;           /* libmicrohttpd has its end of the pair */
     bool served;             /* a response was sent */
     bool ended;              /* end of the client's input */
@@ -85,6 +88,7 @@ static void release(struct conn *n)
     l->srv->body_bytes -= n->ws_bytes;
     websocket_free(n->ws);
     http_parser_fini(&n->in);
+    tls_close(n->tls);
     buf_fini(&n->kept);
     buf_fini(&n->up);
     buf_fini(&n->down);
@@ -124,6 +128,7 @@ static void finish(struct conn *n)
 {
     int unread = 0;
     if (n->phase == CONN_LINGER || n->tcp < 0) return;
+    if (n->tls) tls_bye(n->tls);
     bool whole = n->phase != CONN_BODY && !n->refused && !n->kept.len && !http_parser_begun(&n->in);
     whole = whole || (n->phase == CONN_BUSY && !n->kept.len);
     if (n->ended || (whole && (ioctl(n->tcp, FIONREAD, &unread) || !unread))) {
@@ -144,7 +149,8 @@ static void polls(struct conn *n)
 {
     int tcp = 0, pair = 0;
     bool down = n->down.len > n->down_at, up = n->up.len > n->up_at;
-    if (n->phase == CONN_LINGER || n->phase == CONN_WEBSOCKET) tcp = UV_READABLE;
+    if (n->shaking) tcp = tls_writes(n->tls) ? UV_WRITABLE : UV_READABLE;
+    else if (n->phase == CONN_LINGER || n->phase == CONN_WEBSOCKET) tcp = UV_READABLE;
     else if (n->refused || n->ended) tcp = 0;
     else if (n->phase == CONN_BUSY) tcp = n->kept.len < READ_CHUNK ? UV_READABLE : n->hup ? 0 : UV_DISCONNECT;
     else if (!up) tcp = UV_READABLE;
@@ -165,7 +171,8 @@ static bool to_client(struct conn *n, const char *data, size_t len, size_t *sent
 {
     *sent = 0;
     while (*sent < len) {
-        ssize_t k = send(n->tcp, data + *sent, len - *sent, MSG_DONTWAIT | MSG_NOSIGNAL);
+        ssize_t k = n->tls ? tls_send(n->tls, data + *sent, len - *sent)
+                           : send(n->tcp, data + *sent, len - *sent, MSG_DONTWAIT | MSG_NOSIGNAL);
         if (k > 0) {
             *sent += (size_t)k;
             n->loop->moved++;
@@ -269,7 +276,15 @@ static void refuse_input(struct conn *n, const struct api_error *e)
     }
     request_id_make(id, n->in.id);
     metrics_rejected(n->loop->srv->metrics, e->http);
-    log_info("req=%s path= status=%d %s", id, e->http, e->message);
+    if (log_enabled(LOG_INFO)) {
+        struct log_line l;
+        struct sockaddr_storage at = {0};
+        socklen_t len = sizeof at;
+        if (getpeername(n->tcp, (struct sockaddr *)&at, &len)) at.ss_family = AF_UNSPEC;
+        access_begin(&l, id, "", e->http, (struct sockaddr *)&at);
+        log_text(&l, "error", e->message);
+        log_end(&l);
+    }
     refuse(n, e, ERROR_OPENAI, id, NULL);
 }
 
@@ -383,7 +398,8 @@ static void client_ended(struct conn *n)
 static void from_client(struct conn *n)
 {
     static char bytes[READ_CHUNK];
-    ssize_t k = recv(n->tcp, bytes, sizeof bytes, MSG_DONTWAIT);
+    ssize_t k =
+        n->tls ? tls_recv(n->tls, bytes, sizeof bytes) : recv(n->tcp, bytes, sizeof bytes, MSG_DONTWAIT);
     if (k < 0 && (errno == EAGAIN || errno == EINTR)) return;
     if (k < 0 || (k == 0 && n->phase == CONN_LINGER)) {
         drop(n);
@@ -406,8 +422,14 @@ static void tcp_event(uv_poll_t *p, int status, int events)
 {
     struct conn *n = p->data;
     if (n->tcp < 0) return;
-    if (status) { /* a reset */
+    int shaken = n->shaking && !status ? tls_handshake(n->tls) : 1;
+    if (status || shaken < 0) { /* a reset, or no TLS */
         drop(n);
+        return;
+    }
+    n->shaking = shaken == 0;
+    if (n->shaking) {
+        polls(n);
         return;
     }
     if (events & UV_DISCONNECT && !(events & UV_READABLE)) {
@@ -609,6 +631,8 @@ static void conn_open(struct loop *l, int fd, const struct sockaddr *from, sockl
         release(n);
         return;
     }
+    if (l->cert) n->tls = tls_open(l->cert, fd);
+    n->shaking = n->tls != NULL;
     bool bad = uv_poll_init(&l->uv, &n->pair_poll, n->pair) != 0;
     if (bad) {
         n->handles--;
@@ -616,8 +640,8 @@ static void conn_open(struct loop *l, int fd, const struct sockaddr *from, sockl
         n->pair = -1;
     }
     l->adding = n;
-    bad = MHD_add_connection(l->mhd, pair[1], from, from_len) != MHD_YES ||
-          bad; /* it closes its end, also on failure */
+    bad = MHD_add_connection(l->mhd, pair[1], from, from_len) != MHD_YES || bad ||
+          (l->cert && !n->tls); /* it closes its end, also on failure */
     l->adding = NULL;
     if (bad) drop(n);
     else polls(n);

@@ -951,7 +951,7 @@ def test_start():
         run = subprocess.run([BINARY, "serve", "--model", empty, "--port", "0"], capture_output=True, text=True, timeout=60)
         lines = [x for x in run.stderr.splitlines() if x.startswith("kvasir: ")]
         check.true("broken checkpoint: one line, exit 1", run.returncode == 1 and len(lines) == 1 and not run.stdout, run)
-        check.true("what is wrong with it", f"--model {empty}: there is no config.json in it" in lines[0], lines)
+        check.true("what is wrong with it", f"{empty} holds no checkpoint: one has config.json" in lines[0], lines)
     run = subprocess.run([BINARY, "serve", "--no-such-flag"], capture_output=True, text=True, timeout=60)
     check.true("unknown flag: exit 2", run.returncode == 2 and "no-such-flag" in run.stderr)
     run = subprocess.run([BINARY, "serve", "--port", "70000"], capture_output=True, text=True, timeout=60)
@@ -963,7 +963,7 @@ def test_start():
                                (["--model", MODEL, "--kv-memory", "10T"], 1, "or auto"),
                                (["--model", MODEL, "--draft-model", MODEL], 1, "Only Gemma 4's MTP drafters"),
                                (["--port", str(taken.getsockname()[1])], 1, "choose another with --port"),
-                               ([MODEL], 2, f"did you mean --model {MODEL[:60]}"),
+                               (["--model", MODEL, MODEL], 2, f"unexpected argument '{MODEL[:60]}"),
                                (["--allow-private-media", "10.0.0.0/8"], 2, "needs --allow-remote-media"),
                                (["--threads", "999"], 2, "999 is outside 0..256")):
         run = subprocess.run([BINARY, "serve", "--port", "0", *flags], capture_output=True, text=True, timeout=60)
