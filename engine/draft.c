@@ -99,6 +99,7 @@ enum status drafter_prepare_own(struct engine *e, struct stf_files *files, struc
         model_desc_free(d);
         return ST_OK;
     }
+    model_desc_resolve(d, files);                    /* its experts may be stored in another way */
     d->layers[0].kv_owner = e->net.desc.layer_count; /* after the target's, in the layout */
     f->files = files;
     f->own = true;
