@@ -271,7 +271,8 @@ def write_text(folder, out, top, tensors):
         short = short.replace("experts.per_expert_scale", "router.per_expert_scale")
         if "visual" in name or "vision" in name or "multi_modal" in name or "embed_audio" in name:
             continue
-        if plus_one and (short.endswith("norm.weight") or "pre_fc_norm" in short) and "linear_attn" not in short:
+        norm = short.endswith("norm.weight") or "pre_fc_norm" in short
+        if plus_one and norm and "linear_attn" not in short:
             data = data + 1
         if "linear_attn" in short:
             data = recurrent(short, data, cfg)
