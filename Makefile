@@ -21,9 +21,9 @@ MODE     := $(or $(MODE_$(CONFIG)),$(error unknown CONFIG=$(CONFIG)))
 CC       ?= gcc
 
 # Required libraries; a missing one is named. Image decoders: libjpeg-turbo, libwebp, giflib, stb_image (a
-# header); zlib: PNG checksums, texts; libcurl: images from URLs.
+# header); zlib: PNG checksums, texts; libcurl: images from URLs; wslay, libmd (SHA-1): WebSockets.
 PKGS      := libmicrohttpd libuv jansson libjpeg libwebp libwebpdemux libgif libsodium libutf8proc zlib \
-	libcurl
+	libcurl libmd
 # Cache events (server/kv_events) need two more; a build without them has no --kv-events.
 KV_PKGS   := libzmq msgpack
 KV_EVENTS ?= $(if $(shell pkg-config --exists $(KV_PKGS) 2>/dev/null && echo 1),1,0)
@@ -98,7 +98,7 @@ $(OUT)/kernels/cpu/%amx.c.o $(OUT)/tests/lib/tiles/%amx.c.o: ISA := -mamx-tile -
 $(OUT)/tests/lib/tiles/%.c.o: MODE := $(patsubst -O3,-O2 $(ONE_OF_EACH),$(MODE))
 
 LIB_CFLAGS = $(shell pkg-config --cflags $(PKGS))
-LIB_LDLIBS = $(shell pkg-config --libs $(PKGS))
+LIB_LDLIBS = $(shell pkg-config --libs $(PKGS)) -lwslay
 $(OUT)/server/%.c.o: EXTRA = $(LIB_CFLAGS)
 $(OUT)/tests/unit/server/%.c.o $(OUT)/tests/lib/server/%.c.o: EXTRA = $(LIB_CFLAGS)
 # Tests spend their time in what they call; compiled at -O1 they build twice as fast.

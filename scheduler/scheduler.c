@@ -582,6 +582,12 @@ static void finish_chunk(struct scheduler *s, struct sequence *q, const struct e
         s->now.prompt_tokens += end - r->position;
         if (r->position < q->cache.equal)
             s->now.cache_recomputed_tokens += (q->cache.equal < end ? q->cache.equal : end) - r->position;
+        struct sched_event ev = {
+            .kind = EV_PROGRESS, .id = q->id, .user = q->req.user, .index = end, .cache = q->cache};
+        if (q->req.progress && !eventq_emit(&s->events, &ev)) {
+            end_sequence(s, q, END_ERROR, 0, no_memory, now_us);
+            return;
+        }
     }
     if (r->score_first != UINT32_MAX && !push_scores(s, q, r)) {
         end_sequence(s, q, END_ERROR, 0, no_memory, now_us);
