@@ -22,7 +22,8 @@ static const struct route routes[] = {
     {"/v1/messages", "/v1/messages", M_POST, true, true, true, false, api_messages_start},
     {"/v1/messages/count_tokens", "/v1/messages/count_tokens", M_POST, true, true, true, false,
      api_count_tokens_start},
-    {"/v1/responses", "/v1/responses", M_POST, true, true, true, false, api_responses_start},
+    {"/v1/responses", "/v1/responses", M_GET | M_POST, true, true, true, false, api_responses_start},
+    {"/v1/responses/compact", "/v1/responses/compact", M_POST, true, true, true, false, api_compact_start},
     {"/v1/responses/input_tokens", "/v1/responses/input_tokens", M_POST, true, true, true, false,
      api_input_tokens_start},
     {"/v1/responses/", "/v1/responses/{id}", M_GET | M_POST | M_DELETE, true, false, false, true,
@@ -223,7 +224,8 @@ static bool queue_ok(struct request *r)
 {
     struct server *s = r->srv;
     if (r->route->start != api_chat_start && r->route->start != api_completions_start &&
-        r->route->start != api_messages_start && r->route->start != api_responses_start)
+        r->route->start != api_messages_start && r->route->start != api_responses_start &&
+        r->route->start != api_compact_start)
         return true;
     struct sched_stats st;
     sched_stats(s->model->sched, &st);
@@ -351,6 +353,6 @@ bool routes_admit(struct request *r)
         return false;
     }
     if (route->require_ready && (!ready_ok(r) || !queue_ok(r))) return false;
-    if (route->json && !type_ok(r)) return false;
+    if (route->json && r->http.method == M_POST && !type_ok(r)) return false;
     return size_ok(r);
 }

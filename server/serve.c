@@ -357,6 +357,11 @@ static char *last_component(const char *dir)
     return name;
 }
 
+static void websocket_forget(struct server *s, uint64_t websocket)
+{
+    response_forget_websocket(s->responses, websocket);
+}
+
 static enum status server_open(struct process *p, struct err *err)
 {
     struct server *s = &p->srv;
@@ -366,6 +371,7 @@ static enum status server_open(struct process *p, struct err *err)
     p->phase_us = now_us();
     p->loop.admit = routes_admit;
     p->loop.check = gen_responses_check;
+    p->loop.forget = websocket_forget;
     s->model_name = o->served_model_name ? strdup(o->served_model_name) : last_component(s->model_dir);
     if (s->model_name) s->model_names_end = model_names_split(s->model_name, o->served_model_name != NULL);
     s->metrics = metrics_create();

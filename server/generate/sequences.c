@@ -249,13 +249,22 @@ static void cache_seen(struct choice *c, const struct sched_event *ev)
     p->cached_tokens = ev->cache.reused;
 }
 
+static void on_progress(struct choice *c, const struct sched_event *ev, struct gen **touched)
+{
+    struct gen *g = c->gen;
+    if (c->finish != FIN_NONE || g->failed || g->r->cancelled || !g->r->http.mhd) return;
+    cache_seen(c, ev);
+    gen_stream_progress(c, ev);
+    touch(g, touched);
+}
+
 static void on_token(struct choice *c, const struct sched_event *ev, struct gen **touched)
 {
     struct gen *g = c->gen;
     struct request *r = g->r;
     if (c->finish != FIN_NONE || g->failed || r->cancelled)
-        return; /* text after a stop string, or the client has disconnected */
-    uint64_t now = now_us();
+        return;                   /* text after a stop string, or the client has disconnected */
+    uint64_t now = ev->pushed_us; /* tokens of several steps may come together */
     if (!c->first_us) {
         c->first_us = now;
         metrics_first_token(r->srv->metrics, (double)(now - r->http.arrived_us) * 1e-6);
@@ -394,6 +403,7 @@ void gen_events(struct server *s)
         struct choice *c = ev.user;
         struct request *r = c->gen->r;
         switch (ev.kind) {
+        case EV_PROGRESS: on_progress(c, &ev, &touched); break;
         case EV_TOKEN: on_token(c, &ev, &touched); break;
         case EV_PROMPT_SCORES: on_scores(c, &ev); break;
         case EV_IMAGE: gen_image_wanted(c, &ev); break;
@@ -560,6 +570,7 @@ void gen_submit(struct request *r)
             .priority = r->http.may_precede ? g->p.priority : 0,
             .rank = r->http.may_precede ? 0 : g->p.priority,
             .tenant = g->p.tenant,
+            .progress = g->p.progress && g->p.stream && !g->dialect && c->index % g->p.n == 0,
             .no_cache_read = c->sampling.prompt_logprobs != SAMPLING_NO_LOGPROBS,
             .deadline_us =
                 s->opt->request_timeout ? r->http.arrived_us + s->opt->request_timeout * 1000000u : 0,

@@ -9,6 +9,7 @@
 #include "server/http/metrics.h"
 #include "server/http/request.h"
 #include "server/http/tls.h"
+#include "server/http/websocket.h"
 
 #include <errno.h>
 #include <netinet/in.h>
@@ -45,6 +46,9 @@ struct conn {
     size_t up_at, down_at;
     struct buf last;         /* our own response, after all of libmicrohttpd's */
     struct request *request; /* in libmicrohttpd, or NULL */
+    struct websocket *ws;    /* in CONN_WEBSOCKET; and with it: */
+    uint64_t ws_id;
+    size_t ws_bytes; /* its share of the server's body_bytes */
 };
 
 static void pump_down(struct conn *n);
@@ -56,7 +60,8 @@ static void phase_to(struct conn *n, enum conn_phase phase, uint64_t now)
     static const struct state_rule rules[] = {
         [CONN_HEAD] = {"CONN_HEAD", 1u << CONN_BODY | 1u << CONN_LINGER},
         [CONN_BODY] = {"CONN_BODY", 1u << CONN_BUSY | 1u << CONN_LINGER},
-        [CONN_BUSY] = {"CONN_BUSY", 1u << CONN_HEAD | 1u << CONN_LINGER},
+        [CONN_BUSY] = {"CONN_BUSY", 1u << CONN_HEAD | 1u << CONN_WEBSOCKET | 1u << CONN_LINGER},
+        [CONN_WEBSOCKET] = {"CONN_WEBSOCKET", 1u << CONN_LINGER},
         [CONN_LINGER] = {"CONN_LINGER", 0},
     };
     ASSERT_NEXT(rules, n->phase, phase, "connection %d", n->tcp);
@@ -80,6 +85,8 @@ static void release(struct conn *n)
     else l->conns = n->next;
     if (n->next) n->next->prev = n->prev;
     l->srv->conn_count--;
+    l->srv->body_bytes -= n->ws_bytes;
+    websocket_free(n->ws);
     http_parser_fini(&n->in);
     tls_close(n->tls);
     buf_fini(&n->kept);
@@ -112,6 +119,7 @@ static void drop(struct conn *n)
     side_close(&n->tcp_poll, &n->tcp);
     side_close(&n->pair_poll, &n->pair);
     if (n->request) request_client_gone(n->request);
+    if (n->ws) n->loop->forget(n->loop->srv, n->ws_id);
     server_kick(n->loop->srv);
 }
 
@@ -142,7 +150,7 @@ static void polls(struct conn *n)
     int tcp = 0, pair = 0;
     bool down = n->down.len > n->down_at, up = n->up.len > n->up_at;
     if (n->shaking) tcp = tls_writes(n->tls) ? UV_WRITABLE : UV_READABLE;
-    else if (n->phase == CONN_LINGER) tcp = UV_READABLE;
+    else if (n->phase == CONN_LINGER || n->phase == CONN_WEBSOCKET) tcp = UV_READABLE;
     else if (n->refused || n->ended) tcp = 0;
     else if (n->phase == CONN_BUSY) tcp = n->kept.len < READ_CHUNK ? UV_READABLE : n->hup ? 0 : UV_DISCONNECT;
     else if (!up) tcp = UV_READABLE;
@@ -208,7 +216,14 @@ static void pump_down(struct conn *n)
         if (k < 0 && errno == EAGAIN && !n->last.len) break;
         if (k <= 0) { /* it has closed, or all its output before our own response is sent */
             side_close(&n->pair_poll, &n->pair);
+            if (n->ws) websocket_close(n->ws, n->loop->srv->health.phase >= SRV_LEAVING ? 1001 : 1011);
             continue;
+        }
+        if (n->ws) {
+            n->sent_us = now_us(); /* down is empty */
+            if (websocket_respond(n->ws, bytes, (size_t)k)) continue;
+            drop(n);
+            return;
         }
         n->sent_us = now_us(); /* down is empty */
         if (!to_client(n, bytes, (size_t)k, &sent) ||
@@ -328,6 +343,47 @@ static void take(struct conn *n, const char *data, size_t len)
     flush_up(n);
 }
 
+static void from_websocket(struct conn *n, const char *data, size_t len)
+{
+    struct server *s = n->loop->srv;
+    n->data_us = now_us();
+    if (n->down.len == n->down_at) n->sent_us = n->data_us;
+    if (n->up_at > n->up.len / 2) { /* so that what is sent doesn't count */
+        n->up.len -= n->up_at;
+        memmove(n->up.data, n->up.data + n->up_at, n->up.len);
+        n->up_at = 0;
+    }
+    bool ok = websocket_receive(n->ws, data, len);
+    s->body_bytes -= n->ws_bytes;
+    n->ws_bytes = n->up.len - n->up_at + websocket_partial(n->ws);
+    s->body_bytes += n->ws_bytes;
+    if (!ok || s->body_bytes > LIMIT_BODIES_BYTES) {
+        drop(n);
+        return;
+    }
+    flush_up(n);
+    if (websocket_closed(n->ws)) { /* what it was sent is still delivered */
+        side_close(&n->pair_poll, &n->pair);
+        if (n->request) request_client_gone(n->request);
+        server_kick(s);
+    }
+    pump_down(n);
+}
+
+enum status conn_upgrade(struct request *r)
+{
+    struct conn *n = conn_of(r->http.mhd);
+    struct server *s = r->srv;
+    size_t message = s->opt->max_body_bytes + LIMIT_HEADER_BYTES + LIMIT_URL_BYTES;
+    if (!(n->ws = websocket_open(r, &n->up, &n->down)))
+        return r->response.error.http ? ST_INVALID : api_nomem(&r->response.error);
+    n->up.max = message;
+    n->down.max = 4 * READ_CHUNK;
+    n->ws_id = ++n->loop->ws_count;
+    phase_to(n, CONN_WEBSOCKET, now_us());
+    return ST_OK;
+}
+
 static void client_ended(struct conn *n)
 {
     n->ended = true;
@@ -353,6 +409,9 @@ static void from_client(struct conn *n)
         n->data_us = now_us();
     } else if (n->phase == CONN_BUSY) {
         if (buf_add(&n->kept, bytes, (size_t)k)) drop(n);
+    } else if (n->phase == CONN_WEBSOCKET) {
+        n->loop->moved++;
+        from_websocket(n, bytes, (size_t)k);
     } else {
         n->loop->moved++;
         take(n, bytes, (size_t)k);
@@ -413,6 +472,7 @@ void conn_request(struct request *r)
 {
     struct conn *n = conn_of(r->http.mhd);
     n->request = r;
+    r->http.websocket = n->ws_id;
     n->loop->moved++;
 }
 
@@ -422,13 +482,16 @@ void conn_completed(struct MHD_Connection *c)
     n->request = NULL;
     n->served = true;
     n->loop->moved++;
-    if (n->phase != CONN_BUSY || n->tcp < 0) return;
+    bool ws = n->phase == CONN_WEBSOCKET;
+    if ((n->phase != CONN_BUSY && !ws) || n->tcp < 0) return;
     n->data_us = now_us();
-    phase_to(n, CONN_HEAD, n->data_us);
-    http_parser_next(&n->in);
+    if (!ws) {
+        phase_to(n, CONN_HEAD, n->data_us);
+        http_parser_next(&n->in);
+    }
     struct buf kept = n->kept;
     buf_init(&n->kept, kept.max);
-    if (kept.len) take(n, kept.data, kept.len);
+    if (kept.len) (ws ? from_websocket : take)(n, kept.data, kept.len);
     buf_fini(&kept);
     if (n->tcp >= 0) polls(n);
 }
@@ -476,6 +539,14 @@ static void sweep_one(struct conn *n, uint64_t now)
     case CONN_BUSY:
         if ((n->ended || n->hup) && n->request && n->request->http.suspended) request_client_gone(n->request);
         break;
+    case CONN_WEBSOCKET:
+        if (websocket_partial(n->ws) ? later(now, n->data_us, LIMIT_BODY_SILENCE)
+                                     : !n->request && later(now, n->data_us, LIMIT_WEBSOCKET_IDLE)) {
+            websocket_close(n->ws, 1001);
+            side_close(&n->pair_poll, &n->pair);
+            pump_down(n);
+        }
+        break;
     case CONN_LINGER:
         if (later(now, n->data_us, LIMIT_LINGER_SILENCE) || later(now, n->phase_us, LIMIT_LINGER_SECONDS))
             drop(n);
@@ -497,7 +568,7 @@ void conn_unstick(struct loop *l)
 {
     for (struct conn *n = l->conns; n; n = n->next) {
         bool asleep = n->request && n->request->http.suspended;
-        if (n->tcp < 0 || asleep || n->phase == CONN_LINGER ||
+        if (n->tcp < 0 || asleep || n->phase == CONN_LINGER || (n->phase == CONN_WEBSOCKET && !n->request) ||
             (n->phase == CONN_HEAD && !http_parser_begun(&n->in)))
             continue;
         drop(n);
@@ -661,6 +732,7 @@ void conn_stop(struct loop *l)
 {
     conn_listen_stop(l);
     for (struct conn *n = l->conns; n; n = n->next) {
+        if (n->ws) websocket_close(n->ws, 1001);
         pump_down(n);
         drop(n);
     }

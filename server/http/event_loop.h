@@ -18,6 +18,7 @@ struct loop {
     struct server *srv;
     bool (*admit)(struct request *r); /* at the end of the headers; false: r->response.error is filled */
     void (*check)(struct server *s);  /* before libmicrohttpd runs */
+    void (*forget)(struct server *s, uint64_t websocket); /* it has closed */
     struct MHD_Daemon *mhd;
     uv_poll_t mhd_poll;
     uv_idle_t mhd_idle; /* active while libmicrohttpd has immediate work: */
@@ -37,6 +38,7 @@ struct loop {
     struct conn *conns;  /* open connections */
     struct conn *adding; /* being handed to libmicrohttpd */
     uint32_t conn_max;
+    uint64_t ws_count; /* WebSockets opened so far */
 
     struct tls_cert *cert; /* --tls-cert, as last read; NULL: plain HTTP */
     char url[300];         /* http://HOST:PORT */

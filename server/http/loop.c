@@ -73,7 +73,8 @@ static enum MHD_Result queue_response(struct request *r)
 {
     struct MHD_Response *resp = request_response(r);
     if (!resp) return MHD_NO;
-    enum MHD_Result ok = MHD_queue_response(r->http.mhd, (unsigned)r->response.status, resp);
+    unsigned status = (unsigned)r->response.status; /* 101: sent by the HTTP front */
+    enum MHD_Result ok = MHD_queue_response(r->http.mhd, status == 101 ? 204 : status, resp);
     MHD_destroy_response(resp); /* the connection keeps its own reference */
     r->http.queued = ok == MHD_YES;
     return ok;

@@ -8,6 +8,7 @@
 #include "config/base/log.h"
 #include "config/base/progress.h"
 #include "config/options.h"
+#include "server/fetch/ca_file.h"
 #include "server/hub/internal.h"
 
 #include <curl/curl.h>
@@ -301,6 +302,7 @@ static bool start(struct client *c, struct transfer *t)
     /* a connection per range */
     bad |= curl_easy_setopt(e, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1);
     bad |= curl_easy_setopt(e, CURLOPT_USERAGENT, "kvasir/" KVASIR_VERSION);
+    if (ca_file()) bad |= curl_easy_setopt(e, CURLOPT_CAINFO, ca_file());
     bad |= curl_easy_setopt(e, CURLOPT_NOSIGNAL, 1L);
     bad |= curl_easy_setopt(e, CURLOPT_CONNECTTIMEOUT_MS, CONNECT_MS);
     bad |= curl_easy_setopt(e, CURLOPT_LOW_SPEED_LIMIT, 1L);
