@@ -89,7 +89,8 @@ def olmocr():
         "messages": [message(url(), "Attached is one page of a document.", image_first=False)],
         "max_tokens": 4500,
         "temperature": 0.1,
-        "guided_regex": r"---\nprimary_language: (?:[a-z]{2}|null)\nis_rotation_valid: (?:True|False|true|false)"
+        "guided_regex": r"---\nprimary_language: (?:[a-z]{2}|null)"
+        r"\nis_rotation_valid: (?:True|False|true|false)"
         r"\nrotation_correction: (?:0|90|180|270)\nis_table: (?:True|False|true|false)"
         r"\nis_diagram: (?:True|False|true|false)\n(?:---|---\n[\s\S]+)",
     }
@@ -101,7 +102,8 @@ def olmocr():
         connection.sendall(f"{head}Content-Length: {len(sent)}\r\nConnection: close\r\n\r\n{sent}".encode())
         with connection.makefile("rb") as reply:
             assert reply.readline().split()[1] == b"200"
-            fields = dict(line.decode().lower().strip().split(": ", 1) for line in iter(reply.readline, b"\r\n"))
+            lines = iter(reply.readline, b"\r\n")
+            fields = dict(line.decode().lower().strip().split(": ", 1) for line in lines)
             data = reply.read(int(fields["content-length"]))
             assert reply.read() == b""
     assert text_of(json.loads(data)).startswith("---\nprimary_language: "), data
@@ -126,8 +128,8 @@ def paddleocr():
 
 def deepseek_ocr():
     """The logits processor of vLLM's recipe, as fields of the request."""
-    body = {"messages": [message(url(), "Free OCR.")], "temperature": 0.0, "max_tokens": 60, "ignore_eos": True}
-    body |= {"skip_special_tokens": False, "return_token_ids": True}
+    body = {"messages": [message(url(), "Free OCR.")], "temperature": 0.0, "max_tokens": 60}
+    body |= {"ignore_eos": True, "skip_special_tokens": False, "return_token_ids": True}
     body["vllm_xargs"] = {"ngram_size": 4, "window_size": 30, "whitelist_token_ids": []}
     ids = post(CHAT, body)["choices"][0]["token_ids"]
     for i in range(3, len(ids)):
