@@ -26,7 +26,9 @@
 
 struct feature_entry; /* feature_cache.h */
 struct image_reply;
-struct images; /* scheduler/images.c */
+struct images;  /* scheduler/images.c */
+struct load;    /* scheduler/offload.c */
+struct offload; /* scheduler/offload.c */
 
 /* What a live sequence has of one image of its prompt. */
 struct seq_image {
@@ -76,6 +78,8 @@ struct sequence {
     uint32_t computed;             /* most tokens computed or cached so far */
     uint32_t lost;                 /* of which so many had to be recomputed when it began to run */
     bool prefix_inflight;          /* don't admit it in this turn */
+    struct load *load;             /* of what a lower tier has of it; NULL: none */
+    bool loaded;                   /* that was tried since it waits */
     bool waits;                    /* for the prefill of dedup_leader to reach wait_until */
     struct seq_id dedup_leader;
     uint32_t wait_until;
@@ -161,6 +165,7 @@ struct scheduler {
     struct seq_list waiting, running;
     struct images *images;
     struct radix_cache *cache; /* NULL: off */
+    struct offload *offload;   /* NULL: no tier below the arena */
     struct cache_snapshot snapshot_next;
     struct tenants *tenants;
     uint64_t other_turn; /* of the last step in which tenants that aren't light (fair.c) were served or
@@ -243,6 +248,9 @@ void sched__cache_defer(struct scheduler *s);
 /* Whether q should wait for the prefill of a running sequence; if so, q records it. */
 bool sched__cache_waits(struct scheduler *s, struct sequence *q);
 bool sched__cache_reset_wanted(struct scheduler *s);
+/* Whether q may reuse tokens, and how many. */
+bool sched__cache_reads(const struct scheduler *s, const struct sequence *q, uint32_t *most);
+struct radix_view sched__view(const struct sequence *q);
 void sched__cache_snapshot(struct scheduler *s); /* if one was requested */
 void sched__cache_gauges(struct scheduler *s);
 
@@ -285,6 +293,26 @@ bool sched__prefill_ready(const struct sequence *q); /* its next tokens don't wa
  * May preempt, even q. */
 uint32_t sched__prefill_chunk(struct scheduler *s, struct sequence *q, uint32_t tokens);
 
+bool sched__has_room(const struct scheduler *s, const struct sequence *q); /* for its whole history */
+
+/* scheduler/offload.c: what goes to the tiers below the arena, and comes back. No-ops without one. */
+enum status sched__offload_create(struct scheduler *s, struct err *err) KV_MUST_CHECK;
+void sched__offload_destroy(struct scheduler *s); /* before the caches */
+/* Takes what has been read; false: nothing happened. */
+bool sched__offload_take(struct scheduler *s);
+/* Whether q waits for a load, which this may start. */
+bool sched__offload_waits(struct scheduler *s, struct sequence *q);
+void sched__offload_leave(struct scheduler *s, struct sequence *q); /* q is admitted or ends: its load, too */
+bool sched__offload_yield(struct scheduler *s); /* gives up all loads for memory; false: there was none */
+/* Loads the features of an image (of a held, empty entry). False: there are none. */
+bool sched__offload_image(struct scheduler *s, struct feature_entry *f, const uint8_t salt[32],
+                          const uint8_t key[32]);
+void sched__load_info(const struct load *l, struct sched_cache_info *info); /* what it loaded */
+void sched__offload_reset(struct scheduler *s);
+void sched__offload_drain(struct scheduler *s); /* writes everything that is worth it; in bounded time */
+void sched__offload_gauges(struct scheduler *s);
+uint64_t sched__offload_holds(const struct scheduler *s); /* of image features */
+
 /* scheduler/prefill.c: chunks for sequences that need prefill, within the budget (microseconds, or tokens
  * without --step-ms). */
 void sched__plan_prefills(struct scheduler *s, double budget);
@@ -304,6 +332,7 @@ const struct engine_features *sched__span_features(const struct sequence *q,
                                                    uint32_t image); /* of a ready one */
 void sched__features_drop(struct scheduler *s, struct sequence *q); /* of a sequence that stops running */
 void sched__features_free(struct sequence *q); /* with the sequence itself, after a drop */
+struct feature_cache *sched__features(struct scheduler *s);
 void sched__images_gauges(struct scheduler *s);
 void sched__images_check(const struct scheduler *s);
 void sched__features_passed(struct scheduler *s,

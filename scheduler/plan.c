@@ -33,6 +33,7 @@ void sched__preempt(struct scheduler *s, struct sequence *q)
     sched__features_drop(s, q);
     q->position = 0;
     q->resumed = true;
+    q->loaded = false;
     q->chunk_tokens = q->proposed = 0;
     sched__list_insert(&s->waiting, q);
     atomic_fetch_add(&s->backlog, 1);
@@ -41,7 +42,7 @@ void sched__preempt(struct scheduler *s, struct sequence *q)
 
 /* Whether q's whole history fits with what the running sequences still need for theirs. Cached blocks count
  * as free: they can be evicted. */
-static bool has_room(const struct scheduler *s, const struct sequence *q)
+bool sched__has_room(const struct scheduler *s, const struct sequence *q)
 {
     uint32_t need[ENGINE_GROUPS_MAX] = {0}, most[ENGINE_GROUPS_MAX];
     for (const struct sequence *r = q; r; r = r == q ? s->running.head : r->next) {
@@ -88,7 +89,7 @@ static bool take_place(struct scheduler *s, struct sequence *q)
     while (no_place(s, q))
         if (!take_from_others(s, q)) return false;
     sched__cache_adopt(s, q);
-    while (s->running.count > 0 && !has_room(s, q)) {
+    while (s->running.count > 0 && !sched__has_room(s, q)) {
         if (take_from_others(s, q)) continue;
         sched__cache_undo(s, q);
         q->refused_at = s->freed + 1;
@@ -116,7 +117,12 @@ void sched__admit(struct scheduler *s, uint64_t now_us)
             q->prefix_inflight = true;
             continue;
         }
+        if (!no_place(s, q) && sched__offload_waits(s, q)) {
+            q->prefix_inflight = true;
+            continue;
+        }
         if (!take_place(s, q)) return;
+        sched__offload_leave(s, q);
         sched__cache_admitted(s, q);
         sched__list_remove(&s->waiting, q);
         atomic_fetch_sub(&s->backlog, 1);
@@ -201,6 +207,7 @@ static void remove_chunk(struct scheduler *s, const struct sequence *q)
 static bool make_room(struct scheduler *s, struct sequence *q, uint32_t n)
 {
     while (!sched__blocks_ensure(s, q, n)) {
+        if (sched__offload_yield(s)) continue;
         struct sequence *victim = sched__pick_victim(s, NULL);
         /* sched_submit rejects what can't run alone in an empty arena. But blocks of an ended sequence, or of
          * a chunk larger than necessary, may have been between q's blocks, which are then scattered over more

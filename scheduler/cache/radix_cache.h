@@ -68,6 +68,15 @@ struct radix_table {
     uint32_t first, end;
 };
 
+/* What a lower tier has of a view's items. */
+struct radix_lower {
+    uint32_t equal;                        /* leading items that it knows */
+    uint32_t blocks;                       /* entries of valid_to */
+    uint32_t *valid_to[ENGINE_GROUPS_MAX]; /* it has the part of block i below this position; 0: nothing */
+    uint32_t *states;                      /* [state_count] positions of saved states, ascending */
+    uint32_t state_count;
+};
+
 struct radix_hit {
     uint32_t length; /* tokens that can be reused */
     struct radix_node
@@ -92,8 +101,11 @@ void radix_set_event_sink(struct radix_cache *c, const struct kv_event_sink *w);
 void radix_announce(struct radix_cache *c);
 
 /* The longest prefix of at most `limit` items (limit < count) that can be reused; never ends inside an atomic
- * image. Changes nothing. False: out of memory (hit is empty then). */
-bool radix_match(struct radix_cache *c, const struct radix_view *v, uint32_t limit, struct radix_hit *hit);
+ * image. Changes nothing. With `lower`, what could be reused if that were in memory, too: then the tables
+ * have ENGINE_NO_BLOCK for what only `lower` has, and the hit can't be pinned. False: out of memory (hit is
+ * empty then). */
+bool radix_match(struct radix_cache *c, const struct radix_view *v, uint32_t limit,
+                 const struct radix_lower *lower, struct radix_hit *hit);
 
 /* How many leading items of two sequences are equal, at most `limit` (<= both counts); salts count. Never
  * ends inside an atomic image. */
@@ -123,7 +135,20 @@ uint32_t radix_publish(struct radix_cache *c, const struct radix_view *v, struct
 
 /* Evicts until `need[g]` more blocks of every group can be allocated together; false if impossible. */
 bool radix_evict(struct radix_cache *c, const uint32_t need[ENGINE_GROUPS_MAX]);
-/* Drops everything that is not pinned; the event sink receives what is left again. */
+/* Receives what is evicted, before its blocks are released: blocks of group g for the indices first and
+ * following, of the path that ends with the view; the recurrent group's is the state at its end. */
+struct radix_run {
+    const uint32_t *block_offsets; /* ENGINE_NO_BLOCK where nothing is kept */
+    uint32_t first, count;
+};
+struct radix_sink {
+    void *arg;
+    void (*keep)(void *arg, const struct radix_view *path, const struct radix_run runs[ENGINE_GROUPS_MAX]);
+};
+void radix_set_sink(struct radix_cache *c, const struct radix_sink *sink);
+/* Gives everything to the sink, the most recently used first, and keeps it. */
+void radix_keep_all(struct radix_cache *c);
+/* Drops everything that is not pinned; the event sink receives what is left again, the sink nothing. */
 void radix_reset(struct radix_cache *c);
 
 struct radix_stats {

@@ -438,7 +438,7 @@ static struct radix_hit look_limited(struct world *w, const struct text *t, uint
 {
     struct radix_view v = view_of(t);
     struct radix_hit hit = {0};
-    ASSERT(radix_match(w->cache, &v, limit, &hit));
+    ASSERT(radix_match(w->cache, &v, limit, NULL, &hit));
     struct verdict m = judge(w, t, limit);
     CHECK(hit.length <= m.at_most);
     CHECK(!cuts(t, hit.length));
@@ -1120,7 +1120,7 @@ static uint32_t count_cross_matches(uint32_t images, uint32_t cached, uint32_t s
         long_key(im.key, id, same_bytes, truncated);
         struct radix_view v = {.tokens = tokens, .count = 2, .spans = &im, .span_count = 1, .salt = no_salt};
         struct radix_hit hit = {0};
-        ASSERT(radix_match(w->cache, &v, 1, &hit));
+        ASSERT(radix_match(w->cache, &v, 1, NULL, &hit));
         bool known = step >= cached && id < cached;
         if (hit.length > 0 && (!known || *shadow_at(w, hit.tables[0].block_offsets[0], 0) != id)) cross++;
         if (hit.length == 0 && known) ++*missed;
@@ -1157,7 +1157,7 @@ static void test_many_children(void **state)
                 uint32_t tokens[6] = {1, 2, 3, c << 12, 5, 6};
                 struct radix_view v = {.tokens = tokens, .count = 6, .salt = salt};
                 struct radix_hit hit = {0};
-                ASSERT(radix_match(w->cache, &v, 5, &hit));
+                ASSERT(radix_match(w->cache, &v, 5, NULL, &hit));
                 ASSERT_CMP(hit.length, ==, pass ? 5 : c ? 3 : 0);
                 if (pass) {
                     ASSERT_CMP(*shadow_at(w, hit.tables[0].block_offsets[0], 3), ==, c);
