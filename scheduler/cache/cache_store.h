@@ -32,7 +32,7 @@ enum record_kind { RECORD_KV = 1, RECORD_WINDOW = 2, RECORD_STATE = 3, RECORD_IM
 #define RECORD_PAYLOAD_MAX (1ull << 30)
 
 struct store_record {
-    uint64_t id;     /* never reused in a directory; 0: none */
+    uint64_t id;     /* never reused while the store is open; 0: none */
     uint64_t parent; /* the record that this one continues, of the same salt, with a lower id; 0: none. It
                         outlives its children: when it goes, they go first */
     enum record_kind kind;
