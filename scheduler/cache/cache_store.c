@@ -212,13 +212,16 @@ static void scan_step(struct cache_store *s)
     enum file_state fs = record_head(&s->x.dir, e->file.id, e->file.tag, &h, &meta);
     bool ours = !fs && !memcmp(h.binding, s->opt.binding, sizeof h.binding);
     struct index_entry *parent = ours ? index_find(&s->x, h.parent) : NULL;
+    /* Other bindings evict by mtimes alone, which lag, so a parent may be gone. */
+    bool orphan = ours && h.parent && !(parent && parent->known && parent->header_sum == h.parent_sum);
+    bool bad = fs == FILE_GONE || fs == FILE_DAMAGED;
     if (fs == FILE_FAILED) {
         turn_off(s, "reading");
-    } else if (fs == FILE_GONE || fs == FILE_DAMAGED ||
-               (ours && h.parent && !(parent && parent->known && parent->header_sum == h.parent_sum))) {
+    } else if (bad || orphan) {
         remove_entry(s, e);
         pthread_mutex_lock(&s->lock);
-        s->stats.damaged++;
+        s->stats.damaged += bad;
+        s->stats.evicted += orphan;
         pthread_mutex_unlock(&s->lock);
     } else if (ours) {
         struct store_record r = {.id = h.id, .parent = h.parent, .kind = (enum record_kind)h.kind};

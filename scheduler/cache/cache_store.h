@@ -18,18 +18,10 @@
 #ifndef KVASIR_CACHE_STORE_H
 #define KVASIR_CACHE_STORE_H
 
-#include "config/base/status.h"
+#include "scheduler/cache/record_file.h"
 
-#include <stdbool.h>
-#include <stdint.h>
 
 struct cache_store;
-
-/* Also stored on disk: values don't change. */
-enum record_kind { RECORD_KV = 1, RECORD_WINDOW = 2, RECORD_STATE = 3, RECORD_IMAGE = 4, RECORD_KINDS = 5 };
-
-#define RECORD_META_MAX    (1u << 20) /* bytes */
-#define RECORD_PAYLOAD_MAX (1ull << 30)
 
 struct store_record {
     uint64_t id;     /* never reused while the store is open; 0: none */

@@ -159,8 +159,7 @@ enum status cache_dir_list(const struct cache_dir *d, struct record_file **out, 
         if (e->d_name[0] == '.' || !strcmp(e->d_name, "lock") || !strcmp(e->d_name, WRITING) ||
             !strcmp(e->d_name, "checkpoints"))
             continue;
-        if (!name_parse(e->d_name, &f) || fstatat(d->fd, e->d_name, &st, AT_SYMLINK_NOFOLLOW) ||
-            !S_ISREG(st.st_mode)) {
+        if (!name_parse(e->d_name, &f) || fstatat(d->fd, e->d_name, &st, AT_SYMLINK_NOFOLLOW)) {
             ++*foreign;
             continue;
         }

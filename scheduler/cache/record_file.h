@@ -9,9 +9,16 @@
 #define KVASIR_RECORD_FILE_H
 
 #include "config/base/status.h"
-#include "scheduler/cache/cache_store.h"
 
+#include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
+
+/* Also stored on disk: values don't change. */
+enum record_kind { RECORD_KV = 1, RECORD_WINDOW = 2, RECORD_STATE = 3, RECORD_IMAGE = 4, RECORD_KINDS = 5 };
+
+#define RECORD_META_MAX    (1u << 20) /* bytes */
+#define RECORD_PAYLOAD_MAX (1ull << 30)
 
 #define RECORD_ID_MAX (1ull << 62)
 #define RECORD_PAGE   4096u /* files are counted in whole pages */
