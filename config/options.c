@@ -73,6 +73,11 @@ static const struct row rows[] = {
      "with API keys: cached data is reused by requests of the same key only, or by all"},
     {"encoder-cache-memory", K_SIZE, AT(encoder_cache_memory), "256M", 1, UINT64_MAX, NULL, "SIZE",
      "encoded images kept for later requests (K, M, G suffixes)"},
+    {"cache-dir", K_STRING, AT(cache_dir), NULL, 0, 0, NULL, "DIR",
+     "keep cached prefixes and encoded images on disk as well, so that they survive a restart; whoever reads "
+     "DIR reads prompts (default: none)"},
+    {"cache-disk", K_SIZE, AT(cache_disk), "16G", 1u << 20, UINT64_MAX, NULL, "SIZE",
+     "space that --cache-dir may take; least recently used prefixes are deleted first"},
     {"image-memory", K_SIZE, AT(image_memory), "512M", 1, UINT64_MAX, NULL, "SIZE",
      "decoded images of waiting and running requests; above it a request gets 429, unless it is alone"},
     {"response-store", K_SIZE, AT(response_store), "64M", 0, UINT64_MAX, NULL, "SIZE",

@@ -32,6 +32,8 @@ struct options {
     char *prefix_cache;                 /* on | off */
     char *cache_scope;                  /* key | server: who shares cached data when there are API keys */
     uint64_t encoder_cache_memory;      /* bytes of encoded images kept */
+    char *cache_dir;                    /* disk tier of the caches; NULL = none */
+    uint64_t cache_disk;                /* bytes in cache_dir */
     uint64_t image_memory;              /* bytes of decoded images held by requests that wait or run */
     uint64_t grammar_memory;            /* bytes of compiled grammars and their masks */
     uint64_t response_memory;           /* bytes of buffered responses */
