@@ -300,6 +300,7 @@ enum status sched__offload_create(struct scheduler *s, struct err *err) KV_MUST_
 void sched__offload_destroy(struct scheduler *s); /* before the caches */
 /* Takes what has been read; false: nothing happened. */
 bool sched__offload_take(struct scheduler *s);
+bool sched__loading(const struct sequence *q); /* its load is not yet done */
 /* Whether q waits for a load, which this may start. */
 bool sched__offload_waits(struct scheduler *s, struct sequence *q);
 void sched__offload_leave(struct scheduler *s, struct sequence *q); /* q is admitted or ends: its load, too */
@@ -311,6 +312,8 @@ void sched__load_info(const struct load *l, struct sched_cache_info *info); /* w
 void sched__offload_reset(struct scheduler *s);
 void sched__offload_drain(struct scheduler *s); /* writes everything that is worth it; in bounded time */
 void sched__offload_gauges(struct scheduler *s);
+void sched__offload_count(const struct scheduler *s, uint32_t *held); /* adds its holds, by group and block */
+void sched__offload_check(const struct scheduler *s);
 uint64_t sched__offload_holds(const struct scheduler *s); /* of image features */
 
 /* scheduler/prefill.c: chunks for sequences that need prefill, within the budget (microseconds, or tokens

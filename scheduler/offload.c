@@ -29,6 +29,7 @@ enum {
 };
 /* Until they are measured. */
 static const double LOAD_US_PER_BYTE = 1.0 / 400, COMPUTE_US_PER_TOKEN = 200;
+static const double LOAD_FIXED_US = 3000; /* of a load, however small; a rate is learnt from larger ones */
 
 struct block_load {
     uint32_t group, index;
@@ -228,6 +229,13 @@ static bool others_load(const struct scheduler *s, const struct sequence *q, uin
     return false;
 }
 
+/* The position up to which l needs the block. */
+static uint32_t block_end(const struct scheduler *s, const struct load *l, const struct block_load *b)
+{
+    uint32_t end = (b->index + 1) * s->caps.block_tokens;
+    return end < l->length ? end : l->length;
+}
+
 /* Asks for further records, as far as the buffers may go. */
 static void ask(struct scheduler *s, struct load *l)
 {
@@ -236,7 +244,8 @@ static void ask(struct scheduler *s, struct load *l)
     if (l->asked == l->count || l->ahead >= READ_AHEAD || !tier_find(s->offload->tier, &v, &lower)) return;
     while (l->asked < l->count && l->ahead < READ_AHEAD) {
         struct block_load *b = &l->blocks[l->asked++];
-        bool there = b->group == s->paged || b->index < lower.blocks;
+        bool there = b->group == s->paged ||
+                     (b->index < lower.blocks && lower.valid_to[b->group][b->index] >= block_end(s, l, b));
         const struct tier_record *r = there ? tier_found(s->offload->tier, b->group, b->index) : NULL;
         b->read.state = TIER_LOST;
         if (!r) return;
@@ -256,7 +265,7 @@ static void start(struct scheduler *s, struct sequence *q, const struct radix_hi
     if (!l) return;
     *l = (struct load){.q = q, .known = known, .length = hit->length, .tier = CACHE_TIER_HOST};
     double computing = list_blocks(s, l, hit, o->tier) ? compute_us(s, l) : 0;
-    if ((double)l->bytes * o->us_per_byte >= computing) {
+    if (!s->opt.load_always && LOAD_FIXED_US + (double)l->bytes * o->us_per_byte >= computing) {
         let_go(s, l);
         free(l->blocks);
         free(l);
@@ -270,12 +279,17 @@ static void start(struct scheduler *s, struct sequence *q, const struct radix_hi
     ask(s, l);
 }
 
+bool sched__loading(const struct sequence *q)
+{
+    return q->load && !q->load->done;
+}
+
 bool sched__offload_waits(struct scheduler *s, struct sequence *q)
 {
     struct offload *o = s->offload;
     uint32_t most, active = 0;
+    if (sched__loading(q)) return true;
     if (!o || q->loaded || q->alone) return false;
-    if (q->load) return !q->load->done;
     if (!sched__cache_reads(s, q, &most)) return false;
     if (!tier_ready(o->tier)) return event_clock_us() - o->started_us < READY_US;
     if (s->running.count > 0 && !sched__has_room(s, q)) return false; /* it waits for that first */
@@ -305,7 +319,7 @@ static bool copy_block(struct scheduler *s, struct load *l)
     need[b->group] = 1;
     if (!kvb_can_allocate(s->blocks, need) && !radix_evict(s->cache, need)) return false;
     uint32_t block_offset = kvb_allocate(s->blocks, b->group),
-             tokens = b->group != s->paged && l->length - at * bt < bt ? l->length - at * bt : bt;
+             tokens = b->group == s->paged ? bt : block_end(s, l, b) - at * bt;
     ASSERT(block_offset != ENGINE_NO_BLOCK);
     l->tables[b->group].block_offsets[at] = block_offset;
     engine_kv_write(s->engine, b->group, block_offset, b->read.bytes, tokens);
@@ -331,8 +345,9 @@ static void finish(struct scheduler *s, struct load *l)
         return;
     }
     uint64_t took = sched__clock(s) - l->started_us;
-    if (l->tier == CACHE_TIER_DISK && l->bytes)
-        s->offload->us_per_byte += ((double)took / (double)l->bytes - s->offload->us_per_byte) / 4;
+    double us = (double)took - LOAD_FIXED_US;
+    if (l->tier == CACHE_TIER_DISK && us > LOAD_FIXED_US)
+        s->offload->us_per_byte += (us / (double)l->bytes - s->offload->us_per_byte) / 4;
     s->now.tier_loads++;
     s->now.tier_load_us += took;
     s->now.tier_loaded_tokens += l->length - l->known;
@@ -472,4 +487,18 @@ void sched__offload_gauges(struct scheduler *s)
     s->now.tier_bytes[CACHE_TIER_DISK] = st.disk_bytes;
     s->now.tier_written_blocks = st.written_blocks;
     s->now.tier_dropped_blocks = st.dropped_blocks;
+}
+
+void sched__offload_count(const struct scheduler *s, uint32_t *held)
+{
+    for (const struct load *l = s->offload ? s->offload->loads : NULL; l; l = l->next)
+        for (uint32_t g = 0; g < s->caps.group_count; g++)
+            for (uint32_t i = l->tables[g].first; i < l->tables[g].end; i++)
+                if (l->tables[g].block_offsets[i] != ENGINE_NO_BLOCK)
+                    held[g * s->caps.arena_grains + l->tables[g].block_offsets[i]]++;
+}
+
+void sched__offload_check(const struct scheduler *s)
+{
+    if (s->offload) tier_check(s->offload->tier);
 }

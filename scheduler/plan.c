@@ -117,7 +117,8 @@ void sched__admit(struct scheduler *s, uint64_t now_us)
             q->prefix_inflight = true;
             continue;
         }
-        if (!no_place(s, q) && sched__offload_waits(s, q)) {
+        if (sched__offload_waits(s, q)) {
+            if (++prefix_inflight == PREFIX_INFLIGHT_MAX) return;
             q->prefix_inflight = true;
             continue;
         }

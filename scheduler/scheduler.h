@@ -79,11 +79,12 @@ struct sched_options {
     uint32_t draft_max;              /* most draft tokens of one sequence in one step; 0 = none */
     bool draft_always;               /* always draft_max, not as many as pay */
     struct kv_event_sink event_sink; /* of the prefix cache */
-    /* The tiers below the arena; wake is set by the scheduler. NULL: no disk. If it can't be opened, a warning
-     * says why, and the scheduler runs without. */
+    /* The tiers below the arena; wake is set by the scheduler. NULL: no disk. If it can't be opened, a
+     * warning says why, and the scheduler runs without. */
     const struct cache_store_options *disk; /* borrowed for the call */
+    bool load_always;                       /* not only where that is faster than computing */
     uint64_t host_bytes;                    /* host memory above the disk; 0: none */
-    void (*wake)(void *arg);         /* events are waiting; may be NULL */
+    void (*wake)(void *arg);                /* events are waiting; may be NULL */
     void *wake_arg;
 };
 
@@ -141,10 +142,10 @@ enum cache_stop {
 };
 enum cache_tier { CACHE_TIER_ARENA = 0, CACHE_TIER_HOST, CACHE_TIER_DISK, CACHE_TIERS };
 struct sched_cache_info {
-    uint32_t reused; /* prompt tokens whose KV came from the cache */
-    uint32_t loaded; /* of which so many were loaded from a lower tier for this request */
+    uint32_t reused;      /* prompt tokens whose KV came from the cache */
+    uint32_t loaded;      /* of which so many were loaded from a lower tier for this request */
     enum cache_tier tier; /* the lowest one that it came from */
-    uint32_t equal;  /* leading prompt tokens that equal something cached, reusable or not */
+    uint32_t equal;       /* leading prompt tokens that equal something cached, reusable or not */
     enum cache_stop stop;
 };
 
@@ -262,8 +263,8 @@ struct sched_stats {
     uint64_t cache_nodes, cache_evictions;     /* nodes of the tree now; nodes evicted */
     uint64_t cache_states;                     /* saved states of the recurrent group now */
     uint64_t cache_stops[CACHE_STOP_DISABLED + 1];
-    bool tier_on;  /* there is a lower tier */
-    bool disk_off; /* none, or it is full or failing */
+    bool tier_on;                                             /* there is a lower tier */
+    bool disk_off;                                            /* none, or it is full or failing */
     uint64_t tier_bytes[CACHE_TIERS], tier_hits[CACHE_TIERS]; /* hits: admissions, by cache_tier */
     uint64_t tier_loads, tier_load_us, tier_loaded_tokens;    /* loads that ended well, and their time */
     uint64_t tier_loads_failed;                               /* damaged, too slow, or given up for memory */

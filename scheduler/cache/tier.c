@@ -346,6 +346,7 @@ bool tier_poll(struct tier *t)
         case STORE_READY:
             t->ready = true;
             t->resetting = false;
+            tier__prune_all(t); /* names of nodes whose data were never written */
             break;
         case STORE_READ: ((struct tier_read *)ev.user)->state = ev.ok ? TIER_DONE : TIER_LOST; break;
         case STORE_GONE:

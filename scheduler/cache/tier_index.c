@@ -367,6 +367,18 @@ void tier__prune(struct tier *t, struct tier_node *n)
     }
 }
 
+void tier__prune_all(struct tier *t)
+{
+    for (uint64_t i = 0; i < t->buckets; i++) {
+        struct tier_node *n = t->nodes[i];
+        while (n) {
+            bool gone = useless(n);
+            tier__prune(t, n); /* perhaps others of this chain, too */
+            n = gone ? t->nodes[i] : n->chain;
+        }
+    }
+}
+
 void tier__index_clear(struct tier *t)
 {
     for (uint64_t i = 0; i < t->buckets; i++) {
@@ -499,7 +511,7 @@ void tier_check(const struct tier *t)
     uint64_t nodes = 0, records = 0, host = 0, disk = 0;
     for (uint64_t i = 0; i < t->buckets; i++) {
         for (const struct tier_node *n = t->nodes[i]; n; n = n->chain, nodes++) {
-            ASSERT(!n->parent == !n->items && (!n->parent || !useless(n)));
+            ASSERT(!n->parent == !n->items && (!n->parent || !t->ready || !useless(n)));
             if (n->parent && n->parent->items) ASSERT_CMP(n->items->start, ==, n->parent->items->end);
             if (n->name) ASSERT(n->name->node == n && n->name->id);
             for (uint32_t g = 0; g < ENGINE_GROUPS_MAX; g++) {

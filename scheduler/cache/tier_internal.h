@@ -91,6 +91,7 @@ void tier__record_free(struct tier *t, struct tier_record *r); /* and prunes */
 /* Frees n and its ancestors as far as they have neither data nor children; deletes their names in the store.
  */
 void tier__prune(struct tier *t, struct tier_node *n);
+void tier__prune_all(struct tier *t);
 void tier__host_add(struct tier *t, struct tier_record *r, void *host);
 void tier__host_remove(struct tier *t, struct tier_record *r); /* if it is in host memory */
 
