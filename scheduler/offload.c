@@ -389,6 +389,7 @@ bool sched__offload_take(struct scheduler *s)
         bool slow = now - l->started_us > SLOW_US, done = l->read.state == TIER_DONE;
         if (!l->entry || (l->read.state == TIER_READING && !slow)) continue;
         features_loaded(sched__features(s), l->entry, done ? l->read.bytes : NULL, l->read.size);
+        s->now.tier_image_loads += done;
         l->entry = NULL;
         worked = true;
     }

@@ -267,6 +267,7 @@ struct sched_stats {
     bool disk_off;                                            /* none, or it is full or failing */
     uint64_t tier_bytes[CACHE_TIERS], tier_hits[CACHE_TIERS]; /* hits: admissions, by cache_tier */
     uint64_t tier_loads, tier_load_us, tier_loaded_tokens;    /* loads that ended well, and their time */
+    uint64_t tier_image_loads;                                /* features of images */
     uint64_t tier_loads_failed;                               /* damaged, too slow, or given up for memory */
     uint64_t tier_written_blocks, tier_dropped_blocks; /* evicted and copied; not copied for lack of room */
     uint64_t feature_queries, feature_hits, feature_bytes, feature_evictions; /* encoded images */

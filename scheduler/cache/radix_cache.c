@@ -235,6 +235,7 @@ bool radix_match(struct radix_cache *c, const struct radix_view *v, uint32_t lim
     }
     if (lower) {
         collect_lower(c, pos, lower);
+        if (pos < n->end) n = n->parent; /* its end is another path's */
         if (lower->equal > pos) pos = lower->equal;
     }
     hit->info.equal = pos;

@@ -190,7 +190,7 @@ struct totals { /* counters first: add_totals goes over them */
         feature_hits;
     uint64_t evictions, evicted_blocks, preemptions, cancelled, expired, refused, images_asked, instances,
         inside, grids, drafted, accepted, looked_up, whole, constrained, masks_late, masks_failed;
-    uint64_t restarts, loads, loaded_tokens, loads_failed, written;
+    uint64_t restarts, loads, loaded_tokens, loads_failed, image_loads, written;
     uint64_t stops[CACHE_STOP_DISABLED + 1];
     uint64_t differences;
     double seconds;
@@ -828,10 +828,19 @@ static void answer_and_cancel(struct run *r)
 
 /* ---- the tiers below the arena: restarts with and without a drain, damaged records ---- */
 
-static void count_loads(struct run *r)
+/* What a scheduler has done, at its end. */
+static void count_scheduler(struct run *r)
 {
     struct sched_stats st;
     sched_stats(r->s, &st);
+    for (uint32_t g = 0; g < st.group_count; g++) r->t.evicted_blocks += st.groups[g].evicted_blocks;
+    r->t.evictions += st.cache_evictions;
+    r->t.preemptions += st.preemptions;
+    r->t.drafted += st.proposed_tokens;
+    if (r->ngram) r->t.looked_up += st.proposed_tokens;
+    r->t.accepted += st.accepted_tokens;
+    r->t.feature_hits += st.feature_hits;
+    r->t.image_loads += st.tier_image_loads;
     r->t.loads += st.tier_loads;
     r->t.loaded_tokens += st.tier_loaded_tokens;
     r->t.loads_failed += st.tier_loads_failed;
@@ -865,7 +874,7 @@ static int remove_file(const char *path, const struct stat *st, int type, struct
 static void restart(struct run *r)
 {
     struct err err;
-    count_loads(r);
+    count_scheduler(r);
     sched_check(r->s);
     if (chance(60)) {
         sched_stop(r->s, true);
@@ -920,14 +929,7 @@ static void close_requests(struct run *r)
         for (uint32_t g = 0; g < st.group_count; g++) assert_int_equal(st.groups[g].blocks_live, 0);
         if (!r->t.restarts) assert_true(st.cache_hit_tokens >= hit_tokens);
     }
-    for (uint32_t g = 0; g < st.group_count; g++) r->t.evicted_blocks += st.groups[g].evicted_blocks;
-    count_loads(r);
-    r->t.evictions += st.cache_evictions;
-    r->t.preemptions += st.preemptions;
-    r->t.drafted += st.proposed_tokens;
-    if (r->ngram) r->t.looked_up += st.proposed_tokens;
-    r->t.accepted += st.accepted_tokens;
-    r->t.feature_hits += st.feature_hits;
+    count_scheduler(r);
     r->t.instances++;
 }
 
@@ -1221,7 +1223,8 @@ static void check_not_vacuous(const char *name, const struct totals *t)
     if (!t->loads || !t->loads_failed || !t->restarts || !t->written)
         fail_msg("%s: nothing came from the disk, or nothing was damaged", name);
     if (t->grids >= 500 && !t->inside) fail_msg("%s: no hit ends inside an image", name);
-    if (t->images && (!t->images_reused || !t->feature_hits || !t->images_asked || !t->refused))
+    if (t->images &&
+        (!t->images_reused || !t->image_loads || !t->feature_hits || !t->images_asked || !t->refused))
         fail_msg("%s: no image was reused", name);
 }
 
@@ -1260,10 +1263,11 @@ static uint64_t fuzz(const struct options *o, bool print, uint32_t *last)
                "seed %llu. Where reuse ended:",
                set_count, (unsigned long long)o->seed);
         for (uint32_t i = 0; i <= CACHE_STOP_DISABLED; i++) printf(" %llu", (unsigned long long)all.stops[i]);
-        printf("\n%llu restarts; %llu loads of %llu tokens, %llu given up; %llu blocks written",
-               (unsigned long long)all.restarts, (unsigned long long)all.loads,
-               (unsigned long long)all.loaded_tokens, (unsigned long long)all.loads_failed,
-               (unsigned long long)all.written);
+        printf(
+            "\n%llu restarts; %llu loads of %llu tokens, %llu given up, %llu of images; %llu blocks written",
+            (unsigned long long)all.restarts, (unsigned long long)all.loads,
+            (unsigned long long)all.loaded_tokens, (unsigned long long)all.loads_failed,
+            (unsigned long long)all.image_loads, (unsigned long long)all.written);
         printf("\n%llu constrained, %llu masks late, %llu failed; %llu tokens drafted, %llu rightly; %llu of "
                "them "
                "by lookup\n%llu differences\n",
