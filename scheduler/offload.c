@@ -484,6 +484,7 @@ void sched__offload_gauges(struct scheduler *s)
     if (st.disk_off && !s->now.disk_off && s->now.tier_bytes[CACHE_TIER_DISK])
         log_warn("the prefix cache's disk is off: full or failing");
     s->now.disk_off = st.disk_off;
+    s->now.tier_bytes[CACHE_TIER_ARENA] = kvb_used_grains(s->blocks) * s->caps.grain_bytes;
     s->now.tier_bytes[CACHE_TIER_HOST] = st.host_bytes;
     s->now.tier_bytes[CACHE_TIER_DISK] = st.disk_bytes;
     s->now.tier_written_blocks = st.written_blocks;
