@@ -337,8 +337,8 @@ enum status cache_store_open(const struct cache_store_options *opt, struct cache
     pthread_cond_init(&s->work, NULL);
     pthread_cond_init(&s->idle, &attr);
     pthread_condattr_destroy(&attr);
-    s->stop = pthread_create(&s->thread, NULL, store_main, s) != 0;
-    if (s->stop) {
+    if (pthread_create(&s->thread, NULL, store_main, s)) {
+        s->stop = true;
         cache_store_close(s);
         return err_set(err, ST_NOMEM, "the disk cache can't start a thread");
     }
