@@ -120,8 +120,9 @@ static void remove_tree(struct cache_store *s, struct index_entry *e)
 static void turn_off(struct cache_store *s, const char *doing)
 {
     if (s->now.off) return;
-    log_warn("cache: %s: %s failed: %s; the disk tier is off until the next start", s->opt.dir, doing,
-             strerror(errno));
+    log_warn("cache: %s: %s failed: %s; the disk tier is off until the next start (free space there or lower "
+             "--cache-disk?)",
+             s->opt.dir, doing, strerror(errno));
     s->now.off = true;
     s->off_event.ev.kind = STORE_OFF;
     emit(s, &s->off_event);
