@@ -223,6 +223,11 @@ static bool number_parse(const char *s, bool suffix, uint64_t *out)
     return true;
 }
 
+bool options_size(const char *text, uint64_t *out)
+{
+    return number_parse(text, true, out);
+}
+
 /* As a person would write it: "1M". */
 static void size_text(uint64_t v, const char *before, char *to, size_t cap)
 {

@@ -76,6 +76,7 @@ struct options {
  * All strings of *out are owned: options_fini. */
 enum status options_parse(int argc, char **argv, struct options *out, struct err *err) KV_MUST_CHECK;
 void options_fini(struct options *o);
+bool options_size(const char *text, uint64_t *out); /* "512M" */
 /* The flags table as text, generated from the same rows. */
 void options_help(FILE *f);
 

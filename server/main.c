@@ -6,6 +6,7 @@
 #include "engine/engine.h"
 #include "server/bench.h"
 #include "server/bus_error.h"
+#include "server/cache_command.h"
 #include "server/model_load.h"
 #include "server/serve.h"
 
@@ -26,6 +27,7 @@ static int usage(FILE *f)
           "  kvasir serve [flags]            serve the HTTP API\n"
           "  kvasir inspect --model DIR      the checkpoint as read, and the memory plan\n"
           "  kvasir inspect --devices        the CPU and the GPUs of this machine\n"
+          "  kvasir cache ls|verify|prune    the directory of --cache-dir (kvasir cache --help)\n"
           "  kvasir bench ...                offline engine benchmark (kvasir bench --help)\n"
           "  kvasir version\n\nFlags of serve and inspect\n",
           f);
@@ -127,6 +129,7 @@ int main(int argc, char **argv)
     if (strcmp(command, "version") == 0 || strcmp(command, "--version") == 0)
         return puts("kvasir " KVASIR_VERSION) < 0;
     if (strcmp(command, "bench") == 0) return bench_main(argc - 1, argv + 1);
+    if (strcmp(command, "cache") == 0) return cache_command(argc - 1, argv + 1);
     bool serve = strcmp(command, "serve") == 0;
     if (!serve && strcmp(command, "inspect") != 0) {
         static const char *const help[] = {"help", "--help", "-h"};

@@ -32,24 +32,26 @@ struct fifo {
 };
 
 struct cache_store {
-    struct record_index x; /* of the thread */
-    uint64_t scan_id;      /* headers of older records are read; of this one on, not yet */
-    uint64_t scan_end;     /* 0: all are */
+    /* the thread's */
+    struct record_index x;
+    struct record_header blank; /* binding and about, of each record */
+    uint64_t tag, scan_id;      /* scan_id: headers of lower ids are read */
+    uint64_t scan_end;          /* 0: all are */
+    uint64_t found;
     size_t foreign;
-    uint64_t found, tag;
+    struct cache_store_stats now;
     struct node off_event;
-
+    /* constant */
     struct cache_store_options opt;
-    char about[64];
-    char *dir;
     pthread_t thread;
+    /* under the lock */
     pthread_mutex_t lock;
     pthread_cond_t work, idle;
     struct fifo gets, others, events;
-    uint64_t next_id, queued_bytes, found_bytes;
+    uint64_t next_id, queued_bytes, found_bytes, refused;
     uint32_t queued; /* requests, the one in progress included */
     bool stop;
-    struct cache_store_stats stats;
+    struct cache_store_stats stats; /* as of the last request */
 };
 
 static void push(struct fifo *f, struct node *n)
@@ -64,6 +66,11 @@ static struct node *pop(struct fifo *f)
     struct node *n = f->head;
     if (n && !(f->head = n->next)) f->tail = &f->head;
     return n;
+}
+
+static uint64_t put_bytes(const struct store_record *r)
+{
+    return r->meta_bytes + r->payload_bytes;
 }
 
 /* ---- the thread ---- */
@@ -112,12 +119,11 @@ static void remove_tree(struct cache_store *s, struct index_entry *e)
 /* errno says why. */
 static void turn_off(struct cache_store *s, const char *doing)
 {
-    if (s->stats.off) return;
-    log_warn("cache: %s: %s failed: %s; the disk tier is off until the next start", s->dir, doing,
-             strerror(errno));
-    pthread_mutex_lock(&s->lock);
-    s->stats.off = true;
-    pthread_mutex_unlock(&s->lock);
+    if (s->now.off) return;
+    log_warn("cache: %s: %s failed: %s; the disk tier is off until the next start (free space there or lower "
+             "--cache-disk?)",
+             s->opt.dir, doing, strerror(errno));
+    s->now.off = true;
     s->off_event.ev.kind = STORE_OFF;
     emit(s, &s->off_event);
 }
@@ -125,18 +131,15 @@ static void turn_off(struct cache_store *s, const char *doing)
 /* Evicts until `more` bytes fit. */
 static bool make_room(struct cache_store *s, uint64_t more)
 {
-    uint64_t evicted = 0, left = s->opt.bytes_max, dir = cache_dir_bytes(&s->x.dir);
+    uint64_t left = s->opt.bytes_max, dir = cache_dir_bytes(&s->x.dir);
     if (dir > left || more > left - dir) return false;
     left -= dir + more;
     while (s->x.bytes > left || s->x.count - s->x.dead >= RECORDS_MAX) {
         struct index_entry *e = index_oldest(&s->x);
         if (!e) break;
         remove_entry(s, e);
-        evicted++;
+        s->now.evicted++;
     }
-    pthread_mutex_lock(&s->lock);
-    s->stats.evicted += evicted;
-    pthread_mutex_unlock(&s->lock);
     return s->x.bytes <= left;
 }
 
@@ -151,15 +154,14 @@ static bool put_now(struct cache_store *s, const struct node *n)
     if (!make_room(s, e.file.bytes)) return false;
     const struct index_entry *parent = index_find(&s->x, r->parent);
     if (r->parent && !(parent && parent->known)) return false;
-    struct record_header h = {.id = r->id,
-                              .parent = r->parent,
-                              .kind = r->kind,
-                              .meta_bytes = r->meta_bytes,
-                              .payload_bytes = r->payload_bytes,
-                              .parent_sum = parent ? parent->header_sum : 0};
+    struct record_header h = s->blank;
+    h.id = r->id;
+    h.parent = r->parent;
+    h.parent_sum = parent ? parent->header_sum : 0;
+    h.kind = r->kind;
+    h.meta_bytes = r->meta_bytes;
+    h.payload_bytes = r->payload_bytes;
     memcpy(h.salt, r->salt, sizeof h.salt);
-    memcpy(h.binding, s->opt.binding, sizeof h.binding);
-    memcpy(h.about, s->about, sizeof h.about);
     enum file_state fs = record_write(&s->x.dir, &h, n->meta, n->data);
     if (fs == FILE_FAILED) turn_off(s, "writing");
     e.header_sum = h.header_sum;
@@ -172,23 +174,21 @@ static void get_now(struct cache_store *s, struct node *n)
 {
     uint64_t id = n->ev.record.id, began = now_us();
     struct index_entry *e = index_find(&s->x, id);
-    bool there = !s->stats.off && e && e->known && e->payload_bytes == n->ev.record.payload_bytes;
+    bool there = !s->now.off && e && e->known && e->payload_bytes == n->ev.record.payload_bytes;
     enum file_state fs =
         there ? record_payload(&s->x.dir, id, s->tag, e->header_sum, n->data, e->payload_bytes) : FILE_LATER;
     if (fs == FILE_FAILED) turn_off(s, "reading");
     bool bad = fs == FILE_GONE || fs == FILE_DAMAGED;
-    pthread_mutex_lock(&s->lock);
-    s->stats.reads += !fs;
-    s->stats.read_bytes += fs ? 0 : e->payload_bytes;
-    s->stats.read_us += now_us() - began;
-    s->stats.damaged += bad;
-    pthread_mutex_unlock(&s->lock);
+    s->now.reads += !fs;
+    s->now.read_bytes += fs ? 0 : e->payload_bytes;
+    s->now.read_us += now_us() - began;
+    s->now.damaged += bad;
     n->ev.kind = STORE_READ;
     n->ev.ok = !fs;
     emit(s, n);
     if (!fs) index_use(&s->x, e, index_now(&s->x));
     if (!bad) return;
-    log_warn("cache: %s: record %016llx is damaged or gone; dropped", s->dir, (unsigned long long)id);
+    log_warn("cache: %s: record %016llx is damaged or gone; dropped", s->opt.dir, (unsigned long long)id);
     remove_tree(s, e);
 }
 
@@ -198,11 +198,11 @@ static void scan_step(struct cache_store *s)
     struct index_entry *e;
     while ((e = index_next(&s->x, s->scan_id)) && e->file.id < s->scan_end && e->file.tag != s->tag)
         s->scan_id = e->file.id + 1;
-    if (!e || e->file.id >= s->scan_end || s->stats.off) {
+    if (!e || e->file.id >= s->scan_end || s->now.off) {
         s->scan_end = 0;
-        if (s->stats.off) return;
-        log_info("cache: %s: %llu records found, %llu damaged ones dropped, %zu other files ignored", s->dir,
-                 (unsigned long long)s->found, (unsigned long long)s->stats.damaged, s->foreign);
+        if (s->now.off) return;
+        log_info("cache: %s: %llu records found, %llu damaged ones dropped, %zu other files ignored",
+                 s->opt.dir, (unsigned long long)s->found, (unsigned long long)s->now.damaged, s->foreign);
         (void)emit_new(s, STORE_READY, &(struct store_record){0});
         return;
     }
@@ -210,7 +210,7 @@ static void scan_step(struct cache_store *s)
     struct record_header h;
     uint8_t *meta = NULL;
     enum file_state fs = record_head(&s->x.dir, e->file.id, e->file.tag, &h, &meta);
-    bool ours = !fs && !memcmp(h.binding, s->opt.binding, sizeof h.binding);
+    bool ours = !fs && !memcmp(h.binding, s->blank.binding, sizeof h.binding);
     struct index_entry *parent = ours ? index_find(&s->x, h.parent) : NULL;
     /* Other bindings evict by mtimes alone, which lag, so a parent may be gone. */
     bool orphan = ours && h.parent && !(parent && parent->known && parent->header_sum == h.parent_sum);
@@ -219,10 +219,8 @@ static void scan_step(struct cache_store *s)
         turn_off(s, "reading");
     } else if (bad || orphan) {
         remove_entry(s, e);
-        pthread_mutex_lock(&s->lock);
-        s->stats.damaged += bad;
-        s->stats.evicted += orphan;
-        pthread_mutex_unlock(&s->lock);
+        s->now.damaged += bad;
+        s->now.evicted += orphan;
     } else if (ours) {
         struct store_record r = {.id = h.id, .parent = h.parent, .kind = (enum record_kind)h.kind};
         memcpy(r.salt, h.salt, sizeof r.salt);
@@ -243,29 +241,23 @@ static void scan_step(struct cache_store *s)
 static void handle(struct cache_store *s, struct node *n)
 {
     const struct store_record *r = &n->ev.record;
-    bool off = s->stats.off;
-    struct index_entry *e = off || n->request == REQ_PUT ? NULL : index_find(&s->x, r->id);
-    bool put = false;
+    struct index_entry *e = n->request == REQ_PUT ? NULL : index_find(&s->x, r->id);
+    bool put;
     switch (n->request) {
     case REQ_GET: get_now(s, n); return;
     case REQ_PUT:
-        put = !off && put_now(s, n);
-        if (!put && !s->stats.off) gone(s, r->id);
+        put = !s->now.off && put_now(s, n);
+        s->now.puts += put;
+        s->now.written_bytes += put ? r->payload_bytes : 0;
+        s->now.dropped += !put;
+        if (!put && !s->now.off) gone(s, r->id);
+        free(n->data);
         break;
     case REQ_TOUCH: index_use(&s->x, e, index_now(&s->x)); break;
     case REQ_DROP:
         if (e) remove_tree(s, e);
         break;
     }
-    pthread_mutex_lock(&s->lock);
-    if (n->request == REQ_PUT) {
-        s->queued_bytes -= r->meta_bytes + r->payload_bytes;
-        s->stats.puts += put;
-        s->stats.written_bytes += put ? r->payload_bytes : 0;
-        s->stats.dropped += !put;
-    }
-    pthread_mutex_unlock(&s->lock);
-    if (n->request == REQ_PUT) free(n->data);
     free(n);
 }
 
@@ -282,18 +274,20 @@ static void *store_main(void *arg)
     (void)make_room(s, 0);
     pthread_mutex_lock(&s->lock);
     while (!s->stop) {
-        s->stats.bytes = s->x.bytes + cache_dir_bytes(&s->x.dir);
-        s->stats.records = s->x.count - s->x.dead;
+        s->stats = s->now;
         struct node *n = next_request(s);
-        bool scan = !n && s->scan_end && s->found_bytes < FOUND_MAX;
-        if (!n && !scan) {
+        if (!n && !(s->scan_end && s->found_bytes < FOUND_MAX)) {
             pthread_cond_wait(&s->work, &s->lock);
             continue;
         }
+        uint64_t bytes = n && n->request == REQ_PUT ? put_bytes(&n->ev.record) : 0;
         pthread_mutex_unlock(&s->lock);
         if (n) handle(s, n);
         else scan_step(s);
+        s->now.bytes = s->x.bytes + cache_dir_bytes(&s->x.dir);
+        s->now.records = s->x.count - s->x.dead;
         pthread_mutex_lock(&s->lock);
+        s->queued_bytes -= bytes;
         if (n && !--s->queued) pthread_cond_signal(&s->idle);
     }
     pthread_mutex_unlock(&s->lock);
@@ -306,28 +300,23 @@ enum status cache_store_open(const struct cache_store_options *opt, struct cache
 {
     struct cache_dir d;
     struct cache_store *s = calloc(1, sizeof *s);
+    char *dir = strdup(opt->dir);
     *out = NULL;
-    if (!s || !(s->dir = strdup(opt->dir))) {
-        free(s);
-        return err_nomem(err, "the disk cache");
-    }
-    enum status st = cache_dir_open(opt->dir, true, &d, err);
+    enum status st = s && dir ? cache_dir_open(dir, true, &d, err) : err_nomem(err, "the disk cache");
     if (!st) st = index_open(&s->x, &d, &s->foreign, err);
     if (st) {
-        free(s->dir);
+        free(dir);
         free(s);
         return st;
     }
     s->opt = *opt;
-    s->opt.dir = s->dir;
+    s->opt.dir = dir;
     if (!opt->queue_max) s->opt.queue_max = QUEUE_DEFAULT;
-    strncpy(s->about, opt->about ? opt->about : "", sizeof s->about - 1);
-    s->opt.about = s->about;
+    memcpy(s->blank.binding, opt->binding, sizeof s->blank.binding);
+    strncpy(s->blank.about, opt->about ? opt->about : "", sizeof s->blank.about - 1);
     s->tag = record_tag(opt->binding);
-    s->next_id = s->x.count ? s->x.at[s->x.count - 1].file.id + 1 : 1;
-    s->scan_id = 1;
-    s->scan_end = s->next_id;
-    s->stats.bytes_max = opt->bytes_max;
+    s->next_id = s->scan_end = s->x.count ? s->x.at[s->x.count - 1].file.id + 1 : 1;
+    s->now.bytes_max = opt->bytes_max;
     struct fifo *fifos[] = {&s->gets, &s->others, &s->events};
     for (size_t i = 0; i < 3; i++) fifos[i]->tail = &fifos[i]->head;
     pthread_condattr_t attr;
@@ -337,8 +326,8 @@ enum status cache_store_open(const struct cache_store_options *opt, struct cache
     pthread_cond_init(&s->work, NULL);
     pthread_cond_init(&s->idle, &attr);
     pthread_condattr_destroy(&attr);
-    s->stop = pthread_create(&s->thread, NULL, store_main, s) != 0;
-    if (s->stop) {
+    if (pthread_create(&s->thread, NULL, store_main, s)) {
+        s->stop = true;
         cache_store_close(s);
         return err_set(err, ST_NOMEM, "the disk cache can't start a thread");
     }
@@ -366,7 +355,7 @@ void cache_store_close(struct cache_store *s)
     pthread_cond_destroy(&s->work);
     pthread_cond_destroy(&s->idle);
     pthread_mutex_destroy(&s->lock);
-    free(s->dir);
+    free((void *)s->opt.dir);
     free(s);
 }
 
@@ -394,11 +383,13 @@ static bool request_queue(struct cache_store *s, struct node *n)
 
 uint64_t cache_store_put(struct cache_store *s, const struct store_record *r, void *payload)
 {
-    ASSERT(r->meta_bytes <= RECORD_META_MAX && r->payload_bytes <= RECORD_PAYLOAD_MAX);
-    uint64_t bytes = r->meta_bytes + r->payload_bytes, id = 0;
+    ASSERT(r->kind && r->kind < RECORD_KINDS && r->meta_bytes <= RECORD_META_MAX);
+    ASSERT(r->payload_bytes <= RECORD_PAYLOAD_MAX);
+    uint64_t bytes = put_bytes(r), id = 0;
     struct node *n = request_new(REQ_PUT, r);
     pthread_mutex_lock(&s->lock);
-    bool fits = !s->queued_bytes || s->queued_bytes + bytes <= s->opt.queue_max;
+    bool fits =
+        s->next_id < RECORD_ID_MAX && (!s->queued_bytes || s->queued_bytes + bytes <= s->opt.queue_max);
     if (n) {
         n->data = payload;
         n->ev.record.id = s->next_id;
@@ -407,7 +398,7 @@ uint64_t cache_store_put(struct cache_store *s, const struct store_record *r, vo
         s->queued_bytes += bytes;
         id = s->next_id++;
     } else {
-        s->stats.dropped++;
+        s->refused++;
     }
     pthread_mutex_unlock(&s->lock);
     if (id) return id;
@@ -482,5 +473,6 @@ void cache_store_stats(struct cache_store *s, struct cache_store_stats *out)
 {
     pthread_mutex_lock(&s->lock);
     *out = s->stats;
+    out->dropped += s->refused;
     pthread_mutex_unlock(&s->lock);
 }

@@ -1,19 +1,21 @@
 /* See record_file.h. */
 #include "scheduler/cache/record_file.h"
 
-#include "config/base/hex.h"
-#include "config/base/list.h"
 #include "scheduler/cache/hash_mix.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-static const char MAGIC[8] = "KVCACHE\1", WRITING[] = "writing";
+#define WRITING "writing"
+#define NS      1000000000u
+static const char MAGIC[8] = "KVCACHE\1";
 enum { SUM_CHUNK = 1 << 18, NAME_SIZE = 34 };
 _Static_assert(sizeof(struct record_header) == 200, "no padding");
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "records are little endian");
@@ -96,18 +98,13 @@ static void record_name(char name[NAME_SIZE], uint64_t id, uint64_t tag)
 
 static bool name_parse(const char *name, struct record_file *f)
 {
-    uint64_t v[2] = {0, 0};
-    for (size_t i = 0; i < NAME_SIZE - 1; i++) {
-        if (i == 16 && name[i] == '-') continue;
-        int digit = hex_digit(name[i]);
-        if (digit < 0 || i == 16) return false;
-        v[i > 16] = v[i > 16] << 4 | (unsigned)digit;
-    }
+    unsigned long long id, tag;
     char same[NAME_SIZE];
-    record_name(same, v[0], v[1]);
-    f->id = v[0];
-    f->tag = v[1];
-    return strcmp(name, same) == 0 && f->id && f->id < RECORD_ID_MAX;
+    if (sscanf(name, "%16llx-%16llx", &id, &tag) != 2) return false;
+    record_name(same, id, tag);
+    f->id = id;
+    f->tag = tag;
+    return strcmp(name, same) == 0 && id && id < RECORD_ID_MAX;
 }
 
 uint64_t record_tag(const uint8_t binding[32])
@@ -135,58 +132,43 @@ uint64_t cache_dir_bytes(const struct cache_dir *d)
                : whole_pages((uint64_t)st.st_size) + 4 * RECORD_PAGE; /* it grows with the next record */
 }
 
-static int by_id(const void *a, const void *b)
+static int by_name(const struct dirent **a, const struct dirent **b)
 {
-    const struct record_file *x = a, *y = b;
-    return (x->id > y->id) - (x->id < y->id);
+    return strcmp((*a)->d_name, (*b)->d_name); /* ids, too */
 }
 
 enum status cache_dir_list(const struct cache_dir *d, struct record_file **out, size_t *count,
                            size_t *foreign, struct err *err)
 {
-    size_t n = 0, cap = 0;
-    struct record_file *list = NULL;
-    *foreign = 0;
-    int fd = openat(d->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
-    if (!dir) {
-        if (fd >= 0) close(fd);
-        return err_set(err, ST_IO, "kvasir-cache: %s", strerror(errno));
-    }
-    for (struct dirent *e; errno = 0, (e = readdir(dir));) {
+    static const char *const others[] = {".", "..", "lock", "checkpoints", WRITING};
+    struct dirent **names;
+    int n = scandirat(d->fd, ".", &names, NULL, by_name);
+    if (n < 0) return err_set(err, ST_IO, "kvasir-cache: %s", strerror(errno));
+    struct record_file *list = calloc((size_t)n + 1, sizeof *list);
+    *count = *foreign = 0;
+    for (int i = 0; i < n; i++) {
+        const char *name = names[i]->d_name;
         struct record_file f;
         struct stat st;
-        if (e->d_name[0] == '.' || !strcmp(e->d_name, "lock") || !strcmp(e->d_name, WRITING) ||
-            !strcmp(e->d_name, "checkpoints"))
-            continue;
-        if (!name_parse(e->d_name, &f) || fstatat(d->fd, e->d_name, &st, AT_SYMLINK_NOFOLLOW)) {
-            ++*foreign;
-            continue;
+        size_t other = 0;
+        while (other < sizeof others / sizeof *others && strcmp(name, others[other])) other++;
+        if (list && other == sizeof others / sizeof *others) {
+            if (name_parse(name, &f) && !fstatat(d->fd, name, &st, AT_SYMLINK_NOFOLLOW) &&
+                !(*count && list[*count - 1].id == f.id)) {
+                /* Times that nanoseconds can't hold are as good as none. */
+                bool sane = st.st_mtim.tv_sec > 0 && st.st_mtim.tv_sec < 9000000000;
+                f.used = sane ? (uint64_t)st.st_mtim.tv_sec * NS + (uint64_t)st.st_mtim.tv_nsec : 0;
+                f.bytes = whole_pages((uint64_t)st.st_size);
+                list[(*count)++] = f;
+            } else {
+                ++*foreign;
+            }
         }
-        /* Times that nanoseconds can't hold are as good as none. */
-        bool sane = st.st_mtim.tv_sec > 0 && st.st_mtim.tv_sec < 9000000000;
-        f.used = sane ? (uint64_t)st.st_mtim.tv_sec * 1000000000u + (uint64_t)st.st_mtim.tv_nsec : 0;
-        f.bytes = whole_pages((uint64_t)st.st_size);
-        if (!LIST_ROOM(list, n, cap, 64)) {
-            errno = ENOMEM;
-            break;
-        }
-        list[n++] = f;
+        free(names[i]);
     }
-    int error = errno;
-    closedir(dir);
-    if (error) {
-        free(list);
-        return err_set(err, error == ENOMEM ? ST_NOMEM : ST_IO, "kvasir-cache: %s", strerror(error));
-    }
-    if (n) qsort(list, n, sizeof *list, by_id);
+    free(names);
     *out = list;
-    *count = 0;
-    for (size_t i = 0; i < n; i++) {
-        if (*count && list[*count - 1].id == list[i].id) ++*foreign; /* the copy of another */
-        else list[(*count)++] = list[i];
-    }
-    return ST_OK;
+    return list ? ST_OK : err_nomem(err, "the disk cache's index");
 }
 
 /* ---- a record ---- */
@@ -317,6 +299,6 @@ void record_set_used(const struct cache_dir *d, uint64_t id, uint64_t tag, uint6
     char name[NAME_SIZE];
     record_name(name, id, tag);
     struct timespec t[2] = {{.tv_nsec = UTIME_OMIT},
-                            {.tv_sec = (time_t)(used / 1000000000u), .tv_nsec = (long)(used % 1000000000u)}};
+                            {.tv_sec = (time_t)(used / NS), .tv_nsec = (long)(used % NS)}};
     (void)utimensat(d->fd, name, t, AT_SYMLINK_NOFOLLOW);
 }

@@ -209,7 +209,7 @@ static void take_events(struct cache_store *s)
     }
 }
 
-static void settle(struct cache_store *s)
+static void finish(struct cache_store *s)
 {
     assert_true(cache_store_flush(s, 20000));
     take_events(s);
@@ -236,7 +236,7 @@ static bool get(struct cache_store *s, uint64_t id, uint64_t number)
     bool ok = false;
     uint32_t reads = k.reads;
     if (!cache_store_get(s, id, got, n, &ok)) return false;
-    settle(s);
+    finish(s);
     assert_int_equal(k.reads, reads + 1);
     if (!ok) return false;
     fill(want, n, number);
@@ -263,7 +263,7 @@ static void test_found_again(void **state)
     bool ok = true;
     uint8_t small[1];
     assert_true(cache_store_get(s, ids[3], small, 1, &ok)); /* another size than it has */
-    settle(s);
+    finish(s);
     assert_false(ok);
     assert_int_equal(k.gone, 0);
     cache_store_close(s);
@@ -278,7 +278,7 @@ static void test_found_again(void **state)
     assert_true(more > ids[19]);
     /* Dropped with all that continues it. */
     cache_store_drop(s, ids[1]);
-    settle(s);
+    finish(s);
     assert_false(get(s, ids[1], 1) || get(s, ids[2], 2) || get(s, more, 20));
     cache_store_close(s);
     s = restart(PLENTY, 2);
@@ -344,11 +344,11 @@ static void test_bounded(void **state)
                 learn(put(s, some, number), some, number);
                 number++;
             }
-            if (rnd(3) == 0) settle(s);
+            if (rnd(3) == 0) finish(s);
             for (uint32_t id = 1; id < KNOWN_MAX && rnd(4) == 0; id++)
                 if (k.number[id] && k.parent[id]) assert_true(k.number[k.parent[id]]);
         }
-        settle(s);
+        finish(s);
         assert_true(disk_usage() <= SIZE);
         struct cache_store_stats st;
         cache_store_stats(s, &st);
@@ -370,7 +370,7 @@ static void test_bounded(void **state)
     uint32_t count = k.count;
     struct store_record huge = {.kind = RECORD_KV, .payload_bytes = SIZE};
     assert_true(cache_store_put(s, &huge, calloc(1, SIZE)) > 0);
-    settle(s);
+    finish(s);
     assert_int_equal(k.count, count);
     cache_store_close(s);
 }
@@ -381,7 +381,7 @@ static void test_least_recently_used(void **state)
     struct cache_store *s = restart(PLENTY, 1);
     uint64_t ids[10];
     for (uint64_t i = 0; i < 10; i++) ids[i] = put(s, i == 9 ? ids[1] : 0, 1); /* each of two pages */
-    settle(s);
+    finish(s);
     cache_store_close(s);
     /* An hour ago; the store updates times of files that are a minute old. */
     static char list[64][256];
@@ -400,7 +400,7 @@ static void test_least_recently_used(void **state)
     }
     s = restart(PLENTY, 1);
     cache_store_touch(s, ids[9]); /* and so its parent, 1 */
-    settle(s);
+    finish(s);
     cache_store_close(s);
     /* The use is known after a restart, also under another binding. */
     s = restart((5 + 3 * 2) * PAGE, 2);
@@ -416,7 +416,7 @@ static void test_full_disk(void **state)
     (void)state;
     struct cache_store *s = restart(PLENTY, 1);
     uint64_t first = put(s, 0, 3), second;
-    settle(s);
+    finish(s);
     struct rlimit old, low = {.rlim_cur = 8192};
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);
     low.rlim_max = old.rlim_max;
@@ -429,7 +429,7 @@ static void test_full_disk(void **state)
     bool ok = true;
     uint8_t buffer[20000];
     (void)cache_store_get(s, second, buffer, payload_size(number), &ok);
-    settle(s);
+    finish(s);
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
     assert_true(k.off);
     assert_false(ok);
@@ -453,7 +453,7 @@ static void test_files_vanish(void **state)
     learn(a, 0, 3);
     learn(b, a, 4);
     learn(c, 0, 5);
-    settle(s);
+    finish(s);
     static char list[64][256];
     char path[512];
     uint32_t n = names(list, 64, true);
@@ -462,13 +462,13 @@ static void test_files_vanish(void **state)
         if (strtoull(list[i], NULL, 16) == a) assert_int_equal(unlink(path), 0);
     }
     assert_false(get(s, a, 3));
-    settle(s);
+    finish(s);
     assert_false(k.number[a] || k.number[b]);
     assert_true(get(s, c, 5));
     assert_false(k.off);
     clear(); /* now the directory */
     (void)put(s, 0, 6);
-    settle(s);
+    finish(s);
     assert_true(k.off);
     cache_store_close(s);
     mkdir(top, 0700);
@@ -511,7 +511,11 @@ static void test_killed(void **state)
                     if (ev.kind == STORE_FOUND) free((void *)ev.record.meta);
             }
         }
-        nanosleep(&(struct timespec){.tv_nsec = 3000000 + rnd(30000000)}, NULL);
+        for (uint32_t ms = 0, want = 8 + rnd(15); names(NULL, 0, true) < want; ms++) {
+            assert_true(ms < 20000);
+            nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        }
+        nanosleep(&(struct timespec){.tv_nsec = rnd(3000000)}, NULL);
         kill(pid, SIGKILL);
         assert_int_equal(waitpid(pid, NULL, 0), pid);
         struct cache_store *s = restart(400 << 10, 1);
@@ -525,7 +529,7 @@ static void test_killed(void **state)
         clear();
         setup(NULL);
     }
-    assert_true(found > 100);
+    assert_true(found >= 100);
 }
 
 /* ---- damage ---- */
@@ -599,7 +603,7 @@ static void test_mutations(void **state)
     struct cache_store *s = restart(PLENTY, 1);
     uint64_t ids[BASE];
     for (uint64_t i = 0; i < BASE; i++) ids[i] = put(s, i % 4 ? ids[i - 1] : 0, i);
-    settle(s);
+    finish(s);
     cache_store_close(s);
     assert_int_equal(names(list, BASE, true), BASE);
     for (uint32_t i = 0; i < BASE; i++) {
