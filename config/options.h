@@ -34,6 +34,8 @@ struct options {
     uint64_t encoder_cache_memory;      /* bytes of encoded images kept */
     char *cache_dir;                    /* disk tier of the caches; NULL = none */
     uint64_t cache_disk;                /* bytes in cache_dir */
+    uint64_t cache_host;                /* bytes of host memory above cache_dir; 0 = none */
+    char *cache_load;                   /* "auto", "always" */
     uint64_t image_memory;              /* bytes of decoded images held by requests that wait or run */
     uint64_t grammar_memory;            /* bytes of compiled grammars and their masks */
     uint64_t response_memory;           /* bytes of buffered responses */

@@ -225,6 +225,8 @@ enum status model_load(const struct options *o, const char *dir, void (*wake)(vo
     snprintf(about, sizeof about, "%s %s %s", m->info->family, m->info->weights, m->info->backend);
     disk.about = about;
     if (cache_binding(&content, m, disk.binding)) so.disk = &disk;
+    so.host_bytes = o->cache_host;
+    so.load_always = strcmp(o->cache_load, "always") == 0;
     st = events_open(o, m, &so, err);
     if (!st) st = sched_create(m->engine, &so, &m->sched, err);
     if (!st && m->events) st = kv_events_start(m->events, announce, m->sched, err);
