@@ -89,7 +89,10 @@ enum status sched__offload_create(struct scheduler *s, struct err *err)
         cache_store_close(store);
         return err_nomem(err, "the cache tier");
     }
-    struct tier_options to = {.store = store, .host_bytes = s->opt.host_bytes, .seed = s->opt.hash_seed};
+    struct tier_options to = {.store = store,
+                              .host_bytes = s->opt.host_bytes,
+                              .seed = s->opt.hash_seed,
+                              .event_sink = s->opt.event_sink};
     enum status st = tier_create(s->engine, &s->caps, &to, &o->tier, err);
     if (st) {
         free(o);
@@ -97,7 +100,7 @@ enum status sched__offload_create(struct scheduler *s, struct err *err)
     }
     o->us_per_byte = LOAD_US_PER_BYTE;
     o->started_us = event_clock_us();
-    radix_set_sink(s->cache, &(struct radix_sink){o->tier, tier_keep});
+    radix_set_sink(s->cache, &(struct radix_sink){o->tier, tier_keep, tier_announce});
     features_set_sink(sched__features(s), tier_keep_features, o->tier);
     s->offload = o;
     return ST_OK;

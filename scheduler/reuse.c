@@ -304,8 +304,8 @@ bool sched__cache_reset_wanted(struct scheduler *s)
     s->reset_cache = s->announce_cache = false;
     pthread_mutex_unlock(&s->lock);
     if (wanted && s->cache) {
+        sched__offload_reset(s); /* before it: then everything is announced */
         radix_reset(s->cache);
-        sched__offload_reset(s);
     }
     if (announce && !wanted && s->cache) radix_announce(s->cache);
     return wanted || announce;

@@ -28,11 +28,13 @@ struct seq_id {
  * `block_tokens` tokens, independent of the cache's own block size. A block identifies all tokens from the
  * beginning of the prompt to its end: its hash covers its parent's hash, its tokens and its images, so
  * servers agree on it. Called on the engine thread; arguments are valid only during the call. */
+enum cache_tier { CACHE_TIER_ARENA = 0, CACHE_TIER_HOST, CACHE_TIER_DISK, CACHE_TIERS };
 struct cache_image {
     uint32_t begin, end; /* positions in the prompt */
     uint8_t key[32];
 };
 struct cache_stored {
+    enum cache_tier tier;   /* where it is; each tier's blocks are stored and removed on their own */
     uint32_t group, window; /* layers with one lifetime rule; 0 = full attention, or recurrent */
     bool recurrent;         /* the state after the last block's end, or up to a block further, is saved */
     uint32_t count;         /* of blocks, each the parent of the next */
@@ -48,7 +50,7 @@ struct kv_event_sink {
     uint32_t block_tokens; /* 0: nobody watches */
     void *arg;
     void (*stored)(void *arg, const struct cache_stored *what);
-    void (*removed)(void *arg, uint32_t group, const uint64_t *hashes, uint32_t count);
+    void (*removed)(void *arg, enum cache_tier tier, uint32_t group, const uint64_t *hashes, uint32_t count);
     /* All earlier events are void. The events that follow, up to the call with `done`, are the whole
      * content. */
     void (*resync)(void *arg, bool done);
@@ -140,7 +142,6 @@ enum cache_stop {
     CACHE_STOP_PROMPT,   /* the prompt is prefilled whole (prefix-LM), and no cached one equals it */
     CACHE_STOP_DISABLED, /* the cache is off, or the request computes its prompt (log-probs of the prompt) */
 };
-enum cache_tier { CACHE_TIER_ARENA = 0, CACHE_TIER_HOST, CACHE_TIER_DISK, CACHE_TIERS };
 struct sched_cache_info {
     uint32_t reused;      /* prompt tokens whose KV came from the cache */
     uint32_t loaded;      /* of which so many were loaded from a lower tier for this request */

@@ -22,6 +22,7 @@ enum status tier_create(struct engine *e, const struct engine_caps *caps, const 
     t->opt = *opt;
     t->bt = caps->block_tokens;
     t->ready = t->off = !opt->store;
+    t->events = opt->event_sink.block_tokens == t->bt;
     t->state_group = TIER_NO_GROUP;
     if (caps->groups[caps->group_count - 1].recurrent) t->state_group = caps->group_count - 1;
     enum status st = tier__index_create(t, err);
@@ -115,9 +116,11 @@ static void shrink_host(struct tier *t, uint64_t most)
     while (t->stats.host_bytes > most) {
         struct tier_record *r = t->host_head;
         void *host = r->host;
+        tier__event(t, r, false);
         tier__host_remove(t, r);
         if (r->id || t->off) free(host);
         else to_disk(t, r, host);
+        tier__event(t, r, true);
         if (!r->id) tier__record_free(t, r);
     }
 }
@@ -138,10 +141,12 @@ static void keep(struct tier *t, struct tier_record *r, void *copy)
     t->stats.written_blocks++;
     if (t->opt.host_bytes) {
         tier__host_add(t, r, copy);
+        tier__event(t, r, true);
         shrink_host(t, t->deadline ? 0 : t->opt.host_bytes);
         return;
     }
     to_disk(t, r, copy);
+    tier__event(t, r, true);
     if (r->id) return;
     t->stats.written_blocks--;
     t->stats.dropped_blocks++;
@@ -266,6 +271,57 @@ void tier_touch(struct tier *t, const struct tier_record *record)
     if (record->id) cache_store_touch(t->opt.store, record->id);
 }
 
+/* ---- events for routers ---- */
+
+void tier__event(const struct tier *t, const struct tier_record *r, bool there)
+{
+    const struct tier_node *n = r->node;
+    const struct kv_event_sink *w = &t->opt.event_sink;
+    if (!t->events || !n || (!r->id && !r->host) || r->group == TIER_NO_GROUP || r->group == t->state_group ||
+        n->items->end - n->items->start < t->bt)
+        return;
+    enum cache_tier tier = r->host ? CACHE_TIER_HOST : CACHE_TIER_DISK;
+    if (!there) {
+        w->removed(w->arg, tier, r->group, &n->block_hash, 1);
+        return;
+    }
+    struct cache_image images[n->items->span_count + 1];
+    for (uint32_t i = 0; i < n->items->span_count; i++) {
+        const struct tier_span *s = tier__spans(n->items) + i;
+        images[i] = (struct cache_image){.begin = s->begin, .end = s->end};
+        memcpy(images[i].key, s->key, sizeof s->key);
+    }
+    w->stored(w->arg, &(struct cache_stored){.tier = tier,
+                                             .group = r->group,
+                                             .window = t->caps.groups[r->group].window,
+                                             .count = 1,
+                                             .first = n->items->start,
+                                             .parent = n->parent->block_hash,
+                                             .hashes = &n->block_hash,
+                                             .tokens = tier__tokens(n->items),
+                                             .images = images,
+                                             .image_count = n->items->span_count,
+                                             .salt = n->root->salt});
+}
+
+/* Parents come before their children. */
+static const struct tier_node *next_node(const struct tier_node *n)
+{
+    if (n->child) return n->child;
+    while (n->parent && !n->next) n = n->parent;
+    return n->next;
+}
+
+void tier_announce(void *tier)
+{
+    const struct tier *t = tier;
+    for (uint64_t i = 0; i < t->buckets && t->events; i++)
+        for (const struct tier_node *root = t->nodes[i]; root; root = root->chain)
+            for (const struct tier_node *n = root->parent ? NULL : root; n; n = next_node(n))
+                for (uint32_t g = 0; g < t->caps.group_count; g++)
+                    if (n->data[g]) tier__event(t, n->data[g], true);
+}
+
 /* ---- the store's events ---- */
 
 /* Whether the meta data are those of a block after `parent`. */
@@ -319,11 +375,13 @@ static void found(struct tier *t, const struct store_record *r)
         made = found_block(t, r, it);
     }
     if (made) tier__record_id(t, made, r->id);
+    if (made) tier__event(t, made, true);
     else cache_store_drop(t->opt.store, r->id);
 }
 
 static void gone(struct tier *t, struct tier_record *r)
 {
+    if (!r->host) tier__event(t, r, false);
     tier__record_id(t, r, 0);
     if (r->node && r->node->name == r) r->node->name = NULL;
     if (!r->host) tier__record_free(t, r);

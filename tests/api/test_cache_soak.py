@@ -23,7 +23,7 @@ WORDS = "cat dog red blue seven river stone light under over walk sing green tab
 
 
 def sentence(rng):
-    return " ".join(rng.choice(WORDS) for _ in range(rng.randrange(1, 40)))
+    return " ".join(rng.choice(WORDS) for _ in range(rng.randrange(1, 14)))
 
 
 def user_turn(rng):
@@ -45,7 +45,7 @@ class Soak:
 
     def serve(self):
         self.server = harness.Server(args.binary, self.model, "--cache-dir", self.dir, "--cache-disk", str(DISK), "--kv-memory", "1M",
-                                     "--max-context", "700", "--cache-load", "always")
+                                     "--max-context", "1500", "--cache-load", "always")
         self.killed.clear()
 
     @staticmethod
@@ -65,8 +65,10 @@ class Soak:
         """All turns of one conversation; False: the server was killed."""
         rng = random.Random(seed)
         system = rng.randrange(6)
-        turns = [{"role": "user", "content": f"You are number {system}. " + " ".join(WORDS) * (system + 1)}, {"role": "assistant", "content": "Yes."}]
-        for _ in range(rng.randrange(1, 4)):
+        turns = [{"role": "user", "content": f"You are number {system}. " + " ".join(WORDS) * (system % 2 + 1)}, {"role": "assistant", "content": "Yes."}]
+        if "paligemma" in self.model:  # takes one user message
+            turns = []
+        for _ in range(rng.randrange(1, 4) if turns else 1):
             turns.append(user_turn(rng))
             body = {"messages": list(turns), "max_tokens": rng.randrange(1, 12), "logprobs": True, "top_logprobs": 2, "seed": seed,
                     "temperature": rng.choice((0, 1)), "return_cache_info": True}
