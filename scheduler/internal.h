@@ -24,7 +24,8 @@
 
 #define SCHED_STOP_MAX 64u /* eos ids and stop ids together */
 
-struct feature_entry; /* feature_cache.h */
+struct feature_cache; /* feature_cache.h */
+struct feature_entry;
 struct image_reply;
 struct images;  /* scheduler/images.c */
 struct load;    /* scheduler/offload.c */
@@ -228,6 +229,10 @@ bool sched__blocks_free(const struct scheduler *s, const struct sequence *q, uin
 /* Most blocks of each group that a sequence of `tokens` tokens can hold at once. */
 void sched__blocks_worst(const struct scheduler *s, uint64_t tokens, uint32_t need[ENGINE_GROUPS_MAX]);
 
+/* Whether q's whole history fits with what the running sequences still need for theirs. Cached blocks count
+ * as free: they can be evicted. */
+bool sched__has_room(const struct scheduler *s, const struct sequence *q);
+
 /* Reserves `count` entries of q->tokens; false: out of memory. */
 bool sched__tokens_reserve(struct sequence *q, uint32_t count);
 bool sched__table_reserve(struct block_table *t, uint32_t entries); /* false: out of memory */
@@ -248,9 +253,6 @@ void sched__cache_defer(struct scheduler *s);
 /* Whether q should wait for the prefill of a running sequence; if so, q records it. */
 bool sched__cache_waits(struct scheduler *s, struct sequence *q);
 bool sched__cache_reset_wanted(struct scheduler *s);
-/* Whether q may reuse tokens, and how many. */
-bool sched__cache_reads(const struct scheduler *s, const struct sequence *q, uint32_t *most);
-struct radix_view sched__view(const struct sequence *q);
 void sched__cache_snapshot(struct scheduler *s); /* if one was requested */
 void sched__cache_gauges(struct scheduler *s);
 
@@ -293,10 +295,9 @@ bool sched__prefill_ready(const struct sequence *q); /* its next tokens don't wa
  * May preempt, even q. */
 uint32_t sched__prefill_chunk(struct scheduler *s, struct sequence *q, uint32_t tokens);
 
-bool sched__has_room(const struct scheduler *s, const struct sequence *q); /* for its whole history */
-
 /* scheduler/offload.c: what goes to the tiers below the arena, and comes back. No-ops without one. */
-enum status sched__offload_create(struct scheduler *s, struct err *err) KV_MUST_CHECK;
+enum status sched__offload_create(struct scheduler *s, struct feature_cache *features, void (*wake)(void *s),
+                                  struct err *err) KV_MUST_CHECK;
 void sched__offload_destroy(struct scheduler *s); /* before the caches */
 /* Takes what has been read; false: nothing happened. */
 bool sched__offload_take(struct scheduler *s);
@@ -340,6 +341,25 @@ void sched__images_gauges(struct scheduler *s);
 void sched__images_check(const struct scheduler *s);
 void sched__features_passed(struct scheduler *s,
                             struct sequence *q); /* releases images that lie wholly before position */
+
+static inline struct radix_view sched__view(const struct sequence *q)
+{
+    const struct prompt *p = q->req.prompt;
+    return (struct radix_view){.tokens = q->tokens,
+                               .count = q->count,
+                               .spans = p->spans,
+                               .span_count = p->span_count,
+                               .salt = q->req.salt};
+}
+
+/* Whether q may reuse tokens, and how many. Log-probs of the prompt require computing it; a resumed sequence
+ * may reuse its own. */
+static inline bool sched__cache_reads(const struct scheduler *s, const struct sequence *q, uint32_t *most)
+{
+    bool scores = q->req.sampling->prompt_logprobs != SAMPLING_NO_LOGPROBS;
+    *most = scores && q->scored < q->req.prompt->token_count ? q->scored - 1 : q->count - 1;
+    return s->cache && (q->resumed || !(q->req.no_cache_read || scores));
+}
 
 static inline uint64_t
 sched__clock(const struct scheduler *s) /* microseconds; monotonic, or virtual in tests */

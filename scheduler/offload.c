@@ -25,7 +25,7 @@ enum {
     READY_US = 2000000,    /* a sequence waits so long for the index after the start */
     SLOW_US = 1000000,     /* a load may take this, or SLOW_TIMES what computing would */
     SLOW_TIMES = 2,
-    DRAIN_US = 15000000, /* for writing at the end */
+    DRAIN_MS = 15000, /* for writing at the end */
 };
 /* Until they are measured. */
 static const double LOAD_US_PER_BYTE = 1.0 / 400, COMPUTE_US_PER_TOKEN = 200;
@@ -59,19 +59,15 @@ struct image_load {
 
 struct offload {
     struct tier *tier;
+    struct feature_cache *features; /* borrowed */
     struct load *loads;
     struct image_load *images;
     double us_per_byte;
     uint64_t started_us;
-    bool warned_off;
 };
 
-static void wake(void *arg)
-{
-    sched_wake(arg);
-}
-
-enum status sched__offload_create(struct scheduler *s, struct err *err)
+enum status sched__offload_create(struct scheduler *s, struct feature_cache *features, void (*wake)(void *s),
+                                  struct err *err)
 {
     struct cache_store *store = NULL;
     if (!s->cache || (!s->opt.disk && !s->opt.host_bytes)) return ST_OK;
@@ -100,8 +96,9 @@ enum status sched__offload_create(struct scheduler *s, struct err *err)
     }
     o->us_per_byte = LOAD_US_PER_BYTE;
     o->started_us = event_clock_us();
+    o->features = features;
     radix_set_sink(s->cache, &(struct radix_sink){o->tier, tier_keep, tier_announce});
-    features_set_sink(sched__features(s), tier_keep_features, o->tier);
+    features_set_sink(features, tier_keep_features, o->tier);
     s->offload = o;
     return ST_OK;
 }
@@ -166,12 +163,12 @@ void sched__offload_destroy(struct scheduler *s)
     struct offload *o = s->offload;
     if (!o) return;
     radix_set_sink(s->cache, &(struct radix_sink){0});
-    features_set_sink(sched__features(s), NULL, NULL);
+    features_set_sink(o->features, NULL, NULL);
     tier_destroy(o->tier); /* from here on nothing writes into the buffers */
     for (struct load *l = o->loads; l; l = l->next)
         if (l->q) give_up(s, l);
     for (struct image_load *l = o->images; l; l = l->next)
-        if (l->entry) features_loaded(sched__features(s), l->entry, NULL, 0);
+        if (l->entry) features_loaded(o->features, l->entry, NULL, 0);
     sweep(o, true);
     free(o);
     s->offload = NULL;
@@ -282,6 +279,25 @@ static void start(struct scheduler *s, struct sequence *q, const struct radix_hi
     ask(s, l);
 }
 
+/* A hit inside a prefix-LM prefix is one only while the cache knows all of that: loads the rest, too. False:
+ * it is not there. */
+static bool make_whole(const struct scheduler *s, const struct radix_view *v, const struct radix_lower *lower,
+                       struct radix_hit *hit)
+{
+    const struct prompt_span *p = v->span_count ? &v->spans[0] : NULL;
+    uint32_t bt = s->caps.block_tokens, end = p && p->rule == SPAN_PREFIX_LM ? p->atomic_end : 0;
+    for (uint32_t g = 0; g < s->paged && hit->length < end; g++) {
+        for (uint32_t i = hit->length / bt; i < (end + bt - 1) / bt; i++) {
+            if (i >= lower->blocks || lower->valid_to[g][i] < ((i + 1) * bt < end ? (i + 1) * bt : end))
+                return false;
+            hit->tables[g].block_offsets[i] = ENGINE_NO_BLOCK;
+            hit->tables[g].end = i + 1;
+        }
+    }
+    if (hit->length < end) hit->length = end;
+    return true;
+}
+
 bool sched__loading(const struct sequence *q)
 {
     return q->load && !q->load->done;
@@ -302,7 +318,8 @@ bool sched__offload_waits(struct scheduler *s, struct sequence *q)
     uint32_t known = radix_match(s->cache, &v, most, NULL, &hit) ? hit.length : most;
     if (known < most && others_load(s, q, known)) return true;
     bool more = known < most && tier_find(o->tier, &v, &lower) &&
-                radix_match(s->cache, &v, most, &lower, &hit) && hit.length > known;
+                radix_match(s->cache, &v, most, &lower, &hit) && hit.length > known &&
+                make_whole(s, &v, &lower, &hit);
     if (!more) {
         q->loaded = true;
         return false;
@@ -391,7 +408,7 @@ bool sched__offload_take(struct scheduler *s)
     for (struct image_load *l = o->images; l; l = l->next) {
         bool slow = now - l->started_us > SLOW_US, done = l->read.state == TIER_DONE;
         if (!l->entry || (l->read.state == TIER_READING && !slow)) continue;
-        features_loaded(sched__features(s), l->entry, done ? l->read.bytes : NULL, l->read.size);
+        features_loaded(o->features, l->entry, done ? l->read.bytes : NULL, l->read.size);
         s->now.tier_image_loads += done;
         l->entry = NULL;
         worked = true;
@@ -429,7 +446,7 @@ bool sched__offload_image(struct scheduler *s, struct feature_entry *f, const ui
 {
     struct offload *o = s->offload;
     const struct tier_record *r = o ? tier_find_features(o->tier, salt, key) : NULL;
-    if (!r || features_find(sched__features(s), salt, key) != f) return false;
+    if (!r || features_find(o->features, salt, key) != f) return false;
     for (const struct image_load *l = o->images; l; l = l->next)
         if (l->entry == f) return true;
     struct image_load *l = calloc(1, sizeof *l);
@@ -438,7 +455,7 @@ bool sched__offload_image(struct scheduler *s, struct feature_entry *f, const ui
     tier_touch(o->tier, r);
     l->started_us = sched__clock(s);
     if (l->read.state != TIER_LOST) {
-        features_load(sched__features(s), f);
+        features_load(o->features, f);
         l->entry = f;
     }
     l->next = o->images;
@@ -468,9 +485,9 @@ void sched__offload_drain(struct scheduler *s)
     struct offload *o = s->offload;
     if (!o || atomic_load(&s->failed)) return;
     uint64_t start = event_clock_us();
-    tier_drain(o->tier, start + DRAIN_US);
+    tier_drain(o->tier, DRAIN_MS);
     radix_keep_all(s->cache);
-    features_keep_all(sched__features(s));
+    features_keep_all(o->features);
     tier_flush(o->tier);
     struct tier_stats st;
     tier_stats(o->tier, &st);

@@ -40,22 +40,6 @@ void sched__preempt(struct scheduler *s, struct sequence *q)
     s->now.preemptions++;
 }
 
-/* Whether q's whole history fits with what the running sequences still need for theirs. Cached blocks count
- * as free: they can be evicted. */
-bool sched__has_room(const struct scheduler *s, const struct sequence *q)
-{
-    uint32_t need[ENGINE_GROUPS_MAX] = {0}, most[ENGINE_GROUPS_MAX];
-    for (const struct sequence *r = q; r; r = r == q ? s->running.head : r->next) {
-        sched__blocks_worst(s, (uint64_t)r->count + 1, most);
-        for (uint32_t g = 0; g < s->caps.group_count; g++) {
-            uint32_t held = r->tables[g].end - r->tables[g].first;
-            if (g == s->paged) most[g] = held + sched__blocks_missing(s, r, g, 1);
-            if (most[g] > held) need[g] += most[g] - held;
-        }
-    }
-    return kvb_can_reclaim(s->blocks, need);
-}
-
 /* Whether q can't be admitted, however much memory is free. */
 static bool no_place(const struct scheduler *s, const struct sequence *q)
 {

@@ -8,24 +8,6 @@
 #include <math.h>
 #include <string.h>
 
-struct radix_view sched__view(const struct sequence *q)
-{
-    const struct prompt *p = q->req.prompt;
-    return (struct radix_view){.tokens = q->tokens,
-                               .count = q->count,
-                               .spans = p->spans,
-                               .span_count = p->span_count,
-                               .salt = q->req.salt};
-}
-
-/* Log-probs of the prompt require computing it; a resumed sequence may reuse its own. */
-bool sched__cache_reads(const struct scheduler *s, const struct sequence *q, uint32_t *most)
-{
-    bool scores = q->req.sampling->prompt_logprobs != SAMPLING_NO_LOGPROBS;
-    *most = scores && q->scored < q->req.prompt->token_count ? q->scored - 1 : q->count - 1;
-    return s->cache && (q->resumed || !(q->req.no_cache_read || scores));
-}
-
 void sched__cache_admitted(struct scheduler *s, struct sequence *q)
 {
     if (q->looked) return; /* resumed after preemption: its own prompt again */

@@ -2,8 +2,6 @@
 #include "scheduler/cache/tier_internal.h"
 
 #include "config/base/assert.h"
-#include "scheduler/event_queue.h"
-
 #include <stdlib.h>
 #include <string.h>
 
@@ -127,11 +125,18 @@ static void shrink_host(struct tier *t, uint64_t most)
 
 /* ---- keeping what is evicted ---- */
 
+/* Waits for the disk for a while. */
+static bool flush(struct tier *t)
+{
+    if (cache_store_flush(t->opt.store, FLUSH_MS)) return true;
+    t->drain_ms -= t->drain_ms < FLUSH_MS ? t->drain_ms : FLUSH_MS;
+    return false;
+}
+
 /* Room for one more copy; while draining, waits for it. */
 static bool has_room(struct tier *t)
 {
-    while (t->full && t->deadline && event_clock_us() < t->deadline)
-        t->full = !cache_store_flush(t->opt.store, FLUSH_MS);
+    while (t->full && t->drain_ms) t->full = !flush(t);
     return t->opt.host_bytes || (!t->full && !t->off);
 }
 
@@ -142,7 +147,7 @@ static void keep(struct tier *t, struct tier_record *r, void *copy)
     if (t->opt.host_bytes) {
         tier__host_add(t, r, copy);
         tier__event(t, r, true);
-        shrink_host(t, t->deadline ? 0 : t->opt.host_bytes);
+        shrink_host(t, t->drain_ms ? 0 : t->opt.host_bytes);
         return;
     }
     to_disk(t, r, copy);
@@ -226,17 +231,17 @@ void tier_keep_features(void *tier, const uint8_t salt[32], const uint8_t key[32
     keep(t, r, copy);
 }
 
-void tier_drain(struct tier *t, uint64_t deadline)
+void tier_drain(struct tier *t, uint32_t ms)
 {
-    t->deadline = deadline;
+    t->drain_ms = ms;
 }
 
 void tier_flush(struct tier *t)
 {
-    uint64_t now = event_clock_us();
     if (t->off) return;
     shrink_host(t, 0);
-    if (t->deadline > now) (void)cache_store_flush(t->opt.store, (uint32_t)((t->deadline - now) / 1000) + 1);
+    while (t->drain_ms && !flush(t)) {
+    }
 }
 
 void tier_reset(struct tier *t)

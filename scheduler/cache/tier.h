@@ -38,10 +38,10 @@ bool tier_ready(const struct tier *t); /* all that earlier processes left is kno
 void tier_keep(void *tier, const struct radix_view *path, const struct radix_run runs[ENGINE_GROUPS_MAX]);
 void tier_keep_features(void *tier, const uint8_t salt[32], const uint8_t key[32],
                         const struct engine_features *f);
-/* From now on a copy waits for room until `deadline` (event_clock_us): for what is written at the end. */
-void tier_drain(struct tier *t, uint64_t deadline);
+/* From now on copies wait for room, `ms` in all: for what is written at the end. */
+void tier_drain(struct tier *t, uint32_t ms);
 void tier_announce(void *tier);  /* a radix_sink's announce */
-void tier_flush(struct tier *t); /* all to the disk, until the deadline */
+void tier_flush(struct tier *t); /* all to the disk, in the time that is left */
 void tier_reset(struct tier *t); /* forgets and deletes everything */
 
 /* ---- reading ---- */

@@ -52,7 +52,8 @@ struct tier {
     struct engine_caps caps;
     struct tier_options opt;
     uint32_t bt, state_group;
-    uint64_t serials, deadline;
+    uint64_t serials;
+    uint32_t drain_ms; /* left; 0: not draining */
     bool ready, full, off, resetting;
     struct tier_node **nodes;             /* [buckets] */
     bool events;                          /* there is an event sink */
