@@ -165,9 +165,9 @@ class Soak:
         check.equal("all conversations ended", self.left, [])
         counts = (f"{self.loads:.0f} loads of {self.loaded_tokens:.0f} tokens, "
                   f"{self.evicted:.0f} blocks written")
-        check.true("prefixes were loaded and evicted", self.loads > 0 and self.evicted > 0, counts)
-        print(f"{os.path.relpath(self.model, ROOT)}: {self.asked} requests, {args.restarts + 1} starts,", counts,
-              flush=True)
+        check.true("prefixes were loaded", self.loads > 0, counts)
+        model = os.path.relpath(self.model, ROOT)
+        print(f"{model}: {self.asked} requests, {args.restarts + 1} starts, {counts}", flush=True)
 
 
 for name in MODELS:
