@@ -1,6 +1,6 @@
 """--cache-dir over HTTP: python3 test_cache_dir.py [--binary B] [test ...]
-After a restart a conversation with images continues from the disk and equals a cold one, bit for bit, in every
-kind of model; name spaces stay apart; damaged records, a second server and an unusable directory cost no answer.
+After a restart a conversation with images continues from the disk and equals a cold one, bit for bit, in all
+kinds of models; name spaces stay apart; damaged records, a second server, an unusable directory cost nothing.
 Killed servers: test_cache_soak."""
 import os
 import random
