@@ -148,15 +148,17 @@ endef
 $(foreach m,$(MUTANTS),$(eval $(call MUTANT_RULE,$(m))))
 mutants: $(MUTANTS:%=$(OUT)/mutants/%)
 
-# libFuzzer's programs, by clang: build/fuzz/fuzz_NAME.
+# libFuzzer's programs, by clang: build/fuzz/fuzz_NAME. In other builds tests/lib/fuzz_replay.c drives them.
 CLANG ?= clang
 FUZZ  := $(patsubst tests/fuzz/%.c,$(OUT)/%,$(wildcard tests/fuzz/*.c))
 fuzz:
 	@$(MAKE) --no-print-directory CONFIG=fuzz CC=$(CLANG) fuzz-programs
 fuzz-programs: $(FUZZ)
 $(OUT)/tests/fuzz/%.c.o: EXTRA = $(LIB_CFLAGS)
-$(FUZZ): $(OUT)/%: $(OUT)/tests/fuzz/%.c.o $(OUT)/libserver.a $(OUT)/libcore.a
-	$(CC) $(MODE) -fsanitize=fuzzer $^ $(LDFLAGS) $(LIB_LDLIBS) -lm -lpthread -ldl -o $@
+FUZZ_MAIN := $(if $(filter fuzz,$(CONFIG)),-fsanitize=fuzzer,$(TEST_LIB))
+$(FUZZ): $(OUT)/%: $(OUT)/tests/fuzz/%.c.o $(OUT)/libserver.a $(OUT)/libcore.a $(filter %.a,$(FUZZ_MAIN))
+	$(CC) $(MODE) $< $(FUZZ_MAIN) $(OUT)/libserver.a $(OUT)/libcore.a $(LDFLAGS) $(LIB_LDLIBS) -lm -lpthread \
+		-ldl -o $@
 
 check-libs:
 	@pkg-config --print-errors --exists $(PKGS) || \

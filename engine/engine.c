@@ -324,6 +324,7 @@ void engine_caps(const struct engine *e, struct engine_caps *out)
                                 .arena_grains = e->arena_grains,
                                 .grain_bytes = BE_KV_GRAIN,
                                 .vocab_size = e->net.desc.vocab,
+                                .hidden_size = e->net.desc.hidden,
                                 .context_max = e->plan.context_max,
                                 .batch_tokens_max = e->plan.batch_tokens_max,
                                 .sequences_max = e->plan.sequences_max,

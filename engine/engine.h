@@ -62,7 +62,7 @@ struct engine_caps {
     uint64_t
         arena_grains; /* size of the arena; block-table entries are offsets in grains, 0..arena_grains-1 */
     uint32_t grain_bytes;
-    uint32_t vocab_size;
+    uint32_t vocab_size, hidden_size;
     uint32_t context_max;      /* prompt + generated tokens of one sequence */
     uint32_t batch_tokens_max; /* at least span_tokens_max */
     uint32_t sequences_max;
@@ -152,6 +152,9 @@ struct engine_chunk {
     uint32_t score_first; /* score history tokens at positions [score_first, position + count] that lie in
                            * (position, position+count] and below prompt_count: log-prob of each given its
                            * prefix. UINT32_MAX = none */
+    float *hidden; /* caller's array: the head's input, the final norm's output, of the chunk's tokens from
+                    * position hidden_first on; [position + count - hidden_first, hidden_size]. NULL = none */
+    uint32_t hidden_first;
     /* results, valid after engine_wait */
     struct token_out out; /* if sample and nothing was proposed */
     uint32_t drawn_count; /* if sample: 1 to proposed + 1 */

@@ -149,12 +149,12 @@ struct vision_scratch {
     uint8_t *rope_axis; /* [D/2] 0: row, 1: column */
 };
 
-/* One chunk's row that needs logits. */
+/* One chunk's row that needs logits, or only the head's input. */
 struct output_row {
     uint32_t chunk;
     uint32_t row;  /* of the step */
     uint32_t next; /* position of the token that it predicts */
-    bool sample, score;
+    bool sample, score, hidden;
 };
 
 /* Index arrays of the step in flight; addresses are the backend's. The offset of an array depends only on the
@@ -338,7 +338,9 @@ bool engine__graph_has_logits(const struct engine *e, const struct engine_graph 
 /* decoder.c: embeds the rows of the step and runs all layers; leaves the output rows' residuals for
  * decoder_logits. */
 void decoder_run(struct engine *e, struct net *net, const struct engine_batch *b);
-/* Logits and their statistics of output rows [first, first + count), count <= plan.logit_rows. */
+/* The head's input for output rows [first, first + count), count <= plan.logit_rows. */
+void decoder_head_in(struct engine *e, struct net *net, uint32_t first, uint32_t count);
+/* The same, then their logits and statistics of these. */
 void decoder_logits(struct engine *e, struct net *net, uint32_t first, uint32_t count);
 /* own: the drafter's keys and values of the step's rows, after decoder_run. */
 void decoder_own_keys(struct engine *e);

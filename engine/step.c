@@ -8,6 +8,7 @@
 #include "engine/internal.h"
 
 #include "config/base/assert.h"
+#include "config/base/floats.h"
 
 #include <math.h>
 #include <string.h>
@@ -37,6 +38,7 @@ static void check_batch(const struct engine *e, const struct engine_batch *b)
         ASSERT((uint64_t)r->position + r->count <= r->token_count);
         ASSERT(!r->sample || r->sampling);
         ASSERT(!r->proposed || (r->sample && r->drawn && r->proposed < r->count));
+        ASSERT(!r->hidden || r->hidden_first >= r->position);
         ASSERT(r->score_first == UINT32_MAX || (r->scores && r->sampling));
         total += r->count;
     }
@@ -210,7 +212,7 @@ static void pack_before(struct packer *p, const struct engine_batch *b)
 }
 
 /* Finds the rows that need logits: the last one of a chunk that samples, and those before a scored prompt
- * token. */
+ * token; and those whose input to the head is asked for. */
 static void find_output_rows(struct engine *e, const struct engine_batch *b)
 {
     uint32_t row = 0;
@@ -224,7 +226,8 @@ static void find_output_rows(struct engine *e, const struct engine_batch *b)
             w.sample = r->sample && k + 1 + r->proposed >= r->count;
             w.score = r->score_first != UINT32_MAX && next >= r->score_first && next < r->prompt_count &&
                       next < r->token_count;
-            if (w.sample || w.score) e->output_rows[st->output_count++] = w;
+            w.hidden = r->hidden && r->position + k >= r->hidden_first;
+            if (w.sample || w.score || w.hidden) e->output_rows[st->output_count++] = w;
         }
     }
 }
@@ -403,6 +406,7 @@ static bool finish_row(struct engine *e, struct engine_batch *b, uint32_t i, uin
                        const struct output_row *w, struct sampler *sampler)
 {
     struct engine_chunk *r = &b->chunks[w->chunk];
+    if (!w->sample && !w->score) return false;
     const float *logits = e->net.s.logits + (size_t)i * e->net.desc.vocab;
     const struct be_logit_stats *stats = e->host_results;
     const uint32_t *ids = (const uint32_t *)(stats + e->plan.logit_rows);
@@ -518,21 +522,52 @@ static void keep_drawn(struct engine *e, const struct engine_batch *b, uint32_t 
     }
 }
 
+/* Copies the head's input of the rows that ask for it, as f32. */
+static enum status finish_hidden(struct engine *e, const struct engine_batch *b, uint32_t first,
+                                 uint32_t count, struct err *err)
+{
+    uint32_t c = e->net.desc.hidden;
+    size_t row = be_ld(c) * be_dtype_bytes(e->plan.act);
+    for (uint32_t i = 0; i < count; i++) {
+        const struct output_row *w = &e->output_rows[first + i];
+        struct engine_chunk *r = &b->chunks[w->chunk];
+        if (!w->hidden) continue;
+        const char *from = (const char *)e->net.s.head_in + i * row;
+        if (!e->becaps.host_memory) {
+            e->ops->download(e->be, e->host_row, from, row);
+            if (e->ops->sync(e->be) != BE_OK) return err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
+            from = (const char *)e->host_row;
+        }
+        float *out = r->hidden + (size_t)(w->next - 1 - r->hidden_first) * c;
+        for (uint32_t k = 0; k < c; k++) {
+            out[k] =
+                e->plan.act == BE_F32 ? ((const float *)from)[k] : bf16_to_f32(((const uint16_t *)from)[k]);
+            r->broken |= !isfinite(out[k]);
+        }
+    }
+    return ST_OK;
+}
+
 /* One download brings everything and is the step's only wait, except for rows that are fetched whole. */
 static enum status finish_chunk(struct engine *e, struct engine_batch *b, uint32_t first, uint32_t count,
                                 struct err *err)
 {
     uint32_t k = 0;
+    bool head = false, hidden = false;
     for (uint32_t i = 0; i < count; i++) {
         const struct output_row *w = &e->output_rows[first + i];
+        head |= w->sample || w->score;
+        hidden |= w->hidden;
         uint32_t need = top_needed(e, &b->chunks[w->chunk], w);
         if (need > k) k = need;
     }
-    if (!e->step.logits_done) decoder_logits(e, &e->net, first, count);
+    if (!e->step.logits_done) (head ? decoder_logits : decoder_head_in)(e, &e->net, first, count);
     if (k) decoder_top(e, &e->net, count, k);
     size_t stats = (k ? e->plan.logit_rows : count) * sizeof *e->net.s.stats;
     e->ops->download(e->be, e->host_results, e->net.s.stats, stats + (size_t)count * k * 8);
     if (e->ops->sync(e->be) != BE_OK) return err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
+    enum status st = hidden ? finish_hidden(e, b, first, count, err) : ST_OK;
+    if (st) return st;
     bool fetched = false, together = finish_together(e, b, first, count, k);
     for (uint32_t i = 0; i < count && !together; i++)
         fetched |= finish_row(e, b, i, count, k, &e->output_rows[first + i], e->samplers[0]);
@@ -551,7 +586,8 @@ static enum status check_unseen(struct engine *e, struct engine_batch *b, struct
     for (uint32_t i = 0; i < b->chunk_count; i++) {
         struct engine_chunk *r = &b->chunks[i];
         row += r->count;
-        if (r->sample || (r->score_first != UINT32_MAX && r->position + r->count < r->prompt_count))
+        if (r->sample || (r->hidden && r->position + r->count > r->hidden_first) ||
+            (r->score_first != UINT32_MAX && r->position + r->count < r->prompt_count))
             continue; /* its last row was checked */
         const float *x = e->net.s.resid + (size_t)(row - 1) * hidden;
         if (!e->becaps.host_memory) {

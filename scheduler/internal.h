@@ -90,6 +90,9 @@ struct sequence {
     struct seq_image *features; /* [image_count], or NULL without images */
     struct engine_span *uses;   /* [image_count] scratch for the step's chunk */
     struct token_out *scores;   /* of the chunk in flight */
+    float *hidden;              /* the same: its rows that are pooled */
+    double *pooled;             /* [hidden_size] with pooling: the sum over pooled_count tokens, in order */
+    uint32_t pooled_count;
     uint32_t banned[SCHED_STOP_MAX];
     uint32_t banned_count;
     char failure[160];            /* its image failed: it ends with this error; "" = none */

@@ -87,6 +87,8 @@ static void sequence_free(struct sequence *q)
     free(q->uses);
     ngram_draft_fini(&q->ngram);
     free(q->scores);
+    free(q->hidden);
+    free(q->pooled);
     free(q->end_event);
     free(q);
 }
@@ -199,7 +201,9 @@ static enum status sequence_create(const struct scheduler *s, const struct sched
         q->features = calloc(p->span_count, sizeof *q->features);
         q->uses = calloc(p->span_count, sizeof *q->uses);
     }
-    if (!q->tokens || !q->end_event || (p->span_count && (!q->features || !q->uses))) {
+    if (r->pooling) q->pooled = calloc(s->caps.hidden_size, sizeof *q->pooled);
+    if (!q->tokens || !q->end_event || (r->pooling && !q->pooled) ||
+        (p->span_count && (!q->features || !q->uses))) {
         sequence_free(q);
         return ST_NOMEM;
     }
@@ -309,6 +313,11 @@ static void end_sequence(struct scheduler *s, struct sequence *q, enum seq_end e
                                     .proposed = q->drafted,
                                     .accepted = q->accepted,
                                     .pushed_us = event_clock_us()};
+    if (q->pooled && end == END_LENGTH) {
+        for (uint32_t i = 0; i < s->caps.hidden_size; i++) q->pooled[i] /= q->pooled_count;
+        node->ev.pooled = q->pooled;
+        q->pooled = NULL;
+    }
     uint64_t admitted = q->admitted_us ? q->admitted_us : now_us;
     node->ev.queued_us = admitted > q->submitted_us ? admitted - q->submitted_us : 0;
     node->ev.prefill_us = q->first_token_us > admitted ? q->first_token_us - admitted : 0;
@@ -384,7 +393,31 @@ static int32_t mrope_delta_before(const struct prompt *p, uint32_t i)
     return i ? p->spans[i - 1].mrope_delta : 0;
 }
 
-/* Fills the engine's view of q's part of the step. False: no memory for its scores. */
+/* The rows of the chunk that are pooled. False: no memory for them. */
+static bool fill_hidden(const struct scheduler *s, struct sequence *q, struct engine_chunk *r)
+{
+    uint32_t first = q->req.pooling == POOL_LAST ? q->req.prompt->token_count - 1 : q->pooled_count;
+    if (first < r->position) first = r->position;
+    if (!q->req.pooling || first >= r->position + r->count) return true;
+    q->hidden = malloc((size_t)(r->position + r->count - first) * s->caps.hidden_size * sizeof *q->hidden);
+    r->hidden = q->hidden;
+    r->hidden_first = first;
+    return q->hidden;
+}
+
+/* Adds the rows in the order of their positions: the sum does not depend on the chunks. */
+static void pool_rows(const struct scheduler *s, struct sequence *q, const struct engine_chunk *r)
+{
+    const float *row = q->hidden;
+    for (uint32_t at = r->hidden_first; at < r->position + r->count; at++, row += s->caps.hidden_size) {
+        for (uint32_t i = 0; i < s->caps.hidden_size; i++) q->pooled[i] += (double)row[i];
+        q->pooled_count++;
+    }
+    free(q->hidden);
+    q->hidden = NULL;
+}
+
+/* Fills the engine's view of q's part of the step. False: no memory for its scores or pooled rows. */
 static bool fill_chunk(struct scheduler *s, struct sequence *q, struct engine_chunk *r)
 {
     uint32_t n = q->chunk_tokens, end = q->position + n, count = q->count + q->proposed;
@@ -431,7 +464,7 @@ static bool fill_chunk(struct scheduler *s, struct sequence *q, struct engine_ch
         r->score_first = first;
         r->scores = q->scores;
     }
-    return true;
+    return fill_hidden(s, q, r);
 }
 
 static bool push_scores(struct scheduler *s, struct sequence *q, const struct engine_chunk *r)
@@ -545,6 +578,7 @@ static void finish_chunk(struct scheduler *s, struct sequence *q, const struct e
         end_sequence(s, q, END_ERROR, 0, "the model computed no finite logits: damaged weights?", now_us);
         return;
     }
+    if (r->hidden) pool_rows(s, q, r);
     advance(s, q, r->count - r->proposed);
     if (q->features) sched__features_passed(s, q);
     if (r->position < q->req.prompt->token_count) {

@@ -99,10 +99,18 @@ enum seq_end {
     SEQ_ENDS        /* how many there are */
 };
 
+/* What becomes of the head's input at the prompt's tokens, for embeddings. */
+enum sched_pooling {
+    POOL_NONE = 0,
+    POOL_LAST, /* the last token's */
+    POOL_MEAN, /* the mean over all tokens; the prompt is computed, not read from the prefix cache */
+};
+
 struct sched_sequence {
     const struct prompt *prompt;            /* borrowed until EV_END */
     const struct sampling_params *sampling; /* borrowed until EV_END */
-    uint32_t tokens_max; /* most generated tokens; 0 only with prompt log-probs (scoring) */
+    enum sched_pooling pooling;
+    uint32_t tokens_max; /* most generated tokens; 0 only with pooling or prompt log-probs (scoring) */
     uint32_t tokens_min; /* eos and stop ids are not sampled before */
     bool ignore_eos;
     const uint32_t *stop_ids; /* borrowed until EV_END */
@@ -159,9 +167,10 @@ struct sched_event {
                        scores[0]. EV_IMAGE: which prompt image */
     struct token_out *scores; /* EV_PROMPT_SCORES: malloc'd, the consumer frees */
     uint32_t score_count;
-    enum seq_end end;               /* EV_END */
-    uint32_t stop_id;               /* EV_END with END_STOP_TOKEN or END_STOP_EOS */
-    uint32_t generated;             /* EV_END */
+    enum seq_end end;   /* EV_END */
+    uint32_t stop_id;   /* EV_END with END_STOP_TOKEN or END_STOP_EOS */
+    uint32_t generated; /* EV_END */
+    double *pooled;     /* EV_END with pooling, and END_LENGTH: [hidden_size]; malloc'd, the consumer frees */
     struct sched_cache_info cache;  /* EV_END and EV_TOKEN: of the first admission */
     uint32_t proposed, accepted;    /* EV_END and EV_TOKEN: draft tokens verified so far; of which accepted */
     uint64_t queued_us, prefill_us; /* EV_END: time waiting, time from admission to the first token */

@@ -211,6 +211,8 @@ enum status model_load(const struct options *o, const char *dir, void (*wake)(vo
         return st;
     }
     m->info = engine_model(m->engine);
+    st = pooling_load(dir, &m->pooling, err);
+    if (st) return st;
     engine_caps(m->engine, &m->caps);
     struct sched_options so = {.queue_max = (uint32_t)o->max_queue,
                                .prefill_chunk = (uint32_t)o->prefill_chunk,
@@ -250,5 +252,6 @@ void model_free(struct model *m)
     engine_close(m->engine);
     template_free(m->tmpl);
     tok_free(m->tok);
+    pooling_free(&m->pooling);
     *m = (struct model){0};
 }

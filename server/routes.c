@@ -27,6 +27,10 @@ static const struct route routes[] = {
      api_input_tokens_start},
     {"/v1/responses/", "/v1/responses/{id}", M_GET | M_POST | M_DELETE, true, false, false, true,
      api_response_start},
+    {"/v1/embeddings", "/v1/embeddings", M_POST, true, true, true, false, api_embeddings_start},
+    {"/v1/rerank", "/v1/rerank", M_POST, true, true, true, false, api_rerank_start},
+    {"/v2/rerank", "/v1/rerank", M_POST, true, true, true, false, api_rerank_start},
+    {"/v1/score", "/v1/score", M_POST, true, true, true, false, api_score_start},
     {"/v1/models", "/v1/models", M_GET | M_HEAD, true, false, false, false, api_models_start},
     {"/v1/models/", "/v1/models/{id}", M_GET | M_HEAD, true, false, false, true, api_model_start},
     {"/v1/tokenize", "/tokenize", M_POST, true, true, true, false, api_tokenize_start},
@@ -325,13 +329,8 @@ bool routes_admit(struct request *r)
     }
     if (!route) {
         const char *name = method_name(r->http.method);
-        if (strcmp(r->http.path, "/v1/embeddings") == 0) {
-            (void)api_fail(&r->response.error, 404, "unsupported_endpoint", NULL,
-                           "This model does not support embeddings.");
-        } else {
-            (void)api_fail(&r->response.error, 404, "unknown_url", NULL, "Invalid URL (%s %.200s)", name,
-                           r->http.path);
-        }
+        (void)api_fail(&r->response.error, 404, "unknown_url", NULL, "Invalid URL (%s %.200s)", name,
+                       r->http.path);
         return false;
     }
     r->route = route;

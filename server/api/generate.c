@@ -1,6 +1,7 @@
 /* POST /v1/chat/completions, /v1/completions, /v1/messages and /v1/responses: from body to sequences. Parsing
  * and building prompts run on a worker. */
 #include "server/dialect/dialect.h"
+#include "server/embed/embed.h"
 #include "server/generate/generate.h"
 #include "server/http/request.h"
 #include "server/api/api.h"
@@ -45,6 +46,21 @@ void api_messages_start(struct request *r)
 void api_completions_start(struct request *r)
 {
     gen_start(r, GEN_COMPLETION, NULL, generate_job, generate_done);
+}
+
+void api_embeddings_start(struct request *r)
+{
+    gen_start(r, GEN_COMPLETION, &dialect_embeddings, generate_job, generate_done);
+}
+
+void api_rerank_start(struct request *r)
+{
+    gen_start(r, GEN_COMPLETION, &dialect_rerank, generate_job, generate_done);
+}
+
+void api_score_start(struct request *r)
+{
+    gen_start(r, GEN_COMPLETION, &dialect_score, generate_job, generate_done);
 }
 
 void api_responses_start(struct request *r)

@@ -107,6 +107,8 @@ struct gen_params {
     struct tool_choice tool_choice;
     bool named_call;                  /* its finish_reason is "stop" */
     bool must_call;                   /* the output must be a call */
+    enum sched_pooling pooling;       /* embeddings: nothing is sampled */
+    const struct sampling_bias *only; /* [n]: sample j's one token; the dialect's, or NULL */
     struct image_bounds image_bounds; /* mm_processor_kwargs; 0 = the checkpoint's */
 };
 
@@ -179,7 +181,7 @@ struct choice {
     int stop_string; /* index, or -1 */
     struct detok *detok;
     struct stop_state stop;
-    struct buf text;         /* all text, including the held-back end */
+    struct buf text;         /* all text, including the held-back end; with pooling, the vector's floats */
     struct chat_output *out; /* chat with calls or reasoning: the parsed text; else NULL. Owned */
     size_t held;             /* bytes at the end that may begin a stop string */
     size_t chars;            /* code points of text (without echo) */
@@ -187,6 +189,7 @@ struct choice {
     uint32_t id_count;
     size_t id_cap;
     uint32_t proposed, accepted; /* draft tokens so far (struct sched_event) */
+    float logprob;               /* the last token's */
     struct logprobs_acc logprobs;
     uint64_t first_us, last_us; /* of its tokens */
     size_t accounted;           /* its share of the request's response_bytes */

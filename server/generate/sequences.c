@@ -253,6 +253,7 @@ static void on_token(struct choice *c, const struct sched_event *ev, struct gen 
         metrics_next_token(r->srv->metrics, (double)(now - c->last_us) * 1e-6);
     }
     c->last_us = now;
+    c->logprob = ev->token.logprob;
     c->proposed = ev->proposed;
     c->accepted = ev->accepted;
     if (g->p.stream) gen_stream_token(c);
@@ -296,6 +297,19 @@ static void end_metrics(struct choice *c, const struct sched_event *ev)
                                       });
 }
 
+/* The pooled vector takes the place of the text. */
+static enum status take_pooled(struct choice *c, const double *pooled)
+{
+    uint32_t n = c->gen->r->srv->model->caps.hidden_size;
+    enum status st = buf_reserve(&c->text, n * sizeof(float));
+    for (uint32_t i = 0; i < n && !st; i++) {
+        float v = (float)pooled[i];
+        st = buf_add(&c->text, &v, sizeof v);
+    }
+    account_choice(c);
+    return st;
+}
+
 static void on_end(struct choice *c, const struct sched_event *ev, struct gen **touched)
 {
     struct gen *g = c->gen;
@@ -313,7 +327,8 @@ static void on_end(struct choice *c, const struct sched_event *ev, struct gen **
             c->stop_id = ev->stop_id;
         }
         choice_finish(c, ev->end == END_LENGTH ? FIN_LENGTH : FIN_STOP);
-        if (output_run(c)) gen_abort(r, 500, "internal_error", "The server ran out of memory.");
+        if (output_run(c) || (ev->pooled && take_pooled(c, ev->pooled)))
+            gen_abort(r, 500, "internal_error", "The server ran out of memory.");
         touch(g, touched);
     } else if (c->finish == FIN_NONE) {
         choice_finish(c, ev->end == END_ERROR || ev->end == END_CONSTRAINT ? FIN_ERROR : FIN_ABORT);
@@ -331,6 +346,7 @@ static void on_end(struct choice *c, const struct sched_event *ev, struct gen **
             gen_abort(r, 500, "engine_error", "The engine aborted this request.");
         }
     }
+    free(ev->pooled);
     end_metrics(c, ev);
     if (!g->choices_open && !r->sequences_alive) {
         uint32_t longest = 0;
@@ -469,6 +485,10 @@ static bool choices_create(struct gen *g)
         c->stop_string = -1;
         c->sampling = g->p.sampling;
         c->sampling.seed = choice_seed(seed, i % g->p.n);
+        if (g->p.only) {
+            c->sampling.bias = &g->p.only[i % g->p.n];
+            c->sampling.bias_count = 1;
+        }
         /* One sequence per prompt scores it, unless each choice returns the scores before its own tokens. */
         if (i % g->p.n && !(g->p.echo && g->p.logprobs)) c->sampling.prompt_logprobs = SAMPLING_NO_LOGPROBS;
         buf_init(&c->text, TEXT_MAX);
@@ -512,7 +532,7 @@ void gen_submit(struct request *r)
         struct choice *c = &g->choices[i];
         uint32_t context = s->model->caps.context_max, count = c->prompt->prompt.token_count;
         uint32_t max = g->p.has_max ? (uint32_t)g->p.max_tokens : context - count;
-        if (!max && c->sampling.prompt_logprobs == SAMPLING_NO_LOGPROBS) { /* echo only */
+        if (!max && !g->p.pooling && c->sampling.prompt_logprobs == SAMPLING_NO_LOGPROBS) { /* echo only */
             choice_finish(c, FIN_LENGTH);
             c->seq_ended = true;
             continue;
@@ -520,6 +540,7 @@ void gen_submit(struct request *r)
         struct sched_sequence seq = {
             .prompt = &c->prompt->prompt,
             .sampling = &c->sampling,
+            .pooling = g->p.pooling,
             .tokens_max = max,
             .tokens_min = (uint32_t)(g->p.min_tokens > max ? max : g->p.min_tokens),
             .ignore_eos = g->p.ignore_eos,

@@ -124,18 +124,21 @@ static void make_chunk(struct mini_seq *s, const struct mini_sched *m, struct en
     bool prefill = s->done < s->prompt_count;
     enum span_rule rule = engine_model(m->e)->image.rule;
     uint32_t end = prefill ? chunk_end(s, rule) : s->done + 1, used = 0;
-    *r = (struct engine_chunk){.position = s->done,
-                               .count = end - s->done,
-                               .tokens = s->tokens,
-                               .token_count = s->prompt_count + s->generated,
-                               .prompt_count = prefill && s->score_end ? s->score_end : s->prompt_count,
-                               .sampling = &s->sampling,
-                               .sample = end >= s->prompt_count,
-                               .score_first = prefill ? (s->score_first ? s->score_first : 1) : UINT32_MAX,
-                               .scores = s->scores + s->done + 1,
-                               .state_from = s->done ? s->states[0] : ENGINE_NO_BLOCK,
-                               .state_to = s->states[s->done % 3 > 0], /* or in place */
-                               .spans = s->uses};
+    *r = (struct engine_chunk){
+        .position = s->done,
+        .count = end - s->done,
+        .tokens = s->tokens,
+        .token_count = s->prompt_count + s->generated,
+        .prompt_count = prefill && s->score_end ? s->score_end : s->prompt_count,
+        .sampling = &s->sampling,
+        .sample = end >= s->prompt_count,
+        .score_first = prefill ? (s->score_first ? s->score_first : 1) : UINT32_MAX,
+        .scores = s->scores + s->done + 1,
+        .hidden = prefill && s->hidden ? s->hidden + (size_t)s->done * m->caps.hidden_size : NULL,
+        .hidden_first = s->done,
+        .state_from = s->done ? s->states[0] : ENGINE_NO_BLOCK,
+        .state_to = s->states[s->done % 3 > 0], /* or in place */
+        .spans = s->uses};
     for (uint32_t g = 0; g < m->caps.group_count; g++) r->tables[g] = s->tables[g];
     for (uint32_t i = 0; i < s->image_count; i++) {
         const struct mini_image *im = &s->images[i];

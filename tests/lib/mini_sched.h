@@ -28,6 +28,7 @@ struct mini_seq {
     uint32_t *tokens; /* [prompt_count + generate] */
     uint32_t done;    /* tokens whose keys and values are in the cache */
     uint32_t generated;
+    float *hidden;            /* NULL, or [prompt_count][hidden_size]: the head's input */
     struct token_out *scores; /* [prompt_count + generate]: about the token at that position; [0] unused */
     /* insides */
     uint32_t *tables[ENGINE_GROUPS_MAX];
