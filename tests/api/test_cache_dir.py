@@ -46,8 +46,8 @@ class Folder:
         at = os.path.join(self.path, "kvasir-cache")
         return [os.path.join(at, n) for n in sorted(os.listdir(at)) if len(n) == 33]
 
-    def command(self, what):
-        done = subprocess.run([args.binary, "cache", what, self.path], stdout=subprocess.PIPE, text=True)
+    def command(self, what, *more):
+        done = subprocess.run([args.binary, "cache", what, self.path, *more], stdout=subprocess.PIPE, text=True)
         return done.returncode, done.stdout
 
 
@@ -137,7 +137,9 @@ def test_damaged():
         for turn, out in zip(conversation(), want):
             check.equal("damaged records change nothing", ask(server, turn)[0], out)
         server.stop()
+        check.equal("cache prune", folder.command("prune", "1G")[0], 0)  # those that nobody asked for
         check.equal("they are gone", folder.command("verify")[0], 0)
+        check.true("the others are not", len(folder.records()) > 0)
 
 
 def test_name_spaces():
