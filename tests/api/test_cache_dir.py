@@ -47,7 +47,8 @@ class Folder:
         return [os.path.join(at, n) for n in sorted(os.listdir(at)) if len(n) == 33]
 
     def command(self, what, *more):
-        done = subprocess.run([args.binary, "cache", what, self.path, *more], stdout=subprocess.PIPE, text=True)
+        command = [args.binary, "cache", what, self.path, *more]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
         return done.returncode, done.stdout
 
 
