@@ -108,11 +108,12 @@ static void remove_entry(struct cache_store *s, struct index_entry *e)
 /* With what continues it. */
 static void remove_tree(struct cache_store *s, struct index_entry *e)
 {
-    size_t i = (size_t)(e - s->x.at);
+    size_t left = e->children;
     remove_entry(s, e);
-    while (++i < s->x.count) {
-        e = &s->x.at[i];
-        if (!e->dead && e->known && e->parent && !index_find(&s->x, e->parent)) remove_entry(s, e);
+    for (e++; left && e < s->x.at + s->x.count; e++) {
+        if (e->dead || !e->known || !e->parent || index_find(&s->x, e->parent)) continue;
+        left = left - 1 + e->children;
+        remove_entry(s, e);
     }
 }
 
@@ -232,6 +233,7 @@ static void scan_step(struct cache_store *s)
         if ((e->known = emit_new(s, STORE_FOUND, &r))) {
             meta = NULL; /* the consumer's */
             s->found++;
+            index_adopt(&s->x, h.parent, 1);
             index_use(&s->x, parent, e->file.used);
         }
     }

@@ -61,6 +61,12 @@ struct index_entry *index_next(const struct record_index *x, uint64_t id)
     return i < x->count ? &x->at[i] : NULL;
 }
 
+void index_adopt(const struct record_index *x, uint64_t parent, int children)
+{
+    struct index_entry *e = index_find(x, parent);
+    if (e) e->children += (uint32_t)children;
+}
+
 bool index_add(struct record_index *x, const struct index_entry *e)
 {
     if (x->dead > 64 && x->dead > x->count / 2) {
@@ -71,6 +77,7 @@ bool index_add(struct record_index *x, const struct index_entry *e)
         x->dead = 0;
     }
     if (!LIST_ROOM(x->at, x->count, x->cap, 64)) return false;
+    index_adopt(x, e->parent, 1);
     x->at[x->count++] = *e;
     x->bytes += e->file.bytes;
     return true;
@@ -97,6 +104,7 @@ void index_use(struct record_index *x, struct index_entry *e, uint64_t when)
 void index_remove(struct record_index *x, struct index_entry *e)
 {
     record_remove(&x->dir, e->file.id, e->file.tag);
+    index_adopt(x, e->parent, -1);
     e->dead = true;
     x->dead++;
     x->bytes -= e->file.bytes;

@@ -12,6 +12,7 @@ struct index_entry {
     struct record_file file;
     uint64_t parent, payload_bytes, header_sum; /* known: */
     uint64_t stored_used;                       /* mtime */
+    uint32_t children;                          /* known ones */
     bool known;                                 /* its header was read, or written by this process */
     bool dead;
 };
@@ -35,6 +36,7 @@ struct index_entry *index_find(const struct record_index *x,
                                uint64_t id); /* NULL: none; valid until index_add */
 struct index_entry *index_next(const struct record_index *x,
                                uint64_t id); /* the first with at least this id */
+void index_adopt(const struct record_index *x, uint64_t parent, int children); /* it has so many more */
 /* Appends; its id is above all others. False: out of memory. */
 bool index_add(struct record_index *x, const struct index_entry *e);
 uint64_t index_now(struct record_index *x); /* above all times so far */
