@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { BUCKETS_FIRST = 1024, SIBLINGS_MAX = 64 /* looked at for an equal beginning, the latest first */ };
+enum { BUCKETS_FIRST = 1024 };
 
 enum status tier__index_create(struct tier *t, struct err *err)
 {
@@ -100,8 +100,7 @@ void tier__encode(struct tier *t, const struct radix_view *v, uint32_t start, ui
     }
 }
 
-/* How many leading items of two blocks with the same start are equal. */
-static uint32_t common(const struct tier_items *a, const struct tier_items *b)
+uint32_t tier__common(const struct tier_items *a, const struct tier_items *b)
 {
     uint32_t n = (a->end < b->end ? a->end : b->end) - a->start, i = 0;
     const uint32_t *x = tier__tokens(a), *y = tier__tokens(b);
@@ -442,7 +441,7 @@ void tier__index_destroy(struct tier *t)
 static bool found_reserve(struct tier *t, uint32_t blocks)
 {
     if (blocks <= t->found.cap) return true;
-    uint32_t cap = 2 * blocks + SIBLINGS_MAX;
+    uint32_t cap = 2 * blocks + TIER_SIBLINGS_MAX;
     for (uint32_t g = 0; g < t->caps.group_count; g++) {
         uint32_t *v = realloc(t->found.lower.valid_to[g], cap * sizeof *v);
         if (v) t->found.lower.valid_to[g] = v;
@@ -506,8 +505,8 @@ bool tier_find(struct tier *t, const struct radix_view *v, struct radix_lower *l
         uint32_t end = count - start < t->bt ? count : start + t->bt, seen = 0;
         tier__encode(t, v, start, end);
         struct tier_node *whole = end - start == t->bt ? tier__child(t, n) : NULL;
-        for (struct tier_node *k = n->child; k && seen < SIBLINGS_MAX; k = k->next, seen++)
-            if (k != whole) add_node(t, k, common(k->items, t->scratch));
+        for (struct tier_node *k = n->child; k && seen < TIER_SIBLINGS_MAX; k = k->next, seen++)
+            if (k != whole) add_node(t, k, tier__common(k->items, t->scratch));
         if (whole) add_node(t, whole, t->bt);
         n = whole;
     }

@@ -6,7 +6,8 @@
 #include "scheduler/cache/cache_store.h"
 #include "scheduler/cache/tier.h"
 
-#define TIER_NO_GROUP UINT32_MAX
+#define TIER_NO_GROUP     UINT32_MAX
+#define TIER_SIBLINGS_MAX 64u /* looked at for an equal beginning, the latest first */
 
 /* The meta data of a record, as they lie on disk (the store's binding covers the format): a node's items,
  * then tokens[end - start], padded to 8 bytes, then spans. A record without items (end 0) holds the data of
@@ -101,6 +102,8 @@ void tier__record_free(struct tier *t, struct tier_record *r); /* and prunes */
  */
 void tier__prune(struct tier *t, struct tier_node *n);
 void tier__prune_all(struct tier *t);
+/* How many leading items of two blocks with the same start are equal. */
+uint32_t tier__common(const struct tier_items *a, const struct tier_items *b);
 void tier__host_add(struct tier *t, struct tier_record *r, void *host);
 void tier__host_remove(struct tier *t, struct tier_record *r); /* if it is in host memory */
 
