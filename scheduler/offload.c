@@ -29,6 +29,7 @@ enum {
 };
 /* Until they are measured. */
 static const double LOAD_US_PER_BYTE = 1.0 / 400, COMPUTE_US_PER_TOKEN = 200;
+static const double IMAGE_TOKEN_MORE = 4; /* the tower's share, in tokens */
 static const double LOAD_FIXED_US = 3000; /* of a load, however small; a rate is learnt from larger ones */
 
 struct block_load {
@@ -53,6 +54,7 @@ struct load {
 struct image_load {
     struct image_load *next;
     struct feature_entry *entry; /* NULL: given up */
+    uint8_t salt[32], key[32];
     uint64_t started_us;
     struct tier_read read;
 };
@@ -211,9 +213,12 @@ static bool list_blocks(struct scheduler *s, struct load *l, const struct radix_
 /* Microseconds to compute what l would load. */
 static double compute_us(const struct scheduler *s, const struct load *l)
 {
-    uint32_t n = l->length - l->known;
+    uint32_t n = l->length - l->known, rows = 0;
+    const struct prompt *p = l->q->req.prompt;
+    for (uint32_t i = 0; i < p->span_count && p->spans[i].begin < l->length; i++)
+        if (p->spans[i].image && p->spans[i].end > l->known) rows += p->spans[i].end - p->spans[i].begin;
     double us = s->cost.steps ? step_cost_chunk_us(&s->cost, l->known, n, false) + s->cost.us[STEP_FIXED] : 0;
-    return us > 0 ? us : COMPUTE_US_PER_TOKEN * n;
+    return (us > 0 ? us : COMPUTE_US_PER_TOKEN * n) * (1 + IMAGE_TOKEN_MORE * rows / n);
 }
 
 /* Whether another load will bring more than `known` tokens of q. */
@@ -307,6 +312,7 @@ bool sched__offload_waits(struct scheduler *s, struct sequence *q)
 {
     struct offload *o = s->offload;
     uint32_t most, active = 0;
+    bool ending = false;
     if (sched__loading(q)) return true;
     if (!o || q->loaded || q->alone) return false;
     if (!sched__cache_reads(s, q, &most)) return false;
@@ -324,8 +330,11 @@ bool sched__offload_waits(struct scheduler *s, struct sequence *q)
         q->loaded = true;
         return false;
     }
-    for (const struct load *l = o->loads; l; l = l->next) active++;
-    if (active >= LOADS_MAX) return true;
+    for (const struct load *l = o->loads; l; l = l->next) {
+        active++;
+        ending |= l->q != NULL; /* others wait for a disk that may hang */
+    }
+    if (active >= LOADS_MAX) return ending;
     start(s, q, &hit, known);
     return q->load != NULL;
 }
@@ -410,6 +419,7 @@ bool sched__offload_take(struct scheduler *s)
         if (!l->entry || (l->read.state == TIER_READING && !slow)) continue;
         features_loaded(o->features, l->entry, done ? l->read.bytes : NULL, l->read.size);
         s->now.tier_image_loads += done;
+        if (!done) tier_drop_features(o->tier, l->salt, l->key); /* it is encoded */
         l->entry = NULL;
         worked = true;
     }
@@ -454,6 +464,8 @@ bool sched__offload_image(struct scheduler *s, struct feature_entry *f, const ui
     tier_read(o->tier, r, &l->read);
     tier_touch(o->tier, r);
     l->started_us = sched__clock(s);
+    memcpy(l->salt, salt, sizeof l->salt);
+    memcpy(l->key, key, sizeof l->key);
     if (l->read.state != TIER_LOST) {
         features_load(o->features, f);
         l->entry = f;

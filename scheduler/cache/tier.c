@@ -281,6 +281,14 @@ void tier_read(struct tier *t, const struct tier_record *record, struct tier_rea
     if (!cache_store_get(t->opt.store, record->id, r->bytes, record->bytes, r)) r->state = TIER_LOST;
 }
 
+void tier_drop_features(struct tier *t, const uint8_t salt[32], const uint8_t key[32])
+{
+    struct tier_record *r = tier_find_features(t, salt, key);
+    if (!r) return;
+    if (r->id) cache_store_drop(t->opt.store, r->id);
+    tier__record_free(t, r);
+}
+
 void tier_touch(struct tier *t, const struct tier_record *record)
 {
     if (record->id) cache_store_touch(t->opt.store, record->id);
