@@ -406,7 +406,7 @@ enum status engine_draft(struct engine *e, const struct engine_draft *d, uint32_
     struct drafter *f = &e->draft;
     size_t row = be_ld(f->net.desc.drafts_for) * be_dtype_bytes(e->plan.act);
     uint32_t t = n;
-    ASSERT(f->on && !e->in_flight && n > 0 && n <= e->plan.sequences_max);
+    ASSERT(f->on && !e->flight_count && n > 0 && n <= e->plan.sequences_max);
     /* Those with most draft tokens first: finished rows drop off the end. */
     for (uint32_t i = 0; i < n; i++) {
         uint32_t at = i;

@@ -98,7 +98,7 @@ enum status engine_features_step(struct engine *e, struct engine_features *f, ui
                                  struct err *err) KV_MUST_CHECK;
 size_t engine_features_bytes(const struct engine_features *f);
 /* Copies the rows of encoded features to `host`, engine_features_bytes of them, and makes features from such
- * a copy. ST_FORMAT: the number of bytes is not that of an image. Not while a step is in flight. */
+ * a copy. ST_FORMAT: the number of bytes is not that of an image. */
 void engine_features_read(struct engine *e, const struct engine_features *f, void *host);
 enum status engine_features_write(struct engine *e, const void *host, size_t bytes,
                                   struct engine_features **out, struct err *err) KV_MUST_CHECK;
@@ -119,6 +119,9 @@ struct engine_span {
  * earlier positions are in the cache (sliding groups: those that the window can still reach). */
 struct engine_chunk {
     uint32_t position, count;
+    /* Of a step that is submitted behind the one in flight: 1 + the index of the chunk there that samples
+     * this chunk's only token, which is not yet in `tokens`. 0: none; the same for all chunks of a step. */
+    uint32_t after;
     const uint32_t *
         tokens; /* the sequence's history from position 0 on: prompt, then generated; at least position +
                  * count entries (one more when prompt tokens are scored: the token after the chunk's last) */
@@ -169,11 +172,16 @@ struct engine_batch {
     struct engine_chunk *chunks; /* [chunk_count], caller's */
     uint32_t chunk_count;        /* <= sequences_max; sum of counts <= batch_tokens_max */
 };
-/* Launches a step; engine_wait blocks until its results are ready. One step in flight. Errors: ST_DEVICE,
- * ST_NOMEM: every chunk of the step is lost. ST_AGAIN: no memory for its draft tokens; nothing was launched,
- * and the step without them has room. */
+/* Launches a step; engine_wait blocks until its results are ready. One step in flight, or a second one behind
+ * it (engine_chunk.after): then all chunks of the first are engine_draws, and the first is waited for first.
+ * Of a chunk that is engine_draws engine_wait reads `sampling` alone. Errors: ST_DEVICE, ST_NOMEM: every
+ * chunk of the step is lost. ST_AGAIN: no memory for its draft tokens; nothing was launched, and the step
+ * without them has room. */
 enum status engine_submit(struct engine *e, struct engine_batch *b, struct err *err) KV_MUST_CHECK;
 enum status engine_wait(struct engine *e, struct engine_batch *b, struct err *err) KV_MUST_CHECK;
+
+/* Whether the chunk's token is drawn where a step behind this one can read it. Never on the CPU. */
+bool engine_draws(const struct engine *e, const struct engine_chunk *r);
 
 /* fn(ctx, i) for each i < count, on the engine's threads if it has any: host work between steps. */
 void engine_each(struct engine *e, uint32_t count, void (*fn)(void *ctx, uint32_t i), void *ctx);
@@ -200,8 +208,8 @@ enum status engine_draft(struct engine *e, const struct engine_draft *d, uint32_
 void engine_kv_copy(struct engine *e, uint32_t group, uint32_t from_offset, uint32_t to_offset,
                     uint32_t tokens);
 /* Copies a block, or a state of the recurrent group, to host memory and back: block_bytes of its group. Of a
- * block of keys and values only the first `tokens` count: after them a written block has zeros. Not while a
- * step is in flight. */
+ * block of keys and values only the first `tokens` count: after them a written block has zeros. Steps in
+ * flight that write neither block end first. */
 void engine_kv_read(struct engine *e, uint32_t group, uint32_t block_offset, void *host);
 void engine_kv_write(struct engine *e, uint32_t group, uint32_t block_offset, const void *host,
                      uint32_t tokens);

@@ -24,7 +24,8 @@
 
 #define SCHED_STOP_MAX 64u /* eos ids and stop ids together */
 
-struct feature_entry; /* feature_cache.h */
+struct feature_cache; /* feature_cache.h */
+struct feature_entry;
 struct image_reply;
 struct images;  /* scheduler/images.c */
 struct load;    /* scheduler/offload.c */
@@ -99,6 +100,7 @@ struct sequence {
     struct event_node *end_event; /* allocated with the sequence: an end is never lost to a failed malloc */
     uint64_t submitted_us, admitted_us, first_token_us;
     uint32_t chunk_tokens; /* tokens of this step's chunk; 0 = none */
+    uint32_t ahead;        /* 1 + its chunk in the step that is submitted behind this one; 0 = none */
     uint32_t needed_len;   /* others wait for its prefill to reach this position; 0 = none */
     uint64_t prefill_turn; /* the turn of its last prefill; in the future: its tenant comes last until then */
     /* With a recurrent group: tables[s->paged] has the state after state_at tokens as entry 0; entry 1 is
@@ -131,6 +133,18 @@ struct seq_list {
 struct slot {
     uint32_t gen;
     struct sequence *seq; /* NULL = free */
+};
+
+/* A step: planned, then submitted, then waited for. */
+struct sched_flight {
+    struct engine_chunk *chunks; /* [sequences_max] */
+    struct sequence **seqs;      /* [sequences_max] of the chunks; NULL: it has ended meanwhile */
+    uint32_t count, tokens;      /* count 0: there is none */
+    struct engine_batch batch;
+    enum status status; /* of engine_submit */
+    struct err err;
+    uint64_t start_us; /* when it was submitted, or the step before it ended */
+    bool learns;       /* the time that it takes is its own */
 };
 
 /* Sums over recent decode-only steps, exponentially weighted; n: draft tokens. See scheduler/speculative.c.
@@ -180,12 +194,14 @@ struct scheduler {
     double draft_us;             /* measured time of one draft-model token for all sequences; 0 = unknown */
     struct engine_draft *drafts; /* [sequences_max] */
     uint32_t *draft_slots, draft_slots_free; /* [sequences_max] free slots */
-    struct token_out *drawn;      /* [sequences_max * (draft_max + 1)] sampled tokens of the step's verified
-                                     chunks */
-    uint64_t freed;               /* grows when a sequence releases blocks */
-    struct engine_chunk *chunks;  /* [sequences_max] */
-    struct sequence **chunk_seqs; /* [sequences_max] */
-    uint32_t chunk_count, step_tokens;
+    struct token_out *drawn;     /* [sequences_max * (draft_max + 1)] sampled tokens of the step's verified
+                                    chunks */
+    uint64_t freed;              /* grows when a sequence releases blocks */
+    struct engine_chunk *chunks; /* of both flights */
+    struct sequence **chunk_seqs;
+    struct sched_flight flights[2];
+    struct sched_flight *step;    /* the one being planned or in flight */
+    struct sched_flight *ahead;   /* submitted behind it */
     uint32_t step_rows;           /* limit of the step's tokens for prefills */
     struct step_cost cost;        /* learnt cost model of step times */
     struct sequence **asking;     /* [sequences_max] sequences whose masks are requested */
@@ -224,12 +240,19 @@ void sched__blocks_trim(struct scheduler *s, struct sequence *q);
 void sched__blocks_drop(struct scheduler *s, struct sequence *q);
 /* Releases the blocks after the first `tokens` tokens: they were for draft tokens that aren't kept. */
 void sched__blocks_roll_back(struct scheduler *s, struct sequence *q, uint32_t tokens);
+/* Takes blocks for one token after the chunk in flight of each of the n sequences, of all or none: its state
+ * goes to a block of its own, because the token before it may be q's last. */
+bool sched__blocks_ahead(struct scheduler *s, struct sequence *const *seqs, uint32_t n);
 /* A step has computed q's state after `at` tokens; UINT32_MAX: it is invalid. */
 void sched__state_written(struct scheduler *s, struct sequence *q, uint32_t at);
 /* Whether [position, position+n) can be covered without evicting anything. */
 bool sched__blocks_free(const struct scheduler *s, const struct sequence *q, uint32_t n);
 /* Most blocks of each group that a sequence of `tokens` tokens can hold at once. */
 void sched__blocks_worst(const struct scheduler *s, uint64_t tokens, uint32_t need[ENGINE_GROUPS_MAX]);
+
+/* Whether q's whole history fits with what the running sequences still need for theirs. Cached blocks count
+ * as free: they can be evicted. */
+bool sched__has_room(const struct scheduler *s, const struct sequence *q);
 
 /* Reserves `count` entries of q->tokens; false: out of memory. */
 bool sched__tokens_reserve(struct sequence *q, uint32_t count);
@@ -251,9 +274,6 @@ void sched__cache_defer(struct scheduler *s);
 /* Whether q should wait for the prefill of a running sequence; if so, q records it. */
 bool sched__cache_waits(struct scheduler *s, struct sequence *q);
 bool sched__cache_reset_wanted(struct scheduler *s);
-/* Whether q may reuse tokens, and how many. */
-bool sched__cache_reads(const struct scheduler *s, const struct sequence *q, uint32_t *most);
-struct radix_view sched__view(const struct sequence *q);
 void sched__cache_snapshot(struct scheduler *s); /* if one was requested */
 void sched__cache_gauges(struct scheduler *s);
 
@@ -278,6 +298,15 @@ void sched__speculate_learn(struct scheduler *s, uint32_t chunks, double us);
 /* Whether its next chunk is its last sampled token. */
 bool sched__decodes(const struct sequence *q);
 
+/* scheduler/ahead.c: whether something waits for a turn with no step in flight. */
+bool sched__called(struct scheduler *s, uint64_t now_us);
+/* Submits the step after the one in flight if that only goes on with its sequences. */
+void sched__submit_ahead(struct scheduler *s);
+/* q ends with its chunk in flight there: what it computes is for nobody. */
+void sched__drop_ahead(struct scheduler *s, struct sequence *q);
+/* Counts a step that took so long, and learns from it. */
+void sched__account(struct scheduler *s, const struct sched_flight *f, uint64_t spent);
+
 /* scheduler/fair.c: the waiting sequence, not deferred, to admit next; NULL: none. */
 struct sequence *sched__pick_waiting(struct scheduler *s);
 /* The running sequence to preempt for q, of a tenant that has more than q's; NULL: none. q NULL: the one to
@@ -290,16 +319,17 @@ void sched__served(struct scheduler *s, struct sequence *q); /* it has run */
 /* scheduler/plan.c: which sequences run in this step, with how many tokens. */
 void sched__admit(struct scheduler *s, uint64_t now_us);
 void sched__plan(struct scheduler *s, uint64_t now_us);
+/* Whether sched__admit might admit one. */
+bool sched__may_admit(struct scheduler *s);
 void sched__preempt(struct scheduler *s, struct sequence *q);
 bool sched__prefill_ready(const struct sequence *q); /* its next tokens don't wait for an image */
 /* Plans a prefill chunk of about so many tokens for q; returns its length: an image is kept whole if it fits.
  * May preempt, even q. */
 uint32_t sched__prefill_chunk(struct scheduler *s, struct sequence *q, uint32_t tokens);
 
-bool sched__has_room(const struct scheduler *s, const struct sequence *q); /* for its whole history */
-
 /* scheduler/offload.c: what goes to the tiers below the arena, and comes back. No-ops without one. */
-enum status sched__offload_create(struct scheduler *s, struct err *err) KV_MUST_CHECK;
+enum status sched__offload_create(struct scheduler *s, struct feature_cache *features, void (*wake)(void *s),
+                                  struct err *err) KV_MUST_CHECK;
 void sched__offload_destroy(struct scheduler *s); /* before the caches */
 /* Takes what has been read; false: nothing happened. */
 bool sched__offload_take(struct scheduler *s);
@@ -343,6 +373,27 @@ void sched__images_gauges(struct scheduler *s);
 void sched__images_check(const struct scheduler *s);
 void sched__features_passed(struct scheduler *s,
                             struct sequence *q); /* releases images that lie wholly before position */
+
+static inline struct radix_view sched__view(const struct sequence *q)
+{
+    const struct prompt *p = q->req.prompt;
+    return (struct radix_view){.tokens = q->tokens,
+                               .count = q->count,
+                               .spans = p->spans,
+                               .span_count = p->span_count,
+                               .salt = q->req.salt};
+}
+
+/* Whether q may reuse tokens, and how many. Log-probs and the mean of the prompt require computing it; a
+ * resumed sequence may reuse its own. */
+static inline bool sched__cache_reads(const struct scheduler *s, const struct sequence *q, uint32_t *most)
+{
+    bool scores = q->req.sampling->prompt_logprobs != SAMPLING_NO_LOGPROBS;
+    *most = scores && q->scored < q->req.prompt->token_count ? q->scored - 1 : q->count - 1;
+    bool mean = q->req.pooling == POOL_MEAN;
+    if (mean && q->pooled_count < *most) *most = q->pooled_count;
+    return s->cache && (q->resumed || !(q->req.no_cache_read || scores || mean));
+}
 
 static inline uint64_t
 sched__clock(const struct scheduler *s) /* microseconds; monotonic, or virtual in tests */

@@ -25,10 +25,11 @@ enum {
     READY_US = 2000000,    /* a sequence waits so long for the index after the start */
     SLOW_US = 1000000,     /* a load may take this, or SLOW_TIMES what computing would */
     SLOW_TIMES = 2,
-    DRAIN_US = 15000000, /* for writing at the end */
+    DRAIN_MS = 15000, /* for writing at the end */
 };
 /* Until they are measured. */
 static const double LOAD_US_PER_BYTE = 1.0 / 400, COMPUTE_US_PER_TOKEN = 200;
+static const double IMAGE_TOKEN_MORE = 4; /* the tower's share, in tokens */
 static const double LOAD_FIXED_US = 3000; /* of a load, however small; a rate is learnt from larger ones */
 
 struct block_load {
@@ -53,25 +54,22 @@ struct load {
 struct image_load {
     struct image_load *next;
     struct feature_entry *entry; /* NULL: given up */
+    uint8_t salt[32], key[32];
     uint64_t started_us;
     struct tier_read read;
 };
 
 struct offload {
     struct tier *tier;
+    struct feature_cache *features; /* borrowed */
     struct load *loads;
     struct image_load *images;
     double us_per_byte;
     uint64_t started_us;
-    bool warned_off;
 };
 
-static void wake(void *arg)
-{
-    sched_wake(arg);
-}
-
-enum status sched__offload_create(struct scheduler *s, struct err *err)
+enum status sched__offload_create(struct scheduler *s, struct feature_cache *features, void (*wake)(void *s),
+                                  struct err *err)
 {
     struct cache_store *store = NULL;
     if (!s->cache || (!s->opt.disk && !s->opt.host_bytes)) return ST_OK;
@@ -89,7 +87,10 @@ enum status sched__offload_create(struct scheduler *s, struct err *err)
         cache_store_close(store);
         return err_nomem(err, "the cache tier");
     }
-    struct tier_options to = {.store = store, .host_bytes = s->opt.host_bytes, .seed = s->opt.hash_seed};
+    struct tier_options to = {.store = store,
+                              .host_bytes = s->opt.host_bytes,
+                              .seed = s->opt.hash_seed,
+                              .event_sink = s->opt.event_sink};
     enum status st = tier_create(s->engine, &s->caps, &to, &o->tier, err);
     if (st) {
         free(o);
@@ -97,8 +98,9 @@ enum status sched__offload_create(struct scheduler *s, struct err *err)
     }
     o->us_per_byte = LOAD_US_PER_BYTE;
     o->started_us = event_clock_us();
-    radix_set_sink(s->cache, &(struct radix_sink){o->tier, tier_keep});
-    features_set_sink(sched__features(s), tier_keep_features, o->tier);
+    o->features = features;
+    radix_set_sink(s->cache, &(struct radix_sink){o->tier, tier_keep, tier_announce});
+    features_set_sink(features, tier_keep_features, o->tier);
     s->offload = o;
     return ST_OK;
 }
@@ -163,12 +165,12 @@ void sched__offload_destroy(struct scheduler *s)
     struct offload *o = s->offload;
     if (!o) return;
     radix_set_sink(s->cache, &(struct radix_sink){0});
-    features_set_sink(sched__features(s), NULL, NULL);
+    features_set_sink(o->features, NULL, NULL);
     tier_destroy(o->tier); /* from here on nothing writes into the buffers */
     for (struct load *l = o->loads; l; l = l->next)
         if (l->q) give_up(s, l);
     for (struct image_load *l = o->images; l; l = l->next)
-        if (l->entry) features_loaded(sched__features(s), l->entry, NULL, 0);
+        if (l->entry) features_loaded(o->features, l->entry, NULL, 0);
     sweep(o, true);
     free(o);
     s->offload = NULL;
@@ -211,9 +213,12 @@ static bool list_blocks(struct scheduler *s, struct load *l, const struct radix_
 /* Microseconds to compute what l would load. */
 static double compute_us(const struct scheduler *s, const struct load *l)
 {
-    uint32_t n = l->length - l->known;
+    uint32_t n = l->length - l->known, rows = 0;
+    const struct prompt *p = l->q->req.prompt;
+    for (uint32_t i = 0; i < p->span_count && p->spans[i].begin < l->length; i++)
+        if (p->spans[i].image && p->spans[i].end > l->known) rows += p->spans[i].end - p->spans[i].begin;
     double us = s->cost.steps ? step_cost_chunk_us(&s->cost, l->known, n, false) + s->cost.us[STEP_FIXED] : 0;
-    return us > 0 ? us : COMPUTE_US_PER_TOKEN * n;
+    return (us > 0 ? us : COMPUTE_US_PER_TOKEN * n) * (1 + IMAGE_TOKEN_MORE * rows / n);
 }
 
 /* Whether another load will bring more than `known` tokens of q. */
@@ -279,6 +284,25 @@ static void start(struct scheduler *s, struct sequence *q, const struct radix_hi
     ask(s, l);
 }
 
+/* A hit inside a prefix-LM prefix is one only while the cache knows all of that: loads the rest, too. False:
+ * it is not there. */
+static bool make_whole(const struct scheduler *s, const struct radix_view *v, const struct radix_lower *lower,
+                       struct radix_hit *hit)
+{
+    const struct prompt_span *p = v->span_count ? &v->spans[0] : NULL;
+    uint32_t bt = s->caps.block_tokens, end = p && p->rule == SPAN_PREFIX_LM ? p->atomic_end : 0;
+    for (uint32_t g = 0; g < s->paged && hit->length < end; g++) {
+        for (uint32_t i = hit->length / bt; i < (end + bt - 1) / bt; i++) {
+            if (i >= lower->blocks || lower->valid_to[g][i] < ((i + 1) * bt < end ? (i + 1) * bt : end))
+                return false;
+            hit->tables[g].block_offsets[i] = ENGINE_NO_BLOCK;
+            hit->tables[g].end = i + 1;
+        }
+    }
+    if (hit->length < end) hit->length = end;
+    return true;
+}
+
 bool sched__loading(const struct sequence *q)
 {
     return q->load && !q->load->done;
@@ -288,6 +312,7 @@ bool sched__offload_waits(struct scheduler *s, struct sequence *q)
 {
     struct offload *o = s->offload;
     uint32_t most, active = 0;
+    bool ending = false;
     if (sched__loading(q)) return true;
     if (!o || q->loaded || q->alone) return false;
     if (!sched__cache_reads(s, q, &most)) return false;
@@ -299,13 +324,17 @@ bool sched__offload_waits(struct scheduler *s, struct sequence *q)
     uint32_t known = radix_match(s->cache, &v, most, NULL, &hit) ? hit.length : most;
     if (known < most && others_load(s, q, known)) return true;
     bool more = known < most && tier_find(o->tier, &v, &lower) &&
-                radix_match(s->cache, &v, most, &lower, &hit) && hit.length > known;
+                radix_match(s->cache, &v, most, &lower, &hit) && hit.length > known &&
+                make_whole(s, &v, &lower, &hit);
     if (!more) {
         q->loaded = true;
         return false;
     }
-    for (const struct load *l = o->loads; l; l = l->next) active++;
-    if (active >= LOADS_MAX) return true;
+    for (const struct load *l = o->loads; l; l = l->next) {
+        active++;
+        ending |= l->q != NULL; /* others wait for a disk that may hang */
+    }
+    if (active >= LOADS_MAX) return ending;
     start(s, q, &hit, known);
     return q->load != NULL;
 }
@@ -388,8 +417,9 @@ bool sched__offload_take(struct scheduler *s)
     for (struct image_load *l = o->images; l; l = l->next) {
         bool slow = now - l->started_us > SLOW_US, done = l->read.state == TIER_DONE;
         if (!l->entry || (l->read.state == TIER_READING && !slow)) continue;
-        features_loaded(sched__features(s), l->entry, done ? l->read.bytes : NULL, l->read.size);
+        features_loaded(o->features, l->entry, done ? l->read.bytes : NULL, l->read.size);
         s->now.tier_image_loads += done;
+        if (!done) tier_drop_features(o->tier, l->salt, l->key); /* it is encoded */
         l->entry = NULL;
         worked = true;
     }
@@ -426,7 +456,7 @@ bool sched__offload_image(struct scheduler *s, struct feature_entry *f, const ui
 {
     struct offload *o = s->offload;
     const struct tier_record *r = o ? tier_find_features(o->tier, salt, key) : NULL;
-    if (!r || features_find(sched__features(s), salt, key) != f) return false;
+    if (!r || features_find(o->features, salt, key) != f) return false;
     for (const struct image_load *l = o->images; l; l = l->next)
         if (l->entry == f) return true;
     struct image_load *l = calloc(1, sizeof *l);
@@ -434,8 +464,10 @@ bool sched__offload_image(struct scheduler *s, struct feature_entry *f, const ui
     tier_read(o->tier, r, &l->read);
     tier_touch(o->tier, r);
     l->started_us = sched__clock(s);
+    memcpy(l->salt, salt, sizeof l->salt);
+    memcpy(l->key, key, sizeof l->key);
     if (l->read.state != TIER_LOST) {
-        features_load(sched__features(s), f);
+        features_load(o->features, f);
         l->entry = f;
     }
     l->next = o->images;
@@ -465,9 +497,9 @@ void sched__offload_drain(struct scheduler *s)
     struct offload *o = s->offload;
     if (!o || atomic_load(&s->failed)) return;
     uint64_t start = event_clock_us();
-    tier_drain(o->tier, start + DRAIN_US);
+    tier_drain(o->tier, DRAIN_MS);
     radix_keep_all(s->cache);
-    features_keep_all(sched__features(s));
+    features_keep_all(o->features);
     tier_flush(o->tier);
     struct tier_stats st;
     tier_stats(o->tier, &st);

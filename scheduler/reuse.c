@@ -8,27 +8,6 @@
 #include <math.h>
 #include <string.h>
 
-struct radix_view sched__view(const struct sequence *q)
-{
-    const struct prompt *p = q->req.prompt;
-    return (struct radix_view){.tokens = q->tokens,
-                               .count = q->count,
-                               .spans = p->spans,
-                               .span_count = p->span_count,
-                               .salt = q->req.salt};
-}
-
-/* Whether q may reuse tokens, and how many. Log-probs and the mean of the prompt require computing it; a
- * resumed sequence may reuse its own. */
-bool sched__cache_reads(const struct scheduler *s, const struct sequence *q, uint32_t *most)
-{
-    bool scores = q->req.sampling->prompt_logprobs != SAMPLING_NO_LOGPROBS;
-    *most = scores && q->scored < q->req.prompt->token_count ? q->scored - 1 : q->count - 1;
-    bool mean = q->req.pooling == POOL_MEAN;
-    if (mean && q->pooled_count < *most) *most = q->pooled_count;
-    return s->cache && (q->resumed || !(q->req.no_cache_read || scores || mean));
-}
-
 void sched__cache_admitted(struct scheduler *s, struct sequence *q)
 {
     if (q->looked) return; /* resumed after preemption: its own prompt again */
@@ -307,8 +286,8 @@ bool sched__cache_reset_wanted(struct scheduler *s)
     s->reset_cache = s->announce_cache = false;
     pthread_mutex_unlock(&s->lock);
     if (wanted && s->cache) {
+        sched__offload_reset(s); /* before it: then everything is announced */
         radix_reset(s->cache);
-        sched__offload_reset(s);
     }
     if (announce && !wanted && s->cache) radix_announce(s->cache);
     return wanted || announce;

@@ -28,11 +28,13 @@ struct seq_id {
  * `block_tokens` tokens, independent of the cache's own block size. A block identifies all tokens from the
  * beginning of the prompt to its end: its hash covers its parent's hash, its tokens and its images, so
  * servers agree on it. Called on the engine thread; arguments are valid only during the call. */
+enum cache_tier { CACHE_TIER_ARENA = 0, CACHE_TIER_HOST, CACHE_TIER_DISK, CACHE_TIERS };
 struct cache_image {
     uint32_t begin, end; /* positions in the prompt */
     uint8_t key[32];
 };
 struct cache_stored {
+    enum cache_tier tier;   /* where it is; each tier's blocks are stored and removed on their own */
     uint32_t group, window; /* layers with one lifetime rule; 0 = full attention, or recurrent */
     bool recurrent;         /* the state after the last block's end, or up to a block further, is saved */
     uint32_t count;         /* of blocks, each the parent of the next */
@@ -48,7 +50,7 @@ struct kv_event_sink {
     uint32_t block_tokens; /* 0: nobody watches */
     void *arg;
     void (*stored)(void *arg, const struct cache_stored *what);
-    void (*removed)(void *arg, uint32_t group, const uint64_t *hashes, uint32_t count);
+    void (*removed)(void *arg, enum cache_tier tier, uint32_t group, const uint64_t *hashes, uint32_t count);
     /* All earlier events are void. The events that follow, up to the call with `done`, are the whole
      * content. */
     void (*resync)(void *arg, bool done);
@@ -76,8 +78,10 @@ struct sched_options {
     uint32_t (*propose)(void *arg, void *user, const uint32_t *tokens, uint32_t count, uint32_t most,
                         uint32_t *out);
     void *propose_arg;
-    uint32_t draft_max;              /* most draft tokens of one sequence in one step; 0 = none */
-    bool draft_always;               /* always draft_max, not as many as pay */
+    bool no_overlap;    /* a step is submitted when the one before it has ended, also where that isn't
+                           necessary (scheduler/ahead.c) */
+    uint32_t draft_max; /* most draft tokens of one sequence in one step; 0 = none */
+    bool draft_always;  /* always draft_max, not as many as pay */
     struct kv_event_sink event_sink; /* of the prefix cache */
     /* The tiers below the arena; wake is set by the scheduler. NULL: no disk. If it can't be opened, a
      * warning says why, and the scheduler runs without. */
@@ -122,6 +126,7 @@ struct sched_sequence {
                            zero = the shared one */
     bool no_cache_read; /* computes its whole prompt */
     bool no_cache_write;  /* publishes nothing */
+    bool progress;        /* EV_PROGRESS after each step of its prefill */
     uint64_t deadline_us; /* on the clock of sched_step's now_us; 0 = none. After it: END_DEADLINE */
     void *user;           /* returned in events */
 };
@@ -129,10 +134,11 @@ struct sched_sequence {
 enum event_kind {
     EV_PROMPT_SCORES, /* scores of prompt tokens 1.., in order; several events when the prompt is prefilled in
                          chunks */
-    EV_TOKEN,         /* one generated token */
-    EV_IMAGE,         /* needs the pixels of prompt image `index`: reply with sched_supply_image or
-                         sched_refuse_image */
-    EV_END,           /* last event of the sequence */
+    EV_PROGRESS, /* `index` tokens of the prompt are computed or were cached; of sequences with `progress` */
+    EV_TOKEN,    /* one generated token */
+    EV_IMAGE,    /* needs the pixels of prompt image `index`: reply with sched_supply_image or
+                    sched_refuse_image */
+    EV_END,      /* last event of the sequence */
 };
 /* Why reuse of a prompt ended where it did. */
 enum cache_stop {
@@ -148,7 +154,6 @@ enum cache_stop {
     CACHE_STOP_PROMPT,   /* the prompt is prefilled whole (prefix-LM), and no cached one equals it */
     CACHE_STOP_DISABLED, /* the cache is off, or the request computes its prompt (log-probs of the prompt) */
 };
-enum cache_tier { CACHE_TIER_ARENA = 0, CACHE_TIER_HOST, CACHE_TIER_DISK, CACHE_TIERS };
 struct sched_cache_info {
     uint32_t reused;      /* prompt tokens whose KV came from the cache */
     uint32_t loaded;      /* of which so many were loaded from a lower tier for this request */
@@ -171,7 +176,7 @@ struct sched_event {
     uint32_t stop_id;   /* EV_END with END_STOP_TOKEN or END_STOP_EOS */
     uint32_t generated; /* EV_END */
     double *pooled;     /* EV_END with pooling, and END_LENGTH: [hidden_size]; malloc'd, the consumer frees */
-    struct sched_cache_info cache;  /* EV_END and EV_TOKEN: of the first admission */
+    struct sched_cache_info cache;  /* EV_END, EV_PROGRESS and EV_TOKEN: of the first admission */
     uint32_t proposed, accepted;    /* EV_END and EV_TOKEN: draft tokens verified so far; of which accepted */
     uint64_t queued_us, prefill_us; /* EV_END: time waiting, time from admission to the first token */
     char message[160];              /* EV_END with END_ERROR */

@@ -4,7 +4,7 @@
 set -eu
 need="gcc make pkg-config libmicrohttpd-dev libuv1-dev libjansson-dev libjpeg-dev libwebp-dev libsodium-dev"
 need="$need libutf8proc-dev zlib1g-dev libgif-dev libstb-dev libcmocka-dev libzmq3-dev"
-need="$need libmsgpack-dev libcurl4-openssl-dev ca-certificates curl"
+need="$need libmsgpack-dev libcurl4-openssl-dev libwslay-dev libmd-dev libgnutls28-dev ca-certificates curl"
 [ "${1:-}" = "--test" ] &&
     need="$need python3 python3-venv python3-yaml g++ haproxy nginx clang-format chromium"
 missing=""

@@ -172,7 +172,7 @@ if [ "$quick" -eq 0 ]; then
         make --no-print-directory CONFIG=asan test
     suite_start "asan cuda emulated" make --no-print-directory CONFIG=asan test-cuda-host
     for t in test_api test_hostile test_connections test_cache test_images test_tools test_paligemma \
-        test_structured; do
+        test_structured test_websocket; do
         suite_start "asan api $t" api $t build/asan/kvasir
     done
     suite_start "fuzzers" scripts/fuzz.sh --replay

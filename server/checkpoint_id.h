@@ -1,5 +1,5 @@
-/* What a checkpoint contains, as a hash of all its files: cached KV on disk belongs to these weights, wherever
- * they lie. Files that are known by their inode, size and times are not read again. Any thread. */
+/* What a checkpoint contains, as a hash of all its files: cached KV on disk belongs to these weights,
+ * wherever they lie. Files that are known by their inode, size and times are not read again. Any thread. */
 #ifndef KVASIR_CHECKPOINT_ID_H
 #define KVASIR_CHECKPOINT_ID_H
 

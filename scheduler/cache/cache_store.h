@@ -20,7 +20,6 @@
 
 #include "scheduler/cache/record_file.h"
 
-
 struct cache_store;
 
 struct store_record {

@@ -97,6 +97,11 @@ enum status radix_create(const struct engine_caps *caps, struct kv_blocks *block
 void radix_destroy(struct radix_cache *c); /* releases every block */
 /* From now on w receives what is stored and removed. Call once, while the cache is empty. Copies w. */
 void radix_set_event_sink(struct radix_cache *c, const struct kv_event_sink *w);
+/* The name of a block of items [a, b) in events: tokens[0] is that at a, the first span touches the block.
+ * The parent of a prompt's first block is its salt's hash. */
+uint64_t radix_block_hash(const uint32_t *tokens, const struct prompt_span *spans, uint32_t span_count,
+                          uint32_t a, uint32_t b, uint64_t parent);
+uint64_t radix_salt_hash(const uint8_t salt[32]);
 /* Sends everything to w again. Without an event sink: nothing. */
 void radix_announce(struct radix_cache *c);
 
@@ -144,6 +149,7 @@ struct radix_run {
 struct radix_sink {
     void *arg;
     void (*keep)(void *arg, const struct radix_view *path, const struct radix_run runs[ENGINE_GROUPS_MAX]);
+    void (*announce)(void *arg); /* its part of radix_announce; may be NULL */
 };
 void radix_set_sink(struct radix_cache *c, const struct radix_sink *sink);
 /* Gives everything to the sink, the most recently used first, and keeps it. */

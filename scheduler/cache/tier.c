@@ -2,8 +2,6 @@
 #include "scheduler/cache/tier_internal.h"
 
 #include "config/base/assert.h"
-#include "scheduler/event_queue.h"
-
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,6 +20,7 @@ enum status tier_create(struct engine *e, const struct engine_caps *caps, const 
     t->opt = *opt;
     t->bt = caps->block_tokens;
     t->ready = t->off = !opt->store;
+    t->events = opt->event_sink.block_tokens == t->bt;
     t->state_group = TIER_NO_GROUP;
     if (caps->groups[caps->group_count - 1].recurrent) t->state_group = caps->group_count - 1;
     enum status st = tier__index_create(t, err);
@@ -115,20 +114,29 @@ static void shrink_host(struct tier *t, uint64_t most)
     while (t->stats.host_bytes > most) {
         struct tier_record *r = t->host_head;
         void *host = r->host;
+        tier__event(t, r, false);
         tier__host_remove(t, r);
         if (r->id || t->off) free(host);
         else to_disk(t, r, host);
+        tier__event(t, r, true);
         if (!r->id) tier__record_free(t, r);
     }
 }
 
 /* ---- keeping what is evicted ---- */
 
+/* Waits for the disk for a while. */
+static bool flush(struct tier *t)
+{
+    if (cache_store_flush(t->opt.store, FLUSH_MS)) return true;
+    t->drain_ms -= t->drain_ms < FLUSH_MS ? t->drain_ms : FLUSH_MS;
+    return false;
+}
+
 /* Room for one more copy; while draining, waits for it. */
 static bool has_room(struct tier *t)
 {
-    while (t->full && t->deadline && event_clock_us() < t->deadline)
-        t->full = !cache_store_flush(t->opt.store, FLUSH_MS);
+    while (t->full && t->drain_ms) t->full = !flush(t);
     return t->opt.host_bytes || (!t->full && !t->off);
 }
 
@@ -138,19 +146,31 @@ static void keep(struct tier *t, struct tier_record *r, void *copy)
     t->stats.written_blocks++;
     if (t->opt.host_bytes) {
         tier__host_add(t, r, copy);
-        shrink_host(t, t->deadline ? 0 : t->opt.host_bytes);
+        tier__event(t, r, true);
+        shrink_host(t, t->drain_ms ? 0 : t->opt.host_bytes);
         return;
     }
     to_disk(t, r, copy);
+    tier__event(t, r, true);
     if (r->id) return;
     t->stats.written_blocks--;
     t->stats.dropped_blocks++;
     tier__record_free(t, r);
 }
 
+/* Whether another path has the block of a partly filled node as the beginning of its own. */
+static bool covered(const struct tier_node *n, uint32_t g)
+{
+    uint32_t count = n->items->end - n->items->start, seen = 0;
+    for (const struct tier_node *k = n->parent->child; k && seen < TIER_SIBLINGS_MAX; k = k->next, seen++)
+        if (k != n && k->data[g] && tier__common(k->items, n->items) == count) return true;
+    return false;
+}
+
 static void keep_block(struct tier *t, struct tier_node *n, uint32_t g, uint32_t block_offset)
 {
-    if (n->data[g]) return;
+    bool whole = n->items->end - n->items->start == t->bt;
+    if (n->data[g] || (!whole && g != t->state_group && covered(n, g))) return;
     uint64_t bytes = t->caps.groups[g].block_bytes;
     void *copy = has_room(t) ? malloc(bytes) : NULL;
     struct tier_record *r = copy ? tier__record_create(t, n, g, bytes) : NULL;
@@ -221,17 +241,17 @@ void tier_keep_features(void *tier, const uint8_t salt[32], const uint8_t key[32
     keep(t, r, copy);
 }
 
-void tier_drain(struct tier *t, uint64_t deadline)
+void tier_drain(struct tier *t, uint32_t ms)
 {
-    t->deadline = deadline;
+    t->drain_ms = ms;
 }
 
 void tier_flush(struct tier *t)
 {
-    uint64_t now = event_clock_us();
     if (t->off) return;
     shrink_host(t, 0);
-    if (t->deadline > now) (void)cache_store_flush(t->opt.store, (uint32_t)((t->deadline - now) / 1000) + 1);
+    while (t->drain_ms && !flush(t)) {
+    }
 }
 
 void tier_reset(struct tier *t)
@@ -261,9 +281,68 @@ void tier_read(struct tier *t, const struct tier_record *record, struct tier_rea
     if (!cache_store_get(t->opt.store, record->id, r->bytes, record->bytes, r)) r->state = TIER_LOST;
 }
 
+void tier_drop_features(struct tier *t, const uint8_t salt[32], const uint8_t key[32])
+{
+    struct tier_record *r = tier_find_features(t, salt, key);
+    if (!r) return;
+    if (r->id) cache_store_drop(t->opt.store, r->id);
+    tier__record_free(t, r);
+}
+
 void tier_touch(struct tier *t, const struct tier_record *record)
 {
     if (record->id) cache_store_touch(t->opt.store, record->id);
+}
+
+/* ---- events for routers ---- */
+
+void tier__event(const struct tier *t, const struct tier_record *r, bool there)
+{
+    const struct tier_node *n = r->node;
+    const struct kv_event_sink *w = &t->opt.event_sink;
+    if (!t->events || !n || (!r->id && !r->host) || r->group == TIER_NO_GROUP || r->group == t->state_group ||
+        n->items->end - n->items->start < t->bt)
+        return;
+    enum cache_tier tier = r->host ? CACHE_TIER_HOST : CACHE_TIER_DISK;
+    if (!there) {
+        w->removed(w->arg, tier, r->group, &n->block_hash, 1);
+        return;
+    }
+    struct cache_image images[n->items->span_count + 1];
+    for (uint32_t i = 0; i < n->items->span_count; i++) {
+        const struct tier_span *s = tier__spans(n->items) + i;
+        images[i] = (struct cache_image){.begin = s->begin, .end = s->end};
+        memcpy(images[i].key, s->key, sizeof s->key);
+    }
+    w->stored(w->arg, &(struct cache_stored){.tier = tier,
+                                             .group = r->group,
+                                             .window = t->caps.groups[r->group].window,
+                                             .count = 1,
+                                             .first = n->items->start,
+                                             .parent = n->parent->block_hash,
+                                             .hashes = &n->block_hash,
+                                             .tokens = tier__tokens(n->items),
+                                             .images = images,
+                                             .image_count = n->items->span_count,
+                                             .salt = n->root->salt});
+}
+
+/* Parents come before their children. */
+static const struct tier_node *next_node(const struct tier_node *n)
+{
+    if (n->child) return n->child;
+    while (n->parent && !n->next) n = n->parent;
+    return n->next;
+}
+
+void tier_announce(void *tier)
+{
+    const struct tier *t = tier;
+    for (uint64_t i = 0; i < t->buckets && t->events; i++)
+        for (const struct tier_node *root = t->nodes[i]; root; root = root->chain)
+            for (const struct tier_node *n = root->parent ? NULL : root; n; n = next_node(n))
+                for (uint32_t g = 0; g < t->caps.group_count; g++)
+                    if (n->data[g]) tier__event(t, n->data[g], true);
 }
 
 /* ---- the store's events ---- */
@@ -319,11 +398,13 @@ static void found(struct tier *t, const struct store_record *r)
         made = found_block(t, r, it);
     }
     if (made) tier__record_id(t, made, r->id);
+    if (made) tier__event(t, made, true);
     else cache_store_drop(t->opt.store, r->id);
 }
 
 static void gone(struct tier *t, struct tier_record *r)
 {
+    if (!r->host) tier__event(t, r, false);
     tier__record_id(t, r, 0);
     if (r->node && r->node->name == r) r->node->name = NULL;
     if (!r->host) tier__record_free(t, r);

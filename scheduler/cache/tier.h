@@ -21,9 +21,10 @@ struct cache_store;
 struct tier_record; /* one block, state or image below the arena */
 
 struct tier_options {
-    struct cache_store *store; /* taken, also on an error; NULL: host memory only */
-    uint64_t host_bytes;       /* of host memory above the disk; 0: none */
-    uint64_t seed;             /* of hash functions */
+    struct cache_store *store;       /* taken, also on an error; NULL: host memory only */
+    uint64_t host_bytes;             /* of host memory above the disk; 0: none */
+    uint64_t seed;                   /* of hash functions */
+    struct kv_event_sink event_sink; /* gets whole blocks, if its blocks have the cache's size */
 };
 
 enum status tier_create(struct engine *e, const struct engine_caps *caps, const struct tier_options *opt,
@@ -37,9 +38,10 @@ bool tier_ready(const struct tier *t); /* all that earlier processes left is kno
 void tier_keep(void *tier, const struct radix_view *path, const struct radix_run runs[ENGINE_GROUPS_MAX]);
 void tier_keep_features(void *tier, const uint8_t salt[32], const uint8_t key[32],
                         const struct engine_features *f);
-/* From now on a copy waits for room until `deadline` (event_clock_us): for what is written at the end. */
-void tier_drain(struct tier *t, uint64_t deadline);
-void tier_flush(struct tier *t); /* all to the disk, until the deadline */
+/* From now on copies wait for room, `ms` in all: for what is written at the end. */
+void tier_drain(struct tier *t, uint32_t ms);
+void tier_announce(void *tier);  /* a radix_sink's announce */
+void tier_flush(struct tier *t); /* all to the disk, in the time that is left */
 void tier_reset(struct tier *t); /* forgets and deletes everything */
 
 /* ---- reading ---- */
@@ -48,6 +50,7 @@ bool tier_find(struct tier *t, const struct radix_view *v, struct radix_lower *l
 /* Of the last tier_find: the record of block `index`, or of the state at position `index`. */
 struct tier_record *tier_found(struct tier *t, uint32_t group, uint32_t index);
 struct tier_record *tier_find_features(struct tier *t, const uint8_t salt[32], const uint8_t key[32]);
+void tier_drop_features(struct tier *t, const uint8_t salt[32], const uint8_t key[32]); /* if there are any */
 
 /* One record on its way into host memory. */
 struct tier_read {

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { BUCKETS_FIRST = 1024, SIBLINGS_MAX = 64 /* looked at for an equal beginning, the latest first */ };
+enum { BUCKETS_FIRST = 1024 };
 
 enum status tier__index_create(struct tier *t, struct err *err)
 {
@@ -28,21 +28,35 @@ uint32_t tier__items_bytes(uint32_t start, uint32_t end, uint32_t span_count)
                       span_count * sizeof(struct tier_span));
 }
 
-static uint32_t *tokens_of(const struct tier_items *it)
+uint32_t *tier__tokens(const struct tier_items *it)
 {
     return (uint32_t *)(it + 1);
 }
 
-static struct tier_span *spans_of(const struct tier_items *it)
+struct tier_span *tier__spans(const struct tier_items *it)
 {
-    return (struct tier_span *)(tokens_of(it) + (it->end - it->start + 1) / 2 * 2);
+    return (struct tier_span *)(tier__tokens(it) + (it->end - it->start + 1) / 2 * 2);
+}
+
+uint64_t tier__block_hash(const struct tier_node *n)
+{
+    const struct tier_items *it = n->items;
+    struct prompt_span spans[it->span_count + 1];
+    for (uint32_t i = 0; i < it->span_count; i++) {
+        const struct tier_span *s = tier__spans(it) + i;
+        spans[i] = (struct prompt_span){
+            .begin = s->begin, .mrope_delta = s->mrope_delta, .grid = {s->t, s->h, s->w, s->seconds}};
+        memcpy(spans[i].key, s->key, sizeof s->key);
+    }
+    return radix_block_hash(tier__tokens(it), spans, it->span_count, it->start, it->end,
+                            n->parent->block_hash);
 }
 
 bool tier__spans_valid(const struct tier_items *it)
 {
     uint32_t from = 0;
     for (uint32_t i = 0; i < it->span_count; i++) {
-        const struct tier_span *s = spans_of(it) + i;
+        const struct tier_span *s = tier__spans(it) + i;
         if (s->begin < from || s->end <= s->begin || s->begin >= it->end || s->end <= it->start) return false;
         from = s->end;
     }
@@ -70,12 +84,10 @@ void tier__encode(struct tier *t, const struct radix_view *v, uint32_t start, ui
     t->scratch_bytes = tier__items_bytes(start, end, m - first);
     memset(it, 0, t->scratch_bytes);
     *it = (struct tier_items){TIER_NO_GROUP, start, end, m - first};
-    memcpy(tokens_of(it), v->tokens + start, (end - start) * sizeof(uint32_t));
+    memcpy(tier__tokens(it), v->tokens + start, (end - start) * sizeof(uint32_t));
     for (uint32_t i = first; i < m; i++) {
         const struct prompt_span *p = &v->spans[i];
-        uint32_t from = p->begin > start ? p->begin : start, to = p->end < end ? p->end : end;
-        memset(tokens_of(it) + (from - start), 0, (to - from) * sizeof(uint32_t));
-        struct tier_span *s = spans_of(it) + (i - first);
+        struct tier_span *s = tier__spans(it) + (i - first);
         *s = (struct tier_span){.begin = p->begin,
                                 .end = p->end,
                                 .atomic_end = p->rule == SPAN_PREFIX_LM ? p->atomic_end : 0,
@@ -88,15 +100,14 @@ void tier__encode(struct tier *t, const struct radix_view *v, uint32_t start, ui
     }
 }
 
-/* How many leading items of two blocks with the same start are equal. */
-static uint32_t common(const struct tier_items *a, const struct tier_items *b)
+uint32_t tier__common(const struct tier_items *a, const struct tier_items *b)
 {
     uint32_t n = (a->end < b->end ? a->end : b->end) - a->start, i = 0;
-    const uint32_t *x = tokens_of(a), *y = tokens_of(b);
+    const uint32_t *x = tier__tokens(a), *y = tier__tokens(b);
     while (i < n && x[i] == y[i]) i++;
     for (uint32_t m = 0; m < a->span_count || m < b->span_count; m++) {
-        const struct tier_span *s = m < a->span_count ? spans_of(a) + m : NULL,
-                               *u = m < b->span_count ? spans_of(b) + m : NULL;
+        const struct tier_span *s = m < a->span_count ? tier__spans(a) + m : NULL,
+                               *u = m < b->span_count ? tier__spans(b) + m : NULL;
         if (s && u && memcmp(s, u, sizeof *s) == 0) continue;
         uint32_t begin = s && (!u || s->begin < u->begin) ? s->begin : u->begin,
                  equal = begin > a->start ? begin - a->start : 0;
@@ -195,7 +206,10 @@ struct tier_node *tier__root(struct tier *t, const uint8_t salt[32], bool create
     uint64_t h = salt_hash(t, salt);
     struct tier_node *n = t->nodes[h & (t->buckets - 1)];
     while (n && (n->parent || memcmp(n->salt, salt, sizeof n->salt) != 0)) n = n->chain;
-    if (!n && create && (n = node_add(t, NULL, h))) memcpy(n->salt, salt, sizeof n->salt);
+    if (!n && create && (n = node_add(t, NULL, h))) {
+        memcpy(n->salt, salt, sizeof n->salt);
+        n->block_hash = radix_salt_hash(salt);
+    }
     return n;
 }
 
@@ -220,6 +234,7 @@ struct tier_node *tier__child_create(struct tier *t, struct tier_node *n, struct
     }
     k->items = items;
     k->items_bytes = bytes;
+    if (t->events && items->end - items->start == t->bt) k->block_hash = tier__block_hash(k);
     return k;
 }
 
@@ -346,6 +361,7 @@ static bool useless(const struct tier_node *n)
 void tier__record_free(struct tier *t, struct tier_record *r)
 {
     struct tier_node *n = r->node;
+    tier__event(t, r, false);
     if (n && n->name == r) n->name = NULL;
     if (n && r->group != TIER_NO_GROUP) n->data[r->group] = NULL;
     record_unlink(t, r);
@@ -425,7 +441,7 @@ void tier__index_destroy(struct tier *t)
 static bool found_reserve(struct tier *t, uint32_t blocks)
 {
     if (blocks <= t->found.cap) return true;
-    uint32_t cap = 2 * blocks + SIBLINGS_MAX;
+    uint32_t cap = 2 * blocks + TIER_SIBLINGS_MAX;
     for (uint32_t g = 0; g < t->caps.group_count; g++) {
         uint32_t *v = realloc(t->found.lower.valid_to[g], cap * sizeof *v);
         if (v) t->found.lower.valid_to[g] = v;
@@ -489,8 +505,8 @@ bool tier_find(struct tier *t, const struct radix_view *v, struct radix_lower *l
         uint32_t end = count - start < t->bt ? count : start + t->bt, seen = 0;
         tier__encode(t, v, start, end);
         struct tier_node *whole = end - start == t->bt ? tier__child(t, n) : NULL;
-        for (struct tier_node *k = n->child; k && seen < SIBLINGS_MAX; k = k->next, seen++)
-            if (k != whole) add_node(t, k, common(k->items, t->scratch));
+        for (struct tier_node *k = n->child; k && seen < TIER_SIBLINGS_MAX; k = k->next, seen++)
+            if (k != whole) add_node(t, k, tier__common(k->items, t->scratch));
         if (whole) add_node(t, whole, t->bt);
         n = whole;
     }

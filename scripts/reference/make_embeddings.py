@@ -15,7 +15,8 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "tests" / "golden"
 OUT = GOLDEN / "embeddings"
-TEXTS = ["a", "The cat sat on the mat.", "Zwei Wörter, 3 Zahlen: 1 2 3", "x" * 70, "one two three four five " * 9]
+TEXTS = ["a", "The cat sat on the mat.", "Zwei Wörter, 3 Zahlen: 1 2 3", "x" * 70,
+         "one two three four five " * 9]
 
 
 def checkpoint(name, source, pooling, normalize, end):
@@ -44,13 +45,15 @@ def checkpoint(name, source, pooling, normalize, end):
                  "special_tokens": {"<|endoftext|>": {"id": "<|endoftext|>", "ids": [eos["id"]],
                                                       "tokens": ["<|endoftext|>"]}}}]}
         (out / "tokenizer.json").write_text(json.dumps(t, ensure_ascii=False))
-    modules = [("", "Transformer"), ("1_Pooling", "Pooling")] + ([("2_Normalize", "Normalize")] if normalize else [])
+    modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
+    modules += [("2_Normalize", "Normalize")] if normalize else []
     (out / "modules.json").write_text(json.dumps(
         [{"idx": i, "name": str(i), "path": p, "type": f"sentence_transformers.models.{t}"}
          for i, (p, t) in enumerate(modules)], indent=2))
     (out / "1_Pooling" / "config.json").write_text(json.dumps(
         {"word_embedding_dimension": 32, "pooling_mode_cls_token": False,
-         "pooling_mode_mean_tokens": pooling == "mean", "pooling_mode_lasttoken": pooling == "last"}, indent=2))
+         "pooling_mode_mean_tokens": pooling == "mean",
+         "pooling_mode_lasttoken": pooling == "last"}, indent=2))
     prompts = {"query": "Instruct: find\nQuery:", "document": ""} if end else {}
     (out / "config_sentence_transformers.json").write_text(json.dumps(
         {"prompts": prompts, "default_prompt_name": None, "similarity_fn_name": "cosine"}, indent=2))
@@ -71,8 +74,9 @@ def scores():
     source = GOLDEN / "qwen" / "qwen3_f32"
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     tok = AutoTokenizer.from_pretrained(source)
-    prefix = ("<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the "
-              "Instruct provided. Note that the answer can only be \"yes\" or \"no\".<|im_end|>\n<|im_start|>user\n")
+    prefix = ("<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
+              "the Instruct provided. Note that the answer can only be \"yes\" or \"no\".<|im_end|>\n"
+              "<|im_start|>user\n")
     suffix = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
     instruction = "Given a web search query, retrieve relevant passages that answer the query"
     query, documents, yes, no = "where is the cat", ["on the mat", "12 bars", "Zwei Wörter"], 65, 70

@@ -91,7 +91,7 @@ struct gen_params {
     int64_t priority;
     uint64_t tenant;  /* hash of API key and `user`; 0 = unknown */
     uint8_t salt[32]; /* gen_salt */
-    bool return_cache_info, timings;
+    bool return_cache_info, timings, progress;
     enum tool_call_syntax
         calls; /* chat: tools are offered, and the output is parsed for calls in this syntax */
     struct tool_types *tool_types; /* owned; NULL if the syntax needs none */
@@ -160,7 +160,8 @@ struct choice_shown {
 };
 struct gen_shown {
     bool head, prompt_ids;
-    uint32_t finishes; /* choices whose finish_reason is sent */
+    const struct sched_event *progress; /* for the chunk that is being written */
+    uint32_t finishes;                  /* choices whose finish_reason is sent */
 };
 
 /* One choice: sample j of prompt i is choice i * n + j. */
@@ -395,6 +396,7 @@ struct gen_usage gen_usage(const struct gen *g);
 void gen_cache_info(struct json_writer *o, const struct gen *g);
 void gen_event_end(struct json_writer *o, struct gen *g); /* closes the event's object */
 void gen_stream_token(struct choice *c);                  /* before each token: one chunk per step */
-void gen_stream_write(struct gen *g);                     /* chunks of all that is new, and the end */
+void gen_stream_progress(struct choice *c, const struct sched_event *ev); /* a chunk without text */
+void gen_stream_write(struct gen *g); /* chunks of all that is new, and the end */
 
 #endif

@@ -33,6 +33,16 @@ static void account_choice(struct choice *c)
     response_account(&c->gen->r->response, &c->accounted, bytes);
 }
 
+static void gen_tokens(const struct gen *g, struct request_tokens *out)
+{
+    struct gen_usage u = gen_usage(g);
+    *out = (struct request_tokens){.prompt = u.prompt, .cached = u.cached, .completion = u.completion};
+    for (uint32_t i = 0; i < g->choice_count; i++) {
+        uint64_t first = g->choices[i].first_us;
+        if (first && (!out->first_us || first < out->first_us)) out->first_us = first;
+    }
+}
+
 void gen_free(struct gen *g)
 {
     g->r->srv->load--;
@@ -114,6 +124,7 @@ void gen_start(struct request *r, enum gen_kind kind, const struct dialect *dial
     r->gen = g;
     r->gen_cancel = gen_cancel;
     r->gen_free = gen_free;
+    r->gen_tokens = gen_tokens;
     r->srv->load++;
     request_work(r, job, job_ended);
 }
@@ -238,13 +249,22 @@ static void cache_seen(struct choice *c, const struct sched_event *ev)
     p->cached_tokens = ev->cache.reused;
 }
 
+static void on_progress(struct choice *c, const struct sched_event *ev, struct gen **touched)
+{
+    struct gen *g = c->gen;
+    if (c->finish != FIN_NONE || g->failed || g->r->cancelled || !g->r->http.mhd) return;
+    cache_seen(c, ev);
+    gen_stream_progress(c, ev);
+    touch(g, touched);
+}
+
 static void on_token(struct choice *c, const struct sched_event *ev, struct gen **touched)
 {
     struct gen *g = c->gen;
     struct request *r = g->r;
     if (c->finish != FIN_NONE || g->failed || r->cancelled)
-        return; /* text after a stop string, or the client has disconnected */
-    uint64_t now = now_us();
+        return;                   /* text after a stop string, or the client has disconnected */
+    uint64_t now = ev->pushed_us; /* tokens of several steps may come together */
     if (!c->first_us) {
         c->first_us = now;
         metrics_first_token(r->srv->metrics, (double)(now - r->http.arrived_us) * 1e-6);
@@ -383,6 +403,7 @@ void gen_events(struct server *s)
         struct choice *c = ev.user;
         struct request *r = c->gen->r;
         switch (ev.kind) {
+        case EV_PROGRESS: on_progress(c, &ev, &touched); break;
         case EV_TOKEN: on_token(c, &ev, &touched); break;
         case EV_PROMPT_SCORES: on_scores(c, &ev); break;
         case EV_IMAGE: gen_image_wanted(c, &ev); break;
@@ -549,6 +570,7 @@ void gen_submit(struct request *r)
             .priority = r->http.may_precede ? g->p.priority : 0,
             .rank = r->http.may_precede ? 0 : g->p.priority,
             .tenant = g->p.tenant,
+            .progress = g->p.progress && g->p.stream && !g->dialect && c->index % g->p.n == 0,
             .no_cache_read = c->sampling.prompt_logprobs != SAMPLING_NO_LOGPROBS,
             .deadline_us =
                 s->opt->request_timeout ? r->http.arrived_us + s->opt->request_timeout * 1000000u : 0,

@@ -55,7 +55,8 @@ def variant(name):
             for status, answer in pool.map(lambda _: ask(input=texts), range(6)):
                 check.equal(f"{name} bits", vectors(answer), [alone[i] for i in plain])
         ids = [cases[i]["ids"] for i in plain]
-        check.equal(f"{name} ids", vectors(ask(input=ids, add_special_tokens=False)[1]), [alone[i] for i in plain])
+        got = vectors(ask(input=ids, add_special_tokens=False)[1])
+        check.equal(f"{name} ids", got, [alone[i] for i in plain])
         packed = ask(input=texts[1], encoding_format="base64")[1]["data"][0]["embedding"]
         count = f"<{len(alone[0])}f"
         check.equal(f"{name} base64", base64.b64decode(packed), struct.pack(count, *alone[1]))

@@ -190,7 +190,7 @@ struct totals { /* counters first: add_totals goes over them */
         feature_hits;
     uint64_t evictions, evicted_blocks, preemptions, cancelled, expired, refused, images_asked, instances,
         inside, grids, drafted, accepted, looked_up, whole, constrained, masks_late, masks_failed;
-    uint64_t restarts, loads, loaded_tokens, loads_failed, image_loads, written;
+    uint64_t restarts, loads, loaded_tokens, loads_failed, image_loads, written, announced;
     uint64_t stops[CACHE_STOP_DISABLED + 1];
     uint64_t differences;
     double seconds;
@@ -826,6 +826,49 @@ static void answer_and_cancel(struct run *r)
     }
 }
 
+/* ---- what a router is told: nothing is stored twice, or removed without being stored ---- */
+
+enum { MIRROR = 1 << 16 };
+static uint64_t mirror[CACHE_TIERS][MIRROR]; /* hashes of (group, block), each at its place; 0: none */
+
+/* Its place; bit 0: it is stored. */
+static uint64_t *mirror_find(enum cache_tier tier, uint32_t group, uint64_t hash)
+{
+    uint64_t key = mix(hash + group) | 2, i = key >> 20;
+    while (mirror[tier][i % MIRROR] && (mirror[tier][i % MIRROR] | 1) != (key | 1)) i++;
+    if (!mirror[tier][i % MIRROR]) mirror[tier][i % MIRROR] = key & ~(uint64_t)1;
+    return &mirror[tier][i % MIRROR];
+}
+
+static void on_stored(void *arg, const struct cache_stored *what)
+{
+    struct run *r = arg;
+    r->t.announced += what->tier == CACHE_TIER_DISK;
+    if (what->recurrent) return; /* two states may have one block before them */
+    for (uint32_t i = 0; i < what->count; i++) {
+        uint64_t *at = mirror_find(what->tier, what->group, what->hashes[i]);
+        if (*at & 1) fail_msg("tier %d: a block is stored twice", what->tier);
+        *at |= 1;
+    }
+}
+
+static void on_removed(void *arg, enum cache_tier tier, uint32_t group, const uint64_t *hashes,
+                       uint32_t count)
+{
+    const struct run *r = arg;
+    for (uint32_t i = 0; i < count && !r->caps.groups[group].recurrent; i++) {
+        uint64_t *at = mirror_find(tier, group, hashes[i]);
+        if (!(*at & 1)) fail_msg("tier %d: a block is removed that was not stored", tier);
+        *at &= ~(uint64_t)1;
+    }
+}
+
+static void on_resync(void *arg, bool done)
+{
+    (void)arg;
+    if (!done) memset(mirror, 0, sizeof mirror);
+}
+
 /* ---- the tiers below the arena: restarts with and without a drain, damaged records ---- */
 
 /* What a scheduler has done, at its end. */
@@ -885,6 +928,7 @@ static void restart(struct run *r)
         memset(r->requests[i].answer_at, 0, sizeof r->requests[i].answer_at);
     if (chance(30)) nftw(r->dir, damage_file, 8, FTW_PHYS);
     r->opt.disk = &r->disk;
+    memset(mirror, 0, sizeof mirror);
     if (sched_create(r->warm, &r->opt, &r->s, &err)) fail_msg("%s", err.msg);
     r->t.restarts++;
     r->restart_at = r->request_count + 1 + rnd(20);
@@ -900,6 +944,7 @@ static void run_requests(struct run *r)
         answer_and_cancel(r);
         if (chance(1) && chance(30)) sched_reset_prefix_cache(r->s);
         if (chance(1) && chance(30)) sched_reset_features(r->s);
+        if (r->disk.dir && chance(1)) sched_announce_cache(r->s);
         if (!sched_step(r->s, r->now_us) && r->disk.dir) usleep(50);
         poll_events(r);
         if (r->disk.dir && r->live == 0 && r->request_count >= r->restart_at) restart(r);
@@ -1030,6 +1075,12 @@ static void open_warm(struct run *r)
         r->disk = (struct cache_store_options){.dir = mkdtemp(r->dir), .bytes_max = sizes[rnd(3)]};
         assert_non_null(r->disk.dir);
         opt.load_always = true;
+        memset(mirror, 0, sizeof mirror);
+        opt.event_sink = (struct kv_event_sink){.block_tokens = r->caps.block_tokens,
+                                                .arg = r,
+                                                .stored = on_stored,
+                                                .removed = on_removed,
+                                                .resync = on_resync};
         opt.host_bytes = chance(50) ? 1 + rnd(300000) : 0;
     }
     uint32_t sequences = chance(20) ? 2 : 3 + rnd(12), threads = 1 + chance(15);
@@ -1220,7 +1271,7 @@ static void check_not_vacuous(const char *name, const struct totals *t)
         fail_msg("%s: no evictions, preemptions or cancels", name);
     if (!t->constrained || !t->masks_late || !t->masks_failed) fail_msg("%s: no masks came late", name);
     if (!t->accepted || t->drafted == t->accepted) fail_msg("%s: no draft tokens of both kinds", name);
-    if (!t->loads || !t->loads_failed || !t->restarts || !t->written)
+    if (!t->loads || !t->loads_failed || !t->restarts || !t->written || !t->announced)
         fail_msg("%s: nothing came from the disk, or nothing was damaged", name);
     if (t->grids >= 500 && !t->inside) fail_msg("%s: no hit ends inside an image", name);
     if (t->images &&
@@ -1263,11 +1314,12 @@ static uint64_t fuzz(const struct options *o, bool print, uint32_t *last)
                "seed %llu. Where reuse ended:",
                set_count, (unsigned long long)o->seed);
         for (uint32_t i = 0; i <= CACHE_STOP_DISABLED; i++) printf(" %llu", (unsigned long long)all.stops[i]);
-        printf(
-            "\n%llu restarts; %llu loads of %llu tokens, %llu given up, %llu of images; %llu blocks written",
-            (unsigned long long)all.restarts, (unsigned long long)all.loads,
-            (unsigned long long)all.loaded_tokens, (unsigned long long)all.loads_failed,
-            (unsigned long long)all.image_loads, (unsigned long long)all.written);
+        printf("\n%llu restarts; %llu loads of %llu tokens, %llu given up, %llu of images; %llu blocks "
+               "written, %llu announced",
+               (unsigned long long)all.restarts, (unsigned long long)all.loads,
+               (unsigned long long)all.loaded_tokens, (unsigned long long)all.loads_failed,
+               (unsigned long long)all.image_loads, (unsigned long long)all.written,
+               (unsigned long long)all.announced);
         printf("\n%llu constrained, %llu masks late, %llu failed; %llu tokens drafted, %llu rightly; %llu of "
                "them "
                "by lookup\n%llu differences\n",

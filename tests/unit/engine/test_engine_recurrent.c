@@ -277,11 +277,30 @@ static void a_state_has_a_group_of_its_own(void **state)
     engine_close(e);
 }
 
+/* What a device has no shared memory for is refused when the model is loaded. */
+static void keys_too_wide(void **state)
+{
+    (void)state;
+    struct engine *e = open_engine("qwen3_5_text_f32", backend_sets[0]);
+    struct model_desc d = e->net.desc;
+    struct kv_layout k;
+    struct err err;
+    d.delta.key_dim = e->becaps.delta_key_max ? e->becaps.delta_key_max : 4096;
+    assert_int_equal(kv_layout_make(&d, e->ops, e->be, BE_KV_ACT, &k, &err), ST_OK);
+    kv_layout_free(&k);
+    if (e->becaps.delta_key_max) {
+        d.delta.key_dim++;
+        assert_int_equal(kv_layout_make(&d, e->ops, e->be, BE_KV_ACT, &k, &err), ST_UNSUPPORTED);
+        assert_non_null(strstr(err.msg, "linear_key_head_dim"));
+    }
+    engine_close(e);
+}
+
 int main(int argc, char **argv)
 {
     test_backend_args(&argc, argv);
-    const struct CMUnitTest tests[] = {cmocka_unit_test(rejected_tokens_leave_nothing),
-                                       cmocka_unit_test(the_drafter_in_the_checkpoint),
-                                       cmocka_unit_test(a_state_has_a_group_of_its_own)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(rejected_tokens_leave_nothing), cmocka_unit_test(the_drafter_in_the_checkpoint),
+        cmocka_unit_test(a_state_has_a_group_of_its_own), cmocka_unit_test(keys_too_wide)};
     return cmocka_run_group_tests_name("engine_recurrent", tests, NULL, NULL);
 }
