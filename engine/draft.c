@@ -95,10 +95,11 @@ enum status drafter_prepare_own(struct engine *e, struct stf_files *files, struc
     struct model_desc *d = &f->net.desc;
     if (!files || !e->net.desc.drafter) return ST_OK;
     if (!e->net.desc.drafter(&e->net.desc, d)) return err_nomem(err, "the drafter");
-    if (!weights_hold(d, files, d->names.draft_in)) {
+    if (!weights_hold(d, files, d->names.draft_in) || !weights_hold(d, files, d->names.input_norm)) {
         model_desc_free(d);
         return ST_OK;
     }
+    model_desc_resolve(d, files);                    /* its experts may be stored in another way */
     d->layers[0].kv_owner = e->net.desc.layer_count; /* after the target's, in the layout */
     f->files = files;
     f->own = true;

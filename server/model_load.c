@@ -12,6 +12,7 @@
 #include "scheduler/scheduler.h"
 #include "server/chat/template.h"
 #include "server/checkpoint_id.h"
+#include "server/embed/pooling.h"
 #include "server/kv_events/kv_events.h"
 #include "server/http/http.h"
 
@@ -231,6 +232,6 @@ void model_free(struct model *m)
     engine_close(m->engine);
     template_free(m->tmpl);
     tok_free(m->tok);
-    pooling_free(&m->pooling);
+    pooling_free(m->pooling);
     *m = (struct model){0};
 }
