@@ -177,8 +177,8 @@ static enum status parse_ids(struct gen *g, json_t *list, const char *path, uint
  * tokens) and DeepSeek-OCR (within a window of them) read in vllm_xargs. */
 static enum status parse_ngrams(struct gen *g, json_t *root)
 {
-    static const char *const known[] = {"debug", "ngram_size", "no_repeat_ngram_size", "whitelist_token_ids",
-                                        "window_size"};
+    static const char *const keys[] = {"debug", "ngram_size", "no_repeat_ngram_size", "whitelist_token_ids",
+                                       "window_size"};
     struct api_error *e = &g->r->response.error;
     struct sampling_ngrams *s = &g->p.sampling.ngrams;
     json_t *args = field(root, "vllm_xargs");
@@ -187,7 +187,7 @@ static enum status parse_ngrams(struct gen *g, json_t *root)
     char names[100];
     if (args && !json_is_object(args))
         return api_fail(e, 400, "invalid_type", "vllm_xargs", "vllm_xargs must be an object.");
-    if (fields_unknown(args, known, sizeof known / sizeof *known, names, sizeof names))
+    if (fields_unknown(args, keys, sizeof keys / sizeof *keys, names, sizeof names))
         return api_fail(e, 400, "unsupported_parameter", "vllm_xargs",
                         "vllm_xargs: %s is not supported; no_repeat_ngram_size, ngram_size, window_size and "
                         "whitelist_token_ids are.",
