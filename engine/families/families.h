@@ -39,6 +39,10 @@ struct family_type {
  * follow. */
 struct family_images {
     struct image_config image;
+    /* The top level of processor_config.json, before the settings; NULL: not read. */
+    void (*processor)(struct hf_reader *r, struct image_config *out);
+    /* Instead of `size` and what goes with it. */
+    void (*read)(struct hf_reader *r, uint32_t settings, struct image_config *out);
     float video_mean[3], video_std[3];
     uint32_t video_patch; /* 0: the model takes no videos */
 };

@@ -24,6 +24,7 @@ struct model_image_rule {
     uint32_t tokens;         /* placeholder tokens per image; 0: by its grid (config.dynamic) */
     enum span_rule rule;     /* of an image's tokens */
     bool grid;               /* images have 3-D positions (struct prompt_grid) */
+    const char *row_break;   /* text of a token between the rows of an image's tokens, or NULL */
     /* The processor's exact sentence around an image and its crops, as in training: before the whole image,
      * and between it and the first crop. */
     const char *crops_before, *crops_between;
