@@ -44,9 +44,9 @@ static const struct hf_vision QWEN3_VL_VISION = {
 
 _Static_assert(DESC_DEEPSTACK_MAX >= HF_DEEPSTACK_MAX, "every tap of a configuration fits");
 
-static int stamp(char out[MODEL_STAMP_BYTES], double seconds)
+static int stamp(char out[MODEL_TEXT_BYTES], double seconds)
 {
-    return snprintf(out, MODEL_STAMP_BYTES, "<%.1f seconds>", seconds);
+    return snprintf(out, MODEL_TEXT_BYTES, "<%.1f seconds>", seconds);
 }
 
 void qwen3_vl_describe_images(const struct hf_config *c, struct model_desc *out)
