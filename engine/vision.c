@@ -48,6 +48,7 @@ static bool embed_positions(struct engine *e, struct engine_features *f, float *
         else if (i == 0)
             e->ops->interpolate(e->be, &(struct be_interpolate_args){.table = e->net.w.vision.position,
                                                                      .rows = f->table_rows,
+                                                                     .taps = 4,
                                                                      .weights = f->table_weights,
                                                                      .t = frame,
                                                                      .c = d->hidden,

@@ -86,6 +86,7 @@ struct hf_vision {
 };
 struct hf_config {
     char model_type[32];
+    char text_type[32]; /* of text_config, if another family reads it; "": as model_type implies */
     struct hf_text text;
     bool has_vision;
     struct hf_vision vision;

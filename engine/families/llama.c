@@ -72,14 +72,14 @@ static void read_no_rope(struct hf_reader *r, struct hf_text *t)
 {
     uint32_t interval = 4, turns[HF_LAYERS_MAX], count = 0;
     bool use = false;
-    hf_u32(r, 0, "no_rope_layer_interval", 1, HF_LAYERS_MAX, &interval);
-    hf_bool(r, 0, "use_sliding_window", &use);
-    hf_u32(r, 0, "sliding_window", 1, 1u << 30, &t->sliding_window);
-    bool listed = hf_list(r, 0, "no_rope_layers", 1, HF_LAYERS_MAX, turns, &count);
+    hf_u32(r, r->text, "no_rope_layer_interval", 1, HF_LAYERS_MAX, &interval);
+    hf_bool(r, r->text, "use_sliding_window", &use);
+    hf_u32(r, r->text, "sliding_window", 1, 1u << 30, &t->sliding_window);
+    bool listed = hf_list(r, r->text, "no_rope_layers", 1, HF_LAYERS_MAX, turns, &count);
     if (listed && count < t->num_hidden_layers)
         hf_error(r, ST_FORMAT, "no_rope_layers", "must have an entry for each layer");
     use = use && t->sliding_window;
-    bool typed = hf_layer_types(r, 0, HF_SLIDING, t);
+    bool typed = hf_layer_types(r, r->text, HF_SLIDING, t);
     for (uint32_t n = 0; n < t->num_hidden_layers && !r->st; n++) {
         bool none = listed ? turns[n] == 0 : (n + 1) % interval == 0;
         set_no_rope(t, n, none);
@@ -93,7 +93,7 @@ static void read_window(struct hf_reader *r, uint32_t absent, struct hf_text *t)
     uint32_t key = json_get(r->d, r->text, "sliding_window");
     if (key == JSON_NONE ? !absent : json_kind(r->d, key) == JSON_NULL) return;
     t->sliding_window = absent;
-    hf_u32(r, 0, "sliding_window", 1, 1u << 30, &t->sliding_window);
+    hf_u32(r, r->text, "sliding_window", 1, 1u << 30, &t->sliding_window);
     memset(t->layer_types, HF_SLIDING, t->num_hidden_layers);
 }
 
@@ -126,22 +126,22 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
     bool mlp_bias = false, third = type->text == &MINISTRAL3_TEXT;
     qwen_read(r, type, c);
     t->tie_word_embeddings = type->text->tie_word_embeddings;
-    hf_bool(r, 0, "tie_word_embeddings", &t->tie_word_embeddings);
+    hf_bool(r, r->text, "tie_word_embeddings", &t->tie_word_embeddings);
     if (third || type->text == &MISTRAL_TEXT) {
         read_window(r, third ? 0 : 4096, t);
         if (third) read_scaling(r, &t->rope[HF_FULL]);
         return;
     }
-    hf_bool(r, 0, "attention_bias", &t->qkv_bias);
+    hf_bool(r, r->text, "attention_bias", &t->qkv_bias);
     t->o_bias = t->qkv_bias;
-    hf_bool(r, 0, "mlp_bias", &mlp_bias);
+    hf_bool(r, r->text, "mlp_bias", &mlp_bias);
     if (mlp_bias) hf_error(r, ST_UNSUPPORTED, "mlp_bias", "only false is served");
     if (type->text == &SMOLLM3_TEXT) read_no_rope(r, t);
     if (type->text != &GRANITE_TEXT) return;
-    hf_double(r, 0, "embedding_multiplier", 1e-6, 1e6, &t->embedding_multiplier);
-    hf_double(r, 0, "attention_multiplier", 1e-6, 1e6, &t->attention_multiplier);
-    hf_double(r, 0, "residual_multiplier", 1e-6, 1e6, &t->residual_multiplier);
-    hf_double(r, 0, "logits_scaling", 1e-6, 1e6, &t->logits_scaling);
+    hf_double(r, r->text, "embedding_multiplier", 1e-6, 1e6, &t->embedding_multiplier);
+    hf_double(r, r->text, "attention_multiplier", 1e-6, 1e6, &t->attention_multiplier);
+    hf_double(r, r->text, "residual_multiplier", 1e-6, 1e6, &t->residual_multiplier);
+    hf_double(r, r->text, "logits_scaling", 1e-6, 1e6, &t->logits_scaling);
 }
 
 /* The residual stream is kept divided by residual_multiplier: then branches are added as they are, and RMS
