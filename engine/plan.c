@@ -197,7 +197,9 @@ static void carve_vision(const struct engine *e, uint64_t rows, struct carve *c,
     uint64_t act = be_dtype_bytes(e->plan.act);
     s->qkv = carve_part(c, rows * 3 * v->hidden * 4);
     s->h = carve_part(c, rows * be_ld(v->hidden) * act);
-    s->attn = carve_part(c, rows * be_ld(v->hidden) * act);
+    uint64_t cell = v->end == VISION_MERGE ? (uint64_t)v->merge * v->merge : 1,
+             merged = rows / cell * be_ld(v->merge_ff) * act, attn = rows * be_ld(v->hidden) * act;
+    s->attn = carve_part(c, merged > attn ? merged : attn);
     s->mlp = carve_part(c, rows * be_ld(v->ff) * act);
     s->dense = carve_part(c, v->end == VISION_MERGE || v->names.post_attn ? rows * v->hidden * 4 : 0);
     s->gate = carve_part(c, v->clip ? rows * v->ff * 4 : 0);

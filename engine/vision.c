@@ -353,8 +353,23 @@ static void finish_linear(struct engine *e, struct engine_features *f)
     }
 }
 
-/* Part 0: the norm is over each patch; part 1 + k, DeepStack feature k: over the concatenated patches of a
- * token. */
+/* v->h = LayerNorm of the concatenated patches of t tokens. */
+static void concatenation_norm(struct engine *e, float *x, uint32_t t, uint32_t wide,
+                               const struct vision_merger_weights *w)
+{
+    const struct desc_vision *d = &e->net.desc.vision;
+    e->ops->norm(e->be, &(struct be_norm_args){.kind = BE_NORM_LAYER,
+                                               .t = t,
+                                               .c = wide,
+                                               .eps = d->merge_eps > 0 ? d->merge_eps : d->eps,
+                                               .residual = x,
+                                               .weight = w->norm,
+                                               .bias = w->norm_bias,
+                                               .out = e->v.h,
+                                               .out_dtype = e->plan.act});
+}
+
+/* Part 0: the tower's end; part 1 + k: DeepStack feature k, without the norm over each patch. */
 static void merge(struct engine *e, struct engine_features *f, uint32_t part)
 {
     const struct desc_vision *d = &e->net.desc.vision;
@@ -363,18 +378,18 @@ static void merge(struct engine *e, struct engine_features *f, uint32_t part)
     struct vision_scratch *v = &e->v;
     uint32_t cell = d->merge * d->merge, wide = d->hidden * cell, c = e->net.desc.hidden,
              step = v->rows / cell;
+    const float *each = part ? NULL : e->net.w.vision.post_norm;
     float *out = f->rows + (size_t)part * f->tokens * c, *to = f->token_row ? f->pooled : out;
     for (uint32_t first = 0; first < f->tokens; first += step) {
         uint32_t left = f->tokens - first, t = left < step ? left : step;
-        float *resid = f->resid + (size_t)first * wide;
-        if (part) {
-            norm(e, resid, t, wide, w->norm, w->norm_bias, v->h, false);
-        } else {
-            norm(e, resid, t * cell, d->hidden, w->norm, w->norm_bias, v->dense, true);
-            e->ops->pack(e->be, &(struct be_pack_args){.x = v->dense, .t = t, .c = wide, .out = v->h});
-        }
-        linear(e, w->fc1, v->h, t, BE_EPI_GELU_ERF, v->attn);
-        linear(e, w->fc2, v->attn, t, BE_EPI_F32, to + (size_t)first * c);
+        float *x = f->resid + (size_t)first * wide;
+        if (each) norm(e, x, t * cell, d->hidden, each, e->net.w.vision.post_norm_bias, v->dense, true);
+        if (each) x = v->dense;
+        if (w->norm) concatenation_norm(e, x, t, wide, w);
+        else e->ops->pack(e->be, &(struct be_pack_args){.x = x, .t = t, .c = wide, .out = v->h});
+        float *rows = to + (size_t)first * c;
+        linear(e, w->fc1, v->h, t, w->fc2 ? BE_EPI_GELU_ERF : BE_EPI_F32, w->fc2 ? v->attn : rows);
+        if (w->fc2) linear(e, w->fc2, v->attn, t, BE_EPI_F32, rows);
     }
     if (f->token_row)
         e->ops->gather(e->be,

@@ -5,14 +5,14 @@
 #include <string.h>
 
 static void walk_merger(struct loader *ld, uint32_t n, const char *norm, const char *fc1, const char *fc2,
-                        uint32_t norm_width, struct vision_merger_weights *m)
+                        struct vision_merger_weights *m)
 {
     const struct desc_vision *v = &ld->desc->vision;
-    uint32_t wide = v->hidden * v->merge * v->merge;
-    m->norm = load_vector1(ld, norm, n, ".weight", norm_width, 0);
-    m->norm_bias = v->rms ? NULL : load_vector1(ld, norm, n, ".bias", norm_width, 0);
-    load_matrix(ld, fc1, n, wide, wide, true, &m->fc1);
-    load_matrix(ld, fc2, n, wide, ld->desc->hidden, true, &m->fc2);
+    uint32_t wide = v->hidden * v->merge * v->merge, ff = v->merge_ff ? v->merge_ff : wide;
+    m->norm = load_vector1(ld, norm, n, ".weight", wide, 0);
+    m->norm_bias = load_vector1(ld, norm, n, ".bias", wide, 0);
+    load_matrix(ld, fc1, n, wide, fc2 ? ff : ld->desc->hidden, !v->merge_no_bias, &m->fc1);
+    if (fc2) load_matrix(ld, fc2, n, ff, ld->desc->hidden, !v->merge_no_bias, &m->fc2);
 }
 
 /* Bounds of one product's input and output: whole names next to the weight, whose stem may end in
@@ -128,11 +128,11 @@ static void walk_patches(struct loader *ld, struct vision_weights *w)
                                 .bias = v->patch_bias,
                                 .rank = 4,
                                 .shape = {c, 3, v->patch, v->patch}};
-    if (v->depth > 1 || v->end == VISION_MERGE) {
+    struct named key, *found = load_find(ld, v->names.patch, 0, 0, ".weight", &key);
+    if (v->depth > 1 || (found && found->t->rank == 5)) {
         patch.rank = 5;
         memcpy(patch.shape, (uint64_t[]){c, 3, v->depth, v->patch, v->patch}, 5 * sizeof(uint64_t));
     }
-    struct named key, *found = load_find(ld, v->names.patch, 0, 0, ".weight", &key);
     if (v->channels_last && !(found && found->t->rank == 4)) { /* a GGUF file has planes already */
         patch.rank = 2;
         memcpy(patch.shape, (uint64_t[]){c, k}, 2 * sizeof(uint64_t));
@@ -174,15 +174,15 @@ void load_vision(struct loader *ld, struct vision_weights *w)
     uint32_t c = v->hidden;
     walk_patches(ld, w);
     for (uint32_t n = 0; n < v->layers; n++) walk_vision_layer(ld, n, &w->layers[n]);
+    w->post_norm = load_vector1(ld, v->names.post_norm, 0, ".weight", c, 0);
+    w->post_norm_bias = v->rms ? NULL : load_vector1(ld, v->names.post_norm, 0, ".bias", c, 0);
     if (v->end == VISION_MERGE) {
-        walk_merger(ld, 0, v->names.merge_norm, v->names.merge_fc1, v->names.merge_fc2, c, &w->merger);
+        walk_merger(ld, 0, v->names.merge_norm, v->names.merge_fc1, v->names.merge_fc2, &w->merger);
         for (uint32_t k = 0; k < v->deepstack_count; k++)
             walk_merger(ld, k, v->names.deepstack_norm, v->names.deepstack_fc1, v->names.deepstack_fc2,
-                        c * v->merge * v->merge, &w->deepstack[k]);
+                        &w->deepstack[k]);
         return;
     }
-    w->post_norm = load_vector1(ld, v->names.post_norm, 0, ".weight", c, 0);
-    w->post_norm_bias = load_vector1(ld, v->names.post_norm, 0, ".bias", c, 0);
     w->std_bias = load_vector1(ld, v->names.std_bias, 0, "", c, 0);
     w->std_scale = load_vector1(ld, v->names.std_scale, 0, "", c, 0);
     if (v->end == VISION_LINEAR) {

@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 enum image_filter {
+    IMAGE_LANCZOS = 1,
     IMAGE_BILINEAR = 2,
     IMAGE_BICUBIC = 3
 }; /* PIL's codes, as in preprocessor_config.json `resample` */
@@ -20,6 +21,21 @@ enum image_small {
     SMALL_BY_SIDE, /* first the height becomes patch * merge and the width grows with it, then the reverse */
 };
 
+/* How an image is cut into tiles of side x side pixels. */
+enum image_tiling {
+    TILES_NONE = 0,
+    TILES_FILLED,  /* as many as its size takes, once the longer side is `longest` pixels */
+    TILES_CLOSEST, /* the grid of min to max tiles whose shape is closest */
+};
+struct image_tiles {
+    enum image_tiling rule;
+    uint32_t side, min, max; /* max 1: no image is cut */
+    uint32_t axis_max;       /* tiles per row or column; 0 = no limit */
+    uint32_t longest;        /* 0: keep the size */
+    bool whole;              /* a cut image is also encoded as one */
+    double tolerance;        /* > 0: only images over so many times area_max are cut */
+};
+
 /* Image settings of a checkpoint: processor_config.json (nested `image_processor`) or
  * preprocessor_config.json, with the class defaults of the family for absent keys. */
 struct image_config {
@@ -30,6 +46,7 @@ struct image_config {
     bool do_resize, do_rescale, do_normalize;
     double rescale_factor; /* 1/255 */
     float mean[3], std[3];
+    struct image_tiles tiles;
     bool pan_and_scan; /* crops of extreme aspect ratios; default off */
     uint32_t pan_min_crop, pan_max_crops;
     double pan_min_ratio;

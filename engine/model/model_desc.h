@@ -142,9 +142,9 @@ struct desc_names {
  *   linear (fixed size):  h = LN(h); a token is a patch; projection with bias to the decoder's width
  *   pool   h = LN(h), if there is post_norm; mean over pool x pool cells (times pool_factor, less std_bias,
  *          times std_scale); RMS norm; projection to the decoder's width
- *   merge  (any size; patches lie in runs of merge x merge that form a token):
- *          fc2(gelu_erf(fc1(N(h) of the run, concatenated))); the same, with a LayerNorm over the
- *          concatenation, after each layer in `deepstack`
+ *   merge  (patches lie in runs of merge x merge that form a token):  h = N(h), if there is post_norm;
+ *          fc2(gelu_erf(fc1(LN(the run's h, concatenated)))), the LayerNorm if there is merge_norm, or fc1
+ *          alone; the same, without post_norm, after each layer in `deepstack`
  *   embed  (no layers): h = LN(LN(LN(patch) W + b) + position); RMS norm; projection */
 enum desc_vision_end { VISION_POOL = 0, VISION_MERGE, VISION_EMBED, VISION_LINEAR };
 enum desc_vision_mlp { VISION_GELU_TANH = 0, VISION_QUICK_GELU, VISION_GLU_SILU, VISION_GLU_GELU };
@@ -177,7 +177,10 @@ struct desc_vision {
     enum desc_vision_end end;
     uint32_t pool;     /* VISION_POOL: cells per side that are averaged */
     uint32_t tokens;   /* output rows of an image of fixed size */
-    uint32_t merge;    /* of any size: patches per side of a token */
+    uint32_t merge;    /* VISION_MERGE, or any size: patches per side of a token */
+    uint32_t merge_ff; /* between the merger's two products; 0: as wide as the concatenation */
+    bool merge_no_bias;
+    float merge_eps;   /* of the LayerNorm over the concatenation; 0: eps */
     float pool_factor; /* 0 counts as 1 */
     uint32_t deepstack_count,
         deepstack[DESC_DEEPSTACK_MAX]; /* layers after whose output a DeepStack feature is taken; DeepStack
