@@ -83,6 +83,8 @@ struct hf_vision {
     bool fullatt[HF_LAYERS_MAX]; /* with window_size: the layer attends to whole frames */
     uint32_t deepstack[HF_DEEPSTACK_MAX], deepstack_count;
     bool use_clipped_linears, standardize;
+    /* No key: fixed by the class, with multimodal_projector_bias. */
+    bool patch_merger, projector_bias, break_rows /* a token between the rows of an image */;
 };
 struct hf_config {
     char model_type[32];

@@ -165,6 +165,7 @@ struct desc_vision {
     bool patch_bias;
     bool no_bias;           /* of the layers' products and the projection */
     bool qkv_fused;         /* one tensor for q, k, v (names.q) */
+    bool qk_pairs;          /* as model_desc.qk_pairs */
     bool v_norm;            /* as desc_layer.v_norm */
     bool clip;              /* inputs and outputs of the layers' products are clamped */
     float scale;            /* of attention scores; 0: by the head size */
