@@ -106,9 +106,27 @@ static void order_tokens(const struct desc_vision *d, uint32_t h, uint32_t w, ui
     }
 }
 
-/* Closed form of linspace(0, side - 1, size)[index] in float32, as transformers has it. */
-static void axis_taps(uint32_t index, uint32_t size, uint32_t side, uint32_t tap[2], float weight[2])
+/* torch.bucketize of index / size among arange(1 / side, 1, 1 / side), in transformers' floats. */
+static uint32_t bucket_of(uint32_t index, uint32_t size, uint32_t side)
 {
+    double step = 1.0 / side;
+    float at = fminf((float)index * (1.0f / (float)size), (float)(1.0 - 1e-6));
+    uint32_t bounds = (uint32_t)ceil((1.0 - step) / step), n = 0;
+    while (n < bounds && (float)(step + n * step) <= at) n++;
+    return n < side ? n : side - 1;
+}
+
+/* Closed form of linspace(0, side - 1, size)[index] in float32, as transformers has it; or a bucket. */
+static void axis_taps(const struct desc_vision *d, uint32_t index, uint32_t size, uint32_t tap[2],
+                      float weight[2])
+{
+    uint32_t side = d->position_side;
+    if (d->position_lookup == POSITIONS_BUCKETS) {
+        tap[0] = tap[1] = bucket_of(index, size, side);
+        weight[0] = 1;
+        weight[1] = 0;
+        return;
+    }
     float src = (float)index * (float)(side - 1) / (float)(size > 1 ? size - 1 : 1), low = floorf(src);
     for (int k = 0; k < 2; k++) {
         float far = fabsf(src - low - (float)k);
@@ -220,8 +238,8 @@ static void fill_frame(const struct engine *e, const struct engine_features *f, 
             if (!d->position_side) continue;
             uint32_t ty[2], tx[2];
             float wy[2], wx[2];
-            axis_taps(row, f->grid_h, d->position_side, ty, wy);
-            axis_taps(column, f->grid_w, d->position_side, tx, wx);
+            axis_taps(d, row, f->grid_h, ty, wy);
+            axis_taps(d, column, f->grid_w, tx, wx);
             for (int j = 0; j < 4; j++) {
                 float weight = wy[j / 2] * wx[j % 2];
                 w[l->table_rows + 4 * (size_t)n + (size_t)j] = ty[j / 2] * d->position_side + tx[j % 2];

@@ -41,6 +41,10 @@ struct family_images {
     struct image_config image;
     float video_mean[3], video_std[3];
     uint32_t video_patch; /* 0: the model takes no videos */
+    /* The keys of the class that determine sizes, instead of the usual ones; steps of padding and cropping
+     * are its own matter. processor: the top level of processor_config.json, or JSON_NONE. NULL: the usual.
+     */
+    void (*read)(struct hf_reader *r, uint32_t processor, uint32_t image_processor, struct image_config *out);
 };
 
 /* For a family whose processor has its own rule for prompts. */
@@ -111,8 +115,9 @@ enum status family_load_tokenizer(const char *model, const char *mmproj, const s
 /* `image_processor` of processor_config.json or, where that is absent, preprocessor_config.json; for families
  * with videos also `video_processor` of the former, else video_preprocessor_config.json, else
  * preprocessor_config.json. Absent and null keys get the defaults of the class that the family uses.
- * ST_NOT_FOUND without settings for images; ST_UNSUPPORTED for an unsupported family, filter (only 2 =
- * bilinear and 3 = bicubic) or step. Unsupported settings for videos only leave `video` false. */
+ * ST_NOT_FOUND without settings for images; ST_UNSUPPORTED for an unsupported family, filter (only 1 =
+ * Lanczos, 2 = bilinear and 3 = bicubic) or step. Unsupported settings for videos only leave `video` false.
+ */
 enum status family_load_images(const char *model, const char *mmproj, const char *model_type,
                                struct image_config *out, struct err *err) KV_MUST_CHECK;
 /* The tensors, under a directory's names. */

@@ -148,6 +148,11 @@ struct desc_names {
  *   embed  (no layers): h = LN(LN(LN(patch) W + b) + position); RMS norm; projection */
 enum desc_vision_end { VISION_POOL = 0, VISION_MERGE, VISION_EMBED, VISION_LINEAR };
 enum desc_vision_mlp { VISION_GELU_TANH = 0, VISION_QUICK_GELU, VISION_GLU_SILU, VISION_GLU_GELU };
+/* Which rows of a square position table a patch takes. */
+enum desc_positions {
+    POSITIONS_CORNERS = 0, /* bilinear, corners aligned; of a grid as large as the table: its own */
+    POSITIONS_BUCKETS, /* one: where its corner lies in the image, in floats as transformers computes it */
+};
 struct desc_vision {
     uint32_t image_size; /* pixels per side; 0 = any (multiples of patch * merge) */
     uint32_t patch, hidden, ff, layers, heads;
@@ -169,8 +174,9 @@ struct desc_vision {
     uint32_t position_axis; /* > 0: a table of so many columns and one of so many rows, whose entries are
                                added: [2, axis, C], or with position_pairs [axis, 2, C] */
     bool position_pairs;
-    uint32_t position_side; /* > 0: the position table is side x side, looked up bilinearly (corners aligned);
-                               0 with image_size: one row per patch */
+    uint32_t position_side; /* > 0: the position table is side x side, looked up by position_lookup; 0 with
+                               image_size: one row per patch */
+    enum desc_positions position_lookup;
     bool position;
     uint32_t window; /* tokens per side of an attention window; 0 = a patch attends to its whole frame */
     uint8_t full_layers[64]; /* bit n%8 of [n/8]: layer n attends to the whole frame despite the window */
