@@ -252,7 +252,8 @@ struct engine_features {
     struct be_rows whole, windowed; /* every patch attends to its whole frame, or to its window */
     const uint32_t *order;          /* [grid_h * grid_w] raster index of the patch in each row of a frame */
     const uint32_t *token_row;      /* [tokens] row in tower order of each token; NULL: identity */
-    const uint32_t *table_rows;     /* [grid_h * grid_w, 4] lookup of the position table, with the weights */
+    uint32_t taps;
+    const uint32_t *table_rows; /* [grid_h * grid_w, taps] lookup of the position table, with weights */
     const float *table_weights;
 };
 

@@ -48,7 +48,7 @@ static bool embed_positions(struct engine *e, struct engine_features *f, float *
         else if (i == 0)
             e->ops->interpolate(e->be, &(struct be_interpolate_args){.table = e->net.w.vision.position,
                                                                      .rows = f->table_rows,
-                                                                     .taps = 4,
+                                                                     .taps = f->taps,
                                                                      .weights = f->table_weights,
                                                                      .t = frame,
                                                                      .c = d->hidden,
@@ -89,7 +89,7 @@ static void embed_raw(struct engine *e, struct engine_features *f)
     e->ops->norm(e->be, &a);
 }
 
-/* resid = patches W (+ b) (+ position) */
+/* resid = patches W (+ b), normed or not (+ position) */
 static void embed_patches(struct engine *e, struct engine_features *f)
 {
     const struct desc_vision *d = &e->net.desc.vision;
@@ -120,8 +120,17 @@ static void embed_patches(struct engine *e, struct engine_features *f)
         embed_raw(e, f);
         return;
     }
-    bool add = embed_positions(e, f, f->resid);
-    linear(e, e->net.w.vision.patch, f->patch_rows, f->patches, add ? BE_EPI_ADD_F32 : BE_EPI_F32, f->resid);
+    const struct vision_weights *w = &e->net.w.vision;
+    if (!w->pre_norm) {
+        bool add = embed_positions(e, f, f->resid);
+        linear(e, w->patch, f->patch_rows, f->patches, add ? BE_EPI_ADD_F32 : BE_EPI_F32, f->resid);
+        return;
+    }
+    linear(e, w->patch, f->patch_rows, f->patches, BE_EPI_F32, f->resid);
+    norm(e, f->resid, f->patches, d->hidden, w->pre_norm, w->pre_norm_bias, f->resid, true);
+    if (embed_positions(e, f, f->dense)) /* where the patches were */
+        e->ops->norm(e->be, &(struct be_norm_args){
+                                .t = f->patches, .c = d->hidden, .x = f->dense, .residual = f->resid});
 }
 
 static enum be_epilogue mlp_epilogue(enum desc_vision_mlp m)
@@ -353,20 +362,79 @@ static void finish_linear(struct engine *e, struct engine_features *f)
     }
 }
 
-/* v->h = LayerNorm of the concatenated patches of t tokens. */
-static void concatenation_norm(struct engine *e, float *x, uint32_t t, uint32_t wide,
-                               const struct vision_merger_weights *w)
+/* v->h = the concatenated patches of t tokens, through the merger's norms. x: f32 [t * cells, Cv]. */
+static void merge_norms(struct engine *e, float *x, uint32_t t, const struct vision_merger_weights *w)
 {
     const struct desc_vision *d = &e->net.desc.vision;
-    e->ops->norm(e->be, &(struct be_norm_args){.kind = BE_NORM_LAYER,
-                                               .t = t,
-                                               .c = wide,
-                                               .eps = d->merge_eps > 0 ? d->merge_eps : d->eps,
-                                               .residual = x,
-                                               .weight = w->norm,
-                                               .bias = w->norm_bias,
-                                               .out = e->v.h,
-                                               .out_dtype = e->plan.act});
+    uint32_t wide = d->hidden * d->merge * d->merge;
+    struct be_norm_args a = {.kind = norm_kind(d),
+                             .t = t * d->merge * d->merge,
+                             .c = d->hidden,
+                             .eps = d->merge_eps > 0 ? d->merge_eps : d->eps,
+                             .residual = x,
+                             .weight = w->pre_norm,
+                             .bias = w->pre_norm_bias,
+                             .out = e->v.dense,
+                             .out_dtype = BE_F32,
+                             .out_dense = true};
+    if (w->pre_norm) {
+        e->ops->norm(e->be, &a);
+        x = e->v.dense;
+    }
+    if (!w->norm) {
+        e->ops->pack(e->be, &(struct be_pack_args){.x = x, .t = t, .c = wide, .out = e->v.h});
+        return;
+    }
+    a.kind = BE_NORM_LAYER;
+    a.t = t;
+    a.c = wide;
+    a.residual = x;
+    a.weight = w->norm;
+    a.bias = w->norm_bias;
+    a.out = e->v.h;
+    a.out_dtype = e->plan.act;
+    a.out_dense = false;
+    e->ops->norm(e->be, &a);
+}
+
+/* out = v->h through the merger's products. */
+static void merge_products(struct engine *e, uint32_t t, const struct vision_merger_weights *w, float *out)
+{
+    const struct desc_vision *d = &e->net.desc.vision;
+    struct vision_scratch *v = &e->v;
+    void *x = v->h, *next = v->attn;
+    if (w->conv) {
+        linear(e, w->conv, x, t, BE_EPI_ACT, next);
+        x = v->attn;
+        next = v->h;
+    }
+    if (w->proj) {
+        linear(e, w->proj, x, t, BE_EPI_F32, v->dense);
+        e->ops->norm(e->be, &(struct be_norm_args){.kind = BE_NORM_LAYER,
+                                                   .t = t,
+                                                   .c = d->merge_conv,
+                                                   .eps = 1e-5f,
+                                                   .residual = v->dense,
+                                                   .weight = w->proj_norm,
+                                                   .bias = w->proj_norm_bias,
+                                                   .out = v->dense,
+                                                   .out_dtype = BE_F32,
+                                                   .out_dense = true});
+        e->ops->gate(e->be, &(struct be_gate_args){.f = BE_GATE_CDF,
+                                                   .gate = v->dense,
+                                                   .gate_stride = d->merge_conv,
+                                                   .x = v->dense,
+                                                   .x_stride = d->merge_conv,
+                                                   .t = t,
+                                                   .heads = 1,
+                                                   .d = d->merge_conv,
+                                                   .out = next});
+        x = v->h;
+        next = v->attn;
+    }
+    enum be_epilogue gelu = d->names.merge_up ? BE_EPI_GLU_SILU : BE_EPI_GELU_ERF;
+    linear(e, w->fc1, x, t, w->fc2 ? gelu : BE_EPI_F32, w->fc2 ? next : out);
+    if (w->fc2) linear(e, w->fc2, next, t, BE_EPI_F32, out);
 }
 
 /* Part 0: the tower's end; part 1 + k: DeepStack feature k, without the norm over each patch. */
@@ -375,21 +443,15 @@ static void merge(struct engine *e, struct engine_features *f, uint32_t part)
     const struct desc_vision *d = &e->net.desc.vision;
     const struct vision_merger_weights *w =
         part ? &e->net.w.vision.deepstack[part - 1] : &e->net.w.vision.merger;
-    struct vision_scratch *v = &e->v;
-    uint32_t cell = d->merge * d->merge, wide = d->hidden * cell, c = e->net.desc.hidden,
-             step = v->rows / cell;
+    uint32_t cell = d->merge * d->merge, c = e->net.desc.hidden, step = e->v.rows / cell;
     const float *each = part ? NULL : e->net.w.vision.post_norm;
     float *out = f->rows + (size_t)part * f->tokens * c, *to = f->token_row ? f->pooled : out;
     for (uint32_t first = 0; first < f->tokens; first += step) {
         uint32_t left = f->tokens - first, t = left < step ? left : step;
-        float *x = f->resid + (size_t)first * wide;
-        if (each) norm(e, x, t * cell, d->hidden, each, e->net.w.vision.post_norm_bias, v->dense, true);
-        if (each) x = v->dense;
-        if (w->norm) concatenation_norm(e, x, t, wide, w);
-        else e->ops->pack(e->be, &(struct be_pack_args){.x = x, .t = t, .c = wide, .out = v->h});
-        float *rows = to + (size_t)first * c;
-        linear(e, w->fc1, v->h, t, w->fc2 ? BE_EPI_GELU_ERF : BE_EPI_F32, w->fc2 ? v->attn : rows);
-        if (w->fc2) linear(e, w->fc2, v->attn, t, BE_EPI_F32, rows);
+        float *x = f->resid + (size_t)first * d->hidden * cell;
+        if (each) norm(e, x, t * cell, d->hidden, each, e->net.w.vision.post_norm_bias, e->v.dense, true);
+        merge_norms(e, each ? e->v.dense : x, t, w);
+        merge_products(e, t, w, to + (size_t)first * c);
     }
     if (f->token_row)
         e->ops->gather(e->be,

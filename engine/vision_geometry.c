@@ -27,11 +27,6 @@ static uint32_t side_of(const struct desc_vision *d)
     return d->merge ? d->merge : 1;
 }
 
-static bool has_table(const struct desc_vision *d)
-{
-    return d->position_side || d->position_axis;
-}
-
 /* Bytes of one layer's keys and values in a block. */
 static size_t layer_bytes(const struct engine *e)
 {
@@ -106,33 +101,56 @@ static void order_tokens(const struct desc_vision *d, uint32_t h, uint32_t w, ui
     }
 }
 
-/* torch.bucketize of index / size among arange(1 / side, 1, 1 / side), in transformers' floats. */
+/* torch.bucketize of index / size among arange(1 / side, 1, 1 / side), in the reference's floats: its arange
+ * steps in double within blocks of 8 that begin in float, and in double alone after the last 16. */
 static uint32_t bucket_of(uint32_t index, uint32_t size, uint32_t side)
 {
     double step = 1.0 / side;
     float at = fminf((float)index * (1.0f / (float)size), (float)(1.0 - 1e-6));
-    uint32_t bounds = (uint32_t)ceil((1.0 - step) / step), n = 0;
-    while (n < bounds && (float)(step + n * step) <= at) n++;
+    uint32_t count = (uint32_t)ceil((1.0 - step) / step), n = 0;
+    for (; n < count; n++) {
+        uint32_t first = n < count / 16 * 16 ? n / 8 * 8 : n;
+        double base = step + step * first;
+        if (n < count / 16 * 16) base = (double)(float)base;
+        if ((float)(base + (n - first) * step) > at) break;
+    }
     return n < side ? n : side - 1;
 }
 
-/* Closed form of linspace(0, side - 1, size)[index] in float32, as transformers has it; or a bucket. */
-static void axis_taps(const struct desc_vision *d, uint32_t index, uint32_t size, uint32_t tap[2],
-                      float weight[2])
+/* Entries of the position table along one axis. */
+static uint32_t axis_count(const struct desc_vision *d)
 {
-    uint32_t side = d->position_side;
-    if (d->position_lookup == POSITIONS_BUCKETS) {
+    return d->position_lookup == LOOKUP_BICUBIC ? 4 : 2;
+}
+
+/* Where place `index` of `size` lies among the table's `side`, in float32 in transformers' order: of the
+ * bilinear ones vision_utils.py, of the bicubic one grid_sample in glm4v. */
+static float axis_place(enum desc_lookup lookup, float index, float size, float side)
+{
+    if (lookup == LOOKUP_CORNERS) return index * (side - 1) / (size > 1 ? size - 1 : 1);
+    if (lookup == LOOKUP_CENTRES) return (index + 0.5f) * side / size - 0.5f;
+    float norm = (index + 0.5f) / size * 2 - 1;
+    return ((norm + 1) * side - 1) / 2;
+}
+
+static void axis_taps(const struct desc_vision *d, uint32_t index, uint32_t size, uint32_t tap[4],
+                      float weight[4])
+{
+    const float a = -0.75f;
+    uint32_t side = d->position_side, n = axis_count(d);
+    if (d->position_lookup == LOOKUP_BUCKETS) {
         tap[0] = tap[1] = bucket_of(index, size, side);
         weight[0] = 1;
         weight[1] = 0;
         return;
     }
-    float src = (float)index * (float)(side - 1) / (float)(size > 1 ? size - 1 : 1), low = floorf(src);
-    for (int k = 0; k < 2; k++) {
-        float far = fabsf(src - low - (float)k);
-        uint32_t t = (uint32_t)low + (uint32_t)k;
-        tap[k] = t < side ? t : side - 1;
-        weight[k] = far < 1.0f ? 1.0f - far : 0.0f;
+    float src = axis_place(d->position_lookup, (float)index, (float)size, (float)side), low = floorf(src);
+    for (uint32_t k = 0; k < n; k++) {
+        float offset = (float)k - (float)(n / 2 - 1), at = low + offset, far = fabsf(src - low - offset);
+        tap[k] = at < 0 ? 0 : at < (float)side ? (uint32_t)at : side - 1;
+        if (n == 2) weight[k] = far < 1.0f ? 1.0f - far : 0.0f;
+        else if (far <= 1) weight[k] = ((a + 2) * far - (a + 3)) * far * far + 1;
+        else weight[k] = ((a * far - 5 * a) * far + 8 * a) * far - 4 * a;
     }
 }
 
@@ -146,6 +164,7 @@ struct layout {
     size_t kv, patches, raw, pooled; /* bytes within the area */
     size_t pos, lo, hi, wlo, whi, seq_row, seq_table, table, order, token_row, rope, table_rows,
         table_weights; /* words */
+    uint32_t taps;     /* entries of the position table for a patch; 0: no lookup */
 };
 
 static size_t reserve(size_t *used, size_t n)
@@ -171,8 +190,9 @@ static struct layout lay_out(const struct engine *e, const struct engine_feature
     l.order = reserve(&l.words, frame);
     l.token_row = reserve(&l.words, d->window ? f->tokens : 0);
     l.rope = reserve(&l.words, d->rope_theta > 0 ? 3 * n : 0);
-    l.table_rows = reserve(&l.words, has_table(d) ? 4 * frame : 0);
-    l.table_weights = reserve(&l.words, has_table(d) ? 4 * frame : 0);
+    l.taps = d->position_axis ? 2 : d->position_side ? axis_count(d) * axis_count(d) : 0;
+    l.table_rows = reserve(&l.words, l.taps * frame);
+    l.table_weights = reserve(&l.words, l.taps * frame);
     size_t used = 0; /* words of the whole block */
     l.resid = reserve(&used, n * d->hidden);
     l.cos = reserve(&used, d->rope_theta > 0 ? n * half : 0);
@@ -228,22 +248,22 @@ static void fill_frame(const struct engine *e, const struct engine_features *f, 
             uint32_t row = token[i] / across * m + k / m, column = token[i] % across * m + k % m,
                      n = i * m * m + k;
             w[l->order + n] = row * f->grid_w + column;
+            uint32_t *rows = &w[l->table_rows + l->taps * (size_t)n],
+                     *weights = &w[l->table_weights + l->taps * (size_t)n];
             if (d->position_axis) {
-                uint32_t *to = &w[l->table_rows + 4 * (size_t)n], one;
-                to[0] = d->position_pairs ? 2 * column : column;
-                to[1] = d->position_pairs ? 2 * row + 1 : d->position_axis + row;
-                memcpy(&one, &(float){1}, sizeof one);
-                for (size_t j = 0; j < 2; j++) w[l->table_weights + 4 * (size_t)n + j] = one;
+                rows[0] = d->position_pairs ? 2 * column : column;
+                rows[1] = d->position_pairs ? 2 * row + 1 : d->position_axis + row;
+                for (size_t j = 0; j < 2; j++) memcpy(&weights[j], &(float){1}, sizeof *weights);
             }
             if (!d->position_side) continue;
-            uint32_t ty[2], tx[2];
-            float wy[2], wx[2];
+            uint32_t ty[4], tx[4], each = axis_count(d);
+            float wy[4], wx[4];
             axis_taps(d, row, f->grid_h, ty, wy);
             axis_taps(d, column, f->grid_w, tx, wx);
-            for (int j = 0; j < 4; j++) {
-                float weight = wy[j / 2] * wx[j % 2];
-                w[l->table_rows + 4 * (size_t)n + (size_t)j] = ty[j / 2] * d->position_side + tx[j % 2];
-                memcpy(&w[l->table_weights + 4 * (size_t)n + (size_t)j], &weight, sizeof weight);
+            for (uint32_t j = 0; j < l->taps; j++) {
+                float weight = wy[j / each] * wx[j % each];
+                rows[j] = ty[j / each] * d->position_side + tx[j % each];
+                memcpy(&weights[j], &weight, sizeof weight);
             }
         }
     }
@@ -323,6 +343,7 @@ enum status vision_prepare(struct engine *e, struct engine_features *f, struct e
     f->pooled = (float *)(void *)(area + l.pooled);
     f->order = dev + l.order;
     f->token_row = d->window ? dev + l.token_row : NULL;
+    f->taps = l.taps;
     f->table_rows = dev + l.table_rows;
     f->table_weights = (const float *)(dev + l.table_weights);
     f->whole = rows_at(f, &l, dev, false);

@@ -189,7 +189,8 @@ struct be_norm_args {
     const float *bias;           /* f32 [C] or NULL */
     void *out;               /* [T, be_ld(C)] if out_dtype is the act type bf16, or act f32; NULL = none */
     enum be_dtype out_dtype; /* BE_F32 -> stride be_ld(C) too, padding zeroed */
-    bool out_dense;          /* out is dense f32 [T, C] (features, pooled rows) instead of be_ld(C) */
+    bool out_dense;          /* out is dense f32 [T, C] (features, pooled rows) instead of be_ld(C); it may be
+                                x or the residual */
 };
 
 /* ---- positions, KV ---- */

@@ -167,8 +167,9 @@ static void each_weight(const struct weights *w, const struct model_desc *d,
     const struct vision_merger_weights *m[1 + DESC_DEEPSTACK_MAX] = {&w->vision.merger};
     for (uint32_t k = 0; k < DESC_DEEPSTACK_MAX; k++) m[1 + k] = &w->vision.deepstack[k];
     for (uint32_t k = 0; k < 1 + DESC_DEEPSTACK_MAX; k++) {
-        if (m[k]->fc1) fn(arg, m[k]->fc1);
-        if (m[k]->fc2) fn(arg, m[k]->fc2);
+        struct be_weight *all[] = {m[k]->conv, m[k]->proj, m[k]->fc1, m[k]->fc2};
+        for (int i = 0; i < 4; i++)
+            if (all[i]) fn(arg, all[i]);
     }
     if (w->vision.patch) fn(arg, w->vision.patch);
     if (w->vision.projection) fn(arg, w->vision.projection);

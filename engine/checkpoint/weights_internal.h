@@ -46,7 +46,7 @@ struct loader {
 };
 
 /* A different order of rows or columns than in the file; see reorder(). */
-enum order { ORDER_KEPT = 0, ORDER_HALVES, ORDER_PAIRS, ORDER_CHANNELS };
+enum order { ORDER_KEPT = 0, ORDER_HALVES, ORDER_PAIRS, ORDER_PLANES };
 struct part {
     const char *stem;
     uint32_t n;
@@ -57,7 +57,8 @@ struct linear_spec {
     struct part part[3];
     bool glu, bias;
     bool whole_name, transposed; /* stem is the whole name; stored as [k, n] */
-    uint32_t head_dim, rotary;   /* ORDER_HALVES, ORDER_PAIRS: the head's columns that rotate */
+    uint32_t head_dim, rotary;   /* ORDER_HALVES, ORDER_PAIRS: the head's columns that rotate; ORDER_PLANES:
+                                    head_dim planes */
     uint32_t rank;               /* of the stored shape when it isn't [n, k]: shape[0..rank) */
     uint64_t shape[STF_RANK_MAX];
 };

@@ -13,30 +13,29 @@
  *   halves: heads of D rows, in each of whose halves the pairs (j, j + D/4) rotate; wanted: pairs (j, j +
  *           D/2), those of the first half first
  *   pairs: load_pair_row()
- *   channels: columns (y, x, channel); wanted: (channel, y, x) */
+ *   planes: D planes, interleaved in columns; wanted: one after another */
 static uint32_t stored_at(enum order order, uint32_t i, uint32_t n, uint32_t head_dim, uint32_t rotary)
 {
     uint32_t d = head_dim, quarter = d / 4;
     if (order == ORDER_PAIRS) return load_pair_row(i, d, rotary);
-    if (order == ORDER_CHANNELS) return i % (n / 3) * 3 + i / (n / 3);
+    if (order == ORDER_PLANES) return i % (n / d) * d + i / (n / d);
     if (order != ORDER_HALVES) return i;
     uint32_t at = i % d, pair = at % (d / 2), half = at / (d / 2);
     return i - at + pair / quarter * (d / 2) + half * quarter + pair % quarter;
 }
 
-/* [n, k] from src to dst, elements of `size` bytes: rows in order, or columns where that is of the channels.
- */
+/* [n, k] from src to dst, elements of `size` bytes: rows in order, or columns where that is of planes. */
 static void reorder(enum order order, const struct linear_spec *s, const char *src, uint32_t n, uint32_t k,
                     size_t size, char *dst)
 {
-    bool columns = order == ORDER_CHANNELS;
+    bool columns = order == ORDER_PLANES;
     for (uint32_t r = 0; r < n; r++) {
         const char *row =
             src + (size_t)(columns ? r : stored_at(order, r, n, s->head_dim, s->rotary)) * k * size;
         char *to = dst + (size_t)r * k * size;
         if (!columns) memcpy(to, row, k * size);
         for (uint32_t c = 0; columns && c < k; c++)
-            memcpy(to + c * size, row + stored_at(order, c, k, 0, 0) * size, size);
+            memcpy(to + c * size, row + stored_at(order, c, k, s->head_dim, 0) * size, size);
     }
 }
 
@@ -47,7 +46,7 @@ void load_reorder_vector(struct loader *ld, const float *v, enum order order, ui
     float copy[SIZE_REORDER_MAX], *host = ld->host + (v - ld->slab);
     ASSERT_CMP(n, <=, SIZE_REORDER_MAX);
     memcpy(copy, host, n * sizeof *copy);
-    for (uint32_t i = 0; i < n; i++) host[i] = copy[stored_at(order, i, n, n, n)];
+    for (uint32_t i = 0; i < n; i++) host[i] = copy[stored_at(order, i, n, order == ORDER_PLANES ? 3 : n, n)];
 }
 
 static void packed(struct loader *ld, enum be_result r, const struct stf_tensor *const *t, uint32_t count)

@@ -4,14 +4,57 @@
 #include <stdio.h>
 #include <string.h>
 
+/* A norm over a tower's rows. */
+static const float *load_norm(struct loader *ld, const char *stem, uint32_t n, const float **bias)
+{
+    const struct desc_vision *v = &ld->desc->vision;
+    const float *weight = load_vector1(ld, stem, n, ".weight", v->hidden, 0);
+    *bias = v->rms ? NULL : load_vector1(ld, stem, n, ".bias", v->hidden, 0);
+    return weight;
+}
+
+/* What lies between the concatenation and the MLP; returns the columns that are left. */
+static uint32_t walk_convolution(struct loader *ld, uint32_t wide, struct vision_merger_weights *m)
+{
+    const struct desc_vision *v = &ld->desc->vision;
+    uint32_t cells = v->merge * v->merge, out = v->merge_conv;
+    if (!out) return wide;
+    struct linear_spec conv = {.k = wide,
+                               .part_count = 1,
+                               .part = {{v->names.merge_conv, out, ORDER_PLANES}},
+                               .bias = v->merge_conv_bias,
+                               .head_dim = cells};
+    struct named key, *found = load_find(ld, v->names.merge_conv, 0, 0, ".weight", &key);
+    if (found && found->t->rank == 4) {
+        conv.rank = 4;
+        memcpy(conv.shape, (uint64_t[]){out, v->hidden, v->merge, v->merge}, 4 * sizeof(uint64_t));
+    }
+    load_linear(ld, &conv, &m->conv);
+    if (!v->names.merge_proj) return out;
+    load_matrix(ld, v->names.merge_proj, 0, out, out, !v->merge_no_bias, &m->proj);
+    m->proj_norm = load_vector1(ld, v->names.merge_proj_norm, 0, ".weight", out, 0);
+    m->proj_norm_bias = load_vector1(ld, v->names.merge_proj_norm, 0, ".bias", out, 0);
+    return out;
+}
+
 static void walk_merger(struct loader *ld, uint32_t n, const char *norm, const char *fc1, const char *fc2,
                         struct vision_merger_weights *m)
 {
     const struct desc_vision *v = &ld->desc->vision;
-    uint32_t wide = v->hidden * v->merge * v->merge, ff = v->merge_ff ? v->merge_ff : wide;
+    const char *up = v->names.merge_up;
+    uint32_t wide = v->hidden * v->merge * v->merge;
     m->norm = load_vector1(ld, norm, n, ".weight", wide, 0);
     m->norm_bias = load_vector1(ld, norm, n, ".bias", wide, 0);
-    load_matrix(ld, fc1, n, wide, fc2 ? ff : ld->desc->hidden, !v->merge_no_bias, &m->fc1);
+    wide = walk_convolution(ld, wide, m);
+    uint32_t ff = v->merge_ff ? v->merge_ff : wide;
+    load_linear(ld,
+                &(struct linear_spec){.layer = n,
+                                      .k = wide,
+                                      .part_count = up ? 2 : 1,
+                                      .part = {{fc1, fc2 ? ff : ld->desc->hidden, 0}, {up, ff, 0}},
+                                      .bias = !v->merge_no_bias,
+                                      .glu = up != NULL},
+                &m->fc1);
     if (fc2) load_matrix(ld, fc2, n, ff, ld->desc->hidden, !v->merge_no_bias, &m->fc2);
 }
 
@@ -100,10 +143,8 @@ static void walk_vision_layer(struct loader *ld, uint32_t n, struct vision_layer
 {
     const struct desc_vision *v = &ld->desc->vision;
     uint32_t c = v->hidden, d = c / v->heads;
-    l->norm1 = load_vector1(ld, v->names.norm1, n, ".weight", c, 0);
-    l->norm1_bias = v->rms ? NULL : load_vector1(ld, v->names.norm1, n, ".bias", c, 0);
-    l->norm2 = load_vector1(ld, v->names.norm2, n, ".weight", c, 0);
-    l->norm2_bias = v->rms ? NULL : load_vector1(ld, v->names.norm2, n, ".bias", c, 0);
+    l->norm1 = load_norm(ld, v->names.norm1, n, &l->norm1_bias);
+    l->norm2 = load_norm(ld, v->names.norm2, n, &l->norm2_bias);
     l->q_norm = load_vector1(ld, v->names.q_norm, n, ".weight", d, 0);
     l->k_norm = load_vector1(ld, v->names.k_norm, n, ".weight", d, 0);
     if (v->rope_halves) {
@@ -136,13 +177,14 @@ static void walk_patches(struct loader *ld, struct vision_weights *w)
     if (v->channels_last && !(found && found->t->rank == 4)) { /* a GGUF file has planes already */
         patch.rank = 2;
         memcpy(patch.shape, (uint64_t[]){c, k}, 2 * sizeof(uint64_t));
-        patch.part[0].order = ORDER_CHANNELS;
+        patch.part[0].order = ORDER_PLANES;
+        patch.head_dim = 3;
     }
     w->patch_norm = load_vector1(ld, v->names.patch_norm, 0, ".weight", k, 0);
     w->patch_norm_bias = load_vector1(ld, v->names.patch_norm, 0, ".bias", k, 0);
     if (v->channels_last) {
-        load_reorder_vector(ld, w->patch_norm, ORDER_CHANNELS, k);
-        load_reorder_vector(ld, w->patch_norm_bias, ORDER_CHANNELS, k);
+        load_reorder_vector(ld, w->patch_norm, ORDER_PLANES, k);
+        load_reorder_vector(ld, w->patch_norm_bias, ORDER_PLANES, k);
     }
     load_linear(ld, &patch, &w->patch);
     if (v->position)
@@ -174,9 +216,10 @@ void load_vision(struct loader *ld, struct vision_weights *w)
     uint32_t c = v->hidden;
     walk_patches(ld, w);
     for (uint32_t n = 0; n < v->layers; n++) walk_vision_layer(ld, n, &w->layers[n]);
-    w->post_norm = load_vector1(ld, v->names.post_norm, 0, ".weight", c, 0);
-    w->post_norm_bias = v->rms ? NULL : load_vector1(ld, v->names.post_norm, 0, ".bias", c, 0);
+    w->pre_norm = load_norm(ld, v->names.pre_norm, 0, &w->pre_norm_bias);
+    w->post_norm = load_norm(ld, v->names.post_norm, 0, &w->post_norm_bias);
     if (v->end == VISION_MERGE) {
+        w->merger.pre_norm = load_norm(ld, v->names.merge_pre_norm, 0, &w->merger.pre_norm_bias);
         walk_merger(ld, 0, v->names.merge_norm, v->names.merge_fc1, v->names.merge_fc2, &w->merger);
         for (uint32_t k = 0; k < v->deepstack_count; k++)
             walk_merger(ld, k, v->names.deepstack_norm, v->names.deepstack_fc1, v->names.deepstack_fc2,

@@ -39,12 +39,12 @@ struct family_type {
  * follow. */
 struct family_images {
     struct image_config image;
+    /* The top level of processor_config.json, before the settings; NULL: not read. */
+    void (*processor)(struct hf_reader *r, struct image_config *out);
+    /* Instead of `size` and what goes with it. */
+    void (*read)(struct hf_reader *r, uint32_t settings, struct image_config *out);
     float video_mean[3], video_std[3];
     uint32_t video_patch; /* 0: the model takes no videos */
-    /* The keys of the class that determine sizes, instead of the usual ones; steps of padding and cropping
-     * are its own matter. processor: the top level of processor_config.json, or JSON_NONE. NULL: the usual.
-     */
-    void (*read)(struct hf_reader *r, uint32_t processor, uint32_t image_processor, struct image_config *out);
 };
 
 /* For a family whose processor has its own rule for prompts. */

@@ -31,6 +31,7 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
     (void)type;
     if (r->vision == JSON_NONE) hf_error(r, ST_FORMAT, "vision_config", "is missing");
     family_read_text(r, decoders, c);
+    if (json_get_live(r->d, r->text, "rms_norm_eps") == JSON_NONE) c->text.rms_norm_eps = 1e-5;
     c->text.tie_word_embeddings = false;
     hf_bool(r, 0, "tie_word_embeddings", &c->text.tie_word_embeddings);
     siglip_read(r, r->vision, &c->vision);
@@ -77,7 +78,7 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
     d->has_vision = true;
     d->vision = siglip_tower(c);
     d->vision.position_side = side;
-    d->vision.position_lookup = POSITIONS_BUCKETS;
+    d->vision.position_lookup = LOOKUP_BUCKETS;
     d->vision.end = VISION_MERGE;
     d->vision.merge = merge;
     d->vision.merge_no_bias = true;
@@ -95,11 +96,10 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
 
 /* ---- images ---- */
 
-static void read_images(struct hf_reader *r, uint32_t processor, uint32_t obj, struct image_config *out)
+static void read_images(struct hf_reader *r, uint32_t obj, struct image_config *out)
 {
     uint32_t size = json_get_live(r->d, obj, "size");
     bool resize = true, split = true;
-    (void)processor;
     hf_bool(r, obj, "do_resize", &resize);
     hf_bool(r, obj, "do_image_splitting", &split);
     if (size != JSON_NONE && json_get_live(r->d, size, "longest_edge") == JSON_NONE)

@@ -120,19 +120,19 @@ struct source {
     bool videos;
 };
 
-static void read_settings(struct hf_reader *r, uint32_t processor, uint32_t obj, const struct source *from,
+static void read_settings(struct hf_reader *r, uint32_t obj, const struct source *from,
                           struct image_config *out)
 {
     static const char *const never[] = {"do_center_crop", "do_pad"};
-    bool videos = from->videos, own = from->family->read && !videos;
+    bool videos = from->videos;
     uint32_t filter = out->filter;
-    for (size_t i = 0; i < sizeof never / sizeof *never && !own; i++) {
+    for (size_t i = 0; i < (from->family->read ? 1 : sizeof never / sizeof *never); i++) {
         bool on = false;
         hf_bool(r, obj, never[i], &on);
         if (on) hf_error(r, ST_UNSUPPORTED, never[i], "is not supported");
     }
     /* The class with videos by volume has no such arguments, unlike the other. */
-    if (own) from->family->read(r, processor, obj, out);
+    if (from->family->read) from->family->read(r, obj, out);
     else if (out->budgets) read_budget(r, obj, out);
     else if (out->dynamic) read_areas(r, obj, videos && out->video_volume, out);
     else read_size(r, obj, out);
@@ -141,14 +141,14 @@ static void read_settings(struct hf_reader *r, uint32_t processor, uint32_t obj,
         hf_error(r, ST_UNSUPPORTED, "resample",
                  "only 1 (Lanczos), 2 (bilinear) and 3 (bicubic) are supported");
     else out->filter = (enum image_filter)filter;
-    if (!own) hf_bool(r, obj, "do_resize", &out->do_resize);
+    hf_bool(r, obj, "do_resize", &out->do_resize);
     hf_bool(r, obj, "do_rescale", &out->do_rescale);
     hf_bool(r, obj, "do_normalize", &out->do_normalize);
     hf_double(r, obj, "rescale_factor", 1e-9, 1e9, &out->rescale_factor);
     read_channels(r, obj, "image_mean", -1e6, out->mean);
     read_channels(r, obj, "image_std", 1e-6, out->std);
     if (videos) read_frames(r, obj, out);
-    if (out->dynamic || own) return;
+    if (out->dynamic || from->family->read) return;
     hf_bool(r, obj, "do_pan_and_scan", &out->pan_and_scan);
     hf_u32(r, obj, "pan_and_scan_min_crop_size", 1, TARGET_SIDE_MAX, &out->pan_min_crop);
     hf_u32(r, obj, "pan_and_scan_max_num_crops", 1, CROPS_MAX, &out->pan_max_crops);
@@ -167,7 +167,8 @@ static enum status read_file(const struct source *from, const char *file, const 
     *found = node != JSON_NONE;
     if (*found && json_kind(&doc, node) != JSON_OBJECT)
         hf_error(&r, ST_FORMAT, key ? key : "the file", "must be an object");
-    if (*found) read_settings(&r, key ? 0 : JSON_NONE, node, from, out);
+    if (key && !from->videos && !r.st && from->family->processor) from->family->processor(&r, out);
+    if (*found) read_settings(&r, node, from, out);
     json_free(&doc);
     free(path);
     return r.st == ST_NOT_FOUND ? ST_OK : r.st;

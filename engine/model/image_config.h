@@ -15,6 +15,12 @@ enum image_resize_mode {
     IMAGE_PIL = 1,      /* Pillow 13 */
 };
 
+enum image_small {
+    SMALL_KEPT = 0,
+    SMALL_SCALED,  /* both sides grow by one factor, rounded down */
+    SMALL_BY_SIDE, /* first the height becomes patch * merge and the width grows with it, then the reverse */
+};
+
 /* How an image is cut into tiles of side x side pixels. */
 enum image_tiling {
     TILES_NONE = 0,
@@ -49,6 +55,10 @@ struct image_config {
     bool dynamic;
     uint32_t patch, merge, depth; /* patch_size, merge_size, temporal_patch_size */
     uint64_t area_min, area_max;  /* pixels: min_pixels/max_pixels or size.shortest_edge/longest_edge */
+    uint32_t area_frames;         /* an image's area counts so many times; 0 counts as 1 */
+    enum image_small small;       /* an image with a side below patch * merge */
+    /* > 0: instead of an area, the longest side; a larger image shrinks, and sides are rounded up. */
+    uint32_t longest;
     /* NULL, or the allowed token budgets (ascending, 0-terminated): area_max is the area of one of them, and
      * sides fill it as far as multiples allow, small images too. */
     const uint32_t *budgets;

@@ -135,24 +135,28 @@ struct desc_names {
 };
 
 /* A tower of pre-norm transformer layers over the patches of one image:
- *   h = patch W (+ b) (+ position)
+ *   h = patch W (+ b);  h = N(h), if there is pre_norm;  h += position
  *   each layer:  h += P(attn(N(h), 2-D rotary));  h += P(mlp(N(h)))
  *        N: LayerNorm with bias or RMS norm;  P: RMS norm, or nothing
  * then one of four ends:
  *   linear (fixed size):  h = LN(h); a token is a patch; projection with bias to the decoder's width
  *   pool   h = LN(h), if there is post_norm; mean over pool x pool cells (times pool_factor, less std_bias,
  *          times std_scale); RMS norm; projection to the decoder's width
- *   merge  (patches lie in runs of merge x merge that form a token):  h = N(h), if there is post_norm;
- *          fc2(gelu_erf(fc1(LN(the run's h, concatenated)))), the LayerNorm if there is merge_norm, or fc1
- *          alone; the same, without post_norm, after each layer in `deepstack`
+ *   merge  (patches lie in runs of merge x merge that form a token), each step but fc1 if it has a name:
+ *          h = N(h) with post_norm, h = N(h) with merge_pre_norm;  x = the run's h, concatenated;
+ *          x = LN(x) with merge_norm;  x = x Wconv, a convolution of stride `merge`;
+ *          x = gelu_erf(LN(x Wproj));  x = fc2(gelu_erf(fc1(x))), or SwiGLU with merge_up; the same, without
+ *          post_norm, after each layer in `deepstack`
  *   embed  (no layers): h = LN(LN(LN(patch) W + b) + position); RMS norm; projection */
 enum desc_vision_end { VISION_POOL = 0, VISION_MERGE, VISION_EMBED, VISION_LINEAR };
-enum desc_vision_mlp { VISION_GELU_TANH = 0, VISION_QUICK_GELU, VISION_GLU_SILU, VISION_GLU_GELU };
-/* Which rows of a square position table a patch takes. */
-enum desc_positions {
-    POSITIONS_CORNERS = 0, /* bilinear, corners aligned; of a grid as large as the table: its own */
-    POSITIONS_BUCKETS, /* one: where its corner lies in the image, in floats as transformers computes it */
+/* How a patch's place becomes one in the position table; places after its end count as the last. */
+enum desc_lookup {
+    LOOKUP_CORNERS = 0, /* bilinear, the corners aligned */
+    LOOKUP_CENTRES,     /* bilinear, the patches' centres */
+    LOOKUP_BICUBIC,     /* 16 entries, the patches' centres */
+    LOOKUP_BUCKETS,     /* one entry, where the patch's corner lies */
 };
+enum desc_vision_mlp { VISION_GELU_TANH = 0, VISION_QUICK_GELU, VISION_GLU_SILU, VISION_GLU_GELU };
 struct desc_vision {
     uint32_t image_size; /* pixels per side; 0 = any (multiples of patch * merge) */
     uint32_t patch, hidden, ff, layers, heads;
@@ -169,6 +173,7 @@ struct desc_vision {
     double rope_theta;      /* 2-D rotary over (row, column); 0 = none */
     bool rope_halves;       /* the head's first half rotates by the column, the second by the row, each with
                                its own pairs (false: pairs over the whole head, the row's first) */
+    bool rope_between;      /* each frequency of the column lies between two of the row's (false: the same) */
     bool centred;           /* the tower maps [0, 1] to [-1, 1] */
     bool channels_last;     /* the patch weight is [C, patch, patch, 3], flat (false: [C, 3, ...]) */
     uint32_t position_axis; /* > 0: a table of so many columns and one of so many rows, whose entries are
@@ -176,17 +181,20 @@ struct desc_vision {
     bool position_pairs;
     uint32_t position_side; /* > 0: the position table is side x side, looked up by position_lookup; 0 with
                                image_size: one row per patch */
-    enum desc_positions position_lookup;
+    enum desc_lookup position_lookup;
     bool position;
     uint32_t window; /* tokens per side of an attention window; 0 = a patch attends to its whole frame */
     uint8_t full_layers[64]; /* bit n%8 of [n/8]: layer n attends to the whole frame despite the window */
     enum desc_vision_end end;
-    uint32_t pool;     /* VISION_POOL: cells per side that are averaged */
-    uint32_t tokens;   /* output rows of an image of fixed size */
-    uint32_t merge;    /* VISION_MERGE, or any size: patches per side of a token */
-    uint32_t merge_ff; /* between the merger's two products; 0: as wide as the concatenation */
+    uint32_t pool;       /* VISION_POOL: cells per side that are averaged */
+    uint32_t tokens;     /* output rows of an image of fixed size */
+    uint32_t merge;      /* VISION_MERGE, or any size: patches per side of a token */
+    uint32_t merge_conv; /* > 0: columns after Wconv, whose weight is [columns, C, merge, merge] or the same
+                            flat, and after Wproj */
+    bool merge_conv_bias;
+    uint32_t merge_ff; /* between the merger's two products; 0: as wide as their input */
     bool merge_no_bias;
-    float merge_eps;   /* of the LayerNorm over the concatenation; 0: eps */
+    float merge_eps;   /* of merge_pre_norm and merge_norm; 0: eps */
     float pool_factor; /* 0 counts as 1 */
     uint32_t deepstack_count,
         deepstack[DESC_DEEPSTACK_MAX]; /* layers after whose output a DeepStack feature is taken; DeepStack
@@ -202,7 +210,9 @@ struct desc_vision {
         const char *project;
         const char *q_norm, *k_norm, *post_attn, *post_mlp, *std_bias, *std_scale; /* std_: whole names */
         const char *patch_norm, *dense_norm, *position_norm;                       /* VISION_EMBED */
-        const char *merge_norm, *merge_fc1, *merge_fc2;
+        const char *pre_norm;
+        const char *merge_pre_norm, *merge_norm, *merge_conv, *merge_proj, *merge_proj_norm, *merge_fc1,
+            *merge_up, *merge_fc2; /* merge_up: fc1 = gate, fc2 = down */
         const char *deepstack_norm, *deepstack_fc1,
             *deepstack_fc2; /* '#' = number of the DeepStack feature */
     } names;

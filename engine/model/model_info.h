@@ -29,6 +29,7 @@ struct model_image_rule {
     uint32_t tokens;         /* placeholder tokens per image; 0: by its grid (config.dynamic) */
     enum span_rule rule;     /* of an image's tokens */
     bool grid;               /* images have 3-D positions (struct prompt_grid) */
+    const char *row_break;   /* text of a token between the rows of an image's tokens, or NULL */
     /* The processor's text around the tiles or crops of an image, instead of prefix and suffix: what stands
      * before image n, or, with n = count, behind the last; returns as snprintf. NULL: there is one. */
     int (*layout)(char out[MODEL_TEXT_BYTES], const struct image_place *at);

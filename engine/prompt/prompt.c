@@ -193,6 +193,12 @@ static uint64_t token_count(const struct model_image_rule *rule, const struct pr
                : n;
 }
 
+/* Breaks between the rows of image i. */
+static uint32_t break_count(const struct model_image_rule *rule, const struct prompt_image *p, uint32_t i)
+{
+    return rule->row_break ? p->grids[i].h - 1 : 0;
+}
+
 /* The time of a group of frames, or the layout around image i. */
 static enum status add_written(const struct model_image_rule *rule, struct expansion *x,
                                const struct prompt_image *p, uint32_t i, struct err *err)
@@ -218,9 +224,12 @@ static enum status add_image(const struct model_image_rule *rule, struct expansi
         if (p->video && i && rule->video_between) st = add_literal(x, rule->video_between, err);
         if (!st && (layout || (p->video && rule->video_stamp))) st = add_written(rule, x, p, i, err);
         if (prefix && !st) st = add_literal(x, prefix, err);
-        if (!st)
-            st = add_run(x, x->placeholder[p->video], (size_t)token_count(rule, p, i) * placeholder,
-                         TOK_CONTROL_ALL, err);
+        uint32_t rows = break_count(rule, p, i) + 1;
+        size_t row = (size_t)token_count(rule, p, i) / rows * placeholder;
+        for (uint32_t y = 0; y < rows && !st; y++) {
+            if (y) st = add_literal(x, rule->row_break, err);
+            if (!st) st = add_run(x, x->placeholder[p->video], row, TOK_CONTROL_ALL, err);
+        }
         if (suffix && !st) st = add_literal(x, suffix, err);
     }
     return layout && !st ? add_written(rule, x, p, p->count, err) : st;
@@ -356,9 +365,13 @@ static enum status find_spans(const struct model_image_rule *rule, const struct 
     bool video;
     for (uint32_t k = 0; k < image_count; k++) {
         for (uint32_t i = 0; i < images[k].count; i++) {
-            uint32_t want = (uint32_t)token_count(rule, &images[k], i), n = 0;
+            struct prompt_grid grid = images[k].grids ? images[k].grids[i] : (struct prompt_grid){0};
+            uint32_t want = (uint32_t)token_count(rule, &images[k], i) + break_count(rule, &images[k], i),
+                     n = 0;
+            grid.breaks = rule->row_break != NULL;
             while (at < p->token_count && !is_placeholder(rule, p->tokens[at], &video)) at++;
-            while (n < want && at + n < p->token_count && is_placeholder(rule, p->tokens[at + n], &video) &&
+            while (n < want && at + n < p->token_count &&
+                   is_placeholder(rule, p->tokens[at + n], &video) != prompt_grid_break(&grid, n) &&
                    video == images[k].video)
                 n++;
             if (n != want)
@@ -366,7 +379,7 @@ static enum status find_spans(const struct model_image_rule *rule, const struct 
                                "The tokenizer made %u placeholder tokens in a row where an image has %u.", n,
                                want);
             p->spans[found] = span_of_image(at, at + n, rule->rule);
-            if (rule->grid && images[k].grids) p->spans[found].grid = images[k].grids[i];
+            if (rule->grid || rule->row_break) p->spans[found].grid = grid;
             found++;
             at += n;
         }
@@ -434,7 +447,9 @@ enum status prompt_check(const struct model_info *m, const struct prompt *p, str
     if (p->token_count == 0) return err_set(err, ST_INVALID, "The prompt is empty.");
     for (uint32_t i = 0; i < p->token_count; i++) {
         while (k < p->span_count && p->spans[k].end <= i) k++;
-        if (k < p->span_count && i >= p->spans[k].begin && p->spans[k].image) continue;
+        if (k < p->span_count && i >= p->spans[k].begin && p->spans[k].image &&
+            !prompt_grid_break(&p->spans[k].grid, i - p->spans[k].begin))
+            continue;
         bool video;
         if (m->image.present && is_placeholder(&m->image, p->tokens[i], &video))
             return err_set(err, ST_INVALID,

@@ -174,6 +174,7 @@ static void load_spans(struct golden *g, uint32_t n, const struct json_doc *d, u
         *im = (struct mini_image){.begin = whole(g, d, span, "begin"),
                                   .end = whole(g, d, span, "end"),
                                   .grid = {(uint32_t)thw[0], (uint32_t)thw[1], (uint32_t)thw[2], seconds}};
+        im->grid.breaks = im->end - im->begin > im->grid.t * im->grid.h * im->grid.w;
         im->pixels = video ? load_video(g, n, k, whole(g, d, span, "first"), im->grid.t, config)
                            : load_still(g, n, k, 0, config);
         struct prompt_grid made = image_grid(config, im->pixels.width, im->pixels.height, im->pixels.frames);
