@@ -101,6 +101,22 @@ static void order_tokens(const struct desc_vision *d, uint32_t h, uint32_t w, ui
     }
 }
 
+/* torch.bucketize of index / size among arange(1 / side, 1, 1 / side), in the reference's floats: its arange
+ * steps in double within blocks of 8 that begin in float, and in double alone after the last 16. */
+static uint32_t bucket_of(uint32_t index, uint32_t size, uint32_t side)
+{
+    double step = 1.0 / side;
+    float at = fminf((float)index * (1.0f / (float)size), (float)(1.0 - 1e-6));
+    uint32_t count = (uint32_t)ceil((1.0 - step) / step), n = 0;
+    for (; n < count; n++) {
+        uint32_t first = n < count / 16 * 16 ? n / 8 * 8 : n;
+        double base = step + step * first;
+        if (n < count / 16 * 16) base = (double)(float)base;
+        if ((float)(base + (n - first) * step) > at) break;
+    }
+    return n < side ? n : side - 1;
+}
+
 /* Entries of the position table along one axis. */
 static uint32_t axis_count(const struct desc_vision *d)
 {
@@ -122,6 +138,12 @@ static void axis_taps(const struct desc_vision *d, uint32_t index, uint32_t size
 {
     const float a = -0.75f;
     uint32_t side = d->position_side, n = axis_count(d);
+    if (d->position_lookup == LOOKUP_BUCKETS) {
+        tap[0] = tap[1] = bucket_of(index, size, side);
+        weight[0] = 1;
+        weight[1] = 0;
+        return;
+    }
     float src = axis_place(d->position_lookup, (float)index, (float)size, (float)side), low = floorf(src);
     for (uint32_t k = 0; k < n; k++) {
         float offset = (float)k - (float)(n / 2 - 1), at = low + offset, far = fabsf(src - low - offset);

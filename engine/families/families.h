@@ -115,8 +115,9 @@ enum status family_load_tokenizer(const char *model, const char *mmproj, const s
 /* `image_processor` of processor_config.json or, where that is absent, preprocessor_config.json; for families
  * with videos also `video_processor` of the former, else video_preprocessor_config.json, else
  * preprocessor_config.json. Absent and null keys get the defaults of the class that the family uses.
- * ST_NOT_FOUND without settings for images; ST_UNSUPPORTED for an unsupported family, filter (only 2 =
- * bilinear and 3 = bicubic) or step. Unsupported settings for videos only leave `video` false. */
+ * ST_NOT_FOUND without settings for images; ST_UNSUPPORTED for an unsupported family, filter (only 1 =
+ * Lanczos, 2 = bilinear and 3 = bicubic) or step. Unsupported settings for videos only leave `video` false.
+ */
 enum status family_load_images(const char *model, const char *mmproj, const char *model_type,
                                struct image_config *out, struct err *err) KV_MUST_CHECK;
 /* The tensors, under a directory's names. */

@@ -137,8 +137,9 @@ static void read_settings(struct hf_reader *r, uint32_t obj, const struct source
     else if (out->dynamic) read_areas(r, obj, videos && out->video_volume, out);
     else read_size(r, obj, out);
     hf_u32(r, obj, "resample", 0, 255, &filter);
-    if (filter != IMAGE_BILINEAR && filter != IMAGE_BICUBIC)
-        hf_error(r, ST_UNSUPPORTED, "resample", "only 2 (bilinear) and 3 (bicubic) are supported");
+    if (filter < IMAGE_LANCZOS || filter > IMAGE_BICUBIC)
+        hf_error(r, ST_UNSUPPORTED, "resample",
+                 "only 1 (Lanczos), 2 (bilinear) and 3 (bicubic) are supported");
     else out->filter = (enum image_filter)filter;
     hf_bool(r, obj, "do_resize", &out->do_resize);
     hf_bool(r, obj, "do_rescale", &out->do_rescale);
@@ -147,7 +148,7 @@ static void read_settings(struct hf_reader *r, uint32_t obj, const struct source
     read_channels(r, obj, "image_mean", -1e6, out->mean);
     read_channels(r, obj, "image_std", 1e-6, out->std);
     if (videos) read_frames(r, obj, out);
-    if (out->dynamic) return;
+    if (out->dynamic || from->family->read) return;
     hf_bool(r, obj, "do_pan_and_scan", &out->pan_and_scan);
     hf_u32(r, obj, "pan_and_scan_min_crop_size", 1, TARGET_SIDE_MAX, &out->pan_min_crop);
     hf_u32(r, obj, "pan_and_scan_max_num_crops", 1, CROPS_MAX, &out->pan_max_crops);

@@ -154,6 +154,7 @@ enum desc_lookup {
     LOOKUP_CORNERS = 0, /* bilinear, the corners aligned */
     LOOKUP_CENTRES,     /* bilinear, the patches' centres */
     LOOKUP_BICUBIC,     /* 16 entries, the patches' centres */
+    LOOKUP_BUCKETS,     /* one entry, where the patch's corner lies */
 };
 enum desc_vision_mlp { VISION_GELU_TANH = 0, VISION_QUICK_GELU, VISION_GLU_SILU, VISION_GLU_GELU };
 struct desc_vision {

@@ -90,10 +90,12 @@ static enum status cut_all(const struct image_config *cfg, const struct image_u8
     return st;
 }
 
-enum status image__tile(const struct image_config *cfg, const struct image_u8 *src,
+enum status image__tile(const struct image_config *config, const struct image_u8 *src,
                         struct image_prepared *out, struct err *err)
 {
+    struct image_config copy = *config, *cfg = &copy; /* tiles are resized even with do_resize off */
     const struct image_tiles *t = &cfg->tiles;
+    copy.do_resize = true;
     struct image_u8 first = {0};
     enum status st = ST_OK;
     struct size to = {src->width, src->height}, grid = {1, 1};

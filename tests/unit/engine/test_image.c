@@ -314,7 +314,7 @@ static void test_config(void **state)
     static const struct {
         const char *text;
         enum status want;
-    } bad[] = {{"{\"resample\": 1}", ST_UNSUPPORTED},
+    } bad[] = {{"{\"resample\": 4}", ST_UNSUPPORTED},
                {"{\"resample\": \"bicubic\"}", ST_FORMAT},
                {"{\"size\": {\"shortest_edge\": 224}}", ST_UNSUPPORTED},
                {"{\"size\": {\"height\": 224}}", ST_UNSUPPORTED},

@@ -1,0 +1,143 @@
+"""The families and variants of make_tiles.py. A family: its tokens and the split of its tokenizer, its
+processor, how its pixel_values are cut into images ([3, h, w] each, in the order of the prompt), how many
+tokens each takes, which tensor makes the rows (`last`), and what else the model must react to (`odd`)."""
+import contextlib
+
+import torch
+from transformers.models.idefics3 import Idefics3ImageProcessor, Idefics3Processor
+from transformers.models.idefics3 import modeling_idefics3
+from transformers.models.smolvlm import SmolVLMImageProcessor, SmolVLMProcessor, SmolVLMVideoProcessor
+from transformers.models.smolvlm import modeling_smolvlm, processing_smolvlm
+
+from make_qwen_variants import chat, image, raw, text, text_cfg  # noqa: F401
+
+processing_smolvlm.num2words = str  # only videos need it
+
+
+def rope(theta):
+    return {"rope_theta": theta, "rope_type": "default"}
+
+
+# ------------------------------------------------------------------------------------ Idefics3 and SmolVLM
+
+FAKE, GLOBAL, END = "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"
+ROWS = [f"<row_{r + 1}_col_{c + 1}>" for r in range(2) for c in range(3)]  # others are written as text
+UTTERANCES = """<|im_start|>
+{%- for turn in messages -%}
+    {{ turn['role'] | capitalize }}
+    {{- ':' if turn['content'][0]['type'] == 'image' else ': ' }}
+    {%- for part in turn['content'] -%}
+        {{ part['text'] if part['type'] == 'text' else '<image>' }}
+    {%- endfor -%}
+    {{ '<end_of_utterance>\\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ 'Assistant:' }}{%- endif -%}
+"""
+
+
+def idefics3_processor(v, tokenizer):
+    side, merge = v["vision"]["image_size"], v["top"].get("scale_factor", 2)
+    smol = v["family"] == "smolvlm"
+    images = (SmolVLMImageProcessor if smol else Idefics3ImageProcessor)(
+        size={"longest_edge": v["longest"]}, max_image_size={"longest_edge": side}, **v.get("images", {}))
+    more = dict(image_seq_len=(side // v["vision"]["patch_size"] // merge) ** 2, chat_template=UTTERANCES)
+    if smol:
+        return SmolVLMProcessor(images, tokenizer, SmolVLMVideoProcessor(), **more)
+    return Idefics3Processor(images, tokenizer, **more)
+
+
+def square_tokens(a, v):
+    return (a.shape[-1] // v["vision"]["patch_size"] // v["top"].get("scale_factor", 2)) ** 2
+
+
+@contextlib.contextmanager
+def swapped(model, name, change):
+    w = dict(model.named_parameters())[name]
+    kept = w.detach().clone()
+    with torch.no_grad():
+        w.copy_(change(kept))
+    yield
+    with torch.no_grad():
+        w.copy_(kept)
+
+
+@contextlib.contextmanager
+def plain_buckets(_model):
+    """Position i for patch i."""
+    kept = torch.bucketize
+    torch.bucketize = lambda x, bounds, right: torch.arange(x.shape[-1]).expand(x.shape)
+    yield
+    torch.bucketize = kept
+
+
+def columns_swapped(model):
+    """The patches of a token in columns instead of rows."""
+    name, c, s = "model.connector.modality_projection.proj.weight", model.config.vision_config.hidden_size, \
+        model.config.scale_factor
+    return swapped(model, name, lambda w: w.view(-1, s, s, c).transpose(1, 2).reshape(w.shape))
+
+
+IDEFICS3 = dict(
+    split="numbers", vocab=330, image="<image>", end=END, image_text="<image>",
+    tokens=["<|endoftext|>", "<|im_start|>", FAKE, "<image>", END, GLOBAL] + ROWS,
+    processor=idefics3_processor, count=square_tokens,
+    tiles=lambda out, v: list(out["pixel_values"][0]),
+    last=lambda name: "modality_projection" in name,
+    odd={"order of a token's patches": columns_swapped},
+)
+FAMILIES = {"idefics3": IDEFICS3, "buckets": IDEFICS3 | {"odd": IDEFICS3["odd"] | {"plain positions": plain_buckets}}}
+
+
+def siglip(**over):
+    return dict(hidden_size=16, intermediate_size=28, num_hidden_layers=2, num_attention_heads=2, image_size=24,
+                patch_size=4) | over
+
+
+ASK = ("u", [text("Is it?")])
+VARIANTS = {
+    "smolvlm_f32": dict(
+        kind="idefics3", family="smolvlm", seed=5100, longest=48, top=dict(scale_factor=3),
+        text=text_cfg(model_type="llama", vocab_size=330, num_attention_heads=4, num_key_value_heads=2,
+                      rms_norm_eps=1e-5, tie_word_embeddings=False, rope_parameters=rope(1e4)),
+        vision=siglip(),
+        cases=[chat(("u", [image(0), text("What is it?")]), pictures=[(1, 33, 47)], note="two rows of two tiles"),
+               chat(("u", [text("One"), image(0), text("two"), image(1)]), ("a", [text("Yes.")]),
+                    ("u", [image(2), text("and?")]), ("a", [text("No.")]), ("u", [image(3), image(4)]),
+                    pictures=[(2, 20, 20), (3, 4, 60), (4, 1, 200), (5, 2, 2), (6, 70, 30)],
+                    note="five images over three turns: one of 1 x 200, one of 2 x 2"),
+               chat(ASK, note="text alone")]),
+    "smolvlm_whole_f32": dict(
+        kind="buckets", family="smolvlm", seed=5200, longest=70, top=dict(scale_factor=5, tie_word_embeddings=True),
+        images=dict(do_image_splitting=False, resample=3),
+        text=text_cfg(model_type="llama", vocab_size=335, hidden_size=48, num_attention_heads=3, num_key_value_heads=1,
+                      num_hidden_layers=2, tie_word_embeddings=True, rms_norm_eps=1e-5, rope_parameters=rope(1e4)),
+        vision=siglip(hidden_size=24, num_attention_heads=3, image_size=50, patch_size=2, num_hidden_layers=1),
+        cases=[chat(("u", [image(0), text("What is it?")]), pictures=[(7, 90, 41)],
+                    note="not cut; bicubic, twice; positions that floats put into the bucket before"),
+               chat(ASK, ("a", [text("No.")]), ("u", [image(0), image(1)]), pictures=[(8, 50, 50), (9, 7, 3)])]),
+    "idefics3_f32": dict(
+        kind="idefics3", family="idefics3", seed=5300, longest=64, top=dict(scale_factor=2),
+        drop=["scale_factor"],
+        text=text_cfg(model_type="llama", vocab_size=330, num_attention_heads=2, num_key_value_heads=1, head_dim=24,
+                      rms_norm_eps=1e-5, tie_word_embeddings=False, rope_parameters=rope(5e3)),
+        vision=siglip(image_size=16, num_hidden_layers=3, layer_norm_eps=1e-3),
+        cases=[chat(("u", [image(0), text("What is it?")]), pictures=[(11, 61, 40)],
+                    note="12 tiles and the whole; rows that have no token"),
+               chat(("u", [text("See"), image(0)]), pictures=[(12, 100, 9)])]),
+    "idefics3_odd_f32": dict(
+        kind="buckets", family="idefics3", seed=5400, longest=50, top=dict(scale_factor=5),
+        text=text_cfg(model_type="llama", vocab_size=330, hidden_size=40, num_attention_heads=2, num_key_value_heads=2,
+                      num_hidden_layers=2, attention_bias=True, rms_norm_eps=1e-5, tie_word_embeddings=False,
+                      rope_parameters=rope(1e4)),
+        vision=siglip(image_size=25, patch_size=1, num_hidden_layers=2),
+        images=dict(image_mean=[0.4, 0.5, 0.6], image_std=[0.3, 0.25, 0.5], do_resize=True),
+        cases=[chat(("u", [image(0), text("Well?")]), pictures=[(13, 40, 20)],
+                    note="2 tiles of 25 x 25 patches of one pixel; other means")]),
+    "smolvlm_bf16": dict(
+        kind="idefics3", family="smolvlm", seed=5500, longest=48, top=dict(scale_factor=3), dtype="bfloat16",
+        gains=dict(head=1.6, qk=0.7, mix=0.3), distinct=5, margin=0.004,
+        text=text_cfg(model_type="llama", vocab_size=330, num_attention_heads=4, num_key_value_heads=2,
+                      num_hidden_layers=2, rms_norm_eps=1e-5, tie_word_embeddings=False, rope_parameters=rope(1e4)),
+        vision=siglip(num_hidden_layers=1),
+        cases=[chat(("u", [image(0), text("What?")]), pictures=[(14, 33, 20)])]),
+}
