@@ -42,7 +42,7 @@ enum {
     IMAGES = 2 * CONTENTS,
     PER_INSTANCE = 150, /* requests of one scheduler */
     FLIGHT_MAX = 24,
-    FAMILIES = 6,
+    FAMILIES = 7,
     MODELS_MAX = 32 * FAMILIES,
     STALL_TURNS = 4000,
 };
@@ -271,12 +271,20 @@ static void add_text(const struct run *r, struct history *h, uint32_t n)
     }
 }
 
+static void write_image(const struct run *r, uint32_t image, uint32_t *tokens)
+{
+    const struct test_image *p = &r->pool[image];
+    for (uint32_t i = 0; i < p->rows; i++)
+        tokens[i] = prompt_grid_break(&p->grid, i) ? 7 : r->info->image.placeholder_id;
+}
+
 static void add_image(const struct run *r, struct history *h, uint32_t image)
 {
     uint32_t n = r->pool[image].rows;
     if (!r->images || h->image_count == IMAGES_MAX || h->count + n > r->length_max) return;
     h->images[h->image_count++] = (struct span){h->count, image};
-    for (uint32_t i = 0; i < n; i++) h->tokens[h->count++] = r->info->image.placeholder_id;
+    write_image(r, image, h->tokens + h->count);
+    h->count += n;
 }
 
 /* Another image in the place of image i: what follows moves when it has another number of rows. */
@@ -286,7 +294,7 @@ static void replace_image(const struct run *r, struct history *h, uint32_t i, ui
     uint32_t old = rows_of(r, s), now = r->pool[image].rows, end = s->begin + old;
     if (h->count - old + now > r->length_max) return;
     memmove(h->tokens + s->begin + now, h->tokens + end, (h->count - end) * sizeof *h->tokens);
-    for (uint32_t k = 0; k < now; k++) h->tokens[s->begin + k] = r->info->image.placeholder_id;
+    write_image(r, image, h->tokens + s->begin);
     for (uint32_t k = i + 1; k < h->image_count; k++) h->images[k].begin = h->images[k].begin - old + now;
     h->count = h->count - old + now;
     s->image = image;
@@ -1071,9 +1079,10 @@ static uint32_t list_family(const char *family, const char *demo, uint32_t first
 /* The families in turns, so that a short run meets all. */
 static uint32_t find_models(const struct options *o)
 {
-    static const char *const families[FAMILIES] = {"gemma3", "qwen",  "paligemma",
-                                                   "gemma4", "gemma", "gemma4-mtp"};
-    static const char *const demos[FAMILIES] = {"demo", "demo-qwen3-vl", "none", "none", "none", "none"};
+    static const char *const families[FAMILIES] = {"gemma3", "qwen",       "paligemma", "gemma4",
+                                                   "gemma",  "gemma4-mtp", "native"};
+    static const char *const demos[FAMILIES] = {"demo", "demo-qwen3-vl", "none", "none",
+                                                "none", "none",          "none"};
     uint32_t n[FAMILIES], all = 0;
     if (o->model) {
         snprintf(models[0], sizeof models[0], "%s", o->model);
