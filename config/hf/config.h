@@ -84,7 +84,7 @@ struct hf_vision {
     uint32_t deepstack[HF_DEEPSTACK_MAX], deepstack_count;
     bool use_clipped_linears, standardize;
     /* No key: fixed by the class, with multimodal_projector_bias. */
-    bool patch_merger, projector_bias, break_rows /* a token between the rows of an image */;
+    bool patch_merger, projector_bias, attention_bias, break_rows /* a token between the rows of an image */;
 };
 struct hf_config {
     char model_type[32];
