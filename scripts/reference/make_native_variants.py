@@ -1,6 +1,6 @@
 """The families and variants of make_native.py. A family: its tokens and the split of its tokenizer, its
 processor, its images as [3, h, w] (`planes`), pixel_values with one image negated (`negated`), the tower's
-patch, merge and depth (`sizes`), which tensor makes the rows (`last`), and what else the model must react to
+patch, merge and depth (`sizes`), which tensor makes the rows (`last`), norms after a branch (`small`), and what else the model must react to
 (`odd`)."""
 import contextlib
 
@@ -138,7 +138,7 @@ FIVE = [chat(("u", [text("One"), image(0), text("two"), image(1)]), ("a", "Yes."
              note="five images over three turns: one of 3 x 31, one of 2 x 2")]
 VARIANTS = {
     "mistral3_f32": dict(
-        kind="mistral3", family="mistral3", seed=6100, longest=40, top=dict(spatial_merge_size=2),
+        kind="mistral3", family="mistral3", seed=6106, longest=40, top=dict(spatial_merge_size=2),
         text=text_cfg(model_type="mistral", vocab_size=330, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
                       sliding_window=None, rms_norm_eps=1e-3, rope_parameters=rope(1e4)),
         vision=pixtral(), drop=["tie_word_embeddings", "text_config.tie_word_embeddings"],
@@ -157,7 +157,7 @@ VARIANTS = {
         cases=[chat(("u", [text("See"), image(0), text("now?"), image(1)]), pictures=[(7, 61, 40), (8, 14, 45)],
                     note="3 x 3 patches of 5 pixels a token; queries that grow; projections with biases")]),
     "pixtral_f32": dict(
-        kind="pixtral", family="llava", seed=6300, longest=30, drop=["spatial_merge_size"],
+        kind="pixtral", family="llava", seed=6303, longest=30, drop=["spatial_merge_size"],
         top=dict(vision_feature_layer=-1, vision_feature_select_strategy="full", image_seq_length=1),
         text=text_cfg(model_type="mistral", vocab_size=330, num_attention_heads=2, num_key_value_heads=1, head_dim=20,
                       sliding_window=None, tie_word_embeddings=False, rope_parameters=rope(1e5)),
@@ -165,7 +165,7 @@ VARIANTS = {
         cases=[chat(("u", [image(0), text("Well?"), image(1)]), pictures=[(9, 32, 19), (10, 32, 19)],
                     note="a token is a patch")]),
     "mistral3_gguf_f32": dict(
-        kind="ministral3", family="mistral3", seed=6400, longest=48, top=dict(spatial_merge_size=2),
+        kind="ministral3", family="mistral3", seed=6401, longest=48, top=dict(spatial_merge_size=2),
         text=text_cfg(model_type="ministral3", vocab_size=330, hidden_size=64, intermediate_size=96,
                       num_attention_heads=2, num_key_value_heads=1, head_dim=32, num_hidden_layers=2,
                       pad_token_id=None, rms_norm_eps=1e-5,
@@ -174,7 +174,7 @@ VARIANTS = {
         vision=pixtral(hidden_size=32, intermediate_size=64, image_size=48),
         cases=[chat(("u", [image(0), text("What?")]), pictures=[(11, 44, 30)], note="rows of whole blocks")]),
     "lighton_ocr_f32": dict(
-        kind="lighton", family="lighton_ocr", seed=6500, longest=48, top=dict(spatial_merge_size=2),
+        kind="lighton", family="lighton_ocr", seed=6502, longest=48, top=dict(spatial_merge_size=2),
         text=text_cfg(model_type="qwen3", vocab_size=330, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
                       rope_parameters=rope(1e4)),
         vision=pixtral(), cases=[chat(("u", [image(0)]), pictures=[(12, 40, 55)], note="a page alone"), *FIVE]),
@@ -313,6 +313,7 @@ GLM = PADDLE | dict(
     image="<|image|>", end="<|endoftext|>",
     tokens=["<|endoftext|>", "<|image|>", "<|video|>", "<|begin_of_image|>", "<|end_of_image|>", "<|begin_of_video|>",
             "<|end_of_video|>", "<|user|>", "<|assistant|>"],
+    small=["post_self_attn_layernorm", "post_mlp_layernorm"],
     named={}, processor=glm_processor, planes=glm_planes, last=lambda name: "merger.down_proj" in name,
     odd={"tower without rotary": still_tower, "sections in another order": sections_turned,
          "order of a token's patches": columns_of_patches,
@@ -338,7 +339,7 @@ def glm_tower(**over):
 
 VARIANTS |= {
     "paddleocr_vl_f32": dict(
-        kind="paddle", family="paddleocr_vl", seed=7100, size=(256, 2560), depth=1, top={},
+        kind="paddle", family="paddleocr_vl", seed=7101, size=(256, 2560), depth=1, top={},
         text=text_cfg(vocab_size=330, num_attention_heads=4, num_key_value_heads=2, head_dim=16, rms_norm_eps=1e-5,
                       pad_token_id=0, bos_token_id=1, eos_token_id=2, rope_parameters=mrope(500.0, 4, 2, 2)),
         vision=siglip(), cases=[chat(("u", [image(0), text("OCR:")]), pictures=[(21, 40, 55)]), *FIVE,
@@ -360,7 +361,7 @@ VARIANTS |= {
         vision=glm_tower(), cases=[chat(("u", [image(0), text("Text Recognition:")]), pictures=[(24, 40, 55)]), *FIVE,
                                    chat(ASK, note="text alone")]),
     "glm_ocr_odd_f32": dict(
-        kind="glm_ocr", family="glm_ocr", seed=7400, size=(900, 9000), depth=2, top={},
+        kind="glm_ocr", family="glm_ocr", seed=7402, size=(900, 9000), depth=2, top={},
         text=text_cfg(vocab_size=332, hidden_size=48, num_attention_heads=3, num_key_value_heads=1, head_dim=24,
                       num_hidden_layers=2, tie_word_embeddings=False, rms_norm_eps=1e-3, pad_token_id=0,
                       rope_parameters=mrope(500.0, 2, 3, 1, partial_rotary_factor=0.5)),
@@ -369,13 +370,13 @@ VARIANTS |= {
         cases=[chat(("u", [text("See"), image(0), image(1)]), pictures=[(25, 61, 40), (26, 14, 45)],
                     note="half of a head rotates; a tower without biases; 3 x 3 patches of 3 pixels a token")]),
     "glm4v_f32": dict(
-        kind="glm4v", family="glm4v", seed=7500, size=(512, 5120), depth=2, top={},
-        text=text_cfg(vocab_size=330, num_attention_heads=2, num_key_value_heads=1, rms_norm_eps=1e-5,
+        kind="glm4v", family="glm4v", seed=7545, size=(512, 5120), depth=2, top={}, gains=dict(qk=1.0, mix=0.7),
+        text=text_cfg(vocab_size=330, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, rms_norm_eps=1e-5,
                       tie_word_embeddings=False, pad_token_id=0,
                       rope_parameters=mrope(500.0, 2, 1, 1, partial_rotary_factor=0.5)),
         vision=glm_tower(), cases=[chat(("u", [image(0), text("What is it?")]), pictures=[(27, 40, 55)]), *FIVE]),
     "glm46v_f32": dict(
-        kind="glm4v", family="glm46v", seed=7600, size=(900, 9000), depth=2, top=dict(tie_word_embeddings=True),
+        kind="glm4v", family="glm46v", seed=7626, size=(900, 9000), depth=2, top=dict(tie_word_embeddings=True),
         text=text_cfg(model_type="glm4v_text", vocab_size=331, hidden_size=48, num_attention_heads=3,
                       num_key_value_heads=3, num_hidden_layers=2, rms_norm_eps=1e-5, pad_token_id=0,
                       rope_parameters=mrope(500.0, 3, 3, 2)),
