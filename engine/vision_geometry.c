@@ -37,7 +37,8 @@ static size_t layer_bytes(const struct engine *e)
 uint32_t vision_patches_max(const struct engine *e)
 {
     const struct desc_vision *d = &e->net.desc.vision;
-    if (d->image_size) return (d->image_size / d->patch) * (d->image_size / d->patch);
+    if (d->image_size)
+        return (d->image_size / d->patch) * (d->image_size / d->patch) + (d->names.class_row != NULL);
     uint64_t per_token = (uint64_t)d->merge * d->merge, context = per_token * e->plan.context_max;
     uint64_t area = e->info.image.config.area_max / ((uint64_t)d->patch * d->patch);
     if (area < per_token) area = per_token;
@@ -56,7 +57,7 @@ enum status vision_measure(const struct engine *e, const struct image_u8 *pixels
                        "an image of %u x %u pixels was not prepared for this model (%u x %u)", pixels->width,
                        pixels->height, d->image_size, d->image_size);
     if (!pixels->width || !pixels->height || pixels->width % unit || pixels->height % unit ||
-        frames % d->depth)
+        frames % d->depth || (d->names.class_row && frames > d->depth))
         return err_set(
             err, ST_INVALID,
             "an image of %u x %u pixels and %u frames was not prepared for this model (multiples of %u)",
@@ -75,7 +76,7 @@ enum status vision_measure(const struct engine *e, const struct image_u8 *pixels
         return err_set(err, ST_TOO_LARGE,
                        "an image of %u x %u pixels takes more tokens than the context holds (%u)",
                        pixels->width, pixels->height, e->plan.context_max);
-    f->patches = (uint32_t)patches;
+    f->patches = (uint32_t)patches + (d->names.class_row != NULL);
     f->tokens = (uint32_t)tokens;
     return ST_OK;
 }
@@ -273,7 +274,7 @@ static void fill_rows(const struct engine *e, const struct engine_features *f, c
                       uint32_t *w, const uint32_t *window_begin, const uint32_t *window_end)
 {
     const struct desc_vision *d = &e->net.desc.vision;
-    uint32_t m = merge_of(d), frame = f->grid_h * f->grid_w;
+    uint32_t m = merge_of(d), frame = f->patches / f->frames;
     for (uint32_t i = 0; i < f->patches; i++) {
         uint32_t first = i / frame * frame, in = i - first, token = in / (m * m);
         w[l->pos + i] = i;

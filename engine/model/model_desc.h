@@ -137,7 +137,8 @@ struct desc_names {
 /* A tower of pre-norm transformer layers over the patches of one image:
  *   h = patch W (+ b);  h = N(h), if there is pre_norm;  h += position
  *   each layer:  h += P(attn(N(h), 2-D rotary));  h += P(mlp(N(h)))
- *        N: LayerNorm with bias or RMS norm;  P: RMS norm, or nothing
+ *        N: LayerNorm with bias or RMS norm;  P: RMS norm, or the columns times scale1, scale2, or nothing
+ * with class_row one more row after the patches, which they see and no token comes of,
  * then one of four ends:
  *   linear (fixed size):  h = LN(h); a token is a patch; projection with bias to the decoder's width
  *   pool   h = LN(h), if there is post_norm; mean over pool x pool cells (times pool_factor, less std_bias,
@@ -156,7 +157,13 @@ enum desc_lookup {
     LOOKUP_BICUBIC,     /* 16 entries, the patches' centres */
     LOOKUP_BUCKETS,     /* one entry, where the patch's corner lies */
 };
-enum desc_vision_mlp { VISION_GELU_TANH = 0, VISION_QUICK_GELU, VISION_GLU_SILU, VISION_GLU_GELU };
+enum desc_vision_mlp {
+    VISION_GELU_TANH = 0,
+    VISION_GELU_ERF,
+    VISION_QUICK_GELU,
+    VISION_GLU_SILU,
+    VISION_GLU_GELU
+};
 struct desc_vision {
     uint32_t image_size; /* pixels per side; 0 = any (multiples of patch * merge) */
     uint32_t patch, hidden, ff, layers, heads;
@@ -165,6 +172,7 @@ struct desc_vision {
     enum desc_vision_mlp mlp;
     bool patch_bias;
     bool no_bias;           /* of the layers' products and the projection */
+    bool qkv_no_bias;       /* of the products for queries, keys and values */
     bool qkv_fused;         /* one tensor for q, k, v (names.q) */
     bool v_norm;            /* as desc_layer.v_norm */
     bool clip;              /* inputs and outputs of the layers' products are clamped */
@@ -203,6 +211,8 @@ struct desc_vision {
         const char *patch, *position, *norm1, *norm2, *q, *k, *v, *o, *fc1, *fc2,
             *post_norm; /* VISION_GLU_SILU: fc1 = gate, fc2 = down */
         const char *up;
+        const char *scale1, *scale2; /* whole names: [C], of what attention and the MLP add */
+        const char *class_row;       /* a whole name, as `position` is then: its place is the table's first */
         const char *q_alone;    /* with qkv_fused: q's name if files hold q, k and v separately; NULL: none
                                    does */
         const char *soft_norm;  /* before the projection; NULL: without a weight */

@@ -1,0 +1,162 @@
+/* InternVL (2.5, 3, 3.5, as converted for transformers) and Qianfan-OCR: a ViT with a class row and scaled
+ * layers over tiles of one size, merged by a pixel shuffle. transformers models/internvl, qianfan_ocr,
+ * got_ocr2 (image processor). */
+#include "engine/families/gemma.h"
+#include "engine/families/qwen.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const char *const decoders[] = {"qwen2", "qwen3", "qwen3_moe", "llama", NULL},
+                         *const qianfan_decoders[] = {"qwen3", "qwen2", NULL};
+
+static const struct hf_text NO_TEXT; /* its own family's defaults count */
+#define TOWER                                                                                                \
+    .hidden_size = 1024, .intermediate_size = 4096, .num_hidden_layers = 24, .num_attention_heads = 16,      \
+    .num_channels = 3, .image_size = 448, .patch_size = 14, .layer_norm_eps = 1e-6, .activation = HF_GELU
+static const struct hf_vision INTERNVL_VISION = {TOWER};
+static const struct hf_vision QIANFAN_VISION = {TOWER, .attention_bias = true};
+
+static const char *const *served(const char *type)
+{
+    return strcmp(type, "qianfan_ocr") == 0 ? qianfan_decoders : decoders;
+}
+
+/* Keys that have one value in all released models. */
+static void read_fixed(struct hf_reader *r, struct hf_vision *v)
+{
+    bool qk_norm = false, places = true, pooled = true;
+    uint32_t norm = json_get_live(r->d, r->vision, "norm_type"),
+             select = json_get_live(r->d, 0, "vision_feature_select_strategy");
+    double layer = -1;
+    hf_bool(r, r->vision, "use_qk_norm", &qk_norm);
+    hf_bool(r, r->vision, "use_absolute_position_embeddings", &places);
+    hf_bool(r, r->vision, "use_mean_pooling", &pooled);
+    hf_double(r, 0, "vision_feature_layer", -1e3, 1e3, &layer);
+    hf_activation(r, 0, "projector_hidden_act", HF_GELU);
+    if (qk_norm || (norm != JSON_NONE && !json_str_eq(r->d, norm, "layer_norm")))
+        hf_error(r, ST_UNSUPPORTED, "vision_config.use_qk_norm",
+                 "only the tower of 300M parameters is served");
+    if (!places) hf_error(r, ST_UNSUPPORTED, "use_absolute_position_embeddings", "only true is served");
+    if (layer != -1) hf_error(r, ST_UNSUPPORTED, "vision_feature_layer", "only -1 is served");
+    if (select != JSON_NONE && !json_str_eq(r->d, select, "default"))
+        hf_error(r, ST_UNSUPPORTED, "vision_feature_select_strategy", "only default is served");
+    v->final_norm = !pooled;
+}
+
+static void read(struct hf_reader *r, const struct family_type *type, struct hf_config *c)
+{
+    struct hf_vision *v = &c->vision;
+    double ratio = 0.5;
+    bool qianfan = v->attention_bias;
+    (void)type;
+    if (r->vision == JSON_NONE) hf_error(r, ST_FORMAT, "vision_config", "is missing");
+    family_read_text(r, served(type->name), c);
+    c->text.tie_word_embeddings = !qianfan; /* a head in the files wins */
+    hf_bool(r, 0, "tie_word_embeddings", &c->text.tie_word_embeddings);
+    siglip_read(r, r->vision, v);
+    hf_bool(r, r->vision, "attention_bias", &v->attention_bias);
+    read_fixed(r, v);
+    hf_double(r, 0, "downsample_ratio", 0.0625, 1, &ratio);
+    v->spatial_merge_size = (uint32_t)(1 / ratio);
+    if (!r->st && v->image_size / v->patch_size % v->spatial_merge_size)
+        hf_error(r, ST_FORMAT, "downsample_ratio", "must divide the patches per side of a tile");
+    hf_u32(r, 0, "image_token_id", 0, SIZE_MAX_VOCAB - 1, &c->image_id);
+}
+
+/* Released files of Qianfan-OCR and of transformers' conversions differ in where the layers lie. */
+static bool canonical(const char *name, char out[DESC_NAME_MAX])
+{
+    static const char layers[] = "vision.encoder.layer.", plain[] = "vision.layers.";
+    if (!gemma_canonical(name, out)) return false;
+    const char *rest = family_after(out, layers);
+    if (rest) memmove(out + sizeof plain - 1, rest, strlen(rest) + 1);
+    if (rest) memcpy(out, plain, sizeof plain - 1);
+    return true;
+}
+
+static int layout(char out[MODEL_TEXT_BYTES], const struct image_place *at)
+{
+    return snprintf(out, MODEL_TEXT_BYTES, "%s", at->n == 0 ? "<img>" : at->n == at->count ? "</img>" : "");
+}
+
+static void describe(struct hf_reader *r, const struct hf_config *c, struct model_desc *d)
+{
+    if (!family_describe_text(r, served(c->model_type), c, d)) return;
+    const struct hf_vision *v = &c->vision;
+    uint32_t side = v->image_size / v->patch_size, merge = v->spatial_merge_size;
+    struct desc_vision *t = &d->vision;
+    d->canonical = canonical;
+    d->has_vision = true;
+    *t = siglip_tower(c);
+    t->position_side = side;
+    t->qkv_no_bias = !v->attention_bias;
+    t->end = VISION_MERGE;
+    t->merge = merge;
+    t->merge_ff = d->hidden;
+    t->merge_eps = 1e-5f;
+    t->tokens = side / merge * (side / merge);
+    t->names.class_row = "vision.embeddings.cls_token";
+    t->names.position = "vision.embeddings.position_embeddings";
+    t->names.patch = "vision.embeddings.patch_embeddings.projection";
+    t->names.norm1 = "vision.layers.#.layernorm_before";
+    t->names.norm2 = "vision.layers.#.layernorm_after";
+    t->names.q = "vision.layers.#.attention.q_proj";
+    t->names.k = "vision.layers.#.attention.k_proj";
+    t->names.v = "vision.layers.#.attention.v_proj";
+    t->names.o = "vision.layers.#.attention.projection_layer";
+    t->names.scale1 = "vision.layers.#.lambda_1";
+    t->names.scale2 = "vision.layers.#.lambda_2";
+    t->names.fc1 = "vision.layers.#.mlp.fc1";
+    t->names.fc2 = "vision.layers.#.mlp.fc2";
+    t->names.post_norm = v->final_norm ? "vision.layernorm" : NULL;
+    t->names.merge_norm = "projector.layer_norm";
+    t->names.merge_fc1 = "projector.linear_1";
+    t->names.merge_fc2 = "projector.linear_2";
+    d->image = (struct model_image_rule){
+        .present = true,
+        .marker = strcmp(c->model_type, "qianfan_ocr") == 0 ? "<image>" : "<IMG_CONTEXT>",
+        .placeholder = "<IMG_CONTEXT>",
+        .placeholder_id = c->image_id,
+        .tokens = t->tokens,
+        .layout = layout,
+    };
+}
+
+/* ---- images ---- */
+
+/* crop_to_patches counts for nothing: the processor sets it. */
+static void read_images(struct hf_reader *r, uint32_t obj, struct image_config *out)
+{
+    uint32_t size = json_get_live(r->d, obj, "size");
+    hf_u32(r, size, "height", 1, SIZE_MAX_IMAGE, &out->height);
+    hf_u32(r, size, "width", 1, SIZE_MAX_IMAGE, &out->width);
+    hf_u32(r, obj, "min_patches", 1, 256, &out->tiles.min);
+    hf_u32(r, obj, "max_patches", 1, 256, &out->tiles.max);
+    if (out->width != out->height) hf_error(r, ST_UNSUPPORTED, "size", "must have equal height and width");
+    out->tiles.side = out->width;
+}
+
+static const struct family_images IMAGES = {
+    .image = {.width = 384,
+              .height = 384,
+              .filter = IMAGE_BICUBIC,
+              .mode = IMAGE_TORCH_U8,
+              .do_resize = true,
+              .do_rescale = true,
+              .do_normalize = true,
+              .rescale_factor = 1.0 / 255.0,
+              .mean = {CLIP_MEAN},
+              .std = {CLIP_STD},
+              .tiles = {.rule = TILES_CLOSEST, .side = 384, .min = 1, .max = 12, .whole = true}},
+    .read = read_images,
+};
+
+const struct family family_internvl = {
+    .types = {{"internvl", HF_NESTED, &NO_TEXT, &INTERNVL_VISION},
+              {"qianfan_ocr", HF_NESTED, &NO_TEXT, &QIANFAN_VISION}},
+    .read = read,
+    .describe = describe,
+    .image_id = 151667,
+    .images = &IMAGES,
+};
