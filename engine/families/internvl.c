@@ -64,14 +64,39 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
     hf_u32(r, 0, "image_token_id", 0, SIZE_MAX_VOCAB - 1, &c->image_id);
 }
 
-/* Released files of Qianfan-OCR and of transformers' conversions differ in where the layers lie. */
+/* The names of the conversions for transformers (vision_tower.encoder.layer.#.attention.q_proj, ...) and of
+ * Qianfan-OCR (vision_model.encoder.layers.#.attn.qkv, mlp1.0, ...). */
 static bool canonical(const char *name, char out[DESC_NAME_MAX])
 {
-    static const char layers[] = "vision.encoder.layer.", plain[] = "vision.layers.";
-    if (!gemma_canonical(name, out)) return false;
-    const char *rest = family_after(out, layers);
-    if (rest) memmove(out + sizeof plain - 1, rest, strlen(rest) + 1);
-    if (rest) memcpy(out, plain, sizeof plain - 1);
+    static const char *const parts[][2] = {
+        {".encoder.layer.", ".layers."},
+        {".encoder.layers.", ".layers."},
+        {".attn.qkv.", ".attention.qkv."},
+        {".attn.proj.", ".attention.projection_layer."},
+        {".norm1.", ".layernorm_before."},
+        {".norm2.", ".layernorm_after."},
+        {".ls1", ".lambda_1"},
+        {".ls2", ".lambda_2"},
+        {".class_embedding", ".cls_token"},
+        {".patch_embedding.", ".patch_embeddings.projection."},
+    };
+    static const char *const mlp1[][2] = {{"mlp1.0", "projector.layer_norm"},
+                                          {"mlp1.1", "projector.linear_1"},
+                                          {"mlp1.3", "projector.linear_2"}};
+    const char *rest = family_after(name, "vision_model.");
+    int n = rest ? snprintf(out, DESC_NAME_MAX, "vision.%s", rest) : 0;
+    for (size_t i = 0; i < sizeof mlp1 / sizeof *mlp1 && !n; i++)
+        if ((rest = family_after(name, mlp1[i][0])))
+            n = snprintf(out, DESC_NAME_MAX, "%s%s", mlp1[i][1], rest);
+    if (n < 0 || n >= (int)DESC_NAME_MAX || (!n && !gemma_canonical(name, out))) return false;
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        char *at = strstr(out, parts[i][0]), tail[DESC_NAME_MAX];
+        if (!at) continue;
+        memcpy(tail, at + strlen(parts[i][0]), strlen(at + strlen(parts[i][0])) + 1);
+        n = snprintf(at, DESC_NAME_MAX - (size_t)(at - out), "%s%s", parts[i][1], tail);
+        if (n < 0 || (size_t)n >= DESC_NAME_MAX - (size_t)(at - out)) return false;
+    }
+    if (strcmp(out, "vision.embeddings.position_embedding") == 0) strcat(out, "s");
     return true;
 }
 
@@ -101,7 +126,9 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
     t->names.patch = "vision.embeddings.patch_embeddings.projection";
     t->names.norm1 = "vision.layers.#.layernorm_before";
     t->names.norm2 = "vision.layers.#.layernorm_after";
-    t->names.q = "vision.layers.#.attention.q_proj";
+    t->qkv_fused = true; /* unless files hold them apart */
+    t->names.q = "vision.layers.#.attention.qkv";
+    t->names.q_alone = "vision.layers.#.attention.q_proj";
     t->names.k = "vision.layers.#.attention.k_proj";
     t->names.v = "vision.layers.#.attention.v_proj";
     t->names.o = "vision.layers.#.attention.projection_layer";
