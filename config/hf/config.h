@@ -85,6 +85,7 @@ struct hf_vision {
     bool use_clipped_linears, standardize;
     bool attention_bias; /* of q, k and v, where that is a key */
     bool final_norm;     /* after the last layer, where that is a choice */
+    bool projector_bias, projector_norm;
 };
 struct hf_config {
     char model_type[32];

@@ -49,10 +49,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define DESC_ROPES_MAX          4u
-#define DESC_NAME_MAX           512u
-#define DESC_DEEPSTACK_MAX      8u
-#define DESC_CENTROIDS_USED_MAX 256u
+#define DESC_ROPES_MAX            4u
+#define DESC_NAME_MAX             512u
+#define DESC_DEEPSTACK_MAX        8u
+#define DESC_CENTROIDS_USED_MAX   256u
+#define VISION_ANTIALIAS_SIDE_MAX 64u /* position_side with LOOKUP_ANTIALIAS */
 
 enum desc_activation { ACT_GELU_TANH = 0, ACT_SILU };
 
@@ -156,6 +157,7 @@ enum desc_lookup {
     LOOKUP_CENTRES,     /* bilinear, the patches' centres */
     LOOKUP_BICUBIC,     /* 16 entries, the patches' centres */
     LOOKUP_BUCKETS,     /* one entry, where the patch's corner lies */
+    LOOKUP_ANTIALIAS,   /* bilinear, the patches' centres; of all entries that a patch covers */
 };
 enum desc_vision_mlp {
     VISION_GELU_TANH = 0,

@@ -7,10 +7,12 @@ import torch
 from transformers.models.got_ocr2 import GotOcr2ImageProcessor
 from transformers.models.idefics3 import Idefics3ImageProcessor, Idefics3Processor
 from transformers.models.internvl import InternVLProcessor, InternVLVideoProcessor
+from transformers.models.lfm2_vl import Lfm2VlImageProcessor, Lfm2VlProcessor
 from transformers.models.qianfan_ocr import QianfanOCRProcessor
 from transformers.models.smolvlm import SmolVLMImageProcessor, SmolVLMProcessor, SmolVLMVideoProcessor
 from transformers.models.smolvlm import processing_smolvlm
 
+from make_llama import kinds
 from make_qwen_variants import chat, image, raw, text, text_cfg  # noqa: F401
 
 processing_smolvlm.num2words = str  # only videos need it
@@ -133,13 +135,44 @@ INTERNVL = dict(
     count=lambda a, v: (a.shape[-1] // v["vision"]["patch_size"][0] // round(1 / v["top"].get("downsample_ratio", .5))) ** 2,
     tiles=lambda out, v: list(out["pixel_values"]), last=lambda name: "linear_2" in name,
     odd={"layer scale": layer_scale, "class row": class_row})
-FAMILIES = {"idefics3": IDEFICS3, "internvl": INTERNVL, "qianfan": INTERNVL | {"image_text": "<image>"},
+
+# ------------------------------------------------------------------------------------------------ LFM2-VL
+
+LFM2_ROWS = [f"<|img_row_{r + 1}_col_{c + 1}|>" for r in range(3) for c in range(3)]
+
+
+def lfm2_processor(v, tokenizer):
+    images = Lfm2VlImageProcessor(encoder_patch_size=v["vision"]["patch_size"],
+                                  downsample_factor=v["top"].get("downsample_factor", 2), **v["images"])
+    return Lfm2VlProcessor(images, tokenizer, chat_template=CHATML.replace("@IMAGE@", "<image>"))
+
+
+def unpatched(out, v):
+    p, images = v["vision"]["patch_size"], []
+    for rows, (h, w) in zip(out["pixel_values"], out["spatial_shapes"].tolist()):
+        a = rows[:h * w].reshape(h, w, p, p, 3).permute(4, 0, 2, 1, 3)
+        images.append(a.reshape(3, h * p, w * p).contiguous())
+    return images
+
+
+def merged_tokens(a, v):
+    side = v["vision"]["patch_size"] * v["top"].get("downsample_factor", 2)
+    return (a.shape[-1] // side) * (a.shape[-2] // side)
+
+
+LFM2 = dict(
+    split="digits3", vocab=330, image="<image>", end="<|im_end|>", image_text="<image>",
+    tokens=["<|pad|>", "<|im_start|>", "<|im_end|>", "<image>", "<|image_start|>", "<|image_end|>",
+            "<|img_thumbnail|>"] + LFM2_ROWS,
+    processor=lfm2_processor, count=merged_tokens, tiles=unpatched, last=lambda name: "linear_2" in name)
+FAMILIES = {"idefics3": IDEFICS3, "lfm2": LFM2, "internvl": INTERNVL, "qianfan": INTERNVL | {"image_text": "<image>"},
             "buckets": IDEFICS3 | {"odd": IDEFICS3["odd"] | {"plain positions": plain_buckets}}}
 
 
 def siglip(**over):
-    return dict(hidden_size=16, intermediate_size=28, num_hidden_layers=2, num_attention_heads=2, image_size=24,
-                patch_size=4) | over
+    all = dict(hidden_size=16, intermediate_size=28, num_hidden_layers=2, num_attention_heads=2, image_size=24,
+               patch_size=4) | over
+    return {k: x for k, x in all.items() if x is not None}
 
 
 ASK = ("u", [text("Is it?")])
@@ -217,4 +250,31 @@ VARIANTS = {
                       tie_word_embeddings=False),
         vision=siglip(image_size=[16, 16], patch_size=[4, 4]),
         cases=[chat(("u", [image(0), text("What is it?")]), pictures=[(31, 33, 47)], note="another marker")]),
+    "lfm2_vl_f32": dict(
+        kind="lfm2", family="lfm2_vl", seed=7100, top=dict(projector_hidden_size=40),
+        images=dict(min_image_tokens=4, max_image_tokens=12, tile_size=32, min_tiles=2, max_tiles=6),
+        text=text_cfg(model_type="lfm2", vocab_size=330, num_hidden_layers=4, num_key_value_heads=1,
+                      layer_types=kinds("ccfc"), block_auto_adjust_ff_dim=False, rope_parameters=rope(1e4)),
+        vision=siglip(image_size=None, num_patches=25, vision_use_head=False),
+        cases=[chat(("u", [image(0), text("What is it?")]), pictures=[(41, 61, 40)], note="tiles and the whole"),
+               chat(("u", [text("One"), image(0), text("two"), image(1)]), ("a", "Yes."),
+                    ("u", [image(2), text("and?")]), ("a", "No."), ("u", [image(3), image(4)]),
+                    pictures=[(42, 20, 20), (43, 4, 60), (44, 1, 90), (45, 2, 2), (46, 70, 30)],
+                    note="five images over three turns: one of 1 x 90, one of 2 x 2"),
+               chat(("u", "Is it?"), note="text alone")]),
+    "lfm2_vl_odd_f32": dict(
+        kind="lfm2", family="lfm2_vl", seed=7200,
+        top=dict(projector_hidden_size=200, downsample_factor=3, projector_use_layernorm=False, projector_bias=False,
+                 tie_word_embeddings=False),
+        images=dict(min_image_tokens=2, max_image_tokens=9, tile_size=18, min_tiles=2, max_tiles=12, use_thumbnail=False,
+                    max_pixels_tolerance=1.0, resample=3, image_std=[0.3, 0.4, 0.5]),
+        text=text_cfg(model_type="lfm2", vocab_size=335, hidden_size=48, num_hidden_layers=3, num_attention_heads=3,
+                      num_key_value_heads=1, conv_L_cache=5, layer_types=kinds("fcc"), block_ff_dim=60,
+                      block_multiple_of=12, block_ffn_dim_multiplier=1.2, tie_word_embeddings=False, norm_eps=1e-3,
+                      rope_parameters=rope(1e4)),
+        vision=siglip(image_size=None, patch_size=2, num_patches=81, vision_use_head=False, layer_norm_eps=1e-3,
+                      num_hidden_layers=1),
+        cases=[chat(("u", [image(0), text("What is it?")]), pictures=[(47, 70, 50)], note="12 tiles, no whole"),
+               chat(("u", [image(0), image(1), text("?")]), pictures=[(48, 17, 3), (49, 2, 33)],
+                    note="a projector wider than its patches, without norm and biases; few patches of a side")]),
 }
