@@ -85,7 +85,9 @@ struct hf_vision {
     bool use_clipped_linears, standardize;
     bool attention_bias; /* of q, k and v, where that is a key */
     bool final_norm;     /* after the last layer, where that is a choice */
-    bool projector_bias, projector_norm;
+    bool projector_norm;
+    /* No key: fixed by the class, with multimodal_projector_bias. */
+    bool patch_merger, projector_bias, break_rows /* a token between the rows of an image */;
 };
 struct hf_config {
     char model_type[32];

@@ -115,13 +115,14 @@ static void walk_products(struct loader *ld, uint32_t n, struct vision_layer_wei
     const struct desc_vision *v = &ld->desc->vision;
     uint32_t c = v->hidden;
     bool bias = !v->no_bias;
-    enum order order = v->rope_halves ? ORDER_HALVES : ORDER_KEPT;
+    enum order order = v->rope_halves ? ORDER_HALVES : v->qk_pairs ? ORDER_PAIRS : ORDER_KEPT;
     struct linear_spec qkv = {.layer = n,
                               .k = c,
                               .part_count = 3,
                               .part = {{v->names.q, c, order}, {v->names.k, c, order}, {v->names.v, c, 0}},
                               .bias = bias && !v->qkv_no_bias,
-                              .head_dim = c / v->heads};
+                              .head_dim = c / v->heads,
+                              .rotary = c / v->heads};
     if (v->qkv_fused) {
         qkv.part_count = 1;
         qkv.part[0].n = 3 * c;

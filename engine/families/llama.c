@@ -202,22 +202,35 @@ static void gguf_llama3(struct gguf_keys *k, const struct hf_text *t, struct hf_
         }
 }
 
-static void gguf_text(struct gguf_keys *k, struct hf_text *t)
+void llama_gguf_text(struct gguf_keys *k, struct hf_text *t)
 {
     qwen_gguf_text(k, t);
     if (!k->r.st) gguf_llama3(k, t, &t->rope[HF_FULL]);
     t->rope[HF_SLIDING] = t->rope[HF_FULL];
 }
 
+/* yarn_log_multiplier is mscale_all_dim; mscale is 1 in every release. */
+void llama_gguf_ministral3(struct gguf_keys *k, struct hf_text *t)
+{
+    struct hf_rope *p = &t->rope[HF_FULL];
+    double all_dim = 0;
+    llama_gguf_text(k, t);
+    gguf_read_f64(k, "attention.temperature_scale", 0, 1e3, &p->llama_4_scaling_beta);
+    gguf_read_f64(k, "rope.scaling.yarn_log_multiplier", 0, 1e3, &all_dim);
+    if (p->type == HF_ROPE_YARN && all_dim > 0)
+        p->attention_factor = (0.1 * log(p->factor) + 1) / (0.1 * all_dim * log(p->factor) + 1);
+    t->rope[HF_SLIDING] = *p;
+}
+
 static void gguf_smollm3(struct gguf_keys *k, struct hf_text *t)
 {
-    gguf_text(k, t);
+    llama_gguf_text(k, t);
     for (uint32_t n = 0; n < t->num_hidden_layers; n++) set_no_rope(t, n, (n + 1) % 4 == 0);
 }
 
 static void gguf_granite(struct gguf_keys *k, struct hf_text *t)
 {
-    gguf_text(k, t);
+    llama_gguf_text(k, t);
     gguf_read_f64(k, "embedding_scale", 1e-6, 1e6, &t->embedding_multiplier);
     gguf_read_f64(k, "attention.scale", 1e-6, 1e6, &t->attention_multiplier);
     gguf_read_f64(k, "residual_scale", 1e-6, 1e6, &t->residual_multiplier);
@@ -226,7 +239,7 @@ static void gguf_granite(struct gguf_keys *k, struct hf_text *t)
 
 /* Mistral's files also have the architecture llama, and no window. */
 static const struct family_gguf llama_files[] = {
-    {.arch = "llama", .model_type = "llama", .text = gguf_text},
+    {.arch = "llama", .model_type = "llama", .text = llama_gguf_text},
     {.arch = "smollm3", .model_type = "smollm3", .text = gguf_smollm3},
     {.arch = "granite", .model_type = "granite", .text = gguf_granite},
     {NULL},

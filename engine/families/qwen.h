@@ -64,6 +64,8 @@ void qwen_position_side(struct hf_reader *r, uint32_t rows, struct hf_vision *v)
 extern const struct gguf_name qwen_gguf_experts[];
 extern const char *const qwen_gguf_stops[];
 void qwen_gguf_text(struct gguf_keys *k, struct hf_text *t);
+void llama_gguf_text(struct gguf_keys *k, struct hf_text *t);
+void llama_gguf_ministral3(struct gguf_keys *k, struct hf_text *t);
 /* Of the towers: the keys that all have, and the names except those of the merger and the MLPs. */
 void qwen_gguf_tower(struct gguf_keys *k, struct hf_config *c);
 void qwen_gguf_patches(struct gguf_keys *k, struct image_config *out);

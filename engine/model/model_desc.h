@@ -176,6 +176,7 @@ struct desc_vision {
     bool no_bias;           /* of the layers' products and the projection */
     bool qkv_no_bias;       /* of the products for queries, keys and values */
     bool qkv_fused;         /* one tensor for q, k, v (names.q) */
+    bool qk_pairs;          /* as model_desc.qk_pairs */
     bool v_norm;            /* as desc_layer.v_norm */
     bool clip;              /* inputs and outputs of the layers' products are clamped */
     float scale;            /* of attention scores; 0: by the head size */

@@ -8,12 +8,19 @@
 
 enum { RATIO_MAX = 200, SIDE_MAX = 65535 };
 
+static double larger(double a, double b)
+{
+    return a > b ? a : b;
+}
+
 void image_config_bound(struct image_config *cfg, const struct image_bounds *bounds)
 {
     if (!cfg->dynamic) return;
     if (bounds->area_max) cfg->area_max = bounds->area_max;
     if (bounds->area_min) cfg->area_min = bounds->area_min;
     if (cfg->area_min > cfg->area_max) cfg->area_min = cfg->area_max;
+    double side = sqrt((double)cfg->area_max);
+    if (cfg->longest > side) cfg->longest = (uint32_t)larger(side, 1);
     cfg->width = bounds->width;
     cfg->height = bounds->height;
 }
@@ -24,11 +31,6 @@ struct room {
     uint32_t frames, depth;
     double least; /* of a rounded side */
 };
-
-static double larger(double a, double b)
-{
-    return a > b ? a : b;
-}
 
 /* smart_resize. rint rounds half to even, as Python's round does. */
 static void smart_resize(double h, double w, double factor, const struct room *r, double *to_h, double *to_w)

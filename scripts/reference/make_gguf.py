@@ -31,6 +31,7 @@ CASES = {
     "smollm3": "llama/smollm3_f32",
     "granite": "llama/granite_f32",
     "lfm2": "llama/lfm2_odd_f32",
+    "mistral3": "native/mistral3_gguf_f32",
 }
 FUSED = {"qwen2_vl"}  # with q, k and v in one, as the converter's --fuse-qkv has them
 ARCH = {"gemma": "gemma", "gemma2": "gemma2", "gemma3": "gemma3", "gemma3_text": "gemma3", "gemma4": "gemma4",
@@ -38,11 +39,12 @@ ARCH = {"gemma": "gemma", "gemma2": "gemma2", "gemma3": "gemma3", "gemma3_text":
         "qwen2_vl": "qwen2vl", "qwen2_5_vl": "qwen2vl", "qwen3_vl": "qwen3vl", "qwen3_vl_moe": "qwen3vlmoe",
         "qwen3_5": "qwen35", "qwen3_5_text": "qwen35", "qwen3_5_moe": "qwen35moe",
         "llama": "llama", "mistral": "llama", "smollm3": "smollm3", "granite": "granite",
-        "lfm2": "lfm2"}
-PERMUTED = ("llama", "smollm3", "granite")  # rows of q and k, for rotary in pairs
+        "lfm2": "lfm2", "mistral3": "mistral3", "lighton_ocr": "qwen3"}
+PERMUTED = ("llama", "smollm3", "granite", "mistral3")  # rows of q and k, for rotary in pairs
 PROJECTOR = {"gemma3": "gemma3", "qwen2_vl": "qwen2vl_merger", "qwen2_5_vl": "qwen2.5vl_merger",
              "qwen3_vl": "qwen3vl_merger", "qwen3_vl_moe": "qwen3vl_merger", "qwen3_5": "qwen3vl_merger",
-             "qwen3_5_moe": "qwen3vl_merger", "gemma4": "gemma4v"}
+             "qwen3_5_moe": "qwen3vl_merger", "gemma4": "gemma4v", "mistral3": "pixtral",
+             "lighton_ocr": "lightonocr"}
 TEXT = [("embed_tokens_per_layer", "per_layer_token_embd"),
         ("per_layer_model_projection", "per_layer_model_proj"),
         ("per_layer_projection_norm", "per_layer_proj_norm"), ("embed_tokens", "token_embd"),
@@ -92,6 +94,11 @@ TOWER4 = [("patch_embedder.input_proj", "v.patch_embd"), ("std_bias", "v.std_bia
           ("post_feedforward_layernorm", "ffn_post_norm"), ("self_attn.q_norm", "attn_q_norm"),
           ("self_attn.k_norm", "attn_k_norm"), ("self_attn.o_proj", "attn_out"),
           ("embedding_projection", "mm.input_projection")] + TOWER
+PIXTRAL = [("patch_conv", "v.patch_embd"), ("ln_pre", "v.pre_ln"), ("attention_norm", "ln1"), ("ffn_norm", "ln2"),
+           ("attention.q_proj", "attn_q"), ("attention.k_proj", "attn_k"), ("attention.v_proj", "attn_v"),
+           ("attention.o_proj", "attn_out"), ("feed_forward.gate_proj", "ffn_gate"),
+           ("feed_forward.up_proj", "ffn_up"), ("feed_forward.down_proj", "ffn_down"), ("norm", "mm.input_norm"),
+           ("patch_merger.merging_layer", "mm.patch_merger"), ("linear_1", "mm.1"), ("linear_2", "mm.2")]
 
 
 def load(folder):
@@ -217,6 +224,12 @@ def write_text(folder, out, top, tensors):
     if full.get("rope_type") == "linear":
         w.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         w.add_rope_scaling_factor(full["factor"])
+    if full.get("rope_type") == "yarn":
+        w.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        w.add_rope_scaling_factor(full["factor"])
+        w.add_rope_scaling_orig_ctx_len(full["original_max_position_embeddings"])
+        w.add_rope_scaling_yarn_log_mul(full.get("mscale_all_dim", 0.0))
+        w.add_attn_temperature_scale(full.get("llama_4_scaling_beta", 0.0))
     if full.get("rope_type") == "llama3":
         divisors = llama3_divisors(full, head or cfg["hidden_size"] // heads)
         w.add_tensor("rope_freqs.weight", divisors.astype(np.float32))
@@ -328,11 +341,15 @@ def write_tower(folder, out, top, tensors):
     if taps:
         w.add_array("clip.vision.is_deepstack_layers", [n in taps for n in range(cfg["depth"])])
         w.add_uint32("clip.vision.spatial_merge_size", cfg["spatial_merge_size"])
+    table = {"gemma4": TOWER4, "mistral3": PIXTRAL, "lighton_ocr": PIXTRAL}.get(kind, TOWER)
+    if kind in ("mistral3", "lighton_ocr"):
+        w.add_uint32("clip.vision.spatial_merge_size", top["spatial_merge_size"])
+        w.add_bool("clip.use_silu", True)
     for name, data in tensors.items():
-        short = re.sub(r"^(model\.)?(visual|vision_tower|multi_modal_projector|embed_vision)\."
+        short = re.sub(r"^(model\.)?(visual|vision_tower|vision_encoder|vision_projection|multi_modal_projector|embed_vision)\."
                        r"(vision_model\.)?", "", name)
         tap = re.fullmatch(r"deepstack_merger_list\.(\d+)\.(linear_)?(.+)", short)
-        layer = re.fullmatch(r"(?:encoder\.layers|blocks)\.(\d+)\.(.+)", short)
+        layer = re.fullmatch(r"(?:encoder\.layers|blocks|transformer\.layers)\.(\d+)\.(.+)", short)
         if short == name or short.startswith("head."):
             continue
         if "mm_soft_emb_norm" in short:
@@ -349,10 +366,13 @@ def write_tower(folder, out, top, tensors):
             side = cfg["patch_size"]
             add(w, "v.patch_embd.weight", data.reshape(-1, side, side, 3).transpose(0, 3, 1, 2))
         elif layer:
-            table = TOWER4 if kind == "gemma4" else TOWER
+            if kind in ("mistral3", "lighton_ocr") and layer[2].startswith(("attention.q", "attention.k")):
+                data = permuted(data, cfg["num_attention_heads"])
             add(w, f"v.blk.{layer[1]}." + rename(layer[2].replace(".linear.", "."), table), data)
         else:
-            add(w, rename(short, TOWER4 if kind == "gemma4" else TOWER), data)
+            add(w, rename(short, table), data)
+    if kind == "mistral3":  # a copy of a row of the embedding, which nothing here reads
+        w.add_tensor("v.token_embd.img_break", np.zeros(text["hidden_size"], np.float32))
     finish(w)
 
 

@@ -1,6 +1,6 @@
-/* The prompts of tests/golden/qwen, tests/golden/llama and tests/golden/tiles from their messages on:
- * template, tokenizer and prompt_build give transformers' text, ids, spans, grids and positions, for every
- * case of every variant; and the tokenizer gives the text of the greedy ids. */
+/* The prompts of tests/golden/qwen, llama, tiles and native from their messages on: template, tokenizer and
+ * prompt_build give transformers' text, ids, spans, grids and positions, for every case of every variant; and
+ * the tokenizer gives the text of the greedy ids. */
 #include "engine/families/families.h"
 #include "engine/prompt/image_prep.h"
 #include "engine/model/model_desc.h"
@@ -139,7 +139,8 @@ static void album_of(struct album *a, const struct fixture *f, const struct gold
     }
 }
 
-static void check_prompt(const struct golden_case *c, const struct prompt *p)
+static void check_prompt(const struct model_image_rule *rule, const struct golden_case *c,
+                         const struct prompt *p)
 {
     for (uint32_t i = 0; i < p->token_count && i < c->prompt_count; i++)
         if (p->tokens[i] != c->prompt[i])
@@ -151,7 +152,9 @@ static void check_prompt(const struct golden_case *c, const struct prompt *p)
         const struct prompt_span *got = &p->spans[i];
         const struct mini_image *want = &c->images[i];
         assert_true(got->begin == want->begin && got->end == want->end && !got->rule);
-        assert_memory_equal(&got->grid, &want->grid, sizeof got->grid);
+        struct prompt_grid grid = rule->grid || rule->row_break ? want->grid : (struct prompt_grid){0};
+        grid.breaks = rule->row_break != NULL; /* also between the rows of one */
+        assert_true(prompt_grid_equal(&got->grid, &grid));
         int32_t behind = c->positions[got->end], left = c->positions[2 * total + got->end];
         assert_int_equal(got->mrope_delta, behind - (int32_t)got->end);
         assert_int_equal(behind, left);
@@ -187,7 +190,7 @@ static void run_case(const struct fixture *f, const struct golden_case *c, const
     album_of(&a, f, c, about);
     if (prompt_build(&f->m, f->t, r.runs, r.run_count, false, a.list, a.count, ROOM, &p, &err))
         fail_msg("%s: %s", c->name, err.msg);
-    check_prompt(c, &p);
+    check_prompt(&f->m.image, c, &p);
     prompt_free(&p);
     if (chat) template_result_free(&r);
 }
@@ -232,6 +235,7 @@ static void test_prompts(void **state)
     (void)state;
     check_folder("qwen", &images, &chats);
     check_folder("llama", &images, &more);
+    check_folder("native", &images, &more);
     check_folder("tiles", &images, &more);
     assert_true(images >= 40 && chats >= 25 && more >= 3);
 }
