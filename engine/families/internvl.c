@@ -10,7 +10,8 @@
 static const char *const decoders[] = {"qwen2", "qwen3", "qwen3_moe", "llama", NULL},
                          *const qianfan_decoders[] = {"qwen3", "qwen2", NULL};
 
-static const struct hf_text NO_TEXT; /* its own family's defaults count */
+/* Before a GGUF file's keys; a directory's text_config has a family of its own. */
+static const struct hf_text INTERNVL_TEXT = {.rms_norm_eps = 1e-6, .activation = HF_SILU, QWEN_ROPE(1e6)};
 #define TOWER                                                                                                \
     .hidden_size = 1024, .intermediate_size = 4096, .num_hidden_layers = 24, .num_attention_heads = 16,      \
     .num_channels = 3, .image_size = 448, .patch_size = 14, .layer_norm_eps = 1e-6, .activation = HF_GELU
@@ -179,11 +180,77 @@ static const struct family_images IMAGES = {
     .read = read_images,
 };
 
+/* ---- GGUF files ---- */
+
+static void gguf_qwen2(struct gguf_keys *k, struct hf_text *t)
+{
+    t->o_bias = false;
+    qwen_gguf_text(k, t);
+}
+
+static void gguf_qwen3(struct gguf_keys *k, struct hf_text *t)
+{
+    t->qk_norm = true;
+    qwen_gguf_text(k, t);
+}
+
+static void gguf_tower(struct gguf_keys *k, struct hf_config *c)
+{
+    struct hf_vision *v = &c->vision;
+    v->spatial_merge_size = 2;
+    v->attention_bias = gguf_columns(k, "v.blk.0.attn_q.bias") != 0;
+    gguf_read_f64(k, "clip.vision.attention.layer_norm_epsilon", 0, 1, &v->layer_norm_eps);
+    gguf_read_u32(k, "clip.vision.image_size", true, 1, SIZE_MAX_IMAGE, &v->image_size);
+    gguf_read_u32(k, "clip.vision.projector.scale_factor", false, 1, 16, &v->spatial_merge_size);
+    if (!gguf_token(k, "<IMG_CONTEXT>", &c->image_id))
+        gguf_error(k, ST_FORMAT, "tokenizer.ggml.tokens", "has no token for images");
+    siglip_check(&k->r, v);
+}
+
+static void gguf_sizes(struct gguf_keys *k, struct image_config *out)
+{
+    gguf_read_u32(k, "clip.vision.image_size", true, 1, SIZE_MAX_IMAGE, &out->width);
+    gguf_read_u32(k, "clip.vision.preproc_min_tiles", false, 1, 256, &out->tiles.min);
+    gguf_read_u32(k, "clip.vision.preproc_max_tiles", false, 1, 256, &out->tiles.max);
+    out->height = out->tiles.side = out->width;
+}
+
+#define LAYER "vision_tower.encoder.layer.#."
+static const struct gguf_name tower_names[] = {
+    {"v.class_embd", "vision_tower.embeddings.cls_token"},
+    {"v.position_embd.weight", "vision_tower.embeddings.position_embeddings"},
+    {"v.patch_embd", "vision_tower.embeddings.patch_embeddings.projection"},
+    {"v.blk.#.ln1", LAYER "layernorm_before"},
+    {"v.blk.#.ln2", LAYER "layernorm_after"},
+    {"v.blk.#.ls1.weight", LAYER "lambda_1"},
+    {"v.blk.#.ls2.weight", LAYER "lambda_2"},
+    {"v.blk.#.attn_q", LAYER "attention.q_proj"},
+    {"v.blk.#.attn_k", LAYER "attention.k_proj"},
+    {"v.blk.#.attn_v", LAYER "attention.v_proj"},
+    {"v.blk.#.attn_out", LAYER "attention.projection_layer"},
+    {"v.blk.#.ffn_up", LAYER "mlp.fc1"},
+    {"v.blk.#.ffn_down", LAYER "mlp.fc2"},
+    {"v.post_ln", "vision_tower.layernorm"},
+    {"mm.model.mlp.0", "multi_modal_projector.layer_norm"},
+    {"mm.model.mlp.1", "multi_modal_projector.linear_1"},
+    {"mm.model.mlp.3", "multi_modal_projector.linear_2"},
+    {NULL, NULL},
+};
+#define INTERNVL_GGUF                                                                                        \
+    .projector = "internvl", .tower_type = "internvl", .tower_names = tower_names, .tower = gguf_tower,      \
+    .images = gguf_sizes, .stops = qwen_gguf_stops
+static const struct family_gguf files[] = {
+    {.arch = "qwen2", .text = gguf_qwen2, INTERNVL_GGUF},
+    {.arch = "qwen3", .text = gguf_qwen3, INTERNVL_GGUF},
+    {NULL},
+};
+
 const struct family family_internvl = {
-    .types = {{"internvl", HF_NESTED, &NO_TEXT, &INTERNVL_VISION},
-              {"qianfan_ocr", HF_NESTED, &NO_TEXT, &QIANFAN_VISION}},
+    .types = {{"internvl", HF_NESTED, &INTERNVL_TEXT, &INTERNVL_VISION},
+              {"qianfan_ocr", HF_NESTED, &INTERNVL_TEXT, &QIANFAN_VISION}},
     .read = read,
     .describe = describe,
     .image_id = 151667,
     .images = &IMAGES,
+    .gguf = files,
 };

@@ -7,7 +7,9 @@
 
 static const char *const decoders[] = {"lfm2", NULL};
 
-static const struct hf_text NO_TEXT; /* its own family's defaults count */
+/* Before a GGUF file's keys; a directory's text_config has a family of its own. */
+static const struct hf_text LFM2_TEXT = {
+    .rms_norm_eps = 1e-5, .activation = HF_SILU, .qk_norm = true, QWEN_ROPE(1e6)};
 static const struct hf_vision LFM2_VISION = {
     .hidden_size = 768,
     .intermediate_size = 3072,
@@ -142,10 +144,59 @@ static const struct family_images IMAGES = {
     .read = read_images,
 };
 
+/* ---- GGUF files ---- */
+
+static void gguf_tower(struct gguf_keys *k, struct hf_config *c)
+{
+    struct hf_vision *v = &c->vision;
+    uint32_t places = 256;
+    v->spatial_merge_size = 2;
+    v->image_size = 0;
+    v->projector_bias = gguf_columns(k, "mm.1.bias") != 0;
+    v->projector_norm = gguf_columns(k, "mm.input_norm.weight") != 0;
+    gguf_read_f64(k, "clip.vision.attention.layer_norm_epsilon", 0, 1, &v->layer_norm_eps);
+    gguf_read_u32(k, "clip.vision.projector.scale_factor", false, 1, 8, &v->spatial_merge_size);
+    gguf_set_u32(k, "v.position_embd.weight", gguf_rows(k, "v.position_embd.weight"), 1, QWEN_POSITIONS_MAX,
+                 &places);
+    gguf_set_u32(k, "mm.1.weight", gguf_rows(k, "mm.1.weight"), 1, SIZE_MAX_HIDDEN, &v->out_hidden_size);
+    if (!gguf_token(k, "<image>", &c->image_id))
+        gguf_error(k, ST_FORMAT, "tokenizer.ggml.tokens", "has no token for images");
+    check_places(&k->r, places, v);
+    siglip_check(&k->r, v);
+}
+
+/* The numbers and sizes of tiles of all released models are the class's. */
+static void gguf_sizes(struct gguf_keys *k, struct image_config *out)
+{
+    gguf_read_u32(k, "clip.vision.patch_size", true, 1, SIZE_MAX_PATCH, &out->patch);
+    gguf_read_u32(k, "clip.vision.projector.scale_factor", false, 1, 8, &out->merge);
+}
+
+static const struct gguf_name tower_names[] = {
+    SIGLIP_GGUF("vision_tower.vision_model."),
+    {"mm.input_norm", "multi_modal_projector.layer_norm"},
+    {"mm.1", "multi_modal_projector.linear_1"},
+    {"mm.2", "multi_modal_projector.linear_2"},
+    {NULL, NULL},
+};
+static const struct family_gguf files[] = {
+    {.arch = "lfm2",
+     .names = lfm2_gguf_names,
+     .text = lfm2_gguf_text,
+     .projector = "lfm2",
+     .tower_type = "lfm2_vl",
+     .tower_names = tower_names,
+     .tower = gguf_tower,
+     .images = gguf_sizes,
+     .stops = qwen_gguf_stops},
+    {NULL},
+};
+
 const struct family family_lfm2_vl = {
-    .types = {{"lfm2_vl", HF_NESTED, &NO_TEXT, &LFM2_VISION}},
+    .types = {{"lfm2_vl", HF_NESTED, &LFM2_TEXT, &LFM2_VISION}},
     .read = read,
     .describe = describe,
     .image_id = 396,
     .images = &IMAGES,
+    .gguf = files,
 };

@@ -277,4 +277,11 @@ VARIANTS = {
         cases=[chat(("u", [image(0), text("What is it?")]), pictures=[(47, 70, 50)], note="12 tiles, no whole"),
                chat(("u", [image(0), image(1), text("?")]), pictures=[(48, 17, 3), (49, 2, 33)],
                     note="a projector wider than its patches, without norm and biases; few patches of a side")]),
+    "lfm2_vl_gguf_f32": dict(
+        kind="lfm2", family="lfm2_vl", seed=7300, top=dict(projector_hidden_size=64), images={}, pixels=False,
+        text=text_cfg(model_type="lfm2", vocab_size=330, num_hidden_layers=3, num_key_value_heads=1,
+                      layer_types=kinds("cfc"), block_auto_adjust_ff_dim=False, rope_parameters=rope(1e4)),
+        vision=siglip(image_size=None, patch_size=16, num_patches=64, vision_use_head=False, num_hidden_layers=1),
+        cases=[chat(("u", [image(0), text("What is it?")]), pictures=[(51, 40, 30)],
+                    note="the class's sizes of images, which GGUF files don't say")]),
 }
