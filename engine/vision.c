@@ -122,8 +122,11 @@ static void embed_patches(struct engine *e, struct engine_features *f)
     }
     const struct vision_weights *w = &e->net.w.vision;
     if (!w->pre_norm) {
+        uint32_t t = f->frames * f->grid_h * f->grid_w;
         bool add = embed_positions(e, f, f->resid);
-        linear(e, w->patch, f->patch_rows, f->patches, add ? BE_EPI_ADD_F32 : BE_EPI_F32, f->resid);
+        linear(e, w->patch, f->patch_rows, t, add ? BE_EPI_ADD_F32 : BE_EPI_F32, f->resid);
+        if (w->class_row)
+            e->ops->copy(e->be, f->resid + (size_t)t * d->hidden, w->class_row, d->hidden * sizeof(float));
         return;
     }
     linear(e, w->patch, f->patch_rows, f->patches, BE_EPI_F32, f->resid);
@@ -137,6 +140,7 @@ static enum be_epilogue mlp_epilogue(enum desc_vision_mlp m)
 {
     switch (m) {
     case VISION_GELU_TANH: return BE_EPI_GELU_TANH;
+    case VISION_GELU_ERF: return BE_EPI_GELU_ERF;
     case VISION_QUICK_GELU: return BE_EPI_QUICK_GELU;
     case VISION_GLU_SILU: return BE_EPI_GLU_SILU;
     case VISION_GLU_GELU: return BE_EPI_GLU_GELU_TANH;

@@ -16,6 +16,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define TAPS_MAX VISION_ANTIALIAS_SIDE_MAX
+
 static uint32_t merge_of(const struct desc_vision *d)
 {
     return d->end == VISION_MERGE ? d->merge : 1;
@@ -37,9 +39,12 @@ static size_t layer_bytes(const struct engine *e)
 uint32_t vision_patches_max(const struct engine *e)
 {
     const struct desc_vision *d = &e->net.desc.vision;
-    if (d->image_size) return (d->image_size / d->patch) * (d->image_size / d->patch);
+    if (d->image_size)
+        return (d->image_size / d->patch) * (d->image_size / d->patch) + (d->names.class_row != NULL);
     uint64_t per_token = (uint64_t)d->merge * d->merge, context = per_token * e->plan.context_max;
-    uint64_t area = e->info.image.config.area_max / ((uint64_t)d->patch * d->patch);
+    const struct image_config *c = &e->info.image.config;
+    uint64_t tile = c->tiles.rule ? (uint64_t)c->tiles.side * c->tiles.side : 0,
+             area = (c->area_max > tile ? c->area_max : tile) / ((uint64_t)d->patch * d->patch);
     if (area < per_token) area = per_token;
     uint64_t n = area < context ? area : context;
     return n > UINT32_MAX / 64 ? UINT32_MAX / 64 : (uint32_t)n;
@@ -56,7 +61,7 @@ enum status vision_measure(const struct engine *e, const struct image_u8 *pixels
                        "an image of %u x %u pixels was not prepared for this model (%u x %u)", pixels->width,
                        pixels->height, d->image_size, d->image_size);
     if (!pixels->width || !pixels->height || pixels->width % unit || pixels->height % unit ||
-        frames % d->depth)
+        frames % d->depth || (d->names.class_row && frames > d->depth))
         return err_set(
             err, ST_INVALID,
             "an image of %u x %u pixels and %u frames was not prepared for this model (multiples of %u)",
@@ -75,7 +80,7 @@ enum status vision_measure(const struct engine *e, const struct image_u8 *pixels
         return err_set(err, ST_TOO_LARGE,
                        "an image of %u x %u pixels takes more tokens than the context holds (%u)",
                        pixels->width, pixels->height, e->plan.context_max);
-    f->patches = (uint32_t)patches;
+    f->patches = (uint32_t)patches + (d->names.class_row != NULL);
     f->tokens = (uint32_t)tokens;
     return ST_OK;
 }
@@ -117,10 +122,39 @@ static uint32_t bucket_of(uint32_t index, uint32_t size, uint32_t side)
     return n < side ? n : side - 1;
 }
 
-/* Entries of the position table along one axis. */
-static uint32_t axis_count(const struct desc_vision *d)
+/* Half the width of an antialiased lookup, in entries. */
+static double antialias_support(const struct desc_vision *d, uint32_t size)
 {
-    return d->position_lookup == LOOKUP_BICUBIC ? 4 : 2;
+    double scale = (double)d->position_side / size;
+    return scale > 1 ? scale : 1;
+}
+
+/* Entries of the position table along one axis of `size` patches; at most TAPS_MAX. */
+static uint32_t axis_count(const struct desc_vision *d, uint32_t size)
+{
+    if (d->position_lookup == LOOKUP_BICUBIC) return 4;
+    if (d->position_lookup == LOOKUP_BUCKETS) return 1;
+    if (d->position_lookup != LOOKUP_ANTIALIAS) return 2;
+    uint32_t most = (uint32_t)ceil(antialias_support(d, size)) * 2 + 1;
+    return most < d->position_side ? most : d->position_side;
+}
+
+/* torch's interpolate with antialias. */
+static void antialias_taps(const struct desc_vision *d, uint32_t index, uint32_t size, uint32_t *tap,
+                           float *weight)
+{
+    uint32_t side = d->position_side, n = axis_count(d, size);
+    float scale = (float)side / (float)size, support = (float)antialias_support(d, size), sum = 0,
+          inverse = scale >= 1 ? 1 / scale : 1, centre = (float)((double)scale * (index + 0.5));
+    float first = (float)((double)(centre - support) + 0.5), last = (float)((double)(centre + support) + 0.5);
+    uint32_t from = first > 0 ? (uint32_t)first : 0, end = last < (float)side ? (uint32_t)last : side;
+    for (uint32_t k = 0; k < n; k++) {
+        float far = fabsf(((float)(from + k) - centre + 0.5f) * inverse);
+        tap[k] = from + k < end ? from + k : end - 1;
+        weight[k] = from + k < end && far < 1 ? 1 - far : 0;
+        sum += weight[k];
+    }
+    for (uint32_t k = 0; k < n; k++) weight[k] /= sum;
 }
 
 /* Where place `index` of `size` lies among the table's `side`, in float32 in transformers' order: of the
@@ -133,15 +167,18 @@ static float axis_place(enum desc_lookup lookup, float index, float size, float 
     return ((norm + 1) * side - 1) / 2;
 }
 
-static void axis_taps(const struct desc_vision *d, uint32_t index, uint32_t size, uint32_t tap[4],
-                      float weight[4])
+static void axis_taps(const struct desc_vision *d, uint32_t index, uint32_t size, uint32_t tap[TAPS_MAX],
+                      float weight[TAPS_MAX])
 {
     const float a = -0.75f;
-    uint32_t side = d->position_side, n = axis_count(d);
+    uint32_t side = d->position_side, n = axis_count(d, size);
+    if (d->position_lookup == LOOKUP_ANTIALIAS) {
+        antialias_taps(d, index, size, tap, weight);
+        return;
+    }
     if (d->position_lookup == LOOKUP_BUCKETS) {
-        tap[0] = tap[1] = bucket_of(index, size, side);
+        tap[0] = bucket_of(index, size, side);
         weight[0] = 1;
-        weight[1] = 0;
         return;
     }
     float src = axis_place(d->position_lookup, (float)index, (float)size, (float)side), low = floorf(src);
@@ -190,7 +227,9 @@ static struct layout lay_out(const struct engine *e, const struct engine_feature
     l.order = reserve(&l.words, frame);
     l.token_row = reserve(&l.words, d->window ? f->tokens : 0);
     l.rope = reserve(&l.words, d->rope_theta > 0 ? 3 * n : 0);
-    l.taps = d->position_axis ? 2 : d->position_side ? axis_count(d) * axis_count(d) : 0;
+    l.taps = d->position_axis   ? 2
+             : d->position_side ? axis_count(d, f->grid_h) * axis_count(d, f->grid_w)
+                                : 0;
     l.table_rows = reserve(&l.words, l.taps * frame);
     l.table_weights = reserve(&l.words, l.taps * frame);
     size_t used = 0; /* words of the whole block */
@@ -256,8 +295,8 @@ static void fill_frame(const struct engine *e, const struct engine_features *f, 
                 for (size_t j = 0; j < 2; j++) memcpy(&weights[j], &(float){1}, sizeof *weights);
             }
             if (!d->position_side) continue;
-            uint32_t ty[4], tx[4], each = axis_count(d);
-            float wy[4], wx[4];
+            uint32_t ty[TAPS_MAX], tx[TAPS_MAX], each = axis_count(d, f->grid_w);
+            float wy[TAPS_MAX], wx[TAPS_MAX];
             axis_taps(d, row, f->grid_h, ty, wy);
             axis_taps(d, column, f->grid_w, tx, wx);
             for (uint32_t j = 0; j < l->taps; j++) {
@@ -273,7 +312,7 @@ static void fill_rows(const struct engine *e, const struct engine_features *f, c
                       uint32_t *w, const uint32_t *window_begin, const uint32_t *window_end)
 {
     const struct desc_vision *d = &e->net.desc.vision;
-    uint32_t m = merge_of(d), frame = f->grid_h * f->grid_w;
+    uint32_t m = merge_of(d), frame = f->patches / f->frames;
     for (uint32_t i = 0; i < f->patches; i++) {
         uint32_t first = i / frame * frame, in = i - first, token = in / (m * m);
         w[l->pos + i] = i;

@@ -60,7 +60,8 @@ struct vision_weights {
     struct be_weight *patch;      /* [Cv, 3 depth p p] */
     struct be_weight *projection; /* [C, Cv]; VISION_LINEAR: with a bias */
     struct vision_merger_weights merger, deepstack[DESC_DEEPSTACK_MAX];
-    const float *position; /* [patches or table rows, Cv] */
+    const float *position;  /* [patches or table rows, Cv] */
+    const float *class_row; /* [Cv], its place added; or NULL */
     const float *pre_norm, *pre_norm_bias, *post_norm, *post_norm_bias, *soft_norm; /* [Cv]; RMS: no bias */
     const float *std_bias, *std_scale;                                              /* [Cv] or NULL */
     const float *patch_norm, *patch_norm_bias; /* [3 p p], VISION_EMBED */

@@ -57,6 +57,7 @@ struct linear_spec {
     uint32_t layer, expert, k, part_count;
     struct part part[3];
     bool glu, bias;
+    const char *scale;           /* a whole name: rows and bias are multiplied by its numbers; or NULL */
     bool whole_name, transposed; /* stem is the whole name; stored as [k, n] */
     uint32_t head_dim, rotary;   /* ORDER_HALVES, ORDER_PAIRS: the head's columns that rotate; ORDER_PLANES:
                                     head_dim planes */
@@ -73,6 +74,8 @@ struct quant_rows {
     uint32_t k, width; /* width: 0, or the tensor is stored as [k, width], and a row here is a column there */
     const char *data;  /* the tensor's first row */
     uint32_t first;    /* the tensor's row that is the matrix's first */
+    const float *scale;        /* of each row, or NULL */
+    uint32_t groups;           /* of a row, that have a scale of their own */
     uint32_t head_dim, rotary; /* not 0: rows are stored as ORDER_PAIRS says */
 };
 

@@ -100,6 +100,29 @@ static const void *part_data(struct loader *ld, const struct linear_spec *s, uin
     return *moved = copy;
 }
 
+/* The same as floats, each row times its number. */
+static const void *scaled_data(struct loader *ld, const struct linear_spec *s, const void *data,
+                               const float *scale, enum be_dtype *type, void **moved)
+{
+    size_t n = s->part[0].n, k = s->k;
+    struct stf_tensor row = {.dtype = *type == BE_F32    ? STF_F32
+                                      : *type == BE_BF16 ? STF_BF16
+                                                         : STF_F16,
+                             .rank = 1,
+                             .shape = {k},
+                             .bytes = k * be_dtype_bytes(*type)};
+    float *out = ld->st ? NULL : malloc(n * k * sizeof *out);
+    if (!ld->st && !out) ld->st = err_nomem(ld->err, s->part[0].stem);
+    for (size_t r = 0; r < n && out; r++) {
+        row.data = (const char *)data + r * row.bytes;
+        (void)stf_to_f32(&row, out + r * k);
+        for (size_t c = 0; c < k; c++) out[r * k + c] *= scale[r];
+    }
+    free(*moved);
+    *type = BE_F32;
+    return *moved = out;
+}
+
 static void read_bias(const struct linear_spec *s, uint32_t i, const struct stf_tensor *t, float *out)
 {
     float copy[SIZE_REORDER_MAX];
@@ -122,7 +145,7 @@ static void note_shape(struct weights_inventory *v, const struct weight_shape *s
 
 void load_linear(struct loader *ld, const struct linear_spec *s, struct be_weight **out)
 {
-    const struct stf_tensor *t[3], *biases[3], *all[3 * PACKED_TENSORS + 3];
+    const struct stf_tensor *t[3], *biases[3], *all[3 * PACKED_TENSORS + 4], *scales = NULL;
     uint32_t total = 0, count = 0, parts = s->part_count;
     struct packed packed[3];
     bool in_parts[3];
@@ -159,6 +182,11 @@ void load_linear(struct loader *ld, const struct linear_spec *s, struct be_weigh
         if (!biases[i]) return;
         all[count++] = biases[i];
     }
+    if (s->scale) {
+        scales = load_take(ld, s->scale, s->layer, 0, "", 1, (uint64_t[]){s->part[0].n});
+        if (!scales) return;
+        all[count++] = scales;
+    }
     if (ld->inventory) {
         for (uint32_t i = 0; i < parts && quants; i++) {
             load_note_quants(ld->inventory, &rows[i]);
@@ -170,17 +198,20 @@ void load_linear(struct loader *ld, const struct linear_spec *s, struct be_weigh
             note_shape(ld->inventory, &(struct weight_shape){s->k, total, s->glu, s->bias});
         return;
     }
-    float *bias = NULL;
-    if (s->bias) {
-        bias = malloc(total * sizeof *bias);
-        if (!bias) {
-            ld->st = err_nomem(ld->err, t[0]->name);
-            return;
-        }
-        uint32_t at = 0;
-        for (uint32_t i = 0; i < parts; at += s->part[i].n, i++) read_bias(s, i, biases[i], bias + at);
+    float *bias = malloc(2 * (size_t)total * sizeof *bias), *scale = scales ? bias + total : NULL;
+    if (!bias) {
+        ld->st = err_nomem(ld->err, t[0]->name);
+        return;
     }
-    d.bias = bias;
+    for (uint32_t i = 0, at = 0; i < parts && s->bias; at += s->part[i].n, i++)
+        read_bias(s, i, biases[i], bias + at);
+    if (scale) (void)stf_to_f32(scales, scale);
+    for (uint32_t i = 0; scale && s->bias && i < total; i++) bias[i] *= scale[i];
+    if (scale && quants) {
+        rows[0].scale = scale;
+        rows[0].groups = s->k / kinds[0].group;
+    }
+    if (s->bias) d.bias = bias;
     load_before_read(ld);
     for (uint32_t i = 0; i < parts && quants; i++) {
         d.src[i].dtype = BE_QUANT;
@@ -193,6 +224,8 @@ void load_linear(struct loader *ld, const struct linear_spec *s, struct be_weigh
     for (uint32_t i = 0; i < parts && !ld->st && !quants; i++)
         d.src[i].data =
             part_data(ld, s, i, t[i], in_parts[i] ? &packed[i] : NULL, &d.src[i].dtype, &moved[i]);
+    if (scale && !ld->st && !quants)
+        d.src[0].data = scaled_data(ld, s, d.src[0].data, scale, &d.src[0].dtype, &moved[0]);
     if (!ld->st && !quants) load_pack(ld, &d, all, count, out);
     for (uint32_t i = 0; i < 3; i++) free(moved[i]);
     free(bias);

@@ -120,7 +120,7 @@ static void walk_products(struct loader *ld, uint32_t n, struct vision_layer_wei
                               .k = c,
                               .part_count = 3,
                               .part = {{v->names.q, c, order}, {v->names.k, c, order}, {v->names.v, c, 0}},
-                              .bias = bias,
+                              .bias = bias && !v->qkv_no_bias,
                               .head_dim = c / v->heads,
                               .rotary = c / v->heads};
     if (v->qkv_fused) {
@@ -128,7 +128,14 @@ static void walk_products(struct loader *ld, uint32_t n, struct vision_layer_wei
         qkv.part[0].n = 3 * c;
     }
     load_linear(ld, &qkv, &l->qkv);
-    load_matrix(ld, v->names.o, n, c, c, bias, &l->o);
+    load_linear(ld,
+                &(struct linear_spec){.layer = n,
+                                      .k = c,
+                                      .part_count = 1,
+                                      .part = {{v->names.o, c, 0}},
+                                      .bias = bias,
+                                      .scale = v->names.scale1},
+                &l->o);
     struct linear_spec fc1 = {
         .layer = n, .k = c, .part_count = 1, .part = {{v->names.fc1, v->ff, 0}}, .bias = bias};
     if (v->mlp == VISION_GLU_SILU || v->mlp == VISION_GLU_GELU) {
@@ -137,7 +144,14 @@ static void walk_products(struct loader *ld, uint32_t n, struct vision_layer_wei
         fc1.glu = true;
     }
     load_linear(ld, &fc1, &l->fc1);
-    load_matrix(ld, v->names.fc2, n, v->ff, c, bias, &l->fc2);
+    load_linear(ld,
+                &(struct linear_spec){.layer = n,
+                                      .k = v->ff,
+                                      .part_count = 1,
+                                      .part = {{v->names.fc2, c, 0}},
+                                      .bias = bias,
+                                      .scale = v->names.scale2},
+                &l->fc2);
 }
 
 static void walk_vision_layer(struct loader *ld, uint32_t n, struct vision_layer_weights *l)
@@ -156,6 +170,23 @@ static void walk_vision_layer(struct loader *ld, uint32_t n, struct vision_layer
     l->post_mlp = load_vector1(ld, v->names.post_mlp, n, ".weight", c, 0);
     if (v->clip) walk_clipped(ld, n, l);
     else walk_products(ld, n, l);
+}
+
+/* The row, and the table whose first entry is added to it. A GGUF file leaves out dimensions of 1. */
+static void walk_class_row(struct loader *ld, uint64_t places, struct vision_weights *w)
+{
+    const struct desc_vision *v = &ld->desc->vision;
+    uint32_t c = v->hidden;
+    struct named key, *found = load_find(ld, v->names.class_row, 0, 0, "", &key);
+    uint32_t less = found ? 3 - found->t->rank : 0;
+    if (less > 2) less = 0;
+    w->class_row = load_vector(ld, v->names.class_row, 0, "", 3 - less, &(uint64_t[]){1, 1, c}[less], 0);
+    less = less ? 1 : 0;
+    w->position = load_vector(ld, v->names.position, 0, "", 3 - less, &(uint64_t[]){1, places, c}[less], 0);
+    if (ld->inventory || ld->st) return;
+    float *row = ld->host + (w->class_row - ld->slab);
+    for (uint32_t i = 0; i < c; i++) row[i] += ld->host[w->position - ld->slab + i];
+    w->position += c;
 }
 
 /* The patch embedding with its norms, and the positions. */
@@ -188,7 +219,8 @@ static void walk_patches(struct loader *ld, struct vision_weights *w)
         load_reorder_vector(ld, w->patch_norm_bias, ORDER_PLANES, k);
     }
     load_linear(ld, &patch, &w->patch);
-    if (v->position)
+    if (v->names.class_row) walk_class_row(ld, side * side + 1ull, w);
+    else if (v->position)
         w->position =
             load_vector(ld, v->names.position, 0, ".weight", 2, (uint64_t[]){(uint64_t)side * side, c}, 0);
     if (v->position_axis) {

@@ -280,17 +280,7 @@ static void read_gguf_images(struct gguf_keys *k, struct image_config *out)
 }
 
 static const struct gguf_name TOWER_NAMES[] = {
-    {"v.patch_embd", "vision_tower.vision_model.embeddings.patch_embedding"},
-    {"v.position_embd", "vision_tower.vision_model.embeddings.position_embedding"},
-    {"v.blk.#.ln1", "vision_tower.vision_model.encoder.layers.#.layer_norm1"},
-    {"v.blk.#.ln2", "vision_tower.vision_model.encoder.layers.#.layer_norm2"},
-    {"v.blk.#.attn_q", "vision_tower.vision_model.encoder.layers.#.self_attn.q_proj"},
-    {"v.blk.#.attn_k", "vision_tower.vision_model.encoder.layers.#.self_attn.k_proj"},
-    {"v.blk.#.attn_v", "vision_tower.vision_model.encoder.layers.#.self_attn.v_proj"},
-    {"v.blk.#.attn_out", "vision_tower.vision_model.encoder.layers.#.self_attn.out_proj"},
-    {"v.blk.#.ffn_up", "vision_tower.vision_model.encoder.layers.#.mlp.fc1"},
-    {"v.blk.#.ffn_down", "vision_tower.vision_model.encoder.layers.#.mlp.fc2"},
-    {"v.post_ln", "vision_tower.vision_model.post_layernorm"},
+    SIGLIP_GGUF("vision_tower.vision_model."),
     {"mm.soft_emb_norm", "multi_modal_projector.mm_soft_emb_norm"},
     {"mm.input_projection.weight", "multi_modal_projector.mm_input_projection_weight"},
     {NULL, NULL},

@@ -1,12 +1,14 @@
 /* Idefics3, SmolVLM and SmolVLM2 (and granite-docling-258M, which is one): a SigLIP tower over tiles, whose
  * patches are gathered and projected by one product. transformers models/idefics3, smolvlm. */
 #include "engine/families/gemma.h"
+#include "engine/families/qwen.h"
 
 #include <stdio.h>
 
 static const char *const decoders[] = {"llama", "mistral", "qwen2", "smollm3", "granite", NULL};
 
-static const struct hf_text NO_TEXT; /* its own family's defaults count */
+/* Before a GGUF file's keys; a directory's text_config has a family of its own. */
+static const struct hf_text IDEFICS3_TEXT = {.rms_norm_eps = 1e-5, .activation = HF_SILU, QWEN_ROPE(1e4)};
 static const struct hf_vision IDEFICS3_VISION = {
     .hidden_size = 1152,
     .intermediate_size = 3072,
@@ -54,7 +56,7 @@ static bool canonical(const char *name, char out[DESC_NAME_MAX])
         int n = snprintf(out, DESC_NAME_MAX, "%s%s", parts[i][1], rest);
         return n > 0 && n < (int)DESC_NAME_MAX;
     }
-    return false;
+    return family_canonical(name, out); /* of a GGUF file's decoder */
 }
 
 /* Each tile after its row and column; then the whole. */
@@ -128,11 +130,53 @@ static const struct family_images IMAGES = {
     .read = read_images,
 };
 
+/* ---- GGUF files ---- */
+
+static void gguf_tower(struct gguf_keys *k, struct hf_config *c)
+{
+    struct hf_vision *v = &c->vision;
+    v->spatial_merge_size = 2;
+    gguf_read_f64(k, "clip.vision.attention.layer_norm_epsilon", 0, 1, &v->layer_norm_eps);
+    gguf_read_u32(k, "clip.vision.image_size", true, 1, SIZE_MAX_IMAGE, &v->image_size);
+    gguf_read_u32(k, "clip.vision.projector.scale_factor", false, 1, 16, &v->spatial_merge_size);
+    if (!gguf_token(k, "<image>", &c->image_id))
+        gguf_error(k, ST_FORMAT, "tokenizer.ggml.tokens", "has no token for images");
+    siglip_check(&k->r, v);
+    check_shuffle(&k->r, v);
+}
+
+static void gguf_sizes(struct gguf_keys *k, struct image_config *out)
+{
+    gguf_read_u32(k, "clip.vision.image_size", true, 1, SIZE_MAX_IMAGE, &out->width);
+    out->height = out->tiles.side = out->tiles.longest = out->width;
+    gguf_read_u32(k, "clip.vision.preproc_image_size", false, 1, SIZE_MAX_IMAGE, &out->tiles.longest);
+}
+
+static const struct gguf_name tower_names[] = {
+    SIGLIP_GGUF("model.vision_model."),
+    {"mm.model.fc", "model.connector.modality_projection.proj"},
+    {NULL, NULL},
+};
+/* The decoder's tensors have the names of a text model. */
+static const char *const stops[] = {"<end_of_utterance>", NULL};
+static const struct family_gguf files[] = {
+    {.arch = "llama",
+     .text = llama_gguf_text,
+     .projector = "idefics3",
+     .tower_type = "smolvlm",
+     .tower_names = tower_names,
+     .tower = gguf_tower,
+     .images = gguf_sizes,
+     .stops = stops},
+    {NULL},
+};
+
 const struct family family_idefics3 = {
-    .types = {{"idefics3", HF_NESTED, &NO_TEXT, &IDEFICS3_VISION},
-              {"smolvlm", HF_NESTED, &NO_TEXT, &IDEFICS3_VISION}},
+    .types = {{"idefics3", HF_NESTED, &IDEFICS3_TEXT, &IDEFICS3_VISION},
+              {"smolvlm", HF_NESTED, &IDEFICS3_TEXT, &IDEFICS3_VISION}},
     .read = read,
     .describe = describe,
     .image_id = 128257,
     .images = &IMAGES,
+    .gguf = files,
 };

@@ -88,7 +88,7 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
 /* ---- GGUF files ---- */
 
 /* Layers without KV heads are convolutions. */
-static void gguf_text(struct gguf_keys *k, struct hf_text *t)
+void lfm2_gguf_text(struct gguf_keys *k, struct hf_text *t)
 {
     uint32_t most = 0;
     for (uint32_t n = 0; n < t->num_hidden_layers; n++) {
@@ -103,7 +103,7 @@ static void gguf_text(struct gguf_keys *k, struct hf_text *t)
 }
 
 #define LAYER "model.layers.#."
-static const struct gguf_name names[] = {
+const struct gguf_name lfm2_gguf_names[] = {
     {"token_embd_norm", "model.embedding_norm"},
     {"output_norm", "model.embedding_norm"},
     {"blk.#.attn_norm", LAYER "operator_norm"},
@@ -120,7 +120,11 @@ static const struct gguf_name names[] = {
     {NULL, NULL},
 };
 static const struct family_gguf files[] = {
-    {.arch = "lfm2", .model_type = "lfm2", .names = names, .text = gguf_text, .stops = qwen_gguf_stops},
+    {.arch = "lfm2",
+     .model_type = "lfm2",
+     .names = lfm2_gguf_names,
+     .text = lfm2_gguf_text,
+     .stops = qwen_gguf_stops},
     {NULL},
 };
 

@@ -83,6 +83,10 @@ void qwen2_vl_gguf_images(struct gguf_keys *k, struct image_config *out); /* and
         "v.blk.#.attn_out", "visual.blocks.#.attn.proj"                                                      \
     }
 
+/* Of LFM2. */
+extern const struct gguf_name lfm2_gguf_names[];
+void lfm2_gguf_text(struct gguf_keys *k, struct hf_text *t);
+
 /* Of Qwen3-VL's tower. */
 extern const struct gguf_name qwen3_vl_gguf_tower_names[];
 void qwen3_vl_gguf_tower(struct gguf_keys *k, struct hf_config *c);

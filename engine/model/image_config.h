@@ -18,6 +18,7 @@ enum image_resize_mode {
 enum image_small {
     SMALL_KEPT = 0,
     SMALL_SCALED,  /* both sides grow by one factor, rounded down */
+    SMALL_ROUNDED, /* each side is rounded to patch * merge at least; no shape is too long */
     SMALL_BY_SIDE, /* first the height becomes patch * merge and the width grows with it, then the reverse */
 };
 

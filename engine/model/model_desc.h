@@ -49,10 +49,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define DESC_ROPES_MAX          4u
-#define DESC_NAME_MAX           512u
-#define DESC_DEEPSTACK_MAX      8u
-#define DESC_CENTROIDS_USED_MAX 256u
+#define DESC_ROPES_MAX            4u
+#define DESC_NAME_MAX             512u
+#define DESC_DEEPSTACK_MAX        8u
+#define DESC_CENTROIDS_USED_MAX   256u
+#define VISION_ANTIALIAS_SIDE_MAX 64u /* position_side with LOOKUP_ANTIALIAS */
 
 enum desc_activation { ACT_GELU_TANH = 0, ACT_SILU };
 
@@ -138,7 +139,8 @@ struct desc_names {
 /* A tower of pre-norm transformer layers over the patches of one image:
  *   h = patch W (+ b);  h = N(h), if there is pre_norm;  h += position
  *   each layer:  h += P(attn(N(h), 2-D rotary));  h += P(mlp(N(h)))
- *        N: LayerNorm with bias or RMS norm;  P: RMS norm, or nothing
+ *        N: LayerNorm with bias or RMS norm;  P: RMS norm, or the columns times scale1, scale2, or nothing
+ * with class_row one more row after the patches, which they see and no token comes of,
  * then one of four ends:
  *   linear (fixed size):  h = LN(h); a token is a patch; projection with bias to the decoder's width
  *   pool   h = LN(h), if there is post_norm; mean over pool x pool cells (times pool_factor, less std_bias,
@@ -156,8 +158,15 @@ enum desc_lookup {
     LOOKUP_CENTRES,     /* bilinear, the patches' centres */
     LOOKUP_BICUBIC,     /* 16 entries, the patches' centres */
     LOOKUP_BUCKETS,     /* one entry, where the patch's corner lies */
+    LOOKUP_ANTIALIAS,   /* bilinear, the patches' centres; of all entries that a patch covers */
 };
-enum desc_vision_mlp { VISION_GELU_TANH = 0, VISION_QUICK_GELU, VISION_GLU_SILU, VISION_GLU_GELU };
+enum desc_vision_mlp {
+    VISION_GELU_TANH = 0,
+    VISION_GELU_ERF,
+    VISION_QUICK_GELU,
+    VISION_GLU_SILU,
+    VISION_GLU_GELU
+};
 struct desc_vision {
     uint32_t image_size; /* pixels per side; 0 = any (multiples of patch * merge) */
     uint32_t patch, hidden, ff, layers, heads;
@@ -166,6 +175,7 @@ struct desc_vision {
     enum desc_vision_mlp mlp;
     bool patch_bias;
     bool no_bias;           /* of the layers' products and the projection */
+    bool qkv_no_bias;       /* of the products for queries, keys and values */
     bool qkv_fused;         /* one tensor for q, k, v (names.q) */
     bool qk_pairs;          /* as model_desc.qk_pairs */
     bool v_norm;            /* as desc_layer.v_norm */
@@ -205,6 +215,8 @@ struct desc_vision {
         const char *patch, *position, *norm1, *norm2, *q, *k, *v, *o, *fc1, *fc2,
             *post_norm; /* VISION_GLU_SILU: fc1 = gate, fc2 = down */
         const char *up;
+        const char *scale1, *scale2; /* whole names: [C], of what attention and the MLP add */
+        const char *class_row;       /* a whole name, as `position` is then: its place is the table's first */
         const char *q_alone;    /* with qkv_fused: q's name if files hold q, k and v separately; NULL: none
                                    does */
         const char *soft_norm;  /* before the projection; NULL: without a weight */

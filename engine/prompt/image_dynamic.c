@@ -30,13 +30,15 @@ void image_config_bound(struct image_config *cfg, const struct image_bounds *bou
 struct room {
     uint64_t min, max;
     uint32_t frames, depth;
+    double least; /* of a rounded side */
 };
 
 /* smart_resize. rint rounds half to even, as Python's round does. */
 static void smart_resize(double h, double w, double factor, const struct room *r, double *to_h, double *to_w)
 {
     double n = (double)r->frames, depth = (double)r->depth, max = (double)r->max, min = (double)r->min;
-    double hb = rint(h / factor) * factor, wb = rint(w / factor) * factor, tb = rint(n / depth) * depth;
+    double hb = larger(r->least, rint(h / factor) * factor), wb = larger(r->least, rint(w / factor) * factor),
+           tb = rint(n / depth) * depth;
     if (tb * hb * wb > max) {
         double beta = sqrt(n * h * w / max);
         hb = larger(factor, floor(h / beta / factor) * factor);
@@ -180,9 +182,10 @@ enum status image_target(const struct image_config *cfg, uint32_t width, uint32_
             return err_set(err, ST_INVALID, "a video needs at least %u frames", cfg->depth);
         small = cfg->video_volume ? SMALL_SCALED : SMALL_KEPT;
     }
+    if (small == SMALL_ROUNDED) room.least = f;
     grow_small(small, f, &h, &w);
     double ratio = (h > w ? h : w) / (h > w ? w : h);
-    if (ratio > RATIO_MAX)
+    if (ratio > RATIO_MAX && small != SMALL_ROUNDED)
         return err_set(err, ST_INVALID,
                        "the image is %u x %u pixels: its sides must not differ by more than %d to 1", width,
                        height, RATIO_MAX);

@@ -200,7 +200,7 @@ def attempt(name, v, seed, folder):
         new, measured = parts.run_case(key, p, v, model, twin, tensors, lambda m: check(m, v, family), avoid)
         for k, a in enumerate(rgb):
             tensors[f"{key}image{k}.rgb"] = a
-        for k, a in enumerate(p.images if rgb else []):
+        for k, a in enumerate(p.images if rgb and v.get("pixels", True) else []):
             tensors[f"{key}image{k}.pixel_values"] = a.numpy()
         head = {"id": n, "kind": case["kind"], "note": case["note"], "images": len(rgb), "prompt_tokens": len(p.ids),
                 "image_spans": [s[:2] for s in p.spans()], "tiles": tiles, "template": {}}

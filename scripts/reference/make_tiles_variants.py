@@ -4,11 +4,15 @@ tokens each takes, which tensor makes the rows (`last`), and what else the model
 import contextlib
 
 import torch
+from transformers.models.got_ocr2 import GotOcr2ImageProcessor
 from transformers.models.idefics3 import Idefics3ImageProcessor, Idefics3Processor
-from transformers.models.idefics3 import modeling_idefics3
+from transformers.models.internvl import InternVLProcessor, InternVLVideoProcessor
+from transformers.models.lfm2_vl import Lfm2VlImageProcessor, Lfm2VlProcessor
+from transformers.models.qianfan_ocr import QianfanOCRProcessor
 from transformers.models.smolvlm import SmolVLMImageProcessor, SmolVLMProcessor, SmolVLMVideoProcessor
-from transformers.models.smolvlm import modeling_smolvlm, processing_smolvlm
+from transformers.models.smolvlm import processing_smolvlm
 
+from make_llama import kinds
 from make_qwen_variants import chat, image, raw, text, text_cfg  # noqa: F401
 
 processing_smolvlm.num2words = str  # only videos need it
@@ -85,12 +89,90 @@ IDEFICS3 = dict(
     last=lambda name: "modality_projection" in name,
     odd={"order of a token's patches": columns_swapped},
 )
-FAMILIES = {"idefics3": IDEFICS3, "buckets": IDEFICS3 | {"odd": IDEFICS3["odd"] | {"plain positions": plain_buckets}}}
+
+# ------------------------------------------------------------------------------- InternVL and Qianfan-OCR
+
+CONTEXT = "<IMG_CONTEXT>"
+NAMED = {"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": CONTEXT,
+         "video_token": "<video>"}
+CHATML = """{%- for turn in messages -%}
+    {{ '<|im_start|>' + turn['role'] + '\n' }}
+    {%- if turn['content'] is string -%}
+        {{ turn['content'] }}
+    {%- else -%}
+        {%- for part in turn['content'] -%}
+            {{ '@IMAGE@' if part['type'] == 'image' else part['text'] }}
+        {%- endfor -%}
+    {%- endif -%}
+    {{ '<|im_end|>\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n' }}{%- endif -%}
+"""
+
+
+def internvl_processor(v, tokenizer):
+    side, patch = v["vision"]["image_size"][0], v["vision"]["patch_size"][0]
+    images = GotOcr2ImageProcessor(size={"height": side, "width": side}, **v.get("images", {}))
+    more = dict(image_seq_length=(side // patch // round(1 / v["top"].get("downsample_ratio", 0.5))) ** 2)
+    if v["family"] == "internvl":
+        return InternVLProcessor(images, tokenizer, InternVLVideoProcessor(),
+                                 chat_template=CHATML.replace("@IMAGE@", CONTEXT + "\\n"), **more)
+    return QianfanOCRProcessor(images, tokenizer, chat_template=CHATML.replace("@IMAGE@", "<image>\\n"), **more)
+
+
+def layer_scale(model):
+    return swapped(model, next(n for n, _ in model.named_parameters() if n.endswith("0.lambda_1")), lambda w: w * 0 + 1)
+
+
+def class_row(model):
+    return swapped(model, "model.vision_tower.embeddings.cls_token", lambda w: -w)
+
+
+INTERNVL = dict(
+    split="qwen", vocab=320, image=CONTEXT, end="<|im_end|>", image_text=CONTEXT,
+    tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<img>", "</img>", CONTEXT, "<video>"],
+    named=NAMED | {"extra_special_tokens": NAMED}, processor=internvl_processor,
+    count=lambda a, v: (a.shape[-1] // v["vision"]["patch_size"][0] // round(1 / v["top"].get("downsample_ratio", .5))) ** 2,
+    tiles=lambda out, v: list(out["pixel_values"]), last=lambda name: "linear_2" in name,
+    odd={"layer scale": layer_scale, "class row": class_row})
+
+# ------------------------------------------------------------------------------------------------ LFM2-VL
+
+LFM2_ROWS = [f"<|img_row_{r + 1}_col_{c + 1}|>" for r in range(3) for c in range(3)]
+
+
+def lfm2_processor(v, tokenizer):
+    images = Lfm2VlImageProcessor(encoder_patch_size=v["vision"]["patch_size"],
+                                  downsample_factor=v["top"].get("downsample_factor", 2), **v["images"])
+    return Lfm2VlProcessor(images, tokenizer, chat_template=CHATML.replace("@IMAGE@", "<image>"))
+
+
+def unpatched(out, v):
+    p, images = v["vision"]["patch_size"], []
+    for rows, (h, w) in zip(out["pixel_values"], out["spatial_shapes"].tolist()):
+        a = rows[:h * w].reshape(h, w, p, p, 3).permute(4, 0, 2, 1, 3)
+        images.append(a.reshape(3, h * p, w * p).contiguous())
+    return images
+
+
+def merged_tokens(a, v):
+    side = v["vision"]["patch_size"] * v["top"].get("downsample_factor", 2)
+    return (a.shape[-1] // side) * (a.shape[-2] // side)
+
+
+LFM2 = dict(
+    split="digits3", vocab=330, image="<image>", end="<|im_end|>", image_text="<image>",
+    tokens=["<|pad|>", "<|im_start|>", "<|im_end|>", "<image>", "<|image_start|>", "<|image_end|>",
+            "<|img_thumbnail|>"] + LFM2_ROWS,
+    processor=lfm2_processor, count=merged_tokens, tiles=unpatched, last=lambda name: "linear_2" in name)
+FAMILIES = {"idefics3": IDEFICS3, "lfm2": LFM2, "internvl": INTERNVL, "qianfan": INTERNVL | {"image_text": "<image>"},
+            "buckets": IDEFICS3 | {"odd": IDEFICS3["odd"] | {"plain positions": plain_buckets}}}
 
 
 def siglip(**over):
-    return dict(hidden_size=16, intermediate_size=28, num_hidden_layers=2, num_attention_heads=2, image_size=24,
-                patch_size=4) | over
+    all = dict(hidden_size=16, intermediate_size=28, num_hidden_layers=2, num_attention_heads=2, image_size=24,
+               patch_size=4) | over
+    return {k: x for k, x in all.items() if x is not None}
 
 
 ASK = ("u", [text("Is it?")])
@@ -140,4 +222,66 @@ VARIANTS = {
                       num_hidden_layers=2, rms_norm_eps=1e-5, tie_word_embeddings=False, rope_parameters=rope(1e4)),
         vision=siglip(num_hidden_layers=1),
         cases=[chat(("u", [image(0), text("What?")]), pictures=[(14, 33, 20)])]),
+    "internvl_f32": dict(
+        kind="internvl", family="internvl", seed=6100, top={}, images=dict(max_patches=6),
+        text=text_cfg(model_type="qwen2", rope_parameters=rope(1e4), num_key_value_heads=1),
+        vision=siglip(image_size=[16, 16], patch_size=[4, 4], attention_bias=True),
+        cases=[chat(("u", [image(0), text("What is it?")]), pictures=[(21, 61, 40)],
+                    note="6 tiles and the whole"),
+               chat(("u", [text("One"), image(0), text("two"), image(1)]), ("a", "Yes."),
+                    ("u", [image(2), text("and?")]), ("a", "No."), ("u", [image(3), image(4)]),
+                    pictures=[(22, 20, 20), (23, 4, 60), (24, 1, 200), (25, 2, 2), (26, 70, 30)],
+                    note="five images over three turns: one of 1 x 200, one of 2 x 2"),
+               chat(("u", "Is it?"), note="text alone")]),
+    "internvl_odd_f32": dict(
+        kind="internvl", family="internvl", seed=6200,
+        top=dict(downsample_ratio=0.25, tie_word_embeddings=False),
+        images=dict(max_patches=12, min_patches=2, resample=2, image_mean=[0.4, 0.5, 0.6]),
+        text=text_cfg(model_type="qwen3", vocab_size=325, rope_parameters=rope(1e4), num_attention_heads=3, num_key_value_heads=1,
+                      hidden_size=48, head_dim=24, num_hidden_layers=2, tie_word_embeddings=False),
+        vision=siglip(image_size=[16, 16], patch_size=[2, 2], use_mean_pooling=False, layer_norm_eps=1e-3,
+                      num_hidden_layers=3),
+        cases=[chat(("u", [image(0), text("What is it?")]), pictures=[(27, 90, 20)],
+                    note="no biases of q, k, v; tokens of 4 x 4 patches; a norm at the end; at least 2 tiles"),
+               chat(("u", [image(0), image(1)]), pictures=[(28, 16, 16), (29, 48, 64)], note="12 tiles")]),
+    "qianfan_f32": dict(
+        kind="qianfan", family="qianfan_ocr", seed=6300, top={}, images=dict(max_patches=4),
+        text=text_cfg(model_type="qwen3", rope_parameters=rope(1e4), num_key_value_heads=1, head_dim=16,
+                      tie_word_embeddings=False),
+        vision=siglip(image_size=[16, 16], patch_size=[4, 4]),
+        cases=[chat(("u", [image(0), text("What is it?")]), pictures=[(31, 33, 47)], note="another marker")]),
+    "lfm2_vl_f32": dict(
+        kind="lfm2", family="lfm2_vl", seed=7100, top=dict(projector_hidden_size=40),
+        images=dict(min_image_tokens=4, max_image_tokens=12, tile_size=32, min_tiles=2, max_tiles=6),
+        text=text_cfg(model_type="lfm2", vocab_size=330, num_hidden_layers=4, num_key_value_heads=1,
+                      layer_types=kinds("ccfc"), block_auto_adjust_ff_dim=False, rope_parameters=rope(1e4)),
+        vision=siglip(image_size=None, num_patches=25, vision_use_head=False),
+        cases=[chat(("u", [image(0), text("What is it?")]), pictures=[(41, 61, 40)], note="tiles and the whole"),
+               chat(("u", [text("One"), image(0), text("two"), image(1)]), ("a", "Yes."),
+                    ("u", [image(2), text("and?")]), ("a", "No."), ("u", [image(3), image(4)]),
+                    pictures=[(42, 20, 20), (43, 4, 60), (44, 1, 90), (45, 2, 2), (46, 70, 30)],
+                    note="five images over three turns: one of 1 x 90, one of 2 x 2"),
+               chat(("u", "Is it?"), note="text alone")]),
+    "lfm2_vl_odd_f32": dict(
+        kind="lfm2", family="lfm2_vl", seed=7200,
+        top=dict(projector_hidden_size=200, downsample_factor=3, projector_use_layernorm=False, projector_bias=False,
+                 tie_word_embeddings=False),
+        images=dict(min_image_tokens=2, max_image_tokens=9, tile_size=18, min_tiles=2, max_tiles=12, use_thumbnail=False,
+                    max_pixels_tolerance=1.0, resample=3, image_std=[0.3, 0.4, 0.5]),
+        text=text_cfg(model_type="lfm2", vocab_size=335, hidden_size=48, num_hidden_layers=3, num_attention_heads=3,
+                      num_key_value_heads=1, conv_L_cache=5, layer_types=kinds("fcc"), block_ff_dim=60,
+                      block_multiple_of=12, block_ffn_dim_multiplier=1.2, tie_word_embeddings=False, norm_eps=1e-3,
+                      rope_parameters=rope(1e4)),
+        vision=siglip(image_size=None, patch_size=2, num_patches=81, vision_use_head=False, layer_norm_eps=1e-3,
+                      num_hidden_layers=1),
+        cases=[chat(("u", [image(0), text("What is it?")]), pictures=[(47, 70, 50)], note="12 tiles, no whole"),
+               chat(("u", [image(0), image(1), text("?")]), pictures=[(48, 17, 3), (49, 2, 33)],
+                    note="a projector wider than its patches, without norm and biases; few patches of a side")]),
+    "lfm2_vl_gguf_f32": dict(
+        kind="lfm2", family="lfm2_vl", seed=7300, top=dict(projector_hidden_size=64), images={}, pixels=False,
+        text=text_cfg(model_type="lfm2", vocab_size=330, num_hidden_layers=3, num_key_value_heads=1,
+                      layer_types=kinds("cfc"), block_auto_adjust_ff_dim=False, rope_parameters=rope(1e4)),
+        vision=siglip(image_size=None, patch_size=16, num_patches=64, vision_use_head=False, num_hidden_layers=1),
+        cases=[chat(("u", [image(0), text("What is it?")]), pictures=[(51, 40, 30)],
+                    note="the class's sizes of images, which GGUF files don't say")]),
 }

@@ -42,7 +42,7 @@ enum {
     IMAGES = 2 * CONTENTS,
     PER_INSTANCE = 150, /* requests of one scheduler */
     FLIGHT_MAX = 24,
-    FAMILIES = 7,
+    FAMILIES = 8,
     MODELS_MAX = 32 * FAMILIES,
     STALL_TURNS = 4000,
 };
@@ -1083,9 +1083,9 @@ static uint32_t list_family(const char *family, const char *demo, uint32_t first
 static uint32_t find_models(const struct options *o)
 {
     static const char *const families[FAMILIES] = {"gemma3", "qwen",       "paligemma", "gemma4",
-                                                   "gemma",  "gemma4-mtp", "native"};
+                                                   "gemma",  "gemma4-mtp", "native",    "tiles"};
     static const char *const demos[FAMILIES] = {"demo", "demo-qwen3-vl", "none", "none",
-                                                "none", "none",          "none"};
+                                                "none", "none",          "none", "none"};
     uint32_t n[FAMILIES], all = 0;
     if (o->model) {
         snprintf(models[0], sizeof models[0], "%s", o->model);
