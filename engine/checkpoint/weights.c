@@ -5,6 +5,7 @@
 #include "config/base/floats.h"
 #include "config/base/log.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -29,6 +30,13 @@ static bool shared_away(const struct model_desc *d, const char *name)
             if (strncmp(name, own, len) == 0) return true;
         }
     return false;
+}
+
+/* A draft layer that some files number as one after the last. */
+static bool after_last(const struct model_desc *d, const char *name)
+{
+    unsigned n;
+    return sscanf(name, "text.layers.%u.", &n) == 1 && n == d->layer_count;
 }
 
 static enum status alloc_layers(const struct model_desc *d, struct weights *w, struct err *err)
@@ -56,7 +64,7 @@ enum status weights_inventory(const struct stf_files *files, const struct model_
         out->memory_bytes += 4 * ld.slab_used;
         for (size_t i = 0; i < ld.map_count; i++)
             if (!ld.map[i].used && !(desc->tied && strncmp(ld.map[i].name, "head.", 5) == 0) &&
-                !shared_away(desc, ld.map[i].name))
+                !shared_away(desc, ld.map[i].name) && !after_last(desc, ld.map[i].name))
                 load_note_ignored(out, ld.map[i].t->name);
     }
     free(none.layers);

@@ -51,6 +51,7 @@ struct part {
     const char *stem;
     uint32_t n;
     enum order order;
+    uint32_t first, of; /* of > 0: rows [first, first + n) of a tensor that has so many */
 };
 struct linear_spec {
     uint32_t layer, expert, k, part_count;

@@ -88,8 +88,8 @@ static const void *part_data(struct loader *ld, const struct linear_spec *s, uin
     } else {
         *type = load_be_type(t->dtype);
     }
-    size_t size = be_dtype_bytes(*type),
-           bytes = (packed ? (size_t)packed->n * packed->k : (size_t)load_elements(t)) * size;
+    size_t size = be_dtype_bytes(*type), bytes = (size_t)s->part[i].n * s->k * size;
+    if (!ld->st) data = (const char *)data + (size_t)s->part[i].first * s->k * size;
     /* The format does not align tensors; files almost always do. */
     if (ld->st || ((uintptr_t)data % size == 0 && order == ORDER_KEPT)) return data;
     void *copy = malloc(bytes ? bytes : 1);
@@ -154,20 +154,21 @@ void load_linear(struct loader *ld, const struct linear_spec *s, struct be_weigh
     struct be_quant kinds[3];
     bool quants = !s->transposed;
     for (uint32_t i = 0; i < parts; i++) {
-        uint64_t plain[2] = {s->transposed ? s->k : s->part[i].n, s->transposed ? s->part[i].n : s->k};
-        in_parts[i] =
-            !s->whole_name && !s->rank &&
-            load_take_packed(ld, s->part[i].stem, s->layer, s->expert, s->part[i].n, s->k, &packed[i]);
+        uint32_t whole = s->part[i].of ? s->part[i].of : s->part[i].n;
+        uint64_t plain[2] = {s->transposed ? s->k : whole, s->transposed ? whole : s->k};
+        in_parts[i] = !s->whole_name && !s->rank &&
+                      load_take_packed(ld, s->part[i].stem, s->layer, s->expert, whole, s->k, &packed[i]);
         t[i] = in_parts[i]
                    ? packed[i].t[0]
                    : load_take(ld, s->part[i].stem, s->layer, s->expert, s->whole_name ? "" : ".weight",
                                s->rank ? s->rank : 2, s->rank ? s->shape : plain);
         if (!t[i]) return;
         for (uint32_t q = 0; q < PACKED_TENSORS; q++)
-            if (in_parts[i] ? packed[i].t[q] != NULL : q == 0)
+            if ((in_parts[i] ? packed[i].t[q] != NULL : q == 0) && !(s->part[i].of && i))
                 all[count++] = in_parts[i] ? packed[i].t[q] : t[i];
         quants = quants && (s->part[i].order == ORDER_KEPT || s->part[i].order == ORDER_PAIRS) &&
                  load_quant_of(ld, t[i], in_parts[i] ? &packed[i] : NULL, s->k, &rows[i], &kinds[i]);
+        if (quants) rows[i].first = s->part[i].first;
         if (quants && s->part[i].order == ORDER_PAIRS) {
             rows[i].head_dim = s->head_dim;
             rows[i].rotary = s->rotary;

@@ -21,7 +21,7 @@ static uint32_t walk_convolution(struct loader *ld, uint32_t wide, struct vision
     if (!out) return wide;
     struct linear_spec conv = {.k = wide,
                                .part_count = 1,
-                               .part = {{v->names.merge_conv, out, ORDER_PLANES}},
+                               .part = {{.stem = v->names.merge_conv, .n = out, .order = ORDER_PLANES}},
                                .bias = v->merge_conv_bias,
                                .head_dim = cells};
     struct named key, *found = load_find(ld, v->names.merge_conv, 0, 0, ".weight", &key);
@@ -102,7 +102,7 @@ static void walk_clipped(struct loader *ld, uint32_t n, struct vision_layer_weig
                     &(struct linear_spec){.layer = n,
                                           .k = all[i].k,
                                           .part_count = 1,
-                                          .part = {{all[i].stem, all[i].n, all[i].order}},
+                                          .part = {{.stem = all[i].stem, .n = all[i].n, .order = all[i].order}},
                                           .bias = !v->no_bias,
                                           .head_dim = c / v->heads},
                     all[i].out);
@@ -140,7 +140,7 @@ static void walk_products(struct loader *ld, uint32_t n, struct vision_layer_wei
         .layer = n, .k = c, .part_count = 1, .part = {{v->names.fc1, v->ff, 0}}, .bias = bias};
     if (v->mlp == VISION_GLU_SILU || v->mlp == VISION_GLU_GELU) {
         fc1.part_count = 2;
-        fc1.part[1] = (struct part){v->names.up, v->ff, 0};
+        fc1.part[1] = (struct part){.stem = v->names.up, .n = v->ff};
         fc1.glu = true;
     }
     load_linear(ld, &fc1, &l->fc1);

@@ -80,6 +80,7 @@ static void read_areas(struct hf_reader *r, uint32_t obj, bool size_only, struct
     hf_u32(r, obj, "patch_size", 1, SIZE_MAX_PATCH, &out->patch);
     hf_u32(r, obj, "merge_size", 1, SIZE_MAX_PATCH, &out->merge);
     hf_u32(r, obj, "temporal_patch_size", 1, SIZE_MAX_PATCH, &out->depth);
+    if (out->area_frames) out->area_frames = out->depth;
     if (out->area_min > out->area_max)
         hf_error(r, ST_FORMAT, "size", "must have a smallest area that is not over the largest");
 }
@@ -134,7 +135,7 @@ static void read_settings(struct hf_reader *r, uint32_t obj, const struct source
     /* The class with videos by volume has no such arguments, unlike the other. */
     if (from->family->read) from->family->read(r, obj, out);
     else if (out->budgets) read_budget(r, obj, out);
-    else if (out->dynamic) read_areas(r, obj, videos && out->video_volume, out);
+    else if (out->dynamic) read_areas(r, obj, (videos && out->video_volume) || out->area_frames, out);
     else read_size(r, obj, out);
     hf_u32(r, obj, "resample", 0, 255, &filter);
     if (filter < IMAGE_LANCZOS || filter > IMAGE_BICUBIC)

@@ -192,10 +192,7 @@ static void read_longest(struct hf_reader *r, uint32_t settings, struct image_co
     set_area(out);
 }
 
-#define IMAGES                                                                                               \
-    .filter = IMAGE_BICUBIC, .mode = IMAGE_TORCH_U8, .do_resize = true, .do_rescale = true,                  \
-    .do_normalize = true, .rescale_factor = 1.0 / 255.0, .mean = {CLIP_MEAN}, .std = {CLIP_STD},             \
-    .dynamic = true, .depth = 1, .area_min = 1, .longest = 1024, .on_white = true
+#define IMAGES NATIVE_IMAGES, .depth = 1, .area_min = 1, .longest = 1024
 static const struct family_images images = {
     .image = {IMAGES, .patch = 16, .merge = 1}, .processor = read_processor, .read = read_longest};
 

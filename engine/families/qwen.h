@@ -20,11 +20,13 @@
 #define CLIP_STD  0.26862954f, 0.26130258f, 0.27577711f
 /* Qwen2VLImageProcessor (of all generations; checkpoints override most of it), and the common part of
  * Qwen2VLVideoProcessor and Qwen3VLVideoProcessor. fps: the class has none; the model's own tools use 2. */
-#define QWEN_IMAGES                                                                                          \
+#define NATIVE_IMAGES                                                                                        \
     .filter = IMAGE_BICUBIC, .mode = IMAGE_TORCH_U8, .do_resize = true, .do_rescale = true,                  \
     .do_normalize = true, .rescale_factor = 1.0 / 255.0, .mean = {CLIP_MEAN}, .std = {CLIP_STD},             \
-    .dynamic = true, .patch = 14, .merge = 2, .depth = 2, .area_min = 56 * 56, .area_max = 28 * 28 * 1280,   \
-    .on_white = true, .video_fps = 2.0, .video_frames_min = 4, .video_frames_max = 768
+    .dynamic = true, .on_white = true
+#define QWEN_IMAGES                                                                                          \
+    NATIVE_IMAGES, .patch = 14, .merge = 2, .depth = 2, .area_min = 56 * 56, .area_max = 28 * 28 * 1280,     \
+                   .video_fps = 2.0, .video_frames_min = 4, .video_frames_max = 768
 
 /* Of Qwen2-VL and Qwen2.5-VL. */
 extern const struct hf_text qwen2_vl_text;

@@ -119,6 +119,7 @@ struct desc_names {
     const char *embed, *head, *final_norm;
     const char *input_norm, *q, *k, *v, *o, *q_norm, *k_norm, *post_attn_norm, *pre_mlp_norm, *gate, *up,
         *down, *post_mlp_norm;
+    const char *gate_up; /* instead of gate and up: one tensor, the gate's rows first */
     const char *conv, *delta_qkv, *delta_z, *delta_beta, *delta_a, *delta_norm, *delta_out; /* stems */
     const char *delta_decay, *delta_dt_bias;                                                /* whole names */
     const char *shared_gate;

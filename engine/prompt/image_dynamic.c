@@ -16,8 +16,9 @@ static double larger(double a, double b)
 void image_config_bound(struct image_config *cfg, const struct image_bounds *bounds)
 {
     if (!cfg->dynamic) return;
-    if (bounds->area_max) cfg->area_max = bounds->area_max;
-    if (bounds->area_min) cfg->area_min = bounds->area_min;
+    uint32_t times = cfg->area_frames ? cfg->area_frames : 1;
+    if (bounds->area_max) cfg->area_max = bounds->area_max * times;
+    if (bounds->area_min) cfg->area_min = bounds->area_min * times;
     if (cfg->area_min > cfg->area_max) cfg->area_min = cfg->area_max;
     double side = sqrt((double)cfg->area_max);
     if (cfg->longest > side) cfg->longest = (uint32_t)larger(side, 1);

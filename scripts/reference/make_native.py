@@ -22,7 +22,16 @@ from transformers import AutoModelForImageTextToText, AutoTokenizer  # noqa: E40
 import golden_parts as parts  # noqa: E402
 from common import REPO, picture  # noqa: E402
 from make_native_variants import FAMILIES, VARIANTS  # noqa: E402
-from make_tiles import build_checkpoint  # noqa: E402
+import make_tiles  # noqa: E402
+
+
+@torch.no_grad()
+def fill(model, seed, family, inner=make_tiles.fill, **gains):
+    """`small`: norms after a branch, whose rows are then as large as an embedding's."""
+    inner(model, seed, family, **gains)
+    for name, p in model.named_parameters():
+        if any(name.endswith(f".{x}.weight") for x in family.get("small", ())):
+            p.mul_(model.config.get_text_config().hidden_size ** -0.5)
 
 
 class Native(parts.Prompt):
@@ -105,7 +114,7 @@ def check(moved, v, family):
 
 def attempt(name, v, seed, folder):
     family = FAMILIES[v["kind"]]
-    filled = build_checkpoint(v, family, seed, folder)
+    filled = make_tiles.build_checkpoint(v, family, seed, folder)
     plain = Tokenizer.from_file(str(folder / "tokenizer.json"))
     processor = family["processor"](v, AutoTokenizer.from_pretrained(folder))
     model = parts.load(AutoModelForImageTextToText, folder, torch.float32)
@@ -151,6 +160,7 @@ def main():
     args = args.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    make_tiles.fill = fill
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     args.out.mkdir(parents=True, exist_ok=True)

@@ -89,7 +89,7 @@ def fill(model, seed, family, seen=1.6, pos=1.0, **gains):
             w = normal(seed, name, p.shape, pos)
         elif family["last"](name):
             w = normal(seed, name, p.shape, 2.0 * seen * unit * fan)
-        elif p.dim() == 4:
+        elif p.dim() >= 4:
             w = normal(seed, name, p.shape, 2.0 * p[0].numel() ** -0.5)
         elif p.dim() == 2:
             w = normal(seed, name, p.shape, 1.6 * fan)

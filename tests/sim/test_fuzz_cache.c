@@ -846,7 +846,7 @@ static void run_requests(struct run *r)
         if (!strict && r->t.differences) return;
         if (r->live == 0) r->last_event = r->turn;
         if (r->turn - r->last_event > STALL_TURNS)
-            fail_msg("instance %u hangs with %u requests (seed %llu)", r->instance, r->live,
+            fail_msg("instance %u of %s hangs with %u requests (seed %llu)", r->instance, r->model, r->live,
                      (unsigned long long)r->o->seed);
     }
     answer_and_cancel(r); /* images asked for by requests that are gone */
