@@ -102,7 +102,7 @@ static void walk_clipped(struct loader *ld, uint32_t n, struct vision_layer_weig
                     &(struct linear_spec){.layer = n,
                                           .k = all[i].k,
                                           .part_count = 1,
-                                          .part = {{.stem = all[i].stem, .n = all[i].n, .order = all[i].order}},
+                                          .part = {{all[i].stem, all[i].n, all[i].order}},
                                           .bias = !v->no_bias,
                                           .head_dim = c / v->heads},
                     all[i].out);
