@@ -375,8 +375,8 @@ def write_tower(folder, out, top, tensors):
         w.add_uint32("clip.vision.spatial_merge_size", top["spatial_merge_size"])
         w.add_bool("clip.use_silu", True)
     for name, data in tensors.items():
-        short = re.sub(r"^(model\.)?(visual|vision_model|connector|vision_tower|vision_encoder|vision_projection|"
-                       r"multi_modal_projector|embed_vision)\.(vision_model\.)?", "", name)
+        short = re.sub(r"^(model\.)?(visual|vision_model|connector|vision_tower|vision_encoder|"
+                       r"vision_projection|multi_modal_projector|embed_vision)\.(vision_model\.)?", "", name)
         tap = re.fullmatch(r"deepstack_merger_list\.(\d+)\.(linear_)?(.+)", short)
         layer = re.fullmatch(r"(?:encoder\.layers?|blocks|transformer\.layers)\.(\d+)\.(.+)", short)
         if short == name or short.startswith("head."):

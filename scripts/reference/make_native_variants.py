@@ -439,7 +439,7 @@ VARIANTS |= {
         vision=glm_tower(hidden_size=24, num_heads=1, patch_size=3, spatial_merge_size=3, out_hidden_size=48,
                          attention_bias=False, rms_norm_eps=1e-3),
         cases=[chat(("u", [text("See"), image(0), image(1)]), pictures=[(25, 61, 40), (26, 14, 45)],
-                    note="half of a head rotates; a tower without biases; 3 x 3 patches of 3 pixels a token")]),
+                    note="half of a head rotates; no biases in the tower; 3 x 3 patches of 3 pixels")]),
     "glm4v_f32": dict(
         kind="glm4v", family="glm4v", seed=7545, size=(512, 5120), depth=2, top={}, gains=dict(qk=1.0,
                                                                                                mix=0.7),
