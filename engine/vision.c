@@ -401,8 +401,26 @@ static void merge_norms(struct engine *e, float *x, uint32_t t, const struct vis
     e->ops->norm(e->be, &a);
 }
 
-/* out = v->h through the merger's products. */
-static void merge_products(struct engine *e, uint32_t t, const struct vision_merger_weights *w, float *out)
+/* dense = LayerNorm(dense + places); rows of c. */
+static void dense_norm(struct engine *e, float *dense, uint32_t t, uint32_t c, const float *places,
+                       const float *weight, const float *bias)
+{
+    e->ops->norm(e->be, &(struct be_norm_args){.kind = BE_NORM_LAYER,
+                                               .t = t,
+                                               .c = c,
+                                               .eps = 1e-5f,
+                                               .x = places,
+                                               .residual = dense,
+                                               .weight = weight,
+                                               .bias = bias,
+                                               .out = dense,
+                                               .out_dtype = BE_F32,
+                                               .out_dense = true});
+}
+
+/* out = v->h, tokens from `first` on, through the merger's products. */
+static void merge_products(struct engine *e, uint32_t first, uint32_t t,
+                           const struct vision_merger_weights *w, float *out)
 {
     const struct desc_vision *d = &e->net.desc.vision;
     struct vision_scratch *v = &e->v;
@@ -414,16 +432,9 @@ static void merge_products(struct engine *e, uint32_t t, const struct vision_mer
     }
     if (w->proj) {
         linear(e, w->proj, x, t, BE_EPI_F32, v->dense);
-        e->ops->norm(e->be, &(struct be_norm_args){.kind = BE_NORM_LAYER,
-                                                   .t = t,
-                                                   .c = d->merge_conv,
-                                                   .eps = 1e-5f,
-                                                   .residual = v->dense,
-                                                   .weight = w->proj_norm,
-                                                   .bias = w->proj_norm_bias,
-                                                   .out = v->dense,
-                                                   .out_dtype = BE_F32,
-                                                   .out_dense = true});
+        dense_norm(e, v->dense, t, d->merge_conv,
+                   w->places ? w->places + (size_t)first * d->merge_conv : NULL, w->proj_norm,
+                   w->proj_norm_bias);
         e->ops->gate(e->be, &(struct be_gate_args){.f = BE_GATE_CDF,
                                                    .gate = v->dense,
                                                    .gate_stride = d->merge_conv,
@@ -433,12 +444,13 @@ static void merge_products(struct engine *e, uint32_t t, const struct vision_mer
                                                    .heads = 1,
                                                    .d = d->merge_conv,
                                                    .out = next});
-        x = v->h;
-        next = v->attn;
+        x = next;
+        next = w->conv ? v->attn : v->h;
     }
     enum be_epilogue gelu = d->names.merge_up ? BE_EPI_GLU_SILU : BE_EPI_GELU_ERF;
     linear(e, w->fc1, x, t, w->fc2 ? gelu : BE_EPI_F32, w->fc2 ? next : out);
     if (w->fc2) linear(e, w->fc2, next, t, BE_EPI_F32, out);
+    if (w->out_norm) dense_norm(e, out, t, e->net.desc.hidden, NULL, w->out_norm, w->out_norm_bias);
 }
 
 /* Part 0: the tower's end; part 1 + k: DeepStack feature k, without the norm over each patch. */
@@ -455,7 +467,7 @@ static void merge(struct engine *e, struct engine_features *f, uint32_t part)
         float *x = f->resid + (size_t)first * d->hidden * cell;
         if (each) norm(e, x, t * cell, d->hidden, each, e->net.w.vision.post_norm_bias, e->v.dense, true);
         merge_norms(e, each ? e->v.dense : x, t, w);
-        merge_products(e, t, w, to + (size_t)first * c);
+        merge_products(e, first, t, w, to + (size_t)first * c);
     }
     if (f->token_row)
         e->ops->gather(e->be,

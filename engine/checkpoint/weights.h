@@ -53,6 +53,8 @@ struct vision_merger_weights {
     const float *norm, *norm_bias;           /* [merge merge Cv] */
     struct be_weight *conv, *proj;           /* [merge_conv, merge merge Cv], [merge_conv, merge_conv] */
     const float *proj_norm, *proj_norm_bias; /* [merge_conv] */
+    const float *places;                     /* [tokens, merge_conv] or NULL */
+    const float *out_norm, *out_norm_bias;   /* [C] or NULL */
     struct be_weight *fc1, *fc2;             /* [merge_ff or C, K], with merge_up [2 merge_ff, K];
                                                 [C, merge_ff] */
 };

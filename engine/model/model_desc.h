@@ -148,8 +148,10 @@ struct desc_names {
  *   merge  (patches lie in runs of merge x merge that form a token), each step but fc1 if it has a name:
  *          h = N(h) with post_norm, h = N(h) with merge_pre_norm;  x = the run's h, concatenated;
  *          x = LN(x) with merge_norm;  x = x Wconv, a convolution of stride `merge`;
- *          x = gelu_erf(LN(x Wproj));  x = fc2(gelu_erf(fc1(x))), or SwiGLU with merge_up; the same, without
- *          post_norm, after each layer in `deepstack`
+ *          x = x Wproj;  x = gelu_erf(LN(x + sines of the token's column and row with merge_places)) with
+ *          merge_proj_norm;  x = fc2(gelu_erf(fc1(x))), or SwiGLU with merge_up;  x = LN(x) with
+ * merge_out_norm; the LayerNorm over the run, fc1 and fc2 alone, with names of their own, after each layer in
+ *          `deepstack`
  *   embed  (no layers): h = LN(LN(LN(patch) W + b) + position); RMS norm; projection */
 enum desc_vision_end { VISION_POOL = 0, VISION_MERGE, VISION_EMBED, VISION_LINEAR };
 /* How a patch's place becomes one in the position table; places after its end count as the last. */
@@ -204,10 +206,12 @@ struct desc_vision {
     uint32_t merge_conv; /* > 0: columns after Wconv, whose weight is [columns, C, merge, merge] or the same
                             flat, and after Wproj */
     bool merge_conv_bias;
-    uint32_t merge_ff; /* between the merger's two products; 0: as wide as their input */
-    bool merge_no_bias;
-    float merge_eps;   /* of merge_pre_norm and merge_norm; 0: eps */
-    float pool_factor; /* 0 counts as 1 */
+    uint32_t merge_ff;  /* between the merger's two products; 0: as wide as their input */
+    bool merge_no_bias; /* of the merger at the end */
+    bool merge_places;
+    float merge_scale, deepstack_scale; /* of rows; 0 counts as 1 */
+    float merge_eps;                    /* of merge_pre_norm and merge_norm; 0: eps */
+    float pool_factor;                  /* 0 counts as 1 */
     uint32_t deepstack_count,
         deepstack[DESC_DEEPSTACK_MAX]; /* layers after whose output a DeepStack feature is taken; DeepStack
                           feature k is added to the decoder's stream after its layer k */
@@ -216,7 +220,8 @@ struct desc_vision {
             *post_norm; /* VISION_GLU_SILU: fc1 = gate, fc2 = down */
         const char *up;
         const char *scale1, *scale2; /* whole names: [C], of what attention and the MLP add */
-        const char *class_row;       /* a whole name, as `position` is then: its place is the table's first */
+        const char *merge_out_norm;
+        const char *class_row;  /* a whole name, as `position` is then: its place is the table's first */
         const char *q_alone;    /* with qkv_fused: q's name if files hold q, k and v separately; NULL: none
                                    does */
         const char *soft_norm;  /* before the projection; NULL: without a weight */

@@ -5,6 +5,7 @@ import contextlib
 
 import torch
 from transformers.models.got_ocr2 import GotOcr2ImageProcessor
+from transformers.models.granite_docling import GraniteDoclingImageProcessor, GraniteDoclingProcessor
 from transformers.models.idefics3 import Idefics3ImageProcessor, Idefics3Processor
 from transformers.models.internvl import InternVLProcessor, InternVLVideoProcessor
 from transformers.models.lfm2_vl import Lfm2VlImageProcessor, Lfm2VlProcessor
@@ -165,7 +166,38 @@ LFM2 = dict(
     tokens=["<|pad|>", "<|im_start|>", "<|im_end|>", "<image>", "<|image_start|>", "<|image_end|>",
             "<|img_thumbnail|>"] + LFM2_ROWS,
     processor=lfm2_processor, count=merged_tokens, tiles=unpatched, last=lambda name: "linear_2" in name)
-FAMILIES = {"idefics3": IDEFICS3, "lfm2": LFM2, "internvl": INTERNVL, "qianfan": INTERNVL | {"image_text": "<image>"},
+
+# ---------------------------------------------------------------------------------------- Granite-Docling
+
+def docling_processor(v, tokenizer):
+    side = v["vision"]["image_size"]
+    images = GraniteDoclingImageProcessor(size={"height": side, "width": side}, **v.get("images", {}))
+    return GraniteDoclingProcessor(images, tokenizer, chat_template=CHATML.replace("@IMAGE@", "<image>"),
+                                   image_seq_len=(side // v["vision"]["patch_size"] // v["vision"]["scale_factor"]) ** 2)
+
+
+@contextlib.contextmanager
+def no_places(model):
+    embed = model.model.vision_model.connector.coarse.pos_embed
+    kept = embed.pos_embed.clone()
+    embed.pos_embed.copy_(kept.roll(kept.shape[-1] // 2, -1))
+    yield
+    embed.pos_embed.copy_(kept)
+
+
+def no_deepstack(model):
+    name = next(n for n, _ in model.named_parameters() if n.endswith("coarse.deepstack_mergers.1.linear_2.weight"))
+    return swapped(model, name, lambda w: w * 0)
+
+
+DOCLING = dict(
+    split="numbers", vocab=330, image="<image>", end="<|end_of_text|>", image_text="<image>",
+    tokens=["<|pad|>", "<|im_start|>", "<|im_end|>", "<|end_of_text|>", FAKE, "<image>", GLOBAL] + ROWS,
+    processor=docling_processor, rows=("ln_out.weight", "ln_out.bias"),
+    count=lambda a, v: (a.shape[-1] // v["vision"]["patch_size"] // v["vision"]["scale_factor"]) ** 2,
+    tiles=lambda out, v: list(out["pixel_values"][0][out["pixel_attention_mask"][0]]),
+    last=lambda name: "linear_2" in name, odd={"places rows first": no_places, "DeepStack": no_deepstack})
+FAMILIES = {"idefics3": IDEFICS3, "docling": DOCLING, "lfm2": LFM2, "internvl": INTERNVL, "qianfan": INTERNVL | {"image_text": "<image>"},
             "buckets": IDEFICS3 | {"odd": IDEFICS3["odd"] | {"plain positions": plain_buckets}}}
 
 
@@ -284,4 +316,28 @@ VARIANTS = {
         vision=siglip(image_size=None, patch_size=16, num_patches=64, vision_use_head=False, num_hidden_layers=1),
         cases=[chat(("u", [image(0), text("What is it?")]), pictures=[(51, 40, 30)],
                     note="the class's sizes of images, which GGUF files don't say")]),
+    "granite_docling_f32": dict(
+        kind="docling", family="granite_docling", seed=8100, top=dict(pad_token_id=0), images=dict(max_patches=6),
+        text=text_cfg(model_type="granite_docling_text", vocab_size=330, num_attention_heads=4, num_key_value_heads=2,
+                      pad_token_id=0, bos_token_id=None, eos_token_id=None, embedding_multiplier=6.0,
+                      attention_multiplier=0.2, residual_multiplier=0.22, logits_scaling=1.5,
+                      rope_parameters=rope(1e4)),
+        gains=dict(head=4.0, mix=8.0),
+        vision=siglip(image_size=16, patch_size=2, scale_factor=4, num_hidden_layers=3, out_hidden_size=32,
+                      deepstack_visual_indexes=[0, 2], use_fine_route=True),
+        cases=[chat(("u", [image(0), text("What is it?")]), pictures=[(61, 61, 40)], note="6 tiles and the whole"),
+               chat(("u", [text("One"), image(0), text("two"), image(1)]), ("a", "Yes."),
+                    ("u", [image(2), text("and?")]), pictures=[(62, 20, 20), (63, 4, 60), (64, 1, 200)],
+                    note="one tile has no closing marker; one image of 1 x 200")]),
+    "granite_docling_odd_f32": dict(
+        kind="docling", family="granite_docling", seed=8200, top=dict(pad_token_id=0, tie_word_embeddings=False),
+        images=dict(min_patches=2, max_patches=4, resample=2),
+        text=text_cfg(model_type="granite_docling_text", vocab_size=333, hidden_size=48, num_attention_heads=3,
+                      num_key_value_heads=1, num_hidden_layers=4, pad_token_id=0, embedding_multiplier=2.0,
+                      attention_multiplier=0.3, residual_multiplier=0.7, logits_scaling=0.5,
+                      tie_word_embeddings=False, rope_parameters=rope(1e4)),
+        gains=dict(head=1.3, qk=0.8, mix=4.0),
+        vision=siglip(image_size=24, patch_size=4, scale_factor=2, num_hidden_layers=4, out_hidden_size=48,
+                      deepstack_visual_indexes=[0, 1, 3], use_fine_route=False, layer_norm_eps=1e-3),
+        cases=[chat(("u", [image(0), text("What is it?")]), pictures=[(65, 30, 60)], note="three features, no fine path")]),
 }
