@@ -71,7 +71,7 @@ struct album {
     double stamps[GOLDEN_IMAGES_MAX];
 };
 
-/* The images of a case whose golden.json has `tiles`, prepared anew: rows and columns come from there. */
+/* The images of a case whose golden.json has `tiles`, prepared again: rows and columns come from there. */
 static void album_of_tiles(struct album *a, const struct fixture *f, uint32_t n, const json_t *about)
 {
     struct err err;
