@@ -138,15 +138,14 @@ static void walk_clipped(struct loader *ld, uint32_t n, struct vision_layer_weig
         [VISION_GATE] = {v->names.fc1, ff, c, 0, &l->fc1}, [VISION_UP] = {v->names.up, ff, c, 0, &l->up},
         [VISION_DOWN] = {v->names.fc2, c, ff, 0, &l->fc2}};
     for (int i = 0; i < 7; i++) {
-        load_linear(
-            ld,
-            &(struct linear_spec){.layer = n,
-                                  .k = all[i].k,
-                                  .part_count = 1,
-                                  .part = {{.stem = all[i].stem, .n = all[i].n, .order = all[i].order}},
-                                  .bias = !v->no_bias,
-                                  .head_dim = c / v->heads},
-            all[i].out);
+        load_linear(ld,
+                    &(struct linear_spec){.layer = n,
+                                          .k = all[i].k,
+                                          .part_count = 1,
+                                          .part = {{all[i].stem, all[i].n, all[i].order}},
+                                          .bias = !v->no_bias,
+                                          .head_dim = c / v->heads},
+                    all[i].out);
         walk_bounds(ld, n, all[i].stem, l->bounds[i]);
     }
 }

@@ -92,21 +92,22 @@ bool family_canonical(const char *name, char out[DESC_NAME_MAX])
 
 /* ---- models around another family's decoder ---- */
 
-static const struct family *text_family(const char *const served[], const char *name,
+static const struct family *text_family(const struct family_inner *served, const char *name,
                                         const struct family_type **type)
 {
-    for (; *served; served++)
-        if (strcmp(*served, name) == 0) return family_find(name, type);
+    for (; served->family; served++)
+        for (*type = served->family->types; (*type)->name; ++*type)
+            if (strcmp(served->type, name) == 0 && strcmp((*type)->name, name) == 0) return served->family;
     return NULL;
 }
 
-void family_read_text(struct hf_reader *r, const char *const served[], struct hf_config *c)
+void family_read_text(struct hf_reader *r, const struct family_inner *served, struct hf_config *c)
 {
     const struct family_type *type;
     char name[sizeof c->text_type] = "";
     size_t len = 0;
     uint32_t node = json_get_live(r->d, r->text, "model_type");
-    if (node == JSON_NONE || r->text == 0) snprintf(name, sizeof name, "%s", served[0]);
+    if (node == JSON_NONE || r->text == 0) snprintf(name, sizeof name, "%s", served[0].type);
     else if (json_str_copy(r->d, node, name, sizeof name - 1, &len)) name[len] = '\0';
     const struct family *family = text_family(served, name, &type);
     if (!family) {
@@ -124,11 +125,11 @@ void family_read_text(struct hf_reader *r, const char *const served[], struct hf
     r->st = inner.st;
 }
 
-bool family_describe_text(struct hf_reader *r, const char *const served[], const struct hf_config *c,
+bool family_describe_text(struct hf_reader *r, const struct family_inner *served, const struct hf_config *c,
                           struct model_desc *d)
 {
     const struct family_type *type;
-    const struct family *family = text_family(served, c->text_type[0] ? c->text_type : served[0], &type);
+    const struct family *family = text_family(served, c->text_type[0] ? c->text_type : served[0].type, &type);
     struct hf_config inner = *c;
     inner.has_vision = false;
     family->describe(r, &inner, d);

@@ -77,10 +77,14 @@ const char *family_after(const char *s, const char *prefix);
 /* model_desc.canonical of most: text.X, vision.Y, head.weight. */
 bool family_canonical(const char *name, char out[DESC_NAME_MAX]);
 
-/* Of a model around another family's decoder: text_config.model_type is one of `served` (ends with NULL;
- * absent: the first), whose record reads text_config and describes the decoder. */
-void family_read_text(struct hf_reader *r, const char *const served[], struct hf_config *c);
-bool family_describe_text(struct hf_reader *r, const char *const served[], const struct hf_config *c,
+/* Of a model around another family's decoder: text_config.model_type is one of `served` (ends with an empty
+ * one; absent: the first), whose record reads text_config and describes the decoder. */
+struct family_inner {
+    const char *type;
+    const struct family *family;
+};
+void family_read_text(struct hf_reader *r, const struct family_inner *served, struct hf_config *c);
+bool family_describe_text(struct hf_reader *r, const struct family_inner *served, const struct hf_config *c,
                           struct model_desc *d) KV_MUST_CHECK;
 
 /* The family of a model_type, and which of its types that is; NULL: none. */

@@ -7,7 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
-static const char *const decoders[] = {"granite_docling_text", "granite", NULL};
+static const struct family_inner decoders[] = {
+    {"granite_docling_text", &family_llama}, {"granite", &family_llama}, {NULL, NULL}};
 
 static const struct hf_text NO_TEXT; /* its own family's defaults count */
 static const struct hf_vision DOCLING_VISION = {

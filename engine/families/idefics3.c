@@ -5,7 +5,9 @@
 
 #include <stdio.h>
 
-static const char *const decoders[] = {"llama", "mistral", "qwen2", "smollm3", "granite", NULL};
+static const struct family_inner decoders[] = {{"llama", &family_llama},   {"mistral", &family_llama},
+                                               {"qwen2", &family_qwen2},   {"smollm3", &family_llama},
+                                               {"granite", &family_llama}, {NULL, NULL}};
 
 /* Before a GGUF file's keys; a directory's text_config has a family of its own. */
 static const struct hf_text IDEFICS3_TEXT = {.rms_norm_eps = 1e-5, .activation = HF_SILU, QWEN_ROPE(1e4)};

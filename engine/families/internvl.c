@@ -7,8 +7,13 @@
 #include <stdio.h>
 #include <string.h>
 
-static const char *const decoders[] = {"qwen2", "qwen3", "qwen3_moe", "llama", NULL},
-                         *const qianfan_decoders[] = {"qwen3", "qwen2", NULL};
+static const struct family_inner decoders[] = {{"qwen2", &family_qwen2},
+                                               {"qwen3", &family_qwen3},
+                                               {"qwen3_moe", &family_qwen3},
+                                               {"llama", &family_llama},
+                                               {NULL, NULL}},
+                                 qianfan_decoders[] = {
+                                     {"qwen3", &family_qwen3}, {"qwen2", &family_qwen2}, {NULL, NULL}};
 
 /* Before a GGUF file's keys; a directory's text_config has a family of its own. */
 static const struct hf_text INTERNVL_TEXT = {.rms_norm_eps = 1e-6, .activation = HF_SILU, QWEN_ROPE(1e6)};
@@ -18,7 +23,7 @@ static const struct hf_text INTERNVL_TEXT = {.rms_norm_eps = 1e-6, .activation =
 static const struct hf_vision INTERNVL_VISION = {TOWER};
 static const struct hf_vision QIANFAN_VISION = {TOWER, .attention_bias = true};
 
-static const char *const *served(const char *type)
+static const struct family_inner *served(const char *type)
 {
     return strcmp(type, "qianfan_ocr") == 0 ? qianfan_decoders : decoders;
 }

@@ -5,7 +5,7 @@
 
 #include <stdio.h>
 
-static const char *const decoders[] = {"lfm2", NULL};
+static const struct family_inner decoders[] = {{"lfm2", &family_lfm2}, {NULL, NULL}};
 
 /* Before a GGUF file's keys; a directory's text_config has a family of its own. */
 static const struct hf_text LFM2_TEXT = {

@@ -6,8 +6,10 @@
 #include <stdio.h>
 #include <string.h>
 
-static const char *const mistral_texts[] = {"mistral", "ministral3", NULL};
-static const char *const lighton_texts[] = {"qwen3", "qwen2", NULL};
+static const struct family_inner mistral_texts[] = {
+    {"mistral", &family_llama}, {"ministral3", &family_llama}, {NULL, NULL}};
+static const struct family_inner lighton_texts[] = {
+    {"qwen3", &family_qwen3}, {"qwen2", &family_qwen2}, {NULL, NULL}};
 
 /* Before a GGUF file's keys; a directory's text_config has a family of its own. */
 static const struct hf_text MISTRAL_TEXT = {.rms_norm_eps = 1e-5, .activation = HF_SILU, QWEN_ROPE(1e9)},

@@ -28,6 +28,9 @@
     NATIVE_IMAGES, .patch = 14, .merge = 2, .depth = 2, .area_min = 56 * 56, .area_max = 28 * 28 * 1280,     \
                    .video_fps = 2.0, .video_frames_min = 4, .video_frames_max = 768
 
+/* Decoders of other models, too. */
+extern const struct family family_llama, family_lfm2, family_qwen2, family_qwen3;
+
 /* Of Qwen2-VL and Qwen2.5-VL. */
 extern const struct hf_text qwen2_vl_text;
 extern const struct family_images qwen2_vl_images;
