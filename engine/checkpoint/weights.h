@@ -68,7 +68,8 @@ struct vision_weights {
     const float *std_bias, *std_scale;                                              /* [Cv] or NULL */
     const float *patch_norm, *patch_norm_bias; /* [3 p p], VISION_EMBED */
     const float *dense_norm, *dense_norm_bias, *position_norm, *position_norm_bias; /* [Cv] */
-    struct vision_layer_weights *layers;                                            /* [desc.vision.layers] */
+    struct vision_layer_weights halve;
+    struct vision_layer_weights *layers; /* [desc.vision.layers] */
 };
 struct weights {
     struct be_weight *embed;                            /* [V, C]; NULL: a draft model's */

@@ -18,7 +18,7 @@ static const float *load_norm(struct loader *ld, const char *stem, uint32_t n, c
 static uint32_t walk_convolution(struct loader *ld, uint32_t wide, struct vision_merger_weights *m)
 {
     const struct desc_vision *v = &ld->desc->vision;
-    uint32_t cells = v->merge * v->merge, out = v->merge_conv;
+    uint32_t cells = desc_merge_side(v) * desc_merge_side(v), out = v->merge_conv;
     if (!out) return wide;
     struct linear_spec conv = {.k = wide,
                                .part_count = 1,
@@ -68,7 +68,7 @@ static void walk_merger(struct loader *ld, uint32_t n, bool end, const char *nor
     const struct desc_vision *v = &ld->desc->vision;
     const char *up = end ? v->names.merge_up : NULL;
     bool bias = !end || !v->merge_no_bias;
-    uint32_t wide = v->hidden * v->merge * v->merge;
+    uint32_t wide = v->hidden * desc_merge_side(v) * desc_merge_side(v);
     m->norm = load_vector1(ld, norm, n, ".weight", wide, 0);
     m->norm_bias = load_vector1(ld, norm, n, ".bias", wide, 0);
     if (end) wide = walk_convolution(ld, wide, m);
@@ -283,12 +283,33 @@ static const float *ones(struct loader *ld, uint32_t n)
     return ld->slab + at;
 }
 
+/* What makes one row of 2 x 2. */
+static void walk_halve(struct loader *ld, struct vision_layer_weights *l)
+{
+    const struct desc_vision *v = &ld->desc->vision;
+    uint32_t c = v->hidden;
+    l->norm1 = load_norm(ld, v->names.halve_norm1, 0, &l->norm1_bias);
+    l->norm2 = load_vector1(ld, v->names.halve_norm2, 0, ".weight", 4 * c, 0);
+    l->norm2_bias = load_vector1(ld, v->names.halve_norm2, 0, ".bias", 4 * c, 0);
+    load_linear(ld,
+                &(struct linear_spec){
+                    .k = c,
+                    .part_count = 3,
+                    .part = {{v->names.halve_q, c, 0}, {v->names.halve_k, c, 0}, {v->names.halve_v, c, 0}},
+                    .bias = true},
+                &l->qkv);
+    load_matrix(ld, v->names.halve_o, 0, c, c, true, &l->o);
+    load_matrix(ld, v->names.halve_fc1, 0, 4 * c, 4 * v->ff, true, &l->fc1);
+    load_matrix(ld, v->names.halve_fc2, 0, 4 * v->ff, c, true, &l->fc2);
+}
+
 void load_vision(struct loader *ld, struct vision_weights *w)
 {
     const struct desc_vision *v = &ld->desc->vision;
     uint32_t c = v->hidden;
     walk_patches(ld, w);
     for (uint32_t n = 0; n < v->layers; n++) walk_vision_layer(ld, n, &w->layers[n]);
+    if (v->halve) walk_halve(ld, &w->halve);
     w->pre_norm = load_norm(ld, v->names.pre_norm, 0, &w->pre_norm_bias);
     w->post_norm = load_norm(ld, v->names.post_norm, 0, &w->post_norm_bias);
     if (v->end == VISION_MERGE) {

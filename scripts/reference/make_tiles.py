@@ -9,6 +9,7 @@ The variants are in make_tiles_variants.py. Format: README.md here, the one of t
 images, image#.pixel_values spans."""
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -27,7 +28,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer 
 import golden_parts as parts  # noqa: E402
 import make_qwen_parts  # noqa: E402
 from common import HERE, REPO, normal, picture  # noqa: E402
-from make_qwen_checks import need  # noqa: E402
+from make_qwen_checks import need, token_by_token  # noqa: E402
 from make_tiles_variants import FAMILIES, VARIANTS  # noqa: E402
 from make_tokenizer import LLAMA3  # noqa: E402
 
@@ -69,7 +70,7 @@ class Text:
     """The decoder of a model, for make_qwen_parts.fill."""
 
     def __init__(self, model):
-        self.model, self.config = model, model.config
+        self.model, self.config = model, model.config.get_text_config()
 
     def named_parameters(self):
         return ((n, p) for n, p in self.model.named_parameters() if not any(v in n for v in VISUAL))
@@ -227,9 +228,10 @@ def attempt(name, v, seed, folder):
         rendered, rgb, p, tiles = prepare(case, v, family, processor, plain)
         key = f"case{n}."
         avoid = {plain.token_to_id(family["image"])} | set(range(family["vocab"], v["text"]["vocab_size"]))
-        new, measured = parts.run_case(
-            key, p, v, model, twin, tensors, lambda m: check(m, v, family), avoid
-        )
+        with token_by_token(model) if family.get("recurrent") else contextlib.nullcontext():
+            new, measured = parts.run_case(
+                key, p, v, model, twin, tensors, lambda m: check(m, v, family), avoid
+            )
         for k, a in enumerate(rgb):
             tensors[f"{key}image{k}.rgb"] = a
         for k, a in enumerate(p.images if rgb and v.get("pixels", True) else []):

@@ -10,6 +10,11 @@ from transformers.models.granite_docling import GraniteDoclingImageProcessor, Gr
 from transformers.models.idefics3 import Idefics3ImageProcessor, Idefics3Processor
 from transformers.models.internvl import InternVLProcessor, InternVLVideoProcessor
 from transformers.models.lfm2_vl import Lfm2VlImageProcessor, Lfm2VlProcessor
+from transformers.models.minicpmv4_6 import (
+    MiniCPMV4_6ImageProcessor,
+    MiniCPMV4_6Processor,
+    MiniCPMV4_6VideoProcessor,
+)
 from transformers.models.qianfan_ocr import QianfanOCRProcessor
 from transformers.models.smolvlm import SmolVLMImageProcessor, SmolVLMProcessor, SmolVLMVideoProcessor
 from transformers.models.smolvlm import processing_smolvlm
@@ -263,7 +268,64 @@ DOCLING = dict(
     last=lambda name: "linear_2" in name,
     odd={"places rows first": no_places, "DeepStack": no_deepstack},
 )
+# ------------------------------------------------------------------------------------------ MiniCPM-V 4.6
+
+SLICES = ["<image>", "</image>", "<slice>", "</slice>", "<image_id>", "</image_id>"]
+SLICED = dict(
+    zip(
+        (
+            "image_start_token",
+            "image_end_token",
+            "slice_start_token",
+            "slice_end_token",
+            "image_id_start_token",
+            "image_id_end_token",
+        ),
+        SLICES,
+    )
+) | {"image_token": "<|image_pad|>", "video_token": "<|video_pad|>"}
+
+
+def minicpm_processor(v, tokenizer):
+    images = MiniCPMV4_6ImageProcessor(patch_size=v["vision"]["patch_size"], **v["images"])
+    return MiniCPMV4_6Processor(
+        images,
+        MiniCPMV4_6VideoProcessor(patch_size=v["vision"]["patch_size"]),
+        tokenizer,
+        chat_template=CHATML.replace("@IMAGE@", "<|image_pad|>"),
+    )
+
+
+def navit(out, v):
+    p, at, images = v["vision"]["patch_size"], 0, []
+    for h, w in out["target_sizes"].tolist():
+        a = out["pixel_values"][0, :, :, at : at + h * w * p].reshape(3, p, h, w, p)
+        images.append(a.permute(0, 2, 1, 3, 4).reshape(3, h * p, w * p).contiguous())
+        at += h * w * p
+    return images
+
+
+def halving(model):
+    return swapped(model, "model.vision_tower.vit_merger.self_attn.v_proj.weight", lambda w: -w)
+
+
+MINICPM = dict(
+    split="qwen",
+    vocab=320,
+    image="<|image_pad|>",
+    end="<|im_end|>",
+    image_text="<|image_pad|>",
+    tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|image_pad|>", "<|video_pad|>"] + SLICES,
+    named=SLICED | {"extra_special_tokens": SLICED},
+    processor=minicpm_processor,
+    tiles=navit,
+    count=lambda a, v: a.shape[-1] * a.shape[-2] // (4 * v["vision"]["patch_size"]) ** 2,
+    last=lambda name: "mlp.0.linear_2" in name,
+    odd={"attention of four": halving},
+    recurrent=True,
+)
 FAMILIES = {
+    "minicpm": MINICPM,
     "idefics3": IDEFICS3,
     "docling": DOCLING,
     "lfm2": LFM2,
@@ -705,6 +767,69 @@ VARIANTS = {
                 ("u", [image(0), text("What is it?")]),
                 pictures=[(65, 30, 60)],
                 note="three features, no fine path",
+            )
+        ],
+    ),
+    "minicpmv4_6_f32": dict(
+        kind="minicpm",
+        family="minicpmv4_6",
+        seed=9100,
+        top=dict(insert_layer_id=0),
+        images=dict(scale_resolution=32, max_slice_nums=6),
+        text=text_cfg(
+            model_type="qwen3_5_text",
+            num_key_value_heads=1,
+            head_dim=16,
+            hidden_size=32,
+            layer_types=["linear_attention", "full_attention", "linear_attention"],
+            linear_num_key_heads=1,
+            linear_num_value_heads=2,
+            linear_key_head_dim=16,
+            linear_value_head_dim=16,
+            tie_word_embeddings=False,
+            rope_parameters=rope(1e4) | dict(partial_rotary_factor=0.5, mrope_section=[2, 1, 1]),
+        ),
+        vision=siglip(image_size=20, patch_size=4, num_hidden_layers=3),
+        cases=[
+            chat(("u", [image(0), text("What is it?")]), pictures=[(71, 61, 40)], note="slices"),
+            chat(
+                ("u", [text("One"), image(0), text("two"), image(1)]),
+                ("a", "Yes."),
+                ("u", [image(2), text("and?")]),
+                pictures=[(72, 20, 20), (73, 4, 60), (74, 2, 2)],
+                note="three images in two turns, numbered",
+            ),
+        ],
+    ),
+    "minicpmv4_6_odd_f32": dict(
+        kind="minicpm",
+        family="minicpmv4_6",
+        seed=9200,
+        top=dict(insert_layer_id=1),
+        images=dict(scale_resolution=20, max_slice_nums=9, resample=2, image_std=[0.3, 0.4, 0.5]),
+        text=text_cfg(
+            model_type="qwen3_5_text",
+            vocab_size=323,
+            num_attention_heads=3,
+            num_key_value_heads=1,
+            head_dim=16,
+            hidden_size=48,
+            num_hidden_layers=2,
+            layer_types=["linear_attention", "full_attention"],
+            linear_num_key_heads=1,
+            linear_num_value_heads=1,
+            linear_key_head_dim=16,
+            linear_value_head_dim=16,
+            rope_parameters=rope(1e4) | dict(partial_rotary_factor=0.5, mrope_section=[2, 1, 1]),
+        ),
+        vision=siglip(
+            image_size=14, patch_size=2, num_hidden_layers=2, layer_norm_eps=1e-3, intermediate_size=20
+        ),
+        cases=[
+            chat(
+                ("u", [image(0), text("Well?")]),
+                pictures=[(75, 33, 70)],
+                note="merged after the last layer",
             )
         ],
     ),

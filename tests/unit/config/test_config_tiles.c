@@ -133,7 +133,7 @@ static void check_layout(const char *config, uint32_t rows, uint32_t columns, ui
     load(config);
     for (uint32_t n = 0; n <= count; n++) {
         char text[MODEL_TEXT_BYTES];
-        struct image_place at = {n, count, rows, columns};
+        struct image_place at = {n, count, rows, columns, 0};
         assert_in_range(d.image.layout(text, &at), 0, MODEL_TEXT_BYTES - 1);
         strcat(all, text);
         if (n < count) strcat(all, "#");
