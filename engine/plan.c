@@ -195,7 +195,8 @@ static void carve_vision(const struct engine *e, uint64_t rows, struct carve *c,
 {
     const struct desc_vision *v = &e->net.desc.vision;
     uint64_t act = be_dtype_bytes(e->plan.act);
-    uint64_t merged = v->end == VISION_MERGE ? rows / ((uint64_t)v->merge * v->merge) : 0, /* rows */
+    uint64_t merged =
+                 v->end == VISION_MERGE ? rows / desc_merge_side(v) / desc_merge_side(v) : 0, /* tokens */
         wide = be_ld(v->merge_ff > v->merge_conv ? v->merge_ff : v->merge_conv), h = rows * be_ld(v->hidden),
              dense = rows * v->hidden;
     if (merged * wide > h) h = merged * wide;

@@ -61,7 +61,7 @@ enum status vision_measure(const struct engine *e, const struct image_u8 *pixels
                        "an image of %u x %u pixels was not prepared for this model (%u x %u)", pixels->width,
                        pixels->height, d->image_size, d->image_size);
     if (!pixels->width || !pixels->height || pixels->width % unit || pixels->height % unit ||
-        frames % d->depth || (d->names.class_row && frames > d->depth))
+        frames % d->depth || ((d->names.class_row || d->halve) && frames > d->depth))
         return err_set(
             err, ST_INVALID,
             "an image of %u x %u pixels and %u frames was not prepared for this model (multiples of %u)",
@@ -106,12 +106,14 @@ static void order_tokens(const struct desc_vision *d, uint32_t h, uint32_t w, ui
     }
 }
 
-/* torch.bucketize of index / size among arange(1 / side, 1, 1 / side), in the reference's floats: its arange
- * steps in double within blocks of 8 that begin in float, and in double alone after the last 16. */
-static uint32_t bucket_of(uint32_t index, uint32_t size, uint32_t side)
+/* torch.bucketize of index / size (a quotient, or a multiple of 1 / size) among arange(1 / side, 1, 1 /
+ * side), in the reference's floats: its arange steps in double within blocks of 8 that begin in float, and in
+ * double alone after the last 16. */
+static uint32_t bucket_of(uint32_t index, uint32_t size, uint32_t side, bool quotient)
 {
     double step = 1.0 / side;
-    float at = fminf((float)index * (1.0f / (float)size), (float)(1.0 - 1e-6));
+    float at = quotient ? (float)index / (float)size
+                        : fminf((float)index * (1.0f / (float)size), (float)(1.0 - 1e-6));
     uint32_t count = (uint32_t)ceil((1.0 - step) / step), n = 0;
     for (; n < count; n++) {
         uint32_t first = n < count / 16 * 16 ? n / 8 * 8 : n;
@@ -133,7 +135,7 @@ static double antialias_support(const struct desc_vision *d, uint32_t size)
 static uint32_t axis_count(const struct desc_vision *d, uint32_t size)
 {
     if (d->position_lookup == LOOKUP_BICUBIC) return 4;
-    if (d->position_lookup == LOOKUP_BUCKETS) return 1;
+    if (d->position_lookup == LOOKUP_BUCKETS || d->position_lookup == LOOKUP_QUOTIENT) return 1;
     if (d->position_lookup != LOOKUP_ANTIALIAS) return 2;
     uint32_t most = (uint32_t)ceil(antialias_support(d, size)) * 2 + 1;
     return most < d->position_side ? most : d->position_side;
@@ -176,8 +178,8 @@ static void axis_taps(const struct desc_vision *d, uint32_t index, uint32_t size
         antialias_taps(d, index, size, tap, weight);
         return;
     }
-    if (d->position_lookup == LOOKUP_BUCKETS) {
-        tap[0] = bucket_of(index, size, side);
+    if (n == 1) {
+        tap[0] = bucket_of(index, size, side, d->position_lookup == LOOKUP_QUOTIENT);
         weight[0] = 1;
         return;
     }
@@ -200,8 +202,8 @@ struct layout {
     size_t area;  /* bytes from here on: q and kv, or scratch needed before and after the layers */
     size_t kv, patches, raw, pooled; /* bytes within the area */
     size_t pos, lo, hi, wlo, whi, seq_row, seq_table, table, order, token_row, rope, table_rows,
-        table_weights; /* words */
-    uint32_t taps;     /* entries of the position table for a patch; 0: no lookup */
+        table_weights, halved_hi, halved_row, mean_rows, mean_weights; /* words */
+    uint32_t taps; /* entries of the position table for a patch; 0: no lookup */
 };
 
 static size_t reserve(size_t *used, size_t n)
@@ -219,8 +221,12 @@ static struct layout lay_out(const struct engine *e, const struct engine_feature
     l.pos = reserve(&l.words, n);
     l.lo = reserve(&l.words, n);
     l.hi = reserve(&l.words, n);
-    l.wlo = reserve(&l.words, d->window ? n : 0);
-    l.whi = reserve(&l.words, d->window ? n : 0);
+    l.wlo = reserve(&l.words, d->window || d->halve ? n : 0);
+    l.whi = reserve(&l.words, d->window || d->halve ? n : 0);
+    l.halved_hi = reserve(&l.words, d->halve ? n / 4 : 0);
+    l.halved_row = reserve(&l.words, d->halve ? 4 : 0);
+    l.mean_rows = reserve(&l.words, d->halve ? n : 0);
+    l.mean_weights = reserve(&l.words, d->halve ? n : 0);
     l.seq_row = reserve(&l.words, 4);
     l.seq_table = reserve(&l.words, 1);
     l.table = reserve(&l.words, (n + BE_BLOCK_TOKENS - 1) / BE_BLOCK_TOKENS);
@@ -284,8 +290,10 @@ static void fill_frame(const struct engine *e, const struct engine_features *f, 
     uint32_t m = merge_of(d), across = f->grid_w / m, per_frame = f->grid_h / m * across;
     for (uint32_t i = 0; i < per_frame; i++) {
         for (uint32_t k = 0; k < m * m; k++) {
-            uint32_t row = token[i] / across * m + k / m, column = token[i] % across * m + k % m,
-                     n = i * m * m + k;
+            uint32_t half = d->halve ? m / 2 : m, cell = d->halve ? 2 : 1, run = k / (cell * cell),
+                     in = k % (cell * cell), n = i * m * m + k;
+            uint32_t row = token[i] / across * m + run / half * cell + in / cell,
+                     column = token[i] % across * m + run % half * cell + in % cell;
             w[l->order + n] = row * f->grid_w + column;
             uint32_t *rows = &w[l->table_rows + l->taps * (size_t)n],
                      *weights = &w[l->table_weights + l->taps * (size_t)n];
@@ -308,6 +316,21 @@ static void fill_frame(const struct engine *e, const struct engine_features *f, 
     }
 }
 
+/* Windows of four rows, and what takes the place of `whole` when they are one. */
+static void fill_halved(const struct engine_features *f, const struct layout *l, uint32_t *w)
+{
+    uint32_t n = f->patches / 4, chunk = f->row_chunk < n ? f->row_chunk : n;
+    for (uint32_t i = 0; i < f->patches; i++) {
+        w[l->wlo + i] = i / 4 * 4;
+        w[l->whi + i] = i / 4 * 4 + 3;
+        w[l->mean_rows + i] = i;
+        memcpy(&w[l->mean_weights + i], &(float){0.25f}, sizeof *w);
+        w[l->halved_hi + i / 4] = n - 1;
+    }
+    w[l->halved_row + 1] = chunk;
+    w[l->halved_row + 3] = n % chunk;
+}
+
 static void fill_rows(const struct engine *e, const struct engine_features *f, const struct layout *l,
                       uint32_t *w, const uint32_t *window_begin, const uint32_t *window_end)
 {
@@ -327,6 +350,7 @@ static void fill_rows(const struct engine *e, const struct engine_features *f, c
             w[l->rope + f->patches + i] = w[l->order + in] % f->grid_w;
         }
     }
+    if (d->halve) fill_halved(f, l, w);
     w[l->seq_row + 1] = f->row_chunk;
     w[l->seq_row + 3] = f->patches % f->row_chunk; /* of the last row chunk, if it is smaller */
     size_t layer = layer_bytes(e);
@@ -386,7 +410,13 @@ enum status vision_prepare(struct engine *e, struct engine_features *f, struct e
     f->table_rows = dev + l.table_rows;
     f->table_weights = (const float *)(dev + l.table_weights);
     f->whole = rows_at(f, &l, dev, false);
-    f->windowed = d->window ? rows_at(f, &l, dev, true) : f->whole;
+    f->windowed = d->window || d->halve ? rows_at(f, &l, dev, true) : f->whole;
+    f->halved = f->whole;
+    f->halved.t /= 4;
+    f->halved.seq_row = dev + l.halved_row;
+    f->halved.hi = dev + l.halved_hi;
+    f->mean_rows = dev + l.mean_rows;
+    f->mean_weights = (const float *)(dev + l.mean_weights);
     if (d->rope_theta > 0) {
         f->cos = (float *)base + l.cos;
         f->sin = (float *)base + l.sin;

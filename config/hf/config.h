@@ -83,8 +83,9 @@ struct hf_vision {
     bool fullatt[HF_LAYERS_MAX]; /* with window_size: the layer attends to whole frames */
     uint32_t deepstack[HF_DEEPSTACK_MAX], deepstack_count;
     bool use_clipped_linears, standardize;
-    bool attention_bias; /* of q, k and v, where that is a key */
-    bool final_norm;     /* after the last layer, where that is a choice */
+    bool attention_bias;   /* of q, k and v, where that is a key */
+    uint32_t insert_layer; /* after which 2 x 2 patches become one row */
+    bool final_norm;       /* after the last layer, where that is a choice */
     bool projector_norm;
     /* No key: fixed by the class, with multimodal_projector_bias. */
     bool patch_merger, projector_bias, break_rows /* a token between the rows of an image */;

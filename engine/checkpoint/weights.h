@@ -53,6 +53,8 @@ struct vision_merger_weights {
     const float *norm, *norm_bias;           /* [merge merge Cv] */
     struct be_weight *conv, *proj;           /* [merge_conv, merge merge Cv], [merge_conv, merge_conv] */
     const float *proj_norm, *proj_norm_bias; /* [merge_conv] */
+    const float *places;                     /* [tokens, merge_conv] or NULL */
+    const float *out_norm, *out_norm_bias;   /* [C] or NULL */
     struct be_weight *fc1, *fc2;             /* [merge_ff or C, K], with merge_up [2 merge_ff, K];
                                                 [C, merge_ff] */
 };
@@ -66,7 +68,8 @@ struct vision_weights {
     const float *std_bias, *std_scale;                                              /* [Cv] or NULL */
     const float *patch_norm, *patch_norm_bias; /* [3 p p], VISION_EMBED */
     const float *dense_norm, *dense_norm_bias, *position_norm, *position_norm_bias; /* [Cv] */
-    struct vision_layer_weights *layers;                                            /* [desc.vision.layers] */
+    struct vision_layer_weights halve;
+    struct vision_layer_weights *layers; /* [desc.vision.layers] */
 };
 struct weights {
     struct be_weight *embed;                            /* [V, C]; NULL: a draft model's */

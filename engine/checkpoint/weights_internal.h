@@ -58,6 +58,7 @@ struct linear_spec {
     struct part part[3];
     bool glu, bias;
     const char *scale;           /* a whole name: rows and bias are multiplied by its numbers; or NULL */
+    float times;                 /* and all by this; 0 counts as 1 */
     bool whole_name, transposed; /* stem is the whole name; stored as [k, n] */
     uint32_t head_dim, rotary;   /* ORDER_HALVES, ORDER_PAIRS: the head's columns that rotate; ORDER_PLANES:
                                     head_dim planes */

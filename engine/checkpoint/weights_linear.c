@@ -198,14 +198,17 @@ void load_linear(struct loader *ld, const struct linear_spec *s, struct be_weigh
             note_shape(ld->inventory, &(struct weight_shape){s->k, total, s->glu, s->bias});
         return;
     }
-    float *bias = malloc(2 * (size_t)total * sizeof *bias), *scale = scales ? bias + total : NULL;
+    float *bias = malloc(2 * (size_t)total * sizeof *bias),
+          *scale = scales || s->times > 0 ? bias + total : NULL;
     if (!bias) {
         ld->st = err_nomem(ld->err, t[0]->name);
         return;
     }
     for (uint32_t i = 0, at = 0; i < parts && s->bias; at += s->part[i].n, i++)
         read_bias(s, i, biases[i], bias + at);
-    if (scale) (void)stf_to_f32(scales, scale);
+    for (uint32_t i = 0; scale && i < total; i++) scale[i] = 1;
+    if (scales) (void)stf_to_f32(scales, scale);
+    for (uint32_t i = 0; s->times > 0 && i < total; i++) scale[i] *= s->times;
     for (uint32_t i = 0; scale && s->bias && i < total; i++) bias[i] *= scale[i];
     if (scale && quants) {
         rows[0].scale = scale;

@@ -1,6 +1,7 @@
 /* The walk over a vision tower. See weights_internal.h. */
 #include "engine/checkpoint/weights_internal.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -17,45 +18,84 @@ static const float *load_norm(struct loader *ld, const char *stem, uint32_t n, c
 static uint32_t walk_convolution(struct loader *ld, uint32_t wide, struct vision_merger_weights *m)
 {
     const struct desc_vision *v = &ld->desc->vision;
-    uint32_t cells = v->merge * v->merge, out = v->merge_conv;
+    uint32_t cells = desc_merge_side(v) * desc_merge_side(v), out = v->merge_conv;
     if (!out) return wide;
     struct linear_spec conv = {.k = wide,
                                .part_count = 1,
                                .part = {{.stem = v->names.merge_conv, .n = out, .order = ORDER_PLANES}},
                                .bias = v->merge_conv_bias,
                                .head_dim = cells};
-    struct named key, *found = load_find(ld, v->names.merge_conv, 0, 0, ".weight", &key);
+    struct named key, *found = NULL;
+    if (v->names.merge_conv) found = load_find(ld, v->names.merge_conv, 0, 0, ".weight", &key);
     if (found && found->t->rank == 4) {
         conv.rank = 4;
         memcpy(conv.shape, (uint64_t[]){out, v->hidden, v->merge, v->merge}, 4 * sizeof(uint64_t));
     }
-    load_linear(ld, &conv, &m->conv);
+    if (v->names.merge_conv) {
+        load_linear(ld, &conv, &m->conv);
+        wide = out;
+    }
     if (!v->names.merge_proj) return out;
-    load_matrix(ld, v->names.merge_proj, 0, out, out, !v->merge_no_bias, &m->proj);
+    load_matrix(ld, v->names.merge_proj, 0, wide, out, !v->merge_no_bias, &m->proj);
     m->proj_norm = load_vector1(ld, v->names.merge_proj_norm, 0, ".weight", out, 0);
     m->proj_norm_bias = load_vector1(ld, v->names.merge_proj_norm, 0, ".bias", out, 0);
     return out;
 }
 
-static void walk_merger(struct loader *ld, uint32_t n, const char *norm, const char *fc1, const char *fc2,
-                        struct vision_merger_weights *m)
+/* [tokens, C]: sines and cosines of a token's column, then of its row. */
+static const float *sine_places(struct loader *ld, uint32_t c)
 {
     const struct desc_vision *v = &ld->desc->vision;
-    const char *up = v->names.merge_up;
-    uint32_t wide = v->hidden * v->merge * v->merge;
+    uint32_t side = v->image_size / v->patch / v->merge, quarter = c / 4;
+    uint64_t at = ld->slab_used;
+    ld->slab_used += ((uint64_t)side * side * c + 15) / 16 * 16;
+    if (ld->inventory || ld->st) return NULL;
+    float *out = ld->host + at;
+    for (uint32_t i = 0; i < side * side; i++, out += c)
+        for (uint32_t k = 0; k < quarter; k++) {
+            double turn = 1.0 / pow(10000.0, (double)k / quarter);
+            out[k] = (float)sin(i % side * turn);
+            out[quarter + k] = (float)cos(i % side * turn);
+            out[2 * quarter + k] = (float)sin(i / side * turn);
+            out[3 * quarter + k] = (float)cos(i / side * turn);
+        }
+    return ld->slab + at;
+}
+
+static void walk_merger(struct loader *ld, uint32_t n, bool end, const char *norm, const char *fc1,
+                        const char *fc2, struct vision_merger_weights *m)
+{
+    const struct desc_vision *v = &ld->desc->vision;
+    const char *up = end ? v->names.merge_up : NULL;
+    bool bias = !end || !v->merge_no_bias;
+    uint32_t wide = v->hidden * desc_merge_side(v) * desc_merge_side(v);
     m->norm = load_vector1(ld, norm, n, ".weight", wide, 0);
     m->norm_bias = load_vector1(ld, norm, n, ".bias", wide, 0);
-    wide = walk_convolution(ld, wide, m);
+    if (end) wide = walk_convolution(ld, wide, m);
+    if (end && v->merge_places) m->places = sine_places(ld, wide);
     uint32_t ff = v->merge_ff ? v->merge_ff : wide;
     load_linear(ld,
                 &(struct linear_spec){.layer = n,
                                       .k = wide,
                                       .part_count = up ? 2 : 1,
                                       .part = {{fc1, fc2 ? ff : ld->desc->hidden, 0}, {up, ff, 0}},
-                                      .bias = !v->merge_no_bias,
+                                      .bias = bias,
                                       .glu = up != NULL},
                 &m->fc1);
-    if (fc2) load_matrix(ld, fc2, n, ff, ld->desc->hidden, !v->merge_no_bias, &m->fc2);
+    if (fc2)
+        load_linear(ld,
+                    &(struct linear_spec){.layer = n,
+                                          .k = ff,
+                                          .part_count = 1,
+                                          .part = {{fc2, ld->desc->hidden, 0}},
+                                          .bias = bias,
+                                          .times = end ? 0 : v->deepstack_scale},
+                    &m->fc2);
+    if (!end || !v->names.merge_out_norm) return;
+    uint64_t width[1] = {ld->desc->hidden};
+    float times = v->merge_scale > 0 ? v->merge_scale : 1;
+    m->out_norm = load_scaled_vector(ld, v->names.merge_out_norm, 0, ".weight", 1, width, 0, times);
+    m->out_norm_bias = load_scaled_vector(ld, v->names.merge_out_norm, 0, ".bias", 1, width, 0, times);
 }
 
 /* Bounds of one product's input and output: whole names next to the weight, whose stem may end in
@@ -243,19 +283,40 @@ static const float *ones(struct loader *ld, uint32_t n)
     return ld->slab + at;
 }
 
+/* What makes one row of 2 x 2. */
+static void walk_halve(struct loader *ld, struct vision_layer_weights *l)
+{
+    const struct desc_vision *v = &ld->desc->vision;
+    uint32_t c = v->hidden;
+    l->norm1 = load_norm(ld, v->names.halve_norm1, 0, &l->norm1_bias);
+    l->norm2 = load_vector1(ld, v->names.halve_norm2, 0, ".weight", 4 * c, 0);
+    l->norm2_bias = load_vector1(ld, v->names.halve_norm2, 0, ".bias", 4 * c, 0);
+    load_linear(ld,
+                &(struct linear_spec){
+                    .k = c,
+                    .part_count = 3,
+                    .part = {{v->names.halve_q, c, 0}, {v->names.halve_k, c, 0}, {v->names.halve_v, c, 0}},
+                    .bias = true},
+                &l->qkv);
+    load_matrix(ld, v->names.halve_o, 0, c, c, true, &l->o);
+    load_matrix(ld, v->names.halve_fc1, 0, 4 * c, 4 * v->ff, true, &l->fc1);
+    load_matrix(ld, v->names.halve_fc2, 0, 4 * v->ff, c, true, &l->fc2);
+}
+
 void load_vision(struct loader *ld, struct vision_weights *w)
 {
     const struct desc_vision *v = &ld->desc->vision;
     uint32_t c = v->hidden;
     walk_patches(ld, w);
     for (uint32_t n = 0; n < v->layers; n++) walk_vision_layer(ld, n, &w->layers[n]);
+    if (v->halve) walk_halve(ld, &w->halve);
     w->pre_norm = load_norm(ld, v->names.pre_norm, 0, &w->pre_norm_bias);
     w->post_norm = load_norm(ld, v->names.post_norm, 0, &w->post_norm_bias);
     if (v->end == VISION_MERGE) {
         w->merger.pre_norm = load_norm(ld, v->names.merge_pre_norm, 0, &w->merger.pre_norm_bias);
-        walk_merger(ld, 0, v->names.merge_norm, v->names.merge_fc1, v->names.merge_fc2, &w->merger);
+        walk_merger(ld, 0, true, v->names.merge_norm, v->names.merge_fc1, v->names.merge_fc2, &w->merger);
         for (uint32_t k = 0; k < v->deepstack_count; k++)
-            walk_merger(ld, k, v->names.deepstack_norm, v->names.deepstack_fc1, v->names.deepstack_fc2,
+            walk_merger(ld, k, false, v->names.deepstack_norm, v->names.deepstack_fc1, v->names.deepstack_fc2,
                         &w->deepstack[k]);
         return;
     }

@@ -34,6 +34,7 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
 {
     (void)type;
     if (r->vision == JSON_NONE) hf_error(r, ST_FORMAT, "vision_config", "is missing");
+    if (r->st) return;
     family_read_text(r, decoders, c);
     if (json_get_live(r->d, r->text, "rms_norm_eps") == JSON_NONE) c->text.rms_norm_eps = 1e-5;
     c->text.tie_word_embeddings = false;

@@ -34,6 +34,7 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
     uint32_t places = 256;
     (void)type;
     if (r->vision == JSON_NONE) hf_error(r, ST_FORMAT, "vision_config", "is missing");
+    if (r->st) return;
     family_read_text(r, decoders, c);
     c->text.tie_word_embeddings = true;
     hf_bool(r, 0, "tie_word_embeddings", &c->text.tie_word_embeddings);

@@ -62,6 +62,25 @@ static const struct hf_text GRANITE_TEXT = {
     QWEN_ROPE(1e4),
 };
 
+/* Of Granite-Docling. */
+static const struct hf_text GRANITE_DOCLING_TEXT = {
+    .vocab_size = 133800,
+    .hidden_size = 1024,
+    .intermediate_size = 2048,
+    .num_hidden_layers = 28,
+    .num_attention_heads = 16,
+    .num_key_value_heads = 4,
+    .max_position_embeddings = 32768,
+    .rms_norm_eps = 1e-5,
+    .activation = HF_SILU,
+    .tie_word_embeddings = true,
+    .embedding_multiplier = 12,
+    .attention_multiplier = 0.015625,
+    .residual_multiplier = 0.263,
+    .logits_scaling = 4,
+    QWEN_ROPE(1e4),
+};
+
 static void set_no_rope(struct hf_text *t, uint32_t n, bool none)
 {
     t->no_rope[n / 8] = (uint8_t)((t->no_rope[n / 8] & ~(1u << n % 8)) | (unsigned)none << n % 8);
@@ -137,7 +156,7 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
     hf_bool(r, r->text, "mlp_bias", &mlp_bias);
     if (mlp_bias) hf_error(r, ST_UNSUPPORTED, "mlp_bias", "only false is served");
     if (type->text == &SMOLLM3_TEXT) read_no_rope(r, t);
-    if (type->text != &GRANITE_TEXT) return;
+    if (type->text->logits_scaling == 0) return;
     hf_double(r, r->text, "embedding_multiplier", 1e-6, 1e6, &t->embedding_multiplier);
     hf_double(r, r->text, "attention_multiplier", 1e-6, 1e6, &t->attention_multiplier);
     hf_double(r, r->text, "residual_multiplier", 1e-6, 1e6, &t->residual_multiplier);
@@ -250,7 +269,8 @@ const struct family family_llama = {
               {"mistral", HF_FLAT, &MISTRAL_TEXT, NULL},
               {"ministral3", HF_FLAT, &MINISTRAL3_TEXT, NULL},
               {"smollm3", HF_FLAT, &SMOLLM3_TEXT, NULL},
-              {"granite", HF_FLAT, &GRANITE_TEXT, NULL}},
+              {"granite", HF_FLAT, &GRANITE_TEXT, NULL},
+              {"granite_docling_text", HF_FLAT, &GRANITE_DOCLING_TEXT, NULL}},
     .read = read,
     .describe = describe,
     .gguf = llama_files,

@@ -29,7 +29,7 @@
                    .video_fps = 2.0, .video_frames_min = 4, .video_frames_max = 768
 
 /* Decoders of other models, too. */
-extern const struct family family_llama, family_lfm2, family_qwen2, family_qwen3;
+extern const struct family family_llama, family_lfm2, family_qwen2, family_qwen3, family_qwen3_5;
 
 /* Of Qwen2-VL and Qwen2.5-VL. */
 extern const struct hf_text qwen2_vl_text;

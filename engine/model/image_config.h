@@ -26,6 +26,8 @@ enum image_small {
 enum image_tiling {
     TILES_NONE = 0,
     TILES_FILLED,  /* as many as its size takes, once the longer side is `longest` pixels */
+    TILES_SLICED,  /* by area, up to max; the grid whose shape is closest; all keep the image's shape; the
+                      whole  comes first */
     TILES_CLOSEST, /* the grid of min to max tiles whose shape is closest */
 };
 struct image_tiles {

@@ -140,6 +140,9 @@ struct desc_names {
  *   h = patch W (+ b);  h = N(h), if there is pre_norm;  h += position
  *   each layer:  h += P(attn(N(h), 2-D rotary));  h += P(mlp(N(h)))
  *        N: LayerNorm with bias or RMS norm;  P: RMS norm, or the columns times scale1, scale2, or nothing
+ * after the first `halve` layers 2 x 2 patches become one row:  h += attn(LN(h)) among the four;  h = their
+ * mean
+ *        + fc2(gelu_tanh(fc1(LN(their concatenation))))
  * with class_row one more row after the patches, which they see and no token comes of,
  * then one of four ends:
  *   linear (fixed size):  h = LN(h); a token is a patch; projection with bias to the decoder's width
@@ -148,8 +151,10 @@ struct desc_names {
  *   merge  (patches lie in runs of merge x merge that form a token), each step but fc1 if it has a name:
  *          h = N(h) with post_norm, h = N(h) with merge_pre_norm;  x = the run's h, concatenated;
  *          x = LN(x) with merge_norm;  x = x Wconv, a convolution of stride `merge`;
- *          x = gelu_erf(LN(x Wproj));  x = fc2(gelu_erf(fc1(x))), or SwiGLU with merge_up; the same, without
- *          post_norm, after each layer in `deepstack`
+ *          x = x Wproj;  x = gelu_erf(LN(x + sines of the token's column and row with merge_places)) with
+ *          merge_proj_norm;  x = fc2(gelu_erf(fc1(x))), or SwiGLU with merge_up;  x = LN(x) with
+ * merge_out_norm; the LayerNorm over the run, fc1 and fc2 alone, with names of their own, after each layer in
+ *          `deepstack`
  *   embed  (no layers): h = LN(LN(LN(patch) W + b) + position); RMS norm; projection */
 enum desc_vision_end { VISION_POOL = 0, VISION_MERGE, VISION_EMBED, VISION_LINEAR };
 /* How a patch's place becomes one in the position table; places after its end count as the last. */
@@ -158,6 +163,7 @@ enum desc_lookup {
     LOOKUP_CENTRES,     /* bilinear, the patches' centres */
     LOOKUP_BICUBIC,     /* 16 entries, the patches' centres */
     LOOKUP_BUCKETS,     /* one entry, where the patch's corner lies */
+    LOOKUP_QUOTIENT,    /* the same, by a quotient instead of steps */
     LOOKUP_ANTIALIAS,   /* bilinear, the patches' centres; of all entries that a patch covers */
 };
 enum desc_vision_mlp {
@@ -204,10 +210,13 @@ struct desc_vision {
     uint32_t merge_conv; /* > 0: columns after Wconv, whose weight is [columns, C, merge, merge] or the same
                             flat, and after Wproj */
     bool merge_conv_bias;
-    uint32_t merge_ff; /* between the merger's two products; 0: as wide as their input */
-    bool merge_no_bias;
-    float merge_eps;   /* of merge_pre_norm and merge_norm; 0: eps */
-    float pool_factor; /* 0 counts as 1 */
+    uint32_t merge_ff;  /* between the merger's two products; 0: as wide as their input */
+    bool merge_no_bias; /* of the merger at the end */
+    bool merge_places;
+    uint32_t halve;                     /* 0: never */
+    float merge_scale, deepstack_scale; /* of rows; 0 counts as 1 */
+    float merge_eps;                    /* of merge_pre_norm and merge_norm; 0: eps */
+    float pool_factor;                  /* 0 counts as 1 */
     uint32_t deepstack_count,
         deepstack[DESC_DEEPSTACK_MAX]; /* layers after whose output a DeepStack feature is taken; DeepStack
                           feature k is added to the decoder's stream after its layer k */
@@ -216,7 +225,9 @@ struct desc_vision {
             *post_norm; /* VISION_GLU_SILU: fc1 = gate, fc2 = down */
         const char *up;
         const char *scale1, *scale2; /* whole names: [C], of what attention and the MLP add */
-        const char *class_row;       /* a whole name, as `position` is then: its place is the table's first */
+        const char *merge_out_norm;
+        const char *halve_norm1, *halve_q, *halve_k, *halve_v, *halve_o, *halve_norm2, *halve_fc1, *halve_fc2;
+        const char *class_row;  /* a whole name, as `position` is then: its place is the table's first */
         const char *q_alone;    /* with qkv_fused: q's name if files hold q, k and v separately; NULL: none
                                    does */
         const char *soft_norm;  /* before the projection; NULL: without a weight */
@@ -279,6 +290,12 @@ void model_desc_free(struct model_desc *d);
 static inline bool desc_owns_keys(const struct model_desc *d, uint32_t n)
 {
     return d->own_keys || (!d->drafts_for && d->layers[n].kv_owner == n);
+}
+
+/* Rows of the tower's end that form a token, per side. */
+static inline uint32_t desc_merge_side(const struct desc_vision *v)
+{
+    return v->halve ? v->merge / 2 : v->merge;
 }
 
 /* Whether layers have states instead of keys and values. */

@@ -12,9 +12,9 @@
 #define MODEL_EOS_MAX    16u
 #define MODEL_TEXT_BYTES 128u /* of a text that a family writes around an image */
 
-/* Image n of the `count` that an image is encoded as: tiles, row by row, then the whole; or crops. */
+/* Image n of the `count` that the prompt's image `index` is encoded as, in the order of image_prepared. */
 struct image_place {
-    uint32_t n, count, rows, columns;
+    uint32_t n, count, rows, columns, index;
 };
 
 /* How a family writes images into text: the template emits `marker` once per image; it is replaced

@@ -53,7 +53,8 @@ void image_video_stamps(const struct image_config *cfg, const uint32_t *frames, 
 /* ---- pixels ---- */
 
 /* The images that one input image becomes: the whole first, then the pan-and-scan crops (row by row), all
- * at the target size; or tiles (row by row), then the whole, if it is more than one tile. */
+ * at the target size; or tiles (row by row) and, before or after them, the whole, if it is more than one
+ * tile. */
 struct image_prepared {
     struct image_u8 *images; /* owned: image_prepared_free */
     uint32_t count;          /* >= 1 */

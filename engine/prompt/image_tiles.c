@@ -71,6 +71,61 @@ static bool is_large(const struct image_config *cfg, uint32_t width, uint32_t he
     return h * w > (double)cfg->area_max * cfg->tiles.tolerance;
 }
 
+/* ---- MiniCPMV4_6ImageProcessor ---- */
+
+/* Sides of about `side` x `side` pixels in the shape of w x h, to the nearest multiples. */
+static struct size sliced_size(const struct image_config *cfg, double w, double h, bool grow)
+{
+    double side = (double)cfg->tiles.side, unit = (double)(cfg->patch * cfg->merge);
+    if (grow || h * w > side * side) {
+        double shape = w / h;
+        h = trunc(side / sqrt(shape));
+        w = trunc(h * shape);
+    }
+    return (struct size){(uint32_t)fmax(rint(w / unit) * unit, unit),
+                         (uint32_t)fmax(rint(h / unit) * unit, unit)};
+}
+
+static struct size grid_sliced(const struct image_tiles *t, uint32_t width, uint32_t height)
+{
+    double shape = log((double)width / (double)height), best = INFINITY,
+           ratio = ceil((double)width * (double)height / ((double)t->side * t->side));
+    uint32_t about = ratio < (double)t->max ? (uint32_t)ratio : t->max;
+    struct size found = {1, 1};
+    for (uint32_t n = about - 1; about > 1 && n <= about + 1; n++)
+        for (uint32_t rows = 1; n > 1 && n <= t->max && rows <= n; rows++) {
+            if (n % rows) continue;
+            double off = fabs(shape - log((double)(n / rows) / (double)rows));
+            if (off < best || (off == best && rows > found.height)) found = (struct size){n / rows, rows};
+            if (off < best) best = off;
+        }
+    return found;
+}
+
+static enum status slice(const struct image_config *cfg, const struct image_u8 *src, struct size grid,
+                         struct image_prepared *out, struct err *err)
+{
+    bool cut = grid.width * grid.height > 1;
+    double wide = fmax(rint((double)src->width / grid.width) * grid.width, grid.width),
+           high = fmax(rint((double)src->height / grid.height) * grid.height, grid.height);
+    struct size whole = sliced_size(cfg, (double)src->width, (double)src->height, !cut),
+                each = sliced_size(cfg, wide / grid.width, high / grid.height, true);
+    struct image_u8 all = {0};
+    enum status st =
+        image_resize(src, whole.width, whole.height, cfg->filter, cfg->mode, &out->images[0], err);
+    if (!st) out->count = 1;
+    if (!st && cut)
+        st = image_resize(src, each.width * grid.width, each.height * grid.height, cfg->filter, cfg->mode,
+                          &all, err);
+    for (uint32_t i = 0; !st && cut && i < grid.width * grid.height; i++) {
+        st = image__cut(&all, i % grid.width * each.width, i / grid.width * each.height, each.width,
+                        each.height, &out->images[out->count], err);
+        if (!st) out->count++;
+    }
+    image_u8_free(&all);
+    return st;
+}
+
 static enum status cut_all(const struct image_config *cfg, const struct image_u8 *src, struct size grid,
                            struct image_prepared *out, struct err *err)
 {
@@ -105,6 +160,7 @@ enum status image__tile(const struct image_config *config, const struct image_u8
         src = &first;
     }
     if (t->rule == TILES_FILLED && t->max > 1) grid = grid_filled(to.width, to.height, t->side);
+    else if (t->rule == TILES_SLICED) grid = grid_sliced(t, to.width, to.height);
     else if (t->rule == TILES_CLOSEST && t->max > 1 && is_large(cfg, to.width, to.height))
         grid = grid_closest(t, to.width, to.height);
     out->columns = grid.width;
@@ -115,7 +171,9 @@ enum status image__tile(const struct image_config *config, const struct image_u8
                      to.width, to.height, (unsigned long long)count, IMAGE_TILES_MAX);
     if (!st && !(out->images = calloc(count + 1, sizeof *out->images)))
         st = err_nomem(err, "an image's tiles");
-    if (!st && count > 1) {
+    if (!st && t->rule == TILES_SLICED) {
+        st = slice(cfg, src, grid, out, err);
+    } else if (!st && count > 1) {
         st = cut_all(cfg, src, grid, out, err);
     } else if (!st) {
         st = image__to_target(cfg, src, &out->images[0], err);

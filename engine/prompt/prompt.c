@@ -205,7 +205,8 @@ static enum status add_written(const struct model_image_rule *rule, struct expan
 {
     char *slot = x->written + x->written_count++ * MODEL_TEXT_BYTES;
     int n = p->video ? rule->video_stamp(slot, p->stamps[i])
-                     : rule->layout(slot, &(struct image_place){i, p->count, p->rows, p->columns});
+                     : rule->layout(slot, &(struct image_place){i, p->count, p->rows, p->columns,
+                                                                x->tag & ~PROMPT_TAG_IMAGE});
     if (n < 0 || (size_t)n >= MODEL_TEXT_BYTES)
         return err_set(err, ST_INVALID, "The time of a frame is out of range.");
     return add_run(x, slot, (size_t)n, TOK_CONTROL_ALL, err);

@@ -2,8 +2,11 @@
 
     python scripts/reference/make_tiles_images.py       needs numpy, Pillow, torch, torchvision, transformers
 
-Each row: family, its settings, [width, height, rows, columns, crc32 of each tile's bytes, ...]; the sources are
-`noise`. Images of up to 60 x 60 pixels are compared whole; of larger ones, up to 1 x 4,000, only the grid."""
+Each row: family, its settings, [width, height, rows, columns, tiles and the whole, the last one's width and
+height, crc32 of each one's bytes, ...]; the sources are `noise`. Of images over 60 x 60 pixels, up to
+1 x 4,000, only the grid is compared.
+"""
+
 import random
 import zlib
 
@@ -18,8 +21,29 @@ from transformers.utils import logging
 from make_images import dump, noise
 
 logging.set_verbosity_error()
-SIZES = [(40, 30), (30, 40), (1, 1), (2, 2), (60, 60), (59, 17), (1, 60), (60, 1), (24, 24), (25, 24), (48, 33)]
-LARGE = [(4000, 1), (1, 4000), (1600, 1200), (1200, 1600), (333, 2000), (1000, 1000), (512, 512), (513, 512)]
+SIZES = [
+    (40, 30),
+    (30, 40),
+    (1, 1),
+    (2, 2),
+    (60, 60),
+    (59, 17),
+    (1, 60),
+    (60, 1),
+    (24, 24),
+    (25, 24),
+    (48, 33),
+]
+LARGE = [
+    (4000, 1),
+    (1, 4000),
+    (1600, 1200),
+    (1200, 1600),
+    (333, 2000),
+    (1000, 1000),
+    (512, 512),
+    (513, 512),
+]
 
 
 def bytes_of(a, p):
@@ -41,6 +65,7 @@ def internvl(p, image):
     n = len(out["pixel_values"])
     height, width = image.size[1], image.size[0]
     from transformers.models.got_ocr2.image_processing_got_ocr2 import get_optimal_tiled_canvas as canvas
+
     columns, rows = canvas((height, width), (p.size.height, p.size.width), p.min_patches, p.max_patches)
     assert n == rows * columns + (rows * columns > 1)
     return rows, columns, list(out["pixel_values"])
@@ -50,26 +75,57 @@ def lfm2_vl(p, image):
     out = p(image, return_tensors="pt", return_row_col_info=True)
     side, tiles = p.encoder_patch_size, []
     for a, (h, w) in zip(out["pixel_values"], out["spatial_shapes"].tolist()):
-        a = a[:h * w].reshape(h, w, side, side, 3).permute(4, 0, 2, 1, 3)
+        a = a[: h * w].reshape(h, w, side, side, 3).permute(4, 0, 2, 1, 3)
         tiles.append(a.reshape(3, h * side, w * side))
     return int(out["image_rows"][0]), int(out["image_cols"][0]), tiles
 
 
 SMALL_LFM2 = {"min_image_tokens": 4, "max_image_tokens": 12, "tile_size": 32, "encoder_patch_size": 4}
 CASES = [
-    ("idefics3", Idefics3ImageProcessor, {"max_image_size": {"longest_edge": 16}, "size": {"longest_edge": 60}}, SIZES),
-    ("smolvlm", Idefics3ImageProcessor, {"max_image_size": {"longest_edge": 20}, "size": {"longest_edge": 33},
-                                         "do_image_splitting": False}, SIZES),
-    ("idefics3", Idefics3ImageProcessor, {"max_image_size": {"longest_edge": 20}, "size": {"longest_edge": 33},
-                                          "do_resize": False, "resample": 3}, SIZES),
-    ("smolvlm", Idefics3ImageProcessor, {"max_image_size": {"longest_edge": 512}, "size": {"longest_edge": 2048}}, LARGE),
+    (
+        "idefics3",
+        Idefics3ImageProcessor,
+        {"max_image_size": {"longest_edge": 16}, "size": {"longest_edge": 60}},
+        SIZES,
+    ),
+    (
+        "smolvlm",
+        Idefics3ImageProcessor,
+        {"max_image_size": {"longest_edge": 20}, "size": {"longest_edge": 33}, "do_image_splitting": False},
+        SIZES,
+    ),
+    (
+        "idefics3",
+        Idefics3ImageProcessor,
+        {
+            "max_image_size": {"longest_edge": 20},
+            "size": {"longest_edge": 33},
+            "do_resize": False,
+            "resample": 3,
+        },
+        SIZES,
+    ),
+    (
+        "smolvlm",
+        Idefics3ImageProcessor,
+        {"max_image_size": {"longest_edge": 512}, "size": {"longest_edge": 2048}},
+        LARGE,
+    ),
     ("internvl", GotOcr2ImageProcessor, {"size": {"height": 16, "width": 16}}, SIZES),
-    ("internvl", GotOcr2ImageProcessor, {"size": {"height": 20, "width": 20}, "min_patches": 3, "max_patches": 7,
-                                         "resample": 2}, SIZES),
+    (
+        "internvl",
+        GotOcr2ImageProcessor,
+        {"size": {"height": 20, "width": 20}, "min_patches": 3, "max_patches": 7, "resample": 2},
+        SIZES,
+    ),
     ("internvl", GotOcr2ImageProcessor, {"size": {"height": 448, "width": 448}}, LARGE),
     ("lfm2_vl", Lfm2VlImageProcessor, SMALL_LFM2, SIZES),
-    ("lfm2_vl", Lfm2VlImageProcessor, SMALL_LFM2 | {"use_thumbnail": False, "max_pixels_tolerance": 0.5,
-                                                    "max_tiles": 5}, SIZES),
+    (
+        "lfm2_vl",
+        Lfm2VlImageProcessor,
+        SMALL_LFM2 | {"use_thumbnail": False, "max_pixels_tolerance": 0.5, "max_tiles": 5},
+        SIZES,
+    ),
     ("lfm2_vl", Lfm2VlImageProcessor, SMALL_LFM2 | {"do_image_splitting": False}, SIZES),
     ("lfm2_vl", Lfm2VlImageProcessor, {"encoder_patch_size": 16}, LARGE),
 ]
