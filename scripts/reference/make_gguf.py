@@ -93,7 +93,8 @@ TOWER = [("embeddings.patch_embedding", "v.patch_embd"), ("embeddings.position_e
          ("merger.linear_fc2", "mm.2"), ("mm_soft_emb_norm", "mm.soft_emb_norm"),
          ("mm_input_projection_weight", "mm.input_projection.weight"), ("layer_norm", "mm.input_norm"),
          ("linear_1", "mm.1"), ("linear_2", "mm.2"), ("modality_projection.proj", "mm.model.fc")]
-INTERNVL = [("embeddings.patch_embeddings.projection", "v.patch_embd"), ("embeddings.cls_token", "v.class_embd"),
+INTERNVL = [("embeddings.patch_embeddings.projection", "v.patch_embd"), ("embeddings.cls_token",
+                                                                         "v.class_embd"),
             ("embeddings.position_embeddings", "v.position_embd.weight"), ("layernorm_before", "ln1"),
             ("layernorm_after", "ln2"), ("lambda_1", "ls1.weight"), ("lambda_2", "ls2.weight"),
             ("attention.q_proj", "attn_q"), ("attention.k_proj", "attn_k"), ("attention.v_proj", "attn_v"),
@@ -106,10 +107,12 @@ TOWER4 = [("patch_embedder.input_proj", "v.patch_embd"), ("std_bias", "v.std_bia
           ("post_feedforward_layernorm", "ffn_post_norm"), ("self_attn.q_norm", "attn_q_norm"),
           ("self_attn.k_norm", "attn_k_norm"), ("self_attn.o_proj", "attn_out"),
           ("embedding_projection", "mm.input_projection")] + TOWER
-PIXTRAL = [("patch_conv", "v.patch_embd"), ("ln_pre", "v.pre_ln"), ("attention_norm", "ln1"), ("ffn_norm", "ln2"),
+PIXTRAL = [("patch_conv", "v.patch_embd"), ("ln_pre", "v.pre_ln"), ("attention_norm", "ln1"), ("ffn_norm",
+                                                                                               "ln2"),
            ("attention.q_proj", "attn_q"), ("attention.k_proj", "attn_k"), ("attention.v_proj", "attn_v"),
            ("attention.o_proj", "attn_out"), ("feed_forward.gate_proj", "ffn_gate"),
-           ("feed_forward.up_proj", "ffn_up"), ("feed_forward.down_proj", "ffn_down"), ("norm", "mm.input_norm"),
+           ("feed_forward.up_proj", "ffn_up"), ("feed_forward.down_proj", "ffn_down"), ("norm",
+                                                                                        "mm.input_norm"),
            ("patch_merger.merging_layer", "mm.patch_merger"), ("linear_1", "mm.1"), ("linear_2", "mm.2")]
 
 
@@ -372,8 +375,8 @@ def write_tower(folder, out, top, tensors):
         w.add_uint32("clip.vision.spatial_merge_size", top["spatial_merge_size"])
         w.add_bool("clip.use_silu", True)
     for name, data in tensors.items():
-        short = re.sub(r"^(model\.)?(visual|vision_model|connector|vision_tower|vision_encoder|vision_projection|multi_modal_projector|embed_vision)\."
-                       r"(vision_model\.)?", "", name)
+        short = re.sub(r"^(model\.)?(visual|vision_model|connector|vision_tower|vision_encoder|"
+                       r"vision_projection|multi_modal_projector|embed_vision)\.(vision_model\.)?", "", name)
         tap = re.fullmatch(r"deepstack_merger_list\.(\d+)\.(linear_)?(.+)", short)
         layer = re.fullmatch(r"(?:encoder\.layers?|blocks|transformer\.layers)\.(\d+)\.(.+)", short)
         if short == name or short.startswith("head."):

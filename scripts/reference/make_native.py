@@ -79,8 +79,8 @@ def prepare(case, family, processor, plain):
     image = plain.token_to_id(family["image"])
     more = {k: a for k, a in out.items() if k not in ("input_ids", "attention_mask", "token_type_ids",
                                                       "mm_token_type_ids")}
-    return rendered, rgb, Native(ids, [int(i == image) for i in ids], more=more, breaks=family.get("breaks", False),
-                                 typed="mrope" in family, grids=[])
+    return rendered, rgb, Native(ids, [int(i == image) for i in ids], more=more, breaks=family.get(
+        "breaks", False), typed="mrope" in family, grids=[])
 
 
 def store_image(name, planes, v, family, tensors):
@@ -140,10 +140,10 @@ def attempt(name, v, seed, folder):
         for k, a in enumerate(rgb):
             tensors[f"{key}image{k}.rgb"] = a
             store_image(f"{key}image{k}", planes[k], v, family, tensors)
-        spans = [{"begin": s[0], "end": s[1], "kind": "image", "index": k, "first": 0, "grid": [1, *p.grids[k]],
-                  "seconds": 0.0} for k, s in enumerate(p.spans())]
-        head = {"id": n, "kind": case["kind"], "note": case["note"], "images": len(rgb), "prompt_tokens": len(p.ids),
-                "image_spans": [s[:2] for s in p.spans()], "spans": spans, "template": {}}
+        spans = [{"begin": s[0], "end": s[1], "kind": "image", "index": k, "first": 0,
+            "grid": [1, *p.grids[k]], "seconds": 0.0} for k, s in enumerate(p.spans())]
+        head = {"id": n, "kind": case["kind"], "note": case["note"], "images": len(rgb), "prompt_tokens": len(
+            p.ids), "image_spans": [s[:2] for s in p.spans()], "spans": spans, "template": {}}
         body = {"prompt": case["prompt"]} if case["kind"] == "raw" else {"messages": case["messages"]}
         cases.append(head | body | {"rendered": rendered, "measured": measured,
                                     "greedy_text": plain.decode(new, skip_special_tokens=False)})

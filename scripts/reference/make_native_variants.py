@@ -1,7 +1,8 @@
 """The families and variants of make_native.py. A family: its tokens and the split of its tokenizer, its
 processor, its images as [3, h, w] (`planes`), pixel_values with one image negated (`negated`), the tower's
-patch, merge and depth (`sizes`), which tensor makes the rows (`last`), norms after a branch (`small`), and what else the model must react to
-(`odd`)."""
+patch, merge and depth (`sizes`), which tensor makes the rows (`last`), norms after a branch (`small`),
+and what
+else the model must react to (`odd`)."""
 import contextlib
 
 import torch
@@ -89,7 +90,8 @@ def same_frequencies(model):
 
 def patches_first(model):
     """The merger's columns by patch, then channel."""
-    merger = (getattr(model.model, "vision_projection", None) or model.model.multi_modal_projector).patch_merger
+    merger = (getattr(model.model, "vision_projection", None)
+              or model.model.multi_modal_projector).patch_merger
     name = next(n for n, p in model.named_parameters() if p is merger.merging_layer.weight)
     m = merger.spatial_merge_size ** 2
     return swapped(model, name, lambda w: w.view(len(w), -1, m).transpose(1, 2).reshape(w.shape))
@@ -109,14 +111,29 @@ MISTRAL = dict(
     odd=TOWER | {"order of a token's patches": patches_first},
 )
 LIGHTON = MISTRAL | dict(
-    split="qwen", image="<|image_pad|>", end="<|im_end|>", breaks=False,
-    tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_pad|>", "<|vision_end|>", "<|image_pad|>",
-            "[INST]", "[/INST]"],
-    named={"bos_token": "<|endoftext|>", "image_token": "<|image_pad|>", "image_break_token": "<|vision_pad|>",
-           "image_end_token": "<|vision_end|>",
-           "extra_special_tokens": {"image_token": "<|image_pad|>", "image_break_token": "<|vision_pad|>",
-                                    "image_end_token": "<|vision_end|>"}},
-)
+    split="qwen",
+    image="<|image_pad|>",
+    end="<|im_end|>",
+    breaks=False,
+    tokens=[
+        "<|endoftext|>",
+        "<|im_start|>",
+        "<|im_end|>",
+        "<|vision_pad|>",
+        "<|vision_end|>",
+        "<|image_pad|>",
+        "[INST]",
+        "[/INST]"],
+        named={
+            "bos_token": "<|endoftext|>",
+            "image_token": "<|image_pad|>",
+            "image_break_token": "<|vision_pad|>",
+            "image_end_token": "<|vision_end|>",
+            "extra_special_tokens": {
+                "image_token": "<|image_pad|>",
+                "image_break_token": "<|vision_pad|>",
+                "image_end_token": "<|vision_end|>"}},
+                 )
 FAMILIES = {
     "mistral3": MISTRAL,
     "ministral3": MISTRAL | {"odd": MISTRAL["odd"] | {"growing queries": flat_queries}},
@@ -132,14 +149,16 @@ def pixtral(**over):
 
 
 ASK = ("u", [text("Is it?")])
-FIVE = [chat(("u", [text("One"), image(0), text("two"), image(1)]), ("a", "Yes."), ("u", [image(2), text("and?")]),
+FIVE = [chat(("u", [text("One"), image(0), text("two"), image(1)]), ("a", "Yes."), ("u", [image(2),
+                                                                                          text("and?")]),
              ("a", "No."), ("u", [image(3), image(4)]),
              pictures=[(2, 20, 20), (3, 4, 60), (4, 3, 31), (5, 2, 2), (6, 50, 30)],
              note="five images over three turns: one of 3 x 31, one of 2 x 2")]
 VARIANTS = {
     "mistral3_f32": dict(
         kind="mistral3", family="mistral3", seed=6106, longest=40, top=dict(spatial_merge_size=2),
-        text=text_cfg(model_type="mistral", vocab_size=330, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+        text=text_cfg(model_type="mistral", vocab_size=330, num_attention_heads=4, num_key_value_heads=2,
+                      head_dim=16,
                       sliding_window=None, rms_norm_eps=1e-3, rope_parameters=rope(1e4)),
         vision=pixtral(), drop=["tie_word_embeddings", "text_config.tie_word_embeddings"],
         cases=[chat(("u", [image(0), text("What is it?")]), pictures=[(1, 33, 27)], note="tied by absence"),
@@ -150,16 +169,19 @@ VARIANTS = {
         text=text_cfg(model_type="ministral3", vocab_size=335, hidden_size=48, num_attention_heads=3,
                       num_key_value_heads=1, head_dim=24, num_hidden_layers=2, pad_token_id=None,
                       tie_word_embeddings=False,
-                      rope_parameters=rope(1e4, "yarn", factor=4.0, original_max_position_embeddings=24, mscale=1.0,
+                      rope_parameters=rope(1e4, "yarn", factor=4.0, original_max_position_embeddings=24,
+                                           mscale=1.0,
                                            mscale_all_dim=1.0, llama_4_scaling_beta=0.3)),
         vision=pixtral(hidden_size=24, patch_size=5, num_hidden_layers=3,
                        rope_parameters={"rope_type": "axial", "rope_theta": 300.0}),
-        cases=[chat(("u", [text("See"), image(0), text("now?"), image(1)]), pictures=[(7, 61, 40), (8, 14, 45)],
+        cases=[chat(("u", [text("See"), image(0), text("now?"), image(1)]), pictures=[(7, 61, 40), (8, 14,
+                                                                                                    45)],
                     note="3 x 3 patches of 5 pixels a token; queries that grow; projections with biases")]),
     "pixtral_f32": dict(
         kind="pixtral", family="llava", seed=6303, longest=30, drop=["spatial_merge_size"],
         top=dict(vision_feature_layer=-1, vision_feature_select_strategy="full", image_seq_length=1),
-        text=text_cfg(model_type="mistral", vocab_size=330, num_attention_heads=2, num_key_value_heads=1, head_dim=20,
+        text=text_cfg(model_type="mistral", vocab_size=330, num_attention_heads=2, num_key_value_heads=1,
+                      head_dim=20,
                       sliding_window=None, tie_word_embeddings=False, rope_parameters=rope(1e5)),
         vision=pixtral(hidden_size=40, num_attention_heads=5, intermediate_size=20, patch_size=6),
         cases=[chat(("u", [image(0), text("Well?"), image(1)]), pictures=[(9, 32, 19), (10, 32, 19)],
@@ -169,22 +191,28 @@ VARIANTS = {
         text=text_cfg(model_type="ministral3", vocab_size=330, hidden_size=64, intermediate_size=96,
                       num_attention_heads=2, num_key_value_heads=1, head_dim=32, num_hidden_layers=2,
                       pad_token_id=None, rms_norm_eps=1e-5,
-                      rope_parameters=rope(1e4, "yarn", factor=4.0, original_max_position_embeddings=24, mscale=1.0,
+                      rope_parameters=rope(1e4, "yarn", factor=4.0, original_max_position_embeddings=24,
+                                           mscale=1.0,
                                            mscale_all_dim=1.0, llama_4_scaling_beta=0.3)),
         vision=pixtral(hidden_size=32, intermediate_size=64, image_size=48),
         cases=[chat(("u", [image(0), text("What?")]), pictures=[(11, 44, 30)], note="rows of whole blocks")]),
     "lighton_ocr_f32": dict(
         kind="lighton", family="lighton_ocr", seed=6502, longest=48, top=dict(spatial_merge_size=2),
-        text=text_cfg(model_type="qwen3", vocab_size=330, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
+        text=text_cfg(model_type="qwen3", vocab_size=330, num_attention_heads=2, num_key_value_heads=1,
+                      head_dim=16,
                       rope_parameters=rope(1e4)),
-        vision=pixtral(), cases=[chat(("u", [image(0)]), pictures=[(12, 40, 55)], note="a page alone"), *FIVE]),
+        vision=pixtral(), cases=[chat(("u", [image(0)]), pictures=[(12, 40, 55)], note="a page alone"),
+                                 *FIVE]),
     "lighton_ocr_odd_f32": dict(
         kind="lighton", family="lighton_ocr", seed=6600, longest=33,
         top=dict(spatial_merge_size=3, tie_word_embeddings=False),
-        text=text_cfg(model_type="qwen3", vocab_size=337, hidden_size=48, num_attention_heads=3, num_key_value_heads=3,
+        text=text_cfg(model_type="qwen3", vocab_size=337, hidden_size=48, num_attention_heads=3,
+                      num_key_value_heads=3,
                       head_dim=24, num_hidden_layers=2, tie_word_embeddings=False, rope_parameters=rope(1e4)),
-        vision=pixtral(hidden_size=12, num_attention_heads=1, patch_size=3), mean_std=([0.4] * 3, [0.3, 0.25, 0.5]),
-        cases=[raw("first<|image_pad|>last", pictures=[(13, 31, 18)], note="3 x 3 patches of 3 pixels a token")]),
+        vision=pixtral(hidden_size=12, num_attention_heads=1, patch_size=3), mean_std=([0.4] * 3, [0.3, 0.25,
+                                                                                                   0.5]),
+        cases=[raw("first<|image_pad|>last", pictures=[(13, 31, 18)],
+                   note="3 x 3 patches of 3 pixels a token")]),
 }
 
 
@@ -211,13 +239,25 @@ def merged_sizes(v):
 def settings(v):
     patch, merge, depth = merged_sizes(v)
     mean, std = v.get("mean_std", CLIP)
-    return dict(size={"shortest_edge": v["size"][0], "longest_edge": v["size"][1]}, image_mean=mean, image_std=std,
-                patch_size=patch, merge_size=merge, temporal_patch_size=depth)
+    return dict(
+    size={
+        "shortest_edge": v["size"][0],
+        "longest_edge": v["size"][1]},
+        image_mean=mean,
+        image_std=std,
+        patch_size=patch,
+        merge_size=merge,
+         temporal_patch_size=depth)
 
 
 def paddle_processor(v, tokenizer):
-    return PaddleOCRVLProcessor(PaddleOCRVLImageProcessor(**settings(v)), tokenizer, chat_template=TURNS.replace(
-        "@IMAGE@", "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>"))
+    return PaddleOCRVLProcessor(
+    PaddleOCRVLImageProcessor(
+        **settings(v)),
+        tokenizer,
+        chat_template=TURNS.replace(
+            "@IMAGE@",
+             "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>"))
 
 
 def glm_processor(v, tokenizer):
@@ -249,7 +289,8 @@ def glm_planes(out, v):
     for a, b, h, w in patches_of(out):
         blocks = out["pixel_values"][a:b].reshape(h // m, w // m, m, m, 3, depth, patch, patch)
         assert torch.equal(blocks[:, :, :, :, :, 0], blocks[:, :, :, :, :, -1])
-        every.append(blocks[:, :, :, :, :, 0].permute(4, 0, 2, 5, 1, 3, 6).reshape(3, h * patch, w * patch).numpy())
+        every.append(blocks[:, :, :, :, :, 0].permute(
+            4, 0, 2, 5, 1, 3, 6).reshape(3, h * patch, w * patch).numpy())
     return every
 
 
@@ -262,7 +303,8 @@ def rows_negated(out, v):
 
 def still_tower(model):
     inner = model.model.visual
-    flat = inner.vision_model.encoder.rotary_pos_emb if hasattr(inner, "vision_model") else inner.rotary_pos_emb
+    flat = inner.vision_model.encoder.rotary_pos_emb if hasattr(
+        inner, "vision_model") else inner.rotary_pos_emb
     return attribute(flat, "inv_freq", flat.inv_freq * 0)
 
 
@@ -310,22 +352,44 @@ PADDLE = dict(
          "positions at corners": corners},
 )
 GLM = PADDLE | dict(
-    image="<|image|>", end="<|endoftext|>",
-    tokens=["<|endoftext|>", "<|image|>", "<|video|>", "<|begin_of_image|>", "<|end_of_image|>", "<|begin_of_video|>",
-            "<|end_of_video|>", "<|user|>", "<|assistant|>"],
-    small=["post_self_attn_layernorm", "post_mlp_layernorm"],
-    named={}, processor=glm_processor, planes=glm_planes, last=lambda name: "merger.down_proj" in name,
-    odd={"tower without rotary": still_tower, "sections in another order": sections_turned,
-         "order of a token's patches": columns_of_patches,
-         "no norm after attention": norm_left_out("post_self_attn_layernorm"),
-         "no norm after the MLP": norm_left_out("post_mlp_layernorm")},
-)
-FAMILIES |= {"paddle": PADDLE, "glm_ocr": GLM, "glm4v": GLM | {"odd": GLM["odd"] | {"bilinear positions": bilinear}}}
+    image="<|image|>",
+    end="<|endoftext|>",
+    tokens=[
+        "<|endoftext|>",
+        "<|image|>",
+        "<|video|>",
+        "<|begin_of_image|>",
+        "<|end_of_image|>",
+        "<|begin_of_video|>",
+        "<|end_of_video|>",
+        "<|user|>",
+        "<|assistant|>"],
+        small=[
+            "post_self_attn_layernorm",
+            "post_mlp_layernorm"],
+            named={},
+            processor=glm_processor,
+            planes=glm_planes,
+            last=lambda name: "merger.down_proj" in name,
+            odd={
+                "tower without rotary": still_tower,
+                "sections in another order": sections_turned,
+                "order of a token's patches": columns_of_patches,
+                "no norm after attention": norm_left_out("post_self_attn_layernorm"),
+                "no norm after the MLP": norm_left_out("post_mlp_layernorm")},
+                 )
+FAMILIES |= {"paddle": PADDLE, "glm_ocr": GLM, "glm4v": GLM |
+    {"odd": GLM["odd"] | {"bilinear positions": bilinear}}}
 
 
 def siglip(**over):
-    return dict(hidden_size=16, intermediate_size=28, num_hidden_layers=2, num_attention_heads=2, image_size=28,
-                patch_size=4) | over
+    return dict(
+    hidden_size=16,
+    intermediate_size=28,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    image_size=28,
+     patch_size=4) | over
 
 
 def mrope(theta, *sections, **more):
@@ -340,43 +404,54 @@ def glm_tower(**over):
 VARIANTS |= {
     "paddleocr_vl_f32": dict(
         kind="paddle", family="paddleocr_vl", seed=7101, size=(256, 2560), depth=1, top={},
-        text=text_cfg(vocab_size=330, num_attention_heads=4, num_key_value_heads=2, head_dim=16, rms_norm_eps=1e-5,
+        text=text_cfg(vocab_size=330, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+                      rms_norm_eps=1e-5,
                       pad_token_id=0, bos_token_id=1, eos_token_id=2, rope_parameters=mrope(500.0, 4, 2, 2)),
         vision=siglip(), cases=[chat(("u", [image(0), text("OCR:")]), pictures=[(21, 40, 55)]), *FIVE,
                                 chat(ASK, note="text alone")]),
     "paddleocr_vl_odd_f32": dict(
         kind="paddle", family="paddleocr_vl", seed=7200, size=(900, 5000), depth=1,
         top=dict(tie_word_embeddings=False),
-        text=text_cfg(vocab_size=334, hidden_size=48, num_attention_heads=3, num_key_value_heads=1, head_dim=24,
-                      num_hidden_layers=2, tie_word_embeddings=False, rms_norm_eps=1e-5, pad_token_id=0, bos_token_id=1,
+        text=text_cfg(vocab_size=334, hidden_size=48, num_attention_heads=3, num_key_value_heads=1,
+                      head_dim=24,
+                      num_hidden_layers=2, tie_word_embeddings=False, rms_norm_eps=1e-5, pad_token_id=0,
+                      bos_token_id=1,
                       eos_token_id=2, rope_parameters=mrope(500.0, 3, 5, 4)),
-        vision=siglip(hidden_size=24, num_attention_heads=3, patch_size=5, image_size=31, spatial_merge_size=3,
+        vision=siglip(hidden_size=24, num_attention_heads=3, patch_size=5, image_size=31,
+                      spatial_merge_size=3,
                       layer_norm_eps=1e-4),
         cases=[chat(("u", [text("See"), image(0), image(1)]), pictures=[(22, 61, 40), (23, 14, 45)],
                     note="3 x 3 patches of 5 pixels a token; 6 x 6 positions; a head of its own")]),
     "glm_ocr_f32": dict(
         kind="glm_ocr", family="glm_ocr", seed=7300, size=(512, 5120), depth=2, top={},
-        text=text_cfg(vocab_size=330, num_attention_heads=4, num_key_value_heads=2, head_dim=16, rms_norm_eps=1e-5,
+        text=text_cfg(vocab_size=330, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+                      rms_norm_eps=1e-5,
                       tie_word_embeddings=False, pad_token_id=0, rope_parameters=mrope(500.0, 4, 2, 2)),
-        vision=glm_tower(), cases=[chat(("u", [image(0), text("Text Recognition:")]), pictures=[(24, 40, 55)]), *FIVE,
+        vision=glm_tower(), cases=[chat(("u", [image(0), text("Text Recognition:")]), pictures=[(24, 40,
+                                                                                                 55)]), *FIVE,
                                    chat(ASK, note="text alone")]),
     "glm_ocr_odd_f32": dict(
         kind="glm_ocr", family="glm_ocr", seed=7402, size=(900, 9000), depth=2, top={},
-        text=text_cfg(vocab_size=332, hidden_size=48, num_attention_heads=3, num_key_value_heads=1, head_dim=24,
+        text=text_cfg(vocab_size=332, hidden_size=48, num_attention_heads=3, num_key_value_heads=1,
+                      head_dim=24,
                       num_hidden_layers=2, tie_word_embeddings=False, rms_norm_eps=1e-3, pad_token_id=0,
                       rope_parameters=mrope(500.0, 2, 3, 1, partial_rotary_factor=0.5)),
         vision=glm_tower(hidden_size=24, num_heads=1, patch_size=3, spatial_merge_size=3, out_hidden_size=48,
                          attention_bias=False, rms_norm_eps=1e-3),
         cases=[chat(("u", [text("See"), image(0), image(1)]), pictures=[(25, 61, 40), (26, 14, 45)],
-                    note="half of a head rotates; a tower without biases; 3 x 3 patches of 3 pixels a token")]),
+                    note="half of a head rotates; no biases in the tower; 3 x 3 patches of 3 pixels")]),
     "glm4v_f32": dict(
-        kind="glm4v", family="glm4v", seed=7545, size=(512, 5120), depth=2, top={}, gains=dict(qk=1.0, mix=0.7),
-        text=text_cfg(vocab_size=330, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, rms_norm_eps=1e-5,
+        kind="glm4v", family="glm4v", seed=7545, size=(512, 5120), depth=2, top={}, gains=dict(qk=1.0,
+                                                                                               mix=0.7),
+        text=text_cfg(vocab_size=330, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+                      rms_norm_eps=1e-5,
                       tie_word_embeddings=False, pad_token_id=0,
                       rope_parameters=mrope(500.0, 2, 1, 1, partial_rotary_factor=0.5)),
-        vision=glm_tower(), cases=[chat(("u", [image(0), text("What is it?")]), pictures=[(27, 40, 55)]), *FIVE]),
+        vision=glm_tower(), cases=[chat(("u", [image(0), text("What is it?")]), pictures=[(27, 40, 55)]),
+                                   *FIVE]),
     "glm46v_f32": dict(
-        kind="glm4v", family="glm46v", seed=7626, size=(900, 9000), depth=2, top=dict(tie_word_embeddings=True),
+        kind="glm4v", family="glm46v", seed=7626, size=(900, 9000), depth=2,
+        top=dict(tie_word_embeddings=True),
         text=text_cfg(model_type="glm4v_text", vocab_size=331, hidden_size=48, num_attention_heads=3,
                       num_key_value_heads=3, num_hidden_layers=2, rms_norm_eps=1e-5, pad_token_id=0,
                       rope_parameters=mrope(500.0, 3, 3, 2)),

@@ -4,8 +4,9 @@
 
 Files:
     qwen_sizes.json    [rule, factor, depth, frames, min, max, height, width, new height, new width]; 0, 0 where it is refused. rule: "image"
-                       (smart_resize of Qwen2-VL, also each frame of its videos), "volume" (Qwen3-VL's videos), "pair"
-                       (GLM-V: areas of two frames), "sides" (PaddleOCR-VL) or "longest" (Pixtral; max: the longest side)
+                       (smart_resize of Qwen2-VL, also each frame of its videos), "volume" (Qwen3-VL's videos),
+                       "pair" (GLM-V: areas of two frames), "sides" (PaddleOCR-VL) or "longest" (Pixtral; max: the
+                       longest side)
     qwen_frames.json   [rule, total, fps, count, crc32 of the indices as little-endian 32-bit words] of sample_frames at 2 frames per second;
                        count 0 where it is refused
     qwen_prep.json     settings, source size, frames -> new size, crc32 of pixel_values [patches, values] float32; sources are `noise`
@@ -52,7 +53,8 @@ def write_sizes():
             elif rule == "sides":
                 to = smart_resize_sides(h, w, factor=factor, min_pixels=lo, max_pixels=hi)
             elif rule == "longest":
-                to = get_resize_output_image_size(np.broadcast_to(np.uint8(0), (h, w, 3)), hi, factor, "channels_last")
+                blank = np.broadcast_to(np.uint8(0), (h, w, 3))
+                to = get_resize_output_image_size(blank, hi, factor, "channels_last")
                 to = to if min(to) > 0 else (0, 0)  # resized to nothing: torchvision refuses
             else:
                 to = smart_resize_volume(frames, h, w, temporal_factor=2, factor=factor, min_pixels=lo, max_pixels=hi)
@@ -78,8 +80,8 @@ def write_sizes():
         add("image", f, 0, lo, hi, h, w)
         t = rnd.choice((1, 2, 3, 4, 5, 9, 64, 767, 768))
         add("volume", f, t, lo, max(lo, hi * rnd.choice((1, 4))), h, w)
-    for h, w in [(480, 640), (1080, 1920), (1, 1), (2, 2), (1, 4000), (4000, 1), (27, 5600), (5600, 28), (28, 28),
-                 (6000, 8000), (13, 2700), (1, 1540), (1541, 1)]:
+    for h, w in [(480, 640), (1080, 1920), (1, 1), (2, 2), (1, 4000), (4000, 1), (27, 5600), (5600, 28),
+                 (28, 28), (6000, 8000), (13, 2700), (1, 1540), (1541, 1)]:
         add("pair", 28, 0, 12544, 9633792, h, w)
         add("sides", 28, 0, 147384, 2822400, h, w)
         add("longest", 28, 0, 1, 1540, h, w)
