@@ -9,7 +9,7 @@ RUN apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
         gcc libc6-dev make pkg-config libmicrohttpd-dev libuv1-dev libjansson-dev libjpeg-dev libwebp-dev \
         libsodium-dev libutf8proc-dev zlib1g-dev libgif-dev libstb-dev \
-        libzmq3-dev libmsgpack-dev libcurl4-openssl-dev \
+        libzmq3-dev libmsgpack-dev libcurl4-openssl-dev libwslay-dev libmd-dev libgnutls28-dev \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY . .

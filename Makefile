@@ -21,9 +21,10 @@ MODE     := $(or $(MODE_$(CONFIG)),$(error unknown CONFIG=$(CONFIG)))
 CC       ?= gcc
 
 # Required libraries; a missing one is named. Image decoders: libjpeg-turbo, libwebp, giflib, stb_image (a
-# header); zlib: PNG checksums, texts; libcurl: images from URLs.
+# header); zlib: PNG checksums, texts; libcurl: images from URLs, models of the hub; gnutls: TLS; wslay, libmd
+# (SHA-1): WebSockets.
 PKGS      := libmicrohttpd libuv jansson libjpeg libwebp libwebpdemux libgif libsodium libutf8proc zlib \
-	libcurl
+	libcurl libmd gnutls
 # Cache events (server/kv_events) need two more; a build without them has no --kv-events.
 KV_PKGS   := libzmq msgpack
 KV_EVENTS ?= $(if $(shell pkg-config --exists $(KV_PKGS) 2>/dev/null && echo 1),1,0)
@@ -98,11 +99,17 @@ $(OUT)/kernels/cpu/%amx.c.o $(OUT)/tests/lib/tiles/%amx.c.o: ISA := -mamx-tile -
 $(OUT)/tests/lib/tiles/%.c.o: MODE := $(patsubst -O3,-O2 $(ONE_OF_EACH),$(MODE))
 
 LIB_CFLAGS = $(shell pkg-config --cflags $(PKGS))
-LIB_LDLIBS = $(shell pkg-config --libs $(PKGS))
+LIB_LDLIBS = $(shell pkg-config --libs $(PKGS)) -lwslay
 $(OUT)/server/%.c.o: EXTRA = $(LIB_CFLAGS)
 $(OUT)/tests/unit/server/%.c.o $(OUT)/tests/lib/server/%.c.o: EXTRA = $(LIB_CFLAGS)
 # Tests spend their time in what they call; compiled at -O1 they build twice as fast.
 $(OUT)/tests/unit/%.c.o $(OUT)/tests/sim/%.c.o: MODE := $(patsubst -O3,-O1,$(MODE))
+
+# `kvasir version` names the commit that was built, or COMMIT (of a source archive).
+COMMIT ?= $(if $(wildcard .git),$(shell git rev-parse --short=12 HEAD 2>/dev/null))
+$(shell printf '%s\n' '$(COMMIT)' | cmp -s - $(OUT)/commit || printf '%s\n' '$(COMMIT)' > $(OUT)/commit)
+$(OUT)/server/main.c.o: $(OUT)/commit
+$(OUT)/server/main.c.o: EXTRA = $(LIB_CFLAGS) $(if $(COMMIT),-DKVASIR_COMMIT='" ($(COMMIT))"')
 
 $(OUT)/server/page/page.c.o: $(wildcard server/page/*.html)
 $(OUT)/server/api/openapi.c.o: server/api/openapi.json
@@ -148,15 +155,17 @@ endef
 $(foreach m,$(MUTANTS),$(eval $(call MUTANT_RULE,$(m))))
 mutants: $(MUTANTS:%=$(OUT)/mutants/%)
 
-# libFuzzer's programs, by clang: build/fuzz/fuzz_NAME.
+# libFuzzer's programs, by clang: build/fuzz/fuzz_NAME. In other builds tests/lib/fuzz_replay.c drives them.
 CLANG ?= clang
 FUZZ  := $(patsubst tests/fuzz/%.c,$(OUT)/%,$(wildcard tests/fuzz/*.c))
 fuzz:
 	@$(MAKE) --no-print-directory CONFIG=fuzz CC=$(CLANG) fuzz-programs
 fuzz-programs: $(FUZZ)
 $(OUT)/tests/fuzz/%.c.o: EXTRA = $(LIB_CFLAGS)
-$(FUZZ): $(OUT)/%: $(OUT)/tests/fuzz/%.c.o $(OUT)/libserver.a $(OUT)/libcore.a
-	$(CC) $(MODE) -fsanitize=fuzzer $^ $(LDFLAGS) $(LIB_LDLIBS) -lm -lpthread -ldl -o $@
+FUZZ_MAIN := $(if $(filter fuzz,$(CONFIG)),-fsanitize=fuzzer,$(TEST_LIB))
+$(FUZZ): $(OUT)/%: $(OUT)/tests/fuzz/%.c.o $(OUT)/libserver.a $(OUT)/libcore.a $(filter %.a,$(FUZZ_MAIN))
+	$(CC) $(MODE) $< $(FUZZ_MAIN) $(OUT)/libserver.a $(OUT)/libcore.a $(LDFLAGS) $(LIB_LDLIBS) -lm -lpthread \
+		-ldl -o $@
 
 check-libs:
 	@pkg-config --print-errors --exists $(PKGS) || \
@@ -257,7 +266,8 @@ test-cuda-emu: $(HOST_SELFTEST)
 
 HOST_NAMES := $(if $(CUDA_BACKEND),test_backend_linear test_backend_ops test_backend_attn \
 	test_backend_states test_backend_experts test_cuda_faults test_cuda_gemm test_engine_golden \
-	test_engine_draft test_engine_invariance test_engine_recurrent test_cuda_graphs test_cuda_cpu)
+	test_engine_draft test_engine_invariance test_engine_overlap test_engine_recurrent test_cuda_graphs \
+	test_cuda_cpu)
 ifeq ($(CONFIG)$(ALL_HOST),asan)
 HOST_NAMES := $(filter test_backend_ops test_engine_golden,$(HOST_NAMES))
 endif

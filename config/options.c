@@ -27,8 +27,9 @@ struct row {
 #define AT(field) offsetof(struct options, field)
 #define U32_TOP   0xffffffffull
 static const struct row rows[] = {
-    {"model", K_STRING, AT(model), NULL, 0, 0, NULL, "DIR|FILE",
-     "checkpoint directory, or a GGUF file (default: the bundled demo model)"},
+    {"model", K_STRING, AT(model), NULL, 0, 0, NULL, "MODEL",
+     "checkpoint directory, GGUF file, or hf:ORG/NAME[@REVISION][:FILE.gguf] of the Hugging Face hub "
+     "(default: the bundled demo model)"},
     {"mmproj", K_STRING, AT(mmproj), NULL, 0, 0, NULL, "FILE",
      "vision tower of a GGUF model, also a GGUF file (llama.cpp's mmproj)"},
     {"served-model-name", K_STRING, AT(served_model_name), NULL, 0, 0, NULL, "NAME[,NAME]",
@@ -56,6 +57,8 @@ static const struct row rows[] = {
      "sampling defaults from the checkpoint"},
     {"tool-parser", K_CHOICE, AT(tool_parser), "auto", 0, 0, "auto|strict", NULL,
      "function calling (tools): calls in the chat template's syntax, with auto also as plain JSON"},
+    {"chat-template", K_STRING, AT(chat_template), NULL, 0, 0, NULL, "FILE",
+     "Jinja chat template instead of the checkpoint's"},
     {"control-tokens", K_CHOICE, AT(control_tokens), "text", 0, 0, "text|parse", NULL,
      "control tokens in message text: plain text, or parsed"},
     {"billing-header", K_CHOICE, AT(billing_header), "drop", 0, 0, "drop|keep", NULL,
@@ -116,9 +119,14 @@ static const struct row rows[] = {
     {"root-path", K_STRING, AT(root_path), NULL, 0, 0, NULL, "/PREFIX",
      "path prefix under which a proxy serves this server (default: none)"},
     {"port", K_COUNT, AT(port), "8000", 0, 65535, NULL, "N", "TCP port; 0 picks a free one"},
+    {"api-key", K_STRING, AT(api_key), NULL, 0, 0, NULL, "KEY",
+     "an accepted API key; other users of the machine can see a command line: rather KVASIR_API_KEY, or"},
     {"api-key-file", K_STRING, AT(api_key_file), NULL, 0, 0, NULL, "FILE",
      "accepted API keys, one per line; a line \"KEY priority\" lets its requests' priority count "
      "before other keys' (default: no key needed)"},
+    {"tls-cert", K_STRING, AT(tls_cert), NULL, 0, 0, NULL, "FILE",
+     "HTTPS: the certificate chain, PEM; read again on SIGHUP"},
+    {"tls-key", K_STRING, AT(tls_key), NULL, 0, 0, NULL, "FILE", "and its private key"},
     {"enable-admin", K_CHOICE, AT(enable_admin), "auto", 0, 0, "auto|on|off", NULL,
      "POST /reset_prefix_cache and the like; auto: for API keys with \"priority\", or if --host is a "
      "loopback address"},
@@ -157,8 +165,11 @@ static const struct row rows[] = {
      "if still hung after that: the process exits with code 1; 0 = never"},
     {"config", K_STRING, AT(config), NULL, 0, 0, NULL, "FILE",
      "file of 'name = value' lines, named as the flags"},
-    {"log-level", K_CHOICE, AT(log_level), "info", 0, 0, "error|warn|info|debug", NULL,
-     "what is logged on stderr"},
+    {"log-level", K_CHOICE, AT(log_level), "info", 0, 0, "error|warn|info|debug", NULL, "what is logged"},
+    {"log-format", K_CHOICE, AT(log_format), "text", 0, 0, "text|json", NULL,
+     "lines of key=value pairs, or JSON objects"},
+    {"log-file", K_STRING, AT(log_file), NULL, 0, 0, NULL, "FILE",
+     "append the log to this file, which is opened again on SIGHUP (default: stderr)"},
 };
 enum { ROW_COUNT = sizeof rows / sizeof *rows };
 
@@ -351,12 +362,11 @@ static enum status file_read(const char *path, struct options *o, struct err *er
     return st;
 }
 
-/* A misspelt name must not be ignored silently. Exceptions: debugging switches, the load tool's key, and
- * variables that Kubernetes sets in every pod for a service named kvasir or kvasir-something. */
+/* A misspelt name must not be ignored silently. Exceptions: debugging switches, and variables that Kubernetes
+ * sets in every pod for a service named kvasir or kvasir-something. */
 static bool env_known(const char *entry, size_t len)
 {
-    static const char *const exact[] = {"API_KEY", "CUDA_GRAPHS", "CUDA_HOPPER", "CUDA_LIBRARY",
-                                        "TEMPLATE_CASES"};
+    static const char *const exact[] = {"CUDA_GRAPHS", "CUDA_HOPPER", "CUDA_LIBRARY", "TEMPLATE_CASES"};
     static const char *const within[] = {"TEST_", "FUZZ_", "SERVICE_", "PORT_"};
     char name[64];
     for (size_t i = 0; i < sizeof exact / sizeof *exact; i++)
@@ -399,8 +409,33 @@ static bool alike(const char *a, size_t n, const char *b)
     return i + k + 2 >= longer && longer > 3;
 }
 
+/* As llama.cpp and vLLM spell it. */
+static const char *const elsewhere[][2] = {
+    {"-m", "--model MODEL"},
+    {"-c", "--max-context N"},
+    {"--ctx-size", "--max-context N"},
+    {"--max-model-len", "--max-context N"},
+    {"-hf", "kvasir serve ORG/NAME, or --model hf:ORG/NAME:FILE.gguf"},
+    {"--hf-repo", "kvasir serve ORG/NAME, or --model hf:ORG/NAME:FILE.gguf"},
+    {"-a", "--served-model-name NAME"},
+    {"--alias", "--served-model-name NAME"},
+    {"-t", "--threads N"},
+    {"-np", "--max-sequences N"},
+    {"--parallel", "--max-sequences N"},
+    {"--max-num-seqs", "--max-sequences N"},
+    {"--chat-template-file", "--chat-template FILE"},
+    {"--ssl-cert-file", "--tls-cert FILE"},
+    {"--ssl-certfile", "--tls-cert FILE"},
+    {"--ssl-key-file", "--tls-key FILE"},
+    {"--ssl-keyfile", "--tls-key FILE"},
+};
+
 static enum status flag_unknown(const char *flag, size_t len, struct err *err)
 {
+    for (size_t i = 0; i < sizeof elsewhere / sizeof *elsewhere; i++)
+        if (strlen(elsewhere[i][0]) == len && memcmp(flag, elsewhere[i][0], len) == 0)
+            return err_set(err, ST_INVALID, "unknown flag '%s': here it is %s", elsewhere[i][0],
+                           elsewhere[i][1]);
     for (size_t i = 0; i < ROW_COUNT; i++)
         if (alike(flag + 2, len - 2, rows[i].name))
             return err_set(err, ST_INVALID, "unknown flag '%.60s': did you mean --%s? (see --help)", flag,
@@ -408,17 +443,35 @@ static enum status flag_unknown(const char *flag, size_t len, struct err *err)
     return err_set(err, ST_INVALID, "unknown flag '%.60s' (see --help)", flag);
 }
 
+/* The first argument, if it is no flag: a path, or a model of the hub. */
+static enum status model_argument(const char *a, struct options *o, struct err *err)
+{
+    char name[1400];
+    const char *slash = strchr(a, '/');
+    size_t repo = strcspn(a, "@:");
+    bool path = access(a, F_OK) == 0 || strncmp(a, "hf:", 3) == 0 || strspn(a, "./~") > 0 ||
+                (slash && slash < a + repo && memchr(slash + 1, '/', repo - (size_t)(slash + 1 - a)));
+    if (!path && !slash)
+        return err_set(err, ST_INVALID,
+                       "unexpected argument '%.60s': a model is a directory, a GGUF file or ORG/NAME of the "
+                       "Hugging Face hub, and flags begin with -- (see --help)",
+                       a);
+    snprintf(name, sizeof name, "%s%s", path ? "" : "hf:", a);
+    return row_set(row_find("model", 5), o, name, "--", err);
+}
+
 static enum status args_read(int argc, char **argv, struct options *o, bool only_config, struct err *err)
 {
     for (int i = 0; i < argc; i++) {
         const char *a = argv[i];
-        if (strncmp(a, "--", 2) != 0 || !a[2]) {
-            if (access(a, F_OK) == 0)
-                return err_set(err, ST_INVALID, "unexpected argument '%.60s': did you mean --model %.60s?", a,
-                               a);
-            return err_set(err, ST_INVALID, "unexpected argument '%.60s': flags begin with -- (see --help)",
-                           a);
+        if (*a != '-') {
+            if (only_config) continue;
+            enum status st = !i ? model_argument(a, o, err)
+                                : err_set(err, ST_INVALID, "unexpected argument '%.60s' (see --help)", a);
+            if (st) return st;
+            continue;
         }
+        if (a[1] != '-') return flag_unknown(a, strcspn(a, "="), err);
         const char *name = a + 2, *eq = strchr(name, '=');
         size_t len = eq ? (size_t)(eq - name) : strlen(name);
         const struct row *r = row_find(name, len);
@@ -445,6 +498,7 @@ static enum status combination_check(const struct options *o, struct err *err)
 {
     if (o->allow_private_media && !o->allow_remote_media)
         return err_set(err, ST_INVALID, "--allow-private-media needs --allow-remote-media");
+    if (!o->tls_cert != !o->tls_key) return err_set(err, ST_INVALID, "--tls-cert and --tls-key go together");
     if (o->kv_events_replay && !o->kv_events)
         return err_set(err, ST_INVALID, "--kv-events-replay needs --kv-events");
     if (o->kv_events && strcmp(o->prefix_cache, "off") == 0)

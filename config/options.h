@@ -14,7 +14,7 @@
 
 struct options {
     /* model */
-    char *model;             /* checkpoint directory or GGUF file; NULL = the bundled demo model */
+    char *model;             /* directory, GGUF file or hf:ORG/NAME; NULL = the bundled demo model */
     char *mmproj;            /* GGUF file of the vision tower, or NULL */
     char *served_model_name; /* NULL = last component of the directory, the file's name without .gguf */
     char *backend;           /* auto | cpu | cuda */
@@ -41,16 +41,18 @@ struct options {
     char *kv_events_layout;             /* array | map */
     char *draft_model;
     char *draft_tokens;
+    char *chat_template;     /* Jinja file; NULL = the checkpoint's */
     char *generation_config; /* auto | ignore: sampling defaults from the checkpoint */
     /* HTTP */
     char *host, *root_path;
-    uint64_t port;        /* 0 = the system picks one */
-    char *api_key_file;   /* one key per line; NULL = open */
-    char *cors_origins;   /* origins that may use the server: "loopback", or a list */
-    char *allowed_hosts;  /* accepted Host names: "auto", or a list */
-    char *control_tokens; /* text | parse */
-    char *billing_header; /* drop | keep */
-    char *tool_parser;    /* auto | strict */
+    uint64_t port;                /* 0 = the system picks one */
+    char *api_key, *api_key_file; /* one key; one per line. Both NULL = open */
+    char *tls_cert, *tls_key;     /* both, or neither: plain HTTP */
+    char *cors_origins;           /* origins that may use the server: "loopback", or a list */
+    char *allowed_hosts;          /* accepted Host names: "auto", or a list */
+    char *control_tokens;         /* text | parse */
+    char *billing_header;         /* drop | keep */
+    char *tool_parser;            /* auto | strict */
     bool accept_any_model, always_include_usage;
     uint64_t default_max_tokens; /* 0 = none */
     uint64_t max_body_bytes, max_connections, max_n, max_images;
@@ -65,8 +67,8 @@ struct options {
     char *enable_admin;  /* auto (API keys are configured, or only this machine can connect) | on | off */
     char *stream_finish; /* separate | merged */
     /* process */
-    char *config; /* file of "key = value" lines */
-    char *log_level;
+    char *config;                            /* file of "key = value" lines */
+    char *log_level, *log_format, *log_file; /* log_file NULL: stderr */
 };
 
 /* Fills *out from, in falling precedence: argv[0..argc) (flags "--name value" or "--name=value"), the

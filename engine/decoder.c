@@ -594,7 +594,7 @@ void decoder_draft_top(struct engine *e, uint32_t first, uint32_t count, uint32_
                  &(struct be_topk_args){s->logits, count, v, k, s->top, (float *)(s->top + count * k)});
 }
 
-void decoder_logits(struct engine *e, struct net *net, uint32_t first, uint32_t count)
+void decoder_head_in(struct engine *e, struct net *net, uint32_t first, uint32_t count)
 {
     const struct model_desc *d = &net->desc;
     struct decoder_scratch *s = &net->s;
@@ -607,6 +607,13 @@ void decoder_logits(struct engine *e, struct net *net, uint32_t first, uint32_t 
                                                .weight = net->w.final_norm,
                                                .out = s->head_in,
                                                .out_dtype = e->plan.act});
+}
+
+void decoder_logits(struct engine *e, struct net *net, uint32_t first, uint32_t count)
+{
+    const struct model_desc *d = &net->desc;
+    struct decoder_scratch *s = &net->s;
+    decoder_head_in(e, net, first, count);
     linear(e, net->w.head, s->head_in, count, BE_EPI_F32, s->logits);
     e->ops->logit_stats(e->be, &(struct be_logits_args){.logits = s->logits,
                                                         .r = count,

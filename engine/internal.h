@@ -149,16 +149,16 @@ struct vision_scratch {
     uint8_t *rope_axis; /* [D/2] 0: row, 1: column */
 };
 
-/* One chunk's row that needs logits. */
+/* One chunk's row that needs logits, or only the head's input. */
 struct output_row {
     uint32_t chunk;
     uint32_t row;  /* of the step */
     uint32_t next; /* position of the token that it predicts */
-    bool sample, score;
+    bool sample, score, hidden;
 };
 
-/* Index arrays of the step in flight; addresses are the backend's. The offset of an array depends only on the
- * numbers of rows and sequences; the block tables, whose length varies, come last. */
+/* Index arrays of the step that was submitted last; addresses are the backend's. The offset of an array
+ * depends only on the numbers of rows and sequences; the block tables, whose length varies, come last. */
 struct step {
     uint32_t t, seq_count; /* with padding rows */
     uint32_t output_count; /* without them */
@@ -222,7 +222,12 @@ struct engine {
     struct engine_graph graphs[ENGINE_GRAPHS_MAX]; /* by rows, ascending */
     uint32_t graph_count;
     uint64_t graph_steps; /* steps replayed from a graph */
-    struct engine_batch *in_flight;
+    uint64_t ahead_steps; /* submitted while another was in flight */
+    struct {
+        struct engine_batch *batch;
+        uint32_t top; /* largest logits per row that are on their way to the host */
+    } flights[2];     /* steps in flight, the older one first */
+    uint32_t flight_count;
     struct replay replay;
 };
 
@@ -342,7 +347,9 @@ bool engine__graph_has_logits(const struct engine *e, const struct engine_graph 
 /* decoder.c: embeds the rows of the step and runs all layers; leaves the output rows' residuals for
  * decoder_logits. */
 void decoder_run(struct engine *e, struct net *net, const struct engine_batch *b);
-/* Logits and their statistics of output rows [first, first + count), count <= plan.logit_rows. */
+/* The head's input for output rows [first, first + count), count <= plan.logit_rows. */
+void decoder_head_in(struct engine *e, struct net *net, uint32_t first, uint32_t count);
+/* The same, then their logits and statistics of these. */
 void decoder_logits(struct engine *e, struct net *net, uint32_t first, uint32_t count);
 /* own: the drafter's keys and values of the step's rows, after decoder_run. */
 void decoder_own_keys(struct engine *e);

@@ -76,7 +76,10 @@ void eventq_fini(struct event_queue *q)
     struct sched_event ev;
     if (!q->head) return;
     (void)eventq_publish(q);
-    while (eventq_pop(q, &ev)) free(ev.scores);
+    while (eventq_pop(q, &ev)) {
+        free(ev.scores);
+        free(ev.pooled);
+    }
     free(q->head);
     q->head = q->tail = NULL;
 }

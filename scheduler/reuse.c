@@ -18,13 +18,15 @@ static struct radix_view view_of(const struct sequence *q)
                                .salt = q->req.salt};
 }
 
-/* Whether q may reuse tokens, and how many. Log-probs of the prompt require computing it; a resumed sequence
- * may reuse its own. */
+/* Whether q may reuse tokens, and how many. Log-probs and the mean of the prompt require computing it; a
+ * resumed sequence may reuse its own. */
 static bool reads_cache(const struct scheduler *s, const struct sequence *q, uint32_t *most)
 {
     bool scores = q->req.sampling->prompt_logprobs != SAMPLING_NO_LOGPROBS;
     *most = scores && q->scored < q->req.prompt->token_count ? q->scored - 1 : q->count - 1;
-    return s->cache && (q->resumed || !(q->req.no_cache_read || scores));
+    bool mean = q->req.pooling == POOL_MEAN;
+    if (mean && q->pooled_count < *most) *most = q->pooled_count;
+    return s->cache && (q->resumed || !(q->req.no_cache_read || scores || mean));
 }
 
 void sched__cache_admitted(struct scheduler *s, struct sequence *q)

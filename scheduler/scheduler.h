@@ -75,8 +75,10 @@ struct sched_options {
     uint32_t (*propose)(void *arg, void *user, const uint32_t *tokens, uint32_t count, uint32_t most,
                         uint32_t *out);
     void *propose_arg;
-    uint32_t draft_max;              /* most draft tokens of one sequence in one step; 0 = none */
-    bool draft_always;               /* always draft_max, not as many as pay */
+    bool no_overlap;    /* a step is submitted when the one before it has ended, also where that isn't
+                           necessary (scheduler/ahead.c) */
+    uint32_t draft_max; /* most draft tokens of one sequence in one step; 0 = none */
+    bool draft_always;  /* always draft_max, not as many as pay */
     struct kv_event_sink event_sink; /* of the prefix cache */
     void (*wake)(void *arg);         /* events are waiting; may be NULL */
     void *wake_arg;
@@ -93,10 +95,18 @@ enum seq_end {
     SEQ_ENDS        /* how many there are */
 };
 
+/* What becomes of the head's input at the prompt's tokens, for embeddings. */
+enum sched_pooling {
+    POOL_NONE = 0,
+    POOL_LAST, /* the last token's */
+    POOL_MEAN, /* the mean over all tokens; the prompt is computed, not read from the prefix cache */
+};
+
 struct sched_sequence {
     const struct prompt *prompt;            /* borrowed until EV_END */
     const struct sampling_params *sampling; /* borrowed until EV_END */
-    uint32_t tokens_max; /* most generated tokens; 0 only with prompt log-probs (scoring) */
+    enum sched_pooling pooling;
+    uint32_t tokens_max; /* most generated tokens; 0 only with pooling or prompt log-probs (scoring) */
     uint32_t tokens_min; /* eos and stop ids are not sampled before */
     bool ignore_eos;
     const uint32_t *stop_ids; /* borrowed until EV_END */
@@ -108,6 +118,7 @@ struct sched_sequence {
                            zero = the shared one */
     bool no_cache_read; /* computes its whole prompt */
     bool no_cache_write;  /* publishes nothing */
+    bool progress;        /* EV_PROGRESS after each step of its prefill */
     uint64_t deadline_us; /* on the clock of sched_step's now_us; 0 = none. After it: END_DEADLINE */
     void *user;           /* returned in events */
 };
@@ -115,10 +126,11 @@ struct sched_sequence {
 enum event_kind {
     EV_PROMPT_SCORES, /* scores of prompt tokens 1.., in order; several events when the prompt is prefilled in
                          chunks */
-    EV_TOKEN,         /* one generated token */
-    EV_IMAGE,         /* needs the pixels of prompt image `index`: reply with sched_supply_image or
-                         sched_refuse_image */
-    EV_END,           /* last event of the sequence */
+    EV_PROGRESS, /* `index` tokens of the prompt are computed or were cached; of sequences with `progress` */
+    EV_TOKEN,    /* one generated token */
+    EV_IMAGE,    /* needs the pixels of prompt image `index`: reply with sched_supply_image or
+                    sched_refuse_image */
+    EV_END,      /* last event of the sequence */
 };
 /* Why reuse of a prompt ended where it did. */
 enum cache_stop {
@@ -150,10 +162,11 @@ struct sched_event {
                        scores[0]. EV_IMAGE: which prompt image */
     struct token_out *scores; /* EV_PROMPT_SCORES: malloc'd, the consumer frees */
     uint32_t score_count;
-    enum seq_end end;               /* EV_END */
-    uint32_t stop_id;               /* EV_END with END_STOP_TOKEN or END_STOP_EOS */
-    uint32_t generated;             /* EV_END */
-    struct sched_cache_info cache;  /* EV_END and EV_TOKEN: of the first admission */
+    enum seq_end end;   /* EV_END */
+    uint32_t stop_id;   /* EV_END with END_STOP_TOKEN or END_STOP_EOS */
+    uint32_t generated; /* EV_END */
+    double *pooled;     /* EV_END with pooling, and END_LENGTH: [hidden_size]; malloc'd, the consumer frees */
+    struct sched_cache_info cache;  /* EV_END, EV_PROGRESS and EV_TOKEN: of the first admission */
     uint32_t proposed, accepted;    /* EV_END and EV_TOKEN: draft tokens verified so far; of which accepted */
     uint64_t queued_us, prefill_us; /* EV_END: time waiting, time from admission to the first token */
     char message[160];              /* EV_END with END_ERROR */

@@ -4,10 +4,13 @@
 # was reached stays in build/fuzz/corpus/NAME for the next run; inputs that break something lie in
 # build/fuzz/crashes/.
 # usage: scripts/fuzz.sh MINUTES|SECONDSs [NAME...]     "10" = ten minutes each, "10s" = ten seconds each
+#        scripts/fuzz.sh --replay [NAME...]    the seeds and changed copies of them in the build CONFIG=asan,
+#            without libFuzzer and the same each time
 # Closing line: "N passed, N failed". Without clang or its libFuzzer nothing is run, and one line says so.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 case ${1:-} in
+--replay) seconds=0 ;;
 *[!0-9s]* | "" | *s?*) sed -n '2,/^set/s/^# \{0,1\}//p' "$0" && exit 2 ;;
 *s) seconds=${1%s} ;;
 *) seconds=$(($1 * 60)) ;;
@@ -20,16 +23,19 @@ names=("$@")
 done
 
 clang=${CLANG:-clang}
-if ! echo 'int LLVMFuzzerTestOneInput(void); int LLVMFuzzerTestOneInput(void) { return 0; }' |
+out=build/fuzz
+if [ "$seconds" = 0 ]; then
+    make -j"$(nproc)" CONFIG=asan fuzz-programs >/dev/null || exit 1
+elif ! echo 'int LLVMFuzzerTestOneInput(void); int LLVMFuzzerTestOneInput(void) { return 0; }' |
     "$clang" -fsanitize=fuzzer,address -x c - -o /dev/null 2>/dev/null; then
     echo "skipped: there is no $clang with libFuzzer"
     echo "0 passed, 0 failed"
     exit 0
+else
+    make -j"$(nproc)" CLANG="$clang" fuzz >/dev/null || exit 1
 fi
-make -j"$(nproc)" CLANG="$clang" fuzz >/dev/null || exit 1
 
 # The first inputs, and the words that the code compares with.
-out=build/fuzz
 golden=tests/golden
 seed() { # seed NAME FILE...: those of at most 16 KiB
     local name=$1 file
@@ -68,15 +74,22 @@ words checkpoint config/*.c engine/checkpoint/*.c engine/model/*.c
 
 one() { # one NAME
     local log=$out/$1.log
+    if [ "$seconds" = 0 ]; then
+        timeout 300 "build/asan/fuzz_$1" 60 "$out/seeds/$1" >"$log" 2>&1
+        report "$1" $? "$log"
+        return
+    fi
     # A short run is to do the same each time.
     "$out/fuzz_$1" -max_total_time="$seconds" $([ "$seconds" -lt 60 ] && echo -seed=1) -timeout=20 \
         -rss_limit_mb=2048 -max_len=16384 -print_final_stats=1 -dict="$out/$1.dict" \
         -artifact_prefix="$out/crashes/$1-" "$out/corpus/$1" "$out/seeds/$1" >"$log" 2>&1
-    local rc=$?
-    if [ $rc -eq 0 ]; then
-        echo "ok   $1: $(sed -n 's/^stat::number_of_executed_units: *//p' "$log") inputs"
+    report "$1" $? "$log"
+}
+report() { # report NAME EXIT LOG
+    if [ "$2" -eq 0 ]; then
+        echo "ok   $1: $(sed -n 's/^stat::number_of_executed_units: *//p' "$3") inputs"
     else
-        printf 'FAIL %s (exit %s)\n%s\n' "$1" $rc "$(grep -vE '^#[0-9]+|^INFO' "$log" | tail -n 60)"
+        printf 'FAIL %s (exit %s)\n%s\n' "$1" "$2" "$(grep -vE '^#[0-9]+|^INFO' "$3" | tail -n 60)"
     fi
 }
 results=$out/results.log

@@ -5,7 +5,7 @@
 #   the CUDA kernels on the emulated device (plain, access checker; sanitizers below), and compiled by nvcc
 #     where that is installed
 #   address + undefined sanitizers: the suites again; thread sanitizer: those that start threads
-#   the fuzzers of tests/fuzz, a few seconds each, where there is clang
+#   the inputs of tests/fuzz with the address sanitizer
 # With smaller bounds where a suite shows the same again: scripts/soak.sh has the full ones.
 # Closing line: "N passed, N failed". Safe to run again; some 10 minutes on 2 cores, 3 of them for builds.
 # usage: scripts/test.sh [--quick | --clients [DIR]]
@@ -100,8 +100,9 @@ api() {
     timeout 900 build/venv/bin/python "tests/api/$1.py" --binary "$2" "${@:3}"
 }
 venv() {
-    build/venv/bin/python -c "import openai, anthropic, PIL, zmq, msgpack" 2>/dev/null && return
-    python3 -m venv build/venv && build/venv/bin/pip install -q openai anthropic pillow pyzmq msgpack
+    build/venv/bin/python -c "import openai, anthropic, PIL, zmq, msgpack, huggingface_hub" 2>/dev/null ||
+        { python3 -m venv build/venv && build/venv/bin/pip install -q openai anthropic pillow pyzmq msgpack \
+            huggingface_hub; }
 }
 venv_done() {
     wait "$venv_pid" || { cat build/logs/venv.log && return 1; }
@@ -167,14 +168,15 @@ if [ "$quick" -eq 0 ]; then
     most=
     export KVASIR_TEST_SHORT=2
     step "build asan" make -j"$jobs" CONFIG=asan all tests cuda-host
-    # The simulations whose numbers are judged run code that the other tests have run, far more often.
-    suite_start "suites asan" env TEST_SKIP="sim_fleet sim_hitrate sim_step_time" \
+    # The simulations run code that the other tests have run, far more often: scripts/soak.sh.
+    suite_start "suites asan" env TEST_SKIP="sim_fleet sim_hitrate sim_sched sim_step_time" \
         make --no-print-directory CONFIG=asan test
     suite_start "asan cuda emulated" make --no-print-directory CONFIG=asan test-cuda-host
     for t in test_api test_hostile test_connections test_cache test_images test_tools test_paligemma \
-        test_structured; do
+        test_structured test_hub test_watch test_websocket; do
         suite_start "asan api $t" api $t build/asan/kvasir
     done
+    suite_start "fuzzers" scripts/fuzz.sh --replay
     suites_end
     # For the thread sanitizer: those that start threads, with the best kernels. All kernels share the pool of
     # threads; those of attention and experts run threaded in the engine's tests.
@@ -188,7 +190,6 @@ if [ "$quick" -eq 0 ]; then
         --binary build/tsan/kvasir --streams 16 --demo none
     suite_start "suites tsan" env KVASIR_TEST_SETS=best GOLDEN_VARIANT=vision_bf16 \
         make --no-print-directory CONFIG=tsan ONLY="$threads" test
-    suite_start "fuzzers" scripts/fuzz.sh 2s
     suites_end
 fi
 [ -n "$failures" ] && printf 'failed:%b\n' "$failures"

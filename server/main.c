@@ -6,6 +6,7 @@
 #include "engine/engine.h"
 #include "server/bench.h"
 #include "server/bus_error.h"
+#include "server/hub/hub.h"
 #include "server/model_load.h"
 #include "server/serve.h"
 
@@ -19,12 +20,19 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#ifndef KVASIR_COMMIT
+#define KVASIR_COMMIT "" /* " (1234567890ab)": Makefile */
+#endif
+
 static int usage(FILE *f)
 {
     fputs("kvasir " KVASIR_VERSION ": deterministic, batch-invariant, OpenAI-compatible inference\n"
           "server for vision-language models\n\n"
-          "  kvasir serve [flags]            serve the HTTP API\n"
-          "  kvasir inspect --model DIR      the checkpoint as read, and the memory plan\n"
+          "  kvasir serve [MODEL] [flags]    serve the HTTP API; MODEL: a directory, a GGUF file or, of the\n"
+          "                                  Hugging Face hub, ORG/NAME[@REVISION][:FILE.gguf]\n"
+          "  kvasir pull|rm ORG/NAME ...     download a model without serving it; remove it\n"
+          "  kvasir list                     the models that were downloaded\n"
+          "  kvasir inspect [MODEL] [flags]  the checkpoint as read, and the memory plan\n"
           "  kvasir inspect --devices        the CPU and the GPUs of this machine\n"
           "  kvasir bench ...                offline engine benchmark (kvasir bench --help)\n"
           "  kvasir version\n\nFlags of serve and inspect\n",
@@ -41,27 +49,46 @@ static bool is_checkpoint(const char *dir)
     return snprintf(path, sizeof path, "%s/config.json", dir) < (int)sizeof path && stat(path, &st) == 0;
 }
 
+static enum status path_get(char **path, struct hub_model *m, struct err *err)
+{
+    if (!*path || strncmp(*path, HUB_PREFIX, strlen(HUB_PREFIX)) != 0) return ST_OK;
+    enum status st = hub_get(*path, m, err);
+    if (st) return st;
+    free(*path);
+    *path = m->path;
+    m->path = NULL;
+    return ST_OK;
+}
+
+/* --model, --mmproj, --served-model-name and --draft-model of names at the hub. */
+static enum status models_get(struct options *o, struct err *err)
+{
+    struct hub_model m = {0}, draft = {0};
+    enum status st = path_get(&o->model, &m, err);
+    if (!o->mmproj) o->mmproj = m.mmproj, m.mmproj = NULL;
+    if (!o->served_model_name) o->served_model_name = m.repo, m.repo = NULL;
+    if (!st) st = path_get(&o->draft_model, &draft, err);
+    hub_model_free(&m);
+    hub_model_free(&draft);
+    return st;
+}
+
 /* The checkpoint to serve: --model, or the demo model next to the sources or the installed program. malloc'd;
  * NULL with err set. */
-static char *model_find(const struct options *o, struct err *err)
+static char *model_find(struct options *o, struct err *err)
 {
+    if (models_get(o, err)) return NULL;
     if (o->model) {
-        struct stat st;
-        if (stat(o->model, &st)) {
-            (void)err_set(err, ST_NOT_FOUND, "--model %.200s: %s", o->model, strerror(errno));
-        } else if (!is_checkpoint(o->model)) {
-            (void)err_set(err, ST_INVALID,
-                          "--model %.200s: %s; a checkpoint is a directory with config.json, tokenizer.json "
-                          "and safetensors files, or a GGUF file",
-                          o->model,
-                          S_ISDIR(st.st_mode) ? "there is no config.json in it"
-                                              : "neither a directory nor a GGUF file");
-        } else if (o->mmproj && !gguf_is(o->mmproj)) {
+        bool gguf = gguf_is(o->model);
+        if (hub_path_check(o->model, err)) return NULL;
+        if (!is_checkpoint(o->model))
+            (void)err_set(err, ST_INVALID, "--model %.200s: neither a directory nor a GGUF file", o->model);
+        else if (o->mmproj && !gguf_is(o->mmproj))
             (void)err_set(err, ST_INVALID,
                           "--mmproj %.200s: not a GGUF file; use the mmproj-*.gguf of the model", o->mmproj);
-        } else if (o->mmproj && !gguf_is(o->model)) {
+        else if (o->mmproj && !gguf)
             (void)err_set(err, ST_INVALID, "--mmproj goes with a GGUF file as --model, not with a directory");
-        } else {
+        else {
             char *dir = strdup(o->model);
             if (!dir) (void)err_nomem(err, NULL);
             return dir;
@@ -125,8 +152,11 @@ int main(int argc, char **argv)
     log_open();
     bus_error_catch();
     if (strcmp(command, "version") == 0 || strcmp(command, "--version") == 0)
-        return puts("kvasir " KVASIR_VERSION) < 0;
+        return puts("kvasir " KVASIR_VERSION KVASIR_COMMIT) < 0;
     if (strcmp(command, "bench") == 0) return bench_main(argc - 1, argv + 1);
+    static const char *const of_the_hub[] = {"pull", "list", "rm"};
+    for (size_t i = 0; i < 3; i++)
+        if (strcmp(command, of_the_hub[i]) == 0) return hub_main(argc - 1, argv + 1);
     bool serve = strcmp(command, "serve") == 0;
     if (!serve && strcmp(command, "inspect") != 0) {
         static const char *const help[] = {"help", "--help", "-h"};
@@ -145,9 +175,12 @@ int main(int argc, char **argv)
     enum log_level level;
     if (options_parse(argc - 2, argv + 2, &opt, &err)) return fail(&err), 2;
     if (log_level_parse(opt.log_level, &level)) log_set_level(level);
+    log_set_json(strcmp(opt.log_format, "json") == 0);
+    if (opt.log_file && !log_open_file(opt.log_file))
+        (void)err_set(&err, ST_IO, "--log-file %.200s: %s", opt.log_file, strerror(errno));
     if (sodium_init() < 0) return 1;
     json_object_seed(0); /* not thread-safe later */
-    char *dir = model_find(&opt, &err);
+    char *dir = err.msg[0] ? NULL : model_find(&opt, &err);
     int rc = !dir ? fail(&err) : serve ? server_run(&opt, dir) : inspect(&opt, dir);
     free(dir);
     options_fini(&opt);

@@ -3,11 +3,13 @@
 
 #include "config/base/env.h"
 #include "config/base/log.h"
+#include "config/base/progress.h"
 #include "engine/families/families.h"
 #include "engine/model/model_info.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "scheduler/scheduler.h"
 #include "server/chat/template.h"
+#include "server/embed/pooling.h"
 #include "server/kv_events/kv_events.h"
 #include "server/http/http.h"
 
@@ -17,31 +19,9 @@
 #include <string.h>
 #include <uv.h>
 
-/* A bar on a terminal, else a line per second; small checkpoints load silently. */
-#define BAR_CELLS    40u
-#define BAR_US       50000u
-#define BAR_FIRST_US 300000u
-#define LINE_US      1000000u
-
-struct load_clock {
-    uint64_t started_us, bar_us, line_us; /* the last of each */
-};
-
 static void load_progress(void *arg, uint64_t done, uint64_t total)
 {
-    struct load_clock *c = arg;
-    uint64_t now = now_us();
-    if (now - c->started_us < BAR_FIRST_US || now - c->bar_us < BAR_US) return;
-    c->bar_us = now;
-    char bar[BAR_CELLS + 1] = "", text[128];
-    double part = total && done < total ? (double)done / (double)total : 1;
-    memset(bar, '.', BAR_CELLS);
-    memset(bar, '#', (size_t)(part * BAR_CELLS));
-    snprintf(text, sizeof text, "loading [%s] %3.0f %% of %llu MiB", bar, 100 * part,
-             (unsigned long long)(total >> 20));
-    if (log_status(text) || now - c->line_us < LINE_US) return;
-    c->line_us = now;
-    log_info("loading %llu of %llu MiB", (unsigned long long)(done >> 20), (unsigned long long)(total >> 20));
+    progress_show(arg, done, total, 0);
 }
 
 struct engine_options server_engine_options(const struct options *o, const char *model_dir)
@@ -95,7 +75,7 @@ static enum status events_open(const struct options *o, struct model *m, struct 
 
 /* Tokenizer and chat template, loaded in parallel with the weights. */
 struct text_load {
-    const char *dir, *mmproj;
+    const char *dir, *mmproj, *chat_template;
     struct model *m;
     enum status st;
     struct err err;
@@ -109,7 +89,8 @@ static void text_load(void *arg)
     enum status st = family_load_prompt(t->dir, &rule, &t->err);
     if (!st) st = family_load_tokenizer(t->dir, t->mmproj, rule, &m->tok, &t->err);
     if (!st) {
-        st = template_load(t->dir, &m->tmpl, &t->err);
+        st = t->chat_template ? template_load_file(t->chat_template, &m->tmpl, &t->err)
+                              : template_load(t->dir, &m->tmpl, &t->err);
         if (st == ST_NOT_FOUND && rule) {
             st = template_create(rule->chat_template, strlen(rule->chat_template), NULL, 0, NULL, &m->tmpl,
                                  &t->err);
@@ -124,13 +105,12 @@ static void text_load(void *arg)
 static enum status engine_and_text_load(const struct options *o, const char *dir, struct model *m,
                                         struct err *err)
 {
-    struct load_clock clock = {.started_us = now_us()};
+    struct progress progress = {.what = "loading"};
     struct engine_options eo = server_engine_options(o, dir);
-    struct text_load text = {.dir = dir, .mmproj = o->mmproj, .m = m};
+    struct text_load text = {.dir = dir, .mmproj = o->mmproj, .chat_template = o->chat_template, .m = m};
     uv_thread_t thread;
-    clock.line_us = clock.started_us;
     eo.progress = load_progress;
-    eo.progress_arg = &clock;
+    eo.progress_arg = &progress;
     bool beside = uv_thread_create(&thread, text_load, &text) == 0;
     if (!beside) text_load(&text);
     enum status st = !beside && text.st ? text.st : engine_open(&eo, &m->engine, err);
@@ -147,6 +127,8 @@ enum status model_load(const struct options *o, const char *dir, void (*wake)(vo
     enum status st = engine_and_text_load(o, dir, m, err);
     if (st) return st;
     m->info = engine_model(m->engine);
+    st = pooling_load(dir, &m->pooling, err);
+    if (st) return st;
     engine_caps(m->engine, &m->caps);
     struct sched_options so = {.queue_max = (uint32_t)o->max_queue,
                                .prefill_chunk = (uint32_t)o->prefill_chunk,
@@ -181,5 +163,6 @@ void model_free(struct model *m)
     engine_close(m->engine);
     template_free(m->tmpl);
     tok_free(m->tok);
+    pooling_free(m->pooling);
     *m = (struct model){0};
 }

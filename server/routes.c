@@ -22,11 +22,16 @@ static const struct route routes[] = {
     {"/v1/messages", "/v1/messages", M_POST, true, true, true, false, api_messages_start},
     {"/v1/messages/count_tokens", "/v1/messages/count_tokens", M_POST, true, true, true, false,
      api_count_tokens_start},
-    {"/v1/responses", "/v1/responses", M_POST, true, true, true, false, api_responses_start},
+    {"/v1/responses", "/v1/responses", M_GET | M_POST, true, true, true, false, api_responses_start},
+    {"/v1/responses/compact", "/v1/responses/compact", M_POST, true, true, true, false, api_compact_start},
     {"/v1/responses/input_tokens", "/v1/responses/input_tokens", M_POST, true, true, true, false,
      api_input_tokens_start},
     {"/v1/responses/", "/v1/responses/{id}", M_GET | M_POST | M_DELETE, true, false, false, true,
      api_response_start},
+    {"/v1/embeddings", "/v1/embeddings", M_POST, true, true, true, false, api_embeddings_start},
+    {"/v1/rerank", "/v1/rerank", M_POST, true, true, true, false, api_rerank_start},
+    {"/v2/rerank", "/v1/rerank", M_POST, true, true, true, false, api_rerank_start},
+    {"/v1/score", "/v1/score", M_POST, true, true, true, false, api_score_start},
     {"/v1/models", "/v1/models", M_GET | M_HEAD, true, false, false, false, api_models_start},
     {"/v1/models/", "/v1/models/{id}", M_GET | M_HEAD, true, false, false, true, api_model_start},
     {"/v1/tokenize", "/tokenize", M_POST, true, true, true, false, api_tokenize_start},
@@ -97,40 +102,50 @@ static bool key_line(const char *line, size_t n, struct auth_key *key)
     return end && (end == n || (n - at == sizeof mark - 1 && memcmp(line + at, mark, sizeof mark - 1) == 0));
 }
 
-struct auth *auth_load(const char *file, struct err *err)
+static enum status key_add(struct auth *a, const char *line, size_t n, const char *from, size_t number,
+                           struct err *err)
+{
+    struct auth_key *grown = realloc(a->keys, (a->count + 1) * sizeof *a->keys);
+    if (!grown) return err_nomem(err, from);
+    a->keys = grown;
+    if (key_line(line, n, &a->keys[a->count++])) return ST_OK;
+    return err_set(err, ST_INVALID,
+                   "%s, line %zu: after a key there may be a space and the word \"priority\", nothing else",
+                   from, number);
+}
+
+static enum status keys_read(struct auth *a, const char *file, struct err *err)
 {
     FILE *f = fopen(file, "r");
-    struct auth *a = calloc(1, sizeof *a);
-    if (!f || !a) {
-        (void)err_set(err, ST_IO, "--api-key-file %s: %s", file, strerror(errno));
-        if (f) fclose(f);
-        free(a);
-        return NULL;
-    }
-    char *line = NULL;
-    size_t cap = 0, number = 0;
+    if (!f) return err_set(err, ST_INVALID, "--api-key-file %s: %s", file, strerror(errno));
+    char *line = NULL, from[300];
+    size_t cap = 0, number = 0, had = a->count;
     ssize_t n;
     enum status st = ST_OK;
+    snprintf(from, sizeof from, "--api-key-file %.250s", file);
     while (!st && (n = getline(&line, &cap, f)) >= 0) {
         number++;
         while (n && strchr("\n\r \t", line[n - 1])) n--;
-        if (!n || line[0] == '#') continue;
-        struct auth_key *grown = realloc(a->keys, (a->count + 1) * sizeof *a->keys);
-        if (grown) a->keys = grown;
-        if (!grown) st = err_set(err, ST_NOMEM, "--api-key-file %s: out of memory", file);
-        else if (!key_line(line, (size_t)n, &a->keys[a->count++]))
-            st = err_set(err, ST_INVALID,
-                         "--api-key-file %s, line %zu: after a key there may be a space and the word "
-                         "\"priority\", nothing else",
-                         file, number);
+        if (n && line[0] != '#') st = key_add(a, line, (size_t)n, from, number, err);
     }
-    if (!st && !a->count) st = err_set(err, ST_INVALID, "--api-key-file %s: holds no key", file);
+    if (!st && a->count == had) st = err_set(err, ST_INVALID, "%s: holds no key", from);
     if (line) sodium_memzero(line, cap);
     free(line);
     fclose(f);
-    if (!st) return a;
-    auth_free(a);
-    return NULL;
+    return st;
+}
+
+enum status auth_load(const struct options *o, struct auth **out, struct err *err)
+{
+    *out = NULL;
+    if (!o->api_key && !o->api_key_file) return ST_OK;
+    struct auth *a = calloc(1, sizeof *a);
+    if (!a) return err_nomem(err, "API keys");
+    enum status st = o->api_key ? key_add(a, o->api_key, strlen(o->api_key), "--api-key", 1, err) : ST_OK;
+    if (!st && o->api_key_file) st = keys_read(a, o->api_key_file, err);
+    if (st) auth_free(a);
+    else *out = a;
+    return st;
 }
 
 void auth_free(struct auth *a)
@@ -209,7 +224,8 @@ static bool queue_ok(struct request *r)
 {
     struct server *s = r->srv;
     if (r->route->start != api_chat_start && r->route->start != api_completions_start &&
-        r->route->start != api_messages_start && r->route->start != api_responses_start)
+        r->route->start != api_messages_start && r->route->start != api_responses_start &&
+        r->route->start != api_compact_start)
         return true;
     struct sched_stats st;
     sched_stats(s->model->sched, &st);
@@ -325,13 +341,8 @@ bool routes_admit(struct request *r)
     }
     if (!route) {
         const char *name = method_name(r->http.method);
-        if (strcmp(r->http.path, "/v1/embeddings") == 0) {
-            (void)api_fail(&r->response.error, 404, "unsupported_endpoint", NULL,
-                           "This model does not support embeddings.");
-        } else {
-            (void)api_fail(&r->response.error, 404, "unknown_url", NULL, "Invalid URL (%s %.200s)", name,
-                           r->http.path);
-        }
+        (void)api_fail(&r->response.error, 404, "unknown_url", NULL, "Invalid URL (%s %.200s)", name,
+                       r->http.path);
         return false;
     }
     r->route = route;
@@ -342,6 +353,6 @@ bool routes_admit(struct request *r)
         return false;
     }
     if (route->require_ready && (!ready_ok(r) || !queue_ok(r))) return false;
-    if (route->json && !type_ok(r)) return false;
+    if (route->json && r->http.method == M_POST && !type_ok(r)) return false;
     return size_ok(r);
 }

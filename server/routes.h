@@ -6,7 +6,8 @@
 
 /* Checks after the headers, in the order of docs/http.md ("Errors"): false with r->response.error filled. */
 bool routes_admit(struct request *r);
-struct auth *auth_load(const char *file, struct err *err); /* NULL with err set */
+/* --api-key and --api-key-file. *out is NULL if there are neither. */
+enum status auth_load(const struct options *o, struct auth **out, struct err *err) KV_MUST_CHECK;
 void auth_free(struct auth *a);
 
 #endif

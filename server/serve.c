@@ -21,6 +21,7 @@
 #include "server/model_load.h"
 #include "server/routes.h"
 
+#include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,10 +35,10 @@ struct process {
     uv_timer_t tick;
     uv_async_t wake;   /* events are in the scheduler's queue */
     uv_async_t loaded; /* the loader thread is done: model or load_err */
-    uv_signal_t sigterm, sigint;
-    uint64_t phase_us;  /* when the phase began */
-    uint64_t signal_us; /* of the first SIGTERM or SIGINT; 0 = none yet */
-    bool ready_said;
+    uv_signal_t sigterm, sigint, sighup;
+    uint64_t phase_us;         /* when the phase began */
+    uint64_t signal_us;        /* of the first SIGTERM or SIGINT; 0 = none yet */
+    bool ready_said, terminal; /* terminal: stderr was one at the start */
 
     uv_thread_t engine_thread; /* loads, then runs the scheduler */
     bool engine_thread_started;
@@ -157,6 +158,29 @@ static void signal_event(uv_signal_t *h, int signum)
     phase_set(p, !p->srv.model                                     ? SRV_ENDING
                  : signum == SIGINT || !p->srv.opt->shutdown_delay ? SRV_DRAINING
                                                                    : SRV_LEAVING);
+}
+
+/* Reads keys and certificate again, and reopens the log. What can't be read stays as it was. */
+static void reload_event(uv_signal_t *h, int signum)
+{
+    struct process *p = h->data;
+    const struct options *o = p->srv.opt;
+    struct auth *auth;
+    struct err err;
+    if (p->terminal && !isatty(STDERR_FILENO)) { /* it was closed */
+        signal_event(h, signum);
+        return;
+    }
+    if (o->log_file && !log_open_file(o->log_file))
+        log_error("--log-file %.200s: %s", o->log_file, strerror(errno));
+    if (auth_load(o, &auth, &err)) {
+        log_error("SIGHUP: the API keys stay as they were: %s", err.msg);
+    } else {
+        auth_free(p->srv.auth);
+        p->srv.auth = auth;
+    }
+    if (loop_cert_load(&p->loop, &err)) log_error("SIGHUP: the certificate stays as it was: %s", err.msg);
+    log_info("SIGHUP: API keys, certificate and log were read again");
 }
 
 /* A failed device stays failed: only a new process recovers it. Running requests have their error by then;
@@ -281,11 +305,12 @@ static enum status events_take(struct process *p, struct err *err)
     uv_loop_t *uv = &p->loop.uv;
     if (uv_timer_init(uv, &p->tick) || uv_async_init(uv, &p->wake, wake_event) ||
         uv_async_init(uv, &p->loaded, loaded_event) || uv_signal_init(uv, &p->sigterm) ||
-        uv_signal_init(uv, &p->sigint))
+        uv_signal_init(uv, &p->sigint) || uv_signal_init(uv, &p->sighup))
         return err_set(err, ST_IO, "can't make the event loop");
-    p->tick.data = p->wake.data = p->loaded.data = p->sigterm.data = p->sigint.data = p;
+    p->tick.data = p->wake.data = p->loaded.data = p->sigterm.data = p->sigint.data = p->sighup.data = p;
     uv_signal_start(&p->sigterm, signal_event, SIGTERM);
     uv_signal_start(&p->sigint, signal_event, SIGINT);
+    uv_signal_start(&p->sighup, reload_event, SIGHUP);
     uv_timer_start(&p->tick, tick_event, TICK_US / 1000, TICK_US / 1000);
     return ST_OK;
 }
@@ -332,14 +357,21 @@ static char *last_component(const char *dir)
     return name;
 }
 
+static void websocket_forget(struct server *s, uint64_t websocket)
+{
+    response_forget_websocket(s->responses, websocket);
+}
+
 static enum status server_open(struct process *p, struct err *err)
 {
     struct server *s = &p->srv;
     const struct options *o = s->opt;
     s->started = (int64_t)time(NULL);
+    p->terminal = isatty(STDERR_FILENO);
     p->phase_us = now_us();
     p->loop.admit = routes_admit;
     p->loop.check = gen_responses_check;
+    p->loop.forget = websocket_forget;
     s->model_name = o->served_model_name ? strdup(o->served_model_name) : last_component(s->model_dir);
     if (s->model_name) s->model_names_end = model_names_split(s->model_name, o->served_model_name != NULL);
     s->metrics = metrics_create();
@@ -349,8 +381,8 @@ static enum status server_open(struct process *p, struct err *err)
         grammars_create(o->grammar_memory, wake_engine, p, &s->grammars))
         return err_nomem(err, NULL);
     s->grammar_memory = grammars_memory(s->grammars);
-    if (o->api_key_file && !(s->auth = auth_load(o->api_key_file, err))) return ST_INVALID;
-    enum status st = origin_options_check(o, err);
+    enum status st = auth_load(o, &s->auth, err);
+    if (!st) st = origin_options_check(o, err);
     if (!st) st = loop_open(&p->loop, s, err);
     if (!st) st = events_take(p, err);
     if (!st) st = workers_start(&p->loop, err);

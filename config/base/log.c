@@ -1,6 +1,8 @@
 /* See log.h. */
 #include "config/base/log.h"
 
+#include "config/base/utf8.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -15,12 +17,18 @@
 #include <unistd.h>
 
 static atomic_int current_level = LOG_INFO;
+static atomic_bool as_json;
 static bool status_shown;
 static const char *const names[] = {"error", "warn", "info", "debug"};
 
 void log_set_level(enum log_level level)
 {
     atomic_store_explicit(&current_level, (int)level, memory_order_relaxed);
+}
+
+void log_set_json(bool json)
+{
+    atomic_store_explicit(&as_json, json, memory_order_relaxed);
 }
 
 bool log_enabled(enum log_level level)
@@ -45,6 +53,18 @@ static pthread_mutex_t lock =
     PTHREAD_MUTEX_INITIALIZER;     /* protects everything below, and poll with its write */
 static int again[] = {-1, -1, -1}; /* stdout and stderr, reopened with O_NONBLOCK; -1: not open */
 static unsigned long dropped;      /* lines since the last one written */
+static int file = -1;              /* --log-file, in place of stderr */
+
+bool log_open_file(const char *path)
+{
+    int fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOCTTY, 0640);
+    if (fd < 0) return false;
+    pthread_mutex_lock(&lock);
+    if (file >= 0) close(file);
+    file = fd;
+    pthread_mutex_unlock(&lock);
+    return true;
+}
 
 /* O_NONBLOCK belongs to the open file description, which is shared with the parent process, so it must not be
  * set here. A reopened file would have its own offset, and a socket can't be reopened. */
@@ -80,49 +100,123 @@ bool log_status(const char *text)
     return true;
 }
 
-static size_t line_begin(char *line, size_t cap, enum log_level level)
+/* A line being written: always JSON, or text, as a whole; what does not fit is left out. */
+static void add(struct log_line *l, const char *text, size_t len)
+{
+    size_t room = sizeof l->text - LOG_LINE_END - l->len;
+    memcpy(l->text + l->len, text, len < room ? len : room);
+    l->len += len < room ? len : room;
+}
+
+/* One event is one line, and one JSON string, whatever the client sent. */
+static void add_escaped(struct log_line *l, const char *s)
+{
+    size_t left = strlen(s);
+    while (left) {
+        uint32_t cp;
+        char escape[8];
+        size_t n = utf8_decode(s, left, &cp);
+        bool bad = cp >= UTF8_BAD;
+        if (sizeof l->text - LOG_LINE_END - l->len < 6) return;
+        if (!l->json) add(l, (unsigned char)*s < 0x20 ? " " : s, n);
+        else if (bad) add(l, "\\ufffd", 6);
+        else if (cp == '"' || cp == '\\') add(l, (char[]){'\\', *s}, 2);
+        else if (cp < 0x20) add(l, escape, (size_t)snprintf(escape, sizeof escape, "\\u%04x", (unsigned)cp));
+        else add(l, s, n);
+        s += n;
+        left -= n;
+    }
+}
+
+static void line_begin(struct log_line *l, enum log_level level)
 {
     struct timespec ts;
     struct tm tm;
+    char at[32], head[80];
+    l->json = atomic_load_explicit(&as_json, memory_order_relaxed);
+    l->len = 0;
     clock_gettime(CLOCK_REALTIME, &ts);
     gmtime_r(&ts.tv_sec, &tm);
-    size_t n = strftime(line, cap, "%Y-%m-%dT%H:%M:%S", &tm);
-    int m = snprintf(line + n, cap - n, ".%03dZ %s ", (int)(ts.tv_nsec / 1000000), names[level]);
-    return n + (m > 0 ? (size_t)m : 0);
+    strftime(at, sizeof at, "%Y-%m-%dT%H:%M:%S", &tm);
+    int n = snprintf(head, sizeof head, l->json ? "{\"time\":\"%s.%03dZ\",\"level\":\"%s\"" : "%s.%03dZ %s",
+                     at, (int)(ts.tv_nsec / 1000000), names[level]);
+    add(l, head, (size_t)n);
+}
+
+static void field(struct log_line *l, const char *key, const char *value, bool quoted)
+{
+    size_t need = strlen(key) + 8;
+    if (sizeof l->text - LOG_LINE_END - l->len < need) return;
+    add(l, l->json ? ",\"" : " ", l->json ? 2 : 1);
+    add(l, key, strlen(key));
+    add(l, l->json ? "\":" : "=", l->json ? 2 : 1);
+    if (quoted && l->json) l->text[l->len++] = '"';
+    add_escaped(l, value);
+    if (quoted && l->json) l->text[l->len++] = '"';
+}
+
+void log_begin(struct log_line *l, enum log_level level, const char *event)
+{
+    line_begin(l, level);
+    if (l->json) field(l, "msg", event, true);
+}
+
+void log_text(struct log_line *l, const char *key, const char *value)
+{
+    field(l, key, value, true);
+}
+
+void log_number(struct log_line *l, const char *key, double value, int decimals)
+{
+    char text[40];
+    snprintf(text, sizeof text, "%.*f", decimals, value);
+    field(l, key, text, false);
+}
+
+/* Under the lock. */
+static bool line_put(struct log_line *l)
+{
+    if (l->json) l->text[l->len++] = '}';
+    l->text[l->len++] = '\n';
+    return file >= 0 ? write(file, l->text, l->len) == (ssize_t)l->len : put(STDERR_FILENO, l->text, l->len);
 }
 
 /* Under the lock. */
 static bool dropped_say(void)
 {
-    char line[128];
-    size_t n = line_begin(line, sizeof line, LOG_WARN);
-    int m =
-        snprintf(line + n, sizeof line - n, "%lu lines of the log were dropped: nobody read it\n", dropped);
-    return put(STDERR_FILENO, line, n + (size_t)m);
+    struct log_line l;
+    char text[80];
+    line_begin(&l, LOG_WARN);
+    snprintf(text, sizeof text, "%lu lines of the log were dropped: nobody read it", dropped);
+    if (l.json) field(&l, "msg", text, true);
+    else add(&l, " ", 1), add(&l, text, strlen(text));
+    return line_put(&l);
+}
+
+void log_end(struct log_line *l)
+{
+    pthread_mutex_lock(&lock);
+    if (status_shown) put(STDERR_FILENO, ERASE, sizeof ERASE - 1);
+    status_shown = false;
+    if (dropped && dropped_say()) dropped = 0;
+    if (dropped || !line_put(l)) dropped++;
+    pthread_mutex_unlock(&lock);
 }
 
 void log_msg(enum log_level level, const char *fmt, ...)
 {
     if (!log_enabled(level)) return;
-    char line[2048];
-    size_t n = line_begin(line, sizeof line, level);
+    struct log_line l;
+    char text[LOG_LINE_BYTES];
     va_list ap;
     va_start(ap, fmt);
-    int m = vsnprintf(line + n, sizeof line - n - 1, fmt, ap);
+    int n = vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-    if (m > 0) n += (size_t)m;
-    if (n > sizeof line - 2) n = sizeof line - 2;
-    for (size_t i = 0; i < n; i++) {
-        if ((unsigned char)line[i] < 0x20)
-            line[i] = ' '; /* one event is one line, whatever the client sent */
-    }
-    line[n++] = '\n';
-    pthread_mutex_lock(&lock);
-    if (status_shown) put(STDERR_FILENO, ERASE, sizeof ERASE - 1);
-    status_shown = false;
-    if (dropped && dropped_say()) dropped = 0;
-    if (dropped || !put(STDERR_FILENO, line, n)) dropped++;
-    pthread_mutex_unlock(&lock);
+    if (n < 0) return;
+    line_begin(&l, level);
+    if (l.json) field(&l, "msg", text, true);
+    else add(&l, " ", 1), add_escaped(&l, text);
+    log_end(&l);
 }
 
 bool log_print(int fd, const char *fmt, ...)

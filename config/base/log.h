@@ -1,5 +1,5 @@
-/* One line per event on stderr: time, level, then key=value text. Thread-safe (one write per line). Prompts
- * and images only at debug.
+/* One line per event on stderr, or in --log-file: time, level, then key=value text, or a JSON object.
+ * Thread-safe (one write per line). Prompts and images only at debug.
  *
  * Writes never block: if a pipe has no reader or a terminal is stopped, lines are dropped. The next line that
  * is written reports how many. */
@@ -7,6 +7,7 @@
 #define KVASIR_LOG_H
 
 #include <stdbool.h>
+#include <stddef.h>
 
 enum log_level { LOG_ERROR = 0, LOG_WARN, LOG_INFO, LOG_DEBUG };
 
@@ -15,6 +16,8 @@ enum log_level { LOG_ERROR = 0, LOG_WARN, LOG_INFO, LOG_DEBUG };
  * still make a write block. */
 void log_open(void);
 void log_set_level(enum log_level level);
+void log_set_json(bool json);
+bool log_open_file(const char *path); /* in place of stderr; or opens it again. False: errno says why */
 bool log_enabled(enum log_level level);
 /* "error", "warn", "info", "debug" -> level; false when unknown. */
 bool log_level_parse(const char *name, enum log_level *out);
@@ -22,6 +25,20 @@ bool log_level_parse(const char *name, enum log_level *out);
  * and nothing is written: stderr is not a terminal, or info is not logged. */
 bool log_status(const char *text);
 void log_msg(enum log_level level, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+/* An event of fields, each printed as the format has it. `event` is the msg of JSON; text has only the
+ * fields.
+ */
+#define LOG_LINE_BYTES 2048
+#define LOG_LINE_END   4 /* always room for the end */
+struct log_line {
+    size_t len;
+    bool json;
+    char text[LOG_LINE_BYTES];
+};
+void log_begin(struct log_line *l, enum log_level level, const char *event);
+void log_text(struct log_line *l, const char *key, const char *value);
+void log_number(struct log_line *l, const char *key, double value, int decimals);
+void log_end(struct log_line *l);
 /* Writes a string verbatim, at most 4 KiB, to STDOUT_FILENO or STDERR_FILENO; false: it was not written. */
 bool log_print(int fd, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 

@@ -252,12 +252,16 @@ static bool same_shape(const struct stf_tensor *a, const struct stf_tensor *b)
 }
 
 /* A fine-tune whose config.json says that the head is tied, while its files hold a head with other values:
- * the files count, as in transformers (tie_weights). */
+ * the files count, as in transformers (tie_weights). Embedding models are saved without a head. */
 static void resolve_tie(struct model_desc *d, const struct stf_files *files)
 {
-    const struct stf_tensor *head = d->tied ? find_weight(d, files, d->names.head) : NULL,
-                            *embed = head ? find_weight(d, files, d->names.embed) : NULL;
-    if (!embed || !same_shape(head, embed)) return;
+    const struct stf_tensor *head = find_weight(d, files, d->names.head),
+                            *embed = find_weight(d, files, d->names.embed);
+    if (!d->tied && !head && embed && strcmp(embed->name, "embed_tokens.weight") == 0) {
+        log_info("the checkpoint has no lm_head: it serves embeddings, not text");
+        d->tied = true;
+    }
+    if (!d->tied || !head || !embed || !same_shape(head, embed)) return;
     if (head->dtype == embed->dtype && memcmp(head->data, embed->data, (size_t)head->bytes) == 0) return;
     log_warn("config.json ties the head to the embedding, but %s differs from %s: not tied", head->name,
              embed->name);

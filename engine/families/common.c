@@ -71,6 +71,7 @@ const char *family_after(const char *s, const char *prefix)
  *   B  model.language_model.X  model.visual.Y  lm_head                 Qwen3-VL; saved by transformers 4.52+
  *   C  language_model.model.X  visual.Y        language_model.lm_head  re-exports
  *   D  language_model.X        visual.Y                                saved without the head
+ *   E  layers.X, embed_tokens, norm                                    the same of a text model (embeddings)
  * Canonical: text.X, vision.Y, head.weight. */
 bool family_canonical(const char *name, char out[DESC_NAME_MAX])
 {
@@ -84,7 +85,10 @@ bool family_canonical(const char *name, char out[DESC_NAME_MAX])
     } else if (!(x = family_after(name, "model.language_model.")) &&
                !(x = family_after(name, "language_model.model.")) &&
                !(x = family_after(name, "language_model.")) && !(x = family_after(name, "model."))) {
-        return false;
+        if (!family_after(name, "layers.") && !family_after(name, "embed_tokens.") &&
+            !family_after(name, "norm."))
+            return false;
+        x = name;
     }
     int n = snprintf(out, DESC_NAME_MAX, "%s%s", part, x);
     return n > 0 && n < (int)DESC_NAME_MAX;

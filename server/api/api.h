@@ -13,6 +13,10 @@ void api_chat_start(struct request *r);
 void api_completions_start(struct request *r);
 void api_messages_start(struct request *r);
 void api_responses_start(struct request *r);
+void api_compact_start(struct request *r);
+void api_embeddings_start(struct request *r);
+void api_rerank_start(struct request *r);
+void api_score_start(struct request *r);
 /* responses.c */
 void api_response_start(struct request *r);
 /* tokenize.c */

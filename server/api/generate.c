@@ -1,7 +1,9 @@
 /* POST /v1/chat/completions, /v1/completions, /v1/messages and /v1/responses: from body to sequences. Parsing
  * and building prompts run on a worker. */
 #include "server/dialect/dialect.h"
+#include "server/embed/embed.h"
 #include "server/generate/generate.h"
+#include "server/http/conn.h"
 #include "server/http/request.h"
 #include "server/api/api.h"
 
@@ -47,7 +49,30 @@ void api_completions_start(struct request *r)
     gen_start(r, GEN_COMPLETION, NULL, generate_job, generate_done);
 }
 
+void api_compact_start(struct request *r)
+{
+    gen_start(r, GEN_CHAT, &dialect_compact, generate_job, generate_done);
+}
+
+void api_embeddings_start(struct request *r)
+{
+    gen_start(r, GEN_COMPLETION, &dialect_embeddings, generate_job, generate_done);
+}
+
+void api_rerank_start(struct request *r)
+{
+    gen_start(r, GEN_COMPLETION, &dialect_rerank, generate_job, generate_done);
+}
+
+void api_score_start(struct request *r)
+{
+    gen_start(r, GEN_COMPLETION, &dialect_score, generate_job, generate_done);
+}
+
+/* GET opens a WebSocket, whose messages come as POST. */
 void api_responses_start(struct request *r)
 {
-    gen_start(r, GEN_CHAT, &dialect_responses, generate_job, generate_done);
+    if (r->http.method == M_POST) gen_start(r, GEN_CHAT, &dialect_responses, generate_job, generate_done);
+    else if (conn_upgrade(r)) request_fail(r);
+    else request_respond(r, 101);
 }

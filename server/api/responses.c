@@ -129,11 +129,6 @@ static void response_job(struct request *r)
                        method_name(r->http.method), r->http.path);
         return;
     }
-    if (strcmp(path, "compact") == 0) {
-        (void)api_fail(&r->response.error, 404, "unsupported_endpoint", NULL,
-                       "This server does not compact conversations: ask the model for a summary.");
-        return;
-    }
     if (r->http.method == M_POST && !cancel) wrong_method(r, items ? "GET, OPTIONS" : "GET, DELETE, OPTIONS");
     if (r->http.method != M_POST && cancel) wrong_method(r, "POST, OPTIONS");
     if (r->http.method == M_DELETE && items) wrong_method(r, "GET, OPTIONS");
@@ -143,11 +138,12 @@ static void response_job(struct request *r)
     struct response_kept *kept = response_take(r->srv->responses, id, &owner);
     if (!kept)
         (void)api_fail(&r->response.error, 404, "response_not_found", NULL,
-                       "Response with id '%.60s' not found%s", path,
+                       "Response with id '%.*s' not found%s", (int)strcspn(path, "/"), path,
                        response_store_on(r->srv->responses) ? "." : ": this server keeps none.");
     else if (cancel)
         (void)api_fail(&r->response.error, 400, "invalid_value", NULL,
-                       "Only responses in the background can be cancelled: this one is complete.");
+                       "Only responses in the background can be cancelled, and this one is complete. Close "
+                       "the connection to cancel a running one.");
     else if (items) list_items(r, kept);
     else if (r->http.method == M_DELETE) forget(r, id, &owner);
     else retrieve(r, kept);

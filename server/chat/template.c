@@ -148,6 +148,16 @@ enum status template_load(const char *dir, struct template **out, struct err *er
     return st == ST_NOT_FOUND ? err_set(err, st, "%s: the checkpoint has no chat template", dir) : st;
 }
 
+enum status template_load_file(const char *path, struct template **out, struct err *err)
+{
+    char *text = NULL;
+    size_t len = 0;
+    enum status st = file_text(path, TEMPLATE_BYTES_MAX, &text, &len, err);
+    if (!st && (st = template_create(text, len, NULL, 0, NULL, out, err))) err_prefix(err, st, "%s", path);
+    free(text);
+    return st ? err_prefix(err, st == ST_NOT_FOUND ? ST_IO : st, "--chat-template") : ST_OK;
+}
+
 /* ---- rendering ---- */
 
 uint32_t template_from(struct template_trace *t, enum jinja_origin origin,

@@ -43,6 +43,8 @@ struct template;
  * with tools); if DIR is a GGUF file, its tokenizer.chat_template. ST_NOT_FOUND when the checkpoint has none
  * (a route answers 400 chat_template_error then), ST_FORMAT names file and template line. */
 enum status template_load(const char *dir, struct template **out, struct err *err) KV_MUST_CHECK;
+/* --chat-template: the source of one template. */
+enum status template_load_file(const char *path, struct template **out, struct err *err) KV_MUST_CHECK;
 /* From source text; tool_source may be NULL. limits may be NULL. */
 enum status template_create(const char *source, size_t len, const char *tool_source, size_t tool_len,
                             const struct jinja_limits *limits, struct template **out,

@@ -14,6 +14,8 @@ extern const struct dialect dialect_messages;
 extern const struct dialect dialect_count_tokens;
 /* OpenAI's POST /v1/responses. */
 extern const struct dialect dialect_responses;
+/* POST /v1/responses/compact. */
+extern const struct dialect dialect_compact;
 /* POST /v1/responses/input_tokens: reads only. */
 extern const struct dialect dialect_input_tokens;
 

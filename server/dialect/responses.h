@@ -19,10 +19,13 @@ struct responses_state {
     char id[RESPONSE_ID_BYTES];
     struct response_owner owner;
     struct response_kept *before; /* the previous response, or NULL; a reference */
-    bool store;                   /* it will be stored */
+    bool store, local;            /* it will be stored; it will be for its WebSocket alone */
+    bool compact;                 /* the output is a summary of the conversation */
+    bool warm;                    /* generate: false: one token, which is dropped */
     bool sealed;                  /* reasoning is also sent as encrypted_content */
     json_t *renamed;  /* {name in the prompt: {"custom", "namespace", "name"}}: tools that are not plain
                          functions; owned */
+    json_t *allowed;  /* allowed_tools by their names in the prompt, or NULL; owned */
     struct buf items; /* the input items, to be stored */
     struct buf echo;  /* fields of the response that only repeat the request */
     /* output */
@@ -43,9 +46,9 @@ struct responses_state {
     size_t logprobs_shown; /* sent in deltas */
 };
 
-/* Prefix of the text in a reasoning item's encrypted_content. The text is not secret, and another server
- * of the same model must be able to read it. */
-#define SEALED_REASONING "kvasir:"
+/* Prefix of the text in the encrypted_content of a reasoning or compaction item. The text is not secret, and
+ * another server of the same model must be able to read it. */
+#define SEALED_TEXT "kvasir:"
 
 /* responses_items.c */
 /* The name in the prompt of a namespace's tool; name_space NULL: of a plain one. A new string. */
@@ -54,6 +57,8 @@ json_t *responses_tool_name(const json_t *name_space, const json_t *name);
 enum status responses_messages(struct reader *r, struct responses_state *s);
 /* The input as stored and listed -> s->items. */
 enum status responses_items_keep(struct reader *r, struct responses_state *s);
+/* The system and developer messages of a conversation that is compacted, each with a comma -> s->items. */
+enum status responses_instructions_keep(struct reader *r, struct responses_state *s);
 
 /* responses_out.c: one item of a response. */
 struct response_item {
@@ -74,6 +79,8 @@ void response_logprobs_write(struct json_writer *o, const struct responses_state
 void response_logprobs_range(const struct choice *c, size_t from, size_t *begin, size_t *end);
 /* A message item without text is needed because there is no other item. */
 bool response_text_missing(const struct choice *c);
+/* The token limit ended the output. */
+bool response_incomplete(const struct choice *c);
 /* The last item, of this kind, is not complete. */
 bool response_cut(const struct choice *c, enum delta_kind last);
 /* c NULL: without output. error: of a failed response, else NULL. */
@@ -81,11 +88,16 @@ void response_write(struct json_writer *o, struct gen *g, const char *status, st
                     const struct api_error *error);
 /* At the end: writes the response and stores it. */
 void response_finish(struct json_writer *o, struct choice *c);
+/* The whole response of a compaction. */
+void response_compact(struct json_writer *o, struct choice *c);
 void responses_token(struct choice *c);
 /* The tool of a call in s->renamed, or NULL: a plain function. */
 const json_t *response_tool(const struct choice *c, uint32_t call);
 /* ,KEY:"..": the free text in a custom tool's arguments. */
 void response_input_write(struct json_writer *o, const char *key, const struct buf *arguments);
+
+/* A response that failed is not continued over its WebSocket: forgets the one before it. */
+void responses_evict(struct gen *g);
 
 /* responses_stream.c */
 void responses_head(struct gen *g);

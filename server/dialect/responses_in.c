@@ -17,10 +17,10 @@
 static const char *const same[] = {"parallel_tool_calls", "user", "stop"};
 static const char *const others[] = {
     /* read here */
-    "background", "chat_template_kwargs", "conversation", "include", "include_reasoning", "input",
+    "background", "chat_template_kwargs", "conversation", "generate", "include", "include_reasoning", "input",
     "instructions", "max_output_tokens", "max_tool_calls", "metadata", "model", "previous_response_id",
     "prompt", "prompt_cache_key", "prompt_cache_retention", "reasoning", "safety_identifier", "store", "text",
-    "thinking_token_budget", "tool_choice", "tools", "top_logprobs", "truncation",
+    "thinking_token_budget", "tool_choice", "tools", "top_logprobs", "truncation", "type",
     /* ignored */
     "context_management", "moderation", "prompt_cache_options", "stream_options"};
 #define COUNT(list) (sizeof(list) / sizeof *(list))
@@ -42,30 +42,49 @@ static enum status refused(struct reader *r)
     if (reader_refuse(r, names, COUNT(names))) return ST_INVALID;
     if (field_bool(r->e, r->from, "background", &background)) return ST_INVALID;
     if (background)
-        return api_fail(r->e, 400, "unsupported_parameter", "background",
-                        "background is not supported: wait for the response, or stream it.");
+        return api_fail(
+            r->e, 400, "unsupported_parameter", "background",
+            "background is not supported: leave it out and wait for the response, or use stream.");
     if (truncation && !json_is_string(truncation))
         return api_fail(r->e, 400, "invalid_type", "truncation", "Must be a string.");
     if (json_is(truncation, "auto"))
         return api_fail(r->e, 400, "unsupported_value", "truncation",
-                        "A truncation of \"auto\" is not supported: nothing is left out of a conversation.");
+                        "A truncation of \"auto\" is not supported: leave the field out, and shorten a long "
+                        "conversation with POST /v1/responses/compact.");
     return truncation && !json_is(truncation, "disabled")
                ? api_fail(r->e, 400, "invalid_value", "truncation", "Must be 'disabled'.")
+               : ST_OK;
+}
+
+/* A message of a WebSocket is an event: a body with a type. */
+static enum status event_check(struct reader *r)
+{
+    json_t *type = field(r->from, "type");
+    if (!r->g->r->http.websocket) return ST_OK;
+    if (!json_is(type, "response.create"))
+        return api_fail(r->e, 400, "invalid_value", "type",
+                        "The type of an event must be 'response.create'. To cancel a response, close the "
+                        "WebSocket.");
+    return field(r->from, "stream_id")
+               ? api_fail(
+                     r->e, 400, "unsupported_parameter", "stream_id",
+                     "stream_id is not supported: a WebSocket runs one response at a time; open several.")
                : ST_OK;
 }
 
 static enum status limits(struct reader *r)
 {
     int64_t n, top = 0;
-    bool has = false, logprobs = false;
+    bool has = false, logprobs = false, generate = true;
     struct responses_state *s = r->g->dialect_state;
     json_t *include = field(r->from, "include"), *options;
     if (field_int(r->e, r->from, "max_output_tokens", 1, INT64_MAX, &n, &has) ||
         field_int(r->e, r->from, "top_logprobs", 0, LIMIT_TOP_LOGPROBS, &top, NULL) ||
-        reader_object(r, "stream_options", &options))
+        reader_object(r, "stream_options", &options) || field_bool(r->e, r->from, "generate", &generate))
         return ST_INVALID;
-    r->g->p.has_max = has;
-    r->g->p.max_tokens = has ? (uint64_t)n : 0;
+    s->warm = !generate;
+    r->g->p.has_max = has || s->warm;
+    r->g->p.max_tokens = s->warm ? 1 : has ? (uint64_t)n : 0;
     if (include && !json_is_array(include))
         return api_fail(r->e, 400, "invalid_type", "include", "Must be an array of strings.");
     for (size_t i = 0; i < json_array_size(include); i++) {
@@ -178,6 +197,39 @@ static json_t *tool_named(struct reader *r, json_t *name_space, json_t *name)
     return found;
 }
 
+static bool allow(json_t *list, json_t *name)
+{
+    return !json_array_append_new(list, json_pack("{s:O}", "name", name));
+}
+
+/* allowed_tools, by their names in the prompt. A namespace stands for its tools; hosted tools have no name.
+ */
+static enum status tools_allowed(struct reader *r, json_t *mode, json_t *allowed)
+{
+    struct responses_state *s = r->g->dialect_state;
+    json_t *it;
+    const char *in_prompt;
+    bool ok = json_is_array(allowed) && json_is_string(mode);
+    if (ok && !(s->allowed = json_array())) return reader_no_memory(r);
+    for (size_t i = 0; i < json_array_size(allowed) && ok; i++) {
+        json_t *one = json_array_get(allowed, i), *type = field(one, "type"), *name = field(one, "name");
+        bool group = json_is(type, "namespace");
+        json_object_foreach(group ? s->renamed : NULL, in_prompt, it)
+        {
+            json_t *key = json_equal(field(it, "namespace"), name) ? json_string(in_prompt) : NULL;
+            if (key && !allow(s->allowed, key)) ok = false;
+            json_decref(key);
+        }
+        if (group) continue;
+        if (json_is_string(name)) ok = allow(s->allowed, tool_named(r, field(one, "namespace"), name));
+        else ok = json_is_string(type) && !json_is(type, "function") && !json_array_append(s->allowed, one);
+    }
+    if (!ok)
+        return api_fail(r->e, 400, "invalid_value", "tool_choice",
+                        "allowed_tools needs a mode, and tools with names.");
+    return r->counting ? ST_OK : gen_choose_among(r->g, mode, s->allowed, false);
+}
+
 static enum status tool_choice(struct reader *r)
 {
     json_t *from = field(r->from, "tool_choice"), *type = field(from, "type"), *name = field(from, "name");
@@ -197,16 +249,7 @@ static enum status tool_choice(struct reader *r)
     if (!json_is(type, "allowed_tools"))
         return api_fail(r->e, 400, "unsupported_value", "tool_choice.type",
                         "A tool choice of type '%.60s' is not supported.", json_string_value(type));
-    json_t *mode = field(from, "mode"), *allowed = field(from, "tools");
-    bool ok = json_is_array(allowed) && json_is_string(mode);
-    for (size_t i = 0; i < json_array_size(allowed) && ok; i++) {
-        json_t *one = json_array_get(allowed, i), *of = field(one, "type");
-        ok = json_is_string(field(one, "name")) || (json_is_string(of) && !json_is(of, "function"));
-    }
-    if (ok && r->counting) return ST_OK;
-    return ok ? gen_choose_among(r->g, mode, allowed, false)
-              : api_fail(r->e, 400, "invalid_value", "tool_choice",
-                         "allowed_tools needs a mode, and tools with names.");
+    return tools_allowed(r, field(from, "mode"), field(from, "tools"));
 }
 
 /* ---- reasoning and the text format ---- */
@@ -259,6 +302,10 @@ static enum status before(struct reader *r, struct responses_state *s)
     if (!json_is_string(id))
         return api_fail(r->e, 400, "invalid_type", "previous_response_id", "Must be a string.");
     s->before = response_take(q->srv->responses, json_string_value(id), &s->owner);
+    struct response_owner local = s->owner;
+    local.websocket = q->http.websocket;
+    if (!s->before && local.websocket)
+        s->before = response_take(q->srv->responses, json_string_value(id), &local);
     if (s->before) return ST_OK;
     return api_fail(r->e, 400, "previous_response_not_found", "previous_response_id",
                     "Previous response with id '%.60s' not found%s", json_string_value(id),
@@ -396,45 +443,96 @@ static enum status keep(struct reader *r, struct responses_state *s)
     const struct server *srv = r->g->r->srv;
     s->store = true;
     if (field_bool(r->e, r->from, "store", &s->store)) return ST_INVALID;
-    s->store = s->store && r->g->r->http.body.len < srv->opt->response_store;
-    if (s->store && responses_items_keep(r, s)) return reader_no_memory(r);
+    bool fits = r->g->r->http.body.len < srv->opt->response_store;
+    s->local = fits && !s->store && r->g->r->http.websocket;
+    s->store = s->store && fits;
+    if (s->local) s->owner.websocket = r->g->r->http.websocket;
+    if ((s->store || s->local) && responses_items_keep(r, s)) return reader_no_memory(r);
     r->g->dialect_kept = s->items.cap + s->echo.cap;
     return ST_OK;
 }
 
-static enum status read_body(struct gen *g, json_t *root, bool counting)
+static enum status read_body(struct gen *g, json_t *root, bool counting, bool compact)
 {
     struct reader r = {.g = g, .e = &g->r->response.error, .from = root, .counting = counting};
     struct responses_state *s = state_create(g);
     if (!s) return reader_no_memory(&r);
-    if (refused(&r) || limits(&r) || reader_tools(&r, tool) || tool_choice(&r) || text_and_reasoning(&r) ||
-        before(&r, s) || responses_messages(&r, s) ||
+    s->compact = compact;
+    if (event_check(&r) || before(&r, s) || refused(&r) || limits(&r) || reader_tools(&r, tool) ||
+        tool_choice(&r) || text_and_reasoning(&r) || responses_messages(&r, s) ||
         reader_same(&r, same, COUNT(same), others, COUNT(others)) ||
-        (!counting && (echo(&r, s) || keep(&r, s))))
+        (!counting && !compact && (echo(&r, s) || keep(&r, s))) ||
+        (compact && responses_instructions_keep(&r, s)))
         return ST_INVALID;
+    g->p.stream = g->p.stream || g->r->http.websocket;
     return gen_read_added(g);
 }
 
 static enum status read_whole(struct gen *g, json_t *root)
 {
-    return read_body(g, root, false);
+    return read_body(g, root, false, false);
+}
+
+/* The conversation with its tools, so that the prompt's beginning is cached; the rest of the request is
+ * fixed. */
+static enum status read_compact(struct gen *g, json_t *root)
+{
+    enum { SUMMARY_TOKENS = 1024 };
+    static const char *const kept[] = {"cache_salt",
+                                       "input",
+                                       "instructions",
+                                       "model",
+                                       "parallel_tool_calls",
+                                       "previous_response_id",
+                                       "priority",
+                                       "request_id",
+                                       "return_cache_info",
+                                       "tools",
+                                       "user"};
+    const char *key;
+    json_t *value, *fixed = json_pack("{s:f,s:i,s:s,s:{s:s}}", "temperature", 0.0, "max_output_tokens",
+                                      SUMMARY_TOKENS, "tool_choice", "none", "reasoning", "effort", "none");
+    void *next;
+    json_object_foreach_safe(root, next, key, value)
+    {
+        bool keeps = false;
+        for (size_t i = 0; i < COUNT(kept); i++) keeps = keeps || strcmp(key, kept[i]) == 0;
+        if (!keeps) json_object_del(root, key);
+    }
+    if (!fixed || json_object_update(root, fixed)) {
+        json_decref(fixed);
+        return api_nomem(&g->r->response.error);
+    }
+    json_decref(fixed);
+    if (!field(root, "model"))
+        return api_fail(&g->r->response.error, 400, "missing_required_parameter", "model", "Field required.");
+    return read_body(g, root, false, true);
 }
 
 static enum status read_count(struct gen *g, json_t *root)
 {
-    return read_body(g, root, true);
+    return read_body(g, root, true, false);
+}
+
+void responses_evict(struct gen *g)
+{
+    const struct responses_state *s = g->dialect_state;
+    if (s->before && s->before->owner.websocket)
+        (void)response_forget(g->r->srv->responses, s->before->id, &s->before->owner);
 }
 
 static void end(struct gen *g)
 {
     struct responses_state *s = g->dialect_state;
     if (!s) return;
+    if (g->r->response.error.http) responses_evict(g);
     response_give_back(g->r->srv->responses, s->before);
     response_account(&g->r->response, &s->accounted, 0);
     buf_fini(&s->items);
     buf_fini(&s->echo);
     buf_fini(&s->logprobs);
     json_decref(s->renamed);
+    json_decref(s->allowed);
     free(s->parts);
 }
 
@@ -447,4 +545,6 @@ const struct dialect dialect_responses = {.read = read_whole,
                                           .stream_error = responses_stream_error,
                                           .token = responses_token,
                                           .end = end};
+const struct dialect dialect_compact = {
+    .read = read_compact, .source = "input", .response = response_compact, .end = end};
 const struct dialect dialect_input_tokens = {.read = read_count, .source = "input", .end = end};

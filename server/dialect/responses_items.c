@@ -17,6 +17,7 @@ struct intake {
     bool turn;         /* the last message is the model's, and further items belong to it */
     bool turn_text;    /* its last item is text */
     size_t part_count; /* items and parts so far */
+    json_t *calls;     /* an object of the ids of calls so far; NULL: results of unknown calls are taken */
 };
 
 /* Each becomes several values. */
@@ -156,6 +157,8 @@ static enum status call_item(struct intake *t, json_t *item)
         need_string(t, item, custom ? "input" : "arguments", &text) || turn_for(t, false))
         return ST_INVALID;
     t->turn_text = false;
+    if (t->calls && json_object_set_new_nocheck(t->calls, json_string_value(id), json_null()))
+        return chat_no_memory(&t->r);
     if (custom) {
         json_t *all = json_pack("{s:O}", "input", text);
         char *packed = all ? json_dumps(all, 0) : NULL;
@@ -176,6 +179,9 @@ static enum status result_item(struct intake *t, json_t *item)
 {
     json_t *id, *output = field(item, "output");
     if (need_string(t, item, "call_id", &id) || parts_check(t, output, "output")) return ST_INVALID;
+    if (t->calls && t->r.at.index >= 0 && !json_object_get(t->calls, json_string_value(id)))
+        return chat_fault(&t->r, "invalid_value", ".call_id",
+                          "No call with call_id '%.60s' is in the conversation.", json_string_value(id));
     t->turn = false;
     struct chat_message *m;
     if (chat_message_add(&t->r, CHAT_TOOL, &m)) return ST_INVALID;
@@ -198,8 +204,8 @@ static enum status reasoning_item(struct intake *t, json_t *item)
 {
     json_t *content = field(item, "content");
     const char *sealed = json_string_value(field(item, "encrypted_content"));
-    size_t front = strlen(SEALED_REASONING);
-    if (!json_array_size(content) && sealed && strncmp(sealed, SEALED_REASONING, front) == 0)
+    size_t front = strlen(SEALED_TEXT);
+    if (!json_array_size(content) && sealed && strncmp(sealed, SEALED_TEXT, front) == 0)
         return reasoning_text(t, json_string(sealed + front));
     if (content && !json_is_array(content))
         return chat_fault(&t->r, "invalid_type", ".content", "Must be an array of parts.");
@@ -216,12 +222,76 @@ static enum status reasoning_item(struct intake *t, json_t *item)
     return ST_OK;
 }
 
+/* ---- compaction ---- */
+
+/* The last message of a request for compaction. */
+static const char compact_prompt[] =
+    "Summarize our conversation so far, so that you can continue it from the summary alone: the goals, the "
+    "decisions, all facts, names and numbers that still matter, and what is left to do.";
+
+/* After the user's last message it is a part of that: some templates want turns to alternate. */
+static enum status compact_ask(struct intake *t)
+{
+    struct chat_messages *m = t->r.out;
+    struct chat_message *last = m->count ? &m->list[m->count - 1] : NULL;
+    t->r.at = (struct chat_place){"input", -1, true};
+    t->turn = false;
+    if (last && last->role != CHAT_USER) last = NULL;
+    enum status st = last ? ST_OK : chat_message_add(&t->r, CHAT_USER, &last);
+    if (!st) st = chat_text_add(&t->r, json_string(compact_prompt), (uint32_t)last->part_count);
+    return st ? st : chat_one_text(&t->r, last, "\n\n");
+}
+
+/* The summary as the model wrote it. */
+static enum status compaction_item(struct intake *t, json_t *item)
+{
+    json_t *sealed;
+    struct chat_message *m;
+    size_t front = strlen(SEALED_TEXT);
+    if (need_string(t, item, "encrypted_content", &sealed)) return ST_INVALID;
+    const char *text = json_string_value(sealed);
+    if (strncmp(text, SEALED_TEXT, front) != 0)
+        return chat_fault(&t->r, "invalid_value", ".encrypted_content",
+                          "This compaction is of another server: send the conversation itself.");
+    t->turn = false;
+    if (chat_message_add(&t->r, CHAT_USER, &m) || chat_text_add(&t->r, json_string(compact_prompt), 0) ||
+        turn_for(t, true))
+        return ST_INVALID;
+    t->turn_text = true;
+    return chat_text_add(&t->r, json_string(text + front), 0);
+}
+
+enum status responses_instructions_keep(struct reader *r, struct responses_state *s)
+{
+    const struct chat_messages *all = &r->g->messages;
+    struct json_writer o = {.buf = &s->items};
+    for (size_t i = 0; i < all->count; i++) {
+        const struct chat_message *m = &all->list[i];
+        if ((m->role != CHAT_SYSTEM && m->role != CHAT_DEVELOPER) || m->list || !m->part_count ||
+            strcmp(m->at.field, "instructions") == 0)
+            continue;
+        char id[64];
+        snprintf(id, sizeof id, "msg_%s_i%zu", s->id + strlen("resp_"), i);
+        json_t *item = json_pack("{s:s,s:s,s:s,s:s,s:[{s:s,s:O}]}", "type", "message", "id", id, "status",
+                                 "completed", "role", chat_role_name(m->role), "content", "type",
+                                 "input_text", "text", m->parts[0].text);
+        if (!item) o.st = ST_NOMEM;
+        jw_value(&o, item);
+        jw_text(&o, ",");
+        json_decref(item);
+    }
+    return o.st ? reader_no_memory(r) : ST_OK;
+}
+
 /* What hosted tools of other servers did, and notes of clients: not in the prompt. */
 static bool is_foreign(const json_t *type)
 {
-    static const char *const types[] = {"web_search_call",       "file_search_call", "image_generation_call",
-                                        "code_interpreter_call", "tool_search_call", "tool_search_output",
-                                        "mcp_list_tools",        "ghost_snapshot"};
+    static const char *const types[] = {
+        "web_search_call",      "file_search_call",      "image_generation_call", "code_interpreter_call",
+        "computer_call",        "computer_call_output",  "local_shell_call",      "local_shell_call_output",
+        "shell_call",           "shell_call_output",     "apply_patch_call",      "apply_patch_call_output",
+        "tool_search_call",     "tool_search_output",    "mcp_list_tools",        "mcp_call",
+        "mcp_approval_request", "mcp_approval_response", "ghost_snapshot"};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
         if (json_is(type, types[i])) return true;
     return false;
@@ -238,6 +308,7 @@ static enum status one_item(struct intake *t, json_t *item)
     if (json_is(type, "function_call_output") || json_is(type, "custom_tool_call_output"))
         return result_item(t, item);
     if (json_is(type, "reasoning")) return reasoning_item(t, item);
+    if (json_is(type, "compaction") || json_is(type, "compaction_summary")) return compaction_item(t, item);
     if (is_foreign(type)) return ST_OK;
     if (!type && !field(item, "id"))
         return chat_fault(&t->r, "missing_required_parameter", ".type", "Field required.");
@@ -319,8 +390,11 @@ enum status responses_messages(struct reader *r, struct responses_state *s)
     if (instructions && !json_is_string(instructions))
         return api_fail(r->e, 400, "invalid_type", "instructions", "Must be a string.");
     if (instructions && plain_message(&t, CHAT_SYSTEM, "instructions", instructions)) return ST_INVALID;
-    return items_before(&t) || items_input(&t, field(r->from, "input")) || turns_resolve(&t) ? ST_INVALID
-                                                                                             : ST_OK;
+    if (s->before && s->before->owner.websocket && !(t.calls = json_object())) return reader_no_memory(r);
+    bool ok = !items_before(&t) && !items_input(&t, field(r->from, "input")) &&
+              !(s->compact && compact_ask(&t)) && !turns_resolve(&t);
+    json_decref(t.calls);
+    return ok ? ST_OK : ST_INVALID;
 }
 
 /* ---- stored items ---- */

@@ -157,6 +157,15 @@ static void call_write(struct json_writer *o, struct choice *c, const struct res
     jw_string(o, arguments->len ? arguments->data : "", arguments->len);
 }
 
+static void sealed_write(struct json_writer *o, const struct buf *text)
+{
+    struct buf sealed;
+    buf_init(&sealed, SIZE_MAX / 4);
+    if (buf_adds(&sealed, SEALED_TEXT) || buf_add(&sealed, text->data, text->len)) o->st = ST_NOMEM;
+    else jw_string(o, sealed.data, sealed.len);
+    buf_fini(&sealed);
+}
+
 void response_item_write(struct json_writer *o, struct choice *c, const struct response_item *item)
 {
     static const char *const states[] = {"in_progress", "completed", "incomplete"};
@@ -180,14 +189,8 @@ void response_item_write(struct json_writer *o, struct choice *c, const struct r
         jw_text(o, "]");
     }
     if (item->kind == DELTA_REASONING && item->state != ITEM_BEGUN && s->sealed) {
-        struct buf text;
-        buf_init(&text, SIZE_MAX / 4);
-        if (buf_addf(&text, "%s", SEALED_REASONING) ||
-            buf_add(&text, out->reasoning.data, out->reasoning.len))
-            o->st = ST_NOMEM;
         jw_text(o, ",\"encrypted_content\":");
-        jw_string(o, text.data, text.len);
-        buf_fini(&text);
+        sealed_write(o, &out->reasoning);
     }
     jw_text(o, "}");
 }
@@ -196,6 +199,12 @@ bool response_text_missing(const struct choice *c)
 {
     const struct chat_output *out = c->out;
     return !out->content.len && !out->call_count && !(out->reasoning.len && c->finish == FIN_LENGTH);
+}
+
+bool response_incomplete(const struct choice *c)
+{
+    const struct responses_state *s = c->gen->dialect_state;
+    return c->finish == FIN_LENGTH && !s->warm;
 }
 
 bool response_cut(const struct choice *c, enum delta_kind last)
@@ -228,8 +237,9 @@ static bool item_next(const struct choice *c, struct response_item *item)
 
 static void output_write(struct json_writer *o, struct choice *c)
 {
+    const struct responses_state *s = c->gen->dialect_state;
     struct response_item item = {0}, next = {0};
-    bool more = item_next(c, &next);
+    bool more = !s->warm && item_next(c, &next);
     while (more) {
         item = next;
         more = item_next(c, &next);
@@ -254,6 +264,10 @@ static void usage(struct json_writer *o, const struct gen *g)
     jw_uint(o, u.reasoning);
     jw_text(o, "},\"total_tokens\":");
     jw_uint(o, u.prompt + u.completion);
+    jw_text(o, ",\"prompt_tokens\":"); /* SGLang's names for the same */
+    jw_uint(o, u.prompt);
+    jw_text(o, ",\"completion_tokens\":");
+    jw_uint(o, u.completion);
     jw_text(o, "}");
 }
 
@@ -279,13 +293,13 @@ void response_write(struct json_writer *o, struct gen *g, const char *status, st
     jw_text(o, ",\"status\":");
     jw_cstring(o, status);
     jw_text(o, ",\"completed_at\":");
-    if (c && c->finish != FIN_LENGTH) jw_int(o, (int64_t)time(NULL));
+    if (c && !response_incomplete(c)) jw_int(o, (int64_t)time(NULL));
     else jw_text(o, "null");
     jw_text(o, ",\"error\":");
     if (error) error_write(o, error);
     else jw_text(o, "null");
     jw_text(o, ",\"incomplete_details\":");
-    jw_text(o, c && c->finish == FIN_LENGTH ? "{\"reason\":\"max_output_tokens\"}" : "null");
+    jw_text(o, c && response_incomplete(c) ? "{\"reason\":\"max_output_tokens\"}" : "null");
     jw_text(o, ",\"model\":");
     jw_cstring(o, r->model_name ? r->model_name : r->srv->model_name);
     jw_text(o, ",\"output\":[");
@@ -300,15 +314,37 @@ void response_write(struct json_writer *o, struct gen *g, const char *status, st
     jw_text(o, "}");
 }
 
+void response_compact(struct json_writer *o, struct choice *c)
+{
+    struct gen *g = c->gen;
+    const struct responses_state *s = g->dialect_state;
+    const char *number = s->id + strlen("resp_");
+    jw_text(o, "{\"id\":");
+    jw_cstring(o, s->id);
+    jw_text(o, ",\"object\":\"response.compaction\",\"created_at\":");
+    jw_int(o, g->r->http.created);
+    jw_text(o, ",\"output\":[");
+    jw_bytes(o, s->items.data, s->items.len);
+    jw_text(o, "{\"id\":\"cmp_");
+    jw_text(o, number);
+    jw_text(o, "\",\"type\":\"compaction\",\"encrypted_content\":");
+    sealed_write(o, &c->out->content);
+    jw_text(o, "}],\"usage\":");
+    usage(o, g);
+    gen_cache_info(o, g);
+    jw_text(o, "}");
+}
+
 void response_finish(struct json_writer *o, struct choice *c)
 {
     struct gen *g = c->gen;
     struct responses_state *s = g->dialect_state;
-    const char *status = c->finish == FIN_LENGTH ? "incomplete" : "completed";
+    const char *status = response_incomplete(c) ? "incomplete" : "completed";
     size_t from = o->buf->len;
     logprobs_resolve(c); /* text held back until the end */
     response_write(o, g, status, c, NULL);
-    if (!s->store || o->st) return;
+    if (!(s->store || s->local) || o->st) return;
+    if (s->local) response_forget_websocket(g->r->srv->responses, s->owner.websocket); /* the latest alone */
     if (response_keep(g->r->srv->responses, s->id, &s->owner, s->before, &s->items, o->buf->data + from,
                       o->buf->len - from)) {
         s->before = NULL;

@@ -139,6 +139,7 @@ void responses_delta(struct choice *c, const struct delta *delta)
     struct responses_state *s = c->gen->dialect_state;
     struct json_writer o = {.buf = &c->gen->r->response.out};
     enum delta_kind kind = delta->kind == DELTA_ARGUMENTS ? DELTA_CALL : delta->kind;
+    if (s->warm) return;
     if (!s->open || s->kind != kind || delta->kind == DELTA_CALL) {
         item_close(c, false);
         item_open(c, kind, delta->call);
@@ -167,8 +168,8 @@ void responses_tail(struct choice *c)
     struct gen *g = c->gen;
     struct responses_state *s = g->dialect_state;
     struct json_writer o = {.buf = &g->r->response.out};
-    bool cut = c->finish == FIN_LENGTH;
-    if (response_text_missing(c)) {
+    bool cut = response_incomplete(c);
+    if (response_text_missing(c) && !s->warm) {
         item_close(c, false);
         item_open(c, DELTA_CONTENT, 0);
     }
@@ -183,6 +184,7 @@ void responses_stream_error(struct request *r)
 {
     struct gen *g = r->gen;
     struct json_writer o = {.buf = &r->response.out};
+    responses_evict(g);
     event_begin(&o, g->dialect_state, "response.failed");
     jw_text(&o, ",\"response\":");
     response_write(&o, g, "failed", NULL, &r->response.error);

@@ -163,6 +163,16 @@ bool response_forget(struct response_store *s, const char *id, const struct resp
     return r != NULL;
 }
 
+void response_forget_websocket(struct response_store *s, uint64_t websocket)
+{
+    pthread_mutex_lock(&s->lock);
+    for (struct response_kept *r = s->newest, *older; r; r = older) {
+        older = r->older;
+        if (r->owner.websocket == websocket) unlist(s, r);
+    }
+    pthread_mutex_unlock(&s->lock);
+}
+
 void response_store_size(struct response_store *s, uint32_t *count, uint64_t *bytes)
 {
     pthread_mutex_lock(&s->lock);

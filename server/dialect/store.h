@@ -15,6 +15,7 @@
  */
 struct response_owner {
     uint8_t key[32], salt[32];
+    uint64_t websocket; /* only this WebSocket may use it, and it ends with it; 0: stored */
 };
 
 /* Immutable; lives as long as it is referenced. */
@@ -45,6 +46,7 @@ bool response_keep(struct response_store *s, const char *id, const struct respon
                    struct response_kept *before, struct buf *items, const char *response, size_t len);
 /* Removes it from lookup; responses that follow it still hold it. False: not found. */
 bool response_forget(struct response_store *s, const char *id, const struct response_owner *owner);
+void response_forget_websocket(struct response_store *s, uint64_t websocket);
 /* Number of responses that can be found, and the bytes of all. */
 void response_store_size(struct response_store *s, uint32_t *count, uint64_t *bytes);
 

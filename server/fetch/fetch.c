@@ -4,6 +4,7 @@
 #include "config/base/clock.h"
 #include "config/base/log.h"
 #include "server/fetch/address.h"
+#include "server/fetch/ca_file.h"
 #include "server/fetch/rules.h"
 #include "server/media/codec.h"
 #include "config/options.h"
@@ -244,6 +245,7 @@ static bool easy_set(struct transfer *t)
     bad |= curl_easy_setopt(e, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1);
     bad |= curl_easy_setopt(e, CURLOPT_HTTPHEADER, f->headers);
     bad |= curl_easy_setopt(e, CURLOPT_USERAGENT, "kvasir/" KVASIR_VERSION);
+    if (ca_file()) bad |= curl_easy_setopt(e, CURLOPT_CAINFO, ca_file());
     bad |= curl_easy_setopt(e, CURLOPT_NOSIGNAL, 1L);
     bad |= curl_easy_setopt(e, CURLOPT_TIMEOUT_MS, left);
     bad |= curl_easy_setopt(e, CURLOPT_CONNECTTIMEOUT_MS, left < CONNECT_MS ? left : (long)CONNECT_MS);

@@ -362,7 +362,7 @@ enum status constraint_call(struct constraint_maker *m, json_t *function, enum c
     enum status st;
     (void)snprintf(param, sizeof param, "tools[%zu].function.parameters", index);
     m->any_order = gen_any_order(function);
-    m->strict = gen_strict(function);
+    m->strict = constraint_must(m, function);
     if (!none) return no_memory(m);
     if (use == CALL_SCHEMA && !parameters) json_object_set_new(none, "additionalProperties", json_false());
     if (!parameters) parameters = none;
@@ -412,12 +412,12 @@ static enum status bare_call(struct constraint_maker *m, json_t *function, size_
 {
     char param[64];
     snprintf(param, sizeof param, "tools[%zu].function.parameters", index);
-    bool strict = gen_strict(function);
+    bool strict = gen_strict(function) && !constraint_weak(m, index);
     json_t *parameters = strict ? field(function, "parameters") : NULL, *own = NULL;
     rx head;
     gx arguments;
     m->any_order = gen_any_order(function);
-    m->strict = gen_strict(function);
+    m->strict = constraint_must(m, function);
     if (!parameters)
         parameters = own = json_pack("{s:s,s:b}", "type", "object", "additionalProperties", !strict);
     enum status st =

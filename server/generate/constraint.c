@@ -152,22 +152,26 @@ static bool may_be_called(const struct tool_choice *f, const char *name)
     return false;
 }
 
-static bool is_weak(const struct constraint_maker *m, size_t tool)
+bool constraint_weak(const struct constraint_maker *m, size_t tool)
 {
     return m->weak.bits[tool / 32] >> (tool % 32) & 1;
 }
 
-/* The schema of a tool can't be enforced; the request's error says why. Unless strictness is required, the
- * request continues, and the tool's arguments may be any object. */
+bool constraint_must(const struct constraint_maker *m, json_t *function)
+{
+    return gen_strict(function) && m->g->p.tool_choice.named;
+}
+
+/* The schema of a tool can't be enforced; the request's error says why. Unless it must be, the request
+ * continues, and the tool's arguments may be any object. */
 static bool weaken(struct constraint_maker *m, json_t *tools, size_t tool)
 {
     const struct api_error *e = &m->g->r->response.error;
     json_t *function = field(json_array_get(tools, tool), "function");
-    if (e->http != 400 || gen_strict(function) || m->g->p.tool_choice.named || is_weak(m, tool)) return false;
-    json_array_append_new(
-        m->notes, json_sprintf("The schema of the function '%s' can't be enforced: its arguments are any "
-                               "object. With \"strict\": true the request is refused. %s",
-                               json_string_value(field(function, "name")), e->message));
+    if (e->http != 400 || constraint_must(m, function) || constraint_weak(m, tool)) return false;
+    json_array_append_new(m->notes, json_sprintf("The schema of the function '%s' can't be enforced: its "
+                                                 "arguments are any object. %s",
+                                                 json_string_value(field(function, "name")), e->message));
     m->weak.bits[tool / 32] |= 1u << (tool % 32);
     return true;
 }
@@ -192,7 +196,7 @@ static enum status any_call(struct constraint_maker *m, json_t *tools, gx *out)
     bool again, weakened = false;
     for (size_t i = 0; i < n && !st; i++) {
         json_t *function = field(json_array_get(tools, i), "function");
-        enum call_schema use = is_weak(m, i)                         ? CALL_ANY
+        enum call_schema use = constraint_weak(m, i)                 ? CALL_ANY
                                : f->required || gen_strict(function) ? CALL_SCHEMA
                                                                      : CALL_FREE;
         if (!may_be_called(f, json_string_value(field(function, "name")))) continue;

@@ -43,6 +43,11 @@ enum status constraint_strings(struct constraint_maker *m, const json_t *list, g
 enum status constraint_schema(struct constraint_maker *m, json_t *schema, bool compact, const char *param,
                               gx *out) KV_MUST_CHECK;
 
+/* The tool's arguments are any object, because its schema can't be enforced. */
+bool constraint_weak(const struct constraint_maker *m, size_t tool);
+/* Its schema must be enforced as a whole: it is strict, and the request must call it. */
+bool constraint_must(const struct constraint_maker *m, json_t *function);
+
 /* generate/call_grammar.c: one call of the function (an element of the request's `tools`), from start tag to
  * end tag, with arguments: */
 enum call_schema {

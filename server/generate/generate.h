@@ -91,7 +91,7 @@ struct gen_params {
     int64_t priority;
     uint64_t tenant;  /* hash of API key and `user`; 0 = unknown */
     uint8_t salt[32]; /* gen_salt */
-    bool return_cache_info, timings;
+    bool return_cache_info, timings, progress;
     enum tool_call_syntax
         calls; /* chat: tools are offered, and the output is parsed for calls in this syntax */
     struct tool_types *tool_types; /* owned; NULL if the syntax needs none */
@@ -107,6 +107,8 @@ struct gen_params {
     struct tool_choice tool_choice;
     bool named_call;                  /* its finish_reason is "stop" */
     bool must_call;                   /* the output must be a call */
+    enum sched_pooling pooling;       /* embeddings: nothing is sampled */
+    const struct sampling_bias *only; /* [n]: sample j's one token; the dialect's, or NULL */
     struct image_bounds image_bounds; /* mm_processor_kwargs; 0 = the checkpoint's */
 };
 
@@ -158,7 +160,8 @@ struct choice_shown {
 };
 struct gen_shown {
     bool head, prompt_ids;
-    uint32_t finishes; /* choices whose finish_reason is sent */
+    const struct sched_event *progress; /* for the chunk that is being written */
+    uint32_t finishes;                  /* choices whose finish_reason is sent */
 };
 
 /* One choice: sample j of prompt i is choice i * n + j. */
@@ -179,7 +182,7 @@ struct choice {
     int stop_string; /* index, or -1 */
     struct detok *detok;
     struct stop_state stop;
-    struct buf text;         /* all text, including the held-back end */
+    struct buf text;         /* all text, including the held-back end; with pooling, the vector's floats */
     struct chat_output *out; /* chat with calls or reasoning: the parsed text; else NULL. Owned */
     size_t held;             /* bytes at the end that may begin a stop string */
     size_t chars;            /* code points of text (without echo) */
@@ -187,6 +190,7 @@ struct choice {
     uint32_t id_count;
     size_t id_cap;
     uint32_t proposed, accepted; /* draft tokens so far (struct sched_event) */
+    float logprob;               /* the last token's */
     struct logprobs_acc logprobs;
     uint64_t first_us, last_us; /* of its tokens */
     size_t accounted;           /* its share of the request's response_bytes */
@@ -392,6 +396,7 @@ struct gen_usage gen_usage(const struct gen *g);
 void gen_cache_info(struct json_writer *o, const struct gen *g);
 void gen_event_end(struct json_writer *o, struct gen *g); /* closes the event's object */
 void gen_stream_token(struct choice *c);                  /* before each token: one chunk per step */
-void gen_stream_write(struct gen *g);                     /* chunks of all that is new, and the end */
+void gen_stream_progress(struct choice *c, const struct sched_event *ev); /* a chunk without text */
+void gen_stream_write(struct gen *g); /* chunks of all that is new, and the end */
 
 #endif

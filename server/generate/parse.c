@@ -316,7 +316,8 @@ static enum status parse_output(struct gen *g, json_t *root)
     if (g->kind == GEN_CHAT && field_bool(e, root, "parallel_tool_calls", &p->parallel_calls))
         return ST_INVALID;
     return field_bool(e, root, "return_cache_info", &p->return_cache_info) ||
-                   field_bool(e, root, "timings_per_token", &p->timings)
+                   field_bool(e, root, "timings_per_token", &p->timings) ||
+                   field_bool(e, root, "return_progress", &p->progress)
                ? ST_INVALID
                : ST_OK;
 }
@@ -392,8 +393,9 @@ enum status gen_parse_refused(struct gen *g, json_t *root)
         "chat_template", "custom_logit_processor", "allowed_token_ids"};
     /* Empty values, and those without effect, are accepted: some clients send all settings that they know. */
     static const char *const containers[] = {
-        "media_io_kwargs", "logits_processors",    "bad_words",  "logprob_token_ids",        "stop_regex",
-        "custom_params",   "repetition_detection", "vllm_xargs", "guided_whitespace_pattern"};
+        "media_io_kwargs", "logits_processors",    "bad_words",  "logprob_token_ids",         "stop_regex",
+        "custom_params",   "repetition_detection", "vllm_xargs", "guided_whitespace_pattern", "lora",
+        "lora_path",       "session_params"};
     static const struct {
         const char *name;
         double neutral; /* and below, if not 1 */
@@ -409,8 +411,8 @@ enum status gen_parse_refused(struct gen *g, json_t *root)
                    {"no_repeat_ngram_size", 0},
                    {"t_max_predict_ms", 0},
                    {"use_beam_search", 0},
-                   {"return_hidden_states", 0},
-                   {"return_progress", 0}};
+                   {"grammar_lazy", 0},
+                   {"return_hidden_states", 0}};
     for (size_t i = 0; i < sizeof unsupported / sizeof *unsupported; i++) {
         if (g->kind == GEN_COMPLETION && i < 4) continue; /* not fields of that endpoint: ignored */
         if (refuse_if(g, root, unsupported[i], "unsupported_parameter", "")) return ST_INVALID;
@@ -467,19 +469,20 @@ static void note_unknown(const struct gen *g, json_t *root)
         "add_generation_prompt", "add_special_tokens", "allowed_token_ids", "bad_words", "bootstrap_host",
         "bootstrap_port", "bootstrap_room", "cache_prompt", "cache_salt", "chat_template",
         "chat_template_kwargs", "continue_final_message", "custom_logit_processor", "documents", "ebnf",
-        "ec_transfer_params", "grammar", "guided_choice", "guided_decoding_backend", "guided_grammar",
-        "guided_json", "guided_regex", "guided_whitespace_pattern", "id_slot", "ignore_eos",
-        "include_reasoning", "include_stop_str_in_output", "json_schema", "kv_transfer_params",
-        "length_penalty", "logits_processors", "logprob_token_ids", "lora_path", "media_io_kwargs", "min_p",
+        "ec_transfer_params", "enable_thinking", "grammar", "grammar_lazy", "guided_choice",
+        "guided_decoding_backend", "guided_grammar", "guided_json", "guided_regex",
+        "guided_whitespace_pattern", "id_slot", "ignore_eos", "include_reasoning",
+        "include_stop_str_in_output", "json_schema", "kv_transfer_params", "length_penalty",
+        "logits_processors", "logprob_token_ids", "lora", "lora_path", "media_io_kwargs", "min_p",
         "min_tokens", "mm_processor_kwargs", "n_predict", "no_stop_trim", "priority", "prompt_logprobs",
         "reasoning", "regex", "repeat_penalty", "repetition_detection", "repetition_penalty", "request_id",
         "return_cache_info", "return_hidden_states", "return_prompt_text", "return_token_ids",
         "return_tokens_as_token_ids", "rid", "samplers", "separate_reasoning", "session_params",
         "skip_special_tokens", "spaces_between_special_tokens", "stop_token_ids", "stream_interval",
-        "structured_outputs", "thinking_token_budget", "timings_per_token", "top_k", "truncate_prompt_tokens",
-        "custom_params", "dry_multiplier", "dynatemp_range", "mirostat", "no_repeat_ngram_size",
-        "return_progress", "stop_regex", "t_max_predict_ms", "tfs_z", "top_a", "top_n_sigma",
-        "xtc_probability", "typical_p", "use_beam_search", "vllm_xargs"};
+        "structured_outputs", "thinking", "thinking_budget", "thinking_token_budget", "timings_per_token",
+        "top_k", "truncate_prompt_tokens", "custom_params", "dry_multiplier", "dynatemp_range", "mirostat",
+        "no_repeat_ngram_size", "return_progress", "stop_regex", "t_max_predict_ms", "tfs_z", "top_a",
+        "top_n_sigma", "xtc_probability", "typical_p", "use_beam_search", "vllm_xargs"};
     char names[300];
     if (log_enabled(LOG_DEBUG) &&
         fields_unknown(root, known, sizeof known / sizeof *known, names, sizeof names))

@@ -258,13 +258,14 @@ enum status gen_read_completion(struct gen *g, json_t *root)
 enum status gen_prompt_completion(struct gen *g, json_t *root)
 {
     struct api_error *e = &g->r->response.error;
-    json_t *v = field(root, "prompt"), *suffix = field(root, "suffix");
+    const char *name = gen_source(g);
+    json_t *v = field(root, name), *suffix = g->dialect ? NULL : field(root, "suffix");
     if (g->messages.list) return gen_prompt_parts(g);
     bool many = json_is_array(v) && !json_is_number(json_array_get(v, 0));
     size_t count = many ? json_array_size(v) : 1;
-    if (!count) return api_fail(e, 400, "empty_array", "prompt", "prompt is empty.");
+    if (!count) return api_fail(e, 400, "empty_array", name, "%s is empty.", name);
     if (count > LIMIT_PROMPTS || count * g->p.n > LIMIT_CHOICES) {
-        return api_fail(e, 400, "invalid_value", "prompt",
+        return api_fail(e, 400, "invalid_value", name,
                         "Too many prompts: at most %u, and at most %u choices in all.", LIMIT_PROMPTS,
                         LIMIT_CHOICES);
     }
@@ -272,7 +273,7 @@ enum status gen_prompt_completion(struct gen *g, json_t *root)
     if (!g->prompts) return no_memory(g);
     for (size_t i = 0; i < count; i++) {
         char path[40];
-        snprintf(path, sizeof path, many ? "prompt[%zu]" : "prompt", i);
+        snprintf(path, sizeof path, many ? "%s[%zu]" : "%s", name, i);
         enum status st = one_prompt(g, many ? json_array_get(v, i) : v, suffix, path);
         if (st) return st;
     }

@@ -33,6 +33,16 @@ static void account_choice(struct choice *c)
     response_account(&c->gen->r->response, &c->accounted, bytes);
 }
 
+static void gen_tokens(const struct gen *g, struct request_tokens *out)
+{
+    struct gen_usage u = gen_usage(g);
+    *out = (struct request_tokens){.prompt = u.prompt, .cached = u.cached, .completion = u.completion};
+    for (uint32_t i = 0; i < g->choice_count; i++) {
+        uint64_t first = g->choices[i].first_us;
+        if (first && (!out->first_us || first < out->first_us)) out->first_us = first;
+    }
+}
+
 void gen_free(struct gen *g)
 {
     g->r->srv->load--;
@@ -114,6 +124,7 @@ void gen_start(struct request *r, enum gen_kind kind, const struct dialect *dial
     r->gen = g;
     r->gen_cancel = gen_cancel;
     r->gen_free = gen_free;
+    r->gen_tokens = gen_tokens;
     r->srv->load++;
     request_work(r, job, job_ended);
 }
@@ -238,13 +249,22 @@ static void cache_seen(struct choice *c, const struct sched_event *ev)
     p->cached_tokens = ev->cache.reused;
 }
 
+static void on_progress(struct choice *c, const struct sched_event *ev, struct gen **touched)
+{
+    struct gen *g = c->gen;
+    if (c->finish != FIN_NONE || g->failed || g->r->cancelled || !g->r->http.mhd) return;
+    cache_seen(c, ev);
+    gen_stream_progress(c, ev);
+    touch(g, touched);
+}
+
 static void on_token(struct choice *c, const struct sched_event *ev, struct gen **touched)
 {
     struct gen *g = c->gen;
     struct request *r = g->r;
     if (c->finish != FIN_NONE || g->failed || r->cancelled)
-        return; /* text after a stop string, or the client has disconnected */
-    uint64_t now = now_us();
+        return;                   /* text after a stop string, or the client has disconnected */
+    uint64_t now = ev->pushed_us; /* tokens of several steps may come together */
     if (!c->first_us) {
         c->first_us = now;
         metrics_first_token(r->srv->metrics, (double)(now - r->http.arrived_us) * 1e-6);
@@ -253,6 +273,7 @@ static void on_token(struct choice *c, const struct sched_event *ev, struct gen 
         metrics_next_token(r->srv->metrics, (double)(now - c->last_us) * 1e-6);
     }
     c->last_us = now;
+    c->logprob = ev->token.logprob;
     c->proposed = ev->proposed;
     c->accepted = ev->accepted;
     if (g->p.stream) gen_stream_token(c);
@@ -296,6 +317,19 @@ static void end_metrics(struct choice *c, const struct sched_event *ev)
                                       });
 }
 
+/* The pooled vector takes the place of the text. */
+static enum status take_pooled(struct choice *c, const double *pooled)
+{
+    uint32_t n = c->gen->r->srv->model->caps.hidden_size;
+    enum status st = buf_reserve(&c->text, n * sizeof(float));
+    for (uint32_t i = 0; i < n && !st; i++) {
+        float v = (float)pooled[i];
+        st = buf_add(&c->text, &v, sizeof v);
+    }
+    account_choice(c);
+    return st;
+}
+
 static void on_end(struct choice *c, const struct sched_event *ev, struct gen **touched)
 {
     struct gen *g = c->gen;
@@ -313,7 +347,8 @@ static void on_end(struct choice *c, const struct sched_event *ev, struct gen **
             c->stop_id = ev->stop_id;
         }
         choice_finish(c, ev->end == END_LENGTH ? FIN_LENGTH : FIN_STOP);
-        if (output_run(c)) gen_abort(r, 500, "internal_error", "The server ran out of memory.");
+        if (output_run(c) || (ev->pooled && take_pooled(c, ev->pooled)))
+            gen_abort(r, 500, "internal_error", "The server ran out of memory.");
         touch(g, touched);
     } else if (c->finish == FIN_NONE) {
         choice_finish(c, ev->end == END_ERROR || ev->end == END_CONSTRAINT ? FIN_ERROR : FIN_ABORT);
@@ -331,6 +366,7 @@ static void on_end(struct choice *c, const struct sched_event *ev, struct gen **
             gen_abort(r, 500, "engine_error", "The engine aborted this request.");
         }
     }
+    free(ev->pooled);
     end_metrics(c, ev);
     if (!g->choices_open && !r->sequences_alive) {
         uint32_t longest = 0;
@@ -367,6 +403,7 @@ void gen_events(struct server *s)
         struct choice *c = ev.user;
         struct request *r = c->gen->r;
         switch (ev.kind) {
+        case EV_PROGRESS: on_progress(c, &ev, &touched); break;
         case EV_TOKEN: on_token(c, &ev, &touched); break;
         case EV_PROMPT_SCORES: on_scores(c, &ev); break;
         case EV_IMAGE: gen_image_wanted(c, &ev); break;
@@ -469,6 +506,10 @@ static bool choices_create(struct gen *g)
         c->stop_string = -1;
         c->sampling = g->p.sampling;
         c->sampling.seed = choice_seed(seed, i % g->p.n);
+        if (g->p.only) {
+            c->sampling.bias = &g->p.only[i % g->p.n];
+            c->sampling.bias_count = 1;
+        }
         /* One sequence per prompt scores it, unless each choice returns the scores before its own tokens. */
         if (i % g->p.n && !(g->p.echo && g->p.logprobs)) c->sampling.prompt_logprobs = SAMPLING_NO_LOGPROBS;
         buf_init(&c->text, TEXT_MAX);
@@ -512,7 +553,7 @@ void gen_submit(struct request *r)
         struct choice *c = &g->choices[i];
         uint32_t context = s->model->caps.context_max, count = c->prompt->prompt.token_count;
         uint32_t max = g->p.has_max ? (uint32_t)g->p.max_tokens : context - count;
-        if (!max && c->sampling.prompt_logprobs == SAMPLING_NO_LOGPROBS) { /* echo only */
+        if (!max && !g->p.pooling && c->sampling.prompt_logprobs == SAMPLING_NO_LOGPROBS) { /* echo only */
             choice_finish(c, FIN_LENGTH);
             c->seq_ended = true;
             continue;
@@ -520,6 +561,7 @@ void gen_submit(struct request *r)
         struct sched_sequence seq = {
             .prompt = &c->prompt->prompt,
             .sampling = &c->sampling,
+            .pooling = g->p.pooling,
             .tokens_max = max,
             .tokens_min = (uint32_t)(g->p.min_tokens > max ? max : g->p.min_tokens),
             .ignore_eos = g->p.ignore_eos,
@@ -528,6 +570,7 @@ void gen_submit(struct request *r)
             .priority = r->http.may_precede ? g->p.priority : 0,
             .rank = r->http.may_precede ? 0 : g->p.priority,
             .tenant = g->p.tenant,
+            .progress = g->p.progress && g->p.stream && !g->dialect && c->index % g->p.n == 0,
             .no_cache_read = c->sampling.prompt_logprobs != SAMPLING_NO_LOGPROBS,
             .deadline_us =
                 s->opt->request_timeout ? r->http.arrived_us + s->opt->request_timeout * 1000000u : 0,

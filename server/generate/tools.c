@@ -283,15 +283,19 @@ enum status gen_parse_reasoning(struct gen *g, json_t *root)
         return api_fail(e, 400, "invalid_type", "reasoning", "reasoning must be an object.");
     if (gen_effort_check(g, field(reasoning, "effort"), "reasoning.effort")) return ST_INVALID;
     if (!ask.effort) ask.effort = field(reasoning, "effort");
+    const char *enabled = ask.enabled ? "reasoning.enabled" : "enable_thinking";
+    if (!ask.enabled) ask.enabled = field(root, enabled);
     if (ask.enabled && !json_is_boolean(ask.enabled))
-        return api_fail(e, 400, "invalid_type", "reasoning.enabled", "reasoning.enabled must be a boolean.");
+        return api_fail(e, 400, "invalid_type", enabled, "%s must be a boolean.", enabled);
+    json_t *thinking = field(field(root, "thinking"), "type"); /* DeepSeek's */
+    if (thinking && !ask.enabled) ask.enabled = json_boolean(!json_is(thinking, "disabled"));
     if (field_bool(e, root, "include_reasoning", &include) ||
         field_bool(e, root, "separate_reasoning", &separate))
         return ST_INVALID;
-    const char *budget =
-        field(root, "thinking_token_budget") ? "thinking_token_budget" : "reasoning.max_tokens";
-    ask.budget_path = budget;
-    ask.budget = field(root, "thinking_token_budget");
+    ask.budget_path = field(root, "thinking_token_budget") ? "thinking_token_budget"
+                      : field(root, "thinking_budget")     ? "thinking_budget"
+                                                           : "reasoning.max_tokens";
+    ask.budget = field(root, ask.budget_path);
     if (!ask.budget) ask.budget = field(reasoning, "max_tokens");
     ask.drop = !include;
     ask.inline_ = !separate;

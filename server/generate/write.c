@@ -96,18 +96,20 @@ void gen_cache_info(struct json_writer *o, const struct gen *g)
     if (g->prompt_count > 1) jw_text(o, "]}");
 }
 
-static void timing(struct json_writer *o, const char *name, uint64_t n, uint64_t us)
+/* `timed` of the n tokens took the time. */
+static void timing(struct json_writer *o, const char *name, uint64_t n, uint64_t timed, uint64_t us)
 {
     double ms = (double)us * 1e-3;
     char text[160];
     snprintf(text, sizeof text,
              "\"%s_n\":%llu,\"%s_ms\":%.3f,\"%s_per_token_ms\":%.3f,\"%s_per_second\":%.3f", name,
-             (unsigned long long)n, name, ms, name, n ? ms / (double)n : 0, name,
-             us ? (double)n * 1e3 / ms : 0);
+             (unsigned long long)n, name, ms, name, timed ? ms / (double)timed : 0, name,
+             us ? (double)timed * 1e3 / ms : 0);
     jw_text(o, text);
 }
 
-/* As llama.cpp has them. With several choices: from the first token of any to the last. */
+/* As llama.cpp has them. With several choices: from the first token of any to the last. The rate of output is
+ * that of the tokens after the first, which comes with the prompt. */
 static void timings(struct json_writer *o, const struct gen *g)
 {
     struct gen_usage u = gen_usage(g);
@@ -121,9 +123,10 @@ static void timings(struct json_writer *o, const struct gen *g)
     jw_text(o, ",\"timings\":{\"cache_n\":");
     jw_uint(o, u.cached);
     jw_text(o, ",");
-    timing(o, "prompt", u.prompt - u.cached, first ? first - g->r->http.arrived_us : 0);
+    uint64_t computed = u.prompt - u.cached, more = u.completion - (u.completion ? 1 : 0);
+    timing(o, "prompt", computed, computed, first ? first - g->r->http.arrived_us : 0);
     jw_text(o, ",");
-    timing(o, "predicted", u.completion, last - first);
+    timing(o, "predicted", u.completion, more, last - first);
     jw_text(o, "}");
 }
 
@@ -342,6 +345,19 @@ void gen_event_end(struct json_writer *o, struct gen *g)
     if (o->st) gen_abort(g->r, 500, "internal_error", "The response is too large.");
 }
 
+/* As llama.cpp has it. */
+static void progress(struct json_writer *o, const struct gen *g)
+{
+    const struct sched_event *ev = g->shown.progress;
+    const struct choice *c = ev->user;
+    char text[160];
+    snprintf(text, sizeof text,
+             ",\"prompt_progress\":{\"total\":%u,\"cache\":%u,\"processed\":%u,\"time_ms\":%.3f}",
+             c->prompt->prompt.token_count, ev->cache.reused, ev->index,
+             (double)(ev->pushed_us - g->r->http.arrived_us) * 1e-3);
+    jw_text(o, text);
+}
+
 /* counted: its tokens are in the running usage. finish: it carries a finish_reason. */
 static void chunk_end(struct json_writer *o, struct gen *g, bool counted, bool finish)
 {
@@ -358,6 +374,7 @@ static void chunk_end(struct json_writer *o, struct gen *g, bool counted, bool f
     if (g->p.return_token_ids && !g->shown.prompt_ids && g->prompt_count == 1) prompt_ids(o, &g->prompts[0]);
     g->shown.prompt_ids = true;
     if (counted) timings(o, g);
+    if (g->shown.progress) progress(o, g);
     /* With a usage chunk it goes there; else into the last chunk: an extra chunk without choices would break
      * clients that read choices[0]. */
     if (finish && !g->p.include_usage && g->shown.finishes == g->choice_count) gen_cache_info(o, g);
@@ -572,6 +589,19 @@ void gen_stream_token(struct choice *c)
 {
     if (c->shown.dirty) news(c);
     c->shown.dirty = true;
+}
+
+void gen_stream_progress(struct choice *c, const struct sched_event *ev)
+{
+    struct gen *g = c->gen;
+    struct json_writer o = {.buf = &g->r->response.out};
+    head_chunks(g);
+    g->shown.progress = ev;
+    chunk_begin(&o, c);
+    jw_text(&o, g->kind == GEN_CHAT ? ",\"delta\":{}" : ",\"text\":\"\"");
+    jw_text(&o, ",\"logprobs\":null,\"finish_reason\":null}");
+    chunk_end(&o, g, false, false);
+    g->shown.progress = NULL;
 }
 
 static void dialect_write(struct gen *g)

@@ -8,6 +8,8 @@
 #include "server/http/event_loop.h"
 #include "server/http/metrics.h"
 #include "server/http/request.h"
+#include "server/http/tls.h"
+#include "server/http/websocket.h"
 
 #include <errno.h>
 #include <netinet/in.h>
@@ -28,6 +30,8 @@ struct conn {
     uv_poll_t tcp_poll, pair_poll;
     int tcp_mask, pair_mask; /* polled events; -1: stopped by libuv */
     unsigned handles;        /* not yet closed */
+    struct tls *tls;         /* of tcp, or NULL */
+    bool shaking;            /* its handshake is not done */
     bool mhd_open;           /* libmicrohttpd has its end of the pair */
     bool served;             /* a response was sent */
     bool ended;              /* end of the client's input */
@@ -42,6 +46,9 @@ struct conn {
     size_t up_at, down_at;
     struct buf last;         /* our own response, after all of libmicrohttpd's */
     struct request *request; /* in libmicrohttpd, or NULL */
+    struct websocket *ws;    /* in CONN_WEBSOCKET; and with it: */
+    uint64_t ws_id;
+    size_t ws_bytes; /* its share of the server's body_bytes */
 };
 
 static void pump_down(struct conn *n);
@@ -53,7 +60,8 @@ static void phase_to(struct conn *n, enum conn_phase phase, uint64_t now)
     static const struct state_rule rules[] = {
         [CONN_HEAD] = {"CONN_HEAD", 1u << CONN_BODY | 1u << CONN_LINGER},
         [CONN_BODY] = {"CONN_BODY", 1u << CONN_BUSY | 1u << CONN_LINGER},
-        [CONN_BUSY] = {"CONN_BUSY", 1u << CONN_HEAD | 1u << CONN_LINGER},
+        [CONN_BUSY] = {"CONN_BUSY", 1u << CONN_HEAD | 1u << CONN_WEBSOCKET | 1u << CONN_LINGER},
+        [CONN_WEBSOCKET] = {"CONN_WEBSOCKET", 1u << CONN_LINGER},
         [CONN_LINGER] = {"CONN_LINGER", 0},
     };
     ASSERT_NEXT(rules, n->phase, phase, "connection %d", n->tcp);
@@ -77,7 +85,10 @@ static void release(struct conn *n)
     else l->conns = n->next;
     if (n->next) n->next->prev = n->prev;
     l->srv->conn_count--;
+    l->srv->body_bytes -= n->ws_bytes;
+    websocket_free(n->ws);
     http_parser_fini(&n->in);
+    tls_close(n->tls);
     buf_fini(&n->kept);
     buf_fini(&n->up);
     buf_fini(&n->down);
@@ -108,6 +119,7 @@ static void drop(struct conn *n)
     side_close(&n->tcp_poll, &n->tcp);
     side_close(&n->pair_poll, &n->pair);
     if (n->request) request_client_gone(n->request);
+    if (n->ws) n->loop->forget(n->loop->srv, n->ws_id);
     server_kick(n->loop->srv);
 }
 
@@ -116,6 +128,7 @@ static void finish(struct conn *n)
 {
     int unread = 0;
     if (n->phase == CONN_LINGER || n->tcp < 0) return;
+    if (n->tls) tls_bye(n->tls);
     bool whole = n->phase != CONN_BODY && !n->refused && !n->kept.len && !http_parser_begun(&n->in);
     whole = whole || (n->phase == CONN_BUSY && !n->kept.len);
     if (n->ended || (whole && (ioctl(n->tcp, FIONREAD, &unread) || !unread))) {
@@ -136,7 +149,8 @@ static void polls(struct conn *n)
 {
     int tcp = 0, pair = 0;
     bool down = n->down.len > n->down_at, up = n->up.len > n->up_at;
-    if (n->phase == CONN_LINGER) tcp = UV_READABLE;
+    if (n->shaking) tcp = tls_writes(n->tls) ? UV_WRITABLE : UV_READABLE;
+    else if (n->phase == CONN_LINGER || n->phase == CONN_WEBSOCKET) tcp = UV_READABLE;
     else if (n->refused || n->ended) tcp = 0;
     else if (n->phase == CONN_BUSY) tcp = n->kept.len < READ_CHUNK ? UV_READABLE : n->hup ? 0 : UV_DISCONNECT;
     else if (!up) tcp = UV_READABLE;
@@ -157,7 +171,8 @@ static bool to_client(struct conn *n, const char *data, size_t len, size_t *sent
 {
     *sent = 0;
     while (*sent < len) {
-        ssize_t k = send(n->tcp, data + *sent, len - *sent, MSG_DONTWAIT | MSG_NOSIGNAL);
+        ssize_t k = n->tls ? tls_send(n->tls, data + *sent, len - *sent)
+                           : send(n->tcp, data + *sent, len - *sent, MSG_DONTWAIT | MSG_NOSIGNAL);
         if (k > 0) {
             *sent += (size_t)k;
             n->loop->moved++;
@@ -201,7 +216,14 @@ static void pump_down(struct conn *n)
         if (k < 0 && errno == EAGAIN && !n->last.len) break;
         if (k <= 0) { /* it has closed, or all its output before our own response is sent */
             side_close(&n->pair_poll, &n->pair);
+            if (n->ws) websocket_close(n->ws, n->loop->srv->health.phase >= SRV_LEAVING ? 1001 : 1011);
             continue;
+        }
+        if (n->ws) {
+            n->sent_us = now_us(); /* down is empty */
+            if (websocket_respond(n->ws, bytes, (size_t)k)) continue;
+            drop(n);
+            return;
         }
         n->sent_us = now_us(); /* down is empty */
         if (!to_client(n, bytes, (size_t)k, &sent) ||
@@ -254,7 +276,15 @@ static void refuse_input(struct conn *n, const struct api_error *e)
     }
     request_id_make(id, n->in.id);
     metrics_rejected(n->loop->srv->metrics, e->http);
-    log_info("req=%s path= status=%d %s", id, e->http, e->message);
+    if (log_enabled(LOG_INFO)) {
+        struct log_line l;
+        struct sockaddr_storage at = {0};
+        socklen_t len = sizeof at;
+        if (getpeername(n->tcp, (struct sockaddr *)&at, &len)) at.ss_family = AF_UNSPEC;
+        access_begin(&l, id, "", e->http, (struct sockaddr *)&at);
+        log_text(&l, "error", e->message);
+        log_end(&l);
+    }
     refuse(n, e, ERROR_OPENAI, id, NULL);
 }
 
@@ -313,6 +343,47 @@ static void take(struct conn *n, const char *data, size_t len)
     flush_up(n);
 }
 
+static void from_websocket(struct conn *n, const char *data, size_t len)
+{
+    struct server *s = n->loop->srv;
+    n->data_us = now_us();
+    if (n->down.len == n->down_at) n->sent_us = n->data_us;
+    if (n->up_at > n->up.len / 2) { /* so that what is sent doesn't count */
+        n->up.len -= n->up_at;
+        memmove(n->up.data, n->up.data + n->up_at, n->up.len);
+        n->up_at = 0;
+    }
+    bool ok = websocket_receive(n->ws, data, len);
+    s->body_bytes -= n->ws_bytes;
+    n->ws_bytes = n->up.len - n->up_at + websocket_partial(n->ws);
+    s->body_bytes += n->ws_bytes;
+    if (!ok || s->body_bytes > LIMIT_BODIES_BYTES) {
+        drop(n);
+        return;
+    }
+    flush_up(n);
+    if (websocket_closed(n->ws)) { /* what it was sent is still delivered */
+        side_close(&n->pair_poll, &n->pair);
+        if (n->request) request_client_gone(n->request);
+        server_kick(s);
+    }
+    pump_down(n);
+}
+
+enum status conn_upgrade(struct request *r)
+{
+    struct conn *n = conn_of(r->http.mhd);
+    struct server *s = r->srv;
+    size_t message = s->opt->max_body_bytes + LIMIT_HEADER_BYTES + LIMIT_URL_BYTES;
+    if (!(n->ws = websocket_open(r, &n->up, &n->down)))
+        return r->response.error.http ? ST_INVALID : api_nomem(&r->response.error);
+    n->up.max = message;
+    n->down.max = 4 * READ_CHUNK;
+    n->ws_id = ++n->loop->ws_count;
+    phase_to(n, CONN_WEBSOCKET, now_us());
+    return ST_OK;
+}
+
 static void client_ended(struct conn *n)
 {
     n->ended = true;
@@ -327,7 +398,8 @@ static void client_ended(struct conn *n)
 static void from_client(struct conn *n)
 {
     static char bytes[READ_CHUNK];
-    ssize_t k = recv(n->tcp, bytes, sizeof bytes, MSG_DONTWAIT);
+    ssize_t k =
+        n->tls ? tls_recv(n->tls, bytes, sizeof bytes) : recv(n->tcp, bytes, sizeof bytes, MSG_DONTWAIT);
     if (k < 0 && (errno == EAGAIN || errno == EINTR)) return;
     if (k < 0 || (k == 0 && n->phase == CONN_LINGER)) {
         drop(n);
@@ -337,6 +409,9 @@ static void from_client(struct conn *n)
         n->data_us = now_us();
     } else if (n->phase == CONN_BUSY) {
         if (buf_add(&n->kept, bytes, (size_t)k)) drop(n);
+    } else if (n->phase == CONN_WEBSOCKET) {
+        n->loop->moved++;
+        from_websocket(n, bytes, (size_t)k);
     } else {
         n->loop->moved++;
         take(n, bytes, (size_t)k);
@@ -347,8 +422,14 @@ static void tcp_event(uv_poll_t *p, int status, int events)
 {
     struct conn *n = p->data;
     if (n->tcp < 0) return;
-    if (status) { /* a reset */
+    int shaken = n->shaking && !status ? tls_handshake(n->tls) : 1;
+    if (status || shaken < 0) { /* a reset, or no TLS */
         drop(n);
+        return;
+    }
+    n->shaking = shaken == 0;
+    if (n->shaking) {
+        polls(n);
         return;
     }
     if (events & UV_DISCONNECT && !(events & UV_READABLE)) {
@@ -391,6 +472,7 @@ void conn_request(struct request *r)
 {
     struct conn *n = conn_of(r->http.mhd);
     n->request = r;
+    r->http.websocket = n->ws_id;
     n->loop->moved++;
 }
 
@@ -400,13 +482,16 @@ void conn_completed(struct MHD_Connection *c)
     n->request = NULL;
     n->served = true;
     n->loop->moved++;
-    if (n->phase != CONN_BUSY || n->tcp < 0) return;
+    bool ws = n->phase == CONN_WEBSOCKET;
+    if ((n->phase != CONN_BUSY && !ws) || n->tcp < 0) return;
     n->data_us = now_us();
-    phase_to(n, CONN_HEAD, n->data_us);
-    http_parser_next(&n->in);
+    if (!ws) {
+        phase_to(n, CONN_HEAD, n->data_us);
+        http_parser_next(&n->in);
+    }
     struct buf kept = n->kept;
     buf_init(&n->kept, kept.max);
-    if (kept.len) take(n, kept.data, kept.len);
+    if (kept.len) (ws ? from_websocket : take)(n, kept.data, kept.len);
     buf_fini(&kept);
     if (n->tcp >= 0) polls(n);
 }
@@ -454,6 +539,14 @@ static void sweep_one(struct conn *n, uint64_t now)
     case CONN_BUSY:
         if ((n->ended || n->hup) && n->request && n->request->http.suspended) request_client_gone(n->request);
         break;
+    case CONN_WEBSOCKET:
+        if (websocket_partial(n->ws) ? later(now, n->data_us, LIMIT_BODY_SILENCE)
+                                     : !n->request && later(now, n->data_us, LIMIT_WEBSOCKET_IDLE)) {
+            websocket_close(n->ws, 1001);
+            side_close(&n->pair_poll, &n->pair);
+            pump_down(n);
+        }
+        break;
     case CONN_LINGER:
         if (later(now, n->data_us, LIMIT_LINGER_SILENCE) || later(now, n->phase_us, LIMIT_LINGER_SECONDS))
             drop(n);
@@ -475,7 +568,7 @@ void conn_unstick(struct loop *l)
 {
     for (struct conn *n = l->conns; n; n = n->next) {
         bool asleep = n->request && n->request->http.suspended;
-        if (n->tcp < 0 || asleep || n->phase == CONN_LINGER ||
+        if (n->tcp < 0 || asleep || n->phase == CONN_LINGER || (n->phase == CONN_WEBSOCKET && !n->request) ||
             (n->phase == CONN_HEAD && !http_parser_begun(&n->in)))
             continue;
         drop(n);
@@ -538,6 +631,9 @@ static void conn_open(struct loop *l, int fd, const struct sockaddr *from, sockl
         release(n);
         return;
     }
+    bool tls = l->cert && from->sa_family != AF_UNIX;
+    if (tls) n->tls = tls_open(l->cert, fd);
+    n->shaking = n->tls != NULL;
     bool bad = uv_poll_init(&l->uv, &n->pair_poll, n->pair) != 0;
     if (bad) {
         n->handles--;
@@ -545,8 +641,8 @@ static void conn_open(struct loop *l, int fd, const struct sockaddr *from, sockl
         n->pair = -1;
     }
     l->adding = n;
-    bad = MHD_add_connection(l->mhd, pair[1], from, from_len) != MHD_YES ||
-          bad; /* it closes its end, also on failure */
+    bad = MHD_add_connection(l->mhd, pair[1], from, from_len) != MHD_YES || bad ||
+          (tls && !n->tls); /* it closes its end, also on failure */
     l->adding = NULL;
     if (bad) drop(n);
     else polls(n);
@@ -636,6 +732,7 @@ void conn_stop(struct loop *l)
 {
     conn_listen_stop(l);
     for (struct conn *n = l->conns; n; n = n->next) {
+        if (n->ws) websocket_close(n->ws, 1001);
         pump_down(n);
         drop(n);
     }

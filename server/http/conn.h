@@ -17,11 +17,12 @@ struct request;
 struct MHD_Connection;
 
 enum conn_phase {
-    CONN_HEAD = 0, /* between two requests, or in a head */
-    CONN_BODY,     /* libmicrohttpd has the head and the body so far */
-    CONN_BUSY,     /* it has the whole request and is responding */
-    CONN_LINGER,   /* the last response is written; input is discarded, because a TCP reset could make the
-                      client lose the response */
+    CONN_HEAD = 0,  /* between two requests, or in a head */
+    CONN_BODY,      /* libmicrohttpd has the head and the body so far */
+    CONN_BUSY,      /* it has the whole request and is responding */
+    CONN_WEBSOCKET, /* see websocket.h */
+    CONN_LINGER,    /* the last response is written; input is discarded, because a TCP reset could make the
+                       client lose the response */
 };
 
 /* Accepts connections on l->listeners for l->mhd. */
@@ -35,6 +36,8 @@ void conn_completed(struct MHD_Connection *c); /* its request is finished: the n
 /* Responds with r->response.error before the body is complete, which libmicrohttpd can't do. False: the body
  * is complete, or a response has started. */
 bool conn_respond_early(struct request *r);
+/* Makes r's connection a WebSocket when r is answered with 101. Else r->response.error is filled. */
+enum status conn_upgrade(struct request *r) KV_MUST_CHECK;
 void conn_cut(struct request *r);              /* ends a connection whose response is being written */
 void conn_sweep(struct loop *l, uint64_t now); /* deadlines; every 100 ms */
 void conn_unstick(struct loop *l);       /* libmicrohttpd reports ready but makes no progress: closes the

@@ -6,7 +6,10 @@
 #include "server/http/http.h"
 
 #include <microhttpd.h>
+#include <sys/socket.h>
 #include <uv.h>
+
+struct log_line;
 
 #define LISTENERS_MAX 8u
 
@@ -15,6 +18,7 @@ struct loop {
     struct server *srv;
     bool (*admit)(struct request *r); /* at the end of the headers; false: r->response.error is filled */
     void (*check)(struct server *s);  /* before libmicrohttpd runs */
+    void (*forget)(struct server *s, uint64_t websocket); /* it has closed */
     struct MHD_Daemon *mhd;
     uv_poll_t mhd_poll;
     uv_idle_t mhd_idle; /* active while libmicrohttpd has immediate work: */
@@ -34,16 +38,23 @@ struct loop {
     struct conn *conns;  /* open connections */
     struct conn *adding; /* being handed to libmicrohttpd */
     uint32_t conn_max;
+    uint64_t ws_count; /* WebSockets opened so far */
 
-    char url[300]; /* http://HOST:PORT */
+    struct tls_cert *cert; /* --tls-cert, as last read; NULL: plain HTTP */
+    char url[300];         /* http://HOST:PORT */
 };
 
 /* http/loop.c */
 /* Creates s->loop, without HTTP. */
 enum status loop_open(struct loop *l, struct server *s, struct err *err) KV_MUST_CHECK;
 enum status loop_listen(struct loop *l, struct err *err) KV_MUST_CHECK; /* starts accepting connections */
-void loop_pump(struct loop *l);                                         /* runs libmicrohttpd once */
+/* --tls-cert and --tls-key, at the start and again: on an error the old ones stay. */
+enum status loop_cert_load(struct loop *l, struct err *err) KV_MUST_CHECK;
+void loop_pump(struct loop *l);               /* runs libmicrohttpd once */
 void loop_tick(struct loop *l, uint64_t now); /* deadlines, stuck libmicrohttpd; every 100 ms */
 void loop_close(struct loop *l);              /* ends HTTP and every handle */
+/* The first fields of a request's line in the log. */
+void access_begin(struct log_line *l, const char *id, const char *path, int status,
+                  const struct sockaddr *client);
 
 #endif

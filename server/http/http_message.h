@@ -32,6 +32,7 @@ struct http_message {
     bool has_key, one_key; /* has a valid API key; it is the server's only one */
     bool may_precede;      /* its `priority` also applies against other tenants' requests */
     uint8_t key[32];       /* its SHA-256 */
+    uint64_t websocket;    /* its number; 0: the request did not come over one */
     uint64_t arrived_us;   /* monotonic */
     int64_t created;       /* Unix seconds */
 };

@@ -32,10 +32,11 @@
 #define LIMIT_PARSE_FREE (8u << 20) /* a body that needs less is not counted and never waits */
 #define LIMIT_SMALL_BODY                                                                                     \
     65536u /* a rejected request's body up to this size is read and discarded, to keep the connection */
-#define LIMIT_HEADER_SECONDS 10u  /* until the headers of a connection's first request are complete */
-#define LIMIT_BODY_SECONDS   300u /* until a body is complete */
-#define LIMIT_BODY_SILENCE   60u  /* seconds without a byte of it; --keep-alive-timeout if that is less */
-#define LIMIT_WRITE_SECONDS  60u  /* a client that reads no byte for so long is disconnected */
+#define LIMIT_HEADER_SECONDS 10u   /* until the headers of a connection's first request are complete */
+#define LIMIT_BODY_SECONDS   300u  /* until a body is complete */
+#define LIMIT_BODY_SILENCE   60u   /* seconds without a byte of it; --keep-alive-timeout if that is less */
+#define LIMIT_WEBSOCKET_IDLE 3600u /* seconds without a byte, while no response runs */
+#define LIMIT_WRITE_SECONDS  60u   /* a client that reads no byte for so long is disconnected */
 #define LIMIT_LINGER_SILENCE                                                                                 \
     2u /* after the last response, a connection is drained until it is silent for so long ... */
 #define LIMIT_LINGER_SECONDS    30u          /* ... or for so long in total */

@@ -2,12 +2,14 @@
  * socket. Knows no endpoint. */
 #include "server/http/event_loop.h"
 
+#include "config/base/hex.h"
 #include "config/base/log.h"
 #include "server/fetch/fetch.h"
 #include "server/http/conn.h"
 #include "server/http/limits.h"
 #include "server/http/metrics.h"
 #include "server/http/request.h"
+#include "server/http/tls.h"
 
 #include <errno.h>
 #include <netdb.h>
@@ -71,7 +73,8 @@ static enum MHD_Result queue_response(struct request *r)
 {
     struct MHD_Response *resp = request_response(r);
     if (!resp) return MHD_NO;
-    enum MHD_Result ok = MHD_queue_response(r->http.mhd, (unsigned)r->response.status, resp);
+    unsigned status = (unsigned)r->response.status; /* 101: sent by the HTTP front */
+    enum MHD_Result ok = MHD_queue_response(r->http.mhd, status == 101 ? 204 : status, resp);
     MHD_destroy_response(resp); /* the connection keeps its own reference */
     r->http.queued = ok == MHD_YES;
     return ok;
@@ -147,6 +150,52 @@ static enum MHD_Result on_request(void *cls, struct MHD_Connection *c, const cha
     return MHD_YES;
 }
 
+void access_begin(struct log_line *l, const char *id, const char *path, int status,
+                  const struct sockaddr *client)
+{
+    char host[NI_MAXHOST] = "unix", begin[201];
+    socklen_t len = client->sa_family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
+    if (client->sa_family == AF_INET6 || client->sa_family == AF_INET)
+        (void)getnameinfo(client, len, host, sizeof host, NULL, 0, NI_NUMERICHOST);
+    log_begin(l, LOG_INFO, "request");
+    log_text(l, "req", id);
+    snprintf(begin, sizeof begin, "%s", path);
+    log_text(l, "path", begin);
+    log_number(l, "status", status, 0);
+    log_text(l, "client", host);
+}
+
+/* W3C: "00-<trace id>-<parent id>-<flags>". */
+static bool traceparent_ok(const char *text)
+{
+    static const char shape[] = "xx-xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx-xxxxxxxxxxxxxxxx-xx";
+    size_t n = 0;
+    while (n < sizeof shape - 1 && (shape[n] == 'x' ? hex_digit(text[n]) >= 0 : text[n] == shape[n])) n++;
+    return n == sizeof shape - 1 && !text[n];
+}
+
+static void access_log(const struct request *r, struct MHD_Connection *c, int status, double seconds)
+{
+    struct log_line l;
+    struct request_tokens t = {0};
+    const union MHD_ConnectionInfo *at = MHD_get_connection_info(c, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+    const char *trace = http_message_header(&r->http, "traceparent");
+    if (r->gen && !r->working) r->gen_tokens(r->gen, &t);
+    access_begin(&l, r->http.id, r->http.path ? r->http.path : "", status,
+                 at && at->client_addr ? at->client_addr : &(struct sockaddr){.sa_family = AF_UNSPEC});
+    log_text(&l, "method", method_name(r->http.method));
+    log_number(&l, "ms", seconds * 1e3, 1);
+    if (r->gen) {
+        log_text(&l, "model", r->model_name ? r->model_name : r->srv->model_name);
+        log_number(&l, "prompt_tokens", (double)t.prompt, 0);
+        log_number(&l, "cached_tokens", (double)t.cached, 0);
+        log_number(&l, "completion_tokens", (double)t.completion, 0);
+        if (t.first_us) log_number(&l, "ttft_ms", (double)(t.first_us - r->http.arrived_us) * 1e-3, 1);
+    }
+    if (trace && traceparent_ok(trace)) log_text(&l, "traceparent", trace);
+    log_end(&l);
+}
+
 static void on_completed(void *cls, struct MHD_Connection *c, void **context,
                          enum MHD_RequestTerminationCode code)
 {
@@ -165,10 +214,7 @@ static void on_completed(void *cls, struct MHD_Connection *c, void **context,
                                                 : "OTHER",
                      status, seconds);
     }
-    if (log_enabled(r->route && !r->route->label ? LOG_DEBUG : LOG_INFO)) {
-        log_info("req=%s path=%.100s status=%d ms=%.1f", r->http.id, r->http.path ? r->http.path : "", status,
-                 seconds * 1e3);
-    }
+    if (log_enabled(r->route && !r->route->label ? LOG_DEBUG : LOG_INFO)) access_log(r, c, status, seconds);
     conn_completed(c);
     r->http.mhd = NULL;
     r->http.suspended = false;
@@ -271,7 +317,8 @@ static enum status listen_one(struct loop *l, const char *host, unsigned *port, 
     l->srv->loopback = l->srv->loopback && loopback;
     six = strchr(host, ':') != NULL;
     if (strncmp(l->url, "http", 4) != 0)
-        snprintf(l->url, sizeof l->url, "http://%s%.200s%s:%u", six ? "[" : "", host, six ? "]" : "", *port);
+        snprintf(l->url, sizeof l->url, "http%s://%s%.200s%s:%u", l->cert ? "s" : "", six ? "[" : "", host,
+                 six ? "]" : "", *port);
     return ST_OK;
 }
 
@@ -341,10 +388,20 @@ enum status loop_open(struct loop *l, struct server *s, struct err *err)
     l->srv = s;
     s->loop = l;
     enum status st = connections_max(l, err);
+    if (!st) st = loop_cert_load(l, err);
     if (!st && (uv_loop_init(&l->uv) || uv_idle_init(&l->uv, &l->mhd_idle)))
         st = err_set(err, ST_IO, "can't make the event loop");
     l->mhd_idle.data = l;
     l->mhd_run = mhd_again;
+    return st;
+}
+
+enum status loop_cert_load(struct loop *l, struct err *err)
+{
+    const struct options *o = l->srv->opt;
+    struct tls_cert *old = l->cert;
+    enum status st = o->tls_cert ? tls_cert_load(o->tls_cert, o->tls_key, &l->cert, err) : ST_OK;
+    if (!st && l->cert != old) tls_cert_release(old);
     return st;
 }
 
@@ -380,6 +437,7 @@ void loop_close(struct loop *l)
         uv_poll_stop(&l->mhd_poll);
         MHD_stop_daemon(l->mhd);
     }
+    tls_cert_release(l->cert);
     uv_walk(&l->uv, handle_close, NULL);
     uv_run(&l->uv, UV_RUN_DEFAULT);
     uv_loop_close(&l->uv);

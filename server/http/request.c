@@ -274,13 +274,14 @@ struct MHD_Response *request_response(struct request *r)
         header(resp, "Content-Type", "text/event-stream; charset=utf-8");
         header(resp, "Cache-Control", "no-cache");
         header(resp, "X-Accel-Buffering", "no");
-    } else if (r->response.status != 204) {
+    } else if (r->response.status != 204 && r->response.status != 101) {
         header(resp, "Content-Type",
                r->response.content_type ? r->response.content_type : "application/json");
     }
     header(resp, "X-Request-Id", r->http.id);
     if (r->response.shape == ERROR_ANTHROPIC) header(resp, "Request-Id", r->http.id);
     header(resp, "Server", "kvasir/" KVASIR_VERSION);
+    if (r->response.status == 426) header(resp, "Upgrade", "websocket");
     if (r->response.allow) header(resp, "Allow", r->response.allow);
     if (r->response.policy) {
         header(resp, "Content-Security-Policy", r->response.policy);

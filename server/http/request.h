@@ -24,6 +24,12 @@
 struct gen;
 struct MHD_Connection;
 
+/* For the log. */
+struct request_tokens {
+    uint64_t prompt, cached, completion;
+    uint64_t first_us; /* when the first token came; 0 = none */
+};
+
 /* The handler of a path; the table is in server/routes.c. */
 struct route {
     const char *path;
@@ -60,6 +66,7 @@ struct request {
     struct gen *gen;                       /* owned; and with it: */
     void (*gen_cancel)(struct request *r); /* the client disconnected */
     void (*gen_free)(struct gen *g);
+    void (*gen_tokens)(const struct gen *g, struct request_tokens *out); /* so far; not while working */
     const char *model_name;   /* the requested name; NULL = none, or not a served model */
     uint32_t sequences_alive; /* submitted, EV_END not yet taken */
     uint32_t fetches;         /* images being decoded for them, or files being fetched */

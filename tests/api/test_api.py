@@ -177,6 +177,30 @@ def test_timings(s):
     check.true("in chunks", counts == sorted(counts) and len(counts) > 1, counts)
     check.equal("all tokens", (counts[-1], t["predicted_n"]), (usage["completion_tokens"],) * 2)
     check.true("on request", not any("timings" in c for c in s.stream(CHAT, chat(max_tokens=5))))
+    one = s.ok(CHAT, chat(timings_per_token=True, max_tokens=1, ignore_eos=True))["timings"]
+    check.equal("no rate of one token", (one["predicted_n"], one["predicted_per_second"]), (1, 0))
+    t = s.ok(CHAT, chat(timings_per_token=True, max_tokens=9, ignore_eos=True))["timings"]
+    rate = (t["predicted_n"] - 1) * 1e3 / t["predicted_ms"]
+    check.true("the rate", abs(t["predicted_per_second"] - rate) < 0.01 * rate, t)
+
+
+def test_progress(s):
+    text = " ".join(f"word{i}" for i in range(300))
+    completion = {"prompt": text, "max_tokens": 3, "temperature": 0}
+    for path, body in ((CHAT, chat(text, max_tokens=3)), ("/v1/completions", completion)):
+        plain = s.stream(path, body)
+        chunks = s.stream(path, {**body, "return_progress": True, "stream_options": {"include_usage": True}})
+        said = [c["prompt_progress"] for c in chunks if "prompt_progress" in c]
+        done, usage = [p["processed"] for p in said], chunks[-1]["usage"]
+        check.true("it grows to the whole", done == sorted(done) and done[-1] == said[0]["total"], said)
+        check.equal("the prompt", said[0]["total"], usage["prompt_tokens"])
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        check.true("from the cache", {p["cache"] for p in said} == {cached} and cached > 100, said)
+        steps = [c["choices"][0] for c in chunks if "prompt_progress" in c]
+        check.true("without text", not any(c.get("text") or c.get("delta") for c in steps), steps)
+        key = "delta" if path == CHAT else "text"
+        check.equal("the same text", stream_text(chunks, key=key), stream_text(plain, key=key))
+        check.true("on request", not any("prompt_progress" in c for c in plain))
 
 
 def test_stops(s):
@@ -322,7 +346,11 @@ def test_refused(s):
         ({"typical_p": 0.9}, "unsupported_parameter", "typical_p"),
         ({"mirostat": 2}, "unsupported_parameter", "mirostat"),
         ({"dry_multiplier": "x"}, "unsupported_parameter", "dry_multiplier"),
-        ({"return_progress": True}, "unsupported_parameter", "return_progress"),
+        ({"return_progress": 1}, "invalid_type", "return_progress"),
+        ({"enable_thinking": 1}, "invalid_type", "enable_thinking"),
+        ({"grammar_lazy": True}, "unsupported_parameter", "grammar_lazy"),
+        ({"lora": [{"id": 0}]}, "unsupported_parameter", "lora"),
+        ({"lora_path": "x"}, "unsupported_parameter", "lora_path"),
         ({"stop_regex": "x+"}, "unsupported_parameter", "stop_regex"),
         ({"vllm_xargs": {"a": 1}}, "unsupported_parameter", "vllm_xargs"),
         ({"timings_per_token": 1}, "invalid_type", "timings_per_token"),
@@ -480,7 +508,6 @@ def test_http(s):
     a = s.request("GET", "/v1/nope")
     is_error("unknown URL", a, 404, "unknown_url")
     check.true("its message", json.loads(a[2])["error"]["message"] == "Invalid URL (GET /v1/nope)")
-    is_error("embeddings", s.request("POST", "/v1/embeddings", {"input": "x"}), 404, "unsupported_endpoint")
     for body in (b"{", b"", b"[]", b'{"messages":[]} x', b"[" * 500, b'{"a":' * 200 + b"1" + b"}" * 200, b'{"max_tokens":1e999}', b"\xff\xfe"):
         is_error(f"body {body[:20]!r}", s.request("POST", CHAT, body), 400, "invalid_json", None)
     odd = json.dumps(chat("X")).encode().replace(b'"X"', b'"a\xff\\ud800b\\u0000c"')
@@ -924,7 +951,7 @@ def test_start():
         run = subprocess.run([BINARY, "serve", "--model", empty, "--port", "0"], capture_output=True, text=True, timeout=60)
         lines = [x for x in run.stderr.splitlines() if x.startswith("kvasir: ")]
         check.true("broken checkpoint: one line, exit 1", run.returncode == 1 and len(lines) == 1 and not run.stdout, run)
-        check.true("what is wrong with it", f"--model {empty}: there is no config.json in it" in lines[0], lines)
+        check.true("what is wrong with it", f"{empty} holds no checkpoint: one has config.json" in lines[0], lines)
     run = subprocess.run([BINARY, "serve", "--no-such-flag"], capture_output=True, text=True, timeout=60)
     check.true("unknown flag: exit 2", run.returncode == 2 and "no-such-flag" in run.stderr)
     run = subprocess.run([BINARY, "serve", "--port", "70000"], capture_output=True, text=True, timeout=60)
@@ -936,7 +963,7 @@ def test_start():
                                (["--model", MODEL, "--kv-memory", "10T"], 1, "or auto"),
                                (["--model", MODEL, "--draft-model", MODEL], 1, "Only Gemma 4's MTP drafters"),
                                (["--port", str(taken.getsockname()[1])], 1, "choose another with --port"),
-                               ([MODEL], 2, f"did you mean --model {MODEL[:60]}"),
+                               (["--model", MODEL, MODEL], 2, f"unexpected argument '{MODEL[:60]}"),
                                (["--allow-private-media", "10.0.0.0/8"], 2, "needs --allow-remote-media"),
                                (["--threads", "999"], 2, "999 is outside 0..256")):
         run = subprocess.run([BINARY, "serve", "--port", "0", *flags], capture_output=True, text=True, timeout=60)
@@ -1017,7 +1044,7 @@ def test_suppressed():
 if __name__ == "__main__":
     args = arguments(__doc__)
     BINARY, MODEL = args.binary, args.model
-    shared = [test_chat, test_framing, test_many, test_budget, test_timings, test_stops, test_logprobs, test_completions, test_refused, test_messages, test_images,
+    shared = [test_chat, test_framing, test_many, test_budget, test_timings, test_progress, test_stops, test_logprobs, test_completions, test_refused, test_messages, test_images,
                test_tokenize, test_http, test_wire, test_metrics]
     alone = [test_disconnect, test_keys, test_small_arena, test_queue, test_drain, test_loading, test_answer_memory, test_overdue, test_start,
              test_suppressed]

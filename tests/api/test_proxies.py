@@ -153,7 +153,7 @@ class Proxy:
 class Log:
     """Kvasir's log, read as it grows."""
 
-    LINE = re.compile(rb"^\S+Z \w+ +req=(\S*) path=(.*) status=(\d+) ms=", re.M)
+    LINE = re.compile(rb"^\S+Z \w+ +req=(\S*) path=(.*) status=(\d+) client=\S+ method=", re.M)
 
     def __init__(self, path):
         self.file, self.rest = open(path, "rb"), b""

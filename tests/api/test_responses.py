@@ -520,7 +520,7 @@ def faults():
         (item({"type": 5}), "input[1].type"),
         (item({"id": "msg_1"}), "input[1].type"),
         (item({"type": "item_reference", "id": "x"}), "input[1].type"),
-        (item({"type": "compaction", "encrypted_content": "x"}), "input[1].type"),
+        (item({"type": "compaction", "encrypted_content": "x"}), "input[1].encrypted_content"),
         (item({"type": "custom_tool_call", "call_id": "a", "name": "t"}), "input[1].input"),
         (item({"role": "user"}), "input[1].content"),
         (item({"type": "message", "content": "x"}), "input[1].role"),
@@ -989,6 +989,22 @@ def test_tool_types(s):
     }
     item = s.ok(RESPONSES, ask(tools=tools, tool_choice=allowed, max_output_tokens=200))["output"][0]
     check.equal("allowed tools", item["name"], "code")
+    for one in (
+        {"type": "function", "name": "add", "namespace": "mcp__calc"},
+        {"type": "function", "name": "add"},
+        {"type": "namespace", "name": "mcp__calc"},
+    ):
+        body = ask(tools=tools, tool_choice={**allowed, "tools": [one]}, max_output_tokens=200)
+        got = s.ok(RESPONSES, body)
+        item = got["output"][0]
+        check.equal(f"allowed {one}", (item["namespace"], item["name"]), ("mcp__calc", "add"))
+        check.equal("the choice is repeated as sent", got["tool_choice"]["tools"], [one])
+        check.equal("counted", s.post(COUNT, body)[0], 200)
+    wrong = {"type": "function", "name": "add", "namespace": "x"}
+    for one in ({"type": "namespace", "name": "other"}, wrong):
+        body = ask(tools=tools, tool_choice={**allowed, "tools": [one]})
+        status, answer = s.post(RESPONSES, body)
+        check.equal(f"allowed {one}", (status, answer["error"]["param"]), (400, "tool_choice"))
     status, answer = s.post(
         RESPONSES,
         ask(
@@ -997,8 +1013,6 @@ def test_tool_types(s):
         ),
     )
     check.equal("a wrong grammar", (status, answer["error"]["param"]), (400, "tools.patch.format"))
-    status, answer = s.post(RESPONSES + "/compact", {"model": "x", "input": "y"})
-    check.equal("compact", (status, answer["error"]["code"]), (404, "unsupported_endpoint"))
 
 
 def test_items_of_tools(s):
@@ -1023,6 +1037,8 @@ def test_items_of_tools(s):
             "arguments": '{"n": 1}',
         },
         {"type": "ghost_snapshot", "ghost_commit": {}},
+        {"type": "mcp_call", "id": "m", "server_label": "s", "name": "n", "arguments": "{}", "output": "x"},
+        {"type": "local_shell_call_output", "id": "l", "output": "x"},
         {"type": "custom_tool_call_output", "call_id": "call_1", "output": "done"},
     ]
     same_prompt("items", s, {"messages": chat}, {"input": items})

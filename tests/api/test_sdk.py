@@ -82,7 +82,10 @@ def test_errors(client, model, server):
            lambda: create(model=model, messages=ask([{"type": "image_url", "image_url": {"url": "https://example.com/x.png"}}])))
     raises("404", openai.NotFoundError, 404, "model_not_found", lambda: create(model="gpt-none", messages=ask()))
     raises("413", openai.APIStatusError, 413, "request_too_large", lambda: create(model=model, messages=ask("x" * (65 << 20))))
-    raises("404 route", openai.NotFoundError, 404, "unsupported_endpoint", lambda: client.embeddings.create(model=model, input="x"))
+    raises("404 route", openai.NotFoundError, 404, "unknown_url", lambda: client.moderations.create(input="x"))
+    e = client.embeddings.create(model=model, input=["x", "y"])  # asks for base64
+    length = sum(v * v for v in e.data[1].embedding)
+    check.true("embeddings", len(e.data) == 2 and abs(length - 1) < 1e-5, e.usage)
     stream = create(model=model, messages=ask(), max_tokens=ENDLESS, stream=True, extra_body={"ignore_eos": True})
     next(iter(stream))
     stream.close()

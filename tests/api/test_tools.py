@@ -361,19 +361,26 @@ def test_weak_schema(s):
         auto,
     )
     strict = {"type": "function", "function": {**bad["function"], "strict": True}}
-    for what, tools, choice in (
-        ("named", (CLOCK, bad), {"type": "function", "function": {"name": "bad"}}),
-        ("strict", (CLOCK, strict), "auto"),
-        ("strict", (CLOCK, strict), "required"),
-    ):
-        status, e = s.post(CHAT, ask("plain", tools, tool_choice=choice))
-        check.true(
-            f"{what}: the error names the tool",
-            status == 400
-            and "'bad'" in e["error"]["message"]
-            and e["error"]["param"] == "tools[1].function.parameters",
-            e,
-        )
+    named = {"type": "function", "function": {"name": "bad"}}
+    for tool, choice in ((strict, "auto"), (strict, "required"), (bad, named)):
+        a = s.ok(CHAT, ask("plain", (CLOCK, tool), tool_choice=choice, max_tokens=60))
+        check.true(f"strict or named, {choice}: a warning", "'bad'" in a["warnings"][0], a)
+        check.true(f"{choice}: calls", choice == "auto" or a["choices"][0]["message"]["tool_calls"], a)
+    status, e = s.post(CHAT, ask("plain", (CLOCK, strict), tool_choice=named))
+    check.true(
+        "named and strict: the error names the tool",
+        status == 400
+        and "'bad'" in e["error"]["message"]
+        and e["error"]["param"] == "tools[1].function.parameters",
+        e,
+    )
+    tags = {"type": "array", "items": {"type": "string", "maxLength": 3}, "uniqueItems": True, "maxItems": 2}
+    loose = {"type": "object", "properties": {"t": tags}, "required": ["t"], "additionalProperties": False}
+    loose = {"type": "function", "function": {"name": "loose", "strict": True, "parameters": loose}}
+    a = s.ok(CHAT, ask("plain", (loose,), tool_choice="required", parallel_tool_calls=False, max_tokens=90))
+    call = a["choices"][0]["message"]["tool_calls"][0]["function"]
+    check.true("strict, a keyword that is ignored", "uniqueItems" in a["warnings"][0], a["warnings"])
+    check.equal("strict, the rest is enforced", list(json.loads(call["arguments"])), ["t"])
     key = {
         "name": "keyed",
         "parameters": {"type": "object", "properties": {"n": {"enum": [1]}}, "required": ["n"]},
@@ -482,6 +489,9 @@ def test_prompt(s, ids):
     check.true("history", text.endswith(want), text[-len(want) - 50:])
     check.equal("history: tags", got.count(ids["<tool_call>"]) - opens, 3)
     for fields, want in (({"reasoning_effort": "none"}, "[thinking False]"), ({"reasoning_effort": "high"}, "[thinking True]"), ({"reasoning": {"enabled": False}}, "[thinking False]"),
+                         ({"enable_thinking": False}, "[thinking False]"),
+                         ({"thinking": {"type": "disabled"}}, "[thinking False]"),
+                         ({"thinking": {"type": "enabled"}}, "[thinking True]"),
                          ({"reasoning": {"effort": "low"}}, "[thinking True]"), ({}, "<<one>>")):
         _, text = rendered(s, ask("one", **fields))
         check.true(f"effort {fields}", text.endswith(want), text[-40:])

@@ -1,7 +1,9 @@
 """Codex CLI's traffic, as codex-rs/codex-api, protocol and tools of github.com/openai/codex write it:
-requests to /v1/responses with tools of all types, its reader of the stream, and the list of models."""
+requests to /v1/responses with tools of all types, also over a WebSocket, its reader of the stream, and the
+list of models."""
 
 from common import IMAGE, MODEL, SEES, run
+from socket_turns import opened
 from wire import get, stream
 
 LARK = """start: begin_patch hunk+ end_patch
@@ -178,6 +180,25 @@ def calls():
     read(stream("/v1/responses", request(items)))
 
 
+def websocket():
+    """It warms up with the first request, then sends what is new alone."""
+    body = {k: v for k, v in request([]).items() if k not in ("stream", "input")}
+    items = [message("user", text("Turn 0: what is this?"))]
+    with opened() as turn:
+        warm = turn(input=items, generate=False, **body)[-1]["response"]
+        fresh, before = [], warm["id"]
+        for number in range(3):
+            events = turn(input=fresh, previous_response_id=before, **body)
+            answer, usage = read(events)
+            cached, n = usage["input_tokens_details"]["cached_tokens"], usage["input_tokens"]
+            assert cached >= 0.9 * n, (number, cached, n)
+            before = events[-1]["response"]["id"]
+            items += [*answer, message("user", text(f"Turn {number + 1}: and this?"))]
+            fresh = items[-1:]
+    whole, _ = read(stream("/v1/responses", request(items[:-2])))
+    assert whole == answer, (whole, answer)
+
+
 def models():
     """codex-rs/protocol/src/openai_models.rs: fields without a default must be there."""
     fields = [
@@ -200,4 +221,4 @@ def models():
         assert model["context_window"] > 0 and ("image" in model["input_modalities"]) == SEES, model
 
 
-run("codex", turns, calls, models)
+run("codex", turns, calls, websocket, models)

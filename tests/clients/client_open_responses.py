@@ -1,11 +1,12 @@
 """The cases of Open Responses' compliance suite (src/lib/compliance-tests.ts of its repository) and the
-schemas that it checks (schema/*.tsp, version 2026-04-24), without those of hosted tools and WebSocket; and
-further rules of the specification about requests. The suite's tool call needs a model that calls a tool
-unforced: here `tool_choice` is `required`."""
+schemas that it checks (schema/*.tsp, version 2026-04-24); and further rules of the specification about
+requests. The suite's tool call needs a model that calls a tool unforced: here `tool_choice` is `required`.
+Its case response-output-phase-schema checks an example of its own, without a server."""
 
 import common
 from common import IMAGE, MODEL, run
-from wire import post, stream
+from socket_turns import fails, opened
+from wire import answer, post, stream
 
 NUMBER, LIST, OBJECT = (int, float), list, dict
 NULL = type(None)
@@ -45,11 +46,18 @@ def item_fits(item, where):
         "message": {"id": str, "role": str, "content": LIST},
         "reasoning": {"id": str, "summary": LIST},
         "function_call": {"id": str, "call_id": str, "name": str, "arguments": str},
+        "compaction": {"id": str, "encrypted_content": str},
     }
     fits(item, kinds[item["type"]], where)
-    assert item["status"] in STATUS, item
+    assert item["type"] == "compaction" or item["status"] in STATUS, item
     for part in item.get("content", []):
         part_fits(part, where)
+
+
+def usage_fits(usage):
+    fits(usage, {k: int for k in ("input_tokens", "output_tokens", "total_tokens")}, "usage")
+    fits(usage["input_tokens_details"], {"cached_tokens": int}, "usage")
+    fits(usage["output_tokens_details"], {"reasoning_tokens": int}, "usage")
 
 
 def response_fits(r):
@@ -112,9 +120,7 @@ def response_fits(r):
     fits(form, FORMATS[form["type"]], "text.format")
     fits(r["reasoning"], {"effort": (str, NULL), "summary": (str, NULL)}, "reasoning")
     if r["usage"]:
-        fits(r["usage"], {k: int for k in ("input_tokens", "output_tokens", "total_tokens")}, "usage")
-        fits(r["usage"]["input_tokens_details"], {"cached_tokens": int}, "usage")
-        fits(r["usage"]["output_tokens_details"], {"reasoning_tokens": int}, "usage")
+        usage_fits(r["usage"])
 
 
 ITEM = {"item_id": str, "output_index": int}
@@ -132,7 +138,11 @@ EVENTS = {
 
 
 def streamed(body):
-    events = stream("/v1/responses", body)
+    return events_fit(stream("/v1/responses", body))
+
+
+def events_fit(events):
+    """-> the response at their end, the events."""
     for i, e in enumerate(events):
         assert e["sequence_number"] == i, e
         if "response" in e:
@@ -246,9 +256,7 @@ def image_input():
 
 def multi_turn():
     hello = {"type": "message", "role": "assistant", "content": "Hello Alice! Nice to meet you."}
-    completed(
-        asked(user("My name is Alice."), {**hello, "phase": "final_answer"}, user("What is my name?"))
-    )
+    completed(asked(user("My name is Alice."), {**hello, "phase": "final_answer"}, user("What is my name?")))
 
 
 def previous_response():
@@ -256,6 +264,104 @@ def previous_response():
     second = completed(asked(user("What is my name?"), previous_response_id=first["id"]))
     assert second["previous_response_id"] == first["id"]
     assert second["usage"]["input_tokens"] > first["usage"]["input_tokens"]
+
+
+def assistant_phase():
+    """And what the phase of a message of the model's own would be checked for: it has none."""
+    said = {"type": "message", "role": "assistant"}
+    r = completed(
+        asked(
+            {**said, "phase": "commentary", "content": "I should answer with the saved number."},
+            {**said, "phase": "final_answer", "content": "The number is four."},
+            user("Repeat only the number."),
+        )
+    )
+    assert all(i.get("phase", "final_answer") == "final_answer" for i in r["output"]), r["output"]
+
+
+COBALT = "Remember the code word: cobalt. Reply with OK."
+
+
+def done(events):
+    r, _ = events_fit(events)
+    assert r["status"] in ("completed", "incomplete") and r["output"], r
+    return r
+
+
+def websocket_response():
+    with opened() as turn:
+        done(turn(input=[user("Count from 1 to 3.")]))
+
+
+def websocket_sequential_responses():
+    with opened() as turn:
+        for word in ("first", "second"):
+            done(turn(store=False, input=f"Reply with exactly: {word}"))
+
+
+def websocket_continuation():
+    with opened() as turn:
+        first = done(turn(store=False, input=COBALT))
+        second = done(turn(store=False, previous_response_id=first["id"], input="What is the code word?"))
+        assert second["previous_response_id"] == first["id"]
+        assert second["usage"]["input_tokens"] > first["usage"]["input_tokens"]
+
+
+def websocket_reconnect_store_false_recovery():
+    with opened() as turn:
+        first = done(turn(store=False, input=COBALT))
+    with opened() as turn:
+        again = turn(store=False, previous_response_id=first["id"], input="Try to continue.")
+        fails(again, "previous_response_not_found")
+        done(turn(store=False, input=[user("Start a new response.")]))
+
+
+def websocket_previous_response_not_found():
+    with opened() as turn:
+        fails(
+            turn(store=False, previous_response_id="resp_missing_1", input="x"), "previous_response_not_found"
+        )
+
+
+def websocket_failed_continuation_evicts_cache():
+    with opened() as turn:
+        first = done(turn(store=False, input=COBALT))
+        result = {"type": "function_call_output", "call_id": "call_missing", "output": "No such call."}
+        fails(turn(store=False, previous_response_id=first["id"], input=[result]), "invalid_value")
+        stale = turn(store=False, previous_response_id=first["id"], input="Try to continue.")
+        fails(stale, "previous_response_not_found")
+
+
+LAUNCH = [
+    user("We agreed to launch on Tuesday and notify support first."),
+    {"type": "message", "role": "assistant", "content": "Understood. The launch is Tuesday."},
+]
+
+
+def compacted(items):
+    r = post("/v1/responses/compact", {"model": MODEL, "prompt_cache_key": "compact", "input": items})
+    fits(r, {"id": str, "created_at": int, "output": LIST, "usage": OBJECT}, "compaction")
+    assert r["object"] == "response.compaction"
+    usage_fits(r["usage"])
+    for i, item in enumerate(r["output"]):
+        item_fits(item, f"output[{i}]")
+    assert "compaction" in [i["type"] for i in r["output"]]
+    return r["output"]
+
+
+def websocket_compact_new_chain():
+    more = user([{"type": "input_text", "text": "Compress this conversation for later continuation."}])
+    with opened() as turn:
+        done(turn(store=False, input=[*compacted([*LAUNCH, more]), user("Continue from here.")], tools=[]))
+
+
+def compact_response():
+    completed(asked(*compacted(LAUNCH), user("Which day is it?")))
+
+
+def compact_missing_model():
+    status, data = answer("/v1/responses/compact", {"input": [user("Compact this conversation.")]})
+    assert status == 400 and data["error"]["param"] == "model", (status, data)
 
 
 def fields():
@@ -297,6 +403,16 @@ run(
     tool_calling_streaming,
     image_input,
     multi_turn,
+    assistant_phase,
+    websocket_response,
+    websocket_sequential_responses,
+    websocket_continuation,
+    websocket_reconnect_store_false_recovery,
+    websocket_previous_response_not_found,
+    websocket_failed_continuation_evicts_cache,
+    websocket_compact_new_chain,
+    compact_response,
+    compact_missing_model,
     previous_response,
     fields,
 )

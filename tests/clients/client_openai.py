@@ -100,6 +100,19 @@ def responses_tools():
     assert last.output[-1].type == "message", last
 
 
+def websocket():
+    with client.responses.connect() as connection:
+        kinds = []
+        fields = {"model": MODEL, "input": "Hello!", "max_output_tokens": 60, "temperature": 0}
+        connection.response.create(**fields)
+        for event in connection:
+            kinds.append(event.type)
+            if event.type in ("response.completed", "response.incomplete"):
+                break
+        assert event.response.output_text == client.responses.create(**fields).output_text
+        assert "response.output_text.delta" in kinds, kinds
+
+
 def images():
     content = [{"type": "image_url", "image_url": {"url": IMAGE}}, {"type": "text", "text": QUESTION}]
     chat = client.chat.completions.create(messages=user(content), **SHORT).choices[0].message.content
@@ -117,4 +130,4 @@ def faults():
         raise AssertionError("no error")
 
 
-run("openai", chat, parse, tools, auto_tools, responses, responses_tools, images, faults)
+run("openai", chat, parse, tools, auto_tools, responses, responses_tools, websocket, images, faults)

@@ -15,7 +15,7 @@ from harness import Server  # noqa: E402
 
 # Each in an environment of its own: they ask for different versions of the package openai.
 CLIENTS = {
-    "openai": ["openai==3.54.0", "pydantic==2.14.3"],
+    "openai": ["openai[realtime]==3.54.0", "pydantic==2.14.3"],
     "anthropic": ["anthropic==2.12.0"],
     "agents": ["openai-agents==0.24.0"],
     "pydantic_ai": ["pydantic-ai-slim[openai]==2.68.0"],
@@ -24,9 +24,10 @@ CLIENTS = {
     "instructor": ["instructor==1.17.0"],
     "litellm": ["litellm==1.106.2", "mcp==2.3.0"],
     "llm": ["llm==0.36"],
-    "codex": ["pydantic==2.14.3"],
+    "codex": ["pydantic==2.14.3", "websockets==17.4"],
     "claude_code": ["pydantic==2.14.3"],
-    "open_responses": ["pydantic==2.14.3"],
+    "open_responses": ["pydantic==2.14.3", "websockets==17.4"],
+    "sglang": ["openai==3.54.0", "websockets==17.4"],
     "mcp_tools": ["pydantic==2.14.3"],
 }
 

@@ -9,25 +9,27 @@ from common import HOST
 _host = urllib.parse.urlsplit(HOST).netloc
 
 
+def answer(path, body=None, headers=None, method="POST"):
+    """-> (status, JSON, or the bytes of a stream)"""
+    connection = http.client.HTTPConnection(_host, timeout=600)
+    sent = {"Content-Type": "application/json", **(headers or {})} if body is not None else {}
+    connection.request(method, path, body and json.dumps(body), sent)
+    reply = connection.getresponse()
+    data = reply.read()
+    connection.close()
+    is_json = reply.headers["Content-Type"] == "application/json"
+    return reply.status, json.loads(data) if is_json else data
+
+
 def post(path, body, headers=None):
     """-> the JSON of a 200."""
-    connection = http.client.HTTPConnection(_host, timeout=600)
-    connection.request(
-        "POST", path, json.dumps(body), {"Content-Type": "application/json", **(headers or {})}
-    )
-    answer = connection.getresponse()
-    data = answer.read()
-    connection.close()
-    assert answer.status == 200, (answer.status, data[:500])
-    return data if body.get("stream") else json.loads(data)
+    status, data = answer(path, body, headers)
+    assert status == 200, (status, data)
+    return data
 
 
 def get(path):
-    connection = http.client.HTTPConnection(_host, timeout=600)
-    connection.request("GET", path)
-    data = json.loads(connection.getresponse().read())
-    connection.close()
-    return data
+    return answer(path, method="GET")[1]
 
 
 def stream(path, body, headers=None):

@@ -28,6 +28,7 @@ struct mini_seq {
     uint32_t *tokens; /* [prompt_count + generate] */
     uint32_t done;    /* tokens whose keys and values are in the cache */
     uint32_t generated;
+    float *hidden;            /* NULL, or [prompt_count][hidden_size]: the head's input */
     struct token_out *scores; /* [prompt_count + generate]: about the token at that position; [0] unused */
     /* insides */
     uint32_t *tables[ENGINE_GROUPS_MAX];
@@ -42,6 +43,8 @@ struct mini_sched {
     uint64_t next_unit;
     struct engine_chunk *chunks;
     uint32_t encode_layers; /* tower layers per call; 0 = all */
+    uint32_t ahead; /* a call runs up to so many more steps, each submitted while the one before runs */
+    uint64_t ahead_steps;
     void (*after_step)(void *arg,
                        const struct engine_batch *b); /* may be NULL; results of the chunks are in */
     void *arg;

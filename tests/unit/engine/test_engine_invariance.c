@@ -2,9 +2,9 @@
  * two images (of two sizes, and one of them a video, where the family has these), greedy, sampled from the
  * best and from whole rows with penalties, is run alone and whole; then cut into chunks of 1, 7, 33, 64
  * tokens (through the images, where the family allows it), alongside 16 others that come and go, with 1, 2
- * and 3 threads, with the tower in slices. Every log-prob (of the token and of 20 alternatives, at every
- * prompt and generated position), rank and id must be bit-equal, on every kernel set of this CPU, in f32 and
- * in bf16. */
+ * and 3 threads, with the tower in slices, on a device with steps submitted while another runs. Every log-
+ * prob (of the token and of 20 alternatives, at every prompt and generated position), rank and id must be
+ * bit-equal, on every kernel set of this CPU, in f32 and in bf16. */
 #include "engine/model/model_info.h"
 #include "kernels/backend.h"
 #include "tests/lib/backend_sets.h"
@@ -19,7 +19,7 @@
 #include <string.h>
 #include <cmocka.h>
 
-enum { PROMPT = 430, GENERATE = 24, OTHERS = 16, VOCAB_TEXT = 300 };
+enum { PROMPT = 430, GENERATE = 24, OTHERS = 16, VOCAB_TEXT = 300, HIDDEN_MAX = 128 };
 
 struct variant {
     const char *family, *name;
@@ -108,6 +108,7 @@ static void free_request(struct request *r)
 struct result {
     struct token_out out[PROMPT + GENERATE];
     uint32_t tokens[PROMPT + GENERATE];
+    float hidden[PROMPT * HIDDEN_MAX]; /* the head's input, of the prompt */
 };
 
 static struct engine *open_engine(const struct variant *v, const char *set, uint32_t threads)
@@ -156,8 +157,12 @@ static void run_one(const struct variant *v, const char *set, uint32_t threads, 
     struct mini_sched m;
     mini_init(&m, e);
     m.encode_layers = encode_layers;
+    m.ahead = n || chunk == 1 ? 3 : 0; /* where a device draws: steps submitted while another runs */
     make_request(&mine, engine_model(e), 1, PROMPT, draw);
     mine.s.chunk = chunk;
+    assert_in_range(m.caps.hidden_size, 1, HIDDEN_MAX);
+    memset(out, 0, sizeof *out);
+    mine.s.hidden = out->hidden;
     for (uint32_t i = 0; i < n; i++) {
         make_request(&others[i], engine_model(e), 100 + i, 3 + 9 * i,
                      draw >= WALKED ? draw
@@ -166,7 +171,6 @@ static void run_one(const struct variant *v, const char *set, uint32_t threads, 
         others[i].s.chunk = i % 3 == 0 ? 0 : 1 + 5 * i;
     }
     run_mixed(&m, &mine, others, n, chunk + 31u * threads);
-    memset(out, 0, sizeof *out);
     for (uint32_t i = 1; i < PROMPT + GENERATE; i++) {
         const struct token_out *t = &mine.s.scores[i];
         out->out[i] = *t;
@@ -194,6 +198,7 @@ static void compare(const struct result *a, const struct result *b, const char *
                      (double)x->logprob, (double)y->logprob);
     }
     assert_memory_equal(a->tokens, b->tokens, sizeof a->tokens);
+    if (memcmp(a->hidden, b->hidden, sizeof a->hidden)) fail_msg("%s: the head's input differs", what);
 }
 
 static void check_set(const struct variant *v, const char *set)
@@ -322,6 +327,7 @@ static void test_it_can_fail(void **state)
     run_one(&f32, SETS[0], 1, 0, 0, false, 0, &a);
     run_one(&bf16, SETS[0], 1, 0, 0, false, 0, &b);
     assert_memory_not_equal(a.out, b.out, sizeof a.out);
+    assert_memory_not_equal(a.hidden, b.hidden, sizeof a.hidden);
     if (BACKEND_ON_CPU) {
         kv_dtype = "int8";
         run_one(&f32, SETS[0], 1, 0, 0, false, 0, &b);

@@ -61,6 +61,17 @@ static void test_good(void **state)
     assert_int_equal(o.kv_memory, 0);
     assert_false(o.accept_any_model);
     options_fini(&o);
+    static const char *const models[][2] = {{"org/name@v1", "hf:org/name@v1"},
+                                            {"hf:x:y.gguf", "hf:x:y.gguf"},
+                                            {"/tmp", "/tmp"},
+                                            {"a/b/c", "a/b/c"},
+                                            {"./no/such", "./no/such"},
+                                            {"org/name:a/b.gguf", "hf:org/name:a/b.gguf"}};
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        assert_int_equal(PARSE(&o, &err, models[i][0], "--port", "1"), ST_OK);
+        assert_string_equal(o.model, models[i][1]);
+        options_fini(&o);
+    }
     /* A choice that knows "on" needs no value. */
     assert_int_equal(PARSE(&o, &err, "--enable-admin", "--encoder-cache-memory", "64M",
                            "--request-timeout=30", "--prefix-cache"),
@@ -83,7 +94,7 @@ static void test_bad(void **state)
         const char *a, *b, *message;
     } table[] = {
         {"--nope", "1", "--nope"},
-        {"model", "x", "model"},
+        {"model", "x", "unexpected argument 'model': a model is a directory"},
         {"--port", "65536", "port"},
         {"--port", "-1", "port"},
         {"--port", "8x", "port"},
@@ -111,7 +122,10 @@ static void test_bad(void **state)
         {"--modle", "x", "unknown flag '--modle': did you mean --model?"},
         {"--max-sequence=4", NULL, "'--max-sequence=4': did you mean --max-sequences?"},
         {"--nonsense", "x", "unknown flag '--nonsense' (see --help)"},
-        {"/tmp", NULL, "unexpected argument '/tmp': did you mean --model /tmp?"},
+        {"word", NULL, "unexpected argument 'word': a model is a directory, a GGUF file or ORG/NAME"},
+        {"a/b", "c", "unexpected argument 'c' (see --help)"},
+        {"-c", "9", "unknown flag '-c': here it is --max-context N"},
+        {"--tls-cert", "x", "--tls-cert and --tls-key go together"},
         {"--max-context", "64K", "'64K' is not a whole number: write 65536"},
         {"--kv-memory", "4X", "'4X' is not a size (such as 512M or 4G)"},
         {"--draft-tokens", "17", "'17' is not allowed: auto, or 0 to 16"},

@@ -1,0 +1,19 @@
+/* Vectors and relevance scores instead of text: POST /v1/embeddings (OpenAI's), /v1/rerank (Jina's and
+ * Cohere's) and /v1/score (vLLM's). Each is a dialect of completions whose sequences sample nothing, or one
+ * token of two. The tables are for gen_start of generate/generate.h. */
+#ifndef KVASIR_EMBED_H
+#define KVASIR_EMBED_H
+
+#include "server/generate/generate.h"
+
+extern const struct dialect dialect_embeddings;
+extern const struct dialect dialect_rerank;
+extern const struct dialect dialect_score;
+
+/* The fields that all three share: user, cache_salt, priority; no tokens are sampled. */
+enum status embed_read(struct gen *g, json_t *root);
+/* "id":..,"object":..,"created":..,"model":.. without the opening brace; and "usage":{..}. */
+void embed_head(struct json_writer *o, const struct gen *g, const char *id, const char *object);
+void embed_usage(struct json_writer *o, const struct gen *g);
+
+#endif

@@ -1,0 +1,174 @@
+/* POST /v1/embeddings. */
+#include "server/embed/embed.h"
+#include "server/embed/pooling.h"
+#include "server/http/fields.h"
+
+#include "engine/model/model_info.h"
+
+#include <math.h>
+#include <sodium.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct embeddings_state {
+    uint32_t dimensions;
+    bool base64;
+};
+
+enum status embed_read(struct gen *g, json_t *root)
+{
+    struct api_error *e = &g->r->response.error;
+    int64_t priority = 0;
+    json_t *user = field(root, "user");
+    if (user && !json_is_string(user))
+        return api_fail(e, 400, "invalid_type", "user", "user must be a string.");
+    if (gen_parse_salt(g, root) || field_int(e, root, "priority", INT32_MIN, INT32_MAX, &priority, NULL) ||
+        field_bool(e, root, "add_special_tokens", &g->p.add_special_tokens))
+        return ST_INVALID;
+    if (field(root, "truncate_prompt_tokens"))
+        return api_fail(e, 400, "unsupported_parameter", "truncate_prompt_tokens",
+                        "truncate_prompt_tokens is not supported here: shorten the text.");
+    gen_tenant(g, user);
+    g->p.priority = priority;
+    g->p.n = 1;
+    g->p.has_max = true;
+    g->p.sampling = (struct sampling_params){.top_p = 1,
+                                             .repetition_penalty = 1,
+                                             .logprobs = SAMPLING_NO_LOGPROBS,
+                                             .prompt_logprobs = SAMPLING_NO_LOGPROBS};
+    return ST_OK;
+}
+
+void embed_head(struct json_writer *o, const struct gen *g, const char *id, const char *object)
+{
+    const struct request *r = g->r;
+    jw_text(o, "\"id\":\"");
+    jw_text(o, id);
+    jw_text(o, r->http.id); /* its alphabet needs no escape */
+    jw_text(o, "\",\"object\":");
+    jw_cstring(o, object);
+    jw_text(o, ",\"created\":");
+    jw_int(o, r->http.created);
+    jw_text(o, ",\"model\":");
+    jw_cstring(o, r->model_name ? r->model_name : r->srv->model_name);
+}
+
+void embed_usage(struct json_writer *o, const struct gen *g)
+{
+    struct gen_usage u = gen_usage(g);
+    jw_text(o, "\"usage\":{\"prompt_tokens\":");
+    jw_uint(o, u.prompt);
+    jw_text(o, ",\"total_tokens\":");
+    jw_uint(o, u.prompt);
+    jw_text(o, ",\"prompt_tokens_details\":{\"cached_tokens\":");
+    jw_uint(o, u.cached);
+    jw_text(o, "}}");
+}
+
+/* The text of the prompt called prompt_name in front of each input, as sentence-transformers does. */
+static enum status prompt_add(struct gen *g, json_t *root)
+{
+    struct api_error *e = &g->r->response.error;
+    const struct pooling *p = g->r->srv->model->pooling;
+    json_t *name = field(root, "prompt_name"), *input = field(root, "input");
+    const char *of = name ? json_string_value(name) : p->default_prompt;
+    if (name && !of) return api_fail(e, 400, "invalid_type", "prompt_name", "prompt_name must be a string.");
+    const char *text = of ? json_string_value(json_object_get(p->prompts, of)) : NULL;
+    if (name && !text)
+        return api_fail(e, 400, "invalid_value", "prompt_name",
+                        "config_sentence_transformers.json of this model has no prompt named '%.60s'.", of);
+    if (!text || !*text) return ST_OK;
+    bool many = json_is_array(input);
+    for (size_t i = 0; i < (many ? json_array_size(input) : 1); i++) {
+        json_t *v = many ? json_array_get(input, i) : input;
+        if (!json_is_string(v)) continue;
+        json_t *both = json_sprintf("%s%s", text, json_string_value(v));
+        if (!both || (many ? json_array_set_new(input, i, both) : json_object_set_new(root, "input", both)))
+            return api_nomem(e);
+    }
+    return ST_OK;
+}
+
+static enum status read_body(struct gen *g, json_t *root)
+{
+    struct api_error *e = &g->r->response.error;
+    const struct model *m = g->r->srv->model;
+    int64_t dimensions = m->caps.hidden_size;
+    json_t *input = field(root, "input"), *format = field(root, "encoding_format");
+    if (m->pooling->unsupported[0])
+        return api_fail(e, 400, "unsupported_model", "model",
+                        "This model's embeddings are not supported: modules.json has %s.",
+                        m->pooling->unsupported);
+    if (!input) return api_fail(e, 400, "missing_required_parameter", "input", "input is missing.");
+    if (!json_is_string(input) && !json_is_array(input))
+        return api_fail(e, 400, "invalid_type", "input",
+                        "input must be a string, an array of strings, or one or more arrays of token ids.");
+    if (format && !json_is(format, "float") && !json_is(format, "base64"))
+        return api_fail(e, 400, "invalid_value", "encoding_format",
+                        "encoding_format must be 'float' or 'base64'.");
+    struct embeddings_state *s = g->dialect_state = calloc(1, sizeof *s);
+    if (!s) return api_nomem(e);
+    g->p.add_special_tokens = true;
+    if (embed_read(g, root) || field_int(e, root, "dimensions", 1, m->caps.hidden_size, &dimensions, NULL) ||
+        prompt_add(g, root))
+        return ST_INVALID;
+    s->dimensions = (uint32_t)dimensions;
+    s->base64 = json_is(format, "base64");
+    g->p.pooling = m->pooling->kind;
+    return ST_OK;
+}
+
+/* The first n numbers, scaled to length 1 as torch.nn.functional.normalize does: x / max(|x|, 1e-12). */
+static void normalize(float *v, uint32_t n)
+{
+    double sum = 0;
+    for (uint32_t i = 0; i < n; i++) sum += (double)v[i] * (double)v[i];
+    double length = sqrt(sum) > 1e-12 ? sqrt(sum) : 1e-12;
+    for (uint32_t i = 0; i < n; i++) v[i] = (float)((double)v[i] / length);
+}
+
+static void vector_write(struct json_writer *o, const float *v, uint32_t n, bool base64)
+{
+    if (base64) { /* floats of 32 bits, little-endian as this machine's */
+        size_t cap = sodium_base64_encoded_len(n * sizeof *v, sodium_base64_VARIANT_ORIGINAL);
+        char *text = malloc(cap);
+        if (!text) {
+            o->st = ST_NOMEM;
+            return;
+        }
+        sodium_bin2base64(text, cap, (const unsigned char *)v, n * sizeof *v, sodium_base64_VARIANT_ORIGINAL);
+        jw_cstring(o, text);
+        free(text);
+        return;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        jw_text(o, i ? "," : "[");
+        jw_float32(o, v[i]);
+    }
+    jw_text(o, "]");
+}
+
+static void response(struct json_writer *o, struct choice *first)
+{
+    struct gen *g = first->gen;
+    const struct embeddings_state *s = g->dialect_state;
+    jw_text(o, "{");
+    embed_head(o, g, "embd-", "list");
+    jw_text(o, ",\"data\":[");
+    for (uint32_t i = 0; i < g->choice_count; i++) {
+        float *v = (float *)(void *)g->choices[i].text.data; /* gen_events left it there */
+        if (g->r->srv->model->pooling->normalize || s->dimensions < g->r->srv->model->caps.hidden_size)
+            normalize(v, s->dimensions);
+        jw_text(o, i ? ",{\"object\":\"embedding\",\"index\":" : "{\"object\":\"embedding\",\"index\":");
+        jw_uint(o, i);
+        jw_text(o, ",\"embedding\":");
+        vector_write(o, v, s->dimensions, s->base64);
+        jw_text(o, "}");
+    }
+    jw_text(o, "],");
+    embed_usage(o, g);
+    gen_cache_info(o, g);
+    jw_text(o, "}");
+}
+
+const struct dialect dialect_embeddings = {.read = read_body, .source = "input", .response = response};

@@ -1,0 +1,27 @@
+/* How a checkpoint's embeddings and relevance scores are made, as its files for sentence-transformers say:
+ * modules.json (pooling, normalisation, the tokens of a score), config_sentence_transformers.json (prompts by
+ * name). Immutable after loading. */
+#ifndef KVASIR_POOLING_H
+#define KVASIR_POOLING_H
+
+#include "config/base/status.h"
+#include "scheduler/scheduler.h"
+
+#include <jansson.h>
+
+struct pooling {
+    enum sched_pooling kind; /* without modules.json: the last token's */
+    bool normalize;          /* to length 1; without modules.json too */
+    char unsupported[64];    /* a module that is not computed: no embeddings; "" = none */
+    bool scores;             /* a LogitScore module: the next fields */
+    int64_t true_id, false_id;
+    json_t *prompts;            /* {name: text}, or NULL; borrowed from `config` */
+    const char *default_prompt; /* a name, or NULL; borrowed from `config` */
+    json_t *config;             /* owned */
+};
+
+/* dir may be a GGUF file: then there are no such files. ST_FORMAT names the file. */
+enum status pooling_load(const char *dir, struct pooling **out, struct err *err) KV_MUST_CHECK;
+void pooling_free(struct pooling *p); /* NULL is fine */
+
+#endif

@@ -1,0 +1,284 @@
+"""A small Hugging Face hub for test_hub.py: the endpoint on 127.0.0.1 (API and small files), large files by a
+redirect to a second server on 127.0.0.2, as the real one sends them to its CDN. A repository may have faults,
+by name: FAULTS says what each does."""
+
+import hashlib
+import http.server
+import json
+import re
+import threading
+import time
+import urllib.parse
+
+FAULTS = {
+    "dropped": "a connection of the CDN ends in the middle, once per range",
+    "dropped_always": "a connection of the CDN ends before the first byte",
+    "stalls": "the CDN sends half of the first range, then nothing",
+    "wrong_hash": "a large file has other bytes",
+    "wrong_small": "a small file has other bytes",
+    "truncated": "the CDN's file is shorter than the list has it",
+    "longer": "the CDN sends more, without a length",
+    "pointer": "a Git LFS pointer instead of a large file",
+    "busy_once": "503 with Retry-After, once for each path",
+    "busy": "503",
+    "limited": "429 with Retry-After: 3600",
+    "gated": "401 GatedRepo without a token, 403 with one",
+    "private": "401 without a token",
+    "missing": "404",
+    "up": "a file named ../../../evil in the list",
+    "absolute": "a file named /tmp/evil in the list",
+    "no_ranges": "the CDN ignores Range",
+    "loop": "the redirect leads to itself",
+    "expires": "a URL of the CDN is good once, then 403",
+    "portal": "an HTML page instead of the list",
+    "no_commit": "a list without sha",
+    "no_hashes": "a list without sizes and hashes: they are in the headers of each file",
+    "no_etag": "and not there either",
+    "huge": "the list has a file of an exabyte",
+    "renamed": "relative redirects to another name",
+}
+
+
+def git_sha1(data):
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+
+class Repo:
+    def __init__(self, files, fault=None, lfs=(".safetensors", ".gguf", ".bin"), commit=None):
+        self.files, self.fault, self.commit = (
+            files,
+            fault,
+            commit or hashlib.sha1(repr(sorted(files)).encode()).hexdigest(),
+        )
+        self.large = {p for p in files if p.endswith(lfs)}
+        self.hash = {
+            p: hashlib.sha256(d).hexdigest() if p in self.large else git_sha1(d) for p, d in files.items()
+        }
+        self.seen = {}  # (what, path) -> count
+        self.sent = 0  # bytes of large files
+        self.lock = threading.Lock()
+
+    def count(self, *key):
+        with self.lock:
+            self.seen[key] = self.seen.get(key, 0) + 1
+            return self.seen[key]
+
+    def listing(self):
+        out = []
+        for path, data in self.files.items():
+            one = {"rfilename": path, "size": len(data), "blobId": git_sha1(data)}
+            if self.fault == "huge" and path in self.large:
+                one["size"] = 1 << 60
+            if path in self.large:
+                one["lfs"] = {"sha256": self.hash[path], "size": one["size"], "pointerSize": 134}
+            if self.fault in ("no_hashes", "no_etag"):
+                one = {"rfilename": path}
+            out.append(one)
+        if self.fault in ("up", "absolute"):
+            out.append(
+                {
+                    "rfilename": "../../../evil" if self.fault == "up" else "/tmp/evil",
+                    "size": 1,
+                    "blobId": git_sha1(b"x"),
+                }
+            )
+        return out
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *args):
+        pass
+
+    def answer(self, status, body=b"", **headers):
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), str(value))
+        if "Content_Length" not in headers:
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def do_HEAD(self):
+        self.do_GET()
+
+    def do_GET(self):
+        try:
+            self.respond()
+        except (BrokenPipeError, ConnectionResetError):
+            self.close_connection = True
+
+
+class Endpoint(Handler):
+    def respond(self):
+        hub, url = self.server.hub, urllib.parse.urlsplit(self.path)
+        path = urllib.parse.unquote(url.path)
+        hub.tokens.append(self.headers.get("Authorization"))
+        match = re.fullmatch(r"/api/models/([^/]+/[^/]+)/(revision|tree)/(.+)", path)
+        file = re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
+        name = (match or file)[1] if match or file else None
+        repo = hub.repos.get(name)
+        token = self.headers.get("Authorization") == "Bearer hf_good"
+        if self.headers.get("Authorization") == "Bearer hf_bad":
+            return self.answer(401, b"{}", X_Error_Message="Invalid credentials in Authorization header")
+        if not repo or repo.fault == "missing" or (repo.fault == "private" and not token):
+            known = {"X_Error_Code": "RepoNotFound", "X_Error_Message": "Repository not found"}
+            return self.answer(404 if token else 401, b"{}", **known)
+        if repo.fault == "busy" or (repo.fault == "busy_once" and repo.count("busy", path) == 1):
+            return self.answer(503, b"", **({"Retry_After": 1} if repo.fault == "busy_once" else {}))
+        if repo.fault == "limited":
+            return self.answer(429, b"", Retry_After=3600)
+        if repo.fault == "gated":
+            return self.answer(
+                403 if token else 401,
+                b"{}",
+                X_Error_Code="GatedRepo",
+                X_Error_Message="Access to model is restricted.",
+            )
+        if repo.fault == "renamed" and not name.startswith("new/"):
+            return self.answer(307, b"", Location=self.path.replace("org/", "new/", 1))
+        if match:
+            return self.api(repo, name, match[2], match[3], url.query)
+        return self.file(repo, name, file[2], file[3])
+
+    def api(self, repo, name, kind, rev, query):
+        if rev not in ("main", "v1", "refs/pr/1", repo.commit):
+            return self.answer(
+                404, b"{}", X_Error_Code="RevisionNotFound", X_Error_Message="Invalid rev id: " + rev
+            )
+        if repo.fault == "portal":
+            return self.answer(200, b"<html>Log in to this network</html>", Content_Type="text/html")
+        listing = repo.listing()
+        if kind == "tree":
+            tree = [
+                {
+                    "type": "file",
+                    "path": f["rfilename"],
+                    "size": f["size"],
+                    "oid": f["blobId"],
+                    **({"lfs": {"oid": f["lfs"]["sha256"], **f["lfs"]}} if "lfs" in f else {}),
+                }
+                for f in listing
+            ]
+            return self.answer(200, json.dumps(tree).encode(), Content_Type="application/json")
+        if "blobs=" not in query:
+            listing = [{"rfilename": f["rfilename"]} for f in listing]
+        info = {
+            "id": name,
+            "sha": repo.commit,
+            "siblings": listing,
+            "private": False,
+            "tags": [],
+            "downloads": 0,
+        }
+        if repo.fault == "no_commit":
+            del info["sha"]
+        self.answer(200, json.dumps(info).encode(), Content_Type="application/json")
+
+    def file(self, repo, name, rev, path):
+        data = repo.files.get(path)
+        if data is None or rev not in (repo.commit, "main"):
+            return self.answer(404, b"", X_Error_Code="EntryNotFound", X_Repo_Commit=repo.commit)
+        about = {"X_Repo_Commit": repo.commit}
+        if path in repo.large:
+            if repo.fault != "no_etag":
+                about |= {"X_Linked_Size": len(data), "X_Linked_ETag": f'"{repo.hash[path]}"', "ETag": '"x"'}
+            where = f"http://127.0.0.2:{self.server.hub.cdn.server_port}/{name}/{repo.hash[path]}"
+            if repo.fault == "loop":
+                where = self.path
+            if repo.fault == "expires":
+                where += f"?until={repo.count('signed')}"
+            return self.answer(302, b"", Location=where, **about)
+        if repo.fault == "wrong_small" and path == "config.json":
+            data = b"#" + data[1:]
+        if repo.fault != "no_etag":
+            about["ETag"] = f'W/"{repo.hash[path]}"' if repo.fault == "no_hashes" else f'"{repo.hash[path]}"'
+        ranged(self, data, about)
+
+
+class Cdn(Handler):
+    def respond(self):
+        hub, url = self.server.hub, urllib.parse.urlsplit(self.path)
+        hub.cdn_tokens.append(self.headers.get("Authorization"))
+        org, name, digest = url.path.strip("/").split("/")
+        repo = hub.repos[f"{org}/{name}"]
+        data = next(d for p, d in repo.files.items() if repo.hash[p] == digest)
+        key, fault = self.headers.get("Range"), repo.fault
+        if fault == "wrong_hash":
+            data = data[:-1] + bytes([data[-1] ^ 1])
+        if fault == "truncated":
+            data = data[:-100]
+        if fault == "pointer":
+            data = (
+                b"version https://git-lfs.github.com/spec/v1\noid sha256:" + digest.encode() + b"\nsize 1\n"
+            )
+            return self.answer(206, data)
+        if fault == "expires" and repo.count("used", self.path) > 1:
+            return self.answer(403, b"<Error>Request has expired</Error>")
+        stop = None
+        if fault == "dropped_always":
+            stop = 0
+        if (
+            fault in ("dropped", "slow")
+            and repo.count("sent", key) == 1
+            or fault == "stalls"
+            and repo.count("s") == 1
+        ):
+            stop = 1000_000
+        ranged(self, data, {}, repo, stop, fault)
+
+
+def ranged(handler, data, headers, repo=None, stop=None, fault=None):
+    want = re.fullmatch(r"bytes=(\d+)-(\d*)", handler.headers.get("Range") or "")
+    part, status = data, 200
+    if want and fault != "no_ranges":
+        first, last = int(want[1]), int(want[2] or len(data) - 1)
+        part, status = data[first : last + 1], 206
+        headers = {**headers, "Content_Range": f"bytes {first}-{first + len(part) - 1}/{len(data)}"}
+    if fault == "longer":
+        handler.send_response(status)
+        handler.end_headers()
+        handler.close_connection = True
+        handler.wfile.write(part + b"more")
+        return
+    handler.send_response(status)
+    for name, value in headers.items():
+        handler.send_header(name.replace("_", "-"), str(value))
+    handler.send_header("Content-Length", str(len(part)))
+    handler.end_headers()
+    if handler.command == "HEAD":
+        return
+    view = memoryview(part)[:stop]
+    if repo:
+        repo.sent += len(view)
+    handler.wfile.write(view)
+    if stop is not None and stop < len(part):
+        handler.wfile.flush()
+        if fault == "stalls":
+            time.sleep(3)
+        if fault == "slow":  # until the client is gone
+            repo.slow.wait(30)
+        handler.close_connection = True
+
+
+class Hub:
+    def __init__(self):
+        self.repos, self.tokens, self.cdn_tokens = {}, [], []
+        self.endpoint = self.serve("127.0.0.1", Endpoint)
+        self.cdn = self.serve("127.0.0.2", Cdn)
+        self.url = f"http://127.0.0.1:{self.endpoint.server_port}"
+
+    def serve(self, host, handler):
+        server = http.server.ThreadingHTTPServer((host, 0), handler)
+        server.daemon_threads, server.hub, server.handle_error = True, self, lambda *_: None
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        return server
+
+    def add(self, name, files, fault=None, **how):
+        repo = self.repos[name] = Repo(files, fault, **how)
+        repo.slow = threading.Event()
+        if fault == "renamed":
+            self.repos["new/" + name.split("/")[1]] = repo
+        return repo
