@@ -16,6 +16,8 @@ from PIL import Image
 from transformers.models.got_ocr2 import GotOcr2ImageProcessor
 from transformers.models.idefics3 import Idefics3ImageProcessor
 from transformers.models.lfm2_vl import Lfm2VlImageProcessor
+from transformers.models.granite_docling import GraniteDoclingImageProcessor
+from transformers.models.minicpmv4_6 import MiniCPMV4_6ImageProcessor
 from transformers.utils import logging
 
 from make_images import dump, noise
@@ -80,6 +82,22 @@ def lfm2_vl(p, image):
     return int(out["image_rows"][0]), int(out["image_cols"][0]), tiles
 
 
+def docling(p, image):
+    out = p([[image]], return_tensors="pt")
+    return out["rows"][0][0], out["cols"][0][0], list(out["pixel_values"][0])
+
+
+def minicpm(p, image):
+    out = p(image, return_tensors="pt")
+    side, at, tiles = p.patch_size, 0, []
+    for h, w in out["target_sizes"].tolist():
+        a = out["pixel_values"][0, :, :, at : at + h * w * side].reshape(3, side, h, w, side)
+        tiles.append(a.permute(0, 2, 1, 3, 4).reshape(3, h * side, w * side))
+        at += h * w * side
+    rows, columns = out["grids"][0]
+    return rows or 1, columns or 1, tiles
+
+
 SMALL_LFM2 = {"min_image_tokens": 4, "max_image_tokens": 12, "tile_size": 32, "encoder_patch_size": 4}
 CASES = [
     (
@@ -129,7 +147,32 @@ CASES = [
     ("lfm2_vl", Lfm2VlImageProcessor, SMALL_LFM2 | {"do_image_splitting": False}, SIZES),
     ("lfm2_vl", Lfm2VlImageProcessor, {"encoder_patch_size": 16}, LARGE),
 ]
-CUT = {"idefics3": idefics3, "smolvlm": idefics3, "internvl": internvl, "lfm2_vl": lfm2_vl}
+CASES += [
+    ("granite_docling", GraniteDoclingImageProcessor, {"size": {"height": 12, "width": 12}}, SIZES),
+    ("granite_docling", GraniteDoclingImageProcessor, {}, LARGE),
+    ("minicpmv4_6", MiniCPMV4_6ImageProcessor, {"scale_resolution": 20, "patch_size": 2}, SIZES),
+    (
+        "minicpmv4_6",
+        MiniCPMV4_6ImageProcessor,
+        {"scale_resolution": 32, "patch_size": 4, "max_slice_nums": 4},
+        SIZES,
+    ),
+    (
+        "minicpmv4_6",
+        MiniCPMV4_6ImageProcessor,
+        {"scale_resolution": 16, "patch_size": 2, "slice_mode": False},
+        SIZES,
+    ),
+    ("minicpmv4_6", MiniCPMV4_6ImageProcessor, {"patch_size": 14}, LARGE),
+]
+CUT = {
+    "idefics3": idefics3,
+    "smolvlm": idefics3,
+    "internvl": internvl,
+    "lfm2_vl": lfm2_vl,
+    "granite_docling": docling,
+    "minicpmv4_6": minicpm,
+}
 
 
 def main():

@@ -89,6 +89,15 @@ static void test_granite_docling(void **state)
                 d.vision.deepstack_scale == (float)(1 / 0.263));
 }
 
+static void test_minicpm(void **state)
+{
+    (void)state;
+    load("{\"model_type\":\"minicpmv4_6\",\"text_config\":{},\"vision_config\":{\"image_size\":980,"
+         "\"patch_size\":14},\"image_token_id\":248056}");
+    assert_true(d.vision.halve == 7 && d.vision.merge == 4 && desc_merge_side(&d.vision) == 2);
+    assert_true(d.vision.position_side == 70 && d.vision.image_size == 0 && d.image.placeholder_id == 248056);
+}
+
 static void test_refused(void **state)
 {
     static const struct {
@@ -113,6 +122,11 @@ static void test_refused(void **state)
         {"{\"model_type\":\"granite_docling\",\"text_config\":{},\"vision_config\":{"
          "\"deepstack_visual_indexes\":[3,12]}}",
          "deepstack_visual_indexes", ST_FORMAT},
+        {"{\"model_type\":\"minicpmv4_6\",\"text_config\":{},\"vision_config\":{},\"downsample_mode\":"
+         "\"4x\"}",
+         "downsample_mode", ST_UNSUPPORTED},
+        {"{\"model_type\":\"minicpmv4_6\",\"text_config\":{},\"vision_config\":{},\"insert_layer_id\":12}",
+         "insert_layer_id", ST_FORMAT},
         {"{\"model_type\":\"granite_docling\",\"text_config\":{\"hidden_size\":512},\"vision_config\":{}}",
          "out_hidden_size", ST_FORMAT},
     };
@@ -147,6 +161,7 @@ static void test_layouts(void **state)
         "{\"model_type\":\"smolvlm\",\"text_config\":{},\"vision_config\":{\"image_size\":448}}",
                       intern[] = "{\"model_type\":\"internvl\"," QWEN_05B ",\"vision_config\":{}}",
                       lfm[] = "{\"model_type\":\"lfm2_vl\",\"text_config\":{},\"vision_config\":{}}",
+                      minicpm[] = "{\"model_type\":\"minicpmv4_6\",\"text_config\":{},\"vision_config\":{}}",
                       docling[] =
                           "{\"model_type\":\"granite_docling\",\"text_config\":{},\"vision_config\":{}}";
 #define FAKE "<fake_token_around_image>"
@@ -159,6 +174,10 @@ static void test_layouts(void **state)
     check_layout(lfm, 1, 2, 3,
                  "<|image_start|><|img_row_1_col_1|>#<|img_row_1_col_2|>#<|img_thumbnail|>#<|image_end|>");
     check_layout(lfm, 2, 1, 2, "<|image_start|><|img_row_1_col_1|>#<|img_row_2_col_1|>#<|image_end|>");
+    check_layout(minicpm, 1, 1, 1, "<image_id>0</image_id><image>#</image>");
+    check_layout(minicpm, 2, 2, 5,
+                 "<image_id>0</image_id><image>#</image><slice>#</slice><slice>#</slice>\n"
+                 "<slice>#</slice><slice>#</slice>");
     check_layout(docling, 1, 1, 1, FAKE "<row_1_col_1>#\n");
     check_layout(docling, 1, 2, 3, FAKE "<row_1_col_1>#" FAKE "<row_1_col_2>#\n\n" FAKE "<global-img>#" FAKE);
 }
@@ -168,7 +187,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_idefics3), cmocka_unit_test(test_internvl),
         cmocka_unit_test(test_lfm2_vl),  cmocka_unit_test(test_granite_docling),
-        cmocka_unit_test(test_refused),  cmocka_unit_test(test_layouts)};
+        cmocka_unit_test(test_minicpm),  cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_layouts)};
     int failed = cmocka_run_group_tests_name("config_tiles", tests, NULL, NULL);
     model_desc_free(&d);
     return failed;
