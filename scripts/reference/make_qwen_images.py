@@ -3,8 +3,9 @@
     python scripts/reference/make_qwen_images.py       needs numpy, Pillow, torch, torchvision, transformers, and tests/golden/qwen (make_qwen.py)
 
 Files:
-    qwen_sizes.json    [rule, factor, depth, frames, min, max, height, width, new height, new width]; 0, 0 where it is refused. rule: "image"
-                       (smart_resize of Qwen2-VL, also each frame of its videos), "volume" (Qwen3-VL's videos),
+    qwen_sizes.json    [rule, factor, depth, frames, min, max, height, width, new height, new width]; 0, 0 where
+                       it is refused. rule: "image" (smart_resize of Qwen2-VL, also each frame of its videos),
+                       "volume" (Qwen3-VL's videos),
                        "pair" (GLM-V: areas of two frames), "sides" (PaddleOCR-VL) or "longest" (Pixtral; max: the
                        longest side)
     qwen_frames.json   [rule, total, fps, count, crc32 of the indices as little-endian 32-bit words] of sample_frames at 2 frames per second;
