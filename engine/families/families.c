@@ -69,7 +69,7 @@ const struct family_gguf *family_gguf_at(size_t idx)
 
 static const struct family *find_type(struct hf_reader *r, const struct family_type **type)
 {
-    char name[64] = "", served[768] = "";
+    char name[64] = "", served[640] = "";
     size_t len = 0, used = 0;
     uint32_t node = json_get_live(r->d, 0, "model_type");
     if (node != JSON_NONE && !json_str_copy(r->d, node, name, sizeof name - 1, &len)) len = 0;

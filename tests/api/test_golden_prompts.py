@@ -11,7 +11,7 @@ from golden import Golden
 root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 args = harness.arguments(__doc__)
 check = harness.Checks()
-FAMILIES = ("gemma", "gemma3", "gemma4", "gemma4-mtp", "tiles", "native")
+FAMILIES = ("gemma", "gemma3", "gemma4", "gemma4-mtp", "native", "tiles")
 
 
 def message(g, n, m):

@@ -354,7 +354,7 @@ static void test_config(void **state)
     assert_true(cfg.area_min == 5 && cfg.area_max == 6000);
     /* Settings for videos that differ from those for images, or that we don't have: no videos. */
     static const char *const other[] = {"{\"image_mean\": [0, 0, 0]}", "{\"patch_size\": 16}",
-                                        "{\"resample\": 1}", "{\"do_resize\": false}"};
+                                        "{\"resample\": 0}", "{\"do_resize\": false}"};
     for (size_t i = 0; i < sizeof other / sizeof *other; i++) {
         assert_int_equal(settings("qwen2_vl", NULL, "{}", other[i], &cfg, &err), ST_OK);
         assert_false(cfg.video);
@@ -372,7 +372,7 @@ static void test_config(void **state)
                {"{\"merge_size\": 100000}", ST_FORMAT},
                {"{\"temporal_patch_size\": \"2\"}", ST_FORMAT},
                {"{\"do_center_crop\": true}", ST_UNSUPPORTED},
-               {"{\"resample\": 1}", ST_UNSUPPORTED},
+               {"{\"resample\": 0}", ST_UNSUPPORTED},
                {"[1]", ST_FORMAT}};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         enum status st = settings("qwen2_vl", NULL, bad[i].text, "{}", &cfg, &err);
