@@ -89,7 +89,8 @@ static void make_fixed_images(const struct model_info *m, struct test_image *poo
 }
 
 /* Of 4 to 40 tokens: two pairs of 12 in other shapes, one image under other bounds of its area, a video of
- * two groups of frames, if the model takes videos. The sources are a little off the sizes that the tower takes. */
+ * two groups of frames, if the model takes videos. The sources are a little off the sizes that the tower
+ * takes. */
 static void make_grid_images(const struct model_info *m, struct test_image *pool)
 {
     static const struct {
