@@ -32,11 +32,13 @@ static bool shared_away(const struct model_desc *d, const char *name)
     return false;
 }
 
-/* A draft layer that some files number as one after the last. */
-static bool after_last(const struct model_desc *d, const char *name)
+/* Of a draft layer (GLM's, known by its eh_proj) that files number as one after the last. */
+static bool after_last(const struct loader *ld, const char *name)
 {
     unsigned n;
-    return sscanf(name, "text.layers.%u.", &n) == 1 && n == d->layer_count;
+    struct named key;
+    return sscanf(name, "text.layers.%u.", &n) == 1 && n == ld->desc->layer_count &&
+           load_find(ld, "text.layers.#.eh_proj", n, 0, ".weight", &key);
 }
 
 static enum status alloc_layers(const struct model_desc *d, struct weights *w, struct err *err)
@@ -64,7 +66,7 @@ enum status weights_inventory(const struct stf_files *files, const struct model_
         out->memory_bytes += 4 * ld.slab_used;
         for (size_t i = 0; i < ld.map_count; i++)
             if (!ld.map[i].used && !(desc->tied && strncmp(ld.map[i].name, "head.", 5) == 0) &&
-                !shared_away(desc, ld.map[i].name) && !after_last(desc, ld.map[i].name))
+                !shared_away(desc, ld.map[i].name) && !after_last(&ld, ld.map[i].name))
                 load_note_ignored(out, ld.map[i].t->name);
     }
     free(none.layers);

@@ -89,7 +89,8 @@ static void make_fixed_images(const struct model_info *m, struct test_image *poo
 }
 
 /* Of 4 to 40 tokens: two pairs of 12 in other shapes, one image under other bounds of its area, a video of
- * two groups of frames. The sources are a little off the sizes that the tower takes. */
+ * two groups of frames, if the model takes videos. The sources are a little off the sizes that the tower
+ * takes. */
 static void make_grid_images(const struct model_info *m, struct test_image *pool)
 {
     static const struct {
@@ -100,7 +101,8 @@ static void make_grid_images(const struct model_info *m, struct test_image *pool
     for (uint32_t c = 0; c < CONTENTS; c++) {
         for (uint32_t t = 0; t < 2; t++) {
             uint32_t w = t ? shapes[c].h : shapes[c].w, h = t ? shapes[c].w : shapes[c].h;
-            if (!shapes[c].most) {
+            uint32_t most = !shapes[c].most && !m->image.video_marker ? 40 : shapes[c].most;
+            if (!most) {
                 pool[2 * c + t] = image_make(m, c, w, h, 2 * m->image.config.depth, 1.4, c);
                 continue;
             }
@@ -111,7 +113,7 @@ static void make_grid_images(const struct model_info *m, struct test_image *pool
             for (size_t i = 0; i < n; i++) bytes[i] = (uint8_t)(s = mix(s));
             for (size_t i = 0; c < 4 && c % 2 && i < 30; i++) bytes[n / 2 + i] ^= 0x80;
             pool[2 * c + t] = image_prepare(m, c, width, height, bytes, (uint64_t)unit * unit,
-                                            (uint64_t)shapes[c].most * unit * unit);
+                                            (uint64_t)most * unit * unit);
             free(bytes);
         }
     }
