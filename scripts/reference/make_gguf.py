@@ -32,6 +32,7 @@ CASES = {
     "granite": "llama/granite_f32",
     "lfm2": "llama/lfm2_odd_f32",
     "mistral3": "native/mistral3_gguf_f32",
+    "lighton_ocr": "native/lighton_ocr_f32",
     "idefics3": "tiles/idefics3_f32",
     "internvl": "tiles/internvl_f32",
     "lfm2_vl": "tiles/lfm2_vl_gguf_f32",

@@ -201,7 +201,8 @@ VARIANTS = {
         text=text_cfg(model_type="qwen3", vocab_size=330, num_attention_heads=2, num_key_value_heads=1,
                       head_dim=16,
                       rope_parameters=rope(1e4)),
-        vision=pixtral(), cases=[chat(("u", [image(0)]), pictures=[(12, 40, 55)], note="a page alone"),
+        vision=pixtral(image_size=48), cases=[chat(("u", [image(0)]), pictures=[(12, 40, 55)],
+                                                   note="a page alone"),
                                  *FIVE]),
     "lighton_ocr_odd_f32": dict(
         kind="lighton", family="lighton_ocr", seed=6600, longest=33,
