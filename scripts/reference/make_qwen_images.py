@@ -3,10 +3,11 @@
     python scripts/reference/make_qwen_images.py       needs numpy, Pillow, torch, torchvision, transformers, and tests/golden/qwen (make_qwen.py)
 
 Files:
-    qwen_sizes.json    [rule, factor, depth, frames, min, max, height, width, new height, new width]; 0, 0 where it is refused. rule: "image"
-                       (smart_resize of Qwen2-VL, also each frame of its videos), "volume" (Qwen3-VL's
-                       videos), "pair" (GLM-V: areas of two frames), "sides" (PaddleOCR-VL) or "longest"
-                       (Pixtral; max: the longest side)
+    qwen_sizes.json    [rule, factor, depth, frames, min, max, height, width, new height, new width]; 0, 0 where
+                       it is refused. rule: "image" (smart_resize of Qwen2-VL, also each frame of its videos),
+                       "volume" (Qwen3-VL's videos),
+                       "pair" (GLM-V: areas of two frames), "sides" (PaddleOCR-VL) or "longest" (Pixtral; max: the
+                       longest side)
     qwen_frames.json   [rule, total, fps, count, crc32 of the indices as little-endian 32-bit words] of sample_frames at 2 frames per second;
                        count 0 where it is refused
     qwen_prep.json     settings, source size, frames -> new size, crc32 of pixel_values [patches, values] float32; sources are `noise`
