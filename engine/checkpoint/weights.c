@@ -168,8 +168,8 @@ static void each_weight(const struct weights *w, const struct model_desc *d,
             if (l->expert_down && l->expert_down[k]) fn(arg, l->expert_down[k]);
         }
     }
-    for (uint32_t n = 0; w->vision.layers && n < d->vision.layers; n++) {
-        const struct vision_layer_weights *l = &w->vision.layers[n];
+    for (uint32_t n = 0; w->vision.layers && n <= d->vision.layers; n++) {
+        const struct vision_layer_weights *l = n < d->vision.layers ? &w->vision.layers[n] : &w->vision.halve;
         struct be_weight *all[] = {l->qkv, l->o, l->fc1, l->fc2, l->k, l->v, l->up};
         for (int i = 0; i < 7; i++)
             if (all[i]) fn(arg, all[i]);
