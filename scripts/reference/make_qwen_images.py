@@ -8,8 +8,8 @@ Files:
                        "volume" (Qwen3-VL's videos),
                        "pair" (GLM-V: areas of two frames), "sides" (PaddleOCR-VL) or "longest" (Pixtral; max: the
                        longest side)
-    qwen_frames.json   [rule, total, fps, count, crc32 of the indices as little-endian 32-bit words] of sample_frames at 2 frames per second;
-                       count 0 where it is refused
+    qwen_frames.json   [rule, total, fps, count, crc32 of the indices as little-endian 32-bit words] of
+                       sample_frames at 2 frames per second; count 0 where it is refused
     qwen_prep.json     settings, source size, frames -> new size, crc32 of pixel_values [patches, values] float32; sources are `noise`
     videos/*           animations made by Pillow
     qwen_videos.json   per animation: size, duration, crc32 of each frame as Pillow shows it
