@@ -340,8 +340,7 @@ static void chunk_begin(struct json_writer *o, struct choice *c)
 
 void gen_event_end(struct json_writer *o, struct gen *g)
 {
-    jw_text(o, "}");
-    sse_end(o);
+    jw_text(o, g->r->stream.lines ? "}\n" : "}" SSE_END);
     if (o->st) gen_abort(g->r, 500, "internal_error", "The response is too large.");
 }
 
@@ -576,7 +575,7 @@ static void news(struct choice *c)
         delta_chunk(c, false);
         return;
     }
-    if (!g->shown.head) g->dialect->head(g);
+    if (!g->shown.head && g->dialect->head) g->dialect->head(g);
     g->shown.head = true;
     for (struct delta delta; (delta = delta_next(c)).kind != DELTA_NONE;) {
         g->dialect->delta(c, &delta);

@@ -96,9 +96,10 @@ static void test_events(void **state)
     (void)state;
     const char *two = "data: {\"a\":1}\n\ndata: {\"b\":22}\n\n";
     size_t len = strlen(two), first = strlen("data: {\"a\":1}\n\n");
-    for (size_t max = first; max < len + 9; max++) assert_int_equal(sse_first_event(two, len, max), first);
+    for (size_t max = first; max < len + 9; max++)
+        assert_int_equal(stream_first_event(two, len, max, SSE_END), first);
     for (size_t max = 1; max < first; max++)
-        assert_int_equal(sse_first_event(two, len, max), max); /* must be torn */
+        assert_int_equal(stream_first_event(two, len, max, SSE_END), max); /* must be torn */
 }
 
 /* The same by brute force: after every byte, look for every string at the end. */
