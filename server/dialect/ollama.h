@@ -7,7 +7,6 @@
 
 /* gen.dialect_state */
 struct ollama_state {
-    bool generate;        /* /api/generate */
     uint32_t begun, sent; /* calls of a stream; a call is sent when it is complete */
 };
 

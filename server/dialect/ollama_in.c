@@ -226,18 +226,11 @@ static enum status read_common(struct reader *r)
     return reader_same(r, same, sizeof same / sizeof *same, others, sizeof others / sizeof *others);
 }
 
-static bool state_make(struct gen *g, bool generate)
-{
-    struct ollama_state *s = g->dialect_state = calloc(1, sizeof *s);
-    if (s) s->generate = generate;
-    return s != NULL;
-}
-
 static enum status read_chat(struct gen *g, json_t *root)
 {
     struct reader r = {.g = g, .e = &g->r->response.error, .from = root};
     json_t *list = field(root, "messages");
-    if (!state_make(g, false)) return reader_no_memory(&r);
+    if (!(g->dialect_state = calloc(1, sizeof(struct ollama_state)))) return reader_no_memory(&r);
     if (!list || (json_is_array(list) && !json_array_size(list))) return ollama_loaded(g);
     if (options(&r) || format(&r) || gen_parse_tools(g, root) || think(&r) || messages(&r) || read_common(&r))
         return ST_INVALID;
@@ -257,7 +250,7 @@ static enum status read_generate(struct gen *g, json_t *root)
     struct reader r = {.g = g, .e = &g->r->response.error, .from = root};
     bool raw = false, images = json_array_size(field(root, "images")) > 0;
     json_t *v;
-    if (!state_make(g, true)) return reader_no_memory(&r);
+    if (!(g->dialect_state = calloc(1, sizeof(struct ollama_state)))) return reader_no_memory(&r);
     if (reader_refuse(&r, refused, 2) || field_bool(r.e, root, "raw", &raw)) return ST_INVALID;
     for (size_t i = 0; i < 3; i++)
         if ((v = field(root, texts[i])) && !json_is_string(v))

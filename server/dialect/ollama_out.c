@@ -40,8 +40,8 @@ static void call_write(struct json_writer *o, struct chat_call *call, uint32_t i
 
 static void part_write(struct json_writer *o, struct choice *c, const struct part *p)
 {
-    const struct ollama_state *s = c->gen->dialect_state;
-    jw_text(o, s->generate ? ",\"response\":" : ",\"message\":{\"role\":\"assistant\",\"content\":");
+    bool generate = c->gen->dialect == &dialect_ollama_generate;
+    jw_text(o, generate ? ",\"response\":" : ",\"message\":{\"role\":\"assistant\",\"content\":");
     jw_string(o, p->content_len ? p->content : "", p->content_len);
     if (p->thinking_len) {
         jw_text(o, ",\"thinking\":");
@@ -52,7 +52,7 @@ static void part_write(struct json_writer *o, struct choice *c, const struct par
         call_write(o, &c->out->calls[i], i);
     }
     if (p->calls_to > p->calls_from) jw_text(o, "]");
-    if (!s->generate) jw_text(o, "}");
+    if (!generate) jw_text(o, "}");
     if (!c->logprobs.count) return;
     jw_text(o, ",\"logprobs\":[");
     logprobs_take_entries(&c->logprobs, o);
