@@ -95,10 +95,11 @@ enum status drafter_prepare_own(struct engine *e, struct stf_files *files, struc
     struct model_desc *d = &f->net.desc;
     if (!files || !e->net.desc.drafter) return ST_OK;
     if (!e->net.desc.drafter(&e->net.desc, d)) return err_nomem(err, "the drafter");
-    if (!weights_hold(d, files, d->names.draft_in)) {
+    if (!weights_hold(d, files, d->names.draft_in) || !weights_hold(d, files, d->names.input_norm)) {
         model_desc_free(d);
         return ST_OK;
     }
+    model_desc_resolve(d, files);                    /* its experts may be stored in another way */
     d->layers[0].kv_owner = e->net.desc.layer_count; /* after the target's, in the layout */
     f->files = files;
     f->own = true;
@@ -406,7 +407,7 @@ enum status engine_draft(struct engine *e, const struct engine_draft *d, uint32_
     struct drafter *f = &e->draft;
     size_t row = be_ld(f->net.desc.drafts_for) * be_dtype_bytes(e->plan.act);
     uint32_t t = n;
-    ASSERT(f->on && !e->in_flight && n > 0 && n <= e->plan.sequences_max);
+    ASSERT(f->on && !e->flight_count && n > 0 && n <= e->plan.sequences_max);
     /* Those with most draft tokens first: finished rows drop off the end. */
     for (uint32_t i = 0; i < n; i++) {
         uint32_t at = i;

@@ -399,7 +399,7 @@ enum status engine_features_create(struct engine *e, const struct image_u8 *pixe
 enum status engine_features_step(struct engine *e, struct engine_features *f, uint32_t layers, bool *done,
                                  struct err *err)
 {
-    ASSERT(!e->in_flight);
+    ASSERT(!e->flight_count);
     if (!f->done) vision_run(e, f, layers);
     if (f->done && f->work) {
         if (e->ops->sync(e->be) != BE_OK) return err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));

@@ -114,6 +114,9 @@ struct engine_span {
  * earlier positions are in the cache (sliding groups: those that the window can still reach). */
 struct engine_chunk {
     uint32_t position, count;
+    /* Of a step that is submitted behind the one in flight: 1 + the index of the chunk there that samples
+     * this chunk's only token, which is not yet in `tokens`. 0: none; the same for all chunks of a step. */
+    uint32_t after;
     const uint32_t *
         tokens; /* the sequence's history from position 0 on: prompt, then generated; at least position +
                  * count entries (one more when prompt tokens are scored: the token after the chunk's last) */
@@ -164,11 +167,16 @@ struct engine_batch {
     struct engine_chunk *chunks; /* [chunk_count], caller's */
     uint32_t chunk_count;        /* <= sequences_max; sum of counts <= batch_tokens_max */
 };
-/* Launches a step; engine_wait blocks until its results are ready. One step in flight. Errors: ST_DEVICE,
- * ST_NOMEM: every chunk of the step is lost. ST_AGAIN: no memory for its draft tokens; nothing was launched,
- * and the step without them has room. */
+/* Launches a step; engine_wait blocks until its results are ready. One step in flight, or a second one behind
+ * it (engine_chunk.after): then all chunks of the first are engine_draws, and the first is waited for first.
+ * Of a chunk that is engine_draws engine_wait reads `sampling` alone. Errors: ST_DEVICE, ST_NOMEM: every
+ * chunk of the step is lost. ST_AGAIN: no memory for its draft tokens; nothing was launched, and the step
+ * without them has room. */
 enum status engine_submit(struct engine *e, struct engine_batch *b, struct err *err) KV_MUST_CHECK;
 enum status engine_wait(struct engine *e, struct engine_batch *b, struct err *err) KV_MUST_CHECK;
+
+/* Whether the chunk's token is drawn where a step behind this one can read it. Never on the CPU. */
+bool engine_draws(const struct engine *e, const struct engine_chunk *r);
 
 /* fn(ctx, i) for each i < count, on the engine's threads if it has any: host work between steps. */
 void engine_each(struct engine *e, uint32_t count, void (*fn)(void *ctx, uint32_t i), void *ctx);

@@ -157,8 +157,8 @@ struct output_row {
     bool sample, score, hidden;
 };
 
-/* Index arrays of the step in flight; addresses are the backend's. The offset of an array depends only on the
- * numbers of rows and sequences; the block tables, whose length varies, come last. */
+/* Index arrays of the step that was submitted last; addresses are the backend's. The offset of an array
+ * depends only on the numbers of rows and sequences; the block tables, whose length varies, come last. */
 struct step {
     uint32_t t, seq_count; /* with padding rows */
     uint32_t output_count; /* without them */
@@ -222,7 +222,12 @@ struct engine {
     struct engine_graph graphs[ENGINE_GRAPHS_MAX]; /* by rows, ascending */
     uint32_t graph_count;
     uint64_t graph_steps; /* steps replayed from a graph */
-    struct engine_batch *in_flight;
+    uint64_t ahead_steps; /* submitted while another was in flight */
+    struct {
+        struct engine_batch *batch;
+        uint32_t top; /* largest logits per row that are on their way to the host */
+    } flights[2];     /* steps in flight, the older one first */
+    uint32_t flight_count;
     struct replay replay;
 };
 

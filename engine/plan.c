@@ -54,6 +54,8 @@ enum status kv_layout_make(const struct model_desc *d, const struct be_ops *ops,
                            enum be_kv_type type, struct kv_layout *out, struct err *err)
 {
     struct kv_layout k = {.type = type};
+    struct be_caps caps;
+    ops->caps(be, &caps);
     k.layer_group = calloc(d->layer_count, sizeof *k.layer_group);
     k.layer_offset = calloc(d->layer_count, sizeof *k.layer_offset);
     enum status st = k.layer_group && k.layer_offset ? ST_OK : err_nomem(err, "the list of layers");
@@ -83,6 +85,11 @@ enum status kv_layout_make(const struct model_desc *d, const struct be_ops *ops,
         if (!desc_recurrent(&d->layers[n])) continue;
         if (k.table_groups == ENGINE_GROUPS_MAX)
             st = err_set(err, ST_UNSUPPORTED, "too many kinds of layers");
+        else if (caps.delta_key_max && d->delta.key_dim > caps.delta_key_max)
+            st = err_set(err, ST_UNSUPPORTED,
+                         "linear_key_head_dim %u: this GPU has shared memory for %u at most: "
+                         "--backend cpu takes any",
+                         d->delta.key_dim, caps.delta_key_max);
         else k.groups[k.table_groups].recurrent = true;
         k.layer_group[n] = k.table_groups;
         k.group_count = k.table_groups + 1;

@@ -40,6 +40,7 @@ static void check_batch(const struct engine *e, const struct engine_batch *b)
         ASSERT(!r->proposed || (r->sample && r->drawn && r->proposed < r->count));
         ASSERT(!r->hidden || r->hidden_first >= r->position);
         ASSERT(r->score_first == UINT32_MAX || (r->scores && r->sampling));
+        ASSERT(!r->after == !e->flight_count && (!r->after || (r->count == 1 && r->span_count == 0)));
         total += r->count;
     }
     ASSERT(total <= e->plan.batch_tokens_max);
@@ -107,7 +108,7 @@ static void pack_tokens(struct packer *p, const struct engine_batch *b, const ui
     for (uint32_t i = 0; i < b->chunk_count; i++) {
         const struct engine_chunk *r = &b->chunks[i];
         for (uint32_t k = 0; k < r->count; k++) {
-            ids[row + k] = r->tokens[r->position + k];
+            ids[row + k] = r->after ? r->after - 1 : r->tokens[r->position + k];
             ps[row + k] = r->position + k;
         }
         for (uint32_t m = 0; m < r->span_count; m++) {
@@ -351,25 +352,6 @@ void engine__pack(struct engine *e, const struct engine_batch *b, uint32_t rows)
     e->ops->upload(e->be, e->net.s.step, e->host_step, p.used * sizeof *e->host_step);
 }
 
-enum status engine_submit(struct engine *e, struct engine_batch *b, struct err *err)
-{
-    ASSERT(!e->in_flight);
-    check_batch(e, b);
-    enum status st = recurrent_reserve(e, b, err); /* a backend reports its errors in sync(): engine_wait */
-    if (st) return st;
-    const struct engine_graph *graph = engine__graph_for(e, b);
-    engine__pack(e, b, graph ? graph->rows : 0);
-    if (graph) {
-        e->ops->graph_launch(e->be, graph->graph);
-        e->step.logits_done = engine__graph_has_logits(e, graph);
-        e->graph_steps++;
-    } else {
-        decoder_run(e, &e->net, b);
-    }
-    e->in_flight = b;
-    return ST_OK;
-}
-
 /* ---- logits, tokens ---- */
 
 /* Index of the row among the chunk's sampled positions. */
@@ -548,32 +530,92 @@ static enum status finish_hidden(struct engine *e, const struct engine_batch *b,
     return ST_OK;
 }
 
-/* One download brings everything and is the step's only wait, except for rows that are fetched whole. */
-static enum status finish_chunk(struct engine *e, struct engine_batch *b, uint32_t first, uint32_t count,
-                                struct err *err)
+static uint32_t pass_rows(const struct engine *e, uint32_t first)
+{
+    uint32_t left = e->step.output_count - first;
+    return left < e->plan.logit_rows ? left : e->plan.logit_rows;
+}
+
+static size_t result_bytes(const struct engine *e, uint32_t count, uint32_t k)
+{
+    return (k ? e->plan.logit_rows : count) * sizeof *e->net.s.stats + (size_t)count * k * 8;
+}
+
+/* Queues the logits of output rows, what is made of them, and its way to the host: one download brings
+ * everything. Returns how many largest logits of each row. */
+static uint32_t queue_results(struct engine *e, const struct engine_batch *b, uint32_t first, uint32_t count)
 {
     uint32_t k = 0;
-    bool head = false, hidden = false;
+    bool head = false;
     for (uint32_t i = 0; i < count; i++) {
         const struct output_row *w = &e->output_rows[first + i];
         head |= w->sample || w->score;
-        hidden |= w->hidden;
         uint32_t need = top_needed(e, &b->chunks[w->chunk], w);
         if (need > k) k = need;
     }
     if (!e->step.logits_done) (head ? decoder_logits : decoder_head_in)(e, &e->net, first, count);
     if (k) decoder_top(e, &e->net, count, k);
-    size_t stats = (k ? e->plan.logit_rows : count) * sizeof *e->net.s.stats;
-    e->ops->download(e->be, e->host_results, e->net.s.stats, stats + (size_t)count * k * 8);
-    if (e->ops->sync(e->be) != BE_OK) return err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
-    enum status st = hidden ? finish_hidden(e, b, first, count, err) : ST_OK;
+    if (e->ops->download_begin) e->ops->download_begin(e->be, e->net.s.stats, result_bytes(e, count, k));
+    return k;
+}
+
+/* The step's only wait, except for rows that are fetched whole. */
+static enum be_result take_results(struct engine *e, uint32_t count, uint32_t k)
+{
+    if (e->ops->download_end) return e->ops->download_end(e->be, e->host_results, result_bytes(e, count, k));
+    e->ops->download(e->be, e->host_results, e->net.s.stats, result_bytes(e, count, k));
+    return e->ops->sync(e->be);
+}
+
+static enum status finish_rows(struct engine *e, struct engine_batch *b, uint32_t first, uint32_t k,
+                               struct err *err)
+{
+    uint32_t count = pass_rows(e, first);
+    if (take_results(e, count, k) != BE_OK) return err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
+    enum status st = finish_hidden(e, b, first, count, err);
     if (st) return st;
     bool fetched = false, together = finish_together(e, b, first, count, k);
     for (uint32_t i = 0; i < count && !together; i++)
         fetched |= finish_row(e, b, i, count, k, &e->output_rows[first + i], e->samplers[0]);
+    ASSERT(!fetched || e->flight_count == 1);
     if (e->draft.on) keep_drawn(e, b, first, count);
     if (fetched && e->ops->sync(e->be) != BE_OK)
         return err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
+    return ST_OK;
+}
+
+bool engine_draws(const struct engine *e, const struct engine_chunk *r)
+{
+    uint32_t next = r->position + r->count;
+    return e->ops->take_ids && !e->profile && !e->draft.on && !e->net.desc.ple &&
+           e->plan.logit_rows >= e->plan.sequences_max && r->sample && !r->proposed && !r->hidden &&
+           r->score_first == UINT32_MAX &&
+           sampler_plain(r->sampling, next < r->banned_until ? r->banned_count : 0);
+}
+
+enum status engine_submit(struct engine *e, struct engine_batch *b, struct err *err)
+{
+    ASSERT(e->flight_count < 2);
+    check_batch(e, b);
+    enum status st = recurrent_reserve(e, b, err); /* a backend reports its errors in sync(): engine_wait */
+    if (st) return st;
+    const struct engine_graph *graph = engine__graph_for(e, b);
+    engine__pack(e, b, graph ? graph->rows : 0);
+    if (b->chunks[0].after) {
+        for (uint32_t i = 0; i < e->flights[0].batch->chunk_count; i++)
+            ASSERT(engine_draws(e, &e->flights[0].batch->chunks[i]));
+        e->ops->take_ids(e->be, e->net.s.stats, e->step.t, (uint32_t *)(uintptr_t)e->step.ids);
+    }
+    if (graph) {
+        e->ops->graph_launch(e->be, graph->graph);
+        e->step.logits_done = engine__graph_has_logits(e, graph);
+        e->graph_steps++;
+    } else {
+        decoder_run(e, &e->net, b);
+    }
+    e->flights[e->flight_count].batch = b;
+    if (e->step.output_count) e->flights[e->flight_count].top = queue_results(e, b, 0, pass_rows(e, 0));
+    e->ahead_steps += e->flight_count++;
     return ST_OK;
 }
 
@@ -614,16 +656,16 @@ static void forget_refused(struct engine *e, const struct engine_chunk *r)
 
 enum status engine_wait(struct engine *e, struct engine_batch *b, struct err *err)
 {
-    ASSERT(e->in_flight == b);
+    ASSERT(e->flight_count && e->flights[0].batch == b);
     enum status st = ST_OK;
+    if (e->flight_count > 1 || b->chunks[0].after) find_output_rows(e, b); /* they were another step's */
     for (uint32_t i = 0; i < b->chunk_count; i++) {
         b->chunks[i].broken = b->chunks[i].refused_broken = false;
         b->chunks[i].drawn_count = 0;
     }
-    for (uint32_t first = 0; first < e->step.output_count && !st; first += e->plan.logit_rows) {
-        uint32_t left = e->step.output_count - first;
-        st = finish_chunk(e, b, first, left < e->plan.logit_rows ? left : e->plan.logit_rows, err);
-    }
+    for (uint32_t first = 0; first < e->step.output_count && !st; first += e->plan.logit_rows)
+        st = finish_rows(e, b, first,
+                         first ? queue_results(e, b, first, pass_rows(e, first)) : e->flights[0].top, err);
     if (!e->step.output_count && e->ops->sync(e->be) != BE_OK)
         st = err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
     for (uint32_t i = 0, row = 0; e->draft.own && i < b->chunk_count; row += b->chunks[i].count, i++) {
@@ -635,13 +677,13 @@ enum status engine_wait(struct engine *e, struct engine_batch *b, struct err *er
         if (b->chunks[i].refused_broken || (b->chunks[i].broken && b->chunks[i].proposed))
             forget_refused(e, &b->chunks[i]);
     if (!st && e->step.draft_count) recurrent_replay(e, b);
-    e->in_flight = NULL;
+    e->flights[0] = e->flights[--e->flight_count];
     return st;
 }
 
 void engine_each(struct engine *e, uint32_t count, void (*fn)(void *ctx, uint32_t i), void *ctx)
 {
-    ASSERT(!e->in_flight);
+    ASSERT(!e->flight_count);
     if (e->ops->host_each && count > 1) {
         e->ops->host_each(e->be, count, fn, ctx);
         return;

@@ -68,9 +68,10 @@ struct be_caps {
     const char *device; /* for people: CPU brand string and threads */
     const char *gemm;   /* whose products, of the weights packed so far; part of the fingerprint; NULL: own */
     uint32_t threads;
-    bool host_memory;    /* device addresses can be read by the host after sync() */
-    bool quants;         /* weight_pack takes BE_QUANT */
-    size_t memory_bytes; /* limit for weights and KV (physical memory for the CPU) */
+    bool host_memory;       /* device addresses can be read by the host after sync() */
+    bool quants;            /* weight_pack takes BE_QUANT */
+    size_t memory_bytes;    /* limit for weights and KV (physical memory for the CPU) */
+    uint32_t delta_key_max; /* largest be_delta_args.key_dim; 0: any */
 };
 
 struct backend;   /* an opened backend */
@@ -463,6 +464,11 @@ struct be_ops {
     void (*copy)(struct backend *b, void *dst, const void *src, size_t bytes);
     void (*zero)(struct backend *b, void *dst, size_t bytes);
     enum be_result (*sync)(struct backend *b);
+    /* A download in two halves, so that later operations may be queued before the first is waited for: begin
+     * queues it, end waits for it alone. At most two are begun, of 1 MB each; they end in order. NULL with
+     * host_memory, as is take_ids. */
+    void (*download_begin)(struct backend *b, const void *src, size_t bytes);
+    enum be_result (*download_end)(struct backend *b, void *host, size_t bytes);
 
     /* Threaded; near memory speed. BE_UNSUPPORTED: scales of quants outside f16, their storage type. */
     enum be_result (*weight_pack)(struct backend *b, const struct be_weight_desc *d, struct be_weight **out);
@@ -501,6 +507,8 @@ struct be_ops {
     void (*experts)(struct backend *b, const struct be_experts_args *a);
     void (*logit_stats)(struct backend *b, const struct be_logits_args *a);
     void (*topk)(struct backend *b, const struct be_topk_args *a);
+    /* ids[i], an index into `stats`, becomes the id that was drawn there; where none was, the largest. */
+    void (*take_ids)(struct backend *b, const struct be_logit_stats *stats, uint32_t t, uint32_t *ids);
 
     /* fn(ctx, i) for each i < count on the backend's own host threads, in any order and several at once;
      * returns when all are done. NULL without host_memory: the device has no use for host threads. */

@@ -95,6 +95,7 @@ struct sequence {
     struct event_node *end_event; /* allocated with the sequence: an end is never lost to a failed malloc */
     uint64_t submitted_us, admitted_us, first_token_us;
     uint32_t chunk_tokens; /* tokens of this step's chunk; 0 = none */
+    uint32_t ahead;        /* 1 + its chunk in the step that is submitted behind this one; 0 = none */
     uint32_t needed_len;   /* others wait for its prefill to reach this position; 0 = none */
     uint64_t prefill_turn; /* the turn of its last prefill; in the future: its tenant comes last until then */
     /* With a recurrent group: tables[s->paged] has the state after state_at tokens as entry 0; entry 1 is
@@ -127,6 +128,18 @@ struct seq_list {
 struct slot {
     uint32_t gen;
     struct sequence *seq; /* NULL = free */
+};
+
+/* A step: planned, then submitted, then waited for. */
+struct sched_flight {
+    struct engine_chunk *chunks; /* [sequences_max] */
+    struct sequence **seqs;      /* [sequences_max] of the chunks; NULL: it has ended meanwhile */
+    uint32_t count, tokens;      /* count 0: there is none */
+    struct engine_batch batch;
+    enum status status; /* of engine_submit */
+    struct err err;
+    uint64_t start_us; /* when it was submitted, or the step before it ended */
+    bool learns;       /* the time that it takes is its own */
 };
 
 /* Sums over recent decode-only steps, exponentially weighted; n: draft tokens. See scheduler/speculative.c.
@@ -175,12 +188,14 @@ struct scheduler {
     double draft_us;             /* measured time of one draft-model token for all sequences; 0 = unknown */
     struct engine_draft *drafts; /* [sequences_max] */
     uint32_t *draft_slots, draft_slots_free; /* [sequences_max] free slots */
-    struct token_out *drawn;      /* [sequences_max * (draft_max + 1)] sampled tokens of the step's verified
-                                     chunks */
-    uint64_t freed;               /* grows when a sequence releases blocks */
-    struct engine_chunk *chunks;  /* [sequences_max] */
-    struct sequence **chunk_seqs; /* [sequences_max] */
-    uint32_t chunk_count, step_tokens;
+    struct token_out *drawn;     /* [sequences_max * (draft_max + 1)] sampled tokens of the step's verified
+                                    chunks */
+    uint64_t freed;              /* grows when a sequence releases blocks */
+    struct engine_chunk *chunks; /* of both flights */
+    struct sequence **chunk_seqs;
+    struct sched_flight flights[2];
+    struct sched_flight *step;    /* the one being planned or in flight */
+    struct sched_flight *ahead;   /* submitted behind it */
     uint32_t step_rows;           /* limit of the step's tokens for prefills */
     struct step_cost cost;        /* learnt cost model of step times */
     struct sequence **asking;     /* [sequences_max] sequences whose masks are requested */
@@ -219,6 +234,9 @@ void sched__blocks_trim(struct scheduler *s, struct sequence *q);
 void sched__blocks_drop(struct scheduler *s, struct sequence *q);
 /* Releases the blocks after the first `tokens` tokens: they were for draft tokens that aren't kept. */
 void sched__blocks_roll_back(struct scheduler *s, struct sequence *q, uint32_t tokens);
+/* Takes blocks for one token after the chunk in flight of each of the n sequences, of all or none: its state
+ * goes to a block of its own, because the token before it may be q's last. */
+bool sched__blocks_ahead(struct scheduler *s, struct sequence *const *seqs, uint32_t n);
 /* A step has computed q's state after `at` tokens; UINT32_MAX: it is invalid. */
 void sched__state_written(struct scheduler *s, struct sequence *q, uint32_t at);
 /* Whether [position, position+n) can be covered without evicting anything. */
@@ -270,6 +288,15 @@ void sched__speculate_learn(struct scheduler *s, uint32_t chunks, double us);
 /* Whether its next chunk is its last sampled token. */
 bool sched__decodes(const struct sequence *q);
 
+/* scheduler/ahead.c: whether something waits for a turn with no step in flight. */
+bool sched__called(struct scheduler *s, uint64_t now_us);
+/* Submits the step after the one in flight if that only goes on with its sequences. */
+void sched__submit_ahead(struct scheduler *s);
+/* q ends with its chunk in flight there: what it computes is for nobody. */
+void sched__drop_ahead(struct scheduler *s, struct sequence *q);
+/* Counts a step that took so long, and learns from it. */
+void sched__account(struct scheduler *s, const struct sched_flight *f, uint64_t spent);
+
 /* scheduler/fair.c: the waiting sequence, not deferred, to admit next; NULL: none. */
 struct sequence *sched__pick_waiting(struct scheduler *s);
 /* The running sequence to preempt for q, of a tenant that has more than q's; NULL: none. q NULL: the one to
@@ -282,6 +309,8 @@ void sched__served(struct scheduler *s, struct sequence *q); /* it has run */
 /* scheduler/plan.c: which sequences run in this step, with how many tokens. */
 void sched__admit(struct scheduler *s, uint64_t now_us);
 void sched__plan(struct scheduler *s, uint64_t now_us);
+/* Whether sched__admit might admit one. */
+bool sched__may_admit(struct scheduler *s);
 void sched__preempt(struct scheduler *s, struct sequence *q);
 bool sched__prefill_ready(const struct sequence *q); /* its next tokens don't wait for an image */
 /* Plans a prefill chunk of about so many tokens for q; returns its length: an image is kept whole if it fits.

@@ -97,6 +97,23 @@ static bool take_place(struct scheduler *s, struct sequence *q)
     return true;
 }
 
+/* Whether q may be admitted, perhaps by preemption. */
+static bool may_start(struct scheduler *s, const struct sequence *q)
+{
+    bool waits = no_place(s, q) || (s->running.count > 0 && q->refused_at == s->freed + 1);
+    return !waits || sched__pick_victim(s, q);
+}
+
+bool sched__may_admit(struct scheduler *s)
+{
+    if (!s->waiting.head) {
+        tenants_advance_all(s->tenants);
+        return false;
+    }
+    const struct sequence *q = sched__pick_waiting(s);
+    return !q || may_start(s, q);
+}
+
 /* Admits while the whole history of the next sequence fits with the running ones: by priority, then evenly
  * between tenants, then by arrival; a tenant with more than its share is preempted. No sequence overtakes one
  * that waits for memory; those that wait for another's prefill of the same prefix are skipped. */
@@ -107,10 +124,7 @@ void sched__admit(struct scheduler *s, uint64_t now_us)
     else tenants_advance_all(s->tenants);
     while (s->waiting.head) {
         struct sequence *q = sched__pick_waiting(s);
-        if (!q) return;
-        if ((no_place(s, q) || (s->running.count > 0 && q->refused_at == s->freed + 1)) &&
-            !sched__pick_victim(s, q))
-            return;
+        if (!q || !may_start(s, q)) return;
         if (sched__cache_waits(s, q)) {
             if (++prefix_inflight == PREFIX_INFLIGHT_MAX) return;
             q->prefix_inflight = true;
@@ -171,7 +185,7 @@ static uint32_t prefill_length(struct scheduler *s, struct sequence *q, uint32_t
     uint32_t n = chunk_of(q, soft < hard ? soft : hard, &span);
     if (n == 0 && span > 0) {
         if (span > hard) {
-            if (s->step_tokens > 0) s->wide = q;
+            if (s->step->tokens > 0) s->wide = q;
             return 0;
         }
         return chunk_of(q, span, &span);
@@ -187,11 +201,11 @@ static uint32_t prefill_length(struct scheduler *s, struct sequence *q, uint32_t
 
 static void remove_chunk(struct scheduler *s, const struct sequence *q)
 {
-    for (uint32_t i = 0; i < s->chunk_count; i++) {
-        if (s->chunk_seqs[i] != q) continue;
-        s->step_tokens -= q->chunk_tokens;
-        s->chunk_count--;
-        for (uint32_t j = i; j < s->chunk_count; j++) s->chunk_seqs[j] = s->chunk_seqs[j + 1];
+    for (uint32_t i = 0; i < s->step->count; i++) {
+        if (s->step->seqs[i] != q) continue;
+        s->step->tokens -= q->chunk_tokens;
+        s->step->count--;
+        for (uint32_t j = i; j < s->step->count; j++) s->step->seqs[j] = s->step->seqs[j + 1];
         return;
     }
 }
@@ -218,8 +232,8 @@ static bool add_chunk(struct scheduler *s, struct sequence *q, uint32_t n)
 {
     if (!make_room(s, q, n)) return false;
     q->chunk_tokens = n;
-    s->chunk_seqs[s->chunk_count++] = q;
-    s->step_tokens += n;
+    s->step->seqs[s->step->count++] = q;
+    s->step->tokens += n;
     return true;
 }
 
@@ -234,7 +248,7 @@ uint32_t sched__prefill_chunk(struct scheduler *s, struct sequence *q, uint32_t 
     if (s->opt.prefill_chunk && tokens > s->opt.prefill_chunk) tokens = s->opt.prefill_chunk;
     if (q->alone && tokens > s->caps.block_tokens)
         tokens = s->caps.block_tokens; /* assumed by sched__blocks_worst */
-    uint32_t n = prefill_length(s, q, tokens, s->caps.batch_tokens_max - s->step_tokens);
+    uint32_t n = prefill_length(s, q, tokens, s->caps.batch_tokens_max - s->step->tokens);
     return n && add_chunk(s, q, n) ? n : 0;
 }
 
@@ -242,7 +256,7 @@ static void plan_decodes(struct scheduler *s)
 {
     sched__speculate(s);
     for (struct sequence *q = s->running.head; q;) {
-        if (s->chunk_count == s->caps.sequences_max || s->step_tokens == s->caps.batch_tokens_max) return;
+        if (s->step->count == s->caps.sequences_max || s->step->tokens == s->caps.batch_tokens_max) return;
         if (q->chunk_tokens || !sched__decodes(q) || q->mask != MASK_READY) {
             q = q->next;
             continue;
@@ -257,12 +271,12 @@ static void plan_decodes(struct scheduler *s)
  * time budget. */
 static double prefill_budget(struct scheduler *s)
 {
-    uint32_t rows = s->caps.batch_tokens_max - s->step_tokens;
+    uint32_t rows = s->caps.batch_tokens_max - s->step->tokens;
     s->step_rows = s->caps.batch_tokens_max;
     if (!s->opt.step_us) return rows;
     struct step_load l = {{0}};
-    for (uint32_t i = 0; i < s->chunk_count; i++)
-        step_load_add(&s->cost, &l, s->chunk_seqs[i]->position, s->chunk_seqs[i]->chunk_tokens, true);
+    for (uint32_t i = 0; i < s->step->count; i++)
+        step_load_add(&s->cost, &l, s->step->seqs[i]->position, s->step->seqs[i]->chunk_tokens, true);
     if (step_cost_rows(&s->cost) < s->step_rows) s->step_rows = step_cost_rows(&s->cost);
     /* Prefills get at least as much time as a step's fixed cost, as weights read for one row serve more; not
      * while a tenant with few tokens waits for the step's end. */
@@ -277,7 +291,7 @@ static double prefill_budget(struct scheduler *s)
 void sched__plan(struct scheduler *s, uint64_t now_us)
 {
     sched__admit(s, now_us);
-    s->chunk_count = s->step_tokens = 0;
+    s->step->count = s->step->tokens = 0;
     for (struct sequence *q = s->running.head; q; q = q->next) q->chunk_tokens = q->proposed = 0;
     sched__masks_prepare(s);
     /* An image larger than the step's remaining tokens comes first in the next step, before decodes. */

@@ -66,9 +66,9 @@ static double give(struct scheduler *s, struct prefill *c, double cost)
 {
     struct sequence *q = c->q;
     c->done = true;
-    if (!wants_prefill(q) || s->chunk_count == s->caps.sequences_max || s->step_tokens >= s->step_rows)
+    if (!wants_prefill(q) || s->step->count == s->caps.sequences_max || s->step->tokens >= s->step_rows)
         return 0;
-    uint32_t left = q->count - q->position, rows = s->step_rows - s->step_tokens,
+    uint32_t left = q->count - q->position, rows = s->step_rows - s->step->tokens,
              most = left < rows ? left : rows;
     uint32_t n = sched__prefill_chunk(s, q,
                                       s->opt.step_us ? step_cost_fit(&s->cost, q->position, most, cost)

@@ -41,8 +41,10 @@ enum status sched_create(struct engine *e, const struct sched_options *opt, stru
     s->slot_count = s->opt.queue_max + s->caps.sequences_max;
     s->slots = calloc(s->slot_count, sizeof *s->slots);
     s->free_slots = calloc(s->slot_count, sizeof *s->free_slots);
-    s->chunks = calloc(s->caps.sequences_max, sizeof *s->chunks);
-    s->chunk_seqs = calloc(s->caps.sequences_max, sizeof *s->chunk_seqs);
+    s->step = &s->flights[0];
+    s->ahead = &s->flights[1];
+    s->chunks = calloc(2 * (size_t)s->caps.sequences_max, sizeof *s->chunks);
+    s->chunk_seqs = calloc(2 * (size_t)s->caps.sequences_max, sizeof *s->chunk_seqs);
     s->asking = calloc(s->caps.sequences_max, sizeof *s->asking);
     s->prefills = calloc(s->caps.sequences_max, sizeof *s->prefills);
     s->shares = calloc(s->caps.sequences_max, sizeof *s->shares);
@@ -61,6 +63,9 @@ enum status sched_create(struct engine *e, const struct sched_options *opt, stru
         sched_destroy(s);
         return st;
     }
+    *s->step = (struct sched_flight){.chunks = s->chunks, .seqs = s->chunk_seqs};
+    *s->ahead = (struct sched_flight){.chunks = s->chunks + s->caps.sequences_max,
+                                      .seqs = s->chunk_seqs + s->caps.sequences_max};
     for (uint32_t i = 0; i < s->slot_count; i++) s->free_slots[i] = s->slot_count - 1 - i;
     while (s->draft_slots_free < s->caps.sequences_max) {
         s->draft_slots[s->draft_slots_free] = s->draft_slots_free;
@@ -95,6 +100,8 @@ static void sequence_free(struct sequence *q)
 void sched_destroy(struct scheduler *s)
 {
     if (!s) return;
+    struct err err;
+    if (s->step && s->step->count && !s->step->status) (void)!engine_wait(s->engine, &s->step->batch, &err);
     struct seq_list *lists[] = {&s->inbox, &s->waiting, &s->running};
     for (int i = 0; i < 3; i++) {
         while (lists[i]->head) {
@@ -285,6 +292,7 @@ void sched_stop(struct scheduler *s, bool drain)
 static void end_sequence(struct scheduler *s, struct sequence *q, enum seq_end end, uint32_t stop_id,
                          const char *message, uint64_t now_us)
 {
+    if (q->ahead) sched__drop_ahead(s, q);
     if (q->state == SEQ_RUNNING) {
         sched__running_remove(s, q);
     } else {
@@ -425,7 +433,7 @@ static bool fill_chunk(struct scheduler *s, struct sequence *q, struct engine_ch
                                .prompt_count = p->token_count,
                                .sampling = q->req.sampling,
                                .proposed = q->proposed,
-                               .drawn = s->drawn + (r - s->chunks) * (s->opt.draft_max + 1),
+                               .drawn = s->drawn + (r - s->step->chunks) * (s->opt.draft_max + 1),
                                .draft_slot = q->draft_slot,
                                .sample = end == count && q->tokens_max > 0,
                                .banned = q->banned,
@@ -606,11 +614,11 @@ static void leave_drafts(struct scheduler *s, struct engine_batch *b)
 {
     for (uint32_t i = 0; i < b->chunk_count; i++) {
         struct engine_chunk *r = &b->chunks[i];
-        struct sequence *q = s->chunk_seqs[i];
+        struct sequence *q = s->step->seqs[i];
         r->count -= r->proposed; /* at least one is left */
         r->token_count -= r->proposed;
         q->chunk_tokens -= r->proposed;
-        s->step_tokens -= r->proposed;
+        s->step->tokens -= r->proposed;
         if (r->proposed) sched__blocks_roll_back(s, q, r->position + r->count);
         q->proposed = r->proposed = 0;
     }
@@ -624,49 +632,60 @@ static enum status submit(struct scheduler *s, struct engine_batch *b, struct er
     return engine_submit(s->engine, b, err);
 }
 
-static void run_step(struct scheduler *s, uint64_t now_us)
+/* Submits the planned step. */
+static void launch(struct scheduler *s, uint64_t now_us)
 {
+    struct sched_flight *f = s->step;
     uint32_t n = 0;
-    for (uint32_t i = 0; i < s->chunk_count; i++) {
-        struct sequence *q = s->chunk_seqs[i];
-        if (fill_chunk(s, q, &s->chunks[n])) s->chunk_seqs[n++] = q;
-        else end_sequence(s, q, END_ERROR, 0, "out of memory", now_us);
+    for (uint32_t i = 0; i < f->count; i++) {
+        struct sequence *q = f->seqs[i];
+        if (fill_chunk(s, q, &f->chunks[n])) f->seqs[n++] = q;
+        else end_sequence(s, q, END_ERROR, 0, no_memory, now_us);
     }
+    f->count = n;
     if (n == 0) return;
-    struct engine_batch batch = {.chunks = s->chunks, .chunk_count = n};
-    struct err err = {{0}};
-    struct step_load load = {{0}};
-    uint64_t start = sched__clock(s);
-    enum status st = submit(s, &batch, &err);
-    for (uint32_t i = 0; i < n; i++) {
-        step_load_add(&s->cost, &load, s->chunks[i].position, s->chunks[i].count, s->chunks[i].sample);
-        load.n[STEP_SAMPLED] += s->chunks[i].proposed;
+    f->batch = (struct engine_batch){.chunks = f->chunks, .chunk_count = n};
+    f->err = (struct err){{0}};
+    f->start_us = sched__clock(s);
+    f->learns = s->slice_us <= 0; /* it may run asynchronously, and then the step's time includes it */
+    f->status = submit(s, &f->batch, &f->err);
+}
+
+/* Waits for the step in flight; then the one behind it is. */
+static void land(struct scheduler *s, uint64_t now_us)
+{
+    struct sched_flight *f = s->step;
+    if (!f->status) f->status = engine_wait(s->engine, &f->batch, &f->err);
+    uint64_t end = sched__clock(s);
+    uint32_t lost = 0, left = 0;
+    sched__account(s, f, end - f->start_us);
+    now_us += end - f->start_us;
+    if (f->status == ST_DEVICE)
+        atomic_store(&s->failed, true); /* before a client sees the error and retries */
+    for (uint32_t i = 0; i < f->count; i++) {
+        struct sequence *q = f->seqs[i];
+        if (!q) continue;
+        if (!f->status) {
+            finish_chunk(s, q, &f->chunks[i], now_us);
+            continue;
+        }
+        lost++;
+        q->state_at = UINT32_MAX;
+        end_sequence(s, q, END_ERROR, 0, f->err.msg[0] ? f->err.msg : "the engine failed", now_us);
     }
-    if (!st) st = engine_wait(s->engine, &batch, &err);
-    uint64_t spent = sched__clock(s) - start;
-    /* If the slice runs asynchronously on the device, the step's time includes it. */
-    if (!st && s->slice_us <= 0) {
-        step_cost_learn(&s->cost, &load, (double)spent);
-        sched__speculate_learn(s, n, (double)spent);
+    if (lost)
+        log_error("event=step_failed status=\"%s\" message=\"%s\" sequences=%u", status_name(f->status),
+                  f->err.msg, lost);
+    f->count = 0;
+    s->step = s->ahead;
+    s->ahead = f;
+    s->step->start_us = end;
+    for (uint32_t i = 0; i < s->step->count; i++) {
+        if (!s->step->seqs[i]) continue;
+        s->step->seqs[i]->ahead = 0;
+        left++;
     }
-    now_us += spent;
-    s->now.steps++;
-    s->now.step_us_total += spent;
-    s->now.last_batch_tokens = s->step_tokens;
-    s->now.step_tokens_total += s->step_tokens;
-    uint32_t bucket = s->step_tokens > 1;
-    while (bucket && bucket < SCHED_STEP_BUCKETS - 1 && s->step_tokens > 4u << bucket) bucket++;
-    s->now.step_tokens[bucket]++;
-    s->now.last_batch_sequences = n;
-    if (st == ST_DEVICE) atomic_store(&s->failed, true); /* before a client sees the error and retries */
-    for (uint32_t i = 0; i < n; i++) {
-        struct sequence *q = s->chunk_seqs[i];
-        if (st) q->state_at = UINT32_MAX;
-        if (st) end_sequence(s, q, END_ERROR, 0, err.msg[0] ? err.msg : "the engine failed", now_us);
-        else finish_chunk(s, q, &s->chunks[i], now_us);
-    }
-    if (st)
-        log_error("event=step_failed status=\"%s\" message=\"%s\" sequences=%u", status_name(st), err.msg, n);
+    if (s->step->count && !left) land(s, now_us); /* nobody needs it */
 }
 
 /* Publishes the counters, then the events, so that an event that was seen is counted. All at once, so that
@@ -691,7 +710,8 @@ static void publish(struct scheduler *s)
     if (eventq_publish(&s->events) && s->opt.wake) s->opt.wake(s->opt.wake_arg);
 }
 
-bool sched_step(struct scheduler *s, uint64_t now_us)
+/* Everything of a turn that comes before its step. */
+static bool plan_step(struct scheduler *s, uint64_t now_us)
 {
     drain_inbox(s);
     bool worked = end_unwanted(s, now_us);
@@ -713,8 +733,23 @@ bool sched_step(struct scheduler *s, uint64_t now_us)
     }
     if (eventq_pending(&s->events))
         publish(s); /* requested images are decoded during the step, not after it */
-    if (s->chunk_count > 0) {
-        run_step(s, now_us);
+    return worked;
+}
+
+bool sched_step(struct scheduler *s, uint64_t now_us)
+{
+    bool worked = false;
+    if (s->step->count && sched__called(s, now_us)) land(s, now_us);
+    if (!s->step->count) {
+        worked = plan_step(s, now_us);
+        if (s->step->count) {
+            launch(s, now_us);
+            worked = true;
+        }
+    }
+    if (s->step->count) {
+        if (!sched__called(s, now_us)) sched__submit_ahead(s);
+        land(s, now_us);
         worked = true;
     }
     if (!s->running.head && s->waiting.head)
@@ -741,6 +776,7 @@ void sched_run(struct scheduler *s)
         bool done = s->stopping && idle;
         pthread_mutex_unlock(&s->lock);
         if (abort_now) {
+            if (s->step->count) land(s, event_clock_us());
             drain_inbox(s);
             end_all(s, END_CANCELLED, NULL, event_clock_us());
             publish(s);

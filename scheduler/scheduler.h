@@ -75,8 +75,10 @@ struct sched_options {
     uint32_t (*propose)(void *arg, void *user, const uint32_t *tokens, uint32_t count, uint32_t most,
                         uint32_t *out);
     void *propose_arg;
-    uint32_t draft_max;              /* most draft tokens of one sequence in one step; 0 = none */
-    bool draft_always;               /* always draft_max, not as many as pay */
+    bool no_overlap;    /* a step is submitted when the one before it has ended, also where that isn't
+                           necessary (scheduler/ahead.c) */
+    uint32_t draft_max; /* most draft tokens of one sequence in one step; 0 = none */
+    bool draft_always;  /* always draft_max, not as many as pay */
     struct kv_event_sink event_sink; /* of the prefix cache */
     void (*wake)(void *arg);         /* events are waiting; may be NULL */
     void *wake_arg;

@@ -26,6 +26,12 @@ uint32_t sched__blocks_missing(const struct scheduler *s, const struct sequence 
     return end > q->tables[g].end ? end - q->tables[g].end : 0;
 }
 
+/* The same for the token after tokens[count], which the chunk in flight samples. */
+static uint32_t missing_ahead(const struct scheduler *s, const struct sequence *q, uint32_t g)
+{
+    return g == s->paged ? 1 : sched__blocks_missing(s, q, g, q->count + 1 - q->position);
+}
+
 bool sched__table_reserve(struct block_table *t, uint32_t entries)
 {
     if (entries <= t->cap) return true;
@@ -50,6 +56,16 @@ bool sched__tokens_reserve(struct sequence *q, uint32_t count)
     return true;
 }
 
+static void take(struct scheduler *s, struct sequence *q, uint32_t g, uint32_t count)
+{
+    struct block_table *t = &q->tables[g];
+    while (count--) {
+        uint32_t block_offset = kvb_allocate(s->blocks, g);
+        ASSERT(block_offset != ENGINE_NO_BLOCK);
+        t->block_offsets[t->end++] = block_offset;
+    }
+}
+
 bool sched__blocks_ensure(struct scheduler *s, struct sequence *q, uint32_t n)
 {
     uint32_t need[ENGINE_GROUPS_MAX] = {0};
@@ -58,14 +74,7 @@ bool sched__blocks_ensure(struct scheduler *s, struct sequence *q, uint32_t n)
         if (!sched__table_reserve(&q->tables[g], q->tables[g].end + need[g])) return false;
     }
     if (!kvb_can_allocate(s->blocks, need) && !(s->cache && radix_evict(s->cache, need))) return false;
-    for (uint32_t g = 0; g < s->caps.group_count; g++) {
-        struct block_table *t = &q->tables[g];
-        for (uint32_t i = 0; i < need[g]; i++) {
-            uint32_t block_offset = kvb_allocate(s->blocks, g);
-            ASSERT(block_offset != ENGINE_NO_BLOCK);
-            t->block_offsets[t->end++] = block_offset;
-        }
-    }
+    for (uint32_t g = 0; g < s->caps.group_count; g++) take(s, q, g, need[g]);
     return true;
 }
 
@@ -76,15 +85,39 @@ bool sched__blocks_free(const struct scheduler *s, const struct sequence *q, uin
     return kvb_can_allocate(s->blocks, need);
 }
 
-void sched__state_written(struct scheduler *s, struct sequence *q, uint32_t at)
+/* The state that q's chunk reads is no longer needed if it writes another block. */
+static void drop_read_state(struct scheduler *s, struct sequence *q)
 {
     struct block_table *t = &q->tables[s->paged];
-    q->state_at = at;
     if (s->paged == s->caps.group_count || t->end < 2) return;
     kvb_release(s->blocks, s->paged, t->block_offsets[0], KVB_LIVE);
     s->freed++;
     t->block_offsets[0] = t->block_offsets[1];
     t->block_offsets[--t->end] = ENGINE_NO_BLOCK;
+}
+
+void sched__state_written(struct scheduler *s, struct sequence *q, uint32_t at)
+{
+    q->state_at = at;
+    if (!q->ahead) drop_read_state(s, q);
+}
+
+bool sched__blocks_ahead(struct scheduler *s, struct sequence *const *seqs, uint32_t n)
+{
+    uint32_t need[ENGINE_GROUPS_MAX] = {0};
+    for (uint32_t i = 0; i < n; i++) {
+        struct sequence *q = seqs[i];
+        drop_read_state(s, q);
+        for (uint32_t g = 0; g < s->caps.group_count; g++) {
+            uint32_t more = missing_ahead(s, q, g);
+            if (!sched__table_reserve(&q->tables[g], q->tables[g].end + more)) return false;
+            need[g] += more;
+        }
+    }
+    if (!kvb_can_allocate(s->blocks, need) && !(s->cache && radix_evict(s->cache, need))) return false;
+    for (uint32_t g = 0; g < s->caps.group_count; g++)
+        for (uint32_t i = 0; i < n; i++) take(s, seqs[i], g, missing_ahead(s, seqs[i], g));
+    return true;
 }
 
 void sched__blocks_roll_back(struct scheduler *s, struct sequence *q, uint32_t tokens)

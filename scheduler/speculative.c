@@ -45,7 +45,7 @@ void sched__speculate_learn(struct scheduler *s, uint32_t chunks, double us)
 {
     double n = 0, keep = 1 - 1.0 / DRAFT_COST_STEPS;
     for (uint32_t i = 0; i < chunks; i++) {
-        const struct engine_chunk *r = &s->chunks[i];
+        const struct engine_chunk *r = &s->step->chunks[i];
         if (r->count != 1 + r->proposed || !r->sample) return;
         n += r->proposed;
     }

@@ -9,6 +9,7 @@
 #   golden       whole checkpoints against transformers' log-probs, and against the CPU in the same process;
 #                states of recurrent layers after rejected draft tokens
 #   invariance   a request alone, in chunks, with others: bit-equal
+#   overlap      steps submitted while another runs: bit-equal, and what that saves
 #   stress       Hopper's kernels built with pauses at random in every thread's part of their pipelines
 #                (CU_JITTER): wrappers, self-check, tables, golden checkpoints
 #   sanitizer    compute-sanitizer over the quick half of the table tests, several at a time; one tool:
@@ -51,14 +52,14 @@ while [ $# -gt 0 ]; do
         *) echo "--gemm must be cublas, own or both" && exit 2 ;;
         esac
         ;;
-    build | tests | golden | invariance | stress | cublaslt | kernels | steps) parts+=("$1") ;;
+    build | tests | golden | invariance | overlap | stress | cublaslt | kernels | steps) parts+=("$1") ;;
     sanitizer | memcheck | racecheck | initcheck | synccheck) parts+=("$1") ;;
-    all) parts+=(build tests golden invariance stress kernels steps cublaslt sanitizer) ;;
+    all) parts+=(build tests golden invariance overlap stress kernels steps cublaslt sanitizer) ;;
     *) sed -n '2,/^set/s/^# \{0,1\}//p' "$0" && exit 2 ;;
     esac
     shift
 done
-[ ${#parts[@]} -gt 0 ] || parts=(build tests golden invariance kernels steps)
+[ ${#parts[@]} -gt 0 ] || parts=(build tests golden invariance overlap kernels steps)
 
 root=${OUT_ROOT:-build} # of make
 out=${OUT:-build/device-check}
@@ -159,7 +160,7 @@ name_of() {
 # ---- what there is
 [ "$gemms$emulated" = default0 ] && gemms="cublas own"
 programs="test_backend_linear test_backend_ops test_backend_attn test_backend_experts test_backend_states"
-programs="$programs test_cuda_graphs test_engine_recurrent"
+programs="$programs test_cuda_graphs test_engine_recurrent test_engine_overlap bench_overlap"
 programs="$programs test_cuda_gemm test_cuda_cpu test_engine_golden test_engine_invariance bench_device"
 targets=()
 for p in $programs; do targets+=("$tests/$p"); done
@@ -231,6 +232,15 @@ part_invariance() {
     else
         on_paths invariance 500 "$tests/test_engine_invariance" --backend cuda
     fi
+}
+part_overlap() {
+    local tiny=()
+    [ "$emulated" -eq 1 ] && tiny=(--tiny)
+    on_paths "overlap" 120 "$tests/test_engine_overlap" --backend cuda
+    printf '\noverlap\n' >>"$table"
+    check "what overlap saves" 200 \
+        sh -c 'file=$1; shift; "$@" >>"$file" 2>&1' sh "$table" \
+        "$tests/bench_overlap" --backend cuda "${tiny[@]}"
 }
 # The library again, with pauses; the programs are those of the other parts.
 part_stress() {

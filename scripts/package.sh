@@ -2,7 +2,7 @@
 # Builds packages of a release build into build/packages:
 #   deb     kvasir_VERSION_amd64.deb, for the Debian release that builds it
 #   wheel   kvasir-VERSION-py3-none-manylinux_2_N_x86_64.whl, with all libraries but glibc's
-#   tar     kvasir-VERSION-linux-x86_64.tar.gz, the same contents for any Linux with a glibc that is new enough
+#   tar     kvasir-VERSION-linux-x86_64.tar.gz, the same contents for any Linux with a new enough glibc
 # N is the newest version of glibc that the program or a bundled library asks for.
 # usage: scripts/package.sh deb|wheel|tar|all
 # Needs python3 and the packages dpkg-dev (deb) and patchelf (wheel, tar). scripts/package/check.sh
@@ -60,8 +60,9 @@ License: Apache-2.0
  On Debian systems the text of this license is in
  /usr/share/common-licenses/Apache-2.0.
 EOF
+    date=$(LC_ALL=C date -R -d "@${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}")
     printf 'kvasir (%s) stable; urgency=medium\n\n  * See CHANGELOG.md.\n\n -- %s  %s\n' "$v" \
-        "Kvasir maintainers <maintainers@kvasir.example>" "$(LC_ALL=C date -R -d "@${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}")" |
+        "Kvasir maintainers <maintainers@kvasir.example>" "$date" |
         gzip -9n >"$doc/changelog.gz"
     install -m 644 CHANGELOG.md README.md "$doc/"
     gzip -9n "$doc/CHANGELOG.md"
@@ -99,15 +100,16 @@ EOF
 
 # ---- the program with its libraries
 
-# bundle DIR LIBS: copies the libraries of DIR/bin/kvasir, but glibc's and gcc's (manylinux has them), to DIR/LIBS, with the licences of
-# their packages; each is found from where it lies.
+# bundle DIR LIBS: copies the libraries of DIR/bin/kvasir, but glibc's and gcc's (manylinux has them), to
+# DIR/LIBS, with the licences of their packages; each is found from where it lies.
 bundle() {
     local dir=$1 libs=$2 path name package
     mkdir -p "$dir/$libs" "$dir/share/doc/kvasir/licenses"
     ldd "$dir/bin/kvasir" | sed -n 's|.* => \(/[^ ]*\) .*|\1|p' | while read -r path; do
         name=$(basename "$path")
         case $name in
-        libc.so.* | libm.so.* | libpthread.so.* | libdl.so.* | librt.so.* | libresolv.so.* | ld-linux* | libgcc_s.so.* | libstdc++.so.*) continue ;;
+        libc.so.* | libm.so.* | libpthread.so.* | libdl.so.* | librt.so.* | libresolv.so.*) continue ;;
+        ld-linux* | libgcc_s.so.* | libstdc++.so.*) continue ;;
         esac
         cp -L "$path" "$dir/$libs/$name"
         chmod 755 "$dir/$libs/$name"
@@ -142,8 +144,9 @@ wheel() {
     install -m 644 scripts/package/wheel/*.py "$root/kvasir/"
     newest=$(glibc_newest "$root/kvasir/bin/kvasir" "$root"/kvasir/lib/*)
     # manylinux has a libstdc++ of gcc 12 from 2.35 on
-    ! objdump -T "$root"/kvasir/lib/* | grep -q GLIBCXX_3.4.30 || newest=$(printf '%s\nGLIBC_2.35\n' "$newest" |
-        sort -V | tail -n 1)
+    if objdump -T "$root"/kvasir/lib/* | grep -q GLIBCXX_3.4.30; then
+        newest=$(printf '%s\nGLIBC_2.35\n' "$newest" | sort -V | tail -n 1)
+    fi
     file=$(python3 scripts/package/wheel.py "$root" "${version/-dev/.dev0}" "${newest#GLIBC_}" $out)
     size "$file" "$newest"
 }

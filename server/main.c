@@ -177,10 +177,10 @@ int main(int argc, char **argv)
     if (log_level_parse(opt.log_level, &level)) log_set_level(level);
     log_set_json(strcmp(opt.log_format, "json") == 0);
     if (opt.log_file && !log_open_file(opt.log_file))
-        return fail((err_set(&err, ST_IO, "--log-file %.200s: %s", opt.log_file, strerror(errno)), &err));
+        (void)err_set(&err, ST_IO, "--log-file %.200s: %s", opt.log_file, strerror(errno));
     if (sodium_init() < 0) return 1;
     json_object_seed(0); /* not thread-safe later */
-    char *dir = model_find(&opt, &err);
+    char *dir = err.msg[0] ? NULL : model_find(&opt, &err);
     int rc = !dir ? fail(&err) : serve ? server_run(&opt, dir) : inspect(&opt, dir);
     free(dir);
     options_fini(&opt);

@@ -9,6 +9,7 @@
 #include "engine/tokenizer/tokenizer.h"
 #include "scheduler/scheduler.h"
 #include "server/chat/template.h"
+#include "server/embed/pooling.h"
 #include "server/kv_events/kv_events.h"
 #include "server/http/http.h"
 
@@ -162,6 +163,6 @@ void model_free(struct model *m)
     engine_close(m->engine);
     template_free(m->tmpl);
     tok_free(m->tok);
-    pooling_free(&m->pooling);
+    pooling_free(m->pooling);
     *m = (struct model){0};
 }

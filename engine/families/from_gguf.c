@@ -82,7 +82,8 @@ static void read_text(struct gguf_keys *k, struct hf_text *t)
     if (!gguf_layer_u32(k, "attention.head_count", 0, 1, SIZE_MAX_HEADS, &t->num_attention_heads))
         gguf_error(k, ST_FORMAT, "attention.head_count", "is missing");
     uint32_t kv = 0; /* also that of a layer without attention */
-    gguf_layer_u32(k, "attention.head_count_kv", 0, 0, SIZE_MAX_HEADS, &kv);
+    for (uint32_t n = 0; n < t->num_hidden_layers && !kv && !k->r.st; n++)
+        gguf_layer_u32(k, "attention.head_count_kv", n, 0, SIZE_MAX_HEADS, &kv);
     t->num_key_value_heads = kv ? kv : t->num_attention_heads;
     gguf_read_u32(k, "attention.key_length", false, 2, SIZE_MAX_HEAD_DIM, &t->head_dim);
     gguf_read_f64(k, "attention.layer_norm_rms_epsilon", 0, 1, &t->rms_norm_eps);
@@ -273,6 +274,7 @@ struct names {
     const struct family_gguf *rule;
     const struct gguf_value *deepstack; /* of the tower: for each layer whether it has one; NULL: none */
     bool swapped;                       /* early conversions swap the names of the tower's up and down */
+    uint32_t layers;                    /* of the model: the drafter's follow */
 };
 
 static uint32_t deepstack_of(const struct names *n, uint32_t layer)
@@ -304,9 +306,14 @@ static bool apply(const struct names *n, const struct gguf_name *row, const char
         s += digits ? digits : 1;
     }
     if (*s && *s != '.') return false;
+    const char *to = row->to, *drafter = number < n->layers ? NULL : family_after(to, "model.");
     size_t at = 0;
-    for (const char *p = row->to; *p && at < STF_NAME_MAX; p++) {
-        int len = *p == '#'   ? snprintf(out + at, STF_NAME_MAX - at, "%u", number)
+    if (drafter) {
+        at = (size_t)snprintf(out, STF_NAME_MAX, "mtp.");
+        to = drafter;
+    }
+    for (const char *p = to; *p && at < STF_NAME_MAX; p++) {
+        int len = *p == '#' ? snprintf(out + at, STF_NAME_MAX - at, "%u", number - (drafter ? n->layers : 0))
                   : *p == '@' ? snprintf(out + at, STF_NAME_MAX - at, "%u", deepstack_of(n, number))
                   : *p == '[' ? snprintf(out + at, STF_NAME_MAX - at, "[%u", query_rows(n, number))
                               : snprintf(out + at, STF_NAME_MAX - at, "%c", *p);
@@ -366,8 +373,14 @@ enum status gguf_open_tensors(const char *model, const char *mmproj, struct stf_
     struct gguf_keys k;
     enum status st = open_keys(model, mmproj, &f, &k, err);
     if (st) return st;
-    struct names n = {.f = &f, .rule = k.rule, .deepstack = gguf_key(&k, "clip.vision.is_deepstack_layers")};
-    uint32_t width = gguf_columns(&k, "v.blk.0.attn_out.weight");
+    struct names n = {.f = &f,
+                      .rule = k.rule,
+                      .deepstack = gguf_key(&k, "clip.vision.is_deepstack_layers"),
+                      .layers = UINT32_MAX};
+    uint32_t width = gguf_columns(&k, "v.blk.0.attn_out.weight"), drafters = 0;
+    if (gguf_u32(gguf_key(&k, "block_count"), &n.layers) &&
+        gguf_u32(gguf_key(&k, "nextn_predict_layers"), &drafters) && drafters <= n.layers)
+        n.layers -= drafters;
     n.swapped = width && gguf_columns(&k, "v.blk.0.ffn_down.weight") == width &&
                 gguf_columns(&k, "v.blk.0.ffn_up.weight") != width;
     if (n.deepstack && (n.deepstack->kind != GGUF_ARRAY || n.deepstack->item == GGUF_STRING))

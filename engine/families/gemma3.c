@@ -221,7 +221,7 @@ static void gguf_windows(struct gguf_keys *k, struct hf_text *t)
     if (window) t->sliding_window = window;
     if (!window) step = 1;
     else if (pattern && pattern->kind == GGUF_ARRAY) {
-        gguf_layer_types(k, key, t);
+        gguf_layer_types(k, key, HF_SLIDING, t);
         return;
     } else {
         gguf_read_u32(k, key, false, 1, HF_LAYERS_MAX, &step);

@@ -556,7 +556,7 @@ static void gguf_layers(struct gguf_keys *k, struct hf_text *t)
     gguf_read_u32(k, "attention.key_length", false, 2, SIZE_MAX_HEAD_DIM, &head[HF_FULL]);
     gguf_read_u32(k, "attention.key_length_swa", false, 2, SIZE_MAX_HEAD_DIM, &head[HF_SLIDING]);
     t->head_dim = head[HF_SLIDING];
-    gguf_layer_types(k, "attention.sliding_window_pattern", t);
+    gguf_layer_types(k, "attention.sliding_window_pattern", HF_SLIDING, t);
     t->layer_types[last] = HF_FULL; /* whatever the file says */
     for (uint32_t n = 0; n < t->num_hidden_layers; n++) {
         t->layer_head_dim[n] = head[t->layer_types[n]];

@@ -84,7 +84,7 @@ bool gguf_layer_u32(struct gguf_keys *k, const char *key, uint32_t n, uint32_t l
     return !k->r.st;
 }
 
-void gguf_layer_types(struct gguf_keys *k, const char *key, struct hf_text *t)
+void gguf_layer_types(struct gguf_keys *k, const char *key, enum hf_layer_type kind, struct hf_text *t)
 {
     const struct gguf_value *v = gguf_key(k, key);
     if (!v || v->kind != GGUF_ARRAY || v->item == GGUF_STRING || v->count < t->num_hidden_layers) {
@@ -92,7 +92,7 @@ void gguf_layer_types(struct gguf_keys *k, const char *key, struct hf_text *t)
         return;
     }
     for (uint32_t n = 0; n < t->num_hidden_layers; n++)
-        t->layer_types[n] = gguf_item(v, n) != 0 ? HF_SLIDING : HF_FULL;
+        t->layer_types[n] = (uint8_t)(gguf_item(v, n) != 0 ? kind : HF_FULL);
 }
 
 void gguf_rope(struct gguf_keys *k, struct hf_rope *p)

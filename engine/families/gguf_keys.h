@@ -56,8 +56,8 @@ bool gguf_read_f64(struct gguf_keys *k, const char *key, double lo, double hi, d
 bool gguf_layer_u32(struct gguf_keys *k, const char *key, uint32_t n, uint32_t lo, uint32_t hi, uint32_t *v);
 /* Sets a value derived from the key or tensor `name`; an error if it is out of range. */
 void gguf_set_u32(struct gguf_keys *k, const char *name, uint64_t x, uint32_t lo, uint32_t hi, uint32_t *v);
-/* A list with one per layer: true for sliding ones. */
-void gguf_layer_types(struct gguf_keys *k, const char *key, struct hf_text *t);
+/* A list with one per layer: true for those of that kind, the others are full attention. */
+void gguf_layer_types(struct gguf_keys *k, const char *key, enum hf_layer_type kind, struct hf_text *t);
 /* rope.freq_base and rope.scaling.*; absent keys change nothing. */
 void gguf_rope(struct gguf_keys *k, struct hf_rope *p);
 

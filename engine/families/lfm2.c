@@ -90,14 +90,11 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
 /* Layers without KV heads are convolutions. */
 static void gguf_text(struct gguf_keys *k, struct hf_text *t)
 {
-    uint32_t most = 0;
     for (uint32_t n = 0; n < t->num_hidden_layers; n++) {
         uint32_t heads = 0;
         gguf_layer_u32(k, "attention.head_count_kv", n, 0, SIZE_MAX_HEADS, &heads);
         t->layer_types[n] = heads ? HF_FULL : HF_CONV;
-        if (heads > most) most = heads;
     }
-    t->num_key_value_heads = most ? most : t->num_attention_heads;
     gguf_read_u32(k, "shortconv.l_cache", true, 2, HF_CONV_KERNEL_MAX, &t->linear_conv_kernel_dim);
     qwen_gguf_text(k, t);
 }

@@ -37,7 +37,9 @@ extern const struct family_images qwen2_vl_images;
 void qwen_read(struct hf_reader *r, const struct family_type *type, struct hf_config *c);
 /* Columns of a head that rotate: the first. */
 uint32_t qwen_rotary(const struct hf_text *t);
-void qwen_check_recurrent(struct hf_reader *r, const struct hf_text *t);
+/* Checks what recurrent layers have; sets layer_types unless they were listed: every interval-th is full
+ * attention. */
+void qwen_recurrent(struct hf_reader *r, bool listed, uint32_t interval, struct hf_text *t);
 /* The decoder of every generation: family.describe of the text models. */
 void qwen_describe_decoder(struct hf_reader *r, const struct hf_config *c, struct model_desc *d);
 /* The parts of the tower that all generations have (merging end, fused qkv, 2-D rotary), with the names of

@@ -111,18 +111,18 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
         else l->gated = true;
         l->shared_ff = t->num_experts ? t->shared_expert_intermediate_size : 0;
     }
-    if (r->d && t->mtp_num_hidden_layers == 1) out->drafter = describe_drafter;
+    if (t->mtp_num_hidden_layers == 1) out->drafter = describe_drafter;
     if (c->has_vision) qwen3_vl_describe_images(c, out);
 }
 
 /* ---- GGUF files ---- */
 
-/* A drafter's layers (nextn) follow the model's and are not read. */
 static void gguf_text(struct gguf_keys *k, struct hf_text *t)
 {
-    uint32_t inner = 0, interval = 4, drafters = 0, rotary = 0;
-    gguf_read_u32(k, "nextn_predict_layers", false, 0, t->num_hidden_layers - 1, &drafters);
-    t->num_hidden_layers -= drafters;
+    static const char recurrent[] = "attention.recurrent_layers";
+    uint32_t inner = 0, interval = 4, rotary = 0;
+    gguf_read_u32(k, "nextn_predict_layers", false, 0, t->num_hidden_layers - 1, &t->mtp_num_hidden_layers);
+    t->num_hidden_layers -= t->mtp_num_hidden_layers;
     if (t->head_dim && gguf_read_u32(k, "rope.dimension_count", true, 2, t->head_dim, &rotary))
         t->rope[HF_FULL].partial = (rotary + 0.5) / t->head_dim; /* qwen_rotary() rounds down */
     if (rotary % 2) gguf_error(k, ST_FORMAT, "rope.dimension_count", "must be even");
@@ -136,9 +136,9 @@ static void gguf_text(struct gguf_keys *k, struct hf_text *t)
     if (!k->r.st)
         gguf_set_u32(k, "ssm.inner_size", inner / t->linear_num_value_heads, 1, SIZE_MAX_HEAD_DIM,
                      &t->linear_value_head_dim);
-    qwen_check_recurrent(&k->r, t);
-    for (uint32_t n = 0; n < t->num_hidden_layers; n++)
-        t->layer_types[n] = (n + 1) % interval ? HF_LINEAR : HF_FULL;
+    bool listed = gguf_key(k, recurrent) != NULL;
+    if (listed) gguf_layer_types(k, recurrent, HF_LINEAR, t);
+    qwen_recurrent(&k->r, listed, interval, t);
     if (t->num_experts)
         gguf_set_u32(k, "blk.0.ffn_down_shexp.weight", gguf_columns(k, "blk.0.ffn_down_shexp.weight"), 1,
                      SIZE_MAX_FF, &t->shared_expert_intermediate_size);
@@ -149,8 +149,11 @@ static void gguf_text(struct gguf_keys *k, struct hf_text *t)
     {"blk.#.attn_qkv", LINEAR "in_proj_qkv"}, {"blk.#.attn_gate", LINEAR "in_proj_z"},                       \
         {"blk.#.ssm_beta", LINEAR "in_proj_b"}, {"blk.#.ssm_alpha", LINEAR "in_proj_a"},                     \
         {"blk.#.ssm_a", LINEAR "A_log"}, {"blk.#.ssm_dt.bias", LINEAR "dt_bias"},                            \
+        {"blk.#.ssm_dt", LINEAR "dt_bias"}, /* Ollama's */                                                   \
         {"blk.#.ssm_conv1d", LINEAR "conv1d"}, {"blk.#.ssm_norm", LINEAR "norm"},                            \
-        {"blk.#.ssm_out", LINEAR "out_proj"},                                                                \
+        {"blk.#.ssm_out", LINEAR "out_proj"}, {"blk.#.nextn.eh_proj", "model.fc"},                           \
+        {"blk.#.nextn.enorm", "model.pre_fc_norm_embedding"},                                                \
+        {"blk.#.nextn.hnorm", "model.pre_fc_norm_hidden"}, {"blk.#.nextn.shared_head_norm", "model.norm"},   \
     {                                                                                                        \
         "blk.#.post_attention_norm", "model.layers.#.post_attention_layernorm"                               \
     }

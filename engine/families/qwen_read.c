@@ -139,13 +139,18 @@ uint32_t qwen_rotary(const struct hf_text *t)
     return partial > 0 ? (uint32_t)(t->head_dim * partial) : t->head_dim;
 }
 
-void qwen_check_recurrent(struct hf_reader *r, const struct hf_text *t)
+void qwen_recurrent(struct hf_reader *r, bool listed, uint32_t interval, struct hf_text *t)
 {
+    bool full = false;
     if (!r->st && t->linear_num_value_heads % t->linear_num_key_heads)
         hf_error(r, ST_FORMAT, "linear_num_value_heads", "must be a multiple of linear_num_key_heads");
+    for (uint32_t n = 0; n < t->num_hidden_layers; n++) {
+        if (!listed) t->layer_types[n] = (n + 1) % interval ? HF_LINEAR : HF_FULL;
+        full |= t->layer_types[n] == HF_FULL;
+    }
+    if (!full) hf_error(r, ST_UNSUPPORTED, "layer_types", "must have full_attention");
 }
 
-/* Every full_attention_interval-th layer is full attention, unless layer_types says otherwise. */
 static void read_recurrent(struct hf_reader *r, uint32_t obj, struct hf_text *t)
 {
     uint32_t interval = 4;
@@ -156,13 +161,7 @@ static void read_recurrent(struct hf_reader *r, uint32_t obj, struct hf_text *t)
     hf_u32(r, obj, "linear_value_head_dim", 1, SIZE_MAX_HEAD_DIM, &t->linear_value_head_dim);
     hf_u32(r, obj, "full_attention_interval", 1, HF_LAYERS_MAX, &interval);
     hf_u32(r, obj, "mtp_num_hidden_layers", 0, HF_LAYERS_MAX, &t->mtp_num_hidden_layers);
-    qwen_check_recurrent(r, t);
-    bool listed = hf_layer_types(r, obj, HF_LINEAR, t), full = false;
-    for (uint32_t n = 0; n < t->num_hidden_layers; n++) {
-        if (!listed) t->layer_types[n] = (n + 1) % interval ? HF_LINEAR : HF_FULL;
-        full |= t->layer_types[n] == HF_FULL;
-    }
-    if (!full) hf_error(r, ST_UNSUPPORTED, "layer_types", "must have full_attention");
+    qwen_recurrent(r, hf_layer_types(r, obj, HF_LINEAR, t), interval, t);
 }
 
 /* Which layers have a window: Qwen2, Qwen3, Qwen2-VL, Qwen2.5-VL by layer_types or max_window_layers;

@@ -523,11 +523,15 @@ uint32_t sampler_top_wanted(const struct sampling_params *p, uint32_t banned_cou
     return p->min_p > 0.0f ? BE_TOPK_MAX : 0;
 }
 
+bool sampler_plain(const struct sampling_params *p, uint32_t banned_count)
+{
+    bool cut = p->temperature > 0.0f && (p->top_k > 0 || p->top_p < 1.0f || p->min_p > 0.0f);
+    return !cut && !modifies(p, banned_count);
+}
+
 struct be_draw sampler_plain_draw(const struct sampling_params *p, uint32_t banned_count, uint64_t position)
 {
-    if (modifies(p, banned_count) || p->temperature <= 0.0f || p->top_k > 0 || p->top_p < 1.0f ||
-        p->min_p > 0.0f)
-        return (struct be_draw){0, 0};
+    if (!sampler_plain(p, banned_count) || p->temperature <= 0.0f) return (struct be_draw){0, 0};
     return (struct be_draw){inverse(p->temperature), sampling_uniform(p->seed, position)};
 }
 

@@ -48,7 +48,10 @@ uint32_t sampler_top_wanted(const struct sampling_params *p, uint32_t banned_cou
 /* True if sampling may read the whole row or the history: then it is worth its own thread. */
 bool sampler_walks(const struct sampling_params *p, uint32_t banned_count);
 
-/* How the backend can draw, for a request whose row is neither changed nor cut; else inverse is 0. */
+/* Whether nothing but the row's largest value, or the backend's draw, decides: the row is neither changed nor
+ * cut. */
+bool sampler_plain(const struct sampling_params *p, uint32_t banned_count);
+/* How the backend can draw for such a request; greedy, and otherwise: inverse is 0. */
 struct be_draw sampler_plain_draw(const struct sampling_params *p, uint32_t banned_count, uint64_t position);
 
 /* False: row->raw was NULL and is needed; call again with it. Without it a token that the backend has drawn

@@ -85,7 +85,7 @@ static void cuda__close(struct backend *b)
 {
     if (!b) return;
     if (b->stream) (void)cudaStreamSynchronize(b->stream);
-    for (uint32_t i = 0; i < CUDA_STAGES; i++) {
+    for (uint32_t i = 0; i < CUDA_STAGES + CUDA_RESULTS; i++) {
         struct cuda_stage *s = &b->stages[i];
         if (s->done) (void)cudaEventDestroy(s->done);
         if (s->host) (void)cudaFreeHost(s->host);
@@ -120,10 +120,11 @@ static bool cuda__prepare(struct backend *b, enum be_gemm gemm)
     b->smem_max = p.sharedMemPerBlockOptin;
     if (!CU_TRY(b, cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking)) || !cuda__memory_pool(b))
         return false;
-    for (uint32_t i = 0; i < CUDA_STAGES; i++) {
+    for (uint32_t i = 0; i < CUDA_STAGES + CUDA_RESULTS; i++) {
         struct cuda_stage *s = &b->stages[i];
-        if (!CU_TRY(b, cudaMallocHost(&s->host, CUDA_STAGE_BYTES)) ||
-            !CU_TRY(b, cudaMalloc(&s->dev, CUDA_STAGE_BYTES)) ||
+        bool result = i >= CUDA_STAGES;
+        if (!CU_TRY(b, cudaMallocHost(&s->host, result ? CUDA_RESULT_BYTES : CUDA_STAGE_BYTES)) ||
+            (!result && !CU_TRY(b, cudaMalloc(&s->dev, CUDA_STAGE_BYTES))) ||
             !CU_TRY(b, cudaEventCreateWithFlags(&s->done, cudaEventDisableTiming)))
             return false;
     }
@@ -178,6 +179,7 @@ static void cuda__caps(const struct backend *b, struct be_caps *out)
     c.device = b->device;
     c.gemm = b->gemm;
     c.memory_bytes = b->memory_bytes;
+    c.delta_key_max = cuda_delta_key_max(b);
     *out = c;
 }
 
@@ -270,6 +272,23 @@ static enum be_result cuda__sync(struct backend *b)
 {
     if (!b->failed) CU_TRY(b, cudaStreamSynchronize(b->stream));
     return b->failed ? BE_DEVICE : BE_OK;
+}
+
+static void cuda__download_begin(struct backend *b, const void *src, size_t bytes)
+{
+    CU_ASSERT(bytes <= CUDA_RESULT_BYTES && b->results_begun - b->results_ended < CUDA_RESULTS);
+    struct cuda_stage *s = &b->stages[CUDA_STAGES + b->results_begun++ % CUDA_RESULTS];
+    if (!b->failed && CU_TRY(b, cudaMemcpyAsync(s->host, src, bytes, cudaMemcpyDeviceToHost, b->stream)))
+        cuda_stage_sent(b, s);
+}
+
+static enum be_result cuda__download_end(struct backend *b, void *host, size_t bytes)
+{
+    CU_ASSERT(b->results_begun != b->results_ended);
+    struct cuda_stage *s = &b->stages[CUDA_STAGES + b->results_ended++ % CUDA_RESULTS];
+    if (b->failed || !CU_TRY(b, cudaEventSynchronize(s->done))) return BE_DEVICE;
+    memcpy(host, s->host, bytes);
+    return BE_OK;
 }
 
 static size_t cuda__weight_bytes(const struct be_weight *w)
@@ -515,6 +534,8 @@ extern "C" const struct be_ops *CU_BACKEND_ENTRY(void)
     ops.copy = cuda__copy;
     ops.zero = cuda__zero;
     ops.sync = cuda__sync;
+    ops.download_begin = cuda__download_begin;
+    ops.download_end = cuda__download_end;
     ops.weight_pack = cuda_weight_pack;
     ops.weight_check = cuda_weight_check;
     ops.weight_free = cuda_weight_free;
@@ -541,6 +562,7 @@ extern "C" const struct be_ops *CU_BACKEND_ENTRY(void)
     ops.experts = cuda__experts;
     ops.logit_stats = cuda__logit_stats;
     ops.topk = cuda__topk;
+    ops.take_ids = cuda_take_ids;
     ops.ceiling = cuda__ceiling;
     ops.graph_begin = cuda_graph_begin;
     ops.graph_end = cuda_graph_end;

@@ -408,7 +408,11 @@ static void lt__check(struct backend *b, struct cuda_lt *s, void *w)
     c->s = s;
     size_t at_y = (x + 255) / 256 * 256, at_hash = at_y + (y + 255) / 256 * 256,
            at_bias = at_hash + (hash + 255) / 256 * 256, at_w = at_bias + (bias + 255) / 256 * 256;
-    if (CU_TRY(b, cudaMalloc(&mem, at_w + own)) && lt__describe(b, s)) {
+    cudaError_t e = cudaMalloc(&mem, at_w + own);
+    if (e == cudaErrorMemoryAllocation) {
+        (void)cudaGetLastError(); /* our kernels need no check */
+        s->refused = "no memory for its check";
+    } else if (cuda_check(b, e, "check of cuBLASLt") && lt__describe(b, s)) {
         c->x = static_cast<char *>(mem);
         c->y = reinterpret_cast<float *>(c->x + at_y);
         c->hash = reinterpret_cast<uint64_t *>(c->x + at_hash);

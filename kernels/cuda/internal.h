@@ -48,8 +48,10 @@ struct be_weight {
 
 /* Host memory that the device copies from asynchronously, and a chunk of device memory of the same size
  * (pack.cu). */
-#define CUDA_STAGES      4u
-#define CUDA_STAGE_BYTES ((size_t)4 << 20)
+#define CUDA_STAGES       4u
+#define CUDA_RESULTS      2u /* stages without device memory, for downloads in two halves */
+#define CUDA_STAGE_BYTES  ((size_t)4 << 20)
+#define CUDA_RESULT_BYTES ((size_t)1 << 20)
 struct cuda_stage {
     void *host, *dev;
     cudaEvent_t done; /* the device has read it */
@@ -61,8 +63,8 @@ struct backend {
     uint32_t sms, cc; /* cc: 80, 90, ... */
     size_t smem_max;  /* most dynamic shared memory of a block */
     cudaStream_t stream;
-    struct cuda_stage stages[CUDA_STAGES];
-    uint32_t stage_next;
+    struct cuda_stage stages[CUDA_STAGES + CUDA_RESULTS];
+    uint32_t stage_next, results_begun, results_ended;
     void *scratch; /* scratch of one operation */
     size_t scratch_bytes;
     size_t memory_bytes;
@@ -142,6 +144,7 @@ void cuda_pack(struct backend *b, const struct be_pack_args *a);
 void cuda_gate(struct backend *b, const struct be_gate_args *a);
 void cuda_conv(struct backend *b, const struct be_conv_args *a);
 void cuda_delta(struct backend *b, const struct be_delta_args *a);
+uint32_t cuda_delta_key_max(const struct backend *b); /* a head's keys are in shared memory */
 void cuda_clamp(struct backend *b, const struct be_clamp_args *a);
 void cuda_route(struct backend *b, const struct be_route_args *a);
 size_t cuda_experts_scratch(const struct backend *b, uint32_t t, uint32_t k, uint32_t c, uint32_t ff,
@@ -149,6 +152,7 @@ size_t cuda_experts_scratch(const struct backend *b, uint32_t t, uint32_t k, uin
 void cuda_experts(struct backend *b, const struct be_experts_args *a);
 void cuda_logit_stats(struct backend *b, const struct be_logits_args *a);
 void cuda_topk(struct backend *b, const struct be_topk_args *a);
+void cuda_take_ids(struct backend *b, const struct be_logit_stats *stats, uint32_t t, uint32_t *ids);
 
 /* graph.cu */
 enum be_result cuda_graph_begin(struct backend *b);

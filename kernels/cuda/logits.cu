@@ -237,6 +237,22 @@ void cuda_logit_stats(struct backend *b, const struct be_logits_args *a)
     }
 }
 
+__global__ __launch_bounds__(256) void take_ids_k(const struct be_logit_stats *stats, uint32_t t,
+                                                  uint32_t *ids)
+{
+    uint32_t i = blockIdx.x * THREADS + threadIdx.x;
+    if (i >= t) return;
+    const struct be_logit_stats *s = stats + ids[i];
+    ids[i] = s->drawn == UINT32_MAX ? s->argmax : s->drawn;
+}
+
+void cuda_take_ids(struct backend *b, const struct be_logit_stats *stats, uint32_t t, uint32_t *ids)
+{
+    if (b->failed) return;
+    CU_LAUNCH(take_ids_k, cu_div_up(t, THREADS), THREADS, 0, b->stream, stats, t, ids);
+    cuda_launched(b, "take_ids");
+}
+
 /* ---- the k largest. A block finds the k largest of its chunk by their bits, highest byte first, and writes
  * them in their order; another does the same with the chunks' results, and sorts. Values become integers of
  * the same order; NaN counts as -infinity, -0 as +0. */

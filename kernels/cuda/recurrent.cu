@@ -121,6 +121,11 @@ __global__ __launch_bounds__(128) void delta_k(be_states st, be_delta_args a)
     }
 }
 
+uint32_t cuda_delta_key_max(const struct backend *b)
+{
+    return (uint32_t)((b->smem_max - 1024) / ((DELTA_TILE + 2) * sizeof(float))); /* 1024: for the rest */
+}
+
 void cuda_delta(struct backend *b, const struct be_delta_args *a)
 {
     cu_carve carve(nullptr);

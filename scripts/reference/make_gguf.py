@@ -32,6 +32,7 @@ CASES = {
     "granite": "llama/granite_f32",
     "lfm2": "llama/lfm2_odd_f32",
 }
+OLLAMA = {"qwen3_5.gguf"}  # as Ollama's conversion has them
 FUSED = {"qwen2_vl"}  # with q, k and v in one, as the converter's --fuse-qkv has them
 ARCH = {"gemma": "gemma", "gemma2": "gemma2", "gemma3": "gemma3", "gemma3_text": "gemma3", "gemma4": "gemma4",
         "gemma4_text": "gemma4", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3_moe": "qwen3moe",
@@ -67,6 +68,8 @@ TEXT = [("embed_tokens_per_layer", "per_layer_token_embd"),
         ("feed_forward.w1", "ffn_gate"), ("feed_forward.w3", "ffn_up"), ("feed_forward.w2", "ffn_down"),
         ("conv.conv", "shortconv.conv"), ("conv.in_proj", "shortconv.in_proj"),
         ("conv.out_proj", "shortconv.out_proj"), ("embedding_norm", "token_embd_norm"),
+        ("mtp.fc", "nextn.eh_proj"), ("mtp.pre_fc_norm_embedding", "nextn.enorm"),
+        ("mtp.pre_fc_norm_hidden", "nextn.hnorm"), ("mtp.norm", "nextn.shared_head_norm"),
         ("mlp.gate_proj", "ffn_gate"), ("mlp.up_proj", "ffn_up"), ("mlp.down_proj", "ffn_down"),
         ("mlp.gate", "ffn_gate_inp"), ("router.proj", "ffn_gate_inp"), ("router.scale", "ffn_gate_inp.scale"),
         ("router.per_expert_scale", "ffn_down_exps.scale"),
@@ -80,7 +83,9 @@ TOWER = [("embeddings.patch_embedding", "v.patch_embd"), ("embeddings.position_e
          ("attn.k", "attn_k"),
          ("attn.v", "attn_v"), ("attn.proj", "attn_out"), ("mlp.linear_fc1", "ffn_up"),
          ("mlp.linear_fc2", "ffn_down"), ("mlp.fc1", "ffn_up"), ("mlp.fc2", "ffn_down"),
-         ("mlp.gate_proj", "ffn_gate"), ("mlp.up_proj", "ffn_up"), ("mlp.down_proj", "ffn_down"),
+         ("mtp.fc", "nextn.eh_proj"), ("mtp.pre_fc_norm_embedding", "nextn.enorm"),
+        ("mtp.pre_fc_norm_hidden", "nextn.hnorm"), ("mtp.norm", "nextn.shared_head_norm"),
+        ("mlp.gate_proj", "ffn_gate"), ("mlp.up_proj", "ffn_up"), ("mlp.down_proj", "ffn_down"),
          ("post_layernorm", "v.post_ln"), ("merger.ln_q", "v.post_ln"), ("merger.norm", "v.post_ln"),
          ("merger.mlp.0", "mm.0"), ("merger.mlp.2", "mm.2"), ("merger.linear_fc1", "mm.0"),
          ("merger.linear_fc2", "mm.2"), ("mm_soft_emb_norm", "mm.soft_emb_norm"),
@@ -177,7 +182,10 @@ def write_text(folder, out, top, tensors):
     types = cfg.get("layer_types")
     w.add_context_length(cfg["max_position_embeddings"])
     w.add_embedding_length(cfg["hidden_size"])
-    w.add_block_count(layers)
+    drafters = any(name.startswith("mtp.") for name in tensors)
+    w.add_block_count(layers + drafters)
+    if drafters:
+        w.add_uint32(arch + ".nextn_predict_layers", 1)
     w.add_head_count(heads)
     w.add_layer_norm_rms_eps(cfg.get("norm_eps", cfg.get("rms_norm_eps")))
     w.add_rope_freq_base(full.get("rope_theta", cfg.get("rope_theta")))
@@ -203,6 +211,8 @@ def write_text(folder, out, top, tensors):
         ff = len(tensors["model.layers.0.feed_forward.w1.weight"])
         kv = [kv if t == "full_attention" else 0 for t in types]
         w.add_shortconv_l_cache(cfg["conv_L_cache"])
+    if out.name in OLLAMA:
+        kv = [kv if t == "full_attention" else 0 for t in types]
     w.add_feed_forward_length(ff)
     w.add_head_count_kv(kv)
     if head:
@@ -241,7 +251,11 @@ def write_text(folder, out, top, tensors):
         w.add_ssm_group_count(cfg["linear_num_key_heads"])
         w.add_ssm_time_step_rank(cfg["linear_num_value_heads"])
         w.add_ssm_inner_size(cfg["linear_value_head_dim"] * cfg["linear_num_value_heads"])
-        w.add_uint32(arch + ".full_attention_interval", types.index("full_attention") + 1)
+        if out.name in OLLAMA:
+            w.add_uint32(arch + ".full_attention_interval", types.index("full_attention") + 1)
+        else:
+            w.add_array(arch + ".attention.recurrent_layers",
+                        [t == "linear_attention" for t in types] + [False] * drafters)
         w.add_rope_dimension_count(int(head * full["partial_rotary_factor"]))
     w.add_tokenizer_model("llama" if plus_one and "qwen" not in arch or arch == "gemma4" else "gpt2")
     w.add_token_list(tokens(folder, cfg["vocab_size"]))
@@ -253,11 +267,12 @@ def write_text(folder, out, top, tensors):
     stacks = {}
     for name, data in tensors.items():
         short = re.sub(r"^(model\.language_model\.|language_model\.model\.|model\.)", "", name)
-        short = short.replace(".moe.", ".experts.")
+        short = short.replace(".moe.", ".experts.").replace("mtp.layers.0.", f"layers.{layers}.")
         short = short.replace("experts.per_expert_scale", "router.per_expert_scale")
         if "visual" in name or "vision" in name or "multi_modal" in name or "embed_audio" in name:
             continue
-        if plus_one and short.endswith("norm.weight") and "linear_attn" not in short:
+        norm = short.endswith("norm.weight") or "pre_fc_norm" in short
+        if plus_one and norm and "linear_attn" not in short:
             data = data + 1
         if "linear_attn" in short:
             data = recurrent(short, data, cfg)
@@ -282,7 +297,11 @@ def write_text(folder, out, top, tensors):
         elif layer and layer[2].startswith("mlp.experts.down_proj"):
             add(w, f"blk.{layer[1]}.ffn_down_exps.weight", data)
         elif layer:
-            add(w, f"blk.{layer[1]}." + rename(layer[2], TEXT), data)
+            own = rename(layer[2], TEXT)
+            add(w, f"blk.{layer[1]}." + (own.removesuffix(".bias") if "ssm_dt" in own and
+                                         out.name in OLLAMA else own), data)
+        elif short.startswith("mtp."):
+            add(w, f"blk.{layers}." + rename(short, TEXT), data)
         elif short == "norm.weight":
             add(w, "output_norm.weight", data)
         elif short.startswith("lm_head."):
@@ -379,7 +398,7 @@ def convert(folder, out):
     top, tensors = json.loads((folder / "config.json").read_text()), load(folder)
     if Path(out).name in FUSED:
         tensors = fuse(tensors)
-    write_text(folder, f"{out}.gguf", top, tensors)
+    write_text(folder, Path(f"{out}.gguf"), top, tensors)
     if "vision_config" in top and top["model_type"] in PROJECTOR:
         write_tower(folder, f"{out}-mmproj.gguf", top, tensors)
 

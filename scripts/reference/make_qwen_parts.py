@@ -270,10 +270,19 @@ def fill(model, seed, head=2.6, qk=1.3, mix=1.0, seen=1.6, router=2.5, pos=1.0):
 
 
 def drafter(tensors, seed):
-    """mtp.*, which transformers leaves unread: a copy of the last layer with attention; its inputs add up."""
+    """mtp.*, which transformers leaves unread: a copy of the last layer with attention; its inputs add up.
+    Its experts are in one tensor each, also where the model's are not, as in quantized releases."""
     layers = [k for k in tensors if ".self_attn.q_proj.weight" in k and "visual" not in k]
     last = max(layers, key=lambda k: int(k.split(".self_attn")[0].split(".")[-1])).split("self_attn")[0]
     out = {"mtp.layers.0." + k[len(last):]: t.clone() for k, t in tensors.items() if k.startswith(last)}
+    experts = {}
+    for name in [k for k in out if ".experts." in k]:
+        head, _, number, part, _ = name.rsplit(".", 4)
+        experts.setdefault(head + ".experts.", {}).setdefault(int(number), {})[part] = out.pop(name)
+    for head, each in experts.items():
+        each = [each[i] for i in range(len(each))]
+        out[head + "gate_up_proj"] = torch.stack([torch.cat([e["gate_proj"], e["up_proj"]]) for e in each])
+        out[head + "down_proj"] = torch.stack([e["down_proj"] for e in each])
     norm = next(t for k, t in tensors.items() if k.endswith("language_model.norm.weight"))
     width = len(norm)
     eye = torch.eye(width)

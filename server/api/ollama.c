@@ -3,6 +3,7 @@
 #include "engine/model/model_info.h"
 #include "server/api/api.h"
 #include "server/chat/template.h"
+#include "server/embed/pooling.h"
 #include "server/generate/generate.h"
 #include "server/http/fields.h"
 
@@ -114,7 +115,7 @@ static void capabilities(struct json_writer *o, const struct model *m)
     } more[] = {{m->caps.images, ",\"vision\""},
                 {caps && caps->tools && caps->calls, ",\"tools\""},
                 {caps && caps->think, ",\"thinking\""},
-                {m->pooling.config, ",\"embedding\""}};
+                {m->pooling->config, ",\"embedding\""}};
     jw_text(o, ",\"capabilities\":[\"completion\"");
     for (size_t i = 0; i < sizeof more / sizeof *more; i++)
         if (more[i].has) jw_text(o, more[i].text);

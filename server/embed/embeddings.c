@@ -1,5 +1,6 @@
 /* POST /v1/embeddings, and Ollama's /api/embed and /api/embeddings. */
 #include "server/embed/embed.h"
+#include "server/embed/pooling.h"
 #include "server/http/fields.h"
 
 #include "config/base/clock.h"
@@ -69,7 +70,7 @@ void embed_usage(struct json_writer *o, const struct gen *g)
 static enum status prompt_add(struct gen *g, json_t *root)
 {
     struct api_error *e = &g->r->response.error;
-    const struct pooling *p = &g->r->srv->model->pooling;
+    const struct pooling *p = g->r->srv->model->pooling;
     json_t *name = field(root, "prompt_name"), *input = field(root, "input");
     const char *of = name ? json_string_value(name) : p->default_prompt;
     if (name && !of) return api_fail(e, 400, "invalid_type", "prompt_name", "prompt_name must be a string.");
@@ -95,10 +96,10 @@ static enum status read_body(struct gen *g, json_t *root)
     const struct model *m = g->r->srv->model;
     int64_t dimensions = m->caps.hidden_size;
     json_t *input = field(root, "input"), *format = field(root, "encoding_format");
-    if (m->pooling.unsupported[0])
+    if (m->pooling->unsupported[0])
         return api_fail(e, 400, "unsupported_model", "model",
                         "This model's embeddings are not supported: modules.json has %s.",
-                        m->pooling.unsupported);
+                        m->pooling->unsupported);
     if (!input) return api_fail(e, 400, "missing_required_parameter", "input", "input is missing.");
     if (!json_is_string(input) && !json_is_array(input))
         return api_fail(e, 400, "invalid_type", "input",
@@ -114,7 +115,7 @@ static enum status read_body(struct gen *g, json_t *root)
         return ST_INVALID;
     s->dimensions = (uint32_t)dimensions;
     s->base64 = json_is(format, "base64");
-    g->p.pooling = m->pooling.kind;
+    g->p.pooling = m->pooling->kind;
     return ST_OK;
 }
 
@@ -154,7 +155,7 @@ static void embedding(struct json_writer *o, struct gen *g, uint32_t i)
     const struct embeddings_state *s = g->dialect_state;
     const struct model *m = g->r->srv->model;
     float *v = (float *)(void *)g->choices[i].text.data; /* gen_events left it there */
-    if (m->pooling.normalize || s->dimensions < m->caps.hidden_size) normalize(v, s->dimensions);
+    if (m->pooling->normalize || s->dimensions < m->caps.hidden_size) normalize(v, s->dimensions);
     vector_write(o, v, s->dimensions, s->base64);
 }
 

@@ -21,7 +21,7 @@ struct pooling {
 };
 
 /* dir may be a GGUF file: then there are no such files. ST_FORMAT names the file. */
-enum status pooling_load(const char *dir, struct pooling *out, struct err *err) KV_MUST_CHECK;
-void pooling_free(struct pooling *p);
+enum status pooling_load(const char *dir, struct pooling **out, struct err *err) KV_MUST_CHECK;
+void pooling_free(struct pooling *p); /* NULL is fine */
 
 #endif

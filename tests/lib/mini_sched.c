@@ -23,7 +23,7 @@ void mini_init(struct mini_sched *m, struct engine *e)
 {
     *m = (struct mini_sched){.e = e};
     engine_caps(e, &m->caps);
-    m->chunks = calloc(m->caps.sequences_max, sizeof *m->chunks);
+    m->chunks = calloc(2 * (size_t)m->caps.sequences_max, sizeof *m->chunks);
 }
 
 void mini_fini(struct mini_sched *m)
@@ -163,25 +163,21 @@ static void make_chunk(struct mini_seq *s, const struct mini_sched *m, struct en
     r->span_count = used;
 }
 
-bool mini_step(struct mini_sched *m, struct mini_seq **seqs, uint32_t n)
-{
-    struct engine_batch b = {m->chunks, 0};
+/* A step and whose its chunks are. */
+struct mini_flight {
+    struct engine_batch b;
     struct mini_seq *who[4096];
+};
+
+static void take(struct mini_sched *m, struct mini_flight *f)
+{
     struct err err;
-    for (uint32_t i = 0; i < n; i++) {
-        struct mini_seq *s = seqs[i];
-        bool finished = s->done >= s->prompt_count && s->generated >= s->generate;
-        if (finished) continue;
-        who[b.chunk_count] = s;
-        make_chunk(s, m, &m->chunks[b.chunk_count++]);
-    }
-    if (b.chunk_count == 0) return false;
-    must(engine_submit(m->e, &b, &err), &err);
-    must(engine_wait(m->e, &b, &err), &err);
-    if (m->after_step) m->after_step(m->arg, &b);
-    for (uint32_t i = 0; i < b.chunk_count; i++) {
-        struct mini_seq *s = who[i];
-        const struct engine_chunk *r = &b.chunks[i];
+    must(engine_wait(m->e, &f->b, &err), &err);
+    if (m->after_step) m->after_step(m->arg, &f->b);
+    for (uint32_t i = 0; i < f->b.chunk_count; i++) {
+        struct mini_seq *s = f->who[i];
+        const struct engine_chunk *r = &f->b.chunks[i];
+        if (s->generated >= s->generate && s->done >= s->prompt_count) continue; /* a row for nobody */
         s->done = r->position + r->count;
         if (r->state_to != s->states[0]) {
             s->states[1] = s->states[0];
@@ -192,6 +188,57 @@ bool mini_step(struct mini_sched *m, struct mini_seq **seqs, uint32_t n)
         s->tokens[s->done] = s->forced ? s->forced[s->generated] : r->out.id;
         s->generated++;
     }
+}
+
+/* The step behind f, of the sequences whose token there is needed: for nobody after their last. False: f
+ * can't have one. */
+static bool make_ahead(const struct mini_sched *m, const struct mini_flight *f, struct mini_flight *out)
+{
+    out->b.chunk_count = 0;
+    for (uint32_t i = 0; i < f->b.chunk_count; i++) {
+        const struct engine_chunk *before = &f->b.chunks[i];
+        struct mini_seq *s = f->who[i];
+        if (s->forced || !engine_draws(m->e, before)) return false;
+        if (s->generated >= s->generate) continue;
+        struct engine_chunk *r = &out->b.chunks[out->b.chunk_count];
+        *r = *before;
+        r->position += r->count;
+        r->count = 1;
+        r->after = i + 1;
+        r->token_count = r->position + 1;
+        r->span_count = 0;
+        if (s->image_count) r->mrope_delta = s->images[s->image_count - 1].mrope_delta;
+        r->state_from = before->state_to;
+        r->state_to = s->states[before->state_to == s->states[0]];
+        out->who[out->b.chunk_count++] = s;
+    }
+    return out->b.chunk_count > 0;
+}
+
+bool mini_step(struct mini_sched *m, struct mini_seq **seqs, uint32_t n)
+{
+    struct mini_flight flights[2], *now = &flights[0], *next = &flights[1];
+    struct err err;
+    now->b = (struct engine_batch){m->chunks, 0};
+    next->b = (struct engine_batch){m->chunks + m->caps.sequences_max, 0};
+    for (uint32_t i = 0; i < n; i++) {
+        struct mini_seq *s = seqs[i];
+        bool finished = s->done >= s->prompt_count && s->generated >= s->generate;
+        if (finished) continue;
+        now->who[now->b.chunk_count] = s;
+        make_chunk(s, m, &m->chunks[now->b.chunk_count++]);
+    }
+    if (now->b.chunk_count == 0) return false;
+    must(engine_submit(m->e, &now->b, &err), &err);
+    for (uint32_t ahead = 0; ahead < m->ahead && make_ahead(m, now, next); ahead++) {
+        struct mini_flight *taken = now;
+        must(engine_submit(m->e, &next->b, &err), &err);
+        take(m, taken);
+        now = next;
+        next = taken;
+        m->ahead_steps++;
+    }
+    take(m, now);
     return true;
 }
 

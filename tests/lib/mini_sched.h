@@ -43,6 +43,8 @@ struct mini_sched {
     uint64_t next_unit;
     struct engine_chunk *chunks;
     uint32_t encode_layers; /* tower layers per call; 0 = all */
+    uint32_t ahead; /* a call runs up to so many more steps, each submitted while the one before runs */
+    uint64_t ahead_steps;
     void (*after_step)(void *arg,
                        const struct engine_batch *b); /* may be NULL; results of the chunks are in */
     void *arg;

@@ -60,8 +60,31 @@ static void check_cache(const struct scheduler *s)
     free(claims.to);
 }
 
+/* The step in flight, which was submitted before the tokens of the one before it were known: its rows are
+ * those of a plan made now, the next token of every sequence that runs, and rows for nobody. */
+static void check_flight(const struct scheduler *s)
+{
+    const struct sched_flight *f = s->step;
+    uint32_t live = 0;
+    ASSERT_CMP(s->ahead->count, ==, 0);
+    for (uint32_t i = 0; i < f->count; i++) {
+        const struct sequence *q = f->seqs[i];
+        const struct engine_chunk *r = &f->chunks[i];
+        if (!q) continue;
+        live++;
+        ASSERT(q->state == SEQ_RUNNING && !q->ahead && !q->proposed && sched__decodes(q));
+        ASSERT(r->after && r->count == 1 && r->sample && r->position == q->position);
+        ASSERT(r->sampling == q->req.sampling && r->token_count == q->count);
+        for (uint32_t g = 0; g < s->paged; g++)
+            ASSERT_CMP(r->tables[g][r->position / s->caps.block_tokens], !=, ENGINE_NO_BLOCK);
+    }
+    if (f->count) ASSERT_CMP(live, ==, s->running.count);
+    ASSERT(live || !f->count);
+}
+
 void sched_check(const struct scheduler *s)
 {
+    check_flight(s);
     kvb_check(s->blocks);
     check_cache(s);
     sched__images_check(s);

@@ -71,6 +71,16 @@ struct engine {
     } * drawn;                /* [sequences_max] */
     uint32_t draft_right;
     uint64_t drafts;
+    /* Steps in flight, by their number: computed when submitted, as a device's are in the order of its
+     * stream; what they have drawn is told by engine_wait alone. overlaps: the device draws for requests
+     * without a top_k. */
+    struct fake_flight {
+        struct engine_batch *batch;
+        struct token_out *out; /* [sequences_max] */
+        double us;
+    } flights[2];
+    uint64_t submitted, waited, ahead;
+    bool overlaps;
 };
 
 #define FAKE_CHECK(e, cond)                                                                                  \
@@ -109,6 +119,7 @@ static inline void fake_open(struct engine *e, bool contents)
         e->paged += !k->recurrent;
         if (k->recurrent) e->caps.draft_rows_max = 5;
     }
+    for (int i = 0; i < 2; i++) e->flights[i].out = calloc(e->caps.sequences_max, sizeof(struct token_out));
     if (e->caps.drafts) e->drawn = calloc(e->caps.sequences_max, sizeof *e->drawn);
     if (!contents) return;
     e->slots = calloc(e->caps.arena_grains * e->caps.block_tokens, sizeof *e->slots);
@@ -119,6 +130,8 @@ static inline void fake_open(struct engine *e, bool contents)
 static inline void fake_close(struct engine *e)
 {
     ASSERT_CMP(e->live_features, ==, 0);
+    ASSERT_CMP(e->submitted, ==, e->waited);
+    for (int i = 0; i < 2; i++) free(e->flights[i].out);
     free(e->slots);
     free(e->writer);
     free(e->chain);
@@ -143,6 +156,7 @@ enum status engine_features_create(struct engine *e, const struct image_u8 *pixe
                                    struct engine_features **out, struct err *err)
 {
     if (fake_once_in(e, e->feature_fails_every)) return err_set(err, ST_NOMEM, "injected fault");
+    ASSERT_CMP(e->submitted, ==, e->waited);
     *out = calloc(1, sizeof **out);
     (*out)->hash = fake_pixels_hash(pixels);
     (*out)->layers_left = 1 + (uint32_t)((*out)->hash % 5);
@@ -153,6 +167,7 @@ enum status engine_features_create(struct engine *e, const struct image_u8 *pixe
 enum status engine_features_step(struct engine *e, struct engine_features *f, uint32_t layers, bool *done,
                                  struct err *err)
 {
+    ASSERT_CMP(e->submitted, ==, e->waited);
     e->clock_us += e->takes.layer * (layers && layers < f->layers_left ? layers : f->layers_left);
     if (fake_once_in(e, e->feature_fails_every)) return err_set(err, ST_NOMEM, "injected fault");
     f->layers_left = layers && f->layers_left > layers ? f->layers_left - layers : 0;
@@ -237,12 +252,18 @@ static void fake_write(struct engine *e, struct engine_chunk *r, uint32_t p, uin
 }
 
 /* Item p of the chunk, and the span that it lies in, or NULL. */
-static uint64_t fake_item(const struct engine_chunk *r, uint32_t p, const struct engine_span **span)
+static uint32_t fake_token(const struct engine *e, const struct engine_chunk *r, uint32_t p)
+{
+    bool device = r->after && p == r->position; /* r->tokens has it later */
+    return device ? e->flights[(e->submitted + 1) % 2].out[r->after - 1].id : r->tokens[p];
+}
+static uint64_t fake_item(const struct engine *e, const struct engine_chunk *r, uint32_t p,
+                          const struct engine_span **span)
 {
     *span = NULL;
     for (uint32_t i = 0; i < r->span_count; i++)
         if (p >= r->spans[i].begin && p < r->spans[i].end) *span = &r->spans[i];
-    if (!*span || !(*span)->features) return r->tokens[p];
+    if (!*span || !(*span)->features) return fake_token(e, r, p);
     ASSERT_CMP((*span)->features->layers_left, ==, 0);
     return fake_image_item((*span)->features->hash, p - (*span)->begin);
 }
@@ -254,10 +275,10 @@ static uint64_t fake_whole(struct engine *e, const struct engine_chunk *r)
     const struct engine_span *s;
     uint64_t h = 0;
     uint32_t at = r->position;
-    (void)fake_item(r, at, &s);
+    (void)fake_item(e, r, at, &s);
     if (!s || s->rule != SPAN_PREFIX_LM) return 0;
     if (at > s->atomic_begin) return fake_slot(e, 0, r, at - 1)->whole;
-    for (uint32_t p = at, end = s->atomic_end; p < end; p++) h = fake_mix(h ^ fake_item(r, p, &s));
+    for (uint32_t p = at, end = s->atomic_end; p < end; p++) h = fake_mix(h ^ fake_item(e, r, p, &s));
     return h | 1;
 }
 
@@ -290,7 +311,7 @@ static void fake_chunk(struct engine *e, struct engine_chunk *r)
     }
     for (uint32_t p = r->position; p < end; p++) {
         const struct engine_span *s;
-        uint64_t item = fake_item(r, p, &s);
+        uint64_t item = fake_item(e, r, p, &s);
         uint32_t advance = 1;
         if (s && s->rule) FAKE_CHECK(e, s->atomic_end <= end);
         if (s && s->features) advance = p + 1 == s->end ? fake_advance(s->end - s->begin) : 0;
@@ -304,7 +325,7 @@ static uint32_t fake_draw(struct engine *e, const struct engine_chunk *r, uint32
 {
     uint64_t h = r->sampling->seed;
     const struct engine_span *in;
-    (void)fake_item(r, end - 1, &in);
+    (void)fake_item(e, r, end - 1, &in);
     bool whole = in && in->rule == SPAN_PREFIX_LM; /* it sees all in front of it, in sliding groups too */
     for (uint32_t g = 0; g < e->paged && e->slots; g++) {
         uint32_t window = e->caps.groups[g].window, more = window && e->faults & FAKE_WINDOW_MORE;
@@ -316,7 +337,7 @@ static uint32_t fake_draw(struct engine *e, const struct engine_chunk *r, uint32
         }
     }
     if (e->slots && e->paged < e->caps.group_count) h = fake_mix(h ^ e->chain[end - r->position]);
-    if (!e->slots) h ^= fake_mix(r->tokens[end - 1] + ((uint64_t)end << 32));
+    if (!e->slots) h ^= fake_mix(fake_token(e, r, end - 1) + ((uint64_t)end << 32));
     uint32_t id = fake_derive(e, h);
     for (uint32_t k = 0; end < r->banned_until && k < r->banned_count; k++)
         if (r->banned[k] == id) id = fake_instead(e, id);
@@ -378,6 +399,27 @@ static inline uint64_t fake_clock(void *engine)
     return (uint64_t)((const struct engine *)engine)->clock_us;
 }
 
+bool engine_draws(const struct engine *e, const struct engine_chunk *r)
+{
+    return e->overlaps && r->sample && !r->proposed && r->score_first == UINT32_MAX && !r->sampling->top_k;
+}
+
+static void fake_check_after(const struct engine *e, const struct engine_batch *b)
+{
+    const struct engine_batch *before = e->flights[(e->submitted + 1) % 2].batch;
+    ASSERT_CMP(e->submitted - e->waited, <, 2);
+    for (uint32_t i = 0; i < b->chunk_count; i++) {
+        const struct engine_chunk *r = &b->chunks[i];
+        ASSERT(!r->after == (e->submitted == e->waited));
+        if (!r->after) continue;
+        ASSERT_CMP(r->after, <=, before->chunk_count);
+        const struct engine_chunk *a = &before->chunks[r->after - 1];
+        ASSERT(r->count == 1 && r->position == a->position + a->count && r->sampling == a->sampling);
+    }
+    for (uint32_t i = 0; b->chunks[0].after && i < before->chunk_count; i++)
+        ASSERT(engine_draws(e, &before->chunks[i]));
+}
+
 enum status engine_submit(struct engine *e, struct engine_batch *b, struct err *err)
 {
     uint32_t tokens = 0, proposed = 0;
@@ -391,7 +433,8 @@ enum status engine_submit(struct engine *e, struct engine_batch *b, struct err *
         e->random = fake_mix(e->random);
         us *= 1 + e->takes.noise * ((double)(e->random >> 40) / (1 << 23) - 1);
     }
-    e->clock_us += us + e->takes.once;
+    fake_check_after(e, b);
+    us += e->takes.once;
     e->takes.once = 0;
     for (uint32_t i = 0; i < b->chunk_count; i++) {
         const struct engine_chunk *r = &b->chunks[i];
@@ -404,6 +447,7 @@ enum status engine_submit(struct engine *e, struct engine_batch *b, struct err *
     e->steps++;
     e->rows += tokens;
     if (fake_once_in(e, e->step_fails_every)) {
+        e->clock_us += us;
         for (uint32_t i = 0; i < b->chunk_count && e->slots && e->paged < e->caps.group_count; i++)
             fake_state(e, b->chunks[i].state_to)->written = false; /* half of it */
         return err_set(err, ST_NOMEM, "injected fault");
@@ -415,20 +459,27 @@ enum status engine_submit(struct engine *e, struct engine_batch *b, struct err *
         if (e->slots) fake_chunk(e, r);
         if (r->sample) fake_sample(e, r);
         if (e->slots) fake_write_state(e, r);
+        e->flights[e->submitted % 2].out[i] = r->out;
+        r->out.id = UINT32_MAX;
     }
+    e->ahead += b->chunks[0].after > 0;
+    e->flights[e->submitted % 2].batch = b;
+    e->flights[e->submitted++ % 2].us = us;
     return ST_OK;
 }
 enum status engine_wait(struct engine *e, struct engine_batch *b, struct err *err)
 {
-    (void)e;
-    (void)b;
+    const struct fake_flight *f = &e->flights[e->waited % 2];
     (void)err;
+    ASSERT(e->waited++ < e->submitted && f->batch == b);
+    for (uint32_t i = 0; i < b->chunk_count; i++) b->chunks[i].out = f->out[i];
+    e->clock_us += f->us;
     return ST_OK;
 }
 
 void engine_each(struct engine *e, uint32_t count, void (*fn)(void *ctx, uint32_t i), void *ctx)
 {
-    (void)e;
+    ASSERT_CMP(e->submitted, ==, e->waited);
     for (uint32_t i = 0; i < count; i++) fn(ctx, i);
 }
 
@@ -450,7 +501,7 @@ static uint32_t fake_foresee(struct engine *e, const struct engine_chunk *r, uin
 enum status engine_draft(struct engine *e, const struct engine_draft *d, uint32_t n, struct err *err)
 {
     uint64_t mine[ENGINE_GROUPS_MAX][FAKE_DRAFT_MAX];
-    ASSERT(e->drawn && n > 0 && n <= e->caps.sequences_max);
+    ASSERT(e->drawn && n > 0 && n <= e->caps.sequences_max && e->submitted == e->waited);
     if (fake_once_in(e, e->step_fails_every)) return err_set(err, ST_NOMEM, "injected fault");
     for (uint32_t i = 0; i < n; i++) {
         const struct fake_drawn *w = &e->drawn[d[i].slot];

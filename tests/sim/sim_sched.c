@@ -82,7 +82,7 @@ struct pending {
 struct totals {
     uint64_t ended[SEQ_ENDS], refused, steps, preemptions, tokens, hits, hit_tokens, copies, evictions, waits,
         resumed, asked, features_shared, feature_evictions, noticed, resets, seeds, proposed, accepted,
-        prefix_hits, state_hits, state_stops, states_evicted;
+        prefix_hits, state_hits, state_stops, states_evicted, ahead;
 };
 /* Faults planted for a run. */
 struct mutant {
@@ -230,6 +230,7 @@ static struct request *request_new(const struct sim *m, const struct part_list *
     if (m->prefix) make_prefix(m, &r->prompt);
     r->sampling = (struct sampling_params){
         .seed = rnd(1000), .logprobs = SAMPLING_NO_LOGPROBS, .prompt_logprobs = SAMPLING_NO_LOGPROBS};
+    r->sampling.top_k = r->sampling.seed % 20 == 0; /* such a one is drawn on the host */
     r->stop_id = rnd(VOCAB);
     bool longest = m->tight && rnd(6) == 0 && l->count < CONTEXT;
     r->seq = (struct sched_sequence){.prompt = &r->prompt,
@@ -519,6 +520,7 @@ static void sim_open(struct sim *m, uint64_t seed, bool tight, const struct muta
     e->takes.pair = rnd(100) * 0.01;
     e->takes.layer = rnd(3000);
     e->takes.noise = rnd(80) * 0.01;
+    e->overlaps = fake_mix(seed ^ 91) % 4;
     m->drafts = rnd(2) ? 1 + rnd(8) : 0;
     m->draft_accepted = e->draft_right = rnd(101);
     c->drafts = m->drafts && rnd(2);
@@ -623,6 +625,7 @@ static void sim_close(struct sim *m)
     t->proposed += st.proposed_tokens;
     t->accepted += st.accepted_tokens;
     t->noticed += m->e.noticed;
+    t->ahead += m->e.ahead;
     t->seeds++;
     sched_destroy(m->s);
     fake_close(&m->e);
@@ -701,10 +704,11 @@ static void print_totals(const struct totals *t)
            ull(t->state_hits), ull(t->state_stops), ull(t->states_evicted));
     printf("%llu hits of %llu tokens, %llu blocks copied, %llu nodes evicted, %llu preemptions, %llu of them "
            "resumed through the cache, %llu waits; "
-           "images: %llu asked for, %llu shared, %llu evicted; %llu resets; %llu draft tokens, %llu right\n",
+           "images: %llu asked for, %llu shared, %llu evicted; %llu resets; %llu draft tokens, %llu right; "
+           "%llu steps ahead\n",
            ull(t->hits), ull(t->hit_tokens), ull(t->copies), ull(t->evictions), ull(t->preemptions),
            ull(t->resumed), ull(t->waits), ull(t->asked), ull(t->features_shared), ull(t->feature_evictions),
-           ull(t->resets), ull(t->proposed), ull(t->accepted));
+           ull(t->resets), ull(t->proposed), ull(t->accepted), ull(t->ahead));
 }
 
 static void test_random_load(void **state)
@@ -729,12 +733,17 @@ static void test_random_load(void **state)
 
 /* ---- the same requests, one at a time, with and without speculative decoding ---- */
 
-static void open_twin(struct sim *m, bool drafts, uint32_t kind, struct totals *t)
+enum twin { TWIN_PLAIN = 0, TWIN_DRAFTS, TWIN_IN_TURN, TWIN_OVERLAP };
+
+static void open_twin(struct sim *m, enum twin twin, uint32_t kind, struct totals *t)
 {
+    bool drafts = twin == TWIN_DRAFTS;
     sim_open(m, 7000 + current_seed, kind % 2, &sound, t);
     sched_destroy(m->s);
+    m->e.overlaps = twin == TWIN_OVERLAP;
     /* Where states are saved depends on measured times. */
-    if (m->e.paged < m->e.caps.group_count) m->e.caps.group_count--;
+    if (twin >= TWIN_IN_TURN) memset(&m->e.takes, 0, sizeof m->e.takes); /* on its clock */
+    else if (m->e.paged < m->e.caps.group_count) m->e.caps.group_count--;
     /* Blocks of one size: how blocks of different sizes lie in their slabs depends on when they came. */
     for (uint32_t g = 0; g < m->e.caps.group_count; g++) m->e.caps.groups[g].block_grains = 1;
     m->e.caps.arena_grains = kind % 2 ? least_arena(&m->e.caps) : 80;
@@ -743,6 +752,8 @@ static void open_twin(struct sim *m, bool drafts, uint32_t kind, struct totals *
     m->late_pixels = 0;
     m->e.step_fails_every = m->e.feature_fails_every = 0;
     struct sched_options opt = {.hash_seed = 5,
+                                .clock = twin >= TWIN_IN_TURN ? fake_clock : NULL,
+                                .clock_arg = &m->e,
                                 .propose = drafts && !m->e.caps.drafts ? propose_drafts : NULL,
                                 .propose_arg = m,
                                 .draft_always = true,
@@ -785,7 +796,7 @@ static void test_refused_drafts_leave_no_trace(void **state)
     memset(t, 0, sizeof t);
     for (uint32_t i = 0; i < seed_count; i++) {
         current_seed = first_seed + i;
-        for (int w = 0; w < 2; w++) open_twin(&worlds[w], w, i, &t[w]);
+        for (int w = 0; w < 2; w++) open_twin(&worlds[w], w ? TWIN_DRAFTS : TWIN_PLAIN, i, &t[w]);
         uint64_t requests = current_seed, after = 0, drafts = current_seed;
         for (uint32_t n = 0; n < request_count; n++) {
             for (int w = 0; w < 2; w++) {
@@ -811,6 +822,52 @@ static void test_refused_drafts_leave_no_trace(void **state)
     }
     print_totals(&t[1]);
     if (seed_count >= 20) assert_true(t[1].accepted > 0 && t[1].steps < t[0].steps && t[1].evictions > 0);
+}
+
+static bool evicted(const struct sched_stats *st)
+{
+    uint64_t blocks = st->cache_evictions;
+    for (uint32_t g = 0; g < st->group_count; g++) blocks += st->groups[g].evicted_blocks;
+    return blocks > 0;
+}
+
+/* The same requests with overlap and without, one at a time: when one has ended, by its token too, both hold
+ * the same and have reused the same. Until the arena is full: then a row for nobody may take a block that the
+ * cache gives up. */
+static void test_overlap_leaves_no_trace(void **state)
+{
+    (void)state;
+    static struct sim worlds[2];
+    struct totals t[2];
+    uint32_t compared = 0;
+    memset(t, 0, sizeof t);
+    for (uint32_t i = 0; i < seed_count; i++) {
+        current_seed = first_seed + i;
+        for (int w = 0; w < 2; w++) open_twin(&worlds[w], w ? TWIN_OVERLAP : TWIN_IN_TURN, 2 * i, &t[w]);
+        uint64_t requests = current_seed, after = 0;
+        for (uint32_t n = 0; n < request_count; n++) {
+            struct sched_stats st[2];
+            for (int w = 0; w < 2; w++) {
+                rng_state = requests;
+                struct request *r = random_request(&worlds[w]);
+                after = rng_state;
+                r->seq.deadline_us = 0;
+                submit(&worlds[w], r);
+                while (worlds[w].live_count > 0) step_twin(&worlds[w], &st[w]);
+            }
+            requests = after;
+            if (evicted(&st[0]) || evicted(&st[1])) break;
+            compare_twins(&st[0], &st[1]);
+            compared++;
+            /* A row for nobody: after an end by its token alone. */
+            ASSERT_CMP(worlds[1].e.rows - worlds[0].e.rows, <=,
+                       t[1].ended[END_STOP_EOS] + t[1].ended[END_STOP_TOKEN]);
+        }
+        for (int w = 0; w < 2; w++) sim_close(&worlds[w]);
+    }
+    print_totals(&t[1]);
+    assert_true(compared > 2 * seed_count);
+    assert_true(t[1].ahead > 0 && !t[0].ahead && t[1].ended[END_STOP_EOS] > 0);
 }
 
 /* Blocks of one sequence come to lie scattered over slabs, and then the arena has no free slab left though it
@@ -1408,6 +1465,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_tenants_take_turns),
         cmocka_unit_test(test_random_load),
         cmocka_unit_test(test_refused_drafts_leave_no_trace),
+        cmocka_unit_test(test_overlap_leaves_no_trace),
         cmocka_unit_test(test_barely_one_context),
         cmocka_unit_test(test_T7_mutant_key_ignores_dimensions),
         cmocka_unit_test(test_mutant_prefix_key_ignores_end),

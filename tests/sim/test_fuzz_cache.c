@@ -615,6 +615,9 @@ static void compare(struct run *r, const struct request *q)
 {
     const struct answer *want = &q->spec->cold, *got = &q->got;
     bool whole = got->end != END_CANCELLED && got->end != END_DEADLINE && got->end != END_ERROR;
+    uint32_t scores = got->score_count;
+    if (got->end == END_CONSTRAINT && got->count == 0) /* it may fail before they come */
+        scores = min_u32(scores, want->score_count);
     if (got->end == END_ERROR && !q->refused) {
         differs(r, q, "it ends with an error");
         return;
@@ -629,13 +632,13 @@ static void compare(struct run *r, const struct request *q)
                 i < want->count ? (double)want->tokens[i].logprob : 0.0);
         return;
     }
-    for (uint32_t i = 1; i <= got->score_count; i++) {
+    for (uint32_t i = 1; i <= scores; i++) {
         if (i <= want->score_count && same_token(&got->scores[i], &want->scores[i])) continue;
         differs(r, q, "the score of prompt token %u", i);
         return;
     }
     if (whole && (got->count != want->count || got->end != want->end || got->stop_id != want->stop_id ||
-                  got->score_count != want->score_count))
+                  (scores != want->score_count && scores == got->score_count)))
         differs(r, q, "%u tokens, end %d, cold %u tokens, end %d", got->count, got->end, want->count,
                 want->end);
 }

@@ -156,8 +156,20 @@ struct delta_token {
     size_t src_stride;
     float *dst;
     size_t dst_stride;
-    float *out; /* NULL: not wanted */
+    float *out;         /* NULL: not wanted */
+    const float *ahead; /* the next tile, rows `ahead_stride` apart; NULL: none */
+    size_t ahead_stride;
 };
+
+/* Requests half of the next tile's rows, spread over a pass over this one: a step of one token waits for
+ * memory. */
+VF_OP void delta__ahead(const struct delta_token *t, uint32_t row, uint32_t first)
+{
+    if (!t->ahead || row % 2) return;
+    const float *p = t->ahead + (first + row / 2) * t->ahead_stride;
+    __builtin_prefetch(p, 1, 2);
+    __builtin_prefetch(p + 16, 1, 2);
+}
 
 /* Partial sums in a fixed order. */
 VF_OP struct vf delta__sum(struct vf p[DELTA_GROUPS][DELTA_VECS], uint32_t j)
@@ -175,6 +187,7 @@ VF_OP void delta__token(const struct delta_token *t, uint32_t n)
         for (uint32_t r = 0; r < DELTA_GROUPS && i + r < t->dk; r++) {
             struct vf k = vf_set1(t->k[i + r]);
             const float *s = t->src + (i + r) * t->src_stride;
+            delta__ahead(t, i + r, 0);
             for (uint32_t j = 0; j < DELTA_VECS; j++)
                 if (j * VL < n) p[r][j] = vf_fma(vf_load_n(s + j * VL, n - j * VL), k, p[r][j]);
         }
@@ -191,6 +204,7 @@ VF_OP void delta__token(const struct delta_token *t, uint32_t n)
             struct vf k = vf_set1(t->k[i + r]), q = vf_set1(t->q[i + r]);
             const float *s = t->src + (i + r) * t->src_stride;
             float *to = t->dst + (i + r) * t->dst_stride;
+            delta__ahead(t, i + r, t->dk / 2);
             for (uint32_t j = 0; j < DELTA_VECS; j++) {
                 if (j * VL >= n) continue;
                 struct vf x = vf_fma(k, d[j], vf_mul(g, vf_load_n(s + j * VL, n - j * VL)));
@@ -212,8 +226,12 @@ static void delta__tile(const struct be_delta_args *a, uint32_t seq, uint32_t h,
     size_t head = (size_t)h * dk * dv + col;
     const float *from = state_at(st, st->from[seq], a->layer_offset);
     float *to = state_at(st, st->to[seq], a->layer_offset);
-    struct delta_token t = {
-        .dk = dk, .src = from ? from + head : local, .src_stride = from ? dv : DELTA_TILE};
+    struct delta_token t = {.dk = dk,
+                            .src = from ? from + head : local,
+                            .src_stride = from ? dv : DELTA_TILE,
+                            .ahead_stride = dv};
+    if (from && col + n < dv) t.ahead = t.src + n;
+    else if (from && h + 1 < a->value_heads) t.ahead = t.src - col + (size_t)dk * dv;
     if (!from) memset(local, 0, (size_t)dk * DELTA_TILE * sizeof *local);
     for (uint32_t i = 0; i < count; i++) {
         size_t row = (size_t)st->first[seq] + i;
@@ -235,6 +253,7 @@ static void delta__tile(const struct be_delta_args *a, uint32_t seq, uint32_t h,
         }
         if (n == DELTA_TILE) delta__token(&t, DELTA_TILE);
         else delta__token(&t, n);
+        t.ahead = NULL;
         t.src = t.dst;
         t.src_stride = t.dst_stride;
     }

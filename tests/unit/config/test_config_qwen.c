@@ -598,7 +598,8 @@ static void test_names(void **state)
         {"model.layers.0.self_attn.rotary_emb.inv_freq", NULL},
         {"visual.rotary_pos_emb.inv_freq", NULL},
         {"mtp.layers.0.mlp.up_proj.weight", NULL},
-        {"embed_tokens.weight", NULL},
+        {"embed_tokens.weight", "text.embed_tokens.weight"}, /* saved without the head */
+        {"layers.2.input_layernorm.weight", "text.layers.2.input_layernorm.weight"},
         {"", NULL},
     };
     static const char *const texts[] = {QWEN2_VL_7B, QWEN2_5_VL_3B, QWEN3_VL_4B, QWEN3_VL_30B, QWEN3_0_6B};

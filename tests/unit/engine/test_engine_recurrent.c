@@ -33,7 +33,11 @@ static struct engine *open_engine(const char *variant, const char *set)
     char dir[600];
     struct engine *e;
     struct err err;
-    golden_dir(dir, sizeof dir, strncmp(variant, "lfm2", 4) == 0 ? "llama" : "qwen", variant);
+    golden_dir(dir, sizeof dir,
+               strstr(variant, ".gguf")           ? "gguf"
+               : strncmp(variant, "lfm2", 4) == 0 ? "llama"
+                                                  : "qwen",
+               variant);
     struct engine_options opt = {.model_dir = dir,
                                  .backend = test_engine_backend(set),
                                  .kernels = test_engine_kernels(set),
@@ -242,7 +246,7 @@ static void same_drafts(struct engine *e, struct talk *k, uint32_t slot)
 
 static void the_drafter_in_the_checkpoint(void **state)
 {
-    static const char *const variants[] = {"qwen3_5_f32", "qwen3_5_moe_f32"};
+    static const char *const variants[] = {"qwen3_5_f32", "qwen3_5_moe_f32", "qwen3_5_moe.gguf"};
     (void)state;
     for (size_t v = 0; v < sizeof variants / sizeof *variants; v++)
         for (uint32_t s = 0; s < TEST_SETS; s++) {
@@ -258,6 +262,36 @@ static void the_drafter_in_the_checkpoint(void **state)
             engine_close(e);
             own_drafter = false;
         }
+}
+
+/* A GGUF file's drafter (Q8_0) proposes what that of its checkpoint does. */
+static void the_same_drafter_in_a_gguf_file(void **state)
+{
+    static const char *const files[2] = {"qwen3_5_moe_f32", "qwen3_5_moe.gguf"};
+    static struct talk talks[2][SEQS];
+    uint32_t equal = 0;
+    (void)state;
+    own_drafter = true;
+    for (int f = 0; f < 2; f++) {
+        struct engine *e = open_engine(files[f], backend_sets[0]);
+        struct engine_caps caps;
+        uint32_t block_offset = 0;
+        engine_caps(e, &caps);
+        for (uint32_t i = 0; i < SEQS; i++) begin(&talks[f][i], &caps, 70 + i, &block_offset);
+        step(e, talks[f], SEQS, NULL, NULL);
+        for (uint32_t i = 0; i < SEQS; i++) {
+            talks[f][i].tokens[PROMPT] = talks[0][i].tokens[PROMPT];
+            draft(e, &talks[f][i], i, DRAFTS);
+        }
+        engine_close(e);
+    }
+    own_drafter = false;
+    for (uint32_t i = 0; i < SEQS; i++)
+        for (uint32_t j = 0; j < DRAFTS; j++)
+            equal += talks[0][i].tokens[PROMPT + 1 + j] == talks[1][i].tokens[PROMPT + 1 + j];
+    assert_true(equal * 4 >= 3 * SEQS * DRAFTS);
+    end(talks[0], SEQS);
+    end(talks[1], SEQS);
 }
 
 static void a_state_has_a_group_of_its_own(void **state)
@@ -277,11 +311,31 @@ static void a_state_has_a_group_of_its_own(void **state)
     engine_close(e);
 }
 
+/* What a device has no shared memory for is refused when the model is loaded. */
+static void keys_too_wide(void **state)
+{
+    (void)state;
+    struct engine *e = open_engine("qwen3_5_text_f32", backend_sets[0]);
+    struct model_desc d = e->net.desc;
+    struct kv_layout k;
+    struct err err;
+    d.delta.key_dim = e->becaps.delta_key_max ? e->becaps.delta_key_max : 4096;
+    assert_int_equal(kv_layout_make(&d, e->ops, e->be, BE_KV_ACT, &k, &err), ST_OK);
+    kv_layout_free(&k);
+    if (e->becaps.delta_key_max) {
+        d.delta.key_dim++;
+        assert_int_equal(kv_layout_make(&d, e->ops, e->be, BE_KV_ACT, &k, &err), ST_UNSUPPORTED);
+        assert_non_null(strstr(err.msg, "linear_key_head_dim"));
+    }
+    engine_close(e);
+}
+
 int main(int argc, char **argv)
 {
     test_backend_args(&argc, argv);
-    const struct CMUnitTest tests[] = {cmocka_unit_test(rejected_tokens_leave_nothing),
-                                       cmocka_unit_test(the_drafter_in_the_checkpoint),
-                                       cmocka_unit_test(a_state_has_a_group_of_its_own)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(rejected_tokens_leave_nothing), cmocka_unit_test(the_drafter_in_the_checkpoint),
+        cmocka_unit_test(the_same_drafter_in_a_gguf_file), cmocka_unit_test(a_state_has_a_group_of_its_own),
+        cmocka_unit_test(keys_too_wide)};
     return cmocka_run_group_tests_name("engine_recurrent", tests, NULL, NULL);
 }

@@ -11,7 +11,10 @@
 #include <string.h>
 #include <cmocka.h>
 
-void cuemu_lt_only_varying(int on) __attribute__((weak)); /* emu_api.h, which is C++ */
+/* emu_api.h, which is C++ */
+void cuemu_lt_only_varying(int on) __attribute__((weak));
+enum { FAIL_MALLOC = 0 };
+void cuemu_fail_at(int kind, unsigned long nth, int error, int sticky) __attribute__((weak));
 
 enum { K = 320, N = 192, ROWS = 1100 };
 
@@ -145,6 +148,23 @@ static void test_varying_algorithms_are_refused(void **state)
     product_close(&p);
 }
 
+/* A shape whose check finds no memory: our kernels, and all goes on. */
+static void test_no_memory_for_a_check(void **state)
+{
+    (void)state;
+    static float w[64 * 64];
+    struct product p;
+    if (!cuemu_fail_at) skip();
+    product_open(&p, BE_GEMM_CUBLAS, BE_EPI_F32, false);
+    cuemu_fail_at(FAIL_MALLOC, 1, 2, 0);
+    ops->weight_check(p.b,
+                      &(struct be_weight_desc){.k = 64, .src_count = 1, .src = {{w, BE_F32, false, 64}}});
+    cuemu_fail_at(FAIL_MALLOC, 0, 0, 0);
+    assert_non_null(strstr(gemm_of(p.b), "own kernels, 1: 64x64 (no memory for its check)"));
+    multiply(&p, 0, 9, part); /* checks the backend, too */
+    product_close(&p);
+}
+
 /* What the library proposes for few rows of a long sum has other bits on the emulator, and is slow on a
  * device. */
 static void test_long_sums(void **state)
@@ -186,8 +206,8 @@ int main(void)
         return 0;
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows_alone_and_among_others), cmocka_unit_test(test_says_who_serves),
+        cmocka_unit_test(test_rows_alone_and_among_others),    cmocka_unit_test(test_says_who_serves),
         cmocka_unit_test(test_varying_algorithms_are_refused), cmocka_unit_test(test_long_sums),
-        cmocka_unit_test(test_beside_the_hopper_path)};
+        cmocka_unit_test(test_no_memory_for_a_check),          cmocka_unit_test(test_beside_the_hopper_path)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -300,7 +300,7 @@ static void world_free(struct world *w)
 }
 
 /* Takes the text. The log never moves while owners point into it. */
-static struct entry *log_text(struct world *w, struct text *t)
+static struct entry *event_text(struct world *w, struct text *t)
 {
     if (!w->log) w->log = calloc(w->log_cap = 8192, sizeof *w->log);
     ASSERT(w->log_count < w->log_cap);
@@ -540,7 +540,7 @@ static bool start(struct world *w, struct owner *o, struct text *t, bool read)
 {
     struct radix_hit hit = {0};
     if (read) hit = look(w, t);
-    *o = (struct owner){.active = true, .entry = log_text(w, t), .state = ENGINE_NO_BLOCK};
+    *o = (struct owner){.active = true, .entry = event_text(w, t), .state = ENGINE_NO_BLOCK};
     bool ok = take_hit(w, o, &hit);
     if (!ok) give_up(w, o);
     return ok;

@@ -103,6 +103,12 @@ void engine_kv_copy(struct engine *e, uint32_t group, uint32_t from_offset, uint
     (void)group;
     assert_int_not_equal(from_offset, to_offset);
 }
+bool engine_draws(const struct engine *e, const struct engine_chunk *r)
+{
+    (void)e;
+    (void)r;
+    return false;
+}
 /* Every use of an image must bring the image whose first byte the request names (as the seed). */
 enum status engine_submit(struct engine *e, struct engine_batch *b, struct err *err)
 {

@@ -1,5 +1,5 @@
-/* Statistics read by a second thread while the scheduler runs: the numbers of one reading are consistent, and
- * every event that was seen is counted. */
+/* Statistics read by a second thread while the scheduler runs, steps overlapping: the numbers of one reading
+ * are consistent, and every event that was seen is counted. And a stop while a step is in flight. */
 #include "tests/sim/fake_engine.h"
 
 #include "config/base/log.h"
@@ -26,11 +26,61 @@ static uint64_t ended(const struct sched_stats *st)
     return n;
 }
 
+static void small_engine(struct engine *e)
+{
+    e->vocab = 1000;
+    e->eos = 1;
+    e->caps = (struct engine_caps){.group_count = 1,
+                                   .block_tokens = 8,
+                                   .arena_grains = 100,
+                                   .context_max = 200,
+                                   .sequences_max = 4,
+                                   .batch_tokens_max = 64};
+    e->caps.groups[0] = (struct engine_kv_group){.layers = 1, .block_grains = 1};
+    fake_open(e, false);
+}
+
+/* Turn by turn up to a step in flight: then the scheduler is destroyed, or stopped; each sequence ends once.
+ */
+static void test_stop_with_a_step_in_flight(void **state)
+{
+    (void)state;
+    enum { SEQS = 3 };
+    for (int run = 0; run < 2; run++) {
+        uint32_t tokens[2] = {5, 6}, ends = 0;
+        struct engine e = {.overlaps = true};
+        struct prompt prompt = {.tokens = tokens, .token_count = 2};
+        struct sampling_params sampling = {.prompt_logprobs = SAMPLING_NO_LOGPROBS};
+        struct sched_sequence q = {
+            .prompt = &prompt, .sampling = &sampling, .tokens_max = 150, .ignore_eos = true};
+        struct scheduler *s;
+        struct sched_event ev;
+        struct err err;
+        struct seq_id id;
+        small_engine(&e);
+        assert_int_equal(sched_create(&e, &(struct sched_options){.queue_max = 9}, &s, &err), ST_OK);
+        for (int i = 0; i < SEQS; i++) assert_int_equal(sched_submit(s, &q, &id, &err), ST_OK);
+        for (int i = 0; i < 20; i++) sched_step(s, 1);
+        assert_int_equal(e.submitted, e.waited + 1);
+        if (run) {
+            sched_stop(s, false);
+            sched_run(s);
+            while (sched_poll(s, &ev)) {
+                ends += ev.kind == EV_END;
+                assert_true(ev.kind != EV_END || ev.end == END_CANCELLED);
+            }
+            assert_int_equal(ends, SEQS);
+        }
+        sched_destroy(s);
+        fake_close(&e);
+    }
+}
+
 static void test_readings(void **state)
 {
     (void)state;
     static uint32_t tokens[20];
-    struct engine e = {.vocab = 1000, .eos = 1};
+    struct engine e = {.overlaps = true};
     struct prompt prompts[AT_ONCE];
     struct sampling_params sampling = {.prompt_logprobs = SAMPLING_NO_LOGPROBS};
     struct scheduler *s;
@@ -38,14 +88,7 @@ static void test_readings(void **state)
     struct seq_id ids[AT_ONCE];
     bool cancel[AT_ONCE] = {false};
     pthread_t runner;
-    e.caps = (struct engine_caps){.group_count = 1,
-                                  .block_tokens = 8,
-                                  .arena_grains = 100,
-                                  .context_max = 200,
-                                  .sequences_max = 4,
-                                  .batch_tokens_max = 64};
-    e.caps.groups[0] = (struct engine_kv_group){.layers = 1, .block_grains = 1};
-    fake_open(&e, false);
+    small_engine(&e);
     for (uint32_t i = 0; i < 20; i++) tokens[i] = 2 + i;
     assert_int_equal(sched_create(&e, &(struct sched_options){.queue_max = 100}, &s, &err), ST_OK);
     assert_int_equal(pthread_create(&runner, NULL, run_thread, s), 0);
@@ -107,6 +150,7 @@ static void test_readings(void **state)
     assert_true(snapshots > 0 && none > 0 && tree.count > 0);
     sched_stop(s, true);
     pthread_join(runner, NULL);
+    assert_true(e.ahead > 0);
     sched_destroy(s);
     fake_close(&e);
 }
@@ -114,6 +158,7 @@ static void test_readings(void **state)
 int main(void)
 {
     log_set_level((enum log_level) - 1);
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_readings)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_readings),
+                                       cmocka_unit_test(test_stop_with_a_step_in_flight)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
