@@ -320,12 +320,8 @@ void gen_write_response(struct gen *g)
     struct json_writer o = {.buf = &r->response.out};
     if (g->dialect) g->dialect->response(&o, &g->choices[0]);
     else response(&o, g);
-    if (o.st) {
-        (void)api_fail(&r->response.error, 500, "internal_error", NULL, "The response is too large.");
-        request_fail(r);
-    } else {
-        request_respond(r, 200);
-    }
+    if (o.st) (void)api_fail(&r->response.error, 500, "internal_error", NULL, "The response is too large.");
+    request_finish(r);
 }
 
 /* ---- chunks ---- */
