@@ -255,22 +255,22 @@ static void test_positions(void **state)
         int32_t offset[3];
     } cases[] = {
         {"\n\n\n\n<|image_pad|>\n\n\n\n\n\n\n<|image_pad|>\n\n",
-         {{1, 4, 6, 0}, {1, 8, 2, 0}},
+         {{1, 4, 6, 0, false}, {1, 8, 2, 0, false}},
          2,
          {4, 35},
          false,
          {-18, -26}},
-        {"<|image_pad|>", {{1, 4, 6, 0}}, 1, {0}, false, {-18}},
+        {"<|image_pad|>", {{1, 4, 6, 0, false}}, 1, {0}, false, {-18}},
         {"<|image_pad|><|image_pad|><|image_pad|>",
-         {{1, 1, 1, 0}, {1, 2, 8, 0}, {1, 4, 4, 0}},
+         {{1, 1, 1, 0, false}, {1, 2, 8, 0, false}, {1, 4, 4, 0, false}},
          3,
          {0, 1, 17},
          false,
          {0, -8, -20}},
-        {"\n<|video_pad|>\n", {{3, 2, 2, 1}}, 1, {1}, true, {3 - 12}},
-        {"\n<|video_pad|>\n", {{3, 2, 2, 50}}, 1, {1}, true, {101 - 12}},
-        {"\n<|video_pad|>\n", {{4, 2, 2, 0.7}}, 1, {1}, true, {3 - 16}}, /* floor(3 * 0.7) = 2 */
-        {"\n<|video_pad|>\n", {{4, 5, 2, 0.7}}, 1, {1}, true, {5 - 40}},
+        {"\n<|video_pad|>\n", {{3, 2, 2, 1, false}}, 1, {1}, true, {3 - 12}},
+        {"\n<|video_pad|>\n", {{3, 2, 2, 50, false}}, 1, {1}, true, {101 - 12}},
+        {"\n<|video_pad|>\n", {{4, 2, 2, 0.7, false}}, 1, {1}, true, {3 - 16}}, /* floor(3 * 0.7) = 2 */
+        {"\n<|video_pad|>\n", {{4, 5, 2, 0.7, false}}, 1, {1}, true, {5 - 40}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct prompt_image list[3];
