@@ -312,8 +312,8 @@ static void test_refused(void **state)
     struct fixture f;
     static const struct prompt_grid small = {1, 2, 2, 0, false}, none = {1, 0, 2, 0, false},
                                     huge = {UINT32_MAX, UINT32_MAX, UINT32_MAX, 0, false},
-                                    wide = {1, 300, 300, 0, false}, forever = {1000, 1, 1, 1e12},
-                                    odd = {2, 1, 1, -1.0}, inexact = {1000, 1, 1, 16800, false},
+                                    wide = {1, 300, 300, 0, false}, forever = {1000, 1, 1, 1e12, false},
+                                    odd = {2, 1, 1, -1.0, false}, inexact = {1000, 1, 1, 16800, false},
                                     most = {1000, 1, 1, 16700, false}; /* 2^24 lies between */
     const double stamp = 0.5, late = 1e300;
     struct prompt_image one = known(&small, false), clip = known(&small, true), bad;
