@@ -329,12 +329,9 @@ static void write_done(struct request *r)
     struct gen *g = r->gen;
     r->response.out = g->written;
     g->written = (struct buf){0};
-    if (!r->response.out.len) {
+    if (!r->response.out.len)
         (void)api_fail(&r->response.error, 500, "internal_error", NULL, "The response is too large.");
-        request_fail(r);
-    } else {
-        request_respond(r, 200);
-    }
+    request_finish(r);
     gen_shed(g);
 }
 
@@ -361,8 +358,7 @@ static void chunk_begin(struct json_writer *o, struct choice *c)
 
 void gen_event_end(struct json_writer *o, struct gen *g)
 {
-    jw_text(o, "}");
-    sse_end(o);
+    jw_text(o, g->r->stream.lines ? "}\n" : "}" SSE_END);
     if (o->st) gen_abort(g->r, 500, "internal_error", "The response is too large.");
 }
 
@@ -597,7 +593,7 @@ static void news(struct choice *c)
         delta_chunk(c, false);
         return;
     }
-    if (!g->shown.head) g->dialect->head(g);
+    if (!g->shown.head && g->dialect->head) g->dialect->head(g);
     g->shown.head = true;
     for (struct delta delta; (delta = delta_next(c)).kind != DELTA_NONE;) {
         g->dialect->delta(c, &delta);
