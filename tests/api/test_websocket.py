@@ -307,9 +307,10 @@ def test_parts(binary, demo):
     s = Server(binary, demo, "--max-body-bytes", "64K")
     try:
         w = Socket(s)
-        w.socket.sendall(frame_of(TEXT, b"{", fin=False) + frame_of(0, b" ", fin=False) * 1000 + frame_of(0, b"}"))
+        part = frame_of(0, b" ", fin=False)
+        w.socket.sendall(frame_of(TEXT, b"{", fin=False) + part * 1000 + frame_of(0, b"}"))
         check.equal("1,000 parts", error_of(w.events())[3], "type")
-        w.socket.sendall(frame_of(TEXT, b"{", fin=False) + frame_of(0, b" ", fin=False) * 1100)
+        w.socket.sendall(frame_of(TEXT, b"{", fin=False) + part * 1100)
         check.equal("1,100 parts", w.read(), (CLOSE, struct.pack(">H", 1009)))
     finally:
         s.stop()
