@@ -49,6 +49,7 @@ void gen_free(struct gen *g)
     if (g->dialect && g->dialect->end) g->dialect->end(g);
     gen_shed(g);
     gen_read_free(g);
+    buf_fini(&g->written);
     for (uint32_t i = 0; i < g->choice_count; i++) {
         free(g->choices[i].detok);
         matcher_free(g->choices[i].matcher);
@@ -386,7 +387,6 @@ static void gen_flush(struct gen *g)
     if (!g->p.stream) {
         if (g->choices_open || r->state != RQ_RUNNING) return;
         gen_write_response(g);
-        gen_shed(g);
         return;
     }
     gen_stream_write(g);
@@ -475,7 +475,7 @@ static bool output_create(struct choice *c)
 {
     const struct gen *g = c->gen;
     bool parsed = g->kind == GEN_CHAT && (g->p.calls || g->p.reasoning != REASONING_NONE);
-    if (g->dialect ? !g->dialect->delta : !parsed) return true;
+    if (g->dialect ? g->kind == GEN_COMPLETION && !g->dialect->delta : !parsed) return true;
     c->out = malloc(sizeof *c->out);
     if (!c->out) return false;
     chat_output_init(c->out,
@@ -540,7 +540,7 @@ void gen_submit(struct request *r)
     }
     if ((uint64_t)g->prompt_count * g->p.n > s->opt->max_queue) {
         /* Not a 429: waiting would not help. */
-        (void)api_fail(&r->response.error, 400, "invalid_value", g->kind == GEN_CHAT ? "n" : "prompt",
+        (void)api_fail(&r->response.error, 400, "invalid_value", g->kind == GEN_CHAT ? "n" : gen_source(g),
                        "The request asks for %u choices; this server queues at most %llu.",
                        g->prompt_count * g->p.n, (unsigned long long)s->opt->max_queue);
         request_fail(r);
