@@ -36,6 +36,7 @@ struct engine_options server_engine_options(const struct options *o, const char 
                                    .dtype = o->dtype,
                                    .gemm = o->gemm,
                                    .quantize = o->quantize,
+                                   .float_vision = !o->quantize_vision,
                                    .kv_dtype = o->kv_dtype,
                                    .kv_bytes = o->kv_memory,
                                    .context_max = (uint32_t)o->max_context,
