@@ -127,9 +127,9 @@ enum status model_load(const struct options *o, const char *dir, void (*wake)(vo
     enum status st = engine_and_text_load(o, dir, m, err);
     if (st) return st;
     m->info = engine_model(m->engine);
-    st = pooling_load(dir, &m->pooling, err);
-    if (st) return st;
     engine_caps(m->engine, &m->caps);
+    st = pooling_load(dir, m->caps.hidden_size, &m->pooling, err);
+    if (st) return st;
     struct sched_options so = {.queue_max = (uint32_t)o->max_queue,
                                .prefill_chunk = (uint32_t)o->prefill_chunk,
                                .step_us = (uint32_t)o->step_ms * 1000u,
@@ -137,6 +137,9 @@ enum status model_load(const struct options *o, const char *dir, void (*wake)(vo
                                .features_bytes = o->encoder_cache_memory,
                                .draft_max = draft_tokens(o, m),
                                .draft_always = m->caps.drafts && strcmp(o->draft_tokens, "auto") != 0,
+                               .project = m->pooling.dense_count ? pooling_project : NULL,
+                               .project_arg = &m->pooling,
+                               .pooled_width = m->pooling.width_max,
                                .wake = wake,
                                .wake_arg = arg};
     randombytes_buf(&so.hash_seed, sizeof so.hash_seed); /* clients can't target a hash bucket */
