@@ -78,6 +78,15 @@ static const struct row rows[] = {
      "with API keys: cached data is reused by requests of the same key only, or by all"},
     {"encoder-cache-memory", K_SIZE, AT(encoder_cache_memory), "256M", 1, UINT64_MAX, NULL, "SIZE",
      "encoded images kept for later requests (K, M, G suffixes)"},
+    {"cache-dir", K_STRING, AT(cache_dir), NULL, 0, 0, NULL, "DIR",
+     "keep cached prefixes and encoded images on disk as well, so that they survive a restart; whoever reads "
+     "DIR reads prompts (default: none)"},
+    {"cache-disk", K_SIZE, AT(cache_disk), "16G", 1u << 20, UINT64_MAX, NULL, "SIZE",
+     "space that --cache-dir may take; least recently used prefixes are deleted first"},
+    {"cache-host", K_SIZE, AT(cache_host), "0", 0, UINT64_MAX, NULL, "SIZE",
+     "with a GPU: host memory for evicted prefixes and images, before the disk"},
+    {"cache-load", K_CHOICE, AT(cache_load), "auto", 0, 0, "auto|always", NULL,
+     "load prefixes from host memory and disk where that beats computing them, or always"},
     {"image-memory", K_SIZE, AT(image_memory), "512M", 1, UINT64_MAX, NULL, "SIZE",
      "decoded images of waiting and running requests; above it a request gets 429, unless it is alone"},
     {"response-store", K_SIZE, AT(response_store), "64M", 0, UINT64_MAX, NULL, "SIZE",
@@ -229,6 +238,11 @@ static bool number_parse(const char *s, bool suffix, uint64_t *out)
     if (*end || (shift && v >> (64 - shift))) return false;
     *out = (uint64_t)v << shift;
     return true;
+}
+
+bool options_size(const char *text, uint64_t *out)
+{
+    return number_parse(text, true, out);
 }
 
 /* As a person would write it: "1M". */

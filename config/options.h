@@ -33,6 +33,10 @@ struct options {
     char *prefix_cache;                 /* on | off */
     char *cache_scope;                  /* key | server: who shares cached data when there are API keys */
     uint64_t encoder_cache_memory;      /* bytes of encoded images kept */
+    char *cache_dir;                    /* disk tier of the caches; NULL = none */
+    uint64_t cache_disk;                /* bytes in cache_dir */
+    uint64_t cache_host;                /* bytes of host memory above cache_dir; 0 = none */
+    char *cache_load;                   /* "auto", "always" */
     uint64_t image_memory;              /* bytes of decoded images held by requests that wait or run */
     uint64_t grammar_memory;            /* bytes of compiled grammars and their masks */
     uint64_t response_memory;           /* bytes of buffered responses */
@@ -77,6 +81,7 @@ struct options {
  * All strings of *out are owned: options_fini. */
 enum status options_parse(int argc, char **argv, struct options *out, struct err *err) KV_MUST_CHECK;
 void options_fini(struct options *o);
+bool options_size(const char *text, uint64_t *out); /* "512M" */
 /* The flags table as text, generated from the same rows. */
 void options_help(FILE *f);
 

@@ -350,17 +350,39 @@ const struct model_info *engine_model(const struct engine *e)
     return &e->info;
 }
 
+static char *block_at(const struct engine *e, uint32_t group, uint32_t block_offset)
+{
+    ASSERT_CMP(group, <, e->kv.group_count);
+    ASSERT((uint64_t)block_offset + e->kv.groups[group].block_grains <= e->arena_grains);
+    return (char *)e->arena + (size_t)block_offset * BE_KV_GRAIN;
+}
+
+static void clear_after(struct engine *e, uint32_t group, uint32_t block_offset, uint32_t tokens)
+{
+    if (tokens < BE_BLOCK_TOKENS && !e->kv.groups[group].recurrent)
+        decoder_kv_clear(e, group, block_offset, tokens);
+}
+
 void engine_kv_copy(struct engine *e, uint32_t group, uint32_t from_offset, uint32_t to_offset,
                     uint32_t tokens)
 {
-    ASSERT_CMP(group, <, e->kv.group_count);
-    const struct engine_kv_group *g = &e->kv.groups[group];
-    ASSERT((uint64_t)from_offset + g->block_grains <= e->arena_grains &&
-           (uint64_t)to_offset + g->block_grains <= e->arena_grains);
-    char *arena = e->arena;
-    e->ops->copy(e->be, arena + (size_t)to_offset * BE_KV_GRAIN, arena + (size_t)from_offset * BE_KV_GRAIN,
-                 (size_t)g->block_bytes);
-    if (tokens < BE_BLOCK_TOKENS) decoder_kv_clear(e, group, to_offset, tokens);
+    const void *from = block_at(e, group, from_offset);
+    e->ops->copy(e->be, block_at(e, group, to_offset), from, (size_t)e->kv.groups[group].block_bytes);
+    clear_after(e, group, to_offset, tokens);
+}
+
+void engine_kv_read(struct engine *e, uint32_t group, uint32_t block_offset, void *host)
+{
+    const void *block = block_at(e, group, block_offset);
+    e->ops->download(e->be, host, block, (size_t)e->kv.groups[group].block_bytes);
+}
+
+void engine_kv_write(struct engine *e, uint32_t group, uint32_t block_offset, const void *host,
+                     uint32_t tokens)
+{
+    void *block = block_at(e, group, block_offset);
+    e->ops->upload(e->be, block, host, (size_t)e->kv.groups[group].block_bytes);
+    clear_after(e, group, block_offset, tokens);
 }
 
 /* ---- image features ---- */
@@ -421,6 +443,32 @@ enum status engine_features_step(struct engine *e, struct engine_features *f, ui
 size_t engine_features_bytes(const struct engine_features *f)
 {
     return f->bytes;
+}
+
+void engine_features_read(struct engine *e, const struct engine_features *f, void *host)
+{
+    ASSERT(f->done);
+    e->ops->download(e->be, host, f->rows, f->bytes);
+}
+
+enum status engine_features_write(struct engine *e, const void *host, size_t bytes,
+                                  struct engine_features **out, struct err *err)
+{
+    struct engine_features one = {.tokens = 1, .done = true, .bytes = bytes}, *f;
+    size_t row = row_floats(e, &one) * sizeof(float);
+    void *rows = NULL;
+    if (!bytes || bytes % row) return err_set(err, ST_FORMAT, "%zu bytes are no image's features", bytes);
+    if (!(f = malloc(sizeof *f))) return err_nomem(err, "an image");
+    *f = one;
+    f->tokens = (uint32_t)(bytes / row);
+    if (e->ops->alloc(e->be, bytes, &rows) != BE_OK) {
+        free(f);
+        return err_nomem(err, "an image's features");
+    }
+    f->rows = rows;
+    e->ops->upload(e->be, rows, host, bytes);
+    *out = f;
+    return ST_OK;
 }
 
 void engine_features_free(struct engine *e, struct engine_features *f)

@@ -98,6 +98,11 @@ enum status engine_features_create(struct engine *e, const struct image_u8 *pixe
 enum status engine_features_step(struct engine *e, struct engine_features *f, uint32_t layers, bool *done,
                                  struct err *err) KV_MUST_CHECK;
 size_t engine_features_bytes(const struct engine_features *f);
+/* Copies the rows of encoded features to `host`, engine_features_bytes of them, and makes features from such
+ * a copy. ST_FORMAT: the number of bytes is not that of an image. */
+void engine_features_read(struct engine *e, const struct engine_features *f, void *host);
+enum status engine_features_write(struct engine *e, const void *host, size_t bytes,
+                                  struct engine_features **out, struct err *err) KV_MUST_CHECK;
 void engine_features_free(struct engine *e, struct engine_features *f);
 
 /* ---- one step ---- */
@@ -203,6 +208,12 @@ enum status engine_draft(struct engine *e, const struct engine_draft *d, uint32_
  * another request and may be NaN: the copy has zeros there. */
 void engine_kv_copy(struct engine *e, uint32_t group, uint32_t from_offset, uint32_t to_offset,
                     uint32_t tokens);
+/* Copies a block, or a state of the recurrent group, to host memory and back: block_bytes of its group. Of a
+ * block of keys and values only the first `tokens` count: after them a written block has zeros. Steps in
+ * flight that write neither block end first. */
+void engine_kv_read(struct engine *e, uint32_t group, uint32_t block_offset, void *host);
+void engine_kv_write(struct engine *e, uint32_t group, uint32_t block_offset, const void *host,
+                     uint32_t tokens);
 
 /* Arithmetic and traffic of the loaded model, and the measured ceilings of the machine: for `kvasir bench`.
  * Takes a second. */

@@ -221,6 +221,11 @@ static uint32_t look_ahead_end(const struct sequence *q)
     return end > ahead ? end : ahead < all ? ahead : all;
 }
 
+struct feature_cache *sched__features(struct scheduler *s)
+{
+    return s->images->cache;
+}
+
 static void let_go(struct scheduler *s, struct seq_image *f)
 {
     if (f->entry) features_release(s->images->cache, f->entry);
@@ -311,6 +316,8 @@ static bool look_ahead(struct scheduler *s, struct sequence *q, struct open_imag
         if (!f->entry) f->entry = hold(s, q, p->spans[i].key);
         if (!f->entry) return false;
         if (f->asked || features_state(f->entry) != FEATURES_EMPTY || pixels_of(q, i)) continue;
+        if (!q->req.no_cache_read && sched__offload_image(s, f->entry, q->req.salt, p->spans[i].key))
+            continue;
         uint32_t twin = q->next_span; /* the same image earlier in the prompt is encoded before this one is
                                          needed */
         while (twin < i && q->features[twin].entry != f->entry) twin++;
@@ -330,7 +337,7 @@ static struct sequence *find_encodable(const struct scheduler *s, uint32_t *imag
         uint32_t i = needed_image(q);
         if (i == needed_end(q) || q->failure[0]) continue;
         enum feature_state state = features_state(q->features[i].entry);
-        if (state == FEATURES_EMPTY && !pixels_of(q, i)) continue;
+        if (state == FEATURES_LOADING || (state == FEATURES_EMPTY && !pixels_of(q, i))) continue;
         *image = i;
         return q;
     }
@@ -416,5 +423,5 @@ void sched__images_check(const struct scheduler *s)
     struct features_stats st;
     features_check(s->images->cache);
     features_stats(s->images->cache, &st);
-    ASSERT_CMP(held, ==, st.holds);
+    ASSERT_CMP(held + sched__offload_holds(s), ==, st.holds);
 }

@@ -24,9 +24,12 @@
 
 #define SCHED_STOP_MAX 64u /* eos ids and stop ids together */
 
-struct feature_entry; /* feature_cache.h */
+struct feature_cache; /* feature_cache.h */
+struct feature_entry;
 struct image_reply;
-struct images; /* scheduler/images.c */
+struct images;  /* scheduler/images.c */
+struct load;    /* scheduler/offload.c */
+struct offload; /* scheduler/offload.c */
 
 /* What a live sequence has of one image of its prompt. */
 struct seq_image {
@@ -76,6 +79,8 @@ struct sequence {
     uint32_t computed;             /* most tokens computed or cached so far */
     uint32_t lost;                 /* of which so many had to be recomputed when it began to run */
     bool prefix_inflight;          /* don't admit it in this turn */
+    struct load *load;             /* of what a lower tier has of it; NULL: none */
+    bool loaded;                   /* that was tried since it waits */
     bool waits;                    /* for the prefill of dedup_leader to reach wait_until */
     struct seq_id dedup_leader;
     uint32_t wait_until;
@@ -177,6 +182,7 @@ struct scheduler {
     struct seq_list waiting, running;
     struct images *images;
     struct radix_cache *cache; /* NULL: off */
+    struct offload *offload;   /* NULL: no tier below the arena */
     struct cache_snapshot snapshot_next;
     struct tenants *tenants;
     uint64_t other_turn; /* of the last step in which tenants that aren't light (fair.c) were served or
@@ -243,6 +249,10 @@ void sched__state_written(struct scheduler *s, struct sequence *q, uint32_t at);
 bool sched__blocks_free(const struct scheduler *s, const struct sequence *q, uint32_t n);
 /* Most blocks of each group that a sequence of `tokens` tokens can hold at once. */
 void sched__blocks_worst(const struct scheduler *s, uint64_t tokens, uint32_t need[ENGINE_GROUPS_MAX]);
+
+/* Whether q's whole history fits with what the running sequences still need for theirs. Cached blocks count
+ * as free: they can be evicted. */
+bool sched__has_room(const struct scheduler *s, const struct sequence *q);
 
 /* Reserves `count` entries of q->tokens; false: out of memory. */
 bool sched__tokens_reserve(struct sequence *q, uint32_t count);
@@ -317,6 +327,28 @@ bool sched__prefill_ready(const struct sequence *q); /* its next tokens don't wa
  * May preempt, even q. */
 uint32_t sched__prefill_chunk(struct scheduler *s, struct sequence *q, uint32_t tokens);
 
+/* scheduler/offload.c: what goes to the tiers below the arena, and comes back. No-ops without one. */
+enum status sched__offload_create(struct scheduler *s, struct feature_cache *features, void (*wake)(void *s),
+                                  struct err *err) KV_MUST_CHECK;
+void sched__offload_destroy(struct scheduler *s); /* before the caches */
+/* Takes what has been read; false: nothing happened. */
+bool sched__offload_take(struct scheduler *s);
+bool sched__loading(const struct sequence *q); /* its load is not yet done */
+/* Whether q waits for a load, which this may start. */
+bool sched__offload_waits(struct scheduler *s, struct sequence *q);
+void sched__offload_leave(struct scheduler *s, struct sequence *q); /* q is admitted or ends: its load, too */
+bool sched__offload_yield(struct scheduler *s); /* gives up all loads for memory; false: there was none */
+/* Loads the features of an image (of a held, empty entry). False: there are none. */
+bool sched__offload_image(struct scheduler *s, struct feature_entry *f, const uint8_t salt[32],
+                          const uint8_t key[32]);
+void sched__load_info(const struct load *l, struct sched_cache_info *info); /* what it loaded */
+void sched__offload_reset(struct scheduler *s);
+void sched__offload_drain(struct scheduler *s); /* writes everything that is worth it; in bounded time */
+void sched__offload_gauges(struct scheduler *s);
+void sched__offload_count(const struct scheduler *s, uint32_t *held); /* adds its holds, by group and block */
+void sched__offload_check(const struct scheduler *s);
+uint64_t sched__offload_holds(const struct scheduler *s); /* of image features */
+
 /* scheduler/prefill.c: chunks for sequences that need prefill, within the budget (microseconds, or tokens
  * without --step-ms). */
 void sched__plan_prefills(struct scheduler *s, double budget);
@@ -336,10 +368,32 @@ const struct engine_features *sched__span_features(const struct sequence *q,
                                                    uint32_t image); /* of a ready one */
 void sched__features_drop(struct scheduler *s, struct sequence *q); /* of a sequence that stops running */
 void sched__features_free(struct sequence *q); /* with the sequence itself, after a drop */
+struct feature_cache *sched__features(struct scheduler *s);
 void sched__images_gauges(struct scheduler *s);
 void sched__images_check(const struct scheduler *s);
 void sched__features_passed(struct scheduler *s,
                             struct sequence *q); /* releases images that lie wholly before position */
+
+static inline struct radix_view sched__view(const struct sequence *q)
+{
+    const struct prompt *p = q->req.prompt;
+    return (struct radix_view){.tokens = q->tokens,
+                               .count = q->count,
+                               .spans = p->spans,
+                               .span_count = p->span_count,
+                               .salt = q->req.salt};
+}
+
+/* Whether q may reuse tokens, and how many. Log-probs and the mean of the prompt require computing it; a
+ * resumed sequence may reuse its own. */
+static inline bool sched__cache_reads(const struct scheduler *s, const struct sequence *q, uint32_t *most)
+{
+    bool scores = q->req.sampling->prompt_logprobs != SAMPLING_NO_LOGPROBS;
+    *most = scores && q->scored < q->req.prompt->token_count ? q->scored - 1 : q->count - 1;
+    bool mean = q->req.pooling == POOL_MEAN;
+    if (mean && q->pooled_count < *most) *most = q->pooled_count;
+    return s->cache && (q->resumed || !(q->req.no_cache_read || scores || mean));
+}
 
 static inline uint64_t
 sched__clock(const struct scheduler *s) /* microseconds; monotonic, or virtual in tests */

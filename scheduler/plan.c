@@ -33,26 +33,11 @@ void sched__preempt(struct scheduler *s, struct sequence *q)
     sched__features_drop(s, q);
     q->position = 0;
     q->resumed = true;
+    q->loaded = false;
     q->chunk_tokens = q->proposed = 0;
     sched__list_insert(&s->waiting, q);
     atomic_fetch_add(&s->backlog, 1);
     s->now.preemptions++;
-}
-
-/* Whether q's whole history fits with what the running sequences still need for theirs. Cached blocks count
- * as free: they can be evicted. */
-static bool has_room(const struct scheduler *s, const struct sequence *q)
-{
-    uint32_t need[ENGINE_GROUPS_MAX] = {0}, most[ENGINE_GROUPS_MAX];
-    for (const struct sequence *r = q; r; r = r == q ? s->running.head : r->next) {
-        sched__blocks_worst(s, (uint64_t)r->count + 1, most);
-        for (uint32_t g = 0; g < s->caps.group_count; g++) {
-            uint32_t held = r->tables[g].end - r->tables[g].first;
-            if (g == s->paged) most[g] = held + sched__blocks_missing(s, r, g, 1);
-            if (most[g] > held) need[g] += most[g] - held;
-        }
-    }
-    return kvb_can_reclaim(s->blocks, need);
 }
 
 /* Whether q can't be admitted, however much memory is free. */
@@ -88,7 +73,7 @@ static bool take_place(struct scheduler *s, struct sequence *q)
     while (no_place(s, q))
         if (!take_from_others(s, q)) return false;
     sched__cache_adopt(s, q);
-    while (s->running.count > 0 && !has_room(s, q)) {
+    while (s->running.count > 0 && !sched__has_room(s, q)) {
         if (take_from_others(s, q)) continue;
         sched__cache_undo(s, q);
         q->refused_at = s->freed + 1;
@@ -130,7 +115,13 @@ void sched__admit(struct scheduler *s, uint64_t now_us)
             q->prefix_inflight = true;
             continue;
         }
+        if (sched__offload_waits(s, q)) {
+            if (++prefix_inflight == PREFIX_INFLIGHT_MAX) return;
+            q->prefix_inflight = true;
+            continue;
+        }
         if (!take_place(s, q)) return;
+        sched__offload_leave(s, q);
         sched__cache_admitted(s, q);
         sched__list_remove(&s->waiting, q);
         atomic_fetch_sub(&s->backlog, 1);
@@ -215,6 +206,7 @@ static void remove_chunk(struct scheduler *s, const struct sequence *q)
 static bool make_room(struct scheduler *s, struct sequence *q, uint32_t n)
 {
     while (!sched__blocks_ensure(s, q, n)) {
+        if (sched__offload_yield(s)) continue;
         struct sequence *victim = sched__pick_victim(s, NULL);
         /* sched_submit rejects what can't run alone in an empty arena. But blocks of an ended sequence, or of
          * a chunk larger than necessary, may have been between q's blocks, which are then scattered over more

@@ -8,27 +8,6 @@
 #include <math.h>
 #include <string.h>
 
-static struct radix_view view_of(const struct sequence *q)
-{
-    const struct prompt *p = q->req.prompt;
-    return (struct radix_view){.tokens = q->tokens,
-                               .count = q->count,
-                               .spans = p->spans,
-                               .span_count = p->span_count,
-                               .salt = q->req.salt};
-}
-
-/* Whether q may reuse tokens, and how many. Log-probs and the mean of the prompt require computing it; a
- * resumed sequence may reuse its own. */
-static bool reads_cache(const struct scheduler *s, const struct sequence *q, uint32_t *most)
-{
-    bool scores = q->req.sampling->prompt_logprobs != SAMPLING_NO_LOGPROBS;
-    *most = scores && q->scored < q->req.prompt->token_count ? q->scored - 1 : q->count - 1;
-    bool mean = q->req.pooling == POOL_MEAN;
-    if (mean && q->pooled_count < *most) *most = q->pooled_count;
-    return s->cache && (q->resumed || !(q->req.no_cache_read || scores || mean));
-}
-
 void sched__cache_admitted(struct scheduler *s, struct sequence *q)
 {
     if (q->looked) return; /* resumed after preemption: its own prompt again */
@@ -39,6 +18,7 @@ void sched__cache_admitted(struct scheduler *s, struct sequence *q)
     s->now.cache_query_tokens += q->req.prompt->token_count;
     if (!q->cache.reused) return;
     s->now.cache_hits++;
+    s->now.tier_hits[q->cache.tier]++;
     s->now.cache_hit_tokens += q->cache.reused;
     for (uint32_t g = 0; g < s->caps.group_count; g++) {
         uint32_t w = s->caps.groups[g].window, reach = w && w - 1 < q->cache.reused ? w - 1 : q->cache.reused;
@@ -155,7 +135,7 @@ void sched__cache_leave(struct scheduler *s, struct sequence *q)
 void sched__cache_adopt(struct scheduler *s, struct sequence *q)
 {
     struct radix_hit hit = {.info = {.stop = CACHE_STOP_DISABLED}};
-    struct radix_view v = view_of(q);
+    struct radix_view v = sched__view(q);
     ASSERT(q->position == 0 && !q->pin.node);
     /* A sequence that runs alone needs its blocks packed: it reuses no scattered ones and publishes
      * nothing. */
@@ -166,7 +146,7 @@ void sched__cache_adopt(struct scheduler *s, struct sequence *q)
     }
     bool writes = !q->req.no_cache_write;
     uint32_t most;
-    if (reads_cache(s, q, &most) && !radix_match(s->cache, &v, most, &hit))
+    if (sched__cache_reads(s, q, &most) && !radix_match(s->cache, &v, most, NULL, &hit))
         hit = (struct radix_hit){.info = {.stop = CACHE_STOP_SALT}};
     if (q->refused_at || q->resumed) hit.evicted = false; /* counts once */
     if (writes && !radix_pin_hit(s->cache, &v, &hit, &q->pin)) hit.length = 0;
@@ -183,6 +163,7 @@ void sched__cache_adopt(struct scheduler *s, struct sequence *q)
     if (q->features) sched__features_passed(s, q);
     if (!q->looked) {
         q->cache = hit.info;
+        if (q->load && hit.length) sched__load_info(q->load, &q->cache);
         q->cache.reused = hit.length < q->req.prompt->token_count ? hit.length : q->req.prompt->token_count;
     }
 }
@@ -200,7 +181,7 @@ void sched__cache_undo(struct scheduler *s, struct sequence *q)
 /* save: q's state, which is that after `to` tokens. */
 static void publish_to(struct scheduler *s, struct sequence *q, uint32_t to, bool checkpoint, bool save)
 {
-    struct radix_view v = view_of(q);
+    struct radix_view v = sched__view(q);
     struct radix_table tables[ENGINE_GROUPS_MAX];
     for (uint32_t g = 0; g < s->caps.group_count; g++)
         tables[g] = (struct radix_table){.block_offsets = q->tables[g].block_offsets,
@@ -244,7 +225,7 @@ void sched__cache_defer(struct scheduler *s)
             /* It ranks like the shortest sequence that waits for it. */
             if (q->waits && (!r->needed_len || q->wait_until < r->needed_len)) r->needed_len = q->wait_until;
         }
-        q->prefix_inflight = q->waits;
+        q->prefix_inflight = q->waits || sched__loading(q);
     }
     pthread_mutex_unlock(&s->lock);
 }
@@ -253,14 +234,14 @@ void sched__cache_defer(struct scheduler *s)
 bool sched__cache_waits(struct scheduler *s, struct sequence *q)
 {
     uint32_t most, known = UINT32_MAX;
-    if (!reads_cache(s, q, &most)) return false;
-    struct radix_view v = view_of(q);
+    if (!sched__cache_reads(s, q, &most)) return false;
+    struct radix_view v = sched__view(q);
     for (struct sequence *r = s->running.head; r; r = r->next) {
         if (r->position >= r->req.prompt->token_count || !r->pin.node) continue;
         if (r->req.priority > q->req.priority ||
             (r->req.tenant == q->req.tenant && r->req.rank > q->req.rank))
             continue; /* its prefill yields to others, q need not */
-        struct radix_view w = view_of(r);
+        struct radix_view w = sched__view(r);
         uint32_t limit =
                      r->req.prompt->token_count < q->count - 1 ? r->req.prompt->token_count : q->count - 1,
                  common;
@@ -270,7 +251,7 @@ bool sched__cache_waits(struct scheduler *s, struct sequence *q)
         if (common <= r->position) continue;
         if (known == UINT32_MAX) {
             struct radix_hit hit;
-            known = radix_match(s->cache, &v, most, &hit) ? hit.length : 0;
+            known = radix_match(s->cache, &v, most, NULL, &hit) ? hit.length : 0;
         }
         if (common < known + (recurrent(s) ? tokens_like_steps(s, 1) : s->caps.block_tokens)) continue;
         q->waits = true;
@@ -304,7 +285,10 @@ bool sched__cache_reset_wanted(struct scheduler *s)
     bool wanted = s->reset_cache, announce = s->announce_cache;
     s->reset_cache = s->announce_cache = false;
     pthread_mutex_unlock(&s->lock);
-    if (wanted && s->cache) radix_reset(s->cache);
+    if (wanted && s->cache) {
+        sched__offload_reset(s); /* before it: then everything is announced */
+        radix_reset(s->cache);
+    }
     if (announce && !wanted && s->cache) radix_announce(s->cache);
     return wanted || announce;
 }

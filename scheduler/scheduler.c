@@ -15,6 +15,11 @@ enum { QUEUE_DEFAULT = 1024, IDLE_HEARTBEAT_S = 1 };
 
 static void publish(struct scheduler *s);
 
+static void wake_up(void *s)
+{
+    sched_wake(s);
+}
+
 enum status sched_create(struct engine *e, const struct sched_options *opt, struct scheduler **out,
                          struct err *err)
 {
@@ -56,6 +61,7 @@ enum status sched_create(struct engine *e, const struct sched_options *opt, stru
     if (!st && s->cache) radix_set_event_sink(s->cache, &opt->event_sink);
     if (!st) st = tenants_create(s->slot_count, opt->hash_seed, &s->tenants, err);
     if (!st) st = sched__images_create(s, err);
+    if (!st) st = sched__offload_create(s, sched__features(s), wake_up, err);
     if (!st && (!s->slots || !s->free_slots || !s->chunks || !s->chunk_seqs || !s->asking || !s->prefills ||
                 !s->shares || !s->drawn || !s->drafts || !s->draft_slots || eventq_init(&s->events)))
         st = err_nomem(err, "the scheduler");
@@ -108,11 +114,13 @@ void sched_destroy(struct scheduler *s)
             struct sequence *q = lists[i]->head;
             sched__list_remove(lists[i], q);
             if (q->features) sched__features_drop(s, q);
+            sched__offload_leave(s, q);
             if (s->blocks) sched__blocks_drop(s, q);
             sched__cache_leave(s, q);
             sequence_free(q);
         }
     }
+    sched__offload_destroy(s);
     sched__images_destroy(s);
     eventq_fini(&s->events);
     radix_destroy(s->cache);
@@ -304,6 +312,7 @@ static void end_sequence(struct scheduler *s, struct sequence *q, enum seq_end e
     if (q->features) sched__features_drop(s, q);
     if (q->state == SEQ_RUNNING && !atomic_load(&s->failed)) sched__cache_publish(s, q, true);
     sched__blocks_drop(s, q);
+    sched__offload_leave(s, q);
     sched__cache_leave(s, q);
     tenants_leave(s->tenants, q->req.tenant);
     struct event_node *node = q->end_event;
@@ -705,6 +714,7 @@ static void publish(struct scheduler *s)
         st->groups[g].blocks_cached = used > live ? used - live : 0;
     }
     sched__cache_gauges(s);
+    sched__offload_gauges(s);
     sched__images_gauges(s);
     pthread_mutex_lock(&s->lock);
     s->seen = *st;
@@ -720,6 +730,7 @@ static bool plan_step(struct scheduler *s, uint64_t now_us)
     if (sched__cache_reset_wanted(s)) worked = true;
     sched__cache_snapshot(s);
     if (sched__images_take(s)) worked = true;
+    if (sched__offload_take(s)) worked = true;
     if (s->image_failed) end_unwanted(s, now_us);
     if (atomic_load(&s->failed)) end_all(s, END_ERROR, "the engine has failed", now_us);
     sched__admit(s, now_us);
@@ -754,8 +765,8 @@ bool sched_step(struct scheduler *s, uint64_t now_us)
         land(s, now_us);
         worked = true;
     }
-    if (!s->running.head && s->waiting.head)
-        worked = true; /* the only sequence was preempted: it is admitted again at once */
+    for (const struct sequence *q = s->running.head ? NULL : s->waiting.head; q; q = q->next)
+        worked |= !q->prefix_inflight; /* the only sequence was preempted: it is admitted again at once */
     s->now.heartbeat_us = now_us;
     publish(s);
     return worked;
@@ -783,9 +794,10 @@ void sched_run(struct scheduler *s)
             end_all(s, END_CANCELLED, NULL, event_clock_us());
             publish(s);
             if (s->opt.wake) s->opt.wake(s->opt.wake_arg);
-            return;
         }
-        if (done) return;
+        if (!abort_now && !done) continue;
+        sched__offload_drain(s);
+        return;
     }
 }
 

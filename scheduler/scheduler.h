@@ -17,6 +17,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+struct cache_store_options; /* scheduler/cache/cache_store.h */
 struct scheduler;
 
 struct seq_id {
@@ -27,11 +28,13 @@ struct seq_id {
  * `block_tokens` tokens, independent of the cache's own block size. A block identifies all tokens from the
  * beginning of the prompt to its end: its hash covers its parent's hash, its tokens and its images, so
  * servers agree on it. Called on the engine thread; arguments are valid only during the call. */
+enum cache_tier { CACHE_TIER_ARENA = 0, CACHE_TIER_HOST, CACHE_TIER_DISK, CACHE_TIERS };
 struct cache_image {
     uint32_t begin, end; /* positions in the prompt */
     uint8_t key[32];
 };
 struct cache_stored {
+    enum cache_tier tier;   /* where it is; each tier's blocks are stored and removed on their own */
     uint32_t group, window; /* layers with one lifetime rule; 0 = full attention, or recurrent */
     bool recurrent;         /* the state after the last block's end, or up to a block further, is saved */
     uint32_t count;         /* of blocks, each the parent of the next */
@@ -47,7 +50,7 @@ struct kv_event_sink {
     uint32_t block_tokens; /* 0: nobody watches */
     void *arg;
     void (*stored)(void *arg, const struct cache_stored *what);
-    void (*removed)(void *arg, uint32_t group, const uint64_t *hashes, uint32_t count);
+    void (*removed)(void *arg, enum cache_tier tier, uint32_t group, const uint64_t *hashes, uint32_t count);
     /* All earlier events are void. The events that follow, up to the call with `done`, are the whole
      * content. */
     void (*resync)(void *arg, bool done);
@@ -85,7 +88,12 @@ struct sched_options {
     void *project_arg;
     uint32_t pooled_width;
     struct kv_event_sink event_sink; /* of the prefix cache */
-    void (*wake)(void *arg);         /* events are waiting; may be NULL */
+    /* The tiers below the arena; wake is set by the scheduler. NULL: no disk. If it can't be opened, a
+     * warning says why, and the scheduler runs without. */
+    const struct cache_store_options *disk; /* borrowed for the call */
+    bool load_always;                       /* not only where that is faster than computing */
+    uint64_t host_bytes;                    /* host memory above the disk; 0: none */
+    void (*wake)(void *arg);                /* events are waiting; may be NULL */
     void *wake_arg;
 };
 
@@ -152,8 +160,10 @@ enum cache_stop {
     CACHE_STOP_DISABLED, /* the cache is off, or the request computes its prompt (log-probs of the prompt) */
 };
 struct sched_cache_info {
-    uint32_t reused; /* prompt tokens whose KV came from the cache */
-    uint32_t equal;  /* leading prompt tokens that equal something cached, reusable or not */
+    uint32_t reused;      /* prompt tokens whose KV came from the cache */
+    uint32_t loaded;      /* of which so many were loaded from a lower tier for this request */
+    enum cache_tier tier; /* the lowest one that it came from */
+    uint32_t equal;       /* leading prompt tokens that equal something cached, reusable or not */
     enum cache_stop stop;
 };
 
@@ -272,6 +282,13 @@ struct sched_stats {
     uint64_t cache_nodes, cache_evictions;     /* nodes of the tree now; nodes evicted */
     uint64_t cache_states;                     /* saved states of the recurrent group now */
     uint64_t cache_stops[CACHE_STOP_DISABLED + 1];
+    bool tier_on;                                             /* there is a lower tier */
+    bool disk_off;                                            /* none, or it is full or failing */
+    uint64_t tier_bytes[CACHE_TIERS], tier_hits[CACHE_TIERS]; /* hits: admissions, by cache_tier */
+    uint64_t tier_loads, tier_load_us, tier_loaded_tokens;    /* loads that ended well, and their time */
+    uint64_t tier_image_loads;                                /* features of images */
+    uint64_t tier_loads_failed;                               /* damaged, too slow, or given up for memory */
+    uint64_t tier_written_blocks, tier_dropped_blocks; /* evicted and copied; not copied for lack of room */
     uint64_t feature_queries, feature_hits, feature_bytes, feature_evictions; /* encoded images */
     uint64_t steps, prompt_tokens, generated_tokens, preemptions, images_encoded, step_us_total;
     uint64_t verified_chunks, proposed_tokens,

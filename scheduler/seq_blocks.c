@@ -179,3 +179,17 @@ void sched__blocks_worst(const struct scheduler *s, uint64_t tokens, uint32_t ne
         }
     }
 }
+
+bool sched__has_room(const struct scheduler *s, const struct sequence *q)
+{
+    uint32_t need[ENGINE_GROUPS_MAX] = {0}, most[ENGINE_GROUPS_MAX];
+    for (const struct sequence *r = q; r; r = r == q ? s->running.head : r->next) {
+        sched__blocks_worst(s, (uint64_t)r->count + 1, most);
+        for (uint32_t g = 0; g < s->caps.group_count; g++) {
+            uint32_t held = r->tables[g].end - r->tables[g].first;
+            if (g == s->paged) most[g] = held + sched__blocks_missing(s, r, g, 1);
+            if (most[g] > held) need[g] += most[g] - held;
+        }
+    }
+    return kvb_can_reclaim(s->blocks, need);
+}

@@ -6,7 +6,7 @@ need="gcc make pkg-config libmicrohttpd-dev libuv1-dev libjansson-dev libjpeg-de
 need="$need libutf8proc-dev zlib1g-dev libgif-dev libstb-dev libcmocka-dev libzmq3-dev"
 need="$need libmsgpack-dev libcurl4-openssl-dev libwslay-dev libmd-dev libgnutls28-dev ca-certificates curl"
 [ "${1:-}" = "--test" ] &&
-    need="$need python3 python3-venv python3-yaml g++ haproxy nginx clang-format chromium"
+    need="$need python3 python3-venv python3-yaml g++ haproxy nginx clang-format chromium openssl"
 missing=""
 installed() {
     dpkg-query -W -f='${db:Status-Abbrev}' "$1" 2>/dev/null | grep -q '^ii'
@@ -15,7 +15,7 @@ for p in $need; do
     installed "$p" && continue
     # A virtual package (libjpeg-dev) or a tool that came another way counts too.
     case $p in
-    gcc | g++ | make | pkg-config | curl | python3 | haproxy | nginx | clang-format | chromium)
+    gcc | g++ | make | pkg-config | curl | openssl | python3 | haproxy | nginx | clang-format | chromium)
         command -v "$p" >/dev/null 2>&1 && continue
         ;;
     libcurl4-openssl-dev) installed libcurl4-gnutls-dev && continue ;;

@@ -108,8 +108,8 @@ bundle() {
     ldd "$dir/bin/kvasir" | sed -n 's|.* => \(/[^ ]*\) .*|\1|p' | while read -r path; do
         name=$(basename "$path")
         case $name in
-        libc.so.* | libm.so.* | libpthread.so.* | libdl.so.* | librt.so.* | libresolv.so.* | ld-linux*) continue ;;
-        libgcc_s.so.* | libstdc++.so.*) continue ;;
+        libc.so.* | libm.so.* | libpthread.so.* | libdl.so.* | librt.so.* | libresolv.so.*) continue ;;
+        ld-linux* | libgcc_s.so.* | libstdc++.so.*) continue ;;
         esac
         cp -L "$path" "$dir/$libs/$name"
         chmod 755 "$dir/$libs/$name"

@@ -100,8 +100,9 @@ api() {
     timeout 900 build/venv/bin/python "tests/api/$1.py" --binary "$2" "${@:3}"
 }
 venv() {
-    build/venv/bin/python -c "import openai, anthropic, PIL, zmq, msgpack" 2>/dev/null && return
-    python3 -m venv build/venv && build/venv/bin/pip install -q openai anthropic pillow pyzmq msgpack
+    build/venv/bin/python -c "import openai, anthropic, PIL, zmq, msgpack, huggingface_hub" 2>/dev/null ||
+        { python3 -m venv build/venv && build/venv/bin/pip install -q openai anthropic pillow pyzmq msgpack \
+            huggingface_hub; }
 }
 venv_done() {
     wait "$venv_pid" || { cat build/logs/venv.log && return 1; }
@@ -172,7 +173,7 @@ if [ "$quick" -eq 0 ]; then
         make --no-print-directory CONFIG=asan test
     suite_start "asan cuda emulated" make --no-print-directory CONFIG=asan test-cuda-host
     for t in test_api test_hostile test_connections test_cache test_images test_tools test_paligemma \
-        test_structured test_websocket; do
+        test_structured test_hub test_watch test_websocket; do
         suite_start "asan api $t" api $t build/asan/kvasir
     done
     suite_start "fuzzers" scripts/fuzz.sh --replay

@@ -6,6 +6,7 @@
 #include "engine/engine.h"
 #include "server/bench.h"
 #include "server/bus_error.h"
+#include "server/cache_command.h"
 #include "server/hub/hub.h"
 #include "server/model_load.h"
 #include "server/serve.h"
@@ -34,6 +35,7 @@ static int usage(FILE *f)
           "  kvasir list                     the models that were downloaded\n"
           "  kvasir inspect [MODEL] [flags]  the checkpoint as read, and the memory plan\n"
           "  kvasir inspect --devices        the CPU and the GPUs of this machine\n"
+          "  kvasir cache ls|verify|prune    the directory of --cache-dir (kvasir cache --help)\n"
           "  kvasir bench ...                offline engine benchmark (kvasir bench --help)\n"
           "  kvasir version\n\nFlags of serve and inspect\n",
           f);
@@ -154,6 +156,7 @@ int main(int argc, char **argv)
     if (strcmp(command, "version") == 0 || strcmp(command, "--version") == 0)
         return puts("kvasir " KVASIR_VERSION KVASIR_COMMIT) < 0;
     if (strcmp(command, "bench") == 0) return bench_main(argc - 1, argv + 1);
+    if (strcmp(command, "cache") == 0) return cache_command(argc - 1, argv + 1);
     static const char *const of_the_hub[] = {"pull", "list", "rm"};
     for (size_t i = 0; i < 3; i++)
         if (strcmp(command, of_the_hub[i]) == 0) return hub_main(argc - 1, argv + 1);
@@ -177,10 +180,10 @@ int main(int argc, char **argv)
     if (log_level_parse(opt.log_level, &level)) log_set_level(level);
     log_set_json(strcmp(opt.log_format, "json") == 0);
     if (opt.log_file && !log_open_file(opt.log_file))
-        return fail((err_set(&err, ST_IO, "--log-file %.200s: %s", opt.log_file, strerror(errno)), &err));
+        (void)err_set(&err, ST_IO, "--log-file %.200s: %s", opt.log_file, strerror(errno));
     if (sodium_init() < 0) return 1;
     json_object_seed(0); /* not thread-safe later */
-    char *dir = model_find(&opt, &err);
+    char *dir = err.msg[0] ? NULL : model_find(&opt, &err);
     int rc = !dir ? fail(&err) : serve ? server_run(&opt, dir) : inspect(&opt, dir);
     free(dir);
     options_fini(&opt);

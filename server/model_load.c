@@ -2,13 +2,17 @@
 #include "server/model_load.h"
 
 #include "config/base/env.h"
+#include "config/base/file.h"
 #include "config/base/log.h"
 #include "config/base/progress.h"
 #include "engine/families/families.h"
 #include "engine/model/model_info.h"
 #include "engine/tokenizer/tokenizer.h"
+#include "scheduler/cache/cache_store.h"
 #include "scheduler/scheduler.h"
 #include "server/chat/template.h"
+#include "server/checkpoint_id.h"
+#include "server/embed/pooling.h"
 #include "server/kv_events/kv_events.h"
 #include "server/http/http.h"
 
@@ -16,6 +20,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <uv.h>
 
 static void load_progress(void *arg, uint64_t done, uint64_t total)
@@ -102,6 +107,59 @@ static void text_load(void *arg)
     t->st = st;
 }
 
+/* The content of the checkpoint, hashed in parallel with the weights' loading, for the cache on disk. */
+struct content_hash {
+    const struct options *o;
+    const char *dir;
+    uv_thread_t thread;
+    bool started;
+    uint8_t id[32];
+    enum status st;
+    struct err err;
+};
+
+static void content_hash(void *arg)
+{
+    struct content_hash *c = arg;
+    const char *paths[] = {c->dir, c->o->mmproj, c->o->draft_model};
+    char *memo = file_join(c->o->cache_dir, "checkpoints");
+    (void)mkdir(c->o->cache_dir, 0700); /* if it can't be made, opening the store says why */
+    c->st = memo ? checkpoint_id(paths, sizeof paths / sizeof *paths, memo, c->id, &c->err)
+                 : err_nomem(&c->err, "the checkpoint's hash");
+    free(memo);
+}
+
+static void content_hash_start(struct content_hash *c)
+{
+    if (!c->o->cache_dir || strcmp(c->o->prefix_cache, "off") == 0) return;
+    c->started = uv_thread_create(&c->thread, content_hash, c) == 0;
+}
+
+/* A hash of everything that KV and encoded images depend on. False: without a disk. */
+static bool cache_binding(struct content_hash *c, const struct model *m, uint8_t out[32])
+{
+    const struct engine_caps *caps = &m->caps;
+    crypto_generichash_state h;
+    char text[256];
+    if (!c->started) return false;
+    uv_thread_join(&c->thread);
+    if (c->st) log_warn("the prefix cache stays in memory: %s", c->err.msg);
+    crypto_generichash_init(&h, NULL, 0, 32);
+    crypto_generichash_update(&h, c->id, sizeof c->id);
+    int n = snprintf(text, sizeof text, "kv 1 %s %s %s %s %s %s %u %u", m->info->fingerprint, m->info->dtype,
+                     m->info->kv_dtype, m->info->backend, m->info->weights,
+                     m->info->gemm ? m->info->gemm : "", caps->block_tokens, caps->group_count);
+    crypto_generichash_update(&h, (const unsigned char *)text, (unsigned)n);
+    for (uint32_t g = 0; g < caps->group_count; g++) {
+        const struct engine_kv_group *k = &caps->groups[g];
+        n = snprintf(text, sizeof text, " %d %u %u %llu %llu", k->recurrent, k->window, k->layers,
+                     (unsigned long long)k->bytes_per_token, (unsigned long long)k->block_bytes);
+        crypto_generichash_update(&h, (const unsigned char *)text, (unsigned)n);
+    }
+    crypto_generichash_final(&h, out, 32);
+    return !c->st;
+}
+
 static enum status engine_and_text_load(const struct options *o, const char *dir, struct model *m,
                                         struct err *err)
 {
@@ -124,12 +182,20 @@ static enum status engine_and_text_load(const struct options *o, const char *dir
 enum status model_load(const struct options *o, const char *dir, void (*wake)(void *arg), void *arg,
                        struct model *m, struct err *err)
 {
+    struct content_hash content = {.o = o, .dir = dir};
+    struct cache_store_options disk = {.dir = o->cache_dir, .bytes_max = o->cache_disk};
+    char about[192];
+    content_hash_start(&content);
     enum status st = engine_and_text_load(o, dir, m, err);
-    if (st) return st;
+    if (st) {
+        if (content.started) uv_thread_join(&content.thread);
+        return st;
+    }
     m->info = engine_model(m->engine);
     engine_caps(m->engine, &m->caps);
     st = pooling_load(dir, m->caps.hidden_size, &m->pooling, err);
     if (st) return st;
+    m->embedding_width = m->pooling->width;
     struct sched_options so = {.queue_max = (uint32_t)o->max_queue,
                                .prefill_chunk = (uint32_t)o->prefill_chunk,
                                .step_us = (uint32_t)o->step_ms * 1000u,
@@ -137,12 +203,17 @@ enum status model_load(const struct options *o, const char *dir, void (*wake)(vo
                                .features_bytes = o->encoder_cache_memory,
                                .draft_max = draft_tokens(o, m),
                                .draft_always = m->caps.drafts && strcmp(o->draft_tokens, "auto") != 0,
-                               .project = m->pooling.dense_count ? pooling_project : NULL,
-                               .project_arg = &m->pooling,
-                               .pooled_width = m->pooling.width_max,
+                               .project = m->pooling->dense_count ? pooling_project : NULL,
+                               .project_arg = m->pooling,
+                               .pooled_width = m->pooling->width_max,
                                .wake = wake,
                                .wake_arg = arg};
     randombytes_buf(&so.hash_seed, sizeof so.hash_seed); /* clients can't target a hash bucket */
+    snprintf(about, sizeof about, "%s %s %s", m->info->family, m->info->weights, m->info->backend);
+    disk.about = about;
+    if (cache_binding(&content, m, disk.binding)) so.disk = &disk;
+    so.host_bytes = o->cache_host;
+    so.load_always = strcmp(o->cache_load, "always") == 0;
     st = events_open(o, m, &so, err);
     if (!st) st = sched_create(m->engine, &so, &m->sched, err);
     if (!st && m->events) st = kv_events_start(m->events, announce, m->sched, err);
@@ -166,6 +237,6 @@ void model_free(struct model *m)
     engine_close(m->engine);
     template_free(m->tmpl);
     tok_free(m->tok);
-    pooling_free(&m->pooling);
+    pooling_free(m->pooling);
     *m = (struct model){0};
 }

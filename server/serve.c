@@ -401,6 +401,7 @@ int server_run(const struct options *opt, char *model_dir)
     s->opt = opt;
     s->model_dir = model_dir;
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN); /* --cache-dir: a write fails instead */
     enum status st = server_open(&process, &err);
     if (st) {
         (void)log_print(STDERR_FILENO, "kvasir: %s\n", err.msg);

@@ -14,7 +14,7 @@ struct feature_entry {
     struct feature_entry *prev, *next; /* list of idle ones, or of private ones; neither: both NULL */
     uint64_t hash;
     uint8_t salt[32], key[32];
-    struct engine_features *features; /* NULL exactly when EMPTY */
+    struct engine_features *features; /* NULL exactly when EMPTY or LOADING */
     uint64_t bytes;                   /* as last counted: the engine frees scratch when the encode ends */
     uint32_t holders;
     enum feature_state state;
@@ -33,6 +33,8 @@ struct feature_cache {
     uint64_t bucket_count;
     struct entry_list idle; /* oldest first */
     struct entry_list privates;
+    features_keep *keep; /* NULL: none */
+    void *keep_arg;
     struct features_stats st; /* `idle` is filled in by features_stats */
 };
 
@@ -136,6 +138,7 @@ static void evict(struct feature_cache *c, uint64_t bytes_max)
     while (c->st.bytes > bytes_max && c->idle.head) {
         struct feature_entry *f = c->idle.head;
         list_remove(&c->idle, f);
+        if (c->keep) c->keep(c->keep_arg, f->salt, f->key, f->features);
         drop(c, f);
         c->st.evictions++;
     }
@@ -272,6 +275,37 @@ enum status features_encode(struct feature_cache *c, struct feature_entry *f, ui
     return ST_OK;
 }
 
+void features_load(struct feature_cache *c, struct feature_entry *f)
+{
+    ASSERT(c && f->state == FEATURES_EMPTY && f->holders > 0 && !f->private);
+    f->state = FEATURES_LOADING;
+    f->holders++;
+    c->st.holds++;
+}
+
+void features_loaded(struct feature_cache *c, struct feature_entry *f, const void *host, size_t bytes)
+{
+    struct err err;
+    ASSERT(f->state == FEATURES_LOADING && f->holders > 0);
+    bool ok = host && !engine_features_write(c->engine, host, bytes, &f->features, &err);
+    f->state = ok ? FEATURES_DONE : FEATURES_EMPTY;
+    count_bytes(c, f);
+    evict(c, c->bytes_max);
+    features_release(c, f);
+}
+
+void features_set_sink(struct feature_cache *c, features_keep *keep, void *arg)
+{
+    c->keep = keep;
+    c->keep_arg = arg;
+}
+
+void features_keep_all(struct feature_cache *c)
+{
+    for (const struct feature_entry *f = c->idle.tail; f && c->keep; f = f->prev)
+        c->keep(c->keep_arg, f->salt, f->key, f->features);
+}
+
 void features_stats(const struct feature_cache *c, struct features_stats *out)
 {
     *out = c->st;
@@ -280,7 +314,7 @@ void features_stats(const struct feature_cache *c, struct features_stats *out)
 
 static void check_entry(const struct feature_entry *f)
 {
-    ASSERT((f->features == NULL) == (f->state == FEATURES_EMPTY));
+    ASSERT((f->features == NULL) == (f->state == FEATURES_EMPTY || f->state == FEATURES_LOADING));
     ASSERT_CMP(f->bytes, ==, f->features ? engine_features_bytes(f->features) : 0);
     ASSERT(f->holders > 0 || (f->state == FEATURES_DONE && !f->private));
 }

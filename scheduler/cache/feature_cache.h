@@ -4,6 +4,7 @@
  * An entry is held by the live sequences that need it and is never evicted while it is held:
  *
  *   get --> EMPTY --begin(pixels)--> ENCODING --encode...--> DONE      <-- get: a hit
+ *             |--load--> LOADING --loaded--> DONE, or EMPTY again
  *             |                         |                      |
  *      last release: freed       last release: freed     last release: idle, newest end of the LRU list
  *
@@ -25,6 +26,7 @@ struct feature_entry;
 enum feature_state {
     FEATURES_EMPTY = 0, /* only a key: its pixels are needed */
     FEATURES_ENCODING,
+    FEATURES_LOADING, /* on their way from a lower tier */
     FEATURES_DONE,
 };
 
@@ -59,7 +61,16 @@ enum status features_begin(struct feature_cache *c, struct feature_entry *f, con
 enum status features_encode(struct feature_cache *c, struct feature_entry *f, uint32_t layers,
                             struct err *err) KV_MUST_CHECK;
 
-void features_reset(struct feature_cache *c); /* drops idle entries */
+/* EMPTY -> LOADING, and adds a holder; loaded, with a copy (engine_features_read) or NULL, releases it. */
+void features_load(struct feature_cache *c, struct feature_entry *f);
+void features_loaded(struct feature_cache *c, struct feature_entry *f, const void *host, size_t bytes);
+/* From now on `keep` receives what is evicted. */
+typedef void features_keep(void *arg, const uint8_t salt[32], const uint8_t key[32],
+                           const struct engine_features *f);
+void features_set_sink(struct feature_cache *c, features_keep *keep, void *arg);
+void features_keep_all(struct feature_cache *c); /* gives all idle entries to it, and keeps them */
+
+void features_reset(struct feature_cache *c); /* drops idle entries; the sink gets nothing */
 
 struct features_stats {
     uint64_t queries, hits;

@@ -24,7 +24,7 @@ enum status radix_create(const struct engine_caps *caps, struct kv_blocks *block
     if (caps->groups[caps->group_count - 1].recurrent) c->state_group = --c->caps.group_count;
     for (uint32_t g = 0; g < c->caps.group_count; g++) c->sliding |= caps->groups[g].window > 0;
     c->top.root = true;
-    c->top.state = ENGINE_NO_BLOCK;
+    c->top.state = c->no_state = ENGINE_NO_BLOCK;
     c->states_most = caps->arena_grains / STATES_FIRST;
     if (c->state_group < ENGINE_GROUPS_MAX) { /* room for at least two states, however large */
         uint64_t two = 2ull * caps->groups[c->state_group].block_grains;
@@ -60,6 +60,8 @@ void radix_destroy(struct radix_cache *c)
     free(c->announced.tokens);
     free(c->announced.hashes);
     free(c->announced.images);
+    free(c->path.tokens);
+    free(c->path.spans);
     free(c->buckets);
     free(c->ghosts);
     free(c);
@@ -132,31 +134,39 @@ static uint32_t atomic_end(const struct radix_view *v)
     return v->span_count && v->spans[0].rule == SPAN_PREFIX_LM ? v->spans[0].atomic_end : 0;
 }
 
-/* The node on the path to n, n included, that ends last at or before p with a saved state; a root: none. */
-static const struct radix_node *last_state(const struct radix_node *n, uint32_t p)
+/* Where a view's states are: those of the path to `node`, where the walk ended, and the lower tier's. */
+struct places {
+    const struct radix_node *node;
+    const struct radix_lower *lower;
+    uint32_t equal; /* leading items that are known */
+};
+
+/* The last position at or before p with a saved state; 0: none. */
+static uint32_t last_state(const struct places *at, uint32_t p)
 {
+    const struct radix_node *n = at->node;
     while (!n->root && (n->end > p || n->state == ENGINE_NO_BLOCK)) n = n->parent;
-    return n;
+    uint32_t i = at->lower ? at->lower->state_count : 0;
+    while (i && at->lower->states[i - 1] > p) i--;
+    return i && at->lower->states[i - 1] > n->end ? at->lower->states[i - 1] : n->end;
 }
 
-/* p, or the last position before it where a hit may end and, with a recurrent group, a state is saved. n:
- * where the walk ended. */
-static uint32_t floor_saved(const struct radix_cache *c, const struct radix_view *v,
-                            const struct radix_node *n, uint32_t p, uint32_t equal)
+/* p, or the last position before it where a hit may end and, with a recurrent group, a state is saved. */
+static uint32_t floor_saved(const struct radix_cache *c, const struct radix_view *v, const struct places *at,
+                            uint32_t p)
 {
     for (;;) {
-        p = floor_whole(v, p, equal);
-        if (!radix__recurrent(c) || last_state(n, p)->end == p) return p;
-        p = last_state(n, p)->end;
+        p = floor_whole(v, p, at->equal);
+        if (!radix__recurrent(c) || last_state(at, p) == p) return p;
+        p = last_state(at, p);
     }
 }
 
-/* The longest p at which every group has what the next query needs, and a hit may end. n: where the walk
- * ended. */
+/* The longest p at which every group has what the next query needs, and a hit may end. */
 static uint32_t longest_valid(const struct radix_cache *c, const struct radix_view *v,
-                              const struct radix_node *n, uint32_t p, uint32_t equal)
+                              const struct places *at, uint32_t p)
 {
-    p = floor_saved(c, v, n, p, equal);
+    p = floor_saved(c, v, at, p);
     for (uint32_t g = 0; g < c->caps.group_count;) {
         uint32_t first, count = radix__window(c, g, p, atomic_end(v), &first), bad = ENGINE_NO_BLOCK;
         for (uint32_t i = first + count; i-- > first;) {
@@ -170,10 +180,23 @@ static uint32_t longest_valid(const struct radix_cache *c, const struct radix_vi
             continue;
         }
         p = c->valid_to[g][bad] > bad * c->bt ? c->valid_to[g][bad] : bad * c->bt;
-        p = floor_saved(c, v, n, p, equal);
+        p = floor_saved(c, v, at, p);
         g = 0; /* a shorter one must be valid for all groups */
     }
     return p;
+}
+
+/* Adds what only the lower tier has to the blocks of [0, pos). */
+static void collect_lower(struct radix_cache *c, uint32_t pos, const struct radix_lower *l)
+{
+    for (uint32_t g = 0; g < c->caps.group_count; g++) {
+        for (uint32_t i = 0; i < l->blocks; i++) {
+            bool known = i * c->bt < pos && c->valid_to[g][i] >= l->valid_to[g][i];
+            if (known) continue;
+            c->scratch[g][i] = ENGINE_NO_BLOCK;
+            c->valid_to[g][i] = l->valid_to[g][i];
+        }
+    }
 }
 
 /* Why the walk ended in n, of which everything up to pos is equal. */
@@ -190,16 +213,18 @@ static enum cache_stop why_stopped(const struct radix_cache *c, const struct rad
     return ours || radix__in_span(n->child, pos) ? CACHE_STOP_IMAGE : CACHE_STOP_TOKEN;
 }
 
-bool radix_match(struct radix_cache *c, const struct radix_view *v, uint32_t limit, struct radix_hit *hit)
+bool radix_match(struct radix_cache *c, const struct radix_view *v, uint32_t limit,
+                 const struct radix_lower *lower, struct radix_hit *hit)
 {
     *hit = (struct radix_hit){.info = {.stop = CACHE_STOP_SALT}};
     ASSERT_CMP(limit, <, v->count);
     if (!scratch_reserve(c, v->count / c->bt + 1)) return false;
     struct radix_node *n = radix__root(c, v->salt);
-    if (!n) return true;
+    if (!n && !lower) return true;
+    if (!n) n = &c->top;
     uint32_t pos = 0;
     uint64_t hash = 0;
-    while (pos < v->count) {
+    while (n != &c->top && pos < v->count) {
         struct radix_node *k = radix__child(c, n, v, pos, &hash);
         if (!k) break;
         uint32_t to = pos + radix__common(k, v, pos, k->end);
@@ -208,16 +233,22 @@ bool radix_match(struct radix_cache *c, const struct radix_view *v, uint32_t lim
         pos = to;
         if (pos < k->end) break;
     }
+    if (lower) {
+        collect_lower(c, pos, lower);
+        if (pos < n->end) n = n->parent; /* its end is another path's */
+        if (lower->equal > pos) pos = lower->equal;
+    }
     hit->info.equal = pos;
+    struct places at = {n, lower, pos};
     uint32_t want = pos < limit ? pos : limit, whole = floor_whole(v, want, pos);
-    hit->length = longest_valid(c, v, n, whole, pos);
+    hit->length = longest_valid(c, v, &at, whole);
     hit->info.reused = hit->length;
     if (radix__recurrent(c) && whole > hit->length) hit->branch = whole;
-    if (radix__recurrent(c) && last_state(n, whole)->end < whole) hit->info.stop = CACHE_STOP_STATE;
+    if (radix__recurrent(c) && last_state(&at, whole) < whole) hit->info.stop = CACHE_STOP_STATE;
     else if (hit->length < whole) hit->info.stop = CACHE_STOP_WINDOW;
     else if (whole < want) hit->info.stop = CACHE_STOP_SPAN;
     else if (pos >= limit) hit->info.stop = CACHE_STOP_NONE;
-    else hit->info.stop = why_stopped(c, n, v, pos, hash);
+    else if (!lower) hit->info.stop = why_stopped(c, n, v, pos, hash);
     hit->evicted = hit->info.stop == CACHE_STOP_EVICTED;
     for (; !n->root && n->start >= hit->length; n = n->parent)
         hit->evicted |= n->state_gone && n->end <= whole;
@@ -228,7 +259,8 @@ bool radix_match(struct radix_cache *c, const struct radix_view *v, uint32_t lim
             (struct radix_table){.block_offsets = c->scratch[g], .first = first, .end = first + count};
     }
     if (radix__recurrent(c) && hit->length)
-        hit->tables[c->state_group] = (struct radix_table){.block_offsets = &n->state, .end = 1};
+        hit->tables[c->state_group] =
+            (struct radix_table){.block_offsets = n->end == hit->length ? &n->state : &c->no_state, .end = 1};
     return true;
 }
 

@@ -68,6 +68,15 @@ struct radix_table {
     uint32_t first, end;
 };
 
+/* What a lower tier has of a view's items. */
+struct radix_lower {
+    uint32_t equal;                        /* leading items that it knows */
+    uint32_t blocks;                       /* entries of valid_to */
+    uint32_t *valid_to[ENGINE_GROUPS_MAX]; /* it has the part of block i below this position; 0: nothing */
+    uint32_t *states;                      /* [state_count] positions of saved states, ascending */
+    uint32_t state_count;
+};
+
 struct radix_hit {
     uint32_t length; /* tokens that can be reused */
     struct radix_node
@@ -88,12 +97,20 @@ enum status radix_create(const struct engine_caps *caps, struct kv_blocks *block
 void radix_destroy(struct radix_cache *c); /* releases every block */
 /* From now on w receives what is stored and removed. Call once, while the cache is empty. Copies w. */
 void radix_set_event_sink(struct radix_cache *c, const struct kv_event_sink *w);
+/* The name of a block of items [a, b) in events: tokens[0] is that at a, the first span touches the block.
+ * The parent of a prompt's first block is its salt's hash. */
+uint64_t radix_block_hash(const uint32_t *tokens, const struct prompt_span *spans, uint32_t span_count,
+                          uint32_t a, uint32_t b, uint64_t parent);
+uint64_t radix_salt_hash(const uint8_t salt[32]);
 /* Sends everything to w again. Without an event sink: nothing. */
 void radix_announce(struct radix_cache *c);
 
 /* The longest prefix of at most `limit` items (limit < count) that can be reused; never ends inside an atomic
- * image. Changes nothing. False: out of memory (hit is empty then). */
-bool radix_match(struct radix_cache *c, const struct radix_view *v, uint32_t limit, struct radix_hit *hit);
+ * image. Changes nothing. With `lower`, what could be reused if that were in memory, too: then the tables
+ * have ENGINE_NO_BLOCK for what only `lower` has, and the hit can't be pinned. False: out of memory (hit is
+ * empty then). */
+bool radix_match(struct radix_cache *c, const struct radix_view *v, uint32_t limit,
+                 const struct radix_lower *lower, struct radix_hit *hit);
 
 /* How many leading items of two sequences are equal, at most `limit` (<= both counts); salts count. Never
  * ends inside an atomic image. */
@@ -123,7 +140,21 @@ uint32_t radix_publish(struct radix_cache *c, const struct radix_view *v, struct
 
 /* Evicts until `need[g]` more blocks of every group can be allocated together; false if impossible. */
 bool radix_evict(struct radix_cache *c, const uint32_t need[ENGINE_GROUPS_MAX]);
-/* Drops everything that is not pinned; the event sink receives what is left again. */
+/* Receives what is evicted, before its blocks are released: blocks of group g for the indices first and
+ * following, of the path that ends with the view; the recurrent group's is the state at its end. */
+struct radix_run {
+    const uint32_t *block_offsets; /* ENGINE_NO_BLOCK where nothing is kept */
+    uint32_t first, count;
+};
+struct radix_sink {
+    void *arg;
+    void (*keep)(void *arg, const struct radix_view *path, const struct radix_run runs[ENGINE_GROUPS_MAX]);
+    void (*announce)(void *arg); /* its part of radix_announce; may be NULL */
+};
+void radix_set_sink(struct radix_cache *c, const struct radix_sink *sink);
+/* Gives everything to the sink, the most recently used first, and keeps it. */
+void radix_keep_all(struct radix_cache *c);
+/* Drops everything that is not pinned; the event sink receives what is left again, the sink nothing. */
 void radix_reset(struct radix_cache *c);
 
 struct radix_stats {

@@ -80,13 +80,13 @@ static uint64_t first_bytes(struct sha256 *s)
 }
 
 /* The parent hash of a salt's first block. */
-static uint64_t salt_seed(const struct radix_node *root)
+uint64_t radix_salt_hash(const uint8_t salt[32])
 {
     static const uint8_t none[32];
     struct sha256 s;
-    if (memcmp(root->salt, none, sizeof none) == 0) return 0;
+    if (memcmp(salt, none, sizeof none) == 0) return 0;
     sha256_init(&s);
-    sha256_add(&s, root->salt, sizeof root->salt);
+    sha256_add(&s, salt, 32);
     return first_bytes(&s);
 }
 
@@ -97,18 +97,19 @@ static uint64_t hash_before(const struct radix_cache *c, const struct radix_node
         uint32_t count = radix__marks(c, n->start, n->end);
         if (count) return n->marks[count - 1].hash;
     }
-    return salt_seed(n);
+    return radix_salt_hash(n->salt);
 }
 
 /* Everything that determines the KV of its positions, and nothing specific to this machine. */
-static uint64_t block_hash(const struct radix_view *v, uint32_t span, uint32_t a, uint32_t b, uint64_t parent)
+uint64_t radix_block_hash(const uint32_t *tokens, const struct prompt_span *spans, uint32_t span_count,
+                          uint32_t a, uint32_t b, uint64_t parent)
 {
     struct sha256 s;
     sha256_init(&s);
     sha256_add(&s, &parent, sizeof parent);
-    sha256_add(&s, v->tokens + a, (b - a) * sizeof *v->tokens);
-    for (; span < v->span_count && v->spans[span].begin < b; span++) {
-        const struct prompt_span *p = &v->spans[span];
+    sha256_add(&s, tokens, (b - a) * sizeof *tokens);
+    for (uint32_t i = 0; i < span_count && spans[i].begin < b; i++) {
+        const struct prompt_span *p = &spans[i];
         int64_t numbers[6] = {(int64_t)p->begin - a, p->mrope_delta, p->grid.t, p->grid.h, p->grid.w, 0};
         memcpy(&numbers[5], &p->grid.seconds, sizeof numbers[5]);
         sha256_add(&s, span_identity(p), 32);
@@ -127,7 +128,7 @@ void radix__marks_add(struct radix_cache *c, struct radix_node *n, const struct 
     for (; k < count; k++) {
         uint32_t a = (n->start / size + k) * size;
         while (span < v->span_count && v->spans[span].end <= a) span++;
-        hash = block_hash(v, span, a, a + size, hash);
+        hash = radix_block_hash(v->tokens + a, v->spans + span, v->span_count - span, a, a + size, hash);
         n->marks[k] = (struct radix_mark){.hash = hash};
     }
 }
@@ -224,10 +225,10 @@ static void announce_removed(struct radix_cache *c, struct radix_node *n, uint32
         n->marks[k].announced &= ~(1u << g);
         hashes[count++] = n->marks[k].hash;
         if (count < AT_ONCE) continue;
-        if (!c->quiet) c->event_sink.removed(c->event_sink.arg, g, hashes, count);
+        if (!c->quiet) c->event_sink.removed(c->event_sink.arg, CACHE_TIER_ARENA, g, hashes, count);
         count = 0;
     }
-    if (count && !c->quiet) c->event_sink.removed(c->event_sink.arg, g, hashes, count);
+    if (count && !c->quiet) c->event_sink.removed(c->event_sink.arg, CACHE_TIER_ARENA, g, hashes, count);
 }
 
 /* Whether group g holds all positions of mark k of n. */
@@ -377,5 +378,6 @@ void radix_announce(struct radix_cache *c)
         }
         n = next;
     }
+    if (c->sink.announce) c->sink.announce(c->sink.arg);
     c->event_sink.resync(c->event_sink.arg, true);
 }

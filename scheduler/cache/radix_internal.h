@@ -1,6 +1,7 @@
 /* Shared by the files of the radix cache (radix_cache.c: match and publish; radix_node.c: nodes and items;
- * radix_evict.c: eviction; radix_events.c: what an event sink receives; radix_snapshot.c: its
- * shape) and tests/lib/radix_check.c; nobody else includes it. See radix_cache.h for the layout. */
+ * radix_evict.c: eviction; radix_sink.c: what goes to the tier below; radix_events.c: what an event sink
+ * receives; radix_snapshot.c: its shape) and tests/lib/radix_check.c; nobody else includes it. See
+ * radix_cache.h for the layout. */
 #ifndef KVASIR_RADIX_INTERNAL_H
 #define KVASIR_RADIX_INTERNAL_H
 
@@ -76,13 +77,20 @@ struct radix_cache {
     } heaps[HEAP_COUNT];
     uint32_t heap_cap; /* of every heap: a node always fits */
     double inflation;
+    uint32_t no_state;    /* ENGINE_NO_BLOCK, for a hit's table */
     uint64_t states_most; /* grains that saved states may take, see radix_pin_hit */
     uint64_t *ghosts; /* fingerprints of (parent, first item) of evicted nodes: only to report why something
                          is missing */
     uint32_t *scratch[ENGINE_GROUPS_MAX], *valid_to[ENGINE_GROUPS_MAX];
     uint32_t scratch_cap;
     struct kv_event_sink event_sink;
-    bool quiet; /* events are suppressed: a resync follows */
+    struct radix_sink sink; /* keep NULL: none */
+    struct {
+        uint32_t *tokens;
+        struct prompt_span *spans;
+        uint32_t token_cap, span_cap;
+    } path;     /* of what the sink receives */
+    bool quiet; /* events are suppressed: a resync follows; nothing goes to the sink */
     struct radix_node *dirty, *dirty_last;
     struct {
         uint32_t *tokens;
@@ -133,6 +141,12 @@ void radix__event_offsets(struct radix_cache *c, struct radix_node *n, uint32_t 
 void radix__event_flush(struct radix_cache *c);
 /* Aborts unless the event sink's view of n is right. Adds up the tails that its marks count. */
 void radix__marks_check(const struct radix_cache *c, const struct radix_node *n, uint64_t *tails);
+
+/* ---- radix_sink.c: no-ops without a sink ---- */
+void radix__keep_leaf(struct radix_cache *c, const struct radix_node *n,
+                      uint32_t from); /* blocks from there on */
+void radix__keep_tail(struct radix_cache *c, const struct radix_node *n);
+void radix__keep_state_below(struct radix_cache *c, const struct radix_node *n);
 
 /* ---- radix_node.c ---- */
 struct radix_node *radix__root(const struct radix_cache *c, const uint8_t salt[32]);

@@ -71,8 +71,9 @@ def encoder(name):
     torch.manual_seed(1)
     s, f = "sliding_attention", "full_attention"
     model = Gemma3TextModel(Gemma3TextConfig(
-        vocab_size=512, hidden_size=48, intermediate_size=40, num_attention_heads=3, num_key_value_heads=1,
-        head_dim=16, num_hidden_layers=4, layer_types=[s, s, f, s], sliding_window=18, query_pre_attn_scalar=16,
+        vocab_size=512, hidden_size=48, intermediate_size=40, head_dim=16, num_attention_heads=3,
+        num_key_value_heads=1, num_hidden_layers=4, layer_types=[s, s, f, s], sliding_window=18,
+        query_pre_attn_scalar=16,
         max_position_embeddings=2048, use_bidirectional_attention=True, initializer_range=0.2))
     with torch.no_grad():
         for p in model.parameters():

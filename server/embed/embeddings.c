@@ -1,5 +1,6 @@
 /* POST /v1/embeddings. */
 #include "server/embed/embed.h"
+#include "server/embed/pooling.h"
 #include "server/http/fields.h"
 
 #include "engine/model/model_info.h"
@@ -68,7 +69,7 @@ void embed_usage(struct json_writer *o, const struct gen *g)
 static enum status prompt_add(struct gen *g, json_t *root)
 {
     struct api_error *e = &g->r->response.error;
-    const struct pooling *p = &g->r->srv->model->pooling;
+    const struct pooling *p = g->r->srv->model->pooling;
     json_t *name = field(root, "prompt_name"), *input = field(root, "input");
     const char *of = name ? json_string_value(name) : p->default_prompt;
     if (name && !of) return api_fail(e, 400, "invalid_type", "prompt_name", "prompt_name must be a string.");
@@ -92,12 +93,12 @@ static enum status read_body(struct gen *g, json_t *root)
 {
     struct api_error *e = &g->r->response.error;
     const struct model *m = g->r->srv->model;
-    int64_t dimensions = m->pooling.width;
+    int64_t dimensions = m->pooling->width;
     json_t *input = field(root, "input"), *format = field(root, "encoding_format");
-    if (m->pooling.unsupported[0])
+    if (m->pooling->unsupported[0])
         return api_fail(e, 400, "unsupported_model", "model",
                         "This model's embeddings are not supported: modules.json has %s.",
-                        m->pooling.unsupported);
+                        m->pooling->unsupported);
     if (!input) return api_fail(e, 400, "missing_required_parameter", "input", "input is missing.");
     if (!json_is_string(input) && !json_is_array(input))
         return api_fail(e, 400, "invalid_type", "input",
@@ -108,12 +109,12 @@ static enum status read_body(struct gen *g, json_t *root)
     struct embeddings_state *s = g->dialect_state = calloc(1, sizeof *s);
     if (!s) return api_nomem(e);
     g->p.add_special_tokens = true;
-    if (embed_read(g, root) || field_int(e, root, "dimensions", 1, m->pooling.width, &dimensions, NULL) ||
+    if (embed_read(g, root) || field_int(e, root, "dimensions", 1, m->pooling->width, &dimensions, NULL) ||
         prompt_add(g, root))
         return ST_INVALID;
     s->dimensions = (uint32_t)dimensions;
     s->base64 = json_is(format, "base64");
-    g->p.pooling = m->pooling.kind;
+    g->p.pooling = m->pooling->kind;
     return ST_OK;
 }
 
@@ -156,7 +157,7 @@ static void response(struct json_writer *o, struct choice *first)
     jw_text(o, ",\"data\":[");
     for (uint32_t i = 0; i < g->choice_count; i++) {
         float *v = (float *)(void *)g->choices[i].text.data; /* gen_events left it there */
-        if (g->r->srv->model->pooling.normalize || s->dimensions < g->r->srv->model->pooling.width)
+        if (g->r->srv->model->pooling->normalize || s->dimensions < g->r->srv->model->pooling->width)
             normalize(v, s->dimensions);
         jw_text(o, i ? ",{\"object\":\"embedding\",\"index\":" : "{\"object\":\"embedding\",\"index\":");
         jw_uint(o, i);

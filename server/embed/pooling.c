@@ -152,29 +152,30 @@ static enum status modules_read(const char *dir, const json_t *modules, struct p
     return st;
 }
 
-enum status pooling_load(const char *dir, uint32_t hidden, struct pooling *out, struct err *err)
+enum status pooling_load(const char *dir, uint32_t hidden, struct pooling **out, struct err *err)
 {
     json_t *modules;
-    *out = (struct pooling){.kind = POOL_LAST, .width = hidden, .width_max = hidden, .normalize = true};
+    struct pooling *p = *out = malloc(sizeof *p);
+    if (!p) return err_nomem(err, NULL);
+    *p = (struct pooling){.kind = POOL_LAST, .width = hidden, .width_max = hidden, .normalize = true};
     enum status st = file_load(dir, "", "modules.json", &modules, err);
-    if (!st && json_is_array(modules)) st = modules_read(dir, modules, out, err);
+    if (!st && json_is_array(modules)) st = modules_read(dir, modules, p, err);
     json_decref(modules);
-    out->scratch = malloc(out->width_max * sizeof *out->scratch);
-    if (!st && !out->scratch) st = err_nomem(err, dir);
-    if (!st) st = file_load(dir, "", "config_sentence_transformers.json", &out->config, err);
-    out->prompts = json_object_get(out->config, "prompts");
-    out->default_prompt = json_string_value(json_object_get(out->config, "default_prompt_name"));
-    if (st) pooling_free(out);
+    p->scratch = malloc(p->width_max * sizeof *p->scratch);
+    if (!st && !p->scratch) st = err_nomem(err, dir);
+    if (!st) st = file_load(dir, "", "config_sentence_transformers.json", &p->config, err);
+    p->prompts = json_object_get(p->config, "prompts");
+    p->default_prompt = json_string_value(json_object_get(p->config, "default_prompt_name"));
     return st;
 }
 
 void pooling_free(struct pooling *p)
 {
-    json_decref(p->config);
-    for (uint32_t i = 0; i < p->dense_count; i++) {
+    for (uint32_t i = 0; p && i < p->dense_count; i++) {
         free(p->dense[i].weight);
         free(p->dense[i].bias);
     }
-    free(p->scratch);
-    *p = (struct pooling){0};
+    if (p) json_decref(p->config);
+    if (p) free(p->scratch);
+    free(p);
 }

@@ -34,10 +34,10 @@ struct pooling {
 
 /* dir may be a GGUF file: then there are no such files. hidden: width of what is pooled. ST_FORMAT names the
  * file. */
-enum status pooling_load(const char *dir, uint32_t hidden, struct pooling *out,
+enum status pooling_load(const char *dir, uint32_t hidden, struct pooling **out,
                          struct err *err) KV_MUST_CHECK;
 /* The dense modules (arg: the struct pooling), in place. One thread at a time: sched_options.project. */
 void pooling_project(void *arg, double *pooled);
-void pooling_free(struct pooling *p);
+void pooling_free(struct pooling *p); /* NULL is fine */
 
 #endif

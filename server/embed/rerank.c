@@ -1,7 +1,7 @@
-/* POST /v1/rerank and /v1/score: how well a document matches a query, as Qwen3's rerankers answer it: the
- * share of "yes" in the probabilities of "yes" and "no" as the next token. The prompt is that of their model
- * card. */
+/* POST /v1/rerank and /v1/score: how well a document matches a query, as rerankers that are language models
+ * answer it: the share of "yes" in the probabilities of "yes" and "no" as the next token. */
 #include "server/embed/embed.h"
+#include "server/embed/pooling.h"
 #include "server/http/fields.h"
 
 #include "engine/tokenizer/tokenizer.h"
@@ -33,9 +33,10 @@ static enum status answers(struct gen *g, struct rerank_state *s)
     static const char *const words[] = {"yes", "no"};
     const struct model *m = g->r->srv->model;
     for (int i = 0; i < 2; i++) {
-        int64_t own = i ? m->pooling.false_id : m->pooling.true_id;
+        int64_t own = i ? m->pooling->false_id : m->pooling->true_id;
         s->only[i].bias = FORCED;
-        if (m->pooling.scores && own >= 0 && own < (int64_t)m->caps.vocab_size) s->only[i].id = (uint32_t)own;
+        if (m->pooling->scores && own >= 0 && own < (int64_t)m->caps.vocab_size)
+            s->only[i].id = (uint32_t)own;
         else if (!tok_id_of(m->tok, words[i], strlen(words[i]), &s->only[i].id))
             return api_fail(&g->r->response.error, 400, "unsupported_model", "model",
                             "This model can't rerank: its vocabulary has no token \"%s\".", words[i]);

@@ -145,6 +145,10 @@ void cache_info_write(struct json_writer *o, const struct sched_cache_info *info
     key_uint(o, "{\"reused_tokens\":", info->reused);
     key_uint(o, ",\"equal_tokens\":", info->equal);
     key_uint(o, ",\"prompt_tokens\":", prompt_tokens);
+    jw_text(o, ",\"tier\":");
+    if (info->reused) jw_cstring(o, cache_tier_name(info->tier));
+    else jw_text(o, "null");
+    key_uint(o, ",\"loaded_tokens\":", info->loaded);
     jw_text(o, ",\"stop\":");
     jw_cstring(o, cache_stop_name(info->stop));
     jw_text(o, ",\"reuse_ends_at\":");

@@ -631,7 +631,8 @@ static void conn_open(struct loop *l, int fd, const struct sockaddr *from, sockl
         release(n);
         return;
     }
-    if (l->cert) n->tls = tls_open(l->cert, fd);
+    bool tls = l->cert && from->sa_family != AF_UNIX;
+    if (tls) n->tls = tls_open(l->cert, fd);
     n->shaking = n->tls != NULL;
     bool bad = uv_poll_init(&l->uv, &n->pair_poll, n->pair) != 0;
     if (bad) {
@@ -641,7 +642,7 @@ static void conn_open(struct loop *l, int fd, const struct sockaddr *from, sockl
     }
     l->adding = n;
     bad = MHD_add_connection(l->mhd, pair[1], from, from_len) != MHD_YES || bad ||
-          (l->cert && !n->tls); /* it closes its end, also on failure */
+          (tls && !n->tls); /* it closes its end, also on failure */
     l->adding = NULL;
     if (bad) drop(n);
     else polls(n);

@@ -439,6 +439,39 @@ static void prefix_cache_text(struct writer *w, const struct sched_stats *st)
            "stop", cache_stops, st->cache_stops, CACHE_STOP_DISABLED + 1);
 }
 
+static const char *const cache_tiers[] = {
+    [CACHE_TIER_ARENA] = "memory", [CACHE_TIER_HOST] = "host", [CACHE_TIER_DISK] = "disk"};
+
+const char *cache_tier_name(enum cache_tier tier)
+{
+    return cache_tiers[tier];
+}
+
+static void tiers_text(struct writer *w, const struct sched_stats *st)
+{
+    if (!st->tier_on) return;
+    family(w, "kvasir:cache_tier_bytes", "KV and encoded images kept, by where.", "tier", cache_tiers,
+           st->tier_bytes, CACHE_TIERS);
+    family(w, "kvasir:cache_tier_hits_total",
+           "Sequences with a prefix cache hit, by the lowest tier that it came from.", "tier", cache_tiers,
+           st->tier_hits, CACHE_TIERS);
+    count(w, "kvasir:cache_tier_off", "1: the disk is full or failing, nothing is written to it any more.",
+          st->disk_off);
+    count(w, "kvasir:cache_tier_loads_total", "Loads of prefixes from a lower tier.", st->tier_loads);
+    count(w, "kvasir:cache_tier_loads_failed_total",
+          "Loads given up: damaged, too slow, or memory was needed; computed instead.",
+          st->tier_loads_failed);
+    single(w, "kvasir:cache_tier_load_seconds_total", "Time of these loads, from request to use.",
+           (double)st->tier_load_us * 1e-6);
+    count(w, "kvasir:cache_tier_loaded_tokens_total", "Prompt tokens loaded instead of computed.",
+          st->tier_loaded_tokens);
+    count(w, "kvasir:cache_tier_loaded_images_total", "Encoded images loaded.", st->tier_image_loads);
+    count(w, "kvasir:cache_tier_written_blocks_total",
+          "Evicted blocks, states and images copied to a lower tier.", st->tier_written_blocks);
+    count(w, "kvasir:cache_tier_dropped_blocks_total", "Evicted ones not copied: the disk was too slow.",
+          st->tier_dropped_blocks);
+}
+
 static void images_text(struct writer *w, const struct sched_stats *st, const struct server *s)
 {
     struct image_hash_cache_stats a;
@@ -608,6 +641,7 @@ enum status metrics_text(const struct server *s, struct buf *out)
     }
     engine_text(&w, &st, s);
     prefix_cache_text(&w, &st);
+    tiers_text(&w, &st);
     images_text(&w, &st, s);
     fetch_text(&w, s);
     kv_text(&w, &st, &caps, s);

@@ -47,6 +47,7 @@ void metrics_sequence(struct metrics *m, const struct metrics_sequence *q);
 void metrics_request_n(struct metrics *m, uint32_t n, uint32_t max_generated);
 
 enum status metrics_text(const struct server *s, struct buf *out) KV_MUST_CHECK;
+const char *cache_tier_name(enum cache_tier tier);
 const char *cache_stop_name(enum cache_stop stop); /* also for cache_info in responses */
 
 #endif

@@ -27,9 +27,8 @@
 #define TRANSFERS  8u
 #define RANGE      (UINT64_C(8) << 20)
 #define AHEAD      (2 * TRANSFERS * RANGE) /* most bytes of a file that wait in memory or are asked for */
-#define BODY_MAX   (64u << 20)
-#define TRIES      5u  /* without a byte between them */
-#define WAIT_MAX_S 60u /* of a Retry-After */
+#define TRIES      5u                      /* without a byte between them */
+#define WAIT_MAX_S 60u                     /* of a Retry-After */
 #define CONNECT_MS 10000L
 #define REDIRECTS  5L
 
@@ -60,7 +59,7 @@ struct client {
     const struct hub *h;
     const char *repo;
     CURLM *multi;
-    struct curl_slist *with_token, *plain;
+    struct curl_slist *with_token;
     struct hub_get *gets;
     size_t count;
     struct transfer transfers[TRANSFERS];
@@ -295,13 +294,13 @@ static bool start(struct client *c, struct transfer *t)
     t->linked_size = 0;
     curl_easy_reset(e);
     bad |= curl_easy_setopt(e, CURLOPT_URL, g->direct ? g->direct : g->url);
-    bad |= curl_easy_setopt(e, CURLOPT_HTTPHEADER, g->direct ? c->plain : c->with_token);
+    bad |= curl_easy_setopt(e, CURLOPT_HTTPHEADER, g->direct ? NULL : c->with_token);
     bad |= curl_easy_setopt(e, CURLOPT_PROTOCOLS_STR, "http,https");
     bad |= curl_easy_setopt(e, CURLOPT_REDIR_PROTOCOLS_STR, https ? "https" : "http,https");
     bad |= curl_easy_setopt(e, CURLOPT_FOLLOWLOCATION, 1L);
     bad |= curl_easy_setopt(e, CURLOPT_MAXREDIRS, REDIRECTS);
-    bad |=
-        curl_easy_setopt(e, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1); /* a connection per range */
+    /* a connection per range */
+    bad |= curl_easy_setopt(e, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1);
     bad |= curl_easy_setopt(e, CURLOPT_USERAGENT, "kvasir/" KVASIR_VERSION);
     if (ca_file()) bad |= curl_easy_setopt(e, CURLOPT_CAINFO, ca_file());
     bad |= curl_easy_setopt(e, CURLOPT_NOSIGNAL, 1L);

@@ -4,7 +4,6 @@
 #include "config/base/log.h"
 #include "server/hub/internal.h"
 
-#include <curl/curl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

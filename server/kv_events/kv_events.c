@@ -92,12 +92,13 @@ static void on_stored(void *arg, const struct cache_stored *what)
     done(k, wanted(k) ? kv_put_stored(&k->queue, k->block_tokens, what) : ST_OK, empty);
 }
 
-static void on_removed(void *arg, uint32_t group, const uint64_t *hashes, uint32_t count)
+static void on_removed(void *arg, enum cache_tier tier, uint32_t group, const uint64_t *hashes,
+                       uint32_t count)
 {
     struct kv_events *k = arg;
     pthread_mutex_lock(&k->lock);
     bool empty = !k->queue.len;
-    done(k, wanted(k) ? kv_put_removed(&k->queue, group, hashes, count) : ST_OK, empty);
+    done(k, wanted(k) ? kv_put_removed(&k->queue, tier, group, hashes, count) : ST_OK, empty);
 }
 
 static void on_resync(void *arg, bool end)

@@ -43,6 +43,7 @@ enum status kv_put_stored(struct buf *to, uint32_t block_tokens, const struct ca
 {
     static const uint8_t none[32];
     struct kv_record r = {.kind = KV_STORED,
+                          .tier = what->tier,
                           .group = what->group,
                           .window = what->window,
                           .recurrent = what->recurrent,
@@ -55,9 +56,10 @@ enum status kv_put_stored(struct buf *to, uint32_t block_tokens, const struct ca
     return put(to, &r, what, what->hashes);
 }
 
-enum status kv_put_removed(struct buf *to, uint32_t group, const uint64_t *hashes, uint32_t count)
+enum status kv_put_removed(struct buf *to, enum cache_tier tier, uint32_t group, const uint64_t *hashes,
+                           uint32_t count)
 {
-    struct kv_record r = {.kind = KV_REMOVED, .group = group, .count = count};
+    struct kv_record r = {.kind = KV_REMOVED, .tier = tier, .group = group, .count = count};
     return put(to, &r, NULL, hashes);
 }
 
@@ -117,8 +119,9 @@ static void pack_hashes(msgpack_packer *p, const uint64_t *hashes, uint32_t coun
     for (uint32_t i = 0; i < count; i++) msgpack_pack_uint64(p, hashes[i]);
 }
 
-/* The storage tier that steps read from, on any backend: routers know no other name for it. */
-static const char MEDIUM[] = "GPU";
+/* The names that routers know; "GPU" is what steps read from, on any backend. */
+static const char *const mediums[] = {
+    [CACHE_TIER_ARENA] = "GPU", [CACHE_TIER_HOST] = "CPU", [CACHE_TIER_DISK] = "DISK"};
 
 /* Starts an event of so many fields; then each field by its name. */
 static void begin(msgpack_packer *p, struct kv_layout layout, const char *name, size_t fields)
@@ -156,7 +159,7 @@ static void pack_stored(msgpack_packer *p, const struct kv_record *r, struct kv_
     field(p, layout, "lora_id");
     msgpack_pack_nil(p);
     field(p, layout, "medium");
-    text(p, MEDIUM);
+    text(p, mediums[r->tier]);
     field(p, layout, "lora_name");
     msgpack_pack_nil(p);
     field(p, layout, "extra_keys");
@@ -177,7 +180,7 @@ static void pack_removed(msgpack_packer *p, const struct kv_record *r, struct kv
     field(p, layout, "block_hashes");
     pack_hashes(p, (const uint64_t *)(const void *)(r + 1), r->count);
     field(p, layout, "medium");
-    text(p, MEDIUM);
+    text(p, mediums[r->tier]);
     if (layout.one_group) return;
     field(p, layout, "group_idx");
     msgpack_pack_uint32(p, r->group);

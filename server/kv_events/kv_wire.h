@@ -16,7 +16,7 @@ struct kv_record {
     uint64_t bytes, parent;
     uint32_t kind, group, window, block_tokens;
     uint32_t count, first, image_count;
-    uint32_t salted, recurrent;
+    uint32_t salted, recurrent, tier, unused;
     /* uint64_t hashes[count];
      * KV_STORED: struct cache_image images[image_count]; uint32_t tokens[count * block_tokens];
      * uint8_t salt[32] */
@@ -25,7 +25,7 @@ struct kv_record {
 /* ST_NOMEM, ST_TOO_LARGE: `to` is unchanged. */
 enum status kv_put_stored(struct buf *to, uint32_t block_tokens,
                           const struct cache_stored *what) KV_MUST_CHECK;
-enum status kv_put_removed(struct buf *to, uint32_t group, const uint64_t *hashes,
+enum status kv_put_removed(struct buf *to, enum cache_tier tier, uint32_t group, const uint64_t *hashes,
                            uint32_t count) KV_MUST_CHECK;
 enum status kv_put_cleared(struct buf *to) KV_MUST_CHECK;
 

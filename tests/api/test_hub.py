@@ -6,6 +6,7 @@ import concurrent.futures
 import hashlib
 import json
 import os
+import pty
 import random
 import re
 import resource
@@ -429,6 +430,29 @@ def test_resume():
         check.equal("one download", repo.sent, len(LARGE))
 
 
+def test_progress():
+    """On a terminal a bar with rate and time left; elsewhere lines."""
+    for terminal in (True, False):
+        hub.add("org/bar", checkpoint(), fault="dropped")
+        with Home() as home:
+            reader, writer = pty.openpty() if terminal else os.pipe()
+            p = subprocess.Popen(
+                [BINARY, "pull", "org/bar"], env=home.env(), stderr=writer, stdout=subprocess.DEVNULL
+            )
+            os.close(writer)
+            said = b""
+            try:
+                while chunk := os.read(reader, 65536):
+                    said += chunk
+            except OSError:  # how a terminal ends
+                pass
+            os.close(reader)
+            check.equal("pull", p.wait(60), 0)
+        line = rb"\[[#.]{40}\] +\d+ % of 17 MiB" if terminal else rb"\d+ of 17 MiB"
+        line = rb"downloading " + line + rb", [0-9.]+ MiB/s, \d+:\d\d:\d\d left"
+        check.true(f"terminal {terminal}", re.search(line, said), said[-500:])
+
+
 def test_huggingface_hub():
     """It finds what we have downloaded, and we what it has."""
     hub.add("org/ours", checkpoint(), commit="1" * 40)
@@ -582,6 +606,7 @@ if __name__ == "__main__":
         test_faults,
         test_access,
         test_resume,
+        test_progress,
         test_huggingface_hub,
         test_serve,
         test_llama_swap,

@@ -148,6 +148,9 @@ def test_chat(server, chrome):
     meta = page.js("turns.at(-1).view.meta.innerText")
     reuse = r"Reused 4\d of 58 prompt tokens, up to token 4\d, after message 2: .+"
     check.true("reuse", re.search(reuse, meta), meta)
+    info = "reused_tokens: 40, equal_tokens: 40, prompt_tokens: 58, stop: 'none', loaded_tokens: 32"
+    loaded = page.js(f"reuse({{{info}, tier: 'disk'}})[1].textContent")
+    check.true("what was loaded", loaded.startswith("Reused 40 of 58 prompt tokens (32 from disk): "), loaded)
     page.js("turns.at(-1).view.acts.firstChild.click()")
     page.wait(f"turns.length === 4 && {IDLE}")
     check.equal("regenerated", page.js("turns.at(-1).text"), again)

@@ -218,6 +218,10 @@ def tls_requests(p, port, top, context):
     c.request("GET", "/openapi.json")
     check.true("and out", len(json.loads(c.getresponse().read())["paths"]) > 10)
     c.close()
+    with socket.socket(socket.AF_UNIX) as plain:
+        plain.connect(os.path.join(top, "socket"))
+        plain.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        check.true("a UNIX socket has none", read_all(plain).startswith(b"HTTP/1.1 200"))
     with socket.create_connection(("127.0.0.1", port)) as plain:
         plain.sendall(b"GET /health HTTP/1.1\r\n\r\n")
         check.true("plain HTTP is not answered", not read_all(plain).startswith(b"HTTP"))
@@ -269,6 +273,8 @@ def test_tls():
             key,
             "--max-body-bytes",
             "32M",
+            "--host",
+            f"127.0.0.1,unix:{top}/socket",
         ]
         p = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         port = int(re.fullmatch(r"kvasir: listening on https://127.0.0.1:(\d+)\n", p.stdout.readline())[1])

@@ -78,7 +78,7 @@ static void pass(struct tree *t, uint32_t *tokens, uint32_t count, uint32_t chun
     struct radix_hit hit;
     struct radix_pin pin = {0};
     double start = now_us();
-    ASSERT(radix_match(t->cache, &v, count - 1, &hit));
+    ASSERT(radix_match(t->cache, &v, count - 1, NULL, &hit));
     uint32_t length = hit.length / BT * BT, first[2] = {0};
     for (uint32_t g = 0; g < t->caps.group_count; g++) {
         first[g] = hit.tables[g].first;

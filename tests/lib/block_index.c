@@ -104,9 +104,11 @@ static void on_stored(void *arg, const struct cache_stored *what)
     }
 }
 
-static void on_removed(void *arg, uint32_t group, const uint64_t *hashes, uint32_t count)
+static void on_removed(void *arg, enum cache_tier tier, uint32_t group, const uint64_t *hashes,
+                       uint32_t count)
 {
     struct server *s = arg;
+    ASSERT(tier == CACHE_TIER_ARENA);
     for (uint32_t i = 0; i < count; i++) {
         uint64_t *announced = map_find(&s->announced[group], hashes[i]),
                  *key = map_find(&s->index->names, hashes[i]);

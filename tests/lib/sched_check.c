@@ -33,6 +33,10 @@ static void check_cache(const struct scheduler *s)
         radix_check(s->cache);
         radix_each_claim(s->cache, note_claim, &claims);
     }
+    sched__offload_count(s, held);
+    uint32_t *loads = calloc(block_offsets * s->caps.group_count, sizeof *loads);
+    ASSERT(loads);
+    sched__offload_count(s, loads);
     for (const struct sequence *q = s->running.head; q; q = q->next)
         for (uint32_t g = 0; g < s->caps.group_count; g++)
             for (uint32_t i = q->tables[g].first; i < q->tables[g].end; i++)
@@ -45,7 +49,8 @@ static void check_cache(const struct scheduler *s)
                            held[g * block_offsets + block_offset]);
                 bool whole = (uint64_t)(i + 1) * s->caps.block_tokens <= q->position;
                 if (g == s->paged ? i == 0 : whole) continue;
-                ASSERT_CMP(held[g * block_offsets + block_offset], ==, 1);
+                ASSERT_CMP(held[g * block_offsets + block_offset] - loads[g * block_offsets + block_offset],
+                           ==, 1);
                 ASSERT_CMP(claims.to[g * block_offsets + block_offset], <=, q->position);
             }
         }
@@ -57,6 +62,7 @@ static void check_cache(const struct scheduler *s)
         if (!s->cache) ASSERT_CMP(live, ==, kvb_used_blocks(s->blocks, g));
     }
     free(held);
+    free(loads);
     free(claims.to);
 }
 
@@ -88,6 +94,7 @@ void sched_check(const struct scheduler *s)
     kvb_check(s->blocks);
     check_cache(s);
     sched__images_check(s);
+    sched__offload_check(s);
     tenants_check(s->tenants);
     for (const struct sequence *q = s->waiting.head; q; q = q->next) {
         ASSERT(!q->pin.node);

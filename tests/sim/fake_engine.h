@@ -108,13 +108,13 @@ static inline bool fake_once_in(struct engine *e, uint32_t many)
 
 static inline void fake_open(struct engine *e, bool contents)
 {
-    e->caps.grain_bytes = FAKE_GRAIN_BYTES;
+    e->caps.grain_bytes = contents ? e->caps.block_tokens * (uint32_t)sizeof *e->slots : FAKE_GRAIN_BYTES;
     e->caps.vocab_size = e->vocab;
     e->caps.eos_ids[0] = e->eos;
     e->caps.eos_count = 1;
     for (uint32_t g = 0; g < e->caps.group_count; g++) {
         struct engine_kv_group *k = &e->caps.groups[g];
-        k->block_bytes = (uint64_t)k->block_grains * FAKE_GRAIN_BYTES;
+        k->block_bytes = (uint64_t)k->block_grains * e->caps.grain_bytes;
         k->bytes_per_token = k->recurrent ? 0 : k->block_bytes / e->caps.block_tokens;
         e->paged += !k->recurrent;
         if (k->recurrent) e->caps.draft_rows_max = 5;
@@ -537,6 +537,37 @@ void engine_kv_copy(struct engine *e, uint32_t group, uint32_t from_offset, uint
     uint32_t bt = e->caps.block_tokens;
     memcpy(&e->slots[(size_t)to_offset * bt], &e->slots[(size_t)from_offset * bt], tokens * sizeof *e->slots);
     memset(&e->slots[(size_t)to_offset * bt + tokens], 0, (bt - tokens) * sizeof *e->slots);
+}
+
+void engine_kv_read(struct engine *e, uint32_t group, uint32_t block_offset, void *host)
+{
+    uint32_t bt = e->caps.block_tokens;
+    memset(host, 0, e->caps.groups[group].block_bytes);
+    if (e->slots) memcpy(host, &e->slots[(size_t)block_offset * bt], bt * sizeof *e->slots);
+}
+void engine_kv_write(struct engine *e, uint32_t group, uint32_t block_offset, const void *host,
+                     uint32_t tokens)
+{
+    uint32_t bt = e->caps.block_tokens, n = e->caps.groups[group].recurrent ? 1 : tokens;
+    if (!e->slots) return;
+    memcpy(&e->slots[(size_t)block_offset * bt], host, n * sizeof *e->slots);
+    memset(&e->slots[(size_t)block_offset * bt + n], 0, (bt - n) * sizeof *e->slots);
+}
+void engine_features_read(struct engine *e, const struct engine_features *f, void *host)
+{
+    (void)e;
+    memset(host, 0, FAKE_FEATURE_BYTES);
+    memcpy(host, f, sizeof *f);
+}
+enum status engine_features_write(struct engine *e, const void *host, size_t bytes,
+                                  struct engine_features **out, struct err *err)
+{
+    if (fake_once_in(e, e->feature_fails_every)) return err_set(err, ST_NOMEM, "injected fault");
+    ASSERT_CMP(bytes, ==, FAKE_FEATURE_BYTES);
+    *out = malloc(sizeof **out);
+    memcpy(*out, host, sizeof **out);
+    e->live_features++;
+    return ST_OK;
 }
 
 /* ---- the oracle: what a request answers, from the request alone ---- */

@@ -13,13 +13,16 @@
  *         [--quantize none|int8|int4] [--kv-dtype auto|int8] [--instance K] [--no-cache] [--bug NAME]
  *         [--first-difference]
  * A failing instance prints the line that runs it again. */
+#include "config/base/log.h"
 #include "kernels/backend.h"
+#include "scheduler/cache/cache_store.h"
 #include "scheduler/ngram_draft.h"
 #include "scheduler/scheduler.h"
 #include "tests/lib/golden.h"
 #include "tests/lib/test_images.h"
 #include "tests/lib/sched_check.h"
 
+#include <ftw.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -187,6 +190,7 @@ struct totals { /* counters first: add_totals goes over them */
         feature_hits;
     uint64_t evictions, evicted_blocks, preemptions, cancelled, expired, refused, images_asked, instances,
         inside, grids, drafted, accepted, looked_up, whole, constrained, masks_late, masks_failed;
+    uint64_t restarts, loads, loaded_tokens, loads_failed, image_loads, written, announced;
     uint64_t stops[CACHE_STOP_DISABLED + 1];
     uint64_t differences;
     double seconds;
@@ -209,6 +213,9 @@ struct run {
     const struct options *o;
     const char *model, *kernels, *dtype, *quantize, *kv_dtype;
     uint32_t instance;
+    struct sched_options opt;        /* of the warm scheduler */
+    struct cache_store_options disk; /* dir NULL: none */
+    char dir[64];
     struct engine *cold, *warm;
     struct scheduler *s;
     const struct model_info *info;
@@ -226,8 +233,8 @@ struct run {
     uint32_t root_count;
     struct spec *specs[PER_INSTANCE + 8];
     uint32_t spec_count;
-    struct request *requests; /* [PER_INSTANCE + 8], zeroed */
-    uint32_t request_count, live;
+    struct request *requests;                 /* [PER_INSTANCE + 8], zeroed */
+    uint32_t request_count, live, restart_at; /* at so many requests the scheduler starts again */
     uint64_t now_us, turn, last_event;
     struct totals t;
 };
@@ -822,6 +829,114 @@ static void answer_and_cancel(struct run *r)
     }
 }
 
+/* ---- what a router is told: nothing is stored twice, or removed without being stored ---- */
+
+enum { MIRROR = 1 << 16 };
+static uint64_t mirror[CACHE_TIERS][MIRROR]; /* hashes of (group, block), each at its place; 0: none */
+
+/* Its place; bit 0: it is stored. */
+static uint64_t *mirror_find(enum cache_tier tier, uint32_t group, uint64_t hash)
+{
+    uint64_t key = mix(hash + group) | 2, i = key >> 20;
+    while (mirror[tier][i % MIRROR] && (mirror[tier][i % MIRROR] | 1) != (key | 1)) i++;
+    if (!mirror[tier][i % MIRROR]) mirror[tier][i % MIRROR] = key & ~(uint64_t)1;
+    return &mirror[tier][i % MIRROR];
+}
+
+static void on_stored(void *arg, const struct cache_stored *what)
+{
+    struct run *r = arg;
+    r->t.announced += what->tier == CACHE_TIER_DISK;
+    if (what->recurrent) return; /* two states may have one block before them */
+    for (uint32_t i = 0; i < what->count; i++) {
+        uint64_t *at = mirror_find(what->tier, what->group, what->hashes[i]);
+        if (*at & 1) fail_msg("tier %d: a block is stored twice", what->tier);
+        *at |= 1;
+    }
+}
+
+static void on_removed(void *arg, enum cache_tier tier, uint32_t group, const uint64_t *hashes,
+                       uint32_t count)
+{
+    const struct run *r = arg;
+    for (uint32_t i = 0; i < count && !r->caps.groups[group].recurrent; i++) {
+        uint64_t *at = mirror_find(tier, group, hashes[i]);
+        if (!(*at & 1)) fail_msg("tier %d: a block is removed that was not stored", tier);
+        *at &= ~(uint64_t)1;
+    }
+}
+
+static void on_resync(void *arg, bool done)
+{
+    (void)arg;
+    if (!done) memset(mirror, 0, sizeof mirror);
+}
+
+/* ---- the tiers below the arena: restarts with and without a drain, damaged records ---- */
+
+/* What a scheduler has done, at its end. */
+static void count_scheduler(struct run *r)
+{
+    struct sched_stats st;
+    sched_stats(r->s, &st);
+    for (uint32_t g = 0; g < st.group_count; g++) r->t.evicted_blocks += st.groups[g].evicted_blocks;
+    r->t.evictions += st.cache_evictions;
+    r->t.preemptions += st.preemptions;
+    r->t.drafted += st.proposed_tokens;
+    if (r->ngram) r->t.looked_up += st.proposed_tokens;
+    r->t.accepted += st.accepted_tokens;
+    r->t.feature_hits += st.feature_hits;
+    r->t.image_loads += st.tier_image_loads;
+    r->t.loads += st.tier_loads;
+    r->t.loaded_tokens += st.tier_loaded_tokens;
+    r->t.loads_failed += st.tier_loads_failed;
+    r->t.written += st.tier_written_blocks;
+}
+
+static int damage_file(const char *path, const struct stat *st, int type, struct FTW *at)
+{
+    (void)at;
+    if (type != FTW_F || st->st_size < 1 || !chance(10)) return 0;
+    if (chance(30)) return truncate(path, rnd((uint32_t)st->st_size)) && false;
+    FILE *f = fopen(path, "r+b");
+    if (!f) return 0;
+    long where = (long)rnd((uint32_t)st->st_size);
+    fseek(f, where, SEEK_SET);
+    int c = fgetc(f);
+    fseek(f, where, SEEK_SET);
+    fputc(c ^ (1 << rnd(8)), f);
+    fclose(f);
+    return 0;
+}
+
+static int remove_file(const char *path, const struct stat *st, int type, struct FTW *at)
+{
+    (void)st;
+    (void)type;
+    (void)at;
+    return remove(path);
+}
+
+static void restart(struct run *r)
+{
+    struct err err;
+    count_scheduler(r);
+    sched_check(r->s);
+    if (chance(60)) {
+        sched_stop(r->s, true);
+        sched_run(r->s);
+    }
+    sched_destroy(r->s);
+    for (uint32_t i = 0; i < r->request_count; i++) /* late replies have no addressee */
+        memset(r->requests[i].answer_at, 0, sizeof r->requests[i].answer_at);
+    if (chance(30)) nftw(r->dir, damage_file, 8, FTW_PHYS);
+    r->opt.disk = &r->disk;
+    memset(mirror, 0, sizeof mirror);
+    if (sched_create(r->warm, &r->opt, &r->s, &err)) fail_msg("%s", err.msg);
+    r->t.restarts++;
+    r->restart_at = r->request_count + 1 + rnd(20);
+}
+
 static void run_requests(struct run *r)
 {
     bool strict = !has_bug(r->o);
@@ -832,12 +947,14 @@ static void run_requests(struct run *r)
         answer_and_cancel(r);
         if (chance(1) && chance(30)) sched_reset_prefix_cache(r->s);
         if (chance(1) && chance(30)) sched_reset_features(r->s);
-        sched_step(r->s, r->now_us);
+        if (r->disk.dir && chance(1)) sched_announce_cache(r->s);
+        if (!sched_step(r->s, r->now_us) && r->disk.dir) usleep(50);
         poll_events(r);
+        if (r->disk.dir && r->live == 0 && r->request_count >= r->restart_at) restart(r);
         if (strict && chance(6)) sched_check(r->s);
         if (!strict && r->t.differences) return;
         if (r->live == 0) r->last_event = r->turn;
-        if (r->turn - r->last_event > STALL_TURNS)
+        if (r->turn - r->last_event > (r->disk.dir ? 100 : 1) * STALL_TURNS) /* a disk has its own time */
             fail_msg("instance %u hangs with %u requests (seed %llu)", r->instance, r->live,
                      (unsigned long long)r->o->seed);
     }
@@ -858,15 +975,9 @@ static void close_requests(struct run *r)
         sched_check(r->s);
         assert_int_equal(st.running + st.waiting, 0);
         for (uint32_t g = 0; g < st.group_count; g++) assert_int_equal(st.groups[g].blocks_live, 0);
-        assert_true(st.cache_hit_tokens >= hit_tokens);
+        if (!r->t.restarts) assert_true(st.cache_hit_tokens >= hit_tokens);
     }
-    for (uint32_t g = 0; g < st.group_count; g++) r->t.evicted_blocks += st.groups[g].evicted_blocks;
-    r->t.evictions += st.cache_evictions;
-    r->t.preemptions += st.preemptions;
-    r->t.drafted += st.proposed_tokens;
-    if (r->ngram) r->t.looked_up += st.proposed_tokens;
-    r->t.accepted += st.accepted_tokens;
-    r->t.feature_hits += st.feature_hits;
+    count_scheduler(r);
     r->t.instances++;
 }
 
@@ -961,6 +1072,20 @@ static void open_warm(struct run *r)
         opt.draft_always = chance(70);
         r->ngram = false;
     }
+    if (chance(50) && !has_bug(r->o)) {
+        static const uint64_t sizes[] = {200u << 10, 2u << 20, 64u << 20};
+        snprintf(r->dir, sizeof r->dir, "%s", "/tmp/kvasir-fuzz-XXXXXX");
+        r->disk = (struct cache_store_options){.dir = mkdtemp(r->dir), .bytes_max = sizes[rnd(3)]};
+        assert_non_null(r->disk.dir);
+        opt.load_always = true;
+        memset(mirror, 0, sizeof mirror);
+        opt.event_sink = (struct kv_event_sink){.block_tokens = r->caps.block_tokens,
+                                                .arg = r,
+                                                .stored = on_stored,
+                                                .removed = on_removed,
+                                                .resync = on_resync};
+        opt.host_bytes = chance(50) ? 1 + rnd(300000) : 0;
+    }
     uint32_t sequences = chance(20) ? 2 : 3 + rnd(12), threads = 1 + chance(15);
     uint32_t rows =
         r->caps.span_tokens_max + sequences + more_rows[rnd(5)] + (r->caps.span_tokens_max ? 0 : rnd(30));
@@ -969,6 +1094,8 @@ static void open_warm(struct run *r)
         struct err err;
         r->warm = open_engine(r, kv_bytes_of(&r->caps, r->length_max + ANSWER_MAX) * room / 10, rows,
                               sequences, threads);
+        opt.disk = r->disk.dir ? &r->disk : NULL;
+        r->opt = opt;
         if (sched_create(r->warm, &opt, &r->s, &err)) fail_msg("%s", err.msg);
         if (sched_context_max(r->s) >= r->length_max + ANSWER_MAX) break;
         sched_destroy(r->s);
@@ -1026,6 +1153,7 @@ static void run_instance(const struct options *o, const char *model, const char 
     run_requests(r);
     close_requests(r);
     sched_destroy(r->s);
+    if (r->disk.dir) nftw(r->dir, remove_file, 8, FTW_DEPTH | FTW_PHYS);
     engine_close(r->warm);
     engine_close(r->cold);
     for (uint32_t i = 0; i < r->request_count; i++) {
@@ -1146,8 +1274,11 @@ static void check_not_vacuous(const char *name, const struct totals *t)
         fail_msg("%s: no evictions, preemptions or cancels", name);
     if (!t->constrained || !t->masks_late || !t->masks_failed) fail_msg("%s: no masks came late", name);
     if (!t->accepted || t->drafted == t->accepted) fail_msg("%s: no draft tokens of both kinds", name);
+    if (!t->loads || !t->loads_failed || !t->restarts || !t->written || !t->announced)
+        fail_msg("%s: nothing came from the disk, or nothing was damaged", name);
     if (t->grids >= 500 && !t->inside) fail_msg("%s: no hit ends inside an image", name);
-    if (t->images && (!t->images_reused || !t->feature_hits || !t->images_asked || !t->refused))
+    if (t->images &&
+        (!t->images_reused || !t->image_loads || !t->feature_hits || !t->images_asked || !t->refused))
         fail_msg("%s: no image was reused", name);
 }
 
@@ -1186,6 +1317,12 @@ static uint64_t fuzz(const struct options *o, bool print, uint32_t *last)
                "seed %llu. Where reuse ended:",
                set_count, (unsigned long long)o->seed);
         for (uint32_t i = 0; i <= CACHE_STOP_DISABLED; i++) printf(" %llu", (unsigned long long)all.stops[i]);
+        printf("\n%llu restarts; %llu loads of %llu tokens, %llu given up, %llu of images; %llu blocks "
+               "written, %llu announced",
+               (unsigned long long)all.restarts, (unsigned long long)all.loads,
+               (unsigned long long)all.loaded_tokens, (unsigned long long)all.loads_failed,
+               (unsigned long long)all.image_loads, (unsigned long long)all.written,
+               (unsigned long long)all.announced);
         printf("\n%llu constrained, %llu masks late, %llu failed; %llu tokens drafted, %llu rightly; %llu of "
                "them "
                "by lookup\n%llu differences\n",
@@ -1337,6 +1474,7 @@ static bool read_arguments(int argc, char **argv, struct options *o)
 
 int main(int argc, char **argv)
 {
+    log_set_level(LOG_ERROR);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_cold_equals_warm),
         cmocka_unit_test(test_finds_image_key_without_size),

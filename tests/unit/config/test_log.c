@@ -119,9 +119,49 @@ static void test_unread(void **state)
     close(ends[1]);
 }
 
+static char client[LOG_LINE_BYTES * 2];
+
+static void say_fields(void)
+{
+    struct log_line l;
+    log_begin(&l, LOG_INFO, "request");
+    log_text(&l, "path", client);
+    log_number(&l, "ms", 1.25, 1);
+    log_number(&l, "status", 200, 0);
+    log_end(&l);
+    log_info("a \"line\"\n");
+}
+
+/* Whatever a client sends, a line is one JSON object, also where it is too long. */
+static void test_json(void **state)
+{
+    (void)state;
+    static char got[4 * LOG_LINE_BYTES];
+    int ends[2];
+    assert_int_equal(pipe(ends), 0);
+    strcpy(client, "/a\"\\\n\x01\xff\xe2\x82\xac");
+    heard(ends[1], ends[0], say_fields, got, sizeof got);
+    assert_non_null(strstr(got, " info path=/a\"\\  \xff\xe2\x82\xac ms=1.2 status=200\n"));
+    assert_non_null(strstr(got, " info a \"line\" \n"));
+    log_set_json(true);
+    heard(ends[1], ends[0], say_fields, got, sizeof got);
+    assert_int_equal(strncmp(got, "{\"time\":\"20", 11), 0);
+    assert_non_null(strstr(got,
+                           "Z\",\"level\":\"info\",\"msg\":\"request\",\"path\":\"/a\\\"\\\\\\u000a\\u0001"
+                           "\\ufffd\xe2\x82\xac\",\"ms\":1.2,\"status\":200}\n"));
+    assert_non_null(strstr(got, "\"msg\":\"a \\\"line\\\"\\u000a\"}\n"));
+    memset(client, '"', sizeof client - 1);
+    heard(ends[1], ends[0], say_fields, got, sizeof got);
+    log_set_json(false);
+    char *end = strchr(got, '\n');
+    assert_true(end && end - got < LOG_LINE_BYTES && strncmp(end - 4, "\\\"\"}", 4) == 0);
+    close(ends[0]);
+    close(ends[1]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_terminal), cmocka_unit_test(test_file),
-                                       cmocka_unit_test(test_unread)};
+                                       cmocka_unit_test(test_unread), cmocka_unit_test(test_json)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

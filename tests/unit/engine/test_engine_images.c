@@ -105,6 +105,17 @@ static void test_growth(void **state)
     while (!slice(e, again, 0)) {
     }
     same_rows(e, big, again);
+    size_t bytes = engine_features_bytes(big);
+    void *host = malloc(bytes);
+    struct engine_features *back = NULL;
+    struct err err = {""};
+    engine_features_read(e, big, host);
+    assert_int_equal(engine_features_write(e, host, bytes - 1, &back, &err), ST_FORMAT);
+    assert_int_equal(engine_features_write(e, host, bytes, &back, &err), ST_OK);
+    assert_true(back->done && engine_features_bytes(back) == bytes);
+    same_rows(e, big, back);
+    engine_features_free(e, back);
+    free(host);
     engine_features_free(e, alone);
     engine_features_free(e, beside);
     engine_features_free(e, big);

@@ -300,7 +300,7 @@ static void world_free(struct world *w)
 }
 
 /* Takes the text. The log never moves while owners point into it. */
-static struct entry *log_text(struct world *w, struct text *t)
+static struct entry *event_text(struct world *w, struct text *t)
 {
     if (!w->log) w->log = calloc(w->log_cap = 8192, sizeof *w->log);
     ASSERT(w->log_count < w->log_cap);
@@ -438,7 +438,7 @@ static struct radix_hit look_limited(struct world *w, const struct text *t, uint
 {
     struct radix_view v = view_of(t);
     struct radix_hit hit = {0};
-    ASSERT(radix_match(w->cache, &v, limit, &hit));
+    ASSERT(radix_match(w->cache, &v, limit, NULL, &hit));
     struct verdict m = judge(w, t, limit);
     CHECK(hit.length <= m.at_most);
     CHECK(!cuts(t, hit.length));
@@ -540,7 +540,7 @@ static bool start(struct world *w, struct owner *o, struct text *t, bool read)
 {
     struct radix_hit hit = {0};
     if (read) hit = look(w, t);
-    *o = (struct owner){.active = true, .entry = log_text(w, t), .state = ENGINE_NO_BLOCK};
+    *o = (struct owner){.active = true, .entry = event_text(w, t), .state = ENGINE_NO_BLOCK};
     bool ok = take_hit(w, o, &hit);
     if (!ok) give_up(w, o);
     return ok;
@@ -1120,7 +1120,7 @@ static uint32_t count_cross_matches(uint32_t images, uint32_t cached, uint32_t s
         long_key(im.key, id, same_bytes, truncated);
         struct radix_view v = {.tokens = tokens, .count = 2, .spans = &im, .span_count = 1, .salt = no_salt};
         struct radix_hit hit = {0};
-        ASSERT(radix_match(w->cache, &v, 1, &hit));
+        ASSERT(radix_match(w->cache, &v, 1, NULL, &hit));
         bool known = step >= cached && id < cached;
         if (hit.length > 0 && (!known || *shadow_at(w, hit.tables[0].block_offsets[0], 0) != id)) cross++;
         if (hit.length == 0 && known) ++*missed;
@@ -1142,6 +1142,47 @@ static void test_T5_birthday_of_image_keys(void **state)
     assert_true(count_cross_matches(1000, 500, 2, true, &missed) > 0);
 }
 
+/* What a lower tier has counts as if it were here; what is here is preferred, and only where the path is the
+ * request's: a node that parts from it amidst has another's blocks and state at its end. */
+static void test_lower_tier(void **state)
+{
+    (void)state;
+    static const struct shape hybrid = {2, {0, RECURRENT}};
+    struct world *w = world_new(&hybrid, 4, 100, true);
+    uint32_t a[6] = {1, 2, 3, 9, 9, 7}, b[6] = {1, 2, 3, 4, 5, 6}, at = 5, valid[2] = {4, 5},
+             blocks[2] = {kvb_allocate(w->blocks, 0), kvb_allocate(w->blocks, 0)},
+             saved = kvb_allocate(w->blocks, 1);
+    struct radix_view v = {.tokens = a, .count = 6, .salt = no_salt};
+    struct radix_lower lower = {
+        .equal = 5, .blocks = 2, .valid_to = {valid}, .states = &at, .state_count = 1};
+    struct radix_pin pin = {0};
+    struct radix_hit hit = {0};
+    ASSERT(radix_match(w->cache, &v, 5, &lower, &hit)); /* all of it lies below */
+    assert_int_equal(hit.length, 5);
+    assert_int_equal(hit.tables[0].block_offsets[1], ENGINE_NO_BLOCK);
+    hit = (struct radix_hit){0};
+    ASSERT(radix_pin_hit(w->cache, &v, &hit, &pin));
+    struct radix_table tables[2] = {{blocks, 0, 2}, {&saved, 0, 1}};
+    ASSERT(radix_publish(w->cache, &v, &pin, 0, 5, tables, true) == 5);
+    radix_unpin(w->cache, &pin);
+    ASSERT(radix_match(w->cache, &v, 5, &lower, &hit)); /* all of it is here */
+    assert_int_equal(hit.length, 5);
+    for (uint32_t i = 0; i < 2; i++) assert_int_equal(hit.tables[0].block_offsets[i], blocks[i]);
+    assert_int_equal(hit.tables[1].block_offsets[0], saved);
+    v.tokens = b;
+    ASSERT(radix_match(w->cache, &v, 5, &lower, &hit)); /* three tokens are here, without a state */
+    assert_int_equal(hit.length, 5);
+    for (uint32_t i = 0; i < 2; i++) assert_int_equal(hit.tables[0].block_offsets[i], ENGINE_NO_BLOCK);
+    assert_int_equal(hit.tables[1].block_offsets[0], ENGINE_NO_BLOCK);
+    valid[1] = 0;
+    ASSERT(radix_match(w->cache, &v, 5, &lower, &hit)); /* a block is nowhere */
+    assert_int_equal(hit.length, 0);
+    for (int i = 0; i < 2; i++) kvb_release(w->blocks, 0, blocks[i], KVB_LIVE);
+    kvb_release(w->blocks, 1, saved, KVB_LIVE);
+    radix_check(w->cache);
+    world_free(w);
+}
+
 /* Thousands of ways to go on from one place, under several seeds of the hash: each finds its own. */
 static void test_many_children(void **state)
 {
@@ -1157,7 +1198,7 @@ static void test_many_children(void **state)
                 uint32_t tokens[6] = {1, 2, 3, c << 12, 5, 6};
                 struct radix_view v = {.tokens = tokens, .count = 6, .salt = salt};
                 struct radix_hit hit = {0};
-                ASSERT(radix_match(w->cache, &v, 5, &hit));
+                ASSERT(radix_match(w->cache, &v, 5, NULL, &hit));
                 ASSERT_CMP(hit.length, ==, pass ? 5 : c ? 3 : 0);
                 if (pass) {
                     ASSERT_CMP(*shadow_at(w, hit.tables[0].block_offsets[0], 3), ==, c);
@@ -1391,6 +1432,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_T6_same_key_other_row_count),
         cmocka_unit_test(test_salts_share_nothing),
         cmocka_unit_test(test_stop_reasons),
+        cmocka_unit_test(test_lower_tier),
         cmocka_unit_test(test_many_children),
         cmocka_unit_test(test_snapshot),
         cmocka_unit_test(test_bodies_go_first),

@@ -103,6 +103,35 @@ void engine_kv_copy(struct engine *e, uint32_t group, uint32_t from_offset, uint
     (void)group;
     assert_int_not_equal(from_offset, to_offset);
 }
+/* There is no tier below. */
+void engine_kv_read(struct engine *e, uint32_t group, uint32_t block_offset, void *host)
+{
+    (void)e;
+    (void)group;
+    (void)block_offset;
+    (void)host;
+    fail();
+}
+void engine_kv_write(struct engine *e, uint32_t group, uint32_t block_offset, const void *host,
+                     uint32_t tokens)
+{
+    (void)tokens;
+    engine_kv_read(e, group, block_offset, (void *)(uintptr_t)host);
+}
+void engine_features_read(struct engine *e, const struct engine_features *f, void *host)
+{
+    (void)f;
+    engine_kv_read(e, 0, 0, host);
+}
+enum status engine_features_write(struct engine *e, const void *host, size_t bytes,
+                                  struct engine_features **out, struct err *err)
+{
+    (void)bytes;
+    (void)out;
+    (void)err;
+    engine_kv_read(e, 0, 0, (void *)(uintptr_t)host);
+    return ST_UNSUPPORTED;
+}
 bool engine_draws(const struct engine *e, const struct engine_chunk *r)
 {
     (void)e;

@@ -33,6 +33,8 @@ static void test_defaults(void **state)
     assert_int_equal(o.max_queue, 1024);
     assert_string_equal(o.prefix_cache, "on");
     assert_int_equal(o.encoder_cache_memory, 256u << 20);
+    assert_null(o.cache_dir);
+    assert_int_equal(o.cache_disk, 16ull << 30);
     assert_int_equal(o.request_timeout, 0);
     assert_string_equal(o.enable_admin, "auto");
     assert_false(o.accept_any_model);
