@@ -112,7 +112,7 @@ struct engine_span {
     uint32_t begin, end;                    /* absolute */
     enum span_rule rule;
     uint32_t atomic_begin, atomic_end; /* a chunk with some of these tokens has all up to atomic_end */
-    struct prompt_grid grid;           /* its 3-D positions; all 0 = plain positions */
+    struct prompt_grid grid;           /* its 3-D positions, or its breaks; all 0 = plain positions */
     int32_t mrope_delta_before,
         mrope_delta; /* RoPE position minus position, of the text before it and after it */
 };

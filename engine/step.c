@@ -118,7 +118,8 @@ static void pack_tokens(struct packer *p, const struct engine_batch *b, const ui
             ASSERT(u->begin < u->end);
             ASSERT(u->atomic_end <= r->position || u->atomic_begin >= end || u->atomic_end <= end);
             for (uint32_t q = u->begin > r->position ? u->begin : r->position; q < u->end && q < end; q++)
-                if (u->features) ids[row + q - r->position] = UINT32_MAX;
+                if (u->features && !prompt_grid_break(&u->grid, q - u->begin))
+                    ids[row + q - r->position] = UINT32_MAX;
         }
         for (uint32_t k = 0; k < r->count; k++)
             ASSERT(ids[row + k] < p->e->net.desc.vocab || ids[row + k] == UINT32_MAX);

@@ -189,7 +189,9 @@ static enum status check_sequence(const struct scheduler *s, const struct sched_
      * for them. */
     for (uint32_t i = 0, im = 0; i < p->token_count; i++) {
         while (im < p->span_count && p->spans[im].end <= i) im++;
-        if (im < p->span_count && p->spans[im].begin <= i && p->spans[im].image) continue;
+        if (im < p->span_count && p->spans[im].begin <= i && p->spans[im].image &&
+            !prompt_grid_break(&p->spans[im].grid, i - p->spans[im].begin))
+            continue;
         if (p->tokens[i] >= s->caps.vocab_size)
             return err_set(err, ST_INVALID, "token id %u is not in the vocabulary", p->tokens[i]);
     }

@@ -36,6 +36,16 @@ static const struct route routes[] = {
     {"/v1/models/", "/v1/models/{id}", M_GET | M_HEAD, true, false, false, true, api_model_start},
     {"/v1/tokenize", "/tokenize", M_POST, true, true, true, false, api_tokenize_start},
     {"/v1/detokenize", "/detokenize", M_POST, true, true, true, false, api_detokenize_start},
+    {"/apply-template", "/apply-template", M_POST, true, true, true, false, api_apply_template_start},
+    {"/props", "/props", M_GET | M_HEAD, true, true, false, false, api_props_start},
+    {"/api/chat", "/api/chat", M_POST, true, true, true, false, api_ollama_chat_start},
+    {"/api/generate", "/api/generate", M_POST, true, true, true, false, api_ollama_generate_start},
+    {"/api/embed", "/api/embed", M_POST, true, true, true, false, api_ollama_embed_start},
+    {"/api/embeddings", "/api/embeddings", M_POST, true, true, true, false, api_ollama_embeddings_start},
+    {"/api/show", "/api/show", M_POST, true, true, true, false, api_ollama_show_start},
+    {"/api/tags", "/api/tags", M_GET | M_HEAD, true, true, false, false, api_ollama_tags_start},
+    {"/api/ps", "/api/ps", M_GET | M_HEAD, true, true, false, false, api_ollama_ps_start},
+    {"/api/version", NULL, M_GET | M_HEAD, false, false, false, false, api_ollama_version_start},
     {"/get_model_info", "/model_info", M_GET | M_HEAD, true, false, false, false, api_server_info_start},
     {"/model_info", "/model_info", M_GET | M_HEAD, true, false, false, false, api_server_info_start},
     {"/get_server_info", "/server_info", M_GET | M_HEAD, true, false, false, false, api_server_info_start},
@@ -197,13 +207,14 @@ static bool path_under(const char *path, const char *top)
     return strncmp(path, top, n) == 0 && (!path[n] || path[n] == '/');
 }
 
-/* Clients of Anthropic's API parse only its error format, also for unknown paths and wrong keys. */
+/* Clients of Anthropic's and Ollama's APIs parse only their error format, also for unknown paths and wrong
+ * keys. */
 static enum error_shape error_shape(const struct request *r)
 {
     const char *path = strncmp(r->http.path, "/v1/", 4) == 0 ? r->http.path + 3 : r->http.path;
     bool ours = path_under(path, "/messages") ||
                 (path_under(path, "/models") && http_message_header(&r->http, "anthropic-version"));
-    return ours ? ERROR_ANTHROPIC : ERROR_OPENAI;
+    return ours ? ERROR_ANTHROPIC : path_under(r->http.path, "/api") ? ERROR_OLLAMA : ERROR_OPENAI;
 }
 
 static bool ready_ok(struct request *r)
@@ -225,7 +236,8 @@ static bool queue_ok(struct request *r)
     struct server *s = r->srv;
     if (r->route->start != api_chat_start && r->route->start != api_completions_start &&
         r->route->start != api_messages_start && r->route->start != api_responses_start &&
-        r->route->start != api_compact_start)
+        r->route->start != api_compact_start && r->route->start != api_ollama_chat_start &&
+        r->route->start != api_ollama_generate_start)
         return true;
     struct sched_stats st;
     sched_stats(s->model->sched, &st);
@@ -250,8 +262,8 @@ static bool type_ok(struct request *r)
         return false;
     }
     const char *type = http_message_header(&r->http, "Content-Type");
-    bool ok = false;
-    if (type) {
+    bool ok = r->response.shape == ERROR_OLLAMA; /* whose examples for curl name none */
+    if (type && !ok) {
         size_t n = strcspn(type, "; \t");
         const char *charset = strcasestr(type, "charset=");
         ok = (n == 16 && strncasecmp(type, "application/json", 16) == 0) ||
@@ -330,6 +342,7 @@ bool routes_admit(struct request *r)
 {
     root_strip(r);
     r->response.shape = error_shape(r);
+    r->stream.lines = r->response.shape == ERROR_OLLAMA;
     if (!origin_admit(r)) return false;
     if (r->http.method == M_OPTIONS) return options_admit(r);
     const struct route *route = route_find(r->http.path, strlen(r->http.path));
@@ -341,8 +354,10 @@ bool routes_admit(struct request *r)
     }
     if (!route) {
         const char *name = method_name(r->http.method);
-        (void)api_fail(&r->response.error, 404, "unknown_url", NULL, "Invalid URL (%s %.200s)", name,
-                       r->http.path);
+        (void)api_fail(
+            &r->response.error, 404, "unknown_url", NULL, "Invalid URL (%s %.200s)%s", name, r->http.path,
+            r->response.shape == ERROR_OLLAMA ? ": this server has the one model that it was started with"
+                                              : "");
         return false;
     }
     r->route = route;

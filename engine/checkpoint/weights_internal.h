@@ -47,18 +47,22 @@ struct loader {
 };
 
 /* A different order of rows or columns than in the file; see reorder(). */
-enum order { ORDER_KEPT = 0, ORDER_HALVES, ORDER_PAIRS, ORDER_CHANNELS };
+enum order { ORDER_KEPT = 0, ORDER_HALVES, ORDER_PAIRS, ORDER_PLANES };
 struct part {
     const char *stem;
     uint32_t n;
     enum order order;
+    uint32_t first, of; /* of > 0: rows [first, first + n) of a tensor that has so many */
 };
 struct linear_spec {
     uint32_t layer, expert, k, part_count;
     struct part part[3];
     bool glu, bias;
+    const char *scale;           /* a whole name: rows and bias are multiplied by its numbers; or NULL */
+    float times;                 /* and all by this; 0 counts as 1 */
     bool whole_name, transposed; /* stem is the whole name; stored as [k, n] */
-    uint32_t head_dim, rotary;   /* ORDER_HALVES, ORDER_PAIRS: the head's columns that rotate */
+    uint32_t head_dim, rotary;   /* ORDER_HALVES, ORDER_PAIRS: the head's columns that rotate; ORDER_PLANES:
+                                    head_dim planes */
     uint32_t rank;               /* of the stored shape when it isn't [n, k]: shape[0..rank) */
     uint64_t shape[STF_RANK_MAX];
 };
@@ -72,7 +76,9 @@ struct quant_rows {
     uint32_t k, width; /* width: 0, or the tensor is stored as [k, width], and a row here is a column there */
     const char *data;  /* the tensor's first row */
     uint32_t first;    /* the tensor's row that is the matrix's first */
-    enum order order;  /* of its rows, with: */
+    const float *scale; /* of each row, or NULL */
+    uint32_t groups;    /* of a row, that have a scale of their own */
+    enum order order;   /* of its rows, with: */
     uint32_t head_dim, rotary;
 };
 

@@ -74,6 +74,10 @@ static void quant_row(const void *arg, uint32_t row, uint8_t *code, float *scale
         ggml_quants(r->type, r->data + (size_t)row * (r->k / r->type->block) * r->type->bytes, r->k, code,
                     scale, min);
     else made_quants(r, row, code, scale, min);
+    for (uint32_t i = 0; r->scale && i < r->groups; i++) {
+        scale[i] *= r->scale[row];
+        if (min) min[i] *= r->scale[row];
+    }
 }
 
 /* How rows of k of a tensor become quants; false: they stay floats. */

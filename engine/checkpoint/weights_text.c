@@ -421,11 +421,11 @@ static void walk_layer(struct loader *ld, uint32_t n, struct layer_weights *w)
     if (l->experts) walk_experts(ld, n, w);
     if (l->shared_ff) walk_shared_ff(ld, n, w);
     if (ff) {
-        load_linear(
-            ld,
-            &(struct linear_spec){
-                .layer = n, .k = c, .part_count = 2, .part = {{a->gate, ff}, {a->up, ff}}, .glu = true},
-            &w->glu);
+        struct linear_spec glu = {
+            .layer = n, .k = c, .part_count = 2, .part = {{a->gate, ff}, {a->up, ff}}, .glu = true};
+        for (uint32_t i = 0; a->gate_up && i < 2; i++)
+            glu.part[i] = (struct part){.stem = a->gate_up, .n = ff, .first = i * ff, .of = 2 * ff};
+        load_linear(ld, &glu, &w->glu);
         load_matrix(ld, a->down, n, ff, c, false, &w->down);
     }
     w->post_mlp_norm = load_vector1(ld, a->post_mlp_norm, n, ".weight", c, plus);

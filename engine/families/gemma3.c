@@ -5,6 +5,7 @@
 #include "config/base/log.h"
 
 #include <math.h>
+#include <stdio.h>
 
 /* ---- config.json ---- */
 
@@ -134,6 +135,16 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
 
 /* ---- description ---- */
 
+/* The processor's sentence, as in training. */
+static int crops(char out[MODEL_TEXT_BYTES], const struct image_place *at)
+{
+    const char *between = at->n == 1 ? " and here are some crops to help you see better " : " ";
+    if (at->n == 0 || at->n == at->count)
+        between = at->n == 0 && at->count > 1 ? "Here is the original image " : "";
+    return snprintf(out, MODEL_TEXT_BYTES, "%s%s%s", at->n ? "<end_of_image>\n\n" : "", between,
+                    at->n < at->count ? "\n\n<start_of_image>" : "");
+}
+
 /* The number of placeholder tokens is a square that divides the patch grid: an average pool maps the grid to
  * it. */
 static void describe_vision(struct hf_reader *r, const struct hf_config *c, struct model_desc *d)
@@ -152,13 +163,10 @@ static void describe_vision(struct hf_reader *r, const struct hf_config *c, stru
     d->image = (struct model_image_rule){
         .present = true,
         .marker = "<start_of_image>",
-        .prefix = "\n\n<start_of_image>",
-        .suffix = "<end_of_image>\n\n",
         .placeholder = "<image_soft_token>",
         .placeholder_id = c->image_id,
         .tokens = c->mm_tokens_per_image,
-        .crops_before = "Here is the original image ",
-        .crops_between = " and here are some crops to help you see better ",
+        .layout = crops,
         .rule = SPAN_BIDIRECTIONAL, /* its tokens see each other in both directions */
     };
 }
@@ -274,17 +282,7 @@ static void read_gguf_images(struct gguf_keys *k, struct image_config *out)
 }
 
 static const struct gguf_name TOWER_NAMES[] = {
-    {"v.patch_embd", "vision_tower.vision_model.embeddings.patch_embedding"},
-    {"v.position_embd", "vision_tower.vision_model.embeddings.position_embedding"},
-    {"v.blk.#.ln1", "vision_tower.vision_model.encoder.layers.#.layer_norm1"},
-    {"v.blk.#.ln2", "vision_tower.vision_model.encoder.layers.#.layer_norm2"},
-    {"v.blk.#.attn_q", "vision_tower.vision_model.encoder.layers.#.self_attn.q_proj"},
-    {"v.blk.#.attn_k", "vision_tower.vision_model.encoder.layers.#.self_attn.k_proj"},
-    {"v.blk.#.attn_v", "vision_tower.vision_model.encoder.layers.#.self_attn.v_proj"},
-    {"v.blk.#.attn_out", "vision_tower.vision_model.encoder.layers.#.self_attn.out_proj"},
-    {"v.blk.#.ffn_up", "vision_tower.vision_model.encoder.layers.#.mlp.fc1"},
-    {"v.blk.#.ffn_down", "vision_tower.vision_model.encoder.layers.#.mlp.fc2"},
-    {"v.post_ln", "vision_tower.vision_model.post_layernorm"},
+    SIGLIP_GGUF("vision_tower.vision_model."),
     {"mm.soft_emb_norm", "multi_modal_projector.mm_soft_emb_norm"},
     {"mm.input_projection.weight", "multi_modal_projector.mm_input_projection_weight"},
     {NULL, NULL},

@@ -15,6 +15,10 @@ void api_messages_start(struct request *r);
 void api_responses_start(struct request *r);
 void api_compact_start(struct request *r);
 void api_embeddings_start(struct request *r);
+void api_ollama_chat_start(struct request *r);
+void api_ollama_generate_start(struct request *r);
+void api_ollama_embed_start(struct request *r);
+void api_ollama_embeddings_start(struct request *r);
 void api_rerank_start(struct request *r);
 void api_score_start(struct request *r);
 /* responses.c */
@@ -22,6 +26,7 @@ void api_response_start(struct request *r);
 /* tokenize.c */
 void api_tokenize_start(struct request *r);
 void api_detokenize_start(struct request *r);
+void api_apply_template_start(struct request *r);
 void api_count_tokens_start(struct request *r);
 void api_input_tokens_start(struct request *r);
 void api_chat_tokens_start(struct request *r);
@@ -29,6 +34,12 @@ void api_chat_tokens_start(struct request *r);
 void api_models_start(struct request *r);
 void api_model_start(struct request *r);
 void api_server_info_start(struct request *r);
+void api_props_start(struct request *r);
+/* ollama.c */
+void api_ollama_tags_start(struct request *r);
+void api_ollama_ps_start(struct request *r);
+void api_ollama_show_start(struct request *r);
+void api_ollama_version_start(struct request *r);
 /* ops.c */
 void api_health_start(struct request *r);
 void api_ready_start(struct request *r);

@@ -11,7 +11,8 @@
 static void generate_done(struct request *r)
 {
     request_body_drop(r, gen_images_bytes(r->gen) + r->gen->dialect_kept);
-    if (r->gen->compile && !r->response.error.http) gen_compile(r, gen_submit);
+    if (r->response.out.len) request_finish(r); /* the dialect's */
+    else if (r->gen->compile && !r->response.error.http) gen_compile(r, gen_submit);
     else gen_submit(r);
 }
 
@@ -29,8 +30,9 @@ static void generate_job(struct request *r)
     struct gen *g = r->gen;
     enum status st = g->fetched ? ST_OK : generate_read(r);
     if (!st && g->remote && !g->fetched) return;
-    if (!st) st = g->kind == GEN_CHAT ? gen_prompt_chat(g) : gen_prompt_completion(g, g->root);
-    if (!st) (void)gen_constraint_make(g);
+    if (!st && !r->response.out.len)
+        st = g->kind == GEN_CHAT ? gen_prompt_chat(g) : gen_prompt_completion(g, g->root);
+    if (!st && !r->response.out.len) (void)gen_constraint_make(g);
     gen_read_end(g);
 }
 
@@ -52,6 +54,26 @@ void api_completions_start(struct request *r)
 void api_compact_start(struct request *r)
 {
     gen_start(r, GEN_CHAT, &dialect_compact, generate_job, generate_done);
+}
+
+void api_ollama_chat_start(struct request *r)
+{
+    gen_start(r, GEN_CHAT, &dialect_ollama_chat, generate_job, generate_done);
+}
+
+void api_ollama_generate_start(struct request *r)
+{
+    gen_start(r, GEN_CHAT, &dialect_ollama_generate, generate_job, generate_done);
+}
+
+void api_ollama_embed_start(struct request *r)
+{
+    gen_start(r, GEN_COMPLETION, &dialect_ollama_embed, generate_job, generate_done);
+}
+
+void api_ollama_embeddings_start(struct request *r)
+{
+    gen_start(r, GEN_COMPLETION, &dialect_ollama_embeddings, generate_job, generate_done);
 }
 
 void api_embeddings_start(struct request *r)

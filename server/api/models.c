@@ -1,5 +1,5 @@
-/* GET /v1/models, /v1/models/{id} (of OpenAI's API and Anthropic's), /model_info and /server_info. Works
- * while the model loads. */
+/* GET /v1/models, /v1/models/{id} (of OpenAI's API and Anthropic's), /model_info and /server_info, which work
+ * while the model loads; llama.cpp's /props. */
 #include "engine/model/model_info.h"
 #include "server/generate/generate.h"
 #include "server/chat/template.h"
@@ -7,23 +7,19 @@
 #include "server/http/request.h"
 #include "server/api/api.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 /* A model in Anthropic's format. */
 static void anthropic_card(struct json_writer *o, const struct server *s, const char *name)
 {
-    char created[32] = "";
-    struct tm tm;
-    time_t started = (time_t)s->started;
-    if (gmtime_r(&started, &tm)) strftime(created, sizeof created, "%Y-%m-%dT%H:%M:%SZ", &tm);
     jw_text(o, "{\"type\":\"model\",\"id\":");
     jw_cstring(o, name);
     jw_text(o, ",\"display_name\":");
     jw_cstring(o, name);
     jw_text(o, ",\"created_at\":");
-    jw_cstring(o, created);
+    jw_time(o, s->started, -1);
     jw_text(o, ",\"lifecycle\":\"active\"");
     if (s->model) {
         jw_text(o, ",\"max_input_tokens\":");
@@ -32,6 +28,17 @@ static void anthropic_card(struct json_writer *o, const struct server *s, const 
         jw_uint(o, s->model->caps.context_max);
     }
     jw_text(o, "}");
+}
+
+/* As llama.cpp has it. */
+static void meta(struct json_writer *o, const struct model *m)
+{
+    char text[200];
+    snprintf(text, sizeof text,
+             ",\"meta\":{\"n_vocab\":%u,\"n_ctx_train\":%u,\"n_embd\":%u,\"n_params\":%llu,\"size\":%llu}",
+             m->info->vocab_size, m->info->context_max, m->caps.hidden_size,
+             (unsigned long long)m->info->parameters, (unsigned long long)m->info->weight_bytes);
+    jw_text(o, text);
 }
 
 static void card(struct json_writer *o, const struct request *r, const char *name)
@@ -53,7 +60,9 @@ static void card(struct json_writer *o, const struct request *r, const char *nam
     } else {
         jw_text(o, "null");
     }
-    jw_text(o, ",\"permission\":[]}");
+    jw_text(o, ",\"permission\":[]");
+    if (s->model) meta(o, s->model);
+    jw_text(o, "}");
 }
 
 /* A model in Codex's format: if one of these fields is missing, Codex rejects the whole list. It has built-in
@@ -136,6 +145,28 @@ void api_server_info_start(struct request *r)
         jw_uint(&o, m->caps.sequences_max);
     }
     jw_text(&o, "}");
+    request_respond(r, o.st ? 500 : 200);
+}
+
+/* As llama.cpp has it; only the name of the checkpoint, not where it is. */
+void api_props_start(struct request *r)
+{
+    const struct model *m = r->srv->model;
+    struct json_writer o = {.buf = &r->response.out};
+    size_t len = 0;
+    const char *source = m->tmpl ? template_source(m->tmpl, &len) : "";
+    jw_text(&o, "{\"default_generation_settings\":{\"n_ctx\":");
+    jw_uint(&o, m->caps.context_max);
+    jw_text(&o, "},\"total_slots\":");
+    jw_uint(&o, m->caps.sequences_max);
+    jw_text(&o, ",\"model_alias\":");
+    jw_cstring(&o, r->srv->model_name);
+    jw_text(&o, ",\"model_path\":");
+    jw_cstring(&o, r->srv->model_name);
+    jw_text(&o, ",\"chat_template\":");
+    jw_string(&o, source, len);
+    jw_text(&o, m->caps.images ? ",\"modalities\":{\"vision\":true" : ",\"modalities\":{\"vision\":false");
+    jw_text(&o, ",\"audio\":false},\"build_info\":\"kvasir " KVASIR_VERSION "\"}");
     request_respond(r, o.st ? 500 : 200);
 }
 

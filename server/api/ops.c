@@ -78,10 +78,7 @@ void api_root_start(struct request *r)
 void api_metrics_start(struct request *r)
 {
     r->response.content_type = "text/plain; version=0.0.4; charset=utf-8";
-    if (metrics_text(r->srv, &r->response.out)) {
+    if (metrics_text(r->srv, &r->response.out))
         (void)api_fail(&r->response.error, 500, "internal_error", NULL, "The metrics could not be written.");
-        request_fail(r);
-    } else {
-        request_respond(r, 200);
-    }
+    request_finish(r);
 }

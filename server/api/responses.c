@@ -150,13 +150,7 @@ static void response_job(struct request *r)
     response_give_back(r->srv->responses, kept);
 }
 
-static void response_done(struct request *r)
-{
-    if (r->response.error.http) request_fail(r);
-    else request_respond(r, 200);
-}
-
 void api_response_start(struct request *r)
 {
-    request_work(r, response_job, response_done);
+    request_work(r, response_job, request_finish);
 }

@@ -1,7 +1,9 @@
-/* POST /tokenize and /detokenize, and the counts of a prompt's tokens of the three APIs, on a worker. */
+/* POST /tokenize, /detokenize and llama.cpp's /apply-template, and the counts of a prompt's tokens of the
+ * three APIs, on a worker. */
 #include "server/http/fields.h"
 #include "server/dialect/dialect.h"
 #include "server/generate/generate.h"
+#include "server/generate/remote.h"
 #include "server/http/request.h"
 #include "server/api/api.h"
 
@@ -162,6 +164,19 @@ static void count_tokens(struct request *r)
     if (o.st) (void)api_nomem(&r->response.error);
 }
 
+static void apply_template(struct request *r)
+{
+    struct gen *g = r->gen;
+    struct json_writer o = {.buf = &r->response.out};
+    if (request_body_parse(r, &g->root) || request_model_check(r, g->root) || tokenize_read(g, g->root))
+        return;
+    gen_remote_end(g); /* no image is needed */
+    jw_text(&o, "{\"prompt\":");
+    if (render_chat(g, &o)) return;
+    jw_text(&o, "}");
+    if (o.st) (void)api_nomem(&r->response.error);
+}
+
 /* The last step of the job, if no files are fetched before it. */
 static void read_end(struct gen *g)
 {
@@ -171,6 +186,12 @@ static void read_end(struct gen *g)
 static void count_tokens_job(struct request *r)
 {
     count_tokens(r);
+    read_end(r->gen);
+}
+
+static void apply_template_job(struct request *r)
+{
+    apply_template(r);
     read_end(r->gen);
 }
 
@@ -186,37 +207,33 @@ static void detokenize_job(struct request *r)
     read_end(r->gen);
 }
 
-static void job_end(struct request *r)
-{
-    if (r->response.error.http) {
-        request_fail(r);
-    } else {
-        request_respond(r, 200);
-    }
-}
-
 /* The gen carries the body's JSON and the prompt; no sequence is created. */
 void api_tokenize_start(struct request *r)
 {
-    gen_start(r, GEN_CHAT, NULL, tokenize_job, job_end);
+    gen_start(r, GEN_CHAT, NULL, tokenize_job, request_finish);
+}
+
+void api_apply_template_start(struct request *r)
+{
+    gen_start(r, GEN_CHAT, NULL, apply_template_job, request_finish);
 }
 
 void api_detokenize_start(struct request *r)
 {
-    gen_start(r, GEN_CHAT, NULL, detokenize_job, job_end);
+    gen_start(r, GEN_CHAT, NULL, detokenize_job, request_finish);
 }
 
 void api_count_tokens_start(struct request *r)
 {
-    gen_start(r, GEN_CHAT, &dialect_count_tokens, count_tokens_job, job_end);
+    gen_start(r, GEN_CHAT, &dialect_count_tokens, count_tokens_job, request_finish);
 }
 
 void api_chat_tokens_start(struct request *r)
 {
-    gen_start(r, GEN_CHAT, NULL, count_tokens_job, job_end);
+    gen_start(r, GEN_CHAT, NULL, count_tokens_job, request_finish);
 }
 
 void api_input_tokens_start(struct request *r)
 {
-    gen_start(r, GEN_CHAT, &dialect_input_tokens, count_tokens_job, job_end);
+    gen_start(r, GEN_CHAT, &dialect_input_tokens, count_tokens_job, request_finish);
 }

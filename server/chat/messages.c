@@ -472,6 +472,12 @@ static json_t *arguments_of(const struct chat_reader *r, const json_t *args)
 json_t *chat_call_new(const struct chat_reader *r, json_t *id, json_t *name, json_t *arguments)
 {
     json_t *args = arguments_of(r, arguments);
+    if (args && r->limits.arguments_as_text && json_is_object(args)) {
+        char *text = json_dumps(args, 0);
+        json_decref(args);
+        args = text ? json_string_nocheck(text) : NULL;
+        free(text);
+    }
     return args ? json_pack("{s:O,s:s,s:{s:O,s:o}}", "id", id, "type", "function", "function", "name", name,
                             "arguments", args)
                 : NULL;

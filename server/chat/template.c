@@ -57,6 +57,12 @@ void template_free(struct template *t)
     free(t);
 }
 
+const char *template_source(const struct template *t, size_t *len)
+{
+    *len = t->plain.source_len;
+    return t->plain.source;
+}
+
 void template_guard(const struct template *t, struct tokenizer *tok)
 {
     if (t->plain.source) tok_guard(tok, t->plain.source, t->plain.source_len);

@@ -50,6 +50,8 @@ enum status template_create(const char *source, size_t len, const char *tool_sou
                             const struct jinja_limits *limits, struct template **out,
                             struct err *err) KV_MUST_CHECK;
 void template_free(struct template *t); /* NULL is fine */
+/* Not terminated; of requests without tools. */
+const char *template_source(const struct template *t, size_t *len);
 /* Registers the added tokens that the template itself writes: client text can't produce them (tok_guard).
  * Before tok is shared. */
 void template_guard(const struct template *t, struct tokenizer *tok);

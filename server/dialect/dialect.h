@@ -1,7 +1,8 @@
 /* APIs other than OpenAI's chat completions. Each reads its body into the typed request (struct gen), checks
  * its own fields, and names them in errors; what all APIs share is checked by generate/ and chat/.
  * messages_in.c and messages_blocks.c read a request, messages_out.c writes its response; responses_in.c and
- * responses_items.c read one, responses_out.c and responses_stream.c write its response, store.c stores it.
+ * responses_items.c read one, responses_out.c and responses_stream.c write its response, store.c stores it;
+ * ollama_in.c reads Ollama's requests, ollama_out.c writes the responses.
  * The tables are for gen_start of generate/generate.h. */
 #ifndef KVASIR_DIALECT_H
 #define KVASIR_DIALECT_H
@@ -18,5 +19,8 @@ extern const struct dialect dialect_responses;
 extern const struct dialect dialect_compact;
 /* POST /v1/responses/input_tokens: reads only. */
 extern const struct dialect dialect_input_tokens;
+/* Ollama's POST /api/chat and /api/generate. */
+extern const struct dialect dialect_ollama_chat;
+extern const struct dialect dialect_ollama_generate;
 
 #endif

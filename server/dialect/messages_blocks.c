@@ -172,12 +172,6 @@ static enum status tool_use_block(struct intake *t, json_t *block, const struct 
     if (input && (!json_is_object(input) || json_big_int(input)))
         return error(t, "invalid_type", at, "input", "Must be an object.");
     arguments = input ? json_incref(input) : json_object();
-    if (arguments && t->r.limits.arguments_as_text) {
-        char *text = json_dumps(arguments, 0);
-        json_decref(arguments);
-        arguments = text ? json_string_nocheck(text) : NULL;
-        free(text);
-    }
     call = arguments ? chat_call_new(&t->r, id, name, arguments) : NULL;
     json_decref(arguments);
     return chat_call_add(&t->r, call);

@@ -1,9 +1,7 @@
 /* Responses of /v1/messages, whole or as events. Event loop's thread. */
-#include "config/base/utf8.h"
 #include "server/dialect/messages.h"
 
 #include "server/http/fields.h"
-#include "server/http/json_parser.h"
 #include "server/http/request.h"
 #include "server/http/stream.h"
 
@@ -74,25 +72,6 @@ static void message_begin(struct json_writer *o, const struct gen *g)
 
 /* ---- the whole response ---- */
 
-/* `input` must be an object: invalid or incomplete arguments are wrapped in one. */
-static void input(struct json_writer *o, const struct buf *arguments)
-{
-    json_t *v = NULL;
-    const char *text = arguments->data ? arguments->data : "";
-    bool wellformed = arguments->len && utf8_valid(text, arguments->len);
-    enum status st = wellformed ? json_from_text(text, arguments->len, &v) : ST_FORMAT;
-    if (!arguments->len) {
-        jw_text(o, "{}");
-    } else if (!st && json_is_object(v) && !json_big_int(v)) {
-        jw_bytes(o, text, arguments->len);
-    } else {
-        jw_text(o, "{\"INVALID_JSON\":");
-        jw_string(o, text, arguments->len);
-        jw_text(o, "}");
-    }
-    json_decref(v);
-}
-
 /* The blocks in stream order; without streaming, each delta is complete. */
 static void content(struct json_writer *o, struct choice *c)
 {
@@ -118,7 +97,7 @@ static void content(struct json_writer *o, struct choice *c)
         if (i == out->call_count) break;
         if (any) jw_text(o, ",");
         block_begin(o, c, DELTA_CALL, i);
-        input(o, &out->calls[i].arguments);
+        call_object_write(o, &out->calls[i].arguments);
         jw_text(o, "}");
         any = true;
     }

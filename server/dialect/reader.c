@@ -37,7 +37,7 @@ enum status reader_refuse(struct reader *r, const char *const (*list)[2], size_t
 {
     for (size_t i = 0; i < count; i++) {
         json_t *v = field(r->from, list[i][0]);
-        if (!v || (json_is_array(v) && !json_array_size(v)) ||
+        if (!v || (json_is_array(v) && !json_array_size(v)) || json_is(v, "") ||
             (strcmp(list[i][0], "n") == 0 && json_is_integer(v) && json_integer_value(v) == 1))
             continue;
         return api_fail(r->e, 400, "unsupported_parameter", list[i][0], "%s is not supported here%s%s.",

@@ -21,7 +21,7 @@ enum status reader_object(struct reader *r, const char *name, json_t **out);
 enum status reader_member(struct reader *r, json_t *object, const char *name, const char *key, bool required,
                           json_t **out);
 /* Fields of other APIs, with this API's equivalent (or NULL): rejected, except values without effect: an
- * empty array, an `n` of 1. */
+ * empty array or string, an `n` of 1. */
 enum status reader_refuse(struct reader *r, const char *const (*list)[2], size_t count);
 /* `tools` -> g->tools; one: adds a tool. */
 enum status reader_tools(struct reader *r,

@@ -7,6 +7,9 @@
 #include "server/generate/generate.h"
 
 extern const struct dialect dialect_embeddings;
+/* Ollama's POST /api/embed and /api/embeddings. */
+extern const struct dialect dialect_ollama_embed;
+extern const struct dialect dialect_ollama_embeddings;
 extern const struct dialect dialect_rerank;
 extern const struct dialect dialect_score;
 

@@ -1,8 +1,9 @@
-/* POST /v1/embeddings. */
+/* POST /v1/embeddings, and Ollama's /api/embed and /api/embeddings. */
 #include "server/embed/embed.h"
 #include "server/embed/pooling.h"
 #include "server/http/fields.h"
 
+#include "config/base/clock.h"
 #include "engine/model/model_info.h"
 
 #include <math.h>
@@ -148,21 +149,27 @@ static void vector_write(struct json_writer *o, const float *v, uint32_t n, bool
     jw_text(o, "]");
 }
 
+/* Of input i. */
+static void embedding(struct json_writer *o, struct gen *g, uint32_t i)
+{
+    const struct embeddings_state *s = g->dialect_state;
+    const struct model *m = g->r->srv->model;
+    float *v = (float *)(void *)g->choices[i].text.data; /* gen_events left it there */
+    if (m->pooling->normalize || s->dimensions < m->pooling->width) normalize(v, s->dimensions);
+    vector_write(o, v, s->dimensions, s->base64);
+}
+
 static void response(struct json_writer *o, struct choice *first)
 {
     struct gen *g = first->gen;
-    const struct embeddings_state *s = g->dialect_state;
     jw_text(o, "{");
     embed_head(o, g, "embd-", "list");
     jw_text(o, ",\"data\":[");
     for (uint32_t i = 0; i < g->choice_count; i++) {
-        float *v = (float *)(void *)g->choices[i].text.data; /* gen_events left it there */
-        if (g->r->srv->model->pooling->normalize || s->dimensions < g->r->srv->model->pooling->width)
-            normalize(v, s->dimensions);
         jw_text(o, i ? ",{\"object\":\"embedding\",\"index\":" : "{\"object\":\"embedding\",\"index\":");
         jw_uint(o, i);
         jw_text(o, ",\"embedding\":");
-        vector_write(o, v, s->dimensions, s->base64);
+        embedding(o, g, i);
         jw_text(o, "}");
     }
     jw_text(o, "],");
@@ -172,3 +179,44 @@ static void response(struct json_writer *o, struct choice *first)
 }
 
 const struct dialect dialect_embeddings = {.read = read_body, .source = "input", .response = response};
+
+/* ---- Ollama's ---- */
+
+static void embed_response(struct json_writer *o, struct choice *first)
+{
+    struct gen *g = first->gen;
+    const struct request *r = g->r;
+    jw_text(o, "{\"model\":");
+    jw_cstring(o, r->model_name ? r->model_name : r->srv->model_name);
+    jw_text(o, ",\"embeddings\":[");
+    for (uint32_t i = 0; i < g->choice_count; i++) {
+        if (i) jw_text(o, ",");
+        embedding(o, g, i);
+    }
+    jw_text(o, "],\"total_duration\":");
+    jw_uint(o, (now_us() - r->http.arrived_us) * 1000);
+    jw_text(o, ",\"load_duration\":0,\"prompt_eval_count\":");
+    jw_uint(o, gen_usage(g).prompt);
+    jw_text(o, "}");
+}
+
+/* One text, called `prompt`. */
+static enum status read_prompt(struct gen *g, json_t *root)
+{
+    json_t *text = field(root, "prompt");
+    if (!json_is_string(text))
+        return api_fail(&g->r->response.error, 400, "invalid_type", "prompt", "Must be a string.");
+    return json_object_set(root, "input", text) ? api_nomem(&g->r->response.error) : read_body(g, root);
+}
+
+static void prompt_response(struct json_writer *o, struct choice *first)
+{
+    jw_text(o, "{\"embedding\":");
+    embedding(o, first->gen, 0);
+    jw_text(o, "}");
+}
+
+const struct dialect dialect_ollama_embed = {
+    .read = read_body, .source = "input", .response = embed_response};
+const struct dialect dialect_ollama_embeddings = {
+    .read = read_prompt, .source = "input", .response = prompt_response};

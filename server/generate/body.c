@@ -90,6 +90,9 @@ enum status request_model_check(struct request *r, json_t *root)
     const char *name = json_string_value(m);
     size_t len = json_string_length(m);
     r->model_name = model_name_find(r->srv, name, len);
+    if (!r->model_name && r->response.shape == ERROR_OLLAMA && len > 7 &&
+        strcmp(name + len - 7, ":latest") == 0) /* Ollama's default tag */
+        r->model_name = model_name_find(r->srv, name, len - 7);
     if (!len || r->model_name || r->srv->opt->accept_any_model) return ST_OK;
     return request_model_unknown(r, name);
 }

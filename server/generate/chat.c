@@ -251,3 +251,12 @@ enum status tokenize_chat(struct gen *g)
     chat_fini(&c);
     return st;
 }
+
+enum status render_chat(struct gen *g, struct json_writer *o)
+{
+    struct chat c = {.r = g->r, .g = g};
+    enum status st = render(&c);
+    if (!st) jw_string(o, c.rendered.text, c.rendered.len);
+    chat_fini(&c);
+    return st;
+}

@@ -1,6 +1,11 @@
 /* See delta.h. */
 #include "server/generate/delta.h"
 
+#include "config/base/utf8.h"
+#include "server/http/fields.h"
+#include "server/http/json_parser.h"
+#include "server/http/json_value.h"
+
 #include <sodium.h>
 #include <string.h>
 
@@ -13,6 +18,24 @@ void call_id_make(struct chat_call *call, const char *prefix)
     memcpy(call->id, prefix, n);
     for (size_t i = 0; i < sizeof random; i++) call->id[n + i] = alphabet[random[i] % 62];
     call->id[n + sizeof random] = '\0';
+}
+
+void call_object_write(struct json_writer *o, const struct buf *arguments)
+{
+    json_t *v = NULL;
+    const char *text = arguments->data ? arguments->data : "";
+    bool wellformed = arguments->len && utf8_valid(text, arguments->len);
+    enum status st = wellformed ? json_from_text(text, arguments->len, &v) : ST_FORMAT;
+    if (!arguments->len) {
+        jw_text(o, "{}");
+    } else if (!st && json_is_object(v) && !json_big_int(v)) {
+        jw_value(o, v);
+    } else {
+        jw_text(o, "{\"INVALID_JSON\":");
+        jw_string(o, text, arguments->len);
+        jw_text(o, "}");
+    }
+    json_decref(v);
 }
 
 static struct delta arguments(const struct chat_call *call, uint32_t i)

@@ -17,5 +17,7 @@ struct delta delta_next(const struct choice *c);
 void delta_shown(struct choice *c, const struct delta *delta);
 /* A new id: a prefix of at most 6 characters and 24 letters or digits. */
 void call_id_make(struct chat_call *call, const char *prefix);
+/* The arguments as an object on one line; invalid or incomplete ones: {"INVALID_JSON": text}. */
+void call_object_write(struct json_writer *o, const struct buf *arguments);
 
 #endif

@@ -118,12 +118,14 @@ struct delta;
 /* What a dialect does differently from OpenAI's chat completions and completions. Its output is that of a
  * chat; choice->out is always set. */
 struct dialect {
-    /* Worker: the body -> g->p and the fields after it, except the prompt. r->response.error on failure. */
+    /* Worker: the body -> g->p and the fields after it, except the prompt; or a whole response in
+     * r->response.out. r->response.error on failure. May turn a chat into a completion. */
     enum status (*read)(struct gen *g, json_t *root);
     const char *source; /* the field with the messages, for errors */
     /* Loop: the whole response. */
     void (*response)(struct json_writer *o, struct choice *c);
-    /* Loop: the events of a stream: before the first delta, once; a delta; at the end; r->response.error. */
+    /* Loop: the events of a stream, NULL if it has none: before the first delta, once (may be NULL); a delta;
+     * at the end; r->response.error. */
     void (*head)(struct gen *g);
     void (*delta)(struct choice *c, const struct delta *delta);
     void (*tail)(struct choice *c);
@@ -359,6 +361,8 @@ enum status gen_prompt_completion(struct gen *g, json_t *root);
 /* Both steps for /tokenize: the ids of a chat. */
 enum status tokenize_read(struct gen *g, json_t *root);
 enum status tokenize_chat(struct gen *g);
+/* The second step for /apply-template: the text, with markers for images. */
+enum status render_chat(struct gen *g, struct json_writer *o);
 
 /* generate/sequences.c (loop) */
 void gen_submit(struct request *r); /* after the job: starts the sequences */

@@ -262,7 +262,7 @@ enum status gen_prompt_completion(struct gen *g, json_t *root)
 {
     struct api_error *e = &g->r->response.error;
     const char *name = gen_source(g);
-    json_t *v = field(root, name), *suffix = g->dialect ? NULL : field(root, "suffix");
+    json_t *v = field(root, name), *suffix = g->dialect && !g->dialect->delta ? NULL : field(root, "suffix");
     if (g->messages.list) return gen_prompt_parts(g);
     bool many = json_is_array(v) && !json_is_number(json_array_get(v, 0));
     size_t count = many ? json_array_size(v) : 1;

@@ -473,7 +473,8 @@ static void tags_find(struct gen *g)
 static bool output_create(struct choice *c)
 {
     const struct gen *g = c->gen;
-    if (g->kind != GEN_CHAT || (!g->p.calls && g->p.reasoning == REASONING_NONE && !g->dialect)) return true;
+    bool parsed = g->kind == GEN_CHAT && (g->p.calls || g->p.reasoning != REASONING_NONE);
+    if (g->dialect ? !g->dialect->delta : !parsed) return true;
     c->out = malloc(sizeof *c->out);
     if (!c->out) return false;
     chat_output_init(c->out,
@@ -513,7 +514,8 @@ static bool choices_create(struct gen *g)
         /* One sequence per prompt scores it, unless each choice returns the scores before its own tokens. */
         if (i % g->p.n && !(g->p.echo && g->p.logprobs)) c->sampling.prompt_logprobs = SAMPLING_NO_LOGPROBS;
         buf_init(&c->text, TEXT_MAX);
-        logprobs_init(&c->logprobs, tok, g->kind == GEN_COMPLETION, g->p.tokens_as_ids, g->p.logprobs_top);
+        logprobs_init(&c->logprobs, tok, g->kind == GEN_COMPLETION && !g->dialect, g->p.tokens_as_ids,
+                      g->p.logprobs_top);
         c->detok = malloc(sizeof *c->detok);
         if (!c->detok) return false;
         detok_init(c->detok, tok, g->p.skip_special);

@@ -320,12 +320,8 @@ void gen_write_response(struct gen *g)
     struct json_writer o = {.buf = &r->response.out};
     if (g->dialect) g->dialect->response(&o, &g->choices[0]);
     else response(&o, g);
-    if (o.st) {
-        (void)api_fail(&r->response.error, 500, "internal_error", NULL, "The response is too large.");
-        request_fail(r);
-    } else {
-        request_respond(r, 200);
-    }
+    if (o.st) (void)api_fail(&r->response.error, 500, "internal_error", NULL, "The response is too large.");
+    request_finish(r);
 }
 
 /* ---- chunks ---- */
@@ -340,8 +336,7 @@ static void chunk_begin(struct json_writer *o, struct choice *c)
 
 void gen_event_end(struct json_writer *o, struct gen *g)
 {
-    jw_text(o, "}");
-    sse_end(o);
+    jw_text(o, g->r->stream.lines ? "}\n" : "}" SSE_END);
     if (o->st) gen_abort(g->r, 500, "internal_error", "The response is too large.");
 }
 
@@ -576,7 +571,7 @@ static void news(struct choice *c)
         delta_chunk(c, false);
         return;
     }
-    if (!g->shown.head) g->dialect->head(g);
+    if (!g->shown.head && g->dialect->head) g->dialect->head(g);
     g->shown.head = true;
     for (struct delta delta; (delta = delta_next(c)).kind != DELTA_NONE;) {
         g->dialect->delta(c, &delta);

@@ -89,14 +89,18 @@ static const char *anthropic_type(int http)
 void error_json(const struct api_error *e, enum error_shape shape, struct buf *out)
 {
     struct json_writer o = {.buf = out};
-    if (shape == ERROR_ANTHROPIC) { /* no fields for parameter and code: the message names the parameter */
+    if (shape != ERROR_OPENAI) { /* no fields for parameter and code: the message names the parameter */
         char message[sizeof e->param + sizeof e->message + 2];
         snprintf(message, sizeof message, "%s%s%s", e->param, e->param[0] ? ": " : "", e->message);
-        jw_text(&o, "{\"type\":\"error\",\"error\":{\"type\":");
-        jw_cstring(&o, anthropic_type(e->http));
-        jw_text(&o, ",\"message\":");
+        if (shape == ERROR_ANTHROPIC) {
+            jw_text(&o, "{\"type\":\"error\",\"error\":{\"type\":");
+            jw_cstring(&o, anthropic_type(e->http));
+            jw_text(&o, ",\"message\":");
+        } else {
+            jw_text(&o, "{\"error\":");
+        }
         jw_cstring(&o, message);
-        jw_text(&o, "}}");
+        jw_text(&o, shape == ERROR_ANTHROPIC ? "}}" : "}");
         return;
     }
     jw_text(&o, "{\"error\":{\"message\":");

@@ -35,8 +35,10 @@ enum status api_nomem(struct api_error *e);
  * context_length_exceeded, ST_AGAIN -> 429, ST_DEVICE -> 500 engine_error, ... the rest -> 500
  * internal_error. */
 enum status api_fail_status(struct api_error *e, enum status st, const char *param, const struct err *err);
-/* OpenAI's {"error":{...}}, or Anthropic's {"type":"error","error":{...}}, whose types follow from http. */
-enum error_shape { ERROR_OPENAI = 0, ERROR_ANTHROPIC };
+/* OpenAI's {"error":{...}}; Anthropic's {"type":"error","error":{...}}, whose types follow from http;
+ * Ollama's
+ * {"error":text}. */
+enum error_shape { ERROR_OPENAI = 0, ERROR_ANTHROPIC, ERROR_OLLAMA };
 void error_json(const struct api_error *e, enum error_shape shape, struct buf *out);
 
 #endif

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 void jw_bytes(struct json_writer *o, const void *data, size_t len)
 {
@@ -96,4 +97,15 @@ void jw_ids(struct json_writer *o, const uint32_t *ids, size_t count)
         jw_uint(o, ids[i]);
     }
     jw_text(o, "]");
+}
+
+void jw_time(struct json_writer *o, int64_t seconds, long ns)
+{
+    char text[48] = "";
+    struct tm tm;
+    time_t t = (time_t)seconds;
+    size_t n = gmtime_r(&t, &tm) ? strftime(text, 32, "\"%Y-%m-%dT%H:%M:%S", &tm) : 0;
+    if (ns < 0) snprintf(text + n, sizeof text - n, "Z\"");
+    else snprintf(text + n, sizeof text - n, ".%09ldZ\"", ns);
+    jw_text(o, text);
 }

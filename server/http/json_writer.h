@@ -23,6 +23,8 @@ void jw_uint(struct json_writer *o, uint64_t v);
 void jw_int(struct json_writer *o, int64_t v);
 void jw_float32(struct json_writer *o,
                 float v); /* shortest decimal that round-trips; never NaN or Infinity */
+/* RFC 3339 in UTC, with a fraction unless ns < 0. */
+void jw_time(struct json_writer *o, int64_t seconds, long ns);
 void jw_ids(struct json_writer *o, const uint32_t *ids, size_t count); /* [1,2,3] */
 
 #endif

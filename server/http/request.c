@@ -120,6 +120,12 @@ void request_fail(struct request *r)
     request_respond(r, r->response.error.http);
 }
 
+void request_finish(struct request *r)
+{
+    if (r->response.error.http) request_fail(r);
+    else request_respond(r, 200);
+}
+
 void request_stream_open(struct request *r)
 {
     r->response.status = 200;
@@ -271,7 +277,8 @@ struct MHD_Response *request_response(struct request *r)
     }
     if (!resp) return NULL;
     if (r->state == RQ_STREAM) {
-        header(resp, "Content-Type", "text/event-stream; charset=utf-8");
+        header(resp, "Content-Type",
+               r->stream.lines ? "application/x-ndjson" : "text/event-stream; charset=utf-8");
         header(resp, "Cache-Control", "no-cache");
         header(resp, "X-Accel-Buffering", "no");
     } else if (r->response.status != 204 && r->response.status != 101) {

@@ -86,6 +86,7 @@ void request_client_gone(struct request *r);              /* cancels; safe to ca
 /* Each finishes the request: the connection resumes and sends the response in r. */
 void request_respond(struct request *r, int status); /* body in r->response.out */
 void request_fail(struct request *r);                /* r->response.error is filled */
+void request_finish(struct request *r);              /* fails if it is, else responds with 200 */
 const char *request_rest(const struct request *r);   /* of the path, after that of a route with `prefix` */
 void request_stream_open(struct request *r);         /* first bytes are in r->response.out */
 void request_stream_more(struct request *r);         /* r->response.out grew, or r->stream.end was set */

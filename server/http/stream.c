@@ -18,7 +18,7 @@ void sse_begin_named(struct json_writer *o, const char *name)
 
 void sse_end(struct json_writer *o)
 {
-    jw_text(o, "\n\n");
+    jw_text(o, SSE_END);
 }
 
 void sse_done(struct json_writer *o)
@@ -26,18 +26,23 @@ void sse_done(struct json_writer *o)
     jw_text(o, "data: [DONE]\n\n");
 }
 
-size_t sse_first_event(const char *text, size_t len, size_t max)
+size_t stream_first_event(const char *text, size_t len, size_t max, const char *end)
 {
-    size_t most = len < max ? len : max;
-    /* JSON escapes line feeds, so "\n\n" only occurs at the end of an event. */
-    const char *end = memmem(text, most, "\n\n", 2);
-    return end ? (size_t)(end - text) + 2 : most;
+    size_t most = len < max ? len : max, n = strlen(end);
+    /* JSON escapes line feeds, so these only occur at the end of an event. */
+    const char *at = memmem(text, most, end, n);
+    return at ? (size_t)(at - text) + n : most;
+}
+
+static const char *event_end(const struct stream *s)
+{
+    return s->lines ? "\n" : SSE_END;
 }
 
 size_t stream_take(struct stream *s, struct buf *out, char *to, size_t max)
 {
     if (s->at == out->len) return 0;
-    size_t n = sse_first_event(out->data + s->at, out->len - s->at, max);
+    size_t n = stream_first_event(out->data + s->at, out->len - s->at, max, event_end(s));
     memcpy(to, out->data + s->at, n);
     s->at += n;
     if (s->at == out->len) s->at = out->len = 0;
@@ -46,9 +51,10 @@ size_t stream_take(struct stream *s, struct buf *out, char *to, size_t max)
 
 bool stream_drop(struct stream *s, struct buf *out)
 {
-    bool part = s->at > 1 && memcmp(out->data + s->at - 2, "\n\n", 2) != 0;
+    size_t n = strlen(event_end(s));
+    bool part = s->at >= n && memcmp(out->data + s->at - n, event_end(s), n) != 0;
     if (part || (s->end && !out->len)) return false;
     buf_fini(out);
-    *s = (struct stream){0};
+    *s = (struct stream){.lines = s->lines};
     return true;
 }

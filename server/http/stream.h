@@ -1,6 +1,6 @@
 /* Server-sent events: "data: " + one line of JSON + "\n\n", with a preceding "event: " line in dialects with
- * named events; and how much libmicrohttpd has taken. `out`: the events, of struct response. No state of its
- * own. */
+ * named events; or lines of JSON; and how much libmicrohttpd has taken. `out`: the events, of struct
+ * response. No state of its own. */
 #ifndef KVASIR_STREAM_H
 #define KVASIR_STREAM_H
 
@@ -9,8 +9,9 @@
 #include <stdbool.h>
 
 struct stream {
-    size_t at; /* bytes of out handed over */
-    bool end;  /* no more events follow */
+    size_t at;  /* bytes of out handed over */
+    bool end;   /* no more events follow */
+    bool lines; /* of JSON, not server-sent events */
 };
 
 size_t stream_take(struct stream *s, struct buf *out, char *to,
@@ -24,7 +25,8 @@ void sse_begin_named(struct json_writer *o, const char *name); /* "event: NAME",
 void sse_end(struct json_writer *o);                           /* "\n\n" */
 void sse_done(struct json_writer *o);                          /* the last event */
 /* Bytes of `text` to hand over when at most max fit: its first event, because each event is an HTTP chunk of
- * its own; max if it doesn't fit. */
-size_t sse_first_event(const char *text, size_t len, size_t max);
+ * its own; max if it doesn't fit. end: what ends an event, SSE_END or a line feed. */
+#define SSE_END "\n\n"
+size_t stream_first_event(const char *text, size_t len, size_t max, const char *end);
 
 #endif

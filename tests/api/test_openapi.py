@@ -143,6 +143,10 @@ def test_fields(doc):
     known = common | strings(text, "const same[]") | strings(text, "const others[]")
     check.true("the lists of responses_in.c are read", len(known) > 40 and "input" in known, len(known))
     check.equal("fields of responses", sorted(properties("ResponsesRequest")), sorted(known))
+    text = source("server/dialect/ollama_in.c")
+    known = common | strings(text, "const same[]") | strings(text, "const others[]")
+    check.true("the lists of ollama_in.c are read", len(known) > 40 and "options" in known, len(known))
+    check.equal("fields of Ollama's", sorted(properties("OllamaRequest")), sorted(known))
 
 
 def test_answers(s, doc):
@@ -155,6 +159,7 @@ def test_answers(s, doc):
         wrong = list(faults(doc, answer["content"][kind]["schema"], value))
         check.equal(what, wrong, [])
 
+    ollama = {"messages": chat["messages"], "stream": False, "options": {"num_predict": 4, "temperature": 0}}
     wide = {**chat, "logprobs": True, "top_logprobs": 2, "return_token_ids": True, "return_cache_info": True}
     text = {"prompt": "One, two", "max_tokens": 4, "temperature": 0}
     for path, body in (("/v1/chat/completions", chat), ("/v1/chat/completions", {**wide, "n": 2}),
@@ -164,7 +169,11 @@ def test_answers(s, doc):
                        ("/v1/responses/input_tokens", {"input": chat["messages"]}),
                        ("/tokenize", {"prompt": "Hi."}), ("/tokenize", {"messages": chat["messages"]}),
                        ("/v1/tokenize", {"prompt": "Hi.", "return_token_strs": True}),
-                       ("/detokenize", {"tokens": [5, 6]})):
+                       ("/detokenize", {"tokens": [5, 6]}),
+                       ("/apply-template", {"messages": chat["messages"]}),
+                       ("/api/chat", {**ollama, "logprobs": True}), ("/api/show", {}),
+                       ("/api/generate", {**ollama, "prompt": "One, two"}), ("/api/embed", {"input": ["a"]}),
+                       ("/api/embeddings", {"prompt": "a"})):
         fits(path, path, "post", 200, "application/json", s.ok(path, body))
         status, answer = s.post(path, {**body, "model": 5})
         check.equal(f"{path}: status", status, 400)
@@ -177,6 +186,8 @@ def test_answers(s, doc):
         events = s.request("POST", path, {**body, "stream": True})[2].decode().split("\n")
         for event in [json.loads(line[6:]) for line in events if line.startswith("data: ")]:
             fits(path + ", streamed", path, "post", 200, "text/event-stream", event)
+    for row in s.request("POST", "/api/chat", {**ollama, "stream": True})[2].splitlines():
+        fits("/api/chat, streamed", "/api/chat", "post", 200, "application/x-ndjson", json.loads(row))
     kept = s.ok("/v1/responses", {"input": "Hi.", "max_output_tokens": 6})["id"]
     for method, under in (("GET", ""), ("GET", "/input_items"), ("DELETE", "")):
         answer = json.loads(s.request(method, f"/v1/responses/{kept}{under}")[2])
@@ -184,7 +195,9 @@ def test_answers(s, doc):
         fits(f"{method} {path}", path, method.lower(), 200, "application/json", answer)
     model = json.loads(s.request("GET", "/v1/models")[2])["data"][0]["id"]
     for path, target in (("/v1/models", "/v1/models"), ("/v1/models/{model}", "/v1/models/" + model),
-                         ("/version", "/version"), ("/load", "/load"), ("/cache_tree", "/cache_tree")):
+                         ("/version", "/version"), ("/load", "/load"), ("/cache_tree", "/cache_tree"),
+                         ("/api/tags", "/api/tags"), ("/api/ps", "/api/ps"), ("/api/version", "/api/version"),
+                         ("/props", "/props")):
         fits(path, path, "get", 200, "application/json", json.loads(s.request("GET", target)[2]))
 
 

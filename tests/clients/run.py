@@ -24,6 +24,7 @@ CLIENTS = {
     "instructor": ["instructor==1.17.0"],
     "litellm": ["litellm==1.106.2", "mcp==2.3.0"],
     "llm": ["llm==0.36"],
+    "ollama": ["ollama==0.6.3", "langchain-ollama==1.1.0", "pydantic==2.14.3"],
     "codex": ["pydantic==2.14.3", "websockets==17.4"],
     "claude_code": ["pydantic==2.14.3"],
     "open_responses": ["pydantic==2.14.3", "websockets==17.4"],

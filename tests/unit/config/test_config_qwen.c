@@ -447,7 +447,7 @@ static void test_hostile(void **state)
         {"{\"model_type\":\"qwen3_next\"}", ST_UNSUPPORTED,
          "(gemma, gemma2, gemma3, gemma3_text, gemma4, gemma4_text, gemma4_unified, gemma4_unified_text, "
          "paligemma, qwen2, qwen3, qwen3_moe, qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, qwen3_5, "
-         "qwen3_5_moe, qwen3_5_text, qwen3_5_moe_text, llama, mistral, ministral3, smollm3, granite, lfm2)"},
+         "qwen3_5_moe, qwen3_5_text, qwen3_5_moe_text, llama, mistral, ministral3, smollm3, granite"},
         {Q35("\"linear_conv_kernel_dim\":1"), ST_FORMAT, "linear_conv_kernel_dim"},
         {Q35("\"linear_conv_kernel_dim\":17"), ST_FORMAT, "linear_conv_kernel_dim"},
         {Q35("\"linear_num_key_heads\":0"), ST_FORMAT, "linear_num_key_heads"},

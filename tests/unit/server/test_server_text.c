@@ -96,9 +96,32 @@ static void test_events(void **state)
     (void)state;
     const char *two = "data: {\"a\":1}\n\ndata: {\"b\":22}\n\n";
     size_t len = strlen(two), first = strlen("data: {\"a\":1}\n\n");
-    for (size_t max = first; max < len + 9; max++) assert_int_equal(sse_first_event(two, len, max), first);
+    for (size_t max = first; max < len + 9; max++)
+        assert_int_equal(stream_first_event(two, len, max, SSE_END), first);
     for (size_t max = 1; max < first; max++)
-        assert_int_equal(sse_first_event(two, len, max), max); /* must be torn */
+        assert_int_equal(stream_first_event(two, len, max, SSE_END), max); /* must be torn */
+}
+
+/* A line is taken at a time; what is dropped leaves room for another line, unless part of one is taken. */
+static void test_lines(void **state)
+{
+    (void)state;
+    struct stream s = {.lines = true};
+    struct buf b;
+    char to[64];
+    buf_init(&b, 64);
+    assert_int_equal(buf_add(&b, "{\"a\":1}\n{\"b\":2}\n", 16), ST_OK);
+    assert_int_equal(stream_take(&s, &b, to, sizeof to), 8);
+    assert_memory_equal(to, "{\"a\":1}\n", 8);
+    assert_int_equal(stream_take(&s, &b, to, 3), 3);
+    assert_false(stream_drop(&s, &b));
+    assert_int_equal(stream_take(&s, &b, to, sizeof to), 5);
+    assert_int_equal(buf_add(&b, "{\"c\":3}\n{\"d\":4}\n", 16), ST_OK);
+    assert_int_equal(stream_take(&s, &b, to, sizeof to), 8);
+    assert_true(stream_drop(&s, &b));
+    assert_true(s.lines);
+    assert_int_equal(b.len, 0);
+    buf_fini(&b);
 }
 
 /* The same by brute force: after every byte, look for every string at the end. */
@@ -179,9 +202,10 @@ static void test_stops_empty(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_strings),      cmocka_unit_test(test_numbers),
-        cmocka_unit_test(test_ceiling),      cmocka_unit_test(test_events),
-        cmocka_unit_test(test_stops_random), cmocka_unit_test(test_stops_empty),
+        cmocka_unit_test(test_strings),     cmocka_unit_test(test_numbers),
+        cmocka_unit_test(test_ceiling),     cmocka_unit_test(test_events),
+        cmocka_unit_test(test_lines),       cmocka_unit_test(test_stops_random),
+        cmocka_unit_test(test_stops_empty),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

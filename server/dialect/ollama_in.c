@@ -1,0 +1,281 @@
+/* Ollama's bodies -> a chat request, or a completion. What `options` holds becomes a field of the body, under
+ * the name that chat completions have for it. Worker thread. */
+#include "server/dialect/ollama.h"
+#include "server/dialect/reader.h"
+
+#include "engine/model/model_info.h"
+#include "server/http/fields.h"
+#include "server/http/limits.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- messages ---- */
+
+struct intake {
+    struct chat_reader r;
+    json_t *calls;   /* of the last assistant message; borrowed */
+    size_t answered; /* index of the call after the last one with a result */
+    unsigned ids;    /* made so far */
+};
+
+/* Base64 image text is moved, not copied: its place in the body is emptied. */
+static enum status image(struct intake *t, json_t *list, size_t i, const char *suffix)
+{
+    char path[40];
+    struct image_ref *ref;
+    const char *text = json_string_value(json_array_get(list, i));
+    snprintf(path, sizeof path, "%s[%zu]", suffix, i);
+    if (!text) return chat_fault(&t->r, "invalid_type", path, "An image must be a string: a file in base64.");
+    if (chat_image_add(&t->r, (uint32_t)i, false, path, "", &ref)) return ST_INVALID;
+    /* Base64 has no colon: a URL. */
+    ref->source =
+        strchr(text, ':') ? json_incref(json_array_get(list, i)) : json_sprintf("data:;base64,%s", text);
+    if (!ref->source || json_array_set_new(list, i, json_null())) return chat_no_memory(&t->r);
+    ref->url = json_string_value(ref->source);
+    ref->url_len = json_string_length(ref->source);
+    return ST_OK;
+}
+
+/* Images come before the text, as in Ollama's templates. images: the path of the list. */
+static enum status content(struct intake *t, struct chat_message *m, json_t *text, json_t *list,
+                           const char *images)
+{
+    size_t count = json_array_size(list);
+    if (list && !json_is_array(list))
+        return chat_fault(&t->r, "invalid_type", images, "Must be an array of strings.");
+    if (text && !json_is_string(text))
+        return chat_fault(&t->r, "invalid_type", ".content",
+                          "Must be a string; images are in the field images.");
+    for (size_t i = 0; i < count; i++)
+        if (image(t, list, i, images)) return ST_INVALID;
+    if ((!count || json_string_length(text)) &&
+        chat_text_add(&t->r, text ? json_incref(text) : json_string(""), (uint32_t)count))
+        return ST_INVALID;
+    return chat_one_text(&t->r, m, "\n");
+}
+
+static enum status calls(struct intake *t, json_t *list)
+{
+    if (list && !json_is_array(list))
+        return chat_fault(&t->r, "invalid_type", ".tool_calls", "Must be an array.");
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        json_t *call = json_array_get(list, i), *function = field(call, "function"), *id = field(call, "id");
+        json_t *name = field(function, "name"), *arguments = field(function, "arguments");
+        char path[64];
+        snprintf(path, sizeof path, ".tool_calls[%zu].function", i);
+        if (!json_is_string(name) || (arguments && (!json_is_object(arguments) || json_big_int(arguments))))
+            return chat_fault(&t->r, "invalid_type", path,
+                              "Must be an object with a name and arguments, which are an object.");
+        id = json_is_string(id) ? json_incref(id) : json_sprintf("call%05u", ++t->ids);
+        json_t *made = id ? chat_call_new(&t->r, id, name, arguments) : NULL;
+        json_decref(id);
+        if (chat_call_add(&t->r, made)) return ST_INVALID;
+    }
+    return ST_OK;
+}
+
+/* A result is that of the next call, or of the next one of the tool that it names. */
+static json_t *result_of(struct intake *t, json_t *from)
+{
+    json_t *name = field(from, "tool_name"), *id = field(from, "tool_call_id"), *call = NULL;
+    size_t n = json_array_size(t->calls);
+    for (size_t i = 0; i < n && !call; i++) {
+        size_t at = (t->answered + i) % n;
+        json_t *one = json_array_get(t->calls, at);
+        if (name && !json_equal(field(field(one, "function"), "name"), name)) continue;
+        call = one;
+        t->answered = at + 1;
+    }
+    return json_pack("{s:O*,s:O*}", "name", name ? name : field(field(call, "function"), "name"),
+                     "tool_call_id", id ? id : field(call, "id"));
+}
+
+static enum status message(struct intake *t, json_t *from)
+{
+    unsigned role = CHAT_SYSTEM;
+    struct chat_message *m;
+    json_t *name = field(from, "role"), *thinking = field(from, "thinking");
+    if (!json_is_object(from)) return chat_fault(&t->r, "invalid_type", "", "A message must be an object.");
+    while (role < CHAT_FUNCTION && !json_is(name, chat_role_name((enum chat_role)role))) role++;
+    if (role == CHAT_FUNCTION)
+        return chat_fault(&t->r, "invalid_value", ".role",
+                          "Must be one of 'system', 'user', 'assistant', 'tool'.");
+    if (chat_message_add(&t->r, (enum chat_role)role, &m) ||
+        content(t, m, field(from, "content"), field(from, "images"), ".images"))
+        return ST_INVALID;
+    if (role == CHAT_TOOL && !(m->more = result_of(t, from))) return chat_no_memory(&t->r);
+    if (role != CHAT_ASSISTANT) return ST_OK;
+    if (json_string_length(thinking) && chat_reasoning_add(&t->r, json_incref(thinking))) return ST_INVALID;
+    if (chat_reasoning_end(&t->r, m) || calls(t, field(from, "tool_calls"))) return ST_INVALID;
+    t->calls = m->calls;
+    t->answered = 0;
+    return ST_OK;
+}
+
+static enum status messages(struct reader *r)
+{
+    struct intake t = {0};
+    json_t *list = field(r->from, "messages");
+    if (gen_read_begin(r->g, &t.r)) return ST_INVALID;
+    if (!json_is_array(list)) return chat_fault(&t.r, "invalid_type", "", "Must be an array.");
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        t.r.at.index = (int32_t)i;
+        if (message(&t, json_array_get(list, i))) return ST_INVALID;
+    }
+    return ST_OK;
+}
+
+/* `system`, then `prompt` with `images`. */
+static enum status prompt(struct reader *r)
+{
+    struct intake t = {0};
+    struct chat_message *m;
+    json_t *system = field(r->from, "system"), *text = field(r->from, "prompt");
+    if (gen_read_begin(r->g, &t.r)) return ST_INVALID;
+    if (json_string_length(system)) {
+        t.r.at.field = "system";
+        if (chat_message_add(&t.r, CHAT_SYSTEM, &m) || content(&t, m, system, NULL, "")) return ST_INVALID;
+        t.r.at.field = "prompt";
+    }
+    if (chat_message_add(&t.r, CHAT_USER, &m)) return ST_INVALID;
+    t.r.at.field = "images";
+    return content(&t, m, text, field(r->from, "images"), "");
+}
+
+/* ---- fields ---- */
+
+static enum status options(struct reader *r)
+{
+    /* The others (num_ctx, num_gpu ...) are settings of Ollama's engine. */
+    static const char *const names[] = {"temperature", "top_k", "top_p",          "min_p",
+                                        "seed",        "stop",  "repeat_penalty", "presence_penalty",
+                                        "typical_p",   "tfs_z", "mirostat",       "frequency_penalty"};
+    json_t *from, *v;
+    int64_t most = 0;
+    if (reader_object(r, "options", &from) ||
+        field_int(r->e, from, "num_predict", INT64_MIN, INT64_MAX, &most, NULL))
+        return ST_INVALID;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if ((v = field(from, names[i])) && json_object_set(r->from, names[i], v)) return reader_no_memory(r);
+    if (most > 0 && json_object_set(r->from, "max_tokens", field(from, "num_predict")))
+        return reader_no_memory(r); /* 0 and below: no limit */
+    if (!field(r->from, "stream") && json_object_set_new(r->from, "stream", json_true()))
+        return reader_no_memory(r);
+    return ST_OK;
+}
+
+static enum status format(struct reader *r)
+{
+    json_t *v = field(r->from, "format");
+    if (!v || json_is(v, "")) return ST_OK;
+    if (json_is_object(v) && !json_big_int(v)) return gen_schema(r->g, v, "format", &r->g->p.format);
+    if (!json_is(v, "json"))
+        return api_fail(r->e, 400, "invalid_value", "format", "Must be \"json\" or a JSON schema.");
+    r->g->p.format = (struct response_format){.kind = FORMAT_OBJECT, .param = "format"};
+    return ST_OK;
+}
+
+static enum status think(struct reader *r)
+{
+    struct gen *g = r->g;
+    json_t *v = field(r->from, "think");
+    struct reasoning_ask ask = {.variables = field(r->from, "chat_template_kwargs")};
+    if (json_is_boolean(v)) ask.enabled = v;
+    else ask.effort = v;
+    if (ask.effort && !json_is_string(v))
+        return api_fail(r->e, 400, "invalid_type", "think",
+                        "Must be a boolean, or one of \"low\", \"medium\", \"high\".");
+    if (gen_effort_check(g, ask.effort, "think") || gen_reasoning(g, &ask)) return ST_INVALID;
+    if (!v || json_is_false(v) || json_is(v, "none") || g->p.reasoning != REASONING_NONE) return ST_OK;
+    return api_fail(r->e, 400, "unsupported_value", "think",
+                    "This model (%s) does not support thinking: leave the field out.",
+                    g->r->srv->model->info->family);
+}
+
+/* ---- the whole ---- */
+
+/* In addition to those of all dialects. */
+static const char *const same[] = {"max_tokens", "stop", "repeat_penalty", "logprobs", "top_logprobs"};
+/* Read elsewhere, or ignored. */
+static const char *const others[] = {"chat_template_kwargs",
+                                     "context",
+                                     "format",
+                                     "images",
+                                     "keep_alive",
+                                     "messages",
+                                     "mirostat",
+                                     "model",
+                                     "options",
+                                     "prompt",
+                                     "raw",
+                                     "suffix",
+                                     "system",
+                                     "template",
+                                     "tfs_z",
+                                     "think",
+                                     "tools",
+                                     "truncate",
+                                     "shift",
+                                     "typical_p",
+                                     "tool_choice"};
+
+static enum status read_common(struct reader *r)
+{
+    return reader_same(r, same, sizeof same / sizeof *same, others, sizeof others / sizeof *others);
+}
+
+static enum status read_chat(struct gen *g, json_t *root)
+{
+    struct reader r = {.g = g, .e = &g->r->response.error, .from = root};
+    json_t *list = field(root, "messages");
+    if (!(g->dialect_state = calloc(1, sizeof(struct ollama_state)))) return reader_no_memory(&r);
+    if (!list || (json_is_array(list) && !json_array_size(list))) return ollama_loaded(g);
+    if (options(&r) || format(&r) || gen_parse_tools(g, root) || think(&r) || messages(&r) || read_common(&r))
+        return ST_INVALID;
+    const struct chat_message *last = &g->messages.list[g->messages.count - 1];
+    g->p.continue_final_message =
+        last->role == CHAT_ASSISTANT && !last->calls && json_string_length(last->parts[0].text);
+    g->p.add_generation_prompt = !g->p.continue_final_message;
+    return gen_read_added(g);
+}
+
+/* With `raw` or `suffix` it is a completion, without the chat template. */
+static enum status read_generate(struct gen *g, json_t *root)
+{
+    static const char *const refused[][2] = {{"template", "raw, with the whole text as prompt"},
+                                             {"context", "/api/chat, with the messages so far"}};
+    static const char *const texts[] = {"prompt", "system", "suffix"};
+    struct reader r = {.g = g, .e = &g->r->response.error, .from = root};
+    bool raw = false, images = json_array_size(field(root, "images")) > 0;
+    json_t *v;
+    if (!(g->dialect_state = calloc(1, sizeof(struct ollama_state)))) return reader_no_memory(&r);
+    if (reader_refuse(&r, refused, 2) || field_bool(r.e, root, "raw", &raw)) return ST_INVALID;
+    for (size_t i = 0; i < 3; i++)
+        if ((v = field(root, texts[i])) && !json_is_string(v))
+            return api_fail(r.e, 400, "invalid_type", texts[i], "Must be a string.");
+    raw = raw || json_string_length(field(root, "suffix"));
+    if (!json_string_length(field(root, "prompt")) && !images) return ollama_loaded(g);
+    if (raw && images)
+        return api_fail(r.e, 400, "invalid_value", "images", "Can't be combined with raw or suffix.");
+    if (options(&r) || format(&r) || think(&r) || (!raw && prompt(&r)) || read_common(&r)) return ST_INVALID;
+    if (!raw) return gen_read_added(g);
+    g->kind = GEN_COMPLETION;
+    g->p.add_special_tokens = true;
+    g->p.reasoning = REASONING_NONE;
+    return gen_read_completion(g, root);
+}
+
+const struct dialect dialect_ollama_chat = {.read = read_chat,
+                                            .source = "messages",
+                                            .response = ollama_write_response,
+                                            .delta = ollama_delta,
+                                            .tail = ollama_tail,
+                                            .stream_error = ollama_stream_error};
+const struct dialect dialect_ollama_generate = {.read = read_generate,
+                                                .source = "prompt",
+                                                .response = ollama_write_response,
+                                                .delta = ollama_delta,
+                                                .tail = ollama_tail,
+                                                .stream_error = ollama_stream_error};
