@@ -4,8 +4,8 @@
  * Visibility of a row at position p (both bounds inclusive, one interval per KV group): lo = 0 (full
  * attention) or max(0, p - window + 1), hi = p; in a bidirectional span (enum span_rule) hi is its last
  * position, and of a SPAN_PREFIX_LM or SPAN_BIDIRECTIONAL_ANY lo at most its first; an encoder's windows end
- * at p + window - 1. This is transformers'
- * rule for images of SPAN_BIDIRECTIONAL: (j <= i or same image) and, in sliding layers, i - j < window. */
+ * at p + window - 1. This is transformers' rule for images of SPAN_BIDIRECTIONAL: (j <= i or same image) and,
+ * in sliding layers, i - j < window. */
 #include "engine/internal.h"
 
 #include "config/base/assert.h"

@@ -126,7 +126,7 @@ def holds(home, what, name, *paths):
 
 def test_pull():
     repo = hub.add("org/plain", checkpoint(**{"chat_template.jinja": b"", "1_Pooling/config.json": b"{}",
-                                            "2_Dense/model.safetensors": b"d"}))
+                                            "2_Dense/model.safetensors": b""}))
     need = [
         "config.json",
         "tokenizer.json",
