@@ -85,8 +85,8 @@ static const struct family *find_type(struct hf_reader *r, const struct family_t
     if (node == JSON_NONE)
         r->st = err_set(r->err, ST_FORMAT, "%s: no model_type (served: %s)", r->file, served);
     else
-        r->st = err_set(r->err, ST_UNSUPPORTED, "%s: model_type \"%s\" is not a family that is served (%s)",
-                        r->file, name, served);
+        r->st = err_set(r->err, ST_UNSUPPORTED, "model_type \"%s\" is not served; served: %s (%s)", name,
+                        served, r->file);
     return NULL;
 }
 

@@ -70,7 +70,7 @@ struct gen_params {
     uint64_t max_tokens, min_tokens;
     bool max_tokens_fit;             /* max_tokens is lowered to what the context holds */
     uint64_t max_tokens_cut;         /* by how much */
-    struct sampling_params sampling; /* without seed; bias owned by the gen */
+    struct sampling_params sampling; /* without seed; lists owned by the gen */
     bool has_seed;
     int64_t seed;
     bool logprobs;         /* per-token log-probs are returned */

@@ -73,6 +73,7 @@ void gen_free(struct gen *g)
     tool_types_destroy(g->p.tool_types);
     json_decref(g->p.bare_calls);
     free((void *)(uintptr_t)g->p.sampling.bias); /* allocated by generate/parse.c */
+    free((void *)(uintptr_t)g->p.sampling.ngrams.free);
     json_decref(g->root);
     free(g->dialect_state);
     free(g);

@@ -229,7 +229,7 @@ static bool is_lfs_pointer(const char *path)
     return yes;
 }
 
-enum status hub_path_check(const char *path, struct err *err)
+enum status hub_path_check(const char *path, bool bare, struct err *err)
 {
     struct stat sb;
     struct hub_name name;
@@ -255,7 +255,8 @@ enum status hub_path_check(const char *path, struct err *err)
                          one);
         free(one);
     }
-    if (!st && S_ISDIR(sb.st_mode) && (!hub_file_find(&f, "config.json") || !(any(&f, "", ".safetensors"))))
+    if (!st && S_ISDIR(sb.st_mode) &&
+        (!hub_file_find(&f, "config.json") || !(bare || any(&f, "", ".safetensors"))))
         st = refuse(&f, path, err);
     hub_files_free(&f);
     return st;

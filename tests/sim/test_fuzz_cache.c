@@ -415,6 +415,8 @@ static void draw_sampling(const struct run *r, struct spec *p)
     if (chance(15)) p->sampling.repetition_penalty = 1.2f;
     if (chance(10)) p->sampling.presence_penalty = 0.5f;
     if (chance(10)) p->sampling.frequency_penalty = 0.3f;
+    if (p->sampling.presence_penalty > 0)
+        p->sampling.ngrams = (struct sampling_ngrams){.size = 2, .window = 40};
     if (chance(10)) {
         for (uint32_t i = 0; i < 2; i++)
             p->bias[i] = (struct sampling_bias){4 + rnd(200), 2.0f - 4.0f * (float)i};
