@@ -264,7 +264,7 @@ static uint64_t kv_needed(const struct engine *e)
 /* Whether prompts are prefilled whole (prefix-LM). */
 static bool sees_prefix(const struct engine *e)
 {
-    return e->net.desc.has_vision && e->net.desc.image.rule == SPAN_PREFIX_LM;
+    return e->net.desc.image.rule == SPAN_PREFIX_LM;
 }
 
 /* Tokens of the largest atomic image; 0 = none. */

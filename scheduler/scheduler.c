@@ -215,7 +215,8 @@ static enum status sequence_create(const struct scheduler *s, const struct sched
         q->features = calloc(p->span_count, sizeof *q->features);
         q->uses = calloc(p->span_count, sizeof *q->uses);
     }
-    if (r->pooling) q->pooled = calloc(s->caps.hidden_size, sizeof *q->pooled);
+    uint32_t wide = s->opt.pooled_width > s->caps.hidden_size ? s->opt.pooled_width : s->caps.hidden_size;
+    if (r->pooling) q->pooled = calloc(wide, sizeof *q->pooled);
     if (!q->tokens || !q->end_event || (r->pooling && !q->pooled) ||
         (p->span_count && (!q->features || !q->uses))) {
         sequence_free(q);
@@ -330,6 +331,7 @@ static void end_sequence(struct scheduler *s, struct sequence *q, enum seq_end e
                                     .pushed_us = event_clock_us()};
     if (q->pooled && end == END_LENGTH) {
         for (uint32_t i = 0; i < s->caps.hidden_size; i++) q->pooled[i] /= q->pooled_count;
+        if (s->opt.project) s->opt.project(s->opt.project_arg, q->pooled);
         node->ev.pooled = q->pooled;
         q->pooled = NULL;
     }

@@ -97,6 +97,7 @@ struct hf_config {
     bool has_vision;
     struct hf_vision vision;
     uint32_t mm_tokens_per_image;
+    bool encoder;                /* text attends in both directions */
     bool bidirectional_images;   /* an image's tokens attend to each other in both directions */
     uint32_t image_id, video_id; /* placeholder tokens; HF_NO_ID = none */
     uint32_t bos_id;             /* HF_NO_ID = none */

@@ -96,7 +96,7 @@ struct weights_inventory {
     uint64_t read_bytes;   /* in the files */
     uint64_t memory_bytes; /* estimated size once loaded with the given compute type */
     bool made_quants;      /* some become quants at load (weight_format.quantize) */
-    char quant_types[64];  /* of those kept as the files' quants: "Q4_K,Q6_K"; "": none */
+    char quant_types[64];  /* of the text model's that are kept as the files' quants: "Q4_K,Q6_K"; "": none */
     uint64_t slab_floats;
     uint64_t tensor_bytes_max;       /* of the largest one */
     const struct stf_tensor **order; /* [count] in reading order; owned */
@@ -109,13 +109,14 @@ struct weights_inventory {
     uint32_t ignored; /* tensors of the files that the description doesn't use, though they might matter */
     char ignored_names[400]; /* the first few, comma-separated */
 };
-/* Float matrices of the text model become integers of so many bits. */
+/* Float matrices become integers of so many bits, those of the image tower at least 8. */
 enum weights_quantize { QUANTIZE_NONE = 0, QUANTIZE_INT8, QUANTIZE_INT4 };
 /* How weights are kept. */
 struct weight_format {
     enum be_dtype act;
     bool quants; /* the backend takes quants; else a file's blocks become floats */
     enum weights_quantize quantize;
+    bool float_vision; /* the image tower has no quants */
 };
 /* What config.json does not say: sets expert_layout from the checkpoint's tensors (the family sets the
  * released one), clears `tied` if the files hold a head other than the embedding, and qkv_fused if the

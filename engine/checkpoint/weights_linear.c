@@ -14,7 +14,7 @@
  *           D/2), those of the first half first
  *   pairs: load_pair_row()
  *   planes: D planes, interleaved in columns; wanted: one after another */
-static uint32_t stored_at(enum order order, uint32_t i, uint32_t n, uint32_t head_dim, uint32_t rotary)
+uint32_t load_stored_at(enum order order, uint32_t i, uint32_t n, uint32_t head_dim, uint32_t rotary)
 {
     uint32_t d = head_dim, quarter = d / 4;
     if (order == ORDER_PAIRS) return load_pair_row(i, d, rotary);
@@ -31,11 +31,11 @@ static void reorder(enum order order, const struct linear_spec *s, const char *s
     bool columns = order == ORDER_PLANES;
     for (uint32_t r = 0; r < n; r++) {
         const char *row =
-            src + (size_t)(columns ? r : stored_at(order, r, n, s->head_dim, s->rotary)) * k * size;
+            src + (size_t)(columns ? r : load_stored_at(order, r, n, s->head_dim, s->rotary)) * k * size;
         char *to = dst + (size_t)r * k * size;
         if (!columns) memcpy(to, row, k * size);
         for (uint32_t c = 0; columns && c < k; c++)
-            memcpy(to + c * size, row + stored_at(order, c, k, s->head_dim, 0) * size, size);
+            memcpy(to + c * size, row + load_stored_at(order, c, k, s->head_dim, 0) * size, size);
     }
 }
 
@@ -46,7 +46,8 @@ void load_reorder_vector(struct loader *ld, const float *v, enum order order, ui
     float copy[SIZE_REORDER_MAX], *host = ld->host + (v - ld->slab);
     ASSERT_CMP(n, <=, SIZE_REORDER_MAX);
     memcpy(copy, host, n * sizeof *copy);
-    for (uint32_t i = 0; i < n; i++) host[i] = copy[stored_at(order, i, n, order == ORDER_PLANES ? 3 : n, n)];
+    for (uint32_t i = 0; i < n; i++)
+        host[i] = copy[load_stored_at(order, i, n, order == ORDER_PLANES ? 3 : n, n)];
 }
 
 static void packed(struct loader *ld, enum be_result r, const struct stf_tensor *const *t, uint32_t count)
@@ -152,7 +153,7 @@ void load_linear(struct loader *ld, const struct linear_spec *s, struct be_weigh
     struct be_weight_desc d = {.k = s->k, .src_count = parts, .grouped = ld->alike, .glu = s->glu};
     struct quant_rows rows[3];
     struct be_quant kinds[3];
-    bool quants = !s->transposed;
+    bool quants = !s->transposed && !s->rank;
     for (uint32_t i = 0; i < parts; i++) {
         uint32_t whole = s->part[i].of ? s->part[i].of : s->part[i].n;
         uint64_t plain[2] = {s->transposed ? s->k : whole, s->transposed ? whole : s->k};
@@ -166,10 +167,11 @@ void load_linear(struct loader *ld, const struct linear_spec *s, struct be_weigh
         for (uint32_t q = 0; q < PACKED_TENSORS; q++)
             if ((in_parts[i] ? packed[i].t[q] != NULL : q == 0) && !(s->part[i].of && i))
                 all[count++] = in_parts[i] ? packed[i].t[q] : t[i];
-        quants = quants && (s->part[i].order == ORDER_KEPT || s->part[i].order == ORDER_PAIRS) &&
+        quants = quants && s->part[i].order != ORDER_PLANES &&
                  load_quant_of(ld, t[i], in_parts[i] ? &packed[i] : NULL, s->k, &rows[i], &kinds[i]);
-        if (quants) rows[i].first = s->part[i].first;
-        if (quants && s->part[i].order == ORDER_PAIRS) {
+        if (quants) {
+            rows[i].first = s->part[i].first;
+            rows[i].order = s->part[i].order;
             rows[i].head_dim = s->head_dim;
             rows[i].rotary = s->rotary;
         }
@@ -189,7 +191,7 @@ void load_linear(struct loader *ld, const struct linear_spec *s, struct be_weigh
     }
     if (ld->inventory) {
         for (uint32_t i = 0; i < parts && quants; i++) {
-            load_note_quants(ld->inventory, &rows[i]);
+            load_note_quants(ld, &rows[i]);
             if (i) load_fuse_quants(&kinds[0], &kinds[i]);
         }
         ld->inventory->memory_bytes += load_kept_bytes(ld, quants ? &kinds[0] : NULL, total, s->k);
@@ -212,7 +214,7 @@ void load_linear(struct loader *ld, const struct linear_spec *s, struct be_weigh
     for (uint32_t i = 0; scale && s->bias && i < total; i++) bias[i] *= scale[i];
     if (scale && quants) {
         rows[0].scale = scale;
-        rows[0].groups = s->k / kinds[0].group;
+        rows[0].groups = (uint32_t)be_ld(s->k) / kinds[0].group;
     }
     if (s->bias) d.bias = bias;
     load_before_read(ld);
@@ -220,7 +222,11 @@ void load_linear(struct loader *ld, const struct linear_spec *s, struct be_weigh
         d.src[i].dtype = BE_QUANT;
         d.src[i].quants = &kinds[i];
     }
-    if (quants) quants = pack_quants(ld, &d, all, count, out);
+    if (quants) {
+        d.k = (uint32_t)be_ld(s->k);
+        quants = pack_quants(ld, &d, all, count, out);
+        d.k = s->k;
+    }
     if (d.src[0].dtype == BE_QUANT && !quants && ld->alike && !ld->st)
         ld->st = err_set(ld->err, ST_UNSUPPORTED, "tensor %s: a scale is beyond f16", t[0]->name);
     void *moved[3] = {NULL};

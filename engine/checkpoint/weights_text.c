@@ -73,7 +73,7 @@ static void walk_fused(struct loader *ld, uint32_t layer, const char *name, uint
         struct quant_rows rows;
         struct be_quant kind;
         bool as_quants = load_quant_of(ld, t, NULL, k, &rows, &kind);
-        if (as_quants) load_note_quants(ld->inventory, &rows);
+        if (as_quants) load_note_quants(ld, &rows);
         ld->inventory->memory_bytes += load_kept_bytes(ld, as_quants ? &kind : NULL, experts * wide, k);
         return;
     }
@@ -493,6 +493,7 @@ void load_walk(struct loader *ld, struct weights *w)
     ld->fine = true;
     if (d->tied && !d->drafts_for) w->head = w->embed;
     else if (!d->drafts_for) load_matrix(ld, d->names.head, 0, d->hidden, d->vocab, false, &w->head);
-    ld->floats = true; /* better for images, and weights read once per image don't dominate the time */
+    ld->floats = ld->format.float_vision;
+    ld->tower = true;
     if (d->has_vision) load_vision(ld, &w->vision);
 }

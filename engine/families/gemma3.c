@@ -109,10 +109,6 @@ static void read_text(struct hf_reader *r, uint32_t obj, struct hf_text *t)
     t->o_bias = t->qkv_bias;
     hf_bool(r, obj, "tie_word_embeddings", &t->tie_word_embeddings);
     hf_activation(r, obj, "hidden_activation", HF_GELU_TANH);
-    bool encoder = false;
-    hf_bool(r, obj, "use_bidirectional_attention", &encoder);
-    if (encoder)
-        hf_error(r, ST_UNSUPPORTED, "use_bidirectional_attention", "this is an encoder, not a generator");
     read_rope(r, obj, t);
     read_layer_types(r, obj, t);
     hf_double(r, obj, "query_pre_attn_scalar", 1e-6, 1e9, &t->query_pre_attn_scalar);
@@ -123,6 +119,10 @@ static void read_text(struct hf_reader *r, uint32_t obj, struct hf_text *t)
 static void read(struct hf_reader *r, const struct family_type *type, struct hf_config *c)
 {
     read_text(r, r->text, &c->text);
+    hf_bool(r, r->text, "use_bidirectional_attention", &c->encoder);
+    if (c->encoder) c->text.sliding_window = c->text.sliding_window / 2 + 1; /* of each direction */
+    if (c->encoder && c->has_vision)
+        hf_error(r, ST_UNSUPPORTED, "use_bidirectional_attention", "an encoder with images is not served");
     if (type->place == HF_NESTED) hf_bool(r, 0, "tie_word_embeddings", &c->text.tie_word_embeddings);
     hf_u32(r, r->text, "bos_token_id", 0, SIZE_MAX_VOCAB - 1, &c->bos_id);
     if (!c->has_vision) return;
@@ -193,6 +193,8 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
         l->rope = t->layer_types[n] == HF_SLIDING;
     }
     if (c->has_vision) describe_vision(r, c, d);
+    d->encoder = c->encoder;
+    if (d->encoder) d->image.rule = SPAN_PREFIX_LM;
 }
 
 /* ---- images ---- */

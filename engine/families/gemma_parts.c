@@ -65,6 +65,8 @@ bool gemma_canonical(const char *name, char out[DESC_NAME_MAX])
         }
     } else if ((x = family_after(s, "lm_head."))) {
         part = "head.";
+    } else if (family_after(s, "layers.") || family_after(s, "embed_tokens.") || family_after(s, "norm.")) {
+        x = s; /* a text model without a head */
     } else {
         return false;
     }

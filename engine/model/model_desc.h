@@ -276,6 +276,7 @@ struct model_desc {
     /* The draft model in the same checkpoint; NULL: there can be none. false: out of memory. */
     bool (*drafter)(const struct model_desc *target, struct model_desc *out);
     uint32_t centroids, centroids_used; /* of a draft model's head; 0: none */
+    bool encoder; /* prompts are SPAN_PREFIX_LM, with windows that reach as far ahead as back */
     bool has_vision;
     struct desc_vision vision;
     struct model_image_rule image; /* all but .config */

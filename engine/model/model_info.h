@@ -65,6 +65,7 @@ struct model_info {
     uint32_t eos_count;
     uint32_t bos_id;                 /* UINT32_MAX = none */
     struct hf_generation generation; /* sampling defaults */
+    bool encoder;                    /* attention in both directions over the prompt: embeddings, no text */
     struct model_image_rule image;
 };
 

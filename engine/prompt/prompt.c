@@ -439,7 +439,7 @@ static void move_pixels(struct prompt *p, struct prompt_image *images, uint32_t 
 
 enum status prompt_apply_rule(const struct model_info *m, struct prompt *p, struct err *err)
 {
-    return m->image.present && m->image.rule == SPAN_PREFIX_LM ? prompt_prefix_lm(p, err) : ST_OK;
+    return m->image.rule == SPAN_PREFIX_LM ? prompt_prefix_lm(p, err) : ST_OK;
 }
 
 enum status prompt_check(const struct model_info *m, const struct prompt *p, struct err *err)

@@ -108,7 +108,7 @@ static enum status read_body(struct gen *g, json_t *root)
 {
     struct api_error *e = &g->r->response.error;
     const struct model *m = g->r->srv->model;
-    int64_t dimensions = m->caps.hidden_size;
+    int64_t dimensions = m->pooling->width;
     json_t *input = field(root, "input"), *format = field(root, "encoding_format");
     if (m->pooling->unsupported[0])
         return api_fail(e, 400, "unsupported_model", "model",
@@ -124,7 +124,7 @@ static enum status read_body(struct gen *g, json_t *root)
     struct embeddings_state *s = g->dialect_state = calloc(1, sizeof *s);
     if (!s) return api_nomem(e);
     g->p.add_special_tokens = true;
-    if (embed_read(g, root) || field_int(e, root, "dimensions", 1, m->caps.hidden_size, &dimensions, NULL) ||
+    if (embed_read(g, root) || field_int(e, root, "dimensions", 1, m->pooling->width, &dimensions, NULL) ||
         prompt_add(g, root))
         return ST_INVALID;
     s->dimensions = (uint32_t)dimensions;
@@ -169,7 +169,7 @@ static void embedding(struct json_writer *o, struct gen *g, uint32_t i)
     const struct embeddings_state *s = g->dialect_state;
     const struct model *m = g->r->srv->model;
     float *v = (float *)(void *)g->choices[i].text.data; /* gen_events left it there */
-    if (m->pooling->normalize || s->dimensions < m->caps.hidden_size) normalize(v, s->dimensions);
+    if (m->pooling->normalize || s->dimensions < m->pooling->width) normalize(v, s->dimensions);
     vector_write(o, v, s->dimensions, s->base64);
 }
 

@@ -322,7 +322,7 @@ static void end_metrics(struct choice *c, const struct sched_event *ev)
 /* The pooled vector takes the place of the text. */
 static enum status take_pooled(struct choice *c, const double *pooled)
 {
-    uint32_t n = c->gen->r->srv->model->caps.hidden_size;
+    uint32_t n = c->gen->r->srv->model->embedding_width;
     enum status st = buf_reserve(&c->text, n * sizeof(float));
     for (uint32_t i = 0; i < n && !st; i++) {
         float v = (float)pooled[i];

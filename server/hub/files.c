@@ -181,8 +181,9 @@ enum status hub_files_choose(struct hub_files *f, const struct hub_name *n, cons
         struct hub_file *small = hub_file_find(f, small_files[i]);
         if (small) small->wanted = true;
     }
-    for (size_t i = 0; i < f->count; i++) /* 1_Pooling/config.json */
-        if (f->list[i].path[0] >= '0' && f->list[i].path[0] <= '9' && ends(f->list[i].path, "/config.json"))
+    for (size_t i = 0; i < f->count; i++) /* 1_Pooling/config.json, 2_Dense/model.safetensors */
+        if (f->list[i].path[0] >= '0' && f->list[i].path[0] <= '9' &&
+            (ends(f->list[i].path, "/config.json") || ends(f->list[i].path, "_Dense/model.safetensors")))
             f->list[i].wanted = true;
     return ST_OK;
 }
