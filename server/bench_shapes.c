@@ -146,9 +146,8 @@ static const struct {
      "{'model_type':'qwen3_5_moe','tie_word_embeddings':false,'text_config':{'num_hidden_layers':40,"
      "'max_position_embeddings':262144,'rope_parameters':{'rope_type':'default','rope_theta':10000000}},"
      "'vision_config':{'out_hidden_size':2048}}"},
-    {"paddleocr-vl-0.9b",
-     "{'model_type':'paddleocr_vl','tie_word_embeddings':false,'num_hidden_layers':18,"
-     "'max_position_embeddings':131072,'vision_config':{'hidden_size':1152}}"},
+    {"paddleocr-vl-0.9b", "{'model_type':'paddleocr_vl','tie_word_embeddings':false,'num_hidden_layers':18,"
+                          "'max_position_embeddings':131072,'vision_config':{'hidden_size':1152}}"},
     {"glm-ocr-0.9b",
      "{'model_type':'glm_ocr','text_config':{'model_type':'glm_ocr_text','hidden_size':1536,"
      "'intermediate_size':4608,'num_hidden_layers':16,'num_attention_heads':16,'num_key_value_heads':8,"
