@@ -371,7 +371,6 @@ static void test_config_hostile(void **state)
         {"{\"model_type\":\"gemma3_text\",\"query_pre_attn_scalar\":0}", ST_FORMAT, "query_pre_attn_scalar"},
         {"{\"model_type\":\"gemma3_text\",\"hidden_activation\":\"silu\"}", ST_UNSUPPORTED,
          "hidden_activation"},
-        {"{\"model_type\":\"gemma3_text\",\"use_bidirectional_attention\":true}", ST_UNSUPPORTED, "encoder"},
         {"{\"model_type\":\"gemma3_text\",\"eos_token_id\":[1,\"2\"]}", ST_FORMAT, "eos_token_id"},
         {"{\"model_type\":\"gemma3_text\",\"eos_token_id\":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17]}",
          ST_FORMAT, "eos_token_id"},
