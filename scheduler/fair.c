@@ -98,25 +98,30 @@ struct sequence *sched__pick_waiting(struct scheduler *s)
 void sched__place_taken(struct scheduler *s, struct sequence *q)
 {
     q->kept = overdue(s);
-    q->since = s->turn;
     q->lost = q->computed > q->position ? q->computed - q->position : 0;
+    q->since = q->lost ? UINT64_MAX : s->turn;
     if (q->position > q->computed) q->computed = q->position;
     if (q->resumed) s->lost += ((double)q->lost - s->lost) / LOST_MEAN;
 }
 
 void sched__served(struct scheduler *s, struct sequence *q)
 {
-    if (q->position <= q->computed) {
-        if (q->kept) q->since = s->turn; /* its quantum begins when it resumes */
-        return;
-    }
+    if (q->position <= q->computed) return;
+    if (q->since > s->turn) q->since = s->turn;
     tenants_charge(s->tenants, q->req.tenant, q->position - q->computed);
     q->computed = q->position;
     if (tenants_served(s->tenants, q->req.tenant) >= QUANTUM) s->other_turn = s->turn;
 }
 
 /* Whether r's tenant, which has `theirs`, must yield to one that has `ours`: at once if it has more slots; if
- * it has only one more, when its turn is over. */
+ * it has only one more, when its turn is over.
+ *
+ * The turn of a sequence that has lost KV begins with its first new token, however many steps recomputation
+ * takes. Else two of them could preempt each other for ever. So every sequence makes progress: only a light
+ * tenant may interrupt recomputation (least = 0), and only that of a tenant that isn't light, so its own
+ * place brings at least one new token. After QUANTUM of them it isn't light. All other steps compute new
+ * tokens or recompute what is kept until there is one. So tenants' times grow, and the one with the least
+ * time is the next. */
 static bool owes(const struct scheduler *s, const struct sequence *r, const struct claim *theirs,
                  const struct claim *ours)
 {
@@ -127,7 +132,7 @@ static bool owes(const struct scheduler *s, const struct sequence *r, const stru
         if (theirs->running <= ours->running || theirs->time + light <= ours->time) return false;
         if (!light || r->kept || theirs->kind == LIGHT) least += QUANTUM;
     }
-    return (double)(s->turn - r->since) >= least;
+    return (r->since < s->turn ? (double)(s->turn - r->since) : 0) >= least;
 }
 
 /* Of one tenant: whether to preempt r rather than v. */

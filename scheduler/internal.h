@@ -75,7 +75,7 @@ struct sequence {
     bool looked;                   /* `cache` is final */
     bool resumed;                  /* ran before and was preempted */
     bool kept;                     /* not preempted before its quantum is over (fair.c) */
-    uint64_t since;                /* scheduler.turn when it began to run */
+    uint64_t since;                /* scheduler.turn when its turn began (fair.c); UINT64_MAX: not yet */
     uint32_t computed;             /* most tokens computed or cached so far */
     uint32_t lost;                 /* of which so many had to be recomputed when it began to run */
     bool prefix_inflight;          /* don't admit it in this turn */

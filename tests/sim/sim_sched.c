@@ -1404,6 +1404,31 @@ static void test_long_prompt_ends_beside_light_ones(void **state)
     long_prompt_ends(true);
 }
 
+/* A step has time for one row, no KV is kept, and there are more tenants than places: each computes again
+ * what it lost before another takes its place, however long that takes. */
+static void test_slow_steps_end(void **state)
+{
+    (void)state;
+    static struct hall h;
+    struct err err;
+    for (uint32_t places = 1; places <= 40; places = 3 * places + 1) {
+        hall_open(&h, places, false);
+        struct sched_options opt = {.hash_seed = 1,
+                                    .step_us = 1,
+                                    .prefill_chunk = 1,
+                                    .no_prefix_cache = true,
+                                    .clock = fake_clock,
+                                    .clock_arg = &h.e};
+        sched_destroy(h.s);
+        ASSERT(sched_create(&h.e, &opt, &h.s, &err) == ST_OK);
+        for (uint32_t i = 0; i < places + 2; i++) hall_send(&h, 1 + i, 100, 3, false);
+        while (h.live > 0 && h.steps < 10 * h.useful) hall_step(&h);
+        printf("%u places: %llu steps for %llu tokens\n", places, ull(h.steps), ull(h.useful));
+        assert_int_equal(h.live, 0);
+        hall_close(&h);
+    }
+}
+
 static void test_blocks_move_between_groups(void **state)
 {
     (void)state;
@@ -1454,6 +1479,7 @@ int main(int argc, char **argv)
     log_set_level((enum log_level) - 1); /* injected faults are not news */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_long_prompt_ends_beside_light_ones),
+        cmocka_unit_test(test_slow_steps_end),
         cmocka_unit_test(test_blocks_move_between_groups),
         cmocka_unit_test(test_T31_identical_prompt_computes_one_token),
         cmocka_unit_test(test_equal_prompts_compute_once),
