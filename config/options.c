@@ -51,8 +51,10 @@ static const struct row rows[] = {
      "kernels; "
      "auto: cublas"},
     {"quantize", K_CHOICE, AT(quantize), "none", 0, 0, "none|int8|int4", NULL,
-     "weight quantization of the text model (INT8, INT4), mixture of experts too; quantized weights "
-     "(GGUF, AWQ, ...) keep their type"},
+     "weight quantization of the text model (INT8, INT4), mixture of experts too, and of the image tower "
+     "(INT8); quantized weights (GGUF, AWQ, ...) keep their type"},
+    {"quantize-vision", K_BOOL, AT(quantize_vision), "on", 0, 0, NULL, NULL,
+     "integer weights in the image tower: of --quantize and of a GGUF file; off = the compute type"},
     {"generation-config", K_CHOICE, AT(generation_config), "auto", 0, 0, "auto|ignore", NULL,
      "sampling defaults from the checkpoint"},
     {"tool-parser", K_CHOICE, AT(tool_parser), "auto", 0, 0, "auto|strict", NULL,

@@ -22,10 +22,11 @@ struct options {
     char *dtype;             /* auto | bf16 | f32 */
     char *gemm;              /* auto | cublas | own */
     char *quantize;          /* none | int8 | int4 */
-    char *kv_dtype;          /* auto | bf16 | int8 */
-    uint64_t threads;        /* 0 = all usable cores */
-    uint64_t kv_memory;      /* bytes; 0 = auto */
-    uint64_t max_context;    /* tokens; 0 = the checkpoint's */
+    bool quantize_vision;
+    char *kv_dtype;       /* auto | bf16 | int8 */
+    uint64_t threads;     /* 0 = all usable cores */
+    uint64_t kv_memory;   /* bytes; 0 = auto */
+    uint64_t max_context; /* tokens; 0 = the checkpoint's */
     uint64_t max_batch_tokens, max_sequences, max_queue;
     uint64_t step_ms;                   /* time budget of a step; 0 = none */
     uint64_t prefill_chunk;             /* tokens of one sequence's prefill per step; 0 = the step's budget */

@@ -13,12 +13,19 @@ static float *out_resid(const struct engine *e, const struct net *net)
     return e->step.all_output ? net->s.resid : net->s.out_resid;
 }
 
-/* Rows [from, to) of image u, absolute positions, in chunk r. false: none, or no image. */
-static bool use_rows(const struct engine_chunk *r, const struct engine_span *u, uint32_t *from, uint32_t *to)
+/* The next rows of image u in chunk r that have features, absolute positions, from *to on (at first 0): all,
+ * or those up to a break. */
+static bool next_rows(const struct engine_chunk *r, const struct engine_span *u, uint32_t *from, uint32_t *to)
 {
-    uint32_t end = r->position + r->count;
-    *from = u->begin > r->position ? u->begin : r->position;
-    *to = u->end < end ? u->end : end;
+    uint32_t end = r->position + r->count, row = u->grid.w + 1, first = *to;
+    if (first < u->begin) first = u->begin;
+    if (first < r->position) first = r->position;
+    if (u->end < end) end = u->end;
+    if (first < end && prompt_grid_break(&u->grid, first - u->begin)) first++;
+    *from = first;
+    *to = end;
+    if (u->grid.breaks && first < end && (first - u->begin) / row * row + row - 1 < end - u->begin)
+        *to = u->begin + (first - u->begin) / row * row + row - 1;
     return u->features && *from < *to;
 }
 
@@ -26,23 +33,22 @@ static bool use_rows(const struct engine_chunk *r, const struct engine_span *u, 
 static const float *feature_row(const struct net *net, const struct engine_span *u, uint32_t part,
                                 uint32_t at)
 {
-    ASSERT(u->features && u->features->done && u->features->tokens == u->end - u->begin);
-    return u->features->rows + ((size_t)part * u->features->tokens + (at - u->begin)) * net->desc.hidden;
+    uint32_t n = prompt_grid_feature(&u->grid, at - u->begin), tokens = u->features->tokens;
+    ASSERT(u->features->done && tokens == prompt_grid_feature(&u->grid, u->end - u->begin - 1) + 1);
+    return u->features->rows + ((size_t)part * tokens + n) * net->desc.hidden;
 }
 
 /* Image rows replace the embedding: unscaled, f32. */
 static void copy_features(struct engine *e, struct net *net, const struct engine_batch *b)
 {
     size_t c = net->desc.hidden;
-    uint32_t first = 0, from, to;
+    uint32_t first = 0;
     for (uint32_t i = 0; i < b->chunk_count; first += b->chunks[i].count, i++) {
         const struct engine_chunk *r = &b->chunks[i];
-        for (uint32_t k = 0; k < r->span_count; k++) {
-            const struct engine_span *u = &r->spans[k];
-            if (!use_rows(r, u, &from, &to)) continue;
-            e->ops->copy(e->be, net->s.resid + (first + from - r->position) * c, feature_row(net, u, 0, from),
-                         (to - from) * c * sizeof(float));
-        }
+        for (uint32_t k = 0; k < r->span_count; k++)
+            for (uint32_t from, to = 0; next_rows(r, &r->spans[k], &from, &to);)
+                e->ops->copy(e->be, net->s.resid + (first + from - r->position) * c,
+                             feature_row(net, &r->spans[k], 0, from), (to - from) * c * sizeof(float));
     }
 }
 
@@ -55,15 +61,13 @@ static void add_rows(struct engine *e, struct net *net, const float *x, float *r
 /* DeepStack: adds feature n of each image to the stream after layer n, rows of the chunk only. */
 static void add_deepstack(struct engine *e, struct net *net, const struct engine_batch *b, uint32_t n)
 {
-    uint32_t first = 0, from, to;
+    uint32_t first = 0;
     for (uint32_t i = 0; i < b->chunk_count; first += b->chunks[i].count, i++) {
         const struct engine_chunk *r = &b->chunks[i];
-        for (uint32_t k = 0; k < r->span_count; k++) {
-            const struct engine_span *u = &r->spans[k];
-            if (!use_rows(r, u, &from, &to)) continue;
-            add_rows(e, net, feature_row(net, u, 1 + n, from),
-                     net->s.resid + (size_t)(first + from - r->position) * net->desc.hidden, to - from);
-        }
+        for (uint32_t k = 0; k < r->span_count; k++)
+            for (uint32_t from, to = 0; next_rows(r, &r->spans[k], &from, &to);)
+                add_rows(e, net, feature_row(net, &r->spans[k], 1 + n, from),
+                         net->s.resid + (size_t)(first + from - r->position) * net->desc.hidden, to - from);
     }
 }
 
@@ -76,7 +80,7 @@ static void add_deepstack_to_outputs(struct engine *e, struct net *net, const st
         uint32_t at = e->output_rows[i].next - 1;
         for (uint32_t k = 0; k < r->span_count; k++) {
             const struct engine_span *u = &r->spans[k];
-            if (u->features && u->begin <= at && at < u->end)
+            if (u->features && u->begin <= at && at < u->end && !prompt_grid_break(&u->grid, at - u->begin))
                 add_rows(e, net, feature_row(net, u, 1 + n, at),
                          out_resid(e, net) + (size_t)i * net->desc.hidden, 1);
         }

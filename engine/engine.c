@@ -16,7 +16,7 @@
 #include <string.h>
 
 /* Part of the fingerprint: incremented when the engine's arithmetic changes for the same kernel set. */
-#define NUMERICS_REVISION 3u
+#define NUMERICS_REVISION 4u
 
 static enum status pick_ops(const struct engine_options *opt, const struct be_ops **out, struct err *err)
 {
@@ -57,8 +57,10 @@ static enum status pick_dtype(const struct engine_options *opt, const struct mod
 
 struct weight_format engine__weight_format(const struct engine *e)
 {
-    return (struct weight_format){
-        .act = e->plan.act, .quants = e->becaps.quants, .quantize = e->plan.quantize};
+    return (struct weight_format){.act = e->plan.act,
+                                  .quants = e->becaps.quants,
+                                  .quantize = e->plan.quantize,
+                                  .float_vision = e->plan.float_vision};
 }
 
 static enum status pick_quantize(const struct engine_options *opt, enum weights_quantize *out,
@@ -157,6 +159,7 @@ static enum status fill_info(const struct engine_options *opt, struct engine *e,
     for (uint32_t i = 0; i < m->generation.eos_count; i++) add_eos(m, m->generation.eos_ids[i]);
     for (uint32_t i = 0; i < d->eos_count; i++) add_eos(m, d->eos_ids[i]);
     m->image = d->image;
+    m->encoder = d->encoder;
     if (!d->has_vision) return ST_OK;
     if (opt->random_weights) {
         uint32_t side = d->vision.image_size; /* 0: any */
@@ -217,6 +220,7 @@ enum status engine__prepare(const struct engine_options *opt, struct engine *e, 
     if (!st && !opt->random_weights) st = family_open(e->dir, opt->mmproj, files, err);
     if (!st) model_desc_resolve(&e->net.desc, *files);
     if (!st) st = pick_quantize(opt, &e->plan.quantize, err);
+    e->plan.float_vision = opt->float_vision;
     if (!st) {
         st = pick_dtype(opt, &e->net.desc, *files, &e->plan.act, err);
         if (!st) st = pick_kv_type(opt, e->plan.act, &e->plan.kv_type, err);
@@ -260,9 +264,11 @@ static void set_fingerprint(struct engine *e, uint64_t identity)
     char text[640];
     e->ops->caps(e->be, &e->becaps); /* whose products: known after loading */
     e->info.gemm = e->becaps.gemm;
-    snprintf(text, sizeof text, "%016llx %s %s %u %u%s%s%s", (unsigned long long)identity, e->info.dtype,
-             e->backend_name, NUMERICS_REVISION, (unsigned)e->plan.quantize, e->plan.kv_type ? " kv-" : "",
-             e->plan.kv_type ? e->info.kv_dtype : "", e->info.gemm ? e->info.gemm : "");
+    snprintf(text, sizeof text, "%016llx %s %s %u %u%s%s%s%s", (unsigned long long)identity, e->info.dtype,
+             e->backend_name, NUMERICS_REVISION, (unsigned)e->plan.quantize,
+             e->plan.float_vision && e->net.desc.has_vision ? " float-vision" : "",
+             e->plan.kv_type ? " kv-" : "", e->plan.kv_type ? e->info.kv_dtype : "",
+             e->info.gemm ? e->info.gemm : "");
     uint64_t h = UINT64_C(0xcbf29ce484222325);
     for (const char *p = text; *p; p++) h = (h ^ (uint8_t)*p) * UINT64_C(0x100000001b3);
     h ^= h >> 32;

@@ -30,7 +30,8 @@ struct engine_options {
     uint32_t threads;      /* 0 = all usable cores */
     const char *dtype; /* "auto" (the checkpoint's: f32 stays f32, bf16 and f16 run as bf16), "bf16", "f32" */
     const char *gemm;  /* NULL, "auto", "cublas", "own": whose matrix products on a GPU (enum be_gemm) */
-    const char *quantize;      /* NULL or "none", "int8", "int4": the text model's float matrices */
+    const char *quantize;      /* NULL or "none", "int8", "int4": float matrices */
+    bool float_vision;         /* no quants in the image tower */
     const char *kv_dtype;      /* NULL or "auto" (the compute type), "bf16" or "int8" */
     uint64_t kv_bytes;         /* size of the KV arena; 0 = from free memory */
     uint32_t context_max;      /* 0 = the checkpoint's max_position_embeddings */
@@ -111,7 +112,7 @@ struct engine_span {
     uint32_t begin, end;                    /* absolute */
     enum span_rule rule;
     uint32_t atomic_begin, atomic_end; /* a chunk with some of these tokens has all up to atomic_end */
-    struct prompt_grid grid;           /* its 3-D positions; all 0 = plain positions */
+    struct prompt_grid grid;           /* its 3-D positions, or its breaks; all 0 = plain positions */
     int32_t mrope_delta_before,
         mrope_delta; /* RoPE position minus position, of the text before it and after it */
 };

@@ -219,8 +219,10 @@ enum status engine_inspect(const struct engine_options *opt, char *text, size_t 
         if (!e) return err_nomem(err, NULL);
         bare.random_weights = true;
         st = engine__prepare(&bare, e, &files, err);
-        if (!st) st = buf_adds(&b, "served     yes, by config.json; the directory has no weights\n");
     }
+    if (!st)
+        st = buf_addf(&b, "served     yes%s\n",
+                      bare.random_weights ? ", by config.json; the directory has no weights" : "");
     if (!st && (st = say_all(&b, e)))
         st = err_set(err, st, "the description doesn't fit into %zu bytes", cap);
     if (!st) memcpy(text, b.data, b.len + 1);

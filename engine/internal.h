@@ -39,6 +39,7 @@ struct kv_layout {
 struct engine_plan {
     enum be_dtype act;
     enum weights_quantize quantize;
+    bool float_vision;
     enum be_kv_type kv_type;
     uint32_t context_max, batch_tokens_max, sequences_max,
         blocks_max;           /* blocks_max: of one sequence, per group */
@@ -254,10 +255,14 @@ struct engine_features {
     float *dense,
         *pooled;      /* VISION_POOL: [S, Cv], [tokens, Cv]; VISION_MERGE with windows: pooled [tokens, C] */
     float *cos, *sin; /* [S, D/2]; NULL: no rotary */
+    struct be_rows halved;     /* of four rows in one, with halve */
+    const uint32_t *mean_rows; /* [patches] 0, 1, 2, ...; weights of a quarter */
+    const float *mean_weights;
     struct be_rows whole, windowed; /* every patch attends to its whole frame, or to its window */
     const uint32_t *order;          /* [grid_h * grid_w] raster index of the patch in each row of a frame */
     const uint32_t *token_row;      /* [tokens] row in tower order of each token; NULL: identity */
-    const uint32_t *table_rows;     /* [grid_h * grid_w, 4] lookup of the position table, with the weights */
+    uint32_t taps;
+    const uint32_t *table_rows; /* [grid_h * grid_w, taps] lookup of the position table, with weights */
     const float *table_weights;
 };
 

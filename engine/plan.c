@@ -202,11 +202,17 @@ static void carve_vision(const struct engine *e, uint64_t rows, struct carve *c,
 {
     const struct desc_vision *v = &e->net.desc.vision;
     uint64_t act = be_dtype_bytes(e->plan.act);
+    uint64_t merged =
+                 v->end == VISION_MERGE ? rows / desc_merge_side(v) / desc_merge_side(v) : 0, /* tokens */
+        wide = be_ld(v->merge_ff > v->merge_conv ? v->merge_ff : v->merge_conv), h = rows * be_ld(v->hidden),
+             dense = rows * v->hidden;
+    if (merged * wide > h) h = merged * wide;
+    if (merged * v->merge_conv > dense) dense = merged * v->merge_conv;
     s->qkv = carve_part(c, rows * 3 * v->hidden * 4);
-    s->h = carve_part(c, rows * be_ld(v->hidden) * act);
-    s->attn = carve_part(c, rows * be_ld(v->hidden) * act);
+    s->h = carve_part(c, h * act);
+    s->attn = carve_part(c, h * act);
     s->mlp = carve_part(c, rows * be_ld(v->ff) * act);
-    s->dense = carve_part(c, v->end == VISION_MERGE || v->names.post_attn ? rows * v->hidden * 4 : 0);
+    s->dense = carve_part(c, merged || v->names.post_attn ? dense * 4 : 0);
     s->gate = carve_part(c, v->clip ? rows * v->ff * 4 : 0);
     s->up = carve_part(c, v->clip ? rows * v->ff * 4 : 0);
 }
@@ -258,7 +264,7 @@ static uint64_t kv_needed(const struct engine *e)
 /* Whether prompts are prefilled whole (prefix-LM). */
 static bool sees_prefix(const struct engine *e)
 {
-    return e->net.desc.has_vision && e->net.desc.image.rule == SPAN_PREFIX_LM;
+    return e->net.desc.image.rule == SPAN_PREFIX_LM;
 }
 
 /* Tokens of the largest atomic image; 0 = none. */
@@ -476,19 +482,21 @@ uint32_t engine__vision_tokens_max(const struct engine *e)
     return low == most ? 0 : low;
 }
 
-/* The first half of the frequencies rotates by the row, the second half by the column, both theta^(-4k/D);
- * with rope_halves the column's come first. */
+/* The first half of the frequencies rotates by the row, the second half by the column, both theta^(-4k/D), or
+ * the column's theta^(-(4k+2)/D) with rope_between; with rope_halves the column's come first. */
 static enum status alloc_vision_rope(struct engine *e, struct err *err)
 {
     const struct desc_vision *d = &e->net.desc.vision;
     uint32_t half = d->hidden / d->heads / 2;
-    float freq[1024];
+    float freq[1024], all[1024];
     uint8_t axis[1024];
     void *p = NULL, *q = NULL;
     ASSERT_CMP(half, <=, 1024);
-    desc_rope_frequencies(&(struct desc_rope){.theta = d->rope_theta, .factor = 1, .dim = half}, freq);
-    for (uint32_t k = 0; k < half; k++) axis[k] = (k >= half / 2) != d->rope_halves;
-    for (uint32_t k = half / 2; k < half; k++) freq[k] = freq[k - half / 2];
+    desc_rope_frequencies(&(struct desc_rope){.theta = d->rope_theta, .factor = 1, .dim = 2 * half}, all);
+    for (uint32_t k = 0; k < half; k++) {
+        axis[k] = (k >= half / 2) != d->rope_halves;
+        freq[k] = all[k % (half / 2) * 2 + (d->rope_between && k >= half / 2)];
+    }
     enum status st = engine__dev_alloc(e, half * sizeof(float), &p, "rotary frequencies", err);
     e->v.rope_freq = p;
     if (!st) st = engine__dev_alloc(e, half, &q, "rotary axes", err);

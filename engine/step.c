@@ -3,8 +3,9 @@
  *
  * Visibility of a row at position p (both bounds inclusive, one interval per KV group): lo = 0 (full
  * attention) or max(0, p - window + 1), hi = p; in a bidirectional span (enum span_rule) hi is its last
- * position, and of a SPAN_PREFIX_LM or SPAN_BIDIRECTIONAL_ANY lo at most its first. This is transformers'
- * rule for images of SPAN_BIDIRECTIONAL: (j <= i or same image) and, in sliding layers, i - j < window. */
+ * position, and of a SPAN_PREFIX_LM or SPAN_BIDIRECTIONAL_ANY lo at most its first; an encoder's windows end
+ * at p + window - 1. This is transformers' rule for images of SPAN_BIDIRECTIONAL: (j <= i or same image) and,
+ * in sliding layers, i - j < window. */
 #include "engine/internal.h"
 
 #include "config/base/assert.h"
@@ -117,7 +118,8 @@ static void pack_tokens(struct packer *p, const struct engine_batch *b, const ui
             ASSERT(u->begin < u->end);
             ASSERT(u->atomic_end <= r->position || u->atomic_begin >= end || u->atomic_end <= end);
             for (uint32_t q = u->begin > r->position ? u->begin : r->position; q < u->end && q < end; q++)
-                if (u->features) ids[row + q - r->position] = UINT32_MAX;
+                if (u->features && !prompt_grid_break(&u->grid, q - u->begin))
+                    ids[row + q - r->position] = UINT32_MAX;
         }
         for (uint32_t k = 0; k < r->count; k++)
             ASSERT(ids[row + k] < p->e->net.desc.vocab || ids[row + k] == UINT32_MAX);
@@ -138,12 +140,18 @@ static uint32_t low(uint32_t pos, uint32_t window)
     return window && pos >= window ? pos - window + 1 : 0;
 }
 
-/* What row `at` of the chunk's span u sees in a group. */
-static void see_span(const struct engine_span *u, uint32_t window, uint32_t *lo, uint32_t *hi)
+/* What a row of the chunk's span u sees in a group, from the causal rule in *lo and *hi. */
+static void see_span(const struct engine *e, const struct engine_span *u, uint32_t window, uint32_t *lo,
+                     uint32_t *hi)
 {
     if (u->rule == SPAN_CAUSAL || (u->rule == SPAN_BIDIRECTIONAL_SLIDING && !window)) return;
+    if (e->net.desc.encoder && window && window < u->atomic_end - *hi) {
+        *hi += window - 1;
+        return;
+    }
     *hi = u->atomic_end - 1;
-    if ((u->rule == SPAN_PREFIX_LM || u->rule == SPAN_BIDIRECTIONAL_ANY) && u->atomic_begin < *lo)
+    if (!e->net.desc.encoder && (u->rule == SPAN_PREFIX_LM || u->rule == SPAN_BIDIRECTIONAL_ANY) &&
+        u->atomic_begin < *lo)
         *lo = u->atomic_begin;
 }
 
@@ -165,7 +173,7 @@ static void pack_group(struct packer *p, const struct engine_batch *b, uint32_t 
             hi[row] = at;
             while (m < chunk->span_count && chunk->spans[m].end <= at) m++;
             if (m < chunk->span_count && chunk->spans[m].begin <= at)
-                see_span(&chunk->spans[m], window, &lo[row], &hi[row]);
+                see_span(p->e, &chunk->spans[m], window, &lo[row], &hi[row]);
         }
     }
     for (uint32_t k = 0; k < p->pad; k++) lo[row + k] = hi[row + k] = b->chunks[0].position;

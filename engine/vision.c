@@ -48,6 +48,7 @@ static bool embed_positions(struct engine *e, struct engine_features *f, float *
         else if (i == 0)
             e->ops->interpolate(e->be, &(struct be_interpolate_args){.table = e->net.w.vision.position,
                                                                      .rows = f->table_rows,
+                                                                     .taps = f->taps,
                                                                      .weights = f->table_weights,
                                                                      .t = frame,
                                                                      .c = d->hidden,
@@ -88,7 +89,7 @@ static void embed_raw(struct engine *e, struct engine_features *f)
     e->ops->norm(e->be, &a);
 }
 
-/* resid = patches W (+ b) (+ position) */
+/* resid = patches W (+ b), normed or not (+ position) */
 static void embed_patches(struct engine *e, struct engine_features *f)
 {
     const struct desc_vision *d = &e->net.desc.vision;
@@ -119,14 +120,27 @@ static void embed_patches(struct engine *e, struct engine_features *f)
         embed_raw(e, f);
         return;
     }
-    bool add = embed_positions(e, f, f->resid);
-    linear(e, e->net.w.vision.patch, f->patch_rows, f->patches, add ? BE_EPI_ADD_F32 : BE_EPI_F32, f->resid);
+    const struct vision_weights *w = &e->net.w.vision;
+    if (!w->pre_norm) {
+        uint32_t t = f->frames * f->grid_h * f->grid_w;
+        bool add = embed_positions(e, f, f->resid);
+        linear(e, w->patch, f->patch_rows, t, add ? BE_EPI_ADD_F32 : BE_EPI_F32, f->resid);
+        if (w->class_row)
+            e->ops->copy(e->be, f->resid + (size_t)t * d->hidden, w->class_row, d->hidden * sizeof(float));
+        return;
+    }
+    linear(e, w->patch, f->patch_rows, f->patches, BE_EPI_F32, f->resid);
+    norm(e, f->resid, f->patches, d->hidden, w->pre_norm, w->pre_norm_bias, f->resid, true);
+    if (embed_positions(e, f, f->dense)) /* where the patches were */
+        e->ops->norm(e->be, &(struct be_norm_args){
+                                .t = f->patches, .c = d->hidden, .x = f->dense, .residual = f->resid});
 }
 
 static enum be_epilogue mlp_epilogue(enum desc_vision_mlp m)
 {
     switch (m) {
     case VISION_GELU_TANH: return BE_EPI_GELU_TANH;
+    case VISION_GELU_ERF: return BE_EPI_GELU_ERF;
     case VISION_QUICK_GELU: return BE_EPI_QUICK_GELU;
     case VISION_GLU_SILU: return BE_EPI_GLU_SILU;
     case VISION_GLU_GELU: return BE_EPI_GLU_GELU_TANH;
@@ -237,6 +251,90 @@ static void mlp_products(struct engine *e, const struct vision_layer_weights *w,
     clamp(e, e->plan.act, v->mlp, be_ld(d->ff), t, d->ff, w->bounds[VISION_DOWN][0], v->mlp, be_ld(d->ff));
 }
 
+static void *queries_at(const struct engine *e, const struct engine_features *f, uint32_t row)
+{
+    return (char *)f->q + (size_t)row * e->net.desc.vision.hidden * be_dtype_bytes(e->plan.act);
+}
+
+static struct be_kv keys_of(const struct engine *e, const struct engine_features *f)
+{
+    const struct desc_vision *d = &e->net.desc.vision;
+    return (struct be_kv){f->kv, 0, d->heads, d->hidden / d->heads, BE_KV_ACT};
+}
+
+/* Queries, keys and values of t rows. */
+static void project_rows(struct engine *e, struct engine_features *f, const struct vision_layer_weights *w,
+                         const struct be_rows *rows, uint32_t row, uint32_t t)
+{
+    const struct desc_vision *d = &e->net.desc.vision;
+    size_t angles = (size_t)row * (d->hidden / d->heads / 2);
+    norm(e, f->resid + (size_t)row * d->hidden, t, d->hidden, w->norm1, w->norm1_bias, e->v.h, false);
+    qkv_products(e, w, t);
+    e->ops->qkv(e->be, &(struct be_qkv_args){.rows = rows,
+                                             .v_norm = d->v_norm,
+                                             .q_norm = w->q_norm,
+                                             .k_norm = w->k_norm,
+                                             .eps = d->eps,
+                                             .heads = d->heads,
+                                             .kv = keys_of(e, f),
+                                             .qkv = e->v.qkv,
+                                             .cos = f->cos ? f->cos + angles : NULL,
+                                             .sin = f->sin ? f->sin + angles : NULL,
+                                             .q = queries_at(e, f, row)});
+}
+
+/* t rows += their attention. */
+static void attend_rows(struct engine *e, struct engine_features *f, const struct vision_layer_weights *w,
+                        const struct be_rows *rows, uint32_t row, uint32_t t)
+{
+    const struct desc_vision *d = &e->net.desc.vision;
+    struct vision_scratch *v = &e->v;
+    size_t ld = be_ld(d->hidden);
+    e->ops->attn(e->be,
+                 &(struct be_attn_args){
+                     .rows = rows,
+                     .heads = d->heads,
+                     .kv = keys_of(e, f),
+                     .q = queries_at(e, f, row),
+                     .scale = d->scale > 0 ? d->scale : (float)(1.0 / sqrt((double)(d->hidden / d->heads))),
+                     .out = v->attn});
+    if (d->clip) clamp(e, e->plan.act, v->attn, ld, t, d->hidden, w->bounds[VISION_O][0], v->attn, ld);
+    onto_stream(e, w->o, v->attn, t, w->bounds[VISION_O], w->post_attn, f->resid + (size_t)row * d->hidden);
+}
+
+/* Runs of four rows become one. */
+static void halve(struct engine *e, struct engine_features *f)
+{
+    const struct desc_vision *d = &e->net.desc.vision;
+    const struct vision_layer_weights *w = &e->net.w.vision.halve;
+    struct vision_scratch *v = &e->v;
+    uint32_t c = d->hidden, step = f->row_chunk / 4 * 4;
+    for (int attend = 0; attend < 2; attend++)
+        for (uint32_t row = 0; row < f->patches; row += f->row_chunk) {
+            uint32_t left = f->patches - row, t = left < f->row_chunk ? left : f->row_chunk;
+            struct be_rows rows = some_rows(f, &f->windowed, row, t);
+            (attend ? attend_rows : project_rows)(e, f, w, &rows, row, t);
+        }
+    for (uint32_t row = 0; row < f->patches; row += step) {
+        uint32_t left = f->patches - row, t = (left < step ? left : step) / 4;
+        float *x = f->resid + (size_t)row * c;
+        e->ops->interpolate(e->be, &(struct be_interpolate_args){.table = x,
+                                                                 .rows = f->mean_rows,
+                                                                 .weights = f->mean_weights,
+                                                                 .t = t,
+                                                                 .c = c,
+                                                                 .taps = 4,
+                                                                 .out = v->dense});
+        norm(e, x, t, 4 * c, w->norm2, w->norm2_bias, v->h, false);
+        linear(e, w->fc1, v->h, t, BE_EPI_GELU_TANH, v->mlp);
+        linear(e, w->fc2, v->mlp, t, BE_EPI_ADD_F32, v->dense);
+        e->ops->copy(e->be, f->resid + (size_t)row / 4 * c, v->dense, (size_t)t * c * sizeof(float));
+    }
+    f->patches /= 4;
+    if (f->row_chunk > f->patches) f->row_chunk = f->patches;
+    f->whole = f->halved;
+}
+
 /* One row chunk of a layer: first of all rows' queries, keys and values, then of the rest. What it costs, in
  * the unit of VISION_SLICE. */
 static uint64_t encode_row_chunk(struct engine *e, struct engine_features *f)
@@ -244,41 +342,16 @@ static uint64_t encode_row_chunk(struct engine *e, struct engine_features *f)
     const struct desc_vision *d = &e->net.desc.vision;
     const struct vision_layer_weights *w = &e->net.w.vision.layers[f->layers_done];
     struct vision_scratch *v = &e->v;
-    uint32_t head_dim = d->hidden / d->heads, row = f->row, left = f->patches - row,
-             t = left < f->row_chunk ? left : f->row_chunk;
+    uint32_t row = f->row, left = f->patches - row, t = left < f->row_chunk ? left : f->row_chunk;
     bool whole = sees_frame(d, f->layers_done);
-    struct be_kv kv = {f->kv, 0, d->heads, head_dim, BE_KV_ACT};
     struct be_rows rows = some_rows(f, whole ? &f->whole : &f->windowed, row, t);
     float *resid = f->resid + (size_t)row * d->hidden;
-    void *q = (char *)f->q + (size_t)row * d->hidden * be_dtype_bytes(e->plan.act);
     uint64_t cost;
     if (!f->attending) {
-        size_t angles = (size_t)row * (head_dim / 2);
-        norm(e, resid, t, d->hidden, w->norm1, w->norm1_bias, v->h, false);
-        qkv_products(e, w, t);
-        e->ops->qkv(e->be, &(struct be_qkv_args){.rows = &rows,
-                                                 .v_norm = d->v_norm,
-                                                 .q_norm = w->q_norm,
-                                                 .k_norm = w->k_norm,
-                                                 .eps = d->eps,
-                                                 .heads = d->heads,
-                                                 .kv = kv,
-                                                 .qkv = v->qkv,
-                                                 .cos = f->cos ? f->cos + angles : NULL,
-                                                 .sin = f->sin ? f->sin + angles : NULL,
-                                                 .q = q});
+        project_rows(e, f, w, &rows, row, t);
         cost = (uint64_t)t * (VISION_ROW_KEYS / 4);
     } else {
-        e->ops->attn(e->be, &(struct be_attn_args){
-                                .rows = &rows,
-                                .heads = d->heads,
-                                .kv = kv,
-                                .q = q,
-                                .scale = d->scale > 0 ? d->scale : (float)(1.0 / sqrt((double)head_dim)),
-                                .out = v->attn});
-        size_t ld = be_ld(d->hidden);
-        if (d->clip) clamp(e, e->plan.act, v->attn, ld, t, d->hidden, w->bounds[VISION_O][0], v->attn, ld);
-        onto_stream(e, w->o, v->attn, t, w->bounds[VISION_O], w->post_attn, resid);
+        attend_rows(e, f, w, &rows, row, t);
         norm(e, resid, t, d->hidden, w->norm2, w->norm2_bias, v->h, false);
         mlp_products(e, w, t);
         onto_stream(e, w->fc2, v->mlp, t, w->bounds[VISION_DOWN], w->post_mlp, resid);
@@ -352,28 +425,108 @@ static void finish_linear(struct engine *e, struct engine_features *f)
     }
 }
 
-/* Part 0: the norm is over each patch; part 1 + k, DeepStack feature k: over the concatenated patches of a
- * token. */
+/* v->h = the concatenated patches of t tokens, through the merger's norms. x: f32 [t * cells, Cv]. */
+static void merge_norms(struct engine *e, float *x, uint32_t t, const struct vision_merger_weights *w)
+{
+    const struct desc_vision *d = &e->net.desc.vision;
+    uint32_t side = desc_merge_side(d), wide = d->hidden * side * side;
+    struct be_norm_args a = {.kind = norm_kind(d),
+                             .t = t * side * side,
+                             .c = d->hidden,
+                             .eps = d->merge_eps > 0 ? d->merge_eps : d->eps,
+                             .residual = x,
+                             .weight = w->pre_norm,
+                             .bias = w->pre_norm_bias,
+                             .out = e->v.dense,
+                             .out_dtype = BE_F32,
+                             .out_dense = true};
+    if (w->pre_norm) {
+        e->ops->norm(e->be, &a);
+        x = e->v.dense;
+    }
+    if (!w->norm) {
+        e->ops->pack(e->be, &(struct be_pack_args){.x = x, .t = t, .c = wide, .out = e->v.h});
+        return;
+    }
+    a.kind = BE_NORM_LAYER;
+    a.t = t;
+    a.c = wide;
+    a.residual = x;
+    a.weight = w->norm;
+    a.bias = w->norm_bias;
+    a.out = e->v.h;
+    a.out_dtype = e->plan.act;
+    a.out_dense = false;
+    e->ops->norm(e->be, &a);
+}
+
+/* dense = LayerNorm(dense + places); rows of c. */
+static void dense_norm(struct engine *e, float *dense, uint32_t t, uint32_t c, const float *places,
+                       const float *weight, const float *bias)
+{
+    e->ops->norm(e->be, &(struct be_norm_args){.kind = BE_NORM_LAYER,
+                                               .t = t,
+                                               .c = c,
+                                               .eps = 1e-5f,
+                                               .x = places,
+                                               .residual = dense,
+                                               .weight = weight,
+                                               .bias = bias,
+                                               .out = dense,
+                                               .out_dtype = BE_F32,
+                                               .out_dense = true});
+}
+
+/* out = v->h, tokens from `first` on, through the merger's products. */
+static void merge_products(struct engine *e, uint32_t first, uint32_t t,
+                           const struct vision_merger_weights *w, float *out)
+{
+    const struct desc_vision *d = &e->net.desc.vision;
+    struct vision_scratch *v = &e->v;
+    void *x = v->h, *next = v->attn;
+    if (w->conv) {
+        linear(e, w->conv, x, t, BE_EPI_ACT, next);
+        x = v->attn;
+        next = v->h;
+    }
+    if (w->proj) {
+        linear(e, w->proj, x, t, BE_EPI_F32, v->dense);
+        dense_norm(e, v->dense, t, d->merge_conv,
+                   w->places ? w->places + (size_t)first * d->merge_conv : NULL, w->proj_norm,
+                   w->proj_norm_bias);
+        e->ops->gate(e->be, &(struct be_gate_args){.f = BE_GATE_CDF,
+                                                   .gate = v->dense,
+                                                   .gate_stride = d->merge_conv,
+                                                   .x = v->dense,
+                                                   .x_stride = d->merge_conv,
+                                                   .t = t,
+                                                   .heads = 1,
+                                                   .d = d->merge_conv,
+                                                   .out = next});
+        x = next;
+        next = w->conv ? v->attn : v->h;
+    }
+    enum be_epilogue gelu = d->names.merge_up ? BE_EPI_GLU_SILU : BE_EPI_GELU_ERF;
+    linear(e, w->fc1, x, t, w->fc2 ? gelu : BE_EPI_F32, w->fc2 ? next : out);
+    if (w->fc2) linear(e, w->fc2, next, t, BE_EPI_F32, out);
+    if (w->out_norm) dense_norm(e, out, t, e->net.desc.hidden, NULL, w->out_norm, w->out_norm_bias);
+}
+
+/* Part 0: the tower's end; part 1 + k: DeepStack feature k, without the norm over each patch. */
 static void merge(struct engine *e, struct engine_features *f, uint32_t part)
 {
     const struct desc_vision *d = &e->net.desc.vision;
     const struct vision_merger_weights *w =
         part ? &e->net.w.vision.deepstack[part - 1] : &e->net.w.vision.merger;
-    struct vision_scratch *v = &e->v;
-    uint32_t cell = d->merge * d->merge, wide = d->hidden * cell, c = e->net.desc.hidden,
-             step = v->rows / cell;
+    uint32_t side = desc_merge_side(d), cell = side * side, c = e->net.desc.hidden, step = e->v.rows / cell;
+    const float *each = part ? NULL : e->net.w.vision.post_norm;
     float *out = f->rows + (size_t)part * f->tokens * c, *to = f->token_row ? f->pooled : out;
     for (uint32_t first = 0; first < f->tokens; first += step) {
         uint32_t left = f->tokens - first, t = left < step ? left : step;
-        float *resid = f->resid + (size_t)first * wide;
-        if (part) {
-            norm(e, resid, t, wide, w->norm, w->norm_bias, v->h, false);
-        } else {
-            norm(e, resid, t * cell, d->hidden, w->norm, w->norm_bias, v->dense, true);
-            e->ops->pack(e->be, &(struct be_pack_args){.x = v->dense, .t = t, .c = wide, .out = v->h});
-        }
-        linear(e, w->fc1, v->h, t, BE_EPI_GELU_ERF, v->attn);
-        linear(e, w->fc2, v->attn, t, BE_EPI_F32, to + (size_t)first * c);
+        float *x = f->resid + (size_t)first * d->hidden * cell;
+        if (each) norm(e, x, t * cell, d->hidden, each, e->net.w.vision.post_norm_bias, e->v.dense, true);
+        merge_norms(e, each ? e->v.dense : x, t, w);
+        merge_products(e, first, t, w, to + (size_t)first * c);
     }
     if (f->token_row)
         e->ops->gather(e->be,
@@ -390,6 +543,7 @@ void vision_run(struct engine *e, struct engine_features *f, uint32_t layers)
     f->embedded = true;
     while (f->layers_done < last && (!layers || spent < most)) {
         spent += encode_row_chunk(e, f);
+        if (d->halve && !f->row && !f->attending && d->halve == f->layers_done) halve(e, f);
         if (f->row || f->attending || f->deepstack_done == d->deepstack_count ||
             d->deepstack[f->deepstack_done] + 1 != f->layers_done)
             continue;

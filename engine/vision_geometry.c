@@ -16,6 +16,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define TAPS_MAX VISION_ANTIALIAS_SIDE_MAX
+
 static uint32_t merge_of(const struct desc_vision *d)
 {
     return d->end == VISION_MERGE ? d->merge : 1;
@@ -25,11 +27,6 @@ static uint32_t merge_of(const struct desc_vision *d)
 static uint32_t side_of(const struct desc_vision *d)
 {
     return d->merge ? d->merge : 1;
-}
-
-static bool has_table(const struct desc_vision *d)
-{
-    return d->position_side || d->position_axis;
 }
 
 /* Bytes of one layer's keys and values in a block. */
@@ -42,9 +39,12 @@ static size_t layer_bytes(const struct engine *e)
 uint32_t vision_patches_max(const struct engine *e)
 {
     const struct desc_vision *d = &e->net.desc.vision;
-    if (d->image_size) return (d->image_size / d->patch) * (d->image_size / d->patch);
+    if (d->image_size)
+        return (d->image_size / d->patch) * (d->image_size / d->patch) + (d->names.class_row != NULL);
     uint64_t per_token = (uint64_t)d->merge * d->merge, context = per_token * e->plan.context_max;
-    uint64_t area = e->info.image.config.area_max / ((uint64_t)d->patch * d->patch);
+    const struct image_config *c = &e->info.image.config;
+    uint64_t tile = c->tiles.rule ? (uint64_t)c->tiles.side * c->tiles.side : 0,
+             area = (c->area_max > tile ? c->area_max : tile) / ((uint64_t)d->patch * d->patch);
     if (area < per_token) area = per_token;
     uint64_t n = area < context ? area : context;
     return n > UINT32_MAX / 64 ? UINT32_MAX / 64 : (uint32_t)n;
@@ -61,7 +61,7 @@ enum status vision_measure(const struct engine *e, const struct image_u8 *pixels
                        "an image of %u x %u pixels was not prepared for this model (%u x %u)", pixels->width,
                        pixels->height, d->image_size, d->image_size);
     if (!pixels->width || !pixels->height || pixels->width % unit || pixels->height % unit ||
-        frames % d->depth)
+        frames % d->depth || ((d->names.class_row || d->halve) && frames > d->depth))
         return err_set(
             err, ST_INVALID,
             "an image of %u x %u pixels and %u frames was not prepared for this model (multiples of %u)",
@@ -80,7 +80,7 @@ enum status vision_measure(const struct engine *e, const struct image_u8 *pixels
         return err_set(err, ST_TOO_LARGE,
                        "an image of %u x %u pixels takes more tokens than the context holds (%u)",
                        pixels->width, pixels->height, e->plan.context_max);
-    f->patches = (uint32_t)patches;
+    f->patches = (uint32_t)patches + (d->names.class_row != NULL);
     f->tokens = (uint32_t)tokens;
     return ST_OK;
 }
@@ -106,15 +106,90 @@ static void order_tokens(const struct desc_vision *d, uint32_t h, uint32_t w, ui
     }
 }
 
-/* Closed form of linspace(0, side - 1, size)[index] in float32, as transformers has it. */
-static void axis_taps(uint32_t index, uint32_t size, uint32_t side, uint32_t tap[2], float weight[2])
+/* torch.bucketize of index / size (a quotient, or a multiple of 1 / size) among arange(1 / side, 1, 1 /
+ * side), in the reference's floats: its arange steps in double within blocks of 8 that begin in float, and in
+ * double alone after the last 16. */
+static uint32_t bucket_of(uint32_t index, uint32_t size, uint32_t side, bool quotient)
 {
-    float src = (float)index * (float)(side - 1) / (float)(size > 1 ? size - 1 : 1), low = floorf(src);
-    for (int k = 0; k < 2; k++) {
-        float far = fabsf(src - low - (float)k);
-        uint32_t t = (uint32_t)low + (uint32_t)k;
-        tap[k] = t < side ? t : side - 1;
-        weight[k] = far < 1.0f ? 1.0f - far : 0.0f;
+    double step = 1.0 / side;
+    float at = quotient ? (float)index / (float)size
+                        : fminf((float)index * (1.0f / (float)size), (float)(1.0 - 1e-6));
+    uint32_t count = (uint32_t)ceil((1.0 - step) / step), n = 0;
+    for (; n < count; n++) {
+        uint32_t first = n < count / 16 * 16 ? n / 8 * 8 : n;
+        double base = step + step * first;
+        if (n < count / 16 * 16) base = (double)(float)base;
+        if ((float)(base + (n - first) * step) > at) break;
+    }
+    return n < side ? n : side - 1;
+}
+
+/* Half the width of an antialiased lookup, in entries. */
+static double antialias_support(const struct desc_vision *d, uint32_t size)
+{
+    double scale = (double)d->position_side / size;
+    return scale > 1 ? scale : 1;
+}
+
+/* Entries of the position table along one axis of `size` patches; at most TAPS_MAX. */
+static uint32_t axis_count(const struct desc_vision *d, uint32_t size)
+{
+    if (d->position_lookup == LOOKUP_BICUBIC) return 4;
+    if (d->position_lookup == LOOKUP_BUCKETS || d->position_lookup == LOOKUP_QUOTIENT) return 1;
+    if (d->position_lookup != LOOKUP_ANTIALIAS) return 2;
+    uint32_t most = (uint32_t)ceil(antialias_support(d, size)) * 2 + 1;
+    return most < d->position_side ? most : d->position_side;
+}
+
+/* torch's interpolate with antialias. */
+static void antialias_taps(const struct desc_vision *d, uint32_t index, uint32_t size, uint32_t *tap,
+                           float *weight)
+{
+    uint32_t side = d->position_side, n = axis_count(d, size);
+    float scale = (float)side / (float)size, support = (float)antialias_support(d, size), sum = 0,
+          inverse = scale >= 1 ? 1 / scale : 1, centre = (float)((double)scale * (index + 0.5));
+    float first = (float)((double)(centre - support) + 0.5), last = (float)((double)(centre + support) + 0.5);
+    uint32_t from = first > 0 ? (uint32_t)first : 0, end = last < (float)side ? (uint32_t)last : side;
+    for (uint32_t k = 0; k < n; k++) {
+        float far = fabsf(((float)(from + k) - centre + 0.5f) * inverse);
+        tap[k] = from + k < end ? from + k : end - 1;
+        weight[k] = from + k < end && far < 1 ? 1 - far : 0;
+        sum += weight[k];
+    }
+    for (uint32_t k = 0; k < n; k++) weight[k] /= sum;
+}
+
+/* Where place `index` of `size` lies among the table's `side`, in float32 in transformers' order: of the
+ * bilinear ones vision_utils.py, of the bicubic one grid_sample in glm4v. */
+static float axis_place(enum desc_lookup lookup, float index, float size, float side)
+{
+    if (lookup == LOOKUP_CORNERS) return index * (side - 1) / (size > 1 ? size - 1 : 1);
+    if (lookup == LOOKUP_CENTRES) return (index + 0.5f) * side / size - 0.5f;
+    float norm = (index + 0.5f) / size * 2 - 1;
+    return ((norm + 1) * side - 1) / 2;
+}
+
+static void axis_taps(const struct desc_vision *d, uint32_t index, uint32_t size, uint32_t tap[TAPS_MAX],
+                      float weight[TAPS_MAX])
+{
+    const float a = -0.75f;
+    uint32_t side = d->position_side, n = axis_count(d, size);
+    if (d->position_lookup == LOOKUP_ANTIALIAS) {
+        antialias_taps(d, index, size, tap, weight);
+        return;
+    }
+    if (n == 1) {
+        tap[0] = bucket_of(index, size, side, d->position_lookup == LOOKUP_QUOTIENT);
+        weight[0] = 1;
+        return;
+    }
+    float src = axis_place(d->position_lookup, (float)index, (float)size, (float)side), low = floorf(src);
+    for (uint32_t k = 0; k < n; k++) {
+        float offset = (float)k - (float)(n / 2 - 1), at = low + offset, far = fabsf(src - low - offset);
+        tap[k] = at < 0 ? 0 : at < (float)side ? (uint32_t)at : side - 1;
+        if (n == 2) weight[k] = far < 1.0f ? 1.0f - far : 0.0f;
+        else if (far <= 1) weight[k] = ((a + 2) * far - (a + 3)) * far * far + 1;
+        else weight[k] = ((a * far - 5 * a) * far + 8 * a) * far - 4 * a;
     }
 }
 
@@ -127,7 +202,8 @@ struct layout {
     size_t area;  /* bytes from here on: q and kv, or scratch needed before and after the layers */
     size_t kv, patches, raw, pooled; /* bytes within the area */
     size_t pos, lo, hi, wlo, whi, seq_row, seq_table, table, order, token_row, rope, table_rows,
-        table_weights; /* words */
+        table_weights, halved_hi, halved_row, mean_rows, mean_weights; /* words */
+    uint32_t taps; /* entries of the position table for a patch; 0: no lookup */
 };
 
 static size_t reserve(size_t *used, size_t n)
@@ -145,16 +221,23 @@ static struct layout lay_out(const struct engine *e, const struct engine_feature
     l.pos = reserve(&l.words, n);
     l.lo = reserve(&l.words, n);
     l.hi = reserve(&l.words, n);
-    l.wlo = reserve(&l.words, d->window ? n : 0);
-    l.whi = reserve(&l.words, d->window ? n : 0);
+    l.wlo = reserve(&l.words, d->window || d->halve ? n : 0);
+    l.whi = reserve(&l.words, d->window || d->halve ? n : 0);
+    l.halved_hi = reserve(&l.words, d->halve ? n / 4 : 0);
+    l.halved_row = reserve(&l.words, d->halve ? 4 : 0);
+    l.mean_rows = reserve(&l.words, d->halve ? n : 0);
+    l.mean_weights = reserve(&l.words, d->halve ? n : 0);
     l.seq_row = reserve(&l.words, 4);
     l.seq_table = reserve(&l.words, 1);
     l.table = reserve(&l.words, (n + BE_BLOCK_TOKENS - 1) / BE_BLOCK_TOKENS);
     l.order = reserve(&l.words, frame);
     l.token_row = reserve(&l.words, d->window ? f->tokens : 0);
     l.rope = reserve(&l.words, d->rope_theta > 0 ? 3 * n : 0);
-    l.table_rows = reserve(&l.words, has_table(d) ? 4 * frame : 0);
-    l.table_weights = reserve(&l.words, has_table(d) ? 4 * frame : 0);
+    l.taps = d->position_axis   ? 2
+             : d->position_side ? axis_count(d, f->grid_h) * axis_count(d, f->grid_w)
+                                : 0;
+    l.table_rows = reserve(&l.words, l.taps * frame);
+    l.table_weights = reserve(&l.words, l.taps * frame);
     size_t used = 0; /* words of the whole block */
     l.resid = reserve(&used, n * d->hidden);
     l.cos = reserve(&used, d->rope_theta > 0 ? n * half : 0);
@@ -207,35 +290,52 @@ static void fill_frame(const struct engine *e, const struct engine_features *f, 
     uint32_t m = merge_of(d), across = f->grid_w / m, per_frame = f->grid_h / m * across;
     for (uint32_t i = 0; i < per_frame; i++) {
         for (uint32_t k = 0; k < m * m; k++) {
-            uint32_t row = token[i] / across * m + k / m, column = token[i] % across * m + k % m,
-                     n = i * m * m + k;
+            uint32_t half = d->halve ? m / 2 : m, cell = d->halve ? 2 : 1, run = k / (cell * cell),
+                     in = k % (cell * cell), n = i * m * m + k;
+            uint32_t row = token[i] / across * m + run / half * cell + in / cell,
+                     column = token[i] % across * m + run % half * cell + in % cell;
             w[l->order + n] = row * f->grid_w + column;
+            uint32_t *rows = &w[l->table_rows + l->taps * (size_t)n],
+                     *weights = &w[l->table_weights + l->taps * (size_t)n];
             if (d->position_axis) {
-                uint32_t *to = &w[l->table_rows + 4 * (size_t)n], one;
-                to[0] = d->position_pairs ? 2 * column : column;
-                to[1] = d->position_pairs ? 2 * row + 1 : d->position_axis + row;
-                memcpy(&one, &(float){1}, sizeof one);
-                for (size_t j = 0; j < 2; j++) w[l->table_weights + 4 * (size_t)n + j] = one;
+                rows[0] = d->position_pairs ? 2 * column : column;
+                rows[1] = d->position_pairs ? 2 * row + 1 : d->position_axis + row;
+                for (size_t j = 0; j < 2; j++) memcpy(&weights[j], &(float){1}, sizeof *weights);
             }
             if (!d->position_side) continue;
-            uint32_t ty[2], tx[2];
-            float wy[2], wx[2];
-            axis_taps(row, f->grid_h, d->position_side, ty, wy);
-            axis_taps(column, f->grid_w, d->position_side, tx, wx);
-            for (int j = 0; j < 4; j++) {
-                float weight = wy[j / 2] * wx[j % 2];
-                w[l->table_rows + 4 * (size_t)n + (size_t)j] = ty[j / 2] * d->position_side + tx[j % 2];
-                memcpy(&w[l->table_weights + 4 * (size_t)n + (size_t)j], &weight, sizeof weight);
+            uint32_t ty[TAPS_MAX], tx[TAPS_MAX], each = axis_count(d, f->grid_w);
+            float wy[TAPS_MAX], wx[TAPS_MAX];
+            axis_taps(d, row, f->grid_h, ty, wy);
+            axis_taps(d, column, f->grid_w, tx, wx);
+            for (uint32_t j = 0; j < l->taps; j++) {
+                float weight = wy[j / each] * wx[j % each];
+                rows[j] = ty[j / each] * d->position_side + tx[j % each];
+                memcpy(&weights[j], &weight, sizeof weight);
             }
         }
     }
+}
+
+/* Windows of four rows, and what takes the place of `whole` when they are one. */
+static void fill_halved(const struct engine_features *f, const struct layout *l, uint32_t *w)
+{
+    uint32_t n = f->patches / 4, chunk = f->row_chunk < n ? f->row_chunk : n;
+    for (uint32_t i = 0; i < f->patches; i++) {
+        w[l->wlo + i] = i / 4 * 4;
+        w[l->whi + i] = i / 4 * 4 + 3;
+        w[l->mean_rows + i] = i;
+        memcpy(&w[l->mean_weights + i], &(float){0.25f}, sizeof *w);
+        w[l->halved_hi + i / 4] = n - 1;
+    }
+    w[l->halved_row + 1] = chunk;
+    w[l->halved_row + 3] = n % chunk;
 }
 
 static void fill_rows(const struct engine *e, const struct engine_features *f, const struct layout *l,
                       uint32_t *w, const uint32_t *window_begin, const uint32_t *window_end)
 {
     const struct desc_vision *d = &e->net.desc.vision;
-    uint32_t m = merge_of(d), frame = f->grid_h * f->grid_w;
+    uint32_t m = merge_of(d), frame = f->patches / f->frames;
     for (uint32_t i = 0; i < f->patches; i++) {
         uint32_t first = i / frame * frame, in = i - first, token = in / (m * m);
         w[l->pos + i] = i;
@@ -250,6 +350,7 @@ static void fill_rows(const struct engine *e, const struct engine_features *f, c
             w[l->rope + f->patches + i] = w[l->order + in] % f->grid_w;
         }
     }
+    if (d->halve) fill_halved(f, l, w);
     w[l->seq_row + 1] = f->row_chunk;
     w[l->seq_row + 3] = f->patches % f->row_chunk; /* of the last row chunk, if it is smaller */
     size_t layer = layer_bytes(e);
@@ -305,10 +406,17 @@ enum status vision_prepare(struct engine *e, struct engine_features *f, struct e
     f->pooled = (float *)(void *)(area + l.pooled);
     f->order = dev + l.order;
     f->token_row = d->window ? dev + l.token_row : NULL;
+    f->taps = l.taps;
     f->table_rows = dev + l.table_rows;
     f->table_weights = (const float *)(dev + l.table_weights);
     f->whole = rows_at(f, &l, dev, false);
-    f->windowed = d->window ? rows_at(f, &l, dev, true) : f->whole;
+    f->windowed = d->window || d->halve ? rows_at(f, &l, dev, true) : f->whole;
+    f->halved = f->whole;
+    f->halved.t /= 4;
+    f->halved.seq_row = dev + l.halved_row;
+    f->halved.hi = dev + l.halved_hi;
+    f->mean_rows = dev + l.mean_rows;
+    f->mean_weights = (const float *)(dev + l.mean_weights);
     if (d->rope_theta > 0) {
         f->cos = (float *)base + l.cos;
         f->sin = (float *)base + l.sin;

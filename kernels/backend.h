@@ -190,7 +190,8 @@ struct be_norm_args {
     const float *bias;           /* f32 [C] or NULL */
     void *out;               /* [T, be_ld(C)] if out_dtype is the act type bf16, or act f32; NULL = none */
     enum be_dtype out_dtype; /* BE_F32 -> stride be_ld(C) too, padding zeroed */
-    bool out_dense;          /* out is dense f32 [T, C] (features, pooled rows) instead of be_ld(C) */
+    bool out_dense;          /* out is dense f32 [T, C] (features, pooled rows) instead of be_ld(C); it may be
+                                x or the residual */
 };
 
 /* ---- positions, KV ---- */
@@ -292,14 +293,14 @@ struct be_patchify_args {
     const uint32_t *order; /* [(h/ps)*(w/ps)] or NULL */
     bool dense;            /* out is f32, without padding */
 };
-/* out[t] = sum over k = 0..3, in this order, of weights[t][k] * table[rows[t][k]]; f32, plain multiply and
- * add (no fused steps are required, but one kernel set always does the same). Bilinear lookup in a learned
- * position table. */
+/* out[t] = sum over k = 0..taps-1, in this order, of weights[t][k] * table[rows[t][k]]; f32, plain multiply
+ * and add (no fused steps are required, but one kernel set always does the same). Lookup in a learned
+ * position table: 4 taps bilinear, 16 bicubic. */
 struct be_interpolate_args {
     const float *table;   /* f32 [S, C] */
-    const uint32_t *rows; /* [T, 4] */
-    const float *weights; /* f32 [T, 4] */
-    uint32_t t, c;
+    const uint32_t *rows; /* [T, taps] */
+    const float *weights; /* f32 [T, taps] */
+    uint32_t t, c, taps;
     float *out; /* f32 [T, C] dense */
 };
 /* out[t] = x[t], f32 dense to act with stride be_ld(C), padding zeroed. */
@@ -309,8 +310,9 @@ struct be_pack_args {
     void *out;
 };
 /* out[t, h, i] = f(gate[t, h, i]) * N(x[t, h, i]): H heads of D columns; f(z) = z with BE_GATE_NONE; N: RMS
- * norm over a head's columns, or nothing. Strides count elements. */
-enum be_gate { BE_GATE_GELU_TANH = 0, BE_GATE_SILU, BE_GATE_SIGMOID, BE_GATE_NONE };
+ * norm over a head's columns, or nothing. BE_GATE_CDF: (1 + erf(z / sqrt 2)) / 2, so that with x = gate out
+ * is gelu_erf. Strides count elements. */
+enum be_gate { BE_GATE_GELU_TANH = 0, BE_GATE_SILU, BE_GATE_SIGMOID, BE_GATE_NONE, BE_GATE_CDF };
 struct be_gate_args {
     enum be_gate f;
     const float *gate; /* f32, head h of row t begins at t * gate_stride + h * gate_head */

@@ -189,7 +189,9 @@ static enum status check_sequence(const struct scheduler *s, const struct sched_
      * for them. */
     for (uint32_t i = 0, im = 0; i < p->token_count; i++) {
         while (im < p->span_count && p->spans[im].end <= i) im++;
-        if (im < p->span_count && p->spans[im].begin <= i && p->spans[im].image) continue;
+        if (im < p->span_count && p->spans[im].begin <= i && p->spans[im].image &&
+            !prompt_grid_break(&p->spans[im].grid, i - p->spans[im].begin))
+            continue;
         if (p->tokens[i] >= s->caps.vocab_size)
             return err_set(err, ST_INVALID, "token id %u is not in the vocabulary", p->tokens[i]);
     }
@@ -213,7 +215,8 @@ static enum status sequence_create(const struct scheduler *s, const struct sched
         q->features = calloc(p->span_count, sizeof *q->features);
         q->uses = calloc(p->span_count, sizeof *q->uses);
     }
-    if (r->pooling) q->pooled = calloc(s->caps.hidden_size, sizeof *q->pooled);
+    uint32_t wide = s->opt.pooled_width > s->caps.hidden_size ? s->opt.pooled_width : s->caps.hidden_size;
+    if (r->pooling) q->pooled = calloc(wide, sizeof *q->pooled);
     if (!q->tokens || !q->end_event || (r->pooling && !q->pooled) ||
         (p->span_count && (!q->features || !q->uses))) {
         sequence_free(q);
@@ -328,6 +331,7 @@ static void end_sequence(struct scheduler *s, struct sequence *q, enum seq_end e
                                     .pushed_us = event_clock_us()};
     if (q->pooled && end == END_LENGTH) {
         for (uint32_t i = 0; i < s->caps.hidden_size; i++) q->pooled[i] /= q->pooled_count;
+        if (s->opt.project) s->opt.project(s->opt.project_arg, q->pooled);
         node->ev.pooled = q->pooled;
         q->pooled = NULL;
     }

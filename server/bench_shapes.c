@@ -146,6 +146,36 @@ static const struct {
      "{'model_type':'qwen3_5_moe','tie_word_embeddings':false,'text_config':{'num_hidden_layers':40,"
      "'max_position_embeddings':262144,'rope_parameters':{'rope_type':'default','rope_theta':10000000}},"
      "'vision_config':{'out_hidden_size':2048}}"},
+    {"paddleocr-vl-0.9b", "{'model_type':'paddleocr_vl','tie_word_embeddings':false,'num_hidden_layers':18,"
+                          "'max_position_embeddings':131072,'vision_config':{'hidden_size':1152}}"},
+    {"glm-ocr-0.9b",
+     "{'model_type':'glm_ocr','text_config':{'model_type':'glm_ocr_text','hidden_size':1536,"
+     "'intermediate_size':4608,'num_hidden_layers':16,'num_attention_heads':16,'num_key_value_heads':8,"
+     "'head_dim':128,'rope_parameters':{'rope_type':'default','rope_theta':10000,"
+     "'mrope_section':[16,24,24]}},'vision_config':{'depth':24,'out_hidden_size':1536}}"},
+    {"smolvlm-256m",
+     "{'model_type':'smolvlm','scale_factor':4,'image_token_id':49190,"
+     "'text_config':{'model_type':'llama','vocab_size':49280,'hidden_size':576,"
+     "'intermediate_size':1536,'num_hidden_layers':30,'num_attention_heads':9,'num_key_value_heads':3,"
+     "'max_position_embeddings':8192,'rope_theta':100000},'vision_config':{'hidden_size':768,"
+     "'intermediate_size':3072,'num_hidden_layers':12,'num_attention_heads':12,'image_size':512,"
+     "'patch_size':16}}"},
+    {"granite-docling-258m",
+     "{'model_type':'idefics3','scale_factor':4,'image_token_id':100270,"
+     "'text_config':{'model_type':'llama','vocab_size':100352,'hidden_size':576,"
+     "'intermediate_size':1536,'num_hidden_layers':30,'num_attention_heads':9,'num_key_value_heads':3,"
+     "'max_position_embeddings':8192,'rope_theta':100000},'vision_config':{'hidden_size':768,"
+     "'intermediate_size':3072,'num_hidden_layers':12,'num_attention_heads':12,'image_size':512,"
+     "'patch_size':16}}"},
+    {"internvl3-1b",
+     "{'model_type':'internvl','text_config':{'model_type':'qwen2','vocab_size':151674,"
+     "'hidden_size':896,'intermediate_size':4864,'num_hidden_layers':24,'num_attention_heads':14,"
+     "'num_key_value_heads':2,'max_position_embeddings':32768,'rope_theta':1000000},"
+     "'vision_config':{'attention_bias':true}}"},
+    {"lfm2-vl-450m",
+     "{'model_type':'lfm2_vl','text_config':{'model_type':'lfm2','hidden_size':1024,"
+     "'block_ff_dim':6656,'num_hidden_layers':16,'num_attention_heads':16,'num_key_value_heads':8,"
+     "'full_attn_idxs':[2,5,8,10,12,14]},'vision_config':{}}"},
 };
 
 const char *bench_shape_name(size_t i)

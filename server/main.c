@@ -75,14 +75,14 @@ static enum status models_get(struct options *o, struct err *err)
     return st;
 }
 
-/* The checkpoint to serve: --model, or the demo model next to the sources or the installed program. malloc'd;
- * NULL with err set. */
-static char *model_find(struct options *o, struct err *err)
+/* The checkpoint: --model, or the demo model next to the sources or the installed program; `bare`: also one
+ * without weights. malloc'd; NULL with err set. */
+static char *model_find(struct options *o, bool bare, struct err *err)
 {
     if (models_get(o, err)) return NULL;
     if (o->model) {
         bool gguf = gguf_is(o->model);
-        if (hub_path_check(o->model, err)) return NULL;
+        if (hub_path_check(o->model, bare, err)) return NULL;
         if (!is_checkpoint(o->model))
             (void)err_set(err, ST_INVALID, "--model %.200s: neither a directory nor a GGUF file", o->model);
         else if (o->mmproj && !gguf_is(o->mmproj))
@@ -183,7 +183,7 @@ int main(int argc, char **argv)
         (void)err_set(&err, ST_IO, "--log-file %.200s: %s", opt.log_file, strerror(errno));
     if (sodium_init() < 0) return 1;
     json_object_seed(0); /* not thread-safe later */
-    char *dir = err.msg[0] ? NULL : model_find(&opt, &err);
+    char *dir = err.msg[0] ? NULL : model_find(&opt, !serve, &err);
     int rc = !dir ? fail(&err) : serve ? server_run(&opt, dir) : inspect(&opt, dir);
     free(dir);
     options_fini(&opt);

@@ -41,6 +41,7 @@ struct engine_options server_engine_options(const struct options *o, const char 
                                    .dtype = o->dtype,
                                    .gemm = o->gemm,
                                    .quantize = o->quantize,
+                                   .float_vision = !o->quantize_vision,
                                    .kv_dtype = o->kv_dtype,
                                    .kv_bytes = o->kv_memory,
                                    .context_max = (uint32_t)o->max_context,
@@ -191,9 +192,10 @@ enum status model_load(const struct options *o, const char *dir, void (*wake)(vo
         return st;
     }
     m->info = engine_model(m->engine);
-    st = pooling_load(dir, &m->pooling, err);
-    if (st) return st;
     engine_caps(m->engine, &m->caps);
+    st = pooling_load(dir, m->caps.hidden_size, &m->pooling, err);
+    if (st) return st;
+    m->embedding_width = m->pooling->width;
     struct sched_options so = {.queue_max = (uint32_t)o->max_queue,
                                .prefill_chunk = (uint32_t)o->prefill_chunk,
                                .step_us = (uint32_t)o->step_ms * 1000u,
@@ -201,6 +203,9 @@ enum status model_load(const struct options *o, const char *dir, void (*wake)(vo
                                .features_bytes = o->encoder_cache_memory,
                                .draft_max = draft_tokens(o, m),
                                .draft_always = m->caps.drafts && strcmp(o->draft_tokens, "auto") != 0,
+                               .project = m->pooling->dense_count ? pooling_project : NULL,
+                               .project_arg = m->pooling,
+                               .pooled_width = m->pooling->width_max,
                                .wake = wake,
                                .wake_arg = arg};
     randombytes_buf(&so.hash_seed, sizeof so.hash_seed); /* clients can't target a hash bucket */

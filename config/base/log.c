@@ -117,7 +117,7 @@ static void add_escaped(struct log_line *l, const char *s)
         char escape[8];
         size_t n = utf8_decode(s, left, &cp);
         bool bad = cp >= UTF8_BAD;
-        if (sizeof l->text - LOG_LINE_END - l->len < 6) return;
+        if (sizeof l->text - LOG_LINE_END - l->len < 7) return; /* with the closing quote */
         if (!l->json) add(l, (unsigned char)*s < 0x20 ? " " : s, n);
         else if (bad) add(l, "\\ufffd", 6);
         else if (cp == '"' || cp == '\\') add(l, (char[]){'\\', *s}, 2);

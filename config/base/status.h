@@ -20,7 +20,7 @@ enum status {
 
 /* Message for people; UTF-8, NUL-terminated, truncated when too long. An empty `msg` means "not set". */
 struct err {
-    char msg[512];
+    char msg[768];
 };
 
 #define KV_MUST_CHECK __attribute__((warn_unused_result))

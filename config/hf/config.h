@@ -20,7 +20,7 @@
 #define HF_CONV_KERNEL_MAX 16u
 #define HF_TOPK_MAX        64u /* experts per token */
 
-enum hf_activation { HF_GELU_TANH = 0, HF_SILU, HF_QUICK_GELU };
+enum hf_activation { HF_GELU_TANH = 0, HF_SILU, HF_QUICK_GELU, HF_GELU /* erf */ };
 enum hf_layer_type { HF_FULL = 0, HF_SLIDING, HF_LINEAR /* recurrent */, HF_CONV };
 enum hf_rope_type { HF_ROPE_DEFAULT = 0, HF_ROPE_LINEAR, HF_ROPE_YARN, HF_ROPE_LLAMA3 };
 
@@ -83,13 +83,21 @@ struct hf_vision {
     bool fullatt[HF_LAYERS_MAX]; /* with window_size: the layer attends to whole frames */
     uint32_t deepstack[HF_DEEPSTACK_MAX], deepstack_count;
     bool use_clipped_linears, standardize;
+    bool attention_bias;   /* of q, k and v, where that is a key */
+    uint32_t insert_layer; /* after which 2 x 2 patches become one row */
+    bool final_norm;       /* after the last layer, where that is a choice */
+    bool projector_norm;
+    /* No key: fixed by the class, with multimodal_projector_bias. */
+    bool patch_merger, projector_bias, break_rows /* a token between the rows of an image */;
 };
 struct hf_config {
     char model_type[32];
+    char text_type[32]; /* of text_config, if another family reads it; "": as model_type implies */
     struct hf_text text;
     bool has_vision;
     struct hf_vision vision;
     uint32_t mm_tokens_per_image;
+    bool encoder;                /* text attends in both directions */
     bool bidirectional_images;   /* an image's tokens attend to each other in both directions */
     uint32_t image_id, video_id; /* placeholder tokens; HF_NO_ID = none */
     uint32_t bos_id;             /* HF_NO_ID = none */

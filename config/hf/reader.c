@@ -63,10 +63,25 @@ void hf_ids(struct hf_reader *r, uint32_t obj, const char *key, uint32_t *ids, u
     }
 }
 
+void hf_side(struct hf_reader *r, uint32_t obj, const char *key, uint32_t hi, uint32_t *v)
+{
+    uint32_t n = json_get_live(r->d, obj, key), s[2], count = 0;
+    if (n == JSON_NONE || json_kind(r->d, n) != JSON_ARRAY) {
+        hf_u32(r, obj, key, 1, hi, v);
+        return;
+    }
+    if (!hf_list(r, obj, key, hi, 2, s, &count)) return;
+    if (count == 0 || s[0] == 0 || (count == 2 && s[0] != s[1]))
+        hf_error(r, ST_FORMAT, key, "must be one size for both sides");
+    else *v = s[0];
+}
+
 void hf_activation(struct hf_reader *r, uint32_t obj, const char *key, enum hf_activation want)
 {
-    static const char *const names[] = {
-        [HF_GELU_TANH] = "gelu_pytorch_tanh", [HF_SILU] = "silu", [HF_QUICK_GELU] = "quick_gelu"};
+    static const char *const names[] = {[HF_GELU_TANH] = "gelu_pytorch_tanh",
+                                        [HF_SILU] = "silu",
+                                        [HF_QUICK_GELU] = "quick_gelu",
+                                        [HF_GELU] = "gelu"};
     uint32_t n = json_get_live(r->d, obj, key);
     char what[64];
     if (n == JSON_NONE || r->st || json_str_eq(r->d, n, names[want])) return;

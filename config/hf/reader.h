@@ -40,6 +40,8 @@ bool hf_double(struct hf_reader *r, uint32_t obj, const char *key, double lo, do
 bool hf_bool(struct hf_reader *r, uint32_t obj, const char *key, bool *v);
 /* Appends an id or a list of ids (at most HF_EOS_MAX in all). */
 void hf_ids(struct hf_reader *r, uint32_t obj, const char *key, uint32_t *ids, uint32_t *count);
+/* An integer, or a list of equal ones: [14, 14]. */
+void hf_side(struct hf_reader *r, uint32_t obj, const char *key, uint32_t hi, uint32_t *v);
 /* Only the value `want` is supported. */
 void hf_activation(struct hf_reader *r, uint32_t obj, const char *key, enum hf_activation want);
 /* Keys of every decoder: vocab_size, hidden_size, intermediate_size, num_hidden_layers,

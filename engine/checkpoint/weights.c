@@ -5,6 +5,7 @@
 #include "config/base/floats.h"
 #include "config/base/log.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -29,6 +30,15 @@ static bool shared_away(const struct model_desc *d, const char *name)
             if (strncmp(name, own, len) == 0) return true;
         }
     return false;
+}
+
+/* Of a draft layer (GLM's, known by its eh_proj) that files number as one after the last. */
+static bool after_last(const struct loader *ld, const char *name)
+{
+    unsigned n;
+    struct named key;
+    return sscanf(name, "text.layers.%u.", &n) == 1 && n == ld->desc->layer_count &&
+           load_find(ld, "text.layers.#.eh_proj", n, 0, ".weight", &key);
 }
 
 static enum status alloc_layers(const struct model_desc *d, struct weights *w, struct err *err)
@@ -56,7 +66,7 @@ enum status weights_inventory(const struct stf_files *files, const struct model_
         out->memory_bytes += 4 * ld.slab_used;
         for (size_t i = 0; i < ld.map_count; i++)
             if (!ld.map[i].used && !(desc->tied && strncmp(ld.map[i].name, "head.", 5) == 0) &&
-                !shared_away(desc, ld.map[i].name))
+                !shared_away(desc, ld.map[i].name) && !after_last(&ld, ld.map[i].name))
                 load_note_ignored(out, ld.map[i].t->name);
     }
     free(none.layers);
@@ -158,8 +168,8 @@ static void each_weight(const struct weights *w, const struct model_desc *d,
             if (l->expert_down && l->expert_down[k]) fn(arg, l->expert_down[k]);
         }
     }
-    for (uint32_t n = 0; w->vision.layers && n < d->vision.layers; n++) {
-        const struct vision_layer_weights *l = &w->vision.layers[n];
+    for (uint32_t n = 0; w->vision.layers && n <= d->vision.layers; n++) {
+        const struct vision_layer_weights *l = n < d->vision.layers ? &w->vision.layers[n] : &w->vision.halve;
         struct be_weight *all[] = {l->qkv, l->o, l->fc1, l->fc2, l->k, l->v, l->up};
         for (int i = 0; i < 7; i++)
             if (all[i]) fn(arg, all[i]);
@@ -167,8 +177,9 @@ static void each_weight(const struct weights *w, const struct model_desc *d,
     const struct vision_merger_weights *m[1 + DESC_DEEPSTACK_MAX] = {&w->vision.merger};
     for (uint32_t k = 0; k < DESC_DEEPSTACK_MAX; k++) m[1 + k] = &w->vision.deepstack[k];
     for (uint32_t k = 0; k < 1 + DESC_DEEPSTACK_MAX; k++) {
-        if (m[k]->fc1) fn(arg, m[k]->fc1);
-        if (m[k]->fc2) fn(arg, m[k]->fc2);
+        struct be_weight *all[] = {m[k]->conv, m[k]->proj, m[k]->fc1, m[k]->fc2};
+        for (int i = 0; i < 4; i++)
+            if (all[i]) fn(arg, all[i]);
     }
     if (w->vision.patch) fn(arg, w->vision.patch);
     if (w->vision.projection) fn(arg, w->vision.projection);

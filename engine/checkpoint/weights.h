@@ -46,21 +46,30 @@ struct vision_layer_weights {
     const float *bounds[7][2]; /* by enum vision_product */
 };
 enum vision_product { VISION_Q = 0, VISION_K, VISION_V, VISION_O, VISION_GATE, VISION_UP, VISION_DOWN };
-/* Patches merged into tokens: fc2(gelu_erf(fc1(norm(...)))). */
+/* Patches merged into tokens (model_desc.h); what a merger does not have is NULL. K: columns of fc1's input.
+ */
 struct vision_merger_weights {
-    const float *norm, *norm_bias; /* [Cv], of a DeepStack merger [merge merge Cv]; RMS: no bias */
-    struct be_weight *fc1, *fc2;   /* [merge merge Cv, same], [C, same], with biases */
+    const float *pre_norm, *pre_norm_bias;   /* [Cv] */
+    const float *norm, *norm_bias;           /* [merge merge Cv] */
+    struct be_weight *conv, *proj;           /* [merge_conv, merge merge Cv], [merge_conv, merge_conv] */
+    const float *proj_norm, *proj_norm_bias; /* [merge_conv] */
+    const float *places;                     /* [tokens, merge_conv] or NULL */
+    const float *out_norm, *out_norm_bias;   /* [C] or NULL */
+    struct be_weight *fc1, *fc2;             /* [merge_ff or C, K], with merge_up [2 merge_ff, K];
+                                                [C, merge_ff] */
 };
 struct vision_weights {
     struct be_weight *patch;      /* [Cv, 3 depth p p] */
     struct be_weight *projection; /* [C, Cv]; VISION_LINEAR: with a bias */
     struct vision_merger_weights merger, deepstack[DESC_DEEPSTACK_MAX];
-    const float *position;                               /* [patches or table rows, Cv] */
-    const float *post_norm, *post_norm_bias, *soft_norm; /* [Cv] */
-    const float *std_bias, *std_scale;                   /* [Cv] or NULL */
-    const float *patch_norm, *patch_norm_bias;           /* [3 p p], VISION_EMBED */
+    const float *position;  /* [patches or table rows, Cv] */
+    const float *class_row; /* [Cv], its place added; or NULL */
+    const float *pre_norm, *pre_norm_bias, *post_norm, *post_norm_bias, *soft_norm; /* [Cv]; RMS: no bias */
+    const float *std_bias, *std_scale;                                              /* [Cv] or NULL */
+    const float *patch_norm, *patch_norm_bias; /* [3 p p], VISION_EMBED */
     const float *dense_norm, *dense_norm_bias, *position_norm, *position_norm_bias; /* [Cv] */
-    struct vision_layer_weights *layers;                                            /* [desc.vision.layers] */
+    struct vision_layer_weights halve;
+    struct vision_layer_weights *layers; /* [desc.vision.layers] */
 };
 struct weights {
     struct be_weight *embed;                            /* [V, C]; NULL: a draft model's */
@@ -87,7 +96,7 @@ struct weights_inventory {
     uint64_t read_bytes;   /* in the files */
     uint64_t memory_bytes; /* estimated size once loaded with the given compute type */
     bool made_quants;      /* some become quants at load (weight_format.quantize) */
-    char quant_types[64];  /* of those kept as the files' quants: "Q4_K,Q6_K"; "": none */
+    char quant_types[64];  /* of the text model's that are kept as the files' quants: "Q4_K,Q6_K"; "": none */
     uint64_t slab_floats;
     uint64_t tensor_bytes_max;       /* of the largest one */
     const struct stf_tensor **order; /* [count] in reading order; owned */
@@ -100,13 +109,14 @@ struct weights_inventory {
     uint32_t ignored; /* tensors of the files that the description doesn't use, though they might matter */
     char ignored_names[400]; /* the first few, comma-separated */
 };
-/* Float matrices of the text model become integers of so many bits. */
+/* Float matrices become integers of so many bits, those of the image tower at least 8. */
 enum weights_quantize { QUANTIZE_NONE = 0, QUANTIZE_INT8, QUANTIZE_INT4 };
 /* How weights are kept. */
 struct weight_format {
     enum be_dtype act;
     bool quants; /* the backend takes quants; else a file's blocks become floats */
     enum weights_quantize quantize;
+    bool float_vision; /* the image tower has no quants */
 };
 /* What config.json does not say: sets expert_layout from the checkpoint's tensors (the family sets the
  * released one), clears `tied` if the files hold a head other than the embedding, and qkv_fused if the

@@ -27,6 +27,7 @@ struct loader {
     struct weight_format format;
     bool floats;    /* what is read now stays float */
     bool fine;      /* or is not kept in 4 bits */
+    bool tower;     /* or is of the image tower: rows are padded to MADE_SPAN */
     bool alike;     /* must become quants like the other matrices of its group */
     enum status st; /* first error; after it everything is a no-op */
     struct err *err;
@@ -46,18 +47,22 @@ struct loader {
 };
 
 /* A different order of rows or columns than in the file; see reorder(). */
-enum order { ORDER_KEPT = 0, ORDER_HALVES, ORDER_PAIRS, ORDER_CHANNELS };
+enum order { ORDER_KEPT = 0, ORDER_HALVES, ORDER_PAIRS, ORDER_PLANES };
 struct part {
     const char *stem;
     uint32_t n;
     enum order order;
+    uint32_t first, of; /* of > 0: rows [first, first + n) of a tensor that has so many */
 };
 struct linear_spec {
     uint32_t layer, expert, k, part_count;
     struct part part[3];
     bool glu, bias;
+    const char *scale;           /* a whole name: rows and bias are multiplied by its numbers; or NULL */
+    float times;                 /* and all by this; 0 counts as 1 */
     bool whole_name, transposed; /* stem is the whole name; stored as [k, n] */
-    uint32_t head_dim, rotary;   /* ORDER_HALVES, ORDER_PAIRS: the head's columns that rotate */
+    uint32_t head_dim, rotary;   /* ORDER_HALVES, ORDER_PAIRS: the head's columns that rotate; ORDER_PLANES:
+                                    head_dim planes */
     uint32_t rank;               /* of the stored shape when it isn't [n, k]: shape[0..rank) */
     uint64_t shape[STF_RANK_MAX];
 };
@@ -71,7 +76,10 @@ struct quant_rows {
     uint32_t k, width; /* width: 0, or the tensor is stored as [k, width], and a row here is a column there */
     const char *data;  /* the tensor's first row */
     uint32_t first;    /* the tensor's row that is the matrix's first */
-    uint32_t head_dim, rotary; /* not 0: rows are stored as ORDER_PAIRS says */
+    const float *scale; /* of each row, or NULL */
+    uint32_t groups;    /* of a row, that have a scale of their own */
+    enum order order;   /* of its rows, with: */
+    uint32_t head_dim, rotary;
 };
 
 #define MADE_SPAN 32u /* numbers that share a scale */
@@ -117,7 +125,7 @@ const float *load_vector1(struct loader *ld, const char *stem, uint32_t layer, c
 bool load_quant_of(const struct loader *ld, const struct stf_tensor *t, const struct packed *packed,
                    uint32_t k, struct quant_rows *rows, struct be_quant *out);
 /* Widens *all to hold both, as the CPU keeps parts of one matrix (cpu_quant_shape). */
-void load_note_quants(struct weights_inventory *s, const struct quant_rows *rows);
+void load_note_quants(struct loader *ld, const struct quant_rows *rows);
 void load_fuse_quants(struct be_quant *all, const struct be_quant *part);
 uint64_t load_kept_bytes(const struct loader *ld, const struct be_quant *quants, uint64_t n, uint32_t k);
 void *load_floats(struct loader *ld, const struct stf_tensor *t, const struct packed *packed);
@@ -130,6 +138,7 @@ static inline uint32_t load_pair_row(uint32_t i, uint32_t head_dim, uint32_t rot
     uint32_t at = i % head_dim, half = rotary / 2;
     return at < rotary ? i - at + at % half * 2 + at / half : i;
 }
+uint32_t load_stored_at(enum order order, uint32_t i, uint32_t n, uint32_t head_dim, uint32_t rotary);
 void load_reorder_vector(struct loader *ld, const float *v, enum order order, uint32_t n);
 void load_pack(struct loader *ld, const struct be_weight_desc *d, const struct stf_tensor *const *t,
                uint32_t count, struct be_weight **out);

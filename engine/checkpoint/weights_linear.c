@@ -13,30 +13,29 @@
  *   halves: heads of D rows, in each of whose halves the pairs (j, j + D/4) rotate; wanted: pairs (j, j +
  *           D/2), those of the first half first
  *   pairs: load_pair_row()
- *   channels: columns (y, x, channel); wanted: (channel, y, x) */
-static uint32_t stored_at(enum order order, uint32_t i, uint32_t n, uint32_t head_dim, uint32_t rotary)
+ *   planes: D planes, interleaved in columns; wanted: one after another */
+uint32_t load_stored_at(enum order order, uint32_t i, uint32_t n, uint32_t head_dim, uint32_t rotary)
 {
     uint32_t d = head_dim, quarter = d / 4;
     if (order == ORDER_PAIRS) return load_pair_row(i, d, rotary);
-    if (order == ORDER_CHANNELS) return i % (n / 3) * 3 + i / (n / 3);
+    if (order == ORDER_PLANES) return i % (n / d) * d + i / (n / d);
     if (order != ORDER_HALVES) return i;
     uint32_t at = i % d, pair = at % (d / 2), half = at / (d / 2);
     return i - at + pair / quarter * (d / 2) + half * quarter + pair % quarter;
 }
 
-/* [n, k] from src to dst, elements of `size` bytes: rows in order, or columns where that is of the channels.
- */
+/* [n, k] from src to dst, elements of `size` bytes: rows in order, or columns where that is of planes. */
 static void reorder(enum order order, const struct linear_spec *s, const char *src, uint32_t n, uint32_t k,
                     size_t size, char *dst)
 {
-    bool columns = order == ORDER_CHANNELS;
+    bool columns = order == ORDER_PLANES;
     for (uint32_t r = 0; r < n; r++) {
         const char *row =
-            src + (size_t)(columns ? r : stored_at(order, r, n, s->head_dim, s->rotary)) * k * size;
+            src + (size_t)(columns ? r : load_stored_at(order, r, n, s->head_dim, s->rotary)) * k * size;
         char *to = dst + (size_t)r * k * size;
         if (!columns) memcpy(to, row, k * size);
         for (uint32_t c = 0; columns && c < k; c++)
-            memcpy(to + c * size, row + stored_at(order, c, k, 0, 0) * size, size);
+            memcpy(to + c * size, row + load_stored_at(order, c, k, s->head_dim, 0) * size, size);
     }
 }
 
@@ -47,7 +46,8 @@ void load_reorder_vector(struct loader *ld, const float *v, enum order order, ui
     float copy[SIZE_REORDER_MAX], *host = ld->host + (v - ld->slab);
     ASSERT_CMP(n, <=, SIZE_REORDER_MAX);
     memcpy(copy, host, n * sizeof *copy);
-    for (uint32_t i = 0; i < n; i++) host[i] = copy[stored_at(order, i, n, n, n)];
+    for (uint32_t i = 0; i < n; i++)
+        host[i] = copy[load_stored_at(order, i, n, order == ORDER_PLANES ? 3 : n, n)];
 }
 
 static void packed(struct loader *ld, enum be_result r, const struct stf_tensor *const *t, uint32_t count)
@@ -89,8 +89,8 @@ static const void *part_data(struct loader *ld, const struct linear_spec *s, uin
     } else {
         *type = load_be_type(t->dtype);
     }
-    size_t size = be_dtype_bytes(*type),
-           bytes = (packed ? (size_t)packed->n * packed->k : (size_t)load_elements(t)) * size;
+    size_t size = be_dtype_bytes(*type), bytes = (size_t)s->part[i].n * s->k * size;
+    if (!ld->st) data = (const char *)data + (size_t)s->part[i].first * s->k * size;
     /* The format does not align tensors; files almost always do. */
     if (ld->st || ((uintptr_t)data % size == 0 && order == ORDER_KEPT)) return data;
     void *copy = malloc(bytes ? bytes : 1);
@@ -99,6 +99,29 @@ static const void *part_data(struct loader *ld, const struct linear_spec *s, uin
     else reorder(order, s, data, s->part[i].n, s->k, size, copy);
     free(*moved);
     return *moved = copy;
+}
+
+/* The same as floats, each row times its number. */
+static const void *scaled_data(struct loader *ld, const struct linear_spec *s, const void *data,
+                               const float *scale, enum be_dtype *type, void **moved)
+{
+    size_t n = s->part[0].n, k = s->k;
+    struct stf_tensor row = {.dtype = *type == BE_F32    ? STF_F32
+                                      : *type == BE_BF16 ? STF_BF16
+                                                         : STF_F16,
+                             .rank = 1,
+                             .shape = {k},
+                             .bytes = k * be_dtype_bytes(*type)};
+    float *out = ld->st ? NULL : malloc(n * k * sizeof *out);
+    if (!ld->st && !out) ld->st = err_nomem(ld->err, s->part[0].stem);
+    for (size_t r = 0; r < n && out; r++) {
+        row.data = (const char *)data + r * row.bytes;
+        (void)stf_to_f32(&row, out + r * k);
+        for (size_t c = 0; c < k; c++) out[r * k + c] *= scale[r];
+    }
+    free(*moved);
+    *type = BE_F32;
+    return *moved = out;
 }
 
 static void read_bias(const struct linear_spec *s, uint32_t i, const struct stf_tensor *t, float *out)
@@ -123,30 +146,32 @@ static void note_shape(struct weights_inventory *v, const struct weight_shape *s
 
 void load_linear(struct loader *ld, const struct linear_spec *s, struct be_weight **out)
 {
-    const struct stf_tensor *t[3], *biases[3], *all[3 * PACKED_TENSORS + 3];
+    const struct stf_tensor *t[3], *biases[3], *all[3 * PACKED_TENSORS + 4], *scales = NULL;
     uint32_t total = 0, count = 0, parts = s->part_count;
     struct packed packed[3];
     bool in_parts[3];
     struct be_weight_desc d = {.k = s->k, .src_count = parts, .grouped = ld->alike, .glu = s->glu};
     struct quant_rows rows[3];
     struct be_quant kinds[3];
-    bool quants = !s->transposed;
+    bool quants = !s->transposed && !s->rank;
     for (uint32_t i = 0; i < parts; i++) {
-        uint64_t plain[2] = {s->transposed ? s->k : s->part[i].n, s->transposed ? s->part[i].n : s->k};
-        in_parts[i] =
-            !s->whole_name && !s->rank &&
-            load_take_packed(ld, s->part[i].stem, s->layer, s->expert, s->part[i].n, s->k, &packed[i]);
+        uint32_t whole = s->part[i].of ? s->part[i].of : s->part[i].n;
+        uint64_t plain[2] = {s->transposed ? s->k : whole, s->transposed ? whole : s->k};
+        in_parts[i] = !s->whole_name && !s->rank &&
+                      load_take_packed(ld, s->part[i].stem, s->layer, s->expert, whole, s->k, &packed[i]);
         t[i] = in_parts[i]
                    ? packed[i].t[0]
                    : load_take(ld, s->part[i].stem, s->layer, s->expert, s->whole_name ? "" : ".weight",
                                s->rank ? s->rank : 2, s->rank ? s->shape : plain);
         if (!t[i]) return;
         for (uint32_t q = 0; q < PACKED_TENSORS; q++)
-            if (in_parts[i] ? packed[i].t[q] != NULL : q == 0)
+            if ((in_parts[i] ? packed[i].t[q] != NULL : q == 0) && !(s->part[i].of && i))
                 all[count++] = in_parts[i] ? packed[i].t[q] : t[i];
-        quants = quants && (s->part[i].order == ORDER_KEPT || s->part[i].order == ORDER_PAIRS) &&
+        quants = quants && s->part[i].order != ORDER_PLANES &&
                  load_quant_of(ld, t[i], in_parts[i] ? &packed[i] : NULL, s->k, &rows[i], &kinds[i]);
-        if (quants && s->part[i].order == ORDER_PAIRS) {
+        if (quants) {
+            rows[i].first = s->part[i].first;
+            rows[i].order = s->part[i].order;
             rows[i].head_dim = s->head_dim;
             rows[i].rotary = s->rotary;
         }
@@ -159,9 +184,14 @@ void load_linear(struct loader *ld, const struct linear_spec *s, struct be_weigh
         if (!biases[i]) return;
         all[count++] = biases[i];
     }
+    if (s->scale) {
+        scales = load_take(ld, s->scale, s->layer, 0, "", 1, (uint64_t[]){s->part[0].n});
+        if (!scales) return;
+        all[count++] = scales;
+    }
     if (ld->inventory) {
         for (uint32_t i = 0; i < parts && quants; i++) {
-            load_note_quants(ld->inventory, &rows[i]);
+            load_note_quants(ld, &rows[i]);
             if (i) load_fuse_quants(&kinds[0], &kinds[i]);
         }
         ld->inventory->memory_bytes += load_kept_bytes(ld, quants ? &kinds[0] : NULL, total, s->k);
@@ -170,29 +200,41 @@ void load_linear(struct loader *ld, const struct linear_spec *s, struct be_weigh
             note_shape(ld->inventory, &(struct weight_shape){s->k, total, s->glu, s->bias});
         return;
     }
-    float *bias = NULL;
-    if (s->bias) {
-        bias = malloc(total * sizeof *bias);
-        if (!bias) {
-            ld->st = err_nomem(ld->err, t[0]->name);
-            return;
-        }
-        uint32_t at = 0;
-        for (uint32_t i = 0; i < parts; at += s->part[i].n, i++) read_bias(s, i, biases[i], bias + at);
+    float *bias = malloc(2 * (size_t)total * sizeof *bias),
+          *scale = scales || s->times > 0 ? bias + total : NULL;
+    if (!bias) {
+        ld->st = err_nomem(ld->err, t[0]->name);
+        return;
     }
-    d.bias = bias;
+    for (uint32_t i = 0, at = 0; i < parts && s->bias; at += s->part[i].n, i++)
+        read_bias(s, i, biases[i], bias + at);
+    for (uint32_t i = 0; scale && i < total; i++) scale[i] = 1;
+    if (scales) (void)stf_to_f32(scales, scale);
+    for (uint32_t i = 0; s->times > 0 && i < total; i++) scale[i] *= s->times;
+    for (uint32_t i = 0; scale && s->bias && i < total; i++) bias[i] *= scale[i];
+    if (scale && quants) {
+        rows[0].scale = scale;
+        rows[0].groups = (uint32_t)be_ld(s->k) / kinds[0].group;
+    }
+    if (s->bias) d.bias = bias;
     load_before_read(ld);
     for (uint32_t i = 0; i < parts && quants; i++) {
         d.src[i].dtype = BE_QUANT;
         d.src[i].quants = &kinds[i];
     }
-    if (quants) quants = pack_quants(ld, &d, all, count, out);
+    if (quants) {
+        d.k = (uint32_t)be_ld(s->k);
+        quants = pack_quants(ld, &d, all, count, out);
+        d.k = s->k;
+    }
     if (d.src[0].dtype == BE_QUANT && !quants && ld->alike && !ld->st)
         ld->st = err_set(ld->err, ST_UNSUPPORTED, "tensor %s: a scale is beyond f16", t[0]->name);
     void *moved[3] = {NULL};
     for (uint32_t i = 0; i < parts && !ld->st && !quants; i++)
         d.src[i].data =
             part_data(ld, s, i, t[i], in_parts[i] ? &packed[i] : NULL, &d.src[i].dtype, &moved[i]);
+    if (scale && !ld->st && !quants)
+        d.src[0].data = scaled_data(ld, s, d.src[0].data, scale, &d.src[0].dtype, &moved[0]);
     if (!ld->st && !quants) load_pack(ld, &d, all, count, out);
     for (uint32_t i = 0; i < 3; i++) free(moved[i]);
     free(bias);

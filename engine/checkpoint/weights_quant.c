@@ -58,6 +58,8 @@ static void made_quants(const struct quant_rows *r, uint32_t row, uint8_t *code,
         float x[MADE_PART];
         uint32_t n = r->k - k < MADE_PART ? r->k - k : MADE_PART;
         row_floats(r, row, k, n, x);
+        memset(x + n, 0, (be_ld(n) - n) * sizeof *x);
+        n = (uint32_t)be_ld(n);
         if (r->int4) quantize_row_int4(x, n, code + k, scale + k / MADE_SPAN, min + k / MADE_SPAN);
         else quantize_row_int8(x, n, code + k, scale + k / MADE_SPAN);
     }
@@ -66,12 +68,16 @@ static void made_quants(const struct quant_rows *r, uint32_t row, uint8_t *code,
 static void quant_row(const void *arg, uint32_t row, uint8_t *code, float *scale, float *min)
 {
     const struct quant_rows *r = arg;
-    row = r->first + (r->rotary ? load_pair_row(row, r->head_dim, r->rotary) : row);
+    row = r->first + load_stored_at(r->order, row, 0, r->head_dim, r->rotary);
     if (r->packed && r->packed->quants) packed_quants(r->packed, row, code, scale, min);
     else if (r->type)
         ggml_quants(r->type, r->data + (size_t)row * (r->k / r->type->block) * r->type->bytes, r->k, code,
                     scale, min);
     else made_quants(r, row, code, scale, min);
+    for (uint32_t i = 0; r->scale && i < r->groups; i++) {
+        scale[i] *= r->scale[row];
+        if (min) min[i] *= r->scale[row];
+    }
 }
 
 /* How rows of k of a tensor become quants; false: they stay floats. */
@@ -80,7 +86,7 @@ bool load_quant_of(const struct loader *ld, const struct stf_tensor *t, const st
 {
     const struct ggml_type *type = !packed && t->dtype == STF_GGML ? ggml_type_of(t->ggml) : NULL;
     bool stored = packed ? packed->quants : type && type->bits && k % type->block == 0;
-    bool make = !stored && !type && ld->format.quantize && k % MADE_SPAN == 0;
+    bool make = !stored && !type && ld->format.quantize && (k % MADE_SPAN == 0 || ld->tower);
     if (ld->floats || !ld->format.quants || (!stored && !make)) return false;
     bool int4 = ld->format.quantize == QUANTIZE_INT4 && !ld->fine;
     *rows =
@@ -105,13 +111,14 @@ bool load_quant_of(const struct loader *ld, const struct stf_tensor *t, const st
     return true;
 }
 
-void load_note_quants(struct weights_inventory *s, const struct quant_rows *r)
+void load_note_quants(struct loader *ld, const struct quant_rows *r)
 {
+    struct weights_inventory *s = ld->inventory;
     bool packed = r->packed && r->packed->quants;
     const char *name = r->type ? r->type->name : r->packed && r->packed->bits == 4 ? "INT4" : "INT8";
     size_t at = strlen(s->quant_types);
     if (!r->type && !packed) s->made_quants = true;
-    else if (!strstr(s->quant_types, name))
+    else if (!ld->tower && !strstr(s->quant_types, name))
         snprintf(s->quant_types + at, sizeof s->quant_types - at, "%s%s", at ? "," : "", name);
 }
 
@@ -128,6 +135,7 @@ uint64_t load_kept_bytes(const struct loader *ld, const struct be_quant *quants,
 {
     if (!quants) return n * be_ld(k) * be_dtype_bytes(ld->format.act);
     uint32_t bits = quants->values ? 4 : quants->bits;
+    k = (uint32_t)be_ld(k);
     return n * (k * bits / 8 + k / quants->group * (quants->min ? 4ull : 2));
 }
 

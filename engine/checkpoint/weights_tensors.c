@@ -26,14 +26,14 @@ static int by_canonical(const void *a, const void *b)
  * embedding as the tied head is expected, too.) */
 static bool carried_along(const char *name)
 {
-    static const char *const ends[] = {"inv_freq", "position_ids"};
+    static const char *const ends[] = {"inv_freq", "position_ids", "packing_position_embedding.weight"};
     size_t len = strlen(name);
-    for (size_t i = 0; i < 2; i++) {
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
         size_t n = strlen(ends[i]);
         if (len >= n && strcmp(name + len - n, ends[i]) == 0 && (len == n || name[len - n - 1] == '.'))
             return true;
     }
-    return strncmp(name, "mtp.", 4) == 0 || strstr(name, "vision_tower.vision_model.head.") != NULL ||
+    return strncmp(name, "mtp.", 4) == 0 || strstr(name, ".vision_model.head.") != NULL ||
            strstr(name, "audio_tower.") != NULL || strstr(name, "embed_audio.") != NULL;
 }
 

@@ -73,7 +73,7 @@ static void walk_fused(struct loader *ld, uint32_t layer, const char *name, uint
         struct quant_rows rows;
         struct be_quant kind;
         bool as_quants = load_quant_of(ld, t, NULL, k, &rows, &kind);
-        if (as_quants) load_note_quants(ld->inventory, &rows);
+        if (as_quants) load_note_quants(ld, &rows);
         ld->inventory->memory_bytes += load_kept_bytes(ld, as_quants ? &kind : NULL, experts * wide, k);
         return;
     }
@@ -421,11 +421,11 @@ static void walk_layer(struct loader *ld, uint32_t n, struct layer_weights *w)
     if (l->experts) walk_experts(ld, n, w);
     if (l->shared_ff) walk_shared_ff(ld, n, w);
     if (ff) {
-        load_linear(
-            ld,
-            &(struct linear_spec){
-                .layer = n, .k = c, .part_count = 2, .part = {{a->gate, ff}, {a->up, ff}}, .glu = true},
-            &w->glu);
+        struct linear_spec glu = {
+            .layer = n, .k = c, .part_count = 2, .part = {{a->gate, ff}, {a->up, ff}}, .glu = true};
+        for (uint32_t i = 0; a->gate_up && i < 2; i++)
+            glu.part[i] = (struct part){.stem = a->gate_up, .n = ff, .first = i * ff, .of = 2 * ff};
+        load_linear(ld, &glu, &w->glu);
         load_matrix(ld, a->down, n, ff, c, false, &w->down);
     }
     w->post_mlp_norm = load_vector1(ld, a->post_mlp_norm, n, ".weight", c, plus);
@@ -493,6 +493,7 @@ void load_walk(struct loader *ld, struct weights *w)
     ld->fine = true;
     if (d->tied && !d->drafts_for) w->head = w->embed;
     else if (!d->drafts_for) load_matrix(ld, d->names.head, 0, d->hidden, d->vocab, false, &w->head);
-    ld->floats = true; /* better for images, and weights read once per image don't dominate the time */
+    ld->floats = ld->format.float_vision;
+    ld->tower = true;
     if (d->has_vision) load_vision(ld, &w->vision);
 }

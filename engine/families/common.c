@@ -4,6 +4,7 @@
 #include "config/hf/reader.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -63,4 +64,78 @@ const char *family_after(const char *s, const char *prefix)
 {
     size_t n = strlen(prefix);
     return strncmp(s, prefix, n) == 0 ? s + n : NULL;
+}
+
+/* Layouts of released files:
+ *   A  model.X                 visual.Y        lm_head                 Qwen2-VL, Qwen2.5-VL, all text models
+ *   B  model.language_model.X  model.visual.Y  lm_head                 Qwen3-VL; saved by transformers 4.52+
+ *   C  language_model.model.X  visual.Y        language_model.lm_head  re-exports
+ *   D  language_model.X        visual.Y                                saved without the head
+ *   E  layers.X, embed_tokens, norm                                    the same of a text model (embeddings)
+ * Canonical: text.X, vision.Y, head.weight. */
+bool family_canonical(const char *name, char out[DESC_NAME_MAX])
+{
+    const char *x, *part = "text.";
+    size_t len = strlen(name), tail = strlen("inv_freq");
+    if (len >= tail && strcmp(name + len - tail, "inv_freq") == 0) return false; /* tables in old files */
+    if ((x = family_after(name, "visual.")) || (x = family_after(name, "model.visual."))) {
+        part = "vision.";
+    } else if ((x = family_after(name, "lm_head.")) || (x = family_after(name, "language_model.lm_head."))) {
+        part = "head.";
+    } else if (!(x = family_after(name, "model.language_model.")) &&
+               !(x = family_after(name, "language_model.model.")) &&
+               !(x = family_after(name, "language_model.")) && !(x = family_after(name, "model."))) {
+        if (!family_after(name, "layers.") && !family_after(name, "embed_tokens.") &&
+            !family_after(name, "norm."))
+            return false;
+        x = name;
+    }
+    int n = snprintf(out, DESC_NAME_MAX, "%s%s", part, x);
+    return n > 0 && n < (int)DESC_NAME_MAX;
+}
+
+/* ---- models around another family's decoder ---- */
+
+static const struct family *text_family(const struct family_inner *served, const char *name,
+                                        const struct family_type **type)
+{
+    for (; served->family; served++)
+        for (*type = served->family->types; (*type)->name; ++*type)
+            if (strcmp(served->type, name) == 0 && strcmp((*type)->name, name) == 0) return served->family;
+    return NULL;
+}
+
+void family_read_text(struct hf_reader *r, const struct family_inner *served, struct hf_config *c)
+{
+    const struct family_type *type;
+    char name[sizeof c->text_type] = "";
+    size_t len = 0;
+    uint32_t node = json_get_live(r->d, r->text, "model_type");
+    if (node == JSON_NONE || r->text == 0) snprintf(name, sizeof name, "%s", served[0].type);
+    else if (json_str_copy(r->d, node, name, sizeof name - 1, &len)) name[len] = '\0';
+    const struct family *family = text_family(served, name, &type);
+    if (!family) {
+        hf_error(r, ST_UNSUPPORTED, "text_config.model_type", "is not a decoder served in this model");
+        return;
+    }
+    struct hf_reader inner = *r;
+    inner.vision = JSON_NONE;
+    bool vision = c->has_vision;
+    c->has_vision = false;
+    c->text = *type->text;
+    family->read(&inner, type, c);
+    c->has_vision = vision;
+    snprintf(c->text_type, sizeof c->text_type, "%s", name);
+    r->st = inner.st;
+}
+
+bool family_describe_text(struct hf_reader *r, const struct family_inner *served, const struct hf_config *c,
+                          struct model_desc *d)
+{
+    const struct family_type *type;
+    const struct family *family = text_family(served, c->text_type[0] ? c->text_type : served[0].type, &type);
+    struct hf_config inner = *c;
+    inner.has_vision = false;
+    family->describe(r, &inner, d);
+    return !r->st;
 }

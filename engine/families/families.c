@@ -21,7 +21,18 @@ _Static_assert(MODEL_EOS_MAX >= HF_EOS_MAX, "every stop id of a configuration fi
     X(gemma2)                                                                                                \
     X(gemma3)                                                                                                \
     X(gemma4)                                                                                                \
-    X(paligemma) X(qwen2) X(qwen3) X(qwen2_vl) X(qwen2_5_vl) X(qwen3_vl) X(qwen3_5) X(llama) X(lfm2)
+    X(paligemma)                                                                                             \
+    X(qwen2)                                                                                                 \
+    X(qwen3)                                                                                                 \
+    X(qwen2_vl)                                                                                              \
+    X(qwen2_5_vl)                                                                                            \
+    X(qwen3_vl)                                                                                              \
+    X(qwen3_5)                                                                                               \
+    X(llama)                                                                                                 \
+    X(lfm2)                                                                                                  \
+    X(idefics3)                                                                                              \
+    X(mistral3) X(lighton_ocr) X(paddleocr_vl) X(glm4v) X(glm_ocr) X(internvl) X(lfm2_vl) X(granite_docling) \
+        X(minicpmv4_6)
 
 #define DECLARE(name) extern const struct family family_##name;
 #define ADDRESS(name) &family_##name,
@@ -59,7 +70,7 @@ const struct family_gguf *family_gguf_at(size_t idx)
 
 static const struct family *find_type(struct hf_reader *r, const struct family_type **type)
 {
-    char name[64] = "", served[512] = "";
+    char name[64] = "", served[640] = "";
     size_t len = 0, used = 0;
     uint32_t node = json_get_live(r->d, 0, "model_type");
     if (node != JSON_NONE && !json_str_copy(r->d, node, name, sizeof name - 1, &len)) len = 0;
@@ -75,8 +86,8 @@ static const struct family *find_type(struct hf_reader *r, const struct family_t
     if (node == JSON_NONE)
         r->st = err_set(r->err, ST_FORMAT, "%s: no model_type (served: %s)", r->file, served);
     else
-        r->st = err_set(r->err, ST_UNSUPPORTED, "%s: model_type \"%s\" is not a family that is served (%s)",
-                        r->file, name, served);
+        r->st = err_set(r->err, ST_UNSUPPORTED, "model_type \"%s\" is not served; served: %s (%s)", name,
+                        served, r->file);
     return NULL;
 }
 

@@ -39,6 +39,10 @@ struct family_type {
  * follow. */
 struct family_images {
     struct image_config image;
+    /* The top level of processor_config.json, before the settings; NULL: not read. */
+    void (*processor)(struct hf_reader *r, struct image_config *out);
+    /* Instead of `size` and what goes with it. */
+    void (*read)(struct hf_reader *r, uint32_t settings, struct image_config *out);
     float video_mean[3], video_std[3];
     uint32_t video_patch; /* 0: the model takes no videos */
 };
@@ -70,6 +74,18 @@ struct family {
 bool family_decoder(struct hf_reader *r, const struct hf_config *c, struct model_desc *d) KV_MUST_CHECK;
 /* The rest of s after `prefix`; NULL: s does not begin with it. */
 const char *family_after(const char *s, const char *prefix);
+/* model_desc.canonical of most: text.X, vision.Y, head.weight. */
+bool family_canonical(const char *name, char out[DESC_NAME_MAX]);
+
+/* Of a model around another family's decoder: text_config.model_type is one of `served` (ends with an empty
+ * one; absent: the first), whose record reads text_config and describes the decoder. */
+struct family_inner {
+    const char *type;
+    const struct family *family;
+};
+void family_read_text(struct hf_reader *r, const struct family_inner *served, struct hf_config *c);
+bool family_describe_text(struct hf_reader *r, const struct family_inner *served, const struct hf_config *c,
+                          struct model_desc *d) KV_MUST_CHECK;
 
 /* The family of a model_type, and which of its types that is; NULL: none. */
 const struct family *family_find(const char *model_type, const struct family_type **type);
@@ -103,8 +119,9 @@ enum status family_load_tokenizer(const char *model, const char *mmproj, const s
 /* `image_processor` of processor_config.json or, where that is absent, preprocessor_config.json; for families
  * with videos also `video_processor` of the former, else video_preprocessor_config.json, else
  * preprocessor_config.json. Absent and null keys get the defaults of the class that the family uses.
- * ST_NOT_FOUND without settings for images; ST_UNSUPPORTED for an unsupported family, filter (only 2 =
- * bilinear and 3 = bicubic) or step. Unsupported settings for videos only leave `video` false. */
+ * ST_NOT_FOUND without settings for images; ST_UNSUPPORTED for an unsupported family, filter (only 1 =
+ * Lanczos, 2 = bilinear and 3 = bicubic) or step. Unsupported settings for videos only leave `video` false.
+ */
 enum status family_load_images(const char *model, const char *mmproj, const char *model_type,
                                struct image_config *out, struct err *err) KV_MUST_CHECK;
 /* The tensors, under a directory's names. */

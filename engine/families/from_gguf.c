@@ -265,9 +265,9 @@ static const struct gguf_name COMMON[] = {
     {"blk.#.ffn_down", "model.layers.#.mlp.down_proj"},
     {NULL, NULL},
 };
-/* Tables that can be computed, and audio towers. */
-static const char *const LEFT_OUT[] = {"rope_freqs.", "rope_factors_long.", "rope_factors_short.", "a.",
-                                       "mm.a."};
+/* Tables that can be computed, audio towers, and a copy of a row of the embedding. */
+static const char *const LEFT_OUT[] = {"rope_freqs.", "rope_factors_long.",    "rope_factors_short.", "a.",
+                                       "mm.a.",       "v.token_embd.img_break"};
 
 struct names {
     const struct gguf_files *f;

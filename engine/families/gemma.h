@@ -22,6 +22,22 @@ struct desc_vision siglip_tower(const struct hf_config *c);
  * Canonical: text.X, vision.Y, projector.Z, head.weight. */
 bool gemma_canonical(const char *name, char out[DESC_NAME_MAX]);
 
+/* Rows of gguf_name for SigLIP's tensors, after the name of the tower's layers in `at`. */
+#define SIGLIP_GGUF(at)                                                                                      \
+    {"v.patch_embd", at "embeddings.patch_embedding"},                                                       \
+        {"v.position_embd", at "embeddings.position_embedding"},                                             \
+        {"v.blk.#.ln1", at "encoder.layers.#.layer_norm1"},                                                  \
+        {"v.blk.#.ln2", at "encoder.layers.#.layer_norm2"},                                                  \
+        {"v.blk.#.attn_q", at "encoder.layers.#.self_attn.q_proj"},                                          \
+        {"v.blk.#.attn_k", at "encoder.layers.#.self_attn.k_proj"},                                          \
+        {"v.blk.#.attn_v", at "encoder.layers.#.self_attn.v_proj"},                                          \
+        {"v.blk.#.attn_out", at "encoder.layers.#.self_attn.out_proj"},                                      \
+        {"v.blk.#.ffn_up", at "encoder.layers.#.mlp.fc1"},                                                   \
+        {"v.blk.#.ffn_down", at "encoder.layers.#.mlp.fc2"},                                                 \
+    {                                                                                                        \
+        "v.post_ln", at "post_layernorm"                                                                     \
+    }
+
 /* Gemma 1 and 2, alone or within a model that takes images. */
 extern const struct hf_text gemma_text, gemma2_text;
 /* `defaults` is one of the two above; tie_word_embeddings is not read. */

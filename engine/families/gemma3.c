@@ -5,6 +5,7 @@
 #include "config/base/log.h"
 
 #include <math.h>
+#include <stdio.h>
 
 /* ---- config.json ---- */
 
@@ -108,10 +109,6 @@ static void read_text(struct hf_reader *r, uint32_t obj, struct hf_text *t)
     t->o_bias = t->qkv_bias;
     hf_bool(r, obj, "tie_word_embeddings", &t->tie_word_embeddings);
     hf_activation(r, obj, "hidden_activation", HF_GELU_TANH);
-    bool encoder = false;
-    hf_bool(r, obj, "use_bidirectional_attention", &encoder);
-    if (encoder)
-        hf_error(r, ST_UNSUPPORTED, "use_bidirectional_attention", "this is an encoder, not a generator");
     read_rope(r, obj, t);
     read_layer_types(r, obj, t);
     hf_double(r, obj, "query_pre_attn_scalar", 1e-6, 1e9, &t->query_pre_attn_scalar);
@@ -122,6 +119,10 @@ static void read_text(struct hf_reader *r, uint32_t obj, struct hf_text *t)
 static void read(struct hf_reader *r, const struct family_type *type, struct hf_config *c)
 {
     read_text(r, r->text, &c->text);
+    hf_bool(r, r->text, "use_bidirectional_attention", &c->encoder);
+    if (c->encoder) c->text.sliding_window = c->text.sliding_window / 2 + 1; /* of each direction */
+    if (c->encoder && c->has_vision)
+        hf_error(r, ST_UNSUPPORTED, "use_bidirectional_attention", "an encoder with images is not served");
     if (type->place == HF_NESTED) hf_bool(r, 0, "tie_word_embeddings", &c->text.tie_word_embeddings);
     hf_u32(r, r->text, "bos_token_id", 0, SIZE_MAX_VOCAB - 1, &c->bos_id);
     if (!c->has_vision) return;
@@ -133,6 +134,16 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
 }
 
 /* ---- description ---- */
+
+/* The processor's sentence, as in training. */
+static int crops(char out[MODEL_TEXT_BYTES], const struct image_place *at)
+{
+    const char *between = at->n == 1 ? " and here are some crops to help you see better " : " ";
+    if (at->n == 0 || at->n == at->count)
+        between = at->n == 0 && at->count > 1 ? "Here is the original image " : "";
+    return snprintf(out, MODEL_TEXT_BYTES, "%s%s%s", at->n ? "<end_of_image>\n\n" : "", between,
+                    at->n < at->count ? "\n\n<start_of_image>" : "");
+}
 
 /* The number of placeholder tokens is a square that divides the patch grid: an average pool maps the grid to
  * it. */
@@ -152,13 +163,10 @@ static void describe_vision(struct hf_reader *r, const struct hf_config *c, stru
     d->image = (struct model_image_rule){
         .present = true,
         .marker = "<start_of_image>",
-        .prefix = "\n\n<start_of_image>",
-        .suffix = "<end_of_image>\n\n",
         .placeholder = "<image_soft_token>",
         .placeholder_id = c->image_id,
         .tokens = c->mm_tokens_per_image,
-        .crops_before = "Here is the original image ",
-        .crops_between = " and here are some crops to help you see better ",
+        .layout = crops,
         .rule = SPAN_BIDIRECTIONAL, /* its tokens see each other in both directions */
     };
 }
@@ -185,6 +193,8 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
         l->rope = t->layer_types[n] == HF_SLIDING;
     }
     if (c->has_vision) describe_vision(r, c, d);
+    d->encoder = c->encoder;
+    if (d->encoder) d->image.rule = SPAN_PREFIX_LM;
 }
 
 /* ---- images ---- */
@@ -272,17 +282,7 @@ static void read_gguf_images(struct gguf_keys *k, struct image_config *out)
 }
 
 static const struct gguf_name TOWER_NAMES[] = {
-    {"v.patch_embd", "vision_tower.vision_model.embeddings.patch_embedding"},
-    {"v.position_embd", "vision_tower.vision_model.embeddings.position_embedding"},
-    {"v.blk.#.ln1", "vision_tower.vision_model.encoder.layers.#.layer_norm1"},
-    {"v.blk.#.ln2", "vision_tower.vision_model.encoder.layers.#.layer_norm2"},
-    {"v.blk.#.attn_q", "vision_tower.vision_model.encoder.layers.#.self_attn.q_proj"},
-    {"v.blk.#.attn_k", "vision_tower.vision_model.encoder.layers.#.self_attn.k_proj"},
-    {"v.blk.#.attn_v", "vision_tower.vision_model.encoder.layers.#.self_attn.v_proj"},
-    {"v.blk.#.attn_out", "vision_tower.vision_model.encoder.layers.#.self_attn.out_proj"},
-    {"v.blk.#.ffn_up", "vision_tower.vision_model.encoder.layers.#.mlp.fc1"},
-    {"v.blk.#.ffn_down", "vision_tower.vision_model.encoder.layers.#.mlp.fc2"},
-    {"v.post_ln", "vision_tower.vision_model.post_layernorm"},
+    SIGLIP_GGUF("vision_tower.vision_model."),
     {"mm.soft_emb_norm", "multi_modal_projector.mm_soft_emb_norm"},
     {"mm.input_projection.weight", "multi_modal_projector.mm_input_projection_weight"},
     {NULL, NULL},

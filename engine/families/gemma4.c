@@ -348,10 +348,10 @@ static void describe_ple(struct hf_reader *r, const struct hf_text *t, struct mo
     d->names.token_post_norm = "text.layers.#.post_per_layer_input_norm";
 }
 
-static int stamp(char out[MODEL_STAMP_BYTES], double seconds)
+static int stamp(char out[MODEL_TEXT_BYTES], double seconds)
 {
     uint32_t s = seconds > 0 && seconds < 1e9 ? (uint32_t)seconds : 0;
-    return snprintf(out, MODEL_STAMP_BYTES, "%02u:%02u ", s / 60, s % 60);
+    return snprintf(out, MODEL_TEXT_BYTES, "%02u:%02u ", s / 60, s % 60);
 }
 
 static void describe_tower(const struct hf_config *c, struct desc_vision *v)

@@ -36,10 +36,10 @@ void siglip_read(struct hf_reader *r, uint32_t obj, struct hf_vision *v)
     hf_u32(r, obj, "num_hidden_layers", 1, HF_LAYERS_MAX, &v->num_hidden_layers);
     hf_u32(r, obj, "num_attention_heads", 1, SIZE_MAX_HEADS, &v->num_attention_heads);
     hf_u32(r, obj, "num_channels", 3, 3, &v->num_channels);
-    hf_u32(r, obj, "image_size", 1, SIZE_MAX_IMAGE, &v->image_size);
-    hf_u32(r, obj, "patch_size", 1, SIZE_MAX_PATCH, &v->patch_size);
+    hf_side(r, obj, "image_size", SIZE_MAX_IMAGE, &v->image_size);
+    hf_side(r, obj, "patch_size", SIZE_MAX_PATCH, &v->patch_size);
     hf_double(r, obj, "layer_norm_eps", 0, 1, &v->layer_norm_eps);
-    hf_activation(r, obj, "hidden_act", HF_GELU_TANH);
+    hf_activation(r, obj, "hidden_act", v->activation);
     siglip_check(r, v);
 }
 
@@ -65,6 +65,8 @@ bool gemma_canonical(const char *name, char out[DESC_NAME_MAX])
         }
     } else if ((x = family_after(s, "lm_head."))) {
         part = "head.";
+    } else if (family_after(s, "layers.") || family_after(s, "embed_tokens.") || family_after(s, "norm.")) {
+        x = s; /* a text model without a head */
     } else {
         return false;
     }
@@ -83,7 +85,7 @@ struct desc_vision siglip_tower(const struct hf_config *c)
         .layers = v->num_hidden_layers,
         .heads = v->num_attention_heads,
         .eps = (float)v->layer_norm_eps,
-        .mlp = VISION_GELU_TANH,
+        .mlp = v->activation == HF_GELU ? VISION_GELU_ERF : VISION_GELU_TANH,
         .patch_bias = true,
         .depth = 1,
         .position = true,

@@ -80,6 +80,7 @@ static void read_areas(struct hf_reader *r, uint32_t obj, bool size_only, struct
     hf_u32(r, obj, "patch_size", 1, SIZE_MAX_PATCH, &out->patch);
     hf_u32(r, obj, "merge_size", 1, SIZE_MAX_PATCH, &out->merge);
     hf_u32(r, obj, "temporal_patch_size", 1, SIZE_MAX_PATCH, &out->depth);
+    if (out->area_frames) out->area_frames = out->depth;
     if (out->area_min > out->area_max)
         hf_error(r, ST_FORMAT, "size", "must have a smallest area that is not over the largest");
 }
@@ -113,22 +114,33 @@ static void read_frames(struct hf_reader *r, uint32_t obj, struct image_config *
     out->video_cap_tokens = cap ? tokens : 0;
 }
 
-static void read_settings(struct hf_reader *r, uint32_t obj, bool videos, struct image_config *out)
+/* A checkpoint; videos: read the settings for videos. */
+struct source {
+    const char *model, *mmproj;
+    const struct family_images *family;
+    bool videos;
+};
+
+static void read_settings(struct hf_reader *r, uint32_t obj, const struct source *from,
+                          struct image_config *out)
 {
     static const char *const never[] = {"do_center_crop", "do_pad"};
+    bool videos = from->videos;
     uint32_t filter = out->filter;
-    for (size_t i = 0; i < sizeof never / sizeof *never; i++) {
+    for (size_t i = 0; i < (from->family->read ? 1 : sizeof never / sizeof *never); i++) {
         bool on = false;
         hf_bool(r, obj, never[i], &on);
         if (on) hf_error(r, ST_UNSUPPORTED, never[i], "is not supported");
     }
     /* The class with videos by volume has no such arguments, unlike the other. */
-    if (out->budgets) read_budget(r, obj, out);
-    else if (out->dynamic) read_areas(r, obj, videos && out->video_volume, out);
+    if (from->family->read) from->family->read(r, obj, out);
+    else if (out->budgets) read_budget(r, obj, out);
+    else if (out->dynamic) read_areas(r, obj, (videos && out->video_volume) || out->area_frames, out);
     else read_size(r, obj, out);
     hf_u32(r, obj, "resample", 0, 255, &filter);
-    if (filter != IMAGE_BILINEAR && filter != IMAGE_BICUBIC)
-        hf_error(r, ST_UNSUPPORTED, "resample", "only 2 (bilinear) and 3 (bicubic) are supported");
+    if (filter < IMAGE_LANCZOS || filter > IMAGE_BICUBIC)
+        hf_error(r, ST_UNSUPPORTED, "resample",
+                 "only 1 (Lanczos), 2 (bilinear) and 3 (bicubic) are supported");
     else out->filter = (enum image_filter)filter;
     hf_bool(r, obj, "do_resize", &out->do_resize);
     hf_bool(r, obj, "do_rescale", &out->do_rescale);
@@ -137,18 +149,12 @@ static void read_settings(struct hf_reader *r, uint32_t obj, bool videos, struct
     read_channels(r, obj, "image_mean", -1e6, out->mean);
     read_channels(r, obj, "image_std", 1e-6, out->std);
     if (videos) read_frames(r, obj, out);
-    if (out->dynamic) return;
+    if (out->dynamic || from->family->read) return;
     hf_bool(r, obj, "do_pan_and_scan", &out->pan_and_scan);
     hf_u32(r, obj, "pan_and_scan_min_crop_size", 1, TARGET_SIDE_MAX, &out->pan_min_crop);
     hf_u32(r, obj, "pan_and_scan_max_num_crops", 1, CROPS_MAX, &out->pan_max_crops);
     hf_double(r, obj, "pan_and_scan_min_ratio_to_activate", 1e-9, 1e9, &out->pan_min_ratio);
 }
-
-/* A checkpoint; videos: read the settings for videos. */
-struct source {
-    const char *model, *mmproj;
-    bool videos;
-};
 
 /* Reads a file of a directory, or the object under `key` in it. *found says whether there were settings. */
 static enum status read_file(const struct source *from, const char *file, const char *key,
@@ -162,7 +168,8 @@ static enum status read_file(const struct source *from, const char *file, const 
     *found = node != JSON_NONE;
     if (*found && json_kind(&doc, node) != JSON_OBJECT)
         hf_error(&r, ST_FORMAT, key ? key : "the file", "must be an object");
-    if (*found) read_settings(&r, node, from->videos, out);
+    if (key && !from->videos && !r.st && from->family->processor) from->family->processor(&r, out);
+    if (*found) read_settings(&r, node, from, out);
     json_free(&doc);
     free(path);
     return r.st == ST_NOT_FOUND ? ST_OK : r.st;
@@ -234,7 +241,7 @@ enum status family_load_images(const char *model, const char *mmproj, const char
     if (!family)
         return err_set(err, ST_UNSUPPORTED, "no image settings are known for model type \"%s\"", model_type);
     struct image_config cfg = family->image;
-    struct source from = {.model = model, .mmproj = mmproj};
+    struct source from = {.model = model, .mmproj = mmproj, .family = family};
     enum status st = read_settings_of(&from, &cfg, err);
     from.videos = true;
     if (!st && cfg.dynamic && family->video_patch) st = load_video(&from, family, &cfg, err);

@@ -21,8 +21,8 @@ static const struct hf_text LFM2_TEXT = {
 static void read_layers(struct hf_reader *r, struct hf_text *t)
 {
     uint32_t full[HF_LAYERS_MAX], count = 0;
-    if (hf_layer_types(r, 0, HF_CONV, t)) return;
-    bool listed = hf_list(r, 0, "full_attn_idxs", HF_LAYERS_MAX - 1, HF_LAYERS_MAX, full, &count);
+    if (hf_layer_types(r, r->text, HF_CONV, t)) return;
+    bool listed = hf_list(r, r->text, "full_attn_idxs", HF_LAYERS_MAX - 1, HF_LAYERS_MAX, full, &count);
     for (uint32_t n = 0; n < t->num_hidden_layers; n++) t->layer_types[n] = listed ? HF_CONV : HF_FULL;
     for (uint32_t i = 0; i < count; i++) t->layer_types[full[i]] = HF_FULL;
 }
@@ -32,11 +32,11 @@ static void read_width(struct hf_reader *r, struct hf_text *t)
 {
     bool adjust = true;
     double times = 1;
-    uint32_t unit = 256, key = json_get(r->d, 0, "block_ffn_dim_multiplier");
-    hf_u32(r, 0, "block_ff_dim", 1, SIZE_MAX_FF, &t->intermediate_size);
-    hf_bool(r, 0, "block_auto_adjust_ff_dim", &adjust);
-    hf_double(r, 0, "block_ffn_dim_multiplier", 1e-3, 1e3, &times);
-    hf_u32(r, 0, "block_multiple_of", 1, SIZE_MAX_FF, &unit);
+    uint32_t unit = 256, key = json_get(r->d, r->text, "block_ffn_dim_multiplier");
+    hf_u32(r, r->text, "block_ff_dim", 1, SIZE_MAX_FF, &t->intermediate_size);
+    hf_bool(r, r->text, "block_auto_adjust_ff_dim", &adjust);
+    hf_double(r, r->text, "block_ffn_dim_multiplier", 1e-3, 1e3, &times);
+    hf_u32(r, r->text, "block_multiple_of", 1, SIZE_MAX_FF, &unit);
     if (!adjust || r->st) return;
     double ff = (double)(uint32_t)(2.0 * t->intermediate_size / 3);
     if (key == JSON_NONE || json_kind(r->d, key) != JSON_NULL)
@@ -51,14 +51,14 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
     struct hf_text *t = &c->text;
     bool bias = false;
     qwen_read(r, type, c);
-    hf_double(r, 0, "norm_eps", 0, 1, &t->rms_norm_eps);
+    hf_double(r, r->text, "norm_eps", 0, 1, &t->rms_norm_eps);
     t->tie_word_embeddings = type->text->tie_word_embeddings;
-    hf_bool(r, 0, "tie_word_embeddings", &t->tie_word_embeddings);
-    hf_bool(r, 0, "tie_embedding", &t->tie_word_embeddings);
-    hf_bool(r, 0, "conv_bias", &bias);
+    hf_bool(r, r->text, "tie_word_embeddings", &t->tie_word_embeddings);
+    hf_bool(r, r->text, "tie_embedding", &t->tie_word_embeddings);
+    hf_bool(r, r->text, "conv_bias", &bias);
     if (bias) hf_error(r, ST_UNSUPPORTED, "conv_bias", "only false is served");
     t->linear_conv_kernel_dim = 3;
-    hf_u32(r, 0, "conv_L_cache", 2, HF_CONV_KERNEL_MAX, &t->linear_conv_kernel_dim);
+    hf_u32(r, r->text, "conv_L_cache", 2, HF_CONV_KERNEL_MAX, &t->linear_conv_kernel_dim);
     read_width(r, t);
     read_layers(r, t);
 }
@@ -88,7 +88,7 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
 /* ---- GGUF files ---- */
 
 /* Layers without KV heads are convolutions. */
-static void gguf_text(struct gguf_keys *k, struct hf_text *t)
+void lfm2_gguf_text(struct gguf_keys *k, struct hf_text *t)
 {
     for (uint32_t n = 0; n < t->num_hidden_layers; n++) {
         uint32_t heads = 0;
@@ -100,7 +100,7 @@ static void gguf_text(struct gguf_keys *k, struct hf_text *t)
 }
 
 #define LAYER "model.layers.#."
-static const struct gguf_name names[] = {
+const struct gguf_name lfm2_gguf_names[] = {
     {"token_embd_norm", "model.embedding_norm"},
     {"output_norm", "model.embedding_norm"},
     {"blk.#.attn_norm", LAYER "operator_norm"},
@@ -117,7 +117,11 @@ static const struct gguf_name names[] = {
     {NULL, NULL},
 };
 static const struct family_gguf files[] = {
-    {.arch = "lfm2", .model_type = "lfm2", .names = names, .text = gguf_text, .stops = qwen_gguf_stops},
+    {.arch = "lfm2",
+     .model_type = "lfm2",
+     .names = lfm2_gguf_names,
+     .text = lfm2_gguf_text,
+     .stops = qwen_gguf_stops},
     {NULL},
 };
 

@@ -62,6 +62,25 @@ static const struct hf_text GRANITE_TEXT = {
     QWEN_ROPE(1e4),
 };
 
+/* Of Granite-Docling. */
+static const struct hf_text GRANITE_DOCLING_TEXT = {
+    .vocab_size = 133800,
+    .hidden_size = 1024,
+    .intermediate_size = 2048,
+    .num_hidden_layers = 28,
+    .num_attention_heads = 16,
+    .num_key_value_heads = 4,
+    .max_position_embeddings = 32768,
+    .rms_norm_eps = 1e-5,
+    .activation = HF_SILU,
+    .tie_word_embeddings = true,
+    .embedding_multiplier = 12,
+    .attention_multiplier = 0.015625,
+    .residual_multiplier = 0.263,
+    .logits_scaling = 4,
+    QWEN_ROPE(1e4),
+};
+
 static void set_no_rope(struct hf_text *t, uint32_t n, bool none)
 {
     t->no_rope[n / 8] = (uint8_t)((t->no_rope[n / 8] & ~(1u << n % 8)) | (unsigned)none << n % 8);
@@ -72,14 +91,14 @@ static void read_no_rope(struct hf_reader *r, struct hf_text *t)
 {
     uint32_t interval = 4, turns[HF_LAYERS_MAX], count = 0;
     bool use = false;
-    hf_u32(r, 0, "no_rope_layer_interval", 1, HF_LAYERS_MAX, &interval);
-    hf_bool(r, 0, "use_sliding_window", &use);
-    hf_u32(r, 0, "sliding_window", 1, 1u << 30, &t->sliding_window);
-    bool listed = hf_list(r, 0, "no_rope_layers", 1, HF_LAYERS_MAX, turns, &count);
+    hf_u32(r, r->text, "no_rope_layer_interval", 1, HF_LAYERS_MAX, &interval);
+    hf_bool(r, r->text, "use_sliding_window", &use);
+    hf_u32(r, r->text, "sliding_window", 1, 1u << 30, &t->sliding_window);
+    bool listed = hf_list(r, r->text, "no_rope_layers", 1, HF_LAYERS_MAX, turns, &count);
     if (listed && count < t->num_hidden_layers)
         hf_error(r, ST_FORMAT, "no_rope_layers", "must have an entry for each layer");
     use = use && t->sliding_window;
-    bool typed = hf_layer_types(r, 0, HF_SLIDING, t);
+    bool typed = hf_layer_types(r, r->text, HF_SLIDING, t);
     for (uint32_t n = 0; n < t->num_hidden_layers && !r->st; n++) {
         bool none = listed ? turns[n] == 0 : (n + 1) % interval == 0;
         set_no_rope(t, n, none);
@@ -93,7 +112,7 @@ static void read_window(struct hf_reader *r, uint32_t absent, struct hf_text *t)
     uint32_t key = json_get(r->d, r->text, "sliding_window");
     if (key == JSON_NONE ? !absent : json_kind(r->d, key) == JSON_NULL) return;
     t->sliding_window = absent;
-    hf_u32(r, 0, "sliding_window", 1, 1u << 30, &t->sliding_window);
+    hf_u32(r, r->text, "sliding_window", 1, 1u << 30, &t->sliding_window);
     memset(t->layer_types, HF_SLIDING, t->num_hidden_layers);
 }
 
@@ -126,22 +145,22 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
     bool mlp_bias = false, third = type->text == &MINISTRAL3_TEXT;
     qwen_read(r, type, c);
     t->tie_word_embeddings = type->text->tie_word_embeddings;
-    hf_bool(r, 0, "tie_word_embeddings", &t->tie_word_embeddings);
+    hf_bool(r, r->text, "tie_word_embeddings", &t->tie_word_embeddings);
     if (third || type->text == &MISTRAL_TEXT) {
         read_window(r, third ? 0 : 4096, t);
         if (third) read_scaling(r, &t->rope[HF_FULL]);
         return;
     }
-    hf_bool(r, 0, "attention_bias", &t->qkv_bias);
+    hf_bool(r, r->text, "attention_bias", &t->qkv_bias);
     t->o_bias = t->qkv_bias;
-    hf_bool(r, 0, "mlp_bias", &mlp_bias);
+    hf_bool(r, r->text, "mlp_bias", &mlp_bias);
     if (mlp_bias) hf_error(r, ST_UNSUPPORTED, "mlp_bias", "only false is served");
     if (type->text == &SMOLLM3_TEXT) read_no_rope(r, t);
-    if (type->text != &GRANITE_TEXT) return;
-    hf_double(r, 0, "embedding_multiplier", 1e-6, 1e6, &t->embedding_multiplier);
-    hf_double(r, 0, "attention_multiplier", 1e-6, 1e6, &t->attention_multiplier);
-    hf_double(r, 0, "residual_multiplier", 1e-6, 1e6, &t->residual_multiplier);
-    hf_double(r, 0, "logits_scaling", 1e-6, 1e6, &t->logits_scaling);
+    if (type->text->logits_scaling == 0) return;
+    hf_double(r, r->text, "embedding_multiplier", 1e-6, 1e6, &t->embedding_multiplier);
+    hf_double(r, r->text, "attention_multiplier", 1e-6, 1e6, &t->attention_multiplier);
+    hf_double(r, r->text, "residual_multiplier", 1e-6, 1e6, &t->residual_multiplier);
+    hf_double(r, r->text, "logits_scaling", 1e-6, 1e6, &t->logits_scaling);
 }
 
 /* The residual stream is kept divided by residual_multiplier: then branches are added as they are, and RMS
@@ -202,22 +221,35 @@ static void gguf_llama3(struct gguf_keys *k, const struct hf_text *t, struct hf_
         }
 }
 
-static void gguf_text(struct gguf_keys *k, struct hf_text *t)
+void llama_gguf_text(struct gguf_keys *k, struct hf_text *t)
 {
     qwen_gguf_text(k, t);
     if (!k->r.st) gguf_llama3(k, t, &t->rope[HF_FULL]);
     t->rope[HF_SLIDING] = t->rope[HF_FULL];
 }
 
+/* yarn_log_multiplier is mscale_all_dim; mscale is 1 in every release. */
+void llama_gguf_ministral3(struct gguf_keys *k, struct hf_text *t)
+{
+    struct hf_rope *p = &t->rope[HF_FULL];
+    double all_dim = 0;
+    llama_gguf_text(k, t);
+    gguf_read_f64(k, "attention.temperature_scale", 0, 1e3, &p->llama_4_scaling_beta);
+    gguf_read_f64(k, "rope.scaling.yarn_log_multiplier", 0, 1e3, &all_dim);
+    if (p->type == HF_ROPE_YARN && all_dim > 0)
+        p->attention_factor = (0.1 * log(p->factor) + 1) / (0.1 * all_dim * log(p->factor) + 1);
+    t->rope[HF_SLIDING] = *p;
+}
+
 static void gguf_smollm3(struct gguf_keys *k, struct hf_text *t)
 {
-    gguf_text(k, t);
+    llama_gguf_text(k, t);
     for (uint32_t n = 0; n < t->num_hidden_layers; n++) set_no_rope(t, n, (n + 1) % 4 == 0);
 }
 
 static void gguf_granite(struct gguf_keys *k, struct hf_text *t)
 {
-    gguf_text(k, t);
+    llama_gguf_text(k, t);
     gguf_read_f64(k, "embedding_scale", 1e-6, 1e6, &t->embedding_multiplier);
     gguf_read_f64(k, "attention.scale", 1e-6, 1e6, &t->attention_multiplier);
     gguf_read_f64(k, "residual_scale", 1e-6, 1e6, &t->residual_multiplier);
@@ -226,7 +258,7 @@ static void gguf_granite(struct gguf_keys *k, struct hf_text *t)
 
 /* Mistral's files also have the architecture llama, and no window. */
 static const struct family_gguf llama_files[] = {
-    {.arch = "llama", .model_type = "llama", .text = gguf_text},
+    {.arch = "llama", .model_type = "llama", .text = llama_gguf_text},
     {.arch = "smollm3", .model_type = "smollm3", .text = gguf_smollm3},
     {.arch = "granite", .model_type = "granite", .text = gguf_granite},
     {NULL},
@@ -237,7 +269,8 @@ const struct family family_llama = {
               {"mistral", HF_FLAT, &MISTRAL_TEXT, NULL},
               {"ministral3", HF_FLAT, &MINISTRAL3_TEXT, NULL},
               {"smollm3", HF_FLAT, &SMOLLM3_TEXT, NULL},
-              {"granite", HF_FLAT, &GRANITE_TEXT, NULL}},
+              {"granite", HF_FLAT, &GRANITE_TEXT, NULL},
+              {"granite_docling_text", HF_FLAT, &GRANITE_DOCLING_TEXT, NULL}},
     .read = read,
     .describe = describe,
     .gguf = llama_files,

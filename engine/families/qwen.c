@@ -8,34 +8,6 @@
 
 #define POSITIONS_MAX 16777216.0 /* a position is exact as float32 up to here */
 
-/* Existing layouts:
- *   A  model.X                 visual.Y        lm_head                 Qwen2-VL, Qwen2.5-VL, all text models
- *   B  model.language_model.X  model.visual.Y  lm_head                 Qwen3-VL; saved by transformers 4.52+
- *   C  language_model.model.X  visual.Y        language_model.lm_head  re-exports
- *   D  language_model.X        visual.Y                                saved without the head
- *   E  layers.X, embed_tokens, norm                                    the same of a text model (embeddings)
- * Canonical: text.X, vision.Y, head.weight. */
-static bool canonical(const char *name, char out[DESC_NAME_MAX])
-{
-    const char *x, *part = "text.";
-    size_t len = strlen(name), tail = strlen("inv_freq");
-    if (len >= tail && strcmp(name + len - tail, "inv_freq") == 0) return false; /* tables in old files */
-    if ((x = family_after(name, "visual.")) || (x = family_after(name, "model.visual."))) {
-        part = "vision.";
-    } else if ((x = family_after(name, "lm_head.")) || (x = family_after(name, "language_model.lm_head."))) {
-        part = "head.";
-    } else if (!(x = family_after(name, "model.language_model.")) &&
-               !(x = family_after(name, "language_model.model.")) &&
-               !(x = family_after(name, "language_model.")) && !(x = family_after(name, "model."))) {
-        if (!family_after(name, "layers.") && !family_after(name, "embed_tokens.") &&
-            !family_after(name, "norm."))
-            return false;
-        x = name;
-    }
-    int n = snprintf(out, DESC_NAME_MAX, "%s%s", part, x);
-    return n > 0 && n < (int)DESC_NAME_MAX;
-}
-
 static void describe_rope(const struct hf_text *t, struct desc_rope *r)
 {
     const struct hf_rope *p = &t->rope[HF_FULL];
@@ -81,7 +53,7 @@ void qwen_describe_decoder(struct hf_reader *r, const struct hf_config *c, struc
     d->names.expert_gate_up = "text.layers.#.mlp.experts.gate_up_proj";
     d->names.expert_down_all = "text.layers.#.mlp.experts.down_proj";
     d->expert_layout = EXPERTS_EACH;
-    d->canonical = canonical;
+    d->canonical = family_canonical;
     if (d->eos_count == 0 && d->vocab > 151645)
         d->eos_ids[d->eos_count++] = 151645; /* <|im_end|>, the vision classes' default */
     for (uint32_t n = 0; n < d->layer_count; n++) {

@@ -20,11 +20,16 @@
 #define CLIP_STD  0.26862954f, 0.26130258f, 0.27577711f
 /* Qwen2VLImageProcessor (of all generations; checkpoints override most of it), and the common part of
  * Qwen2VLVideoProcessor and Qwen3VLVideoProcessor. fps: the class has none; the model's own tools use 2. */
-#define QWEN_IMAGES                                                                                          \
+#define NATIVE_IMAGES                                                                                        \
     .filter = IMAGE_BICUBIC, .mode = IMAGE_TORCH_U8, .do_resize = true, .do_rescale = true,                  \
     .do_normalize = true, .rescale_factor = 1.0 / 255.0, .mean = {CLIP_MEAN}, .std = {CLIP_STD},             \
-    .dynamic = true, .patch = 14, .merge = 2, .depth = 2, .area_min = 56 * 56, .area_max = 28 * 28 * 1280,   \
-    .on_white = true, .video_fps = 2.0, .video_frames_min = 4, .video_frames_max = 768
+    .dynamic = true, .on_white = true
+#define QWEN_IMAGES                                                                                          \
+    NATIVE_IMAGES, .patch = 14, .merge = 2, .depth = 2, .area_min = 56 * 56, .area_max = 28 * 28 * 1280,     \
+                   .video_fps = 2.0, .video_frames_min = 4, .video_frames_max = 768
+
+/* Decoders of other models, too. */
+extern const struct family family_llama, family_lfm2, family_qwen2, family_qwen3, family_qwen3_5;
 
 /* Of Qwen2-VL and Qwen2.5-VL. */
 extern const struct hf_text qwen2_vl_text;
@@ -66,6 +71,8 @@ void qwen_position_side(struct hf_reader *r, uint32_t rows, struct hf_vision *v)
 extern const struct gguf_name qwen_gguf_experts[];
 extern const char *const qwen_gguf_stops[];
 void qwen_gguf_text(struct gguf_keys *k, struct hf_text *t);
+void llama_gguf_text(struct gguf_keys *k, struct hf_text *t);
+void llama_gguf_ministral3(struct gguf_keys *k, struct hf_text *t);
 /* Of the towers: the keys that all have, and the names except those of the merger and the MLPs. */
 void qwen_gguf_tower(struct gguf_keys *k, struct hf_config *c);
 void qwen_gguf_patches(struct gguf_keys *k, struct image_config *out);
@@ -80,6 +87,10 @@ void qwen2_vl_gguf_images(struct gguf_keys *k, struct image_config *out); /* and
     {                                                                                                        \
         "v.blk.#.attn_out", "visual.blocks.#.attn.proj"                                                      \
     }
+
+/* Of LFM2. */
+extern const struct gguf_name lfm2_gguf_names[];
+void lfm2_gguf_text(struct gguf_keys *k, struct hf_text *t);
 
 /* Of Qwen3-VL's tower. */
 extern const struct gguf_name qwen3_vl_gguf_tower_names[];

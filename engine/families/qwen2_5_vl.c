@@ -37,7 +37,7 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
     v->names.fc1 = "vision.blocks.#.mlp.gate_proj";
     v->names.up = "vision.blocks.#.mlp.up_proj";
     v->names.fc2 = "vision.blocks.#.mlp.down_proj";
-    v->names.merge_norm = "vision.merger.ln_q";
+    v->names.post_norm = "vision.merger.ln_q";
     v->names.merge_fc1 = "vision.merger.mlp.0";
     v->names.merge_fc2 = "vision.merger.mlp.2";
     out->image.tokens_per_second = c->vision.tokens_per_second;

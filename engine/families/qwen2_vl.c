@@ -40,7 +40,7 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
     v->mlp = VISION_QUICK_GELU;
     v->names.fc1 = "vision.blocks.#.mlp.fc1";
     v->names.fc2 = "vision.blocks.#.mlp.fc2";
-    v->names.merge_norm = "vision.merger.ln_q";
+    v->names.post_norm = "vision.merger.ln_q";
     v->names.merge_fc1 = "vision.merger.mlp.0";
     v->names.merge_fc2 = "vision.merger.mlp.2";
 }

@@ -44,9 +44,9 @@ static const struct hf_vision QWEN3_VL_VISION = {
 
 _Static_assert(DESC_DEEPSTACK_MAX >= HF_DEEPSTACK_MAX, "every tap of a configuration fits");
 
-static int stamp(char out[MODEL_STAMP_BYTES], double seconds)
+static int stamp(char out[MODEL_TEXT_BYTES], double seconds)
 {
-    return snprintf(out, MODEL_STAMP_BYTES, "<%.1f seconds>", seconds);
+    return snprintf(out, MODEL_TEXT_BYTES, "<%.1f seconds>", seconds);
 }
 
 void qwen3_vl_describe_images(const struct hf_config *c, struct model_desc *out)
@@ -63,7 +63,7 @@ void qwen3_vl_describe_images(const struct hf_config *c, struct model_desc *out)
     v->names.position = "vision.pos_embed";
     v->names.fc1 = "vision.blocks.#.mlp.linear_fc1";
     v->names.fc2 = "vision.blocks.#.mlp.linear_fc2";
-    v->names.merge_norm = "vision.merger.norm";
+    v->names.post_norm = "vision.merger.norm";
     v->names.merge_fc1 = "vision.merger.linear_fc1";
     v->names.merge_fc2 = "vision.merger.linear_fc2";
     v->names.deepstack_norm = "vision.deepstack_merger_list.#.norm";

@@ -275,20 +275,6 @@ static void read_text(struct hf_reader *r, const struct family_type *type, uint3
 
 /* ---- vision ---- */
 
-/* An integer, or a list of equal ones: [14, 14]. */
-static void read_side(struct hf_reader *r, uint32_t obj, const char *key, uint32_t hi, uint32_t *v)
-{
-    uint32_t n = json_get_live(r->d, obj, key), s[2], count = 0;
-    if (n == JSON_NONE || json_kind(r->d, n) != JSON_ARRAY) {
-        hf_u32(r, obj, key, 1, hi, v);
-        return;
-    }
-    if (!hf_list(r, obj, key, hi, 2, s, &count)) return;
-    if (count == 0 || s[0] == 0 || (count == 2 && s[0] != s[1]))
-        hf_error(r, ST_FORMAT, key, "must be one size for both sides");
-    else *v = s[0];
-}
-
 void qwen_position_side(struct hf_reader *r, uint32_t rows, struct hf_vision *v)
 {
     uint32_t side = 1;
@@ -358,9 +344,9 @@ static void read_vision(struct hf_reader *r, uint32_t obj, const struct hf_text 
     hf_u32(r, obj, "num_heads", 1, SIZE_MAX_HEADS, &v->num_attention_heads);
     hf_u32(r, obj, "in_chans", 3, 3, &v->num_channels);
     hf_u32(r, obj, "in_channels", 3, 3, &v->num_channels);
-    read_side(r, obj, "spatial_patch_size", SIZE_MAX_PATCH, &v->patch_size);
-    read_side(r, obj, "patch_size", SIZE_MAX_PATCH, &v->patch_size);
-    read_side(r, obj, "temporal_patch_size", 16, &v->temporal_patch_size);
+    hf_side(r, obj, "spatial_patch_size", SIZE_MAX_PATCH, &v->patch_size);
+    hf_side(r, obj, "patch_size", SIZE_MAX_PATCH, &v->patch_size);
+    hf_side(r, obj, "temporal_patch_size", 16, &v->temporal_patch_size);
     hf_u32(r, obj, "spatial_merge_size", 1, 8, &v->spatial_merge_size);
     hf_activation(r, obj, "hidden_act", v->activation);
     if (v->tokens_per_second > 0) hf_double(r, obj, "tokens_per_second", 0.001, 1000, &v->tokens_per_second);

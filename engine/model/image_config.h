@@ -6,12 +6,37 @@
 #include <stdint.h>
 
 enum image_filter {
+    IMAGE_LANCZOS = 1,
     IMAGE_BILINEAR = 2,
     IMAGE_BICUBIC = 3
 }; /* PIL's codes, as in preprocessor_config.json `resample` */
 enum image_resize_mode {
     IMAGE_TORCH_U8 = 0, /* torchvision's uint8 antialias kernel: what transformers' default processors do */
     IMAGE_PIL = 1,      /* Pillow 13 */
+};
+
+enum image_small {
+    SMALL_KEPT = 0,
+    SMALL_SCALED,  /* both sides grow by one factor, rounded down */
+    SMALL_ROUNDED, /* each side is rounded to patch * merge at least; no shape is too long */
+    SMALL_BY_SIDE, /* first the height becomes patch * merge and the width grows with it, then the reverse */
+};
+
+/* How an image is cut into tiles of side x side pixels. */
+enum image_tiling {
+    TILES_NONE = 0,
+    TILES_FILLED,  /* as many as its size takes, once the longer side is `longest` pixels */
+    TILES_SLICED,  /* by area, up to max; the grid whose shape is closest; all keep the image's shape; the
+                      whole  comes first */
+    TILES_CLOSEST, /* the grid of min to max tiles whose shape is closest */
+};
+struct image_tiles {
+    enum image_tiling rule;
+    uint32_t side, min, max; /* max 1: no image is cut */
+    uint32_t axis_max;       /* tiles per row or column; 0 = no limit */
+    uint32_t longest;        /* 0: keep the size */
+    bool whole;              /* a cut image is also encoded as one */
+    double tolerance;        /* > 0: only images over so many times area_max are cut */
 };
 
 /* Image settings of a checkpoint: processor_config.json (nested `image_processor`) or
@@ -24,6 +49,7 @@ struct image_config {
     bool do_resize, do_rescale, do_normalize;
     double rescale_factor; /* 1/255 */
     float mean[3], std[3];
+    struct image_tiles tiles;
     bool pan_and_scan; /* crops of extreme aspect ratios; default off */
     uint32_t pan_min_crop, pan_max_crops;
     double pan_min_ratio;
@@ -32,6 +58,10 @@ struct image_config {
     bool dynamic;
     uint32_t patch, merge, depth; /* patch_size, merge_size, temporal_patch_size */
     uint64_t area_min, area_max;  /* pixels: min_pixels/max_pixels or size.shortest_edge/longest_edge */
+    uint32_t area_frames;         /* an image's area counts so many times; 0 counts as 1 */
+    enum image_small small;       /* an image with a side below patch * merge */
+    /* > 0: instead of an area, the longest side; a larger image shrinks, and sides are rounded up. */
+    uint32_t longest;
     /* NULL, or the allowed token budgets (ascending, 0-terminated): area_max is the area of one of them, and
      * sides fill it as far as multiples allow, small images too. */
     const uint32_t *budgets;

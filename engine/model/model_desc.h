@@ -49,10 +49,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define DESC_ROPES_MAX          4u
-#define DESC_NAME_MAX           512u
-#define DESC_DEEPSTACK_MAX      8u
-#define DESC_CENTROIDS_USED_MAX 256u
+#define DESC_ROPES_MAX            4u
+#define DESC_NAME_MAX             512u
+#define DESC_DEEPSTACK_MAX        8u
+#define DESC_CENTROIDS_USED_MAX   256u
+#define VISION_ANTIALIAS_SIDE_MAX 64u /* position_side with LOOKUP_ANTIALIAS */
 
 enum desc_activation { ACT_GELU_TANH = 0, ACT_SILU };
 
@@ -118,6 +119,7 @@ struct desc_names {
     const char *embed, *head, *final_norm;
     const char *input_norm, *q, *k, *v, *o, *q_norm, *k_norm, *post_attn_norm, *pre_mlp_norm, *gate, *up,
         *down, *post_mlp_norm;
+    const char *gate_up; /* instead of gate and up: one tensor, the gate's rows first */
     const char *conv, *delta_qkv, *delta_z, *delta_beta, *delta_a, *delta_norm, *delta_out; /* stems */
     const char *delta_decay, *delta_dt_bias;                                                /* whole names */
     const char *shared_gate;
@@ -135,19 +137,42 @@ struct desc_names {
 };
 
 /* A tower of pre-norm transformer layers over the patches of one image:
- *   h = patch W (+ b) (+ position)
+ *   h = patch W (+ b);  h = N(h), if there is pre_norm;  h += position
  *   each layer:  h += P(attn(N(h), 2-D rotary));  h += P(mlp(N(h)))
- *        N: LayerNorm with bias or RMS norm;  P: RMS norm, or nothing
+ *        N: LayerNorm with bias or RMS norm;  P: RMS norm, or the columns times scale1, scale2, or nothing
+ * after the first `halve` layers 2 x 2 patches become one row:  h += attn(LN(h)) among the four;  h = their
+ * mean
+ *        + fc2(gelu_tanh(fc1(LN(their concatenation))))
+ * with class_row one more row after the patches, which they see and no token comes of,
  * then one of four ends:
  *   linear (fixed size):  h = LN(h); a token is a patch; projection with bias to the decoder's width
  *   pool   h = LN(h), if there is post_norm; mean over pool x pool cells (times pool_factor, less std_bias,
  *          times std_scale); RMS norm; projection to the decoder's width
- *   merge  (any size; patches lie in runs of merge x merge that form a token):
- *          fc2(gelu_erf(fc1(N(h) of the run, concatenated))); the same, with a LayerNorm over the
- *          concatenation, after each layer in `deepstack`
+ *   merge  (patches lie in runs of merge x merge that form a token), each step but fc1 if it has a name:
+ *          h = N(h) with post_norm, h = N(h) with merge_pre_norm;  x = the run's h, concatenated;
+ *          x = LN(x) with merge_norm;  x = x Wconv, a convolution of stride `merge`;
+ *          x = x Wproj;  x = gelu_erf(LN(x + sines of the token's column and row with merge_places)) with
+ *          merge_proj_norm;  x = fc2(gelu_erf(fc1(x))), or SwiGLU with merge_up;  x = LN(x) with
+ * merge_out_norm; the LayerNorm over the run, fc1 and fc2 alone, with names of their own, after each layer in
+ *          `deepstack`
  *   embed  (no layers): h = LN(LN(LN(patch) W + b) + position); RMS norm; projection */
 enum desc_vision_end { VISION_POOL = 0, VISION_MERGE, VISION_EMBED, VISION_LINEAR };
-enum desc_vision_mlp { VISION_GELU_TANH = 0, VISION_QUICK_GELU, VISION_GLU_SILU, VISION_GLU_GELU };
+/* How a patch's place becomes one in the position table; places after its end count as the last. */
+enum desc_lookup {
+    LOOKUP_CORNERS = 0, /* bilinear, the corners aligned */
+    LOOKUP_CENTRES,     /* bilinear, the patches' centres */
+    LOOKUP_BICUBIC,     /* 16 entries, the patches' centres */
+    LOOKUP_BUCKETS,     /* one entry, where the patch's corner lies */
+    LOOKUP_QUOTIENT,    /* the same, by a quotient instead of steps */
+    LOOKUP_ANTIALIAS,   /* bilinear, the patches' centres; of all entries that a patch covers */
+};
+enum desc_vision_mlp {
+    VISION_GELU_TANH = 0,
+    VISION_GELU_ERF,
+    VISION_QUICK_GELU,
+    VISION_GLU_SILU,
+    VISION_GLU_GELU
+};
 struct desc_vision {
     uint32_t image_size; /* pixels per side; 0 = any (multiples of patch * merge) */
     uint32_t patch, hidden, ff, layers, heads;
@@ -156,7 +181,9 @@ struct desc_vision {
     enum desc_vision_mlp mlp;
     bool patch_bias;
     bool no_bias;           /* of the layers' products and the projection */
+    bool qkv_no_bias;       /* of the products for queries, keys and values */
     bool qkv_fused;         /* one tensor for q, k, v (names.q) */
+    bool qk_pairs;          /* as model_desc.qk_pairs */
     bool v_norm;            /* as desc_layer.v_norm */
     bool clip;              /* inputs and outputs of the layers' products are clamped */
     float scale;            /* of attention scores; 0: by the head size */
@@ -164,21 +191,32 @@ struct desc_vision {
     double rope_theta;      /* 2-D rotary over (row, column); 0 = none */
     bool rope_halves;       /* the head's first half rotates by the column, the second by the row, each with
                                its own pairs (false: pairs over the whole head, the row's first) */
+    bool rope_between;      /* each frequency of the column lies between two of the row's (false: the same) */
     bool centred;           /* the tower maps [0, 1] to [-1, 1] */
     bool channels_last;     /* the patch weight is [C, patch, patch, 3], flat (false: [C, 3, ...]) */
     uint32_t position_axis; /* > 0: a table of so many columns and one of so many rows, whose entries are
                                added: [2, axis, C], or with position_pairs [axis, 2, C] */
     bool position_pairs;
-    uint32_t position_side; /* > 0: the position table is side x side, looked up bilinearly (corners aligned);
-                               0 with image_size: one row per patch */
+    uint32_t position_side; /* > 0: the position table is side x side, looked up by position_lookup; 0 with
+                               image_size: one row per patch */
+    enum desc_lookup position_lookup;
     bool position;
     uint32_t window; /* tokens per side of an attention window; 0 = a patch attends to its whole frame */
     uint8_t full_layers[64]; /* bit n%8 of [n/8]: layer n attends to the whole frame despite the window */
     enum desc_vision_end end;
-    uint32_t pool;     /* VISION_POOL: cells per side that are averaged */
-    uint32_t tokens;   /* output rows of an image of fixed size */
-    uint32_t merge;    /* of any size: patches per side of a token */
-    float pool_factor; /* 0 counts as 1 */
+    uint32_t pool;       /* VISION_POOL: cells per side that are averaged */
+    uint32_t tokens;     /* output rows of an image of fixed size */
+    uint32_t merge;      /* VISION_MERGE, or any size: patches per side of a token */
+    uint32_t merge_conv; /* > 0: columns after Wconv, whose weight is [columns, C, merge, merge] or the same
+                            flat, and after Wproj */
+    bool merge_conv_bias;
+    uint32_t merge_ff;  /* between the merger's two products; 0: as wide as their input */
+    bool merge_no_bias; /* of the merger at the end */
+    bool merge_places;
+    uint32_t halve;                     /* 0: never */
+    float merge_scale, deepstack_scale; /* of rows; 0 counts as 1 */
+    float merge_eps;                    /* of merge_pre_norm and merge_norm; 0: eps */
+    float pool_factor;                  /* 0 counts as 1 */
     uint32_t deepstack_count,
         deepstack[DESC_DEEPSTACK_MAX]; /* layers after whose output a DeepStack feature is taken; DeepStack
                           feature k is added to the decoder's stream after its layer k */
@@ -186,6 +224,10 @@ struct desc_vision {
         const char *patch, *position, *norm1, *norm2, *q, *k, *v, *o, *fc1, *fc2,
             *post_norm; /* VISION_GLU_SILU: fc1 = gate, fc2 = down */
         const char *up;
+        const char *scale1, *scale2; /* whole names: [C], of what attention and the MLP add */
+        const char *merge_out_norm;
+        const char *halve_norm1, *halve_q, *halve_k, *halve_v, *halve_o, *halve_norm2, *halve_fc1, *halve_fc2;
+        const char *class_row;  /* a whole name, as `position` is then: its place is the table's first */
         const char *q_alone;    /* with qkv_fused: q's name if files hold q, k and v separately; NULL: none
                                    does */
         const char *soft_norm;  /* before the projection; NULL: without a weight */
@@ -193,7 +235,9 @@ struct desc_vision {
         const char *project;
         const char *q_norm, *k_norm, *post_attn, *post_mlp, *std_bias, *std_scale; /* std_: whole names */
         const char *patch_norm, *dense_norm, *position_norm;                       /* VISION_EMBED */
-        const char *merge_norm, *merge_fc1, *merge_fc2;
+        const char *pre_norm;
+        const char *merge_pre_norm, *merge_norm, *merge_conv, *merge_proj, *merge_proj_norm, *merge_fc1,
+            *merge_up, *merge_fc2; /* merge_up: fc1 = gate, fc2 = down */
         const char *deepstack_norm, *deepstack_fc1,
             *deepstack_fc2; /* '#' = number of the DeepStack feature */
     } names;
@@ -232,6 +276,7 @@ struct model_desc {
     /* The draft model in the same checkpoint; NULL: there can be none. false: out of memory. */
     bool (*drafter)(const struct model_desc *target, struct model_desc *out);
     uint32_t centroids, centroids_used; /* of a draft model's head; 0: none */
+    bool encoder; /* prompts are SPAN_PREFIX_LM, with windows that reach as far ahead as back */
     bool has_vision;
     struct desc_vision vision;
     struct model_image_rule image; /* all but .config */
@@ -246,6 +291,12 @@ void model_desc_free(struct model_desc *d);
 static inline bool desc_owns_keys(const struct model_desc *d, uint32_t n)
 {
     return d->own_keys || (!d->drafts_for && d->layers[n].kv_owner == n);
+}
+
+/* Rows of the tower's end that form a token, per side. */
+static inline uint32_t desc_merge_side(const struct desc_vision *v)
+{
+    return v->halve ? v->merge / 2 : v->merge;
 }
 
 /* Whether layers have states instead of keys and values. */

@@ -9,8 +9,13 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define MODEL_EOS_MAX     16u
-#define MODEL_STAMP_BYTES 48u /* of the time of a group of frames, as text */
+#define MODEL_EOS_MAX    16u
+#define MODEL_TEXT_BYTES 128u /* of a text that a family writes around an image */
+
+/* Image n of the `count` that the prompt's image `index` is encoded as, in the order of image_prepared. */
+struct image_place {
+    uint32_t n, count, rows, columns, index;
+};
 
 /* How a family writes images into text: the template emits `marker` once per image; it is replaced
  * (before tokenising) by prefix + soft x tokens + suffix. */
@@ -24,9 +29,10 @@ struct model_image_rule {
     uint32_t tokens;         /* placeholder tokens per image; 0: by its grid (config.dynamic) */
     enum span_rule rule;     /* of an image's tokens */
     bool grid;               /* images have 3-D positions (struct prompt_grid) */
-    /* The processor's exact sentence around an image and its crops, as in training: before the whole image,
-     * and between it and the first crop. */
-    const char *crops_before, *crops_between;
+    const char *row_break;   /* text of a token between the rows of an image's tokens, or NULL */
+    /* The processor's text around the tiles or crops of an image, instead of prefix and suffix: what stands
+     * before image n, or, with n = count, behind the last; returns as snprintf. NULL: there is one. */
+    int (*layout)(char out[MODEL_TEXT_BYTES], const struct image_place *at);
     /* For a prompt with images: after the last one, and at the end. NULL: nothing. */
     const char *behind_last, *end;
     /* Videos; NULL marker: none. With video_stamp the marker becomes, per group of frames, its text + prefix
@@ -36,7 +42,7 @@ struct model_image_rule {
     const char *video_between; /* text between groups of frames, or NULL */
     uint32_t video_placeholder_id;
     /* Writes the time of a group in the family's format; returns as snprintf. */
-    int (*video_stamp)(char out[MODEL_STAMP_BYTES], double seconds);
+    int (*video_stamp)(char out[MODEL_TEXT_BYTES], double seconds);
     double tokens_per_second;
     struct image_config config; /* preprocessing */
 };
@@ -59,6 +65,7 @@ struct model_info {
     uint32_t eos_count;
     uint32_t bos_id;                 /* UINT32_MAX = none */
     struct hf_generation generation; /* sampling defaults */
+    bool encoder;                    /* attention in both directions over the prompt: embeddings, no text */
     struct model_image_rule image;
 };
 

@@ -35,12 +35,29 @@ static double bicubic(double x)
     return 0.0;
 }
 
+static double sinc(double x)
+{
+    return x == 0.0 ? 1.0 : sin(x * M_PI) / (x * M_PI);
+}
+
+static double lanczos(double x)
+{
+    return x >= -3.0 && x < 3.0 ? sinc(x) * sinc(x / 3.0) : 0.0;
+}
+
+/* Indexed by enum image_filter: half the width, and the function. */
+static const struct {
+    double support;
+    double (*at)(double x);
+} filters[] = {
+    [IMAGE_LANCZOS] = {3.0, lanczos}, [IMAGE_BILINEAR] = {1.0, bilinear}, [IMAGE_BICUBIC] = {2.0, bicubic}};
+
 /* Fills lo and n, and w [out, taps] with normalised weights. Returns the largest weight. */
 static double fill_windows(struct image_axis *a, double *w, enum image_filter filter, uint32_t ksize)
 {
     double scale = (double)a->in / (double)a->out;
     double fs = scale > 1.0 ? scale : 1.0; /* antialias: the filter is widened only when shrinking */
-    double support = (filter == IMAGE_BICUBIC ? 2.0 : 1.0) * fs, inv = 1.0 / fs, largest = 0.0;
+    double support = filters[filter].support * fs, inv = 1.0 / fs, largest = 0.0;
     for (uint32_t i = 0; i < a->out; i++) {
         double c = ((double)i + 0.5) * scale, first = c - support + 0.5, last = c + support + 0.5;
         uint32_t lo = first > 0.0 ? (uint32_t)first : 0; /* truncation, then the edge */
@@ -50,7 +67,7 @@ static double fill_windows(struct image_axis *a, double *w, enum image_filter fi
         double *wi = w + (size_t)i * a->taps, sum = 0.0;
         for (uint32_t j = 0; j < n; j++) {
             double x = ((double)j + (double)lo - c + 0.5) * inv;
-            wi[j] = filter == IMAGE_BICUBIC ? bicubic(x) : bilinear(x);
+            wi[j] = filters[filter].at(x);
             sum += wi[j];
         }
         for (uint32_t j = 0; j < n; j++) {
@@ -76,7 +93,7 @@ enum status image__axis_init(struct image_axis *a, uint32_t in, uint32_t out, en
 {
     ASSERT(in >= 1 && in <= SIDE_MAX && out >= 1 && out <= SIDE_MAX);
     double scale = (double)in / (double)out;
-    double support = (filter == IMAGE_BICUBIC ? 2.0 : 1.0) * (scale > 1.0 ? scale : 1.0);
+    double support = filters[filter].support * (scale > 1.0 ? scale : 1.0);
     uint32_t ksize = (uint32_t)ceil(support) * 2 + 1;
     /* No window is longer than the axis. At most about 2^20 coefficients: out * taps <= 4*in + 9*out. */
     uint32_t taps = ((ksize < in ? ksize : in) + 3) & ~3u;

@@ -8,12 +8,20 @@
 
 enum { RATIO_MAX = 200, SIDE_MAX = 65535 };
 
+static double larger(double a, double b)
+{
+    return a > b ? a : b;
+}
+
 void image_config_bound(struct image_config *cfg, const struct image_bounds *bounds)
 {
     if (!cfg->dynamic) return;
-    if (bounds->area_max) cfg->area_max = bounds->area_max;
-    if (bounds->area_min) cfg->area_min = bounds->area_min;
+    uint32_t times = cfg->area_frames ? cfg->area_frames : 1;
+    if (bounds->area_max) cfg->area_max = bounds->area_max * times;
+    if (bounds->area_min) cfg->area_min = bounds->area_min * times;
     if (cfg->area_min > cfg->area_max) cfg->area_min = cfg->area_max;
+    double side = sqrt((double)cfg->area_max);
+    if (cfg->longest > side) cfg->longest = (uint32_t)larger(side, 1);
     cfg->width = bounds->width;
     cfg->height = bounds->height;
 }
@@ -22,18 +30,15 @@ void image_config_bound(struct image_config *cfg, const struct image_bounds *bou
 struct room {
     uint64_t min, max;
     uint32_t frames, depth;
+    double least; /* of a rounded side */
 };
-
-static double larger(double a, double b)
-{
-    return a > b ? a : b;
-}
 
 /* smart_resize. rint rounds half to even, as Python's round does. */
 static void smart_resize(double h, double w, double factor, const struct room *r, double *to_h, double *to_w)
 {
     double n = (double)r->frames, depth = (double)r->depth, max = (double)r->max, min = (double)r->min;
-    double hb = rint(h / factor) * factor, wb = rint(w / factor) * factor, tb = rint(n / depth) * depth;
+    double hb = larger(r->least, rint(h / factor) * factor), wb = larger(r->least, rint(w / factor) * factor),
+           tb = rint(n / depth) * depth;
     if (tb * hb * wb > max) {
         double beta = sqrt(n * h * w / max);
         hb = larger(factor, floor(h / beta / factor) * factor);
@@ -91,6 +96,45 @@ static struct room video_room(const struct image_config *cfg, uint32_t frames, u
     return (struct room){.min = cfg->video_area_min, .max = max, .frames = 1, .depth = 1};
 }
 
+static void grow_small(enum image_small rule, double side, double *h, double *w)
+{
+    if (rule == SMALL_SCALED && (*h < side || *w < side)) {
+        double scale = larger(side / *h, side / *w);
+        *h = trunc(*h * scale);
+        *w = trunc(*w * scale);
+    }
+    if (rule == SMALL_BY_SIDE && *h < side) {
+        *w = rint(*w * side / *h);
+        *h = side;
+    }
+    if (rule == SMALL_BY_SIDE && *w < side) {
+        *h = rint(*h * side / *w);
+        *w = side;
+    }
+}
+
+/* get_resize_output_image_size of the processors with a longest edge, in its doubles. */
+static enum status fit_longest(const struct image_config *cfg, uint32_t width, uint32_t height,
+                               uint32_t *to_width, uint32_t *to_height, struct err *err)
+{
+    uint32_t factor = cfg->patch * cfg->merge;
+    double h = (double)height, w = (double)width,
+           ratio = larger(h / (double)cfg->longest, w / (double)cfg->longest);
+    if (ratio > 1) {
+        height = (uint32_t)floor(h / ratio);
+        width = (uint32_t)floor(w / ratio);
+    }
+    if (!height || !width)
+        return err_set(
+            err, ST_INVALID,
+            "an image of %.0f x %.0f pixels would be resized to nothing: this model's longest side "
+            "is %u pixels",
+            w, h, cfg->longest);
+    *to_height = (height - 1) / factor * factor + factor;
+    *to_width = (width - 1) / factor * factor + factor;
+    return ST_OK;
+}
+
 static enum status keep_size(const struct image_config *cfg, uint32_t width, uint32_t height,
                              uint32_t *to_width, uint32_t *to_height, struct err *err)
 {
@@ -124,23 +168,24 @@ enum status image_target(const struct image_config *cfg, uint32_t width, uint32_
         height = cfg->height;
     }
     uint32_t factor = cfg->patch * cfg->merge;
+    if (cfg->longest) return fit_longest(cfg, width, height, to_width, to_height, err);
     if (cfg->budgets)
         return fill_budget(frames ? cfg->video_area_max : cfg->area_max, factor, width, height, to_width,
                            to_height, err);
     double f = (double)factor, h = (double)height, w = (double)width;
-    struct room room = {.min = cfg->area_min, .max = cfg->area_max, .frames = 1, .depth = 1};
+    uint32_t times = cfg->area_frames ? cfg->area_frames : 1;
+    struct room room = {.min = cfg->area_min, .max = cfg->area_max, .frames = times, .depth = times};
+    enum image_small small = cfg->small;
     if (frames) {
         room = video_room(cfg, frames, factor);
         if (cfg->video_volume && frames < cfg->depth)
             return err_set(err, ST_INVALID, "a video needs at least %u frames", cfg->depth);
-        if (cfg->video_volume && (h < f || w < f)) {
-            double scale = larger(f / h, f / w);
-            h = trunc(h * scale);
-            w = trunc(w * scale);
-        }
+        small = cfg->video_volume ? SMALL_SCALED : SMALL_KEPT;
     }
+    if (small == SMALL_ROUNDED) room.least = f;
+    grow_small(small, f, &h, &w);
     double ratio = (h > w ? h : w) / (h > w ? w : h);
-    if (ratio > RATIO_MAX)
+    if (ratio > RATIO_MAX && small != SMALL_ROUNDED)
         return err_set(err, ST_INVALID,
                        "the image is %u x %u pixels: its sides must not differ by more than %d to 1", width,
                        height, RATIO_MAX);

@@ -1,5 +1,5 @@
 /* See image_prep.h. */
-#include "engine/prompt/image_prep.h"
+#include "engine/prompt/image_prep_internal.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -56,12 +56,11 @@ static struct crops plan_crops(const struct image_config *cfg, uint32_t width, u
     return (c.width < c.height ? c.width : c.height) < cfg->pan_min_crop ? none : c;
 }
 
-/* A copy of the rectangle at (x, y), cut at the border; it is never empty. */
-static enum status cut(const struct image_u8 *src, uint32_t x, uint32_t y, const struct crops *c,
+enum status image__cut(const struct image_u8 *src, uint32_t x, uint32_t y, uint32_t width, uint32_t height,
                        struct image_u8 *out, struct err *err)
 {
-    uint32_t w = src->width - x < c->width ? src->width - x : c->width;
-    uint32_t h = src->height - y < c->height ? src->height - y : c->height;
+    uint32_t w = src->width - x < width ? src->width - x : width;
+    uint32_t h = src->height - y < height ? src->height - y : height;
     uint8_t *rgb = malloc((size_t)w * h * 3);
     if (!rgb) return err_set(err, ST_NOMEM, "image crop: out of memory for %u x %u pixels", w, h);
     for (uint32_t row = 0; row < h; row++)
@@ -70,7 +69,7 @@ static enum status cut(const struct image_u8 *src, uint32_t x, uint32_t y, const
     return ST_OK;
 }
 
-static enum status to_target(const struct image_config *cfg, const struct image_u8 *src, struct image_u8 *out,
+enum status image__to_target(const struct image_config *cfg, const struct image_u8 *src, struct image_u8 *out,
                              struct err *err)
 {
     uint32_t width, height;
@@ -78,21 +77,30 @@ static enum status to_target(const struct image_config *cfg, const struct image_
     return st ? st : image_resize(src, width, height, cfg->filter, cfg->mode, out, err);
 }
 
+static enum status pan_and_scan(const struct image_config *cfg, const struct image_u8 *src,
+                                struct image_prepared *p, struct err *err)
+{
+    struct crops c = plan_crops(cfg, src->width, src->height);
+    p->images = calloc(1 + (size_t)c.columns * c.rows, sizeof *p->images);
+    if (!p->images) return err_nomem(err, "image");
+    enum status st = image__to_target(cfg, src, &p->images[0], err);
+    p->count = 1;
+    for (uint32_t i = 0; !st && i < c.columns * c.rows; i++) {
+        struct image_u8 part = {0};
+        st =
+            image__cut(src, i % c.columns * c.width, i / c.columns * c.height, c.width, c.height, &part, err);
+        if (!st) st = image__to_target(cfg, &part, &p->images[p->count], err);
+        image_u8_free(&part);
+        if (!st) p->count++;
+    }
+    return st;
+}
+
 enum status image_prep(const struct image_config *cfg, const struct image_u8 *src, struct image_prepared *out,
                        struct err *err)
 {
-    struct crops c = plan_crops(cfg, src->width, src->height);
-    struct image_prepared p = {.images = calloc(1 + (size_t)c.columns * c.rows, sizeof *p.images)};
-    if (!p.images) return err_nomem(err, "image");
-    enum status st = to_target(cfg, src, &p.images[0], err);
-    p.count = 1;
-    for (uint32_t i = 0; !st && i < c.columns * c.rows; i++) {
-        struct image_u8 part = {0};
-        st = cut(src, i % c.columns * c.width, i / c.columns * c.height, &c, &part, err);
-        if (!st) st = to_target(cfg, &part, &p.images[p.count], err);
-        image_u8_free(&part);
-        if (!st) p.count++;
-    }
+    struct image_prepared p = {0};
+    enum status st = cfg->tiles.rule ? image__tile(cfg, src, &p, err) : pan_and_scan(cfg, src, &p, err);
     if (st) {
         image_prepared_free(&p);
         return st;

@@ -53,11 +53,12 @@ void image_video_stamps(const struct image_config *cfg, const uint32_t *frames, 
 /* ---- pixels ---- */
 
 /* The images that one input image becomes: the whole first, then the pan-and-scan crops (row by row), all
- * at the target size.
- */
+ * at the target size; or tiles (row by row) and, before or after them, the whole, if it is more than one
+ * tile. */
 struct image_prepared {
     struct image_u8 *images; /* owned: image_prepared_free */
-    uint32_t count;          /* >= 1; count - 1 crops */
+    uint32_t count;          /* >= 1 */
+    uint32_t rows, columns;  /* of tiles; 0: not by tiles */
 };
 void image_prepared_free(struct image_prepared *p);
 

@@ -138,8 +138,8 @@ struct expansion {
     uint32_t tag;             /* of the text being added */
     size_t count, cap;
     char *placeholder[2]; /* of images and of videos: as many placeholder tokens as the largest has */
-    char *stamps;         /* slots of MODEL_STAMP_BYTES */
-    uint32_t stamped;     /* of them used */
+    char *written;        /* slots of MODEL_TEXT_BYTES, for what a family writes */
+    size_t written_count; /* of them used */
 };
 
 static enum status add_run(struct expansion *x, const char *text, size_t len, enum tok_control control,
@@ -193,50 +193,61 @@ static uint64_t token_count(const struct model_image_rule *rule, const struct pr
                : n;
 }
 
-static enum status add_stamp(const struct model_image_rule *rule, struct expansion *x, double seconds,
-                             struct err *err)
+/* Breaks between the rows of image i. */
+static uint32_t break_count(const struct model_image_rule *rule, const struct prompt_image *p, uint32_t i)
 {
-    char *slot = x->stamps + (size_t)x->stamped++ * MODEL_STAMP_BYTES;
-    int n = rule->video_stamp(slot, seconds);
-    if (n < 0 || (size_t)n >= MODEL_STAMP_BYTES)
+    return rule->row_break ? p->grids[i].h - 1 : 0;
+}
+
+/* The time of a group of frames, or the layout around image i. */
+static enum status add_written(const struct model_image_rule *rule, struct expansion *x,
+                               const struct prompt_image *p, uint32_t i, struct err *err)
+{
+    char *slot = x->written + x->written_count++ * MODEL_TEXT_BYTES;
+    int n = p->video ? rule->video_stamp(slot, p->stamps[i])
+                     : rule->layout(slot, &(struct image_place){i, p->count, p->rows, p->columns,
+                                                                x->tag & ~PROMPT_TAG_IMAGE});
+    if (n < 0 || (size_t)n >= MODEL_TEXT_BYTES)
         return err_set(err, ST_INVALID, "The time of a frame is out of range.");
     return add_run(x, slot, (size_t)n, TOK_CONTROL_ALL, err);
 }
 
-/* The crops' sentence or the frames' timestamps, and for each image prefix, placeholder tokens, suffix. */
+/* For each image what the family writes before it, prefix, placeholder tokens, suffix. */
 static enum status add_image(const struct model_image_rule *rule, struct expansion *x,
                              const struct prompt_image *p, struct err *err)
 {
     const char *prefix = p->video ? rule->video_prefix : rule->prefix,
                *suffix = p->video ? rule->video_suffix : rule->suffix;
     size_t placeholder = strlen(p->video ? rule->video_placeholder : rule->placeholder);
-    bool crops = !p->video && p->count > 1;
-    enum status st = crops ? add_literal(x, rule->crops_before, err) : ST_OK;
+    bool layout = !p->video && rule->layout;
+    enum status st = ST_OK;
     for (uint32_t i = 0; i < p->count && !st; i++) {
-        if (crops && i) st = add_literal(x, i == 1 ? rule->crops_between : " ", err);
-        if (p->video && i && rule->video_between && !st) st = add_literal(x, rule->video_between, err);
-        if (p->video && rule->video_stamp && !st) st = add_stamp(rule, x, p->stamps[i], err);
+        if (p->video && i && rule->video_between) st = add_literal(x, rule->video_between, err);
+        if (!st && (layout || (p->video && rule->video_stamp))) st = add_written(rule, x, p, i, err);
         if (prefix && !st) st = add_literal(x, prefix, err);
-        if (!st)
-            st = add_run(x, x->placeholder[p->video], (size_t)token_count(rule, p, i) * placeholder,
-                         TOK_CONTROL_ALL, err);
+        uint32_t rows = break_count(rule, p, i) + 1;
+        size_t row = (size_t)token_count(rule, p, i) / rows * placeholder;
+        for (uint32_t y = 0; y < rows && !st; y++) {
+            if (y) st = add_literal(x, rule->row_break, err);
+            if (!st) st = add_run(x, x->placeholder[p->video], row, TOK_CONTROL_ALL, err);
+        }
         if (suffix && !st) st = add_literal(x, suffix, err);
     }
-    return st;
+    return layout && !st ? add_written(rule, x, p, p->count, err) : st;
 }
 
 /* The strings that images add. check_images has checked their sizes. */
 static enum status make_texts(const struct model_image_rule *rule, const struct prompt_image *images,
                               uint32_t image_count, struct expansion *x, struct err *err)
 {
-    uint64_t most[2] = {0, 0}, stamps = 0;
+    uint64_t most[2] = {0, 0}, written = 0;
     for (uint32_t k = 0; k < image_count; k++) {
         const struct prompt_image *p = &images[k];
         for (uint32_t i = 0; i < p->count; i++) {
             uint64_t n = token_count(rule, p, i);
             if (n > most[p->video]) most[p->video] = n;
         }
-        if (p->video && rule->video_stamp) stamps += p->count;
+        if (p->video ? rule->video_stamp != NULL : rule->layout != NULL) written += p->count + 1;
     }
     for (int v = 0; v < 2; v++) {
         const char *placeholder = v ? rule->video_placeholder : rule->placeholder;
@@ -250,8 +261,8 @@ static enum status make_texts(const struct model_image_rule *rule, const struct 
             memcpy(x->placeholder[v] + i * len, placeholder, len);
         if (!x->placeholder[v]) return err_nomem(err, "an image's placeholder");
     }
-    if (stamps && !(x->stamps = malloc((size_t)stamps * MODEL_STAMP_BYTES)))
-        return err_nomem(err, "the timestamps of a video");
+    if (written && !(x->written = malloc((size_t)written * MODEL_TEXT_BYTES)))
+        return err_nomem(err, "the text around images");
     return ST_OK;
 }
 
@@ -355,9 +366,13 @@ static enum status find_spans(const struct model_image_rule *rule, const struct 
     bool video;
     for (uint32_t k = 0; k < image_count; k++) {
         for (uint32_t i = 0; i < images[k].count; i++) {
-            uint32_t want = (uint32_t)token_count(rule, &images[k], i), n = 0;
+            struct prompt_grid grid = images[k].grids ? images[k].grids[i] : (struct prompt_grid){0};
+            uint32_t want = (uint32_t)token_count(rule, &images[k], i) + break_count(rule, &images[k], i),
+                     n = 0;
+            grid.breaks = rule->row_break != NULL;
             while (at < p->token_count && !is_placeholder(rule, p->tokens[at], &video)) at++;
-            while (n < want && at + n < p->token_count && is_placeholder(rule, p->tokens[at + n], &video) &&
+            while (n < want && at + n < p->token_count &&
+                   is_placeholder(rule, p->tokens[at + n], &video) != prompt_grid_break(&grid, n) &&
                    video == images[k].video)
                 n++;
             if (n != want)
@@ -365,7 +380,7 @@ static enum status find_spans(const struct model_image_rule *rule, const struct 
                                "The tokenizer made %u placeholder tokens in a row where an image has %u.", n,
                                want);
             p->spans[found] = span_of_image(at, at + n, rule->rule);
-            if (rule->grid && images[k].grids) p->spans[found].grid = images[k].grids[i];
+            if (rule->grid || rule->row_break) p->spans[found].grid = grid;
             found++;
             at += n;
         }
@@ -424,7 +439,7 @@ static void move_pixels(struct prompt *p, struct prompt_image *images, uint32_t 
 
 enum status prompt_apply_rule(const struct model_info *m, struct prompt *p, struct err *err)
 {
-    return m->image.present && m->image.rule == SPAN_PREFIX_LM ? prompt_prefix_lm(p, err) : ST_OK;
+    return m->image.rule == SPAN_PREFIX_LM ? prompt_prefix_lm(p, err) : ST_OK;
 }
 
 enum status prompt_check(const struct model_info *m, const struct prompt *p, struct err *err)
@@ -433,7 +448,9 @@ enum status prompt_check(const struct model_info *m, const struct prompt *p, str
     if (p->token_count == 0) return err_set(err, ST_INVALID, "The prompt is empty.");
     for (uint32_t i = 0; i < p->token_count; i++) {
         while (k < p->span_count && p->spans[k].end <= i) k++;
-        if (k < p->span_count && i >= p->spans[k].begin && p->spans[k].image) continue;
+        if (k < p->span_count && i >= p->spans[k].begin && p->spans[k].image &&
+            !prompt_grid_break(&p->spans[k].grid, i - p->spans[k].begin))
+            continue;
         bool video;
         if (m->image.present && is_placeholder(&m->image, p->tokens[i], &video))
             return err_set(err, ST_INVALID,
@@ -452,7 +469,7 @@ static void expansion_fini(struct expansion *x)
     free(x->tags);
     free(x->placeholder[0]);
     free(x->placeholder[1]);
-    free(x->stamps);
+    free(x->written);
     free(x->j.text);
     free(x->j.first);
 }

@@ -9,7 +9,7 @@
 #include "engine/prompt/prompt.h"
 #include "engine/tokenizer/tokenizer.h"
 
-/* One image of a request from image_prep: the whole first, then its pan-and-scan crops, each with its content
+/* One image of a request from image_prep: the whole and its crops, or its tiles, each with its content
  * key. Or one video: all of its frames as one entry, or, for families that write timestamps, one entry per
  * group of frames. */
 struct prompt_image {
@@ -18,6 +18,7 @@ struct prompt_image {
                                   NULL */
     const uint8_t (*keys)[32]; /* [count], borrowed for the call */
     uint32_t count;            /* >= 1 */
+    uint32_t rows, columns;    /* of tiles; 0: not by tiles */
     bool video;
     const struct prompt_grid *grids; /* [count], borrowed: how many tokens each takes and where they lie. May
                                       * be NULL where the rule has a fixed number of tokens */
@@ -25,7 +26,7 @@ struct prompt_image {
 };
 
 /* Replaces the k-th marker (of images and videos together) that is wholly in TOK_CONTROL_ALL text by image k
- * (model_image_rule; with crops, the family's sentence around them; the text after the last one), tokenizes
+ * (model_image_rule; the family's layout around tiles and crops; the text after the last one), tokenizes
  * the whole, gives each image its span of placeholder tokens, and with rule.grid the rope offsets. Spans
  * follow from the number of tokens of each image, so adjacent images stay separate. add_special: as for
  * tok_encode. ST_INVALID, with a message for the client: other markers than images; images for a text model,

@@ -15,7 +15,20 @@
 struct prompt_grid {
     uint32_t t, h, w; /* in tokens: t * h * w = end - begin */
     double seconds;   /* rope positions between two frames; 0 for still images */
+    /* Plain positions, and between rows lies a token that has an embedding instead of a feature: h * (w + 1)
+     * - 1 tokens. */
+    bool breaks;
 };
+
+static inline bool prompt_grid_break(const struct prompt_grid *g, uint32_t i)
+{
+    return g->breaks && i % (g->w + 1) == g->w;
+}
+/* The feature of token i, which is no break. */
+static inline uint32_t prompt_grid_feature(const struct prompt_grid *g, uint32_t i)
+{
+    return g->breaks ? i - i / (g->w + 1) : i;
+}
 
 /* floor(t * seconds), in float32 as in transformers: rounding matters near whole numbers. */
 static inline int32_t prompt_grid_time(const struct prompt_grid *g, uint32_t t)
@@ -24,7 +37,7 @@ static inline int32_t prompt_grid_time(const struct prompt_grid *g, uint32_t t)
 }
 static inline bool prompt_grid_equal(const struct prompt_grid *a, const struct prompt_grid *b)
 {
-    return a->t == b->t && a->h == b->h && a->w == b->w && a->seconds == b->seconds;
+    return a->t == b->t && a->h == b->h && a->w == b->w && a->seconds == b->seconds && a->breaks == b->breaks;
 }
 
 /* A run of tokens with its own mask and identity; it may be an image (or a crop, a frame). */
@@ -40,8 +53,8 @@ struct prompt_span {
     uint8_t
         atomic_key[32];  /* SPAN_PREFIX_LM: of all that lies in [atomic_begin, atomic_end), zero as above */
     int32_t mrope_delta; /* next rope position minus token count after the span; 0 with 1-D positions */
-    struct prompt_grid grid; /* all 0 with 1-D positions */
-    /* The image: row i of its features replaces the embedding of token begin+i, end - begin rows. */
+    struct prompt_grid grid; /* all 0 with 1-D positions and without breaks */
+    /* The image: its features replace the embeddings of its tokens (prompt_grid_feature). */
     bool image;
     struct image_u8
         pixels; /* resized for the tower; owned by the prompt. rgb NULL: not decoded yet; the scheduler

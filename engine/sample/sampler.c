@@ -15,8 +15,8 @@ struct sampler {
     float *logits;    /* [V] copy with penalties and bias */
     float *weights;   /* [V] exp of scaled logits; before that the logits of changed ids, and only those */
     uint32_t *order;  /* [V] ids under selection; before that the changed ones */
-    uint32_t *counts; /* [V] all zero between calls: SEEN = in the history, CHANGED = by bias or ban, the rest
-                         = times generated */
+    uint32_t *counts; /* [V] all zero between calls: SEEN = in the history, CHANGED = by bias or ban, NEVER =
+                         banned, the rest = times generated */
     uint32_t *bucket_count; /* [BUCKETS] logits by size */
     uint32_t *allowed;      /* [words] bits of what the constraint allows */
     uint32_t words;
@@ -28,6 +28,7 @@ struct sampler {
 #define BLOCK         SAMPLER__BLOCK
 #define SEEN          0x80000000u
 #define CHANGED       0x40000000u
+#define NEVER         0x20000000u
 #define CHANGED_SPARE 64u  /* extra entries of the list: so many of the best may be changed away */
 #define NUCLEUS       128u /* entries within which top_p usually ends */
 #define LIST_MAX      (4 * BE_TOPK_MAX) /* best ids after changes to try before the whole row */
@@ -110,7 +111,46 @@ static bool penalises_repetition(const struct sampling_params *p)
 static bool modifies(const struct sampling_params *p, uint32_t banned_count)
 {
     return penalises_repetition(p) || p->presence_penalty != 0.0f || p->frequency_penalty != 0.0f ||
-           p->bias_count > 0 || banned_count > 0 || p->constraint;
+           p->bias_count > 0 || banned_count > 0 || p->ngrams.size > 0 || p->constraint;
+}
+
+/* Marks an id; its first mark adds it to s->order[0..*n). */
+static void mark(struct sampler *s, uint32_t id, uint32_t marks, uint32_t *n)
+{
+    if (id >= s->vocab) return;
+    if (!s->counts[id]) s->order[(*n)++] = id;
+    s->counts[id] |= marks;
+}
+
+/* Marks the ids that would complete an n-gram a second time: those that follow the last size - 1 tokens where
+ * these occur before. One pass over the window (Knuth, Morris, Pratt), whatever the tokens are. */
+static void mark_repeated(struct sampler *s, const struct sampling_ngrams *g, const struct sampler_row *row,
+                          uint32_t *n)
+{
+    uint32_t border[SAMPLING_NGRAM_MAX]; /* [i]: longest proper prefix of last[0..i] that it ends with */
+    uint32_t from = g->generated ? row->prompt_count : 0, size = g->size - 1, k = 0;
+    uint32_t count = row->history_count - from;
+    if (g->window && count > g->window) count = g->window;
+    if (count < g->size) return;
+    const uint32_t *text = row->history + row->history_count - count, *last = text + count - size;
+    border[0] = 0;
+    for (uint32_t i = 1; i < size; i++) {
+        while (k && last[i] != last[k]) k = border[k - 1];
+        k += last[i] == last[k];
+        border[i] = k;
+    }
+    k = 0;
+    for (uint32_t i = 0; i < count; i++) { /* text[0..i) ends with last[0..k) */
+        if (k == size) {
+            mark(s, text[i], CHANGED | NEVER, n);
+            if (!size) continue;
+            k = border[k - 1];
+        }
+        while (k && text[i] != last[k]) k = border[k - 1];
+        k += text[i] == last[k];
+    }
+    for (uint32_t i = 0; i < g->free_count; i++)
+        if (g->free[i] < s->vocab) s->counts[g->free[i]] &= ~NEVER;
 }
 
 /* Writes ids whose logits this request changes to s->order, and their new logits to s->weights at the id.
@@ -119,33 +159,28 @@ static uint32_t change(struct sampler *s, const struct sampling_params *p, const
 {
     uint32_t n = 0, *ids = s->order;
     bool penalties = penalises_repetition(p) || p->presence_penalty != 0.0f || p->frequency_penalty != 0.0f;
+    if (p->ngrams.size) mark_repeated(s, &p->ngrams, row, &n);
     for (uint32_t i = 0; penalties && i < row->history_count; i++) {
         uint32_t id = row->history[i];
-        if (id >= s->vocab) continue;
-        if (!s->counts[id]) ids[n++] = id;
-        s->counts[id] = (s->counts[id] + (i >= row->prompt_count)) | SEEN;
+        mark(s, id, SEEN, &n);
+        if (id < s->vocab) s->counts[id] += i >= row->prompt_count;
     }
-    for (uint32_t i = 0; i < p->bias_count + row->banned_count; i++) {
-        uint32_t id = i < p->bias_count ? p->bias[i].id : row->banned[i - p->bias_count];
-        if (id >= s->vocab) continue;
-        if (!s->counts[id]) ids[n++] = id;
-        s->counts[id] |= CHANGED;
-    }
+    for (uint32_t i = 0; i < p->bias_count; i++) mark(s, p->bias[i].id, CHANGED, &n);
+    for (uint32_t i = 0; i < row->banned_count; i++) mark(s, row->banned[i], CHANGED | NEVER, &n);
     for (uint32_t i = 0; i < n; i++) {
         uint32_t id = ids[i], count = s->counts[id];
         float l = row->raw[id];
         if (count & SEEN && penalises_repetition(p))
             l = l > 0 ? l / p->repetition_penalty : l * p->repetition_penalty;
-        count &= ~(SEEN | CHANGED);
+        bool never = count & NEVER;
+        count &= ~(SEEN | CHANGED | NEVER);
         if (count) l -= p->frequency_penalty * (float)count + p->presence_penalty;
-        s->weights[id] = l;
+        s->weights[id] = never ? -INFINITY : l;
     }
     for (uint32_t i = 0; i < p->bias_count; i++)
         if (p->bias[i].id < s->vocab)
             s->weights[p->bias[i].id] =
                 p->bias[i].bias <= -100.0f ? -INFINITY : s->weights[p->bias[i].id] + p->bias[i].bias;
-    for (uint32_t i = 0; i < row->banned_count; i++)
-        if (row->banned[i] < s->vocab) s->weights[row->banned[i]] = -INFINITY;
     return n;
 }
 
@@ -506,7 +541,8 @@ static uint32_t draw_changed(struct sampler *s, const struct sampling_params *p,
     }
     const float *l = p->constraint ? constrained_row(s, row, changed) : modified_row(s, row, changed);
     uint32_t top = m ? ids[0] : argmax(l, s->vocab, p->constraint ? s->barred : NULL);
-    if (p->constraint && !isfinite(l[top])) return best_allowed(s, row->raw);
+    if (!isfinite(l[top]))
+        return p->constraint ? best_allowed(s, row->raw) : argmax(row->raw, s->vocab, NULL);
     return draw_from_row(s, p, l, top, ids, m, row->position);
 }
 

@@ -5,8 +5,9 @@
  * Order of effects:
  *   1. repetition penalty over prompt and generated ids (l > 0 ? l / r : l * r), then frequency * count +
  *      presence over generated ids
- *   2. logit bias (-100 and below = never), banned ids (never), what the constraint does not allow (never).
- *      If nothing is left, the constraint alone counts: the largest raw logit that it allows
+ *   2. logit bias (-100 and below = never), banned ids and those that would repeat an n-gram (never), what
+ *      the constraint does not allow (never). If nothing is left, the constraint alone counts: the largest
+ * raw logit, of those that it allows
  *   3. temperature (0 = the largest, ties by lower id; nothing below applies)
  *   4. top_k
  *   5. top_p: the smallest set of largest probabilities whose sum reaches top_p, of what top_k left

@@ -48,6 +48,17 @@ struct sampling_constraint {
     void (*stop)(void *arg); /* the sequence has ended: drops work in progress. NULL: nothing */
 };
 
+/* No n-gram of `size` tokens occurs twice within the last `window` tokens: a token that would complete a
+ * second one is never drawn, as in transformers' NoRepeatNGramLogitsProcessor. */
+struct sampling_ngrams {
+    uint32_t size;        /* 1..SAMPLING_NGRAM_MAX; 0 = off */
+    uint32_t window;      /* 0 = all tokens */
+    bool generated;       /* without the prompt's tokens */
+    const uint32_t *free; /* tokens that may always follow; borrowed until the sequence ends */
+    uint32_t free_count;
+};
+#define SAMPLING_NGRAM_MAX 1024u
+
 struct sampling_params {
     float temperature;                         /* 0 = greedy: largest logit, ties by lower id */
     float top_p;                               /* (0, 1]; 1 = off */
@@ -55,8 +66,9 @@ struct sampling_params {
     uint32_t top_k;                            /* 0 = off */
     float presence_penalty, frequency_penalty; /* over generated tokens */
     float repetition_penalty;                  /* over prompt and generated tokens; 1 = off */
-    uint64_t seed;                             /* the caller has mixed in the choice index */
-    const struct sampling_bias *bias;          /* borrowed until the sequence ends */
+    struct sampling_ngrams ngrams;
+    uint64_t seed;                    /* the caller has mixed in the choice index */
+    const struct sampling_bias *bias; /* borrowed until the sequence ends */
     uint32_t bias_count;
     const struct sampling_constraint *constraint; /* NULL = none; borrowed until the sequence ends */
     uint32_t logprobs; /* alternatives to report per sampled token, 0..20; UINT32_MAX = none, not even the

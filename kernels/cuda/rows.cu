@@ -327,8 +327,8 @@ __global__ __launch_bounds__(256) void interpolate_k(be_interpolate_args a)
     {
         size_t t = i / a.c, c = i % a.c;
         float sum = 0;
-        for (uint32_t k = 0; k < 4; k++) {
-            float v = a.weights[t * 4 + k] * a.table[(size_t)a.rows[t * 4 + k] * a.c + c];
+        for (uint32_t k = 0; k < a.taps; k++) {
+            float v = a.weights[t * a.taps + k] * a.table[(size_t)a.rows[t * a.taps + k] * a.c + c];
             sum = k ? sum + v : v;
         }
         a.out[i] = sum;
@@ -363,6 +363,7 @@ void cuda_pack(struct backend *b, const struct be_pack_args *a)
 static __device__ __forceinline__ float gate_of(be_gate f, float z)
 {
     if (f == BE_GATE_NONE) return z;
+    if (f == BE_GATE_CDF) return (float)(0.5 * erfc((double)z * -0.70710678118654752440));
     float u = f == BE_GATE_GELU_TANH ? z * (1.5957691216057308f + 0.07135481627260025f * (z * z)) : z;
     return (f == BE_GATE_SIGMOID ? 1.0f : z) / (1.0f + expf(-u));
 }

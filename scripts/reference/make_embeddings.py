@@ -4,6 +4,8 @@ transformers computes. Needs tests/golden/qwen/qwen3_f32 and qwen2_f32, whose we
   last   Qwen3-Embedding's shape: names without a prefix, no head though untied, a tokenizer that ends with
          <|endoftext|>, the last token's vector of length 1, prompts by name
   mean   the mean over all tokens, not scaled
+  encoder  EmbeddingGemma's shape: Gemma 3 that attends in both directions, with windows; the mean, two dense
+         layers, length 1
 scores.json: shares of "yes" for qwen3_f32, whose vocabulary gets no such tokens: of two other ids."""
 import json
 import pathlib
@@ -11,7 +13,7 @@ import shutil
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, Gemma3TextConfig, Gemma3TextModel
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "tests" / "golden"
 OUT = GOLDEN / "embeddings"
@@ -45,8 +47,48 @@ def checkpoint(name, source, pooling, normalize, end):
                  "special_tokens": {"<|endoftext|>": {"id": "<|endoftext|>", "ids": [eos["id"]],
                                                       "tokens": ["<|endoftext|>"]}}}]}
         (out / "tokenizer.json").write_text(json.dumps(t, ensure_ascii=False))
+    prompts = {"query": "Instruct: find\nQuery:", "document": ""} if end else {}
+    finish(out, pooling, normalize, prompts)
+
+
+def dense(out, path, wide, to, bias, activation):
+    (out / path).mkdir()
+    (out / path / "config.json").write_text(json.dumps(
+        {"in_features": wide, "out_features": to, "bias": bias,
+         "activation_function": f"torch.nn.modules.{activation}"}, indent=2))
+    layer = torch.nn.Linear(wide, to, bias=bias)
+    save_file({f"linear.{k}": v for k, v in layer.state_dict().items()}, out / path / "model.safetensors")
+    end = torch.nn.Tanh() if activation.endswith("Tanh") else torch.nn.Identity()
+    return torch.nn.Sequential(layer, end)
+
+
+def encoder(name):
+    out = OUT / name
+    shutil.rmtree(out, ignore_errors=True)
+    (out / "1_Pooling").mkdir(parents=True)
+    for f in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(GOLDEN / "gemma3" / "text_f32" / f, out / f)
+    torch.manual_seed(1)
+    s, f = "sliding_attention", "full_attention"
+    model = Gemma3TextModel(Gemma3TextConfig(
+        vocab_size=512, hidden_size=48, intermediate_size=40, head_dim=16, num_attention_heads=3,
+        num_key_value_heads=1, num_hidden_layers=4, layer_types=[s, s, f, s], sliding_window=18,
+        query_pre_attn_scalar=16,
+        max_position_embeddings=2048, use_bidirectional_attention=True, initializer_range=0.2))
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.dim() == 1:
+                p.normal_(0, 0.2)
+    model.save_pretrained(out)
+    layers = [dense(out, "2_Dense", 48, 72, False, "linear.Identity"),
+              dense(out, "3_Dense", 72, 24, True, "activation.Tanh")]
+    finish(out, "mean", True, {"query": "task: search | query: ", "document": "title: none | text: "}, layers)
+
+
+def finish(out, pooling, normalize, prompts, layers=()):
     modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
-    modules += [("2_Normalize", "Normalize")] if normalize else []
+    modules += [(f"{i + 2}_Dense", "Dense") for i in range(len(layers))]
+    modules += [(f"{len(modules)}_Normalize", "Normalize")] if normalize else []
     (out / "modules.json").write_text(json.dumps(
         [{"idx": i, "name": str(i), "path": p, "type": f"sentence_transformers.models.{t}"}
          for i, (p, t) in enumerate(modules)], indent=2))
@@ -54,17 +96,18 @@ def checkpoint(name, source, pooling, normalize, end):
         {"word_embedding_dimension": 32, "pooling_mode_cls_token": False,
          "pooling_mode_mean_tokens": pooling == "mean",
          "pooling_mode_lasttoken": pooling == "last"}, indent=2))
-    prompts = {"query": "Instruct: find\nQuery:", "document": ""} if end else {}
     (out / "config_sentence_transformers.json").write_text(json.dumps(
         {"prompts": prompts, "default_prompt_name": None, "similarity_fn_name": "cosine"}, indent=2))
     model, tok = AutoModel.from_pretrained(out, dtype=torch.float32), AutoTokenizer.from_pretrained(out)
     cases = []
-    for prompt in [None, "query"] if end else [None]:
+    for prompt in [None, "query"] if prompts else [None]:
         for text in TEXTS:
             ids = tok((prompts[prompt] if prompt else "") + text, return_tensors="pt")["input_ids"]
             with torch.no_grad():
                 h = model(ids).last_hidden_state[0]
-            v = h.mean(0) if pooling == "mean" else h[-1]
+                v = h.mean(0) if pooling == "mean" else h[-1]
+                for layer in layers:
+                    v = layer(v)
             v = torch.nn.functional.normalize(v, dim=0) if normalize else v
             cases.append({"input": text, "prompt_name": prompt, "ids": ids[0].tolist(), "vector": v.tolist()})
     (out / "golden.json").write_text(json.dumps(cases, ensure_ascii=False))
@@ -95,4 +138,5 @@ def scores():
 if __name__ == "__main__":
     checkpoint("last_f32", "qwen3_f32", "last", True, True)
     checkpoint("mean_f32", "qwen3_window_f32", "mean", False, False)
+    encoder("encoder_f32")
     scores()

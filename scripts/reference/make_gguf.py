@@ -31,6 +31,11 @@ CASES = {
     "smollm3": "llama/smollm3_f32",
     "granite": "llama/granite_f32",
     "lfm2": "llama/lfm2_odd_f32",
+    "mistral3": "native/mistral3_gguf_f32",
+    "lighton_ocr": "native/lighton_ocr_f32",
+    "idefics3": "tiles/idefics3_f32",
+    "internvl": "tiles/internvl_f32",
+    "lfm2_vl": "tiles/lfm2_vl_gguf_f32",
 }
 OLLAMA = {"qwen3_5.gguf"}  # as Ollama's conversion has them
 FUSED = {"qwen2_vl"}  # with q, k and v in one, as the converter's --fuse-qkv has them
@@ -39,11 +44,14 @@ ARCH = {"gemma": "gemma", "gemma2": "gemma2", "gemma3": "gemma3", "gemma3_text":
         "qwen2_vl": "qwen2vl", "qwen2_5_vl": "qwen2vl", "qwen3_vl": "qwen3vl", "qwen3_vl_moe": "qwen3vlmoe",
         "qwen3_5": "qwen35", "qwen3_5_text": "qwen35", "qwen3_5_moe": "qwen35moe",
         "llama": "llama", "mistral": "llama", "smollm3": "smollm3", "granite": "granite",
-        "lfm2": "lfm2"}
-PERMUTED = ("llama", "smollm3", "granite")  # rows of q and k, for rotary in pairs
+        "lfm2": "lfm2", "mistral3": "mistral3", "lighton_ocr": "qwen3",
+        "smolvlm": "llama", "idefics3": "llama", "internvl": "qwen2", "lfm2_vl": "lfm2"}
+PERMUTED = ("llama", "smollm3", "granite", "mistral3")  # rows of q and k, for rotary in pairs
 PROJECTOR = {"gemma3": "gemma3", "qwen2_vl": "qwen2vl_merger", "qwen2_5_vl": "qwen2.5vl_merger",
              "qwen3_vl": "qwen3vl_merger", "qwen3_vl_moe": "qwen3vl_merger", "qwen3_5": "qwen3vl_merger",
-             "qwen3_5_moe": "qwen3vl_merger", "gemma4": "gemma4v"}
+             "qwen3_5_moe": "qwen3vl_merger", "gemma4": "gemma4v", "mistral3": "pixtral",
+             "smolvlm": "idefics3", "idefics3": "idefics3", "internvl": "internvl", "lfm2_vl": "lfm2",
+             "lighton_ocr": "lightonocr"}
 TEXT = [("embed_tokens_per_layer", "per_layer_token_embd"),
         ("per_layer_model_projection", "per_layer_model_proj"),
         ("per_layer_projection_norm", "per_layer_proj_norm"), ("embed_tokens", "token_embd"),
@@ -89,7 +97,15 @@ TOWER = [("embeddings.patch_embedding", "v.patch_embd"), ("embeddings.position_e
          ("post_layernorm", "v.post_ln"), ("merger.ln_q", "v.post_ln"), ("merger.norm", "v.post_ln"),
          ("merger.mlp.0", "mm.0"), ("merger.mlp.2", "mm.2"), ("merger.linear_fc1", "mm.0"),
          ("merger.linear_fc2", "mm.2"), ("mm_soft_emb_norm", "mm.soft_emb_norm"),
-         ("mm_input_projection_weight", "mm.input_projection.weight")]
+         ("mm_input_projection_weight", "mm.input_projection.weight"), ("layer_norm", "mm.input_norm"),
+         ("linear_1", "mm.1"), ("linear_2", "mm.2"), ("modality_projection.proj", "mm.model.fc")]
+INTERNVL = [("embeddings.patch_embeddings.projection", "v.patch_embd"), ("embeddings.cls_token",
+                                                                         "v.class_embd"),
+            ("embeddings.position_embeddings", "v.position_embd.weight"), ("layernorm_before", "ln1"),
+            ("layernorm_after", "ln2"), ("lambda_1", "ls1.weight"), ("lambda_2", "ls2.weight"),
+            ("attention.q_proj", "attn_q"), ("attention.k_proj", "attn_k"), ("attention.v_proj", "attn_v"),
+            ("attention.projection_layer", "attn_out"), ("mlp.fc1", "ffn_up"), ("mlp.fc2", "ffn_down"),
+            ("layer_norm", "mm.model.mlp.0"), ("linear_1", "mm.model.mlp.1"), ("linear_2", "mm.model.mlp.3")]
 TOWER4 = [("patch_embedder.input_proj", "v.patch_embd"), ("std_bias", "v.std_bias"),
           ("patch_embedder.position_embedding_table", "v.position_embd.weight"),
           ("std_scale", "v.std_scale"), ("input_layernorm", "ln1"),
@@ -97,6 +113,13 @@ TOWER4 = [("patch_embedder.input_proj", "v.patch_embd"), ("std_bias", "v.std_bia
           ("post_feedforward_layernorm", "ffn_post_norm"), ("self_attn.q_norm", "attn_q_norm"),
           ("self_attn.k_norm", "attn_k_norm"), ("self_attn.o_proj", "attn_out"),
           ("embedding_projection", "mm.input_projection")] + TOWER
+PIXTRAL = [("patch_conv", "v.patch_embd"), ("ln_pre", "v.pre_ln"), ("attention_norm", "ln1"), ("ffn_norm",
+                                                                                               "ln2"),
+           ("attention.q_proj", "attn_q"), ("attention.k_proj", "attn_k"), ("attention.v_proj", "attn_v"),
+           ("attention.o_proj", "attn_out"), ("feed_forward.gate_proj", "ffn_gate"),
+           ("feed_forward.up_proj", "ffn_up"), ("feed_forward.down_proj", "ffn_down"), ("norm",
+                                                                                        "mm.input_norm"),
+           ("patch_merger.merging_layer", "mm.patch_merger"), ("linear_1", "mm.1"), ("linear_2", "mm.2")]
 
 
 def load(folder):
@@ -208,7 +231,7 @@ def write_text(folder, out, top, tensors):
         divisors = [1.0] * turned + [1e30] * (head // 2 - turned)
         w.add_tensor("rope_freqs.weight", np.array(divisors, np.float32))
     if arch == "lfm2":
-        ff = len(tensors["model.layers.0.feed_forward.w1.weight"])
+        ff = len(next(d for n, d in tensors.items() if n.endswith("layers.0.feed_forward.w1.weight")))
         kv = [kv if t == "full_attention" else 0 for t in types]
         w.add_shortconv_l_cache(cfg["conv_L_cache"])
     if out.name in OLLAMA:
@@ -227,6 +250,12 @@ def write_text(folder, out, top, tensors):
     if full.get("rope_type") == "linear":
         w.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         w.add_rope_scaling_factor(full["factor"])
+    if full.get("rope_type") == "yarn":
+        w.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        w.add_rope_scaling_factor(full["factor"])
+        w.add_rope_scaling_orig_ctx_len(full["original_max_position_embeddings"])
+        w.add_rope_scaling_yarn_log_mul(full.get("mscale_all_dim", 0.0))
+        w.add_attn_temperature_scale(full.get("llama_4_scaling_beta", 0.0))
     if full.get("rope_type") == "llama3":
         divisors = llama3_divisors(full, head or cfg["hidden_size"] // heads)
         w.add_tensor("rope_freqs.weight", divisors.astype(np.float32))
@@ -266,10 +295,10 @@ def write_text(folder, out, top, tensors):
             w.add_uint32(f"tokenizer.ggml.{key}_token_id", i[0] if isinstance(i, list) else i)
     stacks = {}
     for name, data in tensors.items():
-        short = re.sub(r"^(model\.language_model\.|language_model\.model\.|model\.)", "", name)
+        short = re.sub(r"^(model\.(language|text)_model\.|language_model\.model\.|model\.)", "", name)
         short = short.replace(".moe.", ".experts.").replace("mtp.layers.0.", f"layers.{layers}.")
         short = short.replace("experts.per_expert_scale", "router.per_expert_scale")
-        if "visual" in name or "vision" in name or "multi_modal" in name or "embed_audio" in name:
+        if any(part in name for part in ("visual", "vision", "multi_modal", "embed_audio", "connector")):
             continue
         norm = short.endswith("norm.weight") or "pre_fc_norm" in short
         if plus_one and norm and "linear_attn" not in short:
@@ -319,13 +348,17 @@ def write_tower(folder, out, top, tensors):
     w = gguf.GGUFWriter(str(out), "clip")
     w.add_bool("clip.has_vision_encoder", True)
     w.add_string("clip.projector_type", PROJECTOR[kind])
-    for key, value in {"image_size": cfg.get("image_size", 560), "patch_size": cfg["patch_size"],
+    def side(key, default=None):
+        value = cfg.get(key, default)
+        return value[0] if isinstance(value, list) else value
+
+    for key, value in {"image_size": side("image_size", 560), "patch_size": side("patch_size"),
                        "embedding_length": width, "projection_dim": text["hidden_size"],
                        "feed_forward_length": cfg.get("intermediate_size", cfg["hidden_size"]),
                        "block_count": cfg.get("depth", cfg.get("num_hidden_layers")),
                        "attention.head_count": cfg.get("num_heads", cfg.get("num_attention_heads"))}.items():
         w.add_uint32("clip.vision." + key, value)
-    w.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-6)
+    w.add_float32("clip.vision.attention.layer_norm_epsilon", cfg.get("layer_norm_eps", 1e-6))
     files = [folder / "processor_config.json", folder / "preprocessor_config.json"]
     pictures = json.loads(next(f for f in files if f.exists()).read_text())
     pictures = pictures.get("image_processor", pictures)
@@ -335,6 +368,15 @@ def write_tower(folder, out, top, tensors):
     if "min_pixels" in pictures or "shortest_edge" in size:
         w.add_uint32("clip.vision.image_min_pixels", pictures.get("min_pixels", size.get("shortest_edge")))
         w.add_uint32("clip.vision.image_max_pixels", pictures.get("max_pixels", size.get("longest_edge")))
+    if kind in ("smolvlm", "idefics3"):
+        w.add_uint32("clip.vision.preproc_image_size", size["longest_edge"])
+        w.add_uint32("clip.vision.projector.scale_factor", top.get("scale_factor", 2))
+    if kind == "internvl":
+        w.add_uint32("clip.vision.preproc_min_tiles", pictures["min_patches"])
+        w.add_uint32("clip.vision.preproc_max_tiles", pictures["max_patches"])
+        w.add_uint32("clip.vision.projector.scale_factor", int(1 / top["downsample_ratio"]))
+    if kind == "lfm2_vl":
+        w.add_uint32("clip.vision.projector.scale_factor", top.get("downsample_factor", 2))
     if kind == "gemma3":
         side = int(top["mm_tokens_per_image"] ** 0.5)
         w.add_uint32("clip.vision.projector.scale_factor", cfg["image_size"] // cfg["patch_size"] // side)
@@ -347,15 +389,24 @@ def write_tower(folder, out, top, tensors):
     if taps:
         w.add_array("clip.vision.is_deepstack_layers", [n in taps for n in range(cfg["depth"])])
         w.add_uint32("clip.vision.spatial_merge_size", cfg["spatial_merge_size"])
+    table = {"gemma4": TOWER4, "mistral3": PIXTRAL, "lighton_ocr": PIXTRAL,
+             "internvl": INTERNVL}.get(kind, TOWER)
+    if kind in ("mistral3", "lighton_ocr"):
+        w.add_uint32("clip.vision.spatial_merge_size", top["spatial_merge_size"])
+        w.add_bool("clip.use_silu", True)
     for name, data in tensors.items():
-        short = re.sub(r"^(model\.)?(visual|vision_tower|multi_modal_projector|embed_vision)\."
-                       r"(vision_model\.)?", "", name)
+        short = re.sub(r"^(model\.)?(visual|vision_model|connector|vision_tower|vision_encoder|"
+                       r"vision_projection|multi_modal_projector|embed_vision)\.(vision_model\.)?", "", name)
         tap = re.fullmatch(r"deepstack_merger_list\.(\d+)\.(linear_)?(.+)", short)
-        layer = re.fullmatch(r"(?:encoder\.layers|blocks)\.(\d+)\.(.+)", short)
+        layer = re.fullmatch(r"(?:encoder\.layers?|blocks|transformer\.layers)\.(\d+)\.(.+)", short)
         if short == name or short.startswith("head."):
             continue
         if "mm_soft_emb_norm" in short:
             data = data + 1
+        if kind == "lfm2_vl" and short == "embeddings.patch_embedding.weight":
+            data = data.reshape(len(data), cfg["patch_size"], cfg["patch_size"], 3).transpose(0, 3, 1, 2)
+        if short in ("embeddings.position_embeddings", "embeddings.cls_token"):
+            data = data.reshape(data.shape[1:] if data.shape[1] > 1 else -1)
         if tap:
             add(w, f"v.deepstack.{taps[int(tap[1])]}.{tap[3]}", data)
         elif short == "patch_embed.proj.weight":
@@ -368,10 +419,13 @@ def write_tower(folder, out, top, tensors):
             side = cfg["patch_size"]
             add(w, "v.patch_embd.weight", data.reshape(-1, side, side, 3).transpose(0, 3, 1, 2))
         elif layer:
-            table = TOWER4 if kind == "gemma4" else TOWER
+            if kind in ("mistral3", "lighton_ocr") and layer[2].startswith(("attention.q", "attention.k")):
+                data = permuted(data, cfg["num_attention_heads"])
             add(w, f"v.blk.{layer[1]}." + rename(layer[2].replace(".linear.", "."), table), data)
         else:
-            add(w, rename(short, TOWER4 if kind == "gemma4" else TOWER), data)
+            add(w, rename(short, table), data)
+    if kind == "mistral3":  # a copy of a row of the embedding, which nothing here reads
+        w.add_tensor("v.token_embd.img_break", np.zeros(text["hidden_size"], np.float32))
     finish(w)
 
 

@@ -589,7 +589,8 @@ def write_resize():
     for w, h, ow, oh in sizes:
         a = noise(w, h)
         t = torch.from_numpy(a.copy()).permute(2, 0, 1).contiguous()
-        for code, mode in ((2, tv.InterpolationMode.BILINEAR), (3, tv.InterpolationMode.BICUBIC)):
+        for code, mode in ((1, tv.InterpolationMode.LANCZOS), (2, tv.InterpolationMode.BILINEAR),
+                           (3, tv.InterpolationMode.BICUBIC)):
             by_torch = tv.resize(t, [oh, ow], interpolation=mode, antialias=True).permute(1, 2, 0).contiguous().numpy()
             by_pil = np.asarray(Image.fromarray(a).resize((ow, oh), code))
             rows.append([w, h, ow, oh, code, zlib.crc32(by_torch.tobytes()), zlib.crc32(by_pil.tobytes())])

@@ -3,10 +3,13 @@
     python scripts/reference/make_qwen_images.py       needs numpy, Pillow, torch, torchvision, transformers, and tests/golden/qwen (make_qwen.py)
 
 Files:
-    qwen_sizes.json    [rule, factor, depth, frames, min, max, height, width, new height, new width]; 0, 0 where it is refused. rule: "image"
-                       (smart_resize of Qwen2-VL, also each frame of its videos) or "volume" (Qwen3-VL's videos)
-    qwen_frames.json   [rule, total, fps, count, crc32 of the indices as little-endian 32-bit words] of sample_frames at 2 frames per second;
-                       count 0 where it is refused
+    qwen_sizes.json    [rule, factor, depth, frames, min, max, height, width, new height, new width]; 0, 0 where
+                       it is refused. rule: "image" (smart_resize of Qwen2-VL, also each frame of its videos),
+                       "volume" (Qwen3-VL's videos),
+                       "pair" (GLM-V: areas of two frames), "sides" (PaddleOCR-VL) or "longest" (Pixtral; max: the
+                       longest side)
+    qwen_frames.json   [rule, total, fps, count, crc32 of the indices as little-endian 32-bit words] of
+                       sample_frames at 2 frames per second; count 0 where it is refused
     qwen_prep.json     settings, source size, frames -> new size, crc32 of pixel_values [patches, values] float32; sources are `noise`
     videos/*           animations made by Pillow
     qwen_videos.json   per animation: size, duration, crc32 of each frame as Pillow shows it
@@ -21,6 +24,9 @@ import torch
 from PIL import Image, ImageSequence
 from transformers import AutoConfig, AutoProcessor, Qwen2VLImageProcessor, Qwen2VLVideoProcessor, Qwen3VLVideoProcessor
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
+from transformers.models.glm4v.image_processing_glm4v import smart_resize as smart_resize_pair
+from transformers.models.paddleocr_vl.image_processing_paddleocr_vl import smart_resize as smart_resize_sides
+from transformers.models.pixtral.image_processing_pixtral import get_resize_output_image_size
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as smart_resize_volume
 from transformers.utils import logging
@@ -43,6 +49,14 @@ def write_sizes():
         try:
             if rule == "image":
                 to = smart_resize(h, w, factor=factor, min_pixels=lo, max_pixels=hi)
+            elif rule == "pair":
+                to = smart_resize_pair(2, h, w, factor=factor, min_pixels=lo, max_pixels=hi)
+            elif rule == "sides":
+                to = smart_resize_sides(h, w, factor=factor, min_pixels=lo, max_pixels=hi)
+            elif rule == "longest":
+                blank = np.broadcast_to(np.uint8(0), (h, w, 3))
+                to = get_resize_output_image_size(blank, hi, factor, "channels_last")
+                to = to if min(to) > 0 else (0, 0)  # resized to nothing: torchvision refuses
             else:
                 to = smart_resize_volume(frames, h, w, temporal_factor=2, factor=factor, min_pixels=lo, max_pixels=hi)
         except ValueError:
@@ -67,6 +81,19 @@ def write_sizes():
         add("image", f, 0, lo, hi, h, w)
         t = rnd.choice((1, 2, 3, 4, 5, 9, 64, 767, 768))
         add("volume", f, t, lo, max(lo, hi * rnd.choice((1, 4))), h, w)
+    for h, w in [(480, 640), (1080, 1920), (1, 1), (2, 2), (1, 4000), (4000, 1), (27, 5600), (5600, 28),
+                 (28, 28), (6000, 8000), (13, 2700), (1, 1540), (1541, 1)]:
+        add("pair", 28, 0, 12544, 9633792, h, w)
+        add("sides", 28, 0, 147384, 2822400, h, w)
+        add("longest", 28, 0, 1, 1540, h, w)
+        add("longest", 16, 0, 1, 1024, h, w)
+    for _ in range(400):
+        f, lo = rnd.choice((28, 32, 10)), rnd.choice((1, 3136, 12544, 147384))
+        h, w = (rnd.randint(1, rnd.choice((3, 40, 300, 3000))) for _ in range(2))
+        hi = max(lo, rnd.choice((100000, 2822400, 9633792)))
+        add("pair", f, 0, lo, hi, h, w)
+        add("sides", f, 0, lo, hi, h, w)
+        add("longest", f, 0, 1, rnd.choice((100, 512, 1024, 1540)), h, w)
     dump("qwen_sizes.json", rows)
     return len(rows)
 

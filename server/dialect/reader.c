@@ -88,8 +88,9 @@ static const char *const common[] = {
     "stream", "temperature", "top_p", "service_tier", "top_k", "min_p", "seed", "stop_token_ids",
     /* of this and other servers */
     "ignore_eos", "min_tokens", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
-    "skip_special_tokens", "mm_processor_kwargs", "cache_salt", "priority", "structured_outputs",
-    "guided_json", "guided_regex", "guided_choice", "guided_grammar", "return_cache_info", "request_id"};
+    "skip_special_tokens", "no_repeat_ngram_size", "vllm_xargs", "mm_processor_kwargs", "cache_salt",
+    "priority", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+    "return_cache_info", "request_id"};
 #define COMMON (sizeof common / sizeof *common)
 
 static void note_unknown(struct reader *r, const char *const *same, size_t same_count,

@@ -40,6 +40,18 @@ enum status embed_read(struct gen *g, json_t *root)
     return ST_OK;
 }
 
+enum status embed_text_add(struct buf *b, const json_t *text)
+{
+    return buf_add(b, json_string_value(text), json_string_length(text));
+}
+
+json_t *embed_text_end(struct buf *b, bool ok)
+{
+    json_t *text = ok ? json_stringn_nocheck(b->data, b->len) : NULL;
+    buf_fini(b);
+    return text;
+}
+
 void embed_head(struct json_writer *o, const struct gen *g, const char *id, const char *object)
 {
     const struct request *r = g->r;
@@ -83,7 +95,9 @@ static enum status prompt_add(struct gen *g, json_t *root)
     for (size_t i = 0; i < (many ? json_array_size(input) : 1); i++) {
         json_t *v = many ? json_array_get(input, i) : input;
         if (!json_is_string(v)) continue;
-        json_t *both = json_sprintf("%s%s", text, json_string_value(v));
+        struct buf b;
+        buf_init(&b, SIZE_MAX / 4);
+        json_t *both = embed_text_end(&b, !buf_adds(&b, text) && !embed_text_add(&b, v));
         if (!both || (many ? json_array_set_new(input, i, both) : json_object_set_new(root, "input", both)))
             return api_nomem(e);
     }
@@ -94,7 +108,7 @@ static enum status read_body(struct gen *g, json_t *root)
 {
     struct api_error *e = &g->r->response.error;
     const struct model *m = g->r->srv->model;
-    int64_t dimensions = m->caps.hidden_size;
+    int64_t dimensions = m->pooling->width;
     json_t *input = field(root, "input"), *format = field(root, "encoding_format");
     if (m->pooling->unsupported[0])
         return api_fail(e, 400, "unsupported_model", "model",
@@ -110,7 +124,7 @@ static enum status read_body(struct gen *g, json_t *root)
     struct embeddings_state *s = g->dialect_state = calloc(1, sizeof *s);
     if (!s) return api_nomem(e);
     g->p.add_special_tokens = true;
-    if (embed_read(g, root) || field_int(e, root, "dimensions", 1, m->caps.hidden_size, &dimensions, NULL) ||
+    if (embed_read(g, root) || field_int(e, root, "dimensions", 1, m->pooling->width, &dimensions, NULL) ||
         prompt_add(g, root))
         return ST_INVALID;
     s->dimensions = (uint32_t)dimensions;
@@ -155,7 +169,7 @@ static void embedding(struct json_writer *o, struct gen *g, uint32_t i)
     const struct embeddings_state *s = g->dialect_state;
     const struct model *m = g->r->srv->model;
     float *v = (float *)(void *)g->choices[i].text.data; /* gen_events left it there */
-    if (m->pooling->normalize || s->dimensions < m->caps.hidden_size) normalize(v, s->dimensions);
+    if (m->pooling->normalize || s->dimensions < m->pooling->width) normalize(v, s->dimensions);
     vector_write(o, v, s->dimensions, s->base64);
 }
 
@@ -178,7 +192,8 @@ static void response(struct json_writer *o, struct choice *first)
     jw_text(o, "}");
 }
 
-const struct dialect dialect_embeddings = {.read = read_body, .source = "input", .response = response};
+const struct dialect dialect_embeddings = {
+    .read = read_body, .source = "input", .response = response, .on_worker = true};
 
 /* ---- Ollama's ---- */
 
@@ -217,6 +232,6 @@ static void prompt_response(struct json_writer *o, struct choice *first)
 }
 
 const struct dialect dialect_ollama_embed = {
-    .read = read_body, .source = "input", .response = embed_response};
+    .read = read_body, .source = "input", .response = embed_response, .on_worker = true};
 const struct dialect dialect_ollama_embeddings = {
     .read = read_prompt, .source = "input", .response = prompt_response};

@@ -1,10 +1,15 @@
 /* See pooling.h. */
 #include "server/embed/pooling.h"
 
+#include "engine/checkpoint/safetensors.h"
+
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+#define DENSE_WIDTH_MAX 65536u
 
 /* *out = NULL if there is no such file. */
 static enum status file_load(const char *dir, const char *sub, const char *name, json_t **out,
@@ -22,6 +27,83 @@ static enum status file_load(const char *dir, const char *sub, const char *name,
 static bool is_set(const json_t *config, const char *name)
 {
     return json_is_true(json_object_get(config, name));
+}
+
+/* The last part of a Python class's name. */
+static const char *class_name(const char *type)
+{
+    const char *dot = strrchr(type, '.');
+    return dot ? dot + 1 : type;
+}
+
+/* [out, in] -> [in, out] */
+static void transpose(const float *from, uint32_t out, uint32_t in, float *to)
+{
+    for (uint32_t o = 0; o < out; o++)
+        for (uint32_t i = 0; i < in; i++) to[(size_t)i * out + o] = from[(size_t)o * in + i];
+}
+
+static enum status dense_weights(const struct stf_files *files, const char *path, struct dense *d,
+                                 struct err *err)
+{
+    const struct stf_tensor *w = stf_find(files, "linear.weight"), *b = stf_find(files, "linear.bias");
+    if (!w || w->rank != 2 || w->shape[0] != d->out || w->shape[1] != d->in ||
+        (b && (b->rank != 1 || b->shape[0] != d->out)))
+        return err_set(err, ST_FORMAT, "%s: linear.weight must be %u x %u, linear.bias %u", path, d->out,
+                       d->in, d->out);
+    float *rows = malloc((size_t)d->in * d->out * sizeof *rows);
+    d->weight = malloc((size_t)d->in * d->out * sizeof *d->weight);
+    d->bias = calloc(d->out, sizeof *d->bias);
+    enum status st = rows && d->weight && d->bias ? ST_OK : err_nomem(err, path);
+    if (!st && (!stf_to_f32(w, rows) || (b && !stf_to_f32(b, d->bias))))
+        st = err_set(err, ST_UNSUPPORTED, "%s: linear.weight and linear.bias must be floats", path);
+    if (!st) transpose(rows, d->out, d->in, d->weight);
+    free(rows);
+    return st;
+}
+
+static enum status dense_module(const char *dir, const char *sub, struct pooling *out, struct err *err)
+{
+    char path[4096];
+    json_t *c;
+    struct stf_files *files = NULL;
+    enum status st = file_load(dir, sub, "config.json", &c, err);
+    const char *f = json_string_value(json_object_get(c, "activation_function"));
+    json_int_t in = json_integer_value(json_object_get(c, "in_features")),
+               to = json_integer_value(json_object_get(c, "out_features"));
+    const char *name = f ? class_name(f) : "Tanh"; /* its class's default */
+    struct dense *d = &out->dense[out->dense_count];
+    int n = snprintf(path, sizeof path, "%s/%s/model.safetensors", dir, sub);
+    if (!st && ((size_t)n >= sizeof path || in != out->width || to < 1 || to > DENSE_WIDTH_MAX))
+        st = err_set(err, ST_FORMAT, "%s/%s/config.json: in_features must be %u, out_features 1 to %u", dir,
+                     sub, out->width, DENSE_WIDTH_MAX);
+    bool tanh = strcmp(name, "Tanh") == 0;
+    if (!st && ((!tanh && strcmp(name, "Identity") != 0) || out->dense_count == POOLING_DENSE_MAX))
+        snprintf(out->unsupported, sizeof out->unsupported, "a Dense module with %.30s", name);
+    else if (!st) {
+        *d = (struct dense){.in = (uint32_t)in, .out = (uint32_t)to, .tanh = tanh};
+        out->dense_count++;
+        out->width = d->out;
+        if (d->out > out->width_max) out->width_max = d->out;
+        st = stf_open_file(path, &files, err);
+        if (!st) st = dense_weights(files, path, d, err);
+    }
+    stf_close(files);
+    json_decref(c);
+    return st;
+}
+
+void pooling_project(void *arg, double *pooled)
+{
+    const struct pooling *p = arg;
+    double *sum = p->scratch;
+    for (const struct dense *d = p->dense; d < p->dense + p->dense_count; d++) {
+        for (uint32_t o = 0; o < d->out; o++) sum[o] = (double)d->bias[o];
+        for (uint32_t i = 0; i < d->in; i++)
+            for (uint32_t o = 0; o < d->out; o++)
+                sum[o] += pooled[i] * (double)d->weight[(size_t)i * d->out + o];
+        for (uint32_t o = 0; o < d->out; o++) pooled[o] = d->tanh ? tanh(sum[o]) : sum[o];
+    }
 }
 
 static enum status pooling_module(const char *dir, const char *path, struct pooling *out, struct err *err)
@@ -48,13 +130,6 @@ static enum status score_module(const char *dir, const char *path, struct poolin
     return st;
 }
 
-/* The last part of a Python class's name. */
-static const char *class_name(const char *type)
-{
-    const char *dot = strrchr(type, '.');
-    return dot ? dot + 1 : type;
-}
-
 static enum status modules_read(const char *dir, const json_t *modules, struct pooling *out, struct err *err)
 {
     size_t i;
@@ -69,6 +144,7 @@ static enum status modules_read(const char *dir, const json_t *modules, struct p
         if (st || !path || strstr(path, "..")) continue;
         if (strcmp(name, "Pooling") == 0) st = pooling_module(dir, path, out, err);
         else if (strcmp(name, "LogitScore") == 0) st = score_module(dir, path, out, err);
+        else if (strcmp(name, "Dense") == 0) st = dense_module(dir, path, out, err);
         else if (strcmp(name, "Normalize") == 0) out->normalize = true;
         else if (strcmp(name, "Transformer") != 0)
             snprintf(out->unsupported, sizeof out->unsupported, "a module of type %.40s", name);
@@ -76,15 +152,17 @@ static enum status modules_read(const char *dir, const json_t *modules, struct p
     return st;
 }
 
-enum status pooling_load(const char *dir, struct pooling **out, struct err *err)
+enum status pooling_load(const char *dir, uint32_t hidden, struct pooling **out, struct err *err)
 {
     json_t *modules;
     struct pooling *p = *out = malloc(sizeof *p);
     if (!p) return err_nomem(err, NULL);
-    *p = (struct pooling){.kind = POOL_LAST, .normalize = true};
+    *p = (struct pooling){.kind = POOL_LAST, .width = hidden, .width_max = hidden, .normalize = true};
     enum status st = file_load(dir, "", "modules.json", &modules, err);
     if (!st && json_is_array(modules)) st = modules_read(dir, modules, p, err);
     json_decref(modules);
+    p->scratch = malloc(p->width_max * sizeof *p->scratch);
+    if (!st && !p->scratch) st = err_nomem(err, dir);
     if (!st) st = file_load(dir, "", "config_sentence_transformers.json", &p->config, err);
     p->prompts = json_object_get(p->config, "prompts");
     p->default_prompt = json_string_value(json_object_get(p->config, "default_prompt_name"));
@@ -93,6 +171,11 @@ enum status pooling_load(const char *dir, struct pooling **out, struct err *err)
 
 void pooling_free(struct pooling *p)
 {
+    for (uint32_t i = 0; p && i < p->dense_count; i++) {
+        free(p->dense[i].weight);
+        free(p->dense[i].bias);
+    }
     if (p) json_decref(p->config);
+    if (p) free(p->scratch);
     free(p);
 }

@@ -9,19 +9,35 @@
 
 #include <jansson.h>
 
+#define POOLING_DENSE_MAX 4u
+
+/* A linear layer on the pooled vector. */
+struct dense {
+    uint32_t in, out;
+    bool tanh;
+    float *weight, *bias; /* [in, out], [out]; owned */
+};
 struct pooling {
     enum sched_pooling kind; /* without modules.json: the last token's */
-    bool normalize;          /* to length 1; without modules.json too */
-    char unsupported[64];    /* a module that is not computed: no embeddings; "" = none */
-    bool scores;             /* a LogitScore module: the next fields */
+    uint32_t width;          /* of an embedding */
+    struct dense dense[POOLING_DENSE_MAX];
+    uint32_t dense_count, width_max; /* width_max: of the longest vector on the way */
+    double *scratch;                 /* [width_max], of pooling_project */
+    bool normalize;                  /* to length 1; without modules.json too */
+    char unsupported[64];            /* a module that is not computed: no embeddings; "" = none */
+    bool scores;                     /* a LogitScore module: the next fields */
     int64_t true_id, false_id;
     json_t *prompts;            /* {name: text}, or NULL; borrowed from `config` */
     const char *default_prompt; /* a name, or NULL; borrowed from `config` */
     json_t *config;             /* owned */
 };
 
-/* dir may be a GGUF file: then there are no such files. ST_FORMAT names the file. */
-enum status pooling_load(const char *dir, struct pooling **out, struct err *err) KV_MUST_CHECK;
+/* dir may be a GGUF file: then there are no such files. hidden: width of what is pooled. ST_FORMAT names the
+ * file. */
+enum status pooling_load(const char *dir, uint32_t hidden, struct pooling **out,
+                         struct err *err) KV_MUST_CHECK;
+/* The dense modules (arg: the struct pooling), in place. One thread at a time: sched_options.project. */
+void pooling_project(void *arg, double *pooled);
 void pooling_free(struct pooling *p); /* NULL is fine */
 
 #endif

@@ -45,24 +45,31 @@ static enum status answers(struct gen *g, struct rerank_state *s)
 }
 
 /* A string, or an object with a member `text` as Cohere and Jina have it. */
-static const char *text_of(const json_t *v)
+static const json_t *text_of(const json_t *v)
 {
-    return json_string_value(json_is_object(v) ? json_object_get(v, "text") : v);
+    const json_t *text = json_is_object(v) ? json_object_get(v, "text") : v;
+    return json_is_string(text) ? text : NULL;
 }
 
-static json_t *prompt_text(const char *instruction, const char *query, const char *document)
+/* instruction NULL: the default. */
+static json_t *prompt_text(const json_t *instruction, const json_t *query, const json_t *document)
 {
-    return json_sprintf("%s<Instruct>: %s\n<Query>: %s\n<Document>: %s%s", PREFIX, instruction, query,
-                        document, SUFFIX);
+    struct buf b;
+    buf_init(&b, SIZE_MAX / 4);
+    bool ok = !buf_adds(&b, PREFIX "<Instruct>: ") &&
+              !(instruction ? embed_text_add(&b, instruction) : buf_adds(&b, INSTRUCTION)) &&
+              !buf_adds(&b, "\n<Query>: ") && !embed_text_add(&b, query) && !buf_adds(&b, "\n<Document>: ") &&
+              !embed_text_add(&b, document) && !buf_adds(&b, SUFFIX);
+    return embed_text_end(&b, ok);
 }
 
-static enum status common(struct gen *g, json_t *root, const char **instruction)
+static enum status common(struct gen *g, json_t *root, const json_t **instruction)
 {
     struct api_error *e = &g->r->response.error;
     json_t *v = field(root, "instruction");
+    *instruction = v;
     if (v && !json_is_string(v))
         return api_fail(e, 400, "invalid_type", "instruction", "instruction must be a string.");
-    *instruction = v ? json_string_value(v) : INSTRUCTION;
     struct rerank_state *s = g->dialect_state = calloc(1, sizeof *s);
     if (!s) return api_nomem(e);
     if (embed_read(g, root) || answers(g, s)) return ST_INVALID;
@@ -75,7 +82,7 @@ static enum status common(struct gen *g, json_t *root, const char **instruction)
 }
 
 /* The prompts take the place of `name` in the body, so that errors name the document. */
-static enum status prompts_set(struct gen *g, json_t *root, const char *name, const char *instruction,
+static enum status prompts_set(struct gen *g, json_t *root, const char *name, const json_t *instruction,
                                json_t *queries, json_t *documents)
 {
     struct api_error *e = &g->r->response.error;
@@ -85,8 +92,8 @@ static enum status prompts_set(struct gen *g, json_t *root, const char *name, co
         return api_fail(e, 400, "invalid_value", name, "Too many documents: at most %u.", LIMIT_PROMPTS);
     json_t *all = json_array();
     for (size_t i = 0; all && i < n; i++) {
-        const char *query = text_of(json_array_get(queries, q == 1 ? 0 : i));
-        const char *text = text_of(json_array_get(documents, i));
+        const json_t *query = text_of(json_array_get(queries, q == 1 ? 0 : i));
+        const json_t *text = text_of(json_array_get(documents, i));
         if (!query || !text) {
             json_decref(all);
             return api_fail(e, 400, "invalid_type", name,
@@ -105,7 +112,7 @@ static enum status prompts_set(struct gen *g, json_t *root, const char *name, co
 static enum status read_rerank(struct gen *g, json_t *root)
 {
     struct api_error *e = &g->r->response.error;
-    const char *instruction;
+    const json_t *instruction;
     json_t *query = field(root, "query"), *documents = field(root, "documents");
     int64_t top = LIMIT_PROMPTS;
     if (!text_of(query))
@@ -138,7 +145,7 @@ static enum status read_score(struct gen *g, json_t *root)
 {
     struct api_error *e = &g->r->response.error;
     static const char *const names[][2] = {{"text_1", "text_2"}, {"queries", "documents"}};
-    const char *instruction;
+    const json_t *instruction;
     size_t k = field(root, "queries") ? 1 : 0;
     for (size_t i = 0; i < 2; i++)
         if (!field(root, names[k][i]))
@@ -193,7 +200,8 @@ static void respond_rerank(struct json_writer *o, struct choice *first)
         jw_uint(o, all[i].index);
         if (s->texts) {
             jw_text(o, ",\"document\":{\"text\":");
-            jw_cstring(o, text_of(json_array_get(s->documents, all[i].index)));
+            const json_t *text = text_of(json_array_get(s->documents, all[i].index));
+            jw_string(o, json_string_value(text), json_string_length(text));
             jw_text(o, "}");
         }
         jw_text(o, ",\"relevance_score\":");
@@ -232,7 +240,10 @@ static void state_end(struct gen *g)
     if (s) json_decref(s->documents);
 }
 
-const struct dialect dialect_rerank = {
-    .read = read_rerank, .source = "documents", .response = respond_rerank, .end = state_end};
+const struct dialect dialect_rerank = {.read = read_rerank,
+                                       .source = "documents",
+                                       .response = respond_rerank,
+                                       .on_worker = true,
+                                       .end = state_end};
 const struct dialect dialect_score = {
     .read = read_score, .source = "text_2", .response = respond_score, .end = state_end};

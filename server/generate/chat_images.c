@@ -272,6 +272,8 @@ enum status chat_images_make(struct gen *g, struct chat_images *out)
         out->list[i] = (struct prompt_image){.images = out->prepared[i].images,
                                              .keys = (const uint8_t(*)[32])parts->keys,
                                              .count = parts->count,
+                                             .rows = parts->rows,
+                                             .columns = parts->columns,
                                              .video = video,
                                              .grids = parts->grids,
                                              .stamps = parts->stamps};

@@ -91,7 +91,7 @@ void gen_responses_check(struct server *s)
         } else {
             gen_abort(r, 429, "rate_limit_exceeded", message);
         }
-        if (!r->gen) continue;
+        if (!r->gen || r->working) continue;
         r->gen->failed = true;
         gen_shed(r->gen);
     }

@@ -70,7 +70,7 @@ struct gen_params {
     uint64_t max_tokens, min_tokens;
     bool max_tokens_fit;             /* max_tokens is lowered to what the context holds */
     uint64_t max_tokens_cut;         /* by how much */
-    struct sampling_params sampling; /* without seed; bias owned by the gen */
+    struct sampling_params sampling; /* without seed; lists owned by the gen */
     bool has_seed;
     int64_t seed;
     bool logprobs;         /* per-token log-probs are returned */
@@ -122,8 +122,9 @@ struct dialect {
      * r->response.out. r->response.error on failure. May turn a chat into a completion. */
     enum status (*read)(struct gen *g, json_t *root);
     const char *source; /* the field with the messages, for errors */
-    /* Loop: the whole response. */
+    /* The whole response. Loop; a worker with on_worker, for long ones: nothing else changes g meanwhile. */
     void (*response)(struct json_writer *o, struct choice *c);
+    bool on_worker;
     /* Loop: the events of a stream, NULL if it has none: before the first delta, once (may be NULL); a delta;
      * at the end; r->response.error. */
     void (*head)(struct gen *g);
@@ -218,6 +219,7 @@ struct gen {
     const struct dialect *dialect;     /* NULL: OpenAI's */
     void *dialect_state;               /* the dialect's own; one block of malloc, owned */
     size_t dialect_kept;               /* bytes of the body, or derived from it, kept until the end */
+    struct buf written;                /* the whole response, until it is r's */
     json_t *root;                      /* the body; after gen_read_end: only its request id */
     struct grammar *grammar;           /* the output constraint; NULL: none. Owned */
     const struct grammar_vocab *vocab; /* with grammar: the model's vocabulary */
@@ -386,10 +388,10 @@ void gen_images_free(struct gen *g);
  * that is the only one with pixels is not limited. */
 bool gen_pixels_account(struct gen *g, const struct image_prepared *p);
 
-/* generate/write.c (loop): writes JSON into g->r->response.out */
+/* generate/write.c (loop): writes JSON into g->r->response.out. */
 enum status gen_prompt_logprobs(struct choice *c)
-    KV_MUST_CHECK; /* completions with echo: prepends the prompt's entries, once */
-void gen_write_response(struct gen *g);
+    KV_MUST_CHECK;                      /* completions with echo: prepends the prompt's entries, once */
+void gen_write_response(struct gen *g); /* the whole, and sheds g's output */
 /* Tokens so far, of all prompts and choices. */
 struct gen_usage {
     uint64_t prompt, completion, cached, image, reasoning, accepted, rejected;

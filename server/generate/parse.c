@@ -147,6 +147,68 @@ static enum status parse_bias(struct gen *g, json_t *root)
     return ST_OK;
 }
 
+/* Token ids, each once; *ids: owned by the caller, NULL if there are none. */
+static enum status parse_ids(struct gen *g, json_t *list, const char *path, uint32_t most, uint32_t **ids,
+                             uint32_t *count)
+{
+    struct api_error *e = &g->r->response.error;
+    if (!list) return ST_OK;
+    if (!json_is_array(list)) return api_fail(e, 400, "invalid_type", path, "%s must be an array.", path);
+    size_t n = json_array_size(list);
+    if (n > most) return api_fail(e, 400, "invalid_value", path, "%s has more than %u entries.", path, most);
+    if (!n) return ST_OK;
+    *ids = calloc(n, sizeof **ids);
+    if (!*ids) return api_nomem(e);
+    for (size_t i = 0; i < n; i++) {
+        int64_t id;
+        if (!json_to_int(json_array_get(list, i), &id))
+            return api_fail(e, 400, "invalid_type", path, "%s must be an array of integers.", path);
+        if (id < 0 || id >= (int64_t)g->r->srv->model->info->vocab_size)
+            return api_fail(e, 400, "invalid_value", path, "%lld is not a token id of this model.",
+                            (long long)id);
+        bool known = false;
+        for (uint32_t k = 0; k < *count; k++) known = known || (*ids)[k] == (uint32_t)id;
+        if (!known) (*ids)[(*count)++] = (uint32_t)id;
+    }
+    return ST_OK;
+}
+
+/* no_repeat_ngram_size as in transformers, and what the logits processors of MinerU (the same, over generated
+ * tokens) and DeepSeek-OCR (within a window of them) read in vllm_xargs. */
+static enum status parse_ngrams(struct gen *g, json_t *root)
+{
+    static const char *const keys[] = {"debug", "ngram_size", "no_repeat_ngram_size", "whitelist_token_ids",
+                                       "window_size"};
+    struct api_error *e = &g->r->response.error;
+    struct sampling_ngrams *s = &g->p.sampling.ngrams;
+    json_t *args = field(root, "vllm_xargs");
+    int64_t size = 0, window = 0;
+    bool has = false;
+    char names[100];
+    if (args && !json_is_object(args))
+        return api_fail(e, 400, "invalid_type", "vllm_xargs", "vllm_xargs must be an object.");
+    if (fields_unknown(args, keys, sizeof keys / sizeof *keys, names, sizeof names))
+        return api_fail(e, 400, "unsupported_parameter", "vllm_xargs",
+                        "vllm_xargs: %s is not supported; no_repeat_ngram_size, ngram_size, window_size and "
+                        "whitelist_token_ids are.",
+                        names);
+    if (field_int(e, root, "no_repeat_ngram_size", 0, SAMPLING_NGRAM_MAX, &size, NULL) ||
+        field_int(e, args, "no_repeat_ngram_size", 0, SAMPLING_NGRAM_MAX, &size, &s->generated) ||
+        field_int(e, args, "ngram_size", 1, SAMPLING_NGRAM_MAX, &size, &has))
+        return ST_INVALID;
+    s->generated = s->generated || has;
+    if (has) window = 100; /* as in vLLM */
+    uint32_t *ids = NULL;
+    enum status st = field_int(e, args, "window_size", 1, UINT32_MAX, &window, NULL);
+    if (!st)
+        st = parse_ids(g, field(args, "whitelist_token_ids"), "whitelist_token_ids", LIMIT_BIASES, &ids,
+                       &s->free_count);
+    s->free = ids;
+    s->size = (uint32_t)size;
+    s->window = (uint32_t)window;
+    return st;
+}
+
 /* ---- stops ---- */
 
 enum status gen_parse_stops(struct gen *g, json_t *stop)
@@ -172,37 +234,6 @@ enum status gen_parse_stops(struct gen *g, json_t *stop)
         g->p.stops[g->p.stop_count++] = (struct stop_string){.text = json_string_value(s), .len = len};
     }
     if (stop_set_create(g->p.stops, g->p.stop_count, &g->stops)) return api_nomem(e);
-    return ST_OK;
-}
-
-static enum status parse_stop_ids(struct gen *g, json_t *root)
-{
-    struct api_error *e = &g->r->response.error;
-    json_t *list = field(root, "stop_token_ids");
-    if (!list) return ST_OK;
-    if (!json_is_array(list))
-        return api_fail(e, 400, "invalid_type", "stop_token_ids", "stop_token_ids must be an array.");
-    size_t count = json_array_size(list);
-    if (count > LIMIT_STOP_IDS)
-        return api_fail(e, 400, "invalid_value", "stop_token_ids", "stop_token_ids has more than %u entries.",
-                        LIMIT_STOP_IDS);
-    if (!count) return ST_OK;
-    g->p.stop_ids = calloc(count, sizeof *g->p.stop_ids);
-    if (!g->p.stop_ids) return api_nomem(e);
-    for (size_t i = 0; i < count; i++) {
-        int64_t id;
-        if (!json_to_int(json_array_get(list, i), &id)) {
-            return api_fail(e, 400, "invalid_type", "stop_token_ids",
-                            "stop_token_ids must be an array of integers.");
-        }
-        if (id < 0 || id >= (int64_t)g->r->srv->model->info->vocab_size) {
-            return api_fail(e, 400, "invalid_value", "stop_token_ids",
-                            "%lld is not a token id of this model.", (long long)id);
-        }
-        bool known = false;
-        for (uint32_t k = 0; k < g->p.stop_id_count; k++) known = known || g->p.stop_ids[k] == (uint32_t)id;
-        if (!known) g->p.stop_ids[g->p.stop_id_count++] = (uint32_t)id;
-    }
     return ST_OK;
 }
 
@@ -392,10 +423,17 @@ enum status gen_parse_refused(struct gen *g, json_t *root)
         "functions",     "function_call",          "web_search_options", "audio",
         "chat_template", "custom_logit_processor", "allowed_token_ids"};
     /* Empty values, and those without effect, are accepted: some clients send all settings that they know. */
-    static const char *const containers[] = {
-        "media_io_kwargs", "logits_processors",    "bad_words",  "logprob_token_ids",         "stop_regex",
-        "custom_params",   "repetition_detection", "vllm_xargs", "guided_whitespace_pattern", "lora",
-        "lora_path",       "session_params"};
+    static const char *const containers[] = {"media_io_kwargs",
+                                             "logits_processors",
+                                             "bad_words",
+                                             "logprob_token_ids",
+                                             "stop_regex",
+                                             "custom_params",
+                                             "repetition_detection",
+                                             "guided_whitespace_pattern",
+                                             "lora",
+                                             "lora_path",
+                                             "session_params"};
     static const struct {
         const char *name;
         double neutral; /* and below, if not 1 */
@@ -408,7 +446,6 @@ enum status gen_parse_refused(struct gen *g, json_t *root)
                    {"dry_multiplier", 0},
                    {"top_n_sigma", 0},
                    {"top_a", 0},
-                   {"no_repeat_ngram_size", 0},
                    {"t_max_predict_ms", 0},
                    {"use_beam_search", 0},
                    {"grammar_lazy", 0},
@@ -496,7 +533,9 @@ enum status gen_parse(struct gen *g, json_t *root)
     gen_tenant(g, field(root, "user"));
     if (parse_output(g, root) || gen_parse_salt(g, root) || parse_limits(g, root) ||
         parse_sampling(g, root) || parse_stream(g, root) || gen_parse_stops(g, field(root, "stop")) ||
-        parse_bias(g, root) || parse_logprobs(g, root) || parse_stop_ids(g, root) ||
+        parse_bias(g, root) || parse_ngrams(g, root) || parse_logprobs(g, root) ||
+        parse_ids(g, field(root, "stop_token_ids"), "stop_token_ids", LIMIT_STOP_IDS, &g->p.stop_ids,
+                  &g->p.stop_id_count) ||
         gen_parse_format(g, root) || gen_parse_refused(g, root)) {
         return ST_INVALID;
     }

@@ -53,6 +53,9 @@ static enum status context_check(struct gen *g, const struct gen_prompt *p)
                         g->kind == GEN_CHAT ? "the messages" : "your prompt", r, what);
     }
     const struct engine_caps *caps = &g->r->srv->model->caps;
+    if (g->r->srv->model->info->encoder && !g->p.pooling)
+        return api_fail(&g->r->response.error, 400, "unsupported_model", "model",
+                        "This model is an encoder and generates no text: use /v1/embeddings.");
     if (p->prompt.span_count && p->prompt.spans[0].rule == SPAN_PREFIX_LM && count > caps->span_tokens_max) {
         return api_fail(
             &g->r->response.error, 400, "context_length_exceeded", param,

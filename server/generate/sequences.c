@@ -49,6 +49,7 @@ void gen_free(struct gen *g)
     if (g->dialect && g->dialect->end) g->dialect->end(g);
     gen_shed(g);
     gen_read_free(g);
+    buf_fini(&g->written);
     for (uint32_t i = 0; i < g->choice_count; i++) {
         free(g->choices[i].detok);
         matcher_free(g->choices[i].matcher);
@@ -73,6 +74,7 @@ void gen_free(struct gen *g)
     tool_types_destroy(g->p.tool_types);
     json_decref(g->p.bare_calls);
     free((void *)(uintptr_t)g->p.sampling.bias); /* allocated by generate/parse.c */
+    free((void *)(uintptr_t)g->p.sampling.ngrams.free);
     json_decref(g->root);
     free(g->dialect_state);
     free(g);
@@ -320,7 +322,7 @@ static void end_metrics(struct choice *c, const struct sched_event *ev)
 /* The pooled vector takes the place of the text. */
 static enum status take_pooled(struct choice *c, const double *pooled)
 {
-    uint32_t n = c->gen->r->srv->model->caps.hidden_size;
+    uint32_t n = c->gen->r->srv->model->embedding_width;
     enum status st = buf_reserve(&c->text, n * sizeof(float));
     for (uint32_t i = 0; i < n && !st; i++) {
         float v = (float)pooled[i];
@@ -385,7 +387,6 @@ static void gen_flush(struct gen *g)
     if (!g->p.stream) {
         if (g->choices_open || r->state != RQ_RUNNING) return;
         gen_write_response(g);
-        gen_shed(g);
         return;
     }
     gen_stream_write(g);
@@ -474,7 +475,7 @@ static bool output_create(struct choice *c)
 {
     const struct gen *g = c->gen;
     bool parsed = g->kind == GEN_CHAT && (g->p.calls || g->p.reasoning != REASONING_NONE);
-    if (g->dialect ? !g->dialect->delta : !parsed) return true;
+    if (g->dialect ? g->kind == GEN_COMPLETION && !g->dialect->delta : !parsed) return true;
     c->out = malloc(sizeof *c->out);
     if (!c->out) return false;
     chat_output_init(c->out,
@@ -539,7 +540,7 @@ void gen_submit(struct request *r)
     }
     if ((uint64_t)g->prompt_count * g->p.n > s->opt->max_queue) {
         /* Not a 429: waiting would not help. */
-        (void)api_fail(&r->response.error, 400, "invalid_value", g->kind == GEN_CHAT ? "n" : "prompt",
+        (void)api_fail(&r->response.error, 400, "invalid_value", g->kind == GEN_CHAT ? "n" : gen_source(g),
                        "The request asks for %u choices; this server queues at most %llu.",
                        g->prompt_count * g->p.n, (unsigned long long)s->opt->max_queue);
         request_fail(r);

@@ -6,6 +6,7 @@
 #include "engine/model/model_info.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "server/generate/delta.h"
+#include "server/http/limits.h"
 #include "server/http/request.h"
 #include "server/http/stream.h"
 
@@ -314,14 +315,35 @@ static void response(struct json_writer *o, struct gen *g)
     jw_text(o, "}");
 }
 
-void gen_write_response(struct gen *g)
+static void write_job(struct request *r)
 {
-    struct request *r = g->r;
-    struct json_writer o = {.buf = &r->response.out};
+    struct gen *g = r->gen;
+    struct json_writer o = {.buf = &g->written};
     if (g->dialect) g->dialect->response(&o, &g->choices[0]);
     else response(&o, g);
-    if (o.st) (void)api_fail(&r->response.error, 500, "internal_error", NULL, "The response is too large.");
+    if (o.st) buf_fini(&g->written);
+}
+
+static void write_done(struct request *r)
+{
+    struct gen *g = r->gen;
+    r->response.out = g->written;
+    g->written = (struct buf){0};
+    if (!r->response.out.len)
+        (void)api_fail(&r->response.error, 500, "internal_error", NULL, "The response is too large.");
     request_finish(r);
+    gen_shed(g);
+}
+
+void gen_write_response(struct gen *g)
+{
+    buf_init(&g->written, LIMIT_RESPONSE_BYTES);
+    if (g->dialect && g->dialect->on_worker) {
+        request_work(g->r, write_job, write_done);
+        return;
+    }
+    write_job(g->r);
+    write_done(g->r);
 }
 
 /* ---- chunks ---- */

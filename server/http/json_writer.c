@@ -3,6 +3,7 @@
 
 #include "config/base/utf8.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -81,7 +82,8 @@ void jw_float32(struct json_writer *o, float v)
 {
     char text[32];
     if (!isfinite(v)) v = v > 0 ? 3.4028235e38f : -3.4028235e38f;
-    for (int digits = 1; digits <= 9; digits++) {
+    /* Of up to six digits, %g leaves out zeros at the end. */
+    for (int digits = fabsf(v) >= FLT_MIN && fabsf(v) < 1 ? 6 : 1; digits <= 9; digits++) {
         snprintf(text, sizeof text, "%.*g", digits, (double)v);
         if (strtof(text, NULL) == v) break;
     }

@@ -11,9 +11,10 @@ struct model {
     struct scheduler *sched;
     struct kv_events *events; /* NULL: cache events are off */
     struct tokenizer *tok;
-    struct template *tmpl;  /* NULL: none in the checkpoint */
+    struct template *tmpl;   /* NULL: none in the checkpoint */
     struct pooling *pooling; /* of embeddings and scores: server/embed/pooling.h */
-    bool own_prompts;       /* tmpl is the family processor's prompt format: one message, no turns */
+    uint32_t embedding_width;
+    bool own_prompts; /* tmpl is the family processor's prompt format: one message, no turns */
     const struct model_info *info;
     struct engine_caps caps;
 };

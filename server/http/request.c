@@ -17,7 +17,7 @@ void request_to(struct request *r, enum request_state state)
         [RQ_BODY] = {"RQ_BODY", 1u << RQ_SWALLOW | 1u << RQ_WORKING | 1u << RQ_RUNNING | 1u << RQ_RESPONSE},
         [RQ_SWALLOW] = {"RQ_SWALLOW", 1u << RQ_SWALLOW | 1u << RQ_RESPONSE},
         [RQ_WORKING] = {"RQ_WORKING", 1u << RQ_WORKING | 1u << RQ_RUNNING | 1u << RQ_RESPONSE},
-        [RQ_RUNNING] = {"RQ_RUNNING", 1u << RQ_STREAM | 1u << RQ_RESPONSE},
+        [RQ_RUNNING] = {"RQ_RUNNING", 1u << RQ_WORKING | 1u << RQ_STREAM | 1u << RQ_RESPONSE},
         [RQ_RESPONSE] = {"RQ_RESPONSE",
                          1u << RQ_SWALLOW | 1u << RQ_RESPONSE}, /* again, while the first is unread */
         [RQ_STREAM] = {"RQ_STREAM", 0},

@@ -12,6 +12,7 @@
 #include <wslay/wslay.h>
 
 #define ACCEPT_BYTES sodium_base64_ENCODED_LEN(SHA1_DIGEST_LENGTH, sodium_base64_VARIANT_ORIGINAL)
+#define FRAME_BYTES  64u /* of wslay, for each frame of an incomplete message */
 
 struct websocket {
     wslay_event_context_ptr ctx;
@@ -20,6 +21,7 @@ struct websocket {
     struct buf post;           /* head of each request, without its length */
     const char *in;            /* input of websocket_receive */
     size_t in_len, partial;
+    size_t frames, frames_max; /* of the incomplete message */
     bool failed;
     /* the response that is being read */
     enum { RESPONSE_HEAD = 0, RESPONSE_SIZE, RESPONSE_DATA, RESPONSE_END } state;
@@ -61,6 +63,15 @@ static ssize_t to_client(wslay_event_context_ptr ctx, const uint8_t *data, size_
     return -1;
 }
 
+/* Each frame costs memory besides its bytes. */
+static void on_frame(wslay_event_context_ptr ctx, const struct wslay_event_on_frame_recv_start_arg *arg,
+                     void *user)
+{
+    struct websocket *w = user;
+    if (!wslay_is_ctrl_frame(arg->opcode) && ++w->frames > w->frames_max)
+        wslay_event_queue_close(ctx, WSLAY_CODE_MESSAGE_TOO_BIG, NULL, 0);
+}
+
 static void on_chunk(wslay_event_context_ptr ctx, const struct wslay_event_on_frame_recv_chunk_arg *arg,
                      void *user)
 {
@@ -74,6 +85,7 @@ static void on_message(wslay_event_context_ptr ctx, const struct wslay_event_on_
     struct websocket *w = user;
     w->partial -= arg->msg_length;
     if (wslay_is_ctrl_frame(arg->opcode)) return;
+    w->frames = 0;
     if (arg->opcode != WSLAY_TEXT_FRAME) {
         wslay_event_queue_close(ctx, WSLAY_CODE_UNSUPPORTED_DATA, NULL, 0);
         return;
@@ -129,6 +141,7 @@ struct websocket *websocket_open(struct request *r, struct buf *up, struct buf *
 {
     static const struct wslay_event_callbacks callbacks = {.recv_callback = from_client,
                                                            .send_callback = to_client,
+                                                           .on_frame_recv_start_callback = on_frame,
                                                            .on_frame_recv_chunk_callback = on_chunk,
                                                            .on_msg_recv_callback = on_message};
     const char *upgrade = http_message_header(&r->http, "Upgrade"),
@@ -153,6 +166,7 @@ struct websocket *websocket_open(struct request *r, struct buf *up, struct buf *
         return NULL;
     }
     wslay_event_config_set_max_recv_msg_length(w->ctx, r->srv->opt->max_body_bytes);
+    w->frames_max = r->srv->opt->max_body_bytes / FRAME_BYTES;
     return w;
 }
 
@@ -184,7 +198,7 @@ bool websocket_closed(const struct websocket *w)
 
 size_t websocket_partial(const struct websocket *w)
 {
-    return w->partial;
+    return w->partial + w->frames * FRAME_BYTES;
 }
 
 /* ---- responses ---- */

@@ -181,8 +181,9 @@ enum status hub_files_choose(struct hub_files *f, const struct hub_name *n, cons
         struct hub_file *small = hub_file_find(f, small_files[i]);
         if (small) small->wanted = true;
     }
-    for (size_t i = 0; i < f->count; i++) /* 1_Pooling/config.json */
-        if (f->list[i].path[0] >= '0' && f->list[i].path[0] <= '9' && ends(f->list[i].path, "/config.json"))
+    for (size_t i = 0; i < f->count; i++) /* 1_Pooling/config.json, 2_Dense/model.safetensors */
+        if (f->list[i].path[0] >= '0' && f->list[i].path[0] <= '9' &&
+            (ends(f->list[i].path, "/config.json") || ends(f->list[i].path, "_Dense/model.safetensors")))
             f->list[i].wanted = true;
     return ST_OK;
 }
@@ -228,7 +229,7 @@ static bool is_lfs_pointer(const char *path)
     return yes;
 }
 
-enum status hub_path_check(const char *path, struct err *err)
+enum status hub_path_check(const char *path, bool bare, struct err *err)
 {
     struct stat sb;
     struct hub_name name;
@@ -254,7 +255,8 @@ enum status hub_path_check(const char *path, struct err *err)
                          one);
         free(one);
     }
-    if (!st && S_ISDIR(sb.st_mode) && (!hub_file_find(&f, "config.json") || !(any(&f, "", ".safetensors"))))
+    if (!st && S_ISDIR(sb.st_mode) &&
+        (!hub_file_find(&f, "config.json") || !(bare || any(&f, "", ".safetensors"))))
         st = refuse(&f, path, err);
     hub_files_free(&f);
     return st;

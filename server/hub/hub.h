@@ -6,6 +6,8 @@
 
 #include "config/base/status.h"
 
+#include <stdbool.h>
+
 #define HUB_PREFIX "hf:" /* of a model's name: hf:ORG/NAME[@REV][:FILE.gguf] */
 
 /* What a name stands for, after a download of what is missing. Strings are owned. */
@@ -18,8 +20,9 @@ enum status hub_get(const char *name, struct hub_model *out, struct err *err) KV
 void hub_model_free(struct hub_model *m);
 
 /* Why a path given as a model is not one, as far as its files tell: a name of the hub, a Git LFS pointer,
- * weights of another kind. ST_OK: nothing is known against it. */
-enum status hub_path_check(const char *path, struct err *err) KV_MUST_CHECK;
+ * weights of another kind, or none, unless `bare`: then a config.json is enough. ST_OK: nothing is known
+ * against it. */
+enum status hub_path_check(const char *path, bool bare, struct err *err) KV_MUST_CHECK;
 
 /* kvasir pull, list, rm: the exit code. argv[0] is the command. */
 int hub_main(int argc, char **argv);

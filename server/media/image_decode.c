@@ -137,6 +137,7 @@ void image_content_key(const struct image_u8 *img, const struct image_config *cf
     add_u64(&h, grid->h);
     add_u64(&h, grid->w);
     add_f64(&h, grid->seconds);
+    if (grid->breaks) add_u64(&h, 1);
     add_u64(&h, img->width);
     add_u64(&h, img->height);
     add_u64(&h, img->frames);

@@ -23,6 +23,8 @@ bool image_parts_new(uint32_t count, struct image_parts *out)
 bool image_parts_copy(const struct image_parts *from, struct image_parts *out)
 {
     if (!image_parts_new(from->count, out)) return false;
+    out->rows = from->rows;
+    out->columns = from->columns;
     memcpy(out->grids, from->grids, from->count * sizeof *from->grids);
     memcpy(out->stamps, from->stamps, from->count * sizeof *from->stamps);
     memcpy(out->keys, from->keys, from->count * sizeof *from->keys);
@@ -82,6 +84,8 @@ static enum image_error still(const struct image_config *cfg, const uint8_t *byt
     image_u8_free(&whole);
     if (st) return fault_of(st);
     if (!image_parts_new(out->count, parts)) return image__nomem(err);
+    parts->rows = out->rows;
+    parts->columns = out->columns;
     for (uint32_t i = 0; i < out->count; i++)
         parts->grids[i] = image_grid(cfg, out->images[i].width, out->images[i].height, 0);
     return IMAGE_OK;

@@ -21,12 +21,12 @@ struct image_ask {
     struct image_bounds bounds; /* of still images */
 };
 
-/* The prompt entries (prompt_image) of one file: several for crops and for videos with timestamps. */
+/* The prompt entries (prompt_image) of one file: several for tiles, crops and videos with timestamps. */
 struct image_parts {
-    uint32_t count;
-    struct prompt_grid *grids; /* [count]; owned, with the two below in one block: image_parts_free */
-    double *stamps;            /* [count] seconds; 0 without timestamps */
-    uint8_t (*keys)[32];       /* [count] content keys */
+    uint32_t count, rows, columns; /* as of struct prompt_image */
+    struct prompt_grid *grids;     /* [count]; owned, with the two below in one block: image_parts_free */
+    double *stamps;                /* [count] seconds; 0 without timestamps */
+    uint8_t (*keys)[32];           /* [count] content keys */
 };
 bool image_parts_new(uint32_t count, struct image_parts *out); /* zeroed; false: out of memory */
 bool image_parts_copy(const struct image_parts *from, struct image_parts *out);

@@ -270,6 +270,67 @@ def test_logprobs(s):
     is_error("prompt_logprobs in a stream", s.post(CHAT, chat(prompt_logprobs=2, stream=True)), 400, "invalid_value", "prompt_logprobs")
 
 
+def repeats(ids, size, window=None):
+    """Places where a token completes an n-gram that stands in the window before it already."""
+    found = []
+    for i in range(size - 1, len(ids)):
+        seen = ids[max(0, i - window) if window else 0:i]
+        grams = {tuple(seen[k:k + size]) for k in range(len(seen) - size + 1)}
+        if tuple(ids[i - size + 1:i + 1]) in grams:
+            found.append(i)
+    return found
+
+
+def test_ngrams(s):
+    ask = dict(max_tokens=48, ignore_eos=True, return_token_ids=True)
+    words = {"prompt": "red blue red green red blue", "add_special_tokens": False}
+    prompt = s.ok("/tokenize", words)["tokens"]
+    favourite = {str(i): 100 for i in prompt[:2]}  # without a rule they are all there is
+
+    def ids(**more):
+        return s.ok(TEXT, text(prompt, **ask, logit_bias=favourite, **more))["choices"][0]["token_ids"]
+
+    free = ids()
+    check.true("without it, n-grams repeat", repeats(free, 2))
+    for size in (1, 2, 3):
+        whole = ids(no_repeat_ngram_size=size)
+        again = [i for i in repeats(prompt + whole, size) if i >= len(prompt)]
+        check.equal(f"{size}-grams of prompt and output", again, [])
+        own = ids(vllm_xargs={"no_repeat_ngram_size": size, "debug": False})
+        check.equal(f"{size}-grams of the output", repeats(own, size), [])
+        check.true(f"{size}-grams: the prompt's may return", repeats(prompt + own, size))
+    near = ids(vllm_xargs={"ngram_size": 2, "window_size": 6})
+    check.equal("2-grams within a window", repeats(near, 2, 6), [])
+    check.true("beyond the window they may return", repeats(near, 2))
+    args = {"ngram_size": 2, "window_size": 90, "whitelist_token_ids": [int(i) for i in favourite]}
+    check.equal("whitelist", ids(vllm_xargs=args), free)
+    check.equal("off", ids(no_repeat_ngram_size=0, vllm_xargs={}), free)
+    # The same for other dialects, and where a constraint leaves only what would repeat.
+    body = {"input": "Hello", "temperature": 0, "max_output_tokens": 48, "logit_bias": favourite}
+    answers = [s.ok("/v1/responses", {**body, "ignore_eos": True, "no_repeat_ngram_size": n}) for n in (0, 2)]
+    answers = [a["output"][0]["content"][0]["text"] for a in answers]
+    check.true("Responses", answers[0] != answers[1], answers)
+    forced = s.ok(CHAT, chat(max_tokens=40, no_repeat_ngram_size=1, structured_outputs={"regex": "abababab"}))
+    check.equal("a constraint comes first", forced["choices"][0]["message"]["content"], "abababab")
+    # A draw from a temperature, alone and next to others, with the same seed.
+    seeded = dict(seed=5, no_repeat_ngram_size=2)
+    both = [s.ok(TEXT, {**text(p, **ask, **seeded), "temperature": 1}) for p in ([prompt, free], prompt)]
+    both = [b["choices"][0]["token_ids"] for b in both]
+    check.equal("in a batch as alone", both[0], both[1])
+
+
+def test_special_tokens(s):
+    special = s.ok("/tokenize", {"prompt": "<mask>", "add_special_tokens": False})["tokens"]
+    for skip, want in ((False, "<mask>" * 3), (True, "")):
+        more = dict(logit_bias={str(special[0]): 100}, max_tokens=3, skip_special_tokens=skip)
+        said = s.ok(CHAT, chat(**more))["choices"][0]["message"]["content"] or ""
+        check.equal(f"chat, skip {skip}", said, want)
+        check.equal(f"chat, streamed, skip {skip}", stream_text(s.stream(CHAT, chat(**more))), want)
+        check.equal(f"text, skip {skip}", s.ok(TEXT, text(**more))["choices"][0]["text"], want)
+        streamed = stream_text(s.stream(TEXT, text(**more)), key="text")
+        check.equal(f"text, streamed, skip {skip}", streamed, want)
+
+
 def test_completions(s):
     ids = s.ok("/tokenize", {"prompt": "Hello there"})["tokens"]
     other = s.ok("/tokenize", {"prompt": "Something else"})["tokens"]
@@ -353,6 +414,12 @@ def test_refused(s):
         ({"lora_path": "x"}, "unsupported_parameter", "lora_path"),
         ({"stop_regex": "x+"}, "unsupported_parameter", "stop_regex"),
         ({"vllm_xargs": {"a": 1}}, "unsupported_parameter", "vllm_xargs"),
+        ({"vllm_xargs": [1]}, "invalid_type", "vllm_xargs"),
+        ({"vllm_xargs": {"ngram_size": 0}}, "invalid_value", "ngram_size"),
+        ({"vllm_xargs": {"ngram_size": 2, "window_size": 0}}, "invalid_value", "window_size"),
+        ({"vllm_xargs": {"whitelist_token_ids": [-1]}}, "invalid_value", "whitelist_token_ids"),
+        ({"no_repeat_ngram_size": 1025}, "invalid_value", "no_repeat_ngram_size"),
+        ({"no_repeat_ngram_size": "3"}, "invalid_type", "no_repeat_ngram_size"),
         ({"timings_per_token": 1}, "invalid_type", "timings_per_token"),
         ({"allowed_token_ids": [1]}, "unsupported_parameter", "allowed_token_ids"),
         ({"reasoning_effort": "huge"}, "invalid_value", "reasoning_effort"),
@@ -952,6 +1019,18 @@ def test_start():
         lines = [x for x in run.stderr.splitlines() if x.startswith("kvasir: ")]
         check.true("broken checkpoint: one line, exit 1", run.returncode == 1 and len(lines) == 1 and not run.stdout, run)
         check.true("what is wrong with it", f"{empty} holds no checkpoint: one has config.json" in lines[0], lines)
+        # inspect needs only config.json: in one line, whether it is served.
+        for config, code, says in (
+                ({"model_type": "llama", "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2,
+                  "vocab_size": 64, "num_attention_heads": 2}, 0, "served     yes, by config.json; the "),
+                ({"model_type": "mamba"}, 1, 'model_type "mamba" is not served; served: gemma, '),
+                ({}, 1, "no model_type")):
+            with open(os.path.join(empty, "config.json"), "w") as f:
+                json.dump(config, f)
+            command = [BINARY, "inspect", "--model", empty]
+            run = subprocess.run(command, capture_output=True, text=True, timeout=60)
+            said = (run.stderr.splitlines()[-1:] if code else run.stdout.splitlines())[0]
+            check.true(f"inspect, {config.get('model_type')}", run.returncode == code and says in said, run)
     run = subprocess.run([BINARY, "serve", "--no-such-flag"], capture_output=True, text=True, timeout=60)
     check.true("unknown flag: exit 2", run.returncode == 2 and "no-such-flag" in run.stderr)
     run = subprocess.run([BINARY, "serve", "--port", "70000"], capture_output=True, text=True, timeout=60)
@@ -1044,8 +1123,9 @@ def test_suppressed():
 if __name__ == "__main__":
     args = arguments(__doc__)
     BINARY, MODEL = args.binary, args.model
-    shared = [test_chat, test_framing, test_many, test_budget, test_timings, test_progress, test_stops, test_logprobs, test_completions, test_refused, test_messages, test_images,
-               test_tokenize, test_http, test_wire, test_metrics]
+    shared = [test_chat, test_framing, test_many, test_budget, test_timings, test_progress, test_stops,
+              test_logprobs, test_ngrams, test_special_tokens, test_completions, test_refused, test_messages,
+              test_images, test_tokenize, test_http, test_wire, test_metrics]
     alone = [test_disconnect, test_keys, test_small_arena, test_queue, test_drain, test_loading, test_answer_memory, test_overdue, test_start,
              test_suppressed]
     wanted = [t for t in shared if not args.only or t.__name__ in args.only]

@@ -28,6 +28,9 @@ def requests():
         yield {**body, "temperature": 1, "logit_bias": {str(21 + k + i): 60 for i in range(3)}}
         yield {**body, "temperature": 1, "logit_bias": {str(21 + k): 90}, "ignore_eos": True}
         yield {**body, "temperature": 0, "stop": ["e", "th"]}
+        # Draft tokens that repeat are never right, beyond the window they may be.
+        yield {**body, "temperature": 0, "no_repeat_ngram_size": 2 + k % 3}
+        yield {**body, "temperature": 0, "vllm_xargs": {"ngram_size": 2, "window_size": 4 + k}}
 
 
 def answer(s, body):

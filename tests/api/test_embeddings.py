@@ -8,6 +8,7 @@ import os
 import struct
 import sys
 import tempfile
+import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from harness import Checks, Server, arguments  # noqa: E402
@@ -60,11 +61,19 @@ def variant(name):
         packed = ask(input=texts[1], encoding_format="base64")[1]["data"][0]["embedding"]
         count = f"<{len(alone[0])}f"
         check.equal(f"{name} base64", base64.b64decode(packed), struct.pack(count, *alone[1]))
+        named = next((c["prompt_name"] for c in cases if c["prompt_name"]), None)
+        if named:  # U+0000 ends no text
+            for text in "a\0b", ["a\0b"]:
+                both = [ask(input=t, prompt_name=named)[1]["usage"]["prompt_tokens"] for t in ("a", text)]
+                check.true(f"{name} U+0000", both[0] < both[1])
         short = vectors(ask(input=texts[1], dimensions=8)[1])[0]
         check.equal(f"{name} dimensions", len(short), 8)
         check.true(f"{name} length", abs(sum(v * v for v in short) - 1) < 1e-5)
+        if name == "encoder_f32":  # generates no text
+            status, answer = post(s, "/v1/completions", {"prompt": "a"})
+            check.equal(f"{name} completions", (status, answer["error"]["code"]), (400, "unsupported_model"))
         # an empty text has one token if the tokenizer ends each text with one
-        check.equal(f"{name} empty", ask(input="")[0], 200 if name == "last_f32" else 400)
+        check.equal(f"{name} empty", ask(input="")[0], 200 if name != "mean_f32" else 400)
         for body, param in [({}, "input"), ({"input": []}, "input"), ({"input": ["a", 5]}, "input[1]"),
                             ({"input": "a", "dimensions": 33}, "dimensions"),
                             ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
@@ -102,6 +111,9 @@ def scores():
                             want["documents"]], "top_n": 1, "return_documents": False})[1]["results"]
             best = answer["results"][0]
             check.equal("rerank top", one, [{k: best[k] for k in ("index", "relevance_score")}])
+            nul = post(s, "/v1/rerank", {"query": "q", "documents": ["a", "a\0b", "a\0c"]})[1]["results"]
+            check.equal("U+0000", len({r["relevance_score"] for r in nul}), 3)
+            check.equal("U+0000 text", {r["document"]["text"] for r in nul}, {"a", "a\0b", "a\0c"})
             got = post(s, "/v1/score", {"text_1": want["query"], "text_2": want["documents"]})[1]["data"]
             by_index = {r["index"]: r["relevance_score"] for r in answer["results"]}
             check.equal("score", {d["index"]: d["score"] for d in got}, by_index)
@@ -116,9 +128,34 @@ def scores():
             s.stop()
 
 
+def others():
+    """The event loop serves others while many vectors become text."""
+    s = Server(BINARY, DEMO, "--max-queue", "2047")
+    try:
+        many = [str(i) for i in range(2047)]
+        status, answer = post(s, "/v1/embeddings", {"input": many + ["more"]})
+        check.equal("more than the queue", (status, answer["error"]["param"]), (400, "input"))
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            began, longest = time.monotonic(), 0
+            waits = pool.submit(s.request, "POST", "/v1/embeddings", {"input": many})
+            while not waits.done():
+                asked = time.monotonic()
+                check.equal("health", s.request("GET", "/health")[0], 200)
+                longest = max(longest, time.monotonic() - asked)
+                time.sleep(0.005)
+            whole = time.monotonic() - began
+        check.equal("many", waits.result()[0], 200)
+        check.true(f"longest wait {longest:.3f} of {whole:.3f} s", longest < whole / 5)
+    finally:
+        s.stop()
+
+
 if __name__ == "__main__":
-    BINARY = arguments(__doc__).binary
+    ARGS = arguments(__doc__)
+    BINARY, DEMO = ARGS.binary, ARGS.demo
     check.run(variant, "last_f32")
     check.run(variant, "mean_f32")
+    check.run(variant, "encoder_f32")
     check.run(scores)
+    check.run(others)
     check.end()

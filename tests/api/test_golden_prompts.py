@@ -11,7 +11,7 @@ from golden import Golden
 root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 args = harness.arguments(__doc__)
 check = harness.Checks()
-FAMILIES = ("gemma", "gemma3", "gemma4", "gemma4-mtp")
+FAMILIES = ("gemma", "gemma3", "gemma4", "gemma4-mtp", "native", "tiles")
 
 
 def message(g, n, m):
@@ -26,6 +26,8 @@ def test_variant(family, variant):
     for n, case in enumerate(g.cases):
         want, answer_ids = g.ids(f"case{n}.prompt_ids"), g.greedy(n)
         body = {"temperature": 0, "max_tokens": len(answer_ids), "ignore_eos": True, "return_token_ids": True}
+        if case["kind"] == "raw" and case.get("images"):  # the API has no such request
+            continue
         if case["kind"] == "raw":
             answer = server.ok("/v1/completions", {**body, "prompt": case["prompt"]})
             ids = answer["choices"][0]["prompt_token_ids"]

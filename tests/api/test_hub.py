@@ -125,13 +125,15 @@ def holds(home, what, name, *paths):
 
 
 def test_pull():
-    repo = hub.add("org/plain", checkpoint(**{"chat_template.jinja": b"", "1_Pooling/config.json": b"{}"}))
+    repo = hub.add("org/plain", checkpoint(**{"chat_template.jinja": b"", "1_Pooling/config.json": b"{}",
+                                            "2_Dense/model.safetensors": b""}))
     need = [
         "config.json",
         "tokenizer.json",
         "model.safetensors",
         "chat_template.jinja",
         "1_Pooling/config.json",
+        "2_Dense/model.safetensors",
     ]
     with Home() as home:
         hub.tokens.clear(), hub.cdn_tokens.clear()

@@ -302,6 +302,20 @@ def test_frames(s):
     w.close()
 
 
+def test_parts(binary, demo):
+    """Each part costs memory besides its bytes: a message of very many is refused."""
+    s = Server(binary, demo, "--max-body-bytes", "64K")
+    try:
+        w = Socket(s)
+        part = frame_of(0, b" ", fin=False)
+        w.socket.sendall(frame_of(TEXT, b"{", fin=False) + part * 1000 + frame_of(0, b"}"))
+        check.equal("1,000 parts", error_of(w.events())[3], "type")
+        w.socket.sendall(frame_of(TEXT, b"{", fin=False) + part * 1100)
+        check.equal("1,100 parts", w.read(), (CLOSE, struct.pack(">H", 1009)))
+    finally:
+        s.stop()
+
+
 def test_running(binary, demo):
     """Of a response without end."""
     s = Server(binary, endless(demo))
@@ -397,6 +411,7 @@ def run(args):
         (test_faults, s),
         (test_frames, s),
         (test_compact, s),
+        (test_parts, args.binary, args.demo),
         (test_running, args.binary, args.demo),
         (test_keys, args.binary, args.demo),
     )

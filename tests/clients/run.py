@@ -28,6 +28,7 @@ CLIENTS = {
     "codex": ["pydantic==2.14.3", "websockets==17.4"],
     "claude_code": ["pydantic==2.14.3"],
     "open_responses": ["pydantic==2.14.3", "websockets==17.4"],
+    "ocr": ["openai==3.54.0", "pillow", "pydantic==2.14.3"],
     "sglang": ["openai==3.54.0", "websockets==17.4"],
     "mcp_tools": ["pydantic==2.14.3"],
 }

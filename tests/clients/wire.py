@@ -40,3 +40,11 @@ def stream(path, body, headers=None):
         events.append(json.loads(text.removeprefix("data: ")))
         assert name == "event: " + events[-1]["type"], event
     return events
+
+
+def stream_chat(path, body, headers=None):
+    """-> the text of a streamed chat."""
+    events = post(path, {**body, "stream": True}, headers).decode().split("\n\n")[:-1]
+    assert events[-1] == "data: [DONE]", events[-1]
+    chunks = [json.loads(e.removeprefix("data: ")) for e in events[:-1]]
+    return "".join(c["delta"].get("content") or "" for chunk in chunks for c in chunk["choices"])

@@ -109,7 +109,8 @@ static void same_bytes(const struct golden *g, const struct stf_tensor *want, co
             die(g->dir, "an image is resized otherwise");
 }
 
-static struct image_u8 load_still(const struct golden *g, uint32_t n, uint32_t i,
+/* Tile `tile` of image i. */
+static struct image_u8 load_still(const struct golden *g, uint32_t n, uint32_t i, uint32_t tile,
                                   const struct image_config *config)
 {
     const struct stf_tensor *rgb = find(g, "image#.rgb", n, i, STF_U8, true);
@@ -120,8 +121,9 @@ static struct image_u8 load_still(const struct golden *g, uint32_t n, uint32_t i
     struct err err;
     memcpy(src.rgb, rgb->data, (size_t)rgb->bytes);
     if (image_prep(config, &src, &p, &err)) die(g->dir, err.msg);
-    struct image_u8 out = p.images[0];
-    p.images[0].rgb = NULL; /* taken */
+    if (tile >= p.count) die(g->dir, "an image has fewer tiles");
+    struct image_u8 out = p.images[tile];
+    p.images[tile].rgb = NULL; /* taken */
     image_prepared_free(&p);
     free(src.rgb);
     same_bytes(g, find(g, "image#.resized", n, i, STF_U8, false), &out, 0);
@@ -172,8 +174,9 @@ static void load_spans(struct golden *g, uint32_t n, const struct json_doc *d, u
         *im = (struct mini_image){.begin = whole(g, d, span, "begin"),
                                   .end = whole(g, d, span, "end"),
                                   .grid = {(uint32_t)thw[0], (uint32_t)thw[1], (uint32_t)thw[2], seconds}};
+        im->grid.breaks = im->end - im->begin > im->grid.t * im->grid.h * im->grid.w;
         im->pixels = video ? load_video(g, n, k, whole(g, d, span, "first"), im->grid.t, config)
-                           : load_still(g, n, k, config);
+                           : load_still(g, n, k, 0, config);
         struct prompt_grid made = image_grid(config, im->pixels.width, im->pixels.height, im->pixels.frames);
         if (made.t != im->grid.t || made.h != im->grid.h || made.w != im->grid.w)
             die(c->name, "an image has another grid");
@@ -188,7 +191,8 @@ static void load_images(struct golden *g, uint32_t n, const struct json_doc *d, 
                         const struct image_config *config)
 {
     struct golden_case *c = &g->cases[n];
-    uint32_t spans = json_get(d, node, "image_spans"), described = json_get(d, node, "spans");
+    uint32_t spans = json_get(d, node, "image_spans"), described = json_get(d, node, "spans"),
+             tiles = json_get(d, node, "tiles");
     c->image_count = json_count(d, spans);
     if (c->image_count > GOLDEN_IMAGES_MAX || (c->image_count && !config)) die(g->dir, "images");
     if (described != JSON_NONE) {
@@ -196,13 +200,19 @@ static void load_images(struct golden *g, uint32_t n, const struct json_doc *d, 
         return;
     }
     for (uint32_t i = 0; i < c->image_count; i++) {
-        uint64_t begin, end;
-        uint32_t span = json_at(d, spans, i);
+        uint64_t begin, end, image = i, tile = 0;
+        uint32_t span = json_at(d, spans, i), from = json_at(d, tiles, i);
         if (!json_uint(d, json_at(d, span, 0), &begin) || !json_uint(d, json_at(d, span, 1), &end))
             die(g->dir, "image_spans");
-        c->images[i] = (struct mini_image){
-            .begin = (uint32_t)begin, .end = (uint32_t)end, .pixels = load_still(g, n, i, config)};
-        c->pixel_values[i] = keep(c, find(g, "image#.pixel_values", n, i, STF_F32, true), 0);
+        if (tiles != JSON_NONE &&
+            (!json_uint(d, json_at(d, from, 0), &image) || !json_uint(d, json_at(d, from, 1), &tile)))
+            die(g->dir, "tiles");
+        c->images[i] =
+            (struct mini_image){.begin = (uint32_t)begin,
+                                .end = (uint32_t)end,
+                                .pixels = load_still(g, n, (uint32_t)image, (uint32_t)tile, config)};
+        const struct stf_tensor *values = find(g, "image#.pixel_values", n, i, STF_F32, tiles == JSON_NONE);
+        if (values) c->pixel_values[i] = keep(c, values, 0);
     }
 }
 

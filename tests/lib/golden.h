@@ -7,7 +7,7 @@
 #include "engine/checkpoint/safetensors.h"
 #include "tests/lib/mini_sched.h"
 
-#define GOLDEN_IMAGES_MAX 8u
+#define GOLDEN_IMAGES_MAX 40u
 
 struct golden_case {
     char name[64];

@@ -86,7 +86,7 @@ void mini_scan(struct mini_image *images, uint32_t n)
     for (uint32_t i = 0; i < n; i++) {
         struct mini_image *im = &images[i];
         im->mrope_delta_before = offset;
-        if (im->grid.w) {
+        if (im->grid.w && !im->grid.breaks) {
             int32_t far = (int32_t)((double)(im->grid.t - 1) * im->grid.seconds);
             if (far < (int32_t)im->grid.h - 1) far = (int32_t)im->grid.h - 1;
             if (far < (int32_t)im->grid.w - 1) far = (int32_t)im->grid.w - 1;

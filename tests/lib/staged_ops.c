@@ -411,9 +411,9 @@ static void st_interpolate(struct backend *b, const struct be_interpolate_args *
     struct be_interpolate_args d = *a;
     struct stage g = {.s = of(b)};
     if (!a->t) return;
-    IN(table, (max_of(a->rows, 4 * (size_t)a->t) + (size_t)1) * a->c * 4);
-    IN(rows, (size_t)a->t * 16);
-    IN(weights, (size_t)a->t * 16);
+    IN(table, (max_of(a->rows, (size_t)a->taps * a->t) + (size_t)1) * a->c * 4);
+    IN(rows, (size_t)a->t * a->taps * 4);
+    IN(weights, (size_t)a->t * a->taps * 4);
     OUT(out, (size_t)a->t * a->c * 4);
     g.s->ops->interpolate(g.s->b, &d);
     stage_end(&g);

@@ -18,6 +18,10 @@ static void measure(const struct model_info *m, struct test_image *p)
     struct prompt_grid grid = image_grid(&m->image.config, px->width, px->height, px->frames);
     if (m->image.grid) p->grid = grid;
     p->rows = m->image.config.dynamic ? grid.t * grid.h * grid.w : m->image.tokens;
+    if (!m->image.row_break) return;
+    p->grid = grid;
+    p->grid.breaks = true;
+    p->rows += grid.t * grid.h - 1;
 }
 
 struct test_image image_prepare(const struct model_info *m, uint32_t content, uint32_t width, uint32_t height,
@@ -91,7 +95,7 @@ void images_scan(struct prompt_span *images, uint32_t count)
     int32_t offset = 0;
     for (uint32_t i = 0; i < count; i++) {
         const struct prompt_grid *g = &images[i].grid;
-        if (g->w) {
+        if (g->w && !g->breaks) {
             uint32_t far = (uint32_t)((double)(g->t - 1) * g->seconds);
             if (g->h - 1 > far) far = g->h - 1;
             if (g->w - 1 > far) far = g->w - 1;

@@ -10,7 +10,7 @@ struct test_image {
     uint32_t content;        /* number of the bytes that it was made from */
     uint32_t width, height;  /* original size */
     struct image_u8 pixels;  /* as the tower takes them; owned, image_free */
-    struct prompt_grid grid; /* all 0 for families with plain positions */
+    struct prompt_grid grid; /* all 0 for families with plain positions and no breaks */
     uint32_t rows;           /* tokens */
 };
 

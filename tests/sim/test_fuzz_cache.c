@@ -45,7 +45,7 @@ enum {
     IMAGES = 2 * CONTENTS,
     PER_INSTANCE = 150, /* requests of one scheduler */
     FLIGHT_MAX = 24,
-    FAMILIES = 6,
+    FAMILIES = 8,
     MODELS_MAX = 32 * FAMILIES,
     STALL_TURNS = 4000,
 };
@@ -92,7 +92,8 @@ static void make_fixed_images(const struct model_info *m, struct test_image *poo
 }
 
 /* Of 4 to 40 tokens: two pairs of 12 in other shapes, one image under other bounds of its area, a video of
- * two groups of frames. The sources are a little off the sizes that the tower takes. */
+ * two groups of frames, if the model takes videos. The sources are a little off the sizes that the tower
+ * takes. */
 static void make_grid_images(const struct model_info *m, struct test_image *pool)
 {
     static const struct {
@@ -103,7 +104,8 @@ static void make_grid_images(const struct model_info *m, struct test_image *pool
     for (uint32_t c = 0; c < CONTENTS; c++) {
         for (uint32_t t = 0; t < 2; t++) {
             uint32_t w = t ? shapes[c].h : shapes[c].w, h = t ? shapes[c].w : shapes[c].h;
-            if (!shapes[c].most) {
+            uint32_t most = !shapes[c].most && !m->image.video_marker ? 40 : shapes[c].most;
+            if (!most) {
                 pool[2 * c + t] = image_make(m, c, w, h, 2 * m->image.config.depth, 1.4, c);
                 continue;
             }
@@ -114,7 +116,7 @@ static void make_grid_images(const struct model_info *m, struct test_image *pool
             for (size_t i = 0; i < n; i++) bytes[i] = (uint8_t)(s = mix(s));
             for (size_t i = 0; c < 4 && c % 2 && i < 30; i++) bytes[n / 2 + i] ^= 0x80;
             pool[2 * c + t] = image_prepare(m, c, width, height, bytes, (uint64_t)unit * unit,
-                                            (uint64_t)shapes[c].most * unit * unit);
+                                            (uint64_t)most * unit * unit);
             free(bytes);
         }
     }
@@ -278,12 +280,20 @@ static void add_text(const struct run *r, struct history *h, uint32_t n)
     }
 }
 
+static void write_image(const struct run *r, uint32_t image, uint32_t *tokens)
+{
+    const struct test_image *p = &r->pool[image];
+    for (uint32_t i = 0; i < p->rows; i++)
+        tokens[i] = prompt_grid_break(&p->grid, i) ? 7 : r->info->image.placeholder_id;
+}
+
 static void add_image(const struct run *r, struct history *h, uint32_t image)
 {
     uint32_t n = r->pool[image].rows;
     if (!r->images || h->image_count == IMAGES_MAX || h->count + n > r->length_max) return;
     h->images[h->image_count++] = (struct span){h->count, image};
-    for (uint32_t i = 0; i < n; i++) h->tokens[h->count++] = r->info->image.placeholder_id;
+    write_image(r, image, h->tokens + h->count);
+    h->count += n;
 }
 
 /* Another image in the place of image i: what follows moves when it has another number of rows. */
@@ -293,7 +303,7 @@ static void replace_image(const struct run *r, struct history *h, uint32_t i, ui
     uint32_t old = rows_of(r, s), now = r->pool[image].rows, end = s->begin + old;
     if (h->count - old + now > r->length_max) return;
     memmove(h->tokens + s->begin + now, h->tokens + end, (h->count - end) * sizeof *h->tokens);
-    for (uint32_t k = 0; k < now; k++) h->tokens[s->begin + k] = r->info->image.placeholder_id;
+    write_image(r, image, h->tokens + s->begin);
     for (uint32_t k = i + 1; k < h->image_count; k++) h->images[k].begin = h->images[k].begin - old + now;
     h->count = h->count - old + now;
     s->image = image;
@@ -405,6 +415,8 @@ static void draw_sampling(const struct run *r, struct spec *p)
     if (chance(15)) p->sampling.repetition_penalty = 1.2f;
     if (chance(10)) p->sampling.presence_penalty = 0.5f;
     if (chance(10)) p->sampling.frequency_penalty = 0.3f;
+    if (p->sampling.presence_penalty > 0)
+        p->sampling.ngrams = (struct sampling_ngrams){.size = 2, .window = 40};
     if (chance(10)) {
         for (uint32_t i = 0; i < 2; i++)
             p->bias[i] = (struct sampling_bias){4 + rnd(200), 2.0f - 4.0f * (float)i};
@@ -955,7 +967,7 @@ static void run_requests(struct run *r)
         if (!strict && r->t.differences) return;
         if (r->live == 0) r->last_event = r->turn;
         if (r->turn - r->last_event > (r->disk.dir ? 100 : 1) * STALL_TURNS) /* a disk has its own time */
-            fail_msg("instance %u hangs with %u requests (seed %llu)", r->instance, r->live,
+            fail_msg("instance %u of %s hangs with %u requests (seed %llu)", r->instance, r->model, r->live,
                      (unsigned long long)r->o->seed);
     }
     answer_and_cancel(r); /* images asked for by requests that are gone */
@@ -1213,9 +1225,10 @@ static uint32_t list_family(const char *family, const char *demo, uint32_t first
 /* The families in turns, so that a short run meets all. */
 static uint32_t find_models(const struct options *o)
 {
-    static const char *const families[FAMILIES] = {"gemma3", "qwen",  "paligemma",
-                                                   "gemma4", "gemma", "gemma4-mtp"};
-    static const char *const demos[FAMILIES] = {"demo", "demo-qwen3-vl", "none", "none", "none", "none"};
+    static const char *const families[FAMILIES] = {"gemma3", "qwen",       "paligemma", "gemma4",
+                                                   "gemma",  "gemma4-mtp", "native",    "tiles"};
+    static const char *const demos[FAMILIES] = {"demo", "demo-qwen3-vl", "none", "none",
+                                                "none", "none",          "none", "none"};
     uint32_t n[FAMILIES], all = 0;
     if (o->model) {
         snprintf(models[0], sizeof models[0], "%s", o->model);

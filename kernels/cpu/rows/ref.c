@@ -268,11 +268,11 @@ static void ref__interpolate_range(void *ctx, uint32_t begin, uint32_t end, uint
     (void)worker;
     const struct be_interpolate_args *a = ctx;
     for (uint32_t t = begin; t < end; t++) {
-        const uint32_t *rows = a->rows + (size_t)t * 4;
-        const float *w = a->weights + (size_t)t * 4;
+        const uint32_t *rows = a->rows + (size_t)t * a->taps;
+        const float *w = a->weights + (size_t)t * a->taps;
         for (uint32_t i = 0; i < a->c; i++) {
             float sum = w[0] * a->table[(size_t)rows[0] * a->c + i];
-            for (uint32_t k = 1; k < 4; k++) sum += w[k] * a->table[(size_t)rows[k] * a->c + i];
+            for (uint32_t k = 1; k < a->taps; k++) sum += w[k] * a->table[(size_t)rows[k] * a->c + i];
             a->out[(size_t)t * a->c + i] = sum;
         }
     }
@@ -317,6 +317,7 @@ static float ref__gate(enum be_gate f, float z)
 {
     if (f == BE_GATE_GELU_TANH) return ref_gelu_tanh(z);
     if (f == BE_GATE_NONE) return z;
+    if (f == BE_GATE_CDF) return 0.5f * erfcf(z * -0.70710678118654752f);
     float s = 1.0f / (1.0f + expf(-z));
     return f == BE_GATE_SILU ? z * s : s;
 }

@@ -442,14 +442,14 @@ static void vec__interpolate_range(void *ctx, uint32_t begin, uint32_t end, uint
     (void)worker;
     const struct be_interpolate_args *a = ctx;
     for (uint32_t t = begin; t < end; t++) {
-        const float *row[4], *w = a->weights + (size_t)t * 4;
-        for (uint32_t k = 0; k < 4; k++) row[k] = a->table + (size_t)a->rows[(size_t)t * 4 + k] * a->c;
+        const float *w = a->weights + (size_t)t * a->taps;
+        const uint32_t *row = a->rows + (size_t)t * a->taps;
         VEC_FOR(i, a->c)
         {
             uint32_t n = a->c - i;
-            struct vf sum = vf_mul(vf_set1(w[0]), vf_load_n(row[0] + i, n));
-            for (uint32_t k = 1; k < 4; k++)
-                sum = vf_add(sum, vf_mul(vf_set1(w[k]), vf_load_n(row[k] + i, n)));
+            struct vf sum = vf_mul(vf_set1(w[0]), vf_load_n(a->table + (size_t)row[0] * a->c + i, n));
+            for (uint32_t k = 1; k < a->taps; k++)
+                sum = vf_add(sum, vf_mul(vf_set1(w[k]), vf_load_n(a->table + (size_t)row[k] * a->c + i, n)));
             vf_store_n(a->out + (size_t)t * a->c + i, sum, n);
         }
     }
@@ -458,7 +458,7 @@ static void vec__interpolate_range(void *ctx, uint32_t begin, uint32_t end, uint
 void SET(interpolate)(struct backend *b, const struct be_interpolate_args *a)
 {
     struct be_interpolate_args job = *a;
-    cpu_pool_run(b->pool, a->t, vec__grain((size_t)a->c * 4), vec__interpolate_range, &job);
+    cpu_pool_run(b->pool, a->t, vec__grain((size_t)a->c * a->taps), vec__interpolate_range, &job);
 }
 
 struct vec_pack {
@@ -507,6 +507,7 @@ static struct vf vec__gate(enum be_gate f, struct vf z)
 {
     if (f == BE_GATE_GELU_TANH) return vf_gelu_tanh(z);
     if (f == BE_GATE_NONE) return z;
+    if (f == BE_GATE_CDF) return vf_normal_cdf(z);
     return f == BE_GATE_SILU ? vf_mul(z, vec__sigmoid(z)) : vec__sigmoid(z);
 }
 

@@ -66,15 +66,19 @@ static inline __m256 v8_silu(__m256 z)
     return v8_gate(z, z);
 }
 
-/* As v16_gelu_erf. */
-static inline __m256 v8_gelu_erf(__m256 z)
+/* As v16_normal_cdf and v16_gelu_erf. */
+static inline __m256 v8_normal_cdf(__m256 z)
 {
     __m256 sign = _mm256_set1_ps(-0.0f), zero = _mm256_setzero_ps(), one = _mm256_set1_ps(1.0f);
     __m256 t = _mm256_min_ps(_mm256_set1_ps(10.0f), _mm256_andnot_ps(sign, z));
     __m256 r = POLY(v8, poly_erf, t);
     __m256 h = v8_exp(_mm256_sub_ps(zero, r));
-    __m256 p = _mm256_blendv_ps(h, _mm256_sub_ps(one, h), _mm256_cmp_ps(z, zero, _CMP_GE_OQ));
-    return _mm256_and_ps(_mm256_mul_ps(z, p), _mm256_cmp_ps(z, _mm256_set1_ps(-10.0f), _CMP_NLT_UQ));
+    return _mm256_blendv_ps(h, _mm256_sub_ps(one, h), _mm256_cmp_ps(z, zero, _CMP_GE_OQ));
+}
+static inline __m256 v8_gelu_erf(__m256 z)
+{
+    __m256 far = _mm256_cmp_ps(z, _mm256_set1_ps(-10.0f), _CMP_NLT_UQ);
+    return _mm256_and_ps(_mm256_mul_ps(z, v8_normal_cdf(z)), far);
 }
 
 static inline __m256 v8_quick_gelu(__m256 z)

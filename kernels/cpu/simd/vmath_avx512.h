@@ -111,14 +111,17 @@ static inline __m512 v16_silu_rough(__m512 z)
 /* gelu_erf(z) = z P(z), P(z) = (1 + erf(z / sqrt 2)) / 2 = h for z < 0, 1 - h otherwise, h = P(-|z|) =
  * e^-r(|z|): a minimax polynomial of degree 11 for r on [0, 10], good to 4e-8 in h and 1.2e-4 relative to it.
  * Below z = -10 (where h is 1e-23) the result is set to zero. No cancellation: 1 - h is at least a half. */
-static inline __m512 v16_gelu_erf(__m512 z)
+static inline __m512 v16_normal_cdf(__m512 z) /* P */
 {
-    __mmask16 near = _mm512_cmp_ps_mask(z, _mm512_set1_ps(-10.0f), _CMP_NLT_UQ);
     __m512 zero = _mm512_setzero_ps(), t = _mm512_min_ps(_mm512_set1_ps(10.0f), _mm512_abs_ps(z));
     __m512 r = POLY(v16, poly_erf, t);
     __m512 h = v16_exp_below(_mm512_sub_ps(zero, r));
-    __m512 p = _mm512_mask_sub_ps(h, _mm512_cmp_ps_mask(z, zero, _CMP_GE_OQ), _mm512_set1_ps(1.0f), h);
-    return _mm512_maskz_mul_ps(near, z, p);
+    return _mm512_mask_sub_ps(h, _mm512_cmp_ps_mask(z, zero, _CMP_GE_OQ), _mm512_set1_ps(1.0f), h);
+}
+static inline __m512 v16_gelu_erf(__m512 z)
+{
+    __mmask16 near = _mm512_cmp_ps_mask(z, _mm512_set1_ps(-10.0f), _CMP_NLT_UQ);
+    return _mm512_maskz_mul_ps(near, z, v16_normal_cdf(z));
 }
 
 /* z / (1 + e^-1.702z) */

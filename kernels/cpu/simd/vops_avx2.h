@@ -110,6 +110,10 @@ VF_OP struct vf vf_gelu_tanh(struct vf a)
 {
     return (struct vf){v8_gelu_tanh(a.v)};
 }
+VF_OP struct vf vf_normal_cdf(struct vf a)
+{
+    return (struct vf){v8_normal_cdf(a.v)};
+}
 VF_OP struct vf vf_tanh(struct vf a)
 {
     return (struct vf){v8_tanh(a.v)};

@@ -167,6 +167,9 @@ static void test_hostile(void **state)
          ST_FORMAT, "image_token_index"},
         {"{\"model_type\":\"gemma\",\"hidden_act\":\"silu\"}", ST_UNSUPPORTED, "hidden_act"},
         {"{\"model_type\":\"gemma\",\"use_bidirectional_attention\":true}", ST_UNSUPPORTED, "encoder"},
+        {"{\"model_type\":\"gemma3\",\"text_config\":{\"use_bidirectional_attention\":true},"
+         "\"vision_config\":{}}",
+         ST_UNSUPPORTED, "encoder with images"},
         {"{\"model_type\":\"gemma\",\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":2}}",
          ST_UNSUPPORTED, "rope_type"},
         {"{\"model_type\":\"gemma\",\"rope_parameters\":[]}", ST_FORMAT, "rope_parameters"},

@@ -72,6 +72,26 @@ static void test_terminal(void **state)
     close(master);
 }
 
+/* However the last escape ends, there is room for the end of the line. */
+static void test_full(void **state)
+{
+    (void)state;
+    char value[LOG_LINE_BYTES];
+    log_set_json(true);
+    for (size_t plain = 0; plain < 8; plain++) {
+        struct log_line l;
+        memset(value, '\xff', sizeof value - 1);
+        memset(value, 'a', plain);
+        value[sizeof value - 1] = '\0';
+        log_begin(&l, LOG_INFO, "event");
+        log_text(&l, "text", value);
+        assert_true(l.len <= sizeof l.text - LOG_LINE_END);
+        log_number(&l, "number", 1, 0);
+        assert_true(l.len <= sizeof l.text - LOG_LINE_END);
+    }
+    log_set_json(false);
+}
+
 static void test_file(void **state)
 {
     (void)state;
@@ -162,6 +182,7 @@ static void test_json(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_terminal), cmocka_unit_test(test_file),
-                                       cmocka_unit_test(test_unread), cmocka_unit_test(test_json)};
+                                       cmocka_unit_test(test_unread), cmocka_unit_test(test_json),
+                                       cmocka_unit_test(test_full)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

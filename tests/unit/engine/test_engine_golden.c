@@ -313,14 +313,25 @@ static void test_integers(void **state)
     static const struct {
         const char *file, *family, *variant;
         bool tower;
-    } all[] = {
-        {"gemma3", "gemma3", "window_small_f32", true},  {"qwen2_vl", "qwen", "qwen2_vl_f32", true},
-        {"qwen2_5_vl", "qwen", "qwen2_5_vl_f32", true},  {"qwen3_vl", "qwen", "qwen3_vl_f32", true},
-        {"qwen3_moe", "qwen", "qwen3_moe_f32", false},   {"gemma4_moe", "gemma4", "moe_released_f32", false},
-        {"qwen3_5", "qwen", "qwen3_5_text_f32", false},  {"qwen3_5_moe", "qwen", "qwen3_5_moe_f32", true},
-        {"gemma4", "gemma4", "e4b_released_f32", false}, {"llama", "llama", "llama_gguf_f32", false},
-        {"llama_odd", "llama", "llama_odd_f32", false},  {"smollm3", "llama", "smollm3_f32", false},
-        {"granite", "llama", "granite_f32", false},      {"lfm2", "llama", "lfm2_odd_f32", false}};
+    } all[] = {{"gemma3", "gemma3", "window_small_f32", true},
+               {"qwen2_vl", "qwen", "qwen2_vl_f32", true},
+               {"qwen2_5_vl", "qwen", "qwen2_5_vl_f32", true},
+               {"qwen3_vl", "qwen", "qwen3_vl_f32", true},
+               {"qwen3_moe", "qwen", "qwen3_moe_f32", false},
+               {"gemma4_moe", "gemma4", "moe_released_f32", false},
+               {"qwen3_5", "qwen", "qwen3_5_text_f32", false},
+               {"qwen3_5_moe", "qwen", "qwen3_5_moe_f32", true},
+               {"gemma4", "gemma4", "e4b_released_f32", false},
+               {"llama", "llama", "llama_gguf_f32", false},
+               {"llama_odd", "llama", "llama_odd_f32", false},
+               {"smollm3", "llama", "smollm3_f32", false},
+               {"granite", "llama", "granite_f32", false},
+               {"lfm2", "llama", "lfm2_odd_f32", false},
+               {"idefics3", "tiles", "idefics3_f32", true},
+               {"internvl", "tiles", "internvl_f32", true},
+               {"lfm2_vl", "tiles", "lfm2_vl_gguf_f32", true},
+               {"mistral3", "native", "mistral3_gguf_f32", true},
+               {"lighton_ocr", "native", "lighton_ocr_f32", true}};
     uint32_t failed = 0;
     (void)state;
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)

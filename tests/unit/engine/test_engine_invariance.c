@@ -64,6 +64,7 @@ static void set_walked(struct sampling_params *p, uint64_t seed)
     if (seed % 4 > 0) p->repetition_penalty = 1.1f;
     if (seed % 4 == 1) p->frequency_penalty = 0.4f;
     if (seed % 4 == 3) p->presence_penalty = 0.7f;
+    if (seed % 4 == 2) p->ngrams.size = 2;
 }
 
 static void make_request(struct request *r, const struct model_info *m, uint64_t seed, uint32_t length,

@@ -97,7 +97,7 @@ static void test_refusals(void **state)
     refused(o, ST_INVALID, "tokens per step");
     o = good, o.model_dir = scratch;
     write_text("config.json", "{\"model_type\":\"mamba\"}");
-    refused(o, ST_UNSUPPORTED, "\"mamba\" is not a family that is served");
+    refused(o, ST_UNSUPPORTED, "\"mamba\" is not served; served: gemma, ");
     write_text("config.json",
                "{\"model_type\":\"gemma3_text\",\"num_hidden_layers\":1,\"hidden_size\":1,\"vocab_size\":2}");
     refused(o, ST_NOT_FOUND, "neither model.safetensors nor");

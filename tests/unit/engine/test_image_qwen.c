@@ -92,7 +92,9 @@ static void test_sizes(void **state)
     uint32_t rows = json_count(&d, 0), node = json_first(&d, 0), refused = 0;
     assert_true(rows > 3000);
     for (uint32_t i = 0; i < rows; i++, node = json_next(&d, node)) {
-        bool volume = json_str_eq(&d, json_at(&d, node, 0), "volume");
+        uint32_t rule = json_at(&d, node, 0);
+        bool volume = json_str_eq(&d, rule, "volume"), pair = json_str_eq(&d, rule, "pair"),
+             sides = json_str_eq(&d, rule, "sides"), longest = json_str_eq(&d, rule, "longest");
         uint64_t v[10];
         for (uint32_t k = 1; k < 10; k++) v[k] = number(&d, json_at(&d, node, k));
         struct image_config cfg = {.dynamic = true,
@@ -102,6 +104,11 @@ static void test_sizes(void **state)
                                    .depth = (uint32_t)v[2],
                                    .area_min = v[4],
                                    .area_max = v[5],
+                                   .area_frames = pair ? 2 : 0,
+                                   .small = pair    ? SMALL_SCALED
+                                            : sides ? SMALL_BY_SIDE
+                                                    : SMALL_KEPT,
+                                   .longest = longest ? (uint32_t)v[5] : 0,
                                    .video_volume = true,
                                    .video_area_min = v[4],
                                    .video_area_max = v[5]};
@@ -112,7 +119,7 @@ static void test_sizes(void **state)
         if (st ? st != ST_INVALID || v[8] || v[9] : h != v[8] || w != v[9])
             fail_msg("row %u: %u x %u, want %u x %u", i, w, h, (unsigned)v[9], (unsigned)v[8]);
         refused += st != ST_OK;
-        if (volume) continue;
+        if (volume || pair || sides || longest) continue;
         /* A frame of Qwen2's videos is sized like an image. */
         cfg.video_volume = false;
         cfg.area_min = cfg.area_max = 1;
@@ -347,7 +354,7 @@ static void test_config(void **state)
     assert_true(cfg.area_min == 5 && cfg.area_max == 6000);
     /* Settings for videos that differ from those for images, or that we don't have: no videos. */
     static const char *const other[] = {"{\"image_mean\": [0, 0, 0]}", "{\"patch_size\": 16}",
-                                        "{\"resample\": 1}", "{\"do_resize\": false}"};
+                                        "{\"resample\": 0}", "{\"do_resize\": false}"};
     for (size_t i = 0; i < sizeof other / sizeof *other; i++) {
         assert_int_equal(settings("qwen2_vl", NULL, "{}", other[i], &cfg, &err), ST_OK);
         assert_false(cfg.video);
@@ -365,7 +372,7 @@ static void test_config(void **state)
                {"{\"merge_size\": 100000}", ST_FORMAT},
                {"{\"temporal_patch_size\": \"2\"}", ST_FORMAT},
                {"{\"do_center_crop\": true}", ST_UNSUPPORTED},
-               {"{\"resample\": 1}", ST_UNSUPPORTED},
+               {"{\"resample\": 0}", ST_UNSUPPORTED},
                {"[1]", ST_FORMAT}};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         enum status st = settings("qwen2_vl", NULL, bad[i].text, "{}", &cfg, &err);

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <cmocka.h>
 
 enum { V = 3000 };
@@ -79,6 +80,20 @@ static void some_mask(void *arg, const uint32_t *tokens, uint32_t count, uint32_
     for (uint32_t id = 0; id < V; id++) bits[id >> 5] |= (uint32_t)some_allows(arg, id, count) << (id & 31);
 }
 
+/* Whether an n-gram that ends with `id` stands in the window already. */
+static bool repeats(const struct sampling_ngrams *g, const struct sampler_row *r, uint32_t id)
+{
+    uint32_t first = g->generated ? r->prompt_count : 0, n = g->size;
+    if (g->window && r->history_count - first > g->window) first = r->history_count - g->window;
+    for (uint32_t i = 0; i < g->free_count; i++)
+        if (g->free[i] == id) return false;
+    for (uint32_t at = first; at + n <= r->history_count; at++)
+        if (r->history[at + n - 1] == id &&
+            memcmp(r->history + at, r->history + r->history_count - (n - 1), (n - 1) * sizeof(uint32_t)) == 0)
+            return true;
+    return false;
+}
+
 /* The rules, one after the other, in double; *close = the draw fell within rounding of a border. */
 static uint32_t naive(const struct row *w, const struct sampling_params *p, bool *near_border)
 {
@@ -100,6 +115,8 @@ static uint32_t naive(const struct row *w, const struct sampling_params *p, bool
     for (uint32_t i = 0; i < p->bias_count; i++)
         l[p->bias[i].id] = p->bias[i].bias <= -100 ? -INFINITY : l[p->bias[i].id] + p->bias[i].bias;
     for (uint32_t i = 0; i < r->banned_count; i++) l[r->banned[i]] = -INFINITY;
+    for (uint32_t i = 0; i < V; i++)
+        if (p->ngrams.size && repeats(&p->ngrams, r, i)) l[i] = -INFINITY;
     uint32_t left = 0, largest = V;
     for (uint32_t i = 0; i < V && p->constraint; i++) {
         bool on = some_allows(p->constraint->arg, i, r->history_count - r->prompt_count);
@@ -163,6 +180,8 @@ static struct sampling_params random_params(struct sampling_bias *bias)
     if (rnd(3) == 0) p.repetition_penalty = 1.3f;
     if (rnd(3) == 0) p.presence_penalty = 0.5f;
     if (rnd(3) == 0) p.frequency_penalty = 0.25f;
+    if (rnd(3) == 0)
+        p.ngrams = (struct sampling_ngrams){1 + rnd(3), rnd(2) ? rnd(60) : 0, rnd(2), &bias[3].id, rnd(2)};
     if (rnd(3) == 0) {
         p.bias_count = 4;
         p.bias = bias;
@@ -170,6 +189,87 @@ static struct sampling_params random_params(struct sampling_bias *bias)
             bias[i] = (struct sampling_bias){i * 700 + rnd(600), i == 0 ? -100.0f : (float)rnd(9) - 4.0f};
     }
     return p;
+}
+
+/* By transformers' NoRepeatNGramLogitsProcessor: after a text of the letters a to f, which of them are barred
+ * for n-grams of 1 to 5. */
+static void test_ngrams_as_transformers(void **state)
+{
+    static const struct {
+        const char *text, *barred[5];
+    } cases[] = {{"", {"", "", "", "", ""}},
+                 {"a", {"a", "", "", "", ""}},
+                 {"aa", {"a", "a", "", "", ""}},
+                 {"aaaa", {"a", "a", "a", "a", ""}},
+                 {"abcabcab", {"abc", "c", "c", "c", "c"}},
+                 {"ababababa", {"ab", "b", "b", "b", "b"}},
+                 {"abcdabceab", {"abcde", "c", "c", "", ""}},
+                 {"aabaabaaab", {"ab", "a", "a", "a", ""}},
+                 {"abacabadabacab", {"abcd", "a", "a", "a", "a"}},
+                 {"accabcbccacabbcaacbccbbc", {"abc", "abc", "abc", "a", ""}},
+                 {"aacacbcacaacababbccbcbbc", {"abc", "abc", "abc", "c", ""}},
+                 {"cbabaaababcbcbbcbcbccbca", {"abc", "ab", "", "", ""}},
+                 {"cfaceffbfceeeaffbfeccaadfdacadbacddaaeea", {"abcdef", "acdef", "f", "f", ""}},
+                 {"dfececebacaaaeeabdcecbfacccbdddedfefeaee", {"abcdef", "abcdef", "a", "a", ""}}};
+    static struct row w;
+    struct sampler *s;
+    struct err err;
+    (void)state;
+    assert_int_equal(sampler_create(V, &s, &err), ST_OK);
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++)
+        for (uint32_t n = 1; n <= 5; n++)
+            for (uint32_t id = 0; id < 6; id++) {
+                uint32_t history[64], count = (uint32_t)strlen(cases[c].text);
+                struct token_out out;
+                for (uint32_t i = 0; i < count; i++) history[i] = (uint32_t)(cases[c].text[i] - 'a');
+                for (uint32_t i = 0; i < V; i++) w.l[i] = i == id ? 9.0f : i == 6 ? 8.0f : 0.0f;
+                describe(&w);
+                w.r.history = history;
+                w.r.history_count = count;
+                w.r.prompt_count = count / 2;
+                struct sampling_params p = {.top_p = 1, .repetition_penalty = 1, .ngrams.size = n};
+                assert_true(sampler_draw(s, &p, &w.r, &out));
+                bool barred = strchr(cases[c].barred[n - 1], (int)('a' + id)) != NULL;
+                if (out.id != (barred ? 6 : id)) fail_msg("'%s', n %u: %u", cases[c].text, n, id);
+                p.ngrams.free = &id;
+                p.ngrams.free_count = 1;
+                assert_true(sampler_draw(s, &p, &w.r, &out));
+                assert_int_equal(out.id, id);
+            }
+    sampler_destroy(s);
+}
+
+/* One pass, however the tokens repeat: the time for a long history doesn't depend on the n-grams' size. */
+static void test_ngrams_long_history(void **state)
+{
+    enum { LONG = 200000 };
+    static uint32_t history[LONG];
+    static struct row w;
+    struct sampler *s;
+    struct err err;
+    (void)state;
+    assert_int_equal(sampler_create(V, &s, &err), ST_OK);
+    for (uint32_t i = 0; i < LONG; i++) history[i] = i % 512 == 511 ? 2 : 1;
+    for (uint32_t i = 0; i < V; i++) w.l[i] = i == 1 ? 9.0f : 0.0f;
+    describe(&w);
+    w.r.history = history;
+    w.r.history_count = LONG;
+    double best[2] = {1e9, 1e9};
+    for (uint32_t round = 0; round < 10; round++) {
+        struct timespec from, to;
+        struct token_out out;
+        struct sampling_params p = {
+            .top_p = 1, .repetition_penalty = 1, .ngrams.size = round % 2 ? SAMPLING_NGRAM_MAX : 4};
+        timespec_get(&from, TIME_UTC);
+        assert_true(sampler_draw(s, &p, &w.r, &out));
+        timespec_get(&to, TIME_UTC);
+        assert_int_not_equal(out.id, 1);
+        double t = (double)(to.tv_sec - from.tv_sec) + 1e-9 * (double)(to.tv_nsec - from.tv_nsec);
+        if (t < best[round % 2]) best[round % 2] = t;
+    }
+    if (best[1] > 20 * best[0] + 1e-4) fail_msg("n 4: %g s, n 1024: %g s", best[0], best[1]);
+    printf("n-grams of 4: %.0f us, of 1024: %.0f us after 200,000 tokens\n", 1e6 * best[0], 1e6 * best[1]);
+    sampler_destroy(s);
 }
 
 static void test_against_naive(void **state)
@@ -181,7 +281,7 @@ static void test_against_naive(void **state)
     (void)state;
     assert_int_equal(sampler_create(V, &s, &err), ST_OK);
     for (uint32_t round = 0; round < 2400; round++) {
-        struct sampling_bias bias[4];
+        struct sampling_bias bias[4] = {{0, 0}};
         struct sampling_params p = random_params(bias);
         struct some some = {(const uint32_t[]){0, 3, 500, 999}[rnd(4)], rnd(100000)};
         struct sampling_constraint constraint = {.arg = &some, .mask = some_mask};
@@ -489,9 +589,10 @@ static void test_weights(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_changed_rows),  cmocka_unit_test(test_weights),
-        cmocka_unit_test(test_against_naive), cmocka_unit_test(test_uniform),
-        cmocka_unit_test(test_frequencies),   cmocka_unit_test(test_odd_rows),
-        cmocka_unit_test(test_greedy_ties),   cmocka_unit_test(test_drawn_by_the_backend)};
+        cmocka_unit_test(test_changed_rows),        cmocka_unit_test(test_weights),
+        cmocka_unit_test(test_against_naive),       cmocka_unit_test(test_ngrams_as_transformers),
+        cmocka_unit_test(test_ngrams_long_history), cmocka_unit_test(test_uniform),
+        cmocka_unit_test(test_frequencies),         cmocka_unit_test(test_odd_rows),
+        cmocka_unit_test(test_greedy_ties),         cmocka_unit_test(test_drawn_by_the_backend)};
     return cmocka_run_group_tests_name("sampler", tests, NULL, NULL);
 }

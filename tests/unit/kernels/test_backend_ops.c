@@ -698,12 +698,12 @@ static void test_interpolate_pack(void **state)
 {
     (void)state;
     static const uint32_t widths[] = {1, 17, 32, 45, 1152};
-    enum { T = 37, S = 29 };
+    enum { T = 37, S = 29, TAPS = 16 };
     for (size_t n = 0; n < sizeof widths / sizeof *widths; n++) {
-        uint32_t c = widths[n], rows[T * 4];
-        float *table = must(malloc(S * c * 4)), weights[T * 4];
+        uint32_t c = widths[n], taps = n % 2 ? TAPS : 4, rows[T * TAPS];
+        float *table = must(malloc(S * c * 4)), weights[T * TAPS];
         for (uint32_t i = 0; i < S * c; i++) table[i] = rnd();
-        for (uint32_t i = 0; i < T * 4; i++) {
+        for (uint32_t i = 0; i < T * taps; i++) {
             rows[i] = rnd_u32() % S;
             weights[i] = i % 8 == 3 ? 0.0f : rnd();
         }
@@ -720,6 +720,7 @@ static void test_interpolate_pack(void **state)
                                                 .weights = weights,
                                                 .t = T,
                                                 .c = c,
+                                                .taps = taps,
                                                 .out = (float *)(void *)out};
                 be_cpu_ops()->interpolate(b, &a);
                 guarded_check(out, bytes);
@@ -728,10 +729,9 @@ static void test_interpolate_pack(void **state)
                 guarded_check(packed, packed_bytes);
                 for (uint32_t i = 0; i < T * c; i++) {
                     double want = 0;
-                    for (uint32_t k = 0; k < 4; k++)
-                        want +=
-                            (double)weights[i / c * 4 + k] * (double)table[rows[i / c * 4 + k] * c + i % c];
-                    if (!(fabs((double)got[i] - want) <= 4 * 0x1p-23))
+                    for (uint32_t k = i / c * taps; k < (i / c + 1) * taps; k++)
+                        want += (double)weights[k] * (double)table[rows[k] * c + i % c];
+                    if (!(fabs((double)got[i] - want) <= taps * 0x1p-23))
                         fail_msg("%s: interpolation is %.9g, should be %.9g", set, (double)got[i], want);
                 }
                 for (uint32_t i = 0; i < T * ld; i++) {
@@ -748,10 +748,11 @@ static void test_interpolate_pack(void **state)
                 float *one = must(malloc(c * 4));
                 for (uint32_t t = 0; t < T; t += 5) {
                     struct be_interpolate_args alone = {.table = table,
-                                                        .rows = rows + t * 4,
-                                                        .weights = weights + t * 4,
+                                                        .rows = rows + t * taps,
+                                                        .weights = weights + t * taps,
                                                         .t = 1,
                                                         .c = c,
+                                                        .taps = taps,
                                                         .out = one};
                     be_cpu_ops()->interpolate(b, &alone);
                     assert_memory_equal(one, first + (size_t)t * c * 4, c * 4);
@@ -769,15 +770,16 @@ static void test_interpolate_pack(void **state)
 }
 
 /* gate, then clamp of what it left: in place, and into columns of a wider matrix. */
-static void gelu_clamp_check(uint32_t t, uint32_t c, enum be_dtype act, const float *x, const float *y,
-                             uint32_t stride, const float *bounds, const void *product, const void *clamped,
-                             const float *part, const char *set)
+static void gelu_clamp_check(enum be_gate f, uint32_t t, uint32_t c, enum be_dtype act, const float *x,
+                             const float *y, uint32_t stride, const float *bounds, const void *product,
+                             const void *clamped, const float *part, const char *set)
 {
     size_t ld = be_ld(c);
     for (uint32_t i = 0; i < t * ld; i++) {
         uint32_t r = (uint32_t)(i / ld), k = (uint32_t)(i % ld);
         double z = k < c ? (double)x[r * c + k] : 0, u = sqrt(2 / M_PI) * (z + 0.044715 * z * z * z),
-               want = k < c ? 0.5 * z * (1 + tanh(u)) * (double)y[r * stride + k] : 0;
+               factor = f == BE_GATE_CDF ? 0.5 * erfc(-z / sqrt(2)) : 0.5 * z * (1 + tanh(u)),
+               want = k < c ? factor * (double)y[r * stride + k] : 0;
         double got = (double)get(product, act, i);
         /* The factor within 2^-20 of itself or of 1, then a rounding to the act type. */
         if (!(fabs(got - want) <= fabs(want) * (act == BE_F32 ? 0x1p-20 : 0x1.02p-8) + 0x1p-20))
@@ -813,7 +815,8 @@ static void test_gelu_clamp(void **state)
             for (uint32_t threads = 1; threads <= 3; threads++) {
                 struct backend *b = open_set(set, act, threads);
                 unsigned char *out = guarded(bytes), *clamped = guarded(bytes);
-                struct be_gate_args a = {.gate = x,
+                struct be_gate_args a = {.f = n % 2 ? BE_GATE_CDF : BE_GATE_GELU_TANH,
+                                         .gate = x,
                                          .gate_stride = c,
                                          .x = y,
                                          .x_stride = stride,
@@ -843,7 +846,7 @@ static void test_gelu_clamp(void **state)
                 k.out_stride = 3 * (size_t)c;
                 k.pad = false;
                 be_cpu_ops()->clamp(b, &k);
-                gelu_clamp_check(T, c, act, x, y, stride, bounds, out, clamped, part, set);
+                gelu_clamp_check(a.f, T, c, act, x, y, stride, bounds, out, clamped, part, set);
                 for (uint32_t t = 0; first && t < T; t += 5) {
                     unsigned char *one = must(aligned_alloc(64, (ld * 4 + 63) / 64 * 64));
                     struct be_gate_args alone = a;

@@ -598,7 +598,8 @@ static void test_key(void **state)
     rgb[23] ^= 1;
     /* Where the tokens lie; and the same bytes as frames. */
     struct image_u8 frames = {.width = 4, .height = 1, .frames = 2, .rgb = rgb};
-    const struct prompt_grid grids[] = {{1, 2, 4, 0}, {1, 4, 2, 0}, {2, 2, 2, 0}, {2, 2, 2, 1}, {2, 2, 2, 2}};
+    const struct prompt_grid grids[] = {{1, 2, 4, 0, false}, {1, 4, 2, 0, false}, {2, 2, 2, 0, false},
+                                        {2, 2, 2, 1, false}, {2, 2, 2, 2, false}, {1, 2, 4, 0, true}};
     for (size_t i = 0; i < sizeof grids / sizeof *grids; i++)
         image_content_key(&img, &base, "gemma3", &grids[i], keys[n++]);
     image_content_key(&frames, &base, "gemma3", &no_grid, keys[n++]);

@@ -23,6 +23,8 @@ static void put(struct image_hash_cache *a, uint32_t n, uint32_t count)
     uint8_t id[32];
     struct image_parts parts;
     assert_true(image_parts_new(count, &parts));
+    parts.rows = n;
+    parts.columns = count;
     for (uint32_t i = 0; i < count; i++) {
         memset(parts.keys[i], (int)(n + i) & 255, 32);
         parts.grids[i] = (struct prompt_grid){.t = n, .h = i + 1, .w = 3, .seconds = 0.5};
@@ -40,6 +42,7 @@ static uint32_t get(struct image_hash_cache *a, uint32_t n)
     struct image_parts parts;
     id_of(a, n, id);
     if (!image_hash_cache_get(a, id, &parts)) return 0;
+    assert_true(parts.rows == n && parts.columns == parts.count);
     for (uint32_t i = 0; i < parts.count; i++) {
         for (int b = 0; b < 32; b++) assert_int_equal(parts.keys[i][b], (n + i) & 255);
         assert_true(parts.grids[i].t == n && parts.grids[i].h == i + 1 && parts.grids[i].w == 3);

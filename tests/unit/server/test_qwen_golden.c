@@ -1,4 +1,4 @@
-/* The prompts of tests/golden/qwen and tests/golden/llama from their messages on: template, tokenizer and
+/* The prompts of tests/golden/qwen, llama, tiles and native from their messages on: template, tokenizer and
  * prompt_build give transformers' text, ids, spans, grids and positions, for every case of every variant; and
  * the tokenizer gives the text of the greedy ids. */
 #include "engine/families/families.h"
@@ -71,10 +71,44 @@ struct album {
     double stamps[GOLDEN_IMAGES_MAX];
 };
 
+/* The images of a case whose golden.json has `tiles`, prepared again: rows and columns come from there. */
+static void album_of_tiles(struct album *a, const struct fixture *f, uint32_t n, const json_t *about)
+{
+    struct err err;
+    uint32_t images = (uint32_t)json_integer_value(json_object_get(about, "images")), spans = 0;
+    for (uint32_t k = 0; k < images; k++) {
+        char name[64];
+        snprintf(name, sizeof name, "case%u.image%u.rgb", n, k);
+        const struct stf_tensor *t = stf_find(f->g.files, name);
+        assert_non_null(t);
+        struct image_u8 src = {
+            .width = (uint32_t)t->shape[1], .height = (uint32_t)t->shape[0], .rgb = malloc((size_t)t->bytes)};
+        struct image_prepared p;
+        memcpy(src.rgb, t->data, (size_t)t->bytes);
+        if (image_prep(&f->m.image.config, &src, &p, &err)) fail_msg("%s", err.msg);
+        assert_true(spans + p.count <= GOLDEN_IMAGES_MAX);
+        a->list[a->count++] = (struct prompt_image){.keys = (const uint8_t(*)[32]) & a->keys[spans],
+                                                    .count = p.count,
+                                                    .rows = p.rows,
+                                                    .columns = p.columns,
+                                                    .grids = &a->grids[spans]};
+        for (uint32_t i = 0; i < p.count; i++, spans++) {
+            memset(a->keys[spans], (int)spans + 1, 32);
+            a->grids[spans] = image_grid(&f->m.image.config, p.images[i].width, p.images[i].height, 0);
+        }
+        image_prepared_free(&p);
+        image_u8_free(&src);
+    }
+}
+
 static void album_of(struct album *a, const struct fixture *f, const struct golden_case *c,
                      const json_t *about)
 {
     *a = (struct album){0};
+    if (json_object_get(about, "tiles")) {
+        album_of_tiles(a, f, (uint32_t)json_integer_value(json_object_get(about, "id")), about);
+        return;
+    }
     for (uint32_t i = 0; i < c->image_count; i++) {
         const json_t *span = json_array_get(json_object_get(about, "spans"), i);
         bool video = strcmp(json_string_value(json_object_get(span, "kind")), "video") == 0;
@@ -105,7 +139,8 @@ static void album_of(struct album *a, const struct fixture *f, const struct gold
     }
 }
 
-static void check_prompt(const struct golden_case *c, const struct prompt *p)
+static void check_prompt(const struct model_image_rule *rule, const struct golden_case *c,
+                         const struct prompt *p)
 {
     for (uint32_t i = 0; i < p->token_count && i < c->prompt_count; i++)
         if (p->tokens[i] != c->prompt[i])
@@ -117,7 +152,9 @@ static void check_prompt(const struct golden_case *c, const struct prompt *p)
         const struct prompt_span *got = &p->spans[i];
         const struct mini_image *want = &c->images[i];
         assert_true(got->begin == want->begin && got->end == want->end && !got->rule);
-        assert_memory_equal(&got->grid, &want->grid, sizeof got->grid);
+        struct prompt_grid grid = rule->grid || rule->row_break ? want->grid : (struct prompt_grid){0};
+        grid.breaks = rule->row_break != NULL; /* also between the rows of one */
+        assert_true(prompt_grid_equal(&got->grid, &grid));
         int32_t behind = c->positions[got->end], left = c->positions[2 * total + got->end];
         assert_int_equal(got->mrope_delta, behind - (int32_t)got->end);
         assert_int_equal(behind, left);
@@ -153,7 +190,7 @@ static void run_case(const struct fixture *f, const struct golden_case *c, const
     album_of(&a, f, c, about);
     if (prompt_build(&f->m, f->t, r.runs, r.run_count, false, a.list, a.count, ROOM, &p, &err))
         fail_msg("%s: %s", c->name, err.msg);
-    check_prompt(c, &p);
+    check_prompt(&f->m.image, c, &p);
     prompt_free(&p);
     if (chat) template_result_free(&r);
 }
@@ -198,6 +235,8 @@ static void test_prompts(void **state)
     (void)state;
     check_folder("qwen", &images, &chats);
     check_folder("llama", &images, &more);
+    check_folder("native", &images, &more);
+    check_folder("tiles", &images, &more);
     assert_true(images >= 40 && chats >= 25 && more >= 3);
 }
 

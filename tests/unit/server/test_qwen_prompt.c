@@ -255,22 +255,22 @@ static void test_positions(void **state)
         int32_t offset[3];
     } cases[] = {
         {"\n\n\n\n<|image_pad|>\n\n\n\n\n\n\n<|image_pad|>\n\n",
-         {{1, 4, 6, 0}, {1, 8, 2, 0}},
+         {{1, 4, 6, 0, false}, {1, 8, 2, 0, false}},
          2,
          {4, 35},
          false,
          {-18, -26}},
-        {"<|image_pad|>", {{1, 4, 6, 0}}, 1, {0}, false, {-18}},
+        {"<|image_pad|>", {{1, 4, 6, 0, false}}, 1, {0}, false, {-18}},
         {"<|image_pad|><|image_pad|><|image_pad|>",
-         {{1, 1, 1, 0}, {1, 2, 8, 0}, {1, 4, 4, 0}},
+         {{1, 1, 1, 0, false}, {1, 2, 8, 0, false}, {1, 4, 4, 0, false}},
          3,
          {0, 1, 17},
          false,
          {0, -8, -20}},
-        {"\n<|video_pad|>\n", {{3, 2, 2, 1}}, 1, {1}, true, {3 - 12}},
-        {"\n<|video_pad|>\n", {{3, 2, 2, 50}}, 1, {1}, true, {101 - 12}},
-        {"\n<|video_pad|>\n", {{4, 2, 2, 0.7}}, 1, {1}, true, {3 - 16}}, /* floor(3 * 0.7) = 2 */
-        {"\n<|video_pad|>\n", {{4, 5, 2, 0.7}}, 1, {1}, true, {5 - 40}},
+        {"\n<|video_pad|>\n", {{3, 2, 2, 1, false}}, 1, {1}, true, {3 - 12}},
+        {"\n<|video_pad|>\n", {{3, 2, 2, 50, false}}, 1, {1}, true, {101 - 12}},
+        {"\n<|video_pad|>\n", {{4, 2, 2, 0.7, false}}, 1, {1}, true, {3 - 16}}, /* floor(3 * 0.7) = 2 */
+        {"\n<|video_pad|>\n", {{4, 5, 2, 0.7, false}}, 1, {1}, true, {5 - 40}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct prompt_image list[3];
@@ -310,11 +310,11 @@ static void test_refused(void **state)
 {
     (void)state;
     struct fixture f;
-    static const struct prompt_grid small = {1, 2, 2, 0}, none = {1, 0, 2, 0},
-                                    huge = {UINT32_MAX, UINT32_MAX, UINT32_MAX, 0}, wide = {1, 300, 300, 0},
-                                    forever = {1000, 1, 1, 1e12}, odd = {2, 1, 1, -1.0},
-                                    inexact = {1000, 1, 1, 16800},
-                                    most = {1000, 1, 1, 16700}; /* 2^24 lies between */
+    static const struct prompt_grid small = {1, 2, 2, 0, false}, none = {1, 0, 2, 0, false},
+                                    huge = {UINT32_MAX, UINT32_MAX, UINT32_MAX, 0, false},
+                                    wide = {1, 300, 300, 0, false}, forever = {1000, 1, 1, 1e12, false},
+                                    odd = {2, 1, 1, -1.0, false}, inexact = {1000, 1, 1, 16800, false},
+                                    most = {1000, 1, 1, 16700, false}; /* 2^24 lies between */
     const double stamp = 0.5, late = 1e300;
     struct prompt_image one = known(&small, false), clip = known(&small, true), bad;
     const struct tok_run place[] = {RUN("x<|image_pad|>y", TOK_CONTROL_ALL)},
@@ -386,7 +386,7 @@ static void test_origins(void **state)
     (void)state;
     struct fixture f;
     open_fixture(&f, "qwen3_vl_f32");
-    static const struct prompt_grid a = {1, 2, 3, 0}, b = {1, 1, 2, 0};
+    static const struct prompt_grid a = {1, 2, 3, 0, false}, b = {1, 1, 2, 0, false};
     struct prompt_image list[] = {known(&a, false), known(&b, false)};
     const struct tok_run runs[] = {
         RUN("<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>", TOK_CONTROL_ALL),

@@ -341,37 +341,44 @@ static void test_json(void **state)
         {.token = 20, .kind = PLACE_TEMPLATE, .message = 3}};
     const struct cache_places places = {.list = list, .count = 5}, none = {0};
     check_json(&(struct sched_cache_info){.reused = 9, .equal = 12, .stop = CACHE_STOP_SPAN}, 30, 0, &places,
-               "{\"reused_tokens\":9,\"equal_tokens\":12,\"prompt_tokens\":30,\"stop\":\"inside_image\","
+               "{\"reused_tokens\":9,\"equal_tokens\":12,\"prompt_tokens\":30,\"tier\":\"memory\",\"loaded_"
+               "tokens\":0,\"stop\":\"inside_image\","
                "\"reuse_ends_at\":{\"token\":9,\"kind\":\"image\",\"message\":2,\"role\":null,\"part\":1,"
                "\"image\":3},"
                "\"differs_at\":{\"token\":12,\"kind\":\"image\",\"message\":2,\"role\":null,\"part\":1,"
                "\"image\":3}}");
     check_json(
         &(struct sched_cache_info){.reused = 4, .equal = 6, .stop = CACHE_STOP_WINDOW}, 30, 0, &places,
-        "{\"reused_tokens\":4,\"equal_tokens\":6,\"prompt_tokens\":30,\"stop\":\"sliding_window_gone\","
+        "{\"reused_tokens\":4,\"equal_tokens\":6,\"prompt_tokens\":30,\"tier\":\"memory\",\"loaded_tokens\":"
+        "0,\"stop\":\"sliding_window_gone\","
         "\"reuse_ends_at\":{\"token\":4,\"kind\":\"field\",\"message\":0,\"role\":\"user\",\"field\":"
         "\"role\"},"
         "\"differs_at\":{\"token\":6,\"kind\":\"text\",\"message\":0,\"role\":\"user\",\"part\":null}}");
     check_json(
         &(struct sched_cache_info){.reused = 29, .equal = 30, .stop = CACHE_STOP_NONE}, 30, 0, &places,
-        "{\"reused_tokens\":29,\"equal_tokens\":30,\"prompt_tokens\":30,\"stop\":\"none\","
+        "{\"reused_tokens\":29,\"equal_tokens\":30,\"prompt_tokens\":30,\"tier\":\"memory\",\"loaded_"
+        "tokens\":0,\"stop\":\"none\","
         "\"reuse_ends_at\":{\"token\":29,\"kind\":\"template\",\"after_message\":2},\"differs_at\":null}");
     check_json(&(struct sched_cache_info){.reused = 0, .equal = 1, .stop = CACHE_STOP_TOKEN}, 30, 0, &places,
-               "{\"reused_tokens\":0,\"equal_tokens\":1,\"prompt_tokens\":30,\"stop\":\"token_differs\","
+               "{\"reused_tokens\":0,\"equal_tokens\":1,\"prompt_tokens\":30,\"tier\":null,\"loaded_"
+               "tokens\":0,\"stop\":\"token_differs\","
                "\"reuse_ends_at\":{\"token\":0,\"kind\":\"template\",\"after_message\":null},"
                "\"differs_at\":{\"token\":1,\"kind\":\"field\",\"message\":0,\"role\":\"user\",\"field\":"
                "\"role\"}}");
     check_json(&(struct sched_cache_info){.stop = CACHE_STOP_SALT}, 30, 0, &places,
-               "{\"reused_tokens\":0,\"equal_tokens\":0,\"prompt_tokens\":30,\"stop\":\"salt\",\"reuse_ends_"
+               "{\"reused_tokens\":0,\"equal_tokens\":0,\"prompt_tokens\":30,\"tier\":null,\"loaded_"
+               "tokens\":0,\"stop\":\"salt\",\"reuse_ends_"
                "at\":null,\"differs_at\":null}");
     check_json(&(struct sched_cache_info){.reused = 3, .equal = 3, .stop = CACHE_STOP_END}, 5, 0, &none,
-               "{\"reused_tokens\":3,\"equal_tokens\":3,\"prompt_tokens\":5,\"stop\":\"end_of_cached\","
+               "{\"reused_tokens\":3,\"equal_tokens\":3,\"prompt_tokens\":5,\"tier\":\"memory\",\"loaded_"
+               "tokens\":0,\"stop\":\"end_of_cached\","
                "\"reuse_ends_at\":{\"token\":3,\"kind\":\"prompt\"},\"differs_at\":{\"token\":3,\"kind\":"
                "\"prompt\"}}");
     /* truncate_prompt_tokens cut 5 tokens off: token 0 is what was token 5. */
     check_json(
         &(struct sched_cache_info){.reused = 0, .equal = 0, .stop = CACHE_STOP_TOKEN}, 5, 5, &places,
-        "{\"reused_tokens\":0,\"equal_tokens\":0,\"prompt_tokens\":5,\"stop\":\"token_differs\","
+        "{\"reused_tokens\":0,\"equal_tokens\":0,\"prompt_tokens\":5,\"tier\":null,\"loaded_tokens\":0,"
+        "\"stop\":\"token_differs\","
         "\"reuse_ends_at\":{\"token\":0,\"kind\":\"text\",\"message\":0,\"role\":\"user\",\"part\":null},"
         "\"differs_at\":{\"token\":0,\"kind\":\"text\",\"message\":0,\"role\":\"user\",\"part\":null}}");
     static const char *const names[] = {"none",           "end_of_cached", "token_differs",

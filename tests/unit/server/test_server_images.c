@@ -301,9 +301,9 @@ static void test_nobody(void **state)
     world_close(&w);
 }
 
-static int stamp(char out[MODEL_STAMP_BYTES], double seconds)
+static int stamp(char out[MODEL_TEXT_BYTES], double seconds)
 {
-    return snprintf(out, MODEL_STAMP_BYTES, "%g s", seconds);
+    return snprintf(out, MODEL_TEXT_BYTES, "%g s", seconds);
 }
 
 /* A video of three parts: one decode serves all of them, however late they are asked for. */

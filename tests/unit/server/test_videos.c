@@ -130,9 +130,9 @@ static void add_bmp(uint8_t **list, size_t *len, uint32_t width, uint32_t height
     free(b);
 }
 
-static int stamp(char out[MODEL_STAMP_BYTES], double seconds)
+static int stamp(char out[MODEL_TEXT_BYTES], double seconds)
 {
-    return snprintf(out, MODEL_STAMP_BYTES, "%g s", seconds);
+    return snprintf(out, MODEL_TEXT_BYTES, "%g s", seconds);
 }
 
 static void test_lists(void **state)

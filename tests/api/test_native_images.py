@@ -1,0 +1,75 @@
+"""Towers that take images at their own size, over HTTP: five images over three turns answer the same with and
+without the prefix cache, whose hits end inside images too; an image of 2 x 2 pixels is served, one that the
+processor would resize to nothing (1 x 4,000) gets a 400 that says so.
+
+python3 test_native_images.py [--binary B]"""
+import os
+
+import harness
+
+root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+args = harness.arguments(__doc__)
+check = harness.Checks()
+
+
+def image(seed, width, height):
+    data = harness.png(width, height,
+                       lambda x, y: ((seed * 37 + x * 9) % 256, (y * 11 + seed) % 256, (x * y) % 256))
+    return {"type": "image_url", "image_url": {"url": harness.data_url(data)}}
+
+
+def text(t):
+    return {"type": "text", "text": t}
+
+
+TURNS = [[text("One"), image(1, 20, 20), text("two"), image(2, 4, 60)], [image(3, 31, 9), text("and?")],
+         [image(4, 2, 2), image(5, 50, 30)]]
+
+
+def ask(server, messages):
+    body = {"temperature": 0, "max_tokens": 6, "ignore_eos": True, "return_token_ids": True,
+            "messages": messages}
+    answer = server.ok("/v1/chat/completions", body)
+    return answer["choices"][0]["token_ids"], answer["usage"]
+
+
+def test_turns(variant):
+    model = os.path.join(root, "tests/golden/native", variant)
+    flags = ("--kv-memory", "64M", "--generation-config", "ignore")
+    warm, cold = (harness.Server(args.binary, model, *flags, "--prefix-cache", way) for way in ("on", "off"))
+    for last in (5, 6):  # the last image is another one in the second conversation
+        messages = []
+        for k, turn in enumerate(TURNS):
+            content = turn[:-1] + [image(last, 50, 30)] if k == 2 else turn
+            messages.append({"role": "user", "content": content})
+            ids, usage = ask(warm, messages)
+            check.equal(f"{variant}, turn {k}", ids, ask(cold, messages)[0])
+            cached = usage["prompt_tokens_details"]["cached_tokens"]
+            if k or last > 5:
+                check.true(f"{variant}, turn {k}: the turns before are reused", cached > 8, usage)
+            messages.append({"role": "assistant", "content": "Yes."})
+    warm.stop()
+    cold.stop()
+
+
+def test_sizes(variant, refused):
+    model = os.path.join(root, "tests/golden/native", variant)
+    server = harness.Server(args.binary, model, "--kv-memory", "64M", "--generation-config", "ignore")
+    ask(server, [{"role": "user", "content": [image(1, 2, 2)]}])
+    body = {"max_tokens": 1, "messages": [{"role": "user", "content": [image(2, 1, 4000)]}]}
+    status, answer = server.post("/v1/chat/completions", body)
+    check.equal(f"{variant}: 1 x 4,000", status, 400)
+    check.true(f"{variant}: says why", refused in str(answer), answer)
+    server.stop()
+
+
+def main():
+    for variant in ("mistral3_f32", "paddleocr_vl_f32", "glm_ocr_f32"):
+        check.run(test_turns, variant)
+    check.run(test_sizes, "mistral3_f32", "would be resized to nothing")
+    check.run(test_sizes, "paddleocr_vl_f32", "must not differ by more than 200 to 1")
+    check.run(test_sizes, "glm_ocr_f32", "must not differ by more than 200 to 1")
+    check.end()
+
+
+main()
