@@ -72,8 +72,10 @@ static bool take_place(struct scheduler *s, struct sequence *q)
 {
     while (no_place(s, q))
         if (!take_from_others(s, q)) return false;
+    bool refused = q->refused_at == s->freed + 1;
     sched__cache_adopt(s, q);
-    while (s->running.count > 0 && !sched__has_room(s, q)) {
+    while (s->running.count > 0 && (refused || !sched__has_room(s, q))) {
+        refused = false;
         if (take_from_others(s, q)) continue;
         sched__cache_undo(s, q);
         q->refused_at = s->freed + 1;
@@ -210,10 +212,13 @@ static bool make_room(struct scheduler *s, struct sequence *q, uint32_t n)
         struct sequence *victim = sched__pick_victim(s, NULL);
         /* sched_submit rejects what can't run alone in an empty arena. But blocks of an ended sequence, or of
          * a chunk larger than necessary, may have been between q's blocks, which are then scattered over more
-         * slabs than needed. So q restarts, alone. */
+         * slabs than needed. So q restarts, alone. A victim beside others waits until one of them releases
+         * blocks: sched__has_room doesn't know of slabs, and a sequence that is admitted and preempted in
+         * every turn would take their turns to encode images. */
         if (victim == q && s->running.count == 1) q->alone = true;
         if (victim->chunk_tokens) remove_chunk(s, victim);
         sched__preempt(s, victim);
+        victim->refused_at = s->freed + 1;
         if (victim == q) return false;
     }
     return true;
