@@ -31,8 +31,15 @@ _Static_assert(MODEL_EOS_MAX >= HF_EOS_MAX, "every stop id of a configuration fi
     X(llama)                                                                                                 \
     X(lfm2)                                                                                                  \
     X(idefics3)                                                                                              \
-    X(mistral3) X(lighton_ocr) X(paddleocr_vl) X(glm4v) X(glm_ocr) X(internvl) X(lfm2_vl) X(granite_docling) \
-        X(minicpmv4_6)
+    X(mistral3)                                                                                              \
+    X(lighton_ocr)                                                                                           \
+    X(paddleocr_vl)                                                                                          \
+    X(glm4v)                                                                                                 \
+    X(glm_ocr)                                                                                               \
+    X(internvl)                                                                                              \
+    X(lfm2_vl)                                                                                               \
+    X(granite_docling)                                                                                       \
+    X(minicpmv4_6)
 
 #define DECLARE(name) extern const struct family family_##name;
 #define ADDRESS(name) &family_##name,
