@@ -1,7 +1,32 @@
 #!/bin/sh
 # Installs the Debian packages that the build (and with --test, the tests) need and that are missing; does
 # nothing when all are there. Uses sudo when it isn't root. usage: scripts/deps.sh [--test]
+# Fedora, Arch and Alpine: what the build needs, by their names of it; only Debian's are tested.
 set -eu
+elsewhere() { # elsewhere COMMAND...: installs what the build needs with another package manager
+    echo "packages: $*"
+    if [ "$(id -u)" -eq 0 ]; then "$@"; else sudo "$@"; fi
+    exit
+}
+if command -v apt-get >/dev/null 2>&1; then
+    :
+elif command -v dnf >/dev/null 2>&1; then
+    elsewhere dnf install -y gcc make pkgconf-pkg-config libmicrohttpd-devel libuv-devel jansson-devel \
+        libjpeg-turbo-devel libwebp-devel libsodium-devel utf8proc-devel zlib-devel giflib-devel \
+        stb_image-devel libcmocka-devel zeromq-devel msgpack-devel libcurl-devel wslay-devel libmd-devel \
+        gnutls-devel ca-certificates curl
+elif command -v pacman >/dev/null 2>&1; then
+    elsewhere pacman -S --needed --noconfirm gcc make pkgconf libmicrohttpd libuv jansson libjpeg-turbo \
+        libwebp libsodium libutf8proc zlib giflib stb cmocka zeromq msgpack-c curl wslay libmd gnutls \
+        ca-certificates
+elif command -v apk >/dev/null 2>&1; then
+    elsewhere apk add gcc musl-dev make pkgconf libmicrohttpd-dev libuv-dev jansson-dev libjpeg-turbo-dev \
+        libwebp-dev libsodium-dev utf8proc-dev zlib-dev giflib-dev stb cmocka-dev zeromq-dev msgpack-c-dev \
+        curl-dev wslay-dev libmd-dev gnutls-dev ca-certificates curl
+else
+    echo "no package manager is known here (apt, dnf, pacman, apk); the build needs what this file lists" >&2
+    exit 1
+fi
 need="gcc make pkg-config libmicrohttpd-dev libuv1-dev libjansson-dev libjpeg-dev libwebp-dev libsodium-dev"
 need="$need libutf8proc-dev zlib1g-dev libgif-dev libstb-dev libcmocka-dev libzmq3-dev"
 need="$need libmsgpack-dev libcurl4-openssl-dev libwslay-dev libmd-dev libgnutls28-dev ca-certificates curl"

@@ -7,11 +7,25 @@ set -eu
 cd "$(dirname "$0")/.."
 sh scripts/deps.sh
 echo "build: make -j$(nproc)"
-if ! make -j"$(nproc)" --no-print-directory >build.log 2>&1; then
+# One line that counts what is compiled, on a terminal.
+files=$(find config kernels engine scheduler server -name '*.c' | wc -l)
+progress() {
+    while read -r line; do
+        printf '%s\n' "$line"
+        case $line in *" -c "*) ;; *) continue ;; esac
+        compiled=$((${compiled:-0} + 1))
+        [ ! -t 2 ] || printf '\rcompiled %s of about %s files ' "$compiled" "$files" >&2
+    done
+    [ ! -t 2 ] || printf '\n' >&2
+}
+rm -f build/made
+if ! { make -j"$(nproc)" --no-print-directory 2>&1 && touch build/made; } | progress >build.log ||
+    [ ! -e build/made ]; then
     tail -n 40 build.log
     echo "build failed (build.log has everything)"
     exit 1
 fi
+rm build/made
 mv build.log build/build.log
 
 pipe=$(mktemp -u)
