@@ -168,8 +168,9 @@ if [ "$quick" -eq 0 ]; then
     most=
     export KVASIR_TEST_SHORT=2
     step "build asan" make -j"$jobs" CONFIG=asan all tests cuda-host
-    # The simulations run code that the other tests have run, far more often: scripts/soak.sh.
-    suite_start "suites asan" env TEST_SKIP="sim_fleet sim_hitrate sim_sched sim_step_time" \
+    # These run code that the other tests have run, far more often: scripts/soak.sh.
+    suite_start "suites asan" env TEST_SKIP="sim_fleet sim_hitrate sim_sched sim_step_time \
+        test_engine_invariance test_engine_towers test_image_tiles" \
         make --no-print-directory CONFIG=asan test
     suite_start "asan cuda emulated" make --no-print-directory CONFIG=asan test-cuda-host
     for t in test_api test_hostile test_connections test_cache test_images test_tools test_paligemma \
