@@ -81,6 +81,11 @@ void api_embeddings_start(struct request *r)
     gen_start(r, GEN_COMPLETION, &dialect_embeddings, generate_job, generate_done);
 }
 
+void api_pooling_start(struct request *r)
+{
+    gen_start(r, GEN_COMPLETION, &dialect_pooling, generate_job, generate_done);
+}
+
 void api_rerank_start(struct request *r)
 {
     gen_start(r, GEN_COMPLETION, &dialect_rerank, generate_job, generate_done);

@@ -319,12 +319,13 @@ static void end_metrics(struct choice *c, const struct sched_event *ev)
                                       });
 }
 
-/* The pooled vector takes the place of the text. */
+/* The pooled vectors take the place of the text. */
 static enum status take_pooled(struct choice *c, const double *pooled)
 {
-    uint32_t n = c->gen->r->srv->model->embedding_width;
+    size_t n = c->gen->r->srv->model->embedding_width;
+    if (c->gen->p.pooling == POOL_ALL) n *= c->prompt->prompt.token_count;
     enum status st = buf_reserve(&c->text, n * sizeof(float));
-    for (uint32_t i = 0; i < n && !st; i++) {
+    for (size_t i = 0; i < n && !st; i++) {
         float v = (float)pooled[i];
         st = buf_add(&c->text, &v, sizeof v);
     }
