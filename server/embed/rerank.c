@@ -78,6 +78,7 @@ static enum status common(struct gen *g, json_t *root, const json_t **instructio
     struct rerank_state *s = g->dialect_state = calloc(1, sizeof *s);
     if (!s) return api_nomem(e);
     s->late = g->r->srv->model->pooling->kind == POOL_ALL;
+    g->p.add_special_tokens = g->r->srv->model->info->retrieval.instruction; /* as the scripts have it */
     if (embed_read(g, root) || (!s->late && answers(g, s))) return ST_INVALID;
     if (s->late) {
         g->p.pooling = POOL_ALL;
