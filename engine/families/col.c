@@ -20,7 +20,7 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
     if (!d->has_vision) hf_error(r, ST_FORMAT, "vlm_config.vision_config", "is missing");
     d->canonical = d->image.rule == SPAN_PREFIX_LM ? paligemma_name : qwen_name;
     d->retrieval = (struct model_retrieval){.vectors = "embedding_proj_layer"};
-    d->tied = true; /* there is no head */
+    d->tied = true;        /* there is no head */
     d->image.grid = false; /* the class passes no grids: positions count tokens */
     d->image.video_marker = NULL;
     (void)c;

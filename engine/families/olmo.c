@@ -93,8 +93,7 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
 static void gguf_text(struct gguf_keys *k, struct hf_text *t)
 {
     static const char pattern[] = "attention.sliding_window_pattern";
-    qwen_gguf_text(k, t);
-    t->rope[HF_SLIDING] = t->rope[HF_FULL];
+    llama_gguf_text(k, t);
     gguf_read_u32(k, "attention.sliding_window", false, 0, 1u << 30, &t->sliding_window);
     if (!t->sliding_window) return;
     for (uint32_t n = 0; n < t->num_hidden_layers; n++)

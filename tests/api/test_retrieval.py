@@ -126,6 +126,22 @@ def qwen3_vl(name):
             s.stop()
 
 
+def repeated_image():
+    """The query's image in every pair, where neither its features nor its keys and values stay cached."""
+    g = json.load(open(os.path.join(GOLDEN, "retrieval", "qwen3_vl_odd_f32", "golden.json")))
+    for flags in ("--encoder-cache-memory", "1K"), ("--prefix-cache", "off", "--encoder-cache-memory", "1K"):
+        s = served(os.path.join(GOLDEN, g["source"]), *flags)
+        try:
+            answers = []
+            for documents in g["documents"], g["documents"] * 6:
+                status, answer = post(s, "/v1/score", {"queries": {"content": content(g["query"])}, "documents": documents})
+                check.equal(f"{flags} status", status, 200)
+                answers.append([d["score"] for d in answer["data"]])
+            check.equal(f"{flags} bits", answers[1], answers[0] * 6)
+        finally:
+            s.stop()
+
+
 def late(name):
     folder = os.path.join(GOLDEN, "retrieval", name)
     g = json.load(open(os.path.join(folder, "golden.json")))
@@ -184,6 +200,7 @@ if __name__ == "__main__":
     BINARY = ARGS.binary
     for variant in "qwen3_vl_f32", "qwen3_vl_odd_f32":
         check.run(qwen3_vl, variant)
+    check.run(repeated_image)
     for variant in "colpali_f32", "colpali_odd_f32", "colqwen2_f32", "colqwen2_odd_f32":
         check.run(late, variant)
     check.run(texts_only)

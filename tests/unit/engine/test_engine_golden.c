@@ -324,6 +324,8 @@ static void test_integers(void **state)
                {"gemma4", "gemma4", "e4b_released_f32", false},
                {"llama", "llama", "llama_gguf_f32", false},
                {"llama_odd", "llama", "llama_odd_f32", false},
+               {"olmo3", "llama", "olmo3_odd_f32", false},
+               {"exaone4", "llama", "exaone4_odd_f32", false},
                {"smollm3", "llama", "smollm3_f32", false},
                {"granite", "llama", "granite_f32", false},
                {"lfm2", "llama", "lfm2_odd_f32", false},
