@@ -49,11 +49,12 @@ struct model_image_rule {
 
 /* How a family's models for retrieval take their inputs. */
 struct model_retrieval {
-    /* The linear layer on each token's vector, of multi-vector embeddings: the tensor's name in the file without
+    /* The linear layer on each token's vector, of multi-vector embeddings: the tensor's name in the file
+     * without
      * ".weight"; NULL: one vector for all. */
     const char *vectors;
-    /* Texts and images to embed are chats with this system message, unless the request has another; NULL: texts
-     * are embedded as they are. */
+    /* Texts and images to embed are chats with this system message, unless the request has another; NULL:
+     * texts are embedded as they are. */
     const char *system;
     const char *instruction; /* of a reranker that takes images, by default; NULL: it takes texts */
 };

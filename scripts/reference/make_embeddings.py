@@ -84,7 +84,7 @@ def encoder(name, plain=False):
                 p.normal_(0, 0.2)
     model.save_pretrained(out)
     layers = [dense(out, "2_Dense", 48, 72, False, "linear.Identity"),
-              dense(out, "3_Dense", 72, 24, not plain, f"{'linear.Identity' if plain else 'activation.Tanh'}")]
+              dense(out, "3_Dense", 72, 24, not plain, "linear.Identity" if plain else "activation.Tanh")]
     prompts = {"query": "task: search | query: ", "document": "title: none | text: "}
     finish(out, "mean", True, {} if plain else prompts, layers)
 

@@ -49,7 +49,8 @@ ARCH = {"gemma": "gemma", "gemma2": "gemma2", "gemma3": "gemma3", "gemma3_text":
         "qwen2_vl": "qwen2vl", "qwen2_5_vl": "qwen2vl", "qwen3_vl": "qwen3vl", "qwen3_vl_moe": "qwen3vlmoe",
         "qwen3_5": "qwen35", "qwen3_5_text": "qwen35", "qwen3_5_moe": "qwen35moe",
         "llama": "llama", "mistral": "llama", "smollm3": "smollm3", "granite": "granite",
-        "olmo2": "olmo2", "olmo3": "olmo2", "exaone4": "exaone4", "lfm2": "lfm2", "mistral3": "mistral3", "lighton_ocr": "qwen3",
+        "olmo2": "olmo2", "olmo3": "olmo2", "exaone4": "exaone4",
+        "lfm2": "lfm2", "mistral3": "mistral3", "lighton_ocr": "qwen3",
         "smolvlm": "llama", "idefics3": "llama", "internvl": "qwen2", "lfm2_vl": "lfm2"}
 PERMUTED = ("llama", "smollm3", "granite", "mistral3")  # rows of q and k, for rotary in pairs
 PROJECTOR = {"gemma3": "gemma3", "qwen2_vl": "qwen2vl_merger", "qwen2_5_vl": "qwen2.5vl_merger",
@@ -144,7 +145,8 @@ def rename(name, table):
 
 def add(writer, name, data):
     data = np.atleast_1d(np.ascontiguousarray(data, dtype=np.float32))
-    if data.ndim < 2 or writer.arch == "gemma-embedding" or writer.pooled or "ffn_gate_inp" in name or "position_embd" in name or "conv1d" in name:
+    floats = ("ffn_gate_inp", "position_embd", "conv1d")
+    if data.ndim < 2 or writer.pooled or any(part in name for part in floats):
         writer.add_tensor(name, data)
     elif data.ndim < 4 and data.shape[-1] % 32 == 0:
         kind = gguf.GGMLQuantizationType.Q8_0

@@ -207,7 +207,8 @@ VARIANTS = {
         text=cfg(num_attention_heads=4, num_key_value_heads=2, rope_parameters=rope(1e4)),
         note="norms over all heads of q and of k; norms behind attention and MLP alone; tied"),
     "olmo2_odd_f32": dict(
-        family="olmo2", tokenizer="digits3", seed=4500, gains=dict(behind=0.12), drop=["num_key_value_heads", "rms_norm_eps"],
+        family="olmo2", tokenizer="digits3", seed=4500, gains=dict(behind=0.12),
+        drop=["num_key_value_heads", "rms_norm_eps"],
         text=cfg(hidden_size=48, num_attention_heads=3, num_key_value_heads=None, num_hidden_layers=2,
                  vocab_size=VOCAB + 5, tie_word_embeddings=False,
                  rope_parameters=rope(5e5)),
@@ -221,7 +222,8 @@ VARIANTS = {
                                   "sliding_attention": rope(3e3)}),
         note="a window of 14; YaRN in the full layer alone; bases of their own"),
     "olmo3_odd_f32": dict(
-        family="olmo3", tokenizer="digits3", seed=4700, gains=dict(behind=0.12), reach=24, drop=["layer_types"],
+        family="olmo3", tokenizer="digits3", seed=4700, gains=dict(behind=0.12),
+        reach=24, drop=["layer_types"],
         text=cfg(hidden_size=48, num_attention_heads=3, num_key_value_heads=3, num_hidden_layers=4,
                  sliding_window=9, tie_word_embeddings=False, rms_norm_eps=1e-3,
                  rope_parameters={"full_attention": rope(1e4), "sliding_attention": rope(1e4)}),

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Writes tests/golden/retrieval/: what transformers answers for models that embed and score images.
 
-  qwen3_vl*  Qwen3-VL-Embedding and -Reranker: a golden checkpoint of tests/golden/qwen, with the prompts of the
-             models' own scripts; beside golden.json the files that lie over those of `source`
+  qwen3_vl*  Qwen3-VL-Embedding and -Reranker: a golden checkpoint of tests/golden/qwen, with the prompts of
+             the models' own scripts; beside golden.json the files that lie over those of `source`
   colpali*   ColPaliForRetrieval around a golden checkpoint of tests/golden/paligemma
   colqwen2*  ColQwen2ForRetrieval around one of tests/golden/qwen
 
@@ -79,7 +79,8 @@ def qwen3_vl(name, source, end, yes, no):
         for at in work, out:
             (at / "tokenizer.json").write_text(text)
     (out / "1_LogitScore").mkdir()
-    (out / "1_LogitScore" / "config.json").write_text(json.dumps({"true_token_id": yes, "false_token_id": no}))
+    ids = {"true_token_id": yes, "false_token_id": no}
+    (out / "1_LogitScore" / "config.json").write_text(json.dumps(ids))
     kind = "sentence_transformers.base.modules.transformer.Transformer"
     (out / "modules.json").write_text(json.dumps([
         {"idx": 0, "name": "0", "path": "", "type": kind},
@@ -107,7 +108,8 @@ def qwen3_vl(name, source, end, yes, no):
                     {"role": "user", "content": parts(item)}])
         vectors.append(torch.nn.functional.normalize(v, dim=0).tolist())
         tokens.append(n)
-    query, documents = {"text": "where is it", "image": a}, ["on the mat", {"image": b}, {"text": "12", "image": a}]
+    query = {"text": "where is it", "image": a}
+    documents = ["on the mat", {"image": b}, {"text": "12", "image": a}]
     weight, scores = model.lm_head.weight[yes] - model.lm_head.weight[no], []
     for d in documents:
         instruct = "Given a search query, retrieve relevant candidates that answer the query."
@@ -157,12 +159,13 @@ def late(name, source, width, old_names, queries, pages):
     vectors = [model(**i).embeddings[0] for i in inputs]
     found = [[processor.score_retrieval([q], [p]).item() for p in vectors] for q in vectors[:len(queries)]]
     (out / "golden.json").write_text(json.dumps(
-        {"queries": queries, "pages": [uri(p) for p in pages], "ids": [i["input_ids"][0].tolist() for i in inputs],
-         "vectors": [v.tolist() for v in vectors], "scores": found}, ensure_ascii=False))
+        {"queries": queries, "pages": [uri(p) for p in pages],
+         "ids": [i["input_ids"][0].tolist() for i in inputs], "vectors": [v.tolist() for v in vectors],
+         "scores": found}, ensure_ascii=False))
 
 
 def colqwen_old(name):
-    return name.replace("vlm.language_model.", "vlm.model.language_model.").replace("vlm.visual", "vlm.model.visual")
+    return name.replace("vlm.", "vlm.model.")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,8 @@ enum status embed_read(struct gen *g, json_t *root)
     json_t *user = field(root, "user");
     if (user && !json_is_string(user))
         return api_fail(e, 400, "invalid_type", "user", "user must be a string.");
-    if (gen_parse_salt(g, root) || field_int(e, root, "priority", INT32_MIN, INT32_MAX, &priority, NULL) ||
+    if (gen_parse_salt(g, root) || gen_parse_image_bounds(g, root) ||
+        field_int(e, root, "priority", INT32_MIN, INT32_MAX, &priority, NULL) ||
         field_bool(e, root, "add_special_tokens", &g->p.add_special_tokens))
         return ST_INVALID;
     if (field(root, "truncate_prompt_tokens"))

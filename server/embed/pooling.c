@@ -159,8 +159,8 @@ static enum status modules_read(const char *dir, const json_t *modules, struct p
     return st;
 }
 
-/* What the model's own files say: the layer of multi-vector embeddings; a GGUF file's pooling, and
- * EmbeddingGemma's two layers. */
+/* What the model's own files say: the layer of multi-vector embeddings; of a GGUF file the pooling, and the
+ * layers behind it. */
 static enum status own_layers(const char *dir, const char *vectors, struct pooling *p, struct err *err)
 {
     static const char *const layers[] = {"dense_2", "dense_3"};

@@ -109,7 +109,7 @@ static enum status query_add(struct chat_reader *r, const struct pairs *p, size_
                       json_array_get(p->queries, same ? 0 : i));
 }
 
-/* The questions of Qwen3-VL-Reranker's script. */
+/* With images: the question of the rerankers' own script. */
 static enum status pair_chats(struct gen *g, const json_t *instruction, const struct pairs *p)
 {
     struct chat_reader r;

@@ -86,9 +86,10 @@ def variant(name):
 
 
 def ggufs():
-    """Two embedding models as GGUF files in float32: pooling, layers and the end of each text from their keys."""
+    """As GGUF files in float32: pooling, layers and the end of each text from their keys."""
     for name, source in ("gemma_embedding", "plain_f32"), ("qwen3_embedding", "last_f32"):
-        cases = [c for c in json.load(open(golden("embeddings", source, "golden.json"))) if not c["prompt_name"]]
+        cases = json.load(open(golden("embeddings", source, "golden.json")))
+        cases = [c for c in cases if not c["prompt_name"]]
         s = Server(BINARY, golden("gguf", name + ".gguf"))
         try:
             for c in cases:
