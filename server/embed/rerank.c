@@ -96,17 +96,12 @@ static enum status common(struct gen *g, json_t *root, const json_t **instructio
 struct pairs {
     const char *query_name, *name; /* static */
     json_t *queries, *documents;
-    bool one; /* the query is no list */
 };
 
 static enum status query_add(struct chat_reader *r, const struct pairs *p, size_t i)
 {
     bool same = json_array_size(p->queries) == 1;
-    return embed_item(r, p->query_name,
-                      p->one ? -1
-                      : same ? 0
-                             : (int32_t)i,
-                      json_array_get(p->queries, same ? 0 : i));
+    return embed_item(r, p->query_name, same ? -1 : (int32_t)i, json_array_get(p->queries, same ? 0 : i));
 }
 
 /* With images: the question of the rerankers' own script. */
@@ -217,7 +212,7 @@ static enum status read_rerank(struct gen *g, json_t *root)
     s->top = (uint32_t)top;
     json_t *queries = json_pack("[O]", query);
     if (!queries) return api_nomem(e);
-    struct pairs p = {"query", "documents", queries, documents, true};
+    struct pairs p = {"query", "documents", queries, documents};
     enum status st = prompts_set(g, root, "documents", instruction, &p);
     json_decref(queries);
     return st;
@@ -242,7 +237,6 @@ static enum status read_score(struct gen *g, json_t *root)
     struct pairs p = {.query_name = names[k][0], .name = names[k][1]};
     p.queries = as_array(field(root, p.query_name));
     p.documents = as_array(field(root, p.name));
-    p.one = !json_is_array(field(root, p.query_name));
     size_t n = json_array_size(p.queries);
     enum status st = !p.queries || !p.documents ? api_nomem(e)
                      : n != 1 && n != json_array_size(p.documents)

@@ -7,6 +7,7 @@ import concurrent.futures
 import json
 import os
 import struct
+import subprocess
 import sys
 import tempfile
 
@@ -188,6 +189,35 @@ def late(name):
         s.stop()
 
 
+def inspected():
+    """The first line of `inspect`, by config.json alone; what a model inside or a processor may be."""
+    def first(name, change=None, processor=None):
+        with tempfile.TemporaryDirectory() as work:
+            for f, edit in ("config.json", change), ("processor_config.json", processor):
+                c = json.load(open(os.path.join(GOLDEN, "retrieval", name, f)))
+                c = edit(c) if edit else c
+                with open(os.path.join(work, f), "w") as out:
+                    json.dump(c, out)
+            if processor:  # its file is read with the weights
+                os.symlink(os.path.join(GOLDEN, "retrieval", name, "model.safetensors"),
+                           os.path.join(work, "model.safetensors"))
+            run = subprocess.run([BINARY, "inspect", "--model", work], capture_output=True, text=True)
+            return run.stdout.splitlines()[0] if not run.returncode else run.stderr.split(work)[-1]
+
+    yes = "served     yes, for multi-vector embeddings, by config.json; the directory has no weights"
+    for name in "colpali_f32", "colqwen2_f32", "colqwen2_odd_f32":
+        check.equal(f"{name} inspect", first(name), yes)
+        turned = first(name, lambda c: {"vlm_config": c.pop("vlm_config"), "z": {"}": "{"}, **c})
+        check.equal(f"{name} keys in another order", turned, yes)
+    for change, what in [(lambda c: c["vlm_config"].update(model_type="qwen3_vl"), "model_type"),
+                         (lambda c: c.pop("vlm_config"), "vlm_config"),
+                         (lambda c: c["vlm_config"].pop("vision_config"), "vision_config"),
+                         (lambda c: c.update(vlm_config=[]), "vlm_config")]:
+        check.true(f"{what} named", what in first("colqwen2_f32", lambda c: (change(c), c)[1]))
+    said = first("colpali_f32", processor=lambda c: c | {"query_prefix": "Ask: "})
+    check.true(f"query_prefix named: {said}", "query_prefix" in said)
+
+
 def texts_only():
     """A model without images: objects with a text are scored, images refused; a vector per token."""
     s = Server(BINARY, os.path.join(GOLDEN, "embeddings", "last_f32"))
@@ -212,4 +242,5 @@ if __name__ == "__main__":
     for variant in "colpali_f32", "colpali_odd_f32", "colqwen2_f32", "colqwen2_odd_f32":
         check.run(late, variant)
     check.run(texts_only)
+    check.run(inspected)
     check.end()
