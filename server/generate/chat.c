@@ -176,9 +176,9 @@ static enum status chat_build(struct chat *c)
     if (!st) st = gen_prompts_new(g, g->messages.count / each);
     for (uint32_t k = 0; k < g->prompt_count && !st; k++) {
         c->messages = (struct chat_messages){.list = g->messages.list + k * each, .count = each};
-        for (c->first_image += c->image_count, c->image_count = 0;
-             c->first_image + c->image_count < c->images.count; c->image_count++)
-            if (g->images[c->first_image + c->image_count].prompt != k) break;
+        uint32_t end = c->first_image += c->image_count;
+        while (end < c->images.count && g->images[end].prompt == k) end++;
+        c->image_count = end - c->first_image;
         template_result_free(&c->rendered);
         st = render(c);
         if (!st) st = build(c, &g->prompts[k]);
