@@ -4,31 +4,14 @@
 
 #include <string.h>
 
-#define COMMON                                                                                               \
-    .num_hidden_layers = 32, .num_attention_heads = 32, .max_position_embeddings = 2048,                     \
-    .rms_norm_eps = 1e-5, .qk_norm = true, .activation = HF_SILU
-static const struct hf_text OLMO2_TEXT = {
-    .vocab_size = 50304,
-    .hidden_size = 4096,
-    .intermediate_size = 11008,
-    COMMON,
-    QWEN_ROPE(1e4),
-};
-static const struct hf_text OLMO3_TEXT = {
-    .vocab_size = 50304,
-    .hidden_size = 4096,
-    .intermediate_size = 11008,
-    COMMON,
-    QWEN_ROPE(5e5),
-};
-static const struct hf_text EXAONE4_TEXT = {
-    .vocab_size = 102400,
-    .hidden_size = 4096,
-    .intermediate_size = 16384,
-    .num_key_value_heads = 32,
-    COMMON,
-    QWEN_ROPE(1e4),
-};
+#define TEXT(vocab, ff, kv, theta)                                                                           \
+    {                                                                                                        \
+        .vocab_size = (vocab), .hidden_size = 4096, .intermediate_size = (ff), .num_hidden_layers = 32,      \
+        .num_attention_heads = 32, .max_position_embeddings = 2048, .rms_norm_eps = 1e-5, .qk_norm = true,   \
+        .activation = HF_SILU, .num_key_value_heads = (kv), QWEN_ROPE(theta)                                 \
+    }
+static const struct hf_text OLMO2_TEXT = TEXT(50304, 11008, 0, 1e4), OLMO3_TEXT = TEXT(50304, 11008, 0, 5e5),
+                            EXAONE4_TEXT = TEXT(102400, 16384, 32, 1e4);
 
 /* By layer_types, else every fourth layer has no window; absent means 4096, null none. */
 static void read_window(struct hf_reader *r, bool exaone, struct hf_text *t)
