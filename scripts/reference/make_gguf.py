@@ -34,6 +34,7 @@ CASES = {
     "lfm2": "llama/lfm2_odd_f32",
     "olmo3": "llama/olmo3_odd_f32",
     "exaone4": "llama/exaone4_odd_f32",
+    "ernie4_5": "llama/ernie4_5_odd_f32",
     "gemma_embedding": "embeddings/plain_f32",
     "qwen3_embedding": "embeddings/last_f32",
     "mistral3": "native/mistral3_gguf_f32",
@@ -50,7 +51,7 @@ ARCH = {"gemma": "gemma", "gemma2": "gemma2", "gemma3": "gemma3", "gemma3_text":
         "qwen3_5": "qwen35", "qwen3_5_text": "qwen35", "qwen3_5_moe": "qwen35moe",
         "llama": "llama", "mistral": "llama", "smollm3": "smollm3", "granite": "granite",
         "olmo2": "olmo2", "olmo3": "olmo2", "exaone4": "exaone4",
-        "lfm2": "lfm2", "mistral3": "mistral3", "lighton_ocr": "qwen3",
+        "ernie4_5": "ernie4_5", "lfm2": "lfm2", "mistral3": "mistral3", "lighton_ocr": "qwen3",
         "smolvlm": "llama", "idefics3": "llama", "internvl": "qwen2", "lfm2_vl": "lfm2"}
 PERMUTED = ("llama", "smollm3", "granite", "mistral3")  # rows of q and k, for rotary in pairs
 PROJECTOR = {"gemma3": "gemma3", "qwen2_vl": "qwen2vl_merger", "qwen2_5_vl": "qwen2.5vl_merger",

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes tests/golden/llama/: tiny random checkpoints of Llama, Mistral, SmolLM3, Granite, LFM2, OLMo 2 and 3
-and EXAONE 4, with make_qwen.py.
+"""Writes tests/golden/llama/: tiny random checkpoints of Llama, Mistral, SmolLM3, Granite, LFM2, OLMo 2 and
+3, EXAONE 4 and ERNIE 4.5, with make_qwen.py.
 
 usage: make_llama.py [--out DIR] [VARIANT ...]
 
@@ -240,6 +240,15 @@ VARIANTS = {
                  sliding_window=None, tie_word_embeddings=False,
                  layer_types=["full_attention", "full_attention"], rope_parameters=rope(1e4)),
         note="no window: RoPE everywhere; a head of its own"),
+    "ernie4_5_f32": dict(
+        family="ernie4_5", tokenizer="prepend", seed=5000,
+        text=cfg(num_attention_heads=4, num_key_value_heads=2, head_dim=16, rope_parameters=rope(1e4)),
+        note="rotary in pairs; heads of 16 beside a width of 32; tied"),
+    "ernie4_5_odd_f32": dict(
+        family="ernie4_5", tokenizer="digits3", seed=5100, drop=["use_bias"],
+        text=cfg(hidden_size=48, num_attention_heads=3, num_key_value_heads=1, head_dim=24,
+                 num_hidden_layers=2, tie_word_embeddings=False, rope_parameters=rope(5e5)),
+        note="heads of 24, a head of its own"),
 }
 
 

@@ -181,6 +181,7 @@ static void test_refused(void **state)
         {"{\"model_type\":\"olmo3\",\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"default\"},"
          "\"sliding_attention\":{\"rope_type\":\"yarn\"}}}",
          ST_UNSUPPORTED, "sliding_attention.rope_type"},
+        {"{\"model_type\":\"ernie4_5\",\"use_bias\":true}", ST_UNSUPPORTED, "use_bias"},
         {"{\"model_type\":\"exaone4\",\"sliding_window_pattern\":\"LLLG\"}", ST_FORMAT,
          "sliding_window_pattern"},
         {"{\"model_type\":\"mixtral\"}", ST_UNSUPPORTED, "llama, mistral, ministral3, smollm3, granite"},

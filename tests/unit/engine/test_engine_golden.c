@@ -326,6 +326,7 @@ static void test_integers(void **state)
                {"llama_odd", "llama", "llama_odd_f32", false},
                {"olmo3", "llama", "olmo3_odd_f32", false},
                {"exaone4", "llama", "exaone4_odd_f32", false},
+               {"ernie4_5", "llama", "ernie4_5_odd_f32", false},
                {"smollm3", "llama", "smollm3_f32", false},
                {"granite", "llama", "granite_f32", false},
                {"lfm2", "llama", "lfm2_odd_f32", false},
