@@ -12,6 +12,7 @@ import io
 import json
 import pathlib
 import shutil
+import tempfile
 
 import torch
 from PIL import Image
@@ -71,8 +72,7 @@ def ends_with(text, token):
 @torch.no_grad()
 def qwen3_vl(name, source, end, yes, no):
     folder, out = GOLDEN / source, fresh(name)
-    work = pathlib.Path("/tmp") / f"retrieval-{name}"
-    shutil.rmtree(work, ignore_errors=True)
+    work = pathlib.Path(tempfile.mkdtemp()) / name
     shutil.copytree(folder, work)
     if end:
         text = ends_with((folder / "tokenizer.json").read_text(), "<|endoftext|>")
@@ -108,6 +108,7 @@ def qwen3_vl(name, source, end, yes, no):
                     {"role": "user", "content": parts(item)}])
         vectors.append(torch.nn.functional.normalize(v, dim=0).tolist())
         tokens.append(n)
+    shutil.rmtree(work.parent)
     query = {"text": "where is it", "image": a}
     documents = ["on the mat", {"image": b}, {"text": "12", "image": a}]
     weight, scores = model.lm_head.weight[yes] - model.lm_head.weight[no], []
