@@ -153,12 +153,26 @@ static struct hub_file *mmproj_of(const struct hub_files *f)
     return NULL;
 }
 
-enum status hub_files_choose(struct hub_files *f, const struct hub_name *n, const char **mmproj,
-                             struct err *err)
+/* The file of that name; or of that quantization: NAME-Q4_K_M.gguf, or its first part. */
+static struct hub_file *gguf_find(const struct hub_files *f, const char *name)
+{
+    size_t len = strlen(name);
+    struct hub_file *file = hub_file_find(f, name);
+    for (size_t i = 0; !file && i < f->count; i++) {
+        const char *path = f->list[i].path, *part = strstr(path, "-00001-of-");
+        if (!ends(path, ".gguf") || is_mmproj(path)) continue;
+        size_t end = part ? (size_t)(part - path) : strlen(path) - strlen(".gguf");
+        if (end > len && strncasecmp(path + end - len, name, len) == 0 && strchr("-./", path[end - len - 1]))
+            file = &f->list[i];
+    }
+    return file;
+}
+
+enum status hub_files_choose(struct hub_files *f, struct hub_name *n, const char **mmproj, struct err *err)
 {
     *mmproj = NULL;
     if (n->file[0]) {
-        struct hub_file *model = hub_file_find(f, n->file), *tower = mmproj_of(f);
+        struct hub_file *model = gguf_find(f, n->file), *tower = mmproj_of(f);
         if (!model && !any(f, "", ".gguf"))
             return err_set(err, ST_NOT_FOUND, "%s has no GGUF files: leave out \":%.200s\"", n->repo,
                            n->file);
@@ -168,6 +182,7 @@ enum status hub_files_choose(struct hub_files *f, const struct hub_name *n, cons
             return refuse(f, what, err);
         }
         model->wanted = true;
+        snprintf(n->file, sizeof n->file, "%s", model->path);
         choose_parts(f, n->file);
         if (tower && tower != model) {
             tower->wanted = true;

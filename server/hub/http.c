@@ -120,13 +120,14 @@ static enum status get_open(struct hub_get *g, struct err *err)
     g->open = true;
     enum status st = path ? hub_mkdirs(g->lock, err) : err_nomem(err, g->blob);
     if (!st) st = hub_mkdirs(g->blob, err);
-    if (!st && (g->lock_fd = open(g->lock, O_RDWR | O_CREAT | O_CLOEXEC, 0664)) >= 0 &&
+    if (!st && (g->lock_fd = open(g->lock, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0664)) >= 0 &&
         flock(g->lock_fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK) {
         log_info("waiting: another process downloads %s", g->file->path);
         while (flock(g->lock_fd, LOCK_EX) && errno == EINTR) continue;
     }
     if (!st && !stat(g->blob, &sb)) g->done = true; /* by the other process */
-    else if (!st && ((g->fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666)) < 0 || fstat(g->fd, &sb)))
+    else if (!st &&
+             ((g->fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666)) < 0 || fstat(g->fd, &sb)))
         st = err_set(err, ST_IO, "can't write %s: %s", path, strerror(errno));
     else if (!st && ((uint64_t)sb.st_size > g->file->size ? !from_nothing(g) : !digest_begin(g)))
         st = err_set(err, ST_IO, "can't begin %s again", path);
@@ -200,6 +201,9 @@ static size_t head_line(char *line, size_t size, size_t count, void *arg)
         t->retry_after = 0, t->said[0] = t->kind[0] = t->etag[0] = '\0';
     if (value_of(line, n, "Retry-After:", text, sizeof text))
         t->retry_after = (unsigned)strtoul(text, NULL, 10);
+    curl_easy_getinfo(t->easy, CURLINFO_RESPONSE_CODE, &t->code);
+    if (t->code == 429 && value_of(line, n, "RateLimit:", text, sizeof text) && strstr(text, ";t="))
+        t->retry_after = (unsigned)strtoul(strstr(text, ";t=") + 3, NULL, 10);
     if (value_of(line, n, "X-Linked-Size:", text, sizeof text)) t->linked_size = strtoull(text, NULL, 10);
     (void)(value_of(line, n, "X-Error-Message:", t->said, sizeof t->said) ||
            value_of(line, n, "X-Error-Code:", t->kind, sizeof t->kind) ||
@@ -263,7 +267,9 @@ static size_t body_part(char *data, size_t size, size_t count, void *arg)
     curl_easy_getinfo(t->easy, CURLINFO_RESPONSE_CODE, &t->code);
     if (t->cancel) return 0;
     if (t->code != 200 && t->code != 206) return n; /* an error's text */
-    if (g->what == HUB_BODY) return buf_add(g->body, data, n) ? 0 : n;
+    if (g->what == HUB_BODY && buf_add(g->body, data, n))
+        return err_set(&t->err, ST_TOO_LARGE, "%s: the hub's list of files is too large", t->client->repo), 0;
+    if (g->what == HUB_BODY) return n;
     if (!t->begun && body_begin(t->client, t, data, n)) return 0;
     t->begun = true;
     if (n > t->len - t->got) {
@@ -404,8 +410,8 @@ static void size_and_hash(struct client *c, struct transfer *t)
     curl_off_t len = -1;
     const char *etag = t->linked_etag[0] ? t->linked_etag : t->etag;
     curl_easy_getinfo(t->easy, CURLINFO_CONTENT_LENGTH_DOWNLOAD_T, &len);
-    f->size = t->linked_etag[0] ? t->linked_size : (uint64_t)len;
-    if ((t->linked_etag[0] || len >= 0) && (hub_is_hash(etag, HUB_COMMIT_LEN) || hub_is_hash(etag, 64)))
+    f->size = t->linked_size ? t->linked_size : (uint64_t)len;
+    if ((t->linked_size || len >= 0) && (hub_is_hash(etag, HUB_COMMIT_LEN) || hub_is_hash(etag, 64)))
         strcpy(f->hash, etag);
     else
         fail(c, ST_FORMAT,

@@ -102,22 +102,22 @@ static enum status space_check(const struct pull *p, struct err *err)
 {
     struct statvfs fs;
     struct stat sb;
-    uint64_t need = 0;
+    double need = 0; /* sizes are the hub's word */
     for (size_t i = 0; i < p->files.count; i++) {
         const struct hub_file *f = &p->files.list[i];
         if (!f->wanted || f->have) continue;
         char *part = hub_cache_path(p->dir, "blobs", f->hash, ".incomplete");
-        uint64_t there = part && !stat(part, &sb) ? (uint64_t)sb.st_size : 0;
-        need += f->size > there ? f->size - there : 0;
+        double more = (double)f->size - (part && !stat(part, &sb) ? (double)sb.st_size : 0);
+        need += more > 0 ? more : 0;
         free(part);
     }
-    if (!need || statvfs(p->dir, &fs)) return ST_OK;
+    if (need <= 0 || statvfs(p->dir, &fs)) return ST_OK;
     double has = (double)fs.f_bavail * (double)fs.f_frsize;
-    if ((double)need <= has) return ST_OK;
+    if (need <= has) return ST_OK;
     return err_set(
         err, ST_TOO_LARGE,
         "%s needs %.2f GiB more, and %s has %.2f GiB free: make room, or set HF_HOME to a larger disk",
-        p->name.repo, (double)need / (1 << 30), p->hub.cache, has / (1 << 30));
+        p->name.repo, need / (1 << 30), p->hub.cache, has / (1 << 30));
 }
 
 static void gets_free(struct hub_get *gets, size_t count)

@@ -22,6 +22,10 @@ FAULTS = {
     "busy_once": "503 with Retry-After, once for each path",
     "busy": "503",
     "limited": "429 with Retry-After: 3600",
+    "limited_as_the_hub": "429 with RateLimit, as huggingface.co answers",
+    "escape": "a file with a terminal's escape sequence in its name",
+    "long_list": "a list of more than 64 MiB",
+    "unsized": "no sizes in the list, and none of large files before the redirect",
     "gated": "401 GatedRepo without a token, 403 with one",
     "private": "401 without a token",
     "missing": "404",
@@ -71,13 +75,14 @@ class Repo:
                 one["size"] = 1 << 60
             if path in self.large:
                 one["lfs"] = {"sha256": self.hash[path], "size": one["size"], "pointerSize": 134}
-            if self.fault in ("no_hashes", "no_etag"):
+            if self.fault in ("no_hashes", "no_etag", "unsized"):
                 one = {"rfilename": path}
             out.append(one)
-        if self.fault in ("up", "absolute"):
+        names = {"up": "../../../evil", "absolute": "/tmp/evil", "escape": "a\x1b]0;evil\x07\x9b2J"}
+        if self.fault in names:
             out.append(
                 {
-                    "rfilename": "../../../evil" if self.fault == "up" else "/tmp/evil",
+                    "rfilename": names[self.fault],
                     "size": 1,
                     "blobId": git_sha1(b"x"),
                 }
@@ -130,6 +135,8 @@ class Endpoint(Handler):
             return self.answer(503, b"", **({"Retry_After": 1} if repo.fault == "busy_once" else {}))
         if repo.fault == "limited":
             return self.answer(429, b"", Retry_After=3600)
+        if repo.fault == "limited_as_the_hub":
+            return self.answer(429, b"", RateLimit='"api";r=0;t=290')
         if repo.fault == "gated":
             return self.answer(
                 403 if token else 401,
@@ -173,6 +180,8 @@ class Endpoint(Handler):
             "tags": [],
             "downloads": 0,
         }
+        if repo.fault == "long_list":
+            info["cardData"] = "x" * (65 << 20)
         if repo.fault == "no_commit":
             del info["sha"]
         self.answer(200, json.dumps(info).encode(), Content_Type="application/json")
@@ -184,7 +193,9 @@ class Endpoint(Handler):
         about = {"X_Repo_Commit": repo.commit}
         if path in repo.large:
             if repo.fault != "no_etag":
-                about |= {"X_Linked_Size": len(data), "X_Linked_ETag": f'"{repo.hash[path]}"', "ETag": '"x"'}
+                about |= {"X_Linked_ETag": f'"{repo.hash[path]}"', "ETag": '"x"'}
+                if repo.fault != "unsized":
+                    about["X_Linked_Size"] = len(data)
             where = f"http://127.0.0.2:{self.server.hub.cdn.server_port}/{name}/{repo.hash[path]}"
             if repo.fault == "loop":
                 where = self.path

@@ -164,6 +164,10 @@ def test_pull():
         hub.tokens.clear()
         home.run("pull", "org/plain")
         check.equal("the token's file", set(hub.tokens), {"Bearer hf_good"})
+        for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+            hub.tokens.clear()
+            home.run("pull", "org/plain", **{name: " hf_other\n"})
+            check.equal(name, set(hub.tokens), {"Bearer hf_other"})
         rc, out, _ = home.run("list")
         check.true(
             "list", rc == 0 and re.search(rf"org/plain +{repo.commit[:12]} +\S*main\S* +17.0 MiB", out), out
@@ -242,7 +246,11 @@ def test_weights():
         check.equal("offline", home.run("pull", two, HF_HUB_OFFLINE="1")[0], 0)
         rc, _, err = home.run("pull", "org/shards:x.gguf")
         check.true("no GGUF there", rc == 1 and "org/shards has no GGUF files" in err, err)
-        for name in ("org/gguf", "org/gguf:Q8_0", "org/gguf:m-Q8_0.gguf"):
+        for tag, file in (("q4_k_m", "m-Q4_K_M.gguf"), ("BF16", "q/m-BF16-00001-of-00002.gguf")):
+            for offline in "0", "1":
+                got = home.run("pull", f"org/gguf:{tag}", HF_HUB_OFFLINE=offline)[:2]
+                check.equal(f"{tag}, offline {offline}", got, (0, home.snapshot("org/gguf") + "/" + file))
+        for name in ("org/gguf", "org/gguf:Q8_0", "org/gguf:K_M", "org/gguf:m-Q8_0.gguf"):
             rc, _, err = home.run("pull", name)
             check.true(
                 f"{name} lists them",
@@ -270,6 +278,7 @@ OUTCOMES = {
     "expires": None,
     "no_hashes": None,
     "renamed": None,
+    "unsized": None,
     "dropped_always": "model.safetensors: Transferred a partial file, 5 times; .*",
     "wrong_hash": "model.safetensors is damaged: its hash is .*, not .*",
     "wrong_small": "config.json is damaged: .*",
@@ -278,6 +287,9 @@ OUTCOMES = {
     "pointer": "the hub sends a Git LFS pointer for model.safetensors instead of the file",
     "busy": "org/busy: the hub answers HTTP 503",
     "limited": "org/limited: the hub answers HTTP 429 and asks to wait 3600 s: .*HF_TOKEN.*",
+    "limited_as_the_hub": "org/limited_as_the_hub: the hub answers HTTP 429 and asks to wait 290 s: .*",
+    "escape": r"org/escape: the hub's list has the file name 'a\?\]0;evil\?\?\?2J', which is not allowed",
+    "long_list": "org/long_list: the hub's list of files is too large",
     "gated": "org/gated is gated: ask for access on http://.*/org/gated, then set HF_TOKEN .*",
     "private": "org/private is not on http://.*, or is private: then set HF_TOKEN",
     "missing": "org/missing is not on http://.*",
