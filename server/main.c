@@ -32,7 +32,7 @@ static int usage(FILE *f)
     fputs("kvasir " KVASIR_VERSION ": deterministic, batch-invariant, OpenAI-compatible inference\n"
           "server for vision-language models\n\n"
           "  kvasir serve [MODEL] [flags]    serve the HTTP API; MODEL: a directory, a GGUF file or, of the\n"
-          "                                  Hugging Face hub, ORG/NAME[@REVISION][:FILE.gguf]\n"
+          "                                  Hugging Face hub, ORG/NAME[@REVISION][:FILE.gguf] (or :Q4_K_M)\n"
           "  kvasir pull|rm ORG/NAME ...     download a model without serving it; remove it\n"
           "  kvasir list                     the models that were downloaded\n"
           "  kvasir inspect [MODEL] [flags]  the checkpoint as read, and the memory plan\n"
@@ -156,8 +156,10 @@ static int ready(int argc, char **argv)
     const char *port = argc > 1 ? argv[1] : env_get("KVASIR_PORT");
     long status = 0;
     CURL *e = curl_easy_init();
-    if (argc > 2 || (argc > 1 && strspn(port, "0123456789") != strlen(port)))
-        return fputs("usage: kvasir ready [PORT]\n", stderr), 2;
+    if (argc > 2 || (argc > 1 && strspn(port, "0123456789") != strlen(port))) {
+        bool help = argc == 2 && (strcmp(port, "--help") == 0 || strcmp(port, "-h") == 0);
+        return fputs("usage: kvasir ready [PORT]\n", help ? stdout : stderr), help ? 0 : 2;
+    }
     for (int tls = 0; e && tls < 2 && !status; tls++) {
         char url[100];
         snprintf(url, sizeof url, "http%s://127.0.0.1:%.20s/ready", tls ? "s" : "", port ? port : "8000");

@@ -285,8 +285,12 @@ int hub_main(int argc, char **argv)
     const char *command = argv[0];
     bool list = strcmp(command, "list") == 0, pull = strcmp(command, "pull") == 0;
     if (list ? argc > 1 : argc < 2 || argv[1][0] == '-') {
-        fprintf(stderr, "usage: kvasir %s%s\n", command, list ? "" : " ORG/NAME[@REVISION][:FILE.gguf] ...");
-        return 2;
+        bool help = argc == 2 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0);
+        fprintf(help ? stdout : stderr, "usage: kvasir %s%s\n", command,
+                list   ? ""
+                : pull ? " ORG/NAME[@REVISION][:FILE.gguf|:QUANTIZATION] ..."
+                       : " ORG/NAME[@REVISION] ...");
+        return help ? 0 : 2;
     }
     struct hub hub;
     struct err err = {0};

@@ -194,6 +194,9 @@ def test_pull():
         check.equal(
             "usage", [home.run(*c)[0] for c in (["pull"], ["rm"], ["list", "x"], ["pull", "--x"])], [2] * 4
         )
+        for command in ("pull", "list", "rm", "ready"):
+            rc, out, err = home.run(command, "--help")
+            check.true(f"{command} --help", rc == 0 and out.startswith("usage: kvasir " + command), (rc, err))
 
 
 def test_weights():
@@ -601,6 +604,7 @@ def test_lines():
             (2, "unknown flag '-m': here it is --model", "-m", "x"),
             (2, "unknown flag '-c': here it is --max-context", "-c", "4096"),
             (2, "unknown flag '--ctx-size': here it is --max-context", "--ctx-size", "4096"),
+            (2, "unknown flag '-ngl': here it is --backend cuda", "-ngl", "99"),
             (2, "unknown flag '-hf': here it is kvasir serve ORG/NAME", "-hf", "org/x"),
             (2, "a model is a directory, a GGUF file or ORG/NAME", "word"),
             (2, "unexpected argument 'org/b'", "org/a", "org/b"),
