@@ -12,6 +12,7 @@
 #include <string.h>
 #include <strings.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #define INDEX "model.safetensors.index.json"
 
@@ -58,20 +59,25 @@ void hub_files_free(struct hub_files *f)
     *f = (struct hub_files){0};
 }
 
-enum status hub_files_of_dir(const char *dir, struct hub_files *out, struct err *err)
+enum status hub_files_of_dir(const char *dir, int depth, struct hub_files *out, struct err *err)
 {
     char *const top[] = {(char *)(uintptr_t)dir, NULL};
     size_t skip = strlen(dir) + 1;
     FTS *walk = fts_open(top, FTS_LOGICAL | FTS_NOCHDIR, NULL);
     if (!walk) return err_set(err, ST_IO, "%s: %s", dir, strerror(errno));
     for (FTSENT *e; (e = fts_read(walk));) {
-        if (e->fts_info == FTS_D && e->fts_level > 2) (void)fts_set(walk, e, FTS_SKIP);
+        if (e->fts_info == FTS_D && e->fts_level > depth) (void)fts_set(walk, e, FTS_SKIP);
         if (e->fts_info != FTS_F) continue; /* a link to a blob that is gone is FTS_SLNONE */
         struct hub_file *f = hub_file_add(out, e->fts_path + skip);
         if (!f) {
             fts_close(walk);
             return err_nomem(err, dir);
         }
+        char target[3 * HUB_PATH_MAX];
+        ssize_t n = readlink(e->fts_path, target, sizeof target - 1);
+        target[n > 0 ? n : 0] = '\0';
+        char *name = strrchr(target, '/');
+        if (name) snprintf(f->hash, sizeof f->hash, "%.64s", name + 1);
         f->size = (uint64_t)e->fts_statp->st_size;
         f->have = true;
     }
@@ -257,7 +263,7 @@ enum status hub_path_check(const char *path, bool bare, struct err *err)
                        "--model %.100s: %s; of the Hugging Face hub it is --model " HUB_PREFIX "%.100s", path,
                        why, path);
     }
-    enum status st = S_ISDIR(sb.st_mode) ? hub_files_of_dir(path, &f, err) : ST_OK;
+    enum status st = S_ISDIR(sb.st_mode) ? hub_files_of_dir(path, 2, &f, err) : ST_OK;
     for (size_t i = 0; !st && i < f.count + !f.count; i++) {
         const char *file = f.count ? f.list[i].path : NULL;
         bool read =

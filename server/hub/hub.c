@@ -222,7 +222,7 @@ static enum status from_cache(struct pull *p, struct err *err)
         return err_set(err, ST_NOT_FOUND, "%s@%s is not in %s", p->name.repo, p->name.rev, p->hub.cache);
     enum status st = snapshot_name(p, err);
     if (!st && access(p->snapshot, F_OK)) st = ST_NOT_FOUND;
-    if (!st) st = hub_files_of_dir(p->snapshot, &p->files, err);
+    if (!st) st = hub_files_of_dir(p->snapshot, 100, &p->files, err);
     if (!st) st = hub_files_choose(&p->files, &p->name, &p->mmproj, err);
     if (!st && !p->name.file[0]) st = hub_files_choose_shards(&p->files, p->snapshot, err);
     return st ? err_set(err, ST_NOT_FOUND, "%s@%s is not, or not wholly, in %s", p->name.repo, p->name.rev,

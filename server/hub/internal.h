@@ -52,7 +52,9 @@ void hub_files_free(struct hub_files *f);
 enum status hub_files_choose(struct hub_files *f, struct hub_name *n, const char **mmproj,
                              struct err *err) KV_MUST_CHECK;
 enum status hub_files_choose_shards(struct hub_files *f, const char *dir, struct err *err) KV_MUST_CHECK;
-enum status hub_files_of_dir(const char *dir, struct hub_files *out, struct err *err) KV_MUST_CHECK;
+/* down to `depth` directories below dir; of a link, `hash` is the name of what it leads to */
+enum status hub_files_of_dir(const char *dir, int depth, struct hub_files *out,
+                             struct err *err) KV_MUST_CHECK;
 
 /* ---- cache.c: DIR/models--ORG--NAME/{blobs,refs,snapshots} ---- */
 char *hub_repo_dir(const struct hub *h, const char *repo); /* NULL: out of memory */

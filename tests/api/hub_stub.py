@@ -155,6 +155,8 @@ class Endpoint(Handler):
             return self.answer(
                 404, b"{}", X_Error_Code="RevisionNotFound", X_Error_Message="Invalid rev id: " + rev
             )
+        if repo.fault == "long_list":
+            return self.answer(200, b" " * (65 << 20), Content_Type="application/json")
         if repo.fault == "portal":
             return self.answer(200, b"<html>Log in to this network</html>", Content_Type="text/html")
         listing = repo.listing()
@@ -180,8 +182,6 @@ class Endpoint(Handler):
             "tags": [],
             "downloads": 0,
         }
-        if repo.fault == "long_list":
-            info["cardData"] = "x" * (65 << 20)
         if repo.fault == "no_commit":
             del info["sha"]
         self.answer(200, json.dumps(info).encode(), Content_Type="application/json")
