@@ -277,7 +277,7 @@ static size_t body_part(char *data, size_t size, size_t count, void *arg)
         return 0;
     }
     t->got += n;
-    t->tries = 0;
+    if (!g->whole) t->tries = 0; /* what has come is kept */
     if (buf_add(&t->wait, data, n)) return err_nomem(&t->err, g->file->path), 0;
     return t->begin + t->got - t->wait.len == g->have && flush(t->client, g, &t->err) ? 0 : n;
 }

@@ -23,7 +23,9 @@ bool hub_path_ok(const char *path)
 {
     if (!*path || strlen(path) >= HUB_PATH_MAX) return false;
     for (const char *p = path; *p; p++)
-        if ((unsigned char)*p < 0x20 || *p == '\\' || *p == 0x7f) return false;
+        if ((unsigned char)*p < 0x20 || *p == '\\' || *p == 0x7f ||
+            (p[0] == '\xc2' && (unsigned char)p[1] < 0xa0)) /* C1 */
+            return false;
     for (const char *at = path;; at++) {
         size_t n = strcspn(at, "/");
         if (!n || n > 255 || (n == 1 && *at == '.') || (n == 2 && at[0] == '.' && at[1] == '.')) return false;
@@ -101,8 +103,9 @@ enum status hub_open(struct hub *h, struct err *err)
                                 : home_path("~/.cache/huggingface");
     *h = (struct hub){
         .offline = is_true(set("HF_HUB_OFFLINE") ? set("HF_HUB_OFFLINE") : set("TRANSFORMERS_OFFLINE")),
-        .timeout_s = timeout ? (unsigned)strtoul(timeout, NULL, 10) : 10,
+        .timeout_s = timeout ? (unsigned)strtoul(timeout, NULL, 10) : 0,
         .endpoint = strdup(set("HF_ENDPOINT") ? set("HF_ENDPOINT") : "https://huggingface.co")};
+    if (!h->timeout_s) h->timeout_s = 10;
     if (home) h->cache = cache ? home_path(cache) : file_join(home, "hub");
     const char *token = set("HF_TOKEN") ? set("HF_TOKEN") : set("HUGGING_FACE_HUB_TOKEN");
     if (home && token) h->token = strdup(token);

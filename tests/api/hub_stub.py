@@ -32,6 +32,7 @@ FAULTS = {
     "up": "a file named ../../../evil in the list",
     "absolute": "a file named /tmp/evil in the list",
     "no_ranges": "the CDN ignores Range",
+    "no_ranges_dropped": "the CDN ignores Range, and ends each connection in the middle",
     "loop": "the redirect leads to itself",
     "expires": "a URL of the CDN is good once, then 403",
     "portal": "an HTML page instead of the list",
@@ -234,6 +235,7 @@ class Cdn(Handler):
         if (
             fault in ("dropped", "slow")
             and repo.count("sent", key) == 1
+            or fault == "no_ranges_dropped"
             or fault == "stalls"
             and repo.count("s") == 1
         ):
@@ -244,7 +246,7 @@ class Cdn(Handler):
 def ranged(handler, data, headers, repo=None, stop=None, fault=None):
     want = re.fullmatch(r"bytes=(\d+)-(\d*)", handler.headers.get("Range") or "")
     part, status = data, 200
-    if want and fault != "no_ranges":
+    if want and fault not in ("no_ranges", "no_ranges_dropped"):
         first, last = int(want[1]), int(want[2] or len(data) - 1)
         part, status = data[first : last + 1], 206
         headers = {**headers, "Content_Range": f"bytes {first}-{first + len(part) - 1}/{len(data)}"}

@@ -282,6 +282,7 @@ OUTCOMES = {
     "no_hashes": None,
     "renamed": None,
     "unsized": None,
+    "no_ranges_dropped": "model.safetensors: Transferred a partial file, 5 times; .*",
     "dropped_always": "model.safetensors: Transferred a partial file, 5 times; .*",
     "wrong_hash": "model.safetensors is damaged: its hash is .*, not .*",
     "wrong_small": "config.json is damaged: .*",
@@ -364,6 +365,7 @@ def test_access():
                     "org/x@",
                     "org/x--y",
                     "hf:",
+                    "org/x:a\x9b.gguf",
                     "org/x?y=1",
                     "org/x#1",
                 )
