@@ -142,13 +142,6 @@ static int inspect_devices(void)
     return fflush(stdout) ? 1 : 0;
 }
 
-static size_t nowhere(char *data, size_t size, size_t count, void *arg)
-{
-    (void)data;
-    (void)arg;
-    return size * count;
-}
-
 /* 0 if the server at 127.0.0.1 says that it is ready: for health checks of containers and services. By HTTP,
  * else by HTTPS, whose certificate is for another name. */
 static int ready(int argc, char **argv)
@@ -166,7 +159,7 @@ static int ready(int argc, char **argv)
         bool bad = curl_easy_setopt(e, CURLOPT_URL, url) || curl_easy_setopt(e, CURLOPT_PROXY, "") ||
                    curl_easy_setopt(e, CURLOPT_SSL_VERIFYPEER, 0L) ||
                    curl_easy_setopt(e, CURLOPT_SSL_VERIFYHOST, 0L) ||
-                   curl_easy_setopt(e, CURLOPT_WRITEFUNCTION, nowhere) ||
+                   curl_easy_setopt(e, CURLOPT_NOBODY, 1L) ||
                    curl_easy_setopt(e, CURLOPT_TIMEOUT_MS, 2000L) || curl_easy_perform(e);
         if (!bad) curl_easy_getinfo(e, CURLINFO_RESPONSE_CODE, &status);
     }

@@ -36,60 +36,22 @@ static void generate_job(struct request *r)
     gen_read_end(g);
 }
 
-void api_chat_start(struct request *r)
-{
-    gen_start(r, GEN_CHAT, NULL, generate_job, generate_done);
-}
-
-void api_messages_start(struct request *r)
-{
-    gen_start(r, GEN_CHAT, &dialect_messages, generate_job, generate_done);
-}
-
-void api_completions_start(struct request *r)
-{
-    gen_start(r, GEN_COMPLETION, NULL, generate_job, generate_done);
-}
-
-void api_compact_start(struct request *r)
-{
-    gen_start(r, GEN_CHAT, &dialect_compact, generate_job, generate_done);
-}
-
-void api_ollama_chat_start(struct request *r)
-{
-    gen_start(r, GEN_CHAT, &dialect_ollama_chat, generate_job, generate_done);
-}
-
-void api_ollama_generate_start(struct request *r)
-{
-    gen_start(r, GEN_CHAT, &dialect_ollama_generate, generate_job, generate_done);
-}
-
-void api_ollama_embed_start(struct request *r)
-{
-    gen_start(r, GEN_COMPLETION, &dialect_ollama_embed, generate_job, generate_done);
-}
-
-void api_ollama_embeddings_start(struct request *r)
-{
-    gen_start(r, GEN_COMPLETION, &dialect_ollama_embeddings, generate_job, generate_done);
-}
-
-void api_embeddings_start(struct request *r)
-{
-    gen_start(r, GEN_COMPLETION, &dialect_embeddings, generate_job, generate_done);
-}
-
-void api_rerank_start(struct request *r)
-{
-    gen_start(r, GEN_COMPLETION, &dialect_rerank, generate_job, generate_done);
-}
-
-void api_score_start(struct request *r)
-{
-    gen_start(r, GEN_COMPLETION, &dialect_score, generate_job, generate_done);
-}
+#define STARTS(endpoint, kind, dialect)                                                                      \
+    void api_##endpoint##_start(struct request *r)                                                           \
+    {                                                                                                        \
+        gen_start(r, kind, dialect, generate_job, generate_done);                                            \
+    }
+STARTS(chat, GEN_CHAT, NULL)
+STARTS(completions, GEN_COMPLETION, NULL)
+STARTS(messages, GEN_CHAT, &dialect_messages)
+STARTS(compact, GEN_CHAT, &dialect_compact)
+STARTS(ollama_chat, GEN_CHAT, &dialect_ollama_chat)
+STARTS(ollama_generate, GEN_CHAT, &dialect_ollama_generate)
+STARTS(ollama_embed, GEN_COMPLETION, &dialect_ollama_embed)
+STARTS(ollama_embeddings, GEN_COMPLETION, &dialect_ollama_embeddings)
+STARTS(embeddings, GEN_COMPLETION, &dialect_embeddings)
+STARTS(rerank, GEN_COMPLETION, &dialect_rerank)
+STARTS(score, GEN_COMPLETION, &dialect_score)
 
 /* GET opens a WebSocket, whose messages come as POST. */
 void api_responses_start(struct request *r)

@@ -83,12 +83,6 @@ static void get_close(struct hub_get *g)
     g->open = false;
 }
 
-static char *incomplete_path(const struct hub_get *g)
-{
-    char *path;
-    return asprintf(&path, "%s.incomplete", g->blob) < 0 ? NULL : path;
-}
-
 /* SHA-256 of the bytes; or what Git calls a file: SHA-1 of "blob SIZE", NUL and the bytes. */
 static bool digest_begin(struct hub_get *g)
 {
@@ -113,12 +107,11 @@ static bool from_nothing(struct hub_get *g)
 /* Opens blobs/HASH.incomplete under the lock, and reads what an earlier download has left. */
 static enum status get_open(struct hub_get *g, struct err *err)
 {
-    char *path = incomplete_path(g);
     static char bytes[1 << 16];
     struct stat sb;
     g->fd = g->lock_fd = -1;
     g->open = true;
-    enum status st = path ? hub_mkdirs(g->lock, err) : err_nomem(err, g->blob);
+    enum status st = hub_mkdirs(g->lock, err);
     if (!st) st = hub_mkdirs(g->blob, err);
     if (!st && (g->lock_fd = open(g->lock, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0664)) >= 0 &&
         flock(g->lock_fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK) {
@@ -126,15 +119,14 @@ static enum status get_open(struct hub_get *g, struct err *err)
         while (flock(g->lock_fd, LOCK_EX) && errno == EINTR) continue;
     }
     if (!st && !stat(g->blob, &sb)) g->done = true; /* by the other process */
-    else if (!st &&
-             ((g->fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666)) < 0 || fstat(g->fd, &sb)))
-        st = err_set(err, ST_IO, "can't write %s: %s", path, strerror(errno));
+    else if (!st && ((g->fd = open(g->part, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666)) < 0 ||
+                     fstat(g->fd, &sb)))
+        st = err_set(err, ST_IO, "can't write %s: %s", g->part, strerror(errno));
     else if (!st && ((uint64_t)sb.st_size > g->file->size ? !from_nothing(g) : !digest_begin(g)))
-        st = err_set(err, ST_IO, "can't begin %s again", path);
+        st = err_set(err, ST_IO, "can't begin %s again", g->part);
     for (ssize_t n; !st && !g->done && (n = read(g->fd, bytes, sizeof bytes)) > 0; g->have += (uint64_t)n)
-        if (gnutls_hash(g->digest, bytes, (size_t)n)) st = err_set(err, ST_IO, "can't hash %s", path);
+        if (gnutls_hash(g->digest, bytes, (size_t)n)) st = err_set(err, ST_IO, "can't hash %s", g->part);
     g->next = g->resumed = g->have;
-    free(path);
     return st;
 }
 
@@ -155,27 +147,24 @@ static enum status append(struct hub_get *g, const char *data, size_t len, struc
 /* All bytes are there: they are the file if they have its hash. */
 static enum status get_end(struct hub_get *g, struct err *err)
 {
-    char *path = incomplete_path(g), hex[2 * 64 + 1] = "";
+    char hex[2 * 64 + 1] = "";
     uint8_t sum[64];
-    enum status st = path ? ST_OK : err_nomem(err, g->blob);
+    enum status st = ST_OK;
     gnutls_hash_output(g->digest, sum);
     for (size_t i = 0; i < strlen(g->file->hash) / 2; i++) sprintf(hex + 2 * i, "%02x", sum[i]);
-    if (!st && strcmp(hex, g->file->hash) != 0) {
+    if (strcmp(hex, g->file->hash) != 0) {
         if (g->resumed && !g->again) { /* the beginning may have been another process's, or damaged */
             log_warn("%s: its bytes do not have its hash: from its beginning again", g->file->path);
             g->again = true;
-            st = from_nothing(g) ? ST_OK : err_set(err, ST_IO, "can't begin %s again", path);
-            free(path);
-            return st;
+            return from_nothing(g) ? ST_OK : err_set(err, ST_IO, "can't begin %s again", g->part);
         }
-        (void)unlink(path);
+        (void)unlink(g->part);
         st = err_set(err, ST_FORMAT, "%s is damaged: its hash is %.16s..., not %.16s...; try again",
                      g->file->path, hex, g->file->hash);
     }
-    if (!st && (fdatasync(g->fd) || rename(path, g->blob)))
+    if (!st && (fdatasync(g->fd) || rename(g->part, g->blob)))
         st = err_set(err, ST_IO, "can't write %s: %s", g->blob, strerror(errno));
     g->done = !st;
-    free(path);
     get_close(g);
     return st;
 }

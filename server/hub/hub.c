@@ -123,9 +123,10 @@ static enum status space_check(const struct pull *p, struct err *err)
 static void gets_free(struct hub_get *gets, size_t count)
 {
     for (size_t i = 0; gets && i < count; i++) {
-        free((char *)(uintptr_t)gets[i].url);
-        free((char *)(uintptr_t)gets[i].blob);
-        free((char *)(uintptr_t)gets[i].lock);
+        free(gets[i].url);
+        free(gets[i].blob);
+        free(gets[i].part);
+        free(gets[i].lock);
     }
     free(gets);
 }
@@ -142,13 +143,16 @@ static enum status gets_make(struct pull *p, enum hub_what what, struct hub_get 
         size_t same = 0; /* equal files are one blob */
         while (what == HUB_BLOB && same < *count && strcmp((*gets)[same].file->hash, f->hash) != 0) same++;
         if (what == HUB_BLOB && same < *count) continue;
-        char *lock = NULL, *blob = hub_cache_path(p->dir, "blobs", f->hash, "");
         struct hub_get *g = &(*gets)[(*count)++];
-        if (asprintf(&lock, "%s/.locks/%s/%s.lock", p->hub.cache, strrchr(p->dir, '/') + 1, f->hash) < 0)
-            lock = NULL;
-        *g = (struct hub_get){
-            .what = what, .url = file_url(p, f->path), .file = f, .blob = blob, .lock = lock};
-        if (g->url && blob && lock) continue;
+        *g = (struct hub_get){.what = what,
+                              .url = file_url(p, f->path),
+                              .file = f,
+                              .blob = hub_cache_path(p->dir, "blobs", f->hash, ""),
+                              .part = hub_cache_path(p->dir, "blobs", f->hash, ".incomplete")};
+        bool ok =
+            asprintf(&g->lock, "%s/.locks/%s/%s.lock", p->hub.cache, strrchr(p->dir, '/') + 1, f->hash) >= 0;
+        if (!ok) g->lock = NULL;
+        if (ok && g->url && g->blob && g->part) continue;
         gets_free(*gets, *count);
         *gets = NULL;
     }

@@ -75,11 +75,11 @@ enum hub_what { HUB_BODY, HUB_SIZE_AND_HASH, HUB_BLOB };
  * cache. */
 struct hub_get {
     enum hub_what what;
-    const char *url; /* at the endpoint */
+    char *url; /* at the endpoint */
     struct buf *body;
     struct hub_file *file;
-    const char *blob; /* blobs/HASH; and blobs/HASH.incomplete until it is whole */
-    const char *lock; /* huggingface_hub's, for other processes */
+    char *blob, *part; /* blobs/HASH, and blobs/HASH.incomplete until it is whole */
+    char *lock;        /* huggingface_hub's, for other processes */
     /* http.c's own */
     char *direct; /* where redirects have led to: no token goes there */
     int fd, lock_fd;
