@@ -19,7 +19,8 @@ out=build/packages
 mkdir -p $out
 echo "building kvasir $version"
 rm -f build/release/kvasir # linked otherwise
-make -j"$(nproc)" UTF8PROC=-l:libutf8proc.a all >$out/build.log 2>&1 || { tail -n 30 $out/build.log && exit 1; }
+make -j"$(nproc)" UTF8PROC=-l:libutf8proc.a all >$out/build.log 2>&1 ||
+    { tail -n 30 $out/build.log && exit 1; }
 
 # ---- what all have: DIR/bin, DIR/share
 

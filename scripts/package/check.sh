@@ -1,7 +1,7 @@
 #!/bin/bash
 # Builds the packages, installs each in a clean root, asks the server there about an image, and removes it.
 #   deb     in Debian 12 and 13: apt install, serve, purge, nothing is left
-#   wheel   in 12 and 13, by pip in a virtual environment and by uvx, without any package that the server needs
+#   wheel   in 12 and 13, by pip in a virtual environment and by uvx, without our packages
 #   tar     in 12 and 13, likewise
 # 13 is skipped if its packages can't be reached.
 # usage: scripts/package/check.sh        as root; needs mmdebstrap, lintian, and from PyPI auditwheel and uv
@@ -98,8 +98,8 @@ wheel() { # wheel NAME RELEASE
     cp "$tools"/uv "$tools"/uvx "$work/$1/usr/local/bin/"
     inside "$1" python3 -m venv /opt/venv
     files "$1" >"$work/$1.before"
-    check "wheel: installs in a virtual environment of $2" inside "$1" /opt/venv/bin/pip install -q --no-index \
-        "/tmp/$file"
+    check "wheel: installs in a virtual environment of $2" \
+        inside "$1" /opt/venv/bin/pip install -q --no-index "/tmp/$file"
     check "wheel: kvasir answers the image question in $2" answers "$1" /opt/venv/bin/kvasir
     check "wheel: python -m kvasir answers it" answers "$1" /opt/venv/bin/python -m kvasir
     inside "$1" /opt/venv/bin/pip uninstall -q -y kvasir
