@@ -270,7 +270,7 @@ def ranged(handler, data, headers, repo=None, stop=None, fault=None):
     if stop is not None and stop < len(part):
         handler.wfile.flush()
         if fault == "stalls":
-            time.sleep(3)
+            time.sleep(10)
         if fault == "slow":  # until the client is gone
             repo.slow.wait(30)
         handler.close_connection = True

@@ -311,7 +311,7 @@ def one_fault(name):
     line = OUTCOMES[name]
     repo = hub.add(f"org/{name}", checkpoint(LARGE if name != "truncated" else LARGE[:1060801]), fault=name)
     with Home() as home:
-        rc, _, err = home.run("pull", f"org/{name}", HF_HUB_DOWNLOAD_TIMEOUT="1")
+        rc, _, err = home.run("pull", f"org/{name}", HF_HUB_DOWNLOAD_TIMEOUT="3")
         if line:
             check.true(
                 f"{name}: one line", rc == 1 and re.fullmatch("kvasir: " + line + " ?", err), (rc, err)
