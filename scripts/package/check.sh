@@ -69,7 +69,7 @@ answers() {
             >"$work/$name.answer" || status=1
     kill $server 2>/dev/null
     wait $server 2>/dev/null
-    curl -sf "http://127.0.0.1:$port/health" && status=1 # it has not ended
+    curl -sf "http://127.0.0.1:$port/health" >/dev/null && status=1 # it has not ended
     server=
     [ $status -eq 0 ] && grep -q '"content":"[^"]' "$work/$name.answer" && return
     tail -n 5 "$work/$name.server" "$work/$name.answer" 2>/dev/null

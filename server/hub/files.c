@@ -116,18 +116,19 @@ static enum status refuse(const struct hub_files *f, const char *what, struct er
     }
     if (left) sprintf(list + n, " and %zu more", left);
     if (n) return err_set(err, ST_INVALID, "%.160s: choose one of its GGUF files:%s", what, list);
-    if (any(f, "adapter_config.json", ""))
-        return err_set(
-            err, ST_UNSUPPORTED,
-            "%.160s is a LoRA adapter (adapter_config.json), which is not supported: merge it into "
-            "its base model (merge_and_unload() of peft) and serve the result",
-            what);
-    if (any(f, "pytorch_model", ".bin") || any(f, "pytorch_model", ".bin.index.json"))
-        return err_set(
-            err, ST_UNSUPPORTED,
-            "%.160s has its weights in pytorch_model.bin only: serve a revision with safetensors, or "
-            "convert them with save_pretrained(DIR) of transformers",
-            what);
+    static const struct {
+        const char *file, *tail, *text;
+    } known[] = {
+        {"adapter_config", ".json",
+         "is a LoRA adapter (adapter_config.json), which is not supported: merge it into its base model "
+         "(merge_and_unload() of peft) and serve the result"},
+        {"pytorch_model", "",
+         "has its weights in pytorch_model.bin only: serve a revision with safetensors, or convert them with "
+         "save_pretrained(DIR) of transformers"},
+    };
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (any(f, known[i].file, known[i].tail))
+            return err_set(err, ST_UNSUPPORTED, "%.160s %s", what, known[i].text);
     return err_set(
         err, ST_INVALID,
         "%.160s holds no checkpoint: one has config.json, tokenizer.json and model.safetensors, or "
@@ -198,14 +199,12 @@ enum status hub_files_choose(struct hub_files *f, struct hub_name *n, const char
     }
     bool one = hub_file_find(f, "model.safetensors") != NULL;
     if (!hub_file_find(f, "config.json") || !(one || hub_file_find(f, INDEX))) return refuse(f, n->repo, err);
-    for (size_t i = 0; i < sizeof small_files / sizeof *small_files; i++) {
-        struct hub_file *small = hub_file_find(f, small_files[i]);
-        if (small) small->wanted = true;
+    for (struct hub_file *x = f->list; x < f->list + f->count; x++) {
+        for (size_t i = 0; i < sizeof small_files / sizeof *small_files; i++)
+            x->wanted |= strcmp(x->path, small_files[i]) == 0;
+        x->wanted |= x->path[0] >= '0' && x->path[0] <= '9' && /* 1_Pooling/, 2_Dense/ */
+                     (ends(x->path, "/config.json") || ends(x->path, "_Dense/model.safetensors"));
     }
-    for (size_t i = 0; i < f->count; i++) /* 1_Pooling/config.json, 2_Dense/model.safetensors */
-        if (f->list[i].path[0] >= '0' && f->list[i].path[0] <= '9' &&
-            (ends(f->list[i].path, "/config.json") || ends(f->list[i].path, "_Dense/model.safetensors")))
-            f->list[i].wanted = true;
     return ST_OK;
 }
 
