@@ -333,7 +333,7 @@ static enum status refused(const struct client *c, const struct transfer *t, str
 {
     const char *e = c->h->endpoint, *repo = c->repo;
     bool token = c->h->token != NULL;
-    if (strcasecmp(t->kind, "GatedRepo") == 0 || t->code == 403)
+    if (strcasecmp(t->kind, "GatedRepo") == 0)
         return err_set(err, ST_INVALID, "%s is gated: ask for access on %s/%s, then %s", repo, e, repo,
                        token ? "try again (HF_TOKEN is set, but has no access yet)"
                              : "set HF_TOKEN to a token of your account");

@@ -27,6 +27,7 @@ FAULTS = {
     "long_list": "a list of more than 64 MiB",
     "unsized": "no sizes in the list, and none of large files before the redirect",
     "gated": "401 GatedRepo without a token, 403 with one",
+    "forbidden": "403 with a message, which is not about a gated repository",
     "private": "401 without a token",
     "missing": "404",
     "up": "a file named ../../../evil in the list",
@@ -138,6 +139,8 @@ class Endpoint(Handler):
             return self.answer(429, b"", Retry_After=3600)
         if repo.fault == "limited_as_the_hub":
             return self.answer(429, b"", RateLimit='"api";r=0;t=290')
+        if repo.fault == "forbidden":
+            return self.answer(403, b"{}", X_Error_Message="This token may not read it")
         if repo.fault == "gated":
             return self.answer(
                 403 if token else 401,

@@ -295,6 +295,7 @@ OUTCOMES = {
     "escape": r"org/escape: the hub's list has the file name 'a\?\]0;evil\?\?\?2J', which is not allowed",
     "long_list": "org/long_list: the hub's list of files is too large",
     "gated": "org/gated is gated: ask for access on http://.*/org/gated, then set HF_TOKEN .*",
+    "forbidden": "org/forbidden: the hub answers HTTP 403 This token may not read it",
     "private": "org/private is not on http://.*, or is private: then set HF_TOKEN",
     "missing": "org/missing is not on http://.*",
     "up": "org/up: the hub's list has the file name '../../../evil', which is not allowed",
