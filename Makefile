@@ -26,7 +26,7 @@ CC       ?= gcc
 PKGS      := libmicrohttpd libuv jansson libjpeg libwebp libwebpdemux libgif libsodium libutf8proc zlib \
 	libcurl libmd gnutls
 # Cache events (server/kv_events) need two more; a build without them has no --kv-events.
-KV_PKGS   := libzmq msgpack
+KV_PKGS   := libzmq $(if $(shell pkg-config --exists msgpack-c && echo 1),msgpack-c,msgpack)
 KV_EVENTS ?= $(if $(shell pkg-config --exists $(KV_PKGS) 2>/dev/null && echo 1),1,0)
 PKGS      += $(if $(filter 1,$(KV_EVENTS)),$(KV_PKGS))
 # The tests use cmocka. A machine without it, as one with a GPU may be, still builds those of the core

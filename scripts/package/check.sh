@@ -53,6 +53,7 @@ same() { # same NAME: they are those of before
 # answers NAME COMMAND...: starts the server there and asks it about the demo model's image.
 answers() {
     local name=$1 port=$((20000 + RANDOM % 20000)) status=1
+    : >"$work/$name.answer"
     shift
     # a simple command, so that the signal goes to the server
     chroot "$work/$name" "${clean[@]}" "$@" serve --port $port --shutdown-delay 0 >"$work/$name.server" 2>&1 &
@@ -103,7 +104,7 @@ wheel() { # wheel NAME RELEASE
     check "wheel: kvasir answers the image question in $2" answers "$1" /opt/venv/bin/kvasir
     check "wheel: python -m kvasir answers it" answers "$1" /opt/venv/bin/python -m kvasir
     inside "$1" /opt/venv/bin/pip uninstall -q -y kvasir
-    check "wheel: uvx kvasir answers it" answers "$1" env UV_CACHE_DIR=/tmp/uv UV_TOOL_DIR=/tmp/uv \
+    check "wheel: uvx kvasir answers it" answers "$1" env UV_CACHE_DIR=/tmp/uv-cache UV_TOOL_DIR=/tmp/uv-tools \
         uvx --offline --from "/tmp/$file" kvasir
     check "wheel: leaves nothing in $2" same "$1"
 }
