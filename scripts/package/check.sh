@@ -104,8 +104,8 @@ wheel() { # wheel NAME RELEASE
     check "wheel: kvasir answers the image question in $2" answers "$1" /opt/venv/bin/kvasir
     check "wheel: python -m kvasir answers it" answers "$1" /opt/venv/bin/python -m kvasir
     inside "$1" /opt/venv/bin/pip uninstall -q -y kvasir
-    check "wheel: uvx kvasir answers it" answers "$1" env UV_CACHE_DIR=/tmp/uv-cache UV_TOOL_DIR=/tmp/uv-tools \
-        uvx --offline --from "/tmp/$file" kvasir
+    check "wheel: uvx kvasir answers it" answers "$1" env UV_CACHE_DIR=/tmp/uv-cache \
+        UV_TOOL_DIR=/tmp/uv-tools uvx --offline --from "/tmp/$file" kvasir
     check "wheel: leaves nothing in $2" same "$1"
 }
 
