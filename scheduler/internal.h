@@ -245,8 +245,8 @@ void sched__blocks_roll_back(struct scheduler *s, struct sequence *q, uint32_t t
 bool sched__blocks_ahead(struct scheduler *s, struct sequence *const *seqs, uint32_t n);
 /* A step has computed q's state after `at` tokens; UINT32_MAX: it is invalid. */
 void sched__state_written(struct scheduler *s, struct sequence *q, uint32_t at);
-/* Whether [position, position+n) can be covered without evicting anything. */
-bool sched__blocks_free(const struct scheduler *s, const struct sequence *q, uint32_t n);
+/* Whether [position, position+n) can be covered, perhaps by evicting cached blocks. */
+bool sched__blocks_fit(const struct scheduler *s, const struct sequence *q, uint32_t n, bool evict);
 /* Most blocks of each group that a sequence of `tokens` tokens can hold at once. */
 void sched__blocks_worst(const struct scheduler *s, uint64_t tokens, uint32_t need[ENGINE_GROUPS_MAX]);
 
