@@ -36,22 +36,23 @@ static void generate_job(struct request *r)
     gen_read_end(g);
 }
 
-#define STARTS(endpoint, kind, dialect)                                                                      \
-    void api_##endpoint##_start(struct request *r)                                                           \
+#define START(name, kind, dialect)                                                                           \
+    void api_##name##_start(struct request *r)                                                               \
     {                                                                                                        \
         gen_start(r, kind, dialect, generate_job, generate_done);                                            \
     }
-STARTS(chat, GEN_CHAT, NULL)
-STARTS(completions, GEN_COMPLETION, NULL)
-STARTS(messages, GEN_CHAT, &dialect_messages)
-STARTS(compact, GEN_CHAT, &dialect_compact)
-STARTS(ollama_chat, GEN_CHAT, &dialect_ollama_chat)
-STARTS(ollama_generate, GEN_CHAT, &dialect_ollama_generate)
-STARTS(ollama_embed, GEN_COMPLETION, &dialect_ollama_embed)
-STARTS(ollama_embeddings, GEN_COMPLETION, &dialect_ollama_embeddings)
-STARTS(embeddings, GEN_COMPLETION, &dialect_embeddings)
-STARTS(rerank, GEN_COMPLETION, &dialect_rerank)
-STARTS(score, GEN_COMPLETION, &dialect_score)
+START(chat, GEN_CHAT, NULL)
+START(messages, GEN_CHAT, &dialect_messages)
+START(completions, GEN_COMPLETION, NULL)
+START(compact, GEN_CHAT, &dialect_compact)
+START(ollama_chat, GEN_CHAT, &dialect_ollama_chat)
+START(ollama_generate, GEN_CHAT, &dialect_ollama_generate)
+START(ollama_embed, GEN_COMPLETION, &dialect_ollama_embed)
+START(ollama_embeddings, GEN_COMPLETION, &dialect_ollama_embeddings)
+START(embeddings, GEN_COMPLETION, &dialect_embeddings)
+START(pooling, GEN_COMPLETION, &dialect_pooling)
+START(rerank, GEN_COMPLETION, &dialect_rerank)
+START(score, GEN_COMPLETION, &dialect_score)
 
 /* GET opens a WebSocket, whose messages come as POST. */
 void api_responses_start(struct request *r)

@@ -184,7 +184,7 @@ static void read_end(struct gen *g)
 }
 
 /* The gen carries the body's JSON and the prompt; no sequence is created. */
-#define STARTS(endpoint, dialect, work)                                                                      \
+#define START(endpoint, dialect, work)                                                                      \
     static void endpoint##_job(struct request *r)                                                            \
     {                                                                                                        \
         work(r);                                                                                             \
@@ -194,9 +194,9 @@ static void read_end(struct gen *g)
     {                                                                                                        \
         gen_start(r, GEN_CHAT, dialect, endpoint##_job, request_finish);                                     \
     }
-STARTS(tokenize, NULL, tokenize)
-STARTS(apply_template, NULL, apply_template)
-STARTS(detokenize, NULL, detokenize)
-STARTS(count_tokens, &dialect_count_tokens, count_tokens)
-STARTS(chat_tokens, NULL, count_tokens)
-STARTS(input_tokens, &dialect_input_tokens, count_tokens)
+START(tokenize, NULL, tokenize)
+START(apply_template, NULL, apply_template)
+START(detokenize, NULL, detokenize)
+START(count_tokens, &dialect_count_tokens, count_tokens)
+START(chat_tokens, NULL, count_tokens)
+START(input_tokens, &dialect_input_tokens, count_tokens)
