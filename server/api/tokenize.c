@@ -184,7 +184,7 @@ static void read_end(struct gen *g)
 }
 
 /* The gen carries the body's JSON and the prompt; no sequence is created. */
-#define START(endpoint, dialect, work)                                                                      \
+#define START(endpoint, dialect, work)                                                                       \
     static void endpoint##_job(struct request *r)                                                            \
     {                                                                                                        \
         work(r);                                                                                             \
