@@ -30,9 +30,9 @@ float *embed_vectors(struct gen *g, uint32_t i, uint32_t n, uint32_t *rows);
 enum status embed_begin(struct gen *g, uint32_t each, struct chat_reader *r);
 /* text NULL: it gets its parts by embed_item. */
 enum status embed_message(struct gen *g, struct chat_reader *r, enum chat_role role, const char *text);
-/* A system message: `instruction` (a string, or NULL) or, if that is empty, `fallback`. */
-enum status embed_system(struct gen *g, struct chat_reader *r, const json_t *instruction,
-                         const char *fallback);
+/* The text of a system message: `given` (a string, or NULL) or, if that is empty, `fallback`. NULL: out of
+ * memory. */
+json_t *embed_instruction(const json_t *given, const char *fallback);
 /* Adds what field[index] (index -1: field) holds: a string, {"content": parts} or {"image", "text"}. */
 enum status embed_item(struct chat_reader *r, const char *field, int32_t index, const json_t *v);
 

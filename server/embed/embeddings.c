@@ -112,12 +112,17 @@ static enum status prompt_add(struct gen *g, json_t *root, const json_t *text)
     return ST_OK;
 }
 
-/* Whether inputs become chats: of models that have images, objects do, and strings if the family says so. */
-static bool as_chats(const struct model *m, const json_t *input)
+/* How many of them become chats: of models that have images, objects do, and strings if the family says so.
+ */
+static size_t chats_in(const struct model *m, const json_t *input)
 {
-    const json_t *first = json_is_array(input) ? json_array_get(input, 0) : input;
-    bool texts = m->info->retrieval.system || m->info->retrieval.vectors;
-    return m->tmpl && m->info->image.present && (json_is_object(first) || (texts && json_is_string(first)));
+    bool texts = m->info->retrieval.system || m->info->retrieval.vectors, many = json_is_array(input);
+    size_t n = 0;
+    for (size_t i = 0; m->tmpl && m->info->image.present && i < (many ? json_array_size(input) : 1); i++) {
+        const json_t *v = many ? json_array_get(input, i) : input;
+        n += json_is_object(v) || (texts && json_is_string(v));
+    }
+    return n;
 }
 
 static enum status chats(struct gen *g, json_t *input, const json_t *instruction)
@@ -125,13 +130,21 @@ static enum status chats(struct gen *g, json_t *input, const json_t *instruction
     struct chat_reader r;
     const char *system = g->r->srv->model->info->retrieval.system;
     bool many = json_is_array(input);
+    json_t *shared = system ? embed_instruction(instruction, system) : NULL;
     enum status st = embed_begin(g, system ? 2 : 1, &r);
     for (size_t i = 0; i < (many ? json_array_size(input) : 1) && !st; i++) {
         const json_t *v = many ? json_array_get(input, i) : input, *own = json_object_get(v, "instruction");
-        if (system) st = embed_system(g, &r, json_is_string(own) ? own : instruction, system);
+        r.at = (struct chat_place){.field = "input", .index = many ? (int32_t)i : -1};
+        if (own && !(system && json_is_string(own)))
+            st = chat_fault(&r, "invalid_value", ".instruction", "%s",
+                            system ? "instruction must be a string." : "This model takes no instruction.");
+        if (system && !st) st = embed_message(g, &r, CHAT_SYSTEM, NULL);
+        if (system && !st)
+            st = chat_text_add(&r, own ? embed_instruction(own, system) : json_incref(shared), 0);
         if (!st) st = embed_message(g, &r, CHAT_USER, NULL);
         if (!st) st = embed_item(&r, "input", many ? (int32_t)i : -1, v);
     }
+    json_decref(shared);
     return st ? st : gen_read_added(g);
 }
 
@@ -163,10 +176,15 @@ static enum status read_input(struct gen *g, json_t *root)
     if (instruction && !json_is_string(instruction))
         return api_fail(e, 400, "invalid_type", "instruction", "instruction must be a string.");
     if (prompt_text(g, root, &prompt)) return ST_INVALID;
-    if (as_chats(g->r->srv->model, input)) return chats(g, input, instruction ? instruction : prompt);
-    if (instruction)
+    const struct model *m = g->r->srv->model;
+    size_t n = chats_in(m, input);
+    if (instruction && !(n && m->info->retrieval.system))
         return api_fail(e, 400, "unsupported_parameter", "instruction",
                         "This model takes no instruction: put it in front of the text, or use prompt_name.");
+    if (n && json_is_array(input) && n < json_array_size(input))
+        return api_fail(e, 400, "invalid_value", "input",
+                        "Objects, or texts with a system message, can't be mixed with other inputs.");
+    if (n) return chats(g, input, instruction ? instruction : prompt);
     return prompt_add(g, root, prompt);
 }
 
@@ -336,4 +354,4 @@ static void prompt_response(struct json_writer *o, struct choice *first)
 const struct dialect dialect_ollama_embed = {
     .read = read_body, .source = "input", .response = embed_response, .on_worker = true};
 const struct dialect dialect_ollama_embeddings = {
-    .read = read_prompt, .source = "input", .response = prompt_response};
+    .read = read_prompt, .source = "input", .response = prompt_response, .on_worker = true};

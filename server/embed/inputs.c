@@ -11,10 +11,11 @@
  * script has it. NULL: out of memory. */
 static json_t *sentence(const char *text, size_t len)
 {
+    static const char space[] = {' ', '\t', '\n', '\v', '\f', '\r', 0x1c, 0x1d, 0x1e, 0x1f};
     utf8proc_int32_t last = 0;
     struct buf b;
-    while (len && strchr(" \t\r\n", *text)) text++, len--;
-    while (len && strchr(" \t\r\n", text[len - 1])) len--;
+    while (len && memchr(space, *text, sizeof space)) text++, len--;
+    while (len && memchr(space, text[len - 1], sizeof space)) len--;
     size_t at = len;
     while (at && ((unsigned char)text[--at] & 0xc0) == 0x80) continue;
     if (len) (void)utf8proc_iterate((const utf8proc_uint8_t *)text + at, (utf8proc_ssize_t)(len - at), &last);
@@ -24,18 +25,12 @@ static json_t *sentence(const char *text, size_t len)
     return embed_text_end(&b, !buf_add(&b, text, len) && !buf_adds(&b, ended ? "" : "."));
 }
 
-enum status embed_system(struct gen *g, struct chat_reader *r, const json_t *instruction,
-                         const char *fallback)
+json_t *embed_instruction(const json_t *given, const char *fallback)
 {
-    enum status st = embed_message(g, r, CHAT_SYSTEM, NULL);
-    if (st) return st;
-    json_t *text =
-        instruction ? sentence(json_string_value(instruction), json_string_length(instruction)) : NULL;
-    if (text && !json_string_length(text)) {
-        json_decref(text);
-        instruction = NULL;
-    }
-    return chat_text_add(r, instruction ? text : json_string(fallback), 0);
+    json_t *text = given ? sentence(json_string_value(given), json_string_length(given)) : NULL;
+    if (given && (!text || json_string_length(text))) return text;
+    json_decref(text);
+    return json_string(fallback);
 }
 
 enum status embed_begin(struct gen *g, uint32_t each, struct chat_reader *r)

@@ -149,9 +149,14 @@ static enum status pair_texts(struct gen *g, json_t *root, const char *field, co
                               const struct pairs *p)
 {
     struct api_error *e = &g->r->response.error;
-    size_t same = json_array_size(p->queries) == 1;
+    size_t same = json_array_size(p->queries) == 1, n = json_array_size(p->documents);
+    const json_t *first = same ? text_of(json_array_get(p->queries, 0)) : NULL;
+    if ((json_string_length(instruction) + json_string_length(first)) * n > LIMIT_PARSE_BYTES)
+        return api_fail(e, 400, "invalid_value", p->query_name,
+                        "%s and instruction, beside each of %zu documents, take more than %u MiB.",
+                        p->query_name, n, LIMIT_PARSE_BYTES >> 20);
     json_t *all = json_array();
-    for (size_t i = 0; all && i < json_array_size(p->documents); i++) {
+    for (size_t i = 0; all && i < n; i++) {
         const json_t *query = text_of(json_array_get(p->queries, same ? 0 : i));
         const json_t *text = text_of(json_array_get(p->documents, i));
         if (!query || !text) {

@@ -3,6 +3,7 @@
 
 #include "server/generate/remote.h"
 #include "server/http/fields.h"
+#include "server/http/limits.h"
 #include "server/media/image_hash_cache.h"
 #include "server/media/image_decode.h"
 #include "server/media/image_parts.h"
@@ -224,6 +225,10 @@ static enum status make_one(struct gen *g, const struct image_ref *ref, struct g
         file->bytes = NULL;
     }
     if (st || gen_pixels_account(g, prepared)) return st;
+    if (g->messages_each) { /* decoded again when its prompt runs */
+        image_prepared_free(prepared);
+        return ST_OK;
+    }
     return api_fail(&g->r->response.error, 429, "rate_limit_exceeded", NULL,
                     "The server holds too many decoded images; try again later.");
 }
@@ -273,7 +278,7 @@ enum status chat_images_make(struct gen *g, struct chat_images *out)
     g->images = calloc(count, sizeof *g->images);
     if (!out->prepared || !out->parts || !out->list || !g->images) return no_memory(g);
     out->count = g->image_count = (uint32_t)count;
-    uint64_t tokens = 0;
+    uint64_t tokens = 0, kept = 0;
     for (uint32_t i = 0, first = 0; i < out->count; i++) {
         const struct image_ref *ref = &messages->images[i];
         struct gen_image *to = &g->images[i];
@@ -282,6 +287,11 @@ enum status chat_images_make(struct gen *g, struct chat_images *out)
         enum status st = same < i ? ST_OK : make_one(g, ref, to, &out->prepared[i], &out->parts[i]);
         if (i && prompt != g->images[i - 1].prompt) tokens = first = 0;
         if (!st) st = check_room(g, ref, parts, &tokens);
+        kept += to->bytes ? to->len : 0;
+        if (!st && g->messages_each && kept > LIMIT_BODIES_BYTES)
+            st = api_fail(&g->r->response.error, 400, "invalid_value", ref->param,
+                          "The files of the images of one request take more than %llu MiB.",
+                          LIMIT_BODIES_BYTES >> 20);
         if (st) return st;
         out->list[i] = (struct prompt_image){.images = out->prepared[i].images,
                                              .keys = (const uint8_t(*)[32])parts->keys,

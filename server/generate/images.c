@@ -46,7 +46,7 @@ bool gen_pixels_account(struct gen *g, const struct image_prepared *p)
     size_t bytes = 0;
     for (uint32_t i = 0; i < p->count; i++) bytes += image_u8_bytes(&p->images[i]);
     size_t before = atomic_fetch_add(all, bytes);
-    if (before > g->pixel_bytes && before + bytes > g->r->srv->opt->image_memory) {
+    if ((before > g->pixel_bytes || g->messages_each) && before + bytes > g->r->srv->opt->image_memory) {
         atomic_fetch_sub(all, bytes);
         return false;
     }

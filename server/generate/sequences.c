@@ -37,6 +37,7 @@ static void account_choice(struct choice *c)
     if (c->out)
         bytes += sizeof *c->out +
                  2 * c->text.cap; /* a second, parsed copy of the text; buffers grow by doubling */
+    if (c->gen->p.pooling == POOL_ALL) bytes += 2 * c->text.cap; /* the scheduler's, in f64 */
     response_account(&c->gen->r->response, &c->accounted, bytes);
 }
 
@@ -331,10 +332,8 @@ static enum status take_pooled(struct choice *c, const double *pooled)
 {
     size_t n = pooled_floats(c);
     enum status st = buf_reserve(&c->text, n * sizeof(float));
-    for (size_t i = 0; i < n && !st; i++) {
-        float v = (float)pooled[i];
-        st = buf_add(&c->text, &v, sizeof v);
-    }
+    for (size_t i = 0; i < n && !st; i++) ((float *)(void *)c->text.data)[i] = (float)pooled[i];
+    if (!st) c->text.len = n * sizeof(float);
     account_choice(c);
     return st;
 }

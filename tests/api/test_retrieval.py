@@ -115,6 +115,8 @@ def qwen3_vl(name):
             told = ask(input=["a", {"content": content(g["inputs"][1])}], instruction="Find it")[1]
             check.equal(f"{name} instruction", vectors(told)[0], alone[4])
             check.true(f"{name} instruction of all", vectors(told)[1] != alone[1])
+            said = [ask(input="a", instruction=i)[1]["usage"]["prompt_tokens"] for i in ("b", "\0b", "\v b\f")]
+            check.true(f"{name} only white space is removed: {said}", said[0] == said[2] < said[1])
             ids = ask(input=[[5, 6, 7]])
             check.equal(f"{name} ids", (ids[0], ids[1]["usage"]["prompt_tokens"]), (200, 3))
             scored(s, name, g["query"], g["documents"], g["scores"])
@@ -124,6 +126,9 @@ def qwen3_vl(name):
                     ("/v1/embeddings", {"input": {}}, "input"),
                     ("/v1/embeddings", {"input": ["a", {"image": 5}]}, "input[1].image[0].image"),
                     ("/v1/embeddings", {"input": "a", "instruction": 1}, "instruction"),
+                    ("/v1/embeddings", {"input": [{"text": "a", "instruction": 1}]}, "input[0].instruction"),
+                    # the text would have no system message because of the ids
+                    ("/v1/embeddings", {"input": [[5, 6, 7], "a"]}, "input"),
                     ("/v1/embeddings", {"input": [{"image": "data:image/png;base64,AAAA"}]},
                      "input[0].image[0].image"),
                     ("/v1/rerank", {"query": {}, "documents": ["a"]}, "query"),
@@ -149,6 +154,50 @@ def repeated_image():
                     close(f"{flags}", [d["score"] for d in answer["data"]], want)
             finally:
                 s.stop()
+
+
+def bounded_pixels():
+    """--image-memory bounds what one request of many inputs holds: the rest is decoded again in its turn."""
+    with tempfile.TemporaryDirectory() as work:
+        g = laid_over("qwen3_vl_odd_f32", work)
+        url = next(d["image"] for d in g["documents"] + g["inputs"] if isinstance(d, dict) and "image" in d)
+        inputs = [{"image": [url] * n} for n in (1, 2, 3)]
+        got = []
+        for flags in (), ("--image-memory", "1K"):
+            s = served(work, "--encoder-cache-memory", "1K", "--prefix-cache", "off", *flags)
+            try:
+                status, answer = post(s, "/v1/embeddings", {"input": inputs})
+                check.equal(f"{flags} status", status, 200)
+                got.append((vectors(answer), s.metric("kvasir:images_decoded_total")))
+            finally:
+                s.stop()
+        check.equal("bounded bits", got[1][0], got[0][0])
+        check.true(f"decoded again: {got[0][1]}, {got[1][1]}", got[0][1] == 6 and got[1][1] > 6)
+
+
+def plain_images():
+    """A model with images and no prompts for retrieval: a text is no chat, whatever else is in the list."""
+    s = Server(BINARY, os.path.join(os.path.dirname(os.path.dirname(GOLDEN)), "models", "demo"))
+    try:
+        for body, param in [({"input": [{"text": "a"}, "a"]}, "input"), ({"input": ["a", {"text": "a"}]}, "input"),
+                            ({"input": {"text": "a"}, "instruction": "b"}, "instruction"),
+                            ({"input": {"text": "a", "instruction": "b"}}, "input.instruction")]:
+            status, answer = post(s, "/v1/embeddings", body)
+            check.equal(f"{body}", (status, answer.get("error", {}).get("param")), (400, param))
+        check.equal("objects", post(s, "/v1/embeddings", {"input": [{"text": "a"}, {"text": "b"}]})[0], 200)
+    finally:
+        s.stop()
+
+
+def counted_vectors():
+    """--response-memory counts the vectors of all tokens with the scheduler's copy in f64."""
+    body = {"input": [[5] * 400] * 40, "task": "token_embed", "encoding_format": "base64"}  # 2 MiB in f32
+    for memory, want in ("12M", 200), ("6M", 429):
+        s = Server(BINARY, os.path.join(GOLDEN, "embeddings", "last_f32"), "--response-memory", memory)
+        try:
+            check.equal(f"vectors in {memory}", post(s, "/pooling", body)[0], want)
+        finally:
+            s.stop()
 
 
 def late(name):
@@ -238,7 +287,8 @@ if __name__ == "__main__":
     BINARY = ARGS.binary
     for variant in "qwen3_vl_f32", "qwen3_vl_odd_f32":
         check.run(qwen3_vl, variant)
-    check.run(repeated_image)
+    for test in repeated_image, bounded_pixels, plain_images, counted_vectors:
+        check.run(test)
     for variant in "colpali_f32", "colpali_odd_f32", "colqwen2_f32", "colqwen2_odd_f32":
         check.run(late, variant)
     check.run(texts_only)
