@@ -148,7 +148,8 @@ static enum status modules_read(const char *dir, const json_t *modules, struct p
         const char *type = json_string_value(json_object_get(m, "type"));
         const char *path = json_string_value(json_object_get(m, "path")),
                    *name = type ? class_name(type) : "";
-        if (st || !path || strstr(path, "..")) continue;
+        if (st) return st;
+        if (!path || strstr(path, "..")) name = "without a path in the model";
         if (strcmp(name, "Pooling") == 0) st = pooling_module(dir, path, out, err);
         else if (strcmp(name, "LogitScore") == 0) st = score_module(dir, path, out, err);
         else if (strcmp(name, "Dense") == 0) st = dense_module(dir, path, out, err);

@@ -103,6 +103,22 @@ def ggufs():
             s.stop()
 
 
+def outside():
+    """A module that is not in the model's folder is not left out: the vectors would be others."""
+    with tempfile.TemporaryDirectory() as folder:
+        for f in os.listdir(golden("embeddings", "mean_f32")):
+            if f != "modules.json":
+                os.symlink(golden("embeddings", "mean_f32", f), os.path.join(folder, f))
+        with open(os.path.join(folder, "modules.json"), "w") as f:
+            json.dump([{"path": "../1_Pooling", "type": "sentence_transformers.models.Pooling"}], f)
+        s = Server(BINARY, folder)
+        try:
+            status, answer = post(s, "/v1/embeddings", {"input": "a"})
+            check.equal("outside", (status, answer.get("error", {}).get("code")), (400, "unsupported_model"))
+        finally:
+            s.stop()
+
+
 def scores():
     want = json.load(open(golden("embeddings", "scores.json")))
     with tempfile.TemporaryDirectory() as folder:
@@ -178,6 +194,7 @@ if __name__ == "__main__":
     check.run(variant, "encoder_f32")
     check.run(variant, "plain_f32")
     check.run(ggufs)
+    check.run(outside)
     check.run(scores)
     check.run(others)
     check.end()
