@@ -176,9 +176,27 @@ static void test_tiers(void **state)
     check("qwen", "qwen3_5_f32", 512 << 10, 512 << 10);
 }
 
+/* A copy may come late, and is there after the wait for it. */
+static void test_copies(void **state)
+{
+    (void)state;
+    struct engine *e = engine_of("gemma3", "text_bf16", 96 << 10);
+    size_t bytes = e->kv.groups[0].block_bytes;
+    uint8_t *host = engine_host_alloc(e, 2 * bytes);
+    assert_non_null(host);
+    for (size_t i = 0; i < bytes; i++) host[i] = (uint8_t)(i * i >> 4);
+    memset(host + bytes, 0, bytes);
+    engine_kv_write(e, 0, 0, host, BE_BLOCK_TOKENS);
+    engine_kv_read(e, 0, 0, host + bytes);
+    engine_copies_wait(e, engine_copies(e));
+    assert_memory_equal(host, host + bytes, bytes);
+    engine_host_free(e);
+    engine_close(e);
+}
+
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_tiers)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_tiers), cmocka_unit_test(test_copies)};
     test_backend_args(&argc, argv);
     return selectors_end(cmocka_run_group_tests_name("tiers", tests, NULL, NULL));
 }
