@@ -441,6 +441,18 @@ bool sched__offload_take(struct scheduler *s)
     return worked;
 }
 
+/* Host memory is read at once, and then nobody wakes the engine thread. */
+bool sched__offload_ready(const struct scheduler *s)
+{
+    const struct offload *o = s->offload;
+    for (const struct load *l = o ? o->loads : NULL; l; l = l->next)
+        if (l->q && !l->done && l->copied < l->asked && l->blocks[l->copied].read.state != TIER_READING)
+            return true;
+    for (const struct image_load *l = o ? o->images : NULL; l; l = l->next)
+        if (l->entry && l->read.state != TIER_READING) return true;
+    return false;
+}
+
 void sched__offload_leave(struct scheduler *s, struct sequence *q)
 {
     if (q->load) give_up(s, q->load);
