@@ -103,8 +103,7 @@ static unsigned long serve(struct engine *e, const struct sched_options *opt, st
     }
     sched_stats(s, st);
     sched_stop(s, true);
-    while (sched_step(s, 1000000)) {
-    }
+    sched_run(s); /* to its end: all goes to the disk */
     sched_destroy(s);
     return most;
 }
@@ -137,8 +136,11 @@ static void check(const char *family, const char *variant, size_t kv_bytes, size
     struct engine *e = engine_of(family, variant, kv_bytes);
     struct sched_options opt = {.hash_seed = 1, .no_prefix_cache = true, .load_always = true};
     unsigned long waits = serve(e, &opt, cold, &stream[0], &st), waits_with;
+    assert_non_null(mkdtemp(dir));
+    struct cache_store_options disk = {.dir = dir, .bytes_max = 64 << 20, .about = "test", .queue_max = 1};
     opt.no_prefix_cache = false;
     opt.host_bytes = 64 << 20;
+    opt.disk = &disk;
     waits_with = serve(e, &opt, host, &stream[1], &st);
     printf("  %s: %llu blocks evicted, %llu tokens loaded; %lu waits in a turn, %lu with tiers\n", variant,
            (unsigned long long)st.tier_written_blocks, (unsigned long long)st.tier_loaded_tokens, waits,
@@ -148,15 +150,15 @@ static void check(const char *family, const char *variant, size_t kv_bytes, size
     assert_int_equal(st.tier_loads_failed, 0);
     assert_int_equal(st.tier_dropped_blocks, 0);
     assert_true(waits_with <= waits);
-    assert_non_null(mkdtemp(dir));
-    struct cache_store_options disk = {.dir = dir, .bytes_max = 64 << 20, .about = "test"};
-    opt.disk = &disk;
+    disk.queue_max = 0;
     opt.host_bytes = host_bytes;
     (void)serve(e, &opt, both, &stream[2], &st);
     printf("  %s: %llu hits in host memory, %llu on the disk\n", variant,
            (unsigned long long)st.tier_hits[CACHE_TIER_HOST],
            (unsigned long long)st.tier_hits[CACHE_TIER_DISK]);
     assert_true(st.tier_hits[CACHE_TIER_HOST] > 0 && st.tier_hits[CACHE_TIER_DISK] > 0);
+    /* Nothing was lost at the end of the run before, though the disk was slow. */
+    assert_true(st.tier_hits[CACHE_TIER_HOST] + st.tier_hits[CACHE_TIER_DISK] >= REQUESTS - PROMPTS);
     assert_true(st.tier_bytes[CACHE_TIER_HOST] > 0 && st.tier_bytes[CACHE_TIER_HOST] <= host_bytes);
     for (uint32_t i = 0; i < REQUESTS; i++) {
         compare(variant, &cold[i], &host[i]);
