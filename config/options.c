@@ -48,8 +48,7 @@ static const struct row rows[] = {
      "compute type; auto = the checkpoint's"},
     {"gemm", K_CHOICE, AT(gemm), "auto", 0, 0, "auto|cublas|own", NULL,
      "matrix products on a GPU: cuBLASLt for the weight shapes that are batch-invariant there, or own "
-     "kernels; "
-     "auto: cublas"},
+     "kernels; auto: cublas"},
     {"quantize", K_CHOICE, AT(quantize), "none", 0, 0, "none|int8|int4", NULL,
      "weight quantization of the text model (INT8, INT4), mixture of experts too, and of the image tower "
      "(INT8); quantized weights (GGUF, AWQ, ...) keep their type"},
@@ -431,11 +430,14 @@ static const char *const elsewhere[][2] = {
     {"-c", "--max-context N"},
     {"--ctx-size", "--max-context N"},
     {"--max-model-len", "--max-context N"},
-    {"-hf", "kvasir serve ORG/NAME, or --model hf:ORG/NAME:FILE.gguf"},
-    {"--hf-repo", "kvasir serve ORG/NAME, or --model hf:ORG/NAME:FILE.gguf"},
+    {"-hf", "kvasir serve ORG/NAME[:Q4_K_M]"},
+    {"--hf-repo", "kvasir serve ORG/NAME[:Q4_K_M]"},
     {"-a", "--served-model-name NAME"},
     {"--alias", "--served-model-name NAME"},
     {"-t", "--threads N"},
+    {"-ngl", "--backend cuda"},
+    {"--n-gpu-layers", "--backend cuda"},
+    {"-md", "--draft-model DIR"},
     {"-np", "--max-sequences N"},
     {"--parallel", "--max-sequences N"},
     {"--max-num-seqs", "--max-sequences N"},
