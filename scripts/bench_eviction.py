@@ -6,7 +6,7 @@ scripts/bench_eviction.py --model DIR [--kv-memory 12M] [--seconds 10] [--rounds
 Two servers with an arena that holds little more than what runs, one of them with a cache directory. In turns
 each serves a stream, beside it prompts without a common prefix, one after another, so that the arena is full
 and every prompt evicts another. Printed are the longest pause between two events of the stream in each round,
-and over all rounds medians and the 99th percentile. Standard library only."""
+and over all rounds the 99th percentile. Standard library only."""
 import argparse
 import json
 import os
@@ -79,9 +79,9 @@ def main():
         for name, load in loads.items():
             load.pauses.sort()
             longest = ", ".join(f"{ms:.0f}" for ms in load.longest)
-            print(f"{name:8} longest of each round {longest} ms, median {statistics.median(load.longest):.0f}; "
-                  f"all {len(load.pauses)}: median {statistics.median(load.pauses):.1f}, "
-                  f"99 % {load.pauses[len(load.pauses) * 99 // 100]:.1f} ms; {load.prompts} prompts")
+            most, middle = load.pauses[len(load.pauses) * 99 // 100], statistics.median(load.longest)
+            print(f"{name:8} longest of each round {longest} ms, median {middle:.0f}; "
+                  f"99 % of all {len(load.pauses)} at most {most:.1f} ms; {load.prompts} prompts")
         written, dropped = (loads["with"].metric(f"kvasir:cache_tier_{what}_blocks_total")
                             for what in ("written", "dropped"))
         print(f"{written:.0f} blocks written, {dropped:.0f} dropped")

@@ -194,7 +194,7 @@ def test_directory():
 
 
 def test_tiers():
-    """Host memory above the disk; both are named in the response and counted; a full disk ends in a metric."""
+    """Host memory above the disk; both are named in responses and counted; a full disk ends in a metric."""
     model = os.path.join(GOLDEN, "gemma3/text_f32")
     prompts = [f"{words(120)} {i} {words(40)}"[i:] for i in range(16)]
 
