@@ -157,6 +157,7 @@ static enum status fill_info(const struct engine_options *opt, struct engine *e,
     for (uint32_t i = 0; i < m->generation.eos_count; i++) add_eos(m, m->generation.eos_ids[i]);
     for (uint32_t i = 0; i < d->eos_count; i++) add_eos(m, d->eos_ids[i]);
     m->image = d->image;
+    m->retrieval = d->retrieval;
     m->encoder = d->encoder;
     if (!d->has_vision) return ST_OK;
     if (opt->random_weights) {

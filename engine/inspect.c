@@ -226,7 +226,10 @@ enum status engine_inspect(const struct engine_options *opt, char *text, size_t 
         st = engine__prepare(&bare, e, &files, err);
     }
     if (!st)
-        st = buf_addf(&b, "served     yes%s\n",
+        st = buf_addf(&b, "served     yes%s%s\n",
+                      e->net.desc.retrieval.vectors ? ", for multi-vector embeddings"
+                      : e->net.desc.encoder         ? ", for embeddings"
+                                                    : "",
                       bare.random_weights ? ", by config.json; the directory has no weights" : "");
     if (!st && (st = say_all(&b, e)))
         st = err_set(err, st, "the description doesn't fit into %zu bytes", cap);
