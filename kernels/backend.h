@@ -181,6 +181,7 @@ enum be_norm_kind { BE_NORM_RMS = 0, BE_NORM_LAYER = 1 };
 struct be_norm_args {
     enum be_norm_kind kind;
     uint32_t t, c;
+    size_t stride; /* of x and of a dense out; 0 counts as C */
     float eps;
     const float *x;              /* f32 [T, C]; may be NULL if residual is set and nothing is added */
     const float *post_weight;    /* f32 [C] or NULL */

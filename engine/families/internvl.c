@@ -1,6 +1,6 @@
 /* InternVL (2.5, 3, 3.5, as converted for transformers) and Qianfan-OCR: a ViT with a class row and scaled
- * layers over tiles of one size, merged by a pixel shuffle. transformers models/internvl, qianfan_ocr,
- * got_ocr2 (image processor). */
+ * layers over tiles of one size, merged by a pixel shuffle; of 300M parameters, or 6B with RMS norms, of q
+ * and k too. transformers models/internvl, qianfan_ocr, got_ocr2 (image processor). */
 #include "engine/families/gemma.h"
 #include "engine/families/qwen.h"
 
@@ -31,18 +31,20 @@ static const struct family_inner *served(const char *type)
 /* Keys that have one value in all released models. */
 static void read_fixed(struct hf_reader *r, struct hf_vision *v)
 {
-    bool qk_norm = false, places = true, pooled = true;
+    bool places = true, pooled = true;
     uint32_t norm = json_get_live(r->d, r->vision, "norm_type"),
              select = json_get_live(r->d, 0, "vision_feature_select_strategy");
     double layer = -1;
-    hf_bool(r, r->vision, "use_qk_norm", &qk_norm);
+    hf_bool(r, r->vision, "use_qk_norm", &v->qk_norm);
     hf_bool(r, r->vision, "use_absolute_position_embeddings", &places);
     hf_bool(r, r->vision, "use_mean_pooling", &pooled);
     hf_double(r, 0, "vision_feature_layer", -1e3, 1e3, &layer);
     hf_activation(r, 0, "projector_hidden_act", HF_GELU);
-    if (qk_norm || (norm != JSON_NONE && !json_str_eq(r->d, norm, "layer_norm")))
-        hf_error(r, ST_UNSUPPORTED, "vision_config.use_qk_norm",
-                 "only the tower of 300M parameters is served");
+    v->rms = norm != JSON_NONE && json_str_eq(r->d, norm, "rms_norm");
+    if (!v->rms && norm != JSON_NONE && !json_str_eq(r->d, norm, "layer_norm"))
+        hf_error(r, ST_UNSUPPORTED, "norm_type", "only layer_norm and rms_norm are served");
+    if (v->rms && !pooled)
+        hf_error(r, ST_UNSUPPORTED, "use_mean_pooling", "only true is served with RMS norms");
     if (!places) hf_error(r, ST_UNSUPPORTED, "use_absolute_position_embeddings", "only true is served");
     if (layer != -1) hf_error(r, ST_UNSUPPORTED, "vision_feature_layer", "only -1 is served");
     if (select != JSON_NONE && !json_str_eq(r->d, select, "default"))
@@ -78,8 +80,8 @@ static bool canonical(const char *name, char out[DESC_NAME_MAX])
     static const char *const parts[][2] = {
         {".encoder.layer.", ".layers."},
         {".encoder.layers.", ".layers."},
-        {".attn.qkv.", ".attention.qkv."},
         {".attn.proj.", ".attention.projection_layer."},
+        {".attn.", ".attention."},
         {".norm1.", ".layernorm_before."},
         {".norm2.", ".layernorm_after."},
         {".ls1", ".lambda_1"},
@@ -123,6 +125,12 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
     *t = siglip_tower(c);
     t->position_side = side;
     t->qkv_no_bias = !v->attention_bias;
+    t->rms = v->rms;
+    if (v->qk_norm) {
+        t->qk_norm_all = 1e-6f;
+        t->names.q_norm = "vision.layers.#.attention.q_norm";
+        t->names.k_norm = "vision.layers.#.attention.k_norm";
+    }
     t->end = VISION_MERGE;
     t->merge = merge;
     t->merge_ff = d->hidden;
@@ -205,6 +213,8 @@ static void gguf_tower(struct gguf_keys *k, struct hf_config *c)
     struct hf_vision *v = &c->vision;
     v->spatial_merge_size = 2;
     v->attention_bias = gguf_columns(k, "v.blk.0.attn_q.bias") != 0;
+    v->qk_norm = gguf_columns(k, "v.blk.0.attn_q_norm.weight") != 0;
+    v->rms = gguf_columns(k, "v.blk.0.ln1.bias") == 0;
     gguf_read_f64(k, "clip.vision.attention.layer_norm_epsilon", 0, 1, &v->layer_norm_eps);
     gguf_read_u32(k, "clip.vision.image_size", true, 1, SIZE_MAX_IMAGE, &v->image_size);
     gguf_read_u32(k, "clip.vision.projector.scale_factor", false, 1, 16, &v->spatial_merge_size);
@@ -233,6 +243,8 @@ static const struct gguf_name tower_names[] = {
     {"v.blk.#.attn_q", LAYER "attention.q_proj"},
     {"v.blk.#.attn_k", LAYER "attention.k_proj"},
     {"v.blk.#.attn_v", LAYER "attention.v_proj"},
+    {"v.blk.#.attn_q_norm", LAYER "attention.q_norm"},
+    {"v.blk.#.attn_k_norm", LAYER "attention.k_norm"},
     {"v.blk.#.attn_out", LAYER "attention.projection_layer"},
     {"v.blk.#.ffn_up", LAYER "mlp.fc1"},
     {"v.blk.#.ffn_down", LAYER "mlp.fc2"},

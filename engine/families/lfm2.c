@@ -51,6 +51,7 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
     struct hf_text *t = &c->text;
     bool bias = false;
     qwen_read(r, type, c);
+    t->rms_norm_eps = type->text->rms_norm_eps; /* the key of others is none of this class */
     hf_double(r, r->text, "norm_eps", 0, 1, &t->rms_norm_eps);
     t->tie_word_embeddings = type->text->tie_word_embeddings;
     hf_bool(r, r->text, "tie_word_embeddings", &t->tie_word_embeddings);

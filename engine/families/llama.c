@@ -119,7 +119,8 @@ static void read_window(struct hf_reader *r, uint32_t absent, struct hf_text *t)
 /* Ministral 3: YaRN by default, and queries that grow with the context. */
 static void read_scaling(struct hf_reader *r, struct hf_rope *p)
 {
-    uint32_t params = json_get_live(r->d, r->text, "rope_parameters");
+    uint32_t params = json_get_live(r->d, r->text, "rope_scaling"); /* the old spelling */
+    if (params == JSON_NONE) params = json_get_live(r->d, r->text, "rope_parameters");
     if (params == JSON_NONE) {
         *p = (struct hf_rope){.type = HF_ROPE_YARN,
                               .theta = 1e6,
@@ -136,7 +137,7 @@ static void read_scaling(struct hf_reader *r, struct hf_rope *p)
     if (p->llama_4_scaling_beta > 0 && p->original_max == 0)
         hf_double(r, params, "original_max_position_embeddings", 1, SIZE_MAX_POSITIONS, &p->original_max);
     if (!r->st && p->llama_4_scaling_beta > 0 && p->original_max == 0)
-        hf_error(r, ST_FORMAT, "original_max_position_embeddings", "is missing from rope_parameters");
+        hf_error(r, ST_FORMAT, "original_max_position_embeddings", "is missing from the RoPE parameters");
 }
 
 static void read(struct hf_reader *r, const struct family_type *type, struct hf_config *c)

@@ -58,7 +58,7 @@ static void read_tower(struct hf_reader *r, uint32_t obj, struct hf_vision *v)
 static void read(struct hf_reader *r, const struct family_type *type, struct hf_config *c)
 {
     struct family_type text = *type;
-    bool vision = c->has_vision, bias = false, inner = false;
+    bool vision = c->has_vision, bias = false, inner = true;
     text.place = HF_FLAT;
     c->has_vision = false;
     qwen_read(r, &text, c);
@@ -66,7 +66,7 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
     hf_bool(r, r->text, "use_bias", &bias);
     if (bias) hf_error(r, ST_UNSUPPORTED, "use_bias", "only false is served");
     c->text.tie_word_embeddings = true;
-    hf_bool(r, r->text, "tie_word_embeddings", &inner);
+    if (r->text != 0) hf_bool(r, r->text, "tie_word_embeddings", &inner);
     hf_bool(r, 0, "tie_word_embeddings", &c->text.tie_word_embeddings);
     c->text.tie_word_embeddings |= inner;
     if (c->eos_count == 0) c->eos_ids[c->eos_count++] = 2;

@@ -182,7 +182,7 @@ static void read_processor(struct hf_reader *r, struct image_config *out)
 
 static void set_area(struct image_config *out)
 {
-    uint64_t unit = (uint64_t)out->patch * out->merge, side = (out->longest + unit - 1) / unit * unit;
+    uint64_t unit = image_multiple(out), side = (out->longest + unit - 1) / unit * unit;
     out->area_max = side * side;
 }
 
@@ -198,16 +198,16 @@ static void read_longest(struct hf_reader *r, uint32_t settings, struct image_co
 static const struct family_images images = {
     .image = {IMAGES, .patch = 16, .merge = 1}, .processor = read_processor, .read = read_longest};
 
-/* The image processor's patch size is that of a token. */
+/* Sides become multiples of the image processor's patch size, which need not be that of a token. */
 static void read_lighton_size(struct hf_reader *r, uint32_t settings, struct image_config *out)
 {
-    uint32_t patch = json_get_live(r->d, settings, "patch_size"), side = 16;
+    uint32_t patch = json_get_live(r->d, settings, "patch_size");
+    out->multiple = 16;
     if (patch == JSON_NONE || json_kind(r->d, patch) != JSON_OBJECT)
-        hf_u32(r, settings, "patch_size", 1, SIZE_MAX_PATCH, &side);
-    else hf_u32(r, patch, "height", 1, SIZE_MAX_PATCH, &side);
-    if (!r->st && side != out->patch * out->merge)
-        hf_error(r, ST_UNSUPPORTED, "patch_size",
-                 "must be the processor's patch_size times its spatial_merge_size");
+        hf_u32(r, settings, "patch_size", 1, SIZE_MAX_PATCH, &out->multiple);
+    else hf_u32(r, patch, "height", 1, SIZE_MAX_PATCH, &out->multiple);
+    if (!r->st && out->multiple % out->patch)
+        hf_error(r, ST_UNSUPPORTED, "patch_size", "must be a multiple of the processor's patch_size");
     read_longest(r, settings, out);
 }
 

@@ -63,8 +63,11 @@ static void read_rope_type(struct hf_reader *r, uint32_t dict, const struct hf_t
 {
     uint32_t type = json_get_live(r->d, dict, "rope_type");
     if (type == JSON_NONE) type = json_get_live(r->d, dict, "type");
-    /* "mrope" is the default type's name in the first releases. */
-    if (type == JSON_NONE || json_str_eq(r->d, type, "default") || json_str_eq(r->d, type, "mrope")) return;
+    /* "mrope" is the default type's name in the first releases; "dynamic" changes nothing up to
+     * max_position_embeddings, which is the context. */
+    if (type == JSON_NONE || json_str_eq(r->d, type, "default") || json_str_eq(r->d, type, "mrope") ||
+        json_str_eq(r->d, type, "dynamic"))
+        return;
     if (json_str_eq(r->d, type, "linear")) {
         p->type = HF_ROPE_LINEAR;
         p->factor = 0;
@@ -78,7 +81,8 @@ static void read_rope_type(struct hf_reader *r, uint32_t dict, const struct hf_t
         p->type = HF_ROPE_LLAMA3;
         read_llama3(r, dict, p);
     } else {
-        hf_error(r, ST_UNSUPPORTED, "rope_type", "only default, mrope, linear, llama3 and yarn are served");
+        hf_error(r, ST_UNSUPPORTED, "rope_type",
+                 "only default, mrope, dynamic, linear, llama3 and yarn are served");
     }
 }
 

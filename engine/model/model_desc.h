@@ -185,6 +185,7 @@ struct desc_vision {
     bool qkv_fused;         /* one tensor for q, k, v (names.q) */
     bool qk_pairs;          /* as model_desc.qk_pairs */
     bool v_norm;            /* as desc_layer.v_norm */
+    float qk_norm_all;      /* > 0: eps of the norms of q and k, which are over all heads (0: per head) */
     bool clip;              /* inputs and outputs of the layers' products are clamped */
     float scale;            /* of attention scores; 0: by the head size */
     uint32_t depth;         /* frames per patch: a still image is repeated that many times */
