@@ -2,6 +2,8 @@
  * at the image's own size whose merger is a convolution. transformers models/glm4v, glm46v, glm_ocr. */
 #include "engine/families/qwen.h"
 
+#include <stdio.h>
+
 static const struct hf_text GLM4V_TEXT = {
     .vocab_size = 151552,
     .hidden_size = 4096,
@@ -110,7 +112,7 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
     qwen_describe_decoder(r, c, d);
     if (r->st) return;
     d->eos_count = c->eos_count;
-    d->qk_pairs = true;
+    d->qk_pairs = r->d != NULL; /* llama.cpp's conversion reorders them */
     d->names.gate_up = "text.layers.#.mlp.gate_up_proj";
     d->names.post_attn_norm = "text.layers.#.post_self_attn_layernorm";
     d->names.post_mlp_norm = "text.layers.#.post_mlp_layernorm";
@@ -132,6 +134,77 @@ static const struct family_images images = {
               .area_min = 112 * 112, .area_max = 28 * 28 * 15000},
 };
 
+/* ---- GGUF files ---- */
+
+static void gguf_text(struct gguf_keys *k, struct hf_text *t)
+{
+    t->qkv_bias = gguf_columns(k, "blk.0.attn_q.bias") != 0;
+    qwen_gguf_rotary(k, t);
+    if (!gguf_key(k, "rope.dimension_sections"))
+        gguf_error(k, ST_UNSUPPORTED, "rope.dimension_sections", "only GLM-V and GLM-OCR are served");
+    qwen_gguf_text(k, t);
+}
+
+/* One kind of tower for both: GLM-OCR's has norms of q and k. */
+static void gguf_tower(struct gguf_keys *k, struct hf_config *c)
+{
+    struct hf_vision *v = &c->vision;
+    v->attention_bias = gguf_columns(k, "v.blk.0.attn_qkv.bias") != 0;
+    gguf_read_f64(k, "clip.vision.attention.layer_norm_epsilon", 0, 1, &v->layer_norm_eps);
+    gguf_read_u32(k, "clip.vision.image_size", true, 1, SIZE_MAX_IMAGE, &v->image_size);
+    gguf_read_u32(k, "clip.vision.spatial_merge_size", false, 1, 8, &v->spatial_merge_size);
+    gguf_set_u32(k, "mm.model.fc.weight", gguf_rows(k, "mm.model.fc.weight"), 1, SIZE_MAX_HIDDEN,
+                 &v->out_hidden_size);
+    if (gguf_columns(k, "v.blk.0.attn_q_norm.weight"))
+        snprintf(c->model_type, sizeof c->model_type, "glm_ocr");
+    else gguf_set_u32(k, "mm.up.weight", gguf_rows(k, "mm.up.weight"), 1, SIZE_MAX_FF, &v->intermediate_size);
+    if (!gguf_token(k, "<|image|>", &c->image_id))
+        gguf_error(k, ST_FORMAT, "tokenizer.ggml.tokens", "has no token for images");
+    qwen_check_vision(&k->r, &c->text, v, false);
+}
+
+static void gguf_sizes(struct gguf_keys *k, struct image_config *out)
+{
+    qwen_gguf_areas(k, 12544, 9633792, out); /* of the released files */
+}
+
+static const struct gguf_name text_names[] = {
+    {"blk.#.post_attention_norm", "model.layers.#.post_self_attn_layernorm"},
+    {"blk.#.post_ffw_norm", "model.layers.#.post_mlp_layernorm"},
+    {"blk.#.ffn_up", "model.layers.#.mlp.gate_up_proj"},
+    {NULL, NULL},
+};
+static const struct gguf_name tower_names[] = {
+    QWEN_GGUF_TOWER,
+    {"v.blk.#.attn_q_norm", "visual.blocks.#.attn.q_norm"},
+    {"v.blk.#.attn_k_norm", "visual.blocks.#.attn.k_norm"},
+    {"v.blk.#.ffn_gate", "visual.blocks.#.mlp.gate_proj"},
+    {"v.blk.#.ffn_up", "visual.blocks.#.mlp.up_proj"},
+    {"v.blk.#.ffn_down", "visual.blocks.#.mlp.down_proj"},
+    {"v.norm_embd", "visual.post_conv_layernorm"},
+    {"v.position_embd", "visual.embeddings.position_embedding"},
+    {"v.post_ln", "visual.post_layernorm"},
+    {"mm.patch_merger", "visual.downsample"},
+    {"mm.model.fc", "visual.merger.proj"},
+    {"mm.post_norm", "visual.merger.post_projection_norm"},
+    {"mm.gate", "visual.merger.gate_proj"},
+    {"mm.up", "visual.merger.up_proj"},
+    {"mm.down", "visual.merger.down_proj"},
+    {NULL, NULL},
+};
+static const struct family_gguf files[] = {
+    {.arch = "glm4",
+     .model_type = "glm4v",
+     .names = text_names,
+     .text = gguf_text,
+     .projector = "glm4v",
+     .tower_type = "glm4v",
+     .tower_names = tower_names,
+     .tower = gguf_tower,
+     .images = gguf_sizes},
+    {NULL},
+};
+
 const struct family family_glm4v = {
     .types = {{"glm4v", HF_NESTED, &GLM4V_TEXT, &GLM4V_VISION},
               {"glm46v", HF_NESTED, &GLM4V_TEXT, &GLM4V_VISION}},
@@ -139,6 +212,7 @@ const struct family family_glm4v = {
     .describe = describe,
     .image_id = 151343,
     .images = &images,
+    .gguf = files,
 };
 const struct family family_glm_ocr = {
     .types = {{"glm_ocr", HF_NESTED, &GLM_OCR_TEXT, &GLM_OCR_VISION}},

@@ -1,5 +1,6 @@
 /* PaddleOCR-VL: SigLIP at the image's own size, with 2-D rotary and positions interpolated between the
  * patches' centres; ERNIE 4.5 as decoder, with mRoPE. transformers models/paddleocr_vl. */
+#include "engine/families/gemma.h"
 #include "engine/families/qwen.h"
 
 #include <stdio.h>
@@ -32,6 +33,14 @@ static const struct hf_vision PADDLEOCR_VISION = {
     .rope_theta = 1e4,
 };
 
+static void check_heads(struct hf_reader *r, const struct hf_vision *v)
+{
+    uint32_t head = v->hidden_size / v->num_attention_heads;
+    if (!r->st && (v->hidden_size % v->num_attention_heads || head > SIZE_MAX_HEAD_DIM || head % 4))
+        hf_error(r, ST_FORMAT, "num_attention_heads",
+                 "must divide the tower's width into heads of a multiple of 4");
+}
+
 static void read_tower(struct hf_reader *r, uint32_t obj, struct hf_vision *v)
 {
     r->scope = "vision_config.";
@@ -46,10 +55,7 @@ static void read_tower(struct hf_reader *r, uint32_t obj, struct hf_vision *v)
     hf_double(r, obj, "layer_norm_eps", 0, 1, &v->layer_norm_eps);
     hf_activation(r, obj, "hidden_act", v->activation);
     hf_double(r, json_get_live(r->d, obj, "rope_parameters"), "rope_theta", 1, 1e12, &v->rope_theta);
-    uint32_t head = v->hidden_size / v->num_attention_heads;
-    if (!r->st && (v->hidden_size % v->num_attention_heads || head > SIZE_MAX_HEAD_DIM || head % 4))
-        hf_error(r, ST_FORMAT, "num_attention_heads",
-                 "must divide the tower's width into heads of a multiple of 4");
+    check_heads(r, v);
     if (!r->st && v->image_size < v->patch_size) hf_error(r, ST_FORMAT, "image_size", "must hold a patch");
     r->scope = "";
 }
@@ -141,6 +147,47 @@ static const struct family_images images = {
               .area_max = 1536 * 1536, .small = SMALL_BY_SIDE},
 };
 
+/* ---- GGUF files ---- */
+
+static void gguf_tower(struct gguf_keys *k, struct hf_config *c)
+{
+    struct hf_vision *v = &c->vision;
+    uint32_t places = 0;
+    gguf_read_f64(k, "clip.vision.attention.layer_norm_epsilon", 0, 1, &v->layer_norm_eps);
+    gguf_read_u32(k, "clip.vision.spatial_merge_size", false, 1, 8, &v->spatial_merge_size);
+    gguf_set_u32(k, "v.position_embd.weight", gguf_rows(k, "v.position_embd.weight"), 1, QWEN_POSITIONS_MAX,
+                 &places);
+    if (!gguf_token(k, "<|IMAGE_PLACEHOLDER|>", &c->image_id))
+        gguf_error(k, ST_FORMAT, "tokenizer.ggml.tokens", "has no token for images");
+    qwen_position_side(&k->r, places, v);
+    v->image_size = v->position_side * v->patch_size;
+    check_heads(&k->r, v);
+}
+
+static void gguf_sizes(struct gguf_keys *k, struct image_config *out)
+{
+    qwen_gguf_areas(k, 147384, 2822400, out); /* of the released file */
+}
+
+static const struct gguf_name tower_names[] = {
+    SIGLIP_GGUF("visual.vision_model."),
+    {"mm.input_norm", "mlp_AR.pre_norm"},
+    {"mm.1", "mlp_AR.linear_1"},
+    {"mm.2", "mlp_AR.linear_2"},
+    {NULL, NULL},
+};
+static const struct family_gguf files[] = {
+    {.arch = "paddleocr",
+     .model_type = "paddleocr_vl",
+     .text = qwen_gguf_text,
+     .projector = "paddleocr",
+     .tower_type = "paddleocr_vl",
+     .tower_names = tower_names,
+     .tower = gguf_tower,
+     .images = gguf_sizes},
+    {NULL},
+};
+
 const struct family family_paddleocr_vl = {
     .types = {{"paddleocr_vl", HF_EITHER, &PADDLEOCR_TEXT, &PADDLEOCR_VISION}},
     .read = read,
@@ -148,4 +195,5 @@ const struct family family_paddleocr_vl = {
     .image_id = 100295,
     .bos_id = 1,
     .images = &images,
+    .gguf = files,
 };

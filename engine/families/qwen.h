@@ -56,6 +56,8 @@ extern const struct family_images qwen3_vl_images;
 /* How an image is written; a video is one run of placeholder tokens (Qwen2-VL, Qwen2.5-VL). */
 void qwen_describe_images(const struct hf_config *c, struct model_desc *d);
 
+/* What must hold of a tower that has been read; `first`: of Qwen2-VL. */
+void qwen_check_vision(struct hf_reader *r, const struct hf_text *t, const struct hf_vision *v, bool first);
 /* position_side of a table with so many rows. */
 #define QWEN_POSITIONS_MAX (1u << 20)
 void qwen_position_side(struct hf_reader *r, uint32_t rows, struct hf_vision *v);
@@ -71,6 +73,8 @@ void qwen_position_side(struct hf_reader *r, uint32_t rows, struct hf_vision *v)
 extern const struct gguf_name qwen_gguf_experts[];
 extern const char *const qwen_gguf_stops[];
 void qwen_gguf_text(struct gguf_keys *k, struct hf_text *t);
+/* First, where a part of a head may rotate and the drafter's layers follow. */
+void qwen_gguf_rotary(struct gguf_keys *k, struct hf_text *t);
 void llama_gguf_text(struct gguf_keys *k, struct hf_text *t);
 void llama_gguf_ministral3(struct gguf_keys *k, struct hf_text *t);
 /* Of the towers: the keys that all have, and the names except those of the merger and the MLPs. */

@@ -120,12 +120,8 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
 static void gguf_text(struct gguf_keys *k, struct hf_text *t)
 {
     static const char recurrent[] = "attention.recurrent_layers";
-    uint32_t inner = 0, interval = 4, rotary = 0;
-    gguf_read_u32(k, "nextn_predict_layers", false, 0, t->num_hidden_layers - 1, &t->mtp_num_hidden_layers);
-    t->num_hidden_layers -= t->mtp_num_hidden_layers;
-    if (t->head_dim && gguf_read_u32(k, "rope.dimension_count", true, 2, t->head_dim, &rotary))
-        t->rope[HF_FULL].partial = (rotary + 0.5) / t->head_dim; /* qwen_rotary() rounds down */
-    if (rotary % 2) gguf_error(k, ST_FORMAT, "rope.dimension_count", "must be even");
+    uint32_t inner = 0, interval = 4;
+    qwen_gguf_rotary(k, t);
     qwen_gguf_text(k, t);
     gguf_read_u32(k, "ssm.conv_kernel", true, 2, HF_CONV_KERNEL_MAX, &t->linear_conv_kernel_dim);
     gguf_read_u32(k, "ssm.state_size", true, 1, SIZE_MAX_HEAD_DIM, &t->linear_key_head_dim);
