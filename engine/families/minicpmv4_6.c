@@ -1,6 +1,5 @@
 /* MiniCPM-V 4.6: Qwen3.5's decoder with a SigLIP tower that makes one row of 2 x 2 after a few layers, over
- * slices that keep an image's shape. transformers models/minicpmv4_6. The names of the tokens around images
- * are those of MiniCPM-V 4.5 and of Qwen3.5's vocabulary. */
+ * slices that keep an image's shape. transformers models/minicpmv4_6. */
 #include "engine/families/gemma.h"
 #include "engine/families/qwen.h"
 
@@ -8,7 +7,6 @@
 
 static const struct family_inner decoders[] = {{"qwen3_5_text", &family_qwen3_5}, {NULL, NULL}};
 
-static const struct hf_text NO_TEXT; /* its own family's defaults count */
 static const struct hf_vision MINICPM_VISION = {
     .hidden_size = 768,
     .intermediate_size = 3072,
@@ -148,9 +146,66 @@ static const struct family_images IMAGES = {
     .read = read_images,
 };
 
+/* ---- GGUF files ---- */
+
+static void gguf_tower(struct gguf_keys *k, struct hf_config *c)
+{
+    static const char layer[] = "clip.vision.wa_layer_indexes";
+    struct hf_vision *v = &c->vision;
+    uint32_t places = 0, side = 4;
+    gguf_read_f64(k, "clip.vision.attention.layer_norm_epsilon", 0, 1, &v->layer_norm_eps);
+    gguf_read_u32(k, "clip.vision.projector.scale_factor", false, 1, 16, &side);
+    if (side != 4) gguf_error(k, ST_UNSUPPORTED, "clip.vision.projector.scale_factor", "only 4 is served");
+    gguf_layer_u32(k, layer, 0, 0, v->num_hidden_layers - 1, &v->insert_layer);
+    gguf_set_u32(k, "v.position_embd.weight", gguf_rows(k, "v.position_embd.weight"), 1, QWEN_POSITIONS_MAX,
+                 &places);
+    if (!gguf_token(k, "<|image_pad|>", &c->image_id))
+        gguf_error(k, ST_FORMAT, "tokenizer.ggml.tokens", "has no token for images");
+    qwen_position_side(&k->r, places, v);
+    v->image_size = v->position_side * v->patch_size;
+    siglip_check(&k->r, v);
+}
+
+static void gguf_sizes(struct gguf_keys *k, struct image_config *out)
+{
+    gguf_read_u32(k, "clip.vision.patch_size", true, 1, SIZE_MAX_PATCH, &out->patch);
+    gguf_read_u32(k, "clip.vision.image_size", true, 1, SIZE_MAX_IMAGE, &out->tiles.side);
+    out->area_max = (uint64_t)out->tiles.side * out->tiles.side;
+}
+
+static const struct gguf_name tower_names[] = {
+    SIGLIP_GGUF("model.vision_tower."),
+    {"v.vit_merger.ln1", "model.vision_tower.vit_merger.layer_norm1"},
+    {"v.vit_merger.attn_q", "model.vision_tower.vit_merger.self_attn.q_proj"},
+    {"v.vit_merger.attn_k", "model.vision_tower.vit_merger.self_attn.k_proj"},
+    {"v.vit_merger.attn_v", "model.vision_tower.vit_merger.self_attn.v_proj"},
+    {"v.vit_merger.attn_out", "model.vision_tower.vit_merger.self_attn.out_proj"},
+    {"v.vit_merger.ds_ln", "model.vision_tower.vit_merger.pre_norm"},
+    {"v.vit_merger.ds_ffn_up", "model.vision_tower.vit_merger.linear_1"},
+    {"v.vit_merger.ds_ffn_down", "model.vision_tower.vit_merger.linear_2"},
+    {"mm.input_norm", "model.merger.mlp.0.pre_norm"},
+    {"mm.up", "model.merger.mlp.0.linear_1"},
+    {"mm.down", "model.merger.mlp.0.linear_2"},
+    {NULL, NULL},
+};
+static const struct family_gguf files[] = {
+    {.arch = "qwen35",
+     .norms_plus_one = true,
+     .names = qwen3_5_gguf_names,
+     .text = qwen3_5_gguf_text,
+     .projector = "minicpmv4_6",
+     .tower_type = "minicpmv4_6",
+     .tower_names = tower_names,
+     .tower = gguf_tower,
+     .images = gguf_sizes,
+     .stops = qwen_gguf_stops},
+    {NULL},
+};
+
 const struct family family_minicpmv4_6 = {
-    .types = {{"minicpmv4_6", HF_NESTED, &NO_TEXT, &MINICPM_VISION}},
+    .types = {{"minicpmv4_6", HF_NESTED, &qwen3_5_text, &MINICPM_VISION}},
     .read = read,
     .describe = describe,
     .images = &IMAGES,
+    .gguf = files,
 };

@@ -92,6 +92,11 @@ void qwen2_vl_gguf_images(struct gguf_keys *k, struct image_config *out); /* and
         "v.blk.#.attn_out", "visual.blocks.#.attn.proj"                                                      \
     }
 
+/* Of Qwen3.5, dense. */
+extern const struct hf_text qwen3_5_text;
+extern const struct gguf_name qwen3_5_gguf_names[];
+void qwen3_5_gguf_text(struct gguf_keys *k, struct hf_text *t);
+
 /* Of LFM2. */
 extern const struct gguf_name lfm2_gguf_names[];
 void lfm2_gguf_text(struct gguf_keys *k, struct hf_text *t);

@@ -11,7 +11,7 @@
     .qk_norm = true, .activation = HF_SILU, .linear_conv_kernel_dim = 4, .linear_num_key_heads = 16,         \
     .linear_num_value_heads = 32, .linear_key_head_dim = 128, .linear_value_head_dim = 128,                  \
     QWEN_ROPE(1e4, .partial = 0.25, .mrope_section = {11, 11, 10}, .mrope_interleaved = true)
-static const struct hf_text QWEN3_5_TEXT = {
+const struct hf_text qwen3_5_text = {
     .hidden_size = 4096,
     .intermediate_size = 12288,
     .num_hidden_layers = 32,
@@ -117,7 +117,7 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
 
 /* ---- GGUF files ---- */
 
-static void gguf_text(struct gguf_keys *k, struct hf_text *t)
+void qwen3_5_gguf_text(struct gguf_keys *k, struct hf_text *t)
 {
     static const char recurrent[] = "attention.recurrent_layers";
     uint32_t inner = 0, interval = 4;
@@ -153,7 +153,7 @@ static void gguf_text(struct gguf_keys *k, struct hf_text *t)
     {                                                                                                        \
         "blk.#.post_attention_norm", "model.layers.#.post_attention_layernorm"                               \
     }
-static const struct gguf_name dense_names[] = {NAMES, {NULL, NULL}};
+const struct gguf_name qwen3_5_gguf_names[] = {NAMES, {NULL, NULL}};
 static const struct gguf_name expert_names[] = {
     NAMES,
     QWEN_GGUF_EXPERTS,
@@ -164,16 +164,18 @@ static const struct gguf_name expert_names[] = {
     {NULL, NULL},
 };
 static const struct family_gguf gguf_kinds[] = {
-    {QWEN3_VL_GGUF("qwen35", "qwen3_5"), .norms_plus_one = true, .names = dense_names, .text = gguf_text},
+    {QWEN3_VL_GGUF("qwen35", "qwen3_5"), .norms_plus_one = true, .names = qwen3_5_gguf_names,
+     .text = qwen3_5_gguf_text},
     {QWEN3_VL_GGUF("qwen35moe", "qwen3_5_moe"), .norms_plus_one = true, .names = expert_names,
-     .text = gguf_text},
+
+     .text = qwen3_5_gguf_text},
     {NULL},
 };
 
 const struct family family_qwen3_5 = {
-    .types = {{"qwen3_5", HF_NESTED, &QWEN3_5_TEXT, &VISION},
+    .types = {{"qwen3_5", HF_NESTED, &qwen3_5_text, &VISION},
               {"qwen3_5_moe", HF_NESTED, &QWEN3_5_MOE_TEXT, &VISION},
-              {"qwen3_5_text", HF_FLAT, &QWEN3_5_TEXT, NULL},
+              {"qwen3_5_text", HF_FLAT, &qwen3_5_text, NULL},
               {"qwen3_5_moe_text", HF_FLAT, &QWEN3_5_MOE_TEXT, NULL}},
     .read = qwen_read,
     .describe = describe,

@@ -39,6 +39,7 @@ CASES = {
     "paddleocr_vl": "native/paddleocr_vl_f32",
     "glm4v": "native/glm4v_f32",
     "glm_ocr": "native/glm_ocr_f32",
+    "minicpmv4_6": "tiles/minicpmv4_6_f32",
 }
 OLLAMA = {"qwen3_5.gguf"}  # as Ollama's conversion has them
 FUSED = {"qwen2_vl"}  # with q, k and v in one, as the converter's --fuse-qkv has them
@@ -49,13 +50,14 @@ ARCH = {"gemma": "gemma", "gemma2": "gemma2", "gemma3": "gemma3", "gemma3_text":
         "llama": "llama", "mistral": "llama", "smollm3": "smollm3", "granite": "granite",
         "lfm2": "lfm2", "mistral3": "mistral3", "lighton_ocr": "qwen3",
         "smolvlm": "llama", "idefics3": "llama", "internvl": "qwen2", "lfm2_vl": "lfm2",
-        "paddleocr_vl": "paddleocr", "glm4v": "glm4", "glm_ocr": "glm4"}
+        "paddleocr_vl": "paddleocr", "glm4v": "glm4", "glm_ocr": "glm4", "minicpmv4_6": "qwen35"}
 PERMUTED = ("llama", "smollm3", "granite", "mistral3")  # rows of q and k, for rotary in pairs
 PROJECTOR = {"gemma3": "gemma3", "qwen2_vl": "qwen2vl_merger", "qwen2_5_vl": "qwen2.5vl_merger",
              "qwen3_vl": "qwen3vl_merger", "qwen3_vl_moe": "qwen3vl_merger", "qwen3_5": "qwen3vl_merger",
              "qwen3_5_moe": "qwen3vl_merger", "gemma4": "gemma4v", "mistral3": "pixtral",
              "smolvlm": "idefics3", "idefics3": "idefics3", "internvl": "internvl", "lfm2_vl": "lfm2",
-             "lighton_ocr": "lightonocr", "paddleocr_vl": "paddleocr", "glm4v": "glm4v", "glm_ocr": "glm4v"}
+             "lighton_ocr": "lightonocr", "paddleocr_vl": "paddleocr", "glm4v": "glm4v", "glm_ocr": "glm4v",
+             "minicpmv4_6": "minicpmv4_6"}
 GLM = ("glm4v", "glm_ocr")
 TEXT = [("embed_tokens_per_layer", "per_layer_token_embd"),
         ("per_layer_model_projection", "per_layer_model_proj"),
@@ -117,6 +119,12 @@ GLM_TOWER = [("attn.q_norm", "attn_q_norm"), ("attn.k_norm", "attn_k_norm"), ("d
              ("post_conv_layernorm", "v.norm_embd"), ("merger.proj", "mm.model.fc"),
              ("merger.post_projection_norm", "mm.post_norm"), ("merger.gate_proj", "mm.gate"),
              ("merger.up_proj", "mm.up"), ("merger.down_proj", "mm.down")]
+MINICPM = [("vit_merger.layer_norm1", "v.vit_merger.ln1"), ("vit_merger.self_attn.q_proj", "v.vit_merger.attn_q"),
+           ("vit_merger.self_attn.k_proj", "v.vit_merger.attn_k"),
+           ("vit_merger.self_attn.v_proj", "v.vit_merger.attn_v"),
+           ("vit_merger.self_attn.out_proj", "v.vit_merger.attn_out"), ("vit_merger.pre_norm", "v.vit_merger.ds_ln"),
+           ("vit_merger.linear_1", "v.vit_merger.ds_ffn_up"), ("vit_merger.linear_2", "v.vit_merger.ds_ffn_down"),
+           ("mlp.0.pre_norm", "mm.input_norm"), ("mlp.0.linear_1", "mm.up"), ("mlp.0.linear_2", "mm.down")]
 TOWER4 = [("patch_embedder.input_proj", "v.patch_embd"), ("std_bias", "v.std_bias"),
           ("patch_embedder.position_embedding_table", "v.position_embd.weight"),
           ("std_scale", "v.std_scale"), ("input_layernorm", "ln1"),
@@ -320,7 +328,7 @@ def write_text(folder, out, top, tensors):
         short = re.sub(r"^(model\.(language|text)_model\.|language_model\.model\.|model\.)", "", name)
         short = short.replace(".moe.", ".experts.").replace("mtp.layers.0.", f"layers.{layers}.")
         short = short.replace("experts.per_expert_scale", "router.per_expert_scale")
-        if any(part in name for part in ("visual", "vision", "multi_modal", "embed_audio", "connector", "mlp_AR")):
+        if any(part in name for part in ("visual", "vision", "multi_modal", "embed_audio", "connector", "mlp_AR", "merger")):
             continue
         norm = short.endswith("norm.weight") or "pre_fc_norm" in short
         if plus_one and norm and "linear_attn" not in short:
@@ -375,11 +383,14 @@ def write_tower(folder, out, top, tensors):
     w = gguf.GGUFWriter(str(out), "clip")
     w.add_bool("clip.has_vision_encoder", True)
     w.add_string("clip.projector_type", PROJECTOR[kind])
+    files = [folder / "preprocessor_config.json", folder / "processor_config.json"]
+    pictures = json.loads(next(f for f in files if f.exists()).read_text())
+    pictures = pictures.get("image_processor", pictures)
     def side(key, default=None):
         value = cfg.get(key, default)
         return value[0] if isinstance(value, list) else value
 
-    for key, value in {"image_size": side("image_size", 560), "patch_size": side("patch_size"),
+    for key, value in {"image_size": pictures.get("scale_resolution", side("image_size", 560)), "patch_size": side("patch_size"),
                        "embedding_length": width, "projection_dim": text["hidden_size"],
                        "feed_forward_length": cfg.get("intermediate_size", cfg["hidden_size"]),
                        "block_count": cfg.get("depth", cfg.get("num_hidden_layers")),
@@ -387,9 +398,6 @@ def write_tower(folder, out, top, tensors):
         w.add_uint32("clip.vision." + key, value)
     eps = cfg.get("rms_norm_eps", 1e-5) if kind in GLM else cfg.get("layer_norm_eps", 1e-6)
     w.add_float32("clip.vision.attention.layer_norm_epsilon", eps)
-    files = [folder / "preprocessor_config.json", folder / "processor_config.json"]
-    pictures = json.loads(next(f for f in files if f.exists()).read_text())
-    pictures = pictures.get("image_processor", pictures)
     w.add_array("clip.vision.image_mean", [float(x) for x in pictures["image_mean"]])
     w.add_array("clip.vision.image_std", [float(x) for x in pictures["image_std"]])
     size = pictures.get("size", {})
@@ -403,6 +411,9 @@ def write_tower(folder, out, top, tensors):
         w.add_uint32("clip.vision.preproc_min_tiles", pictures["min_patches"])
         w.add_uint32("clip.vision.preproc_max_tiles", pictures["max_patches"])
         w.add_uint32("clip.vision.projector.scale_factor", int(1 / top["downsample_ratio"]))
+    if kind == "minicpmv4_6":
+        w.add_uint32("clip.vision.projector.scale_factor", 4)
+        w.add_array("clip.vision.wa_layer_indexes", [top["insert_layer_id"]])
     if kind == "lfm2_vl":
         w.add_uint32("clip.vision.projector.scale_factor", top.get("downsample_factor", 2))
     if kind == "gemma3":
@@ -418,12 +429,12 @@ def write_tower(folder, out, top, tensors):
         w.add_array("clip.vision.is_deepstack_layers", [n in taps for n in range(cfg["depth"])])
         w.add_uint32("clip.vision.spatial_merge_size", cfg["spatial_merge_size"])
     table = {"gemma4": TOWER4, "mistral3": PIXTRAL, "lighton_ocr": PIXTRAL,
-             "internvl": INTERNVL, "paddleocr_vl": PADDLE + TOWER}.get(kind, GLM_TOWER + TOWER)
+             "internvl": INTERNVL, "paddleocr_vl": PADDLE + TOWER, "minicpmv4_6": MINICPM + TOWER}.get(kind, GLM_TOWER + TOWER)
     if kind in ("mistral3", "lighton_ocr"):
         w.add_uint32("clip.vision.spatial_merge_size", top["spatial_merge_size"])
         w.add_bool("clip.use_silu", True)
     for name, data in tensors.items():
-        short = re.sub(r"^(model\.)?(visual|vision_model|connector|vision_tower|vision_encoder|mlp_AR|"
+        short = re.sub(r"^(model\.)?(visual|vision_model|connector|vision_tower|vision_encoder|mlp_AR|merger|"
                        r"vision_projection|multi_modal_projector|embed_vision)\.(vision_model\.)?", "", name)
         tap = re.fullmatch(r"deepstack_merger_list\.(\d+)\.(linear_)?(.+)", short)
         layer = re.fullmatch(r"(?:encoder\.layers?|blocks|transformer\.layers)\.(\d+)\.(.+)", short)

@@ -334,7 +334,8 @@ static void test_integers(void **state)
                {"lighton_ocr", "native", "lighton_ocr_f32", true},
                {"paddleocr_vl", "native", "paddleocr_vl_f32", true},
                {"glm4v", "native", "glm4v_f32", true},
-               {"glm_ocr", "native", "glm_ocr_f32", true}};
+               {"glm_ocr", "native", "glm_ocr_f32", true},
+               {"minicpmv4_6", "tiles", "minicpmv4_6_f32", true}};
     uint32_t failed = 0;
     (void)state;
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
