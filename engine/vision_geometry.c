@@ -48,7 +48,7 @@ enum status vision_measure(const struct engine *e, const struct image_u8 *pixels
                            struct err *err)
 {
     const struct desc_vision *d = &e->net.desc.vision;
-    uint32_t unit = d->image_size ? d->patch : image_multiple(&e->info.image.config),
+    uint32_t unit = d->image_size ? 1 : image_multiple(&e->info.image.config),
              frames = pixels->frames ? pixels->frames : d->depth;
     uint64_t size = d->image_size, context = e->plan.context_max;
     if (d->image_size && (pixels->width != size || pixels->height != size || pixels->frames))
@@ -242,11 +242,12 @@ static struct layout lay_out(const struct engine *e, const struct engine_feature
     l.area = used * 4;
     /* Three uses of one stretch of memory, none of which outlives its part of the work. */
     size_t act = be_dtype_bytes(e->plan.act), layer = layer_bytes(e),
-           values = (size_t)d->patch * d->patch * 3 * d->depth;
+           values = (size_t)d->patch * d->patch * 3 * d->depth,
+           rgb = d->image_size ? (size_t)d->image_size * d->image_size * 3 * d->depth : frame * values;
     l.kv = (n * d->hidden * act + 63) / 64 * 64; /* after q */
     size_t most = l.kv + (n + BE_BLOCK_TOKENS - 1) / BE_BLOCK_TOKENS *
                              ((layer + BE_KV_GRAIN - 1) / BE_KV_GRAIN * BE_KV_GRAIN);
-    l.patches = (frame * values + 63) / 64 * 64; /* after rgb */
+    l.patches = (rgb + 63) / 64 * 64; /* after rgb */
     l.raw = (l.patches + n * be_ld(values) * act + 63) / 64 * 64;
     size_t end = l.raw + (d->end == VISION_EMBED ? n * values * 4 : 0);
     if (end > most) most = end;

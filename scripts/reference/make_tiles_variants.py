@@ -405,6 +405,32 @@ VARIANTS = {
             chat(ASK, note="text alone"),
         ],
     ),
+    "smolvlm_rest_f32": dict(
+        kind="idefics3",
+        family="smolvlm",
+        seed=5150,
+        longest=44,
+        top=dict(scale_factor=5),
+        released={},
+        text=text_cfg(
+            model_type="llama",
+            vocab_size=330,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            num_hidden_layers=2,
+            rms_norm_eps=1e-5,
+            tie_word_embeddings=False,
+            rope_parameters=rope(1e4),
+        ),
+        vision=siglip(image_size=22, num_hidden_layers=1),
+        cases=[
+            chat(
+                ("u", [image(0), text("What is it?")]),
+                pictures=[(15, 40, 30)],
+                note="tiles of 5 x 5 patches and two pixels more, as SmolVLM2-2.2B's of 384 by 14",
+            )
+        ],
+    ),
     "smolvlm_whole_f32": dict(
         kind="buckets",
         family="smolvlm",
