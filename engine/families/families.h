@@ -79,6 +79,9 @@ struct family {
 bool family_decoder(struct hf_reader *r, const struct hf_config *c, struct model_desc *d) KV_MUST_CHECK;
 /* The rest of s after `prefix`; NULL: s does not begin with it. */
 const char *family_after(const char *s, const char *prefix);
+/* The first of `parts` (prefix, what it becomes; ends with an empty one) that begins the name; false: none.
+ */
+bool family_rename(const char *name, const char *const (*parts)[2], char out[DESC_NAME_MAX]);
 /* model_desc.canonical of most: text.X, vision.Y, head.weight. */
 bool family_canonical(const char *name, char out[DESC_NAME_MAX]);
 

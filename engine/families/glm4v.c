@@ -158,8 +158,7 @@ static void gguf_tower(struct gguf_keys *k, struct hf_config *c)
     if (gguf_columns(k, "v.blk.0.attn_q_norm.weight"))
         snprintf(c->model_type, sizeof c->model_type, "glm_ocr");
     else gguf_set_u32(k, "mm.up.weight", gguf_rows(k, "mm.up.weight"), 1, SIZE_MAX_FF, &v->intermediate_size);
-    if (!gguf_token(k, "<|image|>", &c->image_id))
-        gguf_error(k, ST_FORMAT, "tokenizer.ggml.tokens", "has no token for images");
+    gguf_image_token(k, "<|image|>", c);
     qwen_check_vision(&k->r, &c->text, v, false);
 }
 

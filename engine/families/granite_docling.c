@@ -66,15 +66,8 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
 static bool canonical(const char *name, char out[DESC_NAME_MAX])
 {
     static const char *const parts[][2] = {
-        {"model.text_model.", "text."}, {"model.vision_model.", "vision."}, {"lm_head.", "head."}};
-    if (family_after(name, "model.vision_model.connector.fine.")) return false;
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        const char *rest = family_after(name, parts[i][0]);
-        if (!rest) continue;
-        int n = snprintf(out, DESC_NAME_MAX, "%s%s", parts[i][1], rest);
-        return n > 0 && n < (int)DESC_NAME_MAX;
-    }
-    return false;
+        {"model.text_model.", "text."}, {"model.vision_model.", "vision."}, {"lm_head.", "head."}, {NULL}};
+    return !family_after(name, "model.vision_model.connector.fine.") && family_rename(name, parts, out);
 }
 
 /* Each tile after its row and column; then, if there are several, the whole. */
@@ -150,16 +143,7 @@ static void read_images(struct hf_reader *r, uint32_t obj, struct image_config *
 
 static const struct family_images IMAGES = {
     .image =
-        {.width = 512,
-         .height = 512,
-         .filter = IMAGE_BICUBIC,
-         .mode = IMAGE_TORCH_U8,
-         .do_resize = true,
-         .do_rescale = true,
-         .do_normalize = true,
-         .rescale_factor = 1.0 / 255.0,
-         .mean = {CLIP_MEAN},
-         .std = {CLIP_STD},
+        {CLIP_IMAGES, .width = 512, .height = 512,
          .tiles = {.rule = TILES_CLOSEST, .side = 512, .min = 1, .max = 32, .axis_max = 16, .whole = true}},
     .read = read_images,
 };

@@ -52,14 +52,8 @@ static bool canonical(const char *name, char out[DESC_NAME_MAX])
     static const char *const parts[][2] = {{"model.text_model.", "text."},
                                            {"model.vision_model.", "vision."},
                                            {"model.connector.", "projector."},
-                                           {"lm_head.", "head."}};
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        const char *rest = family_after(name, parts[i][0]);
-        if (!rest) continue;
-        int n = snprintf(out, DESC_NAME_MAX, "%s%s", parts[i][1], rest);
-        return n > 0 && n < (int)DESC_NAME_MAX;
-    }
-    return family_canonical(name, out); /* of a GGUF file's decoder */
+                                           {NULL}};
+    return family_rename(name, parts, out) || family_canonical(name, out); /* of a GGUF file's decoder */
 }
 
 /* Each tile after its row and column; then the whole. */
@@ -119,16 +113,7 @@ static void read_images(struct hf_reader *r, uint32_t obj, struct image_config *
 
 static const struct family_images IMAGES = {
     .image =
-        {.width = 364,
-         .height = 364,
-         .filter = IMAGE_LANCZOS,
-         .mode = IMAGE_TORCH_U8,
-         .do_resize = true,
-         .do_rescale = true,
-         .do_normalize = true,
-         .rescale_factor = 1.0 / 255.0,
-         .mean = {0.5f, 0.5f, 0.5f},
-         .std = {0.5f, 0.5f, 0.5f},
+        {HALF_IMAGES, .width = 364, .height = 364, .filter = IMAGE_LANCZOS,
          .tiles = {.rule = TILES_FILLED, .side = 364, .max = UINT32_MAX, .longest = 4 * 364, .whole = true}},
     .read = read_images,
 };
@@ -142,8 +127,7 @@ static void gguf_tower(struct gguf_keys *k, struct hf_config *c)
     gguf_read_f64(k, "clip.vision.attention.layer_norm_epsilon", 0, 1, &v->layer_norm_eps);
     gguf_read_u32(k, "clip.vision.image_size", true, 1, SIZE_MAX_IMAGE, &v->image_size);
     gguf_read_u32(k, "clip.vision.projector.scale_factor", false, 1, 16, &v->spatial_merge_size);
-    if (!gguf_token(k, "<image>", &c->image_id))
-        gguf_error(k, ST_FORMAT, "tokenizer.ggml.tokens", "has no token for images");
+    gguf_image_token(k, "<image>", c);
     siglip_check(&k->r, v);
     check_shuffle(&k->r, v);
 }

@@ -180,16 +180,7 @@ static void read_images(struct hf_reader *r, uint32_t obj, struct image_config *
 }
 
 static const struct family_images IMAGES = {
-    .image = {.width = 384,
-              .height = 384,
-              .filter = IMAGE_BICUBIC,
-              .mode = IMAGE_TORCH_U8,
-              .do_resize = true,
-              .do_rescale = true,
-              .do_normalize = true,
-              .rescale_factor = 1.0 / 255.0,
-              .mean = {CLIP_MEAN},
-              .std = {CLIP_STD},
+    .image = {CLIP_IMAGES, .width = 384, .height = 384,
               .tiles = {.rule = TILES_CLOSEST, .side = 384, .min = 1, .max = 12, .whole = true}},
     .read = read_images,
 };
@@ -218,8 +209,7 @@ static void gguf_tower(struct gguf_keys *k, struct hf_config *c)
     gguf_read_f64(k, "clip.vision.attention.layer_norm_epsilon", 0, 1, &v->layer_norm_eps);
     gguf_read_u32(k, "clip.vision.image_size", true, 1, SIZE_MAX_IMAGE, &v->image_size);
     gguf_read_u32(k, "clip.vision.projector.scale_factor", false, 1, 16, &v->spatial_merge_size);
-    if (!gguf_token(k, "<IMG_CONTEXT>", &c->image_id))
-        gguf_error(k, ST_FORMAT, "tokenizer.ggml.tokens", "has no token for images");
+    gguf_image_token(k, "<IMG_CONTEXT>", c);
     siglip_check(&k->r, v);
 }
 

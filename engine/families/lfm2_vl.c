@@ -21,9 +21,8 @@ static const struct hf_vision LFM2_VISION = {
     .activation = HF_GELU_TANH,
 };
 
-static void check_places(struct hf_reader *r, uint32_t places, struct hf_vision *v)
+static void check_places(struct hf_reader *r, const struct hf_vision *v)
 {
-    qwen_position_side(r, places, v);
     if (!r->st && v->position_side > VISION_ANTIALIAS_SIDE_MAX)
         hf_error(r, ST_UNSUPPORTED, "num_patches", "at most 4,096 are served");
 }
@@ -42,7 +41,8 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
     siglip_read(r, r->vision, v);
     v->image_size = 0; /* any */
     hf_u32(r, r->vision, "num_patches", 1, QWEN_POSITIONS_MAX, &places);
-    check_places(r, places, v);
+    qwen_position_side(r, places, v);
+    check_places(r, v);
     v->spatial_merge_size = 2;
     v->out_hidden_size = 2560;
     v->projector_bias = v->projector_norm = true;
@@ -126,21 +126,8 @@ static void read_images(struct hf_reader *r, uint32_t obj, struct image_config *
 
 static const struct family_images IMAGES = {
     .image =
-        {.filter = IMAGE_BILINEAR,
-         .mode = IMAGE_TORCH_U8,
-         .do_resize = true,
-         .do_rescale = true,
-         .do_normalize = true,
-         .rescale_factor = 1.0 / 255.0,
-         .mean = {0.5f, 0.5f, 0.5f},
-         .std = {0.5f, 0.5f, 0.5f},
-         .dynamic = true,
-         .patch = 16,
-         .merge = 2,
-         .depth = 1,
-         .area_min = 64 * 32 * 32,
-         .area_max = 256 * 32 * 32,
-         .small = SMALL_ROUNDED,
+        {HALF_IMAGES, .filter = IMAGE_BILINEAR, .dynamic = true, .patch = 16, .merge = 2, .depth = 1,
+         .area_min = 64 * 32 * 32, .area_max = 256 * 32 * 32, .small = SMALL_ROUNDED,
          .tiles = {.rule = TILES_CLOSEST, .side = 512, .min = 2, .max = 10, .whole = true, .tolerance = 2}},
     .read = read_images,
 };
@@ -150,19 +137,16 @@ static const struct family_images IMAGES = {
 static void gguf_tower(struct gguf_keys *k, struct hf_config *c)
 {
     struct hf_vision *v = &c->vision;
-    uint32_t places = 256;
     v->spatial_merge_size = 2;
-    v->image_size = 0;
     v->projector_bias = gguf_columns(k, "mm.1.bias") != 0;
     v->projector_norm = gguf_columns(k, "mm.input_norm.weight") != 0;
     gguf_read_f64(k, "clip.vision.attention.layer_norm_epsilon", 0, 1, &v->layer_norm_eps);
     gguf_read_u32(k, "clip.vision.projector.scale_factor", false, 1, 8, &v->spatial_merge_size);
-    gguf_set_u32(k, "v.position_embd.weight", gguf_rows(k, "v.position_embd.weight"), 1, QWEN_POSITIONS_MAX,
-                 &places);
+    gguf_positions(k, v);
+    v->image_size = 0; /* any */
     gguf_set_u32(k, "mm.1.weight", gguf_rows(k, "mm.1.weight"), 1, SIZE_MAX_HIDDEN, &v->out_hidden_size);
-    if (!gguf_token(k, "<image>", &c->image_id))
-        gguf_error(k, ST_FORMAT, "tokenizer.ggml.tokens", "has no token for images");
-    check_places(&k->r, places, v);
+    gguf_image_token(k, "<image>", c);
+    check_places(&k->r, v);
     siglip_check(&k->r, v);
 }
 

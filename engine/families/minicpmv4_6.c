@@ -57,10 +57,9 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
 /* In files: model.language_model.X, model.vision_tower.Y, model.merger.Z, lm_head. */
 static bool canonical(const char *name, char out[DESC_NAME_MAX])
 {
-    const char *x = family_after(name, "model.vision_tower."), *y = family_after(name, "model.merger.");
-    if (!x && !y) return family_canonical(name, out);
-    int n = snprintf(out, DESC_NAME_MAX, "%s%s", x ? "vision." : "projector.", x ? x : y);
-    return n > 0 && n < (int)DESC_NAME_MAX;
+    static const char *const parts[][2] = {
+        {"model.vision_tower.", "vision."}, {"model.merger.", "projector."}, {NULL}};
+    return family_rename(name, parts, out) || family_canonical(name, out);
 }
 
 /* The whole, then its slices, a line for each row. */
@@ -127,21 +126,8 @@ static void read_images(struct hf_reader *r, uint32_t obj, struct image_config *
 }
 
 static const struct family_images IMAGES = {
-    .image = {.filter = IMAGE_BICUBIC,
-              .mode = IMAGE_TORCH_U8,
-              .do_resize = true,
-              .do_rescale = true,
-              .do_normalize = true,
-              .rescale_factor = 1.0 / 255.0,
-              .mean = {0.5f, 0.5f, 0.5f},
-              .std = {0.5f, 0.5f, 0.5f},
-              .dynamic = true,
-              .patch = 14,
-              .merge = 4,
-              .depth = 1,
-              .area_min = 1,
-              .area_max = 448 * 448,
-              .small = SMALL_ROUNDED,
+    .image = {HALF_IMAGES, .filter = IMAGE_BICUBIC, .dynamic = true, .patch = 14, .merge = 4, .depth = 1,
+              .area_min = 1, .area_max = 448 * 448, .small = SMALL_ROUNDED,
               .tiles = {.rule = TILES_SLICED, .side = 448, .max = 9, .whole = true}},
     .read = read_images,
 };
@@ -152,17 +138,13 @@ static void gguf_tower(struct gguf_keys *k, struct hf_config *c)
 {
     static const char layer[] = "clip.vision.wa_layer_indexes";
     struct hf_vision *v = &c->vision;
-    uint32_t places = 0, side = 4;
+    uint32_t side = 4;
     gguf_read_f64(k, "clip.vision.attention.layer_norm_epsilon", 0, 1, &v->layer_norm_eps);
     gguf_read_u32(k, "clip.vision.projector.scale_factor", false, 1, 16, &side);
     if (side != 4) gguf_error(k, ST_UNSUPPORTED, "clip.vision.projector.scale_factor", "only 4 is served");
     gguf_layer_u32(k, layer, 0, 0, v->num_hidden_layers - 1, &v->insert_layer);
-    gguf_set_u32(k, "v.position_embd.weight", gguf_rows(k, "v.position_embd.weight"), 1, QWEN_POSITIONS_MAX,
-                 &places);
-    if (!gguf_token(k, "<|image_pad|>", &c->image_id))
-        gguf_error(k, ST_FORMAT, "tokenizer.ggml.tokens", "has no token for images");
-    qwen_position_side(&k->r, places, v);
-    v->image_size = v->position_side * v->patch_size;
+    gguf_positions(k, v);
+    gguf_image_token(k, "<|image_pad|>", c);
     siglip_check(&k->r, v);
 }
 

@@ -3,9 +3,6 @@
 #include "engine/families/gemma.h"
 #include "engine/families/qwen.h"
 
-#include <stdio.h>
-#include <string.h>
-
 static const struct hf_text PADDLEOCR_TEXT = {
     .vocab_size = 103424,
     .hidden_size = 1024,
@@ -33,33 +30,6 @@ static const struct hf_vision PADDLEOCR_VISION = {
     .rope_theta = 1e4,
 };
 
-static void check_heads(struct hf_reader *r, const struct hf_vision *v)
-{
-    uint32_t head = v->hidden_size / v->num_attention_heads;
-    if (!r->st && (v->hidden_size % v->num_attention_heads || head > SIZE_MAX_HEAD_DIM || head % 4))
-        hf_error(r, ST_FORMAT, "num_attention_heads",
-                 "must divide the tower's width into heads of a multiple of 4");
-}
-
-static void read_tower(struct hf_reader *r, uint32_t obj, struct hf_vision *v)
-{
-    r->scope = "vision_config.";
-    hf_u32(r, obj, "hidden_size", 1, SIZE_MAX_HIDDEN, &v->hidden_size);
-    hf_u32(r, obj, "intermediate_size", 1, SIZE_MAX_FF, &v->intermediate_size);
-    hf_u32(r, obj, "num_hidden_layers", 1, HF_LAYERS_MAX, &v->num_hidden_layers);
-    hf_u32(r, obj, "num_attention_heads", 1, SIZE_MAX_HEADS, &v->num_attention_heads);
-    hf_u32(r, obj, "num_channels", 3, 3, &v->num_channels);
-    hf_u32(r, obj, "patch_size", 1, SIZE_MAX_PATCH, &v->patch_size);
-    hf_u32(r, obj, "image_size", 1, SIZE_MAX_IMAGE, &v->image_size); /* of the position table */
-    hf_u32(r, obj, "spatial_merge_size", 1, 8, &v->spatial_merge_size);
-    hf_double(r, obj, "layer_norm_eps", 0, 1, &v->layer_norm_eps);
-    hf_activation(r, obj, "hidden_act", v->activation);
-    hf_double(r, json_get_live(r->d, obj, "rope_parameters"), "rope_theta", 1, 1e12, &v->rope_theta);
-    check_heads(r, v);
-    if (!r->st && v->image_size < v->patch_size) hf_error(r, ST_FORMAT, "image_size", "must hold a patch");
-    r->scope = "";
-}
-
 /* Released files have the text's keys at the top. */
 static void read(struct hf_reader *r, const struct family_type *type, struct hf_config *c)
 {
@@ -77,7 +47,11 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
     c->text.tie_word_embeddings |= inner;
     if (c->eos_count == 0) c->eos_ids[c->eos_count++] = 2;
     if (!vision) return;
-    read_tower(r, r->vision, &c->vision);
+    siglip_read(r, r->vision, &c->vision); /* image_size: of the position table */
+    qwen_check_heads(r, &c->vision);
+    hf_u32(r, r->vision, "spatial_merge_size", 1, 8, &c->vision.spatial_merge_size);
+    hf_double(r, json_get_live(r->d, r->vision, "rope_parameters"), "rope_theta", 1, 1e12,
+              &c->vision.rope_theta);
     hf_u32(r, 0, "image_token_id", 0, SIZE_MAX_VOCAB - 1, &c->image_id);
     if (c->image_id >= c->text.vocab_size)
         hf_error(r, ST_FORMAT, "image_token_id", "must be below vocab_size");
@@ -85,53 +59,34 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
 
 static bool canonical(const char *name, char out[DESC_NAME_MAX])
 {
-    const char *x = family_after(name, "mlp_AR.");
-    if (!x) x = family_after(name, "model.projector.");
-    int n = x ? snprintf(out, DESC_NAME_MAX, "projector.%s", x) : 0;
-    return x ? n > 0 && n < (int)DESC_NAME_MAX : family_canonical(name, out);
+    static const char *const parts[][2] = {{"mlp_AR.", "projector."},
+                                           {"model.projector.", "projector."},
+                                           {"visual.vision_model.", "vision."},
+                                           {"model.visual.vision_model.", "vision."},
+                                           {NULL}};
+    return family_rename(name, parts, out) || family_canonical(name, out);
 }
 
 static void describe(struct hf_reader *r, const struct hf_config *c, struct model_desc *d)
 {
-    const struct hf_vision *v = &c->vision;
+    struct desc_vision *t = &d->vision;
     qwen_describe_decoder(r, c, d);
     if (r->st) return;
     d->eos_count = c->eos_count;
     d->canonical = canonical;
     if (!c->has_vision) return;
     d->has_vision = true;
-    d->vision = (struct desc_vision){
-        .patch = v->patch_size,
-        .hidden = v->hidden_size,
-        .ff = v->intermediate_size,
-        .layers = v->num_hidden_layers,
-        .heads = v->num_attention_heads,
-        .eps = (float)v->layer_norm_eps,
-        .mlp = VISION_GELU_TANH,
-        .patch_bias = true,
-        .depth = 1,
-        .rope_theta = v->rope_theta,
-        .position = true,
-        .position_side = v->image_size / v->patch_size,
-        .position_lookup = LOOKUP_CENTRES,
-        .end = VISION_MERGE,
-        .merge = v->spatial_merge_size,
-        .merge_eps = 1e-5f,
-        .names = {.patch = "vision.vision_model.embeddings.patch_embedding",
-                  .position = "vision.vision_model.embeddings.position_embedding",
-                  .norm1 = "vision.vision_model.encoder.layers.#.layer_norm1",
-                  .norm2 = "vision.vision_model.encoder.layers.#.layer_norm2",
-                  .q = "vision.vision_model.encoder.layers.#.self_attn.q_proj",
-                  .k = "vision.vision_model.encoder.layers.#.self_attn.k_proj",
-                  .v = "vision.vision_model.encoder.layers.#.self_attn.v_proj",
-                  .o = "vision.vision_model.encoder.layers.#.self_attn.out_proj",
-                  .fc1 = "vision.vision_model.encoder.layers.#.mlp.fc1",
-                  .fc2 = "vision.vision_model.encoder.layers.#.mlp.fc2",
-                  .post_norm = "vision.vision_model.post_layernorm",
-                  .merge_pre_norm = "projector.pre_norm",
-                  .merge_fc1 = "projector.linear_1",
-                  .merge_fc2 = "projector.linear_2"},
-    };
+    *t = siglip_tower(c);
+    t->image_size = 0; /* any */
+    t->position_side = c->vision.image_size / c->vision.patch_size;
+    t->position_lookup = LOOKUP_CENTRES;
+    t->rope_theta = c->vision.rope_theta;
+    t->end = VISION_MERGE;
+    t->merge = c->vision.spatial_merge_size;
+    t->merge_eps = 1e-5f;
+    t->names.merge_pre_norm = "projector.pre_norm";
+    t->names.merge_fc1 = "projector.linear_1";
+    t->names.merge_fc2 = "projector.linear_2";
     /* The template writes <|IMAGE_START|> and <|IMAGE_END|> around the placeholder. */
     d->image = (struct model_image_rule){.present = true,
                                          .marker = "<|IMAGE_PLACEHOLDER|>",
@@ -152,16 +107,11 @@ static const struct family_images images = {
 static void gguf_tower(struct gguf_keys *k, struct hf_config *c)
 {
     struct hf_vision *v = &c->vision;
-    uint32_t places = 0;
     gguf_read_f64(k, "clip.vision.attention.layer_norm_epsilon", 0, 1, &v->layer_norm_eps);
     gguf_read_u32(k, "clip.vision.spatial_merge_size", false, 1, 8, &v->spatial_merge_size);
-    gguf_set_u32(k, "v.position_embd.weight", gguf_rows(k, "v.position_embd.weight"), 1, QWEN_POSITIONS_MAX,
-                 &places);
-    if (!gguf_token(k, "<|IMAGE_PLACEHOLDER|>", &c->image_id))
-        gguf_error(k, ST_FORMAT, "tokenizer.ggml.tokens", "has no token for images");
-    qwen_position_side(&k->r, places, v);
-    v->image_size = v->position_side * v->patch_size;
-    check_heads(&k->r, v);
+    gguf_positions(k, v);
+    gguf_image_token(k, "<|IMAGE_PLACEHOLDER|>", c);
+    qwen_check_heads(&k->r, v);
 }
 
 static void gguf_sizes(struct gguf_keys *k, struct image_config *out)

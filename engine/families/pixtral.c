@@ -65,14 +65,6 @@ static void check_features(struct hf_reader *r, const struct family_type *type)
         hf_error(r, ST_UNSUPPORTED, "vision_feature_select_strategy", "only full is served");
 }
 
-static void check_heads(struct hf_reader *r, const struct hf_vision *v)
-{
-    uint32_t head = v->hidden_size / v->num_attention_heads;
-    if (!r->st && (v->hidden_size % v->num_attention_heads || head > SIZE_MAX_HEAD_DIM || head % 4))
-        hf_error(r, ST_FORMAT, "num_attention_heads",
-                 "must divide the tower's width into heads of a multiple of 4");
-}
-
 static void read(struct hf_reader *r, const struct family_type *type, struct hf_config *c)
 {
     struct hf_vision *v = &c->vision;
@@ -84,7 +76,7 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
     if (!c->has_vision) return;
     read_tower(r, r->vision, v);
     check_features(r, type);
-    check_heads(r, v);
+    qwen_check_heads(r, v);
     if (!llava) hf_u32(r, 0, "spatial_merge_size", 1, 8, &v->spatial_merge_size);
     if (v->break_rows) hf_bool(r, 0, "multimodal_projector_bias", &v->projector_bias);
     hf_u32(r, 0, "image_token_index", 0, SIZE_MAX_VOCAB - 1, &id);
@@ -100,14 +92,10 @@ static bool canonical(const char *name, char out[DESC_NAME_MAX])
     static const char *const parts[][2] = {{"vision_tower.", "vision."},
                                            {"vision_encoder.", "vision."},
                                            {"multi_modal_projector.", "projector."},
-                                           {"vision_projection.", "projector."}};
+                                           {"vision_projection.", "projector."},
+                                           {NULL}};
     const char *inner = family_after(name, "model.");
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        const char *x = family_after(inner ? inner : name, parts[i][0]);
-        int n = x ? snprintf(out, DESC_NAME_MAX, "%s%s", parts[i][1], x) : 0;
-        if (x) return n > 0 && n < (int)DESC_NAME_MAX;
-    }
-    return family_canonical(name, out);
+    return family_rename(inner ? inner : name, parts, out) || family_canonical(name, out);
 }
 
 static void describe_tower(const struct hf_reader *r, const struct hf_config *c, struct model_desc *d)
@@ -224,9 +212,8 @@ static void gguf_tower(struct gguf_keys *k, struct hf_config *c)
     gguf_read_u32(k, "clip.vision.spatial_merge_size", false, 1, 8, &v->spatial_merge_size);
     v->patch_merger = gguf_columns(k, "mm.patch_merger.weight") != 0;
     v->projector_bias = gguf_columns(k, "mm.1.bias") != 0;
-    if (!gguf_token(k, lighton(c) ? "<|image_pad|>" : "[IMG]", &c->image_id))
-        gguf_error(k, ST_FORMAT, "tokenizer.ggml.tokens", "has no token for images");
-    check_heads(&k->r, v);
+    gguf_image_token(k, lighton(c) ? "<|image_pad|>" : "[IMG]", c);
+    qwen_check_heads(&k->r, v);
 }
 
 static void gguf_sizes(struct gguf_keys *k, struct image_config *out)

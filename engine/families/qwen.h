@@ -20,10 +20,12 @@
 #define CLIP_STD  0.26862954f, 0.26130258f, 0.27577711f
 /* Qwen2VLImageProcessor (of all generations; checkpoints override most of it), and the common part of
  * Qwen2VLVideoProcessor and Qwen3VLVideoProcessor. fps: the class has none; the model's own tools use 2. */
-#define NATIVE_IMAGES                                                                                        \
-    .filter = IMAGE_BICUBIC, .mode = IMAGE_TORCH_U8, .do_resize = true, .do_rescale = true,                  \
-    .do_normalize = true, .rescale_factor = 1.0 / 255.0, .mean = {CLIP_MEAN}, .std = {CLIP_STD},             \
-    .dynamic = true, .on_white = true
+#define TORCH_IMAGES                                                                                         \
+    .mode = IMAGE_TORCH_U8, .do_resize = true, .do_rescale = true, .do_normalize = true,                     \
+    .rescale_factor = 1.0 / 255.0
+#define CLIP_IMAGES   TORCH_IMAGES, .filter = IMAGE_BICUBIC, .mean = {CLIP_MEAN}, .std = {CLIP_STD}
+#define HALF_IMAGES   TORCH_IMAGES, .mean = {0.5f, 0.5f, 0.5f}, .std = {0.5f, 0.5f, 0.5f}
+#define NATIVE_IMAGES CLIP_IMAGES, .dynamic = true, .on_white = true
 #define QWEN_IMAGES                                                                                          \
     NATIVE_IMAGES, .patch = 14, .merge = 2, .depth = 2, .area_min = 56 * 56, .area_max = 28 * 28 * 1280,     \
                    .video_fps = 2.0, .video_frames_min = 4, .video_frames_max = 768
@@ -56,6 +58,8 @@ extern const struct family_images qwen3_vl_images;
 /* How an image is written; a video is one run of placeholder tokens (Qwen2-VL, Qwen2.5-VL). */
 void qwen_describe_images(const struct hf_config *c, struct model_desc *d);
 
+/* Of heads that rotate in two dimensions. */
+void qwen_check_heads(struct hf_reader *r, const struct hf_vision *v);
 /* What must hold of a tower that has been read; `first`: of Qwen2-VL. */
 void qwen_check_vision(struct hf_reader *r, const struct hf_text *t, const struct hf_vision *v, bool first);
 /* position_side of a table with so many rows. */

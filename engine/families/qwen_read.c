@@ -309,6 +309,14 @@ static void read_windows_of_tower(struct hf_reader *r, uint32_t obj, struct hf_v
     }
 }
 
+void qwen_check_heads(struct hf_reader *r, const struct hf_vision *v)
+{
+    uint32_t head = v->hidden_size / v->num_attention_heads;
+    if (!r->st && (v->hidden_size % v->num_attention_heads || head > SIZE_MAX_HEAD_DIM || head % 4))
+        hf_error(r, ST_FORMAT, "num_attention_heads",
+                 "must divide the tower's width into heads of a multiple of 4");
+}
+
 void qwen_check_vision(struct hf_reader *r, const struct hf_text *t, const struct hf_vision *v, bool first)
 {
     uint32_t head = v->hidden_size / v->num_attention_heads;
