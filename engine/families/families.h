@@ -1,5 +1,5 @@
-/* A family of models is one record in one file, engine/families/<family>.c, and its golden data; only the
- * list in families.c knows its name too. All of it is pure. The record, in the order of use:
+/* A family of models is one record in one file, in text/ or (with images) vision/, and its golden data; only
+ * the list in families.c knows its name too. All of it is pure. The record, in the order of use:
  *
  *   types     the model_types of config.json that it answers to, with the defaults of their class in
  *             transformers (released files leave out what equals them: they are part of the format)

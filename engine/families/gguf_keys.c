@@ -2,7 +2,6 @@
 #include "engine/families/gguf_keys.h"
 
 #include "engine/families/families.h"
-#include "engine/families/qwen.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -165,15 +164,6 @@ void gguf_image_token(struct gguf_keys *k, const char *text, struct hf_config *c
 {
     if (!gguf_token(k, text, &c->image_id))
         gguf_error(k, ST_FORMAT, "tokenizer.ggml.tokens", "has no token for images");
-}
-
-void gguf_positions(struct gguf_keys *k, struct hf_vision *v)
-{
-    static const char table[] = "v.position_embd.weight";
-    uint32_t rows = 0;
-    gguf_set_u32(k, table, gguf_rows(k, table), 1, QWEN_POSITIONS_MAX, &rows);
-    qwen_position_side(&k->r, rows, v);
-    v->image_size = v->position_side * v->patch_size;
 }
 
 bool gguf_token(const struct gguf_keys *k, const char *text, uint32_t *id)

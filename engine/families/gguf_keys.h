@@ -73,8 +73,6 @@ uint32_t gguf_tower_width(const struct gguf_keys *k);
 bool gguf_token(const struct gguf_keys *k, const char *text, uint32_t *id);
 /* The same, of images; without it an error. */
 void gguf_image_token(struct gguf_keys *k, const char *text, struct hf_config *c);
-/* position_side of the tower's table; image_size of such an image. */
-void gguf_positions(struct gguf_keys *k, struct hf_vision *v);
 
 /* ---- from_gguf.c: the counterpart of a directory's JSON files, for families.c and images.c ---- */
 

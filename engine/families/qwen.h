@@ -1,6 +1,7 @@
 /* Shared by all Qwen files: the keys, the decoder, the names, the common parts of the three towers. Class
  * defaults are those of transformers 5.23's configuration classes; released files that differ (rms_norm_eps
- * 1e-6, tokens_per_second 2, a tower of 1280) say so themselves. Used by engine/families/qwen*.c only. */
+ * 1e-6, tokens_per_second 2, a tower of 1280) say so themselves. The parts of other
+ * models that are like theirs are here, too. */
 #ifndef KVASIR_FAMILIES_QWEN_H
 #define KVASIR_FAMILIES_QWEN_H
 
@@ -83,6 +84,8 @@ void llama_gguf_text(struct gguf_keys *k, struct hf_text *t);
 void llama_gguf_ministral3(struct gguf_keys *k, struct hf_text *t);
 /* Of the towers: the keys that all have, and the names except those of the merger and the MLPs. */
 void qwen_gguf_tower(struct gguf_keys *k, struct hf_config *c);
+/* position_side of the tower's table; image_size of such an image. */
+void qwen_gguf_positions(struct gguf_keys *k, struct hf_vision *v);
 void qwen_gguf_patches(struct gguf_keys *k, struct image_config *out);
 /* The same, with areas: the given ones if the file has none. */
 void qwen_gguf_areas(struct gguf_keys *k, uint32_t least, uint32_t most, struct image_config *out);

@@ -459,6 +459,15 @@ void qwen_gguf_text(struct gguf_keys *k, struct hf_text *t)
     }
 }
 
+void qwen_gguf_positions(struct gguf_keys *k, struct hf_vision *v)
+{
+    static const char table[] = "v.position_embd.weight";
+    uint32_t rows = 0;
+    gguf_set_u32(k, table, gguf_rows(k, table), 1, QWEN_POSITIONS_MAX, &rows);
+    qwen_position_side(&k->r, rows, v);
+    v->image_size = v->position_side * v->patch_size;
+}
+
 void qwen_gguf_tower(struct gguf_keys *k, struct hf_config *c)
 {
     struct hf_vision *v = &c->vision;

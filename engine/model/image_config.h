@@ -62,7 +62,8 @@ struct image_config {
     enum image_small small;       /* an image with a side below patch * merge */
     /* > 0: instead of an area, the longest side; a larger image shrinks, and sides are rounded up. */
     uint32_t longest;
-    uint32_t multiple; /* sides are multiples of it, not of patch * merge; the patches left over form no token */
+    /* > 0: sides are multiples of it, not of patch * merge; the patches left over form no token. */
+    uint32_t multiple;
     /* NULL, or the allowed token budgets (ascending, 0-terminated): area_max is the area of one of them, and
      * sides fill it as far as multiples allow, small images too. */
     const uint32_t *budgets;

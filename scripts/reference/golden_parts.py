@@ -144,10 +144,10 @@ def old_rope(c):
         c["rope_scaling"] = {"rope_type": kind, "type": kind} | p
 
 
-def spell_as_released(folder, top=None, text=None, vision=None, drop=(), flat=False, images=None, processor=None):
-    """The files of a release before transformers 5: `top`, `text` and `vision` are further keys of config.json,
-    `flat` has the text's keys at the top; the settings for images are in preprocessor_config.json, with
-    `images` too; `processor` in processor_config.json; the template is in chat_template.json."""
+def spell_as_released(folder, top=None, text=None, vision=None, drop=(), flat=False, images=None):
+    """The files of a release before transformers 5: `top`, `text` and `vision` are further keys of
+    config.json, `flat` has the text's keys at the top; the settings for images are in
+    preprocessor_config.json, with `images` too; the template is in chat_template.json."""
 
     def config(c):
         for part in (c, c.get("text_config", {}), c.get("vision_config", {})):
@@ -172,7 +172,7 @@ def spell_as_released(folder, top=None, text=None, vision=None, drop=(), flat=Fa
         settings = data.pop("image_processor") | {"processor_class": data["processor_class"]} | (images or {})
         settings = {k: x for k, x in settings.items() if x is not ...}
         (folder / "preprocessor_config.json").write_text(json.dumps(settings, indent=2) + "\n")
-        path.write_text(json.dumps(data | (processor or {}), indent=2) + "\n")
+        path.write_text(json.dumps(data, indent=2) + "\n")
     template = folder / "chat_template.jinja"
     if template.exists():
         body = json.dumps({"chat_template": template.read_text()}, indent=2, ensure_ascii=False)

@@ -122,16 +122,19 @@ INTERNVL = [("embeddings.patch_embeddings.projection", "v.patch_embd"), ("embedd
             ("attention.projection_layer", "attn_out"), ("mlp.fc1", "ffn_up"), ("mlp.fc2", "ffn_down"),
             ("layer_norm", "mm.model.mlp.0"), ("linear_1", "mm.model.mlp.1"), ("linear_2", "mm.model.mlp.3")]
 PADDLE = [("linear_1", "mm.1"), ("linear_2", "mm.2"), ("pre_norm", "mm.input_norm")]
-GLM_TOWER = [("attn.q_norm", "attn_q_norm"), ("attn.k_norm", "attn_k_norm"), ("downsample", "mm.patch_merger"),
-             ("post_conv_layernorm", "v.norm_embd"), ("merger.proj", "mm.model.fc"),
+GLM_TOWER = [("attn.q_norm", "attn_q_norm"), ("attn.k_norm", "attn_k_norm"),
+             ("downsample", "mm.patch_merger"), ("post_conv_layernorm", "v.norm_embd"),
+             ("merger.proj", "mm.model.fc"),
              ("merger.post_projection_norm", "mm.post_norm"), ("merger.gate_proj", "mm.gate"),
              ("merger.up_proj", "mm.up"), ("merger.down_proj", "mm.down")]
-MINICPM = [("vit_merger.layer_norm1", "v.vit_merger.ln1"), ("vit_merger.self_attn.q_proj", "v.vit_merger.attn_q"),
+MINICPM = [("vit_merger.layer_norm1", "v.vit_merger.ln1"),
+           ("vit_merger.self_attn.q_proj", "v.vit_merger.attn_q"),
            ("vit_merger.self_attn.k_proj", "v.vit_merger.attn_k"),
            ("vit_merger.self_attn.v_proj", "v.vit_merger.attn_v"),
-           ("vit_merger.self_attn.out_proj", "v.vit_merger.attn_out"), ("vit_merger.pre_norm", "v.vit_merger.ds_ln"),
-           ("vit_merger.linear_1", "v.vit_merger.ds_ffn_up"), ("vit_merger.linear_2", "v.vit_merger.ds_ffn_down"),
-           ("mlp.0.pre_norm", "mm.input_norm"), ("mlp.0.linear_1", "mm.up"), ("mlp.0.linear_2", "mm.down")]
+           ("vit_merger.self_attn.out_proj", "v.vit_merger.attn_out"),
+           ("vit_merger.pre_norm", "v.vit_merger.ds_ln"), ("vit_merger.linear_1", "v.vit_merger.ds_ffn_up"),
+           ("vit_merger.linear_2", "v.vit_merger.ds_ffn_down"), ("mlp.0.pre_norm", "mm.input_norm"),
+           ("mlp.0.linear_1", "mm.up"), ("mlp.0.linear_2", "mm.down")]
 TOWER4 = [("patch_embedder.input_proj", "v.patch_embd"), ("std_bias", "v.std_bias"),
           ("patch_embedder.position_embedding_table", "v.position_embd.weight"),
           ("std_scale", "v.std_scale"), ("input_layernorm", "ln1"),
@@ -369,7 +372,7 @@ def write_text(folder, out, top, tensors):
         short = re.sub(r"^(model\.(language|text)_model\.|language_model\.model\.|model\.)", "", name)
         short = short.replace(".moe.", ".experts.").replace("mtp.layers.0.", f"layers.{layers}.")
         short = short.replace("experts.per_expert_scale", "router.per_expert_scale")
-        if any(part in name for part in ("visual", "vision", "multi_modal", "embed_audio", "connector", "mlp_AR", "merger")):
+        if re.search("visual|vision|multi_modal|embed_audio|connector|mlp_AR|merger", name):
             continue
         norm = short.endswith("norm.weight") or "pre_fc_norm" in short
         if plus_one and norm and "linear_attn" not in short:
@@ -431,7 +434,8 @@ def write_tower(folder, out, top, tensors):
         value = cfg.get(key, default)
         return value[0] if isinstance(value, list) else value
 
-    for key, value in {"image_size": pictures.get("scale_resolution", side("image_size", 560)), "patch_size": side("patch_size"),
+    whole = pictures.get("scale_resolution", side("image_size", 560))
+    for key, value in {"image_size": whole, "patch_size": side("patch_size"),
                        "embedding_length": width, "projection_dim": text["hidden_size"],
                        "feed_forward_length": cfg.get("intermediate_size", cfg["hidden_size"]),
                        "block_count": cfg.get("depth", cfg.get("num_hidden_layers")),
@@ -471,7 +475,8 @@ def write_tower(folder, out, top, tensors):
         w.add_array("clip.vision.is_deepstack_layers", [n in taps for n in range(cfg["depth"])])
         w.add_uint32("clip.vision.spatial_merge_size", cfg["spatial_merge_size"])
     table = {"gemma4": TOWER4, "mistral3": PIXTRAL, "lighton_ocr": PIXTRAL,
-             "internvl": INTERNVL, "paddleocr_vl": PADDLE + TOWER, "minicpmv4_6": MINICPM + TOWER}.get(kind, GLM_TOWER + TOWER)
+             "internvl": INTERNVL, "paddleocr_vl": PADDLE + TOWER, "minicpmv4_6": MINICPM + TOWER
+             }.get(kind, GLM_TOWER + TOWER)
     if kind in ("mistral3", "lighton_ocr"):
         w.add_uint32("clip.vision.spatial_merge_size", top["spatial_merge_size"])
         w.add_bool("clip.use_silu", True)

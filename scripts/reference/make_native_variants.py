@@ -180,7 +180,8 @@ VARIANTS = {
                     note="3 x 3 patches of 5 pixels a token; queries that grow; projections with biases")]),
     "pixtral_f32": dict(
         kind="pixtral", family="llava", seed=6303, longest=30, drop=["spatial_merge_size"],
-        released=dict(text=dict(is_composition=True), vision=dict(is_composition=True, tie_word_embeddings=False)),
+        released=dict(text=dict(is_composition=True),
+                      vision=dict(is_composition=True, tie_word_embeddings=False)),
         top=dict(vision_feature_layer=-1, vision_feature_select_strategy="full", image_seq_length=1),
         text=text_cfg(model_type="mistral", vocab_size=330, num_attention_heads=2, num_key_value_heads=1,
                       head_dim=20,
@@ -422,7 +423,8 @@ VARIANTS |= {
         vision=siglip(),
         released=dict(flat=True, vision=dict(model_type="paddleocr_vl"),
                       top=dict(tie_word_embeddings=False, use_flash_attention=False, sliding_window=None),
-                      drop=["text_config.model_type"], images=dict(size=..., min_pixels=256, max_pixels=2560)),
+                      drop=["text_config.model_type"],
+                      images=dict(size=..., min_pixels=256, max_pixels=2560)),
         cases=[chat(("u", [image(0), text("OCR:")]), pictures=[(21, 40, 55)]), *FIVE,
                                 chat(ASK, note="text alone")]),
     "paddleocr_vl_odd_f32": dict(
@@ -457,7 +459,8 @@ VARIANTS |= {
         cases=[chat(("u", [text("See"), image(0), image(1)]), pictures=[(25, 61, 40), (26, 14, 45)],
                     note="half of a head rotates; no biases in the tower; 3 x 3 patches of 3 pixels")]),
     "glm4v_f32": dict(
-        kind="glm4v", family="glm4v", seed=7545, size=(512, 5120), depth=2, top={}, released={}, gains=dict(qk=1.0,
+        kind="glm4v", family="glm4v", seed=7545, size=(512, 5120), depth=2, top={}, released={},
+        gains=dict(qk=1.0,
                                                                                                mix=0.7),
         text=text_cfg(vocab_size=330, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
                       rms_norm_eps=1e-5,

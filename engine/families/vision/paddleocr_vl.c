@@ -109,7 +109,7 @@ static void gguf_tower(struct gguf_keys *k, struct hf_config *c)
     struct hf_vision *v = &c->vision;
     gguf_read_f64(k, "clip.vision.attention.layer_norm_epsilon", 0, 1, &v->layer_norm_eps);
     gguf_read_u32(k, "clip.vision.spatial_merge_size", false, 1, 8, &v->spatial_merge_size);
-    gguf_positions(k, v);
+    qwen_gguf_positions(k, v);
     gguf_image_token(k, "<|IMAGE_PLACEHOLDER|>", c);
     qwen_check_heads(&k->r, v);
 }

@@ -143,7 +143,7 @@ static void gguf_tower(struct gguf_keys *k, struct hf_config *c)
     gguf_read_u32(k, "clip.vision.projector.scale_factor", false, 1, 16, &side);
     if (side != 4) gguf_error(k, ST_UNSUPPORTED, "clip.vision.projector.scale_factor", "only 4 is served");
     gguf_layer_u32(k, layer, 0, 0, v->num_hidden_layers - 1, &v->insert_layer);
-    gguf_positions(k, v);
+    qwen_gguf_positions(k, v);
     gguf_image_token(k, "<|image_pad|>", c);
     siglip_check(&k->r, v);
 }

@@ -142,7 +142,7 @@ static void gguf_tower(struct gguf_keys *k, struct hf_config *c)
     v->projector_norm = gguf_columns(k, "mm.input_norm.weight") != 0;
     gguf_read_f64(k, "clip.vision.attention.layer_norm_epsilon", 0, 1, &v->layer_norm_eps);
     gguf_read_u32(k, "clip.vision.projector.scale_factor", false, 1, 8, &v->spatial_merge_size);
-    gguf_positions(k, v);
+    qwen_gguf_positions(k, v);
     v->image_size = 0; /* any */
     gguf_set_u32(k, "mm.1.weight", gguf_rows(k, "mm.1.weight"), 1, SIZE_MAX_HIDDEN, &v->out_hidden_size);
     gguf_image_token(k, "<image>", c);
