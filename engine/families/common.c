@@ -139,6 +139,16 @@ void family_read_text(struct hf_reader *r, const struct family_inner *served, st
     r->st = inner.st;
 }
 
+bool family_read_parts(struct hf_reader *r, const struct family_inner *served, bool tied, struct hf_config *c)
+{
+    if (r->vision == JSON_NONE) hf_error(r, ST_FORMAT, "vision_config", "is missing");
+    if (r->st) return false;
+    family_read_text(r, served, c);
+    c->text.tie_word_embeddings = tied;
+    hf_bool(r, 0, "tie_word_embeddings", &c->text.tie_word_embeddings);
+    return !r->st;
+}
+
 bool family_describe_text(struct hf_reader *r, const struct family_inner *served, const struct hf_config *c,
                           struct model_desc *d)
 {

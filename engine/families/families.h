@@ -92,6 +92,10 @@ struct family_inner {
     const struct family *family;
 };
 void family_read_text(struct hf_reader *r, const struct family_inner *served, struct hf_config *c);
+/* Of a model with a tower: vision_config must be there; the text; the tie at the top, absent: `tied` (a head
+ * in the files that differs wins). false: an error. */
+bool family_read_parts(struct hf_reader *r, const struct family_inner *served, bool tied,
+                       struct hf_config *c) KV_MUST_CHECK;
 bool family_describe_text(struct hf_reader *r, const struct family_inner *served, const struct hf_config *c,
                           struct model_desc *d) KV_MUST_CHECK;
 

@@ -48,11 +48,7 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
 {
     struct hf_vision *v = &c->vision;
     (void)type;
-    if (r->vision == JSON_NONE) hf_error(r, ST_FORMAT, "vision_config", "is missing");
-    if (r->st) return;
-    family_read_text(r, decoders, c);
-    c->text.tie_word_embeddings = true;
-    hf_bool(r, 0, "tie_word_embeddings", &c->text.tie_word_embeddings);
+    if (!family_read_parts(r, decoders, true, c)) return;
     siglip_read(r, r->vision, v);
     hf_u32(r, r->vision, "out_hidden_size", 4, SIZE_MAX_HIDDEN, &v->out_hidden_size);
     hf_u32(r, r->vision, "scale_factor", 1, 16, &v->spatial_merge_size);

@@ -33,12 +33,8 @@ static void check_shuffle(struct hf_reader *r, const struct hf_vision *v)
 static void read(struct hf_reader *r, const struct family_type *type, struct hf_config *c)
 {
     (void)type;
-    if (r->vision == JSON_NONE) hf_error(r, ST_FORMAT, "vision_config", "is missing");
-    if (r->st) return;
-    family_read_text(r, decoders, c);
+    if (!family_read_parts(r, decoders, false, c)) return;
     if (json_get_live(r->d, r->text, "rms_norm_eps") == JSON_NONE) c->text.rms_norm_eps = 1e-5;
-    c->text.tie_word_embeddings = false;
-    hf_bool(r, 0, "tie_word_embeddings", &c->text.tie_word_embeddings);
     siglip_read(r, r->vision, &c->vision);
     c->vision.spatial_merge_size = 2;
     hf_u32(r, 0, "scale_factor", 1, 16, &c->vision.spatial_merge_size);

@@ -58,11 +58,7 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
     double ratio = 0.5;
     bool qianfan = v->attention_bias;
     (void)type;
-    if (r->vision == JSON_NONE) hf_error(r, ST_FORMAT, "vision_config", "is missing");
-    if (r->st) return;
-    family_read_text(r, served(type->name), c);
-    c->text.tie_word_embeddings = !qianfan; /* a head in the files wins */
-    hf_bool(r, 0, "tie_word_embeddings", &c->text.tie_word_embeddings);
+    if (!family_read_parts(r, served(type->name), !qianfan, c)) return;
     siglip_read(r, r->vision, v);
     hf_bool(r, r->vision, "attention_bias", &v->attention_bias);
     read_fixed(r, v);

@@ -32,11 +32,7 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
     struct hf_vision *v = &c->vision;
     uint32_t places = 256;
     (void)type;
-    if (r->vision == JSON_NONE) hf_error(r, ST_FORMAT, "vision_config", "is missing");
-    if (r->st) return;
-    family_read_text(r, decoders, c);
-    c->text.tie_word_embeddings = true;
-    hf_bool(r, 0, "tie_word_embeddings", &c->text.tie_word_embeddings);
+    if (!family_read_parts(r, decoders, true, c)) return;
     hf_bool(r, 0, "tie_embedding", &c->text.tie_word_embeddings);
     siglip_read(r, r->vision, v);
     v->image_size = 0; /* any */

@@ -34,11 +34,7 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
     uint32_t mode = json_get_live(r->d, 0, "downsample_mode"), times = 1;
     bool drop = false;
     (void)type;
-    if (r->vision == JSON_NONE) hf_error(r, ST_FORMAT, "vision_config", "is missing");
-    if (r->st) return;
-    family_read_text(r, decoders, c);
-    c->text.tie_word_embeddings = false;
-    hf_bool(r, 0, "tie_word_embeddings", &c->text.tie_word_embeddings);
+    if (!family_read_parts(r, decoders, false, c)) return;
     siglip_read(r, r->vision, v);
     hf_u32(r, 0, "insert_layer_id", 0, HF_LAYERS_MAX - 1, &v->insert_layer);
     hf_u32(r, 0, "merger_times", 1, 8, &times);
