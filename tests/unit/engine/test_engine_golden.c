@@ -334,7 +334,11 @@ static void test_integers(void **state)
                {"internvl", "tiles", "internvl_f32", true},
                {"lfm2_vl", "tiles", "lfm2_vl_gguf_f32", true},
                {"mistral3", "native", "mistral3_gguf_f32", true},
-               {"lighton_ocr", "native", "lighton_ocr_f32", true}};
+               {"lighton_ocr", "native", "lighton_ocr_f32", true},
+               {"paddleocr_vl", "native", "paddleocr_vl_f32", true},
+               {"glm4v", "native", "glm4v_f32", true},
+               {"glm_ocr", "native", "glm_ocr_f32", true},
+               {"minicpmv4_6", "tiles", "minicpmv4_6_f32", true}};
     uint32_t failed = 0;
     (void)state;
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
