@@ -45,7 +45,7 @@ $(shell mkdir -p $(OUT)/tests; printf '%s\n' '$(STAMP)' | cmp -s - $(OUT)/flags 
 	> $(OUT)/flags)
 
 CORE_SRC := $(wildcard config/*.c config/*/*.c kernels/*.c kernels/cpu/*.c kernels/cpu/*/*.c engine/*.c \
-	engine/*/*.c scheduler/*.c scheduler/*/*.c)
+	engine/*/*.c engine/*/*/*.c scheduler/*.c scheduler/*/*.c)
 # The tokenizer normalises with utf8proc, so it is not part of the bare core.
 NEEDS_LIBS := $(wildcard engine/tokenizer/*.c engine/prompt/prompt*.c engine/families/tokenizer.c)
 CORE_SRC := $(filter-out $(NEEDS_LIBS),$(CORE_SRC))
@@ -267,8 +267,8 @@ test-cuda-emu: $(HOST_SELFTEST)
 
 HOST_NAMES := $(if $(CUDA_BACKEND),test_backend_linear test_backend_ops test_backend_attn \
 	test_backend_states test_backend_experts test_cuda_faults test_cuda_gemm test_engine_golden \
-	test_engine_draft test_engine_invariance test_engine_overlap test_engine_recurrent test_cuda_graphs \
-	test_cuda_cpu)
+	test_engine_draft test_engine_invariance test_engine_overlap test_engine_recurrent test_engine_tiers \
+	test_cuda_graphs test_cuda_cpu)
 ifeq ($(CONFIG)$(ALL_HOST),asan)
 HOST_NAMES := $(filter test_backend_ops test_engine_golden,$(HOST_NAMES))
 endif

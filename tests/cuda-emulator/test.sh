@@ -83,7 +83,7 @@ for mode in "$@"; do
     done
     run "$mode cuBLASLt" "$t/test_cuda_gemm" CUEMU_CC=90
     if [ "$mode" = plain ]; then
-        for variant in text_bf16 vision_f32 e2b_f32; do
+        for variant in text_bf16 ${full:+vision_f32} qwen2_vl_f32 e2b_f32; do
             run "plain golden $variant, own products" "$t/test_engine_golden" GOLDEN_VARIANT="$variant" \
                 KVASIR_GEMM=own
         done
@@ -94,6 +94,7 @@ for mode in "$@"; do
         run "plain faults" "$t/test_cuda_faults" $short
         run "plain graphs" "$t/test_cuda_graphs" $short
         run "plain overlap" "$t/test_engine_overlap" CUEMU_LAZY=1
+        run "plain tiers" "$t/test_engine_tiers" CUEMU_LAZY=1
         run "plain drafter" "$t/test_engine_draft"
         run "plain beside the CPU" "$t/test_cuda_cpu" $short
         # Blocks and threads in reverse, streams late; host code that touches device memory faults.
