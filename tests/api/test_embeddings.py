@@ -156,7 +156,8 @@ def scores():
                                       ("/v1/rerank", {"query": "a", "documents": []}, "documents"),
                                       ("/v1/rerank", {"query": "a", "documents": ["b", 1]}, "documents"),
                                       # 20 GB of prompts, by a body of 10 MB
-                                      ("/v1/rerank", {"query": "a" * 10**7, "documents": ["b"] * 2048}, "query"),
+                                      ("/v1/rerank", {"query": "a" * 10**7,
+                                                        "documents": ["b"] * 2048}, "query"),
                                       ("/v1/score", {"text_1": ["a", "b"], "text_2": ["c"]}, "text_1")]:
                 status, answer = post(s, path, body)
                 check.equal(f"{path} {param}", (status, answer["error"]["param"]), (400, param))

@@ -115,7 +115,8 @@ def qwen3_vl(name):
             told = ask(input=["a", {"content": content(g["inputs"][1])}], instruction="Find it")[1]
             check.equal(f"{name} instruction", vectors(told)[0], alone[4])
             check.true(f"{name} instruction of all", vectors(told)[1] != alone[1])
-            said = [ask(input="a", instruction=i)[1]["usage"]["prompt_tokens"] for i in ("b", "\0b", "\v b\f")]
+            said = [ask(input="a", instruction=i)[1]["usage"]["prompt_tokens"]
+                    for i in ("b", "\0b", "\v b\f")]
             check.true(f"{name} only white space is removed: {said}", said[0] == said[2] < said[1])
             ids = ask(input=[[5, 6, 7]])
             check.equal(f"{name} ids", (ids[0], ids[1]["usage"]["prompt_tokens"]), (200, 3))
@@ -179,7 +180,8 @@ def plain_images():
     """A model with images and no prompts for retrieval: a text is no chat, whatever else is in the list."""
     s = Server(BINARY, os.path.join(os.path.dirname(os.path.dirname(GOLDEN)), "models", "demo"))
     try:
-        for body, param in [({"input": [{"text": "a"}, "a"]}, "input"), ({"input": ["a", {"text": "a"}]}, "input"),
+        for body, param in [({"input": [{"text": "a"}, "a"]}, "input"),
+                            ({"input": ["a", {"text": "a"}]}, "input"),
                             ({"input": {"text": "a"}, "instruction": "b"}, "instruction"),
                             ({"input": {"text": "a", "instruction": "b"}}, "input.instruction")]:
             status, answer = post(s, "/v1/embeddings", body)
