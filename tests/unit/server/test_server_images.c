@@ -156,6 +156,7 @@ static void world_open(struct world *w)
         p->bytes = bmp(i ? 40 : 12, i ? 10 : 12, (uint8_t)(i + 1), &p->len);
         struct image_parts parts;
         prepare(w, p, &w->want[i], &parts);
+        p->same = i;
         p->first = first;
         p->count = w->want[i].count;
         for (uint32_t k = 0; k < p->count; k++)
