@@ -1,0 +1,1 @@
+export const copyText = text => navigator.clipboard.writeText(text);
