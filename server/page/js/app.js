@@ -13,11 +13,9 @@ const narrow = matchMedia('(max-width: 52rem)');
 for (const node of document.querySelectorAll('[data-icon]')) node.prepend(icon(node.dataset.icon));
 
 let list = null, connecting = 0;
-const data = [];
-const settings = createSettings({onData: data, onKey: connect});
+const settings = createSettings({onKey: connect});
 const chat = createChat($('chat'), {settings, model: () => $('model').value, onChange: () => list.draw()});
 list = createConversations($('list'), {chat, onOpen: () => narrow.matches && side(false)});
-data.push(...list.data);
 const cache = mountCache($('cache'), {api,
   conversations: async () => Promise.all((await store.listConversations()).map(c => store.get(c.id))),
   openMessage: (id, message) => {
