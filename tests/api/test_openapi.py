@@ -164,7 +164,7 @@ def test_answers(s, doc):
     text = {"prompt": "One, two", "max_tokens": 4, "temperature": 0}
     for path, body in (("/v1/chat/completions", chat), ("/v1/chat/completions", {**wide, "n": 2}),
                        ("/v1/completions", text), ("/v1/messages", chat), ("/messages", chat),
-                       ("/v1/messages/count_tokens", chat),
+                       ("/v1/messages/count_tokens", chat), ("/cache_tree", chat),
                        ("/v1/responses", {"input": "Hi.", "max_output_tokens": 6, "top_logprobs": 1}),
                        ("/v1/responses/input_tokens", {"input": chat["messages"]}),
                        ("/tokenize", {"prompt": "Hi."}), ("/tokenize", {"messages": chat["messages"]}),
