@@ -70,6 +70,7 @@ static const struct route routes[] = {
      api_reset_encoder_cache_start},
     {"/flush_cache", "/flush_cache", M_GET | M_POST, true, false, false, false, api_flush_cache_start},
     {"/", "/", M_GET | M_HEAD, false, false, false, false, api_root_start},
+    {"/page/", NULL, M_GET | M_HEAD, false, false, false, true, api_page_start},
 };
 static void preflight_start(struct request *r)
 {
