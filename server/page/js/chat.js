@@ -34,7 +34,7 @@ function toMessages(list, system) {
 }
 
 /* `request`, the body that was sent, is not stored: it follows from the messages before the answer. */
-function withRequest(c, m) {
+export function withRequest(c, m) {
   if (m.role !== 'assistant' || !m.params || 'request' in m) return;
   Object.defineProperty(m, 'request', {get: () => ({...m.params,
     messages: toMessages(store.path(c, m.parent), m.system)})});
@@ -44,6 +44,7 @@ function withRequest(c, m) {
 function take(m, event, begun) {
   if (event.id) m.id_response = event.id;
   if (event.usage) m.usage = event.usage;
+  if (event.timings) m.timings = event.timings;
   if (event.cache_info) m.cache_info = event.cache_info;
   for (const {index, delta = {}, logprobs, finish_reason: finish} of event.choices || []) {
     if (index !== 0) continue;
@@ -59,9 +60,7 @@ function take(m, event, begun) {
     if (logprobs?.content) (m.logprobs ||= []).push(...logprobs.content);
     if (finish) m.finish_reason = finish;
     if (!delta.content && !reasoning && !delta.tool_calls) continue;
-    const now = performance.now() - begun;
-    m.ttft_ms ??= now;
-    m.timings = {first_ms: m.ttft_ms, last_ms: now};
+    m.ttft_ms ??= performance.now() - begun;
   }
 }
 
@@ -233,7 +232,7 @@ export function createChat(node, {settings, model, onChange}) {
     const {system, ...params} = settings.request(), mine = c, begun = performance.now();
     const m = put({role: 'assistant', content: '', model: model(), system,
       params: {model: model() || undefined, stream: true, stream_options: {include_usage: true}, return_cache_info: true,
-        ...params}}, parent);
+        timings_per_token: true, seed: crypto.getRandomValues(new Uint32Array(1))[0] >>> 1, ...params}}, parent);
     const stopper = new AbortController();
     let spoken = 0, due = 0;
     /* For those who listen: whole sentences as they come. */
