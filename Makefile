@@ -113,6 +113,7 @@ $(OUT)/server/main.c.o: EXTRA = $(LIB_CFLAGS) $(if $(COMMIT),-DKVASIR_COMMIT='" 
 
 # The page: each file of server/page/ and each library, compressed. Its libraries are Debian's packages of
 # JavaScript; without one of them the page shows that part as plain text.
+PAGE_PACKAGES := libjs-marked node-dompurify libjs-highlight.js libjs-katex fonts-katex libjs-pdf
 JS_DIR   ?= /usr/share/javascript
 NODE_DIR ?= /usr/share/nodejs
 PAGE_LIB := lib/marked.js=$(JS_DIR)/marked/marked.min.js \
@@ -211,10 +212,12 @@ install: all
 	install -m 755 scripts/deploy/kvasir-ready $(DESTDIR)$(PREFIX)/bin
 	install -d $(DESTDIR)$(PREFIX)/share/kvasir/models/demo
 	install -m 644 models/demo/* $(DESTDIR)$(PREFIX)/share/kvasir/models/demo
+	for p in $(PAGE_PACKAGES); do [ ! -e /usr/share/doc/$$p/copyright ] || install -D -m 644 \
+		/usr/share/doc/$$p/copyright $(DESTDIR)$(PREFIX)/share/doc/kvasir/licenses/$$p; done
 	[ ! -e $(OUT)/kvasir-cuda.so ] || install -m 755 $(OUT)/kvasir-cuda.so $(DESTDIR)$(PREFIX)/bin
 uninstall:
 	rm -f $(addprefix $(DESTDIR)$(PREFIX)/bin/,kvasir kvasir-cuda.so kvasir-ready)
-	rm -rf $(DESTDIR)$(PREFIX)/share/kvasir
+	rm -rf $(addprefix $(DESTDIR)$(PREFIX)/share/,kvasir doc/kvasir)
 
 test: tests
 	@sh scripts/run_tests.sh $(OUT) $(filter-out $(OUT)/tests/bench_%,$(CORE_TESTS) $(FULL_TESTS)) $(TILES_RUN)

@@ -13,12 +13,10 @@ const narrow = matchMedia('(max-width: 52rem)');
 for (const node of document.querySelectorAll('[data-icon]')) node.prepend(icon(node.dataset.icon));
 
 let list = null, connecting = 0;
-const data = [];
-const settings = createSettings({onData: data, onKey: connect});
-const chat = createChat($('chat'), {settings, model: () => $('model').value, onChange: () => list.draw()});
+const settings = createSettings({onKey: connect});
+const chat = createChat($('chat-view'), {settings, model: () => $('model').value, onChange: () => list.draw()});
 list = createConversations($('list'), {chat, onOpen: () => narrow.matches && side(false)});
-data.push(...list.data);
-const cache = mountCache($('cache'), {api,
+const cache = mountCache($('cache-view'), {api,
   conversations: async () => {
     const all = await Promise.all((await store.listConversations()).map(c => store.get(c.id)));
     for (const c of all) for (const m of Object.values(c.messages)) withRequest(c, m);
@@ -35,8 +33,8 @@ const cache = mountCache($('cache'), {api,
 let wanted = null; /* a message to go to */
 async function show() {
   const id = location.hash.slice(1), onCache = id === 'cache';
-  $('chat').hidden = onCache;
-  $('cache').hidden = !onCache;
+  $('chat-view').hidden = onCache;
+  $('cache-view').hidden = !onCache;
   for (const [tab, on] of [['tab-chat', !onCache], ['tab-cache', onCache]])
     $(tab).setAttribute('aria-current', on ? 'page' : 'false');
   if (onCache) {
@@ -57,7 +55,7 @@ const changed = () => {
   if (c.head && location.hash !== `#${c.id}` && location.hash !== '#cache') history.replaceState(null, '', `#${c.id}`);
   $('tab-chat').href = `#${c.head ? c.id : ''}`;
 };
-new MutationObserver(changed).observe($('chat').querySelector('.turns'), {childList: true});
+new MutationObserver(changed).observe($('chat-view').querySelector('.turns'), {childList: true});
 
 /* ---- the list at the side ---- */
 

@@ -59,8 +59,7 @@ function take(m, event, begun) {
     }
     if (logprobs?.content) (m.logprobs ||= []).push(...logprobs.content);
     if (finish) m.finish_reason = finish;
-    if (!delta.content && !reasoning && !delta.tool_calls) continue;
-    m.ttft_ms ??= performance.now() - begun;
+    if (delta.content || reasoning || delta.tool_calls) m.ttft_ms ??= performance.now() - begun;
   }
 }
 
@@ -70,12 +69,12 @@ export function createChat(node, {settings, model, onChange}) {
   let c = store.newConversation(), views = [], stick = true;
   const running = new Map(); /* by conversation: {c, m, stop} */
   const live = el('div', {class: 'off-screen', 'aria-live': 'polite'});
-  const turns = el('div', {class: 'turns'});
+  const title = el('h1', {class: 'off-screen'}), turns = el('div', {class: 'turns'});
   const welcome = createWelcome(send);
   const scroll = el('div', {class: 'scroll', tabindex: 0, role: 'region', 'aria-label': 'Conversation', scroll: () => {
     stick = scroll.scrollHeight - scroll.scrollTop - scroll.clientHeight < 60;
     jump.hidden = stick;
-  }}, welcome.node, turns);
+  }}, welcome.node, title, turns);
   const jump = el('button', {type: 'button', class: 'jump', hidden: true, title: 'To the end', 'aria-label': 'To the end',
     click: () => toEnd(true)}, icon('chevron'));
   const box = el('div', {class: 'composer-box'});
@@ -103,6 +102,8 @@ export function createChat(node, {settings, model, onChange}) {
     for (const m of list.slice(views.length)) add(m);
     for (const v of views) draw(v);
     welcome.node.hidden = list.length > 0;
+    title.hidden = !list.length;
+    title.textContent = c.title;
     node.classList.toggle('empty', !list.length);
     composer.busy(running.has(c.id));
     document.title = c.title ? `${c.title} – Kvasir` : 'Kvasir';
@@ -159,7 +160,7 @@ export function createChat(node, {settings, model, onChange}) {
   function edit(m, root) {
     const field = el('textarea', {rows: 3, 'aria-label': 'Edited message'});
     const close = () => { form.remove(); root.classList.remove('editing'); };
-    const form = el('form', {class: 'edit', keydown: e => {
+    const form = el('form', {class: 'edit-form', keydown: e => {
       if (e.key === 'Escape') { e.preventDefault(); close(); }
       if (e.key === 'Enter' && !e.shiftKey && !e.isComposing) { e.preventDefault(); form.requestSubmit(); }
     }, submit: e => {

@@ -1,6 +1,6 @@
 /* The list of conversations: search, rename, delete, files. */
 import * as store from './store.js';
-import {el, iconButton, menu, toast, dialog, download, chooseText} from './dom.js';
+import {el, icon, iconButton, menu, toast, dialog, download, chooseText} from './dom.js';
 
 const DAY = 86400000;
 function when(time) {
@@ -14,7 +14,11 @@ export function createConversations(node, {chat, onOpen}) {
   const list = el('div', {class: 'conversations', role: 'region', 'aria-label': 'Conversations', tabindex: 0});
   let turn = 0;
   const search = el('input', {type: 'search', placeholder: 'Search', 'aria-label': 'Search conversations', input: () => draw()});
-  node.append(el('div', {class: 'search'}, search), list);
+  const files = iconButton('more', 'Import and export', () => menu(files, [
+    {label: 'Import', icon: 'upload', run: importFile}, {label: 'Export all', icon: 'download', run: exportAll},
+    {label: 'Delete all', icon: 'trash', danger: true, run: removeAll}]), {'aria-haspopup': 'menu', 'aria-expanded': 'false'});
+  node.append(el('div', {class: 'search'}, icon('search'), search), list,
+    el('div', {class: 'side-foot'}, el('span', null, 'Kept in this browser'), files));
 
   async function draw() {
     const mine = ++turn, text = search.value.trim();
@@ -104,6 +108,5 @@ export function createConversations(node, {chat, onOpen}) {
   }}]);
 
   draw();
-  return {draw, search, data: [{label: 'Import', icon: 'upload', run: importFile},
-    {label: 'Export all', icon: 'download', run: exportAll}, {label: 'Delete all', icon: 'trash', danger: true, run: removeAll}]};
+  return {draw, search};
 }

@@ -40,7 +40,7 @@ export function icon(name) {
   const make = tag => document.createElementNS('http://www.w3.org/2000/svg', tag);
   const svg = make('svg'), path = make('path');
   svg.setAttribute('viewBox', '0 0 24 24');
-  svg.setAttribute('class', `icon ${name}`);
+  svg.setAttribute('class', `icon icon-${name}`);
   svg.setAttribute('aria-hidden', 'true');
   path.setAttribute('d', icons[name] || '');
   svg.append(path);

@@ -125,7 +125,9 @@ export function renderAnswer(node, message, options = {}) {
 
 /* What a person or a tool gave. */
 export function renderUser(node, message) {
-  const files = message.attachments || [];
+  const files = message.attachments || [], state = [message.content, ...files.map(a => a.id)].join('\0');
+  if (views.get(node) === state) return;
+  views.set(node, state);
   if (message.role === 'tool') {
     const result = fold('tools', 'result');
     result.update('Tool result', message.content, once(indented(message.content), t => codeBlock(t, t === message.content ? '' : 'json')));

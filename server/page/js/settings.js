@@ -55,7 +55,7 @@ function toRequest(values) {
   return out;
 }
 
-export function createSettings({onData, onKey}) {
+export function createSettings({onKey}) {
   const values = setting('settings') || {}, own = setting('presets') || {};
   let sheet = null, fields = {};
 
@@ -149,8 +149,6 @@ export function createSettings({onData, onKey}) {
       part('Structured output', json('schema', 'JSON Schema', 'answers are JSON that matches it',
         '{"type": "object", "properties": {"color": {"type": "string"}}}')),
       part('Look', theme),
-      part('Conversations', el('div', {class: 'row wrap'}, onData.map(d => el('button', {type: 'button', class: d.danger ? 'danger' : null,
-        click: d.run}, icon(d.icon), d.label)))),
       key() && part('API key', el('button', {type: 'button', click: () => { setKey(''); sheet.close(); onKey(); }},
         icon('key'), 'Forget the key')),
       el('details', null, el('summary', null, icon('chevron'), 'Advanced'), json('extra', 'Extra request parameters',

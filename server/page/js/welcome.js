@@ -27,7 +27,7 @@ export function createWelcome(send) {
       toast(`The sample image cannot be loaded: ${error.message}`);
     }
   };
-  const image = el('img', {src: sample, alt: 'Sample image: shapes of different colors', width: 112, height: 112});
+  const image = el('img', {src: sample, alt: 'Sample image: shapes of different colors', width: 200, height: 150});
   const list = el('ul', {class: 'prompts'});
   const node = el('section', {class: 'welcome', 'aria-label': 'Start'}, el('span', {class: 'avatar large'}, icon('kvasir')),
     el('h1', null, 'What would you like to know?'), el('div', {class: 'sample'}, image, list),
