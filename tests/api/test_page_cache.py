@@ -362,7 +362,7 @@ SEEN = "[...document.querySelectorAll('.diagram .node:not(.stub)')]"
 
 
 def press_button(page, name):
-    page.js(f"[...document.querySelectorAll('#cache button')].find(b => (b.ariaLabel || b.innerText) === '{name}').click()")
+    page.js(f"[...document.querySelectorAll('#cache-view button')].find(b => (b.ariaLabel || b.innerText) === '{name}').click()")
 
 
 def test_many_nodes(server, chrome):
@@ -401,7 +401,7 @@ def test_many_nodes(server, chrome):
     check.equal("none lies on another", over, 0)
     press_button(page, "Collapse all")
     check.true("and few again", page.js(SEEN + ".length") < 10)
-    zoom = "document.querySelector('#cache output').textContent"
+    zoom = "document.querySelector('#cache-view output').textContent"
     first = page.js(zoom)
     press_button(page, "Zoom in")
     check.true("zoom", number(page.js(zoom)) > number(first), (first, page.js(zoom)))
@@ -418,7 +418,7 @@ def test_many_nodes(server, chrome):
                   buttons=1, clickCount=1)
     check.true("pan", page.js("document.querySelector('.paper').style.transform") != pose)
 
-    page.js("document.querySelector('#cache input').focus()")
+    page.js("document.querySelector('#cache-view input').focus()")
     page.type("zebras")
     page.wait("!!document.querySelector('.node.hit')")
     check.true("found", re.fullmatch(r"\d+ match(es)?", page.js("document.querySelector('.matches').textContent")))
@@ -474,7 +474,7 @@ def test_live(server, chrome):
     page.wait(SEEN + ".length > 0")
     check.true("the empty screen goes", page.js("!document.querySelector('.cache-empty').checkVisibility()"))
     page.js("location.hash = ''")
-    page.wait("document.querySelector('#cache').hidden")
+    page.wait("document.querySelector('#cache-view').hidden")
     page.js("new Promise(done => setTimeout(done, 300))")
     asked = sum("cache_tree" in u for u in page.requests())
     page.js("new Promise(done => setTimeout(done, 2500))")
@@ -502,7 +502,7 @@ def test_disk(server, chrome):
         side = page.js("document.querySelector('.node-details').innerText")
         check.true("its details", "on disk" in side and "What is in this picture?" in side, side)
         page.js("document.querySelector('#tab-chat').click()")
-        page.wait("document.querySelector('#chat').checkVisibility()")
+        page.wait("document.querySelector('#chat-view').checkVisibility()")
         page.js("document.querySelector('.conversations a').click()")
         page.wait("document.querySelectorAll('.turn').length === 2")
         page.js("[...document.querySelectorAll('[aria-label=Regenerate]')].at(-1).click()")
@@ -583,7 +583,7 @@ def test_determinism(server, chrome):
     page.js(STORE % "c.messages[c.head].content = 'Something else.'; await store.put(c); location.hash = ''")
     page.wait("!document.querySelector('.turn')")
     page.js("document.querySelector('.conversations a').click()")
-    page.wait("document.querySelector('#chat').innerText.includes('Something else.')")
+    page.wait("document.querySelector('#chat-view').innerText.includes('Something else.')")
     got = proof(page)
     check.true("another text on the page", not got["good"] and "not that of the response" in got["text"], got["text"])
     quiet("determinism", page)
