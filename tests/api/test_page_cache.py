@@ -143,6 +143,11 @@ def test_find(server, chrome):
     check.true("its tokens", places[image + 1]["token"] - places[image]["token"] >= usage["prompt_tokens_details"]
                ["image_tokens"], places)
     check.equal("the response", [(p["message"], p["role"]) for p in places if p["kind"] == "text"][-1], (1, "assistant"))
+    check.equal("so far", got["equal_tokens"], path[-1]["end"])
+    changed = [messages[0], {"role": "assistant", "content": messages[1]["content"][:12]}]
+    cut = server.ok("/cache_tree", {"messages": changed, "add_generation_prompt": False})
+    check.equal("a response that was cut: the same path", cut["nodes"], got["nodes"])
+    check.true("less of it", usage["prompt_tokens"] < cut["equal_tokens"] < got["equal_tokens"], (cut, got))
     other = [{"role": "user", "content": messages[0]["content"][1:]}]
     got = server.ok("/cache_tree", {"messages": other})
     check.true("without the image: only the template", all(nodes[i]["images"] == 0 for i in got["nodes"]), got)
@@ -162,6 +167,7 @@ def test_tiers(server, chrome):
         before = tree_of(one)["nodes"]
         tips = sorted(n["end"] for n in before if not n["children"])
         again = disk.restart()
+        harness.wait_until(lambda: len(tree_of(again)["nodes"]) == 3)  # records are listed after the start
         got = tree_of(again)
         check.equal("nothing in memory", got["total_nodes"], 0)
         check.equal("all on the disk", {n["tier"] for n in got["nodes"]}, {"disk"})
