@@ -7,8 +7,6 @@ import http.server
 import json
 import os
 import re
-import socket
-import sys
 import tempfile
 import threading
 import time
@@ -20,15 +18,10 @@ args = None
 root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 check = harness.Checks()
 sample = os.path.join(root, "models/demo/sample.png")
-TURNS = "[...document.querySelectorAll('.turn')].map(t => t.querySelector('.said, .markdown')?.innerText.trim())"
+TURNS = "[...document.querySelectorAll('.turn')].map(t => t.querySelector('.said, .body > .markdown')?.innerText.trim())"
 TITLES = "[...document.querySelectorAll('.conversations .title')].map(t => t.textContent)"
 IDLE = "!document.querySelector('.turn.running') && document.querySelector('.turn.assistant:last-child .foot button')"
 LONG = {"ignore_eos": True, "skip_special_tokens": False, "max_tokens": harness.ENDLESS}
-
-
-def chat(server, text, **extra):
-    return server.ok("/v1/chat/completions", {"messages": [{"role": "user", "content": text}],
-                                              "max_tokens": 4, "temperature": 0, **extra})
 
 
 # ---- without a browser ----
@@ -90,51 +83,6 @@ def test_size(server, chrome):
     own = sum(size for n, size in sizes.items() if not n.startswith("lib/"))
     check.true("its own part", own < 120_000, sizes)
 
-
-def test_tree(server, chrome):
-    """Lengths and branches of what was asked, nothing else."""
-    server.request("POST", "/reset_prefix_cache")
-
-    def tree():
-        status, _, data = server.request("GET", "/cache_tree")
-        check.equal("status", status, 200)
-        return json.loads(data)
-
-    check.equal("an empty cache", tree()["nodes"], [])
-    first = chat(server, "What is a red circle?")["usage"]["prompt_tokens"]
-    second = chat(server, "What is a red square?", return_cache_info=True)
-    got = tree()
-    reused, nodes = second["cache_info"]["reused_tokens"], got["nodes"]
-    tops = [n for n in nodes if n["parent"] is None]
-    check.equal("one beginning", [(n["start"], n["end"], n["children"]) for n in tops], [(0, reused, 2)])
-    check.equal("two ways on", sum(n["parent"] == 0 for n in nodes), 2)
-    check.true("each begins where its parent ends",
-               all(n["start"] == nodes[n["parent"]]["end"] for n in nodes if n["parent"] is not None), nodes)
-    check.true("ends of prompts", first in [n["end"] for n in nodes], nodes)
-    check.equal("the total", got["total_tokens"], sum(n["end"] - n["start"] for n in nodes))
-    check.equal("fields", sorted(nodes[0]),
-                ["children", "end", "images", "parent", "running", "start", "uses_ago"])
-    chat(server, "What is a red square?", cache_salt="mine")
-    salted = tree()
-    check.equal("a salt's pieces are not listed", len(salted["nodes"]), len(nodes))
-    check.true("they are in the total", salted["total_tokens"] > got["total_tokens"])
-    with open(sample, "rb") as f:
-        url = harness.data_url(f.read())
-    server.ok("/v1/chat/completions", {"max_tokens": 4, "messages": [
-        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}},
-                                     {"type": "text", "text": "What is it?"}]}]})
-    check.true("an image", any(n["images"] == 1 for n in tree()["nodes"]))
-    waiting = []
-    server.pause()  # all of them come at once, and some have gone by then
-    for i in range(60):
-        s = socket.create_connection((server.host, server.port), timeout=60)
-        s.sendall(b"GET /cache_tree HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-        waiting.append(s) if i % 3 else s.close()
-    server.resume()
-    check.true("many at once", all(b'"nodes":[{' in harness.read_all(s) for s in waiting))
-    status, head, data = server.request("HEAD", "/cache_tree")
-    check.equal("HEAD", (status, data), (200, b""))
-    check.equal("POST", server.request("POST", "/cache_tree", b"{}")[0], 405)
 
 
 # ---- in a browser ----
@@ -760,7 +708,7 @@ def main():
                     test_without_libraries, test_other_pages, test_second_model]
     if not chrome:
         print("skipped: there is no chromium; the page itself is not tested")
-    for test in [test_headers, test_size, test_tree] + (with_browser if chrome else []):
+    for test in [test_headers, test_size] + (with_browser if chrome else []):
         if not args.only or test.__name__ in args.only:
             begin = time.monotonic()
             check.run(test, server, chrome)

@@ -249,14 +249,15 @@ export function createChat(node, {settings, model, onChange}) {
     render();
     toEnd(true);
     save();
-    let saved = begun;
+    let next = 0;
     try {
       await api.stream('v1/chat/completions', m.request, {signal: stopper.signal, onEvent: event => {
         take(m, event, begun);
         due ||= requestAnimationFrame(show);
-        if (performance.now() - saved < 2000) return;
-        saved = performance.now();
-        store.put(mine);
+        if (performance.now() < next) return;
+        next = Infinity; /* a tenth of the time at most */
+        const now = performance.now();
+        store.put(mine).finally(() => { next = 10 * performance.now() - 9 * now + 250; });
       }});
     } catch (error) {
       if (error.name === 'AbortError') m.finish_reason = 'stopped';
@@ -278,7 +279,6 @@ export function createChat(node, {settings, model, onChange}) {
   document.addEventListener('keydown', e => {
     if (e.key === 'Escape' && !e.defaultPrevented && !document.querySelector('dialog[open]')) stop();
   });
-  addEventListener('pagehide', () => running.forEach(r => store.put(r.c)));
 
   return {
     /* Without an id, or with one that is gone: a new conversation. With a message, goes there. */

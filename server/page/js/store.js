@@ -156,7 +156,7 @@ function checked(c) {
       if (seen.has(n.id) || !messages[n.parent] || !seen.add(n.id)) return null;
   }
   const first = Object.values(messages).find(m => m.parent === null);
-  return {id: c.id, title: text(c.title), created: Number(c.created) || Date.now(), updated: Number(c.updated) || Date.now(),
+  return {id: /^\w+$/.test(c.id) ? c.id : newId(), title: text(c.title), created: Number(c.created) || Date.now(), updated: Number(c.updated) || Date.now(),
     messages, root: first?.id ?? null, head: messages[c.head] ? c.head : first ? leaf({messages}, first.id) : null};
 }
 
