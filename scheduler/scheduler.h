@@ -220,12 +220,18 @@ void sched_announce_cache(struct scheduler *s);
  * recently used ones, then those that only a lower tier has; parents come first. */
 #define CACHE_SNAPSHOT_MAX  1024u
 #define CACHE_SNAPSHOT_ROOT UINT32_MAX
+#define CACHE_MARKS_MAX     8u
 struct cache_snapshot {
     uint64_t nodes, tokens; /* without a salt: of the whole cache; else of the nodes visited */
     uint32_t count;
     struct cache_snapshot_node {
-        uint64_t id;   /* while the node exists; of its lower part after a split */
-        uint64_t hash; /* radix_path_hash of [0, end) */
+        uint64_t id; /* while the node exists; of its lower part after a split */
+        struct cache_mark {
+            uint32_t end;  /* a position in (start, end] */
+            uint64_t hash; /* radix_path_hash of [0, end) */
+        } marks[CACHE_MARKS_MAX];
+        uint32_t mark_count, mark_step; /* of all positions one in `mark_step` */
+        uint64_t hash;                  /* of [0, end) */
         enum cache_tier tier;
         uint32_t parent;     /* index; CACHE_SNAPSHOT_ROOT: the node begins a prompt */
         uint32_t start, end; /* positions in the prompt; a node of a lower tier may start within its parent */

@@ -164,8 +164,10 @@ struct radix_stats {
 };
 void radix_stats(const struct radix_cache *c, struct radix_stats *out);
 
-/* Hash of a path of items: continues `before`, that of [0, from) or 0, up to `to`. For display. */
-uint64_t radix_path_hash(uint64_t before, const struct radix_view *v, uint32_t from, uint32_t to);
+/* Hash of a path of items: continues `before`, that of [0, pos) or 0, by the item at pos. For display. */
+uint64_t radix_path_hash(uint64_t before, const struct radix_view *v, uint32_t pos);
+/* Another item of a node that is put into a snapshot: it ends at `end`, with this hash. */
+void radix_snapshot_item(struct cache_snapshot_node *n, uint32_t end, uint64_t hash);
 /* A place in the tree: all of a path's first `pos` items lead to `node`. */
 struct radix_cursor {
     const struct radix_node *node;

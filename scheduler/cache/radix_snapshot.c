@@ -56,26 +56,37 @@ static uint64_t item_hash(uint64_t h, const uint8_t *key, uint32_t value)
     return hash_mix((key ? hash_mix_bytes(h, key, 32) : h) ^ value);
 }
 
-uint64_t radix_path_hash(uint64_t h, const struct radix_view *v, uint32_t from, uint32_t to)
+uint64_t radix_path_hash(uint64_t h, const struct radix_view *v, uint32_t pos)
 {
-    uint32_t m = radix__span_at(v, from);
-    for (uint32_t i = from; i < to; i++) {
-        if (m < v->span_count && v->spans[m].end <= i) m++;
-        const struct prompt_span *s = m < v->span_count && v->spans[m].begin <= i ? &v->spans[m] : NULL;
-        h = item_hash(h, s ? span_identity(s) : NULL, s ? i - s->begin : v->tokens[i]);
-    }
-    return h;
+    uint32_t m = radix__span_at(v, pos);
+    const struct prompt_span *s = m < v->span_count && v->spans[m].begin <= pos ? &v->spans[m] : NULL;
+    return item_hash(h, s ? span_identity(s) : NULL, s ? pos - s->begin : v->tokens[pos]);
 }
 
-static uint64_t node_hash(uint64_t h, const struct radix_node *n)
+void radix_snapshot_item(struct cache_snapshot_node *n, uint32_t end, uint64_t hash)
+{
+    if (!n->mark_step) n->mark_step = 1;
+    n->end = end;
+    n->hash = hash;
+    if ((end - n->start) % n->mark_step) return;
+    if (n->mark_count == CACHE_MARKS_MAX) { /* every second one stays */
+        for (uint32_t i = 0; i < CACHE_MARKS_MAX / 2; i++) n->marks[i] = n->marks[2 * i + 1];
+        n->mark_count = CACHE_MARKS_MAX / 2;
+        n->mark_step *= 2;
+    }
+    if ((end - n->start) % n->mark_step == 0)
+        n->marks[n->mark_count++] = (struct cache_mark){.end = end, .hash = hash};
+}
+
+static void add_items(struct cache_snapshot_node *out, uint64_t h, const struct radix_node *n)
 {
     uint32_t m = 0;
     for (uint32_t i = n->start; i < n->end; i++) {
         if (m < n->span_count && n->spans[m].end <= i) m++;
         const struct radix_span *s = m < n->span_count && n->spans[m].begin <= i ? &n->spans[m] : NULL;
         h = item_hash(h, s ? s->key : NULL, s ? i - s->begin : n->tokens[i - n->start]);
+        radix_snapshot_item(out, i + 1, h);
     }
-    return h;
 }
 
 void radix_cursor_move(const struct radix_cache *c, struct radix_cursor *at, const struct radix_view *v)
@@ -122,15 +133,14 @@ void radix_snapshot(const struct radix_cache *c, const uint8_t salt[32], struct 
         parent = out->count;
         uint64_t before = next.parent == CACHE_SNAPSHOT_ROOT ? 0 : out->at[next.parent].hash;
         out->at[out->count++] = (struct cache_snapshot_node){.id = n->id << 1,
-                                                             .hash = node_hash(before, n),
                                                              .tier = CACHE_TIER_ARENA,
                                                              .parent = next.parent,
                                                              .start = n->start,
-                                                             .end = n->end,
                                                              .children = n->child_count,
                                                              .running = n->pins,
                                                              .images = n->span_count,
                                                              .uses_ago = c->clock - n->last_use};
+        add_items(&out->at[parent], before, n);
     }
     free(heap);
 }

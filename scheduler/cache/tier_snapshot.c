@@ -17,7 +17,7 @@ struct walk {
 };
 /* The end of a path. */
 struct place {
-    struct radix_cursor at;
+    struct radix_cursor at; /* as far as the radix tree has it */
     uint64_t hash;
     uint32_t node; /* in the snapshot: the last one of the tier; CACHE_SNAPSHOT_ROOT: none yet */
 };
@@ -89,7 +89,8 @@ static bool block_add(struct walk *w, const struct tier_node *n, bool branch, st
         if (w->out->count == CACHE_SNAPSHOT_MAX || !parent_of(w, p, &parent)) return false;
         p->node = w->out->count++;
         last = &w->out->at[p->node];
-        *last = (struct cache_snapshot_node){.tier = tier_of(n), .parent = parent, .start = start};
+        *last =
+            (struct cache_snapshot_node){.tier = tier_of(n), .parent = parent, .start = start, .end = start};
         if (parent != CACHE_SNAPSHOT_ROOT && w->out->at[parent].tier != CACHE_TIER_ARENA)
             w->out->at[parent].children++;
     }
@@ -98,8 +99,10 @@ static bool block_add(struct walk *w, const struct tier_node *n, bool branch, st
         last->images += s->end > start && (s->begin >= n->items->start || last->start == start);
     }
     last->id = n->serial << 1 | 1;
-    last->end = n->items->end;
-    last->hash = p->hash;
+    for (; start < n->items->end; start++) {
+        p->hash = radix_path_hash(p->hash, &w->path, start);
+        radix_snapshot_item(last, start + 1, p->hash);
+    }
     return true;
 }
 
@@ -127,8 +130,10 @@ static void below(struct walk *w, const struct tier_node *n, struct place p)
             struct place q = p;
             if (redundant(k)) continue;
             if (++w->blocks > BLOCKS_MAX || !path_add(w, k->items)) return;
-            q.hash = radix_path_hash(p.hash, &w->path, k->items->start, k->items->end);
-            if (q.at.pos == k->items->start) radix_cursor_move(w->radix, &q.at, &w->path);
+            if (q.at.pos == k->items->start) {
+                radix_cursor_move(w->radix, &q.at, &w->path);
+                for (uint32_t i = p.at.pos; i < q.at.pos; i++) q.hash = radix_path_hash(q.hash, &w->path, i);
+            }
             last = k == next;
             if (q.at.pos < k->items->end && !block_add(w, k, ways > 1, &q)) {
                 if (last) return;

@@ -45,25 +45,42 @@ static void snapshot_write(struct json_writer *o, const struct cache_snapshot *t
     jw_text(o, "]}");
 }
 
-/* The nodes whose paths the prompt begins with. */
+/* How many of the prompt's tokens lead into the node, as far as its marks tell; 0: none. */
+static uint32_t equal_to(const struct cache_snapshot_node *n, const uint64_t *hashes, uint32_t count)
+{
+    if (n->end <= count && n->hash == hashes[n->end]) return n->end;
+    for (uint32_t i = n->mark_count; i-- > 0;)
+        if (n->marks[i].end <= count && n->marks[i].hash == hashes[n->marks[i].end]) return n->marks[i].end;
+    return 0;
+}
+
 static void path_write(struct json_writer *o, const struct cache_snapshot *tree, const struct gen *g)
 {
     const struct prompt *p = &g->prompts[0].prompt;
     struct radix_view v = {
         .tokens = p->tokens, .count = p->token_count, .spans = p->spans, .span_count = p->span_count};
-    uint64_t *hashes = malloc((size_t)(v.count + 1) * sizeof *hashes);
+    uint64_t *hashes = calloc((size_t)v.count + 1, sizeof *hashes); /* of [0, i) */
+    uint32_t equal = 0, last = CACHE_SNAPSHOT_ROOT, path[CACHE_SNAPSHOT_MAX], n = 0;
     if (!hashes) o->st = ST_NOMEM;
-    for (uint32_t i = 0; hashes && i < v.count; i++)
-        hashes[i + 1] = radix_path_hash(i ? hashes[i] : 0, &v, i, i + 1);
+    for (uint32_t i = 0; hashes && i < v.count; i++) hashes[i + 1] = radix_path_hash(hashes[i], &v, i);
+    for (uint32_t i = 0; hashes && i < tree->count; i++) {
+        uint32_t end = equal_to(&tree->at[i], hashes, v.count);
+        if (end <= equal) continue;
+        equal = end;
+        last = i;
+    }
+    free(hashes);
+    for (; last != CACHE_SNAPSHOT_ROOT; last = tree->at[last].parent) path[n++] = last;
     field(o, "{\"prompt_tokens\":", v.count);
+    field(o, ",\"equal_tokens\":", equal);
     jw_text(o, ",\"nodes\":[");
-    for (uint32_t i = 0, n = 0; hashes && i < tree->count; i++)
-        if (tree->at[i].end <= v.count && tree->at[i].hash == hashes[tree->at[i].end])
-            field(o, n++ ? "," : "", tree->at[i].id);
+    while (n-- > 0) {
+        jw_uint(o, tree->at[path[n]].id);
+        if (n) jw_text(o, ",");
+    }
     jw_text(o, "],\"places\":");
     cache_places_write(o, &g->prompts[0].places);
     jw_text(o, "}");
-    free(hashes);
 }
 
 static void salt_of(const struct request *r, uint8_t salt[32])

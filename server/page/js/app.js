@@ -2,7 +2,7 @@
 import * as api from './api.js';
 import * as store from './store.js';
 import {el, icon} from './dom.js';
-import {createChat} from './chat.js';
+import {createChat, withRequest} from './chat.js';
 import {createConversations} from './conversations.js';
 import {createSettings} from './settings.js';
 import {mountCache} from './cache.js';
@@ -17,7 +17,11 @@ const settings = createSettings({onKey: connect});
 const chat = createChat($('chat-view'), {settings, model: () => $('model').value, onChange: () => list.draw()});
 list = createConversations($('list'), {chat, onOpen: () => narrow.matches && side(false)});
 const cache = mountCache($('cache-view'), {api,
-  conversations: async () => Promise.all((await store.listConversations()).map(c => store.get(c.id))),
+  conversations: async () => {
+    const all = await Promise.all((await store.listConversations()).map(c => store.get(c.id)));
+    for (const c of all) for (const m of Object.values(c.messages)) withRequest(c, m);
+    return all;
+  },
   openMessage: (id, message) => {
     wanted = message;
     if (location.hash === `#${id}`) show();

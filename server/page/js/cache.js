@@ -4,7 +4,7 @@ import {createMap} from './cache_map.js';
 import {createDiagram, picturesOf, readTree, TIERS} from './cache_tree.js';
 import {many, number} from './stats.js';
 
-const POLL_MS = 1000;
+const POLL_MS = 1000, MAP_MS = 2500;
 const ROLES = {system: 'System prompt', user: 'You', assistant: 'Response', tool: 'Tool result', tools: 'Tools', documents: 'Documents'};
 const bytes = n => (n < 2 ** 20 ? `${number(n / 1024)} KiB` : n < 2 ** 30 ? `${number(n / 2 ** 20)} MiB` : `${(n / 2 ** 30).toFixed(1)} GiB`);
 
@@ -18,12 +18,12 @@ function metric(text, name, label) {
 
 export function mountCache(root, {api, conversations, openMessage}) {
   const map = createMap({api, conversations});
-  let tree = null, before = '', version = 0, timer = 0, on = false, hits = [], hit = -1;
+  let tree = null, before = '', version = 0, timer = 0, on = false, hits = [], hit = -1, stale = false, mapped = -MAP_MS;
 
   const zoomed = el('output', {'aria-label': 'Zoom'}, '100 %');
-  const figures = el('dl', {class: 'figures'}), status = el('p', {class: 'live-state', role: 'status'});
+  const figures = el('dl', {class: 'cache-figures'}), status = el('p', {class: 'live-state', role: 'status'});
   const details = el('aside', {class: 'node-details', 'aria-label': 'Selected node', hidden: true});
-  const found = el('span', {class: 'found', role: 'status'});
+  const found = el('span', {class: 'matches', role: 'status'});
   const empty = el('div', {class: 'cache-empty', hidden: true}, icon('cache'), el('h3', null, 'Nothing is cached yet'),
     el('p', null, 'Send a message: its prompt and its response appear here as branches of a tree.'));
   const diagram = createDiagram({onSelect: showNode, onView: scale => { zoomed.textContent = `${Math.round(100 * scale)} %`; }});
@@ -61,7 +61,7 @@ export function mountCache(root, {api, conversations, openMessage}) {
       el('label', {class: 'cache-search'}, icon('search'), search, found),
       el('div', {class: 'tool-group'}, el('button', {type: 'button', click: () => diagram.foldAll(true)}, 'Expand all'),
         el('button', {type: 'button', click: () => diagram.foldAll(false)}, 'Collapse all')),
-      el('div', {class: 'tool-group zoom'}, el('button', {type: 'button', 'aria-label': 'Zoom out', click: () => diagram.zoom(.8)}, '−'), zoomed,
+      el('div', {class: 'tool-group'}, el('button', {type: 'button', 'aria-label': 'Zoom out', click: () => diagram.zoom(.8)}, '−'), zoomed,
         el('button', {type: 'button', 'aria-label': 'Zoom in', click: () => diagram.zoom(1.25)}, '+'),
         el('button', {type: 'button', click: diagram.fit}, 'Fit'))),
     el('div', {class: 'cache-body'}, diagram.node, empty, details),
@@ -99,14 +99,15 @@ export function mountCache(root, {api, conversations, openMessage}) {
     details.replaceChildren(
       el('header', null, el('h3', null, `Tokens ${number(n.start)} to ${number(n.end - 1)}`), iconButton('close', 'Close', () => diagram.select(null))),
       images.length ? el('div', {class: 'node-images'}, images.slice(0, 6).map(src => el('img', {src, alt: 'Image of this chat'}))) : '',
-      el('dl', {class: 'facts'}, [fact('Length', many(n.length, 'token')), fact('Where', TIERS[n.tier]),
+      el('dl', {class: 'node-facts'}, [fact('Length', many(n.length, 'token')), fact('Where', TIERS[n.tier]),
         fact('Images', n.images && number(n.images)), fact('Continuations', number(n.children)),
         fact('Running', n.running && many(n.running, 'request')),
-        n.tier === 'memory' && fact('Last used', n.uses_ago ? `${number(n.uses_ago)} cache uses ago` : 'just now')].filter(Boolean)),
+        n.tier === 'memory' && fact('Last used', n.uses_ago ? `${number(n.uses_ago)} cache uses ago` : 'just now')].filter(Boolean).flat()),
       el('h4', null, chats.size ? `In ${many(chats.size, 'chat')} of this browser` : 'In no chat of this browser'),
       ...chats.size ? [] : [el('p', {class: 'fine'}, 'It belongs to another client, to a chat that was deleted, or to tokens that the chat template leaves out of later turns (reasoning).')],
       ...list.map(uses => el('section', null, el('button', {type: 'button', class: 'chat-link', click: () => openMessage(uses[0][0].chat.id, uses.at(-1)[1]?.message || uses[0][0].tip.id)},
-        icon('chat'), titleOf(uses[0][0])), el('ul', {class: 'quotes'}, uses.filter(([, p]) => p).slice(0, 8).map(([u, p]) => quote(u, p, n))))),
+        icon('chat'), titleOf(uses[0][0])), el('ul', {class: 'quotes'}, uses.filter(([, p]) => p).slice(0, 8).map(([u, p]) => quote(u, p, n))),
+        uses.every(([, p]) => !p) && el('p', {class: 'fine'}, 'Only text of the chat template.'))),
       chats.size > 12 ? el('p', {class: 'fine'}, `and ${many(chats.size - 12, 'chat')} more`) : '');
     if (held >= 0) details.scrollTop = held;
   }
@@ -116,7 +117,7 @@ export function mountCache(root, {api, conversations, openMessage}) {
   function numbers(text) {
     const asked = metric(text, 'vllm:prefix_cache_queries_total'), hit = metric(text, 'vllm:prefix_cache_hits_total');
     const tier = name => metric(text, 'kvasir:cache_tier_bytes', `"${name}"`);
-    const rows = [['cached tokens', number(tree?.tokens)], ['memory used', `${number(100 * metric(text, 'vllm:kv_cache_usage_perc'))} %`],
+    const rows = [['cached tokens', number(tree?.tokens)], [`of ${bytes(metric(text, 'kvasir:kv_arena_bytes'))} memory`, bytes(metric(text, 'kvasir:kv_arena_bytes_used'))],
       ['prompt tokens reused', asked ? `${number(100 * hit / asked)} %` : '–'],
       ['running', number(metric(text, 'vllm:num_requests_running'))],
       ...['host', 'disk'].filter(t => tier(t) > 0).map(t => [t === 'host' ? 'in host memory' : 'on disk', bytes(tier(t))])];
@@ -150,11 +151,18 @@ export function mountCache(root, {api, conversations, openMessage}) {
         before = now;
         if (first) await map.refresh(tree, alive);
         drawAll();
+        stale = true;
       }
       numbers(text);
       status.textContent = `Live · ${number(tree.nodes.length)} of ${many(Math.max(tree.total, tree.nodes.length), 'node')}`;
       status.classList.remove('lost');
-      map.refresh(tree, alive).then(learnt => { if (learnt && alive()) drawAll(); });
+      if (stale && performance.now() - mapped > MAP_MS) { /* it reads all chats */
+        stale = false;
+        map.refresh(tree, alive).then(learnt => {
+          mapped = performance.now();
+          if (learnt && alive()) drawAll();
+        });
+      }
     } catch (error) {
       status.textContent = error.message;
       status.classList.add('lost');
@@ -166,7 +174,11 @@ export function mountCache(root, {api, conversations, openMessage}) {
   new ResizeObserver(() => diagram.resize()).observe(root);
 
   return {
-    show() { if (!on) { on = true; look(); } },
+    show() {
+      if (on) return;
+      on = stale = true; /* chats may have changed meanwhile */
+      look();
+    },
     hide() { on = false; clearTimeout(timer); },
     /* Selects the node in which a message's tokens lie; false: it isn't cached. */
     find(messageId) {

@@ -57,7 +57,7 @@ export function createMap({api, conversations}) {
   async function learn(b, alive) {
     const answer = await api.request('cache_tree', {body: body(b.message)});
     if (!alive()) return;
-    known.set(b.message.id, {...b, nodes: answer.nodes, parts: parts(answer, body(b.message).messages, chain(b.chat, b.message))});
+    known.set(b.message.id, {...b, nodes: answer.nodes, equal: answer.equal_tokens, parts: parts(answer, body(b.message).messages, chain(b.chat, b.message))});
   }
 
   /* Asks about what is new, or was on nodes that are gone; -> whether anything was learnt. */
@@ -91,7 +91,7 @@ export function createMap({api, conversations}) {
     for (const b of known.values()) {
       const leaf = [...b.nodes].reverse().map(id => tree.byId.get(id)).find(Boolean);
       for (let n = leaf; n; n = n.up) {
-        const own = b.parts.filter(p => p.to > n.start && p.from < n.end);
+        const own = b.parts.filter(p => p.to > n.start && p.from < n.end && p.from < b.equal);
         n.uses.push({chat: b.chat, tip: b.message, parts: own});
       }
     }

@@ -1,5 +1,6 @@
 /* The radix tree of the prefix cache as a diagram: what is shown of it, where, and how it is moved. Bars are
- * nodes, prompts run from left to right and branch where they differ; the latest branch goes straight on. */
+ * nodes, prompts run from left to right and branch where they differ: first this browser's chats, then the
+ * last used. */
 import {el, icon} from './dom.js';
 import {many, number} from './stats.js';
 
@@ -38,6 +39,7 @@ const count = n => n.kids.reduce((sum, k) => sum + count(k), 1);
 /* -> rows in drawing order: nodes with x, y, width; and stubs for what is left out. */
 export function layout(tree, view) {
   const visible = choose(tree, view), out = [];
+  const ownFirst = list => [...list.filter(n => n.uses.length).sort((a, b) => count(a) - count(b)), ...list.filter(n => !n.uses.length)];
   let row = 0;
   const stub = (up, hidden) => out.push({stub: true, up, id: up ? -up.id - 1 : -1, hidden, row: ++row,
     x: up ? up.x + up.w + GAP : 0, w: 132, level: up ? up.level + 1 : 1,
@@ -47,16 +49,16 @@ export function layout(tree, view) {
     n.row = row;
     n.x = n.up ? n.up.x + n.up.w + GAP : 0;
     n.w = Math.round(n.uses.some(u => u.parts.length) ? Math.min(280, 120 + 8 * Math.sqrt(n.length))
-      : Math.min(220, 52 + 7 * Math.sqrt(n.length)));
+      : Math.min(200, 44 + 5 * Math.sqrt(n.length)));
     n.folded = view.closed.has(n.id) && n.kids.length > 0;
     out.push(n);
     if (n.folded) return;
-    const kids = n.kids.filter(visible), hidden = n.kids.filter(k => !visible(k));
+    const kids = ownFirst(n.kids.filter(visible)), hidden = n.kids.filter(k => !visible(k));
     kids.forEach((k, i) => put(k, i === 0));
     if (hidden.length && kids.length) stub(n, hidden);
     else if (hidden.length) { n.folded = true; n.stubbed = true; }
   };
-  tree.tops.filter(visible).forEach((n, i) => put(n, i === 0));
+  ownFirst(tree.tops.filter(visible)).forEach((n, i) => put(n, i === 0));
   const rest = tree.tops.filter(n => !visible(n));
   if (rest.length) stub(null, rest);
   for (const n of out) n.y = n.row * ROW;
@@ -65,16 +67,16 @@ export function layout(tree, view) {
 
 /* What stands on a bar, and in its accessible name. */
 export function label(n) {
-  const part = n.uses[0]?.parts.find(p => p.text.trim() || p.image) || n.uses[0]?.parts[0];
-  if (!part) return n.uses.length ? 'chat template' : '';
+  const parts = n.uses[0]?.parts || [], part = parts.find(p => p.text.trim()) || parts[0];
+  if (!part) return '';
   const words = part.text.replace(/\s+/g, ' ').trim();
-  return (part.from < n.start ? '… ' : '') + (words || (part.kind === 'image' || part.kind === 'video' ? part.kind : part.role));
+  return (part.from < n.start ? '… ' : '') + (words || (['image', 'video'].includes(part.kind) ? part.kind : part.role));
 }
-export const picturesOf = n => [...new Set(n.uses.flatMap(u => u.parts.map(p => p.image)).filter(Boolean))];
+export const picturesOf = n => [...new Set(n.images ? n.uses.flatMap(u => u.parts.map(p => p.image)).filter(Boolean) : [])];
 export const TIERS = {memory: 'in memory', host: 'in host memory', disk: 'on disk'};
 
 function name(n) {
-  return [label(n), `${many(n.length, 'token')} from ${number(n.start)} on`, TIERS[n.tier], n.images && many(n.images, 'image'),
+  return [label(n) || (n.uses.length && 'chat template'), `${many(n.length, 'token')} from ${number(n.start)} on`, TIERS[n.tier], n.images && many(n.images, 'image'),
     n.running && `${number(n.running)} running`, n.uses.length && 'of this browser’s chats',
     n.kids.length > 1 && many(n.kids.length, 'branch').replace('branchs', 'branches')].filter(Boolean).join(', ');
 }
@@ -85,14 +87,14 @@ export function createDiagram({onSelect, onView}) {
   let tree = null, drawn = {rows: [], width: 1, height: 1}, seen = null, touched = false;
   const wires = document.createElementNS('http://www.w3.org/2000/svg', 'svg');
   wires.setAttribute('aria-hidden', 'true');
-  const bars = el('div', {class: 'bars', role: 'tree', 'aria-label': 'Nodes of the prefix cache'});
+  const bars = el('div', {class: 'nodes', role: 'tree', 'aria-label': 'Nodes of the prefix cache'});
   const paper = el('div', {class: 'paper'}, wires, bars);
   const node = el('div', {class: 'diagram'}, paper);
   const items = () => [...bars.children];
 
   function move(change) {
     Object.assign(pose, change);
-    pose.scale = Math.min(2.5, Math.max(.08, pose.scale));
+    pose.scale = Math.min(2.5, Math.max(.05, pose.scale));
     /* Some of it always stays in sight. */
     const {clientWidth: w, clientHeight: h} = node;
     pose.x = Math.min(w - 60, Math.max(60 - drawn.width * pose.scale, pose.x));
@@ -103,7 +105,7 @@ export function createDiagram({onSelect, onView}) {
   }
   function zoom(factor, x = node.clientWidth / 2, y = node.clientHeight / 2) {
     touched = true;
-    const scale = Math.min(2.5, Math.max(.08, pose.scale * factor)), by = scale / pose.scale;
+    const scale = Math.min(2.5, Math.max(.05, pose.scale * factor)), by = scale / pose.scale;
     move({scale, x: x - (x - pose.x) * by, y: y - (y - pose.y) * by});
   }
   function fit() {
@@ -113,7 +115,7 @@ export function createDiagram({onSelect, onView}) {
   /* At a readable size, from the top left. */
   function home() {
     touched = false;
-    move({scale: Math.max(.7, Math.min(1, (node.clientWidth - 48) / drawn.width)), x: 24, y: 24});
+    move({scale: node.clientWidth < 500 ? .85 : Math.max(.9, Math.min(1, (node.clientWidth - 48) / drawn.width)), x: 24, y: 24});
   }
   function reveal(n) {
     const {clientWidth: w, clientHeight: h} = node, s = pose.scale;
@@ -124,13 +126,13 @@ export function createDiagram({onSelect, onView}) {
   function bar(n, at) {
     const set = {id: `node-${n.id}`, role: 'treeitem', 'aria-level': n.level, tabindex: -1, 'data-id': n.id};
     if (n.stub)
-      return el('div', {...set, class: 'bar stub', 'aria-label': `${many(n.nodes, 'more node')}: show some of them`},
+      return el('div', {...set, class: 'node stub', 'aria-label': `${many(n.nodes, 'more node')}: show some of them`},
         icon('plus'), `${number(n.nodes)} more`);
     const images = picturesOf(n), own = n.uses.length > 0, branches = n.kids.length > 0;
     const faded = view.query && !view.found.has(n);
     return el('div', {...set, 'aria-label': name(n), 'aria-selected': String(n.id === view.selected),
       'aria-expanded': branches ? String(!n.folded) : null,
-      class: ['bar', n.tier, own && 'own', n.running && 'running', n.id === view.selected && 'selected', faded && 'faded',
+      class: ['node', n.tier, own && 'own', n.running && 'running', n.id === view.selected && 'selected', faded && 'faded',
         view.found.has(n) && 'hit', seen && !seen.has(n.id) && 'fresh', at && 'path'].filter(Boolean).join(' ')},
     images.slice(0, 2).map(src => el('img', {src, alt: '', draggable: 'false'})), images.length > 2 && el('small', null, `+${images.length - 2}`),
     !images.length && n.images > 0 && icon('image'),
@@ -142,6 +144,7 @@ export function createDiagram({onSelect, onView}) {
   function search() {
     const words = n => n.uses.map(u => `${n.kids.length ? '' : u.chat.title} ${u.parts.map(p => p.text).join(' ')}`).join(' ');
     view.found = new Set(view.query && tree ? tree.nodes.filter(n => `${words(n)} ${TIERS[n.tier]}`.toLowerCase().includes(view.query)) : []);
+    for (let n of view.found) while ((n = n.up)) view.closed.delete(n.id);
   }
 
   function draw() {
@@ -209,14 +212,14 @@ export function createDiagram({onSelect, onView}) {
   }
 
   node.addEventListener('click', e => {
-    const n = rowOf(e.target.closest('.bar'));
+    const n = rowOf(e.target.closest('.node'));
     if (!n || dragged) return;
     if (n.stub || e.target.closest('.fold')) fold(n);
     else select(n.id);
     focus(drawn.rows.find(k => k.id === n.id));
   });
   node.addEventListener('keydown', e => {
-    const n = rowOf(e.target.closest('.bar')), at = drawn.rows.indexOf(n);
+    const n = rowOf(e.target.closest('.node')), at = drawn.rows.indexOf(n);
     if (!n || e.ctrlKey || e.metaKey || e.altKey) return;
     const to = {ArrowDown: drawn.rows[at + 1], ArrowUp: drawn.rows[at - 1], Home: drawn.rows[0], End: drawn.rows.at(-1)};
     if (e.key in to) focus(to[e.key]);

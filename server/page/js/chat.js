@@ -27,7 +27,7 @@ function toMessages(list, system) {
 }
 
 /* `request`, the body that was sent, is not stored: it follows from the messages before the answer. */
-function withRequest(c, m) {
+export function withRequest(c, m) {
   if (m.role !== 'assistant' || !m.params || 'request' in m) return;
   Object.defineProperty(m, 'request', {get: () => ({...m.params,
     messages: toMessages(store.path(c, m.parent), m.system)})});
@@ -226,7 +226,7 @@ export function createChat(node, {settings, model, onChange}) {
     const {system, ...params} = settings.request(), mine = c, begun = performance.now();
     const m = put({role: 'assistant', content: '', model: model(), system,
       params: {model: model() || undefined, stream: true, stream_options: {include_usage: true}, return_cache_info: true,
-        timings_per_token: true, ...params}}, parent);
+        timings_per_token: true, seed: crypto.getRandomValues(new Uint32Array(1))[0] >>> 1, ...params}}, parent);
     const stopper = new AbortController();
     let spoken = 0, due = 0;
     /* For those who listen: whole sentences as they come. */

@@ -51,7 +51,7 @@ function describe(a, b, at) {
 
 /* One cell a token; those that differ from the first run stand out. */
 function strip(run, first) {
-  const row = el('div', {class: 'strip', 'aria-hidden': 'true'});
+  const row = el('div', {class: 'proof-strip', 'aria-hidden': 'true'});
   for (const [i, t] of run.list.entries()) {
     const cell = el('i', {class: first && first.tokens[i] !== run.tokens[i] ? 'differs' : null});
     cell.style.opacity = .25 + .75 * Math.exp(t.logprob);
@@ -61,11 +61,11 @@ function strip(run, first) {
 }
 
 /* Runs until `signal` aborts; each is another conversation, so that batches are mixed. */
-function keepBusy(api, body, signal) {
+function keepBusy(api, body, signal, salt) {
   const one = async k => {
     for (let turn = 0; !signal.aborted; turn++) {
       await api.request('v1/chat/completions', {signal, body: {model: body.model, seed: 100 * k + turn, temperature: 1,
-        ignore_eos: true, max_tokens: 64 + 16 * k, messages: [{role: 'user',
+        cache_salt: salt, ignore_eos: true, max_tokens: 64 + 16 * k, messages: [{role: 'user',
           content: `Tell me story number ${k + turn} about ${['a harbour', 'two trains', 'the sea', 'a garden'][k % 4]}.`}]}})
         .catch(() => new Promise(done => setTimeout(done, 200)));
     }
@@ -90,7 +90,7 @@ async function run(message, api, signal, report) {
   const busy = new AbortController(), stop = () => busy.abort();
   signal.addEventListener('abort', stop);
   let most = 0;
-  keepBusy(api, body, busy.signal);
+  keepBusy(api, body, busy.signal, salt());
   const look = async () => {
     while (!busy.signal.aborted) {
       const running = /^vllm:num_requests_running(?:\{.*\})? (\d+)/m.exec(await api.request('metrics').catch(() => ''));
@@ -135,8 +135,8 @@ function verdict(message, {runs, fixed}) {
 function rows(runs) {
   return runs.map((r, i) => {
     const at = difference(runs[0], r), ok = at < 0;
-    return el('li', {class: ok ? 'equal' : 'differs'}, el('div', {class: 'run'}, icon(ok ? 'check' : 'close'),
-      el('span', {class: 'hide'}, ok ? 'equal: ' : 'different: '), el('b', null, r.name), el('small', null, r.note),
+    return el('li', {class: ok ? 'equal' : 'differs'}, el('div', {class: 'proof-run'}, icon(ok ? 'check' : 'close'),
+      el('div', null, el('span', {class: 'off-screen'}, ok ? 'equal: ' : 'different: '), el('b', null, r.name), el('small', null, r.note)),
       el('code', {title: 'Checksum of all that is compared'}, checksum(r))), strip(r, i ? runs[0] : null));
   });
 }
@@ -146,7 +146,7 @@ function panel(message, api, node, redraw) {
   const stop = new AbortController(), began = performance.now();
   node.addEventListener('panel-closed', () => stop.abort(), {once: true});
   const progress = el('progress', {max: STEPS, 'aria-label': 'Runs that are done'});
-  const list = el('ul', {class: 'runs'}), state = el('div', {class: 'verdict-place'}, progress);
+  const list = el('ul', {class: 'proof-runs'}), state = el('div', {class: 'verdict-place'}, progress);
   const about = el('p', {class: 'fine'});
   const {body, fixed} = request(message);
   about.textContent = `Compared: of each of the first ${many(body.max_tokens, 'token')}, its id, its log-prob and those of its ` +

@@ -81,7 +81,7 @@ function details(m) {
         n.drafts > 0 && `acceptance rate ${number(100 * n.accepted / n.drafts)} %`),
       Number.isFinite(n.browser) && row('First token in the browser', time(n.browser)),
       m.model && row('Model', m.model),
-    ].filter(Boolean)),
+    ].filter(Boolean).flat()),
     c && el('p', {class: 'stat-why'}, el('b', null, 'Where reuse ended: '), why(c)),
   ];
 }

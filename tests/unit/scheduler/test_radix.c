@@ -1256,8 +1256,16 @@ static void test_snapshot(void **state)
     assert_true(n[2].uses_ago > n[1].uses_ago && n[0].running + n[1].running + n[2].running == 0);
     /* Hashes are those of the paths, images by their keys; a cursor ends where the tree does. */
     struct radix_view v = view_of(b);
-    assert_true(n[0].hash == radix_path_hash(0, &v, 0, 30));
-    assert_true(n[1].hash == radix_path_hash(n[0].hash, &v, 30, 46) && n[1].hash != n[2].hash);
+    uint64_t hash = 0;
+    for (uint32_t i = 0, mark = 0; i < 46; i++) {
+        hash = radix_path_hash(hash, &v, i);
+        if (i + 1 == 30) assert_true(n[0].hash == hash);
+        if (mark == n[0].mark_count || n[0].marks[mark].end != i + 1) continue;
+        assert_true(n[0].marks[mark++].hash == hash);
+        assert_int_equal(i + 1, mark * n[0].mark_step);
+    }
+    assert_true(n[1].hash == hash && n[1].hash != n[2].hash);
+    assert_true(n[0].mark_count == 7 && n[0].mark_step == 4);
     struct radix_cursor at = {0};
     v.count = 20;
     radix_cursor_move(w->cache, &at, &v);
