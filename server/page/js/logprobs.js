@@ -30,7 +30,8 @@ export function createLogprobs() {
       card.append(el('p', null, `Chosen: ${visible(at.token)}, ${percent(at.logprob)}`));
     card.hidden = false;
     const r = token.getClientRects()[0], home = node.getBoundingClientRect();
-    card.style.top = `${r.bottom - home.top + 6}px`;
+    const end = node.closest('.scroll')?.getBoundingClientRect().bottom ?? innerHeight, high = card.offsetHeight + 6;
+    card.style.top = `${(r.bottom + high > end ? r.top - high : r.bottom + 6) - home.top}px`;
     card.style.left = `${Math.max(0, Math.min(r.left - home.left, home.width - card.offsetWidth))}px`;
   }
   const hide = () => { card.hidden = true; };

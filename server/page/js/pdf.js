@@ -70,6 +70,7 @@ function ask(pdf, name) {
     const node = dialog(name, body, [
       {label: 'Cancel', run: () => chosen.clear()},
       {label: 'Add pages', primary: true, run: () => done([...chosen].sort((a, b) => a - b))}]);
+    node.querySelector('footer .primary').focus();
     node.addEventListener('close', () => {
       seen.disconnect();
       done([]);
