@@ -1,13 +1,14 @@
 """What only Kvasir's page shows: python3 test_page_cache.py [--binary B] [test ...]
 GET and POST /cache_tree with the tier below memory; then, in a headless Chromium where there is one: statistics
 of responses (cold, cached, with draft tokens), the Cache tab (1,000 nodes, thumbnails, messages, the disk after
-a restart, live), the determinism check (equal, and with faults in what it gets)."""
+a restart, live), the determinism check (equal, and with faults in what it gets). --screenshots writes docs/page-*.png instead."""
 import json
 import os
 import random
 import re
 import shutil
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -16,6 +17,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import browser
 import harness
 
+SHOTS = "--screenshots" in sys.argv
+sys.argv = [a for a in sys.argv if a != "--screenshots"]
 args = harness.arguments(__doc__)
 root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 check = harness.Checks()
@@ -339,8 +342,8 @@ def kept(answer, **more):
 def test_rates(server, chrome):
     """Draft tokens, and a response of one token, which has no rate."""
     fields = {"return_cache_info": True, "timings_per_token": True}
-    schema = {"type": "object", "properties": {"description_of_the_picture": {"enum": ["circle"]}},
-              "required": ["description_of_the_picture"], "additionalProperties": False}
+    schema = {"type": "object", "properties": {"description_of_the_image": {"enum": ["circle"]}},
+              "required": ["description_of_the_image"], "additionalProperties": False}
     drafted = chat(server, "Describe it.", max_tokens=64, **fields, response_format={
         "type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}})
     details = drafted["usage"]["completion_tokens_details"]
@@ -379,7 +382,7 @@ def test_many_nodes(server, chrome):
     say(page, "How many zebras are there?")
     chat_id = page.js("location.hash.slice(1)")
     rng = random.Random(5)
-    words = "red blue circle square triangle green small large picture shape how what many who the".split()
+    words = "red blue circle square triangle green small large image shape how what many who the".split()
     for _ in range(600):
         chat(server, " ".join(rng.choices(words, k=8)), max_tokens=3, ignore_eos=True)
         if len(tree_of(server)["nodes"]) >= 1010:
@@ -596,6 +599,67 @@ def test_determinism(server, chrome):
     proxy.close()
 
 
+def write(name, page):
+    import io
+    from PIL import Image
+    out = io.BytesIO()
+    page.js("document.activeElement.blur(); new Promise(done => setTimeout(done, 400))")
+    Image.open(io.BytesIO(page.screenshot())).convert("RGB").quantize(128).save(out, "PNG", optimize=True)
+    with open(os.path.join(root, "docs", name), "wb") as f:
+        f.write(out.getvalue())
+    print(f"docs/{name}: {len(out.getvalue())} bytes")
+
+
+def screenshots(server, chrome):
+    cool = "store.setting('settings', {temperature: '0', logprobs: %s})"
+
+    def begin(at, *size, probabilities="false", **how):
+        page = opened(at, chrome, *size, **how)
+        page.js("(async () => { const store = await import('./page/js/store.js'); " + cool % probabilities + "; })()")
+        page.open(f"http://{at.host}:{at.port}/")
+        page.wait("document.querySelector('#model-name').textContent !== ''")
+        return page
+
+    page = begin(server, 1200, 880)
+    for text in ("Who are you?", "What shapes do you know?"):
+        say(page, text)
+        page.js("document.querySelector('#new').click()")
+        page.wait("!document.querySelector('.turn')")
+    say(page, "What is in this picture?", sample)
+    say(page, "How many shapes are there?")
+    write("page-light.png", page)
+    server.request("POST", "/reset_prefix_cache")
+    page = begin(server, 1200, 800, dark=True)
+    say(page, "What is in this picture?", sample)
+    say(page, "What color is the circle?")
+    press(page, "Statistics of this response")
+    write("page-dark.png", page)
+    page = begin(server, 390, 760, dark=True, probabilities="true")
+    page.size(390, 760, 2)
+    say(page, "What is in this picture?", sample)
+    write("page-phone.png", page)
+    with Disk() as disk:
+        proxy = Proxy(disk.start())
+        page = begin(proxy, 1200, 800)
+        say(page, "What shapes do you know?")
+        say(page, "Which is your favourite?")
+        rng, words = random.Random(1), "red blue circle square green small large what how many which is the".split()
+        for n in range(90):
+            chat(disk.server, " ".join(rng.choices(words, k=rng.randrange(3, 40))), max_tokens=rng.randrange(3, 60),
+                 ignore_eos=True)
+            if n == 45:
+                proxy.server = disk.restart()
+        page.js("document.querySelector('#new').click()")
+        page.wait("!document.querySelector('.turn')")
+        say(page, "What is in this picture?", sample)
+        say(page, "How many shapes are there?")
+        cache_tab(page)
+        page.wait("!!document.querySelector('.node.own img')")
+        page.js("document.querySelector('.node.own img').closest('.node').click()")
+        write("page-cache.png", page)
+        proxy.close()
+
+
 def main():
     server = harness.Server(args.binary, args.demo, "--enable-admin", "on")
     chrome = browser.Browser() if browser.found() else None
@@ -603,6 +667,9 @@ def main():
         print("skipped: there is no chromium; the page itself is not tested")
     tests = [test_tree, test_find, test_tiers] + ([test_stats, test_rates, test_many_nodes, test_keys, test_live,
                                                    test_disk, test_determinism] if chrome else [])
+    if SHOTS:
+        args.only, tests = None, []
+        screenshots(server, chrome)
     for test in tests:
         if not args.only or test.__name__ in args.only:
             begin = time.monotonic()
@@ -611,7 +678,8 @@ def main():
     if chrome:
         chrome.close()
     server.stop()
-    check.end()
+    if not SHOTS:
+        check.end()
 
 
 main()

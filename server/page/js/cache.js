@@ -71,7 +71,7 @@ export function mountCache(root, {api, conversations, openMessage}) {
 
   const titleOf = u => u.chat.title || 'Untitled chat';
   function quote(u, p, n) {
-    const id = p.message || u.tip.id, cut = p.from < n.start || p.to > n.end;
+    const id = p.message || u.tip.id, cut = !p.image && (p.from < n.start || p.to > n.end);
     const text = p.text.replace(/\s+/g, ' ').trim();
     return el('li', null, el('button', {type: 'button', class: 'quote', click: () => openMessage(u.chat.id, id)},
       p.image && el('img', {src: p.image, alt: 'Image'}),

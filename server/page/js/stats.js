@@ -8,8 +8,8 @@ export const time = ms => !Number.isFinite(ms) ? '–' : ms < 1000 ? `${number(m
 const STOPS = {
   none: 'The whole prompt was cached; only its last token was computed.',
   end_of_cached: 'What was cached ends here; the prompt goes on.',
-  token_differs: 'A different word follows here than in anything cached.',
-  image_differs: 'A different image is here than in anything cached.',
+  token_differs: 'The text differs here from anything cached.',
+  image_differs: 'Another image is here than in anything cached.',
   inside_image: 'The equal part ends inside an image that this model reuses whole or not at all.',
   sliding_window_gone: 'More is equal, but the sliding window before that point is no longer cached.',
   no_state_saved: 'More is equal, but no recurrent state is saved there; the rest was computed again.',
