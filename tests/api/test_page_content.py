@@ -58,7 +58,7 @@ def shown(page, expression):
 
 
 def until(page, expression):
-    page.wait(f"(a => {expression})({LAST})")
+    page.wait(f"Boolean((a => {expression})({LAST}))")
 
 
 def quiet(what, page):
@@ -139,7 +139,7 @@ def test_stream(server, chrome):
             let worked = 0, first;
             const draw = streaming => {{ const t = performance.now(); render.renderAnswer(node, m, {{streaming, images: []}});
                 worked += performance.now() - t; }};
-            for (let i = 200; i < text.length; i += 40) {{
+            for (let i = 200; i < text.length; i += 100) {{
                 m.content = text.slice(0, i);
                 draw(true);
                 await new Promise(done => setTimeout(done, 2));
@@ -155,6 +155,12 @@ def test_stream(server, chrome):
         }})({json.dumps(text[:20000])})""")
         check.equal(f"{name}: as if at once", (got["same"], got["whole"], got["kept"]), (True, True, True))
         check.true(f"{name}: the page has time", got["share"] < 0.5, got)
+    fences = [("- a\n  ```c\n  int x;\n  y", "int x;\ny"), ("> ```c\n> z", "z"), ("~~~~\n```\nx", "```\nx")]
+    for text, want in fences:
+        got = page.js(f"""(() => {{ const n = document.createElement('div'); document.body.append(n);
+            render.renderAnswer(n, {{id: 'm', role: 'assistant', content: {json.dumps(text)}}}, {{streaming: true}});
+            return [...n.querySelectorAll('.code code')].map(c => c.textContent); }})()""")
+        check.equal(f"{text!r}: code that has no end yet", got, [want])
     quiet("stream", page)
 
 
@@ -226,7 +232,7 @@ unfinished""")
     check.equal("formulas", shown(page, "[...a.querySelectorAll('.katex annotation')].map(m => m.textContent.trim())"),
                 [r"e^{i\pi}", "a_1", r"\sum_i i", "\\frac{a}{b} \\\\\n- c", r"\int_0^1 x\,dx", "x_1 * y_1 * z"])
     check.equal("on their own lines", shown(page, "a.querySelectorAll('.katex-display').length"), 3)
-    text = shown(page, "a.querySelector('.markdown:last-of-type').innerText")
+    text = shown(page, "a.querySelector(':scope > .markdown').innerText")
     check.true("prices are none", "a coffee is $5, a cake is $10, or 7$ a slice." in text, text)
     check.equal("what KaTeX does not know stays as its source", shown(page, "[...a.querySelectorAll('.math.source')].map(m => m.textContent.trim())"),
                 [r"\unknowncommand{x}", "unfinished"])
@@ -280,7 +286,7 @@ def test_probabilities(server, chrome):
         page.key("ArrowRight")
     check.equal("by arrow keys, one that is not in the list", shown(page, "a.querySelector('.odds p').textContent"), "Chosen:  mats⏎, 5.0 %")
     shown(page, "[...a.querySelectorAll('.views button')].find(b => b.textContent === 'Text').click()")
-    check.equal("as text again", shown(page, "[a.querySelector('.logprobs').checkVisibility(), a.querySelector('.markdown:last-of-type').innerText.trim()]"),
+    check.equal("as text again", shown(page, "[a.querySelector('.logprobs').checkVisibility(), a.querySelector(':scope > .markdown').innerText.trim()]"),
                 [False, "The cat sat on mats"])
     quiet("probabilities", page)
 
@@ -304,7 +310,7 @@ def test_boxes(server, chrome):
     page.wait("window.render")
     with open(sample, "rb") as f:
         url = harness.data_url(f.read())
-    width, height = harness.Checks and page.js(f"(async () => {{ const i = new Image(); i.src = {json.dumps(url)}; await i.decode(); return [i.naturalWidth, i.naturalHeight]; }})()")
+    width, height = page.js(f"(async () => {{ const i = new Image(); i.src = {json.dumps(url)}; await i.decode(); return [i.naturalWidth, i.naturalHeight]; }})()")
     wide, high = round(width / 28) * 28, round(height / 28) * 28
     BOXES["Qwen2.5-VL, pixels"] = BOXES["Qwen2.5-VL, pixels"][:2] + ([["x", 2800 / wide, 5600 / high, 11200 / wide, 8400 / high]],)
     for name, (model, text, want) in BOXES.items():
@@ -323,7 +329,7 @@ def test_boxes(server, chrome):
     page.js("node.remove(); window.node = document.createElement('div'); document.body.append(node); "
             "render.renderAnswer(node, {id: 'm', role: 'assistant', content: 'f(1,2) is (3,4).', model: 'x'}, {streaming: false, images: [" + json.dumps(url) + "]})")
     page.wait("node.innerText.includes('f(1,2)')")
-    check.true("no boxes, no figure", page.js("node.querySelector('.boxes').hidden"))
+    check.true("no boxes, no figure", page.js("!node.querySelector('.boxes')?.checkVisibility()"))
     quiet("boxes", page)
 
 
@@ -362,7 +368,8 @@ x
 FOUND = """(n => [...n.querySelectorAll('*')].filter(e => ['SCRIPT', 'STYLE', 'IFRAME', 'OBJECT', 'EMBED', 'LINK', 'BASE', 'META',
     'FORM', 'INPUT'].includes(e.tagName) || (e.tagName === 'IMG' && !e.src.startsWith('data:image/png')) ||
     (e.tagName === 'A' && !/^(https?|mailto):/.test(e.getAttribute('href'))) ||
-    (e.hasAttribute('style') && !e.closest('.katex')) || [...e.attributes].some(t => /^on/i.test(t.name) || /javascript:/i.test(t.value)))
+    (e.hasAttribute('style') && !e.closest('.katex')) || [...e.attributes].some(t => /^on/i.test(t.name) ||
+    (/^(xlink:)?href$|^src|action$/i.test(t.name) && !/^(https?:|mailto:|data:image\\/png)/.test(t.value))))
     .map(e => e.cloneNode().outerHTML))"""
 
 
@@ -509,7 +516,7 @@ def test_pdf(server, chrome):
         page.wait(f"{NAMES}.length === 2")
         check.equal("names", page.js(NAMES), ["five.pdf, page 2", "five.pdf, page 5"])
         files(page, path)
-        page.wait("document.querySelector('dialog .page')")
+        page.wait("document.querySelector('dialog .page') !== null")
         page.key("Escape")
         page.wait("!document.querySelector('dialog')")
         files(page, broken)

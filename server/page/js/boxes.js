@@ -38,8 +38,9 @@ function tokenBoxes(text) {
   return out;
 }
 
-export function findBoxes(text, model, size) {
-  if (!/<loc|_2d"|"bbox"|\(\d+, ?\d+\), ?\(/.test(text)) return [];
+export const mayHaveBoxes = text => /<loc|_2d"|"bbox"|\(\d+, ?\d+\), ?\(/.test(text);
+
+function findBoxes(text, model, size) {
   return [...tokenBoxes(text), ...jsonBoxes(text, model, size)].slice(0, MOST)
     .map(b => ({...b, at: b.at.map(v => Math.min(1, Math.max(0, v)))}));
 }

@@ -5,6 +5,7 @@ import {el, icon, iconButton, toast} from './dom.js';
 import {renderAnswer, renderUser, toolResultForm} from './render.js';
 import {createComposer} from './composer.js';
 import {copyText} from './code.js';
+import {contentParts} from './attachments.js';
 import {statsButton} from './stats.js';
 import {determinismButton} from './determinism.js';
 import {createWelcome} from './welcome.js';
@@ -12,20 +13,12 @@ import {createWelcome} from './welcome.js';
 const failed = m => m?.role === 'assistant' && !m.content && !m.tool_calls?.length;
 const imagesOf = list => list.flatMap(m => m.attachments || []).filter(a => a.kind === 'image').map(a => a.data);
 
-function toContent(m) {
-  const files = m.attachments || [];
-  const texts = [...files.filter(a => a.kind === 'text').map(a => `${a.name}:\n\`\`\`\n${a.data}\n\`\`\``), m.content];
-  const text = texts.filter(Boolean).join('\n\n');
-  const images = files.filter(a => a.kind === 'image').map(a => ({type: 'image_url', image_url: {url: a.data}}));
-  return images.length ? [...images, ...(text ? [{type: 'text', text}] : [])] : text;
-}
-
 /* What is sent: an answer that failed is left out, together with its question. */
 function toMessages(list, system) {
   const out = system ? [{role: 'system', content: system}] : [];
   list.forEach((m, i) => {
     if (failed(m) || (m.role === 'user' && failed(list[i + 1]))) return;
-    if (m.role === 'user') out.push({role: 'user', content: toContent(m)});
+    if (m.role === 'user') out.push({role: 'user', content: contentParts(m.content, m.attachments)});
     else if (m.role === 'tool') out.push({role: 'tool', tool_call_id: m.tool_call_id, content: m.content});
     else out.push({role: m.role, content: m.content || null, reasoning_content: m.reasoning || undefined,
       tool_calls: m.tool_calls});

@@ -17,7 +17,7 @@ export function createComposer(node, {onSend, onStop, onDraft}) {
       send();
     }});
   const chooser = attributes => {
-    const input = el('input', {type: 'file', class: 'off-screen', tabindex: -1, 'aria-hidden': 'true', ...attributes, change: async () => {
+    const input = el('input', {type: 'file', hidden: true, ...attributes, change: async () => {
       const files = [...input.files];
       input.value = '';
       await add(files);
@@ -25,8 +25,8 @@ export function createComposer(node, {onSend, onStop, onDraft}) {
     }});
     return input;
   };
-  const files = chooser({multiple: true, accept: ACCEPTED, class: 'off-screen files'});
-  const camera = chooser({accept: 'image/*', capture: 'environment', class: 'off-screen camera'});
+  const files = chooser({multiple: true, accept: ACCEPTED, class: 'files'});
+  const camera = chooser({accept: 'image/*', capture: 'environment', class: 'camera'});
   const pick = (symbol, label, input, kind) => el('button', {type: 'button', class: `pick ${kind}`, title: label, 'aria-label': label,
     click: () => input.click()}, icon(symbol));
   const status = el('span', {class: 'hint', id: 'composer-hint', role: 'status'});

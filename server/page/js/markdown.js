@@ -108,6 +108,16 @@ class Block {
   }
 }
 
+/* The end of a fence that is still open, since marked reads one without an end as a paragraph. */
+function closing(text) {
+  let open = null;
+  for (const [, before, fence, rest] of text.matchAll(/^([ >]*(?:(?:[-*+]|\d{1,9}[.)]) +)*)(`{3,}|~{3,})(.*)$/gm)) {
+    if (!open && !(fence[0] === '`' && rest.includes('`'))) open = {before: before.replace(/[^ >]/g, ' '), fence};
+    else if (open && fence.startsWith(open.fence) && !rest.trim() && before.length <= open.before.length + 3) open = null;
+  }
+  return open ? `\n${open.before}${open.fence}` : '';
+}
+
 /* Markdown in `node`; update(text, done) again and again. */
 export class Markdown {
   constructor(node) {
@@ -139,7 +149,7 @@ export class Markdown {
 
   /* From the block at `from` on. When all is there, all of it: a definition of a link may stand at the end. */
   draw(from) {
-    const tokens = globalThis.marked.lexer(this.text.slice(from)), linked = Object.keys(tokens.links).length > 0;
+    const rest = this.text.slice(from), tokens = globalThis.marked.lexer(rest + closing(rest)), linked = Object.keys(tokens.links).length > 0;
     const shown = tokens.filter(t => t.type !== 'space' && t.type !== 'def');
     let at = from, i = from ? this.blocks.length - 1 : 0;
     for (const token of tokens) {

@@ -6,7 +6,7 @@ const BLOCK = /^ {0,3}(?:\$\$(?!\$)((?:(?!\n[ \t]*\n)[^])*?)(?:\$\$[ \t]*(?:\n|$
 const OPERATOR = /[\\^_=+\-*/<>|{}()]/;
 const LONGEST = 4000; /* characters of one formula: the search for its end stops there */
 
-const token = (raw, tex, display) => ({type: 'math', raw, tex, display});
+const token = (raw, tex, display, open) => ({type: 'math', raw, tex, display, open});
 
 /* Between dollars, words with blanks and without an operator are prices: "$5, or 10$ more". */
 function inline(src) {
@@ -17,12 +17,12 @@ function inline(src) {
 
 function block(src) {
   const m = BLOCK.exec(src.slice(0, LONGEST));
-  return m && token(m[0], m[1] ?? m[2], true);
+  return m && token(m[0], m[1] ?? m[2], true, !/(?:\$\$|\\\])\s*$/.test(m[0].slice(2)));
 }
 
-/* Extensions of marked. `write` makes the HTML of a formula: an element with its source. */
+/* Extensions of marked: a formula becomes an element with its source. One whose end has not come yet keeps it. */
 export function mathExtensions(escape) {
-  const renderer = t => `<span class="math${t.display ? ' display' : ''}">${escape(t.tex)}</span>`;
+  const renderer = t => `<span class="math${t.display ? ' display' : ''}${t.open ? ' source' : ''}">${escape(t.tex)}</span>`;
   const start = src => { const at = src.search(/\$|\\[[(]/); return at < 0 ? undefined : at; };
   return [{name: 'math', level: 'inline', start, tokenizer: inline, renderer},
     {name: 'mathBlock', level: 'block', tokenizer: block,
@@ -49,7 +49,7 @@ function typeset(node) {
 
 /* Draws the formulas below `root`: at once where KaTeX is loaded, else as soon as it is. */
 export function drawMath(root) {
-  const found = [...root.querySelectorAll('.math')];
+  const found = [...root.querySelectorAll('.math:not(.source)')];
   if (!found.length) return;
   if (globalThis.katex) found.forEach(typeset);
   else load('katex').then(katex => katex && found.forEach(typeset));

@@ -4,7 +4,7 @@ import {el, icon} from './dom.js';
 import {setting} from './store.js';
 import {Markdown} from './markdown.js';
 import {codeBlock, copyText} from './code.js';
-import {createBoxes, isDocTags, readDocTags} from './boxes.js';
+import {createBoxes, mayHaveBoxes, isDocTags, readDocTags} from './boxes.js';
 import {createLogprobs} from './logprobs.js';
 import {zoom, showText} from './attachments.js';
 
@@ -47,8 +47,6 @@ class Answer {
     this.reasoning = fold('brain', 'reasoning');
     this.reasoning.body.append(thoughts);
     this.thoughts = new Markdown(thoughts);
-    this.boxes = createBoxes(zoom);
-    this.boxes.node.hidden = true;
     this.text = new Markdown(text);
     this.raw = fold('info', 'raw');
     this.calls = el('div', {class: 'calls'});
@@ -56,7 +54,7 @@ class Answer {
     this.views = el('div', {class: 'views', role: 'group', 'aria-label': 'Show the answer as', hidden: true},
       ...[['text', 'Text'], ['tokens', 'Token probabilities']].map(([view, name]) =>
         el('button', {type: 'button', 'data-view': view, click: () => this.show(view)}, name)));
-    node.replaceChildren(this.reasoning.node, this.views, this.boxes.node, text, this.raw.node, this.calls);
+    node.replaceChildren(this.reasoning.node, this.views, text, this.raw.node, this.calls);
     node.addEventListener('click', e => {
       const button = e.target.closest('button.copy');
       if (button) copyText(button.closest('figure').querySelector('code').textContent, button);
@@ -90,7 +88,11 @@ class Answer {
   /* Where an answer is nothing but boxes or DocTags, what can be read of it is shown; the rest is folded. */
   draw_text(text, model, image, done) {
     const tags = isDocTags(text);
-    if (image) this.boxes.update(text, model, image);
+    if (image && !this.boxes && mayHaveBoxes(text)) {
+      this.boxes = createBoxes(zoom);
+      this.text.node.before(this.boxes.node);
+    }
+    this.boxes?.update(text, model, image);
     const raw = tags || (image && /<loc\d{4}>|^\s*(?:```json\s*)?[[{][^]*"(?:bbox|box|point)_2d"/.test(text));
     if (raw) this.raw.update('As the model wrote it', '', once(text, t => el('pre', {tabindex: 0}, t)));
     else this.raw.node.hidden = true;
