@@ -1,5 +1,5 @@
 /* What a response cost, from the server's own counts and clocks: usage, timings, cache_info. */
-import {el, iconButton} from './dom.js';
+import {el, icon, iconButton} from './dom.js';
 
 export const number = n => Number.isFinite(n) ? n.toLocaleString('en', {maximumFractionDigits: n < 10 ? 1 : 0}) : '–';
 export const many = (n, word) => `${number(n)} ${word}${n === 1 ? '' : 's'}`;
@@ -63,7 +63,7 @@ function bar(n, c) {
     el('li', null, el('i', {class: `fill-${kind}`}), el('b', null, number(size)), ` ${text}`)))];
 }
 
-function details(m) {
+function details(m, close) {
   const n = numbers(m), c = m.cache_info, share = n.prompt ? 100 * n.cached / n.prompt : NaN;
   const big = (label, value, title) => el('div', {title}, el('dd', null, value), el('dt', null, label));
   const row = (label, value, note) => value && [el('dt', null, label), el('dd', null, value, note && el('small', null, note))];
@@ -83,6 +83,11 @@ function details(m) {
       m.model && row('Model', m.model),
     ].filter(Boolean).flat()),
     c && el('p', {class: 'stat-why'}, el('b', null, 'Where reuse ended: '), why(c)),
+    el('button', {type: 'button', class: 'stat-node', click: () => {
+      close();
+      dispatchEvent(new CustomEvent('kvasir-node', {detail: m.id}));
+      location.hash = 'cache';
+    }}, icon('cache'), 'Show it in the cache'),
   ];
 }
 
@@ -101,7 +106,7 @@ export function panelButton(name, label, kind, fill) {
     if (panel.matches(':popover-open')) return panel.hidePopover();
     if (!panel.isConnected) document.body.append(panel);
     const redraw = () => { if (panel.matches(':popover-open')) place(); };
-    panel.replaceChildren(el('header', null, el('h2', null, label), iconButton('close', 'Close', () => panel.hidePopover())),
+    panel.replaceChildren(el('div', {class: 'float-head'}, el('h2', null, label), iconButton('close', 'Close', () => panel.hidePopover())),
       ...fill(panel, redraw).filter(Boolean));
     panel.showPopover();
     place();
@@ -118,4 +123,5 @@ export function panelButton(name, label, kind, fill) {
   return button;
 }
 
-export const statsButton = message => panelButton('info', 'Statistics of this response', 'stats', () => details(message));
+export const statsButton = message => panelButton('info', 'Statistics of this response', 'stats',
+  panel => details(message, () => panel.hidePopover()));
