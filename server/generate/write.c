@@ -335,10 +335,21 @@ static void write_done(struct request *r)
     gen_shed(g);
 }
 
+/* The event loop writes short responses itself; long ones would make other clients wait. */
+static bool takes_worker(const struct gen *g)
+{
+    if (g->dialect) return g->dialect->on_worker;
+    size_t entries = 0;
+    for (uint32_t i = 0; g->p.prompt_logprobs && i < g->prompt_count; i++) {
+        entries += (size_t)g->prompts[i].prompt.token_count * (g->p.prompt_logprobs_top + 1u);
+    }
+    return entries > 4096;
+}
+
 void gen_write_response(struct gen *g)
 {
     buf_init(&g->written, LIMIT_RESPONSE_BYTES);
-    if (g->dialect && g->dialect->on_worker) {
+    if (takes_worker(g)) {
         request_work(g->r, write_job, write_done);
         return;
     }

@@ -1,5 +1,5 @@
 /* The Cache tab: the radix tree, live while it is seen; what a node holds, and of which message. */
-import {el, icon, iconButton} from './dom.js';
+import {el, icon, iconButton, toast} from './dom.js';
 import {createMap} from './cache_map.js';
 import {createDiagram, picturesOf, readTree, TIERS} from './cache_tree.js';
 import {many, number} from './stats.js';
@@ -24,7 +24,7 @@ export function mountCache(root, {api, conversations, openMessage}) {
   const figures = el('dl', {class: 'cache-figures'}), status = el('p', {class: 'live-state', role: 'status'});
   const details = el('aside', {class: 'node-details', 'aria-label': 'Selected node', hidden: true});
   const found = el('span', {class: 'matches', role: 'status'});
-  const empty = el('div', {class: 'cache-empty', hidden: true}, icon('cache'), el('h3', null, 'Nothing is cached yet'),
+  const empty = el('div', {class: 'cache-empty', hidden: true}, icon('cache'), el('h2', null, 'Nothing is cached yet'),
     el('p', null, 'Send a message: its prompt and its response appear here as branches of a tree.'));
   const diagram = createDiagram({onSelect: showNode, onView: scale => { zoomed.textContent = `${Math.round(100 * scale)} %`; }});
   const search = el('input', {type: 'search', placeholder: 'Search in your chats', 'aria-label': 'Search the cache', input: find,
@@ -56,7 +56,7 @@ export function mountCache(root, {api, conversations, openMessage}) {
       el('li', {class: `of-${kind}`}, el('i', {class: kind}), text)));
   root.classList.add('cache-view');
   root.append(
-    el('header', {class: 'cache-head'}, el('div', {class: 'cache-title'}, el('h2', null, 'Prefix cache'), status), figures),
+    el('header', {class: 'cache-head'}, el('div', {class: 'cache-title'}, el('h1', null, 'Prefix cache'), status), figures),
     el('div', {class: 'cache-tools', role: 'toolbar', 'aria-label': 'Diagram'},
       el('label', {class: 'cache-search'}, icon('search'), search, found),
       el('div', {class: 'tool-group'}, el('button', {type: 'button', click: () => diagram.foldAll(true)}, 'Expand all'),
@@ -71,7 +71,7 @@ export function mountCache(root, {api, conversations, openMessage}) {
 
   const titleOf = u => u.chat.title || 'Untitled chat';
   function quote(u, p, n) {
-    const id = p.message || u.tip.id, cut = p.from < n.start || p.to > n.end;
+    const id = p.message || u.tip.id, cut = !p.image && (p.from < n.start || p.to > n.end);
     const text = p.text.replace(/\s+/g, ' ').trim();
     return el('li', null, el('button', {type: 'button', class: 'quote', click: () => openMessage(u.chat.id, id)},
       p.image && el('img', {src: p.image, alt: 'Image'}),
@@ -97,13 +97,13 @@ export function mountCache(root, {api, conversations, openMessage}) {
     for (const u of n.uses) if (!chats.has(u.chat.id)) chats.set(u.chat.id, [[u, null]]);
     const list = [...chats.values()].slice(0, 12);
     details.replaceChildren(
-      el('header', null, el('h3', null, `Tokens ${number(n.start)} to ${number(n.end - 1)}`), iconButton('close', 'Close', () => diagram.select(null))),
+      el('header', null, el('h2', null, `Tokens ${number(n.start)} to ${number(n.end - 1)}`), iconButton('close', 'Close', () => diagram.select(null))),
       images.length ? el('div', {class: 'node-images'}, images.slice(0, 6).map(src => el('img', {src, alt: 'Image of this chat'}))) : '',
       el('dl', {class: 'node-facts'}, [fact('Length', many(n.length, 'token')), fact('Where', TIERS[n.tier]),
         fact('Images', n.images && number(n.images)), fact('Continuations', number(n.children)),
         fact('Running', n.running && many(n.running, 'request')),
         n.tier === 'memory' && fact('Last used', n.uses_ago ? `${number(n.uses_ago)} cache uses ago` : 'just now')].filter(Boolean).flat()),
-      el('h4', null, chats.size ? `In ${many(chats.size, 'chat')} of this browser` : 'In no chat of this browser'),
+      el('h3', null, chats.size ? `In ${many(chats.size, 'chat')} of this browser` : 'In no chat of this browser'),
       ...chats.size ? [] : [el('p', {class: 'fine'}, 'It belongs to another client, to a chat that was deleted, or to tokens that the chat template leaves out of later turns (reasoning).')],
       ...list.map(uses => el('section', null, el('button', {type: 'button', class: 'chat-link', click: () => openMessage(uses[0][0].chat.id, uses.at(-1)[1]?.message || uses[0][0].tip.id)},
         icon('chat'), titleOf(uses[0][0])), el('ul', {class: 'quotes'}, uses.filter(([, p]) => p).slice(0, 8).map(([u, p]) => quote(u, p, n))),
@@ -134,7 +134,20 @@ export function mountCache(root, {api, conversations, openMessage}) {
     const selected = tree.byId.get(diagram.view.selected);
     if (diagram.view.selected && !selected) diagram.select(null);
     else if (selected) showNode(selected);
+    goTo();
     if (search.value) { hits = diagram.find(search.value); said(); }
+  }
+
+  /* Selects the node in which a message's tokens end, as soon as it is known. */
+  let wanted = null;
+  addEventListener('kvasir-node', e => { wanted = {id: e.detail, until: performance.now() + 8000}; });
+  function goTo() {
+    if (!wanted) return;
+    const n = tree.nodes.filter(k => k.uses.some(u => u.parts.some(p => p.message === wanted.id))).at(-1);
+    if (n) diagram.select(n.id, true);
+    else if (performance.now() > wanted.until) toast('This response is no longer cached.');
+    else return;
+    wanted = null;
   }
 
   const alive = () => on && !document.hidden;
@@ -153,6 +166,7 @@ export function mountCache(root, {api, conversations, openMessage}) {
         drawAll();
         stale = true;
       }
+      if (wanted) goTo();
       numbers(text);
       status.textContent = `Live · ${number(tree.nodes.length)} of ${many(Math.max(tree.total, tree.nodes.length), 'node')}`;
       status.classList.remove('lost');
@@ -180,11 +194,5 @@ export function mountCache(root, {api, conversations, openMessage}) {
       look();
     },
     hide() { on = false; clearTimeout(timer); },
-    /* Selects the node in which a message's tokens lie; false: it isn't cached. */
-    find(messageId) {
-      const n = tree?.nodes.find(k => k.uses.some(u => u.parts.some(p => p.message === messageId)));
-      if (n) diagram.select(n.id, true);
-      return Boolean(n);
-    },
   };
 }

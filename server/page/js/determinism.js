@@ -95,7 +95,7 @@ async function run(message, api, signal, report) {
     while (!busy.signal.aborted) {
       const running = /^vllm:num_requests_running(?:\{.*\})? (\d+)/m.exec(await api.request('metrics').catch(() => ''));
       most = Math.max(most, Number(running?.[1] || 0));
-      await new Promise(done => setTimeout(done, 40));
+      await new Promise(done => setTimeout(done, 100));
     }
   };
   look();

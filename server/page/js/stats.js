@@ -1,5 +1,5 @@
 /* What a response cost, from the server's own counts and clocks: usage, timings, cache_info. */
-import {el, iconButton} from './dom.js';
+import {el, icon, iconButton} from './dom.js';
 
 export const number = n => Number.isFinite(n) ? n.toLocaleString('en', {maximumFractionDigits: n < 10 ? 1 : 0}) : '–';
 export const many = (n, word) => `${number(n)} ${word}${n === 1 ? '' : 's'}`;
@@ -8,8 +8,8 @@ export const time = ms => !Number.isFinite(ms) ? '–' : ms < 1000 ? `${number(m
 const STOPS = {
   none: 'The whole prompt was cached; only its last token was computed.',
   end_of_cached: 'What was cached ends here; the prompt goes on.',
-  token_differs: 'A different word follows here than in anything cached.',
-  image_differs: 'A different image is here than in anything cached.',
+  token_differs: 'The text differs here from anything cached.',
+  image_differs: 'Another image is here than in anything cached.',
   inside_image: 'The equal part ends inside an image that this model reuses whole or not at all.',
   sliding_window_gone: 'More is equal, but the sliding window before that point is no longer cached.',
   no_state_saved: 'More is equal, but no recurrent state is saved there; the rest was computed again.',
@@ -63,7 +63,7 @@ function bar(n, c) {
     el('li', null, el('i', {class: `fill-${kind}`}), el('b', null, number(size)), ` ${text}`)))];
 }
 
-function details(m) {
+function details(m, close) {
   const n = numbers(m), c = m.cache_info, share = n.prompt ? 100 * n.cached / n.prompt : NaN;
   const big = (label, value, title) => el('div', {title}, el('dd', null, value), el('dt', null, label));
   const row = (label, value, note) => value && [el('dt', null, label), el('dd', null, value, note && el('small', null, note))];
@@ -83,6 +83,11 @@ function details(m) {
       m.model && row('Model', m.model),
     ].filter(Boolean).flat()),
     c && el('p', {class: 'stat-why'}, el('b', null, 'Where reuse ended: '), why(c)),
+    el('button', {type: 'button', class: 'stat-node', click: () => {
+      close();
+      dispatchEvent(new CustomEvent('kvasir-node', {detail: m.id}));
+      location.hash = 'cache';
+    }}, icon('cache'), 'Show it in the cache'),
   ];
 }
 
@@ -101,7 +106,7 @@ export function panelButton(name, label, kind, fill) {
     if (panel.matches(':popover-open')) return panel.hidePopover();
     if (!panel.isConnected) document.body.append(panel);
     const redraw = () => { if (panel.matches(':popover-open')) place(); };
-    panel.replaceChildren(el('header', null, el('h2', null, label), iconButton('close', 'Close', () => panel.hidePopover())),
+    panel.replaceChildren(el('div', {class: 'float-head'}, el('h2', null, label), iconButton('close', 'Close', () => panel.hidePopover())),
       ...fill(panel, redraw).filter(Boolean));
     panel.showPopover();
     place();
@@ -118,4 +123,5 @@ export function panelButton(name, label, kind, fill) {
   return button;
 }
 
-export const statsButton = message => panelButton('info', 'Statistics of this response', 'stats', () => details(message));
+export const statsButton = message => panelButton('info', 'Statistics of this response', 'stats',
+  panel => details(message, () => panel.hidePopover()));
