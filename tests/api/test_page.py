@@ -334,6 +334,9 @@ def test_stop(server, chrome):
     check.equal("two versions", page.js("document.querySelector('.versions').innerText.trim()"), "2/2")
     click(page, ".turn.assistant button", "Regenerate")
     page.wait(f"{length} > 50 && document.querySelector('.turn.running')")
+    page.js("""(async () => { const [{id}] = await store.listConversations();
+        for (let c; (c = await store.get(id)).messages[c.head].content.length < 60;)
+            await new Promise(done => setTimeout(done, 50)); })()""")
     reload(page)
     page.wait(f"{length} > 50")
     check.true("a reload keeps what had come", page.js("!document.querySelector('.turn.running')"))
