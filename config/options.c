@@ -48,8 +48,7 @@ static const struct row rows[] = {
      "compute type; auto = the checkpoint's"},
     {"gemm", K_CHOICE, AT(gemm), "auto", 0, 0, "auto|cublas|own", NULL,
      "matrix products on a GPU: cuBLASLt for the weight shapes that are batch-invariant there, or own "
-     "kernels; "
-     "auto: cublas"},
+     "kernels; auto: cublas"},
     {"quantize", K_CHOICE, AT(quantize), "none", 0, 0, "none|int8|int4", NULL,
      "weight quantization of the text model (INT8, INT4), mixture of experts too, and of the image tower "
      "(INT8); quantized weights (GGUF, AWQ, ...) keep their type"},

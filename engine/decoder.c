@@ -133,6 +133,12 @@ static void scale_and_norm(struct engine *e, struct net *net, uint32_t t, float 
                                                .out_dtype = e->plan.act});
 }
 
+/* s.h = the stream itself, of layers without that norm. */
+static void pack(struct engine *e, struct net *net, uint32_t t, const float *x)
+{
+    e->ops->pack(e->be, &(struct be_pack_args){x, t, net->desc.hidden, net->s.h});
+}
+
 static void add_and_norm(struct engine *e, struct net *net, uint32_t t, float *resid, const float *add,
                          const float *post, const float *next)
 {
@@ -261,7 +267,7 @@ static void ple(struct engine *e, struct net *net, uint32_t t)
 {
     const struct model_desc *d = &net->desc;
     struct decoder_scratch *s = &net->s;
-    e->ops->pack(e->be, &(struct be_pack_args){s->resid, t, d->hidden, s->h});
+    pack(e, net, t, s->resid);
     linear(e, net->w.ple_project, s->h, t, BE_EPI_F32, s->out_ple);
     /* rms(x / sqrt(C)) with eps is rms(x) with C eps. */
     e->ops->norm(e->be, &(struct be_norm_args){.kind = BE_NORM_RMS,
@@ -281,7 +287,7 @@ static void add_ple(struct engine *e, struct net *net, uint32_t n, uint32_t t, b
     const struct layer_weights *w = &net->w.layers[n];
     struct decoder_scratch *s = &net->s;
     const float *from = pruned && !e->step.all_output ? s->out_ple : s->token;
-    e->ops->pack(e->be, &(struct be_pack_args){resid, t, d->hidden, s->h});
+    pack(e, net, t, resid);
     linear(e, w->ple_gate, s->h, t, BE_EPI_F32, s->qkv);
     e->ops->gate(e->be, &(struct be_gate_args){.f = BE_GATE_GELU_TANH,
                                                .gate = s->qkv,
@@ -330,6 +336,23 @@ static struct be_kv kv_of(const struct engine *e, const struct desc_layer *l)
     return (struct be_kv){e->arena, e->kv.layer_offset[l->kv_owner], l->kv_heads, l->head_dim, e->kv.type};
 }
 
+/* RMS norm of `c` columns of the first product, in place; weight NULL: nothing. */
+static void norm_columns(struct engine *e, const struct net *net, uint32_t n, uint32_t t, uint32_t first,
+                         uint32_t c, const float *weight)
+{
+    float *x = net->s.qkv + first;
+    if (!weight) return;
+    e->ops->norm(e->be, &(struct be_norm_args){.kind = BE_NORM_RMS,
+                                               .t = t,
+                                               .c = c,
+                                               .stride = desc_in_columns(&net->desc, n),
+                                               .eps = net->desc.norm_eps,
+                                               .x = x,
+                                               .weight = weight,
+                                               .out = x,
+                                               .out_dense = true});
+}
+
 /* s.h -> queries in s.q, and the cache's keys and values. */
 static void heads(struct engine *e, struct net *net, uint32_t n, const struct flow *f)
 {
@@ -341,6 +364,11 @@ static void heads(struct engine *e, struct net *net, uint32_t n, const struct fl
     const struct be_rows *rows = f->pruned ? &e->step.out_rows[group] : &e->step.rows[group];
     bool out_rope = f->pruned && !e->step.all_output;
     linear(e, w->qkv, s->h, f->t, BE_EPI_F32, s->qkv);
+    if (d->qk_norm_all) {
+        uint32_t q = l->heads * l->head_dim;
+        norm_columns(e, net, n, f->t, 0, q, w->q_norm);
+        norm_columns(e, net, n, f->t, q, l->kv_heads * l->head_dim, w->k_norm);
+    }
     e->ops->qkv(e->be, &(struct be_qkv_args){.rows = rows,
                                              .parts = qkv_parts(d, n),
                                              .v_norm = l->v_norm,
@@ -348,8 +376,8 @@ static void heads(struct engine *e, struct net *net, uint32_t n, const struct fl
                                              .gated = l->gated,
                                              .kv = kv_of(e, l),
                                              .qkv = s->qkv,
-                                             .q_norm = w->q_norm,
-                                             .k_norm = w->k_norm,
+                                             .q_norm = d->qk_norm_all ? NULL : w->q_norm,
+                                             .k_norm = d->qk_norm_all ? NULL : w->k_norm,
                                              .eps = d->norm_eps,
                                              .cos = out_rope ? s->out_cos[l->rope] : s->cos[l->rope],
                                              .sin = out_rope ? s->out_sin[l->rope] : s->sin[l->rope],
@@ -448,12 +476,14 @@ static void layers(struct engine *e, struct net *net, const struct engine_batch 
     for (uint32_t n = 0; n < d->layer_count; n++) {
         const struct desc_layer *l = &d->layers[n];
         const struct layer_weights *w = &net->w.layers[n];
+        if (!w->input_norm) pack(e, net, f.t, f.resid);
         const void *mixed = l->mixer == MIXER_DELTA  ? delta_net(e, net, n, &f)
                             : l->mixer == MIXER_CONV ? short_conv(e, net, n, &f)
                                                      : attention(e, net, n, &f);
         if (!mixed) return;
         const float *add = project(e, net, w->o, mixed, f.t, w->post_attn_norm, f.resid);
         add_and_norm(e, net, f.t, f.resid, add, w->post_attn_norm, w->pre_mlp_norm);
+        if (!w->pre_mlp_norm) pack(e, net, f.t, f.resid);
         add = mlp(e, net, l, w, f.t, f.resid);
         const float *next = n + 1 == d->layer_count ? NULL : net->w.layers[n + 1].input_norm;
         if (d->has_vision && n < d->vision.deepstack_count) {

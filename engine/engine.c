@@ -98,9 +98,7 @@ static enum status open_backend(const struct engine_options *opt, struct engine 
     struct be_params params = {.act = e->plan.act,
                                .threads = opt->threads,
                                .kernels = set,
-                               .gemm = !gemm || strcmp(gemm, "auto") == 0 ? BE_GEMM_AUTO
-                                       : strcmp(gemm, "own") == 0         ? BE_GEMM_OWN
-                                                                          : BE_GEMM_CUBLAS,
+                               .own_gemm = gemm && strcmp(gemm, "own") == 0,
                                .hopper = hopper && strcmp(hopper, "1") == 0};
     enum be_result r = e->ops->open(&params, &e->be);
     if (r != BE_OK && e->ops != be_cpu_ops()) {
@@ -159,6 +157,7 @@ static enum status fill_info(const struct engine_options *opt, struct engine *e,
     for (uint32_t i = 0; i < m->generation.eos_count; i++) add_eos(m, m->generation.eos_ids[i]);
     for (uint32_t i = 0; i < d->eos_count; i++) add_eos(m, d->eos_ids[i]);
     m->image = d->image;
+    m->retrieval = d->retrieval;
     m->encoder = d->encoder;
     if (!d->has_vision) return ST_OK;
     if (opt->random_weights) {

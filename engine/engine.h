@@ -29,7 +29,7 @@ struct engine_options {
     const char *kernels;   /* NULL or "auto", or a kernel set of the CPU backend */
     uint32_t threads;      /* 0 = all usable cores */
     const char *dtype; /* "auto" (the checkpoint's: f32 stays f32, bf16 and f16 run as bf16), "bf16", "f32" */
-    const char *gemm;  /* NULL, "auto", "cublas", "own": whose matrix products on a GPU (enum be_gemm) */
+    const char *gemm; /* NULL, "auto", "cublas", "own": whose matrix products on a GPU (be_params.own_gemm) */
     const char *quantize;      /* NULL or "none", "int8", "int4": float matrices */
     bool float_vision;         /* no quants in the image tower */
     const char *kv_dtype;      /* NULL or "auto" (the compute type), "bf16" or "int8" */

@@ -160,14 +160,19 @@ static enum status say_plan(struct buf *b, const struct engine *e)
 static enum status say_gemm(struct buf *b, const struct engine *e)
 {
     static const float none;
-    struct be_caps caps;
-    for (uint32_t i = 0; i < e->net.inventory.shape_count && e->ops->weight_check; i++) {
+    struct be_caps caps = e->becaps;
+    for (uint32_t i = 0; i < e->net.inventory.shape_count && caps.gemm; i++) {
         const struct weight_shape *s = &e->net.inventory.shapes[i];
-        struct be_weight_desc d = {
-            .k = s->k, .src_count = 1, .src = {{.n = s->n}}, .glu = s->glu, .bias = s->bias ? &none : NULL};
-        e->ops->weight_check(e->be, &d);
+        uint32_t parts = s->glu ? 2 : 1, n = s->n / parts;
+        struct be_weight_desc d = {.k = s->k,
+                                   .src_count = parts,
+                                   .src = {{.n = n}, {.n = n}},
+                                   .glu = s->glu,
+                                   .bias = s->bias ? &none : NULL};
+        struct be_weight *w;
+        if (e->ops->weight_pack(e->be, &d, &w) == BE_OK) e->ops->weight_free(e->be, w);
+        e->ops->caps(e->be, &caps);
     }
-    e->ops->caps(e->be, &caps);
     return caps.gemm ? buf_addf(b, "gemm       %s\n", caps.gemm) : ST_OK;
 }
 
@@ -221,7 +226,10 @@ enum status engine_inspect(const struct engine_options *opt, char *text, size_t 
         st = engine__prepare(&bare, e, &files, err);
     }
     if (!st)
-        st = buf_addf(&b, "served     yes%s\n",
+        st = buf_addf(&b, "served     yes%s%s\n",
+                      e->net.desc.retrieval.vectors ? ", for multi-vector embeddings"
+                      : e->net.desc.encoder         ? ", for embeddings"
+                                                    : "",
                       bare.random_weights ? ", by config.json; the directory has no weights" : "");
     if (!st && (st = say_all(&b, e)))
         st = err_set(err, st, "the description doesn't fit into %zu bytes", cap);

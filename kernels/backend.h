@@ -49,18 +49,15 @@ static inline size_t be_dtype_bytes(enum be_dtype t)
     return t == BE_F32 ? 4 : 2;
 }
 
-/* CUDA: whose matrix products. auto: cuBLASLt for every weight shape that is batch-invariant on this device
- * and library, by a check when the first such weight is packed; our kernels for the others. Never by a
- * measurement: bits must not depend on noise. */
-enum be_gemm { BE_GEMM_AUTO = 0, BE_GEMM_CUBLAS, BE_GEMM_OWN };
-
 struct be_params {
     enum be_dtype act;   /* compute type: BE_F32 or BE_BF16 */
     uint32_t threads;    /* 0 = one per usable core */
     const char *kernels; /* NULL or "auto" = the best of the CPU; "reference", "avx2", "avx512", "amx" (the
                             caller handles KVASIR_CPU_KERNELS) */
-    enum be_gemm gemm;
-    bool hopper; /* CUDA: kernels for compute capability 9.0, if the device has it */
+    bool own_gemm; /* CUDA: all matrix products by our kernels. Else cuBLASLt serves every weight shape that
+                      is batch-invariant on this device, by a check when the first such weight is packed;
+                      never by a measurement: bits must not depend on noise. */
+    bool hopper;   /* CUDA: kernels for compute capability 9.0, if the device has it */
 };
 
 struct be_caps {
@@ -95,7 +92,8 @@ struct be_quant {
     const uint8_t *values; /* the only 16 values of the 8-bit quants, so 4 bits suffice. NULL: any */
 };
 struct be_weight_src {
-    const void *data;    /* host memory, borrowed for the call: row-major [n, k], or [k, n] if transposed */
+    const void *data; /* host memory, borrowed for the call: row-major [n, k], or [k, n] if transposed. NULL
+                         (CUDA): zeros, and no bias is read */
     enum be_dtype dtype; /* converted to the act type: round to nearest even */
     bool transposed;
     uint32_t n;                    /* output features of this part */
@@ -181,6 +179,7 @@ enum be_norm_kind { BE_NORM_RMS = 0, BE_NORM_LAYER = 1 };
 struct be_norm_args {
     enum be_norm_kind kind;
     uint32_t t, c;
+    size_t stride; /* of x and of a dense out; 0 counts as C */
     float eps;
     const float *x;              /* f32 [T, C]; may be NULL if residual is set and nothing is added */
     const float *post_weight;    /* f32 [C] or NULL */
@@ -474,8 +473,6 @@ struct be_ops {
 
     /* Threaded; near memory speed. BE_UNSUPPORTED: scales of quants outside f16, their storage type. */
     enum be_result (*weight_pack)(struct backend *b, const struct be_weight_desc *d, struct be_weight **out);
-    /* caps.gemm as if such a weight had been packed; no data is read. NULL: nothing depends on weights. */
-    void (*weight_check)(struct backend *b, const struct be_weight_desc *d);
     void (*weight_free)(struct backend *b, struct be_weight *w);
     size_t (*weight_bytes)(const struct be_weight *w);
 

@@ -92,7 +92,7 @@ struct sequence {
     struct engine_span *uses;   /* [image_count] scratch for the step's chunk */
     struct token_out *scores;   /* of the chunk in flight */
     float *hidden;              /* the same: its rows that are pooled */
-    double *pooled;             /* [hidden_size] with pooling: the sum over pooled_count tokens, in order */
+    double *pooled; /* with pooling: the sum over pooled_count tokens, in order; POOL_ALL: their vectors */
     uint32_t pooled_count;
     uint32_t banned[SCHED_STOP_MAX];
     uint32_t banned_count;
@@ -245,8 +245,8 @@ void sched__blocks_roll_back(struct scheduler *s, struct sequence *q, uint32_t t
 bool sched__blocks_ahead(struct scheduler *s, struct sequence *const *seqs, uint32_t n);
 /* A step has computed q's state after `at` tokens; UINT32_MAX: it is invalid. */
 void sched__state_written(struct scheduler *s, struct sequence *q, uint32_t at);
-/* Whether [position, position+n) can be covered without evicting anything. */
-bool sched__blocks_free(const struct scheduler *s, const struct sequence *q, uint32_t n);
+/* Whether [position, position+n) can be covered, perhaps by evicting cached blocks. */
+bool sched__blocks_fit(const struct scheduler *s, const struct sequence *q, uint32_t n, bool evict);
 /* Most blocks of each group that a sequence of `tokens` tokens can hold at once. */
 void sched__blocks_worst(const struct scheduler *s, uint64_t tokens, uint32_t need[ENGINE_GROUPS_MAX]);
 
@@ -385,15 +385,15 @@ static inline struct radix_view sched__view(const struct sequence *q)
                                .salt = q->req.salt};
 }
 
-/* Whether q may reuse tokens, and how many. Log-probs and the mean of the prompt require computing it; a
+/* Whether q may reuse tokens, and how many. Log-probs and most pooling of the prompt require computing it; a
  * resumed sequence may reuse its own. */
 static inline bool sched__cache_reads(const struct scheduler *s, const struct sequence *q, uint32_t *most)
 {
     bool scores = q->req.sampling->prompt_logprobs != SAMPLING_NO_LOGPROBS;
     *most = scores && q->scored < q->req.prompt->token_count ? q->scored - 1 : q->count - 1;
-    bool mean = q->req.pooling == POOL_MEAN;
-    if (mean && q->pooled_count < *most) *most = q->pooled_count;
-    return s->cache && (q->resumed || !(q->req.no_cache_read || scores || mean));
+    bool whole = q->req.pooling > POOL_LAST;
+    if (whole && q->pooled_count < *most) *most = q->pooled_count;
+    return s->cache && (q->resumed || !(q->req.no_cache_read || scores || whole));
 }
 
 static inline uint64_t

@@ -112,12 +112,7 @@ void sched__admit(struct scheduler *s, uint64_t now_us)
     while (s->waiting.head) {
         struct sequence *q = sched__pick_waiting(s);
         if (!q || !may_start(s, q)) return;
-        if (sched__cache_waits(s, q)) {
-            if (++prefix_inflight == PREFIX_INFLIGHT_MAX) return;
-            q->prefix_inflight = true;
-            continue;
-        }
-        if (sched__offload_waits(s, q)) {
+        if (sched__cache_waits(s, q) || sched__offload_waits(s, q)) {
             if (++prefix_inflight == PREFIX_INFLIGHT_MAX) return;
             q->prefix_inflight = true;
             continue;
@@ -161,13 +156,6 @@ static uint32_t chunk_of(const struct sequence *q, uint32_t budget, uint32_t *sp
     return end - from;
 }
 
-static bool fits_now(const struct scheduler *s, const struct sequence *q, uint32_t n)
-{
-    uint32_t need[ENGINE_GROUPS_MAX] = {0};
-    for (uint32_t g = 0; g < s->caps.group_count; g++) need[g] = sched__blocks_missing(s, q, g, n);
-    return kvb_can_reclaim(s->blocks, need);
-}
-
 /* Length of a prefill chunk: at most `soft` tokens, but an image goes whole up to `hard` (the step's budget);
  * smaller if the arena can't hold the whole chunk at once (sliding groups release blocks after a shorter
  * one). */
@@ -183,7 +171,7 @@ static uint32_t prefill_length(struct scheduler *s, struct sequence *q, uint32_t
         }
         return chunk_of(q, span, &span);
     }
-    while (n > s->caps.block_tokens && !fits_now(s, q, n)) {
+    while (n > s->caps.block_tokens && !sched__blocks_fit(s, q, n, true)) {
         uint32_t less = chunk_of(q, n / 2, &span);
         if (less == 0) less = span;
         if (less == 0 || less >= n) break;
@@ -258,7 +246,7 @@ static void plan_decodes(struct scheduler *s)
             q = q->next;
             continue;
         }
-        while (q->proposed && !sched__blocks_free(s, q, 1 + q->proposed))
+        while (q->proposed && !sched__blocks_fit(s, q, 1 + q->proposed, false))
             q->proposed--; /* others took them */
         q = add_chunk(s, q, 1 + q->proposed) ? q->next : s->running.head;
     }

@@ -31,6 +31,7 @@ enum status sched_create(struct engine *e, const struct sched_options *opt, stru
     s->waiting.state = SEQ_WAITING;
     s->running.state = SEQ_RUNNING;
     engine_caps(e, &s->caps);
+    if (!s->opt.pooled_width) s->opt.pooled_width = s->opt.pooled_room = s->caps.hidden_size;
     ASSERT(s->caps.block_tokens > 0 && s->caps.batch_tokens_max > 0 && s->caps.sequences_max > 0);
     ASSERT_CMP(s->caps.batch_tokens_max, >=, s->caps.span_tokens_max);
     while (s->paged < s->caps.group_count && !s->caps.groups[s->paged].recurrent) s->paged++;
@@ -215,8 +216,9 @@ static enum status sequence_create(const struct scheduler *s, const struct sched
         q->features = calloc(p->span_count, sizeof *q->features);
         q->uses = calloc(p->span_count, sizeof *q->uses);
     }
-    uint32_t wide = s->opt.pooled_width > s->caps.hidden_size ? s->opt.pooled_width : s->caps.hidden_size;
-    if (r->pooling) q->pooled = calloc(wide, sizeof *q->pooled);
+    uint64_t pooled = s->opt.pooled_room;
+    if (r->pooling == POOL_ALL) pooled += (uint64_t)s->opt.pooled_width * (p->token_count - 1);
+    if (r->pooling) q->pooled = calloc(pooled, sizeof *q->pooled);
     if (!q->tokens || !q->end_event || (r->pooling && !q->pooled) ||
         (p->span_count && (!q->features || !q->uses))) {
         sequence_free(q);
@@ -330,8 +332,9 @@ static void end_sequence(struct scheduler *s, struct sequence *q, enum seq_end e
                                     .accepted = q->accepted,
                                     .pushed_us = event_clock_us()};
     if (q->pooled && end == END_LENGTH) {
-        for (uint32_t i = 0; i < s->caps.hidden_size; i++) q->pooled[i] /= q->pooled_count;
-        if (s->opt.project) s->opt.project(s->opt.project_arg, q->pooled);
+        bool all = q->req.pooling == POOL_ALL;
+        for (uint32_t i = 0; i < s->caps.hidden_size && !all; i++) q->pooled[i] /= q->pooled_count;
+        if (s->opt.project && !all) s->opt.project(s->opt.project_arg, q->pooled);
         node->ev.pooled = q->pooled;
         q->pooled = NULL;
     }
@@ -422,12 +425,16 @@ static bool fill_hidden(const struct scheduler *s, struct sequence *q, struct en
     return q->hidden;
 }
 
-/* Adds the rows in the order of their positions: the sum does not depend on the chunks. */
+/* Adds the rows in the order of their positions: the sum does not depend on the chunks. Of all rows, each
+ * takes its room behind the one before, and its place is what the projection leaves. */
 static void pool_rows(const struct scheduler *s, struct sequence *q, const struct engine_chunk *r)
 {
     const float *row = q->hidden;
+    bool all = q->req.pooling == POOL_ALL;
     for (uint32_t at = r->hidden_first; at < r->position + r->count; at++, row += s->caps.hidden_size) {
-        for (uint32_t i = 0; i < s->caps.hidden_size; i++) q->pooled[i] += (double)row[i];
+        double *to = q->pooled + (all ? (size_t)q->pooled_count * s->opt.pooled_width : 0);
+        for (uint32_t i = 0; i < s->caps.hidden_size; i++) to[i] = (all ? 0 : to[i]) + (double)row[i];
+        if (all && s->opt.project) s->opt.project(s->opt.project_arg, to);
         q->pooled_count++;
     }
     free(q->hidden);

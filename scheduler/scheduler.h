@@ -82,11 +82,11 @@ struct sched_options {
                            necessary (scheduler/ahead.c) */
     uint32_t draft_max; /* most draft tokens of one sequence in one step; 0 = none */
     bool draft_always;  /* always draft_max, not as many as pay */
-    /* What becomes of a pooled vector of [hidden_size]; NULL = nothing. Engine thread. pooled_width: of what
-     * it leaves, if that is longer. */
+    /* What becomes of a pooled vector of [hidden_size]; NULL = nothing. Engine thread. It leaves pooled_width
+     * numbers, and needs room for pooled_room. Both 0: hidden_size. */
     void (*project)(void *arg, double *pooled);
     void *project_arg;
-    uint32_t pooled_width;
+    uint32_t pooled_width, pooled_room;
     struct kv_event_sink event_sink; /* of the prefix cache */
     /* The tiers below the arena; wake is set by the scheduler. NULL: no disk. If it can't be opened, a
      * warning says why, and the scheduler runs without. */
@@ -112,7 +112,9 @@ enum seq_end {
 enum sched_pooling {
     POOL_NONE = 0,
     POOL_LAST, /* the last token's */
-    POOL_MEAN, /* the mean over all tokens; the prompt is computed, not read from the prefix cache */
+    /* These compute the prompt, and read none of it from the prefix cache: */
+    POOL_MEAN, /* the mean over all tokens */
+    POOL_ALL,  /* a vector per token */
 };
 
 struct sched_sequence {
@@ -180,7 +182,8 @@ struct sched_event {
     enum seq_end end;               /* EV_END */
     uint32_t stop_id;               /* EV_END with END_STOP_TOKEN or END_STOP_EOS */
     uint32_t generated;             /* EV_END */
-    double *pooled;                 /* EV_END with pooling, and END_LENGTH: malloc'd, the consumer frees */
+    double *pooled; /* EV_END with pooling, and END_LENGTH: [1 or all tokens, pooled_width], malloc'd, the
+                       consumer frees */
     struct sched_cache_info cache;  /* EV_END, EV_PROGRESS and EV_TOKEN: of the first admission */
     uint32_t proposed, accepted;    /* EV_END and EV_TOKEN: draft tokens verified so far; of which accepted */
     uint64_t queued_us, prefill_us; /* EV_END: time waiting, time from admission to the first token */

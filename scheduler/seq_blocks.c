@@ -26,10 +26,11 @@ uint32_t sched__blocks_missing(const struct scheduler *s, const struct sequence 
     return end > q->tables[g].end ? end - q->tables[g].end : 0;
 }
 
-/* The same for the token after tokens[count], which the chunk in flight samples. */
-static uint32_t missing_ahead(const struct scheduler *s, const struct sequence *q, uint32_t g)
+/* The same; n 0: for the token after tokens[count], which the chunk in flight samples. */
+static uint32_t missing(const struct scheduler *s, const struct sequence *q, uint32_t g, uint32_t n)
 {
-    return g == s->paged ? 1 : sched__blocks_missing(s, q, g, q->count + 1 - q->position);
+    if (!n && g == s->paged) return 1;
+    return sched__blocks_missing(s, q, g, n ? n : q->count + 1 - q->position);
 }
 
 bool sched__table_reserve(struct block_table *t, uint32_t entries)
@@ -56,33 +57,39 @@ bool sched__tokens_reserve(struct sequence *q, uint32_t count)
     return true;
 }
 
-static void take(struct scheduler *s, struct sequence *q, uint32_t g, uint32_t count)
+/* Blocks for a chunk of n tokens of each sequence, or, n 0, for one token after the chunk in flight; of all
+ * or none. */
+static bool take_blocks(struct scheduler *s, struct sequence *const *seqs, uint32_t count, uint32_t n)
 {
-    struct block_table *t = &q->tables[g];
-    while (count--) {
-        uint32_t block_offset = kvb_allocate(s->blocks, g);
-        ASSERT(block_offset != ENGINE_NO_BLOCK);
-        t->block_offsets[t->end++] = block_offset;
-    }
+    uint32_t need[ENGINE_GROUPS_MAX] = {0}, more;
+    for (uint32_t i = 0; i < count; i++)
+        for (uint32_t g = 0; g < s->caps.group_count; g++) {
+            struct block_table *t = &seqs[i]->tables[g];
+            need[g] += more = missing(s, seqs[i], g, n);
+            if (!sched__table_reserve(t, t->end + more)) return false;
+        }
+    if (!kvb_can_allocate(s->blocks, need) && !(s->cache && radix_evict(s->cache, need))) return false;
+    for (uint32_t g = 0; g < s->caps.group_count; g++)
+        for (uint32_t i = 0; i < count; i++) {
+            struct block_table *t = &seqs[i]->tables[g];
+            for (more = missing(s, seqs[i], g, n); more; more--) {
+                t->block_offsets[t->end] = kvb_allocate(s->blocks, g);
+                ASSERT(t->block_offsets[t->end++] != ENGINE_NO_BLOCK);
+            }
+        }
+    return true;
 }
 
 bool sched__blocks_ensure(struct scheduler *s, struct sequence *q, uint32_t n)
 {
-    uint32_t need[ENGINE_GROUPS_MAX] = {0};
-    for (uint32_t g = 0; g < s->caps.group_count; g++) {
-        need[g] = sched__blocks_missing(s, q, g, n);
-        if (!sched__table_reserve(&q->tables[g], q->tables[g].end + need[g])) return false;
-    }
-    if (!kvb_can_allocate(s->blocks, need) && !(s->cache && radix_evict(s->cache, need))) return false;
-    for (uint32_t g = 0; g < s->caps.group_count; g++) take(s, q, g, need[g]);
-    return true;
+    return take_blocks(s, &q, 1, n);
 }
 
-bool sched__blocks_free(const struct scheduler *s, const struct sequence *q, uint32_t n)
+bool sched__blocks_fit(const struct scheduler *s, const struct sequence *q, uint32_t n, bool evict)
 {
     uint32_t need[ENGINE_GROUPS_MAX] = {0};
     for (uint32_t g = 0; g < s->caps.group_count; g++) need[g] = sched__blocks_missing(s, q, g, n);
-    return kvb_can_allocate(s->blocks, need);
+    return evict ? kvb_can_reclaim(s->blocks, need) : kvb_can_allocate(s->blocks, need);
 }
 
 /* The state that q's chunk reads is no longer needed if it writes another block. */
@@ -104,20 +111,8 @@ void sched__state_written(struct scheduler *s, struct sequence *q, uint32_t at)
 
 bool sched__blocks_ahead(struct scheduler *s, struct sequence *const *seqs, uint32_t n)
 {
-    uint32_t need[ENGINE_GROUPS_MAX] = {0};
-    for (uint32_t i = 0; i < n; i++) {
-        struct sequence *q = seqs[i];
-        drop_read_state(s, q);
-        for (uint32_t g = 0; g < s->caps.group_count; g++) {
-            uint32_t more = missing_ahead(s, q, g);
-            if (!sched__table_reserve(&q->tables[g], q->tables[g].end + more)) return false;
-            need[g] += more;
-        }
-    }
-    if (!kvb_can_allocate(s->blocks, need) && !(s->cache && radix_evict(s->cache, need))) return false;
-    for (uint32_t g = 0; g < s->caps.group_count; g++)
-        for (uint32_t i = 0; i < n; i++) take(s, seqs[i], g, missing_ahead(s, seqs[i], g));
-    return true;
+    for (uint32_t i = 0; i < n; i++) drop_read_state(s, seqs[i]);
+    return take_blocks(s, seqs, n, 0);
 }
 
 void sched__blocks_roll_back(struct scheduler *s, struct sequence *q, uint32_t tokens)

@@ -90,7 +90,7 @@ static uint32_t most_drafted(const struct scheduler *s, const struct sequence *q
 /* Of these, how many fit into memory. */
 static uint32_t room(struct scheduler *s, struct sequence *q, uint32_t most)
 {
-    while (most && !sched__blocks_free(s, q, 1 + most)) most--;
+    while (most && !sched__blocks_fit(s, q, 1 + most, false)) most--;
     return most && sched__tokens_reserve(q, q->count + most) ? most : 0;
 }
 

@@ -94,8 +94,9 @@ static void text_load(void *arg)
     enum status st = family_load_prompt(t->dir, &rule, &t->err);
     if (!st) st = family_load_tokenizer(t->dir, t->mmproj, rule, &m->tok, &t->err);
     if (!st) {
-        st = t->chat_template ? template_load_file(t->chat_template, &m->tmpl, &t->err)
-                              : template_load(t->dir, &m->tmpl, &t->err);
+        st = t->chat_template       ? template_load_file(t->chat_template, &m->tmpl, &t->err)
+             : rule && rule->always ? ST_NOT_FOUND
+                                    : template_load(t->dir, &m->tmpl, &t->err);
         if (st == ST_NOT_FOUND && rule) {
             st = template_create(rule->chat_template, strlen(rule->chat_template), NULL, 0, NULL, &m->tmpl,
                                  &t->err);
@@ -193,7 +194,7 @@ enum status model_load(const struct options *o, const char *dir, void (*wake)(vo
     }
     m->info = engine_model(m->engine);
     engine_caps(m->engine, &m->caps);
-    st = pooling_load(dir, m->caps.hidden_size, &m->pooling, err);
+    st = pooling_load(dir, m->info->retrieval.vectors, m->caps.hidden_size, &m->pooling, err);
     if (st) return st;
     m->embedding_width = m->pooling->width;
     struct sched_options so = {.queue_max = (uint32_t)o->max_queue,
@@ -205,7 +206,8 @@ enum status model_load(const struct options *o, const char *dir, void (*wake)(vo
                                .draft_always = m->caps.drafts && strcmp(o->draft_tokens, "auto") != 0,
                                .project = m->pooling->dense_count ? pooling_project : NULL,
                                .project_arg = m->pooling,
-                               .pooled_width = m->pooling->width_max,
+                               .pooled_width = m->pooling->width,
+                               .pooled_room = m->pooling->width_max,
                                .wake = wake,
                                .wake_arg = arg};
     randombytes_buf(&so.hash_seed, sizeof so.hash_seed); /* clients can't target a hash bucket */

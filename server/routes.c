@@ -29,6 +29,7 @@ static const struct route routes[] = {
     {"/v1/responses/", "/v1/responses/{id}", M_GET | M_POST | M_DELETE, true, false, false, true,
      api_response_start},
     {"/v1/embeddings", "/v1/embeddings", M_POST, true, true, true, false, api_embeddings_start},
+    {"/pooling", "/pooling", M_POST, true, true, true, false, api_pooling_start},
     {"/v1/rerank", "/v1/rerank", M_POST, true, true, true, false, api_rerank_start},
     {"/v2/rerank", "/v1/rerank", M_POST, true, true, true, false, api_rerank_start},
     {"/v1/score", "/v1/score", M_POST, true, true, true, false, api_score_start},

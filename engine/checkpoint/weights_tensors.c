@@ -22,8 +22,8 @@ static int by_canonical(const void *a, const void *b)
 }
 
 /* Tensors of checkpoints that no version of the model reads: tables that can be computed, and the pooling
- * head that a tower was trained with. And drafters, and audio towers, which are not served. (A copy of the
- * embedding as the tied head is expected, too.) */
+ * head that a tower was trained with. And drafters, and audio towers, which are not served; and what
+ * server/embed/pooling.c reads. (A copy of the embedding as the tied head is expected, too.) */
 static bool carried_along(const char *name)
 {
     static const char *const ends[] = {"inv_freq", "position_ids", "packing_position_embedding.weight"};
@@ -33,7 +33,8 @@ static bool carried_along(const char *name)
         if (len >= n && strcmp(name + len - n, ends[i]) == 0 && (len == n || name[len - n - 1] == '.'))
             return true;
     }
-    return strncmp(name, "mtp.", 4) == 0 || strstr(name, ".vision_model.head.") != NULL ||
+    return strncmp(name, "mtp.", 4) == 0 || strncmp(name, "embedding_proj_layer.", 21) == 0 ||
+           strncmp(name, "dense_", 6) == 0 || strstr(name, ".vision_model.head.") != NULL ||
            strstr(name, "audio_tower.") != NULL || strstr(name, "embed_audio.") != NULL;
 }
 

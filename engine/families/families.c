@@ -29,6 +29,7 @@ _Static_assert(MODEL_EOS_MAX >= HF_EOS_MAX, "every stop id of a configuration fi
     X(qwen3_vl)                                                                                              \
     X(qwen3_5)                                                                                               \
     X(llama)                                                                                                 \
+    X(olmo)                                                                                                  \
     X(lfm2)                                                                                                  \
     X(idefics3)                                                                                              \
     X(mistral3)                                                                                              \
@@ -37,6 +38,8 @@ _Static_assert(MODEL_EOS_MAX >= HF_EOS_MAX, "every stop id of a configuration fi
     X(glm4v)                                                                                                 \
     X(glm_ocr)                                                                                               \
     X(internvl)                                                                                              \
+    X(colpali)                                                                                               \
+    X(colqwen2)                                                                                              \
     X(lfm2_vl)                                                                                               \
     X(granite_docling)                                                                                       \
     X(minicpmv4_6)
@@ -177,6 +180,25 @@ static struct desc_packing read_quantization(struct hf_reader *r, uint32_t dict)
     return p;
 }
 
+/* The configuration under family->around, which is a document of its own. */
+static void parse_around(struct hf_reader *r, const struct family *family, const struct family_type *type,
+                         struct hf_config *c, struct model_desc *d)
+{
+    const struct json_doc *doc = r->d;
+    uint32_t node = find_object(r, family->around, true);
+    if (r->st) return;
+    uint32_t next = json_next(doc, node), name = json_get_live(doc, node, "model_type");
+    const char *const *inner = family->inner;
+    while (*inner && name != JSON_NONE && !json_str_eq(doc, name, *inner)) inner++;
+    if (!*inner) hf_error(r, ST_UNSUPPORTED, "model_type", "of the model inside is not served there");
+    /* Its end: the last brace before the next key, or before the document's own. */
+    uint64_t from = doc->nodes[node].at, to = next < doc->node_count ? doc->nodes[next].at : doc->len;
+    for (int ends = next < doc->node_count ? 1 : 2; ends && to > from; ends -= doc->text[to] == '}') to--;
+    if (!r->st) r->st = family_parse(doc->text + from, to + 1 - from, r->file, c, d, r->err);
+    if (!r->st) family->describe(r, c, d);
+    snprintf(c->model_type, sizeof c->model_type, "%s", type->name);
+}
+
 static enum status parse_doc(const struct json_doc *doc, const char *name, struct hf_config *c,
                              struct model_desc *d, struct err *err)
 {
@@ -186,6 +208,11 @@ static enum status parse_doc(const struct json_doc *doc, const char *name, struc
     const struct family *family = find_type(&r, &type);
     if (!family) return r.st;
     struct desc_packing packing = read_quantization(&r, json_get_live(doc, 0, "quantization_config"));
+    if (family->around) {
+        parse_around(&r, family, type, c, d);
+        if (r.st) model_desc_free(d);
+        return r.st;
+    }
     uint32_t nested =
         type->place == HF_FLAT ? JSON_NONE : find_object(&r, "text_config", type->place == HF_NESTED);
     r.text = nested == JSON_NONE ? 0 : nested;

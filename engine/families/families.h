@@ -50,12 +50,17 @@ struct family_images {
 /* For a family whose processor has its own rule for prompts. */
 struct family_prompt {
     const char *chat_template; /* the rule as a template, for checkpoints without one */
+    bool always;               /* for the others, too */
     const struct tok_extra *tokens;
     size_t token_count;
 };
 
 #define FAMILY_TYPES_MAX 8u
 struct family {
+    /* A model around a whole one: the key of that one's configuration, and the types it may have (ends with
+     * NULL). Then `read` is not called, and `describe` changes the other's description. */
+    const char *around;
+    const char *const *inner;
     struct family_type types[FAMILY_TYPES_MAX]; /* at least one empty after the last */
     /* c->has_vision is set, and *c holds the type's defaults; if they depend on another key, such as a
      * model_type inside text_config, this overwrites them. */
@@ -124,6 +129,9 @@ enum status family_load_tokenizer(const char *model, const char *mmproj, const s
  */
 enum status family_load_images(const char *model, const char *mmproj, const char *model_type,
                                struct image_config *out, struct err *err) KV_MUST_CHECK;
+/* A GGUF file's ARCH.pooling_type: 0 without the key. */
+enum { GGUF_POOLING_MEAN = 1, GGUF_POOLING_CLS = 2 };
+enum status gguf_pooling(const char *model, uint32_t *out, struct err *err) KV_MUST_CHECK;
 /* The tensors, under a directory's names. */
 enum status family_open(const char *model, const char *mmproj, struct stf_files **out,
                         struct err *err) KV_MUST_CHECK;

@@ -59,7 +59,7 @@ static void check_served(struct gguf_keys *k, bool partial)
 {
     bool causal = true;
     uint32_t size = 0, value = 0;
-    if (gguf_bool(gguf_key(k, "attention.causal"), &causal) && !causal)
+    if (gguf_bool(gguf_key(k, "attention.causal"), &causal) && !causal && !k->rule->encoder)
         gguf_error(k, ST_UNSUPPORTED, "attention.causal", "this is an encoder, not a generator");
     if (!gguf_u32(gguf_key(k, "attention.key_length"), &size)) return;
     if (gguf_u32(gguf_key(k, "attention.value_length"), &value) && value != size)
@@ -136,6 +136,7 @@ enum status gguf_config(const char *model, const char *mmproj, struct hf_config 
     const struct family_type *type;
     const struct family *family = find_family(&k, &type);
     family_defaults(family, type, f.tower != NULL, c);
+    c->encoder = k.rule->encoder;
     check_served(&k, c->text.linear_conv_kernel_dim > 0);
     read_text(&k, &c->text);
     gguf_read_u32(&k, "tokenizer.ggml.bos_token_id", false, 0, SIZE_MAX_VOCAB - 1, &c->bos_id);
@@ -158,6 +159,17 @@ enum status gguf_prompt(const char *model, const struct family_prompt **out, str
     *out = find_family(&k, &type)->prompt;
     gguf_files_close(&f);
     return ST_OK;
+}
+
+enum status gguf_pooling(const char *model, uint32_t *out, struct err *err)
+{
+    struct gguf_files f;
+    struct gguf_keys k;
+    enum status st = open_keys(model, NULL, &f, &k, err);
+    if (st) return st;
+    gguf_read_u32(&k, "pooling_type", false, 0, 4, out);
+    gguf_files_close(&f);
+    return k.r.st;
 }
 
 /* ---- sampling defaults ---- */

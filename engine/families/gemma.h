@@ -38,6 +38,15 @@ bool gemma_canonical(const char *name, char out[DESC_NAME_MAX]);
         "v.post_ln", at "post_layernorm"                                                                     \
     }
 
+/* SiglipImageProcessor, with another filter in Gemma 3's. */
+#define SIGLIP_IMAGES(by)                                                                                    \
+    .width = 224, .height = 224, .filter = (by), .mode = IMAGE_TORCH_U8, .do_resize = true,                  \
+    .do_rescale = true, .do_normalize = true, .rescale_factor = 1.0 / 255.0, .mean = {0.5f, 0.5f, 0.5f},     \
+    .std = {0.5f, 0.5f, 0.5f}
+/* What PaliGemma's processors add to a vocabulary. */
+extern const struct tok_extra paligemma_tokens[3];
+#define PALIGEMMA_TOKENS .tokens = paligemma_tokens, .token_count = 3
+
 /* Gemma 1 and 2, alone or within a model that takes images. */
 extern const struct hf_text gemma_text, gemma2_text;
 /* `defaults` is one of the two above; tie_word_embeddings is not read. */

@@ -120,7 +120,6 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
 {
     read_text(r, r->text, &c->text);
     hf_bool(r, r->text, "use_bidirectional_attention", &c->encoder);
-    if (c->encoder) c->text.sliding_window = c->text.sliding_window / 2 + 1; /* of each direction */
     if (c->encoder && c->has_vision)
         hf_error(r, ST_UNSUPPORTED, "use_bidirectional_attention", "an encoder with images is not served");
     if (type->place == HF_NESTED) hf_bool(r, 0, "tie_word_embeddings", &c->text.tie_word_embeddings);
@@ -191,6 +190,7 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
         l->scale = (float)(1.0 / sqrt(t->query_pre_attn_scalar)); /* 27B: head_dim 128, 168^-0.5 */
         l->softcap = (float)t->attn_logit_softcapping;
         l->rope = t->layer_types[n] == HF_SLIDING;
+        if (c->encoder && l->window) l->window = l->window / 2 + 1; /* of each direction */
     }
     if (c->has_vision) describe_vision(r, c, d);
     d->encoder = c->encoder;
@@ -203,19 +203,7 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
  * null. Note: in transformers 5.23 Gemma3Processor overrides the file with do_pan_and_scan=false; here the
  * file counts. */
 static const struct family_images IMAGES = {
-    .image = {.width = 224,
-              .height = 224,
-              .filter = IMAGE_BILINEAR,
-              .mode = IMAGE_TORCH_U8,
-              .do_resize = true,
-              .do_rescale = true,
-              .do_normalize = true,
-              .rescale_factor = 1.0 / 255.0,
-              .mean = {0.5f, 0.5f, 0.5f},
-              .std = {0.5f, 0.5f, 0.5f},
-              .pan_and_scan = false,
-              .pan_min_crop = 256,
-              .pan_max_crops = 4,
+    .image = {SIGLIP_IMAGES(IMAGE_BILINEAR), .pan_and_scan = false, .pan_min_crop = 256, .pan_max_crops = 4,
               .pan_min_ratio = 1.2},
 };
 
@@ -300,6 +288,12 @@ static const struct family_gguf gguf_kinds[] = {
      .tower = gguf_tower,
      .images = read_gguf_images,
      .stops = gemma_gguf_stops},
+    {.arch = "gemma-embedding",
+     .model_type = "gemma3_text",
+     .encoder = true,
+     .norms_plus_one = true,
+     .names = gemma_gguf_names,
+     .text = gguf_text},
     {NULL},
 };
 

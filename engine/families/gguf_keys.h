@@ -31,6 +31,7 @@ struct family_gguf {
     const char *model_type; /* as in config.json, of the model alone; NULL: given by another row */
     const char *projector;  /* clip.projector_type of the tower; NULL: none */
     const char *tower_type; /* model_type with it */
+    bool encoder;           /* attention in both directions */
     bool norms_plus_one;    /* norms are stored with the description's 1 already added */
     const struct gguf_name *names, *tower_names; /* ends with an empty one; they override the common ones */
     /* Keys that not all models have, after the common ones. */

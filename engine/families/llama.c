@@ -1,5 +1,5 @@
-/* Llama (1 to 3, SmolLM2, TinyLlama), Mistral, SmolLM3 and Granite: the decoder of qwen.c without its biases.
- * transformers models/llama, mistral, ministral3, smollm3, granite. */
+/* Llama (1 to 3, SmolLM2, TinyLlama), Mistral, SmolLM3, Granite and ERNIE 4.5: the decoder of qwen.c without
+ * its biases. transformers models/llama, mistral, ministral3, smollm3, granite, ernie4_5. */
 #include "engine/families/qwen.h"
 
 #include <math.h>
@@ -48,6 +48,20 @@ static const struct hf_text SMOLLM3_TEXT = {
     .activation = HF_SILU,
     .tie_word_embeddings = true,
     QWEN_ROPE(2e6),
+};
+static const struct hf_text ERNIE4_5_TEXT = {
+    .vocab_size = 103424,
+    .hidden_size = 1024,
+    .intermediate_size = 3072,
+    .num_hidden_layers = 18,
+    .num_attention_heads = 16,
+    .num_key_value_heads = 2,
+    .head_dim = 128,
+    .max_position_embeddings = 131072,
+    .rms_norm_eps = 1e-5,
+    .activation = HF_SILU,
+    .tie_word_embeddings = true,
+    QWEN_ROPE(5e5),
 };
 static const struct hf_text GRANITE_TEXT = {
     .vocab_size = 32000,
@@ -151,10 +165,13 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
         if (third) read_scaling(r, &t->rope[HF_FULL]);
         return;
     }
+    bool ernie = type->text == &ERNIE4_5_TEXT;
+    const char *key = ernie ? "use_bias" : "mlp_bias";
+    hf_bool(r, r->text, key, &mlp_bias);
+    if (mlp_bias) hf_error(r, ST_UNSUPPORTED, key, "only false is served");
+    if (ernie) return;
     hf_bool(r, r->text, "attention_bias", &t->qkv_bias);
     t->o_bias = t->qkv_bias;
-    hf_bool(r, r->text, "mlp_bias", &mlp_bias);
-    if (mlp_bias) hf_error(r, ST_UNSUPPORTED, "mlp_bias", "only false is served");
     if (type->text == &SMOLLM3_TEXT) read_no_rope(r, t);
     if (type->text->logits_scaling == 0) return;
     hf_double(r, r->text, "embedding_multiplier", 1e-6, 1e6, &t->embedding_multiplier);
@@ -184,7 +201,7 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
     d->eos_count = c->eos_count;
     d->ropes[0].query_beta = (float)t->rope[HF_FULL].llama_4_scaling_beta;
     d->ropes[0].original = t->rope[HF_FULL].original_max;
-    d->qk_pairs = r->d == NULL; /* as llama.cpp's conversion has them */
+    d->qk_pairs = r->d == NULL || strcmp(c->model_type, "ernie4_5") == 0; /* llama.cpp's conversion does it */
     d->ropes[1] = d->ropes[0];
     d->ropes[1].ramp = RAMP_NONE;
     d->ropes[1].unrotated_pairs = d->ropes[0].dim / 2;
@@ -261,6 +278,7 @@ static const struct family_gguf llama_files[] = {
     {.arch = "llama", .model_type = "llama", .text = llama_gguf_text},
     {.arch = "smollm3", .model_type = "smollm3", .text = gguf_smollm3},
     {.arch = "granite", .model_type = "granite", .text = gguf_granite},
+    {.arch = "ernie4_5", .model_type = "ernie4_5", .text = llama_gguf_text},
     {NULL},
 };
 
@@ -270,6 +288,7 @@ const struct family family_llama = {
               {"ministral3", HF_FLAT, &MINISTRAL3_TEXT, NULL},
               {"smollm3", HF_FLAT, &SMOLLM3_TEXT, NULL},
               {"granite", HF_FLAT, &GRANITE_TEXT, NULL},
+              {"ernie4_5", HF_FLAT, &ERNIE4_5_TEXT, NULL},
               {"granite_docling_text", HF_FLAT, &GRANITE_DOCLING_TEXT, NULL}},
     .read = read,
     .describe = describe,

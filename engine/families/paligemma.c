@@ -51,19 +51,7 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
     };
 }
 
-/* SiglipImageProcessor. */
-static const struct family_images IMAGES = {
-    .image = {.width = 224,
-              .height = 224,
-              .filter = IMAGE_BICUBIC,
-              .mode = IMAGE_TORCH_U8,
-              .do_resize = true,
-              .do_rescale = true,
-              .do_normalize = true,
-              .rescale_factor = 1.0 / 255.0,
-              .mean = {0.5f, 0.5f, 0.5f},
-              .std = {0.5f, 0.5f, 0.5f}},
-};
+static const struct family_images IMAGES = {.image = {SIGLIP_IMAGES(IMAGE_BICUBIC)}};
 
 /* PaliGemmaProcessor takes one question about images: a token for each image, then the text; the position of
  * images in the message makes no difference. */
@@ -79,16 +67,12 @@ static const char CHAT[] =
     "{%- for part in content if part.type == 'text' -%}"
     "{{- ' ' if not loop.first -}}{{- part.text -}}"
     "{%- endfor -%}";
-static const struct tok_extra TOKENS[] = {
+const struct tok_extra paligemma_tokens[3] = {
     {.prefix = "<image>", .suffix = "", .count = 1, .special = true},
     {.prefix = "<loc", .suffix = ">", .digits = 4, .count = 1024},
     {.prefix = "<seg", .suffix = ">", .digits = 3, .count = 128},
 };
-static const struct family_prompt PROMPT = {
-    .chat_template = CHAT,
-    .tokens = TOKENS,
-    .token_count = sizeof TOKENS / sizeof *TOKENS,
-};
+static const struct family_prompt PROMPT = {PALIGEMMA_TOKENS, .chat_template = CHAT};
 
 const struct family family_paligemma = {
     .types = {{"paligemma", HF_NESTED, &gemma_text, &siglip_defaults}},

@@ -79,11 +79,19 @@ void qwen3_vl_describe_images(const struct hf_config *c, struct model_desc *out)
     }
 }
 
+/* Of Qwen3-VL-Embedding and -Reranker, by their scripts. */
+static const struct model_retrieval RETRIEVAL = {
+    .system = "Represent the user's input.",
+    .instruction = "Given a search query, retrieve relevant candidates that answer the query.",
+};
+
 static void describe(struct hf_reader *r, const struct hf_config *c, struct model_desc *out)
 {
     qwen_describe_decoder(r, c, out);
     out->expert_layout = EXPERTS_IN_OUT; /* as released; model_desc_resolve looks at the file */
-    if (!r->st && c->has_vision) qwen3_vl_describe_images(c, out);
+    if (r->st || !c->has_vision) return;
+    qwen3_vl_describe_images(c, out);
+    out->retrieval = RETRIEVAL;
 }
 
 const struct family_images qwen3_vl_images = {

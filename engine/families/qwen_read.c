@@ -109,11 +109,13 @@ static void read_rope(struct hf_reader *r, const struct family_type *type, uint3
 {
     struct hf_rope *p = &t->rope[HF_FULL];
     uint32_t params = json_get_live(r->d, obj, "rope_parameters"),
-             scaling = json_get_live(r->d, obj, "rope_scaling");
+             scaling = json_get_live(r->d, obj, "rope_scaling"),
+             full = json_get_live(r->d, params, "full_attention");
     if (params != JSON_NONE && json_kind(r->d, params) != JSON_OBJECT)
         hf_error(r, ST_FORMAT, "rope_parameters", "must be an object");
     if (scaling != JSON_NONE && json_kind(r->d, scaling) != JSON_OBJECT)
         hf_error(r, ST_FORMAT, "rope_scaling", "must be an object");
+    if (full != JSON_NONE) params = full; /* one object for each kind of layer */
     uint32_t dict = scaling != JSON_NONE && json_count(r->d, scaling) > 0 ? scaling : params;
     hf_double(r, obj, "rope_theta", 1.0, 1e12, &p->theta);
     hf_double(r, params, "rope_theta", 1.0, 1e12, &p->theta);

@@ -2,10 +2,11 @@
  * engine/checkpoint/weights.c loads. A family's file (engine/families/<family>.c) fills it from the
  * checkpoint's configuration; nothing else knows a family. Plain data, immutable after load.
  *
- * One decoder layer, as the decoder runs it. x is the f32 residual stream; input_norm and pre_mlp_norm always
- * exist, any other norm whose name is NULL is skipped:
+ * One decoder layer, as the decoder runs it. x is the f32 residual stream; a norm whose name is NULL is
+ * skipped:
  *   h = rms(x, input_norm)
- *   q|k|v = h Wqkv (+ bias);  q, k = rope(rms(q, q_norm), rms(k, k_norm));  v = rms(v) with v_norm
+ *   q|k|v = h Wqkv (+ bias);  q, k = rope(rms(q, q_norm), rms(k, k_norm)), a norm per head or with
+ *        qk_norm_all over all heads;  v = rms(v) with v_norm
  *   a = attention(q, keys, values visible under `window`), times sigmoid of the gate that follows each head's
  *        q if `gated`
  *        or, with MIXER_DELTA, a gated delta net (kernels/backend.h: conv, delta):
@@ -264,6 +265,7 @@ struct model_desc {
     bool embed_scale_kept; /* not rounded */
     float logit_scale;     /* of the final norm's output; 0 counts as 1 */
     float final_softcap;   /* 0 = none */
+    bool qk_norm_all; /* the norms of q and k are [heads * head_dim] */
     bool qk_pairs; /* rows of q and k are stored for rotary in pairs (2i, 2i + 1): reordered on loading */
     bool tied;     /* logits use the embedding */
     uint32_t ple;  /* width of a layer's per-layer embedding; 0 = none */
@@ -280,6 +282,7 @@ struct model_desc {
     bool has_vision;
     struct desc_vision vision;
     struct model_image_rule image; /* all but .config */
+    struct model_retrieval retrieval;
     uint32_t bos_id, eos_ids[MODEL_EOS_MAX], eos_count;
     /* Maps a tensor's name in the file to its canonical name; false = a tensor that is not needed. */
     bool (*canonical)(const char *name, char out[DESC_NAME_MAX]);

@@ -47,6 +47,18 @@ struct model_image_rule {
     struct image_config config; /* preprocessing */
 };
 
+/* How a family's models for retrieval take their inputs. */
+struct model_retrieval {
+    /* The linear layer on each token's vector, of multi-vector embeddings: the tensor's name in the file
+     * without
+     * ".weight"; NULL: one vector for all. */
+    const char *vectors;
+    /* Texts and images to embed are chats with this system message, unless the request has another; NULL:
+     * texts are embedded as they are. */
+    const char *system;
+    const char *instruction; /* of a reranker that takes images, by default; NULL: it takes texts */
+};
+
 struct model_info {
     const char *family;   /* model_type */
     const char *dir;      /* checkpoint directory as given */
@@ -65,7 +77,8 @@ struct model_info {
     uint32_t eos_count;
     uint32_t bos_id;                 /* UINT32_MAX = none */
     struct hf_generation generation; /* sampling defaults */
-    bool encoder;                    /* attention in both directions over the prompt: embeddings, no text */
+    struct model_retrieval retrieval;
+    bool encoder; /* attention in both directions over the prompt: embeddings, no text */
     struct model_image_rule image;
 };
 

@@ -110,7 +110,7 @@ static bool cuda__memory_pool(struct backend *b)
            CU_TRY(b, cudaMemPoolSetAttribute(b->pool, cudaMemPoolAttrReleaseThreshold, &keep));
 }
 
-static bool cuda__prepare(struct backend *b, enum be_gemm gemm)
+static bool cuda__prepare(struct backend *b, bool own_gemm)
 {
     struct cudaDeviceProp p;
     size_t room = 0, all = 0;
@@ -135,7 +135,7 @@ static bool cuda__prepare(struct backend *b, enum be_gemm gemm)
     snprintf(b->gemm, sizeof b->gemm, "own kernels");
     cuda_hopper_init(b); /* before cuBLASLt: its self-check packs a weight for our kernels */
     if (b->failed) return false;
-    if (gemm != BE_GEMM_OWN && !cuda_lt_open(b)) return false;
+    if (!own_gemm && !cuda_lt_open(b)) return false;
     if (!CU_TRY(b, cudaMemGetInfo(&room, &all))) return false;
     b->memory_bytes = room > 2 * MEMORY_RESERVE ? room - MEMORY_RESERVE : room / 2;
     snprintf(b->device, sizeof b->device, "%s, compute capability %d.%d, %u multiprocessors, %zu MiB", p.name,
@@ -163,7 +163,7 @@ static enum be_result cuda__open(const struct be_params *p, struct backend **out
     if (!b) return BE_NOMEM;
     b->act = p->act;
     b->hopper_wanted = p->hopper;
-    if (!cuda__prepare(b, p->gemm)) {
+    if (!cuda__prepare(b, p->own_gemm)) {
         snprintf(open_error, sizeof open_error, "%s", b->error);
         cuda__close(b);
         return BE_DEVICE;
@@ -537,7 +537,6 @@ extern "C" const struct be_ops *CU_BACKEND_ENTRY(void)
     ops.download_begin = cuda__download_begin;
     ops.download_end = cuda__download_end;
     ops.weight_pack = cuda_weight_pack;
-    ops.weight_check = cuda_weight_check;
     ops.weight_free = cuda_weight_free;
     ops.weight_bytes = cuda__weight_bytes;
     ops.kv_layer_bytes = cuda__kv_layer_bytes;

@@ -104,13 +104,7 @@ static __device__ __forceinline__ gemm_tokens gemm_find(const struct gemm_job &j
         return f;
     }
     if (tile >= j.tile[j.expert_count]) return f;
-    uint32_t lo = 0,
-             hi = j.expert_count; /* the last expert with tile[e] <= tile: skips those without tiles */
-    while (hi - lo > 1) {
-        uint32_t mid = lo + (hi - lo) / 2;
-        if (j.tile[mid] <= tile) lo = mid;
-        else hi = mid;
-    }
+    uint32_t lo = cu_row_seq(j.tile, j.expert_count, tile);
     f.w = j.experts[lo].data;
     f.bias = j.experts[lo].bias;
     f.first = j.first[lo] + (tile - j.tile[lo]) * width;

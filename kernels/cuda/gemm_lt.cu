@@ -27,7 +27,7 @@ static const uint32_t band_end[LT_BANDS] = {LT_FEW, 128, 768, UINT32_MAX},
 struct cuda_lt {
     struct cuda_lt *next;
     uint32_t kpad, m; /* m: weight rows that are multiplied */
-    bool glu, bias;
+    bool bias;
     uint32_t rows;       /* checked; the most of a call */
     bool same;           /* our kernels give the same bits to few rows */
     const char *refused; /* NULL: cuBLASLt serves the shape */
@@ -55,6 +55,18 @@ static bool lt__ok(struct backend *b, cublasStatus_t st, const char *call)
     return cuda_check(b, cudaErrorUnknown, what);
 }
 #define LT_TRY(b, call) lt__ok((b), (call), #call)
+template <class O, class A, class V>
+static cublasStatus_t lt__set(cublasStatus_t (*set)(O, A, const void *, size_t), O object, A what, const V &v)
+{
+    return set(object, what, &v, sizeof v);
+}
+static uint32_t lt__config(const cublasLtMatmulAlgo_t &algo, cublasLtMatmulAlgoConfigAttributes_t what)
+{
+    uint32_t v = 0;
+    size_t bytes;
+    (void)cublasLtMatmulAlgoConfigGetAttribute(&algo, what, &v, sizeof v, &bytes);
+    return v;
+}
 
 /* b->gemm, for caps. */
 static void lt__say(struct backend *b)
@@ -75,9 +87,7 @@ bool cuda_lt_open(struct backend *b)
 {
     bool large = b->sms >= 16; /* else it is the emulator */
     const uint32_t scheme = CUBLASLT_REDUCTION_SCHEME_NONE, alignment = 16;
-    static const cublasLtMatmulPreferenceAttributes_t aligned[] = {
-        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
+    auto set = cublasLtMatmulPreferenceSetAttribute;
     struct cuda_blas *l = b->blas = static_cast<struct cuda_blas *>(calloc(1, sizeof *l));
     if (!l) return cuda_check(b, cudaErrorMemoryAllocation, "cuBLASLt");
     l->work_bytes = (size_t)(large ? 32 : 1) << 20;
@@ -88,14 +98,12 @@ bool cuda_lt_open(struct backend *b)
     l->sums = static_cast<float *>(sums);
     ok = ok && LT_TRY(b, cublasLtCreate(&l->handle)) &&
          LT_TRY(b, cublasLtMatmulPreferenceCreate(&l->preference)) &&
-         LT_TRY(b,
-                cublasLtMatmulPreferenceSetAttribute(l->preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                                     &l->work_bytes, sizeof l->work_bytes)) &&
-         LT_TRY(b, cublasLtMatmulPreferenceSetAttribute(
-                       l->preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &scheme, sizeof scheme));
-    for (cublasLtMatmulPreferenceAttributes_t a : aligned)
-        ok = ok &&
-             LT_TRY(b, cublasLtMatmulPreferenceSetAttribute(l->preference, a, &alignment, sizeof alignment));
+         LT_TRY(b, lt__set(set, l->preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, l->work_bytes)) &&
+         LT_TRY(b, lt__set(set, l->preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, scheme)) &&
+         LT_TRY(b, lt__set(set, l->preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment)) &&
+         LT_TRY(b, lt__set(set, l->preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment)) &&
+         LT_TRY(b, lt__set(set, l->preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment)) &&
+         LT_TRY(b, lt__set(set, l->preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment));
     if (ok) lt__say(b);
     return ok;
 }
@@ -130,16 +138,18 @@ static cublasStatus_t lt__size(const struct cuda_lt *s, uint64_t rows, uint64_t 
     if (!st) st = cublasLtMatrixLayoutSetAttribute(s->x, CUBLASLT_MATRIX_LAYOUT_ROWS, &k, sizeof k);
     return st ? st : cublasLtMatrixLayoutSetAttribute(s->w, CUBLASLT_MATRIX_LAYOUT_ROWS, &k, sizeof k);
 }
-static cublasStatus_t lt__multiply(const struct backend *b, const struct cuda_lt *s,
-                                   const cublasLtMatmulAlgo_t *algo, const void *w, const void *x, uint32_t t,
-                                   float beta, float *y)
+static cublasStatus_t lt__multiply(const struct backend *b, const struct be_weight *w,
+                                   const struct cuda_lt *s, const cublasLtMatmulAlgo_t *algo, const void *x,
+                                   uint32_t t, float beta, float *y)
 {
     const struct cuda_blas *l = b->blas;
     const float one = 1;
     cublasStatus_t st = lt__size(s, t, s->kpad);
+    if (!st && s->bias)
+        st = lt__set(cublasLtMatmulDescSetAttribute, s->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, w->bias);
     if (st) return st;
-    return cublasLtMatmul(l->handle, s->desc, &one, w, s->w, x, s->x, &beta, y, s->y, y, s->y, algo, l->work,
-                          l->work_bytes, b->stream);
+    return cublasLtMatmul(l->handle, s->desc, &one, w->data, s->w, x, s->x, &beta, y, s->y, y, s->y, algo,
+                          l->work, l->work_bytes, b->stream);
 }
 static uint32_t lt__band(uint32_t rows)
 {
@@ -159,60 +169,38 @@ __global__ __launch_bounds__(256) void lt_epilogue_k(gemm_job j, const float *su
 }
 
 /* With a bias and a residual the order of the additions differs. */
-bool cuda_lt_serves(const struct be_linear_args *a)
+uint32_t cuda_lt_rows(const struct backend *b, const struct be_linear_args *a)
 {
     const struct cuda_lt *s = a->w->lt;
-    return s && !(s->same && a->t == 1 && s->m >= s->kpad && !(s->bias && a->epilogue == BE_EPI_ADD_F32));
+    if (!s || (s->same && a->t == 1 && s->m >= s->kpad && !(s->bias && a->epilogue == BE_EPI_ADD_F32)))
+        return 0;
+    size_t fit = b->blas->sums_bytes / ((size_t)s->m * 4);
+    if (a->epilogue <= BE_EPI_ADD_F32 || fit >= s->rows) return s->rows;
+    CU_ASSERT(fit);
+    return (uint32_t)(fit >= 128 ? fit / 128 * 128 : fit);
 }
 
-void cuda_lt_linear(struct backend *b, const struct be_linear_args *a)
+void cuda_lt_linear(struct backend *b, const struct be_weight *w, const struct gemm_job &j)
 {
-    const struct be_weight *w = a->w;
     const struct cuda_lt *s = w->lt;
-    bool direct = a->epilogue <= BE_EPI_ADD_F32, bf = w->type == BE_BF16;
-    size_t elem = be_dtype_bytes(w->type), fit = b->blas->sums_bytes / ((size_t)s->m * 4);
-    struct gemm_job j = {};
-    j.wrows = w->wrows;
-    j.n = w->glu ? w->n / 2 : w->n;
-    j.ld = direct ? j.n : (uint32_t)be_ld(j.n);
-    j.epilogue = a->epilogue;
-    uint32_t most = direct || fit >= s->rows ? s->rows
-                    : fit >= 128             ? (uint32_t)fit / 128 * 128
-                                             : (uint32_t)fit;
-    CU_ASSERT(most);
-    if (s->bias && !LT_TRY(b, cublasLtMatmulDescSetAttribute(s->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
-                                                             &w->bias, sizeof w->bias)))
-        return;
-    for (uint32_t first = 0; first < a->t; first += most) {
-        const char *x = static_cast<const char *>(a->x) + (size_t)first * w->kpad * elem;
-        j.t = a->t - first < most ? a->t - first : most;
-        j.out = static_cast<char *>(a->out) + (size_t)first * j.ld * (direct ? 4 : elem);
-        if (!lt__ok(b,
-                    lt__multiply(b, s, &s->algo[lt__band(j.t)], w->data, x, j.t,
-                                 a->epilogue == BE_EPI_ADD_F32 ? 1.0f : 0.0f,
-                                 direct ? static_cast<float *>(j.out) : b->blas->sums),
-                    "cublasLtMatmul"))
-            return;
-        if (direct) continue;
-        dim3 blocks(cu_div_up(w->wrows, 512), j.t);
-        if (bf) CU_LAUNCH(lt_epilogue_k<true>, blocks, 256, 0, b->stream, j, b->blas->sums, s->m);
-        else CU_LAUNCH(lt_epilogue_k<false>, blocks, 256, 0, b->stream, j, b->blas->sums, s->m);
-        cuda_launched(b, "linear");
-    }
+    bool direct = j.epilogue <= BE_EPI_ADD_F32;
+    cublasStatus_t st =
+        lt__multiply(b, w, s, &s->algo[lt__band(j.t)], j.x, j.t, j.epilogue == BE_EPI_ADD_F32 ? 1.0f : 0.0f,
+                     direct ? static_cast<float *>(j.out) : b->blas->sums);
+    if (!lt__ok(b, st, "cublasLtMatmul") || direct) return;
+    auto epilogue = w->type == BE_BF16 ? lt_epilogue_k<true> : lt_epilogue_k<false>;
+    CU_LAUNCH(epilogue, dim3(cu_div_up(w->wrows, 512), j.t), 256, 0, b->stream, j, b->blas->sums, s->m);
+    cuda_launched(b, "linear");
 }
 
 /* ---- the check of a shape, with pseudo-random operands */
 
-static __device__ __forceinline__ uint32_t lt_mix(uint32_t h)
-{
-    h *= 2654435761u;
-    h = (h ^ h >> 15) * 2246822519u;
-    return h ^ h >> 13;
-}
 template <bool BF> __global__ __launch_bounds__(256) void lt_fill_k(void *p, size_t n, uint32_t seed)
 {
     for (size_t i = (size_t)blockIdx.x * 256 + threadIdx.x; i < n; i += (size_t)gridDim.x * 256) {
-        uint32_t h = lt_mix((uint32_t)i ^ seed);
+        uint32_t h = ((uint32_t)i ^ seed) * 2654435761u;
+        h = (h ^ h >> 15) * 2246822519u;
+        h ^= h >> 13;
         cu_act_put<BF>(p, i, (float)((int)(h & 0xffff) - (int)(h >> 16)) * (1.0f / 65536.0f));
     }
 }
@@ -233,26 +221,11 @@ __global__ __launch_bounds__(256) void lt_hash_k(const float *y, uint32_t m, uin
 struct lt_check {
     struct backend *b;
     struct cuda_lt *s;
+    struct be_weight w; /* for our kernels */
     char *x;
-    void *w;
-    float *y, *bias;
+    float *y;
     uint64_t *hash, want[LT_ROWS], got[LT_ROWS];
 };
-static void lt__multiply_own(struct lt_check *c, const char *x, uint32_t rows)
-{
-    const struct cuda_lt *s = c->s;
-    struct gemm_job j = {};
-    j.w = c->w;
-    j.bias = s->bias ? c->bias : nullptr;
-    j.x = x;
-    j.out = c->y;
-    j.kpad = s->kpad;
-    j.wrows = (uint32_t)be_ld(s->m);
-    j.n = j.ld = s->m;
-    j.t = rows;
-    uint32_t width = gemm_width(c->b->act, rows);
-    gemm_run<false>(c->b, j, width, cu_div_up(rows, width));
-}
 /* Hashes of the product of rows [at, at + rows), by our kernels if algo is NULL. False: it can't be
  * calculated so, or a device error. */
 static bool lt__hashes(struct lt_check *c, const cublasLtMatmulAlgo_t *algo, uint32_t at, uint32_t rows,
@@ -262,8 +235,13 @@ static bool lt__hashes(struct lt_check *c, const cublasLtMatmulAlgo_t *algo, uin
     const struct cuda_lt *s = c->s;
     if (!CU_TRY(b, cudaMemsetAsync(c->y, 0xff, (size_t)rows * s->m * 4, b->stream))) return false;
     const char *x = c->x + (size_t)at * s->kpad * be_dtype_bytes(b->act);
-    cublasStatus_t st = algo ? lt__multiply(b, s, algo, c->w, x, rows, 0, c->y) : CUBLAS_STATUS_SUCCESS;
-    if (!algo) lt__multiply_own(c, x, rows);
+    cublasStatus_t st = algo ? lt__multiply(b, &c->w, s, algo, x, rows, 0, c->y) : CUBLAS_STATUS_SUCCESS;
+    struct be_linear_args own = {};
+    own.w = &c->w;
+    own.x = x;
+    own.t = rows;
+    own.out = c->y;
+    if (!algo) cuda_linear(b, &own);
     if (st == CUBLAS_STATUS_NOT_SUPPORTED || st == CUBLAS_STATUS_INVALID_VALUE) return false;
     if (!lt__ok(b, st, "cublasLtMatmul")) return false;
     CU_LAUNCH(lt_hash_k, rows, 256, 0, b->stream, c->y, s->m, c->hash);
@@ -296,15 +274,11 @@ static int lt__proposals(struct lt_check *c, uint32_t rows, uint32_t k, cublasLt
                                        l->preference, LT_PROPOSALS, got, &count) != CUBLAS_STATUS_SUCCESS)
         return 0;
     for (int i = 0; i < count; i++) {
-        uint32_t split = 0, scheme = 0;
-        size_t bytes;
-        (void)cublasLtMatmulAlgoConfigGetAttribute(&got[i].algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &split,
-                                                   sizeof split, &bytes);
-        (void)cublasLtMatmulAlgoConfigGetAttribute(&got[i].algo, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME,
-                                                   &scheme, sizeof scheme, &bytes);
-        if (got[i].state == CUBLAS_STATUS_SUCCESS && got[i].workspaceSize <= l->work_bytes && split <= 1 &&
-            scheme == CUBLASLT_REDUCTION_SCHEME_NONE)
-            out[kept++] = got[i].algo;
+        const cublasLtMatmulAlgo_t &algo = got[i].algo;
+        if (got[i].state == CUBLAS_STATUS_SUCCESS && got[i].workspaceSize <= l->work_bytes &&
+            lt__config(algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM) <= 1 &&
+            lt__config(algo, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME) == CUBLASLT_REDUCTION_SCHEME_NONE)
+            out[kept++] = algo;
     }
     return kept;
 }
@@ -314,40 +288,11 @@ static int lt__proposals(struct lt_check *c, uint32_t rows, uint32_t k, cublasLt
 static int lt__candidates(struct lt_check *c, uint32_t band, const cublasLtMatmulAlgo_t *widest,
                           cublasLtMatmulAlgo_t out[2 * LT_PROPOSALS])
 {
-    const cublasLtMatmulAlgo_t *both[] = {widest, out};
-    int32_t family[2] = {0, 0};
-    size_t bytes;
+    const auto family = CUBLASLT_ALGO_CONFIG_ID;
     int n = lt__proposals(c, band_asks[band], c->s->kpad, out);
-    for (int i = 0; i < 2 && n; i++)
-        (void)cublasLtMatmulAlgoConfigGetAttribute(both[i], CUBLASLT_ALGO_CONFIG_ID, &family[i],
-                                                   sizeof family[i], &bytes);
-    if (c->s->kpad <= LT_SHORT_K || (n && family[0] == family[1])) return n;
+    if (c->s->kpad <= LT_SHORT_K || (n && lt__config(*widest, family) == lt__config(*out, family))) return n;
     n = lt__proposals(c, band_asks[band], LT_SHORT_K, out);
     return n + lt__proposals(c, band_asks[band], c->s->kpad, out + n);
-}
-/* With -DLT_TRACE (NVCC_EXTRA): the algorithm of each band, as id:tile,stages,custom,swizzle,cluster. */
-static void lt__trace(const struct cuda_lt *s)
-{
-#if defined(LT_TRACE)
-    static const cublasLtMatmulAlgoConfigAttributes_t what[] = {CUBLASLT_ALGO_CONFIG_ID,
-                                                                CUBLASLT_ALGO_CONFIG_TILE_ID,
-                                                                CUBLASLT_ALGO_CONFIG_STAGES_ID,
-                                                                CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION,
-                                                                CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING,
-                                                                CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID};
-    fprintf(stderr, "cuBLASLt %ux%u%s%s:", s->m, s->kpad, s->bias ? " with bias" : "",
-            s->same ? ", same" : "");
-    for (uint32_t band = 0; band <= lt__band(s->rows); band++)
-        for (int i = 0; i < 6; i++) {
-            uint32_t v = 0;
-            size_t bytes;
-            (void)cublasLtMatmulAlgoConfigGetAttribute(&s->algo[band], what[i], &v, i < 5 ? 4 : 2, &bytes);
-            fprintf(stderr, "%s%u", i == 0 ? " " : i == 1 ? ":" : ",", v);
-        }
-    fprintf(stderr, "\n");
-#else
-    (void)s;
-#endif
 }
 /* Fills s->algo. The first proposal for the widest band says what the bits are. */
 static bool lt__choose(struct lt_check *c)
@@ -368,7 +313,6 @@ static bool lt__choose(struct lt_check *c)
         }
         if (done < last) continue;
         s->same = lt__same(c, nullptr, 0);
-        lt__trace(s);
         return true;
     }
     s->refused = count ? "no invariant algorithm" : "no algorithm";
@@ -377,70 +321,60 @@ static bool lt__choose(struct lt_check *c)
 
 static bool lt__describe(struct backend *b, struct cuda_lt *s)
 {
+    auto set = cublasLtMatmulDescSetAttribute;
     const cublasOperation_t t = CUBLAS_OP_T;
     const uint32_t epilogue = CUBLASLT_EPILOGUE_BIAS;
     const int32_t type = CUDA_R_32F;
     cudaDataType_t act = b->act == BE_BF16 ? CUDA_R_16BF : CUDA_R_32F;
     return LT_TRY(b, cublasLtMatmulDescCreate(&s->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F)) &&
-           LT_TRY(b, cublasLtMatmulDescSetAttribute(s->desc, CUBLASLT_MATMUL_DESC_TRANSA, &t, sizeof t)) &&
+           LT_TRY(b, lt__set(set, s->desc, CUBLASLT_MATMUL_DESC_TRANSA, t)) &&
            LT_TRY(b, cublasLtMatrixLayoutCreate(&s->w, act, s->kpad, s->m, s->kpad)) &&
            LT_TRY(b, cublasLtMatrixLayoutCreate(&s->x, act, s->kpad, 1, s->kpad)) &&
            LT_TRY(b, cublasLtMatrixLayoutCreate(&s->y, CUDA_R_32F, s->m, 1, s->m)) &&
-           (!s->bias || (LT_TRY(b, cublasLtMatmulDescSetAttribute(s->desc, CUBLASLT_MATMUL_DESC_EPILOGUE,
-                                                                  &epilogue, sizeof epilogue)) &&
-                         LT_TRY(b, cublasLtMatmulDescSetAttribute(
-                                       s->desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type, sizeof type))));
+           (!s->bias || (LT_TRY(b, lt__set(set, s->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue)) &&
+                         LT_TRY(b, lt__set(set, s->desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type))));
 }
-/* w: memory of a weight of that shape, overwritten; NULL: the check takes its own. */
-static void lt__check(struct backend *b, struct cuda_lt *s, void *w)
+/* The content of w's memory is overwritten. */
+static void lt__check(struct backend *b, struct cuda_lt *s, const struct be_weight *w)
 {
-    struct lt_check *c = static_cast<struct lt_check *>(calloc(1, sizeof *c));
-    const bool bf = b->act == BE_BF16;
     const size_t elem = be_dtype_bytes(b->act), x = (size_t)s->rows * s->kpad * elem,
-                 y = (size_t)s->rows * s->m * 4, hash = s->rows * sizeof(uint64_t), bias = be_ld(s->m) * 4,
-                 weight = be_ld(s->m) * s->kpad, own = w ? 0 : weight * elem;
+                 y = (size_t)s->rows * s->m * 4, hash = s->rows * sizeof(uint64_t); /* multiples of 256 */
     void *mem = nullptr;
-    if (!c) {
-        cuda_check(b, cudaErrorMemoryAllocation, "check of cuBLASLt");
-        return;
-    }
-    c->b = b;
-    c->s = s;
-    size_t at_y = (x + 255) / 256 * 256, at_hash = at_y + (y + 255) / 256 * 256,
-           at_bias = at_hash + (hash + 255) / 256 * 256, at_w = at_bias + (bias + 255) / 256 * 256;
-    cudaError_t e = cudaMalloc(&mem, at_w + own);
+    struct lt_check c = {};
+    c.b = b;
+    c.s = s;
+    c.w = *w;
+    c.w.glu = false;
+    c.w.n = s->m;
+    cudaError_t e = cudaMalloc(&mem, x + y + hash + be_ld(s->m) * 4);
     if (e == cudaErrorMemoryAllocation) {
         (void)cudaGetLastError(); /* our kernels need no check */
         s->refused = "no memory for its check";
     } else if (cuda_check(b, e, "check of cuBLASLt") && lt__describe(b, s)) {
-        c->x = static_cast<char *>(mem);
-        c->y = reinterpret_cast<float *>(c->x + at_y);
-        c->hash = reinterpret_cast<uint64_t *>(c->x + at_hash);
-        c->w = w ? w : c->x + at_w;
-        void *biases = c->bias = reinterpret_cast<float *>(c->x + at_bias);
-        auto fill = bf ? lt_fill_k<true> : lt_fill_k<false>;
-        CU_LAUNCH(fill, 256, 256, 0, b->stream, c->w, weight, 1u);
-        CU_LAUNCH(fill, 256, 256, 0, b->stream, static_cast<void *>(c->x), x / elem, 2u);
+        c.x = static_cast<char *>(mem);
+        c.y = reinterpret_cast<float *>(c.x + x);
+        c.hash = reinterpret_cast<uint64_t *>(c.x + x + y);
+        void *biases = c.x + x + y + hash;
+        c.w.bias = s->bias ? static_cast<float *>(biases) : nullptr;
+        auto fill = b->act == BE_BF16 ? lt_fill_k<true> : lt_fill_k<false>;
+        CU_LAUNCH(fill, 256, 256, 0, b->stream, c.w.data, be_ld(s->m) * s->kpad, 1u);
+        CU_LAUNCH(fill, 256, 256, 0, b->stream, static_cast<void *>(c.x), x / elem, 2u);
         CU_LAUNCH(lt_fill_k<false>, 64, 256, 0, b->stream, biases, be_ld(s->m), 3u);
-        if (cuda_launched(b, "check of cuBLASLt") &&
-            (!s->bias || LT_TRY(b, cublasLtMatmulDescSetAttribute(s->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
-                                                                  &biases, sizeof biases))) &&
-            lt__choose(c))
+        if (cuda_launched(b, "check of cuBLASLt") && lt__choose(&c))
             for (uint32_t i = 0; i < s->rows; i++)
-                b->blas->bits = (b->blas->bits ^ c->want[i]) * 0x100000001b3ull;
+                b->blas->bits = (b->blas->bits ^ c.want[i]) * 0x100000001b3ull;
     }
     if (mem) (void)cudaFree(mem);
-    free(c);
 }
 
-const struct cuda_lt *cuda_lt_find(struct backend *b, const struct be_weight *w, bool bias)
+const struct cuda_lt *cuda_lt_find(struct backend *b, const struct be_weight *w)
 {
     struct cuda_blas *l = b->blas;
     uint32_t m = w->glu ? w->wrows : w->n;
     if (!l) return nullptr;
     struct cuda_lt **at = &l->shapes, *s;
     for (; (s = *at) != nullptr; at = &s->next)
-        if (s->kpad == w->kpad && s->m == m && s->glu == w->glu && s->bias == bias)
+        if (s->kpad == w->kpad && s->m == m && s->bias == (w->bias != nullptr))
             return s->refused ? nullptr : s;
     *at = s = static_cast<struct cuda_lt *>(calloc(1, sizeof *s));
     if (!s) {
@@ -449,11 +383,10 @@ const struct cuda_lt *cuda_lt_find(struct backend *b, const struct be_weight *w,
     }
     s->kpad = w->kpad;
     s->m = m;
-    s->glu = w->glu;
-    s->bias = bias;
+    s->bias = w->bias;
     s->rows = m > LT_WIDE ? LT_ROWS_WIDE : l->rows_max;
     if (m % 4) s->refused = "rows not of 16 bytes";
-    else lt__check(b, s, w->data);
+    else lt__check(b, s, w);
     if (b->failed) return nullptr;
     size_t used = strlen(l->refusals);
     l->same += !s->refused && s->same;

@@ -58,6 +58,8 @@ struct cuda_stage {
     bool used;
 };
 
+struct gemm_job; /* gemm.cuh */
+
 struct backend {
     enum be_dtype act;
     uint32_t sms, cc; /* cc: 80, 90, ... */
@@ -109,7 +111,6 @@ template <class K> static inline bool cuda_allow_smem(struct backend *b, K *kern
 
 /* pack.cu */
 enum be_result cuda_weight_pack(struct backend *b, const struct be_weight_desc *d, struct be_weight **out);
-void cuda_weight_check(struct backend *b, const struct be_weight_desc *d);
 void cuda_weight_free(struct backend *b, struct be_weight *w);
 /* linear.cu, attn.cu, experts.cu: one-time setup of a device. */
 bool cuda_linear_init(struct backend *b);
@@ -119,11 +120,11 @@ bool cuda_experts_init(struct backend *b);
 bool cuda_lt_open(struct backend *b);
 void cuda_lt_close(struct backend *b);
 /* The shape's entry, after a check with the first weight of that shape, or NULL: our kernels serve it. w has
- * its shape and data, whose content is overwritten (data NULL: the check allocates its own). */
-const struct cuda_lt *cuda_lt_find(struct backend *b, const struct be_weight *w, bool bias);
-/* Whether cuda_lt_linear is to be called, and not our kernels. */
-bool cuda_lt_serves(const struct be_linear_args *a);
-void cuda_lt_linear(struct backend *b, const struct be_linear_args *a);
+ * its shape and data, whose content is overwritten. */
+const struct cuda_lt *cuda_lt_find(struct backend *b, const struct be_weight *w);
+/* The most rows of a call of cuda_lt_linear; 0: our kernels serve the product. */
+uint32_t cuda_lt_rows(const struct backend *b, const struct be_linear_args *a);
+void cuda_lt_linear(struct backend *b, const struct be_weight *w, const struct gemm_job &j);
 /* hopper.cu: enables the Hopper path if it is available, requested and passes its self-check; never fails. */
 void cuda_hopper_init(struct backend *b);
 /* attn.cu: whether there is a kernel for that head size. */
@@ -182,7 +183,7 @@ template <bool BF> static __device__ __forceinline__ void cu_act_put(void *p, si
     else static_cast<float *>(p)[i] = v;
 }
 /* Sequence that row `row` belongs to: the last s with seq_row[s] <= row (sequences without rows are skipped).
- */
+ * Experts and their tiles likewise. */
 static __device__ __forceinline__ uint32_t cu_row_seq(const uint32_t *seq_row, uint32_t seq_count,
                                                       uint32_t row)
 {

@@ -10,13 +10,9 @@ bool cuda_linear_init(struct backend *b)
 void cuda_linear(struct backend *b, const struct be_linear_args *a)
 {
     const struct be_weight *w = a->w;
-    if (cuda_lt_serves(a)) {
-        cuda_lt_linear(b, a);
-        return;
-    }
-    uint32_t n = w->glu ? w->n / 2 : w->n;
+    uint32_t n = w->glu ? w->n / 2 : w->n, lt_rows = cuda_lt_rows(b, a);
     uint32_t width = w->atoms ? cuda_gemm_sm90_width(b, a->t, w->wrows, false) : gemm_width(w->type, a->t),
-             most = 65535u * width;
+             most = lt_rows ? lt_rows : 65535u * width;
     bool f32_out = a->epilogue <= BE_EPI_ADD_F32;
     uint32_t ld = f32_out ? n : (uint32_t)be_ld(n);
     size_t elem = be_dtype_bytes(w->type);
@@ -32,7 +28,8 @@ void cuda_linear(struct backend *b, const struct be_linear_args *a)
         j.t = a->t - first < most ? a->t - first : most;
         j.ld = ld;
         j.epilogue = a->epilogue;
-        if (w->atoms) cuda_gemm_sm90(b, j, width, cu_div_up(j.t, width), false, nullptr);
+        if (lt_rows) cuda_lt_linear(b, w, j);
+        else if (w->atoms) cuda_gemm_sm90(b, j, width, cu_div_up(j.t, width), false, nullptr);
         else gemm_run<false>(b, j, width, cu_div_up(j.t, width));
     }
 }

@@ -188,30 +188,10 @@ static bool pack__valid(const struct backend *b, const struct be_weight_desc *d,
     if (d->glu && (d->src_count != 2 || d->src[0].n != d->src[1].n)) return false;
     *n = 0;
     for (uint32_t s = 0; s < d->src_count; s++) {
-        if (!d->src[s].data || d->src[s].n == 0) return false;
+        if (d->src[s].n == 0 || d->src[s].quants) return false;
         *n += d->src[s].n;
     }
     return *n < UINT32_MAX - 128 && d->k < UINT32_MAX - 256 && (b->act == BE_F32 || b->act == BE_BF16);
-}
-
-static void pack__shape(const struct backend *b, const struct be_weight_desc *d, uint32_t n,
-                        struct be_weight *w)
-{
-    w->type = b->act;
-    w->k = d->k;
-    w->kpad = (uint32_t)be_ld(d->k);
-    w->n = n;
-    w->glu = d->glu;
-    w->wrows = (uint32_t)(d->glu ? 2 * be_ld(n / 2) : be_ld(n));
-}
-
-void cuda_weight_check(struct backend *b, const struct be_weight_desc *d)
-{
-    struct be_weight w = {};
-    uint32_t n = 0;
-    for (uint32_t s = 0; s < d->src_count; s++) n += d->src[s].n;
-    pack__shape(b, d, n, &w);
-    if (!d->grouped && !b->failed) (void)cuda_lt_find(b, &w, d->bias);
 }
 
 enum be_result cuda_weight_pack(struct backend *b, const struct be_weight_desc *d, struct be_weight **out)
@@ -224,7 +204,12 @@ enum be_result cuda_weight_pack(struct backend *b, const struct be_weight_desc *
     }
     struct be_weight *w = static_cast<struct be_weight *>(calloc(1, sizeof *w));
     if (!w) return BE_NOMEM;
-    pack__shape(b, d, (uint32_t)n, w);
+    w->type = b->act;
+    w->k = d->k;
+    w->kpad = (uint32_t)be_ld(d->k);
+    w->n = (uint32_t)n;
+    w->glu = d->glu;
+    w->wrows = (uint32_t)(d->glu ? 2 * be_ld(n / 2) : be_ld(n));
     uint32_t atoms = b->hopper ? 2 * cu_div_up(d->k, 128) : 0; /* needs more memory than cuBLASLt's layout */
     size_t data = (size_t)w->wrows * (atoms ? atoms * 64 : w->kpad) * be_dtype_bytes(w->type),
            bias = d->bias ? w->wrows * sizeof(float) : 0;
@@ -236,11 +221,11 @@ enum be_result cuda_weight_pack(struct backend *b, const struct be_weight_desc *
         cuda_weight_free(b, w);
         return b->failed ? BE_DEVICE : BE_NOMEM;
     }
-    if (!d->grouped) w->lt = cuda_lt_find(b, w, d->bias);
+    if (!d->grouped) w->lt = cuda_lt_find(b, w);
     if (!w->lt) w->atoms = atoms;
     CU_TRY(b, cudaMemsetAsync(w->data, 0, data, b->stream));
-    for (uint32_t s = 0; s < d->src_count; s++) pack__part(b, d, s, w);
-    if (bias) pack__bias(b, d, w);
+    for (uint32_t s = 0; s < d->src_count && d->src[0].data; s++) pack__part(b, d, s, w);
+    if (bias && d->src[0].data) pack__bias(b, d, w);
     if (b->failed) {
         cuda_weight_free(b, w);
         return BE_DEVICE;

@@ -22,8 +22,8 @@ template <bool BF> __global__ __launch_bounds__(256) void norm_k(be_norm_args a,
 {
     CU_SHARED(red, float[ROW_WARPS]);
     uint32_t c = a.c, tid = threadIdx.x;
-    size_t t = blockIdx.x;
-    const float *v = a.x ? a.x + t * c : nullptr;
+    size_t t = blockIdx.x, stride = a.stride ? a.stride : c;
+    const float *v = a.x ? a.x + t * stride : nullptr;
     float post = 1.0f;
     if (a.post_weight) {
         float sum = 0;
@@ -63,7 +63,7 @@ template <bool BF> __global__ __launch_bounds__(256) void norm_k(be_norm_args a,
             y = ((scaled ? v[i] * post * scaled[i] : v[i]) - mean) * scale * a.weight[i];
             if (a.bias) y += a.bias[i];
         }
-        cu_act_put<BF>(a.out, t * ld + i, y);
+        cu_act_put<BF>(a.out, t * (a.out_dense ? stride : ld) + i, y);
     }
 }
 

@@ -6,6 +6,7 @@ transformers computes. Needs tests/golden/qwen/qwen3_f32 and qwen2_f32, whose we
   mean   the mean over all tokens, not scaled
   encoder  EmbeddingGemma's shape: Gemma 3 that attends in both directions, with windows; the mean, two dense
          layers, length 1
+  plain  the same with what GGUF files can hold: every sixth layer full, two layers without a bias
 scores.json: shares of "yes" for qwen3_f32, whose vocabulary gets no such tokens: of two other ids."""
 import json
 import pathlib
@@ -62,7 +63,7 @@ def dense(out, path, wide, to, bias, activation):
     return torch.nn.Sequential(layer, end)
 
 
-def encoder(name):
+def encoder(name, plain=False):
     out = OUT / name
     shutil.rmtree(out, ignore_errors=True)
     (out / "1_Pooling").mkdir(parents=True)
@@ -70,9 +71,11 @@ def encoder(name):
         shutil.copy(GOLDEN / "gemma3" / "text_f32" / f, out / f)
     torch.manual_seed(1)
     s, f = "sliding_attention", "full_attention"
+    types = [s, s, s, s, s, f, s] if plain else [s, s, f, s]
     model = Gemma3TextModel(Gemma3TextConfig(
         vocab_size=512, hidden_size=48, intermediate_size=40, head_dim=16, num_attention_heads=3,
-        num_key_value_heads=1, num_hidden_layers=4, layer_types=[s, s, f, s], sliding_window=18,
+        num_key_value_heads=1, num_hidden_layers=len(types), layer_types=types,
+        sliding_window=13 if plain else 18,
         query_pre_attn_scalar=16,
         max_position_embeddings=2048, use_bidirectional_attention=True, initializer_range=0.2))
     with torch.no_grad():
@@ -81,8 +84,9 @@ def encoder(name):
                 p.normal_(0, 0.2)
     model.save_pretrained(out)
     layers = [dense(out, "2_Dense", 48, 72, False, "linear.Identity"),
-              dense(out, "3_Dense", 72, 24, True, "activation.Tanh")]
-    finish(out, "mean", True, {"query": "task: search | query: ", "document": "title: none | text: "}, layers)
+              dense(out, "3_Dense", 72, 24, not plain, "linear.Identity" if plain else "activation.Tanh")]
+    prompts = {"query": "task: search | query: ", "document": "title: none | text: "}
+    finish(out, "mean", True, {} if plain else prompts, layers)
 
 
 def finish(out, pooling, normalize, prompts, layers=()):
@@ -139,4 +143,5 @@ if __name__ == "__main__":
     checkpoint("last_f32", "qwen3_f32", "last", True, True)
     checkpoint("mean_f32", "qwen3_window_f32", "mean", False, False)
     encoder("encoder_f32")
+    encoder("plain_f32", True)
     scores()

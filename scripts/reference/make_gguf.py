@@ -4,7 +4,8 @@
 usage: make_gguf.py                 writes tests/golden/gguf/NAME.gguf and NAME-mmproj.gguf
        make_gguf.py DIR OUT         of one checkpoint directory: OUT.gguf, with a tower OUT-mmproj.gguf too
 
-Matrices are Q8_0 where rows are whole blocks, else F16; vectors F32. Needs numpy, gguf, safetensors."""
+Matrices are Q8_0 where rows are whole blocks, else F16; vectors F32. Embedding models are F32 throughout, and
+have a tokenizer. Needs numpy, gguf, safetensors."""
 import json
 import re
 import sys
@@ -31,6 +32,11 @@ CASES = {
     "smollm3": "llama/smollm3_f32",
     "granite": "llama/granite_f32",
     "lfm2": "llama/lfm2_odd_f32",
+    "olmo3": "llama/olmo3_odd_f32",
+    "exaone4": "llama/exaone4_odd_f32",
+    "ernie4_5": "llama/ernie4_5_odd_f32",
+    "gemma_embedding": "embeddings/plain_f32",
+    "qwen3_embedding": "embeddings/last_f32",
     "mistral3": "native/mistral3_gguf_f32",
     "lighton_ocr": "native/lighton_ocr_f32",
     "idefics3": "tiles/idefics3_f32",
@@ -44,7 +50,8 @@ ARCH = {"gemma": "gemma", "gemma2": "gemma2", "gemma3": "gemma3", "gemma3_text":
         "qwen2_vl": "qwen2vl", "qwen2_5_vl": "qwen2vl", "qwen3_vl": "qwen3vl", "qwen3_vl_moe": "qwen3vlmoe",
         "qwen3_5": "qwen35", "qwen3_5_text": "qwen35", "qwen3_5_moe": "qwen35moe",
         "llama": "llama", "mistral": "llama", "smollm3": "smollm3", "granite": "granite",
-        "lfm2": "lfm2", "mistral3": "mistral3", "lighton_ocr": "qwen3",
+        "olmo2": "olmo2", "olmo3": "olmo2", "exaone4": "exaone4",
+        "ernie4_5": "ernie4_5", "lfm2": "lfm2", "mistral3": "mistral3", "lighton_ocr": "qwen3",
         "smolvlm": "llama", "idefics3": "llama", "internvl": "qwen2", "lfm2_vl": "lfm2"}
 PERMUTED = ("llama", "smollm3", "granite", "mistral3")  # rows of q and k, for rotary in pairs
 PROJECTOR = {"gemma3": "gemma3", "qwen2_vl": "qwen2vl_merger", "qwen2_5_vl": "qwen2.5vl_merger",
@@ -139,7 +146,8 @@ def rename(name, table):
 
 def add(writer, name, data):
     data = np.atleast_1d(np.ascontiguousarray(data, dtype=np.float32))
-    if data.ndim < 2 or "ffn_gate_inp" in name or "position_embd" in name or "conv1d" in name:
+    floats = ("ffn_gate_inp", "position_embd", "conv1d")
+    if data.ndim < 2 or writer.pooled or any(part in name for part in floats):
         writer.add_tensor(name, data)
     elif data.ndim < 4 and data.shape[-1] % 32 == 0:
         kind = gguf.GGMLQuantizationType.Q8_0
@@ -155,6 +163,34 @@ def tokens(folder, count):
     vocab |= {a["content"]: a["id"] for a in t["added_tokens"]}
     names = {i: s for s, i in vocab.items()}
     return [names.get(i, f"[PAD{i}]") for i in range(count)]
+
+
+POOLING = {"mean": gguf.PoolingType.MEAN, "lasttoken": gguf.PoolingType.LAST}
+
+
+def embedding_keys(w, folder, spm):
+    """The pooling, the layers behind it, and a tokenizer that ends each text."""
+    pooling = json.loads((folder / "1_Pooling/config.json").read_text())
+    w.add_pooling_type(next(v for k, v in POOLING.items() if pooling.get("pooling_mode_" + k.replace(
+        "mean", "mean_tokens"))))
+    for sub in sorted(folder.glob("*_Dense")):
+        weight = load(sub)["linear.weight"]
+        number = int(sub.name[0])
+        w.add_tensor(f"dense_{number}.weight", weight)
+        w.add_uint32(f"{w.arch}.dense_{number}_feat_in", weight.shape[1])
+        w.add_uint32(f"{w.arch}.dense_{number}_feat_out", weight.shape[0])
+    t = json.loads((folder / "tokenizer.json").read_text())
+    special = {a["id"]: a["special"] for a in t["added_tokens"]}
+    names = tokens(folder, json.loads((folder / "config.json").read_text())["vocab_size"])
+    w.add_token_types([3 if special.get(i) else 4 if i in special else 6 if spm and n.startswith("<0x") else
+                       5 if n.startswith("[PAD") else 1 for i, n in enumerate(names)])
+    if spm:
+        w.add_token_scores([-float(i) for i in range(len(names))])
+    else:
+        w.add_tokenizer_pre("qwen2")
+        w.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in t["model"]["merges"]])
+    w.add_add_bos_token(spm)
+    w.add_add_eos_token(True)
 
 
 def tiled(data, axis, cfg, size):
@@ -195,14 +231,17 @@ def llama3_divisors(full, head):
 
 def write_text(folder, out, top, tensors):
     cfg = top.get("text_config", top)
-    arch = ARCH[top["model_type"]]
-    plus_one = arch in ("gemma", "gemma2", "gemma3", "qwen35", "qwen35moe")
-    four = arch in ("gemma2", "gemma3", "gemma4")
+    arch = "gemma-embedding" if top.get("use_bidirectional_attention") else ARCH[top["model_type"]]
+    plus_one = arch in ("gemma", "gemma2", "gemma3", "gemma-embedding", "qwen35", "qwen35moe")
+    four = arch in ("gemma2", "gemma3", "gemma-embedding", "gemma4", "olmo2", "exaone4")
     w = gguf.GGUFWriter(str(out), arch)
+    w.pooled = (folder / "1_Pooling").exists()
     layers, heads = cfg["num_hidden_layers"], cfg["num_attention_heads"]
     rope = cfg.get("rope_parameters") or cfg.get("rope_scaling") or {}
     full = rope.get("full_attention", rope)
     types = cfg.get("layer_types")
+    if not types and arch == "olmo2":
+        types = ["full_attention" if n % 4 == 3 else "sliding_attention" for n in range(layers)]
     w.add_context_length(cfg["max_position_embeddings"])
     w.add_embedding_length(cfg["hidden_size"])
     drafters = any(name.startswith("mtp.") for name in tensors)
@@ -241,9 +280,9 @@ def write_text(folder, out, top, tensors):
     if head:
         w.add_key_length(head)
         w.add_value_length(head)
-    if four:
+    if four and cfg.get("sliding_window"):
         w.add_sliding_window(cfg["sliding_window"])
-    if arch in ("gemma3", "gemma4"):
+    if arch in ("gemma3", "gemma4") or (arch == "olmo2" and cfg.get("sliding_window")):
         w.add_sliding_window_pattern([t == "sliding_attention" for t in types])
     if cfg.get("final_logit_softcapping"):
         w.add_final_logit_softcapping(cfg["final_logit_softcapping"])
@@ -288,6 +327,8 @@ def write_text(folder, out, top, tensors):
         w.add_rope_dimension_count(int(head * full["partial_rotary_factor"]))
     w.add_tokenizer_model("llama" if plus_one and "qwen" not in arch or arch == "gemma4" else "gpt2")
     w.add_token_list(tokens(folder, cfg["vocab_size"]))
+    if w.pooled:
+        embedding_keys(w, folder, plus_one)
     for role in ("bos", "eos", "pad"):
         i = cfg.get(role + "_token_id", top.get(role + "_token_id"))
         if i is not None:
@@ -358,6 +399,7 @@ def write_tower(folder, out, top, tensors):
                        "block_count": cfg.get("depth", cfg.get("num_hidden_layers")),
                        "attention.head_count": cfg.get("num_heads", cfg.get("num_attention_heads"))}.items():
         w.add_uint32("clip.vision." + key, value)
+    w.pooled = False
     w.add_float32("clip.vision.attention.layer_norm_epsilon", cfg.get("layer_norm_eps", 1e-6))
     files = [folder / "processor_config.json", folder / "preprocessor_config.json"]
     pictures = json.loads(next(f for f in files if f.exists()).read_text())

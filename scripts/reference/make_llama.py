@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes tests/golden/llama/: tiny random checkpoints of Llama, Mistral, SmolLM3, Granite and LFM2, with
-make_qwen.py.
+"""Writes tests/golden/llama/: tiny random checkpoints of Llama, Mistral, SmolLM3, Granite, LFM2, OLMo 2 and
+3, EXAONE 4 and ERNIE 4.5, with make_qwen.py.
 
 usage: make_llama.py [--out DIR] [VARIANT ...]
 
@@ -202,6 +202,53 @@ VARIANTS = {
         gains=dict(head=1.6, qk=0.7, mix=0.3), drop=["conv_L_cache", "norm_eps", "layer_types"],
         text=cfg(num_hidden_layers=2, num_key_value_heads=1, full_attn_idxs=[1],
                  block_auto_adjust_ff_dim=False, rope_parameters=rope(1e4))),
+    "olmo2_f32": dict(
+        family="olmo2", tokenizer="digits3", seed=4400, gains=dict(behind=0.12),
+        text=cfg(num_attention_heads=4, num_key_value_heads=2, rope_parameters=rope(1e4)),
+        note="norms over all heads of q and of k; norms behind attention and MLP alone; tied"),
+    "olmo2_odd_f32": dict(
+        family="olmo2", tokenizer="digits3", seed=4500, gains=dict(behind=0.12),
+        drop=["num_key_value_heads", "rms_norm_eps"],
+        text=cfg(hidden_size=48, num_attention_heads=3, num_key_value_heads=None, num_hidden_layers=2,
+                 vocab_size=VOCAB + 5, tie_word_embeddings=False,
+                 rope_parameters=rope(5e5)),
+        note="three KV heads and eps by absence, a head of its own"),
+    "olmo3_f32": dict(
+        family="olmo3", tokenizer="digits3", seed=4600, gains=dict(behind=0.12), reach=24,
+        text=cfg(num_attention_heads=4, num_key_value_heads=1, num_hidden_layers=3, sliding_window=14,
+                 layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+                 rope_parameters={"full_attention": rope(1e4, "yarn", factor=4.0,
+                                                         original_max_position_embeddings=24),
+                                  "sliding_attention": rope(3e3)}),
+        note="a window of 14; YaRN in the full layer alone; bases of their own"),
+    "olmo3_odd_f32": dict(
+        family="olmo3", tokenizer="digits3", seed=4700, gains=dict(behind=0.12),
+        reach=24, drop=["layer_types"],
+        text=cfg(hidden_size=48, num_attention_heads=3, num_key_value_heads=3, num_hidden_layers=4,
+                 sliding_window=9, tie_word_embeddings=False, rms_norm_eps=1e-3,
+                 rope_parameters={"full_attention": rope(1e4), "sliding_attention": rope(1e4)}),
+        note="a window of 9, the fourth layer full by absence; eps 1e-3; a head of its own"),
+    "exaone4_f32": dict(
+        family="exaone4", tokenizer="digits3", seed=4800, gains=dict(behind=0.12), reach=24,
+        text=cfg(num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=3, sliding_window=14,
+                 layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+                 rope_parameters=llama3(1e4, 8.0, 48)),
+        note="a norm per head; the layer without a window has no RoPE"),
+    "exaone4_odd_f32": dict(
+        family="exaone4", tokenizer="digits3", seed=4900, gains=dict(behind=0.12),
+        text=cfg(hidden_size=48, num_attention_heads=3, num_key_value_heads=1, num_hidden_layers=2,
+                 sliding_window=None, tie_word_embeddings=False,
+                 layer_types=["full_attention", "full_attention"], rope_parameters=rope(1e4)),
+        note="no window: RoPE everywhere; a head of its own"),
+    "ernie4_5_f32": dict(
+        family="ernie4_5", tokenizer="prepend", seed=5000,
+        text=cfg(num_attention_heads=4, num_key_value_heads=2, head_dim=16, rope_parameters=rope(1e4)),
+        note="rotary in pairs; heads of 16 beside a width of 32; tied"),
+    "ernie4_5_odd_f32": dict(
+        family="ernie4_5", tokenizer="digits3", seed=5100, drop=["use_bias"],
+        text=cfg(hidden_size=48, num_attention_heads=3, num_key_value_heads=1, head_dim=24,
+                 num_hidden_layers=2, tie_word_embeddings=False, rope_parameters=rope(5e5)),
+        note="heads of 24, a head of its own"),
 }
 
 

@@ -209,7 +209,7 @@ def write_tokenizer(folder, own=None):
 
 
 @torch.no_grad()
-def fill(model, seed, head=2.6, qk=1.3, mix=1.0, seen=1.6, router=2.5, pos=1.0):
+def fill(model, seed, head=2.6, qk=1.3, mix=1.0, seen=1.6, router=2.5, pos=1.0, behind=None):
     """Weights that make the model react. The residual stream starts at the size of an embedding row, width^-0.5 per element (so that a
     tied head gives logits of about `head`), and every block adds about `mix` times that. `qk` is the size of a query's and a key's
     elements, so qk^2 that of the scores; `seen` the size of picture rows and DeepStack taps beside an embedding row; `router` the
@@ -239,6 +239,8 @@ def fill(model, seed, head=2.6, qk=1.3, mix=1.0, seen=1.6, router=2.5, pos=1.0):
         elif name.endswith("norm.weight") and not visual and last in ("norm", "embedding_norm"):
             sign = torch.sign(normal(seed, name + " sign", p.shape, 1.0))
             w = (head + normal(seed, name, p.shape, 0.15)) * sign - plus
+        elif behind and last in ("post_attention_layernorm", "post_feedforward_layernorm"):
+            w = normal(seed, name, p.shape, 0.2 * behind, behind)
         elif "norm" in last or last == "ln_q":
             w = normal(seed, name, p.shape, 0.2, 1.0 if visual else 1.0 - plus)
         elif last == "pos_embed":

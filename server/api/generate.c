@@ -36,60 +36,23 @@ static void generate_job(struct request *r)
     gen_read_end(g);
 }
 
-void api_chat_start(struct request *r)
-{
-    gen_start(r, GEN_CHAT, NULL, generate_job, generate_done);
-}
-
-void api_messages_start(struct request *r)
-{
-    gen_start(r, GEN_CHAT, &dialect_messages, generate_job, generate_done);
-}
-
-void api_completions_start(struct request *r)
-{
-    gen_start(r, GEN_COMPLETION, NULL, generate_job, generate_done);
-}
-
-void api_compact_start(struct request *r)
-{
-    gen_start(r, GEN_CHAT, &dialect_compact, generate_job, generate_done);
-}
-
-void api_ollama_chat_start(struct request *r)
-{
-    gen_start(r, GEN_CHAT, &dialect_ollama_chat, generate_job, generate_done);
-}
-
-void api_ollama_generate_start(struct request *r)
-{
-    gen_start(r, GEN_CHAT, &dialect_ollama_generate, generate_job, generate_done);
-}
-
-void api_ollama_embed_start(struct request *r)
-{
-    gen_start(r, GEN_COMPLETION, &dialect_ollama_embed, generate_job, generate_done);
-}
-
-void api_ollama_embeddings_start(struct request *r)
-{
-    gen_start(r, GEN_COMPLETION, &dialect_ollama_embeddings, generate_job, generate_done);
-}
-
-void api_embeddings_start(struct request *r)
-{
-    gen_start(r, GEN_COMPLETION, &dialect_embeddings, generate_job, generate_done);
-}
-
-void api_rerank_start(struct request *r)
-{
-    gen_start(r, GEN_COMPLETION, &dialect_rerank, generate_job, generate_done);
-}
-
-void api_score_start(struct request *r)
-{
-    gen_start(r, GEN_COMPLETION, &dialect_score, generate_job, generate_done);
-}
+#define START(name, kind, dialect)                                                                           \
+    void api_##name##_start(struct request *r)                                                               \
+    {                                                                                                        \
+        gen_start(r, kind, dialect, generate_job, generate_done);                                            \
+    }
+START(chat, GEN_CHAT, NULL)
+START(messages, GEN_CHAT, &dialect_messages)
+START(completions, GEN_COMPLETION, NULL)
+START(compact, GEN_CHAT, &dialect_compact)
+START(ollama_chat, GEN_CHAT, &dialect_ollama_chat)
+START(ollama_generate, GEN_CHAT, &dialect_ollama_generate)
+START(ollama_embed, GEN_COMPLETION, &dialect_ollama_embed)
+START(ollama_embeddings, GEN_COMPLETION, &dialect_ollama_embeddings)
+START(embeddings, GEN_COMPLETION, &dialect_embeddings)
+START(pooling, GEN_COMPLETION, &dialect_pooling)
+START(rerank, GEN_COMPLETION, &dialect_rerank)
+START(score, GEN_COMPLETION, &dialect_score)
 
 /* GET opens a WebSocket, whose messages come as POST. */
 void api_responses_start(struct request *r)

@@ -1,12 +1,13 @@
 /* Vectors and relevance scores instead of text: POST /v1/embeddings (OpenAI's), /v1/rerank (Jina's and
- * Cohere's) and /v1/score (vLLM's). Each is a dialect of completions whose sequences sample nothing, or one
- * token of two. The tables are for gen_start of generate/generate.h. */
+ * Cohere's), /pooling and /v1/score (vLLM's). Each is a dialect of completions whose sequences sample
+ * nothing, or one token of two. The tables are for gen_start of generate/generate.h. */
 #ifndef KVASIR_EMBED_H
 #define KVASIR_EMBED_H
 
+#include "server/chat/messages.h"
 #include "server/generate/generate.h"
 
-extern const struct dialect dialect_embeddings;
+extern const struct dialect dialect_embeddings, dialect_pooling;
 /* Ollama's POST /api/embed and /api/embeddings. */
 extern const struct dialect dialect_ollama_embed;
 extern const struct dialect dialect_ollama_embeddings;
@@ -21,5 +22,18 @@ json_t *embed_text_end(struct buf *b, bool ok);
 /* "id":..,"object":..,"created":..,"model":.. without the opening brace; and "usage":{..}. */
 void embed_head(struct json_writer *o, const struct gen *g, const char *id, const char *object);
 void embed_usage(struct json_writer *o, const struct gen *g);
+/* The vectors of choice i, once: the first n numbers of each, scaled as the checkpoint says. *rows: how many.
+ */
+float *embed_vectors(struct gen *g, uint32_t i, uint32_t n, uint32_t *rows);
+
+/* ---- embed/inputs.c: inputs as chats of `each` messages ---- */
+enum status embed_begin(struct gen *g, uint32_t each, struct chat_reader *r);
+/* text NULL: it gets its parts by embed_item. */
+enum status embed_message(struct gen *g, struct chat_reader *r, enum chat_role role, const char *text);
+/* A system message: `instruction` (a string, or NULL) or, if that is empty, `fallback`. */
+enum status embed_system(struct gen *g, struct chat_reader *r, const json_t *instruction,
+                         const char *fallback);
+/* Adds what field[index] (index -1: field) holds: a string, {"content": parts} or {"image", "text"}. */
+enum status embed_item(struct chat_reader *r, const char *field, int32_t index, const json_t *v);
 
 #endif

@@ -23,7 +23,8 @@ enum status embed_read(struct gen *g, json_t *root)
     json_t *user = field(root, "user");
     if (user && !json_is_string(user))
         return api_fail(e, 400, "invalid_type", "user", "user must be a string.");
-    if (gen_parse_salt(g, root) || field_int(e, root, "priority", INT32_MIN, INT32_MAX, &priority, NULL) ||
+    if (gen_parse_salt(g, root) || gen_parse_image_bounds(g, root) ||
+        field_int(e, root, "priority", INT32_MIN, INT32_MAX, &priority, NULL) ||
         field_bool(e, root, "add_special_tokens", &g->p.add_special_tokens))
         return ST_INVALID;
     if (field(root, "truncate_prompt_tokens"))
@@ -78,30 +79,95 @@ void embed_usage(struct json_writer *o, const struct gen *g)
     jw_text(o, "}}");
 }
 
-/* The text of the prompt called prompt_name in front of each input, as sentence-transformers does. */
-static enum status prompt_add(struct gen *g, json_t *root)
+/* The text of the prompt called prompt_name, or of the default; NULL: none. */
+static enum status prompt_text(struct gen *g, json_t *root, json_t **text)
 {
     struct api_error *e = &g->r->response.error;
     const struct pooling *p = g->r->srv->model->pooling;
-    json_t *name = field(root, "prompt_name"), *input = field(root, "input");
+    json_t *name = field(root, "prompt_name");
     const char *of = name ? json_string_value(name) : p->default_prompt;
     if (name && !of) return api_fail(e, 400, "invalid_type", "prompt_name", "prompt_name must be a string.");
-    const char *text = of ? json_string_value(json_object_get(p->prompts, of)) : NULL;
-    if (name && !text)
-        return api_fail(e, 400, "invalid_value", "prompt_name",
-                        "config_sentence_transformers.json of this model has no prompt named '%.60s'.", of);
-    if (!text || !*text) return ST_OK;
+    *text = of ? json_object_get(p->prompts, of) : NULL;
+    if (!json_is_string(*text)) *text = NULL;
+    if (!name || *text) return ST_OK;
+    return api_fail(e, 400, "invalid_value", "prompt_name",
+                    "config_sentence_transformers.json of this model has no prompt named '%.60s'.", of);
+}
+
+/* A prompt in front of each input, as sentence-transformers does. */
+static enum status prompt_add(struct gen *g, json_t *root, const json_t *text)
+{
+    struct api_error *e = &g->r->response.error;
+    json_t *input = field(root, "input");
     bool many = json_is_array(input);
-    for (size_t i = 0; i < (many ? json_array_size(input) : 1); i++) {
+    for (size_t i = 0; text && i < (many ? json_array_size(input) : 1); i++) {
         json_t *v = many ? json_array_get(input, i) : input;
         if (!json_is_string(v)) continue;
         struct buf b;
         buf_init(&b, SIZE_MAX / 4);
-        json_t *both = embed_text_end(&b, !buf_adds(&b, text) && !embed_text_add(&b, v));
+        json_t *both = embed_text_end(&b, !embed_text_add(&b, text) && !embed_text_add(&b, v));
         if (!both || (many ? json_array_set_new(input, i, both) : json_object_set_new(root, "input", both)))
             return api_nomem(e);
     }
     return ST_OK;
+}
+
+/* Whether inputs become chats: of models that have images, objects do, and strings if the family says so. */
+static bool as_chats(const struct model *m, const json_t *input)
+{
+    const json_t *first = json_is_array(input) ? json_array_get(input, 0) : input;
+    bool texts = m->info->retrieval.system || m->info->retrieval.vectors;
+    return m->tmpl && m->info->image.present && (json_is_object(first) || (texts && json_is_string(first)));
+}
+
+static enum status chats(struct gen *g, json_t *input, const json_t *instruction)
+{
+    struct chat_reader r;
+    const char *system = g->r->srv->model->info->retrieval.system;
+    bool many = json_is_array(input);
+    enum status st = embed_begin(g, system ? 2 : 1, &r);
+    for (size_t i = 0; i < (many ? json_array_size(input) : 1) && !st; i++) {
+        const json_t *v = many ? json_array_get(input, i) : input, *own = json_object_get(v, "instruction");
+        if (system) st = embed_system(g, &r, json_is_string(own) ? own : instruction, system);
+        if (!st) st = embed_message(g, &r, CHAT_USER, NULL);
+        if (!st) st = embed_item(&r, "input", many ? (int32_t)i : -1, v);
+    }
+    return st ? st : gen_read_added(g);
+}
+
+/* Of `messages`: one input, rendered as the request says. */
+static enum status messages(struct gen *g, json_t *root)
+{
+    struct api_error *e = &g->r->response.error;
+    if (field_bool(e, root, "add_generation_prompt", &g->p.add_generation_prompt) ||
+        field_bool(e, root, "continue_final_message", &g->p.continue_final_message))
+        return ST_INVALID;
+    return gen_read_chat(g, root);
+}
+
+/* vLLM's: which vectors; absent: the model's own. */
+static enum status task(struct gen *g, json_t *root)
+{
+    json_t *v = field(root, "task");
+    bool all = json_is(v, "token_embed");
+    g->p.pooling = all ? POOL_ALL : g->r->srv->model->pooling->kind;
+    if (!v || all || (json_is(v, "embed") && g->p.pooling != POOL_ALL)) return ST_OK;
+    return api_fail(&g->r->response.error, 400, "invalid_value", "task", "task must be %s.",
+                    g->p.pooling == POOL_ALL ? "'token_embed' with this model" : "'embed' or 'token_embed'");
+}
+
+static enum status read_input(struct gen *g, json_t *root)
+{
+    struct api_error *e = &g->r->response.error;
+    json_t *input = field(root, "input"), *instruction = field(root, "instruction"), *prompt;
+    if (instruction && !json_is_string(instruction))
+        return api_fail(e, 400, "invalid_type", "instruction", "instruction must be a string.");
+    if (prompt_text(g, root, &prompt)) return ST_INVALID;
+    if (as_chats(g->r->srv->model, input)) return chats(g, input, instruction ? instruction : prompt);
+    if (instruction)
+        return api_fail(e, 400, "unsupported_parameter", "instruction",
+                        "This model takes no instruction: put it in front of the text, or use prompt_name.");
+    return prompt_add(g, root, prompt);
 }
 
 static enum status read_body(struct gen *g, json_t *root)
@@ -110,12 +176,13 @@ static enum status read_body(struct gen *g, json_t *root)
     const struct model *m = g->r->srv->model;
     int64_t dimensions = m->pooling->width;
     json_t *input = field(root, "input"), *format = field(root, "encoding_format");
+    bool chat = !input && field(root, "messages");
     if (m->pooling->unsupported[0])
         return api_fail(e, 400, "unsupported_model", "model",
                         "This model's embeddings are not supported: modules.json has %s.",
                         m->pooling->unsupported);
-    if (!input) return api_fail(e, 400, "missing_required_parameter", "input", "input is missing.");
-    if (!json_is_string(input) && !json_is_array(input))
+    if (!input && !chat) return api_fail(e, 400, "missing_required_parameter", "input", "input is missing.");
+    if (!chat && !json_is_string(input) && !json_is_array(input) && !json_is_object(input))
         return api_fail(e, 400, "invalid_type", "input",
                         "input must be a string, an array of strings, or one or more arrays of token ids.");
     if (format && !json_is(format, "float") && !json_is(format, "base64"))
@@ -123,14 +190,13 @@ static enum status read_body(struct gen *g, json_t *root)
                         "encoding_format must be 'float' or 'base64'.");
     struct embeddings_state *s = g->dialect_state = calloc(1, sizeof *s);
     if (!s) return api_nomem(e);
-    g->p.add_special_tokens = true;
+    g->p.add_special_tokens = !chat;
     if (embed_read(g, root) || field_int(e, root, "dimensions", 1, m->pooling->width, &dimensions, NULL) ||
-        prompt_add(g, root))
+        task(g, root))
         return ST_INVALID;
     s->dimensions = (uint32_t)dimensions;
     s->base64 = json_is(format, "base64");
-    g->p.pooling = m->pooling->kind;
-    return ST_OK;
+    return chat ? messages(g, root) : read_input(g, root);
 }
 
 /* The first n numbers, scaled to length 1 as torch.nn.functional.normalize does: x / max(|x|, 1e-12). */
@@ -142,47 +208,71 @@ static void normalize(float *v, uint32_t n)
     for (uint32_t i = 0; i < n; i++) v[i] = (float)((double)v[i] / length);
 }
 
-static void vector_write(struct json_writer *o, const float *v, uint32_t n, bool base64)
+float *embed_vectors(struct gen *g, uint32_t i, uint32_t n, uint32_t *rows)
 {
-    if (base64) { /* floats of 32 bits, little-endian as this machine's */
-        size_t cap = sodium_base64_encoded_len(n * sizeof *v, sodium_base64_VARIANT_ORIGINAL);
-        char *text = malloc(cap);
-        if (!text) {
-            o->st = ST_NOMEM;
-            return;
-        }
-        sodium_bin2base64(text, cap, (const unsigned char *)v, n * sizeof *v, sodium_base64_VARIANT_ORIGINAL);
-        jw_cstring(o, text);
-        free(text);
-        return;
+    const struct pooling *p = g->r->srv->model->pooling;
+    float *v = (float *)(void *)g->choices[i].text.data; /* gen_events left them there */
+    *rows = (uint32_t)(g->choices[i].text.len / sizeof *v / p->width);
+    for (uint32_t k = 0; k < *rows; k++) {
+        float *row = v + (size_t)k * n;
+        memmove(row, v + (size_t)k * p->width, n * sizeof *row);
+        if (p->normalize || n < p->width) normalize(row, n);
     }
-    for (uint32_t i = 0; i < n; i++) {
-        jw_text(o, i ? "," : "[");
-        jw_float32(o, v[i]);
-    }
-    jw_text(o, "]");
+    return v;
 }
 
-/* Of input i. */
+static void base64_write(struct json_writer *o, const float *v, size_t n)
+{
+    size_t cap = sodium_base64_encoded_len(n * sizeof *v, sodium_base64_VARIANT_ORIGINAL);
+    char *text = malloc(cap);
+    if (!text) {
+        o->st = ST_NOMEM;
+        return;
+    }
+    sodium_bin2base64(text, cap, (const unsigned char *)v, n * sizeof *v, sodium_base64_VARIANT_ORIGINAL);
+    jw_cstring(o, text);
+    free(text);
+}
+
+/* Of input i: a vector, or a list of them. Base64: floats of 32 bits in a row, little-endian as this
+ * machine's. */
 static void embedding(struct json_writer *o, struct gen *g, uint32_t i)
 {
     const struct embeddings_state *s = g->dialect_state;
-    const struct model *m = g->r->srv->model;
-    float *v = (float *)(void *)g->choices[i].text.data; /* gen_events left it there */
-    if (m->pooling->normalize || s->dimensions < m->pooling->width) normalize(v, s->dimensions);
-    vector_write(o, v, s->dimensions, s->base64);
+    bool all = g->p.pooling == POOL_ALL;
+    uint32_t rows, n = s->dimensions;
+    const float *v = embed_vectors(g, i, n, &rows);
+    if (s->base64) {
+        base64_write(o, v, (size_t)rows * n);
+        return;
+    }
+    if (all) jw_text(o, "[");
+    for (uint32_t k = 0; k < rows; k++) {
+        jw_text(o, k ? ",[" : "[");
+        for (uint32_t c = 0; c < n; c++) {
+            if (c) jw_text(o, ",");
+            jw_float32(o, v[(size_t)k * n + c]);
+        }
+        jw_text(o, "]");
+    }
+    if (all) jw_text(o, "]");
 }
 
-static void response(struct json_writer *o, struct choice *first)
+static void list(struct json_writer *o, struct choice *first, const char *id, const char *object,
+                 const char *name)
 {
     struct gen *g = first->gen;
     jw_text(o, "{");
-    embed_head(o, g, "embd-", "list");
+    embed_head(o, g, id, "list");
     jw_text(o, ",\"data\":[");
     for (uint32_t i = 0; i < g->choice_count; i++) {
-        jw_text(o, i ? ",{\"object\":\"embedding\",\"index\":" : "{\"object\":\"embedding\",\"index\":");
+        jw_text(o, i ? ",{\"object\":" : "{\"object\":");
+        jw_cstring(o, object);
+        jw_text(o, ",\"index\":");
         jw_uint(o, i);
-        jw_text(o, ",\"embedding\":");
+        jw_text(o, ",");
+        jw_cstring(o, name);
+        jw_text(o, ":");
         embedding(o, g, i);
         jw_text(o, "}");
     }
@@ -192,8 +282,20 @@ static void response(struct json_writer *o, struct choice *first)
     jw_text(o, "}");
 }
 
+static void response(struct json_writer *o, struct choice *first)
+{
+    list(o, first, "embd-", "embedding", "embedding");
+}
+
+static void pooling_response(struct json_writer *o, struct choice *first)
+{
+    list(o, first, "pool-", "pooling", "data");
+}
+
 const struct dialect dialect_embeddings = {
     .read = read_body, .source = "input", .response = response, .on_worker = true};
+const struct dialect dialect_pooling = {
+    .read = read_body, .source = "input", .response = pooling_response, .on_worker = true};
 
 /* ---- Ollama's ---- */
 

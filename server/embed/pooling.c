@@ -1,7 +1,9 @@
 /* See pooling.h. */
 #include "server/embed/pooling.h"
 
+#include "config/gguf/gguf.h"
 #include "engine/checkpoint/safetensors.h"
+#include "engine/families/families.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -43,20 +45,30 @@ static void transpose(const float *from, uint32_t out, uint32_t in, float *to)
         for (uint32_t i = 0; i < in; i++) to[(size_t)i * out + o] = from[(size_t)o * in + i];
 }
 
-static enum status dense_weights(const struct stf_files *files, const char *path, struct dense *d,
-                                 struct err *err)
+/* The next layer, its tensors NAME.weight [out, width so far] and, if there is one, NAME.bias. `columns`:
+ * what out must be; 0: as the tensor says. */
+static enum status dense_add(const struct stf_files *files, const char *name, const char *path,
+                             uint64_t columns, bool tanh, struct pooling *p, struct err *err)
 {
-    const struct stf_tensor *w = stf_find(files, "linear.weight"), *b = stf_find(files, "linear.bias");
-    if (!w || w->rank != 2 || w->shape[0] != d->out || w->shape[1] != d->in ||
-        (b && (b->rank != 1 || b->shape[0] != d->out)))
-        return err_set(err, ST_FORMAT, "%s: linear.weight must be %u x %u, linear.bias %u", path, d->out,
-                       d->in, d->out);
+    char weight[64], bias[64];
+    snprintf(weight, sizeof weight, "%.50s.weight", name);
+    snprintf(bias, sizeof bias, "%.50s.bias", name);
+    const struct stf_tensor *w = stf_find(files, weight), *b = stf_find(files, bias);
+    uint64_t out = w && w->rank == 2 && !columns ? w->shape[0] : columns;
+    if (!w || w->rank != 2 || out < 1 || out > DENSE_WIDTH_MAX || w->shape[0] != out ||
+        w->shape[1] != p->width || (b && (b->rank != 1 || b->shape[0] != out)))
+        return err_set(err, ST_FORMAT, "%s: %s must be [1 to %u, %u], and %s as long", path, weight,
+                       DENSE_WIDTH_MAX, p->width, bias);
+    struct dense *d = &p->dense[p->dense_count++];
+    *d = (struct dense){.in = p->width, .out = (uint32_t)out, .tanh = tanh};
+    p->width = d->out;
+    if (d->out > p->width_max) p->width_max = d->out;
     float *rows = malloc((size_t)d->in * d->out * sizeof *rows);
     d->weight = malloc((size_t)d->in * d->out * sizeof *d->weight);
     d->bias = calloc(d->out, sizeof *d->bias);
     enum status st = rows && d->weight && d->bias ? ST_OK : err_nomem(err, path);
     if (!st && (!stf_to_f32(w, rows) || (b && !stf_to_f32(b, d->bias))))
-        st = err_set(err, ST_UNSUPPORTED, "%s: linear.weight and linear.bias must be floats", path);
+        st = err_set(err, ST_UNSUPPORTED, "%s: %s and %s must be floats", path, weight, bias);
     if (!st) transpose(rows, d->out, d->in, d->weight);
     free(rows);
     return st;
@@ -72,21 +84,16 @@ static enum status dense_module(const char *dir, const char *sub, struct pooling
     json_int_t in = json_integer_value(json_object_get(c, "in_features")),
                to = json_integer_value(json_object_get(c, "out_features"));
     const char *name = f ? class_name(f) : "Tanh"; /* its class's default */
-    struct dense *d = &out->dense[out->dense_count];
     int n = snprintf(path, sizeof path, "%s/%s/model.safetensors", dir, sub);
-    if (!st && ((size_t)n >= sizeof path || in != out->width || to < 1 || to > DENSE_WIDTH_MAX))
+    if (!st && ((size_t)n >= sizeof path || in != out->width || to < 1))
         st = err_set(err, ST_FORMAT, "%s/%s/config.json: in_features must be %u, out_features 1 to %u", dir,
                      sub, out->width, DENSE_WIDTH_MAX);
     bool tanh = strcmp(name, "Tanh") == 0;
     if (!st && ((!tanh && strcmp(name, "Identity") != 0) || out->dense_count == POOLING_DENSE_MAX))
         snprintf(out->unsupported, sizeof out->unsupported, "a Dense module with %.30s", name);
     else if (!st) {
-        *d = (struct dense){.in = (uint32_t)in, .out = (uint32_t)to, .tanh = tanh};
-        out->dense_count++;
-        out->width = d->out;
-        if (d->out > out->width_max) out->width_max = d->out;
         st = stf_open_file(path, &files, err);
-        if (!st) st = dense_weights(files, path, d, err);
+        if (!st) st = dense_add(files, "linear", path, (uint64_t)to, tanh, out, err);
     }
     stf_close(files);
     json_decref(c);
@@ -152,14 +159,42 @@ static enum status modules_read(const char *dir, const json_t *modules, struct p
     return st;
 }
 
-enum status pooling_load(const char *dir, uint32_t hidden, struct pooling **out, struct err *err)
+/* What the model's own files say: the layer of multi-vector embeddings; of a GGUF file the pooling, and the
+ * layers behind it. */
+static enum status own_layers(const char *dir, const char *vectors, struct pooling *p, struct err *err)
+{
+    static const char *const layers[] = {"dense_2", "dense_3"};
+    struct stf_files *files = NULL;
+    uint32_t pooling = 0;
+    if (!vectors && !gguf_is(dir)) return ST_OK;
+    enum status st = family_open(dir, NULL, &files, err);
+    if (!st && vectors) {
+        p->kind = POOL_ALL;
+        st = dense_add(files, vectors, dir, 0, false, p, err);
+    } else if (!st && (st = gguf_pooling(dir, &pooling, err)) == ST_OK) {
+        if (pooling == GGUF_POOLING_MEAN) p->kind = POOL_MEAN;
+        else if (pooling == GGUF_POOLING_CLS)
+            snprintf(p->unsupported, sizeof p->unsupported, "a pooling that is neither mean nor last token");
+        for (size_t i = 0; i < 2 && !st; i++) {
+            char name[16];
+            snprintf(name, sizeof name, "%s.weight", layers[i]);
+            if (stf_find(files, name)) st = dense_add(files, layers[i], dir, 0, false, p, err);
+        }
+    }
+    stf_close(files);
+    return st;
+}
+
+enum status pooling_load(const char *dir, const char *vectors, uint32_t hidden, struct pooling **out,
+                         struct err *err)
 {
     json_t *modules;
     struct pooling *p = *out = malloc(sizeof *p);
     if (!p) return err_nomem(err, NULL);
     *p = (struct pooling){.kind = POOL_LAST, .width = hidden, .width_max = hidden, .normalize = true};
     enum status st = file_load(dir, "", "modules.json", &modules, err);
-    if (!st && json_is_array(modules)) st = modules_read(dir, modules, p, err);
+    if (!st) st = own_layers(dir, vectors, p, err);
+    if (!st && json_is_array(modules) && !vectors) st = modules_read(dir, modules, p, err);
     json_decref(modules);
     p->scratch = malloc(p->width_max * sizeof *p->scratch);
     if (!st && !p->scratch) st = err_nomem(err, dir);

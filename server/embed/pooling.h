@@ -1,6 +1,6 @@
 /* How a checkpoint's embeddings and relevance scores are made, as its files for sentence-transformers say:
  * modules.json (pooling, normalisation, the tokens of a score), config_sentence_transformers.json (prompts by
- * name). Immutable after loading. */
+ * name); or the keys and layers of a GGUF file. Immutable after loading. */
 #ifndef KVASIR_POOLING_H
 #define KVASIR_POOLING_H
 
@@ -11,14 +11,14 @@
 
 #define POOLING_DENSE_MAX 4u
 
-/* A linear layer on the pooled vector. */
+/* A linear layer on the pooled vector, or on each of them. */
 struct dense {
     uint32_t in, out;
     bool tanh;
     float *weight, *bias; /* [in, out], [out]; owned */
 };
 struct pooling {
-    enum sched_pooling kind; /* without modules.json: the last token's */
+    enum sched_pooling kind; /* without modules.json: the last token's; with model_retrieval.vectors: all */
     uint32_t width;          /* of an embedding */
     struct dense dense[POOLING_DENSE_MAX];
     uint32_t dense_count, width_max; /* width_max: of the longest vector on the way */
@@ -32,9 +32,9 @@ struct pooling {
     json_t *config;             /* owned */
 };
 
-/* dir may be a GGUF file: then there are no such files. hidden: width of what is pooled. ST_FORMAT names the
+/* dir may be a GGUF file. vectors: model_retrieval's. hidden: width of what is pooled. ST_FORMAT names the
  * file. */
-enum status pooling_load(const char *dir, uint32_t hidden, struct pooling **out,
+enum status pooling_load(const char *dir, const char *vectors, uint32_t hidden, struct pooling **out,
                          struct err *err) KV_MUST_CHECK;
 /* The dense modules (arg: the struct pooling), in place. One thread at a time: sched_options.project. */
 void pooling_project(void *arg, double *pooled);

@@ -22,6 +22,9 @@ struct chat {
     struct request *r;
     struct gen *g;
     struct chat_images images;
+    /* of the current prompt: its messages, and its images */
+    struct chat_messages messages;
+    uint32_t first_image, image_count;
     struct template_result rendered;
 };
 
@@ -46,7 +49,7 @@ static enum status render(struct chat *c)
     while (count < SPECIALS_MAX &&
            tok_special_role(m->tok, count, &specials[count].name, &specials[count].text))
         count++;
-    struct template_request rq = {.messages = &c->g->messages,
+    struct template_request rq = {.messages = &c->messages,
                                   .tools = json_array_size(c->g->tools) ? c->g->tools : NULL,
                                   .documents = json_is_array(c->g->documents) ? c->g->documents : NULL,
                                   .kwargs = c->g->variables,
@@ -79,26 +82,24 @@ static enum status misplaced(struct chat *c, enum status st, const struct err *e
     return api_fail_status(&c->r->response.error, st, gen_source(c->g), err);
 }
 
-static enum status build(struct chat *c)
+static enum status build(struct chat *c, struct gen_prompt *to)
 {
     const struct model *m = c->r->srv->model;
     struct gen *g = c->g;
     struct err err = {0};
-    g->prompts = calloc(1, sizeof *g->prompts);
-    if (!g->prompts) return no_memory(c);
-    g->prompt_count = 1;
-    struct prompt *p = &g->prompts[0].prompt;
-    enum status st =
-        prompt_build(m->info, m->tok, c->rendered.runs, c->rendered.run_count, g->p.add_special_tokens,
-                     c->images.list, c->images.count, gen_ids_max(g), p, &err);
+    struct prompt *p = &to->prompt;
+    struct prompt_image *images = c->images.list + c->first_image;
+    enum status st = prompt_build(m->info, m->tok, c->rendered.runs, c->rendered.run_count,
+                                  g->p.add_special_tokens, images, c->image_count, gen_ids_max(g), p, &err);
     if (st == ST_TOO_LARGE) return gen_too_long(g);
     if (st) return misplaced(c, st, &err);
     for (uint32_t i = 0; i < p->span_count; i++)
-        if (p->spans[i].image) g->prompts[0].image_tokens += p->spans[i].end - p->spans[i].begin;
-    for (uint32_t i = 0; i < g->image_count; i++) g->images[i].first = prompt_image(p, g->images[i].first);
+        if (p->spans[i].image) to->image_tokens += p->spans[i].end - p->spans[i].begin;
+    for (uint32_t i = c->first_image; i < c->first_image + c->image_count; i++)
+        g->images[i].first = prompt_image(p, g->images[i].first);
     if (!g->p.return_cache_info) return ST_OK;
-    st = cache_places_build(m->info, m->tok, &c->rendered, &g->messages, c->images.list, c->images.count, p,
-                            &g->prompts[0].places, &err);
+    st = cache_places_build(m->info, m->tok, &c->rendered, &g->messages, images, c->image_count, p,
+                            &to->places, &err);
     return st ? api_fail_status(&c->r->response.error, st, gen_source(g), &err) : ST_OK;
 }
 
@@ -169,9 +170,20 @@ enum status gen_read_chat(struct gen *g, json_t *root)
 
 static enum status chat_build(struct chat *c)
 {
-    enum status st = chat_images_make(c->g, &c->images);
-    if (!st) st = render(c);
-    return st ? st : build(c);
+    struct gen *g = c->g;
+    size_t each = g->messages_each ? g->messages_each : g->messages.count;
+    enum status st = chat_images_make(g, &c->images);
+    if (!st) st = gen_prompts_new(g, g->messages.count / each);
+    for (uint32_t k = 0; k < g->prompt_count && !st; k++) {
+        c->messages = (struct chat_messages){.list = g->messages.list + k * each, .count = each};
+        uint32_t end = c->first_image += c->image_count;
+        while (end < c->images.count && g->images[end].prompt == k) end++;
+        c->image_count = end - c->first_image;
+        template_result_free(&c->rendered);
+        st = render(c);
+        if (!st) st = build(c, &g->prompts[k]);
+    }
+    return st;
 }
 
 /* Does the prompt end within the model's reasoning? Some templates open it; a message to be continued may
@@ -226,8 +238,10 @@ enum status gen_prompt_parts(struct gen *g)
 {
     struct chat c = {.r = g->r, .g = g};
     enum status st = chat_build(&c);
-    if (!st) st = gen_truncate(g, &g->prompts[0]);
-    if (!st) st = gen_context_check(g, &g->prompts[0]);
+    for (uint32_t k = 0; k < g->prompt_count && !st; k++) {
+        st = gen_truncate(g, &g->prompts[k]);
+        if (!st) st = gen_context_check(g, &g->prompts[k]);
+    }
     chat_fini(&c);
     return st;
 }
@@ -255,6 +269,7 @@ enum status tokenize_chat(struct gen *g)
 enum status render_chat(struct gen *g, struct json_writer *o)
 {
     struct chat c = {.r = g->r, .g = g};
+    c.messages = g->messages;
     enum status st = render(&c);
     if (!st) jw_string(o, c.rendered.text, c.rendered.len);
     chat_fini(&c);

@@ -219,8 +219,10 @@ static enum status make_one(struct gen *g, const struct image_ref *ref, struct g
     if (kept && image_hash_cache_get(image_hashes, file->file_hash, parts))
         return ST_OK; /* keep the file: its pixels may be needed later */
     enum status st = decode(g, ref, file, prepared, parts);
-    free(file->bytes);
-    file->bytes = NULL;
+    if (!g->messages_each) { /* else another prompt may have the same file */
+        free(file->bytes);
+        file->bytes = NULL;
+    }
     if (st || gen_pixels_account(g, prepared)) return st;
     return api_fail(&g->r->response.error, 429, "rate_limit_exceeded", NULL,
                     "The server holds too many decoded images; try again later.");
@@ -250,6 +252,15 @@ static enum status check_room(struct gen *g, const struct image_ref *ref, const 
                     m->caps.context_max);
 }
 
+/* The first image of the request with the file of image i: what all prompts share, such as a query. */
+static uint32_t first_of(const struct gen *g, uint32_t i)
+{
+    const struct image_ref *refs = g->messages.images;
+    uint32_t k = 0;
+    while (g->messages_each && k < i && refs[k].source != refs[i].source) k++;
+    return g->messages_each ? k : i;
+}
+
 enum status chat_images_make(struct gen *g, struct chat_images *out)
 {
     const struct chat_messages *messages = &g->messages;
@@ -264,21 +275,28 @@ enum status chat_images_make(struct gen *g, struct chat_images *out)
     out->count = g->image_count = (uint32_t)count;
     uint64_t tokens = 0;
     for (uint32_t i = 0, first = 0; i < out->count; i++) {
-        const struct image_parts *parts = &out->parts[i];
-        bool video = messages->images[i].video;
-        enum status st = make_one(g, &messages->images[i], &g->images[i], &out->prepared[i], &out->parts[i]);
-        if (!st) st = check_room(g, &messages->images[i], parts, &tokens);
+        const struct image_ref *ref = &messages->images[i];
+        struct gen_image *to = &g->images[i];
+        uint32_t same = first_of(g, i), prompt = g->messages_each ? ref->message / g->messages_each : 0;
+        const struct image_parts *parts = &out->parts[same];
+        enum status st = same < i ? ST_OK : make_one(g, ref, to, &out->prepared[i], &out->parts[i]);
+        if (i && prompt != g->images[i - 1].prompt) tokens = first = 0;
+        if (!st) st = check_room(g, ref, parts, &tokens);
         if (st) return st;
         out->list[i] = (struct prompt_image){.images = out->prepared[i].images,
                                              .keys = (const uint8_t(*)[32])parts->keys,
                                              .count = parts->count,
                                              .rows = parts->rows,
                                              .columns = parts->columns,
-                                             .video = video,
+                                             .video = ref->video,
                                              .grids = parts->grids,
                                              .stamps = parts->stamps};
-        g->images[i].first = first;
-        g->images[i].count = parts->count;
+        if (same < i) *to = (struct gen_image){.ask = g->images[same].ask};
+        if (same < i) memcpy(to->file_hash, g->images[same].file_hash, sizeof to->file_hash);
+        to->same = same;
+        to->prompt = prompt;
+        to->first = first;
+        to->count = parts->count;
         first += parts->count;
     }
     gen_remote_end(g);

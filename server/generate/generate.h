@@ -207,7 +207,9 @@ struct gen_image {
     uint8_t *bytes; /* the file, or the files of a video's frames; owned */
     size_t len;
     struct image_ask ask;
-    uint8_t file_hash[32];       /* its id (media/image_hash_cache.h) */
+    uint8_t file_hash[32]; /* its id (media/image_hash_cache.h) */
+    uint32_t same;         /* the image that holds the file: itself, or an earlier one */
+    uint32_t prompt;
     uint32_t first, count;       /* its spans of the prompt: [first, first + count) */
     struct image_fetch *fetch;   /* being decoded */
     struct image_prepared ready; /* a video with many parts: those not yet used */
@@ -232,6 +234,7 @@ struct gen {
     struct gen_params p;
     /* other parts of a chat's prompt; owned, until gen_read_end */
     struct chat_messages messages;         /* also for a prompt that is a list of parts */
+    uint32_t messages_each;                /* so many of them are a prompt; 0: all of them are one */
     json_t *tools, *documents, *variables; /* for the template: [{"type", "function": {"name", ..}}]; a list;
                                              an object; or NULL */
     json_t *format_root;                   /* a schema that was sent as a string */

@@ -96,11 +96,13 @@ static void fetch_run(void *arg)
     struct image_fetch *f = arg;
     const struct gen *g = f->g;
     const struct gen_image *p = &g->images[f->image];
-    const struct prompt_span *wanted = &g->prompts[0].prompt.spans[p->first];
+    const struct gen_image *file = &g->images[p->same];
+    const struct prompt_span *wanted = &g->prompts[p->prompt].prompt.spans[p->first];
     const struct model_info *mi = g->r->srv->model->info;
     struct image_parts parts = {0};
     uint64_t t0 = now_us();
-    f->error = image_from_file(&mi->image, mi->family, &p->ask, p->bytes, p->len, &f->out, &parts, &f->err);
+    f->error =
+        image_from_file(&mi->image, mi->family, &p->ask, file->bytes, file->len, &f->out, &parts, &f->err);
     /* The prompt was built from an earlier decode; with other keys the cache would return another image's
      * data. */
     if (!f->error) f->differs = parts.count != p->count;
@@ -198,9 +200,10 @@ void gen_image_wanted(struct choice *c, const struct sched_event *ev)
     if (r->cancelled || g->failed) return; /* its sequences are ending */
     uint32_t k = 0;
     while (k < g->image_count &&
-           !(ev->index >= g->images[k].first && ev->index - g->images[k].first < g->images[k].count))
+           !(c->prompt == &g->prompts[g->images[k].prompt] && ev->index >= g->images[k].first &&
+             ev->index - g->images[k].first < g->images[k].count))
         k++;
-    bool known = k < g->image_count && g->images[k].bytes;
+    bool known = k < g->image_count && g->images[g->images[k].same].bytes;
     uint32_t part = known ? ev->index - g->images[k].first : 0;
     if (known && part < g->images[k].ready.count && g->images[k].ready.images[part].rgb) {
         pixels_unbook(g, image_u8_bytes(&g->images[k].ready.images[part]));

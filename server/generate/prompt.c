@@ -34,6 +34,18 @@ enum status gen_too_long(struct gen *g)
                     g->r->srv->model->caps.context_max, what, gen_ids_max(g), what);
 }
 
+enum status gen_prompts_new(struct gen *g, size_t count)
+{
+    const char *name = gen_source(g);
+    if (count > LIMIT_PROMPTS || count * g->p.n > LIMIT_CHOICES)
+        return api_fail(&g->r->response.error, 400, "invalid_value", name,
+                        "Too many prompts: at most %u, and at most %u choices in all.", LIMIT_PROMPTS,
+                        LIMIT_CHOICES);
+    g->prompts = calloc(count, sizeof *g->prompts);
+    g->prompt_count = g->prompts ? (uint32_t)count : 0;
+    return g->prompts ? ST_OK : no_memory(g);
+}
+
 static enum status context_check(struct gen *g, const struct gen_prompt *p)
 {
     uint64_t m = g->r->srv->model->caps.context_max, count = p->prompt.token_count;
@@ -53,9 +65,10 @@ static enum status context_check(struct gen *g, const struct gen_prompt *p)
                         g->kind == GEN_CHAT ? "the messages" : "your prompt", r, what);
     }
     const struct engine_caps *caps = &g->r->srv->model->caps;
-    if (g->r->srv->model->info->encoder && !g->p.pooling)
+    const struct model_info *info = g->r->srv->model->info;
+    if ((info->encoder || info->retrieval.vectors) && !g->p.pooling)
         return api_fail(&g->r->response.error, 400, "unsupported_model", "model",
-                        "This model is an encoder and generates no text: use /v1/embeddings.");
+                        "This model generates no text: use /v1/embeddings.");
     if (p->prompt.span_count && p->prompt.spans[0].rule == SPAN_PREFIX_LM && count > caps->span_tokens_max) {
         return api_fail(
             &g->r->response.error, 400, "context_length_exceeded", param,
@@ -228,9 +241,9 @@ static enum status ids_prompt(struct gen *g, json_t *list, const char *path, str
     return ST_OK;
 }
 
-static enum status one_prompt(struct gen *g, json_t *v, json_t *suffix, const char *path)
+static enum status one_prompt(struct gen *g, json_t *v, json_t *suffix, const char *path,
+                              struct gen_prompt *p)
 {
-    struct gen_prompt *p = &g->prompts[g->prompt_count++];
     enum status st = json_is_string(v)  ? text_prompt(g, v, suffix, path, p)
                      : json_is_array(v) ? ids_prompt(g, v, path, p)
                                         : api_fail(&g->r->response.error, 400, "invalid_type", path,
@@ -267,17 +280,11 @@ enum status gen_prompt_completion(struct gen *g, json_t *root)
     bool many = json_is_array(v) && !json_is_number(json_array_get(v, 0));
     size_t count = many ? json_array_size(v) : 1;
     if (!count) return api_fail(e, 400, "empty_array", name, "%s is empty.", name);
-    if (count > LIMIT_PROMPTS || count * g->p.n > LIMIT_CHOICES) {
-        return api_fail(e, 400, "invalid_value", name,
-                        "Too many prompts: at most %u, and at most %u choices in all.", LIMIT_PROMPTS,
-                        LIMIT_CHOICES);
-    }
-    g->prompts = calloc(count, sizeof *g->prompts);
-    if (!g->prompts) return no_memory(g);
+    if (gen_prompts_new(g, count)) return ST_INVALID;
     for (size_t i = 0; i < count; i++) {
         char path[40];
         snprintf(path, sizeof path, many ? "%s[%zu]" : "%s", name, i);
-        enum status st = one_prompt(g, many ? json_array_get(v, i) : v, suffix, path);
+        enum status st = one_prompt(g, many ? json_array_get(v, i) : v, suffix, path, &g->prompts[i]);
         if (st) return st;
     }
     return ST_OK;

@@ -6,6 +6,7 @@
 
 uint32_t gen_ids_max(const struct gen *g);             /* more ids are rejected during tokenization */
 enum status gen_too_long(struct gen *g) KV_MUST_CHECK; /* sets that error */
+enum status gen_prompts_new(struct gen *g, size_t count) KV_MUST_CHECK;      /* so many, empty; or too many */
 enum status gen_truncate(struct gen *g, struct gen_prompt *p) KV_MUST_CHECK; /* truncate_prompt_tokens */
 enum status gen_context_check(struct gen *g, const struct gen_prompt *p)
     KV_MUST_CHECK; /* checks that prompt and output fit the context */

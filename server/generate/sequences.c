@@ -23,6 +23,13 @@
 
 #define TEXT_MAX (64u << 20) /* bytes of one choice's text */
 
+static size_t pooled_floats(const struct choice *c)
+{
+    const struct gen *g = c->gen;
+    uint32_t rows = g->p.pooling == POOL_ALL ? c->prompt->prompt.token_count : 1;
+    return (size_t)rows * g->r->srv->model->embedding_width;
+}
+
 static void account_choice(struct choice *c)
 {
     size_t bytes = c->text.cap + c->id_cap * sizeof *c->ids;
@@ -319,12 +326,12 @@ static void end_metrics(struct choice *c, const struct sched_event *ev)
                                       });
 }
 
-/* The pooled vector takes the place of the text. */
+/* The pooled vectors take the place of the text. */
 static enum status take_pooled(struct choice *c, const double *pooled)
 {
-    uint32_t n = c->gen->r->srv->model->embedding_width;
+    size_t n = pooled_floats(c);
     enum status st = buf_reserve(&c->text, n * sizeof(float));
-    for (uint32_t i = 0; i < n && !st; i++) {
+    for (size_t i = 0; i < n && !st; i++) {
         float v = (float)pooled[i];
         st = buf_add(&c->text, &v, sizeof v);
     }
@@ -514,12 +521,17 @@ static bool choices_create(struct gen *g)
         }
         /* One sequence per prompt scores it, unless each choice returns the scores before its own tokens. */
         if (i % g->p.n && !(g->p.echo && g->p.logprobs)) c->sampling.prompt_logprobs = SAMPLING_NO_LOGPROBS;
-        buf_init(&c->text, TEXT_MAX);
+        buf_init(&c->text, g->p.pooling ? LIMIT_RESPONSE_BYTES : TEXT_MAX);
         logprobs_init(&c->logprobs, tok, g->kind == GEN_COMPLETION && !g->dialect, g->p.tokens_as_ids,
                       g->p.logprobs_top);
         c->detok = malloc(sizeof *c->detok);
         if (!c->detok) return false;
         detok_init(c->detok, tok, g->p.skip_special);
+        /* Vectors of all tokens: counted before they are computed. */
+        if (g->p.pooling == POOL_ALL) {
+            if (buf_reserve(&c->text, pooled_floats(c) * sizeof(float))) return false;
+            account_choice(c);
+        }
         if (!output_create(c) || !gen_constraint_start(c)) return false;
         gen_thinking_start(c);
     }

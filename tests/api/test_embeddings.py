@@ -69,7 +69,7 @@ def variant(name):
         short = vectors(ask(input=texts[1], dimensions=8)[1])[0]
         check.equal(f"{name} dimensions", len(short), 8)
         check.true(f"{name} length", abs(sum(v * v for v in short) - 1) < 1e-5)
-        if name == "encoder_f32":  # generates no text
+        if name in ("encoder_f32", "plain_f32"):  # generates no text
             status, answer = post(s, "/v1/completions", {"prompt": "a"})
             check.equal(f"{name} completions", (status, answer["error"]["code"]), (400, "unsupported_model"))
         # an empty text has one token if the tokenizer ends each text with one
@@ -83,6 +83,24 @@ def variant(name):
             check.equal(f"{name} {param}", (status, answer["error"]["param"]), (400, param))
     finally:
         s.stop()
+
+
+def ggufs():
+    """As GGUF files in float32: pooling, layers and the end of each text from their keys."""
+    for name, source in ("gemma_embedding", "plain_f32"), ("qwen3_embedding", "last_f32"):
+        cases = json.load(open(golden("embeddings", source, "golden.json")))
+        cases = [c for c in cases if not c["prompt_name"]]
+        s = Server(BINARY, golden("gguf", name + ".gguf"))
+        try:
+            for c in cases:
+                status, answer = post(s, "/v1/embeddings", {"input": [c["ids"]], "add_special_tokens": False})
+                check.equal(f"{name} status", status, 200)
+                close(f"{name} {c['input'][:12]!r}", vectors(answer)[0], c["vector"])
+            counts = [post(s, "/v1/embeddings", {"input": t})[1]["usage"]["prompt_tokens"] for t in ("", "a")]
+            added = 2 if source == "plain_f32" else 1  # <bos>, and the token at the end
+            check.equal(f"{name} tokens added", counts, [added, added + 1])
+        finally:
+            s.stop()
 
 
 def scores():
@@ -156,6 +174,8 @@ if __name__ == "__main__":
     check.run(variant, "last_f32")
     check.run(variant, "mean_f32")
     check.run(variant, "encoder_f32")
+    check.run(variant, "plain_f32")
+    check.run(ggufs)
     check.run(scores)
     check.run(others)
     check.end()

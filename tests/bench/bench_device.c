@@ -593,7 +593,7 @@ int main(int argc, char **argv)
     }
     const char *hopper = getenv("KVASIR_CUDA_HOPPER"), *gemm = getenv("KVASIR_GEMM");
     const struct be_params params = {.act = BE_BF16,
-                                     .gemm = gemm && strcmp(gemm, "own") == 0 ? BE_GEMM_OWN : BE_GEMM_AUTO,
+                                     .own_gemm = gemm && strcmp(gemm, "own") == 0,
                                      .hopper = hopper && strcmp(hopper, "1") == 0};
     if (k.ops->open(&params, &k.b) != BE_OK || k.ops->ceiling(k.b, &k.report.ceiling) != BE_OK) {
         fprintf(stderr, "the backend can't be opened or measured: %s\n", k.ops->last_error(k.b));

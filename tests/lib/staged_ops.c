@@ -121,7 +121,7 @@ static enum be_result st_open(const struct be_params *p, struct backend **out)
     s->act_bytes = be_dtype_bytes(p->act);
     const char *hopper = getenv("KVASIR_CUDA_HOPPER"), *gemm = getenv("KVASIR_GEMM");
     struct be_params params = *p;
-    params.gemm = gemm && strcmp(gemm, "own") == 0 ? BE_GEMM_OWN : BE_GEMM_AUTO;
+    params.own_gemm = gemm && strcmp(gemm, "own") == 0;
     params.hopper = hopper && strcmp(hopper, "1") == 0;
     enum be_result r = s->ops->open(&params, &s->b);
     if (r != BE_OK) {

@@ -29,7 +29,8 @@ static void ref__layer_stats(const float *x, uint32_t c, float eps, float *mean,
 static void ref__norm_row(const struct be_norm_args *a, uint32_t t)
 {
     uint32_t c = a->c;
-    const float *v = a->x ? a->x + (size_t)t * c : NULL;
+    size_t stride = a->stride ? a->stride : c;
+    const float *v = a->x ? a->x + t * stride : NULL;
     float post = a->post_weight ? ref__rms_scale(v, c, a->eps) : 1.0f;
     if (a->residual) {
         float *r = a->residual + (size_t)t * c;
@@ -60,7 +61,7 @@ static void ref__norm_row(const struct be_norm_args *a, uint32_t t)
     } else {
         scale = ref__rms_scale(v, c, a->eps);
     }
-    size_t ld = a->out_dense ? c : be_ld(c), at = t * ld;
+    size_t ld = a->out_dense ? c : be_ld(c), at = t * (a->out_dense ? stride : ld);
     for (uint32_t i = 0; i < c; i++) {
         float y = (REF_B(i) - mean) * scale * a->weight[i];
         act_put(a->out, a->out_dtype, at + i, a->bias ? y + a->bias[i] : y);

@@ -74,7 +74,7 @@ struct vec_norm {
 static const float *vec__norm_input(const struct be_norm_args *a, uint32_t t, float *tmp)
 {
     uint32_t c = a->c;
-    const float *x = a->x ? a->x + (size_t)t * c : NULL;
+    const float *x = a->x ? a->x + t * (a->stride ? a->stride : c) : NULL;
     float *res = a->residual ? a->residual + (size_t)t * c : NULL;
     if (!x) return res;
     if (!res && !a->post_weight) return x;
@@ -96,14 +96,14 @@ static void vec__norm_range(void *ctx, uint32_t begin, uint32_t end, uint32_t wo
     const struct vec_norm *j = ctx;
     const struct be_norm_args *a = j->a;
     uint32_t c = a->c;
-    size_t ld = a->out_dense ? c : be_ld(c);
+    size_t ld = a->out_dense ? c : be_ld(c), step = a->out_dense && a->stride ? a->stride : ld;
     for (uint32_t t = begin; t < end; t++) {
         const float *v = vec__norm_input(a, t, cpu_thread_scratch(j->b, worker));
         if (!a->out) continue;
         float m = a->kind == BE_NORM_LAYER ? vec__mean(v, c) : 0.0f;
         struct vf mean = vf_set1(m), scale = vf_set1(1.0f / sqrtf(vec__sum_sq(v, c, m) / (float)c + a->eps));
-        float *out32 = (float *)a->out + t * ld;
-        uint16_t *out16 = (uint16_t *)a->out + t * ld;
+        float *out32 = (float *)a->out + t * step;
+        uint16_t *out16 = (uint16_t *)a->out + t * step;
         VEC_FOR(i, c)
         {
             struct vf y = vf_load_n(v + i, c - i);
@@ -117,7 +117,7 @@ static void vec__norm_range(void *ctx, uint32_t begin, uint32_t end, uint32_t wo
             }
         }
         size_t size = be_dtype_bytes(a->out_dtype);
-        memset((char *)a->out + (t * ld + c) * size, 0, (ld - c) * size);
+        memset((char *)a->out + (t * step + c) * size, 0, (ld - c) * size);
     }
 }
 

@@ -1,4 +1,5 @@
-/* config.json of Llama, Mistral, SmolLM3, Granite and LFM2: released files, absent keys, what is refused. */
+/* config.json of Llama, Mistral, SmolLM3, Granite, LFM2, OLMo and EXAONE 4: released files, absent keys, what
+ * is refused. */
 #include "engine/families/families.h"
 #include "engine/model/model_desc.h"
 
@@ -128,6 +129,26 @@ static void test_lfm2(void **state)
     assert_int_equal(d.layers[0].ff, 104);
 }
 
+static void test_olmo(void **state)
+{
+    (void)state;
+    load("{\"model_type\":\"olmo2\",\"rope_theta\":500000,\"rms_norm_eps\":1e-06}"); /* 7B */
+    assert_true(d.qk_norm_all && d.names.q_norm && !d.names.input_norm && !d.names.pre_mlp_norm);
+    assert_true(d.names.post_attn_norm && d.names.post_mlp_norm && d.rope_count == 1 && !d.layers[0].window);
+    load("{\"model_type\":\"olmo3\",\"sliding_window\":4096,\"rope_theta\":500000,\"rope_scaling\":{"
+         "\"attention_factor\":1.2079441541679836,\"beta_fast\":32.0,\"beta_slow\":1.0,\"factor\":8.0,"
+         "\"original_max_position_embeddings\":8192,\"rope_type\":\"yarn\"}}"); /* 7B */
+    assert_true(d.rope_count == 2 && d.ropes[0].ramp == RAMP_YARN && d.ropes[0].factor == 8);
+    assert_true(d.ropes[1].ramp == RAMP_NONE && d.ropes[1].factor == 1 && d.ropes[1].theta == 5e5);
+    for (uint32_t n = 0; n < 32; n++)
+        assert_true(d.layers[n].rope == (n % 4 != 3) && d.layers[n].window == (n % 4 == 3 ? 0 : 4096));
+    load("{\"model_type\":\"exaone4\",\"num_hidden_layers\":8,\"sliding_window_pattern\":4}");
+    assert_true(!d.qk_norm_all && d.ropes[1].unrotated_pairs == 64 && d.layers[3].rope == 1);
+    assert_true(d.layers[0].rope == 0 && d.layers[0].window == 4096 && d.layers[7].window == 0);
+    load("{\"model_type\":\"exaone4\",\"sliding_window\":null,\"sliding_window_pattern\":null}"); /* 1.2B */
+    assert_true(d.rope_count == 1 && d.layers[3].rope == 0 && d.layers[0].window == 0);
+}
+
 static void test_refused(void **state)
 {
     static const struct {
@@ -157,6 +178,12 @@ static void test_refused(void **state)
         {"{\"model_type\":\"lfm2\",\"num_hidden_layers\":1,\"layer_types\":[\"sliding_attention\"]}",
          ST_UNSUPPORTED, "only full_attention and conv"},
         {"{\"model_type\":\"lfm2\",\"block_ffn_dim_multiplier\":1000}", ST_FORMAT, "block_ff_dim"},
+        {"{\"model_type\":\"olmo3\",\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"default\"},"
+         "\"sliding_attention\":{\"rope_type\":\"yarn\"}}}",
+         ST_UNSUPPORTED, "sliding_attention.rope_type"},
+        {"{\"model_type\":\"ernie4_5\",\"use_bias\":true}", ST_UNSUPPORTED, "use_bias"},
+        {"{\"model_type\":\"exaone4\",\"sliding_window_pattern\":\"LLLG\"}", ST_FORMAT,
+         "sliding_window_pattern"},
         {"{\"model_type\":\"mixtral\"}", ST_UNSUPPORTED, "llama, mistral, ministral3, smollm3, granite"},
     };
     (void)state;
@@ -180,6 +207,6 @@ int main(void)
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_llama),   cmocka_unit_test(test_mistral),
                                        cmocka_unit_test(test_smollm3), cmocka_unit_test(test_ministral3),
                                        cmocka_unit_test(test_granite), cmocka_unit_test(test_lfm2),
-                                       cmocka_unit_test(test_refused)};
+                                       cmocka_unit_test(test_olmo),    cmocka_unit_test(test_refused)};
     return cmocka_run_group_tests_name("config_llama", tests, NULL, end);
 }

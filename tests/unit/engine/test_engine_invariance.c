@@ -286,7 +286,8 @@ static void test_llama(void **state)
     static const struct variant variants[] = {{"llama", "llama3_f32"},   {"llama", "mistral_window_f32"},
                                               {"llama", "smollm2_bf16"}, {"llama", "smollm3_odd_f32"},
                                               {"llama", "granite_f32"},  {"llama", "lfm2_f32"},
-                                              {"llama", "lfm2_odd_f32"}, {"llama", "ministral3_f32"}};
+                                              {"llama", "lfm2_odd_f32"}, {"llama", "ministral3_f32"},
+                                              {"llama", "olmo2_odd_f32"}, {"llama", "olmo3_f32"}};
     (void)state;
     check_variants(variants, sizeof variants / sizeof variants[0]);
 }

@@ -33,6 +33,9 @@ static const struct {
     {"tests/golden/llama/smollm3_f32", GOLDEN "smollm3.gguf", NULL},
     {"tests/golden/llama/granite_f32", GOLDEN "granite.gguf", NULL},
     {"tests/golden/llama/lfm2_odd_f32", GOLDEN "lfm2.gguf", NULL},
+    {"tests/golden/llama/exaone4_odd_f32", GOLDEN "exaone4.gguf", NULL},
+    {"tests/golden/embeddings/plain_f32", GOLDEN "gemma_embedding.gguf", NULL},
+    {"tests/golden/embeddings/last_f32", GOLDEN "qwen3_embedding.gguf", NULL},
 };
 enum { CASES = sizeof cases / sizeof *cases };
 

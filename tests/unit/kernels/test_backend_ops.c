@@ -233,6 +233,34 @@ static void test_norm(void **state)
     }
 }
 
+/* Some columns of wider rows, in place: the bits of the same rows by themselves, and nothing beside them. */
+static void test_norm_columns(void **state)
+{
+    enum { T = 5, C = 45, FIRST = 7, STRIDE = 64 };
+    (void)state;
+    FOR_SETS(set, act)
+    {
+        float wide[T * STRIDE], before[T * STRIDE], alone[T * C], weight[C];
+        struct backend *b = open_set(set, act, 2);
+        rng_state = 77;
+        for (uint32_t i = 0; i < T * STRIDE; i++) wide[i] = before[i] = rnd();
+        for (uint32_t i = 0; i < C; i++) weight[i] = 1 + rnd() / 2;
+        for (uint32_t i = 0; i < T * C; i++) alone[i] = wide[i / C * STRIDE + FIRST + i % C];
+        struct be_norm_args a = {
+            .t = T, .c = C, .eps = 1e-6f, .x = alone, .weight = weight, .out = alone, .out_dense = true};
+        be_cpu_ops()->norm(b, &a);
+        a.x = wide + FIRST;
+        a.out = wide + FIRST;
+        a.stride = STRIDE;
+        be_cpu_ops()->norm(b, &a);
+        for (uint32_t i = 0; i < T * STRIDE; i++) {
+            uint32_t column = i % STRIDE - FIRST;
+            assert_true(wide[i] == (column < C ? alone[i / STRIDE * C + column] : before[i]));
+        }
+        be_cpu_ops()->close(b);
+    }
+}
+
 /* ---- rope */
 
 static void test_rope(void **state)
@@ -1195,6 +1223,7 @@ int main(int argc, char **argv)
     test_backend_args(&argc, argv);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_norm),
+        cmocka_unit_test(test_norm_columns),
         cmocka_unit_test(test_rope),
         cmocka_unit_test(test_qkv),
         cmocka_unit_test(test_kv_q8),

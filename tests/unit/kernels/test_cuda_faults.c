@@ -22,7 +22,7 @@ const struct be_ops *be_cuda_host_ops(void) __attribute__((weak));
 
 enum { C = 64, T = 40, HEADS = 4, GROUPS = 2, DIM = 16, WIDE = (HEADS + 2 * GROUPS) * DIM, BLOCKS = 2 };
 
-static enum be_gemm gemm = BE_GEMM_OWN;
+static bool own_gemm = true;
 
 /* A layer's worth of device memory and two weights. */
 struct layer {
@@ -38,7 +38,8 @@ static bool layer_open(struct layer *l, enum be_dtype act)
 {
     *l = (struct layer){.ops = be_cuda_host_ops()};
     const char *hopper = getenv("KVASIR_CUDA_HOPPER");
-    const struct be_params p = {.act = act, .gemm = gemm, .hopper = hopper && strcmp(hopper, "1") == 0};
+    const struct be_params p = {
+        .act = act, .own_gemm = own_gemm, .hopper = hopper && strcmp(hopper, "1") == 0};
     if (l->ops->open(&p, &l->b) != BE_OK) {
         assert_null(l->b);
         assert_true(strlen(l->ops->last_error(NULL)) > 0);
@@ -140,9 +141,9 @@ static bool fault(enum cuemu_fail_kind kind, unsigned long nth, int error, int s
 }
 
 /* cuBLASLt's check at load makes hundreds of calls: of those only some fail. */
-static void faults(enum be_gemm whose, int sticky)
+static void faults(bool own, int sticky)
 {
-    gemm = whose;
+    own_gemm = own;
     if (!be_cuda_host_ops) skip();
     assert_false(fault(FAIL_MALLOC, 1000000, 2, 0)); /* what comes out when nothing fails */
     static const struct {
@@ -153,11 +154,11 @@ static void faults(enum be_gemm whose, int sticky)
                  {FAIL_COPY, 700, 10}, {FAIL_SYNC, 700, 1}, {FAIL_BLAS, 1, 4}};
     for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
         unsigned long nth = 1;
-        if (kinds[k].kind == FAIL_BLAS && gemm == BE_GEMM_OWN) continue;
+        if (kinds[k].kind == FAIL_BLAS && own_gemm) continue;
         /* Without memory for its check a shape is our kernels'. */
-        bool check = kinds[k].kind == FAIL_MALLOC && gemm != BE_GEMM_OWN && !sticky;
+        bool check = kinds[k].kind == FAIL_MALLOC && !own_gemm && !sticky;
         while (fault(kinds[k].kind, nth, kinds[k].error, sticky) || (check && nth <= kinds[k].least))
-            nth += gemm == BE_GEMM_OWN ? 1 : 1 + nth / 3;
+            nth += own_gemm ? 1 : 1 + nth / 3;
         if (nth <= kinds[k].least)
             fail_msg("kind %d: only %lu calls were seen to fail", (int)kinds[k].kind, nth - 1);
     }
@@ -166,15 +167,15 @@ static void faults(enum be_gemm whose, int sticky)
 static void test_one_fault(void **state)
 {
     (void)state;
-    faults(BE_GEMM_OWN, 0);
-    faults(BE_GEMM_CUBLAS, 0);
+    faults(true, 0);
+    faults(false, 0);
 }
 
 static void test_broken_device(void **state)
 {
     (void)state;
-    faults(BE_GEMM_OWN, 1);
-    faults(BE_GEMM_CUBLAS, 1);
+    faults(true, 1);
+    faults(false, 1);
 }
 
 static void test_step_waits_for_nothing(void **state)
@@ -185,7 +186,7 @@ static void test_step_waits_for_nothing(void **state)
         int act = i % 2 ? BE_BF16 : BE_F32;
         struct layer l;
         unsigned long before[3], after[3];
-        gemm = i / 2 ? BE_GEMM_CUBLAS : BE_GEMM_OWN;
+        own_gemm = i / 2 == 0;
         assert_true(layer_open(&l, (enum be_dtype)act));
         assert_int_equal(l.ops->sync(l.b), BE_OK);
         layer_run(&l, (enum be_dtype)act);
@@ -194,7 +195,7 @@ static void test_step_waits_for_nothing(void **state)
         layer_run(&l, (enum be_dtype)act);
         cuemu_counts(&after[0], &after[1], &after[2]);
         assert_int_equal(after[0], before[0]);
-        assert_true(after[1] >= before[1] + (gemm == BE_GEMM_OWN ? 5 : 4)); /* cuBLASLt's are not counted */
+        assert_true(after[1] >= before[1] + (own_gemm ? 5 : 4)); /* cuBLASLt's are not counted */
         /* Three uploads may each find that pinned memory is still being read; nothing else may wait. */
         assert_true(after[2] <= before[2] + 3);
         assert_int_equal(l.ops->sync(l.b), BE_OK);

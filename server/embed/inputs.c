@@ -1,0 +1,84 @@
+/* What is embedded or scored, as chats: a prompt for each input, of texts and images. */
+#include "server/embed/embed.h"
+#include "server/http/fields.h"
+
+#include "engine/model/model_info.h"
+
+#include <string.h>
+#include <utf8proc.h>
+
+/* Without white space around it, and with a full stop unless it ends in punctuation, as the model's own
+ * script has it. NULL: out of memory. */
+static json_t *sentence(const char *text, size_t len)
+{
+    utf8proc_int32_t last = 0;
+    struct buf b;
+    while (len && strchr(" \t\r\n", *text)) text++, len--;
+    while (len && strchr(" \t\r\n", text[len - 1])) len--;
+    size_t at = len;
+    while (at && ((unsigned char)text[--at] & 0xc0) == 0x80) continue;
+    if (len) (void)utf8proc_iterate((const utf8proc_uint8_t *)text + at, (utf8proc_ssize_t)(len - at), &last);
+    utf8proc_category_t kind = utf8proc_category(last);
+    bool ended = !len || (kind >= UTF8PROC_CATEGORY_PC && kind <= UTF8PROC_CATEGORY_PO);
+    buf_init(&b, SIZE_MAX / 4);
+    return embed_text_end(&b, !buf_add(&b, text, len) && !buf_adds(&b, ended ? "" : "."));
+}
+
+enum status embed_system(struct gen *g, struct chat_reader *r, const json_t *instruction,
+                         const char *fallback)
+{
+    enum status st = embed_message(g, r, CHAT_SYSTEM, NULL);
+    if (st) return st;
+    json_t *text =
+        instruction ? sentence(json_string_value(instruction), json_string_length(instruction)) : NULL;
+    if (text && !json_string_length(text)) {
+        json_decref(text);
+        instruction = NULL;
+    }
+    return chat_text_add(r, instruction ? text : json_string(fallback), 0);
+}
+
+enum status embed_begin(struct gen *g, uint32_t each, struct chat_reader *r)
+{
+    g->messages_each = each;
+    g->p.add_generation_prompt = true;
+    if (g->r->srv->model->own_prompts) g->p.add_special_tokens = false; /* the prompt format has them */
+    return gen_read_begin(g, r);
+}
+
+enum status embed_message(struct gen *g, struct chat_reader *r, enum chat_role role, const char *text)
+{
+    struct chat_message *m;
+    if (r->out->count % g->messages_each == 0)
+        r->limits.images_max = r->out->image_count + (size_t)g->r->srv->opt->max_images;
+    if (chat_message_add(r, role, &m)) return ST_INVALID;
+    m->list = true;
+    return text ? chat_text_add(r, json_string(text), 0) : ST_OK;
+}
+
+enum status embed_item(struct chat_reader *r, const char *field, int32_t index, const json_t *v)
+{
+    static const char *const names[] = {"image", "text"};
+    r->at = (struct chat_place){.field = field, .index = index};
+    if (json_is_string(v)) return chat_content_read(r, v, "");
+    if (json_object_get(v, "content")) return chat_content_read(r, json_object_get(v, "content"), ".content");
+    enum status st = ST_OK;
+    bool any = false;
+    for (size_t i = 0; i < 2 && !st; i++) {
+        const json_t *of = json_object_get(v, names[i]);
+        char path[16];
+        snprintf(path, sizeof path, ".%s", names[i]);
+        if (!of || json_is_null(of)) continue;
+        any = true;
+        for (size_t k = 0; k < (json_is_array(of) ? json_array_size(of) : 1) && !st; k++) {
+            json_t *one = json_array_get(of, k), *part;
+            if (!one) one = (json_t *)(uintptr_t)of; /* jansson's signatures lack the const */
+            part = json_pack("[{s:s, s:O}]", "type", names[i], names[i], one);
+            st = part ? chat_content_read(r, part, path) : chat_no_memory(r);
+            json_decref(part);
+        }
+    }
+    if (any || st) return st;
+    return chat_fault(r, "invalid_type", "",
+                      "An input must be a string, or an object with text, image or content.");
+}
