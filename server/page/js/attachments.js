@@ -1,13 +1,12 @@
 /* Files as attachments: images as data URLs, texts as text, pages of a PDF as images. */
 import {el, icon, toast, dialog} from './dom.js';
+import {newId} from './store.js';
 import {pickPages} from './pdf.js';
 
 const SENT = ['image/png', 'image/jpeg', 'image/webp', 'image/gif', 'image/bmp']; /* others are drawn and become PNG */
 const LONGEST_TEXT = 2 << 20, WIDEST = 4096;
 
-export const newId = () => Date.now().toString(36) + Math.random().toString(36).slice(2, 8);
-
-export const dataURL = blob => new Promise((good, bad) => {
+const dataURL = blob => new Promise((good, bad) => {
   const reader = new FileReader();
   reader.onload = () => good(reader.result);
   reader.onerror = () => bad(reader.error);
@@ -19,7 +18,8 @@ const canvasBlob = (canvas, type) => new Promise(good => canvas.toBlob(good, typ
 /* An attachment of what a canvas or an image shows. */
 export async function imageOf(canvas, name, type = 'image/png') {
   const blob = await canvasBlob(canvas, type);
-  return {id: newId(), kind: 'image', name, type: blob.type, data: await dataURL(blob), width: canvas.width, height: canvas.height};
+  return {id: newId(), kind: 'image', name, type: blob.type, data: await dataURL(blob), width: canvas.width,
+    height: canvas.height};
 }
 
 async function readImage(file, name) {
@@ -95,7 +95,8 @@ export function zoom(url, images = [{data: url, name: 'Image'}]) {
   el('button', {type: 'button', class: 'close', 'aria-label': 'Close', click: close}, icon('close')));
   if (images.length > 1)
     for (const [by, label] of [[-1, 'Previous image'], [1, 'Next image']])
-      node.append(el('button', {type: 'button', class: by < 0 ? 'step back' : 'step', 'aria-label': label, click: () => go(by)}, icon('chevron')));
+      node.append(el('button', {type: 'button', class: by < 0 ? 'step back' : 'step', 'aria-label': label,
+        click: () => go(by)}, icon('chevron')));
   go(0);
   document.body.append(node);
   node.showModal();
