@@ -124,14 +124,20 @@ PAGE_LIB := lib/marked.js=$(JS_DIR)/marked/marked.min.js \
 	lib/katex.js=$(JS_DIR)/katex/katex.min.js lib/katex.css=$(JS_DIR)/katex/katex.min.css \
 	lib/pdf.js=$(JS_DIR)/pdf/build/pdf.js lib/pdf.worker.js=$(JS_DIR)/pdf/build/pdf.worker.js \
 	$(foreach f,$(wildcard /usr/share/fonts/truetype/katex/*.woff2),lib/fonts/$(notdir $(f))=$(f))
-PAGE_OWN := $(patsubst server/page/%,%,$(wildcard server/page/*.html server/page/js/*.js))
-PAGE_ALL := $(foreach f,$(PAGE_OWN),$(f)=server/page/$(f)) style.css=$(OUT)/page/style.css \
+PAGE_JS  := $(patsubst server/page/%,%,$(wildcard server/page/js/*.js))
+PAGE_ALL := $(foreach f,$(PAGE_JS),$(f)=server/page/$(f)) style.css=$(OUT)/page/style.css \
+	index.html=$(OUT)/page/index.html \
 	sample.png=models/demo/sample.png \
 	$(foreach p,$(PAGE_LIB),$(if $(wildcard $(lastword $(subst =, ,$(p)))),$(p)))
 PAGE_GZ  := $(foreach p,$(PAGE_ALL),$(OUT)/page/$(firstword $(subst =, ,$(p))).gz)
 $(OUT)/page/style.css: $(sort $(wildcard server/page/css/*.css)) $(OUT)/page/list
 	@mkdir -p $(@D)
 	cat $(filter %.css,$^) > $@
+# A browser asks for all modules at once, not for each when another names it.
+$(OUT)/page/index.html: server/page/index.html $(OUT)/page/list
+	@mkdir -p $(@D)
+	@sed 's|<!-- modules -->|$(foreach f,$(filter-out %/theme.js,$(PAGE_JS)),<link rel="modulepreload" \
+		href="page/$(f)">)|' $< > $@
 define PAGE_RULE
 $(OUT)/page/$(firstword $(subst =, ,$(1))).gz: $(lastword $(subst =, ,$(1)))
 	@mkdir -p $$(@D)

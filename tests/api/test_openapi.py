@@ -34,6 +34,7 @@ def table():
     out = {path + "{model}" if path != "/" and path.endswith("/") else path:
            ({m.strip()[2:].lower() for m in methods.split("|")} - {"head"}, key == "true")
            for path, methods, key in found}
+    out["/page/{name}"] = out.pop("/page/{model}")
     out |= {path.removeprefix("/v1"): what for path, what in out.items()}
     for top in ("/v1/responses/", "/responses/"):  # server/api/responses.c takes them apart
         methods, key = out.pop(top + "{model}")

@@ -257,7 +257,7 @@ export function createChat(node, {settings, model, onChange}) {
         if (performance.now() < next) return;
         next = Infinity; /* a tenth of the time at most */
         const now = performance.now();
-        store.put(mine).finally(() => { next = 10 * performance.now() - 9 * now + 250; });
+        store.put(mine).catch(() => {}).finally(() => { next = 10 * performance.now() - 9 * now + 250; });
       }});
     } catch (error) {
       if (error.name === 'AbortError') m.finish_reason = 'stopped';
@@ -277,7 +277,7 @@ export function createChat(node, {settings, model, onChange}) {
   }
 
   document.addEventListener('keydown', e => {
-    if (e.key === 'Escape' && !e.defaultPrevented && !document.querySelector('dialog[open]')) stop();
+    if (e.key === 'Escape' && !e.defaultPrevented && !document.querySelector('dialog[open], :popover-open')) stop();
   });
 
   return {

@@ -47,8 +47,9 @@ export function createConversations(node, {chat, onOpen}) {
 
   function rename(c, row) {
     const field = el('input', {value: c.title, 'aria-label': 'Title', maxlength: 120, keydown: e => {
-      if (e.key === 'Enter') done(true);
-      if (e.key === 'Escape') done(false);
+      if (e.key !== 'Enter' && e.key !== 'Escape') return;
+      e.preventDefault();
+      done(e.key === 'Enter');
     }, blur: () => done(true)});
     let ended = false;
     const done = async keep => {

@@ -60,12 +60,12 @@ function strip(run, first) {
   return row;
 }
 
-/* Runs until `signal` aborts; each is another conversation, so that batches are mixed. */
+/* Runs until `signal` aborts, which also ends its requests; each is another conversation, so that batches mix. */
 function keepBusy(api, body, signal, salt) {
   const one = async k => {
     for (let turn = 0; !signal.aborted; turn++) {
       await api.request('v1/chat/completions', {signal, body: {model: body.model, seed: 100 * k + turn, temperature: 1,
-        cache_salt: salt, ignore_eos: true, max_tokens: 64 + 16 * k, messages: [{role: 'user',
+        cache_salt: salt, ignore_eos: true, max_tokens: 1024, messages: [{role: 'user',
           content: `Tell me story number ${k + turn} about ${['a harbour', 'two trains', 'the sea', 'a garden'][k % 4]}.`}]}})
         .catch(() => new Promise(done => setTimeout(done, 200)));
     }

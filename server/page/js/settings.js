@@ -1,6 +1,6 @@
 /* What requests ask for, the theme, the key. Kept in this browser. */
 import {key, setKey} from './api.js';
-import {el, icon, dialog, toast} from './dom.js';
+import {el, icon, dialog} from './dom.js';
 import {setting} from './store.js';
 
 /* name, label, step, least, most, what it does */
@@ -26,8 +26,8 @@ const SAMPLING = [...NUMBERS.map(n => n[0]), 'stop'];
 function object(text, name) {
   if (!text?.trim()) return null;
   let value;
-  try { value = JSON.parse(text); } catch (error) { throw new Error(`${name} is not JSON: ${error.message}`); }
-  if (typeof value !== 'object' || !value || Array.isArray(value)) throw new Error(`${name} is not a JSON object.`);
+  try { value = JSON.parse(text); } catch (error) { throw new Error(`${name}: not JSON. ${error.message}`); }
+  if (typeof value !== 'object' || !value || Array.isArray(value)) throw new Error(`${name}: not a JSON object.`);
   return value;
 }
 
@@ -44,12 +44,12 @@ function toRequest(values) {
   }
   const stop = (values.stop || '').split('\n').filter(Boolean).map(s => s.replace(/\\n/g, '\n').replace(/\\t/g, '\t'));
   if (stop.length) out.stop = stop;
-  const schema = get('schema', 'The JSON Schema');
+  const schema = get('schema', 'JSON Schema');
   if (schema) out.response_format = {type: 'json_schema', json_schema: {name: 'answer', schema}};
   if (values.reasoning === 'on' || values.reasoning === 'off') out.enable_thinking = values.reasoning === 'on';
   else if (values.reasoning) out.reasoning_effort = values.reasoning;
   if (values.logprobs) Object.assign(out, {logprobs: true, top_logprobs: 5});
-  Object.assign(out, get('extra', 'The extra parameters'));
+  Object.assign(out, get('extra', 'Extra request parameters'));
   if (out.stream === false) fail('extra', 'The page streams: `stream` has to stay true.');
   if (values.system?.trim()) out.system = values.system.trim();
   return out;
@@ -137,7 +137,8 @@ export function createSettings({onKey}) {
       el('label', null, el('input', {type: 'radio', name: 'theme', value, checked: (setting('theme') || '') === value,
         change: () => setTheme(value)}), icon(symbol), label)));
     const numbers = el('div', {class: 'pairs'}, NUMBERS.map(([name, label, step, min, max, hint]) => labelled(label,
-      input(name, 'input', {type: 'number', step, min, max, inputmode: 'decimal', placeholder: 'default'}), hint)));
+      input(name, 'input', {type: 'number', step, min, max, inputmode: 'decimal',
+        placeholder: name === 'seed' ? 'random' : 'default'}), hint)));
     const stop = labelled('Stop strings', input('stop', 'textarea', {rows: 2, class: 'mono', spellcheck: 'false'}),
       'one a line; \\n is a line break');
     const body = el('div', {class: 'settings'},
@@ -181,7 +182,6 @@ export function createSettings({onKey}) {
       const f = fields[wrong.field];
       f.closest('details')?.setAttribute('open', '');
       f.focus();
-      toast(wrong.message);
       return null;
     },
   };

@@ -1,6 +1,7 @@
 /* The empty screen: the sample image and three prompts to click; for a model without images, prompts alone. */
 import {el, icon, toast} from './dom.js';
 import {newId} from './store.js';
+import {dataURL} from './attachments.js';
 
 const sample = new URL('../sample.png', import.meta.url).href;
 const prompts = {
@@ -9,13 +10,7 @@ const prompts = {
 };
 
 async function sampleImage() {
-  const blob = await (await fetch(sample)).blob();
-  const data = await new Promise((done, failed) => {
-    const reader = new FileReader();
-    reader.onload = () => done(reader.result);
-    reader.onerror = () => failed(reader.error);
-    reader.readAsDataURL(blob);
-  });
+  const data = await dataURL(await (await fetch(sample)).blob());
   return {id: newId(), kind: 'image', name: 'sample.png', type: 'image/png', data};
 }
 
@@ -28,12 +23,13 @@ export function createWelcome(send) {
     }
   };
   const image = el('img', {src: sample, alt: 'Sample image: shapes of different colors', width: 200, height: 150});
-  const list = el('ul', {class: 'prompts'});
+  const list = el('ul', {class: 'prompts'}), hint = el('p', {class: 'hint'});
   const node = el('section', {class: 'welcome', 'aria-label': 'Start'}, el('span', {class: 'avatar large'}, icon('kvasir')),
     el('h1', null, 'What would you like to know?'), el('div', {class: 'sample'}, image, list),
-    el('p', {class: 'hint'}, 'Conversations stay in this browser. Drop, paste or add images, PDF and text files.'));
+    hint);
   const vision = yes => {
     image.hidden = !yes;
+    hint.textContent = `Conversations stay in this browser. ${yes ? 'Images, PDF and text files' : 'Text files'} can be added.`;
     list.replaceChildren(...prompts[yes ? 'image' : 'text'].map(p => el('li', null,
       el('button', {type: 'button', click: () => ask(p, yes)}, p, icon('chevron')))));
   };
