@@ -108,7 +108,7 @@ class Page:
 
     def wait(self, expression, seconds=60):
         limit = time.monotonic() + seconds
-        while not self.js(expression):
+        while not self.js(f"Boolean({expression})"):
             if time.monotonic() > limit:
                 shown = self.js("document.body.innerText")[-800:]
                 raise RuntimeError(f"it never came: {expression}\n{shown}")
