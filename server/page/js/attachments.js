@@ -6,7 +6,7 @@ import {pickPages} from './pdf.js';
 const SENT = ['image/png', 'image/jpeg', 'image/webp', 'image/gif', 'image/bmp']; /* others are drawn and become PNG */
 const LONGEST_TEXT = 2 << 20, WIDEST = 4096;
 
-const dataURL = blob => new Promise((good, bad) => {
+export const dataURL = blob => new Promise((good, bad) => {
   const reader = new FileReader();
   reader.onload = () => good(reader.result);
   reader.onerror = () => bad(reader.error);
