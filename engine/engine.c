@@ -328,6 +328,7 @@ void engine_caps(const struct engine *e, struct engine_caps *out)
                                 .block_tokens = BE_BLOCK_TOKENS,
                                 .arena_grains = e->arena_grains,
                                 .grain_bytes = BE_KV_GRAIN,
+                                .device_memory = !e->becaps.host_memory,
                                 .vocab_size = e->net.desc.vocab,
                                 .hidden_size = e->net.desc.hidden,
                                 .context_max = e->plan.context_max,
@@ -370,17 +371,58 @@ void engine_kv_copy(struct engine *e, uint32_t group, uint32_t from_offset, uint
     clear_after(e, group, to_offset, tokens);
 }
 
+void *engine_host_alloc(struct engine *e, size_t bytes)
+{
+    ASSERT(!e->host_memory);
+    e->host_memory = e->ops->host_alloc ? e->ops->host_alloc(e->be, bytes) : malloc(bytes);
+    e->host_bytes = bytes;
+    return e->host_memory;
+}
+
+void engine_host_free(struct engine *e)
+{
+    if (!e->host_memory) return;
+    (void)e->ops->sync(e->be); /* an error is the next step's */
+    if (e->ops->host_free) e->ops->host_free(e->be, e->host_memory);
+    else free(e->host_memory);
+    e->host_memory = NULL;
+}
+
+uint64_t engine_copies(const struct engine *e)
+{
+    return e->steps_ended + e->flight_count;
+}
+
+void engine_copies_wait(struct engine *e, uint64_t copies)
+{
+    if (!e->becaps.host_memory && e->steps_ended <= copies) (void)e->ops->sync(e->be);
+}
+
+static bool queued(const struct engine *e, const void *host)
+{
+    uintptr_t from = (uintptr_t)e->host_memory;
+    return from && (uintptr_t)host - from < e->host_bytes;
+}
+
+static void to_host(struct engine *e, void *host, const void *from, size_t bytes)
+{
+    (queued(e, host) ? e->ops->copy : e->ops->download)(e->be, host, from, bytes);
+}
+
+static void to_device(struct engine *e, void *to, const void *host, size_t bytes)
+{
+    (queued(e, host) ? e->ops->copy : e->ops->upload)(e->be, to, host, bytes);
+}
+
 void engine_kv_read(struct engine *e, uint32_t group, uint32_t block_offset, void *host)
 {
-    const void *block = block_at(e, group, block_offset);
-    e->ops->download(e->be, host, block, (size_t)e->kv.groups[group].block_bytes);
+    to_host(e, host, block_at(e, group, block_offset), (size_t)e->kv.groups[group].block_bytes);
 }
 
 void engine_kv_write(struct engine *e, uint32_t group, uint32_t block_offset, const void *host,
                      uint32_t tokens)
 {
-    void *block = block_at(e, group, block_offset);
-    e->ops->upload(e->be, block, host, (size_t)e->kv.groups[group].block_bytes);
+    to_device(e, block_at(e, group, block_offset), host, (size_t)e->kv.groups[group].block_bytes);
     clear_after(e, group, block_offset, tokens);
 }
 
@@ -447,7 +489,7 @@ size_t engine_features_bytes(const struct engine_features *f)
 void engine_features_read(struct engine *e, const struct engine_features *f, void *host)
 {
     ASSERT(f->done);
-    e->ops->download(e->be, host, f->rows, f->bytes);
+    to_host(e, host, f->rows, f->bytes);
 }
 
 enum status engine_features_write(struct engine *e, const void *host, size_t bytes,
@@ -465,7 +507,7 @@ enum status engine_features_write(struct engine *e, const void *host, size_t byt
         return err_nomem(err, "an image's features");
     }
     f->rows = rows;
-    e->ops->upload(e->be, rows, host, bytes);
+    to_device(e, rows, host, bytes);
     *out = f;
     return ST_OK;
 }

@@ -63,6 +63,7 @@ struct engine_caps {
     uint64_t
         arena_grains; /* size of the arena; block-table entries are offsets in grains, 0..arena_grains-1 */
     uint32_t grain_bytes;
+    bool device_memory; /* the arena is not in host memory */
     uint32_t vocab_size, hidden_size;
     uint32_t context_max;      /* prompt + generated tokens of one sequence */
     uint32_t batch_tokens_max; /* at least span_tokens_max */
@@ -210,10 +211,18 @@ void engine_kv_copy(struct engine *e, uint32_t group, uint32_t from_offset, uint
                     uint32_t tokens);
 /* Copies a block, or a state of the recurrent group, to host memory and back: block_bytes of its group. Of a
  * block of keys and values only the first `tokens` count: after them a written block has zeros. Steps in
- * flight that write neither block end first. */
+ * flight that write neither block end first; with memory of engine_host_alloc nobody waits for them. */
 void engine_kv_read(struct engine *e, uint32_t group, uint32_t block_offset, void *host);
 void engine_kv_write(struct engine *e, uint32_t group, uint32_t block_offset, const void *host,
                      uint32_t tokens);
+/* One piece of host memory, pinned for a device: copies of blocks and features from and to it are queued. It
+ * may be read after engine_copies_wait with what engine_copies returned then, and written. NULL: no memory.
+ */
+void *engine_host_alloc(struct engine *e, size_t bytes);
+void engine_host_free(struct engine *e);
+uint64_t engine_copies(const struct engine *e);
+/* At once, if a step that was submitted later has ended. */
+void engine_copies_wait(struct engine *e, uint64_t copies);
 
 /* Arithmetic and traffic of the loaded model, and the measured ceilings of the machine: for `kvasir bench`.
  * Takes a second. */

@@ -223,6 +223,9 @@ struct engine {
     struct engine_graph graphs[ENGINE_GRAPHS_MAX]; /* by rows, ascending */
     uint32_t graph_count;
     uint64_t graph_steps; /* steps replayed from a graph */
+    void *host_memory;    /* engine_host_alloc */
+    size_t host_bytes;
+    uint64_t steps_ended;
     uint64_t ahead_steps; /* submitted while another was in flight */
     struct {
         struct engine_batch *batch;

@@ -686,6 +686,7 @@ enum status engine_wait(struct engine *e, struct engine_batch *b, struct err *er
             forget_refused(e, &b->chunks[i]);
     if (!st && e->step.draft_count) recurrent_replay(e, b);
     e->flights[0] = e->flights[--e->flight_count];
+    e->steps_ended++;
     return st;
 }
 

@@ -465,6 +465,10 @@ struct be_ops {
     void (*copy)(struct backend *b, void *dst, const void *src, size_t bytes);
     void (*zero)(struct backend *b, void *dst, size_t bytes);
     enum be_result (*sync)(struct backend *b);
+    /* Pinned host memory: `copy` takes addresses of it, too, and does not wait. host_alloc: NULL if there is
+     * none to be had. Both are NULL with host_memory. */
+    void *(*host_alloc)(struct backend *b, size_t bytes);
+    void (*host_free)(struct backend *b, void *p);
     /* A download in two halves, so that later operations may be queued before the first is waited for: begin
      * queues it, end waits for it alone. At most two are begun, of 1 MB each; they end in order. NULL with
      * host_memory, as is take_ids. */

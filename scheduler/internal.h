@@ -333,7 +333,8 @@ enum status sched__offload_create(struct scheduler *s, struct feature_cache *fea
 void sched__offload_destroy(struct scheduler *s); /* before the caches */
 /* Takes what has been read; false: nothing happened. */
 bool sched__offload_take(struct scheduler *s);
-bool sched__loading(const struct sequence *q); /* its load is not yet done */
+bool sched__offload_ready(const struct scheduler *s); /* it has work for the next turn */
+bool sched__loading(const struct sequence *q);        /* its load is not yet done */
 /* Whether q waits for a load, which this may start. */
 bool sched__offload_waits(struct scheduler *s, struct sequence *q);
 void sched__offload_leave(struct scheduler *s, struct sequence *q); /* q is admitted or ends: its load, too */

@@ -25,7 +25,8 @@ enum {
     READY_US = 2000000,    /* a sequence waits so long for the index after the start */
     SLOW_US = 1000000,     /* a load may take this, or SLOW_TIMES what computing would */
     SLOW_TIMES = 2,
-    DRAIN_MS = 15000, /* for writing at the end */
+    DRAIN_MS = 15000,     /* for writing at the end */
+    HOST_MIN = 128 << 20, /* bytes above the disk, if blocks are in a device's memory */
 };
 /* Until they are measured. */
 static const double LOAD_US_PER_BYTE = 1.0 / 400, COMPUTE_US_PER_TOKEN = 200;
@@ -87,8 +88,9 @@ enum status sched__offload_create(struct scheduler *s, struct feature_cache *fea
         cache_store_close(store);
         return err_nomem(err, "the cache tier");
     }
+    uint64_t least = s->caps.device_memory ? HOST_MIN : 0;
     struct tier_options to = {.store = store,
-                              .host_bytes = s->opt.host_bytes,
+                              .host_bytes = s->opt.host_bytes ? s->opt.host_bytes : least,
                               .seed = s->opt.hash_seed,
                               .event_sink = s->opt.event_sink};
     enum status st = tier_create(s->engine, &s->caps, &to, &o->tier, err);
@@ -124,6 +126,8 @@ static void let_go(struct scheduler *s, struct load *l)
 static void give_up(struct scheduler *s, struct load *l)
 {
     if (!l->q) return;
+    for (uint32_t i = l->copied; i < l->asked; i++)
+        if (l->blocks[i].read.state != TIER_READING) tier_read_end(s->offload->tier, &l->blocks[i].read);
     let_go(s, l);
     l->q->load = NULL;
     l->q->loaded = true;
@@ -144,7 +148,7 @@ static void sweep(struct offload *o, bool all)
             continue;
         }
         *at = l->next;
-        for (uint32_t i = l->copied; i < l->asked; i++) free(l->blocks[i].read.bytes);
+        for (uint32_t i = l->copied; i < l->asked; i++) tier_read_end(o->tier, &l->blocks[i].read);
         free(l->blocks);
         free(l);
     }
@@ -155,8 +159,19 @@ static void sweep(struct offload *o, bool all)
             continue;
         }
         *at = l->next;
-        free(l->read.bytes);
+        tier_read_end(o->tier, &l->read);
         free(l);
+    }
+}
+
+/* But for those that the store is busy with. */
+static void end_reads(struct scheduler *s)
+{
+    (void)sched__offload_yield(s);
+    for (struct image_load *l = s->offload->images; l; l = l->next) {
+        if (l->read.state == TIER_READING) continue;
+        tier_read_end(s->offload->tier, &l->read);
+        l->read.state = TIER_LOST;
     }
 }
 
@@ -166,11 +181,10 @@ void sched__offload_destroy(struct scheduler *s)
     if (!o) return;
     radix_set_sink(s->cache, &(struct radix_sink){0});
     features_set_sink(o->features, NULL, NULL);
-    tier_destroy(o->tier); /* from here on nothing writes into the buffers */
-    for (struct load *l = o->loads; l; l = l->next)
-        if (l->q) give_up(s, l);
+    end_reads(s);
     for (struct image_load *l = o->images; l; l = l->next)
         if (l->entry) features_loaded(o->features, l->entry, NULL, 0);
+    tier_destroy(o->tier); /* from here on nothing writes into the buffers of the others */
     sweep(o, true);
     free(o);
     s->offload = NULL;
@@ -251,7 +265,7 @@ static void ask(struct scheduler *s, struct load *l)
         struct block_load *b = &l->blocks[l->asked++];
         bool there = b->group == s->paged ||
                      (b->index < lower.blocks && lower.valid_to[b->group][b->index] >= block_end(s, l, b));
-        const struct tier_record *r = there ? tier_found(s->offload->tier, b->group, b->index) : NULL;
+        struct tier_record *r = there ? tier_found(s->offload->tier, b->group, b->index) : NULL;
         b->read.state = TIER_LOST;
         if (!r) return;
         tier_read(s->offload->tier, r, &b->read);
@@ -353,7 +367,7 @@ static bool copy_block(struct scheduler *s, struct load *l)
     l->tables[b->group].block_offsets[at] = block_offset;
     engine_kv_write(s->engine, b->group, block_offset, b->read.bytes, tokens);
     l->ahead -= b->read.size;
-    free(b->read.bytes);
+    tier_read_end(s->offload->tier, &b->read);
     l->copied++;
     return true;
 }
@@ -427,6 +441,18 @@ bool sched__offload_take(struct scheduler *s)
     return worked;
 }
 
+/* Host memory is read at once, and then nobody wakes the engine thread. */
+bool sched__offload_ready(const struct scheduler *s)
+{
+    const struct offload *o = s->offload;
+    for (const struct load *l = o ? o->loads : NULL; l; l = l->next)
+        if (l->q && !l->done && l->copied < l->asked && l->blocks[l->copied].read.state != TIER_READING)
+            return true;
+    for (const struct image_load *l = o ? o->images : NULL; l; l = l->next)
+        if (l->entry && l->read.state != TIER_READING) return true;
+    return false;
+}
+
 void sched__offload_leave(struct scheduler *s, struct sequence *q)
 {
     if (q->load) give_up(s, q->load);
@@ -455,7 +481,7 @@ bool sched__offload_image(struct scheduler *s, struct feature_entry *f, const ui
                           const uint8_t key[32])
 {
     struct offload *o = s->offload;
-    const struct tier_record *r = o ? tier_find_features(o->tier, salt, key) : NULL;
+    struct tier_record *r = o ? tier_find_features(o->tier, salt, key) : NULL;
     if (!r || features_find(o->features, salt, key) != f) return false;
     for (const struct image_load *l = o->images; l; l = l->next)
         if (l->entry == f) return true;
@@ -488,7 +514,7 @@ uint64_t sched__offload_holds(const struct scheduler *s)
 void sched__offload_reset(struct scheduler *s)
 {
     if (!s->offload) return;
-    (void)sched__offload_yield(s);
+    end_reads(s);
     tier_reset(s->offload->tier);
 }
 
@@ -497,6 +523,7 @@ void sched__offload_drain(struct scheduler *s)
     struct offload *o = s->offload;
     if (!o || atomic_load(&s->failed)) return;
     uint64_t start = event_clock_us();
+    end_reads(s);
     tier_drain(o->tier, DRAIN_MS);
     radix_keep_all(s->cache);
     features_keep_all(o->features);

@@ -778,7 +778,7 @@ bool sched_step(struct scheduler *s, uint64_t now_us)
         worked |= !q->prefix_inflight; /* the only sequence was preempted: it is admitted again at once */
     s->now.heartbeat_us = now_us;
     publish(s);
-    return worked;
+    return worked || sched__offload_ready(s);
 }
 
 void sched_run(struct scheduler *s)

@@ -260,7 +260,20 @@ static void cuda__download(struct backend *b, void *host, const void *src, size_
 
 static void cuda__copy(struct backend *b, void *dst, const void *src, size_t bytes)
 {
-    if (bytes && !b->failed) CU_TRY(b, cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, b->stream));
+    if (bytes && !b->failed) CU_TRY(b, cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, b->stream));
+}
+
+static void *cuda__host_alloc(struct backend *b, size_t bytes)
+{
+    void *p = nullptr;
+    if (!b->failed && cudaMallocHost(&p, bytes) == cudaSuccess) return p;
+    (void)cudaGetLastError(); /* the caller's to handle */
+    return nullptr;
+}
+
+static void cuda__host_free(struct backend *b, void *p)
+{
+    CU_TRY(b, cudaFreeHost(p));
 }
 
 static void cuda__zero(struct backend *b, void *dst, size_t bytes)
@@ -534,6 +547,8 @@ extern "C" const struct be_ops *CU_BACKEND_ENTRY(void)
     ops.copy = cuda__copy;
     ops.zero = cuda__zero;
     ops.sync = cuda__sync;
+    ops.host_alloc = cuda__host_alloc;
+    ops.host_free = cuda__host_free;
     ops.download_begin = cuda__download_begin;
     ops.download_end = cuda__download_end;
     ops.weight_pack = cuda_weight_pack;

@@ -403,10 +403,8 @@ uint64_t cache_store_put(struct cache_store *s, const struct store_record *r, vo
         s->refused++;
     }
     pthread_mutex_unlock(&s->lock);
-    if (id) return id;
-    if (!fits) free(n);
-    free(payload);
-    return 0;
+    if (!id && !fits) free(n);
+    return id;
 }
 
 bool cache_store_get(struct cache_store *s, uint64_t id, void *dst, uint64_t bytes, void *user)

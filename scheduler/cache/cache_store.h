@@ -52,8 +52,8 @@ enum status cache_store_open(const struct cache_store_options *opt, struct cache
 /* Drops what is queued (see cache_store_flush), ends the thread. NULL is fine. */
 void cache_store_close(struct cache_store *s);
 
-/* Takes the payload (malloc'd), also when it is dropped; copies the meta. r->id is ignored. Returns the id:
- * it may be a parent and may be read at once. 0: dropped, as the queue is full or the store is off. */
+/* Takes the payload (malloc'd), copies the meta. r->id is ignored. Returns the id: it may be a parent and may
+ * be read at once. 0: the queue is full or the store is off; the payload is still the caller's. */
 uint64_t cache_store_put(struct cache_store *s, const struct store_record *r, void *payload);
 /* Reads the whole payload into dst, which must stay valid until READ; bytes must be its size. False: the
  * store is off or out of memory, no event follows. */

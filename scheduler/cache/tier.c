@@ -5,7 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { FLUSH_MS = 100 }; /* of one wait for room, while draining */
+enum {
+    FLUSH_MS = 100,  /* of one wait for the disk, while draining */
+    HOST_ALIGN = 64, /* bytes */
+};
 
 enum status tier_create(struct engine *e, const struct engine_caps *caps, const struct tier_options *opt,
                         struct tier **out, struct err *err)
@@ -24,6 +27,9 @@ enum status tier_create(struct engine *e, const struct engine_caps *caps, const 
     t->state_group = TIER_NO_GROUP;
     if (caps->groups[caps->group_count - 1].recurrent) t->state_group = caps->group_count - 1;
     enum status st = tier__index_create(t, err);
+    if (!st && opt->host_bytes && !(t->host = engine_host_alloc(e, opt->host_bytes)))
+        st = err_set(err, ST_NOMEM, "no %llu MiB of host memory for the prefix cache (--cache-host)",
+                     (unsigned long long)(opt->host_bytes >> 20));
     if (st) tier_destroy(t);
     else *out = t;
     return st;
@@ -34,6 +40,7 @@ void tier_destroy(struct tier *t)
     if (!t) return;
     cache_store_close(t->opt.store);
     tier__index_destroy(t);
+    engine_host_free(t->engine);
     free(t);
 }
 
@@ -44,6 +51,14 @@ bool tier_ready(const struct tier *t)
 
 /* ---- to the disk ---- */
 
+/* Waits for the disk for a while. */
+static bool flush(struct tier *t)
+{
+    if (cache_store_flush(t->opt.store, FLUSH_MS)) return true;
+    t->drain_ms -= t->drain_ms < FLUSH_MS ? t->drain_ms : FLUSH_MS;
+    return false;
+}
+
 static uint64_t put(struct tier *t, enum record_kind kind, const uint8_t salt[32], uint64_t parent,
                     const void *meta, uint32_t meta_bytes, void *payload, uint64_t bytes)
 {
@@ -51,7 +66,11 @@ static uint64_t put(struct tier *t, enum record_kind kind, const uint8_t salt[32
         .parent = parent, .kind = kind, .meta = meta, .meta_bytes = meta_bytes, .payload_bytes = bytes};
     memcpy(r.salt, salt, sizeof r.salt);
     uint64_t id = cache_store_put(t->opt.store, &r, payload);
+    while (!id && t->drain_ms && !flush(t)) {
+    }
+    if (!id && t->drain_ms) id = cache_store_put(t->opt.store, &r, payload);
     t->full |= !id;
+    if (!id) free(payload);
     return id;
 }
 
@@ -108,54 +127,86 @@ static void to_disk(struct tier *t, struct tier_record *r, void *payload)
     }
 }
 
-/* Moves the oldest records in host memory to the disk. */
-static void shrink_host(struct tier *t, uint64_t most)
+static bool disk_takes(const struct tier *t)
 {
-    while (t->stats.host_bytes > most) {
-        struct tier_record *r = t->host_head;
-        void *host = r->host;
-        tier__event(t, r, false);
-        tier__host_remove(t, r);
-        if (r->id || t->off) free(host);
-        else to_disk(t, r, host);
-        tier__event(t, r, true);
-        if (!r->id) tier__record_free(t, r);
+    return !t->off && (!t->full || t->drain_ms);
+}
+
+/* ---- host memory ---- */
+
+/* Moves a record to the disk. */
+static void demote(struct tier *t, struct tier_record *r)
+{
+    void *copy = !r->id && disk_takes(t) ? malloc(r->bytes) : NULL;
+    if (copy) {
+        engine_copies_wait(t->engine, r->copied);
+        memcpy(copy, r->host, r->bytes);
     }
+    tier__event(t, r, false);
+    tier__host_remove(t, r);
+    if (copy) to_disk(t, r, copy);
+    tier__event(t, r, true);
+    if (!r->id) tier__record_free(t, r);
+}
+
+/* Records that were used since the ring's end was here stay for another round. NULL: there is no place. */
+static char *host_take(struct tier *t, uint64_t bytes)
+{
+    uint64_t end = t->opt.host_bytes, size = (bytes + HOST_ALIGN - 1) / HOST_ALIGN * HOST_ALIGN;
+    for (uint64_t left = size > end ? 0 : 2 * t->stats.records + 3; left; left--) {
+        struct tier_record *r = t->host_head;
+        bool before = r && r->host >= t->host + t->host_at;
+        uint64_t next = before ? (uint64_t)(r->host - t->host) : end;
+        if (next - t->host_at >= size) {
+            t->host_at += size;
+            return t->host + t->host_at - size;
+        }
+        if (!before) {
+            t->host_at = 0;
+        } else if (r->used || r->readers) {
+            uint64_t copied = r->copied, released = t->released;
+            char *host = r->host;
+            t->host_at = next + (r->bytes + HOST_ALIGN - 1) / HOST_ALIGN * HOST_ALIGN;
+            tier__host_remove(t, r);
+            tier__host_add(t, r, host);
+            r->copied = copied;
+            r->used = false;
+            t->released = released;
+        } else {
+            demote(t, r);
+        }
+    }
+    return NULL;
 }
 
 /* ---- keeping what is evicted ---- */
 
-/* Waits for the disk for a while. */
-static bool flush(struct tier *t)
+static bool in_host(const struct tier *t, const void *p)
 {
-    if (cache_store_flush(t->opt.store, FLUSH_MS)) return true;
-    t->drain_ms -= t->drain_ms < FLUSH_MS ? t->drain_ms : FLUSH_MS;
-    return false;
+    return t->host && (uintptr_t)p - (uintptr_t)t->host < t->opt.host_bytes;
 }
 
-/* Room for one more copy; while draining, waits for it. */
-static bool has_room(struct tier *t)
+/* Memory for a copy: of the ring, or malloc'd on the way to the disk. */
+static void *place(struct tier *t, uint64_t bytes)
 {
-    while (t->full && t->drain_ms) t->full = !flush(t);
-    return t->opt.host_bytes || (!t->full && !t->off);
+    void *copy = t->host && !t->drain_ms ? host_take(t, bytes) : NULL;
+    return copy || !disk_takes(t) ? copy : malloc(bytes);
 }
 
-/* Takes the copy. */
+/* Takes the copy; r NULL: frees it. */
 static void keep(struct tier *t, struct tier_record *r, void *copy)
 {
-    t->stats.written_blocks++;
-    if (t->opt.host_bytes) {
-        tier__host_add(t, r, copy);
+    bool host = in_host(t, copy);
+    if (r && host) tier__host_add(t, r, copy);
+    else if (r) to_disk(t, r, copy);
+    else if (!host) free(copy);
+    if (r && (r->host || r->id)) {
+        t->stats.written_blocks++;
         tier__event(t, r, true);
-        shrink_host(t, t->drain_ms ? 0 : t->opt.host_bytes);
         return;
     }
-    to_disk(t, r, copy);
-    tier__event(t, r, true);
-    if (r->id) return;
-    t->stats.written_blocks--;
     t->stats.dropped_blocks++;
-    tier__record_free(t, r);
+    if (r) tier__record_free(t, r);
 }
 
 /* Whether another path has the block of a partly filled node as the beginning of its own. */
@@ -172,14 +223,9 @@ static void keep_block(struct tier *t, struct tier_node *n, uint32_t g, uint32_t
     bool whole = n->items->end - n->items->start == t->bt;
     if (n->data[g] || (!whole && g != t->state_group && covered(n, g))) return;
     uint64_t bytes = t->caps.groups[g].block_bytes;
-    void *copy = has_room(t) ? malloc(bytes) : NULL;
+    void *copy = place(t, bytes);
     struct tier_record *r = copy ? tier__record_create(t, n, g, bytes) : NULL;
-    if (!r) {
-        free(copy);
-        t->stats.dropped_blocks++;
-        return;
-    }
-    engine_kv_read(t->engine, g, block_offset, copy);
+    if (r) engine_kv_read(t->engine, g, block_offset, copy);
     keep(t, r, copy);
 }
 
@@ -201,7 +247,7 @@ void tier_keep(void *tier, const struct radix_view *v, const struct radix_run ru
         uint32_t end = g == t->state_group ? (v->count - 1) / t->bt + 1 : runs[g].first + runs[g].count;
         if (runs[g].count && end > last) last = end;
     }
-    struct tier_node *n = last && has_room(t) ? tier__root(t, v->salt, true) : NULL, *k;
+    struct tier_node *n = last && (t->host || disk_takes(t)) ? tier__root(t, v->salt, true) : NULL, *k;
     for (uint32_t i = 0; n && i < last; i++, n = k) {
         tier__encode(t, v, i * t->bt, v->count - i * t->bt < t->bt ? v->count : (i + 1) * t->bt);
         k = tier__child(t, n);
@@ -231,13 +277,9 @@ void tier_keep_features(void *tier, const uint8_t salt[32], const uint8_t key[32
     struct tier *t = tier;
     uint64_t bytes = engine_features_bytes(f);
     if (tier_find_features(t, salt, key)) return;
-    void *copy = has_room(t) ? malloc(bytes) : NULL;
+    void *copy = place(t, bytes);
     struct tier_record *r = copy ? tier__image_create(t, salt, key, bytes) : NULL;
-    if (!r) {
-        free(copy);
-        return;
-    }
-    engine_features_read(t->engine, f, copy);
+    if (r) engine_features_read(t->engine, f, copy);
     keep(t, r, copy);
 }
 
@@ -248,9 +290,8 @@ void tier_drain(struct tier *t, uint32_t ms)
 
 void tier_flush(struct tier *t)
 {
-    if (t->off) return;
-    shrink_host(t, 0);
-    while (t->drain_ms && !flush(t)) {
+    while (t->host_head && !t->off) demote(t, t->host_head);
+    while (t->drain_ms && !t->off && !flush(t)) {
     }
 }
 
@@ -267,18 +308,52 @@ void tier_reset(struct tier *t)
 
 /* ---- reading ---- */
 
-void tier_read(struct tier *t, const struct tier_record *record, struct tier_read *r)
+static void read_in_host(struct tier_record *record, struct tier_read *r)
 {
-    *r = (struct tier_read){.size = record->bytes, .bytes = malloc(record->bytes), .state = TIER_LOST};
-    if (!r->bytes) return;
+    record->used = true;
+    record->readers++;
+    r->record = record;
+    r->bytes = record->host;
+    r->state = TIER_DONE;
+}
+
+void tier_read(struct tier *t, struct tier_record *record, struct tier_read *r)
+{
+    *r = (struct tier_read){.size = record->bytes, .state = TIER_LOST};
     if (record->host) {
-        memcpy(r->bytes, record->host, record->bytes);
-        r->state = TIER_DONE;
+        read_in_host(record, r);
         return;
     }
+    if (!(r->bytes = malloc(record->bytes))) return;
     r->from_disk = true;
     r->state = TIER_READING;
     if (!cache_store_get(t->opt.store, record->id, r->bytes, record->bytes, r)) r->state = TIER_LOST;
+}
+
+void tier_read_end(struct tier *t, struct tier_read *r)
+{
+    if (r->record) {
+        r->record->readers--;
+        r->record->copied = engine_copies(t->engine);
+    } else {
+        free(r->bytes);
+    }
+    r->record = NULL;
+    r->bytes = NULL;
+}
+
+/* What was read from the disk goes to host memory: from there a device copies it without waiting. */
+static void promote(struct tier *t, struct tier_record *record, struct tier_read *r)
+{
+    char *host = record && !record->host ? host_take(t, r->size) : NULL;
+    if (!host) return;
+    engine_copies_wait(t->engine, t->released);
+    memcpy(host, r->bytes, r->size);
+    free(r->bytes);
+    tier__event(t, record, false);
+    tier__host_add(t, record, host);
+    tier__event(t, record, true);
+    read_in_host(record, r);
 }
 
 void tier_drop_features(struct tier *t, const uint8_t salt[32], const uint8_t key[32])
@@ -429,7 +504,10 @@ bool tier_poll(struct tier *t)
             t->resetting = false;
             tier__prune_all(t); /* names of nodes whose data were never written */
             break;
-        case STORE_READ: ((struct tier_read *)ev.user)->state = ev.ok ? TIER_DONE : TIER_LOST; break;
+        case STORE_READ:
+            ((struct tier_read *)ev.user)->state = ev.ok ? TIER_DONE : TIER_LOST;
+            if (ev.ok && t->host) promote(t, tier__by_id(t, ev.record.id), ev.user);
+            break;
         case STORE_GONE:
             if (r) gone(t, r);
             break;

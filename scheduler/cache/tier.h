@@ -22,7 +22,7 @@ struct tier_record; /* one block, state or image below the arena */
 
 struct tier_options {
     struct cache_store *store;       /* taken, also on an error; NULL: host memory only */
-    uint64_t host_bytes;             /* of host memory above the disk; 0: none */
+    uint64_t host_bytes;             /* of host memory above the disk, allocated at once; 0: none */
     uint64_t seed;                   /* of hash functions */
     struct kv_event_sink event_sink; /* gets whole blocks, if its blocks have the cache's size */
 };
@@ -58,13 +58,15 @@ void tier_snapshot(struct tier *t, const struct radix_cache *c, const uint8_t sa
 
 /* One record on its way into host memory. */
 struct tier_read {
-    void *bytes; /* [size], malloc'd; the reader frees it, when it is no longer TIER_READING */
+    void *bytes; /* [size] */
     uint64_t size;
+    struct tier_record *record; /* whose host memory that is; NULL: it is malloc'd */
     enum tier_read_state { TIER_READING = 0, TIER_DONE, TIER_LOST } state;
     bool from_disk;
 };
-/* Starts it; may be done at once. `r` must stay until it is no longer TIER_READING. */
-void tier_read(struct tier *t, const struct tier_record *record, struct tier_read *r);
+/* Starts it; may be done at once. `r` must stay until it is no longer TIER_READING, and is ended then. */
+void tier_read(struct tier *t, struct tier_record *record, struct tier_read *r);
+void tier_read_end(struct tier *t, struct tier_read *r);           /* frees its bytes */
 void tier_touch(struct tier *t, const struct tier_record *record); /* just used, with those above it */
 
 struct tier_stats {

@@ -316,9 +316,10 @@ void tier__record_id(struct tier *t, struct tier_record *r, uint64_t id)
     t->stats.disk_bytes += r->bytes;
 }
 
-void tier__host_add(struct tier *t, struct tier_record *r, void *host)
+void tier__host_add(struct tier *t, struct tier_record *r, char *host)
 {
     r->host = host;
+    r->copied = engine_copies(t->engine);
     r->prev = t->host_tail;
     if (r->prev) r->prev->next = r;
     else t->host_head = r;
@@ -335,14 +336,14 @@ void tier__host_remove(struct tier *t, struct tier_record *r)
     else t->host_tail = r->prev;
     r->prev = r->next = NULL;
     t->stats.host_bytes -= r->bytes;
+    if (r->copied > t->released) t->released = r->copied;
     r->host = NULL;
 }
 
 static void record_unlink(struct tier *t, struct tier_record *r)
 {
-    void *host = r->host;
+    ASSERT(!r->readers);
     tier__host_remove(t, r);
-    free(host);
     tier__record_id(t, r, 0);
     t->stats.records--;
     if (r->node) return;

@@ -26,10 +26,13 @@ struct tier_span { /* that touches the items */
 
 struct tier_record {
     struct tier_record *by_id, *by_key; /* chains; by_key: of images */
-    struct tier_record *prev, *next;    /* in host memory, oldest first */
+    struct tier_record *prev, *next;    /* in host memory, in the order in which it is used again */
     uint64_t id;                        /* in the store; 0: not there */
     uint64_t bytes;
-    void *host;             /* [bytes], or NULL */
+    char *host;             /* [bytes] in tier.host, or NULL */
+    uint64_t copied;        /* engine_copies after its last copy from or to host memory */
+    uint32_t readers;       /* it stays in host memory */
+    bool used;              /* it stays there for one more round */
     struct tier_node *node; /* NULL: an image */
     uint32_t group;
     uint8_t salt[32], key[32]; /* of an image */
@@ -60,6 +63,10 @@ struct tier {
     bool events;                          /* there is an event sink */
     struct tier_record **by_id, **by_key; /* [buckets] */
     uint64_t buckets, node_count;         /* buckets: a power of two */
+    /* Host memory is a ring of opt.host_bytes: all before host_at was filled in this round, the next record
+     * after it is host_head. */
+    char *host;
+    uint64_t host_at, released; /* released: the last copy from or to what is free */
     struct tier_record *host_head, *host_tail;
     struct tier_stats stats;
     struct tier_items *scratch; /* encoded items of one block, and their size */
@@ -104,7 +111,7 @@ void tier__prune(struct tier *t, struct tier_node *n);
 void tier__prune_all(struct tier *t);
 /* How many leading items of two blocks with the same start are equal. */
 uint32_t tier__common(const struct tier_items *a, const struct tier_items *b);
-void tier__host_add(struct tier *t, struct tier_record *r, void *host);
+void tier__host_add(struct tier *t, struct tier_record *r, char *host);
 void tier__host_remove(struct tier *t, struct tier_record *r); /* if it is in host memory */
 
 #endif

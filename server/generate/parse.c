@@ -395,20 +395,20 @@ enum status gen_parse_salt(struct gen *g, json_t *root)
     return ST_OK;
 }
 
-/* Fairness is between API keys; with one key or none, between values of `user`. With several keys `user` is
- * ignored: nobody gets a larger share by inventing names. */
+/* Fairness is between API keys; with one key or none, between values of `user`; without either between
+ * addresses. With several keys `user` is ignored: nobody gets a larger share by inventing names. */
 void gen_tenant(struct gen *g, json_t *user)
 {
     static const char purpose[] = "kvasir tenant";
     const struct request *r = g->r;
     bool by_user = json_is_string(user) && json_string_length(user) && (!r->http.has_key || r->http.one_key);
-    if (!r->http.has_key && !by_user) return;
+    const char *name = by_user ? json_string_value(user) : r->http.has_key ? "" : r->http.client;
     unsigned char digest[crypto_hash_sha256_BYTES];
     crypto_hash_sha256_state h;
     crypto_hash_sha256_init(&h);
     hash_part(&h, purpose, sizeof purpose);
     hash_part(&h, r->http.key, r->http.has_key ? sizeof r->http.key : 0);
-    hash_part(&h, by_user ? json_string_value(user) : "", by_user ? json_string_length(user) : 0);
+    hash_part(&h, name, by_user ? json_string_length(user) : strlen(name));
     crypto_hash_sha256_final(&h, digest);
     memcpy(&g->p.tenant, digest, sizeof g->p.tenant);
     if (!g->p.tenant) g->p.tenant = 1;

@@ -279,9 +279,11 @@ static void refuse_input(struct conn *n, const struct api_error *e)
     if (log_enabled(LOG_INFO)) {
         struct log_line l;
         struct sockaddr_storage at = {0};
+        char client[CLIENT_BYTES];
         socklen_t len = sizeof at;
         if (getpeername(n->tcp, (struct sockaddr *)&at, &len)) at.ss_family = AF_UNSPEC;
-        access_begin(&l, id, "", e->http, (struct sockaddr *)&at);
+        client_name((struct sockaddr *)&at, client);
+        access_begin(&l, id, "", e->http, client);
         log_text(&l, "error", e->message);
         log_end(&l);
     }

@@ -54,7 +54,6 @@ void loop_pump(struct loop *l);               /* runs libmicrohttpd once */
 void loop_tick(struct loop *l, uint64_t now); /* deadlines, stuck libmicrohttpd; every 100 ms */
 void loop_close(struct loop *l);              /* ends HTTP and every handle */
 /* The first fields of a request's line in the log. */
-void access_begin(struct log_line *l, const char *id, const char *path, int status,
-                  const struct sockaddr *client);
+void access_begin(struct log_line *l, const char *id, const char *path, int status, const char *client);
 
 #endif

@@ -6,6 +6,8 @@
 
 #include <ctype.h>
 #include <microhttpd.h>
+#include <netdb.h>
+#include <netinet/in.h>
 #include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
@@ -79,6 +81,13 @@ const char *method_name(enum method method)
     return "?";
 }
 
+void client_name(const struct sockaddr *from, char name[CLIENT_BYTES])
+{
+    socklen_t len = from->sa_family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
+    bool ip = from->sa_family == AF_INET6 || from->sa_family == AF_INET;
+    if (!ip || getnameinfo(from, len, name, CLIENT_BYTES, NULL, 0, NI_NUMERICHOST)) *name = '\0';
+}
+
 bool http_message_open(struct http_message *x, struct MHD_Connection *c, const char *method,
                        const char *target, size_t body_max)
 {
@@ -93,6 +102,8 @@ bool http_message_open(struct http_message *x, struct MHD_Connection *c, const c
     const char *given = http_message_header(x, "X-Request-Id");
     x->id_from_client = given && request_id_ok(given);
     request_id_make(x->id, given);
+    const union MHD_ConnectionInfo *at = MHD_get_connection_info(c, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+    if (at && at->client_addr) client_name(at->client_addr, x->client);
     if (x->path) path_normalise(x->path);
     return x->path != NULL;
 }

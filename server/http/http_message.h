@@ -9,10 +9,12 @@
 #include <stdint.h>
 
 struct MHD_Connection;
+struct sockaddr;
 
 enum method { M_GET = 1, M_HEAD = 2, M_POST = 4, M_OPTIONS = 8, M_DELETE = 16, M_OTHER = 32 };
 
 #define REQUEST_ID_BYTES 132u
+#define CLIENT_BYTES     64u
 
 struct http_message {
     struct MHD_Connection *mhd; /* NULL once libmicrohttpd is done with the request */
@@ -29,12 +31,13 @@ struct http_message {
     uint64_t body_seen; /* bytes, including dropped ones */
     size_t body_marks;  /* bytes that separate JSON values: bounds the number of values */
     size_t body_kept; /* bytes of encoded images that outlive the body; counted in the server's body_bytes */
-    bool has_key, one_key; /* has a valid API key; it is the server's only one */
-    bool may_precede;      /* its `priority` also applies against other tenants' requests */
-    uint8_t key[32];       /* its SHA-256 */
-    uint64_t websocket;    /* its number; 0: the request did not come over one */
-    uint64_t arrived_us;   /* monotonic */
-    int64_t created;       /* Unix seconds */
+    bool has_key, one_key;     /* has a valid API key; it is the server's only one */
+    bool may_precede;          /* its `priority` also applies against other tenants' requests */
+    uint8_t key[32];           /* its SHA-256 */
+    char client[CLIENT_BYTES]; /* client_name */
+    uint64_t websocket;        /* its number; 0: the request did not come over one */
+    uint64_t arrived_us;       /* monotonic */
+    int64_t created;           /* Unix seconds */
 };
 
 /* "%41" -> "A", in place; returns the length. Anything else is unchanged. */
@@ -43,6 +46,7 @@ const char *method_name(enum method method); /* "?": unknown */
 bool request_id_ok(const char *s);           /* valid as a request id */
 void request_id_make(char id[REQUEST_ID_BYTES],
                      const char *given); /* the client's (may be NULL) if it is valid, else a new one */
+void client_name(const struct sockaddr *from, char name[CLIENT_BYTES]); /* in numbers; "" on a Unix socket */
 /* From the request line and the headers. False: out of memory; must still be closed. */
 bool http_message_open(struct http_message *x, struct MHD_Connection *c, const char *method,
                        const char *target, size_t body_max);

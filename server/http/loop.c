@@ -150,19 +150,15 @@ static enum MHD_Result on_request(void *cls, struct MHD_Connection *c, const cha
     return MHD_YES;
 }
 
-void access_begin(struct log_line *l, const char *id, const char *path, int status,
-                  const struct sockaddr *client)
+void access_begin(struct log_line *l, const char *id, const char *path, int status, const char *client)
 {
-    char host[NI_MAXHOST] = "unix", begin[201];
-    socklen_t len = client->sa_family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
-    if (client->sa_family == AF_INET6 || client->sa_family == AF_INET)
-        (void)getnameinfo(client, len, host, sizeof host, NULL, 0, NI_NUMERICHOST);
+    char begin[201];
     log_begin(l, LOG_INFO, "request");
     log_text(l, "req", id);
     snprintf(begin, sizeof begin, "%s", path);
     log_text(l, "path", begin);
     log_number(l, "status", status, 0);
-    log_text(l, "client", host);
+    log_text(l, "client", *client ? client : "unix");
 }
 
 /* W3C: "00-<trace id>-<parent id>-<flags>". */
@@ -174,15 +170,13 @@ static bool traceparent_ok(const char *text)
     return n == sizeof shape - 1 && !text[n];
 }
 
-static void access_log(const struct request *r, struct MHD_Connection *c, int status, double seconds)
+static void access_log(const struct request *r, int status, double seconds)
 {
     struct log_line l;
     struct request_tokens t = {0};
-    const union MHD_ConnectionInfo *at = MHD_get_connection_info(c, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
     const char *trace = http_message_header(&r->http, "traceparent");
     if (r->gen && !r->working) r->gen_tokens(r->gen, &t);
-    access_begin(&l, r->http.id, r->http.path ? r->http.path : "", status,
-                 at && at->client_addr ? at->client_addr : &(struct sockaddr){.sa_family = AF_UNSPEC});
+    access_begin(&l, r->http.id, r->http.path ? r->http.path : "", status, r->http.client);
     log_text(&l, "method", method_name(r->http.method));
     log_number(&l, "ms", seconds * 1e3, 1);
     if (r->gen) {
@@ -214,7 +208,7 @@ static void on_completed(void *cls, struct MHD_Connection *c, void **context,
                                                 : "OTHER",
                      status, seconds);
     }
-    if (log_enabled(r->route && !r->route->label ? LOG_DEBUG : LOG_INFO)) access_log(r, c, status, seconds);
+    if (log_enabled(r->route && !r->route->label ? LOG_DEBUG : LOG_INFO)) access_log(r, status, seconds);
     conn_completed(c);
     r->http.mhd = NULL;
     r->http.suspended = false;

@@ -4,6 +4,7 @@ kinds of models; name spaces stay apart; damaged records, a second server, an un
 Killed servers: test_cache_soak."""
 import os
 import random
+import resource
 import shutil
 import subprocess
 import tempfile
@@ -192,7 +193,56 @@ def test_directory():
         check.true("it is named", "/dev/null" in log.read())
 
 
-for function in (test_kinds, test_damaged, test_name_spaces, test_directory):
+def test_tiers():
+    """Host memory above the disk; both are named in responses and counted; a full disk ends in a metric."""
+    model = os.path.join(GOLDEN, "gemma3/text_f32")
+    prompts = [f"{words(120)} {i} {words(40)}"[i:] for i in range(16)]
+
+    def complete(server, prompt):
+        body = {"prompt": prompt, "max_tokens": 4, "temperature": 0, "ignore_eos": True, "logprobs": 3,
+                "return_cache_info": True}
+        status, answer = server.post("/v1/completions", body)
+        assert status == 200, answer
+        return answer["choices"][0]["logprobs"], answer["cache_info"]["tier"]
+
+    def of_tier(server, what, tier):
+        return sum(v for k, v in server.metrics().items()
+                   if k.startswith(f"kvasir:cache_tier_{what}{{") and f'tier="{tier}"' in k)
+
+    server = Server(args.binary, model, "--prefix-cache", "off")
+    want = [complete(server, p)[0] for p in prompts]
+    server.stop()
+    with Folder(model, "--kv-memory", "1M", "--max-context", "1000", "--cache-host", "64M") as folder:
+        server = folder.serve()
+        for tier in ("nothing", "host"):
+            got = [complete(server, p) for p in prompts]
+            check.equal(f"from {tier}: equal", [out for out, _ in got], want)
+        check.equal("they came from host memory", {tier for _, tier in got}, {"host"})
+        check.true("bytes by tier", of_tier(server, "bytes", "host") > 0)
+        check.true("hits by tier", of_tier(server, "hits_total", "host") >= len(prompts))
+        check.true("tokens", server.metric("kvasir:cache_tier_loaded_tokens_total") > 100)
+        loads = server.metric("kvasir:cache_tier_loads_total")
+        seconds = server.metric("kvasir:cache_tier_load_seconds_total")
+        check.true("no load waits for the engine's heartbeat", 0 < seconds < 0.5 * loads, (seconds, loads))
+        server.stop()
+        check.true("all of it is on the disk", len(folder.records()) > 0)
+        server = folder.serve()
+        got = [complete(server, p) for p in prompts]
+        check.equal("after a restart: equal", [out for out, _ in got], want)
+        check.equal("they came from the disk", {tier for _, tier in got}, {"disk"})
+        check.true("hits of the disk", of_tier(server, "hits_total", "disk") >= len(prompts) - 1)
+        server.stop()
+    with Folder(model, "--kv-memory", "1M", "--max-context", "1000") as folder:
+        server = folder.serve()
+        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+        for _ in range(2):
+            got = [complete(server, p)[0] for p in prompts]
+            check.equal("a full disk changes nothing", got, want)
+        check.true("it is off", server.soon(lambda: server.metric("kvasir:cache_tier_off") == 1))
+        server.stop()
+
+
+for function in (test_kinds, test_damaged, test_name_spaces, test_directory, test_tiers):
     if not args.only or function.__name__ in args.only:
         check.run(function)
 check.end()

@@ -1,4 +1,5 @@
 """How users and keys share a server: python3 test_shares.py [--binary B] [--demo DIR] [test ...]"""
+import http.client
 import json
 import os
 import select
@@ -75,6 +76,22 @@ def test_users():
         check.equal("the others are there", s.held()[1:], (1, 4))
         for c in queue:
             c.close()
+    finally:
+        s.stop()
+
+
+def test_addresses():
+    """Without keys and users: many inputs of one address don't hold up a chat of another one."""
+    s = Server(BINARY, endless(DEMO), "--max-sequences", "1")
+    try:
+        many = http.client.HTTPConnection(s.host, s.port, timeout=120, source_address=("127.0.0.2", 0))
+        body = {"input": [f"text {i} " + "word " * 200 for i in range(400)]}
+        many.request("POST", "/v1/embeddings", json.dumps(body), headers())
+        check.true("they wait", wait_until(lambda: s.held()[2] > 300), s.held())
+        body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
+        check.equal("the chat is answered", s.post(CHAT, body)[0], 200)
+        check.true("before they are", s.held()[2] > 200, s.held())
+        many.close()
     finally:
         s.stop()
 
@@ -184,7 +201,7 @@ def test_key_marks():
 if __name__ == "__main__":
     args = arguments(__doc__)
     BINARY, DEMO = args.binary, args.demo
-    for test in (test_users, test_keys, test_priority_right, test_compiling, test_key_marks):
+    for test in (test_users, test_addresses, test_keys, test_priority_right, test_compiling, test_key_marks):
         if not args.only or test.__name__ in args.only:
             check.run(test)
     check.end()

@@ -3,6 +3,7 @@
  * with CUEMU_LAZY=1 as late as something waits for them, in a random legal interleaving. */
 #include "tests/cuda-emulator/emu_rt.h"
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <mutex>
@@ -347,6 +348,14 @@ static void do_copy(void *dst, const void *src, size_t n)
     memmove(dst, src, n);
     if (opt.uninit && find_alloc(dst, 1)) race_host_write(dst, n);
 }
+/* Pinned memory that queued copies will read. */
+static std::vector<std::pair<const char *, size_t>> host_reads;
+static bool read_later(const char *p, size_t n)
+{
+    for (const auto &r : host_reads)
+        if (r.first < p + n && p < r.first + r.second) return true;
+    return false;
+}
 static void copy_async(void *dst, const void *src, size_t n, cudaMemcpyKind kind, cudaStream_t st)
 {
     if (!n) return;
@@ -363,9 +372,17 @@ static void copy_async(void *dst, const void *src, size_t n, cudaMemcpyKind kind
         stream_push(st, [=] { do_copy(dst, staged->data(), n); });
         return;
     }
-    /* Poisoned before the push, which may already make progress. */
-    if (opt.lazy && to_host && is_pinned(dst) && !s->cap) memset(dst, 0xff, n);
-    stream_push(st, [=] { do_copy(dst, src, n); });
+    /* Poisoned before the push, which may already make progress, and after queued copies from there. */
+    if (opt.lazy && to_host && is_pinned(dst) && !s->cap) {
+        drain([=] { return !read_later(static_cast<const char *>(dst), n); });
+        memset(dst, 0xff, n);
+    }
+    const char *from = opt.lazy && from_host && !s->cap ? static_cast<const char *>(src) : nullptr;
+    if (from) host_reads.emplace_back(from, n);
+    stream_push(st, [=] {
+        do_copy(dst, src, n);
+        if (from) host_reads.erase(std::find(host_reads.begin(), host_reads.end(), std::make_pair(from, n)));
+    });
     if (opt.lazy && to_host && !is_pinned(dst) && !s->cap) drain([s] { return s->q.empty(); });
 }
 } // namespace cuemu

@@ -40,6 +40,7 @@ struct engine_features {
     uint32_t layers_left;
 };
 struct engine {
+    void *host_memory;
     struct engine_caps caps;
     struct fake_slot *slots; /* [arena_grains * block_tokens]; a block's slots begin at its grain's. NULL: no
                                 contents, tokens from the history's end alone */
@@ -539,6 +540,25 @@ void engine_kv_copy(struct engine *e, uint32_t group, uint32_t from_offset, uint
     memset(&e->slots[(size_t)to_offset * bt + tokens], 0, (bt - tokens) * sizeof *e->slots);
 }
 
+void *engine_host_alloc(struct engine *e, size_t bytes)
+{
+    return e->host_memory = malloc(bytes);
+}
+void engine_host_free(struct engine *e)
+{
+    free(e->host_memory);
+    e->host_memory = NULL;
+}
+uint64_t engine_copies(const struct engine *e)
+{
+    (void)e;
+    return 0;
+}
+void engine_copies_wait(struct engine *e, uint64_t copies)
+{
+    (void)e;
+    (void)copies;
+}
 void engine_kv_read(struct engine *e, uint32_t group, uint32_t block_offset, void *host)
 {
     uint32_t bt = e->caps.block_tokens;

@@ -80,6 +80,7 @@ struct pending {
     struct image what;
 };
 struct totals {
+    uint32_t preempting; /* most turns with a preemption in a row */
     uint64_t ended[SEQ_ENDS], refused, steps, preemptions, tokens, hits, hit_tokens, copies, evictions, waits,
         resumed, asked, features_shared, feature_evictions, noticed, resets, seeds, proposed, accepted,
         prefix_hits, state_hits, state_stops, states_evicted, ahead;
@@ -638,8 +639,9 @@ static void simulate(uint64_t seed, uint32_t requests, bool tight, const struct 
 {
     static struct sim world;
     struct sim *m = &world;
+    struct sched_stats st = {0};
     sim_open(m, seed, tight, mutant, t);
-    uint32_t sent = 0, idle = 0;
+    uint32_t sent = 0, idle = 0, preempting = 0;
     while (sent < requests || m->live_count > 0 || m->pending_count > 0) {
         while (sent < requests && m->live_count < m->live_max && rnd(3) == 0) {
             static struct part_list before[CONVERSATIONS];
@@ -663,6 +665,10 @@ static void simulate(uint64_t seed, uint32_t requests, bool tight, const struct 
         t->steps++;
         if (!m->lenient) sched_check(m->s);
         worked |= take_events(m);
+        uint64_t before = st.preemptions;
+        sched_stats(m->s, &st);
+        preempting = st.preemptions > before ? preempting + 1 : 0;
+        if (preempting > t->preempting) t->preempting = preempting;
         for (uint32_t i = 0; i < m->live_count; i++) {
             const struct request *r = m->live[i];
             ASSERT(!r->cancelled); /* within the step */
@@ -882,6 +888,17 @@ static void test_barely_one_context(void **state)
     }
     print_totals(&t);
     if (seed_count >= 20) assert_true(t.ended[END_LENGTH] > 0 && t.preemptions > 0 && t.hits > 0);
+}
+
+/* The victim of a full arena waits until somebody releases blocks: it isn't admitted and preempted in turn
+ * after turn. */
+static void test_victim_waits(void **state)
+{
+    (void)state;
+    struct totals t = {0};
+    simulate(21, 61, true, &sound, &t);
+    printf("%u turns with a preemption in a row, %llu preemptions\n", t.preempting, ull(t.preemptions));
+    assert_in_range(t.preempting, 1, 8);
 }
 
 /* Known bugs on the side of the engine or of the one who builds keys: the oracle must notice each. Those of
@@ -1493,6 +1510,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_refused_drafts_leave_no_trace),
         cmocka_unit_test(test_overlap_leaves_no_trace),
         cmocka_unit_test(test_barely_one_context),
+        cmocka_unit_test(test_victim_waits),
         cmocka_unit_test(test_T7_mutant_key_ignores_dimensions),
         cmocka_unit_test(test_mutant_prefix_key_ignores_end),
         cmocka_unit_test(test_mutant_window_off_by_one),

@@ -147,7 +147,9 @@ static uint64_t put(struct cache_store *s, uint64_t parent, uint64_t number)
     memset(r.salt, (int)number, sizeof r.salt);
     uint8_t *payload = malloc(r.payload_bytes + 1);
     fill(payload, r.payload_bytes, number);
-    return cache_store_put(s, &r, payload);
+    uint64_t id = cache_store_put(s, &r, payload);
+    if (!id) free(payload);
+    return id;
 }
 
 static struct cache_store *start(uint64_t bytes_max, uint8_t binding)

@@ -128,16 +128,19 @@ static void test_addresses(void **state)
     assert_non_null(strstr(err.msg, "--kv-events-replay x"));
 }
 
-/* vLLM's names of the groups' kinds. */
+/* vLLM's names of the groups' kinds, and of the tiers. */
 static void test_kinds(void **state)
 {
     (void)state;
     static const char *const names[] = {"full_attention", "sliding_window", "mamba"};
+    static const char *const mediums[] = {"GPU", "CPU", "DISK"};
+    static const enum cache_tier tiers[] = {CACHE_TIER_ARENA, CACHE_TIER_HOST, CACHE_TIER_DISK};
     for (uint32_t i = 0; i < 3; i++) {
         static const uint8_t salt[32];
         uint32_t token = 5;
         uint64_t hash = 77;
-        struct cache_stored what = {.group = i,
+        struct cache_stored what = {.tier = tiers[i],
+                                    .group = i,
                                     .window = i == 1 ? 9 : 0,
                                     .recurrent = i == 2,
                                     .count = 1,
@@ -154,6 +157,8 @@ static void test_kinds(void **state)
             char word[64]; /* the field's name is followed by the value's length */
             int n = snprintf(word, sizeof word, "kv_cache_spec_kind%c%s", (int)(0xa0 + strlen(names[k])),
                              names[k]);
+            assert_int_equal(memmem(out.data, out.size, word, (size_t)n) != NULL, k == i);
+            n = snprintf(word, sizeof word, "medium%c%s", (int)(0xa0 + strlen(mediums[k])), mediums[k]);
             assert_int_equal(memmem(out.data, out.size, word, (size_t)n) != NULL, k == i);
         }
         msgpack_sbuffer_destroy(&out);
