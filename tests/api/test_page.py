@@ -342,10 +342,62 @@ def test_stop(server, chrome):
     reload(page)
     page.wait(f"{length} > 50")
     check.true("a reload keeps what had come", page.js("!document.querySelector('.turn.running')"))
+    check.true("and says that it is not all",
+               page.js("document.querySelector('.turn.assistant .hint').innerText").startswith("Incomplete"))
     check.true("and stops the server",
                harness.wait_until(lambda: server.metric("vllm:num_requests_running") == 0))
     quiet("stop", page)
     server.stop()
+
+
+def test_tabs(server, chrome):
+    """Two tabs with one conversation: neither loses what the other has added."""
+    page = opened(server, chrome)
+    say(page, "Hello!")
+    other = opened(server, chrome, path="/" + page.js("location.hash"), beside=page)
+    other.wait("document.querySelectorAll('.turn').length === 2")
+    say(other, "What can you do?")
+    page.wait("document.querySelectorAll('.turn').length === 4")
+    say(page, "How many shapes are there?")
+    other.wait("document.querySelectorAll('.turn').length === 6")
+    check.equal("the same in both", other.js(TURNS), page.js(TURNS))
+    click(other, "#new")
+    other.wait("!document.querySelector('.turn')")
+    say(other, "Hi")
+    page.wait(f"{TITLES}.length === 2")
+    page.js("(async () => { const c = await store.get(location.hash.slice(1));"
+            " window.stale = structuredClone(c); c.messages = {...c.messages,"
+            " late: {id: 'late', parent: c.head, role: 'user', content: 'late', created: 1}};"
+            " await store.put(c); await store.put(stale); })()")
+    check.true("a stale copy takes nothing away",
+               page.js("store.get(location.hash.slice(1)).then(c => 'late' in c.messages)"))
+    quiet("tabs", page)
+    quiet("tabs", other)
+
+
+def test_hostile_import(server, chrome):
+    """Files whose parts have wrong types, or names that JavaScript's objects have."""
+    page = opened(server, chrome)
+    user = {"id": "u", "role": "user", "parent": None, "content": "hi"}
+    odd = {"tool_calls": [{}, 5], "finish_reason": "tool_calls", "logprobs": [{"token": 5}], "usage": "x",
+           "timings": 7, "cache_info": {"reuse_ends_at": 5}, "params": [], "reasoning": {}, "error": 5,
+           "model": {}, "request": {"model": "other"}}
+    for i, more in enumerate((odd, {"tool_calls": "boo", "logprobs": "boo"}, {})):
+        file = {"conversations": [{"id": "cache", "title": {}, "messages": {
+            "u": user, "a": {"id": "a", "role": "assistant", "parent": "u", "content": "an answer", **more}}}]}
+        page.js(f"store.importText({json.dumps(json.dumps(file))}).then(([id]) => {{ location.hash = id; }})")
+        page.wait("location.hash.length > 9 && document.querySelectorAll('.turn').length === 2")
+        check.equal(f"file {i}", page.js(TURNS), ["hi", "an answer"])
+        check.true("no request of the file's own", not page.js(
+            "[...document.querySelectorAll('.foot button')].some(b => b.ariaLabel.startsWith('Determinism'))"))
+        click(page, "#new")
+        page.wait("!document.querySelector('.turn')")
+    for name in ("__proto__", "constructor"):
+        file = '{"conversations": [{"id": "x", "messages": {"%s": {"role": "user", "content": "x"}}}]}' % name
+        check.equal(f"a message named {name}", page.js(
+            f"store.importText({json.dumps(file)}).then(() => 'taken', e => e.message.slice(0, 15))"),
+                    "This is not a f")
+    quiet("files", page)
 
 
 def test_broken(server, chrome):
@@ -860,9 +912,9 @@ def main():
     server = harness.Server(args.binary, args.demo, "--enable-admin", "on")
     chrome = browser.Browser() if browser.found() else None
     with_browser = [
-        test_start, test_history, test_versions, test_stop, test_broken, test_settings, test_files, test_key,
-        test_theme, test_phone, test_prefix, test_keyboard, test_axe, test_hostile_names,
-        test_without_libraries, test_no_storage, test_other_pages, test_second_model
+        test_start, test_history, test_versions, test_stop, test_tabs, test_broken, test_settings, test_files,
+        test_key, test_theme, test_phone, test_prefix, test_keyboard, test_axe, test_hostile_names,
+        test_hostile_import, test_without_libraries, test_no_storage, test_other_pages, test_second_model
     ]
     if not chrome:
         print("skipped: there is no chromium; the page itself is not tested")

@@ -53,7 +53,7 @@ export function createComposer(node, {onSend, onStop, onDraft}) {
     button.disabled = !running && (reading > 0 || (!field.value.trim() && !attachments.length));
     button.title = running ? 'Stop' : 'Send';
     button.setAttribute('aria-label', button.title);
-    status.textContent = reading ? 'Reading files …' : coarse.matches ? '' : 'Enter sends, Shift+Enter adds a line';
+    status.textContent = reading ? 'Reading files …' : coarse.matches ? '' : running ? 'Escape stops' : 'Enter sends, Shift+Enter adds a line';
     clearTimeout(saving);
     saving = setTimeout(keep, 300);
   }
@@ -116,6 +116,8 @@ export function createComposer(node, {onSend, onStop, onDraft}) {
   saving = clearTimeout(saving);
 
   return {
+    keep,
+    typed: () => Boolean(field.value || attachments.length),
     set(draft) {
       field.value = draft?.text || '';
       attachments = draft?.attachments || [];
