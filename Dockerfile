@@ -36,6 +36,6 @@ EXPOSE 8000
 # It drains: --shutdown-delay and --drain-timeout (5 and 25 s); give it 40 s before it is killed.
 STOPSIGNAL SIGTERM
 # A large model loads for minutes: failures in that time don't count.
-HEALTHCHECK --interval=5s --timeout=3s --start-period=10m --retries=3 CMD ["kvasir-ready"]
+HEALTHCHECK --interval=5s --timeout=3s --start-period=10m --retries=3 CMD ["kvasir", "ready"]
 ENTRYPOINT ["kvasir"]
 CMD ["serve"]

@@ -26,7 +26,7 @@ CC       ?= gcc
 PKGS      := libmicrohttpd libuv jansson libjpeg libwebp libwebpdemux libgif libsodium libutf8proc zlib \
 	libcurl libmd gnutls
 # Cache events (server/kv_events) need two more; a build without them has no --kv-events.
-KV_PKGS   := libzmq msgpack
+KV_PKGS   := libzmq $(if $(shell pkg-config --exists msgpack-c && echo 1),msgpack-c,msgpack)
 KV_EVENTS ?= $(if $(shell pkg-config --exists $(KV_PKGS) 2>/dev/null && echo 1),1,0)
 PKGS      += $(if $(filter 1,$(KV_EVENTS)),$(KV_PKGS))
 # The tests use cmocka. A machine without it, as one with a GPU may be, still builds those of the core
@@ -99,7 +99,9 @@ $(OUT)/kernels/cpu/%amx.c.o $(OUT)/tests/lib/tiles/%amx.c.o: ISA := -mamx-tile -
 $(OUT)/tests/lib/tiles/%.c.o: MODE := $(patsubst -O3,-O2 $(ONE_OF_EACH),$(MODE))
 
 LIB_CFLAGS = $(shell pkg-config --cflags $(PKGS))
-LIB_LDLIBS = $(shell pkg-config --libs $(PKGS)) -lwslay
+# scripts/package.sh links it statically: its soname differs between Debian's releases.
+UTF8PROC ?= -lutf8proc
+LIB_LDLIBS = $(subst -lutf8proc,$(UTF8PROC),$(shell pkg-config --libs $(PKGS))) -lwslay
 $(OUT)/server/%.c.o: EXTRA = $(LIB_CFLAGS)
 $(OUT)/tests/unit/server/%.c.o $(OUT)/tests/lib/server/%.c.o: EXTRA = $(LIB_CFLAGS)
 # Tests spend their time in what they call; compiled at -O1 they build twice as fast.
@@ -215,14 +217,13 @@ check-libs:
 PREFIX ?= /usr/local
 install: all
 	install -D -m 755 $(OUT)/kvasir $(DESTDIR)$(PREFIX)/bin/kvasir
-	install -m 755 scripts/deploy/kvasir-ready $(DESTDIR)$(PREFIX)/bin
 	install -d $(DESTDIR)$(PREFIX)/share/kvasir/models/demo
 	install -m 644 models/demo/* $(DESTDIR)$(PREFIX)/share/kvasir/models/demo
 	for p in $(PAGE_PACKAGES); do [ ! -e /usr/share/doc/$$p/copyright ] || install -D -m 644 \
 		/usr/share/doc/$$p/copyright $(DESTDIR)$(PREFIX)/share/doc/kvasir/licenses/$$p; done
 	[ ! -e $(OUT)/kvasir-cuda.so ] || install -m 755 $(OUT)/kvasir-cuda.so $(DESTDIR)$(PREFIX)/bin
 uninstall:
-	rm -f $(addprefix $(DESTDIR)$(PREFIX)/bin/,kvasir kvasir-cuda.so kvasir-ready)
+	rm -f $(addprefix $(DESTDIR)$(PREFIX)/bin/,kvasir kvasir-cuda.so)
 	rm -rf $(addprefix $(DESTDIR)$(PREFIX)/share/,kvasir doc/kvasir)
 
 test: tests

@@ -128,7 +128,7 @@ server=$!
 read -r line <"$work/out" || line=
 port=${line##*:}
 check "it listens (${line:-no line})" [ -n "$port" ]
-check "the health check says so" "${inside[@]}" kvasir-ready "$port"
+check "the health check says so" "${inside[@]}" kvasir ready "$port"
 image=$(base64 -w0 models/demo/sample.png)
 answer=$(curl -s -m 60 "http://127.0.0.1:$port/v1/chat/completions" -H 'Content-Type: application/json' -d '{
   "messages": [{"role": "user", "content": [
@@ -139,7 +139,7 @@ signal=$(sed -n 's/^STOPSIGNAL //p' "$file")
 kill -s "${signal#SIG}" "$server"
 not_ready() {
     for _ in $(seq 50); do
-        "${inside[@]}" kvasir-ready "$port" || return 0
+        "${inside[@]}" kvasir ready "$port" || return 0
         sleep 0.02
     done
     return 1

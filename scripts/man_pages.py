@@ -13,6 +13,8 @@ COMMANDS = {
     "pull": "download a model of the Hugging Face hub",
     "list": "list the models that were downloaded",
     "rm": "remove a downloaded model",
+    "cache": "list, verify or prune the directory of --cache-dir",
+    "ready": "exit with 0 if the server on this machine is ready",
     "bench": "benchmark the engine offline",
     "version": "print the version",
 }
@@ -59,6 +61,8 @@ def man(groups, version):
         "pull ORG/NAME[@REVISION][:FILE.gguf] ...",
         "list",
         "rm ORG/NAME[@REVISION] ...",
+        "cache ls|verify|prune",
+        "ready [PORT]",
         "bench --help",
         "version",
     ):

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Builds packages of a release build into build/packages:
-#   deb     kvasir_VERSION_amd64.deb, for the Debian release that builds it
+#   deb     kvasir_VERSION_amd64.deb, for the Debian release that builds it and the next
 #   wheel   kvasir-VERSION-py3-none-manylinux_2_N_x86_64.whl, with all libraries but glibc's
 #   tar     kvasir-VERSION-linux-x86_64.tar.gz, the same contents for any Linux with a new enough glibc
 # N is the newest version of glibc that the program or a bundled library asks for.
@@ -18,7 +18,9 @@ version=$(sed -n 's/^#define KVASIR_VERSION "\(.*\)"$/\1/p' config/options.h)
 out=build/packages
 mkdir -p $out
 echo "building kvasir $version"
-make -j"$(nproc)" all >$out/build.log 2>&1 || { tail -n 30 $out/build.log && exit 1; }
+rm -f build/release/kvasir # linked otherwise
+make -j"$(nproc)" UTF8PROC=-l:libutf8proc.a all >$out/build.log 2>&1 ||
+    { tail -n 30 $out/build.log && exit 1; }
 
 # ---- what all have: DIR/bin, DIR/share
 
@@ -26,8 +28,9 @@ tree() { # tree DIR: the program, the demo model, man page and completions
     rm -rf "$1"
     make -s install DESTDIR="$1" PREFIX= >/dev/null
     strip --strip-unneeded "$1/bin/kvasir"
+    install -D -m 644 /usr/share/doc/libutf8proc-dev/copyright "$1/share/doc/kvasir/licenses/libutf8proc"
     python3 scripts/man_pages.py build/release/kvasir $out/pages
-    install -D -m 644 -t "$1/share/man/man1" scripts/package/kvasir-ready.1 $out/pages/kvasir.1
+    install -D -m 644 -t "$1/share/man/man1" $out/pages/kvasir.1
     gzip -9n "$1"/share/man/man1/*.1
     install -D -m 644 $out/pages/kvasir.bash "$1/share/bash-completion/completions/kvasir"
     install -D -m 644 $out/pages/_kvasir "$1/share/zsh/vendor-completions/_kvasir"
@@ -49,7 +52,6 @@ deb() {
     local root=$out/deb v=${version/-/\~} doc file
     tree "$root/usr"
     doc=$root/usr/share/doc/kvasir
-    mkdir -p "$doc"
     cat >"$doc/copyright" <<EOF
 Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
 Upstream-Name: kvasir
@@ -59,6 +61,8 @@ Copyright: 2026 the authors of Kvasir
 License: Apache-2.0
  On Debian systems the text of this license is in
  /usr/share/common-licenses/Apache-2.0.
+ .
+ The program contains utf8proc: see licenses/libutf8proc.
 EOF
     date=$(LC_ALL=C date -R -d "@${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}")
     printf 'kvasir (%s) stable; urgency=medium\n\n  * See CHANGELOG.md.\n\n -- %s  %s\n' "$v" \
@@ -104,7 +108,7 @@ EOF
 # DIR/LIBS, with the licences of their packages; each is found from where it lies.
 bundle() {
     local dir=$1 libs=$2 path name package
-    mkdir -p "$dir/$libs" "$dir/share/doc/kvasir/licenses"
+    mkdir -p "$dir/$libs"
     ldd "$dir/bin/kvasir" | sed -n 's|.* => \(/[^ ]*\) .*|\1|p' | while read -r path; do
         name=$(basename "$path")
         case $name in

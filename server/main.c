@@ -1,5 +1,6 @@
 /* The program: sub-commands. The only file besides assert.h, bus_error.c and serve.c (second signal, failed
  * engine) that ends the process. */
+#include "config/base/env.h"
 #include "config/base/log.h"
 #include "config/gguf/gguf.h"
 #include "config/options.h"
@@ -11,6 +12,7 @@
 #include "server/model_load.h"
 #include "server/serve.h"
 
+#include <curl/curl.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
@@ -30,12 +32,13 @@ static int usage(FILE *f)
     fputs("kvasir " KVASIR_VERSION ": deterministic, batch-invariant, OpenAI-compatible inference\n"
           "server for vision-language models\n\n"
           "  kvasir serve [MODEL] [flags]    serve the HTTP API; MODEL: a directory, a GGUF file or, of the\n"
-          "                                  Hugging Face hub, ORG/NAME[@REVISION][:FILE.gguf]\n"
+          "                                  Hugging Face hub, ORG/NAME[@REVISION][:FILE.gguf] (or :Q4_K_M)\n"
           "  kvasir pull|rm ORG/NAME ...     download a model without serving it; remove it\n"
           "  kvasir list                     the models that were downloaded\n"
           "  kvasir inspect [MODEL] [flags]  the checkpoint as read, and the memory plan\n"
           "  kvasir inspect --devices        the CPU and the GPUs of this machine\n"
           "  kvasir cache ls|verify|prune    the directory of --cache-dir (kvasir cache --help)\n"
+          "  kvasir ready [PORT]             exit code 0 if the server on this machine is ready\n"
           "  kvasir bench ...                offline engine benchmark (kvasir bench --help)\n"
           "  kvasir version\n\nFlags of serve and inspect\n",
           f);
@@ -139,6 +142,31 @@ static int inspect_devices(void)
     return fflush(stdout) ? 1 : 0;
 }
 
+/* 0 if the server at 127.0.0.1 says that it is ready: for health checks of containers and services. By HTTP,
+ * else by HTTPS, whose certificate is for another name. */
+static int ready(int argc, char **argv)
+{
+    const char *port = argc > 1 ? argv[1] : env_get("KVASIR_PORT");
+    long status = 0;
+    CURL *e = curl_easy_init();
+    if (argc > 2 || (argc > 1 && strspn(port, "0123456789") != strlen(port))) {
+        bool help = argc == 2 && (strcmp(port, "--help") == 0 || strcmp(port, "-h") == 0);
+        return fputs("usage: kvasir ready [PORT]\n", help ? stdout : stderr), help ? 0 : 2;
+    }
+    for (int tls = 0; e && tls < 2 && !status; tls++) {
+        char url[100];
+        snprintf(url, sizeof url, "http%s://127.0.0.1:%.20s/ready", tls ? "s" : "", port ? port : "8000");
+        bool bad = curl_easy_setopt(e, CURLOPT_URL, url) || curl_easy_setopt(e, CURLOPT_PROXY, "") ||
+                   curl_easy_setopt(e, CURLOPT_SSL_VERIFYPEER, 0L) ||
+                   curl_easy_setopt(e, CURLOPT_SSL_VERIFYHOST, 0L) ||
+                   curl_easy_setopt(e, CURLOPT_NOBODY, 1L) ||
+                   curl_easy_setopt(e, CURLOPT_TIMEOUT_MS, 2000L) || curl_easy_perform(e);
+        if (!bad) curl_easy_getinfo(e, CURLINFO_RESPONSE_CODE, &status);
+    }
+    curl_easy_cleanup(e);
+    return status != 200;
+}
+
 /* The parent may have closed them: other files must not get their numbers. */
 static bool standard_files_open(void)
 {
@@ -157,6 +185,7 @@ int main(int argc, char **argv)
         return puts("kvasir " KVASIR_VERSION KVASIR_COMMIT) < 0;
     if (strcmp(command, "bench") == 0) return bench_main(argc - 1, argv + 1);
     if (strcmp(command, "cache") == 0) return cache_command(argc - 1, argv + 1);
+    if (strcmp(command, "ready") == 0) return ready(argc - 1, argv + 1);
     static const char *const of_the_hub[] = {"pull", "list", "rm"};
     for (size_t i = 0; i < 3; i++)
         if (strcmp(command, of_the_hub[i]) == 0) return hub_main(argc - 1, argv + 1);

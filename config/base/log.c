@@ -116,9 +116,9 @@ static void add_escaped(struct log_line *l, const char *s)
         uint32_t cp;
         char escape[8];
         size_t n = utf8_decode(s, left, &cp);
-        bool bad = cp >= UTF8_BAD;
+        bool bad = cp >= UTF8_BAD, control = cp < 0x20 || (cp >= 0x7f && cp < 0xa0);
         if (sizeof l->text - LOG_LINE_END - l->len < 7) return; /* with the closing quote */
-        if (!l->json) add(l, (unsigned char)*s < 0x20 ? " " : s, n);
+        if (!l->json) add(l, control ? " " : s, control ? 1 : n);
         else if (bad) add(l, "\\ufffd", 6);
         else if (cp == '"' || cp == '\\') add(l, (char[]){'\\', *s}, 2);
         else if (cp < 0x20) add(l, escape, (size_t)snprintf(escape, sizeof escape, "\\u%04x", (unsigned)cp));

@@ -12,6 +12,10 @@ enum status err_set(struct err *err, enum status st, const char *fmt, ...)
     va_start(ap, fmt);
     vsnprintf(err->msg, sizeof err->msg, fmt, ap);
     va_end(ap);
+    for (unsigned char *p = (unsigned char *)err->msg; *p; p++) {
+        if (*p == 0xc2 && p[1] >= 0x80 && p[1] < 0xa0) *p++ = '?', *p = '?'; /* C1 */
+        else if ((*p < 0x20 && *p != '\n') || *p == 0x7f) *p = '?';
+    }
     return st;
 }
 

@@ -18,7 +18,8 @@ enum status {
     ST_NOT_FOUND,   /* a named thing does not exist */
 };
 
-/* Message for people; UTF-8, NUL-terminated, truncated when too long. An empty `msg` means "not set". */
+/* Message for people; UTF-8, NUL-terminated, truncated when too long. Control
+ * characters, which a terminal would obey, become '?'. An empty `msg` means "not set". */
 struct err {
     char msg[768];
 };

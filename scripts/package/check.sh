@@ -1,10 +1,11 @@
 #!/bin/bash
 # Builds the packages, installs each in a clean root, asks the server there about an image, and removes it.
-#   deb     in Debian 12: apt install, serve, purge, nothing is left
-#   wheel   in a virtual environment of Debian 12 without any package that the server needs
-#   tar     in Debian 12, and 13 if its packages can be reached, without any package that the server needs
-# usage: scripts/package/check.sh        as root; needs mmdebstrap, and for the style of packages lintian and,
-#                                        from PyPI, auditwheel in a virtual environment of its own
+#   deb     in Debian 12 and 13: apt install, serve, purge, nothing is left
+#   wheel   in 12 and 13, by pip in a virtual environment and by uvx, without our packages
+#   tar     in 12 and 13, likewise
+# 13 is skipped if its packages can't be reached.
+# usage: scripts/package/check.sh        as root; needs mmdebstrap, lintian, and from PyPI auditwheel and uv
+#                                        in a virtual environment of their own
 # Closing line: "N passed, N failed".
 set -u
 cd "$(dirname "$0")/../.." || exit 1
@@ -35,22 +36,27 @@ root() { # root NAME RELEASE [PACKAGE,...]: a Debian with nothing else
     cp /etc/resolv.conf /etc/hosts "$work/$1/etc/" 2>/dev/null
     return 0
 }
+clean=(env -i HOME=/root LANG=C.UTF-8 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin)
 inside() { # inside NAME COMMAND...
     local name=$1
     shift
-    chroot "$work/$name" env -i HOME=/root PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
-        LANG=C.UTF-8 "$@"
+    chroot "$work/$name" "${clean[@]}" "$@"
 }
 files() { # files NAME: all files that are not the package manager's records
     (cd "$work/$1" && find . -xdev \( -path ./proc -o -path ./var/lib/dpkg -o -path ./var/lib/apt -o \
         -path ./var/cache -o -path ./var/log -o -path ./tmp -o -path ./run -o -name __pycache__ \) -prune -o \
         -print | sort)
 }
+same() { # same NAME: they are those of before
+    files "$1" | diff "$work/$1.before" - >"$work/diff" || { head -n 20 "$work/diff" && return 1; }
+}
 # answers NAME COMMAND...: starts the server there and asks it about the demo model's image.
 answers() {
     local name=$1 port=$((20000 + RANDOM % 20000)) status=1
+    : >"$work/$name.answer"
     shift
-    inside "$name" "$@" serve --port $port >"$work/$name.server" 2>&1 &
+    # a simple command, so that the signal goes to the server
+    chroot "$work/$name" "${clean[@]}" "$@" serve --port $port --shutdown-delay 0 >"$work/$name.server" 2>&1 &
     server=$!
     for _ in $(seq 300); do
         curl -sf "http://127.0.0.1:$port/health" >/dev/null && status=0 && break
@@ -64,6 +70,7 @@ answers() {
             >"$work/$name.answer" || status=1
     kill $server 2>/dev/null
     wait $server 2>/dev/null
+    curl -sf "http://127.0.0.1:$port/health" >/dev/null && status=1 # it has not ended
     server=
     [ $status -eq 0 ] && grep -q '"content":"[^"]' "$work/$name.answer" && return
     tail -n 5 "$work/$name.server" "$work/$name.answer" 2>/dev/null
@@ -71,61 +78,64 @@ answers() {
 }
 
 deb() { # deb NAME RELEASE
-    local before=$work/$1.before
-    root "$1" "$2" || return 1
     cp "$out"/kvasir_*.deb "$work/$1/tmp/kvasir.deb"
     inside "$1" apt-get update -q >"$work/$1.log" 2>&1
     # the libraries first: they stay, and what the package itself leaves is seen
     # shellcheck disable=SC2046
     inside "$1" apt-get install -y -q --no-install-recommends $(dpkg-deb -f "$out"/kvasir_*.deb Depends |
         sed 's/([^)]*)//g; s/,//g; s/|[^ ]*//g') >>"$work/$1.log" 2>&1
-    files "$1" >"$before"
+    files "$1" >"$work/$1.before"
     inside "$1" apt-get install -y -q --no-install-recommends /tmp/kvasir.deb >>"$work/$1.log" 2>&1
-    check "deb: installs in Debian $2" inside "$1" kvasir version
-    check "deb: answers the image question in Debian $2" answers "$1" kvasir
+    check "deb: installs in $2" inside "$1" kvasir version
+    check "deb: answers the image question in $2" answers "$1" kvasir
     inside "$1" apt-get purge -y -q kvasir >>"$work/$1.log" 2>&1
-    check "deb: leaves nothing in Debian $2" diff "$before" <(files "$1")
+    check "deb: leaves nothing in $2" same "$1"
 }
 
-wheel() {
+wheel() { # wheel NAME RELEASE
     local file
-    file=$(ls "$out"/*.whl)
-    root wheel bookworm python3,python3-venv || return 1
-    cp "$file" "$work/wheel/tmp/"
-    inside wheel python3 -m venv /opt/venv
-    files wheel >"$work/wheel.before"
-    check "wheel: installs in a virtual environment" inside wheel /opt/venv/bin/pip install -q --no-index \
-        "/tmp/$(basename "$file")"
-    check "wheel: answers the image question" answers wheel /opt/venv/bin/kvasir
-    check "wheel: python -m kvasir" inside wheel /opt/venv/bin/python -m kvasir version
-    inside wheel /opt/venv/bin/pip uninstall -q -y kvasir
-    check "wheel: leaves nothing" diff "$work/wheel.before" <(files wheel)
-    [ -x build/auditwheel/bin/auditwheel ] ||
-        { python3 -m venv build/auditwheel && build/auditwheel/bin/pip install -q auditwheel; }
-    build/auditwheel/bin/auditwheel show "$file" >"$work/auditwheel" 2>&1
-    tag=$(tr '\n' ' ' <"$work/auditwheel" | sed -n 's/.*following platform tag: "\([^"]*\)".*/\1/p')
-    check "wheel: its name has the tag that auditwheel finds, $tag" [ "${file%-"$tag".whl}" != "$file" ]
-    check "wheel: at most 20 MB" [ "$(stat -c %s "$file")" -le 20000000 ]
+    file=$(basename "$out"/*.whl)
+    cp "$out/$file" "$work/$1/tmp/"
+    cp "$tools"/uv "$tools"/uvx "$work/$1/usr/local/bin/"
+    inside "$1" python3 -m venv /opt/venv
+    files "$1" >"$work/$1.before"
+    check "wheel: installs in a virtual environment of $2" \
+        inside "$1" /opt/venv/bin/pip install -q --no-index "/tmp/$file"
+    check "wheel: kvasir answers the image question in $2" answers "$1" /opt/venv/bin/kvasir
+    check "wheel: python -m kvasir answers it" answers "$1" /opt/venv/bin/python -m kvasir
+    inside "$1" /opt/venv/bin/pip uninstall -q -y kvasir
+    check "wheel: uvx kvasir answers it" answers "$1" env UV_CACHE_DIR=/tmp/uv-cache \
+        UV_TOOL_DIR=/tmp/uv-tools uvx --offline --from "/tmp/$file" kvasir
+    check "wheel: leaves nothing in $2" same "$1"
 }
 
 archive() { # archive NAME RELEASE
     local file
     file=$(ls "$out"/*.tar.gz)
-    if ! root "$1" "$2"; then
-        echo "skipped: no packages of $2 can be reached"
-        return
-    fi
     tar -C "$work/$1/opt" -xzf "$file"
     check "tar: answers the image question in $2" answers "$1" "/opt/$(basename "$file" .tar.gz)/kvasir"
-    sed 's|/lib64/|/nowhere/|' scripts/package/kvasir.sh | sh >"$work/musl" 2>&1
-    check "tar: without glibc one clear line" [ "$(grep -c 'container image' "$work/musl")" = 1 ]
 }
 
+tools=build/package-tools/bin
+[ -x $tools/uvx ] || { python3 -m venv build/package-tools && $tools/pip install -q auditwheel uv; }
 scripts/package.sh all || exit 1
 check "deb: lintian" sh -c "! lintian --allow-root --fail-on error,warning '$out'/kvasir_*.deb | grep ."
-deb debian12 bookworm
-wheel
-archive tar12 bookworm
-archive tar13 trixie
+file=$(ls "$out"/*.whl)
+$tools/auditwheel show "$file" >"$work/auditwheel" 2>&1
+tag=$(tr '\n' ' ' <"$work/auditwheel" | sed -n 's/.*following platform tag: "\([^"]*\)".*/\1/p')
+check "wheel: its name has the tag that auditwheel finds, $tag" [ "${file%-"$tag".whl}" != "$file" ]
+check "wheel: at most 20 MB" [ "$(stat -c %s "$file")" -le 20000000 ]
+sed 's|/lib64/|/nowhere/|' scripts/package/kvasir.sh | sh >"$work/musl" 2>&1
+check "tar: without glibc one clear line" [ "$(grep -c 'container image' "$work/musl")" = 1 ]
+for release in bookworm trixie; do
+    if ! root $release $release python3,python3-venv; then
+        [ $release = bookworm ] && check "a root of $release" false
+        echo "skipped: no packages of $release can be reached"
+        continue
+    fi
+    archive $release $release
+    wheel $release $release
+    deb $release $release
+done
 echo "$passed passed, $failed failed"
 [ $failed -eq 0 ]

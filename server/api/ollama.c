@@ -112,7 +112,8 @@ static void capabilities(struct json_writer *o, const struct model *m)
     const struct {
         bool has;
         const char *text;
-    } more[] = {{m->caps.images, ",\"vision\""},
+    } more[] = {{!gen_infill_missing(m->tok), ",\"insert\""},
+                {m->caps.images, ",\"vision\""},
                 {caps && caps->tools && caps->calls, ",\"tools\""},
                 {caps && caps->think, ",\"thinking\""},
                 {m->pooling->config, ",\"embedding\""}};
@@ -141,6 +142,7 @@ static void show(struct json_writer *o, const struct server *s)
     jw_text(o, ",\"modified_at\":");
     jw_time(o, s->started, -1);
     pair(o, ",\"model_info\":{\"general.architecture\":", m->info->family);
+    pair(o, ",\"general.basename\":", s->model_name);
     jw_text(o, ",\"general.parameter_count\":");
     jw_uint(o, m->info->parameters);
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {

@@ -183,57 +183,20 @@ static void read_end(struct gen *g)
     if (!g->remote || g->fetched || g->r->response.error.http) gen_read_end(g);
 }
 
-static void count_tokens_job(struct request *r)
-{
-    count_tokens(r);
-    read_end(r->gen);
-}
-
-static void apply_template_job(struct request *r)
-{
-    apply_template(r);
-    read_end(r->gen);
-}
-
-static void tokenize_job(struct request *r)
-{
-    tokenize(r);
-    read_end(r->gen);
-}
-
-static void detokenize_job(struct request *r)
-{
-    detokenize(r);
-    read_end(r->gen);
-}
-
 /* The gen carries the body's JSON and the prompt; no sequence is created. */
-void api_tokenize_start(struct request *r)
-{
-    gen_start(r, GEN_CHAT, NULL, tokenize_job, request_finish);
-}
-
-void api_apply_template_start(struct request *r)
-{
-    gen_start(r, GEN_CHAT, NULL, apply_template_job, request_finish);
-}
-
-void api_detokenize_start(struct request *r)
-{
-    gen_start(r, GEN_CHAT, NULL, detokenize_job, request_finish);
-}
-
-void api_count_tokens_start(struct request *r)
-{
-    gen_start(r, GEN_CHAT, &dialect_count_tokens, count_tokens_job, request_finish);
-}
-
-void api_chat_tokens_start(struct request *r)
-{
-    gen_start(r, GEN_CHAT, NULL, count_tokens_job, request_finish);
-}
-
-void api_input_tokens_start(struct request *r)
-{
-    gen_start(r, GEN_CHAT, &dialect_input_tokens, count_tokens_job, request_finish);
-}
+#define START(endpoint, dialect, work)                                                                       \
+    static void endpoint##_job(struct request *r)                                                            \
+    {                                                                                                        \
+        work(r);                                                                                             \
+        read_end(r->gen);                                                                                    \
+    }                                                                                                        \
+    void api_##endpoint##_start(struct request *r)                                                           \
+    {                                                                                                        \
+        gen_start(r, GEN_CHAT, dialect, endpoint##_job, request_finish);                                     \
+    }
+START(tokenize, NULL, tokenize)
+START(apply_template, NULL, apply_template)
+START(detokenize, NULL, detokenize)
+START(count_tokens, &dialect_count_tokens, count_tokens)
+START(chat_tokens, NULL, count_tokens)
+START(input_tokens, &dialect_input_tokens, count_tokens)

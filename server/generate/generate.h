@@ -360,6 +360,7 @@ enum status gen_read_chat(struct gen *g, json_t *root);
 enum status gen_read_begin(struct gen *g, struct chat_reader *r);
 enum status gen_read_added(struct gen *g);
 enum status gen_read_completion(struct gen *g, json_t *root);
+const char *gen_infill_missing(const struct tokenizer *tok); /* a token that `suffix` needs; NULL: none */
 /* Second step, with the files: fill g->prompts, check the context length. */
 enum status gen_prompt_chat(struct gen *g);
 enum status gen_prompt_completion(struct gen *g, json_t *root);

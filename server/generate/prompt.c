@@ -125,6 +125,14 @@ static bool added_token(const struct tokenizer *tok, const char *text, uint32_t 
     return tok_id_of(tok, text, strlen(text), id) && tok_is_added(tok, *id);
 }
 
+const char *gen_infill_missing(const struct tokenizer *tok)
+{
+    uint32_t id;
+    for (size_t i = 0; i < 3; i++)
+        if (!added_token(tok, infill_marks[i], &id)) return infill_marks[i];
+    return NULL;
+}
+
 /* After the middle they start another file or end the text; both end the output. Not all checkpoints list
  * these tokens as EOS tokens. */
 static enum status infill_ends(struct gen *g)
@@ -154,12 +162,10 @@ static enum status infill_check(struct gen *g, json_t *suffix, json_t *prompt)
     if (!json_is_string(suffix))
         return api_fail(e, 400, "invalid_type", "suffix", "suffix must be a string.");
     if (!json_string_length(suffix)) return ST_OK;
-    for (size_t i = 0; i < 3; i++) {
-        uint32_t id;
-        if (!added_token(g->r->srv->model->tok, infill_marks[i], &id))
-            return api_fail(e, 400, "unsupported_parameter", "suffix",
-                            "suffix is not supported: this model's vocabulary has no %s.", infill_marks[i]);
-    }
+    const char *missing = gen_infill_missing(g->r->srv->model->tok);
+    if (missing)
+        return api_fail(e, 400, "unsupported_parameter", "suffix",
+                        "suffix is not supported: this model's vocabulary has no %s.", missing);
     if (g->p.echo) return api_fail(e, 400, "invalid_value", "echo", "echo can't be combined with suffix.");
     if (g->p.has_truncate)
         return api_fail(e, 400, "invalid_value", "truncate_prompt_tokens",

@@ -91,7 +91,9 @@ void error_json(const struct api_error *e, enum error_shape shape, struct buf *o
     struct json_writer o = {.buf = out};
     if (shape != ERROR_OPENAI) { /* no fields for parameter and code: the message names the parameter */
         char message[sizeof e->param + sizeof e->message + 2];
-        snprintf(message, sizeof message, "%s%s%s", e->param, e->param[0] ? ": " : "", e->message);
+        bool named =
+            !e->param[0] || (shape == ERROR_OLLAMA && strncmp(e->message, e->param, strlen(e->param)) == 0);
+        snprintf(message, sizeof message, "%s%s%s", named ? "" : e->param, named ? "" : ": ", e->message);
         if (shape == ERROR_ANTHROPIC) {
             jw_text(&o, "{\"type\":\"error\",\"error\":{\"type\":");
             jw_cstring(&o, anthropic_type(e->http));

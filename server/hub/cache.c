@@ -96,46 +96,15 @@ enum status hub_link(const char *repo_dir, const char *commit, const struct hub_
     return st;
 }
 
-/* Calls each(arg, path) for every file or link below dir/kind; the path is relative to that. */
-static void each_below(const char *dir, const char *kind, void (*each)(void *arg, const char *path),
-                       void *arg)
+static enum status below(const char *dir, const char *kind, struct hub_files *out, struct err *err)
 {
     char *top = file_join(dir, kind);
-    char *const tops[] = {top, NULL};
-    FTS *walk = top ? fts_open(tops, FTS_PHYSICAL | FTS_NOCHDIR, NULL) : NULL;
-    size_t skip = top ? strlen(top) + 1 : 0;
-    for (FTSENT *e; walk && (e = fts_read(walk));)
-        if (e->fts_info == FTS_F || e->fts_info == FTS_SL || e->fts_info == FTS_SLNONE)
-            each(arg, e->fts_path + skip);
-    if (walk) fts_close(walk);
+    enum status st = top ? hub_files_of_dir(top, 100, out, err) : err_nomem(err, dir);
     free(top);
+    return st;
 }
 
 /* ---- list ---- */
-
-static uint64_t bytes_of(const char *dir)
-{
-    struct hub_files files = {0};
-    uint64_t sum = 0;
-    if (!hub_files_of_dir(dir, &files, NULL))
-        for (size_t i = 0; i < files.count; i++) sum += files.list[i].size;
-    hub_files_free(&files);
-    return sum;
-}
-
-struct ref_names {
-    const char *dir, *commit;
-    char text[200];
-};
-
-static void ref_name(void *arg, const char *rev)
-{
-    struct ref_names *r = arg;
-    char commit[HUB_COMMIT_LEN + 1];
-    size_t n = strlen(r->text);
-    if (hub_ref_read(r->dir, rev, commit) && strcmp(commit, r->commit) == 0)
-        snprintf(r->text + n, sizeof r->text - n, "%s%s", n ? "," : "", rev);
-}
 
 static int folder_is_model(const struct dirent *e)
 {
@@ -150,24 +119,32 @@ static int folder_is_commit(const struct dirent *e)
 static void list_repo(const char *dir, const char *folder)
 {
     struct dirent **commits = NULL;
-    char *snapshots = file_join(dir, "snapshots"), name[NAME_MAX + 1];
+    struct hub_files refs = {0};
+    char *snapshots = file_join(dir, "snapshots"), name[NAME_MAX + 1], commit[HUB_COMMIT_LEN + 1];
     snprintf(name, sizeof name, "%s", folder + strlen(FOLDER));
     char *dashes = strstr(name, "--");
     if (dashes) {
         *dashes = '/';
         memmove(dashes + 1, dashes + 2, strlen(dashes + 1));
     }
+    (void)below(dir, "refs", &refs, NULL); /* what can't be read is not listed */
     int n = snapshots ? scandir(snapshots, &commits, folder_is_commit, alphasort) : 0;
     for (int i = 0; i < n; i++) {
-        char *path = file_join(snapshots, commits[i]->d_name);
-        struct ref_names refs = {.dir = dir, .commit = commits[i]->d_name};
-        each_below(dir, "refs", ref_name, &refs);
-        double mib = path ? (double)bytes_of(path) / (1 << 20) : 0;
-        printf("%-48s %-12.12s %-12s %8.1f %s\n", name, commits[i]->d_name, refs.text[0] ? refs.text : "-",
+        struct hub_files files = {0};
+        char names[200] = "-";
+        double mib = 0;
+        (void)below(snapshots, commits[i]->d_name, &files, NULL);
+        for (size_t k = 0; k < files.count; k++) mib += (double)files.list[k].size / (1 << 20);
+        for (size_t k = 0, at = 0; k < refs.count && at < sizeof names; k++)
+            if (hub_ref_read(dir, refs.list[k].path, commit) && strcmp(commit, commits[i]->d_name) == 0)
+                at +=
+                    (size_t)snprintf(names + at, sizeof names - at, "%s%s", at ? "," : "", refs.list[k].path);
+        printf("%-48s %-12.12s %-12s %8.1f %s\n", name, commits[i]->d_name, names,
                mib < 1024 ? mib : mib / 1024, mib < 1024 ? "MiB" : "GiB");
-        free(path);
+        hub_files_free(&files);
         free(commits[i]);
     }
+    hub_files_free(&refs);
     free(commits);
     free(snapshots);
 }
@@ -202,38 +179,34 @@ static enum status tree_remove(const char *dir, struct err *err)
     return st;
 }
 
-struct cleanup {
-    const char *dir, *commit;
-    struct hub_files blobs; /* that links of snapshots name */
-    bool no_memory;         /* some of these are missing */
-};
-
-static void ref_drop(void *arg, const char *rev)
+static void drop(const char *dir, const char *kind, const char *name)
 {
-    struct cleanup *c = arg;
-    char commit[HUB_COMMIT_LEN + 1], *path = hub_cache_path(c->dir, "refs", rev, "");
-    if (path && hub_ref_read(c->dir, rev, commit) && strcmp(commit, c->commit) == 0) (void)unlink(path);
+    char *path = hub_cache_path(dir, kind, name, "");
+    if (path) (void)unlink(path);
     free(path);
 }
 
-static void blob_keep(void *arg, const char *link)
+/* The refs of a commit that is gone, and blobs that no snapshot has. */
+static enum status leftovers_drop(const char *dir, const char *gone, struct err *err)
 {
-    struct cleanup *c = arg;
-    char target[3 * HUB_PATH_MAX], *path = hub_cache_path(c->dir, "snapshots", link, "");
-    ssize_t n = path ? readlink(path, target, sizeof target - 1) : -1;
-    target[n > 0 ? n : 0] = '\0';
-    char *slash = strrchr(target, '/');
-    c->no_memory |= !slash || !hub_file_add(&c->blobs, slash + 1);
-    free(path);
-}
-
-static void blob_drop(void *arg, const char *blob)
-{
-    struct cleanup *c = arg;
-    char *path = hub_cache_path(c->dir, "blobs", blob, "");
-    bool whole = hub_is_hash(blob, HUB_COMMIT_LEN) || hub_is_hash(blob, 64);
-    if (path && whole && !c->no_memory && !hub_file_find(&c->blobs, blob)) (void)unlink(path);
-    free(path);
+    struct hub_files refs = {0}, links = {0}, blobs = {0};
+    char commit[HUB_COMMIT_LEN + 1];
+    enum status st = below(dir, "refs", &refs, err);
+    if (!st) st = below(dir, "snapshots", &links, err);
+    if (!st) st = below(dir, "blobs", &blobs, err);
+    for (size_t i = 0; !st && i < refs.count; i++)
+        if (hub_ref_read(dir, refs.list[i].path, commit) && strcmp(commit, gone) == 0)
+            drop(dir, "refs", refs.list[i].path);
+    for (size_t i = 0; !st && i < blobs.count; i++) {
+        const char *blob = blobs.list[i].path;
+        bool keep = !hub_is_hash(blob, HUB_COMMIT_LEN) && !hub_is_hash(blob, 64); /* not whole */
+        for (size_t k = 0; k < links.count && !keep; k++) keep = strcmp(links.list[k].hash, blob) == 0;
+        if (!keep) drop(dir, "blobs", blob);
+    }
+    hub_files_free(&refs);
+    hub_files_free(&links);
+    hub_files_free(&blobs);
+    return st;
 }
 
 enum status hub_remove(const struct hub *h, const char *name, struct err *err)
@@ -256,13 +229,7 @@ enum status hub_remove(const struct hub *h, const char *name, struct err *err)
         if (!commit[0] || !snapshot || access(snapshot, F_OK))
             st = err_set(err, ST_NOT_FOUND, "%s has no revision %s in %s", n.repo, n.rev, h->cache);
         else st = tree_remove(snapshot, err);
-        struct cleanup c = {.dir = dir, .commit = commit};
-        if (!st) {
-            each_below(dir, "refs", ref_drop, &c);
-            each_below(dir, "snapshots", blob_keep, &c);
-            each_below(dir, "blobs", blob_drop, &c);
-        }
-        hub_files_free(&c.blobs);
+        if (!st) st = leftovers_drop(dir, commit, err);
     }
     free(dir);
     free(locks);

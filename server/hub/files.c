@@ -12,6 +12,7 @@
 #include <string.h>
 #include <strings.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #define INDEX "model.safetensors.index.json"
 
@@ -58,20 +59,25 @@ void hub_files_free(struct hub_files *f)
     *f = (struct hub_files){0};
 }
 
-enum status hub_files_of_dir(const char *dir, struct hub_files *out, struct err *err)
+enum status hub_files_of_dir(const char *dir, int depth, struct hub_files *out, struct err *err)
 {
     char *const top[] = {(char *)(uintptr_t)dir, NULL};
     size_t skip = strlen(dir) + 1;
     FTS *walk = fts_open(top, FTS_LOGICAL | FTS_NOCHDIR, NULL);
     if (!walk) return err_set(err, ST_IO, "%s: %s", dir, strerror(errno));
     for (FTSENT *e; (e = fts_read(walk));) {
-        if (e->fts_info == FTS_D && e->fts_level > 2) (void)fts_set(walk, e, FTS_SKIP);
+        if (e->fts_info == FTS_D && e->fts_level > depth) (void)fts_set(walk, e, FTS_SKIP);
         if (e->fts_info != FTS_F) continue; /* a link to a blob that is gone is FTS_SLNONE */
         struct hub_file *f = hub_file_add(out, e->fts_path + skip);
         if (!f) {
             fts_close(walk);
             return err_nomem(err, dir);
         }
+        char target[3 * HUB_PATH_MAX];
+        ssize_t n = readlink(e->fts_path, target, sizeof target - 1);
+        target[n > 0 ? n : 0] = '\0';
+        char *name = strrchr(target, '/');
+        if (name) snprintf(f->hash, sizeof f->hash, "%.64s", name + 1);
         f->size = (uint64_t)e->fts_statp->st_size;
         f->have = true;
     }
@@ -110,18 +116,19 @@ static enum status refuse(const struct hub_files *f, const char *what, struct er
     }
     if (left) sprintf(list + n, " and %zu more", left);
     if (n) return err_set(err, ST_INVALID, "%.160s: choose one of its GGUF files:%s", what, list);
-    if (any(f, "adapter_config.json", ""))
-        return err_set(
-            err, ST_UNSUPPORTED,
-            "%.160s is a LoRA adapter (adapter_config.json), which is not supported: merge it into "
-            "its base model (merge_and_unload() of peft) and serve the result",
-            what);
-    if (any(f, "pytorch_model", ".bin") || any(f, "pytorch_model", ".bin.index.json"))
-        return err_set(
-            err, ST_UNSUPPORTED,
-            "%.160s has its weights in pytorch_model.bin only: serve a revision with safetensors, or "
-            "convert them with save_pretrained(DIR) of transformers",
-            what);
+    static const struct {
+        const char *file, *tail, *text;
+    } known[] = {
+        {"adapter_config", ".json",
+         "is a LoRA adapter (adapter_config.json), which is not supported: merge it into its base model "
+         "(merge_and_unload() of peft) and serve the result"},
+        {"pytorch_model", "",
+         "has its weights in pytorch_model.bin only: serve a revision with safetensors, or convert them with "
+         "save_pretrained(DIR) of transformers"},
+    };
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (any(f, known[i].file, known[i].tail))
+            return err_set(err, ST_UNSUPPORTED, "%.160s %s", what, known[i].text);
     return err_set(
         err, ST_INVALID,
         "%.160s holds no checkpoint: one has config.json, tokenizer.json and model.safetensors, or "
@@ -153,12 +160,26 @@ static struct hub_file *mmproj_of(const struct hub_files *f)
     return NULL;
 }
 
-enum status hub_files_choose(struct hub_files *f, const struct hub_name *n, const char **mmproj,
-                             struct err *err)
+/* The file of that name; or of that quantization: NAME-Q4_K_M.gguf, or its first part. */
+static struct hub_file *gguf_find(const struct hub_files *f, const char *name)
+{
+    size_t len = strlen(name);
+    struct hub_file *file = hub_file_find(f, name);
+    for (size_t i = 0; !file && i < f->count; i++) {
+        const char *path = f->list[i].path, *part = strstr(path, "-00001-of-");
+        if (!ends(path, ".gguf") || is_mmproj(path)) continue;
+        size_t end = part ? (size_t)(part - path) : strlen(path) - strlen(".gguf");
+        if (end > len && strncasecmp(path + end - len, name, len) == 0 && strchr("-./", path[end - len - 1]))
+            file = &f->list[i];
+    }
+    return file;
+}
+
+enum status hub_files_choose(struct hub_files *f, struct hub_name *n, const char **mmproj, struct err *err)
 {
     *mmproj = NULL;
     if (n->file[0]) {
-        struct hub_file *model = hub_file_find(f, n->file), *tower = mmproj_of(f);
+        struct hub_file *model = gguf_find(f, n->file), *tower = mmproj_of(f);
         if (!model && !any(f, "", ".gguf"))
             return err_set(err, ST_NOT_FOUND, "%s has no GGUF files: leave out \":%.200s\"", n->repo,
                            n->file);
@@ -168,6 +189,7 @@ enum status hub_files_choose(struct hub_files *f, const struct hub_name *n, cons
             return refuse(f, what, err);
         }
         model->wanted = true;
+        snprintf(n->file, sizeof n->file, "%s", model->path);
         choose_parts(f, n->file);
         if (tower && tower != model) {
             tower->wanted = true;
@@ -177,14 +199,12 @@ enum status hub_files_choose(struct hub_files *f, const struct hub_name *n, cons
     }
     bool one = hub_file_find(f, "model.safetensors") != NULL;
     if (!hub_file_find(f, "config.json") || !(one || hub_file_find(f, INDEX))) return refuse(f, n->repo, err);
-    for (size_t i = 0; i < sizeof small_files / sizeof *small_files; i++) {
-        struct hub_file *small = hub_file_find(f, small_files[i]);
-        if (small) small->wanted = true;
+    for (struct hub_file *x = f->list; x < f->list + f->count; x++) {
+        for (size_t i = 0; i < sizeof small_files / sizeof *small_files; i++)
+            x->wanted |= strcmp(x->path, small_files[i]) == 0;
+        x->wanted |= x->path[0] >= '0' && x->path[0] <= '9' && /* 1_Pooling/, 2_Dense/ */
+                     (ends(x->path, "/config.json") || ends(x->path, "_Dense/model.safetensors"));
     }
-    for (size_t i = 0; i < f->count; i++) /* 1_Pooling/config.json, 2_Dense/model.safetensors */
-        if (f->list[i].path[0] >= '0' && f->list[i].path[0] <= '9' &&
-            (ends(f->list[i].path, "/config.json") || ends(f->list[i].path, "_Dense/model.safetensors")))
-            f->list[i].wanted = true;
     return ST_OK;
 }
 
@@ -242,7 +262,7 @@ enum status hub_path_check(const char *path, bool bare, struct err *err)
                        "--model %.100s: %s; of the Hugging Face hub it is --model " HUB_PREFIX "%.100s", path,
                        why, path);
     }
-    enum status st = S_ISDIR(sb.st_mode) ? hub_files_of_dir(path, &f, err) : ST_OK;
+    enum status st = S_ISDIR(sb.st_mode) ? hub_files_of_dir(path, 2, &f, err) : ST_OK;
     for (size_t i = 0; !st && i < f.count + !f.count; i++) {
         const char *file = f.count ? f.list[i].path : NULL;
         bool read =

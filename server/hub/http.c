@@ -83,12 +83,6 @@ static void get_close(struct hub_get *g)
     g->open = false;
 }
 
-static char *incomplete_path(const struct hub_get *g)
-{
-    char *path;
-    return asprintf(&path, "%s.incomplete", g->blob) < 0 ? NULL : path;
-}
-
 /* SHA-256 of the bytes; or what Git calls a file: SHA-1 of "blob SIZE", NUL and the bytes. */
 static bool digest_begin(struct hub_get *g)
 {
@@ -113,27 +107,26 @@ static bool from_nothing(struct hub_get *g)
 /* Opens blobs/HASH.incomplete under the lock, and reads what an earlier download has left. */
 static enum status get_open(struct hub_get *g, struct err *err)
 {
-    char *path = incomplete_path(g);
     static char bytes[1 << 16];
     struct stat sb;
     g->fd = g->lock_fd = -1;
     g->open = true;
-    enum status st = path ? hub_mkdirs(g->lock, err) : err_nomem(err, g->blob);
+    enum status st = hub_mkdirs(g->lock, err);
     if (!st) st = hub_mkdirs(g->blob, err);
-    if (!st && (g->lock_fd = open(g->lock, O_RDWR | O_CREAT | O_CLOEXEC, 0664)) >= 0 &&
+    if (!st && (g->lock_fd = open(g->lock, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0664)) >= 0 &&
         flock(g->lock_fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK) {
         log_info("waiting: another process downloads %s", g->file->path);
         while (flock(g->lock_fd, LOCK_EX) && errno == EINTR) continue;
     }
     if (!st && !stat(g->blob, &sb)) g->done = true; /* by the other process */
-    else if (!st && ((g->fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666)) < 0 || fstat(g->fd, &sb)))
-        st = err_set(err, ST_IO, "can't write %s: %s", path, strerror(errno));
+    else if (!st && ((g->fd = open(g->part, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666)) < 0 ||
+                     fstat(g->fd, &sb)))
+        st = err_set(err, ST_IO, "can't write %s: %s", g->part, strerror(errno));
     else if (!st && ((uint64_t)sb.st_size > g->file->size ? !from_nothing(g) : !digest_begin(g)))
-        st = err_set(err, ST_IO, "can't begin %s again", path);
+        st = err_set(err, ST_IO, "can't begin %s again", g->part);
     for (ssize_t n; !st && !g->done && (n = read(g->fd, bytes, sizeof bytes)) > 0; g->have += (uint64_t)n)
-        if (gnutls_hash(g->digest, bytes, (size_t)n)) st = err_set(err, ST_IO, "can't hash %s", path);
+        if (gnutls_hash(g->digest, bytes, (size_t)n)) st = err_set(err, ST_IO, "can't hash %s", g->part);
     g->next = g->resumed = g->have;
-    free(path);
     return st;
 }
 
@@ -154,27 +147,24 @@ static enum status append(struct hub_get *g, const char *data, size_t len, struc
 /* All bytes are there: they are the file if they have its hash. */
 static enum status get_end(struct hub_get *g, struct err *err)
 {
-    char *path = incomplete_path(g), hex[2 * 64 + 1] = "";
+    char hex[2 * 64 + 1] = "";
     uint8_t sum[64];
-    enum status st = path ? ST_OK : err_nomem(err, g->blob);
+    enum status st = ST_OK;
     gnutls_hash_output(g->digest, sum);
     for (size_t i = 0; i < strlen(g->file->hash) / 2; i++) sprintf(hex + 2 * i, "%02x", sum[i]);
-    if (!st && strcmp(hex, g->file->hash) != 0) {
+    if (strcmp(hex, g->file->hash) != 0) {
         if (g->resumed && !g->again) { /* the beginning may have been another process's, or damaged */
             log_warn("%s: its bytes do not have its hash: from its beginning again", g->file->path);
             g->again = true;
-            st = from_nothing(g) ? ST_OK : err_set(err, ST_IO, "can't begin %s again", path);
-            free(path);
-            return st;
+            return from_nothing(g) ? ST_OK : err_set(err, ST_IO, "can't begin %s again", g->part);
         }
-        (void)unlink(path);
+        (void)unlink(g->part);
         st = err_set(err, ST_FORMAT, "%s is damaged: its hash is %.16s..., not %.16s...; try again",
                      g->file->path, hex, g->file->hash);
     }
-    if (!st && (fdatasync(g->fd) || rename(path, g->blob)))
+    if (!st && (fdatasync(g->fd) || rename(g->part, g->blob)))
         st = err_set(err, ST_IO, "can't write %s: %s", g->blob, strerror(errno));
     g->done = !st;
-    free(path);
     get_close(g);
     return st;
 }
@@ -200,6 +190,9 @@ static size_t head_line(char *line, size_t size, size_t count, void *arg)
         t->retry_after = 0, t->said[0] = t->kind[0] = t->etag[0] = '\0';
     if (value_of(line, n, "Retry-After:", text, sizeof text))
         t->retry_after = (unsigned)strtoul(text, NULL, 10);
+    curl_easy_getinfo(t->easy, CURLINFO_RESPONSE_CODE, &t->code);
+    if (t->code == 429 && value_of(line, n, "RateLimit:", text, sizeof text) && strstr(text, ";t="))
+        t->retry_after = (unsigned)strtoul(strstr(text, ";t=") + 3, NULL, 10);
     if (value_of(line, n, "X-Linked-Size:", text, sizeof text)) t->linked_size = strtoull(text, NULL, 10);
     (void)(value_of(line, n, "X-Error-Message:", t->said, sizeof t->said) ||
            value_of(line, n, "X-Error-Code:", t->kind, sizeof t->kind) ||
@@ -263,7 +256,9 @@ static size_t body_part(char *data, size_t size, size_t count, void *arg)
     curl_easy_getinfo(t->easy, CURLINFO_RESPONSE_CODE, &t->code);
     if (t->cancel) return 0;
     if (t->code != 200 && t->code != 206) return n; /* an error's text */
-    if (g->what == HUB_BODY) return buf_add(g->body, data, n) ? 0 : n;
+    if (g->what == HUB_BODY && buf_add(g->body, data, n))
+        return err_set(&t->err, ST_TOO_LARGE, "%s: the hub's list of files is too large", t->client->repo), 0;
+    if (g->what == HUB_BODY) return n;
     if (!t->begun && body_begin(t->client, t, data, n)) return 0;
     t->begun = true;
     if (n > t->len - t->got) {
@@ -271,7 +266,7 @@ static size_t body_part(char *data, size_t size, size_t count, void *arg)
         return 0;
     }
     t->got += n;
-    t->tries = 0;
+    if (!g->whole) t->tries = 0; /* what has come is kept */
     if (buf_add(&t->wait, data, n)) return err_nomem(&t->err, g->file->path), 0;
     return t->begin + t->got - t->wait.len == g->have && flush(t->client, g, &t->err) ? 0 : n;
 }
@@ -338,7 +333,7 @@ static enum status refused(const struct client *c, const struct transfer *t, str
 {
     const char *e = c->h->endpoint, *repo = c->repo;
     bool token = c->h->token != NULL;
-    if (strcasecmp(t->kind, "GatedRepo") == 0 || t->code == 403)
+    if (strcasecmp(t->kind, "GatedRepo") == 0)
         return err_set(err, ST_INVALID, "%s is gated: ask for access on %s/%s, then %s", repo, e, repo,
                        token ? "try again (HF_TOKEN is set, but has no access yet)"
                              : "set HF_TOKEN to a token of your account");
@@ -404,8 +399,8 @@ static void size_and_hash(struct client *c, struct transfer *t)
     curl_off_t len = -1;
     const char *etag = t->linked_etag[0] ? t->linked_etag : t->etag;
     curl_easy_getinfo(t->easy, CURLINFO_CONTENT_LENGTH_DOWNLOAD_T, &len);
-    f->size = t->linked_etag[0] ? t->linked_size : (uint64_t)len;
-    if ((t->linked_etag[0] || len >= 0) && (hub_is_hash(etag, HUB_COMMIT_LEN) || hub_is_hash(etag, 64)))
+    f->size = t->linked_size ? t->linked_size : (uint64_t)len;
+    if ((t->linked_size || len >= 0) && (hub_is_hash(etag, HUB_COMMIT_LEN) || hub_is_hash(etag, 64)))
         strcpy(f->hash, etag);
     else
         fail(c, ST_FORMAT,

@@ -102,30 +102,31 @@ static enum status space_check(const struct pull *p, struct err *err)
 {
     struct statvfs fs;
     struct stat sb;
-    uint64_t need = 0;
+    double need = 0; /* sizes are the hub's word */
     for (size_t i = 0; i < p->files.count; i++) {
         const struct hub_file *f = &p->files.list[i];
         if (!f->wanted || f->have) continue;
         char *part = hub_cache_path(p->dir, "blobs", f->hash, ".incomplete");
-        uint64_t there = part && !stat(part, &sb) ? (uint64_t)sb.st_size : 0;
-        need += f->size > there ? f->size - there : 0;
+        double more = (double)f->size - (part && !stat(part, &sb) ? (double)sb.st_size : 0);
+        need += more > 0 ? more : 0;
         free(part);
     }
-    if (!need || statvfs(p->dir, &fs)) return ST_OK;
+    if (need <= 0 || statvfs(p->dir, &fs)) return ST_OK;
     double has = (double)fs.f_bavail * (double)fs.f_frsize;
-    if ((double)need <= has) return ST_OK;
+    if (need <= has) return ST_OK;
     return err_set(
         err, ST_TOO_LARGE,
         "%s needs %.2f GiB more, and %s has %.2f GiB free: make room, or set HF_HOME to a larger disk",
-        p->name.repo, (double)need / (1 << 30), p->hub.cache, has / (1 << 30));
+        p->name.repo, need / (1 << 30), p->hub.cache, has / (1 << 30));
 }
 
 static void gets_free(struct hub_get *gets, size_t count)
 {
     for (size_t i = 0; gets && i < count; i++) {
-        free((char *)(uintptr_t)gets[i].url);
-        free((char *)(uintptr_t)gets[i].blob);
-        free((char *)(uintptr_t)gets[i].lock);
+        free(gets[i].url);
+        free(gets[i].blob);
+        free(gets[i].part);
+        free(gets[i].lock);
     }
     free(gets);
 }
@@ -142,13 +143,16 @@ static enum status gets_make(struct pull *p, enum hub_what what, struct hub_get 
         size_t same = 0; /* equal files are one blob */
         while (what == HUB_BLOB && same < *count && strcmp((*gets)[same].file->hash, f->hash) != 0) same++;
         if (what == HUB_BLOB && same < *count) continue;
-        char *lock = NULL, *blob = hub_cache_path(p->dir, "blobs", f->hash, "");
         struct hub_get *g = &(*gets)[(*count)++];
-        if (asprintf(&lock, "%s/.locks/%s/%s.lock", p->hub.cache, strrchr(p->dir, '/') + 1, f->hash) < 0)
-            lock = NULL;
-        *g = (struct hub_get){
-            .what = what, .url = file_url(p, f->path), .file = f, .blob = blob, .lock = lock};
-        if (g->url && blob && lock) continue;
+        *g = (struct hub_get){.what = what,
+                              .url = file_url(p, f->path),
+                              .file = f,
+                              .blob = hub_cache_path(p->dir, "blobs", f->hash, ""),
+                              .part = hub_cache_path(p->dir, "blobs", f->hash, ".incomplete")};
+        bool ok =
+            asprintf(&g->lock, "%s/.locks/%s/%s.lock", p->hub.cache, strrchr(p->dir, '/') + 1, f->hash) >= 0;
+        if (!ok) g->lock = NULL;
+        if (ok && g->url && g->blob && g->part) continue;
         gets_free(*gets, *count);
         *gets = NULL;
     }
@@ -222,7 +226,7 @@ static enum status from_cache(struct pull *p, struct err *err)
         return err_set(err, ST_NOT_FOUND, "%s@%s is not in %s", p->name.repo, p->name.rev, p->hub.cache);
     enum status st = snapshot_name(p, err);
     if (!st && access(p->snapshot, F_OK)) st = ST_NOT_FOUND;
-    if (!st) st = hub_files_of_dir(p->snapshot, &p->files, err);
+    if (!st) st = hub_files_of_dir(p->snapshot, 100, &p->files, err);
     if (!st) st = hub_files_choose(&p->files, &p->name, &p->mmproj, err);
     if (!st && !p->name.file[0]) st = hub_files_choose_shards(&p->files, p->snapshot, err);
     return st ? err_set(err, ST_NOT_FOUND, "%s@%s is not, or not wholly, in %s", p->name.repo, p->name.rev,
@@ -285,8 +289,12 @@ int hub_main(int argc, char **argv)
     const char *command = argv[0];
     bool list = strcmp(command, "list") == 0, pull = strcmp(command, "pull") == 0;
     if (list ? argc > 1 : argc < 2 || argv[1][0] == '-') {
-        fprintf(stderr, "usage: kvasir %s%s\n", command, list ? "" : " ORG/NAME[@REVISION][:FILE.gguf] ...");
-        return 2;
+        bool help = argc == 2 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0);
+        fprintf(help ? stdout : stderr, "usage: kvasir %s%s\n", command,
+                list   ? ""
+                : pull ? " ORG/NAME[@REVISION][:FILE.gguf|:QUANTIZATION] ..."
+                       : " ORG/NAME[@REVISION] ...");
+        return help ? 0 : 2;
     }
     struct hub hub;
     struct err err = {0};

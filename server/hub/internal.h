@@ -27,7 +27,7 @@ void hub_close(struct hub *h);
 struct hub_name {
     char repo[200], rev[200], file[HUB_PATH_MAX]; /* file: "" = a checkpoint of safetensors */
 };
-/* "[hf:]ORG/NAME[@REV][:FILE.gguf]" */
+/* "[hf:]ORG/NAME[@REV][:FILE.gguf]", or a quantization's name as file, Q4_K_M */
 enum status hub_name_parse(const char *text, struct hub_name *out, struct err *err) KV_MUST_CHECK;
 bool hub_path_ok(const char *path); /* relative, and inside the directory it is put in */
 bool hub_is_hash(const char *text, size_t len);
@@ -46,12 +46,15 @@ struct hub_files {
 struct hub_file *hub_file_add(struct hub_files *f, const char *path); /* NULL: out of memory */
 struct hub_file *hub_file_find(const struct hub_files *f, const char *path);
 void hub_files_free(struct hub_files *f);
-/* Marks what is needed: for a GGUF file that, its other parts and *mmproj (borrowed, or NULL); else the small
- * files and, if they are known by now, the weights. `dir` holds what is there. */
-enum status hub_files_choose(struct hub_files *f, const struct hub_name *n, const char **mmproj,
+/* Marks what is needed: for a GGUF file (n->file becomes its name) that, its other parts and *mmproj
+ * (borrowed, or NULL); else the small files and, if they are known by now, the weights. `dir` holds what is
+ * there. */
+enum status hub_files_choose(struct hub_files *f, struct hub_name *n, const char **mmproj,
                              struct err *err) KV_MUST_CHECK;
 enum status hub_files_choose_shards(struct hub_files *f, const char *dir, struct err *err) KV_MUST_CHECK;
-enum status hub_files_of_dir(const char *dir, struct hub_files *out, struct err *err) KV_MUST_CHECK;
+/* down to `depth` directories below dir; of a link, `hash` is the name of what it leads to */
+enum status hub_files_of_dir(const char *dir, int depth, struct hub_files *out,
+                             struct err *err) KV_MUST_CHECK;
 
 /* ---- cache.c: DIR/models--ORG--NAME/{blobs,refs,snapshots} ---- */
 char *hub_repo_dir(const struct hub *h, const char *repo); /* NULL: out of memory */
@@ -72,11 +75,11 @@ enum hub_what { HUB_BODY, HUB_SIZE_AND_HASH, HUB_BLOB };
  * cache. */
 struct hub_get {
     enum hub_what what;
-    const char *url; /* at the endpoint */
+    char *url; /* at the endpoint */
     struct buf *body;
     struct hub_file *file;
-    const char *blob; /* blobs/HASH; and blobs/HASH.incomplete until it is whole */
-    const char *lock; /* huggingface_hub's, for other processes */
+    char *blob, *part; /* blobs/HASH, and blobs/HASH.incomplete until it is whole */
+    char *lock;        /* huggingface_hub's, for other processes */
     /* http.c's own */
     char *direct; /* where redirects have led to: no token goes there */
     int fd, lock_fd;

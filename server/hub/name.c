@@ -23,7 +23,9 @@ bool hub_path_ok(const char *path)
 {
     if (!*path || strlen(path) >= HUB_PATH_MAX) return false;
     for (const char *p = path; *p; p++)
-        if ((unsigned char)*p < 0x20 || *p == '\\' || *p == 0x7f) return false;
+        if ((unsigned char)*p < 0x20 || *p == '\\' || *p == 0x7f ||
+            (p[0] == '\xc2' && (unsigned char)p[1] < 0xa0)) /* C1 */
+            return false;
     for (const char *at = path;; at++) {
         size_t n = strcspn(at, "/");
         if (!n || n > 255 || (n == 1 && *at == '.') || (n == 2 && at[0] == '.' && at[1] == '.')) return false;
@@ -89,7 +91,6 @@ static char *token_read(const char *home)
     size_t len;
     if (!path || file_text(path, 4096, &text, &len, NULL)) text = NULL; /* none is fine */
     free(path);
-    if (text) text[strcspn(text, " \t\r\n")] = '\0';
     return text;
 }
 
@@ -100,11 +101,14 @@ enum status hub_open(struct hub *h, struct err *err)
     char *home = set("HF_HOME") ? home_path(set("HF_HOME"))
                  : xdg          ? file_join(xdg, "huggingface")
                                 : home_path("~/.cache/huggingface");
-    *h = (struct hub){.offline = is_true(set("HF_HUB_OFFLINE")) || is_true(set("TRANSFORMERS_OFFLINE")),
-                      .timeout_s = timeout ? (unsigned)strtoul(timeout, NULL, 10) : 10,
-                      .endpoint = strdup(set("HF_ENDPOINT") ? set("HF_ENDPOINT") : "https://huggingface.co")};
+    *h = (struct hub){
+        .offline = is_true(set("HF_HUB_OFFLINE") ? set("HF_HUB_OFFLINE") : set("TRANSFORMERS_OFFLINE")),
+        .timeout_s = timeout ? (unsigned)strtoul(timeout, NULL, 10) : 0,
+        .endpoint = strdup(set("HF_ENDPOINT") ? set("HF_ENDPOINT") : "https://huggingface.co")};
+    if (!h->timeout_s) h->timeout_s = 10;
     if (home) h->cache = cache ? home_path(cache) : file_join(home, "hub");
-    if (home && set("HF_TOKEN")) h->token = strdup(set("HF_TOKEN"));
+    const char *token = set("HF_TOKEN") ? set("HF_TOKEN") : set("HUGGING_FACE_HUB_TOKEN");
+    if (home && token) h->token = strdup(token);
     else if (home && !is_true(set("HF_HUB_DISABLE_IMPLICIT_TOKEN"))) h->token = token_read(home);
     free(home);
     if (!h->cache || !h->endpoint) {
@@ -122,9 +126,11 @@ enum status hub_open(struct hub *h, struct err *err)
         hub_close(h);
         return ST_INVALID;
     }
-    if (h->token && (!*h->token || strpbrk(h->token, "\r\n"))) {
-        free(h->token);
-        h->token = NULL;
+    if (h->token) {
+        size_t begin = strspn(h->token, " \t\r\n"), len = strcspn(h->token + begin, " \t\r\n");
+        memmove(h->token, h->token + begin, len);
+        h->token[len] = '\0';
+        if (!len) free(h->token), h->token = NULL;
     }
     return ST_OK;
 }

@@ -25,6 +25,7 @@ static void *take(void *p, size_t bytes)
 #define STBI_NO_LINEAR
 #define STBI_NO_FAILURE_STRINGS
 #pragma GCC diagnostic ignored "-Wunused-function"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <stb/stb_image.h>
 
 struct reader {

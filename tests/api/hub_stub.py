@@ -22,12 +22,18 @@ FAULTS = {
     "busy_once": "503 with Retry-After, once for each path",
     "busy": "503",
     "limited": "429 with Retry-After: 3600",
+    "limited_as_the_hub": "429 with RateLimit, as huggingface.co answers",
+    "escape": "a file with a terminal's escape sequence in its name",
+    "long_list": "a list of more than 64 MiB",
+    "unsized": "no sizes in the list, and none of large files before the redirect",
     "gated": "401 GatedRepo without a token, 403 with one",
+    "forbidden": "403 with a message, which is not about a gated repository",
     "private": "401 without a token",
     "missing": "404",
     "up": "a file named ../../../evil in the list",
     "absolute": "a file named /tmp/evil in the list",
     "no_ranges": "the CDN ignores Range",
+    "no_ranges_dropped": "the CDN ignores Range, and ends each connection in the middle",
     "loop": "the redirect leads to itself",
     "expires": "a URL of the CDN is good once, then 403",
     "portal": "an HTML page instead of the list",
@@ -71,13 +77,14 @@ class Repo:
                 one["size"] = 1 << 60
             if path in self.large:
                 one["lfs"] = {"sha256": self.hash[path], "size": one["size"], "pointerSize": 134}
-            if self.fault in ("no_hashes", "no_etag"):
+            if self.fault in ("no_hashes", "no_etag", "unsized"):
                 one = {"rfilename": path}
             out.append(one)
-        if self.fault in ("up", "absolute"):
+        names = {"up": "../../../evil", "absolute": "/tmp/evil", "escape": "a\x1b]0;evil\x07\x9b2J"}
+        if self.fault in names:
             out.append(
                 {
-                    "rfilename": "../../../evil" if self.fault == "up" else "/tmp/evil",
+                    "rfilename": names[self.fault],
                     "size": 1,
                     "blobId": git_sha1(b"x"),
                 }
@@ -130,6 +137,10 @@ class Endpoint(Handler):
             return self.answer(503, b"", **({"Retry_After": 1} if repo.fault == "busy_once" else {}))
         if repo.fault == "limited":
             return self.answer(429, b"", Retry_After=3600)
+        if repo.fault == "limited_as_the_hub":
+            return self.answer(429, b"", RateLimit='"api";r=0;t=290')
+        if repo.fault == "forbidden":
+            return self.answer(403, b"{}", X_Error_Message="This token may not read it")
         if repo.fault == "gated":
             return self.answer(
                 403 if token else 401,
@@ -148,6 +159,8 @@ class Endpoint(Handler):
             return self.answer(
                 404, b"{}", X_Error_Code="RevisionNotFound", X_Error_Message="Invalid rev id: " + rev
             )
+        if repo.fault == "long_list":
+            return self.answer(200, b" " * (65 << 20), Content_Type="application/json")
         if repo.fault == "portal":
             return self.answer(200, b"<html>Log in to this network</html>", Content_Type="text/html")
         listing = repo.listing()
@@ -184,7 +197,9 @@ class Endpoint(Handler):
         about = {"X_Repo_Commit": repo.commit}
         if path in repo.large:
             if repo.fault != "no_etag":
-                about |= {"X_Linked_Size": len(data), "X_Linked_ETag": f'"{repo.hash[path]}"', "ETag": '"x"'}
+                about |= {"X_Linked_ETag": f'"{repo.hash[path]}"', "ETag": '"x"'}
+                if repo.fault != "unsized":
+                    about["X_Linked_Size"] = len(data)
             where = f"http://127.0.0.2:{self.server.hub.cdn.server_port}/{name}/{repo.hash[path]}"
             if repo.fault == "loop":
                 where = self.path
@@ -223,6 +238,7 @@ class Cdn(Handler):
         if (
             fault in ("dropped", "slow")
             and repo.count("sent", key) == 1
+            or fault == "no_ranges_dropped"
             or fault == "stalls"
             and repo.count("s") == 1
         ):
@@ -233,7 +249,7 @@ class Cdn(Handler):
 def ranged(handler, data, headers, repo=None, stop=None, fault=None):
     want = re.fullmatch(r"bytes=(\d+)-(\d*)", handler.headers.get("Range") or "")
     part, status = data, 200
-    if want and fault != "no_ranges":
+    if want and fault not in ("no_ranges", "no_ranges_dropped"):
         first, last = int(want[1]), int(want[2] or len(data) - 1)
         part, status = data[first : last + 1], 206
         headers = {**headers, "Content_Range": f"bytes {first}-{first + len(part) - 1}/{len(data)}"}
@@ -257,7 +273,7 @@ def ranged(handler, data, headers, repo=None, stop=None, fault=None):
     if stop is not None and stop < len(part):
         handler.wfile.flush()
         if fault == "stalls":
-            time.sleep(3)
+            time.sleep(10)
         if fault == "slow":  # until the client is gone
             repo.slow.wait(30)
         handler.close_connection = True

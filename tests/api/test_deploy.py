@@ -160,7 +160,7 @@ def dockerfiles(args):
         check.true(f"{name}: a user that isn't root", int(end["USER"].split(":")[0]) >= 1000)
         check.equal(f"{name}: STOPSIGNAL", end["STOPSIGNAL"], "SIGTERM")
         check.equal(f"{name}: ENTRYPOINT", end["ENTRYPOINT"], '["kvasir"]')
-        check.true(f"{name}: HEALTHCHECK", '["kvasir-ready"]' in end["HEALTHCHECK"])
+        check.true(f"{name}: HEALTHCHECK", '["kvasir", "ready"]' in end["HEALTHCHECK"])
         runs[name] = [re.sub(r"\s+", " ", a) for n, a in steps if n == "RUN"]
     cuda = [r.replace("gcc g++", "gcc").replace("all build/release/kvasir-cuda.so", "all")
             for r in runs["Dockerfile.cuda"]]
@@ -171,14 +171,15 @@ def small_scripts(args):
     code, text = run("sh", os.path.join(DEPLOY, "packages.sh"), args.binary)
     good = code == 0 and "libuv1" in text and "-dev" not in text
     check.true("the packages of the program's libraries", good, text)
-    ready = os.path.join(DEPLOY, "kvasir-ready")
+    ready = args.binary, "ready"
     server = Server(args.binary, args.model, "--shutdown-delay", "1")
-    check.equal("kvasir-ready, by argument", run(ready, str(server.port))[0], 0)
-    check.equal("kvasir-ready, by environment", run(ready, env={"KVASIR_PORT": str(server.port)})[0], 0)
+    check.equal("kvasir ready, by argument", run(*ready, str(server.port))[0], 0)
+    check.equal("kvasir ready, by environment", run(*ready, env={"KVASIR_PORT": str(server.port)})[0], 0)
+    check.equal("kvasir ready: usage", [run(*ready, *x)[0] for x in (["x"], ["1", "2"])], [2, 2])
     server.process.send_signal(signal.SIGTERM)
-    check.true("it leaves", wait_until(lambda: run(ready, str(server.port))[0] == 1, 30))
+    check.true("it leaves", wait_until(lambda: run(*ready, str(server.port))[0] == 1, 30))
     server.stop(send=False)
-    check.equal("nobody listens", run(ready, str(server.port)), (1, ""))
+    check.equal("nobody listens", run(*ready, str(server.port)), (1, ""))
 
 
 def main():

@@ -164,6 +164,10 @@ def test_pull():
         hub.tokens.clear()
         home.run("pull", "org/plain")
         check.equal("the token's file", set(hub.tokens), {"Bearer hf_good"})
+        for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+            hub.tokens.clear()
+            home.run("pull", "org/plain", **{name: " hf_other\n"})
+            check.equal(name, set(hub.tokens), {"Bearer hf_other"})
         rc, out, _ = home.run("list")
         check.true(
             "list", rc == 0 and re.search(rf"org/plain +{repo.commit[:12]} +\S*main\S* +17.0 MiB", out), out
@@ -190,6 +194,9 @@ def test_pull():
         check.equal(
             "usage", [home.run(*c)[0] for c in (["pull"], ["rm"], ["list", "x"], ["pull", "--x"])], [2] * 4
         )
+        for command in ("pull", "list", "rm", "ready"):
+            rc, out, err = home.run(command, "--help")
+            check.true(f"{command} --help", rc == 0 and out.startswith("usage: kvasir " + command), (rc, err))
 
 
 def test_weights():
@@ -242,7 +249,11 @@ def test_weights():
         check.equal("offline", home.run("pull", two, HF_HUB_OFFLINE="1")[0], 0)
         rc, _, err = home.run("pull", "org/shards:x.gguf")
         check.true("no GGUF there", rc == 1 and "org/shards has no GGUF files" in err, err)
-        for name in ("org/gguf", "org/gguf:Q8_0", "org/gguf:m-Q8_0.gguf"):
+        for tag, file in (("q4_k_m", "m-Q4_K_M.gguf"), ("BF16", "q/m-BF16-00001-of-00002.gguf")):
+            for offline in "0", "1":
+                got = home.run("pull", f"org/gguf:{tag}", HF_HUB_OFFLINE=offline)[:2]
+                check.equal(f"{tag}, offline {offline}", got, (0, home.snapshot("org/gguf") + "/" + file))
+        for name in ("org/gguf", "org/gguf:Q8_0", "org/gguf:K_M", "org/gguf:m-Q8_0.gguf"):
             rc, _, err = home.run("pull", name)
             check.true(
                 f"{name} lists them",
@@ -270,6 +281,8 @@ OUTCOMES = {
     "expires": None,
     "no_hashes": None,
     "renamed": None,
+    "unsized": None,
+    "no_ranges_dropped": "model.safetensors: Transferred a partial file, 5 times; .*",
     "dropped_always": "model.safetensors: Transferred a partial file, 5 times; .*",
     "wrong_hash": "model.safetensors is damaged: its hash is .*, not .*",
     "wrong_small": "config.json is damaged: .*",
@@ -278,7 +291,11 @@ OUTCOMES = {
     "pointer": "the hub sends a Git LFS pointer for model.safetensors instead of the file",
     "busy": "org/busy: the hub answers HTTP 503",
     "limited": "org/limited: the hub answers HTTP 429 and asks to wait 3600 s: .*HF_TOKEN.*",
+    "limited_as_the_hub": "org/limited_as_the_hub: the hub answers HTTP 429 and asks to wait 290 s: .*",
+    "escape": r"org/escape: the hub's list has the file name 'a\?\]0;evil\?\?\?2J', which is not allowed",
+    "long_list": "org/long_list: the hub's list of files is too large",
     "gated": "org/gated is gated: ask for access on http://.*/org/gated, then set HF_TOKEN .*",
+    "forbidden": "org/forbidden: the hub answers HTTP 403 This token may not read it",
     "private": "org/private is not on http://.*, or is private: then set HF_TOKEN",
     "missing": "org/missing is not on http://.*",
     "up": "org/up: the hub's list has the file name '../../../evil', which is not allowed",
@@ -295,7 +312,7 @@ def one_fault(name):
     line = OUTCOMES[name]
     repo = hub.add(f"org/{name}", checkpoint(LARGE if name != "truncated" else LARGE[:1060801]), fault=name)
     with Home() as home:
-        rc, _, err = home.run("pull", f"org/{name}", HF_HUB_DOWNLOAD_TIMEOUT="1")
+        rc, _, err = home.run("pull", f"org/{name}", HF_HUB_DOWNLOAD_TIMEOUT="3")
         if line:
             check.true(
                 f"{name}: one line", rc == 1 and re.fullmatch("kvasir: " + line + " ?", err), (rc, err)
@@ -349,6 +366,7 @@ def test_access():
                     "org/x@",
                     "org/x--y",
                     "hf:",
+                    "org/x:a\x9b.gguf",
                     "org/x?y=1",
                     "org/x#1",
                 )
@@ -589,6 +607,7 @@ def test_lines():
             (2, "unknown flag '-m': here it is --model", "-m", "x"),
             (2, "unknown flag '-c': here it is --max-context", "-c", "4096"),
             (2, "unknown flag '--ctx-size': here it is --max-context", "--ctx-size", "4096"),
+            (2, "unknown flag '-ngl': here it is --backend cuda", "-ngl", "99"),
             (2, "unknown flag '-hf': here it is kvasir serve ORG/NAME", "-hf", "org/x"),
             (2, "a model is a directory, a GGUF file or ORG/NAME", "word"),
             (2, "unexpected argument 'org/b'", "org/a", "org/b"),

@@ -86,6 +86,7 @@ def test_suffix(s):
         s.ok(TEXT, ask("a", suffix="b"))["choices"][0]["text"],
     )
     refused(s, "no string", ask("a", suffix=5), "invalid_type", "suffix")
+    check.true("Ollama's word", "insert" in s.ok("/api/show", {})["capabilities"])
     refused(s, "echo", ask("a", suffix="b", echo=True), "invalid_value", "echo")
     refused(
         s, "cut", ask("a", suffix="b", truncate_prompt_tokens=3), "invalid_value", "truncate_prompt_tokens"
@@ -96,6 +97,7 @@ def test_suffix(s):
 
 
 def test_without(s, missing):
+    check.true("Ollama's word", "insert" not in s.ok("/api/show", {})["capabilities"])
     refused(s, f"no {missing}", ask("a", suffix="b"), "unsupported_parameter", "suffix")
     check.true("says which", missing in s.post(TEXT, ask("a", suffix="b"))[1]["error"]["message"])
     refused(s, "no string", ask("a", suffix=["b"]), "invalid_type", "suffix")

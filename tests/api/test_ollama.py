@@ -220,6 +220,7 @@ def test_errors(s):
     fault("think", CHAT, ask(think=True), 400, "think", "leave the field out")
     fault("think", CHAT, ask(think=5), 400, "think")
     fault("messages", CHAT, {"messages": "x"}, 400, "messages")
+    check.true("once", s.post(GENERATE, {"prompt": "x", "context": [1]})[1]["error"].startswith("context is"))
     fault("role", CHAT, ask(user(), {"role": "robot", "content": "x"}), 400, "messages[1].role")
     fault("content", CHAT, ask(user([{"type": "text", "text": "x"}])), 400, "messages[0].content", "images")
     fault("image", CHAT, ask(user(images=["AAAA"])), 400, "messages[0].images[0]")
@@ -265,9 +266,10 @@ def test_models(s):
     info = shown["model_info"]
     check.equal(
         "info",
-        (info["general.architecture"], info["general.parameter_count"], info["qwen3_vl.context_length"]),
-        ("qwen3_vl", card["meta"]["n_params"], card["meta"]["n_ctx_train"]),
+        [info["general." + k] for k in ("architecture", "basename", "parameter_count")],
+        ["qwen3_vl", s.names[0], card["meta"]["n_params"]],
     )
+    check.equal("context", info["qwen3_vl.context_length"], card["meta"]["n_ctx_train"])
     check.equal("capabilities", shown["capabilities"], ["completion", "vision", "tools"])
     check.equal("earlier name", s.ok("/api/show", {"name": s.names[1] + ":latest"}), shown)
     check.equal("latest", s.ok(CHAT, ask(model=s.names[1] + ":latest", stream=False))["model"], s.names[1])

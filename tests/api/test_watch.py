@@ -280,6 +280,8 @@ def test_tls():
         port = int(re.fullmatch(r"kvasir: listening on https://127.0.0.1:(\d+)\n", p.stdout.readline())[1])
 
         try:
+            ready = [BINARY, "ready", str(port)]
+            check.equal("kvasir ready", subprocess.run(ready, check=False).returncode, 0)
             tls_requests(p, port, top, context)
         finally:
             end_process(p)

@@ -1,11 +1,10 @@
 /* Files as attachments: images as data URLs, texts as text, pages of a PDF as images. */
 import {el, icon, toast, dialog} from './dom.js';
+import {newId} from './store.js';
 import {pickPages} from './pdf.js';
 
 const SENT = ['image/png', 'image/jpeg', 'image/webp', 'image/gif', 'image/bmp']; /* others are drawn and become PNG */
 const LONGEST_TEXT = 2 << 20, WIDEST = 4096;
-
-export const newId = () => Date.now().toString(36) + Math.random().toString(36).slice(2, 8);
 
 export const dataURL = blob => new Promise((good, bad) => {
   const reader = new FileReader();

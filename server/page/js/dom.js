@@ -12,7 +12,6 @@ export function el(name, attributes, ...children) {
 }
 
 const dot = (x, y, r) => `M${x - r} ${y}a${r} ${r} 0 1 0 ${2 * r} 0a${r} ${r} 0 1 0 ${-2 * r} 0`;
-const sheet = 'M6 3h8l4 4v14H6zM14 3v4h4';
 const icons = {
   send: 'M12 19V5M6 11l6-6 6 6', stop: 'M7 7h10v10H7z', plus: 'M12 5v14M5 12h14',
   close: 'M6 6l12 12M18 6L6 18', check: 'M5 13l4 4L19 7', chevron: 'M9 6l6 6-6 6',
@@ -24,7 +23,7 @@ const icons = {
   settings: `M4 7h9M19 7h1M4 17h1M11 17h9${dot(16, 7, 2.6)}${dot(8, 17, 2.6)}`,
   sun: `${dot(12, 12, 4)}M12 2.5V5M12 19v2.5M2.5 12H5M19 12h2.5M5.3 5.3L7 7M17 17l1.7 1.7M5.3 18.7L7 17M17 7l1.7-1.7`,
   moon: 'M20 14.3A8.2 8.2 0 1 1 9.7 4a6.6 6.6 0 0 0 10.3 10.3z', auto: `${dot(12, 12, 8.5)}M12 3.5v17M15 5v14M18 7.5v9`,
-  image: `M4 5h16v14H4zM4 17l5-5 4 4 3-3 4 4${dot(9, 9, 1.3)}`, file: `${sheet}M9 12.5h6M9 16.5h6`,
+  image: `M4 5h16v14H4zM4 17l5-5 4 4 3-3 4 4${dot(9, 9, 1.3)}`, file: 'M6 3h8l4 4v14H6zM14 3v4h4M9 12.5h6M9 16.5h6',
   camera: `M4 8h3.5L9 5h6l1.5 3H20v11H4z${dot(12, 13, 3.4)}`,
   cache: `${dot(5, 12, 2)}${dot(19, 5, 2)}${dot(19, 12, 2)}${dot(19, 19, 2)}M7 12h10M9 12c4 0 3-7 8-7M9 12c4 0 3 7 8 7`,
   proof: `${dot(12, 12, 8.5)}M8.5 10h7M8.5 14h7`, chat: 'M4 5h16v11h-9l-4 4v-4H4z',

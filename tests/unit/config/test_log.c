@@ -1,6 +1,7 @@
 /* The log: the status line behind it comes and goes on a terminal, elsewhere nothing of it is written; and no
  * line waits for a reader. */
 #include "config/base/log.h"
+#include "config/base/status.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -179,10 +180,37 @@ static void test_json(void **state)
     close(ends[1]);
 }
 
+static void say_controls(void)
+{
+    log_info("a\033b\x7f"
+             "c\xc2\x9b"
+             "d\xc3\xa9");
+}
+
+/* What a terminal would obey. */
+static void test_controls(void **state)
+{
+    (void)state;
+    char got[256];
+    int ends[2];
+    struct err err;
+    assert_int_equal(pipe(ends), 0);
+    heard(ends[1], ends[0], say_controls, got, sizeof got);
+    assert_non_null(strstr(got, "info a b c d\xc3\xa9\n"));
+    close(ends[0]);
+    close(ends[1]);
+    assert_int_equal(err_set(&err, ST_IO,
+                             "a\033b\x7f"
+                             "c\xc2\x9b"
+                             "d\xc3\xa9\ne\xc2"),
+                     ST_IO);
+    assert_string_equal(err.msg, "a?b?c??d\xc3\xa9\ne\xc2");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_terminal), cmocka_unit_test(test_file),
-                                       cmocka_unit_test(test_unread), cmocka_unit_test(test_json),
-                                       cmocka_unit_test(test_full)};
+                                       cmocka_unit_test(test_unread),   cmocka_unit_test(test_json),
+                                       cmocka_unit_test(test_full),     cmocka_unit_test(test_controls)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
