@@ -223,6 +223,9 @@ def test_history(server, chrome):
     put(page, ".search input", "")
     page.wait(f"{TITLES}.length === 3")
     more = "document.querySelector('.conversations li .icon-button')"
+    page.js(more + ".click()")
+    check.true("a menu as wide as its items", page.js("document.querySelector('.menu').offsetWidth") < 300)
+    page.key("Escape")
     page.js(f"{more}.click()")
     check.equal("a menu", page.js("[...document.querySelectorAll('[role=menuitem]')].map(i => i.innerText)"),
                 ["Rename", "Export as JSON", "Export as Markdown", "Delete"])
@@ -671,6 +674,9 @@ FITS = """document.scrollingElement.scrollWidth <= innerWidth && [...document.qu
 def test_phone(server, chrome):
     """Nothing is wider than a small phone, nothing covers the chat unless it is asked for."""
     page = opened(server, chrome, 360, 640, dark=True)
+    page.js("window.was = document.body.className; document.body.className = ''")
+    check.true("before the scripts have come, too", page.js("!document.querySelector('#side').offsetWidth"))
+    page.js("document.body.className = was")
     check.true("the empty screen fits", page.js(FITS))
     check.true(
         "so do its prompts",
@@ -856,6 +862,22 @@ def test_no_storage(server, chrome):
     quiet("no storage", page)
 
 
+def test_text_model(server, chrome):
+    """A model without images: other prompts, and an image that is added is named, not sent."""
+    page = browser.Page(chrome)
+    page.call("Page.addScriptToEvaluateOnNewDocument", source="""const asked = window.fetch;
+        window.fetch = async (u, o) => !`${u}`.endsWith('/props') ? asked(u, o)
+            : new Response('{"modalities": {"vision": false}}', {headers: {'Content-Type': 'application/json'}});""")
+    page.open(f"http://{server.host}:{server.port}/")
+    page.wait("document.querySelector('.sample img')?.hidden")
+    page.files(".composer .files", sample)
+    page.wait("document.querySelector('.toast')")
+    check.equal("it says so", page.js("document.querySelector('.toast span').textContent"),
+                "This model reads no images.")
+    check.equal("nothing is added", page.js("document.querySelectorAll('.composer .thumb').length"), 0)
+    quiet("text", page)
+
+
 def test_second_model(server, chrome):
     other = harness.Server(args.binary, os.path.join(root, "models/demo-qwen3-vl"))
     page = opened(other, chrome)
@@ -914,7 +936,8 @@ def main():
     with_browser = [
         test_start, test_history, test_versions, test_stop, test_tabs, test_broken, test_settings, test_files,
         test_key, test_theme, test_phone, test_prefix, test_keyboard, test_axe, test_hostile_names,
-        test_hostile_import, test_without_libraries, test_no_storage, test_other_pages, test_second_model
+        test_hostile_import, test_without_libraries, test_no_storage, test_text_model, test_other_pages,
+        test_second_model
     ]
     if not chrome:
         print("skipped: there is no chromium; the page itself is not tested")

@@ -74,7 +74,7 @@ export function createChat(node, {settings, model, onChange}) {
   const box = el('div', {class: 'composer-box'});
   node.replaceChildren(scroll, el('div', {class: 'dock'}, jump, box), live);
   const composer = createComposer(box, {onSend: send, onStop: stop,
-    onDraft: value => store.draft(c.head ? c.id : 'new', value.text || value.attachments.length ? value : null)});
+    onDraft: value => store.draft(c.head ? c.id : 'new', value.text || value.attachments.length ? value : null).catch(() => {})});
   new ResizeObserver(() => toEnd()).observe(turns);
 
   function toEnd(always) {
@@ -323,7 +323,7 @@ export function createChat(node, {settings, model, onChange}) {
       c.title = title;
       render();
     },
-    vision: yes => welcome.vision(yes),
+    vision: yes => { welcome.vision(yes); composer.vision(yes); },
     focus: () => composer.focus(),
   };
 }

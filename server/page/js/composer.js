@@ -1,5 +1,5 @@
 /* Where a message is written: text, attachments by paste, drop, file and camera, a draft that is kept. */
-import {el, icon} from './dom.js';
+import {el, icon, toast} from './dom.js';
 import {readFiles, zoom, showText} from './attachments.js';
 
 const ACCEPTED = 'image/*,application/pdf,text/*,.md,.json,.csv,.tsv,.xml,.yaml,.yml,.toml,.ini,.log,.tex,.py,.js,' +
@@ -7,7 +7,7 @@ const ACCEPTED = 'image/*,application/pdf,text/*,.md,.json,.csv,.tsv,.xml,.yaml,
 const coarse = matchMedia('(pointer: coarse)');
 
 export function createComposer(node, {onSend, onStop, onDraft}) {
-  let attachments = [], running = false, reading = 0, saving = 0;
+  let attachments = [], running = false, vision = true, reading = 0, saving = 0;
 
   const list = el('ul', {class: 'attachments', 'aria-label': 'To send'});
   const field = el('textarea', {rows: 1, 'aria-label': 'Message', placeholder: 'Message', 'aria-describedby': 'composer-hint',
@@ -84,7 +84,8 @@ export function createComposer(node, {onSend, onStop, onDraft}) {
     if (!chosen.length) return;
     reading++;
     changed();
-    const more = await readFiles(chosen);
+    const read = await readFiles(chosen), more = read.filter(a => vision || a.kind !== 'image');
+    if (more.length < read.length) toast('This model reads no images.');
     reading--;
     attachments = [...attachments, ...more];
     draw();
@@ -117,6 +118,7 @@ export function createComposer(node, {onSend, onStop, onDraft}) {
 
   return {
     keep,
+    vision: yes => { vision = yes; },
     typed: () => Boolean(field.value || attachments.length),
     set(draft) {
       field.value = draft?.text || '';
