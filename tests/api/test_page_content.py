@@ -148,7 +148,7 @@ GROW = """(async text => {
         render.renderAnswer(node, m, {streaming});
         worked += performance.now() - t;
     };
-    for (let i = 200; i < text.length; i += 100) {
+    for (let i = 200; i < text.length; i += 250) {
         m.content = text.slice(0, i);
         step(true);
         await new Promise(done => setTimeout(done, 2));
@@ -160,6 +160,20 @@ GROW = """(async text => {
     const once = last(draw(m, {streaming: false}));
     return [share, last(node).isEqualNode(once), once.textContent.length > 6000, first.isConnected];
 })"""
+
+
+# A block of code by three steps, each a while after the one before; is the first line's element still there?
+LINES = """(async () => {
+    const m = {content: '```python\\nx = [\\n'}, node = draw(m, {streaming: true});
+    const code = node.querySelector('.code code'), first = code.firstChild;
+    for (const more of ['1]\\n', 'y']) {
+        m.content += more;
+        await new Promise(done => setTimeout(done, 200));
+        render.renderAnswer(node, m, {streaming: true});
+        await new Promise(done => setTimeout(done, 200));
+    }
+    return [code.textContent, first.isConnected];
+})()"""
 
 
 def test_stream(server, chrome):
@@ -179,6 +193,7 @@ def test_stream(server, chrome):
         node = f"draw({{content: {json.dumps(text)}}}, {{streaming: true}})"
         got = page.js(f"[...{node}.querySelectorAll('.code code')].map(c => c.textContent)")
         check.equal(f"{text!r}: code that has no end yet", got, [want])
+    check.equal("code that grows by lines", page.js(LINES), ["x = [\n1]\ny", True])
     deep = page.js(f"draw({{content: {json.dumps('> ' * 10000 + 'x')}}}, {{}}).textContent.length")
     check.true("what is nested too deep is shown as text", deep > 20000, deep)
     quiet("stream", page)
@@ -418,7 +433,8 @@ FOUND = r"""(node => {
     const bad = e => e.matches(`script, style, iframe, object, embed, link, base, meta, form, input,
             math:not(.katex *), svg:not(.icon, .katex *)`)
         || (e.hasAttribute('style') && !e.closest('.katex, .odds'))
-        || [...e.attributes].some(a => /^on/i.test(a.name) || (/href$|^src|action$/i.test(a.name) && !/^(https?:|mailto:|data:image\/png)/.test(a.value)));
+        || [...e.attributes].some(a => /^on/i.test(a.name) || (/href$|^src|action$/i.test(a.name)
+            && !/^(https?:|mailto:|data:image\/png)/.test(a.value)));
     return [...node.querySelectorAll('*')].filter(bad).map(e => e.cloneNode().outerHTML);
 })"""
 

@@ -18,7 +18,8 @@ const canvasBlob = (canvas, type) => new Promise(good => canvas.toBlob(good, typ
 /* An attachment of what a canvas or an image shows. */
 export async function imageOf(canvas, name, type = 'image/png') {
   const blob = await canvasBlob(canvas, type);
-  return {id: newId(), kind: 'image', name, type: blob.type, data: await dataURL(blob), width: canvas.width, height: canvas.height};
+  return {id: newId(), kind: 'image', name, type: blob.type, data: await dataURL(blob), width: canvas.width,
+    height: canvas.height};
 }
 
 async function readImage(file, name) {
@@ -94,7 +95,8 @@ export function zoom(url, images = [{data: url, name: 'Image'}]) {
   el('button', {type: 'button', class: 'close', 'aria-label': 'Close', click: close}, icon('close')));
   if (images.length > 1)
     for (const [by, label] of [[-1, 'Previous image'], [1, 'Next image']])
-      node.append(el('button', {type: 'button', class: by < 0 ? 'step back' : 'step', 'aria-label': label, click: () => go(by)}, icon('chevron')));
+      node.append(el('button', {type: 'button', class: by < 0 ? 'step back' : 'step', 'aria-label': label,
+        click: () => go(by)}, icon('chevron')));
   go(0);
   document.body.append(node);
   node.showModal();

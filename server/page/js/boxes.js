@@ -2,9 +2,9 @@
  * of Qwen-VL, the JSON of Gemma. Coordinates become fractions of the image. */
 import {el} from './dom.js';
 
-const LOC = n => `<loc_?(\\d{1,4})>`.repeat(n);
 const MOST = 500, NAMED = 24; /* boxes of one image: drawn; with a list of their names below */
-const TAGS = {otsl: 'table', section_header: 'heading', list_item: 'item', page_header: 'header', page_footer: 'footer'};
+const TAGS = {otsl: 'table', section_header: 'heading', list_item: 'item', page_header: 'header',
+  page_footer: 'footer'};
 
 /* Absolute pixels count on the image as Qwen2.5-VL resizes it: its sides are multiples of 28. */
 const resized = side => Math.max(28, Math.round(side / 28) * 28);
@@ -26,17 +26,19 @@ function jsonBoxes(text, model, size) {
   return out;
 }
 
-function tokenBoxes(text) {
-  const out = [];
-  const qwen = /(?:<\|object_ref_start\|>)?([^<>()[\]{}\n]*?)(?:<\|object_ref_end\|>)?(?:<\|box_start\|>)?\((\d{1,4}), ?(\d{1,4})\), ?\((\d{1,4}), ?(\d{1,4})\)/g;
-  for (const m of text.matchAll(qwen)) out.push({label: m[1].trim(), at: m.slice(2).map(v => v / 1000)});
-  const doc = new RegExp(`<(\\w+)>${LOC(4).replaceAll('loc_?', 'loc_')}`, 'g');
-  for (const m of text.matchAll(doc)) out.push({label: TAGS[m[1].replace(/_level_\d/, '')] || m[1].replace(/_/g, ' '), at: m.slice(2).map(v => v / 500)});
-  const pali = new RegExp(`${LOC(4).replaceAll('loc_?', 'loc')}([^<;\\n]*)`, 'g');
-  for (const [, y, x, y2, x2, label] of text.matchAll(pali))
-    out.push({label: label.replace(/<.*/, '').trim(), at: [x, y, x2, y2].map(v => v / 1024)});
-  return out;
-}
+const PAIR = String.raw`\((\d{1,4}), ?(\d{1,4})\)`, four = loc => String.raw`<${loc}(\d{1,4})>`.repeat(4);
+const QWEN = new RegExp(String.raw`(?:<\|object_ref_start\|>)?([^<>()[\]{}\n]{0,80}?)(?:<\|object_ref_end\|>)?` +
+  String.raw`(?:<\|box_start\|>)?${PAIR}, ?${PAIR}`, 'g');
+const DOC = new RegExp(String.raw`<(\w+?)(?:_level_\d)?>${four('loc_')}`, 'g');
+const PALI = new RegExp(String.raw`${four('loc')}([^<;\n]*)`, 'g');
+
+const tokenBoxes = text => [
+  ...Array.from(text.matchAll(QWEN), ([, label, ...at]) => ({label: label.trim(), at: at.map(v => v / 1000)})),
+  ...Array.from(text.matchAll(DOC), ([, tag, ...at]) =>
+    ({label: TAGS[tag] || tag.replace(/_/g, ' '), at: at.map(v => v / 500)})),
+  ...Array.from(text.matchAll(PALI), ([, y, x, y2, x2, label]) =>
+    ({label: label.trim(), at: [x, y, x2, y2].map(v => v / 1024)})),
+];
 
 export const mayHaveBoxes = text => /<loc|_2d"|"bbox"|\(\d+, ?\d+\), ?\(/.test(text);
 
@@ -61,8 +63,9 @@ export function createBoxes(zoom) {
         width: `${100 * Math.abs(x2 - x)}%`, height: `${100 * Math.abs(y2 - y)}%`});
       const on = yes => () => { box.classList.toggle('on', yes); layer.classList.toggle('dim', yes); };
       layer.append(box);
-      if (boxes.length <= NAMED) names.append(el('li', null, el('button', {type: 'button', class: `hue${i % 6}`, mouseenter: on(true),
-        mouseleave: on(false), focus: on(true), blur: on(false), click: () => zoom?.(url)}, name)));
+      if (boxes.length <= NAMED)
+        names.append(el('li', null, el('button', {type: 'button', class: `hue${i % 6}`, mouseenter: on(true),
+          mouseleave: on(false), focus: on(true), blur: on(false), click: () => zoom(url)}, name)));
     });
   };
   return {node, update(text, model, url) {
@@ -79,7 +82,13 @@ export function createBoxes(zoom) {
 }
 
 /* DocTags as Markdown: what can be read of a page that the model wrote with tags. */
-export const isDocTags = text => /<doctag>|<(?:text|section_header_level_\d|picture|otsl|list_item|page_header|page_footer|title)><loc_\d/.test(text);
+const READ = 'text|title|list_item|otsl|formula|code|caption|footnote|page_header|page_footer|' +
+  'section_header_level_(\\d)';
+const ELEMENT = new RegExp(`<(${READ})>([^]*?)(?:</\\1>|$)`, 'g');
+const UNREAD = new RegExp('<loc_\\d+>|</?(?:doctag|ordered_list|unordered_list|picture|chart|page_break|' +
+  'end_of_utterance)>', 'g');
+
+export const isDocTags = text => /<doctag>|<[a-z_]+\d?><loc_\d/.test(text);
 
 export function readDocTags(text) {
   const escape = t => t.replace(/[\\`*_#<>[\]|$]/g, '\\$&');
@@ -87,7 +96,8 @@ export function readDocTags(text) {
     const rows = t.replace(/<caption>.*?<\/caption>/gs, '').split('<nl>').filter(r => r.trim())
       .map(r => r.split(/<(?:fcel|ecel|ched|rhed|srow|lcel|ucel|xcel)>/).slice(1).map(c => escape(c.trim())));
     if (!rows.length) return '';
-    const wide = Math.max(...rows.map(r => r.length)), line = r => `| ${[...r, ...Array(wide - r.length).fill('')].join(' | ')} |`;
+    const wide = Math.max(...rows.map(r => r.length));
+    const line = r => `| ${[...r, ...Array(wide - r.length).fill('')].join(' | ')} |`;
     return [line(rows[0]), `|${' --- |'.repeat(wide)}`, ...rows.slice(1).map(line)].join('\n');
   };
   const write = {
@@ -97,8 +107,7 @@ export function readDocTags(text) {
     page_footer: t => `*${escape(t)}*`,
   };
   const out = [];
-  const plain = text.replace(/<loc_\d+>|<\/?(?:doctag|ordered_list|unordered_list|picture|chart|page_break|end_of_utterance)>/g, '');
-  for (const [, tag, level, inner] of plain.matchAll(/<(text|title|list_item|otsl|formula|code|caption|footnote|page_header|page_footer|section_header_level_(\d))>([^]*?)(?:<\/\1>|$)/g))
+  for (const [, tag, level, inner] of text.replace(UNREAD, '').matchAll(ELEMENT))
     out.push(level ? `${'#'.repeat(+level + 1)} ${escape(inner.trim())}` : (write[tag] || escape)(inner.trim()));
   return out.join('\n\n').replace(/^(- .*)\n\n(?=- )/gm, '$1\n');
 }

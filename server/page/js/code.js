@@ -38,7 +38,8 @@ export class CodeBlock {
     this.text = text;
     this.done = done;
     const language = text.length <= LONGEST && known(this.language);
-    if (language && done) return this.code.replaceChildren(purify(globalThis.hljs.highlight(language, text, true).value));
+    if (language && done)
+      return this.code.replaceChildren(purify(globalThis.hljs.highlight(language, text, true).value));
     const end = text.lastIndexOf('\n') + 1;
     if (language && end > this.upto) {
       const {value, top} = globalThis.hljs.highlight(language, text.slice(this.upto, end), true, this.state);

@@ -10,8 +10,8 @@ export function createComposer(node, {onSend, onStop, onDraft}) {
   let attachments = [], running = false, vision = true, reading = 0, saving = 0;
 
   const list = el('ul', {class: 'attachments', 'aria-label': 'To send'});
-  const field = el('textarea', {rows: 1, 'aria-label': 'Message', placeholder: 'Message', 'aria-describedby': 'composer-hint',
-    input: () => changed(), blur: () => keep(), keydown: e => {
+  const field = el('textarea', {rows: 1, 'aria-label': 'Message', placeholder: 'Message',
+    'aria-describedby': 'composer-hint', input: () => changed(), blur: () => keep(), keydown: e => {
       if (e.key !== 'Enter' || e.shiftKey || e.isComposing || coarse.matches) return;
       e.preventDefault();
       send();
@@ -27,8 +27,8 @@ export function createComposer(node, {onSend, onStop, onDraft}) {
   };
   const files = chooser({multiple: true, accept: ACCEPTED, class: 'files'});
   const camera = chooser({accept: 'image/*', capture: 'environment', class: 'camera'});
-  const pick = (symbol, label, input, kind) => el('button', {type: 'button', class: `pick ${kind}`, title: label, 'aria-label': label,
-    click: () => input.click()}, icon(symbol));
+  const pick = (symbol, label, input, kind) => el('button', {type: 'button', class: `pick ${kind}`, title: label,
+    'aria-label': label, click: () => input.click()}, icon(symbol));
   const status = el('span', {class: 'hint', id: 'composer-hint', role: 'status'});
   const button = el('button', {type: 'submit', class: 'send'}, icon('send'));
   const form = el('form', {class: 'composer', submit: e => {

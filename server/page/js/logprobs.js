@@ -5,14 +5,16 @@ const percent = logprob => {
   const p = 100 * Math.exp(logprob);
   return p < .1 ? '<0.1 %' : `${p.toFixed(p > 99.95 ? 0 : 1)} %`;
 };
-const visible = text => text.replace(/\n/g, '⏎').replace(/\t/g, '⇥').replace(/^ +$/, t => '␣'.repeat(t.length)) || '∅';
+const visible = text => text.replace(/\n/g, '⏎').replace(/\t/g, '⇥')
+  .replace(/^ +$/, t => '␣'.repeat(t.length)) || '∅';
 const level = p => (p > .9 ? 0 : p > .6 ? 1 : p > .3 ? 2 : p > .1 ? 3 : 4);
 
 export function createLogprobs() {
   const row = el('div', {class: 'tokens', role: 'group', 'aria-label': 'Tokens and their probabilities'});
   const card = el('div', {class: 'odds', 'aria-live': 'polite', hidden: true});
-  const key = el('p', {class: 'odds-key', 'aria-hidden': 'true'}, ...['over 90 %', '60–90 %', '30–60 %', '10–30 %', 'under 10 %']
-    .map((t, i) => el('span', {class: `tok p${i}`}, t)));
+  const key = el('p', {class: 'odds-key', 'aria-hidden': 'true'},
+    ['over 90 %', '60–90 %', '30–60 %', '10–30 %', 'under 10 %']
+      .map((t, i) => el('span', {class: `tok p${i}`}, t)));
   const node = el('div', {class: 'logprobs'}, key, row, card);
   let list = [];
 
@@ -57,8 +59,9 @@ export function createLogprobs() {
   return {node, update(tokens) {
     if (tokens.length < list.length || tokens[0] !== list[0]) row.replaceChildren();
     for (const t of tokens.slice(row.children.length))
-      row.append(el('button', {type: 'button', class: `tok p${level(Math.exp(t.logprob))}`, tabindex: row.children.length ? -1 : 0,
-        'aria-label': `${visible(t.token)}, ${percent(t.logprob)}`}, t.token.replace(/\n/g, '⏎\n') || '∅'));
+      row.append(el('button', {type: 'button', class: `tok p${level(Math.exp(t.logprob))}`,
+        tabindex: row.children.length ? -1 : 0, 'aria-label': `${visible(t.token)}, ${percent(t.logprob)}`},
+      t.token.replace(/\n/g, '⏎\n') || '∅'));
     list = tokens;
   }};
 }

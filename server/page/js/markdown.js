@@ -113,7 +113,8 @@ function closing(text) {
   let open = null;
   for (const [, before, fence, rest] of text.matchAll(/^([ >]*(?:(?:[-*+]|\d{1,9}[.)]) +)*)(`{3,}|~{3,})(.*)$/gm)) {
     if (!open && !(fence[0] === '`' && rest.includes('`'))) open = {before: before.replace(/[^ >]/g, ' '), fence};
-    else if (open && fence.startsWith(open.fence) && !rest.trim() && before.length <= open.before.length + 3) open = null;
+    else if (open && fence.startsWith(open.fence) && !rest.trim() && before.length <= open.before.length + 3)
+      open = null;
   }
   return open ? `\n${open.before}${open.fence}` : '';
 }
@@ -128,7 +129,8 @@ export class Markdown {
   }
 
   update(text, done) {
-    text = text.replace(/\r\n?/g, '\n').replace(/^( *)(\t+)/gm, (_, blanks, tabs) => blanks + '    '.repeat(tabs.length));
+    text = text.replace(/\r\n?/g, '\n')
+      .replace(/^( *)(\t+)/gm, (_, blanks, tabs) => blanks + '    '.repeat(tabs.length)); /* as marked does */
     if (text === this.text && done === this.done) return;
     const grows = this.text != null && text.startsWith(this.text);
     this.text = text;
@@ -149,7 +151,8 @@ export class Markdown {
 
   /* From the block at `from` on. When all is there, all of it: a definition of a link may stand at the end. */
   draw(from) {
-    const rest = this.text.slice(from), tokens = globalThis.marked.lexer(rest + closing(rest)), linked = Object.keys(tokens.links).length > 0;
+    const rest = this.text.slice(from), tokens = globalThis.marked.lexer(rest + closing(rest));
+    const linked = Object.keys(tokens.links).length > 0;
     const shown = tokens.filter(t => t.type !== 'space' && t.type !== 'def');
     let at = from, i = from ? this.blocks.length - 1 : 0;
     for (const token of tokens) {

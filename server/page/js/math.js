@@ -1,8 +1,11 @@
 /* Math in Markdown: $..$, $$..$$, \(..\) and \[..\], drawn by KaTeX into elements. */
 import {load} from './lib.js';
 
-const INLINE = /^(?:\$\$(?!\$)([^]+?)\$\$|\\\[([^]+?)\\\]|\\\((.+?)\\\)|\$(?![\s$])((?:\\.|[^\\$\n])*)(?<![\s\\])\$(?!\d))/;
-const BLOCK = /^ {0,3}(?:\$\$(?!\$)((?:(?!\n[ \t]*\n)[^])*?)(?:\$\$[ \t]*(?:\n|$)|$)|\\\[((?:(?!\n[ \t]*\n)[^])*?)(?:\\\][ \t]*(?:\n|$)|$))/;
+const INLINE = new RegExp(String.raw`^(?:\$\$(?!\$)([^]+?)\$\$|\\\[([^]+?)\\\]|\\\((.+?)\\\)` +
+  String.raw`|\$(?![\s$])((?:\\.|[^\\$\n])*)(?<![\s\\])\$(?!\d))`);
+const LINES = String.raw`((?:(?!\n[ \t]*\n)[^])*?)`; /* without an empty one */
+const BLOCK = new RegExp(String.raw`^ {0,3}(?:\$\$(?!\$)${LINES}(?:\$\$[ \t]*(?:\n|$)|$)` +
+  String.raw`|\\\[${LINES}(?:\\\][ \t]*(?:\n|$)|$))`);
 const OPERATOR = /[\\^_=+\-*/<>|{}()]/;
 const LONGEST = 4000; /* characters of one formula: the search for its end stops there */
 
@@ -22,7 +25,8 @@ function block(src) {
 
 /* Extensions of marked: a formula becomes an element with its source. One whose end has not come yet keeps it. */
 export function mathExtensions(escape) {
-  const renderer = t => `<span class="math${t.display ? ' display' : ''}${t.open ? ' source' : ''}">${escape(t.tex)}</span>`;
+  const renderer = ({display, open, tex}) =>
+    `<span class="math${display ? ' display' : ''}${open ? ' source' : ''}">${escape(tex)}</span>`;
   const start = src => { const at = src.search(/\$|\\[[(]/); return at < 0 ? undefined : at; };
   return [{name: 'math', level: 'inline', start, tokenizer: inline, renderer},
     {name: 'mathBlock', level: 'block', tokenizer: block,

@@ -45,7 +45,8 @@ function ask(pdf, name) {
   }});
   const count = el('span', {role: 'status'});
   const buttons = all.map(n => el('button', {type: 'button', class: 'page', 'aria-label': `Page ${n}`, 'data-page': n,
-    click: () => choose(new Set(chosen.has(n) ? [...chosen].filter(c => c !== n) : [...chosen, n]))}, el('span', null, n)));
+    click: () => choose(new Set(chosen.has(n) ? [...chosen].filter(c => c !== n) : [...chosen, n]))},
+  el('span', null, n)));
   function choose(pages, write = true) {
     for (const n of all) pages.has(n) ? chosen.add(n) : chosen.delete(n);
     buttons.forEach((b, i) => b.setAttribute('aria-pressed', chosen.has(i + 1)));
@@ -57,7 +58,8 @@ function ask(pdf, name) {
     for (const {isIntersecting, target} of entries) {
       if (!isIntersecting) continue;
       seen.unobserve(target);
-      draw(pdf, +target.dataset.page, SMALL).then(canvas => target.prepend(canvas), () => target.classList.add('broken'));
+      draw(pdf, +target.dataset.page, SMALL)
+        .then(canvas => target.prepend(canvas), () => target.classList.add('broken'));
     }
   });
   buttons.forEach(b => seen.observe(b));

@@ -132,7 +132,8 @@ export function renderUser(node, message) {
   views.set(node, state);
   if (message.role === 'tool') {
     const result = fold('tools', 'result');
-    result.update('Tool result', message.content, once(indented(message.content), t => codeBlock(t, t === message.content ? '' : 'json')));
+    result.update('Tool result', message.content,
+      once(indented(message.content), t => codeBlock(t, t === message.content ? '' : 'json')));
     return node.replaceChildren(result.node);
   }
   const images = files.filter(a => a.kind === 'image');
