@@ -297,8 +297,8 @@ def test_versions(server, chrome):
     say(page, "And a blue one?")
     check.equal("beside the other", page.js(f"{TITLES}.length"), 2)
     page.js("document.querySelectorAll('.conversations a')[1].click()")
-    page.wait("document.querySelectorAll('.turn').length === 4")
-    check.equal("which is as it was", page.js(TURNS)[2], "What is a red circle?")
+    page.wait(f"{TURNS}[2] === 'What is a red circle?'")
+    check.equal("which is as it was", page.js(f"{TURNS}.length"), 4)
     page.js("navigator.clipboard.writeText = async text => { window.copied = text; }")
     click(page, ".turn.assistant:last-child button", "Copy")
     check.equal("copied", page.js("window.copied"), page.js(TURNS)[3])
@@ -874,6 +874,8 @@ def test_text_model(server, chrome):
     page.wait("document.querySelector('.toast')")
     check.equal("it says so", page.js("document.querySelector('.toast span').textContent"),
                 "This model reads no images.")
+    check.true("above where one writes", page.js("""document.querySelector('.toasts').getBoundingClientRect().bottom
+        < document.querySelector('.composer').getBoundingClientRect().top"""))
     check.equal("nothing is added", page.js("document.querySelectorAll('.composer .thumb').length"), 0)
     quiet("text", page)
 
