@@ -24,21 +24,45 @@ static double windowed_pairs(const struct desc_vision *v, uint32_t side)
     return per_axis * per_axis * patches * patches;
 }
 
-static double vision_flops(const struct model_desc *m, uint32_t pixels)
+uint32_t merger_products(const struct net *net, uint32_t part, struct merger_product out[MERGER_PRODUCTS])
 {
-    const struct desc_vision *v = &m->vision;
+    const struct desc_vision *v = &net->desc.vision;
+    const struct vision_merger_weights *w = part ? &net->w.vision.deepstack[part - 1] : &net->w.vision.merger;
+    double side = desc_merge_side(v), wide = side * side * v->hidden, c = net->desc.hidden;
+    uint32_t n = 0;
+    if (w->conv) out[n++] = (struct merger_product){w->conv, wide * v->merge_conv};
+    if (w->conv) wide = v->merge_conv;
+    if (w->proj) out[n++] = (struct merger_product){w->proj, wide * v->merge_conv};
+    if (w->proj) wide = v->merge_conv;
+    double ff = !w->fc2 ? c : v->merge_ff ? v->merge_ff : wide, parts = !part && v->names.merge_up ? 2 : 1;
+    out[n++] = (struct merger_product){w->fc1, wide * ff * parts};
+    if (w->fc2) out[n++] = (struct merger_product){w->fc2, ff * c};
+    return n;
+}
+
+static double vision_flops(const struct net *net, uint32_t pixels)
+{
+    const struct desc_vision *v = &net->desc.vision;
     bool glu = v->mlp == VISION_GLU_SILU || v->mlp == VISION_GLU_GELU;
-    double side = pixels / v->patch, s = side * side, c = v->hidden, mats = glu ? 3 : 2, pairs = 0;
-    for (uint32_t n = 0; n < v->layers; n++)
-        pairs += v->window && !(v->full_layers[n / 8] >> n % 8 & 1)
-                     ? windowed_pairs(v, pixels / v->patch / v->merge)
-                     : s * s;
-    double flops = s * 2 * 3 * v->depth * v->patch * v->patch * c;
-    flops += v->layers * s * 2 * (4 * c * c + mats * c * v->ff) + pairs * 4 * c;
+    double side = pixels / v->patch, s = side * side, c = v->hidden, mats = glu ? 3 : 2;
     double tokens = v->tokens ? v->tokens : s / ((double)v->merge * v->merge);
-    if (v->end != VISION_MERGE) return flops + tokens * 2 * c * m->hidden;
-    double wide = c * v->merge * v->merge;
-    return flops + (1 + v->deepstack_count) * tokens * 2 * (wide * wide + wide * m->hidden);
+    double flops = s * 2 * 3 * v->depth * v->patch * v->patch * c;
+    if (v->names.class_row) s++;
+    for (uint32_t n = 0; n < v->layers; n++) {
+        bool windows = v->window && !(v->full_layers[n / 8] >> n % 8 & 1);
+        if (v->halve && n == v->halve) { /* attention of four; a product of four rows */
+            flops += s * 2 * 4 * c * c + s * 4 * 4 * c + s / 4 * 2 * (4 * c * 4 * v->ff + 4 * v->ff * c);
+            s /= 4;
+        }
+        flops += s * 2 * (4 * c * c + mats * c * v->ff);
+        flops += 4 * c * (windows ? windowed_pairs(v, pixels / v->patch / v->merge) : s * s);
+    }
+    if (v->end != VISION_MERGE) return flops + tokens * 2 * c * net->desc.hidden;
+    struct merger_product p[MERGER_PRODUCTS];
+    for (uint32_t part = 0; part < 1 + v->deepstack_count; part++)
+        for (uint32_t i = 0, n = merger_products(net, part, p); i < n; i++)
+            flops += tokens * 2 * p[i].numbers;
+    return flops;
 }
 
 static double layer_bytes(const struct engine *e, const struct layer_weights *w)
@@ -92,7 +116,7 @@ enum status engine_costs(struct engine *e, struct engine_costs *out, struct err 
     if (d->ple) c.weight_bytes += (double)e->ops->weight_bytes(e->net.w.ple_project);
     if (d->has_vision) {
         c.vision_side = image_side(&d->vision);
-        c.vision_flops = vision_flops(d, c.vision_side);
+        c.vision_flops = vision_flops(&e->net, c.vision_side);
     }
     if (e->ops->ceiling(e->be, &ceiling) != BE_OK)
         return err_set(err, ST_DEVICE, "the machine's ceilings can't be measured: %s",

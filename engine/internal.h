@@ -385,5 +385,12 @@ uint64_t vision_image_bytes(const struct engine *e, uint32_t patches);
 /* vision.c: `layers` more layers of the tower (0 = all that are left), with the embedding before the first
  * and the pooling after the last. */
 void vision_run(struct engine *e, struct engine_features *f, uint32_t layers);
+/* costs.c: the products of a token in a merger (part 0: the tower's end; then DeepStack's). How many. */
+#define MERGER_PRODUCTS 4u
+struct merger_product {
+    const struct be_weight *w;
+    double numbers; /* rows times columns */
+};
+uint32_t merger_products(const struct net *net, uint32_t part, struct merger_product out[MERGER_PRODUCTS]);
 
 #endif

@@ -292,15 +292,18 @@ static void know_vision(struct profile *p, const struct net *net)
 {
     const struct desc_vision *v = &net->desc.vision;
     const struct vision_weights *w = &net->w.vision;
-    double c = v->hidden, wide = c * v->merge * v->merge;
+    struct merger_product products[MERGER_PRODUCTS];
+    double c = v->hidden;
     bool glu = v->mlp == VISION_GLU_SILU || v->mlp == VISION_GLU_GELU;
     know(p, w->patch, P_PATCHES, c, 3.0 * v->depth * v->patch * v->patch);
     know(p, w->projection, P_PROJECT, net->desc.hidden, c);
-    for (uint32_t k = 0; k < 1 + v->deepstack_count; k++) {
-        const struct vision_merger_weights *m = k ? &w->deepstack[k - 1] : &w->merger;
-        know(p, m->fc1, P_PROJECT, wide, wide);
-        know(p, m->fc2, P_PROJECT, net->desc.hidden, wide);
-    }
+    for (uint32_t k = 0; v->end == VISION_MERGE && k < 1 + v->deepstack_count; k++)
+        for (uint32_t i = 0, n = merger_products(net, k, products); i < n; i++)
+            know(p, products[i].w, P_PROJECT, products[i].numbers, 1);
+    know(p, w->halve.qkv, P_QKV, 3 * c, c);
+    know(p, w->halve.o, P_O, c, c);
+    know(p, w->halve.fc1, P_GLU, 4 * c, 4.0 * v->ff);
+    know(p, w->halve.fc2, P_DOWN, 4.0 * v->ff, c);
     for (uint32_t n = 0; n < v->layers; n++) {
         const struct vision_layer_weights *l = &w->layers[n];
         know(p, l->qkv, P_QKV, l->k ? c : 3 * c, c);
@@ -317,7 +320,8 @@ static enum status know_weights(struct engine *e, struct profile *p, struct err 
 {
     const struct model_desc *d = &e->net.desc;
     size_t most = 2 + 9 * (size_t)d->layer_count;
-    if (d->has_vision) most += 2 + 2 * (1 + (size_t)d->vision.deepstack_count) + 7 * (size_t)d->vision.layers;
+    if (d->has_vision)
+        most += 6 + MERGER_PRODUCTS * (1 + (size_t)d->vision.deepstack_count) + 7 * (size_t)d->vision.layers;
     p->known = calloc(most, sizeof *p->known);
     if (!p->known) return err_nomem(err, "a profile");
     know_text(p, &e->net);

@@ -262,6 +262,21 @@ static struct be_kv keys_of(const struct engine *e, const struct engine_features
     return (struct be_kv){f->kv, 0, d->heads, d->hidden / d->heads, BE_KV_ACT};
 }
 
+/* RMS norm of all heads of v->qkv's queries (part 0) or keys (part 1), in place. */
+static void norm_all_heads(struct engine *e, uint32_t part, uint32_t t, const float *weight)
+{
+    const struct desc_vision *d = &e->net.desc.vision;
+    float *x = e->v.qkv + (size_t)part * d->hidden;
+    e->ops->norm(e->be, &(struct be_norm_args){.t = t,
+                                               .c = d->hidden,
+                                               .stride = 3 * (size_t)d->hidden,
+                                               .eps = d->qk_norm_all,
+                                               .x = x,
+                                               .weight = weight,
+                                               .out = x,
+                                               .out_dense = true});
+}
+
 /* Queries, keys and values of t rows. */
 static void project_rows(struct engine *e, struct engine_features *f, const struct vision_layer_weights *w,
                          const struct be_rows *rows, uint32_t row, uint32_t t)
@@ -270,10 +285,13 @@ static void project_rows(struct engine *e, struct engine_features *f, const stru
     size_t angles = (size_t)row * (d->hidden / d->heads / 2);
     norm(e, f->resid + (size_t)row * d->hidden, t, d->hidden, w->norm1, w->norm1_bias, e->v.h, false);
     qkv_products(e, w, t);
+    bool all = d->qk_norm_all > 0;
+    if (all) norm_all_heads(e, 0, t, w->q_norm);
+    if (all) norm_all_heads(e, 1, t, w->k_norm);
     e->ops->qkv(e->be, &(struct be_qkv_args){.rows = rows,
                                              .v_norm = d->v_norm,
-                                             .q_norm = w->q_norm,
-                                             .k_norm = w->k_norm,
+                                             .q_norm = all ? NULL : w->q_norm,
+                                             .k_norm = all ? NULL : w->k_norm,
                                              .eps = d->eps,
                                              .heads = d->heads,
                                              .kv = keys_of(e, f),

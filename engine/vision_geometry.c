@@ -4,8 +4,8 @@
  * vision_utils.py.
  *
  * Order of rows in the tower: frame by frame; inside a frame token by token (window by window where the tower
- * has windows, else in raster order); inside a token its merge x merge patches in raster order. A tower that
- * pools has merge 1: plain raster order.
+ * has windows, else in raster order); inside a token its merge x merge patches in raster order; last the
+ * patches that form no token. A tower that pools has merge 1: plain raster order.
  */
 #include "engine/internal.h"
 
@@ -21,12 +21,6 @@
 static uint32_t merge_of(const struct desc_vision *d)
 {
     return d->end == VISION_MERGE ? d->merge : 1;
-}
-
-/* Patches per side of a token, where images have any size. */
-static uint32_t side_of(const struct desc_vision *d)
-{
-    return d->merge ? d->merge : 1;
 }
 
 /* Bytes of one layer's keys and values in a block. */
@@ -54,7 +48,8 @@ enum status vision_measure(const struct engine *e, const struct image_u8 *pixels
                            struct err *err)
 {
     const struct desc_vision *d = &e->net.desc.vision;
-    uint32_t unit = d->patch * side_of(d), frames = pixels->frames ? pixels->frames : d->depth;
+    uint32_t unit = d->image_size ? 1 : image_multiple(&e->info.image.config),
+             frames = pixels->frames ? pixels->frames : d->depth;
     uint64_t size = d->image_size, context = e->plan.context_max;
     if (d->image_size && (pixels->width != size || pixels->height != size || pixels->frames))
         return err_set(err, ST_INVALID,
@@ -71,7 +66,8 @@ enum status vision_measure(const struct engine *e, const struct image_u8 *pixels
     f->grid_w = pixels->width / d->patch;
     size_t patches;
     bool ok = !mul_overflows((size_t)f->grid_h * f->grid_w, f->frames, &patches);
-    uint64_t tokens = d->tokens ? d->tokens : patches / ((uint64_t)d->merge * d->merge);
+    uint64_t tokens =
+        d->tokens ? d->tokens : (uint64_t)(f->grid_h / d->merge) * (f->grid_w / d->merge) * f->frames;
     if (d->position_axis && (f->grid_h > d->position_axis || f->grid_w > d->position_axis))
         return err_set(err, ST_INVALID, "an image of %u x %u pixels is over the tower's %u positions a side",
                        pixels->width, pixels->height, d->position_axis);
@@ -246,11 +242,12 @@ static struct layout lay_out(const struct engine *e, const struct engine_feature
     l.area = used * 4;
     /* Three uses of one stretch of memory, none of which outlives its part of the work. */
     size_t act = be_dtype_bytes(e->plan.act), layer = layer_bytes(e),
-           values = (size_t)d->patch * d->patch * 3 * d->depth;
+           values = (size_t)d->patch * d->patch * 3 * d->depth,
+           rgb = d->image_size ? (size_t)d->image_size * d->image_size * 3 * d->depth : frame * values;
     l.kv = (n * d->hidden * act + 63) / 64 * 64; /* after q */
     size_t most = l.kv + (n + BE_BLOCK_TOKENS - 1) / BE_BLOCK_TOKENS *
                              ((layer + BE_KV_GRAIN - 1) / BE_KV_GRAIN * BE_KV_GRAIN);
-    l.patches = (frame * values + 63) / 64 * 64; /* after rgb */
+    l.patches = (rgb + 63) / 64 * 64; /* after rgb */
     l.raw = (l.patches + n * be_ld(values) * act + 63) / 64 * 64;
     size_t end = l.raw + (d->end == VISION_EMBED ? n * values * 4 : 0);
     if (end > most) most = end;
@@ -283,37 +280,46 @@ static uint32_t row_chunk_of(const struct engine *e, const struct engine_feature
     return rows < f->patches ? (uint32_t)rows : f->patches;
 }
 
+/* The n-th row of a frame is the patch at that place. */
+static void fill_patch(const struct engine *e, const struct engine_features *f, const struct layout *l,
+                       uint32_t *w, uint32_t n, uint32_t row, uint32_t column)
+{
+    const struct desc_vision *d = &e->net.desc.vision;
+    uint32_t *rows = &w[l->table_rows + l->taps * (size_t)n],
+             *weights = &w[l->table_weights + l->taps * (size_t)n];
+    w[l->order + n] = row * f->grid_w + column;
+    if (d->position_axis) {
+        rows[0] = d->position_pairs ? 2 * column : column;
+        rows[1] = d->position_pairs ? 2 * row + 1 : d->position_axis + row;
+        for (size_t j = 0; j < 2; j++) memcpy(&weights[j], &(float){1}, sizeof *weights);
+    }
+    if (!d->position_side) return;
+    uint32_t ty[TAPS_MAX], tx[TAPS_MAX], each = axis_count(d, f->grid_w);
+    float wy[TAPS_MAX], wx[TAPS_MAX];
+    axis_taps(d, row, f->grid_h, ty, wy);
+    axis_taps(d, column, f->grid_w, tx, wx);
+    for (uint32_t j = 0; j < l->taps; j++) {
+        float weight = wy[j / each] * wx[j % each];
+        rows[j] = ty[j / each] * d->position_side + tx[j % each];
+        memcpy(&weights[j], &weight, sizeof weight);
+    }
+}
+
 static void fill_frame(const struct engine *e, const struct engine_features *f, const struct layout *l,
                        uint32_t *w, const uint32_t *token)
 {
     const struct desc_vision *d = &e->net.desc.vision;
-    uint32_t m = merge_of(d), across = f->grid_w / m, per_frame = f->grid_h / m * across;
-    for (uint32_t i = 0; i < per_frame; i++) {
+    uint32_t m = merge_of(d), across = f->grid_w / m, down = f->grid_h / m, n = 0;
+    for (uint32_t i = 0; i < down * across; i++)
         for (uint32_t k = 0; k < m * m; k++) {
             uint32_t half = d->halve ? m / 2 : m, cell = d->halve ? 2 : 1, run = k / (cell * cell),
-                     in = k % (cell * cell), n = i * m * m + k;
-            uint32_t row = token[i] / across * m + run / half * cell + in / cell,
-                     column = token[i] % across * m + run % half * cell + in % cell;
-            w[l->order + n] = row * f->grid_w + column;
-            uint32_t *rows = &w[l->table_rows + l->taps * (size_t)n],
-                     *weights = &w[l->table_weights + l->taps * (size_t)n];
-            if (d->position_axis) {
-                rows[0] = d->position_pairs ? 2 * column : column;
-                rows[1] = d->position_pairs ? 2 * row + 1 : d->position_axis + row;
-                for (size_t j = 0; j < 2; j++) memcpy(&weights[j], &(float){1}, sizeof *weights);
-            }
-            if (!d->position_side) continue;
-            uint32_t ty[TAPS_MAX], tx[TAPS_MAX], each = axis_count(d, f->grid_w);
-            float wy[TAPS_MAX], wx[TAPS_MAX];
-            axis_taps(d, row, f->grid_h, ty, wy);
-            axis_taps(d, column, f->grid_w, tx, wx);
-            for (uint32_t j = 0; j < l->taps; j++) {
-                float weight = wy[j / each] * wx[j % each];
-                rows[j] = ty[j / each] * d->position_side + tx[j % each];
-                memcpy(&weights[j], &weight, sizeof weight);
-            }
+                     in = k % (cell * cell);
+            fill_patch(e, f, l, w, n++, token[i] / across * m + run / half * cell + in / cell,
+                       token[i] % across * m + run % half * cell + in % cell);
         }
-    }
+    for (uint32_t i = 0; i < f->grid_h * f->grid_w; i++)
+        if (i / f->grid_w >= down * m || i % f->grid_w >= across * m)
+            fill_patch(e, f, l, w, n++, i / f->grid_w, i % f->grid_w);
 }
 
 /* Windows of four rows, and what takes the place of `whole` when they are one. */

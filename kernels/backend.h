@@ -284,7 +284,7 @@ struct be_attn_args {
  * in a tower of depth 2 is shown twice: frame_stride 0. */
 struct be_patchify_args {
     const uint8_t *rgb;            /* [height, width, 3] */
-    uint32_t width, height, patch; /* multiples of patch */
+    uint32_t width, height, patch; /* pixels after the last whole patch are left out */
     const float *lut;              /* f32 [3*256] */
     void *out;
     uint32_t depth;        /* 0 counts as 1 */

@@ -9,8 +9,8 @@
 # With smaller bounds where a suite shows the same again: scripts/soak.sh has the full ones.
 # Closing line: "N passed, N failed". Safe to run again; some 10 minutes on 2 cores, 3 of them for builds.
 # usage: scripts/test.sh [--quick | --clients [DIR]]
-#   --quick: the release build, its unit suites and the API tests that do not look at times, without the
-#     emulated GPU; under 3 minutes
+#   --quick: the release build, its unit suites with the smallest bounds, and the API tests that neither look
+#     at times nor take long, without the emulated GPU; under 3 minutes
 #   --clients: nothing but tests/clients/run.py: SDKs and agents of PyPI on the release build, with the demo
 #     and, if given, with the checkpoint in DIR
 set -u
@@ -138,13 +138,18 @@ fi
 export TEST_JOBS=1
 suite_start "style" style
 [ "$quick" -eq 1 ] || suite_start "mutants" tests/mutants/run.py
-suite_start "suites release" env KVASIR_TEST_SHORT=1 TEST_FULL=test_backend_linear \
+short=$((1 + quick))
+suite_start "suites release" env KVASIR_TEST_SHORT=$short TEST_FULL=test_backend_linear \
     make --no-print-directory WERROR=1 test
 [ "$quick" -eq 1 ] ||
     suite_start "cuda emulated" env TEST_JOBS=2 make --no-print-directory WERROR=1 test-cuda-host
 timed="" # those that look at times, at memory, or use the emulated GPU
 for t in tests/api/test_*.py; do
     t=$(basename "$t" .py)
+    case $t in
+    test_demo | test_deploy | test_fleet | test_long_images | test_second_image)
+        [ "$quick" -eq 1 ] && continue ;; # a third of all API tests' time
+    esac
     case $t in
     test_second_image) suite_start "api $t" api "$t" build/release/kvasir --pairs 120 --qwen_pairs 60 ;;
     test_load* | test_memory | test_bodies | test_cuda_fault | test_attack | test_costly_grammars)

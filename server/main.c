@@ -147,15 +147,16 @@ static int inspect_devices(void)
 static int ready(int argc, char **argv)
 {
     const char *port = argc > 1 ? argv[1] : env_get("KVASIR_PORT");
+    bool number = port && *port && strspn(port, "0123456789") == strlen(port);
     long status = 0;
-    CURL *e = curl_easy_init();
-    if (argc > 2 || (argc > 1 && strspn(port, "0123456789") != strlen(port))) {
+    if (argc > 2 || (argc > 1 && !number)) {
         bool help = argc == 2 && (strcmp(port, "--help") == 0 || strcmp(port, "-h") == 0);
         return fputs("usage: kvasir ready [PORT]\n", help ? stdout : stderr), help ? 0 : 2;
     }
+    CURL *e = curl_easy_init();
     for (int tls = 0; e && tls < 2 && !status; tls++) {
         char url[100];
-        snprintf(url, sizeof url, "http%s://127.0.0.1:%.20s/ready", tls ? "s" : "", port ? port : "8000");
+        snprintf(url, sizeof url, "http%s://127.0.0.1:%.20s/ready", tls ? "s" : "", number ? port : "8000");
         bool bad = curl_easy_setopt(e, CURLOPT_URL, url) || curl_easy_setopt(e, CURLOPT_PROXY, "") ||
                    curl_easy_setopt(e, CURLOPT_SSL_VERIFYPEER, 0L) ||
                    curl_easy_setopt(e, CURLOPT_SSL_VERIFYHOST, 0L) ||

@@ -84,6 +84,7 @@ struct hf_vision {
     uint32_t deepstack[HF_DEEPSTACK_MAX], deepstack_count;
     bool use_clipped_linears, standardize;
     bool attention_bias;   /* of q, k and v, where that is a key */
+    bool qk_norm, rms;     /* norms of q and k; RMS norms instead of LayerNorm: where that is a choice */
     uint32_t insert_layer; /* after which 2 x 2 patches become one row */
     bool final_norm;       /* after the last layer, where that is a choice */
     bool projector_norm;

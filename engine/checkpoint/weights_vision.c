@@ -197,7 +197,7 @@ static void walk_products(struct loader *ld, uint32_t n, struct vision_layer_wei
 static void walk_vision_layer(struct loader *ld, uint32_t n, struct vision_layer_weights *l)
 {
     const struct desc_vision *v = &ld->desc->vision;
-    uint32_t c = v->hidden, d = c / v->heads;
+    uint32_t c = v->hidden, d = v->qk_norm_all > 0 ? c : c / v->heads;
     l->norm1 = load_norm(ld, v->names.norm1, n, &l->norm1_bias);
     l->norm2 = load_norm(ld, v->names.norm2, n, &l->norm2_bias);
     l->q_norm = load_vector1(ld, v->names.q_norm, n, ".weight", d, 0);

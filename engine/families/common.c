@@ -66,6 +66,16 @@ const char *family_after(const char *s, const char *prefix)
     return strncmp(s, prefix, n) == 0 ? s + n : NULL;
 }
 
+bool family_rename(const char *name, const char *const (*parts)[2], char out[DESC_NAME_MAX])
+{
+    for (; (*parts)[0]; parts++) {
+        const char *rest = family_after(name, (*parts)[0]);
+        int n = rest ? snprintf(out, DESC_NAME_MAX, "%s%s", (*parts)[1], rest) : 0;
+        if (rest) return n > 0 && n < (int)DESC_NAME_MAX;
+    }
+    return false;
+}
+
 /* Layouts of released files:
  *   A  model.X                 visual.Y        lm_head                 Qwen2-VL, Qwen2.5-VL, all text models
  *   B  model.language_model.X  model.visual.Y  lm_head                 Qwen3-VL; saved by transformers 4.52+
@@ -127,6 +137,16 @@ void family_read_text(struct hf_reader *r, const struct family_inner *served, st
     c->has_vision = vision;
     snprintf(c->text_type, sizeof c->text_type, "%s", name);
     r->st = inner.st;
+}
+
+bool family_read_parts(struct hf_reader *r, const struct family_inner *served, bool tied, struct hf_config *c)
+{
+    if (r->vision == JSON_NONE) hf_error(r, ST_FORMAT, "vision_config", "is missing");
+    if (r->st) return false;
+    family_read_text(r, served, c);
+    c->text.tie_word_embeddings = tied;
+    hf_bool(r, 0, "tie_word_embeddings", &c->text.tie_word_embeddings);
+    return !r->st;
 }
 
 bool family_describe_text(struct hf_reader *r, const struct family_inner *served, const struct hf_config *c,

@@ -78,6 +78,15 @@ const struct family_gguf *family_gguf_at(size_t idx)
     return NULL;
 }
 
+/* LightOnOCR is released with the model_type of Mistral 3. */
+static bool is_lighton(const struct json_doc *d)
+{
+    char class[64] = "";
+    size_t len = 0;
+    (void)json_str_copy(d, json_at(d, json_get_live(d, 0, "architectures"), 0), class, sizeof class, &len);
+    return strncasecmp(class, "LightOnOCR", len < 10 ? len + 1 : 10) == 0;
+}
+
 static const struct family *find_type(struct hf_reader *r, const struct family_type **type)
 {
     char name[64] = "", served[640] = "";
@@ -85,7 +94,8 @@ static const struct family *find_type(struct hf_reader *r, const struct family_t
     uint32_t node = json_get_live(r->d, 0, "model_type");
     if (node != JSON_NONE && !json_str_copy(r->d, node, name, sizeof name - 1, &len)) len = 0;
     name[len < sizeof name ? len : 0] = '\0';
-    const struct family *family = family_find(name, type);
+    const struct family *family =
+        family_find(strcmp(name, "mistral3") == 0 && is_lighton(r->d) ? "lighton_ocr" : name, type);
     if (family && strlen(name) == len) return family;
     for (int f = 0; f < FAMILY_COUNT; f++)
         for (const struct family_type *t = families[f]->types; t->name; t++) {

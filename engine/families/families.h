@@ -1,5 +1,5 @@
-/* A family of models is one record in one file, engine/families/<family>.c, and its golden data; only the
- * list in families.c knows its name too. All of it is pure. The record, in the order of use:
+/* A family of models is one record in one file, in text/ or (with images) vision/, and its golden data; only
+ * the list in families.c knows its name too. All of it is pure. The record, in the order of use:
  *
  *   types     the model_types of config.json that it answers to, with the defaults of their class in
  *             transformers (released files leave out what equals them: they are part of the format)
@@ -79,6 +79,9 @@ struct family {
 bool family_decoder(struct hf_reader *r, const struct hf_config *c, struct model_desc *d) KV_MUST_CHECK;
 /* The rest of s after `prefix`; NULL: s does not begin with it. */
 const char *family_after(const char *s, const char *prefix);
+/* The first of `parts` (prefix, what it becomes; ends with an empty one) that begins the name; false: none.
+ */
+bool family_rename(const char *name, const char *const (*parts)[2], char out[DESC_NAME_MAX]);
 /* model_desc.canonical of most: text.X, vision.Y, head.weight. */
 bool family_canonical(const char *name, char out[DESC_NAME_MAX]);
 
@@ -89,6 +92,10 @@ struct family_inner {
     const struct family *family;
 };
 void family_read_text(struct hf_reader *r, const struct family_inner *served, struct hf_config *c);
+/* Of a model with a tower: vision_config must be there; the text; the tie at the top, absent: `tied` (a head
+ * in the files that differs wins). false: an error. */
+bool family_read_parts(struct hf_reader *r, const struct family_inner *served, bool tied,
+                       struct hf_config *c) KV_MUST_CHECK;
 bool family_describe_text(struct hf_reader *r, const struct family_inner *served, const struct hf_config *c,
                           struct model_desc *d) KV_MUST_CHECK;
 

@@ -137,7 +137,7 @@ enum status gguf_config(const char *model, const char *mmproj, struct hf_config 
     const struct family *family = find_family(&k, &type);
     family_defaults(family, type, f.tower != NULL, c);
     c->encoder = k.rule->encoder;
-    check_served(&k, c->text.linear_conv_kernel_dim > 0);
+    check_served(&k, c->text.rope[HF_FULL].partial > 0);
     read_text(&k, &c->text);
     gguf_read_u32(&k, "tokenizer.ggml.bos_token_id", false, 0, SIZE_MAX_VOCAB - 1, &c->bos_id);
     c->eos_count =

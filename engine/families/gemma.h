@@ -1,5 +1,5 @@
-/* What the Gemma families share: the SigLIP tower, the names of tensors, the decoders of Gemma 1 and 2. Used
- * by engine/families/gemma*.c and paligemma.c only. */
+/* What the Gemma families share: the SigLIP tower, the names of tensors, the decoders of Gemma 1 and 2.
+ * SigLIP is the tower of others, too. */
 #ifndef KVASIR_FAMILIES_GEMMA_H
 #define KVASIR_FAMILIES_GEMMA_H
 

@@ -23,8 +23,8 @@ void siglip_check(struct hf_reader *r, const struct hf_vision *v)
     uint32_t head = v->hidden_size / v->num_attention_heads;
     if (v->hidden_size % v->num_attention_heads || head > SIZE_MAX_HEAD_DIM || head % 2)
         hf_error(r, ST_FORMAT, "num_attention_heads", "must divide hidden_size into even heads");
-    else if (v->image_size % v->patch_size)
-        hf_error(r, ST_FORMAT, "image_size", "must be a multiple of patch_size");
+    else if (v->image_size && v->image_size < v->patch_size)
+        hf_error(r, ST_FORMAT, "image_size", "must hold a patch");
     r->scope = "";
 }
 

@@ -160,6 +160,12 @@ uint32_t gguf_tower_width(const struct gguf_keys *k)
                                                                  : columns;
 }
 
+void gguf_image_token(struct gguf_keys *k, const char *text, struct hf_config *c)
+{
+    if (!gguf_token(k, text, &c->image_id))
+        gguf_error(k, ST_FORMAT, "tokenizer.ggml.tokens", "has no token for images");
+}
+
 bool gguf_token(const struct gguf_keys *k, const char *text, uint32_t *id)
 {
     const struct gguf_value *v = gguf_key(k, "tokenizer.ggml.tokens");

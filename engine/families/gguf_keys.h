@@ -71,6 +71,8 @@ bool gguf_floats(struct gguf_keys *k, const char *tensor, uint32_t n, float *out
 uint32_t gguf_tower_width(const struct gguf_keys *k);
 /* The id of the token with that text; false: none. */
 bool gguf_token(const struct gguf_keys *k, const char *text, uint32_t *id);
+/* The same, of images; without it an error. */
+void gguf_image_token(struct gguf_keys *k, const char *text, struct hf_config *c);
 
 /* ---- from_gguf.c: the counterpart of a directory's JSON files, for families.c and images.c ---- */
 

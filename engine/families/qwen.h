@@ -1,6 +1,7 @@
 /* Shared by all Qwen files: the keys, the decoder, the names, the common parts of the three towers. Class
  * defaults are those of transformers 5.23's configuration classes; released files that differ (rms_norm_eps
- * 1e-6, tokens_per_second 2, a tower of 1280) say so themselves. Used by engine/families/qwen*.c only. */
+ * 1e-6, tokens_per_second 2, a tower of 1280) say so themselves. The parts of other
+ * models that are like theirs are here, too. */
 #ifndef KVASIR_FAMILIES_QWEN_H
 #define KVASIR_FAMILIES_QWEN_H
 
@@ -20,10 +21,12 @@
 #define CLIP_STD  0.26862954f, 0.26130258f, 0.27577711f
 /* Qwen2VLImageProcessor (of all generations; checkpoints override most of it), and the common part of
  * Qwen2VLVideoProcessor and Qwen3VLVideoProcessor. fps: the class has none; the model's own tools use 2. */
-#define NATIVE_IMAGES                                                                                        \
-    .filter = IMAGE_BICUBIC, .mode = IMAGE_TORCH_U8, .do_resize = true, .do_rescale = true,                  \
-    .do_normalize = true, .rescale_factor = 1.0 / 255.0, .mean = {CLIP_MEAN}, .std = {CLIP_STD},             \
-    .dynamic = true, .on_white = true
+#define TORCH_IMAGES                                                                                         \
+    .mode = IMAGE_TORCH_U8, .do_resize = true, .do_rescale = true, .do_normalize = true,                     \
+    .rescale_factor = 1.0 / 255.0
+#define CLIP_IMAGES   TORCH_IMAGES, .filter = IMAGE_BICUBIC, .mean = {CLIP_MEAN}, .std = {CLIP_STD}
+#define HALF_IMAGES   TORCH_IMAGES, .mean = {0.5f, 0.5f, 0.5f}, .std = {0.5f, 0.5f, 0.5f}
+#define NATIVE_IMAGES CLIP_IMAGES, .dynamic = true, .on_white = true
 #define QWEN_IMAGES                                                                                          \
     NATIVE_IMAGES, .patch = 14, .merge = 2, .depth = 2, .area_min = 56 * 56, .area_max = 28 * 28 * 1280,     \
                    .video_fps = 2.0, .video_frames_min = 4, .video_frames_max = 768
@@ -56,6 +59,10 @@ extern const struct family_images qwen3_vl_images;
 /* How an image is written; a video is one run of placeholder tokens (Qwen2-VL, Qwen2.5-VL). */
 void qwen_describe_images(const struct hf_config *c, struct model_desc *d);
 
+/* Of heads that rotate in two dimensions. */
+void qwen_check_heads(struct hf_reader *r, const struct hf_vision *v);
+/* What must hold of a tower that has been read; `first`: of Qwen2-VL. */
+void qwen_check_vision(struct hf_reader *r, const struct hf_text *t, const struct hf_vision *v, bool first);
 /* position_side of a table with so many rows. */
 #define QWEN_POSITIONS_MAX (1u << 20)
 void qwen_position_side(struct hf_reader *r, uint32_t rows, struct hf_vision *v);
@@ -71,10 +78,14 @@ void qwen_position_side(struct hf_reader *r, uint32_t rows, struct hf_vision *v)
 extern const struct gguf_name qwen_gguf_experts[];
 extern const char *const qwen_gguf_stops[];
 void qwen_gguf_text(struct gguf_keys *k, struct hf_text *t);
+/* First, where a part of a head may rotate and the drafter's layers follow. */
+void qwen_gguf_rotary(struct gguf_keys *k, struct hf_text *t);
 void llama_gguf_text(struct gguf_keys *k, struct hf_text *t);
 void llama_gguf_ministral3(struct gguf_keys *k, struct hf_text *t);
 /* Of the towers: the keys that all have, and the names except those of the merger and the MLPs. */
 void qwen_gguf_tower(struct gguf_keys *k, struct hf_config *c);
+/* position_side of the tower's table; image_size of such an image. */
+void qwen_gguf_positions(struct gguf_keys *k, struct hf_vision *v);
 void qwen_gguf_patches(struct gguf_keys *k, struct image_config *out);
 /* The same, with areas: the given ones if the file has none. */
 void qwen_gguf_areas(struct gguf_keys *k, uint32_t least, uint32_t most, struct image_config *out);
@@ -87,6 +98,11 @@ void qwen2_vl_gguf_images(struct gguf_keys *k, struct image_config *out); /* and
     {                                                                                                        \
         "v.blk.#.attn_out", "visual.blocks.#.attn.proj"                                                      \
     }
+
+/* Of Qwen3.5, dense. */
+extern const struct hf_text qwen3_5_text;
+extern const struct gguf_name qwen3_5_gguf_names[];
+void qwen3_5_gguf_text(struct gguf_keys *k, struct hf_text *t);
 
 /* Of LFM2. */
 extern const struct gguf_name lfm2_gguf_names[];

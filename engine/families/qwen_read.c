@@ -63,8 +63,11 @@ static void read_rope_type(struct hf_reader *r, uint32_t dict, const struct hf_t
 {
     uint32_t type = json_get_live(r->d, dict, "rope_type");
     if (type == JSON_NONE) type = json_get_live(r->d, dict, "type");
-    /* "mrope" is the default type's name in the first releases. */
-    if (type == JSON_NONE || json_str_eq(r->d, type, "default") || json_str_eq(r->d, type, "mrope")) return;
+    /* "mrope" is the default type's name in the first releases; "dynamic" changes nothing up to
+     * max_position_embeddings, which is the context. */
+    if (type == JSON_NONE || json_str_eq(r->d, type, "default") || json_str_eq(r->d, type, "mrope") ||
+        json_str_eq(r->d, type, "dynamic"))
+        return;
     if (json_str_eq(r->d, type, "linear")) {
         p->type = HF_ROPE_LINEAR;
         p->factor = 0;
@@ -78,7 +81,8 @@ static void read_rope_type(struct hf_reader *r, uint32_t dict, const struct hf_t
         p->type = HF_ROPE_LLAMA3;
         read_llama3(r, dict, p);
     } else {
-        hf_error(r, ST_UNSUPPORTED, "rope_type", "only default, mrope, linear, llama3 and yarn are served");
+        hf_error(r, ST_UNSUPPORTED, "rope_type",
+                 "only default, mrope, dynamic, linear, llama3 and yarn are served");
     }
 }
 
@@ -305,8 +309,15 @@ static void read_windows_of_tower(struct hf_reader *r, uint32_t obj, struct hf_v
     }
 }
 
-/* What must hold of a tower that has been read; `first`: of Qwen2-VL. */
-static void check_vision(struct hf_reader *r, const struct hf_text *t, const struct hf_vision *v, bool first)
+void qwen_check_heads(struct hf_reader *r, const struct hf_vision *v)
+{
+    uint32_t head = v->hidden_size / v->num_attention_heads;
+    if (!r->st && (v->hidden_size % v->num_attention_heads || head > SIZE_MAX_HEAD_DIM || head % 4))
+        hf_error(r, ST_FORMAT, "num_attention_heads",
+                 "must divide the tower's width into heads of a multiple of 4");
+}
+
+void qwen_check_vision(struct hf_reader *r, const struct hf_text *t, const struct hf_vision *v, bool first)
 {
     uint32_t head = v->hidden_size / v->num_attention_heads;
     bool deepstack = v->deepstack_count <= t->num_hidden_layers;
@@ -360,7 +371,7 @@ static void read_vision(struct hf_reader *r, uint32_t obj, const struct hf_text 
     if (v->deepstack_count > 0)
         hf_list(r, obj, "deepstack_visual_indexes", HF_LAYERS_MAX - 1, HF_DEEPSTACK_MAX, v->deepstack,
                 &v->deepstack_count);
-    check_vision(r, t, v, first);
+    qwen_check_vision(r, t, v, first);
     r->scope = "";
 }
 
@@ -412,6 +423,17 @@ static void gguf_sections(struct gguf_keys *k, const struct hf_text *t, struct h
     check_sections(&k->r, t, 3, p->mrope_section);
 }
 
+void qwen_gguf_rotary(struct gguf_keys *k, struct hf_text *t)
+{
+    uint32_t rotary = 0;
+    gguf_read_u32(k, "nextn_predict_layers", false, 0, t->num_hidden_layers - 1, &t->mtp_num_hidden_layers);
+    t->num_hidden_layers -= t->mtp_num_hidden_layers;
+    resolve_head_dim(&k->r, t);
+    if (gguf_read_u32(k, "rope.dimension_count", true, 2, t->head_dim, &rotary))
+        t->rope[HF_FULL].partial = (rotary + 0.5) / t->head_dim; /* qwen_rotary() rounds down */
+    if (rotary % 2) gguf_error(k, ST_FORMAT, "rope.dimension_count", "must be even");
+}
+
 void qwen_gguf_text(struct gguf_keys *k, struct hf_text *t)
 {
     struct hf_rope *p = &t->rope[HF_FULL];
@@ -437,6 +459,15 @@ void qwen_gguf_text(struct gguf_keys *k, struct hf_text *t)
     }
 }
 
+void qwen_gguf_positions(struct gguf_keys *k, struct hf_vision *v)
+{
+    static const char table[] = "v.position_embd.weight";
+    uint32_t rows = 0;
+    gguf_set_u32(k, table, gguf_rows(k, table), 1, QWEN_POSITIONS_MAX, &rows);
+    qwen_position_side(&k->r, rows, v);
+    v->image_size = v->position_side * v->patch_size;
+}
+
 void qwen_gguf_tower(struct gguf_keys *k, struct hf_config *c)
 {
     struct hf_vision *v = &c->vision;
@@ -444,7 +475,7 @@ void qwen_gguf_tower(struct gguf_keys *k, struct hf_config *c)
     gguf_set_u32(k, "mm.2.weight", gguf_rows(k, "mm.2.weight"), 1, SIZE_MAX_HIDDEN, &v->out_hidden_size);
     gguf_token(k, "<|image_pad|>", &c->image_id);
     gguf_token(k, "<|video_pad|>", &c->video_id);
-    check_vision(&k->r, &c->text, v, false);
+    qwen_check_vision(&k->r, &c->text, v, false);
     check_images(&k->r, c);
 }
 

@@ -33,6 +33,7 @@ static const struct tok_gguf_kind known[] = {
      .split = TOK_PATTERN_DIGITS3,
      .ignore_merges = true,
      .bos = TOK_BOS_UNLESS_NOT},
+    {.model = "gpt2", .pre = "glm4|chatglm-bpe", .byte_level = true, .split = TOK_PATTERN_DIGITS3},
     {.model = "gpt2",
      .pre = "tekken|pixtral",
      .byte_level = true,
@@ -49,6 +50,7 @@ static const struct tok_gguf_kind known[] = {
      .user_special = true,
      .markers = GEMMA_MARKERS,
      .bos = TOK_BOS_ALWAYS},
+    {.model = "llama", .arch = "paddleocr", .bos = TOK_BOS_UNLESS_NOT},
     /* Llama 2, TinyLlama, Mistral up to 0.3 */
     {.model = "llama", .arch = "llama", .space_prefix = true, .bos = TOK_BOS_UNLESS_NOT},
     {.model = "llama", /* Gemma 1 to 3, PaliGemma */

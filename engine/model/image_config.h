@@ -62,6 +62,8 @@ struct image_config {
     enum image_small small;       /* an image with a side below patch * merge */
     /* > 0: instead of an area, the longest side; a larger image shrinks, and sides are rounded up. */
     uint32_t longest;
+    /* > 0: sides are multiples of it, not of patch * merge; the patches left over form no token. */
+    uint32_t multiple;
     /* NULL, or the allowed token budgets (ascending, 0-terminated): area_max is the area of one of them, and
      * sides fill it as far as multiples allow, small images too. */
     const uint32_t *budgets;
@@ -77,6 +79,11 @@ struct image_config {
     double video_fps;                        /* frames sampled per second */
     uint32_t video_frames_min, video_frames_max;
 };
+
+static inline uint32_t image_multiple(const struct image_config *c)
+{
+    return c->multiple ? c->multiple : c->patch * c->merge;
+}
 
 /* The attention mask of a span. Every token attends to all tokens before it (in sliding layers: within the
  * window). Tokens outside of spans attend to nothing after them. */

@@ -1,5 +1,5 @@
 /* A model as a description: what engine/decoder.c and engine/vision.c run, and which tensors
- * engine/checkpoint/weights.c loads. A family's file (engine/families/<family>.c) fills it from the
+ * engine/checkpoint/weights.c loads. A family's file (in engine/families) fills it from the
  * checkpoint's configuration; nothing else knows a family. Plain data, immutable after load.
  *
  * One decoder layer, as the decoder runs it. x is the f32 residual stream; a norm whose name is NULL is
@@ -186,6 +186,7 @@ struct desc_vision {
     bool qkv_fused;         /* one tensor for q, k, v (names.q) */
     bool qk_pairs;          /* as model_desc.qk_pairs */
     bool v_norm;            /* as desc_layer.v_norm */
+    float qk_norm_all;      /* > 0: eps of the norms of q and k, which are over all heads (0: per head) */
     bool clip;              /* inputs and outputs of the layers' products are clamped */
     float scale;            /* of attention scores; 0: by the head size */
     uint32_t depth;         /* frames per patch: a still image is repeated that many times */
@@ -265,7 +266,7 @@ struct model_desc {
     bool embed_scale_kept; /* not rounded */
     float logit_scale;     /* of the final norm's output; 0 counts as 1 */
     float final_softcap;   /* 0 = none */
-    bool qk_norm_all; /* the norms of q and k are [heads * head_dim] */
+    bool qk_norm_all;      /* the norms of q and k are [heads * head_dim] */
     bool qk_pairs; /* rows of q and k are stored for rotary in pairs (2i, 2i + 1): reordered on loading */
     bool tied;     /* logits use the embedding */
     uint32_t ple;  /* width of a layer's per-layer embedding; 0 = none */

@@ -117,7 +117,7 @@ static void grow_small(enum image_small rule, double side, double *h, double *w)
 static enum status fit_longest(const struct image_config *cfg, uint32_t width, uint32_t height,
                                uint32_t *to_width, uint32_t *to_height, struct err *err)
 {
-    uint32_t factor = cfg->patch * cfg->merge;
+    uint32_t factor = image_multiple(cfg), token = cfg->patch * cfg->merge;
     double h = (double)height, w = (double)width,
            ratio = larger(h / (double)cfg->longest, w / (double)cfg->longest);
     if (ratio > 1) {
@@ -132,6 +132,10 @@ static enum status fit_longest(const struct image_config *cfg, uint32_t width, u
             w, h, cfg->longest);
     *to_height = (height - 1) / factor * factor + factor;
     *to_width = (width - 1) / factor * factor + factor;
+    if (*to_height < token || *to_width < token)
+        return err_set(err, ST_INVALID,
+                       "an image of %.0f x %.0f pixels makes no token: this model needs %u x %u", w, h, token,
+                       token);
     return ST_OK;
 }
 

@@ -279,7 +279,7 @@ static void cpu__attn(struct backend *b, const struct be_attn_args *a)
 
 static void cpu__patchify(struct backend *b, const struct be_patchify_args *a)
 {
-    KN_ASSERT(a->patch > 0 && a->width % a->patch == 0 && a->height % a->patch == 0);
+    KN_ASSERT(a->patch > 0 && a->width >= a->patch && a->height >= a->patch);
     if (a->width == 0 || a->height == 0) return;
     b->kern->patchify(b, a);
 }

@@ -205,16 +205,16 @@ template <bool BF> __global__ __launch_bounds__(256) void lt_fill_k(void *p, siz
     }
 }
 /* hash[row] of row blockIdx.x: a sum over its words that depends on their places. */
-__global__ __launch_bounds__(256) void lt_hash_k(const float *y, uint32_t m, uint64_t *hash)
+__global__ __launch_bounds__(32) void lt_hash_k(const float *y, uint32_t m, uint64_t *hash)
 {
-    CU_SHARED(part, uint64_t[256]);
+    CU_SHARED(part, uint64_t[32]);
     const float *row = y + (size_t)blockIdx.x * m;
     uint64_t sum = 0;
-    for (uint32_t i = threadIdx.x; i < m; i += 256)
+    for (uint32_t i = threadIdx.x; i < m; i += 32)
         sum += (__float_as_uint(row[i]) + 1ull) * ((i + 1) * 0x9e3779b97f4a7c15ull);
     part[threadIdx.x] = sum;
     __syncthreads();
-    for (uint32_t i = 1; threadIdx.x == 0 && i < 256; i++) sum += part[i];
+    for (uint32_t i = 1; threadIdx.x == 0 && i < 32; i++) sum += part[i];
     if (threadIdx.x == 0) hash[blockIdx.x] = sum;
 }
 
@@ -244,7 +244,7 @@ static bool lt__hashes(struct lt_check *c, const cublasLtMatmulAlgo_t *algo, uin
     if (!algo) cuda_linear(b, &own);
     if (st == CUBLAS_STATUS_NOT_SUPPORTED || st == CUBLAS_STATUS_INVALID_VALUE) return false;
     if (!lt__ok(b, st, "cublasLtMatmul")) return false;
-    CU_LAUNCH(lt_hash_k, rows, 256, 0, b->stream, c->y, s->m, c->hash);
+    CU_LAUNCH(lt_hash_k, rows, 32, 0, b->stream, c->y, s->m, c->hash);
     return cuda_launched(b, "check of cuBLASLt") &&
            CU_TRY(b, cudaMemcpyAsync(out, c->hash, rows * sizeof *out, cudaMemcpyDeviceToHost, b->stream)) &&
            CU_TRY(b, cudaStreamSynchronize(b->stream));

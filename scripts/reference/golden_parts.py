@@ -131,6 +131,55 @@ def drop_key(config, key):
     config.pop(last, None)
 
 
+def old_rope(c):
+    """rope_parameters as files before transformers 5 spell them."""
+    p = c.pop("rope_parameters", None)
+    if not p:
+        return
+    kind = p.pop("rope_type", "default")
+    for key in ("rope_theta", "partial_rotary_factor"):
+        if key in p:
+            c[key] = p.pop(key)
+    if p or kind not in ("default", "axial"):
+        c["rope_scaling"] = {"rope_type": kind, "type": kind} | p
+
+
+def spell_as_released(folder, top=None, text=None, vision=None, drop=(), flat=False, images=None):
+    """The files of a release before transformers 5: `top`, `text` and `vision` are further keys of
+    config.json, `flat` has the text's keys at the top; the settings for images are in
+    preprocessor_config.json, with `images` too; the template is in chat_template.json."""
+
+    def config(c):
+        for part in (c, c.get("text_config", {}), c.get("vision_config", {})):
+            old_rope(part)
+            if "dtype" in part:
+                part["torch_dtype"] = part.pop("dtype")
+        c["transformers_version"] = "4.55.0"
+        if "text_config" in c:
+            c["text_config"] |= text or {}
+        if "vision_config" in c:
+            c["vision_config"] |= vision or {}
+        c |= top or {}
+        for key in drop:
+            drop_key(c, key)
+        return c.pop("text_config") | c if flat else c
+
+    edit_json(folder / "config.json", config)
+    path = folder / "processor_config.json"
+    if path.exists():
+        data = json.loads(path.read_text())
+        data.pop("video_processor", None)
+        settings = data.pop("image_processor") | {"processor_class": data["processor_class"]} | (images or {})
+        settings = {k: x for k, x in settings.items() if x is not ...}
+        (folder / "preprocessor_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+        path.write_text(json.dumps(data, indent=2) + "\n")
+    template = folder / "chat_template.jinja"
+    if template.exists():
+        body = json.dumps({"chat_template": template.read_text()}, indent=2, ensure_ascii=False)
+        (folder / "chat_template.json").write_text(body + "\n")
+        template.unlink()
+
+
 def rewrite(path, change):
     """change: all tensors by name -> all tensors by name."""
     with safe_open(path, "pt") as f:

@@ -42,6 +42,10 @@ CASES = {
     "idefics3": "tiles/idefics3_f32",
     "internvl": "tiles/internvl_f32",
     "lfm2_vl": "tiles/lfm2_vl_gguf_f32",
+    "paddleocr_vl": "native/paddleocr_vl_f32",
+    "glm4v": "native/glm4v_f32",
+    "glm_ocr": "native/glm_ocr_f32",
+    "minicpmv4_6": "tiles/minicpmv4_6_f32",
 }
 OLLAMA = {"qwen3_5.gguf"}  # as Ollama's conversion has them
 FUSED = {"qwen2_vl"}  # with q, k and v in one, as the converter's --fuse-qkv has them
@@ -52,18 +56,22 @@ ARCH = {"gemma": "gemma", "gemma2": "gemma2", "gemma3": "gemma3", "gemma3_text":
         "llama": "llama", "mistral": "llama", "smollm3": "smollm3", "granite": "granite",
         "olmo2": "olmo2", "olmo3": "olmo2", "exaone4": "exaone4",
         "ernie4_5": "ernie4_5", "lfm2": "lfm2", "mistral3": "mistral3", "lighton_ocr": "qwen3",
-        "smolvlm": "llama", "idefics3": "llama", "internvl": "qwen2", "lfm2_vl": "lfm2"}
+        "smolvlm": "llama", "idefics3": "llama", "internvl": "qwen2", "lfm2_vl": "lfm2",
+        "paddleocr_vl": "paddleocr", "glm4v": "glm4", "glm_ocr": "glm4", "minicpmv4_6": "qwen35"}
 PERMUTED = ("llama", "smollm3", "granite", "mistral3")  # rows of q and k, for rotary in pairs
 PROJECTOR = {"gemma3": "gemma3", "qwen2_vl": "qwen2vl_merger", "qwen2_5_vl": "qwen2.5vl_merger",
              "qwen3_vl": "qwen3vl_merger", "qwen3_vl_moe": "qwen3vl_merger", "qwen3_5": "qwen3vl_merger",
              "qwen3_5_moe": "qwen3vl_merger", "gemma4": "gemma4v", "mistral3": "pixtral",
              "smolvlm": "idefics3", "idefics3": "idefics3", "internvl": "internvl", "lfm2_vl": "lfm2",
-             "lighton_ocr": "lightonocr"}
+             "lighton_ocr": "lightonocr", "paddleocr_vl": "paddleocr", "glm4v": "glm4v", "glm_ocr": "glm4v",
+             "minicpmv4_6": "minicpmv4_6"}
+GLM = ("glm4v", "glm_ocr")
 TEXT = [("embed_tokens_per_layer", "per_layer_token_embd"),
         ("per_layer_model_projection", "per_layer_model_proj"),
         ("per_layer_projection_norm", "per_layer_proj_norm"), ("embed_tokens", "token_embd"),
         ("self_attn.q_proj", "attn_q"), ("self_attn.k_proj", "attn_k"), ("self_attn.v_proj", "attn_v"),
         ("self_attn.qkv_proj", "attn_qkv"), ("self_attn.o_proj", "attn_output"),
+        ("post_attention_norm", "post_attention_norm"), ("post_ffw_norm", "post_ffw_norm"),
         ("self_attn.q_norm", "attn_q_norm"),
         ("self_attn.k_norm", "attn_k_norm"), ("input_layernorm", "attn_norm"),
         ("post_per_layer_input_norm", "post_norm"), ("per_layer_input_gate", "inp_gate"),
@@ -113,6 +121,20 @@ INTERNVL = [("embeddings.patch_embeddings.projection", "v.patch_embd"), ("embedd
             ("attention.q_proj", "attn_q"), ("attention.k_proj", "attn_k"), ("attention.v_proj", "attn_v"),
             ("attention.projection_layer", "attn_out"), ("mlp.fc1", "ffn_up"), ("mlp.fc2", "ffn_down"),
             ("layer_norm", "mm.model.mlp.0"), ("linear_1", "mm.model.mlp.1"), ("linear_2", "mm.model.mlp.3")]
+PADDLE = [("linear_1", "mm.1"), ("linear_2", "mm.2"), ("pre_norm", "mm.input_norm")]
+GLM_TOWER = [("attn.q_norm", "attn_q_norm"), ("attn.k_norm", "attn_k_norm"),
+             ("downsample", "mm.patch_merger"), ("post_conv_layernorm", "v.norm_embd"),
+             ("merger.proj", "mm.model.fc"),
+             ("merger.post_projection_norm", "mm.post_norm"), ("merger.gate_proj", "mm.gate"),
+             ("merger.up_proj", "mm.up"), ("merger.down_proj", "mm.down")]
+MINICPM = [("vit_merger.layer_norm1", "v.vit_merger.ln1"),
+           ("vit_merger.self_attn.q_proj", "v.vit_merger.attn_q"),
+           ("vit_merger.self_attn.k_proj", "v.vit_merger.attn_k"),
+           ("vit_merger.self_attn.v_proj", "v.vit_merger.attn_v"),
+           ("vit_merger.self_attn.out_proj", "v.vit_merger.attn_out"),
+           ("vit_merger.pre_norm", "v.vit_merger.ds_ln"), ("vit_merger.linear_1", "v.vit_merger.ds_ffn_up"),
+           ("vit_merger.linear_2", "v.vit_merger.ds_ffn_down"), ("mlp.0.pre_norm", "mm.input_norm"),
+           ("mlp.0.linear_1", "mm.up"), ("mlp.0.linear_2", "mm.down")]
 TOWER4 = [("patch_embedder.input_proj", "v.patch_embd"), ("std_bias", "v.std_bias"),
           ("patch_embedder.position_embedding_table", "v.position_embd.weight"),
           ("std_scale", "v.std_scale"), ("input_layernorm", "ln1"),
@@ -221,6 +243,14 @@ def permuted(data, heads):
     return data.reshape(heads, 2, len(data) // heads // 2, -1).swapaxes(1, 2).reshape(data.shape)
 
 
+def halves(data, heads, cfg):
+    """(2j, 2j + 1) -> (j, j + d/2) among the rotated rows of each head."""
+    full = cfg.get("rope_parameters") or cfg
+    x = data.reshape(heads, len(data) // heads, -1)
+    n = int(x.shape[1] * full.get("partial_rotary_factor", 1.0))
+    return np.concatenate([x[:, 0:n:2], x[:, 1:n:2], x[:, n:]], 1).reshape(data.shape)
+
+
 def llama3_divisors(full, head):
     freq = full["rope_theta"] ** (-np.arange(0, head, 2) / head)
     turns = full["original_max_position_embeddings"] * freq / (2 * np.pi)
@@ -306,6 +336,9 @@ def write_text(folder, out, top, tensors):
     if not sections and arch.startswith("qwen35"):  # equal positions on all axes: any will do
         half = int(head * full["partial_rotary_factor"]) // 2
         sections = [half - 2 * (half // 3), half // 3, half // 3]
+    if arch == "glm4":
+        partial = full.get("partial_rotary_factor", cfg.get("partial_rotary_factor", 1.0))
+        w.add_rope_dimension_count(int((head or cfg["hidden_size"] // heads) * partial))
     if sections:
         w.add_rope_dimension_sections(sections + [0])
     experts = cfg.get("num_experts") if cfg.get("enable_moe_block", True) else None
@@ -339,7 +372,7 @@ def write_text(folder, out, top, tensors):
         short = re.sub(r"^(model\.(language|text)_model\.|language_model\.model\.|model\.)", "", name)
         short = short.replace(".moe.", ".experts.").replace("mtp.layers.0.", f"layers.{layers}.")
         short = short.replace("experts.per_expert_scale", "router.per_expert_scale")
-        if any(part in name for part in ("visual", "vision", "multi_modal", "embed_audio", "connector")):
+        if re.search("visual|vision|multi_modal|embed_audio|connector|mlp_AR|merger", name):
             continue
         norm = short.endswith("norm.weight") or "pre_fc_norm" in short
         if plus_one and norm and "linear_attn" not in short:
@@ -349,6 +382,11 @@ def write_text(folder, out, top, tensors):
         rows = re.search(r"self_attn\.([qk])_proj\.", short)
         if short.endswith("conv.conv.weight"):
             data = data[:, 0]
+        if arch == "glm4":
+            short = short.replace("post_self_attn_layernorm", "post_attention_norm").replace(
+                "post_mlp_layernorm", "post_ffw_norm").replace("mlp.gate_up_proj", "mlp.up_proj")
+        if rows and arch == "glm4":
+            data = halves(data, heads if rows[1] == "q" else kv, cfg)
         if rows and arch in PERMUTED:
             data = permuted(data, heads if rows[1] == "q" else kv)
         if short.endswith("shared_expert_gate.weight"):
@@ -389,21 +427,23 @@ def write_tower(folder, out, top, tensors):
     w = gguf.GGUFWriter(str(out), "clip")
     w.add_bool("clip.has_vision_encoder", True)
     w.add_string("clip.projector_type", PROJECTOR[kind])
+    files = [folder / "preprocessor_config.json", folder / "processor_config.json"]
+    pictures = json.loads(next(f for f in files if f.exists()).read_text())
+    pictures = pictures.get("image_processor", pictures)
     def side(key, default=None):
         value = cfg.get(key, default)
         return value[0] if isinstance(value, list) else value
 
-    for key, value in {"image_size": side("image_size", 560), "patch_size": side("patch_size"),
+    whole = pictures.get("scale_resolution", side("image_size", 560))
+    for key, value in {"image_size": whole, "patch_size": side("patch_size"),
                        "embedding_length": width, "projection_dim": text["hidden_size"],
                        "feed_forward_length": cfg.get("intermediate_size", cfg["hidden_size"]),
                        "block_count": cfg.get("depth", cfg.get("num_hidden_layers")),
                        "attention.head_count": cfg.get("num_heads", cfg.get("num_attention_heads"))}.items():
         w.add_uint32("clip.vision." + key, value)
     w.pooled = False
-    w.add_float32("clip.vision.attention.layer_norm_epsilon", cfg.get("layer_norm_eps", 1e-6))
-    files = [folder / "processor_config.json", folder / "preprocessor_config.json"]
-    pictures = json.loads(next(f for f in files if f.exists()).read_text())
-    pictures = pictures.get("image_processor", pictures)
+    eps = cfg.get("rms_norm_eps", 1e-5) if kind in GLM else cfg.get("layer_norm_eps", 1e-6)
+    w.add_float32("clip.vision.attention.layer_norm_epsilon", eps)
     w.add_array("clip.vision.image_mean", [float(x) for x in pictures["image_mean"]])
     w.add_array("clip.vision.image_std", [float(x) for x in pictures["image_std"]])
     size = pictures.get("size", {})
@@ -417,6 +457,9 @@ def write_tower(folder, out, top, tensors):
         w.add_uint32("clip.vision.preproc_min_tiles", pictures["min_patches"])
         w.add_uint32("clip.vision.preproc_max_tiles", pictures["max_patches"])
         w.add_uint32("clip.vision.projector.scale_factor", int(1 / top["downsample_ratio"]))
+    if kind == "minicpmv4_6":
+        w.add_uint32("clip.vision.projector.scale_factor", 4)
+        w.add_array("clip.vision.wa_layer_indexes", [top["insert_layer_id"]])
     if kind == "lfm2_vl":
         w.add_uint32("clip.vision.projector.scale_factor", top.get("downsample_factor", 2))
     if kind == "gemma3":
@@ -432,12 +475,13 @@ def write_tower(folder, out, top, tensors):
         w.add_array("clip.vision.is_deepstack_layers", [n in taps for n in range(cfg["depth"])])
         w.add_uint32("clip.vision.spatial_merge_size", cfg["spatial_merge_size"])
     table = {"gemma4": TOWER4, "mistral3": PIXTRAL, "lighton_ocr": PIXTRAL,
-             "internvl": INTERNVL}.get(kind, TOWER)
+             "internvl": INTERNVL, "paddleocr_vl": PADDLE + TOWER, "minicpmv4_6": MINICPM + TOWER
+             }.get(kind, GLM_TOWER + TOWER)
     if kind in ("mistral3", "lighton_ocr"):
         w.add_uint32("clip.vision.spatial_merge_size", top["spatial_merge_size"])
         w.add_bool("clip.use_silu", True)
     for name, data in tensors.items():
-        short = re.sub(r"^(model\.)?(visual|vision_model|connector|vision_tower|vision_encoder|"
+        short = re.sub(r"^(model\.)?(visual|vision_model|connector|vision_tower|vision_encoder|mlp_AR|merger|"
                        r"vision_projection|multi_modal_projector|embed_vision)\.(vision_model\.)?", "", name)
         tap = re.fullmatch(r"deepstack_merger_list\.(\d+)\.(linear_)?(.+)", short)
         layer = re.fullmatch(r"(?:encoder\.layers?|blocks|transformer\.layers)\.(\d+)\.(.+)", short)
@@ -454,7 +498,7 @@ def write_tower(folder, out, top, tensors):
         elif short == "patch_embed.proj.weight":
             add(w, "v.patch_embd.weight", data[:, :, 0])
             add(w, "v.patch_embd.weight.1", data[:, :, 1])
-        elif layer and ".qkv." in "." + layer[2] and kind != "qwen3_vl":
+        elif layer and ".qkv." in "." + layer[2] and kind not in ("qwen3_vl", *GLM):
             for i, part in enumerate(np.split(data, 3)):
                 add(w, f"v.blk.{layer[1]}." + rename(layer[2].replace("qkv", "qkv"[i]), TOWER), part)
         elif kind == "gemma4" and short == "patch_embedder.input_proj.weight":

@@ -91,7 +91,9 @@ def store_image(name, planes, v, family, tensors):
     assert np.abs(back - np.rint(back)).max() < 1e-3
     tensors[name + ".resized"] = np.ascontiguousarray(np.rint(back).astype(np.uint8).transpose(1, 2, 0))
     _, h, w = planes.shape
-    blocks = planes.reshape(3, h // patch // merge, merge, patch, w // patch // merge, merge, patch)
+    h, w = (x // (patch * merge) * patch * merge for x in (h, w))
+    down, across = h // patch // merge, w // patch // merge
+    blocks = planes[:, :h, :w].reshape(3, down, merge, patch, across, merge, patch)
     rows = blocks.transpose(1, 4, 2, 5, 0, 3, 6).reshape(-1, 3, 1, patch, patch)[:8].repeat(depth, 2)
     if len(rows) == 8:
         tensors[name + ".patches"] = rows.reshape(len(rows), -1).astype(np.float32)

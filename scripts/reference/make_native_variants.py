@@ -54,7 +54,8 @@ def pixtral_processor(v, tokenizer):
     lighton = v["family"] == "lighton_ocr"
     mean, std = v.get("mean_std", CLIP)
     images = PixtralImageProcessor(size={"longest_edge": v["longest"]}, image_mean=mean, image_std=std,
-                                   patch_size={"height": patch * merge, "width": patch * merge} if lighton
+                                   patch_size=v["plain"] if "plain" in v else
+                                   {"height": patch * merge, "width": patch * merge} if lighton
                                    else {"height": 7, "width": 7})
     cls = LightOnOcrProcessor if lighton else PixtralProcessor
     return cls(images, tokenizer, patch_size=patch, spatial_merge_size=merge,
@@ -160,11 +161,11 @@ VARIANTS = {
         text=text_cfg(model_type="mistral", vocab_size=330, num_attention_heads=4, num_key_value_heads=2,
                       head_dim=16,
                       sliding_window=None, rms_norm_eps=1e-3, rope_parameters=rope(1e4)),
-        vision=pixtral(), drop=["tie_word_embeddings", "text_config.tie_word_embeddings"],
+        vision=pixtral(), released={}, drop=["tie_word_embeddings", "text_config.tie_word_embeddings"],
         cases=[chat(("u", [image(0), text("What is it?")]), pictures=[(1, 33, 27)], note="tied by absence"),
                *FIVE, chat(ASK, note="text alone")]),
     "ministral3_vision_f32": dict(
-        kind="ministral3", family="mistral3", seed=6200, longest=50,
+        kind="ministral3", family="mistral3", seed=6200, longest=50, released={},
         top=dict(spatial_merge_size=3, multimodal_projector_bias=True, tie_word_embeddings=False),
         text=text_cfg(model_type="ministral3", vocab_size=335, hidden_size=48, num_attention_heads=3,
                       num_key_value_heads=1, head_dim=24, num_hidden_layers=2, pad_token_id=None,
@@ -179,6 +180,8 @@ VARIANTS = {
                     note="3 x 3 patches of 5 pixels a token; queries that grow; projections with biases")]),
     "pixtral_f32": dict(
         kind="pixtral", family="llava", seed=6303, longest=30, drop=["spatial_merge_size"],
+        released=dict(text=dict(is_composition=True),
+                      vision=dict(is_composition=True, tie_word_embeddings=False)),
         top=dict(vision_feature_layer=-1, vision_feature_select_strategy="full", image_seq_length=1),
         text=text_cfg(model_type="mistral", vocab_size=330, num_attention_heads=2, num_key_value_heads=1,
                       head_dim=20,
@@ -204,6 +207,15 @@ VARIANTS = {
         vision=pixtral(image_size=48), cases=[chat(("u", [image(0)]), pictures=[(12, 40, 55)],
                                                    note="a page alone"),
                                  *FIVE]),
+    "lighton_ocr_released_f32": dict(
+        kind="lighton", family="lighton_ocr", seed=6551, longest=48, top=dict(spatial_merge_size=2), plain=4,
+        text=text_cfg(model_type="qwen3", vocab_size=330, num_attention_heads=2, num_key_value_heads=1,
+                      head_dim=16, num_hidden_layers=2, rope_parameters=rope(1e4)),
+        vision=pixtral(image_size=48), released=dict(images=dict(crop_size=None, do_pad=None)),
+        cases=[chat(("u", [image(0)]), pictures=[(14, 25, 55)],
+                    note="7 x 12 patches, of which the last row forms no token"),
+               chat(("u", [image(0), image(1), text("?")]), pictures=[(15, 44, 43), (16, 17, 9)],
+                    note="no token of the last row and the last column")]),
     "lighton_ocr_odd_f32": dict(
         kind="lighton", family="lighton_ocr", seed=6600, longest=33,
         top=dict(spatial_merge_size=3, tie_word_embeddings=False),
@@ -408,7 +420,12 @@ VARIANTS |= {
         text=text_cfg(vocab_size=330, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
                       rms_norm_eps=1e-5,
                       pad_token_id=0, bos_token_id=1, eos_token_id=2, rope_parameters=mrope(500.0, 4, 2, 2)),
-        vision=siglip(), cases=[chat(("u", [image(0), text("OCR:")]), pictures=[(21, 40, 55)]), *FIVE,
+        vision=siglip(),
+        released=dict(flat=True, vision=dict(model_type="paddleocr_vl"),
+                      top=dict(tie_word_embeddings=False, use_flash_attention=False, sliding_window=None),
+                      drop=["text_config.model_type"],
+                      images=dict(size=..., min_pixels=256, max_pixels=2560)),
+        cases=[chat(("u", [image(0), text("OCR:")]), pictures=[(21, 40, 55)]), *FIVE,
                                 chat(ASK, note="text alone")]),
     "paddleocr_vl_odd_f32": dict(
         kind="paddle", family="paddleocr_vl", seed=7200, size=(900, 5000), depth=1,
@@ -442,7 +459,8 @@ VARIANTS |= {
         cases=[chat(("u", [text("See"), image(0), image(1)]), pictures=[(25, 61, 40), (26, 14, 45)],
                     note="half of a head rotates; no biases in the tower; 3 x 3 patches of 3 pixels")]),
     "glm4v_f32": dict(
-        kind="glm4v", family="glm4v", seed=7545, size=(512, 5120), depth=2, top={}, gains=dict(qk=1.0,
+        kind="glm4v", family="glm4v", seed=7545, size=(512, 5120), depth=2, top={}, released={},
+        gains=dict(qk=1.0,
                                                                                                mix=0.7),
         text=text_cfg(vocab_size=330, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
                       rms_norm_eps=1e-5,

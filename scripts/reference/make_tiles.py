@@ -138,6 +138,8 @@ def build_checkpoint(v, family, seed, folder):
     filled = parts.state_of(model)
     family["processor"](v, tokenizer).save_pretrained(folder)
     (folder / "tokenizer.json").write_text(own, encoding="utf-8")
+    if "released" in v:
+        parts.spell_as_released(folder, **v["released"])
     for key in v.get("drop", []):
         parts.edit_json(folder / "config.json", lambda c, key=key: parts.drop_key(c, key))
     for file, changes in v.get("files", {}).items():

@@ -157,6 +157,12 @@ def class_row(model):
     return swapped(model, "model.vision_tower.embeddings.cls_token", lambda w: -w)
 
 
+def norms_of_q(model):
+    """Each head by itself, as other towers have it."""
+    name = next(n for n, _ in model.named_parameters() if n.endswith("attention.q_norm.weight"))
+    return swapped(model, name, lambda w: w.flip(0))
+
+
 INTERNVL = dict(
     split="qwen",
     vocab=320,
@@ -330,6 +336,7 @@ FAMILIES = {
     "docling": DOCLING,
     "lfm2": LFM2,
     "internvl": INTERNVL,
+    "internvl_6b": INTERNVL | {"odd": INTERNVL["odd"] | {"norm of q": norms_of_q}},
     "qianfan": INTERNVL | {"image_text": "<image>"},
     "buckets": IDEFICS3 | {"odd": IDEFICS3["odd"] | {"plain positions": plain_buckets}},
 }
@@ -357,6 +364,20 @@ VARIANTS = {
         family="smolvlm",
         seed=5100,
         longest=48,
+        released=dict(
+            text=dict(
+                is_llama_config=True,
+                neftune_noise_alpha=0.0,
+                pixel_shuffle_factor=4,
+                qk_layer_norms=False,
+                rope_interleaved=False,
+                use_resampler=False,
+            ),
+            vision=dict(tie_word_embeddings=False, use_base_siglip=False, size={"longest_edge": 48}),
+            top=dict(use_reentrant_checkpointing=False, vocab_size=330),
+            drop=["vision_config.layer_norm_eps", "vision_config.hidden_act"],
+            images=dict(do_pad=True, video_sampling={"fps": 1, "max_frames": 64}),
+        ),
         top=dict(scale_factor=3),
         text=text_cfg(
             model_type="llama",
@@ -382,6 +403,32 @@ VARIANTS = {
                 note="five images over three turns: one of 1 x 200, one of 2 x 2",
             ),
             chat(ASK, note="text alone"),
+        ],
+    ),
+    "smolvlm_rest_f32": dict(
+        kind="idefics3",
+        family="smolvlm",
+        seed=5150,
+        longest=44,
+        top=dict(scale_factor=5),
+        released={},
+        text=text_cfg(
+            model_type="llama",
+            vocab_size=330,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            num_hidden_layers=2,
+            rms_norm_eps=1e-5,
+            tie_word_embeddings=False,
+            rope_parameters=rope(1e4),
+        ),
+        vision=siglip(image_size=22, num_hidden_layers=1),
+        cases=[
+            chat(
+                ("u", [image(0), text("What is it?")]),
+                pictures=[(15, 40, 30)],
+                note="tiles of 5 x 5 patches and two pixels more, as SmolVLM2-2.2B's of 384 by 14",
+            )
         ],
     ),
     "smolvlm_whole_f32": dict(
@@ -518,6 +565,41 @@ VARIANTS = {
             chat(("u", "Is it?"), note="text alone"),
         ],
     ),
+    "internvl_6b_f32": dict(
+        kind="internvl_6b",
+        family="internvl",
+        seed=6150,
+        top={},
+        images=dict(max_patches=3),
+        text=text_cfg(
+            model_type="qwen2",
+            rope_parameters=rope(1e4),
+            num_hidden_layers=2,
+            num_key_value_heads=1,
+            tie_word_embeddings=False,
+        ),
+        vision=siglip(
+            image_size=[16, 16],
+            patch_size=[4, 4],
+            hidden_size=24,
+            num_attention_heads=3,
+            attention_bias=False,
+            norm_type="rms_norm",
+            use_qk_norm=True,
+            layer_norm_eps=1e-5,
+        ),
+        released=dict(
+            text=dict(rope_scaling={"factor": 2.0, "rope_type": "dynamic", "type": "dynamic"}),
+            images=dict(crop_to_patches=False, data_format="channels_first", crop_size=None),
+        ),
+        cases=[
+            chat(
+                ("u", [image(0), text("What is it?")]),
+                pictures=[(35, 33, 47)],
+                note="RMS norms, of all heads' q and k too; the keys of InternVL3-38B",
+            )
+        ],
+    ),
     "internvl_odd_f32": dict(
         kind="internvl",
         family="internvl",
@@ -569,12 +651,50 @@ VARIANTS = {
             chat(("u", [image(0), text("What is it?")]), pictures=[(31, 33, 47)], note="another marker")
         ],
     ),
+    "qianfan_odd_f32": dict(
+        kind="qianfan",
+        family="qianfan_ocr",
+        seed=6400,
+        top=dict(downsample_ratio=0.25, tie_word_embeddings=True),
+        images=dict(max_patches=12, min_patches=2, image_std=[0.3, 0.4, 0.5]),
+        text=text_cfg(
+            model_type="qwen2",
+            vocab_size=327,
+            rope_parameters=rope(1e4),
+            num_hidden_layers=2,
+            num_attention_heads=3,
+            num_key_value_heads=3,
+            hidden_size=48,
+        ),
+        vision=siglip(
+            image_size=[16, 16],
+            patch_size=[2, 2],
+            attention_bias=False,
+            use_qk_norm=True,
+            use_mean_pooling=False,
+            layer_norm_eps=1e-3,
+            num_hidden_layers=1,
+        ),
+        cases=[
+            chat(
+                ("u", [image(0), text("Parse"), image(1)]),
+                pictures=[(36, 48, 64), (37, 1, 100)],
+                note="12 tiles; norms of q and k; tokens of 4 x 4 patches; tied",
+            ),
+            chat(ASK, note="text alone"),
+        ],
+    ),
     "lfm2_vl_f32": dict(
         kind="lfm2",
         family="lfm2_vl",
-        seed=7100,
+        seed=7168,
         top=dict(projector_hidden_size=40),
         images=dict(min_image_tokens=4, max_image_tokens=12, tile_size=32, min_tiles=2, max_tiles=6),
+        released=dict(
+            top=dict(image_token_index=317, encoder_patch_size=4, tile_size=32, vision_feature_layer=-1),
+            text=dict(num_heads=2, theta=1e4, use_pos_enc=True, block_dim=32, block_use_swiglu=True),
+            images=dict(size={"height": 512, "width": 512}, max_num_patches=1024, do_resize=False),
+        ),
         text=text_cfg(
             model_type="lfm2",
             vocab_size=330,

@@ -62,7 +62,7 @@ void hub_files_free(struct hub_files *f)
 enum status hub_files_of_dir(const char *dir, int depth, struct hub_files *out, struct err *err)
 {
     char *const top[] = {(char *)(uintptr_t)dir, NULL};
-    size_t skip = strlen(dir) + 1;
+    size_t len = strlen(dir), skip = len + (len && dir[len - 1] != '/');
     FTS *walk = fts_open(top, FTS_LOGICAL | FTS_NOCHDIR, NULL);
     if (!walk) return err_set(err, ST_IO, "%s: %s", dir, strerror(errno));
     for (FTSENT *e; (e = fts_read(walk));) {

@@ -4,6 +4,7 @@
 #include "config/base/log.h"
 #include "server/hub/internal.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -98,19 +99,14 @@ static enum status list_fetch(struct pull *p, struct err *err)
 
 /* ---- downloads ---- */
 
-static enum status space_check(const struct pull *p, struct err *err)
+static enum status space_check(const struct pull *p, const struct hub_get *gets, size_t count,
+                               struct err *err)
 {
     struct statvfs fs;
     struct stat sb;
     double need = 0; /* sizes are the hub's word */
-    for (size_t i = 0; i < p->files.count; i++) {
-        const struct hub_file *f = &p->files.list[i];
-        if (!f->wanted || f->have) continue;
-        char *part = hub_cache_path(p->dir, "blobs", f->hash, ".incomplete");
-        double more = (double)f->size - (part && !stat(part, &sb) ? (double)sb.st_size : 0);
-        need += more > 0 ? more : 0;
-        free(part);
-    }
+    for (const struct hub_get *g = gets; g < gets + count; g++)
+        need += fmax((double)g->file->size - (stat(g->part, &sb) ? 0 : (double)sb.st_size), 0);
     if (need <= 0 || statvfs(p->dir, &fs)) return ST_OK;
     double has = (double)fs.f_bavail * (double)fs.f_frsize;
     if (need <= has) return ST_OK;
@@ -164,6 +160,7 @@ static enum status fetch_all(struct pull *p, enum hub_what what, struct err *err
     struct hub_get *gets;
     size_t count;
     enum status st = gets_make(p, what, &gets, &count, err);
+    if (!st && what == HUB_BLOB) st = space_check(p, gets, count, err);
     if (!st && count) st = hub_http(&p->hub, gets, count, p->name.repo, err);
     gets_free(gets, count);
     return st;
@@ -185,7 +182,6 @@ static enum status wanted_get(struct pull *p, struct err *err)
         if (there && !f->have) (void)unlink(blob); /* of another size: not this file */
         free(blob);
     }
-    if (!st) st = space_check(p, err);
     if (!st) st = fetch_all(p, HUB_BLOB, err);
     for (size_t i = 0; !st && i < p->files.count; i++)
         if (p->files.list[i].wanted) st = hub_link(p->dir, p->commit, &p->files.list[i], err);

@@ -1,6 +1,7 @@
 """Towers that take images at their own size, over HTTP: five images over three turns answer the same with and
 without the prefix cache, whose hits end inside images too; an image of 2 x 2 pixels is served, one that the
-processor would resize to nothing (1 x 4,000) gets a 400 that says so.
+processor would resize to nothing (1 x 4,000) gets a 400 that says so. Towers over tiles: such images and one
+of many tiles make as many tokens as transformers' processor gives them.
 
 python3 test_native_images.py [--binary B]"""
 import os
@@ -63,12 +64,30 @@ def test_sizes(variant, refused):
     server.stop()
 
 
+# Tokens of a prompt with one image of 1 x 4,000, 4,000 x 1, 2 x 2 and 60 x 45 pixels, by transformers.
+TILED = {"smolvlm_f32": (37, 36, 49, 49), "idefics3_f32": (73, 59, 233, 164),
+         "internvl_odd_f32": (71, 71, 39, 71), "qianfan_odd_f32": (71, 71, 39, 71),
+         "lfm2_vl_odd_f32": (294, 294, 22, 189),
+         "granite_docling_f32": (109, 93, 22, 61), "minicpmv4_6_odd_f32": (682, 49, 25, 64)}
+
+
+def test_tiles(variant):
+    model = os.path.join(root, "tests/golden/tiles", variant)
+    server = harness.Server(args.binary, model, "--kv-memory", "64M", "--generation-config", "ignore")
+    for size, tokens in zip(((1, 4000), (4000, 1), (2, 2), (60, 45)), TILED[variant]):
+        _, usage = ask(server, [{"role": "user", "content": [image(3, *size)]}])
+        check.equal(f"{variant}: {size}", usage["prompt_tokens"], tokens)
+    server.stop()
+
+
 def main():
     for variant in ("mistral3_f32", "paddleocr_vl_f32", "glm_ocr_f32"):
         check.run(test_turns, variant)
     check.run(test_sizes, "mistral3_f32", "would be resized to nothing")
     check.run(test_sizes, "paddleocr_vl_f32", "must not differ by more than 200 to 1")
     check.run(test_sizes, "glm_ocr_f32", "must not differ by more than 200 to 1")
+    for variant in TILED:
+        check.run(test_tiles, variant)
     check.end()
 
 

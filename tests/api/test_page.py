@@ -237,7 +237,7 @@ def test_history(server, chrome):
     click(page, "[role=menuitem]", "Rename")
     page.type("Colors <b>of</b> the day")
     page.key("Enter")
-    page.wait(f"{TITLES}[0] === 'Colors <b>of</b> the day'")
+    page.wait(f"{TITLES}[0] === 'Colors <b>of</b> the day' && document.activeElement === {more}")
     check.equal("the window has the title", page.js("document.title"), "Colors <b>of</b> the day – Kvasir")
     page.js(f"{more}.click()")
     click(page, "[role=menuitem]", "Delete")
@@ -729,6 +729,11 @@ def test_keyboard(server, chrome):
     page.key("Enter")
     page.wait(IDLE)
     check.equal("Shift+Enter begins a line", page.js(TURNS)[0], "Hello!\nWho are you?")
+    page.js("document.querySelector('.conversations a').focus()")
+    page.js("document.querySelector('.turn [aria-label=Regenerate]').click()")
+    page.wait(f"document.querySelector('.versions') && {IDLE}")
+    page.js("new Promise(done => setTimeout(done, 100))")
+    check.equal("the list keeps the focus", page.js("document.activeElement.innerText"), "Hello!")
     page.js("document.querySelector('.brand').focus()")
     seen = []
     for _ in range(40):

@@ -97,7 +97,9 @@ def test_defaults(binary, demo):
     asked = chat(stream_options={"include_usage": False})
     check.true("also against the request", s.stream(CHAT, asked)[-1]["usage"], asked)
     s.stop()
-    s = Server(binary, demo, "--default-max-tokens", "1000000", "--max-context", "64")
+    s = Server(binary, demo.rstrip("/") + "/", "--default-max-tokens", "1000000", "--max-context", "64")
+    name = json.loads(s.request("GET", "/v1/models")[2])["data"][0]["id"]
+    check.equal("named without the slash at the path's end", name, os.path.basename(demo.rstrip("/")))
     check.equal("capped to the context", s.ok(CHAT, chat(ignore_eos=True))["usage"]["total_tokens"], 64)
     s.stop()
 

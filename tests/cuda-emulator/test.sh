@@ -83,7 +83,7 @@ for mode in "$@"; do
     done
     run "$mode cuBLASLt" "$t/test_cuda_gemm" CUEMU_CC=90
     if [ "$mode" = plain ]; then
-        for variant in text_bf16 vision_f32 e2b_f32; do
+        for variant in text_bf16 ${full:+vision_f32} qwen2_vl_f32 e2b_f32; do
             run "plain golden $variant, own products" "$t/test_engine_golden" GOLDEN_VARIANT="$variant" \
                 KVASIR_GEMM=own
         done

@@ -1294,6 +1294,9 @@ static void check_not_vacuous(const char *name, const struct totals *t)
         fail_msg("%s: only %llu tokens were reused", name, (unsigned long long)t->hit_tokens);
     if (t->partial * 100 < t->requests * 15)
         fail_msg("%s: only %llu hits end inside a block", name, (unsigned long long)t->partial);
+    /* What follows depends on an instance's settings (half have a disk, some of those never fill), not on its
+     * requests: a few instances may miss some of it. */
+    if (t->instances < 24) return;
     if (!t->evictions || !t->evicted_blocks || !t->preemptions || !t->cancelled || !t->expired)
         fail_msg("%s: no evictions, preemptions or cancels", name);
     if (!t->constrained || !t->masks_late || !t->masks_failed) fail_msg("%s: no masks came late", name);

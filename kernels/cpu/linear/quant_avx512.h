@@ -20,8 +20,8 @@ EPI_INLINE __m512 q__halves(const char *p)
 /* Bit `from` of each byte of `bytes`, as bit `to` of v. */
 EPI_INLINE __m512i q__bit(__m512i v, __m512i bytes, const uint32_t from, const uint32_t to)
 {
-    bytes =
-        from < to ? _mm512_slli_epi16(bytes, (int)(to - from)) : _mm512_srli_epi16(bytes, (int)(from - to));
+    bytes = from < to ? _mm512_slli_epi16(bytes, (uint8_t)(to - from))
+                      : _mm512_srli_epi16(bytes, (uint8_t)(from - to)); /* int or unsigned: gcc's version */
     return _mm512_ternarylogic_epi32(v, bytes, _mm512_set1_epi8((char)(1 << to)), 0xf8); /* v | bytes & bit */
 }
 

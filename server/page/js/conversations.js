@@ -26,10 +26,12 @@ export function createConversations(node, {chat, onOpen}) {
   async function draw() {
     const mine = ++turn, text = search.value.trim();
     const all = text ? await store.search(text) : await store.listConversations();
-    if (mine !== turn) return; /* a later one draws */
+    if (mine !== turn || list.querySelector('input')) return; /* a later one draws, or the end of renaming */
+    const at = list.contains(document.activeElement) && document.activeElement, row = at && at.closest('li');
     const groups = Map.groupBy(all, c => (text ? 'Found' : when(c.updated)));
     list.replaceChildren(...[...groups].map(([name, some]) => el('section', null, el('h2', null, name),
       el('ul', null, some.map(item)))));
+    if (row) list.querySelector(`[data-id="${row.dataset.id}"] ${at.matches('a') ? 'a' : 'button'}`)?.focus();
     if (!all.length) list.append(el('p', {class: 'hint'}, text ? 'Nothing found.' : 'Conversations will be listed here.'));
   }
 
@@ -44,7 +46,7 @@ export function createConversations(node, {chat, onOpen}) {
         run: async () => download(fileName(c.title, 'md'), await store.exportMarkdown(c.id), 'text/markdown')},
       {label: 'Delete', icon: 'trash', danger: true, run: () => remove(c)},
     ]), {'aria-haspopup': 'menu', 'aria-expanded': 'false'});
-    const row = el('li', {class: chat.running(c.id) ? 'running' : null}, open, more);
+    const row = el('li', {class: chat.running(c.id) ? 'running' : null, 'data-id': c.id}, open, more);
     return row;
   }
 
@@ -63,7 +65,10 @@ export function createConversations(node, {chat, onOpen}) {
         chat.renamed(c.id, title);
         await store.put({...await store.get(c.id), title});
       }
-      draw();
+      const focused = document.activeElement === field;
+      field.remove();
+      await draw();
+      if (focused) list.querySelector(`[data-id="${c.id}"] button`)?.focus();
     };
     row.replaceChildren(field);
     field.focus();

@@ -161,7 +161,7 @@ static void test_hostile(void **state)
         {"{\"model_type\":\"paligemma\",\"text_config\":{}}", ST_FORMAT, "vision_config: is missing"},
         {"{\"model_type\":\"paligemma\",\"text_config\":{\"model_type\":\"llama\"},\"vision_config\":{}}",
          ST_UNSUPPORTED, "text_config.model_type"},
-        {"{\"model_type\":\"paligemma\",\"text_config\":{},\"vision_config\":{\"image_size\":225}}",
+        {"{\"model_type\":\"paligemma\",\"text_config\":{},\"vision_config\":{\"image_size\":13}}",
          ST_FORMAT, "image_size"},
         {"{\"model_type\":\"paligemma\",\"text_config\":{},\"vision_config\":{},\"image_token_index\":-1}",
          ST_FORMAT, "image_token_index"},

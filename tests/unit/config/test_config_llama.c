@@ -158,7 +158,7 @@ static void test_refused(void **state)
     } cases[] = {
         {"{\"model_type\":\"llama\",\"mlp_bias\":true}", ST_UNSUPPORTED, "mlp_bias"},
         {"{\"model_type\":\"llama\",\"hidden_act\":\"gelu\"}", ST_UNSUPPORTED, "hidden_act"},
-        {"{\"model_type\":\"llama\",\"rope_scaling\":{\"rope_type\":\"dynamic\",\"factor\":2}}",
+        {"{\"model_type\":\"llama\",\"rope_scaling\":{\"rope_type\":\"longrope\",\"factor\":2}}",
          ST_UNSUPPORTED, "rope_type"},
         {"{\"model_type\":\"llama\",\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8}}", ST_FORMAT,
          "llama3 needs"},

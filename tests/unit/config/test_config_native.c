@@ -61,6 +61,12 @@ static void test_mistral3(void **state)
          "'mscale_all_dim':1.0,'llama_4_scaling_beta':0.1}}," PIXTRAL "}");
     assert_true(!d.tied && d.ropes[0].query_beta == 0.1f && d.ropes[0].attention == 1);
     assert_true(d.layer_count == 34 && d.vision.merge == 2);
+    /* The same in the spelling before transformers 5. */
+    load("{'model_type':'mistral3','text_config':{'model_type':'ministral3','hidden_size':4096,'rope_theta':"
+         "1e6,"
+         "'rope_scaling':{'type':'yarn','factor':8.0,'original_max_position_embeddings':4096,'mscale':1.0,"
+         "'mscale_all_dim':1.0,'llama_4_scaling_beta':0.2}}," PIXTRAL "}");
+    assert_true(d.tied && d.ropes[0].query_beta == 0.2f && d.ropes[0].original == 4096);
     /* Pixtral 12B */
     load("{'model_type':'llava','image_token_index':10,'projector_hidden_act':'gelu','image_seq_length':1,"
          "'text_config':{'head_dim':128,'hidden_size':5120,'intermediate_size':14336,'model_type':'mistral',"
@@ -81,6 +87,13 @@ static void test_lighton_ocr(void **state)
     assert_true(d.tied && d.names.q_norm && d.layers[0].kv_heads == 8 && d.vision.merge_ff == 1024);
     assert_true(d.image.placeholder_id == 151655 && !d.image.row_break && !d.image.grid);
     assert_string_equal(d.image.marker, "<|image_pad|>");
+    /* LightOnOCR 1B as released */
+    load("{'architectures':['LightOnOCRForConditionalGeneration'],'model_type':'mistral3','image_token_id':"
+         "151655,"
+         "'multimodal_projector_bias':false,'spatial_merge_size':2,'text_config':{'model_type':'qwen3',"
+         "'hidden_size':1024,'num_hidden_layers':28,'tie_word_embeddings':true},'vision_feature_layer':-"
+         "1," PIXTRAL "}");
+    assert_true(strcmp(c.model_type, "lighton_ocr") == 0 && d.names.q_norm && !d.image.row_break && d.tied);
 }
 
 static void test_paddleocr_vl(void **state)
@@ -91,8 +104,8 @@ static void test_paddleocr_vl(void **state)
          "'rope_scaling':{'mrope_section':[16,24,24],'rope_type':'default','type':'default'},"
          "'rope_theta':500000,'vocab_size':103424,'image_token_id':100295,'vision_config':{'model_type':"
          "'paddleocr_vl','hidden_size':1152,'image_size':384,'patch_size':14}}");
-    assert_true(!d.tied && d.ropes[0].sections[1] == 24 && !d.ropes[0].interleaved &&
-                d.layers[0].heads == 16);
+    /* The class ignores the tie of a flat file; a head in the files counts. */
+    assert_true(d.tied && d.ropes[0].sections[1] == 24 && !d.ropes[0].interleaved && d.layers[0].heads == 16);
     assert_true(d.vision.position_side == 27 && d.vision.position_lookup == LOOKUP_CENTRES);
     assert_true(d.image.grid && d.image.placeholder_id == 100295 && d.eos_count == 1 && d.eos_ids[0] == 2);
     load("{'model_type':'paddleocr_vl','text_config':{'num_hidden_layers':3},'vision_config':{}}");
@@ -234,7 +247,17 @@ static void test_images(void **state)
                               NULL, &cfg, &err),
                      ST_OK);
     size_of(&cfg, 1540, 1541, 1540, 1540);
-    assert_int_equal(settings("lighton_ocr", NULL, "{'patch_size':14}", &cfg, &err), ST_UNSUPPORTED);
+    /* LightOnOCR 1B: sides of which a token's patches need not be a part. */
+    assert_int_equal(settings("lighton_ocr", "{'patch_size':14,'spatial_merge_size':2}",
+                              "{'patch_size':14,'size':{'longest_edge':1540},'do_pad':null,'crop_size':null}",
+                              &cfg, &err),
+                     ST_OK);
+    size_of(&cfg, 60, 45, 70, 56);
+    assert_int_equal(image_grid(&cfg, 70, 56, 0).w, 2);
+    uint32_t w, h;
+    assert_int_equal(image_target(&cfg, 2, 2, 0, &w, &h, &err), ST_INVALID);
+    assert_non_null(strstr(err.msg, "makes no token"));
+    assert_int_equal(settings("lighton_ocr", NULL, "{'patch_size':16}", &cfg, &err), ST_UNSUPPORTED);
     assert_int_equal(settings("paddleocr_vl", NULL, "{'min_pixels':147384,'max_pixels':2822400}", &cfg, &err),
                      ST_OK);
     assert_true(cfg.depth == 1 && cfg.small == SMALL_BY_SIDE && cfg.area_min == 147384);

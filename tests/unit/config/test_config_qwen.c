@@ -493,7 +493,7 @@ static void test_hostile(void **state)
         {Q3("\"rope_parameters\":7"), ST_FORMAT, "rope_parameters"},
         {Q3("\"rope_theta\":0"), ST_FORMAT, "rope_theta"},
         {Q3("\"rope_scaling\":{\"type\":\"longrope\"}"), ST_UNSUPPORTED,
-         "only default, mrope, linear, llama3 and yarn"},
+         "only default, mrope, dynamic, linear, llama3 and yarn"},
         {Q3("\"rope_scaling\":{\"type\":7}"), ST_UNSUPPORTED, "rope_type"},
         {Q3("\"rope_scaling\":{\"type\":\"yarn\"}"), ST_FORMAT, "factor: is missing"},
         {Q3("\"rope_scaling\":{\"type\":\"yarn\",\"factor\":0.5}"), ST_FORMAT, "factor"},

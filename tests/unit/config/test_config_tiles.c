@@ -60,6 +60,12 @@ static void test_internvl(void **state)
     assert_true(v->tokens == 256 && v->merge == 2 && v->merge_ff == 896 && v->names.class_row);
     assert_true(v->mlp == VISION_GELU_ERF && !v->qkv_no_bias && !v->names.post_norm && d.tied);
     assert_true(d.layers[0].qkv_bias && !d.layers[0].o_bias);
+    /* InternVL3-38B */
+    load("{\"model_type\":\"internvl\"," QWEN_05B
+         ",\"vision_config\":{\"attention_bias\":false,\"hidden_size\":3200,"
+         "\"intermediate_size\":12800,\"norm_type\":\"rms_norm\",\"num_attention_heads\":25,"
+         "\"num_hidden_layers\":45,\"use_qk_norm\":true}}");
+    assert_true(v->rms && v->qk_norm_all == 1e-6f && v->qkv_no_bias && v->names.q_norm && v->names.k_norm);
     load("{\"model_type\":\"qianfan_ocr\",\"text_config\":{\"model_type\":\"qwen3\"},\"vision_config\":{}}");
     assert_true(!d.tied && !d.vision.qkv_no_bias && strcmp(d.image.marker, "<image>") == 0);
     assert_non_null(d.names.q_norm);
@@ -109,8 +115,8 @@ static void test_refused(void **state)
          "scale_factor", ST_FORMAT},
         {"{\"model_type\":\"smolvlm\",\"text_config\":{\"model_type\":\"gpt2\"},\"vision_config\":{}}",
          "text_config.model_type", ST_UNSUPPORTED},
-        {"{\"model_type\":\"internvl\"," QWEN_05B ",\"vision_config\":{\"use_qk_norm\":true}}", "use_qk_norm",
-         ST_UNSUPPORTED},
+        {"{\"model_type\":\"internvl\"," QWEN_05B ",\"vision_config\":{\"norm_type\":\"group\"}}",
+         "norm_type", ST_UNSUPPORTED},
         {"{\"model_type\":\"internvl\"," QWEN_05B ",\"vision_config\":{},\"vision_feature_layer\":-2}",
          "vision_feature_layer", ST_UNSUPPORTED},
         {"{\"model_type\":\"internvl\"," QWEN_05B ",\"vision_config\":{\"image_size\":[448,224]}}",

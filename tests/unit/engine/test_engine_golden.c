@@ -257,7 +257,7 @@ static uint32_t run_family(const char *family, const char variants[][64], uint32
     for (uint32_t i = 0; i < n; i++) {
         if (!selects_variant(variants[i])) continue;
         for (size_t k = 0; k < TEST_SETS; k++)
-            if (be_cpu_has(SETS[k]) && selects_kernels(SETS[k]))
+            if (test_takes(i, k) && selects_kernels(SETS[k]))
                 failed += run_variant(family, variants[i], SETS[k]);
     }
     return failed;
@@ -334,14 +334,17 @@ static void test_integers(void **state)
                {"internvl", "tiles", "internvl_f32", true},
                {"lfm2_vl", "tiles", "lfm2_vl_gguf_f32", true},
                {"mistral3", "native", "mistral3_gguf_f32", true},
-               {"lighton_ocr", "native", "lighton_ocr_f32", true}};
+               {"lighton_ocr", "native", "lighton_ocr_f32", true},
+               {"paddleocr_vl", "native", "paddleocr_vl_f32", true},
+               {"glm4v", "native", "glm4v_f32", true},
+               {"glm_ocr", "native", "glm_ocr_f32", true},
+               {"minicpmv4_6", "tiles", "minicpmv4_6_f32", true}};
     uint32_t failed = 0;
     (void)state;
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         for (size_t k = 0; k < TEST_SETS; k++) {
             char file[700], tower[700], dir[600];
-            if (!selects_variant(all[i].variant) || !be_cpu_has(SETS[k]) || !selects_kernels(SETS[k]))
-                continue;
+            if (!selects_variant(all[i].variant) || !test_takes(i, k) || !selects_kernels(SETS[k])) continue;
             snprintf(file, sizeof file, "%s/tests/golden/gguf/%s.gguf", golden_root(), all[i].file);
             snprintf(tower, sizeof tower, "%s/tests/golden/gguf/%s-mmproj.gguf", golden_root(), all[i].file);
             golden_dir(dir, sizeof dir, all[i].family, all[i].variant);

@@ -203,8 +203,7 @@ static void rejected_tokens_leave_nothing(void **state)
     (void)state;
     for (size_t v = 0; v < sizeof variants / sizeof *variants; v++)
         for (uint32_t s = 0; s < TEST_SETS; s++)
-            if (be_cpu_has(backend_sets[s]) && (v < 2 || BACKEND_ON_CPU))
-                one_variant(variants[v], backend_sets[s]);
+            if (test_takes(v, s) && (v < 2 || BACKEND_ON_CPU)) one_variant(variants[v], backend_sets[s]);
 }
 
 /* Its tokens are the same whether its keys came token by token, with drafts in between, or with one prompt.
@@ -251,7 +250,7 @@ static void the_drafter_in_the_checkpoint(void **state)
     for (size_t v = 0; v < sizeof variants / sizeof *variants; v++)
         for (uint32_t s = 0; s < TEST_SETS; s++) {
             static struct talk talks[SEQS];
-            if (!be_cpu_has(backend_sets[s]) || (v && !BACKEND_ON_CPU)) continue;
+            if (!test_takes(v, s) || (v && !BACKEND_ON_CPU)) continue;
             own_drafter = true;
             one_variant(variants[v], backend_sets[s]);
             struct engine *e = open_engine(variants[v], backend_sets[s]);

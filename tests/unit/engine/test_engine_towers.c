@@ -208,8 +208,43 @@ static void test_gguf(void **state)
     }
 }
 
+/* `kvasir bench --vision` counts the arithmetic that a profile sees the tower do: mergers of one product and
+ * of two, a class row. */
+static void test_costs(void **state)
+{
+    static const char *const variants[] = {"smolvlm_f32", "internvl_f32"};
+    (void)state;
+    for (size_t i = 0; i < sizeof variants / sizeof *variants; i++) {
+        if (!selects_variant(variants[i])) continue;
+        char dir[600];
+        golden_dir(dir, sizeof dir, "tiles", variants[i]);
+        struct engine_options opt = {
+            .model_dir = dir, .backend = "cpu", .threads = 2, .kv_bytes = 8u << 20, .profile = true};
+        struct engine_profile_part parts[ENGINE_PROFILE_PARTS];
+        struct engine_costs costs;
+        struct result r = {0};
+        struct engine *e;
+        struct err err;
+        double seen = 0;
+        if (engine_open(&opt, &e, &err)) fail_msg("%s", err.msg);
+        assert_int_equal(engine_costs(e, &costs, &err), ST_OK);
+        assert_int_equal(engine_profile_start(e, &err), ST_OK);
+        uint32_t side = costs.vision_side;
+        struct image_u8 image = {.width = side, .height = side, .rgb = calloc((size_t)side * side, 3)};
+        encode(e, &image, 0, &r);
+        engine_profile_read(e, parts);
+        for (uint32_t p = 0; p < ENGINE_PROFILE_PARTS; p++) seen += parts[p].flops;
+        if (fabs(seen / costs.vision_flops - 1) > 1e-6)
+            fail_msg("%s: %.0f are counted, %.0f are seen", variants[i], costs.vision_flops, seen);
+        free(image.rgb);
+        drop(&r);
+        engine_close(e);
+    }
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_golden), cmocka_unit_test(test_gguf)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_golden), cmocka_unit_test(test_gguf),
+                                       cmocka_unit_test(test_costs)};
     return selectors_end(cmocka_run_group_tests_name("engine_towers", tests, NULL, NULL));
 }

@@ -374,7 +374,7 @@ static void test_config_hostile(void **state)
         {"{\"model_type\":\"gemma3_text\",\"eos_token_id\":[1,\"2\"]}", ST_FORMAT, "eos_token_id"},
         {"{\"model_type\":\"gemma3_text\",\"eos_token_id\":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17]}",
          ST_FORMAT, "eos_token_id"},
-        {"{\"model_type\":\"gemma3\",\"text_config\":{},\"vision_config\":{\"image_size\":225}}", ST_FORMAT,
+        {"{\"model_type\":\"gemma3\",\"text_config\":{},\"vision_config\":{\"image_size\":13}}", ST_FORMAT,
          "image_size"},
         {"{\"model_type\":\"gemma3\",\"text_config\":{},\"vision_config\":{\"num_attention_heads\":5}}",
          ST_FORMAT, "num_attention_heads"},

@@ -522,7 +522,7 @@ static void test_all_cuts(void **state)
         const char *text = table[i].text;
         size_t len = strlen(text);
         same("bytes", text, len, run_bytes(table[i].rules, text, len), table[i].want);
-        for (size_t a = 0; a <= len; a += test_briefly() ? 25 : 1) {
+        for (size_t a = 0; a <= len; a += test_briefly() ? 50 : 1) {
             same("two", text, len, run_cut(table[i].rules, text, len, &a, 1, a & 1), table[i].want);
             for (size_t b = a; b <= len; b++) {
                 size_t cuts[2] = {a, b};
@@ -737,7 +737,7 @@ static void test_random_calls(void **state)
     (void)state;
     static const size_t flags[] = {0, JSON_COMPACT, JSON_INDENT(2), JSON_ENSURE_ASCII,
                                    JSON_INDENT(1) | JSON_ENSURE_ASCII};
-    for (int round = 0; round < (test_briefly() ? 5000 : 20000); round++) {
+    for (int round = 0; round < (test_briefly() ? 2500 : 20000); round++) {
         struct buf text, want;
         buf_init(&text, MAX);
         buf_init(&want, MAX);
@@ -795,7 +795,7 @@ static void test_random_parameters(void **state)
 {
     (void)state;
     static const char *const names[] = {"s", "i", "b", "o", "a", "sz", "n"};
-    for (int round = 0; round < (test_briefly() ? 5000 : 20000); round++) {
+    for (int round = 0; round < (test_briefly() ? 2500 : 20000); round++) {
         struct buf text;
         buf_init(&text, MAX);
         json_t *args = json_object();
@@ -970,7 +970,7 @@ static void test_random_pieces(void **state)
     static const struct chat_output_rules *const all[] = {
         &tools, &one_tool,  &plain, &think,    &inside,   &drop,       &keep, &keep_inside, &xml,  &one_xml,
         &glm,   &think_xml, &bare,  &one_bare, &bare_xml, &think_bare, &call, &mistral,     &lfm2, &exact};
-    for (int round = 0; round < (test_briefly() ? 15000 : 60000); round++) {
+    for (int round = 0; round < (test_briefly() ? 7500 : 60000); round++) {
         struct buf text;
         buf_init(&text, MAX);
         for (uint32_t n = rnd(24) + 1; n; n--)

@@ -326,13 +326,13 @@ static void compare(struct grammar *(*make)(struct random_grammar *), unsigned s
 static void test_texts(void **state)
 {
     (void)state;
-    compare(make_grammar, test_briefly() ? 800 : 1500, test_briefly() ? 250 : 500);
+    compare(make_grammar, test_briefly() ? 400 : 1500, test_briefly() ? 125 : 500);
 }
 
 static void test_costly_texts(void **state)
 {
     (void)state;
-    compare(make_costly_grammar, test_briefly() ? 1500 : 5000, test_briefly() ? 1000 : 3500);
+    compare(make_costly_grammar, test_briefly() ? 750 : 5000, test_briefly() ? 500 : 3500);
 }
 
 /* ---- masks ---- */
