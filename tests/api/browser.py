@@ -80,8 +80,10 @@ class Page:
 
     def __init__(self, browser, width=1280, height=860, dark=False, beside=None):
         self.browser = browser
-        self.context = beside.context if beside else browser.call("Target.createBrowserContext")["browserContextId"]
-        target = browser.call("Target.createTarget", url="about:blank", browserContextId=self.context)["targetId"]
+        self.context = (beside.context if beside
+                        else browser.call("Target.createBrowserContext")["browserContextId"])
+        target = browser.call("Target.createTarget", url="about:blank",
+                              browserContextId=self.context)["targetId"]
         self.session = browser.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network", "Accessibility", "DOM"):
             self.call(domain + ".enable")

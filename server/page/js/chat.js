@@ -11,7 +11,6 @@ import {determinismButton} from './determinism.js';
 import {createWelcome} from './welcome.js';
 
 const failed = m => m?.role === 'assistant' && !m.content && !m.tool_calls?.length;
-const complete = m => m && (m.role !== 'assistant' || m.finish_reason || m.error);
 const imagesOf = list => list.flatMap(m => m.attachments || []).filter(a => a.kind === 'image').map(a => a.data);
 
 /* What is sent: an answer that failed is left out, together with its question. */
@@ -128,7 +127,7 @@ export function createChat(node, {settings, model, onChange}) {
     if (m.error) return [el('div', {class: 'problem', role: 'alert'}, el('span', null, m.error),
       el('button', {type: 'button', click: () => again(m)}, 'Try again'))];
     const text = {length: 'Stopped: max tokens reached', stopped: 'Stopped'}[m.finish_reason] ||
-      (m.params && !complete(m) && 'Incomplete: interrupted, or still running in another tab') || (failed(m) && 'Empty response');
+      (m.params && !store.complete(m) && 'Incomplete: interrupted, or still running in another tab') || (failed(m) && 'Empty response');
     return text ? [el('p', {class: 'hint'}, text)] : [];
   }
 
@@ -301,12 +300,9 @@ export function createChat(node, {settings, model, onChange}) {
     async changed(id) {
       const next = await store.get(id);
       if (!next) return this.removed(id);
-      if (c.id !== id || running.has(id)) return;
-      for (const m of Object.values(next.messages)) {
-        if (complete(c.messages[m.id])) continue;
-        withRequest(c, m);
-        c.messages[m.id] = m;
-      }
+      if (c.id !== id) return;
+      store.merge(c, next);
+      for (const m of Object.values(c.messages)) withRequest(c, m);
       c.title = next.title;
       c.head = store.leaf(c, c.head);
       render();

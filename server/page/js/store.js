@@ -42,11 +42,19 @@ export const get = id => run(['conversations'], 'readonly', s => s.get(id));
 const others = new BroadcastChannel('kvasir');
 export const onOthers = f => others.addEventListener('message', e => f(e.data));
 
-/* Messages that another tab has added stay. `quiet`: the others are not told. */
+export const complete = m => m && (m.role !== 'assistant' || m.finish_reason || m.error);
+
+/* Takes over what another tab has added or completed. */
+export function merge(c, there) {
+  for (const [id, m] of Object.entries(there?.messages || {}))
+    if (!c.messages[id] || (complete(m) && !complete(c.messages[id]))) c.messages[id] = m;
+}
+
+/* What another tab has put stays. `quiet`: the others are not told. */
 export async function put(c, quiet) {
   await run(['conversations', 'summaries'], 'readwrite', (all, short) => {
     const here = all.get(c.id), write = () => {
-      c.messages = {...here.result?.messages, ...c.messages};
+      merge(c, here.result);
       all.put(c, c.id);
       short.put(summary(c), c.id);
     };
