@@ -209,6 +209,7 @@ def test_history(server, chrome):
         click(page, "#new")
         page.wait("!document.querySelector('.turn')")
         say(page, text)
+    page.wait(f"{TITLES}[0] === 'Name three colors.'")
     check.equal("newest first", page.js(TITLES), ["Name three colors.", "What is a red circle?", "Hello!"])
     page.js("[...document.querySelectorAll('.conversations a')].at(-1).click()")
     page.wait(f"{TURNS}[0] === 'Hello!'")
