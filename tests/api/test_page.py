@@ -424,6 +424,7 @@ def test_broken(server, chrome):
     page.wait("document.querySelector('.turn .problem')?.innerText.includes('cannot be reached')")
     again = harness.Server(args.binary, args.demo, "--port", str(server.port))
     configure(page)
+    page.wait("document.querySelector('.turn .problem')")
     check.equal("a failed answer is kept as one", page.js("document.querySelectorAll('.turn').length"), 2)
     click(page, ".turn .problem button", "Try again")
     page.wait(f"!document.querySelector('.turn .problem') && {IDLE}")
