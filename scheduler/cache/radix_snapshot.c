@@ -114,8 +114,8 @@ void radix_snapshot(const struct radix_cache *c, const uint8_t salt[32], struct 
     struct heap *heap = malloc(sizeof *heap); /* out of memory: only the sums */
     uint32_t looked = 0;
     out->count = 0;
-    out->nodes = whole ? c->stats.nodes : 0; /* what others have cached is not shown to a client with a
-                                                salt */
+    /* Without the roots; what others have cached is not shown to a client with a salt. */
+    out->nodes = whole ? c->stats.nodes - c->top.child_count : 0;
     out->tokens = whole ? c->stats.items : 0;
     const struct radix_node *n = heap ? radix__root(c, salt) : NULL;
     if (heap) heap->count = 0;

@@ -209,6 +209,7 @@ def test_history(server, chrome):
         click(page, "#new")
         page.wait("!document.querySelector('.turn')")
         say(page, text)
+    page.wait(f"{TITLES}[0] === 'Name three colors.'")
     check.equal("newest first", page.js(TITLES), ["Name three colors.", "What is a red circle?", "Hello!"])
     page.js("[...document.querySelectorAll('.conversations a')].at(-1).click()")
     page.wait(f"{TURNS}[0] === 'Hello!'")
@@ -223,6 +224,9 @@ def test_history(server, chrome):
     put(page, ".search input", "")
     page.wait(f"{TITLES}.length === 3")
     more = "document.querySelector('.conversations li .icon-button')"
+    page.js(more + ".click()")
+    check.true("a menu as wide as its items", page.js("document.querySelector('.menu').offsetWidth") < 300)
+    page.key("Escape")
     page.js(f"{more}.click()")
     check.equal("a menu", page.js("[...document.querySelectorAll('[role=menuitem]')].map(i => i.innerText)"),
                 ["Rename", "Export as JSON", "Export as Markdown", "Delete"])
@@ -292,10 +296,10 @@ def test_versions(server, chrome):
     page.wait("document.querySelectorAll('.turn').length === 2")
     check.equal("a chat of its own", page.js(TURNS), ["Hello!", first])
     say(page, "And a blue one?")
-    check.equal("beside the other", page.js(f"{TITLES}.length"), 2)
+    page.wait(f"{TITLES}.length === 2")
     page.js("document.querySelectorAll('.conversations a')[1].click()")
-    page.wait("document.querySelectorAll('.turn').length === 4")
-    check.equal("which is as it was", page.js(TURNS)[2], "What is a red circle?")
+    page.wait(f"{TURNS}[2] === 'What is a red circle?'")
+    check.equal("which is as it was", page.js(f"{TURNS}.length"), 4)
     page.js("navigator.clipboard.writeText = async text => { window.copied = text; }")
     click(page, ".turn.assistant:last-child button", "Copy")
     check.equal("copied", page.js("window.copied"), page.js(TURNS)[3])
@@ -342,10 +346,65 @@ def test_stop(server, chrome):
     reload(page)
     page.wait(f"{length} > 50")
     check.true("a reload keeps what had come", page.js("!document.querySelector('.turn.running')"))
+    check.true("and says that it is not all",
+               page.js("document.querySelector('.turn.assistant .hint').innerText").startswith("Incomplete"))
     check.true("and stops the server",
                harness.wait_until(lambda: server.metric("vllm:num_requests_running") == 0))
     quiet("stop", page)
     server.stop()
+
+
+def test_tabs(server, chrome):
+    """Two tabs with one conversation: neither loses what the other has added."""
+    page = opened(server, chrome)
+    say(page, "Hello!")
+    other = opened(server, chrome, path="/" + page.js("location.hash"), beside=page)
+    other.wait("document.querySelectorAll('.turn').length === 2")
+    say(other, "What can you do?")
+    page.wait("document.querySelectorAll('.turn').length === 4")
+    say(page, "How many shapes are there?")
+    page.wait(f"{TURNS}[3]")
+    other.wait("document.querySelectorAll('.turn').length === 6")
+    check.equal("the same in both", other.js(TURNS), page.js(TURNS))
+    click(other, "#new")
+    other.wait("!document.querySelector('.turn')")
+    say(other, "Hi")
+    page.wait(f"{TITLES}.length === 2")
+    page.js("(async () => { const c = await store.get(location.hash.slice(1));"
+            " window.stale = structuredClone(c); delete stale.messages[c.head].finish_reason;"
+            " stale.messages[c.head].content = ''; c.messages.late = {id: 'late', parent: c.head,"
+            " role: 'user', content: 'late', created: 1}; await store.put(c); await store.put(stale); })()")
+    kept = page.js("store.get(location.hash.slice(1)).then(c => [c.messages.late.content,"
+                   " c.messages[c.head].content])")
+    check.equal("a stale copy takes nothing away", kept, ["late", page.js(TURNS)[5]])
+    quiet("tabs", page)
+    quiet("tabs", other)
+
+
+def test_hostile_import(server, chrome):
+    """Files whose parts have wrong types, or names that JavaScript's objects have."""
+    page = opened(server, chrome)
+    user = {"id": "u", "role": "user", "parent": None, "content": "hi"}
+    odd = {"tool_calls": [{}, 5], "finish_reason": "tool_calls", "logprobs": [{"token": 5}], "usage": "x",
+           "timings": 7, "cache_info": {"reuse_ends_at": 5}, "params": [], "reasoning": {}, "error": 5,
+           "model": {}, "request": {"model": "other"}}
+    for i, more in enumerate((odd, {"tool_calls": "boo", "logprobs": "boo"}, {})):
+        file = {"conversations": [{"id": "cache", "title": {}, "messages": {
+            "u": user,
+            "a": {"id": "a", "role": "assistant", "parent": "u", "content": "an answer", **more}}}]}
+        page.js(f"store.importText({json.dumps(json.dumps(file))}).then(([id]) => {{ location.hash = id; }})")
+        page.wait("location.hash.length > 9 && document.querySelectorAll('.turn').length === 2")
+        check.equal(f"file {i}", page.js(TURNS), ["hi", "an answer"])
+        check.true("no request of the file's own", not page.js(
+            "document.querySelector('.foot button[aria-label^=Determinism]')"))
+        click(page, "#new")
+        page.wait("!document.querySelector('.turn')")
+    for name in ("__proto__", "constructor"):
+        file = '{"conversations": [{"id": "x", "messages": {"%s": {"role": "user", "content": "x"}}}]}' % name
+        check.equal(f"a message named {name}", page.js(
+            f"store.importText({json.dumps(file)}).then(() => 'taken', e => e.message.slice(0, 15))"),
+                    "This is not a f")
+    quiet("files", page)
 
 
 def test_broken(server, chrome):
@@ -365,6 +424,7 @@ def test_broken(server, chrome):
     page.wait("document.querySelector('.turn .problem')?.innerText.includes('cannot be reached')")
     again = harness.Server(args.binary, args.demo, "--port", str(server.port))
     configure(page)
+    page.wait("document.querySelector('.turn .problem')")
     check.equal("a failed answer is kept as one", page.js("document.querySelectorAll('.turn').length"), 2)
     click(page, ".turn .problem button", "Try again")
     page.wait(f"!document.querySelector('.turn .problem') && {IDLE}")
@@ -619,6 +679,9 @@ FITS = """document.scrollingElement.scrollWidth <= innerWidth && [...document.qu
 def test_phone(server, chrome):
     """Nothing is wider than a small phone, nothing covers the chat unless it is asked for."""
     page = opened(server, chrome, 360, 640, dark=True)
+    page.js("window.was = document.body.className; document.body.className = ''")
+    check.true("before the scripts have come, too", page.js("!document.querySelector('#side').offsetWidth"))
+    page.js("document.body.className = was")
     check.true("the empty screen fits", page.js(FITS))
     check.true(
         "so do its prompts",
@@ -671,6 +734,7 @@ def test_keyboard(server, chrome):
     page.key("Enter")
     page.wait(IDLE)
     check.equal("Shift+Enter begins a line", page.js(TURNS)[0], "Hello!\nWho are you?")
+    page.wait("document.querySelector('.conversations a')")
     page.js("document.querySelector('.conversations a').focus()")
     page.js("document.querySelector('.turn [aria-label=Regenerate]').click()")
     page.wait(f"document.querySelector('.versions') && {IDLE}")
@@ -809,6 +873,25 @@ def test_no_storage(server, chrome):
     quiet("no storage", page)
 
 
+def test_text_model(server, chrome):
+    """A model without images: other prompts, and an image that is added is named, not sent."""
+    page = browser.Page(chrome)
+    page.call("Page.addScriptToEvaluateOnNewDocument", source="""const asked = window.fetch;
+        window.fetch = async (u, o) => !`${u}`.endsWith('/props') ? asked(u, o)
+            : Response.json({modalities: {vision: false}});""")
+    page.open(f"http://{server.host}:{server.port}/")
+    page.wait("document.querySelector('.sample img')?.hidden")
+    page.files(".composer .files", sample)
+    page.wait("document.querySelector('.toast')")
+    check.equal("it says so", page.js("document.querySelector('.toast span').textContent"),
+                "This model reads no images.")
+    check.true("above where one writes", page.js("""[document.querySelector('.composer'),
+        document.querySelector('.toasts')].map(e => e.getBoundingClientRect())
+        .every((r, i, all) => !i || r.bottom < all[0].top)"""))
+    check.equal("nothing is added", page.js("document.querySelectorAll('.composer .thumb').length"), 0)
+    quiet("text", page)
+
+
 def test_second_model(server, chrome):
     other = harness.Server(args.binary, os.path.join(root, "models/demo-qwen3-vl"))
     page = opened(other, chrome)
@@ -865,9 +948,10 @@ def main():
     server = harness.Server(args.binary, args.demo, "--enable-admin", "on")
     chrome = browser.Browser() if browser.found() else None
     with_browser = [
-        test_start, test_history, test_versions, test_stop, test_broken, test_settings, test_files, test_key,
-        test_theme, test_phone, test_prefix, test_keyboard, test_axe, test_hostile_names,
-        test_without_libraries, test_no_storage, test_other_pages, test_second_model
+        test_start, test_history, test_versions, test_stop, test_tabs, test_broken, test_settings, test_files,
+        test_key, test_theme, test_phone, test_prefix, test_keyboard, test_axe, test_hostile_names,
+        test_hostile_import, test_without_libraries, test_no_storage, test_text_model, test_other_pages,
+        test_second_model
     ]
     if not chrome:
         print("skipped: there is no chromium; the page itself is not tested")

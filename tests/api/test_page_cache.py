@@ -105,6 +105,7 @@ def test_tree(server, chrome):
         nodes,
     )
     check.true("ends of prompts", first in [n["end"] for n in nodes], nodes)
+    check.equal("as many as there are", got["total_nodes"], len(nodes))
     check.equal("the total", got["total_tokens"], sum(n["end"] - n["start"] for n in nodes))
     check.equal(
         "fields",

@@ -293,9 +293,9 @@ def test_reasoning_and_tools(server, chrome):
     check.equal("arguments, indented where they are JSON", each(page, ".call code"),
                 ['{\n  "city": "Oslo"\n}', '{"zone":'])
     page.js("events = [{choices: [{index: 0, delta: {content: 'Rain.'}, finish_reason: 'stop'}]}]")
-    page.js("""document.querySelectorAll('.tool-result').forEach((form, i) => {
-        form.querySelector('textarea').value = ['{"sky":"rain"}', 'noon'][i];
-        form.requestSubmit(); })""")
+    page.js("""document.querySelectorAll('.tool-result textarea').forEach((field, i) => {
+        field.value = ['{"sky":"rain"}', 'noon'][i]; })""")
+    page.js("document.querySelector('.tool-result button').click()")
     page.wait(f"sent.length === 2 && {LAST}.innerText.includes('Rain.')")
     called, *results = page.js("sent.at(-1).messages.slice(-3)")
     check.equal("the calls go back", [c["function"] for c in called["tool_calls"]],

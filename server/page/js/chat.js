@@ -73,7 +73,7 @@ export function createChat(node, {settings, model, onChange}) {
   const box = el('div', {class: 'composer-box'});
   node.replaceChildren(scroll, el('div', {class: 'dock'}, jump, box), live);
   const composer = createComposer(box, {onSend: send, onStop: stop,
-    onDraft: value => store.draft(c.head ? c.id : 'new', value.text || value.attachments.length ? value : null)});
+    onDraft: value => store.draft(c.head ? c.id : 'new', value.text || value.attachments.length ? value : null).catch(() => {})});
   new ResizeObserver(() => toEnd()).observe(turns);
 
   function toEnd(always) {
@@ -120,13 +120,14 @@ export function createChat(node, {settings, model, onChange}) {
     if (now) return v.foot.replaceChildren();
     v.note.replaceChildren(...note(m));
     v.foot.replaceChildren(...actions(v));
-    if (m.tool_calls && m.finish_reason === 'tool_calls' && m.id === c.head) v.note.append(toolForms(m));
+    if (m.tool_calls && m.finish_reason === 'tool_calls' && m.id === c.head) v.note.append(toolForm(m));
   }
 
   function note(m) {
     if (m.error) return [el('div', {class: 'problem', role: 'alert'}, el('span', null, m.error),
       el('button', {type: 'button', click: () => again(m)}, 'Try again'))];
-    const text = {length: 'Stopped: max tokens reached', stopped: 'Stopped'}[m.finish_reason];
+    const text = {length: 'Stopped: max tokens reached', stopped: 'Stopped'}[m.finish_reason] ||
+      (m.params && !store.complete(m) && 'Incomplete: interrupted, or still running in another tab') || (failed(m) && 'Empty response');
     return text ? [el('p', {class: 'hint'}, text)] : [];
   }
 
@@ -147,7 +148,7 @@ export function createChat(node, {settings, model, onChange}) {
       : m.role === 'tool' ? [versions].filter(Boolean)
         : [versions, m.content && copy, iconButton('retry', 'Regenerate', idle(() => again(m))),
           iconButton('branch', 'Branch into a new chat', idle(() => branch(m))),
-          m.usage && statsButton(m), m.content && determinismButton(m, {api})].filter(Boolean);
+          m.usage && statsButton(m), m.content && m.request && determinismButton(m, {api})].filter(Boolean);
   }
 
   function edit(m, root) {
@@ -171,16 +172,12 @@ export function createChat(node, {settings, model, onChange}) {
     field.focus();
   }
 
-  function toolForms(m) {
-    const results = [];
-    return el('div', {class: 'tool-results'}, m.tool_calls.map((call, i) => toolResultForm(call, text => {
-      results[i] = text;
-      if (running.has(c.id) || m.tool_calls.some((_, j) => results[j] === undefined)) return;
-      let at = m.id;
-      m.tool_calls.forEach(({id}, j) => { at = put({role: 'tool', content: results[j], tool_call_id: id}, at).id; });
-      answer(at);
-    })));
-  }
+  const toolForm = m => toolResultForm(m.tool_calls, results => {
+    if (running.has(c.id) || !settings.request()) return;
+    let at = m.id;
+    m.tool_calls.forEach(({id}, i) => { at = put({role: 'tool', content: results[i], tool_call_id: id}, at).id; });
+    answer(at);
+  });
 
   async function branch(m) {
     const list = store.path(c, m.id), copy = {...store.newConversation(), title: c.title, root: list[0].id, head: m.id,
@@ -257,7 +254,7 @@ export function createChat(node, {settings, model, onChange}) {
         if (performance.now() < next) return;
         next = Infinity; /* a tenth of the time at most */
         const now = performance.now();
-        store.put(mine).catch(() => {}).finally(() => { next = 10 * performance.now() - 9 * now + 250; });
+        store.put(mine, true).catch(() => {}).finally(() => { next = 10 * performance.now() - 9 * now + 250; });
       }});
     } catch (error) {
       if (error.name === 'AbortError') m.finish_reason = 'stopped';
@@ -283,19 +280,33 @@ export function createChat(node, {settings, model, onChange}) {
   return {
     /* Without an id, or with one that is gone: a new conversation. With a message, goes there. */
     async open(id, message) {
+      composer.keep();
       const next = running.get(id)?.c || (id && await store.get(id)) || store.newConversation();
       if (message && next.messages[message]) next.head = store.leaf(next, message);
       for (const m of Object.values(next.messages)) withRequest(next, m);
+      const draft = await store.draft(next.head ? next.id : 'new'), typed = !c.head && !next.head && composer.typed();
+      composer.keep();
       c = next;
       stick = !message;
       live.replaceChildren();
       render();
-      composer.set(await store.draft(c.head ? c.id : 'new') || {text: '', attachments: []});
+      if (!typed) composer.set(draft);
       toEnd(!message);
       if (message) turns.querySelector(`[data-id="${CSS.escape(message)}"]`)?.scrollIntoView({block: 'center'});
       composer.focus();
     },
     current: () => c,
+    /* Another tab has changed it: what it has added appears. */
+    async changed(id) {
+      const next = await store.get(id);
+      if (!next) return this.removed(id);
+      if (c.id !== id) return;
+      store.merge(c, next);
+      for (const m of Object.values(c.messages)) withRequest(c, m);
+      c.title = next.title;
+      c.head = store.leaf(c, c.head);
+      render();
+    },
     removed(id) {
       const gone = running.get(id);
       if (!gone) return;
@@ -308,7 +319,7 @@ export function createChat(node, {settings, model, onChange}) {
       c.title = title;
       render();
     },
-    vision: yes => welcome.vision(yes),
+    vision: yes => { welcome.vision(yes); composer.vision(yes); },
     focus: () => composer.focus(),
   };
 }

@@ -1,5 +1,5 @@
 /* Where a message is written: text, attachments by paste, drop, file and camera, a draft that is kept. */
-import {el, icon} from './dom.js';
+import {el, icon, toast} from './dom.js';
 import {readFiles, zoom, showText} from './attachments.js';
 
 const ACCEPTED = 'image/*,application/pdf,text/*,.md,.json,.csv,.tsv,.xml,.yaml,.yml,.toml,.ini,.log,.tex,.py,.js,' +
@@ -7,7 +7,7 @@ const ACCEPTED = 'image/*,application/pdf,text/*,.md,.json,.csv,.tsv,.xml,.yaml,
 const coarse = matchMedia('(pointer: coarse)');
 
 export function createComposer(node, {onSend, onStop, onDraft}) {
-  let attachments = [], running = false, reading = 0, saving = 0;
+  let attachments = [], running = false, vision = true, reading = 0, saving = 0;
 
   const list = el('ul', {class: 'attachments', 'aria-label': 'To send'});
   const field = el('textarea', {rows: 1, 'aria-label': 'Message', placeholder: 'Message',
@@ -53,7 +53,7 @@ export function createComposer(node, {onSend, onStop, onDraft}) {
     button.disabled = !running && (reading > 0 || (!field.value.trim() && !attachments.length));
     button.title = running ? 'Stop' : 'Send';
     button.setAttribute('aria-label', button.title);
-    status.textContent = reading ? 'Reading files …' : coarse.matches ? '' : 'Enter sends, Shift+Enter adds a line';
+    status.textContent = reading ? 'Reading files …' : coarse.matches ? '' : running ? 'Escape stops' : 'Enter sends, Shift+Enter adds a line';
     clearTimeout(saving);
     saving = setTimeout(keep, 300);
   }
@@ -84,7 +84,8 @@ export function createComposer(node, {onSend, onStop, onDraft}) {
     if (!chosen.length) return;
     reading++;
     changed();
-    const more = await readFiles(chosen);
+    const read = await readFiles(chosen), more = read.filter(a => vision || a.kind !== 'image');
+    if (more.length < read.length) toast('This model reads no images.');
     reading--;
     attachments = [...attachments, ...more];
     draw();
@@ -116,6 +117,9 @@ export function createComposer(node, {onSend, onStop, onDraft}) {
   saving = clearTimeout(saving);
 
   return {
+    keep,
+    vision: yes => { vision = yes; },
+    typed: () => Boolean(field.value || attachments.length),
     set(draft) {
       field.value = draft?.text || '';
       attachments = draft?.attachments || [];

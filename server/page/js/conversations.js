@@ -12,13 +12,16 @@ const fileName = (title, ending) => `${title.replace(/[^\p{L}\p{N}]+/gu, '-').re
 
 export function createConversations(node, {chat, onOpen}) {
   const list = el('div', {class: 'conversations', role: 'region', 'aria-label': 'Conversations', tabindex: 0});
+  const kept = el('span');
   let turn = 0;
   const search = el('input', {type: 'search', placeholder: 'Search', 'aria-label': 'Search conversations', input: () => draw()});
   const files = iconButton('more', 'Import and export', () => menu(files, [
     {label: 'Import', icon: 'upload', run: importFile}, {label: 'Export all', icon: 'download', run: exportAll},
     {label: 'Delete all', icon: 'trash', danger: true, run: removeAll}]), {'aria-haspopup': 'menu', 'aria-expanded': 'false'});
   node.append(el('div', {class: 'search'}, icon('search'), search), list,
-    el('div', {class: 'side-foot'}, el('span', null, 'Kept in this browser'), files));
+    el('div', {class: 'side-foot'}, kept, files));
+  store.lasting().then(yes => { kept.textContent = yes ? 'Kept in this browser' : 'Kept until this tab is closed'; });
+  store.onOthers(id => { chat.changed(id); draw(); });
 
   async function draw() {
     const mine = ++turn, text = search.value.trim();

@@ -146,15 +146,17 @@ export function renderUser(node, message) {
     el('div', {class: 'said', hidden: !message.content}, message.content));
 }
 
-/* A form for the result of a call, by hand. */
-export function toolResultForm(call, onResult) {
-  const {name} = call.function, field = el('textarea', {rows: 2, placeholder: 'Text or JSON', spellcheck: 'false',
-    'aria-label': `Result of ${name}`, keydown: e => {
+/* A form for the results of calls, by hand. */
+export function toolResultForm(calls, onResults) {
+  const label = call => `Result of ${call.function.name}`;
+  const fields = calls.map(call => el('textarea', {rows: 2, placeholder: 'Text or JSON', spellcheck: 'false',
+    'aria-label': label(call), keydown: e => {
       if (e.key === 'Enter' && (e.ctrlKey || e.metaKey)) form.requestSubmit();
-    }});
+    }}));
   const form = el('form', {class: 'tool-result', submit: e => {
     e.preventDefault();
-    onResult(field.value);
-  }}, el('label', null, `Result of ${name}`, field), el('button', {type: 'submit'}, 'Send result'));
+    onResults(fields.map(f => f.value));
+  }}, calls.map((call, i) => el('label', null, label(call), fields[i])),
+  el('button', {type: 'submit'}, calls.length > 1 ? 'Send results' : 'Send result'));
   return form;
 }

@@ -38,12 +38,38 @@ export async function listConversations() {
 
 export const get = id => run(['conversations'], 'readonly', s => s.get(id));
 
-export const put = c => run(['conversations', 'summaries'], 'readwrite', (all, short) => {
-  all.put(c, c.id);
-  short.put(summary(c), c.id);
-});
+/* Other tabs of this browser: onOthers(f) calls f(id) when one has changed a conversation. */
+const others = new BroadcastChannel('kvasir');
+export const onOthers = f => others.addEventListener('message', e => f(e.data));
 
-export const remove = id => run(STORES, 'readwrite', (...stores) => stores.forEach(s => s.delete(id)));
+export const complete = m => m && (m.role !== 'assistant' || m.finish_reason || m.error);
+
+/* Takes over what another tab has added or completed. */
+export function merge(c, there) {
+  for (const [id, m] of Object.entries(there?.messages || {}))
+    if (!c.messages[id] || (complete(m) && !complete(c.messages[id]))) c.messages[id] = m;
+}
+
+/* What another tab has put stays. `quiet`: the others are not told. */
+export async function put(c, quiet) {
+  await run(['conversations', 'summaries'], 'readwrite', (all, short) => {
+    const here = all.get(c.id), write = () => {
+      merge(c, here.result);
+      all.put(c, c.id);
+      short.put(summary(c), c.id);
+    };
+    if (here.readyState) here.onsuccess = write;
+    else write();
+  });
+  if (!quiet) others.postMessage(c.id);
+}
+
+export async function remove(id) {
+  await run(STORES, 'readwrite', (...stores) => stores.forEach(s => s.delete(id)));
+  others.postMessage(id);
+}
+
+export const lasting = async () => Boolean(await open());
 
 /* Those whose title or messages contain the text; each with the place in `found`. */
 export async function search(text) {
@@ -138,15 +164,30 @@ function fromMarkdown(text) {
 }
 
 const text = v => (typeof v === 'string' ? v : '');
+const list = v => (Array.isArray(v) ? v : []).filter(i => i && typeof i === 'object');
+const record = v => (v && typeof v === 'object' && !Array.isArray(v) ? v : undefined);
+
+/* What an answer has besides its text. */
+function checkedAnswer(m) {
+  const calls = list(m.tool_calls).map(({id, function: f}) => ({id: text(id), type: 'function',
+    function: {name: text(f?.name), arguments: text(f?.arguments)}}));
+  const tokens = v => list(v).filter(t => typeof t.token === 'string' && Number.isFinite(t.logprob));
+  const out = {tool_calls: calls.length ? calls : undefined, ttft_ms: Number(m.ttft_ms) || undefined,
+    logprobs: tokens(m.logprobs).map(t => ({...t, top_logprobs: tokens(t.top_logprobs)}))};
+  for (const k of ['params', 'usage', 'timings', 'cache_info']) out[k] = record(m[k]);
+  for (const k of ['model', 'system', 'reasoning', 'finish_reason', 'error']) out[k] = text(m[k]) || undefined;
+  return out;
+}
 
 /* A conversation of a file, with nothing but what this page writes; null if it is none. */
 function checked(c) {
   if (typeof c?.id !== 'string' || typeof c.messages !== 'object' || !c.messages) return null;
   const messages = {};
   for (const [id, m] of Object.entries(c.messages)) {
-    if (!['user', 'assistant', 'tool', 'system'].includes(m?.role)) return null;
-    messages[id] = {...m, id, parent: m.parent ?? null, created: Number(m.created) || 0, content: text(m.content),
-      attachments: (Array.isArray(m.attachments) ? m.attachments : []).filter(a => a && typeof a.data === 'string' &&
+    if (!['user', 'assistant', 'tool', 'system'].includes(m?.role) || id in messages) return null;
+    messages[id] = {id, role: m.role, parent: m.parent ?? null, created: Number(m.created) || 0, content: text(m.content),
+      ...m.role === 'assistant' && checkedAnswer(m), ...m.role === 'tool' && {tool_call_id: text(m.tool_call_id)},
+      attachments: list(m.attachments).filter(a => typeof a.data === 'string' &&
         (a.kind === 'text' || (a.kind === 'image' && a.data.startsWith('data:image/'))))
         .map(a => ({...a, name: text(a.name)}))};
   }
@@ -156,7 +197,9 @@ function checked(c) {
       if (seen.has(n.id) || !messages[n.parent] || !seen.add(n.id)) return null;
   }
   const first = Object.values(messages).find(m => m.parent === null);
-  return {id: /^\w+$/.test(c.id) ? c.id : newId(), title: text(c.title), created: Number(c.created) || Date.now(), updated: Number(c.updated) || Date.now(),
+  const now = Date.now();
+  return {id: /^\w{9,}$/.test(c.id) ? c.id : newId(), title: text(c.title).slice(0, 120), created: Number(c.created) || now,
+    updated: Math.min(Number(c.updated) || now, now),
     messages, root: first?.id ?? null, head: messages[c.head] ? c.head : first ? leaf({messages}, first.id) : null};
 }
 
