@@ -10,6 +10,8 @@ RUN apt-get update \
         gcc libc6-dev make pkg-config libmicrohttpd-dev libuv1-dev libjansson-dev libjpeg-dev libwebp-dev \
         libsodium-dev libutf8proc-dev zlib1g-dev libgif-dev libstb-dev \
         libzmq3-dev libmsgpack-dev libcurl4-openssl-dev libwslay-dev libmd-dev libgnutls28-dev \
+    && for p in libjs-marked node-dompurify libjs-highlight.js libjs-katex fonts-katex libjs-pdf; do \
+        apt-get install -y --no-install-recommends "$p" || echo "the page is built without $p"; done \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY . .

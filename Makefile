@@ -113,7 +113,47 @@ $(shell printf '%s\n' '$(COMMIT)' | cmp -s - $(OUT)/commit || printf '%s\n' '$(C
 $(OUT)/server/main.c.o: $(OUT)/commit
 $(OUT)/server/main.c.o: EXTRA = $(LIB_CFLAGS) $(if $(COMMIT),-DKVASIR_COMMIT='" ($(COMMIT))"')
 
-$(OUT)/server/page/page.c.o: $(wildcard server/page/*.html)
+# The page: each file of server/page/ and each library, compressed. Its libraries are Debian's packages of
+# JavaScript; without one of them the page shows that part as plain text.
+PAGE_PACKAGES := libjs-marked node-dompurify libjs-highlight.js libjs-katex fonts-katex libjs-pdf
+JS_DIR   ?= /usr/share/javascript
+NODE_DIR ?= /usr/share/nodejs
+PAGE_LIB := lib/marked.js=$(JS_DIR)/marked/marked.min.js \
+	lib/purify.js=$(NODE_DIR)/dompurify/dist/purify.min.js \
+	lib/highlight.js=$(JS_DIR)/highlight.js/highlight.min.js \
+	lib/katex.js=$(JS_DIR)/katex/katex.min.js lib/katex.css=$(JS_DIR)/katex/katex.min.css \
+	lib/pdf.js=$(JS_DIR)/pdf/build/pdf.js lib/pdf.worker.js=$(JS_DIR)/pdf/build/pdf.worker.js \
+	$(foreach f,$(wildcard /usr/share/fonts/truetype/katex/*.woff2),lib/fonts/$(notdir $(f))=$(f))
+PAGE_JS  := $(patsubst server/page/%,%,$(wildcard server/page/js/*.js))
+PAGE_ALL := $(foreach f,$(PAGE_JS),$(f)=server/page/$(f)) style.css=$(OUT)/page/style.css \
+	index.html=$(OUT)/page/index.html \
+	sample.png=models/demo/sample.png \
+	$(foreach p,$(PAGE_LIB),$(if $(wildcard $(lastword $(subst =, ,$(p)))),$(p)))
+PAGE_GZ  := $(foreach p,$(PAGE_ALL),$(OUT)/page/$(firstword $(subst =, ,$(p))).gz)
+$(OUT)/page/style.css: $(sort $(wildcard server/page/css/*.css)) $(OUT)/page/list
+	@mkdir -p $(@D)
+	cat $(filter %.css,$^) > $@
+# A browser asks for all modules at once, not for each when another names it.
+$(OUT)/page/index.html: server/page/index.html $(OUT)/page/list
+	@mkdir -p $(@D)
+	@sed 's|<!-- modules -->|$(foreach f,$(filter-out %/theme.js,$(PAGE_JS)),<link rel="modulepreload" \
+		href="page/$(f)">)|' $< > $@
+define PAGE_RULE
+$(OUT)/page/$(firstword $(subst =, ,$(1))).gz: $(lastword $(subst =, ,$(1)))
+	@mkdir -p $$(@D)
+	@gzip -9nc $$< > $$@
+endef
+$(foreach p,$(PAGE_ALL),$(eval $(call PAGE_RULE,$(p))))
+$(shell mkdir -p $(OUT)/page; printf '%s\n' '$(PAGE_ALL)' | cmp -s - $(OUT)/page/list || \
+	printf '%s\n' '$(PAGE_ALL)' > $(OUT)/page/list)
+# ASSET(number, name, compressed file, hash) for each.
+$(OUT)/page/page_assets.inc: $(PAGE_GZ) $(OUT)/page/list
+	@n=0; for f in $(PAGE_GZ); do n=$$((n + 1)); name=$${f#$(OUT)/page/}; \
+		echo "ASSET($$n, \"$${name%.gz}\", \"$$f\", \"$$(sha256sum < $$f | cut -c1-20)\")"; done > $@
+	@for p in $(PAGE_LIB); do [ -e "$${p#*=}" ] || \
+		echo "page: $${p#*=} is missing, its part is shown as plain text (scripts/deps.sh)"; done
+$(OUT)/server/page/page.c.o: $(OUT)/page/page_assets.inc
+$(OUT)/server/page/page.c.o: EXTRA = $(LIB_CFLAGS) -I$(OUT)/page
 $(OUT)/server/api/openapi.c.o: server/api/openapi.json
 $(OUT)/%.c.o: %.c $(OUT)/flags
 	@mkdir -p $(@D)
@@ -179,10 +219,12 @@ install: all
 	install -D -m 755 $(OUT)/kvasir $(DESTDIR)$(PREFIX)/bin/kvasir
 	install -d $(DESTDIR)$(PREFIX)/share/kvasir/models/demo
 	install -m 644 models/demo/* $(DESTDIR)$(PREFIX)/share/kvasir/models/demo
+	for p in $(PAGE_PACKAGES); do [ ! -e /usr/share/doc/$$p/copyright ] || install -D -m 644 \
+		/usr/share/doc/$$p/copyright $(DESTDIR)$(PREFIX)/share/doc/kvasir/licenses/$$p; done
 	[ ! -e $(OUT)/kvasir-cuda.so ] || install -m 755 $(OUT)/kvasir-cuda.so $(DESTDIR)$(PREFIX)/bin
 uninstall:
 	rm -f $(addprefix $(DESTDIR)$(PREFIX)/bin/,kvasir kvasir-cuda.so)
-	rm -rf $(DESTDIR)$(PREFIX)/share/kvasir
+	rm -rf $(addprefix $(DESTDIR)$(PREFIX)/share/,kvasir doc/kvasir)
 
 test: tests
 	@sh scripts/run_tests.sh $(OUT) $(filter-out $(OUT)/tests/bench_%,$(CORE_TESTS) $(FULL_TESTS)) $(TILES_RUN)

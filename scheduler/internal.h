@@ -347,6 +347,7 @@ void sched__offload_reset(struct scheduler *s);
 void sched__offload_drain(struct scheduler *s); /* writes everything that is worth it; in bounded time */
 void sched__offload_gauges(struct scheduler *s);
 void sched__offload_count(const struct scheduler *s, uint32_t *held); /* adds its holds, by group and block */
+void sched__offload_snapshot(const struct scheduler *s, const uint8_t salt[32], struct cache_snapshot *out);
 void sched__offload_check(const struct scheduler *s);
 uint64_t sched__offload_holds(const struct scheduler *s); /* of image features */
 

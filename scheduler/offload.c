@@ -559,6 +559,11 @@ void sched__offload_count(const struct scheduler *s, uint32_t *held)
                     held[g * s->caps.arena_grains + l->tables[g].block_offsets[i]]++;
 }
 
+void sched__offload_snapshot(const struct scheduler *s, const uint8_t salt[32], struct cache_snapshot *out)
+{
+    if (s->offload) tier_snapshot(s->offload->tier, s->cache, salt, out);
+}
+
 void sched__offload_check(const struct scheduler *s)
 {
     if (s->offload) tier_check(s->offload->tier);

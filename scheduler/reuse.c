@@ -331,6 +331,7 @@ void sched__cache_snapshot(struct scheduler *s)
     pthread_mutex_unlock(&s->lock);
     if (!wanted) return;
     if (s->cache) radix_snapshot(s->cache, salt, &s->snapshot_next);
+    sched__offload_snapshot(s, salt, &s->snapshot_next);
     pthread_mutex_lock(&s->lock);
     s->snapshot = s->snapshot_next;
     s->snapshot_made = asked;

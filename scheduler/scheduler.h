@@ -220,19 +220,28 @@ void sched_reset_features(struct scheduler *s);
  * thread. */
 void sched_announce_cache(struct scheduler *s);
 /* The shape of the prefix cache: node lengths and branch points, no content. Only nodes of one salt, the most
- * recently used ones; parents come first. */
-#define CACHE_SNAPSHOT_MAX  512u
+ * recently used ones, then those that only a lower tier has; parents come first. */
+#define CACHE_SNAPSHOT_MAX  1024u
 #define CACHE_SNAPSHOT_ROOT UINT32_MAX
+#define CACHE_MARKS_MAX     8u
 struct cache_snapshot {
     uint64_t nodes, tokens; /* without a salt: of the whole cache; else of the nodes visited */
     uint32_t count;
     struct cache_snapshot_node {
+        uint64_t id; /* while the node exists; of its lower part after a split */
+        struct cache_mark {
+            uint32_t end;  /* a position in (start, end] */
+            uint64_t hash; /* radix_path_hash of [0, end) */
+        } marks[CACHE_MARKS_MAX];
+        uint32_t mark_count, mark_step; /* of all positions one in `mark_step` */
+        uint64_t hash;                  /* of [0, end) */
+        enum cache_tier tier;
         uint32_t parent;     /* index; CACHE_SNAPSHOT_ROOT: the node begins a prompt */
-        uint32_t start, end; /* positions in the prompt */
+        uint32_t start, end; /* positions in the prompt; a node of a lower tier may start within its parent */
         uint32_t children;   /* in the cache; may exceed the listed ones */
         uint32_t running;    /* sequences whose computed part ends in it */
         uint32_t images;     /* that touch it */
-        uint64_t uses_ago;   /* uses of the cache since this node's last use */
+        uint64_t uses_ago;   /* uses of the cache since this node's last use; lower tiers: 0 */
     } at[CACHE_SNAPSHOT_MAX];
 };
 /* Requests a snapshot; the engine thread makes it at its next turn and calls wake. Returns a sequence number.

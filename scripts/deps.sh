@@ -32,6 +32,8 @@ need="$need libutf8proc-dev zlib1g-dev libgif-dev libstb-dev libcmocka-dev libzm
 need="$need libmsgpack-dev libcurl4-openssl-dev libwslay-dev libmd-dev libgnutls28-dev ca-certificates curl"
 [ "${1:-}" = "--test" ] &&
     need="$need python3 python3-venv python3-yaml g++ haproxy nginx clang-format chromium openssl"
+# Libraries of the page, built in where they are: see the Makefile's PAGE_LIB.
+page="libjs-marked node-dompurify libjs-highlight.js libjs-katex fonts-katex libjs-pdf"
 missing=""
 installed() {
     dpkg-query -W -f='${db:Status-Abbrev}' "$1" 2>/dev/null | grep -q '^ii'
@@ -49,14 +51,17 @@ for p in $need; do
     esac
     missing="$missing $p"
 done
-if [ -z "$missing" ]; then
+optional=""
+for p in $page; do installed "$p" || optional="$optional $p"; done
+if [ -z "$missing$optional" ]; then
     echo "packages: all there"
     exit 0
 fi
-echo "packages: installing$missing"
+echo "packages: installing$missing$optional"
 as_root=""
 if [ "$(id -u)" -ne 0 ]; then
     if ! command -v sudo >/dev/null 2>&1; then
+        [ -n "$missing" ] || exit 0
         echo "not root and no sudo: install these packages yourself:$missing" >&2
         exit 1
     fi
@@ -64,6 +69,10 @@ if [ "$(id -u)" -ne 0 ]; then
 fi
 export DEBIAN_FRONTEND=noninteractive
 $as_root apt-get update -q
+for p in $optional; do
+    if apt-cache show "$p" >/dev/null 2>&1; then missing="$missing $p"; else echo "there is no $p here"; fi
+done
+[ -n "$missing" ] || exit 0
 # The tests start their own proxies: those that come with the packages stay off.
 policy=/usr/sbin/policy-rc.d
 case "$missing " in

@@ -100,9 +100,10 @@ api() {
     timeout 900 build/venv/bin/python "tests/api/$1.py" --binary "$2" "${@:3}"
 }
 venv() {
-    build/venv/bin/python -c "import openai, anthropic, PIL, zmq, msgpack, huggingface_hub" 2>/dev/null ||
+    build/venv/bin/python -c "import openai, anthropic, PIL, zmq, msgpack, huggingface_hub, axe_core_python" \
+        2>/dev/null ||
         { python3 -m venv build/venv && build/venv/bin/pip install -q openai anthropic pillow pyzmq msgpack \
-            huggingface_hub; }
+            huggingface_hub axe-core-python; }
 }
 venv_done() {
     wait "$venv_pid" || { cat build/logs/venv.log && return 1; }

@@ -63,7 +63,7 @@ static const struct route routes[] = {
     {"/load", NULL, M_GET | M_HEAD, false, false, false, false, api_load_start},
     {"/openapi.json", NULL, M_GET | M_HEAD, false, false, false, false, api_openapi_start},
     {"/metrics", NULL, M_GET | M_HEAD, false, false, false, false, api_metrics_start},
-    {"/cache_tree", NULL, M_GET | M_HEAD, true, true, false, false, api_cache_tree_start},
+    {"/cache_tree", NULL, M_GET | M_HEAD | M_POST, true, true, true, false, api_cache_tree_start},
     {"/reset_prefix_cache", "/reset_prefix_cache", M_POST, true, false, false, false,
      api_reset_prefix_cache_start},
     {"/reset_mm_cache", "/reset_mm_cache", M_POST, true, false, false, false, api_reset_mm_cache_start},
@@ -71,6 +71,7 @@ static const struct route routes[] = {
      api_reset_encoder_cache_start},
     {"/flush_cache", "/flush_cache", M_GET | M_POST, true, false, false, false, api_flush_cache_start},
     {"/", "/", M_GET | M_HEAD, false, false, false, false, api_root_start},
+    {"/page/", NULL, M_GET | M_HEAD, false, false, false, true, api_page_start},
 };
 static void preflight_start(struct request *r)
 {

@@ -164,6 +164,18 @@ struct radix_stats {
 };
 void radix_stats(const struct radix_cache *c, struct radix_stats *out);
 
+/* Hash of a path of items: continues `before`, that of [0, pos) or 0, by the item at pos. For display. */
+uint64_t radix_path_hash(uint64_t before, const struct radix_view *v, uint32_t pos);
+/* Another item of a node that is put into a snapshot: it ends at `end`, with this hash. */
+void radix_snapshot_item(struct cache_snapshot_node *n, uint32_t end, uint64_t hash);
+/* A place in the tree: all of a path's first `pos` items lead to `node`. */
+struct radix_cursor {
+    const struct radix_node *node;
+    uint32_t pos;
+};
+/* Moves along v as far as the tree knows it; v begins with the items that led to the cursor. */
+void radix_cursor_move(const struct radix_cache *c, struct radix_cursor *at, const struct radix_view *v);
+uint64_t radix_cursor_id(const struct radix_cursor *at); /* of its node, as in a snapshot; 0: a root, none */
 /* What this salt has cached; in bounded time. */
 void radix_snapshot(const struct radix_cache *c, const uint8_t salt[32], struct cache_snapshot *out);
 

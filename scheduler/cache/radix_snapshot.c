@@ -2,6 +2,8 @@
  * Its cost is bounded, however large the tree is. See radix_cache.h. */
 #include "scheduler/cache/radix_internal.h"
 
+#include "scheduler/cache/hash_mix.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -49,6 +51,62 @@ static struct candidate pop(struct heap *h)
     return top;
 }
 
+static uint64_t item_hash(uint64_t h, const uint8_t *key, uint32_t value)
+{
+    return hash_mix((key ? hash_mix_bytes(h, key, 32) : h) ^ value);
+}
+
+uint64_t radix_path_hash(uint64_t h, const struct radix_view *v, uint32_t pos)
+{
+    uint32_t m = radix__span_at(v, pos);
+    const struct prompt_span *s = m < v->span_count && v->spans[m].begin <= pos ? &v->spans[m] : NULL;
+    return item_hash(h, s ? span_identity(s) : NULL, s ? pos - s->begin : v->tokens[pos]);
+}
+
+void radix_snapshot_item(struct cache_snapshot_node *n, uint32_t end, uint64_t hash)
+{
+    if (!n->mark_step) n->mark_step = 1;
+    n->end = end;
+    n->hash = hash;
+    if ((end - n->start) % n->mark_step) return;
+    if (n->mark_count == CACHE_MARKS_MAX) { /* every second one stays */
+        for (uint32_t i = 0; i < CACHE_MARKS_MAX / 2; i++) n->marks[i] = n->marks[2 * i + 1];
+        n->mark_count = CACHE_MARKS_MAX / 2;
+        n->mark_step *= 2;
+    }
+    if ((end - n->start) % n->mark_step == 0)
+        n->marks[n->mark_count++] = (struct cache_mark){.end = end, .hash = hash};
+}
+
+static void add_items(struct cache_snapshot_node *out, uint64_t h, const struct radix_node *n)
+{
+    uint32_t m = 0;
+    for (uint32_t i = n->start; i < n->end; i++) {
+        if (m < n->span_count && n->spans[m].end <= i) m++;
+        const struct radix_span *s = m < n->span_count && n->spans[m].begin <= i ? &n->spans[m] : NULL;
+        h = item_hash(h, s ? s->key : NULL, s ? i - s->begin : n->tokens[i - n->start]);
+        radix_snapshot_item(out, i + 1, h);
+    }
+}
+
+void radix_cursor_move(const struct radix_cache *c, struct radix_cursor *at, const struct radix_view *v)
+{
+    uint64_t hash;
+    if (!at->node) at->node = radix__root(c, v->salt);
+    while (at->node && at->pos < v->count) {
+        const struct radix_node *n = at->node;
+        if (at->pos == n->end && !(n = radix__child(c, n, v, at->pos, &hash))) return;
+        at->node = n;
+        at->pos += radix__common(n, v, at->pos, n->end);
+        if (at->pos < n->end) return;
+    }
+}
+
+uint64_t radix_cursor_id(const struct radix_cursor *at)
+{
+    return at->node && !at->node->root ? at->node->id << 1 : 0;
+}
+
 void radix_snapshot(const struct radix_cache *c, const uint8_t salt[32], struct cache_snapshot *out)
 {
     static const uint8_t no_salt[32];
@@ -56,8 +114,8 @@ void radix_snapshot(const struct radix_cache *c, const uint8_t salt[32], struct 
     struct heap *heap = malloc(sizeof *heap); /* out of memory: only the sums */
     uint32_t looked = 0;
     out->count = 0;
-    out->nodes = whole ? c->stats.nodes : 0; /* what others have cached is not shown to a client with a
-                                                salt */
+    /* Without the roots; what others have cached is not shown to a client with a salt. */
+    out->nodes = whole ? c->stats.nodes - c->top.child_count : 0;
     out->tokens = whole ? c->stats.items : 0;
     const struct radix_node *n = heap ? radix__root(c, salt) : NULL;
     if (heap) heap->count = 0;
@@ -73,13 +131,16 @@ void radix_snapshot(const struct radix_cache *c, const uint8_t salt[32], struct 
         struct candidate next = pop(heap);
         n = next.node;
         parent = out->count;
-        out->at[out->count++] = (struct cache_snapshot_node){.parent = next.parent,
+        uint64_t before = next.parent == CACHE_SNAPSHOT_ROOT ? 0 : out->at[next.parent].hash;
+        out->at[out->count++] = (struct cache_snapshot_node){.id = n->id << 1,
+                                                             .tier = CACHE_TIER_ARENA,
+                                                             .parent = next.parent,
                                                              .start = n->start,
-                                                             .end = n->end,
                                                              .children = n->child_count,
                                                              .running = n->pins,
                                                              .images = n->span_count,
                                                              .uses_ago = c->clock - n->last_use};
+        add_items(&out->at[parent], before, n);
     }
     free(heap);
 }

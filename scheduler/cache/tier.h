@@ -52,6 +52,10 @@ struct tier_record *tier_found(struct tier *t, uint32_t group, uint32_t index);
 struct tier_record *tier_find_features(struct tier *t, const uint8_t salt[32], const uint8_t key[32]);
 void tier_drop_features(struct tier *t, const uint8_t salt[32], const uint8_t key[32]); /* if there are any */
 
+/* Adds nodes that only this tier has to a snapshot of the radix tree of the same salt; in bounded time. */
+void tier_snapshot(struct tier *t, const struct radix_cache *c, const uint8_t salt[32],
+                   struct cache_snapshot *out);
+
 /* One record on its way into host memory. */
 struct tier_read {
     void *bytes; /* [size] */

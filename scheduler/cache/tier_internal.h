@@ -1,5 +1,5 @@
-/* Shared by the files of the tier (tier_index.c: nodes and the search; tier.c: copies, the store's events).
- * Nobody else includes it. See tier.h. */
+/* Shared by the files of the tier (tier_index.c: nodes and the search; tier.c: copies, the store's events;
+ * tier_snapshot.c: its shape). Nobody else includes it. See tier.h. */
 #ifndef KVASIR_TIER_INTERNAL_H
 #define KVASIR_TIER_INTERNAL_H
 

@@ -49,6 +49,7 @@ void api_version_start(struct request *r);
 void api_load_start(struct request *r);
 void api_metrics_start(struct request *r);
 void api_root_start(struct request *r);
+void api_page_start(struct request *r);
 /* cache_tree.c */
 void api_cache_tree_start(struct request *r);
 /* openapi.c */

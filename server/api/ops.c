@@ -6,6 +6,8 @@
 #include "server/api/api.h"
 #include "server/page/page.h"
 
+#include <string.h>
+
 static void respond_text(struct request *r, int status, const char *text)
 {
     struct json_writer o = {.buf = &r->response.out};
@@ -62,17 +64,34 @@ void api_load_start(struct request *r)
     request_respond(r, 200);
 }
 
-void api_root_start(struct request *r)
+static void respond_page(struct request *r, const char *name)
 {
-    size_t len;
-    const char *html = page_html(&len), *policy = page_policy();
-    if (!policy || !page_wanted(http_message_header(&r->http, "Accept"))) {
-        respond_text(r, 200, "{\"status\":\"ok\"}");
+    const struct page_asset *a = page_asset(name);
+    if (!a) {
+        (void)api_fail(&r->response.error, 404, "unknown_url", NULL, "This build has no /page/%.200s.", name);
+        request_fail(r);
         return;
     }
-    r->response.content_type = "text/html; charset=utf-8";
-    r->response.policy = policy;
-    request_respond(r, buf_add(&r->response.out, html, len) ? 500 : 200);
+    bool gzip = page_gzip(http_message_header(&r->http, "Accept-Encoding"));
+    bool same = page_unchanged(a, http_message_header(&r->http, "If-None-Match"));
+    r->response.content_type = page_type(name);
+    r->response.etag = gzip ? a->etag_gzip : a->etag;
+    r->response.gzip = gzip && !same;
+    enum status st = same   ? ST_OK
+                     : gzip ? buf_add(&r->response.out, a->data, (size_t)(a->end - a->data))
+                            : page_inflate(a, &r->response.out);
+    request_respond(r, st ? 500 : same ? 304 : 200);
+}
+
+void api_root_start(struct request *r)
+{
+    if (page_wanted(http_message_header(&r->http, "Accept"))) respond_page(r, "index.html");
+    else respond_text(r, 200, "{\"status\":\"ok\"}");
+}
+
+void api_page_start(struct request *r)
+{
+    respond_page(r, r->http.path + strlen("/page/"));
 }
 
 void api_metrics_start(struct request *r)

@@ -107,14 +107,12 @@ static void message_write(struct json_writer *o, const struct cache_place *p)
     jw_cstring(o, p->role);
 }
 
-static void place_write(struct json_writer *o, const struct cache_places *places, uint32_t token,
-                        uint32_t dropped)
+static void place_write(struct json_writer *o, const struct cache_place *p, uint32_t token)
 {
     static const char *const kinds[] = {
         [PLACE_TEMPLATE] = "template",  [PLACE_TEXT] = "text",   [PLACE_IMAGE] = "image",
         [PLACE_FIELD] = "field",        [PLACE_TOOLS] = "tools", [PLACE_DOCUMENTS] = "documents",
         [PLACE_VARIABLES] = "variables"};
-    const struct cache_place *p = cache_place_of_difference(places, token + dropped);
     key_uint(o, "{\"token\":", token);
     jw_text(o, ",\"kind\":");
     jw_cstring(o, !p ? "prompt" : p->kind == PLACE_IMAGE && p->video ? "video" : kinds[p->kind]);
@@ -152,12 +150,24 @@ void cache_info_write(struct json_writer *o, const struct sched_cache_info *info
     jw_text(o, ",\"stop\":");
     jw_cstring(o, cache_stop_name(info->stop));
     jw_text(o, ",\"reuse_ends_at\":");
-    if (compared && info->reused < prompt_tokens) place_write(o, places, info->reused, dropped);
+    if (compared && info->reused < prompt_tokens)
+        place_write(o, cache_place_of_difference(places, info->reused + dropped), info->reused);
     else jw_text(o, "null");
     jw_text(o, ",\"differs_at\":");
-    if (compared && info->equal < prompt_tokens) place_write(o, places, info->equal, dropped);
+    if (compared && info->equal < prompt_tokens)
+        place_write(o, cache_place_of_difference(places, info->equal + dropped), info->equal);
     else jw_text(o, "null");
     if (left_out) jw_text(o, ",\"left_out\":[");
     if (left_out) jw_cstring(o, left_out);
     jw_text(o, left_out ? "]}" : "}");
+}
+
+void cache_places_write(struct json_writer *o, const struct cache_places *p)
+{
+    jw_text(o, "[");
+    for (size_t i = 0; i < p->count; i++) {
+        if (i) jw_text(o, ",");
+        place_write(o, &p->list[i], p->list[i].token);
+    }
+    jw_text(o, "]");
 }

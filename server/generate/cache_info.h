@@ -56,5 +56,7 @@ const struct cache_place *cache_place_of_difference(const struct cache_places *p
  * added: a part of the request that is not in the prompt. */
 void cache_info_write(struct json_writer *o, const struct sched_cache_info *info, uint32_t prompt_tokens,
                       uint32_t dropped, const char *left_out, const struct cache_places *places);
+/* [{"token":..,"kind":..}]: where each place begins. */
+void cache_places_write(struct json_writer *o, const struct cache_places *p);
 
 #endif

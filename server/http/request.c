@@ -6,6 +6,7 @@
 #include "server/http/metrics.h"
 #include "server/http/request.h"
 #include "server/http/workers.h"
+#include "server/page/page.h"
 
 #include <microhttpd.h>
 #include <stdlib.h>
@@ -111,7 +112,8 @@ void request_fail(struct request *r)
     if (!r->response.error.http)
         api_fail(&r->response.error, 500, "internal_error", NULL, "The server failed to handle the request.");
     buf_fini(&r->response.out);
-    r->response.content_type = r->response.policy = NULL;
+    r->response.content_type = r->response.etag = NULL;
+    r->response.gzip = false;
     error_json(&r->response.error, r->response.shape, &r->response.out);
     metrics_rejected(r->srv->metrics, r->response.error.http);
     if (r->response.error.http >= 500)
@@ -251,7 +253,7 @@ static bool header(struct MHD_Response *resp, const char *name, const char *valu
 
 static void headers_cors(struct request *r, struct MHD_Response *resp)
 {
-    header(resp, "Vary", r->response.policy ? "Accept, Origin" : "Origin");
+    header(resp, "Vary", r->response.etag ? "Accept, Accept-Encoding, Origin" : "Origin");
     if (!r->http.allow_origin) return;
     header(resp, "Access-Control-Allow-Origin", r->http.allow_origin);
     header(resp, "Access-Control-Expose-Headers", "X-Request-Id, Request-Id, Retry-After");
@@ -281,7 +283,7 @@ struct MHD_Response *request_response(struct request *r)
                r->stream.lines ? "application/x-ndjson" : "text/event-stream; charset=utf-8");
         header(resp, "Cache-Control", "no-cache");
         header(resp, "X-Accel-Buffering", "no");
-    } else if (r->response.status != 204 && r->response.status != 101) {
+    } else if (r->response.status != 204 && r->response.status != 304 && r->response.status != 101) {
         header(resp, "Content-Type",
                r->response.content_type ? r->response.content_type : "application/json");
     }
@@ -290,8 +292,10 @@ struct MHD_Response *request_response(struct request *r)
     header(resp, "Server", "kvasir/" KVASIR_VERSION);
     if (r->response.status == 426) header(resp, "Upgrade", "websocket");
     if (r->response.allow) header(resp, "Allow", r->response.allow);
-    if (r->response.policy) {
-        header(resp, "Content-Security-Policy", r->response.policy);
+    if (r->response.etag) {
+        header(resp, "ETag", r->response.etag);
+        if (r->response.gzip) header(resp, "Content-Encoding", "gzip");
+        header(resp, "Content-Security-Policy", PAGE_POLICY);
         header(resp, "X-Content-Type-Options", "nosniff");
         header(resp, "Referrer-Policy", "no-referrer");
         header(resp, "Cache-Control", "no-cache");

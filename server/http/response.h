@@ -7,6 +7,8 @@
 #include "config/base/buf.h"
 #include "server/http/errors.h"
 
+#include <stdbool.h>
+
 struct response {
     struct api_error error; /* http != 0: this is the response */
     enum error_shape shape; /* the error format of the request's API */
@@ -14,7 +16,8 @@ struct response {
     int status;
     const char *content_type; /* static; NULL = application/json */
     const char *allow;        /* value of the Allow header, or NULL */
-    const char *policy;       /* Content-Security-Policy of a page; else NULL */
+    const char *etag;         /* of a file of the page; else NULL */
+    bool gzip;                /* the body is compressed */
     struct buf out;           /* the body, or, when streaming, pending events */
     size_t bytes;             /* memory of the response: its share of *all */
     size_t *all;

@@ -1,53 +1,77 @@
-/* See page.h. */
+/* See page.h. The Makefile writes page_assets.inc: a line ASSET(number, name, compressed file, hash) each. */
 #include "server/page/page.h"
 
-#include <sodium.h>
-#include <stdio.h>
+#define ZLIB_CONST /* input is not written */
 #include <string.h>
 #include <strings.h>
+#include <zlib.h>
 
-/* The assembler puts the file in: relative to where make runs. A NUL after it makes it a string. */
-__asm__(".pushsection .rodata\n"
-        ".global kvasir_page\n"
-        "kvasir_page: .incbin \"server/page/page.html\"\n"
-        ".byte 0\n"
-        ".popsection\n");
-extern const char kvasir_page[];
+#define ASSET(n, name, file, hash)                                                                           \
+    __asm__(".pushsection .rodata\n"                                                                         \
+            "kvasir_page_" #n ": .incbin \"" file "\"\n"                                                     \
+            "kvasir_page_end_" #n ":\n"                                                                      \
+            ".popsection\n");                                                                                \
+    extern const unsigned char kvasir_page_##n[], kvasir_page_end_##n[];
+#include "page_assets.inc"
+#undef ASSET
 
-const char *page_html(size_t *len)
+#define ASSET(n, name, file, hash)                                                                           \
+    {name, "\"" hash "\"", "\"" hash "-gzip\"", kvasir_page_##n, kvasir_page_end_##n},
+static const struct page_asset assets[] = {
+#include "page_assets.inc"
+};
+
+const struct page_asset *page_asset(const char *name)
 {
-    *len = strlen(kvasir_page);
-    return kvasir_page;
+    for (size_t i = 0; i < sizeof assets / sizeof *assets; i++)
+        if (strcmp(name, assets[i].name) == 0) return &assets[i];
+    return NULL;
 }
 
-/* Hash of the text between the tags, as a browser computes it. */
-static bool hash_of(const char *open, const char *close, char *out, size_t size)
+const char *page_type(const char *name)
 {
-    unsigned char digest[crypto_hash_sha256_BYTES];
-    const char *at = strstr(kvasir_page, open), *end = at ? strstr(at, close) : NULL;
-    if (!end || strstr(end, open)) return false;
-    at += strlen(open);
-    crypto_hash_sha256(digest, (const unsigned char *)at, (unsigned long long)(end - at));
-    sodium_bin2base64(out, size, digest, sizeof digest, sodium_base64_VARIANT_ORIGINAL);
-    return true;
-}
-
-const char *page_policy(void)
-{
-    static char policy[512];
-    char script[64], style[64];
-    if (*policy) return policy;
-    if (!hash_of("<script>", "</script>", script, sizeof script) ||
-        !hash_of("<style>", "</style>", style, sizeof style))
-        return NULL;
-    snprintf(policy, sizeof policy,
-             "default-src 'none'; script-src 'sha256-%s'; style-src 'sha256-%s'; img-src data: blob:; "
-             "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-             script, style);
-    return policy;
+    static const char *const types[][2] = {{".html", "text/html; charset=utf-8"},
+                                           {".css", "text/css; charset=utf-8"},
+                                           {".js", "text/javascript; charset=utf-8"},
+                                           {".png", "image/png"},
+                                           {".woff2", "font/woff2"}};
+    const char *dot = strrchr(name, '.');
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+        if (dot && strcmp(dot, types[i][0]) == 0) return types[i][1];
+    return "application/octet-stream";
 }
 
 bool page_wanted(const char *accept)
 {
     return accept && strcasestr(accept, "text/html");
+}
+
+bool page_gzip(const char *accept_encoding)
+{
+    const char *at = accept_encoding ? strcasestr(accept_encoding, "gzip") : NULL;
+    if (!at) return false;
+    at += 4 + strspn(at + 4, " \t");
+    return *at != ';' || strpbrk(at, "123456789,") != NULL;
+}
+
+bool page_unchanged(const struct page_asset *a, const char *if_none_match)
+{
+    return if_none_match && (strstr(if_none_match, a->etag) || strstr(if_none_match, a->etag_gzip));
+}
+
+enum status page_inflate(const struct page_asset *a, struct buf *out)
+{
+    unsigned char block[16384];
+    z_stream z = {.next_in = a->data, .avail_in = (uInt)(a->end - a->data)};
+    if (inflateInit2(&z, 16 + MAX_WBITS) != Z_OK) return ST_NOMEM;
+    enum status st = ST_OK;
+    int rc = Z_OK;
+    while (!st && rc == Z_OK) {
+        z.next_out = block;
+        z.avail_out = sizeof block;
+        rc = inflate(&z, Z_NO_FLUSH);
+        st = rc == Z_OK || rc == Z_STREAM_END ? buf_add(out, block, sizeof block - z.avail_out) : ST_INVALID;
+    }
+    inflateEnd(&z);
+    return st;
 }

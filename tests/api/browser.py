@@ -76,12 +76,14 @@ class Browser:
 
 
 class Page:
-    """A tab in a profile of its own."""
+    """A tab in a profile of its own, or in that of another tab."""
 
-    def __init__(self, browser, width=1280, height=860, dark=False):
+    def __init__(self, browser, width=1280, height=860, dark=False, beside=None):
         self.browser = browser
-        context = browser.call("Target.createBrowserContext")["browserContextId"]
-        target = browser.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
+        self.context = (beside.context if beside
+                        else browser.call("Target.createBrowserContext")["browserContextId"])
+        target = browser.call("Target.createTarget", url="about:blank",
+                              browserContextId=self.context)["targetId"]
         self.session = browser.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network", "Accessibility", "DOM"):
             self.call(domain + ".enable")
@@ -108,7 +110,7 @@ class Page:
 
     def wait(self, expression, seconds=60):
         limit = time.monotonic() + seconds
-        while not self.js(expression):
+        while not self.js(f"Boolean({expression})"):
             if time.monotonic() > limit:
                 shown = self.js("document.body.innerText")[-800:]
                 raise RuntimeError(f"it never came: {expression}\n{shown}")

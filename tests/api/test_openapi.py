@@ -34,6 +34,7 @@ def table():
     out = {path + "{model}" if path != "/" and path.endswith("/") else path:
            ({m.strip()[2:].lower() for m in methods.split("|")} - {"head"}, key == "true")
            for path, methods, key in found}
+    out["/page/{name}"] = out.pop("/page/{model}")
     out |= {path.removeprefix("/v1"): what for path, what in out.items()}
     for top in ("/v1/responses/", "/responses/"):  # server/api/responses.c takes them apart
         methods, key = out.pop(top + "{model}")
@@ -164,7 +165,7 @@ def test_answers(s, doc):
     text = {"prompt": "One, two", "max_tokens": 4, "temperature": 0}
     for path, body in (("/v1/chat/completions", chat), ("/v1/chat/completions", {**wide, "n": 2}),
                        ("/v1/completions", text), ("/v1/messages", chat), ("/messages", chat),
-                       ("/v1/messages/count_tokens", chat),
+                       ("/v1/messages/count_tokens", chat), ("/cache_tree", chat),
                        ("/v1/responses", {"input": "Hi.", "max_output_tokens": 6, "top_logprobs": 1}),
                        ("/v1/responses/input_tokens", {"input": chat["messages"]}),
                        ("/tokenize", {"prompt": "Hi."}), ("/tokenize", {"messages": chat["messages"]}),

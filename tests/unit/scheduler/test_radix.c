@@ -1254,6 +1254,32 @@ static void test_snapshot(void **state)
     assert_true(n[1].parent == 0 && n[1].start == 30 && n[1].end == 46 && n[1].images == 1);
     assert_true(n[2].parent == 0 && n[2].start == 30 && n[2].end == 40 && n[2].images == 0);
     assert_true(n[2].uses_ago > n[1].uses_ago && n[0].running + n[1].running + n[2].running == 0);
+    /* Hashes are those of the paths, images by their keys; a cursor ends where the tree does. */
+    struct radix_view v = view_of(b);
+    uint64_t hash = 0;
+    for (uint32_t i = 0, mark = 0; i < 46; i++) {
+        hash = radix_path_hash(hash, &v, i);
+        if (i + 1 == 30) assert_true(n[0].hash == hash);
+        if (mark == n[0].mark_count || n[0].marks[mark].end != i + 1) continue;
+        assert_true(n[0].marks[mark++].hash == hash);
+        assert_int_equal(i + 1, mark * n[0].mark_step);
+    }
+    assert_true(n[1].hash == hash && n[1].hash != n[2].hash);
+    assert_true(n[0].mark_count == 7 && n[0].mark_step == 4);
+    struct radix_cursor at = {0};
+    v.count = 20;
+    radix_cursor_move(w->cache, &at, &v);
+    assert_true(at.pos == 20 && radix_cursor_id(&at) == n[0].id);
+    v.count = 46;
+    radix_cursor_move(w->cache, &at, &v);
+    assert_true(at.pos == 46 && radix_cursor_id(&at) == n[1].id);
+    at = (struct radix_cursor){0};
+    uint32_t tokens[30];
+    memcpy(tokens, b->tokens, sizeof tokens);
+    tokens[20] ^= 1;
+    v = (struct radix_view){.tokens = tokens, .count = 30, .salt = no_salt};
+    radix_cursor_move(w->cache, &at, &v);
+    assert_true(at.pos == 20 && radix_cursor_id(&at) == n[0].id);
     radix_snapshot(w->cache, salted->salt, o);
     assert_int_equal(o->count, 1);
     assert_int_equal(o->nodes, 1);
