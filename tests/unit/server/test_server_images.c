@@ -167,7 +167,7 @@ static void world_open(struct world *w)
         image_parts_free(&parts);
     }
     assert_true(w->want[0].count == 1 && w->want[1].count > 2); /* a whole, and a whole with crops */
-    w->images[2] = (struct gen_image){.first = first, .count = 1};
+    w->images[2] = (struct gen_image){.same = 2, .first = first, .count = 1};
     w->prompt.prompt.span_count = first + 1;
 }
 
