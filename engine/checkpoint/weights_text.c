@@ -335,8 +335,7 @@ static void walk_attention(struct loader *ld, uint32_t n, struct layer_weights *
                               .bias = l->qkv_bias},
         &w->qkv);
     w->q_norm = load_vector1(ld, a->q_norm, n, ".weight", d->qk_norm_all ? q : l->head_dim, plus);
-    if (own)
-        w->k_norm = load_vector1(ld, a->k_norm, n, ".weight", d->qk_norm_all ? kv : l->head_dim, plus);
+    if (own) w->k_norm = load_vector1(ld, a->k_norm, n, ".weight", d->qk_norm_all ? kv : l->head_dim, plus);
     if (own) w->k_shift = load_key_shift(ld, n);
     load_matrix(ld, a->o, n, q, c, l->o_bias, &w->o);
 }

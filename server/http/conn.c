@@ -644,7 +644,7 @@ static void conn_open(struct loop *l, int fd, const struct sockaddr *from, sockl
     }
     l->adding = n;
     bad = MHD_add_connection(l->mhd, pair[1], from, from_len) != MHD_YES || bad ||
-          (tls && !n->tls); /* it closes its end, also on failure */
+          (tls && !n->tls);                 /* it closes its end, also on failure */
     if (!bad && !n->mhd_open) loop_pump(l); /* libmicrohttpd 1.0 begins it in its next run */
     l->adding = NULL;
     if (bad || !n->mhd_open) drop(n);

@@ -21,7 +21,7 @@ export class CodeBlock {
     this.node = el('figure', {class: 'code'},
       el('figcaption', null, el('span', {class: 'language'}, language || 'text'),
         el('button', {type: 'button', class: 'copy', title: 'Copy', 'aria-label': 'Copy code'}, icon('copy'))),
-      el('pre', {tabindex: 0, role: 'region', 'aria-label': language ? `Code, ${language}` : 'Code'}, this.code));
+      el('pre', {tabindex: 0, role: 'group', 'aria-label': language ? `Code, ${language}` : 'Code'}, this.code));
     this.text = null;
     this.restart();
   }

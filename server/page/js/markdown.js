@@ -68,7 +68,7 @@ function nodes(token) {
   }
   for (const table of part.querySelectorAll('.table')) {
     table.tabIndex = 0;
-    table.setAttribute('role', 'region');
+    table.setAttribute('role', 'group');
     table.setAttribute('aria-label', 'Table');
   }
   drawMath(part);
