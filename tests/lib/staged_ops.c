@@ -285,14 +285,16 @@ static void st_norm(struct backend *b, const struct be_norm_args *a)
 {
     struct be_norm_args d = *a;
     struct stage g = {.s = of(b)};
-    size_t cells = (size_t)a->t * a->c;
-    IN(x, cells * 4);
+    size_t cells = (size_t)a->t * a->c, strided = a->stride && a->t ? (a->t - 1) * a->stride + a->c : cells;
+    IN(x, strided * 4);
     IN(post_weight, (size_t)a->c * 4);
     INOUT(residual, cells * 4);
     IN(residual_scale, 4);
     IN(weight, (size_t)a->c * 4);
     IN(bias, (size_t)a->c * 4);
-    OUT(out, a->out_dense ? cells * 4 : a->t * be_ld(a->c) * be_dtype_bytes(a->out_dtype));
+    size_t out = a->out_dense ? strided * 4 : a->t * be_ld(a->c) * be_dtype_bytes(a->out_dtype);
+    if (a->stride) INOUT(out, out); /* what lies between the rows stays */
+    else OUT(out, out);
     g.s->ops->norm(g.s->b, &d);
     stage_end(&g);
 }
