@@ -354,6 +354,18 @@ def test_stop(server, chrome):
     server.stop()
 
 
+def test_sent_early(server, chrome):
+    """A message that is sent while the empty chat still opens stays in view."""
+    page = opened(server, chrome)
+    page.js("(() => { const t = document.querySelector('.composer textarea'); "
+            "document.querySelector('#new').click(); t.value = 'Hello!'; "
+            "t.dispatchEvent(new Event('input', {bubbles: true})); "
+            "t.dispatchEvent(new KeyboardEvent('keydown', {key: 'Enter', bubbles: true, cancelable: true})); })()")
+    page.wait(f"document.querySelectorAll('.turn').length === 2 && {IDLE}", 10)
+    check.equal("its text", page.js(TURNS)[0], "Hello!")
+    quiet("sent early", page)
+
+
 def test_tabs(server, chrome):
     """Two tabs with one conversation: neither loses what the other has added."""
     page = opened(server, chrome)
@@ -948,10 +960,10 @@ def main():
     server = harness.Server(args.binary, args.demo, "--enable-admin", "on")
     chrome = browser.Browser() if browser.found() else None
     with_browser = [
-        test_start, test_history, test_versions, test_stop, test_tabs, test_broken, test_settings, test_files,
-        test_key, test_theme, test_phone, test_prefix, test_keyboard, test_axe, test_hostile_names,
-        test_hostile_import, test_without_libraries, test_no_storage, test_text_model, test_other_pages,
-        test_second_model
+        test_start, test_history, test_versions, test_stop, test_sent_early, test_tabs, test_broken,
+        test_settings, test_files, test_key, test_theme, test_phone, test_prefix, test_keyboard, test_axe,
+        test_hostile_names, test_hostile_import, test_without_libraries, test_no_storage, test_text_model,
+        test_other_pages, test_second_model
     ]
     if not chrome:
         print("skipped: there is no chromium; the page itself is not tested")

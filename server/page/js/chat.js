@@ -281,11 +281,13 @@ export function createChat(node, {settings, model, onChange}) {
     /* Without an id, or with one that is gone: a new conversation. With a message, goes there. */
     async open(id, message) {
       composer.keep();
+      const was = c, empty = !c.head;
       const next = running.get(id)?.c || (id && await store.get(id)) || store.newConversation();
       if (message && next.messages[message]) next.head = store.leaf(next, message);
       for (const m of Object.values(next.messages)) withRequest(next, m);
       const draft = await store.draft(next.head ? next.id : 'new'), typed = !c.head && !next.head && composer.typed();
       composer.keep();
+      if (empty && !next.head && c === was && c.head) return; /* its first message was sent meanwhile */
       c = next;
       stick = !message;
       live.replaceChildren();
