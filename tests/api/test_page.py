@@ -360,7 +360,8 @@ def test_sent_early(server, chrome):
     page.js("(() => { const t = document.querySelector('.composer textarea'); "
             "document.querySelector('#new').click(); t.value = 'Hello!'; "
             "t.dispatchEvent(new Event('input', {bubbles: true})); "
-            "t.dispatchEvent(new KeyboardEvent('keydown', {key: 'Enter', bubbles: true, cancelable: true})); })()")
+            "t.dispatchEvent(new KeyboardEvent('keydown', {key: 'Enter', bubbles: true, cancelable: true}));"
+            " })()")
     page.wait(f"document.querySelectorAll('.turn').length === 2 && {IDLE}", 10)
     check.equal("its text", page.js(TURNS)[0], "Hello!")
     quiet("sent early", page)
