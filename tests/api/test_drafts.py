@@ -149,7 +149,8 @@ def test_demo(binary, model):
     text = "one two three four one two three four one two three four one two"
     accepted = 0
     for _ in range(5):
-        got = s.ok("/v1/completions", {"prompt": text, "max_tokens": 40, "temperature": 0, "ignore_eos": True})
+        got = s.ok("/v1/completions", {"prompt": text, "max_tokens": 40, "temperature": 0,
+                                         "ignore_eos": True})
         accepted = max(accepted, got["usage"]["completion_tokens_details"]["accepted_prediction_tokens"])
     check.true("most tokens were drafted", 20 < accepted < 40, accepted)
     s.stop()
