@@ -83,7 +83,8 @@ static const struct row rows[] = {
     {"cache-disk", K_SIZE, AT(cache_disk), "16G", 1u << 20, UINT64_MAX, NULL, "SIZE",
      "space that --cache-dir may take; least recently used prefixes are deleted first"},
     {"cache-host", K_SIZE, AT(cache_host), "0", 0, UINT64_MAX, NULL, "SIZE",
-     "with a GPU: host memory for evicted prefixes and images, before the disk"},
+     "host memory for evicted prefixes and images, before the disk; 0 = none, or 128 MiB with a GPU and "
+     "--cache-dir"},
     {"cache-load", K_CHOICE, AT(cache_load), "auto", 0, 0, "auto|always", NULL,
      "load prefixes from host memory and disk where that beats computing them, or always"},
     {"image-memory", K_SIZE, AT(image_memory), "512M", 1, UINT64_MAX, NULL, "SIZE",

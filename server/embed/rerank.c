@@ -153,7 +153,7 @@ static enum status pair_texts(struct gen *g, json_t *root, const char *field, co
     const json_t *first = same ? text_of(json_array_get(p->queries, 0)) : NULL;
     if ((json_string_length(instruction) + json_string_length(first)) * n > LIMIT_PARSE_BYTES)
         return api_fail(e, 400, "invalid_value", p->query_name,
-                        "%s and instruction, beside each of %zu documents, take more than %u MiB.",
+                        "%s and instruction, repeated for each of %zu documents, take more than %u MiB.",
                         p->query_name, n, LIMIT_PARSE_BYTES >> 20);
     json_t *all = json_array();
     for (size_t i = 0; all && i < n; i++) {

@@ -57,7 +57,7 @@ export async function readFiles(files) {
       out.push(...pdf ? await pickPages(file, name) : [await (image ? readImage : readText)(file, name)]);
     } catch (error) {
       toast(image ? `${name}: this browser cannot read it as an image.`
-        : pdf ? `${name}: ${error.message}` : `${name}: neither an image, a PDF nor a text in UTF-8 of at most 2 MiB.`);
+        : pdf ? `${name}: ${error.message}` : `${name}: not an image, a PDF or UTF-8 text of at most 2 MiB.`);
     }
   }
   return out;

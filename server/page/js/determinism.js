@@ -137,7 +137,7 @@ function rows(runs) {
     const at = difference(runs[0], r), ok = at < 0;
     return el('li', {class: ok ? 'equal' : 'differs'}, el('div', {class: 'proof-run'}, icon(ok ? 'check' : 'close'),
       el('div', null, el('span', {class: 'off-screen'}, ok ? 'equal: ' : 'different: '), el('b', null, r.name), el('small', null, r.note)),
-      el('code', {title: 'Checksum of all that is compared'}, checksum(r))), strip(r, i ? runs[0] : null));
+      el('code', {title: 'Checksum of everything that is compared'}, checksum(r))), strip(r, i ? runs[0] : null));
   });
 }
 
@@ -145,7 +145,7 @@ const STEPS = 5;
 function panel(message, api, node, redraw) {
   const stop = new AbortController(), began = performance.now();
   node.addEventListener('panel-closed', () => stop.abort(), {once: true});
-  const progress = el('progress', {max: STEPS, 'aria-label': 'Runs that are done'});
+  const progress = el('progress', {max: STEPS, 'aria-label': 'Completed runs'});
   const list = el('ul', {class: 'proof-runs'}), state = el('div', {class: 'verdict-place'}, progress);
   const about = el('p', {class: 'fine'});
   const {body, fixed} = request(message);

@@ -82,7 +82,7 @@ function ask(pdf, name) {
 
 export async function pickPages(file, name) {
   const pdfjs = await load('pdfjsLib');
-  if (!pdfjs) throw new Error('this build reads no PDF.');
+  if (!pdfjs) throw new Error('this build has no PDF support.');
   const pdf = await pdfjs.getDocument({data: await file.arrayBuffer(), isEvalSupported: false, useSystemFonts: true,
     stopAtErrors: false}).promise.catch(error => {
     throw new Error(error.name === 'PasswordException' ? 'it needs a password.' : 'it cannot be read as a PDF.');

@@ -51,7 +51,7 @@ class Answer {
     this.raw = fold('info', 'raw');
     this.calls = el('div', {class: 'calls'});
     this.folds = [];
-    this.views = el('div', {class: 'views', role: 'group', 'aria-label': 'Show the answer as', hidden: true},
+    this.views = el('div', {class: 'views', role: 'group', 'aria-label': 'Show the response as', hidden: true},
       ...[['text', 'Text'], ['tokens', 'Token probabilities']].map(([view, name]) =>
         el('button', {type: 'button', 'data-view': view, click: () => this.show(view)}, name)));
     node.replaceChildren(this.reasoning.node, this.views, text, this.raw.node, this.calls);

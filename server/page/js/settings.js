@@ -8,12 +8,12 @@ const NUMBERS = [
   ['temperature', 'Temperature', 'any', 0, null, '0 always takes the most likely token'],
   ['top_p', 'Top p', 'any', 0, 1, 'tokens up to this total probability'],
   ['top_k', 'Top k', 1, -1, null, 'this many of the most likely tokens'],
-  ['min_p', 'Min p', 'any', 0, 1, 'at least this share of the most likely'],
+  ['min_p', 'Min p', 'any', 0, 1, 'minimum share of the top probability'],
   ['repetition_penalty', 'Repetition penalty', 'any', 0, null, '1: none'],
   ['presence_penalty', 'Presence penalty', 'any', -2, 2, '0: none'],
   ['frequency_penalty', 'Frequency penalty', 'any', -2, 2, '0: none'],
-  ['max_tokens', 'Max tokens', 1, 1, null, 'length of an answer'],
-  ['seed', 'Seed', 1, null, null, 'the same seed gives the same answer'],
+  ['max_tokens', 'Max tokens', 1, 1, null, 'length of a response'],
+  ['seed', 'Seed', 1, null, null, 'the same seed gives the same response'],
 ];
 const REASONING = [['', 'Model default'], ['off', 'Off'], ['on', 'On'], ['low', 'Low effort'], ['medium', 'Medium effort'],
   ['high', 'High effort']];
@@ -140,14 +140,14 @@ export function createSettings({onKey}) {
       input(name, 'input', {type: 'number', step, min, max, inputmode: 'decimal',
         placeholder: name === 'seed' ? 'random' : 'default'}), hint)));
     const stop = labelled('Stop strings', input('stop', 'textarea', {rows: 2, class: 'mono', spellcheck: 'false'}),
-      'one a line; \\n is a line break');
+      'one per line; \\n is a line break');
     const body = el('div', {class: 'settings'},
       part('Conversation', labelled('System prompt', input('system', 'textarea', {rows: 4,
         placeholder: 'What the model should know or how it should answer'})),
       labelled('Reasoning', input('reasoning', 'select', {})),
       el('label', {class: 'check'}, input('logprobs', 'input', {type: 'checkbox'}), 'Show token probabilities')),
       part('Sampling', numbers, stop),
-      part('Structured output', json('schema', 'JSON Schema', 'answers are JSON that matches it',
+      part('Structured output', json('schema', 'JSON Schema', 'responses are JSON that matches it',
         '{"type": "object", "properties": {"color": {"type": "string"}}}')),
       part('Look', theme),
       key() && part('API key', el('button', {type: 'button', click: () => { setKey(''); sheet.close(); onKey(); }},
