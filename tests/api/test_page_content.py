@@ -43,6 +43,7 @@ def opened(server, chrome):
     page = browser.Page(chrome)
     page.open(f"http://{server.host}:{server.port}/")
     page.wait("document.querySelector('.composer textarea') !== null")
+    page.js("import(new URL('page/js/app.js', location.href)).then(() => 0)")  # it shows its conversation
     page.js(FAKE)
     page.wait("window.render !== undefined")
     return page
