@@ -129,7 +129,7 @@ static json_t *function_of(json_t *from, json_t *name)
 }
 
 /* Free text as the one argument of a function. The format is in the prompt, and enforced
- * (generate/call_grammar.c). */
+ * (input/call_grammar.c). */
 static json_t *custom_function(struct reader *r, json_t *from, json_t *name, const char *path)
 {
     json_t *text, *format = field(from, "format"), *type = field(format, "type");

@@ -1,9 +1,9 @@
 /* Sequences of a generating request: preparing, submitting and ending them, and handling their events. Event
- * loop's thread. The response is written by generate/write.c; the request is read by generate/parse.c. */
+ * loop's thread. The response is written by generate/write.c; the request is read by input/parse.c. */
 #include "config/base/utf8.h"
 #include "server/http/request.h"
 #include "server/generate/generate.h"
-#include "server/generate/remote.h"
+#include "server/input/remote.h"
 #include "server/fetch/fetch.h"
 
 #include "config/base/assert.h"
@@ -81,7 +81,7 @@ void gen_free(struct gen *g)
     free(g->p.stop_ids);
     tool_types_destroy(g->p.tool_types);
     json_decref(g->p.bare_calls);
-    free((void *)(uintptr_t)g->p.sampling.bias); /* allocated by generate/parse.c */
+    free((void *)(uintptr_t)g->p.sampling.bias); /* allocated by input/parse.c */
     free((void *)(uintptr_t)g->p.sampling.ngrams.free);
     json_decref(g->root);
     free(g->dialect_state);
@@ -532,7 +532,6 @@ static bool choices_create(struct gen *g)
             account_choice(c);
         }
         if (!output_create(c) || !gen_constraint_start(c)) return false;
-        gen_thinking_start(c);
     }
     tags_find(g);
     return true;

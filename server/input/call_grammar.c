@@ -1,5 +1,5 @@
 /* Grammars of function calls, in the syntaxes of chat/tool_calls/. */
-#include "server/generate/constraint.h"
+#include "server/input/constraint.h"
 
 #include "server/chat/tool_calls/tool_calls.h"
 #include "server/grammar/regex_parse.h"

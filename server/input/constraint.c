@@ -1,7 +1,7 @@
 /* A request's constraints -> the grammar of its output: unconstrained reasoning first; then calls, or the
- * response format, or either. Compiled grammars are cached (generate/grammars.h): the same schema is compiled
+ * response format, or either. Compiled grammars are cached (input/grammars.h): the same schema is compiled
  * once. */
-#include "server/generate/constraint.h"
+#include "server/input/constraint.h"
 
 #include "config/base/log.h"
 #include "server/chat/tool_calls/tool_calls.h"
@@ -452,38 +452,4 @@ const char gen_grammar_memory_full[] =
 const char *gen_constraint_param(const struct gen *g)
 {
     return g->p.format.param ? g->p.format.param : "tools";
-}
-
-const char *gen_constraint_failure(const struct choice *c, char *text, size_t cap)
-{
-    static const char *const why[] = {
-        [MATCHER_STUCK] = "the output can't be completed: too many continuations in one place, or no token "
-                          "is allowed there",
-        [MATCHER_MASK_COST] = "computing the mask of one token takes too much work",
-        [MATCHER_ANSWER_COST] = "computing the masks takes too much work for this number of tokens",
-        [MATCHER_MEMORY] = "the server is out of memory for it"};
-    enum matcher_failure f = matcher_failure(c->matcher);
-    bool costs = f == MATCHER_MASK_COST || f == MATCHER_ANSWER_COST;
-    snprintf(text, cap, "The constraint in %s could not be enforced: %s.%s", gen_constraint_param(c->gen),
-             why[f] ? why[f] : why[MATCHER_STUCK],
-             costs ? " Use fewer optional parts and counted repeats within each other, or character classes "
-                     "instead of alternatives."
-                   : "");
-    return costs ? "constraint_too_costly" : f == MATCHER_MEMORY ? "out_of_memory" : "unsupported_schema";
-}
-
-bool gen_constraint_start(struct choice *c)
-{
-    struct gen *g = c->gen;
-    if (!g->grammar) return true;
-    if (matcher_create(g->grammar, g->vocab, &c->matcher)) return false;
-    matcher_threads(c->matcher, grammars_threads(g->r->srv->grammars), g->p.tenant);
-    c->constraint = (struct sampling_constraint){.arg = c->matcher,
-                                                 .prepare = matcher_prepare,
-                                                 .drafts = matcher_drafts,
-                                                 .mask = matcher_mask,
-                                                 .forced = matcher_forced,
-                                                 .stop = matcher_stop};
-    c->sampling.constraint = &c->constraint;
-    return true;
 }

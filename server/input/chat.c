@@ -1,10 +1,10 @@
 /* From a chat to a prompt: messages checked, images decoded and prepared, template rendered, text
  * tokenized. Worker thread: it may take a second for a large image and never touches the loop. */
 #include "server/chat/messages.h"
-#include "server/generate/chat_images.h"
+#include "server/input/chat_images.h"
 #include "server/http/fields.h"
-#include "server/generate/prompt.h"
-#include "server/generate/remote.h"
+#include "server/input/prompt.h"
+#include "server/input/remote.h"
 #include "server/http/limits.h"
 #include "server/chat/template.h"
 

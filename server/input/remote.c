@@ -1,9 +1,9 @@
 /* See remote.h. */
-#include "server/generate/remote.h"
+#include "server/input/remote.h"
 
 #include "server/fetch/fetch.h"
 #include "server/fetch/local.h"
-#include "server/generate/chat_images.h"
+#include "server/input/chat_images.h"
 
 #include <stdlib.h>
 #include <string.h>

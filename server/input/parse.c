@@ -1,9 +1,9 @@
-/* Fields of a generating request -> struct gen_params (tools and reasoning: generate/tools.c). null = absent;
+/* Fields of a generating request -> struct gen_params (tools and reasoning: input/tools.c). null = absent;
  * unknown fields are ignored; known but unsupported ones are rejected. Worker thread. Knows nothing of
  * messages, prompts, sequences. */
 #include "config/base/log.h"
 #include "server/http/fields.h"
-#include "server/generate/generate.h"
+#include "server/input/input.h"
 #include "server/http/limits.h"
 
 #include "engine/model/model_info.h"

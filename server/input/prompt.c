@@ -1,7 +1,7 @@
 /* Prompts of /v1/completions (strings, with an optional suffix, and token ids), the context check, and
- * truncation. Worker thread. Chats are generate/chat.c. */
+ * truncation. Worker thread. Chats are input/chat.c. */
 #include "config/base/utf8.h"
-#include "server/generate/prompt.h"
+#include "server/input/prompt.h"
 #include "server/http/fields.h"
 #include "server/http/limits.h"
 

@@ -3,7 +3,7 @@
  * limits, broken files, video parts of messages, mm_processor_kwargs and detail, and that all of it is part
  * of the content key. */
 #include "server/chat/messages.h"
-#include "server/generate/chat_images.h"
+#include "server/input/chat_images.h"
 #include "server/media/video.h"
 #include "server/chat/template.h"
 

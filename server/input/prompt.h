@@ -1,8 +1,8 @@
-/* What generate/prompt.c (completions) and generate/chat.c (chats) share. Worker thread. */
+/* What input/prompt.c (completions) and input/chat.c (chats) share. Worker thread. */
 #ifndef KVASIR_GEN_PROMPT_H
 #define KVASIR_GEN_PROMPT_H
 
-#include "server/generate/generate.h"
+#include "server/input/input.h"
 
 uint32_t gen_ids_max(const struct gen *g);             /* more ids are rejected during tokenization */
 enum status gen_too_long(struct gen *g) KV_MUST_CHECK; /* sets that error */

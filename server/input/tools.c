@@ -1,7 +1,7 @@
 /* Tools and reasoning of a chat request. Worker thread. template.c puts them into the prompt, chat/output.c
  * parses them from the output. */
 #include "server/http/fields.h"
-#include "server/generate/generate.h"
+#include "server/input/input.h"
 #include "server/http/limits.h"
 #include "server/chat/template.h"
 #include "server/chat/tool_calls/types.h"
@@ -229,6 +229,28 @@ static bool variables_set(struct gen *g, const struct reasoning_ask *a)
     return ok;
 }
 
+/* The limit on reasoning tokens, after its tags are set; v NULL: none. */
+static enum status thinking_budget(struct gen *g, json_t *v, const char *param)
+{
+    struct api_error *e = &g->r->response.error;
+    const struct tokenizer *tok = g->r->srv->model->tok;
+    enum reasoning_syntax syntax = g->p.reasoning_syntax;
+    const char *close = reasoning_close(syntax);
+    int64_t budget;
+    if (!v) return ST_OK;
+    if (!json_to_int(v, &budget)) /* checked before, where there is no param */
+        return api_fail(e, 400, "invalid_type", param, "%s must be an integer.", param ? param : "");
+    if (budget < 0) return api_fail(e, 400, "invalid_value", param, "%s must be at least 0.", param);
+    if (g->p.reasoning == REASONING_NONE) return ST_OK; /* there is nothing to limit */
+    if (!tok_id_of(tok, close, strlen(close), &g->p.think.close))
+        return param ? api_fail(e, 400, "unsupported_parameter", param,
+                                "%s needs a model with a token for \"%s\"; this one has none.", param, close)
+                     : ST_OK;
+    g->p.think.limited = true;
+    g->p.think.budget = budget < UINT32_MAX ? (uint32_t)budget : UINT32_MAX;
+    return ST_OK;
+}
+
 enum status gen_reasoning(struct gen *g, const struct reasoning_ask *ask)
 {
     struct api_error *e = &g->r->response.error;
@@ -251,7 +273,7 @@ enum status gen_reasoning(struct gen *g, const struct reasoning_ask *ask)
                      : ask->drop           ? REASONING_DROP
                      : ask->inline_        ? REASONING_CONTENT
                                            : REASONING_FIELD;
-    return gen_thinking_budget(g, ask->budget, ask->budget_path);
+    return thinking_budget(g, ask->budget, ask->budget_path);
 }
 
 enum status gen_effort_check(struct gen *g, json_t *v, const char *path)

@@ -1,5 +1,5 @@
 /* See cache_info.h. */
-#include "server/generate/cache_info.h"
+#include "server/input/cache_info.h"
 
 #include "server/http/metrics.h"
 

@@ -1,7 +1,7 @@
 /* See chat_images.h. */
-#include "server/generate/chat_images.h"
+#include "server/input/chat_images.h"
 
-#include "server/generate/remote.h"
+#include "server/input/remote.h"
 #include "server/http/fields.h"
 #include "server/http/limits.h"
 #include "server/media/image_hash_cache.h"
@@ -130,6 +130,20 @@ enum status gen_parse_image_bounds(struct gen *g, json_t *root)
 }
 
 /* ---- files ---- */
+
+bool gen_pixels_account(struct gen *g, const struct image_prepared *p)
+{
+    atomic_size_t *all = &g->r->srv->pixel_bytes;
+    size_t bytes = 0;
+    for (uint32_t i = 0; i < p->count; i++) bytes += image_u8_bytes(&p->images[i]);
+    size_t before = atomic_fetch_add(all, bytes);
+    if ((before > g->pixel_bytes || g->messages_each) && before + bytes > g->r->srv->opt->image_memory) {
+        atomic_fetch_sub(all, bytes);
+        return false;
+    }
+    g->pixel_bytes += bytes;
+    return true;
+}
 
 void chat_images_free(struct chat_images *p)
 {

@@ -1,7 +1,7 @@
 /* Parses a request's body, manages its life time, and checks the model name. Worker thread; changes only its
  * request. */
 #include "server/http/fields.h"
-#include "server/generate/generate.h"
+#include "server/input/input.h"
 #include "server/http/json_parser.h"
 
 #include <malloc.h>

@@ -7,7 +7,7 @@
 #include "engine/prompt/image_prep.h"
 #include "engine/prompt/prompt_build.h"
 #include "server/chat/messages.h"
-#include "server/generate/generate.h"
+#include "server/input/input.h"
 #include "server/media/image_parts.h"
 
 struct chat_images {
