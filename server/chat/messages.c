@@ -212,11 +212,12 @@ enum status chat_image_add(struct chat_reader *r, uint32_t number, bool video, c
             r, "images_unsupported", suffix,
             "This model takes no images. (A GGUF model takes them if the server is started with "
             "its --mmproj file.)");
-    if (m->image_count >= r->limits.images_max)
+    if (r->images >= r->limits.images_max)
         return chat_fault(r, "too_many_images", suffix, "At most %zu image(s) may be provided in one prompt.",
                           r->limits.images_max);
     if (!LIST_ROOM(m->images, m->image_count, m->image_cap, 4)) return chat_no_memory(r);
     if (part_add(r, last_message(r), (struct chat_part){.video = video, .number = number})) return ST_NOMEM;
+    r->images++;
     *out = &m->images[m->image_count++];
     **out = (struct image_ref){.video = video, .message = (uint32_t)m->count - 1, .part = number};
     snprintf(path, sizeof path, "%s%s", suffix, url);

@@ -91,8 +91,9 @@ struct chat_reader {
     struct chat_limits limits;
     struct api_error *err;
     struct chat_messages *out;
-    struct chat_place at; /* of the current message */
-    size_t videos, part_count;
+    struct chat_place at;  /* of the current message */
+    size_t images, videos; /* of the current prompt: images include videos */
+    size_t part_count;
 };
 
 /* A client error at <at><suffix>. */

@@ -2,6 +2,7 @@
 #include "server/embed/embed.h"
 #include "server/embed/pooling.h"
 #include "server/http/fields.h"
+#include "server/http/limits.h"
 
 #include "config/base/clock.h"
 #include "engine/model/model_info.h"
@@ -214,6 +215,11 @@ static enum status read_body(struct gen *g, json_t *root)
         return ST_INVALID;
     s->dimensions = (uint32_t)dimensions;
     s->base64 = json_is(format, "base64");
+    if (g->p.pooling == POOL_ALL) { /* of a token: as floats while it is computed, then as text */
+        uint64_t number = s->base64 ? 6 : 16, floats = m->embedding_width * sizeof(float);
+        uint64_t text = number * s->dimensions + 4;
+        g->p.tokens_max = LIMIT_RESPONSE_BYTES / (text > floats ? text : floats);
+    }
     return chat ? messages(g, root) : read_input(g, root);
 }
 

@@ -33,7 +33,6 @@ struct choice {
     struct matcher *matcher;                      /* NULL: unconstrained; owned */
     struct sampling_constraint constraint, inner; /* inner: of the output, if `constraint` adds to it */
     bool submitted, seq_ended;
-    bool prompt_logged; /* legacy log-probs of the echoed prompt are in `logprobs` */
     struct choice_shown shown;
     enum finish finish;
     bool stop_is_id;
@@ -45,6 +44,7 @@ struct choice {
     struct chat_output *out; /* chat with calls or reasoning: the parsed text; else NULL. Owned */
     size_t held;             /* bytes at the end that may begin a stop string */
     size_t chars;            /* code points of text (without echo) */
+    size_t echo_chars;       /* and of the echoed prompt whose log-probs are in `logprobs` */
     uint32_t *ids;           /* generated tokens, EOS included */
     uint32_t id_count;
     size_t id_cap;
@@ -93,8 +93,6 @@ void gen_image_wanted(struct choice *c, const struct sched_event *ev); /* EV_IMA
 size_t gen_images_bytes(const struct gen *g);                          /* held in files */
 void gen_images_free(struct gen *g);
 /* generate/write.c (loop): writes JSON into g->r->response.out. */
-enum status gen_prompt_logprobs(struct choice *c)
-    KV_MUST_CHECK;                      /* completions with echo: prepends the prompt's entries, once */
 void gen_write_response(struct gen *g); /* the whole, and sheds g's output */
 /* Tokens so far, of all prompts and choices. */
 struct gen_usage {

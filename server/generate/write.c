@@ -1,6 +1,5 @@
 /* The response of a generating request, whole or in chunks. Event loop's thread. Knows nothing of sequences
  * or sockets: it reads a gen and writes JSON into its request's `out`. */
-#include "config/base/utf8.h"
 #include "server/generate/generate.h"
 
 #include "engine/model/model_info.h"
@@ -181,32 +180,6 @@ static void prompt_ids(struct json_writer *o, const struct gen_prompt *p)
     jw_ids(o, p->prompt.tokens, p->prompt.token_count);
 }
 
-enum status gen_prompt_logprobs(struct choice *c)
-{
-    struct gen *g = c->gen;
-    const struct gen_prompt *p = c->prompt;
-    if (c->prompt_logged || g->kind != GEN_COMPLETION || !g->p.echo || !g->p.logprobs) return ST_OK;
-    c->prompt_logged = true;
-    struct detok d;
-    struct buf text;
-    size_t offset = 0;
-    buf_init(&text, SIZE_MAX / 4);
-    detok_init(&d, g->r->srv->model->tok, g->p.skip_special);
-    enum status st = ST_OK;
-    for (uint32_t i = 0; i < p->prompt.token_count && !st; i++) {
-        if (i && p->scores) {
-            st = logprobs_add(&c->logprobs, &p->scores[i], offset);
-        } else {
-            st = logprobs_add_null(&c->logprobs, p->prompt.tokens[i], offset);
-        }
-        text.len = 0;
-        if (!st) st = detok_push(&d, p->prompt.tokens[i], &text);
-        if (!st) offset += utf8_count(text.data ? text.data : "", text.len);
-    }
-    buf_fini(&text);
-    return st;
-}
-
 /* ---- the whole response ---- */
 
 static void whole_text(struct json_writer *o, const struct choice *c)
@@ -286,8 +259,6 @@ static void choice_write(struct json_writer *o, struct choice *c)
     } else {
         jw_text(o, ",\"text\":");
         whole_text(o, c);
-        enum status st = gen_prompt_logprobs(c);
-        if (st && !o->st) o->st = st;
     }
     logprobs_field(o, c, true);
     reasons(o, c);
@@ -338,12 +309,7 @@ static void write_done(struct request *r)
 /* The event loop writes short responses itself; long ones would make other clients wait. */
 static bool takes_worker(const struct gen *g)
 {
-    if (g->dialect) return g->dialect->on_worker;
-    size_t entries = 0;
-    for (uint32_t i = 0; g->p.prompt_logprobs && i < g->prompt_count; i++) {
-        entries += (size_t)g->prompts[i].prompt.token_count * (g->p.prompt_logprobs_top + 1u);
-    }
-    return entries > 4096;
+    return g->dialect ? g->dialect->on_worker : g->r->response.bytes > 65536;
 }
 
 void gen_write_response(struct gen *g)
@@ -543,7 +509,6 @@ static void delta_chunk(struct choice *c, bool final)
     if (to < c->shown.text) to = c->shown.text;
     const char *text = c->text.data ? c->text.data + c->shown.text : "";
     bool echo = !c->shown.any && g->p.echo && p->text;
-    if (g->kind == GEN_COMPLETION && gen_prompt_logprobs(c)) o.st = ST_NOMEM;
     chunk_begin(&o, c);
     jw_text(&o, g->kind == GEN_CHAT ? ",\"delta\":{\"content\":" : ",\"text\":");
     if (echo) {

@@ -12,12 +12,14 @@
 #include "engine/prompt/prompt_build.h"
 #include "engine/tokenizer/tokenizer.h"
 
+#include <malloc.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define SPECIALS_MAX 32
+#define TRIM_COST    (32u << 20)
 
-/* State of building a chat's prompt; chat_fini frees it at any stage. */
+/* State of building the prompts of chats; chat_fini frees it at any stage. */
 struct chat {
     struct request *r;
     struct gen *g;
@@ -168,20 +170,27 @@ enum status gen_read_chat(struct gen *g, json_t *root)
     return st ? st : gen_read_added(g);
 }
 
-static enum status chat_build(struct chat *c)
+/* run: the prompts are to run, else they are only shown. */
+static enum status chat_build(struct gen *g, bool run)
 {
-    struct gen *g = c->g;
+    struct chat *c = g->chat ? g->chat : (g->chat = calloc(1, sizeof *c));
     size_t each = g->messages_each ? g->messages_each : g->messages.count;
+    if (!c) return api_nomem(&g->r->response.error);
+    *c = (struct chat){.r = g->r, .g = g, .images = c->images, .rendered = c->rendered};
     enum status st = chat_images_make(g, &c->images);
-    if (!st) st = gen_prompts_new(g, g->messages.count / each);
-    for (uint32_t k = 0; k < g->prompt_count && !st; k++) {
+    if (!st && !g->prompts) st = gen_prompts_new(g, g->messages.count / each);
+    while (!st && g->prompts_made < g->prompt_count) {
+        uint32_t k = g->prompts_made, end;
+        if (k && gen_job_over(g)) return ST_AGAIN;
         c->messages = (struct chat_messages){.list = g->messages.list + k * each, .count = each};
-        uint32_t end = c->first_image += c->image_count;
-        while (end < c->images.count && g->images[end].prompt == k) end++;
+        while (c->first_image < c->images.count && g->images[c->first_image].prompt < k) c->first_image++;
+        for (end = c->first_image; end < c->images.count && g->images[end].prompt == k;) end++;
         c->image_count = end - c->first_image;
         template_result_free(&c->rendered);
         st = render(c);
         if (!st) st = build(c, &g->prompts[k]);
+        if (!st && run) st = gen_prompt_made(g, &g->prompts[k]);
+        g->prompts_made++;
     }
     return st;
 }
@@ -208,14 +217,10 @@ static bool inside_reasoning(const struct chat *c)
 
 enum status gen_prompt_chat(struct gen *g)
 {
-    struct chat c = {.r = g->r, .g = g};
-    enum status st = chat_build(&c);
-    if (!st) g->inside_reasoning = inside_reasoning(&c);
-    if (!st) st = gen_truncate(g, &g->prompts[0]);
-    if (!st) st = gen_context_check(g, &g->prompts[0]);
-    if (!st) st = response_shape(&c);
-    chat_fini(&c);
-    return st;
+    enum status st = chat_build(g, true);
+    if (st) return st;
+    g->inside_reasoning = inside_reasoning(g->chat);
+    return response_shape(g->chat);
 }
 
 enum status gen_read_parts(struct gen *g, json_t *parts)
@@ -236,14 +241,7 @@ enum status gen_read_parts(struct gen *g, json_t *parts)
 
 enum status gen_prompt_parts(struct gen *g)
 {
-    struct chat c = {.r = g->r, .g = g};
-    enum status st = chat_build(&c);
-    for (uint32_t k = 0; k < g->prompt_count && !st; k++) {
-        st = gen_truncate(g, &g->prompts[k]);
-        if (!st) st = gen_context_check(g, &g->prompts[k]);
-    }
-    chat_fini(&c);
-    return st;
+    return chat_build(g, true);
 }
 
 enum status tokenize_read(struct gen *g, json_t *root)
@@ -260,10 +258,7 @@ enum status tokenize_read(struct gen *g, json_t *root)
 
 enum status tokenize_chat(struct gen *g)
 {
-    struct chat c = {.r = g->r, .g = g};
-    enum status st = chat_build(&c);
-    chat_fini(&c);
-    return st;
+    return chat_build(g, false);
 }
 
 enum status render_chat(struct gen *g, struct json_writer *o)
@@ -274,4 +269,35 @@ enum status render_chat(struct gen *g, struct json_writer *o)
     if (!st) jw_string(o, c.rendered.text, c.rendered.len);
     chat_fini(&c);
     return st;
+}
+
+void gen_read_free(struct gen *g)
+{
+    json_t **owned[] = {&g->tools, &g->documents, &g->variables, &g->format_root};
+    if (g->chat) chat_fini(g->chat);
+    free(g->chat);
+    g->chat = NULL;
+    chat_messages_free(&g->messages);
+    for (size_t i = 0; i < sizeof owned / sizeof *owned; i++) {
+        json_decref(*owned[i]);
+        *owned[i] = NULL;
+    }
+}
+
+/* The loop needs the request id. The rest, which may be large, is freed before the request is queued, and
+ * here, not on the loop: freeing millions of values takes a while, also for a refused request. */
+void gen_read_end(struct gen *g)
+{
+    const struct request *r = g->r;
+    const char *key;
+    json_t *value;
+    void *next;
+    gen_read_free(g);
+    json_object_foreach_safe(g->root, next, key, value)
+    {
+        bool id = strcmp(key, "request_id") == 0 || strcmp(key, "rid") == 0;
+        if (!id || !json_is_string(value) || json_string_length(value) > 128) json_object_del(g->root, key);
+    }
+    if (r->parse_cost + r->http.body_kept > TRIM_COST)
+        malloc_trim(0); /* else the allocator keeps them per worker */
 }

@@ -280,48 +280,60 @@ static uint32_t first_of(const struct gen *g, uint32_t i)
     return g->messages_each ? k : i;
 }
 
+static enum status make_next(struct gen *g, struct chat_images *out)
+{
+    uint32_t i = out->made, same = first_of(g, i);
+    const struct image_ref *ref = &g->messages.images[i];
+    struct gen_image *to = &g->images[i];
+    uint32_t prompt = g->messages_each ? ref->message / g->messages_each : 0;
+    const struct image_parts *parts = &out->parts[same];
+    enum status st = same < i ? ST_OK : make_one(g, ref, to, &out->prepared[i], &out->parts[i]);
+    if (i && prompt != g->images[i - 1].prompt) out->tokens = out->spans = 0;
+    uint64_t before = out->tokens;
+    if (!st) st = check_room(g, ref, parts, &out->tokens);
+    if (!st) st = gen_tokens_check(g, out->all += out->tokens - before);
+    out->bytes += to->bytes ? to->len : 0;
+    if (!st && g->messages_each && out->bytes > LIMIT_BODIES_BYTES)
+        st = api_fail(&g->r->response.error, 400, "invalid_value", ref->param,
+                      "The files of the images of one request take more than %llu MiB.",
+                      LIMIT_BODIES_BYTES >> 20);
+    if (st) return st;
+    out->list[i] = (struct prompt_image){.images = out->prepared[i].images,
+                                         .keys = (const uint8_t(*)[32])parts->keys,
+                                         .count = parts->count,
+                                         .rows = parts->rows,
+                                         .columns = parts->columns,
+                                         .video = ref->video,
+                                         .grids = parts->grids,
+                                         .stamps = parts->stamps};
+    if (same < i) *to = (struct gen_image){.ask = g->images[same].ask};
+    if (same < i) memcpy(to->file_hash, g->images[same].file_hash, sizeof to->file_hash);
+    to->same = same;
+    to->prompt = prompt;
+    to->first = out->spans;
+    to->count = parts->count;
+    out->spans += parts->count;
+    out->made++;
+    return ST_OK;
+}
+
 enum status chat_images_make(struct gen *g, struct chat_images *out)
 {
-    const struct chat_messages *messages = &g->messages;
-    size_t count = messages->image_count;
-    if (!count) return ST_OK;
-    if (gen_remote(g)) return ST_INVALID;
-    out->prepared = calloc(count, sizeof *out->prepared);
-    out->parts = calloc(count, sizeof *out->parts);
-    out->list = calloc(count, sizeof *out->list);
-    g->images = calloc(count, sizeof *g->images);
-    if (!out->prepared || !out->parts || !out->list || !g->images) return no_memory(g);
-    out->count = g->image_count = (uint32_t)count;
-    uint64_t tokens = 0, kept = 0;
-    for (uint32_t i = 0, first = 0; i < out->count; i++) {
-        const struct image_ref *ref = &messages->images[i];
-        struct gen_image *to = &g->images[i];
-        uint32_t same = first_of(g, i), prompt = g->messages_each ? ref->message / g->messages_each : 0;
-        const struct image_parts *parts = &out->parts[same];
-        enum status st = same < i ? ST_OK : make_one(g, ref, to, &out->prepared[i], &out->parts[i]);
-        if (i && prompt != g->images[i - 1].prompt) tokens = first = 0;
-        if (!st) st = check_room(g, ref, parts, &tokens);
-        kept += to->bytes ? to->len : 0;
-        if (!st && g->messages_each && kept > LIMIT_BODIES_BYTES)
-            st = api_fail(&g->r->response.error, 400, "invalid_value", ref->param,
-                          "The files of the images of one request take more than %llu MiB.",
-                          LIMIT_BODIES_BYTES >> 20);
+    size_t count = g->messages.image_count;
+    if (out->made == count) return ST_OK;
+    if (!g->images) {
+        if (gen_remote(g)) return ST_INVALID;
+        out->prepared = calloc(count, sizeof *out->prepared);
+        out->parts = calloc(count, sizeof *out->parts);
+        out->list = calloc(count, sizeof *out->list);
+        g->images = calloc(count, sizeof *g->images);
+        if (!out->prepared || !out->parts || !out->list || !g->images) return no_memory(g);
+        out->count = g->image_count = (uint32_t)count;
+    }
+    while (out->made < count) {
+        if (out->made && g->messages_each && gen_job_over(g)) return ST_AGAIN;
+        enum status st = make_next(g, out);
         if (st) return st;
-        out->list[i] = (struct prompt_image){.images = out->prepared[i].images,
-                                             .keys = (const uint8_t(*)[32])parts->keys,
-                                             .count = parts->count,
-                                             .rows = parts->rows,
-                                             .columns = parts->columns,
-                                             .video = ref->video,
-                                             .grids = parts->grids,
-                                             .stamps = parts->stamps};
-        if (same < i) *to = (struct gen_image){.ask = g->images[same].ask};
-        if (same < i) memcpy(to->file_hash, g->images[same].file_hash, sizeof to->file_hash);
-        to->same = same;
-        to->prompt = prompt;
-        to->first = first;
-        to->count = parts->count;
-        first += parts->count;
     }
     gen_remote_end(g);
     return ST_OK;

@@ -108,6 +108,7 @@ struct gen_params {
     bool named_call;                  /* its finish_reason is "stop" */
     bool must_call;                   /* the output must be a call */
     enum sched_pooling pooling;       /* embeddings: nothing is sampled */
+    uint64_t tokens_max;              /* of all prompts: their vectors fit a response; 0: as always */
     const struct sampling_bias *only; /* [n]: sample j's one token; the dialect's, or NULL */
     struct image_bounds image_bounds; /* mm_processor_kwargs; 0 = the checkpoint's */
 };
@@ -198,7 +199,11 @@ struct gen {
                                              an object; or NULL */
     json_t *format_root;                   /* a schema that was sent as a string */
     struct gen_prompt *prompts;
-    uint32_t prompt_count;
+    uint32_t prompt_count, prompts_made; /* a job that takes long is continued by another */
+    uint64_t prompt_tokens;              /* of those made */
+    struct chat *chat;                   /* what prompts are made from; owned, until gen_read_end */
+    uint64_t job_us;                     /* when the job began */
+    bool read, again;                    /* the body is read; another job continues */
     struct choice *choices;
     uint32_t choice_count, choices_open;
     struct stop_set *stops;    /* NULL = none */
@@ -229,6 +234,11 @@ const char *gen_source(const struct gen *g);
 /* input/body.c (worker): checks limits, repairs text, parses the body into *root, an object the caller
  * owns. */
 enum status request_body_parse(struct request *r, json_t **root);
+/* Fails if the prompts of a request have too many tokens together. */
+enum status gen_tokens_check(struct gen *g, uint64_t tokens);
+/* With several prompts: has this job taken so long that others should have the worker? Then it is to end, and
+ * sets g->again. */
+bool gen_job_over(struct gen *g);
 /* The prompt is built, or never will be: frees its parts, and the body except the request id. */
 void gen_read_end(struct gen *g);
 void gen_read_free(struct gen *g); /* only the parts of the prompt */
@@ -296,7 +306,8 @@ enum status gen_read_begin(struct gen *g, struct chat_reader *r);
 enum status gen_read_added(struct gen *g);
 enum status gen_read_completion(struct gen *g, json_t *root);
 const char *gen_infill_missing(const struct tokenizer *tok); /* a token that `suffix` needs; NULL: none */
-/* Second step, with the files: fill g->prompts, check the context length. */
+/* Second step, with the files: fill g->prompts, check the context length. ST_AGAIN: another job must go on.
+ */
 enum status gen_prompt_chat(struct gen *g);
 enum status gen_prompt_completion(struct gen *g, json_t *root);
 /* Both steps for /tokenize: the ids of a chat. */

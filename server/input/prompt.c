@@ -86,17 +86,7 @@ static enum status context_check(struct gen *g, const struct gen_prompt *p)
     return ST_OK;
 }
 
-enum status gen_context_check(struct gen *g, const struct gen_prompt *p)
-{
-    struct api_error *e = &g->r->response.error;
-    enum status st = context_check(g, p);
-    if (!st) return ST_OK;
-    e->prompt_tokens = p->prompt.token_count;
-    e->context = g->r->srv->model->caps.context_max;
-    return st;
-}
-
-enum status gen_truncate(struct gen *g, struct gen_prompt *p)
+static enum status truncate_tokens(struct gen *g, struct gen_prompt *p)
 {
     if (!g->p.has_truncate) return ST_OK;
     if (prompt_image(&p->prompt, 0) < p->prompt.span_count) {
@@ -113,6 +103,18 @@ enum status gen_truncate(struct gen *g, struct gen_prompt *p)
     struct err err = {0};
     enum status st = prompt_apply_rule(g->r->srv->model->info, &p->prompt, &err);
     return st ? no_memory(g) : ST_OK;
+}
+
+enum status gen_prompt_made(struct gen *g, struct gen_prompt *p)
+{
+    struct api_error *e = &g->r->response.error;
+    enum status st = truncate_tokens(g, p);
+    if (st) return st;
+    st = context_check(g, p);
+    if (!st) return gen_tokens_check(g, g->prompt_tokens += p->prompt.token_count);
+    e->prompt_tokens = p->prompt.token_count;
+    e->context = g->r->srv->model->caps.context_max;
+    return st;
 }
 
 /* ---- suffix: fill in the middle ---- */
@@ -260,8 +262,7 @@ static enum status one_prompt(struct gen *g, json_t *v, json_t *suffix, const ch
     st = prompt_check(g->r->srv->model->info, &p->prompt, &err); /* also rejects the image placeholder */
     if (!st) st = prompt_apply_rule(g->r->srv->model->info, &p->prompt, &err);
     if (st) return api_fail_status(&g->r->response.error, st, path, &err);
-    st = gen_truncate(g, p);
-    return st ? st : gen_context_check(g, p);
+    return gen_prompt_made(g, p);
 }
 
 enum status gen_read_completion(struct gen *g, json_t *root)
@@ -286,9 +287,10 @@ enum status gen_prompt_completion(struct gen *g, json_t *root)
     bool many = json_is_array(v) && !json_is_number(json_array_get(v, 0));
     size_t count = many ? json_array_size(v) : 1;
     if (!count) return api_fail(e, 400, "empty_array", name, "%s is empty.", name);
-    if (gen_prompts_new(g, count)) return ST_INVALID;
-    for (size_t i = 0; i < count; i++) {
+    if (!g->prompts && gen_prompts_new(g, count)) return ST_INVALID;
+    for (size_t i; (i = g->prompts_made) < count; g->prompts_made++) {
         char path[40];
+        if (i && gen_job_over(g)) return ST_AGAIN;
         snprintf(path, sizeof path, many ? "%s[%zu]" : "%s", name, i);
         enum status st = one_prompt(g, many ? json_array_get(v, i) : v, suffix, path, &g->prompts[i]);
         if (st) return st;

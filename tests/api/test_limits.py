@@ -1,7 +1,10 @@
 """Limits that docs/http.md lists, at and above each: python test_limits.py [--binary B] [--demo DIR]"""
 import json
 import os
+import random
 import sys
+import threading
+import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from harness import Checks, Server, arguments  # noqa: E402
@@ -54,11 +57,47 @@ def test_names(s):
     check.equal("no choice of white space", text, '{"a": 1, "b": [5, 5]}')
 
 
+def test_tokens(s):
+    """Of all prompts of a request, and of vectors: refused before anything is computed."""
+    doc = "a " * 2049
+    got = s.post("/v1/embeddings", {"input": [doc] * 2048})
+    check.equal("tokens of a request", (got[0], got[1]["error"].get("param")), (400, "input"))
+    check.true("its limit", "4194304 tokens" in got[1]["error"]["message"], got[1])
+    got = s.post("/pooling", {"input": [doc] * 256, "task": "token_embed"})
+    check.equal("vectors of a request", (got[0], got[1]["error"].get("param")), (400, "input"))
+    check.true("their limit", "512 MiB" in got[1]["error"]["message"], got[1])
+
+
+def test_turns(binary, demo):
+    """The only worker takes turns: a request of many prompts makes no other wait for all of them."""
+    random.seed(1)
+    noise = ["".join(random.choices("abcdefghijklmnopqrstuvwxyz", k=3000)) for _ in range(1200)]
+    s = Server(binary, demo, env={"UV_THREADPOOL_SIZE": "1"})
+    ended = []
+
+    def many():
+        got = s.post("/v1/embeddings", {"input": noise + ["b " * 5000]})
+        ended.append((got[0], got[1]["error"]["code"]))
+    thread = threading.Thread(target=many)
+    thread.start()
+    time.sleep(0.2)  # it has the worker
+    early = 0
+    while not ended:
+        s.ok("/tokenize", {"prompt": "a"})
+        early += not ended
+    thread.join()
+    s.stop()
+    check.equal("the last prompt is too long", ended, [(400, "context_length_exceeded")])
+    check.true(f"{early} others are served before that is noticed", early > 4)
+
+
 if __name__ == "__main__":
     args = arguments(__doc__)
     server = Server(args.binary, args.demo, "--max-queue", "8192", "--max-sequences", "64")
-    for test in (test_counts, test_names):
+    for test in (test_counts, test_names, test_tokens):
         if not args.only or test.__name__ in args.only:
             check.run(test, server)
     server.stop()
+    if not args.only or "test_turns" in args.only:
+        check.run(test_turns, args.binary, args.demo)
     check.end()
