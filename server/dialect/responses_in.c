@@ -431,7 +431,6 @@ static struct responses_state *state_create(struct gen *g)
     randombytes_buf(raw, sizeof raw);
     memcpy(s->id, "resp_", 5);
     sodium_bin2hex(s->id + 5, sizeof s->id - 5, raw, sizeof raw);
-    buf_init(&s->items, SIZE_MAX / 4);
     buf_init(&s->echo, SIZE_MAX / 4);
     buf_init(&s->logprobs, SIZE_MAX / 4);
     g->dialect_state = s;
@@ -443,13 +442,15 @@ static enum status keep(struct reader *r, struct responses_state *s)
     const struct server *srv = r->g->r->srv;
     s->store = true;
     if (field_bool(r->e, r->from, "store", &s->store)) return ST_INVALID;
-    bool fits = r->g->r->http.body.len < srv->opt->response_store;
-    s->local = fits && !s->store && r->g->r->http.websocket;
+    const struct http_message *http = &r->g->r->http;
+    bool fits = http->body.len < srv->opt->response_store;
+    s->local = fits && !s->store && http->websocket;
     s->store = s->store && fits;
-    if (s->local) s->owner.websocket = r->g->r->http.websocket;
-    if ((s->store || s->local) && responses_items_keep(r, s)) return reader_no_memory(r);
-    r->g->dialect_kept = s->items.cap + s->echo.cap;
-    return ST_OK;
+    if (s->local) s->owner.websocket = http->websocket;
+    r->g->dialect_kept = s->echo.cap;
+    if (!s->store && !s->local) return ST_OK;
+    r->g->dialect_kept += http->body.len + 150 * http->body_marks; /* its values */
+    return responses_items_keep(r, s);
 }
 
 static enum status read_body(struct gen *g, json_t *root, bool counting, bool compact)
@@ -528,7 +529,7 @@ static void end(struct gen *g)
     if (g->r->response.error.http) responses_evict(g);
     response_give_back(g->r->srv->responses, s->before);
     response_account(&g->r->response, &s->accounted, 0);
-    buf_fini(&s->items);
+    json_decref(s->items);
     buf_fini(&s->echo);
     buf_fini(&s->logprobs);
     json_decref(s->renamed);

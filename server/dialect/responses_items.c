@@ -3,8 +3,6 @@
 #include "server/dialect/responses.h"
 
 #include "server/http/fields.h"
-#include "server/http/json_parser.h"
-#include "server/http/json_value.h"
 #include "server/http/limits.h"
 
 #include <stdio.h>
@@ -264,7 +262,7 @@ static enum status compaction_item(struct intake *t, json_t *item)
 enum status responses_instructions_keep(struct reader *r, struct responses_state *s)
 {
     const struct chat_messages *all = &r->g->messages;
-    struct json_writer o = {.buf = &s->items};
+    if (!(s->items = json_array())) return reader_no_memory(r);
     for (size_t i = 0; i < all->count; i++) {
         const struct chat_message *m = &all->list[i];
         if ((m->role != CHAT_SYSTEM && m->role != CHAT_DEVELOPER) || m->list || !m->part_count ||
@@ -275,12 +273,9 @@ enum status responses_instructions_keep(struct reader *r, struct responses_state
         json_t *item = json_pack("{s:s,s:s,s:s,s:s,s:[{s:s,s:O}]}", "type", "message", "id", id, "status",
                                  "completed", "role", chat_role_name(m->role), "content", "type",
                                  "input_text", "text", m->parts[0].text);
-        if (!item) o.st = ST_NOMEM;
-        jw_value(&o, item);
-        jw_text(&o, ",");
-        json_decref(item);
+        if (json_array_append_new(s->items, item)) return reader_no_memory(r);
     }
-    return o.st ? reader_no_memory(r) : ST_OK;
+    return ST_OK;
 }
 
 /* What hosted tools of other servers did, and notes of clients: not in the prompt. */
@@ -318,23 +313,11 @@ static enum status one_item(struct intake *t, json_t *item)
 
 /* ---- all items ---- */
 
-static enum status kept_json(struct intake *t, const struct buf *text, json_t **out)
-{
-    struct json_parser p = {.text = text->data ? text->data : "", .len = text->len};
-    enum status st = json_parse_body(&p, out);
-    return st ? chat_no_memory(&t->r) : ST_OK;
-}
-
 static enum status kept_items(struct intake *t, const struct response_kept *kept)
 {
-    json_t *items = NULL, *response = NULL;
-    enum status st = kept_json(t, &kept->items, &items);
-    if (!st) st = kept_json(t, &kept->response, &response);
-    for (size_t i = 0; i < json_array_size(items) && !st; i++) st = one_item(t, json_array_get(items, i));
-    json_t *output = field(response, "output");
-    for (size_t i = 0; i < json_array_size(output) && !st; i++) st = one_item(t, json_array_get(output, i));
-    json_decref(items);
-    json_decref(response);
+    enum status st = ST_OK;
+    for (size_t i = 0; i < json_array_size(kept->items) && !st; i++)
+        st = one_item(t, json_array_get(kept->items, i));
     return st;
 }
 
@@ -434,21 +417,12 @@ static json_t *item_kept(const struct responses_state *s, json_t *item, size_t i
 
 enum status responses_items_keep(struct reader *r, struct responses_state *s)
 {
-    json_t *input = field(r->from, "input"), *items;
-    struct json_writer o = {.buf = &s->items};
-    items = json_is_string(input) ? json_pack("[{s:s,s:O}]", "role", "user", "content", input)
-            : input               ? json_incref(input)
-                                  : json_array();
-    if (!items) return reader_no_memory(r);
-    jw_text(&o, "[");
-    for (size_t i = 0; i < json_array_size(items) && !o.st; i++) {
-        json_t *item = item_kept(s, json_array_get(items, i), i);
-        if (i) jw_text(&o, ",");
-        if (item) jw_value(&o, item);
-        else o.st = ST_NOMEM;
-        json_decref(item);
-    }
-    jw_text(&o, "]");
-    json_decref(items);
-    return o.st;
+    json_t *input = field(r->from, "input"),
+           *text = json_is_string(input) ? json_pack("{s:s,s:O}", "role", "user", "content", input) : NULL;
+    size_t n = json_is_string(input) ? 1 : json_array_size(input);
+    bool ok = (s->items = json_array()) != NULL;
+    for (size_t i = 0; i < n && ok; i++)
+        ok = !json_array_append_new(s->items, item_kept(s, text ? text : json_array_get(input, i), i));
+    json_decref(text);
+    return ok ? ST_OK : reader_no_memory(r);
 }

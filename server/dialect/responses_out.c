@@ -116,7 +116,13 @@ const json_t *response_tool(const struct choice *c, uint32_t call)
     return name->len ? json_object_getn(s->renamed, name->data, name->len) : NULL;
 }
 
-void response_input_write(struct json_writer *o, const char *key, const struct buf *arguments)
+static json_t *string_of(const struct buf *text, size_t from, size_t to)
+{
+    return json_stringn_nocheck(text->data ? text->data + from : "", to - from);
+}
+
+/* The free text in a custom tool's arguments; else these, as the model wrote them. NULL: out of memory. */
+static json_t *input_of(const struct buf *arguments)
 {
     json_t *all = arguments->len ? json_loadb(arguments->data, arguments->len, JSON_ALLOW_NUL, NULL) : NULL;
     for (size_t cut = 0; !all && cut <= 12 && cut < arguments->len; cut++) { /* ends within the text */
@@ -126,11 +132,20 @@ void response_input_write(struct json_writer *o, const char *key, const struct b
             all = json_loadb(closed.data, closed.len, JSON_ALLOW_NUL, NULL);
         buf_fini(&closed);
     }
-    const json_t *input = json_object_get(all, "input");
-    jw_text(o, key);
-    if (json_is_string(input)) jw_value(o, input);
-    else jw_string(o, arguments->len ? arguments->data : "", arguments->len); /* as the model wrote it */
+    json_t *input = json_incref(json_object_get(all, "input"));
     json_decref(all);
+    if (json_is_string(input)) return input;
+    json_decref(input);
+    return string_of(arguments, 0, arguments->len);
+}
+
+void response_input_write(struct json_writer *o, const char *key, const struct buf *arguments)
+{
+    json_t *input = input_of(arguments);
+    jw_text(o, key);
+    if (input) jw_value(o, input);
+    else o->st = ST_NOMEM;
+    json_decref(input);
 }
 
 static void call_write(struct json_writer *o, struct choice *c, const struct response_item *item)
@@ -249,6 +264,41 @@ static void output_write(struct json_writer *o, struct choice *c)
     }
 }
 
+/* As an input item of the next turn. */
+static json_t *item_value(const struct choice *c, const struct response_item *item)
+{
+    const struct chat_output *out = c->out;
+    const struct chat_call *call = &out->calls[item->call];
+    if (item->kind == DELTA_REASONING)
+        return json_pack("{s:s,s:[{s:o}]}", "type", "reasoning", "content", "text",
+                         string_of(&out->reasoning, 0, out->reasoning.len));
+    if (item->kind == DELTA_CONTENT)
+        return json_pack("{s:s,s:o}", "role", "assistant", "content",
+                         string_of(&out->content, item->from, item->to));
+    bool custom = json_is_true(json_object_get(response_tool(c, item->call), "custom"));
+    return json_pack(
+        "{s:s,s:s,s:o,s:o}", "type", custom ? "custom_tool_call" : "function_call", "call_id", call->id,
+        "name", string_of(&call->name, 0, call->name.len), custom ? "input" : "arguments",
+        custom ? input_of(&call->arguments) : string_of(&call->arguments, 0, call->arguments.len));
+}
+
+static bool response_store(struct choice *c, const char *response, size_t len)
+{
+    struct responses_state *s = c->gen->dialect_state;
+    struct response_store *all = c->gen->r->srv->responses;
+    struct response_kept new = {
+        .owner = s->owner, .items = s->items, .inputs = json_array_size(s->items), .before = s->before};
+    struct response_item item = {0};
+    memcpy(new.id, s->id, sizeof new.id);
+    if (s->local) response_forget_websocket(all, s->owner.websocket); /* the latest alone */
+    while (!s->warm && item_next(c, &item))
+        if (json_array_append_new(s->items, item_value(c, &item))) return false;
+    if (!response_keep(all, &new, response, len)) return false;
+    s->before = NULL;
+    s->items = NULL;
+    return true;
+}
+
 /* ---- the response ---- */
 
 static void usage(struct json_writer *o, const struct gen *g)
@@ -324,7 +374,10 @@ void response_compact(struct json_writer *o, struct choice *c)
     jw_text(o, ",\"object\":\"response.compaction\",\"created_at\":");
     jw_int(o, g->r->http.created);
     jw_text(o, ",\"output\":[");
-    jw_bytes(o, s->items.data, s->items.len);
+    for (size_t i = 0; i < json_array_size(s->items); i++) {
+        jw_value(o, json_array_get(s->items, i));
+        jw_text(o, ",");
+    }
     jw_text(o, "{\"id\":\"cmp_");
     jw_text(o, number);
     jw_text(o, "\",\"type\":\"compaction\",\"encrypted_content\":");
@@ -344,12 +397,7 @@ void response_finish(struct json_writer *o, struct choice *c)
     logprobs_resolve(c); /* text held back until the end */
     response_write(o, g, status, c, NULL);
     if (!(s->store || s->local) || o->st) return;
-    if (s->local) response_forget_websocket(g->r->srv->responses, s->owner.websocket); /* the latest alone */
-    if (response_keep(g->r->srv->responses, s->id, &s->owner, s->before, &s->items, o->buf->data + from,
-                      o->buf->len - from)) {
-        s->before = NULL;
-        return;
-    }
+    if (response_store(c, o->buf->data + from, o->buf->len - from)) return;
     log_warn("req=%s the response is too large to be kept: see --response-store", g->r->http.id);
     s->store = false;
     o->buf->len = from;

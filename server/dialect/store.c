@@ -8,7 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { BUCKETS = 4096, ENTRIES_MAX = 65536 };
+/* Freeing a response's values may take the event loop some 10 ms. */
+enum { BUCKETS = 4096, ENTRIES_MAX = 65536, VALUES_MAX = 1 << 18, VALUE_BYTES = 100 };
 
 struct response_store {
     pthread_mutex_t lock;
@@ -42,9 +43,20 @@ static struct response_kept **bucket(struct response_store *s, const char *id)
     return &s->buckets[(h ^ h >> 16) % BUCKETS];
 }
 
-static uint64_t size_of(const struct response_kept *r)
+/* Bytes of text and number of values and names in v, added up; it gives up above VALUES_MAX. */
+static size_t text_of(json_t *v, size_t *values)
 {
-    return sizeof *r + r->items.cap + r->response.cap;
+    size_t text = json_string_length(v), i;
+    const char *key;
+    json_t *one;
+    if (++*values > VALUES_MAX) return text;
+    json_array_foreach(v, i, one) text += text_of(one, values);
+    json_object_foreach(v, key, one)
+    {
+        ++*values;
+        text += strlen(key) + text_of(one, values);
+    }
+    return text;
 }
 
 static void unlink_use(struct response_store *s, struct response_kept *r)
@@ -74,8 +86,8 @@ static void drop(struct response_store *s, struct response_kept *r)
 {
     while (r && !--r->refs) {
         struct response_kept *before = r->before;
-        s->bytes -= size_of(r);
-        buf_fini(&r->items);
+        s->bytes -= r->bytes;
+        json_decref(r->items);
         buf_fini(&r->response);
         free(r);
         r = before;
@@ -122,32 +134,29 @@ void response_give_back(struct response_store *s, struct response_kept *r)
     pthread_mutex_unlock(&s->lock);
 }
 
-bool response_keep(struct response_store *s, const char *id, const struct response_owner *owner,
-                   struct response_kept *before, struct buf *items, const char *response, size_t len)
+bool response_keep(struct response_store *s, const struct response_kept *new, const char *response,
+                   size_t len)
 {
-    struct response_kept *r = calloc(1, sizeof *r);
+    size_t values = 0, text = text_of(new->items, &values);
+    uint64_t bytes = sizeof *new + len + text + values *VALUE_BYTES;
+    struct response_kept *r = values > VALUES_MAX || bytes > s->bytes_max ? NULL : malloc(sizeof *r);
     if (!r) return false;
+    *r = *new;
+    r->bytes = bytes;
+    r->refs = 1;
+    r->listed = true;
     buf_init(&r->response, len);
-    if (strlen(id) >= sizeof r->id || buf_add(&r->response, response, len) ||
-        size_of(r) + items->cap > s->bytes_max) {
-        buf_fini(&r->response);
+    if (buf_add(&r->response, response, len)) {
         free(r);
         return false;
     }
-    memcpy(r->id, id, strlen(id) + 1);
-    r->owner = *owner;
-    r->items = *items;
-    *items = (struct buf){.max = items->max};
-    r->before = before;
-    r->refs = 1;
-    r->listed = true;
     pthread_mutex_lock(&s->lock);
-    struct response_kept **at = bucket(s, id);
+    struct response_kept **at = bucket(s, r->id);
     r->chain = *at;
     *at = r;
     link_use(s, r);
     touch(s, r->before);
-    s->bytes += size_of(r);
+    s->bytes += r->bytes;
     s->count++;
     while (s->oldest && (s->bytes > s->bytes_max || s->count > ENTRIES_MAX)) unlist(s, s->oldest);
     pthread_mutex_unlock(&s->lock);
