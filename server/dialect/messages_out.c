@@ -18,9 +18,7 @@ static void block_begin(struct json_writer *o, struct choice *c, enum delta_kind
     default: {
         struct chat_call *it = &c->out->calls[call];
         call_id_make(it, "toolu_");
-        jw_text(o, "{\"type\":\"tool_use\",\"id\":");
-        jw_cstring(o, it->id);
-        jw_text(o, ",\"name\":");
+        jw_format(o, "{\"type\":\"tool_use\",\"id\":%s,\"name\":", it->id);
         jw_string(o, it->name.data, it->name.len);
         jw_text(o, ",\"input\":");
     }
@@ -47,16 +45,12 @@ static void reasons(struct json_writer *o, const struct choice *c)
 static void usage(struct json_writer *o, const struct gen *g, bool begin)
 {
     struct gen_usage u = gen_usage(g);
-    jw_text(o, ",\"usage\":{\"input_tokens\":");
-    jw_uint(o, u.prompt - u.cached);
-    jw_text(o, ",\"cache_creation_input_tokens\":0,\"cache_read_input_tokens\":");
-    jw_uint(o, u.cached);
-    jw_text(o, ",\"output_tokens\":");
-    jw_uint(o, begin ? 0 : u.completion);
+    jw_format(o,
+              ",\"usage\":{\"input_tokens\":%lu,\"cache_creation_input_tokens\":0,"
+              "\"cache_read_input_tokens\":%lu,\"output_tokens\":%lu",
+              u.prompt - u.cached, u.cached, begin ? 0 : u.completion);
     if (!begin) {
-        jw_text(o, ",\"output_tokens_details\":{\"thinking_tokens\":");
-        jw_uint(o, u.reasoning);
-        jw_text(o, "}");
+        jw_format(o, ",\"output_tokens_details\":{\"thinking_tokens\":%lu}", u.reasoning);
     }
 }
 
@@ -65,9 +59,8 @@ static void message_begin(struct json_writer *o, const struct gen *g)
     const struct request *r = g->r;
     jw_text(o, "{\"id\":\"msg_");
     jw_text(o, r->http.id); /* its alphabet needs no escape */
-    jw_text(o, "\",\"type\":\"message\",\"role\":\"assistant\",\"model\":");
-    jw_cstring(o, r->model_name ? r->model_name : r->srv->model_name);
-    jw_text(o, ",\"content\":[");
+    jw_format(o, "\",\"type\":\"message\",\"role\":\"assistant\",\"model\":%s,\"content\":[",
+              r->model_name ? r->model_name : r->srv->model_name);
 }
 
 /* ---- the whole response ---- */
@@ -120,8 +113,7 @@ void messages_write_response(struct json_writer *o, struct choice *c)
 static void event_begin(struct json_writer *o, const char *type)
 {
     sse_begin_named(o, type);
-    jw_text(o, "{\"type\":");
-    jw_cstring(o, type);
+    jw_format(o, "{\"type\":%s", type);
 }
 
 void messages_head(struct gen *g)
@@ -142,8 +134,7 @@ void messages_head(struct gen *g)
 static void block_event(struct json_writer *o, const struct messages_state *s, const char *type)
 {
     event_begin(o, type);
-    jw_text(o, ",\"index\":");
-    jw_uint(o, s->blocks - 1);
+    jw_format(o, ",\"index\":%u", s->blocks - 1);
 }
 
 static void block_close(struct gen *g)

@@ -18,20 +18,14 @@ static void begin(struct json_writer *o, const struct gen *g)
     const struct request *r = g->r;
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
-    jw_text(o, "{\"model\":");
-    jw_cstring(o, r->model_name ? r->model_name : r->srv->model_name);
-    jw_text(o, ",\"created_at\":");
+    jw_format(o, "{\"model\":%s,\"created_at\":", r->model_name ? r->model_name : r->srv->model_name);
     jw_time(o, now.tv_sec, now.tv_nsec);
 }
 
 static void call_write(struct json_writer *o, struct chat_call *call, uint32_t i)
 {
     call_id_make(call, "call_");
-    jw_text(o, "{\"id\":");
-    jw_cstring(o, call->id);
-    jw_text(o, ",\"function\":{\"index\":");
-    jw_uint(o, i);
-    jw_text(o, ",\"name\":");
+    jw_format(o, "{\"id\":%s,\"function\":{\"index\":%u,\"name\":", call->id, i);
     jw_string(o, call->name.data, call->name.len);
     jw_text(o, ",\"arguments\":");
     call_object_write(o, &call->arguments);

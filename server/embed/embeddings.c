@@ -60,24 +60,17 @@ void embed_head(struct json_writer *o, const struct gen *g, const char *id, cons
     jw_text(o, "\"id\":\"");
     jw_text(o, id);
     jw_text(o, r->http.id); /* its alphabet needs no escape */
-    jw_text(o, "\",\"object\":");
-    jw_cstring(o, object);
-    jw_text(o, ",\"created\":");
-    jw_int(o, r->http.created);
-    jw_text(o, ",\"model\":");
-    jw_cstring(o, r->model_name ? r->model_name : r->srv->model_name);
+    jw_format(o, "\",\"object\":%s,\"created\":%ld,\"model\":%s", object, r->http.created,
+              r->model_name ? r->model_name : r->srv->model_name);
 }
 
 void embed_usage(struct json_writer *o, const struct gen *g)
 {
     struct gen_usage u = gen_usage(g);
-    jw_text(o, "\"usage\":{\"prompt_tokens\":");
-    jw_uint(o, u.prompt);
-    jw_text(o, ",\"total_tokens\":");
-    jw_uint(o, u.prompt);
-    jw_text(o, ",\"prompt_tokens_details\":{\"cached_tokens\":");
-    jw_uint(o, u.cached);
-    jw_text(o, "}}");
+    jw_format(o,
+              "\"usage\":{\"prompt_tokens\":%lu,\"total_tokens\":%lu,"
+              "\"prompt_tokens_details\":{\"cached_tokens\":%lu}}",
+              u.prompt, u.prompt, u.cached);
 }
 
 /* The text of the prompt called prompt_name, or of the default; NULL: none. */
@@ -291,12 +284,7 @@ static void list(struct json_writer *o, struct choice *first, const char *id, co
     jw_text(o, ",\"data\":[");
     for (uint32_t i = 0; i < g->choice_count; i++) {
         jw_text(o, i ? ",{\"object\":" : "{\"object\":");
-        jw_cstring(o, object);
-        jw_text(o, ",\"index\":");
-        jw_uint(o, i);
-        jw_text(o, ",");
-        jw_cstring(o, name);
-        jw_text(o, ":");
+        jw_format(o, "%s,\"index\":%u,%s:", object, i, name);
         embedding(o, g, i);
         jw_text(o, "}");
     }
@@ -327,18 +315,13 @@ static void embed_response(struct json_writer *o, struct choice *first)
 {
     struct gen *g = first->gen;
     const struct request *r = g->r;
-    jw_text(o, "{\"model\":");
-    jw_cstring(o, r->model_name ? r->model_name : r->srv->model_name);
-    jw_text(o, ",\"embeddings\":[");
+    jw_format(o, "{\"model\":%s,\"embeddings\":[", r->model_name ? r->model_name : r->srv->model_name);
     for (uint32_t i = 0; i < g->choice_count; i++) {
         if (i) jw_text(o, ",");
         embedding(o, g, i);
     }
-    jw_text(o, "],\"total_duration\":");
-    jw_uint(o, (now_us() - r->http.arrived_us) * 1000);
-    jw_text(o, ",\"load_duration\":0,\"prompt_eval_count\":");
-    jw_uint(o, gen_usage(g).prompt);
-    jw_text(o, "}");
+    jw_format(o, "],\"total_duration\":%lu,\"load_duration\":0,\"prompt_eval_count\":%lu}",
+              (now_us() - r->http.arrived_us) * 1000, gen_usage(g).prompt);
 }
 
 /* One text, called `prompt`. */

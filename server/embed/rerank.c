@@ -347,8 +347,7 @@ static void respond_score(struct json_writer *o, struct choice *first)
     jw_text(o, ",\"data\":[");
     for (uint32_t i = 0; i < s->count; i++) {
         jw_text(o, i ? ",{\"object\":\"score\",\"index\":" : "{\"object\":\"score\",\"index\":");
-        jw_uint(o, i);
-        jw_text(o, ",\"score\":");
+        jw_format(o, "%u,\"score\":", i);
         jw_float32(o, (float)score(g, i));
         jw_text(o, "}");
     }
