@@ -3,7 +3,7 @@
  * suspended until then. */
 #include "server/generate/cache_info.h"
 #include "server/generate/generate.h"
-#include "server/http/json_writer.h"
+#include "server/json/writer.h"
 #include "server/http/metrics.h"
 #include "server/http/request.h"
 #include "server/api/api.h"

@@ -3,7 +3,7 @@
 #include "engine/model/model_info.h"
 #include "server/generate/generate.h"
 #include "server/chat/template.h"
-#include "server/http/json_writer.h"
+#include "server/json/writer.h"
 #include "server/http/request.h"
 #include "server/api/api.h"
 

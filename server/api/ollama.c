@@ -5,7 +5,7 @@
 #include "server/chat/template.h"
 #include "server/embed/pooling.h"
 #include "server/generate/generate.h"
-#include "server/http/fields.h"
+#include "server/json/fields.h"
 
 #include <stdio.h>
 #include <string.h>

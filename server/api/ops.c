@@ -1,6 +1,6 @@
 /* Probes, version, load, metrics, the page: served at once on the loop, without a round trip to the engine.
  */
-#include "server/http/json_writer.h"
+#include "server/json/writer.h"
 #include "server/http/metrics.h"
 #include "server/http/request.h"
 #include "server/api/api.h"

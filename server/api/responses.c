@@ -2,9 +2,9 @@
  * On a worker: they may be large. */
 #include "server/dialect/store.h"
 #include "server/generate/generate.h"
-#include "server/http/fields.h"
-#include "server/http/json_parser.h"
-#include "server/http/json_value.h"
+#include "server/json/fields.h"
+#include "server/json/parser.h"
+#include "server/json/value.h"
 #include "server/http/request.h"
 #include "server/api/api.h"
 

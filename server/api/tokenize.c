@@ -1,6 +1,6 @@
 /* POST /tokenize, /detokenize and llama.cpp's /apply-template, and the counts of a prompt's tokens of the
  * three APIs, on a worker. */
-#include "server/http/fields.h"
+#include "server/json/fields.h"
 #include "server/dialect/dialect.h"
 #include "server/generate/generate.h"
 #include "server/generate/remote.h"

@@ -5,7 +5,7 @@
 #include "server/fetch/fetch.h"
 #include "server/grammar/grammar.h"
 #include "server/media/image_hash_cache.h"
-#include "server/http/json_writer.h"
+#include "server/json/writer.h"
 #include "server/http/http.h"
 
 #include <dirent.h>

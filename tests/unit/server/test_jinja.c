@@ -1,6 +1,6 @@
 /* The template interpreter against transformers' own environment (tests/golden/templates/cases.json, made by
  * scripts/reference/make_templates.py), plus origins, limits and errors. */
-#include "server/http/fields.h"
+#include "server/json/fields.h"
 #include "server/jinja/jinja.h"
 #include "server/chat/template.h"
 

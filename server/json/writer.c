@@ -1,5 +1,5 @@
-/* See json_writer.h. */
-#include "server/http/json_writer.h"
+/* See writer.h. */
+#include "server/json/writer.h"
 
 #include "config/base/utf8.h"
 

@@ -1,8 +1,8 @@
 /* See errors.h. */
-#include "server/http/errors.h"
+#include "server/json/errors.h"
 
 #include "config/base/utf8.h"
-#include "server/http/json_writer.h"
+#include "server/json/writer.h"
 
 #include <stdarg.h>
 #include <stdio.h>

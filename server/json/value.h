@@ -1,8 +1,8 @@
-/* Writes jansson values as JSON, including integers beyond 64 bits as json_parser.h reads them (fields.h). */
+/* Writes jansson values as JSON, including integers beyond 64 bits as parser.h reads them (fields.h). */
 #ifndef KVASIR_JSON_VALUE_H
 #define KVASIR_JSON_VALUE_H
 
-#include "server/http/json_writer.h"
+#include "server/json/writer.h"
 
 #include <jansson.h>
 

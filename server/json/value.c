@@ -1,7 +1,7 @@
-/* See json_value.h. */
-#include "server/http/json_value.h"
+/* See value.h. */
+#include "server/json/value.h"
 
-#include "server/http/fields.h"
+#include "server/json/fields.h"
 
 #include <stdio.h>
 #include <stdlib.h>
