@@ -408,6 +408,8 @@ bool jn_dict_find(struct jinja_ctx *c, const struct jinja_dict *d, struct jinja_
                   struct jinja_value *out); /* unhashable: error */
 bool jn_dict_find_str(const struct jinja_dict *d, const char *key, size_t len, struct jinja_value *out);
 bool jn_hashable(struct jinja_ctx *c, struct jinja_value v);
+/* Keyed at random: clients choose the keys of dicts, and must not find many with one hash. */
+uint32_t jn_hash(const void *p, size_t len);
 bool jn_truth(struct jinja_value v);
 bool jn_equal(struct jinja_ctx *c, struct jinja_value a, struct jinja_value b);
 bool jn_compare(struct jinja_ctx *c, enum jn_op op, struct jinja_value a,
