@@ -94,30 +94,15 @@ void error_json(const struct api_error *e, enum error_shape shape, struct buf *o
         bool named =
             !e->param[0] || (shape == ERROR_OLLAMA && strncmp(e->message, e->param, strlen(e->param)) == 0);
         snprintf(message, sizeof message, "%s%s%s", named ? "" : e->param, named ? "" : ": ", e->message);
-        if (shape == ERROR_ANTHROPIC) {
-            jw_text(&o, "{\"type\":\"error\",\"error\":{\"type\":");
-            jw_cstring(&o, anthropic_type(e->http));
-            jw_text(&o, ",\"message\":");
-        } else {
-            jw_text(&o, "{\"error\":");
-        }
-        jw_cstring(&o, message);
-        jw_text(&o, shape == ERROR_ANTHROPIC ? "}}" : "}");
+        if (shape == ERROR_ANTHROPIC)
+            jw_put(&o, "{\"type\":\"error\",\"error\":{\"type\":%s,\"message\":%s}}", anthropic_type(e->http),
+                   message);
+        else jw_put(&o, "{\"error\":%s}", message);
         return;
     }
-    jw_text(&o, "{\"error\":{\"message\":");
-    jw_cstring(&o, e->message);
-    jw_text(&o, ",\"type\":");
-    jw_cstring(&o, e->type);
-    jw_text(&o, ",\"param\":");
-    jw_cstring(&o, e->param[0] ? e->param : NULL);
-    jw_text(&o, ",\"code\":");
-    jw_cstring(&o, e->code);
-    if (e->context) { /* as llama.cpp says it */
-        jw_text(&o, ",\"n_prompt_tokens\":");
-        jw_uint(&o, e->prompt_tokens);
-        jw_text(&o, ",\"n_ctx\":");
-        jw_uint(&o, e->context);
-    }
+    jw_put(&o, "{\"error\":{\"message\":%s,\"type\":%s,\"param\":%s,\"code\":%s", e->message, e->type,
+           e->param[0] ? e->param : NULL, e->code);
+    if (e->context) /* as llama.cpp says it */
+        jw_put(&o, ",\"n_prompt_tokens\":%u,\"n_ctx\":%u", e->prompt_tokens, e->context);
     jw_text(&o, "}}");
 }
