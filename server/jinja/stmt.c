@@ -347,11 +347,6 @@ static struct jn_nodes parse_until(struct jn_parser *p, const char *const *ends)
     return body;
 }
 
-struct jn_nodes jn_parse_statements(struct jn_parser *p)
-{
-    return parse_body(p, NULL);
-}
-
 /* ---- public API ---- */
 
 /* Copies the source with \n newlines and without one newline at its end. */
@@ -386,7 +381,7 @@ static void build(struct jinja_template *t, const char *src, size_t len)
     struct jn_tokens tokens = {0};
     jn_lex(&t->base, t->src, t->src_len, &tokens);
     struct jn_parser p = {.t = t, .b = &t->base, .tok = tokens.v};
-    t->body = jn_parse_statements(&p);
+    t->body = parse_body(&p, NULL);
 }
 
 enum status jinja_parse(const char *src, size_t len, const struct jinja_limits *limits,

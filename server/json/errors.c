@@ -18,20 +18,22 @@ static void trim_utf8(char *text)
     if (cp == UTF8_SHORT) text[at] = '\0';
 }
 
-int api_error_set(struct api_error *err, int http, const char *code, const char *param, const char *fmt, ...)
+enum status api_fail(struct api_error *e, int http, const char *code, const char *param, const char *fmt, ...)
 {
-    if (!err) return http;
-    err->http = http;
-    err->type = http == 429 ? "rate_limit_error" : http >= 500 ? "server_error" : "invalid_request_error";
-    err->code = code;
-    snprintf(err->param, sizeof err->param, "%s", param ? param : "");
-    trim_utf8(err->param);
     va_list ap;
+    if (e->http) return ST_INVALID;
+    *e = (struct api_error){.http = http,
+                            .type = http == 429   ? "rate_limit_error"
+                                    : http >= 500 ? "server_error"
+                                                  : "invalid_request_error",
+                            .code = code};
+    snprintf(e->param, sizeof e->param, "%s", param ? param : "");
+    trim_utf8(e->param);
     va_start(ap, fmt);
-    vsnprintf(err->message, sizeof err->message, fmt, ap);
+    vsnprintf(e->message, sizeof e->message, fmt, ap);
     va_end(ap);
-    trim_utf8(err->message);
-    return http;
+    trim_utf8(e->message);
+    return ST_INVALID;
 }
 
 static const struct map {
@@ -44,18 +46,6 @@ static const struct map {
     {ST_NOT_FOUND, 404, "not_found"},   {ST_AGAIN, 429, "rate_limit_exceeded"},
     {ST_DEVICE, 500, "engine_error"},   {ST_NOMEM, 503, "out_of_memory"},
 };
-
-enum status api_fail(struct api_error *e, int http, const char *code, const char *param, const char *fmt, ...)
-{
-    char text[sizeof e->message];
-    if (e->http) return ST_INVALID;
-    va_list ap;
-    va_start(ap, fmt);
-    vsnprintf(text, sizeof text, fmt, ap);
-    va_end(ap);
-    (void)api_error_set(e, http, code, param, "%s", text);
-    return ST_INVALID;
-}
 
 enum status api_nomem(struct api_error *e)
 {

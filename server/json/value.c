@@ -7,7 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-void jw_double(struct json_writer *o, double v)
+/* The shortest decimal that round-trips. */
+static void jw_double(struct json_writer *o, double v)
 {
     char text[40];
     for (int digits = 1; digits <= 17; digits++) {

@@ -7,7 +7,5 @@
 #include <jansson.h>
 
 void jw_value(struct json_writer *o, const json_t *v); /* NULL writes null */
-/* The shortest decimal that round-trips. */
-void jw_double(struct json_writer *o, double v);
 
 #endif
