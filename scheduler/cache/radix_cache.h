@@ -43,11 +43,8 @@
 #include "config/base/status.h"
 #include "engine/engine.h"
 #include "engine/prompt/prompt.h"
+#include "scheduler/cache/cache_report.h"
 #include "scheduler/cache/kv_blocks.h"
-#include "scheduler/scheduler.h"
-
-#include <stdbool.h>
-#include <stdint.h>
 
 struct radix_cache;
 struct radix_node;
