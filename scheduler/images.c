@@ -4,9 +4,7 @@
  *
  *   hold an entry of one of the next images
  *     EMPTY, no pixels:  EV_IMAGE -> reply (any thread) -> replies -> pixels -> encode slices -> ready
- *     ENCODING or DONE:  another sequence encodes it, or a hit: nothing is requested
- *
- * The memory for a reply is allocated with EV_IMAGE, so a reply never fails for lack of memory. */
+ *     ENCODING or DONE:  another sequence encodes it, or a hit: nothing is requested */
 #include "scheduler/cache/feature_cache.h"
 #include "scheduler/internal.h"
 
@@ -23,20 +21,10 @@ enum {
     FEATURES_BYTES_DEFAULT = 256, /* MiB */
 };
 
-struct image_reply {
-    struct image_reply *next;
-    struct seq_id id;
-    uint32_t image;
-    bool refused;
-    struct image_u8 pixels; /* unless refused */
-    char message[sizeof((struct sched_event *)0)->message];
-};
-
 struct images {
     struct feature_cache *cache; /* engine thread only */
     /* under the scheduler's lock */
     struct image_reply *first, *last;
-    bool reset;
 };
 
 enum status sched__images_create(struct scheduler *s, struct err *err)
@@ -52,13 +40,6 @@ enum status sched__images_create(struct scheduler *s, struct err *err)
     return st;
 }
 
-static void reply_free(struct image_reply *r)
-{
-    if (!r) return;
-    image_u8_free(&r->pixels);
-    free(r);
-}
-
 void sched__images_destroy(struct scheduler *s)
 {
     struct images *im = s->images;
@@ -66,7 +47,7 @@ void sched__images_destroy(struct scheduler *s)
     while (im->first) {
         struct image_reply *r = im->first;
         im->first = r->next;
-        reply_free(r);
+        sched__reply_free(r);
     }
     features_destroy(im->cache);
     free(im);
@@ -128,15 +109,6 @@ void sched_refuse_image(struct scheduler *s, struct seq_id id, uint32_t image, c
     pthread_mutex_unlock(&s->lock);
 }
 
-void sched_reset_features(struct scheduler *s)
-{
-    pthread_mutex_lock(&s->lock);
-    s->images->reset = true;
-    s->poked = true;
-    pthread_cond_signal(&s->work);
-    pthread_mutex_unlock(&s->lock);
-}
-
 /* ---- engine thread ---- */
 
 static struct sequence *sequence_of(struct scheduler *s, struct seq_id id)
@@ -159,9 +131,9 @@ bool sched__images_take(struct scheduler *s)
     struct images *im = s->images;
     pthread_mutex_lock(&s->lock);
     struct image_reply *r = im->first;
-    bool reset = im->reset;
+    bool reset = s->reset_features;
     im->first = im->last = NULL;
-    im->reset = false;
+    s->reset_features = false;
     pthread_mutex_unlock(&s->lock);
     if (reset) features_reset(im->cache);
     bool any = r || reset;
@@ -180,7 +152,7 @@ bool sched__images_take(struct scheduler *s)
             f->pixels = r->pixels;
             r->pixels = (struct image_u8){0};
         }
-        reply_free(r);
+        sched__reply_free(r);
     }
     return any;
 }
@@ -244,17 +216,6 @@ void sched__features_passed(struct scheduler *s, struct sequence *q)
     const struct prompt *p = q->req.prompt;
     while (q->next_span < p->span_count && p->spans[q->next_span].end <= q->position)
         let_go(s, &q->features[q->next_span++]);
-}
-
-void sched__features_free(struct sequence *q)
-{
-    for (uint32_t i = 0; q->features && i < q->req.prompt->span_count; i++) {
-        ASSERT(!q->features[i].entry);
-        image_u8_free(&q->features[i].pixels);
-        reply_free(q->features[i].reply);
-    }
-    free(q->features);
-    q->features = NULL;
 }
 
 static const struct image_u8 *pixels_of(const struct sequence *q, uint32_t image)

@@ -44,7 +44,7 @@ struct sched_options {
                         uint32_t *out);
     void *propose_arg;
     bool no_overlap;    /* a step is submitted when the one before it has ended, also where that isn't
-                           necessary (scheduler/ahead.c) */
+                           necessary (scheduler/step.c) */
     uint32_t draft_max; /* most draft tokens of one sequence in one step; 0 = none */
     bool draft_always;  /* always draft_max, not as many as pay */
     /* What becomes of a pooled vector of [hidden_size]; NULL = nothing. Engine thread. It leaves pooled_width
@@ -186,7 +186,7 @@ bool sched_step(struct scheduler *s, uint64_t now_us);
 /* Counters and gauges for /metrics. The numbers of one reading are consistent: each submitted sequence is
  * waiting, running or ended. They never lag the events: what sched_poll has returned is counted. To add one:
  * a field here; the engine thread counts in s->now (struct scheduler, scheduler/internal.h) where it happens.
- * A gauge derived from the state is set in publish() in scheduler.c. server/http/metrics.c prints it. */
+ * A gauge derived from the state is set in publish() in step.c. server/http/metrics.c prints it. */
 #define SCHED_STEP_BUCKETS 14u
 #define SCHED_DRAFT_MAX    16u /* of one chunk */
 struct sched_stats {
