@@ -59,6 +59,11 @@ struct radix_view {
     const uint8_t *salt; /* [32] */
 };
 
+/* Index of the first of spans in order that ends after pos; count: none. */
+uint32_t radix_span_at(const struct prompt_span *spans, uint32_t count, uint32_t pos);
+/* Of an image of unknown identity (a key of all zeros): equal to no other, and nothing from it on is kept. */
+bool radix_doubtful(const struct prompt_span *s);
+
 /* A sequence's blocks of one group: block_offsets[i] for block indices first <= i < end. */
 struct radix_table {
     uint32_t *block_offsets;

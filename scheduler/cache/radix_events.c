@@ -154,7 +154,7 @@ static bool reserve(void *array, uint32_t *cap, uint32_t need, size_t size)
     return true;
 }
 
-static void note_image(struct radix_cache *c, const struct radix_span *s, uint32_t *count)
+static void note_image(struct radix_cache *c, const struct prompt_span *s, uint32_t *count)
 {
     uint32_t i = *count;
     struct cache_image *list = c->announced.images;
@@ -162,7 +162,7 @@ static void note_image(struct radix_cache *c, const struct radix_span *s, uint32
     if (i && list[i - 1].begin == s->begin) return; /* cut by a node's end: both have it */
     memmove(list + i + 1, list + i, (*count - i) * sizeof *list);
     list[i] = (struct cache_image){.begin = s->begin, .end = s->end};
-    memcpy(list[i].key, s->key, sizeof s->key);
+    memcpy(list[i].key, span_identity(s), sizeof s->key);
     (*count)++;
 }
 

@@ -9,17 +9,6 @@
 
 enum radix_heap { HEAP_BODY = 0, HEAP_CHAIN_TAIL, HEAP_LEAF, HEAP_BRANCH_TAIL, HEAP_STATE, HEAP_COUNT };
 
-/* An image that touches a node, at absolute positions; its rows are numbered from `begin`, which may lie
- * before the node. */
-struct radix_span {
-    uint32_t begin, end;
-    uint32_t atomic_end; /* of the SPAN_PREFIX_LM that it is part of; 0 = none */
-    uint8_t key[32];
-    struct prompt_grid grid; /* the same pixels may have different positions: a video at another rate */
-    int32_t mrope_delta;     /* after the image, so of all text up to the next one: nodes need none of their
-                                own, equal paths have equal deltas */
-};
-
 /* A block of the event sink's size; it belongs to the node that holds its last item. */
 struct radix_mark {
     uint64_t hash;
@@ -41,7 +30,7 @@ struct radix_node {
     bool state_gone;  /* its state was evicted */
     uint32_t *tokens; /* [end - start], token_cap entries */
     uint32_t token_cap, block_cap;
-    struct radix_span *spans; /* in order */
+    struct prompt_span *spans; /* that touch it, in order, without pixels */
     uint32_t span_count;
     uint8_t salt[32];                           /* root */
     uint32_t *block_offsets[ENGINE_GROUPS_MAX]; /* [radix__blocks(node)] from block index start / BT on;
@@ -157,10 +146,24 @@ struct radix_node *radix__child(const struct radix_cache *c, const struct radix_
                                 const struct radix_view *v, uint32_t pos, uint64_t *hash);
 /* How many items from pos on are equal in n and v, at most up to position `limit` (<= n->end). */
 uint32_t radix__common(const struct radix_node *n, const struct radix_view *v, uint32_t pos, uint32_t limit);
-/* Index of the first image of v that ends after pos (image_count: none). */
-uint32_t radix__span_at(const struct radix_view *v, uint32_t pos);
-bool radix__in_span(const struct radix_node *n, uint32_t pos);
-bool radix__doubtful(const struct prompt_span *im); /* key of all zeros: never shared */
+/* The items of a view or of a node: of tokens, the first is that at position `first`. */
+struct radix_items {
+    const uint32_t *tokens;
+    const struct prompt_span *spans;
+    uint32_t first, span_count;
+};
+static inline struct radix_items radix__of_view(const struct radix_view *v)
+{
+    return (struct radix_items){v->tokens, v->spans, 0, v->span_count};
+}
+static inline struct radix_items radix__of_node(const struct radix_node *n)
+{
+    return (struct radix_items){n->tokens, n->spans, n->start, n->span_count};
+}
+/* The span that the item at pos is of; NULL: it is a text token. */
+const struct prompt_span *radix__span(struct radix_items x, uint32_t pos);
+/* Continues a hash by the item at pos. */
+uint64_t radix__item_hash(uint64_t h, struct radix_items x, uint32_t pos);
 /* Splits n at p (start < p < end): returns the new upper part, n is the lower one. NULL: out of memory,
  * nothing changed. */
 struct radix_node *radix__split(struct radix_cache *c, struct radix_node *n, uint32_t p);

@@ -40,16 +40,8 @@ static bool path_of(struct radix_cache *c, const struct radix_node *n, struct ra
     for (; !n->root; n = n->parent) {
         memcpy(c->path.tokens + n->start, n->tokens, (n->end - n->start) * sizeof *n->tokens);
         for (uint32_t i = n->span_count; i-- > 0;) {
-            const struct radix_span *s = &n->spans[i];
-            if (s->end > n->end && at < most) continue; /* the node after it has it */
-            struct prompt_span *out = &c->path.spans[--at];
-            *out = (struct prompt_span){.begin = s->begin,
-                                        .end = s->end,
-                                        .rule = s->atomic_end ? SPAN_PREFIX_LM : SPAN_CAUSAL,
-                                        .atomic_end = s->atomic_end,
-                                        .mrope_delta = s->mrope_delta,
-                                        .grid = s->grid};
-            memcpy(s->atomic_end ? out->atomic_key : out->key, s->key, sizeof s->key);
+            if (n->spans[i].end > n->end && at < most) continue; /* the node after it has it */
+            c->path.spans[--at] = n->spans[i];
         }
     }
     v->spans = c->path.spans + at;

@@ -38,16 +38,23 @@ struct tier_span *tier__spans(const struct tier_items *it)
     return (struct tier_span *)(tier__tokens(it) + (it->end - it->start + 1) / 2 * 2);
 }
 
+struct prompt_span tier__prompt_span(const struct tier_span *s)
+{
+    struct prompt_span p = {.begin = s->begin,
+                            .end = s->end,
+                            .rule = s->atomic_end ? SPAN_PREFIX_LM : SPAN_CAUSAL,
+                            .atomic_end = s->atomic_end,
+                            .mrope_delta = s->mrope_delta,
+                            .grid = {s->t, s->h, s->w, s->seconds, s->breaks}};
+    memcpy(s->atomic_end ? p.atomic_key : p.key, s->key, sizeof s->key);
+    return p;
+}
+
 uint64_t tier__block_hash(const struct tier_node *n)
 {
     const struct tier_items *it = n->items;
     struct prompt_span spans[it->span_count + 1];
-    for (uint32_t i = 0; i < it->span_count; i++) {
-        const struct tier_span *s = tier__spans(it) + i;
-        spans[i] = (struct prompt_span){
-            .begin = s->begin, .mrope_delta = s->mrope_delta, .grid = {s->t, s->h, s->w, s->seconds}};
-        memcpy(spans[i].key, s->key, sizeof s->key);
-    }
+    for (uint32_t i = 0; i < it->span_count; i++) spans[i] = tier__prompt_span(tier__spans(it) + i);
     return radix_block_hash(tier__tokens(it), spans, it->span_count, it->start, it->end,
                             n->parent->block_hash);
 }
@@ -63,22 +70,10 @@ bool tier__spans_valid(const struct tier_items *it)
     return true;
 }
 
-/* Index of the first span of v that ends after pos. */
-static uint32_t span_at(const struct radix_view *v, uint32_t pos)
-{
-    uint32_t lo = 0, hi = v->span_count;
-    while (lo < hi) {
-        uint32_t mid = lo + (hi - lo) / 2;
-        if (v->spans[mid].end > pos) hi = mid;
-        else lo = mid + 1;
-    }
-    return lo;
-}
-
 void tier__encode(struct tier *t, const struct radix_view *v, uint32_t start, uint32_t end)
 {
     struct tier_items *it = t->scratch;
-    uint32_t first = span_at(v, start), m = first;
+    uint32_t first = radix_span_at(v->spans, v->span_count, start), m = first;
     while (m < v->span_count && v->spans[m].begin < end) m++;
     ASSERT(end > start && end - start <= t->bt && m - first <= t->bt);
     t->scratch_bytes = tier__items_bytes(start, end, m - first);
@@ -95,6 +90,7 @@ void tier__encode(struct tier *t, const struct radix_view *v, uint32_t start, ui
                                 .t = p->grid.t,
                                 .h = p->grid.h,
                                 .w = p->grid.w,
+                                .breaks = p->grid.breaks,
                                 .seconds = p->grid.seconds};
         memcpy(s->key, span_identity(p), sizeof s->key);
     }
@@ -491,11 +487,10 @@ static void add_node(struct tier *t, const struct tier_node *k, uint32_t equal)
 
 bool tier_find(struct tier *t, const struct radix_view *v, struct radix_lower *lower)
 {
-    static const uint8_t doubtful[32];
     struct radix_lower *l = &t->found.lower;
     uint32_t count = v->count;
     for (uint32_t m = 0; m < v->span_count && v->spans[m].begin < count; m++)
-        if (memcmp(span_identity(&v->spans[m]), doubtful, sizeof doubtful) == 0) count = v->spans[m].begin;
+        if (radix_doubtful(&v->spans[m])) count = v->spans[m].begin;
     const struct tier_node *n = tier__root(t, v->salt, false);
     if (!n || !found_reserve(t, count / t->bt + 1)) return false;
     l->equal = l->state_count = 0;

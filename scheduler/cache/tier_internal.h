@@ -19,7 +19,7 @@ struct tier_items {
 struct tier_span { /* that touches the items */
     uint32_t begin, end, atomic_end;
     int32_t mrope_delta;
-    uint32_t t, h, w, zero;
+    uint32_t t, h, w, breaks;
     double seconds;
     uint8_t key[32];
 };
@@ -97,6 +97,7 @@ bool tier__spans_valid(const struct tier_items *it);  /* they touch the items, i
 uint64_t tier__block_hash(const struct tier_node *n); /* of a whole block after its parent */
 uint32_t *tier__tokens(const struct tier_items *it);
 struct tier_span *tier__spans(const struct tier_items *it);
+struct prompt_span tier__prompt_span(const struct tier_span *s);
 uint32_t tier__items_bytes(uint32_t start, uint32_t end, uint32_t span_count);
 struct tier_record *tier__record_create(struct tier *t, struct tier_node *n, uint32_t group, uint64_t bytes);
 struct tier_record *tier__image_create(struct tier *t, const uint8_t salt[32], const uint8_t key[32],

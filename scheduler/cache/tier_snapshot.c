@@ -49,14 +49,7 @@ static bool path_add(struct walk *w, const struct tier_items *it)
     for (uint32_t i = 0; i < it->span_count; i++) {
         const struct tier_span *s = tier__spans(it) + i;
         if (s->begin < it->start) continue; /* of the block before */
-        struct prompt_span *p = &w->spans[w->path.span_count++];
-        *p = (struct prompt_span){.begin = s->begin,
-                                  .end = s->end,
-                                  .rule = s->atomic_end ? SPAN_PREFIX_LM : SPAN_CAUSAL,
-                                  .atomic_end = s->atomic_end,
-                                  .mrope_delta = s->mrope_delta,
-                                  .grid = {s->t, s->h, s->w, s->seconds}};
-        memcpy(s->atomic_end ? p->atomic_key : p->key, s->key, sizeof s->key);
+        w->spans[w->path.span_count++] = tier__prompt_span(s);
     }
     w->path.count = it->end;
     return true;
