@@ -3,6 +3,7 @@
 
 #include "config/base/assert.h"
 #include "scheduler/cache/hash_mix.h"
+#include "scheduler/cache/hash_table.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -10,9 +11,8 @@
 enum { BUCKETS_MIN = 64 }; /* a power of two, as every later size */
 
 struct feature_entry {
-    struct feature_entry *chain;       /* next in the bucket */
+    struct hash_link link;             /* but private ones */
     struct feature_entry *prev, *next; /* list of idle ones, or of private ones; neither: both NULL */
-    uint64_t hash;
     uint8_t salt[32], key[32];
     struct engine_features *features; /* NULL exactly when EMPTY or LOADING */
     uint64_t bytes;                   /* as last counted: the engine frees scratch when the encode ends */
@@ -29,8 +29,7 @@ struct entry_list {
 struct feature_cache {
     struct engine *engine;
     uint64_t bytes_max, seed;
-    struct feature_entry **buckets; /* [bucket_count] */
-    uint64_t bucket_count;
+    struct hash_table table;
     struct entry_list idle; /* oldest first */
     struct entry_list privates;
     features_keep *keep; /* NULL: none */
@@ -63,43 +62,17 @@ static void list_remove(struct entry_list *l, struct feature_entry *f)
     l->count--;
 }
 
-static struct feature_entry **bucket_of(const struct feature_cache *c, uint64_t hash)
-{
-    return &c->buckets[hash & (c->bucket_count - 1)];
-}
-
-/* Without memory the chains just get longer. */
-static void grow(struct feature_cache *c)
-{
-    uint64_t count = c->bucket_count * 2, old = c->bucket_count;
-    struct feature_entry **buckets = calloc(count, sizeof(struct feature_entry *)), **was = c->buckets;
-    if (!buckets) return;
-    c->buckets = buckets;
-    c->bucket_count = count;
-    for (uint64_t i = 0; i < old; i++) {
-        for (struct feature_entry *f = was[i], *next; f; f = next) {
-            struct feature_entry **at = bucket_of(c, f->hash);
-            next = f->chain;
-            f->chain = *at;
-            *at = f;
-        }
-    }
-    free(was);
-}
-
 enum status features_create(struct engine *e, uint64_t bytes_max, uint64_t seed, struct feature_cache **out,
                             struct err *err)
 {
     struct feature_cache *c = calloc(1, sizeof *c);
-    if (c) c->buckets = calloc(BUCKETS_MIN, sizeof(struct feature_entry *));
-    if (!c || !c->buckets) {
+    if (!c || !hash_create(&c->table, BUCKETS_MIN)) {
         free(c);
         return err_nomem(err, "the table of image features");
     }
     c->engine = e;
     c->bytes_max = bytes_max;
     c->seed = seed;
-    c->bucket_count = BUCKETS_MIN;
     *out = c;
     return ST_OK;
 }
@@ -123,11 +96,7 @@ static void make_empty(struct feature_cache *c, struct feature_entry *f)
 static void drop(struct feature_cache *c, struct feature_entry *f)
 {
     ASSERT_CMP(f->holders, ==, 0);
-    if (!f->private) {
-        struct feature_entry **at = bucket_of(c, f->hash);
-        while (*at != f) at = &(*at)->chain;
-        *at = f->chain;
-    }
+    if (!f->private) hash_remove(&c->table, &f->link);
     if (f->features) make_empty(c, f);
     c->st.entries--;
     free(f);
@@ -158,16 +127,15 @@ void features_destroy(struct feature_cache *c)
     if (!c) return;
     features_reset(c);
     ASSERT_CMP(c->st.entries, ==, 0); /* an entry still has holders */
-    free(c->buckets);
+    free(c->table.buckets);
     free(c);
 }
 
 static struct feature_entry *find(const struct feature_cache *c, uint64_t hash, const uint8_t salt[32],
                                   const uint8_t key[32])
 {
-    struct feature_entry *f = *bucket_of(c, hash);
-    while (f && (f->hash != hash || memcmp(f->key, key, 32) != 0 || memcmp(f->salt, salt, 32) != 0))
-        f = f->chain;
+    struct feature_entry *f = hash_first(&c->table, hash);
+    while (f && (memcmp(f->key, key, 32) != 0 || memcmp(f->salt, salt, 32) != 0)) f = hash_next(f);
     return f;
 }
 
@@ -187,13 +155,9 @@ struct feature_entry *features_get(struct feature_cache *c, const uint8_t salt[3
     } else {
         f = calloc(1, sizeof *f);
         if (!f) return NULL;
-        f->hash = hash;
         memcpy(f->salt, salt, 32);
         memcpy(f->key, key, 32);
-        if (c->st.entries >= c->bucket_count) grow(c);
-        struct feature_entry **at = bucket_of(c, hash);
-        f->chain = *at;
-        *at = f;
+        hash_insert(&c->table, &f->link, hash);
         c->st.entries++;
     }
     c->st.queries++;
@@ -322,11 +286,11 @@ static void check_entry(const struct feature_entry *f)
 void features_check(const struct feature_cache *c)
 {
     uint64_t entries = 0, idle = 0, holds = 0, bytes = 0;
-    for (uint64_t i = 0; i < c->bucket_count; i++) {
-        for (const struct feature_entry *f = c->buckets[i]; f; f = f->chain) {
+    for (uint64_t i = 0; i < c->table.size; i++) {
+        for (const struct feature_entry *f = hash_first(&c->table, i); f; f = hash_next(f)) {
             check_entry(f);
             ASSERT(!f->private);
-            ASSERT_CMP(f->hash & (c->bucket_count - 1), ==, i);
+            ASSERT_CMP(f->link.hash & (c->table.size - 1), ==, i);
             ASSERT(features_find(c, f->salt, f->key) == f);
             entries++;
             holds += f->holders;

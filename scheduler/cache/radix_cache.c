@@ -31,10 +31,8 @@ enum status radix_create(const struct engine_caps *caps, struct kv_blocks *block
         if (c->states_most < two) c->states_most = two;
     }
     c->next_id = 1;
-    c->bucket_count = BUCKETS_FIRST;
-    c->buckets = calloc(c->bucket_count, sizeof(struct radix_node *));
     c->ghosts = calloc(GHOST_COUNT, sizeof *c->ghosts);
-    if (!c->buckets || !c->ghosts || !radix__heaps_reserve(c, 1)) {
+    if (!hash_create(&c->children, BUCKETS_FIRST) || !c->ghosts || !radix__heaps_reserve(c, 1)) {
         radix_destroy(c);
         return err_nomem(err, "the prefix cache");
     }
@@ -62,7 +60,7 @@ void radix_destroy(struct radix_cache *c)
     free(c->announced.images);
     free(c->path.tokens);
     free(c->path.spans);
-    free(c->buckets);
+    free(c->children.buckets);
     free(c->ghosts);
     free(c);
 }

@@ -281,7 +281,7 @@ static void drop_leaf(struct radix_cache *c, struct radix_node *n)
     for (;;) {
         struct radix_node *parent = n->parent;
         bool root = n->root;
-        remember(c, n->hash);
+        remember(c, n->link.hash);
         radix__keep_leaf(c, n, n->start);
         count_blocks(c, n);
         radix__remove(c, n);

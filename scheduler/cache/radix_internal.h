@@ -5,6 +5,7 @@
 #ifndef KVASIR_RADIX_INTERNAL_H
 #define KVASIR_RADIX_INTERNAL_H
 
+#include "scheduler/cache/hash_table.h"
 #include "scheduler/cache/radix_cache.h"
 
 enum radix_heap { HEAP_BODY = 0, HEAP_CHAIN_TAIL, HEAP_LEAF, HEAP_BRANCH_TAIL, HEAP_STATE, HEAP_COUNT };
@@ -18,10 +19,9 @@ struct radix_mark {
 };
 
 struct radix_node {
+    struct hash_link link; /* in the table of children: hash of (parent's id, first item), or of the salt */
     struct radix_node *parent, *child, *prev, *next; /* next/prev: siblings */
-    struct radix_node *chain;                        /* in its bucket of the table of children */
     uint64_t id;                                     /* never used again */
-    uint64_t hash;                                   /* of (parent's id, first item), or of the salt */
     uint32_t start, end;
     uint32_t child_count, pins, state_hits; /* state_hits: that ended at its state */
     bool root;                              /* of a salt; start = end = 0 */
@@ -58,8 +58,7 @@ struct radix_cache {
     uint32_t state_group;  /* the recurrent group, which caps.group_count leaves out; ENGINE_GROUPS_MAX: none
                             */
     struct radix_node top; /* its children are the roots of the salts */
-    struct radix_node **buckets;
-    uint64_t bucket_count; /* a power of two */
+    struct hash_table children; /* of all nodes */
     struct {
         struct radix_node **at;
         uint32_t count;

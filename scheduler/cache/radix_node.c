@@ -97,45 +97,11 @@ static uint64_t salt_hash(const struct radix_cache *c, const uint8_t salt[32])
     return hash_mix_bytes(hash_mix(c->seed ^ 0x73616c74ull), salt, 32);
 }
 
-static void table_insert(struct radix_cache *c, struct radix_node *n)
-{
-    struct radix_node **b = &c->buckets[n->hash & (c->bucket_count - 1)];
-    n->chain = *b;
-    *b = n;
-}
-
-static void table_remove(struct radix_cache *c, struct radix_node *n)
-{
-    struct radix_node **at = &c->buckets[n->hash & (c->bucket_count - 1)];
-    while (*at != n) at = &(*at)->chain;
-    *at = n->chain;
-}
-
-/* Keeps chains short; out of memory they just grow longer. */
-static void table_grow(struct radix_cache *c)
-{
-    if (c->stats.nodes < c->bucket_count) return;
-    struct radix_node **more = calloc(2 * c->bucket_count, sizeof(struct radix_node *));
-    if (!more) return;
-    for (uint64_t i = 0; i < c->bucket_count; i++) {
-        while (c->buckets[i]) {
-            struct radix_node *n = c->buckets[i];
-            c->buckets[i] = n->chain;
-            struct radix_node **b = &more[n->hash & (2 * c->bucket_count - 1)];
-            n->chain = *b;
-            *b = n;
-        }
-    }
-    free(c->buckets);
-    c->buckets = more;
-    c->bucket_count *= 2;
-}
-
 struct radix_node *radix__root(const struct radix_cache *c, const uint8_t salt[32])
 {
     uint64_t h = salt_hash(c, salt);
-    struct radix_node *n = c->buckets[h & (c->bucket_count - 1)];
-    while (n && !(n->root && memcmp(n->salt, salt, sizeof n->salt) == 0)) n = n->chain;
+    struct radix_node *n = hash_first(&c->children, h);
+    while (n && !(n->root && memcmp(n->salt, salt, sizeof n->salt) == 0)) n = hash_next(n);
     return n;
 }
 
@@ -143,7 +109,7 @@ struct radix_node *radix__child(const struct radix_cache *c, const struct radix_
                                 const struct radix_view *v, uint32_t pos, uint64_t *hash)
 {
     *hash = child_hash(c, n, radix__of_view(v), pos);
-    for (struct radix_node *k = c->buckets[*hash & (c->bucket_count - 1)]; k; k = k->chain)
+    for (struct radix_node *k = hash_first(&c->children, *hash); k; k = hash_next(k))
         if (k->parent == n && !k->root && radix__common(k, v, pos, pos + 1) == 1) return k;
     return NULL;
 }
@@ -191,18 +157,17 @@ static struct radix_node *node_alloc(struct radix_cache *c, uint32_t start, uint
 static void link_child(struct radix_cache *c, struct radix_node *parent, struct radix_node *n, uint64_t hash)
 {
     n->parent = parent;
-    n->hash = hash;
     n->prev = NULL;
     n->next = parent->child;
     if (n->next) n->next->prev = n;
     parent->child = n;
     parent->child_count++;
-    table_insert(c, n);
+    hash_insert(&c->children, &n->link, hash);
 }
 
 static void unlink_child(struct radix_cache *c, struct radix_node *n)
 {
-    table_remove(c, n);
+    hash_remove(&c->children, &n->link);
     if (n->prev) n->prev->next = n->next;
     else n->parent->child = n->next;
     if (n->next) n->next->prev = n->prev;
@@ -216,7 +181,6 @@ struct radix_node *radix__root_create(struct radix_cache *c, const uint8_t salt[
     n->root = n->checkpoint = true;
     memcpy(n->salt, salt, sizeof n->salt);
     c->stats.nodes++;
-    table_grow(c);
     link_child(c, &c->top, n, salt_hash(c, salt));
     return n;
 }
@@ -283,7 +247,6 @@ struct radix_node *radix__child_create(struct radix_cache *c, struct radix_node 
     copy_spans(n, spans, count);
     c->stats.nodes++;
     c->stats.items += to - from;
-    table_grow(c);
     link_child(c, parent, n, child_hash(c, parent, radix__of_view(v), from));
     swap_offsets(c, n, from, to, tables);
     radix__marks_add(c, n, v, from);
@@ -378,7 +341,7 @@ struct radix_node *radix__split(struct radix_cache *c, struct radix_node *n, uin
         for (uint32_t i = 0; i < blocks; i++) n->body[g] += n->block_offsets[g][i] != ENGINE_NO_BLOCK;
     }
     struct radix_node *parent = n->parent;
-    uint64_t hash = n->hash;
+    uint64_t hash = n->link.hash;
     unlink_child(c, n);
     n->start = p;
     link_child(c, parent, u, hash);
@@ -387,7 +350,6 @@ struct radix_node *radix__split(struct radix_cache *c, struct radix_node *n, uin
     u->last_use = n->last_use;
     u->base = n->base;
     c->stats.nodes++;
-    table_grow(c);
     radix__classify(c, u);
     radix__classify(c, n);
     return u;

@@ -4,6 +4,7 @@
 #define KVASIR_TIER_INTERNAL_H
 
 #include "scheduler/cache/cache_store.h"
+#include "scheduler/cache/hash_table.h"
 #include "scheduler/cache/tier.h"
 
 #define TIER_NO_GROUP     UINT32_MAX
@@ -25,9 +26,9 @@ struct tier_span { /* that touches the items */
 };
 
 struct tier_record {
-    struct tier_record *by_id, *by_key; /* chains; by_key: of images */
-    struct tier_record *prev, *next;    /* in host memory, in the order in which it is used again */
-    uint64_t id;                        /* in the store; 0: not there */
+    struct hash_link by_id, by_key;  /* by_id: while it is in the store; by_key: of images */
+    struct tier_record *prev, *next; /* in host memory, in the order in which it is used again */
+    uint64_t id;                     /* in the store; 0: not there */
     uint64_t bytes;
     char *host;             /* [bytes] in tier.host, or NULL */
     uint64_t copied;        /* engine_copies after its last copy from or to host memory */
@@ -39,8 +40,8 @@ struct tier_record {
 };
 
 struct tier_node {
-    struct tier_node *root, *parent, *child, *prev, *next, *chain;
-    uint64_t hash;   /* of (parent's serial, items) */
+    struct hash_link link; /* hash of (parent's serial, items), or of the salt */
+    struct tier_node *root, *parent, *child, *prev, *next;
     uint64_t serial; /* never used again */
     struct tier_items *items;
     uint32_t items_bytes;
@@ -59,10 +60,8 @@ struct tier {
     uint64_t serials;
     uint32_t drain_ms; /* left; 0: not draining */
     bool ready, full, off, resetting;
-    struct tier_node **nodes;             /* [buckets] */
-    bool events;                          /* there is an event sink */
-    struct tier_record **by_id, **by_key; /* [buckets] */
-    uint64_t buckets, node_count;         /* buckets: a power of two */
+    bool events; /* there is an event sink */
+    struct hash_table nodes, by_id, by_key;
     /* Host memory is a ring of opt.host_bytes: all before host_at was filled in this round, the next record
      * after it is host_head. */
     char *host;
@@ -83,6 +82,12 @@ void tier__event(const struct tier *t, const struct tier_record *r, bool there);
 
 /* ---- tier_index.c ---- */
 enum status tier__index_create(struct tier *t, struct err *err) KV_MUST_CHECK;
+/* Of a link in tier.by_key. */
+static inline struct tier_record *tier__image_of(struct hash_link *l)
+{
+    return (struct tier_record *)(void *)((char *)l - offsetof(struct tier_record, by_key));
+}
+
 void tier__index_clear(struct tier *t); /* frees nodes and records, tells the store nothing */
 void tier__index_destroy(struct tier *t);
 struct tier_node *tier__root(struct tier *t, const uint8_t salt[32], bool create); /* NULL: none, no memory */

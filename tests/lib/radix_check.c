@@ -48,8 +48,8 @@ static void check_node(const struct radix_cache *c, const struct radix_node *n, 
         ASSERT(n->end > n->start);
         ASSERT_CMP(n->start, ==, n->parent->end);
     }
-    const struct radix_node *in = c->buckets[n->hash & (c->bucket_count - 1)];
-    while (in && in != n) in = in->chain;
+    const struct radix_node *in = hash_first(&c->children, n->link.hash);
+    while (in && in != n) in = hash_next(in);
     ASSERT(in == n);
     for (uint32_t i = 0; i < n->span_count; i++) {
         ASSERT(n->spans[i].begin < n->end && n->spans[i].end > n->start);
