@@ -26,13 +26,12 @@
 
 struct feature_cache; /* feature_cache.h */
 struct feature_entry;
-struct images;  /* scheduler/images.c */
 struct load;    /* scheduler/offload.c */
 struct offload; /* scheduler/offload.c */
 
 /* To EV_IMAGE; allocated with it, so that a reply never fails for lack of memory. */
 struct image_reply {
-    struct image_reply *next;
+    struct image_reply *prev, *next;
     struct seq_id id;
     uint32_t image;
     bool refused;
@@ -181,6 +180,9 @@ struct scheduler {
     bool stopping, drain;
     bool poked; /* a cancel arrived, or other work */
     bool reset_cache, reset_features, announce_cache;
+    struct {
+        struct image_reply *head, *tail;
+    } replies;
     uint64_t snapshots_asked, snapshot_made; /* requests so far; `snapshot` serves them up to this one */
     struct cache_snapshot snapshot;
     uint8_t snapshot_salt[32], snapshot_asked_salt[32]; /* of `snapshot`; of the next one */
@@ -189,7 +191,7 @@ struct scheduler {
 
     /* engine thread only */
     struct seq_list waiting, running;
-    struct images *images;
+    struct feature_cache *features;
     struct radix_cache *cache; /* NULL: off */
     struct offload *offload;   /* NULL: no tier below the arena */
     struct cache_snapshot snapshot_next;
@@ -333,8 +335,7 @@ bool sched__prefill_ready(const struct sequence *q); /* its next tokens don't wa
 uint32_t sched__prefill_chunk(struct scheduler *s, struct sequence *q, uint32_t tokens);
 
 /* scheduler/offload.c: what goes to the tiers below the arena, and comes back. No-ops without one. */
-enum status sched__offload_create(struct scheduler *s, struct feature_cache *features, void (*wake)(void *s),
-                                  struct err *err) KV_MUST_CHECK;
+enum status sched__offload_create(struct scheduler *s, void (*wake)(void *s), struct err *err) KV_MUST_CHECK;
 void sched__offload_destroy(struct scheduler *s); /* before the caches */
 /* Takes what has been read; false: nothing happened. */
 bool sched__offload_take(struct scheduler *s);
@@ -351,10 +352,7 @@ void sched__load_info(const struct load *l, struct sched_cache_info *info); /* w
 void sched__offload_reset(struct scheduler *s);
 void sched__offload_drain(struct scheduler *s); /* writes everything that is worth it; in bounded time */
 void sched__offload_gauges(struct scheduler *s);
-void sched__offload_count(const struct scheduler *s, uint32_t *held); /* adds its holds, by group and block */
 void sched__offload_snapshot(const struct scheduler *s, const uint8_t salt[32], struct cache_snapshot *out);
-void sched__offload_check(const struct scheduler *s);
-uint64_t sched__offload_holds(const struct scheduler *s); /* of image features */
 
 /* scheduler/prefill.c: chunks for sequences that need prefill, within the budget (microseconds, or tokens
  * without --step-ms). */
@@ -374,9 +372,7 @@ bool sched__span_ready(const struct sequence *q, uint32_t image);
 const struct engine_features *sched__span_features(const struct sequence *q,
                                                    uint32_t image); /* of a ready one */
 void sched__features_drop(struct scheduler *s, struct sequence *q); /* of a sequence that stops running */
-struct feature_cache *sched__features(struct scheduler *s);
 void sched__images_gauges(struct scheduler *s);
-void sched__images_check(const struct scheduler *s);
 void sched__features_passed(struct scheduler *s,
                             struct sequence *q); /* releases images that lie wholly before position */
 

@@ -3,6 +3,7 @@
 #include "scheduler/internal.h"
 
 #include "config/base/assert.h"
+#include "config/base/list.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -86,12 +87,7 @@ void sched__seq_to(struct sequence *q, enum seq_state state)
 static void link_after(struct seq_list *l, struct sequence *at, struct sequence *s)
 {
     sched__seq_to(s, l->state);
-    s->prev = at;
-    s->next = at ? at->next : l->head;
-    if (s->next) s->next->prev = s;
-    else l->tail = s;
-    if (at) at->next = s;
-    else l->head = s;
+    LIST_LINK(l, at, s);
     l->count++;
 }
 
@@ -117,11 +113,7 @@ void sched__list_remove(struct seq_list *l, struct sequence *s)
     ASSERT_MSG(s->state == l->state && (s->prev ? s->prev->next : l->head) == s,
                "sequence %u of slot %u, in %s, is not in the list of %s", s->id.gen, s->id.slot,
                rules[s->state].name, rules[l->state].name);
-    if (s->prev) s->prev->next = s->next;
-    else l->head = s->next;
-    if (s->next) s->next->prev = s->prev;
-    else l->tail = s->prev;
-    s->prev = s->next = NULL;
+    LIST_UNLINK(l, s);
     l->count--;
 }
 

@@ -58,7 +58,7 @@ enum status sched_create(struct engine *e, const struct sched_options *opt, stru
     if (!st && s->cache) radix_set_event_sink(s->cache, &opt->event_sink);
     if (!st) st = tenants_create(s->slot_count, opt->hash_seed, &s->tenants, err);
     if (!st) st = sched__images_create(s, err);
-    if (!st) st = sched__offload_create(s, sched__features(s), wake_up, err);
+    if (!st) st = sched__offload_create(s, wake_up, err);
     if (!st && (!s->slots || !s->free_slots || !s->chunks || !s->chunk_seqs || !s->asking || !s->prefills ||
                 !s->shares || !s->drawn || !s->drafts || !s->draft_slots || eventq_init(&s->events)))
         st = err_nomem(err, "the scheduler");

@@ -1,4 +1,4 @@
-/* Growable arrays. Pure. */
+/* Growable arrays; doubly linked lists. Pure. */
 #ifndef KVASIR_LIST_H
 #define KVASIR_LIST_H
 
@@ -23,5 +23,21 @@ static inline bool list__grow(void *list, size_t size, size_t *cap, size_t first
  * doubles, beginning with `first`. False: out of memory; nothing has changed. */
 #define LIST_ROOM(list, count, cap, first)                                                                   \
     ((count) < (cap) || list__grow(&(list), sizeof *(list), &(cap), first))
+
+/* Lists of elements with `prev` and `next`; *l has `head` and `tail`. Puts n after `at`, NULL: at the head.
+ */
+#define LIST_LINK(l, at, n)                                                                                  \
+    do {                                                                                                     \
+        (n)->prev = (at);                                                                                    \
+        (n)->next = (n)->prev ? (n)->prev->next : (l)->head;                                                 \
+        *((n)->prev ? &(n)->prev->next : &(l)->head) = (n);                                                  \
+        *((n)->next ? &(n)->next->prev : &(l)->tail) = (n);                                                  \
+    } while (0)
+#define LIST_UNLINK(l, n)                                                                                    \
+    do {                                                                                                     \
+        *((n)->prev ? &(n)->prev->next : &(l)->head) = (n)->next;                                            \
+        *((n)->next ? &(n)->next->prev : &(l)->tail) = (n)->prev;                                            \
+        (n)->prev = (n)->next = NULL;                                                                        \
+    } while (0)
 
 #endif

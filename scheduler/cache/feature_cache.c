@@ -2,40 +2,13 @@
 #include "scheduler/cache/feature_cache.h"
 
 #include "config/base/assert.h"
+#include "config/base/list.h"
 #include "scheduler/cache/hash_mix.h"
-#include "scheduler/cache/hash_table.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 enum { BUCKETS_MIN = 64 }; /* a power of two, as every later size */
-
-struct feature_entry {
-    struct hash_link link;             /* but private ones */
-    struct feature_entry *prev, *next; /* list of idle ones, or of private ones; neither: both NULL */
-    uint8_t salt[32], key[32];
-    struct engine_features *features; /* NULL exactly when EMPTY or LOADING */
-    uint64_t bytes;                   /* as last counted: the engine frees scratch when the encode ends */
-    uint32_t holders;
-    enum feature_state state;
-    bool private;
-};
-
-struct entry_list {
-    struct feature_entry *head, *tail;
-    uint64_t count;
-};
-
-struct feature_cache {
-    struct engine *engine;
-    uint64_t bytes_max, seed;
-    struct hash_table table;
-    struct entry_list idle; /* oldest first */
-    struct entry_list privates;
-    features_keep *keep; /* NULL: none */
-    void *keep_arg;
-    struct features_stats st; /* `idle` is filled in by features_stats */
-};
 
 static uint64_t hash_of(const struct feature_cache *c, const uint8_t salt[32], const uint8_t key[32])
 {
@@ -44,21 +17,13 @@ static uint64_t hash_of(const struct feature_cache *c, const uint8_t salt[32], c
 
 static void list_append(struct entry_list *l, struct feature_entry *f)
 {
-    f->prev = l->tail;
-    f->next = NULL;
-    if (l->tail) l->tail->next = f;
-    else l->head = f;
-    l->tail = f;
+    LIST_LINK(l, l->tail, f);
     l->count++;
 }
 
 static void list_remove(struct entry_list *l, struct feature_entry *f)
 {
-    if (f->prev) f->prev->next = f->next;
-    else l->head = f->next;
-    if (f->next) f->next->prev = f->prev;
-    else l->tail = f->prev;
-    f->prev = f->next = NULL;
+    LIST_UNLINK(l, f);
     l->count--;
 }
 
@@ -274,50 +239,4 @@ void features_stats(const struct feature_cache *c, struct features_stats *out)
 {
     *out = c->st;
     out->idle = c->idle.count;
-}
-
-static void check_entry(const struct feature_entry *f)
-{
-    ASSERT((f->features == NULL) == (f->state == FEATURES_EMPTY || f->state == FEATURES_LOADING));
-    ASSERT_CMP(f->bytes, ==, f->features ? engine_features_bytes(f->features) : 0);
-    ASSERT(f->holders > 0 || (f->state == FEATURES_DONE && !f->private));
-}
-
-void features_check(const struct feature_cache *c)
-{
-    uint64_t entries = 0, idle = 0, holds = 0, bytes = 0;
-    for (uint64_t i = 0; i < c->table.size; i++) {
-        for (const struct feature_entry *f = hash_first(&c->table, i); f; f = hash_next(f)) {
-            check_entry(f);
-            ASSERT(!f->private);
-            ASSERT_CMP(f->link.hash & (c->table.size - 1), ==, i);
-            ASSERT(features_find(c, f->salt, f->key) == f);
-            entries++;
-            holds += f->holders;
-            bytes += f->bytes;
-            idle += f->holders == 0;
-        }
-    }
-    for (const struct feature_entry *f = c->privates.head; f; f = f->next) {
-        check_entry(f);
-        ASSERT(f->private);
-        ASSERT_CMP(f->holders, ==, 1);
-        entries++;
-        holds++;
-        bytes += f->bytes;
-    }
-    uint64_t listed = 0;
-    const struct feature_entry *last = NULL;
-    for (const struct feature_entry *f = c->idle.head; f; last = f, f = f->next, listed++) {
-        ASSERT_CMP(f->holders, ==, 0);
-        ASSERT(f->prev == last);
-    }
-    ASSERT(c->idle.tail == last);
-    ASSERT_CMP(listed, ==, c->idle.count);
-    ASSERT_CMP(idle, ==, listed);
-    ASSERT_CMP(entries, ==, c->st.entries);
-    ASSERT_CMP(holds, ==, c->st.holds);
-    ASSERT_CMP(bytes, ==, c->st.bytes);
-    ASSERT(bytes <= c->bytes_max || idle == 0);
-    ASSERT_CMP(c->st.hits, <=, c->st.queries);
 }

@@ -231,8 +231,7 @@ static void announce_removed(struct radix_cache *c, struct radix_node *n, uint32
     if (count && !c->quiet) c->event_sink.removed(c->event_sink.arg, CACHE_TIER_ARENA, g, hashes, count);
 }
 
-/* Whether group g holds all positions of mark k of n. */
-static bool held(const struct radix_cache *c, const struct radix_node *n, uint32_t g, uint32_t k)
+bool radix__mark_held(const struct radix_cache *c, const struct radix_node *n, uint32_t g, uint32_t k)
 {
     uint32_t size = c->event_sink.block_tokens, a = (n->start / size + k) * size, b = a + size;
     if (g == c->state_group) return n->marks[k].tails[g];
@@ -249,9 +248,11 @@ static bool held(const struct radix_cache *c, const struct radix_node *n, uint32
 static void announce_group(struct radix_cache *c, struct radix_node *n, uint32_t g, uint32_t k, uint32_t end)
 {
     for (uint32_t i = k; i < end;) {
-        bool announced = n->marks[i].announced >> g & 1, now = held(c, n, g, i);
+        bool announced = n->marks[i].announced >> g & 1, now = radix__mark_held(c, n, g, i);
         uint32_t j = i + 1;
-        while (j < end && (n->marks[j].announced >> g & 1) == announced && held(c, n, g, j) == now) j++;
+        while (j < end && (n->marks[j].announced >> g & 1) == announced &&
+               radix__mark_held(c, n, g, j) == now)
+            j++;
         if (now && !announced) announce_stored(c, n, g, i, j - i);
         if (!now && announced) announce_removed(c, n, g, i, j);
         i = j;
@@ -338,27 +339,6 @@ void radix__marks_drop(struct radix_cache *c, struct radix_node *n)
     if (n->state != ENGINE_NO_BLOCK) radix__event_state(c, n, false);
     radix__marks_cut(c, n, n->start);
     clean(c, n);
-}
-
-void radix__marks_check(const struct radix_cache *c, const struct radix_node *n, uint64_t *tails)
-{
-    uint32_t count = radix__marks(c, n->start, n->end), full = 0;
-    ASSERT_CMP(count, <=, n->mark_cap);
-    ASSERT(!n->dirty_to);
-    while (full < c->caps.group_count && c->caps.groups[full].window) full++;
-    if (n->state != ENGINE_NO_BLOCK && c->event_sink.block_tokens && n->end >= c->event_sink.block_tokens)
-        --*tails;
-    for (uint32_t g = 0; g < c->caps.group_count + radix__recurrent(c); g++) {
-        for (uint32_t k = 0; k < count; k++) {
-            bool spoken = g == full || c->caps.groups[g].window || g == c->state_group;
-            ASSERT((n->marks[k].announced >> g & 1) == (spoken && held(c, n, g, k)));
-            *tails += n->marks[k].tails[g];
-        }
-        uint32_t size = c->event_sink.block_tokens;
-        if (!size || !n->tail_count[g]) continue;
-        uint32_t a = (n->tail_first[g] * c->bt + size - 1) / size, b = n->end / size;
-        *tails -= b > a ? b - a : 0;
-    }
 }
 
 void radix_announce(struct radix_cache *c)

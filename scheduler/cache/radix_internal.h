@@ -127,8 +127,8 @@ void radix__event_state(struct radix_cache *c, struct radix_node *n, bool there)
 void radix__event_offsets(struct radix_cache *c, struct radix_node *n, uint32_t from, uint32_t to);
 /* Sends all changes to the event sink, at the end of every call that may change something. */
 void radix__event_flush(struct radix_cache *c);
-/* Aborts unless the event sink's view of n is right. Adds up the tails that its marks count. */
-void radix__marks_check(const struct radix_cache *c, const struct radix_node *n, uint64_t *tails);
+/* Whether group g holds all positions of mark k of n. */
+bool radix__mark_held(const struct radix_cache *c, const struct radix_node *n, uint32_t g, uint32_t k);
 
 /* ---- radix_sink.c: no-ops without a sink ---- */
 void radix__keep_leaf(struct radix_cache *c, const struct radix_node *n,

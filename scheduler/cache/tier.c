@@ -154,7 +154,7 @@ static char *host_take(struct tier *t, uint64_t bytes)
 {
     uint64_t end = t->opt.host_bytes, size = (bytes + HOST_ALIGN - 1) / HOST_ALIGN * HOST_ALIGN;
     for (uint64_t left = size > end ? 0 : 2 * t->stats.records + 3; left; left--) {
-        struct tier_record *r = t->host_head;
+        struct tier_record *r = t->in_host.head;
         bool before = r && r->host >= t->host + t->host_at;
         uint64_t next = before ? (uint64_t)(r->host - t->host) : end;
         if (next - t->host_at >= size) {
@@ -290,7 +290,7 @@ void tier_drain(struct tier *t, uint32_t ms)
 
 void tier_flush(struct tier *t)
 {
-    while (t->host_head && !t->off) demote(t, t->host_head);
+    while (t->in_host.head && !t->off) demote(t, t->in_host.head);
     while (t->drain_ms && !t->off && !flush(t)) {
     }
 }

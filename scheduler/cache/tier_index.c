@@ -2,6 +2,7 @@
 #include "scheduler/cache/tier_internal.h"
 
 #include "config/base/assert.h"
+#include "config/base/list.h"
 #include "scheduler/cache/hash_mix.h"
 
 #include <stdlib.h>
@@ -260,21 +261,14 @@ void tier__host_add(struct tier *t, struct tier_record *r, char *host)
 {
     r->host = host;
     r->copied = engine_copies(t->engine);
-    r->prev = t->host_tail;
-    if (r->prev) r->prev->next = r;
-    else t->host_head = r;
-    t->host_tail = r;
+    LIST_LINK(&t->in_host, t->in_host.tail, r);
     t->stats.host_bytes += r->bytes;
 }
 
 void tier__host_remove(struct tier *t, struct tier_record *r)
 {
     if (!r->host) return;
-    if (r->prev) r->prev->next = r->next;
-    else t->host_head = r->next;
-    if (r->next) r->next->prev = r->prev;
-    else t->host_tail = r->prev;
-    r->prev = r->next = NULL;
+    LIST_UNLINK(&t->in_host, r);
     t->stats.host_bytes -= r->bytes;
     if (r->copied > t->released) t->released = r->copied;
     r->host = NULL;
@@ -459,33 +453,4 @@ struct tier_record *tier_found(struct tier *t, uint32_t group, uint32_t index)
     for (uint32_t i = 0; i < t->found.lower.state_count; i++)
         if (t->found.lower.states[i] == index) return t->found.records[group][i];
     return NULL;
-}
-
-void tier_check(const struct tier *t)
-{
-    uint64_t nodes = 0, records = 0, host = 0, disk = 0;
-    for (uint64_t i = 0; i < t->nodes.size; i++) {
-        for (const struct tier_node *n = hash_first(&t->nodes, i); n; n = hash_next(n), nodes++) {
-            ASSERT(!n->parent == !n->items && (!n->parent || !t->ready || !useless(n)));
-            if (n->parent && n->parent->items) ASSERT_CMP(n->items->start, ==, n->parent->items->end);
-            if (n->name) ASSERT(n->name->node == n && n->name->id);
-            for (uint32_t g = 0; g < ENGINE_GROUPS_MAX; g++) {
-                const struct tier_record *r = n->data[g];
-                if (!r) continue;
-                ASSERT(r->node == n && r->group == g && (r->id || r->host));
-                records++;
-            }
-            records += n->name && n->name->group == TIER_NO_GROUP;
-        }
-    }
-    for (uint64_t i = 0; i < t->by_key.size; i++)
-        for (struct hash_link *l = hash_first(&t->by_key, i); l; l = l->next, records++)
-            ASSERT(!tier__image_of(l)->node && (tier__image_of(l)->id || tier__image_of(l)->host));
-    for (uint64_t i = 0; i < t->by_id.size; i++)
-        for (const struct tier_record *r = hash_first(&t->by_id, i); r; r = hash_next(r)) disk += r->bytes;
-    for (const struct tier_record *r = t->host_head; r; r = r->next) host += r->bytes;
-    ASSERT_CMP(nodes, ==, t->nodes.count);
-    ASSERT_CMP(records, ==, t->stats.records);
-    ASSERT_CMP(host, ==, t->stats.host_bytes);
-    ASSERT_CMP(disk, ==, t->stats.disk_bytes);
 }

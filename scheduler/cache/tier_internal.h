@@ -63,10 +63,12 @@ struct tier {
     bool events; /* there is an event sink */
     struct hash_table nodes, by_id, by_key;
     /* Host memory is a ring of opt.host_bytes: all before host_at was filled in this round, the next record
-     * after it is host_head. */
+     * after it is in_host.head. */
     char *host;
     uint64_t host_at, released; /* released: the last copy from or to what is free */
-    struct tier_record *host_head, *host_tail;
+    struct {
+        struct tier_record *head, *tail;
+    } in_host;
     struct tier_stats stats;
     struct tier_items *scratch; /* encoded items of one block, and their size */
     uint32_t scratch_bytes;

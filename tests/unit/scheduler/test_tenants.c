@@ -4,6 +4,7 @@
 #include "config/base/assert.h"
 #include "scheduler/internal.h"
 #include "scheduler/tenants.h"
+#include "tests/lib/cache_check.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
