@@ -144,7 +144,7 @@ void sched__offload_destroy(struct scheduler *s)
     features_set_sink(s->features, NULL, NULL);
     end_reads(s);
     for (struct image_load *l = o->images; l; l = l->next)
-        if (l->entry) features_loaded(s->features, l->entry, NULL, 0);
+        if (l->entry) (void)features_loaded(s->features, l->entry, NULL, 0);
     tier_destroy(o->tier); /* from here on nothing writes into the buffers of the others */
     sweep(o, true);
     free(o);
@@ -392,8 +392,9 @@ bool sched__offload_take(struct scheduler *s)
     for (struct image_load *l = o->images; l; l = l->next) {
         bool slow = now - l->started_us > SLOW_US, done = l->read.state == TIER_DONE;
         if (!l->entry || (l->read.state == TIER_READING && !slow)) continue;
-        features_loaded(s->features, l->entry, done ? l->read.bytes : NULL, l->read.size);
+        done = features_loaded(s->features, l->entry, done ? l->read.bytes : NULL, l->read.size);
         s->now.tier_image_loads += done;
+        if (l->read.state != TIER_READING) tier_read_end(o->tier, &l->read);
         if (!done) tier_drop_features(o->tier, l->salt, l->key); /* it is encoded */
         l->entry = NULL;
         worked = true;

@@ -212,7 +212,7 @@ void features_load(struct feature_cache *c, struct feature_entry *f)
     c->st.holds++;
 }
 
-void features_loaded(struct feature_cache *c, struct feature_entry *f, const void *host, size_t bytes)
+bool features_loaded(struct feature_cache *c, struct feature_entry *f, const void *host, size_t bytes)
 {
     struct err err;
     ASSERT(f->state == FEATURES_LOADING && f->holders > 0);
@@ -221,6 +221,7 @@ void features_loaded(struct feature_cache *c, struct feature_entry *f, const voi
     count_bytes(c, f);
     evict(c, c->bytes_max);
     features_release(c, f);
+    return ok;
 }
 
 void features_set_sink(struct feature_cache *c, features_keep *keep, void *arg)

@@ -97,9 +97,10 @@ enum status features_begin(struct feature_cache *c, struct feature_entry *f, con
 enum status features_encode(struct feature_cache *c, struct feature_entry *f, uint32_t layers,
                             struct err *err) KV_MUST_CHECK;
 
-/* EMPTY -> LOADING, and adds a holder; loaded, with a copy (engine_features_read) or NULL, releases it. */
+/* EMPTY -> LOADING, and adds a holder; loaded, with a copy (engine_features_read) or NULL, releases it.
+ * False: it is EMPTY again. */
 void features_load(struct feature_cache *c, struct feature_entry *f);
-void features_loaded(struct feature_cache *c, struct feature_entry *f, const void *host, size_t bytes);
+bool features_loaded(struct feature_cache *c, struct feature_entry *f, const void *host, size_t bytes);
 /* From now on `keep` receives what is evicted. */
 void features_set_sink(struct feature_cache *c, features_keep *keep, void *arg);
 void features_keep_all(struct feature_cache *c); /* gives all idle entries to it, and keeps them */

@@ -24,7 +24,8 @@ struct engine_features {
 };
 struct engine {
     uint32_t live, created;
-    bool full, broken;
+    bool full, broken, unwritable;
+    uint8_t host[8 * ROWS]; /* the tier's */
 };
 static struct engine fake;
 
@@ -103,12 +104,9 @@ void engine_kv_copy(struct engine *e, uint32_t group, uint32_t from_offset, uint
     (void)group;
     assert_int_not_equal(from_offset, to_offset);
 }
-/* There is no tier below. */
 void *engine_host_alloc(struct engine *e, size_t bytes)
 {
-    (void)e;
-    (void)bytes;
-    return NULL;
+    return bytes <= sizeof e->host ? e->host : NULL;
 }
 void engine_host_free(struct engine *e)
 {
@@ -140,17 +138,18 @@ void engine_kv_write(struct engine *e, uint32_t group, uint32_t block_offset, co
 }
 void engine_features_read(struct engine *e, const struct engine_features *f, void *host)
 {
-    (void)f;
-    engine_kv_read(e, 0, 0, host);
+    (void)e;
+    memcpy(host, f, sizeof *f);
 }
 enum status engine_features_write(struct engine *e, const void *host, size_t bytes,
                                   struct engine_features **out, struct err *err)
 {
     (void)bytes;
-    (void)out;
-    (void)err;
-    engine_kv_read(e, 0, 0, (void *)(uintptr_t)host);
-    return ST_UNSUPPORTED;
+    if (e->unwritable) return err_set(err, ST_NOMEM, "the device is full");
+    *out = malloc(sizeof **out);
+    memcpy(*out, host, sizeof **out);
+    e->live++;
+    return ST_OK;
 }
 bool engine_draws(const struct engine *e, const struct engine_chunk *r)
 {
@@ -452,6 +451,26 @@ static void test_many_images(void **state)
     close_sched();
 }
 
+/* An image that the tier has and the device can't take is encoded: nobody tries for ever to load it. */
+static void test_load_fails(void **state)
+{
+    (void)state;
+    open_sched((struct sched_options){.features_bytes = 1, .host_bytes = sizeof fake.host});
+    for (uint8_t head = 1; head <= 3; head++) {
+        struct request *r = submit(make(head, 1, 5, false));
+        fake.unwritable = head == 3;
+        steps(3);
+        assert_int_equal(r->asks[0], head != 2);
+        if (head != 2) supply(r, 0, 1);
+        steps(30);
+        check_end(r, END_LENGTH);
+        assert_int_equal(fake.live, 0);
+        assert_int_equal(fake.created, head == 3 ? 2 : 1);
+        assert_int_equal(stats().tier_image_loads, head > 1);
+    }
+    close_sched();
+}
+
 /* Decoded images are large: only some are asked for at a time, however many sequences want one, and
  * everybody gets theirs. */
 static void test_few_at_a_time(void **state)
@@ -646,6 +665,7 @@ int main(void)
         cmocka_unit_test(test_nothing_kept),
         cmocka_unit_test(test_failures_end_one),
         cmocka_unit_test(test_many_images),
+        cmocka_unit_test(test_load_fails),
         cmocka_unit_test(test_few_at_a_time),
         cmocka_unit_test(test_broken_is_not_kept),
         cmocka_unit_test(test_preemption),
