@@ -37,7 +37,7 @@ struct cache_store {
     struct record_header blank; /* binding and about, of each record */
     uint64_t tag, scan_id;      /* scan_id: headers of lower ids are read */
     uint64_t scan_end;          /* 0: all are */
-    uint64_t found;
+    uint64_t found, last_put;   /* last_put: its id */
     size_t foreign;
     struct cache_store_stats now;
     struct node off_event;
@@ -248,6 +248,7 @@ static void handle(struct cache_store *s, struct node *n)
     switch (n->request) {
     case REQ_GET: get_now(s, n); return;
     case REQ_PUT:
+        s->last_put = r->id;
         put = !s->now.off && put_now(s, n);
         s->now.puts += put;
         s->now.written_bytes += put ? r->payload_bytes : 0;
@@ -263,11 +264,11 @@ static void handle(struct cache_store *s, struct node *n)
     free(n);
 }
 
-/* Reads go before what else waits, unless they wait for a put. */
+/* Reads go before what else waits, unless they are of a record that is yet to be put. */
 static struct node *next_request(struct cache_store *s)
 {
     struct node *get = s->gets.head;
-    return get && (!s->others.head || index_find(&s->x, get->ev.record.id)) ? pop(&s->gets) : pop(&s->others);
+    return get && (!s->others.head || get->ev.record.id <= s->last_put) ? pop(&s->gets) : pop(&s->others);
 }
 
 static void *store_main(void *arg)
@@ -318,6 +319,7 @@ enum status cache_store_open(const struct cache_store_options *opt, struct cache
     strncpy(s->blank.about, opt->about ? opt->about : "", sizeof s->blank.about - 1);
     s->tag = record_tag(opt->binding);
     s->next_id = s->scan_end = s->x.count ? s->x.at[s->x.count - 1].file.id + 1 : 1;
+    s->last_put = s->next_id - 1;
     s->now.bytes_max = opt->bytes_max;
     struct fifo *fifos[] = {&s->gets, &s->others, &s->events};
     for (size_t i = 0; i < 3; i++) fifos[i]->tail = &fifos[i]->head;
