@@ -89,6 +89,7 @@ struct sequence {
     bool prefix_inflight;          /* don't admit it in this turn */
     struct load *load;             /* of what a lower tier has of it; NULL: none */
     bool loaded;                   /* that was tried since it waits */
+    uint64_t waits_ended;          /* it waits for another's load: offload.ended then; + 1 */
     bool waits;                    /* for the prefill of dedup_leader to reach wait_until */
     struct seq_id dedup_leader;
     uint32_t wait_until;
@@ -340,7 +341,8 @@ void sched__offload_destroy(struct scheduler *s); /* before the caches */
 /* Takes what has been read; false: nothing happened. */
 bool sched__offload_take(struct scheduler *s);
 bool sched__offload_ready(const struct scheduler *s); /* it has work for the next turn */
-bool sched__loading(const struct sequence *q);        /* its load is not yet done */
+/* Its load is not yet done, or no load has ended since it waits for others'. */
+bool sched__loading(const struct scheduler *s, const struct sequence *q);
 /* Whether q waits for a load, which this may start. */
 bool sched__offload_waits(struct scheduler *s, struct sequence *q);
 void sched__offload_leave(struct scheduler *s, struct sequence *q); /* q is admitted or ends: its load, too */

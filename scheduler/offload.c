@@ -93,6 +93,7 @@ static void give_up(struct scheduler *s, struct load *l)
     l->q->load = NULL;
     l->q->loaded = true;
     l->q = NULL;
+    s->offload->ended++;
     if (!l->done) s->now.tier_loads_failed++;
 }
 
@@ -110,6 +111,7 @@ static void sweep(struct offload *o, bool all)
         }
         *at = l->next;
         for (uint32_t i = l->copied; i < l->asked; i++) tier_read_end(o->tier, &l->blocks[i].read);
+        o->ended++;
         free(l->blocks);
         free(l);
     }
@@ -278,9 +280,9 @@ static bool make_whole(const struct scheduler *s, const struct radix_view *v, co
     return true;
 }
 
-bool sched__loading(const struct sequence *q)
+bool sched__loading(const struct scheduler *s, const struct sequence *q)
 {
-    return q->load && !q->load->done;
+    return q->load ? !q->load->done : s->offload && q->waits_ended == s->offload->ended + 1;
 }
 
 bool sched__offload_waits(struct scheduler *s, struct sequence *q)
@@ -288,7 +290,7 @@ bool sched__offload_waits(struct scheduler *s, struct sequence *q)
     struct offload *o = s->offload;
     uint32_t most, active = 0;
     bool ending = false;
-    if (sched__loading(q)) return true;
+    if (sched__loading(s, q)) return true;
     if (!o || q->loaded || q->alone) return false;
     if (!sched__cache_reads(s, q, &most)) return false;
     if (!tier_ready(o->tier)) return event_clock_us() - o->started_us < READY_US;
@@ -297,7 +299,10 @@ bool sched__offload_waits(struct scheduler *s, struct sequence *q)
     struct radix_hit hit;
     struct radix_lower lower;
     uint32_t known = radix_match(s->cache, &v, most, NULL, &hit) ? hit.length : most;
-    if (known < most && others_load(s, q, known)) return true;
+    if (known < most && others_load(s, q, known)) {
+        q->waits_ended = o->ended + 1;
+        return true;
+    }
     bool more = known < most && tier_find(o->tier, &v, &lower) &&
                 radix_match(s->cache, &v, most, &lower, &hit) && hit.length > known &&
                 make_whole(s, &v, &lower, &hit);
@@ -309,7 +314,10 @@ bool sched__offload_waits(struct scheduler *s, struct sequence *q)
         active++;
         ending |= l->q != NULL; /* others wait for a disk that may hang */
     }
-    if (active >= LOADS_MAX) return ending;
+    if (active >= LOADS_MAX) {
+        q->waits_ended = ending ? o->ended + 1 : 0;
+        return ending;
+    }
     start(s, q, &hit, known);
     return q->load != NULL;
 }
@@ -356,6 +364,7 @@ static void finish(struct scheduler *s, struct load *l)
     s->now.tier_load_us += took;
     s->now.tier_loaded_tokens += l->length - l->known;
     l->done = true;
+    s->offload->ended++;
 }
 
 /* Copies what has been read, at most `most` bytes; returns how many. */

@@ -37,6 +37,7 @@ struct offload {
     struct load *loads;
     struct image_load *images;
     double us_per_byte;
+    uint64_t ended; /* grows when a load is done, given up or freed */
     uint64_t started_us;
 };
 

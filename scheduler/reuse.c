@@ -225,7 +225,7 @@ void sched__cache_defer(struct scheduler *s)
             /* It ranks like the shortest sequence that waits for it. */
             if (q->waits && (!r->needed_len || q->wait_until < r->needed_len)) r->needed_len = q->wait_until;
         }
-        q->prefix_inflight = q->waits || sched__loading(q);
+        q->prefix_inflight = q->waits || sched__loading(s, q);
     }
     pthread_mutex_unlock(&s->lock);
 }
