@@ -161,13 +161,7 @@ bool sched__table_reserve(struct block_table *t, uint32_t entries)
 
 bool sched__tokens_reserve(struct sequence *q, uint32_t count)
 {
-    if (count <= q->token_cap) return true;
-    uint32_t cap = count + q->token_cap / 2 + 64;
-    uint32_t *t = realloc(q->tokens, (size_t)cap * sizeof *t);
-    if (!t) return false;
-    q->tokens = t;
-    q->token_cap = cap;
-    return true;
+    return LIST_RESERVE(q->tokens, q->token_cap, count);
 }
 
 /* Blocks for a chunk of n tokens of each sequence, or, n 0, for one token after the chunk in flight; of all

@@ -154,12 +154,6 @@ uint64_t tenants_clock(const struct tenants *t)
     return t->clock;
 }
 
-uint32_t tenants_live(const struct tenants *t, uint64_t id)
-{
-    const struct tenant *x = find(t, id);
-    return x ? x->live : 0;
-}
-
 uint32_t tenants_running(const struct tenants *t, uint64_t id)
 {
     const struct tenant *x = find(t, id);
@@ -175,9 +169,4 @@ uint64_t tenants_served(const struct tenants *t, uint64_t id)
 uint32_t tenants_active(const struct tenants *t)
 {
     return t->active;
-}
-
-uint32_t tenants_count(const struct tenants *t)
-{
-    return (uint32_t)t->table.count;
 }

@@ -55,11 +55,9 @@ uint64_t tenants_time(const struct tenants *t, uint64_t id);
 void tenants_advance(struct tenants *t, uint64_t time);
 void tenants_advance_all(struct tenants *t); /* to the largest time */
 uint64_t tenants_clock(const struct tenants *t);
-uint32_t tenants_live(const struct tenants *t, uint64_t id);    /* its live sequences */
 uint32_t tenants_running(const struct tenants *t, uint64_t id); /* those of them that run */
 uint64_t tenants_served(const struct tenants *t, uint64_t id);  /* tokens since its first live sequence
                                                                    entered */
 uint32_t tenants_active(const struct tenants *t);               /* tenants with live sequences */
-uint32_t tenants_count(const struct tenants *t);                /* tenants known, debts included */
 
 #endif

@@ -3,7 +3,6 @@
 #include "scheduler/cache/cache_store.h"
 
 #include "config/base/assert.h"
-#include "config/base/clock.h"
 #include "config/base/log.h"
 #include "scheduler/cache/record_index.h"
 
@@ -173,16 +172,13 @@ static bool put_now(struct cache_store *s, const struct node *n)
 
 static void get_now(struct cache_store *s, struct node *n)
 {
-    uint64_t id = n->ev.record.id, began = now_us();
+    uint64_t id = n->ev.record.id;
     struct index_entry *e = index_find(&s->x, id);
     bool there = !s->now.off && e && e->known && e->payload_bytes == n->ev.record.payload_bytes;
     enum file_state fs =
         there ? record_payload(&s->x.dir, id, s->tag, e->header_sum, n->data, e->payload_bytes) : FILE_LATER;
     if (fs == FILE_FAILED) turn_off(s, "reading");
     bool bad = fs == FILE_GONE || fs == FILE_DAMAGED;
-    s->now.reads += !fs;
-    s->now.read_bytes += fs ? 0 : e->payload_bytes;
-    s->now.read_us += now_us() - began;
     s->now.damaged += bad;
     n->ev.kind = STORE_READ;
     n->ev.ok = !fs;
@@ -251,7 +247,6 @@ static void handle(struct cache_store *s, struct node *n)
         s->last_put = r->id;
         put = !s->now.off && put_now(s, n);
         s->now.puts += put;
-        s->now.written_bytes += put ? r->payload_bytes : 0;
         s->now.dropped += !put;
         if (!put && !s->now.off) gone(s, r->id);
         free(n->data);
@@ -320,7 +315,6 @@ enum status cache_store_open(const struct cache_store_options *opt, struct cache
     s->tag = record_tag(opt->binding);
     s->next_id = s->scan_end = s->x.count ? s->x.at[s->x.count - 1].file.id + 1 : 1;
     s->last_put = s->next_id - 1;
-    s->now.bytes_max = opt->bytes_max;
     struct fifo *fifos[] = {&s->gets, &s->others, &s->events};
     for (size_t i = 0; i < 3; i++) fifos[i]->tail = &fifos[i]->head;
     pthread_condattr_t attr;

@@ -101,13 +101,17 @@ void kvb_destroy(struct kv_blocks *k)
     free(k);
 }
 
+/* Slabs for what is needed of a group beyond `have` blocks. */
+static uint64_t slabs_for(const struct kv_blocks *k, uint32_t g, uint64_t need, uint64_t have)
+{
+    return need > have ? (need - have + k->per_slab[g] - 1) / k->per_slab[g] : 0;
+}
+
 bool kvb_can_allocate(const struct kv_blocks *k, const uint32_t need[ENGINE_GROUPS_MAX])
 {
     uint64_t slabs = 0;
-    for (uint32_t g = 0; g < k->group_count; g++) {
-        uint64_t have = (uint64_t)k->slabs_held[g] * k->per_slab[g] - k->used_blocks[g];
-        if (need[g] > have) slabs += (need[g] - have + k->per_slab[g] - 1) / k->per_slab[g];
-    }
+    for (uint32_t g = 0; g < k->group_count; g++)
+        slabs += slabs_for(k, g, need[g], (uint64_t)k->slabs_held[g] * k->per_slab[g] - k->used_blocks[g]);
     return slabs <= k->free_slabs;
 }
 
@@ -116,8 +120,8 @@ bool kvb_can_reclaim(const struct kv_blocks *k, const uint32_t need[ENGINE_GROUP
     uint64_t slabs = 0, idle = 0;
     for (uint32_t g = 0; g < k->group_count; g++) {
         /* All live blocks are in slabs that are not idle. */
-        uint64_t have = (uint64_t)(k->slabs_held[g] - k->slabs_idle[g]) * k->per_slab[g] - k->live_blocks[g];
-        if (need[g] > have) slabs += (need[g] - have + k->per_slab[g] - 1) / k->per_slab[g];
+        uint64_t live = (uint64_t)(k->slabs_held[g] - k->slabs_idle[g]) * k->per_slab[g];
+        slabs += slabs_for(k, g, need[g], live - k->live_blocks[g]);
         idle += k->slabs_idle[g];
     }
     return slabs <= k->free_slabs + idle;
@@ -126,8 +130,7 @@ bool kvb_can_reclaim(const struct kv_blocks *k, const uint32_t need[ENGINE_GROUP
 bool kvb_could_ever_allocate(const struct kv_blocks *k, const uint32_t need[ENGINE_GROUPS_MAX])
 {
     uint64_t slabs = 0;
-    for (uint32_t g = 0; g < k->group_count; g++)
-        slabs += ((uint64_t)need[g] + k->per_slab[g] - 1) / k->per_slab[g];
+    for (uint32_t g = 0; g < k->group_count; g++) slabs += slabs_for(k, g, need[g], 0);
     return slabs <= k->slab_count;
 }
 

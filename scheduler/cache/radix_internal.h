@@ -131,10 +131,9 @@ void radix__event_flush(struct radix_cache *c);
 bool radix__mark_held(const struct radix_cache *c, const struct radix_node *n, uint32_t g, uint32_t k);
 
 /* ---- radix_sink.c: no-ops without a sink ---- */
-void radix__keep_leaf(struct radix_cache *c, const struct radix_node *n,
-                      uint32_t from); /* blocks from there on */
-void radix__keep_tail(struct radix_cache *c, const struct radix_node *n);
-void radix__keep_state_below(struct radix_cache *c, const struct radix_node *n);
+enum radix_kept { KEPT_BLOCKS = 1, KEPT_TAIL = 2, KEPT_STATE = 4, KEPT_ALL = 7 };
+/* Gives that of n to it; of the blocks, those from position `from` on. */
+void radix__keep(struct radix_cache *c, const struct radix_node *n, enum radix_kept what, uint32_t from);
 
 /* ---- radix_node.c ---- */
 struct radix_node *radix__root(const struct radix_cache *c, const uint8_t salt[32]);

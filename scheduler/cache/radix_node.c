@@ -3,6 +3,7 @@
 #include "scheduler/cache/radix_internal.h"
 
 #include "config/base/assert.h"
+#include "config/base/list.h"
 #include "scheduler/cache/hash_mix.h"
 
 #include <stdlib.h>
@@ -268,13 +269,7 @@ bool radix__extend(struct radix_cache *c, struct radix_node *n, const struct rad
     /* An image split at `from` is in the list already. */
     bool cut = n->span_count && n->spans[n->span_count - 1].end > from;
     const struct prompt_span *spans = spans_from(v, cut ? n->spans[n->span_count - 1].end : from, to, &more);
-    if (items > n->token_cap) {
-        uint32_t cap = items + items / 2;
-        uint32_t *t = realloc(n->tokens, cap * sizeof *t);
-        if (!t) return false;
-        n->tokens = t;
-        n->token_cap = cap;
-    }
+    if (!LIST_RESERVE(n->tokens, n->token_cap, items)) return false;
     if (blocks > n->block_cap) {
         uint32_t cap = blocks + blocks / 2 + 1;
         for (uint32_t g = 0; g < c->caps.group_count; g++) {
