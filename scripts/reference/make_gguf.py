@@ -5,9 +5,12 @@ usage: make_gguf.py                 writes tests/golden/gguf/NAME.gguf and NAME-
        make_gguf.py DIR OUT         of one checkpoint directory: OUT.gguf, with a tower OUT-mmproj.gguf too
 
 Matrices are Q8_0 where rows are whole blocks, else F16; vectors F32. Embedding models are F32 throughout, and
-have a tokenizer. Needs numpy, gguf, safetensors."""
+have a tokenizer. CONVERTED are made in F32 by llama.cpp's own conversion: its checkout is in $LLAMA_CPP, and
+sentencepiece is installed. Needs numpy, gguf, safetensors."""
 import json
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -47,6 +50,7 @@ CASES = {
     "glm_ocr": "native/glm_ocr_f32",
     "minicpmv4_6": "tiles/minicpmv4_6_f32",
 }
+CONVERTED = {"docling_258m": ("tiles/docling_258m_f32", "granite-docling")}  # and its tokenizer.ggml.pre
 OLLAMA = {"qwen3_5.gguf"}  # as Ollama's conversion has them
 FUSED = {"qwen2_vl"}  # with q, k and v in one, as the converter's --fuse-qkv has them
 ARCH = {"gemma": "gemma", "gemma2": "gemma2", "gemma3": "gemma3", "gemma3_text": "gemma3", "gemma4": "gemma4",
@@ -543,6 +547,14 @@ def convert(folder, out):
         write_tower(folder, f"{out}-mmproj.gguf", top, tensors)
 
 
+def run_llama_cpp(folder, out, pre):
+    code = (f"from conversion.base import TextModel; TextModel.get_vocab_base_pre = lambda *_: {pre!r}\n"
+            "import convert_hf_to_gguf; convert_hf_to_gguf.main()")
+    for name, more in ((f"{out}.gguf", []), (f"{out}-mmproj.gguf", ["--mmproj"])):
+        subprocess.run([sys.executable, "-c", code, folder, "--outtype", "f32", "--outfile", name, *more],
+                       check=True, cwd=os.environ["LLAMA_CPP"])
+
+
 if __name__ == "__main__":
     if len(sys.argv) == 3:
         convert(Path(sys.argv[1]), sys.argv[2])
@@ -550,3 +562,5 @@ if __name__ == "__main__":
         (ROOT / "gguf").mkdir(exist_ok=True)
         for name, folder in CASES.items():
             convert(ROOT / folder, ROOT / "gguf" / name)
+        for name, (folder, pre) in CONVERTED.items():
+            run_llama_cpp(ROOT / folder, ROOT / "gguf" / name, pre)

@@ -32,7 +32,7 @@ from make_qwen_checks import need, token_by_token  # noqa: E402
 from make_tiles_variants import FAMILIES, VARIANTS  # noqa: E402
 from make_tokenizer import LLAMA3  # noqa: E402
 
-SPLITS = {"numbers": None, "digits3": LLAMA3, "qwen": make_qwen_parts.SPLIT}
+SPLITS = {"numbers": None, "plain": None, "digits3": LLAMA3, "qwen": make_qwen_parts.SPLIT}
 VISUAL = ("vision", "connector", "projector", "visual", "merger")
 
 
@@ -49,14 +49,15 @@ def tokenizer_text(family):
         )
     else:
         bpe.pre_tokenizer = pre_tokenizers.Sequence(
-            [pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+            [pre_tokenizers.Digits(True)] * (family["split"] == "numbers")
+            + [pre_tokenizers.ByteLevel(add_prefix_space=False)]
         )
     if family["split"] == "qwen":
         bpe.normalizer = normalizers.NFC()
     bpe.decoder = decoders.ByteLevel()
     size = family["vocab"] - len(family["tokens"])
     bpe.train_from_iterator(
-        [(HERE / "mixed.txt").read_text(encoding="utf-8")],
+        [(HERE / "mixed.txt").read_text(encoding="utf-8") + family.get("corpus", "")],
         trainers.BpeTrainer(
             vocab_size=size, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
         ),

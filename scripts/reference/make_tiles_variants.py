@@ -52,7 +52,8 @@ def idefics3_processor(v, tokenizer):
     images = (SmolVLMImageProcessor if smol else Idefics3ImageProcessor)(
         size={"longest_edge": v["longest"]}, max_image_size={"longest_edge": side}, **v.get("images", {})
     )
-    more = dict(image_seq_len=(side // v["vision"]["patch_size"] // merge) ** 2, chat_template=UTTERANCES)
+    template = FAMILIES[v["kind"]].get("template", UTTERANCES)
+    more = dict(image_seq_len=(side // v["vision"]["patch_size"] // merge) ** 2, chat_template=template)
     if smol:
         return SmolVLMProcessor(images, tokenizer, SmolVLMVideoProcessor(), **more)
     return Idefics3Processor(images, tokenizer, **more)
@@ -104,6 +105,26 @@ IDEFICS3 = dict(
     tiles=lambda out, v: list(out["pixel_values"][0]),
     last=lambda name: "modality_projection" in name,
     odd={"order of a token's patches": columns_swapped},
+)
+
+# granite-docling-258M, which is an Idefics3 with a Llama
+ROLES = """{%- for turn in messages -%}
+    {{ '<|start_of_role|>' + turn['role'] + '<|end_of_role|>' }}
+    {%- for part in turn['content'] -%}
+        {{ part['text'] if part['type'] == 'text' else '<image>' }}
+    {%- endfor -%}
+    {{ '<|end_of_text|>\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|start_of_role|>assistant<|end_of_role|>' }}{%- endif -%}
+"""
+DOCLING_258M = IDEFICS3 | dict(
+    split="plain",
+    corpus="On page 1024 of 2024, 10.\n" * 40,
+    template=ROLES,
+    end="<|end_of_text|>",
+    tokens=["<|pad|>", "<|end_of_text|>", "<|start_of_role|>", "<|end_of_role|>", "<|unk|>", "<loc_"]
+    + [FAKE, "<image>", GLOBAL]
+    + ROWS,
 )
 
 # ------------------------------------------------------------------------------- InternVL and Qianfan-OCR
@@ -333,6 +354,7 @@ MINICPM = dict(
 FAMILIES = {
     "minicpm": MINICPM,
     "idefics3": IDEFICS3,
+    "docling_258m": DOCLING_258M,
     "docling": DOCLING,
     "lfm2": LFM2,
     "internvl": INTERNVL,
@@ -513,6 +535,48 @@ VARIANTS = {
                 ("u", [image(0), text("Well?")]),
                 pictures=[(13, 40, 20)],
                 note="2 tiles of 25 x 25 patches of one pixel; other means",
+            )
+        ],
+    ),
+    "docling_258m_f32": dict(
+        kind="docling_258m",
+        family="idefics3",
+        seed=5601,
+        longest=48,
+        top=dict(scale_factor=2, bos_token_id=None, tie_word_embeddings=True),
+        released=dict(
+            text=dict(architectures=["LlamaForCausalLM"], pretraining_tp=1, use_cache=False),
+            vision=dict(max_image_size={"longest_edge": 24}, size={"longest_edge": 24}),
+            top=dict(vocab_size=330, use_cache=True),
+            images=dict(do_pad=True),
+        ),
+        files={
+            "tokenizer_config.json": lambda c: {
+                "add_bos_token": False,
+                "additional_special_tokens": [FAKE, "<image>"],
+                "bos_token": "<|start_of_role|>",
+                "eos_token": "<|end_of_text|>",
+                "pad_token": "<|end_of_text|>",
+                "tokenizer_class": "GPT2Tokenizer",
+                "unk_token": "<|unk|>",
+            }
+        },
+        text=text_cfg(
+            model_type="llama",
+            vocab_size=330,
+            hidden_size=48,
+            num_attention_heads=3,
+            num_key_value_heads=1,
+            head_dim=16,
+            rms_norm_eps=1e-5,
+            rope_parameters=rope(1e5),
+        ),
+        vision=siglip(layer_norm_eps=1e-6),
+        cases=[
+            chat(
+                ("u", [image(0), text("Convert page 2024 to docling.")]),
+                pictures=[(15, 33, 47)],
+                note="two rows of two tiles; digits that merge",
             )
         ],
     ),
