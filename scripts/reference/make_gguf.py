@@ -19,37 +19,19 @@ import numpy as np
 from safetensors import safe_open
 
 ROOT = Path(__file__).resolve().parents[2] / "tests/golden"
-CASES = {
-    "gemma3": "gemma3/window_small_f32",
-    "qwen2_vl": "qwen/qwen2_vl_f32",
-    "qwen2_5_vl": "qwen/qwen2_5_vl_f32",
-    "qwen3_vl": "qwen/qwen3_vl_f32",
-    "qwen3_moe": "qwen/qwen3_moe_f32",
-    "qwen3_5": "qwen/qwen3_5_text_f32",
-    "qwen3_5_moe": "qwen/qwen3_5_moe_f32",
-    "gemma4": "gemma4/e4b_released_f32",
-    "gemma4_moe": "gemma4/moe_released_f32",
-    "gemma4_tower": "gemma4/e2b_vision_f32",
-    "llama": "llama/llama_gguf_f32",
-    "llama_odd": "llama/llama_odd_f32",
-    "smollm3": "llama/smollm3_f32",
-    "granite": "llama/granite_f32",
-    "lfm2": "llama/lfm2_odd_f32",
-    "olmo3": "llama/olmo3_odd_f32",
-    "exaone4": "llama/exaone4_odd_f32",
-    "ernie4_5": "llama/ernie4_5_odd_f32",
-    "gemma_embedding": "embeddings/plain_f32",
-    "qwen3_embedding": "embeddings/last_f32",
-    "mistral3": "native/mistral3_gguf_f32",
-    "lighton_ocr": "native/lighton_ocr_f32",
-    "idefics3": "tiles/idefics3_f32",
-    "internvl": "tiles/internvl_f32",
-    "lfm2_vl": "tiles/lfm2_vl_gguf_f32",
-    "paddleocr_vl": "native/paddleocr_vl_f32",
-    "glm4v": "native/glm4v_f32",
-    "glm_ocr": "native/glm_ocr_f32",
-    "minicpmv4_6": "tiles/minicpmv4_6_f32",
-}
+CASES = {"gemma3": "gemma3/window_small_f32", "qwen2_vl": "qwen/qwen2_vl_f32",
+         "qwen2_5_vl": "qwen/qwen2_5_vl_f32", "qwen3_vl": "qwen/qwen3_vl_f32",
+         "qwen3_moe": "qwen/qwen3_moe_f32", "qwen3_5": "qwen/qwen3_5_text_f32",
+         "qwen3_5_moe": "qwen/qwen3_5_moe_f32", "gemma4": "gemma4/e4b_released_f32",
+         "gemma4_moe": "gemma4/moe_released_f32", "gemma4_tower": "gemma4/e2b_vision_f32",
+         "llama": "llama/llama_gguf_f32", "llama_odd": "llama/llama_odd_f32", "smollm3": "llama/smollm3_f32",
+         "granite": "llama/granite_f32", "lfm2": "llama/lfm2_odd_f32", "olmo3": "llama/olmo3_odd_f32",
+         "exaone4": "llama/exaone4_odd_f32", "ernie4_5": "llama/ernie4_5_odd_f32",
+         "gemma_embedding": "embeddings/plain_f32", "qwen3_embedding": "embeddings/last_f32",
+         "mistral3": "native/mistral3_gguf_f32", "lighton_ocr": "native/lighton_ocr_f32",
+         "idefics3": "tiles/idefics3_f32", "internvl": "tiles/internvl_f32",
+         "lfm2_vl": "tiles/lfm2_vl_gguf_f32", "paddleocr_vl": "native/paddleocr_vl_f32",
+         "glm4v": "native/glm4v_f32", "glm_ocr": "native/glm_ocr_f32", "minicpmv4_6": "tiles/minicpmv4_6_f32"}
 CONVERTED = {"docling_258m": ("tiles/docling_258m_f32", "granite-docling")}  # and its tokenizer.ggml.pre
 OLLAMA = {"qwen3_5.gguf"}  # as Ollama's conversion has them
 FUSED = {"qwen2_vl"}  # with q, k and v in one, as the converter's --fuse-qkv has them
