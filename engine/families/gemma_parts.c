@@ -5,17 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
-const struct hf_vision siglip_defaults = {
-    .hidden_size = 768,
-    .intermediate_size = 3072,
-    .num_hidden_layers = 12,
-    .num_attention_heads = 12,
-    .num_channels = 3,
-    .image_size = 224,
-    .patch_size = 16,
-    .layer_norm_eps = 1e-6,
-    .activation = HF_GELU_TANH,
-};
+const struct hf_vision siglip_defaults = {TOWER_SIZES(768, 3072, 12, 12, 16), .image_size = 224,
+                                          .activation = HF_GELU_TANH};
 
 void siglip_check(struct hf_reader *r, const struct hf_vision *v)
 {
