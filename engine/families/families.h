@@ -47,6 +47,15 @@ struct family_type {
 #define EXPERT_SIZES(count, used, ff)                                                                        \
     .num_experts = (count), .num_experts_per_tok = (used), .moe_intermediate_size = (ff)
 
+/* Of model_desc.image: the token is both what a template writes and what images are put in the place of. */
+#define IMAGE_RULE(token, id)                                                                                \
+    .present = true, .marker = (token), .placeholder = (token), .placeholder_id = (id)
+
+/* Of model_desc.vision: what every tower has, of a struct hf_vision. */
+#define DESC_TOWER(v)                                                                                        \
+    .patch = (v)->patch_size, .hidden = (v)->hidden_size, .ff = (v)->intermediate_size,                      \
+    .layers = (v)->num_hidden_layers, .heads = (v)->num_attention_heads, .eps = (float)(v)->layer_norm_eps
+
 /* .video_area_min and so on of `image` are the defaults for videos; other differences of their class
  * follow. */
 struct family_images {

@@ -70,12 +70,7 @@ struct desc_vision siglip_tower(const struct hf_config *c)
     const struct hf_vision *v = &c->vision;
     return (struct desc_vision){
         .image_size = v->image_size,
-        .patch = v->patch_size,
-        .hidden = v->hidden_size,
-        .ff = v->intermediate_size,
-        .layers = v->num_hidden_layers,
-        .heads = v->num_attention_heads,
-        .eps = (float)v->layer_norm_eps,
+        DESC_TOWER(v),
         .mlp = v->activation == HF_GELU ? VISION_GELU_ERF : VISION_GELU_TANH,
         .patch_bias = true,
         .depth = 1,

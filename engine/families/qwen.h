@@ -98,6 +98,11 @@ void qwen2_vl_gguf_images(struct gguf_keys *k, struct image_config *out); /* and
     {                                                                                                        \
         "v.blk.#.attn_out", "visual.blocks.#.attn.proj"                                                      \
     }
+#define QWEN2_GGUF_MERGER                                                                                    \
+    {"v.post_ln", "visual.merger.ln_q"}, {"mm.0", "visual.merger.mlp.0"},                                    \
+    {                                                                                                        \
+        "mm.2", "visual.merger.mlp.2"                                                                        \
+    }
 
 /* Of Qwen3.5, dense. */
 extern const struct hf_text qwen3_5_text;

@@ -99,12 +99,7 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
     if (!c->has_vision) return;
     describe_tower(c, d);
     /* The template writes <|begin_of_image|> and <|end_of_image|> around the placeholder. */
-    d->image = (struct model_image_rule){.present = true,
-                                         .marker = "<|image|>",
-                                         .prefix = "",
-                                         .suffix = "",
-                                         .placeholder = "<|image|>",
-                                         .placeholder_id = c->image_id,
+    d->image = (struct model_image_rule){IMAGE_RULE("<|image|>", c->image_id), .prefix = "", .suffix = "",
                                          .grid = true};
 }
 

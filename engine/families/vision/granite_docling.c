@@ -99,14 +99,8 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
     t->names.deepstack_norm = "vision.connector.coarse.deepstack_mergers.#.layer_norm";
     t->names.deepstack_fc1 = "vision.connector.coarse.deepstack_mergers.#.linear_1";
     t->names.deepstack_fc2 = "vision.connector.coarse.deepstack_mergers.#.linear_2";
-    d->image = (struct model_image_rule){
-        .present = true,
-        .marker = "<image>",
-        .placeholder = "<image>",
-        .placeholder_id = c->image_id,
-        .tokens = t->tokens,
-        .layout = layout,
-    };
+    d->image =
+        (struct model_image_rule){IMAGE_RULE("<image>", c->image_id), .tokens = t->tokens, .layout = layout};
 }
 
 /* ---- images ---- */

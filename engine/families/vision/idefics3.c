@@ -70,14 +70,8 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
     d->vision.merge_no_bias = true;
     d->vision.tokens = side / merge * (side / merge);
     d->vision.names.merge_fc1 = "projector.modality_projection.proj";
-    d->image = (struct model_image_rule){
-        .present = true,
-        .marker = "<image>",
-        .placeholder = "<image>",
-        .placeholder_id = c->image_id,
-        .tokens = d->vision.tokens,
-        .layout = layout,
-    };
+    d->image = (struct model_image_rule){IMAGE_RULE("<image>", c->image_id), .tokens = d->vision.tokens,
+                                         .layout = layout};
 }
 
 /* ---- images ---- */

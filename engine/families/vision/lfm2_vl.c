@@ -80,13 +80,7 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
     t->names.merge_norm = v->projector_norm ? "projector.layer_norm" : NULL;
     t->names.merge_fc1 = "projector.linear_1";
     t->names.merge_fc2 = "projector.linear_2";
-    d->image = (struct model_image_rule){
-        .present = true,
-        .marker = "<image>",
-        .placeholder = "<image>",
-        .placeholder_id = c->image_id,
-        .layout = layout,
-    };
+    d->image = (struct model_image_rule){IMAGE_RULE("<image>", c->image_id), .layout = layout};
 }
 
 /* ---- images ---- */

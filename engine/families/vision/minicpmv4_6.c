@@ -84,13 +84,7 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
     t->names.merge_norm = "projector.mlp.0.pre_norm";
     t->names.merge_fc1 = "projector.mlp.0.linear_1";
     t->names.merge_fc2 = "projector.mlp.0.linear_2";
-    d->image = (struct model_image_rule){
-        .present = true,
-        .marker = "<|image_pad|>",
-        .placeholder = "<|image_pad|>",
-        .placeholder_id = c->image_id,
-        .layout = layout,
-    };
+    d->image = (struct model_image_rule){IMAGE_RULE("<|image_pad|>", c->image_id), .layout = layout};
 }
 
 /* ---- images ---- */

@@ -102,12 +102,7 @@ static void describe_tower(const struct hf_reader *r, const struct hf_config *c,
     const struct hf_vision *v = &c->vision;
     d->has_vision = true;
     d->vision = (struct desc_vision){
-        .patch = v->patch_size,
-        .hidden = v->hidden_size,
-        .ff = v->intermediate_size,
-        .layers = v->num_hidden_layers,
-        .heads = v->num_attention_heads,
-        .eps = (float)v->layer_norm_eps,
+        DESC_TOWER(v),
         .rms = true,
         .mlp = VISION_GLU_SILU,
         .no_bias = true,
@@ -147,15 +142,9 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
     d->canonical = canonical;
     if (!c->has_vision) return;
     describe_tower(r, c, d);
-    d->image = (struct model_image_rule){
-        .present = true,
-        .marker = ocr ? "<|image_pad|>" : "[IMG]",
-        .prefix = "",
-        .suffix = ocr ? "" : "[IMG_END]",
-        .placeholder = ocr ? "<|image_pad|>" : "[IMG]",
-        .placeholder_id = c->image_id,
-        .row_break = ocr ? NULL : "[IMG_BREAK]",
-    };
+    d->image =
+        (struct model_image_rule){IMAGE_RULE(ocr ? "<|image_pad|>" : "[IMG]", c->image_id), .prefix = "",
+                                  .suffix = ocr ? "" : "[IMG_END]", .row_break = ocr ? NULL : "[IMG_BREAK]"};
 }
 
 /* ---- images ---- */

@@ -27,9 +27,6 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
     v->names.fc1 = "vision.blocks.#.mlp.gate_proj";
     v->names.up = "vision.blocks.#.mlp.up_proj";
     v->names.fc2 = "vision.blocks.#.mlp.down_proj";
-    v->names.post_norm = "vision.merger.ln_q";
-    v->names.merge_fc1 = "vision.merger.mlp.0";
-    v->names.merge_fc2 = "vision.merger.mlp.2";
     out->image.tokens_per_second = c->vision.tokens_per_second;
 }
 
@@ -52,9 +49,7 @@ static const struct gguf_name TOWER_NAMES[] = {
     {"v.blk.#.ffn_gate", "visual.blocks.#.mlp.gate_proj"},
     {"v.blk.#.ffn_up", "visual.blocks.#.mlp.up_proj"},
     {"v.blk.#.ffn_down", "visual.blocks.#.mlp.down_proj"},
-    {"v.post_ln", "visual.merger.ln_q"},
-    {"mm.0", "visual.merger.mlp.0"},
-    {"mm.2", "visual.merger.mlp.2"},
+    QWEN2_GGUF_MERGER,
     {NULL, NULL},
 };
 

@@ -18,9 +18,6 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
     v->mlp = VISION_QUICK_GELU;
     v->names.fc1 = "vision.blocks.#.mlp.fc1";
     v->names.fc2 = "vision.blocks.#.mlp.fc2";
-    v->names.post_norm = "vision.merger.ln_q";
-    v->names.merge_fc1 = "vision.merger.mlp.0";
-    v->names.merge_fc2 = "vision.merger.mlp.2";
 }
 
 const struct family_images qwen2_vl_images = {
@@ -36,9 +33,7 @@ static const struct gguf_name TOWER_NAMES[] = {
     QWEN_GGUF_TOWER,
     {"v.blk.#.ffn_up", "visual.blocks.#.mlp.fc1"},
     {"v.blk.#.ffn_down", "visual.blocks.#.mlp.fc2"},
-    {"v.post_ln", "visual.merger.ln_q"},
-    {"mm.0", "visual.merger.mlp.0"},
-    {"mm.2", "visual.merger.mlp.2"},
+    QWEN2_GGUF_MERGER,
     {NULL, NULL},
 };
 
