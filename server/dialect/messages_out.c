@@ -1,7 +1,7 @@
 /* Responses of /v1/messages, whole or as events. Event loop's thread. */
 #include "server/dialect/messages.h"
 
-#include "server/http/fields.h"
+#include "server/json/fields.h"
 #include "server/http/request.h"
 #include "server/http/stream.h"
 
@@ -18,7 +18,7 @@ static void block_begin(struct json_writer *o, struct choice *c, enum delta_kind
     default: {
         struct chat_call *it = &c->out->calls[call];
         call_id_make(it, "toolu_");
-        jw_format(o, "{\"type\":\"tool_use\",\"id\":%s,\"name\":", it->id);
+        jw_put(o, "{\"type\":\"tool_use\",\"id\":%s,\"name\":", it->id);
         jw_string(o, it->name.data, it->name.len);
         jw_text(o, ",\"input\":");
     }
@@ -45,12 +45,12 @@ static void reasons(struct json_writer *o, const struct choice *c)
 static void usage(struct json_writer *o, const struct gen *g, bool begin)
 {
     struct gen_usage u = gen_usage(g);
-    jw_format(o,
-              ",\"usage\":{\"input_tokens\":%lu,\"cache_creation_input_tokens\":0,"
-              "\"cache_read_input_tokens\":%lu,\"output_tokens\":%lu",
-              u.prompt - u.cached, u.cached, begin ? 0 : u.completion);
+    jw_put(o,
+           ",\"usage\":{\"input_tokens\":%lu,\"cache_creation_input_tokens\":0,"
+           "\"cache_read_input_tokens\":%lu,\"output_tokens\":%lu",
+           u.prompt - u.cached, u.cached, begin ? 0 : u.completion);
     if (!begin) {
-        jw_format(o, ",\"output_tokens_details\":{\"thinking_tokens\":%lu}", u.reasoning);
+        jw_put(o, ",\"output_tokens_details\":{\"thinking_tokens\":%lu}", u.reasoning);
     }
 }
 
@@ -59,8 +59,8 @@ static void message_begin(struct json_writer *o, const struct gen *g)
     const struct request *r = g->r;
     jw_text(o, "{\"id\":\"msg_");
     jw_text(o, r->http.id); /* its alphabet needs no escape */
-    jw_format(o, "\",\"type\":\"message\",\"role\":\"assistant\",\"model\":%s,\"content\":[",
-              r->model_name ? r->model_name : r->srv->model_name);
+    jw_put(o, "\",\"type\":\"message\",\"role\":\"assistant\",\"model\":%s,\"content\":[",
+           r->model_name ? r->model_name : r->srv->model_name);
 }
 
 /* ---- the whole response ---- */
@@ -113,7 +113,7 @@ void messages_write_response(struct json_writer *o, struct choice *c)
 static void event_begin(struct json_writer *o, const char *type)
 {
     sse_begin_named(o, type);
-    jw_format(o, "{\"type\":%s", type);
+    jw_put(o, "{\"type\":%s", type);
 }
 
 void messages_head(struct gen *g)
@@ -134,7 +134,7 @@ void messages_head(struct gen *g)
 static void block_event(struct json_writer *o, const struct messages_state *s, const char *type)
 {
     event_begin(o, type);
-    jw_format(o, ",\"index\":%u", s->blocks - 1);
+    jw_put(o, ",\"index\":%u", s->blocks - 1);
 }
 
 static void block_close(struct gen *g)

@@ -18,14 +18,14 @@ static void begin(struct json_writer *o, const struct gen *g)
     const struct request *r = g->r;
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
-    jw_format(o, "{\"model\":%s,\"created_at\":", r->model_name ? r->model_name : r->srv->model_name);
+    jw_put(o, "{\"model\":%s,\"created_at\":", r->model_name ? r->model_name : r->srv->model_name);
     jw_time(o, now.tv_sec, now.tv_nsec);
 }
 
 static void call_write(struct json_writer *o, struct chat_call *call, uint32_t i)
 {
     call_id_make(call, "call_");
-    jw_format(o, "{\"id\":%s,\"function\":{\"index\":%u,\"name\":", call->id, i);
+    jw_put(o, "{\"id\":%s,\"function\":{\"index\":%u,\"name\":", call->id, i);
     jw_string(o, call->name.data, call->name.len);
     jw_text(o, ",\"arguments\":");
     call_object_write(o, &call->arguments);

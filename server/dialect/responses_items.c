@@ -2,7 +2,7 @@
  * message. Items of previous responses come from the store and are converted the same way. Worker thread. */
 #include "server/dialect/responses.h"
 
-#include "server/http/fields.h"
+#include "server/json/fields.h"
 #include "server/http/limits.h"
 
 #include <stdio.h>

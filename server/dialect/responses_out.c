@@ -3,7 +3,7 @@
 #include "server/dialect/responses.h"
 
 #include "config/base/log.h"
-#include "server/http/json_value.h"
+#include "server/json/value.h"
 #include "server/http/request.h"
 
 #include <stdlib.h>
@@ -86,7 +86,7 @@ void response_item_id(struct json_writer *o, const struct responses_state *s,
 {
     jw_text(o, item->kind == DELTA_REASONING ? "\"rs_" : item->kind == DELTA_CONTENT ? "\"msg_" : "\"fc_");
     jw_text(o, s->id + strlen("resp_"));
-    jw_format(o, "_%u\"", item->index);
+    jw_put(o, "_%u\"", item->index);
 }
 
 void response_part_write(struct json_writer *o, struct choice *c, const struct response_item *item)
@@ -153,7 +153,7 @@ static void call_write(struct json_writer *o, struct choice *c, const struct res
     const json_t *tool = response_tool(c, item->call);
     const struct buf *arguments = item->state == ITEM_BEGUN ? &nothing : &call->arguments;
     if (!call->id[0]) call_id_make(call, "call_");
-    jw_format(o, ",\"call_id\":%s,\"name\":", call->id);
+    jw_put(o, ",\"call_id\":%s,\"name\":", call->id);
     if (tool) jw_value(o, json_object_get(tool, "name"));
     else jw_string(o, call->name.data, call->name.len);
     if (json_object_get(tool, "namespace")) {
@@ -189,7 +189,7 @@ void response_item_write(struct json_writer *o, struct choice *c, const struct r
                : custom                      ? "{\"type\":\"custom_tool_call\",\"id\":"
                                              : "{\"type\":\"function_call\",\"id\":");
     response_item_id(o, s, item);
-    jw_format(o, ",\"status\":%s", states[item->state]);
+    jw_put(o, ",\"status\":%s", states[item->state]);
     if (item->kind == DELTA_CALL) {
         call_write(o, c, item);
     } else {
@@ -300,19 +300,19 @@ static void usage(struct json_writer *o, const struct gen *g)
 {
     struct gen_usage u = gen_usage(g);
     /* prompt_tokens and completion_tokens: SGLang's names for the same */
-    jw_format(o,
-              "{\"input_tokens\":%lu,\"input_tokens_details\":{\"cached_tokens\":%lu,"
-              "\"cache_write_tokens\":0},\"output_tokens\":%lu,"
-              "\"output_tokens_details\":{\"reasoning_tokens\":%lu},\"total_tokens\":%lu,"
-              "\"prompt_tokens\":%lu,\"completion_tokens\":%lu}",
-              u.prompt, u.cached, u.completion, u.reasoning, u.prompt + u.completion, u.prompt, u.completion);
+    jw_put(o,
+           "{\"input_tokens\":%lu,\"input_tokens_details\":{\"cached_tokens\":%lu,"
+           "\"cache_write_tokens\":0},\"output_tokens\":%lu,"
+           "\"output_tokens_details\":{\"reasoning_tokens\":%lu},\"total_tokens\":%lu,"
+           "\"prompt_tokens\":%lu,\"completion_tokens\":%lu}",
+           u.prompt, u.cached, u.completion, u.reasoning, u.prompt + u.completion, u.prompt, u.completion);
 }
 
 /* Only error codes that OpenAI's clients know. */
 static void error_write(struct json_writer *o, const struct api_error *e)
 {
-    jw_format(o, "{\"code\":%s,\"message\":%s}", e->http == 429 ? "rate_limit_exceeded" : "server_error",
-              e->message);
+    jw_put(o, "{\"code\":%s,\"message\":%s}", e->http == 429 ? "rate_limit_exceeded" : "server_error",
+           e->message);
 }
 
 void response_write(struct json_writer *o, struct gen *g, const char *status, struct choice *c,
@@ -320,10 +320,10 @@ void response_write(struct json_writer *o, struct gen *g, const char *status, st
 {
     const struct responses_state *s = g->dialect_state;
     const struct request *r = g->r;
-    jw_format(o,
-              "{\"id\":%s,\"object\":\"response\",\"created_at\":%ld,\"status\":%s,"
-              "\"completed_at\":",
-              s->id, r->http.created, status);
+    jw_put(o,
+           "{\"id\":%s,\"object\":\"response\",\"created_at\":%ld,\"status\":%s,"
+           "\"completed_at\":",
+           s->id, r->http.created, status);
     if (c && !response_incomplete(c)) jw_int(o, (int64_t)time(NULL));
     else jw_text(o, "null");
     jw_text(o, ",\"error\":");
@@ -331,7 +331,7 @@ void response_write(struct json_writer *o, struct gen *g, const char *status, st
     else jw_text(o, "null");
     jw_text(o, ",\"incomplete_details\":");
     jw_text(o, c && response_incomplete(c) ? "{\"reason\":\"max_output_tokens\"}" : "null");
-    jw_format(o, ",\"model\":%s,\"output\":[", r->model_name ? r->model_name : r->srv->model_name);
+    jw_put(o, ",\"model\":%s,\"output\":[", r->model_name ? r->model_name : r->srv->model_name);
     if (c) output_write(o, c);
     jw_text(o, "],\"usage\":");
     if (c) usage(o, g);
@@ -348,8 +348,8 @@ void response_compact(struct json_writer *o, struct choice *c)
     struct gen *g = c->gen;
     const struct responses_state *s = g->dialect_state;
     const char *number = s->id + strlen("resp_");
-    jw_format(o, "{\"id\":%s,\"object\":\"response.compaction\",\"created_at\":%ld,\"output\":[", s->id,
-              g->r->http.created);
+    jw_put(o, "{\"id\":%s,\"object\":\"response.compaction\",\"created_at\":%ld,\"output\":[", s->id,
+           g->r->http.created);
     for (size_t i = 0; i < json_array_size(s->items); i++) {
         jw_value(o, json_array_get(s->items, i));
         jw_text(o, ",");

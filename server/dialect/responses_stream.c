@@ -9,7 +9,7 @@
 static void event_begin(struct json_writer *o, struct responses_state *s, const char *type)
 {
     sse_begin_named(o, type);
-    jw_format(o, "{\"type\":%s,\"sequence_number\":%lu", type, s->sequence++);
+    jw_put(o, "{\"type\":%s,\"sequence_number\":%lu", type, s->sequence++);
 }
 
 void responses_head(struct gen *g)
@@ -38,7 +38,7 @@ static void item_event(struct json_writer *o, struct choice *c, const char *type
 {
     struct responses_state *s = c->gen->dialect_state;
     event_begin(o, s, type);
-    jw_format(o, ",\"output_index\":%u", item->index);
+    jw_put(o, ",\"output_index\":%u", item->index);
     jw_text(o, whole ? ",\"item\":" : ",\"item_id\":");
     if (whole) response_item_write(o, c, item);
     else response_item_id(o, s, item);

@@ -1,7 +1,7 @@
 /* POST /v1/embeddings, and Ollama's /api/embed and /api/embeddings. */
 #include "server/embed/embed.h"
 #include "server/embed/pooling.h"
-#include "server/http/fields.h"
+#include "server/json/fields.h"
 #include "server/http/limits.h"
 
 #include "config/base/clock.h"
@@ -60,17 +60,17 @@ void embed_head(struct json_writer *o, const struct gen *g, const char *id, cons
     jw_text(o, "\"id\":\"");
     jw_text(o, id);
     jw_text(o, r->http.id); /* its alphabet needs no escape */
-    jw_format(o, "\",\"object\":%s,\"created\":%ld,\"model\":%s", object, r->http.created,
-              r->model_name ? r->model_name : r->srv->model_name);
+    jw_put(o, "\",\"object\":%s,\"created\":%ld,\"model\":%s", object, r->http.created,
+           r->model_name ? r->model_name : r->srv->model_name);
 }
 
 void embed_usage(struct json_writer *o, const struct gen *g)
 {
     struct gen_usage u = gen_usage(g);
-    jw_format(o,
-              "\"usage\":{\"prompt_tokens\":%lu,\"total_tokens\":%lu,"
-              "\"prompt_tokens_details\":{\"cached_tokens\":%lu}}",
-              u.prompt, u.prompt, u.cached);
+    jw_put(o,
+           "\"usage\":{\"prompt_tokens\":%lu,\"total_tokens\":%lu,"
+           "\"prompt_tokens_details\":{\"cached_tokens\":%lu}}",
+           u.prompt, u.prompt, u.cached);
 }
 
 /* The text of the prompt called prompt_name, or of the default; NULL: none. */
@@ -284,7 +284,7 @@ static void list(struct json_writer *o, struct choice *first, const char *id, co
     jw_text(o, ",\"data\":[");
     for (uint32_t i = 0; i < g->choice_count; i++) {
         jw_text(o, i ? ",{\"object\":" : "{\"object\":");
-        jw_format(o, "%s,\"index\":%u,%s:", object, i, name);
+        jw_put(o, "%s,\"index\":%u,%s:", object, i, name);
         embedding(o, g, i);
         jw_text(o, "}");
     }
@@ -315,13 +315,13 @@ static void embed_response(struct json_writer *o, struct choice *first)
 {
     struct gen *g = first->gen;
     const struct request *r = g->r;
-    jw_format(o, "{\"model\":%s,\"embeddings\":[", r->model_name ? r->model_name : r->srv->model_name);
+    jw_put(o, "{\"model\":%s,\"embeddings\":[", r->model_name ? r->model_name : r->srv->model_name);
     for (uint32_t i = 0; i < g->choice_count; i++) {
         if (i) jw_text(o, ",");
         embedding(o, g, i);
     }
-    jw_format(o, "],\"total_duration\":%lu,\"load_duration\":0,\"prompt_eval_count\":%lu}",
-              (now_us() - r->http.arrived_us) * 1000, gen_usage(g).prompt);
+    jw_put(o, "],\"total_duration\":%lu,\"load_duration\":0,\"prompt_eval_count\":%lu}",
+           (now_us() - r->http.arrived_us) * 1000, gen_usage(g).prompt);
 }
 
 /* One text, called `prompt`. */

@@ -4,7 +4,7 @@
  * document's, summed. */
 #include "server/embed/embed.h"
 #include "server/embed/pooling.h"
-#include "server/http/fields.h"
+#include "server/json/fields.h"
 
 #include "engine/model/model_info.h"
 #include "engine/tokenizer/tokenizer.h"
@@ -347,7 +347,7 @@ static void respond_score(struct json_writer *o, struct choice *first)
     jw_text(o, ",\"data\":[");
     for (uint32_t i = 0; i < s->count; i++) {
         jw_text(o, i ? ",{\"object\":\"score\",\"index\":" : "{\"object\":\"score\",\"index\":");
-        jw_format(o, "%u,\"score\":", i);
+        jw_put(o, "%u,\"score\":", i);
         jw_float32(o, (float)score(g, i));
         jw_text(o, "}");
     }

@@ -167,9 +167,9 @@ static void prompt_one(struct json_writer *o, const struct tokenizer *tok, uint3
     size_t len;
     const char *bytes = tok_bytes(tok, id, &len);
     jw_text(o, first ? "\"" : ",\"");
-    jw_format(o, "%u\":{\"logprob\":", id);
+    jw_put(o, "%u\":{\"logprob\":", id);
     value(o, logprob);
-    jw_format(o, ",\"rank\":%u,\"decoded_token\":", rank);
+    jw_put(o, ",\"rank\":%u,\"decoded_token\":", rank);
     jw_string(o, bytes, len);
     jw_text(o, "}");
 }

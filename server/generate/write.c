@@ -23,8 +23,8 @@ static void preamble(struct json_writer *o, const struct gen *g, bool chunk)
     jw_text(o, !chat   ? "\",\"object\":\"text_completion\""
                : chunk ? "\",\"object\":\"chat.completion.chunk\""
                        : "\",\"object\":\"chat.completion\"");
-    jw_format(o, ",\"created\":%ld,\"model\":%s,\"system_fingerprint\":%s", r->http.created,
-              r->model_name ? r->model_name : s->model_name, s->model->info->fingerprint);
+    jw_put(o, ",\"created\":%ld,\"model\":%s,\"system_fingerprint\":%s", r->http.created,
+           r->model_name ? r->model_name : s->model_name, s->model->info->fingerprint);
     if (g->p.service_tier) jw_text(o, ",\"service_tier\":\"default\"");
     jw_text(o, ",\"choices\":[");
 }
@@ -48,20 +48,20 @@ struct gen_usage gen_usage(const struct gen *g)
 
 static void usage_short(struct json_writer *o, const struct gen_usage *u)
 {
-    jw_format(o, "{\"prompt_tokens\":%lu,\"completion_tokens\":%lu,\"total_tokens\":%lu", u->prompt,
-              u->completion, u->prompt + u->completion);
+    jw_put(o, "{\"prompt_tokens\":%lu,\"completion_tokens\":%lu,\"total_tokens\":%lu", u->prompt,
+           u->completion, u->prompt + u->completion);
 }
 
 static void usage_full(struct json_writer *o, const struct gen *g)
 {
     struct gen_usage u = gen_usage(g);
     usage_short(o, &u);
-    jw_format(o,
-              ",\"prompt_tokens_details\":{\"cached_tokens\":%lu,\"audio_tokens\":0,"
-              "\"image_tokens\":%lu},\"completion_tokens_details\":{\"reasoning_tokens\":%lu,"
-              "\"audio_tokens\":0,\"accepted_prediction_tokens\":%lu,"
-              "\"rejected_prediction_tokens\":%lu}}",
-              u.cached, u.image, u.reasoning, u.accepted, u.rejected);
+    jw_put(o,
+           ",\"prompt_tokens_details\":{\"cached_tokens\":%lu,\"audio_tokens\":0,"
+           "\"image_tokens\":%lu},\"completion_tokens_details\":{\"reasoning_tokens\":%lu,"
+           "\"audio_tokens\":0,\"accepted_prediction_tokens\":%lu,"
+           "\"rejected_prediction_tokens\":%lu}}",
+           u.cached, u.image, u.reasoning, u.accepted, u.rejected);
 }
 
 void gen_cache_info(struct json_writer *o, const struct gen *g)
@@ -107,7 +107,7 @@ static void timings(struct json_writer *o, const struct gen *g)
         if (c->first_us && (!first || c->first_us < first)) first = c->first_us;
         if (c->last_us > last) last = c->last_us;
     }
-    jw_format(o, ",\"timings\":{\"cache_n\":%lu,", u.cached);
+    jw_put(o, ",\"timings\":{\"cache_n\":%lu,", u.cached);
     uint64_t computed = u.prompt - u.cached, more = u.completion - (u.completion ? 1 : 0);
     timing(o, "prompt", computed, computed, first ? first - g->r->http.arrived_us : 0);
     jw_text(o, ",");
@@ -192,7 +192,7 @@ static void whole_text(struct json_writer *o, const struct choice *c)
 static void call_write(struct json_writer *o, struct chat_call *call, const char *arguments, size_t len)
 {
     call_id_make(call, "call_");
-    jw_format(o, "\"id\":%s,\"type\":\"function\",\"function\":{\"name\":", call->id);
+    jw_put(o, "\"id\":%s,\"type\":\"function\",\"function\":{\"name\":", call->id);
     jw_string(o, call->name.data, call->name.len);
     jw_text(o, ",\"arguments\":");
     jw_string(o, arguments, len);
@@ -214,7 +214,7 @@ static void message_write(struct json_writer *o, const struct choice *c)
 {
     const struct gen *g = c->gen;
     struct chat_output *out = c->out;
-    jw_format(o, ",\"message\":{\"role\":%s,\"content\":", g->response_role ? g->response_role : "assistant");
+    jw_put(o, ",\"message\":{\"role\":%s,\"content\":", g->response_role ? g->response_role : "assistant");
     if (out && out->call_count && !out->content.len && !(g->p.echo && c->prompt->text)) {
         jw_text(o, "null");
     } else {
@@ -238,7 +238,7 @@ static void choice_write(struct json_writer *o, struct choice *c)
 {
     struct gen *g = c->gen;
     if (c->index) jw_text(o, ",");
-    jw_format(o, "{\"index\":%u", c->index);
+    jw_put(o, "{\"index\":%u", c->index);
     if (g->kind == GEN_CHAT) {
         message_write(o, c);
     } else {
@@ -314,7 +314,7 @@ static void chunk_begin(struct json_writer *o, struct choice *c)
 {
     sse_begin(o);
     preamble(o, c->gen, true);
-    jw_format(o, "{\"index\":%u", c->index);
+    jw_put(o, "{\"index\":%u", c->index);
 }
 
 void gen_event_end(struct json_writer *o, struct gen *g)
@@ -366,7 +366,7 @@ static void head_chunks(struct gen *g)
     for (uint32_t i = 0; i < g->choice_count && g->kind == GEN_CHAT; i++) {
         struct json_writer o = {.buf = &g->r->response.out};
         chunk_begin(&o, &g->choices[i]);
-        jw_format(&o, ",\"delta\":{\"role\":%s", g->response_role ? g->response_role : "assistant");
+        jw_put(&o, ",\"delta\":{\"role\":%s", g->response_role ? g->response_role : "assistant");
         /* Clients concatenate strings of one key: null if there may be only calls. */
         struct choice *c = &g->choices[i];
         c->shown.null =
@@ -399,12 +399,12 @@ static void delta_json(struct json_writer *o, struct choice *c, const struct del
         }
         break;
     case DELTA_CALL:
-        jw_format(o, "\"tool_calls\":[{\"index\":%u,", delta->call);
+        jw_put(o, "\"tool_calls\":[{\"index\":%u,", delta->call);
         call_write(o, &c->out->calls[delta->call], "", 0);
         jw_text(o, "]");
         break;
     case DELTA_ARGUMENTS:
-        jw_format(o, "\"tool_calls\":[{\"index\":%u,\"function\":{\"arguments\":", delta->call);
+        jw_put(o, "\"tool_calls\":[{\"index\":%u,\"function\":{\"arguments\":", delta->call);
         jw_string(o, delta->text, delta->len);
         jw_text(o, "}}]");
         break;

@@ -96,7 +96,7 @@ const struct cache_place *cache_place_of_difference(const struct cache_places *p
 
 static void message_write(struct json_writer *o, const struct cache_place *p)
 {
-    jw_format(o, ",\"message\":%u,\"role\":%s", p->message, p->role);
+    jw_put(o, ",\"message\":%u,\"role\":%s", p->message, p->role);
 }
 
 static void place_write(struct json_writer *o, const struct cache_place *p, uint32_t token)
@@ -105,23 +105,23 @@ static void place_write(struct json_writer *o, const struct cache_place *p, uint
         [PLACE_TEMPLATE] = "template",  [PLACE_TEXT] = "text",   [PLACE_IMAGE] = "image",
         [PLACE_FIELD] = "field",        [PLACE_TOOLS] = "tools", [PLACE_DOCUMENTS] = "documents",
         [PLACE_VARIABLES] = "variables"};
-    jw_format(o, "{\"token\":%u,\"kind\":%s", token,
-              !p                                   ? "prompt"
-              : p->kind == PLACE_IMAGE && p->video ? "video"
-                                                   : kinds[p->kind]);
+    jw_put(o, "{\"token\":%u,\"kind\":%s", token,
+           !p                                   ? "prompt"
+           : p->kind == PLACE_IMAGE && p->video ? "video"
+                                                : kinds[p->kind]);
     if (p && p->kind == PLACE_TEMPLATE) {
         jw_text(o, ",\"after_message\":");
         if (p->message) jw_uint(o, p->message - 1);
         else jw_text(o, "null");
     } else if (p && p->kind == PLACE_FIELD) {
         message_write(o, p);
-        jw_format(o, ",\"field\":%s", p->field);
+        jw_put(o, ",\"field\":%s", p->field);
     } else if (p && (p->kind == PLACE_TEXT || p->kind == PLACE_IMAGE)) {
         message_write(o, p);
         jw_text(o, ",\"part\":");
         if (p->part >= 0) jw_uint(o, (uint64_t)p->part);
         else jw_text(o, "null");
-        if (p->kind == PLACE_IMAGE) jw_format(o, ",\"image\":%u", p->image);
+        if (p->kind == PLACE_IMAGE) jw_put(o, ",\"image\":%u", p->image);
     }
     jw_text(o, "}");
 }
@@ -132,12 +132,11 @@ void cache_info_write(struct json_writer *o, const struct sched_cache_info *info
     /* Without a prompt to compare with there is no point of difference. */
     bool compared =
         info->stop != CACHE_STOP_SALT && info->stop != CACHE_STOP_PROMPT && info->stop != CACHE_STOP_DISABLED;
-    jw_format(
-        o,
-        "{\"reused_tokens\":%u,\"equal_tokens\":%u,\"prompt_tokens\":%u,\"tier\":%s,\"loaded_tokens\":%u,"
-        "\"stop\":%s,\"reuse_ends_at\":",
-        info->reused, info->equal, prompt_tokens, info->reused ? cache_tier_name(info->tier) : NULL,
-        info->loaded, cache_stop_name(info->stop));
+    jw_put(o,
+           "{\"reused_tokens\":%u,\"equal_tokens\":%u,\"prompt_tokens\":%u,\"tier\":%s,\"loaded_tokens\":%u,"
+           "\"stop\":%s,\"reuse_ends_at\":",
+           info->reused, info->equal, prompt_tokens, info->reused ? cache_tier_name(info->tier) : NULL,
+           info->loaded, cache_stop_name(info->stop));
     if (compared && info->reused < prompt_tokens)
         place_write(o, cache_place_of_difference(places, info->reused + dropped), info->reused);
     else jw_text(o, "null");
@@ -145,7 +144,7 @@ void cache_info_write(struct json_writer *o, const struct sched_cache_info *info
     if (compared && info->equal < prompt_tokens)
         place_write(o, cache_place_of_difference(places, info->equal + dropped), info->equal);
     else jw_text(o, "null");
-    if (left_out) jw_format(o, ",\"left_out\":[%s]", left_out);
+    if (left_out) jw_put(o, ",\"left_out\":[%s]", left_out);
     jw_text(o, "}");
 }
 

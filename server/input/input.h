@@ -18,7 +18,7 @@
 #include "server/chat/messages.h"
 #include "server/chat/output.h"
 #include "server/chat/stop_match.h"
-#include "server/http/json_writer.h"
+#include "server/json/writer.h"
 #include "server/http/request.h"
 #include "server/input/cache_info.h"
 #include "server/media/image_parts.h"

@@ -1,13 +1,11 @@
-/* See json_writer.h. */
-#include "server/http/json_writer.h"
+/* See writer.h. */
+#include "server/json/writer.h"
 
-#include "config/base/assert.h"
 #include "config/base/utf8.h"
 
 #include <float.h>
 #include <math.h>
 #include <stdarg.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -67,6 +65,21 @@ void jw_cstring(struct json_writer *o, const char *s)
     }
 }
 
+void jw_put(struct json_writer *o, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    for (const char *at; (at = strchr(fmt, '%')); fmt = at + 2 + (at[1] == 'l')) {
+        jw_bytes(o, fmt, (size_t)(at - fmt));
+        if (at[1] == 's') jw_cstring(o, va_arg(ap, const char *));
+        else if (at[1] == 'u') jw_uint(o, va_arg(ap, unsigned));
+        else if (at[2] == 'u') jw_uint(o, va_arg(ap, unsigned long));
+        else jw_int(o, va_arg(ap, long));
+    }
+    va_end(ap);
+    jw_text(o, fmt);
+}
+
 void jw_uint(struct json_writer *o, uint64_t v)
 {
     char text[24];
@@ -79,23 +92,6 @@ void jw_int(struct json_writer *o, int64_t v)
     char text[24];
     snprintf(text, sizeof text, "%lld", (long long)v);
     jw_text(o, text);
-}
-
-void jw_format(struct json_writer *o, const char *format, ...)
-{
-    va_list ap;
-    va_start(ap, format);
-    for (const char *at; (at = strchr(format, '%')) != NULL; format = at + 1) {
-        jw_bytes(o, format, (size_t)(at - format));
-        bool wide = *++at == 'l';
-        at += wide;
-        if (*at == 's') jw_cstring(o, va_arg(ap, const char *));
-        else if (*at == 'u') jw_uint(o, wide ? va_arg(ap, unsigned long) : va_arg(ap, unsigned));
-        else if (*at == 'd') jw_int(o, wide ? va_arg(ap, long) : va_arg(ap, int));
-        else ASSERT(false);
-    }
-    jw_text(o, format);
-    va_end(ap);
 }
 
 void jw_float32(struct json_writer *o, float v)
