@@ -96,9 +96,15 @@ struct chat_reader {
     size_t part_count;
 };
 
-/* A client error at <at><suffix>. */
-enum status chat_fault(struct chat_reader *r, const char *code, const char *suffix, const char *fmt, ...)
-    __attribute__((format(printf, 4, 5)));
+/* A client error at <at><path><key>. */
+enum status chat_fault_at(struct chat_reader *r, const char *code, const char *path, const char *key,
+                          const char *fmt, ...) __attribute__((format(printf, 5, 6)));
+#define chat_fault(r, code, path, ...) chat_fault_at(r, code, path, "", __VA_ARGS__)
+/* The string `key` of an object whose place is <at><path>. */
+enum status chat_string(struct chat_reader *r, const json_t *object, const char *path, const char *key,
+                        json_t **out);
+/* Counts so many items, content parts or calls: each becomes several values. */
+enum status chat_count(struct chat_reader *r, const char *path, size_t n);
 enum status chat_no_memory(struct chat_reader *r);
 /* Adds the next message, at r->at. *out is valid until the next call. */
 enum status chat_message_add(struct chat_reader *r, enum chat_role role, struct chat_message **out);

@@ -158,11 +158,11 @@ static enum status options(struct reader *r)
         field_int(r->e, from, "num_predict", INT64_MIN, INT64_MAX, &most, NULL))
         return ST_INVALID;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if ((v = field(from, names[i])) && json_object_set(r->from, names[i], v)) return reader_no_memory(r);
+        if ((v = field(from, names[i])) && json_object_set(r->from, names[i], v)) return gen_nomem(r->g);
     if (most > 0 && json_object_set(r->from, "max_tokens", field(from, "num_predict")))
-        return reader_no_memory(r); /* 0 and below: no limit */
+        return gen_nomem(r->g); /* 0 and below: no limit */
     if (!field(r->from, "stream") && json_object_set_new(r->from, "stream", json_true()))
-        return reader_no_memory(r);
+        return gen_nomem(r->g);
     return ST_OK;
 }
 
@@ -230,7 +230,7 @@ static enum status read_chat(struct gen *g, json_t *root)
 {
     struct reader r = {.g = g, .e = &g->r->response.error, .from = root};
     json_t *list = field(root, "messages");
-    if (!(g->dialect_state = calloc(1, sizeof(struct ollama_state)))) return reader_no_memory(&r);
+    if (!(g->dialect_state = calloc(1, sizeof(struct ollama_state)))) return gen_nomem(r.g);
     if (!list || (json_is_array(list) && !json_array_size(list))) return ollama_loaded(g);
     if (options(&r) || format(&r) || gen_parse_tools(g, root) || think(&r) || messages(&r) || read_common(&r))
         return ST_INVALID;
@@ -250,7 +250,7 @@ static enum status read_generate(struct gen *g, json_t *root)
     struct reader r = {.g = g, .e = &g->r->response.error, .from = root};
     bool raw = false, images = json_array_size(field(root, "images")) > 0;
     json_t *v;
-    if (!(g->dialect_state = calloc(1, sizeof(struct ollama_state)))) return reader_no_memory(&r);
+    if (!(g->dialect_state = calloc(1, sizeof(struct ollama_state)))) return gen_nomem(r.g);
     if (reader_refuse(&r, refused, 2) || field_bool(r.e, root, "raw", &raw)) return ST_INVALID;
     for (size_t i = 0; i < 3; i++)
         if ((v = field(root, texts[i])) && !json_is_string(v))

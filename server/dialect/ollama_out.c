@@ -84,7 +84,7 @@ enum status ollama_loaded(struct gen *g)
     begin(&o, g);
     part_write(&o, &none, &(struct part){0});
     jw_text(&o, ",\"done\":true,\"done_reason\":\"load\"}");
-    return o.st ? api_nomem(&g->r->response.error) : ST_OK;
+    return o.st ? gen_nomem(g) : ST_OK;
 }
 
 void ollama_write_response(struct json_writer *o, struct choice *c)

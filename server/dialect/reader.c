@@ -9,11 +9,6 @@
 #include <stdio.h>
 #include <string.h>
 
-enum status reader_no_memory(struct reader *r)
-{
-    return api_nomem(r->e);
-}
-
 enum status reader_object(struct reader *r, const char *name, json_t **out)
 {
     *out = field(r->from, name);
@@ -53,7 +48,7 @@ enum status reader_function(struct reader *r, json_t *function)
         return api_fail(r->e, 400, "invalid_value", "tools", "More than %u tools.", LIMIT_TOOLS);
     }
     json_t *both = function ? json_pack("{s:s,s:o}", "type", "function", "function", function) : NULL;
-    return both && !json_array_append_new(r->g->tools, both) ? ST_OK : reader_no_memory(r);
+    return both && !json_array_append_new(r->g->tools, both) ? ST_OK : gen_nomem(r->g);
 }
 
 void reader_hosted(struct reader *r, const json_t *type)
@@ -68,7 +63,7 @@ enum status reader_tools(struct reader *r,
     json_t *from = field(r->from, "tools");
     if (!from) return ST_OK;
     if (!json_is_array(from)) return api_fail(r->e, 400, "invalid_type", "tools", "Must be an array.");
-    if (!(r->g->tools = json_array())) return reader_no_memory(r);
+    if (!(r->g->tools = json_array())) return gen_nomem(r->g);
     for (size_t i = 0; i < json_array_size(from); i++) {
         json_t *tool = json_array_get(from, i);
         char path[40];
@@ -112,11 +107,11 @@ enum status reader_same(struct reader *r, const char *const *same, size_t same_c
                         const char *const *others, size_t other_count)
 {
     json_t *fields = json_object(), *v;
-    enum status st = fields ? ST_OK : reader_no_memory(r);
+    enum status st = fields ? ST_OK : gen_nomem(r->g);
     note_unknown(r, same, same_count, others, other_count);
     for (size_t i = 0; i < COMMON + same_count && !st; i++) {
         const char *name = i < COMMON ? common[i] : same[i - COMMON];
-        if ((v = field(r->from, name)) && json_object_set(fields, name, v)) st = reader_no_memory(r);
+        if ((v = field(r->from, name)) && json_object_set(fields, name, v)) st = gen_nomem(r->g);
     }
     r->g->p.add_generation_prompt = true;
     if (!st) st = r->counting ? gen_parse_salt(r->g, fields) : gen_parse(r->g, fields);

@@ -12,29 +12,10 @@
 struct intake {
     struct chat_reader r; /* at: the current item */
     struct responses_state *s;
-    bool turn;         /* the last message is the model's, and further items belong to it */
-    bool turn_text;    /* its last item is text */
-    size_t part_count; /* items and parts so far */
-    json_t *calls;     /* an object of the ids of calls so far; NULL: results of unknown calls are taken */
+    bool turn;      /* the last message is the model's, and further items belong to it */
+    bool turn_text; /* its last item is text */
+    json_t *calls;  /* an object of the ids of calls so far; NULL: results of unknown calls are taken */
 };
-
-/* Each becomes several values. */
-static enum status count_parts(struct intake *t, size_t n)
-{
-    t->part_count += n;
-    if (t->part_count <= LIMIT_PARTS) return ST_OK;
-    return chat_fault(&t->r, "invalid_value", "", "There are more than %u items and content parts.",
-                      LIMIT_PARTS);
-}
-
-static enum status need_string(struct intake *t, json_t *item, const char *key, json_t **out)
-{
-    char where[40];
-    *out = field(item, key);
-    snprintf(where, sizeof where, ".%s", key);
-    if (!*out) return chat_fault(&t->r, "missing_required_parameter", where, "Field required.");
-    return json_is_string(*out) ? ST_OK : chat_fault(&t->r, "invalid_type", where, "Must be a string.");
-}
 
 /* The model's message that the next item belongs to. */
 static enum status turn_for(struct intake *t, bool new_turn)
@@ -64,7 +45,7 @@ static enum status turns_resolve(struct intake *t)
 
 static enum status assistant_item(struct intake *t, json_t *content)
 {
-    enum status st = count_parts(t, json_array_size(content));
+    enum status st = chat_count(&t->r, "", json_array_size(content));
     if (!st) st = turn_for(t, t->turn_text);
     if (st) return st;
     t->turn_text = true;
@@ -122,7 +103,7 @@ static enum status parts_check(struct intake *t, json_t *content, const char *ke
 static enum status message_item(struct intake *t, json_t *item)
 {
     json_t *role, *content = field(item, "content");
-    if (need_string(t, item, "role", &role) || parts_check(t, content, "content")) return ST_INVALID;
+    if (chat_string(&t->r, item, "", "role", &role) || parts_check(t, content, "content")) return ST_INVALID;
     if (json_is(role, "assistant")) return assistant_item(t, content);
     if (!json_is(role, "user") && !json_is(role, "system") && !json_is(role, "developer"))
         return chat_fault(&t->r, "invalid_value", ".role",
@@ -151,8 +132,8 @@ static enum status call_item(struct intake *t, json_t *item)
 {
     json_t *id, *name, *text, *arguments, *call = NULL, *name_space = field(item, "namespace");
     bool custom = json_is(field(item, "type"), "custom_tool_call");
-    if (need_string(t, item, "call_id", &id) || need_string(t, item, "name", &name) ||
-        need_string(t, item, custom ? "input" : "arguments", &text) || turn_for(t, false))
+    if (chat_string(&t->r, item, "", "call_id", &id) || chat_string(&t->r, item, "", "name", &name) ||
+        chat_string(&t->r, item, "", custom ? "input" : "arguments", &text) || turn_for(t, false))
         return ST_INVALID;
     t->turn_text = false;
     if (t->calls && json_object_set_new_nocheck(t->calls, json_string_value(id), json_null()))
@@ -176,7 +157,7 @@ static enum status call_item(struct intake *t, json_t *item)
 static enum status result_item(struct intake *t, json_t *item)
 {
     json_t *id, *output = field(item, "output");
-    if (need_string(t, item, "call_id", &id) || parts_check(t, output, "output")) return ST_INVALID;
+    if (chat_string(&t->r, item, "", "call_id", &id) || parts_check(t, output, "output")) return ST_INVALID;
     if (t->calls && t->r.at.index >= 0 && !json_object_get(t->calls, json_string_value(id)))
         return chat_fault(&t->r, "invalid_value", ".call_id",
                           "No call with call_id '%.60s' is in the conversation.", json_string_value(id));
@@ -207,7 +188,7 @@ static enum status reasoning_item(struct intake *t, json_t *item)
         return reasoning_text(t, json_string(sealed + front));
     if (content && !json_is_array(content))
         return chat_fault(&t->r, "invalid_type", ".content", "Must be an array of parts.");
-    if (count_parts(t, json_array_size(content))) return ST_INVALID;
+    if (chat_count(&t->r, "", json_array_size(content))) return ST_INVALID;
     for (size_t i = 0; i < json_array_size(content); i++) {
         json_t *text = field(json_array_get(content, i), "text");
         char where[48];
@@ -246,7 +227,7 @@ static enum status compaction_item(struct intake *t, json_t *item)
     json_t *sealed;
     struct chat_message *m;
     size_t front = strlen(SEALED_TEXT);
-    if (need_string(t, item, "encrypted_content", &sealed)) return ST_INVALID;
+    if (chat_string(&t->r, item, "", "encrypted_content", &sealed)) return ST_INVALID;
     const char *text = json_string_value(sealed);
     if (strncmp(text, SEALED_TEXT, front) != 0)
         return chat_fault(&t->r, "invalid_value", ".encrypted_content",
@@ -262,7 +243,7 @@ static enum status compaction_item(struct intake *t, json_t *item)
 enum status responses_instructions_keep(struct reader *r, struct responses_state *s)
 {
     const struct chat_messages *all = &r->g->messages;
-    if (!(s->items = json_array())) return reader_no_memory(r);
+    if (!(s->items = json_array())) return gen_nomem(r->g);
     for (size_t i = 0; i < all->count; i++) {
         const struct chat_message *m = &all->list[i];
         if ((m->role != CHAT_SYSTEM && m->role != CHAT_DEVELOPER) || m->list || !m->part_count ||
@@ -273,7 +254,7 @@ enum status responses_instructions_keep(struct reader *r, struct responses_state
         json_t *item = json_pack("{s:s,s:s,s:s,s:s,s:[{s:s,s:O}]}", "type", "message", "id", id, "status",
                                  "completed", "role", chat_role_name(m->role), "content", "type",
                                  "input_text", "text", m->parts[0].text);
-        if (json_array_append_new(s->items, item)) return reader_no_memory(r);
+        if (json_array_append_new(s->items, item)) return gen_nomem(r->g);
     }
     return ST_OK;
 }
@@ -294,7 +275,7 @@ static bool is_foreign(const json_t *type)
 
 static enum status one_item(struct intake *t, json_t *item)
 {
-    if (count_parts(t, 1)) return ST_INVALID;
+    if (chat_count(&t->r, "", 1)) return ST_INVALID;
     if (!json_is_object(item)) return chat_fault(&t->r, "invalid_type", "", "An item must be an object.");
     json_t *type = field(item, "type");
     if (type && !json_is_string(type)) return chat_fault(&t->r, "invalid_type", ".type", "Must be a string.");
@@ -373,7 +354,7 @@ enum status responses_messages(struct reader *r, struct responses_state *s)
     if (instructions && !json_is_string(instructions))
         return api_fail(r->e, 400, "invalid_type", "instructions", "Must be a string.");
     if (instructions && plain_message(&t, CHAT_SYSTEM, "instructions", instructions)) return ST_INVALID;
-    if (s->before && s->before->owner.websocket && !(t.calls = json_object())) return reader_no_memory(r);
+    if (s->before && s->before->owner.websocket && !(t.calls = json_object())) return gen_nomem(r->g);
     bool ok = !items_before(&t) && !items_input(&t, field(r->from, "input")) &&
               !(s->compact && compact_ask(&t)) && !turns_resolve(&t);
     json_decref(t.calls);
@@ -424,5 +405,5 @@ enum status responses_items_keep(struct reader *r, struct responses_state *s)
     for (size_t i = 0; i < n && ok; i++)
         ok = !json_array_append_new(s->items, item_kept(s, text ? text : json_array_get(input, i), i));
     json_decref(text);
-    return ok ? ST_OK : reader_no_memory(r);
+    return ok ? ST_OK : gen_nomem(r->g);
 }

@@ -19,6 +19,7 @@ enum status embed_read(struct gen *g, json_t *root);
 /* A text made of parts, which may have U+0000: adds a string; the whole, or NULL without memory or !ok. */
 enum status embed_text_add(struct buf *b, const json_t *text);
 json_t *embed_text_end(struct buf *b, bool ok);
+json_t *embed_list(json_t *v); /* v, or a list of it; NULL: out of memory */
 /* "id":..,"object":..,"created":..,"model":.. without the opening brace; and "usage":{..}. */
 void embed_head(struct json_writer *o, const struct gen *g, const char *id, const char *object);
 void embed_usage(struct json_writer *o, const struct gen *g);

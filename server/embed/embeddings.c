@@ -54,6 +54,11 @@ json_t *embed_text_end(struct buf *b, bool ok)
     return text;
 }
 
+json_t *embed_list(json_t *v)
+{
+    return json_is_array(v) ? json_incref(v) : json_pack("[O]", v);
+}
+
 void embed_head(struct json_writer *o, const struct gen *g, const char *id, const char *object)
 {
     const struct request *r = g->r;
@@ -88,47 +93,44 @@ static enum status prompt_text(struct gen *g, json_t *root, json_t **text)
                     "config_sentence_transformers.json of this model has no prompt named '%.60s'.", of);
 }
 
-/* A prompt in front of each input, as sentence-transformers does. */
-static enum status prompt_add(struct gen *g, json_t *root, const json_t *text)
+/* A prompt in front of each text, as sentence-transformers does. */
+static enum status prompt_add(struct gen *g, json_t *inputs, const json_t *text)
 {
-    struct api_error *e = &g->r->response.error;
-    json_t *input = field(root, "input");
-    bool many = json_is_array(input);
-    for (size_t i = 0; text && i < (many ? json_array_size(input) : 1); i++) {
-        json_t *v = many ? json_array_get(input, i) : input;
+    for (size_t i = 0; text && i < json_array_size(inputs); i++) {
+        json_t *v = json_array_get(inputs, i);
         if (!json_is_string(v)) continue;
         struct buf b;
         buf_init(&b, SIZE_MAX / 4);
         json_t *both = embed_text_end(&b, !embed_text_add(&b, text) && !embed_text_add(&b, v));
-        if (!both || (many ? json_array_set_new(input, i, both) : json_object_set_new(root, "input", both)))
-            return api_nomem(e);
+        if (json_array_set_new(inputs, i, both)) return gen_nomem(g);
     }
     return ST_OK;
 }
 
 /* How many of them become chats: of models that have images, objects do, and strings if the family says so.
  */
-static size_t chats_in(const struct model *m, const json_t *input)
+static size_t chats_in(const struct model *m, const json_t *inputs)
 {
-    bool texts = m->info->retrieval.system || m->info->retrieval.vectors, many = json_is_array(input);
+    bool texts = m->info->retrieval.system || m->info->retrieval.vectors;
     size_t n = 0;
-    for (size_t i = 0; m->tmpl && m->info->image.present && i < (many ? json_array_size(input) : 1); i++) {
-        const json_t *v = many ? json_array_get(input, i) : input;
+    for (size_t i = 0; m->tmpl && m->info->image.present && i < json_array_size(inputs); i++) {
+        const json_t *v = json_array_get(inputs, i);
         n += json_is_object(v) || (texts && json_is_string(v));
     }
     return n;
 }
 
-static enum status chats(struct gen *g, json_t *input, const json_t *instruction)
+/* many: the field is a list of them. */
+static enum status chats(struct gen *g, json_t *inputs, bool many, const json_t *instruction)
 {
     struct chat_reader r;
     const char *system = g->r->srv->model->info->retrieval.system;
-    bool many = json_is_array(input);
     json_t *shared = system ? embed_instruction(instruction, system) : NULL;
     enum status st = embed_begin(g, system ? 2 : 1, &r);
-    for (size_t i = 0; i < (many ? json_array_size(input) : 1) && !st; i++) {
-        const json_t *v = many ? json_array_get(input, i) : input, *own = json_object_get(v, "instruction");
-        r.at = (struct chat_place){.field = "input", .index = many ? (int32_t)i : -1};
+    for (size_t i = 0; i < json_array_size(inputs) && !st; i++) {
+        const json_t *v = json_array_get(inputs, i), *own = json_object_get(v, "instruction");
+        int32_t index = many ? (int32_t)i : -1;
+        r.at = (struct chat_place){.field = "input", .index = index};
         if (own && !(system && json_is_string(own)))
             st = chat_fault(&r, "invalid_value", ".instruction", "%s",
                             system ? "instruction must be a string." : "This model takes no instruction.");
@@ -136,7 +138,7 @@ static enum status chats(struct gen *g, json_t *input, const json_t *instruction
         if (system && !st)
             st = chat_text_add(&r, own ? embed_instruction(own, system) : json_incref(shared), 0);
         if (!st) st = embed_message(g, &r, CHAT_USER, NULL);
-        if (!st) st = embed_item(&r, "input", many ? (int32_t)i : -1, v);
+        if (!st) st = embed_item(&r, "input", index, v);
     }
     json_decref(shared);
     return st ? st : gen_read_added(g);
@@ -163,23 +165,32 @@ static enum status task(struct gen *g, json_t *root)
                     g->p.pooling == POOL_ALL ? "'token_embed' with this model" : "'embed' or 'token_embed'");
 }
 
-static enum status read_input(struct gen *g, json_t *root)
+static enum status inputs_read(struct gen *g, json_t *root, json_t *inputs, bool many)
 {
     struct api_error *e = &g->r->response.error;
-    json_t *input = field(root, "input"), *instruction = field(root, "instruction"), *prompt;
+    json_t *instruction = field(root, "instruction"), *prompt;
     if (instruction && !json_is_string(instruction))
         return api_fail(e, 400, "invalid_type", "instruction", "instruction must be a string.");
     if (prompt_text(g, root, &prompt)) return ST_INVALID;
     const struct model *m = g->r->srv->model;
-    size_t n = chats_in(m, input);
+    size_t n = chats_in(m, inputs);
     if (instruction && !(n && m->info->retrieval.system))
         return api_fail(e, 400, "unsupported_parameter", "instruction",
                         "This model takes no instruction: put it in front of the text, or use prompt_name.");
-    if (n && json_is_array(input) && n < json_array_size(input))
+    if (n && n < json_array_size(inputs))
         return api_fail(e, 400, "invalid_value", "input",
                         "Objects, or texts with a system message, can't be mixed with other inputs.");
-    if (n) return chats(g, input, instruction ? instruction : prompt);
-    return prompt_add(g, root, prompt);
+    if (n) return chats(g, inputs, many, instruction ? instruction : prompt);
+    if (prompt_add(g, inputs, prompt)) return ST_INVALID;
+    return many || !json_object_set(root, "input", json_array_get(inputs, 0)) ? ST_OK : gen_nomem(g);
+}
+
+static enum status read_input(struct gen *g, json_t *root)
+{
+    json_t *input = field(root, "input"), *inputs = embed_list(input);
+    enum status st = inputs ? inputs_read(g, root, inputs, inputs == input) : gen_nomem(g);
+    json_decref(inputs);
+    return st;
 }
 
 static enum status read_body(struct gen *g, json_t *root)
@@ -330,7 +341,7 @@ static enum status read_prompt(struct gen *g, json_t *root)
     json_t *text = field(root, "prompt");
     if (!json_is_string(text))
         return api_fail(&g->r->response.error, 400, "invalid_type", "prompt", "Must be a string.");
-    return json_object_set(root, "input", text) ? api_nomem(&g->r->response.error) : read_body(g, root);
+    return json_object_set(root, "input", text) ? gen_nomem(g) : read_body(g, root);
 }
 
 static void prompt_response(struct json_writer *o, struct choice *first)

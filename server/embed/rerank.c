@@ -215,18 +215,12 @@ static enum status read_rerank(struct gen *g, json_t *root)
         field_bool(e, root, "return_documents", &s->texts))
         return ST_INVALID;
     s->top = (uint32_t)top;
-    json_t *queries = json_pack("[O]", query);
+    json_t *queries = embed_list(query);
     if (!queries) return api_nomem(e);
     struct pairs p = {"query", "documents", queries, documents};
     enum status st = prompts_set(g, root, "documents", instruction, &p);
     json_decref(queries);
     return st;
-}
-
-/* One text or many; the caller owns the array. */
-static json_t *as_array(json_t *v)
-{
-    return json_is_array(v) ? json_incref(v) : json_pack("[O]", v);
 }
 
 static enum status read_score(struct gen *g, json_t *root)
@@ -240,8 +234,8 @@ static enum status read_score(struct gen *g, json_t *root)
             return api_fail(e, 400, "missing_required_parameter", names[k][i], "%s is missing.", names[k][i]);
     if (common(g, root, &instruction)) return ST_INVALID;
     struct pairs p = {.query_name = names[k][0], .name = names[k][1]};
-    p.queries = as_array(field(root, p.query_name));
-    p.documents = as_array(field(root, p.name));
+    p.queries = embed_list(field(root, p.query_name));
+    p.documents = embed_list(field(root, p.name));
     size_t n = json_array_size(p.queries);
     enum status st = !p.queries || !p.documents ? api_nomem(e)
                      : n != 1 && n != json_array_size(p.documents)

@@ -40,6 +40,11 @@ enum status request_body_parse(struct request *r, json_t **root)
     return api_fail(&r->response.error, 400, "invalid_json", NULL, "The body must be a JSON object.");
 }
 
+enum status gen_nomem(struct gen *g)
+{
+    return api_nomem(&g->r->response.error);
+}
+
 const char *gen_source(const struct gen *g)
 {
     return g->dialect ? g->dialect->source : g->kind == GEN_CHAT ? "messages" : "prompt";

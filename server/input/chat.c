@@ -36,11 +36,6 @@ static void chat_fini(struct chat *c)
     chat_images_free(&c->images);
 }
 
-static enum status no_memory(struct chat *c)
-{
-    return api_nomem(&c->r->response.error);
-}
-
 static enum status render(struct chat *c)
 {
     const struct model *m = c->r->srv->model;
@@ -65,7 +60,7 @@ static enum status render(struct chat *c)
                                   .control_parse = strcmp(c->r->srv->opt->control_tokens, "parse") == 0,
                                   .trace = p->return_cache_info};
     enum status st = template_render(m->tmpl, &rq, &c->rendered, &err);
-    if (st == ST_NOMEM) return no_memory(c);
+    if (st == ST_NOMEM) return gen_nomem(c->g);
     return st ? api_fail(&c->r->response.error, 400, "chat_template_error", gen_source(c->g), "%s", err.msg)
               : ST_OK;
 }
@@ -132,7 +127,7 @@ static enum status response_shape(struct chat *c)
     g->response_role = chat_role_shown(g->p.add_generation_prompt ? CHAT_ASSISTANT : last);
     if (!g->p.echo || g->response_role != chat_role_shown(last)) return ST_OK;
     g->prompts[0].text = last_text(g, &g->prompts[0].text_len);
-    return g->prompts[0].text ? ST_OK : no_memory(c);
+    return g->prompts[0].text ? ST_OK : gen_nomem(c->g);
 }
 
 enum status gen_read_begin(struct gen *g, struct chat_reader *r)
@@ -175,7 +170,7 @@ static enum status chat_build(struct gen *g, bool run)
 {
     struct chat *c = g->chat ? g->chat : (g->chat = calloc(1, sizeof *c));
     size_t each = g->messages_each ? g->messages_each : g->messages.count;
-    if (!c) return api_nomem(&g->r->response.error);
+    if (!c) return gen_nomem(g);
     *c = (struct chat){.r = g->r, .g = g, .images = c->images, .rendered = c->rendered};
     enum status st = chat_images_make(g, &c->images);
     if (!st && !g->prompts) st = gen_prompts_new(g, g->messages.count / each);

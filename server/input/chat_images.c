@@ -46,22 +46,27 @@ static enum status parse_area(struct gen *g, json_t *from, const char *name, con
     return ST_OK;
 }
 
+/* An object has no other members than these, which `list` says. */
+static enum status only(struct gen *g, json_t *object, const char *path, const char *const *names, size_t n,
+                        const char *list)
+{
+    char others[120];
+    if (!fields_unknown(object, names, n, others, sizeof others)) return ST_OK;
+    return api_fail(&g->r->response.error, 400, "unsupported_parameter", "mm_processor_kwargs",
+                    "%s takes %s, not %s.", path, list, others);
+}
+
 /* max_soft_tokens, of models whose images fill one of a few budgets. */
 static enum status parse_budget(struct gen *g, json_t *kwargs)
 {
     static const char path[] = "mm_processor_kwargs.max_soft_tokens";
     struct api_error *e = &g->r->response.error;
     const struct image_config *cfg = &g->r->srv->model->info->image.config;
+    static const char *const names[] = {"max_soft_tokens"};
     char all[96] = "";
-    const char *key;
     json_t *v;
     int64_t n;
-    json_object_foreach(kwargs, key, v)
-    {
-        if (json_is_null(v) || strcmp(key, "max_soft_tokens") == 0) continue;
-        return api_fail(e, 400, "unsupported_parameter", "mm_processor_kwargs",
-                        "mm_processor_kwargs takes max_soft_tokens, not '%.60s'.", key);
-    }
+    if (only(g, kwargs, "mm_processor_kwargs", names, 1, names[0])) return ST_INVALID;
     if (!(v = field(kwargs, "max_soft_tokens"))) return ST_OK;
     if (!json_to_int(v, &n)) return api_fail(e, 400, "invalid_type", path, "%s must be an integer.", path);
     if (n > 0 && image_budget(cfg, (uint64_t)n, &g->p.image_bounds.area_max)) return ST_OK;
@@ -78,8 +83,10 @@ enum status gen_parse_image_bounds(struct gen *g, json_t *root)
     struct api_error *e = &g->r->response.error;
     const struct image_config *cfg = &g->r->srv->model->info->image.config;
     struct image_bounds *b = &g->p.image_bounds;
-    json_t *kwargs = field(root, all), *size = field(kwargs, "size"), *v;
-    const char *key;
+    static const char *const names[] = {"min_pixels", "max_pixels", "size"}, *const edges[] = {
+                                                                                 "shortest_edge",
+                                                                                 "longest_edge"};
+    json_t *kwargs = field(root, all), *size = field(kwargs, "size");
     if (!kwargs) return ST_OK;
     if (!json_is_object(kwargs))
         return api_fail(e, 400, "invalid_type", all, "mm_processor_kwargs must be an object.");
@@ -96,23 +103,9 @@ enum status gen_parse_image_bounds(struct gen *g, json_t *root)
     if (size && !json_is_object(size))
         return api_fail(e, 400, "invalid_type", "mm_processor_kwargs.size",
                         "mm_processor_kwargs.size must be an object.");
-    json_object_foreach(kwargs, key, v)
-    {
-        if (json_is_null(v) || strcmp(key, "min_pixels") == 0 || strcmp(key, "max_pixels") == 0 ||
-            strcmp(key, "size") == 0)
-            continue;
-        return api_fail(e, 400, "unsupported_parameter", all,
-                        "mm_processor_kwargs takes min_pixels, max_pixels and size, not '%.60s'.", key);
-    }
-    json_object_foreach(size, key, v)
-    {
-        if (json_is_null(v) || strcmp(key, "shortest_edge") == 0 || strcmp(key, "longest_edge") == 0)
-            continue;
-        return api_fail(e, 400, "unsupported_parameter", all,
-                        "mm_processor_kwargs.size takes shortest_edge and longest_edge (both areas in "
-                        "pixels), not '%.60s'.",
-                        key);
-    }
+    if (only(g, kwargs, all, names, 3, "min_pixels, max_pixels and size") ||
+        only(g, size, "mm_processor_kwargs.size", edges, 2, "shortest_edge and longest_edge, both areas"))
+        return ST_INVALID;
     uint64_t unit = (uint64_t)cfg->patch * cfg->merge * cfg->patch * cfg->merge; /* pixels of one token */
     if (parse_area(g, size, "shortest_edge", "mm_processor_kwargs.size.shortest_edge", 1, &b->area_min) ||
         parse_area(g, size, "longest_edge", "mm_processor_kwargs.size.longest_edge", unit, &b->area_max) ||
@@ -157,15 +150,10 @@ void chat_images_free(struct chat_images *p)
     *p = (struct chat_images){0};
 }
 
-static enum status no_memory(struct gen *g)
-{
-    return api_nomem(&g->r->response.error);
-}
-
 enum status image_fail(struct gen *g, enum image_error error, const struct image_ref *ref,
                        const struct err *err)
 {
-    if (error == IMAGE_NOMEM) return no_memory(g);
+    if (error == IMAGE_NOMEM) return gen_nomem(g);
     if (error == IMAGE_BUSY)
         return api_fail(&g->r->response.error, 429, image_error_code(error), NULL, "%s", err->msg);
     /* An unsupported container is not a corrupt image. */
@@ -327,7 +315,7 @@ enum status chat_images_make(struct gen *g, struct chat_images *out)
         out->parts = calloc(count, sizeof *out->parts);
         out->list = calloc(count, sizeof *out->list);
         g->images = calloc(count, sizeof *g->images);
-        if (!out->prepared || !out->parts || !out->list || !g->images) return no_memory(g);
+        if (!out->prepared || !out->parts || !out->list || !g->images) return gen_nomem(g);
         out->count = g->image_count = (uint32_t)count;
     }
     while (out->made < count) {

@@ -15,15 +15,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-static enum status no_memory(struct constraint_maker *m)
-{
-    return api_nomem(&m->g->r->response.error);
-}
-
 enum status constraint_error(struct constraint_maker *m, enum status st, const char *param,
                              const struct grammar_error *f)
 {
-    if (st == ST_NOMEM) return no_memory(m);
+    if (st == ST_NOMEM) return gen_nomem(m->g);
     return api_fail(&m->g->r->response.error, 400, "unsupported_schema", param, "%s%s%s%s.",
                     f->path[0] ? "At " : "", f->path, f->path[0] ? ": " : "",
                     f->message[0] ? f->message : "The output constraint is too large to be enforced");
@@ -105,7 +100,7 @@ enum status constraint_strings(struct constraint_maker *m, const json_t *list, g
     size_t n = json_array_size(list);
     struct rx_pool *p = gb_pool(m->b);
     rx *one = calloc(n, sizeof *one);
-    if (!one) return no_memory(m);
+    if (!one) return gen_nomem(m->g);
     for (size_t i = 0; i < n; i++) {
         const json_t *v = json_array_get(list, i);
         one[i] = rx_literal(p, json_string_value(v), json_string_length(v));
@@ -134,7 +129,7 @@ static enum status response(struct constraint_maker *m, gx *out)
     case FORMAT_SCHEMA: return constraint_schema(m, f->value, f->compact, f->param, out);
     default:
         schema = f->kind == FORMAT_OBJECT ? json_pack("{s:s}", "type", "object") : json_true();
-        st = schema ? constraint_schema(m, schema, f->compact, f->param, out) : no_memory(m);
+        st = schema ? constraint_schema(m, schema, f->compact, f->param, out) : gen_nomem(m->g);
         json_decref(schema);
         return st;
     }
@@ -191,7 +186,7 @@ static enum status any_call(struct constraint_maker *m, json_t *tools, gx *out)
     const struct tool_choice *f = &m->g->p.tool_choice;
     size_t n = json_array_size(tools), used = 0;
     gx *list = calloc(n + 1, sizeof *list);
-    enum status st = list ? ST_OK : no_memory(m);
+    enum status st = list ? ST_OK : gen_nomem(m->g);
     struct api_error *e = &m->g->r->response.error;
     bool again, weakened = false;
     for (size_t i = 0; i < n && !st; i++) {
@@ -284,7 +279,7 @@ static enum status build_once(struct constraint_maker *m, json_t *tools, struct 
     gx body, all;
     struct err err = {{0}};
     enum status st = gb_create(&m->b);
-    if (st) return no_memory(m);
+    if (st) return gen_nomem(m->g);
     rx_pool_stop(gb_pool(m->b), &m->g->cancelled);
     st = tools ? calls(m, tools, &body) : response(m, &body);
     if (st) {
@@ -322,7 +317,7 @@ static enum status warn(struct constraint_maker *m)
     json_array_foreach(m->notes, i, one) log_warn("req=%s %s", g->r->http.id, json_string_value(one));
     if (!json_array_size(m->notes)) return ST_OK;
     g->warnings = json_dumps(m->notes, JSON_COMPACT);
-    return g->warnings ? ST_OK : no_memory(m);
+    return g->warnings ? ST_OK : gen_nomem(m->g);
 }
 
 /* ---- the cache key ---- */
@@ -370,7 +365,7 @@ static enum status bare_calls(struct constraint_maker *m, json_t *tools)
         const char *name = json_string_value(field(function, "name"));
         if (may_be_called(&p->tool_choice, name)) ok = !json_object_set_new(p->bare_calls, name, json_true());
     }
-    return ok ? ST_OK : no_memory(m);
+    return ok ? ST_OK : gen_nomem(m->g);
 }
 
 enum status gen_constraint_make(struct gen *g)
@@ -383,10 +378,10 @@ enum status gen_constraint_make(struct gen *g)
         tools = NULL;
     if (!tools && !p->format.kind) return ST_OK;
     struct err err = {{0}};
-    if (grammars_vocab(g->r->srv->grammars, g->r->srv->model, &g->vocab, &err)) return no_memory(&m);
+    if (grammars_vocab(g->r->srv->grammars, g->r->srv->model, &g->vocab, &err)) return gen_nomem(m.g);
     g->compile = description(g, tools);
     g->compile_key = g->compile ? json_dumps(g->compile, JSON_COMPACT) : NULL;
-    if (!g->compile_key) return no_memory(&m);
+    if (!g->compile_key) return gen_nomem(m.g);
     g->compile_bytes = strlen(g->compile_key);
     if (g->compile_bytes > LIMIT_CONSTRAINT_BYTES)
         return api_fail(&g->r->response.error, 400, "unsupported_schema", gen_constraint_param(g),
@@ -424,7 +419,7 @@ enum status gen_constraint_compile(struct gen *g)
         return ST_OK;
     }
     m.notes = json_array();
-    enum status st = m.notes ? build(&m, tools, &g->grammar) : no_memory(&m);
+    enum status st = m.notes ? build(&m, tools, &g->grammar) : gen_nomem(m.g);
     if (!st) st = warn(&m);
     json_decref(m.notes);
     if (st) {
@@ -438,7 +433,7 @@ enum status gen_constraint_compile(struct gen *g)
                         grammar_bytes(g->grammar) >> 20);
     if (st == ST_AGAIN)
         return api_fail(e, 503, "grammar_memory", gen_constraint_param(g), "%s", gen_grammar_memory_full);
-    return st ? no_memory(&m) : ST_OK;
+    return st ? gen_nomem(m.g) : ST_OK;
 }
 
 uint64_t gen_grammar_tenant(const struct gen *g)

@@ -231,6 +231,7 @@ struct gen {
 
 /* The name of the prompt field, for errors. */
 const char *gen_source(const struct gen *g);
+enum status gen_nomem(struct gen *g); /* the error of a request that finds no memory */
 /* input/body.c (worker): checks limits, repairs text, parses the body into *root, an object the caller
  * owns. */
 enum status request_body_parse(struct request *r, json_t **root);
@@ -253,8 +254,8 @@ enum status gen_parse(struct gen *g, json_t *root);
 enum status gen_parse_turn(struct gen *g, json_t *root);
 /* Refuses fields of other servers that would change the output. */
 enum status gen_parse_refused(struct gen *g, json_t *root);
-/* stop: a string or an array of them, or NULL. */
-enum status gen_parse_stops(struct gen *g, json_t *stop);
+/* stop: a string or an array of them, or NULL; the field called `name`. */
+enum status gen_parse_stops(struct gen *g, json_t *stop, const char *name);
 /* Sets the tenant, from the API key or `user`, which may be NULL. */
 void gen_tenant(struct gen *g, json_t *user);
 /* Only cache_salt: the name space of everything cached, including what /tokenize caches about images. */

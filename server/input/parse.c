@@ -211,30 +211,32 @@ static enum status parse_ngrams(struct gen *g, json_t *root)
 
 /* ---- stops ---- */
 
-enum status gen_parse_stops(struct gen *g, json_t *stop)
+enum status gen_parse_stops(struct gen *g, json_t *stop, const char *name)
 {
     struct api_error *e = &g->r->response.error;
     if (!stop) return ST_OK;
-    size_t count = json_is_array(stop) ? json_array_size(stop) : 1;
+    bool many = json_is_array(stop), indexed = strcmp(name, "stop") != 0; /* OpenAI names the field alone */
+    size_t count = many ? json_array_size(stop) : 1;
     if (count > LIMIT_STOPS)
-        return api_fail(e, 400, "invalid_value", "stop", "stop has more than %u strings.", LIMIT_STOPS);
+        return api_fail(e, 400, "invalid_value", name, "%s has more than %u strings.", name, LIMIT_STOPS);
     if (!count) return ST_OK;
     g->p.stops = calloc(count, sizeof *g->p.stops);
     if (!g->p.stops) return api_nomem(e);
     g->p.stop_list = json_incref(stop);
     for (size_t i = 0; i < count; i++) {
-        json_t *s = json_is_array(stop) ? json_array_get(stop, i) : stop;
-        if (!json_is_string(s))
-            return api_fail(e, 400, "invalid_type", "stop", "stop must be a string or an array of strings.");
+        json_t *s = many ? json_array_get(stop, i) : stop;
         size_t len = json_string_length(s);
-        if (!len || len > LIMIT_STOP_BYTES) {
-            return api_fail(e, 400, "invalid_value", "stop", "Each stop string must have 1 to %u bytes.",
+        char path[40];
+        snprintf(path, sizeof path, indexed ? "%s[%zu]" : "%s", name, i);
+        if (!json_is_string(s))
+            return api_fail(e, 400, "invalid_type", path, "%s must be a string%s.", path,
+                            indexed ? "" : " or an array of strings");
+        if (!len || len > LIMIT_STOP_BYTES)
+            return api_fail(e, 400, "invalid_value", path, "Each string of %s must have 1 to %u bytes.", name,
                             LIMIT_STOP_BYTES);
-        }
         g->p.stops[g->p.stop_count++] = (struct stop_string){.text = json_string_value(s), .len = len};
     }
-    if (stop_set_create(g->p.stops, g->p.stop_count, &g->stops)) return api_nomem(e);
-    return ST_OK;
+    return stop_set_create(g->p.stops, g->p.stop_count, &g->stops) ? api_nomem(e) : ST_OK;
 }
 
 /* ---- reported values ---- */
@@ -532,7 +534,7 @@ enum status gen_parse(struct gen *g, json_t *root)
     note_unknown(g, root);
     gen_tenant(g, field(root, "user"));
     if (parse_output(g, root) || gen_parse_salt(g, root) || parse_limits(g, root) ||
-        parse_sampling(g, root) || parse_stream(g, root) || gen_parse_stops(g, field(root, "stop")) ||
+        parse_sampling(g, root) || parse_stream(g, root) || gen_parse_stops(g, field(root, "stop"), "stop") ||
         parse_bias(g, root) || parse_ngrams(g, root) || parse_logprobs(g, root) ||
         parse_ids(g, field(root, "stop_token_ids"), "stop_token_ids", LIMIT_STOP_IDS, &g->p.stop_ids,
                   &g->p.stop_id_count) ||

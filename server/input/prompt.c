@@ -12,11 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static enum status no_memory(struct gen *g)
-{
-    return api_nomem(&g->r->response.error);
-}
-
 /* Well above the context, so that the message for a moderate excess can name the exact number. */
 uint32_t gen_ids_max(const struct gen *g)
 {
@@ -43,7 +38,7 @@ enum status gen_prompts_new(struct gen *g, size_t count)
                         LIMIT_CHOICES);
     g->prompts = calloc(count, sizeof *g->prompts);
     g->prompt_count = g->prompts ? (uint32_t)count : 0;
-    return g->prompts ? ST_OK : no_memory(g);
+    return g->prompts ? ST_OK : gen_nomem(g);
 }
 
 static enum status context_check(struct gen *g, const struct gen_prompt *p)
@@ -102,7 +97,7 @@ static enum status truncate_tokens(struct gen *g, struct gen_prompt *p)
     p->dropped = drop;
     struct err err = {0};
     enum status st = prompt_apply_rule(g->r->srv->model->info, &p->prompt, &err);
-    return st ? no_memory(g) : ST_OK;
+    return st ? gen_nomem(g) : ST_OK;
 }
 
 enum status gen_prompt_made(struct gen *g, struct gen_prompt *p)
@@ -145,7 +140,7 @@ static enum status infill_ends(struct gen *g)
     struct gen_params *p = &g->p;
     if (p->ignore_eos) return ST_OK;
     uint32_t *ids = realloc(p->stop_ids, (p->stop_id_count + MARKS + MORE) * sizeof *ids);
-    if (!ids) return no_memory(g);
+    if (!ids) return gen_nomem(g);
     p->stop_ids = ids;
     for (size_t i = 0; i < MARKS + MORE && p->stop_id_count < LIMIT_STOP_IDS; i++) {
         uint32_t id;
@@ -205,7 +200,7 @@ static enum status text_prompt(struct gen *g, json_t *s, json_t *suffix, const c
     p->prompt.token_count = (uint32_t)ids.count;
     if (g->p.echo) {
         p->text = malloc(run.len + 1);
-        if (!p->text) return no_memory(g);
+        if (!p->text) return gen_nomem(g);
         memcpy(p->text, run.text, run.len);
         p->text[run.len] = '\0';
         p->text_len = run.len;
@@ -220,7 +215,7 @@ static enum status ids_prompt(struct gen *g, json_t *list, const char *path, str
     const struct model *m = g->r->srv->model;
     if (!count) return api_fail(e, 400, "empty_array", path, "The prompt is empty.");
     p->prompt.tokens = malloc(count * sizeof *p->prompt.tokens);
-    if (!p->prompt.tokens) return no_memory(g);
+    if (!p->prompt.tokens) return gen_nomem(g);
     for (size_t i = 0; i < count; i++) {
         int64_t id;
         if (!json_to_int(json_array_get(list, i), &id))
@@ -242,7 +237,7 @@ static enum status ids_prompt(struct gen *g, json_t *list, const char *path, str
     if (!st) st = buf_reserve(&text, 1);
     if (st) {
         buf_fini(&text);
-        return no_memory(g);
+        return gen_nomem(g);
     }
     p->text = text.data;
     p->text_len = text.len;
