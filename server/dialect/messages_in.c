@@ -167,7 +167,7 @@ static const char *const others[] = {
 
 static enum status read_body(struct gen *g, json_t *root, bool counting)
 {
-    struct reader r = {.g = g, .e = &g->r->response.error, .from = root, .counting = counting};
+    struct reader r = {.g = g, .e = g->e, .from = root, .counting = counting};
     struct reasoning_ask ask = {.drop = false};
     bool single = false, go_on = false;
     g->dialect_state = calloc(1, sizeof(struct messages_state));

@@ -228,7 +228,7 @@ static enum status read_common(struct reader *r)
 
 static enum status read_chat(struct gen *g, json_t *root)
 {
-    struct reader r = {.g = g, .e = &g->r->response.error, .from = root};
+    struct reader r = {.g = g, .e = g->e, .from = root};
     json_t *list = field(root, "messages");
     if (!(g->dialect_state = calloc(1, sizeof(struct ollama_state)))) return gen_nomem(r.g);
     if (!list || (json_is_array(list) && !json_array_size(list))) return ollama_loaded(g);
@@ -247,7 +247,7 @@ static enum status read_generate(struct gen *g, json_t *root)
     static const char *const refused[][2] = {{"template", "raw, with the whole text as prompt"},
                                              {"context", "/api/chat, with the messages so far"}};
     static const char *const texts[] = {"prompt", "system", "suffix"};
-    struct reader r = {.g = g, .e = &g->r->response.error, .from = root};
+    struct reader r = {.g = g, .e = g->e, .from = root};
     bool raw = false, images = json_array_size(field(root, "images")) > 0;
     json_t *v;
     if (!(g->dialect_state = calloc(1, sizeof(struct ollama_state)))) return gen_nomem(r.g);

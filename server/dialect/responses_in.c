@@ -454,7 +454,7 @@ static enum status keep(struct reader *r, struct responses_state *s)
 
 static enum status read_body(struct gen *g, json_t *root, bool counting, bool compact)
 {
-    struct reader r = {.g = g, .e = &g->r->response.error, .from = root, .counting = counting};
+    struct reader r = {.g = g, .e = g->e, .from = root, .counting = counting};
     struct responses_state *s = state_create(g);
     if (!s) return gen_nomem(r.g);
     s->compact = compact;
@@ -505,7 +505,7 @@ static enum status read_compact(struct gen *g, json_t *root)
     }
     json_decref(fixed);
     if (!field(root, "model"))
-        return api_fail(&g->r->response.error, 400, "missing_required_parameter", "model", "Field required.");
+        return api_fail(g->e, 400, "missing_required_parameter", "model", "Field required.");
     return read_body(g, root, false, true);
 }
 
@@ -525,7 +525,7 @@ static void end(struct gen *g)
 {
     struct responses_state *s = g->dialect_state;
     if (!s) return;
-    if (g->r->response.error.http) responses_evict(g);
+    if (g->e->http) responses_evict(g);
     response_give_back(g->r->srv->responses, s->before);
     response_account(&g->r->response, &s->accounted, 0);
     json_decref(s->items);

@@ -19,17 +19,16 @@ struct embeddings_state {
 
 enum status embed_read(struct gen *g, json_t *root)
 {
-    struct api_error *e = &g->r->response.error;
     int64_t priority = 0;
     json_t *user = field(root, "user");
     if (user && !json_is_string(user))
-        return api_fail(e, 400, "invalid_type", "user", "user must be a string.");
+        return api_fail(g->e, 400, "invalid_type", "user", "user must be a string.");
     if (gen_parse_salt(g, root) || gen_parse_image_bounds(g, root) ||
-        field_int(e, root, "priority", INT32_MIN, INT32_MAX, &priority, NULL) ||
-        field_bool(e, root, "add_special_tokens", &g->p.add_special_tokens))
+        field_int(g->e, root, "priority", INT32_MIN, INT32_MAX, &priority, NULL) ||
+        field_bool(g->e, root, "add_special_tokens", &g->p.add_special_tokens))
         return ST_INVALID;
     if (field(root, "truncate_prompt_tokens"))
-        return api_fail(e, 400, "unsupported_parameter", "truncate_prompt_tokens",
+        return api_fail(g->e, 400, "unsupported_parameter", "truncate_prompt_tokens",
                         "truncate_prompt_tokens is not supported here: shorten the text.");
     gen_tenant(g, user);
     g->p.priority = priority;
@@ -81,15 +80,15 @@ void embed_usage(struct json_writer *o, const struct gen *g)
 /* The text of the prompt called prompt_name, or of the default; NULL: none. */
 static enum status prompt_text(struct gen *g, json_t *root, json_t **text)
 {
-    struct api_error *e = &g->r->response.error;
     const struct pooling *p = g->r->srv->model->pooling;
     json_t *name = field(root, "prompt_name");
     const char *of = name ? json_string_value(name) : p->default_prompt;
-    if (name && !of) return api_fail(e, 400, "invalid_type", "prompt_name", "prompt_name must be a string.");
+    if (name && !of)
+        return api_fail(g->e, 400, "invalid_type", "prompt_name", "prompt_name must be a string.");
     *text = of ? json_object_get(p->prompts, of) : NULL;
     if (!json_is_string(*text)) *text = NULL;
     if (!name || *text) return ST_OK;
-    return api_fail(e, 400, "invalid_value", "prompt_name",
+    return api_fail(g->e, 400, "invalid_value", "prompt_name",
                     "config_sentence_transformers.json of this model has no prompt named '%.60s'.", of);
 }
 
@@ -147,9 +146,8 @@ static enum status chats(struct gen *g, json_t *inputs, bool many, const json_t 
 /* Of `messages`: one input, rendered as the request says. */
 static enum status messages(struct gen *g, json_t *root)
 {
-    struct api_error *e = &g->r->response.error;
-    if (field_bool(e, root, "add_generation_prompt", &g->p.add_generation_prompt) ||
-        field_bool(e, root, "continue_final_message", &g->p.continue_final_message))
+    if (field_bool(g->e, root, "add_generation_prompt", &g->p.add_generation_prompt) ||
+        field_bool(g->e, root, "continue_final_message", &g->p.continue_final_message))
         return ST_INVALID;
     return gen_read_chat(g, root);
 }
@@ -161,24 +159,23 @@ static enum status task(struct gen *g, json_t *root)
     bool all = json_is(v, "token_embed");
     g->p.pooling = all ? POOL_ALL : g->r->srv->model->pooling->kind;
     if (!v || all || (json_is(v, "embed") && g->p.pooling != POOL_ALL)) return ST_OK;
-    return api_fail(&g->r->response.error, 400, "invalid_value", "task", "task must be %s.",
+    return api_fail(g->e, 400, "invalid_value", "task", "task must be %s.",
                     g->p.pooling == POOL_ALL ? "'token_embed' with this model" : "'embed' or 'token_embed'");
 }
 
 static enum status inputs_read(struct gen *g, json_t *root, json_t *inputs, bool many)
 {
-    struct api_error *e = &g->r->response.error;
     json_t *instruction = field(root, "instruction"), *prompt;
     if (instruction && !json_is_string(instruction))
-        return api_fail(e, 400, "invalid_type", "instruction", "instruction must be a string.");
+        return api_fail(g->e, 400, "invalid_type", "instruction", "instruction must be a string.");
     if (prompt_text(g, root, &prompt)) return ST_INVALID;
     const struct model *m = g->r->srv->model;
     size_t n = chats_in(m, inputs);
     if (instruction && !(n && m->info->retrieval.system))
-        return api_fail(e, 400, "unsupported_parameter", "instruction",
+        return api_fail(g->e, 400, "unsupported_parameter", "instruction",
                         "This model takes no instruction: put it in front of the text, or use prompt_name.");
     if (n && n < json_array_size(inputs))
-        return api_fail(e, 400, "invalid_value", "input",
+        return api_fail(g->e, 400, "invalid_value", "input",
                         "Objects, or texts with a system message, can't be mixed with other inputs.");
     if (n) return chats(g, inputs, many, instruction ? instruction : prompt);
     if (prompt_add(g, inputs, prompt)) return ST_INVALID;
@@ -195,26 +192,26 @@ static enum status read_input(struct gen *g, json_t *root)
 
 static enum status read_body(struct gen *g, json_t *root)
 {
-    struct api_error *e = &g->r->response.error;
     const struct model *m = g->r->srv->model;
     int64_t dimensions = m->pooling->width;
     json_t *input = field(root, "input"), *format = field(root, "encoding_format");
     bool chat = !input && field(root, "messages");
     if (m->pooling->unsupported[0])
-        return api_fail(e, 400, "unsupported_model", "model",
+        return api_fail(g->e, 400, "unsupported_model", "model",
                         "This model's embeddings are not supported: modules.json has %s.",
                         m->pooling->unsupported);
-    if (!input && !chat) return api_fail(e, 400, "missing_required_parameter", "input", "input is missing.");
+    if (!input && !chat)
+        return api_fail(g->e, 400, "missing_required_parameter", "input", "input is missing.");
     if (!chat && !json_is_string(input) && !json_is_array(input) && !json_is_object(input))
-        return api_fail(e, 400, "invalid_type", "input",
+        return api_fail(g->e, 400, "invalid_type", "input",
                         "input must be a string, an array of strings, or one or more arrays of token ids.");
     if (format && !json_is(format, "float") && !json_is(format, "base64"))
-        return api_fail(e, 400, "invalid_value", "encoding_format",
+        return api_fail(g->e, 400, "invalid_value", "encoding_format",
                         "encoding_format must be 'float' or 'base64'.");
     struct embeddings_state *s = g->dialect_state = calloc(1, sizeof *s);
-    if (!s) return api_nomem(e);
+    if (!s) return gen_nomem(g);
     g->p.add_special_tokens = !chat;
-    if (embed_read(g, root) || field_int(e, root, "dimensions", 1, m->pooling->width, &dimensions, NULL) ||
+    if (embed_read(g, root) || field_int(g->e, root, "dimensions", 1, m->pooling->width, &dimensions, NULL) ||
         task(g, root))
         return ST_INVALID;
     s->dimensions = (uint32_t)dimensions;
@@ -339,8 +336,7 @@ static void embed_response(struct json_writer *o, struct choice *first)
 static enum status read_prompt(struct gen *g, json_t *root)
 {
     json_t *text = field(root, "prompt");
-    if (!json_is_string(text))
-        return api_fail(&g->r->response.error, 400, "invalid_type", "prompt", "Must be a string.");
+    if (!json_is_string(text)) return api_fail(g->e, 400, "invalid_type", "prompt", "Must be a string.");
     return json_object_set(root, "input", text) ? gen_nomem(g) : read_body(g, root);
 }
 

@@ -135,7 +135,8 @@ void gen_start(struct request *r, enum gen_kind kind, const struct dialect *dial
         request_fail(r);
         return;
     }
-    *g = (struct gen){.r = r, .kind = kind, .dialect = dialect, .p.n = 1, .done = done};
+    *g = (struct gen){
+        .r = r, .e = &r->response.error, .kind = kind, .dialect = dialect, .p.n = 1, .done = done};
     r->gen = g;
     r->gen_cancel = gen_cancel;
     r->gen_free = gen_free;

@@ -42,7 +42,7 @@ enum status request_body_parse(struct request *r, json_t **root)
 
 enum status gen_nomem(struct gen *g)
 {
-    return api_nomem(&g->r->response.error);
+    return api_nomem(g->e);
 }
 
 const char *gen_source(const struct gen *g)
@@ -54,7 +54,7 @@ enum status gen_tokens_check(struct gen *g, uint64_t tokens)
 {
     uint64_t most = g->p.tokens_max ? g->p.tokens_max : LIMIT_PROMPT_TOKENS;
     if (tokens <= most || (g->prompt_count == 1 && !g->p.tokens_max)) return ST_OK;
-    return api_fail(&g->r->response.error, 400, "invalid_value", gen_source(g),
+    return api_fail(g->e, 400, "invalid_value", gen_source(g),
                     "%s has more than %llu tokens in all, %s. Send it in several requests.", gen_source(g),
                     (unsigned long long)most,
                     g->p.tokens_max ? "and a response has at most 512 MiB of vectors"

@@ -61,8 +61,7 @@ static enum status render(struct chat *c)
                                   .trace = p->return_cache_info};
     enum status st = template_render(m->tmpl, &rq, &c->rendered, &err);
     if (st == ST_NOMEM) return gen_nomem(c->g);
-    return st ? api_fail(&c->r->response.error, 400, "chat_template_error", gen_source(c->g), "%s", err.msg)
-              : ST_OK;
+    return st ? api_fail(c->g->e, 400, "chat_template_error", gen_source(c->g), "%s", err.msg) : ST_OK;
 }
 
 /* The prompt can't hold the images. Most templates have a place for those of users. */
@@ -72,11 +71,11 @@ static enum status misplaced(struct chat *c, enum status st, const struct err *e
     for (size_t i = 0; st == ST_INVALID && i < m->image_count; i++) {
         enum chat_role role = m->list[m->images[i].message].role;
         if (role == CHAT_USER) continue;
-        return api_fail(&c->r->response.error, 400, "invalid_value", m->images[i].param,
+        return api_fail(c->g->e, 400, "invalid_value", m->images[i].param,
                         "%s This chat template may have no place for images in a message of the role '%s'.",
                         err->msg, chat_role_name(role));
     }
-    return api_fail_status(&c->r->response.error, st, gen_source(c->g), err);
+    return api_fail_status(c->g->e, st, gen_source(c->g), err);
 }
 
 static enum status build(struct chat *c, struct gen_prompt *to)
@@ -97,7 +96,7 @@ static enum status build(struct chat *c, struct gen_prompt *to)
     if (!g->p.return_cache_info) return ST_OK;
     st = cache_places_build(m->info, m->tok, &c->rendered, &g->messages, images, c->image_count, p,
                             &to->places, &err);
-    return st ? api_fail_status(&c->r->response.error, st, gen_source(g), &err) : ST_OK;
+    return st ? api_fail_status(c->g->e, st, gen_source(g), &err) : ST_OK;
 }
 
 /* Text of the last message; malloc'd. */
@@ -137,7 +136,7 @@ enum status gen_read_begin(struct gen *g, struct chat_reader *r)
     *r = (struct chat_reader){.limits = {.messages_max = LIMIT_MESSAGES,
                                          .images_max = (size_t)s->opt->max_images,
                                          .text_only = !m->info->image.present},
-                              .err = &g->r->response.error,
+                              .err = g->e,
                               .out = &g->messages,
                               .at = {.field = gen_source(g), .index = -1}};
     if (!m->tmpl)
@@ -151,8 +150,7 @@ enum status gen_read_begin(struct gen *g, struct chat_reader *r)
 
 enum status gen_read_added(struct gen *g)
 {
-    if (!g->messages.count)
-        return api_fail(&g->r->response.error, 400, "empty_array", gen_source(g), "'messages' is empty.");
+    if (!g->messages.count) return api_fail(g->e, 400, "empty_array", gen_source(g), "'messages' is empty.");
     return gen_remote(g);
 }
 
@@ -220,12 +218,11 @@ enum status gen_prompt_chat(struct gen *g)
 
 enum status gen_read_parts(struct gen *g, json_t *parts)
 {
-    struct api_error *e = &g->r->response.error;
     if (!g->r->srv->model->own_prompts)
-        return api_fail(e, 400, "invalid_type", "prompt[0]",
+        return api_fail(g->e, 400, "invalid_type", "prompt[0]",
                         "A prompt must be a string or an array of token ids.");
     if (g->p.echo)
-        return api_fail(e, 400, "invalid_value", "echo", "echo can't be combined with a list of parts.");
+        return api_fail(g->e, 400, "invalid_value", "echo", "echo can't be combined with a list of parts.");
     struct chat_reader r;
     struct chat_message *m;
     g->p.add_special_tokens = false; /* the prompt format adds bos itself */
@@ -241,11 +238,11 @@ enum status gen_prompt_parts(struct gen *g)
 
 enum status tokenize_read(struct gen *g, json_t *root)
 {
-    struct api_error *e = &g->r->response.error;
     if (gen_parse_turn(g, root) || gen_parse_salt(g, root) || gen_parse_image_bounds(g, root))
         return ST_INVALID;
     if (field(root, "chat_template"))
-        return api_fail(e, 400, "unsupported_parameter", "chat_template", "chat_template is not supported.");
+        return api_fail(g->e, 400, "unsupported_parameter", "chat_template",
+                        "chat_template is not supported.");
     g->tools = json_incref(field(root, "tools"));
     if (gen_parse_reasoning(g, root)) return ST_INVALID; /* the same variables as for the chat endpoint */
     return gen_read_chat(g, root);

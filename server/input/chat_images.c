@@ -31,14 +31,13 @@ static uint64_t area_limit(const struct gen *g)
 static enum status parse_area(struct gen *g, json_t *from, const char *name, const char *path, uint64_t min,
                               uint64_t *out)
 {
-    struct api_error *e = &g->r->response.error;
     uint64_t max = area_limit(g);
     int64_t n;
     json_t *v = field(from, name);
     if (!v) return ST_OK;
-    if (!json_to_int(v, &n)) return api_fail(e, 400, "invalid_type", path, "%s must be an integer.", path);
+    if (!json_to_int(v, &n)) return api_fail(g->e, 400, "invalid_type", path, "%s must be an integer.", path);
     if (n < 0 || (uint64_t)n < min || (uint64_t)n > max) {
-        return api_fail(e, 400, "invalid_value", path,
+        return api_fail(g->e, 400, "invalid_value", path,
                         "%s must be a number of pixels from %llu to %llu (the most that is taken).", path,
                         (unsigned long long)min, (unsigned long long)max);
     }
@@ -52,15 +51,14 @@ static enum status only(struct gen *g, json_t *object, const char *path, const c
 {
     char others[120];
     if (!fields_unknown(object, names, n, others, sizeof others)) return ST_OK;
-    return api_fail(&g->r->response.error, 400, "unsupported_parameter", "mm_processor_kwargs",
-                    "%s takes %s, not %s.", path, list, others);
+    return api_fail(g->e, 400, "unsupported_parameter", "mm_processor_kwargs", "%s takes %s, not %s.", path,
+                    list, others);
 }
 
 /* max_soft_tokens, of models whose images fill one of a few budgets. */
 static enum status parse_budget(struct gen *g, json_t *kwargs)
 {
     static const char path[] = "mm_processor_kwargs.max_soft_tokens";
-    struct api_error *e = &g->r->response.error;
     const struct image_config *cfg = &g->r->srv->model->info->image.config;
     static const char *const names[] = {"max_soft_tokens"};
     char all[96] = "";
@@ -68,19 +66,18 @@ static enum status parse_budget(struct gen *g, json_t *kwargs)
     int64_t n;
     if (only(g, kwargs, "mm_processor_kwargs", names, 1, names[0])) return ST_INVALID;
     if (!(v = field(kwargs, "max_soft_tokens"))) return ST_OK;
-    if (!json_to_int(v, &n)) return api_fail(e, 400, "invalid_type", path, "%s must be an integer.", path);
+    if (!json_to_int(v, &n)) return api_fail(g->e, 400, "invalid_type", path, "%s must be an integer.", path);
     if (n > 0 && image_budget(cfg, (uint64_t)n, &g->p.image_bounds.area_max)) return ST_OK;
     for (const uint32_t *b = cfg->budgets; *b; b++) {
         size_t at = strlen(all);
         snprintf(all + at, sizeof all - at, "%s%u", at ? ", " : "", *b);
     }
-    return api_fail(e, 400, "invalid_value", path, "%s must be one of %s.", path, all);
+    return api_fail(g->e, 400, "invalid_value", path, "%s must be one of %s.", path, all);
 }
 
 enum status gen_parse_image_bounds(struct gen *g, json_t *root)
 {
     static const char all[] = "mm_processor_kwargs";
-    struct api_error *e = &g->r->response.error;
     const struct image_config *cfg = &g->r->srv->model->info->image.config;
     struct image_bounds *b = &g->p.image_bounds;
     static const char *const names[] = {"min_pixels", "max_pixels", "size"}, *const edges[] = {
@@ -89,11 +86,11 @@ enum status gen_parse_image_bounds(struct gen *g, json_t *root)
     json_t *kwargs = field(root, all), *size = field(kwargs, "size");
     if (!kwargs) return ST_OK;
     if (!json_is_object(kwargs))
-        return api_fail(e, 400, "invalid_type", all, "mm_processor_kwargs must be an object.");
+        return api_fail(g->e, 400, "invalid_type", all, "mm_processor_kwargs must be an object.");
     if (!g->r->srv->model->info->image.present || !cfg->dynamic) {
         if (!json_object_size(kwargs)) return ST_OK;
         return api_fail(
-            e, 400, "unsupported_parameter", all, "%s",
+            g->e, 400, "unsupported_parameter", all, "%s",
             json_object_get(kwargs, "do_pan_and_scan")
                 ? "mm_processor_kwargs: do_pan_and_scan can't be set by a request; the checkpoint's "
                   "preprocessor_config.json says it."
@@ -101,7 +98,7 @@ enum status gen_parse_image_bounds(struct gen *g, json_t *root)
     }
     if (cfg->budgets) return parse_budget(g, kwargs);
     if (size && !json_is_object(size))
-        return api_fail(e, 400, "invalid_type", "mm_processor_kwargs.size",
+        return api_fail(g->e, 400, "invalid_type", "mm_processor_kwargs.size",
                         "mm_processor_kwargs.size must be an object.");
     if (only(g, kwargs, all, names, 3, "min_pixels, max_pixels and size") ||
         only(g, size, "mm_processor_kwargs.size", edges, 2, "shortest_edge and longest_edge, both areas"))
@@ -115,7 +112,7 @@ enum status gen_parse_image_bounds(struct gen *g, json_t *root)
     }
     if (b->area_min > (b->area_max ? b->area_max : cfg->area_max)) {
         return api_fail(
-            e, 400, "invalid_value", all,
+            g->e, 400, "invalid_value", all,
             "mm_processor_kwargs: the smallest number of pixels (%llu) is over the largest (%llu).",
             (unsigned long long)b->area_min, (unsigned long long)(b->area_max ? b->area_max : cfg->area_max));
     }
@@ -154,12 +151,11 @@ enum status image_fail(struct gen *g, enum image_error error, const struct image
                        const struct err *err)
 {
     if (error == IMAGE_NOMEM) return gen_nomem(g);
-    if (error == IMAGE_BUSY)
-        return api_fail(&g->r->response.error, 429, image_error_code(error), NULL, "%s", err->msg);
+    if (error == IMAGE_BUSY) return api_fail(g->e, 429, image_error_code(error), NULL, "%s", err->msg);
     /* An unsupported container is not a corrupt image. */
     const char *code = error == IMAGE_BAD_TYPE && ref->video && !ref->frames ? "unsupported_content_part"
                                                                              : image_error_code(error);
-    return api_fail(&g->r->response.error, 400, code, ref->param, "%s", err->msg);
+    return api_fail(g->e, 400, code, ref->param, "%s", err->msg);
 }
 
 /* The bytes of the reference's URL or URLs -> file->bytes, and whether they are a list -> ask->list. */
@@ -231,7 +227,7 @@ static enum status make_one(struct gen *g, const struct image_ref *ref, struct g
         image_prepared_free(prepared);
         return ST_OK;
     }
-    return api_fail(&g->r->response.error, 429, "rate_limit_exceeded", NULL,
+    return api_fail(g->e, 429, "rate_limit_exceeded", NULL,
                     "The server holds too many decoded images; try again later.");
 }
 
@@ -245,13 +241,13 @@ static enum status check_room(struct gen *g, const struct image_ref *ref, const 
         const struct prompt_grid *grid = &parts->grids[i];
         uint64_t n = m->info->image.tokens ? m->info->image.tokens : (uint64_t)grid->t * grid->h * grid->w;
         if (most && n > most)
-            return api_fail(&g->r->response.error, 400, image_error_code(IMAGE_TOO_MANY_PIXELS), ref->param,
+            return api_fail(g->e, 400, image_error_code(IMAGE_TOO_MANY_PIXELS), ref->param,
                             "The %s takes %llu tokens; this server has memory to encode %llu at once.",
                             ref->video ? "video" : "image", (unsigned long long)n, (unsigned long long)most);
         *tokens += n;
     }
     if (*tokens <= m->caps.context_max) return ST_OK;
-    return api_fail(&g->r->response.error, 400, "context_length_exceeded", gen_source(g),
+    return api_fail(g->e, 400, "context_length_exceeded", gen_source(g),
                     "This model's maximum context length is %u tokens. However, the images and videos in "
                     "your messages resulted "
                     "in more than that. "
@@ -282,7 +278,7 @@ static enum status make_next(struct gen *g, struct chat_images *out)
     if (!st) st = gen_tokens_check(g, out->all += out->tokens - before);
     out->bytes += to->bytes ? to->len : 0;
     if (!st && g->messages_each && out->bytes > LIMIT_BODIES_BYTES)
-        st = api_fail(&g->r->response.error, 400, "invalid_value", ref->param,
+        st = api_fail(g->e, 400, "invalid_value", ref->param,
                       "The files of the images of one request take more than %llu MiB.",
                       LIMIT_BODIES_BYTES >> 20);
     if (st) return st;

@@ -19,8 +19,8 @@ enum status constraint_error(struct constraint_maker *m, enum status st, const c
                              const struct grammar_error *f)
 {
     if (st == ST_NOMEM) return gen_nomem(m->g);
-    return api_fail(&m->g->r->response.error, 400, "unsupported_schema", param, "%s%s%s%s.",
-                    f->path[0] ? "At " : "", f->path, f->path[0] ? ": " : "",
+    return api_fail(m->g->e, 400, "unsupported_schema", param, "%s%s%s%s.", f->path[0] ? "At " : "", f->path,
+                    f->path[0] ? ": " : "",
                     f->message[0] ? f->message : "The output constraint is too large to be enforced");
 }
 
@@ -161,7 +161,7 @@ bool constraint_must(const struct constraint_maker *m, json_t *function)
  * continues, and the tool's arguments may be any object. */
 static bool weaken(struct constraint_maker *m, json_t *tools, size_t tool)
 {
-    const struct api_error *e = &m->g->r->response.error;
+    const struct api_error *e = m->g->e;
     json_t *function = field(json_array_get(tools, tool), "function");
     if (e->http != 400 || constraint_must(m, function) || constraint_weak(m, tool)) return false;
     json_array_append_new(m->notes, json_sprintf("The schema of the function '%s' can't be enforced: its "
@@ -187,7 +187,7 @@ static enum status any_call(struct constraint_maker *m, json_t *tools, gx *out)
     size_t n = json_array_size(tools), used = 0;
     gx *list = calloc(n + 1, sizeof *list);
     enum status st = list ? ST_OK : gen_nomem(m->g);
-    struct api_error *e = &m->g->r->response.error;
+    struct api_error *e = m->g->e;
     bool again, weakened = false;
     for (size_t i = 0; i < n && !st; i++) {
         json_t *function = field(json_array_get(tools, i), "function");
@@ -296,7 +296,7 @@ static enum status build_once(struct constraint_maker *m, json_t *tools, struct 
 
 static enum status build(struct constraint_maker *m, json_t *tools, struct grammar **out)
 {
-    struct api_error *e = &m->g->r->response.error;
+    struct api_error *e = m->g->e;
     enum status st;
     do st = build_once(m, tools, out);
     while (st == ST_AGAIN); /* each time with more weak tools */
@@ -384,7 +384,7 @@ enum status gen_constraint_make(struct gen *g)
     if (!g->compile_key) return gen_nomem(m.g);
     g->compile_bytes = strlen(g->compile_key);
     if (g->compile_bytes > LIMIT_CONSTRAINT_BYTES)
-        return api_fail(&g->r->response.error, 400, "unsupported_schema", gen_constraint_param(g),
+        return api_fail(g->e, 400, "unsupported_schema", gen_constraint_param(g),
                         "The constraint is too large: %zu bytes of JSON, at most %u are allowed.",
                         g->compile_bytes, LIMIT_CONSTRAINT_BYTES);
     p->ignore_eos = false; /* a complete constrained output allows only EOS */
@@ -409,7 +409,6 @@ enum status gen_constraint_compile(struct gen *g)
 {
     struct grammars *all = g->r->srv->grammars;
     struct constraint_maker m = {.g = g, .vocab = g->vocab};
-    struct api_error *e = &g->r->response.error;
     uint64_t tenant = gen_grammar_tenant(g);
     /* One with the same key may be cached meanwhile. */
     g->grammar = grammars_find(all, g->compile_key, &g->warnings);
@@ -428,11 +427,11 @@ enum status gen_constraint_compile(struct gen *g)
     }
     st = grammars_keep(all, g->compile_key, tenant, g->grammar, g->warnings);
     if (st == ST_TOO_LARGE)
-        return api_fail(e, 400, "unsupported_schema", gen_constraint_param(g),
+        return api_fail(g->e, 400, "unsupported_schema", gen_constraint_param(g),
                         "The constraint takes %zu MiB compiled, more than the limit (--grammar-memory).",
                         grammar_bytes(g->grammar) >> 20);
     if (st == ST_AGAIN)
-        return api_fail(e, 503, "grammar_memory", gen_constraint_param(g), "%s", gen_grammar_memory_full);
+        return api_fail(g->e, 503, "grammar_memory", gen_constraint_param(g), "%s", gen_grammar_memory_full);
     return st ? gen_nomem(m.g) : ST_OK;
 }
 

@@ -177,6 +177,7 @@ struct gen_image {
 
 struct gen {
     struct request *r;
+    struct api_error *e; /* r's */
     enum gen_kind kind;
     const struct dialect *dialect;     /* NULL: OpenAI's */
     void *dialect_state;               /* the dialect's own; one block of malloc, owned */

@@ -315,6 +315,7 @@ static struct desk *desk_open(const struct image_config *cfg)
     d->srv.model = &d->model;
     d->r.srv = &d->srv;
     d->g.r = &d->r;
+    d->g.e = &d->r.response.error;
     return d;
 }
 
