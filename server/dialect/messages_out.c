@@ -68,31 +68,14 @@ static void message_begin(struct json_writer *o, const struct gen *g)
 /* The blocks in stream order; without streaming, each delta is complete. */
 static void content(struct json_writer *o, struct choice *c)
 {
-    struct chat_output *out = c->out;
-    const char *text = out->content.data ? out->content.data : "";
-    size_t at = 0;
-    bool any = out->reasoning.len > 0;
-    if (any) {
-        block_begin(o, c, DELTA_REASONING, 0);
-        jw_string(o, out->reasoning.data, out->reasoning.len);
-        jw_text(o, ",\"signature\":\"kvasir\"}");
-    }
-    for (uint32_t i = 0; i <= out->call_count; i++) {
-        size_t to = i < out->call_count ? out->calls[i].content_at : out->content.len;
-        if (to > at) {
-            if (any) jw_text(o, ",");
-            block_begin(o, c, DELTA_CONTENT, 0);
-            jw_string(o, text + at, to - at);
-            jw_text(o, "}");
-            at = to;
-            any = true;
-        }
-        if (i == out->call_count) break;
-        if (any) jw_text(o, ",");
-        block_begin(o, c, DELTA_CALL, i);
-        call_object_write(o, &out->calls[i].arguments);
-        jw_text(o, "}");
-        any = true;
+    const struct chat_output *out = c->out;
+    for (struct output_item it = {0}; output_next(out, false, &it);) {
+        if (it.index) jw_text(o, ",");
+        block_begin(o, c, it.kind, it.call);
+        if (it.kind == DELTA_REASONING) jw_string(o, out->reasoning.data, out->reasoning.len);
+        else if (it.kind == DELTA_CONTENT) jw_string(o, out->content.data + it.from, it.to - it.from);
+        else call_object_write(o, &out->calls[it.call].arguments);
+        jw_text(o, it.kind == DELTA_REASONING ? ",\"signature\":\"kvasir\"}" : "}");
     }
 }
 

@@ -60,19 +60,11 @@ enum status responses_items_keep(struct reader *r, struct responses_state *s);
 /* The system and developer messages of a conversation that is compacted -> s->items. */
 enum status responses_instructions_keep(struct reader *r, struct responses_state *s);
 
-/* responses_out.c: one item of a response. */
-struct response_item {
-    enum delta_kind kind; /* REASONING, CONTENT, CALL */
-    uint32_t index;
-    uint32_t call;   /* CALL */
-    size_t from, to; /* CONTENT: range of the content */
-    enum { ITEM_BEGUN, ITEM_WHOLE, ITEM_CUT } state;
-};
-void response_item_id(struct json_writer *o, const struct responses_state *s,
-                      const struct response_item *item);
-void response_item_write(struct json_writer *o, struct choice *c, const struct response_item *item);
+/* responses_out.c */
+void response_item_id(struct json_writer *o, const struct responses_state *s, const struct output_item *item);
+void response_item_write(struct json_writer *o, struct choice *c, const struct output_item *item);
 /* {"type":"output_text",..} or {"type":"reasoning_text",..} */
-void response_part_write(struct json_writer *o, struct choice *c, const struct response_item *item);
+void response_part_write(struct json_writer *o, struct choice *c, const struct output_item *item);
 /* [..] of the text from `from` up to `to` (SIZE_MAX: its end). */
 void response_logprobs_write(struct json_writer *o, const struct responses_state *s, size_t from, size_t to);
 /* The log-probs of the text that begins at `from` of the content. */

@@ -81,15 +81,14 @@ void response_logprobs_write(struct json_writer *o, const struct responses_state
 
 /* ---- items ---- */
 
-void response_item_id(struct json_writer *o, const struct responses_state *s,
-                      const struct response_item *item)
+void response_item_id(struct json_writer *o, const struct responses_state *s, const struct output_item *item)
 {
     jw_text(o, item->kind == DELTA_REASONING ? "\"rs_" : item->kind == DELTA_CONTENT ? "\"msg_" : "\"fc_");
     jw_text(o, s->id + strlen("resp_"));
     jw_put(o, "_%u\"", item->index);
 }
 
-void response_part_write(struct json_writer *o, struct choice *c, const struct response_item *item)
+void response_part_write(struct json_writer *o, struct choice *c, const struct output_item *item)
 {
     const struct chat_output *out = c->out;
     const struct buf *b = item->kind == DELTA_REASONING ? &out->reasoning : &out->content;
@@ -146,7 +145,7 @@ void response_input_write(struct json_writer *o, const char *key, const struct b
     json_decref(input);
 }
 
-static void call_write(struct json_writer *o, struct choice *c, const struct response_item *item)
+static void call_write(struct json_writer *o, struct choice *c, const struct output_item *item)
 {
     static const struct buf nothing = {0};
     struct chat_call *call = &c->out->calls[item->call];
@@ -177,7 +176,7 @@ static void sealed_write(struct json_writer *o, const struct buf *text)
     buf_fini(&sealed);
 }
 
-void response_item_write(struct json_writer *o, struct choice *c, const struct response_item *item)
+void response_item_write(struct json_writer *o, struct choice *c, const struct output_item *item)
 {
     static const char *const states[] = {"in_progress", "completed", "incomplete"};
     const struct responses_state *s = c->gen->dialect_state;
@@ -222,37 +221,14 @@ bool response_cut(const struct choice *c, enum delta_kind last)
     return c->finish == FIN_LENGTH || (last == DELTA_CALL && !chat_output_called(c->out));
 }
 
-/* The next item after `item`, in stream order; false: none. */
-static bool item_next(const struct choice *c, struct response_item *item)
-{
-    const struct chat_output *out = c->out;
-    bool first = item->kind == DELTA_NONE;
-    item->index += !first;
-    if (first && out->reasoning.len) {
-        item->kind = DELTA_REASONING;
-        return true;
-    }
-    uint32_t call = item->kind == DELTA_CALL ? item->call + 1 : item->call;
-    size_t at = item->to, to = call < out->call_count ? out->calls[call].content_at : out->content.len;
-    item->call = call;
-    if (to > at || (item->kind <= DELTA_REASONING && response_text_missing(c))) {
-        item->kind = DELTA_CONTENT;
-        item->from = at;
-        item->to = to;
-        return true;
-    }
-    item->kind = DELTA_CALL;
-    return call < out->call_count;
-}
-
 static void output_write(struct json_writer *o, struct choice *c)
 {
     const struct responses_state *s = c->gen->dialect_state;
-    struct response_item item = {0}, next = {0};
-    bool more = !s->warm && item_next(c, &next);
+    struct output_item item, next = {0};
+    bool missing = response_text_missing(c), more = !s->warm && output_next(c->out, missing, &next);
     while (more) {
         item = next;
-        more = item_next(c, &next);
+        more = output_next(c->out, missing, &next);
         item.state = !more && response_cut(c, item.kind) ? ITEM_CUT : ITEM_WHOLE;
         if (item.index) jw_text(o, ",");
         response_item_write(o, c, &item);
@@ -260,16 +236,16 @@ static void output_write(struct json_writer *o, struct choice *c)
 }
 
 /* As an input item of the next turn. */
-static json_t *item_value(const struct choice *c, const struct response_item *item)
+static json_t *item_value(const struct choice *c, const struct output_item *item)
 {
     const struct chat_output *out = c->out;
-    const struct chat_call *call = &out->calls[item->call];
     if (item->kind == DELTA_REASONING)
         return json_pack("{s:s,s:[{s:o}]}", "type", "reasoning", "content", "text",
                          string_of(&out->reasoning, 0, out->reasoning.len));
     if (item->kind == DELTA_CONTENT)
         return json_pack("{s:s,s:o}", "role", "assistant", "content",
                          string_of(&out->content, item->from, item->to));
+    const struct chat_call *call = &out->calls[item->call];
     bool custom = json_is_true(json_object_get(response_tool(c, item->call), "custom"));
     return json_pack(
         "{s:s,s:s,s:o,s:o}", "type", custom ? "custom_tool_call" : "function_call", "call_id", call->id,
@@ -283,10 +259,10 @@ static bool response_store(struct choice *c, const char *response, size_t len)
     struct response_store *all = c->gen->r->srv->responses;
     struct response_kept new = {
         .owner = s->owner, .items = s->items, .inputs = json_array_size(s->items), .before = s->before};
-    struct response_item item = {0};
+    struct output_item item = {0};
     memcpy(new.id, s->id, sizeof new.id);
     if (s->local) response_forget_websocket(all, s->owner.websocket); /* the latest alone */
-    while (!s->warm && item_next(c, &item))
+    while (!s->warm && output_next(c->out, response_text_missing(c), &item))
         if (json_array_append_new(s->items, item_value(c, &item))) return false;
     if (!response_keep(all, &new, response, len)) return false;
     s->before = NULL;

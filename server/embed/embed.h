@@ -20,9 +20,9 @@ enum status embed_read(struct gen *g, json_t *root);
 enum status embed_text_add(struct buf *b, const json_t *text);
 json_t *embed_text_end(struct buf *b, bool ok);
 json_t *embed_list(json_t *v); /* v, or a list of it; NULL: out of memory */
-/* "id":..,"object":..,"created":..,"model":.. without the opening brace; and "usage":{..}. */
-void embed_head(struct json_writer *o, const struct gen *g, const char *id, const char *object);
-void embed_usage(struct json_writer *o, const struct gen *g);
+/* A response around a list: from its beginning to the list's bracket; and from there, with the usage. */
+void embed_head(struct json_writer *o, const struct gen *g, const char *id, const char *list);
+void embed_tail(struct json_writer *o, const struct gen *g);
 /* The vectors of choice i, once: the first n numbers of each, scaled as the checkpoint says. *rows: how many.
  */
 float *embed_vectors(struct gen *g, uint32_t i, uint32_t n, uint32_t *rows);

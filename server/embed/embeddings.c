@@ -58,23 +58,25 @@ json_t *embed_list(json_t *v)
     return json_is_array(v) ? json_incref(v) : json_pack("[O]", v);
 }
 
-void embed_head(struct json_writer *o, const struct gen *g, const char *id, const char *object)
+void embed_head(struct json_writer *o, const struct gen *g, const char *id, const char *list)
 {
     const struct request *r = g->r;
-    jw_text(o, "\"id\":\"");
+    jw_text(o, "{\"id\":\"");
     jw_text(o, id);
     jw_text(o, r->http.id); /* its alphabet needs no escape */
-    jw_put(o, "\",\"object\":%s,\"created\":%ld,\"model\":%s", object, r->http.created,
-           r->model_name ? r->model_name : r->srv->model_name);
+    jw_put(o, "\",\"object\":\"list\",\"created\":%ld,\"model\":%s,%s:[", r->http.created,
+           r->model_name ? r->model_name : r->srv->model_name, list);
 }
 
-void embed_usage(struct json_writer *o, const struct gen *g)
+void embed_tail(struct json_writer *o, const struct gen *g)
 {
     struct gen_usage u = gen_usage(g);
     jw_put(o,
-           "\"usage\":{\"prompt_tokens\":%lu,\"total_tokens\":%lu,"
+           "],\"usage\":{\"prompt_tokens\":%lu,\"total_tokens\":%lu,"
            "\"prompt_tokens_details\":{\"cached_tokens\":%lu}}",
            u.prompt, u.prompt, u.cached);
+    gen_cache_info(o, g);
+    jw_text(o, "}");
 }
 
 /* The text of the prompt called prompt_name, or of the default; NULL: none. */
@@ -287,19 +289,14 @@ static void list(struct json_writer *o, struct choice *first, const char *id, co
                  const char *name)
 {
     struct gen *g = first->gen;
-    jw_text(o, "{");
-    embed_head(o, g, id, "list");
-    jw_text(o, ",\"data\":[");
+    embed_head(o, g, id, "data");
     for (uint32_t i = 0; i < g->choice_count; i++) {
-        jw_text(o, i ? ",{\"object\":" : "{\"object\":");
-        jw_put(o, "%s,\"index\":%u,%s:", object, i, name);
+        jw_put(o, i ? ",{\"object\":%s,\"index\":%u,%s:" : "{\"object\":%s,\"index\":%u,%s:", object, i,
+               name);
         embedding(o, g, i);
         jw_text(o, "}");
     }
-    jw_text(o, "],");
-    embed_usage(o, g);
-    gen_cache_info(o, g);
-    jw_text(o, "}");
+    embed_tail(o, g);
 }
 
 static void response(struct json_writer *o, struct choice *first)

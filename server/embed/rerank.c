@@ -23,7 +23,7 @@
 
 struct rerank_state {
     struct sampling_bias only[2]; /* of a prompt's first sample: "yes"; of its second: "no" */
-    uint32_t top;                 /* of a rerank: most results */
+    uint32_t top;                 /* of a rerank, which is sorted: most results; else 0 */
     bool texts;                   /* documents are returned */
     bool late;                    /* the prompts are the queries, then the documents */
     uint32_t queries, count;      /* 1 or as many as documents; documents */
@@ -293,7 +293,7 @@ static int by_score(const void *a, const void *b)
                                 : (x->index > y->index) - (x->index < y->index);
 }
 
-static void respond_rerank(struct json_writer *o, struct choice *first)
+static void respond(struct json_writer *o, struct choice *first)
 {
     struct gen *g = first->gen;
     const struct rerank_state *s = g->dialect_state;
@@ -304,48 +304,24 @@ static void respond_rerank(struct json_writer *o, struct choice *first)
     }
     scale(g);
     for (uint32_t i = 0; i < s->count; i++) all[i] = (struct ranked){score(g, i), i};
-    qsort(all, s->count, sizeof *all, by_score);
-    jw_text(o, "{");
-    embed_head(o, g, "rerank-", "list");
-    jw_text(o, ",\"results\":[");
-    for (uint32_t i = 0; i < s->count && i < s->top; i++) {
-        jw_text(o, i ? ",{\"index\":" : "{\"index\":");
-        jw_uint(o, all[i].index);
-        const json_t *text = json_array_get(s->documents, all[i].index);
-        if (s->texts && json_is_string(text)) {
+    if (s->top) qsort(all, s->count, sizeof *all, by_score);
+    embed_head(o, g, s->top ? "rerank-" : "score-", s->top ? "results" : "data");
+    for (uint32_t i = 0; i < s->count && (!s->top || i < s->top); i++) {
+        const json_t *text = s->texts ? json_array_get(s->documents, all[i].index) : NULL;
+        jw_text(o, i ? ",{" : "{");
+        if (!s->top) jw_text(o, "\"object\":\"score\",");
+        jw_put(o, "\"index\":%u", all[i].index);
+        if (json_is_string(text)) {
             jw_text(o, ",\"document\":{\"text\":");
             jw_string(o, json_string_value(text), json_string_length(text));
             jw_text(o, "}");
         }
-        jw_text(o, ",\"relevance_score\":");
+        jw_text(o, s->top ? ",\"relevance_score\":" : ",\"score\":");
         jw_float32(o, (float)all[i].score);
         jw_text(o, "}");
     }
-    jw_text(o, "],");
-    embed_usage(o, g);
-    gen_cache_info(o, g);
-    jw_text(o, "}");
+    embed_tail(o, g);
     free(all);
-}
-
-static void respond_score(struct json_writer *o, struct choice *first)
-{
-    struct gen *g = first->gen;
-    const struct rerank_state *s = g->dialect_state;
-    scale(g);
-    jw_text(o, "{");
-    embed_head(o, g, "score-", "list");
-    jw_text(o, ",\"data\":[");
-    for (uint32_t i = 0; i < s->count; i++) {
-        jw_text(o, i ? ",{\"object\":\"score\",\"index\":" : "{\"object\":\"score\",\"index\":");
-        jw_put(o, "%u,\"score\":", i);
-        jw_float32(o, (float)score(g, i));
-        jw_text(o, "}");
-    }
-    jw_text(o, "],");
-    embed_usage(o, g);
-    gen_cache_info(o, g);
-    jw_text(o, "}");
 }
 
 static void state_end(struct gen *g)
@@ -354,10 +330,7 @@ static void state_end(struct gen *g)
     if (s) json_decref(s->documents);
 }
 
-const struct dialect dialect_rerank = {.read = read_rerank,
-                                       .source = "documents",
-                                       .response = respond_rerank,
-                                       .on_worker = true,
-                                       .end = state_end};
+const struct dialect dialect_rerank = {
+    .read = read_rerank, .source = "documents", .response = respond, .on_worker = true, .end = state_end};
 const struct dialect dialect_score = {
-    .read = read_score, .source = "text_2", .response = respond_score, .on_worker = true, .end = state_end};
+    .read = read_score, .source = "text_2", .response = respond, .on_worker = true, .end = state_end};
