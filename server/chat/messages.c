@@ -82,8 +82,9 @@ enum status chat_string(struct chat_reader *r, const json_t *object, const char 
     char name[40];
     *out = field((json_t *)(uintptr_t)object, key);
     snprintf(name, sizeof name, ".%s", key);
-    if (!*out) return chat_fault_at(r, "missing_required_parameter", path, name, "Field required.");
-    return json_is_string(*out) ? ST_OK : chat_fault_at(r, "invalid_type", path, name, "Must be a string.");
+    if (!*out) return chat_fault_at(r, "missing_required_parameter", path, name, "'%s' is missing.", key);
+    return json_is_string(*out) ? ST_OK
+                                : chat_fault_at(r, "invalid_type", path, name, "'%s' must be a string.", key);
 }
 
 enum status chat_count(struct chat_reader *r, const char *path, size_t n)
@@ -383,26 +384,10 @@ static enum part_kind kind_of_part(const char *type, const char **field)
     return PART_UNSUPPORTED;
 }
 
-static enum status text_of(struct chat_reader *r, const json_t *part, const struct part_at *at,
-                           const char *field, const json_t **out)
-{
-    char key[16];
-    *out = json_object_get(part, field);
-    if (!*out && strcmp(field, "reasoning") == 0) *out = json_object_get(part, "thinking");
-    snprintf(key, sizeof key, ".%s", field);
-    if (!*out || json_is_null(*out))
-        return chat_fault_at(r, "missing_required_parameter", at->path, key, "The content part has no '%s'.",
-                             field);
-    if (!json_is_string(*out))
-        return chat_fault_at(r, "invalid_type", at->path, key, "'%s' of a content part must be a string.",
-                             field);
-    return ST_OK;
-}
-
 static enum status parse_part(struct chat_reader *r, const json_t *part, const struct part_at *at)
 {
     const char *name, *field;
-    const json_t *text, *type = json_object_get(part, "type");
+    json_t *text, *type = json_object_get(part, "type");
     if (chat_count(r, at->path, 1)) return ST_INVALID;
     if (json_is_string(part))
         return chat_text_add(r, share(part), at->number); /* some clients send bare strings */
@@ -432,7 +417,8 @@ static enum status parse_part(struct chat_reader *r, const json_t *part, const s
         return st ? st : image_sizes(r, part, at, &r->out->images[r->out->image_count - 1]);
     }
     if (kind == PART_VIDEO) return video_part(r, part, at, name);
-    enum status st = text_of(r, part, at, field, &text);
+    if (strcmp(field, "reasoning") == 0 && !json_object_get(part, field)) field = "thinking";
+    enum status st = chat_string(r, part, at->path, field, &text);
     if (st) return st;
     return kind == PART_REASONING ? chat_reasoning_add(r, share(text))
                                   : chat_text_add(r, share(text), at->number);
@@ -500,12 +486,8 @@ static enum status parse_function(struct chat_reader *r, const json_t *f, const 
     if (!json_is_object(f))
         return chat_fault(r, f ? "invalid_type" : "missing_required_parameter", path,
                           "A function call must be an object.");
-    const json_t *name = json_object_get(f, "name"), *args = json_object_get(f, "arguments");
-    if (!name)
-        return chat_fault_at(r, "missing_required_parameter", path, ".name",
-                             "The function call has no name.");
-    if (!json_is_string(name))
-        return chat_fault_at(r, "invalid_type", path, ".name", "The name of a function must be a string.");
+    json_t *name, *args = json_object_get(f, "arguments");
+    if (chat_string(r, f, path, "name", &name)) return ST_INVALID;
     if (args &&
         ((!json_is_string(args) && !json_is_object(args) && !json_is_null(args)) || json_big_int(args)))
         return chat_fault_at(r, "invalid_type", path, ".arguments",
@@ -546,12 +528,11 @@ static enum status parse_function_call(struct chat_reader *r, const json_t *f)
 
 /* ---- messages ---- */
 
-static enum status parse_role(struct chat_reader *r, const json_t *role, enum chat_role *out)
+static enum status parse_role(struct chat_reader *r, const json_t *from, enum chat_role *out)
 {
     size_t i = 0, n = sizeof role_names / sizeof *role_names;
-    if (!role) return chat_fault(r, "missing_required_parameter", ".role", "The message has no role.");
-    if (!json_is_string(role))
-        return chat_fault(r, "invalid_type", ".role", "The role of a message must be a string.");
+    json_t *role;
+    if (chat_string(r, from, "", "role", &role)) return ST_INVALID;
     while (i < n && !json_is(role, role_names[i])) i++;
     *out = (enum chat_role)i;
     if (i < n) return ST_OK;
@@ -596,19 +577,15 @@ static enum status parse_message(struct chat_reader *r, const json_t *from)
     enum chat_role role;
     struct chat_message *m;
     if (!json_is_object(from)) return chat_fault(r, "invalid_type", "", "A message must be an object.");
-    enum status st = parse_role(r, json_object_get(from, "role"), &role);
+    enum status st = parse_role(r, from, &role);
     if (st) return st;
-    const json_t *name = json_object_get(from, "name"), *id = json_object_get(from, "tool_call_id");
+    const json_t *name = json_object_get(from, "name");
+    json_t *text;
     if (name && !json_is_string(name) && !json_is_null(name))
         return chat_fault(r, "invalid_type", ".name", "The name of a participant must be a string.");
-    if (role == CHAT_TOOL && !id)
-        return chat_fault(r, "missing_required_parameter", ".tool_call_id",
-                          "A tool message needs a 'tool_call_id'.");
-    if (role == CHAT_TOOL && !json_is_string(id))
-        return chat_fault(r, "invalid_type", ".tool_call_id", "'tool_call_id' must be a string.");
-    if (role == CHAT_FUNCTION && !json_is_string(name))
-        return chat_fault(r, name ? "invalid_type" : "missing_required_parameter", ".name",
-                          "A function message needs a 'name'.");
+    if ((role == CHAT_TOOL && chat_string(r, from, "", "tool_call_id", &text)) ||
+        (role == CHAT_FUNCTION && chat_string(r, from, "", "name", &text)))
+        return ST_INVALID;
     st = chat_message_add(r, role, &m);
     if (st) return st;
     m->more = share(from);
