@@ -24,6 +24,14 @@ const char *chat_role_name(enum chat_role role)
     return role_names[role];
 }
 
+bool chat_role_find(const json_t *name, enum chat_role *out)
+{
+    size_t i = 0, n = sizeof role_names / sizeof *role_names;
+    while (i < n && !json_is(name, role_names[i])) i++;
+    *out = (enum chat_role)i;
+    return i < n;
+}
+
 const char *chat_role_shown(enum chat_role role)
 {
     return role_names[role == CHAT_FUNCTION ? CHAT_TOOL : role];
@@ -530,12 +538,9 @@ static enum status parse_function_call(struct chat_reader *r, const json_t *f)
 
 static enum status parse_role(struct chat_reader *r, const json_t *from, enum chat_role *out)
 {
-    size_t i = 0, n = sizeof role_names / sizeof *role_names;
     json_t *role;
     if (chat_string(r, from, "", "role", &role)) return ST_INVALID;
-    while (i < n && !json_is(role, role_names[i])) i++;
-    *out = (enum chat_role)i;
-    if (i < n) return ST_OK;
+    if (chat_role_find(role, out)) return ST_OK;
     return chat_fault(r, "invalid_value", ".role",
                       "'%.60s' is not one of 'system', 'developer', 'user', 'assistant', 'tool', 'function'.",
                       json_string_value(role));

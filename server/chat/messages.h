@@ -39,7 +39,8 @@ struct image_ref {
 };
 
 enum chat_role { CHAT_SYSTEM = 0, CHAT_DEVELOPER, CHAT_USER, CHAT_ASSISTANT, CHAT_TOOL, CHAT_FUNCTION };
-const char *chat_role_name(enum chat_role role);  /* as clients send it */
+const char *chat_role_name(enum chat_role role); /* as clients send it */
+bool chat_role_find(const json_t *name, enum chat_role *out);
 const char *chat_role_shown(enum chat_role role); /* as templates see it: function becomes tool */
 
 struct chat_part {

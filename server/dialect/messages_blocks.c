@@ -293,19 +293,15 @@ static enum status prefill(struct intake *t, bool *go_on)
 
 static enum status one_message(struct intake *t, json_t *m)
 {
-    const struct at at = {.path = ""}, content = {.path = ".content"};
-    json_t *role;
-    if (!json_is_object(m)) return chat_fault(&t->r, "invalid_type", at.path, "A message must be an object.");
-    if (chat_string(&t->r, m, at.path, "role", &role)) return ST_INVALID;
-    bool user = json_is(role, "user"), assistant = json_is(role, "assistant");
-    if (!user && !assistant && !json_is(role, "system"))
-        return chat_fault_at(&t->r, "invalid_value", at.path, ".role",
-                             "'%.60s' is not one of 'user', 'assistant'.", json_string_value(role));
-    return content_of(t, field(m, "content"),
-                      user        ? CHAT_USER
-                      : assistant ? CHAT_ASSISTANT
-                                  : CHAT_SYSTEM,
-                      &content);
+    const struct at content = {.path = ".content"};
+    json_t *name;
+    enum chat_role role;
+    if (!json_is_object(m)) return chat_fault(&t->r, "invalid_type", "", "A message must be an object.");
+    if (chat_string(&t->r, m, "", "role", &name)) return ST_INVALID;
+    if (!chat_role_find(name, &role) || role > CHAT_ASSISTANT || role == CHAT_DEVELOPER)
+        return chat_fault(&t->r, "invalid_value", ".role", "'%.60s' is not one of 'user', 'assistant'.",
+                          json_string_value(name));
+    return content_of(t, field(m, "content"), role, &content);
 }
 
 enum status messages_read(struct gen *g, json_t *root, bool *go_on)

@@ -94,15 +94,14 @@ static json_t *result_of(struct intake *t, json_t *from)
 
 static enum status message(struct intake *t, json_t *from)
 {
-    unsigned role = CHAT_SYSTEM;
+    enum chat_role role;
     struct chat_message *m;
     json_t *name = field(from, "role"), *thinking = field(from, "thinking");
     if (!json_is_object(from)) return chat_fault(&t->r, "invalid_type", "", "A message must be an object.");
-    while (role < CHAT_FUNCTION && !json_is(name, chat_role_name((enum chat_role)role))) role++;
-    if (role == CHAT_FUNCTION)
+    if (!chat_role_find(name, &role) || role == CHAT_FUNCTION)
         return chat_fault(&t->r, "invalid_value", ".role",
                           "Must be one of 'system', 'user', 'assistant', 'tool'.");
-    if (chat_message_add(&t->r, (enum chat_role)role, &m) ||
+    if (chat_message_add(&t->r, role, &m) ||
         content(t, m, field(from, "content"), field(from, "images"), ".images"))
         return ST_INVALID;
     if (role == CHAT_TOOL && !(m->more = result_of(t, from))) return chat_no_memory(&t->r);

@@ -102,20 +102,17 @@ static enum status parts_check(struct intake *t, json_t *content, const char *ke
 
 static enum status message_item(struct intake *t, json_t *item)
 {
-    json_t *role, *content = field(item, "content");
-    if (chat_string(&t->r, item, "", "role", &role) || parts_check(t, content, "content")) return ST_INVALID;
-    if (json_is(role, "assistant")) return assistant_item(t, content);
-    if (!json_is(role, "user") && !json_is(role, "system") && !json_is(role, "developer"))
+    json_t *name, *content = field(item, "content");
+    enum chat_role role;
+    if (chat_string(&t->r, item, "", "role", &name) || parts_check(t, content, "content")) return ST_INVALID;
+    if (!chat_role_find(name, &role) || role > CHAT_ASSISTANT)
         return chat_fault(&t->r, "invalid_value", ".role",
                           "'%.60s' is not one of 'user', 'assistant', 'system', 'developer'.",
-                          json_string_value(role));
+                          json_string_value(name));
+    if (role == CHAT_ASSISTANT) return assistant_item(t, content);
     t->turn = false;
     struct chat_message *m;
-    enum status st = chat_message_add(&t->r,
-                                      json_is(role, "user")     ? CHAT_USER
-                                      : json_is(role, "system") ? CHAT_SYSTEM
-                                                                : CHAT_DEVELOPER,
-                                      &m);
+    enum status st = chat_message_add(&t->r, role, &m);
     return st ? st : content_of(t, content, ".content");
 }
 

@@ -11,6 +11,8 @@
 /* Freeing a response's values may take the event loop some 10 ms. */
 enum { BUCKETS = 4096, ENTRIES_MAX = 65536, VALUES_MAX = 1 << 18, VALUE_BYTES = 100 };
 
+_Static_assert(JSON_HAVE_ATOMIC_BUILTINS || JSON_HAVE_SYNC_BUILTINS, "threads share the values");
+
 struct response_store {
     pthread_mutex_t lock;
     uint64_t bytes_max, bytes;
