@@ -76,7 +76,7 @@ struct family_prompt {
     size_t token_count;
 };
 
-#define FAMILY_TYPES_MAX 8u
+#define FAMILY_TYPES_MAX 10u
 struct family {
     /* A model around a whole one: the key of that one's configuration, and the types it may have (ends with
      * NULL). Then `read` is not called, and `describe` changes the other's description. */
