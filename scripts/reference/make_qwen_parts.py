@@ -258,7 +258,8 @@ def fill(model, seed, head=2.6, qk=1.3, mix=1.0, seen=1.6, router=2.5, pos=1.0, 
         elif part[-2:] == ["gate", "weight"]:
             w = normal(seed, name, p.shape, router * fan)
         elif last in ("o_proj", "out_proj", "down_proj", "w2", "output_linear"):
-            w = normal(seed, name, p.shape, (1.5 if last in ("o_proj", "out_proj") else 2.2) * mix * unit * fan)
+            gain = 1.5 if last in ("o_proj", "out_proj") else 2.2
+            w = normal(seed, name, p.shape, gain * mix * unit * fan)
         elif last == "shared_expert_gate":
             w = normal(seed, name, p.shape, 2.0 * fan)
         elif last in ("q_proj", "k_proj"):
