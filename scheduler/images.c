@@ -78,9 +78,7 @@ void sched_refuse_image(struct scheduler *s, struct seq_id id, uint32_t image, c
     pthread_mutex_lock(&s->lock);
     struct image_reply *r = claim(s, id, image);
     if (r) {
-        size_t n = strnlen(message, sizeof r->message - 1);
-        memcpy(r->message, message, n);
-        r->message[n] = '\0';
+        snprintf(r->message, sizeof r->message, "%s", message);
         r->refused = true;
         deliver(s, r);
     }

@@ -6,6 +6,7 @@
 #include "config/base/log.h"
 #include "scheduler/tenants.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -61,11 +62,7 @@ static void end_sequence(struct scheduler *s, struct sequence *q, enum seq_end e
     uint64_t admitted = q->admitted_us ? q->admitted_us : now_us;
     node->ev.queued_us = admitted > q->submitted_us ? admitted - q->submitted_us : 0;
     node->ev.prefill_us = q->first_token_us > admitted ? q->first_token_us - admitted : 0;
-    if (message) {
-        size_t n = strnlen(message, sizeof node->ev.message - 1);
-        memcpy(node->ev.message, message, n);
-        node->ev.message[n] = '\0';
-    }
+    snprintf(node->ev.message, sizeof node->ev.message, "%s", message ? message : "");
     pthread_mutex_lock(&s->lock);
     s->slots[q->id.slot].seq = NULL;
     s->free_slots[s->slot_count - s->slots_used--] = q->id.slot;
@@ -579,8 +576,7 @@ static bool plan_step(struct scheduler *s, uint64_t now_us)
         end_constrained(s, now_us);
         worked = true;
     }
-    if (eventq_pending(&s->events))
-        publish(s); /* requested images are decoded during the step, not after it */
+    if (s->events.first) publish(s); /* requested images are decoded during the step, not after it */
     return worked;
 }
 

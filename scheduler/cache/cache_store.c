@@ -3,6 +3,7 @@
 #include "scheduler/cache/cache_store.h"
 
 #include "config/base/assert.h"
+#include "config/base/clock.h"
 #include "config/base/log.h"
 #include "scheduler/cache/record_index.h"
 
@@ -452,11 +453,8 @@ bool cache_store_poll(struct cache_store *s, struct store_event *ev)
 
 bool cache_store_flush(struct cache_store *s, uint32_t ms)
 {
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += ms / 1000;
-    until.tv_nsec += ms % 1000 * 1000000l;
-    if (until.tv_nsec >= 1000000000l) until.tv_sec++, until.tv_nsec -= 1000000000l;
+    int64_t end = now_ns() + ms * 1000000ll;
+    struct timespec until = {end / 1000000000, end % 1000000000};
     pthread_mutex_lock(&s->lock);
     while (s->queued && !pthread_cond_timedwait(&s->idle, &s->lock, &until)) {
     }

@@ -141,8 +141,9 @@ static struct radix_node *node_alloc(struct radix_cache *c, uint32_t start, uint
     bool ok = radix__heaps_reserve(c, c->stats.nodes + 1);
     if (items) ok = ok && (n->tokens = malloc(items * sizeof *n->tokens));
     if (spans) ok = ok && (n->spans = malloc(spans * sizeof *n->spans));
-    for (uint32_t g = 0; g < c->caps.group_count && blocks; g++)
-        ok = ok && (n->block_offsets[g] = malloc(blocks * sizeof *n->block_offsets[g]));
+    for (uint32_t g = 0; g < c->caps.group_count && blocks && ok; g++)
+        if ((ok = (n->block_offsets[g] = malloc(blocks * sizeof *n->block_offsets[g]))))
+            memset(n->block_offsets[g], 0xff, blocks * sizeof *n->block_offsets[g]); /* ENGINE_NO_BLOCK */
     ok = ok && radix__marks_reserve(c, n, end);
     if (!ok) {
         node_free(n);
@@ -186,25 +187,6 @@ struct radix_node *radix__root_create(struct radix_cache *c, const uint8_t salt[
     return n;
 }
 
-/* Moves the holds of the blocks of [from, to) to n, including the block that contains `from`. Earlier entries
- * are unchanged. */
-static void swap_offsets(struct radix_cache *c, struct radix_node *n, uint32_t from, uint32_t to,
-                         const struct radix_table tables[])
-{
-    uint32_t base = n->start / c->bt;
-    for (uint32_t g = 0; g < c->caps.group_count; g++) {
-        for (uint32_t i = from / c->bt; i < (to + c->bt - 1) / c->bt; i++) {
-            bool there = i >= tables[g].first && i < tables[g].end;
-            uint32_t block_offset = there ? tables[g].block_offsets[i] : ENGINE_NO_BLOCK;
-            ASSERT(there || c->caps.groups[g].window > 0);
-            n->block_offsets[g][i - base] = block_offset;
-            if (block_offset == ENGINE_NO_BLOCK) continue;
-            kvb_acquire(c->blocks, g, block_offset, KVB_CACHED);
-            if (c->caps.groups[g].window) n->body[g]++;
-        }
-    }
-}
-
 void radix__set_offset(struct radix_cache *c, struct radix_node *n, uint32_t g, uint32_t index,
                        uint32_t block_offset)
 {
@@ -216,6 +198,19 @@ void radix__set_offset(struct radix_cache *c, struct radix_node *n, uint32_t g, 
     if (c->caps.groups[g].window && *at != ENGINE_NO_BLOCK) n->body[g]--;
     *at = block_offset;
     if (c->caps.groups[g].window) radix__event_offsets(c, n, index * c->bt, (index + 1) * c->bt);
+}
+
+/* n takes the blocks of [from, to), including the one that contains `from`. */
+static void take_offsets(struct radix_cache *c, struct radix_node *n, uint32_t from, uint32_t to,
+                         const struct radix_table tables[])
+{
+    for (uint32_t g = 0; g < c->caps.group_count; g++) {
+        for (uint32_t i = from / c->bt; i < (to + c->bt - 1) / c->bt; i++) {
+            bool there = i >= tables[g].first && i < tables[g].end;
+            ASSERT(there || c->caps.groups[g].window > 0);
+            radix__set_offset(c, n, g, i, there ? tables[g].block_offsets[i] : ENGINE_NO_BLOCK);
+        }
+    }
 }
 
 /* The spans of v that touch [pos, to), and their number. */
@@ -249,7 +244,7 @@ struct radix_node *radix__child_create(struct radix_cache *c, struct radix_node 
     c->stats.nodes++;
     c->stats.items += to - from;
     link_child(c, parent, n, child_hash(c, parent, radix__of_view(v), from));
-    swap_offsets(c, n, from, to, tables);
+    take_offsets(c, n, from, to, tables);
     radix__marks_add(c, n, v, from);
     /* The parent's last block, partly filled, has the same beginning: keeping one of the two is enough. */
     if (from % c->bt) {
@@ -287,18 +282,10 @@ bool radix__extend(struct radix_cache *c, struct radix_node *n, const struct rad
     }
     memcpy(n->tokens + (from - n->start), v->tokens + from, (to - from) * sizeof *n->tokens);
     copy_spans(n, spans, more);
-    uint32_t next = from;
-    if (from % c->bt) {
-        /* The sequence's own last block replaces it: it has the same beginning. */
-        uint32_t i = from / c->bt;
-        for (uint32_t g = 0; g < c->caps.group_count; g++) {
-            bool there = i >= tables[g].first && i < tables[g].end;
-            ASSERT(there || c->caps.groups[g].window > 0);
-            radix__set_offset(c, n, g, i, there ? tables[g].block_offsets[i] : ENGINE_NO_BLOCK);
-        }
-        next = (i + 1) * c->bt;
-    }
-    if (next < to) swap_offsets(c, n, next, to, tables);
+    uint32_t own = radix__blocks(c, n->start, from);
+    for (uint32_t g = 0; g < c->caps.group_count; g++)
+        memset(n->block_offsets[g] + own, 0xff, (blocks - own) * sizeof *n->block_offsets[g]);
+    take_offsets(c, n, from, to, tables); /* the last one so far, too: it has the same beginning */
     c->stats.items += to - from;
     n->end = to;
     radix__marks_add(c, n, v, from);
