@@ -48,13 +48,6 @@ struct seq_image {
     struct image_reply *reply;   /* under the lock: where the reply is written */
 };
 
-struct block_table {
-    uint32_t *block_offsets; /* by absolute block index; ENGINE_NO_BLOCK where nothing is kept */
-    uint32_t cap;            /* entries */
-    uint32_t first;          /* blocks before this one were released (sliding) or never needed */
-    uint32_t end;            /* blocks [first, end) are held */
-};
-
 enum seq_state { SEQ_NEW = 0, SEQ_INBOX, SEQ_WAITING, SEQ_RUNNING, SEQ_ENDED }; /* sched__seq_to */
 
 struct sequence {

@@ -159,7 +159,7 @@ static bool list_blocks(struct scheduler *s, struct load *l, const struct radix_
 {
     uint32_t end = 0, most = 0;
     for (uint32_t g = 0; g < s->caps.group_count; g++) {
-        const struct radix_table *from = &hit->tables[g];
+        const struct block_table *from = &hit->tables[g];
         if (!sched__table_reserve(&l->tables[g], from->end)) return false;
         l->tables[g].first = from->first;
         l->tables[g].end = from->end;
@@ -169,7 +169,7 @@ static bool list_blocks(struct scheduler *s, struct load *l, const struct radix_
     if (!(l->blocks = calloc(most + 1, sizeof *l->blocks))) return false;
     for (uint32_t i = 0; i <= end; i++) {
         for (uint32_t g = 0; g < s->caps.group_count; g++) {
-            const struct radix_table *from = &hit->tables[g];
+            const struct block_table *from = &hit->tables[g];
             uint32_t at = g == s->paged ? 0 : i;
             if (g == s->paged ? i < end : i >= end) continue;
             if (at < from->first || at >= from->end) continue;
@@ -346,13 +346,8 @@ static void finish(struct scheduler *s, struct load *l)
 {
     struct radix_view v = sched__view(l->q);
     struct radix_hit none = {.node = NULL};
-    struct radix_table tables[ENGINE_GROUPS_MAX];
-    for (uint32_t g = 0; g < s->caps.group_count; g++)
-        tables[g] = (struct radix_table){.block_offsets = l->tables[g].block_offsets,
-                                         .first = l->tables[g].first,
-                                         .end = l->tables[g].end};
     if (!radix_pin_hit(s->cache, &v, &none, &l->pin) ||
-        radix_publish(s->cache, &v, &l->pin, 0, l->length, tables, true) < l->length) {
+        radix_publish(s->cache, &v, &l->pin, 0, l->length, l->tables, true) < l->length) {
         give_up(s, l);
         return;
     }

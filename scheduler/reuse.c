@@ -182,11 +182,9 @@ void sched__cache_undo(struct scheduler *s, struct sequence *q)
 static void publish_to(struct scheduler *s, struct sequence *q, uint32_t to, bool checkpoint, bool save)
 {
     struct radix_view v = sched__view(q);
-    struct radix_table tables[ENGINE_GROUPS_MAX];
-    for (uint32_t g = 0; g < s->caps.group_count; g++)
-        tables[g] = (struct radix_table){.block_offsets = q->tables[g].block_offsets,
-                                         .first = q->tables[g].first,
-                                         .end = g < s->paged || save ? q->tables[g].end : 0};
+    struct block_table tables[ENGINE_GROUPS_MAX];
+    memcpy(tables, q->tables, sizeof tables);
+    if (!save && recurrent(s)) tables[s->paged].end = 0;
     q->published = radix_publish(s->cache, &v, &q->pin, q->published, to, tables, checkpoint);
 }
 

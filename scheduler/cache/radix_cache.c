@@ -255,11 +255,11 @@ bool radix_match(struct radix_cache *c, const struct radix_view *v, uint32_t lim
     for (uint32_t g = 0; g < c->caps.group_count; g++) {
         uint32_t first, count = radix__window(c, g, hit->length, atomic_end(v->spans, v->span_count), &first);
         hit->tables[g] =
-            (struct radix_table){.block_offsets = c->scratch[g], .first = first, .end = first + count};
+            (struct block_table){.block_offsets = c->scratch[g], .first = first, .end = first + count};
     }
     if (radix__recurrent(c) && hit->length)
         hit->tables[c->state_group] =
-            (struct radix_table){.block_offsets = n->end == hit->length ? &n->state : &c->no_state, .end = 1};
+            (struct block_table){.block_offsets = n->end == hit->length ? &n->state : &c->no_state, .end = 1};
     return true;
 }
 
@@ -292,7 +292,7 @@ void radix_unpin(struct radix_cache *c, struct radix_pin *pin)
 /* Blocks [first, end) of group g that cover [n->end - w + 1 - more, n->end), into `block_offsets`; false: one
  * of them is gone, or out of memory. */
 static bool find_tail(struct radix_cache *c, const struct radix_node *n, uint32_t g, uint32_t more,
-                      const struct radix_table tables[], uint32_t **block_offsets, uint32_t *first,
+                      const struct block_table tables[], uint32_t **block_offsets, uint32_t *first,
                       uint32_t *count)
 {
     /* A node that touches a prefix-LM prefix begins with one of its spans. */
@@ -314,7 +314,7 @@ static bool find_tail(struct radix_cache *c, const struct radix_node *n, uint32_
 /* Keeps the sliding blocks that a hit at n's end needs, from the sequence's tables if it has them, else from
  * the path. One token more than that if possible: an equal prompt computes its last token and hits one before
  * the end. */
-static void ensure_tail(struct radix_cache *c, struct radix_node *n, const struct radix_table tables[])
+static void ensure_tail(struct radix_cache *c, struct radix_node *n, const struct block_table tables[])
 {
     uint32_t *block_offsets[ENGINE_GROUPS_MAX] = {NULL}, first[ENGINE_GROUPS_MAX] = {0},
              count[ENGINE_GROUPS_MAX] = {0};
@@ -370,7 +370,7 @@ bool radix_pin_hit(struct radix_cache *c, const struct radix_view *v, const stru
 /* Node n and the sequence are equal in [from, to): n takes the sliding blocks it lacks, the sequence swaps
  * its own blocks for n's whole ones. */
 static void share_blocks(struct radix_cache *c, struct radix_node *n, uint32_t from, uint32_t to,
-                         const struct radix_table tables[])
+                         const struct block_table tables[])
 {
     uint32_t base = n->start / c->bt;
     for (uint32_t g = 0; g < c->caps.group_count; g++) {
@@ -402,7 +402,7 @@ static struct radix_node *resume(const struct radix_pin *pin, uint32_t from)
 /* Walks existing nodes and adds the rest; *pos is how far the tree knows the sequence. Returns the last
  * node. */
 static struct radix_node *walk(struct radix_cache *c, const struct radix_view *v, struct radix_node *n,
-                               uint32_t *pos, uint32_t to, const struct radix_table tables[], bool checkpoint)
+                               uint32_t *pos, uint32_t to, const struct block_table tables[], bool checkpoint)
 {
     uint64_t hash;
     for (;;) {
@@ -440,7 +440,7 @@ static struct radix_node *walk(struct radix_cache *c, const struct radix_view *v
 }
 
 uint32_t radix_publish(struct radix_cache *c, const struct radix_view *v, struct radix_pin *pin,
-                       uint32_t from, uint32_t to, const struct radix_table tables[], bool checkpoint)
+                       uint32_t from, uint32_t to, const struct block_table tables[], bool checkpoint)
 {
     /* Everything after an image of unknown identity depends on it. */
     const uint32_t end = to;

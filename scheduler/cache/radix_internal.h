@@ -167,9 +167,9 @@ uint64_t radix__item_hash(uint64_t h, struct radix_items x, uint32_t pos);
 struct radix_node *radix__split(struct radix_cache *c, struct radix_node *n, uint32_t p);
 struct radix_node *radix__child_create(struct radix_cache *c, struct radix_node *parent,
                                        const struct radix_view *v, uint32_t to,
-                                       const struct radix_table tables[]);
+                                       const struct block_table tables[]);
 bool radix__extend(struct radix_cache *c, struct radix_node *n, const struct radix_view *v, uint32_t to,
-                   const struct radix_table tables[]);
+                   const struct block_table tables[]);
 void radix__remove(
     struct radix_cache *c,
     struct radix_node *n); /* a leaf without pins: releases and frees; the parent is not checked */

@@ -202,7 +202,7 @@ void radix__set_offset(struct radix_cache *c, struct radix_node *n, uint32_t g, 
 
 /* n takes the blocks of [from, to), including the one that contains `from`. */
 static void take_offsets(struct radix_cache *c, struct radix_node *n, uint32_t from, uint32_t to,
-                         const struct radix_table tables[])
+                         const struct block_table tables[])
 {
     for (uint32_t g = 0; g < c->caps.group_count; g++) {
         for (uint32_t i = from / c->bt; i < (to + c->bt - 1) / c->bt; i++) {
@@ -233,7 +233,7 @@ static void copy_spans(struct radix_node *n, const struct prompt_span *from, uin
 
 struct radix_node *radix__child_create(struct radix_cache *c, struct radix_node *parent,
                                        const struct radix_view *v, uint32_t to,
-                                       const struct radix_table tables[])
+                                       const struct block_table tables[])
 {
     uint32_t from = parent->end, count;
     const struct prompt_span *spans = spans_from(v, from, to, &count);
@@ -258,7 +258,7 @@ struct radix_node *radix__child_create(struct radix_cache *c, struct radix_node 
 }
 
 bool radix__extend(struct radix_cache *c, struct radix_node *n, const struct radix_view *v, uint32_t to,
-                   const struct radix_table tables[])
+                   const struct block_table tables[])
 {
     uint32_t from = n->end, items = to - n->start, blocks = radix__blocks(c, n->start, to), more;
     /* An image split at `from` is in the list already. */
