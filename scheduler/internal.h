@@ -275,7 +275,7 @@ void sched__cache_undo(struct scheduler *s, struct sequence *q);
 void sched__cache_admitted(struct scheduler *s, struct sequence *q); /* counts */
 /* Publishes what q computed; last: q stops here (end, preemption). */
 void sched__cache_publish(struct scheduler *s, struct sequence *q, bool last);
-void sched__cache_leave(struct scheduler *s, struct sequence *q);
+void sched__leave(struct scheduler *s, struct sequence *q); /* q holds nothing any more */
 /* Where q's prefill chunk must end at the latest so that its state can be saved; UINT32_MAX: anywhere. */
 uint32_t sched__cache_save_at(const struct scheduler *s, const struct sequence *q);
 /* Sets `prefix_inflight` of all waiting sequences: true while the prefill that it waits for runs. One pass.

@@ -34,11 +34,9 @@ static void end_sequence(struct scheduler *s, struct sequence *q, enum seq_end e
         atomic_fetch_sub(&s->backlog, 1);
     }
     sched__masks_stop(q);
-    if (q->features) sched__features_drop(s, q);
     if (q->state == SEQ_RUNNING && !atomic_load(&s->failed)) sched__cache_publish(s, q, true);
-    sched__blocks_drop(s, q);
+    sched__leave(s, q);
     sched__offload_leave(s, q);
-    sched__cache_leave(s, q);
     tenants_leave(s->tenants, q->req.tenant);
     struct event_node *node = q->end_event;
     q->end_event = NULL;
@@ -321,7 +319,7 @@ static void finish_chunk(struct scheduler *s, struct sequence *q, const struct e
     }
     if (r->hidden) pool_rows(s, q, r);
     advance(s, q, r->count - r->proposed);
-    if (q->features) sched__features_passed(s, q);
+    sched__features_passed(s, q);
     if (r->position < q->req.prompt->token_count) {
         uint32_t end = q->position < q->req.prompt->token_count ? q->position : q->req.prompt->token_count;
         s->now.prompt_tokens += end - r->position;

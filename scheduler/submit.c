@@ -86,10 +86,8 @@ void sched_destroy(struct scheduler *s)
         while (lists[i]->head) {
             struct sequence *q = lists[i]->head;
             sched__list_remove(lists[i], q);
-            if (q->features) sched__features_drop(s, q);
+            sched__leave(s, q);
             sched__offload_leave(s, q);
-            if (s->blocks) sched__blocks_drop(s, q);
-            sched__cache_leave(s, q);
             sched__sequence_free(q);
         }
     }
