@@ -84,24 +84,17 @@ void features_destroy(struct feature_cache *c)
     free(c);
 }
 
-static struct feature_entry *find(const struct feature_cache *c, uint64_t hash, const uint8_t salt[32],
-                                  const uint8_t key[32])
+struct feature_entry *features_find(const struct feature_cache *c, const uint8_t salt[32],
+                                    const uint8_t key[32])
 {
-    struct feature_entry *f = hash_first(&c->table, hash);
+    struct feature_entry *f = hash_first(&c->table, hash_of(c, salt, key));
     while (f && (memcmp(f->key, key, 32) != 0 || memcmp(f->salt, salt, 32) != 0)) f = hash_next(f);
     return f;
 }
 
-struct feature_entry *features_find(const struct feature_cache *c, const uint8_t salt[32],
-                                    const uint8_t key[32])
-{
-    return find(c, hash_of(c, salt, key), salt, key);
-}
-
 struct feature_entry *features_get(struct feature_cache *c, const uint8_t salt[32], const uint8_t key[32])
 {
-    uint64_t hash = hash_of(c, salt, key);
-    struct feature_entry *f = find(c, hash, salt, key);
+    struct feature_entry *f = features_find(c, salt, key);
     if (f) {
         c->st.hits++;
         if (f->holders == 0) LIST_UNLINK(&c->idle, f);
@@ -110,7 +103,7 @@ struct feature_entry *features_get(struct feature_cache *c, const uint8_t salt[3
         if (!f) return NULL;
         memcpy(f->salt, salt, 32);
         memcpy(f->key, key, 32);
-        hash_insert(&c->table, &f->link, hash);
+        hash_insert(&c->table, &f->link, hash_of(c, salt, key));
         c->st.entries++;
     }
     c->st.queries++;

@@ -8,7 +8,20 @@
 #include "scheduler/cache/hash_table.h"
 #include "scheduler/cache/radix_cache.h"
 
-enum radix_heap { HEAP_BODY = 0, HEAP_CHAIN_TAIL, HEAP_LEAF, HEAP_BRANCH_TAIL, HEAP_STATE, HEAP_COUNT };
+/* HEAP_NEWEST: of a snapshot, by last use; its elements know no place in it. */
+enum radix_heap_kind {
+    HEAP_BODY = 0,
+    HEAP_CHAIN_TAIL,
+    HEAP_LEAF,
+    HEAP_BRANCH_TAIL,
+    HEAP_STATE,
+    HEAP_COUNT,
+    HEAP_NEWEST = HEAP_COUNT
+};
+struct radix_heap {
+    struct radix_node **at;
+    uint32_t count;
+};
 
 /* A block of the event sink's size; it belongs to the node that holds its last item. */
 struct radix_mark {
@@ -59,10 +72,7 @@ struct radix_cache {
                             */
     struct radix_node top; /* its children are the roots of the salts */
     struct hash_table children; /* of all nodes */
-    struct {
-        struct radix_node **at;
-        uint32_t count;
-    } heaps[HEAP_COUNT];
+    struct radix_heap heaps[HEAP_COUNT];
     uint32_t heap_cap; /* of every heap: a node always fits */
     double inflation;
     uint32_t no_state;    /* ENGINE_NO_BLOCK, for a hit's table */
@@ -181,6 +191,9 @@ uint32_t radix__path_offset(const struct radix_cache *c, const struct radix_node
                             uint32_t upto);
 
 /* ---- radix_evict.c ---- */
+void radix__heap_push(struct radix_heap *heap, enum radix_heap_kind h, struct radix_node *n); /* has room */
+/* The element at i; 0: the first. */
+struct radix_node *radix__heap_remove(struct radix_heap *heap, enum radix_heap_kind h, uint32_t i);
 bool radix__heaps_reserve(struct radix_cache *c, uint64_t nodes);
 void radix__classify(struct radix_cache *c,
                      struct radix_node *n); /* after every change of n: which heaps it belongs to */
