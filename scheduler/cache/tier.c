@@ -299,6 +299,11 @@ void tier_reset(struct tier *t)
 
 /* ---- reading ---- */
 
+bool tier_in_host(const struct tier_record *record)
+{
+    return record->host;
+}
+
 static void read_in_host(struct tier_record *record, struct tier_read *r)
 {
     record->used = true;

@@ -130,6 +130,29 @@ static void test_slow_loads(void **state)
     assert_in_range(st.tier_loads, same ? 1 : PROMPTS - ARENA * BT / LENGTH, same ? 1 : PROMPTS);
 }
 
+/* A load that is given up because the disk is slow tells how slow it is. */
+static void test_slow_disk(void **state)
+{
+    (void)state;
+    double before = s->offload->us_per_byte;
+    for (uint32_t i = 0; i < PROMPTS; i++)
+        for (const struct ask *a = send(i, i); !a->ended;) step();
+    const struct ask *a = send(0, 0);
+    step();
+    struct load *l = s->offload->loads;
+    l->tier = CACHE_TIER_DISK;
+    l->disk_bytes = l->host_bytes;
+    set_reads(TIER_DONE, TIER_READING);
+    for (uint32_t turns = 0; !a->ended; turns++) {
+        assert_true(turns < 20);
+        e.clock_us += 2e6;
+        step();
+        set_reads(TIER_READING, TIER_DONE);
+    }
+    assert_int_equal(a->cache.loaded, 0);
+    assert_true(s->offload->us_per_byte > 10 * before);
+}
+
 /* The shape of the cache has what is in memory and in the tier once, whatever spans it has: here one with
  * tokens between its rows. */
 static void test_shape(void **state)
@@ -164,6 +187,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         {"test_slow_loads", test_slow_loads, setup, teardown, NULL},
+        {"test_slow_disk", test_slow_disk, setup, teardown, NULL},
         {"test_shape", test_shape, setup, teardown, NULL},
         {"test_slow_load_of_the_same", test_slow_loads, setup, teardown, &asks},
     };
