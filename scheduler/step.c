@@ -537,7 +537,7 @@ static void publish(struct scheduler *s)
     st->running = s->running.count;
     st->used_grains = kvb_used_grains(s->blocks);
     for (uint32_t g = 0; g < s->caps.group_count; g++) {
-        uint64_t used = kvb_used_blocks(s->blocks, g), live = kvb_live_blocks(s->blocks, g);
+        uint64_t used = s->blocks->used_blocks[g], live = s->blocks->live_blocks[g];
         st->groups[g].blocks_used = used;
         st->groups[g].bytes_used = used * s->caps.groups[g].block_bytes;
         st->groups[g].blocks_live = live;

@@ -222,16 +222,6 @@ uint32_t kvb_references(const struct kv_blocks *k, uint32_t group, uint32_t bloc
     return who == KVB_CACHED ? k->cached[at] : k->live[at];
 }
 
-uint64_t kvb_used_blocks(const struct kv_blocks *k, uint32_t group)
-{
-    return k->used_blocks[group];
-}
-
-uint64_t kvb_live_blocks(const struct kv_blocks *k, uint32_t group)
-{
-    return k->live_blocks[group];
-}
-
 uint64_t kvb_used_grains(const struct kv_blocks *k)
 {
     uint64_t n = 0;

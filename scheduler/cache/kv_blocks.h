@@ -46,7 +46,7 @@ struct kv_blocks {
     uint32_t block_grains[ENGINE_GROUPS_MAX];
     uint32_t per_slab[ENGINE_GROUPS_MAX];
     struct slab_list free, partial[ENGINE_GROUPS_MAX]; /* partial: those of the group with a free block */
-    uint64_t used_blocks[ENGINE_GROUPS_MAX], live_blocks[ENGINE_GROUPS_MAX];
+    uint64_t used_blocks[ENGINE_GROUPS_MAX], live_blocks[ENGINE_GROUPS_MAX]; /* used: live + cached */
     uint32_t slabs_held[ENGINE_GROUPS_MAX], slabs_idle[ENGINE_GROUPS_MAX]; /* idle: has cached blocks only */
     uint32_t slab_grains, slab_count, free_slabs, refs_per_slab;
     struct slab *slabs;
@@ -74,8 +74,6 @@ void kvb_release(struct kv_blocks *k, uint32_t group, uint32_t block_offset,
 uint32_t kvb_references(const struct kv_blocks *k, uint32_t group, uint32_t block_offset,
                         enum kvb_holder who);
 
-uint64_t kvb_used_blocks(const struct kv_blocks *k, uint32_t group); /* live + cached */
-uint64_t kvb_live_blocks(const struct kv_blocks *k, uint32_t group);
 uint64_t kvb_used_grains(const struct kv_blocks *k);
 
 #endif

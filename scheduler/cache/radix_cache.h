@@ -147,7 +147,7 @@ bool radix_evict(struct radix_cache *c, const uint32_t need[ENGINE_GROUPS_MAX]);
 /* Receives what is evicted, before its blocks are released: blocks of group g for the indices first and
  * following, of the path that ends with the view; the recurrent group's is the state at its end. */
 struct radix_run {
-    const uint32_t *block_offsets; /* ENGINE_NO_BLOCK where nothing is kept */
+    uint32_t *block_offsets; /* ENGINE_NO_BLOCK where nothing is kept */
     uint32_t first, count;
 };
 struct radix_sink {

@@ -119,7 +119,7 @@ static bool holds_body(const struct radix_cache *c, const struct radix_node *n)
 static bool holds_tail(const struct radix_node *n)
 {
     for (uint32_t g = 0; g < ENGINE_GROUPS_MAX; g++)
-        if (n->tail_count[g]) return true;
+        if (n->tail[g].count) return true;
     return false;
 }
 
@@ -140,7 +140,7 @@ static double grains_of(const struct radix_cache *c, const struct radix_node *n)
     uint32_t blocks = radix__blocks(c, n->start, n->end);
     for (uint32_t g = 0; g < c->caps.group_count; g++) {
         uint32_t count = c->caps.groups[g].window
-                             ? (n->body[g] > n->tail_count[g] ? n->body[g] : n->tail_count[g])
+                             ? (n->body[g] > n->tail[g].count ? n->body[g] : n->tail[g].count)
                              : blocks;
         grains += (double)count * c->caps.groups[g].block_grains;
     }
@@ -223,11 +223,11 @@ void radix__drop_tail(struct radix_cache *c, struct radix_node *n)
     radix__keep(c, n, KEPT_TAIL, n->start);
     radix__event_tail(c, n, false);
     for (uint32_t g = 0; g < c->caps.group_count; g++) {
-        for (uint32_t i = 0; i < n->tail_count[g]; i++) kvb_release(c->blocks, g, n->tail[g][i], KVB_CACHED);
-        c->stats.evicted_blocks[g] += n->tail_count[g];
-        free(n->tail[g]);
-        n->tail[g] = NULL;
-        n->tail_count[g] = n->tail_first[g] = 0;
+        for (uint32_t i = 0; i < n->tail[g].count; i++)
+            kvb_release(c->blocks, g, n->tail[g].block_offsets[i], KVB_CACHED);
+        c->stats.evicted_blocks[g] += n->tail[g].count;
+        free(n->tail[g].block_offsets);
+        n->tail[g] = (struct radix_run){0};
     }
     n->has_tail = false;
     radix__classify(c, n);
@@ -283,7 +283,7 @@ static void count_blocks(struct radix_cache *c, const struct radix_node *n)
 {
     uint32_t blocks = radix__blocks(c, n->start, n->end);
     for (uint32_t g = 0; g < c->caps.group_count; g++)
-        c->stats.evicted_blocks[g] += c->caps.groups[g].window ? n->body[g] + n->tail_count[g] : blocks;
+        c->stats.evicted_blocks[g] += c->caps.groups[g].window ? n->body[g] + n->tail[g].count : blocks;
     if (n->state != ENGINE_NO_BLOCK) c->stats.evicted_blocks[c->state_group]++;
 }
 

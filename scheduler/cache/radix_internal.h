@@ -49,8 +49,7 @@ struct radix_node {
     uint32_t *block_offsets[ENGINE_GROUPS_MAX]; /* [radix__blocks(node)] from block index start / BT on;
                                            ENGINE_NO_BLOCK where nothing is kept */
     uint32_t body[ENGINE_GROUPS_MAX];           /* sliding groups: entries of block_offsets that are there */
-    uint32_t *tail[ENGINE_GROUPS_MAX];          /* [tail_count] from block index tail_first on */
-    uint32_t tail_first[ENGINE_GROUPS_MAX], tail_count[ENGINE_GROUPS_MAX];
+    struct radix_run tail[ENGINE_GROUPS_MAX];
     uint32_t state; /* the recurrent group's block after `end` tokens; ENGINE_NO_BLOCK: not saved */
     uint64_t last_use;
     double base, state_base;      /* `inflation` at the last use; at the last hit that ended here */
@@ -143,7 +142,7 @@ bool radix__mark_held(const struct radix_cache *c, const struct radix_node *n, u
 /* ---- radix_sink.c: no-ops without a sink ---- */
 enum radix_kept { KEPT_BLOCKS = 1, KEPT_TAIL = 2, KEPT_STATE = 4, KEPT_ALL = 7 };
 /* Gives that of n to it; of the blocks, those from position `from` on. */
-void radix__keep(struct radix_cache *c, const struct radix_node *n, enum radix_kept what, uint32_t from);
+void radix__keep(struct radix_cache *c, struct radix_node *n, enum radix_kept what, uint32_t from);
 
 /* ---- radix_node.c ---- */
 struct radix_node *radix__root(const struct radix_cache *c, const uint8_t salt[32]);

@@ -121,7 +121,7 @@ static void node_free(struct radix_node *n)
 {
     for (uint32_t g = 0; g < ENGINE_GROUPS_MAX; g++) {
         free(n->block_offsets[g]);
-        free(n->tail[g]);
+        free(n->tail[g].block_offsets);
     }
     free(n->marks);
     free(n->tokens);
@@ -347,7 +347,8 @@ void radix__remove(struct radix_cache *c, struct radix_node *n)
         for (uint32_t i = 0; i < blocks; i++)
             if (n->block_offsets[g][i] != ENGINE_NO_BLOCK)
                 kvb_release(c->blocks, g, n->block_offsets[g][i], KVB_CACHED);
-        for (uint32_t i = 0; i < n->tail_count[g]; i++) kvb_release(c->blocks, g, n->tail[g][i], KVB_CACHED);
+        for (uint32_t i = 0; i < n->tail[g].count; i++)
+            kvb_release(c->blocks, g, n->tail[g].block_offsets[i], KVB_CACHED);
     }
     if (n->state != ENGINE_NO_BLOCK) {
         kvb_release(c->blocks, c->state_group, n->state, KVB_CACHED);
@@ -365,7 +366,7 @@ uint32_t radix__path_offset(const struct radix_cache *c, const struct radix_node
     while (n->start >= upto && !n->root) n = n->parent;
     if (n->root) return ENGINE_NO_BLOCK;
     uint32_t at = n->block_offsets[g][i - n->start / c->bt];
-    if (at == ENGINE_NO_BLOCK && i >= n->tail_first[g] && i - n->tail_first[g] < n->tail_count[g])
-        at = n->tail[g][i - n->tail_first[g]];
+    if (at == ENGINE_NO_BLOCK && i >= n->tail[g].first && i - n->tail[g].first < n->tail[g].count)
+        at = n->tail[g].block_offsets[i - n->tail[g].first];
     return at;
 }

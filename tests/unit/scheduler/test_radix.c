@@ -1388,14 +1388,14 @@ static void test_bodies_go_first(void **state)
     text_seal(turn);
     text_seal(next);
     put(w, turn, 100, true);
-    assert_int_equal(kvb_used_blocks(w->blocks, 0), 100);
-    assert_int_equal(kvb_used_blocks(w->blocks, 1), 100); /* all of the body */
+    assert_int_equal(w->blocks->used_blocks[0], 100);
+    assert_int_equal(w->blocks->used_blocks[1], 100); /* all of the body */
     w->plenty = false;
     uint32_t free_units = 600 - (uint32_t)kvb_used_grains(w->blocks), need[GROUPS] = {free_units + 90, 0};
     assert_true(radix_evict(w->cache, need));
     radix_check(w->cache);
-    assert_int_equal(kvb_used_blocks(w->blocks, 0), 100);
-    assert_true(kvb_used_blocks(w->blocks, 1) <= 10 && kvb_used_blocks(w->blocks, 1) >= 3);
+    assert_int_equal(w->blocks->used_blocks[0], 100);
+    assert_true(w->blocks->used_blocks[1] <= 10 && w->blocks->used_blocks[1] >= 3);
     assert_int_equal(look(w, next).length, 800);
     text_free(next);
     world_free(w);
