@@ -316,6 +316,7 @@ static bool cut_leaf(struct radix_cache *c, struct radix_node *n)
     uint32_t blocks = radix__blocks(c, n->start, n->end);
     if (c->sliding || radix__recurrent(c) || blocks <= 2 * DROP_BLOCKS) return false;
     uint32_t keep = blocks - DROP_BLOCKS, end = (n->start / c->bt + keep) * c->bt;
+    remember(c, radix__child_hash(c, n, radix__of_node(n), end));
     radix__keep(c, n, KEPT_ALL, end);
     for (uint32_t g = 0; g < c->caps.group_count; g++) {
         for (uint32_t i = keep; i < blocks; i++)

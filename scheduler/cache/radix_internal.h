@@ -169,6 +169,9 @@ static inline struct radix_items radix__of_node(const struct radix_node *n)
 }
 /* The span that the item at pos is of; NULL: it is a text token. */
 const struct prompt_span *radix__span(struct radix_items x, uint32_t pos);
+/* Fingerprint of (parent, its item at pos). */
+uint64_t radix__child_hash(const struct radix_cache *c, const struct radix_node *parent, struct radix_items x,
+                           uint32_t pos);
 /* Continues a hash by the item at pos. */
 uint64_t radix__item_hash(uint64_t h, struct radix_items x, uint32_t pos);
 /* Splits n at p (start < p < end): returns the new upper part, n is the lower one. NULL: out of memory,

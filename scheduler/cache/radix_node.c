@@ -87,7 +87,7 @@ uint64_t radix__item_hash(uint64_t h, struct radix_items x, uint32_t pos)
                     (s ? pos - s->begin : x.tokens[pos - x.first]));
 }
 
-static uint64_t child_hash(const struct radix_cache *c, const struct radix_node *parent, struct radix_items x,
+uint64_t radix__child_hash(const struct radix_cache *c, const struct radix_node *parent, struct radix_items x,
                            uint32_t pos)
 {
     return radix__item_hash(hash_mix(c->seed ^ hash_mix(parent->id)), x, pos);
@@ -109,7 +109,7 @@ struct radix_node *radix__root(const struct radix_cache *c, const uint8_t salt[3
 struct radix_node *radix__child(const struct radix_cache *c, const struct radix_node *n,
                                 const struct radix_view *v, uint32_t pos, uint64_t *hash)
 {
-    *hash = child_hash(c, n, radix__of_view(v), pos);
+    *hash = radix__child_hash(c, n, radix__of_view(v), pos);
     for (struct radix_node *k = hash_first(&c->children, *hash); k; k = hash_next(k))
         if (k->parent == n && !k->root && radix__common(k, v, pos, pos + 1) == 1) return k;
     return NULL;
@@ -243,7 +243,7 @@ struct radix_node *radix__child_create(struct radix_cache *c, struct radix_node 
     copy_spans(n, spans, count);
     c->stats.nodes++;
     c->stats.items += to - from;
-    link_child(c, parent, n, child_hash(c, parent, radix__of_view(v), from));
+    link_child(c, parent, n, radix__child_hash(c, parent, radix__of_view(v), from));
     take_offsets(c, n, from, to, tables);
     radix__marks_add(c, n, v, from);
     /* The parent's last block, partly filled, has the same beginning: keeping one of the two is enough. */
@@ -327,7 +327,7 @@ struct radix_node *radix__split(struct radix_cache *c, struct radix_node *n, uin
     unlink_child(c, n);
     n->start = p;
     link_child(c, parent, u, hash);
-    link_child(c, u, n, child_hash(c, u, radix__of_node(n), p));
+    link_child(c, u, n, radix__child_hash(c, u, radix__of_node(n), p));
     u->checkpoint = true;
     u->last_use = n->last_use;
     u->base = n->base;

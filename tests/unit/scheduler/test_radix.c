@@ -1227,6 +1227,28 @@ static void test_many_children(void **state)
     }
 }
 
+/* A long leaf loses its end alone; who asks for that is told that it was evicted. */
+static void test_cut_leaf(void **state)
+{
+    (void)state;
+    static const struct shape full_only = {1, {0}};
+    struct world *w = world_new(&full_only, 4, 100, true);
+    struct text *a = tokens_text(1, 160);
+    struct radix_hit hit;
+    text_seal(a);
+    put(w, a, 160, true);
+    struct radix_view v = view_of(a);
+    ASSERT(radix_match(w->cache, &v, v.count - 1, NULL, &hit));
+    assert_true(hit.length == v.count - 1 && hit.info.stop == CACHE_STOP_NONE);
+    uint32_t need[ENGINE_GROUPS_MAX] = {(uint32_t)(100 - w->blocks->used_blocks[0]) + 1};
+    ASSERT(radix_evict(w->cache, need));
+    ASSERT(radix_match(w->cache, &v, v.count - 1, NULL, &hit));
+    assert_true(hit.length > 100 && hit.length < 140);
+    assert_int_equal(hit.info.stop, CACHE_STOP_EVICTED);
+    radix_check(w->cache);
+    world_free(w);
+}
+
 /* What is shown of the tree: lengths and branches, the last used first. Without a salt the sums are of the
  * whole cache; with one they are its own. */
 static void test_snapshot(void **state)
@@ -1461,6 +1483,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_stop_reasons),
         cmocka_unit_test(test_lower_tier),
         cmocka_unit_test(test_many_children),
+        cmocka_unit_test(test_cut_leaf),
         cmocka_unit_test(test_snapshot),
         cmocka_unit_test(test_bodies_go_first),
         cmocka_unit_test(test_pin_holds),
