@@ -137,7 +137,7 @@ VARIANTS = {
                                        S: {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e3}}),
         vision=vision_cfg(num_hidden_layers=1), soft=16,
         cases=[chat(("u", [text("What is"), image(0), text("this?")]), pictures=[(15, 47, 66)],
-                    note="two caps that this class does not apply, yarn on full layers, linear on sliding ones"),
+                    note="two caps without effect, yarn on full layers, linear on sliding ones"),
                raw(LONG[:90], "longer than yarn's original length")]),
     "vision_bf16": dict(
         seed=800, distinct=7, margin=0.05, dtype="bfloat16", gains=dict(head_gain=1.65, qk_gain=0.8, post_gain=0.3),
