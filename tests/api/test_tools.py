@@ -415,7 +415,8 @@ def test_required_in_every_syntax(binary, top):
     bad = {"type": "function", "function": {"name": "bad", "parameters": {"type": "object", "properties": {
         "x": {"type": "array", "items": {"type": "string", "pattern": "(a)\\1"}}}, "required": ["x"]}}}
     for marks in ("<tool_call>", "<tool_call><function=<parameter=", "<|tool_call>call:", "[TOOL_CALLS]",
-                  "[TOOL_CALLS][ARGS]", "<tool_call><arg_key>", "List of tools: "):
+                  "[TOOL_CALLS][ARGS]", "<tool_call><arg_key>", "List of tools: ", "<function_calls>",
+                  "<|tool_call|>", '"parameters": dictionary of argument name'):
         template = ("{# " + marks + " #}{% for t in tools or [] %}{{ t.function.name }}{% endfor %}"
                     "{% for m in messages %}{{ m.role + m.content }}{% endfor %}"
                     "{% if script %}{{ '<<' + script + '>>' }}{% endif %}")

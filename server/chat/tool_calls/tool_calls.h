@@ -32,6 +32,9 @@ enum tool_call_syntax {
     TOOL_SYNTAX_MISTRAL_LIST, /* a JSON list */
     TOOL_SYNTAX_GLM,          /* tags for keys and values */
     TOOL_SYNTAX_LFM2,         /* [NAME(key=value)] */
+    TOOL_SYNTAX_OLMO,         /* NAME(key=value), a line each */
+    TOOL_SYNTAX_GRANITE,      /* a JSON list */
+    TOOL_SYNTAX_LLAMA,        /* {"name", "parameters"} without tags */
     TOOL_SYNTAXES
 };
 
@@ -50,6 +53,7 @@ struct tool_syntax {
     const char *quote;     /* quote token or NULL */
     const char *tokens[4]; /* further tags that may be tokens */
     bool named;            /* its calls are a name and arguments (named.c) */
+    bool plain;            /* its calls are plain JSON (tool_rules.bare) */
     /* A call as the template writes it: open tag, before, NAME, after, arguments, end, end tag. */
     const char *before, *after, *end;
     enum tool_arguments arguments;
