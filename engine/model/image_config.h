@@ -67,8 +67,8 @@ struct image_config {
     /* NULL, or the allowed token budgets (ascending, 0-terminated): area_max is the area of one of them, and
      * sides fill it as far as multiples allow, small images too. */
     const uint32_t *budgets;
-    /* Transparent pixels are blended over white, as in the family's tools and processor. false: the alpha
-     * channel is dropped and the colours stay, as in the reference's loader. */
+    /* Transparent pixels are blended over white, as in the family's processor. false: the alpha channel is
+     * dropped and the colours stay, as in the reference's loader. */
     bool on_white;
     /* Videos (video: the checkpoint's settings for them are usable). */
     bool video;

@@ -80,6 +80,23 @@ def test_tiles(variant):
     server.stop()
 
 
+def test_transparent(variant):
+    """Transparent places are white, in towers over tiles too."""
+    model = os.path.join(root, "tests/golden/tiles", variant)
+    server = harness.Server(args.binary, model, "--kv-memory", "64M")
+
+    def pixel(x, y):
+        return (x * 9 % 256, y * 11 % 256, x * y % 256)
+
+    half = harness.png(30, 30, lambda x, y: (*pixel(x, y), 255 if x < 15 else 0), alpha=True)
+    white = harness.png(30, 30, lambda x, y: pixel(x, y) if x < 15 else (255, 255, 255))
+    first, second = (ask(server, [{"role": "user", "content": [{
+        "type": "image_url", "image_url": {"url": harness.data_url(data)}}]}]) for data in (white, half))
+    check.equal(f"{variant}: transparent", second[0], first[0])
+    check.true(f"{variant}: the same image", second[1]["prompt_tokens_details"]["cached_tokens"] > 8, second)
+    server.stop()
+
+
 def main():
     for variant in ("mistral3_f32", "paddleocr_vl_f32", "glm_ocr_f32"):
         check.run(test_turns, variant)
@@ -88,6 +105,8 @@ def main():
     check.run(test_sizes, "glm_ocr_f32", "must not differ by more than 200 to 1")
     for variant in TILED:
         check.run(test_tiles, variant)
+    for variant in ("smolvlm_f32", "internvl_f32", "granite_docling_f32"):
+        check.run(test_transparent, variant)
     check.end()
 
 
