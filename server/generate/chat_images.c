@@ -50,8 +50,8 @@ static enum status parse_bound(struct gen *g, json_t *from, const char *in, cons
     return ST_OK;
 }
 
-/* Refuses an object with other keys. */
-static enum status parse_keys(struct gen *g, json_t *from, const char *path, const char *const names[3])
+/* Refuses an object with keys that are not in `names`, a list like "min_pixels, max_pixels". */
+static enum status parse_keys(struct gen *g, json_t *from, const char *path, const char *names)
 {
     const char *key;
     json_t *v;
@@ -61,11 +61,12 @@ static enum status parse_keys(struct gen *g, json_t *from, const char *path, con
     json_object_foreach(from, key, v)
     {
         bool known = json_is_null(v);
-        for (int i = 0; i < 3 && names[i]; i++) known = known || strcmp(key, names[i]) == 0;
+        size_t len = strlen(key);
+        for (const char *at = names; !known && *at; at += strcspn(at, " "), at += *at == ' ')
+            known = strncmp(at, key, len) == 0 && strchr(" ,", at[len]);
         if (!known)
-            return api_fail(e, 400, "unsupported_parameter", KWARGS, "%s takes %s%s%s%s%s, not '%.60s'.",
-                            path, names[0], names[1] ? ", " : "", names[1] ? names[1] : "",
-                            names[2] ? ", " : "", names[2] ? names[2] : "", key);
+            return api_fail(e, 400, "unsupported_parameter", KWARGS, "%s takes %s, not '%.60s'.", path, names,
+                            key);
     }
     return ST_OK;
 }
@@ -73,57 +74,52 @@ static enum status parse_keys(struct gen *g, json_t *from, const char *path, con
 /* max_soft_tokens, of models whose images fill one of a few budgets. */
 static enum status parse_budget(struct gen *g, json_t *kwargs)
 {
+    static const char name[] = "max_soft_tokens", path[] = KWARGS ".max_soft_tokens";
     const struct image_config *cfg = &g->r->srv->model->info->image.config;
     char all[96] = "";
     uint64_t n = 0;
-    if (parse_keys(g, kwargs, KWARGS, (const char *const[3]){"max_soft_tokens"}) ||
-        parse_bound(g, kwargs, "", "max_soft_tokens", 0, INT64_MAX, &n))
+    if (parse_keys(g, kwargs, KWARGS, name) || parse_bound(g, kwargs, "", name, 0, INT64_MAX, &n))
         return ST_INVALID;
-    if (!field(kwargs, "max_soft_tokens") || image_budget(cfg, n, &g->p.image_bounds.area_max)) return ST_OK;
+    if (!field(kwargs, name) || image_budget(cfg, n, &g->p.image_bounds.area_max)) return ST_OK;
     for (const uint32_t *b = cfg->budgets; *b; b++) {
         size_t at = strlen(all);
         snprintf(all + at, sizeof all - at, "%s%u", at ? ", " : "", *b);
     }
-    static const char path[] = KWARGS ".max_soft_tokens";
     return api_fail(&g->r->response.error, 400, "invalid_value", path, "%s must be one of %s.", path, all);
 }
 
-/* The names and units of the family's image processor: tokens (LFM2-VL), the longest side (Pixtral), or
- * areas, in `size` over all frames that an image counts as (GLM). */
-static enum status parse_sizes(struct gen *g, json_t *kwargs, uint64_t unit)
+/* LFM2-VL's bounds, in tokens. */
+static enum status parse_tokens(struct gen *g, json_t *kwargs, uint64_t unit, struct image_bounds *b)
 {
-    static const char *const tokens[3] = {"min_image_tokens", "max_image_tokens"},
-                             *const sides[3] = {"max_pixels", "size"}, *const side[3] = {"longest_edge"},
-                             *const areas[3] = {"min_pixels", "max_pixels", "size"},
-                             *const edges[3] = {"shortest_edge", "longest_edge"};
+    uint64_t most = area_limit(g) / unit;
+    if (parse_keys(g, kwargs, KWARGS, "min_image_tokens, max_image_tokens") ||
+        parse_bound(g, kwargs, "", "min_image_tokens", 1, most, &b->area_min) ||
+        parse_bound(g, kwargs, "", "max_image_tokens", 1, most, &b->area_max))
+        return ST_INVALID;
+    b->area_min *= unit;
+    b->area_max *= unit;
+    return ST_OK;
+}
+
+/* Areas, and in `size` what the family's image processor takes: the longest side (Pixtral), or areas over
+ * all frames that an image counts as (GLM). */
+static enum status parse_areas(struct gen *g, json_t *kwargs, uint64_t unit, struct image_bounds *b)
+{
     const struct image_config *cfg = &g->r->srv->model->info->image.config;
-    struct image_bounds *b = &g->p.image_bounds;
+    bool side = cfg->longest > 0;
     json_t *size = field(kwargs, "size");
-    uint64_t most = area_limit(g), frames = cfg->area_frames ? cfg->area_frames : 1;
-    if (cfg->tiles.rule) {
-        if (parse_keys(g, kwargs, KWARGS, tokens) ||
-            parse_bound(g, kwargs, "", tokens[0], 1, most / unit, &b->area_min) ||
-            parse_bound(g, kwargs, "", tokens[1], 1, most / unit, &b->area_max))
-            return ST_INVALID;
-        b->area_min *= unit;
-        b->area_max *= unit;
-        return ST_OK;
-    }
-    if (parse_keys(g, kwargs, KWARGS, cfg->longest ? sides : areas) ||
-        parse_keys(g, size, KWARGS ".size", cfg->longest ? side : edges))
+    uint64_t most = area_limit(g), frames = cfg->area_frames ? cfg->area_frames : 1,
+             least = side ? 1 : unit * frames, longest = side ? cfg->longest : most * frames;
+    if (parse_keys(g, kwargs, KWARGS, side ? "max_pixels, size" : "min_pixels, max_pixels, size") ||
+        parse_keys(g, size, KWARGS ".size", side ? "longest_edge" : "shortest_edge, longest_edge") ||
+        parse_bound(g, size, "size.", "shortest_edge", 1, most * frames, &b->area_min) ||
+        parse_bound(g, size, "size.", "longest_edge", least, longest, &b->area_max))
         return ST_INVALID;
-    if (cfg->longest) {
-        if (parse_bound(g, size, "size.", side[0], 1, cfg->longest, &b->area_max)) return ST_INVALID;
-        b->area_max *= b->area_max;
-    } else if (parse_bound(g, size, "size.", edges[0], 1, most * frames, &b->area_min) ||
-               parse_bound(g, size, "size.", edges[1], unit * frames, most * frames, &b->area_max)) {
-        return ST_INVALID;
-    }
-    b->area_min = b->area_min ? (b->area_min + frames - 1) / frames : 0;
+    if (side) b->area_max *= b->area_max;
+    b->area_min = (b->area_min + frames - 1) / frames;
     b->area_max /= frames;
-    return parse_bound(g, kwargs, "", areas[0], 1, most, &b->area_min)
-               ? ST_INVALID
-               : parse_bound(g, kwargs, "", areas[1], unit, most, &b->area_max);
+    enum status st = parse_bound(g, kwargs, "", "min_pixels", 1, most, &b->area_min);
+    return st ? st : parse_bound(g, kwargs, "", "max_pixels", unit, most, &b->area_max);
 }
 
 enum status gen_parse_image_bounds(struct gen *g, json_t *root)
@@ -131,22 +127,18 @@ enum status gen_parse_image_bounds(struct gen *g, json_t *root)
     struct api_error *e = &g->r->response.error;
     const struct image_config *cfg = &g->r->srv->model->info->image.config;
     struct image_bounds *b = &g->p.image_bounds;
+    uint64_t unit = (uint64_t)cfg->patch * cfg->merge * cfg->patch * cfg->merge; /* pixels of one token */
     json_t *kwargs = field(root, KWARGS);
     if (!kwargs) return ST_OK;
     if (!json_is_object(kwargs))
         return api_fail(e, 400, "invalid_type", KWARGS, KWARGS " must be an object.");
     if (!json_object_size(kwargs)) return ST_OK;
     if (!g->r->srv->model->info->image.present || !cfg->dynamic || cfg->tiles.rule == TILES_SLICED)
-        return api_fail(
-            e, 400, "unsupported_parameter", KWARGS, "%s",
-            json_object_get(kwargs, "do_pan_and_scan") ? KWARGS
-                ": do_pan_and_scan can't be set by a request; the checkpoint's "
-                "preprocessor_config.json says it."
-                                                       : KWARGS
-                " is not supported: this model's images have no variable size, or are cut into tiles "
-                "as the checkpoint's preprocessor_config.json says.");
+        return api_fail(e, 400, "unsupported_parameter", KWARGS,
+                        KWARGS " is not supported by this model: its images have one size, or crops and "
+                               "tiles as the checkpoint's preprocessor_config.json says.");
     if (cfg->budgets) return parse_budget(g, kwargs);
-    if (parse_sizes(g, kwargs, (uint64_t)cfg->patch * cfg->merge * cfg->patch * cfg->merge))
+    if (cfg->tiles.rule ? parse_tokens(g, kwargs, unit, b) : parse_areas(g, kwargs, unit, b))
         return ST_INVALID;
     uint64_t most = b->area_max ? b->area_max : cfg->area_max;
     if (b->area_min <= most) return ST_OK;

@@ -3,6 +3,10 @@
 #include "server/chat/tool_calls/tool_calls.h"
 
 #define CALL_TAGS .opens = {"<tool_call>", "<function="}, .closes = {"</tool_call>"}
+#define CALL_LIST .before = "[{\"name\": \"", .after = "\", \"arguments\": ", .end = "}]", .between = ""
+#define CALL_KEYWORDS                                                                                        \
+    .named = true, .after = "(", .arguments = TOOL_ARGUMENTS_VALUES, .key = "", .after_key = "=",            \
+    .after_value = "", .comma = ", "
 
 static const struct tool_syntax syntaxes[TOOL_SYNTAXES] = {
     [TOOL_SYNTAX_JSON] = {.marks = {"<tool_call>"},
@@ -59,42 +63,22 @@ static const struct tool_syntax syntaxes[TOOL_SYNTAXES] = {
     [TOOL_SYNTAX_MISTRAL_LIST] = {.marks = {"[TOOL_CALLS]"},
                                   .opens = {"[TOOL_CALLS]"},
                                   .named = true,
-                                  .before = "[{\"name\": \"",
-                                  .after = "\", \"arguments\": ",
-                                  .end = "}]",
-                                  .between = ""},
+                                  CALL_LIST},
     [TOOL_SYNTAX_LFM2] = {.marks = {"List of tools: "},
                           .opens = {"<|tool_call_start|>"},
                           .closes = {"<|tool_call_end|>"},
-                          .named = true,
+                          CALL_KEYWORDS,
                           .before = "[",
-                          .after = "(",
                           .end = ")]",
-                          .arguments = TOOL_ARGUMENTS_VALUES,
-                          .key = "",
-                          .after_key = "=",
-                          .after_value = "",
-                          .comma = ", ",
                           .between = ""},
     [TOOL_SYNTAX_OLMO] = {.marks = {"<function_calls>"},
                           .opens = {"<function_calls>"},
                           .closes = {"</function_calls>"},
-                          .named = true,
+                          CALL_KEYWORDS,
                           .before = "",
-                          .after = "(",
                           .end = ")",
-                          .arguments = TOOL_ARGUMENTS_VALUES,
-                          .key = "",
-                          .after_key = "=",
-                          .after_value = "",
-                          .comma = ", ",
                           .between = "\n"},
-    [TOOL_SYNTAX_GRANITE] = {.marks = {"<|tool_call|>"},
-                             .opens = {"<|tool_call|>"},
-                             .before = "[{\"name\": \"",
-                             .after = "\", \"arguments\": ",
-                             .end = "}]",
-                             .between = ""},
+    [TOOL_SYNTAX_GRANITE] = {.marks = {"<|tool_call|>"}, .opens = {"<|tool_call|>"}, CALL_LIST},
     [TOOL_SYNTAX_LLAMA] = {.marks = {"\"parameters\": dictionary of argument name"},
                            .opens = {"<|python_tag|>"},
                            .plain = true,
