@@ -282,11 +282,11 @@ void sched__plan(struct scheduler *s, uint64_t now_us)
     /* An image larger than the step's remaining tokens comes first in the next step, before decodes. */
     const struct sequence *wide = s->wide;
     s->wide = NULL;
-    if (!wide) plan_decodes(s);
     for (struct sequence *q = wide ? s->running.head : NULL; q; q = q->next) {
         if (q != wide) continue;
         sched__prefill_chunk(s, q, 1);
         break;
     }
+    if (!s->step->count) plan_decodes(s);
     sched__plan_prefills(s, prefill_budget(s));
 }

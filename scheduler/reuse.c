@@ -225,7 +225,7 @@ void sched__cache_defer(struct scheduler *s)
             /* It ranks like the shortest sequence that waits for it. */
             if (q->waits && (!r->needed_len || q->wait_until < r->needed_len)) r->needed_len = q->wait_until;
         }
-        q->prefix_inflight = q->waits || sched__loading(q);
+        q->prefix_inflight = q->waits || sched__loading(s, q);
     }
     pthread_mutex_unlock(&s->lock);
 }
@@ -263,22 +263,6 @@ bool sched__cache_waits(struct scheduler *s, struct sequence *q)
     return false;
 }
 
-void sched_reset_prefix_cache(struct scheduler *s)
-{
-    pthread_mutex_lock(&s->lock);
-    s->reset_cache = s->poked = true;
-    pthread_cond_signal(&s->work);
-    pthread_mutex_unlock(&s->lock);
-}
-
-void sched_announce_cache(struct scheduler *s)
-{
-    pthread_mutex_lock(&s->lock);
-    s->announce_cache = s->poked = true;
-    pthread_cond_signal(&s->work);
-    pthread_mutex_unlock(&s->lock);
-}
-
 bool sched__cache_reset_wanted(struct scheduler *s)
 {
     pthread_mutex_lock(&s->lock);
@@ -291,34 +275,6 @@ bool sched__cache_reset_wanted(struct scheduler *s)
     }
     if (announce && !wanted && s->cache) radix_announce(s->cache);
     return wanted || announce;
-}
-
-/* Under the lock. A pending request keeps its salt: a caller with a different salt must ask again later. */
-static uint64_t snapshot_ask(struct scheduler *s, const uint8_t salt[32])
-{
-    if (s->snapshots_asked == s->snapshot_made) memcpy(s->snapshot_asked_salt, salt, 32);
-    s->poked = true;
-    pthread_cond_signal(&s->work);
-    return ++s->snapshots_asked;
-}
-
-uint64_t sched_snapshot_ask(struct scheduler *s, const uint8_t salt[32])
-{
-    pthread_mutex_lock(&s->lock);
-    uint64_t request_seq = snapshot_ask(s, salt);
-    pthread_mutex_unlock(&s->lock);
-    return request_seq;
-}
-
-bool sched_snapshot(struct scheduler *s, const uint8_t salt[32], uint64_t *request_seq,
-                    struct cache_snapshot *out)
-{
-    pthread_mutex_lock(&s->lock);
-    bool made = s->snapshot_made >= *request_seq, own = memcmp(s->snapshot_salt, salt, 32) == 0;
-    if (made && own) *out = s->snapshot;
-    else if (made) *request_seq = snapshot_ask(s, salt);
-    pthread_mutex_unlock(&s->lock);
-    return made && own;
 }
 
 void sched__cache_snapshot(struct scheduler *s)

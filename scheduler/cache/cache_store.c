@@ -3,7 +3,6 @@
 #include "scheduler/cache/cache_store.h"
 
 #include "config/base/assert.h"
-#include "config/base/clock.h"
 #include "config/base/log.h"
 #include "scheduler/cache/record_index.h"
 
@@ -37,7 +36,7 @@ struct cache_store {
     struct record_header blank; /* binding and about, of each record */
     uint64_t tag, scan_id;      /* scan_id: headers of lower ids are read */
     uint64_t scan_end;          /* 0: all are */
-    uint64_t found;
+    uint64_t found, last_put;   /* last_put: its id */
     size_t foreign;
     struct cache_store_stats now;
     struct node off_event;
@@ -173,16 +172,13 @@ static bool put_now(struct cache_store *s, const struct node *n)
 
 static void get_now(struct cache_store *s, struct node *n)
 {
-    uint64_t id = n->ev.record.id, began = now_us();
+    uint64_t id = n->ev.record.id;
     struct index_entry *e = index_find(&s->x, id);
     bool there = !s->now.off && e && e->known && e->payload_bytes == n->ev.record.payload_bytes;
     enum file_state fs =
         there ? record_payload(&s->x.dir, id, s->tag, e->header_sum, n->data, e->payload_bytes) : FILE_LATER;
     if (fs == FILE_FAILED) turn_off(s, "reading");
     bool bad = fs == FILE_GONE || fs == FILE_DAMAGED;
-    s->now.reads += !fs;
-    s->now.read_bytes += fs ? 0 : e->payload_bytes;
-    s->now.read_us += now_us() - began;
     s->now.damaged += bad;
     n->ev.kind = STORE_READ;
     n->ev.ok = !fs;
@@ -248,9 +244,9 @@ static void handle(struct cache_store *s, struct node *n)
     switch (n->request) {
     case REQ_GET: get_now(s, n); return;
     case REQ_PUT:
+        s->last_put = r->id;
         put = !s->now.off && put_now(s, n);
         s->now.puts += put;
-        s->now.written_bytes += put ? r->payload_bytes : 0;
         s->now.dropped += !put;
         if (!put && !s->now.off) gone(s, r->id);
         free(n->data);
@@ -263,11 +259,11 @@ static void handle(struct cache_store *s, struct node *n)
     free(n);
 }
 
-/* Reads go before what else waits, unless they wait for a put. */
+/* Reads go before what else waits, unless they are of a record that is yet to be put. */
 static struct node *next_request(struct cache_store *s)
 {
     struct node *get = s->gets.head;
-    return get && (!s->others.head || index_find(&s->x, get->ev.record.id)) ? pop(&s->gets) : pop(&s->others);
+    return get && (!s->others.head || get->ev.record.id <= s->last_put) ? pop(&s->gets) : pop(&s->others);
 }
 
 static void *store_main(void *arg)
@@ -318,7 +314,7 @@ enum status cache_store_open(const struct cache_store_options *opt, struct cache
     strncpy(s->blank.about, opt->about ? opt->about : "", sizeof s->blank.about - 1);
     s->tag = record_tag(opt->binding);
     s->next_id = s->scan_end = s->x.count ? s->x.at[s->x.count - 1].file.id + 1 : 1;
-    s->now.bytes_max = opt->bytes_max;
+    s->last_put = s->next_id - 1;
     struct fifo *fifos[] = {&s->gets, &s->others, &s->events};
     for (size_t i = 0; i < 3; i++) fifos[i]->tail = &fifos[i]->head;
     pthread_condattr_t attr;

@@ -43,11 +43,8 @@
 #include "config/base/status.h"
 #include "engine/engine.h"
 #include "engine/prompt/prompt.h"
+#include "scheduler/cache/cache_report.h"
 #include "scheduler/cache/kv_blocks.h"
-#include "scheduler/scheduler.h"
-
-#include <stdbool.h>
-#include <stdint.h>
 
 struct radix_cache;
 struct radix_node;
@@ -61,6 +58,11 @@ struct radix_view {
     uint32_t span_count;
     const uint8_t *salt; /* [32] */
 };
+
+/* Index of the first of spans in order that ends after pos; count: none. */
+uint32_t radix_span_at(const struct prompt_span *spans, uint32_t count, uint32_t pos);
+/* Of an image of unknown identity (a key of all zeros): equal to no other, and nothing from it on is kept. */
+bool radix_doubtful(const struct prompt_span *s);
 
 /* A sequence's blocks of one group: block_offsets[i] for block indices first <= i < end. */
 struct radix_table {

@@ -208,7 +208,7 @@ void radix__touch(struct radix_cache *c, struct radix_node *n)
 
 void radix__drop_tail(struct radix_cache *c, struct radix_node *n)
 {
-    radix__keep_tail(c, n);
+    radix__keep(c, n, KEPT_TAIL, n->start);
     radix__event_tail(c, n, false);
     for (uint32_t g = 0; g < c->caps.group_count; g++) {
         for (uint32_t i = 0; i < n->tail_count[g]; i++) kvb_release(c->blocks, g, n->tail[g][i], KVB_CACHED);
@@ -236,7 +236,7 @@ static struct radix_node *least(struct radix_cache *c, enum radix_heap h)
 static void drop_state(struct radix_cache *c, struct radix_node *n)
 {
     c->inflation = n->rank > c->inflation ? n->rank : c->inflation;
-    radix__keep_state_below(c, n);
+    radix__keep(c, n, KEPT_STATE, n->start);
     radix__event_state(c, n, false);
     kvb_release(c->blocks, c->state_group, n->state, KVB_CACHED);
     n->state = ENGINE_NO_BLOCK;
@@ -281,8 +281,8 @@ static void drop_leaf(struct radix_cache *c, struct radix_node *n)
     for (;;) {
         struct radix_node *parent = n->parent;
         bool root = n->root;
-        remember(c, n->hash);
-        radix__keep_leaf(c, n, n->start);
+        remember(c, n->link.hash);
+        radix__keep(c, n, KEPT_ALL, n->start);
         count_blocks(c, n);
         radix__remove(c, n);
         c->stats.evicted_nodes++;
@@ -304,7 +304,7 @@ static bool cut_leaf(struct radix_cache *c, struct radix_node *n)
     uint32_t blocks = radix__blocks(c, n->start, n->end);
     if (c->sliding || radix__recurrent(c) || blocks <= 2 * DROP_BLOCKS) return false;
     uint32_t keep = blocks - DROP_BLOCKS, end = (n->start / c->bt + keep) * c->bt;
-    radix__keep_leaf(c, n, end);
+    radix__keep(c, n, KEPT_ALL, end);
     for (uint32_t g = 0; g < c->caps.group_count; g++) {
         for (uint32_t i = keep; i < blocks; i++)
             kvb_release(c->blocks, g, n->block_offsets[g][i], KVB_CACHED);

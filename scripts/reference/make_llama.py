@@ -15,7 +15,7 @@ from tokenizers import pre_tokenizers, processors, trainers
 import make_qwen
 import make_qwen_checks
 import make_qwen_parts as parts
-from common import HERE, REPO
+from common import HERE
 from make_tokenizer import LLAMA3, TEKKEN
 from make_qwen_variants import HELLO, LONG, VOCAB, chat, raw, text_cfg
 
@@ -298,8 +298,7 @@ def reacts(model, v, p, lp, logprobs, positions, inner=make_qwen.check_reacts):
 
 if __name__ == "__main__":
     make_qwen.check_reacts = reacts
-    make_qwen.VARIANTS.clear()
-    for name, v in VARIANTS.items():
-        make_qwen.VARIANTS[name] = v | {"template": TEMPLATE, "cases": CASES,
-                                        "tokenizer": functools.partial(tokenizer_text, v["tokenizer"])}
-    make_qwen.main(REPO / "tests/golden/llama")
+    make_qwen.golden_parts.main(__doc__, "llama", {
+        name: v | {"template": TEMPLATE, "cases": CASES,
+                   "tokenizer": functools.partial(tokenizer_text, v["tokenizer"])}
+        for name, v in VARIANTS.items()}, make_qwen.attempt)

@@ -3,7 +3,7 @@
 
 #include "server/chat/tool_calls/tool_calls.h"
 #include "server/grammar/regex_parse.h"
-#include "server/http/fields.h"
+#include "server/json/fields.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -2,7 +2,7 @@
 #include "server/generate/chat_images.h"
 
 #include "server/generate/remote.h"
-#include "server/http/fields.h"
+#include "server/json/fields.h"
 #include "server/http/limits.h"
 #include "server/media/image_hash_cache.h"
 #include "server/media/image_decode.h"

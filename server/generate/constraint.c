@@ -5,7 +5,7 @@
 
 #include "config/base/log.h"
 #include "server/chat/tool_calls/tool_calls.h"
-#include "server/http/fields.h"
+#include "server/json/fields.h"
 #include "server/http/limits.h"
 
 #include <float.h>

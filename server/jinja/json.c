@@ -1,7 +1,7 @@
 /* tojson (exactly Python's json.dumps with ensure_ascii off) and from_json for templates. Origins: text of
  * the request stays text of the request, punctuation has the origin of its container. */
+#include "config/base/json_escape.h"
 #include "config/base/utf8.h"
-#include "config/base/hex.h"
 #include "server/jinja/internal.h"
 
 #include <math.h>
@@ -176,18 +176,6 @@ static _Noreturn void bad_json(struct reader *r)
     jn_error(r->c, "from_json: the text is not valid JSON (at byte %zu)", (size_t)(r->p - r->s->p));
 }
 
-static uint32_t read_hex4(struct reader *r)
-{
-    uint32_t cp = 0;
-    if (r->end - r->p < 4) bad_json(r);
-    for (int i = 0; i < 4; i++, r->p++) {
-        int d = hex_digit(*r->p);
-        if (d < 0) bad_json(r);
-        cp = cp << 4 | (uint32_t)d;
-    }
-    return cp;
-}
-
 static struct jinja_value read_string(struct reader *r)
 {
     struct jn_sb sb = jn_sb_new(r->c);
@@ -198,28 +186,12 @@ static struct jinja_value read_string(struct reader *r)
         jn_sb_slice(r->c, &sb, r->s, (size_t)(from - r->s->p), (size_t)(r->p - r->s->p));
         if (r->p >= r->end || (unsigned char)*r->p < 0x20) bad_json(r);
         if (*r->p != '\\') continue;
-        uint32_t origin = jn_origin_at(r->s, (size_t)(r->p - r->s->p));
         char out[4];
-        if (++r->p >= r->end) bad_json(r);
-        const char *hit = *r->p ? strchr("\"\\/bfnrt", *r->p) : NULL;
-        if (hit) {
-            out[0] = "\"\\/\b\f\n\r\t"[hit - "\"\\/bfnrt"]; /* same order */
-            r->p++;
-            jn_sb_bytes(r->c, &sb, out, 1, origin);
-        } else if (*r->p == 'u') {
-            r->p++;
-            uint32_t cp = read_hex4(r);
-            if (cp >= 0xd800 && cp < 0xdc00 && r->end - r->p >= 6 && r->p[0] == '\\' && r->p[1] == 'u') {
-                const char *back = r->p;
-                r->p += 2;
-                uint32_t low = read_hex4(r);
-                if (low >= 0xdc00 && low < 0xe000) cp = 0x10000 + ((cp - 0xd800) << 10) + (low - 0xdc00);
-                else r->p = back;
-            }
-            jn_sb_bytes(r->c, &sb, out, utf8_encode(cp, out), origin);
-        } else {
-            bad_json(r);
-        }
+        uint32_t cp;
+        size_t n = json_unescape(r->p, (size_t)(r->end - r->p), &cp);
+        if (!n) bad_json(r);
+        jn_sb_bytes(r->c, &sb, out, utf8_encode(cp, out), jn_origin_at(r->s, (size_t)(r->p - r->s->p)));
+        r->p += n;
     }
     if (r->p >= r->end) bad_json(r);
     r->p++;

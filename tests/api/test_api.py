@@ -716,6 +716,15 @@ def test_metrics(s):
     before = s.metric("vllm:generation_tokens_total")
     s.ok(CHAT, chat(max_tokens=5, ignore_eos=True))
     check.equal("tokens counted", s.metric("vllm:generation_tokens_total") - before, 5)
+    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../server/routes.c")) as f:
+        routes = re.findall(r'\{"([^"]+)",\s*"([^"]+)",', f.read())  # path, label
+    check.true("routes are read", len(routes) > 30, len(routes))
+    for path, _ in routes:
+        for method in ("GET", "HEAD", "POST", "DELETE", "PUT"):
+            s.request(method, path + "x" * path.startswith("/v1/") if path.endswith("/") else path)
+    counted = {x.split('"')[1] for x in s.metrics() if x.startswith("http_requests_total{")}
+    missing = sorted({label for _, label in routes} - counted)
+    check.equal("each route is counted, whatever was asked before", missing, [])
 
 
 def test_disconnect():

@@ -1,7 +1,8 @@
 """Towers that take images at their own size, over HTTP: five images over three turns answer the same with and
 without the prefix cache, whose hits end inside images too; an image of 2 x 2 pixels is served, one that the
 processor would resize to nothing (1 x 4,000) gets a 400 that says so. Towers over tiles: such images and one
-of many tiles make as many tokens as transformers' processor gives them.
+of many tiles make as many tokens as transformers' processor gives them. Files that llama.cpp's converter made
+of a checkpoint answer bit for bit as the checkpoint does.
 
 python3 test_native_images.py [--binary B]"""
 import os
@@ -97,6 +98,25 @@ def test_transparent(variant):
     server.stop()
 
 
+def test_converted(variant, file):
+    model = os.path.join(root, "tests/golden/tiles", variant)
+    out = os.path.join(root, "tests/golden/gguf", file)
+    answers = []
+    for name, more in (model, ()), (out + ".gguf", ("--mmproj", out + "-mmproj.gguf")):
+        server = harness.Server(args.binary, name, "--kv-memory", "64M", *more)
+        for size in ((60, 45), (1, 400), (3, 2)):
+            content = [image(3, *size), text("Convert page 2024, line 102, to docling. <loc_10>")]
+            body = {"temperature": 0, "max_tokens": 12, "return_token_ids": True, "logprobs": True,
+                    "top_logprobs": 5, "skip_special_tokens": False,
+                    "messages": [{"role": "user", "content": content}]}
+            answer = server.ok("/v1/chat/completions", body)
+            answers.append((answer["choices"], answer["usage"]))
+        prompt = {"prompt": "On page 1024 of 2024, 10.", "max_tokens": 1, "return_token_ids": True}
+        answers.append(server.ok("/v1/completions", prompt)["choices"][0]["prompt_token_ids"])
+        server.stop()
+    check.equal(f"{file}: answers of the files and of the checkpoint", answers[4:], answers[:4])
+
+
 def main():
     for variant in ("mistral3_f32", "paddleocr_vl_f32", "glm_ocr_f32"):
         check.run(test_turns, variant)
@@ -107,6 +127,7 @@ def main():
         check.run(test_tiles, variant)
     for variant in ("smolvlm_f32", "internvl_f32", "granite_docling_f32"):
         check.run(test_transparent, variant)
+    check.run(test_converted, "docling_258m_f32", "docling_258m")
     check.end()
 
 

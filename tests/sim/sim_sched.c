@@ -15,6 +15,7 @@
 #include "tests/lib/selectors.h"
 #include "tests/lib/backend_sets.h"
 #include "tests/lib/sched_check.h"
+#include "tests/lib/cache_check.h"
 
 #include <setjmp.h>
 #include <signal.h>

@@ -5,95 +5,26 @@
 #include <math.h>
 #include <string.h>
 
-#define COMMON .num_attention_heads = 32, .num_hidden_layers = 32, .rms_norm_eps = 1e-6, .activation = HF_SILU
-static const struct hf_text LLAMA_TEXT = {
-    .vocab_size = 32000,
-    .hidden_size = 4096,
-    .intermediate_size = 11008,
-    .max_position_embeddings = 2048,
-    COMMON,
-    QWEN_ROPE(1e4),
-};
-static const struct hf_text MISTRAL_TEXT = {
-    .vocab_size = 32000,
-    .hidden_size = 4096,
-    .intermediate_size = 14336,
-    .num_key_value_heads = 8,
-    .max_position_embeddings = 131072,
-    COMMON,
-    QWEN_ROPE(1e4),
-};
-static const struct hf_text MINISTRAL3_TEXT = {
-    .vocab_size = 131072,
-    .hidden_size = 4096,
-    .intermediate_size = 14336,
-    .num_hidden_layers = 34,
-    .num_attention_heads = 32,
-    .num_key_value_heads = 8,
-    .head_dim = 128,
-    .max_position_embeddings = 262144,
-    .rms_norm_eps = 1e-5,
-    .activation = HF_SILU,
-    QWEN_ROPE(1e6),
-};
-static const struct hf_text SMOLLM3_TEXT = {
-    .vocab_size = 128256,
-    .hidden_size = 2048,
-    .intermediate_size = 11008,
-    .num_hidden_layers = 36,
-    .num_attention_heads = 16,
-    .num_key_value_heads = 4,
-    .max_position_embeddings = 32768,
-    .rms_norm_eps = 1e-6,
-    .activation = HF_SILU,
-    .tie_word_embeddings = true,
-    QWEN_ROPE(2e6),
-};
-static const struct hf_text ERNIE4_5_TEXT = {
-    .vocab_size = 103424,
-    .hidden_size = 1024,
-    .intermediate_size = 3072,
-    .num_hidden_layers = 18,
-    .num_attention_heads = 16,
-    .num_key_value_heads = 2,
-    .head_dim = 128,
-    .max_position_embeddings = 131072,
-    .rms_norm_eps = 1e-5,
-    .activation = HF_SILU,
-    .tie_word_embeddings = true,
-    QWEN_ROPE(5e5),
-};
-static const struct hf_text GRANITE_TEXT = {
-    .vocab_size = 32000,
-    .hidden_size = 4096,
-    .intermediate_size = 11008,
-    .max_position_embeddings = 2048,
-    .embedding_multiplier = 1,
-    .attention_multiplier = 1,
-    .residual_multiplier = 1,
-    .logits_scaling = 1,
-    COMMON,
-    QWEN_ROPE(1e4),
-};
+#define MULTIPLIERS(embedding, attention, residual, logits)                                                  \
+    .embedding_multiplier = (embedding), .attention_multiplier = (attention),                                \
+    .residual_multiplier = (residual), .logits_scaling = (logits)
+static const struct hf_text LLAMA_TEXT = {TEXT_SIZES(32000, 4096, 11008, 32, 32, 0, 2048), SILU(1e-6),
+                                          QWEN_ROPE(1e4)};
+static const struct hf_text MISTRAL_TEXT = {TEXT_SIZES(32000, 4096, 14336, 32, 32, 8, 131072), SILU(1e-6),
+                                            QWEN_ROPE(1e4)};
+static const struct hf_text MINISTRAL3_TEXT = {TEXT_SIZES(131072, 4096, 14336, 34, 32, 8, 262144), SILU(1e-5),
+                                               .head_dim = 128, QWEN_ROPE(1e6)};
+static const struct hf_text SMOLLM3_TEXT = {TEXT_SIZES(128256, 2048, 11008, 36, 16, 4, 32768), SILU(1e-6),
+                                            .tie_word_embeddings = true, QWEN_ROPE(2e6)};
+static const struct hf_text ERNIE4_5_TEXT = {TEXT_SIZES(103424, 1024, 3072, 18, 16, 2, 131072), SILU(1e-5),
+                                             .head_dim = 128, .tie_word_embeddings = true, QWEN_ROPE(5e5)};
+static const struct hf_text GRANITE_TEXT = {TEXT_SIZES(32000, 4096, 11008, 32, 32, 0, 2048),
+                                            MULTIPLIERS(1, 1, 1, 1), SILU(1e-6), QWEN_ROPE(1e4)};
 
 /* Of Granite-Docling. */
-static const struct hf_text GRANITE_DOCLING_TEXT = {
-    .vocab_size = 133800,
-    .hidden_size = 1024,
-    .intermediate_size = 2048,
-    .num_hidden_layers = 28,
-    .num_attention_heads = 16,
-    .num_key_value_heads = 4,
-    .max_position_embeddings = 32768,
-    .rms_norm_eps = 1e-5,
-    .activation = HF_SILU,
-    .tie_word_embeddings = true,
-    .embedding_multiplier = 12,
-    .attention_multiplier = 0.015625,
-    .residual_multiplier = 0.263,
-    .logits_scaling = 4,
-    QWEN_ROPE(1e4),
-};
+static const struct hf_text GRANITE_DOCLING_TEXT = {TEXT_SIZES(133800, 1024, 2048, 28, 16, 4, 32768),
+                                                    SILU(1e-5), .tie_word_embeddings = true,
+                                                    MULTIPLIERS(12, 0.015625, 0.263, 4), QWEN_ROPE(1e4)};
 
 static void set_no_rope(struct hf_text *t, uint32_t n, bool none)
 {

@@ -16,7 +16,7 @@ static const struct family_inner decoders[] = {{"qwen2", &family_qwen2},
                                      {"qwen3", &family_qwen3}, {"qwen2", &family_qwen2}, {NULL, NULL}};
 
 /* Before a GGUF file's keys; a directory's text_config has a family of its own. */
-static const struct hf_text INTERNVL_TEXT = {.rms_norm_eps = 1e-6, .activation = HF_SILU, QWEN_ROPE(1e6)};
+static const struct hf_text INTERNVL_TEXT = {SILU(1e-6), QWEN_ROPE(1e6)};
 #define TOWER                                                                                                \
     .hidden_size = 1024, .intermediate_size = 4096, .num_hidden_layers = 24, .num_attention_heads = 16,      \
     .num_channels = 3, .image_size = 448, .patch_size = 14, .layer_norm_eps = 1e-6, .activation = HF_GELU
@@ -241,8 +241,7 @@ static const struct gguf_name tower_names[] = {
     {NULL, NULL},
 };
 #define INTERNVL_GGUF                                                                                        \
-    .projector = "internvl", .tower_type = "internvl", .tower_names = tower_names, .tower = gguf_tower,      \
-    .images = gguf_sizes, .stops = qwen_gguf_stops
+    GGUF_TOWER("internvl", "internvl", tower_names, gguf_tower, gguf_sizes), .stops = qwen_gguf_stops
 static const struct family_gguf files[] = {
     {.arch = "qwen2", .text = gguf_qwen2, INTERNVL_GGUF},
     {.arch = "qwen3", .text = gguf_qwen3, INTERNVL_GGUF},

@@ -2,6 +2,7 @@
  * a naive model. */
 #include "config/base/assert.h"
 #include "scheduler/cache/feature_cache.h"
+#include "tests/lib/cache_check.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -13,6 +13,7 @@
 #include "tests/lib/block_index.h"
 #include "tests/lib/selectors.h"
 #include "tests/lib/radix_check.h"
+#include "tests/lib/cache_check.h"
 
 #include <setjmp.h>
 #include <signal.h>

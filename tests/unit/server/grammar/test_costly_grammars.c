@@ -256,8 +256,33 @@ static void test_costs(void **state)
     json_decref(list);
 }
 
+/* Each rule refers to itself and to the next: what is known of the last one must not take a pass over all of
+ * them to be known of the one before. */
+static void test_chain(void **state)
+{
+    (void)state;
+    enum { RULES = 6000 };
+    struct text t = {.s = malloc(TEXT_MAX)};
+    char line[64];
+    struct grammar *g = NULL;
+    struct grammar_error error = {{0}, {0}};
+    add(&t, "root::=", 7);
+    for (int i = RULES; i > 0; i--)
+        add(&t, line, (size_t)snprintf(line, sizeof line, "%s\"r\"a%d", i < RULES ? "|" : "", i));
+    for (int i = 1; i < RULES; i++)
+        add(&t, line, (size_t)snprintf(line, sizeof line, "\na%d::=\"(\"a%d|\"y\"a%d", i, i, i + 1));
+    add(&t, line, (size_t)snprintf(line, sizeof line, "\na%d::=\"z\"", RULES));
+    double begin = cpu_ms();
+    enum status st = grammar_from_text(t.s, t.len, &g, &error);
+    double took = cpu_ms() - begin;
+    if (st) fail_msg("%s", error.message);
+    if (took > 500.0 * SLOW) fail_msg("%.0f ms", took);
+    grammar_unref(g);
+    free(t.s);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_costs)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_costs), cmocka_unit_test(test_chain)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
 /* See fields.h. */
-#include "server/http/fields.h"
+#include "server/json/fields.h"
 
 #include <math.h>
 #include <stddef.h>
@@ -76,7 +76,7 @@ enum status field_int(struct api_error *e, json_t *root, const char *name, int64
     if (has) *has = false;
     if (!v) return ST_OK;
     int64_t i;
-    /* An integer beyond 64 bits is parsed as a double (json_parser.c). */
+    /* An integer beyond 64 bits is parsed as a double (parser.c). */
     bool beyond = json_is_real(v) && !(json_real_value(v) >= -0x1p63 && json_real_value(v) < 0x1p63);
     if (beyond)
         return api_fail(e, 400, "invalid_value", name, "%s must be from %lld to %lld.", name, (long long)min,

@@ -1,6 +1,5 @@
-/* The scheduler's public API: submission, cancellation, events, the step loop and the end of a sequence. See
- * scheduler.h; planning is scheduler/plan.c, blocks are seq_blocks.c and kv_blocks.c, images
- * scheduler/images.c. */
+/* A turn of the engine thread: what has arrived, the step, its results, the end of a sequence. Planning is
+ * scheduler/plan.c, the prefix cache reuse.c, images images.c. See scheduler/internal.h. */
 #include "scheduler/internal.h"
 
 #include "config/base/assert.h"
@@ -11,301 +10,22 @@
 #include <string.h>
 #include <time.h>
 
-enum { QUEUE_DEFAULT = 1024, IDLE_HEARTBEAT_S = 1 };
+enum { IDLE_HEARTBEAT_S = 1 };
 
-static void publish(struct scheduler *s);
-
-static void wake_up(void *s)
+/* q ends with its chunk in flight in the step ahead: what it computes is for nobody. */
+static void drop_ahead(struct scheduler *s, struct sequence *q)
 {
-    sched_wake(s);
+    static const struct sampling_params nobodys = {
+        .top_p = 1, .repetition_penalty = 1, .logprobs = SAMPLING_NO_LOGPROBS};
+    s->ahead->seqs[q->ahead - 1] = NULL;
+    s->ahead->chunks[q->ahead - 1].sampling = &nobodys; /* the request's is the client's again */
+    q->ahead = 0;
 }
-
-enum status sched_create(struct engine *e, const struct sched_options *opt, struct scheduler **out,
-                         struct err *err)
-{
-    struct scheduler *s = calloc(1, sizeof *s);
-    if (!s) return err_nomem(err, "the scheduler");
-    s->engine = e;
-    s->opt = *opt;
-    s->inbox.state = SEQ_INBOX;
-    s->waiting.state = SEQ_WAITING;
-    s->running.state = SEQ_RUNNING;
-    engine_caps(e, &s->caps);
-    if (!s->opt.pooled_width) s->opt.pooled_width = s->opt.pooled_room = s->caps.hidden_size;
-    ASSERT(s->caps.block_tokens > 0 && s->caps.batch_tokens_max > 0 && s->caps.sequences_max > 0);
-    ASSERT_CMP(s->caps.batch_tokens_max, >=, s->caps.span_tokens_max);
-    while (s->paged < s->caps.group_count && !s->caps.groups[s->paged].recurrent) s->paged++;
-    ASSERT(s->paged + 1 >= s->caps.group_count);
-    if (!s->opt.queue_max) s->opt.queue_max = QUEUE_DEFAULT;
-    step_cost_init(&s->cost, &s->caps);
-    pthread_mutex_init(&s->lock, NULL);
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&s->work, &attr);
-    pthread_condattr_destroy(&attr);
-    s->slot_count = s->opt.queue_max + s->caps.sequences_max;
-    s->slots = calloc(s->slot_count, sizeof *s->slots);
-    s->free_slots = calloc(s->slot_count, sizeof *s->free_slots);
-    s->step = &s->flights[0];
-    s->ahead = &s->flights[1];
-    s->chunks = calloc(2 * (size_t)s->caps.sequences_max, sizeof *s->chunks);
-    s->chunk_seqs = calloc(2 * (size_t)s->caps.sequences_max, sizeof *s->chunk_seqs);
-    s->asking = calloc(s->caps.sequences_max, sizeof *s->asking);
-    s->prefills = calloc(s->caps.sequences_max, sizeof *s->prefills);
-    s->shares = calloc(s->caps.sequences_max, sizeof *s->shares);
-    s->drawn = calloc((size_t)s->caps.sequences_max * (s->opt.draft_max + 1u), sizeof *s->drawn);
-    s->drafts = calloc(s->caps.sequences_max, sizeof *s->drafts);
-    s->draft_slots = calloc(s->caps.sequences_max, sizeof *s->draft_slots);
-    enum status st = kvb_create(&s->caps, &s->blocks, err);
-    if (!st && !opt->no_prefix_cache) st = radix_create(&s->caps, s->blocks, opt->hash_seed, &s->cache, err);
-    if (!st && s->cache) radix_set_event_sink(s->cache, &opt->event_sink);
-    if (!st) st = tenants_create(s->slot_count, opt->hash_seed, &s->tenants, err);
-    if (!st) st = sched__images_create(s, err);
-    if (!st) st = sched__offload_create(s, sched__features(s), wake_up, err);
-    if (!st && (!s->slots || !s->free_slots || !s->chunks || !s->chunk_seqs || !s->asking || !s->prefills ||
-                !s->shares || !s->drawn || !s->drafts || !s->draft_slots || eventq_init(&s->events)))
-        st = err_nomem(err, "the scheduler");
-    if (st) {
-        sched_destroy(s);
-        return st;
-    }
-    *s->step = (struct sched_flight){.chunks = s->chunks, .seqs = s->chunk_seqs};
-    *s->ahead = (struct sched_flight){.chunks = s->chunks + s->caps.sequences_max,
-                                      .seqs = s->chunk_seqs + s->caps.sequences_max};
-    for (uint32_t i = 0; i < s->slot_count; i++) s->free_slots[i] = s->slot_count - 1 - i;
-    while (s->draft_slots_free < s->caps.sequences_max) {
-        s->draft_slots[s->draft_slots_free] = s->draft_slots_free;
-        s->draft_slots_free++;
-    }
-    s->now.arena_grains = s->caps.arena_grains;
-    s->now.group_count = s->caps.group_count;
-    for (uint32_t g = 0; g < s->caps.group_count; g++) {
-        s->now.groups[g].window = s->caps.groups[g].window;
-        s->now.groups[g].recurrent = g == s->paged;
-    }
-    publish(s);
-    *out = s;
-    return ST_OK;
-}
-
-static void sequence_free(struct sequence *q)
-{
-    if (!q) return;
-    for (uint32_t g = 0; g < ENGINE_GROUPS_MAX; g++) free(q->tables[g].block_offsets);
-    free(q->tokens);
-    sched__features_free(q);
-    free(q->uses);
-    ngram_draft_fini(&q->ngram);
-    free(q->scores);
-    free(q->hidden);
-    free(q->pooled);
-    free(q->end_event);
-    free(q);
-}
-
-void sched_destroy(struct scheduler *s)
-{
-    if (!s) return;
-    struct err err;
-    if (s->step && s->step->count && !s->step->status) (void)!engine_wait(s->engine, &s->step->batch, &err);
-    struct seq_list *lists[] = {&s->inbox, &s->waiting, &s->running};
-    for (int i = 0; i < 3; i++) {
-        while (lists[i]->head) {
-            struct sequence *q = lists[i]->head;
-            sched__list_remove(lists[i], q);
-            if (q->features) sched__features_drop(s, q);
-            sched__offload_leave(s, q);
-            if (s->blocks) sched__blocks_drop(s, q);
-            sched__cache_leave(s, q);
-            sequence_free(q);
-        }
-    }
-    sched__offload_destroy(s);
-    sched__images_destroy(s);
-    eventq_fini(&s->events);
-    radix_destroy(s->cache);
-    tenants_destroy(s->tenants);
-    kvb_destroy(s->blocks);
-    free(s->slots);
-    free(s->free_slots);
-    free(s->chunks);
-    free(s->chunk_seqs);
-    free(s->asking);
-    free(s->prefills);
-    free(s->shares);
-    free(s->drawn);
-    free(s->drafts);
-    free(s->draft_slots);
-    pthread_mutex_destroy(&s->lock);
-    pthread_cond_destroy(&s->work);
-    free(s);
-}
-
-uint32_t sched_context_max(const struct scheduler *s)
-{
-    uint32_t lo = 0, hi = s->caps.context_max;
-    while (lo < hi) {
-        uint32_t mid = lo + (hi - lo + 1) / 2, need[ENGINE_GROUPS_MAX];
-        sched__blocks_worst(s, mid, need);
-        if (kvb_could_ever_allocate(s->blocks, need)) lo = mid;
-        else hi = mid - 1;
-    }
-    return lo;
-}
-
-/* ---- submission (any thread) ---- */
-
-static enum status check_sequence(const struct scheduler *s, const struct sched_sequence *r, uint64_t *total,
-                                  struct err *err)
-{
-    const struct prompt *p = r->prompt;
-    if (p->token_count == 0) return err_set(err, ST_INVALID, "the prompt is empty");
-    *total = (uint64_t)p->token_count + r->tokens_max;
-    if (*total > s->caps.context_max)
-        return err_set(err, ST_TOO_LARGE, "prompt and answer together take %llu tokens, the context holds %u",
-                       (unsigned long long)*total, s->caps.context_max);
-    uint32_t need[ENGINE_GROUPS_MAX];
-    sched__blocks_worst(s, *total, need);
-    if (!kvb_could_ever_allocate(s->blocks, need))
-        return err_set(err, ST_TOO_LARGE, "%llu tokens of KV can never fit into the arena of %llu bytes",
-                       (unsigned long long)*total,
-                       (unsigned long long)s->caps.arena_grains * s->caps.grain_bytes);
-    if (r->stop_id_count + s->caps.eos_count > SCHED_STOP_MAX)
-        return err_set(err, ST_TOO_LARGE, "more than %u stop token ids", SCHED_STOP_MAX - s->caps.eos_count);
-    for (uint32_t i = 0, end = 0; i < p->span_count; end = p->spans[i++].end) {
-        const struct prompt_span *im = &p->spans[i];
-        if (im->rule == SPAN_PREFIX_LM && im->atomic_end > s->caps.span_tokens_max)
-            return err_set(
-                err, ST_TOO_LARGE,
-                "the prompt has %u tokens; this model sees a prompt as a whole, and at most %u fit "
-                "into one step",
-                im->atomic_end, s->caps.span_tokens_max);
-        if ((im->image && !s->caps.images) || im->begin < end || im->end <= im->begin ||
-            im->end > p->token_count || im->atomic_end > p->token_count ||
-            (im->atomic_end && im->atomic_end - im->atomic_begin > s->caps.span_tokens_max))
-            return err_set(err, ST_INVALID, "span %u is out of order or outside of the prompt", i);
-    }
-    /* An image's tokens have the placeholder id, which may exceed the embedding's rows: no row is looked up
-     * for them. */
-    for (uint32_t i = 0, im = 0; i < p->token_count; i++) {
-        while (im < p->span_count && p->spans[im].end <= i) im++;
-        if (im < p->span_count && p->spans[im].begin <= i && p->spans[im].image &&
-            !prompt_grid_break(&p->spans[im].grid, i - p->spans[im].begin))
-            continue;
-        if (p->tokens[i] >= s->caps.vocab_size)
-            return err_set(err, ST_INVALID, "token id %u is not in the vocabulary", p->tokens[i]);
-    }
-    return ST_OK;
-}
-
-static enum status sequence_create(const struct scheduler *s, const struct sched_sequence *r, uint64_t total,
-                                   struct sequence **out)
-{
-    struct sequence *q = calloc(1, sizeof *q);
-    if (!q) return ST_NOMEM;
-    const struct prompt *p = r->prompt;
-    q->req = *r;
-    q->tokens_max = r->tokens_max;
-    q->count = p->token_count;
-    /* A first capacity: long outputs grow it, most never need the whole context. */
-    q->token_cap = total < (uint64_t)p->token_count + 256 ? (uint32_t)total + 1 : p->token_count + 256;
-    q->tokens = malloc((size_t)q->token_cap * sizeof *q->tokens);
-    q->end_event = eventq_node();
-    if (p->span_count) {
-        q->features = calloc(p->span_count, sizeof *q->features);
-        q->uses = calloc(p->span_count, sizeof *q->uses);
-    }
-    uint64_t pooled = s->opt.pooled_room;
-    if (r->pooling == POOL_ALL) pooled += (uint64_t)s->opt.pooled_width * (p->token_count - 1);
-    if (r->pooling) q->pooled = calloc(pooled, sizeof *q->pooled);
-    if (!q->tokens || !q->end_event || (r->pooling && !q->pooled) ||
-        (p->span_count && (!q->features || !q->uses))) {
-        sequence_free(q);
-        return ST_NOMEM;
-    }
-    memcpy(q->tokens, p->tokens, (size_t)p->token_count * sizeof *q->tokens);
-    for (uint32_t i = 0; i < r->stop_id_count; i++) q->banned[q->banned_count++] = r->stop_ids[i];
-    for (uint32_t i = 0; i < s->caps.eos_count; i++) q->banned[q->banned_count++] = s->caps.eos_ids[i];
-    q->scored = 1;
-    *out = q;
-    return ST_OK;
-}
-
-enum status sched_submit(struct scheduler *s, const struct sched_sequence *seq, struct seq_id *id,
-                         struct err *err)
-{
-    uint64_t total = 0;
-    enum status st = check_sequence(s, seq, &total, err);
-    if (st) return st;
-    struct sequence *q;
-    if (sequence_create(s, seq, total, &q)) return err_nomem(err, "a sequence");
-    q->submitted_us = event_clock_us();
-    pthread_mutex_lock(&s->lock);
-    if (s->stopping) st = err_set(err, ST_UNSUPPORTED, "the server is shutting down");
-    else if (atomic_load(&s->failed)) st = err_set(err, ST_DEVICE, "the engine has failed");
-    else if (atomic_load(&s->backlog) >= s->opt.queue_max || s->slots_used == s->slot_count)
-        st = err_set(err, ST_AGAIN, "the queue is full (%u requests wait)", s->opt.queue_max);
-    if (!st) {
-        uint32_t slot = s->free_slots[s->slot_count - 1 - s->slots_used++];
-        q->id = (struct seq_id){slot, ++s->slots[slot].gen};
-        s->slots[slot].seq = q;
-        q->arrival = s->arrivals++;
-        *id = q->id;
-        atomic_fetch_add(&s->backlog, 1);
-        sched__list_append(&s->inbox, q);
-        pthread_cond_signal(&s->work);
-    }
-    pthread_mutex_unlock(&s->lock);
-    if (st) sequence_free(q);
-    return st;
-}
-
-void sched_cancel(struct scheduler *s, struct seq_id id)
-{
-    pthread_mutex_lock(&s->lock);
-    if (id.slot < s->slot_count && s->slots[id.slot].gen == id.gen && s->slots[id.slot].seq) {
-        atomic_store(&s->slots[id.slot].seq->cancelled, true);
-        s->poked = true;
-        pthread_cond_signal(&s->work);
-    }
-    pthread_mutex_unlock(&s->lock);
-}
-
-void sched_wake(struct scheduler *s)
-{
-    pthread_mutex_lock(&s->lock);
-    s->poked = true;
-    pthread_cond_signal(&s->work);
-    pthread_mutex_unlock(&s->lock);
-}
-
-bool sched_poll(struct scheduler *s, struct sched_event *ev)
-{
-    return eventq_pop(&s->events, ev);
-}
-
-uint64_t sched_poll_since(const struct scheduler *s)
-{
-    const struct sched_event *ev = eventq_peek(&s->events);
-    return ev ? ev->pushed_us : 0;
-}
-
-void sched_stop(struct scheduler *s, bool drain)
-{
-    pthread_mutex_lock(&s->lock);
-    s->stopping = true;
-    s->drain = drain;
-    pthread_cond_signal(&s->work);
-    pthread_mutex_unlock(&s->lock);
-}
-
-/* ---- engine thread ---- */
 
 static void end_sequence(struct scheduler *s, struct sequence *q, enum seq_end end, uint32_t stop_id,
                          const char *message, uint64_t now_us)
 {
-    if (q->ahead) sched__drop_ahead(s, q);
+    if (q->ahead) drop_ahead(s, q);
     if (q->state == SEQ_RUNNING) {
         sched__running_remove(s, q);
     } else {
@@ -352,7 +72,7 @@ static void end_sequence(struct scheduler *s, struct sequence *q, enum seq_end e
     pthread_mutex_unlock(&s->lock);
     s->now.ended[end]++;
     sched__seq_to(q, SEQ_ENDED);
-    sequence_free(q);
+    sched__sequence_free(q);
     eventq_push(&s->events, node);
 }
 
@@ -597,8 +317,8 @@ static void finish_chunk(struct scheduler *s, struct sequence *q, const struct e
     if (r->broken) {
         /* A transient fault must not outlive the request. The position stays, so what this step wrote is not
          * published; but the cause may lie in earlier steps without logits or in an image's features. */
-        sched_reset_prefix_cache(s);
-        sched_reset_features(s);
+        sched__poke(s, &s->reset_cache);
+        sched__poke(s, &s->reset_features);
         end_sequence(s, q, END_ERROR, 0, "the model computed no finite logits: damaged weights?", now_us);
         return;
     }
@@ -627,6 +347,29 @@ static void finish_chunk(struct scheduler *s, struct sequence *q, const struct e
     }
     if (r->proposed) accept_verified(s, q, r, now_us);
     else (void)accept_token(s, q, &r->out, now_us);
+}
+
+/* Counts a step that took so long, and learns from it. */
+static void account(struct scheduler *s, const struct sched_flight *f, uint64_t spent)
+{
+    struct step_load load = {{0}};
+    for (uint32_t i = 0; i < f->count; i++) {
+        const struct engine_chunk *r = &f->chunks[i];
+        step_load_add(&s->cost, &load, r->position, r->count, r->sample);
+        load.n[STEP_SAMPLED] += r->proposed;
+    }
+    if (!f->status && f->learns) {
+        step_cost_learn(&s->cost, &load, (double)spent);
+        sched__speculate_learn(s, f->count, (double)spent);
+    }
+    s->now.steps++;
+    s->now.step_us_total += spent;
+    s->now.last_batch_tokens = f->tokens;
+    s->now.step_tokens_total += f->tokens;
+    uint32_t bucket = f->tokens > 1;
+    while (bucket && bucket < SCHED_STEP_BUCKETS - 1 && f->tokens > 4u << bucket) bucket++;
+    s->now.step_tokens[bucket]++;
+    s->now.last_batch_sequences = f->count;
 }
 
 /* The step without its draft tokens: they must not make any sequence fail. */
@@ -671,6 +414,89 @@ static void launch(struct scheduler *s, uint64_t now_us)
     f->status = submit(s, &f->batch, &f->err);
 }
 
+/* ---- overlap ----
+ *
+ * The step after the one in flight is submitted before that one's tokens are known, so that a device
+ * doesn't wait for the host between two steps of decodes. It has one row for each sequence that goes on,
+ * whose input the device takes from what it draws (engine_chunk.after). A sequence that ends by that very
+ * token is in it all the same: its row is computed for nobody. It writes behind the sequence's last token,
+ * and a state to a block of its own, so neither the cache nor another sequence ever reads it.
+ *
+ * With a step in flight nothing is decided but this: the step behind it is the one that would be planned if
+ * all its sequences go on. Whatever else there is to do - an arrival, a cancel, a deadline, an image, a mask,
+ * draft tokens, an admission, a prefill - waits until no step is in flight, and is done as without overlap,
+ * at most one step later. */
+/* Whether something waits for a turn with no step in flight. */
+static bool called(struct scheduler *s, uint64_t now_us)
+{
+    const struct seq_list *lists[] = {&s->running, &s->waiting};
+    pthread_mutex_lock(&s->lock);
+    bool any = s->inbox.head || s->poked || s->stopping;
+    pthread_mutex_unlock(&s->lock);
+    for (int i = 0; i < 2; i++)
+        for (const struct sequence *q = lists[i]->head; q && !any; q = q->next)
+            any = q->req.deadline_us && now_us >= q->req.deadline_us;
+    return any;
+}
+
+/* Whether the step in flight has all running sequences, the device draws all their tokens, and nothing is to
+ * be planned but their next ones. */
+static bool goes_on(struct scheduler *s)
+{
+    const struct sched_flight *f = s->step;
+    uint32_t running = 0;
+    if (s->opt.no_overlap || s->opt.draft_max || f->status) return false;
+    for (uint32_t i = 0; i < f->count; i++) {
+        const struct sequence *q = f->seqs[i];
+        if (!engine_draws(s->engine, &f->chunks[i])) return false;
+        running += q != NULL;
+    }
+    return running == s->running.count && !sched__may_admit(s);
+}
+
+static void fill_ahead(const struct scheduler *s, const struct sequence *q, uint32_t after,
+                       struct engine_chunk *r)
+{
+    const struct prompt *p = q->req.prompt;
+    const struct block_table *state = &q->tables[s->paged];
+    *r = s->step->chunks[after];
+    r->position = q->count;
+    r->count = 1;
+    r->after = after + 1;
+    r->token_count = q->count + 1;
+    r->span_count = 0;
+    r->mrope_delta = p->span_count ? p->spans[p->span_count - 1].mrope_delta : 0;
+    for (uint32_t g = 0; g < s->paged; g++) r->tables[g] = q->tables[g].block_offsets;
+    if (s->paged == s->caps.group_count) return;
+    r->state_from = state->block_offsets[0];
+    r->state_to = state->block_offsets[1];
+}
+
+/* Submits the step after the one in flight if that only goes on with its sequences. */
+static void submit_ahead(struct scheduler *s)
+{
+    struct sched_flight *f = s->ahead;
+    uint32_t n = 0;
+    if (!goes_on(s)) return;
+    for (uint32_t i = 0; i < s->step->count; i++) {
+        struct sequence *q = s->step->seqs[i];
+        if (!q || q->generated + 1 >= q->tokens_max) continue;
+        f->chunks[n].after = i;
+        f->seqs[n++] = q;
+    }
+    if (!n || !sched__blocks_ahead(s, f->seqs, n)) return;
+    for (uint32_t i = 0; i < n; i++) {
+        fill_ahead(s, f->seqs[i], f->chunks[i].after, &f->chunks[i]);
+        f->seqs[i]->ahead = i + 1;
+    }
+    f->count = f->tokens = n;
+    f->batch = (struct engine_batch){.chunks = f->chunks, .chunk_count = n};
+    f->err = (struct err){{0}};
+    f->learns = true;
+    f->status = engine_submit(s->engine, &f->batch, &f->err);
+    s->turn++;
+}
+
 /* Waits for the step in flight; then the one behind it is. */
 static void land(struct scheduler *s, uint64_t now_us)
 {
@@ -678,7 +504,7 @@ static void land(struct scheduler *s, uint64_t now_us)
     if (!f->status) f->status = engine_wait(s->engine, &f->batch, &f->err);
     uint64_t end = sched__clock(s);
     uint32_t lost = 0, left = 0;
-    sched__account(s, f, end - f->start_us);
+    account(s, f, end - f->start_us);
     now_us += end - f->start_us;
     if (f->status == ST_DEVICE)
         atomic_store(&s->failed, true); /* before a client sees the error and retries */
@@ -761,7 +587,7 @@ static bool plan_step(struct scheduler *s, uint64_t now_us)
 bool sched_step(struct scheduler *s, uint64_t now_us)
 {
     bool worked = false;
-    if (s->step->count && sched__called(s, now_us)) land(s, now_us);
+    if (s->step->count && called(s, now_us)) land(s, now_us);
     if (!s->step->count) {
         worked = plan_step(s, now_us);
         if (s->step->count) {
@@ -770,7 +596,7 @@ bool sched_step(struct scheduler *s, uint64_t now_us)
         }
     }
     if (s->step->count) {
-        if (!sched__called(s, now_us)) sched__submit_ahead(s);
+        if (!called(s, now_us)) submit_ahead(s);
         land(s, now_us);
         worked = true;
     }
@@ -808,16 +634,4 @@ void sched_run(struct scheduler *s)
         sched__offload_drain(s);
         return;
     }
-}
-
-void sched_stats(struct scheduler *s, struct sched_stats *out)
-{
-    pthread_mutex_lock(&s->lock);
-    *out = s->seen;
-    uint64_t gone = out->running;
-    for (int i = 0; i < SEQ_ENDS; i++) gone += out->ended[i];
-    out->waiting = (uint32_t)(s->arrivals - gone);
-    out->inbox_us = s->inbox.head ? event_clock_us() - s->inbox.head->submitted_us : 0;
-    pthread_mutex_unlock(&s->lock);
-    out->failed = atomic_load(&s->failed);
 }

@@ -1,10 +1,123 @@
-/* Block tables of one sequence: growing them before a chunk, trimming the sliding groups after it. See
- * scheduler/internal.h. */
+/* A sequence: its memory, its list, its block tables, which grow before a chunk; those of sliding groups are
+ * trimmed after it. See scheduler/internal.h. */
 #include "scheduler/internal.h"
 
 #include "config/base/assert.h"
+#include "config/base/list.h"
 
 #include <stdlib.h>
+#include <string.h>
+
+void sched__reply_free(struct image_reply *r)
+{
+    if (!r) return;
+    image_u8_free(&r->pixels);
+    free(r);
+}
+
+void sched__sequence_free(struct sequence *q)
+{
+    if (!q) return;
+    for (uint32_t g = 0; g < ENGINE_GROUPS_MAX; g++) free(q->tables[g].block_offsets);
+    free(q->tokens);
+    for (uint32_t i = 0; q->features && i < q->req.prompt->span_count; i++) {
+        ASSERT(!q->features[i].entry);
+        image_u8_free(&q->features[i].pixels);
+        sched__reply_free(q->features[i].reply);
+    }
+    free(q->features);
+    free(q->uses);
+    ngram_draft_fini(&q->ngram);
+    free(q->scores);
+    free(q->hidden);
+    free(q->pooled);
+    free(q->end_event);
+    free(q);
+}
+
+enum status sched__sequence_create(const struct scheduler *s, const struct sched_sequence *r, uint64_t total,
+                                   struct sequence **out)
+{
+    struct sequence *q = calloc(1, sizeof *q);
+    if (!q) return ST_NOMEM;
+    const struct prompt *p = r->prompt;
+    q->req = *r;
+    q->tokens_max = r->tokens_max;
+    q->count = p->token_count;
+    /* A first capacity: long outputs grow it, most never need the whole context. */
+    q->token_cap = total < (uint64_t)p->token_count + 256 ? (uint32_t)total + 1 : p->token_count + 256;
+    q->tokens = malloc((size_t)q->token_cap * sizeof *q->tokens);
+    q->end_event = eventq_node();
+    if (p->span_count) {
+        q->features = calloc(p->span_count, sizeof *q->features);
+        q->uses = calloc(p->span_count, sizeof *q->uses);
+    }
+    uint64_t pooled = s->opt.pooled_room;
+    if (r->pooling == POOL_ALL) pooled += (uint64_t)s->opt.pooled_width * (p->token_count - 1);
+    if (r->pooling) q->pooled = calloc(pooled, sizeof *q->pooled);
+    if (!q->tokens || !q->end_event || (r->pooling && !q->pooled) ||
+        (p->span_count && (!q->features || !q->uses))) {
+        sched__sequence_free(q);
+        return ST_NOMEM;
+    }
+    memcpy(q->tokens, p->tokens, (size_t)p->token_count * sizeof *q->tokens);
+    for (uint32_t i = 0; i < r->stop_id_count; i++) q->banned[q->banned_count++] = r->stop_ids[i];
+    for (uint32_t i = 0; i < s->caps.eos_count; i++) q->banned[q->banned_count++] = s->caps.eos_ids[i];
+    q->scored = 1;
+    *out = q;
+    return ST_OK;
+}
+
+/* ---- lists ---- */
+
+static const struct state_rule rules[] = {
+    [SEQ_NEW] = {"SEQ_NEW", 1u << SEQ_INBOX},
+    [SEQ_INBOX] = {"SEQ_INBOX", 1u << SEQ_WAITING},
+    [SEQ_WAITING] = {"SEQ_WAITING", 1u << SEQ_RUNNING | 1u << SEQ_ENDED},
+    [SEQ_RUNNING] = {"SEQ_RUNNING", 1u << SEQ_WAITING | 1u << SEQ_ENDED},
+    [SEQ_ENDED] = {"SEQ_ENDED", 0},
+};
+
+void sched__seq_to(struct sequence *q, enum seq_state state)
+{
+    ASSERT_NEXT(rules, q->state, state, "sequence %u of slot %u", q->id.gen, q->id.slot);
+    q->state = state;
+}
+
+static void link_after(struct seq_list *l, struct sequence *at, struct sequence *s)
+{
+    sched__seq_to(s, l->state);
+    LIST_LINK(l, at, s);
+    l->count++;
+}
+
+void sched__list_append(struct seq_list *l, struct sequence *s)
+{
+    link_after(l, l->tail, s);
+}
+
+static bool before(const struct sequence *a, const struct sequence *b)
+{
+    return a->req.priority != b->req.priority ? a->req.priority < b->req.priority : a->arrival < b->arrival;
+}
+
+void sched__list_insert(struct seq_list *l, struct sequence *s)
+{
+    struct sequence *at = l->tail;
+    while (at && before(s, at)) at = at->prev;
+    link_after(l, at, s);
+}
+
+void sched__list_remove(struct seq_list *l, struct sequence *s)
+{
+    ASSERT_MSG(s->state == l->state && (s->prev ? s->prev->next : l->head) == s,
+               "sequence %u of slot %u, in %s, is not in the list of %s", s->id.gen, s->id.slot,
+               rules[s->state].name, rules[l->state].name);
+    LIST_UNLINK(l, s);
+    l->count--;
+}
+
+/* ---- block tables ---- */
 
 static uint32_t blocks_of(const struct scheduler *s, uint64_t tokens)
 {
@@ -48,13 +161,7 @@ bool sched__table_reserve(struct block_table *t, uint32_t entries)
 
 bool sched__tokens_reserve(struct sequence *q, uint32_t count)
 {
-    if (count <= q->token_cap) return true;
-    uint32_t cap = count + q->token_cap / 2 + 64;
-    uint32_t *t = realloc(q->tokens, (size_t)cap * sizeof *t);
-    if (!t) return false;
-    q->tokens = t;
-    q->token_cap = cap;
-    return true;
+    return LIST_RESERVE(q->tokens, q->token_cap, count);
 }
 
 /* Blocks for a chunk of n tokens of each sequence, or, n 0, for one token after the chunk in flight; of all

@@ -1,8 +1,8 @@
 /* See errors.h. */
-#include "server/http/errors.h"
+#include "server/json/errors.h"
 
 #include "config/base/utf8.h"
-#include "server/http/json_writer.h"
+#include "server/json/writer.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -18,20 +18,22 @@ static void trim_utf8(char *text)
     if (cp == UTF8_SHORT) text[at] = '\0';
 }
 
-int api_error_set(struct api_error *err, int http, const char *code, const char *param, const char *fmt, ...)
+enum status api_fail(struct api_error *e, int http, const char *code, const char *param, const char *fmt, ...)
 {
-    if (!err) return http;
-    err->http = http;
-    err->type = http == 429 ? "rate_limit_error" : http >= 500 ? "server_error" : "invalid_request_error";
-    err->code = code;
-    snprintf(err->param, sizeof err->param, "%s", param ? param : "");
-    trim_utf8(err->param);
     va_list ap;
+    if (e->http) return ST_INVALID;
+    *e = (struct api_error){.http = http,
+                            .type = http == 429   ? "rate_limit_error"
+                                    : http >= 500 ? "server_error"
+                                                  : "invalid_request_error",
+                            .code = code};
+    snprintf(e->param, sizeof e->param, "%s", param ? param : "");
+    trim_utf8(e->param);
     va_start(ap, fmt);
-    vsnprintf(err->message, sizeof err->message, fmt, ap);
+    vsnprintf(e->message, sizeof e->message, fmt, ap);
     va_end(ap);
-    trim_utf8(err->message);
-    return http;
+    trim_utf8(e->message);
+    return ST_INVALID;
 }
 
 static const struct map {
@@ -44,18 +46,6 @@ static const struct map {
     {ST_NOT_FOUND, 404, "not_found"},   {ST_AGAIN, 429, "rate_limit_exceeded"},
     {ST_DEVICE, 500, "engine_error"},   {ST_NOMEM, 503, "out_of_memory"},
 };
-
-enum status api_fail(struct api_error *e, int http, const char *code, const char *param, const char *fmt, ...)
-{
-    char text[sizeof e->message];
-    if (e->http) return ST_INVALID;
-    va_list ap;
-    va_start(ap, fmt);
-    vsnprintf(text, sizeof text, fmt, ap);
-    va_end(ap);
-    (void)api_error_set(e, http, code, param, "%s", text);
-    return ST_INVALID;
-}
 
 enum status api_nomem(struct api_error *e)
 {
@@ -94,30 +84,15 @@ void error_json(const struct api_error *e, enum error_shape shape, struct buf *o
         bool named =
             !e->param[0] || (shape == ERROR_OLLAMA && strncmp(e->message, e->param, strlen(e->param)) == 0);
         snprintf(message, sizeof message, "%s%s%s", named ? "" : e->param, named ? "" : ": ", e->message);
-        if (shape == ERROR_ANTHROPIC) {
-            jw_text(&o, "{\"type\":\"error\",\"error\":{\"type\":");
-            jw_cstring(&o, anthropic_type(e->http));
-            jw_text(&o, ",\"message\":");
-        } else {
-            jw_text(&o, "{\"error\":");
-        }
-        jw_cstring(&o, message);
-        jw_text(&o, shape == ERROR_ANTHROPIC ? "}}" : "}");
+        if (shape == ERROR_ANTHROPIC)
+            jw_put(&o, "{\"type\":\"error\",\"error\":{\"type\":%s,\"message\":%s}}", anthropic_type(e->http),
+                   message);
+        else jw_put(&o, "{\"error\":%s}", message);
         return;
     }
-    jw_text(&o, "{\"error\":{\"message\":");
-    jw_cstring(&o, e->message);
-    jw_text(&o, ",\"type\":");
-    jw_cstring(&o, e->type);
-    jw_text(&o, ",\"param\":");
-    jw_cstring(&o, e->param[0] ? e->param : NULL);
-    jw_text(&o, ",\"code\":");
-    jw_cstring(&o, e->code);
-    if (e->context) { /* as llama.cpp says it */
-        jw_text(&o, ",\"n_prompt_tokens\":");
-        jw_uint(&o, e->prompt_tokens);
-        jw_text(&o, ",\"n_ctx\":");
-        jw_uint(&o, e->context);
-    }
+    jw_put(&o, "{\"error\":{\"message\":%s,\"type\":%s,\"param\":%s,\"code\":%s", e->message, e->type,
+           e->param[0] ? e->param : NULL, e->code);
+    if (e->context) /* as llama.cpp says it */
+        jw_put(&o, ",\"n_prompt_tokens\":%u,\"n_ctx\":%u", e->prompt_tokens, e->context);
     jw_text(&o, "}}");
 }

@@ -11,6 +11,13 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+/* Limits of a text (docs/http.md). Above so many members of an object, jansson's hash table costs a
+ * microsecond per member. */
+#define LIMIT_JSON_DEPTH   128u
+#define LIMIT_JSON_TOKENS  4000000u
+#define LIMIT_JSON_MEMBERS 65536u
+#define LIMIT_ILL_FORMED   65536u /* bytes and surrogates replaced with U+FFFD */
+
 struct json_parser {
     const char *text;
     size_t len, at;

@@ -1,13 +1,14 @@
-/* See json_value.h. */
-#include "server/http/json_value.h"
+/* See value.h. */
+#include "server/json/value.h"
 
-#include "server/http/fields.h"
+#include "server/json/fields.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-void jw_double(struct json_writer *o, double v)
+/* The shortest decimal that round-trips. */
+static void jw_double(struct json_writer *o, double v)
 {
     char text[40];
     for (int digits = 1; digits <= 17; digits++) {

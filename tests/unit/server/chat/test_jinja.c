@@ -1,6 +1,6 @@
 /* The template interpreter against transformers' own environment (tests/golden/templates/cases.json, made by
  * scripts/reference/make_templates.py), plus origins, limits and errors. */
-#include "server/http/fields.h"
+#include "server/json/fields.h"
 #include "server/jinja/jinja.h"
 #include "server/chat/template.h"
 
@@ -607,6 +607,63 @@ static void mutated_templates(void **state)
     assert_true(rendered > rounds / 10); /* else the mutations prove nothing about rendering */
 }
 
+/* CPU seconds for a dict of these keys, written and read. */
+static double dict_seconds(json_t *keys)
+{
+    static const char source[] = "{% for k in d %}{{ d[k] }}{% endfor %}";
+    struct jinja_output o = {0};
+    struct jinja_error err;
+    json_t *vars = json_pack("{sO}", "d", keys);
+    clock_t from = clock();
+    assert_int_equal(render(source, strlen(source), vars, &o, &err), ST_OK);
+    assert_int_equal(o.len, json_object_size(keys));
+    jinja_output_free(&o);
+    json_decref(vars);
+    return (double)(clock() - from) / CLOCKS_PER_SEC;
+}
+
+/* Keys whose FNV-1a hashes, a common choice without a secret, end in 16 zero bits: the last three characters
+ * are found by going back from there. */
+static json_t *colliding_keys(size_t count)
+{
+    enum { PRIME = 16777619 };
+    static char ends[1 << 16][4];
+    json_t *keys = json_object();
+    uint32_t inverse = 1;
+    for (int i = 0; i < 5; i++) inverse *= 2 - PRIME * inverse;
+    for (uint32_t i = 0; i < 1u << 18; i++) {
+        char end[4] = {(char)('0' + (i >> 12)), (char)('0' + (i >> 6 & 63)), (char)('0' + (i & 63))};
+        uint32_t h = 0;
+        for (int k = 2; k >= 0; k--) h = (h * inverse) ^ (unsigned char)end[k];
+        memcpy(ends[h & 0xffff], end, sizeof end);
+    }
+    for (uint32_t i = 0; json_object_size(keys) < count; i++) {
+        char key[16];
+        uint32_t h = 2166136261u;
+        snprintf(key, sizeof key, "%06x", i);
+        for (const char *p = key; *p; p++) h = (h ^ (unsigned char)*p) * PRIME;
+        if (!*ends[h & 0xffff]) continue;
+        memcpy(key + 6, ends[h & 0xffff], 4);
+        json_object_set_new(keys, key, json_integer(1));
+    }
+    return keys;
+}
+
+static void keys_of_an_attack(void **state)
+{
+    (void)state;
+    json_t *attack = colliding_keys(30000), *plain = json_object();
+    for (int i = 0; i < 30000; i++) {
+        char key[16];
+        snprintf(key, sizeof key, "%09d", i);
+        json_object_set_new(plain, key, json_integer(1));
+    }
+    double usual = dict_seconds(plain), worst = dict_seconds(attack);
+    if (worst > 10 * usual + 0.02) fail_msg("%.3f s for chosen keys, %.3f s for others", worst, usual);
+    json_decref(attack);
+    json_decref(plain);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -619,6 +676,7 @@ int main(void)
         cmocka_unit_test(faults_name_lines),
         cmocka_unit_test(long_chat),
         cmocka_unit_test(mutated_templates),
+        cmocka_unit_test(keys_of_an_attack),
     };
     return cmocka_run_group_tests(tests, load_cases, free_cases);
 }

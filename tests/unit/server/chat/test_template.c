@@ -829,9 +829,11 @@ static void bad_messages(void **state)
     json_t *two = parse_json("[{\"role\":\"user\",\"content\":\"x\"},{\"role\":\"user\",\"content\":\"x\"}]");
     assert_int_equal(chat_messages_parse(two, &limits, &m, &err), ST_INVALID);
     json_decref(two);
-    api_error_set(&err, 429, NULL, NULL, "%600s\xc3\xa9", "x");
+    err.http = 0;
+    (void)api_fail(&err, 429, NULL, NULL, "%600s\xc3\xa9", "x");
     assert_string_equal(err.type, "rate_limit_error");
-    api_error_set(&err, 500, "internal_error", NULL, "%509s\xe2\x82\xac", "x"); /* cut inside of the sign */
+    err.http = 0;
+    (void)api_fail(&err, 500, "internal_error", NULL, "%509s\xe2\x82\xac", "x"); /* cut inside of the sign */
     assert_int_equal(strlen(err.message), 509);
     assert_string_equal(err.type, "server_error");
 }

@@ -1,10 +1,11 @@
-/* See json_writer.h. */
-#include "server/http/json_writer.h"
+/* See writer.h. */
+#include "server/json/writer.h"
 
 #include "config/base/utf8.h"
 
 #include <float.h>
 #include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -62,6 +63,21 @@ void jw_cstring(struct json_writer *o, const char *s)
     } else {
         jw_text(o, "null");
     }
+}
+
+void jw_put(struct json_writer *o, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    for (const char *at; (at = strchr(fmt, '%')); fmt = at + 2 + (at[1] == 'l')) {
+        jw_bytes(o, fmt, (size_t)(at - fmt));
+        if (at[1] == 's') jw_cstring(o, va_arg(ap, const char *));
+        else if (at[1] == 'u') jw_uint(o, va_arg(ap, unsigned));
+        else if (at[2] == 'u') jw_uint(o, va_arg(ap, unsigned long));
+        else jw_int(o, va_arg(ap, long));
+    }
+    va_end(ap);
+    jw_text(o, fmt);
 }
 
 void jw_uint(struct json_writer *o, uint64_t v)

@@ -19,14 +19,10 @@ struct api_error {
     uint32_t prompt_tokens, context; /* context_length_exceeded; else 0 */
 };
 
-/* Fills all of it (err may be NULL). The type follows from http: 401, 403 and other 4xx are
- * invalid_request_error, 429 rate_limit_error, 5xx server_error. param may be NULL. A truncated string stays
- * valid UTF-8. Returns http, so that an error is one line. */
-int api_error_set(struct api_error *err, int http, const char *code, const char *param, const char *fmt, ...)
-    __attribute__((format(printf, 5, 6)));
 /* Fills *e unless it holds an error already (http != 0), and returns ST_INVALID, so that an error is one
- * line: return api_fail(e, 400, "invalid_value", "temperature", "...", ...); code must be a static string;
- * param may be NULL. */
+ * line: return api_fail(e, 400, "invalid_value", "temperature", "...", ...); code must be a static string,
+ * param may be NULL. The type follows from http: 429 rate_limit_error, 5xx server_error, others
+ * invalid_request_error. A truncated string stays valid UTF-8. */
 enum status api_fail(struct api_error *e, int http, const char *code, const char *param, const char *fmt, ...)
     __attribute__((format(printf, 5, 6)));
 /* api_fail with 503: the server is out of memory. */

@@ -4,7 +4,7 @@
 #ifndef KVASIR_FIELDS_H
 #define KVASIR_FIELDS_H
 
-#include "server/http/errors.h"
+#include "server/json/errors.h"
 
 #include <jansson.h>
 #include <stdbool.h>
@@ -19,7 +19,7 @@ enum status field_int(struct api_error *e, json_t *root, const char *name, int64
                       int64_t *out, bool *has); /* has may be NULL */
 enum status field_num(struct api_error *e, json_t *root, const char *name, double min, double max,
                       double *out, bool *has);
-/* An integer beyond 64 bits inside another value of the body (json_parser.c): jansson can't hold it, so it is
+/* An integer beyond 64 bits inside another value of the body (parser.c): jansson can't hold it, so it is
  * an object with this one string member. Returns the digits, with the minus sign if any; NULL for anything
  * else. A client that sends such an object gets such a number. */
 #define JSON_BIG_INT "\xEF\xB7\x90" /* U+FDD0, no character */

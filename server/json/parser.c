@@ -1,10 +1,9 @@
-/* See json_parser.h. The grammar is RFC 8259's; of duplicate keys the last one counts. */
-#include "server/http/json_parser.h"
+/* See parser.h. The grammar is RFC 8259's; of duplicate keys the last one counts. */
+#include "server/json/parser.h"
 
 #include "config/base/json_escape.h"
 #include "config/base/utf8.h"
-#include "server/http/fields.h"
-#include "server/http/limits.h"
+#include "server/json/fields.h"
 
 #include <ctype.h>
 #include <errno.h>

@@ -17,6 +17,7 @@
 #include <time.h>
 
 #include <cmocka.h>
+#include <zlib.h>
 #include <sodium.h>
 
 /* Most memory that refusing and surviving bombs may take. A sanitizer's shadow multiplies what the process
@@ -347,6 +348,29 @@ static double seconds(void)
     return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
 
+/* The file with so many texts after its header, each with a megabyte of EXIF data in a kilobyte. */
+static uint8_t *png_with_texts(const struct file *f, size_t count, size_t *len)
+{
+    enum { HEAD = 8 + 25, PLAIN = 1 << 20 };
+    static const char key[] = "Raw profile type exif"; /* its NUL and the method follow */
+    uint8_t *plain = calloc(1, PLAIN), *chunk = calloc(1, 4096);
+    uLongf n = 4000;
+    memcpy(chunk + 4, "zTXt", 4);
+    memcpy(chunk + 8, key, sizeof key);
+    assert_int_equal(compress(chunk + 9 + sizeof key, &n, plain, PLAIN), Z_OK);
+    size_t data = sizeof key + 1 + n, each = data + 12;
+    for (int i = 0; i < 4; i++) chunk[i] = (uint8_t)(data >> (24 - 8 * i));
+    uLong crc = crc32(0, chunk + 4, (uInt)data + 4);
+    for (int i = 0; i < 4; i++) chunk[8 + data + (size_t)i] = (uint8_t)(crc >> (24 - 8 * i));
+    uint8_t *b = malloc(*len = f->len + count * each);
+    memcpy(b, f->bytes, HEAD);
+    for (size_t i = 0; i < count; i++) memcpy(b + HEAD + i * each, chunk, each);
+    memcpy(b + HEAD + count * each, f->bytes + HEAD, f->len - HEAD);
+    free(plain);
+    free(chunk);
+    return b;
+}
+
 static void test_bombs(void **state)
 {
     (void)state;
@@ -363,6 +387,18 @@ static void test_bombs(void **state)
     for (size_t i = 0; i < 10000; i++) memcpy(b + sos + i * scan, f->bytes + sos, scan);
     memcpy(b + len - 2, "\xFF\xD9", 2);
     double t = seconds();
+    assert_int_equal(decode(b, len, &limits, &img, &err), IMAGE_BAD_DATA);
+    assert_non_null(strstr(err.msg, "scans"));
+    free(b);
+    /* Fewer scans of a larger image, whose size is written over the first one's: some milliseconds each. */
+    len = sos + 60 * scan + 2;
+    b = malloc(len);
+    memcpy(b, f->bytes, sos);
+    for (size_t i = 0; i < 60; i++) memcpy(b + sos + i * scan, f->bytes + sos, scan);
+    memcpy(b + len - 2, "\xFF\xD9", 2);
+    uint8_t *sof = memmem(b, sos, "\xFF\xC2", 2);
+    assert_non_null(sof);
+    memcpy(sof + 5, "\x08\x00\x08\x00", 4);
     assert_int_equal(decode(b, len, &limits, &img, &err), IMAGE_BAD_DATA);
     assert_non_null(strstr(err.msg, "scans"));
     free(b);
@@ -387,6 +423,10 @@ static void test_bombs(void **state)
     image_u8_free(&img);
     f = find("ours_png_data_bomb.png");
     assert_int_equal(decode(f->bytes, f->len, &limits, &img, &err), IMAGE_BAD_DATA);
+    b = png_with_texts(find("ours_png_text_bomb.png"), 2000, &len);
+    assert_int_equal(decode(b, len, &limits, &img, &err), IMAGE_BAD_DATA);
+    assert_non_null(strstr(err.msg, "too many texts"));
+    free(b);
     assert_true(peak() - before < PEAK_MAX);
     assert_true(seconds() - t <
                 20.0); /* far beyond what it takes under a sanitizer; without the ceilings it is minutes */
