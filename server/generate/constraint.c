@@ -31,7 +31,7 @@ enum status constraint_error(struct constraint_maker *m, enum status st, const c
 
 gx constraint_literal(struct constraint_maker *m, const char *text)
 {
-    return gb_literal(m->b, text, strlen(text));
+    return gb_literal(m->b, text ? text : "", text ? strlen(text) : 0);
 }
 
 rx constraint_without(struct constraint_maker *m, const char *const *tags, size_t n)

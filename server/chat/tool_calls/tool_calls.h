@@ -54,10 +54,11 @@ struct tool_syntax {
     const char *tokens[4]; /* further tags that may be tokens */
     bool named;            /* its calls are a name and arguments (named.c) */
     bool plain;            /* its calls are plain JSON (tool_rules.bare) */
-    /* A call as the template writes it: open tag, before, NAME, after, arguments, end, end tag. */
+    /* A call as the template writes it: open tag, before, NAME, after, arguments, end, end tag. NULL: empty.
+     */
     const char *before, *after, *end;
     enum tool_arguments arguments;
-    const char *key, *after_key, *after_value, *comma; /* of one argument; NULL: one object */
+    const char *key, *after_key, *after_value, *comma; /* of one argument */
     const char *between;                               /* calls */
 };
 const struct tool_syntax *tool_syntax(enum tool_call_syntax syntax);
