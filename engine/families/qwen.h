@@ -23,10 +23,10 @@
  * Qwen2VLVideoProcessor and Qwen3VLVideoProcessor. fps: the class has none; the model's own tools use 2. */
 #define TORCH_IMAGES                                                                                         \
     .mode = IMAGE_TORCH_U8, .do_resize = true, .do_rescale = true, .do_normalize = true,                     \
-    .rescale_factor = 1.0 / 255.0
+    .rescale_factor = 1.0 / 255.0, .on_white = true
 #define CLIP_IMAGES   TORCH_IMAGES, .filter = IMAGE_BICUBIC, .mean = {CLIP_MEAN}, .std = {CLIP_STD}
 #define HALF_IMAGES   TORCH_IMAGES, .mean = {0.5f, 0.5f, 0.5f}, .std = {0.5f, 0.5f, 0.5f}
-#define NATIVE_IMAGES CLIP_IMAGES, .dynamic = true, .on_white = true
+#define NATIVE_IMAGES CLIP_IMAGES, .dynamic = true
 #define QWEN_IMAGES                                                                                          \
     NATIVE_IMAGES, .patch = 14, .merge = 2, .depth = 2, .area_min = 56 * 56, .area_max = 28 * 28 * 1280,     \
                    .video_fps = 2.0, .video_frames_min = 4, .video_frames_max = 768
