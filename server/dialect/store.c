@@ -3,32 +3,33 @@
 #include "server/dialect/store.h"
 
 #include "config/base/assert.h"
+#include "config/base/list.h"
 
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
 /* Freeing a response's values may take the event loop some 10 ms. */
-enum { BUCKETS = 4096, ENTRIES_MAX = 65536, VALUES_MAX = 1 << 18, VALUE_BYTES = 100 };
+enum { ENTRIES_MAX = 65536, VALUES_MAX = 1 << 18, VALUE_BYTES = 100 };
 
 _Static_assert(JSON_HAVE_ATOMIC_BUILTINS || JSON_HAVE_SYNC_BUILTINS, "threads share the values");
 
 struct response_store {
     pthread_mutex_t lock;
     uint64_t bytes_max, bytes;
-    uint32_t count;
-    struct response_kept *newest, *oldest;
-    struct response_kept *buckets[BUCKETS];
+    struct response_kept *head, *tail; /* the newest, the oldest */
+    struct hash_table table;
 };
 
 struct response_store *response_store_create(uint64_t bytes)
 {
     struct response_store *s = calloc(1, sizeof *s);
-    if (s && pthread_mutex_init(&s->lock, NULL)) {
+    if (!s || !hash_create(&s->table, 64) || pthread_mutex_init(&s->lock, NULL)) {
+        if (s) free(s->table.buckets);
         free(s);
         return NULL;
     }
-    if (s) s->bytes_max = bytes;
+    s->bytes_max = bytes;
     return s;
 }
 
@@ -38,11 +39,11 @@ bool response_store_on(const struct response_store *s)
 }
 
 /* Ids are random, but clients may look up others: FNV-1a. */
-static struct response_kept **bucket(struct response_store *s, const char *id)
+static uint64_t hash_of(const char *id)
 {
     uint32_t h = 2166136261u;
     for (; *id; id++) h = (h ^ (unsigned char)*id) * 16777619u;
-    return &s->buckets[(h ^ h >> 16) % BUCKETS];
+    return h ^ h >> 16;
 }
 
 /* Bytes of text and number of values and names in v, added up; it gives up above VALUES_MAX. */
@@ -61,26 +62,12 @@ static size_t text_of(json_t *v, size_t *values)
     return text;
 }
 
-static void unlink_use(struct response_store *s, struct response_kept *r)
-{
-    *(r->newer ? &r->newer->older : &s->newest) = r->older;
-    *(r->older ? &r->older->newer : &s->oldest) = r->newer;
-    r->newer = r->older = NULL;
-}
-
-static void link_use(struct response_store *s, struct response_kept *r)
-{
-    r->older = s->newest;
-    *(s->newest ? &s->newest->newer : &s->oldest) = r;
-    s->newest = r;
-}
-
 static void touch(struct response_store *s, struct response_kept *r)
 {
     for (; r; r = r->before) {
         if (!r->listed) continue;
-        unlink_use(s, r);
-        link_use(s, r);
+        LIST_UNLINK(s, r);
+        LIST_LINK(s, NULL, r);
     }
 }
 
@@ -98,19 +85,16 @@ static void drop(struct response_store *s, struct response_kept *r)
 
 static void unlist(struct response_store *s, struct response_kept *r)
 {
-    struct response_kept **at = bucket(s, r->id);
-    while (*at != r) at = &(*at)->chain;
-    *at = r->chain;
-    unlink_use(s, r);
+    hash_remove(&s->table, &r->link);
+    LIST_UNLINK(s, r);
     r->listed = false;
-    s->count--;
     drop(s, r);
 }
 
 static struct response_kept *find(struct response_store *s, const char *id,
                                   const struct response_owner *owner)
 {
-    for (struct response_kept *r = *bucket(s, id); r; r = r->chain)
+    for (struct response_kept *r = hash_first(&s->table, hash_of(id)); r; r = hash_next(r))
         if (strcmp(r->id, id) == 0 && memcmp(&r->owner, owner, sizeof *owner) == 0) return r;
     return NULL;
 }
@@ -153,14 +137,11 @@ bool response_keep(struct response_store *s, const struct response_kept *new, co
         return false;
     }
     pthread_mutex_lock(&s->lock);
-    struct response_kept **at = bucket(s, r->id);
-    r->chain = *at;
-    *at = r;
-    link_use(s, r);
+    hash_insert(&s->table, &r->link, hash_of(r->id));
+    LIST_LINK(s, NULL, r);
     touch(s, r->before);
     s->bytes += r->bytes;
-    s->count++;
-    while (s->oldest && (s->bytes > s->bytes_max || s->count > ENTRIES_MAX)) unlist(s, s->oldest);
+    while (s->tail && (s->bytes > s->bytes_max || s->table.count > ENTRIES_MAX)) unlist(s, s->tail);
     pthread_mutex_unlock(&s->lock);
     return true;
 }
@@ -177,8 +158,8 @@ bool response_forget(struct response_store *s, const char *id, const struct resp
 void response_forget_websocket(struct response_store *s, uint64_t websocket)
 {
     pthread_mutex_lock(&s->lock);
-    for (struct response_kept *r = s->newest, *older; r; r = older) {
-        older = r->older;
+    for (struct response_kept *r = s->head, *next; r; r = next) {
+        next = r->next;
         if (r->owner.websocket == websocket) unlist(s, r);
     }
     pthread_mutex_unlock(&s->lock);
@@ -187,7 +168,7 @@ void response_forget_websocket(struct response_store *s, uint64_t websocket)
 void response_store_size(struct response_store *s, uint32_t *count, uint64_t *bytes)
 {
     pthread_mutex_lock(&s->lock);
-    *count = s->count;
+    *count = (uint32_t)s->table.count;
     *bytes = s->bytes;
     pthread_mutex_unlock(&s->lock);
 }
@@ -195,8 +176,9 @@ void response_store_size(struct response_store *s, uint32_t *count, uint64_t *by
 void response_store_destroy(struct response_store *s)
 {
     if (!s) return;
-    while (s->oldest) unlist(s, s->oldest);
+    while (s->tail) unlist(s, s->tail);
     ASSERT_SLOW(!s->bytes);
     pthread_mutex_destroy(&s->lock);
+    free(s->table.buckets);
     free(s);
 }

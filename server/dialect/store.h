@@ -4,6 +4,7 @@
 #define KVASIR_RESPONSE_STORE_H
 
 #include "config/base/buf.h"
+#include "scheduler/cache/hash_table.h"
 
 #include <jansson.h>
 #include <stdbool.h>
@@ -21,6 +22,7 @@ struct response_owner {
 
 /* Immutable; lives as long as it is referenced. */
 struct response_kept {
+    struct hash_link link; /* of the store */
     char id[RESPONSE_ID_BYTES];
     struct response_owner owner;
     json_t *items;                /* of this turn: the input, then the output */
@@ -29,9 +31,9 @@ struct response_kept {
     size_t bytes;                 /* of memory, with the struct */
     struct response_kept *before; /* the previous response (a reference), or NULL */
     /* internal to the store */
-    struct response_kept *newer, *older, *chain; /* LRU list; hash chain */
-    uint32_t refs;                               /* from the store, following responses and callers */
-    bool listed;                                 /* it can be found */
+    struct response_kept *prev, *next; /* LRU list */
+    uint32_t refs;                     /* from the store, following responses and callers */
+    bool listed;                       /* it can be found */
 };
 
 struct response_store;
