@@ -432,8 +432,7 @@ static enum status bare_call(struct constraint_maker *m, json_t *function, size_
     return ST_OK;
 }
 
-enum status constraint_bare_calls(struct constraint_maker *m, json_t *tools, const bool *may, bool one,
-                                  rx *excluded, gx *out)
+enum status constraint_bare_calls(struct constraint_maker *m, json_t *tools, bool one, rx *excluded, gx *out)
 {
     struct rx_pool *pool = gb_pool(m->b);
     size_t n = json_array_size(tools), used = 0;
@@ -443,7 +442,7 @@ enum status constraint_bare_calls(struct constraint_maker *m, json_t *tools, con
     enum status st = calls ? ST_OK : gen_nomem(m->g);
     for (size_t i = 0; i < n && !st; i++) {
         json_t *function = field(json_array_get(tools, i), "function");
-        if (!may[i]) continue;
+        if (!constraint_may(m, function)) continue;
         if (buf_addf(&names, "%s%s", used ? "|" : "", json_string_value(field(function, "name"))))
             st = gen_nomem(m->g);
         else st = bare_call(m, function, i, &calls[used++]);

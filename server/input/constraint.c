@@ -136,8 +136,10 @@ static enum status response(struct constraint_maker *m, gx *out)
     return st ? constraint_error(m, st, f->param, &error) : ST_OK;
 }
 
-static bool may_be_called(const struct tool_choice *f, const char *name)
+bool constraint_may(const struct constraint_maker *m, json_t *function)
 {
+    const struct tool_choice *f = &m->g->p.tool_choice;
+    const char *name = json_string_value(field(function, "name"));
     if (f->named) return strcmp(f->named, name) == 0;
     if (!f->allowed) return true;
     for (size_t i = 0; i < json_array_size(f->allowed); i++) {
@@ -194,7 +196,7 @@ static enum status any_call(struct constraint_maker *m, json_t *tools, gx *out)
         enum call_schema use = constraint_weak(m, i)                 ? CALL_ANY
                                : f->required || gen_strict(function) ? CALL_SCHEMA
                                                                      : CALL_FREE;
-        if (!may_be_called(f, json_string_value(field(function, "name")))) continue;
+        if (!constraint_may(m, function)) continue;
         st = constraint_call(m, function, use, i, &list[used++]);
         if (!st) continue;
         again = weaken(m, tools, i);
@@ -219,12 +221,7 @@ static enum status calls_and_text(struct constraint_maker *m, json_t *tools, gx 
     rx text = constraint_without(m, tags, tags[1] ? 2 : 1), first = text, excluded;
     gx bare;
     if (p->bare_calls) {
-        bool may[LIMIT_TOOLS] = {false};
-        for (size_t i = 0; i < json_array_size(tools) && i < LIMIT_TOOLS; i++) {
-            json_t *name = field(field(json_array_get(tools, i), "function"), "name");
-            may[i] = may_be_called(&p->tool_choice, json_string_value(name));
-        }
-        enum status st = constraint_bare_calls(m, tools, may, one, &excluded, &bare);
+        enum status st = constraint_bare_calls(m, tools, one, &excluded, &bare);
         if (st) return st;
         first = rx_and(pool, text, rx_not(pool, excluded));
     }
@@ -364,8 +361,8 @@ static enum status bare_calls(struct constraint_maker *m, json_t *tools)
     bool ok = p->bare_calls != NULL;
     for (size_t i = 0; ok && i < json_array_size(tools); i++) {
         json_t *function = field(json_array_get(tools, i), "function");
-        const char *name = json_string_value(field(function, "name"));
-        if (may_be_called(&p->tool_choice, name)) ok = !json_object_set_new(p->bare_calls, name, json_true());
+        if (constraint_may(m, function))
+            ok = !json_object_set_new(p->bare_calls, json_string_value(field(function, "name")), json_true());
     }
     return ok ? ST_OK : gen_nomem(m->g);
 }

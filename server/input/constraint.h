@@ -43,6 +43,8 @@ enum status constraint_strings(struct constraint_maker *m, const json_t *list, g
 enum status constraint_schema(struct constraint_maker *m, json_t *schema, bool compact, const char *param,
                               gx *out) KV_MUST_CHECK;
 
+/* The request lets the model call it. */
+bool constraint_may(const struct constraint_maker *m, json_t *function);
 /* The tool's arguments are any object, because its schema can't be enforced. */
 bool constraint_weak(const struct constraint_maker *m, size_t tool);
 /* Its schema must be enforced as a whole: it is strict, and the request must call it. */
@@ -57,9 +59,9 @@ enum call_schema {
 };
 enum status constraint_call(struct constraint_maker *m, json_t *function, enum call_schema use, size_t index,
                             gx *out) KV_MUST_CHECK;
-/* Calls as plain JSON (chat/tool_calls/) to the functions whose flag in may[] is set, with their closing
- * brackets; at most one if `one`. *excluded: every text that starts like such a call. */
-enum status constraint_bare_calls(struct constraint_maker *m, json_t *tools, const bool *may, bool one,
-                                  rx *excluded, gx *out) KV_MUST_CHECK;
+/* Calls as plain JSON (chat/tool_calls/) to the functions that may be called, with their closing brackets; at
+ * most one if `one`. *excluded: every text that starts like such a call. */
+enum status constraint_bare_calls(struct constraint_maker *m, json_t *tools, bool one, rx *excluded,
+                                  gx *out) KV_MUST_CHECK;
 
 #endif
