@@ -197,6 +197,5 @@ const struct dialect dialect_messages = {.read = read_whole,
                                          .response = messages_write_response,
                                          .head = messages_head,
                                          .delta = messages_delta,
-                                         .tail = messages_tail,
-                                         .stream_error = messages_stream_error};
+                                         .tail = messages_tail};
 const struct dialect dialect_count_tokens = {.read = read_count, .source = "messages"};

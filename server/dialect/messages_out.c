@@ -188,11 +188,3 @@ void messages_tail(struct choice *c)
     event_begin(&o, "message_stop");
     gen_event_end(&o, g);
 }
-
-void messages_stream_error(struct request *r)
-{
-    struct json_writer o = {.buf = &r->response.out};
-    sse_begin_named(&o, "error");
-    error_json(&r->response.error, r->response.shape, &r->response.out);
-    sse_end(&o);
-}

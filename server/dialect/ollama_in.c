@@ -270,11 +270,9 @@ const struct dialect dialect_ollama_chat = {.read = read_chat,
                                             .source = "messages",
                                             .response = ollama_write_response,
                                             .delta = ollama_delta,
-                                            .tail = ollama_tail,
-                                            .stream_error = ollama_stream_error};
+                                            .tail = ollama_tail};
 const struct dialect dialect_ollama_generate = {.read = read_generate,
                                                 .source = "prompt",
                                                 .response = ollama_write_response,
                                                 .delta = ollama_delta,
-                                                .tail = ollama_tail,
-                                                .stream_error = ollama_stream_error};
+                                                .tail = ollama_tail};

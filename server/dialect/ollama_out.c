@@ -144,10 +144,3 @@ void ollama_tail(struct choice *c)
     end(&o, c);
     gen_event_end(&o, c->gen);
 }
-
-void ollama_stream_error(struct request *r)
-{
-    struct json_writer o = {.buf = &r->response.out};
-    error_json(&r->response.error, r->response.shape, &r->response.out);
-    jw_text(&o, "\n");
-}

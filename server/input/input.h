@@ -127,7 +127,7 @@ struct dialect {
     void (*response)(struct json_writer *o, struct choice *c);
     bool on_worker;
     /* Loop: the events of a stream, NULL if it has none: before the first delta, once (may be NULL); a delta;
-     * at the end; r->response.error. */
+     * at the end; r->response.error, NULL: as its shape says. */
     void (*head)(struct gen *g);
     void (*delta)(struct choice *c, const struct delta *delta);
     void (*tail)(struct choice *c);
