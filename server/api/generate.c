@@ -30,7 +30,7 @@ static void generate_job(struct request *r)
     struct gen *g = r->gen;
     enum status st = g->read ? ST_OK : generate_read(r);
     g->read = true;
-    g->job_us = now_us();
+    g->job_us = 0;
     if (!st && g->remote && !g->fetched) return;
     if (!st && !r->response.out.len)
         st = g->kind == GEN_CHAT ? gen_prompt_chat(g) : gen_prompt_completion(g, g->root);

@@ -64,7 +64,9 @@ enum status gen_tokens_check(struct gen *g, uint64_t tokens)
 bool gen_job_over(struct gen *g)
 {
     enum { JOB_US = 50000 };
-    g->again = now_us() - g->job_us > JOB_US;
+    uint64_t now = now_us();
+    if (!g->job_us) g->job_us = now;
+    g->again = now - g->job_us > JOB_US;
     return g->again;
 }
 

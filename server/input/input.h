@@ -203,7 +203,7 @@ struct gen {
     uint32_t prompt_count, prompts_made; /* a job that takes long is continued by another */
     uint64_t prompt_tokens;              /* of those made */
     struct chat *chat;                   /* what prompts are made from; owned, until gen_read_end */
-    uint64_t job_us;                     /* when the job began */
+    uint64_t job_us;                     /* since when the job makes prompts; 0: it has not begun */
     bool read, again;                    /* the body is read; another job continues */
     struct choice *choices;
     uint32_t choice_count, choices_open;
