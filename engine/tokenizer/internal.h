@@ -222,6 +222,9 @@ enum status tok__put_added(struct tokenizer *t, uint32_t id, const struct tok_ad
 enum status tok__put_role(struct tokenizer *t, const char *role, const char *content, size_t len,
                           struct err *err) KV_MUST_CHECK;
 /* Derives the rest from vocabulary, merges, added tokens and steps, all complete except `extra`. */
+/* What tokenizer.json would be, of vocab.json and merges.txt; ST_NOT_FOUND without them. */
+enum status tok__vocab_files(const char *dir, size_t max, struct json_doc *out,
+                             struct err *err) KV_MUST_CHECK;
 enum status tok__finish(struct tokenizer *t, const struct tok_extra *extra, size_t extra_count,
                         struct err *err) KV_MUST_CHECK;
 
