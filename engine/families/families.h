@@ -100,6 +100,7 @@ struct family {
  * the head size; one rope, for full attention). A family overwrites what differs and adds the rest, at least
  * .canonical. false: out of memory. */
 bool family_decoder(struct hf_reader *r, const struct hf_config *c, struct model_desc *d) KV_MUST_CHECK;
+struct desc_rope family_rope(const struct hf_rope *p, uint32_t dim);
 /* The rest of s after `prefix`; NULL: s does not begin with it. */
 const char *family_after(const char *s, const char *prefix);
 /* The first of `parts` (prefix, what it becomes; ends with an empty one) that begins the name; false: none.

@@ -157,6 +157,9 @@ uint32_t tok__word_id(const struct tokenizer *t, const char *s, size_t len); /* 
 /* Allocates for ids up to `highest` and so many strings. */
 enum status tok__allocate_vocab(struct tokenizer *t, uint64_t highest, size_t strings,
                                 struct err *err) KV_MUST_CHECK;
+/* The document that vocab.json and merges.txt of a directory stand for. ST_NOT_FOUND, with err untouched:
+ * there are none, or tokenizer_config.json doesn't name their tokenizer_class. */
+enum status tok__load_vocab_merges(const char *dir, struct json_doc *out, struct err *err) KV_MUST_CHECK;
 /* Reads model.vocab and model.merges of the document; byte_level must be set. */
 enum status tok__read_vocab(struct tokenizer *t, const struct json_doc *d, uint32_t vocab, uint32_t added,
                             struct err *err) KV_MUST_CHECK;
@@ -222,9 +225,6 @@ enum status tok__put_added(struct tokenizer *t, uint32_t id, const struct tok_ad
 enum status tok__put_role(struct tokenizer *t, const char *role, const char *content, size_t len,
                           struct err *err) KV_MUST_CHECK;
 /* Derives the rest from vocabulary, merges, added tokens and steps, all complete except `extra`. */
-/* What tokenizer.json would be, of vocab.json and merges.txt; ST_NOT_FOUND without them. */
-enum status tok__vocab_files(const char *dir, size_t max, struct json_doc *out,
-                             struct err *err) KV_MUST_CHECK;
 enum status tok__finish(struct tokenizer *t, const struct tok_extra *extra, size_t extra_count,
                         struct err *err) KV_MUST_CHECK;
 

@@ -674,13 +674,9 @@ enum status tok_load_extra(const char *dir, const struct tok_extra *extra, size_
     struct json_doc doc = {0};
     char *path = NULL;
     bool overrides = false, unused;
-    struct err other;
     enum status st =
         t ? json_load(dir, "tokenizer.json", FILE_BYTES_MAX, &doc, &path, err) : err_nomem(err, dir);
-    if (st == ST_NOT_FOUND) {
-        st = tok__vocab_files(dir, FILE_BYTES_MAX, &doc, &other);
-        if (st && st != ST_NOT_FOUND) *err = other;
-    }
+    if (st == ST_NOT_FOUND) st = tok__load_vocab_merges(dir, &doc, err);
     if (!st) {
         struct loader l = {&doc, t, err};
         if ((st = read_tokenizer(&l))) err_prefix(err, st, "%s", path);

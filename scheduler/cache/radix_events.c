@@ -275,8 +275,8 @@ void radix__event_tail(struct radix_cache *c, struct radix_node *n, bool there)
     uint32_t size = c->event_sink.block_tokens;
     if (!size) return;
     for (uint32_t g = 0; g < c->caps.group_count; g++) {
-        if (!n->tail_count[g]) continue;
-        uint32_t a = (n->tail_first[g] * c->bt + size - 1) / size, b = n->end / size; /* whole blocks of it */
+        if (!n->tail[g].count) continue;
+        uint32_t a = (n->tail[g].first * c->bt + size - 1) / size, b = n->end / size; /* whole blocks of it */
         for (struct radix_node *m = n; !m->root && a < b && m->end > a * size; m = m->parent) {
             uint32_t own = m->start / size, k = a > own ? a - own : 0,
                      end = radix__marks(c, m->start, m->end);

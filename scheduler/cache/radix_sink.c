@@ -36,7 +36,7 @@ static bool path_of(struct radix_cache *c, const struct radix_node *n, struct ra
     return true;
 }
 
-void radix__keep(struct radix_cache *c, const struct radix_node *n, enum radix_kept what, uint32_t from)
+void radix__keep(struct radix_cache *c, struct radix_node *n, enum radix_kept what, uint32_t from)
 {
     struct radix_run runs[ENGINE_GROUPS_MAX] = {{0}};
     struct radix_view v;
@@ -45,8 +45,7 @@ void radix__keep(struct radix_cache *c, const struct radix_node *n, enum radix_k
     for (uint32_t g = 0; g < c->caps.group_count; g++) {
         if (what & KEPT_BLOCKS && !c->caps.groups[g].window)
             runs[g] = (struct radix_run){n->block_offsets[g] + skip, base + skip, blocks - skip};
-        if (what & KEPT_TAIL && n->tail_count[g])
-            runs[g] = (struct radix_run){n->tail[g], n->tail_first[g], n->tail_count[g]};
+        if (what & KEPT_TAIL && n->tail[g].count) runs[g] = n->tail[g];
     }
     if (what & KEPT_STATE && n->state != ENGINE_NO_BLOCK)
         runs[c->state_group] = (struct radix_run){&n->state, 0, 1};

@@ -85,6 +85,23 @@ def test_tiles(variant):
     server.stop()
 
 
+def test_transparent(variant):
+    """Transparent places are white, in towers over tiles too."""
+    model = os.path.join(root, "tests/golden/tiles", variant)
+    server = harness.Server(args.binary, model, "--kv-memory", "64M")
+
+    def pixel(x, y):
+        return (x * 9 % 256, y * 11 % 256, x * y % 256)
+
+    half = harness.png(30, 30, lambda x, y: (*pixel(x, y), 255 if x < 15 else 0), alpha=True)
+    white = harness.png(30, 30, lambda x, y: pixel(x, y) if x < 15 else (255, 255, 255))
+    first, second = (ask(server, [{"role": "user", "content": [{
+        "type": "image_url", "image_url": {"url": harness.data_url(data)}}]}]) for data in (white, half))
+    check.equal(f"{variant}: transparent", second[0], first[0])
+    check.true(f"{variant}: the same image", second[1]["prompt_tokens_details"]["cached_tokens"] > 8, second)
+    server.stop()
+
+
 def test_converted(variant, file, sizes):
     model = os.path.join(root, "tests/golden", variant)
     out = os.path.join(root, "tests/golden/gguf", file)
@@ -227,6 +244,8 @@ def main():
     check.run(test_converted, "llama/granite4_f32", "granite4", (None,))
     for variant in ("internvl_f32", "internvl_6b_f32"):
         check.run(test_released, variant)
+    for variant in ("smolvlm_f32", "internvl_f32", "granite_docling_f32"):
+        check.run(test_transparent, variant)
     check.end()
 
 
