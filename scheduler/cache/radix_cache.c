@@ -55,7 +55,6 @@ void radix_destroy(struct radix_cache *c)
         free(c->valid_to[g]);
     }
     for (int h = 0; h < HEAP_COUNT; h++) free(c->heaps[h].at);
-    free(c->announced.tokens);
     free(c->announced.hashes);
     free(c->announced.images);
     free(c->path.tokens);
