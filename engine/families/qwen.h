@@ -23,10 +23,10 @@
  * Qwen2VLVideoProcessor and Qwen3VLVideoProcessor. fps: the class has none; the model's own tools use 2. */
 #define TORCH_IMAGES                                                                                         \
     .mode = IMAGE_TORCH_U8, .do_resize = true, .do_rescale = true, .do_normalize = true,                     \
-    .rescale_factor = 1.0 / 255.0
+    .rescale_factor = 1.0 / 255.0, .on_white = true
 #define CLIP_IMAGES   TORCH_IMAGES, .filter = IMAGE_BICUBIC, .mean = {CLIP_MEAN}, .std = {CLIP_STD}
 #define HALF_IMAGES   TORCH_IMAGES, .mean = {0.5f, 0.5f, 0.5f}, .std = {0.5f, 0.5f, 0.5f}
-#define NATIVE_IMAGES CLIP_IMAGES, .dynamic = true, .on_white = true
+#define NATIVE_IMAGES CLIP_IMAGES, .dynamic = true
 #define QWEN_IMAGES                                                                                          \
     NATIVE_IMAGES, .patch = 14, .merge = 2, .depth = 2, .area_min = 56 * 56, .area_max = 28 * 28 * 1280,     \
                    .video_fps = 2.0, .video_frames_min = 4, .video_frames_max = 768
@@ -43,6 +43,8 @@ extern const struct family_images qwen2_vl_images;
  * width after the merger), window_size, tokens_per_second, position_side, deepstack_count; place: HF_EITHER
  * has no head_dim, HF_NESTED ties as Qwen3-VL does. */
 void qwen_read(struct hf_reader *r, const struct family_type *type, struct hf_config *c);
+/* rope_type (or `type`) of that object and the keys of the type; absent or "default": *p stays. */
+void qwen_rope_type(struct hf_reader *r, uint32_t dict, const struct hf_text *t, struct hf_rope *p);
 /* Columns of a head that rotate: the first. */
 uint32_t qwen_rotary(const struct hf_text *t);
 /* Checks what recurrent layers have; sets layer_types unless they were listed: every interval-th is full

@@ -453,7 +453,7 @@ def test_refused(s):
         param = False if param is None else param
         is_error(json.dumps(fields)[:60], s.request("POST", CHAT, {**chat(), **fields}), 400, code, param)
     said = s.post(CHAT, chat(mm_processor_kwargs={"do_pan_and_scan": True}))[1]["error"]["message"]
-    check.true("pan and scan", "do_pan_and_scan can't be set by a request" in said, said)
+    check.true("pan and scan", "as the checkpoint's preprocessor_config.json says" in said, said)
     fine = {k: None for k in ("stop", "logprobs", "top_logprobs", "seed", "n", "stream", "stream_options", "tools", "tool_choice", "user", "model",
                               "top_p", "logit_bias", "response_format", "max_completion_tokens", "audio", "functions", "top_k", "metadata")}
     check.equal("nulls and unknown fields", s.post(CHAT, chat(**fine, chat_id="x", provider={"a": [1]}))[0], 200)

@@ -158,15 +158,19 @@ static void read_processor(struct hf_reader *r, struct image_config *out)
 
 static void set_area(struct image_config *out)
 {
-    uint64_t unit = image_multiple(out), side = (out->longest + unit - 1) / unit * unit;
-    out->area_max = side * side;
+    uint64_t unit = image_multiple(out), high = out->highest ? out->highest : out->longest;
+    out->area_max = (out->longest + unit - 1) / unit * unit * ((high + unit - 1) / unit * unit);
 }
 
 static void read_longest(struct hf_reader *r, uint32_t settings, struct image_config *out)
 {
     uint32_t size = json_get_live(r->d, settings, "size");
-    if (!hf_u32(r, size, "longest_edge", 1, SIZE_MAX_IMAGE, &out->longest) && size != JSON_NONE)
-        hf_error(r, ST_UNSUPPORTED, "size", "must have a longest_edge");
+    if (size != JSON_NONE && json_kind(r->d, size) == JSON_NUMBER)
+        hf_u32(r, settings, "size", 1, SIZE_MAX_IMAGE, &out->longest);
+    else if (size != JSON_NONE && !hf_u32(r, size, "longest_edge", 1, SIZE_MAX_IMAGE, &out->longest) &&
+             !(hf_u32(r, size, "width", 1, SIZE_MAX_IMAGE, &out->longest) &&
+               hf_u32(r, size, "height", 1, SIZE_MAX_IMAGE, &out->highest)))
+        hf_error(r, ST_UNSUPPORTED, "size", "must have a longest_edge, or width and height");
     set_area(out);
 }
 

@@ -43,15 +43,13 @@ static struct chat_output_rules bare = {.calls = TOOL_SYNTAX_JSON},
 static struct chat_output_rules mistral = {.calls = TOOL_SYNTAX_MISTRAL}, glm = {.calls = TOOL_SYNTAX_GLM},
                                 lfm2 = {.calls = TOOL_SYNTAX_LFM2},
                                 exact = {.calls = TOOL_SYNTAX_JSON, .exact = true};
-static const struct chat_output_rules call = {.calls = TOOL_SYNTAX_CALL},
-                                      one_call = {.calls = TOOL_SYNTAX_CALL, .single_call = true},
-                                      channel = {.reasoning = REASONING_FIELD,
-                                                 .syntax = REASONING_CHANNEL,
-                                                 .calls = TOOL_SYNTAX_CALL},
-                                      channel_inside = {.reasoning = REASONING_FIELD,
-                                                        .syntax = REASONING_CHANNEL,
-                                                        .inside = true,
-                                                        .calls = TOOL_SYNTAX_CALL};
+static const struct chat_output_rules
+    call = {.calls = TOOL_SYNTAX_CALL},
+    one_call = {.calls = TOOL_SYNTAX_CALL, .single_call = true},
+    channel = {.reasoning = REASONING_FIELD, .syntax = REASONING_CHANNEL, .calls = TOOL_SYNTAX_CALL},
+    brackets = {.reasoning = REASONING_FIELD, .syntax = REASONING_MISTRAL, .calls = TOOL_SYNTAX_MISTRAL},
+    channel_inside = {
+        .reasoning = REASONING_FIELD, .syntax = REASONING_CHANNEL, .inside = true, .calls = TOOL_SYNTAX_CALL};
 static const char *const schemas =
     "[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"$defs\":{\"color\":{\"enum\":["
     "\"red\",3]},\"loop\":{\"$ref\":"
@@ -503,6 +501,9 @@ static const struct {
     {&channel, "<|channel>though", "<|channel>though"},
     {&channel, "<think>hm</think>Yes.", "<think>hm</think>Yes."},
     {&channel, "Yes.", "Yes."},
+    {&brackets, "[THINK]hm[x][/THINK]Yes.", "(hm[x])Yes."},
+    {&brackets, "[THINK]hm[/THINK][TOOL_CALLS]f[ARGS]{\"s\": 1}", "(hm)[f {\"s\": 1}]"},
+    {&brackets, "<think>hm</think>Yes.", "<think>hm</think>Yes."},
     {&channel_inside, "hm\n<channel|>" NPARIS, "(hm)[get_weather {\"city\":\"Paris\"}]"},
 };
 

@@ -269,6 +269,59 @@ static void capabilities(void **state)
     assert_true(template_caps(tpl, false)->uses_time);
     assert_false(template_caps(tpl, false)->content_list);
     template_free(tpl);
+    tpl = from_text("[THINK]{% for m in messages %}{{ m.content }}{% endfor %}[/THINK]");
+    assert_true(template_caps(tpl, false)->think);
+    assert_int_equal(template_caps(tpl, false)->reasoning, REASONING_MISTRAL);
+    template_free(tpl);
+}
+
+static void rendered_as(const char *source, const char *messages, const char *want)
+{
+    struct template *t = from_text(source);
+    json_t *list = parse_json(messages);
+    struct chat_messages parsed = chat_of(list, false);
+    struct template_result r = {0};
+    struct err err = {{0}};
+    const struct template_request rq = {.messages = &parsed};
+    if (template_render(t, &rq, &r, &err)) fail_msg("%s", err.msg);
+    assert_string_equal(r.text, want);
+    template_result_free(&r);
+    chat_messages_free(&parsed);
+    json_decref(list);
+    template_free(t);
+}
+
+/* SmolVLM's and PaddleOCR-VL's templates iterate over the content's parts, whatever it is: of a string they
+ * would print nothing. */
+static void test_only_lists(void **state)
+{
+    (void)state;
+    static const char source[] = "{% for m in messages %}{{ m.role | capitalize }}"
+                                 "{% if m.content[0].type == 'image' %}:{% else %}: {% endif %}"
+                                 "{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}"
+                                 "{% elif p.type == 'image' %}<image>{% endif %}{% endfor %}. {% endfor %}";
+    rendered_as(source,
+                "[{\"role\":\"system\",\"content\":\"Be brief.\"},{\"role\":\"user\",\"content\":\"Hi\"},"
+                "{\"role\":\"assistant\",\"content\":\"\"},{\"role\":\"user\",\"content\":[{\"type\":"
+                "\"text\",\"text\":\"a\"},{\"type\":\"text\",\"text\":\"b\"}]}]",
+                "System: Be brief.. User: Hi. Assistant: . User: ab. ");
+}
+
+/* Mistral's templates of 2024 refuse ids of calls that don't have 9 characters. */
+static void test_short_ids(void **state)
+{
+    (void)state;
+    static const char source[] =
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}{% if c.id|length != 9 %}"
+        "{{ raise_exception('9!') }}{% endif %}[{{ c.id }}]{% endfor %}{% if m.role == 'tool' %}"
+        "{% if m.tool_call_id|length != 9 %}{{ raise_exception('9!') }}{% endif %}({{ m.tool_call_id }})"
+        "{% endif %}{{ m.content }}{% endfor %}";
+    rendered_as(
+        source,
+        "[{\"role\":\"user\",\"content\":\"Hi\"},{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":"
+        "[{\"id\":\"call_0123456789\",\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":"
+        "\"{}\"}}]},{\"role\":\"tool\",\"tool_call_id\":\"call_0123456789\",\"content\":\"x\"}]",
+        "Hi[123456789](123456789)x");
 }
 
 /* ---- runs ---- */
@@ -972,6 +1025,8 @@ int main(void)
         cmocka_unit_test(chats_as_reference),
         cmocka_unit_test(continued_as_reference),
         cmocka_unit_test(tools_as_reference),
+        cmocka_unit_test(test_only_lists),
+        cmocka_unit_test(test_short_ids),
         cmocka_unit_test(capabilities),
         cmocka_unit_test(control_of_runs),
         cmocka_unit_test(strings_for_string_templates),

@@ -177,6 +177,18 @@ static const struct {
      "List of tools: [" TOOLS "]" TURNS("<|tool_call_start|>[{{ f.name }}(" EACH(
          "{{ k }}={{ v | tojson }}{{ ', ' if not loop.last }}") ")]<|tool_call_end|>"),
      TOOL_SYNTAX_LFM2},
+    {"olmo",
+     TOOLS TURNS("{{ '<function_calls>' if loop.first else '\n' }}{{ f.name }}(" EACH(
+         "{{ k }}={{ v | tojson }}{{ ', ' if not loop.last }}") "){{ '</function_calls>' if loop.last }}"),
+     TOOL_SYNTAX_OLMO},
+    {"granite",
+     TOOLS TURNS("{{ '<|tool_call|>[' if loop.first else ', ' }}{\"name\": \"{{ f.name }}\", \"arguments\": "
+                 "{{ f.arguments | tojson }}}{{ ']' if loop.last }}"),
+     TOOL_SYNTAX_GRANITE},
+    {"llama",
+     "Respond in the format {\"name\": function name, \"parameters\": dictionary of argument name and its "
+     "value}." TOOLS TURNS("{\"name\": \"{{ f.name }}\", \"parameters\": {{ f.arguments | tojson }}}"),
+     TOOL_SYNTAX_LLAMA},
 };
 
 static const char *const arguments[] = {
@@ -232,8 +244,10 @@ static void test_round_trip(void **state)
         if (template_caps(t, true)->calls != templates[i].syntax)
             fail_msg("the syntax of %s", templates[i].name);
         for (size_t k = 0; k < sizeof arguments / sizeof *arguments; k++) {
-            char *text = rendered(t, callees[k], arguments[k]);
-            json_t *all = read_calls(templates[i].syntax, false, text, strlen(text), 3, 1),
+            char *text = rendered(t, callees[k], arguments[k]), *from = strstr(text, "<assistant>") + 11;
+            bool bare = tool_syntax(templates[i].syntax)->plain;
+            if (!bare) from = text;
+            json_t *all = read_calls(templates[i].syntax, bare, from, strlen(from), 3, 1),
                    *got = json_object_get(all, "calls"), *want = json_loads(arguments[k], 0, NULL);
             if (json_array_size(got) != 2) fail_msg("%zu calls in %s", json_array_size(got), text);
             for (size_t c = 0; c < 2; c++) {
