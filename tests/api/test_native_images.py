@@ -116,7 +116,8 @@ def test_converted(variant, file, sizes):
                     "top_logprobs": 5, "skip_special_tokens": False,
                     "messages": [{"role": "user", "content": content}]}
             answer = server.ok("/v1/chat/completions", body)
-            answers.append((answer["choices"], answer["usage"]))
+            # how many drafts were accepted depends on when drafting paid
+            answers.append((answer["choices"], answer["usage"]["prompt_tokens"]))
         server.stop()
     half = len(sizes)
     check.equal(f"{file}: answers of the files and of the checkpoint", answers[half:], answers[:half])
