@@ -1,10 +1,12 @@
 """Limits that docs/http.md lists, at and above each: python test_limits.py [--binary B] [--demo DIR]"""
+import base64
 import json
 import os
-import random
+import struct
 import sys
 import threading
 import time
+import zlib
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from harness import Checks, Server, arguments  # noqa: E402
@@ -68,26 +70,36 @@ def test_tokens(s):
     check.true("their limit", "512 MiB" in got[1]["error"]["message"], got[1])
 
 
+def plain(side, shade):
+    """A PNG of one grey."""
+    def part(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    rows = zlib.compress((b"\0" + bytes([shade]) * side) * side, 1)
+    head = struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)
+    whole = b"\x89PNG\r\n\x1a\n" + part(b"IHDR", head) + part(b"IDAT", rows) + part(b"IEND", b"")
+    return "data:image/png;base64," + base64.b64encode(whole).decode()
+
+
 def test_turns(binary, demo):
-    """The only worker takes turns: a request of many prompts makes no other wait for all of them."""
-    random.seed(1)
-    noise = ["".join(random.choices("abcdefghijklmnopqrstuvwxyz", k=3000)) for _ in range(1200)]
+    """The only worker takes turns: a request of many images makes no other wait for all of them."""
+    images = [{"image": plain(3000, shade)} for shade in range(60)]
     s = Server(binary, demo, env={"UV_THREADPOOL_SIZE": "1"})
     ended = []
 
     def many():
-        got = s.post("/v1/embeddings", {"input": noise + ["b " * 5000]})
-        ended.append((got[0], got[1]["error"]["code"]))
+        got = s.post("/v1/embeddings", {"input": images + [{"image": "data:image/png;base64,AAAA"}]})
+        ended.append((got[0], got[1]["error"]["param"]))
     thread = threading.Thread(target=many)
     thread.start()
-    time.sleep(0.2)  # it has the worker
+    while not json.loads(s.request("GET", "/load")[2])["server_load"]:  # its job is the first
+        time.sleep(0.001)
     early = 0
     while not ended:
         s.ok("/tokenize", {"prompt": "a"})
         early += not ended
     thread.join()
     s.stop()
-    check.equal("the last prompt is too long", ended, [(400, "context_length_exceeded")])
+    check.equal("the last image is none", ended, [(400, "input[60].image[0].image")])
     check.true(f"{early} others are served before that is noticed", early > 4)
 
 
