@@ -50,41 +50,34 @@ static struct image_reply *claim(struct scheduler *s, struct seq_id id, uint32_t
     return r;
 }
 
-/* Under the lock. */
-static void deliver(struct scheduler *s, struct image_reply *r)
+/* The pixels are taken if anybody waits for them. */
+static void reply(struct scheduler *s, struct seq_id id, uint32_t image, struct image_u8 *pixels,
+                  const char *refusal)
 {
-    LIST_LINK(&s->replies, s->replies.tail, r);
-    s->poked = true;
-    pthread_cond_signal(&s->work);
+    pthread_mutex_lock(&s->lock);
+    struct image_reply *r = claim(s, id, image);
+    if (r) {
+        r->refused = refusal != NULL;
+        snprintf(r->message, sizeof r->message, "%s", refusal ? refusal : "");
+        r->pixels = *pixels;
+        *pixels = (struct image_u8){0};
+        LIST_LINK(&s->replies, s->replies.tail, r);
+        s->poked = true;
+        pthread_cond_signal(&s->work);
+    }
+    pthread_mutex_unlock(&s->lock);
 }
 
 void sched_supply_image(struct scheduler *s, struct seq_id id, uint32_t image, struct image_u8 *pixels)
 {
-    struct image_u8 taken = *pixels;
-    ASSERT(taken.rgb);
-    *pixels = (struct image_u8){0};
-    pthread_mutex_lock(&s->lock);
-    struct image_reply *r = claim(s, id, image);
-    if (r) {
-        r->pixels = taken;
-        deliver(s, r);
-    }
-    pthread_mutex_unlock(&s->lock);
-    if (!r) image_u8_free(&taken);
+    ASSERT(pixels->rgb);
+    reply(s, id, image, pixels, NULL);
+    image_u8_free(pixels);
 }
 
 void sched_refuse_image(struct scheduler *s, struct seq_id id, uint32_t image, const char *message)
 {
-    pthread_mutex_lock(&s->lock);
-    struct image_reply *r = claim(s, id, image);
-    if (r) {
-        size_t n = strnlen(message, sizeof r->message - 1);
-        memcpy(r->message, message, n);
-        r->message[n] = '\0';
-        r->refused = true;
-        deliver(s, r);
-    }
-    pthread_mutex_unlock(&s->lock);
+    reply(s, id, image, &(struct image_u8){0}, message);
 }
 
 /* ---- engine thread ---- */
@@ -179,8 +172,9 @@ static void let_go(struct scheduler *s, struct seq_image *f)
 
 void sched__features_drop(struct scheduler *s, struct sequence *q)
 {
-    for (uint32_t i = 0; i < q->req.prompt->span_count; i++) let_go(s, &q->features[i]);
     q->next_span = 0;
+    if (q->state == SEQ_WAITING) return; /* it holds no entry, and will need pixels that came meanwhile */
+    for (uint32_t i = 0; i < q->req.prompt->span_count; i++) let_go(s, &q->features[i]);
 }
 
 void sched__features_passed(struct scheduler *s, struct sequence *q)

@@ -48,13 +48,6 @@ struct seq_image {
     struct image_reply *reply;   /* under the lock: where the reply is written */
 };
 
-struct block_table {
-    uint32_t *block_offsets; /* by absolute block index; ENGINE_NO_BLOCK where nothing is kept */
-    uint32_t cap;            /* entries */
-    uint32_t first;          /* blocks before this one were released (sliding) or never needed */
-    uint32_t end;            /* blocks [first, end) are held */
-};
-
 enum seq_state { SEQ_NEW = 0, SEQ_INBOX, SEQ_WAITING, SEQ_RUNNING, SEQ_ENDED }; /* sched__seq_to */
 
 struct sequence {
@@ -206,11 +199,9 @@ struct scheduler {
     double draft_us;             /* measured time of one draft-model token for all sequences; 0 = unknown */
     struct engine_draft *drafts; /* [sequences_max] */
     uint32_t *draft_slots, draft_slots_free; /* [sequences_max] free slots */
-    struct token_out *drawn;     /* [sequences_max * (draft_max + 1)] sampled tokens of the step's verified
-                                    chunks */
-    uint64_t freed;              /* grows when a sequence releases blocks */
-    struct engine_chunk *chunks; /* of both flights */
-    struct sequence **chunk_seqs;
+    struct token_out *drawn; /* [sequences_max * (draft_max + 1)] sampled tokens of the step's verified
+                                chunks */
+    uint64_t freed;          /* grows when a sequence releases blocks */
     struct sched_flight flights[2];
     struct sched_flight *step;    /* the one being planned or in flight */
     struct sched_flight *ahead;   /* submitted behind it */
@@ -282,7 +273,7 @@ void sched__cache_undo(struct scheduler *s, struct sequence *q);
 void sched__cache_admitted(struct scheduler *s, struct sequence *q); /* counts */
 /* Publishes what q computed; last: q stops here (end, preemption). */
 void sched__cache_publish(struct scheduler *s, struct sequence *q, bool last);
-void sched__cache_leave(struct scheduler *s, struct sequence *q);
+void sched__leave(struct scheduler *s, struct sequence *q); /* q holds nothing any more */
 /* Where q's prefill chunk must end at the latest so that its state can be saved; UINT32_MAX: anywhere. */
 uint32_t sched__cache_save_at(const struct scheduler *s, const struct sequence *q);
 /* Sets `prefix_inflight` of all waiting sequences: true while the prefill that it waits for runs. One pass.

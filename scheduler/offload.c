@@ -24,11 +24,12 @@ enum {
     READY_US = 2000000,    /* a sequence waits so long for the index after the start */
     SLOW_US = 1000000,     /* a load may take this, or SLOW_TIMES what computing would */
     SLOW_TIMES = 2,
-    DRAIN_MS = 15000,     /* for writing at the end */
+    RETRY_PART = 64,  /* what the time of a byte loses of its excess with each load that is not worth it */
+    DRAIN_MS = 15000, /* for writing at the end */
     HOST_MIN = 128 << 20, /* bytes above the disk, if blocks are in a device's memory */
 };
 /* Until they are measured. */
-static const double LOAD_US_PER_BYTE = 1.0 / 400, COMPUTE_US_PER_TOKEN = 200;
+static const double LOAD_US_PER_BYTE = 1.0 / 400, HOST_US_PER_BYTE = 1.0 / 4000, COMPUTE_US_PER_TOKEN = 200;
 static const double IMAGE_TOKEN_MORE = 4; /* the tower's share, in tokens */
 static const double LOAD_FIXED_US = 3000; /* of a load, however small; a rate is learnt from larger ones */
 
@@ -159,7 +160,7 @@ static bool list_blocks(struct scheduler *s, struct load *l, const struct radix_
 {
     uint32_t end = 0, most = 0;
     for (uint32_t g = 0; g < s->caps.group_count; g++) {
-        const struct radix_table *from = &hit->tables[g];
+        const struct block_table *from = &hit->tables[g];
         if (!sched__table_reserve(&l->tables[g], from->end)) return false;
         l->tables[g].first = from->first;
         l->tables[g].end = from->end;
@@ -169,7 +170,7 @@ static bool list_blocks(struct scheduler *s, struct load *l, const struct radix_
     if (!(l->blocks = calloc(most + 1, sizeof *l->blocks))) return false;
     for (uint32_t i = 0; i <= end; i++) {
         for (uint32_t g = 0; g < s->caps.group_count; g++) {
-            const struct radix_table *from = &hit->tables[g];
+            const struct block_table *from = &hit->tables[g];
             uint32_t at = g == s->paged ? 0 : i;
             if (g == s->paged ? i < end : i >= end) continue;
             if (at < from->first || at >= from->end) continue;
@@ -180,8 +181,9 @@ static bool list_blocks(struct scheduler *s, struct load *l, const struct radix_
                 continue;
             }
             l->blocks[l->count++] = (struct block_load){.group = g, .index = g == s->paged ? l->length : at};
-            l->bytes += s->caps.groups[g].block_bytes;
-            ASSERT(tier_found(t, g, l->blocks[l->count - 1].index));
+            const struct tier_record *r = tier_found(t, g, l->blocks[l->count - 1].index);
+            ASSERT(r);
+            *(tier_in_host(r) ? &l->host_bytes : &l->disk_bytes) += s->caps.groups[g].block_bytes;
         }
     }
     return true;
@@ -246,8 +248,12 @@ static void start(struct scheduler *s, struct sequence *q, const struct radix_hi
     q->loaded = true;
     if (!l) return;
     *l = (struct load){.q = q, .known = known, .length = hit->length, .tier = CACHE_TIER_HOST};
-    double computing = list_blocks(s, l, hit, o->tier) ? compute_us(s, l) : 0;
-    if (!s->opt.load_always && LOAD_FIXED_US + (double)l->bytes * o->us_per_byte >= computing) {
+    double computing = list_blocks(s, l, hit, o->tier) ? compute_us(s, l) : 0,
+           loading = LOAD_FIXED_US + (double)l->disk_bytes * o->us_per_byte +
+                     (double)l->host_bytes * HOST_US_PER_BYTE;
+    if (computing <= 0 || (!s->opt.load_always && loading >= computing)) {
+        o->us_per_byte -=
+            fmax(o->us_per_byte - LOAD_US_PER_BYTE, 0) / RETRY_PART; /* one day it is tried again */
         let_go(s, l);
         free(l->blocks);
         free(l);
@@ -341,25 +347,26 @@ static bool copy_block(struct scheduler *s, struct load *l)
     return true;
 }
 
+/* A load took so long, at least. */
+static void learn(struct offload *o, const struct load *l, uint64_t took)
+{
+    double us = (double)took - LOAD_FIXED_US;
+    if (l->tier != CACHE_TIER_DISK || !l->disk_bytes || us <= LOAD_FIXED_US) return;
+    o->us_per_byte += (us / (double)l->disk_bytes - o->us_per_byte) / 4;
+}
+
 /* All of it is in the arena: publishes it. */
 static void finish(struct scheduler *s, struct load *l)
 {
     struct radix_view v = sched__view(l->q);
     struct radix_hit none = {.node = NULL};
-    struct radix_table tables[ENGINE_GROUPS_MAX];
-    for (uint32_t g = 0; g < s->caps.group_count; g++)
-        tables[g] = (struct radix_table){.block_offsets = l->tables[g].block_offsets,
-                                         .first = l->tables[g].first,
-                                         .end = l->tables[g].end};
     if (!radix_pin_hit(s->cache, &v, &none, &l->pin) ||
-        radix_publish(s->cache, &v, &l->pin, 0, l->length, tables, true) < l->length) {
+        radix_publish(s->cache, &v, &l->pin, 0, l->length, l->tables, true) < l->length) {
         give_up(s, l);
         return;
     }
     uint64_t took = sched__clock(s) - l->started_us;
-    double us = (double)took - LOAD_FIXED_US;
-    if (l->tier == CACHE_TIER_DISK && us > LOAD_FIXED_US)
-        s->offload->us_per_byte += (us / (double)l->bytes - s->offload->us_per_byte) / 4;
+    learn(s->offload, l, took);
     s->now.tier_loads++;
     s->now.tier_load_us += took;
     s->now.tier_loaded_tokens += l->length - l->known;
@@ -381,8 +388,11 @@ static uint64_t advance(struct scheduler *s, struct load *l, uint64_t most)
         }
     }
     if (l->copied == l->count) finish(s, l);
-    else if (sched__clock(s) - l->started_us > l->limit_us) give_up(s, l);
-    else ask(s, l);
+    else if (sched__clock(s) - l->started_us <= l->limit_us) ask(s, l);
+    else {
+        learn(s->offload, l, sched__clock(s) - l->started_us);
+        give_up(s, l);
+    }
     return bytes;
 }
 

@@ -20,7 +20,8 @@ struct load {
     struct block_table tables[ENGINE_GROUPS_MAX]; /* a KVB_LIVE hold of each block that is there */
     struct block_load *blocks;                    /* [count] in the order of their positions */
     uint32_t count, asked, copied;
-    uint64_t bytes, ahead; /* all of them; in buffers */
+    uint64_t disk_bytes, host_bytes; /* of all of them */
+    uint64_t ahead;                  /* in buffers */
     uint64_t started_us, limit_us;
 };
 

@@ -28,10 +28,7 @@ void sched__preempt(struct scheduler *s, struct sequence *q)
 {
     sched__running_remove(s, q);
     sched__cache_publish(s, q, true);
-    sched__blocks_drop(s, q);
-    sched__cache_leave(s, q);
-    sched__features_drop(s, q);
-    q->position = 0;
+    sched__leave(s, q);
     q->resumed = true;
     q->loaded = false;
     q->chunk_tokens = q->proposed = 0;

@@ -47,7 +47,7 @@ enum status sched__sequence_create(const struct scheduler *s, const struct sched
     /* A first capacity: long outputs grow it, most never need the whole context. */
     q->token_cap = total < (uint64_t)p->token_count + 256 ? (uint32_t)total + 1 : p->token_count + 256;
     q->tokens = malloc((size_t)q->token_cap * sizeof *q->tokens);
-    q->end_event = eventq_node();
+    q->end_event = calloc(1, sizeof *q->end_event);
     if (p->span_count) {
         q->features = calloc(p->span_count, sizeof *q->features);
         q->uses = calloc(p->span_count, sizeof *q->uses);

@@ -6,6 +6,7 @@
 #include "config/base/log.h"
 #include "scheduler/tenants.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -33,11 +34,9 @@ static void end_sequence(struct scheduler *s, struct sequence *q, enum seq_end e
         atomic_fetch_sub(&s->backlog, 1);
     }
     sched__masks_stop(q);
-    if (q->features) sched__features_drop(s, q);
     if (q->state == SEQ_RUNNING && !atomic_load(&s->failed)) sched__cache_publish(s, q, true);
-    sched__blocks_drop(s, q);
+    sched__leave(s, q);
     sched__offload_leave(s, q);
-    sched__cache_leave(s, q);
     tenants_leave(s->tenants, q->req.tenant);
     struct event_node *node = q->end_event;
     q->end_event = NULL;
@@ -61,11 +60,7 @@ static void end_sequence(struct scheduler *s, struct sequence *q, enum seq_end e
     uint64_t admitted = q->admitted_us ? q->admitted_us : now_us;
     node->ev.queued_us = admitted > q->submitted_us ? admitted - q->submitted_us : 0;
     node->ev.prefill_us = q->first_token_us > admitted ? q->first_token_us - admitted : 0;
-    if (message) {
-        size_t n = strnlen(message, sizeof node->ev.message - 1);
-        memcpy(node->ev.message, message, n);
-        node->ev.message[n] = '\0';
-    }
+    snprintf(node->ev.message, sizeof node->ev.message, "%s", message ? message : "");
     pthread_mutex_lock(&s->lock);
     s->slots[q->id.slot].seq = NULL;
     s->free_slots[s->slot_count - s->slots_used--] = q->id.slot;
@@ -324,7 +319,7 @@ static void finish_chunk(struct scheduler *s, struct sequence *q, const struct e
     }
     if (r->hidden) pool_rows(s, q, r);
     advance(s, q, r->count - r->proposed);
-    if (q->features) sched__features_passed(s, q);
+    sched__features_passed(s, q);
     if (r->position < q->req.prompt->token_count) {
         uint32_t end = q->position < q->req.prompt->token_count ? q->position : q->req.prompt->token_count;
         s->now.prompt_tokens += end - r->position;
@@ -542,7 +537,7 @@ static void publish(struct scheduler *s)
     st->running = s->running.count;
     st->used_grains = kvb_used_grains(s->blocks);
     for (uint32_t g = 0; g < s->caps.group_count; g++) {
-        uint64_t used = kvb_used_blocks(s->blocks, g), live = kvb_live_blocks(s->blocks, g);
+        uint64_t used = s->blocks->used_blocks[g], live = s->blocks->live_blocks[g];
         st->groups[g].blocks_used = used;
         st->groups[g].bytes_used = used * s->caps.groups[g].block_bytes;
         st->groups[g].blocks_live = live;
@@ -579,8 +574,7 @@ static bool plan_step(struct scheduler *s, uint64_t now_us)
         end_constrained(s, now_us);
         worked = true;
     }
-    if (eventq_pending(&s->events))
-        publish(s); /* requested images are decoded during the step, not after it */
+    if (s->events.first) publish(s); /* requested images are decoded during the step, not after it */
     return worked;
 }
 

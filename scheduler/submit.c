@@ -10,6 +10,7 @@
 #include <time.h>
 
 enum { QUEUE_DEFAULT = 1024 };
+#define NEW(array, count) ((array) = calloc((count), sizeof *(array)))
 
 static void wake_up(void *s)
 {
@@ -41,39 +42,27 @@ enum status sched_create(struct engine *e, const struct sched_options *opt, stru
     pthread_cond_init(&s->work, &attr);
     pthread_condattr_destroy(&attr);
     s->slot_count = s->opt.queue_max + s->caps.sequences_max;
-    s->slots = calloc(s->slot_count, sizeof *s->slots);
-    s->free_slots = calloc(s->slot_count, sizeof *s->free_slots);
     s->step = &s->flights[0];
     s->ahead = &s->flights[1];
-    s->chunks = calloc(2 * (size_t)s->caps.sequences_max, sizeof *s->chunks);
-    s->chunk_seqs = calloc(2 * (size_t)s->caps.sequences_max, sizeof *s->chunk_seqs);
-    s->asking = calloc(s->caps.sequences_max, sizeof *s->asking);
-    s->prefills = calloc(s->caps.sequences_max, sizeof *s->prefills);
-    s->shares = calloc(s->caps.sequences_max, sizeof *s->shares);
-    s->drawn = calloc((size_t)s->caps.sequences_max * (s->opt.draft_max + 1u), sizeof *s->drawn);
-    s->drafts = calloc(s->caps.sequences_max, sizeof *s->drafts);
-    s->draft_slots = calloc(s->caps.sequences_max, sizeof *s->draft_slots);
+    size_t most = s->caps.sequences_max;
+    bool ok = NEW(s->slots, s->slot_count) && NEW(s->free_slots, s->slot_count) &&
+              NEW(s->step->chunks, most) && NEW(s->ahead->chunks, most) && NEW(s->step->seqs, most) &&
+              NEW(s->ahead->seqs, most) && NEW(s->asking, most) && NEW(s->prefills, most) &&
+              NEW(s->shares, most) && NEW(s->drawn, most * (s->opt.draft_max + 1u)) && NEW(s->drafts, most) &&
+              NEW(s->draft_slots, most) && !eventq_init(&s->events);
     enum status st = kvb_create(&s->caps, &s->blocks, err);
     if (!st && !opt->no_prefix_cache) st = radix_create(&s->caps, s->blocks, opt->hash_seed, &s->cache, err);
     if (!st && s->cache) radix_set_event_sink(s->cache, &opt->event_sink);
     if (!st) st = tenants_create(s->slot_count, opt->hash_seed, &s->tenants, err);
     if (!st) st = sched__images_create(s, err);
     if (!st) st = sched__offload_create(s, wake_up, err);
-    if (!st && (!s->slots || !s->free_slots || !s->chunks || !s->chunk_seqs || !s->asking || !s->prefills ||
-                !s->shares || !s->drawn || !s->drafts || !s->draft_slots || eventq_init(&s->events)))
-        st = err_nomem(err, "the scheduler");
+    if (!st && !ok) st = err_nomem(err, "the scheduler");
     if (st) {
         sched_destroy(s);
         return st;
     }
-    *s->step = (struct sched_flight){.chunks = s->chunks, .seqs = s->chunk_seqs};
-    *s->ahead = (struct sched_flight){.chunks = s->chunks + s->caps.sequences_max,
-                                      .seqs = s->chunk_seqs + s->caps.sequences_max};
     for (uint32_t i = 0; i < s->slot_count; i++) s->free_slots[i] = s->slot_count - 1 - i;
-    while (s->draft_slots_free < s->caps.sequences_max) {
-        s->draft_slots[s->draft_slots_free] = s->draft_slots_free;
-        s->draft_slots_free++;
-    }
+    for (uint32_t i = 0; i < most; i++) s->draft_slots[s->draft_slots_free++] = i;
     s->now.arena_grains = s->caps.arena_grains;
     s->now.group_count = s->caps.group_count;
     for (uint32_t g = 0; g < s->caps.group_count; g++) {
@@ -95,10 +84,8 @@ void sched_destroy(struct scheduler *s)
         while (lists[i]->head) {
             struct sequence *q = lists[i]->head;
             sched__list_remove(lists[i], q);
-            if (q->features) sched__features_drop(s, q);
+            sched__leave(s, q);
             sched__offload_leave(s, q);
-            if (s->blocks) sched__blocks_drop(s, q);
-            sched__cache_leave(s, q);
             sched__sequence_free(q);
         }
     }
@@ -110,8 +97,10 @@ void sched_destroy(struct scheduler *s)
     kvb_destroy(s->blocks);
     free(s->slots);
     free(s->free_slots);
-    free(s->chunks);
-    free(s->chunk_seqs);
+    for (int i = 0; i < 2; i++) {
+        free(s->flights[i].chunks);
+        free(s->flights[i].seqs);
+    }
     free(s->asking);
     free(s->prefills);
     free(s->shares);

@@ -60,6 +60,7 @@ struct family_type {
  * follow. */
 struct family_images {
     struct image_config image;
+    const char *file; /* that has the settings at its top; NULL: the processor's files */
     /* The top level of processor_config.json, before the settings; NULL: not read. */
     void (*processor)(struct hf_reader *r, struct image_config *out);
     /* Instead of `size` and what goes with it. */
@@ -72,11 +73,12 @@ struct family_images {
 struct family_prompt {
     const char *chat_template; /* the rule as a template, for checkpoints without one */
     bool always;               /* for the others, too */
+    bool turns;                /* it has turns, of text and of images */
     const struct tok_extra *tokens;
     size_t token_count;
 };
 
-#define FAMILY_TYPES_MAX 8u
+#define FAMILY_TYPES_MAX 10u
 struct family {
     /* A model around a whole one: the key of that one's configuration, and the types it may have (ends with
      * NULL). Then `read` is not called, and `describe` changes the other's description. */
@@ -98,6 +100,7 @@ struct family {
  * the head size; one rope, for full attention). A family overwrites what differs and adds the rest, at least
  * .canonical. false: out of memory. */
 bool family_decoder(struct hf_reader *r, const struct hf_config *c, struct model_desc *d) KV_MUST_CHECK;
+struct desc_rope family_rope(const struct hf_rope *p, uint32_t dim);
 /* The rest of s after `prefix`; NULL: s does not begin with it. */
 const char *family_after(const char *s, const char *prefix);
 /* The first of `parts` (prefix, what it becomes; ends with an empty one) that begins the name; false: none.

@@ -43,6 +43,8 @@ extern const struct family_images qwen2_vl_images;
  * width after the merger), window_size, tokens_per_second, position_side, deepstack_count; place: HF_EITHER
  * has no head_dim, HF_NESTED ties as Qwen3-VL does. */
 void qwen_read(struct hf_reader *r, const struct family_type *type, struct hf_config *c);
+/* rope_type (or `type`) of that object and the keys of the type; absent or "default": *p stays. */
+void qwen_rope_type(struct hf_reader *r, uint32_t dict, const struct hf_text *t, struct hf_rope *p);
 /* Columns of a head that rotate: the first. */
 uint32_t qwen_rotary(const struct hf_text *t);
 /* Checks what recurrent layers have; sets layer_types unless they were listed: every interval-th is full

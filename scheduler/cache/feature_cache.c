@@ -15,18 +15,6 @@ static uint64_t hash_of(const struct feature_cache *c, const uint8_t salt[32], c
     return hash_mix_bytes(hash_mix_bytes(hash_mix(c->seed), salt, 32), key, 32);
 }
 
-static void list_append(struct entry_list *l, struct feature_entry *f)
-{
-    LIST_LINK(l, l->tail, f);
-    l->count++;
-}
-
-static void list_remove(struct entry_list *l, struct feature_entry *f)
-{
-    LIST_UNLINK(l, f);
-    l->count--;
-}
-
 enum status features_create(struct engine *e, uint64_t bytes_max, uint64_t seed, struct feature_cache **out,
                             struct err *err)
 {
@@ -71,7 +59,7 @@ static void evict(struct feature_cache *c, uint64_t bytes_max)
 {
     while (c->st.bytes > bytes_max && c->idle.head) {
         struct feature_entry *f = c->idle.head;
-        list_remove(&c->idle, f);
+        LIST_UNLINK(&c->idle, f);
         if (c->keep) c->keep(c->keep_arg, f->salt, f->key, f->features);
         drop(c, f);
         c->st.evictions++;
@@ -82,7 +70,7 @@ void features_reset(struct feature_cache *c)
 {
     while (c->idle.head) {
         struct feature_entry *f = c->idle.head;
-        list_remove(&c->idle, f);
+        LIST_UNLINK(&c->idle, f);
         drop(c, f);
     }
 }
@@ -96,33 +84,26 @@ void features_destroy(struct feature_cache *c)
     free(c);
 }
 
-static struct feature_entry *find(const struct feature_cache *c, uint64_t hash, const uint8_t salt[32],
-                                  const uint8_t key[32])
+struct feature_entry *features_find(const struct feature_cache *c, const uint8_t salt[32],
+                                    const uint8_t key[32])
 {
-    struct feature_entry *f = hash_first(&c->table, hash);
+    struct feature_entry *f = hash_first(&c->table, hash_of(c, salt, key));
     while (f && (memcmp(f->key, key, 32) != 0 || memcmp(f->salt, salt, 32) != 0)) f = hash_next(f);
     return f;
 }
 
-struct feature_entry *features_find(const struct feature_cache *c, const uint8_t salt[32],
-                                    const uint8_t key[32])
-{
-    return find(c, hash_of(c, salt, key), salt, key);
-}
-
 struct feature_entry *features_get(struct feature_cache *c, const uint8_t salt[32], const uint8_t key[32])
 {
-    uint64_t hash = hash_of(c, salt, key);
-    struct feature_entry *f = find(c, hash, salt, key);
+    struct feature_entry *f = features_find(c, salt, key);
     if (f) {
         c->st.hits++;
-        if (f->holders == 0) list_remove(&c->idle, f);
+        if (f->holders == 0) LIST_UNLINK(&c->idle, f);
     } else {
         f = calloc(1, sizeof *f);
         if (!f) return NULL;
         memcpy(f->salt, salt, 32);
         memcpy(f->key, key, 32);
-        hash_insert(&c->table, &f->link, hash);
+        hash_insert(&c->table, &f->link, hash_of(c, salt, key));
         c->st.entries++;
     }
     c->st.queries++;
@@ -137,7 +118,7 @@ struct feature_entry *features_get_private(struct feature_cache *c)
     if (!f) return NULL;
     f->private = true;
     f->holders = 1;
-    list_append(&c->privates, f);
+    LIST_LINK(&c->privates, c->privates.tail, f);
     c->st.entries++;
     c->st.holds++;
     return f;
@@ -148,12 +129,12 @@ void features_release(struct feature_cache *c, struct feature_entry *f)
     ASSERT_CMP(f->holders, >, 0);
     c->st.holds--;
     if (--f->holders > 0) return;
-    if (f->private) list_remove(&c->privates, f);
+    if (f->private) LIST_UNLINK(&c->privates, f);
     if (f->private || f->state != FEATURES_DONE) {
         drop(c, f);
         return;
     }
-    list_append(&c->idle, f);
+    LIST_LINK(&c->idle, c->idle.tail, f);
     evict(c, c->bytes_max);
 }
 
@@ -239,5 +220,4 @@ void features_keep_all(struct feature_cache *c)
 void features_stats(const struct feature_cache *c, struct features_stats *out)
 {
     *out = c->st;
-    out->idle = c->idle.count;
 }

@@ -34,7 +34,7 @@ struct features_stats {
     uint64_t queries, hits;
     uint64_t evictions; /* idle entries evicted because of the limit or for memory; a reset does not count */
     uint64_t bytes;     /* of all entries, idle or not */
-    uint64_t entries, idle;
+    uint64_t entries;
     uint64_t holds; /* holders of all entries */
 };
 
@@ -52,7 +52,6 @@ struct feature_entry {
 
 struct entry_list {
     struct feature_entry *head, *tail;
-    uint64_t count;
 };
 
 struct feature_cache {
@@ -63,7 +62,7 @@ struct feature_cache {
     struct entry_list privates;
     features_keep *keep; /* NULL: none */
     void *keep_arg;
-    struct features_stats st; /* `idle` is filled in by features_stats */
+    struct features_stats st;
 };
 
 /* The engine is borrowed and must outlive the cache. bytes_max 0: nothing idle is kept, live sequences still

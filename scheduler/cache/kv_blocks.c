@@ -2,6 +2,7 @@
 #include "scheduler/cache/kv_blocks.h"
 
 #include "config/base/assert.h"
+#include "config/base/list.h"
 
 #include <stdlib.h>
 
@@ -9,23 +10,6 @@
  * blocks are scattered. One of the largest blocks is best, unless the other groups' blocks don't divide it:
  * then enough to waste less than WASTE_MAX of it. */
 enum { SLABS_WANTED = 64, BLOCKS_PER_SLAB_MAX = 8, WASTE_MAX_PERCENT = 2 };
-
-static void list_push(struct kv_blocks *k, uint32_t *head, uint32_t s)
-{
-    k->slabs[s].prev = KVB_NO_SLAB;
-    k->slabs[s].next = *head;
-    if (*head != KVB_NO_SLAB) k->slabs[*head].prev = s;
-    *head = s;
-}
-
-static void list_remove(struct kv_blocks *k, uint32_t *head, uint32_t s)
-{
-    struct slab *b = &k->slabs[s];
-    if (b->prev != KVB_NO_SLAB) k->slabs[b->prev].next = b->next;
-    else *head = b->next;
-    if (b->next != KVB_NO_SLAB) k->slabs[b->next].prev = b->prev;
-    b->prev = b->next = KVB_NO_SLAB;
-}
 
 /* Largest blocks per slab; see above. */
 static uint64_t slab_blocks(const struct engine_caps *caps, uint64_t grains, uint32_t largest)
@@ -80,12 +64,10 @@ enum status kvb_create(const struct engine_caps *caps, struct kv_blocks **out, s
     for (uint32_t g = 0; g < k->group_count; g++) {
         k->block_grains[g] = caps->groups[g].block_grains;
         k->per_slab[g] = k->slab_grains / k->block_grains[g];
-        k->partial[g] = KVB_NO_SLAB;
     }
-    k->free_head = KVB_NO_SLAB;
     for (uint32_t s = k->slab_count; s-- > 0;) {
         k->slabs[s].group = KVB_NO_GROUP;
-        list_push(k, &k->free_head, s);
+        LIST_LINK(&k->free, NULL, &k->slabs[s]);
     }
     k->free_slabs = k->slab_count;
     *out = k;
@@ -137,18 +119,18 @@ bool kvb_could_ever_allocate(const struct kv_blocks *k, const uint32_t need[ENGI
 uint32_t kvb_allocate(struct kv_blocks *k, uint32_t group)
 {
     ASSERT_CMP(group, <, k->group_count);
-    uint32_t s = k->partial[group];
-    if (s == KVB_NO_SLAB) {
-        s = k->free_head;
-        if (s == KVB_NO_SLAB) return ENGINE_NO_BLOCK;
-        list_remove(k, &k->free_head, s);
+    struct slab *b = k->partial[group].head;
+    if (!b) {
+        b = k->free.head;
+        if (!b) return ENGINE_NO_BLOCK;
+        LIST_UNLINK(&k->free, b);
         k->free_slabs--;
-        k->slabs[s] = (struct slab){.prev = KVB_NO_SLAB, .next = KVB_NO_SLAB, .group = (uint8_t)group};
+        *b = (struct slab){.group = (uint8_t)group};
         k->slabs_held[group]++;
         k->slabs_idle[group]++;
-        list_push(k, &k->partial[group], s);
+        LIST_LINK(&k->partial[group], NULL, b);
     }
-    struct slab *b = &k->slabs[s];
+    uint32_t s = (uint32_t)(b - k->slabs);
     size_t at = (size_t)s * k->refs_per_slab;
     uint32_t idx;
     if (b->free_head) {
@@ -165,7 +147,7 @@ uint32_t kvb_allocate(struct kv_blocks *k, uint32_t group)
     b->used++;
     k->used_blocks[group]++;
     k->live_blocks[group]++;
-    if (b->used == k->per_slab[group]) list_remove(k, &k->partial[group], s);
+    if (b->used == k->per_slab[group]) LIST_UNLINK(&k->partial[group], b);
     return s * k->slab_grains + idx * k->block_grains[group];
 }
 
@@ -206,13 +188,13 @@ static void give_back(struct kv_blocks *k, uint32_t group, uint32_t s, uint32_t 
     b->free_head = idx + 1;
     b->used--;
     k->used_blocks[group]--;
-    if (was_full) list_push(k, &k->partial[group], s);
+    if (was_full) LIST_LINK(&k->partial[group], NULL, b);
     if (b->used == 0) {
-        list_remove(k, &k->partial[group], s);
+        LIST_UNLINK(&k->partial[group], b);
         b->group = KVB_NO_GROUP;
         k->slabs_held[group]--;
         k->slabs_idle[group]--;
-        list_push(k, &k->free_head, s);
+        LIST_LINK(&k->free, NULL, b);
         k->free_slabs++;
     }
 }
@@ -238,16 +220,6 @@ uint32_t kvb_references(const struct kv_blocks *k, uint32_t group, uint32_t bloc
     uint32_t s, idx;
     size_t at = find(k, group, block_offset, &s, &idx);
     return who == KVB_CACHED ? k->cached[at] : k->live[at];
-}
-
-uint64_t kvb_used_blocks(const struct kv_blocks *k, uint32_t group)
-{
-    return k->used_blocks[group];
-}
-
-uint64_t kvb_live_blocks(const struct kv_blocks *k, uint32_t group)
-{
-    return k->live_blocks[group];
 }
 
 uint64_t kvb_used_grains(const struct kv_blocks *k)

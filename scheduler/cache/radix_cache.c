@@ -55,7 +55,6 @@ void radix_destroy(struct radix_cache *c)
         free(c->valid_to[g]);
     }
     for (int h = 0; h < HEAP_COUNT; h++) free(c->heaps[h].at);
-    free(c->announced.tokens);
     free(c->announced.hashes);
     free(c->announced.images);
     free(c->path.tokens);
@@ -106,11 +105,11 @@ static void collect(struct radix_cache *c, const struct radix_node *n, uint32_t 
             c->scratch[g][i] = block_offset;
             c->valid_to[g][i] = block_offset == ENGINE_NO_BLOCK ? i * c->bt : block_end < to ? block_end : to;
         }
-        for (uint32_t k = 0; k < n->tail_count[g]; k++) {
-            uint32_t i = n->tail_first[g] + k, block_end = (i + 1) * c->bt,
+        for (uint32_t k = 0; k < n->tail[g].count; k++) {
+            uint32_t i = n->tail[g].first + k, block_end = (i + 1) * c->bt,
                      valid = block_end < to ? block_end : to;
             if (i * c->bt >= to || c->valid_to[g][i] >= valid) continue;
-            c->scratch[g][i] = n->tail[g][k];
+            c->scratch[g][i] = n->tail[g].block_offsets[k];
             c->valid_to[g][i] = valid;
         }
     }
@@ -255,11 +254,11 @@ bool radix_match(struct radix_cache *c, const struct radix_view *v, uint32_t lim
     for (uint32_t g = 0; g < c->caps.group_count; g++) {
         uint32_t first, count = radix__window(c, g, hit->length, atomic_end(v->spans, v->span_count), &first);
         hit->tables[g] =
-            (struct radix_table){.block_offsets = c->scratch[g], .first = first, .end = first + count};
+            (struct block_table){.block_offsets = c->scratch[g], .first = first, .end = first + count};
     }
     if (radix__recurrent(c) && hit->length)
         hit->tables[c->state_group] =
-            (struct radix_table){.block_offsets = n->end == hit->length ? &n->state : &c->no_state, .end = 1};
+            (struct block_table){.block_offsets = n->end == hit->length ? &n->state : &c->no_state, .end = 1};
     return true;
 }
 
@@ -272,12 +271,6 @@ static void pin_node(struct radix_cache *c, struct radix_pin *pin, struct radix_
     radix__classify(c, n);
 }
 
-/* Frees a root without children or pins. */
-static void root_gone(struct radix_cache *c, struct radix_node *n)
-{
-    if (n->root && !n->child_count && !n->pins) radix__remove(c, n);
-}
-
 void radix_unpin(struct radix_cache *c, struct radix_pin *pin)
 {
     struct radix_node *n = pin->node;
@@ -286,26 +279,25 @@ void radix_unpin(struct radix_cache *c, struct radix_pin *pin)
     ASSERT(n->pins > 0);
     n->pins--;
     radix__classify(c, n);
-    root_gone(c, n);
+    if (n->root && !n->child_count && !n->pins) radix__remove(c, n);
 }
 
-/* Blocks [first, end) of group g that cover [n->end - w + 1 - more, n->end), into `block_offsets`; false: one
- * of them is gone, or out of memory. */
-static bool find_tail(struct radix_cache *c, const struct radix_node *n, uint32_t g, uint32_t more,
-                      const struct radix_table tables[], uint32_t **block_offsets, uint32_t *first,
-                      uint32_t *count)
+/* The blocks of group g that cover [n->end - w + 1 - more, n->end), into *t; false: one of them is gone, or
+ * out of memory. */
+static bool find_tail(const struct radix_cache *c, const struct radix_node *n, uint32_t g, uint32_t more,
+                      const struct block_table tables[], struct radix_run *t)
 {
     /* A node that touches a prefix-LM prefix begins with one of its spans. */
-    (void)radix__window(c, g, n->end - more, atomic_end(n->spans, n->span_count), first);
-    *count = (n->end + c->bt - 1) / c->bt - *first;
-    if (*count && !(*block_offsets = malloc(*count * sizeof **block_offsets))) return false;
-    for (uint32_t k = 0; k < *count; k++) {
-        uint32_t i = *first + k, upto = (i + 1) * c->bt < n->end ? (i + 1) * c->bt : n->end;
+    (void)radix__window(c, g, n->end - more, atomic_end(n->spans, n->span_count), &t->first);
+    t->count = (n->end + c->bt - 1) / c->bt - t->first;
+    if (t->count && !(t->block_offsets = malloc(t->count * sizeof *t->block_offsets))) return false;
+    for (uint32_t k = 0; k < t->count; k++) {
+        uint32_t i = t->first + k, upto = (i + 1) * c->bt < n->end ? (i + 1) * c->bt : n->end;
         bool there = tables && i >= tables[g].first && i < tables[g].end;
-        (*block_offsets)[k] = there ? tables[g].block_offsets[i] : radix__path_offset(c, n, g, i, upto);
-        if ((*block_offsets)[k] != ENGINE_NO_BLOCK) continue;
-        free(*block_offsets);
-        *block_offsets = NULL;
+        t->block_offsets[k] = there ? tables[g].block_offsets[i] : radix__path_offset(c, n, g, i, upto);
+        if (t->block_offsets[k] != ENGINE_NO_BLOCK) continue;
+        free(t->block_offsets);
+        *t = (struct radix_run){0};
         return false;
     }
     return true;
@@ -314,27 +306,22 @@ static bool find_tail(struct radix_cache *c, const struct radix_node *n, uint32_
 /* Keeps the sliding blocks that a hit at n's end needs, from the sequence's tables if it has them, else from
  * the path. One token more than that if possible: an equal prompt computes its last token and hits one before
  * the end. */
-static void ensure_tail(struct radix_cache *c, struct radix_node *n, const struct radix_table tables[])
+static void ensure_tail(struct radix_cache *c, struct radix_node *n, const struct block_table tables[])
 {
-    uint32_t *block_offsets[ENGINE_GROUPS_MAX] = {NULL}, first[ENGINE_GROUPS_MAX] = {0},
-             count[ENGINE_GROUPS_MAX] = {0};
+    struct radix_run tail[ENGINE_GROUPS_MAX] = {{0}};
     if (!c->sliding || n->has_tail || n->root) return;
     bool ok = true;
-    for (uint32_t g = 0; g < c->caps.group_count && ok; g++) {
-        if (!c->caps.groups[g].window) continue;
-        ok = find_tail(c, n, g, 1, tables, &block_offsets[g], &first[g], &count[g]) ||
-             find_tail(c, n, g, 0, tables, &block_offsets[g], &first[g], &count[g]);
-    }
+    for (uint32_t g = 0; g < c->caps.group_count && ok; g++)
+        ok = !c->caps.groups[g].window || find_tail(c, n, g, 1, tables, &tail[g]) ||
+             find_tail(c, n, g, 0, tables, &tail[g]);
     for (uint32_t g = 0; g < c->caps.group_count; g++) {
         if (!ok) {
-            free(block_offsets[g]);
+            free(tail[g].block_offsets);
             continue;
         }
-        for (uint32_t k = 0; block_offsets[g] && k < count[g]; k++)
-            kvb_acquire(c->blocks, g, block_offsets[g][k], KVB_CACHED);
-        n->tail[g] = block_offsets[g];
-        n->tail_first[g] = first[g];
-        n->tail_count[g] = block_offsets[g] ? count[g] : 0;
+        for (uint32_t k = 0; k < tail[g].count; k++)
+            kvb_acquire(c->blocks, g, tail[g].block_offsets[k], KVB_CACHED);
+        n->tail[g] = tail[g];
     }
     if (!ok) return;
     n->has_tail = true;
@@ -370,7 +357,7 @@ bool radix_pin_hit(struct radix_cache *c, const struct radix_view *v, const stru
 /* Node n and the sequence are equal in [from, to): n takes the sliding blocks it lacks, the sequence swaps
  * its own blocks for n's whole ones. */
 static void share_blocks(struct radix_cache *c, struct radix_node *n, uint32_t from, uint32_t to,
-                         const struct radix_table tables[])
+                         const struct block_table tables[])
 {
     uint32_t base = n->start / c->bt;
     for (uint32_t g = 0; g < c->caps.group_count; g++) {
@@ -402,7 +389,7 @@ static struct radix_node *resume(const struct radix_pin *pin, uint32_t from)
 /* Walks existing nodes and adds the rest; *pos is how far the tree knows the sequence. Returns the last
  * node. */
 static struct radix_node *walk(struct radix_cache *c, const struct radix_view *v, struct radix_node *n,
-                               uint32_t *pos, uint32_t to, const struct radix_table tables[], bool checkpoint)
+                               uint32_t *pos, uint32_t to, const struct block_table tables[], bool checkpoint)
 {
     uint64_t hash;
     for (;;) {
@@ -440,7 +427,7 @@ static struct radix_node *walk(struct radix_cache *c, const struct radix_view *v
 }
 
 uint32_t radix_publish(struct radix_cache *c, const struct radix_view *v, struct radix_pin *pin,
-                       uint32_t from, uint32_t to, const struct radix_table tables[], bool checkpoint)
+                       uint32_t from, uint32_t to, const struct block_table tables[], bool checkpoint)
 {
     /* Everything after an image of unknown identity depends on it. */
     const uint32_t end = to;

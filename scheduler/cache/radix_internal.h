@@ -8,7 +8,20 @@
 #include "scheduler/cache/hash_table.h"
 #include "scheduler/cache/radix_cache.h"
 
-enum radix_heap { HEAP_BODY = 0, HEAP_CHAIN_TAIL, HEAP_LEAF, HEAP_BRANCH_TAIL, HEAP_STATE, HEAP_COUNT };
+/* HEAP_NEWEST: of a snapshot, by last use; its elements know no place in it. */
+enum radix_heap_kind {
+    HEAP_BODY = 0,
+    HEAP_CHAIN_TAIL,
+    HEAP_LEAF,
+    HEAP_BRANCH_TAIL,
+    HEAP_STATE,
+    HEAP_COUNT,
+    HEAP_NEWEST = HEAP_COUNT
+};
+struct radix_heap {
+    struct radix_node **at;
+    uint32_t count;
+};
 
 /* A block of the event sink's size; it belongs to the node that holds its last item. */
 struct radix_mark {
@@ -36,8 +49,7 @@ struct radix_node {
     uint32_t *block_offsets[ENGINE_GROUPS_MAX]; /* [radix__blocks(node)] from block index start / BT on;
                                            ENGINE_NO_BLOCK where nothing is kept */
     uint32_t body[ENGINE_GROUPS_MAX];           /* sliding groups: entries of block_offsets that are there */
-    uint32_t *tail[ENGINE_GROUPS_MAX];          /* [tail_count] from block index tail_first on */
-    uint32_t tail_first[ENGINE_GROUPS_MAX], tail_count[ENGINE_GROUPS_MAX];
+    struct radix_run tail[ENGINE_GROUPS_MAX];
     uint32_t state; /* the recurrent group's block after `end` tokens; ENGINE_NO_BLOCK: not saved */
     uint64_t last_use;
     double base, state_base;      /* `inflation` at the last use; at the last hit that ended here */
@@ -59,10 +71,7 @@ struct radix_cache {
                             */
     struct radix_node top; /* its children are the roots of the salts */
     struct hash_table children; /* of all nodes */
-    struct {
-        struct radix_node **at;
-        uint32_t count;
-    } heaps[HEAP_COUNT];
+    struct radix_heap heaps[HEAP_COUNT];
     uint32_t heap_cap; /* of every heap: a node always fits */
     double inflation;
     uint32_t no_state;    /* ENGINE_NO_BLOCK, for a hit's table */
@@ -77,14 +86,13 @@ struct radix_cache {
         uint32_t *tokens;
         struct prompt_span *spans;
         uint32_t token_cap, span_cap;
-    } path;     /* of what the sink receives */
+    } path;     /* radix__path */
     bool quiet; /* events are suppressed: a resync follows; nothing goes to the sink */
     struct radix_node *dirty, *dirty_last;
     struct {
-        uint32_t *tokens;
         uint64_t *hashes;
         struct cache_image *images;
-        uint32_t token_cap, hash_cap, image_cap;
+        uint32_t hash_cap, image_cap;
     } announced;
     struct radix_stats stats;
 };
@@ -131,9 +139,12 @@ void radix__event_flush(struct radix_cache *c);
 bool radix__mark_held(const struct radix_cache *c, const struct radix_node *n, uint32_t g, uint32_t k);
 
 /* ---- radix_sink.c: no-ops without a sink ---- */
+/* The items [from, to) of n's path, to <= n->end; tokens[0] is that at `from`. False: out of memory. */
+bool radix__path(struct radix_cache *c, const struct radix_node *n, uint32_t from, uint32_t to,
+                 struct radix_view *v);
 enum radix_kept { KEPT_BLOCKS = 1, KEPT_TAIL = 2, KEPT_STATE = 4, KEPT_ALL = 7 };
 /* Gives that of n to it; of the blocks, those from position `from` on. */
-void radix__keep(struct radix_cache *c, const struct radix_node *n, enum radix_kept what, uint32_t from);
+void radix__keep(struct radix_cache *c, struct radix_node *n, enum radix_kept what, uint32_t from);
 
 /* ---- radix_node.c ---- */
 struct radix_node *radix__root(const struct radix_cache *c, const uint8_t salt[32]);
@@ -160,6 +171,9 @@ static inline struct radix_items radix__of_node(const struct radix_node *n)
 }
 /* The span that the item at pos is of; NULL: it is a text token. */
 const struct prompt_span *radix__span(struct radix_items x, uint32_t pos);
+/* Fingerprint of (parent, its item at pos). */
+uint64_t radix__child_hash(const struct radix_cache *c, const struct radix_node *parent, struct radix_items x,
+                           uint32_t pos);
 /* Continues a hash by the item at pos. */
 uint64_t radix__item_hash(uint64_t h, struct radix_items x, uint32_t pos);
 /* Splits n at p (start < p < end): returns the new upper part, n is the lower one. NULL: out of memory,
@@ -167,9 +181,9 @@ uint64_t radix__item_hash(uint64_t h, struct radix_items x, uint32_t pos);
 struct radix_node *radix__split(struct radix_cache *c, struct radix_node *n, uint32_t p);
 struct radix_node *radix__child_create(struct radix_cache *c, struct radix_node *parent,
                                        const struct radix_view *v, uint32_t to,
-                                       const struct radix_table tables[]);
+                                       const struct block_table tables[]);
 bool radix__extend(struct radix_cache *c, struct radix_node *n, const struct radix_view *v, uint32_t to,
-                   const struct radix_table tables[]);
+                   const struct block_table tables[]);
 void radix__remove(
     struct radix_cache *c,
     struct radix_node *n); /* a leaf without pins: releases and frees; the parent is not checked */
@@ -181,6 +195,9 @@ uint32_t radix__path_offset(const struct radix_cache *c, const struct radix_node
                             uint32_t upto);
 
 /* ---- radix_evict.c ---- */
+void radix__heap_push(struct radix_heap *heap, enum radix_heap_kind h, struct radix_node *n); /* has room */
+/* The element at i; 0: the first. */
+struct radix_node *radix__heap_remove(struct radix_heap *heap, enum radix_heap_kind h, uint32_t i);
 bool radix__heaps_reserve(struct radix_cache *c, uint64_t nodes);
 void radix__classify(struct radix_cache *c,
                      struct radix_node *n); /* after every change of n: which heaps it belongs to */

@@ -87,7 +87,7 @@ uint64_t radix__item_hash(uint64_t h, struct radix_items x, uint32_t pos)
                     (s ? pos - s->begin : x.tokens[pos - x.first]));
 }
 
-static uint64_t child_hash(const struct radix_cache *c, const struct radix_node *parent, struct radix_items x,
+uint64_t radix__child_hash(const struct radix_cache *c, const struct radix_node *parent, struct radix_items x,
                            uint32_t pos)
 {
     return radix__item_hash(hash_mix(c->seed ^ hash_mix(parent->id)), x, pos);
@@ -109,7 +109,7 @@ struct radix_node *radix__root(const struct radix_cache *c, const uint8_t salt[3
 struct radix_node *radix__child(const struct radix_cache *c, const struct radix_node *n,
                                 const struct radix_view *v, uint32_t pos, uint64_t *hash)
 {
-    *hash = child_hash(c, n, radix__of_view(v), pos);
+    *hash = radix__child_hash(c, n, radix__of_view(v), pos);
     for (struct radix_node *k = hash_first(&c->children, *hash); k; k = hash_next(k))
         if (k->parent == n && !k->root && radix__common(k, v, pos, pos + 1) == 1) return k;
     return NULL;
@@ -121,7 +121,7 @@ static void node_free(struct radix_node *n)
 {
     for (uint32_t g = 0; g < ENGINE_GROUPS_MAX; g++) {
         free(n->block_offsets[g]);
-        free(n->tail[g]);
+        free(n->tail[g].block_offsets);
     }
     free(n->marks);
     free(n->tokens);
@@ -141,8 +141,9 @@ static struct radix_node *node_alloc(struct radix_cache *c, uint32_t start, uint
     bool ok = radix__heaps_reserve(c, c->stats.nodes + 1);
     if (items) ok = ok && (n->tokens = malloc(items * sizeof *n->tokens));
     if (spans) ok = ok && (n->spans = malloc(spans * sizeof *n->spans));
-    for (uint32_t g = 0; g < c->caps.group_count && blocks; g++)
-        ok = ok && (n->block_offsets[g] = malloc(blocks * sizeof *n->block_offsets[g]));
+    for (uint32_t g = 0; g < c->caps.group_count && blocks && ok; g++)
+        if ((ok = (n->block_offsets[g] = malloc(blocks * sizeof *n->block_offsets[g]))))
+            memset(n->block_offsets[g], 0xff, blocks * sizeof *n->block_offsets[g]); /* ENGINE_NO_BLOCK */
     ok = ok && radix__marks_reserve(c, n, end);
     if (!ok) {
         node_free(n);
@@ -186,25 +187,6 @@ struct radix_node *radix__root_create(struct radix_cache *c, const uint8_t salt[
     return n;
 }
 
-/* Moves the holds of the blocks of [from, to) to n, including the block that contains `from`. Earlier entries
- * are unchanged. */
-static void swap_offsets(struct radix_cache *c, struct radix_node *n, uint32_t from, uint32_t to,
-                         const struct radix_table tables[])
-{
-    uint32_t base = n->start / c->bt;
-    for (uint32_t g = 0; g < c->caps.group_count; g++) {
-        for (uint32_t i = from / c->bt; i < (to + c->bt - 1) / c->bt; i++) {
-            bool there = i >= tables[g].first && i < tables[g].end;
-            uint32_t block_offset = there ? tables[g].block_offsets[i] : ENGINE_NO_BLOCK;
-            ASSERT(there || c->caps.groups[g].window > 0);
-            n->block_offsets[g][i - base] = block_offset;
-            if (block_offset == ENGINE_NO_BLOCK) continue;
-            kvb_acquire(c->blocks, g, block_offset, KVB_CACHED);
-            if (c->caps.groups[g].window) n->body[g]++;
-        }
-    }
-}
-
 void radix__set_offset(struct radix_cache *c, struct radix_node *n, uint32_t g, uint32_t index,
                        uint32_t block_offset)
 {
@@ -216,6 +198,19 @@ void radix__set_offset(struct radix_cache *c, struct radix_node *n, uint32_t g, 
     if (c->caps.groups[g].window && *at != ENGINE_NO_BLOCK) n->body[g]--;
     *at = block_offset;
     if (c->caps.groups[g].window) radix__event_offsets(c, n, index * c->bt, (index + 1) * c->bt);
+}
+
+/* n takes the blocks of [from, to), including the one that contains `from`. */
+static void take_offsets(struct radix_cache *c, struct radix_node *n, uint32_t from, uint32_t to,
+                         const struct block_table tables[])
+{
+    for (uint32_t g = 0; g < c->caps.group_count; g++) {
+        for (uint32_t i = from / c->bt; i < (to + c->bt - 1) / c->bt; i++) {
+            bool there = i >= tables[g].first && i < tables[g].end;
+            ASSERT(there || c->caps.groups[g].window > 0);
+            radix__set_offset(c, n, g, i, there ? tables[g].block_offsets[i] : ENGINE_NO_BLOCK);
+        }
+    }
 }
 
 /* The spans of v that touch [pos, to), and their number. */
@@ -238,7 +233,7 @@ static void copy_spans(struct radix_node *n, const struct prompt_span *from, uin
 
 struct radix_node *radix__child_create(struct radix_cache *c, struct radix_node *parent,
                                        const struct radix_view *v, uint32_t to,
-                                       const struct radix_table tables[])
+                                       const struct block_table tables[])
 {
     uint32_t from = parent->end, count;
     const struct prompt_span *spans = spans_from(v, from, to, &count);
@@ -248,8 +243,8 @@ struct radix_node *radix__child_create(struct radix_cache *c, struct radix_node 
     copy_spans(n, spans, count);
     c->stats.nodes++;
     c->stats.items += to - from;
-    link_child(c, parent, n, child_hash(c, parent, radix__of_view(v), from));
-    swap_offsets(c, n, from, to, tables);
+    link_child(c, parent, n, radix__child_hash(c, parent, radix__of_view(v), from));
+    take_offsets(c, n, from, to, tables);
     radix__marks_add(c, n, v, from);
     /* The parent's last block, partly filled, has the same beginning: keeping one of the two is enough. */
     if (from % c->bt) {
@@ -263,7 +258,7 @@ struct radix_node *radix__child_create(struct radix_cache *c, struct radix_node 
 }
 
 bool radix__extend(struct radix_cache *c, struct radix_node *n, const struct radix_view *v, uint32_t to,
-                   const struct radix_table tables[])
+                   const struct block_table tables[])
 {
     uint32_t from = n->end, items = to - n->start, blocks = radix__blocks(c, n->start, to), more;
     /* An image split at `from` is in the list already. */
@@ -287,18 +282,10 @@ bool radix__extend(struct radix_cache *c, struct radix_node *n, const struct rad
     }
     memcpy(n->tokens + (from - n->start), v->tokens + from, (to - from) * sizeof *n->tokens);
     copy_spans(n, spans, more);
-    uint32_t next = from;
-    if (from % c->bt) {
-        /* The sequence's own last block replaces it: it has the same beginning. */
-        uint32_t i = from / c->bt;
-        for (uint32_t g = 0; g < c->caps.group_count; g++) {
-            bool there = i >= tables[g].first && i < tables[g].end;
-            ASSERT(there || c->caps.groups[g].window > 0);
-            radix__set_offset(c, n, g, i, there ? tables[g].block_offsets[i] : ENGINE_NO_BLOCK);
-        }
-        next = (i + 1) * c->bt;
-    }
-    if (next < to) swap_offsets(c, n, next, to, tables);
+    uint32_t own = radix__blocks(c, n->start, from);
+    for (uint32_t g = 0; g < c->caps.group_count; g++)
+        memset(n->block_offsets[g] + own, 0xff, (blocks - own) * sizeof *n->block_offsets[g]);
+    take_offsets(c, n, from, to, tables); /* the last one so far, too: it has the same beginning */
     c->stats.items += to - from;
     n->end = to;
     radix__marks_add(c, n, v, from);
@@ -340,7 +327,7 @@ struct radix_node *radix__split(struct radix_cache *c, struct radix_node *n, uin
     unlink_child(c, n);
     n->start = p;
     link_child(c, parent, u, hash);
-    link_child(c, u, n, child_hash(c, u, radix__of_node(n), p));
+    link_child(c, u, n, radix__child_hash(c, u, radix__of_node(n), p));
     u->checkpoint = true;
     u->last_use = n->last_use;
     u->base = n->base;
@@ -360,7 +347,8 @@ void radix__remove(struct radix_cache *c, struct radix_node *n)
         for (uint32_t i = 0; i < blocks; i++)
             if (n->block_offsets[g][i] != ENGINE_NO_BLOCK)
                 kvb_release(c->blocks, g, n->block_offsets[g][i], KVB_CACHED);
-        for (uint32_t i = 0; i < n->tail_count[g]; i++) kvb_release(c->blocks, g, n->tail[g][i], KVB_CACHED);
+        for (uint32_t i = 0; i < n->tail[g].count; i++)
+            kvb_release(c->blocks, g, n->tail[g].block_offsets[i], KVB_CACHED);
     }
     if (n->state != ENGINE_NO_BLOCK) {
         kvb_release(c->blocks, c->state_group, n->state, KVB_CACHED);
@@ -378,7 +366,7 @@ uint32_t radix__path_offset(const struct radix_cache *c, const struct radix_node
     while (n->start >= upto && !n->root) n = n->parent;
     if (n->root) return ENGINE_NO_BLOCK;
     uint32_t at = n->block_offsets[g][i - n->start / c->bt];
-    if (at == ENGINE_NO_BLOCK && i >= n->tail_first[g] && i - n->tail_first[g] < n->tail_count[g])
-        at = n->tail[g][i - n->tail_first[g]];
+    if (at == ENGINE_NO_BLOCK && i >= n->tail[g].first && i - n->tail[g].first < n->tail[g].count)
+        at = n->tail[g].block_offsets[i - n->tail[g].first];
     return at;
 }

@@ -209,19 +209,10 @@ static void keep(struct tier *t, struct tier_record *r, void *copy)
     if (r) tier__record_free(t, r);
 }
 
-/* Whether another path has the block of a partly filled node as the beginning of its own. */
-static bool covered(const struct tier_node *n, uint32_t g)
-{
-    uint32_t count = n->items->end - n->items->start, seen = 0;
-    for (const struct tier_node *k = n->parent->child; k && seen < TIER_SIBLINGS_MAX; k = k->next, seen++)
-        if (k != n && k->data[g] && tier__common(k->items, n->items) == count) return true;
-    return false;
-}
-
 static void keep_block(struct tier *t, struct tier_node *n, uint32_t g, uint32_t block_offset)
 {
     bool whole = n->items->end - n->items->start == t->bt;
-    if (n->data[g] || (!whole && g != t->state_group && covered(n, g))) return;
+    if (n->data[g] || (!whole && g != t->state_group && tier__covered(n, g))) return;
     uint64_t bytes = t->caps.groups[g].block_bytes;
     void *copy = place(t, bytes);
     struct tier_record *r = copy ? tier__record_create(t, n, g, bytes) : NULL;
@@ -257,11 +248,8 @@ void tier_keep(void *tier, const struct radix_view *v, const struct radix_run ru
             k = items ? tier__child_create(t, n, items, t->scratch_bytes) : NULL;
         }
         if (!k) break;
-        bool data = false;
-        for (uint32_t g = 0; g < t->caps.group_count; g++)
-            data |= block_of(t, v, &runs[g], g, i) != ENGINE_NO_BLOCK;
         k->busy = true; /* a failed record must not free it */
-        for (uint32_t g = 0; data && g < t->caps.group_count; g++) {
+        for (uint32_t g = 0; g < t->caps.group_count; g++) {
             uint32_t block_offset = block_of(t, v, &runs[g], g, i);
             if (block_offset != ENGINE_NO_BLOCK) keep_block(t, k, g, block_offset);
         }
@@ -307,6 +295,11 @@ void tier_reset(struct tier *t)
 }
 
 /* ---- reading ---- */
+
+bool tier_in_host(const struct tier_record *record)
+{
+    return record->host;
+}
 
 static void read_in_host(struct tier_record *record, struct tier_read *r)
 {

@@ -111,6 +111,16 @@ uint32_t tier__common(const struct tier_items *a, const struct tier_items *b)
     return i;
 }
 
+bool tier__covered(const struct tier_node *n, uint32_t g)
+{
+    uint32_t seen = 0;
+    for (const struct tier_node *k = n->parent->child; k && seen < TIER_SIBLINGS_MAX; k = k->next, seen++) {
+        bool other = g == TIER_NO_GROUP ? k->items->end > n->items->end : k != n && k->data[g];
+        if (other && tier__common(k->items, n->items) == n->items->end - n->items->start) return true;
+    }
+    return false;
+}
+
 /* ---- tables ---- */
 
 static uint64_t node_hash(const struct tier *t, const struct tier_node *parent, const struct tier_items *it,

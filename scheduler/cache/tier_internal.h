@@ -119,6 +119,9 @@ void tier__prune(struct tier *t, struct tier_node *n);
 void tier__prune_all(struct tier *t);
 /* How many leading items of two blocks with the same start are equal. */
 uint32_t tier__common(const struct tier_items *a, const struct tier_items *b);
+/* Whether a sibling begins with all items of a partly filled block: one that has data of group g, or that is
+ * longer, if g is TIER_NO_GROUP. */
+bool tier__covered(const struct tier_node *n, uint32_t g);
 void tier__host_add(struct tier *t, struct tier_record *r, char *host);
 void tier__host_remove(struct tier *t, struct tier_record *r); /* if it is in host memory */
 

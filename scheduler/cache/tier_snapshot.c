@@ -87,29 +87,17 @@ static bool block_add(struct walk *w, const struct tier_node *n, bool branch, st
     return true;
 }
 
-/* A partly filled block that another one continues. */
-static bool redundant(const struct tier_node *n)
-{
-    uint32_t seen = 0;
-    if (n->child) return false;
-    for (const struct tier_node *k = n->parent->child; k && seen < TIER_SIBLINGS_MAX; k = k->next, seen++)
-        if (k->items->end > n->items->end &&
-            tier__common(n->items, k->items) == n->items->end - n->items->start)
-            return true;
-    return false;
-}
-
 static void below(struct walk *w, const struct tier_node *n, struct place p)
 {
     while (n) {
         const struct tier_node *next = NULL;
         uint32_t ways = 0;
         for (const struct tier_node *k = n->child; k; k = k->next)
-            if (!redundant(k)) ways++, next = k;
+            if (!(!k->child && tier__covered(k, TIER_NO_GROUP))) ways++, next = k;
         bool last = false;
         for (const struct tier_node *k = n->child; k && !last; k = k->next) {
             struct place q = p;
-            if (redundant(k)) continue;
+            if ((!k->child && tier__covered(k, TIER_NO_GROUP))) continue;
             if (++w->blocks > BLOCKS_MAX || !path_add(w, k->items)) return;
             if (q.at.pos == k->items->start) {
                 radix_cursor_move(w->radix, &q.at, &w->path);

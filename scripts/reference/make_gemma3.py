@@ -127,6 +127,17 @@ VARIANTS = {
                       rope_parameters={F: {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e4},
                                        S: {"rope_type": "default", "rope_theta": 1e3}}),
         cases=[raw(LONG[:120], "linear factor 8 on the full layers only; weights in shards"), chat(("u", "2 + 2 = 4; 17 * 23 = 391?"))]),
+    "caps_yarn_f32": dict(
+        seed=750, rewrite="pattern",
+        text=text_cfg(sliding_window=15, attn_logit_softcapping=1.5, final_logit_softcapping=4.0,
+                      layer_types=[S, S, F] * 2, hidden_size=40, intermediate_size=40,
+                      rope_parameters={F: {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4,
+                                           "original_max_position_embeddings": 32},
+                                       S: {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e3}}),
+        vision=vision_cfg(num_hidden_layers=1), soft=16,
+        cases=[chat(("u", [text("What is"), image(0), text("this?")]), pictures=[(15, 47, 66)],
+                    note="two caps without effect, yarn on full layers, linear on sliding ones"),
+               raw(LONG[:90], "longer than yarn's original length")]),
     "vision_bf16": dict(
         seed=800, distinct=7, margin=0.05, dtype="bfloat16", gains=dict(head_gain=1.65, qk_gain=0.8, post_gain=0.3),
         text=text_cfg(hidden_size=64, intermediate_size=96, layer_types=[S, F, S]), vision=vision_cfg(num_hidden_layers=1), soft=16,
@@ -180,6 +191,8 @@ def build_checkpoint(v, seed, folder):
     if v.get("rewrite") == "released":
         spell_as_released(folder, v)
         rename_tensors(folder / "model.safetensors", "language_model.model.", "")
+    elif v.get("rewrite") == "pattern":
+        edit_json(folder / "config.json", spell_pattern)
     elif v.get("rewrite") == "layout_b":
         rename_tensors(folder / "model.safetensors", "model.language_model.", "model.")
 
@@ -231,6 +244,12 @@ def spell_as_released(folder, v):
         "image_std": [0.5, 0.5, 0.5], "pan_and_scan_max_num_crops": None, "pan_and_scan_min_crop_size": None,
         "pan_and_scan_min_ratio_to_activate": None, "processor_class": "Gemma3Processor", "resample": 2,
         "rescale_factor": 0.00392156862745098, "size": {"height": size, "width": size}}, indent=2) + "\n")
+
+
+def spell_pattern(c):
+    """sliding_window_pattern in place of layer_types; the one with an underscore has no effect."""
+    c["text_config"].pop("layer_types")
+    c["text_config"] |= {"sliding_window_pattern": 3, "_sliding_window_pattern": 2}
 
 
 def rename_tensors(path, text_prefix, other_prefix):

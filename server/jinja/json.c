@@ -88,36 +88,25 @@ static void json_list(struct jinja_ctx *c, struct jn_sb *sb, struct jinja_value 
     jn_sb_bytes(c, sb, "]", 1, v.origin);
 }
 
-/* Merge sort of key positions by key: sort_keys compares keys before they become strings. */
-static void sort_keys(struct jinja_ctx *c, const struct jinja_dict *d, uint32_t *a, uint32_t *tmp, uint32_t n)
-{
-    if (n < 2) return;
-    uint32_t h = n / 2, i = 0, j = h, o = 0;
-    sort_keys(c, d, a, tmp, h);
-    sort_keys(c, d, a + h, tmp, n - h);
-    while (i < h && j < n) tmp[o++] = jn_compare(c, OP_LT, d->k[a[j]], d->k[a[i]]) ? a[j++] : a[i++];
-    while (i < h) tmp[o++] = a[i++];
-    memcpy(a, tmp, o * sizeof *a);
-}
-
 static void json_dict(struct jinja_ctx *c, struct jn_sb *sb, struct jinja_value v,
                       const struct jn_json_style *st, uint32_t level)
 {
     const struct jinja_dict *d = v.u.d;
-    uint32_t *order = NULL;
-    if (st->sort && d->count) {
-        order = jn_alloc_array(&c->base, (size_t)d->count * 2, sizeof *order);
-        for (uint32_t i = 0; i < d->count; i++) order[i] = i;
-        sort_keys(c, d, order, order + d->count, d->count);
+    struct jinja_value *keys = d->k, *items = d->v;
+    if (st->sort && d->count) { /* keys are compared before they become strings */
+        keys = jn_alloc_array(&c->base, (size_t)d->count * 2, sizeof *keys);
+        items = keys + d->count;
+        memcpy(keys, d->k, d->count * sizeof *keys);
+        memcpy(items, d->v, d->count * sizeof *items);
+        jn_sort_by(c, keys, items, d->count, false);
     }
     jn_sb_bytes(c, sb, "{", 1, v.origin);
     for (uint32_t i = 0; i < d->count; i++) {
-        uint32_t e = order ? order[i] : i;
         if (i) put_sep(c, sb, st->item_sep, v.origin);
         if (st->pretty) new_line(c, sb, st, level + 1);
-        json_key(c, sb, d->k[e], st);
+        json_key(c, sb, keys[i], st);
         put_sep(c, sb, st->key_sep, v.origin);
-        json_value(c, sb, d->v[e], st, level + 1);
+        json_value(c, sb, items[i], st, level + 1);
     }
     if (st->pretty && d->count) new_line(c, sb, st, level);
     jn_sb_bytes(c, sb, "}", 1, v.origin);

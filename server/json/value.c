@@ -26,8 +26,7 @@ static void object(struct json_writer *o, json_t *v)
     json_object_foreach(v, key, member)
     {
         jw_text(o, front);
-        jw_cstring(o, key);
-        jw_text(o, ":");
+        jw_put(o, "%s:", key);
         jw_value(o, member);
         front = ",";
     }

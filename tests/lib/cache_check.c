@@ -58,7 +58,7 @@ void kvb_check(const struct kv_blocks *k)
         ASSERT_CMP(held[g], ==, k->slabs_held[g]);
         ASSERT_CMP(idle[g], ==, k->slabs_idle[g]);
         uint32_t n = 0;
-        for (uint32_t s = k->partial[g]; s != KVB_NO_SLAB; s = k->slabs[s].next) ASSERT_CMP(++n, <=, held[g]);
+        for (const struct slab *b = k->partial[g].head; b; b = b->next) ASSERT_CMP(++n, <=, held[g]);
         ASSERT_CMP(n, ==, partial[g]);
     }
 }
@@ -100,7 +100,6 @@ void features_check(const struct feature_cache *c)
         ASSERT(f->prev == last);
     }
     ASSERT(c->idle.tail == last);
-    ASSERT_CMP(listed, ==, c->idle.count);
     ASSERT_CMP(idle, ==, listed);
     ASSERT_CMP(entries, ==, c->st.entries);
     ASSERT_CMP(holds, ==, c->st.holds);

@@ -65,8 +65,8 @@ static void check_node(const struct radix_cache *c, const struct radix_node *n, 
             hold(h, g, n->block_offsets[g][i]);
         }
         ASSERT_CMP(n->body[g], ==, window ? there : 0);
-        for (uint32_t i = 0; i < n->tail_count[g]; i++) hold(h, g, n->tail[g][i]);
-        ASSERT(n->has_tail || n->tail_count[g] == 0);
+        for (uint32_t i = 0; i < n->tail[g].count; i++) hold(h, g, n->tail[g].block_offsets[i]);
+        ASSERT(n->has_tail || n->tail[g].count == 0);
     }
     if (n->state != ENGINE_NO_BLOCK) {
         ASSERT(radix__recurrent(c) && !n->root && n->checkpoint);
@@ -91,8 +91,8 @@ static void check_marks(const struct radix_cache *c, const struct radix_node *n,
             *tails += n->marks[k].tails[g];
         }
         uint32_t size = c->event_sink.block_tokens;
-        if (!size || !n->tail_count[g]) continue;
-        uint32_t a = (n->tail_first[g] * c->bt + size - 1) / size, b = n->end / size;
+        if (!size || !n->tail[g].count) continue;
+        uint32_t a = (n->tail[g].first * c->bt + size - 1) / size, b = n->end / size;
         *tails -= b > a ? b - a : 0;
     }
 }
@@ -120,7 +120,7 @@ void radix_check(const struct radix_cache *c)
             ASSERT_CMP(kvb_references(c->blocks, g, (uint32_t)u, KVB_CACHED), ==, count);
             if (!kvb_references(c->blocks, g, (uint32_t)u, KVB_LIVE)) alone++;
         }
-        ASSERT_CMP(alone, ==, kvb_used_blocks(c->blocks, g) - kvb_live_blocks(c->blocks, g));
+        ASSERT_CMP(alone, ==, c->blocks->used_blocks[g] - c->blocks->live_blocks[g]);
     }
     free(h.count);
 }
@@ -138,9 +138,9 @@ void radix_each_claim(const struct radix_cache *c,
                 if (n->block_offsets[g][i - base] != ENGINE_NO_BLOCK)
                     fn(arg, g, n->block_offsets[g][i - base], i * c->bt, to);
             }
-            for (uint32_t k = 0; k < n->tail_count[g]; k++) {
-                uint32_t i = n->tail_first[g] + k, to = (i + 1) * c->bt < n->end ? (i + 1) * c->bt : n->end;
-                fn(arg, g, n->tail[g][k], i * c->bt, to);
+            for (uint32_t k = 0; k < n->tail[g].count; k++) {
+                uint32_t i = n->tail[g].first + k, to = (i + 1) * c->bt < n->end ? (i + 1) * c->bt : n->end;
+                fn(arg, g, n->tail[g].block_offsets[k], i * c->bt, to);
             }
         }
     }

@@ -68,8 +68,8 @@ static void check_cache(const struct scheduler *s)
     for (uint32_t g = 0; g < s->caps.group_count; g++) {
         uint64_t live = 0;
         for (uint64_t u = 0; u < block_offsets; u++) live += held[g * block_offsets + u] > 0;
-        ASSERT_CMP(live, ==, kvb_live_blocks(s->blocks, g));
-        if (!s->cache) ASSERT_CMP(live, ==, kvb_used_blocks(s->blocks, g));
+        ASSERT_CMP(live, ==, s->blocks->live_blocks[g]);
+        if (!s->cache) ASSERT_CMP(live, ==, s->blocks->used_blocks[g]);
     }
     free(held);
     free(loads);

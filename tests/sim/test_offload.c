@@ -15,6 +15,7 @@ enum { BT = 8, VOCAB = 1000, LENGTH = 100, ANSWER = 4, PROMPTS = 40, ARENA = 60 
 struct ask {
     uint32_t tokens[LENGTH], got;
     struct prompt prompt;
+    struct prompt_span span;
     struct sampling_params sampling;
     struct sched_sequence seq;
     struct fake_answer expect;
@@ -51,12 +52,11 @@ static int teardown(void **state)
     return 0;
 }
 
-static struct ask *send(uint32_t i, uint32_t first)
+static void send_spans(struct ask *a, uint32_t first)
 {
-    struct ask *a = &asks[i];
     struct seq_id id;
     struct err err;
-    *a = (struct ask){.prompt = {.tokens = a->tokens, .token_count = LENGTH}};
+    a->prompt = (struct prompt){a->tokens, LENGTH, &a->span, a->span.end > 0};
     for (uint32_t k = 0; k < LENGTH; k++) a->tokens[k] = (uint32_t)(fake_mix(first * 1000 + k) % VOCAB);
     a->sampling =
         (struct sampling_params){.logprobs = SAMPLING_NO_LOGPROBS, .prompt_logprobs = SAMPLING_NO_LOGPROBS};
@@ -64,11 +64,16 @@ static struct ask *send(uint32_t i, uint32_t first)
                                      .sampling = &a->sampling,
                                      .tokens_max = ANSWER,
                                      .ignore_eos = true,
-                                     .tenant = i + 1,
+                                     .tenant = (uint64_t)(a - asks) + 1,
                                      .user = a};
     fake_oracle(&e, &a->prompt, 0, ANSWER, 0, VOCAB + 1, true, &a->expect);
     if (sched_submit(s, &a->seq, &id, &err)) fail_msg("%s", err.msg);
-    return a;
+}
+static struct ask *send(uint32_t i, uint32_t first)
+{
+    asks[i] = (struct ask){0};
+    send_spans(&asks[i], first);
+    return &asks[i];
 }
 static void step(void)
 {
@@ -125,10 +130,65 @@ static void test_slow_loads(void **state)
     assert_in_range(st.tier_loads, same ? 1 : PROMPTS - ARENA * BT / LENGTH, same ? 1 : PROMPTS);
 }
 
+/* A load that is given up because the disk is slow tells how slow it is. */
+static void test_slow_disk(void **state)
+{
+    (void)state;
+    double before = s->offload->us_per_byte;
+    for (uint32_t i = 0; i < PROMPTS; i++)
+        for (const struct ask *a = send(i, i); !a->ended;) step();
+    const struct ask *a = send(0, 0);
+    step();
+    struct load *l = s->offload->loads;
+    l->tier = CACHE_TIER_DISK;
+    l->disk_bytes = l->host_bytes;
+    set_reads(TIER_DONE, TIER_READING);
+    for (uint32_t turns = 0; !a->ended; turns++) {
+        assert_true(turns < 20);
+        e.clock_us += 2e6;
+        step();
+        set_reads(TIER_READING, TIER_DONE);
+    }
+    assert_int_equal(a->cache.loaded, 0);
+    assert_true(s->offload->us_per_byte > 10 * before);
+}
+
+/* The shape of the cache has what is in memory and in the tier once, whatever spans it has: here one with
+ * tokens between its rows. */
+static void test_shape(void **state)
+{
+    static struct cache_snapshot shape;
+    static const uint8_t salt[32];
+    uint32_t nodes[2];
+    (void)state;
+    for (uint32_t breaks = 0; breaks < 2; breaks++) {
+        for (uint32_t i = 0; i < 2 * PROMPTS; i++) { /* the first ones again: loaded */
+            struct ask *a = &asks[i % PROMPTS];
+            *a = (struct ask){.span = span_of_image(BT, BT + 11, SPAN_CAUSAL)};
+            a->span.image = false;
+            a->span.grid = (struct prompt_grid){1, 3, 3 - breaks, 0, breaks};
+            memset(a->span.key, 1 + (int)breaks, sizeof a->span.key);
+            for (send_spans(a, i % 8); !a->ended;) step();
+        }
+        uint64_t asked = sched_snapshot_ask(s, salt);
+        step();
+        assert_true(sched_snapshot(s, salt, &asked, &shape));
+        nodes[breaks] = shape.count;
+        sched_reset_prefix_cache(s);
+        step();
+    }
+    struct sched_stats st;
+    sched_stats(s, &st);
+    assert_true(st.tier_loads > 0);
+    assert_int_equal(nodes[0], nodes[1]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         {"test_slow_loads", test_slow_loads, setup, teardown, NULL},
+        {"test_slow_disk", test_slow_disk, setup, teardown, NULL},
+        {"test_shape", test_shape, setup, teardown, NULL},
         {"test_slow_load_of_the_same", test_slow_loads, setup, teardown, &asks},
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,6 +1,7 @@
 /* Gemma 1 (2B, 7B) and Gemma 2 (2B, 9B, 27B), text; and as decoders of paligemma.c. Formulas and names:
  * transformers models/gemma and models/gemma2. */
 #include "engine/families/gemma.h"
+#include "engine/families/qwen.h"
 
 #include <math.h>
 
@@ -20,16 +21,14 @@ const struct hf_text gemma2_text = {
 static void read_rope(struct hf_reader *r, uint32_t obj, struct hf_text *t)
 {
     static const char *const dicts[] = {"rope_parameters", "rope_scaling"};
-    hf_double(r, obj, "rope_theta", 1.0, 1e12, &t->rope[HF_FULL].theta);
+    struct hf_rope *p = &t->rope[HF_FULL];
+    hf_double(r, obj, "rope_theta", 1.0, 1e12, &p->theta);
     for (size_t i = 0; i < 2; i++) {
         uint32_t dict = json_get_live(r->d, obj, dicts[i]);
-        if (dict == JSON_NONE) continue;
-        if (json_kind(r->d, dict) != JSON_OBJECT) hf_error(r, ST_FORMAT, dicts[i], "must be an object");
-        uint32_t type = json_get_live(r->d, dict, "rope_type");
-        if (type == JSON_NONE) type = json_get_live(r->d, dict, "type");
-        if (type != JSON_NONE && !json_str_eq(r->d, type, "default"))
-            hf_error(r, ST_UNSUPPORTED, "rope_type", "only default is served");
-        hf_double(r, dict, "rope_theta", 1.0, 1e12, &t->rope[HF_FULL].theta);
+        if (dict != JSON_NONE && json_kind(r->d, dict) != JSON_OBJECT)
+            hf_error(r, ST_FORMAT, dicts[i], "must be an object");
+        hf_double(r, dict, "rope_theta", 1.0, 1e12, &p->theta);
+        qwen_rope_type(r, dict, t, p);
     }
 }
 

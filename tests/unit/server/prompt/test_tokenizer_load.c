@@ -1,5 +1,6 @@
 /* What tok_load refuses and how it says so, and that no file, however broken, harms it: truncations and
  * mutations of good files from a seed. Run from the root of the repository. */
+#include "config/base/buf.h"
 #include "config/base/json.h"
 #include "tests/lib/tokens.h"
 
@@ -319,6 +320,57 @@ static void test_config_overrides(void **state)
     remove_file("special_tokens_map.json");
 }
 
+/* A vocab.json in which a byte's symbol has the byte as its id; more: further entries. */
+static void write_vocab(const char *more)
+{
+    struct buf b;
+    buf_init(&b, 1 << 16);
+    uint32_t moved = 256;
+    for (uint32_t i = 0; i < 256; i++) {
+        bool shown = (i > 0x20 && i < 0x7F) || (i > 0xA0 && i != 0xAD);
+        assert_int_equal(buf_addf(&b, "%s\"\\u%04x\":%u", i ? "," : "{", shown ? i : moved++, i), ST_OK);
+    }
+    assert_int_equal(buf_addf(&b, "%s}", more), ST_OK);
+    write_file("vocab.json", b.data, b.len);
+    buf_fini(&b);
+}
+
+/* Without tokenizer.json. */
+static void test_vocab_and_merges(void **state)
+{
+    (void)state;
+    static const char merges[] = "#version: 0.2\na \"\n1 1\n\xC3\x83 \xC2\xA9\r\n\n";
+    static const char config[] =
+        "{\"tokenizer_class\":\"Qwen2Tokenizer\",\"eos_token\":\"<|\\\"|>\","
+        "\"added_tokens_decoder\":{\"300\":{\"content\":\"<|\\\"|>\",\"special\":true},"
+        "\"301\":{\"content\":\"<x>\",\"special\":false}}}";
+    static const char other[] = "{\"tokenizer_class\":\"GPT2Tokenizer\"}";
+    struct tokenizer *t = NULL;
+    struct err err = {{0}};
+    remove_file("tokenizer.json");
+    write_vocab(",\"a\\\"\":256,\"11\":257,\"\\u00c3\\u00a9\":258");
+    write_file("merges.txt", merges, sizeof merges - 1);
+    write_file("tokenizer_config.json", config, sizeof config - 1);
+    if (tok_load(dir, &t, &err)) fail_msg("%s", err.msg);
+    /* Words are split, digits stand alone, and text is composed (NFC). */
+    assert_encodes(t, "a\"11e\xCC\x81<x>", 6, (uint32_t[]){'a', '"', '1', '1', 258, 301});
+    assert_true(tok_is_special(t, 300));
+    assert_false(tok_is_special(t, 301));
+    assert_string_equal(tok_special(t, "eos_token"), "<|\"|>");
+    tok_free(t);
+    t = NULL;
+    write_file("tokenizer_config.json", other, sizeof other - 1);
+    assert_int_equal(tok_load(dir, &t, &err), ST_NOT_FOUND);
+    assert_non_null(strstr(err.msg, "tokenizer.json"));
+    write_file("tokenizer_config.json", config, sizeof config - 1);
+    write_file("merges.txt", "a ?", 3);
+    assert_int_equal(tok_load(dir, &t, &err), ST_FORMAT);
+    remove_file("merges.txt");
+    assert_int_equal(tok_load(dir, &t, &err), ST_NOT_FOUND);
+    remove_file("vocab.json");
+    remove_file("tokenizer_config.json");
+}
+
 /* ---- mutations ---- */
 
 static char *read_golden(const char *name, size_t *len)
@@ -437,7 +489,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_refusals),         cmocka_unit_test(test_small_models),
         cmocka_unit_test(test_config_overrides), cmocka_unit_test(test_truncations),
-        cmocka_unit_test(test_mutations),
+        cmocka_unit_test(test_mutations),        cmocka_unit_test(test_vocab_and_merges),
     };
     return cmocka_run_group_tests(tests, make_dir, remove_dir);
 }
