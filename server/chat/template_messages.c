@@ -101,6 +101,10 @@ static struct jinja_value content_list(struct builder *b, const struct chat_mess
         }
         jinja_dict_set(b->c, d, "type", 4, literal(b, text ? "text" : m->parts[i].video ? "video" : "image"));
         if (text) jinja_dict_set(b->c, d, "text", 4, lead ? with_lead(b, v) : v);
+        const char *key;
+        json_t *more;
+        json_object_foreach(m->parts[i].more, key, more)
+            jinja_dict_set(b->c, d, key, strlen(key), input(b, more, field_from(b, origin, key)));
         jinja_list_add(b->c, list, d);
     }
     return list;
