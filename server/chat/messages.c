@@ -433,7 +433,7 @@ static enum status parse_part(struct chat_reader *r, const json_t *part, const s
                                   : chat_text_add(r, share(text), at->number);
 }
 
-/* Such as TranslateGemma's source_lang_code. */
+/* Keys that only a template knows, such as source_lang_code. */
 static enum status add_more(struct chat_reader *r, json_t *from, struct chat_part *part)
 {
     static const char *const known[] = {"type",  "text",      "refusal", "image_url", "image",

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #define USER "{\"role\":\"user\",\"content\":\"<<user>>\"}"
-/* TranslateGemma's template refuses parts without languages. */
+/* Templates for translation refuse parts without languages. */
 #define LIST_USER                                                                                            \
     "{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"<<user>>\",\"source_lang_code\":\"en\","  \
     "\"target_lang_code\":\"de\"}]}"
