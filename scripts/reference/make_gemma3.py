@@ -7,11 +7,8 @@ Each variant is a checkpoint folder in the layout of a release, plus golden.safe
 Everything follows from seeds. A variant whose model does not react to its pictures and its history, or whose greedy path has a near-tie,
 gets the next seed; when a hundred seeds fail the script stops. So a golden file that exists also proves something.
 """
-import argparse
 import json
 import os
-import shutil
-import sys
 import tempfile
 from pathlib import Path
 
@@ -28,7 +25,9 @@ from transformers import (AutoTokenizer, Gemma3Config, Gemma3ForCausalLM, Gemma3
                           Gemma3ImageProcessor, Gemma3Processor, Gemma3TextConfig, SiglipVisionConfig)
 
 import common  # noqa: E402
-from common import REPO, greedy, greedy_cached, logprobs  # noqa: E402
+import golden_parts  # noqa: E402
+from make_qwen_checks import need  # noqa: E402
+from common import greedy, greedy_cached, logprobs  # noqa: E402
 
 GENERATED = 32
 S, F = "sliding_attention", "full_attention"
@@ -274,15 +273,6 @@ def rename_tensors(path, text_prefix, other_prefix):
 # -------------------------------------------------------------------------------------------------------------------- cases
 
 
-class NotTelling(Exception):
-    """This seed's model would prove too little; the next one is tried."""
-
-
-def need(condition, why):
-    if not condition:
-        raise NotTelling(why)
-
-
 def load(folder, v, dtype):
     cls = Gemma3ForConditionalGeneration if "vision" in v else Gemma3ForCausalLM
     model, info = cls.from_pretrained(folder, dtype=dtype, attn_implementation="eager", output_loading_info=True)
@@ -467,43 +457,5 @@ def attempt(name, v, seed, folder):
     return cases
 
 
-def make(name, out):
-    v = VARIANTS[name]
-    for seed in range(v["seed"], v["seed"] + 100):
-        with tempfile.TemporaryDirectory() as tmp:
-            folder = Path(tmp) / name
-            folder.mkdir()
-            try:
-                cases = attempt(name, v, seed, folder)
-            except NotTelling as e:
-                print(f"{name}: seed {seed}: {e}", flush=True)
-                continue
-            target = out / name
-            shutil.rmtree(target, ignore_errors=True)
-            shutil.copytree(folder, target)
-            for f in target.iterdir():
-                f.chmod(0o644)
-        size = sum(f.stat().st_size for f in target.iterdir())
-        print(f"{name}: seed {seed}, {size / 1024:.0f} KiB")
-        for c in cases:
-            print("   ", c["prompt_tokens"], json.dumps(c["measured"]), flush=True)
-        return
-    sys.exit(f"{name}: no seed gives a telling model")
-
-
-def main():
-    args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    args.add_argument("variants", nargs="*", metavar="VARIANT", help=", ".join(VARIANTS))
-    args.add_argument("--out", type=Path, default=REPO / "tests/golden/gemma3")
-    args = args.parse_args()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    args.out.mkdir(parents=True, exist_ok=True)
-    for name in args.variants or VARIANTS:
-        make(name, args.out)
-
-
 if __name__ == "__main__":
-    main()
+    golden_parts.main(__doc__, "gemma3", VARIANTS, attempt)

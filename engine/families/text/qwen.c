@@ -36,12 +36,7 @@ void qwen_describe_tower(const struct hf_config *c, struct model_desc *d)
     const struct hf_vision *v = &c->vision;
     d->has_vision = true;
     d->vision = (struct desc_vision){
-        .patch = v->patch_size,
-        .hidden = v->hidden_size,
-        .ff = v->intermediate_size,
-        .layers = v->num_hidden_layers,
-        .heads = v->num_attention_heads,
-        .eps = (float)v->layer_norm_eps,
+        DESC_TOWER(v),
         .qkv_fused = true,
         .depth = v->temporal_patch_size,
         .rope_theta = v->rope_theta,
@@ -54,22 +49,18 @@ void qwen_describe_tower(const struct hf_config *c, struct model_desc *d)
                   .q_alone = "vision.blocks.#.attn.q",
                   .k = "vision.blocks.#.attn.k",
                   .v = "vision.blocks.#.attn.v",
-                  .o = "vision.blocks.#.attn.proj"},
+                  .o = "vision.blocks.#.attn.proj",
+                  .post_norm = "vision.merger.ln_q",
+                  .merge_fc1 = "vision.merger.mlp.0",
+                  .merge_fc2 = "vision.merger.mlp.2"},
     };
 }
 
 void qwen_describe_images(const struct hf_config *c, struct model_desc *d)
 {
     /* The template writes <|vision_start|> and <|vision_end|> around the one pad that is repeated. */
-    d->image = (struct model_image_rule){
-        .present = true,
-        .marker = "<|image_pad|>",
-        .prefix = "",
-        .suffix = "",
-        .placeholder = "<|image_pad|>",
-        .placeholder_id = c->image_id,
-        .grid = true,
-    };
+    d->image = (struct model_image_rule){IMAGE_RULE("<|image_pad|>", c->image_id), .prefix = "", .suffix = "",
+                                         .grid = true};
     if (c->video_id == HF_NO_ID) return;
     d->image.video_marker = d->image.video_placeholder = "<|video_pad|>";
     d->image.video_prefix = d->image.video_suffix = "";

@@ -11,23 +11,13 @@
 /* ---- config.json ---- */
 
 static const struct hf_text GEMMA3_TEXT = {
-    .vocab_size = 262208,
-    .hidden_size = 2304,
-    .intermediate_size = 9216,
-    .num_hidden_layers = 26,
-    .num_attention_heads = 8,
-    .num_key_value_heads = 4,
-    .head_dim = 256,
-    .max_position_embeddings = 131072,
+    TEXT_SIZES(262208, 2304, 9216, 26, 8, 4, 131072),
+    GEMMA_COMMON,
     .sliding_window = 4096,
-    .rms_norm_eps = 1e-6,
-    .tie_word_embeddings = true,
     .qk_norm = true,
-    .activation = HF_GELU_TANH,
     .query_pre_attn_scalar = 256,
     .rope = {[HF_FULL] = {.type = HF_ROPE_DEFAULT, .theta = 1e6, .factor = 1},
-             [HF_SLIDING] = {.type = HF_ROPE_DEFAULT, .theta = 1e4, .factor = 1}},
-};
+             [HF_SLIDING] = {.type = HF_ROPE_DEFAULT, .theta = 1e4, .factor = 1}}};
 
 /* Both spellings, and mixed files with per-type dicts without rope_theta and the flat keys. */
 static void read_rope(struct hf_reader *r, uint32_t obj, struct hf_text *t)
@@ -252,23 +242,11 @@ static const struct gguf_name TOWER_NAMES[] = {
 };
 
 static const struct family_gguf gguf_kinds[] = {
-    {.arch = "gemma3",
-     .model_type = "gemma3_text",
-     .projector = "gemma3",
-     .tower_type = "gemma3",
-     .norms_plus_one = true,
-     .names = gemma_gguf_names,
-     .tower_names = TOWER_NAMES,
-     .text = gguf_text,
-     .tower = gguf_tower,
-     .images = read_gguf_images,
-     .stops = gemma_gguf_stops},
-    {.arch = "gemma-embedding",
-     .model_type = "gemma3_text",
-     .encoder = true,
-     .norms_plus_one = true,
-     .names = gemma_gguf_names,
-     .text = gguf_text},
+    {GGUF_TEXT("gemma3", "gemma3_text", gguf_text),
+     GGUF_TOWER("gemma3", "gemma3", TOWER_NAMES, gguf_tower, read_gguf_images), .norms_plus_one = true,
+     .names = gemma_gguf_names, .stops = gemma_gguf_stops},
+    {GGUF_TEXT("gemma-embedding", "gemma3_text", gguf_text), .encoder = true, .norms_plus_one = true,
+     .names = gemma_gguf_names},
     {NULL},
 };
 

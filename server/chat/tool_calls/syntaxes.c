@@ -4,8 +4,11 @@
 
 #define CALL_NOTATION                                                                                        \
     .named = true, .before = "call:", .after = "{", .end = "}", .arguments = TOOL_ARGUMENTS_NOTATION,        \
-    .key = "", .after_key = ":", .after_value = "", .comma = ",", .between = ""
+    .after_key = ":", .comma = ","
 #define CALL_TAGS .opens = {"<tool_call>", "<function="}, .closes = {"</tool_call>"}
+#define CALL_LIST .before = "[{\"name\": \"", .after = "\", \"arguments\": ", .end = "}]"
+#define CALL_KEYWORDS                                                                                        \
+    .named = true, .after = "(", .arguments = TOOL_ARGUMENTS_VALUES, .after_key = "=", .comma = ", "
 
 static const struct tool_syntax syntaxes[TOOL_SYNTAXES] = {
     [TOOL_SYNTAX_JSON] = {.marks = {"<tool_call>"},
@@ -23,19 +26,15 @@ static const struct tool_syntax syntaxes[TOOL_SYNTAXES] = {
                          .key = "<parameter=",
                          .after_key = ">\n",
                          .after_value = "\n</parameter>\n",
-                         .comma = "",
                          .between = "\n"},
     [TOOL_SYNTAX_GLM] = {.marks = {"<tool_call>", "<arg_key>"},
                          CALL_TAGS,
                          .tokens = {"<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"},
-                         .before = "",
                          .after = "\n",
-                         .end = "",
                          .arguments = TOOL_ARGUMENTS_TEXT,
                          .key = "<arg_key>",
                          .after_key = "</arg_key>\n<arg_value>",
                          .after_value = "</arg_value>\n",
-                         .comma = "",
                          .between = "\n"},
     [TOOL_SYNTAX_CALL] = {.marks = {"<|tool_call>call:"},
                           .opens = {"<|tool_call>"},
@@ -51,30 +50,31 @@ static const struct tool_syntax syntaxes[TOOL_SYNTAXES] = {
                              .opens = {"[TOOL_CALLS]"},
                              .tokens = {"[ARGS]", "[CALL_ID]"},
                              .named = true,
-                             .before = "",
-                             .after = "[ARGS]",
-                             .end = "",
-                             .between = ""},
+                             .after = "[ARGS]"},
     [TOOL_SYNTAX_MISTRAL_LIST] = {.marks = {"[TOOL_CALLS]"},
                                   .opens = {"[TOOL_CALLS]"},
                                   .named = true,
-                                  .before = "[{\"name\": \"",
-                                  .after = "\", \"arguments\": ",
-                                  .end = "}]",
-                                  .between = ""},
+                                  CALL_LIST},
     [TOOL_SYNTAX_LFM2] = {.marks = {"List of tools: "},
                           .opens = {"<|tool_call_start|>"},
                           .closes = {"<|tool_call_end|>"},
-                          .named = true,
+                          CALL_KEYWORDS,
                           .before = "[",
-                          .after = "(",
-                          .end = ")]",
-                          .arguments = TOOL_ARGUMENTS_VALUES,
-                          .key = "",
-                          .after_key = "=",
-                          .after_value = "",
-                          .comma = ", ",
-                          .between = ""},
+                          .end = ")]"},
+    [TOOL_SYNTAX_OLMO] = {.marks = {"<function_calls>"},
+                          .opens = {"<function_calls>"},
+                          .closes = {"</function_calls>"},
+                          CALL_KEYWORDS,
+                          .end = ")",
+                          .between = "\n"},
+    [TOOL_SYNTAX_GRANITE] = {.marks = {"<|tool_call|>"}, .opens = {"<|tool_call|>"}, CALL_LIST},
+    [TOOL_SYNTAX_LLAMA] = {.marks = {"\"parameters\": dictionary of argument name"},
+                           .opens = {"<|python_tag|>"},
+                           .plain = true,
+                           .before = "{\"name\": \"",
+                           .after = "\", \"parameters\": ",
+                           .end = "}",
+                           .between = "; "},
 };
 
 const struct tool_syntax *tool_syntax(enum tool_call_syntax syntax)
