@@ -46,6 +46,7 @@ struct chat_part {
     json_t *text;         /* owned; NULL: an image or a video */
     bool video, thinking; /* thinking: the text is reasoning */
     uint32_t number;      /* index in the content as sent */
+    json_t *more;         /* owned: the part's strings that only the template knows; or NULL */
 };
 
 struct chat_message {

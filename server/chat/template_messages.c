@@ -105,6 +105,10 @@ static struct jinja_value content_list(struct builder *b, const struct chat_mess
                                                 : "image";
         jinja_dict_set(b->c, d, "type", 4, literal(b, type));
         if (text) jinja_dict_set(b->c, d, type, strlen(type), lead ? with_lead(b, v) : v);
+        const char *key;
+        json_t *more;
+        json_object_foreach(m->parts[i].more, key, more)
+            jinja_dict_set(b->c, d, key, strlen(key), input(b, more, field_from(b, origin, key)));
         jinja_list_add(b->c, list, d);
     }
     return list;

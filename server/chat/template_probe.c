@@ -5,8 +5,11 @@
 
 #include <string.h>
 
-#define USER      "{\"role\":\"user\",\"content\":\"<<user>>\"}"
-#define LIST_USER "{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"<<user>>\"}]}"
+#define USER "{\"role\":\"user\",\"content\":\"<<user>>\"}"
+/* Templates for translation refuse parts without languages. */
+#define LIST_USER                                                                                            \
+    "{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"<<user>>\",\"source_lang_code\":\"en\","  \
+    "\"target_lang_code\":\"de\"}]}"
 #define LIST_SYSTEM(more_)                                                                                   \
     "{\"role\":\"system\",\"content\":[{\"type\":\"text\",\"text\":\"<<system>>\"},{\"type\":\"text\","      \
     "\"text\":\"<<more>>\"}" more_ "]}"

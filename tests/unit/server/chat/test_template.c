@@ -379,6 +379,23 @@ static void expect_runs(struct template *t, const char *messages, const char *mo
     template_result_free(&r);
 }
 
+/* As TranslateGemma's template, which refuses other parts. They are input as all of a message. */
+static void strings_of_parts(void **state)
+{
+    (void)state;
+    struct template *t = from_text(
+        "{% for m in messages %}{% set c = m.content[0] %}{% if c.source_lang_code is not defined %}"
+        "{{ raise_exception('no language') }}{% endif %}{{ c.type }} {{ c.source_lang_code }}:{{ c.text }}"
+        "{{ ' more' if c.n is defined or c.image_url is defined or c.detail is defined }};{% endfor %}");
+    assert_true(template_caps(t, false)->content_list);
+    expect_runs(t,
+                "[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a\",\"source_lang_code\":"
+                "\"<bos>\",\"n\":1}]},{\"role\":\"user\",\"content\":[{\"type\":\"image_url\",\"image_url\":"
+                "\"u\",\"detail\":\"low\",\"source_lang_code\":\"cs\"}]}]",
+                NULL, "*text |-<bos>|*:|-a|*;image |-cs|*:;");
+    template_free(t);
+}
+
 static void control_of_runs(void **state)
 {
     (void)state;
@@ -1050,6 +1067,7 @@ int main(void)
         cmocka_unit_test(test_thinking_parts),
         cmocka_unit_test(capabilities),
         cmocka_unit_test(control_of_runs),
+        cmocka_unit_test(strings_of_parts),
         cmocka_unit_test(strings_for_string_templates),
         cmocka_unit_test(refusals_name_the_message),
         cmocka_unit_test(folded_tool_results),
