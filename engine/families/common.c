@@ -159,7 +159,9 @@ void family_read_text(struct hf_reader *r, const struct family_inner *served, st
     else if (json_str_copy(r->d, node, name, sizeof name - 1, &len)) name[len] = '\0';
     const struct family *family = text_family(served, name, &type);
     if (!family) {
-        hf_error(r, ST_UNSUPPORTED, "text_config.model_type", "is not a decoder served in this model");
+        bool llm = r->text == json_get_live(r->d, 0, "llm_config");
+        hf_error(r, ST_UNSUPPORTED, llm ? "llm_config.model_type" : "text_config.model_type",
+                 "is not a decoder served in this model");
         return;
     }
     struct hf_reader inner = *r;

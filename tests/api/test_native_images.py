@@ -169,7 +169,7 @@ def as_released(folder, out, template):
     config = json.load(open(os.path.join(folder, "config.json")))
     images = image_settings(folder)
     vision = config["vision_config"]
-    vision["qkv_bias"], vision["qk_normalization"] = vision.pop("attention_bias"), vision.pop("use_qk_norm")
+    vision |= {"qkv_bias": vision.pop("attention_bias"), "qk_normalization": vision.pop("use_qk_norm")}
     vision["model_type"] = "intern_vit_6b"
     config["text_config"]["tie_word_embeddings"] = config.get("tie_word_embeddings", True)
     vision["image_size"], vision["patch_size"] = vision["image_size"][0], vision["patch_size"][0]
@@ -179,25 +179,31 @@ def as_released(folder, out, template):
                "min_dynamic_patch": images["min_patches"], "max_dynamic_patch": images["max_patches"],
                "use_thumbnail": True, "select_layer": -1}, open(os.path.join(out, "config.json"), "w"))
     tensors = {}
-    for name, (kind, shape, data) in sorted(read_tensors(os.path.join(folder, "model.safetensors")).items()):
+    all = read_tensors(os.path.join(folder, "model.safetensors"))
+    for name, (kind, shape, data) in all.items():
         q, k, v = (".attention.%s_proj." % x for x in "qkv")
         if k in name or v in name:
             continue
         if q in name:
-            all = read_tensors(os.path.join(folder, "model.safetensors"))
             data = b"".join(all[name.replace(q, x)][2] for x in (q, k, v))
             name, shape = name.replace(q, ".attn.qkv."), [3 * shape[0]] + shape[1:]
         tensors[released_name(name)] = kind, shape, data
     write_tensors(os.path.join(out, "model.safetensors"), tensors)
-    shutil.copy(os.path.join(folder, "tokenizer.json"), out)
+    tokenizer = json.load(open(os.path.join(folder, "tokenizer.json")))
+    json.dump(tokenizer["model"]["vocab"], open(os.path.join(out, "vocab.json"), "w"))
+    with open(os.path.join(out, "merges.txt"), "w") as f:
+        f.write("#version: 0.2\n" + "".join(" ".join(m) + "\n" for m in tokenizer["model"]["merges"]))
     options = json.load(open(os.path.join(folder, "tokenizer_config.json")))
+    options |= {"tokenizer_class": "Qwen2Tokenizer",
+                "added_tokens_decoder": {str(t["id"]): t for t in tokenizer["added_tokens"]}}
     json.dump(options | ({"chat_template": template} if template else {}),
               open(os.path.join(out, "tokenizer_config.json"), "w"))
     json.dump({"crop_size": 448, "size": 448, "image_mean": [0.485, 0.456, 0.406]},
               open(os.path.join(out, "preprocessor_config.json"), "w"))
 
 
-TEXT_ONLY = """{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>' + '\\n' }}
+TEXT_ONLY = """{%- for m in messages %}
+    {{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>' + '\\n' }}
 {%- endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{%- endif %}"""
 
 
@@ -208,17 +214,20 @@ def test_released(variant):
             os.mkdir(os.path.join(tmp, kind))
         for name in os.listdir(golden):
             shutil.copy(os.path.join(golden, name), os.path.join(tmp, "plain"))
-        images = image_settings(golden) | {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
+        images = image_settings(golden) | {"image_mean": [0.485, 0.456, 0.406],
+                                           "image_std": [0.229, 0.224, 0.225]}
         json.dump({"image_processor": images}, open(os.path.join(tmp, "plain/processor_config.json"), "w"))
         as_released(golden, os.path.join(tmp, "none"), None)
         as_released(golden, os.path.join(tmp, "text"), TEXT_ONLY)
         answers = {}
         for kind in ("plain", "none", "text"):
             server = harness.Server(args.binary, os.path.join(tmp, kind), "--kv-memory", "64M")
-            answers[kind] = [server.ok("/v1/chat/completions", {
-                "temperature": 0, "max_tokens": 12, "return_token_ids": True, "logprobs": True, "top_logprobs": 5,
-                "messages": [{"role": "user", "content": [image(3, *size), text("What is it?")]}]})["choices"]
-                for size in ((60, 45), (1, 400), (3, 2))]
+            answers[kind] = []
+            for size in ((60, 45), (1, 400), (3, 2)):
+                content = [image(3, *size), text("Is e\u0301 42nd 日本?")]
+                body = {"temperature": 0, "max_tokens": 12, "return_token_ids": True, "logprobs": True,
+                        "top_logprobs": 5, "messages": [{"role": "user", "content": content}]}
+                answers[kind].append(server.ok("/v1/chat/completions", body)["choices"])
             server.stop()
         check.equal(f"{variant}: released layout, no template", answers["none"], answers["plain"])
         check.equal(f"{variant}: released layout, template of text", answers["text"], answers["plain"])
