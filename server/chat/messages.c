@@ -415,11 +415,14 @@ static enum status parse_part(struct chat_reader *r, const json_t *part, const s
         return chat_fault(r, "invalid_type", path, "The type of a content part must be a string.");
     if (!name) return chat_fault(r, "missing_required_parameter", path, "The content part has no type.");
     enum part_kind kind = type && !json_is(type, name) ? PART_UNSUPPORTED : kind_of_part(name, &field);
-    bool assistant = last_message(r)->role == CHAT_ASSISTANT;
+    enum chat_role role = last_message(r)->role;
+    bool assistant = role == CHAT_ASSISTANT, thinking = kind == PART_REASONING && r->limits.thinking_parts;
+    bool reasons = assistant || (thinking && (role == CHAT_SYSTEM || role == CHAT_DEVELOPER));
     if (kind == PART_UNSUPPORTED || (kind == PART_VIDEO && !r->limits.videos_max))
         return chat_fault(r, "unsupported_content_part", path,
                           "Content parts of type '%.60s' are not supported.", name);
-    if (assistant ? kind == PART_IMAGE || kind == PART_VIDEO : kind == PART_REFUSAL || kind == PART_REASONING)
+    if (assistant ? kind == PART_IMAGE || kind == PART_VIDEO
+                  : kind == PART_REFUSAL || (kind == PART_REASONING && !reasons))
         return chat_fault(r, "invalid_value", path,
                           "Content parts of type '%.60s' are not allowed in a message of this role.", name);
     if (kind == PART_IMAGE) {
@@ -429,8 +432,9 @@ static enum status parse_part(struct chat_reader *r, const json_t *part, const s
     if (kind == PART_VIDEO) return video_part(r, part, at, name);
     enum status st = text_of(r, part, at, field, &text);
     if (st) return st;
-    return kind == PART_REASONING ? chat_reasoning_add(r, share(text))
-                                  : chat_text_add(r, share(text), at->number);
+    if (kind == PART_REASONING && !thinking) return chat_reasoning_add(r, share(text));
+    return part_add(r, last_message(r),
+                    (struct chat_part){.text = share(text), .thinking = thinking, .number = at->number});
 }
 
 /* Keys that only a template knows, such as source_lang_code. */
