@@ -1,11 +1,10 @@
 /* Gemma 4: text and images (E2B, E4B with per-layer embeddings; 26B-A4B is a MoE; 31B; the 12B, which has
  * no tower). Audio is not served. Formulas and names: transformers models/gemma4 and models/gemma4_unified.
  * Pitfalls are noted at the lines concerned. */
-#include "engine/families/families.h"
+#include "engine/families/qwen.h"
 
 #include "config/base/log.h"
 #include "config/hf/reader.h"
-#include "engine/families/gguf_keys.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -111,8 +110,9 @@ static void read_vision(struct hf_reader *r, struct hf_config *c)
 }
 
 /* One entry of rope_parameters; `name` is the type of layer. */
-static void read_rope(struct hf_reader *r, const char *name, bool full, struct hf_rope *rope)
+static void read_rope(struct hf_reader *r, const char *name, bool full, struct hf_text *t)
 {
+    struct hf_rope *rope = &t->rope[full ? HF_FULL : HF_SLIDING];
     uint32_t params = json_get_live(r->d, r->text, "rope_parameters"),
              dict = json_get_live(r->d, params, name), type = json_get_live(r->d, dict, "rope_type");
     *rope = (struct hf_rope){.theta = 1e4, .factor = 1, .partial = 1};
@@ -126,8 +126,8 @@ static void read_rope(struct hf_reader *r, const char *name, bool full, struct h
         if (type != JSON_NONE && json_str_eq(r->d, type, "proportional")) {
             hf_double(r, dict, "partial_rotary_factor", 0, 1, &rope->partial);
             hf_double(r, dict, "factor", 1e-6, 1e6, &rope->factor);
-        } else if (type != JSON_NONE && !json_str_eq(r->d, type, "default")) {
-            hf_error(r, ST_UNSUPPORTED, "rope_type", "only default and proportional are served");
+        } else {
+            qwen_rope_type(r, dict, t, rope);
         }
     }
 }
@@ -156,8 +156,8 @@ static void read_layers(struct hf_reader *r, struct hf_text *t)
         hf_u32(r, own, "num_key_value_heads", 1, SIZE_MAX_HEADS, &t->layer_kv_heads[n]);
         has[t->layer_types[n]] = true;
     }
-    if (has[HF_FULL]) read_rope(r, "full_attention", true, &t->rope[HF_FULL]);
-    if (has[HF_SLIDING]) read_rope(r, "sliding_attention", false, &t->rope[HF_SLIDING]);
+    if (has[HF_FULL]) read_rope(r, "full_attention", true, t);
+    if (has[HF_SLIDING]) read_rope(r, "sliding_attention", false, t);
 }
 
 static void check_experts(struct hf_reader *r, const struct hf_text *t)
@@ -268,8 +268,7 @@ static bool canonical(const char *name, char out[DESC_NAME_MAX])
 /* The exponents' denominator is the whole head, of which only the first pairs rotate. */
 static void describe_rope(const struct hf_rope *from, struct desc_rope *rope)
 {
-    rope->theta = from->theta;
-    rope->factor = from->factor;
+    *rope = family_rope(from, rope->dim);
     rope->unrotated_pairs = rope->dim / 2 - (uint32_t)floor(from->partial * rope->dim / 2);
 }
 
