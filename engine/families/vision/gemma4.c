@@ -105,6 +105,8 @@ static void read_vision(struct hf_reader *r, struct hf_config *c)
     r->scope = "";
     hf_u32(r, 0, "image_token_id", 0, SIZE_MAX_VOCAB - 1, &c->image_id);
     hf_u32(r, 0, "video_token_id", 0, SIZE_MAX_VOCAB - 1, &c->video_id);
+    c->audio_id = 258881; /* of the class */
+    hf_u32(r, 0, "audio_token_id", 0, SIZE_MAX_VOCAB - 1, &c->audio_id);
     if (!r->st && json_kind(r->d, json_get_live(r->d, 0, "audio_config")) == JSON_OBJECT)
         log_info("%s: the model can listen; sound is not served, and its tower is not loaded", r->file);
 }
@@ -332,11 +334,9 @@ static void describe_experts(const struct hf_text *t, struct model_desc *d)
 }
 
 /* Per-layer embeddings. An image's tokens read the row of the padding token. */
-static void describe_ple(struct hf_reader *r, const struct hf_text *t, struct model_desc *d)
+static void describe_ple(const struct hf_text *t, struct model_desc *d)
 {
     d->ple = t->hidden_size_per_layer_input;
-    d->pad_id = t->pad_token_id;
-    if (d->pad_id >= t->vocab_size) hf_error(r, ST_FORMAT, "pad_token_id", "must be below vocab_size");
     if (d->ple == 0) return;
     d->token_scale = sqrt((double)d->ple);
     d->names.ple_table = "text.embed_tokens_per_layer";
@@ -391,6 +391,11 @@ static void describe_vision(const struct hf_config *c, struct model_desc *d)
 {
     struct desc_vision *v = &d->vision;
     d->has_vision = true;
+    /* Also sampled ones, which have no features: transformers' forward embeds the padding token for each. */
+    d->pads[0] = c->image_id;
+    d->pads[1] = c->video_id;
+    d->pads[2] = c->audio_id;
+    d->pad_count = 3;
     *v = (struct desc_vision){.patch = c->vision.patch_size,
                               .hidden = c->vision.hidden_size,
                               .eps = (float)c->vision.layer_norm_eps,
@@ -481,10 +486,12 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
         return;
     }
     describe_sharing(r, c, d);
+    d->pad_id = t->pad_token_id;
+    if (d->pad_id >= t->vocab_size) hf_error(r, ST_FORMAT, "pad_token_id", "must be below vocab_size");
     if (c->has_vision) describe_vision(c, d);
     if (is_unified(c)) return;
     describe_experts(t, d);
-    describe_ple(r, t, d);
+    describe_ple(t, d);
 }
 
 /* ---- images ---- */
@@ -625,6 +632,7 @@ static void gguf_tower(struct gguf_keys *k, struct hf_config *c)
     c->bidirectional_images = c->text.hidden_size_per_layer_input == 0;
     gguf_token(k, "<|image|>", &c->image_id);
     gguf_token(k, "<|video|>", &c->video_id);
+    gguf_token(k, "<|audio|>", &c->audio_id);
 }
 
 /* The class's default number of tokens. */
