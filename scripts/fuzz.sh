@@ -63,7 +63,7 @@ seed jinja $golden/*/*/chat_template.jinja
 seed tokenizer $golden/{tokenizer,qwen}/*/tokenizer.json
 seed grammar tests/fuzz/seeds/grammar/*
 seed checkpoint tests/fuzz/seeds/checkpoint/* $golden/{qwen,gemma3}/*/config.json
-words chat server/generate/*.c server/chat/*.c
+words chat server/input/*.c server/chat/*.c
 words json server/json/parser.c
 words messages server/chat/*.c
 words image server/media/*.c

@@ -10,7 +10,7 @@
 #include "server/fetch/fetch.h"
 #include "server/fetch/local.h"
 #include "server/generate/generate.h"
-#include "server/generate/grammars.h"
+#include "server/input/grammars.h"
 #include "server/http/conn.h"
 #include "server/http/event_loop.h"
 #include "server/http/metrics.h"

@@ -1,7 +1,7 @@
 /* GET /cache_tree: the shape of the prefix cache. POST: which of its nodes a chat's prompt lies in, and which
  * messages its tokens come from. The engine thread takes the snapshot between two steps; the request is
  * suspended until then. */
-#include "server/generate/cache_info.h"
+#include "server/input/cache_info.h"
 #include "server/generate/generate.h"
 #include "server/json/writer.h"
 #include "server/http/metrics.h"

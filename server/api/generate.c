@@ -28,10 +28,13 @@ static enum status generate_read(struct request *r)
 static void generate_job(struct request *r)
 {
     struct gen *g = r->gen;
-    enum status st = g->fetched ? ST_OK : generate_read(r);
+    enum status st = g->read ? ST_OK : generate_read(r);
+    g->read = true;
+    g->job_us = 0;
     if (!st && g->remote && !g->fetched) return;
     if (!st && !r->response.out.len)
         st = g->kind == GEN_CHAT ? gen_prompt_chat(g) : gen_prompt_completion(g, g->root);
+    if (g->again) return;
     if (!st && !r->response.out.len) (void)gen_constraint_make(g);
     gen_read_end(g);
 }

@@ -3,7 +3,6 @@
 #include "server/dialect/store.h"
 #include "server/generate/generate.h"
 #include "server/json/fields.h"
-#include "server/json/parser.h"
 #include "server/json/value.h"
 #include "server/http/request.h"
 #include "server/api/api.h"
@@ -40,22 +39,25 @@ static enum status page_read(struct request *r, struct page *p)
     return ST_OK;
 }
 
-static void page_write(struct request *r, json_t *items, const struct page *p)
+static void list_items(struct request *r, const struct response_kept *kept)
 {
     struct json_writer o = {.buf = &r->response.out};
-    size_t count = json_array_size(items), at = 0, shown = 0;
+    json_t *items = kept->items;
+    size_t count = kept->inputs, at = 0, shown = 0;
+    struct page p = {0};
     const json_t *first = NULL, *last = NULL;
-    for (size_t i = 0; i < count && p->after && !at; i++) {
-        const json_t *item = json_array_get(items, p->ascending ? i : count - 1 - i);
-        if (json_is(json_object_get(item, "id"), p->after)) at = i + 1;
+    if (page_read(r, &p)) return;
+    for (size_t i = 0; i < count && p.after && !at; i++) {
+        const json_t *item = json_array_get(items, p.ascending ? i : count - 1 - i);
+        if (json_is(json_object_get(item, "id"), p.after)) at = i + 1;
     }
-    if (p->after && !at) {
+    if (p.after && !at) {
         (void)api_fail(&r->response.error, 400, "invalid_value", "after", "There is no such item.");
         return;
     }
     jw_text(&o, "{\"object\":\"list\",\"data\":[");
-    for (; at < count && shown < p->limit; at++, shown++) {
-        last = json_array_get(items, p->ascending ? at : count - 1 - at);
+    for (; at < count && shown < p.limit; at++, shown++) {
+        last = json_array_get(items, p.ascending ? at : count - 1 - at);
         if (!shown) first = last;
         if (shown) jw_text(&o, ",");
         jw_value(&o, last);
@@ -66,20 +68,6 @@ static void page_write(struct request *r, json_t *items, const struct page *p)
     jw_value(&o, json_object_get(last, "id"));
     jw_text(&o, at < count ? ",\"has_more\":true}" : ",\"has_more\":false}");
     if (o.st) api_nomem(&r->response.error);
-}
-
-static void list_items(struct request *r, const struct response_kept *kept)
-{
-    struct json_parser in = {.text = kept->items.data ? kept->items.data : "", .len = kept->items.len};
-    struct page page = {0};
-    json_t *items;
-    if (page_read(r, &page)) return;
-    if (json_parse_body(&in, &items)) {
-        api_nomem(&r->response.error);
-        return;
-    }
-    page_write(r, items, &page);
-    json_decref(items);
 }
 
 /* ---- one response ---- */

@@ -3,7 +3,7 @@
 #include "server/json/fields.h"
 #include "server/dialect/dialect.h"
 #include "server/generate/generate.h"
-#include "server/generate/remote.h"
+#include "server/input/remote.h"
 #include "server/http/request.h"
 #include "server/api/api.h"
 

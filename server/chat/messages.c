@@ -24,6 +24,14 @@ const char *chat_role_name(enum chat_role role)
     return role_names[role];
 }
 
+bool chat_role_find(const json_t *name, enum chat_role *out)
+{
+    size_t i = 0, n = sizeof role_names / sizeof *role_names;
+    while (i < n && !json_is(name, role_names[i])) i++;
+    *out = (enum chat_role)i;
+    return i < n;
+}
+
 const char *chat_role_shown(enum chat_role role)
 {
     return role_names[role == CHAT_FUNCTION ? CHAT_TOOL : role];
@@ -71,22 +79,35 @@ void chat_place_name(const struct chat_place *at, const char *suffix, char *out,
     snprintf(out, cap, "%s%s%s", at->field, index, at->whole ? "" : suffix);
 }
 
-enum status chat_fault(struct chat_reader *r, const char *code, const char *suffix, const char *fmt, ...)
+enum status chat_fault_at(struct chat_reader *r, const char *code, const char *path, const char *key,
+                          const char *fmt, ...)
 {
-    char path[128], text[400];
+    char suffix[128], where[160], text[400];
     va_list ap;
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-    chat_place_name(&r->at, suffix, path, sizeof path);
-    return api_fail(r->err, 400, code, path, "%s", text);
+    snprintf(suffix, sizeof suffix, "%s%s", path, key);
+    chat_place_name(&r->at, suffix, where, sizeof where);
+    return api_fail(r->err, 400, code, where, "%s", text);
 }
 
-/* Counts a content part or tool call: each becomes several values. */
-static enum status count_part(struct chat_reader *r, const char *suffix)
+enum status chat_string(struct chat_reader *r, const json_t *object, const char *path, const char *key,
+                        json_t **out)
 {
-    if (++r->part_count <= LIMIT_PARTS) return ST_OK;
-    return chat_fault(r, "invalid_value", suffix, "There are more than %u content parts and tool calls.",
+    char name[40];
+    *out = field((json_t *)(uintptr_t)object, key);
+    snprintf(name, sizeof name, ".%s", key);
+    if (!*out) return chat_fault_at(r, "missing_required_parameter", path, name, "'%s' is missing.", key);
+    return json_is_string(*out) ? ST_OK
+                                : chat_fault_at(r, "invalid_type", path, name, "'%s' must be a string.", key);
+}
+
+enum status chat_count(struct chat_reader *r, const char *path, size_t n)
+{
+    r->part_count += n;
+    if (r->part_count <= LIMIT_PARTS) return ST_OK;
+    return chat_fault(r, "invalid_value", path, "There are more than %u items, content parts and tool calls.",
                       LIMIT_PARTS);
 }
 
@@ -219,11 +240,12 @@ enum status chat_image_add(struct chat_reader *r, uint32_t number, bool video, c
             r, "images_unsupported", suffix,
             "This model takes no images. (A GGUF model takes them if the server is started with "
             "its --mmproj file.)");
-    if (m->image_count >= r->limits.images_max)
+    if (r->images >= r->limits.images_max)
         return chat_fault(r, "too_many_images", suffix, "At most %zu image(s) may be provided in one prompt.",
                           r->limits.images_max);
     if (!LIST_ROOM(m->images, m->image_count, m->image_cap, 4)) return chat_no_memory(r);
     if (part_add(r, last_message(r), (struct chat_part){.video = video, .number = number})) return ST_NOMEM;
+    r->images++;
     *out = &m->images[m->image_count++];
     **out = (struct image_ref){.video = video, .message = (uint32_t)m->count - 1, .part = number};
     snprintf(path, sizeof path, "%s%s", suffix, url);
@@ -241,20 +263,17 @@ static enum status add_image(struct chat_reader *r, const json_t *url, const jso
                              const struct part_at *at, const char *where)
 {
     static const char *const details[] = {"auto", "low", "high", "original"};
-    char path[96];
     size_t d = 0;
-    snprintf(path, sizeof path, "%s%s", at->path, where);
     if (!url || json_is_null(url))
-        return chat_fault(r, "missing_required_parameter", path, "An image part needs a URL.");
+        return chat_fault_at(r, "missing_required_parameter", at->path, where, "An image part needs a URL.");
     if (!json_is_string(url))
-        return chat_fault(r, "invalid_type", path, "The URL of an image must be a string.");
+        return chat_fault_at(r, "invalid_type", at->path, where, "The URL of an image must be a string.");
     if (detail && !json_is_null(detail)) {
         while (d < 4 && !json_is(detail, details[d])) d++;
-        snprintf(path, sizeof path, "%s%s", at->path,
-                 strchr(where + 1, '.') ? ".image_url.detail" : ".detail");
         if (d == 4)
-            return chat_fault(r, json_is_string(detail) ? "invalid_value" : "invalid_type", path,
-                              "The detail of an image must be one of 'auto', 'low', 'high', 'original'.");
+            return chat_fault_at(r, json_is_string(detail) ? "invalid_value" : "invalid_type", at->path,
+                                 strchr(where + 1, '.') ? ".image_url.detail" : ".detail",
+                                 "The detail of an image must be one of 'auto', 'low', 'high', 'original'.");
     }
     struct image_ref *ref;
     enum status st = chat_image_add(r, at->number, false, at->path, where, &ref);
@@ -270,16 +289,14 @@ static enum status add_image(struct chat_reader *r, const json_t *url, const jso
 static enum status image_sizes(struct chat_reader *r, const json_t *part, const struct part_at *at,
                                struct image_ref *ref)
 {
-    static const char *const names[] = {"min_pixels", "max_pixels", "resized_height", "resized_width"};
     uint32_t *const to[] = {&ref->min_pixels, &ref->max_pixels, &ref->resized_height, &ref->resized_width};
-    char path[96];
+    static const char *const paths[] = {".min_pixels", ".max_pixels", ".resized_height", ".resized_width"};
     for (size_t i = 0; i < 4; i++) {
-        const json_t *v = json_object_get(part, names[i]);
+        const json_t *v = json_object_get(part, paths[i] + 1);
         if (!v || json_is_null(v)) continue;
-        snprintf(path, sizeof path, "%s.%s", at->path, names[i]);
         if (!json_is_integer(v) || json_integer_value(v) < 1 || json_integer_value(v) > INT32_MAX)
-            return chat_fault(r, json_is_integer(v) ? "invalid_value" : "invalid_type", path,
-                              "%s must be a positive integer.", names[i]);
+            return chat_fault_at(r, json_is_integer(v) ? "invalid_value" : "invalid_type", at->path, paths[i],
+                                 "%s must be a positive integer.", paths[i] + 1);
         *to[i] = (uint32_t)json_integer_value(v);
     }
     return !ref->resized_height == !ref->resized_width
@@ -312,30 +329,30 @@ static enum status video_part(struct chat_reader *r, const json_t *part, const s
 {
     const char *field = strcmp(type, "video") == 0 ? "video" : "video_url";
     const json_t *v = json_object_get(part, field), *fps = json_object_get(part, "fps"), *url = v;
-    char where[32], path[96];
+    char where[32];
     snprintf(where, sizeof where, ".%s%s", field, json_is_object(v) ? ".url" : "");
-    snprintf(path, sizeof path, "%s%s", at->path, where);
     if (json_is_object(v)) {
         url = json_object_get(v, "url");
         if (json_object_get(v, "fps")) fps = json_object_get(v, "fps");
     }
     size_t frames = json_is_array(url) ? json_array_size(url) : 0;
     if (!url || json_is_null(url))
-        return chat_fault(r, "missing_required_parameter", path, "A video part needs a URL.");
+        return chat_fault_at(r, "missing_required_parameter", at->path, where, "A video part needs a URL.");
     if (!json_is_string(url) && !json_is_array(url))
-        return chat_fault(r, "invalid_type", path,
-                          "A video must be a URL or an array of image URLs, its frames.");
-    if (json_is_array(url) && !frames) return chat_fault(r, "empty_array", path, "The video has no frames.");
+        return chat_fault_at(r, "invalid_type", at->path, where,
+                             "A video must be a URL or an array of image URLs, its frames.");
+    if (json_is_array(url) && !frames)
+        return chat_fault_at(r, "empty_array", at->path, where, "The video has no frames.");
     for (size_t i = 0; i < frames; i++)
         if (!json_is_string(json_array_get(url, i)))
-            return chat_fault(r, "invalid_type", path, "The frames of a video must be URL strings.");
-    snprintf(path, sizeof path, "%s.fps", at->path);
+            return chat_fault_at(r, "invalid_type", at->path, where,
+                                 "The frames of a video must be URL strings.");
     if (fps && !json_is_null(fps) && !json_is_number(fps))
-        return chat_fault(r, "invalid_type", path, "fps must be a number.");
+        return chat_fault_at(r, "invalid_type", at->path, ".fps", "fps must be a number.");
     double n = fps && !json_is_null(fps) ? json_number_value(fps) : 0.0;
     if (fps && !json_is_null(fps) && !(n >= VIDEO_FPS_MIN && n <= VIDEO_FPS_MAX))
-        return chat_fault(r, "invalid_value", path, "fps must be a number from %g to %g.", VIDEO_FPS_MIN,
-                          VIDEO_FPS_MAX);
+        return chat_fault_at(r, "invalid_value", at->path, ".fps", "fps must be a number from %g to %g.",
+                             VIDEO_FPS_MIN, VIDEO_FPS_MAX);
     if (r->videos >= r->limits.videos_max) {
         return chat_fault(r, "too_many_videos", at->path,
                           "At most %zu video(s) may be provided in one prompt.", r->limits.videos_max);
@@ -382,26 +399,11 @@ static enum part_kind kind_of_part(const char *type, const char **field)
     return PART_UNSUPPORTED;
 }
 
-static enum status text_of(struct chat_reader *r, const json_t *part, const struct part_at *at,
-                           const char *field, const json_t **out)
-{
-    char path[96];
-    *out = json_object_get(part, field);
-    if (!*out && strcmp(field, "reasoning") == 0) *out = json_object_get(part, "thinking");
-    snprintf(path, sizeof path, "%s.%s", at->path, field);
-    if (!*out || json_is_null(*out))
-        return chat_fault(r, "missing_required_parameter", path, "The content part has no '%s'.", field);
-    if (!json_is_string(*out))
-        return chat_fault(r, "invalid_type", path, "'%s' of a content part must be a string.", field);
-    return ST_OK;
-}
-
 static enum status parse_part(struct chat_reader *r, const json_t *part, const struct part_at *at)
 {
-    char path[64];
-    const char *name, *field;
-    const json_t *text, *type = json_object_get(part, "type");
-    if (count_part(r, at->path)) return ST_INVALID;
+    const char *name, *field = "";
+    json_t *text, *type = json_object_get(part, "type");
+    if (chat_count(r, at->path, 1)) return ST_INVALID;
     if (json_is_string(part))
         return chat_text_add(r, share(part), at->number); /* some clients send bare strings */
     if (!json_is_object(part))
@@ -410,27 +412,31 @@ static enum status parse_part(struct chat_reader *r, const json_t *part, const s
            : json_object_get(part, "image_url") ? "image_url"
            : json_object_get(part, "text")      ? "text"
                                                 : NULL;
-    snprintf(path, sizeof path, "%s.type", at->path);
     if (!name && type)
-        return chat_fault(r, "invalid_type", path, "The type of a content part must be a string.");
-    if (!name) return chat_fault(r, "missing_required_parameter", path, "The content part has no type.");
+        return chat_fault_at(r, "invalid_type", at->path, ".type",
+                             "The type of a content part must be a string.");
+    if (!name)
+        return chat_fault_at(r, "missing_required_parameter", at->path, ".type",
+                             "The content part has no type.");
     enum part_kind kind = type && !json_is(type, name) ? PART_UNSUPPORTED : kind_of_part(name, &field);
     enum chat_role role = last_message(r)->role;
     bool assistant = role == CHAT_ASSISTANT, thinking = kind == PART_REASONING && r->limits.thinking_parts;
     bool reasons = assistant || (thinking && (role == CHAT_SYSTEM || role == CHAT_DEVELOPER));
     if (kind == PART_UNSUPPORTED || (kind == PART_VIDEO && !r->limits.videos_max))
-        return chat_fault(r, "unsupported_content_part", path,
-                          "Content parts of type '%.60s' are not supported.", name);
+        return chat_fault_at(r, "unsupported_content_part", at->path, ".type",
+                             "Content parts of type '%.60s' are not supported.", name);
     if (assistant ? kind == PART_IMAGE || kind == PART_VIDEO
                   : kind == PART_REFUSAL || (kind == PART_REASONING && !reasons))
-        return chat_fault(r, "invalid_value", path,
-                          "Content parts of type '%.60s' are not allowed in a message of this role.", name);
+        return chat_fault_at(r, "invalid_value", at->path, ".type",
+                             "Content parts of type '%.60s' are not allowed in a message of this role.",
+                             name);
     if (kind == PART_IMAGE) {
         enum status st = image_part(r, part, at);
         return st ? st : image_sizes(r, part, at, &r->out->images[r->out->image_count - 1]);
     }
     if (kind == PART_VIDEO) return video_part(r, part, at, name);
-    enum status st = text_of(r, part, at, field, &text);
+    if (strcmp(field, "reasoning") == 0 && !json_object_get(part, field)) field = "thinking";
+    enum status st = chat_string(r, part, at->path, field, &text);
     if (st) return st;
     if (kind == PART_REASONING && !thinking) return chat_reasoning_add(r, share(text));
     return part_add(r, last_message(r),
@@ -516,19 +522,15 @@ json_t *chat_call_new(const struct chat_reader *r, json_t *id, json_t *name, jso
 
 static enum status parse_function(struct chat_reader *r, const json_t *f, const char *path, json_t **out)
 {
-    char where[96];
-    snprintf(where, sizeof where, "%s.name", path);
     if (!json_is_object(f))
         return chat_fault(r, f ? "invalid_type" : "missing_required_parameter", path,
                           "A function call must be an object.");
-    const json_t *name = json_object_get(f, "name"), *args = json_object_get(f, "arguments");
-    if (!name) return chat_fault(r, "missing_required_parameter", where, "The function call has no name.");
-    if (!json_is_string(name))
-        return chat_fault(r, "invalid_type", where, "The name of a function must be a string.");
-    snprintf(where, sizeof where, "%s.arguments", path);
+    json_t *name, *args = json_object_get(f, "arguments");
+    if (chat_string(r, f, path, "name", &name)) return ST_INVALID;
     if (args &&
         ((!json_is_string(args) && !json_is_object(args) && !json_is_null(args)) || json_big_int(args)))
-        return chat_fault(r, "invalid_type", where, "The arguments of a function must be a string.");
+        return chat_fault_at(r, "invalid_type", path, ".arguments",
+                             "The arguments of a function must be a string.");
     *out = copy_with(f, "arguments", arguments_of(r, args));
     return *out ? ST_OK : chat_no_memory(r);
 }
@@ -542,7 +544,7 @@ static enum status parse_tool_calls(struct chat_reader *r, const json_t *calls)
         char path[64];
         json_t *call = json_array_get(calls, i), *function = NULL;
         snprintf(path, sizeof path, ".tool_calls[%zu]", i);
-        if (count_part(r, path)) return ST_INVALID;
+        if (chat_count(r, path, 1)) return ST_INVALID;
         if (!json_is_object(call))
             return chat_fault(r, "invalid_type", path, "A tool call must be an object.");
         snprintf(path, sizeof path, ".tool_calls[%zu].function", i);
@@ -565,15 +567,11 @@ static enum status parse_function_call(struct chat_reader *r, const json_t *f)
 
 /* ---- messages ---- */
 
-static enum status parse_role(struct chat_reader *r, const json_t *role, enum chat_role *out)
+static enum status parse_role(struct chat_reader *r, const json_t *from, enum chat_role *out)
 {
-    size_t i = 0, n = sizeof role_names / sizeof *role_names;
-    if (!role) return chat_fault(r, "missing_required_parameter", ".role", "The message has no role.");
-    if (!json_is_string(role))
-        return chat_fault(r, "invalid_type", ".role", "The role of a message must be a string.");
-    while (i < n && !json_is(role, role_names[i])) i++;
-    *out = (enum chat_role)i;
-    if (i < n) return ST_OK;
+    json_t *role;
+    if (chat_string(r, from, "", "role", &role)) return ST_INVALID;
+    if (chat_role_find(role, out)) return ST_OK;
     return chat_fault(r, "invalid_value", ".role",
                       "'%.60s' is not one of 'system', 'developer', 'user', 'assistant', 'tool', 'function'.",
                       json_string_value(role));
@@ -615,19 +613,15 @@ static enum status parse_message(struct chat_reader *r, const json_t *from)
     enum chat_role role;
     struct chat_message *m;
     if (!json_is_object(from)) return chat_fault(r, "invalid_type", "", "A message must be an object.");
-    enum status st = parse_role(r, json_object_get(from, "role"), &role);
+    enum status st = parse_role(r, from, &role);
     if (st) return st;
-    const json_t *name = json_object_get(from, "name"), *id = json_object_get(from, "tool_call_id");
+    const json_t *name = json_object_get(from, "name");
+    json_t *text;
     if (name && !json_is_string(name) && !json_is_null(name))
         return chat_fault(r, "invalid_type", ".name", "The name of a participant must be a string.");
-    if (role == CHAT_TOOL && !id)
-        return chat_fault(r, "missing_required_parameter", ".tool_call_id",
-                          "A tool message needs a 'tool_call_id'.");
-    if (role == CHAT_TOOL && !json_is_string(id))
-        return chat_fault(r, "invalid_type", ".tool_call_id", "'tool_call_id' must be a string.");
-    if (role == CHAT_FUNCTION && !json_is_string(name))
-        return chat_fault(r, name ? "invalid_type" : "missing_required_parameter", ".name",
-                          "A function message needs a 'name'.");
+    if ((role == CHAT_TOOL && chat_string(r, from, "", "tool_call_id", &text)) ||
+        (role == CHAT_FUNCTION && chat_string(r, from, "", "name", &text)))
+        return ST_INVALID;
     st = chat_message_add(r, role, &m);
     if (st) return st;
     m->more = share(from);

@@ -39,7 +39,8 @@ struct image_ref {
 };
 
 enum chat_role { CHAT_SYSTEM = 0, CHAT_DEVELOPER, CHAT_USER, CHAT_ASSISTANT, CHAT_TOOL, CHAT_FUNCTION };
-const char *chat_role_name(enum chat_role role);  /* as clients send it */
+const char *chat_role_name(enum chat_role role); /* as clients send it */
+bool chat_role_find(const json_t *name, enum chat_role *out);
 const char *chat_role_shown(enum chat_role role); /* as templates see it: function becomes tool */
 
 struct chat_part {
@@ -93,13 +94,20 @@ struct chat_reader {
     struct chat_limits limits;
     struct api_error *err;
     struct chat_messages *out;
-    struct chat_place at; /* of the current message */
-    size_t videos, part_count;
+    struct chat_place at;  /* of the current message */
+    size_t images, videos; /* of the current prompt: images include videos */
+    size_t part_count;
 };
 
-/* A client error at <at><suffix>. */
-enum status chat_fault(struct chat_reader *r, const char *code, const char *suffix, const char *fmt, ...)
-    __attribute__((format(printf, 4, 5)));
+/* A client error at <at><path><key>. */
+enum status chat_fault_at(struct chat_reader *r, const char *code, const char *path, const char *key,
+                          const char *fmt, ...) __attribute__((format(printf, 5, 6)));
+#define chat_fault(r, code, path, ...) chat_fault_at(r, code, path, "", __VA_ARGS__)
+/* The string `key` of an object whose place is <at><path>. */
+enum status chat_string(struct chat_reader *r, const json_t *object, const char *path, const char *key,
+                        json_t **out);
+/* Counts so many items, content parts or calls: each becomes several values. */
+enum status chat_count(struct chat_reader *r, const char *path, size_t n);
 enum status chat_no_memory(struct chat_reader *r);
 /* Adds the next message, at r->at. *out is valid until the next call. */
 enum status chat_message_add(struct chat_reader *r, enum chat_role role, struct chat_message **out);

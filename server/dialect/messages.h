@@ -21,6 +21,5 @@ void messages_write_response(struct json_writer *o, struct choice *c);
 void messages_head(struct gen *g);
 void messages_delta(struct choice *c, const struct delta *delta);
 void messages_tail(struct choice *c);
-void messages_stream_error(struct request *r);
 
 #endif

@@ -4,7 +4,6 @@
 #include "server/json/fields.h"
 #include "server/http/limits.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +11,6 @@
 struct intake {
     struct gen *g;
     struct chat_reader r;
-    size_t blocks;     /* read so far */
     const char *front; /* of the next text */
 };
 
@@ -21,35 +19,6 @@ struct at {
     char path[64];
     uint32_t number;
 };
-
-static enum status error(struct intake *t, const char *code, const struct at *at, const char *key,
-                         const char *fmt, ...) __attribute__((format(printf, 5, 6)));
-static enum status error(struct intake *t, const char *code, const struct at *at, const char *key,
-                         const char *fmt, ...)
-{
-    char path[128], text[300];
-    va_list ap;
-    va_start(ap, fmt);
-    vsnprintf(text, sizeof text, fmt, ap);
-    va_end(ap);
-    snprintf(path, sizeof path, "%s%s%s", at->path, key ? "." : "", key ? key : "");
-    return chat_fault(&t->r, code, path, "%s", text);
-}
-
-/* Each becomes several values. */
-static enum status count_block(struct intake *t, const struct at *at)
-{
-    if (++t->blocks <= LIMIT_PARTS) return ST_OK;
-    return error(t, "invalid_value", at, NULL, "There are more than %u content blocks.", LIMIT_PARTS);
-}
-
-static enum status need_string(struct intake *t, json_t *o, const char *key, const struct at *at,
-                               json_t **out)
-{
-    *out = field(o, key);
-    if (!*out) return error(t, "missing_required_parameter", at, key, "Field required.");
-    return json_is_string(*out) ? ST_OK : error(t, "invalid_type", at, key, "Must be a string.");
-}
 
 /* A new string; NULL: out of memory. */
 static json_t *joined(const char *front, const json_t *back)
@@ -93,28 +62,32 @@ static enum status image_block(struct intake *t, json_t *block, const struct at 
 {
     json_t *source = field(block, "source"), *type, *media, *data, *url;
     struct at in = *at;
-    if (!source) return error(t, "missing_required_parameter", at, "source", "Field required.");
-    if (!json_is_object(source)) return error(t, "invalid_type", at, "source", "Must be an object.");
+    if (!source)
+        return chat_fault_at(&t->r, "missing_required_parameter", at->path, ".source", "Field required.");
+    if (!json_is_object(source))
+        return chat_fault_at(&t->r, "invalid_type", at->path, ".source", "Must be an object.");
     snprintf(in.path, sizeof in.path, "%.50s.source", at->path);
-    if (need_string(t, source, "type", &in, &type)) return ST_INVALID;
+    if (chat_string(&t->r, source, in.path, "type", &type)) return ST_INVALID;
     if (json_is(type, "url")) {
-        if (need_string(t, source, "url", &in, &url)) return ST_INVALID;
+        if (chat_string(&t->r, source, in.path, "url", &url)) return ST_INVALID;
         json_incref(url);
     } else if (json_is(type, "base64")) {
-        if (need_string(t, source, "media_type", &in, &media) || need_string(t, source, "data", &in, &data))
+        if (chat_string(&t->r, source, in.path, "media_type", &media) ||
+            chat_string(&t->r, source, in.path, "data", &data))
             return ST_INVALID;
         const char *name = json_string_value(media);
         size_t len = json_string_length(media);
         if (len > 64 || strncmp(name, "image/", 6) != 0 ||
             strspn(name + 6, "abcdefghijklmnopqrstuvwxyz0123456789.+-") != len - 6)
-            return error(t, "invalid_value", &in, "media_type", "'%.60s' is no type of an image.", name);
+            return chat_fault_at(&t->r, "invalid_value", in.path, ".media_type",
+                                 "'%.60s' is no type of an image.", name);
         char front[96];
         snprintf(front, sizeof front, "data:%s;base64,", name);
         url = joined(front, data);
         json_object_del(source, "data");
     } else {
-        return error(t, "unsupported_value", &in, "type", "Sources of type '%.60s' are not supported.",
-                     json_string_value(type));
+        return chat_fault_at(&t->r, "unsupported_value", in.path, ".type",
+                             "Sources of type '%.60s' are not supported.", json_string_value(type));
     }
     struct image_ref *ref;
     enum status st =
@@ -132,7 +105,7 @@ static enum status image_block(struct intake *t, json_t *block, const struct at 
 static enum status text_block(struct intake *t, json_t *block, const struct at *at)
 {
     json_t *text;
-    enum status st = need_string(t, block, "text", at, &text);
+    enum status st = chat_string(&t->r, block, at->path, "text", &text);
     return st ? st : text_add(t, text, at->number);
 }
 
@@ -142,9 +115,9 @@ static enum status document_block(struct intake *t, json_t *block, const struct 
     json_t *source = field(block, "source"), *title = field(block, "title"), *data;
     char front[300] = "";
     if (!json_is_object(source) || !json_is(field(source, "type"), "text"))
-        return error(t, "unsupported_content_part", at, "source",
-                     "Only documents of type 'text' are supported.");
-    if (need_string(t, source, "data", at, &data)) return ST_INVALID;
+        return chat_fault_at(&t->r, "unsupported_content_part", at->path, ".source",
+                             "Only documents of type 'text' are supported.");
+    if (chat_string(&t->r, source, at->path, "data", &data)) return ST_INVALID;
     if (json_is_string(title)) snprintf(front, sizeof front, "%.280s\n", json_string_value(title));
     return chat_text_add(&t->r, joined(front, data), at->number);
 }
@@ -153,14 +126,14 @@ static enum status document_block(struct intake *t, json_t *block, const struct 
 static enum status reference_block(struct intake *t, json_t *block, const struct at *at)
 {
     json_t *name;
-    if (need_string(t, block, "tool_name", at, &name)) return ST_INVALID;
+    if (chat_string(&t->r, block, at->path, "tool_name", &name)) return ST_INVALID;
     return chat_text_add(&t->r, json_incref(name), at->number);
 }
 
 static enum status thinking_block(struct intake *t, json_t *block, const struct at *at)
 {
     json_t *text;
-    if (need_string(t, block, "thinking", at, &text)) return ST_INVALID;
+    if (chat_string(&t->r, block, at->path, "thinking", &text)) return ST_INVALID;
     /* Without it, only the signature is present. */
     return json_string_length(text) ? chat_reasoning_add(&t->r, json_incref(text)) : ST_OK;
 }
@@ -168,9 +141,10 @@ static enum status thinking_block(struct intake *t, json_t *block, const struct 
 static enum status tool_use_block(struct intake *t, json_t *block, const struct at *at)
 {
     json_t *id, *name, *input = field(block, "input"), *arguments, *call;
-    if (need_string(t, block, "id", at, &id) || need_string(t, block, "name", at, &name)) return ST_INVALID;
+    if (chat_string(&t->r, block, at->path, "id", &id) || chat_string(&t->r, block, at->path, "name", &name))
+        return ST_INVALID;
     if (input && (!json_is_object(input) || json_big_int(input)))
-        return error(t, "invalid_type", at, "input", "Must be an object.");
+        return chat_fault_at(&t->r, "invalid_type", at->path, ".input", "Must be an object.");
     arguments = input ? json_incref(input) : json_object();
     call = arguments ? chat_call_new(&t->r, id, name, arguments) : NULL;
     json_decref(arguments);
@@ -186,9 +160,9 @@ static enum status tool_result_block(struct intake *t, json_t *block, const stru
     struct chat_message *m;
     struct at in = {.number = 0};
     snprintf(in.path, sizeof in.path, "%.40s.content", at->path);
-    if (need_string(t, block, "tool_use_id", at, &id)) return ST_INVALID;
+    if (chat_string(&t->r, block, at->path, "tool_use_id", &id)) return ST_INVALID;
     if (failed && !json_is_boolean(failed))
-        return error(t, "invalid_type", at, "is_error", "Must be a boolean.");
+        return chat_fault_at(&t->r, "invalid_type", at->path, ".is_error", "Must be a boolean.");
     if (chat_message_add(&t->r, CHAT_TOOL, &m)) return ST_INVALID;
     if (!(m->more = json_pack("{s:O}", "tool_call_id", id))) return chat_no_memory(&t->r);
     t->front = json_is_true(failed) ? "Error: " : "";
@@ -239,10 +213,10 @@ static enum status one_block(struct intake *t, json_t *block, enum chat_role rol
                   : role == CHAT_TOOL      ? IN_RESULT
                                            : IN_SYSTEM;
     json_t *type;
-    if (count_block(t, at)) return ST_INVALID;
+    if (chat_count(&t->r, at->path, 1)) return ST_INVALID;
     if (!json_is_object(block))
-        return error(t, "invalid_type", at, NULL, "A content block must be an object.");
-    if (need_string(t, block, "type", at, &type)) return ST_INVALID;
+        return chat_fault(&t->r, "invalid_type", at->path, "A content block must be an object.");
+    if (chat_string(&t->r, block, at->path, "type", &type)) return ST_INVALID;
     if (role == CHAT_ASSISTANT && is_hosted_result(type)) return ST_OK;
     if (!at->number && strcmp(t->r.at.field, "system") == 0 && is_billing_header(t, block)) {
         t->g->left_out = "system[0]";
@@ -251,12 +225,12 @@ static enum status one_block(struct intake *t, json_t *block, enum chat_role rol
     size_t i = 0;
     while (i < sizeof kinds / sizeof *kinds && !json_is(type, kinds[i].type)) i++;
     if (i == sizeof kinds / sizeof *kinds)
-        return error(t, "unsupported_content_part", at, "type",
-                     "Content blocks of type '%.60s' are not supported.", json_string_value(type));
+        return chat_fault_at(&t->r, "unsupported_content_part", at->path, ".type",
+                             "Content blocks of type '%.60s' are not supported.", json_string_value(type));
     if (!(kinds[i].roles & in))
-        return error(t, "invalid_value", at, "type",
-                     "Content blocks of type '%.60s' are not allowed in a message of this role.",
-                     kinds[i].type);
+        return chat_fault_at(&t->r, "invalid_value", at->path, ".type",
+                             "Content blocks of type '%.60s' are not allowed in a message of this role.",
+                             kinds[i].type);
     if (json_is(type, "tool_result")) return tool_result_block(t, block, at);
     enum status st = message_for(t, role, !at->number);
     return st || !kinds[i].read ? st : kinds[i].read(t, block, at);
@@ -270,11 +244,11 @@ static enum status content_of(struct intake *t, json_t *content, enum chat_role 
         enum status st = message_for(t, role, true);
         return st ? st : text_add(t, content, 0);
     }
-    if (!content) return error(t, "missing_required_parameter", at, NULL, "Field required.");
+    if (!content) return chat_fault(&t->r, "missing_required_parameter", at->path, "Field required.");
     if (!json_is_array(content))
-        return error(t, "invalid_type", at, NULL, "Must be a string or an array of content blocks.");
+        return chat_fault(&t->r, "invalid_type", at->path, "Must be a string or an array of content blocks.");
     if (!json_array_size(content) && role == CHAT_USER)
-        return error(t, "empty_array", at, NULL, "Must not be empty.");
+        return chat_fault(&t->r, "empty_array", at->path, "Must not be empty.");
     if (!json_array_size(content)) return message_for(t, role, true);
     for (size_t i = 0; i < json_array_size(content); i++) {
         struct at in = {.number = (uint32_t)i};
@@ -306,31 +280,28 @@ static enum status prefill(struct intake *t, bool *go_on)
     struct chat_message *last = last_message(t);
     if (!last || last->role != CHAT_ASSISTANT) return ST_OK;
     if (last->calls)
-        return error(t, "invalid_value", &at, NULL,
-                     "Content blocks of type 'tool_use' must be followed by a message with their results.");
+        return chat_fault(
+            &t->r, "invalid_value", at.path,
+            "Content blocks of type 'tool_use' must be followed by a message with their results.");
     *go_on = last->list || json_string_length(last->parts[0].text);
     if (*go_on) return ST_OK;
     if (last->reasoning)
-        return error(t, "invalid_value", &at, NULL, "The last message has no text to continue.");
+        return chat_fault(&t->r, "invalid_value", at.path, "The last message has no text to continue.");
     chat_message_drop(t->r.out);
     return ST_OK;
 }
 
 static enum status one_message(struct intake *t, json_t *m)
 {
-    const struct at at = {.path = ""}, content = {.path = ".content"};
-    json_t *role;
-    if (!json_is_object(m)) return error(t, "invalid_type", &at, NULL, "A message must be an object.");
-    if (need_string(t, m, "role", &at, &role)) return ST_INVALID;
-    bool user = json_is(role, "user"), assistant = json_is(role, "assistant");
-    if (!user && !assistant && !json_is(role, "system"))
-        return error(t, "invalid_value", &at, "role", "'%.60s' is not one of 'user', 'assistant'.",
-                     json_string_value(role));
-    return content_of(t, field(m, "content"),
-                      user        ? CHAT_USER
-                      : assistant ? CHAT_ASSISTANT
-                                  : CHAT_SYSTEM,
-                      &content);
+    const struct at content = {.path = ".content"};
+    json_t *name;
+    enum chat_role role;
+    if (!json_is_object(m)) return chat_fault(&t->r, "invalid_type", "", "A message must be an object.");
+    if (chat_string(&t->r, m, "", "role", &name)) return ST_INVALID;
+    if (!chat_role_find(name, &role) || role > CHAT_ASSISTANT || role == CHAT_DEVELOPER)
+        return chat_fault(&t->r, "invalid_value", ".role", "'%.60s' is not one of 'user', 'assistant'.",
+                          json_string_value(name));
+    return content_of(t, field(m, "content"), role, &content);
 }
 
 enum status messages_read(struct gen *g, json_t *root, bool *go_on)
@@ -344,12 +315,12 @@ enum status messages_read(struct gen *g, json_t *root, bool *go_on)
     t.r.at.field = "system";
     if (system && !empty && content_of(&t, system, CHAT_SYSTEM, &at)) return ST_INVALID;
     t.r.at.field = "messages";
-    if (!messages) return error(&t, "missing_required_parameter", &at, NULL, "Field required.");
-    if (!json_is_array(messages)) return error(&t, "invalid_type", &at, NULL, "Must be an array.");
+    if (!messages) return chat_fault(&t.r, "missing_required_parameter", at.path, "Field required.");
+    if (!json_is_array(messages)) return chat_fault(&t.r, "invalid_type", at.path, "Must be an array.");
     if (!json_array_size(messages))
-        return error(&t, "empty_array", &at, NULL, "At least one message is required.");
+        return chat_fault(&t.r, "empty_array", at.path, "At least one message is required.");
     if (json_array_size(messages) > LIMIT_MESSAGES)
-        return error(&t, "invalid_value", &at, NULL, "There are more than %u messages.", LIMIT_MESSAGES);
+        return chat_fault(&t.r, "invalid_value", at.path, "There are more than %u messages.", LIMIT_MESSAGES);
     for (size_t i = 0; i < json_array_size(messages); i++) {
         t.r.at.index = (int32_t)i;
         if (one_message(&t, json_array_get(messages, i))) return ST_INVALID;

@@ -38,20 +38,9 @@ static enum status limits(struct reader *r)
 static enum status stop_sequences(struct reader *r)
 {
     json_t *list = field(r->from, "stop_sequences");
-    if (!list) return ST_OK;
-    if (!json_is_array(list))
+    if (list && !json_is_array(list))
         return api_fail(r->e, 400, "invalid_type", "stop_sequences", "Must be an array of strings.");
-    if (json_array_size(list) > LIMIT_STOPS)
-        return api_fail(r->e, 400, "invalid_value", "stop_sequences", "At most %u are taken.", LIMIT_STOPS);
-    for (size_t i = 0; i < json_array_size(list); i++) {
-        json_t *s = json_array_get(list, i);
-        char path[40];
-        snprintf(path, sizeof path, "stop_sequences[%zu]", i);
-        if (!json_is_string(s)) return api_fail(r->e, 400, "invalid_type", path, "Must be a string.");
-        if (!json_string_length(s) || json_string_length(s) > LIMIT_STOP_BYTES)
-            return api_fail(r->e, 400, "invalid_value", path, "Must have 1 to %u bytes.", LIMIT_STOP_BYTES);
-    }
-    return gen_parse_stops(r->g, list);
+    return gen_parse_stops(r->g, list, "stop_sequences");
 }
 
 /* ---- tools ---- */
@@ -132,7 +121,7 @@ static enum status effort(struct reader *r, json_t *config, struct reasoning_ask
     enum status st = gen_reasoning(r->g, ask);
     all = r->g->variables;
     if (st || !value || json_object_get(all, "reasoning_effort")) return st;
-    return json_object_set(all, "reasoning_effort", value) ? reader_no_memory(r) : ST_OK;
+    return json_object_set(all, "reasoning_effort", value) ? gen_nomem(r->g) : ST_OK;
 }
 
 static enum status output_config(struct reader *r, struct reasoning_ask *ask)
@@ -178,11 +167,11 @@ static const char *const others[] = {
 
 static enum status read_body(struct gen *g, json_t *root, bool counting)
 {
-    struct reader r = {.g = g, .e = &g->r->response.error, .from = root, .counting = counting};
+    struct reader r = {.g = g, .e = g->e, .from = root, .counting = counting};
     struct reasoning_ask ask = {.drop = false};
     bool single = false, go_on = false;
     g->dialect_state = calloc(1, sizeof(struct messages_state));
-    if (!g->dialect_state) return reader_no_memory(&r);
+    if (!g->dialect_state) return gen_nomem(r.g);
     if (limits(&r) || stop_sequences(&r) || reader_tools(&r, tool) || tool_choice(&r, &single) ||
         thinking(&r, &ask) || output_config(&r, &ask) || messages_read(g, root, &go_on) ||
         reader_same(&r, same, sizeof same / sizeof *same, others, sizeof others / sizeof *others) || user(&r))
@@ -208,6 +197,5 @@ const struct dialect dialect_messages = {.read = read_whole,
                                          .response = messages_write_response,
                                          .head = messages_head,
                                          .delta = messages_delta,
-                                         .tail = messages_tail,
-                                         .stream_error = messages_stream_error};
+                                         .tail = messages_tail};
 const struct dialect dialect_count_tokens = {.read = read_count, .source = "messages"};

@@ -18,9 +18,7 @@ static void block_begin(struct json_writer *o, struct choice *c, enum delta_kind
     default: {
         struct chat_call *it = &c->out->calls[call];
         call_id_make(it, "toolu_");
-        jw_text(o, "{\"type\":\"tool_use\",\"id\":");
-        jw_cstring(o, it->id);
-        jw_text(o, ",\"name\":");
+        jw_put(o, "{\"type\":\"tool_use\",\"id\":%s,\"name\":", it->id);
         jw_string(o, it->name.data, it->name.len);
         jw_text(o, ",\"input\":");
     }
@@ -47,16 +45,12 @@ static void reasons(struct json_writer *o, const struct choice *c)
 static void usage(struct json_writer *o, const struct gen *g, bool begin)
 {
     struct gen_usage u = gen_usage(g);
-    jw_text(o, ",\"usage\":{\"input_tokens\":");
-    jw_uint(o, u.prompt - u.cached);
-    jw_text(o, ",\"cache_creation_input_tokens\":0,\"cache_read_input_tokens\":");
-    jw_uint(o, u.cached);
-    jw_text(o, ",\"output_tokens\":");
-    jw_uint(o, begin ? 0 : u.completion);
+    jw_put(o,
+           ",\"usage\":{\"input_tokens\":%lu,\"cache_creation_input_tokens\":0,"
+           "\"cache_read_input_tokens\":%lu,\"output_tokens\":%lu",
+           u.prompt - u.cached, u.cached, begin ? 0 : u.completion);
     if (!begin) {
-        jw_text(o, ",\"output_tokens_details\":{\"thinking_tokens\":");
-        jw_uint(o, u.reasoning);
-        jw_text(o, "}");
+        jw_put(o, ",\"output_tokens_details\":{\"thinking_tokens\":%lu}", u.reasoning);
     }
 }
 
@@ -65,9 +59,8 @@ static void message_begin(struct json_writer *o, const struct gen *g)
     const struct request *r = g->r;
     jw_text(o, "{\"id\":\"msg_");
     jw_text(o, r->http.id); /* its alphabet needs no escape */
-    jw_text(o, "\",\"type\":\"message\",\"role\":\"assistant\",\"model\":");
-    jw_cstring(o, r->model_name ? r->model_name : r->srv->model_name);
-    jw_text(o, ",\"content\":[");
+    jw_put(o, "\",\"type\":\"message\",\"role\":\"assistant\",\"model\":%s,\"content\":[",
+           r->model_name ? r->model_name : r->srv->model_name);
 }
 
 /* ---- the whole response ---- */
@@ -75,31 +68,14 @@ static void message_begin(struct json_writer *o, const struct gen *g)
 /* The blocks in stream order; without streaming, each delta is complete. */
 static void content(struct json_writer *o, struct choice *c)
 {
-    struct chat_output *out = c->out;
-    const char *text = out->content.data ? out->content.data : "";
-    size_t at = 0;
-    bool any = out->reasoning.len > 0;
-    if (any) {
-        block_begin(o, c, DELTA_REASONING, 0);
-        jw_string(o, out->reasoning.data, out->reasoning.len);
-        jw_text(o, ",\"signature\":\"kvasir\"}");
-    }
-    for (uint32_t i = 0; i <= out->call_count; i++) {
-        size_t to = i < out->call_count ? out->calls[i].content_at : out->content.len;
-        if (to > at) {
-            if (any) jw_text(o, ",");
-            block_begin(o, c, DELTA_CONTENT, 0);
-            jw_string(o, text + at, to - at);
-            jw_text(o, "}");
-            at = to;
-            any = true;
-        }
-        if (i == out->call_count) break;
-        if (any) jw_text(o, ",");
-        block_begin(o, c, DELTA_CALL, i);
-        call_object_write(o, &out->calls[i].arguments);
-        jw_text(o, "}");
-        any = true;
+    const struct chat_output *out = c->out;
+    for (struct output_item it = {0}; output_next(out, false, &it);) {
+        if (it.index) jw_text(o, ",");
+        block_begin(o, c, it.kind, it.call);
+        if (it.kind == DELTA_REASONING) jw_string(o, out->reasoning.data, out->reasoning.len);
+        else if (it.kind == DELTA_CONTENT) jw_string(o, out->content.data + it.from, it.to - it.from);
+        else call_object_write(o, &out->calls[it.call].arguments);
+        jw_text(o, it.kind == DELTA_REASONING ? ",\"signature\":\"kvasir\"}" : "}");
     }
 }
 
@@ -120,8 +96,7 @@ void messages_write_response(struct json_writer *o, struct choice *c)
 static void event_begin(struct json_writer *o, const char *type)
 {
     sse_begin_named(o, type);
-    jw_text(o, "{\"type\":");
-    jw_cstring(o, type);
+    jw_put(o, "{\"type\":%s", type);
 }
 
 void messages_head(struct gen *g)
@@ -142,8 +117,7 @@ void messages_head(struct gen *g)
 static void block_event(struct json_writer *o, const struct messages_state *s, const char *type)
 {
     event_begin(o, type);
-    jw_text(o, ",\"index\":");
-    jw_uint(o, s->blocks - 1);
+    jw_put(o, ",\"index\":%u", s->blocks - 1);
 }
 
 static void block_close(struct gen *g)
@@ -213,12 +187,4 @@ void messages_tail(struct choice *c)
     gen_event_end(&o, g);
     event_begin(&o, "message_stop");
     gen_event_end(&o, g);
-}
-
-void messages_stream_error(struct request *r)
-{
-    struct json_writer o = {.buf = &r->response.out};
-    sse_begin_named(&o, "error");
-    error_json(&r->response.error, r->response.shape, &r->response.out);
-    sse_end(&o);
 }

@@ -16,6 +16,5 @@ enum status ollama_loaded(struct gen *g);
 void ollama_write_response(struct json_writer *o, struct choice *c);
 void ollama_delta(struct choice *c, const struct delta *delta);
 void ollama_tail(struct choice *c);
-void ollama_stream_error(struct request *r);
 
 #endif

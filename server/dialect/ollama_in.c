@@ -94,15 +94,14 @@ static json_t *result_of(struct intake *t, json_t *from)
 
 static enum status message(struct intake *t, json_t *from)
 {
-    unsigned role = CHAT_SYSTEM;
+    enum chat_role role;
     struct chat_message *m;
     json_t *name = field(from, "role"), *thinking = field(from, "thinking");
     if (!json_is_object(from)) return chat_fault(&t->r, "invalid_type", "", "A message must be an object.");
-    while (role < CHAT_FUNCTION && !json_is(name, chat_role_name((enum chat_role)role))) role++;
-    if (role == CHAT_FUNCTION)
+    if (!chat_role_find(name, &role) || role == CHAT_FUNCTION)
         return chat_fault(&t->r, "invalid_value", ".role",
                           "Must be one of 'system', 'user', 'assistant', 'tool'.");
-    if (chat_message_add(&t->r, (enum chat_role)role, &m) ||
+    if (chat_message_add(&t->r, role, &m) ||
         content(t, m, field(from, "content"), field(from, "images"), ".images"))
         return ST_INVALID;
     if (role == CHAT_TOOL && !(m->more = result_of(t, from))) return chat_no_memory(&t->r);
@@ -158,11 +157,11 @@ static enum status options(struct reader *r)
         field_int(r->e, from, "num_predict", INT64_MIN, INT64_MAX, &most, NULL))
         return ST_INVALID;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if ((v = field(from, names[i])) && json_object_set(r->from, names[i], v)) return reader_no_memory(r);
+        if ((v = field(from, names[i])) && json_object_set(r->from, names[i], v)) return gen_nomem(r->g);
     if (most > 0 && json_object_set(r->from, "max_tokens", field(from, "num_predict")))
-        return reader_no_memory(r); /* 0 and below: no limit */
+        return gen_nomem(r->g); /* 0 and below: no limit */
     if (!field(r->from, "stream") && json_object_set_new(r->from, "stream", json_true()))
-        return reader_no_memory(r);
+        return gen_nomem(r->g);
     return ST_OK;
 }
 
@@ -228,9 +227,9 @@ static enum status read_common(struct reader *r)
 
 static enum status read_chat(struct gen *g, json_t *root)
 {
-    struct reader r = {.g = g, .e = &g->r->response.error, .from = root};
+    struct reader r = {.g = g, .e = g->e, .from = root};
     json_t *list = field(root, "messages");
-    if (!(g->dialect_state = calloc(1, sizeof(struct ollama_state)))) return reader_no_memory(&r);
+    if (!(g->dialect_state = calloc(1, sizeof(struct ollama_state)))) return gen_nomem(r.g);
     if (!list || (json_is_array(list) && !json_array_size(list))) return ollama_loaded(g);
     if (options(&r) || format(&r) || gen_parse_tools(g, root) || think(&r) || messages(&r) || read_common(&r))
         return ST_INVALID;
@@ -247,10 +246,10 @@ static enum status read_generate(struct gen *g, json_t *root)
     static const char *const refused[][2] = {{"template", "raw, with the whole text as prompt"},
                                              {"context", "/api/chat, with the messages so far"}};
     static const char *const texts[] = {"prompt", "system", "suffix"};
-    struct reader r = {.g = g, .e = &g->r->response.error, .from = root};
+    struct reader r = {.g = g, .e = g->e, .from = root};
     bool raw = false, images = json_array_size(field(root, "images")) > 0;
     json_t *v;
-    if (!(g->dialect_state = calloc(1, sizeof(struct ollama_state)))) return reader_no_memory(&r);
+    if (!(g->dialect_state = calloc(1, sizeof(struct ollama_state)))) return gen_nomem(r.g);
     if (reader_refuse(&r, refused, 2) || field_bool(r.e, root, "raw", &raw)) return ST_INVALID;
     for (size_t i = 0; i < 3; i++)
         if ((v = field(root, texts[i])) && !json_is_string(v))
@@ -271,11 +270,9 @@ const struct dialect dialect_ollama_chat = {.read = read_chat,
                                             .source = "messages",
                                             .response = ollama_write_response,
                                             .delta = ollama_delta,
-                                            .tail = ollama_tail,
-                                            .stream_error = ollama_stream_error};
+                                            .tail = ollama_tail};
 const struct dialect dialect_ollama_generate = {.read = read_generate,
                                                 .source = "prompt",
                                                 .response = ollama_write_response,
                                                 .delta = ollama_delta,
-                                                .tail = ollama_tail,
-                                                .stream_error = ollama_stream_error};
+                                                .tail = ollama_tail};

@@ -18,20 +18,14 @@ static void begin(struct json_writer *o, const struct gen *g)
     const struct request *r = g->r;
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
-    jw_text(o, "{\"model\":");
-    jw_cstring(o, r->model_name ? r->model_name : r->srv->model_name);
-    jw_text(o, ",\"created_at\":");
+    jw_put(o, "{\"model\":%s,\"created_at\":", r->model_name ? r->model_name : r->srv->model_name);
     jw_time(o, now.tv_sec, now.tv_nsec);
 }
 
 static void call_write(struct json_writer *o, struct chat_call *call, uint32_t i)
 {
     call_id_make(call, "call_");
-    jw_text(o, "{\"id\":");
-    jw_cstring(o, call->id);
-    jw_text(o, ",\"function\":{\"index\":");
-    jw_uint(o, i);
-    jw_text(o, ",\"name\":");
+    jw_put(o, "{\"id\":%s,\"function\":{\"index\":%u,\"name\":", call->id, i);
     jw_string(o, call->name.data, call->name.len);
     jw_text(o, ",\"arguments\":");
     call_object_write(o, &call->arguments);
@@ -90,7 +84,7 @@ enum status ollama_loaded(struct gen *g)
     begin(&o, g);
     part_write(&o, &none, &(struct part){0});
     jw_text(&o, ",\"done\":true,\"done_reason\":\"load\"}");
-    return o.st ? api_nomem(&g->r->response.error) : ST_OK;
+    return o.st ? gen_nomem(g) : ST_OK;
 }
 
 void ollama_write_response(struct json_writer *o, struct choice *c)
@@ -149,11 +143,4 @@ void ollama_tail(struct choice *c)
     part_write(&o, c, &(struct part){0});
     end(&o, c);
     gen_event_end(&o, c->gen);
-}
-
-void ollama_stream_error(struct request *r)
-{
-    struct json_writer o = {.buf = &r->response.out};
-    error_json(&r->response.error, r->response.shape, &r->response.out);
-    jw_text(&o, "\n");
 }

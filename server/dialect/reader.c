@@ -9,11 +9,6 @@
 #include <stdio.h>
 #include <string.h>
 
-enum status reader_no_memory(struct reader *r)
-{
-    return api_nomem(r->e);
-}
-
 enum status reader_object(struct reader *r, const char *name, json_t **out)
 {
     *out = field(r->from, name);
@@ -53,7 +48,7 @@ enum status reader_function(struct reader *r, json_t *function)
         return api_fail(r->e, 400, "invalid_value", "tools", "More than %u tools.", LIMIT_TOOLS);
     }
     json_t *both = function ? json_pack("{s:s,s:o}", "type", "function", "function", function) : NULL;
-    return both && !json_array_append_new(r->g->tools, both) ? ST_OK : reader_no_memory(r);
+    return both && !json_array_append_new(r->g->tools, both) ? ST_OK : gen_nomem(r->g);
 }
 
 void reader_hosted(struct reader *r, const json_t *type)
@@ -68,7 +63,7 @@ enum status reader_tools(struct reader *r,
     json_t *from = field(r->from, "tools");
     if (!from) return ST_OK;
     if (!json_is_array(from)) return api_fail(r->e, 400, "invalid_type", "tools", "Must be an array.");
-    if (!(r->g->tools = json_array())) return reader_no_memory(r);
+    if (!(r->g->tools = json_array())) return gen_nomem(r->g);
     for (size_t i = 0; i < json_array_size(from); i++) {
         json_t *tool = json_array_get(from, i);
         char path[40];
@@ -93,31 +88,28 @@ static const char *const common[] = {
     "return_cache_info", "request_id"};
 #define COMMON (sizeof common / sizeof *common)
 
-static void note_unknown(struct reader *r, const char *const *same, size_t same_count,
-                         const char *const *others, size_t other_count)
+/* read: the fields that were. */
+static void note_unknown(struct reader *r, json_t *read, const char *const *others, size_t count)
 {
-    enum { KNOWN_MAX = 96 };
-    const char *known[KNOWN_MAX];
+    json_t *v, *rest = log_enabled(LOG_DEBUG) ? json_copy(r->from) : NULL;
+    const char *key;
     char names[300];
-    size_t n = COMMON + same_count + other_count;
-    if (!log_enabled(LOG_DEBUG) || n > KNOWN_MAX) return;
-    memcpy(known, common, sizeof common);
-    memcpy(known + COMMON, same, same_count * sizeof *known);
-    memcpy(known + COMMON + same_count, others, other_count * sizeof *known);
-    if (fields_unknown(r->from, known, n, names, sizeof names))
+    json_object_foreach(read, key, v) json_object_del(rest, key);
+    if (fields_unknown(rest, others, count, names, sizeof names))
         log_debug("req=%s fields that mean nothing here are ignored: %s", r->g->r->http.id, names);
+    json_decref(rest);
 }
 
 enum status reader_same(struct reader *r, const char *const *same, size_t same_count,
                         const char *const *others, size_t other_count)
 {
     json_t *fields = json_object(), *v;
-    enum status st = fields ? ST_OK : reader_no_memory(r);
-    note_unknown(r, same, same_count, others, other_count);
+    enum status st = fields ? ST_OK : gen_nomem(r->g);
     for (size_t i = 0; i < COMMON + same_count && !st; i++) {
         const char *name = i < COMMON ? common[i] : same[i - COMMON];
-        if ((v = field(r->from, name)) && json_object_set(fields, name, v)) st = reader_no_memory(r);
+        if ((v = field(r->from, name)) && json_object_set(fields, name, v)) st = gen_nomem(r->g);
     }
+    note_unknown(r, fields, others, other_count);
     r->g->p.add_generation_prompt = true;
     if (!st) st = r->counting ? gen_parse_salt(r->g, fields) : gen_parse(r->g, fields);
     if (!st) st = r->counting ? gen_parse_image_bounds(r->g, fields) : gen_parse_refused(r->g, r->from);

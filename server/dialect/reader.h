@@ -14,7 +14,6 @@ struct reader {
     char hosted[160]; /* types of tools that are left out of the prompt */
 };
 
-enum status reader_no_memory(struct reader *r);
 /* The field `name`, an object; NULL in *out if absent. */
 enum status reader_object(struct reader *r, const char *name, json_t **out);
 /* The string `key` of the object field `name`; NULL in *out if absent. */

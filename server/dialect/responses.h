@@ -23,11 +23,11 @@ struct responses_state {
     bool compact;                 /* the output is a summary of the conversation */
     bool warm;                    /* generate: false: one token, which is dropped */
     bool sealed;                  /* reasoning is also sent as encrypted_content */
-    json_t *renamed;  /* {name in the prompt: {"custom", "namespace", "name"}}: tools that are not plain
-                         functions; owned */
-    json_t *allowed;  /* allowed_tools by their names in the prompt, or NULL; owned */
-    struct buf items; /* the input items, to be stored */
-    struct buf echo;  /* fields of the response that only repeat the request */
+    json_t *renamed; /* {name in the prompt: {"custom", "namespace", "name"}}: tools that are not plain
+                        functions; owned */
+    json_t *allowed; /* allowed_tools by their names in the prompt, or NULL; owned */
+    json_t *items;   /* to be stored: the input's; of a compaction: the instructions. Owned */
+    struct buf echo; /* fields of the response that only repeat the request */
     /* output */
     size_t seen_content;     /* bytes of content whose tokens are counted */
     uint32_t seen_reasoning; /* tokens */
@@ -55,24 +55,16 @@ struct responses_state {
 json_t *responses_tool_name(const json_t *name_space, const json_t *name);
 /* `input`, previous responses and `instructions` -> messages of a chat. */
 enum status responses_messages(struct reader *r, struct responses_state *s);
-/* The input as stored and listed -> s->items. */
+/* The input as listed -> s->items. */
 enum status responses_items_keep(struct reader *r, struct responses_state *s);
-/* The system and developer messages of a conversation that is compacted, each with a comma -> s->items. */
+/* The system and developer messages of a conversation that is compacted -> s->items. */
 enum status responses_instructions_keep(struct reader *r, struct responses_state *s);
 
-/* responses_out.c: one item of a response. */
-struct response_item {
-    enum delta_kind kind; /* REASONING, CONTENT, CALL */
-    uint32_t index;
-    uint32_t call;   /* CALL */
-    size_t from, to; /* CONTENT: range of the content */
-    enum { ITEM_BEGUN, ITEM_WHOLE, ITEM_CUT } state;
-};
-void response_item_id(struct json_writer *o, const struct responses_state *s,
-                      const struct response_item *item);
-void response_item_write(struct json_writer *o, struct choice *c, const struct response_item *item);
+/* responses_out.c */
+void response_item_id(struct json_writer *o, const struct responses_state *s, const struct output_item *item);
+void response_item_write(struct json_writer *o, struct choice *c, const struct output_item *item);
 /* {"type":"output_text",..} or {"type":"reasoning_text",..} */
-void response_part_write(struct json_writer *o, struct choice *c, const struct response_item *item);
+void response_part_write(struct json_writer *o, struct choice *c, const struct output_item *item);
 /* [..] of the text from `from` up to `to` (SIZE_MAX: its end). */
 void response_logprobs_write(struct json_writer *o, const struct responses_state *s, size_t from, size_t to);
 /* The log-probs of the text that begins at `from` of the content. */

@@ -107,8 +107,7 @@ static enum status renamed(struct reader *r, json_t *in_prompt, json_t *name_spa
     struct responses_state *s = r->g->dialect_state;
     json_t *it = json_pack("{s:b,s:O*,s:O}", "custom", custom, "namespace", name_space, "name", name);
     if (!s->renamed) s->renamed = json_object();
-    return it && !json_object_set_new(s->renamed, json_string_value(in_prompt), it) ? ST_OK
-                                                                                    : reader_no_memory(r);
+    return it && !json_object_set_new(s->renamed, json_string_value(in_prompt), it) ? ST_OK : gen_nomem(r->g);
 }
 
 /* Key order matters: it is visible in the prompt. */
@@ -129,7 +128,7 @@ static json_t *function_of(json_t *from, json_t *name)
 }
 
 /* Free text as the one argument of a function. The format is in the prompt, and enforced
- * (generate/call_grammar.c). */
+ * (input/call_grammar.c). */
 static json_t *custom_function(struct reader *r, json_t *from, json_t *name, const char *path)
 {
     json_t *text, *format = field(from, "format"), *type = field(format, "type");
@@ -147,7 +146,7 @@ static json_t *custom_function(struct reader *r, json_t *from, json_t *name, con
                           "input", "additionalProperties", 0);
     if (f && grammar &&
         (json_object_set_new(f, "strict", json_true()) || json_object_set(f, "format", format)))
-        (void)reader_no_memory(r);
+        (void)gen_nomem(r->g);
     return f;
 }
 
@@ -162,7 +161,7 @@ static enum status tool_in(struct reader *r, json_t *name_space, json_t *from, c
     if (!custom && !json_is(type, "function")) return reader_hosted(r, type), ST_OK;
     if (!custom && json_is_object(inner)) from = inner; /* as in chat completions */
     if (reader_member(r, from, path, "name", true, &name)) return ST_INVALID;
-    if (!(in_prompt = responses_tool_name(name_space, name))) return reader_no_memory(r);
+    if (!(in_prompt = responses_tool_name(name_space, name))) return gen_nomem(r->g);
     f = custom ? custom_function(r, from, in_prompt, path) : function_of(from, in_prompt);
     enum status st = r->e->http ? ST_INVALID : reader_function(r, f);
     if (!st && (custom || !json_equal(name, in_prompt))) st = renamed(r, in_prompt, name_space, name, custom);
@@ -210,7 +209,7 @@ static enum status tools_allowed(struct reader *r, json_t *mode, json_t *allowed
     json_t *it;
     const char *in_prompt;
     bool ok = json_is_array(allowed) && json_is_string(mode);
-    if (ok && !(s->allowed = json_array())) return reader_no_memory(r);
+    if (ok && !(s->allowed = json_array())) return gen_nomem(r->g);
     for (size_t i = 0; i < json_array_size(allowed) && ok; i++) {
         json_t *one = json_array_get(allowed, i), *type = field(one, "type"), *name = field(one, "name");
         bool group = json_is(type, "namespace");
@@ -417,7 +416,7 @@ static enum status echo(struct reader *r, struct responses_state *s)
     echo_number(&o, r->from, "top_p", sampling->top_p);
     echo_number(&o, r->from, "presence_penalty", sampling->presence_penalty);
     echo_number(&o, r->from, "frequency_penalty", sampling->frequency_penalty);
-    return o.st ? reader_no_memory(r) : ST_OK;
+    return o.st ? gen_nomem(r->g) : ST_OK;
 }
 
 /* ---- the whole ---- */
@@ -431,7 +430,6 @@ static struct responses_state *state_create(struct gen *g)
     randombytes_buf(raw, sizeof raw);
     memcpy(s->id, "resp_", 5);
     sodium_bin2hex(s->id + 5, sizeof s->id - 5, raw, sizeof raw);
-    buf_init(&s->items, SIZE_MAX / 4);
     buf_init(&s->echo, SIZE_MAX / 4);
     buf_init(&s->logprobs, SIZE_MAX / 4);
     g->dialect_state = s;
@@ -443,20 +441,22 @@ static enum status keep(struct reader *r, struct responses_state *s)
     const struct server *srv = r->g->r->srv;
     s->store = true;
     if (field_bool(r->e, r->from, "store", &s->store)) return ST_INVALID;
-    bool fits = r->g->r->http.body.len < srv->opt->response_store;
-    s->local = fits && !s->store && r->g->r->http.websocket;
+    const struct http_message *http = &r->g->r->http;
+    bool fits = http->body.len < srv->opt->response_store;
+    s->local = fits && !s->store && http->websocket;
     s->store = s->store && fits;
-    if (s->local) s->owner.websocket = r->g->r->http.websocket;
-    if ((s->store || s->local) && responses_items_keep(r, s)) return reader_no_memory(r);
-    r->g->dialect_kept = s->items.cap + s->echo.cap;
-    return ST_OK;
+    if (s->local) s->owner.websocket = http->websocket;
+    r->g->dialect_kept = s->echo.cap;
+    if (!s->store && !s->local) return ST_OK;
+    r->g->dialect_kept += http->body.len + 150 * http->body_marks; /* its values */
+    return responses_items_keep(r, s);
 }
 
 static enum status read_body(struct gen *g, json_t *root, bool counting, bool compact)
 {
-    struct reader r = {.g = g, .e = &g->r->response.error, .from = root, .counting = counting};
+    struct reader r = {.g = g, .e = g->e, .from = root, .counting = counting};
     struct responses_state *s = state_create(g);
-    if (!s) return reader_no_memory(&r);
+    if (!s) return gen_nomem(r.g);
     s->compact = compact;
     if (event_check(&r) || before(&r, s) || refused(&r) || limits(&r) || reader_tools(&r, tool) ||
         tool_choice(&r) || text_and_reasoning(&r) || responses_messages(&r, s) ||
@@ -501,11 +501,11 @@ static enum status read_compact(struct gen *g, json_t *root)
     }
     if (!fixed || json_object_update(root, fixed)) {
         json_decref(fixed);
-        return api_nomem(&g->r->response.error);
+        return gen_nomem(g);
     }
     json_decref(fixed);
     if (!field(root, "model"))
-        return api_fail(&g->r->response.error, 400, "missing_required_parameter", "model", "Field required.");
+        return api_fail(g->e, 400, "missing_required_parameter", "model", "Field required.");
     return read_body(g, root, false, true);
 }
 
@@ -525,10 +525,10 @@ static void end(struct gen *g)
 {
     struct responses_state *s = g->dialect_state;
     if (!s) return;
-    if (g->r->response.error.http) responses_evict(g);
+    if (g->e->http) responses_evict(g);
     response_give_back(g->r->srv->responses, s->before);
     response_account(&g->r->response, &s->accounted, 0);
-    buf_fini(&s->items);
+    json_decref(s->items);
     buf_fini(&s->echo);
     buf_fini(&s->logprobs);
     json_decref(s->renamed);

@@ -3,8 +3,6 @@
 #include "server/dialect/responses.h"
 
 #include "server/json/fields.h"
-#include "server/json/parser.h"
-#include "server/json/value.h"
 #include "server/http/limits.h"
 
 #include <stdio.h>
@@ -14,29 +12,10 @@
 struct intake {
     struct chat_reader r; /* at: the current item */
     struct responses_state *s;
-    bool turn;         /* the last message is the model's, and further items belong to it */
-    bool turn_text;    /* its last item is text */
-    size_t part_count; /* items and parts so far */
-    json_t *calls;     /* an object of the ids of calls so far; NULL: results of unknown calls are taken */
+    bool turn;      /* the last message is the model's, and further items belong to it */
+    bool turn_text; /* its last item is text */
+    json_t *calls;  /* an object of the ids of calls so far; NULL: results of unknown calls are taken */
 };
-
-/* Each becomes several values. */
-static enum status count_parts(struct intake *t, size_t n)
-{
-    t->part_count += n;
-    if (t->part_count <= LIMIT_PARTS) return ST_OK;
-    return chat_fault(&t->r, "invalid_value", "", "There are more than %u items and content parts.",
-                      LIMIT_PARTS);
-}
-
-static enum status need_string(struct intake *t, json_t *item, const char *key, json_t **out)
-{
-    char where[40];
-    *out = field(item, key);
-    snprintf(where, sizeof where, ".%s", key);
-    if (!*out) return chat_fault(&t->r, "missing_required_parameter", where, "Field required.");
-    return json_is_string(*out) ? ST_OK : chat_fault(&t->r, "invalid_type", where, "Must be a string.");
-}
 
 /* The model's message that the next item belongs to. */
 static enum status turn_for(struct intake *t, bool new_turn)
@@ -66,7 +45,7 @@ static enum status turns_resolve(struct intake *t)
 
 static enum status assistant_item(struct intake *t, json_t *content)
 {
-    enum status st = count_parts(t, json_array_size(content));
+    enum status st = chat_count(&t->r, "", json_array_size(content));
     if (!st) st = turn_for(t, t->turn_text);
     if (st) return st;
     t->turn_text = true;
@@ -123,20 +102,17 @@ static enum status parts_check(struct intake *t, json_t *content, const char *ke
 
 static enum status message_item(struct intake *t, json_t *item)
 {
-    json_t *role, *content = field(item, "content");
-    if (need_string(t, item, "role", &role) || parts_check(t, content, "content")) return ST_INVALID;
-    if (json_is(role, "assistant")) return assistant_item(t, content);
-    if (!json_is(role, "user") && !json_is(role, "system") && !json_is(role, "developer"))
+    json_t *name, *content = field(item, "content");
+    enum chat_role role;
+    if (chat_string(&t->r, item, "", "role", &name) || parts_check(t, content, "content")) return ST_INVALID;
+    if (!chat_role_find(name, &role) || role > CHAT_ASSISTANT)
         return chat_fault(&t->r, "invalid_value", ".role",
                           "'%.60s' is not one of 'user', 'assistant', 'system', 'developer'.",
-                          json_string_value(role));
+                          json_string_value(name));
+    if (role == CHAT_ASSISTANT) return assistant_item(t, content);
     t->turn = false;
     struct chat_message *m;
-    enum status st = chat_message_add(&t->r,
-                                      json_is(role, "user")     ? CHAT_USER
-                                      : json_is(role, "system") ? CHAT_SYSTEM
-                                                                : CHAT_DEVELOPER,
-                                      &m);
+    enum status st = chat_message_add(&t->r, role, &m);
     return st ? st : content_of(t, content, ".content");
 }
 
@@ -153,8 +129,8 @@ static enum status call_item(struct intake *t, json_t *item)
 {
     json_t *id, *name, *text, *arguments, *call = NULL, *name_space = field(item, "namespace");
     bool custom = json_is(field(item, "type"), "custom_tool_call");
-    if (need_string(t, item, "call_id", &id) || need_string(t, item, "name", &name) ||
-        need_string(t, item, custom ? "input" : "arguments", &text) || turn_for(t, false))
+    if (chat_string(&t->r, item, "", "call_id", &id) || chat_string(&t->r, item, "", "name", &name) ||
+        chat_string(&t->r, item, "", custom ? "input" : "arguments", &text) || turn_for(t, false))
         return ST_INVALID;
     t->turn_text = false;
     if (t->calls && json_object_set_new_nocheck(t->calls, json_string_value(id), json_null()))
@@ -178,7 +154,7 @@ static enum status call_item(struct intake *t, json_t *item)
 static enum status result_item(struct intake *t, json_t *item)
 {
     json_t *id, *output = field(item, "output");
-    if (need_string(t, item, "call_id", &id) || parts_check(t, output, "output")) return ST_INVALID;
+    if (chat_string(&t->r, item, "", "call_id", &id) || parts_check(t, output, "output")) return ST_INVALID;
     if (t->calls && t->r.at.index >= 0 && !json_object_get(t->calls, json_string_value(id)))
         return chat_fault(&t->r, "invalid_value", ".call_id",
                           "No call with call_id '%.60s' is in the conversation.", json_string_value(id));
@@ -209,7 +185,7 @@ static enum status reasoning_item(struct intake *t, json_t *item)
         return reasoning_text(t, json_string(sealed + front));
     if (content && !json_is_array(content))
         return chat_fault(&t->r, "invalid_type", ".content", "Must be an array of parts.");
-    if (count_parts(t, json_array_size(content))) return ST_INVALID;
+    if (chat_count(&t->r, "", json_array_size(content))) return ST_INVALID;
     for (size_t i = 0; i < json_array_size(content); i++) {
         json_t *text = field(json_array_get(content, i), "text");
         char where[48];
@@ -248,7 +224,7 @@ static enum status compaction_item(struct intake *t, json_t *item)
     json_t *sealed;
     struct chat_message *m;
     size_t front = strlen(SEALED_TEXT);
-    if (need_string(t, item, "encrypted_content", &sealed)) return ST_INVALID;
+    if (chat_string(&t->r, item, "", "encrypted_content", &sealed)) return ST_INVALID;
     const char *text = json_string_value(sealed);
     if (strncmp(text, SEALED_TEXT, front) != 0)
         return chat_fault(&t->r, "invalid_value", ".encrypted_content",
@@ -264,7 +240,7 @@ static enum status compaction_item(struct intake *t, json_t *item)
 enum status responses_instructions_keep(struct reader *r, struct responses_state *s)
 {
     const struct chat_messages *all = &r->g->messages;
-    struct json_writer o = {.buf = &s->items};
+    if (!(s->items = json_array())) return gen_nomem(r->g);
     for (size_t i = 0; i < all->count; i++) {
         const struct chat_message *m = &all->list[i];
         if ((m->role != CHAT_SYSTEM && m->role != CHAT_DEVELOPER) || m->list || !m->part_count ||
@@ -275,12 +251,9 @@ enum status responses_instructions_keep(struct reader *r, struct responses_state
         json_t *item = json_pack("{s:s,s:s,s:s,s:s,s:[{s:s,s:O}]}", "type", "message", "id", id, "status",
                                  "completed", "role", chat_role_name(m->role), "content", "type",
                                  "input_text", "text", m->parts[0].text);
-        if (!item) o.st = ST_NOMEM;
-        jw_value(&o, item);
-        jw_text(&o, ",");
-        json_decref(item);
+        if (json_array_append_new(s->items, item)) return gen_nomem(r->g);
     }
-    return o.st ? reader_no_memory(r) : ST_OK;
+    return ST_OK;
 }
 
 /* What hosted tools of other servers did, and notes of clients: not in the prompt. */
@@ -299,7 +272,7 @@ static bool is_foreign(const json_t *type)
 
 static enum status one_item(struct intake *t, json_t *item)
 {
-    if (count_parts(t, 1)) return ST_INVALID;
+    if (chat_count(&t->r, "", 1)) return ST_INVALID;
     if (!json_is_object(item)) return chat_fault(&t->r, "invalid_type", "", "An item must be an object.");
     json_t *type = field(item, "type");
     if (type && !json_is_string(type)) return chat_fault(&t->r, "invalid_type", ".type", "Must be a string.");
@@ -318,23 +291,11 @@ static enum status one_item(struct intake *t, json_t *item)
 
 /* ---- all items ---- */
 
-static enum status kept_json(struct intake *t, const struct buf *text, json_t **out)
-{
-    struct json_parser p = {.text = text->data ? text->data : "", .len = text->len};
-    enum status st = json_parse_body(&p, out);
-    return st ? chat_no_memory(&t->r) : ST_OK;
-}
-
 static enum status kept_items(struct intake *t, const struct response_kept *kept)
 {
-    json_t *items = NULL, *response = NULL;
-    enum status st = kept_json(t, &kept->items, &items);
-    if (!st) st = kept_json(t, &kept->response, &response);
-    for (size_t i = 0; i < json_array_size(items) && !st; i++) st = one_item(t, json_array_get(items, i));
-    json_t *output = field(response, "output");
-    for (size_t i = 0; i < json_array_size(output) && !st; i++) st = one_item(t, json_array_get(output, i));
-    json_decref(items);
-    json_decref(response);
+    enum status st = ST_OK;
+    for (size_t i = 0; i < json_array_size(kept->items) && !st; i++)
+        st = one_item(t, json_array_get(kept->items, i));
     return st;
 }
 
@@ -390,7 +351,7 @@ enum status responses_messages(struct reader *r, struct responses_state *s)
     if (instructions && !json_is_string(instructions))
         return api_fail(r->e, 400, "invalid_type", "instructions", "Must be a string.");
     if (instructions && plain_message(&t, CHAT_SYSTEM, "instructions", instructions)) return ST_INVALID;
-    if (s->before && s->before->owner.websocket && !(t.calls = json_object())) return reader_no_memory(r);
+    if (s->before && s->before->owner.websocket && !(t.calls = json_object())) return gen_nomem(r->g);
     bool ok = !items_before(&t) && !items_input(&t, field(r->from, "input")) &&
               !(s->compact && compact_ask(&t)) && !turns_resolve(&t);
     json_decref(t.calls);
@@ -434,21 +395,12 @@ static json_t *item_kept(const struct responses_state *s, json_t *item, size_t i
 
 enum status responses_items_keep(struct reader *r, struct responses_state *s)
 {
-    json_t *input = field(r->from, "input"), *items;
-    struct json_writer o = {.buf = &s->items};
-    items = json_is_string(input) ? json_pack("[{s:s,s:O}]", "role", "user", "content", input)
-            : input               ? json_incref(input)
-                                  : json_array();
-    if (!items) return reader_no_memory(r);
-    jw_text(&o, "[");
-    for (size_t i = 0; i < json_array_size(items) && !o.st; i++) {
-        json_t *item = item_kept(s, json_array_get(items, i), i);
-        if (i) jw_text(&o, ",");
-        if (item) jw_value(&o, item);
-        else o.st = ST_NOMEM;
-        json_decref(item);
-    }
-    jw_text(&o, "]");
-    json_decref(items);
-    return o.st;
+    json_t *input = field(r->from, "input"),
+           *text = json_is_string(input) ? json_pack("{s:s,s:O}", "role", "user", "content", input) : NULL;
+    size_t n = json_is_string(input) ? 1 : json_array_size(input);
+    bool ok = (s->items = json_array()) != NULL;
+    for (size_t i = 0; i < n && ok; i++)
+        ok = !json_array_append_new(s->items, item_kept(s, text ? text : json_array_get(input, i), i));
+    json_decref(text);
+    return ok ? ST_OK : gen_nomem(r->g);
 }

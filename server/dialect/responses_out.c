@@ -81,17 +81,14 @@ void response_logprobs_write(struct json_writer *o, const struct responses_state
 
 /* ---- items ---- */
 
-void response_item_id(struct json_writer *o, const struct responses_state *s,
-                      const struct response_item *item)
+void response_item_id(struct json_writer *o, const struct responses_state *s, const struct output_item *item)
 {
     jw_text(o, item->kind == DELTA_REASONING ? "\"rs_" : item->kind == DELTA_CONTENT ? "\"msg_" : "\"fc_");
     jw_text(o, s->id + strlen("resp_"));
-    jw_text(o, "_");
-    jw_uint(o, item->index);
-    jw_text(o, "\"");
+    jw_put(o, "_%u\"", item->index);
 }
 
-void response_part_write(struct json_writer *o, struct choice *c, const struct response_item *item)
+void response_part_write(struct json_writer *o, struct choice *c, const struct output_item *item)
 {
     const struct chat_output *out = c->out;
     const struct buf *b = item->kind == DELTA_REASONING ? &out->reasoning : &out->content;
@@ -116,7 +113,13 @@ const json_t *response_tool(const struct choice *c, uint32_t call)
     return name->len ? json_object_getn(s->renamed, name->data, name->len) : NULL;
 }
 
-void response_input_write(struct json_writer *o, const char *key, const struct buf *arguments)
+static json_t *string_of(const struct buf *text, size_t from, size_t to)
+{
+    return json_stringn_nocheck(text->data ? text->data + from : "", to - from);
+}
+
+/* The free text in a custom tool's arguments; else these, as the model wrote them. NULL: out of memory. */
+static json_t *input_of(const struct buf *arguments)
 {
     json_t *all = arguments->len ? json_loadb(arguments->data, arguments->len, JSON_ALLOW_NUL, NULL) : NULL;
     for (size_t cut = 0; !all && cut <= 12 && cut < arguments->len; cut++) { /* ends within the text */
@@ -126,23 +129,30 @@ void response_input_write(struct json_writer *o, const char *key, const struct b
             all = json_loadb(closed.data, closed.len, JSON_ALLOW_NUL, NULL);
         buf_fini(&closed);
     }
-    const json_t *input = json_object_get(all, "input");
-    jw_text(o, key);
-    if (json_is_string(input)) jw_value(o, input);
-    else jw_string(o, arguments->len ? arguments->data : "", arguments->len); /* as the model wrote it */
+    json_t *input = json_incref(json_object_get(all, "input"));
     json_decref(all);
+    if (json_is_string(input)) return input;
+    json_decref(input);
+    return string_of(arguments, 0, arguments->len);
 }
 
-static void call_write(struct json_writer *o, struct choice *c, const struct response_item *item)
+void response_input_write(struct json_writer *o, const char *key, const struct buf *arguments)
+{
+    json_t *input = input_of(arguments);
+    jw_text(o, key);
+    if (input) jw_value(o, input);
+    else o->st = ST_NOMEM;
+    json_decref(input);
+}
+
+static void call_write(struct json_writer *o, struct choice *c, const struct output_item *item)
 {
     static const struct buf nothing = {0};
     struct chat_call *call = &c->out->calls[item->call];
     const json_t *tool = response_tool(c, item->call);
     const struct buf *arguments = item->state == ITEM_BEGUN ? &nothing : &call->arguments;
     if (!call->id[0]) call_id_make(call, "call_");
-    jw_text(o, ",\"call_id\":");
-    jw_cstring(o, call->id);
-    jw_text(o, ",\"name\":");
+    jw_put(o, ",\"call_id\":%s,\"name\":", call->id);
     if (tool) jw_value(o, json_object_get(tool, "name"));
     else jw_string(o, call->name.data, call->name.len);
     if (json_object_get(tool, "namespace")) {
@@ -166,7 +176,7 @@ static void sealed_write(struct json_writer *o, const struct buf *text)
     buf_fini(&sealed);
 }
 
-void response_item_write(struct json_writer *o, struct choice *c, const struct response_item *item)
+void response_item_write(struct json_writer *o, struct choice *c, const struct output_item *item)
 {
     static const char *const states[] = {"in_progress", "completed", "incomplete"};
     const struct responses_state *s = c->gen->dialect_state;
@@ -178,8 +188,7 @@ void response_item_write(struct json_writer *o, struct choice *c, const struct r
                : custom                      ? "{\"type\":\"custom_tool_call\",\"id\":"
                                              : "{\"type\":\"function_call\",\"id\":");
     response_item_id(o, s, item);
-    jw_text(o, ",\"status\":");
-    jw_cstring(o, states[item->state]);
+    jw_put(o, ",\"status\":%s", states[item->state]);
     if (item->kind == DELTA_CALL) {
         call_write(o, c, item);
     } else {
@@ -212,41 +221,53 @@ bool response_cut(const struct choice *c, enum delta_kind last)
     return c->finish == FIN_LENGTH || (last == DELTA_CALL && !chat_output_called(c->out));
 }
 
-/* The next item after `item`, in stream order; false: none. */
-static bool item_next(const struct choice *c, struct response_item *item)
-{
-    const struct chat_output *out = c->out;
-    bool first = item->kind == DELTA_NONE;
-    item->index += !first;
-    if (first && out->reasoning.len) {
-        item->kind = DELTA_REASONING;
-        return true;
-    }
-    uint32_t call = item->kind == DELTA_CALL ? item->call + 1 : item->call;
-    size_t at = item->to, to = call < out->call_count ? out->calls[call].content_at : out->content.len;
-    item->call = call;
-    if (to > at || (item->kind <= DELTA_REASONING && response_text_missing(c))) {
-        item->kind = DELTA_CONTENT;
-        item->from = at;
-        item->to = to;
-        return true;
-    }
-    item->kind = DELTA_CALL;
-    return call < out->call_count;
-}
-
 static void output_write(struct json_writer *o, struct choice *c)
 {
     const struct responses_state *s = c->gen->dialect_state;
-    struct response_item item = {0}, next = {0};
-    bool more = !s->warm && item_next(c, &next);
+    struct output_item item, next = {0};
+    bool missing = response_text_missing(c), more = !s->warm && output_next(c->out, missing, &next);
     while (more) {
         item = next;
-        more = item_next(c, &next);
+        more = output_next(c->out, missing, &next);
         item.state = !more && response_cut(c, item.kind) ? ITEM_CUT : ITEM_WHOLE;
         if (item.index) jw_text(o, ",");
         response_item_write(o, c, &item);
     }
+}
+
+/* As an input item of the next turn. */
+static json_t *item_value(const struct choice *c, const struct output_item *item)
+{
+    const struct chat_output *out = c->out;
+    if (item->kind == DELTA_REASONING)
+        return json_pack("{s:s,s:[{s:o}]}", "type", "reasoning", "content", "text",
+                         string_of(&out->reasoning, 0, out->reasoning.len));
+    if (item->kind == DELTA_CONTENT)
+        return json_pack("{s:s,s:o}", "role", "assistant", "content",
+                         string_of(&out->content, item->from, item->to));
+    const struct chat_call *call = &out->calls[item->call];
+    bool custom = json_is_true(json_object_get(response_tool(c, item->call), "custom"));
+    return json_pack(
+        "{s:s,s:s,s:o,s:o}", "type", custom ? "custom_tool_call" : "function_call", "call_id", call->id,
+        "name", string_of(&call->name, 0, call->name.len), custom ? "input" : "arguments",
+        custom ? input_of(&call->arguments) : string_of(&call->arguments, 0, call->arguments.len));
+}
+
+static bool response_store(struct choice *c, const char *response, size_t len)
+{
+    struct responses_state *s = c->gen->dialect_state;
+    struct response_store *all = c->gen->r->srv->responses;
+    struct response_kept new = {
+        .owner = s->owner, .items = s->items, .inputs = json_array_size(s->items), .before = s->before};
+    struct output_item item = {0};
+    memcpy(new.id, s->id, sizeof new.id);
+    if (s->local) response_forget_websocket(all, s->owner.websocket); /* the latest alone */
+    while (!s->warm && output_next(c->out, response_text_missing(c), &item))
+        if (json_array_append_new(s->items, item_value(c, &item))) return false;
+    if (!response_keep(all, &new, response, len)) return false;
+    s->before = NULL;
+    s->items = NULL;
+    return true;
 }
 
 /* ---- the response ---- */
@@ -254,31 +275,20 @@ static void output_write(struct json_writer *o, struct choice *c)
 static void usage(struct json_writer *o, const struct gen *g)
 {
     struct gen_usage u = gen_usage(g);
-    jw_text(o, "{\"input_tokens\":");
-    jw_uint(o, u.prompt);
-    jw_text(o, ",\"input_tokens_details\":{\"cached_tokens\":");
-    jw_uint(o, u.cached);
-    jw_text(o, ",\"cache_write_tokens\":0},\"output_tokens\":");
-    jw_uint(o, u.completion);
-    jw_text(o, ",\"output_tokens_details\":{\"reasoning_tokens\":");
-    jw_uint(o, u.reasoning);
-    jw_text(o, "},\"total_tokens\":");
-    jw_uint(o, u.prompt + u.completion);
-    jw_text(o, ",\"prompt_tokens\":"); /* SGLang's names for the same */
-    jw_uint(o, u.prompt);
-    jw_text(o, ",\"completion_tokens\":");
-    jw_uint(o, u.completion);
-    jw_text(o, "}");
+    /* prompt_tokens and completion_tokens: SGLang's names for the same */
+    jw_put(o,
+           "{\"input_tokens\":%lu,\"input_tokens_details\":{\"cached_tokens\":%lu,"
+           "\"cache_write_tokens\":0},\"output_tokens\":%lu,"
+           "\"output_tokens_details\":{\"reasoning_tokens\":%lu},\"total_tokens\":%lu,"
+           "\"prompt_tokens\":%lu,\"completion_tokens\":%lu}",
+           u.prompt, u.cached, u.completion, u.reasoning, u.prompt + u.completion, u.prompt, u.completion);
 }
 
 /* Only error codes that OpenAI's clients know. */
 static void error_write(struct json_writer *o, const struct api_error *e)
 {
-    jw_text(o, "{\"code\":");
-    jw_cstring(o, e->http == 429 ? "rate_limit_exceeded" : "server_error");
-    jw_text(o, ",\"message\":");
-    jw_cstring(o, e->message);
-    jw_text(o, "}");
+    jw_put(o, "{\"code\":%s,\"message\":%s}", e->http == 429 ? "rate_limit_exceeded" : "server_error",
+           e->message);
 }
 
 void response_write(struct json_writer *o, struct gen *g, const char *status, struct choice *c,
@@ -286,13 +296,10 @@ void response_write(struct json_writer *o, struct gen *g, const char *status, st
 {
     const struct responses_state *s = g->dialect_state;
     const struct request *r = g->r;
-    jw_text(o, "{\"id\":");
-    jw_cstring(o, s->id);
-    jw_text(o, ",\"object\":\"response\",\"created_at\":");
-    jw_int(o, r->http.created);
-    jw_text(o, ",\"status\":");
-    jw_cstring(o, status);
-    jw_text(o, ",\"completed_at\":");
+    jw_put(o,
+           "{\"id\":%s,\"object\":\"response\",\"created_at\":%ld,\"status\":%s,"
+           "\"completed_at\":",
+           s->id, r->http.created, status);
     if (c && !response_incomplete(c)) jw_int(o, (int64_t)time(NULL));
     else jw_text(o, "null");
     jw_text(o, ",\"error\":");
@@ -300,9 +307,7 @@ void response_write(struct json_writer *o, struct gen *g, const char *status, st
     else jw_text(o, "null");
     jw_text(o, ",\"incomplete_details\":");
     jw_text(o, c && response_incomplete(c) ? "{\"reason\":\"max_output_tokens\"}" : "null");
-    jw_text(o, ",\"model\":");
-    jw_cstring(o, r->model_name ? r->model_name : r->srv->model_name);
-    jw_text(o, ",\"output\":[");
+    jw_put(o, ",\"model\":%s,\"output\":[", r->model_name ? r->model_name : r->srv->model_name);
     if (c) output_write(o, c);
     jw_text(o, "],\"usage\":");
     if (c) usage(o, g);
@@ -319,12 +324,12 @@ void response_compact(struct json_writer *o, struct choice *c)
     struct gen *g = c->gen;
     const struct responses_state *s = g->dialect_state;
     const char *number = s->id + strlen("resp_");
-    jw_text(o, "{\"id\":");
-    jw_cstring(o, s->id);
-    jw_text(o, ",\"object\":\"response.compaction\",\"created_at\":");
-    jw_int(o, g->r->http.created);
-    jw_text(o, ",\"output\":[");
-    jw_bytes(o, s->items.data, s->items.len);
+    jw_put(o, "{\"id\":%s,\"object\":\"response.compaction\",\"created_at\":%ld,\"output\":[", s->id,
+           g->r->http.created);
+    for (size_t i = 0; i < json_array_size(s->items); i++) {
+        jw_value(o, json_array_get(s->items, i));
+        jw_text(o, ",");
+    }
     jw_text(o, "{\"id\":\"cmp_");
     jw_text(o, number);
     jw_text(o, "\",\"type\":\"compaction\",\"encrypted_content\":");
@@ -344,12 +349,7 @@ void response_finish(struct json_writer *o, struct choice *c)
     logprobs_resolve(c); /* text held back until the end */
     response_write(o, g, status, c, NULL);
     if (!(s->store || s->local) || o->st) return;
-    if (s->local) response_forget_websocket(g->r->srv->responses, s->owner.websocket); /* the latest alone */
-    if (response_keep(g->r->srv->responses, s->id, &s->owner, s->before, &s->items, o->buf->data + from,
-                      o->buf->len - from)) {
-        s->before = NULL;
-        return;
-    }
+    if (response_store(c, o->buf->data + from, o->buf->len - from)) return;
     log_warn("req=%s the response is too large to be kept: see --response-store", g->r->http.id);
     s->store = false;
     o->buf->len = from;

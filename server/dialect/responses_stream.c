@@ -9,10 +9,7 @@
 static void event_begin(struct json_writer *o, struct responses_state *s, const char *type)
 {
     sse_begin_named(o, type);
-    jw_text(o, "{\"type\":");
-    jw_cstring(o, type);
-    jw_text(o, ",\"sequence_number\":");
-    jw_uint(o, s->sequence++);
+    jw_put(o, "{\"type\":%s,\"sequence_number\":%lu", type, s->sequence++);
 }
 
 void responses_head(struct gen *g)
@@ -29,27 +26,26 @@ void responses_head(struct gen *g)
 
 /* ---- events of the open item ---- */
 
-static struct response_item item_now(const struct responses_state *s)
+static struct output_item item_now(const struct responses_state *s)
 {
-    return (struct response_item){
+    return (struct output_item){
         .kind = s->kind, .index = s->items_begun - 1, .call = s->call, .from = s->from};
 }
 
 /* With the item: the whole item; else its id. */
 static void item_event(struct json_writer *o, struct choice *c, const char *type,
-                       const struct response_item *item, bool whole)
+                       const struct output_item *item, bool whole)
 {
     struct responses_state *s = c->gen->dialect_state;
     event_begin(o, s, type);
-    jw_text(o, ",\"output_index\":");
-    jw_uint(o, item->index);
+    jw_put(o, ",\"output_index\":%u", item->index);
     jw_text(o, whole ? ",\"item\":" : ",\"item_id\":");
     if (whole) response_item_write(o, c, item);
     else response_item_id(o, s, item);
     if (!whole && item->kind != DELTA_CALL) jw_text(o, ",\"content_index\":0");
 }
 
-static void part_event(struct choice *c, const char *type, const struct response_item *item)
+static void part_event(struct choice *c, const char *type, const struct output_item *item)
 {
     struct json_writer o = {.buf = &c->gen->r->response.out};
     item_event(&o, c, type, item, false);
@@ -63,7 +59,7 @@ static bool custom_call(const struct choice *c, uint32_t call)
     return json_is_true(json_object_get(response_tool(c, call), "custom"));
 }
 
-static void text_done(struct choice *c, const struct response_item *item)
+static void text_done(struct choice *c, const struct output_item *item)
 {
     struct json_writer o = {.buf = &c->gen->r->response.out};
     const struct chat_output *out = c->out;
@@ -106,7 +102,7 @@ static void item_close(struct choice *c, bool cut)
 {
     struct responses_state *s = c->gen->dialect_state;
     struct json_writer o = {.buf = &c->gen->r->response.out};
-    struct response_item item = item_now(s);
+    struct output_item item = item_now(s);
     if (!s->open) return;
     s->open = false;
     item.state = cut ? ITEM_CUT : ITEM_WHOLE;
@@ -128,7 +124,7 @@ static void item_open(struct choice *c, enum delta_kind kind, uint32_t call)
     s->from = c->out->content_shown;
     s->items_begun++;
     response_logprobs_range(c, s->from, &s->logprobs_shown, &end);
-    struct response_item item = item_now(s);
+    struct output_item item = item_now(s);
     item_event(&o, c, "response.output_item.added", &item, true);
     gen_event_end(&o, c->gen);
     if (kind != DELTA_CALL) part_event(c, "response.content_part.added", &item);
@@ -145,7 +141,7 @@ void responses_delta(struct choice *c, const struct delta *delta)
         item_open(c, kind, delta->call);
     }
     if (delta->kind == DELTA_CALL || (kind == DELTA_CALL && custom_call(c, delta->call))) return;
-    struct response_item item = item_now(s);
+    struct output_item item = item_now(s);
     item_event(&o, c,
                kind == DELTA_REASONING ? "response.reasoning_text.delta"
                : kind == DELTA_CONTENT ? "response.output_text.delta"

@@ -3,29 +3,33 @@
 #include "server/dialect/store.h"
 
 #include "config/base/assert.h"
+#include "config/base/list.h"
 
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { BUCKETS = 4096, ENTRIES_MAX = 65536 };
+/* Freeing a response's values may take the event loop some 10 ms. */
+enum { ENTRIES_MAX = 65536, VALUES_MAX = 1 << 18, VALUE_BYTES = 100 };
+
+_Static_assert(JSON_HAVE_ATOMIC_BUILTINS || JSON_HAVE_SYNC_BUILTINS, "threads share the values");
 
 struct response_store {
     pthread_mutex_t lock;
     uint64_t bytes_max, bytes;
-    uint32_t count;
-    struct response_kept *newest, *oldest;
-    struct response_kept *buckets[BUCKETS];
+    struct response_kept *head, *tail; /* the newest, the oldest */
+    struct hash_table table;
 };
 
 struct response_store *response_store_create(uint64_t bytes)
 {
     struct response_store *s = calloc(1, sizeof *s);
-    if (s && pthread_mutex_init(&s->lock, NULL)) {
+    if (!s || !hash_create(&s->table, 64) || pthread_mutex_init(&s->lock, NULL)) {
+        if (s) free(s->table.buckets);
         free(s);
         return NULL;
     }
-    if (s) s->bytes_max = bytes;
+    s->bytes_max = bytes;
     return s;
 }
 
@@ -35,38 +39,35 @@ bool response_store_on(const struct response_store *s)
 }
 
 /* Ids are random, but clients may look up others: FNV-1a. */
-static struct response_kept **bucket(struct response_store *s, const char *id)
+static uint64_t hash_of(const char *id)
 {
     uint32_t h = 2166136261u;
     for (; *id; id++) h = (h ^ (unsigned char)*id) * 16777619u;
-    return &s->buckets[(h ^ h >> 16) % BUCKETS];
+    return h ^ h >> 16;
 }
 
-static uint64_t size_of(const struct response_kept *r)
+/* Bytes of text and number of values and names in v, added up; it gives up above VALUES_MAX. */
+static size_t text_of(json_t *v, size_t *values)
 {
-    return sizeof *r + r->items.cap + r->response.cap;
-}
-
-static void unlink_use(struct response_store *s, struct response_kept *r)
-{
-    *(r->newer ? &r->newer->older : &s->newest) = r->older;
-    *(r->older ? &r->older->newer : &s->oldest) = r->newer;
-    r->newer = r->older = NULL;
-}
-
-static void link_use(struct response_store *s, struct response_kept *r)
-{
-    r->older = s->newest;
-    *(s->newest ? &s->newest->newer : &s->oldest) = r;
-    s->newest = r;
+    size_t text = json_string_length(v), i;
+    const char *key;
+    json_t *one;
+    if (++*values > VALUES_MAX) return text;
+    json_array_foreach(v, i, one) text += text_of(one, values);
+    json_object_foreach(v, key, one)
+    {
+        ++*values;
+        text += strlen(key) + text_of(one, values);
+    }
+    return text;
 }
 
 static void touch(struct response_store *s, struct response_kept *r)
 {
     for (; r; r = r->before) {
         if (!r->listed) continue;
-        unlink_use(s, r);
-        link_use(s, r);
+        LIST_UNLINK(s, r);
+        LIST_LINK(s, NULL, r);
     }
 }
 
@@ -74,8 +75,8 @@ static void drop(struct response_store *s, struct response_kept *r)
 {
     while (r && !--r->refs) {
         struct response_kept *before = r->before;
-        s->bytes -= size_of(r);
-        buf_fini(&r->items);
+        s->bytes -= r->bytes;
+        json_decref(r->items);
         buf_fini(&r->response);
         free(r);
         r = before;
@@ -84,19 +85,16 @@ static void drop(struct response_store *s, struct response_kept *r)
 
 static void unlist(struct response_store *s, struct response_kept *r)
 {
-    struct response_kept **at = bucket(s, r->id);
-    while (*at != r) at = &(*at)->chain;
-    *at = r->chain;
-    unlink_use(s, r);
+    hash_remove(&s->table, &r->link);
+    LIST_UNLINK(s, r);
     r->listed = false;
-    s->count--;
     drop(s, r);
 }
 
 static struct response_kept *find(struct response_store *s, const char *id,
                                   const struct response_owner *owner)
 {
-    for (struct response_kept *r = *bucket(s, id); r; r = r->chain)
+    for (struct response_kept *r = hash_first(&s->table, hash_of(id)); r; r = hash_next(r))
         if (strcmp(r->id, id) == 0 && memcmp(&r->owner, owner, sizeof *owner) == 0) return r;
     return NULL;
 }
@@ -122,34 +120,28 @@ void response_give_back(struct response_store *s, struct response_kept *r)
     pthread_mutex_unlock(&s->lock);
 }
 
-bool response_keep(struct response_store *s, const char *id, const struct response_owner *owner,
-                   struct response_kept *before, struct buf *items, const char *response, size_t len)
+bool response_keep(struct response_store *s, const struct response_kept *new, const char *response,
+                   size_t len)
 {
-    struct response_kept *r = calloc(1, sizeof *r);
+    size_t values = 0, text = text_of(new->items, &values);
+    uint64_t bytes = sizeof *new + len + text + values *VALUE_BYTES;
+    struct response_kept *r = values > VALUES_MAX || bytes > s->bytes_max ? NULL : malloc(sizeof *r);
     if (!r) return false;
+    *r = *new;
+    r->bytes = bytes;
+    r->refs = 1;
+    r->listed = true;
     buf_init(&r->response, len);
-    if (strlen(id) >= sizeof r->id || buf_add(&r->response, response, len) ||
-        size_of(r) + items->cap > s->bytes_max) {
-        buf_fini(&r->response);
+    if (buf_add(&r->response, response, len)) {
         free(r);
         return false;
     }
-    memcpy(r->id, id, strlen(id) + 1);
-    r->owner = *owner;
-    r->items = *items;
-    *items = (struct buf){.max = items->max};
-    r->before = before;
-    r->refs = 1;
-    r->listed = true;
     pthread_mutex_lock(&s->lock);
-    struct response_kept **at = bucket(s, id);
-    r->chain = *at;
-    *at = r;
-    link_use(s, r);
+    hash_insert(&s->table, &r->link, hash_of(r->id));
+    LIST_LINK(s, NULL, r);
     touch(s, r->before);
-    s->bytes += size_of(r);
-    s->count++;
-    while (s->oldest && (s->bytes > s->bytes_max || s->count > ENTRIES_MAX)) unlist(s, s->oldest);
+    s->bytes += r->bytes;
+    while (s->tail && (s->bytes > s->bytes_max || s->table.count > ENTRIES_MAX)) unlist(s, s->tail);
     pthread_mutex_unlock(&s->lock);
     return true;
 }
@@ -166,8 +158,8 @@ bool response_forget(struct response_store *s, const char *id, const struct resp
 void response_forget_websocket(struct response_store *s, uint64_t websocket)
 {
     pthread_mutex_lock(&s->lock);
-    for (struct response_kept *r = s->newest, *older; r; r = older) {
-        older = r->older;
+    for (struct response_kept *r = s->head, *next; r; r = next) {
+        next = r->next;
         if (r->owner.websocket == websocket) unlist(s, r);
     }
     pthread_mutex_unlock(&s->lock);
@@ -176,7 +168,7 @@ void response_forget_websocket(struct response_store *s, uint64_t websocket)
 void response_store_size(struct response_store *s, uint32_t *count, uint64_t *bytes)
 {
     pthread_mutex_lock(&s->lock);
-    *count = s->count;
+    *count = (uint32_t)s->table.count;
     *bytes = s->bytes;
     pthread_mutex_unlock(&s->lock);
 }
@@ -184,8 +176,9 @@ void response_store_size(struct response_store *s, uint32_t *count, uint64_t *by
 void response_store_destroy(struct response_store *s)
 {
     if (!s) return;
-    while (s->oldest) unlist(s, s->oldest);
+    while (s->tail) unlist(s, s->tail);
     ASSERT_SLOW(!s->bytes);
     pthread_mutex_destroy(&s->lock);
+    free(s->table.buckets);
     free(s);
 }

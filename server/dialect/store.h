@@ -1,10 +1,12 @@
-/* Stored responses for previous_response_id: the input items and the response, as JSON. Bounded in bytes and
- * in number, evicted least recently used first. Any thread. */
+/* Stored responses for previous_response_id: the items of each turn as values, which later turns share, and
+ * the response as text. Bounded in bytes and in number, evicted least recently used first. Any thread. */
 #ifndef KVASIR_RESPONSE_STORE_H
 #define KVASIR_RESPONSE_STORE_H
 
 #include "config/base/buf.h"
+#include "scheduler/cache/hash_table.h"
 
+#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -20,15 +22,18 @@ struct response_owner {
 
 /* Immutable; lives as long as it is referenced. */
 struct response_kept {
+    struct hash_link link; /* of the store */
     char id[RESPONSE_ID_BYTES];
     struct response_owner owner;
-    struct buf items;             /* [..], the input items of this turn */
+    json_t *items;                /* of this turn: the input, then the output */
+    size_t inputs;                /* so many of them are input */
     struct buf response;          /* {..} */
+    size_t bytes;                 /* of memory, with the struct */
     struct response_kept *before; /* the previous response (a reference), or NULL */
     /* internal to the store */
-    struct response_kept *newer, *older, *chain; /* LRU list; hash chain */
-    uint32_t refs;                               /* from the store, following responses and callers */
-    bool listed;                                 /* it can be found */
+    struct response_kept *prev, *next; /* LRU list */
+    uint32_t refs;                     /* from the store, following responses and callers */
+    bool listed;                       /* it can be found */
 };
 
 struct response_store;
@@ -40,10 +45,10 @@ bool response_store_on(const struct response_store *s);
 struct response_kept *response_take(struct response_store *s, const char *id,
                                     const struct response_owner *owner);
 void response_give_back(struct response_store *s, struct response_kept *r); /* NULL is fine */
-/* Takes ownership of items and, on success, of the caller's reference `before` (may be NULL); copies
- * response. False: too large, or out of memory. */
-bool response_keep(struct response_store *s, const char *id, const struct response_owner *owner,
-                   struct response_kept *before, struct buf *items, const char *response, size_t len);
+/* Of `new`, the id, owner, items, inputs and before are set. On success takes ownership of the items and of
+ * the caller's reference `before` (may be NULL); copies response. False: too large, or out of memory. */
+bool response_keep(struct response_store *s, const struct response_kept *new, const char *response,
+                   size_t len);
 /* Removes it from lookup; responses that follow it still hold it. False: not found. */
 bool response_forget(struct response_store *s, const char *id, const struct response_owner *owner);
 void response_forget_websocket(struct response_store *s, uint64_t websocket);

@@ -19,9 +19,10 @@ enum status embed_read(struct gen *g, json_t *root);
 /* A text made of parts, which may have U+0000: adds a string; the whole, or NULL without memory or !ok. */
 enum status embed_text_add(struct buf *b, const json_t *text);
 json_t *embed_text_end(struct buf *b, bool ok);
-/* "id":..,"object":..,"created":..,"model":.. without the opening brace; and "usage":{..}. */
-void embed_head(struct json_writer *o, const struct gen *g, const char *id, const char *object);
-void embed_usage(struct json_writer *o, const struct gen *g);
+json_t *embed_list(json_t *v); /* v, or a list of it; NULL: out of memory */
+/* A response around a list: from its beginning to the list's bracket; and from there, with the usage. */
+void embed_head(struct json_writer *o, const struct gen *g, const char *id, const char *list);
+void embed_tail(struct json_writer *o, const struct gen *g);
 /* The vectors of choice i, once: the first n numbers of each, scaled as the checkpoint says. *rows: how many.
  */
 float *embed_vectors(struct gen *g, uint32_t i, uint32_t n, uint32_t *rows);

@@ -2,6 +2,7 @@
 #include "server/embed/embed.h"
 #include "server/embed/pooling.h"
 #include "server/json/fields.h"
+#include "server/http/limits.h"
 
 #include "config/base/clock.h"
 #include "engine/model/model_info.h"
@@ -18,17 +19,16 @@ struct embeddings_state {
 
 enum status embed_read(struct gen *g, json_t *root)
 {
-    struct api_error *e = &g->r->response.error;
     int64_t priority = 0;
     json_t *user = field(root, "user");
     if (user && !json_is_string(user))
-        return api_fail(e, 400, "invalid_type", "user", "user must be a string.");
+        return api_fail(g->e, 400, "invalid_type", "user", "user must be a string.");
     if (gen_parse_salt(g, root) || gen_parse_image_bounds(g, root) ||
-        field_int(e, root, "priority", INT32_MIN, INT32_MAX, &priority, NULL) ||
-        field_bool(e, root, "add_special_tokens", &g->p.add_special_tokens))
+        field_int(g->e, root, "priority", INT32_MIN, INT32_MAX, &priority, NULL) ||
+        field_bool(g->e, root, "add_special_tokens", &g->p.add_special_tokens))
         return ST_INVALID;
     if (field(root, "truncate_prompt_tokens"))
-        return api_fail(e, 400, "unsupported_parameter", "truncate_prompt_tokens",
+        return api_fail(g->e, 400, "unsupported_parameter", "truncate_prompt_tokens",
                         "truncate_prompt_tokens is not supported here: shorten the text.");
     gen_tenant(g, user);
     g->p.priority = priority;
@@ -53,88 +53,85 @@ json_t *embed_text_end(struct buf *b, bool ok)
     return text;
 }
 
-void embed_head(struct json_writer *o, const struct gen *g, const char *id, const char *object)
+json_t *embed_list(json_t *v)
 {
-    const struct request *r = g->r;
-    jw_text(o, "\"id\":\"");
-    jw_text(o, id);
-    jw_text(o, r->http.id); /* its alphabet needs no escape */
-    jw_text(o, "\",\"object\":");
-    jw_cstring(o, object);
-    jw_text(o, ",\"created\":");
-    jw_int(o, r->http.created);
-    jw_text(o, ",\"model\":");
-    jw_cstring(o, r->model_name ? r->model_name : r->srv->model_name);
+    return json_is_array(v) ? json_incref(v) : json_pack("[O]", v);
 }
 
-void embed_usage(struct json_writer *o, const struct gen *g)
+void embed_head(struct json_writer *o, const struct gen *g, const char *id, const char *list)
+{
+    const struct request *r = g->r;
+    jw_text(o, "{\"id\":\"");
+    jw_text(o, id);
+    jw_text(o, r->http.id); /* its alphabet needs no escape */
+    jw_put(o, "\",\"object\":\"list\",\"created\":%ld,\"model\":%s,%s:[", r->http.created,
+           r->model_name ? r->model_name : r->srv->model_name, list);
+}
+
+void embed_tail(struct json_writer *o, const struct gen *g)
 {
     struct gen_usage u = gen_usage(g);
-    jw_text(o, "\"usage\":{\"prompt_tokens\":");
-    jw_uint(o, u.prompt);
-    jw_text(o, ",\"total_tokens\":");
-    jw_uint(o, u.prompt);
-    jw_text(o, ",\"prompt_tokens_details\":{\"cached_tokens\":");
-    jw_uint(o, u.cached);
-    jw_text(o, "}}");
+    jw_put(o,
+           "],\"usage\":{\"prompt_tokens\":%lu,\"total_tokens\":%lu,"
+           "\"prompt_tokens_details\":{\"cached_tokens\":%lu}}",
+           u.prompt, u.prompt, u.cached);
+    gen_cache_info(o, g);
+    jw_text(o, "}");
 }
 
 /* The text of the prompt called prompt_name, or of the default; NULL: none. */
 static enum status prompt_text(struct gen *g, json_t *root, json_t **text)
 {
-    struct api_error *e = &g->r->response.error;
     const struct pooling *p = g->r->srv->model->pooling;
     json_t *name = field(root, "prompt_name");
     const char *of = name ? json_string_value(name) : p->default_prompt;
-    if (name && !of) return api_fail(e, 400, "invalid_type", "prompt_name", "prompt_name must be a string.");
+    if (name && !of)
+        return api_fail(g->e, 400, "invalid_type", "prompt_name", "prompt_name must be a string.");
     *text = of ? json_object_get(p->prompts, of) : NULL;
     if (!json_is_string(*text)) *text = NULL;
     if (!name || *text) return ST_OK;
-    return api_fail(e, 400, "invalid_value", "prompt_name",
+    return api_fail(g->e, 400, "invalid_value", "prompt_name",
                     "config_sentence_transformers.json of this model has no prompt named '%.60s'.", of);
 }
 
-/* A prompt in front of each input, as sentence-transformers does. */
-static enum status prompt_add(struct gen *g, json_t *root, const json_t *text)
+/* A prompt in front of each text, as sentence-transformers does. */
+static enum status prompt_add(struct gen *g, json_t *inputs, const json_t *text)
 {
-    struct api_error *e = &g->r->response.error;
-    json_t *input = field(root, "input");
-    bool many = json_is_array(input);
-    for (size_t i = 0; text && i < (many ? json_array_size(input) : 1); i++) {
-        json_t *v = many ? json_array_get(input, i) : input;
+    for (size_t i = 0; text && i < json_array_size(inputs); i++) {
+        json_t *v = json_array_get(inputs, i);
         if (!json_is_string(v)) continue;
         struct buf b;
         buf_init(&b, SIZE_MAX / 4);
         json_t *both = embed_text_end(&b, !embed_text_add(&b, text) && !embed_text_add(&b, v));
-        if (!both || (many ? json_array_set_new(input, i, both) : json_object_set_new(root, "input", both)))
-            return api_nomem(e);
+        if (json_array_set_new(inputs, i, both)) return gen_nomem(g);
     }
     return ST_OK;
 }
 
 /* How many of them become chats: of models that have images, objects do, and strings if the family says so.
  */
-static size_t chats_in(const struct model *m, const json_t *input)
+static size_t chats_in(const struct model *m, const json_t *inputs)
 {
-    bool texts = m->info->retrieval.system || m->info->retrieval.vectors, many = json_is_array(input);
+    bool texts = m->info->retrieval.system || m->info->retrieval.vectors;
     size_t n = 0;
-    for (size_t i = 0; m->tmpl && m->info->image.present && i < (many ? json_array_size(input) : 1); i++) {
-        const json_t *v = many ? json_array_get(input, i) : input;
+    for (size_t i = 0; m->tmpl && m->info->image.present && i < json_array_size(inputs); i++) {
+        const json_t *v = json_array_get(inputs, i);
         n += json_is_object(v) || (texts && json_is_string(v));
     }
     return n;
 }
 
-static enum status chats(struct gen *g, json_t *input, const json_t *instruction)
+/* many: the field is a list of them. */
+static enum status chats(struct gen *g, json_t *inputs, bool many, const json_t *instruction)
 {
     struct chat_reader r;
     const char *system = g->r->srv->model->info->retrieval.system;
-    bool many = json_is_array(input);
     json_t *shared = system ? embed_instruction(instruction, system) : NULL;
     enum status st = embed_begin(g, system ? 2 : 1, &r);
-    for (size_t i = 0; i < (many ? json_array_size(input) : 1) && !st; i++) {
-        const json_t *v = many ? json_array_get(input, i) : input, *own = json_object_get(v, "instruction");
-        r.at = (struct chat_place){.field = "input", .index = many ? (int32_t)i : -1};
+    for (size_t i = 0; i < json_array_size(inputs) && !st; i++) {
+        const json_t *v = json_array_get(inputs, i), *own = json_object_get(v, "instruction");
+        int32_t index = many ? (int32_t)i : -1;
+        r.at = (struct chat_place){.field = "input", .index = index};
         if (own && !(system && json_is_string(own)))
             st = chat_fault(&r, "invalid_value", ".instruction", "%s",
                             system ? "instruction must be a string." : "This model takes no instruction.");
@@ -142,7 +139,7 @@ static enum status chats(struct gen *g, json_t *input, const json_t *instruction
         if (system && !st)
             st = chat_text_add(&r, own ? embed_instruction(own, system) : json_incref(shared), 0);
         if (!st) st = embed_message(g, &r, CHAT_USER, NULL);
-        if (!st) st = embed_item(&r, "input", many ? (int32_t)i : -1, v);
+        if (!st) st = embed_item(&r, "input", index, v);
     }
     json_decref(shared);
     return st ? st : gen_read_added(g);
@@ -151,9 +148,8 @@ static enum status chats(struct gen *g, json_t *input, const json_t *instruction
 /* Of `messages`: one input, rendered as the request says. */
 static enum status messages(struct gen *g, json_t *root)
 {
-    struct api_error *e = &g->r->response.error;
-    if (field_bool(e, root, "add_generation_prompt", &g->p.add_generation_prompt) ||
-        field_bool(e, root, "continue_final_message", &g->p.continue_final_message))
+    if (field_bool(g->e, root, "add_generation_prompt", &g->p.add_generation_prompt) ||
+        field_bool(g->e, root, "continue_final_message", &g->p.continue_final_message))
         return ST_INVALID;
     return gen_read_chat(g, root);
 }
@@ -165,55 +161,68 @@ static enum status task(struct gen *g, json_t *root)
     bool all = json_is(v, "token_embed");
     g->p.pooling = all ? POOL_ALL : g->r->srv->model->pooling->kind;
     if (!v || all || (json_is(v, "embed") && g->p.pooling != POOL_ALL)) return ST_OK;
-    return api_fail(&g->r->response.error, 400, "invalid_value", "task", "task must be %s.",
+    return api_fail(g->e, 400, "invalid_value", "task", "task must be %s.",
                     g->p.pooling == POOL_ALL ? "'token_embed' with this model" : "'embed' or 'token_embed'");
+}
+
+static enum status inputs_read(struct gen *g, json_t *root, json_t *inputs, bool many)
+{
+    json_t *instruction = field(root, "instruction"), *prompt;
+    if (instruction && !json_is_string(instruction))
+        return api_fail(g->e, 400, "invalid_type", "instruction", "instruction must be a string.");
+    if (prompt_text(g, root, &prompt)) return ST_INVALID;
+    const struct model *m = g->r->srv->model;
+    size_t n = chats_in(m, inputs);
+    if (instruction && !(n && m->info->retrieval.system))
+        return api_fail(g->e, 400, "unsupported_parameter", "instruction",
+                        "This model takes no instruction: put it in front of the text, or use prompt_name.");
+    if (n && n < json_array_size(inputs))
+        return api_fail(g->e, 400, "invalid_value", "input",
+                        "Objects, or texts with a system message, can't be mixed with other inputs.");
+    if (n) return chats(g, inputs, many, instruction ? instruction : prompt);
+    if (prompt_add(g, inputs, prompt)) return ST_INVALID;
+    return many || !json_object_set(root, "input", json_array_get(inputs, 0)) ? ST_OK : gen_nomem(g);
 }
 
 static enum status read_input(struct gen *g, json_t *root)
 {
-    struct api_error *e = &g->r->response.error;
-    json_t *input = field(root, "input"), *instruction = field(root, "instruction"), *prompt;
-    if (instruction && !json_is_string(instruction))
-        return api_fail(e, 400, "invalid_type", "instruction", "instruction must be a string.");
-    if (prompt_text(g, root, &prompt)) return ST_INVALID;
-    const struct model *m = g->r->srv->model;
-    size_t n = chats_in(m, input);
-    if (instruction && !(n && m->info->retrieval.system))
-        return api_fail(e, 400, "unsupported_parameter", "instruction",
-                        "This model takes no instruction: put it in front of the text, or use prompt_name.");
-    if (n && json_is_array(input) && n < json_array_size(input))
-        return api_fail(e, 400, "invalid_value", "input",
-                        "Objects, or texts with a system message, can't be mixed with other inputs.");
-    if (n) return chats(g, input, instruction ? instruction : prompt);
-    return prompt_add(g, root, prompt);
+    json_t *input = field(root, "input"), *inputs = embed_list(input);
+    enum status st = inputs ? inputs_read(g, root, inputs, inputs == input) : gen_nomem(g);
+    json_decref(inputs);
+    return st;
 }
 
 static enum status read_body(struct gen *g, json_t *root)
 {
-    struct api_error *e = &g->r->response.error;
     const struct model *m = g->r->srv->model;
     int64_t dimensions = m->pooling->width;
     json_t *input = field(root, "input"), *format = field(root, "encoding_format");
     bool chat = !input && field(root, "messages");
     if (m->pooling->unsupported[0])
-        return api_fail(e, 400, "unsupported_model", "model",
+        return api_fail(g->e, 400, "unsupported_model", "model",
                         "This model's embeddings are not supported: modules.json has %s.",
                         m->pooling->unsupported);
-    if (!input && !chat) return api_fail(e, 400, "missing_required_parameter", "input", "input is missing.");
+    if (!input && !chat)
+        return api_fail(g->e, 400, "missing_required_parameter", "input", "input is missing.");
     if (!chat && !json_is_string(input) && !json_is_array(input) && !json_is_object(input))
-        return api_fail(e, 400, "invalid_type", "input",
+        return api_fail(g->e, 400, "invalid_type", "input",
                         "input must be a string, an array of strings, or one or more arrays of token ids.");
     if (format && !json_is(format, "float") && !json_is(format, "base64"))
-        return api_fail(e, 400, "invalid_value", "encoding_format",
+        return api_fail(g->e, 400, "invalid_value", "encoding_format",
                         "encoding_format must be 'float' or 'base64'.");
     struct embeddings_state *s = g->dialect_state = calloc(1, sizeof *s);
-    if (!s) return api_nomem(e);
+    if (!s) return gen_nomem(g);
     g->p.add_special_tokens = !chat;
-    if (embed_read(g, root) || field_int(e, root, "dimensions", 1, m->pooling->width, &dimensions, NULL) ||
+    if (embed_read(g, root) || field_int(g->e, root, "dimensions", 1, m->pooling->width, &dimensions, NULL) ||
         task(g, root))
         return ST_INVALID;
     s->dimensions = (uint32_t)dimensions;
     s->base64 = json_is(format, "base64");
+    if (g->p.pooling == POOL_ALL) { /* of a token: as floats while it is computed, then as text */
+        uint64_t number = s->base64 ? 6 : 16, floats = m->embedding_width * sizeof(float);
+        uint64_t text = number * s->dimensions + 4;
+        g->p.tokens_max = LIMIT_RESPONSE_BYTES / (text > floats ? text : floats);
+    }
     return chat ? messages(g, root) : read_input(g, root);
 }
 
@@ -280,24 +289,14 @@ static void list(struct json_writer *o, struct choice *first, const char *id, co
                  const char *name)
 {
     struct gen *g = first->gen;
-    jw_text(o, "{");
-    embed_head(o, g, id, "list");
-    jw_text(o, ",\"data\":[");
+    embed_head(o, g, id, "data");
     for (uint32_t i = 0; i < g->choice_count; i++) {
-        jw_text(o, i ? ",{\"object\":" : "{\"object\":");
-        jw_cstring(o, object);
-        jw_text(o, ",\"index\":");
-        jw_uint(o, i);
-        jw_text(o, ",");
-        jw_cstring(o, name);
-        jw_text(o, ":");
+        jw_put(o, i ? ",{\"object\":%s,\"index\":%u,%s:" : "{\"object\":%s,\"index\":%u,%s:", object, i,
+               name);
         embedding(o, g, i);
         jw_text(o, "}");
     }
-    jw_text(o, "],");
-    embed_usage(o, g);
-    gen_cache_info(o, g);
-    jw_text(o, "}");
+    embed_tail(o, g);
 }
 
 static void response(struct json_writer *o, struct choice *first)
@@ -321,27 +320,21 @@ static void embed_response(struct json_writer *o, struct choice *first)
 {
     struct gen *g = first->gen;
     const struct request *r = g->r;
-    jw_text(o, "{\"model\":");
-    jw_cstring(o, r->model_name ? r->model_name : r->srv->model_name);
-    jw_text(o, ",\"embeddings\":[");
+    jw_put(o, "{\"model\":%s,\"embeddings\":[", r->model_name ? r->model_name : r->srv->model_name);
     for (uint32_t i = 0; i < g->choice_count; i++) {
         if (i) jw_text(o, ",");
         embedding(o, g, i);
     }
-    jw_text(o, "],\"total_duration\":");
-    jw_uint(o, (now_us() - r->http.arrived_us) * 1000);
-    jw_text(o, ",\"load_duration\":0,\"prompt_eval_count\":");
-    jw_uint(o, gen_usage(g).prompt);
-    jw_text(o, "}");
+    jw_put(o, "],\"total_duration\":%lu,\"load_duration\":0,\"prompt_eval_count\":%lu}",
+           (now_us() - r->http.arrived_us) * 1000, gen_usage(g).prompt);
 }
 
 /* One text, called `prompt`. */
 static enum status read_prompt(struct gen *g, json_t *root)
 {
     json_t *text = field(root, "prompt");
-    if (!json_is_string(text))
-        return api_fail(&g->r->response.error, 400, "invalid_type", "prompt", "Must be a string.");
-    return json_object_set(root, "input", text) ? api_nomem(&g->r->response.error) : read_body(g, root);
+    if (!json_is_string(text)) return api_fail(g->e, 400, "invalid_type", "prompt", "Must be a string.");
+    return json_object_set(root, "input", text) ? gen_nomem(g) : read_body(g, root);
 }
 
 static void prompt_response(struct json_writer *o, struct choice *first)

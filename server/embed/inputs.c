@@ -44,8 +44,7 @@ enum status embed_begin(struct gen *g, uint32_t each, struct chat_reader *r)
 enum status embed_message(struct gen *g, struct chat_reader *r, enum chat_role role, const char *text)
 {
     struct chat_message *m;
-    if (r->out->count % g->messages_each == 0)
-        r->limits.images_max = r->out->image_count + (size_t)g->r->srv->opt->max_images;
+    if (r->out->count % g->messages_each == 0) r->images = r->videos = 0;
     if (chat_message_add(r, role, &m)) return ST_INVALID;
     m->list = true;
     return text ? chat_text_add(r, json_string(text), 0) : ST_OK;

@@ -23,7 +23,7 @@
 
 struct rerank_state {
     struct sampling_bias only[2]; /* of a prompt's first sample: "yes"; of its second: "no" */
-    uint32_t top;                 /* of a rerank: most results */
+    uint32_t top;                 /* of a rerank, which is sorted: most results; else 0 */
     bool texts;                   /* documents are returned */
     bool late;                    /* the prompts are the queries, then the documents */
     uint32_t queries, count;      /* 1 or as many as documents; documents */
@@ -43,7 +43,7 @@ static enum status answers(struct gen *g, struct rerank_state *s)
         if (m->pooling->scores && own >= 0 && own < (int64_t)m->caps.vocab_size)
             s->only[i].id = (uint32_t)own;
         else if (!tok_id_of(m->tok, words[i], strlen(words[i]), &s->only[i].id))
-            return api_fail(&g->r->response.error, 400, "unsupported_model", "model",
+            return api_fail(g->e, 400, "unsupported_model", "model",
                             "This model can't rerank: its vocabulary has no token \"%s\".", words[i]);
     }
     return ST_OK;
@@ -70,13 +70,12 @@ static json_t *prompt_text(const json_t *instruction, const json_t *query, const
 
 static enum status common(struct gen *g, json_t *root, const json_t **instruction)
 {
-    struct api_error *e = &g->r->response.error;
     json_t *v = field(root, "instruction");
     *instruction = v;
     if (v && !json_is_string(v))
-        return api_fail(e, 400, "invalid_type", "instruction", "instruction must be a string.");
+        return api_fail(g->e, 400, "invalid_type", "instruction", "instruction must be a string.");
     struct rerank_state *s = g->dialect_state = calloc(1, sizeof *s);
-    if (!s) return api_nomem(e);
+    if (!s) return gen_nomem(g);
     s->late = g->r->srv->model->pooling->kind == POOL_ALL;
     g->p.add_special_tokens = g->r->srv->model->info->retrieval.instruction; /* as the scripts have it */
     if (embed_read(g, root) || (!s->late && answers(g, s))) return ST_INVALID;
@@ -148,11 +147,10 @@ static enum status late_chats(struct gen *g, const struct pairs *p)
 static enum status pair_texts(struct gen *g, json_t *root, const char *field, const json_t *instruction,
                               const struct pairs *p)
 {
-    struct api_error *e = &g->r->response.error;
     size_t same = json_array_size(p->queries) == 1, n = json_array_size(p->documents);
     const json_t *first = same ? text_of(json_array_get(p->queries, 0)) : NULL;
     if ((json_string_length(instruction) + json_string_length(first)) * n > LIMIT_PARSE_BYTES)
-        return api_fail(e, 400, "invalid_value", p->query_name,
+        return api_fail(g->e, 400, "invalid_value", p->query_name,
                         "%s and instruction, repeated for each of %zu documents, take more than %u MiB.",
                         p->query_name, n, LIMIT_PARSE_BYTES >> 20);
     json_t *all = json_array();
@@ -161,7 +159,7 @@ static enum status pair_texts(struct gen *g, json_t *root, const char *field, co
         const json_t *text = text_of(json_array_get(p->documents, i));
         if (!query || !text) {
             json_decref(all);
-            return api_fail(e, 400, "invalid_type", query ? p->name : p->query_name,
+            return api_fail(g->e, 400, "invalid_type", query ? p->name : p->query_name,
                             "%s[%zu] must be a string, or an object with a text: this model takes no images.",
                             query ? p->name : p->query_name, i);
         }
@@ -170,26 +168,26 @@ static enum status pair_texts(struct gen *g, json_t *root, const char *field, co
             all = NULL;
         }
     }
-    return all && !json_object_set_new(root, field, all) ? ST_OK : api_nomem(e);
+    return all && !json_object_set_new(root, field, all) ? ST_OK : gen_nomem(g);
 }
 
 static enum status prompts_set(struct gen *g, json_t *root, const char *field, const json_t *instruction,
                                const struct pairs *p)
 {
-    struct api_error *e = &g->r->response.error;
     const struct model *m = g->r->srv->model;
     struct rerank_state *s = g->dialect_state;
     size_t n = json_array_size(p->documents);
-    if (!n) return api_fail(e, 400, "empty_array", p->name, "%s is empty.", p->name);
+    if (!n) return api_fail(g->e, 400, "empty_array", p->name, "%s is empty.", p->name);
     if (n > LIMIT_PROMPTS)
-        return api_fail(e, 400, "invalid_value", p->name, "Too many documents: at most %u.", LIMIT_PROMPTS);
+        return api_fail(g->e, 400, "invalid_value", p->name, "Too many documents: at most %u.",
+                        LIMIT_PROMPTS);
     s->count = (uint32_t)n;
     s->queries = (uint32_t)json_array_size(p->queries);
     s->documents = json_array();
     for (size_t i = 0; i < n; i++) {
         const json_t *text = text_of(json_array_get(p->documents, i));
         json_t *kept = text ? json_incref((json_t *)(uintptr_t)text) : json_null();
-        if (json_array_append_new(s->documents, kept)) return api_nomem(e);
+        if (json_array_append_new(s->documents, kept)) return gen_nomem(g);
     }
     if (s->late) return late_chats(g, p);
     return m->info->retrieval.instruction && m->tmpl ? pair_chats(g, instruction, p)
@@ -198,54 +196,47 @@ static enum status prompts_set(struct gen *g, json_t *root, const char *field, c
 
 static enum status read_rerank(struct gen *g, json_t *root)
 {
-    struct api_error *e = &g->r->response.error;
     const json_t *instruction;
     json_t *query = field(root, "query"), *documents = field(root, "documents");
     int64_t top = LIMIT_PROMPTS;
     if (!json_is_string(query) && !json_is_object(query))
-        return api_fail(e, 400, query ? "invalid_type" : "missing_required_parameter", "query",
+        return api_fail(g->e, 400, query ? "invalid_type" : "missing_required_parameter", "query",
                         "query must be a string.");
     if (!json_is_array(documents))
-        return api_fail(e, 400, documents ? "invalid_type" : "missing_required_parameter", "documents",
+        return api_fail(g->e, 400, documents ? "invalid_type" : "missing_required_parameter", "documents",
                         "documents must be an array of strings.");
     if (common(g, root, &instruction)) return ST_INVALID;
     struct rerank_state *s = g->dialect_state;
     s->texts = true;
-    if (field_int(e, root, "top_n", 1, LIMIT_PROMPTS, &top, NULL) ||
-        field_bool(e, root, "return_documents", &s->texts))
+    if (field_int(g->e, root, "top_n", 1, LIMIT_PROMPTS, &top, NULL) ||
+        field_bool(g->e, root, "return_documents", &s->texts))
         return ST_INVALID;
     s->top = (uint32_t)top;
-    json_t *queries = json_pack("[O]", query);
-    if (!queries) return api_nomem(e);
+    json_t *queries = embed_list(query);
+    if (!queries) return gen_nomem(g);
     struct pairs p = {"query", "documents", queries, documents};
     enum status st = prompts_set(g, root, "documents", instruction, &p);
     json_decref(queries);
     return st;
 }
 
-/* One text or many; the caller owns the array. */
-static json_t *as_array(json_t *v)
-{
-    return json_is_array(v) ? json_incref(v) : json_pack("[O]", v);
-}
-
 static enum status read_score(struct gen *g, json_t *root)
 {
-    struct api_error *e = &g->r->response.error;
     static const char *const names[][2] = {{"text_1", "text_2"}, {"queries", "documents"}};
     const json_t *instruction;
     size_t k = field(root, "queries") ? 1 : 0;
     for (size_t i = 0; i < 2; i++)
         if (!field(root, names[k][i]))
-            return api_fail(e, 400, "missing_required_parameter", names[k][i], "%s is missing.", names[k][i]);
+            return api_fail(g->e, 400, "missing_required_parameter", names[k][i], "%s is missing.",
+                            names[k][i]);
     if (common(g, root, &instruction)) return ST_INVALID;
     struct pairs p = {.query_name = names[k][0], .name = names[k][1]};
-    p.queries = as_array(field(root, p.query_name));
-    p.documents = as_array(field(root, p.name));
+    p.queries = embed_list(field(root, p.query_name));
+    p.documents = embed_list(field(root, p.name));
     size_t n = json_array_size(p.queries);
-    enum status st = !p.queries || !p.documents ? api_nomem(e)
+    enum status st = !p.queries || !p.documents ? gen_nomem(g)
                      : n != 1 && n != json_array_size(p.documents)
-                         ? api_fail(e, 400, "invalid_value", p.query_name,
+                         ? api_fail(g->e, 400, "invalid_value", p.query_name,
                                     "%s must be one, or as many as %s.", p.query_name, p.name)
                          : prompts_set(g, root, "text_2", instruction, &p);
     json_decref(p.queries);
@@ -302,7 +293,7 @@ static int by_score(const void *a, const void *b)
                                 : (x->index > y->index) - (x->index < y->index);
 }
 
-static void respond_rerank(struct json_writer *o, struct choice *first)
+static void respond(struct json_writer *o, struct choice *first)
 {
     struct gen *g = first->gen;
     const struct rerank_state *s = g->dialect_state;
@@ -313,49 +304,24 @@ static void respond_rerank(struct json_writer *o, struct choice *first)
     }
     scale(g);
     for (uint32_t i = 0; i < s->count; i++) all[i] = (struct ranked){score(g, i), i};
-    qsort(all, s->count, sizeof *all, by_score);
-    jw_text(o, "{");
-    embed_head(o, g, "rerank-", "list");
-    jw_text(o, ",\"results\":[");
-    for (uint32_t i = 0; i < s->count && i < s->top; i++) {
-        jw_text(o, i ? ",{\"index\":" : "{\"index\":");
-        jw_uint(o, all[i].index);
-        const json_t *text = json_array_get(s->documents, all[i].index);
-        if (s->texts && json_is_string(text)) {
+    if (s->top) qsort(all, s->count, sizeof *all, by_score);
+    embed_head(o, g, s->top ? "rerank-" : "score-", s->top ? "results" : "data");
+    for (uint32_t i = 0; i < s->count && (!s->top || i < s->top); i++) {
+        const json_t *text = s->texts ? json_array_get(s->documents, all[i].index) : NULL;
+        jw_text(o, i ? ",{" : "{");
+        if (!s->top) jw_text(o, "\"object\":\"score\",");
+        jw_put(o, "\"index\":%u", all[i].index);
+        if (json_is_string(text)) {
             jw_text(o, ",\"document\":{\"text\":");
             jw_string(o, json_string_value(text), json_string_length(text));
             jw_text(o, "}");
         }
-        jw_text(o, ",\"relevance_score\":");
+        jw_text(o, s->top ? ",\"relevance_score\":" : ",\"score\":");
         jw_float32(o, (float)all[i].score);
         jw_text(o, "}");
     }
-    jw_text(o, "],");
-    embed_usage(o, g);
-    gen_cache_info(o, g);
-    jw_text(o, "}");
+    embed_tail(o, g);
     free(all);
-}
-
-static void respond_score(struct json_writer *o, struct choice *first)
-{
-    struct gen *g = first->gen;
-    const struct rerank_state *s = g->dialect_state;
-    scale(g);
-    jw_text(o, "{");
-    embed_head(o, g, "score-", "list");
-    jw_text(o, ",\"data\":[");
-    for (uint32_t i = 0; i < s->count; i++) {
-        jw_text(o, i ? ",{\"object\":\"score\",\"index\":" : "{\"object\":\"score\",\"index\":");
-        jw_uint(o, i);
-        jw_text(o, ",\"score\":");
-        jw_float32(o, (float)score(g, i));
-        jw_text(o, "}");
-    }
-    jw_text(o, "],");
-    embed_usage(o, g);
-    gen_cache_info(o, g);
-    jw_text(o, "}");
 }
 
 static void state_end(struct gen *g)
@@ -364,10 +330,7 @@ static void state_end(struct gen *g)
     if (s) json_decref(s->documents);
 }
 
-const struct dialect dialect_rerank = {.read = read_rerank,
-                                       .source = "documents",
-                                       .response = respond_rerank,
-                                       .on_worker = true,
-                                       .end = state_end};
+const struct dialect dialect_rerank = {
+    .read = read_rerank, .source = "documents", .response = respond, .on_worker = true, .end = state_end};
 const struct dialect dialect_score = {
-    .read = read_score, .source = "text_2", .response = respond_score, .on_worker = true, .end = state_end};
+    .read = read_score, .source = "text_2", .response = respond, .on_worker = true, .end = state_end};

@@ -1,7 +1,7 @@
 /* Compiling the grammars of requests: a queue before the workers, in which tenants take turns. Event loop's
  * thread. */
 #include "server/generate/generate.h"
-#include "server/generate/grammars.h"
+#include "server/input/grammars.h"
 #include "server/http/request.h"
 
 #include <string.h>

@@ -9,6 +9,22 @@
 #include <sodium.h>
 #include <string.h>
 
+bool output_next(const struct chat_output *out, bool text, struct output_item *item)
+{
+    bool first = item->kind == DELTA_NONE;
+    item->index += !first;
+    if (first && out->reasoning.len) {
+        item->kind = DELTA_REASONING;
+        return true;
+    }
+    item->call += item->kind == DELTA_CALL;
+    item->from = item->to;
+    item->to = item->call < out->call_count ? out->calls[item->call].content_at : out->content.len;
+    bool more = item->to > item->from || (item->kind <= DELTA_REASONING && text);
+    item->kind = more ? DELTA_CONTENT : DELTA_CALL;
+    return more || item->call < out->call_count;
+}
+
 void call_id_make(struct chat_call *call, const char *prefix)
 {
     static const char alphabet[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";

@@ -15,6 +15,16 @@ struct delta {
 /* The first delta not yet sent; content and calls in the order in which the model wrote them. */
 struct delta delta_next(const struct choice *c);
 void delta_shown(struct choice *c, const struct delta *delta);
+/* An item of the whole output. */
+struct output_item {
+    enum delta_kind kind; /* REASONING, CONTENT, CALL; NONE: before the first */
+    uint32_t index;
+    uint32_t call;                                   /* CALL */
+    size_t from, to;                                 /* CONTENT: range of the content */
+    enum { ITEM_BEGUN, ITEM_WHOLE, ITEM_CUT } state; /* the dialect's */
+};
+/* The next one, in stream order. text: there is a text, even if it is empty. */
+bool output_next(const struct chat_output *out, bool text, struct output_item *item);
 /* A new id: a prefix of at most 6 characters and 24 letters or digits. */
 void call_id_make(struct chat_call *call, const char *prefix);
 /* The arguments as an object on one line; invalid or incomplete ones: {"INVALID_JSON": text}. */

@@ -45,10 +45,11 @@ void gen_cancel(struct request *r)
 static void stream_error(struct request *r)
 {
     struct json_writer o = {.buf = &r->response.out};
-    sse_begin(&o);
+    if (r->response.shape == ERROR_ANTHROPIC) sse_begin_named(&o, "error");
+    if (r->response.shape == ERROR_OPENAI) sse_begin(&o);
     error_json(&r->response.error, r->response.shape, &r->response.out);
-    sse_end(&o);
-    sse_done(&o);
+    jw_text(&o, r->stream.lines ? "\n" : SSE_END);
+    if (r->response.shape == ERROR_OPENAI) sse_done(&o);
 }
 
 void gen_abort(struct request *r, int http, const char *code, const char *message)
@@ -63,7 +64,8 @@ void gen_abort(struct request *r, int http, const char *code, const char *messag
     }
     (void)api_fail(&r->response.error, http, code, NULL, "%s", message);
     if (r->state == RQ_STREAM) {
-        (r->gen && r->gen->dialect ? r->gen->dialect->stream_error : stream_error)(r);
+        const struct dialect *d = r->gen ? r->gen->dialect : NULL;
+        (d && d->stream_error ? d->stream_error : stream_error)(r);
         r->stream.end = true;
         request_stream_more(r);
     } else if (!conn_respond_early(r)) {

@@ -40,20 +40,6 @@ struct image_fetch {
     double seconds;
 };
 
-bool gen_pixels_account(struct gen *g, const struct image_prepared *p)
-{
-    atomic_size_t *all = &g->r->srv->pixel_bytes;
-    size_t bytes = 0;
-    for (uint32_t i = 0; i < p->count; i++) bytes += image_u8_bytes(&p->images[i]);
-    size_t before = atomic_fetch_add(all, bytes);
-    if ((before > g->pixel_bytes || g->messages_each) && before + bytes > g->r->srv->opt->image_memory) {
-        atomic_fetch_sub(all, bytes);
-        return false;
-    }
-    g->pixel_bytes += bytes;
-    return true;
-}
-
 static void pixels_unbook(struct gen *g, size_t bytes)
 {
     atomic_fetch_sub(&g->r->srv->pixel_bytes, bytes);

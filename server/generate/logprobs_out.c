@@ -167,12 +167,9 @@ static void prompt_one(struct json_writer *o, const struct tokenizer *tok, uint3
     size_t len;
     const char *bytes = tok_bytes(tok, id, &len);
     jw_text(o, first ? "\"" : ",\"");
-    jw_uint(o, id);
-    jw_text(o, "\":{\"logprob\":");
+    jw_put(o, "%u\":{\"logprob\":", id);
     value(o, logprob);
-    jw_text(o, ",\"rank\":");
-    jw_uint(o, rank);
-    jw_text(o, ",\"decoded_token\":");
+    jw_put(o, ",\"rank\":%u,\"decoded_token\":", rank);
     jw_string(o, bytes, len);
     jw_text(o, "}");
 }

@@ -1,9 +1,9 @@
 /* Sequences of a generating request: preparing, submitting and ending them, and handling their events. Event
- * loop's thread. The response is written by generate/write.c; the request is read by generate/parse.c. */
+ * loop's thread. The response is written by generate/write.c; the request is read by input/parse.c. */
 #include "config/base/utf8.h"
 #include "server/http/request.h"
 #include "server/generate/generate.h"
-#include "server/generate/remote.h"
+#include "server/input/remote.h"
 #include "server/fetch/fetch.h"
 
 #include "config/base/assert.h"
@@ -81,7 +81,7 @@ void gen_free(struct gen *g)
     free(g->p.stop_ids);
     tool_types_destroy(g->p.tool_types);
     json_decref(g->p.bare_calls);
-    free((void *)(uintptr_t)g->p.sampling.bias); /* allocated by generate/parse.c */
+    free((void *)(uintptr_t)g->p.sampling.bias); /* allocated by input/parse.c */
     free((void *)(uintptr_t)g->p.sampling.ngrams.free);
     json_decref(g->root);
     free(g->dialect_state);
@@ -111,6 +111,11 @@ void gen_remote_done(struct server *s)
 static void job_ended(struct request *r)
 {
     struct gen *g = r->gen;
+    if (g->again) {
+        g->again = false;
+        request_work(r, r->job_run, r->job_done);
+        return;
+    }
     if (!g->remote || g->fetched || r->response.error.http) {
         g->done(r);
         return;
@@ -130,7 +135,8 @@ void gen_start(struct request *r, enum gen_kind kind, const struct dialect *dial
         request_fail(r);
         return;
     }
-    *g = (struct gen){.r = r, .kind = kind, .dialect = dialect, .p.n = 1, .done = done};
+    *g = (struct gen){
+        .r = r, .e = &r->response.error, .kind = kind, .dialect = dialect, .p.n = 1, .done = done};
     r->gen = g;
     r->gen_cancel = gen_cancel;
     r->gen_free = gen_free;
@@ -229,7 +235,6 @@ static enum status token_take(struct choice *c, const struct token_out *t)
     size_t before = c->text.len;
     enum reasoning_state reasoning = c->out ? c->out->reasoning_parse.state : REASON_AFTER;
     enum status st = ids_add(c, t->id);
-    if (!st && g->p.logprobs) st = gen_prompt_logprobs(c);
     c->logprobs.special_bytes = !g->p.skip_special && !is_hidden_stop(c, t->id);
     if (!st && g->p.logprobs)
         st = logprobs_add(&c->logprobs, t, c->chars + (g->p.echo ? c->prompt->text_chars : 0));
@@ -297,12 +302,45 @@ static void on_token(struct choice *c, const struct sched_event *ev, struct gen 
     if (c->finish != FIN_NONE) sched_cancel(r->srv->model->sched, c->seq);
 }
 
+static bool echoes_logprobs(const struct gen *g)
+{
+    return g->kind == GEN_COMPLETION && g->p.echo && g->p.logprobs;
+}
+
+/* Log-probs of an echoed prompt, as they arrive: all at once would block the event loop. The prompt's first
+ * token has none. Until the last one, c->detok is the prompt's. */
+static enum status echo_logprobs(struct choice *c, uint32_t from, uint32_t count,
+                                 const struct token_out *scores)
+{
+    const struct prompt *p = &c->prompt->prompt;
+    struct buf text;
+    enum status st = ST_OK;
+    buf_init(&text, SIZE_MAX / 4);
+    for (uint32_t i = 0; i < count && !st; i++) {
+        uint32_t id = p->tokens[from + i];
+        st = scores ? logprobs_add(&c->logprobs, &scores[i], c->echo_chars)
+                    : logprobs_add_null(&c->logprobs, id, c->echo_chars);
+        text.len = 0;
+        if (!st) st = detok_push(c->detok, id, &text);
+        c->echo_chars += utf8_count(text.data ? text.data : "", text.len);
+    }
+    buf_fini(&text);
+    if (from + count == p->token_count)
+        detok_init(c->detok, c->gen->r->srv->model->tok, c->gen->p.skip_special);
+    account_choice(c);
+    return st;
+}
+
 static void on_scores(struct choice *c, struct sched_event *ev)
 {
+    struct gen *g = c->gen;
     struct gen_prompt *p = c->prompt;
     uint32_t total = p->prompt.token_count;
-    if (!p->scores && !c->gen->failed) p->scores = calloc(total, sizeof *p->scores);
-    if (p->scores) response_account(&c->gen->r->response, &p->accounted, total * sizeof *p->scores);
+    if (!g->failed && !g->r->cancelled && echoes_logprobs(g) &&
+        echo_logprobs(c, ev->index, ev->score_count, ev->scores))
+        gen_abort(g->r, 500, "internal_error", "The server ran out of memory.");
+    if (!p->scores && !g->failed && g->p.prompt_logprobs) p->scores = calloc(total, sizeof *p->scores);
+    if (p->scores) response_account(&g->r->response, &p->accounted, total * sizeof *p->scores);
     for (uint32_t i = 0; p->scores && i < ev->score_count; i++) {
         if (ev->index + i < total) p->scores[ev->index + i] = ev->scores[i];
     }
@@ -519,20 +557,20 @@ static bool choices_create(struct gen *g)
             c->sampling.bias_count = 1;
         }
         /* One sequence per prompt scores it, unless each choice returns the scores before its own tokens. */
-        if (i % g->p.n && !(g->p.echo && g->p.logprobs)) c->sampling.prompt_logprobs = SAMPLING_NO_LOGPROBS;
+        if (i % g->p.n && !echoes_logprobs(g)) c->sampling.prompt_logprobs = SAMPLING_NO_LOGPROBS;
         buf_init(&c->text, g->p.pooling ? LIMIT_RESPONSE_BYTES : TEXT_MAX);
         logprobs_init(&c->logprobs, tok, g->kind == GEN_COMPLETION && !g->dialect, g->p.tokens_as_ids,
                       g->p.logprobs_top);
         c->detok = malloc(sizeof *c->detok);
         if (!c->detok) return false;
         detok_init(c->detok, tok, g->p.skip_special);
+        if (echoes_logprobs(g) && echo_logprobs(c, 0, 1, NULL)) return false;
         /* Vectors of all tokens: counted before they are computed. */
         if (g->p.pooling == POOL_ALL) {
             if (buf_reserve(&c->text, pooled_floats(c) * sizeof(float))) return false;
             account_choice(c);
         }
         if (!output_create(c) || !gen_constraint_start(c)) return false;
-        gen_thinking_start(c);
     }
     tags_find(g);
     return true;

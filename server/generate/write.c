@@ -1,6 +1,5 @@
 /* The response of a generating request, whole or in chunks. Event loop's thread. Knows nothing of sequences
  * or sockets: it reads a gen and writes JSON into its request's `out`. */
-#include "config/base/utf8.h"
 #include "server/generate/generate.h"
 
 #include "engine/model/model_info.h"
@@ -24,12 +23,8 @@ static void preamble(struct json_writer *o, const struct gen *g, bool chunk)
     jw_text(o, !chat   ? "\",\"object\":\"text_completion\""
                : chunk ? "\",\"object\":\"chat.completion.chunk\""
                        : "\",\"object\":\"chat.completion\"");
-    jw_text(o, ",\"created\":");
-    jw_int(o, r->http.created);
-    jw_text(o, ",\"model\":");
-    jw_cstring(o, r->model_name ? r->model_name : s->model_name);
-    jw_text(o, ",\"system_fingerprint\":");
-    jw_cstring(o, s->model->info->fingerprint);
+    jw_put(o, ",\"created\":%ld,\"model\":%s,\"system_fingerprint\":%s", r->http.created,
+           r->model_name ? r->model_name : s->model_name, s->model->info->fingerprint);
     if (g->p.service_tier) jw_text(o, ",\"service_tier\":\"default\"");
     jw_text(o, ",\"choices\":[");
 }
@@ -53,29 +48,20 @@ struct gen_usage gen_usage(const struct gen *g)
 
 static void usage_short(struct json_writer *o, const struct gen_usage *u)
 {
-    jw_text(o, "{\"prompt_tokens\":");
-    jw_uint(o, u->prompt);
-    jw_text(o, ",\"completion_tokens\":");
-    jw_uint(o, u->completion);
-    jw_text(o, ",\"total_tokens\":");
-    jw_uint(o, u->prompt + u->completion);
+    jw_put(o, "{\"prompt_tokens\":%lu,\"completion_tokens\":%lu,\"total_tokens\":%lu", u->prompt,
+           u->completion, u->prompt + u->completion);
 }
 
 static void usage_full(struct json_writer *o, const struct gen *g)
 {
     struct gen_usage u = gen_usage(g);
     usage_short(o, &u);
-    jw_text(o, ",\"prompt_tokens_details\":{\"cached_tokens\":");
-    jw_uint(o, u.cached);
-    jw_text(o, ",\"audio_tokens\":0,\"image_tokens\":");
-    jw_uint(o, u.image);
-    jw_text(o, "},\"completion_tokens_details\":{\"reasoning_tokens\":");
-    jw_uint(o, u.reasoning);
-    jw_text(o, ",\"audio_tokens\":0,\"accepted_prediction_tokens\":");
-    jw_uint(o, u.accepted);
-    jw_text(o, ",\"rejected_prediction_tokens\":");
-    jw_uint(o, u.rejected);
-    jw_text(o, "}}");
+    jw_put(o,
+           ",\"prompt_tokens_details\":{\"cached_tokens\":%lu,\"audio_tokens\":0,"
+           "\"image_tokens\":%lu},\"completion_tokens_details\":{\"reasoning_tokens\":%lu,"
+           "\"audio_tokens\":0,\"accepted_prediction_tokens\":%lu,"
+           "\"rejected_prediction_tokens\":%lu}}",
+           u.cached, u.image, u.reasoning, u.accepted, u.rejected);
 }
 
 void gen_cache_info(struct json_writer *o, const struct gen *g)
@@ -121,9 +107,7 @@ static void timings(struct json_writer *o, const struct gen *g)
         if (c->first_us && (!first || c->first_us < first)) first = c->first_us;
         if (c->last_us > last) last = c->last_us;
     }
-    jw_text(o, ",\"timings\":{\"cache_n\":");
-    jw_uint(o, u.cached);
-    jw_text(o, ",");
+    jw_put(o, ",\"timings\":{\"cache_n\":%lu,", u.cached);
     uint64_t computed = u.prompt - u.cached, more = u.completion - (u.completion ? 1 : 0);
     timing(o, "prompt", computed, computed, first ? first - g->r->http.arrived_us : 0);
     jw_text(o, ",");
@@ -181,57 +165,34 @@ static void prompt_ids(struct json_writer *o, const struct gen_prompt *p)
     jw_ids(o, p->prompt.tokens, p->prompt.token_count);
 }
 
-enum status gen_prompt_logprobs(struct choice *c)
-{
-    struct gen *g = c->gen;
-    const struct gen_prompt *p = c->prompt;
-    if (c->prompt_logged || g->kind != GEN_COMPLETION || !g->p.echo || !g->p.logprobs) return ST_OK;
-    c->prompt_logged = true;
-    struct detok d;
-    struct buf text;
-    size_t offset = 0;
-    buf_init(&text, SIZE_MAX / 4);
-    detok_init(&d, g->r->srv->model->tok, g->p.skip_special);
-    enum status st = ST_OK;
-    for (uint32_t i = 0; i < p->prompt.token_count && !st; i++) {
-        if (i && p->scores) {
-            st = logprobs_add(&c->logprobs, &p->scores[i], offset);
-        } else {
-            st = logprobs_add_null(&c->logprobs, p->prompt.tokens[i], offset);
-        }
-        text.len = 0;
-        if (!st) st = detok_push(&d, p->prompt.tokens[i], &text);
-        if (!st) offset += utf8_count(text.data ? text.data : "", text.len);
-    }
-    buf_fini(&text);
-    return st;
-}
-
 /* ---- the whole response ---- */
+
+/* Text of the output, after the prompt's if it is echoed. */
+static void text_write(struct json_writer *o, const struct choice *c, const char *text, size_t len)
+{
+    const struct gen_prompt *p = c->prompt;
+    struct buf both;
+    buf_init(&both, SIZE_MAX / 4);
+    if (c->gen->p.echo && p->text && !c->shown.any) {
+        if (buf_add(&both, p->text, p->text_len) || buf_add(&both, text, len)) o->st = ST_NOMEM;
+        text = both.data ? both.data : "";
+        len = both.len;
+    }
+    jw_string(o, text, len);
+    buf_fini(&both);
+}
 
 static void whole_text(struct json_writer *o, const struct choice *c)
 {
-    const struct gen_prompt *p = c->prompt;
     const struct buf *b = c->out ? &c->out->content : &c->text;
-    const char *text = b->data ? b->data : "";
-    if (!c->gen->p.echo || !p->text) {
-        jw_string(o, text, b->len);
-        return;
-    }
-    struct buf both;
-    buf_init(&both, SIZE_MAX / 4);
-    if (buf_add(&both, p->text, p->text_len) || buf_add(&both, text, b->len)) o->st = ST_NOMEM;
-    jw_string(o, both.data ? both.data : "", both.len);
-    buf_fini(&both);
+    text_write(o, c, b->data ? b->data : "", b->len);
 }
 
 /* "id":..,"type":"function","function":{"name":..,"arguments":<text>} without the opening brace */
 static void call_write(struct json_writer *o, struct chat_call *call, const char *arguments, size_t len)
 {
     call_id_make(call, "call_");
-    jw_text(o, "\"id\":");
-    jw_cstring(o, call->id);
-    jw_text(o, ",\"type\":\"function\",\"function\":{\"name\":");
+    jw_put(o, "\"id\":%s,\"type\":\"function\",\"function\":{\"name\":", call->id);
     jw_string(o, call->name.data, call->name.len);
     jw_text(o, ",\"arguments\":");
     jw_string(o, arguments, len);
@@ -253,9 +214,7 @@ static void message_write(struct json_writer *o, const struct choice *c)
 {
     const struct gen *g = c->gen;
     struct chat_output *out = c->out;
-    jw_text(o, ",\"message\":{\"role\":");
-    jw_cstring(o, g->response_role ? g->response_role : "assistant");
-    jw_text(o, ",\"content\":");
+    jw_put(o, ",\"message\":{\"role\":%s,\"content\":", g->response_role ? g->response_role : "assistant");
     if (out && out->call_count && !out->content.len && !(g->p.echo && c->prompt->text)) {
         jw_text(o, "null");
     } else {
@@ -279,15 +238,12 @@ static void choice_write(struct json_writer *o, struct choice *c)
 {
     struct gen *g = c->gen;
     if (c->index) jw_text(o, ",");
-    jw_text(o, "{\"index\":");
-    jw_uint(o, c->index);
+    jw_put(o, "{\"index\":%u", c->index);
     if (g->kind == GEN_CHAT) {
         message_write(o, c);
     } else {
         jw_text(o, ",\"text\":");
         whole_text(o, c);
-        enum status st = gen_prompt_logprobs(c);
-        if (st && !o->st) o->st = st;
     }
     logprobs_field(o, c, true);
     reasons(o, c);
@@ -338,12 +294,7 @@ static void write_done(struct request *r)
 /* The event loop writes short responses itself; long ones would make other clients wait. */
 static bool takes_worker(const struct gen *g)
 {
-    if (g->dialect) return g->dialect->on_worker;
-    size_t entries = 0;
-    for (uint32_t i = 0; g->p.prompt_logprobs && i < g->prompt_count; i++) {
-        entries += (size_t)g->prompts[i].prompt.token_count * (g->p.prompt_logprobs_top + 1u);
-    }
-    return entries > 4096;
+    return g->dialect ? g->dialect->on_worker : g->r->response.bytes > 65536;
 }
 
 void gen_write_response(struct gen *g)
@@ -363,8 +314,7 @@ static void chunk_begin(struct json_writer *o, struct choice *c)
 {
     sse_begin(o);
     preamble(o, c->gen, true);
-    jw_text(o, "{\"index\":");
-    jw_uint(o, c->index);
+    jw_put(o, "{\"index\":%u", c->index);
 }
 
 void gen_event_end(struct json_writer *o, struct gen *g)
@@ -416,8 +366,7 @@ static void head_chunks(struct gen *g)
     for (uint32_t i = 0; i < g->choice_count && g->kind == GEN_CHAT; i++) {
         struct json_writer o = {.buf = &g->r->response.out};
         chunk_begin(&o, &g->choices[i]);
-        jw_text(&o, ",\"delta\":{\"role\":");
-        jw_cstring(&o, g->response_role ? g->response_role : "assistant");
+        jw_put(&o, ",\"delta\":{\"role\":%s", g->response_role ? g->response_role : "assistant");
         /* Clients concatenate strings of one key: null if there may be only calls. */
         struct choice *c = &g->choices[i];
         c->shown.null =
@@ -450,16 +399,12 @@ static void delta_json(struct json_writer *o, struct choice *c, const struct del
         }
         break;
     case DELTA_CALL:
-        jw_text(o, "\"tool_calls\":[{\"index\":");
-        jw_uint(o, delta->call);
-        jw_text(o, ",");
+        jw_put(o, "\"tool_calls\":[{\"index\":%u,", delta->call);
         call_write(o, &c->out->calls[delta->call], "", 0);
         jw_text(o, "]");
         break;
     case DELTA_ARGUMENTS:
-        jw_text(o, "\"tool_calls\":[{\"index\":");
-        jw_uint(o, delta->call);
-        jw_text(o, ",\"function\":{\"arguments\":");
+        jw_put(o, "\"tool_calls\":[{\"index\":%u,\"function\":{\"arguments\":", delta->call);
         jw_string(o, delta->text, delta->len);
         jw_text(o, "}}]");
         break;
@@ -542,19 +487,9 @@ static void delta_chunk(struct choice *c, bool final)
     size_t to = c->text.len > c->held ? c->text.len - c->held : 0;
     if (to < c->shown.text) to = c->shown.text;
     const char *text = c->text.data ? c->text.data + c->shown.text : "";
-    bool echo = !c->shown.any && g->p.echo && p->text;
-    if (g->kind == GEN_COMPLETION && gen_prompt_logprobs(c)) o.st = ST_NOMEM;
     chunk_begin(&o, c);
     jw_text(&o, g->kind == GEN_CHAT ? ",\"delta\":{\"content\":" : ",\"text\":");
-    if (echo) {
-        struct buf both;
-        buf_init(&both, SIZE_MAX / 4);
-        if (buf_add(&both, p->text, p->text_len) || buf_add(&both, text, to - c->shown.text)) o.st = ST_NOMEM;
-        jw_string(&o, both.data ? both.data : "", both.len);
-        buf_fini(&both);
-    } else {
-        jw_string(&o, text, to - c->shown.text);
-    }
+    text_write(&o, c, text, to - c->shown.text);
     if (g->kind == GEN_CHAT) jw_text(&o, "}");
     logprobs_field(&o, c, true);
     reasons_and_ids(&o, c, final);

@@ -224,11 +224,12 @@ static void job_done(void *arg)
 
 void request_work(struct request *r, void (*job)(struct request *r), void (*done)(struct request *r))
 {
+    bool goes_on = r->state == RQ_WORKING; /* its body is parsed: it keeps that memory, and its turn */
     r->job_run = job;
     r->job_done = done;
     request_to(r, RQ_WORKING);
     r->parse_cost = parse_cost(r);
-    r->parse_waits = r->parse_cost && (!parse_fits(r->srv, r->parse_cost) || parse_next(r->srv));
+    r->parse_waits = r->parse_cost && !goes_on && (!parse_fits(r->srv, r->parse_cost) || parse_next(r->srv));
     if (!r->parse_waits) job_start(r);
 }
 

@@ -9,7 +9,7 @@
  *
  * It is freed by request_release when libmicrohttpd is done with it, no worker holds it and every sequence
  * has given its EV_END. Images that the scheduler asks for while it runs are decoded by further workers
- * (generate/images.c), after those with a URL are fetched (generate/remote.c), counted in `fetches`.
+ * (generate/images.c), after those with a URL are fetched (input/remote.c), counted in `fetches`.
  *
  * Event loop's thread, except while `working`: then a worker (workers.h) owns body, response and gen, and the
  * loop touches none of them. */

@@ -40,7 +40,7 @@ size_t fields_unknown(json_t *root, const char *const *known, size_t count, char
     {
         size_t i = 0;
         while (i < count && strcmp(key, known[i]) != 0) i++;
-        if (i < count) continue;
+        if (i < count || json_is_null(v)) continue;
         size_t len = strlen(key), need = len + (found++ ? 2 : 0);
         if (at + need >= cap) continue;
         if (at) memcpy(out + at, ", ", 2);

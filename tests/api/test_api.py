@@ -361,6 +361,14 @@ def test_completions(s):
     check.equal("echo in a stream", stream_text(chunks, key="text"), c["text"])
     merged = {k: [v for x in chunks if x["choices"][0]["logprobs"] for v in x["choices"][0]["logprobs"][k]] for k in c["logprobs"]}
     check.equal("log-probs in a stream", merged, c["logprobs"])
+    long = s.ok(TEXT, text("w\u00f6rld \u2028" * 60, n=2, echo=True, logprobs=2, prompt_logprobs=0,
+                           max_tokens=2))
+    for c in long["choices"]:  # its scores come in several events
+        scores = [next(iter(e.values()))["logprob"] for e in c["prompt_logprobs"][1:]]
+        p = {k: v[:len(scores) + 1] for k, v in c["logprobs"].items()}
+        check.equal("log-probs of a long prompt", p["token_logprobs"], [None] + scores)
+        offsets = p["text_offset"]
+        check.true("their offsets", offsets == sorted(offsets) and offsets[-1] < 420)
     check.equal("best_of 1", s.post(TEXT, text(best_of=1))[0], 200)
     is_error("best_of 3", s.post(TEXT, text(best_of=3)), 400, "unsupported_parameter", "best_of")
     is_error("suffix", s.post(TEXT, text(suffix="x")), 400, "unsupported_parameter", "suffix")
@@ -1139,7 +1147,7 @@ if __name__ == "__main__":
              test_suppressed]
     wanted = [t for t in shared if not args.only or t.__name__ in args.only]
     if wanted:
-        server = Server(BINARY, MODEL)
+        server = Server(BINARY, MODEL, "--prefill-chunk", "64")
         for test in wanted:
             check.run(test, server)
         check.run(server.stop)

@@ -1,7 +1,12 @@
 """Limits that docs/http.md lists, at and above each: python test_limits.py [--binary B] [--demo DIR]"""
+import base64
 import json
 import os
+import struct
 import sys
+import threading
+import time
+import zlib
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from harness import Checks, Server, arguments  # noqa: E402
@@ -54,11 +59,57 @@ def test_names(s):
     check.equal("no choice of white space", text, '{"a": 1, "b": [5, 5]}')
 
 
+def test_tokens(s):
+    """Of all prompts of a request, and of vectors: refused before anything is computed."""
+    doc = "a " * 2049
+    got = s.post("/v1/embeddings", {"input": [doc] * 2048})
+    check.equal("tokens of a request", (got[0], got[1]["error"].get("param")), (400, "input"))
+    check.true("its limit", "4194304 tokens" in got[1]["error"]["message"], got[1])
+    got = s.post("/pooling", {"input": [doc] * 256, "task": "token_embed"})
+    check.equal("vectors of a request", (got[0], got[1]["error"].get("param")), (400, "input"))
+    check.true("their limit", "512 MiB" in got[1]["error"]["message"], got[1])
+
+
+def plain(side, shade):
+    """A PNG of one grey."""
+    def part(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    rows = zlib.compress((b"\0" + bytes([shade]) * side) * side, 1)
+    head = struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)
+    whole = b"\x89PNG\r\n\x1a\n" + part(b"IHDR", head) + part(b"IDAT", rows) + part(b"IEND", b"")
+    return "data:image/png;base64," + base64.b64encode(whole).decode()
+
+
+def test_turns(binary, demo):
+    """The only worker takes turns: a request of many images makes no other wait for all of them."""
+    images = [{"image": plain(3000, shade)} for shade in range(60)]
+    s = Server(binary, demo, env={"UV_THREADPOOL_SIZE": "1"})
+    ended = []
+
+    def many():
+        got = s.post("/v1/embeddings", {"input": images + [{"image": "data:image/png;base64,AAAA"}]})
+        ended.append((got[0], got[1]["error"]["param"]))
+    thread = threading.Thread(target=many)
+    thread.start()
+    while not json.loads(s.request("GET", "/load")[2])["server_load"]:  # its job is the first
+        time.sleep(0.001)
+    early = 0
+    while not ended:
+        s.ok("/tokenize", {"prompt": "a"})
+        early += not ended
+    thread.join()
+    s.stop()
+    check.equal("the last image is none", ended, [(400, "input[60].image[0].image")])
+    check.true(f"{early} others are served before that is noticed", early > 4)
+
+
 if __name__ == "__main__":
     args = arguments(__doc__)
     server = Server(args.binary, args.demo, "--max-queue", "8192", "--max-sequences", "64")
-    for test in (test_counts, test_names):
+    for test in (test_counts, test_names, test_tokens):
         if not args.only or test.__name__ in args.only:
             check.run(test, server)
     server.stop()
+    if not args.only or "test_turns" in args.only:
+        check.run(test_turns, args.binary, args.demo)
     check.end()

@@ -130,7 +130,7 @@ def test_fields(doc):
     def properties(name):
         return of(doc["components"]["schemas"][name])
 
-    parse = strings(source("server/generate/parse.c"), "const known[]")
+    parse = strings(source("server/input/parse.c"), "const known[]")
     check.true("the list of parse.c is read", len(parse) > 80 and "temperature" in parse, len(parse))
     both = properties("ChatRequest") | properties("CompletionRequest")
     check.equal("fields of chats and completions", sorted(both), sorted(parse))

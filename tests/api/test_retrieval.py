@@ -176,6 +176,24 @@ def bounded_pixels():
         check.true(f"decoded again: {got[0][1]}, {got[1][1]}", got[0][1] == 6 and got[1][1] > 6)
 
 
+def videos():
+    """At most four in a prompt, whatever the other inputs of the request have."""
+    with tempfile.TemporaryDirectory() as work:
+        g = laid_over("qwen3_vl_odd_f32", work)
+        url = next(d["image"] for d in g["documents"] + g["inputs"] if isinstance(d, dict) and "image" in d)
+        video = {"content": [{"type": "video", "video": [url, url]}]}
+        s = served(work)
+        try:
+            check.equal("videos of several inputs", post(s, "/v1/embeddings", {"input": [video] * 6})[0], 200)
+            for input in [{"content": video["content"] * 5}], [{"image": [url] * 9}, {"image": [url] * 17}]:
+                status, answer = post(s, "/v1/embeddings", {"input": input})
+                check.equal("too many of one", status, 400)
+                check.true("the number", answer["error"]["message"].startswith(
+                    "At most 4 video" if len(input) == 1 else "At most 16 image"), answer)
+        finally:
+            s.stop()
+
+
 def plain_images():
     """A model with images and no prompts for retrieval: a text is no chat, whatever else is in the list."""
     s = Server(BINARY, os.path.join(os.path.dirname(os.path.dirname(GOLDEN)), "models", "demo"))
@@ -289,7 +307,7 @@ if __name__ == "__main__":
     BINARY = ARGS.binary
     for variant in "qwen3_vl_f32", "qwen3_vl_odd_f32":
         check.run(qwen3_vl, variant)
-    for test in repeated_image, bounded_pixels, plain_images, counted_vectors:
+    for test in repeated_image, bounded_pixels, videos, plain_images, counted_vectors:
         check.run(test)
     for variant in "colpali_f32", "colpali_odd_f32", "colqwen2_f32", "colqwen2_odd_f32":
         check.run(late, variant)

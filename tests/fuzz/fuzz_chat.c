@@ -45,7 +45,7 @@ static void ask(enum gen_kind kind, const uint8_t *data, size_t size)
     *r = (struct request){.srv = server, .gen = g};
     r->response.all = &server->response_bytes;
     buf_init(&r->response.out, SIZE_MAX / 4);
-    *g = (struct gen){.r = r, .kind = kind, .p.n = 1};
+    *g = (struct gen){.r = r, .e = &r->response.error, .kind = kind, .p.n = 1};
     buf_init(&r->http.body, SIZE_MAX / 4);
     if (!buf_add(&r->http.body, data, size) && !request_body_parse(r, &g->root) &&
         !request_model_check(r, g->root) && !gen_parse(g, g->root) &&

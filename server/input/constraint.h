@@ -1,10 +1,10 @@
 /* Builds the grammar of a request's output: reasoning first, tool calls in the template's syntax, and the
- * final content. generate/constraint.c and call_grammar.c; worker thread. */
+ * final content. input/constraint.c and call_grammar.c; worker thread. */
 #ifndef KVASIR_CONSTRAINT_H
 #define KVASIR_CONSTRAINT_H
 
-#include "server/generate/generate.h"
-#include "server/generate/grammars.h"
+#include "server/input/input.h"
+#include "server/input/grammars.h"
 #include "server/grammar/build.h"
 
 /* A set of a request's tools. */
@@ -23,7 +23,7 @@ struct constraint_maker {
     json_t *notes;        /* a list: what is not enforced */
 };
 
-/* generate/format.c. Does a json_schema or a function set `strict`? */
+/* input/format.c. Does a json_schema or a function set `strict`? */
 bool gen_strict(json_t *of);
 /* Does it have `"strict": false`? Then properties come in any order, mixed with additional ones, as plain
  * JSON Schema allows. Else they come in the schema's order, followed by additional ones, as in OpenAI's API:
@@ -43,12 +43,14 @@ enum status constraint_strings(struct constraint_maker *m, const json_t *list, g
 enum status constraint_schema(struct constraint_maker *m, json_t *schema, bool compact, const char *param,
                               gx *out) KV_MUST_CHECK;
 
+/* The request lets the model call it. */
+bool constraint_may(const struct constraint_maker *m, json_t *function);
 /* The tool's arguments are any object, because its schema can't be enforced. */
 bool constraint_weak(const struct constraint_maker *m, size_t tool);
 /* Its schema must be enforced as a whole: it is strict, and the request must call it. */
 bool constraint_must(const struct constraint_maker *m, json_t *function);
 
-/* generate/call_grammar.c: one call of the function (an element of the request's `tools`), from start tag to
+/* input/call_grammar.c: one call of the function (an element of the request's `tools`), from start tag to
  * end tag, with arguments: */
 enum call_schema {
     CALL_FREE,   /* any object, or what the syntax alone gives of its schema */
@@ -57,9 +59,9 @@ enum call_schema {
 };
 enum status constraint_call(struct constraint_maker *m, json_t *function, enum call_schema use, size_t index,
                             gx *out) KV_MUST_CHECK;
-/* Calls as plain JSON (chat/tool_calls/) to the functions whose flag in may[] is set, with their closing
- * brackets; at most one if `one`. *excluded: every text that starts like such a call. */
-enum status constraint_bare_calls(struct constraint_maker *m, json_t *tools, const bool *may, bool one,
-                                  rx *excluded, gx *out) KV_MUST_CHECK;
+/* Calls as plain JSON (chat/tool_calls/) to the functions that may be called, with their closing brackets; at
+ * most one if `one`. *excluded: every text that starts like such a call. */
+enum status constraint_bare_calls(struct constraint_maker *m, json_t *tools, bool one, rx *excluded,
+                                  gx *out) KV_MUST_CHECK;
 
 #endif

@@ -1,5 +1,5 @@
 /* See cache_info.h. */
-#include "server/generate/cache_info.h"
+#include "server/input/cache_info.h"
 
 #include "server/http/metrics.h"
 
@@ -94,17 +94,9 @@ const struct cache_place *cache_place_of_difference(const struct cache_places *p
 
 /* ---- JSON ---- */
 
-static void key_uint(struct json_writer *o, const char *key, uint64_t v)
-{
-    jw_text(o, key);
-    jw_uint(o, v);
-}
-
 static void message_write(struct json_writer *o, const struct cache_place *p)
 {
-    key_uint(o, ",\"message\":", p->message);
-    jw_text(o, ",\"role\":");
-    jw_cstring(o, p->role);
+    jw_put(o, ",\"message\":%u,\"role\":%s", p->message, p->role);
 }
 
 static void place_write(struct json_writer *o, const struct cache_place *p, uint32_t token)
@@ -113,23 +105,23 @@ static void place_write(struct json_writer *o, const struct cache_place *p, uint
         [PLACE_TEMPLATE] = "template",  [PLACE_TEXT] = "text",   [PLACE_IMAGE] = "image",
         [PLACE_FIELD] = "field",        [PLACE_TOOLS] = "tools", [PLACE_DOCUMENTS] = "documents",
         [PLACE_VARIABLES] = "variables"};
-    key_uint(o, "{\"token\":", token);
-    jw_text(o, ",\"kind\":");
-    jw_cstring(o, !p ? "prompt" : p->kind == PLACE_IMAGE && p->video ? "video" : kinds[p->kind]);
+    jw_put(o, "{\"token\":%u,\"kind\":%s", token,
+           !p                                   ? "prompt"
+           : p->kind == PLACE_IMAGE && p->video ? "video"
+                                                : kinds[p->kind]);
     if (p && p->kind == PLACE_TEMPLATE) {
         jw_text(o, ",\"after_message\":");
         if (p->message) jw_uint(o, p->message - 1);
         else jw_text(o, "null");
     } else if (p && p->kind == PLACE_FIELD) {
         message_write(o, p);
-        jw_text(o, ",\"field\":");
-        jw_cstring(o, p->field);
+        jw_put(o, ",\"field\":%s", p->field);
     } else if (p && (p->kind == PLACE_TEXT || p->kind == PLACE_IMAGE)) {
         message_write(o, p);
         jw_text(o, ",\"part\":");
         if (p->part >= 0) jw_uint(o, (uint64_t)p->part);
         else jw_text(o, "null");
-        if (p->kind == PLACE_IMAGE) key_uint(o, ",\"image\":", p->image);
+        if (p->kind == PLACE_IMAGE) jw_put(o, ",\"image\":%u", p->image);
     }
     jw_text(o, "}");
 }
@@ -140,16 +132,11 @@ void cache_info_write(struct json_writer *o, const struct sched_cache_info *info
     /* Without a prompt to compare with there is no point of difference. */
     bool compared =
         info->stop != CACHE_STOP_SALT && info->stop != CACHE_STOP_PROMPT && info->stop != CACHE_STOP_DISABLED;
-    key_uint(o, "{\"reused_tokens\":", info->reused);
-    key_uint(o, ",\"equal_tokens\":", info->equal);
-    key_uint(o, ",\"prompt_tokens\":", prompt_tokens);
-    jw_text(o, ",\"tier\":");
-    if (info->reused) jw_cstring(o, cache_tier_name(info->tier));
-    else jw_text(o, "null");
-    key_uint(o, ",\"loaded_tokens\":", info->loaded);
-    jw_text(o, ",\"stop\":");
-    jw_cstring(o, cache_stop_name(info->stop));
-    jw_text(o, ",\"reuse_ends_at\":");
+    jw_put(o,
+           "{\"reused_tokens\":%u,\"equal_tokens\":%u,\"prompt_tokens\":%u,\"tier\":%s,\"loaded_tokens\":%u,"
+           "\"stop\":%s,\"reuse_ends_at\":",
+           info->reused, info->equal, prompt_tokens, info->reused ? cache_tier_name(info->tier) : NULL,
+           info->loaded, cache_stop_name(info->stop));
     if (compared && info->reused < prompt_tokens)
         place_write(o, cache_place_of_difference(places, info->reused + dropped), info->reused);
     else jw_text(o, "null");
@@ -157,9 +144,8 @@ void cache_info_write(struct json_writer *o, const struct sched_cache_info *info
     if (compared && info->equal < prompt_tokens)
         place_write(o, cache_place_of_difference(places, info->equal + dropped), info->equal);
     else jw_text(o, "null");
-    if (left_out) jw_text(o, ",\"left_out\":[");
-    if (left_out) jw_cstring(o, left_out);
-    jw_text(o, left_out ? "]}" : "}");
+    if (left_out) jw_put(o, ",\"left_out\":[%s]", left_out);
+    jw_text(o, "}");
 }
 
 void cache_places_write(struct json_writer *o, const struct cache_places *p)

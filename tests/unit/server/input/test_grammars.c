@@ -1,7 +1,7 @@
 /* Grammar memory is shared between tenants: one tenant leaves room for the next, and a tenant that fills its
  * share evicts its own grammars first. A compile whose requests are all cancelled stops. */
 #include "tests/lib/grammars.h"
-#include "server/generate/grammars.h"
+#include "server/input/grammars.h"
 #include "server/grammar/build.h"
 
 #include <setjmp.h>

@@ -14,16 +14,17 @@ static const struct response_owner nobody;
 
 static bool keep(struct response_store *s, const char *id, const char *before, size_t bytes)
 {
-    struct buf items;
     char *text = malloc(bytes + 1);
     assert_non_null(text);
-    memset(text, 'x', bytes + 1);
-    buf_init(&items, bytes + 1);
-    assert_int_equal(buf_add(&items, id, strlen(id) < bytes ? strlen(id) : bytes), ST_OK);
-    struct response_kept *held = before ? response_take(s, before, &nobody) : NULL;
-    bool ok = response_keep(s, id, &nobody, held, &items, text, bytes);
-    if (!ok) response_give_back(s, held);
-    buf_fini(&items);
+    memset(text, 'x', bytes);
+    text[bytes] = '\0';
+    struct response_kept new = {.items = json_pack("[s]", text), .inputs = 1};
+    assert_non_null(new.items);
+    snprintf(new.id, sizeof new.id, "%s", id);
+    new.before = before ? response_take(s, before, &nobody) : NULL;
+    bool ok = response_keep(s, &new, text, bytes);
+    if (!ok) response_give_back(s, new.before);
+    if (!ok) json_decref(new.items);
     free(text);
     return ok;
 }
@@ -77,6 +78,31 @@ static void test_bounds(void **state)
     assert_false(response_store_on(s));
     assert_false(keep(s, "resp_a", NULL, 1));
     response_store_destroy(s);
+}
+
+/* Many small values take more memory than their text, and long to free. */
+static void test_values(void **state)
+{
+    (void)state;
+    const struct {
+        size_t values;
+        uint64_t memory;
+        bool kept;
+    } rows[] = {
+        {10000, 500000, false}, {10000, 2000000, true}, {200000, 1 << 30, true}, {300000, 1 << 30, false}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct response_store *s = response_store_create(rows[i].memory);
+        struct response_kept new = {.id = "resp_a", .items = json_array()};
+        uint32_t count;
+        uint64_t bytes;
+        for (size_t k = 0; k < rows[i].values; k++)
+            assert_int_equal(json_array_append_new(new.items, json_integer((json_int_t)k)), 0);
+        assert_int_equal(response_keep(s, &new, "{}", 2), rows[i].kept);
+        response_store_size(s, &count, &bytes);
+        assert_true(rows[i].kept ? bytes > 32 * rows[i].values : !bytes);
+        if (!rows[i].kept) json_decref(new.items);
+        response_store_destroy(s);
+    }
 }
 
 static void test_chains(void **state)
@@ -156,8 +182,8 @@ static void test_threads(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_owners), cmocka_unit_test(test_bounds),
-                                       cmocka_unit_test(test_chains), cmocka_unit_test(test_long_chain),
-                                       cmocka_unit_test(test_threads)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_owners),     cmocka_unit_test(test_bounds),
+                                       cmocka_unit_test(test_values),     cmocka_unit_test(test_chains),
+                                       cmocka_unit_test(test_long_chain), cmocka_unit_test(test_threads)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

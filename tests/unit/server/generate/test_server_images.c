@@ -146,8 +146,12 @@ static void world_open(struct world *w)
     w->srv.image_hashes = image_hash_cache_create(8);
     w->r.srv = &w->srv;
     w->r.gen = &w->g;
-    w->g = (struct gen){
-        .r = &w->r, .prompts = &w->prompt, .prompt_count = 1, .images = w->images, .image_count = IMAGES};
+    w->g = (struct gen){.r = &w->r,
+                        .e = &w->r.response.error,
+                        .prompts = &w->prompt,
+                        .prompt_count = 1,
+                        .images = w->images,
+                        .image_count = IMAGES};
     w->choice = (struct choice){.gen = &w->g, .prompt = &w->prompt};
     w->prompt.prompt.spans = calloc(16, sizeof *w->prompt.prompt.spans);
     uint32_t first = 0;

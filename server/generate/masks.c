@@ -1,7 +1,8 @@
-/* The limit on reasoning tokens: at the limit, only the tag that ends the reasoning is allowed. It depends on
- * the request and its tokens alone, and is combined with the constraint of the output, if there is one. */
-#include "server/json/fields.h"
+/* Which tokens a choice may take: what the matcher of its grammar allows, and, at the limit on reasoning
+ * tokens, only the tag that ends the reasoning. The limit depends on the request and its tokens alone. */
 #include "server/generate/generate.h"
+#include "server/grammar/grammar.h"
+#include "server/input/grammars.h"
 
 #include "engine/tokenizer/tokenizer.h"
 
@@ -86,32 +87,42 @@ static void stop(void *arg)
     if (c->inner.stop) c->inner.stop(c->inner.arg);
 }
 
-enum status gen_thinking_budget(struct gen *g, json_t *v, const char *param)
+bool gen_constraint_start(struct choice *c)
 {
-    struct api_error *e = &g->r->response.error;
-    const struct tokenizer *tok = g->r->srv->model->tok;
-    enum reasoning_syntax syntax = g->p.reasoning_syntax;
-    const char *close = reasoning_close(syntax);
-    int64_t budget;
-    if (!v) return ST_OK;
-    if (!json_to_int(v, &budget)) /* checked before, where there is no param */
-        return api_fail(e, 400, "invalid_type", param, "%s must be an integer.", param ? param : "");
-    if (budget < 0) return api_fail(e, 400, "invalid_value", param, "%s must be at least 0.", param);
-    if (g->p.reasoning == REASONING_NONE) return ST_OK; /* there is nothing to limit */
-    if (!tok_id_of(tok, close, strlen(close), &g->p.think.close))
-        return param ? api_fail(e, 400, "unsupported_parameter", param,
-                                "%s needs a model with a token for \"%s\"; this one has none.", param, close)
-                     : ST_OK;
-    g->p.think.limited = true;
-    g->p.think.budget = budget < UINT32_MAX ? (uint32_t)budget : UINT32_MAX;
-    return ST_OK;
+    const struct gen *g = c->gen;
+    if (g->grammar) {
+        if (matcher_create(g->grammar, g->vocab, &c->matcher)) return false;
+        matcher_threads(c->matcher, grammars_threads(g->r->srv->grammars), g->p.tenant);
+        c->constraint = (struct sampling_constraint){.arg = c->matcher,
+                                                     .prepare = matcher_prepare,
+                                                     .drafts = matcher_drafts,
+                                                     .mask = matcher_mask,
+                                                     .forced = matcher_forced,
+                                                     .stop = matcher_stop};
+    }
+    if (g->p.think.limited) {
+        c->inner = c->constraint;
+        c->constraint = (struct sampling_constraint){
+            .arg = c, .prepare = prepare, .drafts = drafts, .mask = mask, .forced = forced, .stop = stop};
+    }
+    if (c->constraint.mask) c->sampling.constraint = &c->constraint;
+    return true;
 }
 
-void gen_thinking_start(struct choice *c)
+const char *gen_constraint_failure(const struct choice *c, char *text, size_t cap)
 {
-    if (!c->gen->p.think.limited) return;
-    c->inner = c->constraint;
-    c->constraint = (struct sampling_constraint){
-        .arg = c, .prepare = prepare, .drafts = drafts, .mask = mask, .forced = forced, .stop = stop};
-    c->sampling.constraint = &c->constraint;
+    static const char *const why[] = {
+        [MATCHER_STUCK] = "the output can't be completed: too many continuations in one place, or no token "
+                          "is allowed there",
+        [MATCHER_MASK_COST] = "computing the mask of one token takes too much work",
+        [MATCHER_ANSWER_COST] = "computing the masks takes too much work for this number of tokens",
+        [MATCHER_MEMORY] = "the server is out of memory for it"};
+    enum matcher_failure f = matcher_failure(c->matcher);
+    bool costs = f == MATCHER_MASK_COST || f == MATCHER_ANSWER_COST;
+    snprintf(text, cap, "The constraint in %s could not be enforced: %s.%s", gen_constraint_param(c->gen),
+             why[f] ? why[f] : why[MATCHER_STUCK],
+             costs ? " Use fewer optional parts and counted repeats within each other, or character classes "
+                     "instead of alternatives."
+                   : "");
+    return costs ? "constraint_too_costly" : f == MATCHER_MEMORY ? "out_of_memory" : "unsupported_schema";
 }

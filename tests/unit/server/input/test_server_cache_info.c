@@ -1,7 +1,7 @@
 /* Which message and part a token came from: conversations that differ in one place, rendered with the demo
  * model's template and tokenizer; the place of the first differing token must be the one that was edited.
  * Also tokenizers that change the text, and the JSON. */
-#include "server/generate/cache_info.h"
+#include "server/input/cache_info.h"
 #include "server/http/metrics.h"
 #include "tests/lib/tokens.h"
 

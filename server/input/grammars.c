@@ -1,5 +1,5 @@
 /* See grammars.h. */
-#include "server/generate/grammars.h"
+#include "server/input/grammars.h"
 
 #include "config/base/list.h"
 

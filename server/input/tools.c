@@ -1,7 +1,7 @@
 /* Tools and reasoning of a chat request. Worker thread. template.c puts them into the prompt, chat/output.c
  * parses them from the output. */
 #include "server/json/fields.h"
-#include "server/generate/generate.h"
+#include "server/input/input.h"
 #include "server/http/limits.h"
 #include "server/chat/template.h"
 #include "server/chat/tool_calls/types.h"
@@ -30,28 +30,28 @@ static bool may_be_object(const json_t *type)
 
 static enum status function_check(struct gen *g, json_t *f, const char *path)
 {
-    struct api_error *e = &g->r->response.error;
     json_t *name = field(f, "name"), *parameters = field(f, "parameters"),
            *description = field(f, "description"), *strict = field(f, "strict");
     if (!json_is_object(f) || !name)
-        return api_fail(e, 400, "missing_required_parameter", path, "A tool needs a function with a name.");
+        return api_fail(g->e, 400, "missing_required_parameter", path,
+                        "A tool needs a function with a name.");
     if (!json_is_string(name))
-        return api_fail(e, 400, "invalid_type", path, "A function's name must be a string.");
+        return api_fail(g->e, 400, "invalid_type", path, "A function's name must be a string.");
     if (!name_ok(g, json_string_value(name)))
-        return api_fail(e, 400, "invalid_value", path, "The function name '%.80s' does not match %s.",
+        return api_fail(g->e, 400, "invalid_value", path, "The function name '%.80s' does not match %s.",
                         json_string_value(name),
                         g->dialect ? "[A-Za-z0-9_.-]{1,128}" : "[A-Za-z0-9_-]{1,64}");
     if (parameters && (!json_is_object(parameters) || json_big_int(parameters))) {
-        return api_fail(e, 400, "invalid_type", path,
+        return api_fail(g->e, 400, "invalid_type", path,
                         "A function's parameters must be an object: a JSON schema.");
     }
     if (!may_be_object(field(parameters, "type")))
-        return api_fail(e, 400, "invalid_value", path,
+        return api_fail(g->e, 400, "invalid_value", path,
                         "A function's parameters must be of the type \"object\".");
     if (description && !json_is_string(description))
-        return api_fail(e, 400, "invalid_type", path, "A function's description must be a string.");
+        return api_fail(g->e, 400, "invalid_type", path, "A function's description must be a string.");
     return strict && !json_is_boolean(strict)
-               ? api_fail(e, 400, "invalid_type", path, "A function's strict must be a boolean.")
+               ? api_fail(g->e, 400, "invalid_type", path, "A function's strict must be a boolean.")
                : ST_OK;
 }
 
@@ -62,23 +62,22 @@ static json_t *tool_name(json_t *tools, size_t i)
 
 static enum status tools_check(struct gen *g, json_t *tools)
 {
-    struct api_error *e = &g->r->response.error;
     char path[64];
     for (size_t i = 0; i < json_array_size(tools); i++) {
         json_t *t = json_array_get(tools, i), *type = field(t, "type");
         snprintf(path, sizeof path, "tools[%zu]", i);
-        if (!json_is_object(t)) return api_fail(e, 400, "invalid_type", path, "A tool must be an object.");
-        if (!type) return api_fail(e, 400, "missing_required_parameter", path, "A tool needs a type.");
+        if (!json_is_object(t)) return api_fail(g->e, 400, "invalid_type", path, "A tool must be an object.");
+        if (!type) return api_fail(g->e, 400, "missing_required_parameter", path, "A tool needs a type.");
         if (!json_is_string(type))
-            return api_fail(e, 400, "invalid_type", path, "A tool's type must be a string.");
+            return api_fail(g->e, 400, "invalid_type", path, "A tool's type must be a string.");
         if (!json_is(type, "function")) {
-            return api_fail(e, 400, "unsupported_value", path, "Tools of type '%.60s' are not supported.",
+            return api_fail(g->e, 400, "unsupported_value", path, "Tools of type '%.60s' are not supported.",
                             json_string_value(type));
         }
         if (function_check(g, field(t, "function"), path)) return ST_INVALID;
         for (size_t k = 0; k < i; k++) {
             if (!json_equal(tool_name(tools, k), tool_name(tools, i))) continue;
-            return api_fail(e, 400, "invalid_value", path, "The function name '%.64s' is used twice.",
+            return api_fail(g->e, 400, "invalid_value", path, "The function name '%.64s' is used twice.",
                             json_string_value(tool_name(tools, i)));
         }
     }
@@ -94,16 +93,15 @@ static bool offered(json_t *tools, const json_t *name)
 
 enum status gen_choose_among(struct gen *g, json_t *mode, json_t *list, bool nested)
 {
-    struct api_error *e = &g->r->response.error;
     if (mode && !json_is(mode, "auto") && !json_is(mode, "required"))
-        return api_fail(e, 400, "invalid_value", "tool_choice",
+        return api_fail(g->e, 400, "invalid_value", "tool_choice",
                         "The mode of allowed_tools must be \"auto\" or \"required\".");
     if (!json_array_size(list))
-        return api_fail(e, 400, "invalid_value", "tool_choice", "allowed_tools needs a list of tools.");
+        return api_fail(g->e, 400, "invalid_value", "tool_choice", "allowed_tools needs a list of tools.");
     for (size_t i = 0; i < json_array_size(list); i++) {
         if (nested && !json_is_string(tool_name(list, i)))
             return api_fail(
-                e, 400, "invalid_value", "tool_choice",
+                g->e, 400, "invalid_value", "tool_choice",
                 "The tools of allowed_tools are {\"type\": \"function\", \"function\": {\"name\"}}.");
     }
     g->p.tool_choice.allowed = list;
@@ -113,36 +111,36 @@ enum status gen_choose_among(struct gen *g, json_t *mode, json_t *list, bool nes
 
 enum status gen_choose(struct gen *g, json_t *word)
 {
-    struct api_error *e = &g->r->response.error;
     if (!word) return ST_OK;
     if (!json_is_string(word))
-        return api_fail(e, 400, "invalid_type", "tool_choice", "tool_choice must be a string or an object.");
+        return api_fail(g->e, 400, "invalid_type", "tool_choice",
+                        "tool_choice must be a string or an object.");
     g->p.tool_choice.none = json_is(word, "none");
     g->p.tool_choice.required = json_is(word, "required");
     if (g->p.tool_choice.none || g->p.tool_choice.required || json_is(word, "auto")) return ST_OK;
-    return api_fail(e, 400, "invalid_value", "tool_choice", "'%.60s' is not a tool choice.",
+    return api_fail(g->e, 400, "invalid_value", "tool_choice", "'%.60s' is not a tool choice.",
                     json_string_value(word));
 }
 
 static enum status choice_object(struct gen *g, json_t *choice)
 {
-    struct api_error *e = &g->r->response.error;
     json_t *type = field(choice, "type"), *name = field(field(choice, "function"), "name");
     if (type && !json_is_string(type))
-        return api_fail(e, 400, "invalid_type", "tool_choice", "The type of tool_choice must be a string.");
+        return api_fail(g->e, 400, "invalid_type", "tool_choice",
+                        "The type of tool_choice must be a string.");
     if (json_is(type, "allowed_tools")) {
         json_t *in = field(choice, "allowed_tools");
         if (!json_is_object(in)) in = choice;
         return gen_choose_among(g, field(in, "mode"), field(in, "tools"), true);
     }
     if (json_is(type, "custom"))
-        return api_fail(e, 400, "unsupported_value", "tool_choice",
+        return api_fail(g->e, 400, "unsupported_value", "tool_choice",
                         "Tools of type 'custom' are not supported.");
     if (type && !json_is(type, "function"))
-        return api_fail(e, 400, "invalid_value", "tool_choice", "'%.60s' is not a tool choice.",
+        return api_fail(g->e, 400, "invalid_value", "tool_choice", "'%.60s' is not a tool choice.",
                         json_string_value(type));
     if (!json_is_string(name))
-        return api_fail(e, 400, "invalid_value", "tool_choice", "tool_choice must name a function.");
+        return api_fail(g->e, 400, "invalid_value", "tool_choice", "tool_choice must name a function.");
     g->p.tool_choice.name = name;
     return ST_OK;
 }
@@ -157,19 +155,18 @@ enum status gen_parse_tools(struct gen *g, json_t *root)
 /* tool_choice, restricted to the given tools. */
 static enum status choice_check(struct gen *g)
 {
-    struct api_error *e = &g->r->response.error;
     struct tool_choice *f = &g->p.tool_choice;
     bool some = json_array_size(g->tools) > 0, chosen = f->name || f->allowed;
     if ((chosen && !some) || (f->required && !g->tools))
-        return api_fail(e, 400, "invalid_value", "tool_choice", "tool_choice needs tools.");
+        return api_fail(g->e, 400, "invalid_value", "tool_choice", "tool_choice needs tools.");
     if (f->name && !offered(g->tools, f->name))
-        return api_fail(e, 400, "invalid_value", "tool_choice",
+        return api_fail(g->e, 400, "invalid_value", "tool_choice",
                         "tool_choice names an unknown function '%.64s'.", json_string_value(f->name));
     for (size_t i = 0; i < json_array_size(f->allowed); i++) {
         json_t *one = json_array_get(f->allowed, i), *in = field(one, "function");
         json_t *name = field(in ? in : one, "name"); /* a hosted tool has none */
         if (name && !offered(g->tools, name))
-            return api_fail(e, 400, "invalid_value", "tool_choice",
+            return api_fail(g->e, 400, "invalid_value", "tool_choice",
                             "allowed_tools has a tool that is not in tools.");
     }
     f->named = json_string_value(f->name);
@@ -179,13 +176,12 @@ static enum status choice_check(struct gen *g)
 
 enum status gen_tools_resolve(struct gen *g)
 {
-    struct api_error *e = &g->r->response.error;
     const struct model *m = g->r->srv->model;
     json_t *tools = g->tools;
     if (tools && !json_is_array(tools))
-        return api_fail(e, 400, "invalid_type", "tools", "tools must be an array.");
+        return api_fail(g->e, 400, "invalid_type", "tools", "tools must be an array.");
     if (json_array_size(tools) > LIMIT_TOOLS)
-        return api_fail(e, 400, "invalid_value", "tools", "More than %u tools.", LIMIT_TOOLS);
+        return api_fail(g->e, 400, "invalid_value", "tools", "More than %u tools.", LIMIT_TOOLS);
     if (tools_check(g, tools) || choice_check(g)) return ST_INVALID;
     /* With "none" the tools remain in the prompt, so that the chat's cached prefix stays valid, and nothing
      * is parsed. */
@@ -193,14 +189,14 @@ enum status gen_tools_resolve(struct gen *g)
     const struct template_caps *caps = m->tmpl ? template_caps(m->tmpl, true) : NULL;
     if (!caps || !caps->tools) {
         return api_fail(
-            e, 400, "tools_unsupported", "tools",
+            g->e, 400, "tools_unsupported", "tools",
             "The chat template of this model (%s) does not support tools: serve a model whose template does, "
             "or use tool_choice \"none\".",
             m->info->family);
     }
     if (!caps->calls) {
         return api_fail(
-            e, 400, "tools_unsupported", "tools",
+            g->e, 400, "tools_unsupported", "tools",
             "This server can't read the tool calls of this model (%s): serve one whose chat template has a "
             "form that it knows (docs/http.md), or use tool_choice \"none\".",
             m->info->family);
@@ -208,7 +204,7 @@ enum status gen_tools_resolve(struct gen *g)
     g->p.calls = caps->calls;
     g->p.named_call = g->p.tool_choice.named != NULL;
     g->p.must_call = g->p.tool_choice.required;
-    if (!(g->p.tool_types = tool_types_create(tools))) return api_nomem(e);
+    if (!(g->p.tool_types = tool_types_create(tools))) return gen_nomem(g);
     return ST_OK;
 }
 
@@ -229,47 +225,65 @@ static bool variables_set(struct gen *g, const struct reasoning_ask *a)
     return ok;
 }
 
+/* The limit on reasoning tokens, after its tags are set; v NULL: none. */
+static enum status thinking_budget(struct gen *g, json_t *v, const char *param)
+{
+    const struct tokenizer *tok = g->r->srv->model->tok;
+    enum reasoning_syntax syntax = g->p.reasoning_syntax;
+    const char *close = reasoning_close(syntax);
+    int64_t budget;
+    if (!v) return ST_OK;
+    if (!json_to_int(v, &budget)) /* checked before, where there is no param */
+        return api_fail(g->e, 400, "invalid_type", param, "%s must be an integer.", param ? param : "");
+    if (budget < 0) return api_fail(g->e, 400, "invalid_value", param, "%s must be at least 0.", param);
+    if (g->p.reasoning == REASONING_NONE) return ST_OK; /* there is nothing to limit */
+    if (!tok_id_of(tok, close, strlen(close), &g->p.think.close))
+        return param ? api_fail(g->e, 400, "unsupported_parameter", param,
+                                "%s needs a model with a token for \"%s\"; this one has none.", param, close)
+                     : ST_OK;
+    g->p.think.limited = true;
+    g->p.think.budget = budget < UINT32_MAX ? (uint32_t)budget : UINT32_MAX;
+    return ST_OK;
+}
+
 enum status gen_reasoning(struct gen *g, const struct reasoning_ask *ask)
 {
-    struct api_error *e = &g->r->response.error;
     const struct model *m = g->r->srv->model;
     const char *key;
     json_t *v;
     if (ask->variables && !json_is_object(ask->variables))
-        return api_fail(e, 400, "invalid_type", "chat_template_kwargs",
+        return api_fail(g->e, 400, "invalid_type", "chat_template_kwargs",
                         "chat_template_kwargs must be an object.");
     json_object_foreach(ask->variables, key, v)
     {
         if (!template_reserves(key)) continue;
-        return api_fail(e, 400, "invalid_value", "chat_template_kwargs",
+        return api_fail(g->e, 400, "invalid_value", "chat_template_kwargs",
                         "chat_template_kwargs can't set '%s': it is a field of the request itself.", key);
     }
-    if (!variables_set(g, ask)) return api_nomem(e);
+    if (!variables_set(g, ask)) return gen_nomem(g);
     const struct template_caps *caps = m->tmpl ? template_caps(m->tmpl, json_array_size(g->tools) > 0) : NULL;
     g->p.reasoning_syntax = caps ? caps->reasoning : REASONING_THINK;
     g->p.reasoning = !caps || !caps->think ? REASONING_NONE
                      : ask->drop           ? REASONING_DROP
                      : ask->inline_        ? REASONING_CONTENT
                                            : REASONING_FIELD;
-    return gen_thinking_budget(g, ask->budget, ask->budget_path);
+    return thinking_budget(g, ask->budget, ask->budget_path);
 }
 
 enum status gen_effort_check(struct gen *g, json_t *v, const char *path)
 {
     static const char *const efforts[] = {"none", "minimal", "low", "medium", "high", "xhigh", "max"};
-    struct api_error *e = &g->r->response.error;
     if (!v) return ST_OK;
-    if (!json_is_string(v)) return api_fail(e, 400, "invalid_type", path, "%s must be a string.", path);
+    if (!json_is_string(v)) return api_fail(g->e, 400, "invalid_type", path, "%s must be a string.", path);
     for (size_t i = 0; i < sizeof efforts / sizeof *efforts; i++) {
         if (json_is(v, efforts[i])) return ST_OK;
     }
-    return api_fail(e, 400, "invalid_value", path, "'%.60s' is not a reasoning effort.",
+    return api_fail(g->e, 400, "invalid_value", path, "'%.60s' is not a reasoning effort.",
                     json_string_value(v));
 }
 
 enum status gen_parse_reasoning(struct gen *g, json_t *root)
 {
-    struct api_error *e = &g->r->response.error;
     json_t *reasoning = field(root, "reasoning");
     struct reasoning_ask ask = {.effort = field(root, "reasoning_effort"),
                                 .verbosity = field(root, "verbosity"),
@@ -278,19 +292,19 @@ enum status gen_parse_reasoning(struct gen *g, json_t *root)
     bool include = true, separate = true;
     if (gen_effort_check(g, ask.effort, "reasoning_effort")) return ST_INVALID;
     if (ask.verbosity && !json_is_string(ask.verbosity))
-        return api_fail(e, 400, "invalid_type", "verbosity", "verbosity must be a string.");
+        return api_fail(g->e, 400, "invalid_type", "verbosity", "verbosity must be a string.");
     if (reasoning && !json_is_object(reasoning))
-        return api_fail(e, 400, "invalid_type", "reasoning", "reasoning must be an object.");
+        return api_fail(g->e, 400, "invalid_type", "reasoning", "reasoning must be an object.");
     if (gen_effort_check(g, field(reasoning, "effort"), "reasoning.effort")) return ST_INVALID;
     if (!ask.effort) ask.effort = field(reasoning, "effort");
     const char *enabled = ask.enabled ? "reasoning.enabled" : "enable_thinking";
     if (!ask.enabled) ask.enabled = field(root, enabled);
     if (ask.enabled && !json_is_boolean(ask.enabled))
-        return api_fail(e, 400, "invalid_type", enabled, "%s must be a boolean.", enabled);
+        return api_fail(g->e, 400, "invalid_type", enabled, "%s must be a boolean.", enabled);
     json_t *thinking = field(field(root, "thinking"), "type"); /* DeepSeek's */
     if (thinking && !ask.enabled) ask.enabled = json_boolean(!json_is(thinking, "disabled"));
-    if (field_bool(e, root, "include_reasoning", &include) ||
-        field_bool(e, root, "separate_reasoning", &separate))
+    if (field_bool(g->e, root, "include_reasoning", &include) ||
+        field_bool(g->e, root, "separate_reasoning", &separate))
         return ST_INVALID;
     ask.budget_path = field(root, "thinking_token_budget") ? "thinking_token_budget"
                       : field(root, "thinking_budget")     ? "thinking_budget"

@@ -3,7 +3,7 @@
  * limits, broken files, video parts of messages, mm_processor_kwargs and detail, and that all of it is part
  * of the content key. */
 #include "server/chat/messages.h"
-#include "server/generate/chat_images.h"
+#include "server/input/chat_images.h"
 #include "server/media/video.h"
 #include "server/chat/template.h"
 
@@ -315,6 +315,7 @@ static struct desk *desk_open(const struct image_config *cfg)
     d->srv.model = &d->model;
     d->r.srv = &d->srv;
     d->g.r = &d->r;
+    d->g.e = &d->r.response.error;
     return d;
 }
 

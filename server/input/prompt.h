@@ -1,15 +1,15 @@
-/* What generate/prompt.c (completions) and generate/chat.c (chats) share. Worker thread. */
+/* What input/prompt.c (completions) and input/chat.c (chats) share. Worker thread. */
 #ifndef KVASIR_GEN_PROMPT_H
 #define KVASIR_GEN_PROMPT_H
 
-#include "server/generate/generate.h"
+#include "server/input/input.h"
 
 uint32_t gen_ids_max(const struct gen *g);             /* more ids are rejected during tokenization */
 enum status gen_too_long(struct gen *g) KV_MUST_CHECK; /* sets that error */
-enum status gen_prompts_new(struct gen *g, size_t count) KV_MUST_CHECK;      /* so many, empty; or too many */
-enum status gen_truncate(struct gen *g, struct gen_prompt *p) KV_MUST_CHECK; /* truncate_prompt_tokens */
-enum status gen_context_check(struct gen *g, const struct gen_prompt *p)
-    KV_MUST_CHECK; /* checks that prompt and output fit the context */
+enum status gen_prompts_new(struct gen *g, size_t count) KV_MUST_CHECK; /* so many, empty; or too many */
+/* The next prompt has its tokens: truncates it as truncate_prompt_tokens says, checks that it fits the
+ * context with the output, and that the request's prompts are not too much together. */
+enum status gen_prompt_made(struct gen *g, struct gen_prompt *p) KV_MUST_CHECK;
 /* A prompt of /v1/completions that is a list of content parts, for models with their own prompt format:
  * handled like a chat with this one message, in two steps. */
 enum status gen_read_parts(struct gen *g, json_t *parts) KV_MUST_CHECK;

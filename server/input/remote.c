@@ -1,9 +1,9 @@
 /* See remote.h. */
-#include "server/generate/remote.h"
+#include "server/input/remote.h"
 
 #include "server/fetch/fetch.h"
 #include "server/fetch/local.h"
-#include "server/generate/chat_images.h"
+#include "server/input/chat_images.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -23,18 +23,17 @@ static bool is_remote(const struct gen *g, const char *url, size_t len)
 /* One URL of a part: registers it, or takes its result. */
 static enum status one_url(struct gen *g, const struct image_ref *ref, const char *url, size_t len)
 {
-    struct api_error *e = &g->r->response.error;
     if (!is_remote(g, url, len)) return ST_OK;
     if (g->fetched) {
         const struct fetch_file *file = fetch_find(g->remote, url, len);
         return file && file->done && file->error ? image_fail(g, file->error, ref, &file->err) : ST_OK;
     }
-    if (!g->remote && !(g->remote = fetch_job_new(g->r->srv->fetcher))) return api_nomem(e);
+    if (!g->remote && !(g->remote = fetch_job_new(g->r->srv->fetcher))) return gen_nomem(g);
     enum status st = fetch_job_add(g->remote, url, len);
     if (st == ST_TOO_LARGE)
-        return api_fail(e, 400, "invalid_value", ref->param, "At most %u http(s) URLs may be in one prompt.",
-                        FETCH_URLS_MAX);
-    return st ? api_nomem(e) : ST_OK;
+        return api_fail(g->e, 400, "invalid_value", ref->param,
+                        "At most %u http(s) URLs may be in one prompt.", FETCH_URLS_MAX);
+    return st ? gen_nomem(g) : ST_OK;
 }
 
 enum status gen_remote(struct gen *g)

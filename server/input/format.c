@@ -1,7 +1,7 @@
 /* The requested response format: response_format, and vLLM's and llama.cpp's equivalents -> struct
- * response_format. Worker thread. generate/constraint.c compiles it to a grammar. */
+ * response_format. Worker thread. input/constraint.c compiles it to a grammar. */
 #include "server/json/fields.h"
-#include "server/generate/constraint.h"
+#include "server/input/constraint.h"
 
 #include <string.h>
 
@@ -26,17 +26,16 @@ static enum status text_of(struct api_error *e, json_t *v, const char *path, str
 /* A schema, or a schema as a string. */
 enum status gen_schema(struct gen *g, json_t *v, const char *path, struct response_format *f)
 {
-    struct api_error *e = &g->r->response.error;
     if (json_is_string(v)) {
         json_error_t where;
         g->format_root = json_loadb(json_string_value(v), json_string_length(v), JSON_DECODE_ANY, &where);
         if (!g->format_root)
-            return api_fail(e, 400, "unsupported_schema", path, "The schema is not valid JSON: %.100s.",
+            return api_fail(g->e, 400, "unsupported_schema", path, "The schema is not valid JSON: %.100s.",
                             where.text);
         v = g->format_root;
     }
     if (!json_is_object(v) && !json_is_boolean(v))
-        return api_fail(e, 400, "invalid_type", path, "A schema must be an object or a boolean.");
+        return api_fail(g->e, 400, "invalid_type", path, "A schema must be an object or a boolean.");
     *f = (struct response_format){.kind = FORMAT_SCHEMA, .value = v, .param = path};
     return ST_OK;
 }
@@ -66,25 +65,24 @@ static bool name_ok(const json_t *name)
 
 enum status gen_format(struct gen *g, json_t *type, json_t *in, const struct format_paths *paths)
 {
-    struct api_error *e = &g->r->response.error;
     struct response_format *out = &g->p.format;
     if (json_is(type, "text")) return ST_OK;
     *out = (struct response_format){.kind = FORMAT_OBJECT, .param = paths->format};
     if (json_is(type, "json_object")) return ST_OK;
     if (json_is(type, "structural_tag"))
-        return api_fail(e, 400, "unsupported_value", paths->format, "structural_tag is not supported.");
+        return api_fail(g->e, 400, "unsupported_value", paths->format, "structural_tag is not supported.");
     if (!json_is(type, "json_schema"))
-        return api_fail(e, 400, "invalid_value", paths->type, "'%.60s' is not a response format.",
+        return api_fail(g->e, 400, "invalid_value", paths->type, "'%.60s' is not a response format.",
                         json_string_value(type));
     if (!json_is_object(in))
-        return api_fail(e, 400, "missing_required_parameter", paths->format,
+        return api_fail(g->e, 400, "missing_required_parameter", paths->format,
                         "response_format.json_schema is missing.");
     json_t *name = field(in, "name"), *strict = field(in, "strict"), *schema = field(in, "schema");
     if (name && !name_ok(name))
-        return api_fail(e, 400, "invalid_value", paths->name,
+        return api_fail(g->e, 400, "invalid_value", paths->name,
                         "The name of a schema must match [A-Za-z0-9_-]{1,64}.");
     if (strict && !json_is_boolean(strict))
-        return api_fail(e, 400, "invalid_type", paths->strict, "strict must be a boolean.");
+        return api_fail(g->e, 400, "invalid_type", paths->strict, "strict must be a boolean.");
     out->kind = FORMAT_ANY;
     enum status st = schema ? gen_schema(g, schema, paths->format, out) : ST_OK;
     out->any_order = gen_any_order(in);
@@ -97,14 +95,14 @@ static enum status from_response_format(struct gen *g, json_t *f)
     static const struct format_paths paths = {"response_format", "response_format.type",
                                               "response_format.json_schema.name",
                                               "response_format.json_schema.strict"};
-    struct api_error *e = &g->r->response.error;
     if (!json_is_object(f))
-        return api_fail(e, 400, "invalid_type", paths.format, "response_format must be an object.");
+        return api_fail(g->e, 400, "invalid_type", paths.format, "response_format must be an object.");
     json_t *type = field(f, "type"), *schema = field(f, "schema");
     if (!type)
-        return api_fail(e, 400, "missing_required_parameter", paths.type, "response_format.type is missing.");
+        return api_fail(g->e, 400, "missing_required_parameter", paths.type,
+                        "response_format.type is missing.");
     if (!json_is_string(type))
-        return api_fail(e, 400, "invalid_type", paths.type, "response_format.type must be a string.");
+        return api_fail(g->e, 400, "invalid_type", paths.type, "response_format.type must be a string.");
     enum status st = gen_format(g, type, field(f, "json_schema"), &paths);
     if (st || !schema || !json_is(type, "json_object")) return st;
     return gen_schema(g, schema, paths.format, &g->p.format); /* llama.cpp's */
@@ -112,36 +110,36 @@ static enum status from_response_format(struct gen *g, json_t *f)
 
 static enum status from_structured(struct gen *g, json_t *s, struct response_format *out)
 {
-    struct api_error *e = &g->r->response.error;
     static const char *const keys[] = {"json", "regex", "choice", "grammar", "json_object", "structural_tag"};
     const char *found = NULL;
     bool compact = false;
     if (!json_is_object(s))
-        return api_fail(e, 400, "invalid_type", "structured_outputs",
+        return api_fail(g->e, 400, "invalid_type", "structured_outputs",
                         "structured_outputs must be an object.");
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
         json_t *v = field(s, keys[i]);
         if (!v || json_is_false(v)) continue;
         if (found)
-            return api_fail(e, 400, "invalid_value", "structured_outputs",
+            return api_fail(g->e, 400, "invalid_value", "structured_outputs",
                             "structured_outputs has both %s and %s: one at most.", found, keys[i]);
         found = keys[i];
     }
     if (!found)
-        return api_fail(e, 400, "invalid_value", "structured_outputs",
+        return api_fail(g->e, 400, "invalid_value", "structured_outputs",
                         "structured_outputs needs one of json, regex, choice, grammar, json_object.");
-    if (field_bool(e, s, "disable_any_whitespace", &compact)) return ST_INVALID;
+    if (field_bool(g->e, s, "disable_any_whitespace", &compact)) return ST_INVALID;
     json_t *v = field(s, found);
     enum status st = ST_OK;
     if (strcmp(found, "json") == 0) st = gen_schema(g, v, "structured_outputs.json", out);
-    else if (strcmp(found, "regex") == 0) st = text_of(e, v, "structured_outputs.regex", out, FORMAT_REGEX);
-    else if (strcmp(found, "choice") == 0) st = choice_of(e, v, "structured_outputs.choice", out);
+    else if (strcmp(found, "regex") == 0)
+        st = text_of(g->e, v, "structured_outputs.regex", out, FORMAT_REGEX);
+    else if (strcmp(found, "choice") == 0) st = choice_of(g->e, v, "structured_outputs.choice", out);
     else if (strcmp(found, "grammar") == 0)
-        st = text_of(e, v, "structured_outputs.grammar", out, FORMAT_TEXT);
+        st = text_of(g->e, v, "structured_outputs.grammar", out, FORMAT_TEXT);
     else if (strcmp(found, "json_object") == 0)
         *out = (struct response_format){.kind = FORMAT_OBJECT, .param = "structured_outputs"};
     else
-        return api_fail(e, 400, "unsupported_value", "structured_outputs",
+        return api_fail(g->e, 400, "unsupported_value", "structured_outputs",
                         "structural_tag is not supported.");
     out->compact = compact;
     return st;
@@ -156,13 +154,12 @@ enum status gen_parse_format(struct gen *g, json_t *root)
         {"guided_json", FORMAT_SCHEMA}, {"json_schema", FORMAT_SCHEMA},   {"guided_regex", FORMAT_REGEX},
         {"regex", FORMAT_REGEX},        {"guided_choice", FORMAT_CHOICE}, {"guided_grammar", FORMAT_TEXT},
         {"ebnf", FORMAT_TEXT},          {"grammar", FORMAT_TEXT}};
-    struct api_error *e = &g->r->response.error;
     json_t *v = field(root, "response_format");
     if (v && from_response_format(g, v)) return ST_INVALID;
     const char *found = g->p.format.kind ? g->p.format.param : NULL;
     if ((v = field(root, "structured_outputs"))) {
         if (found)
-            return api_fail(e, 400, "invalid_value", "structured_outputs",
+            return api_fail(g->e, 400, "invalid_value", "structured_outputs",
                             "structured_outputs can't be combined with %s.", found);
         if (from_structured(g, v, &g->p.format)) return ST_INVALID;
         found = "structured_outputs";
@@ -171,12 +168,12 @@ enum status gen_parse_format(struct gen *g, json_t *root)
         const char *name = aliases[i].name;
         if (!(v = field(root, name))) continue;
         if (found)
-            return api_fail(e, 400, "invalid_value", name, "%s can't be combined with %s.", name, found);
+            return api_fail(g->e, 400, "invalid_value", name, "%s can't be combined with %s.", name, found);
         found = name;
         enum status st = aliases[i].kind == FORMAT_SCHEMA ? gen_schema(g, v, name, &g->p.format)
                          : aliases[i].kind == FORMAT_CHOICE
-                             ? choice_of(e, v, name, &g->p.format)
-                             : text_of(e, v, name, &g->p.format, aliases[i].kind);
+                             ? choice_of(g->e, v, name, &g->p.format)
+                             : text_of(g->e, v, name, &g->p.format, aliases[i].kind);
         if (st) return st;
     }
     return ST_OK;

@@ -1,7 +1,7 @@
 /* Prompts of /v1/completions (strings, with an optional suffix, and token ids), the context check, and
- * truncation. Worker thread. Chats are generate/chat.c. */
+ * truncation. Worker thread. Chats are input/chat.c. */
 #include "config/base/utf8.h"
-#include "server/generate/prompt.h"
+#include "server/input/prompt.h"
 #include "server/json/fields.h"
 #include "server/http/limits.h"
 
@@ -11,11 +11,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-
-static enum status no_memory(struct gen *g)
-{
-    return api_nomem(&g->r->response.error);
-}
 
 /* Well above the context, so that the message for a moderate excess can name the exact number. */
 uint32_t gen_ids_max(const struct gen *g)
@@ -27,7 +22,7 @@ uint32_t gen_ids_max(const struct gen *g)
 enum status gen_too_long(struct gen *g)
 {
     const char *what = g->kind == GEN_CHAT ? "messages" : "prompt";
-    return api_fail(&g->r->response.error, 400, "context_length_exceeded", gen_source(g),
+    return api_fail(g->e, 400, "context_length_exceeded", gen_source(g),
                     "This model's maximum context length is %u tokens. However, your %s resulted in more "
                     "than %u tokens. Please reduce the "
                     "length of the %s.",
@@ -38,12 +33,12 @@ enum status gen_prompts_new(struct gen *g, size_t count)
 {
     const char *name = gen_source(g);
     if (count > LIMIT_PROMPTS || count * g->p.n > LIMIT_CHOICES)
-        return api_fail(&g->r->response.error, 400, "invalid_value", name,
+        return api_fail(g->e, 400, "invalid_value", name,
                         "Too many prompts: at most %u, and at most %u choices in all.", LIMIT_PROMPTS,
                         LIMIT_CHOICES);
     g->prompts = calloc(count, sizeof *g->prompts);
     g->prompt_count = g->prompts ? (uint32_t)count : 0;
-    return g->prompts ? ST_OK : no_memory(g);
+    return g->prompts ? ST_OK : gen_nomem(g);
 }
 
 static enum status context_check(struct gen *g, const struct gen_prompt *p)
@@ -57,7 +52,7 @@ static enum status context_check(struct gen *g, const struct gen_prompt *p)
     bool scoring = g->p.has_max && g->p.max_tokens == 0;
     if (g->p.has_max && (g->p.max_tokens > m || count + g->p.max_tokens > m || (count >= m && !scoring))) {
         unsigned long long r = g->p.max_tokens; /* at most 2^63 - 1 */
-        return api_fail(&g->r->response.error, 400, "context_length_exceeded", param,
+        return api_fail(g->e, 400, "context_length_exceeded", param,
                         "This model's maximum context length is %llu tokens. However, you requested %llu "
                         "tokens (%llu in %s, %llu in the "
                         "completion). Please reduce the length of the %s or completion.",
@@ -67,17 +62,17 @@ static enum status context_check(struct gen *g, const struct gen_prompt *p)
     const struct engine_caps *caps = &g->r->srv->model->caps;
     const struct model_info *info = g->r->srv->model->info;
     if ((info->encoder || info->retrieval.vectors) && !g->p.pooling)
-        return api_fail(&g->r->response.error, 400, "unsupported_model", "model",
+        return api_fail(g->e, 400, "unsupported_model", "model",
                         "This model generates no text: use /v1/embeddings.");
     if (p->prompt.span_count && p->prompt.spans[0].rule == SPAN_PREFIX_LM && count > caps->span_tokens_max) {
         return api_fail(
-            &g->r->response.error, 400, "context_length_exceeded", param,
+            g->e, 400, "context_length_exceeded", param,
             "This model has bidirectional attention over the prompt, and this server has memory for %u "
             "tokens of it. However, your %s resulted in %llu tokens. Please reduce the length of the %s.",
             caps->span_tokens_max, what, (unsigned long long)count, what);
     }
     if (count >= m && !scoring) {
-        return api_fail(&g->r->response.error, 400, "context_length_exceeded", param,
+        return api_fail(g->e, 400, "context_length_exceeded", param,
                         "This model's maximum context length is %llu tokens. However, your %s resulted in "
                         "%llu tokens. Please reduce the "
                         "length of the %s.",
@@ -86,21 +81,11 @@ static enum status context_check(struct gen *g, const struct gen_prompt *p)
     return ST_OK;
 }
 
-enum status gen_context_check(struct gen *g, const struct gen_prompt *p)
-{
-    struct api_error *e = &g->r->response.error;
-    enum status st = context_check(g, p);
-    if (!st) return ST_OK;
-    e->prompt_tokens = p->prompt.token_count;
-    e->context = g->r->srv->model->caps.context_max;
-    return st;
-}
-
-enum status gen_truncate(struct gen *g, struct gen_prompt *p)
+static enum status truncate_tokens(struct gen *g, struct gen_prompt *p)
 {
     if (!g->p.has_truncate) return ST_OK;
     if (prompt_image(&p->prompt, 0) < p->prompt.span_count) {
-        return api_fail(&g->r->response.error, 400, "invalid_value", "truncate_prompt_tokens",
+        return api_fail(g->e, 400, "invalid_value", "truncate_prompt_tokens",
                         "truncate_prompt_tokens can't be combined with images.");
     }
     uint64_t m = g->r->srv->model->caps.context_max, reserve = g->p.has_max ? g->p.max_tokens : 1;
@@ -112,7 +97,18 @@ enum status gen_truncate(struct gen *g, struct gen_prompt *p)
     p->dropped = drop;
     struct err err = {0};
     enum status st = prompt_apply_rule(g->r->srv->model->info, &p->prompt, &err);
-    return st ? no_memory(g) : ST_OK;
+    return st ? gen_nomem(g) : ST_OK;
+}
+
+enum status gen_prompt_made(struct gen *g, struct gen_prompt *p)
+{
+    enum status st = truncate_tokens(g, p);
+    if (st) return st;
+    st = context_check(g, p);
+    if (!st) return gen_tokens_check(g, g->prompt_tokens += p->prompt.token_count);
+    g->e->prompt_tokens = p->prompt.token_count;
+    g->e->context = g->r->srv->model->caps.context_max;
+    return st;
 }
 
 /* ---- suffix: fill in the middle ---- */
@@ -143,7 +139,7 @@ static enum status infill_ends(struct gen *g)
     struct gen_params *p = &g->p;
     if (p->ignore_eos) return ST_OK;
     uint32_t *ids = realloc(p->stop_ids, (p->stop_id_count + MARKS + MORE) * sizeof *ids);
-    if (!ids) return no_memory(g);
+    if (!ids) return gen_nomem(g);
     p->stop_ids = ids;
     for (size_t i = 0; i < MARKS + MORE && p->stop_id_count < LIMIT_STOP_IDS; i++) {
         uint32_t id;
@@ -157,23 +153,23 @@ static enum status infill_ends(struct gen *g)
 
 static enum status infill_check(struct gen *g, json_t *suffix, json_t *prompt)
 {
-    struct api_error *e = &g->r->response.error;
     if (!suffix) return ST_OK;
     if (!json_is_string(suffix))
-        return api_fail(e, 400, "invalid_type", "suffix", "suffix must be a string.");
+        return api_fail(g->e, 400, "invalid_type", "suffix", "suffix must be a string.");
     if (!json_string_length(suffix)) return ST_OK;
     const char *missing = gen_infill_missing(g->r->srv->model->tok);
     if (missing)
-        return api_fail(e, 400, "unsupported_parameter", "suffix",
+        return api_fail(g->e, 400, "unsupported_parameter", "suffix",
                         "suffix is not supported: this model's vocabulary has no %s.", missing);
-    if (g->p.echo) return api_fail(e, 400, "invalid_value", "echo", "echo can't be combined with suffix.");
+    if (g->p.echo) return api_fail(g->e, 400, "invalid_value", "echo", "echo can't be combined with suffix.");
     if (g->p.has_truncate)
-        return api_fail(e, 400, "invalid_value", "truncate_prompt_tokens",
+        return api_fail(g->e, 400, "invalid_value", "truncate_prompt_tokens",
                         "truncate_prompt_tokens can't be combined with suffix.");
     bool texts = json_is_string(prompt) || json_is_array(prompt);
     for (size_t i = 0; i < json_array_size(prompt); i++)
         texts = texts && json_is_string(json_array_get(prompt, i));
-    if (!texts) return api_fail(e, 400, "invalid_value", "suffix", "suffix needs prompts that are strings.");
+    if (!texts)
+        return api_fail(g->e, 400, "invalid_value", "suffix", "suffix needs prompts that are strings.");
     return infill_ends(g);
 }
 
@@ -194,16 +190,16 @@ static enum status text_prompt(struct gen *g, json_t *s, json_t *suffix, const c
     enum status st = tok_encode(tok, infill ? all : &run, infill ? 5 : 1, g->p.add_special_tokens,
                                 gen_ids_max(g), &ids, &err);
     if (st == ST_TOO_LARGE) return gen_too_long(g);
-    if (st) return api_fail_status(&g->r->response.error, st, path, &err);
+    if (st) return api_fail_status(g->e, st, path, &err);
     if (!ids.count) {
         tok_ids_free(&ids);
-        return api_fail(&g->r->response.error, 400, "invalid_value", path, "The prompt is empty.");
+        return api_fail(g->e, 400, "invalid_value", path, "The prompt is empty.");
     }
     p->prompt.tokens = ids.ids; /* malloc'd by the tokenizer, freed by prompt_free */
     p->prompt.token_count = (uint32_t)ids.count;
     if (g->p.echo) {
         p->text = malloc(run.len + 1);
-        if (!p->text) return no_memory(g);
+        if (!p->text) return gen_nomem(g);
         memcpy(p->text, run.text, run.len);
         p->text[run.len] = '\0';
         p->text_len = run.len;
@@ -213,18 +209,18 @@ static enum status text_prompt(struct gen *g, json_t *s, json_t *suffix, const c
 
 static enum status ids_prompt(struct gen *g, json_t *list, const char *path, struct gen_prompt *p)
 {
-    struct api_error *e = &g->r->response.error;
     size_t count = json_array_size(list);
     const struct model *m = g->r->srv->model;
-    if (!count) return api_fail(e, 400, "empty_array", path, "The prompt is empty.");
+    if (!count) return api_fail(g->e, 400, "empty_array", path, "The prompt is empty.");
     p->prompt.tokens = malloc(count * sizeof *p->prompt.tokens);
-    if (!p->prompt.tokens) return no_memory(g);
+    if (!p->prompt.tokens) return gen_nomem(g);
     for (size_t i = 0; i < count; i++) {
         int64_t id;
         if (!json_to_int(json_array_get(list, i), &id))
-            return api_fail(e, 400, "invalid_type", path, "A prompt of token ids must hold integers only.");
+            return api_fail(g->e, 400, "invalid_type", path,
+                            "A prompt of token ids must hold integers only.");
         if (id < 0 || id >= (int64_t)m->info->vocab_size) {
-            return api_fail(e, 400, "invalid_value", path, "%lld is not a token id of this model.",
+            return api_fail(g->e, 400, "invalid_value", path, "%lld is not a token id of this model.",
                             (long long)id);
         }
         p->prompt.tokens[p->prompt.token_count++] = (uint32_t)id;
@@ -240,7 +236,7 @@ static enum status ids_prompt(struct gen *g, json_t *list, const char *path, str
     if (!st) st = buf_reserve(&text, 1);
     if (st) {
         buf_fini(&text);
-        return no_memory(g);
+        return gen_nomem(g);
     }
     p->text = text.data;
     p->text_len = text.len;
@@ -252,25 +248,23 @@ static enum status one_prompt(struct gen *g, json_t *v, json_t *suffix, const ch
 {
     enum status st = json_is_string(v)  ? text_prompt(g, v, suffix, path, p)
                      : json_is_array(v) ? ids_prompt(g, v, path, p)
-                                        : api_fail(&g->r->response.error, 400, "invalid_type", path,
+                                        : api_fail(g->e, 400, "invalid_type", path,
                                                    "A prompt must be a string or an array of token ids.");
     if (st) return st;
     p->text_chars = utf8_count(p->text ? p->text : "", p->text_len);
     struct err err = {0};
     st = prompt_check(g->r->srv->model->info, &p->prompt, &err); /* also rejects the image placeholder */
     if (!st) st = prompt_apply_rule(g->r->srv->model->info, &p->prompt, &err);
-    if (st) return api_fail_status(&g->r->response.error, st, path, &err);
-    st = gen_truncate(g, p);
-    return st ? st : gen_context_check(g, p);
+    if (st) return api_fail_status(g->e, st, path, &err);
+    return gen_prompt_made(g, p);
 }
 
 enum status gen_read_completion(struct gen *g, json_t *root)
 {
-    struct api_error *e = &g->r->response.error;
     json_t *v = field(root, "prompt");
-    if (!v) return api_fail(e, 400, "missing_required_parameter", "prompt", "prompt is missing.");
+    if (!v) return api_fail(g->e, 400, "missing_required_parameter", "prompt", "prompt is missing.");
     if (!json_is_string(v) && !json_is_array(v)) {
-        return api_fail(e, 400, "invalid_type", "prompt",
+        return api_fail(g->e, 400, "invalid_type", "prompt",
                         "prompt must be a string, an array of strings, or one or more arrays of token ids.");
     }
     if (infill_check(g, field(root, "suffix"), v)) return ST_INVALID;
@@ -279,16 +273,16 @@ enum status gen_read_completion(struct gen *g, json_t *root)
 
 enum status gen_prompt_completion(struct gen *g, json_t *root)
 {
-    struct api_error *e = &g->r->response.error;
     const char *name = gen_source(g);
     json_t *v = field(root, name), *suffix = g->dialect && !g->dialect->delta ? NULL : field(root, "suffix");
     if (g->messages.list) return gen_prompt_parts(g);
     bool many = json_is_array(v) && !json_is_number(json_array_get(v, 0));
     size_t count = many ? json_array_size(v) : 1;
-    if (!count) return api_fail(e, 400, "empty_array", name, "%s is empty.", name);
-    if (gen_prompts_new(g, count)) return ST_INVALID;
-    for (size_t i = 0; i < count; i++) {
+    if (!count) return api_fail(g->e, 400, "empty_array", name, "%s is empty.", name);
+    if (!g->prompts && gen_prompts_new(g, count)) return ST_INVALID;
+    for (size_t i; (i = g->prompts_made) < count; g->prompts_made++) {
         char path[40];
+        if (i && gen_job_over(g)) return ST_AGAIN;
         snprintf(path, sizeof path, many ? "%s[%zu]" : "%s", name, i);
         enum status st = one_prompt(g, many ? json_array_get(v, i) : v, suffix, path, &g->prompts[i]);
         if (st) return st;

@@ -1,5 +1,5 @@
 /* Grammars of function calls, in the syntaxes of chat/tool_calls/. */
-#include "server/generate/constraint.h"
+#include "server/input/constraint.h"
 
 #include "server/chat/tool_calls/tool_calls.h"
 #include "server/grammar/regex_parse.h"
@@ -8,11 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-static enum status no_memory(struct constraint_maker *m)
-{
-    return api_nomem(&m->g->r->response.error);
-}
 
 /* A part of a function's parameters as a standalone schema, in which its references still resolve. */
 static json_t *part_of(const json_t *parameters, json_t *part)
@@ -45,7 +40,7 @@ static enum status members(struct constraint_maker *m, const json_t *schema, con
     struct gb_member *member = calloc(n + 1, sizeof *member);
     bool *required = calloc(n + 1, sizeof *required);
     const char *key;
-    enum status st = member && required ? ST_OK : no_memory(m);
+    enum status st = member && required ? ST_OK : gen_nomem(m->g);
     json_object_foreach(properties, key, one)
     {
         if (st) break;
@@ -104,7 +99,7 @@ static enum status plain_value(struct constraint_maker *m, const json_t *paramet
         return ST_OK;
     }
     json_t *part = part_of(parameters, schema);
-    enum status st = part ? constraint_schema(m, part, true, param, out) : no_memory(m);
+    enum status st = part ? constraint_schema(m, part, true, param, out) : gen_nomem(m->g);
     json_decref(part);
     return st;
 }
@@ -118,7 +113,7 @@ static enum status keys(struct constraint_maker *m, const json_t *root, json_t *
     gx *list = calloc(json_object_size(properties) + 1, sizeof *list);
     const char *key;
     size_t used = 0;
-    enum status st = list ? ST_OK : no_memory(m);
+    enum status st = list ? ST_OK : gen_nomem(m->g);
     json_object_foreach(properties, key, one)
     {
         gx value;
@@ -186,7 +181,7 @@ static enum status notation_texts(struct constraint_maker *m, const json_t *valu
 {
     size_t n = json_array_size(values);
     gx *list = calloc(n, sizeof *list);
-    if (!list) return no_memory(m);
+    if (!list) return gen_nomem(m->g);
     for (size_t i = 0; i < n; i++) {
         const json_t *v = json_array_get(values, i);
         char *text = json_is_string(v) ? NULL : json_dumps(v, JSON_ENCODE_ANY);
@@ -204,7 +199,7 @@ static enum status notation_alternatives(struct constraint_maker *m, const json_
 {
     size_t n = json_array_size(schemas);
     gx *list = calloc(n, sizeof *list);
-    enum status st = list ? ST_OK : no_memory(m);
+    enum status st = list ? ST_OK : gen_nomem(m->g);
     for (size_t i = 0; i < n && !st; i++)
         st = notation_value(m, root, json_array_get(schemas, i), param, depth + 1, &list[i]);
     if (!st) *out = gb_alt(m->b, list, n);
@@ -268,7 +263,7 @@ static enum status notation_arguments(struct constraint_maker *m, json_t *parame
     json_t *done = json_object(), *defs = json_object_get(parameters, "$defs"), *rule;
     m->rules = json_object();
     enum status st =
-        done && m->rules ? notation_object(m, parameters, parameters, param, 0, out) : no_memory(m);
+        done && m->rules ? notation_object(m, parameters, parameters, param, 0, out) : gen_nomem(m->g);
     while (!st && json_object_size(done) < json_object_size(m->rules)) {
         json_t *now = json_copy(m->rules); /* a definition may refer to more */
         const char *key;
@@ -278,9 +273,9 @@ static enum status notation_arguments(struct constraint_maker *m, json_t *parame
             if (st || json_object_get(done, key)) continue;
             st = notation_value(m, parameters, json_object_get(defs, key), param, 0, &value);
             if (!st) gb_define(m->b, (gx)json_integer_value(rule), value);
-            if (!st && json_object_set_new(done, key, json_true())) st = no_memory(m);
+            if (!st && json_object_set_new(done, key, json_true())) st = gen_nomem(m->g);
         }
-        if (!now && !st) st = no_memory(m);
+        if (!now && !st) st = gen_nomem(m->g);
         json_decref(now);
     }
     json_decref(done);
@@ -345,7 +340,7 @@ static enum status json_arguments(struct constraint_maker *m, const json_t *para
     json_t *object =
         parameters ? json_copy((json_t *)parameters) : json_object(); /* with all other keywords */
     if (!object || json_object_set_new(object, "type", json_string("object")))
-        return json_decref(object), no_memory(m);
+        return json_decref(object), gen_nomem(m->g);
     enum status st = constraint_schema(m, object, true, param, out);
     json_decref(object);
     return st;
@@ -363,7 +358,7 @@ enum status constraint_call(struct constraint_maker *m, json_t *function, enum c
     (void)snprintf(param, sizeof param, "tools[%zu].function.parameters", index);
     m->any_order = gen_any_order(function);
     m->strict = constraint_must(m, function);
-    if (!none) return no_memory(m);
+    if (!none) return gen_nomem(m->g);
     if (use == CALL_SCHEMA && !parameters) json_object_set_new(none, "additionalProperties", json_false());
     if (!parameters) parameters = none;
     if (is_custom(function)) st = custom_arguments(m, function, &arguments);
@@ -407,7 +402,7 @@ static enum status bare_head(struct constraint_maker *m, const char *names, rx *
                               names);
     *out = st ? RX_NONE : bare_regex(m, text.data);
     buf_fini(&text);
-    return *out ? ST_OK : no_memory(m); /* the regex is our own */
+    return *out ? ST_OK : gen_nomem(m->g); /* the regex is our own */
 }
 
 static enum status bare_call(struct constraint_maker *m, json_t *function, size_t index, gx *out)
@@ -423,7 +418,7 @@ static enum status bare_call(struct constraint_maker *m, json_t *function, size_
     if (!parameters)
         parameters = own = json_pack("{s:s,s:b}", "type", "object", "additionalProperties", !strict);
     enum status st =
-        parameters ? bare_head(m, json_string_value(field(function, "name")), &head) : no_memory(m);
+        parameters ? bare_head(m, json_string_value(field(function, "name")), &head) : gen_nomem(m->g);
     if (!st && is_custom(function)) {
         gx text = 0;
         st = custom_text(m, function, true, &text);
@@ -437,20 +432,19 @@ static enum status bare_call(struct constraint_maker *m, json_t *function, size_
     return ST_OK;
 }
 
-enum status constraint_bare_calls(struct constraint_maker *m, json_t *tools, const bool *may, bool one,
-                                  rx *excluded, gx *out)
+enum status constraint_bare_calls(struct constraint_maker *m, json_t *tools, bool one, rx *excluded, gx *out)
 {
     struct rx_pool *pool = gb_pool(m->b);
     size_t n = json_array_size(tools), used = 0;
     gx *calls = calloc(n + 1, sizeof *calls);
     struct buf names;
     buf_init(&names, 1u << 15);
-    enum status st = calls ? ST_OK : no_memory(m);
+    enum status st = calls ? ST_OK : gen_nomem(m->g);
     for (size_t i = 0; i < n && !st; i++) {
         json_t *function = field(json_array_get(tools, i), "function");
-        if (!may[i]) continue;
+        if (!constraint_may(m, function)) continue;
         if (buf_addf(&names, "%s%s", used ? "|" : "", json_string_value(field(function, "name"))))
-            st = no_memory(m);
+            st = gen_nomem(m->g);
         else st = bare_call(m, function, i, &calls[used++]);
     }
     rx head, front = bare_regex(m, WS "(```[A-Za-z_]{0,64}" WS ")?(\\[" WS ")?");

@@ -1,7 +1,7 @@
 /* See chat_images.h. */
-#include "server/generate/chat_images.h"
+#include "server/input/chat_images.h"
 
-#include "server/generate/remote.h"
+#include "server/input/remote.h"
 #include "server/json/fields.h"
 #include "server/http/limits.h"
 #include "server/media/image_hash_cache.h"
@@ -35,15 +35,14 @@ static uint64_t area_limit(const struct gen *g)
 static enum status parse_bound(struct gen *g, json_t *from, const char *in, const char *name, uint64_t min,
                                uint64_t max, uint64_t *out)
 {
-    struct api_error *e = &g->r->response.error;
     char path[64];
     int64_t n;
     json_t *v = field(from, name);
     if (!v) return ST_OK;
     snprintf(path, sizeof path, KWARGS ".%s%s", in, name);
-    if (!json_to_int(v, &n)) return api_fail(e, 400, "invalid_type", path, "%s must be an integer.", path);
+    if (!json_to_int(v, &n)) return api_fail(g->e, 400, "invalid_type", path, "%s must be an integer.", path);
     if (n < 0 || (uint64_t)n < min || (uint64_t)n > max)
-        return api_fail(e, 400, "invalid_value", path,
+        return api_fail(g->e, 400, "invalid_value", path,
                         "%s must be from %llu to %llu (the most that is taken).", path,
                         (unsigned long long)min, (unsigned long long)max);
     *out = (uint64_t)n;
@@ -55,9 +54,8 @@ static enum status parse_keys(struct gen *g, json_t *from, const char *path, con
 {
     const char *key;
     json_t *v;
-    struct api_error *e = &g->r->response.error;
     if (from && !json_is_object(from))
-        return api_fail(e, 400, "invalid_type", path, "%s must be an object.", path);
+        return api_fail(g->e, 400, "invalid_type", path, "%s must be an object.", path);
     json_object_foreach(from, key, v)
     {
         bool known = json_is_null(v);
@@ -65,8 +63,8 @@ static enum status parse_keys(struct gen *g, json_t *from, const char *path, con
         for (const char *at = names; !known && *at; at += strcspn(at, " "), at += *at == ' ')
             known = strncmp(at, key, len) == 0 && strchr(" ,", at[len]);
         if (!known)
-            return api_fail(e, 400, "unsupported_parameter", KWARGS, "%s takes %s, not '%.60s'.", path, names,
-                            key);
+            return api_fail(g->e, 400, "unsupported_parameter", KWARGS, "%s takes %s, not '%.60s'.", path,
+                            names, key);
     }
     return ST_OK;
 }
@@ -85,7 +83,7 @@ static enum status parse_budget(struct gen *g, json_t *kwargs)
         size_t at = strlen(all);
         snprintf(all + at, sizeof all - at, "%s%u", at ? ", " : "", *b);
     }
-    return api_fail(&g->r->response.error, 400, "invalid_value", path, "%s must be one of %s.", path, all);
+    return api_fail(g->e, 400, "invalid_value", path, "%s must be one of %s.", path, all);
 }
 
 /* LFM2-VL's bounds, in tokens. */
@@ -139,20 +137,19 @@ static enum status parse_areas(struct gen *g, json_t *kwargs, uint64_t unit, str
 
 enum status gen_parse_image_bounds(struct gen *g, json_t *root)
 {
-    struct api_error *e = &g->r->response.error;
     const struct image_config *cfg = &g->r->srv->model->info->image.config;
     struct image_bounds *b = &g->p.image_bounds;
     uint64_t unit = (uint64_t)cfg->patch * cfg->merge * cfg->patch * cfg->merge; /* pixels of one token */
     json_t *kwargs = field(root, KWARGS);
     if (!kwargs) return ST_OK;
     if (!json_is_object(kwargs))
-        return api_fail(e, 400, "invalid_type", KWARGS, KWARGS " must be an object.");
+        return api_fail(g->e, 400, "invalid_type", KWARGS, KWARGS " must be an object.");
     if (!json_object_size(kwargs)) return ST_OK;
     bool some = cfg->tiles.rule == TILES_CLOSEST && !cfg->tiles.axis_max; /* InternVL, LFM2-VL */
     if (g->r->srv->model->info->image.present && (cfg->tiles.rule == TILES_SLICED || (some && !cfg->dynamic)))
         return parse_tiles(g, kwargs);
     if (!g->r->srv->model->info->image.present || !cfg->dynamic)
-        return api_fail(e, 400, "unsupported_parameter", KWARGS,
+        return api_fail(g->e, 400, "unsupported_parameter", KWARGS,
                         KWARGS " is not supported by this model: its images have one size, or crops and "
                                "tiles as the checkpoint's preprocessor_config.json says.");
     if (cfg->budgets) return parse_budget(g, kwargs);
@@ -160,12 +157,26 @@ enum status gen_parse_image_bounds(struct gen *g, json_t *root)
         return ST_INVALID;
     uint64_t most = b->area_max ? b->area_max : cfg->area_max;
     if (b->area_min <= most) return ST_OK;
-    return api_fail(e, 400, "invalid_value", KWARGS,
+    return api_fail(g->e, 400, "invalid_value", KWARGS,
                     KWARGS ": the smallest number of pixels (%llu) is over the largest (%llu).",
                     (unsigned long long)b->area_min, (unsigned long long)most);
 }
 
 /* ---- files ---- */
+
+bool gen_pixels_account(struct gen *g, const struct image_prepared *p)
+{
+    atomic_size_t *all = &g->r->srv->pixel_bytes;
+    size_t bytes = 0;
+    for (uint32_t i = 0; i < p->count; i++) bytes += image_u8_bytes(&p->images[i]);
+    size_t before = atomic_fetch_add(all, bytes);
+    if ((before > g->pixel_bytes || g->messages_each) && before + bytes > g->r->srv->opt->image_memory) {
+        atomic_fetch_sub(all, bytes);
+        return false;
+    }
+    g->pixel_bytes += bytes;
+    return true;
+}
 
 void chat_images_free(struct chat_images *p)
 {
@@ -179,21 +190,15 @@ void chat_images_free(struct chat_images *p)
     *p = (struct chat_images){0};
 }
 
-static enum status no_memory(struct gen *g)
-{
-    return api_nomem(&g->r->response.error);
-}
-
 enum status image_fail(struct gen *g, enum image_error error, const struct image_ref *ref,
                        const struct err *err)
 {
-    if (error == IMAGE_NOMEM) return no_memory(g);
-    if (error == IMAGE_BUSY)
-        return api_fail(&g->r->response.error, 429, image_error_code(error), NULL, "%s", err->msg);
+    if (error == IMAGE_NOMEM) return gen_nomem(g);
+    if (error == IMAGE_BUSY) return api_fail(g->e, 429, image_error_code(error), NULL, "%s", err->msg);
     /* An unsupported container is not a corrupt image. */
     const char *code = error == IMAGE_BAD_TYPE && ref->video && !ref->frames ? "unsupported_content_part"
                                                                              : image_error_code(error);
-    return api_fail(&g->r->response.error, 400, code, ref->param, "%s", err->msg);
+    return api_fail(g->e, 400, code, ref->param, "%s", err->msg);
 }
 
 /* The bytes of the reference's URL or URLs -> file->bytes, and whether they are a list -> ask->list. */
@@ -265,7 +270,7 @@ static enum status make_one(struct gen *g, const struct image_ref *ref, struct g
         image_prepared_free(prepared);
         return ST_OK;
     }
-    return api_fail(&g->r->response.error, 429, "rate_limit_exceeded", NULL,
+    return api_fail(g->e, 429, "rate_limit_exceeded", NULL,
                     "The server holds too many decoded images; try again later.");
 }
 
@@ -279,13 +284,13 @@ static enum status check_room(struct gen *g, const struct image_ref *ref, const 
         const struct prompt_grid *grid = &parts->grids[i];
         uint64_t n = m->info->image.tokens ? m->info->image.tokens : (uint64_t)grid->t * grid->h * grid->w;
         if (most && n > most)
-            return api_fail(&g->r->response.error, 400, image_error_code(IMAGE_TOO_MANY_PIXELS), ref->param,
+            return api_fail(g->e, 400, image_error_code(IMAGE_TOO_MANY_PIXELS), ref->param,
                             "The %s takes %llu tokens; this server has memory to encode %llu at once.",
                             ref->video ? "video" : "image", (unsigned long long)n, (unsigned long long)most);
         *tokens += n;
     }
     if (*tokens <= m->caps.context_max) return ST_OK;
-    return api_fail(&g->r->response.error, 400, "context_length_exceeded", gen_source(g),
+    return api_fail(g->e, 400, "context_length_exceeded", gen_source(g),
                     "This model's maximum context length is %u tokens. However, the images and videos in "
                     "your messages resulted "
                     "in more than that. "
@@ -302,48 +307,60 @@ static uint32_t first_of(const struct gen *g, uint32_t i)
     return g->messages_each ? k : i;
 }
 
+static enum status make_next(struct gen *g, struct chat_images *out)
+{
+    uint32_t i = out->made, same = first_of(g, i);
+    const struct image_ref *ref = &g->messages.images[i];
+    struct gen_image *to = &g->images[i];
+    uint32_t prompt = g->messages_each ? ref->message / g->messages_each : 0;
+    const struct image_parts *parts = &out->parts[same];
+    enum status st = same < i ? ST_OK : make_one(g, ref, to, &out->prepared[i], &out->parts[i]);
+    if (i && prompt != g->images[i - 1].prompt) out->tokens = out->spans = 0;
+    uint64_t before = out->tokens;
+    if (!st) st = check_room(g, ref, parts, &out->tokens);
+    if (!st) st = gen_tokens_check(g, out->all += out->tokens - before);
+    out->bytes += to->bytes ? to->len : 0;
+    if (!st && g->messages_each && out->bytes > LIMIT_BODIES_BYTES)
+        st = api_fail(g->e, 400, "invalid_value", ref->param,
+                      "The files of the images of one request take more than %llu MiB.",
+                      LIMIT_BODIES_BYTES >> 20);
+    if (st) return st;
+    out->list[i] = (struct prompt_image){.images = out->prepared[i].images,
+                                         .keys = (const uint8_t(*)[32])parts->keys,
+                                         .count = parts->count,
+                                         .rows = parts->rows,
+                                         .columns = parts->columns,
+                                         .video = ref->video,
+                                         .grids = parts->grids,
+                                         .stamps = parts->stamps};
+    if (same < i) *to = (struct gen_image){.ask = g->images[same].ask};
+    if (same < i) memcpy(to->file_hash, g->images[same].file_hash, sizeof to->file_hash);
+    to->same = same;
+    to->prompt = prompt;
+    to->first = out->spans;
+    to->count = parts->count;
+    out->spans += parts->count;
+    out->made++;
+    return ST_OK;
+}
+
 enum status chat_images_make(struct gen *g, struct chat_images *out)
 {
-    const struct chat_messages *messages = &g->messages;
-    size_t count = messages->image_count;
-    if (!count) return ST_OK;
-    if (gen_remote(g)) return ST_INVALID;
-    out->prepared = calloc(count, sizeof *out->prepared);
-    out->parts = calloc(count, sizeof *out->parts);
-    out->list = calloc(count, sizeof *out->list);
-    g->images = calloc(count, sizeof *g->images);
-    if (!out->prepared || !out->parts || !out->list || !g->images) return no_memory(g);
-    out->count = g->image_count = (uint32_t)count;
-    uint64_t tokens = 0, kept = 0;
-    for (uint32_t i = 0, first = 0; i < out->count; i++) {
-        const struct image_ref *ref = &messages->images[i];
-        struct gen_image *to = &g->images[i];
-        uint32_t same = first_of(g, i), prompt = g->messages_each ? ref->message / g->messages_each : 0;
-        const struct image_parts *parts = &out->parts[same];
-        enum status st = same < i ? ST_OK : make_one(g, ref, to, &out->prepared[i], &out->parts[i]);
-        if (i && prompt != g->images[i - 1].prompt) tokens = first = 0;
-        if (!st) st = check_room(g, ref, parts, &tokens);
-        kept += to->bytes ? to->len : 0;
-        if (!st && g->messages_each && kept > LIMIT_BODIES_BYTES)
-            st = api_fail(&g->r->response.error, 400, "invalid_value", ref->param,
-                          "The files of the images of one request take more than %llu MiB.",
-                          LIMIT_BODIES_BYTES >> 20);
+    size_t count = g->messages.image_count;
+    if (out->made == count) return ST_OK;
+    if (!g->images) {
+        if (gen_remote(g)) return ST_INVALID;
+        out->prepared = calloc(count, sizeof *out->prepared);
+        out->parts = calloc(count, sizeof *out->parts);
+        out->list = calloc(count, sizeof *out->list);
+        g->images = calloc(count, sizeof *g->images);
+        if (!out->prepared || !out->parts || !out->list || !g->images) return gen_nomem(g);
+        out->count = g->image_count = (uint32_t)count;
+    }
+    while (out->made < count) {
+        if (out->made && g->messages_each && gen_job_over(g)) return ST_AGAIN;
+        enum status st = make_next(g, out);
         if (st) return st;
-        out->list[i] = (struct prompt_image){.images = out->prepared[i].images,
-                                             .keys = (const uint8_t(*)[32])parts->keys,
-                                             .count = parts->count,
-                                             .rows = parts->rows,
-                                             .columns = parts->columns,
-                                             .video = ref->video,
-                                             .grids = parts->grids,
-                                             .stamps = parts->stamps};
-        if (same < i) *to = (struct gen_image){.ask = g->images[same].ask};
-        if (same < i) memcpy(to->file_hash, g->images[same].file_hash, sizeof to->file_hash);
-        to->same = same;
-        to->prompt = prompt;
-        to->first = first;
-        to->count = parts->count;
-        first += parts->count;
     }
     gen_remote_end(g);
     return ST_OK;

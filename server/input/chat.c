@@ -1,10 +1,10 @@
 /* From a chat to a prompt: messages checked, images decoded and prepared, template rendered, text
  * tokenized. Worker thread: it may take a second for a large image and never touches the loop. */
 #include "server/chat/messages.h"
-#include "server/generate/chat_images.h"
+#include "server/input/chat_images.h"
 #include "server/json/fields.h"
-#include "server/generate/prompt.h"
-#include "server/generate/remote.h"
+#include "server/input/prompt.h"
+#include "server/input/remote.h"
 #include "server/http/limits.h"
 #include "server/chat/template.h"
 
@@ -12,12 +12,14 @@
 #include "engine/prompt/prompt_build.h"
 #include "engine/tokenizer/tokenizer.h"
 
+#include <malloc.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define SPECIALS_MAX 32
+#define TRIM_COST    (32u << 20)
 
-/* State of building a chat's prompt; chat_fini frees it at any stage. */
+/* State of building the prompts of chats; chat_fini frees it at any stage. */
 struct chat {
     struct request *r;
     struct gen *g;
@@ -32,11 +34,6 @@ static void chat_fini(struct chat *c)
 {
     template_result_free(&c->rendered);
     chat_images_free(&c->images);
-}
-
-static enum status no_memory(struct chat *c)
-{
-    return api_nomem(&c->r->response.error);
 }
 
 static enum status render(struct chat *c)
@@ -63,9 +60,8 @@ static enum status render(struct chat *c)
                                   .control_parse = strcmp(c->r->srv->opt->control_tokens, "parse") == 0,
                                   .trace = p->return_cache_info};
     enum status st = template_render(m->tmpl, &rq, &c->rendered, &err);
-    if (st == ST_NOMEM) return no_memory(c);
-    return st ? api_fail(&c->r->response.error, 400, "chat_template_error", gen_source(c->g), "%s", err.msg)
-              : ST_OK;
+    if (st == ST_NOMEM) return gen_nomem(c->g);
+    return st ? api_fail(c->g->e, 400, "chat_template_error", gen_source(c->g), "%s", err.msg) : ST_OK;
 }
 
 /* The prompt can't hold the images. Most templates have a place for those of users. */
@@ -75,11 +71,11 @@ static enum status misplaced(struct chat *c, enum status st, const struct err *e
     for (size_t i = 0; st == ST_INVALID && i < m->image_count; i++) {
         enum chat_role role = m->list[m->images[i].message].role;
         if (role == CHAT_USER) continue;
-        return api_fail(&c->r->response.error, 400, "invalid_value", m->images[i].param,
+        return api_fail(c->g->e, 400, "invalid_value", m->images[i].param,
                         "%s This chat template may have no place for images in a message of the role '%s'.",
                         err->msg, chat_role_name(role));
     }
-    return api_fail_status(&c->r->response.error, st, gen_source(c->g), err);
+    return api_fail_status(c->g->e, st, gen_source(c->g), err);
 }
 
 static enum status build(struct chat *c, struct gen_prompt *to)
@@ -100,7 +96,7 @@ static enum status build(struct chat *c, struct gen_prompt *to)
     if (!g->p.return_cache_info) return ST_OK;
     st = cache_places_build(m->info, m->tok, &c->rendered, &g->messages, images, c->image_count, p,
                             &to->places, &err);
-    return st ? api_fail_status(&c->r->response.error, st, gen_source(g), &err) : ST_OK;
+    return st ? api_fail_status(c->g->e, st, gen_source(g), &err) : ST_OK;
 }
 
 /* Text of the last message; malloc'd. */
@@ -130,7 +126,7 @@ static enum status response_shape(struct chat *c)
     g->response_role = chat_role_shown(g->p.add_generation_prompt ? CHAT_ASSISTANT : last);
     if (!g->p.echo || g->response_role != chat_role_shown(last)) return ST_OK;
     g->prompts[0].text = last_text(g, &g->prompts[0].text_len);
-    return g->prompts[0].text ? ST_OK : no_memory(c);
+    return g->prompts[0].text ? ST_OK : gen_nomem(c->g);
 }
 
 enum status gen_read_begin(struct gen *g, struct chat_reader *r)
@@ -140,7 +136,7 @@ enum status gen_read_begin(struct gen *g, struct chat_reader *r)
     *r = (struct chat_reader){.limits = {.messages_max = LIMIT_MESSAGES,
                                          .images_max = (size_t)s->opt->max_images,
                                          .text_only = !m->info->image.present},
-                              .err = &g->r->response.error,
+                              .err = g->e,
                               .out = &g->messages,
                               .at = {.field = gen_source(g), .index = -1}};
     if (!m->tmpl)
@@ -156,8 +152,7 @@ enum status gen_read_begin(struct gen *g, struct chat_reader *r)
 
 enum status gen_read_added(struct gen *g)
 {
-    if (!g->messages.count)
-        return api_fail(&g->r->response.error, 400, "empty_array", gen_source(g), "'messages' is empty.");
+    if (!g->messages.count) return api_fail(g->e, 400, "empty_array", gen_source(g), "'messages' is empty.");
     return gen_remote(g);
 }
 
@@ -170,20 +165,27 @@ enum status gen_read_chat(struct gen *g, json_t *root)
     return st ? st : gen_read_added(g);
 }
 
-static enum status chat_build(struct chat *c)
+/* run: the prompts are to run, else they are only shown. */
+static enum status chat_build(struct gen *g, bool run)
 {
-    struct gen *g = c->g;
+    struct chat *c = g->chat ? g->chat : (g->chat = calloc(1, sizeof *c));
     size_t each = g->messages_each ? g->messages_each : g->messages.count;
+    if (!c) return gen_nomem(g);
+    *c = (struct chat){.r = g->r, .g = g, .images = c->images, .rendered = c->rendered};
     enum status st = chat_images_make(g, &c->images);
-    if (!st) st = gen_prompts_new(g, g->messages.count / each);
-    for (uint32_t k = 0; k < g->prompt_count && !st; k++) {
+    if (!st && !g->prompts) st = gen_prompts_new(g, g->messages.count / each);
+    while (!st && g->prompts_made < g->prompt_count) {
+        uint32_t k = g->prompts_made, end;
+        if (k && gen_job_over(g)) return ST_AGAIN;
         c->messages = (struct chat_messages){.list = g->messages.list + k * each, .count = each};
-        uint32_t end = c->first_image += c->image_count;
-        while (end < c->images.count && g->images[end].prompt == k) end++;
+        while (c->first_image < c->images.count && g->images[c->first_image].prompt < k) c->first_image++;
+        for (end = c->first_image; end < c->images.count && g->images[end].prompt == k;) end++;
         c->image_count = end - c->first_image;
         template_result_free(&c->rendered);
         st = render(c);
         if (!st) st = build(c, &g->prompts[k]);
+        if (!st && run) st = gen_prompt_made(g, &g->prompts[k]);
+        g->prompts_made++;
     }
     return st;
 }
@@ -210,24 +212,19 @@ static bool inside_reasoning(const struct chat *c)
 
 enum status gen_prompt_chat(struct gen *g)
 {
-    struct chat c = {.r = g->r, .g = g};
-    enum status st = chat_build(&c);
-    if (!st) g->inside_reasoning = inside_reasoning(&c);
-    if (!st) st = gen_truncate(g, &g->prompts[0]);
-    if (!st) st = gen_context_check(g, &g->prompts[0]);
-    if (!st) st = response_shape(&c);
-    chat_fini(&c);
-    return st;
+    enum status st = chat_build(g, true);
+    if (st) return st;
+    g->inside_reasoning = inside_reasoning(g->chat);
+    return response_shape(g->chat);
 }
 
 enum status gen_read_parts(struct gen *g, json_t *parts)
 {
-    struct api_error *e = &g->r->response.error;
     if (!g->r->srv->model->own_prompts)
-        return api_fail(e, 400, "invalid_type", "prompt[0]",
+        return api_fail(g->e, 400, "invalid_type", "prompt[0]",
                         "A prompt must be a string or an array of token ids.");
     if (g->p.echo)
-        return api_fail(e, 400, "invalid_value", "echo", "echo can't be combined with a list of parts.");
+        return api_fail(g->e, 400, "invalid_value", "echo", "echo can't be combined with a list of parts.");
     struct chat_reader r;
     struct chat_message *m;
     g->p.add_special_tokens = false; /* the prompt format adds bos itself */
@@ -238,23 +235,16 @@ enum status gen_read_parts(struct gen *g, json_t *parts)
 
 enum status gen_prompt_parts(struct gen *g)
 {
-    struct chat c = {.r = g->r, .g = g};
-    enum status st = chat_build(&c);
-    for (uint32_t k = 0; k < g->prompt_count && !st; k++) {
-        st = gen_truncate(g, &g->prompts[k]);
-        if (!st) st = gen_context_check(g, &g->prompts[k]);
-    }
-    chat_fini(&c);
-    return st;
+    return chat_build(g, true);
 }
 
 enum status tokenize_read(struct gen *g, json_t *root)
 {
-    struct api_error *e = &g->r->response.error;
     if (gen_parse_turn(g, root) || gen_parse_salt(g, root) || gen_parse_image_bounds(g, root))
         return ST_INVALID;
     if (field(root, "chat_template"))
-        return api_fail(e, 400, "unsupported_parameter", "chat_template", "chat_template is not supported.");
+        return api_fail(g->e, 400, "unsupported_parameter", "chat_template",
+                        "chat_template is not supported.");
     g->tools = json_incref(field(root, "tools"));
     if (gen_parse_reasoning(g, root)) return ST_INVALID; /* the same variables as for the chat endpoint */
     return gen_read_chat(g, root);
@@ -262,10 +252,7 @@ enum status tokenize_read(struct gen *g, json_t *root)
 
 enum status tokenize_chat(struct gen *g)
 {
-    struct chat c = {.r = g->r, .g = g};
-    enum status st = chat_build(&c);
-    chat_fini(&c);
-    return st;
+    return chat_build(g, false);
 }
 
 enum status render_chat(struct gen *g, struct json_writer *o)
@@ -276,4 +263,35 @@ enum status render_chat(struct gen *g, struct json_writer *o)
     if (!st) jw_string(o, c.rendered.text, c.rendered.len);
     chat_fini(&c);
     return st;
+}
+
+void gen_read_free(struct gen *g)
+{
+    json_t **owned[] = {&g->tools, &g->documents, &g->variables, &g->format_root};
+    if (g->chat) chat_fini(g->chat);
+    free(g->chat);
+    g->chat = NULL;
+    chat_messages_free(&g->messages);
+    for (size_t i = 0; i < sizeof owned / sizeof *owned; i++) {
+        json_decref(*owned[i]);
+        *owned[i] = NULL;
+    }
+}
+
+/* The loop needs the request id. The rest, which may be large, is freed before the request is queued, and
+ * here, not on the loop: freeing millions of values takes a while, also for a refused request. */
+void gen_read_end(struct gen *g)
+{
+    const struct request *r = g->r;
+    const char *key;
+    json_t *value;
+    void *next;
+    gen_read_free(g);
+    json_object_foreach_safe(g->root, next, key, value)
+    {
+        bool id = strcmp(key, "request_id") == 0 || strcmp(key, "rid") == 0;
+        if (!id || !json_is_string(value) || json_string_length(value) > 128) json_object_del(g->root, key);
+    }
+    if (r->parse_cost + r->http.body_kept > TRIM_COST)
+        malloc_trim(0); /* else the allocator keeps them per worker */
 }

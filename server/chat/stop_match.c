@@ -1,6 +1,6 @@
 /* See stop_match.h. Nodes of the automaton are full goto tables of 256 entries: at most 16 strings of 1,024
  * bytes are allowed, and the usual stop string has three. */
-#include "server/generate/stop_match.h"
+#include "server/chat/stop_match.h"
 
 #include "config/base/checked.h"
 

@@ -1,7 +1,7 @@
 /* A request's constraints -> the grammar of its output: unconstrained reasoning first; then calls, or the
- * response format, or either. Compiled grammars are cached (generate/grammars.h): the same schema is compiled
+ * response format, or either. Compiled grammars are cached (input/grammars.h): the same schema is compiled
  * once. */
-#include "server/generate/constraint.h"
+#include "server/input/constraint.h"
 
 #include "config/base/log.h"
 #include "server/chat/tool_calls/tool_calls.h"
@@ -15,17 +15,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-static enum status no_memory(struct constraint_maker *m)
-{
-    return api_nomem(&m->g->r->response.error);
-}
-
 enum status constraint_error(struct constraint_maker *m, enum status st, const char *param,
                              const struct grammar_error *f)
 {
-    if (st == ST_NOMEM) return no_memory(m);
-    return api_fail(&m->g->r->response.error, 400, "unsupported_schema", param, "%s%s%s%s.",
-                    f->path[0] ? "At " : "", f->path, f->path[0] ? ": " : "",
+    if (st == ST_NOMEM) return gen_nomem(m->g);
+    return api_fail(m->g->e, 400, "unsupported_schema", param, "%s%s%s%s.", f->path[0] ? "At " : "", f->path,
+                    f->path[0] ? ": " : "",
                     f->message[0] ? f->message : "The output constraint is too large to be enforced");
 }
 
@@ -105,7 +100,7 @@ enum status constraint_strings(struct constraint_maker *m, const json_t *list, g
     size_t n = json_array_size(list);
     struct rx_pool *p = gb_pool(m->b);
     rx *one = calloc(n, sizeof *one);
-    if (!one) return no_memory(m);
+    if (!one) return gen_nomem(m->g);
     for (size_t i = 0; i < n; i++) {
         const json_t *v = json_array_get(list, i);
         one[i] = rx_literal(p, json_string_value(v), json_string_length(v));
@@ -134,15 +129,17 @@ static enum status response(struct constraint_maker *m, gx *out)
     case FORMAT_SCHEMA: return constraint_schema(m, f->value, f->compact, f->param, out);
     default:
         schema = f->kind == FORMAT_OBJECT ? json_pack("{s:s}", "type", "object") : json_true();
-        st = schema ? constraint_schema(m, schema, f->compact, f->param, out) : no_memory(m);
+        st = schema ? constraint_schema(m, schema, f->compact, f->param, out) : gen_nomem(m->g);
         json_decref(schema);
         return st;
     }
     return st ? constraint_error(m, st, f->param, &error) : ST_OK;
 }
 
-static bool may_be_called(const struct tool_choice *f, const char *name)
+bool constraint_may(const struct constraint_maker *m, json_t *function)
 {
+    const struct tool_choice *f = &m->g->p.tool_choice;
+    const char *name = json_string_value(field(function, "name"));
     if (f->named) return strcmp(f->named, name) == 0;
     if (!f->allowed) return true;
     for (size_t i = 0; i < json_array_size(f->allowed); i++) {
@@ -166,7 +163,7 @@ bool constraint_must(const struct constraint_maker *m, json_t *function)
  * continues, and the tool's arguments may be any object. */
 static bool weaken(struct constraint_maker *m, json_t *tools, size_t tool)
 {
-    const struct api_error *e = &m->g->r->response.error;
+    const struct api_error *e = m->g->e;
     json_t *function = field(json_array_get(tools, tool), "function");
     if (e->http != 400 || constraint_must(m, function) || constraint_weak(m, tool)) return false;
     json_array_append_new(m->notes, json_sprintf("The schema of the function '%s' can't be enforced: its "
@@ -191,15 +188,15 @@ static enum status any_call(struct constraint_maker *m, json_t *tools, gx *out)
     const struct tool_choice *f = &m->g->p.tool_choice;
     size_t n = json_array_size(tools), used = 0;
     gx *list = calloc(n + 1, sizeof *list);
-    enum status st = list ? ST_OK : no_memory(m);
-    struct api_error *e = &m->g->r->response.error;
+    enum status st = list ? ST_OK : gen_nomem(m->g);
+    struct api_error *e = m->g->e;
     bool again, weakened = false;
     for (size_t i = 0; i < n && !st; i++) {
         json_t *function = field(json_array_get(tools, i), "function");
         enum call_schema use = constraint_weak(m, i)                 ? CALL_ANY
                                : f->required || gen_strict(function) ? CALL_SCHEMA
                                                                      : CALL_FREE;
-        if (!may_be_called(f, json_string_value(field(function, "name")))) continue;
+        if (!constraint_may(m, function)) continue;
         st = constraint_call(m, function, use, i, &list[used++]);
         if (!st) continue;
         again = weaken(m, tools, i);
@@ -224,12 +221,7 @@ static enum status calls_and_text(struct constraint_maker *m, json_t *tools, gx 
     rx text = constraint_without(m, tags, tags[1] ? 2 : 1), first = text, excluded;
     gx bare;
     if (p->bare_calls) {
-        bool may[LIMIT_TOOLS] = {false};
-        for (size_t i = 0; i < json_array_size(tools) && i < LIMIT_TOOLS; i++) {
-            json_t *name = field(field(json_array_get(tools, i), "function"), "name");
-            may[i] = may_be_called(&p->tool_choice, json_string_value(name));
-        }
-        enum status st = constraint_bare_calls(m, tools, may, one, &excluded, &bare);
+        enum status st = constraint_bare_calls(m, tools, one, &excluded, &bare);
         if (st) return st;
         first = rx_and(pool, text, rx_not(pool, excluded));
     }
@@ -285,7 +277,7 @@ static enum status build_once(struct constraint_maker *m, json_t *tools, struct 
     gx body, all;
     struct err err = {{0}};
     enum status st = gb_create(&m->b);
-    if (st) return no_memory(m);
+    if (st) return gen_nomem(m->g);
     rx_pool_stop(gb_pool(m->b), &m->g->cancelled);
     st = tools ? calls(m, tools, &body) : response(m, &body);
     if (st) {
@@ -302,7 +294,7 @@ static enum status build_once(struct constraint_maker *m, json_t *tools, struct 
 
 static enum status build(struct constraint_maker *m, json_t *tools, struct grammar **out)
 {
-    struct api_error *e = &m->g->r->response.error;
+    struct api_error *e = m->g->e;
     enum status st;
     do st = build_once(m, tools, out);
     while (st == ST_AGAIN); /* each time with more weak tools */
@@ -323,7 +315,7 @@ static enum status warn(struct constraint_maker *m)
     json_array_foreach(m->notes, i, one) log_warn("req=%s %s", g->r->http.id, json_string_value(one));
     if (!json_array_size(m->notes)) return ST_OK;
     g->warnings = json_dumps(m->notes, JSON_COMPACT);
-    return g->warnings ? ST_OK : no_memory(m);
+    return g->warnings ? ST_OK : gen_nomem(m->g);
 }
 
 /* ---- the cache key ---- */
@@ -369,10 +361,10 @@ static enum status bare_calls(struct constraint_maker *m, json_t *tools)
     bool ok = p->bare_calls != NULL;
     for (size_t i = 0; ok && i < json_array_size(tools); i++) {
         json_t *function = field(json_array_get(tools, i), "function");
-        const char *name = json_string_value(field(function, "name"));
-        if (may_be_called(&p->tool_choice, name)) ok = !json_object_set_new(p->bare_calls, name, json_true());
+        if (constraint_may(m, function))
+            ok = !json_object_set_new(p->bare_calls, json_string_value(field(function, "name")), json_true());
     }
-    return ok ? ST_OK : no_memory(m);
+    return ok ? ST_OK : gen_nomem(m->g);
 }
 
 enum status gen_constraint_make(struct gen *g)
@@ -385,13 +377,13 @@ enum status gen_constraint_make(struct gen *g)
         tools = NULL;
     if (!tools && !p->format.kind) return ST_OK;
     struct err err = {{0}};
-    if (grammars_vocab(g->r->srv->grammars, g->r->srv->model, &g->vocab, &err)) return no_memory(&m);
+    if (grammars_vocab(g->r->srv->grammars, g->r->srv->model, &g->vocab, &err)) return gen_nomem(m.g);
     g->compile = description(g, tools);
     g->compile_key = g->compile ? json_dumps(g->compile, JSON_COMPACT) : NULL;
-    if (!g->compile_key) return no_memory(&m);
+    if (!g->compile_key) return gen_nomem(m.g);
     g->compile_bytes = strlen(g->compile_key);
     if (g->compile_bytes > LIMIT_CONSTRAINT_BYTES)
-        return api_fail(&g->r->response.error, 400, "unsupported_schema", gen_constraint_param(g),
+        return api_fail(g->e, 400, "unsupported_schema", gen_constraint_param(g),
                         "The constraint is too large: %zu bytes of JSON, at most %u are allowed.",
                         g->compile_bytes, LIMIT_CONSTRAINT_BYTES);
     p->ignore_eos = false; /* a complete constrained output allows only EOS */
@@ -416,7 +408,6 @@ enum status gen_constraint_compile(struct gen *g)
 {
     struct grammars *all = g->r->srv->grammars;
     struct constraint_maker m = {.g = g, .vocab = g->vocab};
-    struct api_error *e = &g->r->response.error;
     uint64_t tenant = gen_grammar_tenant(g);
     /* One with the same key may be cached meanwhile. */
     g->grammar = grammars_find(all, g->compile_key, &g->warnings);
@@ -426,7 +417,7 @@ enum status gen_constraint_compile(struct gen *g)
         return ST_OK;
     }
     m.notes = json_array();
-    enum status st = m.notes ? build(&m, tools, &g->grammar) : no_memory(&m);
+    enum status st = m.notes ? build(&m, tools, &g->grammar) : gen_nomem(m.g);
     if (!st) st = warn(&m);
     json_decref(m.notes);
     if (st) {
@@ -435,12 +426,12 @@ enum status gen_constraint_compile(struct gen *g)
     }
     st = grammars_keep(all, g->compile_key, tenant, g->grammar, g->warnings);
     if (st == ST_TOO_LARGE)
-        return api_fail(e, 400, "unsupported_schema", gen_constraint_param(g),
+        return api_fail(g->e, 400, "unsupported_schema", gen_constraint_param(g),
                         "The constraint takes %zu MiB compiled, more than the limit (--grammar-memory).",
                         grammar_bytes(g->grammar) >> 20);
     if (st == ST_AGAIN)
-        return api_fail(e, 503, "grammar_memory", gen_constraint_param(g), "%s", gen_grammar_memory_full);
-    return st ? no_memory(&m) : ST_OK;
+        return api_fail(g->e, 503, "grammar_memory", gen_constraint_param(g), "%s", gen_grammar_memory_full);
+    return st ? gen_nomem(m.g) : ST_OK;
 }
 
 uint64_t gen_grammar_tenant(const struct gen *g)
@@ -454,38 +445,4 @@ const char gen_grammar_memory_full[] =
 const char *gen_constraint_param(const struct gen *g)
 {
     return g->p.format.param ? g->p.format.param : "tools";
-}
-
-const char *gen_constraint_failure(const struct choice *c, char *text, size_t cap)
-{
-    static const char *const why[] = {
-        [MATCHER_STUCK] = "the output can't be completed: too many continuations in one place, or no token "
-                          "is allowed there",
-        [MATCHER_MASK_COST] = "computing the mask of one token takes too much work",
-        [MATCHER_ANSWER_COST] = "computing the masks takes too much work for this number of tokens",
-        [MATCHER_MEMORY] = "the server is out of memory for it"};
-    enum matcher_failure f = matcher_failure(c->matcher);
-    bool costs = f == MATCHER_MASK_COST || f == MATCHER_ANSWER_COST;
-    snprintf(text, cap, "The constraint in %s could not be enforced: %s.%s", gen_constraint_param(c->gen),
-             why[f] ? why[f] : why[MATCHER_STUCK],
-             costs ? " Use fewer optional parts and counted repeats within each other, or character classes "
-                     "instead of alternatives."
-                   : "");
-    return costs ? "constraint_too_costly" : f == MATCHER_MEMORY ? "out_of_memory" : "unsupported_schema";
-}
-
-bool gen_constraint_start(struct choice *c)
-{
-    struct gen *g = c->gen;
-    if (!g->grammar) return true;
-    if (matcher_create(g->grammar, g->vocab, &c->matcher)) return false;
-    matcher_threads(c->matcher, grammars_threads(g->r->srv->grammars), g->p.tenant);
-    c->constraint = (struct sampling_constraint){.arg = c->matcher,
-                                                 .prepare = matcher_prepare,
-                                                 .drafts = matcher_drafts,
-                                                 .mask = matcher_mask,
-                                                 .forced = matcher_forced,
-                                                 .stop = matcher_stop};
-    c->sampling.constraint = &c->constraint;
-    return true;
 }

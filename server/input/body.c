@@ -1,13 +1,13 @@
 /* Parses a request's body, manages its life time, and checks the model name. Worker thread; changes only its
  * request. */
 #include "server/json/fields.h"
-#include "server/generate/generate.h"
+#include "server/input/input.h"
 #include "server/json/parser.h"
+#include "server/http/limits.h"
 
-#include <malloc.h>
+#include "config/base/clock.h"
+
 #include <string.h>
-
-#define TRIM_COST (32u << 20)
 
 static enum status parse_fail(struct request *r, const struct json_parser *p, enum status st)
 {
@@ -40,37 +40,34 @@ enum status request_body_parse(struct request *r, json_t **root)
     return api_fail(&r->response.error, 400, "invalid_json", NULL, "The body must be a JSON object.");
 }
 
+enum status gen_nomem(struct gen *g)
+{
+    return api_nomem(g->e);
+}
+
 const char *gen_source(const struct gen *g)
 {
     return g->dialect ? g->dialect->source : g->kind == GEN_CHAT ? "messages" : "prompt";
 }
 
-void gen_read_free(struct gen *g)
+enum status gen_tokens_check(struct gen *g, uint64_t tokens)
 {
-    json_t **owned[] = {&g->tools, &g->documents, &g->variables, &g->format_root};
-    chat_messages_free(&g->messages);
-    for (size_t i = 0; i < sizeof owned / sizeof *owned; i++) {
-        json_decref(*owned[i]);
-        *owned[i] = NULL;
-    }
+    uint64_t most = g->p.tokens_max ? g->p.tokens_max : LIMIT_PROMPT_TOKENS;
+    if (tokens <= most || (g->prompt_count == 1 && !g->p.tokens_max)) return ST_OK;
+    return api_fail(g->e, 400, "invalid_value", gen_source(g),
+                    "%s has more than %llu tokens in all, %s. Send it in several requests.", gen_source(g),
+                    (unsigned long long)most,
+                    g->p.tokens_max ? "and a response has at most 512 MiB of vectors"
+                                    : "the limit of a request");
 }
 
-/* The loop needs the request id. The rest, which may be large, is freed before the request is queued, and
- * here, not on the loop: freeing millions of values takes a while, also for a refused request. */
-void gen_read_end(struct gen *g)
+bool gen_job_over(struct gen *g)
 {
-    const struct request *r = g->r;
-    const char *key;
-    json_t *value;
-    void *next;
-    gen_read_free(g);
-    json_object_foreach_safe(g->root, next, key, value)
-    {
-        bool id = strcmp(key, "request_id") == 0 || strcmp(key, "rid") == 0;
-        if (!id || !json_is_string(value) || json_string_length(value) > 128) json_object_del(g->root, key);
-    }
-    if (r->parse_cost + r->http.body_kept > TRIM_COST)
-        malloc_trim(0); /* else the allocator keeps them per worker */
+    enum { JOB_US = 50000 };
+    uint64_t now = now_us();
+    if (!g->job_us) g->job_us = now;
+    g->again = now - g->job_us > JOB_US;
+    return g->again;
 }
 
 enum status request_model_unknown(struct request *r, const char *name)

@@ -1,9 +1,9 @@
-/* Fields of a generating request -> struct gen_params (tools and reasoning: generate/tools.c). null = absent;
+/* Fields of a generating request -> struct gen_params (tools and reasoning: input/tools.c). null = absent;
  * unknown fields are ignored; known but unsupported ones are rejected. Worker thread. Knows nothing of
  * messages, prompts, sequences. */
 #include "config/base/log.h"
 #include "server/json/fields.h"
-#include "server/generate/generate.h"
+#include "server/input/input.h"
 #include "server/http/limits.h"
 
 #include "engine/model/model_info.h"
@@ -16,25 +16,24 @@
 
 static enum status refuse_if(struct gen *g, json_t *root, const char *name, const char *code, const char *why)
 {
-    return field(root, name) ? api_fail(&g->r->response.error, 400, code, name, "%s is not supported%s%s.",
-                                        name, *why ? ": " : "", why)
-                             : ST_OK;
+    return field(root, name)
+               ? api_fail(g->e, 400, code, name, "%s is not supported%s%s.", name, *why ? ": " : "", why)
+               : ST_OK;
 }
 
 /* ---- sampling ---- */
 
 static enum status parse_limits(struct gen *g, json_t *root)
 {
-    struct api_error *e = &g->r->response.error;
     struct gen_params *p = &g->p;
     int64_t min = g->kind == GEN_COMPLETION && p->echo ? 0 : 1, v = 0;
     static const char *const names[] = {"max_completion_tokens", "max_tokens", "n_predict"};
     for (size_t i = g->kind == GEN_CHAT ? 0 : 1; i < 3; i++) {
         bool has = false;
         if (strcmp(names[i], "n_predict") == 0) { /* llama.cpp: -1 = no limit */
-            if (field_int(e, root, names[i], -1, INT64_MAX, &v, &has)) return ST_INVALID;
+            if (field_int(g->e, root, names[i], -1, INT64_MAX, &v, &has)) return ST_INVALID;
             if (has && v < 0) has = false;
-        } else if (field_int(e, root, names[i], min, INT64_MAX, &v, &has)) {
+        } else if (field_int(g->e, root, names[i], min, INT64_MAX, &v, &has)) {
             return ST_INVALID;
         }
         if (has && !p->has_max) {
@@ -51,10 +50,10 @@ static enum status parse_limits(struct gen *g, json_t *root)
         p->max_tokens = g->r->srv->opt->default_max_tokens;
     }
     bool has = false;
-    if (field_int(e, root, "min_tokens", 0, INT64_MAX, &v, &has)) return ST_INVALID;
+    if (field_int(g->e, root, "min_tokens", 0, INT64_MAX, &v, &has)) return ST_INVALID;
     if (has) p->min_tokens = (uint64_t)v;
     if (has && p->has_max && p->min_tokens > p->max_tokens) {
-        return api_fail(e, 400, "invalid_value", "min_tokens",
+        return api_fail(g->e, 400, "invalid_value", "min_tokens",
                         "min_tokens is larger than the maximum number of tokens.");
     }
     return ST_OK;
@@ -62,7 +61,6 @@ static enum status parse_limits(struct gen *g, json_t *root)
 
 static enum status parse_sampling(struct gen *g, json_t *root)
 {
-    struct api_error *e = &g->r->response.error;
     struct sampling_params *s = &g->p.sampling;
     const struct hf_generation *d = &g->r->srv->model->info->generation;
     bool use = strcmp(g->r->srv->opt->generation_config, "auto") == 0;
@@ -73,16 +71,16 @@ static enum status parse_sampling(struct gen *g, json_t *root)
            frequency = 0;
     int64_t top_k = use && d->has_top_k ? (int64_t)d->top_k : 0, n = 1;
     bool has = false, has_rep = false;
-    if (field_num(e, root, "temperature", 0, 2, &temperature, NULL) ||
-        field_num(e, root, "top_p", 0, 1, &top_p, NULL) ||
-        field_int(e, root, "n", 1, (int64_t)g->r->srv->opt->max_n, &n, NULL) ||
-        field_num(e, root, "frequency_penalty", -2, 2, &frequency, NULL) ||
-        field_num(e, root, "presence_penalty", -2, 2, &presence, NULL) ||
-        field_int(e, root, "seed", INT64_MIN, INT64_MAX, &g->p.seed, &has) ||
-        field_int(e, root, "top_k", -1, INT32_MAX, &top_k, NULL) ||
-        field_num(e, root, "min_p", 0, 1, &min_p, NULL) ||
-        field_num(e, root, "repeat_penalty", 1e-6, 1e6, &repetition, NULL) ||
-        field_num(e, root, "repetition_penalty", 1e-6, 1e6, &repetition, &has_rep)) {
+    if (field_num(g->e, root, "temperature", 0, 2, &temperature, NULL) ||
+        field_num(g->e, root, "top_p", 0, 1, &top_p, NULL) ||
+        field_int(g->e, root, "n", 1, (int64_t)g->r->srv->opt->max_n, &n, NULL) ||
+        field_num(g->e, root, "frequency_penalty", -2, 2, &frequency, NULL) ||
+        field_num(g->e, root, "presence_penalty", -2, 2, &presence, NULL) ||
+        field_int(g->e, root, "seed", INT64_MIN, INT64_MAX, &g->p.seed, &has) ||
+        field_int(g->e, root, "top_k", -1, INT32_MAX, &top_k, NULL) ||
+        field_num(g->e, root, "min_p", 0, 1, &min_p, NULL) ||
+        field_num(g->e, root, "repeat_penalty", 1e-6, 1e6, &repetition, NULL) ||
+        field_num(g->e, root, "repetition_penalty", 1e-6, 1e6, &repetition, &has_rep)) {
         return ST_INVALID;
     }
     g->p.n = (uint32_t)n;
@@ -109,20 +107,19 @@ static int bias_order(const void *a, const void *b)
 
 static enum status parse_bias(struct gen *g, json_t *root)
 {
-    struct api_error *e = &g->r->response.error;
     const struct hf_generation *d = &g->r->srv->model->info->generation;
     bool use = strcmp(g->r->srv->opt->generation_config, "auto") == 0;
     uint32_t never = use ? d->suppress_count : 0;
     json_t *map = field(root, "logit_bias");
     if (map && !json_is_object(map))
-        return api_fail(e, 400, "invalid_type", "logit_bias", "logit_bias must be an object.");
+        return api_fail(g->e, 400, "invalid_type", "logit_bias", "logit_bias must be an object.");
     size_t count = json_object_size(map);
     if (count > LIMIT_BIASES)
-        return api_fail(e, 400, "invalid_value", "logit_bias", "logit_bias has more than %u entries.",
+        return api_fail(g->e, 400, "invalid_value", "logit_bias", "logit_bias has more than %u entries.",
                         LIMIT_BIASES);
     if (!(count + never)) return ST_OK;
     struct sampling_bias *list = calloc(count + never, sizeof *list);
-    if (!list) return api_nomem(e);
+    if (!list) return gen_nomem(g);
     g->p.sampling.bias = list;
     for (uint32_t i = 0; i < never; i++)
         list[g->p.sampling.bias_count++] = (struct sampling_bias){.id = d->suppress_ids[i], .bias = -100};
@@ -134,11 +131,11 @@ static enum status parse_bias(struct gen *g, json_t *root)
         size_t digits = strspn(key, "0123456789");
         unsigned long long id = digits && digits <= 10 ? strtoull(key, &end, 10) : UINT64_MAX;
         if (key[digits] || id >= g->r->srv->model->info->vocab_size) {
-            return api_fail(e, 400, "invalid_value", "logit_bias", "'%.60s' is not a token id of this model.",
-                            key);
+            return api_fail(g->e, 400, "invalid_value", "logit_bias",
+                            "'%.60s' is not a token id of this model.", key);
         }
         if (!json_is_number(v))
-            return api_fail(e, 400, "invalid_type", "logit_bias", "Values of logit_bias must be numbers.");
+            return api_fail(g->e, 400, "invalid_type", "logit_bias", "Values of logit_bias must be numbers.");
         double b = json_number_value(v);
         list[g->p.sampling.bias_count++] =
             (struct sampling_bias){.id = (uint32_t)id, .bias = (float)fmax(-100, fmin(100, b))};
@@ -151,20 +148,20 @@ static enum status parse_bias(struct gen *g, json_t *root)
 static enum status parse_ids(struct gen *g, json_t *list, const char *path, uint32_t most, uint32_t **ids,
                              uint32_t *count)
 {
-    struct api_error *e = &g->r->response.error;
     if (!list) return ST_OK;
-    if (!json_is_array(list)) return api_fail(e, 400, "invalid_type", path, "%s must be an array.", path);
+    if (!json_is_array(list)) return api_fail(g->e, 400, "invalid_type", path, "%s must be an array.", path);
     size_t n = json_array_size(list);
-    if (n > most) return api_fail(e, 400, "invalid_value", path, "%s has more than %u entries.", path, most);
+    if (n > most)
+        return api_fail(g->e, 400, "invalid_value", path, "%s has more than %u entries.", path, most);
     if (!n) return ST_OK;
     *ids = calloc(n, sizeof **ids);
-    if (!*ids) return api_nomem(e);
+    if (!*ids) return gen_nomem(g);
     for (size_t i = 0; i < n; i++) {
         int64_t id;
         if (!json_to_int(json_array_get(list, i), &id))
-            return api_fail(e, 400, "invalid_type", path, "%s must be an array of integers.", path);
+            return api_fail(g->e, 400, "invalid_type", path, "%s must be an array of integers.", path);
         if (id < 0 || id >= (int64_t)g->r->srv->model->info->vocab_size)
-            return api_fail(e, 400, "invalid_value", path, "%lld is not a token id of this model.",
+            return api_fail(g->e, 400, "invalid_value", path, "%lld is not a token id of this model.",
                             (long long)id);
         bool known = false;
         for (uint32_t k = 0; k < *count; k++) known = known || (*ids)[k] == (uint32_t)id;
@@ -179,27 +176,26 @@ static enum status parse_ngrams(struct gen *g, json_t *root)
 {
     static const char *const keys[] = {"debug", "ngram_size", "no_repeat_ngram_size", "whitelist_token_ids",
                                        "window_size"};
-    struct api_error *e = &g->r->response.error;
     struct sampling_ngrams *s = &g->p.sampling.ngrams;
     json_t *args = field(root, "vllm_xargs");
     int64_t size = 0, window = 0;
     bool has = false;
     char names[100];
     if (args && !json_is_object(args))
-        return api_fail(e, 400, "invalid_type", "vllm_xargs", "vllm_xargs must be an object.");
+        return api_fail(g->e, 400, "invalid_type", "vllm_xargs", "vllm_xargs must be an object.");
     if (fields_unknown(args, keys, sizeof keys / sizeof *keys, names, sizeof names))
-        return api_fail(e, 400, "unsupported_parameter", "vllm_xargs",
+        return api_fail(g->e, 400, "unsupported_parameter", "vllm_xargs",
                         "vllm_xargs: %s is not supported; no_repeat_ngram_size, ngram_size, window_size and "
                         "whitelist_token_ids are.",
                         names);
-    if (field_int(e, root, "no_repeat_ngram_size", 0, SAMPLING_NGRAM_MAX, &size, NULL) ||
-        field_int(e, args, "no_repeat_ngram_size", 0, SAMPLING_NGRAM_MAX, &size, &s->generated) ||
-        field_int(e, args, "ngram_size", 1, SAMPLING_NGRAM_MAX, &size, &has))
+    if (field_int(g->e, root, "no_repeat_ngram_size", 0, SAMPLING_NGRAM_MAX, &size, NULL) ||
+        field_int(g->e, args, "no_repeat_ngram_size", 0, SAMPLING_NGRAM_MAX, &size, &s->generated) ||
+        field_int(g->e, args, "ngram_size", 1, SAMPLING_NGRAM_MAX, &size, &has))
         return ST_INVALID;
     s->generated = s->generated || has;
     if (has) window = 100; /* as in vLLM */
     uint32_t *ids = NULL;
-    enum status st = field_int(e, args, "window_size", 1, UINT32_MAX, &window, NULL);
+    enum status st = field_int(g->e, args, "window_size", 1, UINT32_MAX, &window, NULL);
     if (!st)
         st = parse_ids(g, field(args, "whitelist_token_ids"), "whitelist_token_ids", LIMIT_BIASES, &ids,
                        &s->free_count);
@@ -211,46 +207,46 @@ static enum status parse_ngrams(struct gen *g, json_t *root)
 
 /* ---- stops ---- */
 
-enum status gen_parse_stops(struct gen *g, json_t *stop)
+enum status gen_parse_stops(struct gen *g, json_t *stop, const char *name)
 {
-    struct api_error *e = &g->r->response.error;
     if (!stop) return ST_OK;
-    size_t count = json_is_array(stop) ? json_array_size(stop) : 1;
+    bool many = json_is_array(stop), indexed = strcmp(name, "stop") != 0; /* OpenAI names the field alone */
+    size_t count = many ? json_array_size(stop) : 1;
     if (count > LIMIT_STOPS)
-        return api_fail(e, 400, "invalid_value", "stop", "stop has more than %u strings.", LIMIT_STOPS);
+        return api_fail(g->e, 400, "invalid_value", name, "%s has more than %u strings.", name, LIMIT_STOPS);
     if (!count) return ST_OK;
     g->p.stops = calloc(count, sizeof *g->p.stops);
-    if (!g->p.stops) return api_nomem(e);
+    if (!g->p.stops) return gen_nomem(g);
     g->p.stop_list = json_incref(stop);
     for (size_t i = 0; i < count; i++) {
-        json_t *s = json_is_array(stop) ? json_array_get(stop, i) : stop;
-        if (!json_is_string(s))
-            return api_fail(e, 400, "invalid_type", "stop", "stop must be a string or an array of strings.");
+        json_t *s = many ? json_array_get(stop, i) : stop;
         size_t len = json_string_length(s);
-        if (!len || len > LIMIT_STOP_BYTES) {
-            return api_fail(e, 400, "invalid_value", "stop", "Each stop string must have 1 to %u bytes.",
-                            LIMIT_STOP_BYTES);
-        }
+        char path[40];
+        snprintf(path, sizeof path, indexed ? "%s[%zu]" : "%s", name, i);
+        if (!json_is_string(s))
+            return api_fail(g->e, 400, "invalid_type", path, "%s must be a string%s.", path,
+                            indexed ? "" : " or an array of strings");
+        if (!len || len > LIMIT_STOP_BYTES)
+            return api_fail(g->e, 400, "invalid_value", path, "Each string of %s must have 1 to %u bytes.",
+                            name, LIMIT_STOP_BYTES);
         g->p.stops[g->p.stop_count++] = (struct stop_string){.text = json_string_value(s), .len = len};
     }
-    if (stop_set_create(g->p.stops, g->p.stop_count, &g->stops)) return api_nomem(e);
-    return ST_OK;
+    return stop_set_create(g->p.stops, g->p.stop_count, &g->stops) ? gen_nomem(g) : ST_OK;
 }
 
 /* ---- reported values ---- */
 
 static enum status parse_stream(struct gen *g, json_t *root)
 {
-    struct api_error *e = &g->r->response.error;
     struct gen_params *p = &g->p;
-    if (field_bool(e, root, "stream", &p->stream)) return ST_INVALID;
+    if (field_bool(g->e, root, "stream", &p->stream)) return ST_INVALID;
     p->include_usage = g->r->srv->opt->always_include_usage;
     json_t *o = field(root, "stream_options");
     if (!o) return ST_OK;
     if (!json_is_object(o))
-        return api_fail(e, 400, "invalid_type", "stream_options", "stream_options must be an object.");
+        return api_fail(g->e, 400, "invalid_type", "stream_options", "stream_options must be an object.");
     if (!p->stream)
-        return api_fail(e, 400, "invalid_value", "stream_options", "stream_options needs stream: true.");
+        return api_fail(g->e, 400, "invalid_value", "stream_options", "stream_options needs stream: true.");
     static const char *const names[] = {"include_usage", "continuous_usage_stats"};
     bool *to[] = {&p->include_usage, &p->continuous_usage};
     for (size_t i = 0; i < 2; i++) {
@@ -258,7 +254,8 @@ static enum status parse_stream(struct gen *g, json_t *root)
         if (!v) continue;
         char path[64];
         snprintf(path, sizeof path, "stream_options.%s", names[i]);
-        if (!json_is_boolean(v)) return api_fail(e, 400, "invalid_type", path, "%s must be a boolean.", path);
+        if (!json_is_boolean(v))
+            return api_fail(g->e, 400, "invalid_type", path, "%s must be a boolean.", path);
         *to[i] = *to[i] || json_is_true(v);
     }
     p->continuous_usage = p->continuous_usage && p->include_usage;
@@ -267,28 +264,27 @@ static enum status parse_stream(struct gen *g, json_t *root)
 
 static enum status parse_logprobs(struct gen *g, json_t *root)
 {
-    struct api_error *e = &g->r->response.error;
     struct gen_params *p = &g->p;
     int64_t v = p->logprobs_top;
     bool has = false;
     if (g->kind == GEN_CHAT) {
-        if (field_bool(e, root, "logprobs", &p->logprobs) ||
-            field_int(e, root, "top_logprobs", 0, LIMIT_TOP_LOGPROBS, &v, &has))
+        if (field_bool(g->e, root, "logprobs", &p->logprobs) ||
+            field_int(g->e, root, "top_logprobs", 0, LIMIT_TOP_LOGPROBS, &v, &has))
             return ST_INVALID;
         if (has && v > 0 && !p->logprobs)
-            return api_fail(e, 400, "invalid_value", "top_logprobs", "top_logprobs needs logprobs: true.");
+            return api_fail(g->e, 400, "invalid_value", "top_logprobs", "top_logprobs needs logprobs: true.");
         p->logprobs_top = (uint32_t)v;
     } else {
-        if (field_int(e, root, "logprobs", 0, LIMIT_TOP_LOGPROBS, &v, &has)) return ST_INVALID;
+        if (field_int(g->e, root, "logprobs", 0, LIMIT_TOP_LOGPROBS, &v, &has)) return ST_INVALID;
         p->logprobs = has;
         p->logprobs_top = (uint32_t)v;
     }
     if (p->logprobs) p->sampling.logprobs = p->logprobs_top;
-    if (field_int(e, root, "prompt_logprobs", 0, LIMIT_TOP_LOGPROBS, &v, &p->prompt_logprobs))
+    if (field_int(g->e, root, "prompt_logprobs", 0, LIMIT_TOP_LOGPROBS, &v, &p->prompt_logprobs))
         return ST_INVALID;
     if (p->prompt_logprobs) {
         if (p->stream && v)
-            return api_fail(e, 400, "invalid_value", "prompt_logprobs",
+            return api_fail(g->e, 400, "invalid_value", "prompt_logprobs",
                             "prompt_logprobs is not available with stream: true.");
         p->prompt_logprobs_top = (uint32_t)v;
         p->sampling.prompt_logprobs = (uint32_t)v;
@@ -304,17 +300,16 @@ static enum status parse_logprobs(struct gen *g, json_t *root)
 
 enum status gen_parse_turn(struct gen *g, json_t *root)
 {
-    struct api_error *e = &g->r->response.error;
     struct gen_params *p = &g->p;
     p->add_special_tokens = g->kind == GEN_COMPLETION;
     p->add_generation_prompt = true;
     bool has_add = field(root, "add_generation_prompt") != NULL;
-    if (field_bool(e, root, "add_special_tokens", &p->add_special_tokens) ||
-        field_bool(e, root, "add_generation_prompt", &p->add_generation_prompt) ||
-        field_bool(e, root, "continue_final_message", &p->continue_final_message))
+    if (field_bool(g->e, root, "add_special_tokens", &p->add_special_tokens) ||
+        field_bool(g->e, root, "add_generation_prompt", &p->add_generation_prompt) ||
+        field_bool(g->e, root, "continue_final_message", &p->continue_final_message))
         return ST_INVALID;
     if (p->continue_final_message && has_add && p->add_generation_prompt)
-        return api_fail(e, 400, "invalid_value", "continue_final_message",
+        return api_fail(g->e, 400, "invalid_value", "continue_final_message",
                         "continue_final_message and add_generation_prompt exclude each other.");
     p->add_generation_prompt = p->add_generation_prompt && !p->continue_final_message;
     return ST_OK;
@@ -322,33 +317,32 @@ enum status gen_parse_turn(struct gen *g, json_t *root)
 
 static enum status parse_output(struct gen *g, json_t *root)
 {
-    struct api_error *e = &g->r->response.error;
     struct gen_params *p = &g->p;
     bool no_trim = false, ignored = true;
     p->skip_special = true;
-    if (field_bool(e, root, "echo", &p->echo) || field_bool(e, root, "ignore_eos", &p->ignore_eos) ||
-        field_bool(e, root, "skip_special_tokens", &p->skip_special) ||
-        field_bool(e, root, "spaces_between_special_tokens", &ignored) ||
-        field_bool(e, root, "include_stop_str_in_output", &p->include_stop) ||
-        field_bool(e, root, "no_stop_trim", &no_trim) ||
-        field_bool(e, root, "return_token_ids", &p->return_token_ids) ||
-        field_bool(e, root, "return_tokens_as_token_ids", &p->tokens_as_ids) || gen_parse_turn(g, root)) {
+    if (field_bool(g->e, root, "echo", &p->echo) || field_bool(g->e, root, "ignore_eos", &p->ignore_eos) ||
+        field_bool(g->e, root, "skip_special_tokens", &p->skip_special) ||
+        field_bool(g->e, root, "spaces_between_special_tokens", &ignored) ||
+        field_bool(g->e, root, "include_stop_str_in_output", &p->include_stop) ||
+        field_bool(g->e, root, "no_stop_trim", &no_trim) ||
+        field_bool(g->e, root, "return_token_ids", &p->return_token_ids) ||
+        field_bool(g->e, root, "return_tokens_as_token_ids", &p->tokens_as_ids) || gen_parse_turn(g, root)) {
         return ST_INVALID;
     }
     p->include_stop = p->include_stop || no_trim;
-    if (field_int(e, root, "truncate_prompt_tokens", -1, UINT32_MAX, &p->truncate, &p->has_truncate))
+    if (field_int(g->e, root, "truncate_prompt_tokens", -1, UINT32_MAX, &p->truncate, &p->has_truncate))
         return ST_INVALID;
     if (p->has_truncate && !p->truncate)
-        return api_fail(e, 400, "invalid_value", "truncate_prompt_tokens",
+        return api_fail(g->e, 400, "invalid_value", "truncate_prompt_tokens",
                         "truncate_prompt_tokens must be -1 or at least 1.");
-    if (field_int(e, root, "priority", INT64_MIN, INT64_MAX, &p->priority, NULL)) return ST_INVALID;
+    if (field_int(g->e, root, "priority", INT64_MIN, INT64_MAX, &p->priority, NULL)) return ST_INVALID;
     p->service_tier = field(root, "service_tier") != NULL;
     p->parallel_calls = true;
-    if (g->kind == GEN_CHAT && field_bool(e, root, "parallel_tool_calls", &p->parallel_calls))
+    if (g->kind == GEN_CHAT && field_bool(g->e, root, "parallel_tool_calls", &p->parallel_calls))
         return ST_INVALID;
-    return field_bool(e, root, "return_cache_info", &p->return_cache_info) ||
-                   field_bool(e, root, "timings_per_token", &p->timings) ||
-                   field_bool(e, root, "return_progress", &p->progress)
+    return field_bool(g->e, root, "return_cache_info", &p->return_cache_info) ||
+                   field_bool(g->e, root, "timings_per_token", &p->timings) ||
+                   field_bool(g->e, root, "return_progress", &p->progress)
                ? ST_INVALID
                : ST_OK;
 }
@@ -382,14 +376,13 @@ void gen_salt(const struct request *r, const char *text, size_t len, uint8_t out
 
 enum status gen_parse_salt(struct gen *g, json_t *root)
 {
-    struct api_error *e = &g->r->response.error;
     json_t *salt = field(root, "cache_salt");
     gen_salt(g->r, "", 0, g->p.salt);
     if (!salt) return ST_OK;
     if (!json_is_string(salt))
-        return api_fail(e, 400, "invalid_type", "cache_salt", "cache_salt must be a string.");
+        return api_fail(g->e, 400, "invalid_type", "cache_salt", "cache_salt must be a string.");
     if (!json_string_length(salt) || json_string_length(salt) > 1024) {
-        return api_fail(e, 400, "invalid_value", "cache_salt", "cache_salt must have 1 to 1024 bytes.");
+        return api_fail(g->e, 400, "invalid_value", "cache_salt", "cache_salt must have 1 to 1024 bytes.");
     }
     gen_salt(g->r, json_string_value(salt), json_string_length(salt), g->p.salt);
     return ST_OK;
@@ -418,7 +411,6 @@ void gen_tenant(struct gen *g, json_t *user)
 
 enum status gen_parse_refused(struct gen *g, json_t *root)
 {
-    struct api_error *e = &g->r->response.error;
     static const char *const unsupported[] = {
         "functions",     "function_call",          "web_search_options", "audio",
         "chat_template", "custom_logit_processor", "allowed_token_ids"};
@@ -468,7 +460,7 @@ enum status gen_parse_refused(struct gen *g, json_t *root)
     json_t *m = field(root, "modalities");
     for (size_t i = 0; json_is_array(m) && i < json_array_size(m); i++) {
         if (json_is(json_array_get(m, i), "audio"))
-            return api_fail(e, 400, "unsupported_value", "modalities", "Audio output is not supported.");
+            return api_fail(g->e, 400, "unsupported_value", "modalities", "Audio output is not supported.");
     }
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
         const char *name = numbers[i].name;
@@ -477,14 +469,14 @@ enum status gen_parse_refused(struct gen *g, json_t *root)
         if (!v ||
             ((json_is_boolean(v) || json_is_number(v)) && n <= neutral && (neutral < 1 || n >= neutral)))
             continue;
-        return api_fail(e, 400, "unsupported_parameter", name,
+        return api_fail(g->e, 400, "unsupported_parameter", name,
                         "%s is not supported: leave it out, or send %g.", name, neutral);
     }
     int64_t best = 0;
     bool has = false;
-    if (field_int(e, root, "best_of", 0, INT64_MAX, &best, &has)) return ST_INVALID;
+    if (field_int(g->e, root, "best_of", 0, INT64_MAX, &best, &has)) return ST_INVALID;
     if (has && best > 1 && best != (int64_t)g->p.n)
-        return api_fail(e, 400, "unsupported_parameter", "best_of", "best_of is not supported.");
+        return api_fail(g->e, 400, "unsupported_parameter", "best_of", "best_of is not supported.");
     return ST_OK;
 }
 
@@ -532,7 +524,7 @@ enum status gen_parse(struct gen *g, json_t *root)
     note_unknown(g, root);
     gen_tenant(g, field(root, "user"));
     if (parse_output(g, root) || gen_parse_salt(g, root) || parse_limits(g, root) ||
-        parse_sampling(g, root) || parse_stream(g, root) || gen_parse_stops(g, field(root, "stop")) ||
+        parse_sampling(g, root) || parse_stream(g, root) || gen_parse_stops(g, field(root, "stop"), "stop") ||
         parse_bias(g, root) || parse_ngrams(g, root) || parse_logprobs(g, root) ||
         parse_ids(g, field(root, "stop_token_ids"), "stop_token_ids", LIMIT_STOP_IDS, &g->p.stop_ids,
                   &g->p.stop_id_count) ||

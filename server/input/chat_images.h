@@ -7,7 +7,7 @@
 #include "engine/prompt/image_prep.h"
 #include "engine/prompt/prompt_build.h"
 #include "server/chat/messages.h"
-#include "server/generate/generate.h"
+#include "server/input/input.h"
 #include "server/media/image_parts.h"
 
 struct chat_images {
@@ -15,9 +15,13 @@ struct chat_images {
     struct image_parts *parts;       /* [count] */
     struct prompt_image *list;       /* [count], views of the two above */
     uint32_t count;
+    /* so far */
+    uint32_t made, spans;        /* of the list; parts of the current prompt */
+    uint64_t tokens, all, bytes; /* of the current prompt's images; of all; in files */
 };
 
-/* Fills g->images too. On failure g->r->response.error is set; chat_images_free in either case. */
+/* Fills g->images too. ST_AGAIN: another job must go on. On failure g->r->response.error is set;
+ * chat_images_free in either case. */
 enum status chat_images_make(struct gen *g, struct chat_images *out);
 /* Sets the error for a part whose file is unavailable or unreadable; returns ST_INVALID. */
 enum status image_fail(struct gen *g, enum image_error error, const struct image_ref *ref,

@@ -5,7 +5,7 @@
 #define KVASIR_GENERATE_REMOTE_H
 
 #include "server/chat/messages.h"
-#include "server/generate/generate.h"
+#include "server/input/input.h"
 
 /* First step: adds the URLs of g->messages that must be fetched to g->remote. Second step: fails if one could
  * not be fetched. */

@@ -1,7 +1,7 @@
 /* JSON output, event framing and stop strings: pure text functions of server/. */
 #include "server/json/writer.h"
 #include "server/http/stream.h"
-#include "server/generate/stop_match.h"
+#include "server/chat/stop_match.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
