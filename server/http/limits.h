@@ -7,14 +7,9 @@
 #define LIMIT_HEADER_BYTES 65536u
 #define LIMIT_HEADERS      256u
 #define LIMIT_CHUNK_LINE   512u /* size line and extensions of one body chunk */
-#define LIMIT_JSON_DEPTH   128u
-#define LIMIT_JSON_TOKENS  4000000u
-#define LIMIT_ILL_FORMED   65536u /* bytes and surrogates of a body replaced with U+FFFD */
-#define LIMIT_JSON_MEMBERS                                                                                   \
-    65536u /* per object: above that, jansson's hash table costs a microsecond per member */
-#define LIMIT_MESSAGES 65536u
-#define LIMIT_PARTS    65536u /* in all messages, tool calls included */
-#define LIMIT_PROMPTS  2048u
+#define LIMIT_MESSAGES     65536u
+#define LIMIT_PARTS        65536u /* in all messages, tool calls included */
+#define LIMIT_PROMPTS      2048u
 #define LIMIT_PROMPT_TOKENS                                                                                  \
     (4u << 20) /* of all prompts of a request, if it has several; they are tokenized in a few seconds */
 #define LIMIT_STOPS      16u
