@@ -342,6 +342,11 @@ static void test_short_ids(void **state)
         "[{\"id\":\"call_0123456789\",\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":"
         "\"{}\"}}]},{\"role\":\"tool\",\"tool_call_id\":\"call_0123456789\",\"content\":\"x\"}]",
         "Hi[123456789](123456789)x");
+    rendered_as(
+        source,
+        "[{\"role\":\"tool\",\"tool_call_id\":\"x\u00e9\u00e9\u00e9\u00e9\u00e9\u00e9\u00e9\u00e9\u00e9\","
+        "\"content\":\"x\"}]",
+        "(\u00e9\u00e9\u00e9\u00e9\u00e9\u00e9\u00e9\u00e9\u00e9)x");
 }
 
 /* ---- runs ---- */
