@@ -236,8 +236,8 @@ test-core: core
 # emulated build and the device round alike.
 NVCC     ?= $(firstword $(wildcard /usr/local/cuda/bin/nvcc) nvcc)
 CUDA_SRC := $(wildcard kernels/cuda/*.cu)
-# CUDA_CHECK=1: for one architecture each, not optimised, and all sources of an architecture in one, which reads
-# CUDA's headers once: to see that all of it compiles.
+# CUDA_CHECK=1: to see that all of it compiles: for one architecture each, not optimised, and the sources of
+# each as one, which reads CUDA's headers once.
 NVCC_ARCH  = -gencode arch=compute_80,code=sm_80 \
 	$(if $(CUDA_CHECK),,-gencode arch=compute_90,code=[sm_90,compute_90])
 NVCC_FLAGS = -std=c++17 -O3 $(if $(CUDA_CHECK),-Xcicc -O0 -Xptxas -O0) -fmad=false -lineinfo -I. \
