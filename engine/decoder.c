@@ -54,8 +54,8 @@ static void copy_features(struct engine *e, struct net *net, const struct engine
 
 static void add_rows(struct engine *e, struct net *net, const float *x, float *resid, uint32_t t)
 {
-    e->ops->norm(e->be, &(struct be_norm_args){
-                            .kind = BE_NORM_RMS, .t = t, .c = net->desc.hidden, .x = x, .residual = resid});
+    e->ops->norm(
+        e->be, &(struct be_norm_args){BE_NORM_RMS, .t = t, .c = net->desc.hidden, .x = x, .residual = resid});
 }
 
 /* DeepStack: adds feature n of each image to the stream after layer n, rows of the chunk only. */
@@ -90,17 +90,13 @@ static void add_deepstack_to_outputs(struct engine *e, struct net *net, const st
 static void rope_tables(struct engine *e, struct net *net)
 {
     for (uint32_t i = 0; i < net->desc.rope_count; i++)
-        e->ops->rope(e->be, &(struct be_rope_args){.pos = e->step.rope_pos,
-                                                   .t = e->step.t,
-                                                   .axes = net->rope_axes,
+        e->ops->rope(e->be, &(struct be_rope_args){e->step.rope_pos, .t = e->step.t, .axes = net->rope_axes,
                                                    .half = net->desc.ropes[i].dim / 2,
-                                                   .inv_freq = net->inv_freq[i],
-                                                   .axis = net->rope_axis[i],
+                                                   .inv_freq = net->inv_freq[i], .axis = net->rope_axis[i],
                                                    .scaling = net->desc.ropes[i].attention
                                                                   ? (float)net->desc.ropes[i].attention
                                                                   : 1.0f,
-                                                   .cos = net->s.cos[i],
-                                                   .sin = net->s.sin[i]});
+                                                   .cos = net->s.cos[i], .sin = net->s.sin[i]});
 }
 
 static enum be_epilogue gate_epilogue(enum desc_activation g)
@@ -120,17 +116,10 @@ static void scale_and_norm(struct engine *e, struct net *net, uint32_t t, float 
 {
     if (!add && !next) return;
     ASSERT(add || !scale);
-    e->ops->norm(e->be, &(struct be_norm_args){.kind = BE_NORM_RMS,
-                                               .t = t,
-                                               .c = net->desc.hidden,
-                                               .eps = net->desc.norm_eps,
-                                               .x = add,
-                                               .post_weight = post,
-                                               .residual = resid,
-                                               .residual_scale = scale,
-                                               .weight = next,
-                                               .out = next ? net->s.h : NULL,
-                                               .out_dtype = e->plan.act});
+    e->ops->norm(e->be, &(struct be_norm_args){BE_NORM_RMS, .t = t, .c = net->desc.hidden,
+                                               .eps = net->desc.norm_eps, .x = add, .post_weight = post,
+                                               .residual = resid, .residual_scale = scale, .weight = next,
+                                               .out = next ? net->s.h : NULL, .out_dtype = e->plan.act});
 }
 
 /* s.h = the stream itself, of layers without that norm. */
@@ -148,7 +137,7 @@ static void add_and_norm(struct engine *e, struct net *net, uint32_t t, float *r
 static void linear(struct engine *e, const struct be_weight *w, const void *x, uint32_t t,
                    enum be_epilogue epi, void *out)
 {
-    e->ops->linear(e->be, &(struct be_linear_args){.w = w, .x = x, .t = t, .epilogue = epi, .out = out});
+    e->ops->linear(e->be, &(struct be_linear_args){w, .x = x, .t = t, .epilogue = epi, .out = out});
     atomic_fetch_add_explicit(&e->progress, 1, memory_order_relaxed);
 }
 
@@ -196,6 +185,16 @@ static const float *project(struct engine *e, struct net *net, const struct be_w
     return post ? net->s.proj : NULL;
 }
 
+/* out = rms(x, weight): act, or with `dense` f32. */
+static void plain_norm(struct engine *e, const struct net *net, uint32_t t, float *x, const float *weight,
+                       void *out, bool dense)
+{
+    e->ops->norm(e->be,
+                 &(struct be_norm_args){BE_NORM_RMS, .t = t, .c = net->desc.hidden, .eps = net->desc.norm_eps,
+                                        .residual = x, .weight = weight, .out = out,
+                                        .out_dtype = dense ? BE_F32 : e->plan.act, .out_dense = dense});
+}
+
 /* s.h -> the product to add to the stream, as for project(). */
 static const float *mlp(struct engine *e, struct net *net, const struct desc_layer *l,
                         const struct layer_weights *w, uint32_t t, float *resid)
@@ -209,53 +208,27 @@ static const float *mlp(struct engine *e, struct net *net, const struct desc_lay
     if (l->shared_ff) linear(e, w->glu, s->h, t, gate_epilogue(l->gate), s->mlp);
     if (beside) {
         linear(e, w->down, s->mlp, t, BE_EPI_F32, s->proj);
-        e->ops->norm(e->be, &(struct be_norm_args){.kind = BE_NORM_RMS,
-                                                   .t = t,
-                                                   .c = net->desc.hidden,
-                                                   .eps = net->desc.norm_eps,
-                                                   .x = s->proj,
-                                                   .weight = w->shared_norm,
-                                                   .out = s->mix,
-                                                   .out_dense = true});
+        plain_norm(e, net, t, s->proj, w->shared_norm, s->mix, true);
         add_and_norm(e, net, t, resid, NULL, NULL, w->router_norm);
     }
     if (w->shared_gate) {
         linear(e, w->shared_gate, s->h, t, BE_EPI_F32, s->gates);
-        e->ops->gate(e->be, &(struct be_gate_args){.f = BE_GATE_SIGMOID,
-                                                   .gate = s->gates,
-                                                   .gate_stride = 1,
-                                                   .gate_row = true,
-                                                   .x = s->mlp,
-                                                   .x_dtype = e->plan.act,
-                                                   .x_stride = be_ld(l->shared_ff),
-                                                   .t = t,
-                                                   .heads = 1,
-                                                   .d = l->shared_ff,
-                                                   .out = s->mlp});
+        e->ops->gate(e->be, &(struct be_gate_args){BE_GATE_SIGMOID, .gate = s->gates, .gate_stride = 1,
+                                                   .gate_row = true, .x = s->mlp, .x_dtype = e->plan.act,
+                                                   .x_stride = be_ld(l->shared_ff), .t = t, .heads = 1,
+                                                   .d = l->shared_ff, .out = s->mlp});
     }
     linear(e, w->router, s->h, t, BE_EPI_F32, s->router);
-    e->ops->route(e->be, &(struct be_route_args){.logits = s->router,
-                                                 .t = t,
-                                                 .experts = l->experts,
-                                                 .k = l->experts_used,
-                                                 .renorm = l->experts_renorm,
-                                                 .scale = w->router_scale,
-                                                 .ids = s->expert_ids,
-                                                 .weights = s->expert_weights});
+    e->ops->route(e->be,
+                  &(struct be_route_args){s->router, .t = t, .experts = l->experts, .k = l->experts_used,
+                                          .renorm = l->experts_renorm, .scale = w->router_scale,
+                                          .ids = s->expert_ids, .weights = s->expert_weights});
     if (beside) add_and_norm(e, net, t, resid, NULL, NULL, w->expert_norm);
-    e->ops->experts(e->be, &(struct be_experts_args){.glu = w->expert_glu,
-                                                     .down = w->expert_down,
-                                                     .experts = l->experts,
-                                                     .k = l->experts_used,
-                                                     .t = t,
-                                                     .c = net->desc.hidden,
-                                                     .ff = l->ff,
-                                                     .gate = gate_epilogue(l->gate),
-                                                     .x = s->h,
-                                                     .ids = s->expert_ids,
-                                                     .weights = s->expert_weights,
-                                                     .scratch = s->experts,
-                                                     .out = s->proj});
+    e->ops->experts(e->be, &(struct be_experts_args){
+                               w->expert_glu, .down = w->expert_down, .experts = l->experts,
+                               .k = l->experts_used, .t = t, .c = net->desc.hidden, .ff = l->ff,
+                               .gate = gate_epilogue(l->gate), .x = s->h, .ids = s->expert_ids,
+                               .weights = s->expert_weights, .scratch = s->experts, .out = s->proj});
     if (w->shared_gate) linear(e, w->down, s->mlp, t, BE_EPI_ADD_F32, s->proj);
     if (!beside) return s->proj;
     add_and_norm(e, net, t, s->mix, s->proj, w->experts_norm, NULL);
@@ -270,13 +243,9 @@ static void ple(struct engine *e, struct net *net, uint32_t t)
     pack(e, net, t, s->resid);
     linear(e, net->w.ple_project, s->h, t, BE_EPI_F32, s->out_ple);
     /* rms(x / sqrt(C)) with eps is rms(x) with C eps. */
-    e->ops->norm(e->be, &(struct be_norm_args){.kind = BE_NORM_RMS,
-                                               .t = t * d->layer_count,
-                                               .c = d->ple,
-                                               .eps = d->norm_eps * (float)d->hidden,
-                                               .x = s->out_ple,
-                                               .post_weight = net->w.token_norm,
-                                               .residual = s->token});
+    e->ops->norm(e->be, &(struct be_norm_args){BE_NORM_RMS, .t = t * d->layer_count, .c = d->ple,
+                                               .eps = d->norm_eps * (float)d->hidden, .x = s->out_ple,
+                                               .post_weight = net->w.token_norm, .residual = s->token});
 }
 
 /* Adds the layer's part to the stream, then scales; h = rms(x, next). */
@@ -289,15 +258,10 @@ static void add_ple(struct engine *e, struct net *net, uint32_t n, uint32_t t, b
     const float *from = pruned && !e->step.all_output ? s->out_ple : s->token;
     pack(e, net, t, resid);
     linear(e, w->ple_gate, s->h, t, BE_EPI_F32, s->qkv);
-    e->ops->gate(e->be, &(struct be_gate_args){.f = BE_GATE_GELU_TANH,
-                                               .gate = s->qkv,
-                                               .gate_stride = d->ple,
+    e->ops->gate(e->be, &(struct be_gate_args){BE_GATE_GELU_TANH, .gate = s->qkv, .gate_stride = d->ple,
                                                .x = from + (size_t)n * d->ple,
-                                               .x_stride = (size_t)d->layer_count * d->ple,
-                                               .t = t,
-                                               .heads = 1,
-                                               .d = d->ple,
-                                               .out = s->mlp});
+                                               .x_stride = (size_t)d->layer_count * d->ple, .t = t,
+                                               .heads = 1, .d = d->ple, .out = s->mlp});
     linear(e, w->token_up, s->mlp, t, BE_EPI_F32, s->proj);
     scale_and_norm(e, net, t, resid, s->proj, w->token_post_norm, w->layer_scale, next);
 }
@@ -309,26 +273,20 @@ static enum be_qkv_parts qkv_parts(const struct model_desc *d, uint32_t n)
 
 static void embed(struct engine *e, const struct net *net, uint32_t t, float *out)
 {
-    e->ops->embed(e->be,
-                  &(struct be_embed_args){
-                      .w = net->w.embed, .ids = e->step.ids, .t = t, .scale = net->embed_scale, .out = out});
+    e->ops->embed(e->be, &(struct be_embed_args){net->w.embed, .ids = e->step.ids, .t = t,
+                                                 .scale = net->embed_scale, .out = out});
 }
 
 /* s.attn *= sigmoid(gate), the columns after each head's query. */
 static void gate_heads(struct engine *e, struct net *net, uint32_t n, uint32_t t, const float *qkv)
 {
     const struct desc_layer *l = &net->desc.layers[n];
-    e->ops->gate(e->be, &(struct be_gate_args){.f = BE_GATE_SIGMOID,
-                                               .gate = qkv + l->head_dim,
+    e->ops->gate(e->be, &(struct be_gate_args){BE_GATE_SIGMOID, .gate = qkv + l->head_dim,
                                                .gate_stride = desc_in_columns(&net->desc, n),
-                                               .gate_head = 2 * (size_t)l->head_dim,
-                                               .x = net->s.attn,
+                                               .gate_head = 2 * (size_t)l->head_dim, .x = net->s.attn,
                                                .x_dtype = e->plan.act,
-                                               .x_stride = be_ld((size_t)l->heads * l->head_dim),
-                                               .t = t,
-                                               .heads = l->heads,
-                                               .d = l->head_dim,
-                                               .out = net->s.attn});
+                                               .x_stride = be_ld((size_t)l->heads * l->head_dim), .t = t,
+                                               .heads = l->heads, .d = l->head_dim, .out = net->s.attn});
 }
 
 static struct be_kv kv_of(const struct engine *e, const struct desc_layer *l)
@@ -342,15 +300,10 @@ static void norm_columns(struct engine *e, const struct net *net, uint32_t n, ui
 {
     float *x = net->s.qkv + first;
     if (!weight) return;
-    e->ops->norm(e->be, &(struct be_norm_args){.kind = BE_NORM_RMS,
-                                               .t = t,
-                                               .c = c,
-                                               .stride = desc_in_columns(&net->desc, n),
-                                               .eps = net->desc.norm_eps,
-                                               .x = x,
-                                               .weight = weight,
-                                               .out = x,
-                                               .out_dense = true});
+    e->ops->norm(e->be,
+                 &(struct be_norm_args){BE_NORM_RMS, .t = t, .c = c, .stride = desc_in_columns(&net->desc, n),
+                                        .eps = net->desc.norm_eps, .x = x, .weight = weight, .out = x,
+                                        .out_dense = true});
 }
 
 /* s.h -> queries in s.q, and the cache's keys and values. */
@@ -369,23 +322,15 @@ static void heads(struct engine *e, struct net *net, uint32_t n, const struct fl
         norm_columns(e, net, n, f->t, 0, q, w->q_norm);
         norm_columns(e, net, n, f->t, q, l->kv_heads * l->head_dim, w->k_norm);
     }
-    e->ops->qkv(e->be, &(struct be_qkv_args){.rows = rows,
-                                             .parts = qkv_parts(d, n),
-                                             .v_norm = l->v_norm,
-                                             .heads = l->heads,
-                                             .gated = l->gated,
-                                             .kv = kv_of(e, l),
-                                             .qkv = s->qkv,
-                                             .q_norm = d->qk_norm_all ? NULL : w->q_norm,
-                                             .k_norm = d->qk_norm_all ? NULL : w->k_norm,
-                                             .eps = d->norm_eps,
+    e->ops->qkv(e->be, &(struct be_qkv_args){rows, .parts = qkv_parts(d, n), .v_norm = l->v_norm,
+                                             .heads = l->heads, .gated = l->gated, .kv = kv_of(e, l),
+                                             .qkv = s->qkv, .q_norm = d->qk_norm_all ? NULL : w->q_norm,
+                                             .k_norm = d->qk_norm_all ? NULL : w->k_norm, .eps = d->norm_eps,
                                              .cos = out_rope ? s->out_cos[l->rope] : s->cos[l->rope],
                                              .sin = out_rope ? s->out_sin[l->rope] : s->sin[l->rope],
-                                             .rotary = d->ropes[l->rope].dim,
-                                             .k_shift = w->k_shift,
+                                             .rotary = d->ropes[l->rope].dim, .k_shift = w->k_shift,
                                              .q_beta = d->ropes[l->rope].query_beta,
-                                             .q_period = (float)d->ropes[l->rope].original,
-                                             .q = s->q});
+                                             .q_period = (float)d->ropes[l->rope].original, .q = s->q});
 }
 
 /* s.h -> what Wo reads; NULL: no row goes on. */
@@ -408,13 +353,8 @@ static const void *attention(struct engine *e, struct net *net, uint32_t n, stru
         q = prune(e, net, f, s->q, (size_t)l->heads * l->head_dim * be_dtype_bytes(e->plan.act), s->qkv);
         rows = &e->step.out_rows[group];
     }
-    e->ops->attn(e->be, &(struct be_attn_args){.rows = rows,
-                                               .heads = l->heads,
-                                               .kv = kv_of(e, l),
-                                               .q = q,
-                                               .scale = l->scale,
-                                               .softcap = l->softcap,
-                                               .out = s->attn});
+    e->ops->attn(e->be, &(struct be_attn_args){rows, .heads = l->heads, .kv = kv_of(e, l), .q = q,
+                                               .scale = l->scale, .softcap = l->softcap, .out = s->attn});
     if (l->gated) gate_heads(e, net, n, f->t, gate);
     return s->attn;
 }
@@ -430,18 +370,11 @@ static const void *delta_net(struct engine *e, struct net *net, uint32_t n, stru
     linear(e, w->gates, s->h, f->t, BE_EPI_F32, s->gates);
     recurrent_mix(e, net, n);
     if (n == net->prune_layer && e->step.output_count == 0) return NULL;
-    e->ops->gate(e->be, &(struct be_gate_args){.f = BE_GATE_SILU,
-                                               .gate = s->qkv + columns,
-                                               .gate_stride = columns + values,
-                                               .gate_head = g->value_dim,
-                                               .x = s->qkv + columns - values,
-                                               .x_stride = columns + values,
-                                               .norm = w->delta_norm,
-                                               .eps = d->norm_eps,
-                                               .t = f->t,
-                                               .heads = g->value_heads,
-                                               .d = g->value_dim,
-                                               .out = s->attn});
+    e->ops->gate(e->be, &(struct be_gate_args){BE_GATE_SILU, .gate = s->qkv + columns,
+                                               .gate_stride = columns + values, .gate_head = g->value_dim,
+                                               .x = s->qkv + columns - values, .x_stride = columns + values,
+                                               .norm = w->delta_norm, .eps = d->norm_eps, .t = f->t,
+                                               .heads = g->value_heads, .d = g->value_dim, .out = s->attn});
     if (n != net->prune_layer) return s->attn;
     return prune(e, net, f, s->attn, be_ld(values) * be_dtype_bytes(e->plan.act), s->q);
 }
@@ -453,15 +386,9 @@ static const void *short_conv(struct engine *e, struct net *net, uint32_t n, str
     linear(e, net->w.layers[n].qkv, s->h, f->t, BE_EPI_F32, s->qkv);
     recurrent_mix(e, net, n);
     if (n == net->prune_layer && e->step.output_count == 0) return NULL;
-    e->ops->gate(e->be, &(struct be_gate_args){.f = BE_GATE_NONE,
-                                               .gate = s->qkv + c,
-                                               .gate_stride = 3 * c,
-                                               .x = s->qkv + 2 * c,
-                                               .x_stride = 3 * c,
-                                               .t = f->t,
-                                               .heads = 1,
-                                               .d = (uint32_t)c,
-                                               .out = s->attn});
+    e->ops->gate(e->be, &(struct be_gate_args){BE_GATE_NONE, .gate = s->qkv + c, .gate_stride = 3 * c,
+                                               .x = s->qkv + 2 * c, .x_stride = 3 * c, .t = f->t, .heads = 1,
+                                               .d = (uint32_t)c, .out = s->attn});
     if (n != net->prune_layer) return s->attn;
     return prune(e, net, f, s->attn, be_ld(c) * be_dtype_bytes(e->plan.act), s->q);
 }
@@ -500,21 +427,6 @@ static void layers(struct engine *e, struct net *net, const struct engine_batch 
     }
 }
 
-/* out = rms(x, weight): act, or with `dense` f32. */
-static void plain_norm(struct engine *e, const struct net *net, uint32_t t, float *x, const float *weight,
-                       void *out, bool dense)
-{
-    e->ops->norm(e->be, &(struct be_norm_args){.kind = BE_NORM_RMS,
-                                               .t = t,
-                                               .c = net->desc.hidden,
-                                               .eps = net->desc.norm_eps,
-                                               .residual = x,
-                                               .weight = weight,
-                                               .out = out,
-                                               .out_dtype = dense ? BE_F32 : e->plan.act,
-                                               .out_dense = dense});
-}
-
 /* The drafter's stream of t rows, f.before and the norm of embeddings in f.token -> its residuals and s.h. */
 static void own_stream(struct engine *e, uint32_t t)
 {
@@ -523,14 +435,10 @@ static void own_stream(struct engine *e, uint32_t t)
     size_t ld = be_ld(c), wide = be_ld(2 * (size_t)c), act = be_dtype_bytes(e->plan.act);
     plain_norm(e, &f->net, t, f->before, f->net.w.hidden_norm, f->state, false);
     for (uint32_t k = 0; k < 2; k++) /* a copy of columns */
-        e->ops->clamp(e->be, &(struct be_clamp_args){.dtype = e->plan.act,
-                                                     .x = k ? f->state : f->token,
-                                                     .x_stride = ld,
-                                                     .t = t,
-                                                     .c = c,
-                                                     .bounds = f->everything,
-                                                     .out = (char *)f->both + k * c * act,
-                                                     .out_stride = wide});
+        e->ops->clamp(e->be,
+                      &(struct be_clamp_args){e->plan.act, .x = k ? f->state : f->token, .x_stride = ld,
+                                              .t = t, .c = c, .bounds = f->everything,
+                                              .out = (char *)f->both + k * c * act, .out_stride = wide});
     linear(e, f->net.w.draft_in, f->both, t, BE_EPI_F32, f->net.s.resid);
 }
 
@@ -597,14 +505,7 @@ void decoder_draft(struct engine *e, uint32_t t, bool first)
     }
     linear(e, f->net.w.draft_in, f->both, t, BE_EPI_F32, s->resid);
     layers(e, &f->net, NULL, t); /* none has an image */
-    e->ops->norm(e->be, &(struct be_norm_args){.kind = BE_NORM_RMS,
-                                               .t = t,
-                                               .c = d->hidden,
-                                               .eps = d->norm_eps,
-                                               .residual = s->resid,
-                                               .weight = f->net.w.final_norm,
-                                               .out = f->read,
-                                               .out_dtype = e->plan.act});
+    plain_norm(e, &f->net, t, s->resid, f->net.w.final_norm, f->read, false);
     linear(e, f->net.w.draft_out, f->read, t, BE_EPI_F32, f->wide);
     e->ops->pack(e->be, &(struct be_pack_args){f->wide, t, d->drafts_for, f->state});
 }
@@ -626,17 +527,9 @@ void decoder_draft_top(struct engine *e, uint32_t first, uint32_t count, uint32_
 
 void decoder_head_in(struct engine *e, struct net *net, uint32_t first, uint32_t count)
 {
-    const struct model_desc *d = &net->desc;
-    struct decoder_scratch *s = &net->s;
     ASSERT_CMP(count, <=, e->plan.logit_rows);
-    e->ops->norm(e->be, &(struct be_norm_args){.kind = BE_NORM_RMS,
-                                               .t = count,
-                                               .c = d->hidden,
-                                               .eps = d->norm_eps,
-                                               .residual = out_resid(e, net) + (size_t)first * d->hidden,
-                                               .weight = net->w.final_norm,
-                                               .out = s->head_in,
-                                               .out_dtype = e->plan.act});
+    plain_norm(e, net, count, out_resid(e, net) + (size_t)first * net->desc.hidden, net->w.final_norm,
+               net->s.head_in, false);
 }
 
 void decoder_logits(struct engine *e, struct net *net, uint32_t first, uint32_t count)
@@ -645,13 +538,10 @@ void decoder_logits(struct engine *e, struct net *net, uint32_t first, uint32_t 
     struct decoder_scratch *s = &net->s;
     decoder_head_in(e, net, first, count);
     linear(e, net->w.head, s->head_in, count, BE_EPI_F32, s->logits);
-    e->ops->logit_stats(e->be, &(struct be_logits_args){.logits = s->logits,
-                                                        .r = count,
-                                                        .v = d->vocab,
+    e->ops->logit_stats(e->be, &(struct be_logits_args){s->logits, .r = count, .v = d->vocab,
                                                         .softcap = d->final_softcap,
                                                         .targets = e->step.targets + first,
-                                                        .draws = e->step.draws + first,
-                                                        .stats = s->stats});
+                                                        .draws = e->step.draws + first, .stats = s->stats});
 }
 
 void decoder_top(struct engine *e, struct net *net, uint32_t count, uint32_t k)

@@ -99,28 +99,16 @@ static void mix(struct engine *e, const struct net *net, uint32_t n, float *qkv,
     uint32_t columns = desc_conv_columns(&net->desc);
     size_t at = e->kv.layer_offset[n], stride = desc_in_columns(&net->desc, n);
     bool gated = net->desc.layers[n].mixer == MIXER_CONV;
-    e->ops->conv(e->be, &(struct be_conv_args){.states = &e->step.states,
-                                               .layer_offset = at,
+    e->ops->conv(e->be, &(struct be_conv_args){&e->step.states, .layer_offset = at,
                                                .x = gated ? qkv + 2 * (size_t)columns : qkv,
-                                               .times = gated ? qkv : NULL,
-                                               .stride = stride,
-                                               .c = columns,
-                                               .k = g->conv_k,
-                                               .weight = w->conv});
+                                               .times = gated ? qkv : NULL, .stride = stride, .c = columns,
+                                               .k = g->conv_k, .weight = w->conv});
     if (gated) return;
-    e->ops->delta(e->be, &(struct be_delta_args){.states = &e->step.states,
-                                                 .layer_offset = at + be_conv_bytes(columns, g->conv_k),
-                                                 .key_heads = g->key_heads,
-                                                 .value_heads = g->value_heads,
-                                                 .key_dim = g->key_dim,
-                                                 .value_dim = g->value_dim,
-                                                 .tiled = g->tiled,
-                                                 .qkv = qkv,
-                                                 .stride = stride,
-                                                 .gates = gates,
-                                                 .decay = w->decay,
-                                                 .dt_bias = w->dt_bias,
-                                                 .outputs = outputs});
+    e->ops->delta(e->be, &(struct be_delta_args){
+                             &e->step.states, .layer_offset = at + be_conv_bytes(columns, g->conv_k),
+                             .key_heads = g->key_heads, .value_heads = g->value_heads, .key_dim = g->key_dim,
+                             .value_dim = g->value_dim, .tiled = g->tiled, .qkv = qkv, .stride = stride,
+                             .gates = gates, .decay = w->decay, .dt_bias = w->dt_bias, .outputs = outputs});
 }
 
 void recurrent_mix(struct engine *e, struct net *net, uint32_t n)

@@ -10,7 +10,7 @@
 static void linear(struct engine *e, const struct be_weight *w, const void *x, uint32_t t,
                    enum be_epilogue epi, void *out)
 {
-    e->ops->linear(e->be, &(struct be_linear_args){.w = w, .x = x, .t = t, .epilogue = epi, .out = out});
+    e->ops->linear(e->be, &(struct be_linear_args){w, .x = x, .t = t, .epilogue = epi, .out = out});
     atomic_fetch_add_explicit(&e->progress, 1, memory_order_relaxed);
 }
 
@@ -23,16 +23,10 @@ static enum be_norm_kind norm_kind(const struct desc_vision *d)
 static void norm(struct engine *e, float *x, uint32_t t, uint32_t c, const float *weight, const float *bias,
                  void *out, bool dense)
 {
-    e->ops->norm(e->be, &(struct be_norm_args){.kind = norm_kind(&e->net.desc.vision),
-                                               .t = t,
-                                               .c = c,
-                                               .eps = e->net.desc.vision.eps,
-                                               .residual = x,
-                                               .weight = weight,
-                                               .bias = bias,
-                                               .out = out,
-                                               .out_dtype = dense ? BE_F32 : e->plan.act,
-                                               .out_dense = dense});
+    e->ops->norm(e->be, &(struct be_norm_args){
+                            norm_kind(&e->net.desc.vision), .t = t, .c = c, .eps = e->net.desc.vision.eps,
+                            .residual = x, .weight = weight, .bias = bias, .out = out,
+                            .out_dtype = dense ? BE_F32 : e->plan.act, .out_dense = dense});
 }
 
 /* out = position of every patch. False: the tower has none. */
@@ -46,13 +40,10 @@ static bool embed_positions(struct engine *e, struct engine_features *f, float *
         if (!d->position_side && !d->position_axis)
             e->ops->copy(e->be, out + i * stride, e->net.w.vision.position, stride * sizeof(float));
         else if (i == 0)
-            e->ops->interpolate(e->be, &(struct be_interpolate_args){.table = e->net.w.vision.position,
-                                                                     .rows = f->table_rows,
-                                                                     .taps = f->taps,
-                                                                     .weights = f->table_weights,
-                                                                     .t = frame,
-                                                                     .c = d->hidden,
-                                                                     .out = out});
+            e->ops->interpolate(e->be,
+                                &(struct be_interpolate_args){e->net.w.vision.position, .rows = f->table_rows,
+                                                              .taps = f->taps, .weights = f->table_weights,
+                                                              .t = frame, .c = d->hidden, .out = out});
         else e->ops->copy(e->be, out + i * stride, out, stride * sizeof(float));
     }
     return true;
@@ -103,17 +94,11 @@ static void embed_patches(struct engine *e, struct engine_features *f)
            stride = (size_t)f->grid_h * f->grid_w * row;
     for (uint32_t i = 0; i < f->frames; i++) {
         e->ops->upload(e->be, f->rgb, p->rgb + i * shown * bytes, shown * bytes);
-        e->ops->patchify(e->be,
-                         &(struct be_patchify_args){.rgb = f->rgb,
-                                                    .width = p->width,
-                                                    .height = p->height,
-                                                    .patch = d->patch,
-                                                    .lut = e->v.lut,
-                                                    .out = to + i * stride,
-                                                    .dense = raw,
-                                                    .depth = d->depth,
-                                                    .frame_stride = shown > 1 ? bytes : 0,
-                                                    .order = d->end == VISION_MERGE ? f->order : NULL});
+        e->ops->patchify(e->be, &(struct be_patchify_args){
+                                    f->rgb, .width = p->width, .height = p->height, .patch = d->patch,
+                                    .lut = e->v.lut, .out = to + i * stride, .dense = raw, .depth = d->depth,
+                                    .frame_stride = shown > 1 ? bytes : 0,
+                                    .order = d->end == VISION_MERGE ? f->order : NULL});
     }
     image_u8_free(&f->pixels);
     if (raw) {
@@ -152,14 +137,8 @@ static enum be_epilogue mlp_epilogue(enum desc_vision_mlp m)
 static void clamp(struct engine *e, enum be_dtype type, const void *x, size_t x_stride, uint32_t t,
                   uint32_t c, const float *bounds, void *out, size_t out_stride)
 {
-    e->ops->clamp(e->be, &(struct be_clamp_args){.dtype = type,
-                                                 .x = x,
-                                                 .x_stride = x_stride,
-                                                 .t = t,
-                                                 .c = c,
-                                                 .bounds = bounds,
-                                                 .out = out,
-                                                 .out_stride = out_stride,
+    e->ops->clamp(e->be, &(struct be_clamp_args){type, .x = x, .x_stride = x_stride, .t = t, .c = c,
+                                                 .bounds = bounds, .out = out, .out_stride = out_stride,
                                                  .pad = out_stride == be_ld(c)});
 }
 
@@ -193,13 +172,8 @@ static void onto_stream(struct engine *e, const struct be_weight *w, const void 
     }
     linear(e, w, x, t, BE_EPI_F32, v->dense);
     if (d->clip) clamp(e, BE_F32, v->dense, d->hidden, t, d->hidden, bounds[1], v->dense, d->hidden);
-    e->ops->norm(e->be, &(struct be_norm_args){.kind = BE_NORM_RMS,
-                                               .t = t,
-                                               .c = d->hidden,
-                                               .eps = d->eps,
-                                               .x = v->dense,
-                                               .post_weight = post,
-                                               .residual = resid});
+    e->ops->norm(e->be, &(struct be_norm_args){BE_NORM_RMS, .t = t, .c = d->hidden, .eps = d->eps,
+                                               .x = v->dense, .post_weight = post, .residual = resid});
 }
 
 /* out = product `p` of x, both within their bounds; x [t, ld(C)] act, out f32 with a stride. */
@@ -239,15 +213,9 @@ static void mlp_products(struct engine *e, const struct vision_layer_weights *w,
     }
     clipped(e, w, VISION_GATE, w->fc1, t, d->ff, v->gate, d->ff);
     clipped(e, w, VISION_UP, w->up, t, d->ff, v->up, d->ff);
-    e->ops->gate(e->be, &(struct be_gate_args){.f = BE_GATE_GELU_TANH,
-                                               .gate = v->gate,
-                                               .gate_stride = d->ff,
-                                               .x = v->up,
-                                               .x_stride = d->ff,
-                                               .t = t,
-                                               .heads = 1,
-                                               .d = d->ff,
-                                               .out = v->mlp});
+    e->ops->gate(e->be,
+                 &(struct be_gate_args){BE_GATE_GELU_TANH, .gate = v->gate, .gate_stride = d->ff, .x = v->up,
+                                        .x_stride = d->ff, .t = t, .heads = 1, .d = d->ff, .out = v->mlp});
     clamp(e, e->plan.act, v->mlp, be_ld(d->ff), t, d->ff, w->bounds[VISION_DOWN][0], v->mlp, be_ld(d->ff));
 }
 
@@ -288,17 +256,11 @@ static void project_rows(struct engine *e, struct engine_features *f, const stru
     bool all = d->qk_norm_all > 0;
     if (all) norm_all_heads(e, 0, t, w->q_norm);
     if (all) norm_all_heads(e, 1, t, w->k_norm);
-    e->ops->qkv(e->be, &(struct be_qkv_args){.rows = rows,
-                                             .v_norm = d->v_norm,
-                                             .q_norm = all ? NULL : w->q_norm,
-                                             .k_norm = all ? NULL : w->k_norm,
-                                             .eps = d->eps,
-                                             .heads = d->heads,
-                                             .kv = keys_of(e, f),
-                                             .qkv = e->v.qkv,
-                                             .cos = f->cos ? f->cos + angles : NULL,
-                                             .sin = f->sin ? f->sin + angles : NULL,
-                                             .q = queries_at(e, f, row)});
+    e->ops->qkv(e->be, &(struct be_qkv_args){
+                           rows, .v_norm = d->v_norm, .q_norm = all ? NULL : w->q_norm,
+                           .k_norm = all ? NULL : w->k_norm, .eps = d->eps, .heads = d->heads,
+                           .kv = keys_of(e, f), .qkv = e->v.qkv, .cos = f->cos ? f->cos + angles : NULL,
+                           .sin = f->sin ? f->sin + angles : NULL, .q = queries_at(e, f, row)});
 }
 
 /* t rows += their attention. */
@@ -310,10 +272,7 @@ static void attend_rows(struct engine *e, struct engine_features *f, const struc
     size_t ld = be_ld(d->hidden);
     e->ops->attn(e->be,
                  &(struct be_attn_args){
-                     .rows = rows,
-                     .heads = d->heads,
-                     .kv = keys_of(e, f),
-                     .q = queries_at(e, f, row),
+                     rows, .heads = d->heads, .kv = keys_of(e, f), .q = queries_at(e, f, row),
                      .scale = d->scale > 0 ? d->scale : (float)(1.0 / sqrt((double)(d->hidden / d->heads))),
                      .out = v->attn});
     if (d->clip) clamp(e, e->plan.act, v->attn, ld, t, d->hidden, w->bounds[VISION_O][0], v->attn, ld);
@@ -336,13 +295,9 @@ static void halve(struct engine *e, struct engine_features *f)
     for (uint32_t row = 0; row < f->patches; row += step) {
         uint32_t left = f->patches - row, t = (left < step ? left : step) / 4;
         float *x = f->resid + (size_t)row * c;
-        e->ops->interpolate(e->be, &(struct be_interpolate_args){.table = x,
-                                                                 .rows = f->mean_rows,
-                                                                 .weights = f->mean_weights,
-                                                                 .t = t,
-                                                                 .c = c,
-                                                                 .taps = 4,
-                                                                 .out = v->dense});
+        e->ops->interpolate(e->be,
+                            &(struct be_interpolate_args){x, .rows = f->mean_rows, .weights = f->mean_weights,
+                                                          .t = t, .c = c, .taps = 4, .out = v->dense});
         norm(e, x, t, 4 * c, w->norm2, w->norm2_bias, v->h, false);
         linear(e, w->fc1, v->h, t, BE_EPI_GELU_TANH, v->mlp);
         linear(e, w->fc2, v->mlp, t, BE_EPI_ADD_F32, v->dense);
@@ -393,13 +348,9 @@ static void project(struct engine *e, struct engine_features *f, const float *x)
     struct vision_scratch *v = &e->v;
     for (uint32_t first = 0; first < f->tokens; first += v->rows) {
         uint32_t left = f->tokens - first, t = left < v->rows ? left : v->rows;
-        e->ops->norm(e->be, &(struct be_norm_args){.kind = BE_NORM_RMS,
-                                                   .t = t,
-                                                   .c = d->hidden,
-                                                   .eps = d->eps,
+        e->ops->norm(e->be, &(struct be_norm_args){BE_NORM_RMS, .t = t, .c = d->hidden, .eps = d->eps,
                                                    .x = x + (size_t)first * d->hidden,
-                                                   .weight = e->net.w.vision.soft_norm,
-                                                   .out = v->h,
+                                                   .weight = e->net.w.vision.soft_norm, .out = v->h,
                                                    .out_dtype = e->plan.act});
         linear(e, e->net.w.vision.projection, v->h, t, BE_EPI_F32,
                f->rows + (size_t)first * e->net.desc.hidden);
@@ -417,16 +368,11 @@ static void finish_pool(struct engine *e, struct engine_features *f)
         x = f->dense;
     }
     for (uint32_t i = 0; i < f->frames; i++)
-        e->ops->pool(
-            e->be, &(struct be_pool_args){.x = x + (size_t)i * f->grid_h * f->grid_w * d->hidden,
-                                          .grid_h = f->grid_h,
-                                          .grid_w = f->grid_w,
-                                          .kernel = d->pool,
-                                          .c = d->hidden,
-                                          .out = f->pooled + (size_t)i * (f->tokens / f->frames) * d->hidden,
-                                          .factor = d->pool_factor,
-                                          .bias = w->std_bias,
-                                          .scale = w->std_scale});
+        e->ops->pool(e->be, &(struct be_pool_args){
+                                x + (size_t)i * f->grid_h * f->grid_w * d->hidden, .grid_h = f->grid_h,
+                                .grid_w = f->grid_w, .kernel = d->pool, .c = d->hidden,
+                                .out = f->pooled + (size_t)i * (f->tokens / f->frames) * d->hidden,
+                                .factor = d->pool_factor, .bias = w->std_bias, .scale = w->std_scale});
     project(e, f, f->pooled);
 }
 
@@ -482,17 +428,9 @@ static void merge_norms(struct engine *e, float *x, uint32_t t, const struct vis
 static void dense_norm(struct engine *e, float *dense, uint32_t t, uint32_t c, const float *places,
                        const float *weight, const float *bias)
 {
-    e->ops->norm(e->be, &(struct be_norm_args){.kind = BE_NORM_LAYER,
-                                               .t = t,
-                                               .c = c,
-                                               .eps = 1e-5f,
-                                               .x = places,
-                                               .residual = dense,
-                                               .weight = weight,
-                                               .bias = bias,
-                                               .out = dense,
-                                               .out_dtype = BE_F32,
-                                               .out_dense = true});
+    e->ops->norm(e->be, &(struct be_norm_args){BE_NORM_LAYER, .t = t, .c = c, .eps = 1e-5f, .x = places,
+                                               .residual = dense, .weight = weight, .bias = bias,
+                                               .out = dense, .out_dtype = BE_F32, .out_dense = true});
 }
 
 /* out = v->h, tokens from `first` on, through the merger's products. */
@@ -512,15 +450,10 @@ static void merge_products(struct engine *e, uint32_t first, uint32_t t,
         dense_norm(e, v->dense, t, d->merge_conv,
                    w->places ? w->places + (size_t)first * d->merge_conv : NULL, w->proj_norm,
                    w->proj_norm_bias);
-        e->ops->gate(e->be, &(struct be_gate_args){.f = BE_GATE_CDF,
-                                                   .gate = v->dense,
-                                                   .gate_stride = d->merge_conv,
-                                                   .x = v->dense,
-                                                   .x_stride = d->merge_conv,
-                                                   .t = t,
-                                                   .heads = 1,
-                                                   .d = d->merge_conv,
-                                                   .out = next});
+        e->ops->gate(e->be,
+                     &(struct be_gate_args){BE_GATE_CDF, .gate = v->dense, .gate_stride = d->merge_conv,
+                                            .x = v->dense, .x_stride = d->merge_conv, .t = t, .heads = 1,
+                                            .d = d->merge_conv, .out = next});
         x = next;
         next = w->conv ? v->attn : v->h;
     }

@@ -11,14 +11,9 @@ uint64_t event_clock_us(void)
     return now_us();
 }
 
-struct event_node *eventq_node(void)
-{
-    return calloc(1, sizeof(struct event_node));
-}
-
 enum status eventq_init(struct event_queue *q)
 {
-    q->head = q->tail = eventq_node();
+    q->head = q->tail = calloc(1, sizeof *q->head);
     return q->head ? ST_OK : ST_NOMEM;
 }
 
@@ -32,17 +27,12 @@ void eventq_push(struct event_queue *q, struct event_node *node)
 
 bool eventq_emit(struct event_queue *q, const struct sched_event *ev)
 {
-    struct event_node *node = eventq_node();
+    struct event_node *node = calloc(1, sizeof *node);
     if (!node) return false;
     node->ev = *ev;
     node->ev.pushed_us = event_clock_us();
     eventq_push(q, node);
     return true;
-}
-
-bool eventq_pending(const struct event_queue *q)
-{
-    return q->first;
 }
 
 bool eventq_publish(struct event_queue *q)

@@ -50,13 +50,14 @@ static bool less(const struct claim *a, const struct claim *b)
     return a->time != b->time ? a->time < b->time : a->kind < b->kind;
 }
 
-/* Whether a sequence of a tenant that isn't light runs. */
-static bool others_run(const struct scheduler *s)
+/* Whether a sequence runs of a tenant that has been served at least `least` and less than `most` tokens. */
+static bool served_run(const struct scheduler *s, uint64_t least, uint64_t most)
 {
     const struct sequence *looked_up = NULL;
     for (const struct sequence *q = s->running.head; q; q = q->next) {
         if (looked_up && looked_up->req.tenant == q->req.tenant) continue;
-        if (tenants_served(s->tenants, q->req.tenant) >= QUANTUM) return true;
+        uint64_t served = tenants_served(s->tenants, q->req.tenant);
+        if (served >= least && served < most) return true;
         looked_up = q;
     }
     return false;
@@ -91,7 +92,7 @@ struct sequence *sched__pick_waiting(struct scheduler *s)
         least = base;
     }
     if (best) tenants_advance(s->tenants, clock);
-    if (light && !others_run(s)) s->other_turn = s->turn;
+    if (light && !served_run(s, QUANTUM, UINT64_MAX)) s->other_turn = s->turn;
     return best;
 }
 
@@ -170,12 +171,5 @@ struct sequence *sched__pick_victim(struct scheduler *s, const struct sequence *
 
 bool sched__short_runs(const struct scheduler *s)
 {
-    const struct sequence *looked_up = NULL;
-    if (tenants_active(s->tenants) < 2) return false;
-    for (const struct sequence *q = s->running.head; q; q = q->next) {
-        if (looked_up && looked_up->req.tenant == q->req.tenant) continue;
-        if (tenants_served(s->tenants, q->req.tenant) < SHORT) return true;
-        looked_up = q;
-    }
-    return false;
+    return tenants_active(s->tenants) > 1 && served_run(s, 0, SHORT);
 }

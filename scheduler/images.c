@@ -4,73 +4,36 @@
  *
  *   hold an entry of one of the next images
  *     EMPTY, no pixels:  EV_IMAGE -> reply (any thread) -> replies -> pixels -> encode slices -> ready
- *     ENCODING or DONE:  another sequence encodes it, or a hit: nothing is requested
- *
- * The memory for a reply is allocated with EV_IMAGE, so a reply never fails for lack of memory. */
+ *     ENCODING or DONE:  another sequence encodes it, or a hit: nothing is requested */
 #include "scheduler/cache/feature_cache.h"
 #include "scheduler/internal.h"
 
 #include "config/base/assert.h"
+#include "config/base/list.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#define FEATURES_BYTES_DEFAULT (256ull << 20)
 enum {
     LOOK_AHEAD = 4, /* images of one sequence requested at a time: they are decoded while others are
                        encoded */
     OPEN_MAX = 8,   /* of all sequences: one image is encoded at a time, and decoded ones are large */
-    FEATURES_BYTES_DEFAULT = 256, /* MiB */
-};
-
-struct image_reply {
-    struct image_reply *next;
-    struct seq_id id;
-    uint32_t image;
-    bool refused;
-    struct image_u8 pixels; /* unless refused */
-    char message[sizeof((struct sched_event *)0)->message];
-};
-
-struct images {
-    struct feature_cache *cache; /* engine thread only */
-    /* under the scheduler's lock */
-    struct image_reply *first, *last;
-    bool reset;
 };
 
 enum status sched__images_create(struct scheduler *s, struct err *err)
 {
-    struct images *im = calloc(1, sizeof *im);
-    if (!im) return err_nomem(err, "the scheduler");
-    uint64_t bytes = s->opt.features_bytes ? s->opt.features_bytes : (uint64_t)FEATURES_BYTES_DEFAULT << 20;
+    uint64_t bytes = s->opt.features_bytes ? s->opt.features_bytes : FEATURES_BYTES_DEFAULT;
     /* Without a prefix cache nothing is kept between requests. */
-    enum status st =
-        features_create(s->engine, s->opt.no_prefix_cache ? 0 : bytes, s->opt.hash_seed, &im->cache, err);
-    if (st) free(im);
-    else s->images = im;
-    return st;
-}
-
-static void reply_free(struct image_reply *r)
-{
-    if (!r) return;
-    image_u8_free(&r->pixels);
-    free(r);
+    return features_create(s->engine, s->opt.no_prefix_cache ? 0 : bytes, s->opt.hash_seed, &s->features,
+                           err);
 }
 
 void sched__images_destroy(struct scheduler *s)
 {
-    struct images *im = s->images;
-    if (!im) return;
-    while (im->first) {
-        struct image_reply *r = im->first;
-        im->first = r->next;
-        reply_free(r);
-    }
-    features_destroy(im->cache);
-    free(im);
-    s->images = NULL;
+    for (struct image_reply *r; (r = s->replies.head); sched__reply_free(r)) s->replies.head = r->next;
+    features_destroy(s->features);
 }
 
 /* ---- replies (any thread) ---- */
@@ -87,54 +50,34 @@ static struct image_reply *claim(struct scheduler *s, struct seq_id id, uint32_t
     return r;
 }
 
-/* Under the lock. */
-static void deliver(struct scheduler *s, struct image_reply *r)
+/* The pixels are taken if anybody waits for them. */
+static void reply(struct scheduler *s, struct seq_id id, uint32_t image, struct image_u8 *pixels,
+                  const char *refusal)
 {
-    struct images *im = s->images;
-    r->next = NULL;
-    if (im->first) im->last->next = r;
-    else im->first = r;
-    im->last = r;
-    s->poked = true;
-    pthread_cond_signal(&s->work);
+    pthread_mutex_lock(&s->lock);
+    struct image_reply *r = claim(s, id, image);
+    if (r) {
+        r->refused = refusal != NULL;
+        snprintf(r->message, sizeof r->message, "%s", refusal ? refusal : "");
+        r->pixels = *pixels;
+        *pixels = (struct image_u8){0};
+        LIST_LINK(&s->replies, s->replies.tail, r);
+        s->poked = true;
+        pthread_cond_signal(&s->work);
+    }
+    pthread_mutex_unlock(&s->lock);
 }
 
 void sched_supply_image(struct scheduler *s, struct seq_id id, uint32_t image, struct image_u8 *pixels)
 {
-    struct image_u8 taken = *pixels;
-    ASSERT(taken.rgb);
-    *pixels = (struct image_u8){0};
-    pthread_mutex_lock(&s->lock);
-    struct image_reply *r = claim(s, id, image);
-    if (r) {
-        r->pixels = taken;
-        deliver(s, r);
-    }
-    pthread_mutex_unlock(&s->lock);
-    if (!r) image_u8_free(&taken);
+    ASSERT(pixels->rgb);
+    reply(s, id, image, pixels, NULL);
+    image_u8_free(pixels);
 }
 
 void sched_refuse_image(struct scheduler *s, struct seq_id id, uint32_t image, const char *message)
 {
-    pthread_mutex_lock(&s->lock);
-    struct image_reply *r = claim(s, id, image);
-    if (r) {
-        size_t n = strnlen(message, sizeof r->message - 1);
-        memcpy(r->message, message, n);
-        r->message[n] = '\0';
-        r->refused = true;
-        deliver(s, r);
-    }
-    pthread_mutex_unlock(&s->lock);
-}
-
-void sched_reset_features(struct scheduler *s)
-{
-    pthread_mutex_lock(&s->lock);
-    s->images->reset = true;
-    s->poked = true;
-    pthread_cond_signal(&s->work);
-    pthread_mutex_unlock(&s->lock);
+    reply(s, id, image, &(struct image_u8){0}, message);
 }
 
 /* ---- engine thread ---- */
@@ -156,14 +99,13 @@ static void fail(struct scheduler *s, struct sequence *q, const char *message)
 
 bool sched__images_take(struct scheduler *s)
 {
-    struct images *im = s->images;
     pthread_mutex_lock(&s->lock);
-    struct image_reply *r = im->first;
-    bool reset = im->reset;
-    im->first = im->last = NULL;
-    im->reset = false;
+    struct image_reply *r = s->replies.head;
+    bool reset = s->reset_features;
+    s->replies.head = s->replies.tail = NULL;
+    s->reset_features = false;
     pthread_mutex_unlock(&s->lock);
-    if (reset) features_reset(im->cache);
+    if (reset) features_reset(s->features);
     bool any = r || reset;
     for (struct image_reply *next; r; r = next) {
         next = r->next;
@@ -180,7 +122,7 @@ bool sched__images_take(struct scheduler *s)
             f->pixels = r->pixels;
             r->pixels = (struct image_u8){0};
         }
-        reply_free(r);
+        sched__reply_free(r);
     }
     return any;
 }
@@ -221,14 +163,9 @@ static uint32_t look_ahead_end(const struct sequence *q)
     return end > ahead ? end : ahead < all ? ahead : all;
 }
 
-struct feature_cache *sched__features(struct scheduler *s)
-{
-    return s->images->cache;
-}
-
 static void let_go(struct scheduler *s, struct seq_image *f)
 {
-    if (f->entry) features_release(s->images->cache, f->entry);
+    if (f->entry) features_release(s->features, f->entry);
     f->entry = NULL;
     image_u8_free(&f->pixels);
 }
@@ -246,17 +183,6 @@ void sched__features_passed(struct scheduler *s, struct sequence *q)
         let_go(s, &q->features[q->next_span++]);
 }
 
-void sched__features_free(struct sequence *q)
-{
-    for (uint32_t i = 0; q->features && i < q->req.prompt->span_count; i++) {
-        ASSERT(!q->features[i].entry);
-        image_u8_free(&q->features[i].pixels);
-        reply_free(q->features[i].reply);
-    }
-    free(q->features);
-    q->features = NULL;
-}
-
 static const struct image_u8 *pixels_of(const struct sequence *q, uint32_t image)
 {
     const struct image_u8 *supplied = &q->features[image].pixels,
@@ -267,7 +193,7 @@ static const struct image_u8 *pixels_of(const struct sequence *q, uint32_t image
 static struct feature_entry *hold(struct scheduler *s, const struct sequence *q, const uint8_t key[32])
 {
     static const uint8_t in_doubt[32];
-    struct feature_cache *c = s->images->cache;
+    struct feature_cache *c = s->features;
     if (q->req.no_cache_read || memcmp(key, in_doubt, sizeof in_doubt) == 0) return features_get_private(c);
     if (q->req.no_cache_write && !features_find(c, q->req.salt, key)) return features_get_private(c);
     return features_get(c, q->req.salt, key);
@@ -371,7 +297,7 @@ bool sched__encode_slice(struct scheduler *s)
     uint32_t image;
     struct sequence *q = find_encodable(s, &image);
     if (!q) return false;
-    struct feature_cache *c = s->images->cache;
+    struct feature_cache *c = s->features;
     struct feature_entry *f = q->features[image].entry;
     struct err err = {{0}};
     enum status st = ST_OK;
@@ -400,28 +326,9 @@ bool sched__encode_slice(struct scheduler *s)
 void sched__images_gauges(struct scheduler *s)
 {
     struct features_stats st;
-    features_stats(s->images->cache, &st);
+    features_stats(s->features, &st);
     s->now.feature_queries = st.queries;
     s->now.feature_hits = st.hits;
     s->now.feature_evictions = st.evictions;
     s->now.feature_bytes = st.bytes;
-}
-
-void sched__images_check(const struct scheduler *s)
-{
-    const struct sequence *lists[] = {s->running.head, s->waiting.head};
-    uint64_t held = 0;
-    for (int l = 0; l < 2; l++) {
-        for (const struct sequence *q = lists[l]; q; q = q->next) {
-            for (uint32_t i = 0; i < q->req.prompt->span_count; i++) {
-                const struct seq_image *f = &q->features[i];
-                if (l == 1 || i < q->next_span) ASSERT(!f->entry);
-                held += f->entry != NULL;
-            }
-        }
-    }
-    struct features_stats st;
-    features_check(s->images->cache);
-    features_stats(s->images->cache, &st);
-    ASSERT_CMP(held + sched__offload_holds(s), ==, st.holds);
 }

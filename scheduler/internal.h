@@ -26,10 +26,18 @@
 
 struct feature_cache; /* feature_cache.h */
 struct feature_entry;
-struct image_reply;
-struct images;  /* scheduler/images.c */
 struct load;    /* scheduler/offload.c */
 struct offload; /* scheduler/offload.c */
+
+/* To EV_IMAGE; allocated with it, so that a reply never fails for lack of memory. */
+struct image_reply {
+    struct image_reply *prev, *next;
+    struct seq_id id;
+    uint32_t image;
+    bool refused;
+    struct image_u8 pixels; /* unless refused */
+    char message[sizeof((struct sched_event *)0)->message];
+};
 
 /* What a live sequence has of one image of its prompt. */
 struct seq_image {
@@ -38,13 +46,6 @@ struct seq_image {
     struct image_u8 pixels;      /* supplied and not yet encoded */
     bool asked;                  /* EV_IMAGE was sent and its reply is not yet taken */
     struct image_reply *reply;   /* under the lock: where the reply is written */
-};
-
-struct block_table {
-    uint32_t *block_offsets; /* by absolute block index; ENGINE_NO_BLOCK where nothing is kept */
-    uint32_t cap;            /* entries */
-    uint32_t first;          /* blocks before this one were released (sliding) or never needed */
-    uint32_t end;            /* blocks [first, end) are held */
 };
 
 enum seq_state { SEQ_NEW = 0, SEQ_INBOX, SEQ_WAITING, SEQ_RUNNING, SEQ_ENDED }; /* sched__seq_to */
@@ -81,6 +82,7 @@ struct sequence {
     bool prefix_inflight;          /* don't admit it in this turn */
     struct load *load;             /* of what a lower tier has of it; NULL: none */
     bool loaded;                   /* that was tried since it waits */
+    uint64_t waits_ended;          /* it waits for another's load: offload.ended then; + 1 */
     bool waits;                    /* for the prefill of dedup_leader to reach wait_until */
     struct seq_id dedup_leader;
     uint32_t wait_until;
@@ -171,7 +173,10 @@ struct scheduler {
     uint32_t *free_slots;
     bool stopping, drain;
     bool poked; /* a cancel arrived, or other work */
-    bool reset_cache, announce_cache;
+    bool reset_cache, reset_features, announce_cache;
+    struct {
+        struct image_reply *head, *tail;
+    } replies;
     uint64_t snapshots_asked, snapshot_made; /* requests so far; `snapshot` serves them up to this one */
     struct cache_snapshot snapshot;
     uint8_t snapshot_salt[32], snapshot_asked_salt[32]; /* of `snapshot`; of the next one */
@@ -180,7 +185,7 @@ struct scheduler {
 
     /* engine thread only */
     struct seq_list waiting, running;
-    struct images *images;
+    struct feature_cache *features;
     struct radix_cache *cache; /* NULL: off */
     struct offload *offload;   /* NULL: no tier below the arena */
     struct cache_snapshot snapshot_next;
@@ -222,14 +227,19 @@ struct scheduler {
     atomic_bool failed;  /* the engine reported ST_DEVICE */
 };
 
-/* seq_list.c: doubly linked, O(1) removal; an inserted sequence keeps (priority, arrival) ascending. A
+/* scheduler/sequence.c: its memory. */
+enum status sched__sequence_create(const struct scheduler *s, const struct sched_sequence *r, uint64_t total,
+                                   struct sequence **out) KV_MUST_CHECK; /* total: tokens at the end */
+void sched__reply_free(struct image_reply *r);                           /* NULL is fine */
+void sched__sequence_free(struct sequence *q); /* it holds nothing any more; NULL is fine */
+/* Lists: doubly linked, O(1) removal; an inserted sequence keeps (priority, arrival) ascending. A
  * sequence that enters a list takes its state. */
 void sched__list_append(struct seq_list *l, struct sequence *s);
 void sched__list_insert(struct seq_list *l, struct sequence *s);
 void sched__list_remove(struct seq_list *l, struct sequence *s);
 void sched__seq_to(struct sequence *q, enum seq_state state);
 
-/* seq_blocks.c: the block tables of one sequence. */
+/* Its block tables. */
 /* Blocks of group g still missing for a chunk over [position, position+n). */
 uint32_t sched__blocks_missing(const struct scheduler *s, const struct sequence *q, uint32_t g, uint32_t n);
 /* Makes the tables cover [position, position+n) of every group; false (nothing taken) when the arena can't.
@@ -265,7 +275,7 @@ void sched__cache_undo(struct scheduler *s, struct sequence *q);
 void sched__cache_admitted(struct scheduler *s, struct sequence *q); /* counts */
 /* Publishes what q computed; last: q stops here (end, preemption). */
 void sched__cache_publish(struct scheduler *s, struct sequence *q, bool last);
-void sched__cache_leave(struct scheduler *s, struct sequence *q);
+void sched__leave(struct scheduler *s, struct sequence *q); /* q holds nothing any more */
 /* Where q's prefill chunk must end at the latest so that its state can be saved; UINT32_MAX: anywhere. */
 uint32_t sched__cache_save_at(const struct scheduler *s, const struct sequence *q);
 /* Sets `prefix_inflight` of all waiting sequences: true while the prefill that it waits for runs. One pass.
@@ -298,15 +308,6 @@ void sched__speculate_learn(struct scheduler *s, uint32_t chunks, double us);
 /* Whether its next chunk is its last sampled token. */
 bool sched__decodes(const struct sequence *q);
 
-/* scheduler/ahead.c: whether something waits for a turn with no step in flight. */
-bool sched__called(struct scheduler *s, uint64_t now_us);
-/* Submits the step after the one in flight if that only goes on with its sequences. */
-void sched__submit_ahead(struct scheduler *s);
-/* q ends with its chunk in flight there: what it computes is for nobody. */
-void sched__drop_ahead(struct scheduler *s, struct sequence *q);
-/* Counts a step that took so long, and learns from it. */
-void sched__account(struct scheduler *s, const struct sched_flight *f, uint64_t spent);
-
 /* scheduler/fair.c: the waiting sequence, not deferred, to admit next; NULL: none. */
 struct sequence *sched__pick_waiting(struct scheduler *s);
 /* The running sequence to preempt for q, of a tenant that has more than q's; NULL: none. q NULL: the one to
@@ -328,13 +329,13 @@ bool sched__prefill_ready(const struct sequence *q); /* its next tokens don't wa
 uint32_t sched__prefill_chunk(struct scheduler *s, struct sequence *q, uint32_t tokens);
 
 /* scheduler/offload.c: what goes to the tiers below the arena, and comes back. No-ops without one. */
-enum status sched__offload_create(struct scheduler *s, struct feature_cache *features, void (*wake)(void *s),
-                                  struct err *err) KV_MUST_CHECK;
+enum status sched__offload_create(struct scheduler *s, void (*wake)(void *s), struct err *err) KV_MUST_CHECK;
 void sched__offload_destroy(struct scheduler *s); /* before the caches */
 /* Takes what has been read; false: nothing happened. */
 bool sched__offload_take(struct scheduler *s);
 bool sched__offload_ready(const struct scheduler *s); /* it has work for the next turn */
-bool sched__loading(const struct sequence *q);        /* its load is not yet done */
+/* Its load is not yet done, or no load has ended since it waits for others'. */
+bool sched__loading(const struct scheduler *s, const struct sequence *q);
 /* Whether q waits for a load, which this may start. */
 bool sched__offload_waits(struct scheduler *s, struct sequence *q);
 void sched__offload_leave(struct scheduler *s, struct sequence *q); /* q is admitted or ends: its load, too */
@@ -346,10 +347,7 @@ void sched__load_info(const struct load *l, struct sched_cache_info *info); /* w
 void sched__offload_reset(struct scheduler *s);
 void sched__offload_drain(struct scheduler *s); /* writes everything that is worth it; in bounded time */
 void sched__offload_gauges(struct scheduler *s);
-void sched__offload_count(const struct scheduler *s, uint32_t *held); /* adds its holds, by group and block */
 void sched__offload_snapshot(const struct scheduler *s, const uint8_t salt[32], struct cache_snapshot *out);
-void sched__offload_check(const struct scheduler *s);
-uint64_t sched__offload_holds(const struct scheduler *s); /* of image features */
 
 /* scheduler/prefill.c: chunks for sequences that need prefill, within the budget (microseconds, or tokens
  * without --step-ms). */
@@ -369,10 +367,7 @@ bool sched__span_ready(const struct sequence *q, uint32_t image);
 const struct engine_features *sched__span_features(const struct sequence *q,
                                                    uint32_t image); /* of a ready one */
 void sched__features_drop(struct scheduler *s, struct sequence *q); /* of a sequence that stops running */
-void sched__features_free(struct sequence *q); /* with the sequence itself, after a drop */
-struct feature_cache *sched__features(struct scheduler *s);
 void sched__images_gauges(struct scheduler *s);
-void sched__images_check(const struct scheduler *s);
 void sched__features_passed(struct scheduler *s,
                             struct sequence *q); /* releases images that lie wholly before position */
 
@@ -401,6 +396,15 @@ static inline uint64_t
 sched__clock(const struct scheduler *s) /* microseconds; monotonic, or virtual in tests */
 {
     return s->opt.clock ? s->opt.clock(s->opt.clock_arg) : event_clock_us();
+}
+
+/* Sets a flag of those under the lock and wakes the engine thread. Any thread. */
+static inline void sched__poke(struct scheduler *s, bool *flag)
+{
+    pthread_mutex_lock(&s->lock);
+    *flag = s->poked = true;
+    pthread_cond_signal(&s->work);
+    pthread_mutex_unlock(&s->lock);
 }
 
 #endif

@@ -8,8 +8,7 @@
  * Other sequences go on meanwhile. A load holds its blocks as a sequence does. See scheduler/internal.h. */
 #include "scheduler/cache/cache_store.h"
 #include "scheduler/cache/feature_cache.h"
-#include "scheduler/cache/tier.h"
-#include "scheduler/internal.h"
+#include "scheduler/offload.h"
 
 #include "config/base/assert.h"
 #include "config/base/log.h"
@@ -25,52 +24,16 @@ enum {
     READY_US = 2000000,    /* a sequence waits so long for the index after the start */
     SLOW_US = 1000000,     /* a load may take this, or SLOW_TIMES what computing would */
     SLOW_TIMES = 2,
-    DRAIN_MS = 15000,     /* for writing at the end */
+    RETRY_PART = 64,  /* what the time of a byte loses of its excess with each load that is not worth it */
+    DRAIN_MS = 15000, /* for writing at the end */
     HOST_MIN = 128 << 20, /* bytes above the disk, if blocks are in a device's memory */
 };
 /* Until they are measured. */
-static const double LOAD_US_PER_BYTE = 1.0 / 400, COMPUTE_US_PER_TOKEN = 200;
+static const double LOAD_US_PER_BYTE = 1.0 / 400, HOST_US_PER_BYTE = 1.0 / 4000, COMPUTE_US_PER_TOKEN = 200;
 static const double IMAGE_TOKEN_MORE = 4; /* the tower's share, in tokens */
 static const double LOAD_FIXED_US = 3000; /* of a load, however small; a rate is learnt from larger ones */
 
-struct block_load {
-    uint32_t group, index;
-    struct tier_read read;
-};
-
-struct load {
-    struct load *next;
-    struct sequence *q;     /* NULL: given up; freed when its reads have ended */
-    uint32_t known, length; /* tokens that can be reused without it, and with it */
-    bool done;              /* published; pinned until its sequence is admitted */
-    enum cache_tier tier;
-    struct radix_pin pin;
-    struct block_table tables[ENGINE_GROUPS_MAX]; /* a KVB_LIVE hold of each block that is there */
-    struct block_load *blocks;                    /* [count] in the order of their positions */
-    uint32_t count, asked, copied;
-    uint64_t bytes, ahead; /* all of them; in buffers */
-    uint64_t started_us, limit_us;
-};
-
-struct image_load {
-    struct image_load *next;
-    struct feature_entry *entry; /* NULL: given up */
-    uint8_t salt[32], key[32];
-    uint64_t started_us;
-    struct tier_read read;
-};
-
-struct offload {
-    struct tier *tier;
-    struct feature_cache *features; /* borrowed */
-    struct load *loads;
-    struct image_load *images;
-    double us_per_byte;
-    uint64_t started_us;
-};
-
-enum status sched__offload_create(struct scheduler *s, struct feature_cache *features, void (*wake)(void *s),
-                                  struct err *err)
+enum status sched__offload_create(struct scheduler *s, void (*wake)(void *s), struct err *err)
 {
     struct cache_store *store = NULL;
     if (!s->cache || (!s->opt.disk && !s->opt.host_bytes)) return ST_OK;
@@ -100,9 +63,8 @@ enum status sched__offload_create(struct scheduler *s, struct feature_cache *fea
     }
     o->us_per_byte = LOAD_US_PER_BYTE;
     o->started_us = event_clock_us();
-    o->features = features;
     radix_set_sink(s->cache, &(struct radix_sink){o->tier, tier_keep, tier_announce});
-    features_set_sink(features, tier_keep_features, o->tier);
+    features_set_sink(s->features, tier_keep_features, o->tier);
     s->offload = o;
     return ST_OK;
 }
@@ -132,6 +94,7 @@ static void give_up(struct scheduler *s, struct load *l)
     l->q->load = NULL;
     l->q->loaded = true;
     l->q = NULL;
+    s->offload->ended++;
     if (!l->done) s->now.tier_loads_failed++;
 }
 
@@ -149,6 +112,7 @@ static void sweep(struct offload *o, bool all)
         }
         *at = l->next;
         for (uint32_t i = l->copied; i < l->asked; i++) tier_read_end(o->tier, &l->blocks[i].read);
+        o->ended++;
         free(l->blocks);
         free(l);
     }
@@ -180,10 +144,10 @@ void sched__offload_destroy(struct scheduler *s)
     struct offload *o = s->offload;
     if (!o) return;
     radix_set_sink(s->cache, &(struct radix_sink){0});
-    features_set_sink(o->features, NULL, NULL);
+    features_set_sink(s->features, NULL, NULL);
     end_reads(s);
     for (struct image_load *l = o->images; l; l = l->next)
-        if (l->entry) features_loaded(o->features, l->entry, NULL, 0);
+        if (l->entry) (void)features_loaded(s->features, l->entry, NULL, 0);
     tier_destroy(o->tier); /* from here on nothing writes into the buffers of the others */
     sweep(o, true);
     free(o);
@@ -196,7 +160,7 @@ static bool list_blocks(struct scheduler *s, struct load *l, const struct radix_
 {
     uint32_t end = 0, most = 0;
     for (uint32_t g = 0; g < s->caps.group_count; g++) {
-        const struct radix_table *from = &hit->tables[g];
+        const struct block_table *from = &hit->tables[g];
         if (!sched__table_reserve(&l->tables[g], from->end)) return false;
         l->tables[g].first = from->first;
         l->tables[g].end = from->end;
@@ -206,7 +170,7 @@ static bool list_blocks(struct scheduler *s, struct load *l, const struct radix_
     if (!(l->blocks = calloc(most + 1, sizeof *l->blocks))) return false;
     for (uint32_t i = 0; i <= end; i++) {
         for (uint32_t g = 0; g < s->caps.group_count; g++) {
-            const struct radix_table *from = &hit->tables[g];
+            const struct block_table *from = &hit->tables[g];
             uint32_t at = g == s->paged ? 0 : i;
             if (g == s->paged ? i < end : i >= end) continue;
             if (at < from->first || at >= from->end) continue;
@@ -217,8 +181,9 @@ static bool list_blocks(struct scheduler *s, struct load *l, const struct radix_
                 continue;
             }
             l->blocks[l->count++] = (struct block_load){.group = g, .index = g == s->paged ? l->length : at};
-            l->bytes += s->caps.groups[g].block_bytes;
-            ASSERT(tier_found(t, g, l->blocks[l->count - 1].index));
+            const struct tier_record *r = tier_found(t, g, l->blocks[l->count - 1].index);
+            ASSERT(r);
+            *(tier_in_host(r) ? &l->host_bytes : &l->disk_bytes) += s->caps.groups[g].block_bytes;
         }
     }
     return true;
@@ -283,8 +248,12 @@ static void start(struct scheduler *s, struct sequence *q, const struct radix_hi
     q->loaded = true;
     if (!l) return;
     *l = (struct load){.q = q, .known = known, .length = hit->length, .tier = CACHE_TIER_HOST};
-    double computing = list_blocks(s, l, hit, o->tier) ? compute_us(s, l) : 0;
-    if (!s->opt.load_always && LOAD_FIXED_US + (double)l->bytes * o->us_per_byte >= computing) {
+    double computing = list_blocks(s, l, hit, o->tier) ? compute_us(s, l) : 0,
+           loading = LOAD_FIXED_US + (double)l->disk_bytes * o->us_per_byte +
+                     (double)l->host_bytes * HOST_US_PER_BYTE;
+    if (computing <= 0 || (!s->opt.load_always && loading >= computing)) {
+        o->us_per_byte -=
+            fmax(o->us_per_byte - LOAD_US_PER_BYTE, 0) / RETRY_PART; /* one day it is tried again */
         let_go(s, l);
         free(l->blocks);
         free(l);
@@ -317,9 +286,9 @@ static bool make_whole(const struct scheduler *s, const struct radix_view *v, co
     return true;
 }
 
-bool sched__loading(const struct sequence *q)
+bool sched__loading(const struct scheduler *s, const struct sequence *q)
 {
-    return q->load && !q->load->done;
+    return q->load ? !q->load->done : s->offload && q->waits_ended == s->offload->ended + 1;
 }
 
 bool sched__offload_waits(struct scheduler *s, struct sequence *q)
@@ -327,7 +296,7 @@ bool sched__offload_waits(struct scheduler *s, struct sequence *q)
     struct offload *o = s->offload;
     uint32_t most, active = 0;
     bool ending = false;
-    if (sched__loading(q)) return true;
+    if (sched__loading(s, q)) return true;
     if (!o || q->loaded || q->alone) return false;
     if (!sched__cache_reads(s, q, &most)) return false;
     if (!tier_ready(o->tier)) return event_clock_us() - o->started_us < READY_US;
@@ -336,7 +305,10 @@ bool sched__offload_waits(struct scheduler *s, struct sequence *q)
     struct radix_hit hit;
     struct radix_lower lower;
     uint32_t known = radix_match(s->cache, &v, most, NULL, &hit) ? hit.length : most;
-    if (known < most && others_load(s, q, known)) return true;
+    if (known < most && others_load(s, q, known)) {
+        q->waits_ended = o->ended + 1;
+        return true;
+    }
     bool more = known < most && tier_find(o->tier, &v, &lower) &&
                 radix_match(s->cache, &v, most, &lower, &hit) && hit.length > known &&
                 make_whole(s, &v, &lower, &hit);
@@ -348,7 +320,10 @@ bool sched__offload_waits(struct scheduler *s, struct sequence *q)
         active++;
         ending |= l->q != NULL; /* others wait for a disk that may hang */
     }
-    if (active >= LOADS_MAX) return ending;
+    if (active >= LOADS_MAX) {
+        q->waits_ended = ending ? o->ended + 1 : 0;
+        return ending;
+    }
     start(s, q, &hit, known);
     return q->load != NULL;
 }
@@ -372,29 +347,31 @@ static bool copy_block(struct scheduler *s, struct load *l)
     return true;
 }
 
+/* A load took so long, at least. */
+static void learn(struct offload *o, const struct load *l, uint64_t took)
+{
+    double us = (double)took - LOAD_FIXED_US;
+    if (l->tier != CACHE_TIER_DISK || !l->disk_bytes || us <= LOAD_FIXED_US) return;
+    o->us_per_byte += (us / (double)l->disk_bytes - o->us_per_byte) / 4;
+}
+
 /* All of it is in the arena: publishes it. */
 static void finish(struct scheduler *s, struct load *l)
 {
     struct radix_view v = sched__view(l->q);
     struct radix_hit none = {.node = NULL};
-    struct radix_table tables[ENGINE_GROUPS_MAX];
-    for (uint32_t g = 0; g < s->caps.group_count; g++)
-        tables[g] = (struct radix_table){.block_offsets = l->tables[g].block_offsets,
-                                         .first = l->tables[g].first,
-                                         .end = l->tables[g].end};
     if (!radix_pin_hit(s->cache, &v, &none, &l->pin) ||
-        radix_publish(s->cache, &v, &l->pin, 0, l->length, tables, true) < l->length) {
+        radix_publish(s->cache, &v, &l->pin, 0, l->length, l->tables, true) < l->length) {
         give_up(s, l);
         return;
     }
     uint64_t took = sched__clock(s) - l->started_us;
-    double us = (double)took - LOAD_FIXED_US;
-    if (l->tier == CACHE_TIER_DISK && us > LOAD_FIXED_US)
-        s->offload->us_per_byte += (us / (double)l->bytes - s->offload->us_per_byte) / 4;
+    learn(s->offload, l, took);
     s->now.tier_loads++;
     s->now.tier_load_us += took;
     s->now.tier_loaded_tokens += l->length - l->known;
     l->done = true;
+    s->offload->ended++;
 }
 
 /* Copies what has been read, at most `most` bytes; returns how many. */
@@ -411,8 +388,11 @@ static uint64_t advance(struct scheduler *s, struct load *l, uint64_t most)
         }
     }
     if (l->copied == l->count) finish(s, l);
-    else if (sched__clock(s) - l->started_us > l->limit_us) give_up(s, l);
-    else ask(s, l);
+    else if (sched__clock(s) - l->started_us <= l->limit_us) ask(s, l);
+    else {
+        learn(s->offload, l, sched__clock(s) - l->started_us);
+        give_up(s, l);
+    }
     return bytes;
 }
 
@@ -431,8 +411,9 @@ bool sched__offload_take(struct scheduler *s)
     for (struct image_load *l = o->images; l; l = l->next) {
         bool slow = now - l->started_us > SLOW_US, done = l->read.state == TIER_DONE;
         if (!l->entry || (l->read.state == TIER_READING && !slow)) continue;
-        features_loaded(o->features, l->entry, done ? l->read.bytes : NULL, l->read.size);
+        done = features_loaded(s->features, l->entry, done ? l->read.bytes : NULL, l->read.size);
         s->now.tier_image_loads += done;
+        if (l->read.state != TIER_READING) tier_read_end(o->tier, &l->read);
         if (!done) tier_drop_features(o->tier, l->salt, l->key); /* it is encoded */
         l->entry = NULL;
         worked = true;
@@ -482,7 +463,7 @@ bool sched__offload_image(struct scheduler *s, struct feature_entry *f, const ui
 {
     struct offload *o = s->offload;
     struct tier_record *r = o ? tier_find_features(o->tier, salt, key) : NULL;
-    if (!r || features_find(o->features, salt, key) != f) return false;
+    if (!r || features_find(s->features, salt, key) != f) return false;
     for (const struct image_load *l = o->images; l; l = l->next)
         if (l->entry == f) return true;
     struct image_load *l = calloc(1, sizeof *l);
@@ -493,20 +474,12 @@ bool sched__offload_image(struct scheduler *s, struct feature_entry *f, const ui
     memcpy(l->salt, salt, sizeof l->salt);
     memcpy(l->key, key, sizeof l->key);
     if (l->read.state != TIER_LOST) {
-        features_load(o->features, f);
+        features_load(s->features, f);
         l->entry = f;
     }
     l->next = o->images;
     o->images = l;
     return l->entry != NULL;
-}
-
-uint64_t sched__offload_holds(const struct scheduler *s)
-{
-    uint64_t n = 0;
-    for (const struct image_load *l = s->offload ? s->offload->images : NULL; l; l = l->next)
-        n += l->entry != NULL;
-    return n;
 }
 
 /* ---- the whole ---- */
@@ -526,7 +499,7 @@ void sched__offload_drain(struct scheduler *s)
     end_reads(s);
     tier_drain(o->tier, DRAIN_MS);
     radix_keep_all(s->cache);
-    features_keep_all(o->features);
+    features_keep_all(s->features);
     tier_flush(o->tier);
     struct tier_stats st;
     tier_stats(o->tier, &st);
@@ -550,21 +523,7 @@ void sched__offload_gauges(struct scheduler *s)
     s->now.tier_dropped_blocks = st.dropped_blocks;
 }
 
-void sched__offload_count(const struct scheduler *s, uint32_t *held)
-{
-    for (const struct load *l = s->offload ? s->offload->loads : NULL; l; l = l->next)
-        for (uint32_t g = 0; g < s->caps.group_count; g++)
-            for (uint32_t i = l->tables[g].first; i < l->tables[g].end; i++)
-                if (l->tables[g].block_offsets[i] != ENGINE_NO_BLOCK)
-                    held[g * s->caps.arena_grains + l->tables[g].block_offsets[i]]++;
-}
-
 void sched__offload_snapshot(const struct scheduler *s, const uint8_t salt[32], struct cache_snapshot *out)
 {
     if (s->offload) tier_snapshot(s->offload->tier, s->cache, salt, out);
-}
-
-void sched__offload_check(const struct scheduler *s)
-{
-    if (s->offload) tier_check(s->offload->tier);
 }

@@ -28,10 +28,7 @@ void sched__preempt(struct scheduler *s, struct sequence *q)
 {
     sched__running_remove(s, q);
     sched__cache_publish(s, q, true);
-    sched__blocks_drop(s, q);
-    sched__cache_leave(s, q);
-    sched__features_drop(s, q);
-    q->position = 0;
+    sched__leave(s, q);
     q->resumed = true;
     q->loaded = false;
     q->chunk_tokens = q->proposed = 0;
@@ -282,11 +279,11 @@ void sched__plan(struct scheduler *s, uint64_t now_us)
     /* An image larger than the step's remaining tokens comes first in the next step, before decodes. */
     const struct sequence *wide = s->wide;
     s->wide = NULL;
-    if (!wide) plan_decodes(s);
     for (struct sequence *q = wide ? s->running.head : NULL; q; q = q->next) {
         if (q != wide) continue;
         sched__prefill_chunk(s, q, 1);
         break;
     }
+    if (!s->step->count) plan_decodes(s);
     sched__plan_prefills(s, prefill_budget(s));
 }

@@ -126,10 +126,12 @@ uint32_t sched__cache_save_at(const struct scheduler *s, const struct sequence *
     return at > q->position ? at : UINT32_MAX;
 }
 
-void sched__cache_leave(struct scheduler *s, struct sequence *q)
+void sched__leave(struct scheduler *s, struct sequence *q)
 {
+    sched__features_drop(s, q);
+    sched__blocks_drop(s, q);
     if (s->cache) radix_unpin(s->cache, &q->pin);
-    q->published = 0;
+    q->position = q->published = 0;
 }
 
 void sched__cache_adopt(struct scheduler *s, struct sequence *q)
@@ -160,7 +162,7 @@ void sched__cache_adopt(struct scheduler *s, struct sequence *q)
     q->position = q->published = q->state_at = q->state_saved = hit.length;
     q->branch = hit.branch;
     plan_save(s, q);
-    if (q->features) sched__features_passed(s, q);
+    sched__features_passed(s, q);
     if (!q->looked) {
         q->cache = hit.info;
         if (q->load && hit.length) sched__load_info(q->load, &q->cache);
@@ -171,10 +173,7 @@ void sched__cache_adopt(struct scheduler *s, struct sequence *q)
 /* Undoes sched__cache_adopt for a sequence that isn't admitted after all. */
 void sched__cache_undo(struct scheduler *s, struct sequence *q)
 {
-    sched__blocks_drop(s, q);
-    sched__cache_leave(s, q);
-    if (q->features) sched__features_drop(s, q);
-    q->position = 0;
+    sched__leave(s, q);
     if (!q->looked) q->cache = (struct sched_cache_info){0};
 }
 
@@ -182,11 +181,9 @@ void sched__cache_undo(struct scheduler *s, struct sequence *q)
 static void publish_to(struct scheduler *s, struct sequence *q, uint32_t to, bool checkpoint, bool save)
 {
     struct radix_view v = sched__view(q);
-    struct radix_table tables[ENGINE_GROUPS_MAX];
-    for (uint32_t g = 0; g < s->caps.group_count; g++)
-        tables[g] = (struct radix_table){.block_offsets = q->tables[g].block_offsets,
-                                         .first = q->tables[g].first,
-                                         .end = g < s->paged || save ? q->tables[g].end : 0};
+    struct block_table tables[ENGINE_GROUPS_MAX];
+    memcpy(tables, q->tables, sizeof tables);
+    if (!save && recurrent(s)) tables[s->paged].end = 0;
     q->published = radix_publish(s->cache, &v, &q->pin, q->published, to, tables, checkpoint);
 }
 
@@ -225,7 +222,7 @@ void sched__cache_defer(struct scheduler *s)
             /* It ranks like the shortest sequence that waits for it. */
             if (q->waits && (!r->needed_len || q->wait_until < r->needed_len)) r->needed_len = q->wait_until;
         }
-        q->prefix_inflight = q->waits || sched__loading(q);
+        q->prefix_inflight = q->waits || sched__loading(s, q);
     }
     pthread_mutex_unlock(&s->lock);
 }
@@ -263,22 +260,6 @@ bool sched__cache_waits(struct scheduler *s, struct sequence *q)
     return false;
 }
 
-void sched_reset_prefix_cache(struct scheduler *s)
-{
-    pthread_mutex_lock(&s->lock);
-    s->reset_cache = s->poked = true;
-    pthread_cond_signal(&s->work);
-    pthread_mutex_unlock(&s->lock);
-}
-
-void sched_announce_cache(struct scheduler *s)
-{
-    pthread_mutex_lock(&s->lock);
-    s->announce_cache = s->poked = true;
-    pthread_cond_signal(&s->work);
-    pthread_mutex_unlock(&s->lock);
-}
-
 bool sched__cache_reset_wanted(struct scheduler *s)
 {
     pthread_mutex_lock(&s->lock);
@@ -291,34 +272,6 @@ bool sched__cache_reset_wanted(struct scheduler *s)
     }
     if (announce && !wanted && s->cache) radix_announce(s->cache);
     return wanted || announce;
-}
-
-/* Under the lock. A pending request keeps its salt: a caller with a different salt must ask again later. */
-static uint64_t snapshot_ask(struct scheduler *s, const uint8_t salt[32])
-{
-    if (s->snapshots_asked == s->snapshot_made) memcpy(s->snapshot_asked_salt, salt, 32);
-    s->poked = true;
-    pthread_cond_signal(&s->work);
-    return ++s->snapshots_asked;
-}
-
-uint64_t sched_snapshot_ask(struct scheduler *s, const uint8_t salt[32])
-{
-    pthread_mutex_lock(&s->lock);
-    uint64_t request_seq = snapshot_ask(s, salt);
-    pthread_mutex_unlock(&s->lock);
-    return request_seq;
-}
-
-bool sched_snapshot(struct scheduler *s, const uint8_t salt[32], uint64_t *request_seq,
-                    struct cache_snapshot *out)
-{
-    pthread_mutex_lock(&s->lock);
-    bool made = s->snapshot_made >= *request_seq, own = memcmp(s->snapshot_salt, salt, 32) == 0;
-    if (made && own) *out = s->snapshot;
-    else if (made) *request_seq = snapshot_ask(s, salt);
-    pthread_mutex_unlock(&s->lock);
-    return made && own;
 }
 
 void sched__cache_snapshot(struct scheduler *s)

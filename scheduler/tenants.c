@@ -2,44 +2,20 @@
 #include "scheduler/tenants.h"
 
 #include "config/base/assert.h"
+#include "scheduler/cache/hash_mix.h"
 
 #include <stdlib.h>
 
-#define NONE UINT32_MAX
-
-struct tenant {
-    uint64_t id, time;
-    uint64_t served;  /* tokens since it has live sequences */
-    uint32_t live;    /* sequences; 0: kept for its debt, or free */
-    uint32_t running; /* of these */
-    uint32_t chain;   /* next in the bucket, or next free one */
-};
-
-struct tenants {
-    uint64_t seed, clock, latest; /* latest: the largest time */
-    uint32_t cap, bucket_mask;
-    uint32_t used;   /* entries in the table */
-    uint32_t active; /* of these with live sequences */
-    uint32_t fresh;  /* entries [fresh, cap) were never used */
-    uint32_t free_head;
-    uint32_t live, live_max; /* sequences of all tenants */
-    struct tenant *all;      /* [cap] */
-    uint32_t *buckets;       /* [bucket_mask + 1] */
-};
-
-static uint32_t *bucket_of(const struct tenants *t, uint64_t id)
+static uint64_t hash_of(const struct tenants *t, uint64_t id)
 {
-    uint64_t x = id + t->seed;
-    x = (x ^ (x >> 32)) * 0xd6e8feb86659fd93ull;
-    x = ((x ^ (x >> 32)) + t->seed) * 0xd6e8feb86659fd93ull;
-    return &t->buckets[(x ^ (x >> 32)) & t->bucket_mask];
+    return hash_mix(t->seed ^ id);
 }
 
 static void forget_all(struct tenants *t)
 {
-    for (uint32_t i = 0; i <= t->bucket_mask; i++) t->buckets[i] = NONE;
-    t->used = t->fresh = 0;
-    t->free_head = NONE;
+    for (uint64_t i = 0; i < t->table.size; i++) t->table.buckets[i] = NULL;
+    t->table.count = t->fresh = 0;
+    t->free = NULL;
     t->clock = t->latest = 0;
 }
 
@@ -51,11 +27,10 @@ enum status tenants_create(uint32_t live_max, uint64_t seed, struct tenants **ou
     t->seed = seed;
     t->live_max = live_max;
     t->cap = 2 * live_max; /* half of it is for debts */
-    t->bucket_mask = 1;
-    while (t->bucket_mask < t->cap) t->bucket_mask = 2 * t->bucket_mask + 1;
+    uint64_t size = 2;
+    while (size < t->cap) size *= 2;
     t->all = calloc(t->cap, sizeof *t->all);
-    t->buckets = calloc((size_t)t->bucket_mask + 1, sizeof *t->buckets);
-    if (!t->all || !t->buckets) {
+    if (!t->all || !hash_create(&t->table, size)) {
         tenants_destroy(t);
         return err_nomem(err, "the table of tenants");
     }
@@ -68,26 +43,23 @@ void tenants_destroy(struct tenants *t)
 {
     if (!t) return;
     free(t->all);
-    free(t->buckets);
+    free(t->table.buckets);
     free(t);
 }
 
 static struct tenant *find(const struct tenants *t, uint64_t id)
 {
-    for (uint32_t i = *bucket_of(t, id); i != NONE; i = t->all[i].chain)
-        if (t->all[i].id == id) return &t->all[i];
-    return NULL;
+    struct tenant *x = hash_first(&t->table, hash_of(t, id));
+    while (x && x->id != id) x = hash_next(x);
+    return x;
 }
 
 static void drop(struct tenants *t, struct tenant *x)
 {
-    uint32_t i = (uint32_t)(x - t->all), *at = bucket_of(t, x->id);
-    while (*at != i) at = &t->all[*at].chain;
-    *at = x->chain;
-    x->chain = t->free_head;
+    hash_remove(&t->table, &x->link);
     x->live = 0;
-    t->free_head = i;
-    t->used--;
+    x->link.next = t->free;
+    t->free = &x->link;
 }
 
 /* Frees entries of a full table: debts that the clock has passed, else the smallest one. A walk over the
@@ -101,7 +73,7 @@ static void drop_debts(struct tenants *t)
         if (x->time <= t->clock) drop(t, x);
         else if (!least || x->time < least->time) least = x;
     }
-    if (t->used == t->cap) {
+    if (t->table.count == t->cap) {
         ASSERT(least);
         drop(t, least);
     }
@@ -109,14 +81,12 @@ static void drop_debts(struct tenants *t)
 
 static struct tenant *add(struct tenants *t, uint64_t id)
 {
-    if (t->used == t->cap) drop_debts(t);
-    uint32_t i = t->free_head, *at = bucket_of(t, id);
-    if (i != NONE) t->free_head = t->all[i].chain;
-    else i = t->fresh++;
-    t->all[i] = (struct tenant){.id = id, .time = t->clock, .chain = *at};
-    *at = i;
-    t->used++;
-    return &t->all[i];
+    if (t->table.count == t->cap) drop_debts(t);
+    struct tenant *x = t->free ? (struct tenant *)(void *)t->free : &t->all[t->fresh++];
+    if (t->free) t->free = t->free->next;
+    *x = (struct tenant){.id = id, .time = t->clock};
+    hash_insert(&t->table, &x->link, hash_of(t, id));
+    return x;
 }
 
 void tenants_enter(struct tenants *t, uint64_t id)
@@ -184,12 +154,6 @@ uint64_t tenants_clock(const struct tenants *t)
     return t->clock;
 }
 
-uint32_t tenants_live(const struct tenants *t, uint64_t id)
-{
-    const struct tenant *x = find(t, id);
-    return x ? x->live : 0;
-}
-
 uint32_t tenants_running(const struct tenants *t, uint64_t id)
 {
     const struct tenant *x = find(t, id);
@@ -205,32 +169,4 @@ uint64_t tenants_served(const struct tenants *t, uint64_t id)
 uint32_t tenants_active(const struct tenants *t)
 {
     return t->active;
-}
-
-uint32_t tenants_count(const struct tenants *t)
-{
-    return t->used;
-}
-
-void tenants_check(const struct tenants *t)
-{
-    uint32_t used = 0, live = 0, active = 0, unused = 0;
-    for (uint32_t b = 0; b <= t->bucket_mask; b++) {
-        for (uint32_t i = t->buckets[b]; i != NONE; i = t->all[i].chain, used++) {
-            ASSERT_CMP(i, <, t->fresh);
-            ASSERT_CMP(bucket_of(t, t->all[i].id) - t->buckets, ==, b);
-            ASSERT(find(t, t->all[i].id) == &t->all[i]);
-            ASSERT_CMP(t->all[i].running, <=, t->all[i].live);
-            ASSERT_CMP(t->all[i].time, <=, t->latest > t->clock ? t->latest : t->clock);
-            live += t->all[i].live;
-            active += t->all[i].live > 0;
-        }
-    }
-    for (uint32_t i = t->free_head; i != NONE; i = t->all[i].chain) unused++;
-    ASSERT_CMP(used, ==, t->used);
-    ASSERT_CMP(used + unused, ==, t->fresh);
-    ASSERT_CMP(t->fresh, <=, t->cap);
-    ASSERT_CMP(live, ==, t->live);
-    ASSERT_CMP(active, ==, t->active);
-    ASSERT_CMP(live, <=, t->live_max);
 }

@@ -14,10 +14,29 @@
 #define KVASIR_TENANTS_H
 
 #include "config/base/status.h"
+#include "scheduler/cache/hash_table.h"
 
 #include <stdint.h>
 
-struct tenants;
+/* The table; for tenants.c and tests/lib. */
+struct tenant {
+    struct hash_link link; /* in the table, or in the list of free ones */
+    uint64_t id, time;
+    uint64_t served;  /* tokens since it has live sequences */
+    uint32_t live;    /* sequences; 0: kept for its debt, or free */
+    uint32_t running; /* of these */
+};
+
+struct tenants {
+    uint64_t seed, clock, latest; /* latest: the largest time */
+    struct hash_table table;
+    uint32_t cap;
+    uint32_t active;         /* of those in the table: with live sequences */
+    uint32_t fresh;          /* entries [fresh, cap) were never used */
+    uint32_t live, live_max; /* sequences of all tenants */
+    struct tenant *all;      /* [cap] */
+    struct hash_link *free;
+};
 
 /* live_max: most sequences live at once, so most tenants too. All memory is allocated here; nothing else
  * fails. */
@@ -36,12 +55,9 @@ uint64_t tenants_time(const struct tenants *t, uint64_t id);
 void tenants_advance(struct tenants *t, uint64_t time);
 void tenants_advance_all(struct tenants *t); /* to the largest time */
 uint64_t tenants_clock(const struct tenants *t);
-uint32_t tenants_live(const struct tenants *t, uint64_t id);    /* its live sequences */
 uint32_t tenants_running(const struct tenants *t, uint64_t id); /* those of them that run */
 uint64_t tenants_served(const struct tenants *t, uint64_t id);  /* tokens since its first live sequence
                                                                    entered */
 uint32_t tenants_active(const struct tenants *t);               /* tenants with live sequences */
-uint32_t tenants_count(const struct tenants *t);                /* tenants known, debts included */
-void tenants_check(const struct tenants *t); /* walks everything; aborts when something is broken */
 
 #endif

@@ -64,7 +64,7 @@ seed tokenizer $golden/{tokenizer,qwen}/*/tokenizer.json
 seed grammar tests/fuzz/seeds/grammar/*
 seed checkpoint tests/fuzz/seeds/checkpoint/* $golden/{qwen,gemma3}/*/config.json
 words chat server/generate/*.c server/chat/*.c
-words json server/http/json_parser.c
+words json server/json/parser.c
 words messages server/chat/*.c
 words image server/media/*.c
 words jinja server/jinja/*.c

@@ -100,7 +100,7 @@ static void text_load(void *arg)
         if (st == ST_NOT_FOUND && rule) {
             st = template_create(rule->chat_template, strlen(rule->chat_template), NULL, 0, NULL, &m->tmpl,
                                  &t->err);
-            m->own_prompts = !st;
+            m->own_prompts = !st && !rule->turns;
         }
         if (!st) template_guard(m->tmpl, m->tok);
         if (st == ST_NOT_FOUND) st = ST_OK; /* then chats are refused, completions work */

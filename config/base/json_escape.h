@@ -1,4 +1,5 @@
-/* Escapes in JSON strings, for both readers of JSON (json.h, server/http/json_parser.h). Pure. */
+/* Escapes in JSON strings, for the readers of JSON: json.h, server/json/parser.h, server/jinja/json.c. Pure.
+ */
 #ifndef KVASIR_JSON_ESCAPE_H
 #define KVASIR_JSON_ESCAPE_H
 

@@ -8,6 +8,40 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define POSITIONS_MAX 16777216.0 /* a position is exact as float32 up to here */
+
+/* YaRN is switched on by an entry in config.json, often without raising max_position_embeddings: then the
+ * model supports factor x its training length. (transformers has no limit; vLLM always takes the product,
+ * even where the file says more.) */
+static uint32_t context_max(const struct hf_text *t)
+{
+    const struct hf_rope *p = &t->rope[HF_FULL];
+    double context = t->max_position_embeddings;
+    if (p->type == HF_ROPE_YARN && p->factor * p->original_max > context)
+        context = p->factor * p->original_max;
+    return (uint32_t)(context < POSITIONS_MAX ? context : POSITIONS_MAX);
+}
+
+struct desc_rope family_rope(const struct hf_rope *p, uint32_t dim)
+{
+    struct desc_rope r = {
+        .theta = p->theta,
+        .factor = p->factor,
+        .dim = dim,
+        .attention = 1,
+        .sections = {p->mrope_section[0], p->mrope_section[1], p->mrope_section[2]},
+        .interleaved = p->mrope_interleaved,
+    };
+    if (p->type != HF_ROPE_YARN && p->type != HF_ROPE_LLAMA3) return r;
+    r.ramp = p->type == HF_ROPE_YARN ? RAMP_YARN : RAMP_LLAMA3;
+    r.truncate = p->truncate;
+    r.original = p->original_max;
+    r.beta_fast = p->beta_fast;
+    r.beta_slow = p->beta_slow;
+    if (p->type == HF_ROPE_YARN) r.attention = p->attention_factor;
+    return r;
+}
+
 bool family_decoder(struct hf_reader *r, const struct hf_config *c, struct model_desc *d)
 {
     const struct hf_text *t = &c->text;
@@ -16,9 +50,9 @@ bool family_decoder(struct hf_reader *r, const struct hf_config *c, struct model
         .hidden = t->hidden_size,
         .layer_count = t->num_hidden_layers,
         .layers = calloc(t->num_hidden_layers, sizeof *d->layers),
-        .context_max = t->max_position_embeddings,
+        .context_max = context_max(t),
         .rope_count = 1,
-        .ropes = {{.theta = t->rope[HF_FULL].theta, .factor = t->rope[HF_FULL].factor, .dim = t->head_dim}},
+        .ropes = {family_rope(&t->rope[HF_FULL], t->head_dim)},
         .norm_eps = (float)t->rms_norm_eps,
         .embed_scale = 1,
         .tied = t->tie_word_embeddings,
@@ -125,7 +159,9 @@ void family_read_text(struct hf_reader *r, const struct family_inner *served, st
     else if (json_str_copy(r->d, node, name, sizeof name - 1, &len)) name[len] = '\0';
     const struct family *family = text_family(served, name, &type);
     if (!family) {
-        hf_error(r, ST_UNSUPPORTED, "text_config.model_type", "is not a decoder served in this model");
+        bool llm = r->text == json_get_live(r->d, 0, "llm_config");
+        hf_error(r, ST_UNSUPPORTED, llm ? "llm_config.model_type" : "text_config.model_type",
+                 "is not a decoder served in this model");
         return;
     }
     struct hf_reader inner = *r;

@@ -38,6 +38,7 @@ _Static_assert(MODEL_EOS_MAX >= HF_EOS_MAX, "every stop id of a configuration fi
     X(glm4v)                                                                                                 \
     X(glm_ocr)                                                                                               \
     X(internvl)                                                                                              \
+    X(internvl_chat)                                                                                         \
     X(colpali)                                                                                               \
     X(colqwen2)                                                                                              \
     X(lfm2_vl)                                                                                               \
@@ -223,8 +224,8 @@ static enum status parse_doc(const struct json_doc *doc, const char *name, struc
         if (r.st) model_desc_free(d);
         return r.st;
     }
-    uint32_t nested =
-        type->place == HF_FLAT ? JSON_NONE : find_object(&r, "text_config", type->place == HF_NESTED);
+    const char *text = json_get_live(doc, 0, "llm_config") == JSON_NONE ? "text_config" : "llm_config";
+    uint32_t nested = type->place == HF_FLAT ? JSON_NONE : find_object(&r, text, type->place == HF_NESTED);
     r.text = nested == JSON_NONE ? 0 : nested;
     if (type->vision) r.vision = find_object(&r, "vision_config", false);
     family_defaults(family, type, r.vision != JSON_NONE, c);

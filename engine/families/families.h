@@ -35,10 +35,32 @@ struct family_type {
     bool drafter;                   /* a draft model; not served by itself */
 };
 
+/* The sizes that the defaults of every class have. */
+#define TEXT_SIZES(vocab, width, ff, depth, heads, kv_heads, positions)                                      \
+    .vocab_size = (vocab), .hidden_size = (width), .intermediate_size = (ff), .num_hidden_layers = (depth),  \
+    .num_attention_heads = (heads), .num_key_value_heads = (kv_heads),                                       \
+    .max_position_embeddings = (positions)
+#define TOWER_SIZES(width, ff, depth, heads, patch)                                                          \
+    .hidden_size = (width), .intermediate_size = (ff), .num_hidden_layers = (depth),                         \
+    .num_attention_heads = (heads), .num_channels = 3, .patch_size = (patch), .layer_norm_eps = 1e-6
+
+#define EXPERT_SIZES(count, used, ff)                                                                        \
+    .num_experts = (count), .num_experts_per_tok = (used), .moe_intermediate_size = (ff)
+
+/* Of model_desc.image: the token is both what a template writes and what images are put in the place of. */
+#define IMAGE_RULE(token, id)                                                                                \
+    .present = true, .marker = (token), .placeholder = (token), .placeholder_id = (id)
+
+/* Of model_desc.vision: what every tower has, of a struct hf_vision. */
+#define DESC_TOWER(v)                                                                                        \
+    .patch = (v)->patch_size, .hidden = (v)->hidden_size, .ff = (v)->intermediate_size,                      \
+    .layers = (v)->num_hidden_layers, .heads = (v)->num_attention_heads, .eps = (float)(v)->layer_norm_eps
+
 /* .video_area_min and so on of `image` are the defaults for videos; other differences of their class
  * follow. */
 struct family_images {
     struct image_config image;
+    const char *file; /* that has the settings at its top; NULL: the processor's files */
     /* The top level of processor_config.json, before the settings; NULL: not read. */
     void (*processor)(struct hf_reader *r, struct image_config *out);
     /* Instead of `size` and what goes with it. */
@@ -51,11 +73,12 @@ struct family_images {
 struct family_prompt {
     const char *chat_template; /* the rule as a template, for checkpoints without one */
     bool always;               /* for the others, too */
+    bool turns;                /* it has turns, of text and of images */
     const struct tok_extra *tokens;
     size_t token_count;
 };
 
-#define FAMILY_TYPES_MAX 8u
+#define FAMILY_TYPES_MAX 10u
 struct family {
     /* A model around a whole one: the key of that one's configuration, and the types it may have (ends with
      * NULL). Then `read` is not called, and `describe` changes the other's description. */
@@ -77,6 +100,7 @@ struct family {
  * the head size; one rope, for full attention). A family overwrites what differs and adds the rest, at least
  * .canonical. false: out of memory. */
 bool family_decoder(struct hf_reader *r, const struct hf_config *c, struct model_desc *d) KV_MUST_CHECK;
+struct desc_rope family_rope(const struct hf_rope *p, uint32_t dim);
 /* The rest of s after `prefix`; NULL: s does not begin with it. */
 const char *family_after(const char *s, const char *prefix);
 /* The first of `parts` (prefix, what it becomes; ends with an empty one) that begins the name; false: none.

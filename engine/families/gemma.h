@@ -7,6 +7,9 @@
 #include "engine/families/families.h"
 #include "engine/families/gguf_keys.h"
 
+#define GEMMA_COMMON                                                                                         \
+    .head_dim = 256, .rms_norm_eps = 1e-6, .tie_word_embeddings = true, .activation = HF_GELU_TANH
+
 /* Class defaults of SiglipVisionConfig. */
 extern const struct hf_vision siglip_defaults;
 void siglip_check(struct hf_reader *r, const struct hf_vision *v);

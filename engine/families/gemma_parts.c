@@ -5,17 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
-const struct hf_vision siglip_defaults = {
-    .hidden_size = 768,
-    .intermediate_size = 3072,
-    .num_hidden_layers = 12,
-    .num_attention_heads = 12,
-    .num_channels = 3,
-    .image_size = 224,
-    .patch_size = 16,
-    .layer_norm_eps = 1e-6,
-    .activation = HF_GELU_TANH,
-};
+const struct hf_vision siglip_defaults = {TOWER_SIZES(768, 3072, 12, 12, 16), .image_size = 224,
+                                          .activation = HF_GELU_TANH};
 
 void siglip_check(struct hf_reader *r, const struct hf_vision *v)
 {
@@ -79,12 +70,7 @@ struct desc_vision siglip_tower(const struct hf_config *c)
     const struct hf_vision *v = &c->vision;
     return (struct desc_vision){
         .image_size = v->image_size,
-        .patch = v->patch_size,
-        .hidden = v->hidden_size,
-        .ff = v->intermediate_size,
-        .layers = v->num_hidden_layers,
-        .heads = v->num_attention_heads,
-        .eps = (float)v->layer_norm_eps,
+        DESC_TOWER(v),
         .mlp = v->activation == HF_GELU ? VISION_GELU_ERF : VISION_GELU_TANH,
         .patch_bias = true,
         .depth = 1,

@@ -43,6 +43,9 @@ struct family_gguf {
     const char *const *stops; /* stop tokens in addition to the file's; ends with NULL */
     const char *const *never; /* tokens never generated, if the file has no list of them; ends with NULL */
 };
+#define GGUF_TEXT(kind, type, keys) .arch = (kind), .model_type = (type), .text = (keys)
+#define GGUF_TOWER(kind, type, rows, keys, sizes)                                                            \
+    .projector = (kind), .tower_type = (type), .tower_names = (rows), .tower = (keys), .images = (sizes)
 
 /* Keys: "clip.*" is the tower's, "tokenizer.*" and "general.*" the model's, and all others are the model's,
  * after the name of its architecture. Tensors: "v.*" and "mm.*" are the tower's. */

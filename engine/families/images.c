@@ -187,7 +187,7 @@ static enum status read_settings_of(const struct source *from, struct image_conf
                   {"preprocessor_config.json", NULL, from->videos}};
     if (gguf_is(from->model)) return gguf_images(from->model, from->mmproj, from->videos, out, err);
     bool found = false;
-    enum status st = ST_OK;
+    enum status st = from->family->file ? read_file(from, from->family->file, NULL, out, &found, err) : ST_OK;
     for (size_t i = 0; i < sizeof places / sizeof *places && !st && !found; i++)
         if (places[i].videos == from->videos)
             st = read_file(from, places[i].file, places[i].key, out, &found, err);

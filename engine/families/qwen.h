@@ -9,11 +9,11 @@
 #include "engine/families/families.h"
 #include "engine/families/gguf_keys.h"
 
+#define QWEN_MERGE                                                                                           \
+    .out_hidden_size = 3584, .spatial_merge_size = 2, .temporal_patch_size = 2, .rope_theta = 1e4
 #define QWEN3_TOWER                                                                                          \
-    .hidden_size = 1152, .intermediate_size = 4304, .num_hidden_layers = 27, .num_attention_heads = 16,      \
-    .num_channels = 3, .patch_size = 16, .layer_norm_eps = 1e-6, .activation = HF_GELU_TANH,                 \
-    .out_hidden_size = 3584, .spatial_merge_size = 2, .temporal_patch_size = 2, .position_side = 48,         \
-    .rope_theta = 1e4
+    TOWER_SIZES(1152, 4304, 27, 16, 16), QWEN_MERGE, .activation = HF_GELU_TANH, .position_side = 48
+#define SILU(eps) .rms_norm_eps = (eps), .activation = HF_SILU
 #define QWEN_ROPE(base, ...)                                                                                 \
     .rope = {[HF_FULL] = {.type = HF_ROPE_DEFAULT, .theta = (base), .factor = 1, __VA_ARGS__}}
 
@@ -23,10 +23,10 @@
  * Qwen2VLVideoProcessor and Qwen3VLVideoProcessor. fps: the class has none; the model's own tools use 2. */
 #define TORCH_IMAGES                                                                                         \
     .mode = IMAGE_TORCH_U8, .do_resize = true, .do_rescale = true, .do_normalize = true,                     \
-    .rescale_factor = 1.0 / 255.0
+    .rescale_factor = 1.0 / 255.0, .on_white = true
 #define CLIP_IMAGES   TORCH_IMAGES, .filter = IMAGE_BICUBIC, .mean = {CLIP_MEAN}, .std = {CLIP_STD}
 #define HALF_IMAGES   TORCH_IMAGES, .mean = {0.5f, 0.5f, 0.5f}, .std = {0.5f, 0.5f, 0.5f}
-#define NATIVE_IMAGES CLIP_IMAGES, .dynamic = true, .on_white = true
+#define NATIVE_IMAGES CLIP_IMAGES, .dynamic = true
 #define QWEN_IMAGES                                                                                          \
     NATIVE_IMAGES, .patch = 14, .merge = 2, .depth = 2, .area_min = 56 * 56, .area_max = 28 * 28 * 1280,     \
                    .video_fps = 2.0, .video_frames_min = 4, .video_frames_max = 768
@@ -43,6 +43,8 @@ extern const struct family_images qwen2_vl_images;
  * width after the merger), window_size, tokens_per_second, position_side, deepstack_count; place: HF_EITHER
  * has no head_dim, HF_NESTED ties as Qwen3-VL does. */
 void qwen_read(struct hf_reader *r, const struct family_type *type, struct hf_config *c);
+/* rope_type (or `type`) of that object and the keys of the type; absent or "default": *p stays. */
+void qwen_rope_type(struct hf_reader *r, uint32_t dict, const struct hf_text *t, struct hf_rope *p);
 /* Columns of a head that rotate: the first. */
 uint32_t qwen_rotary(const struct hf_text *t);
 /* Checks what recurrent layers have; sets layer_types unless they were listed: every interval-th is full
@@ -98,6 +100,11 @@ void qwen2_vl_gguf_images(struct gguf_keys *k, struct image_config *out); /* and
     {                                                                                                        \
         "v.blk.#.attn_out", "visual.blocks.#.attn.proj"                                                      \
     }
+#define QWEN2_GGUF_MERGER                                                                                    \
+    {"v.post_ln", "visual.merger.ln_q"}, {"mm.0", "visual.merger.mlp.0"},                                    \
+    {                                                                                                        \
+        "mm.2", "visual.merger.mlp.2"                                                                        \
+    }
 
 /* Of Qwen3.5, dense. */
 extern const struct hf_text qwen3_5_text;
@@ -113,9 +120,10 @@ extern const struct gguf_name qwen3_vl_gguf_tower_names[];
 void qwen3_vl_gguf_tower(struct gguf_keys *k, struct hf_config *c);
 void qwen3_vl_gguf_images(struct gguf_keys *k, struct image_config *out);
 void qwen3_vl_gguf_videos(struct gguf_keys *k, struct image_config *out);
-#define QWEN3_VL_GGUF(kind, type)                                                                            \
-    .arch = (kind), .model_type = (type), .tower_type = (type), .projector = "qwen3vl_merger",               \
-    .tower_names = qwen3_vl_gguf_tower_names, .tower = qwen3_vl_gguf_tower, .images = qwen3_vl_gguf_images,  \
-    .videos = qwen3_vl_gguf_videos, .stops = qwen_gguf_stops
+#define QWEN3_VL_GGUF(kind, type, keys)                                                                      \
+    GGUF_TEXT(kind, type, keys),                                                                             \
+        GGUF_TOWER("qwen3vl_merger", type, qwen3_vl_gguf_tower_names, qwen3_vl_gguf_tower,                   \
+                   qwen3_vl_gguf_images),                                                                    \
+        .videos = qwen3_vl_gguf_videos, .stops = qwen_gguf_stops
 
 #endif

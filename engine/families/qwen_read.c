@@ -59,7 +59,7 @@ static void read_llama3(struct hf_reader *r, uint32_t dict, struct hf_rope *p)
                  "original_max_position_embeddings");
 }
 
-static void read_rope_type(struct hf_reader *r, uint32_t dict, const struct hf_text *t, struct hf_rope *p)
+void qwen_rope_type(struct hf_reader *r, uint32_t dict, const struct hf_text *t, struct hf_rope *p)
 {
     uint32_t type = json_get_live(r->d, dict, "rope_type");
     if (type == JSON_NONE) type = json_get_live(r->d, dict, "type");
@@ -132,7 +132,7 @@ static void read_rope(struct hf_reader *r, const struct family_type *type, uint3
     else if (partial != 1) hf_error(r, ST_UNSUPPORTED, "partial_rotary_factor", "only 1 is served");
     if (!r->st && some && (p->partial <= 0 || qwen_rotary(t) == 0 || qwen_rotary(t) % 2))
         hf_error(r, ST_FORMAT, "partial_rotary_factor", "must rotate an even number of a head's columns");
-    read_rope_type(r, dict, t, p);
+    qwen_rope_type(r, dict, t, p);
     if (type->vision) read_sections(r, dict, t, p);
     t->rope[HF_SLIDING] = *p; /* one table for both kinds of layers */
 }

@@ -25,7 +25,10 @@ static const struct tok_gguf_kind known[] = {
      .split = TOK_PATTERN_DIGIT,
      .nfc = true},
     {.model = "gpt2", .pre = "dbrx", .byte_level = true, .split = TOK_PATTERN_DIGITS3}, /* OLMo 2 */
-    {.model = "gpt2", .pre = "gpt-2|olmo|exaone4", .byte_level = true, .split = TOK_PATTERN_PLAIN},
+    {.model = "gpt2",
+     .pre = "gpt-2|olmo|exaone4|granite-docling",
+     .byte_level = true,
+     .split = TOK_PATTERN_PLAIN},
     {.model = "gpt2", .pre = "qwen35", .byte_level = true, .split = TOK_PATTERN_DIGIT_MARKS, .nfc = true},
     {.model = "gpt2", /* Llama 3, SmolLM3, Falcon 3; LFM2 */
      .pre = "llama-bpe|llama3|llama-v3|falcon3|lfm2|smaug-bpe",
@@ -41,7 +44,7 @@ static const struct tok_gguf_kind known[] = {
      .ignore_merges = true,
      .bos = TOK_BOS_UNLESS_NOT},
     {.model = "gpt2", /* SmolLM2, Granite 3 */
-     .pre = "smollm|refact|starcoder|granite-docling",
+     .pre = "smollm|refact|starcoder",
      .byte_level = true,
      .split = TOK_PATTERN_PLAIN,
      .numbers = true},

@@ -60,15 +60,16 @@ struct image_config {
     uint64_t area_min, area_max;  /* pixels: min_pixels/max_pixels or size.shortest_edge/longest_edge */
     uint32_t area_frames;         /* an image's area counts so many times; 0 counts as 1 */
     enum image_small small;       /* an image with a side below patch * merge */
-    /* > 0: instead of an area, the longest side; a larger image shrinks, and sides are rounded up. */
-    uint32_t longest;
+    /* > 0: instead of an area, the longest side; a larger image shrinks, and sides are rounded up. highest:
+     * of the height alone, 0 = the same. */
+    uint32_t longest, highest;
     /* > 0: sides are multiples of it, not of patch * merge; the patches left over form no token. */
     uint32_t multiple;
     /* NULL, or the allowed token budgets (ascending, 0-terminated): area_max is the area of one of them, and
      * sides fill it as far as multiples allow, small images too. */
     const uint32_t *budgets;
-    /* Transparent pixels are blended over white, as in the family's tools and processor. false: the alpha
-     * channel is dropped and the colours stay, as in the reference's loader. */
+    /* Transparent pixels are blended over white, as in the family's processor. false: the alpha channel is
+     * dropped and the colours stay, as in the reference's loader. */
     bool on_white;
     /* Videos (video: the checkpoint's settings for them are usable). */
     bool video;

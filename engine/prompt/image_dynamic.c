@@ -20,8 +20,9 @@ void image_config_bound(struct image_config *cfg, const struct image_bounds *bou
     if (bounds->area_max) cfg->area_max = bounds->area_max * times;
     if (bounds->area_min) cfg->area_min = bounds->area_min * times;
     if (cfg->area_min > cfg->area_max) cfg->area_min = cfg->area_max;
-    double side = sqrt((double)cfg->area_max);
+    double side = bounds->area_max ? sqrt((double)cfg->area_max) : SIDE_MAX;
     if (cfg->longest > side) cfg->longest = (uint32_t)larger(side, 1);
+    if (cfg->highest > side) cfg->highest = (uint32_t)larger(side, 1);
     cfg->width = bounds->width;
     cfg->height = bounds->height;
 }
@@ -119,7 +120,7 @@ static enum status fit_longest(const struct image_config *cfg, uint32_t width, u
 {
     uint32_t factor = image_multiple(cfg), token = cfg->patch * cfg->merge;
     double h = (double)height, w = (double)width,
-           ratio = larger(h / (double)cfg->longest, w / (double)cfg->longest);
+           ratio = larger(h / (double)(cfg->highest ? cfg->highest : cfg->longest), w / (double)cfg->longest);
     if (ratio > 1) {
         height = (uint32_t)floor(h / ratio);
         width = (uint32_t)floor(w / ratio);

@@ -157,6 +157,9 @@ uint32_t tok__word_id(const struct tokenizer *t, const char *s, size_t len); /* 
 /* Allocates for ids up to `highest` and so many strings. */
 enum status tok__allocate_vocab(struct tokenizer *t, uint64_t highest, size_t strings,
                                 struct err *err) KV_MUST_CHECK;
+/* The document that vocab.json and merges.txt of a directory stand for. ST_NOT_FOUND, with err untouched:
+ * there are none, or tokenizer_config.json doesn't name their tokenizer_class. */
+enum status tok__load_vocab_merges(const char *dir, struct json_doc *out, struct err *err) KV_MUST_CHECK;
 /* Reads model.vocab and model.merges of the document; byte_level must be set. */
 enum status tok__read_vocab(struct tokenizer *t, const struct json_doc *d, uint32_t vocab, uint32_t added,
                             struct err *err) KV_MUST_CHECK;

@@ -676,6 +676,7 @@ enum status tok_load_extra(const char *dir, const struct tok_extra *extra, size_
     bool overrides = false, unused;
     enum status st =
         t ? json_load(dir, "tokenizer.json", FILE_BYTES_MAX, &doc, &path, err) : err_nomem(err, dir);
+    if (st == ST_NOT_FOUND) st = tok__load_vocab_merges(dir, &doc, err);
     if (!st) {
         struct loader l = {&doc, t, err};
         if ((st = read_tokenizer(&l))) err_prefix(err, st, "%s", path);

@@ -37,7 +37,7 @@ struct cache_store {
     struct record_header blank; /* binding and about, of each record */
     uint64_t tag, scan_id;      /* scan_id: headers of lower ids are read */
     uint64_t scan_end;          /* 0: all are */
-    uint64_t found;
+    uint64_t found, last_put;   /* last_put: its id */
     size_t foreign;
     struct cache_store_stats now;
     struct node off_event;
@@ -173,16 +173,13 @@ static bool put_now(struct cache_store *s, const struct node *n)
 
 static void get_now(struct cache_store *s, struct node *n)
 {
-    uint64_t id = n->ev.record.id, began = now_us();
+    uint64_t id = n->ev.record.id;
     struct index_entry *e = index_find(&s->x, id);
     bool there = !s->now.off && e && e->known && e->payload_bytes == n->ev.record.payload_bytes;
     enum file_state fs =
         there ? record_payload(&s->x.dir, id, s->tag, e->header_sum, n->data, e->payload_bytes) : FILE_LATER;
     if (fs == FILE_FAILED) turn_off(s, "reading");
     bool bad = fs == FILE_GONE || fs == FILE_DAMAGED;
-    s->now.reads += !fs;
-    s->now.read_bytes += fs ? 0 : e->payload_bytes;
-    s->now.read_us += now_us() - began;
     s->now.damaged += bad;
     n->ev.kind = STORE_READ;
     n->ev.ok = !fs;
@@ -248,9 +245,9 @@ static void handle(struct cache_store *s, struct node *n)
     switch (n->request) {
     case REQ_GET: get_now(s, n); return;
     case REQ_PUT:
+        s->last_put = r->id;
         put = !s->now.off && put_now(s, n);
         s->now.puts += put;
-        s->now.written_bytes += put ? r->payload_bytes : 0;
         s->now.dropped += !put;
         if (!put && !s->now.off) gone(s, r->id);
         free(n->data);
@@ -263,11 +260,11 @@ static void handle(struct cache_store *s, struct node *n)
     free(n);
 }
 
-/* Reads go before what else waits, unless they wait for a put. */
+/* Reads go before what else waits, unless they are of a record that is yet to be put. */
 static struct node *next_request(struct cache_store *s)
 {
     struct node *get = s->gets.head;
-    return get && (!s->others.head || index_find(&s->x, get->ev.record.id)) ? pop(&s->gets) : pop(&s->others);
+    return get && (!s->others.head || get->ev.record.id <= s->last_put) ? pop(&s->gets) : pop(&s->others);
 }
 
 static void *store_main(void *arg)
@@ -318,7 +315,7 @@ enum status cache_store_open(const struct cache_store_options *opt, struct cache
     strncpy(s->blank.about, opt->about ? opt->about : "", sizeof s->blank.about - 1);
     s->tag = record_tag(opt->binding);
     s->next_id = s->scan_end = s->x.count ? s->x.at[s->x.count - 1].file.id + 1 : 1;
-    s->now.bytes_max = opt->bytes_max;
+    s->last_put = s->next_id - 1;
     struct fifo *fifos[] = {&s->gets, &s->others, &s->events};
     for (size_t i = 0; i < 3; i++) fifos[i]->tail = &fifos[i]->head;
     pthread_condattr_t attr;
@@ -361,82 +358,54 @@ void cache_store_close(struct cache_store *s)
     free(s);
 }
 
-static struct node *request_new(enum request what, const struct store_record *r)
+/* Queues a request; false: there is no place for it. REQ_PUT: *id is that of its record. */
+static bool request(struct cache_store *s, enum request what, const struct store_record *r, void *data,
+                    void *user, uint64_t *id)
 {
     struct node *n = malloc(sizeof *n + r->meta_bytes);
-    if (!n) return NULL;
-    *n = (struct node){.request = what, .ev.record = *r};
-    if (r->meta_bytes) memcpy(n->meta, r->meta, r->meta_bytes);
-    return n;
-}
-
-/* Frees n if it can't be queued. The lock is held. */
-static bool request_queue(struct cache_store *s, struct node *n)
-{
-    if (!n || s->stats.off) {
-        free(n);
-        return false;
+    uint64_t bytes = what == REQ_PUT ? put_bytes(r) : 0;
+    if (n) *n = (struct node){.request = what, .data = data, .ev = {.record = *r, .user = user}};
+    if (n && r->meta_bytes) memcpy(n->meta, r->meta, r->meta_bytes);
+    pthread_mutex_lock(&s->lock);
+    bool fits = n && !s->stats.off && (what != REQ_TOUCH || s->queued <= TOUCHES_MAX);
+    if (what == REQ_PUT)
+        fits = fits && s->next_id < RECORD_ID_MAX &&
+               (!s->queued_bytes || s->queued_bytes + bytes <= s->opt.queue_max);
+    if (fits) {
+        if (what == REQ_PUT) *id = n->ev.record.id = s->next_id++;
+        s->queued_bytes += bytes;
+        push(what == REQ_GET ? &s->gets : &s->others, n);
+        s->queued++;
+        pthread_cond_signal(&s->work);
     }
-    push(n->request == REQ_GET ? &s->gets : &s->others, n);
-    s->queued++;
-    pthread_cond_signal(&s->work);
-    return true;
+    s->refused += what == REQ_PUT && !fits;
+    pthread_mutex_unlock(&s->lock);
+    if (!fits) free(n);
+    return fits;
 }
 
 uint64_t cache_store_put(struct cache_store *s, const struct store_record *r, void *payload)
 {
+    uint64_t id = 0;
     ASSERT(r->kind && r->kind < RECORD_KINDS && r->meta_bytes <= RECORD_META_MAX);
     ASSERT(r->payload_bytes <= RECORD_PAYLOAD_MAX);
-    uint64_t bytes = put_bytes(r), id = 0;
-    struct node *n = request_new(REQ_PUT, r);
-    pthread_mutex_lock(&s->lock);
-    bool fits =
-        s->next_id < RECORD_ID_MAX && (!s->queued_bytes || s->queued_bytes + bytes <= s->opt.queue_max);
-    if (n) {
-        n->data = payload;
-        n->ev.record.id = s->next_id;
-    }
-    if (fits && request_queue(s, n)) {
-        s->queued_bytes += bytes;
-        id = s->next_id++;
-    } else {
-        s->refused++;
-    }
-    pthread_mutex_unlock(&s->lock);
-    if (!id && !fits) free(n);
+    (void)request(s, REQ_PUT, r, payload, NULL, &id);
     return id;
 }
 
 bool cache_store_get(struct cache_store *s, uint64_t id, void *dst, uint64_t bytes, void *user)
 {
-    struct node *n = request_new(REQ_GET, &(struct store_record){.id = id, .payload_bytes = bytes});
-    if (n) {
-        n->data = dst;
-        n->ev.user = user;
-    }
-    pthread_mutex_lock(&s->lock);
-    bool ok = request_queue(s, n);
-    pthread_mutex_unlock(&s->lock);
-    return ok;
-}
-
-static void request_small(struct cache_store *s, enum request what, uint64_t id)
-{
-    struct node *n = request_new(what, &(struct store_record){.id = id});
-    pthread_mutex_lock(&s->lock);
-    if (what == REQ_TOUCH && s->queued > TOUCHES_MAX) free(n);
-    else (void)request_queue(s, n);
-    pthread_mutex_unlock(&s->lock);
+    return request(s, REQ_GET, &(struct store_record){.id = id, .payload_bytes = bytes}, dst, user, NULL);
 }
 
 void cache_store_touch(struct cache_store *s, uint64_t id)
 {
-    request_small(s, REQ_TOUCH, id);
+    (void)request(s, REQ_TOUCH, &(struct store_record){.id = id}, NULL, NULL, NULL);
 }
 
 void cache_store_drop(struct cache_store *s, uint64_t id)
 {
-    request_small(s, REQ_DROP, id);
+    (void)request(s, REQ_DROP, &(struct store_record){.id = id}, NULL, NULL, NULL);
 }
 
 bool cache_store_poll(struct cache_store *s, struct store_event *ev)
@@ -456,11 +425,8 @@ bool cache_store_poll(struct cache_store *s, struct store_event *ev)
 
 bool cache_store_flush(struct cache_store *s, uint32_t ms)
 {
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += ms / 1000;
-    until.tv_nsec += ms % 1000 * 1000000l;
-    if (until.tv_nsec >= 1000000000l) until.tv_sec++, until.tv_nsec -= 1000000000l;
+    int64_t end = now_ns() + ms * 1000000ll;
+    struct timespec until = {end / 1000000000, end % 1000000000};
     pthread_mutex_lock(&s->lock);
     while (s->queued && !pthread_cond_timedwait(&s->idle, &s->lock, &until)) {
     }

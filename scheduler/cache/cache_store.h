@@ -73,11 +73,10 @@ bool cache_store_poll(struct cache_store *s, struct store_event *ev); /* takes t
  * queue is full; flush, then put again. Events stay to be polled. */
 bool cache_store_flush(struct cache_store *s, uint32_t ms);
 
-struct cache_store_stats { /* counters since open, but for the first four */
+struct cache_store_stats { /* counters since open, but for the first three */
     bool off;
-    uint64_t bytes, bytes_max, records;    /* on disk, all bindings */
-    uint64_t puts, written_bytes, dropped; /* records written; puts dropped */
-    uint64_t reads, read_bytes, read_us;
+    uint64_t bytes, records; /* on disk, all bindings */
+    uint64_t puts, dropped;  /* records written; puts dropped */
     uint64_t evicted, damaged;
 };
 void cache_store_stats(struct cache_store *s, struct cache_store_stats *out); /* any thread */

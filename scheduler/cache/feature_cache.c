@@ -2,6 +2,7 @@
 #include "scheduler/cache/feature_cache.h"
 
 #include "config/base/assert.h"
+#include "config/base/list.h"
 #include "scheduler/cache/hash_mix.h"
 
 #include <stdlib.h>
@@ -9,97 +10,22 @@
 
 enum { BUCKETS_MIN = 64 }; /* a power of two, as every later size */
 
-struct feature_entry {
-    struct feature_entry *chain;       /* next in the bucket */
-    struct feature_entry *prev, *next; /* list of idle ones, or of private ones; neither: both NULL */
-    uint64_t hash;
-    uint8_t salt[32], key[32];
-    struct engine_features *features; /* NULL exactly when EMPTY or LOADING */
-    uint64_t bytes;                   /* as last counted: the engine frees scratch when the encode ends */
-    uint32_t holders;
-    enum feature_state state;
-    bool private;
-};
-
-struct entry_list {
-    struct feature_entry *head, *tail;
-    uint64_t count;
-};
-
-struct feature_cache {
-    struct engine *engine;
-    uint64_t bytes_max, seed;
-    struct feature_entry **buckets; /* [bucket_count] */
-    uint64_t bucket_count;
-    struct entry_list idle; /* oldest first */
-    struct entry_list privates;
-    features_keep *keep; /* NULL: none */
-    void *keep_arg;
-    struct features_stats st; /* `idle` is filled in by features_stats */
-};
-
 static uint64_t hash_of(const struct feature_cache *c, const uint8_t salt[32], const uint8_t key[32])
 {
     return hash_mix_bytes(hash_mix_bytes(hash_mix(c->seed), salt, 32), key, 32);
-}
-
-static void list_append(struct entry_list *l, struct feature_entry *f)
-{
-    f->prev = l->tail;
-    f->next = NULL;
-    if (l->tail) l->tail->next = f;
-    else l->head = f;
-    l->tail = f;
-    l->count++;
-}
-
-static void list_remove(struct entry_list *l, struct feature_entry *f)
-{
-    if (f->prev) f->prev->next = f->next;
-    else l->head = f->next;
-    if (f->next) f->next->prev = f->prev;
-    else l->tail = f->prev;
-    f->prev = f->next = NULL;
-    l->count--;
-}
-
-static struct feature_entry **bucket_of(const struct feature_cache *c, uint64_t hash)
-{
-    return &c->buckets[hash & (c->bucket_count - 1)];
-}
-
-/* Without memory the chains just get longer. */
-static void grow(struct feature_cache *c)
-{
-    uint64_t count = c->bucket_count * 2, old = c->bucket_count;
-    struct feature_entry **buckets = calloc(count, sizeof(struct feature_entry *)), **was = c->buckets;
-    if (!buckets) return;
-    c->buckets = buckets;
-    c->bucket_count = count;
-    for (uint64_t i = 0; i < old; i++) {
-        for (struct feature_entry *f = was[i], *next; f; f = next) {
-            struct feature_entry **at = bucket_of(c, f->hash);
-            next = f->chain;
-            f->chain = *at;
-            *at = f;
-        }
-    }
-    free(was);
 }
 
 enum status features_create(struct engine *e, uint64_t bytes_max, uint64_t seed, struct feature_cache **out,
                             struct err *err)
 {
     struct feature_cache *c = calloc(1, sizeof *c);
-    if (c) c->buckets = calloc(BUCKETS_MIN, sizeof(struct feature_entry *));
-    if (!c || !c->buckets) {
+    if (!c || !hash_create(&c->table, BUCKETS_MIN)) {
         free(c);
         return err_nomem(err, "the table of image features");
     }
     c->engine = e;
     c->bytes_max = bytes_max;
     c->seed = seed;
-    c->bucket_count = BUCKETS_MIN;
     *out = c;
     return ST_OK;
 }
@@ -123,11 +49,7 @@ static void make_empty(struct feature_cache *c, struct feature_entry *f)
 static void drop(struct feature_cache *c, struct feature_entry *f)
 {
     ASSERT_CMP(f->holders, ==, 0);
-    if (!f->private) {
-        struct feature_entry **at = bucket_of(c, f->hash);
-        while (*at != f) at = &(*at)->chain;
-        *at = f->chain;
-    }
+    if (!f->private) hash_remove(&c->table, &f->link);
     if (f->features) make_empty(c, f);
     c->st.entries--;
     free(f);
@@ -137,7 +59,7 @@ static void evict(struct feature_cache *c, uint64_t bytes_max)
 {
     while (c->st.bytes > bytes_max && c->idle.head) {
         struct feature_entry *f = c->idle.head;
-        list_remove(&c->idle, f);
+        LIST_UNLINK(&c->idle, f);
         if (c->keep) c->keep(c->keep_arg, f->salt, f->key, f->features);
         drop(c, f);
         c->st.evictions++;
@@ -148,7 +70,7 @@ void features_reset(struct feature_cache *c)
 {
     while (c->idle.head) {
         struct feature_entry *f = c->idle.head;
-        list_remove(&c->idle, f);
+        LIST_UNLINK(&c->idle, f);
         drop(c, f);
     }
 }
@@ -158,42 +80,30 @@ void features_destroy(struct feature_cache *c)
     if (!c) return;
     features_reset(c);
     ASSERT_CMP(c->st.entries, ==, 0); /* an entry still has holders */
-    free(c->buckets);
+    free(c->table.buckets);
     free(c);
-}
-
-static struct feature_entry *find(const struct feature_cache *c, uint64_t hash, const uint8_t salt[32],
-                                  const uint8_t key[32])
-{
-    struct feature_entry *f = *bucket_of(c, hash);
-    while (f && (f->hash != hash || memcmp(f->key, key, 32) != 0 || memcmp(f->salt, salt, 32) != 0))
-        f = f->chain;
-    return f;
 }
 
 struct feature_entry *features_find(const struct feature_cache *c, const uint8_t salt[32],
                                     const uint8_t key[32])
 {
-    return find(c, hash_of(c, salt, key), salt, key);
+    struct feature_entry *f = hash_first(&c->table, hash_of(c, salt, key));
+    while (f && (memcmp(f->key, key, 32) != 0 || memcmp(f->salt, salt, 32) != 0)) f = hash_next(f);
+    return f;
 }
 
 struct feature_entry *features_get(struct feature_cache *c, const uint8_t salt[32], const uint8_t key[32])
 {
-    uint64_t hash = hash_of(c, salt, key);
-    struct feature_entry *f = find(c, hash, salt, key);
+    struct feature_entry *f = features_find(c, salt, key);
     if (f) {
         c->st.hits++;
-        if (f->holders == 0) list_remove(&c->idle, f);
+        if (f->holders == 0) LIST_UNLINK(&c->idle, f);
     } else {
         f = calloc(1, sizeof *f);
         if (!f) return NULL;
-        f->hash = hash;
         memcpy(f->salt, salt, 32);
         memcpy(f->key, key, 32);
-        if (c->st.entries >= c->bucket_count) grow(c);
-        struct feature_entry **at = bucket_of(c, hash);
-        f->chain = *at;
-        *at = f;
+        hash_insert(&c->table, &f->link, hash_of(c, salt, key));
         c->st.entries++;
     }
     c->st.queries++;
@@ -208,7 +118,7 @@ struct feature_entry *features_get_private(struct feature_cache *c)
     if (!f) return NULL;
     f->private = true;
     f->holders = 1;
-    list_append(&c->privates, f);
+    LIST_LINK(&c->privates, c->privates.tail, f);
     c->st.entries++;
     c->st.holds++;
     return f;
@@ -219,12 +129,12 @@ void features_release(struct feature_cache *c, struct feature_entry *f)
     ASSERT_CMP(f->holders, >, 0);
     c->st.holds--;
     if (--f->holders > 0) return;
-    if (f->private) list_remove(&c->privates, f);
+    if (f->private) LIST_UNLINK(&c->privates, f);
     if (f->private || f->state != FEATURES_DONE) {
         drop(c, f);
         return;
     }
-    list_append(&c->idle, f);
+    LIST_LINK(&c->idle, c->idle.tail, f);
     evict(c, c->bytes_max);
 }
 
@@ -283,7 +193,7 @@ void features_load(struct feature_cache *c, struct feature_entry *f)
     c->st.holds++;
 }
 
-void features_loaded(struct feature_cache *c, struct feature_entry *f, const void *host, size_t bytes)
+bool features_loaded(struct feature_cache *c, struct feature_entry *f, const void *host, size_t bytes)
 {
     struct err err;
     ASSERT(f->state == FEATURES_LOADING && f->holders > 0);
@@ -292,6 +202,7 @@ void features_loaded(struct feature_cache *c, struct feature_entry *f, const voi
     count_bytes(c, f);
     evict(c, c->bytes_max);
     features_release(c, f);
+    return ok;
 }
 
 void features_set_sink(struct feature_cache *c, features_keep *keep, void *arg)
@@ -309,51 +220,4 @@ void features_keep_all(struct feature_cache *c)
 void features_stats(const struct feature_cache *c, struct features_stats *out)
 {
     *out = c->st;
-    out->idle = c->idle.count;
-}
-
-static void check_entry(const struct feature_entry *f)
-{
-    ASSERT((f->features == NULL) == (f->state == FEATURES_EMPTY || f->state == FEATURES_LOADING));
-    ASSERT_CMP(f->bytes, ==, f->features ? engine_features_bytes(f->features) : 0);
-    ASSERT(f->holders > 0 || (f->state == FEATURES_DONE && !f->private));
-}
-
-void features_check(const struct feature_cache *c)
-{
-    uint64_t entries = 0, idle = 0, holds = 0, bytes = 0;
-    for (uint64_t i = 0; i < c->bucket_count; i++) {
-        for (const struct feature_entry *f = c->buckets[i]; f; f = f->chain) {
-            check_entry(f);
-            ASSERT(!f->private);
-            ASSERT_CMP(f->hash & (c->bucket_count - 1), ==, i);
-            ASSERT(features_find(c, f->salt, f->key) == f);
-            entries++;
-            holds += f->holders;
-            bytes += f->bytes;
-            idle += f->holders == 0;
-        }
-    }
-    for (const struct feature_entry *f = c->privates.head; f; f = f->next) {
-        check_entry(f);
-        ASSERT(f->private);
-        ASSERT_CMP(f->holders, ==, 1);
-        entries++;
-        holds++;
-        bytes += f->bytes;
-    }
-    uint64_t listed = 0;
-    const struct feature_entry *last = NULL;
-    for (const struct feature_entry *f = c->idle.head; f; last = f, f = f->next, listed++) {
-        ASSERT_CMP(f->holders, ==, 0);
-        ASSERT(f->prev == last);
-    }
-    ASSERT(c->idle.tail == last);
-    ASSERT_CMP(listed, ==, c->idle.count);
-    ASSERT_CMP(idle, ==, listed);
-    ASSERT_CMP(entries, ==, c->st.entries);
-    ASSERT_CMP(holds, ==, c->st.holds);
-    ASSERT_CMP(bytes, ==, c->st.bytes);
-    ASSERT(bytes <= c->bytes_max || idle == 0);
-    ASSERT_CMP(c->st.hits, <=, c->st.queries);
 }

@@ -16,18 +16,53 @@
 
 #include "config/base/status.h"
 #include "engine/engine.h"
+#include "scheduler/cache/hash_table.h"
 
 #include <stdbool.h>
 #include <stdint.h>
-
-struct feature_cache;
-struct feature_entry;
 
 enum feature_state {
     FEATURES_EMPTY = 0, /* only a key: its pixels are needed */
     FEATURES_ENCODING,
     FEATURES_LOADING, /* on their way from a lower tier */
     FEATURES_DONE,
+};
+
+typedef void features_keep(void *arg, const uint8_t salt[32], const uint8_t key[32],
+                           const struct engine_features *f);
+struct features_stats {
+    uint64_t queries, hits;
+    uint64_t evictions; /* idle entries evicted because of the limit or for memory; a reset does not count */
+    uint64_t bytes;     /* of all entries, idle or not */
+    uint64_t entries;
+    uint64_t holds; /* holders of all entries */
+};
+
+/* The table; for feature_cache.c and tests/lib. */
+struct feature_entry {
+    struct hash_link link;             /* but private ones */
+    struct feature_entry *prev, *next; /* list of idle ones, or of private ones; neither: both NULL */
+    uint8_t salt[32], key[32];
+    struct engine_features *features; /* NULL exactly when EMPTY or LOADING */
+    uint64_t bytes;                   /* as last counted: the engine frees scratch when the encode ends */
+    uint32_t holders;
+    enum feature_state state;
+    bool private;
+};
+
+struct entry_list {
+    struct feature_entry *head, *tail;
+};
+
+struct feature_cache {
+    struct engine *engine;
+    uint64_t bytes_max, seed;
+    struct hash_table table;
+    struct entry_list idle; /* oldest first */
+    struct entry_list privates;
+    features_keep *keep; /* NULL: none */
+    void *keep_arg;
+    struct features_stats st;
 };
 
 /* The engine is borrowed and must outlive the cache. bytes_max 0: nothing idle is kept, live sequences still
@@ -61,26 +96,16 @@ enum status features_begin(struct feature_cache *c, struct feature_entry *f, con
 enum status features_encode(struct feature_cache *c, struct feature_entry *f, uint32_t layers,
                             struct err *err) KV_MUST_CHECK;
 
-/* EMPTY -> LOADING, and adds a holder; loaded, with a copy (engine_features_read) or NULL, releases it. */
+/* EMPTY -> LOADING, and adds a holder; loaded, with a copy (engine_features_read) or NULL, releases it.
+ * False: it is EMPTY again. */
 void features_load(struct feature_cache *c, struct feature_entry *f);
-void features_loaded(struct feature_cache *c, struct feature_entry *f, const void *host, size_t bytes);
+bool features_loaded(struct feature_cache *c, struct feature_entry *f, const void *host, size_t bytes);
 /* From now on `keep` receives what is evicted. */
-typedef void features_keep(void *arg, const uint8_t salt[32], const uint8_t key[32],
-                           const struct engine_features *f);
 void features_set_sink(struct feature_cache *c, features_keep *keep, void *arg);
 void features_keep_all(struct feature_cache *c); /* gives all idle entries to it, and keeps them */
 
 void features_reset(struct feature_cache *c); /* drops idle entries; the sink gets nothing */
 
-struct features_stats {
-    uint64_t queries, hits;
-    uint64_t evictions; /* idle entries evicted because of the limit or for memory; a reset does not count */
-    uint64_t bytes;     /* of all entries, idle or not */
-    uint64_t entries, idle;
-    uint64_t holds; /* holders of all entries */
-};
 void features_stats(const struct feature_cache *c, struct features_stats *out);
-/* Walks everything; aborts when a chain, the list, a count or the bound is broken. */
-void features_check(const struct feature_cache *c);
 
 #endif

@@ -2,61 +2,14 @@
 #include "scheduler/cache/kv_blocks.h"
 
 #include "config/base/assert.h"
+#include "config/base/list.h"
 
 #include <stdlib.h>
 
-#define NO_SLAB  UINT32_MAX
-#define NO_GROUP UINT8_MAX
-#define FREE     UINT32_MAX
 /* A slab should be small: memory moves between groups only when a whole one is empty, and the prefix cache's
  * blocks are scattered. One of the largest blocks is best, unless the other groups' blocks don't divide it:
  * then enough to waste less than WASTE_MAX of it. */
 enum { SLABS_WANTED = 64, BLOCKS_PER_SLAB_MAX = 8, WASTE_MAX_PERCENT = 2 };
-
-struct slab {
-    uint32_t prev, next; /* list of its group's slabs that have a free block, or the list of free slabs */
-    uint32_t used;       /* blocks with holders */
-    uint32_t live;       /* of these held by sequences */
-    uint32_t fresh;      /* blocks [fresh, per_slab) were never handed out since the slab was assigned */
-    uint32_t free_head; /* chain of returned blocks: index + 1, 0 = none; links are kept in `live` of the free
-                           blocks */
-    uint8_t group;
-};
-
-struct kv_blocks {
-    uint32_t group_count;
-    uint32_t block_grains[ENGINE_GROUPS_MAX];
-    uint32_t per_slab[ENGINE_GROUPS_MAX];
-    uint32_t partial[ENGINE_GROUPS_MAX]; /* head of the list of slabs with a free block */
-    uint64_t used_blocks[ENGINE_GROUPS_MAX], live_blocks[ENGINE_GROUPS_MAX];
-    uint32_t slabs_held[ENGINE_GROUPS_MAX], slabs_idle[ENGINE_GROUPS_MAX]; /* idle: has cached blocks only */
-    uint32_t slab_grains, slab_count, free_slabs, free_head, refs_per_slab;
-    struct slab *slabs;
-    uint32_t *live;   /* [slab_count * refs_per_slab]: sequences that hold the block; link of a free one */
-    uint32_t *cached; /* the same shape: how often the prefix cache holds it; FREE */
-};
-
-static uint32_t min_u32(uint32_t a, uint32_t b)
-{
-    return a < b ? a : b;
-}
-
-static void list_push(struct kv_blocks *k, uint32_t *head, uint32_t s)
-{
-    k->slabs[s].prev = NO_SLAB;
-    k->slabs[s].next = *head;
-    if (*head != NO_SLAB) k->slabs[*head].prev = s;
-    *head = s;
-}
-
-static void list_remove(struct kv_blocks *k, uint32_t *head, uint32_t s)
-{
-    struct slab *b = &k->slabs[s];
-    if (b->prev != NO_SLAB) k->slabs[b->prev].next = b->next;
-    else *head = b->next;
-    if (b->next != NO_SLAB) k->slabs[b->next].prev = b->prev;
-    b->prev = b->next = NO_SLAB;
-}
 
 /* Largest blocks per slab; see above. */
 static uint64_t slab_blocks(const struct engine_caps *caps, uint64_t grains, uint32_t largest)
@@ -111,12 +64,10 @@ enum status kvb_create(const struct engine_caps *caps, struct kv_blocks **out, s
     for (uint32_t g = 0; g < k->group_count; g++) {
         k->block_grains[g] = caps->groups[g].block_grains;
         k->per_slab[g] = k->slab_grains / k->block_grains[g];
-        k->partial[g] = NO_SLAB;
     }
-    k->free_head = NO_SLAB;
     for (uint32_t s = k->slab_count; s-- > 0;) {
-        k->slabs[s].group = NO_GROUP;
-        list_push(k, &k->free_head, s);
+        k->slabs[s].group = KVB_NO_GROUP;
+        LIST_LINK(&k->free, NULL, &k->slabs[s]);
     }
     k->free_slabs = k->slab_count;
     *out = k;
@@ -132,13 +83,17 @@ void kvb_destroy(struct kv_blocks *k)
     free(k);
 }
 
+/* Slabs for what is needed of a group beyond `have` blocks. */
+static uint64_t slabs_for(const struct kv_blocks *k, uint32_t g, uint64_t need, uint64_t have)
+{
+    return need > have ? (need - have + k->per_slab[g] - 1) / k->per_slab[g] : 0;
+}
+
 bool kvb_can_allocate(const struct kv_blocks *k, const uint32_t need[ENGINE_GROUPS_MAX])
 {
     uint64_t slabs = 0;
-    for (uint32_t g = 0; g < k->group_count; g++) {
-        uint64_t have = (uint64_t)k->slabs_held[g] * k->per_slab[g] - k->used_blocks[g];
-        if (need[g] > have) slabs += (need[g] - have + k->per_slab[g] - 1) / k->per_slab[g];
-    }
+    for (uint32_t g = 0; g < k->group_count; g++)
+        slabs += slabs_for(k, g, need[g], (uint64_t)k->slabs_held[g] * k->per_slab[g] - k->used_blocks[g]);
     return slabs <= k->free_slabs;
 }
 
@@ -147,8 +102,8 @@ bool kvb_can_reclaim(const struct kv_blocks *k, const uint32_t need[ENGINE_GROUP
     uint64_t slabs = 0, idle = 0;
     for (uint32_t g = 0; g < k->group_count; g++) {
         /* All live blocks are in slabs that are not idle. */
-        uint64_t have = (uint64_t)(k->slabs_held[g] - k->slabs_idle[g]) * k->per_slab[g] - k->live_blocks[g];
-        if (need[g] > have) slabs += (need[g] - have + k->per_slab[g] - 1) / k->per_slab[g];
+        uint64_t live = (uint64_t)(k->slabs_held[g] - k->slabs_idle[g]) * k->per_slab[g];
+        slabs += slabs_for(k, g, need[g], live - k->live_blocks[g]);
         idle += k->slabs_idle[g];
     }
     return slabs <= k->free_slabs + idle;
@@ -157,26 +112,25 @@ bool kvb_can_reclaim(const struct kv_blocks *k, const uint32_t need[ENGINE_GROUP
 bool kvb_could_ever_allocate(const struct kv_blocks *k, const uint32_t need[ENGINE_GROUPS_MAX])
 {
     uint64_t slabs = 0;
-    for (uint32_t g = 0; g < k->group_count; g++)
-        slabs += ((uint64_t)need[g] + k->per_slab[g] - 1) / k->per_slab[g];
+    for (uint32_t g = 0; g < k->group_count; g++) slabs += slabs_for(k, g, need[g], 0);
     return slabs <= k->slab_count;
 }
 
 uint32_t kvb_allocate(struct kv_blocks *k, uint32_t group)
 {
     ASSERT_CMP(group, <, k->group_count);
-    uint32_t s = k->partial[group];
-    if (s == NO_SLAB) {
-        s = k->free_head;
-        if (s == NO_SLAB) return ENGINE_NO_BLOCK;
-        list_remove(k, &k->free_head, s);
+    struct slab *b = k->partial[group].head;
+    if (!b) {
+        b = k->free.head;
+        if (!b) return ENGINE_NO_BLOCK;
+        LIST_UNLINK(&k->free, b);
         k->free_slabs--;
-        k->slabs[s] = (struct slab){.prev = NO_SLAB, .next = NO_SLAB, .group = (uint8_t)group};
+        *b = (struct slab){.group = (uint8_t)group};
         k->slabs_held[group]++;
         k->slabs_idle[group]++;
-        list_push(k, &k->partial[group], s);
+        LIST_LINK(&k->partial[group], NULL, b);
     }
-    struct slab *b = &k->slabs[s];
+    uint32_t s = (uint32_t)(b - k->slabs);
     size_t at = (size_t)s * k->refs_per_slab;
     uint32_t idx;
     if (b->free_head) {
@@ -185,7 +139,7 @@ uint32_t kvb_allocate(struct kv_blocks *k, uint32_t group)
     } else {
         idx = b->fresh++;
     }
-    ASSERT_MSG(idx < k->per_slab[group] && (idx + 1 == b->fresh || k->cached[at + idx] == FREE),
+    ASSERT_MSG(idx < k->per_slab[group] && (idx + 1 == b->fresh || k->cached[at + idx] == KVB_FREE),
                "block %u of slab %u, group %u, is allocated and not free", idx, s, group);
     k->live[at + idx] = 1;
     k->cached[at + idx] = 0;
@@ -193,7 +147,7 @@ uint32_t kvb_allocate(struct kv_blocks *k, uint32_t group)
     b->used++;
     k->used_blocks[group]++;
     k->live_blocks[group]++;
-    if (b->used == k->per_slab[group]) list_remove(k, &k->partial[group], s);
+    if (b->used == k->per_slab[group]) LIST_UNLINK(&k->partial[group], b);
     return s * k->slab_grains + idx * k->block_grains[group];
 }
 
@@ -207,8 +161,8 @@ static size_t find(const struct kv_blocks *k, uint32_t group, uint32_t block_off
     *slab = s;
     *idx = in / k->block_grains[group];
     size_t at = (size_t)s * k->refs_per_slab + *idx;
-    ASSERT_MSG(*idx < k->slabs[s].fresh && k->cached[at] != FREE, "the block of group %u at unit %u is free",
-               group, block_offset);
+    ASSERT_MSG(*idx < k->slabs[s].fresh && k->cached[at] != KVB_FREE,
+               "the block of group %u at unit %u is free", group, block_offset);
     return at;
 }
 
@@ -216,7 +170,7 @@ void kvb_acquire(struct kv_blocks *k, uint32_t group, uint32_t block_offset, enu
 {
     uint32_t s, idx;
     size_t at = find(k, group, block_offset, &s, &idx);
-    ASSERT(k->live[at] < UINT32_MAX && k->cached[at] < FREE - 1);
+    ASSERT(k->live[at] < UINT32_MAX && k->cached[at] < KVB_FREE - 1);
     if (who == KVB_CACHED) {
         k->cached[at]++;
     } else if (k->live[at]++ == 0) {
@@ -230,17 +184,17 @@ static void give_back(struct kv_blocks *k, uint32_t group, uint32_t s, uint32_t 
     struct slab *b = &k->slabs[s];
     bool was_full = b->used == k->per_slab[group];
     k->live[(size_t)s * k->refs_per_slab + idx] = b->free_head;
-    k->cached[(size_t)s * k->refs_per_slab + idx] = FREE;
+    k->cached[(size_t)s * k->refs_per_slab + idx] = KVB_FREE;
     b->free_head = idx + 1;
     b->used--;
     k->used_blocks[group]--;
-    if (was_full) list_push(k, &k->partial[group], s);
+    if (was_full) LIST_LINK(&k->partial[group], NULL, b);
     if (b->used == 0) {
-        list_remove(k, &k->partial[group], s);
-        b->group = NO_GROUP;
+        LIST_UNLINK(&k->partial[group], b);
+        b->group = KVB_NO_GROUP;
         k->slabs_held[group]--;
         k->slabs_idle[group]--;
-        list_push(k, &k->free_head, s);
+        LIST_LINK(&k->free, NULL, b);
         k->free_slabs++;
     }
 }
@@ -268,77 +222,9 @@ uint32_t kvb_references(const struct kv_blocks *k, uint32_t group, uint32_t bloc
     return who == KVB_CACHED ? k->cached[at] : k->live[at];
 }
 
-uint64_t kvb_used_blocks(const struct kv_blocks *k, uint32_t group)
-{
-    return k->used_blocks[group];
-}
-
-uint64_t kvb_live_blocks(const struct kv_blocks *k, uint32_t group)
-{
-    return k->live_blocks[group];
-}
-
 uint64_t kvb_used_grains(const struct kv_blocks *k)
 {
     uint64_t n = 0;
     for (uint32_t g = 0; g < k->group_count; g++) n += k->used_blocks[g] * k->block_grains[g];
     return n;
-}
-
-/* Marks the slab's free blocks in `is_free`; counts them. */
-static uint32_t walk_free(const struct kv_blocks *k, uint32_t s, bool *is_free)
-{
-    const struct slab *b = &k->slabs[s];
-    const uint32_t *live = k->live + (size_t)s * k->refs_per_slab;
-    uint32_t per = k->per_slab[b->group], chain = 0;
-    for (uint32_t i = 0; i < per; i++) is_free[i] = i >= b->fresh;
-    for (uint32_t i = b->free_head; i; i = live[i - 1]) {
-        ASSERT_CMP(++chain, <=, per);
-        ASSERT(!is_free[i - 1]);
-        is_free[i - 1] = true;
-    }
-    return chain + (per - b->fresh);
-}
-
-void kvb_check(const struct kv_blocks *k)
-{
-    uint64_t used[ENGINE_GROUPS_MAX] = {0}, live[ENGINE_GROUPS_MAX] = {0};
-    uint32_t held[ENGINE_GROUPS_MAX] = {0}, idle[ENGINE_GROUPS_MAX] = {0}, partial[ENGINE_GROUPS_MAX] = {0},
-             free_slabs = 0;
-    bool *is_free = calloc(k->refs_per_slab, sizeof *is_free);
-    ASSERT(is_free);
-    for (uint32_t s = 0; s < k->slab_count; s++) {
-        const struct slab *b = &k->slabs[s];
-        if (b->group == NO_GROUP) {
-            free_slabs++;
-            continue;
-        }
-        uint32_t alive = 0;
-        ASSERT(b->used > 0 && b->used <= k->per_slab[b->group]);
-        ASSERT_CMP(b->used + walk_free(k, s, is_free), ==, k->per_slab[b->group]);
-        for (uint32_t i = 0; i < k->per_slab[b->group]; i++) {
-            size_t at = (size_t)s * k->refs_per_slab + i;
-            if (is_free[i]) continue;
-            ASSERT(k->live[at] + k->cached[at] > 0);
-            if (k->live[at]) alive++;
-        }
-        ASSERT_CMP(alive, ==, b->live);
-        held[b->group]++;
-        used[b->group] += b->used;
-        live[b->group] += b->live;
-        if (b->live == 0) idle[b->group]++;
-        if (b->used < k->per_slab[b->group]) partial[b->group]++;
-    }
-    free(is_free);
-    ASSERT_CMP(free_slabs, ==, k->free_slabs);
-    for (uint32_t g = 0; g < k->group_count; g++) {
-        ASSERT_CMP(used[g], ==, k->used_blocks[g]);
-        ASSERT_CMP(live[g], ==, k->live_blocks[g]);
-        ASSERT_CMP(held[g], ==, k->slabs_held[g]);
-        ASSERT_CMP(idle[g], ==, k->slabs_idle[g]);
-        uint32_t n = 0;
-        for (uint32_t s = k->partial[g]; s != NO_SLAB; s = k->slabs[s].next)
-            ASSERT_CMP(++n, <=, min_u32(held[g], k->slab_count));
-        ASSERT_CMP(n, ==, partial[g]);
-    }
 }

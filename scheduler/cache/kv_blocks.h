@@ -23,7 +23,36 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-struct kv_blocks;
+/* The arena; for kv_blocks.c and tests/lib. */
+#define KVB_NO_GROUP UINT8_MAX
+#define KVB_FREE     UINT32_MAX
+struct slab {
+    struct slab *prev,
+        *next;          /* list of its group's slabs that have a free block, or the list of free slabs */
+    uint32_t used;      /* blocks with holders */
+    uint32_t live;      /* of these held by sequences */
+    uint32_t fresh;     /* blocks [fresh, per_slab) were never handed out since the slab was assigned */
+    uint32_t free_head; /* chain of returned blocks: index + 1, 0 = none; links are kept in `live` of the free
+                           blocks */
+    uint8_t group;
+};
+
+struct slab_list {
+    struct slab *head, *tail;
+};
+
+struct kv_blocks {
+    uint32_t group_count;
+    uint32_t block_grains[ENGINE_GROUPS_MAX];
+    uint32_t per_slab[ENGINE_GROUPS_MAX];
+    struct slab_list free, partial[ENGINE_GROUPS_MAX]; /* partial: those of the group with a free block */
+    uint64_t used_blocks[ENGINE_GROUPS_MAX], live_blocks[ENGINE_GROUPS_MAX]; /* used: live + cached */
+    uint32_t slabs_held[ENGINE_GROUPS_MAX], slabs_idle[ENGINE_GROUPS_MAX]; /* idle: has cached blocks only */
+    uint32_t slab_grains, slab_count, free_slabs, refs_per_slab;
+    struct slab *slabs;
+    uint32_t *live;   /* [slab_count * refs_per_slab]: sequences that hold the block; link of a free one */
+    uint32_t *cached; /* the same shape: how often the prefix cache holds it; KVB_FREE */
+};
 
 enum status kvb_create(const struct engine_caps *caps, struct kv_blocks **out, struct err *err) KV_MUST_CHECK;
 void kvb_destroy(struct kv_blocks *k);
@@ -45,10 +74,6 @@ void kvb_release(struct kv_blocks *k, uint32_t group, uint32_t block_offset,
 uint32_t kvb_references(const struct kv_blocks *k, uint32_t group, uint32_t block_offset,
                         enum kvb_holder who);
 
-uint64_t kvb_used_blocks(const struct kv_blocks *k, uint32_t group); /* live + cached */
-uint64_t kvb_live_blocks(const struct kv_blocks *k, uint32_t group);
 uint64_t kvb_used_grains(const struct kv_blocks *k);
-/* Walks everything; aborts when free + cached + live != total, a count is off or a list is broken. */
-void kvb_check(const struct kv_blocks *k);
 
 #endif

@@ -31,10 +31,8 @@ enum status radix_create(const struct engine_caps *caps, struct kv_blocks *block
         if (c->states_most < two) c->states_most = two;
     }
     c->next_id = 1;
-    c->bucket_count = BUCKETS_FIRST;
-    c->buckets = calloc(c->bucket_count, sizeof(struct radix_node *));
     c->ghosts = calloc(GHOST_COUNT, sizeof *c->ghosts);
-    if (!c->buckets || !c->ghosts || !radix__heaps_reserve(c, 1)) {
+    if (!hash_create(&c->children, BUCKETS_FIRST) || !c->ghosts || !radix__heaps_reserve(c, 1)) {
         radix_destroy(c);
         return err_nomem(err, "the prefix cache");
     }
@@ -62,7 +60,7 @@ void radix_destroy(struct radix_cache *c)
     free(c->announced.images);
     free(c->path.tokens);
     free(c->path.spans);
-    free(c->buckets);
+    free(c->children.buckets);
     free(c->ghosts);
     free(c);
 }
@@ -108,11 +106,11 @@ static void collect(struct radix_cache *c, const struct radix_node *n, uint32_t 
             c->scratch[g][i] = block_offset;
             c->valid_to[g][i] = block_offset == ENGINE_NO_BLOCK ? i * c->bt : block_end < to ? block_end : to;
         }
-        for (uint32_t k = 0; k < n->tail_count[g]; k++) {
-            uint32_t i = n->tail_first[g] + k, block_end = (i + 1) * c->bt,
+        for (uint32_t k = 0; k < n->tail[g].count; k++) {
+            uint32_t i = n->tail[g].first + k, block_end = (i + 1) * c->bt,
                      valid = block_end < to ? block_end : to;
             if (i * c->bt >= to || c->valid_to[g][i] >= valid) continue;
-            c->scratch[g][i] = n->tail[g][k];
+            c->scratch[g][i] = n->tail[g].block_offsets[k];
             c->valid_to[g][i] = valid;
         }
     }
@@ -122,16 +120,16 @@ static void collect(struct radix_cache *c, const struct radix_node *n, uint32_t 
  * anywhere: the rest is computed in one chunk, and its rows see the cached keys. */
 static uint32_t floor_whole(const struct radix_view *v, uint32_t p, uint32_t equal)
 {
-    uint32_t m = radix__span_at(v, p);
+    uint32_t m = radix_span_at(v->spans, v->span_count, p);
     if (m == v->span_count || !span_cut(&v->spans[m], p)) return p;
     return v->spans[m].rule == SPAN_PREFIX_LM && v->spans[m].atomic_end <= equal ? p
                                                                                  : v->spans[m].atomic_begin;
 }
 
 /* End of the prefix-LM prefix; 0: none. */
-static uint32_t atomic_end(const struct radix_view *v)
+static uint32_t atomic_end(const struct prompt_span *spans, uint32_t count)
 {
-    return v->span_count && v->spans[0].rule == SPAN_PREFIX_LM ? v->spans[0].atomic_end : 0;
+    return count && spans[0].rule == SPAN_PREFIX_LM ? spans[0].atomic_end : 0;
 }
 
 /* Where a view's states are: those of the path to `node`, where the walk ended, and the lower tier's. */
@@ -168,7 +166,8 @@ static uint32_t longest_valid(const struct radix_cache *c, const struct radix_vi
 {
     p = floor_saved(c, v, at, p);
     for (uint32_t g = 0; g < c->caps.group_count;) {
-        uint32_t first, count = radix__window(c, g, p, atomic_end(v), &first), bad = ENGINE_NO_BLOCK;
+        uint32_t first, count = radix__window(c, g, p, atomic_end(v->spans, v->span_count), &first),
+                        bad = ENGINE_NO_BLOCK;
         for (uint32_t i = first + count; i-- > first;) {
             uint32_t want = (i + 1) * c->bt < p ? (i + 1) * c->bt : p;
             if (c->valid_to[g][i] >= want) continue;
@@ -203,14 +202,14 @@ static void collect_lower(struct radix_cache *c, uint32_t pos, const struct radi
 static enum cache_stop why_stopped(const struct radix_cache *c, const struct radix_node *n,
                                    const struct radix_view *v, uint32_t pos, uint64_t hash)
 {
-    uint32_t m = radix__span_at(v, pos);
-    bool ours = m < v->span_count && v->spans[m].begin <= pos, whole = pos < atomic_end(v);
+    bool ours = radix__span(radix__of_view(v), pos), whole = pos < atomic_end(v->spans, v->span_count);
     if (pos < n->end && whole) return CACHE_STOP_PROMPT;
-    if (pos < n->end) return ours || radix__in_span(n, pos) ? CACHE_STOP_IMAGE : CACHE_STOP_TOKEN;
+    if (pos < n->end)
+        return ours || radix__span(radix__of_node(n), pos) ? CACHE_STOP_IMAGE : CACHE_STOP_TOKEN;
     if (c->ghosts[hash % GHOST_COUNT] == hash) return CACHE_STOP_EVICTED;
     if (!n->child) return n->root ? CACHE_STOP_SALT : CACHE_STOP_END;
     if (whole) return CACHE_STOP_PROMPT;
-    return ours || radix__in_span(n->child, pos) ? CACHE_STOP_IMAGE : CACHE_STOP_TOKEN;
+    return ours || radix__span(radix__of_node(n->child), pos) ? CACHE_STOP_IMAGE : CACHE_STOP_TOKEN;
 }
 
 bool radix_match(struct radix_cache *c, const struct radix_view *v, uint32_t limit,
@@ -254,40 +253,14 @@ bool radix_match(struct radix_cache *c, const struct radix_view *v, uint32_t lim
         hit->evicted |= n->state_gone && n->end <= whole;
     hit->node = n;
     for (uint32_t g = 0; g < c->caps.group_count; g++) {
-        uint32_t first, count = radix__window(c, g, hit->length, atomic_end(v), &first);
+        uint32_t first, count = radix__window(c, g, hit->length, atomic_end(v->spans, v->span_count), &first);
         hit->tables[g] =
-            (struct radix_table){.block_offsets = c->scratch[g], .first = first, .end = first + count};
+            (struct block_table){.block_offsets = c->scratch[g], .first = first, .end = first + count};
     }
     if (radix__recurrent(c) && hit->length)
         hit->tables[c->state_group] =
-            (struct radix_table){.block_offsets = n->end == hit->length ? &n->state : &c->no_state, .end = 1};
+            (struct block_table){.block_offsets = n->end == hit->length ? &n->state : &c->no_state, .end = 1};
     return true;
-}
-
-uint32_t radix_common(const struct radix_view *a, const struct radix_view *b, uint32_t limit)
-{
-    uint32_t pos = 0, m = 0; /* while all is equal, both sides have the same image indices */
-    if (memcmp(a->salt, b->salt, 32) != 0) return 0;
-    while (pos < limit) {
-        const struct prompt_span *x = m < a->span_count ? &a->spans[m] : NULL,
-                                 *y = m < b->span_count ? &b->spans[m] : NULL;
-        if ((x && x->begin <= pos) || (y && y->begin <= pos)) {
-            bool equal = x && y && x->begin == y->begin && x->end == y->end &&
-                         x->mrope_delta == y->mrope_delta && prompt_grid_equal(&x->grid, &y->grid) &&
-                         memcmp(span_identity(x), span_identity(y), sizeof x->key) == 0 &&
-                         !radix__doubtful(x);
-            if (!equal || (x->atomic_end > limit && x->rule != SPAN_PREFIX_LM)) break;
-            pos = x->end < limit ? x->end : limit;
-            m++;
-            continue;
-        }
-        uint32_t end = limit;
-        if (x && x->begin < end) end = x->begin;
-        if (y && y->begin < end) end = y->begin;
-        while (pos < end && a->tokens[pos] == b->tokens[pos]) pos++;
-        if (pos < end) break;
-    }
-    return pos;
 }
 
 /* ---- pins ---- */
@@ -316,23 +289,22 @@ void radix_unpin(struct radix_cache *c, struct radix_pin *pin)
     root_gone(c, n);
 }
 
-/* Blocks [first, end) of group g that cover [n->end - w + 1 - more, n->end), into `block_offsets`; false: one
- * of them is gone, or out of memory. */
-static bool find_tail(struct radix_cache *c, const struct radix_node *n, uint32_t g, uint32_t more,
-                      const struct radix_table tables[], uint32_t **block_offsets, uint32_t *first,
-                      uint32_t *count)
+/* The blocks of group g that cover [n->end - w + 1 - more, n->end), into *t; false: one of them is gone, or
+ * out of memory. */
+static bool find_tail(const struct radix_cache *c, const struct radix_node *n, uint32_t g, uint32_t more,
+                      const struct block_table tables[], struct radix_run *t)
 {
     /* A node that touches a prefix-LM prefix begins with one of its spans. */
-    (void)radix__window(c, g, n->end - more, n->span_count ? n->spans[0].atomic_end : 0, first);
-    *count = (n->end + c->bt - 1) / c->bt - *first;
-    if (*count && !(*block_offsets = malloc(*count * sizeof **block_offsets))) return false;
-    for (uint32_t k = 0; k < *count; k++) {
-        uint32_t i = *first + k, upto = (i + 1) * c->bt < n->end ? (i + 1) * c->bt : n->end;
+    (void)radix__window(c, g, n->end - more, atomic_end(n->spans, n->span_count), &t->first);
+    t->count = (n->end + c->bt - 1) / c->bt - t->first;
+    if (t->count && !(t->block_offsets = malloc(t->count * sizeof *t->block_offsets))) return false;
+    for (uint32_t k = 0; k < t->count; k++) {
+        uint32_t i = t->first + k, upto = (i + 1) * c->bt < n->end ? (i + 1) * c->bt : n->end;
         bool there = tables && i >= tables[g].first && i < tables[g].end;
-        (*block_offsets)[k] = there ? tables[g].block_offsets[i] : radix__path_offset(c, n, g, i, upto);
-        if ((*block_offsets)[k] != ENGINE_NO_BLOCK) continue;
-        free(*block_offsets);
-        *block_offsets = NULL;
+        t->block_offsets[k] = there ? tables[g].block_offsets[i] : radix__path_offset(c, n, g, i, upto);
+        if (t->block_offsets[k] != ENGINE_NO_BLOCK) continue;
+        free(t->block_offsets);
+        *t = (struct radix_run){0};
         return false;
     }
     return true;
@@ -341,27 +313,22 @@ static bool find_tail(struct radix_cache *c, const struct radix_node *n, uint32_
 /* Keeps the sliding blocks that a hit at n's end needs, from the sequence's tables if it has them, else from
  * the path. One token more than that if possible: an equal prompt computes its last token and hits one before
  * the end. */
-static void ensure_tail(struct radix_cache *c, struct radix_node *n, const struct radix_table tables[])
+static void ensure_tail(struct radix_cache *c, struct radix_node *n, const struct block_table tables[])
 {
-    uint32_t *block_offsets[ENGINE_GROUPS_MAX] = {NULL}, first[ENGINE_GROUPS_MAX] = {0},
-             count[ENGINE_GROUPS_MAX] = {0};
+    struct radix_run tail[ENGINE_GROUPS_MAX] = {{0}};
     if (!c->sliding || n->has_tail || n->root) return;
     bool ok = true;
-    for (uint32_t g = 0; g < c->caps.group_count && ok; g++) {
-        if (!c->caps.groups[g].window) continue;
-        ok = find_tail(c, n, g, 1, tables, &block_offsets[g], &first[g], &count[g]) ||
-             find_tail(c, n, g, 0, tables, &block_offsets[g], &first[g], &count[g]);
-    }
+    for (uint32_t g = 0; g < c->caps.group_count && ok; g++)
+        ok = !c->caps.groups[g].window || find_tail(c, n, g, 1, tables, &tail[g]) ||
+             find_tail(c, n, g, 0, tables, &tail[g]);
     for (uint32_t g = 0; g < c->caps.group_count; g++) {
         if (!ok) {
-            free(block_offsets[g]);
+            free(tail[g].block_offsets);
             continue;
         }
-        for (uint32_t k = 0; block_offsets[g] && k < count[g]; k++)
-            kvb_acquire(c->blocks, g, block_offsets[g][k], KVB_CACHED);
-        n->tail[g] = block_offsets[g];
-        n->tail_first[g] = first[g];
-        n->tail_count[g] = block_offsets[g] ? count[g] : 0;
+        for (uint32_t k = 0; k < tail[g].count; k++)
+            kvb_acquire(c->blocks, g, tail[g].block_offsets[k], KVB_CACHED);
+        n->tail[g] = tail[g];
     }
     if (!ok) return;
     n->has_tail = true;
@@ -397,7 +364,7 @@ bool radix_pin_hit(struct radix_cache *c, const struct radix_view *v, const stru
 /* Node n and the sequence are equal in [from, to): n takes the sliding blocks it lacks, the sequence swaps
  * its own blocks for n's whole ones. */
 static void share_blocks(struct radix_cache *c, struct radix_node *n, uint32_t from, uint32_t to,
-                         const struct radix_table tables[])
+                         const struct block_table tables[])
 {
     uint32_t base = n->start / c->bt;
     for (uint32_t g = 0; g < c->caps.group_count; g++) {
@@ -429,7 +396,7 @@ static struct radix_node *resume(const struct radix_pin *pin, uint32_t from)
 /* Walks existing nodes and adds the rest; *pos is how far the tree knows the sequence. Returns the last
  * node. */
 static struct radix_node *walk(struct radix_cache *c, const struct radix_view *v, struct radix_node *n,
-                               uint32_t *pos, uint32_t to, const struct radix_table tables[], bool checkpoint)
+                               uint32_t *pos, uint32_t to, const struct block_table tables[], bool checkpoint)
 {
     uint64_t hash;
     for (;;) {
@@ -467,12 +434,12 @@ static struct radix_node *walk(struct radix_cache *c, const struct radix_view *v
 }
 
 uint32_t radix_publish(struct radix_cache *c, const struct radix_view *v, struct radix_pin *pin,
-                       uint32_t from, uint32_t to, const struct radix_table tables[], bool checkpoint)
+                       uint32_t from, uint32_t to, const struct block_table tables[], bool checkpoint)
 {
     /* Everything after an image of unknown identity depends on it. */
     const uint32_t end = to;
     for (uint32_t m = 0; m < v->span_count && v->spans[m].begin < to; m++)
-        if (radix__doubtful(&v->spans[m])) to = v->spans[m].begin;
+        if (radix_doubtful(&v->spans[m])) to = v->spans[m].begin;
     if (!pin->node || from > to || (from == to && !checkpoint)) return from;
     uint32_t pos = from;
     struct radix_node *n = walk(c, v, resume(pin, from), &pos, to, tables, checkpoint);

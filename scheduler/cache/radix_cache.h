@@ -43,11 +43,8 @@
 #include "config/base/status.h"
 #include "engine/engine.h"
 #include "engine/prompt/prompt.h"
+#include "scheduler/cache/cache_report.h"
 #include "scheduler/cache/kv_blocks.h"
-#include "scheduler/scheduler.h"
-
-#include <stdbool.h>
-#include <stdint.h>
 
 struct radix_cache;
 struct radix_node;
@@ -62,10 +59,17 @@ struct radix_view {
     const uint8_t *salt; /* [32] */
 };
 
-/* A sequence's blocks of one group: block_offsets[i] for block indices first <= i < end. */
-struct radix_table {
-    uint32_t *block_offsets;
-    uint32_t first, end;
+/* Index of the first of spans in order that ends after pos; count: none. */
+uint32_t radix_span_at(const struct prompt_span *spans, uint32_t count, uint32_t pos);
+/* Of an image of unknown identity (a key of all zeros): equal to no other, and nothing from it on is kept. */
+bool radix_doubtful(const struct prompt_span *s);
+
+/* Blocks of one group. */
+struct block_table {
+    uint32_t *block_offsets; /* by absolute block index; ENGINE_NO_BLOCK where nothing is kept */
+    uint32_t first;          /* blocks before this one were released (sliding) or never needed */
+    uint32_t end;            /* blocks [first, end) are there */
+    uint32_t cap;            /* entries, of a sequence's own table */
 };
 
 /* What a lower tier has of a view's items. */
@@ -81,7 +85,7 @@ struct radix_hit {
     uint32_t length; /* tokens that can be reused */
     struct radix_node
         *node; /* the node with position length - 1; the salt's root when length is 0; NULL: no such root */
-    struct radix_table
+    struct block_table
         tables[ENGINE_GROUPS_MAX]; /* blocks that cover the hit (sliding: what the window reaches); the
                                     * cache's scratch, valid until its next call. The last one is partly
                                     * filled unless length is a multiple of the block size. Recurrent: entry
@@ -136,14 +140,14 @@ void radix_unpin(struct radix_cache *c, struct radix_pin *pin);
  * be saved (checkpoint only). Moves the pin. Without memory for nodes the rest stays unpublished. Returns the
  * position up to which the tree knows the sequence. */
 uint32_t radix_publish(struct radix_cache *c, const struct radix_view *v, struct radix_pin *pin,
-                       uint32_t from, uint32_t to, const struct radix_table tables[], bool checkpoint);
+                       uint32_t from, uint32_t to, const struct block_table tables[], bool checkpoint);
 
 /* Evicts until `need[g]` more blocks of every group can be allocated together; false if impossible. */
 bool radix_evict(struct radix_cache *c, const uint32_t need[ENGINE_GROUPS_MAX]);
 /* Receives what is evicted, before its blocks are released: blocks of group g for the indices first and
  * following, of the path that ends with the view; the recurrent group's is the state at its end. */
 struct radix_run {
-    const uint32_t *block_offsets; /* ENGINE_NO_BLOCK where nothing is kept */
+    uint32_t *block_offsets; /* ENGINE_NO_BLOCK where nothing is kept */
     uint32_t first, count;
 };
 struct radix_sink {

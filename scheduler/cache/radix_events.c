@@ -13,6 +13,7 @@
 #include "scheduler/cache/radix_internal.h"
 
 #include "config/base/assert.h"
+#include "config/base/list.h"
 #include "config/base/sha256.h"
 
 #include <stdlib.h>
@@ -26,7 +27,7 @@ void radix_set_event_sink(struct radix_cache *c, const struct kv_event_sink *w)
 
 /* ---- the list of nodes with pending events ---- */
 
-static void dirty(struct radix_cache *c, struct radix_node *n, uint32_t from, uint32_t to)
+void radix__event_offsets(struct radix_cache *c, struct radix_node *n, uint32_t from, uint32_t to)
 {
     if (!c->event_sink.block_tokens || c->quiet || n->root || from >= to) return;
     if (n->dirty_to) {
@@ -51,23 +52,11 @@ static void clean(struct radix_cache *c, struct radix_node *n)
     n->dirty_from = n->dirty_to = 0;
 }
 
-void radix__event_offsets(struct radix_cache *c, struct radix_node *n, uint32_t from, uint32_t to)
-{
-    dirty(c, n, from, to);
-}
-
 /* ---- marks ---- */
 
 bool radix__marks_reserve(const struct radix_cache *c, struct radix_node *n, uint32_t to)
 {
-    uint32_t need = radix__marks(c, n->start, to);
-    if (need <= n->mark_cap) return true;
-    uint32_t cap = n->mark_cap ? need + need / 2 : need;
-    struct radix_mark *m = realloc(n->marks, cap * sizeof *m);
-    if (!m) return false;
-    n->marks = m;
-    n->mark_cap = cap;
-    return true;
+    return LIST_RESERVE(n->marks, n->mark_cap, radix__marks(c, n->start, to));
 }
 
 static uint64_t first_bytes(struct sha256 *s)
@@ -124,7 +113,7 @@ void radix__marks_add(struct radix_cache *c, struct radix_node *n, const struct 
              count = radix__marks(c, n->start, n->end), span = 0;
     if (!size || k == count) return;
     uint64_t hash = k ? n->marks[k - 1].hash : hash_before(c, n);
-    dirty(c, n, from, n->end);
+    radix__event_offsets(c, n, from, n->end);
     for (; k < count; k++) {
         uint32_t a = (n->start / size + k) * size;
         while (span < v->span_count && v->spans[span].end <= a) span++;
@@ -138,23 +127,12 @@ void radix__marks_split(struct radix_cache *c, struct radix_node *u, struct radi
     uint32_t upper = radix__marks(c, n->start, p), lower = radix__marks(c, p, n->end);
     if (upper) memcpy(u->marks, n->marks, upper * sizeof *u->marks);
     if (upper && lower) memmove(n->marks, n->marks + upper, lower * sizeof *n->marks);
-    if (n->dirty_to) dirty(c, u, n->dirty_from, n->dirty_to);
+    if (n->dirty_to) radix__event_offsets(c, u, n->dirty_from, n->dirty_to);
 }
 
 /* ---- telling ---- */
 
-static bool reserve(void *array, uint32_t *cap, uint32_t need, size_t size)
-{
-    void **at = array;
-    if (need <= *cap) return true;
-    void *more = realloc(*at, (need + need / 2) * size);
-    if (!more) return false;
-    *at = more;
-    *cap = need + need / 2;
-    return true;
-}
-
-static void note_image(struct radix_cache *c, const struct radix_span *s, uint32_t *count)
+static void note_image(struct radix_cache *c, const struct prompt_span *s, uint32_t *count)
 {
     uint32_t i = *count;
     struct cache_image *list = c->announced.images;
@@ -162,7 +140,7 @@ static void note_image(struct radix_cache *c, const struct radix_span *s, uint32
     if (i && list[i - 1].begin == s->begin) return; /* cut by a node's end: both have it */
     memmove(list + i + 1, list + i, (*count - i) * sizeof *list);
     list[i] = (struct cache_image){.begin = s->begin, .end = s->end};
-    memcpy(list[i].key, s->key, sizeof s->key);
+    memcpy(list[i].key, span_identity(s), sizeof s->key);
     (*count)++;
 }
 
@@ -172,15 +150,12 @@ static const struct radix_node *gather(struct radix_cache *c, const struct radix
                                        uint32_t to, uint32_t *images)
 {
     *images = 0;
-    if (!reserve(&c->announced.tokens, &c->announced.token_cap, to - from, sizeof *c->announced.tokens))
-        return NULL;
+    if (!LIST_RESERVE(c->announced.tokens, c->announced.token_cap, to - from)) return NULL;
     for (; !n->root; n = n->parent) {
         uint32_t a = n->start > from ? n->start : from, b = n->end < to ? n->end : to;
         if (a >= b) continue;
         memcpy(c->announced.tokens + (a - from), n->tokens + (a - n->start), (b - a) * sizeof *n->tokens);
-        if (!reserve(&c->announced.images, &c->announced.image_cap, *images + n->span_count,
-                     sizeof *c->announced.images))
-            return NULL;
+        if (!LIST_RESERVE(c->announced.images, c->announced.image_cap, *images + n->span_count)) return NULL;
         for (uint32_t i = 0; i < n->span_count; i++)
             if (n->spans[i].begin < b && n->spans[i].end > a) note_image(c, &n->spans[i], images);
     }
@@ -194,8 +169,7 @@ static void announce_stored(struct radix_cache *c, struct radix_node *n, uint32_
 {
     uint32_t size = c->event_sink.block_tokens, first = (n->start / size + k) * size, images;
     const struct radix_node *root = gather(c, n, first, first + count * size, &images);
-    if (!root || !reserve(&c->announced.hashes, &c->announced.hash_cap, count, sizeof *c->announced.hashes))
-        return;
+    if (!root || !LIST_RESERVE(c->announced.hashes, c->announced.hash_cap, count)) return;
     for (uint32_t i = 0; i < count; i++) {
         c->announced.hashes[i] = n->marks[k + i].hash;
         n->marks[k + i].announced |= 1u << g;
@@ -231,8 +205,7 @@ static void announce_removed(struct radix_cache *c, struct radix_node *n, uint32
     if (count && !c->quiet) c->event_sink.removed(c->event_sink.arg, CACHE_TIER_ARENA, g, hashes, count);
 }
 
-/* Whether group g holds all positions of mark k of n. */
-static bool held(const struct radix_cache *c, const struct radix_node *n, uint32_t g, uint32_t k)
+bool radix__mark_held(const struct radix_cache *c, const struct radix_node *n, uint32_t g, uint32_t k)
 {
     uint32_t size = c->event_sink.block_tokens, a = (n->start / size + k) * size, b = a + size;
     if (g == c->state_group) return n->marks[k].tails[g];
@@ -249,9 +222,11 @@ static bool held(const struct radix_cache *c, const struct radix_node *n, uint32
 static void announce_group(struct radix_cache *c, struct radix_node *n, uint32_t g, uint32_t k, uint32_t end)
 {
     for (uint32_t i = k; i < end;) {
-        bool announced = n->marks[i].announced >> g & 1, now = held(c, n, g, i);
+        bool announced = n->marks[i].announced >> g & 1, now = radix__mark_held(c, n, g, i);
         uint32_t j = i + 1;
-        while (j < end && (n->marks[j].announced >> g & 1) == announced && held(c, n, g, j) == now) j++;
+        while (j < end && (n->marks[j].announced >> g & 1) == announced &&
+               radix__mark_held(c, n, g, j) == now)
+            j++;
         if (now && !announced) announce_stored(c, n, g, i, j - i);
         if (!now && announced) announce_removed(c, n, g, i, j);
         i = j;
@@ -300,13 +275,13 @@ void radix__event_tail(struct radix_cache *c, struct radix_node *n, bool there)
     uint32_t size = c->event_sink.block_tokens;
     if (!size) return;
     for (uint32_t g = 0; g < c->caps.group_count; g++) {
-        if (!n->tail_count[g]) continue;
-        uint32_t a = (n->tail_first[g] * c->bt + size - 1) / size, b = n->end / size; /* whole blocks of it */
+        if (!n->tail[g].count) continue;
+        uint32_t a = (n->tail[g].first * c->bt + size - 1) / size, b = n->end / size; /* whole blocks of it */
         for (struct radix_node *m = n; !m->root && a < b && m->end > a * size; m = m->parent) {
             uint32_t own = m->start / size, k = a > own ? a - own : 0,
                      end = radix__marks(c, m->start, m->end);
             if (k >= end) continue;
-            dirty(c, m, (own + k) * size, m->end);
+            radix__event_offsets(c, m, (own + k) * size, m->end);
             for (; k < end; k++) {
                 ASSERT(there || m->marks[k].tails[g]);
                 m->marks[k].tails[g] += there ? 1 : UINT32_MAX;
@@ -322,7 +297,7 @@ void radix__event_state(struct radix_cache *c, struct radix_node *n, bool there)
     if (!blocks) return;
     while (n->start >= blocks * size) n = n->parent;
     n->marks[blocks - 1 - n->start / size].tails[c->state_group] += there ? 1 : UINT32_MAX;
-    dirty(c, n, (blocks - 1) * size, blocks * size);
+    radix__event_offsets(c, n, (blocks - 1) * size, blocks * size);
 }
 
 void radix__marks_cut(struct radix_cache *c, struct radix_node *n, uint32_t end)
@@ -338,27 +313,6 @@ void radix__marks_drop(struct radix_cache *c, struct radix_node *n)
     if (n->state != ENGINE_NO_BLOCK) radix__event_state(c, n, false);
     radix__marks_cut(c, n, n->start);
     clean(c, n);
-}
-
-void radix__marks_check(const struct radix_cache *c, const struct radix_node *n, uint64_t *tails)
-{
-    uint32_t count = radix__marks(c, n->start, n->end), full = 0;
-    ASSERT_CMP(count, <=, n->mark_cap);
-    ASSERT(!n->dirty_to);
-    while (full < c->caps.group_count && c->caps.groups[full].window) full++;
-    if (n->state != ENGINE_NO_BLOCK && c->event_sink.block_tokens && n->end >= c->event_sink.block_tokens)
-        --*tails;
-    for (uint32_t g = 0; g < c->caps.group_count + radix__recurrent(c); g++) {
-        for (uint32_t k = 0; k < count; k++) {
-            bool spoken = g == full || c->caps.groups[g].window || g == c->state_group;
-            ASSERT((n->marks[k].announced >> g & 1) == (spoken && held(c, n, g, k)));
-            *tails += n->marks[k].tails[g];
-        }
-        uint32_t size = c->event_sink.block_tokens;
-        if (!size || !n->tail_count[g]) continue;
-        uint32_t a = (n->tail_first[g] * c->bt + size - 1) / size, b = n->end / size;
-        *tails -= b > a ? b - a : 0;
-    }
 }
 
 void radix_announce(struct radix_cache *c)

@@ -24,54 +24,66 @@ enum { CHAIN_MAX = 64 }; /* ancestors visited for a leaf's worth */
 /* ---- heaps ---- */
 
 /* a goes before b. Ties by id: the order never depends on addresses. */
-static bool before(enum radix_heap h, const struct radix_node *a, const struct radix_node *b)
+static bool before(enum radix_heap_kind h, const struct radix_node *a, const struct radix_node *b)
 {
     bool ranked = h == HEAP_LEAF || h == HEAP_STATE;
+    if (h == HEAP_NEWEST) return a->last_use > b->last_use;
     if (ranked && (a->rank < b->rank || a->rank > b->rank)) return a->rank < b->rank;
     if (a->last_use != b->last_use) return a->last_use < b->last_use;
     return a->id < b->id;
 }
 
-static void put(struct radix_cache *c, enum radix_heap h, uint32_t i, struct radix_node *n)
+static void put(struct radix_heap *heap, enum radix_heap_kind h, uint32_t i, struct radix_node *n)
 {
-    c->heaps[h].at[i] = n;
-    n->heap_at[h] = i + 1;
+    heap->at[i] = n;
+    if (h < HEAP_COUNT) n->heap_at[h] = i + 1;
 }
 
-static void sift(struct radix_cache *c, enum radix_heap h, uint32_t i)
+/* The element at i goes where it belongs. */
+static void sift(struct radix_heap *heap, enum radix_heap_kind h, uint32_t i)
 {
-    struct radix_node **at = c->heaps[h].at, *n = at[i];
-    uint32_t count = c->heaps[h].count;
+    struct radix_node **at = heap->at, *n = at[i];
     while (i > 0 && before(h, n, at[(i - 1) / 2])) {
-        put(c, h, i, at[(i - 1) / 2]);
+        put(heap, h, i, at[(i - 1) / 2]);
         i = (i - 1) / 2;
     }
     for (;;) {
         uint32_t k = 2 * i + 1;
-        if (k >= count) break;
-        if (k + 1 < count && before(h, at[k + 1], at[k])) k++;
+        if (k >= heap->count) break;
+        if (k + 1 < heap->count && before(h, at[k + 1], at[k])) k++;
         if (!before(h, at[k], n)) break;
-        put(c, h, i, at[k]);
+        put(heap, h, i, at[k]);
         i = k;
     }
-    put(c, h, i, n);
+    put(heap, h, i, n);
 }
 
-static void heap_set(struct radix_cache *c, enum radix_heap h, struct radix_node *n, bool in)
+void radix__heap_push(struct radix_heap *heap, enum radix_heap_kind h, struct radix_node *n)
 {
-    if (in) {
-        if (!n->heap_at[h]) {
-            ASSERT_CMP(c->heaps[h].count, <, c->heap_cap);
-            put(c, h, c->heaps[h].count++, n);
-        }
-        sift(c, h, n->heap_at[h] - 1);
+    put(heap, h, heap->count++, n);
+    sift(heap, h, heap->count - 1);
+}
+
+struct radix_node *radix__heap_remove(struct radix_heap *heap, enum radix_heap_kind h, uint32_t i)
+{
+    struct radix_node *n = heap->at[i], *last = heap->at[--heap->count];
+    if (h < HEAP_COUNT) n->heap_at[h] = 0;
+    if (last == n) return n;
+    put(heap, h, i, last);
+    sift(heap, h, i);
+    return n;
+}
+
+static void heap_set(struct radix_cache *c, enum radix_heap_kind h, struct radix_node *n, bool in)
+{
+    struct radix_heap *heap = &c->heaps[h];
+    if (in && n->heap_at[h]) {
+        sift(heap, h, n->heap_at[h] - 1);
+    } else if (in) {
+        ASSERT_CMP(heap->count, <, c->heap_cap);
+        radix__heap_push(heap, h, n);
     } else if (n->heap_at[h]) {
-        uint32_t i = n->heap_at[h] - 1;
-        struct radix_node *last = c->heaps[h].at[--c->heaps[h].count];
-        n->heap_at[h] = 0;
-        if (last == n) return;
-        put(c, h, i, last);
-        sift(c, h, i);
+        (void)radix__heap_remove(heap, h, n->heap_at[h] - 1);
     }
 }
 
@@ -107,7 +119,7 @@ static bool holds_body(const struct radix_cache *c, const struct radix_node *n)
 static bool holds_tail(const struct radix_node *n)
 {
     for (uint32_t g = 0; g < ENGINE_GROUPS_MAX; g++)
-        if (n->tail_count[g]) return true;
+        if (n->tail[g].count) return true;
     return false;
 }
 
@@ -128,7 +140,7 @@ static double grains_of(const struct radix_cache *c, const struct radix_node *n)
     uint32_t blocks = radix__blocks(c, n->start, n->end);
     for (uint32_t g = 0; g < c->caps.group_count; g++) {
         uint32_t count = c->caps.groups[g].window
-                             ? (n->body[g] > n->tail_count[g] ? n->body[g] : n->tail_count[g])
+                             ? (n->body[g] > n->tail[g].count ? n->body[g] : n->tail[g].count)
                              : blocks;
         grains += (double)count * c->caps.groups[g].block_grains;
     }
@@ -208,21 +220,21 @@ void radix__touch(struct radix_cache *c, struct radix_node *n)
 
 void radix__drop_tail(struct radix_cache *c, struct radix_node *n)
 {
-    radix__keep_tail(c, n);
+    radix__keep(c, n, KEPT_TAIL, n->start);
     radix__event_tail(c, n, false);
     for (uint32_t g = 0; g < c->caps.group_count; g++) {
-        for (uint32_t i = 0; i < n->tail_count[g]; i++) kvb_release(c->blocks, g, n->tail[g][i], KVB_CACHED);
-        c->stats.evicted_blocks[g] += n->tail_count[g];
-        free(n->tail[g]);
-        n->tail[g] = NULL;
-        n->tail_count[g] = n->tail_first[g] = 0;
+        for (uint32_t i = 0; i < n->tail[g].count; i++)
+            kvb_release(c->blocks, g, n->tail[g].block_offsets[i], KVB_CACHED);
+        c->stats.evicted_blocks[g] += n->tail[g].count;
+        free(n->tail[g].block_offsets);
+        n->tail[g] = (struct radix_run){0};
     }
     n->has_tail = false;
     radix__classify(c, n);
 }
 
 /* The first of a heap of ranks; NULL: empty. Its rank may be too low if a state before it has gone. */
-static struct radix_node *least(struct radix_cache *c, enum radix_heap h)
+static struct radix_node *least(struct radix_cache *c, enum radix_heap_kind h)
 {
     while (c->heaps[h].count) {
         struct radix_node *n = c->heaps[h].at[0];
@@ -236,7 +248,7 @@ static struct radix_node *least(struct radix_cache *c, enum radix_heap h)
 static void drop_state(struct radix_cache *c, struct radix_node *n)
 {
     c->inflation = n->rank > c->inflation ? n->rank : c->inflation;
-    radix__keep_state_below(c, n);
+    radix__keep(c, n, KEPT_STATE, n->start);
     radix__event_state(c, n, false);
     kvb_release(c->blocks, c->state_group, n->state, KVB_CACHED);
     n->state = ENGINE_NO_BLOCK;
@@ -271,7 +283,7 @@ static void count_blocks(struct radix_cache *c, const struct radix_node *n)
 {
     uint32_t blocks = radix__blocks(c, n->start, n->end);
     for (uint32_t g = 0; g < c->caps.group_count; g++)
-        c->stats.evicted_blocks[g] += c->caps.groups[g].window ? n->body[g] + n->tail_count[g] : blocks;
+        c->stats.evicted_blocks[g] += c->caps.groups[g].window ? n->body[g] + n->tail[g].count : blocks;
     if (n->state != ENGINE_NO_BLOCK) c->stats.evicted_blocks[c->state_group]++;
 }
 
@@ -281,8 +293,8 @@ static void drop_leaf(struct radix_cache *c, struct radix_node *n)
     for (;;) {
         struct radix_node *parent = n->parent;
         bool root = n->root;
-        remember(c, n->hash);
-        radix__keep_leaf(c, n, n->start);
+        remember(c, n->link.hash);
+        radix__keep(c, n, KEPT_ALL, n->start);
         count_blocks(c, n);
         radix__remove(c, n);
         c->stats.evicted_nodes++;
@@ -304,7 +316,8 @@ static bool cut_leaf(struct radix_cache *c, struct radix_node *n)
     uint32_t blocks = radix__blocks(c, n->start, n->end);
     if (c->sliding || radix__recurrent(c) || blocks <= 2 * DROP_BLOCKS) return false;
     uint32_t keep = blocks - DROP_BLOCKS, end = (n->start / c->bt + keep) * c->bt;
-    radix__keep_leaf(c, n, end);
+    remember(c, radix__child_hash(c, n, radix__of_node(n), end));
+    radix__keep(c, n, KEPT_ALL, end);
     for (uint32_t g = 0; g < c->caps.group_count; g++) {
         for (uint32_t i = keep; i < blocks; i++)
             kvb_release(c->blocks, g, n->block_offsets[g][i], KVB_CACHED);

@@ -5,19 +5,22 @@
 #ifndef KVASIR_RADIX_INTERNAL_H
 #define KVASIR_RADIX_INTERNAL_H
 
+#include "scheduler/cache/hash_table.h"
 #include "scheduler/cache/radix_cache.h"
 
-enum radix_heap { HEAP_BODY = 0, HEAP_CHAIN_TAIL, HEAP_LEAF, HEAP_BRANCH_TAIL, HEAP_STATE, HEAP_COUNT };
-
-/* An image that touches a node, at absolute positions; its rows are numbered from `begin`, which may lie
- * before the node. */
-struct radix_span {
-    uint32_t begin, end;
-    uint32_t atomic_end; /* of the SPAN_PREFIX_LM that it is part of; 0 = none */
-    uint8_t key[32];
-    struct prompt_grid grid; /* the same pixels may have different positions: a video at another rate */
-    int32_t mrope_delta;     /* after the image, so of all text up to the next one: nodes need none of their
-                                own, equal paths have equal deltas */
+/* HEAP_NEWEST: of a snapshot, by last use; its elements know no place in it. */
+enum radix_heap_kind {
+    HEAP_BODY = 0,
+    HEAP_CHAIN_TAIL,
+    HEAP_LEAF,
+    HEAP_BRANCH_TAIL,
+    HEAP_STATE,
+    HEAP_COUNT,
+    HEAP_NEWEST = HEAP_COUNT
+};
+struct radix_heap {
+    struct radix_node **at;
+    uint32_t count;
 };
 
 /* A block of the event sink's size; it belongs to the node that holds its last item. */
@@ -29,10 +32,9 @@ struct radix_mark {
 };
 
 struct radix_node {
+    struct hash_link link; /* in the table of children: hash of (parent's id, first item), or of the salt */
     struct radix_node *parent, *child, *prev, *next; /* next/prev: siblings */
-    struct radix_node *chain;                        /* in its bucket of the table of children */
     uint64_t id;                                     /* never used again */
-    uint64_t hash;                                   /* of (parent's id, first item), or of the salt */
     uint32_t start, end;
     uint32_t child_count, pins, state_hits; /* state_hits: that ended at its state */
     bool root;                              /* of a salt; start = end = 0 */
@@ -41,14 +43,13 @@ struct radix_node {
     bool state_gone;  /* its state was evicted */
     uint32_t *tokens; /* [end - start], token_cap entries */
     uint32_t token_cap, block_cap;
-    struct radix_span *spans; /* in order */
+    struct prompt_span *spans; /* that touch it, in order, without pixels */
     uint32_t span_count;
     uint8_t salt[32];                           /* root */
     uint32_t *block_offsets[ENGINE_GROUPS_MAX]; /* [radix__blocks(node)] from block index start / BT on;
                                            ENGINE_NO_BLOCK where nothing is kept */
     uint32_t body[ENGINE_GROUPS_MAX];           /* sliding groups: entries of block_offsets that are there */
-    uint32_t *tail[ENGINE_GROUPS_MAX];          /* [tail_count] from block index tail_first on */
-    uint32_t tail_first[ENGINE_GROUPS_MAX], tail_count[ENGINE_GROUPS_MAX];
+    struct radix_run tail[ENGINE_GROUPS_MAX];
     uint32_t state; /* the recurrent group's block after `end` tokens; ENGINE_NO_BLOCK: not saved */
     uint64_t last_use;
     double base, state_base;      /* `inflation` at the last use; at the last hit that ended here */
@@ -69,12 +70,8 @@ struct radix_cache {
     uint32_t state_group;  /* the recurrent group, which caps.group_count leaves out; ENGINE_GROUPS_MAX: none
                             */
     struct radix_node top; /* its children are the roots of the salts */
-    struct radix_node **buckets;
-    uint64_t bucket_count; /* a power of two */
-    struct {
-        struct radix_node **at;
-        uint32_t count;
-    } heaps[HEAP_COUNT];
+    struct hash_table children; /* of all nodes */
+    struct radix_heap heaps[HEAP_COUNT];
     uint32_t heap_cap; /* of every heap: a node always fits */
     double inflation;
     uint32_t no_state;    /* ENGINE_NO_BLOCK, for a hit's table */
@@ -139,14 +136,13 @@ void radix__event_state(struct radix_cache *c, struct radix_node *n, bool there)
 void radix__event_offsets(struct radix_cache *c, struct radix_node *n, uint32_t from, uint32_t to);
 /* Sends all changes to the event sink, at the end of every call that may change something. */
 void radix__event_flush(struct radix_cache *c);
-/* Aborts unless the event sink's view of n is right. Adds up the tails that its marks count. */
-void radix__marks_check(const struct radix_cache *c, const struct radix_node *n, uint64_t *tails);
+/* Whether group g holds all positions of mark k of n. */
+bool radix__mark_held(const struct radix_cache *c, const struct radix_node *n, uint32_t g, uint32_t k);
 
 /* ---- radix_sink.c: no-ops without a sink ---- */
-void radix__keep_leaf(struct radix_cache *c, const struct radix_node *n,
-                      uint32_t from); /* blocks from there on */
-void radix__keep_tail(struct radix_cache *c, const struct radix_node *n);
-void radix__keep_state_below(struct radix_cache *c, const struct radix_node *n);
+enum radix_kept { KEPT_BLOCKS = 1, KEPT_TAIL = 2, KEPT_STATE = 4, KEPT_ALL = 7 };
+/* Gives that of n to it; of the blocks, those from position `from` on. */
+void radix__keep(struct radix_cache *c, struct radix_node *n, enum radix_kept what, uint32_t from);
 
 /* ---- radix_node.c ---- */
 struct radix_node *radix__root(const struct radix_cache *c, const uint8_t salt[32]);
@@ -157,18 +153,35 @@ struct radix_node *radix__child(const struct radix_cache *c, const struct radix_
                                 const struct radix_view *v, uint32_t pos, uint64_t *hash);
 /* How many items from pos on are equal in n and v, at most up to position `limit` (<= n->end). */
 uint32_t radix__common(const struct radix_node *n, const struct radix_view *v, uint32_t pos, uint32_t limit);
-/* Index of the first image of v that ends after pos (image_count: none). */
-uint32_t radix__span_at(const struct radix_view *v, uint32_t pos);
-bool radix__in_span(const struct radix_node *n, uint32_t pos);
-bool radix__doubtful(const struct prompt_span *im); /* key of all zeros: never shared */
+/* The items of a view or of a node: of tokens, the first is that at position `first`. */
+struct radix_items {
+    const uint32_t *tokens;
+    const struct prompt_span *spans;
+    uint32_t first, span_count;
+};
+static inline struct radix_items radix__of_view(const struct radix_view *v)
+{
+    return (struct radix_items){v->tokens, v->spans, 0, v->span_count};
+}
+static inline struct radix_items radix__of_node(const struct radix_node *n)
+{
+    return (struct radix_items){n->tokens, n->spans, n->start, n->span_count};
+}
+/* The span that the item at pos is of; NULL: it is a text token. */
+const struct prompt_span *radix__span(struct radix_items x, uint32_t pos);
+/* Fingerprint of (parent, its item at pos). */
+uint64_t radix__child_hash(const struct radix_cache *c, const struct radix_node *parent, struct radix_items x,
+                           uint32_t pos);
+/* Continues a hash by the item at pos. */
+uint64_t radix__item_hash(uint64_t h, struct radix_items x, uint32_t pos);
 /* Splits n at p (start < p < end): returns the new upper part, n is the lower one. NULL: out of memory,
  * nothing changed. */
 struct radix_node *radix__split(struct radix_cache *c, struct radix_node *n, uint32_t p);
 struct radix_node *radix__child_create(struct radix_cache *c, struct radix_node *parent,
                                        const struct radix_view *v, uint32_t to,
-                                       const struct radix_table tables[]);
+                                       const struct block_table tables[]);
 bool radix__extend(struct radix_cache *c, struct radix_node *n, const struct radix_view *v, uint32_t to,
-                   const struct radix_table tables[]);
+                   const struct block_table tables[]);
 void radix__remove(
     struct radix_cache *c,
     struct radix_node *n); /* a leaf without pins: releases and frees; the parent is not checked */
@@ -180,6 +193,9 @@ uint32_t radix__path_offset(const struct radix_cache *c, const struct radix_node
                             uint32_t upto);
 
 /* ---- radix_evict.c ---- */
+void radix__heap_push(struct radix_heap *heap, enum radix_heap_kind h, struct radix_node *n); /* has room */
+/* The element at i; 0: the first. */
+struct radix_node *radix__heap_remove(struct radix_heap *heap, enum radix_heap_kind h, uint32_t i);
 bool radix__heaps_reserve(struct radix_cache *c, uint64_t nodes);
 void radix__classify(struct radix_cache *c,
                      struct radix_node *n); /* after every change of n: which heaps it belongs to */

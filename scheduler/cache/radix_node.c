@@ -3,6 +3,7 @@
 #include "scheduler/cache/radix_internal.h"
 
 #include "config/base/assert.h"
+#include "config/base/list.h"
 #include "scheduler/cache/hash_mix.h"
 
 #include <stdlib.h>
@@ -10,101 +11,86 @@
 
 /* ---- items ---- */
 
-bool radix__doubtful(const struct prompt_span *im)
+bool radix_doubtful(const struct prompt_span *s)
 {
-    for (size_t i = 0; i < sizeof im->key; i++)
-        if (span_identity(im)[i]) return false;
-    return true;
+    static const uint8_t unknown[sizeof s->key];
+    return memcmp(span_identity(s), unknown, sizeof unknown) == 0;
 }
 
-uint32_t radix__span_at(const struct radix_view *v, uint32_t pos)
+uint32_t radix_span_at(const struct prompt_span *spans, uint32_t count, uint32_t pos)
 {
-    uint32_t lo = 0, hi = v->span_count;
+    uint32_t lo = 0, hi = count;
     while (lo < hi) {
         uint32_t mid = lo + (hi - lo) / 2;
-        if (v->spans[mid].end > pos) hi = mid;
+        if (spans[mid].end > pos) hi = mid;
         else lo = mid + 1;
     }
     return lo;
 }
 
-/* As radix__span_at for a node's spans. */
-static uint32_t span_at(const struct radix_node *n, uint32_t pos)
+const struct prompt_span *radix__span(struct radix_items x, uint32_t pos)
 {
-    uint32_t lo = 0, hi = n->span_count;
-    while (lo < hi) {
-        uint32_t mid = lo + (hi - lo) / 2;
-        if (n->spans[mid].end > pos) hi = mid;
-        else lo = mid + 1;
-    }
-    return lo;
+    uint32_t m = radix_span_at(x.spans, x.span_count, pos);
+    return m < x.span_count && x.spans[m].begin <= pos ? &x.spans[m] : NULL;
 }
 
-bool radix__in_span(const struct radix_node *n, uint32_t pos)
+static bool span_equal(const struct prompt_span *a, const struct prompt_span *b)
 {
-    uint32_t s = span_at(n, pos);
-    return s < n->span_count && n->spans[s].begin <= pos;
+    return a->begin == b->begin && a->end == b->end && a->mrope_delta == b->mrope_delta &&
+           prompt_grid_equal(&a->grid, &b->grid) &&
+           memcmp(span_identity(a), span_identity(b), sizeof a->key) == 0 && !radix_doubtful(a);
 }
 
-static bool span_equal(const struct radix_span *s, const struct prompt_span *im)
+/* From pos on all items up to the returned position, at most `limit`, are equal. An image's token and a text
+ * token are never equal, whatever their ids. */
+static uint32_t equal_to(struct radix_items a, struct radix_items b, uint32_t pos, uint32_t limit)
 {
-    return s->begin == im->begin && s->end == im->end && s->mrope_delta == im->mrope_delta &&
-           prompt_grid_equal(&s->grid, &im->grid) && memcmp(s->key, span_identity(im), sizeof s->key) == 0;
-}
-
-/* An image's token and a text token are never equal, whatever their ids. */
-uint32_t radix__common(const struct radix_node *n, const struct radix_view *v, uint32_t pos, uint32_t limit)
-{
-    uint32_t from = pos, s = span_at(n, pos), m = radix__span_at(v, pos);
-    if (limit > v->count) limit = v->count;
+    uint32_t m = radix_span_at(a.spans, a.span_count, pos), n = radix_span_at(b.spans, b.span_count, pos);
     while (pos < limit) {
-        uint32_t theirs = s < n->span_count ? n->spans[s].begin : UINT32_MAX,
-                 ours = m < v->span_count ? v->spans[m].begin : UINT32_MAX;
+        uint32_t theirs = m < a.span_count ? a.spans[m].begin : UINT32_MAX,
+                 ours = n < b.span_count ? b.spans[n].begin : UINT32_MAX, end = limit;
         if (theirs <= pos || ours <= pos) {
-            if (theirs > pos || ours > pos || !span_equal(&n->spans[s], &v->spans[m]) ||
-                radix__doubtful(&v->spans[m]))
-                break;
-            pos = n->spans[s].end < limit ? n->spans[s].end : limit;
-            s++;
+            if (theirs > pos || ours > pos || !span_equal(&a.spans[m], &b.spans[n])) break;
+            pos = a.spans[m].end < limit ? a.spans[m].end : limit;
             m++;
+            n++;
             continue;
         }
-        uint32_t end = limit;
         if (theirs < end) end = theirs;
         if (ours < end) end = ours;
-        const uint32_t *a = n->tokens + (pos - n->start), *b = v->tokens + pos;
-        uint32_t len = end - pos, i = 0;
-        while (i < len && a[i] == b[i]) i++;
-        pos += i;
-        if (i < len) break;
+        while (pos < end && a.tokens[pos - a.first] == b.tokens[pos - b.first]) pos++;
+        if (pos < end) break;
     }
-    return pos - from;
+    return pos;
+}
+
+uint32_t radix__common(const struct radix_node *n, const struct radix_view *v, uint32_t pos, uint32_t limit)
+{
+    if (limit > v->count) limit = v->count;
+    return pos < limit ? equal_to(radix__of_node(n), radix__of_view(v), pos, limit) - pos : 0;
+}
+
+uint32_t radix_common(const struct radix_view *a, const struct radix_view *b, uint32_t limit)
+{
+    if (memcmp(a->salt, b->salt, 32) != 0) return 0;
+    uint32_t pos = equal_to(radix__of_view(a), radix__of_view(b), 0, limit);
+    const struct prompt_span *s = radix__span(radix__of_view(a), pos);
+    return s && s->rule != SPAN_PREFIX_LM && span_cut(s, pos) ? s->atomic_begin : pos;
 }
 
 /* ---- the table of children ---- */
 
-static uint64_t item_hash(const struct radix_cache *c, uint64_t parent, const uint8_t *key, uint32_t value)
+uint64_t radix__item_hash(uint64_t h, struct radix_items x, uint32_t pos)
 {
-    uint64_t h = hash_mix(c->seed ^ hash_mix(parent));
-    if (key) h = hash_mix_bytes(h ^ 0x706963747572ull, key, 32);
-    return hash_mix(h ^ value);
+    const struct prompt_span *s = radix__span(x, pos);
+    return hash_mix((s ? hash_mix_bytes(h ^ 0x706963747572ull, span_identity(s), 32) : h) ^
+                    (s ? pos - s->begin : x.tokens[pos - x.first]));
 }
 
-static uint64_t view_hash(const struct radix_cache *c, uint64_t parent, const struct radix_view *v,
-                          uint32_t pos)
+uint64_t radix__child_hash(const struct radix_cache *c, const struct radix_node *parent, struct radix_items x,
+                           uint32_t pos)
 {
-    uint32_t m = radix__span_at(v, pos);
-    if (m < v->span_count && v->spans[m].begin <= pos)
-        return item_hash(c, parent, span_identity(&v->spans[m]), pos - v->spans[m].begin);
-    return item_hash(c, parent, NULL, v->tokens[pos]);
-}
-
-static uint64_t node_hash(const struct radix_cache *c, const struct radix_node *parent,
-                          const struct radix_node *n)
-{
-    if (radix__in_span(n, n->start))
-        return item_hash(c, parent->id, n->spans[0].key, n->start - n->spans[0].begin);
-    return item_hash(c, parent->id, NULL, n->tokens[0]);
+    return radix__item_hash(hash_mix(c->seed ^ hash_mix(parent->id)), x, pos);
 }
 
 static uint64_t salt_hash(const struct radix_cache *c, const uint8_t salt[32])
@@ -112,53 +98,19 @@ static uint64_t salt_hash(const struct radix_cache *c, const uint8_t salt[32])
     return hash_mix_bytes(hash_mix(c->seed ^ 0x73616c74ull), salt, 32);
 }
 
-static void table_insert(struct radix_cache *c, struct radix_node *n)
-{
-    struct radix_node **b = &c->buckets[n->hash & (c->bucket_count - 1)];
-    n->chain = *b;
-    *b = n;
-}
-
-static void table_remove(struct radix_cache *c, struct radix_node *n)
-{
-    struct radix_node **at = &c->buckets[n->hash & (c->bucket_count - 1)];
-    while (*at != n) at = &(*at)->chain;
-    *at = n->chain;
-}
-
-/* Keeps chains short; out of memory they just grow longer. */
-static void table_grow(struct radix_cache *c)
-{
-    if (c->stats.nodes < c->bucket_count) return;
-    struct radix_node **more = calloc(2 * c->bucket_count, sizeof(struct radix_node *));
-    if (!more) return;
-    for (uint64_t i = 0; i < c->bucket_count; i++) {
-        while (c->buckets[i]) {
-            struct radix_node *n = c->buckets[i];
-            c->buckets[i] = n->chain;
-            struct radix_node **b = &more[n->hash & (2 * c->bucket_count - 1)];
-            n->chain = *b;
-            *b = n;
-        }
-    }
-    free(c->buckets);
-    c->buckets = more;
-    c->bucket_count *= 2;
-}
-
 struct radix_node *radix__root(const struct radix_cache *c, const uint8_t salt[32])
 {
     uint64_t h = salt_hash(c, salt);
-    struct radix_node *n = c->buckets[h & (c->bucket_count - 1)];
-    while (n && !(n->root && memcmp(n->salt, salt, sizeof n->salt) == 0)) n = n->chain;
+    struct radix_node *n = hash_first(&c->children, h);
+    while (n && !(n->root && memcmp(n->salt, salt, sizeof n->salt) == 0)) n = hash_next(n);
     return n;
 }
 
 struct radix_node *radix__child(const struct radix_cache *c, const struct radix_node *n,
                                 const struct radix_view *v, uint32_t pos, uint64_t *hash)
 {
-    *hash = view_hash(c, n->id, v, pos);
-    for (struct radix_node *k = c->buckets[*hash & (c->bucket_count - 1)]; k; k = k->chain)
+    *hash = radix__child_hash(c, n, radix__of_view(v), pos);
+    for (struct radix_node *k = hash_first(&c->children, *hash); k; k = hash_next(k))
         if (k->parent == n && !k->root && radix__common(k, v, pos, pos + 1) == 1) return k;
     return NULL;
 }
@@ -169,7 +121,7 @@ static void node_free(struct radix_node *n)
 {
     for (uint32_t g = 0; g < ENGINE_GROUPS_MAX; g++) {
         free(n->block_offsets[g]);
-        free(n->tail[g]);
+        free(n->tail[g].block_offsets);
     }
     free(n->marks);
     free(n->tokens);
@@ -189,8 +141,9 @@ static struct radix_node *node_alloc(struct radix_cache *c, uint32_t start, uint
     bool ok = radix__heaps_reserve(c, c->stats.nodes + 1);
     if (items) ok = ok && (n->tokens = malloc(items * sizeof *n->tokens));
     if (spans) ok = ok && (n->spans = malloc(spans * sizeof *n->spans));
-    for (uint32_t g = 0; g < c->caps.group_count && blocks; g++)
-        ok = ok && (n->block_offsets[g] = malloc(blocks * sizeof *n->block_offsets[g]));
+    for (uint32_t g = 0; g < c->caps.group_count && blocks && ok; g++)
+        if ((ok = (n->block_offsets[g] = malloc(blocks * sizeof *n->block_offsets[g]))))
+            memset(n->block_offsets[g], 0xff, blocks * sizeof *n->block_offsets[g]); /* ENGINE_NO_BLOCK */
     ok = ok && radix__marks_reserve(c, n, end);
     if (!ok) {
         node_free(n);
@@ -206,18 +159,17 @@ static struct radix_node *node_alloc(struct radix_cache *c, uint32_t start, uint
 static void link_child(struct radix_cache *c, struct radix_node *parent, struct radix_node *n, uint64_t hash)
 {
     n->parent = parent;
-    n->hash = hash;
     n->prev = NULL;
     n->next = parent->child;
     if (n->next) n->next->prev = n;
     parent->child = n;
     parent->child_count++;
-    table_insert(c, n);
+    hash_insert(&c->children, &n->link, hash);
 }
 
 static void unlink_child(struct radix_cache *c, struct radix_node *n)
 {
-    table_remove(c, n);
+    hash_remove(&c->children, &n->link);
     if (n->prev) n->prev->next = n->next;
     else n->parent->child = n->next;
     if (n->next) n->next->prev = n->prev;
@@ -231,28 +183,8 @@ struct radix_node *radix__root_create(struct radix_cache *c, const uint8_t salt[
     n->root = n->checkpoint = true;
     memcpy(n->salt, salt, sizeof n->salt);
     c->stats.nodes++;
-    table_grow(c);
     link_child(c, &c->top, n, salt_hash(c, salt));
     return n;
-}
-
-/* Moves the holds of the blocks of [from, to) to n, including the block that contains `from`. Earlier entries
- * are unchanged. */
-static void swap_offsets(struct radix_cache *c, struct radix_node *n, uint32_t from, uint32_t to,
-                         const struct radix_table tables[])
-{
-    uint32_t base = n->start / c->bt;
-    for (uint32_t g = 0; g < c->caps.group_count; g++) {
-        for (uint32_t i = from / c->bt; i < (to + c->bt - 1) / c->bt; i++) {
-            bool there = i >= tables[g].first && i < tables[g].end;
-            uint32_t block_offset = there ? tables[g].block_offsets[i] : ENGINE_NO_BLOCK;
-            ASSERT(there || c->caps.groups[g].window > 0);
-            n->block_offsets[g][i - base] = block_offset;
-            if (block_offset == ENGINE_NO_BLOCK) continue;
-            kvb_acquire(c->blocks, g, block_offset, KVB_CACHED);
-            if (c->caps.groups[g].window) n->body[g]++;
-        }
-    }
 }
 
 void radix__set_offset(struct radix_cache *c, struct radix_node *n, uint32_t g, uint32_t index,
@@ -268,39 +200,51 @@ void radix__set_offset(struct radix_cache *c, struct radix_node *n, uint32_t g, 
     if (c->caps.groups[g].window) radix__event_offsets(c, n, index * c->bt, (index + 1) * c->bt);
 }
 
-static uint32_t spans_from(const struct radix_view *v, uint32_t pos, uint32_t to)
+/* n takes the blocks of [from, to), including the one that contains `from`. */
+static void take_offsets(struct radix_cache *c, struct radix_node *n, uint32_t from, uint32_t to,
+                         const struct block_table tables[])
 {
-    uint32_t m = radix__span_at(v, pos), count = 0;
-    while (m + count < v->span_count && v->spans[m + count].begin < to) count++;
-    return count;
+    for (uint32_t g = 0; g < c->caps.group_count; g++) {
+        for (uint32_t i = from / c->bt; i < (to + c->bt - 1) / c->bt; i++) {
+            bool there = i >= tables[g].first && i < tables[g].end;
+            ASSERT(there || c->caps.groups[g].window > 0);
+            radix__set_offset(c, n, g, i, there ? tables[g].block_offsets[i] : ENGINE_NO_BLOCK);
+        }
+    }
 }
 
-static void copy_spans(struct radix_node *n, const struct radix_view *v, uint32_t pos, uint32_t to)
+/* The spans of v that touch [pos, to), and their number. */
+static const struct prompt_span *spans_from(const struct radix_view *v, uint32_t pos, uint32_t to,
+                                            uint32_t *count)
 {
-    for (uint32_t m = radix__span_at(v, pos); m < v->span_count && v->spans[m].begin < to; m++) {
-        const struct prompt_span *im = &v->spans[m];
-        struct radix_span *s = &n->spans[n->span_count++];
-        *s = (struct radix_span){
-            .begin = im->begin, .end = im->end, .grid = im->grid, .mrope_delta = im->mrope_delta};
-        s->atomic_end = im->rule == SPAN_PREFIX_LM ? im->atomic_end : 0;
-        memcpy(s->key, span_identity(im), sizeof s->key);
+    uint32_t m = radix_span_at(v->spans, v->span_count, pos), end = m;
+    while (end < v->span_count && v->spans[end].begin < to) end++;
+    *count = end - m;
+    return v->spans + m;
+}
+
+static void copy_spans(struct radix_node *n, const struct prompt_span *from, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        n->spans[n->span_count] = from[i];
+        n->spans[n->span_count++].pixels = (struct image_u8){0};
     }
 }
 
 struct radix_node *radix__child_create(struct radix_cache *c, struct radix_node *parent,
                                        const struct radix_view *v, uint32_t to,
-                                       const struct radix_table tables[])
+                                       const struct block_table tables[])
 {
-    uint32_t from = parent->end;
-    struct radix_node *n = node_alloc(c, from, to, spans_from(v, from, to));
+    uint32_t from = parent->end, count;
+    const struct prompt_span *spans = spans_from(v, from, to, &count);
+    struct radix_node *n = node_alloc(c, from, to, count);
     if (!n) return NULL;
     memcpy(n->tokens, v->tokens + from, (to - from) * sizeof *n->tokens);
-    copy_spans(n, v, from, to);
+    copy_spans(n, spans, count);
     c->stats.nodes++;
     c->stats.items += to - from;
-    table_grow(c);
-    link_child(c, parent, n, view_hash(c, parent->id, v, from));
-    swap_offsets(c, n, from, to, tables);
+    link_child(c, parent, n, radix__child_hash(c, parent, radix__of_view(v), from));
+    take_offsets(c, n, from, to, tables);
     radix__marks_add(c, n, v, from);
     /* The parent's last block, partly filled, has the same beginning: keeping one of the two is enough. */
     if (from % c->bt) {
@@ -314,19 +258,13 @@ struct radix_node *radix__child_create(struct radix_cache *c, struct radix_node 
 }
 
 bool radix__extend(struct radix_cache *c, struct radix_node *n, const struct radix_view *v, uint32_t to,
-                   const struct radix_table tables[])
+                   const struct block_table tables[])
 {
-    uint32_t from = n->end, items = to - n->start, blocks = radix__blocks(c, n->start, to),
-             more = spans_from(v, from, to);
+    uint32_t from = n->end, items = to - n->start, blocks = radix__blocks(c, n->start, to), more;
     /* An image split at `from` is in the list already. */
     bool cut = n->span_count && n->spans[n->span_count - 1].end > from;
-    if (items > n->token_cap) {
-        uint32_t cap = items + items / 2;
-        uint32_t *t = realloc(n->tokens, cap * sizeof *t);
-        if (!t) return false;
-        n->tokens = t;
-        n->token_cap = cap;
-    }
+    const struct prompt_span *spans = spans_from(v, cut ? n->spans[n->span_count - 1].end : from, to, &more);
+    if (!LIST_RESERVE(n->tokens, n->token_cap, items)) return false;
     if (blocks > n->block_cap) {
         uint32_t cap = blocks + blocks / 2 + 1;
         for (uint32_t g = 0; g < c->caps.group_count; g++) {
@@ -338,24 +276,16 @@ bool radix__extend(struct radix_cache *c, struct radix_node *n, const struct rad
     }
     if (!radix__marks_reserve(c, n, to)) return false;
     if (more) {
-        struct radix_span *s = realloc(n->spans, (n->span_count + more) * sizeof *s);
+        struct prompt_span *s = realloc(n->spans, (n->span_count + more) * sizeof *s);
         if (!s) return false;
         n->spans = s;
     }
     memcpy(n->tokens + (from - n->start), v->tokens + from, (to - from) * sizeof *n->tokens);
-    copy_spans(n, v, cut ? n->spans[n->span_count - 1].end : from, to);
-    uint32_t next = from;
-    if (from % c->bt) {
-        /* The sequence's own last block replaces it: it has the same beginning. */
-        uint32_t i = from / c->bt;
-        for (uint32_t g = 0; g < c->caps.group_count; g++) {
-            bool there = i >= tables[g].first && i < tables[g].end;
-            ASSERT(there || c->caps.groups[g].window > 0);
-            radix__set_offset(c, n, g, i, there ? tables[g].block_offsets[i] : ENGINE_NO_BLOCK);
-        }
-        next = (i + 1) * c->bt;
-    }
-    if (next < to) swap_offsets(c, n, next, to, tables);
+    copy_spans(n, spans, more);
+    uint32_t own = radix__blocks(c, n->start, from);
+    for (uint32_t g = 0; g < c->caps.group_count; g++)
+        memset(n->block_offsets[g] + own, 0xff, (blocks - own) * sizeof *n->block_offsets[g]);
+    take_offsets(c, n, from, to, tables); /* the last one so far, too: it has the same beginning */
     c->stats.items += to - from;
     n->end = to;
     radix__marks_add(c, n, v, from);
@@ -393,16 +323,15 @@ struct radix_node *radix__split(struct radix_cache *c, struct radix_node *n, uin
         for (uint32_t i = 0; i < blocks; i++) n->body[g] += n->block_offsets[g][i] != ENGINE_NO_BLOCK;
     }
     struct radix_node *parent = n->parent;
-    uint64_t hash = n->hash;
+    uint64_t hash = n->link.hash;
     unlink_child(c, n);
     n->start = p;
     link_child(c, parent, u, hash);
-    link_child(c, u, n, node_hash(c, u, n));
+    link_child(c, u, n, radix__child_hash(c, u, radix__of_node(n), p));
     u->checkpoint = true;
     u->last_use = n->last_use;
     u->base = n->base;
     c->stats.nodes++;
-    table_grow(c);
     radix__classify(c, u);
     radix__classify(c, n);
     return u;
@@ -418,7 +347,8 @@ void radix__remove(struct radix_cache *c, struct radix_node *n)
         for (uint32_t i = 0; i < blocks; i++)
             if (n->block_offsets[g][i] != ENGINE_NO_BLOCK)
                 kvb_release(c->blocks, g, n->block_offsets[g][i], KVB_CACHED);
-        for (uint32_t i = 0; i < n->tail_count[g]; i++) kvb_release(c->blocks, g, n->tail[g][i], KVB_CACHED);
+        for (uint32_t i = 0; i < n->tail[g].count; i++)
+            kvb_release(c->blocks, g, n->tail[g].block_offsets[i], KVB_CACHED);
     }
     if (n->state != ENGINE_NO_BLOCK) {
         kvb_release(c->blocks, c->state_group, n->state, KVB_CACHED);
@@ -436,7 +366,7 @@ uint32_t radix__path_offset(const struct radix_cache *c, const struct radix_node
     while (n->start >= upto && !n->root) n = n->parent;
     if (n->root) return ENGINE_NO_BLOCK;
     uint32_t at = n->block_offsets[g][i - n->start / c->bt];
-    if (at == ENGINE_NO_BLOCK && i >= n->tail_first[g] && i - n->tail_first[g] < n->tail_count[g])
-        at = n->tail[g][i - n->tail_first[g]];
+    if (at == ENGINE_NO_BLOCK && i >= n->tail[g].first && i - n->tail[g].first < n->tail[g].count)
+        at = n->tail[g].block_offsets[i - n->tail[g].first];
     return at;
 }

@@ -9,58 +9,9 @@
 
 enum { LOOKED_MAX = 8192 }; /* nodes visited; older siblings last */
 
-struct candidate {
-    const struct radix_node *node;
-    uint32_t parent; /* its index in the snapshot */
-};
-
-/* A binary heap, the most recently used node on top. */
-struct heap {
-    struct candidate at[LOOKED_MAX];
-    uint32_t count;
-};
-
-static bool newer(const struct candidate *a, const struct candidate *b)
+uint64_t radix_path_hash(uint64_t before, const struct radix_view *v, uint32_t pos)
 {
-    return a->node->last_use > b->node->last_use;
-}
-
-static void swap(struct heap *h, uint32_t i, uint32_t k)
-{
-    struct candidate was = h->at[i];
-    h->at[i] = h->at[k];
-    h->at[k] = was;
-}
-
-static void push(struct heap *h, const struct radix_node *n, uint32_t parent)
-{
-    uint32_t i = h->count++;
-    h->at[i] = (struct candidate){n, parent};
-    for (; i && newer(&h->at[i], &h->at[(i - 1) / 2]); i = (i - 1) / 2) swap(h, i, (i - 1) / 2);
-}
-
-static struct candidate pop(struct heap *h)
-{
-    struct candidate top = h->at[0];
-    h->at[0] = h->at[--h->count];
-    for (uint32_t i = 0, k; (k = 2 * i + 1) < h->count; i = k) {
-        if (k + 1 < h->count && newer(&h->at[k + 1], &h->at[k])) k++;
-        if (!newer(&h->at[k], &h->at[i])) break;
-        swap(h, i, k);
-    }
-    return top;
-}
-
-static uint64_t item_hash(uint64_t h, const uint8_t *key, uint32_t value)
-{
-    return hash_mix((key ? hash_mix_bytes(h, key, 32) : h) ^ value);
-}
-
-uint64_t radix_path_hash(uint64_t h, const struct radix_view *v, uint32_t pos)
-{
-    uint32_t m = radix__span_at(v, pos);
-    const struct prompt_span *s = m < v->span_count && v->spans[m].begin <= pos ? &v->spans[m] : NULL;
-    return item_hash(h, s ? span_identity(s) : NULL, s ? pos - s->begin : v->tokens[pos]);
+    return radix__item_hash(before, radix__of_view(v), pos);
 }
 
 void radix_snapshot_item(struct cache_snapshot_node *n, uint32_t end, uint64_t hash)
@@ -76,17 +27,6 @@ void radix_snapshot_item(struct cache_snapshot_node *n, uint32_t end, uint64_t h
     }
     if ((end - n->start) % n->mark_step == 0)
         n->marks[n->mark_count++] = (struct cache_mark){.end = end, .hash = hash};
-}
-
-static void add_items(struct cache_snapshot_node *out, uint64_t h, const struct radix_node *n)
-{
-    uint32_t m = 0;
-    for (uint32_t i = n->start; i < n->end; i++) {
-        if (m < n->span_count && n->spans[m].end <= i) m++;
-        const struct radix_span *s = m < n->span_count && n->spans[m].begin <= i ? &n->spans[m] : NULL;
-        h = item_hash(h, s ? s->key : NULL, s ? i - s->begin : n->tokens[i - n->start]);
-        radix_snapshot_item(out, i + 1, h);
-    }
 }
 
 void radix_cursor_move(const struct radix_cache *c, struct radix_cursor *at, const struct radix_view *v)
@@ -111,36 +51,38 @@ void radix_snapshot(const struct radix_cache *c, const uint8_t salt[32], struct 
 {
     static const uint8_t no_salt[32];
     bool whole = memcmp(salt, no_salt, sizeof no_salt) == 0;
-    struct heap *heap = malloc(sizeof *heap); /* out of memory: only the sums */
+    struct radix_heap heap = {malloc(LOOKED_MAX * sizeof(struct radix_node *)), 0};
     uint32_t looked = 0;
     out->count = 0;
     /* Without the roots; what others have cached is not shown to a client with a salt. */
     out->nodes = whole ? c->stats.nodes - c->top.child_count : 0;
     out->tokens = whole ? c->stats.items : 0;
-    const struct radix_node *n = heap ? radix__root(c, salt) : NULL;
-    if (heap) heap->count = 0;
-    uint32_t parent = CACHE_SNAPSHOT_ROOT;
+    const struct radix_node *n = heap.at ? radix__root(c, salt) : NULL; /* out of memory: only the sums */
     while (n && out->count < CACHE_SNAPSHOT_MAX) {
-        for (const struct radix_node *k = n->child; k && looked < LOOKED_MAX; k = k->next, looked++) {
-            push(heap, k, parent);
+        for (struct radix_node *k = n->child; k && looked < LOOKED_MAX; k = k->next, looked++) {
+            radix__heap_push(&heap, HEAP_NEWEST, k);
             if (whole) continue;
             out->nodes++;
             out->tokens += k->end - k->start;
         }
-        if (!heap->count) break;
-        struct candidate next = pop(heap);
-        n = next.node;
-        parent = out->count;
-        uint64_t before = next.parent == CACHE_SNAPSHOT_ROOT ? 0 : out->at[next.parent].hash;
-        out->at[out->count++] = (struct cache_snapshot_node){.id = n->id << 1,
-                                                             .tier = CACHE_TIER_ARENA,
-                                                             .parent = next.parent,
-                                                             .start = n->start,
-                                                             .children = n->child_count,
-                                                             .running = n->pins,
-                                                             .images = n->span_count,
-                                                             .uses_ago = c->clock - n->last_use};
-        add_items(&out->at[parent], before, n);
+        if (!heap.count) break;
+        n = radix__heap_remove(&heap, HEAP_NEWEST, 0);
+        uint32_t parent = n->parent->root ? CACHE_SNAPSHOT_ROOT : 0;
+        while (!n->parent->root && out->at[parent].id != n->parent->id << 1) parent++;
+        uint64_t hash = parent == CACHE_SNAPSHOT_ROOT ? 0 : out->at[parent].hash;
+        struct cache_snapshot_node *to = &out->at[out->count++];
+        *to = (struct cache_snapshot_node){.id = n->id << 1,
+                                           .tier = CACHE_TIER_ARENA,
+                                           .parent = parent,
+                                           .start = n->start,
+                                           .children = n->child_count,
+                                           .running = n->pins,
+                                           .images = n->span_count,
+                                           .uses_ago = c->clock - n->last_use};
+        for (uint32_t i = n->start; i < n->end; i++) {
+            hash = radix__item_hash(hash, radix__of_node(n), i);
+            radix_snapshot_item(to, i + 1, hash);
+        }
     }
-    free(heap);
+    free(heap.at);
 }

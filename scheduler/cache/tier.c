@@ -154,7 +154,7 @@ static char *host_take(struct tier *t, uint64_t bytes)
 {
     uint64_t end = t->opt.host_bytes, size = (bytes + HOST_ALIGN - 1) / HOST_ALIGN * HOST_ALIGN;
     for (uint64_t left = size > end ? 0 : 2 * t->stats.records + 3; left; left--) {
-        struct tier_record *r = t->host_head;
+        struct tier_record *r = t->in_host.head;
         bool before = r && r->host >= t->host + t->host_at;
         uint64_t next = before ? (uint64_t)(r->host - t->host) : end;
         if (next - t->host_at >= size) {
@@ -209,19 +209,10 @@ static void keep(struct tier *t, struct tier_record *r, void *copy)
     if (r) tier__record_free(t, r);
 }
 
-/* Whether another path has the block of a partly filled node as the beginning of its own. */
-static bool covered(const struct tier_node *n, uint32_t g)
-{
-    uint32_t count = n->items->end - n->items->start, seen = 0;
-    for (const struct tier_node *k = n->parent->child; k && seen < TIER_SIBLINGS_MAX; k = k->next, seen++)
-        if (k != n && k->data[g] && tier__common(k->items, n->items) == count) return true;
-    return false;
-}
-
 static void keep_block(struct tier *t, struct tier_node *n, uint32_t g, uint32_t block_offset)
 {
     bool whole = n->items->end - n->items->start == t->bt;
-    if (n->data[g] || (!whole && g != t->state_group && covered(n, g))) return;
+    if (n->data[g] || (!whole && g != t->state_group && tier__covered(n, g))) return;
     uint64_t bytes = t->caps.groups[g].block_bytes;
     void *copy = place(t, bytes);
     struct tier_record *r = copy ? tier__record_create(t, n, g, bytes) : NULL;
@@ -290,7 +281,7 @@ void tier_drain(struct tier *t, uint32_t ms)
 
 void tier_flush(struct tier *t)
 {
-    while (t->host_head && !t->off) demote(t, t->host_head);
+    while (t->in_host.head && !t->off) demote(t, t->in_host.head);
     while (t->drain_ms && !t->off && !flush(t)) {
     }
 }
@@ -298,8 +289,8 @@ void tier_flush(struct tier *t)
 void tier_reset(struct tier *t)
 {
     t->resetting = !t->ready; /* what is still to be found is deleted, too */
-    for (uint64_t i = 0; i < t->buckets && !t->off; i++) {
-        for (const struct tier_record *r = t->by_id[i]; r; r = r->by_id)
+    for (uint64_t i = 0; i < t->by_id.size && !t->off; i++) {
+        for (const struct tier_record *r = hash_first(&t->by_id, i); r; r = hash_next(r))
             if (!r->node || (r->node->name == r && !r->node->parent->parent))
                 cache_store_drop(t->opt.store, r->id); /* and what continues it */
     }
@@ -307,6 +298,11 @@ void tier_reset(struct tier *t)
 }
 
 /* ---- reading ---- */
+
+bool tier_in_host(const struct tier_record *record)
+{
+    return record->host;
+}
 
 static void read_in_host(struct tier_record *record, struct tier_read *r)
 {
@@ -413,8 +409,8 @@ static const struct tier_node *next_node(const struct tier_node *n)
 void tier_announce(void *tier)
 {
     const struct tier *t = tier;
-    for (uint64_t i = 0; i < t->buckets && t->events; i++)
-        for (const struct tier_node *root = t->nodes[i]; root; root = root->chain)
+    for (uint64_t i = 0; i < t->nodes.size && t->events; i++)
+        for (const struct tier_node *root = hash_first(&t->nodes, i); root; root = hash_next(root))
             for (const struct tier_node *n = root->parent ? NULL : root; n; n = next_node(n))
                 for (uint32_t g = 0; g < t->caps.group_count; g++)
                     if (n->data[g]) tier__event(t, n->data[g], true);
@@ -513,8 +509,8 @@ bool tier_poll(struct tier *t)
             break;
         case STORE_OFF:
             t->off = t->ready = true;
-            for (uint64_t i = 0; i < t->buckets; i++)
-                while (t->by_id[i]) gone(t, t->by_id[i]);
+            for (uint64_t i = 0; i < t->by_id.size; i++)
+                while ((r = hash_first(&t->by_id, i))) gone(t, r);
             break;
         }
     }

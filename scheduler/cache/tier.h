@@ -49,6 +49,7 @@ void tier_reset(struct tier *t); /* forgets and deletes everything */
 bool tier_find(struct tier *t, const struct radix_view *v, struct radix_lower *lower);
 /* Of the last tier_find: the record of block `index`, or of the state at position `index`. */
 struct tier_record *tier_found(struct tier *t, uint32_t group, uint32_t index);
+bool tier_in_host(const struct tier_record *record); /* else it is on the disk */
 struct tier_record *tier_find_features(struct tier *t, const uint8_t salt[32], const uint8_t key[32]);
 void tier_drop_features(struct tier *t, const uint8_t salt[32], const uint8_t key[32]); /* if there are any */
 
@@ -75,7 +76,5 @@ struct tier_stats {
     bool disk_off;
 };
 void tier_stats(const struct tier *t, struct tier_stats *out);
-/* Walks everything; aborts on a broken invariant. */
-void tier_check(const struct tier *t);
 
 #endif

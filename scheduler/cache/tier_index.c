@@ -2,6 +2,7 @@
 #include "scheduler/cache/tier_internal.h"
 
 #include "config/base/assert.h"
+#include "config/base/list.h"
 #include "scheduler/cache/hash_mix.h"
 
 #include <stdlib.h>
@@ -11,12 +12,10 @@ enum { BUCKETS_FIRST = 1024 };
 
 enum status tier__index_create(struct tier *t, struct err *err)
 {
-    t->buckets = BUCKETS_FIRST;
-    t->nodes = calloc(t->buckets, sizeof(struct tier_node *));
-    t->by_id = calloc(t->buckets, sizeof(struct tier_record *));
-    t->by_key = calloc(t->buckets, sizeof(struct tier_record *));
+    bool ok = hash_create(&t->nodes, BUCKETS_FIRST) && hash_create(&t->by_id, BUCKETS_FIRST) &&
+              hash_create(&t->by_key, BUCKETS_FIRST);
     t->scratch = malloc(tier__items_bytes(0, t->bt, t->bt));
-    return t->nodes && t->by_id && t->by_key && t->scratch ? ST_OK : err_nomem(err, "the cache tier's index");
+    return ok && t->scratch ? ST_OK : err_nomem(err, "the cache tier's index");
 }
 
 /* ---- items ---- */
@@ -38,16 +37,23 @@ struct tier_span *tier__spans(const struct tier_items *it)
     return (struct tier_span *)(tier__tokens(it) + (it->end - it->start + 1) / 2 * 2);
 }
 
+struct prompt_span tier__prompt_span(const struct tier_span *s)
+{
+    struct prompt_span p = {.begin = s->begin,
+                            .end = s->end,
+                            .rule = s->atomic_end ? SPAN_PREFIX_LM : SPAN_CAUSAL,
+                            .atomic_end = s->atomic_end,
+                            .mrope_delta = s->mrope_delta,
+                            .grid = {s->t, s->h, s->w, s->seconds, s->breaks}};
+    memcpy(s->atomic_end ? p.atomic_key : p.key, s->key, sizeof s->key);
+    return p;
+}
+
 uint64_t tier__block_hash(const struct tier_node *n)
 {
     const struct tier_items *it = n->items;
     struct prompt_span spans[it->span_count + 1];
-    for (uint32_t i = 0; i < it->span_count; i++) {
-        const struct tier_span *s = tier__spans(it) + i;
-        spans[i] = (struct prompt_span){
-            .begin = s->begin, .mrope_delta = s->mrope_delta, .grid = {s->t, s->h, s->w, s->seconds}};
-        memcpy(spans[i].key, s->key, sizeof s->key);
-    }
+    for (uint32_t i = 0; i < it->span_count; i++) spans[i] = tier__prompt_span(tier__spans(it) + i);
     return radix_block_hash(tier__tokens(it), spans, it->span_count, it->start, it->end,
                             n->parent->block_hash);
 }
@@ -63,22 +69,10 @@ bool tier__spans_valid(const struct tier_items *it)
     return true;
 }
 
-/* Index of the first span of v that ends after pos. */
-static uint32_t span_at(const struct radix_view *v, uint32_t pos)
-{
-    uint32_t lo = 0, hi = v->span_count;
-    while (lo < hi) {
-        uint32_t mid = lo + (hi - lo) / 2;
-        if (v->spans[mid].end > pos) hi = mid;
-        else lo = mid + 1;
-    }
-    return lo;
-}
-
 void tier__encode(struct tier *t, const struct radix_view *v, uint32_t start, uint32_t end)
 {
     struct tier_items *it = t->scratch;
-    uint32_t first = span_at(v, start), m = first;
+    uint32_t first = radix_span_at(v->spans, v->span_count, start), m = first;
     while (m < v->span_count && v->spans[m].begin < end) m++;
     ASSERT(end > start && end - start <= t->bt && m - first <= t->bt);
     t->scratch_bytes = tier__items_bytes(start, end, m - first);
@@ -95,6 +89,7 @@ void tier__encode(struct tier *t, const struct radix_view *v, uint32_t start, ui
                                 .t = p->grid.t,
                                 .h = p->grid.h,
                                 .w = p->grid.w,
+                                .breaks = p->grid.breaks,
                                 .seconds = p->grid.seconds};
         memcpy(s->key, span_identity(p), sizeof s->key);
     }
@@ -114,6 +109,16 @@ uint32_t tier__common(const struct tier_items *a, const struct tier_items *b)
         return equal < i ? equal : i;
     }
     return i;
+}
+
+bool tier__covered(const struct tier_node *n, uint32_t g)
+{
+    uint32_t seen = 0;
+    for (const struct tier_node *k = n->parent->child; k && seen < TIER_SIBLINGS_MAX; k = k->next, seen++) {
+        bool other = g == TIER_NO_GROUP ? k->items->end > n->items->end : k != n && k->data[g];
+        if (other && tier__common(k->items, n->items) == n->items->end - n->items->start) return true;
+    }
+    return false;
 }
 
 /* ---- tables ---- */
@@ -140,60 +145,14 @@ static uint64_t id_hash(const struct tier *t, uint64_t id)
     return hash_mix(t->opt.seed ^ id);
 }
 
-/* Chains get longer where there is no memory. */
-static void grow(struct tier *t)
-{
-    uint64_t n = 2 * t->buckets;
-    if (t->node_count + t->stats.records < n) return;
-    struct tier_node **nodes = calloc(n, sizeof(struct tier_node *));
-    struct tier_record **ids = calloc(n, sizeof(struct tier_record *)),
-                       **keys = calloc(n, sizeof(struct tier_record *));
-    if (!nodes || !ids || !keys) {
-        free(nodes);
-        free(ids);
-        free(keys);
-        return;
-    }
-    for (uint64_t i = 0; i < t->buckets; i++) {
-        for (struct tier_node *k = t->nodes[i], *next; k; k = next) {
-            next = k->chain;
-            k->chain = nodes[k->hash & (n - 1)];
-            nodes[k->hash & (n - 1)] = k;
-        }
-        for (struct tier_record *r = t->by_id[i], *next; r; r = next) {
-            struct tier_record **at = &ids[id_hash(t, r->id) & (n - 1)];
-            next = r->by_id;
-            r->by_id = *at;
-            *at = r;
-        }
-        for (struct tier_record *r = t->by_key[i], *next; r; r = next) {
-            struct tier_record **at = &keys[key_hash(t, r->salt, r->key) & (n - 1)];
-            next = r->by_key;
-            r->by_key = *at;
-            *at = r;
-        }
-    }
-    free(t->nodes);
-    free(t->by_id);
-    free(t->by_key);
-    t->nodes = nodes;
-    t->by_id = ids;
-    t->by_key = keys;
-    t->buckets = n;
-}
-
 static struct tier_node *node_add(struct tier *t, struct tier_node *parent, uint64_t hash)
 {
     struct tier_node *n = calloc(1, sizeof *n);
     if (!n) return NULL;
     n->serial = ++t->serials;
     n->root = parent ? parent->root : n;
-    n->hash = hash;
     n->parent = parent;
-    t->node_count++;
-    grow(t);
-    n->chain = t->nodes[hash & (t->buckets - 1)];
-    t->nodes[hash & (t->buckets - 1)] = n;
+    hash_insert(&t->nodes, &n->link, hash);
     if (!parent) return n;
     n->next = parent->child;
     if (n->next) n->next->prev = n;
@@ -204,8 +163,8 @@ static struct tier_node *node_add(struct tier *t, struct tier_node *parent, uint
 struct tier_node *tier__root(struct tier *t, const uint8_t salt[32], bool create)
 {
     uint64_t h = salt_hash(t, salt);
-    struct tier_node *n = t->nodes[h & (t->buckets - 1)];
-    while (n && (n->parent || memcmp(n->salt, salt, sizeof n->salt) != 0)) n = n->chain;
+    struct tier_node *n = hash_first(&t->nodes, h);
+    while (n && (n->parent || memcmp(n->salt, salt, sizeof n->salt) != 0)) n = hash_next(n);
     if (!n && create && (n = node_add(t, NULL, h))) {
         memcpy(n->salt, salt, sizeof n->salt);
         n->block_hash = radix_salt_hash(salt);
@@ -216,11 +175,11 @@ struct tier_node *tier__root(struct tier *t, const uint8_t salt[32], bool create
 struct tier_node *tier__child(const struct tier *t, const struct tier_node *n)
 {
     uint64_t h = node_hash(t, n, t->scratch, t->scratch_bytes);
-    struct tier_node *k = t->nodes[h & (t->buckets - 1)];
+    struct tier_node *k = hash_first(&t->nodes, h);
     while (k &&
            (k->parent != n || k->items_bytes != t->scratch_bytes ||
             memcmp(&k->items->start, &t->scratch->start, t->scratch_bytes - sizeof k->items->group) != 0))
-        k = k->chain;
+        k = hash_next(k);
     return k;
 }
 
@@ -240,13 +199,10 @@ struct tier_node *tier__child_create(struct tier *t, struct tier_node *n, struct
 
 static void node_free(struct tier *t, struct tier_node *n)
 {
-    struct tier_node **at = &t->nodes[n->hash & (t->buckets - 1)];
-    while (*at != n) at = &(*at)->chain;
-    *at = n->chain;
+    hash_remove(&t->nodes, &n->link);
     if (n->prev) n->prev->next = n->next;
     else if (n->parent) n->parent->child = n->next;
     if (n->next) n->next->prev = n->prev;
-    t->node_count--;
     free(n->items);
     free(n);
 }
@@ -259,7 +215,6 @@ static struct tier_record *record_add(struct tier *t, uint64_t bytes)
     if (!r) return NULL;
     r->bytes = bytes;
     t->stats.records++;
-    grow(t);
     return r;
 }
 
@@ -280,39 +235,35 @@ struct tier_record *tier__image_create(struct tier *t, const uint8_t salt[32], c
     if (!r) return NULL;
     memcpy(r->salt, salt, 32);
     memcpy(r->key, key, 32);
-    struct tier_record **at = &t->by_key[key_hash(t, salt, key) & (t->buckets - 1)];
-    r->by_key = *at;
-    *at = r;
+    hash_insert(&t->by_key, &r->by_key, key_hash(t, salt, key));
     return r;
 }
 
 struct tier_record *tier_find_features(struct tier *t, const uint8_t salt[32], const uint8_t key[32])
 {
-    struct tier_record *r = t->by_key[key_hash(t, salt, key) & (t->buckets - 1)];
-    while (r && (memcmp(r->key, key, 32) != 0 || memcmp(r->salt, salt, 32) != 0)) r = r->by_key;
-    return r;
+    for (struct hash_link *l = hash_first(&t->by_key, key_hash(t, salt, key)); l; l = l->next) {
+        struct tier_record *r = tier__image_of(l);
+        if (memcmp(r->key, key, 32) == 0 && memcmp(r->salt, salt, 32) == 0) return r;
+    }
+    return NULL;
 }
 
 struct tier_record *tier__by_id(const struct tier *t, uint64_t id)
 {
-    struct tier_record *r = t->by_id[id_hash(t, id) & (t->buckets - 1)];
-    while (r && r->id != id) r = r->by_id;
+    struct tier_record *r = hash_first(&t->by_id, id_hash(t, id));
+    while (r && r->id != id) r = hash_next(r);
     return r;
 }
 
 void tier__record_id(struct tier *t, struct tier_record *r, uint64_t id)
 {
     if (r->id) {
-        struct tier_record **at = &t->by_id[id_hash(t, r->id) & (t->buckets - 1)];
-        while (*at != r) at = &(*at)->by_id;
-        *at = r->by_id;
+        hash_remove(&t->by_id, &r->by_id);
         t->stats.disk_bytes -= r->bytes;
     }
     r->id = id;
     if (!id) return;
-    struct tier_record **at = &t->by_id[id_hash(t, id) & (t->buckets - 1)];
-    r->by_id = *at;
-    *at = r;
+    hash_insert(&t->by_id, &r->by_id, id_hash(t, id));
     t->stats.disk_bytes += r->bytes;
 }
 
@@ -320,21 +271,14 @@ void tier__host_add(struct tier *t, struct tier_record *r, char *host)
 {
     r->host = host;
     r->copied = engine_copies(t->engine);
-    r->prev = t->host_tail;
-    if (r->prev) r->prev->next = r;
-    else t->host_head = r;
-    t->host_tail = r;
+    LIST_LINK(&t->in_host, t->in_host.tail, r);
     t->stats.host_bytes += r->bytes;
 }
 
 void tier__host_remove(struct tier *t, struct tier_record *r)
 {
     if (!r->host) return;
-    if (r->prev) r->prev->next = r->next;
-    else t->host_head = r->next;
-    if (r->next) r->next->prev = r->prev;
-    else t->host_tail = r->prev;
-    r->prev = r->next = NULL;
+    LIST_UNLINK(&t->in_host, r);
     t->stats.host_bytes -= r->bytes;
     if (r->copied > t->released) t->released = r->copied;
     r->host = NULL;
@@ -346,10 +290,7 @@ static void record_unlink(struct tier *t, struct tier_record *r)
     tier__host_remove(t, r);
     tier__record_id(t, r, 0);
     t->stats.records--;
-    if (r->node) return;
-    struct tier_record **at = &t->by_key[key_hash(t, r->salt, r->key) & (t->buckets - 1)];
-    while (*at != r) at = &(*at)->by_key;
-    *at = r->by_key;
+    if (!r->node) hash_remove(&t->by_key, &r->by_key);
 }
 
 static bool useless(const struct tier_node *n)
@@ -386,26 +327,28 @@ void tier__prune(struct tier *t, struct tier_node *n)
 
 void tier__prune_all(struct tier *t)
 {
-    for (uint64_t i = 0; i < t->buckets; i++) {
-        struct tier_node *n = t->nodes[i];
+    for (uint64_t i = 0; i < t->nodes.size; i++) {
+        struct tier_node *n = hash_first(&t->nodes, i);
         while (n) {
             bool gone = useless(n);
             tier__prune(t, n); /* perhaps others of this chain, too */
-            n = gone ? t->nodes[i] : n->chain;
+            n = gone ? hash_first(&t->nodes, i) : hash_next(n);
         }
     }
 }
 
 void tier__index_clear(struct tier *t)
 {
-    for (uint64_t i = 0; i < t->buckets; i++) {
-        while (t->by_key[i]) {
-            struct tier_record *r = t->by_key[i];
+    for (uint64_t i = 0; i < t->by_key.size; i++) {
+        for (struct hash_link *l; (l = hash_first(&t->by_key, i));) {
+            struct tier_record *r = tier__image_of(l);
             record_unlink(t, r);
             free(r);
         }
-        for (struct tier_node *n = t->nodes[i], *next; n; n = next) {
-            next = n->chain;
+    }
+    for (uint64_t i = 0; i < t->nodes.size; i++) {
+        for (struct tier_node *n = hash_first(&t->nodes, i), *next; n; n = next) {
+            next = hash_next(n);
             for (uint32_t g = 0; g < ENGINE_GROUPS_MAX; g++) {
                 if (!n->data[g]) continue;
                 record_unlink(t, n->data[g]);
@@ -416,18 +359,18 @@ void tier__index_clear(struct tier *t)
             free(n->items);
             free(n);
         }
-        t->nodes[i] = NULL;
+        t->nodes.buckets[i] = NULL;
     }
-    t->node_count = 0;
+    t->nodes.count = 0;
     ASSERT_CMP(t->stats.records, ==, 0);
 }
 
 void tier__index_destroy(struct tier *t)
 {
-    if (t->nodes && t->by_id && t->by_key) tier__index_clear(t);
-    free(t->nodes);
-    free(t->by_id);
-    free(t->by_key);
+    if (t->nodes.buckets && t->by_id.buckets && t->by_key.buckets) tier__index_clear(t);
+    free(t->nodes.buckets);
+    free(t->by_id.buckets);
+    free(t->by_key.buckets);
     free(t->scratch);
     free(t->found.lower.states);
     for (uint32_t g = 0; g < ENGINE_GROUPS_MAX; g++) {
@@ -491,11 +434,10 @@ static void add_node(struct tier *t, const struct tier_node *k, uint32_t equal)
 
 bool tier_find(struct tier *t, const struct radix_view *v, struct radix_lower *lower)
 {
-    static const uint8_t doubtful[32];
     struct radix_lower *l = &t->found.lower;
     uint32_t count = v->count;
     for (uint32_t m = 0; m < v->span_count && v->spans[m].begin < count; m++)
-        if (memcmp(span_identity(&v->spans[m]), doubtful, sizeof doubtful) == 0) count = v->spans[m].begin;
+        if (radix_doubtful(&v->spans[m])) count = v->spans[m].begin;
     const struct tier_node *n = tier__root(t, v->salt, false);
     if (!n || !found_reserve(t, count / t->bt + 1)) return false;
     l->equal = l->state_count = 0;
@@ -521,31 +463,4 @@ struct tier_record *tier_found(struct tier *t, uint32_t group, uint32_t index)
     for (uint32_t i = 0; i < t->found.lower.state_count; i++)
         if (t->found.lower.states[i] == index) return t->found.records[group][i];
     return NULL;
-}
-
-void tier_check(const struct tier *t)
-{
-    uint64_t nodes = 0, records = 0, host = 0, disk = 0;
-    for (uint64_t i = 0; i < t->buckets; i++) {
-        for (const struct tier_node *n = t->nodes[i]; n; n = n->chain, nodes++) {
-            ASSERT(!n->parent == !n->items && (!n->parent || !t->ready || !useless(n)));
-            if (n->parent && n->parent->items) ASSERT_CMP(n->items->start, ==, n->parent->items->end);
-            if (n->name) ASSERT(n->name->node == n && n->name->id);
-            for (uint32_t g = 0; g < ENGINE_GROUPS_MAX; g++) {
-                const struct tier_record *r = n->data[g];
-                if (!r) continue;
-                ASSERT(r->node == n && r->group == g && (r->id || r->host));
-                records++;
-            }
-            records += n->name && n->name->group == TIER_NO_GROUP;
-        }
-        for (const struct tier_record *r = t->by_key[i]; r; r = r->by_key, records++)
-            ASSERT(!r->node && (r->id || r->host));
-        for (const struct tier_record *r = t->by_id[i]; r; r = r->by_id) disk += r->bytes;
-    }
-    for (const struct tier_record *r = t->host_head; r; r = r->next) host += r->bytes;
-    ASSERT_CMP(nodes, ==, t->node_count);
-    ASSERT_CMP(records, ==, t->stats.records);
-    ASSERT_CMP(host, ==, t->stats.host_bytes);
-    ASSERT_CMP(disk, ==, t->stats.disk_bytes);
 }

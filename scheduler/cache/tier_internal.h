@@ -4,6 +4,7 @@
 #define KVASIR_TIER_INTERNAL_H
 
 #include "scheduler/cache/cache_store.h"
+#include "scheduler/cache/hash_table.h"
 #include "scheduler/cache/tier.h"
 
 #define TIER_NO_GROUP     UINT32_MAX
@@ -19,15 +20,15 @@ struct tier_items {
 struct tier_span { /* that touches the items */
     uint32_t begin, end, atomic_end;
     int32_t mrope_delta;
-    uint32_t t, h, w, zero;
+    uint32_t t, h, w, breaks;
     double seconds;
     uint8_t key[32];
 };
 
 struct tier_record {
-    struct tier_record *by_id, *by_key; /* chains; by_key: of images */
-    struct tier_record *prev, *next;    /* in host memory, in the order in which it is used again */
-    uint64_t id;                        /* in the store; 0: not there */
+    struct hash_link by_id, by_key;  /* by_id: while it is in the store; by_key: of images */
+    struct tier_record *prev, *next; /* in host memory, in the order in which it is used again */
+    uint64_t id;                     /* in the store; 0: not there */
     uint64_t bytes;
     char *host;             /* [bytes] in tier.host, or NULL */
     uint64_t copied;        /* engine_copies after its last copy from or to host memory */
@@ -39,8 +40,8 @@ struct tier_record {
 };
 
 struct tier_node {
-    struct tier_node *root, *parent, *child, *prev, *next, *chain;
-    uint64_t hash;   /* of (parent's serial, items) */
+    struct hash_link link; /* hash of (parent's serial, items), or of the salt */
+    struct tier_node *root, *parent, *child, *prev, *next;
     uint64_t serial; /* never used again */
     struct tier_items *items;
     uint32_t items_bytes;
@@ -59,15 +60,15 @@ struct tier {
     uint64_t serials;
     uint32_t drain_ms; /* left; 0: not draining */
     bool ready, full, off, resetting;
-    struct tier_node **nodes;             /* [buckets] */
-    bool events;                          /* there is an event sink */
-    struct tier_record **by_id, **by_key; /* [buckets] */
-    uint64_t buckets, node_count;         /* buckets: a power of two */
+    bool events; /* there is an event sink */
+    struct hash_table nodes, by_id, by_key;
     /* Host memory is a ring of opt.host_bytes: all before host_at was filled in this round, the next record
-     * after it is host_head. */
+     * after it is in_host.head. */
     char *host;
     uint64_t host_at, released; /* released: the last copy from or to what is free */
-    struct tier_record *host_head, *host_tail;
+    struct {
+        struct tier_record *head, *tail;
+    } in_host;
     struct tier_stats stats;
     struct tier_items *scratch; /* encoded items of one block, and their size */
     uint32_t scratch_bytes;
@@ -83,6 +84,12 @@ void tier__event(const struct tier *t, const struct tier_record *r, bool there);
 
 /* ---- tier_index.c ---- */
 enum status tier__index_create(struct tier *t, struct err *err) KV_MUST_CHECK;
+/* Of a link in tier.by_key. */
+static inline struct tier_record *tier__image_of(struct hash_link *l)
+{
+    return (struct tier_record *)(void *)((char *)l - offsetof(struct tier_record, by_key));
+}
+
 void tier__index_clear(struct tier *t); /* frees nodes and records, tells the store nothing */
 void tier__index_destroy(struct tier *t);
 struct tier_node *tier__root(struct tier *t, const uint8_t salt[32], bool create); /* NULL: none, no memory */
@@ -97,6 +104,7 @@ bool tier__spans_valid(const struct tier_items *it);  /* they touch the items, i
 uint64_t tier__block_hash(const struct tier_node *n); /* of a whole block after its parent */
 uint32_t *tier__tokens(const struct tier_items *it);
 struct tier_span *tier__spans(const struct tier_items *it);
+struct prompt_span tier__prompt_span(const struct tier_span *s);
 uint32_t tier__items_bytes(uint32_t start, uint32_t end, uint32_t span_count);
 struct tier_record *tier__record_create(struct tier *t, struct tier_node *n, uint32_t group, uint64_t bytes);
 struct tier_record *tier__image_create(struct tier *t, const uint8_t salt[32], const uint8_t key[32],
@@ -111,6 +119,9 @@ void tier__prune(struct tier *t, struct tier_node *n);
 void tier__prune_all(struct tier *t);
 /* How many leading items of two blocks with the same start are equal. */
 uint32_t tier__common(const struct tier_items *a, const struct tier_items *b);
+/* Whether a sibling begins with all items of a partly filled block: one that has data of group g, or that is
+ * longer, if g is TIER_NO_GROUP. */
+bool tier__covered(const struct tier_node *n, uint32_t g);
 void tier__host_add(struct tier *t, struct tier_record *r, char *host);
 void tier__host_remove(struct tier *t, struct tier_record *r); /* if it is in host memory */
 

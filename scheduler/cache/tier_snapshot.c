@@ -2,6 +2,8 @@
  * has them, and runs of further blocks become nodes. Its cost is bounded. See tier.h. */
 #include "scheduler/cache/tier_internal.h"
 
+#include "config/base/list.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,41 +24,20 @@ struct place {
     uint32_t node; /* in the snapshot: the last one of the tier; CACHE_SNAPSHOT_ROOT: none yet */
 };
 
-static bool reserve(struct walk *w, const struct tier_items *it)
-{
-    uint32_t spans = w->path.span_count + it->span_count;
-    if (it->end > w->token_cap) {
-        uint32_t cap = 2 * it->end, *more = realloc(w->tokens, cap * sizeof *more);
-        if (!more) return false;
-        w->path.tokens = w->tokens = more;
-        w->token_cap = cap;
-    }
-    if (spans > w->span_cap) {
-        struct prompt_span *more = realloc(w->spans, 2 * spans * sizeof *more);
-        if (!more) return false;
-        w->path.spans = w->spans = more;
-        w->span_cap = 2 * spans;
-    }
-    return true;
-}
-
 /* The path gets n's items after those of its parents. */
 static bool path_add(struct walk *w, const struct tier_items *it)
 {
-    if (!reserve(w, it)) return false;
+    if (!LIST_RESERVE(w->tokens, w->token_cap, it->end) ||
+        !LIST_RESERVE(w->spans, w->span_cap, w->path.span_count + it->span_count))
+        return false;
+    w->path.tokens = w->tokens;
+    w->path.spans = w->spans;
     while (w->path.span_count && w->spans[w->path.span_count - 1].begin >= it->start) w->path.span_count--;
     memcpy(w->tokens + it->start, tier__tokens(it), (it->end - it->start) * sizeof *w->tokens);
     for (uint32_t i = 0; i < it->span_count; i++) {
         const struct tier_span *s = tier__spans(it) + i;
         if (s->begin < it->start) continue; /* of the block before */
-        struct prompt_span *p = &w->spans[w->path.span_count++];
-        *p = (struct prompt_span){.begin = s->begin,
-                                  .end = s->end,
-                                  .rule = s->atomic_end ? SPAN_PREFIX_LM : SPAN_CAUSAL,
-                                  .atomic_end = s->atomic_end,
-                                  .mrope_delta = s->mrope_delta,
-                                  .grid = {s->t, s->h, s->w, s->seconds}};
-        memcpy(s->atomic_end ? p->atomic_key : p->key, s->key, sizeof s->key);
+        w->spans[w->path.span_count++] = tier__prompt_span(s);
     }
     w->path.count = it->end;
     return true;
@@ -106,29 +87,17 @@ static bool block_add(struct walk *w, const struct tier_node *n, bool branch, st
     return true;
 }
 
-/* A partly filled block that another one continues. */
-static bool redundant(const struct tier_node *n)
-{
-    uint32_t seen = 0;
-    if (n->child) return false;
-    for (const struct tier_node *k = n->parent->child; k && seen < TIER_SIBLINGS_MAX; k = k->next, seen++)
-        if (k->items->end > n->items->end &&
-            tier__common(n->items, k->items) == n->items->end - n->items->start)
-            return true;
-    return false;
-}
-
 static void below(struct walk *w, const struct tier_node *n, struct place p)
 {
     while (n) {
         const struct tier_node *next = NULL;
         uint32_t ways = 0;
         for (const struct tier_node *k = n->child; k; k = k->next)
-            if (!redundant(k)) ways++, next = k;
+            if (!(!k->child && tier__covered(k, TIER_NO_GROUP))) ways++, next = k;
         bool last = false;
         for (const struct tier_node *k = n->child; k && !last; k = k->next) {
             struct place q = p;
-            if (redundant(k)) continue;
+            if ((!k->child && tier__covered(k, TIER_NO_GROUP))) continue;
             if (++w->blocks > BLOCKS_MAX || !path_add(w, k->items)) return;
             if (q.at.pos == k->items->start) {
                 radix_cursor_move(w->radix, &q.at, &w->path);

@@ -5,6 +5,7 @@ tests/golden/qwen).
 
 Nothing here knows a family."""
 
+import argparse
 import json
 import shutil
 import sys
@@ -19,7 +20,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file as save_numpy
 from safetensors.torch import save_file as save_torch
 
-from common import HERE, train_merges
+from common import HERE, REPO, train_merges
 from make_qwen_checks import NotTelling, float_inputs_rounded, need
 
 GENERATED = 16
@@ -35,17 +36,11 @@ def tokenizer_json(head, tail, plain, size, newlines=3, spaces=4, chars=64):
     the vocabulary only)."""
     text = (HERE / "mixed.txt").read_text(encoding="utf-8")
     vocab = (
-        list(head)
-        + ["\n" * n for n in range(1, newlines + 1)]
-        + ["▁" * n for n in range(2, spaces + 1)]
-        + BYTES
-    )
+        list(head) + ["\n" * n for n in range(1, newlines + 1)] + ["▁" * n for n in range(2, spaces + 1)]
+        + BYTES)
     merges = [
-        (c * k, c * (n - k))
-        for c, most in (("\n", newlines), ("▁", spaces))
-        for n in range(2, most + 1)
-        for k in range(1, n)
-    ]
+        (c * k, c * (n - k)) for c, most in (("\n", newlines), ("▁", spaces)) for n in range(2, most + 1)
+        for k in range(1, n)]
     counts = Counter(text.replace(" ", "▁").replace("\n", ""))
     alphabet = [c for c, _ in sorted(counts.items(), key=lambda p: (-p[1], p[0]))[:chars]]
     learned = train_merges(text, alphabet, size - len(vocab) - len(alphabet) - len(tail))
@@ -53,60 +48,28 @@ def tokenizer_json(head, tail, plain, size, newlines=3, spaces=4, chars=64):
     assert len(vocab) == len(set(vocab)) == size, (len(vocab), size)
     ids = {t: i for i, t in enumerate(vocab)}
     added = [
-        {
-            "id": ids[t],
-            "content": t,
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-            "normalized": False,
-            "special": t not in plain,
-        }
+        {"id": ids[t], "content": t, "single_word": False, "lstrip": False, "rstrip": False,
+         "normalized": False, "special": t not in plain}
         for t in list(head) + list(tail)
-        if plain.get(t, True)
-    ]
+        if plain.get(t, True)]
     bos = {"SpecialToken": {"id": "<bos>", "type_id": 0}}
     single = [bos, {"Sequence": {"id": "A", "type_id": 0}}]
     pair = single + [{"SpecialToken": {"id": "<bos>", "type_id": 1}}, {"Sequence": {"id": "B", "type_id": 1}}]
     return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": added,
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added,
         "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
-        "pre_tokenizer": {
-            "type": "Split",
-            "pattern": {"String": " "},
-            "behavior": "MergedWithPrevious",
-            "invert": False,
-        },
+        "pre_tokenizer": {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious",
+                          "invert": False},
         "post_processor": {
-            "type": "TemplateProcessing",
-            "single": single,
-            "pair": pair,
-            "special_tokens": {"<bos>": {"id": "<bos>", "ids": [ids["<bos>"]], "tokens": ["<bos>"]}},
-        },
+            "type": "TemplateProcessing", "single": single, "pair": pair,
+            "special_tokens": {"<bos>": {"id": "<bos>", "ids": [ids["<bos>"]], "tokens": ["<bos>"]}}},
         "decoder": {
             "type": "Sequence",
-            "decoders": [
-                {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
-                {"type": "ByteFallback"},
-                {"type": "Fuse"},
-            ],
-        },
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": "<unk>",
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": True,
-            "byte_fallback": True,
-            "ignore_merges": False,
-            "vocab": ids,
-            "merges": [list(m) for m in merges + learned],
-        },
-    }
+            "decoders": [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+                         {"type": "ByteFallback"}, {"type": "Fuse"}]},
+        "model": {"type": "BPE", "dropout": None, "unk_token": "<unk>", "continuing_subword_prefix": None,
+                  "end_of_word_suffix": None, "fuse_unk": True, "byte_fallback": True, "ignore_merges": False,
+                  "vocab": ids, "merges": [list(m) for m in merges + learned]}}
 
 
 def write_tokenizer(folder, data, config):
@@ -188,13 +151,8 @@ def rewrite(path, change):
 
 
 def load(cls, folder, dtype):
-    model, info = cls.from_pretrained(
-        folder,
-        dtype=dtype,
-        attn_implementation="eager",
-        experts_implementation="eager",
-        output_loading_info=True,
-    )
+    model, info = cls.from_pretrained(folder, dtype=dtype, attn_implementation="eager",
+                                      experts_implementation="eager", output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"], info
     assert model.config.get_text_config()._attn_implementation == "eager"
     return model.eval()
@@ -266,18 +224,9 @@ def greedy(model, p, count, avoid=()):
 @torch.no_grad()
 def greedy_cached(model, p, count):
     """The same through transformers' generate() with its KV cache."""
-    out = model.generate(
-        **p.prompt_inputs(next(model.parameters()).dtype),
-        max_new_tokens=count,
-        min_new_tokens=count,
-        do_sample=False,
-        eos_token_id=[],
-        pad_token_id=0,
-        top_k=None,
-        top_p=None,
-        temperature=None,
-        suppress_tokens=None,
-    )
+    out = model.generate(**p.prompt_inputs(next(model.parameters()).dtype), max_new_tokens=count,
+                         min_new_tokens=count, do_sample=False, eos_token_id=[], pad_token_id=0, top_k=None,
+                         top_p=None, temperature=None, suppress_tokens=None)
     return out[0, len(p.ids) :].tolist()
 
 
@@ -329,10 +278,8 @@ def run_case(key, p, v, model, twin, tensors, check, avoid, first_position=0):
     low = twin is not None
     new, gaps = greedy(model, p, GENERATED, avoid)
     need(min(gaps) > (4e-3 if low else 2e-3), f"near-tie: {min(gaps):.5f}")
-    need(
-        len(set(new)) >= v.get("distinct", 6),
-        f"greedy text repeats itself: {len(set(new))} of {GENERATED} ids",
-    )
+    need(len(set(new)) >= v.get("distinct", 6),
+         f"greedy text repeats itself: {len(set(new))} of {GENERATED} ids")
     ids = p.ids + new
     lp = logprobs(model, p, ids)
     top = float(lp.exp().max(-1).values.mean())
@@ -340,12 +287,8 @@ def run_case(key, p, v, model, twin, tensors, check, avoid, first_position=0):
     assert lp.argmax(-1)[len(p.ids) - 1 : -1].tolist() == new
     moved = Moved(model, p, ids, lp)
     check(moved)
-    entry = {
-        "top_probability": round(top, 3),
-        "smallest_gap": round(min(gaps), 5),
-        "reacts": moved.found,
-        "cached_decode_equal": greedy_cached(model, p, GENERATED) == new,
-    }
+    entry = {"top_probability": round(top, 3), "smallest_gap": round(min(gaps), 5), "reacts": moved.found,
+             "cached_decode_equal": greedy_cached(model, p, GENERATED) == new}
     # A picture token without a row has no log-prob: then all rows are stored, and none of follow, rows and
     # positions.
     rows = kept_rows(p, len(ids)) if max(ids) < lp.shape[1] else list(range(len(ids)))
@@ -366,10 +309,8 @@ def run_case(key, p, v, model, twin, tensors, check, avoid, first_position=0):
         said = max(float(off[torch.arange(len(ids) - 1), follows].max()), float(off.gather(1, best).max()))
         entry["bf16_products_said"] = round(said, 4)
         need(said < 0.02, f"rounding alone gives {said:.4f}")
-        need(
-            float(off.max()) < 0.8 * entry["transformers_bf16_delta"]["max"],
-            "rounding of products alone is too much",
-        )
+        need(float(off.max()) < 0.8 * entry["transformers_bf16_delta"]["max"],
+             "rounding of products alone is too much")
         delta = (theirs - lp).abs()
         tensors[key + "logprobs_bf16"] = theirs[rows].to(torch.float16).numpy()
         tensors[key + "bf16_delta"] = np.array([float(delta.max()), float(delta.mean())], np.float32)
@@ -387,12 +328,8 @@ def run_case(key, p, v, model, twin, tensors, check, avoid, first_position=0):
 
 def write_golden(folder, about, cases, tensors):
     save_numpy({k: np.ascontiguousarray(a) for k, a in tensors.items()}, folder / "golden.safetensors")
-    about = about | {
-        "generated": GENERATED,
-        "transformers": transformers.__version__,
-        "torch": torch.__version__.split("+")[0],
-        "cases": cases,
-    }
+    about = about | {"generated": GENERATED, "transformers": transformers.__version__,
+                     "torch": torch.__version__.split("+")[0], "cases": cases}
     text = json.dumps(about, indent=1, ensure_ascii=False) + "\n"
     (folder / "golden.json").write_text(text, encoding="utf-8")
 
@@ -420,3 +357,18 @@ def make(name, v, attempt, out):
             print("   ", c["prompt_tokens"], json.dumps(c["measured"]), flush=True)
         return
     sys.exit(f"{name}: no seed gives a telling model")
+
+
+def main(doc, folder, variants, attempt):
+    """The command line of a script: into tests/golden/FOLDER, all variants or those named."""
+    args = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    args.add_argument("variants", nargs="*", metavar="VARIANT", help=", ".join(variants))
+    args.add_argument("--out", type=Path, default=REPO / "tests/golden" / folder)
+    args = args.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    args.out.mkdir(parents=True, exist_ok=True)
+    for name in args.variants or variants:
+        make(name, variants[name], attempt, args.out)

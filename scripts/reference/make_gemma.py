@@ -7,20 +7,17 @@ what transformers answers on them.
 Format: README.md here, as of tests/golden/paligemma. Every case is of kind `raw`: `prompt` behind a bos.
 Positions begin with 0 here, and the prompt is causal, unlike where the same decoders take pictures."""
 
-import argparse
 import os
-from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
-import transformers  # noqa: E402
 from tokenizers import Tokenizer  # noqa: E402
 from transformers import AutoTokenizer, Gemma2Config, Gemma2ForCausalLM  # noqa: E402
 from transformers import GemmaConfig, GemmaForCausalLM  # noqa: E402
 
 import golden_parts as parts  # noqa: E402
-from common import REPO  # noqa: E402
+
 from make_paligemma import GENTLE, HEAD, LONG, VOCAB, F, S, fill, gemma1, gemma2  # noqa: E402
 from make_qwen_checks import changed  # noqa: E402
 
@@ -29,53 +26,27 @@ PROMPTS = [LONG, "Why?"]
 VARIANTS = {
     "gemma_f32": dict(seed=1100, text=gemma1(num_hidden_layers=3)),
     "gemma_released_f32": dict(
-        seed=1200,
-        text=gemma1(hidden_size=20, num_attention_heads=2, num_key_value_heads=2, head_dim=18),
+        seed=1200, text=gemma1(hidden_size=20, num_attention_heads=2, num_key_value_heads=2, head_dim=18),
         rename={"hidden_act": "gelu", "hidden_activation": None, "rope_theta": 10000.0, "rope_scaling": None},
-        drop=["rope_parameters", "tie_word_embeddings", "use_bidirectional_attention"],
-    ),
+        drop=["rope_parameters", "tie_word_embeddings", "use_bidirectional_attention"]),
     "gemma2_f32": dict(seed=1300, text=gemma2(), gains=dict(head_gain=3.6)),
     "gemma2_odd_f32": dict(
         seed=1400,
-        text=gemma2(
-            hidden_size=33,
-            num_attention_heads=3,
-            num_key_value_heads=1,
-            head_dim=22,
-            query_pre_attn_scalar=11,
-            sliding_window=5,
-            layer_types=[F, S, S],
-            tie_word_embeddings=False,
-            attention_bias=True,
-            attn_logit_softcapping=None,
-            final_logit_softcapping=None,
-        ),
-    ),
+        text=gemma2(hidden_size=33, num_attention_heads=3, num_key_value_heads=1, head_dim=22,
+                    query_pre_attn_scalar=11, sliding_window=5, layer_types=[F, S, S],
+                    tie_word_embeddings=False, attention_bias=True, attn_logit_softcapping=None,
+                    final_logit_softcapping=None)),
     "gemma2_bf16": dict(
-        seed=1500,
-        dtype="bfloat16",
-        distinct=5,
-        gains=GENTLE,
+        seed=1500, dtype="bfloat16", distinct=5, gains=GENTLE,
         text=gemma2(
-            hidden_size=40, attn_logit_softcapping=4.0, final_logit_softcapping=12.0, layer_types=[S, F]
-        ),
-    ),
-}
+            hidden_size=40, attn_logit_softcapping=4.0, final_logit_softcapping=12.0, layer_types=[S, F]))}
 
 
 def build_checkpoint(v, seed, folder):
     data = parts.tokenizer_json(HEAD, [], {}, VOCAB, chars=48)
-    settings = {
-        "tokenizer_class": "GemmaTokenizer",
-        "add_bos_token": True,
-        "add_eos_token": False,
-        "bos_token": "<bos>",
-        "eos_token": "<eos>",
-        "unk_token": "<unk>",
-        "pad_token": "<pad>",
-        "clean_up_tokenization_spaces": False,
-        "model_max_length": 4096,
-    }
+    settings = {"tokenizer_class": "GemmaTokenizer", "add_bos_token": True, "add_eos_token": False,
+                "bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>", "pad_token": "<pad>",
+                "clean_up_tokenization_spaces": False, "model_max_length": 4096}
     second = "sliding_window" in v["text"]
     config = (Gemma2Config if second else GemmaConfig)(**v["text"])
     model = (Gemma2ForCausalLM if second else GemmaForCausalLM)(config).eval()
@@ -136,47 +107,17 @@ def attempt(name, v, seed, folder):
         avoid = set(range(VOCAB, v["text"]["vocab_size"]))
         p = parts.Prompt(ids)
         new, measured = parts.run_case(
-            f"case{n}.", p, v, model, twin, tensors, lambda moved: check(moved, v), avoid
-        )
+            f"case{n}.", p, v, model, twin, tensors, lambda moved: check(moved, v), avoid)
         cases.append(
-            {
-                "id": n,
-                "kind": "raw",
-                "images": 0,
-                "prompt_tokens": len(ids),
-                "image_spans": [],
-                "prompt": text,
-                "rendered": text,
-                "greedy_text": plain.decode(new, skip_special_tokens=False),
-                "measured": measured,
-            }
-        )
-    about = {
-        "variant": name,
-        "family": "gemma",
-        "weights": v.get("dtype", "float32"),
-        "seed": seed,
-        "vocab": v["text"]["vocab_size"],
-        "sliding_window": v["text"].get("sliding_window"),
-        "layer_types": getattr(model.config, "layer_types", None),
-    }
+            {"id": n, "kind": "raw", "images": 0, "prompt_tokens": len(ids), "image_spans": [],
+             "prompt": text, "rendered": text, "greedy_text": plain.decode(new, skip_special_tokens=False),
+             "measured": measured})
+    about = {"variant": name, "family": "gemma", "weights": v.get("dtype", "float32"), "seed": seed,
+             "vocab": v["text"]["vocab_size"], "sliding_window": v["text"].get("sliding_window"),
+             "layer_types": getattr(model.config, "layer_types", None)}
     parts.write_golden(folder, about, cases, tensors)
     return cases
 
 
-def main():
-    args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    args.add_argument("variants", nargs="*", metavar="VARIANT", help=", ".join(VARIANTS))
-    args.add_argument("--out", type=Path, default=REPO / "tests/golden/gemma")
-    args = args.parse_args()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    args.out.mkdir(parents=True, exist_ok=True)
-    for name in args.variants or VARIANTS:
-        parts.make(name, VARIANTS[name], attempt, args.out)
-
-
 if __name__ == "__main__":
-    main()
+    parts.main(__doc__, "gemma", VARIANTS, attempt)

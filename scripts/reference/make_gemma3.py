@@ -7,11 +7,8 @@ Each variant is a checkpoint folder in the layout of a release, plus golden.safe
 Everything follows from seeds. A variant whose model does not react to its pictures and its history, or whose greedy path has a near-tie,
 gets the next seed; when a hundred seeds fail the script stops. So a golden file that exists also proves something.
 """
-import argparse
 import json
 import os
-import shutil
-import sys
 import tempfile
 from pathlib import Path
 
@@ -28,7 +25,9 @@ from transformers import (AutoTokenizer, Gemma3Config, Gemma3ForCausalLM, Gemma3
                           Gemma3ImageProcessor, Gemma3Processor, Gemma3TextConfig, SiglipVisionConfig)
 
 import common  # noqa: E402
-from common import REPO, greedy, greedy_cached, logprobs  # noqa: E402
+import golden_parts  # noqa: E402
+from make_qwen_checks import need  # noqa: E402
+from common import greedy, greedy_cached, logprobs  # noqa: E402
 
 GENERATED = 32
 S, F = "sliding_attention", "full_attention"
@@ -128,6 +127,17 @@ VARIANTS = {
                       rope_parameters={F: {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e4},
                                        S: {"rope_type": "default", "rope_theta": 1e3}}),
         cases=[raw(LONG[:120], "linear factor 8 on the full layers only; weights in shards"), chat(("u", "2 + 2 = 4; 17 * 23 = 391?"))]),
+    "caps_yarn_f32": dict(
+        seed=750, rewrite="pattern",
+        text=text_cfg(sliding_window=15, attn_logit_softcapping=1.5, final_logit_softcapping=4.0,
+                      layer_types=[S, S, F] * 2, hidden_size=40, intermediate_size=40,
+                      rope_parameters={F: {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4,
+                                           "original_max_position_embeddings": 32},
+                                       S: {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e3}}),
+        vision=vision_cfg(num_hidden_layers=1), soft=16,
+        cases=[chat(("u", [text("What is"), image(0), text("this?")]), pictures=[(15, 47, 66)],
+                    note="two caps without effect, yarn on full layers, linear on sliding ones"),
+               raw(LONG[:90], "longer than yarn's original length")]),
     "vision_bf16": dict(
         seed=800, distinct=7, margin=0.05, dtype="bfloat16", gains=dict(head_gain=1.65, qk_gain=0.8, post_gain=0.3),
         text=text_cfg(hidden_size=64, intermediate_size=96, layer_types=[S, F, S]), vision=vision_cfg(num_hidden_layers=1), soft=16,
@@ -181,6 +191,8 @@ def build_checkpoint(v, seed, folder):
     if v.get("rewrite") == "released":
         spell_as_released(folder, v)
         rename_tensors(folder / "model.safetensors", "language_model.model.", "")
+    elif v.get("rewrite") == "pattern":
+        edit_json(folder / "config.json", spell_pattern)
     elif v.get("rewrite") == "layout_b":
         rename_tensors(folder / "model.safetensors", "model.language_model.", "model.")
 
@@ -234,6 +246,12 @@ def spell_as_released(folder, v):
         "rescale_factor": 0.00392156862745098, "size": {"height": size, "width": size}}, indent=2) + "\n")
 
 
+def spell_pattern(c):
+    """sliding_window_pattern in place of layer_types; the one with an underscore has no effect."""
+    c["text_config"].pop("layer_types")
+    c["text_config"] |= {"sliding_window_pattern": 3, "_sliding_window_pattern": 2}
+
+
 def rename_tensors(path, text_prefix, other_prefix):
     """Gives the tensors the names of another layout, whatever layout this version of transformers saves."""
     out = {}
@@ -253,15 +271,6 @@ def rename_tensors(path, text_prefix, other_prefix):
 
 
 # -------------------------------------------------------------------------------------------------------------------- cases
-
-
-class NotTelling(Exception):
-    """This seed's model would prove too little; the next one is tried."""
-
-
-def need(condition, why):
-    if not condition:
-        raise NotTelling(why)
 
 
 def load(folder, v, dtype):
@@ -448,43 +457,5 @@ def attempt(name, v, seed, folder):
     return cases
 
 
-def make(name, out):
-    v = VARIANTS[name]
-    for seed in range(v["seed"], v["seed"] + 100):
-        with tempfile.TemporaryDirectory() as tmp:
-            folder = Path(tmp) / name
-            folder.mkdir()
-            try:
-                cases = attempt(name, v, seed, folder)
-            except NotTelling as e:
-                print(f"{name}: seed {seed}: {e}", flush=True)
-                continue
-            target = out / name
-            shutil.rmtree(target, ignore_errors=True)
-            shutil.copytree(folder, target)
-            for f in target.iterdir():
-                f.chmod(0o644)
-        size = sum(f.stat().st_size for f in target.iterdir())
-        print(f"{name}: seed {seed}, {size / 1024:.0f} KiB")
-        for c in cases:
-            print("   ", c["prompt_tokens"], json.dumps(c["measured"]), flush=True)
-        return
-    sys.exit(f"{name}: no seed gives a telling model")
-
-
-def main():
-    args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    args.add_argument("variants", nargs="*", metavar="VARIANT", help=", ".join(VARIANTS))
-    args.add_argument("--out", type=Path, default=REPO / "tests/golden/gemma3")
-    args = args.parse_args()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    args.out.mkdir(parents=True, exist_ok=True)
-    for name in args.variants or VARIANTS:
-        make(name, args.out)
-
-
 if __name__ == "__main__":
-    main()
+    golden_parts.main(__doc__, "gemma3", VARIANTS, attempt)

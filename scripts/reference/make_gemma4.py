@@ -28,8 +28,6 @@ script):
 * a video's frames are normalised with mean 0 and std 1; each is its own block, behind `mm:ss ` and one space
   apart."""
 
-import argparse
-import json
 import os
 import tempfile
 from pathlib import Path
@@ -37,7 +35,6 @@ from pathlib import Path
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
-import transformers  # noqa: E402
 from PIL import Image  # noqa: E402
 from tokenizers import Tokenizer  # noqa: E402
 from transformers import (
@@ -50,7 +47,7 @@ from transformers.models import gemma4, gemma4_unified  # noqa: E402
 
 import golden_parts as parts  # noqa: E402
 import make_gemma4_parts as own  # noqa: E402
-from common import REPO, picture  # noqa: E402
+from common import picture  # noqa: E402
 from make_gemma4_variants import VARIANTS  # noqa: E402
 from make_qwen_checks import changed, hooked, need  # noqa: E402
 from make_qwen_parts import film  # noqa: E402
@@ -71,14 +68,9 @@ def make_processor(v, tokenizer):
     images = getattr(f, kind + "ImageProcessor")(max_soft_tokens=v["budget"], **size)
     videos = getattr(f, kind + "VideoProcessor")(max_soft_tokens=70, **size)
     sound = getattr(f, kind + "AudioFeatureExtractor")()
-    return getattr(f, kind + "Processor")(
-        sound,
-        images,
-        tokenizer,
-        videos,
-        chat_template=own.TEMPLATES[v["template"]],
-        image_seq_length=v["budget"],
-    )
+    return getattr(f, kind + "Processor")(sound, images, tokenizer, videos,
+                                          chat_template=own.TEMPLATES[v["template"]],
+                                          image_seq_length=v["budget"])
 
 
 def build_checkpoint(v, seed, folder):
@@ -91,32 +83,20 @@ def build_checkpoint(v, seed, folder):
     tied = v["text"].get("tie_word_embeddings", True)
     if "vision" in v:
         config = AutoConfig.for_model(
-            v["family"],
-            text_config=dict(v["text"]),
-            vision_config=dict(v["vision"]),
-            audio_config=None,
-            image_token_id=ids["<|image|>"],
-            video_token_id=ids["<|video|>"],
-            audio_token_id=ids["<|audio|>"],
-            boi_token_id=ids["<|image>"],
-            eoi_token_id=ids["<image|>"],
-            boa_token_id=ids["<|audio>"],
-            eoa_token_index=ids["<audio|>"],
-            tie_word_embeddings=tied,
-            eos_token_id=stop,
-        )
+            v["family"], text_config=dict(v["text"]), vision_config=dict(v["vision"]), audio_config=None,
+            image_token_id=ids["<|image|>"], video_token_id=ids["<|video|>"], audio_token_id=ids["<|audio|>"],
+            boi_token_id=ids["<|image>"], eoi_token_id=ids["<image|>"], boa_token_id=ids["<|audio>"],
+            eoa_token_index=ids["<audio|>"], tie_word_embeddings=tied, eos_token_id=stop)
         if v["family"] == "gemma4":
             config.audio_config = None
         model = AutoModelForImageTextToText.from_config(config)
     else:
         model = AutoModelForCausalLM.from_config(
-            AutoConfig.for_model("gemma4_text", **v["text"], eos_token_id=stop)
-        )
+            AutoConfig.for_model("gemma4_text", **v["text"], eos_token_id=stop))
     model.eval()
     own.fill(model, seed, **v.get("gains", {}))
     model.generation_config.update(
-        do_sample=True, top_k=64, top_p=0.95, bos_token_id=2, pad_token_id=0, eos_token_id=stop
-    )
+        do_sample=True, top_k=64, top_p=0.95, bos_token_id=2, pad_token_id=0, eos_token_id=stop)
     if "vision" in v:
         model.generation_config.update(suppress_tokens=[ids["<audio|>"], ids["<image|>"]])
     model.to(getattr(torch, v.get("dtype", "float32"))).save_pretrained(folder)
@@ -130,8 +110,7 @@ def build_checkpoint(v, seed, folder):
         parts.edit_json(folder / "config.json", lambda c: spell_as_released(c, v))
         if v["family"] == "gemma4_unified":
             parts.rewrite(
-                folder / "model.safetensors", lambda all: {released_name(k): t for k, t in all.items()}
-            )
+                folder / "model.safetensors", lambda all: {released_name(k): t for k, t in all.items()})
     for key in v.get("drop", []):
         parts.edit_json(folder / "config.json", lambda c: parts.drop_key(c, key))
     return parts.state_of(model)
@@ -192,8 +171,7 @@ def prepare(case, v, processor, plain):
         rendered = case["prompt"]
     else:
         rendered = processor.apply_chat_template(
-            case["messages"], tokenize=False, add_generation_prompt=True, **case["template"]
-        )
+            case["messages"], tokenize=False, add_generation_prompt=True, **case["template"])
     tokenizer = processor.tokenizer if "vision" in v else processor
     if not rgb and not films:
         ids = tokenizer(rendered, add_special_tokens=case["kind"] == "raw")["input_ids"]
@@ -202,28 +180,15 @@ def prepare(case, v, processor, plain):
     more = {}
     if films:
         more = dict(
-            videos=[torch.from_numpy(f).permute(0, 3, 1, 2) for f in films],
-            do_sample_frames=False,
+            videos=[torch.from_numpy(f).permute(0, 3, 1, 2) for f in films], do_sample_frames=False,
             video_metadata=[
                 {"fps": f[4], "total_num_frames": f[3], "frames_indices": list(range(f[3]))}
-                for f in case["films"]
-            ],
-        )
-    out = processor(
-        text=[rendered],
-        images=[Image.fromarray(a) for a in rgb] or None,
-        return_tensors="pt",
-        add_special_tokens=False,
-        **more,
-    )
+                for f in case["films"]])
+    out = processor(text=[rendered], images=[Image.fromarray(a) for a in rgb] or None, return_tensors="pt",
+                    add_special_tokens=False, **more)
     ids = out["input_ids"][0].tolist()
-    keep = (
-        "pixel_values",
-        "image_position_ids",
-        "pixel_values_videos",
-        "video_position_ids",
-        "num_frames_per_video",
-    )
+    keep = ("pixel_values", "image_position_ids", "pixel_values_videos", "video_position_ids",
+            "num_frames_per_video")
     tensors = {k: torch.as_tensor(out[k]) for k in keep if k in out}
     p = Seen(ids, out["mm_token_type_ids"][0].tolist(), tensors=tensors)
     kinds = {plain.token_to_id("<|image|>"): 1, plain.token_to_id("<|video|>"): 2}
@@ -270,17 +235,8 @@ def described(p, v):
             index = next(k for k in range(len(frames)) if at[2] < sum(frames[: k + 1]))
             first = at[2] - sum(frames[:index])
         out.append(
-            {
-                "begin": begin,
-                "end": end,
-                "kind": "image" if kind == 1 else "video",
-                "index": index,
-                "first": first,
-                "grid": [1, h, w],
-                "seconds": 0.0,
-                "base": begin,
-            }
-        )
+            {"begin": begin, "end": end, "kind": "image" if kind == 1 else "video", "index": index,
+             "first": first, "grid": [1, h, w], "seconds": 0.0, "base": begin})
         at[kind] += 1
     return out
 
@@ -341,10 +297,8 @@ def with_masks(model, change):
         return args, kwargs
 
     return [
-        m.register_forward_pre_hook(swap, with_kwargs=True)
-        for m in model.modules()
-        if type(m).__name__.endswith("TextAttention")
-    ]
+        m.register_forward_pre_hook(swap, with_kwargs=True) for m in model.modules()
+        if type(m).__name__.endswith("TextAttention")]
 
 
 def buffers_as(model, last, value):
@@ -366,28 +320,19 @@ def buffers_as(model, last, value):
 def check(moved, v):
     model, p, ids = moved.model, moved.p, moved.ids
     c = model.config.get_text_config()
-    rule, margin, total = (
-        (0.0 if v.get("dtype") else 0.01),
-        v.get("margin", 0.01 if "vision" in v else 0.04),
-        len(ids),
-    )
+    rule, margin, total = ((0.0 if v.get("dtype") else 0.01),
+                           v.get("margin", 0.01 if "vision" in v else 0.04), len(ids))
     full, sliding, causal, near, same = tables(p, total, c)
     kind = "Gemma4UnifiedTextAttention" if v["family"] == "gemma4_unified" else "Gemma4TextAttention"
     seen = parts.masks_seen(model, p, ids, kind)
     assert sorted(seen) == list(range(c.num_hidden_layers))
     for k, layer in enumerate(c.layer_types):
         assert np.array_equal(
-            seen[k], sliding if layer == S else full
-        ), f"layer {k}: another mask than expected"
+            seen[k], sliding if layer == S else full), f"layer {k}: another mask than expected"
     spans = p.spans()
     at = next(i for i in range(2, len(p.ids)) if not p.types[i])
-    moved(
-        "early token",
-        margin,
-        slice(len(p.ids) - 1, len(p.ids)),
-        None,
-        ids[:at] + [60 if ids[at] != 60 else 61] + ids[at + 1 :],
-    )
+    moved("early token", margin, slice(len(p.ids) - 1, len(p.ids)), None,
+          ids[:at] + [60 if ids[at] != 60 else 61] + ids[at + 1 :])
 
     def by_mask(what, limit, change, rows=slice(None)):
         hooks = with_masks(model, change)
@@ -525,8 +470,7 @@ def attempt(name, v, seed, folder):
         avoid = {own.token_ids()[t] for t in ("<|image|>", "<|audio|>", "<|video|>")}
         avoid |= {own.token_ids()[t] for t in ("<audio|>", "<image|>")}
         new, measured = parts.run_case(
-            f"case{n}.", p, v, model, twin, tensors, lambda moved: check(moved, v), avoid
-        )
+            f"case{n}.", p, v, model, twin, tensors, lambda moved: check(moved, v), avoid)
         gap = routing_gap(model, p, p.ids + new)
         if gap is not None:
             measured["routing_gap"] = round(gap, 6)
@@ -534,57 +478,23 @@ def attempt(name, v, seed, folder):
         spans = described(p, v)
         if p.tensors:
             store_pictures(f"case{n}.", v, p, rgb, films, spans, tensors)
-        head = {
-            "id": n,
-            "kind": case["kind"],
-            "note": case["note"],
-            "images": len(rgb),
-            "videos": len(films),
-            "prompt_tokens": len(p.ids),
-            "image_spans": [s[:2] for s in p.spans()],
-            "spans": spans,
-            "template": case["template"],
-        }
+        head = {"id": n, "kind": case["kind"], "note": case["note"], "images": len(rgb), "videos": len(films),
+                "prompt_tokens": len(p.ids), "image_spans": [s[:2] for s in p.spans()], "spans": spans,
+                "template": case["template"]}
         if films:
             head["fps"] = [f[4] for f in case["films"]]
         body = {"prompt": case["prompt"]} if case["kind"] == "raw" else {"messages": case["messages"]}
         cases.append(
-            head
-            | body
-            | {
-                "rendered": rendered,
-                "measured": measured,
-                "greedy_text": plain.decode(new, skip_special_tokens=False),
-            }
-        )
+            head | body
+            | {"rendered": rendered, "measured": measured,
+               "greedy_text": plain.decode(new, skip_special_tokens=False)})
     c = model.config.get_text_config()
-    about = {
-        "variant": name,
-        "family": v["family"],
-        "weights": v.get("dtype", "float32"),
-        "seed": seed,
-        "soft_tokens": v.get("budget", 0),
-        "vocab": c.vocab_size,
-        "sliding_window": c.sliding_window,
-        "layer_types": c.layer_types,
-    }
+    about = {"variant": name, "family": v["family"], "weights": v.get("dtype", "float32"), "seed": seed,
+             "soft_tokens": v.get("budget", 0), "vocab": c.vocab_size, "sliding_window": c.sliding_window,
+             "layer_types": c.layer_types}
     parts.write_golden(folder, about, cases, tensors)
     return cases
 
 
-def main():
-    args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    args.add_argument("variants", nargs="*", metavar="VARIANT", help=", ".join(VARIANTS))
-    args.add_argument("--out", type=Path, default=REPO / "tests/golden/gemma4")
-    args = args.parse_args()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    args.out.mkdir(parents=True, exist_ok=True)
-    for name in args.variants or VARIANTS:
-        parts.make(name, VARIANTS[name], attempt, args.out)
-
-
 if __name__ == "__main__":
-    main()
+    parts.main(__doc__, "gemma4", VARIANTS, attempt)

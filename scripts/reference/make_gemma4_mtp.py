@@ -23,15 +23,12 @@ every step. So:
 * a token outside of the chosen clusters gets the least chosen logit minus one; only the best one counts
   here."""
 
-import argparse
 import os
-from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import torch.nn.functional as nn  # noqa: E402
-import transformers  # noqa: E402
 from tokenizers import Tokenizer  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 from transformers.models.gemma4.configuration_gemma4 import Gemma4TextConfig  # noqa: E402
@@ -39,69 +36,35 @@ from transformers.models.gemma4.configuration_gemma4 import Gemma4TextConfig  # 
 import golden_parts as parts  # noqa: E402
 import make_gemma4 as whole  # noqa: E402
 import make_gemma4_parts as own  # noqa: E402
-from common import REPO  # noqa: E402
+
 from make_gemma4_variants import LONG, cfg, chat, e2b, raw, rope  # noqa: E402
 from make_qwen_checks import NotTelling, need  # noqa: E402
 
 S, F = "sliding_attention", "full_attention"
 parts.GENERATED = 24
-TEXTS = [
-    "The gulls",
-    "A woman in a yellow coat",
-    "When the fog",
-    "Nobody on deck",
-    "Two and two",
-    "What is",
-    "She lost",
-]
+TEXTS = ["The gulls", "A woman in a yellow coat", "When the fog", "Nobody on deck", "Two and two", "What is",
+         "She lost"]
 
 VARIANTS = {
     "e2b_f32": dict(
-        family="gemma4",
-        seed=100,
-        template="small",
-        distinct=5,
-        drafts=3,
-        tries=40,
+        family="gemma4", seed=100, template="small", distinct=5, drafts=3, tries=40,
         gains=dict(scores=1.2, mix=0.5),
         text=e2b(layer_types=[S, F, S, F], num_kv_shared_layers=2, sliding_window=48),
         assistant=dict(use_ordered_embeddings=True, num_centroids=24, centroid_intermediate_top_k=6),
         cases=[
-            raw(
-                "Why?",
-                "shorter than the window of 48; the target's keys of layers 0 and 1; 6 of 24 clusters of 15",
-            ),
-            raw(LONG, "goes past the window"),
-        ],
-    ),
+            raw("Why?",
+                "shorter than the window of 48; the target's keys of layers 0 and 1; 6 of 24 clusters of 15"),
+            raw(LONG, "goes past the window")]),
     "31b_f32": dict(
-        family="gemma4",
-        seed=200,
-        template="large",
-        spelling="released",
-        distinct=5,
-        drafts=4,
-        tries=40,
-        text=cfg(
-            attention_k_eq_v=True,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            num_global_key_value_heads=1,
-            sliding_window=40,
-            layer_types=[S, F, S, F],
-            rope_parameters=rope(),
-        ),
-        gains=dict(scores=1.2, mix=0.5),
-        assistant={},
+        family="gemma4", seed=200, template="large", spelling="released", distinct=5, drafts=4, tries=40,
+        text=cfg(attention_k_eq_v=True, num_attention_heads=4, num_key_value_heads=2,
+                 num_global_key_value_heads=1, sliding_window=40, layer_types=[S, F, S, F],
+                 rope_parameters=rope()),
+        gains=dict(scores=1.2, mix=0.5), assistant={},
         cases=[
-            chat(
-                ("u", "Why?"),
-                note="keys of layers 2 and 3, one KV head in the full one; a head over all tokens",
-            ),
-            raw(LONG, "goes past the window of 40"),
-        ],
-    ),
-}
+            chat(("u", "Why?"),
+                 note="keys of layers 2 and 3, one KV head in the full one; a head over all tokens"),
+            raw(LONG, "goes past the window of 40")])}
 
 
 def sharing(original):
@@ -128,31 +91,15 @@ def build_assistant(v, target, seed):
     t = target.config
     text = {
         k: v["text"][k]
-        for k in ("vocab_size", "head_dim", "global_head_dim", "sliding_window", "rope_parameters")
-    }
-    text |= dict(
-        hidden_size=20,
-        intermediate_size=28,
-        num_attention_heads=v["text"]["num_attention_heads"],
-        num_key_value_heads=v["text"]["num_key_value_heads"],
-        attention_k_eq_v=t.attention_k_eq_v,
-        num_global_key_value_heads=v["text"].get("num_global_key_value_heads"),
-        layer_types=[S, S, S, F],
-        num_hidden_layers=4,
-        num_kv_shared_layers=4,
-        hidden_size_per_layer_input=0,
-        vocab_size_per_layer_input=0,
-        final_logit_softcapping=None,
-        model_type="gemma4_text",
-        max_position_embeddings=2048,
-    )
-    config = AutoConfig.for_model(
-        "gemma4_assistant",
-        text_config=text,
-        backbone_hidden_size=t.hidden_size,
-        tie_word_embeddings=True,
-        **v["assistant"],
-    )
+        for k in ("vocab_size", "head_dim", "global_head_dim", "sliding_window", "rope_parameters")}
+    text |= dict(hidden_size=20, intermediate_size=28, num_attention_heads=v["text"]["num_attention_heads"],
+                 num_key_value_heads=v["text"]["num_key_value_heads"], attention_k_eq_v=t.attention_k_eq_v,
+                 num_global_key_value_heads=v["text"].get("num_global_key_value_heads"),
+                 layer_types=[S, S, S, F], num_hidden_layers=4, num_kv_shared_layers=4,
+                 hidden_size_per_layer_input=0, vocab_size_per_layer_input=0, final_logit_softcapping=None,
+                 model_type="gemma4_text", max_position_embeddings=2048)
+    config = AutoConfig.for_model("gemma4_assistant", text_config=text, backbone_hidden_size=t.hidden_size,
+                                  tie_word_embeddings=True, **v["assistant"])
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     own.fill(model, seed, head=1.2, scores=1.0, mix=0.5)
     return model
@@ -162,12 +109,8 @@ def build_assistant(v, target, seed):
 def told(target, ids):
     """What the target hands over after `ids`: final-norm rows [T, H], keys and values by kind, the best next
     tokens."""
-    out = target(
-        input_ids=torch.tensor([ids]),
-        use_cache=False,
-        return_shared_kv_states=True,
-        output_hidden_states=True,
-    )
+    out = target(input_ids=torch.tensor([ids]), use_cache=False, return_shared_kv_states=True,
+                 output_hidden_states=True)
     assert torch.equal(out.hidden_states[-1], target.model(input_ids=torch.tensor([ids]), use_cache=False)[0])
     return out.hidden_states[-1][0], dict(out.shared_kv_states), out.logits[0].argmax(-1)
 
@@ -178,8 +121,7 @@ def masks_for(count, window, extra=1):
     full = i[None, :] <= i[:, None]
     near = full & (i[:, None] - i[None, :] < window + extra)
     return {
-        k: torch.where(m, 0.0, torch.finfo(torch.float32).min)[None, None] for k, m in ((F, full), (S, near))
-    }
+        k: torch.where(m, 0.0, torch.finfo(torch.float32).min)[None, None] for k, m in ((F, full), (S, near))}
 
 
 def sequences(target, prompts, seed):
@@ -192,8 +134,7 @@ def sequences(target, prompts, seed):
             with torch.no_grad():
                 last = target(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1]
             ids.append(
-                int(last.argmax()) if k < 2 or k % 3 else int(torch.multinomial(torch.softmax(last, -1), 1))
-            )
+                int(last.argmax()) if k < 2 or k % 3 else int(torch.multinomial(torch.softmax(last, -1), 1)))
         out.append(ids)
     return out
 
@@ -218,14 +159,9 @@ def fit(assistant, target, texts, steps, depth, seed):
         for k in range(depth):
             token = torch.tensor(ids[k + 1 : count + k + 1])
             x = assistant.pre_projection(torch.cat([scale(token).detach(), state], -1)[None])
-            y = assistant.model(
-                inputs_embeds=x,
-                attention_mask=masks_for(count, window, step % 2),
-                shared_kv_states=keys,
-                position_ids=torch.arange(1, count + 1)[None],
-                use_cache=False,
-                output_hidden_states=True,
-            ).last_hidden_state
+            y = assistant.model(inputs_embeds=x, attention_mask=masks_for(count, window, step % 2),
+                                shared_kv_states=keys, position_ids=torch.arange(1, count + 1)[None],
+                                use_cache=False, output_hidden_states=True).last_hidden_state
             state, aim = assistant.post_projection(y)[0], torch.tensor(ids[k + 2 : count + k + 2])
             loss = loss + nn.cross_entropy(assistant.lm_head(y)[0], aim)
             if masked is not None:
@@ -252,13 +188,8 @@ def draft(assistant, target, ids, count, extra=1):
         if extra != 1:
             keys[S] = tuple(t[:, :, -limit:] for t in keys[S])
         x = torch.cat([target.model.embed_tokens(token), state], -1)
-        made = assistant(
-            inputs_embeds=x,
-            attention_mask=None,
-            position_ids=torch.tensor([[n - 1]]),
-            shared_kv_states=keys,
-            use_cache=False,
-        )
+        made = assistant(inputs_embeds=x, attention_mask=None, position_ids=torch.tensor([[n - 1]]),
+                         shared_kv_states=keys, use_cache=False)
         token, state = made.logits.argmax(-1), made.last_hidden_state
         out.append(int(token))
         all_logits.append(made.logits[0, 0])
@@ -288,8 +219,7 @@ def speculate(v, target, ready, texts, tensors, plain, seed, folder):
     assistant, cases, drafted, accepted = build_assistant(v, target, seed), [], 0, 0
     loss = fit(assistant, target, texts, v.get("steps", 300), 2, seed)
     assistant.generation_config.update(
-        num_assistant_tokens=v["drafts"], num_assistant_tokens_schedule="constant"
-    )
+        num_assistant_tokens=v["drafts"], num_assistant_tokens_schedule="constant")
     assistant.save_pretrained(folder)
     if v.get("spelling") == "released":
 
@@ -315,30 +245,14 @@ def speculate(v, target, ready, texts, tensors, plain, seed, folder):
             tensors[key + "draft_logits"] = torch.stack([row for made in logits[:2] for row in made]).numpy()
         measured = measured | {
             "accepted": [sum(r["accepted"] for r in rounds), sum(len(r["drafted"]) for r in rounds)],
-            "assisted_generate_equal": assisted(target, assistant, p, new),
-        }
-        head = {
-            "id": n,
-            "kind": case["kind"],
-            "note": case["note"],
-            "images": 0,
-            "videos": 0,
-            "prompt_tokens": len(p.ids),
-            "image_spans": [],
-            "spans": [],
-            "template": case["template"],
-        }
+            "assisted_generate_equal": assisted(target, assistant, p, new)}
+        head = {"id": n, "kind": case["kind"], "note": case["note"], "images": 0, "videos": 0,
+                "prompt_tokens": len(p.ids), "image_spans": [], "spans": [], "template": case["template"]}
         body = {"prompt": case["prompt"]} if case["kind"] == "raw" else {"messages": case["messages"]}
         cases.append(
-            head
-            | body
-            | {
-                "rendered": rendered,
-                "greedy_text": plain.decode(new, skip_special_tokens=False),
-                "rounds": rounds,
-                "measured": measured,
-            }
-        )
+            head | body
+            | {"rendered": rendered, "greedy_text": plain.decode(new, skip_special_tokens=False),
+               "rounds": rounds, "measured": measured})
     need(0.15 < accepted / drafted < 0.9, f"{accepted} of {drafted} drafts are accepted (loss {loss:.2f})")
     ends = {r["accepted"] for c in cases for r in c["rounds"]}
     need(0 in ends and v["drafts"] in ends, f"rounds end only with {sorted(ends)} accepted")
@@ -354,16 +268,8 @@ def attempt(name, v, seed, folder):
     tensors, prompts, ready = {}, [], []
     for n, case in enumerate(v["cases"]):
         rendered, _rgb, _films, p = whole.prepare(case, v, tokenizer, plain)
-        new, measured = parts.run_case(
-            f"case{n}.",
-            p,
-            v,
-            target,
-            None,
-            tensors,
-            lambda m: whole.check(m, v),
-            {own.token_ids()[t] for t in own.TAIL},
-        )
+        new, measured = parts.run_case(f"case{n}.", p, v, target, None, tensors, lambda m: whole.check(m, v),
+                                       {own.token_ids()[t] for t in own.TAIL})
         prompts.append(p.ids)
         ready.append((case, rendered, p, new, measured))
     prompts += [tokenizer(t)["input_ids"] for t in TEXTS]
@@ -371,27 +277,16 @@ def attempt(name, v, seed, folder):
     for again in range(8):
         try:
             cases = speculate(
-                v, target, ready, texts, tensors, plain, seed + 1000 * again, folder / "assistant"
-            )
+                v, target, ready, texts, tensors, plain, seed + 1000 * again, folder / "assistant")
             break
         except NotTelling as e:
             print(f"    drafter {again}: {e}", flush=True)
     else:
         raise NotTelling("no drafter fits")
     c = target.config
-    about = {
-        "variant": name,
-        "family": v["family"],
-        "weights": "float32",
-        "seed": seed,
-        "soft_tokens": 0,
-        "vocab": c.vocab_size,
-        "sliding_window": c.sliding_window,
-        "layer_types": c.layer_types,
-        "assistant": "assistant",
-        "drafts": v["drafts"],
-        "fitted_steps": v.get("steps", 300),
-    }
+    about = {"variant": name, "family": v["family"], "weights": "float32", "seed": seed, "soft_tokens": 0,
+             "vocab": c.vocab_size, "sliding_window": c.sliding_window, "layer_types": c.layer_types,
+             "assistant": "assistant", "drafts": v["drafts"], "fitted_steps": v.get("steps", 300)}
     parts.write_golden(folder, about, cases, tensors)
     return cases
 
@@ -400,34 +295,11 @@ def attempt(name, v, seed, folder):
 def assisted(target, assistant, p, said):
     """transformers' own speculative decoding gives the greedy tokens, too (its drafts may differ: see
     above)."""
-    out = target.generate(
-        **p.prompt_inputs(torch.float32),
-        assistant_model=assistant,
-        max_new_tokens=len(said),
-        min_new_tokens=len(said),
-        do_sample=False,
-        eos_token_id=[],
-        pad_token_id=0,
-        top_k=None,
-        top_p=None,
-        temperature=None,
-    )
+    out = target.generate(**p.prompt_inputs(torch.float32), assistant_model=assistant,
+                          max_new_tokens=len(said), min_new_tokens=len(said), do_sample=False,
+                          eos_token_id=[], pad_token_id=0, top_k=None, top_p=None, temperature=None)
     return out[0, len(p.ids) :].tolist() == said
 
 
-def main():
-    args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    args.add_argument("variants", nargs="*", metavar="VARIANT", help=", ".join(VARIANTS))
-    args.add_argument("--out", type=Path, default=REPO / "tests/golden/gemma4-mtp")
-    args = args.parse_args()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    args.out.mkdir(parents=True, exist_ok=True)
-    for name in args.variants or VARIANTS:
-        parts.make(name, VARIANTS[name], attempt, args.out)
-
-
 if __name__ == "__main__":
-    main()
+    parts.main(__doc__, "gemma4-mtp", VARIANTS, attempt)

@@ -6,34 +6,12 @@ import torch
 import golden_parts as parts
 from common import normal
 
-HEAD = [
-    "<pad>",
-    "<eos>",
-    "<bos>",
-    "<unk>",
-    "<mask>",
-    "<|tool>",
-    "<tool|>",
-    "<|tool_call>",
-    "<tool_call|>",
-    "<|tool_response>",
-    "<tool_response|>",
-    '<|"|>',
-    "<|think|>",
-    "<|channel>",
-    "<channel|>",
-    "<|turn>",
-    "<turn|>",
-]
+HEAD = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<|tool>", "<tool|>", "<|tool_call>", "<tool_call|>",
+        "<|tool_response>", "<tool_response|>", '<|"|>', "<|think|>", "<|channel>", "<channel|>", "<|turn>",
+        "<turn|>"]
 TAIL = ["<|image>", "<|audio>", "<|image|>", "<|audio|>", "<image|>", "<audio|>", "<|video|>"]
-MARKS = {
-    "boi_token": "<|image>",
-    "boa_token": "<|audio>",
-    "image_token": "<|image|>",
-    "audio_token": "<|audio|>",
-    "eoi_token": "<image|>",
-    "eoa_token": "<audio|>",
-}
+MARKS = {"boi_token": "<|image>", "boa_token": "<|audio>", "image_token": "<|image|>",
+         "audio_token": "<|audio|>", "eoi_token": "<image|>", "eoa_token": "<audio|>"}
 VOCAB = 360
 
 # The semantics of the newest public template of the release in our own words. Who writes one: bos; a system
@@ -218,27 +196,14 @@ _TEMPLATE = """{%- macro value(v) -%}
     {%- endif -%}
 {%- endif -%}
 """
-TEMPLATES = {
-    "small": _TEMPLATE.replace("@STUB@", ""),
-    "large": _TEMPLATE.replace("@STUB@", "<|channel>thought\\n<channel|>"),
-}
+TEMPLATES = {"small": _TEMPLATE.replace("@STUB@", ""),
+             "large": _TEMPLATE.replace("@STUB@", "<|channel>thought\\n<channel|>")}
 
-TOKENIZER_CONFIG = {
-    "tokenizer_class": "GemmaTokenizer",
-    "add_bos_token": True,
-    "add_eos_token": False,
-    "bos_token": "<bos>",
-    "eos_token": "<eos>",
-    "unk_token": "<unk>",
-    "pad_token": "<pad>",
-    "mask_token": "<mask>",
-    "clean_up_tokenization_spaces": False,
-    "spaces_between_special_tokens": False,
-    "model_max_length": 4096,
-    "extra_special_tokens": MARKS,
-    "processor_class": "Gemma4Processor",
-    **MARKS,
-}
+TOKENIZER_CONFIG = {"tokenizer_class": "GemmaTokenizer", "add_bos_token": True, "add_eos_token": False,
+                    "bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>", "pad_token": "<pad>",
+                    "mask_token": "<mask>", "clean_up_tokenization_spaces": False,
+                    "spaces_between_special_tokens": False, "model_max_length": 4096,
+                    "extra_special_tokens": MARKS, "processor_class": "Gemma4Processor", **MARKS}
 
 _data = []
 
@@ -276,18 +241,15 @@ def fill(model, seed, head=2.6, scores=1.4, mix=0.65, router=2.2, clamp=1.3, unc
             w = normal(seed, name, p.shape, 0.2)
         elif last in ("embed_tokens", "lm_head", "embed_tokens_per_layer"):
             width = (
-                p.shape[1]
-                if last != "embed_tokens_per_layer"
-                else model.config.get_text_config().hidden_size_per_layer_input
-            )
+                p.shape[1] if last != "embed_tokens_per_layer"
+                else model.config.get_text_config().hidden_size_per_layer_input)
             w = normal(seed, name, p.shape, width**-0.5)
         elif last in ("q_norm", "k_norm"):
             size = (scores * p.shape[0] ** -0.5) ** 0.5
             w = normal(seed, name, p.shape, 0.2 * size, size)
         elif last == "norm":
             w = (head + normal(seed, name, p.shape, 0.15)) * torch.sign(
-                normal(seed, name + " sign", p.shape, 1.0)
-            )
+                normal(seed, name + " sign", p.shape, 1.0))
         elif last.startswith("post_") and "norm" in last:
             w = normal(seed, name, p.shape, 0.2, mix)
         elif "norm" in last or last in ("patch_ln1", "patch_ln2"):
@@ -298,8 +260,7 @@ def fill(model, seed, head=2.6, scores=1.4, mix=0.65, router=2.2, clamp=1.3, unc
             w = normal(seed, name, p.shape, 0.5, 0.4 if last == "std_bias" else 1.0)
         elif last in ("input_min", "input_max", "output_min", "output_max"):
             w = torch.full(
-                p.shape, (-1 if last.endswith("min") else 1) * (clamp + normal(seed, name, (1,), 0.2).item())
-            )
+                p.shape, (-1 if last.endswith("min") else 1) * (clamp + normal(seed, name, (1,), 0.2).item()))
             if any(u in name for u in unclamped):
                 w = w.sign() * float("inf")
         elif last in ("scale", "per_expert_scale"):
@@ -310,27 +271,11 @@ def fill(model, seed, head=2.6, scores=1.4, mix=0.65, router=2.2, clamp=1.3, unc
             w = normal(seed, name, p.shape, 1.0)
         elif last in ("position_embedding_table", "pos_embedding"):
             w = normal(seed, name, p.shape, 0.6)
-        elif last in (
-            "input_proj",
-            "patch_dense",
-            "embedding_projection",
-            "pre_projection",
-            "post_projection",
-        ):
+        elif last in ("input_proj", "patch_dense", "embedding_projection", "pre_projection",
+                      "post_projection"):
             w = normal(seed, name, p.shape, 1.8 * fan)
-        elif last in (
-            "q_proj",
-            "k_proj",
-            "v_proj",
-            "o_proj",
-            "gate_proj",
-            "up_proj",
-            "down_proj",
-            "gate_up_proj",
-            "per_layer_input_gate",
-            "per_layer_projection",
-            "centroids",
-        ):
+        elif last in ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
+                      "gate_up_proj", "per_layer_input_gate", "per_layer_projection", "centroids"):
             w = normal(seed, name, p.shape, 1.4 * fan)
         elif last == "token_ordering":
             w = torch.randperm(p.shape[0], generator=torch.Generator().manual_seed(seed))

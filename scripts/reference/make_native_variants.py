@@ -109,8 +109,7 @@ MISTRAL = dict(
     tokens=["<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[IMG]", "[IMG_BREAK]", "[IMG_END]"],
     named={"bos_token": "<s>", "unk_token": "<unk>"}, processor=pixtral_processor, planes=pixtral_planes,
     negated=pixtral_negated, sizes=pixtral_sizes, last=lambda name: "linear_2" in name,
-    odd=TOWER | {"order of a token's patches": patches_first},
-)
+    odd=TOWER | {"order of a token's patches": patches_first})
 LIGHTON = MISTRAL | dict(
     split="qwen",
     image="<|image_pad|>",
@@ -135,12 +134,9 @@ LIGHTON = MISTRAL | dict(
                 "image_break_token": "<|vision_pad|>",
                 "image_end_token": "<|vision_end|>"}},
                  )
-FAMILIES = {
-    "mistral3": MISTRAL,
-    "ministral3": MISTRAL | {"odd": MISTRAL["odd"] | {"growing queries": flat_queries}},
-    "pixtral": MISTRAL | {"odd": TOWER},
-    "lighton": LIGHTON,
-}
+FAMILIES = {"mistral3": MISTRAL,
+            "ministral3": MISTRAL | {"odd": MISTRAL["odd"] | {"growing queries": flat_queries}},
+            "pixtral": MISTRAL | {"odd": TOWER}, "lighton": LIGHTON}
 
 
 def pixtral(**over):

@@ -23,7 +23,6 @@ What transformers 5.23 does, where other descriptions of the family say otherwis
 * the ids of 1024 <loc> and 128 <seg> tokens that the tokenizer lacks are appended behind its vocabulary,
   beyond the embedding's rows. The tiny vocabularies have the first few; no prompt has others."""
 
-import argparse
 import json
 import os
 import tempfile
@@ -32,7 +31,6 @@ from pathlib import Path
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
-import transformers  # noqa: E402
 from PIL import Image  # noqa: E402
 from tokenizers import Tokenizer  # noqa: E402
 from transformers import (
@@ -48,7 +46,7 @@ from transformers import (
 
 import common  # noqa: E402
 import golden_parts as parts  # noqa: E402
-from common import REPO, picture  # noqa: E402
+from common import picture  # noqa: E402
 from make_qwen_checks import changed, hooked  # noqa: E402
 
 S, F = "sliding_attention", "full_attention"
@@ -68,38 +66,18 @@ def ask(text, *pictures, note=""):
 
 def gemma1(**over):
     return (
-        dict(
-            vocab_size=VOCAB,
-            hidden_size=36,
-            intermediate_size=44,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            head_dim=16,
-            max_position_embeddings=2048,
-        )
-        | over
-    )
+        dict(vocab_size=VOCAB, hidden_size=36, intermediate_size=44, num_hidden_layers=2,
+             num_attention_heads=2, num_key_value_heads=1, head_dim=16, max_position_embeddings=2048)
+        | over)
 
 
 def gemma2(**over):
     cfg = (
-        dict(
-            vocab_size=VOCAB,
-            hidden_size=36,
-            intermediate_size=40,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=12,
-            query_pre_attn_scalar=9,
-            sliding_window=11,
-            layer_types=[S, F, S],
-            attn_logit_softcapping=1.5,
-            final_logit_softcapping=9.0,
-            max_position_embeddings=2048,
-        )
-        | over
-    )
+        dict(vocab_size=VOCAB, hidden_size=36, intermediate_size=40, num_attention_heads=4,
+             num_key_value_heads=2, head_dim=12, query_pre_attn_scalar=9, sliding_window=11,
+             layer_types=[S, F, S], attn_logit_softcapping=1.5, final_logit_softcapping=9.0,
+             max_position_embeddings=2048)
+        | over)
     if cfg["layer_types"]:
         cfg["num_hidden_layers"] = len(cfg["layer_types"])
     return cfg
@@ -107,250 +85,111 @@ def gemma2(**over):
 
 def vision(**over):
     return (
-        dict(
-            hidden_size=32,
-            intermediate_size=36,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            image_size=24,
-            patch_size=6,
-            vision_use_head=False,
-        )
-        | over
-    )
+        dict(hidden_size=32, intermediate_size=36, num_hidden_layers=1, num_attention_heads=2, image_size=24,
+             patch_size=6, vision_use_head=False)
+        | over)
 
 
 GENTLE = dict(head_gain=1.7, qk_gain=0.8, post_gain=0.4)
 
 VARIANTS = {
     "pg1_f32": dict(
-        seed=100,
-        text=gemma1(),
-        vision=vision(num_hidden_layers=2),
-        locs="vocabulary",
+        seed=100, text=gemma1(), vision=vision(num_hidden_layers=2), locs="vocabulary",
         cases=[
-            ask(
-                "detect <loc0003><loc0011> gull ; <seg005>cat",
-                (1, 37, 53),
-                note="<loc> and <seg> tokens that no added_tokens entry has; 16 soft tokens",
-            ),
+            ask("detect <loc0003><loc0011> gull ; <seg005>cat", (1, 37, 53),
+                note="<loc> and <seg> tokens that no added_tokens entry has; 16 soft tokens"),
             ask("", (2, 61, 24), note="no text: bos and a newline"),
             ask(
                 "Which one is larger?", (3, 17, 41), (4, 24, 24), note="two pictures, one of the tower's size"
             ),
-            ask(LONG, note="text only, all of it prefix"),
-        ],
-    ),
+            ask(LONG, note="text only, all of it prefix")]),
     "pg1_odd_f32": dict(
-        seed=200,
-        rewrite="layout_a",
-        text=gemma1(
-            hidden_size=33,
-            num_attention_heads=3,
-            head_dim=22,
-            vocab_size=VOCAB - 1,
-            num_hidden_layers=3,
-            rms_norm_eps=1e-5,
-        ),
+        seed=200, rewrite="layout_a",
+        text=gemma1(hidden_size=33, num_attention_heads=3, head_dim=22, vocab_size=VOCAB - 1,
+                    num_hidden_layers=3, rms_norm_eps=1e-5),
         vision=vision(hidden_size=40, num_attention_heads=2, image_size=21, patch_size=7),
         cases=[
             ask(
-                "caption en\nwhat <loc0000> is",
-                (5, 43, 29),
+                "caption en\nwhat <loc0000> is", (5, 43, 29),
                 note="3 heads of 22, one KV head, hidden 33; 9 soft tokens; vision head size 20; "
                 "embedding has "
-                "no row for <image>; a newline inside the text",
-            ),
-            ask("<seg000>ocr  ü", (6, 20, 90), (7, 75, 31), note="two pictures, byte fallback"),
-        ],
-    ),
+                "no row for <image>; a newline inside the text"),
+            ask("<seg000>ocr  ü", (6, 20, 90), (7, 75, 31), note="two pictures, byte fallback")]),
     "pg1_untied_f32": dict(
         seed=300,
-        text=gemma1(
-            hidden_size=24,
-            tie_word_embeddings=False,
-            attention_bias=True,
-            rope_parameters={"rope_type": "default", "rope_theta": 500.0},
-        ),
-        vision=vision(),
-        rewrite="layout_b",
-        cases=[
-            ask("answer en who wrote it down?", (9, 44, 44), note="lm_head of its own, biases, theta 500"),
-            ask(LONG[:30], (10, 90, 19), (10, 90, 19), note="the same picture twice"),
-        ],
-    ),
+        text=gemma1(hidden_size=24, tie_word_embeddings=False, attention_bias=True,
+                    rope_parameters={"rope_type": "default", "rope_theta": 500.0}),
+        vision=vision(), rewrite="layout_b",
+        cases=[ask("answer en who wrote it down?", (9, 44, 44), note="lm_head of its own, biases, theta 500"),
+               ask(LONG[:30], (10, 90, 19), (10, 90, 19), note="the same picture twice")]),
     "pg1_released_keys_f32": dict(
-        seed=400,
-        rewrite="released",
-        text=dict(
-            vocab_size=VOCAB,
-            hidden_size=16,
-            intermediate_size=24,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-        ),
-        vision=dict(
-            hidden_size=32,
-            intermediate_size=36,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            image_size=28,
-            patch_size=14,
-            vision_use_head=False,
-        ),
+        seed=400, rewrite="released",
+        text=dict(vocab_size=VOCAB, hidden_size=16, intermediate_size=24, num_hidden_layers=1,
+                  num_attention_heads=2, num_key_value_heads=1),
+        vision=dict(hidden_size=32, intermediate_size=36, num_hidden_layers=1, num_attention_heads=2,
+                    image_size=28, patch_size=14, vision_use_head=False),
         cases=[
-            ask(
-                "describe en",
-                (11, 81, 47),
-                note="head size 256, theta, eps, activation by absence; 4 soft tokens",
-            ),
-            ask("detect <loc0001>", (12, 30, 30), (13, 31, 64)),
-        ],
-    ),
+            ask("describe en", (11, 81, 47),
+                note="head size 256, theta, eps, activation by absence; 4 soft tokens"),
+            ask("detect <loc0001>", (12, 30, 30), (13, 31, 64))]),
     "pg2_f32": dict(
-        seed=500,
-        text=gemma2(),
-        vision=vision(num_hidden_layers=2),
-        locs="added",
-        gains=dict(head_gain=3.6),
+        seed=500, text=gemma2(), vision=vision(num_hidden_layers=2), locs="added", gains=dict(head_gain=3.6),
         cases=[
-            ask(
-                "What colour is the coat?",
-                (14, 52, 39),
-                note="prefix longer than the window of 11; caps 1.5 and 9; layers S F S",
-            ),
+            ask("What colour is the coat?", (14, 52, 39),
+                note="prefix longer than the window of 11; caps 1.5 and 9; layers S F S"),
             ask("", (15, 24, 24)),
             ask("<loc0002><loc0004> same <seg001>", (16, 28, 57), (17, 61, 24), note="two pictures"),
-            ask(LONG, note="text only, longer than the window, all of it prefix"),
-        ],
-    ),
+            ask(LONG, note="text only, longer than the window, all of it prefix")]),
     "pg2_odd_f32": dict(
-        seed=600,
-        rewrite="layout_b",
-        text=gemma2(
-            hidden_size=42,
-            num_attention_heads=6,
-            num_key_value_heads=1,
-            head_dim=10,
-            query_pre_attn_scalar=7,
-            sliding_window=5,
-            layer_types=[F, S, S],
-            vocab_size=VOCAB - 1,
-            rms_norm_eps=1e-5,
-            attn_logit_softcapping=None,
-        ),
+        seed=600, rewrite="layout_b",
+        text=gemma2(hidden_size=42, num_attention_heads=6, num_key_value_heads=1, head_dim=10,
+                    query_pre_attn_scalar=7, sliding_window=5, layer_types=[F, S, S], vocab_size=VOCAB - 1,
+                    rms_norm_eps=1e-5, attn_logit_softcapping=None),
         gains=dict(head_gain=3.6),
         vision=vision(hidden_size=40, num_attention_heads=2, image_size=21, patch_size=7),
         cases=[
             ask(
-                "segment <seg003> fog",
-                (18, 33, 71),
+                "segment <seg003> fog", (18, 33, 71),
                 note="6 heads of 10, one KV head, window 5 smaller than the 9 soft tokens, layer 0 full, "
                 "no score "
-                "cap; the embedding has no row for <image>",
-            ),
-            ask("One\ntwo <loc0009>", (19, 19, 25), (20, 25, 19)),
-        ],
-    ),
+                "cap; the embedding has no row for <image>"),
+            ask("One\ntwo <loc0009>", (19, 19, 25), (20, 25, 19))]),
     "pg2_untied_f32": dict(
         seed=700,
-        text=gemma2(
-            hidden_size=32,
-            head_dim=24,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            query_pre_attn_scalar=24,
-            tie_word_embeddings=False,
-            final_logit_softcapping=None,
-            sliding_window=40,
-            layer_types=[S, F],
-        ),
+        text=gemma2(hidden_size=32, head_dim=24, num_attention_heads=2, num_key_value_heads=2,
+                    query_pre_attn_scalar=24, tie_word_embeddings=False, final_logit_softcapping=None,
+                    sliding_window=40, layer_types=[S, F]),
         vision=vision(),
-        cases=[
-            ask("caption es", (21, 12, 48), note="lm_head of its own, no final cap, window 40"),
-            ask(LONG, (22, 70, 30), note="prompt longer than the window"),
-        ],
-    ),
+        cases=[ask("caption es", (21, 12, 48), note="lm_head of its own, no final cap, window 40"),
+               ask(LONG, (22, 70, 30), note="prompt longer than the window")]),
     "pg2_missing_keys_f32": dict(
-        seed=800,
-        rewrite="released",
-        text=gemma2(
-            hidden_size=8,
-            intermediate_size=24,
-            num_attention_heads=4,
-            num_key_value_heads=4,
-            head_dim=256,
-            query_pre_attn_scalar=256,
-            sliding_window=6,
-            layer_types=None,
-            num_hidden_layers=2,
-            attn_logit_softcapping=50.0,
-            final_logit_softcapping=30.0,
-        ),
-        drop=[
-            "head_dim",
-            "num_key_value_heads",
-            "query_pre_attn_scalar",
-            "layer_types",
-            "attn_logit_softcapping",
-            "final_logit_softcapping",
-            "hidden_activation",
-            "rms_norm_eps",
-            "max_position_embeddings",
-            "attention_bias",
-            "rope_parameters",
-            "bos_token_id",
-            "eos_token_id",
-            "pad_token_id",
-        ],
-        gains=dict(qk=1.3, head_gain=2.0),
-        caps=1e-4,
-        vision=dict(
-            hidden_size=32,
-            intermediate_size=36,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            image_size=28,
-            patch_size=14,
-            vision_use_head=False,
-        ),
+        seed=800, rewrite="released",
+        text=gemma2(hidden_size=8, intermediate_size=24, num_attention_heads=4, num_key_value_heads=4,
+                    head_dim=256, query_pre_attn_scalar=256, sliding_window=6, layer_types=None,
+                    num_hidden_layers=2, attn_logit_softcapping=50.0, final_logit_softcapping=30.0),
+        drop=["head_dim", "num_key_value_heads", "query_pre_attn_scalar", "layer_types",
+              "attn_logit_softcapping", "final_logit_softcapping", "hidden_activation", "rms_norm_eps",
+              "max_position_embeddings", "attention_bias", "rope_parameters", "bos_token_id", "eos_token_id",
+              "pad_token_id"],
+        gains=dict(qk=1.3, head_gain=2.0), caps=1e-4,
+        vision=dict(hidden_size=32, intermediate_size=36, num_hidden_layers=1, num_attention_heads=2,
+                    image_size=28, patch_size=14, vision_use_head=False),
         cases=[
             ask(
-                "ocr",
-                (23, 50, 40),
+                "ocr", (23, 50, 40),
                 note="4 KV heads, head size 256, scale, caps 50 and 30, S F: all by absence; "
-                "hidden_size 2048 at the top level is to be ignored",
-            ),
-            ask("question en <loc0005>", (24, 16, 28), (25, 64, 20)),
-        ],
-    ),
+                "hidden_size 2048 at the top level is to be ignored"),
+            ask("question en <loc0005>", (24, 16, 28), (25, 64, 20))]),
     "pg1_bf16": dict(
-        seed=900,
-        dtype="bfloat16",
-        distinct=5,
-        margin=0.02,
-        gains=GENTLE,
-        text=gemma1(hidden_size=40),
+        seed=900, dtype="bfloat16", distinct=5, margin=0.02, gains=GENTLE, text=gemma1(hidden_size=40),
         vision=vision(),
-        cases=[
-            ask("What is this?", (26, 52, 39), note="sqrt(40) is not exact in bf16"),
-            ask("Same?", (27, 28, 57), (28, 44, 44)),
-        ],
-    ),
+        cases=[ask("What is this?", (26, 52, 39), note="sqrt(40) is not exact in bf16"),
+               ask("Same?", (27, 28, 57), (28, 44, 44))]),
     "pg2_bf16": dict(
-        seed=1000,
-        dtype="bfloat16",
-        distinct=5,
-        margin=0.02,
-        gains=GENTLE,
-        vision=vision(),
+        seed=1000, dtype="bfloat16", distinct=5, margin=0.02, gains=GENTLE, vision=vision(),
         text=gemma2(
-            hidden_size=40, attn_logit_softcapping=4.0, final_logit_softcapping=12.0, layer_types=[S, F]
-        ),
-        cases=[ask("What is this?", (29, 52, 39)), ask("Same?", (30, 28, 57), (31, 44, 44))],
-    ),
-}
+            hidden_size=40, attn_logit_softcapping=4.0, final_logit_softcapping=12.0, layer_types=[S, F]),
+        cases=[ask("What is this?", (29, 52, 39)), ask("Same?", (30, 28, 57), (31, 44, 44))])}
 
 # ----------------------------------------------------------------------------------------------- checkpoints
 
@@ -386,35 +225,20 @@ def build_checkpoint(v, seed, folder):
     """Writes a checkpoint through save_pretrained, then rewrites what a release spells differently."""
     data = tokenizer_data(v)
     ids = data["model"]["vocab"]
-    settings = {
-        "tokenizer_class": "GemmaTokenizer",
-        "add_bos_token": True,
-        "add_eos_token": False,
-        "bos_token": "<bos>",
-        "eos_token": "<eos>",
-        "unk_token": "<unk>",
-        "pad_token": "<pad>",
-        "mask_token": "<mask>",
-        "clean_up_tokenization_spaces": False,
-        "spaces_between_special_tokens": False,
-        "model_max_length": 4096,
-        "processor_class": "PaliGemmaProcessor",
-    }
+    settings = {"tokenizer_class": "GemmaTokenizer", "add_bos_token": True, "add_eos_token": False,
+                "bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>", "pad_token": "<pad>",
+                "mask_token": "<mask>", "clean_up_tokenization_spaces": False,
+                "spaces_between_special_tokens": False, "model_max_length": 4096,
+                "processor_class": "PaliGemmaProcessor"}
     with tempfile.TemporaryDirectory() as tmp:
         parts.write_tokenizer(Path(tmp), data, settings)
         tokenizer = AutoTokenizer.from_pretrained(tmp)
     tied = v["text"].get("tie_word_embeddings", True)
     make_text = Gemma2Config if "sliding_window" in v["text"] else GemmaConfig
-    config = PaliGemmaConfig(
-        text_config=make_text(**v["text"]),
-        vision_config=SiglipVisionConfig(**v["vision"]),
-        image_token_index=ids[IMAGE],
-        projection_dim=v["text"]["hidden_size"],
-        tie_word_embeddings=tied,
-        bos_token_id=2,
-        eos_token_id=1,
-        pad_token_id=0,
-    )
+    config = PaliGemmaConfig(text_config=make_text(**v["text"]),
+                             vision_config=SiglipVisionConfig(**v["vision"]), image_token_index=ids[IMAGE],
+                             projection_dim=v["text"]["hidden_size"], tie_word_embeddings=tied,
+                             bos_token_id=2, eos_token_id=1, pad_token_id=0)
     model = PaliGemmaForConditionalGeneration(config).eval()
     fill(model, seed, ids[IMAGE], **v.get("gains", {}))
     model.generation_config.update(bos_token_id=2, eos_token_id=1, pad_token_id=0)
@@ -447,8 +271,7 @@ def plain_name(name):
 def nested_name(name):
     name = plain_name(name)
     name = (
-        name.replace("vision_tower.", "vision_tower.vision_model.") if ".vision_model." not in name else name
-    )
+        name.replace("vision_tower.", "vision_tower.vision_model.") if ".vision_model." not in name else name)
     return name if name.startswith("lm_head") else "model." + name
 
 
@@ -463,55 +286,28 @@ def spell_as_released(folder, v):
 
     def config(c):
         text = dict(
-            v["text"], model_type=c["text_config"]["model_type"], num_image_tokens=seq, torch_dtype="float32"
-        )
+            v["text"], model_type=c["text_config"]["model_type"], num_image_tokens=seq, torch_dtype="float32")
         for key in v.get("drop", []):
             text.pop(key, None)
         text = {k: a for k, a in text.items() if a is not None}
         return {
-            "_vocab_size": 257152,
-            "architectures": c["architectures"],
-            "bos_token_id": 2,
-            "eos_token_id": 1,
-            "hidden_size": 2048,
-            "image_token_index": c["image_token_index"],
-            "model_type": "paligemma",
-            "pad_token_id": 0,
-            "projection_dim": v["text"]["hidden_size"],
-            "text_config": text,
-            "torch_dtype": "float32",
-            "transformers_version": "4.41.0.dev0",
-            "vision_config": dict(
-                v["vision"],
-                model_type="siglip_vision_model",
-                num_image_tokens=seq,
-                projection_dim=v["text"]["hidden_size"],
-                projector_hidden_act="gelu_fast",
-            ),
-        }
+            "_vocab_size": 257152, "architectures": c["architectures"], "bos_token_id": 2, "eos_token_id": 1,
+            "hidden_size": 2048, "image_token_index": c["image_token_index"], "model_type": "paligemma",
+            "pad_token_id": 0, "projection_dim": v["text"]["hidden_size"], "text_config": text,
+            "torch_dtype": "float32", "transformers_version": "4.41.0.dev0",
+            "vision_config": dict(v["vision"], model_type="siglip_vision_model", num_image_tokens=seq,
+                                  projection_dim=v["text"]["hidden_size"], projector_hidden_act="gelu_fast")}
 
     parts.edit_json(folder / "config.json", config)
     (folder / "processor_config.json").unlink()
     (folder / "preprocessor_config.json").write_text(
         json.dumps(
-            {
-                "do_convert_rgb": None,
-                "do_normalize": True,
-                "do_rescale": True,
-                "do_resize": True,
-                "image_mean": [0.5] * 3,
-                "image_processor_type": "SiglipImageProcessor",
-                "image_seq_length": seq,
-                "image_std": [0.5] * 3,
-                "processor_class": "PaliGemmaProcessor",
-                "resample": 3,
-                "rescale_factor": 0.00392156862745098,
-                "size": {"height": size, "width": size},
-            },
-            indent=2,
-        )
-        + "\n"
-    )
+            {"do_convert_rgb": None, "do_normalize": True, "do_rescale": True, "do_resize": True,
+             "image_mean": [0.5] * 3, "image_processor_type": "SiglipImageProcessor", "image_seq_length": seq,
+             "image_std": [0.5] * 3, "processor_class": "PaliGemmaProcessor", "resample": 3,
+             "rescale_factor": 0.00392156862745098, "size": {"height": size, "width": size}},
+            indent=2)
+        + "\n")
 
 
 # ----------------------------------------------------------------------------------------------------- cases
@@ -522,11 +318,8 @@ def prepare(case, processor, plain, seq):
     rgb = [picture(*p) for p in case["pictures"]]
     rendered = IMAGE * len(rgb) + "<bos>" + case["text"] + "\n"
     if rgb:
-        out = processor(
-            images=[Image.fromarray(a) for a in rgb],
-            text=IMAGE * len(rgb) + case["text"],
-            return_tensors="pt",
-        )
+        out = processor(images=[Image.fromarray(a) for a in rgb], text=IMAGE * len(rgb) + case["text"],
+                        return_tensors="pt")
         ids, pixels = out["input_ids"][0].tolist(), out["pixel_values"]
         assert out["token_type_ids"].eq(0).all() and out["attention_mask"].eq(1).all()
     else:
@@ -559,19 +352,13 @@ def check(moved, v):
     assert len(seen) == len(kinds)
     for k, kind in enumerate(kinds):
         assert np.array_equal(
-            seen[k], sliding if kind == S else full
-        ), f"layer {k}: another mask than expected"
+            seen[k], sliding if kind == S else full), f"layer {k}: another mask than expected"
     last = slice(prefix - 1, prefix)
     at = p.ids.index(2) + 1
     swap = [40 if i != 40 else 41 for i in ids[at : at + 1]]
     if at < prefix - 1:
-        moved(
-            "first word",
-            margin / 2,
-            last,
-            p.but(ids=p.ids[:at] + swap + p.ids[at + 1 :]),
-            ids[:at] + swap + ids[at + 1 :],
-        )
+        moved("first word", margin / 2, last, p.but(ids=p.ids[:at] + swap + p.ids[at + 1 :]),
+              ids[:at] + swap + ids[at + 1 :])
     for k in range(len(p.pixels) if p.pixels is not None else 0):
         other = p.pixels.clone()
         other[k] = -other[k].flip(1, 2)
@@ -589,10 +376,8 @@ def check(moved, v):
             return args, kwargs
 
         hooks = [
-            m.register_forward_pre_hook(window_in_prefix, with_kwargs=True)
-            for m in model.modules()
-            if type(m).__name__ == "Gemma2Attention"
-        ]
+            m.register_forward_pre_hook(window_in_prefix, with_kwargs=True) for m in model.modules()
+            if type(m).__name__ == "Gemma2Attention"]
         if not np.array_equal(cut.numpy(), sliding):
             moved("window inside the prefix", rule)
         for h in hooks:
@@ -604,10 +389,8 @@ def check(moved, v):
                 return args, kwargs
 
             hooks = [
-                m.register_forward_pre_hook(no_window, with_kwargs=True)
-                for m in model.modules()
-                if type(m).__name__ == "Gemma2Attention"
-            ]
+                m.register_forward_pre_hook(no_window, with_kwargs=True) for m in model.modules()
+                if type(m).__name__ == "Gemma2Attention"]
             moved("no window", rule / 2, slice(prefix, None))
             for h in hooks:
                 h.remove()
@@ -642,68 +425,34 @@ def attempt(name, v, seed, folder):
         # The released code rounds sqrt(hidden_size) to the weights' type; so does the float32 run of bf16
         # weights.
         model.model.language_model.embed_tokens.embed_scale.copy_(
-            model.model.language_model.embed_tokens.embed_scale.to(torch.bfloat16)
-        )
+            model.model.language_model.embed_tokens.embed_scale.to(torch.bfloat16))
     seq = (v["vision"]["image_size"] // v["vision"]["patch_size"]) ** 2
     tensors, cases = {}, []
     for n, case in enumerate(v["cases"]):
         rgb, rendered, p = prepare(case, processor, plain, seq)
         avoid = {plain.token_to_id(IMAGE)} | set(range(VOCAB, v["text"]["vocab_size"]))
         new, measured = parts.run_case(
-            f"case{n}.", p, v, model, twin, tensors, lambda moved: check(moved, v), avoid, 1
-        )
+            f"case{n}.", p, v, model, twin, tensors, lambda moved: check(moved, v), avoid, 1)
         for k, a in enumerate(rgb):
             tensors[f"case{n}.image{k}.rgb"] = a
             tensors[f"case{n}.image{k}.pixel_values"] = p.pixels[k].numpy()
-        head = {
-            "id": n,
-            "kind": "chat" if rgb else "raw",
-            "note": case["note"],
-            "images": len(rgb),
-            "prompt_tokens": len(p.ids),
-            "image_spans": [s[:2] for s in p.spans()],
-        }
+        head = {"id": n, "kind": "chat" if rgb else "raw", "note": case["note"], "images": len(rgb),
+                "prompt_tokens": len(p.ids), "image_spans": [s[:2] for s in p.spans()]}
         content = [{"type": "image", "index": k} for k in range(len(rgb))]
         content += [{"type": "text", "text": case["text"]}] if case["text"] else []
         body = (
-            {"messages": [{"role": "user", "content": content}]} if rgb else {"prompt": case["text"] + "\n"}
-        )
+            {"messages": [{"role": "user", "content": content}]} if rgb else {"prompt": case["text"] + "\n"})
         cases.append(
-            head
-            | body
-            | {
-                "rendered": rendered if rgb else case["text"] + "\n",
-                "greedy_text": plain.decode(new, skip_special_tokens=False),
-                "measured": measured,
-            }
-        )
-    about = {
-        "variant": name,
-        "family": "paligemma",
-        "weights": v.get("dtype", "float32"),
-        "seed": seed,
-        "soft_tokens": seq,
-        "vocab": v["text"]["vocab_size"],
-        "sliding_window": v["text"].get("sliding_window"),
-        "layer_types": getattr(model.config.text_config, "layer_types", None),
-    }
+            head | body
+            | {"rendered": rendered if rgb else case["text"] + "\n",
+               "greedy_text": plain.decode(new, skip_special_tokens=False), "measured": measured})
+    about = {"variant": name, "family": "paligemma", "weights": v.get("dtype", "float32"), "seed": seed,
+             "soft_tokens": seq, "vocab": v["text"]["vocab_size"],
+             "sliding_window": v["text"].get("sliding_window"),
+             "layer_types": getattr(model.config.text_config, "layer_types", None)}
     parts.write_golden(folder, about, cases, tensors)
     return cases
 
 
-def main():
-    args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    args.add_argument("variants", nargs="*", metavar="VARIANT", help=", ".join(VARIANTS))
-    args.add_argument("--out", type=Path, default=REPO / "tests/golden/paligemma")
-    args = args.parse_args()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    args.out.mkdir(parents=True, exist_ok=True)
-    for name in args.variants or VARIANTS:
-        parts.make(name, VARIANTS[name], attempt, args.out)
-
-
 if __name__ == "__main__":
-    main()
+    parts.main(__doc__, "paligemma", VARIANTS, attempt)

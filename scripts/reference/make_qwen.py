@@ -9,12 +9,9 @@ Everything follows from seeds. A variant whose model does not react to its pictu
 oddities that it is there for, or whose greedy path or routing has a near-tie, gets the next seed; when a hundred seeds fail the script
 stops. So a golden file that exists also proves something.
 """
-import argparse
 import contextlib
 import json
 import os
-import shutil
-import sys
 import tempfile
 from pathlib import Path
 
@@ -32,9 +29,11 @@ from transformers.models.qwen2_vl import (Qwen2VLImageProcessor, Qwen2VLProcesso
 from transformers.models.qwen2_5_vl import Qwen2_5_VLProcessor  # noqa: E402
 from transformers.models.qwen3_vl import Qwen3VLProcessor, Qwen3VLVideoProcessor  # noqa: E402
 
+import golden_parts  # noqa: E402
+from golden_parts import greedy, logprobs  # noqa: E402
 import make_qwen_parts as parts  # noqa: E402
-from common import REPO, picture  # noqa: E402
-from make_qwen_checks import Pictures, NotTelling, check_reacts, float_inputs_rounded, need, positions_by_formula, routing_gap  # noqa: E402
+from common import picture  # noqa: E402
+from make_qwen_checks import Pictures, check_reacts, float_inputs_rounded, need, positions_by_formula, routing_gap  # noqa: E402
 from make_qwen_checks import token_by_token  # noqa: E402
 from make_qwen3_5_variants import VARIANTS as VARIANTS_3_5  # noqa: E402
 from make_qwen_variants import VARIANTS as VARIANTS_2_3  # noqa: E402
@@ -86,6 +85,8 @@ def build_checkpoint(v, seed, folder):
         spell_as_released(folder, v)
     for key in v.get("drop", []):
         edit_json(folder / "config.json", lambda c: drop_key(c, key))
+    for file, change in v.get("files", {}).items():
+        edit_json(folder / file, change)
     if v.get("mtp"):
         rewrite(folder / "model.safetensors", lambda all: all | parts.drafter(all, seed))
         edit_json(folder / "config.json", lambda c: c["text_config"].update(mtp_num_hidden_layers=1))
@@ -240,25 +241,6 @@ def prepare(case, v, processor, plain):
 
 
 @torch.no_grad()
-def logprobs(model, p, ids, **change):
-    """One forward pass over the whole sequence without a cache: log-softmax [len(ids), V]; row t is about token t+1."""
-    dtype = next(model.parameters()).dtype
-    out = model(**p.inputs(ids, dtype) | change, use_cache=False).logits[0]
-    return torch.log_softmax(out.to(torch.float64 if dtype == torch.float64 else torch.float32), -1)
-
-
-def greedy(model, p, count, avoid=()):
-    """Greedy continuation, the whole sequence run again for every token: the slow and unarguable way."""
-    ids, gaps = list(p.ids), []
-    for _ in range(count):
-        two = torch.topk(logprobs(model, p, ids)[-1], 2)
-        need(int(two.indices[0]) not in avoid, "generates a picture token, or one that no text stands for")
-        ids.append(int(two.indices[0]))
-        gaps.append(float(two.values[0] - two.values[1]))
-    return ids[len(p.ids):], gaps
-
-
-@torch.no_grad()
 def greedy_cached(model, p, count):
     """The same through transformers' generate() with its KV cache."""
     out = model.generate(**p.inputs(p.ids, next(model.parameters()).dtype), max_new_tokens=count, min_new_tokens=count, do_sample=False,
@@ -391,43 +373,5 @@ def attempt(name, v, seed, folder):
     return cases
 
 
-def make(name, out):
-    v = VARIANTS[name]
-    for seed in range(v["seed"], v["seed"] + 100):
-        with tempfile.TemporaryDirectory() as tmp:
-            folder = Path(tmp) / name
-            folder.mkdir()
-            try:
-                cases = attempt(name, v, seed, folder)
-            except NotTelling as e:
-                print(f"{name}: seed {seed}: {e}", flush=True)
-                continue
-            target = out / name
-            shutil.rmtree(target, ignore_errors=True)
-            shutil.copytree(folder, target)
-            for f in target.iterdir():
-                f.chmod(0o644)
-        size = sum(f.stat().st_size for f in target.iterdir())
-        print(f"{name}: seed {seed}, {size / 1024:.0f} KiB")
-        for c in cases:
-            print("   ", c["prompt_tokens"], json.dumps(c["measured"]), flush=True)
-        return
-    sys.exit(f"{name}: no seed gives a telling model")
-
-
-def main(out=REPO / "tests/golden/qwen"):
-    args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    args.add_argument("variants", nargs="*", metavar="VARIANT", help=", ".join(VARIANTS))
-    args.add_argument("--out", type=Path, default=out)
-    args = args.parse_args()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    args.out.mkdir(parents=True, exist_ok=True)
-    for name in args.variants or VARIANTS:
-        make(name, args.out)
-
-
 if __name__ == "__main__":
-    main()
+    golden_parts.main(__doc__, "qwen", VARIANTS, attempt)

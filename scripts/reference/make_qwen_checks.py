@@ -229,7 +229,7 @@ def check_reacts(model, v, p, lp, logprobs, positions):
     if "linear_attention" in (getattr(c, "layer_types", None) or []):
         check_recurrence(model, c, moved, rule, all_rows)
     rotary = text.rotary_emb
-    if rotary.rope_type == "yarn":
+    if rotary and rotary.rope_type == "yarn":
         plain = rotary.compute_default_rope_parameters(c)[0]
         with changed(rotary, inv_freq=plain):
             moved("no YaRN frequencies", rule, slice(-20, None))

@@ -20,7 +20,6 @@ import types
 import zlib
 
 import numpy as np
-import torch
 from PIL import Image, ImageSequence
 from transformers import AutoConfig, AutoProcessor, Qwen2VLImageProcessor, Qwen2VLVideoProcessor, Qwen3VLVideoProcessor
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel

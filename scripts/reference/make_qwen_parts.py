@@ -257,13 +257,14 @@ def fill(model, seed, head=2.6, qk=1.3, mix=1.0, seen=1.6, router=2.5, pos=1.0, 
                 w = normal(seed, name, p.shape, 1.6 * fan)
         elif part[-2:] == ["gate", "weight"]:
             w = normal(seed, name, p.shape, router * fan)
-        elif last in ("o_proj", "down_proj", "out_proj", "w2"):
-            w = normal(seed, name, p.shape, (2.2 if last in ("down_proj", "w2") else 1.5) * mix * unit * fan)
+        elif last in ("o_proj", "out_proj", "down_proj", "w2", "output_linear"):
+            gain = 1.5 if last in ("o_proj", "out_proj") else 2.2
+            w = normal(seed, name, p.shape, gain * mix * unit * fan)
         elif last == "shared_expert_gate":
             w = normal(seed, name, p.shape, 2.0 * fan)
         elif last in ("q_proj", "k_proj"):
             w = normal(seed, name, p.shape, qk * fan)
-        elif last in ("v_proj", "gate_proj", "up_proj", "gate_up_proj", "w1", "w3"):
+        elif last in ("v_proj", "gate_proj", "up_proj", "gate_up_proj", "w1", "w3", "input_linear"):
             w = normal(seed, name, p.shape, 1.2 * fan)
         else:
             raise ValueError(f"no rule for {name} {tuple(p.shape)}")

@@ -8,18 +8,14 @@ The variants are in make_tiles_variants.py. Format: README.md here, the one of t
 `spans`; `tiles` says of each span which image it belongs to and which of its tiles it is. image#.rgb counts
 images, image#.pixel_values spans."""
 
-import argparse
 import contextlib
 import json
 import os
-import sys
 import tempfile
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-import numpy as np  # noqa: E402
 import torch  # noqa: E402
-import transformers  # noqa: E402
 from PIL import Image  # noqa: E402
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers  # noqa: E402
 from tokenizers import pre_tokenizers, trainers  # noqa: E402
@@ -27,40 +23,36 @@ from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer 
 
 import golden_parts as parts  # noqa: E402
 import make_qwen_parts  # noqa: E402
-from common import HERE, REPO, normal, picture  # noqa: E402
-from make_qwen_checks import need, token_by_token  # noqa: E402
+from common import HERE, normal, picture  # noqa: E402
+from make_qwen_checks import token_by_token  # noqa: E402
 from make_tiles_variants import FAMILIES, VARIANTS  # noqa: E402
 from make_tokenizer import LLAMA3  # noqa: E402
 
-SPLITS = {"numbers": None, "digits3": LLAMA3, "qwen": make_qwen_parts.SPLIT}
+SPLITS = {"numbers": None, "plain": None, "digits3": LLAMA3, "qwen": make_qwen_parts.SPLIT}
 VISUAL = ("vision", "connector", "projector", "visual", "merger")
 
 
 def tokenizer_text(family):
     """Byte-level BPE: 256 bytes, merges learnt from mixed.txt, the family's tokens."""
     bpe = Tokenizer(
-        models.BPE(fuse_unk=False, byte_fallback=False, ignore_merges=family["split"] == "digits3")
-    )
+        models.BPE(fuse_unk=False, byte_fallback=False, ignore_merges=family["split"] == "digits3"))
     pattern = SPLITS[family["split"]]
     if pattern:
         first = pre_tokenizers.Split(Regex(pattern), "isolated", False)
         bpe.pre_tokenizer = pre_tokenizers.Sequence(
-            [first, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-        )
+            [first, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     else:
         bpe.pre_tokenizer = pre_tokenizers.Sequence(
-            [pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-        )
+            [pre_tokenizers.Digits(True)] * (family["split"] == "numbers")
+            + [pre_tokenizers.ByteLevel(add_prefix_space=False)])
     if family["split"] == "qwen":
         bpe.normalizer = normalizers.NFC()
     bpe.decoder = decoders.ByteLevel()
     size = family["vocab"] - len(family["tokens"])
     bpe.train_from_iterator(
-        [(HERE / "mixed.txt").read_text(encoding="utf-8")],
+        [(HERE / "mixed.txt").read_text(encoding="utf-8") + family.get("corpus", "")],
         trainers.BpeTrainer(
-            vocab_size=size, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
-        ),
-    )
+            vocab_size=size, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
     bpe.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in family["tokens"]])
     assert bpe.get_vocab_size() == family["vocab"], bpe.get_vocab_size()
     return json.dumps(json.loads(bpe.to_str()), ensure_ascii=False, separators=(",", ":"))
@@ -112,24 +104,14 @@ def build_checkpoint(v, family, seed, folder):
     with tempfile.TemporaryDirectory() as tmp:
         tmp = Path(tmp)
         (tmp / "tokenizer.json").write_text(own, encoding="utf-8")
-        config = {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "clean_up_tokenization_spaces": False,
-            "model_max_length": 4096,
-            "eos_token": family["end"],
-            "pad_token": family["tokens"][0],
-        }
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False,
+                  "model_max_length": 4096, "eos_token": family["end"], "pad_token": family["tokens"][0]}
         (tmp / "tokenizer_config.json").write_text(
-            json.dumps(config | family.get("named", {}), indent=1) + "\n"
-        )
+            json.dumps(config | family.get("named", {}), indent=1) + "\n")
         tokenizer = AutoTokenizer.from_pretrained(tmp)
-    config = AutoConfig.for_model(
-        v["family"],
-        text_config=v["text"],
-        vision_config=v["vision"],
-        image_token_id=tokenizer.convert_tokens_to_ids(family["image"]),
-        **v.get("top", {}),
-    )
+    config = AutoConfig.for_model(v["family"], text_config=v["text"], vision_config=v["vision"],
+                                  image_token_id=tokenizer.convert_tokens_to_ids(family["image"]),
+                                  **v.get("top", {}))
     model = AutoModelForImageTextToText.from_config(config).eval()
     fill(model, seed, family, **v.get("gains", {}))
     end = tokenizer.convert_tokens_to_ids(family["end"])
@@ -156,23 +138,15 @@ class Tiled(parts.Prompt):
 def prepare(case, v, family, processor, plain):
     rgb = [picture(*p) for p in case["pictures"]]
     rendered = (
-        case["prompt"]
-        if case["kind"] == "raw"
-        else processor.apply_chat_template(case["messages"], tokenize=False, add_generation_prompt=True)
-    )
-    out = processor(
-        text=[rendered],
-        images=[Image.fromarray(a) for a in rgb] or None,
-        return_tensors="pt",
-        add_special_tokens=False,
-    )
+        case["prompt"] if case["kind"] == "raw"
+        else processor.apply_chat_template(case["messages"], tokenize=False, add_generation_prompt=True))
+    out = processor(text=[rendered], images=[Image.fromarray(a) for a in rgb] or None, return_tensors="pt",
+                    add_special_tokens=False)
     ids = out["input_ids"][0].tolist()
     image = plain.token_to_id(family["image"])
     more = {
-        k: a
-        for k, a in out.items()
-        if k not in ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
-    }
+        k: a for k, a in out.items()
+        if k not in ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")}
     p = Tiled(ids, [int(i == image) for i in ids], more=more, cuts=[])
     tiles = []
     if rgb:
@@ -232,58 +206,24 @@ def attempt(name, v, seed, folder):
         avoid = {plain.token_to_id(family["image"])} | set(range(family["vocab"], v["text"]["vocab_size"]))
         with token_by_token(model) if family.get("recurrent") else contextlib.nullcontext():
             new, measured = parts.run_case(
-                key, p, v, model, twin, tensors, lambda m: check(m, v, family), avoid
-            )
+                key, p, v, model, twin, tensors, lambda m: check(m, v, family), avoid)
         for k, a in enumerate(rgb):
             tensors[f"{key}image{k}.rgb"] = a
         for k, a in enumerate(p.images if rgb and v.get("pixels", True) else []):
             tensors[f"{key}image{k}.pixel_values"] = a.numpy()
-        head = {
-            "id": n,
-            "kind": case["kind"],
-            "note": case["note"],
-            "images": len(rgb),
-            "prompt_tokens": len(p.ids),
-            "image_spans": [s[:2] for s in p.spans()],
-            "tiles": tiles,
-            "template": {},
-        }
+        head = {"id": n, "kind": case["kind"], "note": case["note"], "images": len(rgb),
+                "prompt_tokens": len(p.ids), "image_spans": [s[:2] for s in p.spans()], "tiles": tiles,
+                "template": {}}
         body = {"prompt": case["prompt"]} if case["kind"] == "raw" else {"messages": case["messages"]}
         cases.append(
-            head
-            | body
-            | {
-                "rendered": rendered,
-                "measured": measured,
-                "greedy_text": plain.decode(new, skip_special_tokens=False),
-            }
-        )
-    about = {
-        "variant": name,
-        "family": v["family"],
-        "weights": v.get("dtype", "float32"),
-        "seed": seed,
-        "vocab": v["text"]["vocab_size"],
-    }
+            head | body
+            | {"rendered": rendered, "measured": measured,
+               "greedy_text": plain.decode(new, skip_special_tokens=False)})
+    about = {"variant": name, "family": v["family"], "weights": v.get("dtype", "float32"), "seed": seed,
+             "vocab": v["text"]["vocab_size"]}
     parts.write_golden(folder, about, cases, tensors)
     return cases
 
 
-def main():
-    args = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    args.add_argument("variants", nargs="*", metavar="VARIANT")
-    args.add_argument("--out", type=Path, default=REPO / "tests/golden/tiles")
-    args = args.parse_args()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    args.out.mkdir(parents=True, exist_ok=True)
-    for name in args.variants or VARIANTS:
-        parts.make(name, VARIANTS[name], attempt, args.out)
-
-
 if __name__ == "__main__":
-    main()
+    parts.main(__doc__, "tiles", VARIANTS, attempt)

@@ -23,29 +23,9 @@ from transformers.utils import logging
 from make_images import dump, noise
 
 logging.set_verbosity_error()
-SIZES = [
-    (40, 30),
-    (30, 40),
-    (1, 1),
-    (2, 2),
-    (60, 60),
-    (59, 17),
-    (1, 60),
-    (60, 1),
-    (24, 24),
-    (25, 24),
-    (48, 33),
-]
-LARGE = [
-    (4000, 1),
-    (1, 4000),
-    (1600, 1200),
-    (1200, 1600),
-    (333, 2000),
-    (1000, 1000),
-    (512, 512),
-    (513, 512),
-]
+SIZES = [(40, 30), (30, 40), (1, 1), (2, 2), (60, 60), (59, 17), (1, 60), (60, 1), (24, 24), (25, 24),
+         (48, 33)]
+LARGE = [(4000, 1), (1, 4000), (1600, 1200), (1200, 1600), (333, 2000), (1000, 1000), (512, 512), (513, 512)]
 
 
 def bytes_of(a, p):
@@ -100,79 +80,38 @@ def minicpm(p, image):
 
 SMALL_LFM2 = {"min_image_tokens": 4, "max_image_tokens": 12, "tile_size": 32, "encoder_patch_size": 4}
 CASES = [
+    ("idefics3", Idefics3ImageProcessor,
+     {"max_image_size": {"longest_edge": 16}, "size": {"longest_edge": 60}}, SIZES),
+    ("smolvlm", Idefics3ImageProcessor,
+     {"max_image_size": {"longest_edge": 20}, "size": {"longest_edge": 33}, "do_image_splitting": False},
+     SIZES),
     (
-        "idefics3",
-        Idefics3ImageProcessor,
-        {"max_image_size": {"longest_edge": 16}, "size": {"longest_edge": 60}},
-        SIZES,
-    ),
-    (
-        "smolvlm",
-        Idefics3ImageProcessor,
-        {"max_image_size": {"longest_edge": 20}, "size": {"longest_edge": 33}, "do_image_splitting": False},
-        SIZES,
-    ),
-    (
-        "idefics3",
-        Idefics3ImageProcessor,
-        {
-            "max_image_size": {"longest_edge": 20},
-            "size": {"longest_edge": 33},
-            "do_resize": False,
-            "resample": 3,
-        },
-        SIZES,
-    ),
-    (
-        "smolvlm",
-        Idefics3ImageProcessor,
-        {"max_image_size": {"longest_edge": 512}, "size": {"longest_edge": 2048}},
-        LARGE,
-    ),
+        "idefics3", Idefics3ImageProcessor,
+        {"max_image_size": {"longest_edge": 20}, "size": {"longest_edge": 33}, "do_resize": False,
+         "resample": 3},
+        SIZES),
+    ("smolvlm", Idefics3ImageProcessor,
+     {"max_image_size": {"longest_edge": 512}, "size": {"longest_edge": 2048}}, LARGE),
     ("internvl", GotOcr2ImageProcessor, {"size": {"height": 16, "width": 16}}, SIZES),
-    (
-        "internvl",
-        GotOcr2ImageProcessor,
-        {"size": {"height": 20, "width": 20}, "min_patches": 3, "max_patches": 7, "resample": 2},
-        SIZES,
-    ),
+    ("internvl", GotOcr2ImageProcessor,
+     {"size": {"height": 20, "width": 20}, "min_patches": 3, "max_patches": 7, "resample": 2}, SIZES),
     ("internvl", GotOcr2ImageProcessor, {"size": {"height": 448, "width": 448}}, LARGE),
     ("lfm2_vl", Lfm2VlImageProcessor, SMALL_LFM2, SIZES),
-    (
-        "lfm2_vl",
-        Lfm2VlImageProcessor,
-        SMALL_LFM2 | {"use_thumbnail": False, "max_pixels_tolerance": 0.5, "max_tiles": 5},
-        SIZES,
-    ),
+    ("lfm2_vl", Lfm2VlImageProcessor,
+     SMALL_LFM2 | {"use_thumbnail": False, "max_pixels_tolerance": 0.5, "max_tiles": 5}, SIZES),
     ("lfm2_vl", Lfm2VlImageProcessor, SMALL_LFM2 | {"do_image_splitting": False}, SIZES),
-    ("lfm2_vl", Lfm2VlImageProcessor, {"encoder_patch_size": 16}, LARGE),
-]
+    ("lfm2_vl", Lfm2VlImageProcessor, {"encoder_patch_size": 16}, LARGE)]
 CASES += [
     ("granite_docling", GraniteDoclingImageProcessor, {"size": {"height": 12, "width": 12}}, SIZES),
     ("granite_docling", GraniteDoclingImageProcessor, {}, LARGE),
     ("minicpmv4_6", MiniCPMV4_6ImageProcessor, {"scale_resolution": 20, "patch_size": 2}, SIZES),
-    (
-        "minicpmv4_6",
-        MiniCPMV4_6ImageProcessor,
-        {"scale_resolution": 32, "patch_size": 4, "max_slice_nums": 4},
-        SIZES,
-    ),
-    (
-        "minicpmv4_6",
-        MiniCPMV4_6ImageProcessor,
-        {"scale_resolution": 16, "patch_size": 2, "slice_mode": False},
-        SIZES,
-    ),
-    ("minicpmv4_6", MiniCPMV4_6ImageProcessor, {"patch_size": 14}, LARGE),
-]
-CUT = {
-    "idefics3": idefics3,
-    "smolvlm": idefics3,
-    "internvl": internvl,
-    "lfm2_vl": lfm2_vl,
-    "granite_docling": docling,
-    "minicpmv4_6": minicpm,
-}
+    ("minicpmv4_6", MiniCPMV4_6ImageProcessor, {"scale_resolution": 32, "patch_size": 4, "max_slice_nums": 4},
+     SIZES),
+    ("minicpmv4_6", MiniCPMV4_6ImageProcessor, {"scale_resolution": 16, "patch_size": 2, "slice_mode": False},
+     SIZES),
+    ("minicpmv4_6", MiniCPMV4_6ImageProcessor, {"patch_size": 14}, LARGE)]
+CUT = {"idefics3": idefics3, "smolvlm": idefics3, "internvl": internvl, "lfm2_vl": lfm2_vl,
+       "granite_docling": docling, "minicpmv4_6": minicpm}
 
 
 def main():

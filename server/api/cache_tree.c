@@ -3,7 +3,7 @@
  * suspended until then. */
 #include "server/generate/cache_info.h"
 #include "server/generate/generate.h"
-#include "server/http/json_writer.h"
+#include "server/json/writer.h"
 #include "server/http/metrics.h"
 #include "server/http/request.h"
 #include "server/api/api.h"
@@ -15,32 +15,17 @@
 
 #define SNAPSHOT_WAIT_US 10000000u /* a step with an image may take seconds */
 
-static void field(struct json_writer *o, const char *key, uint64_t value)
-{
-    jw_text(o, key);
-    jw_uint(o, value);
-}
-
 static void snapshot_write(struct json_writer *o, const struct cache_snapshot *tree)
 {
-    field(o, "{\"total_nodes\":", tree->nodes);
-    field(o, ",\"total_tokens\":", tree->tokens);
-    jw_text(o, ",\"nodes\":[");
+    jw_put(o, "{\"total_nodes\":%lu,\"total_tokens\":%lu,\"nodes\":[", tree->nodes, tree->tokens);
     for (uint32_t i = 0; i < tree->count; i++) {
         const struct cache_snapshot_node *n = &tree->at[i];
-        field(o, i ? ",{\"id\":" : "{\"id\":", n->id);
-        jw_text(o, ",\"tier\":");
-        jw_cstring(o, cache_tier_name(n->tier));
-        jw_text(o, ",\"parent\":");
+        if (i) jw_text(o, ",");
+        jw_put(o, "{\"id\":%lu,\"tier\":%s,\"parent\":", n->id, cache_tier_name(n->tier));
         if (n->parent == CACHE_SNAPSHOT_ROOT) jw_text(o, "null");
         else jw_uint(o, n->parent);
-        field(o, ",\"start\":", n->start);
-        field(o, ",\"end\":", n->end);
-        field(o, ",\"children\":", n->children);
-        field(o, ",\"running\":", n->running);
-        field(o, ",\"images\":", n->images);
-        field(o, ",\"uses_ago\":", n->uses_ago);
-        jw_text(o, "}");
+        jw_put(o, ",\"start\":%u,\"end\":%u,\"children\":%u,\"running\":%u,\"images\":%u,\"uses_ago\":%lu}",
+               n->start, n->end, n->children, n->running, n->images, n->uses_ago);
     }
     jw_text(o, "]}");
 }
@@ -71,9 +56,7 @@ static void path_write(struct json_writer *o, const struct cache_snapshot *tree,
     }
     free(hashes);
     for (; last != CACHE_SNAPSHOT_ROOT; last = tree->at[last].parent) path[n++] = last;
-    field(o, "{\"prompt_tokens\":", v.count);
-    field(o, ",\"equal_tokens\":", equal);
-    jw_text(o, ",\"nodes\":[");
+    jw_put(o, "{\"prompt_tokens\":%u,\"equal_tokens\":%u,\"nodes\":[", v.count, equal);
     while (n-- > 0) {
         jw_uint(o, tree->at[path[n]].id);
         if (n) jw_text(o, ",");

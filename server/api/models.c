@@ -3,7 +3,7 @@
 #include "engine/model/model_info.h"
 #include "server/generate/generate.h"
 #include "server/chat/template.h"
-#include "server/http/json_writer.h"
+#include "server/json/writer.h"
 #include "server/http/request.h"
 #include "server/api/api.h"
 
@@ -14,31 +14,21 @@
 /* A model in Anthropic's format. */
 static void anthropic_card(struct json_writer *o, const struct server *s, const char *name)
 {
-    jw_text(o, "{\"type\":\"model\",\"id\":");
-    jw_cstring(o, name);
-    jw_text(o, ",\"display_name\":");
-    jw_cstring(o, name);
-    jw_text(o, ",\"created_at\":");
+    jw_put(o, "{\"type\":\"model\",\"id\":%s,\"display_name\":%s,\"created_at\":", name, name);
     jw_time(o, s->started, -1);
     jw_text(o, ",\"lifecycle\":\"active\"");
-    if (s->model) {
-        jw_text(o, ",\"max_input_tokens\":");
-        jw_uint(o, s->model->caps.context_max);
-        jw_text(o, ",\"max_tokens\":");
-        jw_uint(o, s->model->caps.context_max);
-    }
+    if (s->model)
+        jw_put(o, ",\"max_input_tokens\":%u,\"max_tokens\":%u", s->model->caps.context_max,
+               s->model->caps.context_max);
     jw_text(o, "}");
 }
 
 /* As llama.cpp has it. */
 static void meta(struct json_writer *o, const struct model *m)
 {
-    char text[200];
-    snprintf(text, sizeof text,
-             ",\"meta\":{\"n_vocab\":%u,\"n_ctx_train\":%u,\"n_embd\":%u,\"n_params\":%llu,\"size\":%llu}",
-             m->info->vocab_size, m->info->context_max, m->caps.hidden_size,
-             (unsigned long long)m->info->parameters, (unsigned long long)m->info->weight_bytes);
-    jw_text(o, text);
+    jw_put(o, ",\"meta\":{\"n_vocab\":%u,\"n_ctx_train\":%u,\"n_embd\":%u,\"n_params\":%lu,\"size\":%lu}",
+           m->info->vocab_size, m->info->context_max, m->caps.hidden_size, m->info->parameters,
+           m->info->weight_bytes);
 }
 
 static void card(struct json_writer *o, const struct request *r, const char *name)
@@ -48,18 +38,11 @@ static void card(struct json_writer *o, const struct request *r, const char *nam
         anthropic_card(o, s, name);
         return;
     }
-    jw_text(o, "{\"id\":");
-    jw_cstring(o, name);
-    jw_text(o, ",\"object\":\"model\",\"created\":");
-    jw_int(o, s->started);
-    jw_text(o, ",\"owned_by\":\"local\",\"root\":");
-    jw_cstring(o, s->model_dir);
+    jw_put(o, "{\"id\":%s,\"object\":\"model\",\"created\":%ld,\"owned_by\":\"local\",\"root\":%s", name,
+           s->started, s->model_dir);
     jw_text(o, ",\"parent\":null,\"max_model_len\":");
-    if (s->model) {
-        jw_uint(o, s->model->caps.context_max);
-    } else {
-        jw_text(o, "null");
-    }
+    if (s->model) jw_uint(o, s->model->caps.context_max);
+    else jw_text(o, "null");
     jw_text(o, ",\"permission\":[]");
     if (s->model) meta(o, s->model);
     jw_text(o, "}");
@@ -71,10 +54,7 @@ static void codex_card(struct json_writer *o, const struct server *s, const char
 {
     const struct model *m = s->model;
     bool thinks = m && m->tmpl && template_caps(m->tmpl, true)->think;
-    jw_text(o, "{\"slug\":");
-    jw_cstring(o, name);
-    jw_text(o, ",\"display_name\":");
-    jw_cstring(o, name);
+    jw_put(o, "{\"slug\":%s,\"display_name\":%s", name, name);
     jw_text(o,
             ",\"description\":null,\"shell_type\":\"shell_command\",\"visibility\":\"list\","
             "\"supported_in_api\":true,\"priority\":0,\"upgrade\":null,\"support_verbosity\":false,"
@@ -107,11 +87,7 @@ void api_models_start(struct request *r)
         last = n;
     }
     if (anthropic) {
-        jw_text(&o, "],\"has_more\":false,\"first_id\":");
-        jw_cstring(&o, r->srv->model_name);
-        jw_text(&o, ",\"last_id\":");
-        jw_cstring(&o, last);
-        jw_text(&o, "}");
+        jw_put(&o, "],\"has_more\":false,\"first_id\":%s,\"last_id\":%s}", r->srv->model_name, last);
     } else {
         jw_text(&o, "],\"models\":[");
         for (const char *n = r->srv->model_name; n < r->srv->model_names_end; n += strlen(n) + 1) {
@@ -131,18 +107,13 @@ void api_server_info_start(struct request *r)
     const struct server *s = r->srv;
     const struct model *m = s->model;
     struct json_writer o = {.buf = &r->response.out};
-    jw_text(&o, "{\"served_model_name\":");
-    jw_cstring(&o, s->model_name);
+    jw_put(&o, "{\"served_model_name\":%s", s->model_name);
     jw_text(&o, ",\"is_generation\":true,\"tp_size\":1,\"dp_size\":1,\"version\":\"" KVASIR_VERSION "\"");
     if (m) {
-        jw_text(&o, ",\"model_type\":");
-        jw_cstring(&o, m->info->family);
-        jw_text(&o, ",\"has_image_understanding\":");
-        jw_text(&o, m->caps.images ? "true" : "false");
-        jw_text(&o, ",\"context_length\":");
-        jw_uint(&o, m->caps.context_max);
-        jw_text(&o, ",\"max_running_requests\":");
-        jw_uint(&o, m->caps.sequences_max);
+        jw_put(&o, ",\"model_type\":%s,\"context_length\":%u,\"max_running_requests\":%u", m->info->family,
+               m->caps.context_max, m->caps.sequences_max);
+        jw_text(&o,
+                m->caps.images ? ",\"has_image_understanding\":true" : ",\"has_image_understanding\":false");
     }
     jw_text(&o, "}");
     request_respond(r, o.st ? 500 : 200);
@@ -155,15 +126,10 @@ void api_props_start(struct request *r)
     struct json_writer o = {.buf = &r->response.out};
     size_t len = 0;
     const char *source = m->tmpl ? template_source(m->tmpl, &len) : "";
-    jw_text(&o, "{\"default_generation_settings\":{\"n_ctx\":");
-    jw_uint(&o, m->caps.context_max);
-    jw_text(&o, "},\"total_slots\":");
-    jw_uint(&o, m->caps.sequences_max);
-    jw_text(&o, ",\"model_alias\":");
-    jw_cstring(&o, r->srv->model_name);
-    jw_text(&o, ",\"model_path\":");
-    jw_cstring(&o, r->srv->model_name);
-    jw_text(&o, ",\"chat_template\":");
+    jw_put(&o, "{\"default_generation_settings\":{\"n_ctx\":%u},\"total_slots\":%u", m->caps.context_max,
+           m->caps.sequences_max);
+    jw_put(&o, ",\"model_alias\":%s,\"model_path\":%s,\"chat_template\":", r->srv->model_name,
+           r->srv->model_name);
     jw_string(&o, source, len);
     jw_text(&o, m->caps.images ? ",\"modalities\":{\"vision\":true" : ",\"modalities\":{\"vision\":false");
     jw_text(&o, ",\"audio\":false},\"build_info\":\"kvasir " KVASIR_VERSION "\"}");

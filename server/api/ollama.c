@@ -5,19 +5,13 @@
 #include "server/chat/template.h"
 #include "server/embed/pooling.h"
 #include "server/generate/generate.h"
-#include "server/http/fields.h"
+#include "server/json/fields.h"
 
 #include <stdio.h>
 #include <string.h>
 
 /* The version of Ollama whose fields these are: its clients ask for a version before they use them. */
 #define OLLAMA_VERSION "0.12.6"
-
-static void pair(struct json_writer *o, const char *key, const char *value)
-{
-    jw_text(o, key);
-    jw_cstring(o, value);
-}
 
 static bool is_gguf(const struct server *s)
 {
@@ -33,11 +27,8 @@ static void details(struct json_writer *o, const struct server *s)
     snprintf(size, sizeof size, billions < 1 ? "%.2fM" : "%.1fB", billions < 1 ? billions * 1e3 : billions);
     jw_text(o, ",\"details\":{\"parent_model\":\"\",\"format\":");
     jw_text(o, is_gguf(s) ? "\"gguf\"" : "\"safetensors\"");
-    pair(o, ",\"family\":", info->family);
-    pair(o, ",\"families\":[", info->family);
-    pair(o, "],\"parameter_size\":", size);
-    pair(o, ",\"quantization_level\":", info->weights);
-    jw_text(o, "}");
+    jw_put(o, ",\"family\":%s,\"families\":[%s],\"parameter_size\":%s,\"quantization_level\":%s}",
+           info->family, info->family, size, info->weights);
 }
 
 /* An entry per name. loaded: as /api/ps has it. */
@@ -47,20 +38,15 @@ static void list(struct request *r, bool loaded)
     struct json_writer o = {.buf = &r->response.out};
     jw_text(&o, "{\"models\":[");
     for (const char *n = s->model_name; n < s->model_names_end; n += strlen(n) + 1) {
-        pair(&o, n == s->model_name ? "{\"name\":" : ",{\"name\":", n);
-        pair(&o, ",\"model\":", n);
-        jw_text(&o, ",\"size\":");
-        jw_uint(&o, s->model->info->weight_bytes);
-        pair(&o, ",\"digest\":", s->model->info->fingerprint);
+        if (n != s->model_name) jw_text(&o, ",");
+        jw_put(&o, "{\"name\":%s,\"model\":%s,\"size\":%lu,\"digest\":%s", n, n, s->model->info->weight_bytes,
+               s->model->info->fingerprint);
         details(&o, s);
         jw_text(&o, loaded ? ",\"expires_at\":" : ",\"modified_at\":");
         jw_time(&o, s->started + (loaded ? 100 * 365 * 86400ll : 0), -1); /* it stays loaded */
-        if (loaded) {
-            jw_text(&o, ",\"size_vram\":");
-            jw_uint(&o, s->model->info->gemm ? s->model->info->weight_bytes : 0);
-            jw_text(&o, ",\"context_length\":");
-            jw_uint(&o, s->model->caps.context_max);
-        }
+        if (loaded)
+            jw_put(&o, ",\"size_vram\":%lu,\"context_length\":%u",
+                   s->model->info->gemm ? s->model->info->weight_bytes : 0, s->model->caps.context_max);
         jw_text(&o, "}");
     }
     jw_text(&o, "]}");
@@ -141,10 +127,10 @@ static void show(struct json_writer *o, const struct server *s)
     capabilities(o, m);
     jw_text(o, ",\"modified_at\":");
     jw_time(o, s->started, -1);
-    pair(o, ",\"model_info\":{\"general.architecture\":", m->info->family);
-    pair(o, ",\"general.basename\":", s->model_name);
-    jw_text(o, ",\"general.parameter_count\":");
-    jw_uint(o, m->info->parameters);
+    jw_put(o,
+           ",\"model_info\":{\"general.architecture\":%s,\"general.basename\":%s,\"general.parameter_count\":"
+           "%lu",
+           m->info->family, s->model_name, m->info->parameters);
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
         char key[100];
         snprintf(key, sizeof key, ",\"%s.%s\":", m->info->family, numbers[i].key);

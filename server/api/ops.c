@@ -1,6 +1,6 @@
 /* Probes, version, load, metrics, the page: served at once on the loop, without a round trip to the engine.
  */
-#include "server/http/json_writer.h"
+#include "server/json/writer.h"
 #include "server/http/metrics.h"
 #include "server/http/request.h"
 #include "server/api/api.h"
@@ -38,9 +38,7 @@ void api_health_start(struct request *r)
 void api_ready_start(struct request *r)
 {
     struct json_writer o = {.buf = &r->response.out};
-    jw_text(&o, "{\"status\":");
-    jw_cstring(&o, state_name(r->srv));
-    jw_text(&o, "}");
+    jw_put(&o, "{\"status\":%s}", state_name(r->srv));
     request_respond(r, ready(r->srv) ? 200 : 503);
 }
 
@@ -58,9 +56,7 @@ void api_version_start(struct request *r)
 void api_load_start(struct request *r)
 {
     struct json_writer o = {.buf = &r->response.out};
-    jw_text(&o, "{\"server_load\":");
-    jw_uint(&o, r->srv->load);
-    jw_text(&o, "}");
+    jw_put(&o, "{\"server_load\":%u}", r->srv->load);
     request_respond(r, 200);
 }
 

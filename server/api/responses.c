@@ -2,9 +2,9 @@
  * On a worker: they may be large. */
 #include "server/dialect/store.h"
 #include "server/generate/generate.h"
-#include "server/http/fields.h"
-#include "server/http/json_parser.h"
-#include "server/http/json_value.h"
+#include "server/json/fields.h"
+#include "server/json/parser.h"
+#include "server/json/value.h"
 #include "server/http/request.h"
 #include "server/api/api.h"
 
@@ -99,9 +99,7 @@ static void forget(struct request *r, const char *id, const struct response_owne
 {
     struct json_writer o = {.buf = &r->response.out};
     (void)response_forget(r->srv->responses, id, owner); /* another request may have been faster */
-    jw_text(&o, "{\"id\":");
-    jw_cstring(&o, id);
-    jw_text(&o, ",\"object\":\"response.deleted\",\"deleted\":true}");
+    jw_put(&o, "{\"id\":%s,\"object\":\"response.deleted\",\"deleted\":true}", id);
     if (o.st) api_nomem(&r->response.error);
 }
 

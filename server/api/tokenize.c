@@ -1,6 +1,6 @@
 /* POST /tokenize, /detokenize and llama.cpp's /apply-template, and the counts of a prompt's tokens of the
  * three APIs, on a worker. */
-#include "server/http/fields.h"
+#include "server/json/fields.h"
 #include "server/dialect/dialect.h"
 #include "server/generate/generate.h"
 #include "server/generate/remote.h"
@@ -21,13 +21,8 @@ static void images_write(struct json_writer *o, const struct prompt *p)
         const struct prompt_span *s = &p->spans[i];
         if (!s->image) continue;
         for (int k = 0; k < 32; k++) snprintf(key + 2 * k, 3, "%02x", span_identity(s)[k]);
-        jw_text(o, n++ ? ",{\"offset\":" : "{\"offset\":");
-        jw_uint(o, s->begin);
-        jw_text(o, ",\"length\":");
-        jw_uint(o, s->end - s->begin);
-        jw_text(o, ",\"hash\":");
-        jw_cstring(o, key);
-        jw_text(o, "}");
+        if (n++) jw_text(o, ",");
+        jw_put(o, "{\"offset\":%u,\"length\":%u,\"hash\":%s}", s->begin, s->end - s->begin, key);
     }
     jw_text(o, "]");
 }
@@ -40,11 +35,7 @@ static void tokens_write(struct request *r, json_t *root, const uint32_t *ids, s
     bool strs = false;
     if (field_bool(&r->response.error, root, "return_token_strs", &strs)) return;
     struct json_writer o = {.buf = &r->response.out};
-    jw_text(&o, "{\"count\":");
-    jw_uint(&o, count);
-    jw_text(&o, ",\"max_model_len\":");
-    jw_uint(&o, m->caps.context_max);
-    jw_text(&o, ",\"tokens\":");
+    jw_put(&o, "{\"count\":%lu,\"max_model_len\":%u,\"tokens\":", count, m->caps.context_max);
     jw_ids(&o, ids, count);
     if (p) images_write(&o, p);
     jw_text(&o, ",\"token_strs\":");

@@ -3,8 +3,8 @@
 
 #include "config/base/buf.h"
 #include "config/base/list.h"
-#include "server/http/fields.h"
-#include "server/http/json_parser.h"
+#include "server/json/fields.h"
+#include "server/json/parser.h"
 #include "server/http/limits.h"
 
 #include <stdarg.h>

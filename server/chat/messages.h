@@ -5,7 +5,7 @@
 #define KVASIR_CHAT_MESSAGES_H
 
 #include "config/base/status.h"
-#include "server/http/errors.h"
+#include "server/json/errors.h"
 
 #include <jansson.h>
 #include <stdbool.h>

@@ -1,8 +1,9 @@
 /* Splits a model's text into its reasoning and what comes after it: "<think>\nhm\n</think>\n\nYes.", or with
- * the tags of a channel, "<|channel>thought\nhm\n<channel|>Yes." The text grows, and the parser continues
- * where it stopped; the result depends on the text alone, never on how it was split. Pure, like tool_calls.h.
+ * the tags of a channel, "<|channel>thought\nhm\n<channel|>Yes.", or Mistral's, "[THINK]hm[/THINK]Yes." The
+ * text grows, and the parser continues where it stopped; the result depends on the text alone, never on how
+ * it was split. Pure, like tool_calls.h.
  *
- * Rules, for either pair of tags: reasoning begins with <think> at the very beginning (after optional white
+ * Rules, for each pair of tags: reasoning begins with <think> at the very beginning (after optional white
  * space), or is already opened by the prompt; it ends at the first </think>, or with the text. Line breaks at
  * both ends of the reasoning and after </think> belong to the tags, as templates write them. Without
  * reasoning all of the text is content. */
@@ -14,17 +15,19 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-enum reasoning_syntax { REASONING_THINK = 0, REASONING_CHANNEL };
+enum reasoning_syntax { REASONING_THINK = 0, REASONING_CHANNEL, REASONING_MISTRAL };
 #define CHANNEL_OPEN  "<|channel>" /* a token; the channel's name follows */
 #define CHANNEL_CLOSE "<channel|>"
 
 static inline const char *reasoning_open(enum reasoning_syntax syntax)
 {
-    return syntax == REASONING_CHANNEL ? CHANNEL_OPEN "thought" : "<think>";
+    static const char *const tags[] = {"<think>", CHANNEL_OPEN "thought", "[THINK]"};
+    return tags[syntax];
 }
 static inline const char *reasoning_close(enum reasoning_syntax syntax)
 {
-    return syntax == REASONING_CHANNEL ? CHANNEL_CLOSE : "</think>";
+    static const char *const tags[] = {"</think>", CHANNEL_CLOSE, "[/THINK]"};
+    return tags[syntax];
 }
 
 enum reasoning_state { REASON_START = 0, REASON_INSIDE, REASON_CLOSED, REASON_AFTER };

@@ -21,12 +21,14 @@
  * strings. */
 struct template_caps {
     bool content_list;  /* iterates over content parts: pass lists; else content is passed as one string */
+    bool only_lists;    /* and loses content that is a string: pass a list of one part */
     bool system_role;   /* a system message's text appears */
     bool system_list;   /* so does the first text of one whose content is a list, and not as a printed list */
     bool system_images; /* and images in that list are not skipped */
     bool developer_role;    /* the source mentions `developer`: the role is kept, else it becomes `system` */
     bool tools;             /* declarations of tools appear */
     bool tool_calls;        /* calls of earlier assistant turns appear */
+    bool short_ids;         /* accepts ids of tool calls of 9 characters only */
     bool arguments_as_text; /* expects function arguments as JSON text, not as an object */
     bool tool_role;         /* results of tools appear as messages of role `tool` */
     bool tool_responses;    /* expects results folded into the assistant's message (`tool_responses`) */

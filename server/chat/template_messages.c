@@ -90,7 +90,7 @@ static struct jinja_value content_list(struct builder *b, const struct chat_mess
     struct jinja_value list = jinja_list(b->c, content_from(b, origin, -1));
     for (size_t i = 0; i < m->part_count; i++) {
         const json_t *text = m->parts[i].text;
-        uint32_t from = content_from(b, origin, (int32_t)i);
+        uint32_t from = content_from(b, origin, m->list ? (int32_t)i : -1);
         struct jinja_value d = jinja_dict(b->c, from),
                            v = text ? text_value(b, text, from, i == tagged) : jinja_none();
         if (lead && b->have_lead && !text) {
@@ -111,7 +111,7 @@ static enum status content_value(struct builder *b, const struct chat_message *m
 {
     bool tagged = last && b->tag;
     size_t tagged_part = SIZE_MAX;
-    if (!m->list) {
+    if (!m->list && !b->caps->only_lists) {
         struct jinja_value v = text_value(b, m->parts[0].text, content_from(b, origin, -1), tagged);
         *out = user ? with_lead(b, v) : v;
         return ST_OK;
@@ -212,9 +212,24 @@ static void set_reasoning(struct builder *b, struct jinja_value d, const struct 
     for (size_t i = 0; i < 3; i++) jinja_dict_set(b->c, d, names[i], strlen(names[i]), v);
 }
 
-static void set_field(struct builder *b, struct jinja_value d, const char *name, const json_t *v)
+/* An id of a call; of one that is too long for the template the end, as vLLM passes it. */
+static struct jinja_value call_id(struct builder *b, const json_t *id, uint32_t from)
 {
-    jinja_dict_set(b->c, d, name, strlen(name), template_value(b->c, v, field_from(b, JINJA_INPUT, name)));
+    size_t len = json_string_length(id), cut = b->caps->short_ids && len > 9 ? len - 9 : 0;
+    return jinja_string(b->c, json_string_value(id) + cut, len - cut, from);
+}
+
+static struct jinja_value calls_value(struct builder *b, const json_t *calls)
+{
+    uint32_t from = field_from(b, JINJA_INPUT, "tool_calls");
+    struct jinja_value list = jinja_list(b->c, from);
+    for (size_t i = 0; i < json_array_size(calls); i++) {
+        const json_t *call = json_array_get(calls, i), *id = json_object_get(call, "id");
+        struct jinja_value d = template_value(b->c, call, from);
+        if (json_is_string(id)) jinja_dict_set(b->c, d, "id", 2, call_id(b, id, from));
+        jinja_list_add(b->c, list, d);
+    }
+    return list;
 }
 
 static enum status add_message(struct builder *b, const struct chat_message *m, bool last)
@@ -234,10 +249,14 @@ static enum status add_message(struct builder *b, const struct chat_message *m, 
             : content_value(b, m, assistant ? JINJA_ASSISTANT : JINJA_INPUT, last, is == CHAT_USER, &content);
     if (st) return st;
     jinja_dict_set(b->c, d, "content", 7, content);
-    if (m->calls) set_field(b, d, "tool_calls", m->calls);
+    if (m->calls) jinja_dict_set(b->c, d, "tool_calls", 10, calls_value(b, m->calls));
     json_object_foreach(m->more, key, v)
     {
-        if (!chat_field_known(key) && !json_is_null(v)) set_field(b, d, key, v);
+        uint32_t from = chat_field_known(key) || json_is_null(v) ? 0 : field_from(b, JINJA_INPUT, key);
+        bool id = json_is_string(v) && strcmp(key, "tool_call_id") == 0;
+        if (from)
+            jinja_dict_set(b->c, d, key, strlen(key),
+                           id ? call_id(b, v, from) : template_value(b->c, v, from));
     }
     set_reasoning(b, d, m);
     b->have_responses = false;

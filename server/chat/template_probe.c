@@ -62,15 +62,16 @@ static bool mentions(const struct jinja_template *t, const char *word)
     return memmem(src, len, word, strlen(word)) != NULL;
 }
 
-static bool wants_lists(struct probe *p)
+static void probe_content(struct probe *p, struct template_caps *caps)
 {
     render(p, "[" LIST_USER "]", NULL);
-    if (p->ok) {
-        const char *first = strstr(p->out.text, "<<user>>");
-        return first && !strstr(first + 1, "<<user>>") && !strstr(p->out.text, "[{");
-    }
-    render(p, "[" USER "]", NULL); /* only lists fail: decided. Both fail: check the tree */
-    return !p->ok && jinja_iterates_content(p->t);
+    bool ok = p->ok;
+    const char *first = ok ? strstr(p->out.text, "<<user>>") : NULL;
+    caps->content_list = first && !strstr(first + 1, "<<user>>") && !strstr(p->out.text, "[{");
+    render(p, "[" USER "]", NULL);
+    caps->only_lists = caps->content_list && !shows(p, "<<user>>");
+    /* Only lists fail: decided. Both fail: check the tree. */
+    if (!ok && !p->ok) caps->content_list = jinja_iterates_content(p->t);
 }
 
 void template_probe(const struct jinja_template *t, const struct jinja_limits *limits,
@@ -78,8 +79,9 @@ void template_probe(const struct jinja_template *t, const struct jinja_limits *l
 {
     struct probe p = {.t = t, .limits = limits};
     *caps = (struct template_caps){.developer_role = mentions(t, "developer"),
+                                   .short_ids = mentions(t, "id|length != 9"),
                                    .uses_time = jinja_reads(t, "strftime_now")};
-    caps->content_list = wants_lists(&p);
+    probe_content(&p, caps);
     render(&p, "[{\"role\":\"system\",\"content\":\"<<system>>\"}," USER "]", NULL);
     caps->system_role = shows(&p, "<<system>>");
     if (!p.ok) { /* a template that always fails tells nothing about system messages */
@@ -88,6 +90,7 @@ void template_probe(const struct jinja_template *t, const struct jinja_limits *l
     }
     render(&p, "[" LIST_SYSTEM("") "," LIST_USER "]", NULL);
     caps->system_list = shows(&p, "<<system>>") && !strstr(p.out.text, "[{");
+    caps->system_role = caps->system_role || (caps->only_lists && caps->system_list);
     size_t len = p.out.len;
     render(&p, "[" LIST_SYSTEM(",{\"type\":\"image\"}") "," LIST_USER "]", NULL);
     caps->system_images = caps->system_list && p.ok && p.out.len > len;
@@ -113,7 +116,8 @@ void template_probe(const struct jinja_template *t, const struct jinja_limits *l
     caps->tool_responses = !caps->tool_role && mentions(t, "tool_responses");
     const char *source = jinja_source(t, &len);
     if (caps->tools) caps->calls = tool_syntax_taught(source, len);
-    caps->reasoning = mentions(t, reasoning_open(REASONING_CHANNEL)) ? REASONING_CHANNEL : REASONING_THINK;
+    for (caps->reasoning = REASONING_MISTRAL; caps->reasoning != REASONING_THINK; caps->reasoning--)
+        if (mentions(t, reasoning_open(caps->reasoning))) break;
     caps->think = mentions(t, reasoning_close(caps->reasoning));
     jinja_output_free(&p.out);
 }

@@ -1,5 +1,5 @@
 /* JSON of a request -> values of the template interpreter. Strings are borrowed, not copied. */
-#include "server/http/fields.h"
+#include "server/json/fields.h"
 #include "server/chat/template.h"
 
 #include <string.h>

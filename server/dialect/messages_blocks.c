@@ -1,7 +1,7 @@
 /* Anthropic's `system` and `messages` -> messages of a chat: tool results become separate messages, thinking
  * becomes reasoning, adjacent messages of one role are merged. Worker thread. */
 #include "server/dialect/messages.h"
-#include "server/http/fields.h"
+#include "server/json/fields.h"
 #include "server/http/limits.h"
 
 #include <stdarg.h>

@@ -2,7 +2,7 @@
 #include "server/dialect/messages.h"
 #include "server/dialect/reader.h"
 
-#include "server/http/fields.h"
+#include "server/json/fields.h"
 #include "server/http/limits.h"
 
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* Responses of /v1/messages, whole or as events. Event loop's thread. */
 #include "server/dialect/messages.h"
 
-#include "server/http/fields.h"
+#include "server/json/fields.h"
 #include "server/http/request.h"
 #include "server/http/stream.h"
 

@@ -4,7 +4,7 @@
 #include "server/dialect/reader.h"
 
 #include "engine/model/model_info.h"
-#include "server/http/fields.h"
+#include "server/json/fields.h"
 #include "server/http/limits.h"
 
 #include <stdio.h>

@@ -2,7 +2,7 @@
 #include "server/dialect/reader.h"
 
 #include "config/base/log.h"
-#include "server/http/fields.h"
+#include "server/json/fields.h"
 #include "server/http/limits.h"
 #include "server/http/request.h"
 

@@ -6,7 +6,7 @@
 #include "server/dialect/reader.h"
 #include "server/dialect/store.h"
 #include "server/generate/delta.h"
-#include "server/http/json_writer.h"
+#include "server/json/writer.h"
 
 /* A text between calls: its tokens' log-probs begin at `from`. */
 struct logprobs_part {

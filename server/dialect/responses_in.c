@@ -1,8 +1,8 @@
 /* The body of /v1/responses -> a chat request. Worker thread. */
 #include "server/dialect/responses.h"
 
-#include "server/http/fields.h"
-#include "server/http/json_value.h"
+#include "server/json/fields.h"
+#include "server/json/value.h"
 #include "server/http/limits.h"
 #include "server/http/request.h"
 

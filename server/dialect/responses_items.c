@@ -2,9 +2,9 @@
  * message. Items of previous responses come from the store and are converted the same way. Worker thread. */
 #include "server/dialect/responses.h"
 
-#include "server/http/fields.h"
-#include "server/http/json_parser.h"
-#include "server/http/json_value.h"
+#include "server/json/fields.h"
+#include "server/json/parser.h"
+#include "server/json/value.h"
 #include "server/http/limits.h"
 
 #include <stdio.h>

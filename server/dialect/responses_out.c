@@ -3,7 +3,7 @@
 #include "server/dialect/responses.h"
 
 #include "config/base/log.h"
-#include "server/http/json_value.h"
+#include "server/json/value.h"
 #include "server/http/request.h"
 
 #include <stdlib.h>

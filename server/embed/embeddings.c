@@ -1,7 +1,7 @@
 /* POST /v1/embeddings, and Ollama's /api/embed and /api/embeddings. */
 #include "server/embed/embed.h"
 #include "server/embed/pooling.h"
-#include "server/http/fields.h"
+#include "server/json/fields.h"
 
 #include "config/base/clock.h"
 #include "engine/model/model_info.h"

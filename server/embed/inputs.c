@@ -1,6 +1,6 @@
 /* What is embedded or scored, as chats: a prompt for each input, of texts and images. */
 #include "server/embed/embed.h"
-#include "server/http/fields.h"
+#include "server/json/fields.h"
 
 #include "engine/model/model_info.h"
 

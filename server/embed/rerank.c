@@ -4,7 +4,7 @@
  * document's, summed. */
 #include "server/embed/embed.h"
 #include "server/embed/pooling.h"
-#include "server/http/fields.h"
+#include "server/json/fields.h"
 
 #include "engine/model/model_info.h"
 #include "engine/tokenizer/tokenizer.h"

@@ -1,8 +1,8 @@
 /* Parses a request's body, manages its life time, and checks the model name. Worker thread; changes only its
  * request. */
-#include "server/http/fields.h"
+#include "server/json/fields.h"
 #include "server/generate/generate.h"
-#include "server/http/json_parser.h"
+#include "server/json/parser.h"
 
 #include <malloc.h>
 #include <string.h>

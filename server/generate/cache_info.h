@@ -8,7 +8,7 @@
 #include "engine/prompt/prompt_build.h"
 #include "scheduler/scheduler.h"
 #include "server/chat/messages.h"
-#include "server/http/json_writer.h"
+#include "server/json/writer.h"
 #include "server/chat/template.h"
 
 enum cache_place_kind {

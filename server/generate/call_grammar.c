@@ -3,7 +3,7 @@
 
 #include "server/chat/tool_calls/tool_calls.h"
 #include "server/grammar/regex_parse.h"
-#include "server/http/fields.h"
+#include "server/json/fields.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -333,8 +333,8 @@ static enum status custom_arguments(struct constraint_maker *m, json_t *function
                         : notation ? "}"
                                    : s->after_value;
     *out = GB_SEQ(m->b, constraint_literal(m, open), constraint_literal(m, json ? "" : "input"),
-                  constraint_literal(m, json ? "" : s->after_key), quote, notation ? quoted(m, text) : text,
-                  quote, constraint_literal(m, close));
+                  constraint_literal(m, s->after_key), quote, notation ? quoted(m, text) : text, quote,
+                  constraint_literal(m, close));
     return ST_OK;
 }
 
@@ -373,12 +373,14 @@ enum status constraint_call(struct constraint_maker *m, json_t *function, enum c
         st = json_arguments(m, use == CALL_SCHEMA ? parameters : NULL, param, &arguments);
     else st = keys(m, parameters, parameters, plain_value, param, 0, &arguments);
     json_decref(none);
+    gx empty = constraint_literal(m, NULL);
     if (!st)
-        *out = GB_SEQ(m->b, gb_tag(m->b, m->vocab, s->opens[0]), constraint_literal(m, s->before),
+        *out = GB_SEQ(m->b, s->plain ? empty : gb_tag(m->b, m->vocab, s->opens[0]),
+                      constraint_literal(m, s->before),
                       constraint_literal(m, json_string_value(field(function, "name"))),
-                      notation ? constraint_literal(m, "") : gb_tag(m->b, m->vocab, s->after), arguments,
-                      constraint_literal(m, notation ? "" : s->end),
-                      s->closes[0] ? gb_tag(m->b, m->vocab, s->closes[0]) : constraint_literal(m, ""));
+                      notation ? empty : gb_tag(m->b, m->vocab, s->after), arguments,
+                      notation ? empty : constraint_literal(m, s->end),
+                      s->closes[0] ? gb_tag(m->b, m->vocab, s->closes[0]) : empty);
     return st;
 }
 

@@ -2,7 +2,7 @@
  * tokenized. Worker thread: it may take a second for a large image and never touches the loop. */
 #include "server/chat/messages.h"
 #include "server/generate/chat_images.h"
-#include "server/http/fields.h"
+#include "server/json/fields.h"
 #include "server/generate/prompt.h"
 #include "server/generate/remote.h"
 #include "server/http/limits.h"

@@ -2,7 +2,7 @@
 #include "server/generate/chat_images.h"
 
 #include "server/generate/remote.h"
-#include "server/http/fields.h"
+#include "server/json/fields.h"
 #include "server/http/limits.h"
 #include "server/media/image_hash_cache.h"
 #include "server/media/image_decode.h"
@@ -17,6 +17,8 @@
 
 /* ---- mm_processor_kwargs ---- */
 
+#define KWARGS "mm_processor_kwargs"
+
 /* Maximum pixels for a request: the checkpoint's limit or what fills the context, at most 16,384 tokens (the
  * limit of released checkpoints; the tower's cost is quadratic). */
 static uint64_t area_limit(const struct gen *g)
@@ -25,108 +27,124 @@ static uint64_t area_limit(const struct gen *g)
     uint64_t unit = (uint64_t)cfg->patch * cfg->merge * cfg->patch * cfg->merge,
              tokens = g->r->srv->model->caps.context_max;
     uint64_t room = unit * (tokens < 16384 ? tokens : 16384);
-    return room > cfg->area_max ? room : cfg->area_max;
+    uint64_t own = cfg->area_max / (cfg->area_frames ? cfg->area_frames : 1);
+    return room > own ? room : own;
 }
 
-static enum status parse_area(struct gen *g, json_t *from, const char *name, const char *path, uint64_t min,
-                              uint64_t *out)
+/* An integer from `min` to `max`; `in` is "size." or empty. */
+static enum status parse_bound(struct gen *g, json_t *from, const char *in, const char *name, uint64_t min,
+                               uint64_t max, uint64_t *out)
 {
     struct api_error *e = &g->r->response.error;
-    uint64_t max = area_limit(g);
+    char path[64];
     int64_t n;
     json_t *v = field(from, name);
     if (!v) return ST_OK;
+    snprintf(path, sizeof path, KWARGS ".%s%s", in, name);
     if (!json_to_int(v, &n)) return api_fail(e, 400, "invalid_type", path, "%s must be an integer.", path);
-    if (n < 0 || (uint64_t)n < min || (uint64_t)n > max) {
+    if (n < 0 || (uint64_t)n < min || (uint64_t)n > max)
         return api_fail(e, 400, "invalid_value", path,
-                        "%s must be a number of pixels from %llu to %llu (the most that is taken).", path,
+                        "%s must be from %llu to %llu (the most that is taken).", path,
                         (unsigned long long)min, (unsigned long long)max);
-    }
     *out = (uint64_t)n;
+    return ST_OK;
+}
+
+/* Refuses an object with keys that are not in `names`, a list like "min_pixels, max_pixels". */
+static enum status parse_keys(struct gen *g, json_t *from, const char *path, const char *names)
+{
+    const char *key;
+    json_t *v;
+    struct api_error *e = &g->r->response.error;
+    if (from && !json_is_object(from))
+        return api_fail(e, 400, "invalid_type", path, "%s must be an object.", path);
+    json_object_foreach(from, key, v)
+    {
+        bool known = json_is_null(v);
+        size_t len = strlen(key);
+        for (const char *at = names; !known && *at; at += strcspn(at, " "), at += *at == ' ')
+            known = strncmp(at, key, len) == 0 && strchr(" ,", at[len]);
+        if (!known)
+            return api_fail(e, 400, "unsupported_parameter", KWARGS, "%s takes %s, not '%.60s'.", path, names,
+                            key);
+    }
     return ST_OK;
 }
 
 /* max_soft_tokens, of models whose images fill one of a few budgets. */
 static enum status parse_budget(struct gen *g, json_t *kwargs)
 {
-    static const char path[] = "mm_processor_kwargs.max_soft_tokens";
-    struct api_error *e = &g->r->response.error;
+    static const char name[] = "max_soft_tokens", path[] = KWARGS ".max_soft_tokens";
     const struct image_config *cfg = &g->r->srv->model->info->image.config;
     char all[96] = "";
-    const char *key;
-    json_t *v;
-    int64_t n;
-    json_object_foreach(kwargs, key, v)
-    {
-        if (json_is_null(v) || strcmp(key, "max_soft_tokens") == 0) continue;
-        return api_fail(e, 400, "unsupported_parameter", "mm_processor_kwargs",
-                        "mm_processor_kwargs takes max_soft_tokens, not '%.60s'.", key);
-    }
-    if (!(v = field(kwargs, "max_soft_tokens"))) return ST_OK;
-    if (!json_to_int(v, &n)) return api_fail(e, 400, "invalid_type", path, "%s must be an integer.", path);
-    if (n > 0 && image_budget(cfg, (uint64_t)n, &g->p.image_bounds.area_max)) return ST_OK;
+    uint64_t n = 0;
+    if (parse_keys(g, kwargs, KWARGS, name) || parse_bound(g, kwargs, "", name, 0, INT64_MAX, &n))
+        return ST_INVALID;
+    if (!field(kwargs, name) || image_budget(cfg, n, &g->p.image_bounds.area_max)) return ST_OK;
     for (const uint32_t *b = cfg->budgets; *b; b++) {
         size_t at = strlen(all);
         snprintf(all + at, sizeof all - at, "%s%u", at ? ", " : "", *b);
     }
-    return api_fail(e, 400, "invalid_value", path, "%s must be one of %s.", path, all);
+    return api_fail(&g->r->response.error, 400, "invalid_value", path, "%s must be one of %s.", path, all);
+}
+
+/* LFM2-VL's bounds, in tokens. */
+static enum status parse_tokens(struct gen *g, json_t *kwargs, uint64_t unit, struct image_bounds *b)
+{
+    uint64_t most = area_limit(g) / unit;
+    if (parse_keys(g, kwargs, KWARGS, "min_image_tokens, max_image_tokens") ||
+        parse_bound(g, kwargs, "", "min_image_tokens", 1, most, &b->area_min) ||
+        parse_bound(g, kwargs, "", "max_image_tokens", 1, most, &b->area_max))
+        return ST_INVALID;
+    b->area_min *= unit;
+    b->area_max *= unit;
+    return ST_OK;
+}
+
+/* Areas, and in `size` what the family's image processor takes: the longest side (Pixtral), or areas over
+ * all frames that an image counts as (GLM). */
+static enum status parse_areas(struct gen *g, json_t *kwargs, uint64_t unit, struct image_bounds *b)
+{
+    const struct image_config *cfg = &g->r->srv->model->info->image.config;
+    bool side = cfg->longest > 0;
+    json_t *size = field(kwargs, "size");
+    uint64_t most = area_limit(g), frames = cfg->area_frames ? cfg->area_frames : 1,
+             least = side ? 1 : unit * frames, longest = side ? cfg->longest : most * frames;
+    if (parse_keys(g, kwargs, KWARGS, side ? "max_pixels, size" : "min_pixels, max_pixels, size") ||
+        parse_keys(g, size, KWARGS ".size", side ? "longest_edge" : "shortest_edge, longest_edge") ||
+        parse_bound(g, size, "size.", "shortest_edge", 1, most * frames, &b->area_min) ||
+        parse_bound(g, size, "size.", "longest_edge", least, longest, &b->area_max))
+        return ST_INVALID;
+    if (side) b->area_max *= b->area_max;
+    b->area_min = (b->area_min + frames - 1) / frames;
+    b->area_max /= frames;
+    enum status st = parse_bound(g, kwargs, "", "min_pixels", 1, most, &b->area_min);
+    return st ? st : parse_bound(g, kwargs, "", "max_pixels", unit, most, &b->area_max);
 }
 
 enum status gen_parse_image_bounds(struct gen *g, json_t *root)
 {
-    static const char all[] = "mm_processor_kwargs";
     struct api_error *e = &g->r->response.error;
     const struct image_config *cfg = &g->r->srv->model->info->image.config;
     struct image_bounds *b = &g->p.image_bounds;
-    json_t *kwargs = field(root, all), *size = field(kwargs, "size"), *v;
-    const char *key;
+    uint64_t unit = (uint64_t)cfg->patch * cfg->merge * cfg->patch * cfg->merge; /* pixels of one token */
+    json_t *kwargs = field(root, KWARGS);
     if (!kwargs) return ST_OK;
     if (!json_is_object(kwargs))
-        return api_fail(e, 400, "invalid_type", all, "mm_processor_kwargs must be an object.");
-    if (!g->r->srv->model->info->image.present || !cfg->dynamic) {
-        if (!json_object_size(kwargs)) return ST_OK;
-        return api_fail(
-            e, 400, "unsupported_parameter", all, "%s",
-            json_object_get(kwargs, "do_pan_and_scan")
-                ? "mm_processor_kwargs: do_pan_and_scan can't be set by a request; the checkpoint's "
-                  "preprocessor_config.json says it."
-                : "mm_processor_kwargs is not supported: this model's images have no variable size.");
-    }
+        return api_fail(e, 400, "invalid_type", KWARGS, KWARGS " must be an object.");
+    if (!json_object_size(kwargs)) return ST_OK;
+    if (!g->r->srv->model->info->image.present || !cfg->dynamic || cfg->tiles.rule == TILES_SLICED)
+        return api_fail(e, 400, "unsupported_parameter", KWARGS,
+                        KWARGS " is not supported by this model: its images have one size, or crops and "
+                               "tiles as the checkpoint's preprocessor_config.json says.");
     if (cfg->budgets) return parse_budget(g, kwargs);
-    if (size && !json_is_object(size))
-        return api_fail(e, 400, "invalid_type", "mm_processor_kwargs.size",
-                        "mm_processor_kwargs.size must be an object.");
-    json_object_foreach(kwargs, key, v)
-    {
-        if (json_is_null(v) || strcmp(key, "min_pixels") == 0 || strcmp(key, "max_pixels") == 0 ||
-            strcmp(key, "size") == 0)
-            continue;
-        return api_fail(e, 400, "unsupported_parameter", all,
-                        "mm_processor_kwargs takes min_pixels, max_pixels and size, not '%.60s'.", key);
-    }
-    json_object_foreach(size, key, v)
-    {
-        if (json_is_null(v) || strcmp(key, "shortest_edge") == 0 || strcmp(key, "longest_edge") == 0)
-            continue;
-        return api_fail(e, 400, "unsupported_parameter", all,
-                        "mm_processor_kwargs.size takes shortest_edge and longest_edge (both areas in "
-                        "pixels), not '%.60s'.",
-                        key);
-    }
-    uint64_t unit = (uint64_t)cfg->patch * cfg->merge * cfg->patch * cfg->merge; /* pixels of one token */
-    if (parse_area(g, size, "shortest_edge", "mm_processor_kwargs.size.shortest_edge", 1, &b->area_min) ||
-        parse_area(g, size, "longest_edge", "mm_processor_kwargs.size.longest_edge", unit, &b->area_max) ||
-        parse_area(g, kwargs, "min_pixels", "mm_processor_kwargs.min_pixels", 1, &b->area_min) ||
-        parse_area(g, kwargs, "max_pixels", "mm_processor_kwargs.max_pixels", unit, &b->area_max)) {
+    if (cfg->tiles.rule ? parse_tokens(g, kwargs, unit, b) : parse_areas(g, kwargs, unit, b))
         return ST_INVALID;
-    }
-    if (b->area_min > (b->area_max ? b->area_max : cfg->area_max)) {
-        return api_fail(
-            e, 400, "invalid_value", all,
-            "mm_processor_kwargs: the smallest number of pixels (%llu) is over the largest (%llu).",
-            (unsigned long long)b->area_min, (unsigned long long)(b->area_max ? b->area_max : cfg->area_max));
-    }
-    return ST_OK;
+    uint64_t most = b->area_max ? b->area_max : cfg->area_max;
+    if (b->area_min <= most) return ST_OK;
+    return api_fail(e, 400, "invalid_value", KWARGS,
+                    KWARGS ": the smallest number of pixels (%llu) is over the largest (%llu).",
+                    (unsigned long long)b->area_min, (unsigned long long)most);
 }
 
 /* ---- files ---- */

@@ -5,7 +5,7 @@
 
 #include "config/base/log.h"
 #include "server/chat/tool_calls/tool_calls.h"
-#include "server/http/fields.h"
+#include "server/json/fields.h"
 #include "server/http/limits.h"
 
 #include <float.h>
@@ -31,7 +31,7 @@ enum status constraint_error(struct constraint_maker *m, enum status st, const c
 
 gx constraint_literal(struct constraint_maker *m, const char *text)
 {
-    return gb_literal(m->b, text, strlen(text));
+    return gb_literal(m->b, text ? text : "", text ? strlen(text) : 0);
 }
 
 rx constraint_without(struct constraint_maker *m, const char *const *tags, size_t n)
@@ -234,7 +234,8 @@ static enum status calls_and_text(struct constraint_maker *m, json_t *tools, gx 
         first = rx_and(pool, text, rx_not(pool, excluded));
     }
     gx again = GB_SEQ(m->b, call, gb_regex(m->b, text));
-    *out = GB_SEQ(m->b, gb_regex(m->b, first), gb_repeat(m->b, again, 0, one ? 1 : RX_NO_LIMIT));
+    uint32_t most = tool_syntax(p->calls)->plain ? 0 : one ? 1 : RX_NO_LIMIT;
+    *out = GB_SEQ(m->b, gb_regex(m->b, first), gb_repeat(m->b, again, 0, most));
     if (p->bare_calls) *out = GB_ALT(m->b, *out, bare);
     return ST_OK;
 }
@@ -359,9 +360,10 @@ static json_t *description(const struct gen *g, json_t *tools)
 static enum status bare_calls(struct constraint_maker *m, json_t *tools)
 {
     struct gen_params *p = &m->g->p;
-    if (strcmp(m->g->r->srv->opt->tool_parser, "auto") != 0 || p->tool_choice.required || p->format.kind ||
-        p->continue_final_message ||
-        (any_strict(tools) && tool_syntax(p->calls)->arguments != TOOL_ARGUMENTS_JSON))
+    const struct tool_syntax *s = tool_syntax(p->calls);
+    if (!s->plain &&
+        (strcmp(m->g->r->srv->opt->tool_parser, "auto") != 0 || p->tool_choice.required || p->format.kind ||
+         p->continue_final_message || (any_strict(tools) && s->arguments != TOOL_ARGUMENTS_JSON)))
         return ST_OK;
     p->bare_calls = json_object();
     bool ok = p->bare_calls != NULL;

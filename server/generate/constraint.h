@@ -33,7 +33,7 @@ bool gen_any_order(json_t *of);
 /* Any text that contains none of the n tags. */
 rx constraint_without(struct constraint_maker *m, const char *const *tags, size_t n);
 gx constraint_text_without(struct constraint_maker *m, const char *const *tags, size_t n);
-gx constraint_literal(struct constraint_maker *m, const char *text);
+gx constraint_literal(struct constraint_maker *m, const char *text); /* NULL is an empty one */
 /* Fills the error of the request and returns ST_INVALID. */
 enum status constraint_error(struct constraint_maker *m, enum status st, const char *param,
                              const struct grammar_error *f);

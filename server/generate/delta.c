@@ -2,9 +2,9 @@
 #include "server/generate/delta.h"
 
 #include "config/base/utf8.h"
-#include "server/http/fields.h"
-#include "server/http/json_parser.h"
-#include "server/http/json_value.h"
+#include "server/json/fields.h"
+#include "server/json/parser.h"
+#include "server/json/value.h"
 
 #include <sodium.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* The requested response format: response_format, and vLLM's and llama.cpp's equivalents -> struct
  * response_format. Worker thread. generate/constraint.c compiles it to a grammar. */
-#include "server/http/fields.h"
+#include "server/json/fields.h"
 #include "server/generate/constraint.h"
 
 #include <string.h>

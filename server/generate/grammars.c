@@ -96,9 +96,9 @@ struct mask_threads *grammars_threads(struct grammars *g)
 
 static enum status vocab_make(const struct model *m, struct grammar_vocab **out, struct err *err)
 {
-    const char *names[TOOL_SYNTAXES * TOOL_TAGS_MAX + 4] = {CHANNEL_OPEN, CHANNEL_CLOSE, "<think>",
-                                                            "</think>"};
-    size_t n = 4;
+    const char *names[TOOL_SYNTAXES * TOOL_TAGS_MAX + 6] = {CHANNEL_OPEN, CHANNEL_CLOSE, "<think>",
+                                                            "</think>",   "[THINK]",     "[/THINK]"};
+    size_t n = 6;
     for (int s = 1; s < TOOL_SYNTAXES; s++) n += tool_syntax_tags((enum tool_call_syntax)s, names + n);
     uint32_t count = tok_vocab_size(m->tok), tags[sizeof names / sizeof *names], tag_count = 0;
     struct grammar_token *tokens = calloc(count, sizeof *tokens);

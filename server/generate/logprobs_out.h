@@ -5,7 +5,7 @@
 
 #include "engine/sample/sampling.h"
 #include "engine/tokenizer/tokenizer.h"
-#include "server/http/json_writer.h"
+#include "server/json/writer.h"
 
 struct logprobs_acc {
     const struct tokenizer *tok; /* borrowed */

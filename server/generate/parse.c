@@ -2,7 +2,7 @@
  * unknown fields are ignored; known but unsupported ones are rejected. Worker thread. Knows nothing of
  * messages, prompts, sequences. */
 #include "config/base/log.h"
-#include "server/http/fields.h"
+#include "server/json/fields.h"
 #include "server/generate/generate.h"
 #include "server/http/limits.h"
 

@@ -2,7 +2,7 @@
  * truncation. Worker thread. Chats are generate/chat.c. */
 #include "config/base/utf8.h"
 #include "server/generate/prompt.h"
-#include "server/http/fields.h"
+#include "server/json/fields.h"
 #include "server/http/limits.h"
 
 #include "engine/model/model_info.h"

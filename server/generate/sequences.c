@@ -12,7 +12,7 @@
 #include "engine/model/model_info.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "scheduler/cache/hash_mix.h"
-#include "server/http/fields.h"
+#include "server/json/fields.h"
 #include "server/http/limits.h"
 #include "server/chat/tool_calls/types.h"
 #include "server/grammar/grammar.h"

@@ -1,6 +1,6 @@
 /* The limit on reasoning tokens: at the limit, only the tag that ends the reasoning is allowed. It depends on
  * the request and its tokens alone, and is combined with the constraint of the output, if there is one. */
-#include "server/http/fields.h"
+#include "server/json/fields.h"
 #include "server/generate/generate.h"
 
 #include "engine/tokenizer/tokenizer.h"

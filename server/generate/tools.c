@@ -1,6 +1,6 @@
 /* Tools and reasoning of a chat request. Worker thread. template.c puts them into the prompt, chat/output.c
  * parses them from the output. */
-#include "server/http/fields.h"
+#include "server/json/fields.h"
 #include "server/generate/generate.h"
 #include "server/http/limits.h"
 #include "server/chat/template.h"

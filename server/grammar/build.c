@@ -204,10 +204,15 @@ static void unroll(struct grammar_builder *b, gx rule)
     free(again);
 }
 
+/* A rule's facts are its body's, which are known sooner. */
+static const struct gx_node *seen(const struct grammar *g, gx x)
+{
+    return &g->nodes[g->nodes[x].kind == GX_RULE ? g->nodes[x].a : x];
+}
+
 static void facts(struct grammar *g, struct gx_node *n)
 {
-    const struct gx_node *a = &g->nodes[n->kind >= GX_SEQ && n->kind <= GX_RULE ? n->a : 0],
-                         *b = &g->nodes[0];
+    const struct gx_node *a = seen(g, n->kind >= GX_SEQ && n->kind <= GX_RULE ? n->a : 0), *b;
     switch (n->kind) {
     case GX_EMPTY: n->nullable = n->productive = true; break;
     case GX_REGEX:
@@ -217,13 +222,13 @@ static void facts(struct grammar *g, struct gx_node *n)
         n->productive = n->a && !rx_matches_nothing(g->pool, n->a, EMPTINESS_STATES);
         break;
     case GX_SEQ:
-        b = &g->nodes[n->b];
+        b = seen(g, n->b);
         n->nullable = a->nullable && b->nullable;
         n->productive = a->productive && b->productive;
         break;
     case GX_ALT:
         for (uint32_t i = 0; i < n->b; i++) {
-            const struct gx_node *x = &g->nodes[g->list[n->a + i]];
+            const struct gx_node *x = seen(g, g->list[n->a + i]);
             n->nullable = n->nullable || x->nullable;
             n->productive = n->productive || x->productive;
         }
@@ -243,8 +248,9 @@ static void facts(struct grammar *g, struct gx_node *n)
 
 static void facts_all(struct grammar *g)
 {
-    for (bool changed = true; changed;) {
+    for (bool changed = true; changed && !rx_status(g->pool);) {
         changed = false;
+        rx_spend(g->pool, g->node_count);
         for (uint32_t i = 1; i < g->node_count; i++) {
             struct gx_node *n = &g->nodes[i], was = *n;
             facts(g, n);

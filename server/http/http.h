@@ -11,7 +11,7 @@
 #include "config/base/status.h"
 #include "config/options.h"
 #include "scheduler/scheduler.h"
-#include "server/http/errors.h"
+#include "server/json/errors.h"
 #include "server/http/model.h"
 
 #include <stdatomic.h>

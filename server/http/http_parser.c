@@ -3,7 +3,7 @@
 
 #include "config/base/hex.h"
 #include "config/base/assert.h"
-#include "server/http/errors.h"
+#include "server/json/errors.h"
 #include "server/http/limits.h"
 
 #include <stdio.h>

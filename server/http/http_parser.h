@@ -8,7 +8,7 @@
 #define KVASIR_HTTP_PARSER_H
 
 #include "config/base/buf.h"
-#include "server/http/errors.h"
+#include "server/json/errors.h"
 
 #include <stdbool.h>
 #include <stdint.h>

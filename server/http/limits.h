@@ -7,19 +7,14 @@
 #define LIMIT_HEADER_BYTES 65536u
 #define LIMIT_HEADERS      256u
 #define LIMIT_CHUNK_LINE   512u /* size line and extensions of one body chunk */
-#define LIMIT_JSON_DEPTH   128u
-#define LIMIT_JSON_TOKENS  4000000u
-#define LIMIT_ILL_FORMED   65536u /* bytes and surrogates of a body replaced with U+FFFD */
-#define LIMIT_JSON_MEMBERS                                                                                   \
-    65536u /* per object: above that, jansson's hash table costs a microsecond per member */
-#define LIMIT_MESSAGES   65536u
-#define LIMIT_PARTS      65536u /* in all messages, tool calls included */
-#define LIMIT_PROMPTS    2048u
-#define LIMIT_STOPS      16u
-#define LIMIT_STOP_BYTES 1024u
-#define LIMIT_STOP_IDS   48u /* plus at most 16 EOS tokens: the scheduler's limit */
-#define LIMIT_BIASES     1024u
-#define LIMIT_TOOLS      512u
+#define LIMIT_MESSAGES     65536u
+#define LIMIT_PARTS        65536u /* in all messages, tool calls included */
+#define LIMIT_PROMPTS      2048u
+#define LIMIT_STOPS        16u
+#define LIMIT_STOP_BYTES   1024u
+#define LIMIT_STOP_IDS     48u /* plus at most 16 EOS tokens: the scheduler's limit */
+#define LIMIT_BIASES       1024u
+#define LIMIT_TOOLS        512u
 #define LIMIT_CONSTRAINT_BYTES                                                                               \
     (2u << 20)                  /* a constraint's description, with the tools: half a second to compile */
 #define LIMIT_VIDEOS         4u /* per request; each may need 192 MB of pixels */

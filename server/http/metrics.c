@@ -5,7 +5,7 @@
 #include "server/fetch/fetch.h"
 #include "server/grammar/grammar.h"
 #include "server/media/image_hash_cache.h"
-#include "server/http/json_writer.h"
+#include "server/json/writer.h"
 #include "server/http/http.h"
 
 #include <dirent.h>
@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #define BUCKETS_MAX 28
-#define HTTP_MAX    64
+#define HTTP_MAX    256 /* more than there are labels of routes, times methods */
 
 struct histogram {
     uint64_t counts[BUCKETS_MAX + 1]; /* last = +Inf; not cumulative */
@@ -84,7 +84,7 @@ static const struct hist_family {
 
 struct http_series {
     const char *handler, *method;
-    int class; /* 2 = 2xx */
+    uint64_t by_class[6]; /* [2]: responses of 2xx */
     struct histogram seconds;
 };
 struct metrics {
@@ -158,17 +158,15 @@ static void observe_in(struct metrics *m, enum hist h, double v)
 
 void metrics_http(struct metrics *m, const char *handler, const char *method, int status, double seconds)
 {
-    struct http_series *s = NULL;
-    for (uint32_t i = 0; i < m->http_count && !s; i++) {
-        struct http_series *at = &m->http[i];
-        if (at->class == status / 100 && strcmp(at->handler, handler) == 0 && strcmp(at->method, method) == 0)
-            s = at;
-    }
-    if (!s) {
-        if (m->http_count == HTTP_MAX) return;
-        s = &m->http[m->http_count++];
-        *s = (struct http_series){.handler = handler, .method = method, .class = status / 100};
-    }
+    uint32_t i = 0;
+    while (i < m->http_count &&
+           (strcmp(m->http[i].handler, handler) != 0 || strcmp(m->http[i].method, method) != 0))
+        i++;
+    if (i == HTTP_MAX) return;
+    struct http_series *s = &m->http[i];
+    if (i == m->http_count)
+        m->http[m->http_count++] = (struct http_series){.handler = handler, .method = method};
+    s->by_class[status / 100 % 6]++;
     observe(&s->seconds, &scale_http, seconds);
 }
 
@@ -548,27 +546,17 @@ static void http_text(struct writer *w)
     head(w, "http_requests_total", "counter", "HTTP requests by route, method and class of status.");
     for (uint32_t i = 0; i < m->http_count; i++) {
         const struct http_series *s = &m->http[i];
-        uint64_t total = 0;
-        for (int k = 0; k <= BUCKETS_MAX; k++) total += s->seconds.counts[k];
-        W(w, "http_requests_total{handler=\"%s\",method=\"%s\",status=\"%dxx\"} %llu.0\n", s->handler,
-          s->method, s->class, (unsigned long long)total);
+        for (int class = 1; class < 6; class ++)
+            if (s->by_class[class])
+                W(w, "http_requests_total{handler=\"%s\",method=\"%s\",status=\"%dxx\"} %llu.0\n", s->handler,
+                  s->method, class, (unsigned long long)s->by_class[class]);
     }
     head(w, "http_request_duration_seconds", "histogram", "Duration of HTTP requests.");
     for (uint32_t i = 0; i < m->http_count; i++) {
-        struct http_series sum = m->http[i];
-        bool first = true; /* the status is not a label here: sums the classes of a route */
-        for (uint32_t k = 0; k < m->http_count; k++) {
-            const struct http_series *o = &m->http[k];
-            if (k == i || strcmp(o->handler, sum.handler) != 0 || strcmp(o->method, sum.method) != 0)
-                continue;
-            if (k < i) first = false;
-            for (int b = 0; b <= BUCKETS_MAX; b++) sum.seconds.counts[b] += o->seconds.counts[b];
-            sum.seconds.sum += o->seconds.sum;
-        }
-        if (!first) continue;
         char labels[160];
-        snprintf(labels, sizeof labels, "handler=\"%s\",method=\"%s\"", sum.handler, sum.method);
-        histogram_text(w, "http_request_duration_seconds", labels, &sum.seconds, &scale_http);
+        snprintf(labels, sizeof labels, "handler=\"%s\",method=\"%s\"", m->http[i].handler,
+                 m->http[i].method);
+        histogram_text(w, "http_request_duration_seconds", labels, &m->http[i].seconds, &scale_http);
     }
 }
 

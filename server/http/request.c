@@ -1,7 +1,7 @@
 /* See request.h. */
 #include "config/base/assert.h"
 #include "config/base/log.h"
-#include "server/http/json_writer.h"
+#include "server/json/writer.h"
 #include "server/http/limits.h"
 #include "server/http/metrics.h"
 #include "server/http/request.h"

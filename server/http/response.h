@@ -5,7 +5,7 @@
 #define KVASIR_RESPONSE_H
 
 #include "config/base/buf.h"
-#include "server/http/errors.h"
+#include "server/json/errors.h"
 
 #include <stdbool.h>
 

@@ -4,7 +4,7 @@
 #ifndef KVASIR_STREAM_H
 #define KVASIR_STREAM_H
 
-#include "server/http/json_writer.h"
+#include "server/json/writer.h"
 
 #include <stdbool.h>
 

@@ -202,6 +202,8 @@ enum status hub_files_choose(struct hub_files *f, struct hub_name *n, const char
     for (struct hub_file *x = f->list; x < f->list + f->count; x++) {
         for (size_t i = 0; i < sizeof small_files / sizeof *small_files; i++)
             x->wanted |= strcmp(x->path, small_files[i]) == 0;
+        x->wanted |= !hub_file_find(f, "tokenizer.json") &&
+                     (strcmp(x->path, "vocab.json") == 0 || strcmp(x->path, "merges.txt") == 0);
         x->wanted |= x->path[0] >= '0' && x->path[0] <= '9' && /* 1_Pooling/, 2_Dense/ */
                      (ends(x->path, "/config.json") || ends(x->path, "_Dense/model.safetensors"));
     }

@@ -181,10 +181,9 @@ static struct jinja_value eval_dict(struct jinja_ctx *c, const struct jn_node *n
 
 static struct jinja_value eval_concat(struct jinja_ctx *c, const struct jn_node *n, struct jn_scope *s)
 {
-    struct jinja_value items = jn_new_list(c, JN_LIST, n->list.count);
-    for (uint32_t i = 0; i < n->list.count; i++) jn_list_push(c, items.u.l, jn_eval(c, n->list.v[i], s));
+    const struct jinja_list *items = eval_items(c, n, s).u.l;
     struct jn_sb sb = jn_sb_new(c);
-    for (uint32_t i = 0; i < items.u.l->count; i++) jn_print(c, &sb, items.u.l->v[i]);
+    for (uint32_t i = 0; i < items->count; i++) jn_print(c, &sb, items->v[i]);
     return jn_sb_value(c, &sb);
 }
 

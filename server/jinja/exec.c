@@ -8,7 +8,7 @@
 
 /* ---- scopes ---- */
 
-void jn_scope_set(struct jinja_ctx *c, struct jn_scope *s, uint32_t sym, struct jinja_value v)
+static void scope_set(struct jinja_ctx *c, struct jn_scope *s, uint32_t sym, struct jinja_value v)
 {
     if (!s->up) {
         c->root[sym] = v;
@@ -37,10 +37,11 @@ static struct jn_scope *new_scope(struct jinja_ctx *c, struct jn_scope *up)
     return s;
 }
 
-void jn_assign(struct jinja_ctx *c, const struct jn_node *target, struct jn_scope *s, struct jinja_value v)
+static void assign(struct jinja_ctx *c, const struct jn_node *target, struct jn_scope *s,
+                   struct jinja_value v)
 {
     if (target->kind == K_NAME) {
-        jn_scope_set(c, s, target->sym, v);
+        scope_set(c, s, target->sym, v);
         return;
     }
     jn_enter(c);
@@ -55,10 +56,13 @@ void jn_assign(struct jinja_ctx *c, const struct jn_node *target, struct jn_scop
         const struct jinja_list *l = jn_items_of(c, v);
         if (l->count != target->list.count)
             jn_error(c, "cannot unpack %u values into %u names", l->count, target->list.count);
-        for (uint32_t i = 0; i < l->count; i++) jn_assign(c, target->list.v[i], s, l->v[i]);
+        for (uint32_t i = 0; i < l->count; i++) assign(c, target->list.v[i], s, l->v[i]);
     }
     jn_leave(c);
 }
+
+enum flow { FLOW_ON, FLOW_BREAK, FLOW_CONTINUE };
+static enum flow exec(struct jinja_ctx *c, const struct jn_nodes *body, struct jn_scope *s);
 
 /* Runs a body and returns what it printed. */
 static struct jinja_value capture(struct jinja_ctx *c, const struct jn_nodes *body, struct jn_scope *s)
@@ -66,22 +70,22 @@ static struct jinja_value capture(struct jinja_ctx *c, const struct jn_nodes *bo
     struct jn_sb sb = jn_sb_new(c), *outer = c->out;
     sb.max = c->base.limits.output_bytes_max;
     c->out = &sb;
-    (void)jn_exec(c, body, s); /* break and continue end at a captured body */
+    (void)exec(c, body, s); /* break and continue end at a captured body */
     c->out = outer;
     return jn_sb_value(c, &sb);
 }
 
 /* ---- loops ---- */
 
-static enum jn_flow exec_for_items(struct jinja_ctx *c, const struct jn_node *n, struct jn_scope *s,
-                                   struct jinja_list *items, uint32_t depth0)
+static enum flow exec_for_items(struct jinja_ctx *c, const struct jn_node *n, struct jn_scope *s,
+                                struct jinja_list *items, uint32_t depth0)
 {
     if (n->c) {
         struct jinja_value kept = jn_new_list(c, JN_LIST, 0);
         struct jn_scope *inner = new_scope(c, s);
         for (uint32_t i = 0; i < items->count; i++) {
             inner->count = 0;
-            jn_assign(c, n->a, inner, items->v[i]);
+            assign(c, n->a, inner, items->v[i]);
             if (jn_truth(jn_eval(c, n->c, inner))) jn_list_push(c, kept.u.l, items->v[i]);
         }
         items = kept.u.l;
@@ -102,19 +106,19 @@ static enum jn_flow exec_for_items(struct jinja_ctx *c, const struct jn_node *n,
                     (unsigned long long)c->base.limits.loops_max);
         loop->index0 = i;
         inner->count = 0; /* variables set in one iteration are not visible in the next */
-        jn_scope_set(c, inner, c->t->sym_loop, JN_V(JN_LOOP, p, loop));
-        jn_assign(c, n->a, inner, items->v[i]);
-        enum jn_flow flow = jn_exec(c, &n->body, inner);
+        scope_set(c, inner, c->t->sym_loop, JN_V(JN_LOOP, p, loop));
+        assign(c, n->a, inner, items->v[i]);
+        enum flow flow = exec(c, &n->body, inner);
         if (flow == FLOW_BREAK) break;
         finished |= flow == FLOW_ON;
     }
     c->running = loop->outer;
     /* The reference runs `else` when no iteration completed, also because of break or continue. A `break` in
      * it belongs to the enclosing loop. */
-    return finished ? FLOW_ON : jn_exec(c, &n->orelse, new_scope(c, s));
+    return finished ? FLOW_ON : exec(c, &n->orelse, new_scope(c, s));
 }
 
-static enum jn_flow exec_for(struct jinja_ctx *c, const struct jn_node *n, struct jn_scope *s)
+static enum flow exec_for(struct jinja_ctx *c, const struct jn_node *n, struct jn_scope *s)
 {
     struct jinja_value it = jn_eval(c, n->b, s);
     return exec_for_items(c, n, s, jn_items_of(c, it), 0);
@@ -155,7 +159,7 @@ static void bind_macro(struct jinja_ctx *c, const struct jn_node *n, const struc
             v = i >= no_default
                     ? jn_eval(c, n->defaults.v[i - no_default], s)
                     : jn_undef(JN_U_NAME, jinja_string(c, name->name, name->len, JINJA_TEMPLATE).u.s, 0);
-        jn_scope_set(c, s, n->list.v[i]->sym, v);
+        scope_set(c, s, n->list.v[i]->sym, v);
     }
     if (n->flag & JN_USES_CALLER) {
         struct jinja_value caller = jn_undef_text(c, "No caller defined");
@@ -165,7 +169,7 @@ static void bind_macro(struct jinja_ctx *c, const struct jn_node *n, const struc
                 used[k] = true;
             }
         }
-        jn_scope_set(c, s, c->t->sym_caller, caller);
+        scope_set(c, s, c->t->sym_caller, caller);
     }
     struct jinja_value rest = jn_new_dict(c), more = jn_new_list(c, JN_TUPLE, 0);
     for (uint32_t k = 0; k < a->kw_count; k++) {
@@ -175,11 +179,11 @@ static void bind_macro(struct jinja_ctx *c, const struct jn_node *n, const struc
                      a->names[k].u.s->p);
         jn_dict_put(c, rest.u.d, a->names[k], a->vals[k]);
     }
-    if (n->flag & JN_USES_KWARGS) jn_scope_set(c, s, c->t->sym_kwargs, rest);
+    if (n->flag & JN_USES_KWARGS) scope_set(c, s, c->t->sym_kwargs, rest);
     if (a->count > params && !(n->flag & JN_USES_VARARGS))
         jn_error(c, "the macro takes not more than %u argument(s)", params);
     for (uint32_t i = params; i < a->count; i++) jn_list_push(c, more.u.l, a->pos[i]);
-    if (n->flag & JN_USES_VARARGS) jn_scope_set(c, s, c->t->sym_varargs, more);
+    if (n->flag & JN_USES_VARARGS) scope_set(c, s, c->t->sym_varargs, more);
 }
 
 struct jinja_value jn_call_macro(struct jinja_ctx *c, const struct jn_macro *m, const struct jn_args *a)
@@ -222,24 +226,24 @@ static void exec_call_block(struct jinja_ctx *c, const struct jn_node *n, struct
 
 /* ---- statements ---- */
 
-static enum jn_flow exec_if(struct jinja_ctx *c, const struct jn_node *n, struct jn_scope *s)
+static enum flow exec_if(struct jinja_ctx *c, const struct jn_node *n, struct jn_scope *s)
 {
     for (uint32_t i = 0; i < n->list.count; i++) {
         const struct jn_node *br = n->list.v[i];
-        if (!br->a || jn_truth(jn_eval(c, br->a, s))) return jn_exec(c, &br->body, s);
+        if (!br->a || jn_truth(jn_eval(c, br->a, s))) return exec(c, &br->body, s);
     }
     return FLOW_ON;
 }
 
-static enum jn_flow exec_with(struct jinja_ctx *c, const struct jn_node *n, struct jn_scope *s)
+static enum flow exec_with(struct jinja_ctx *c, const struct jn_node *n, struct jn_scope *s)
 {
     struct jn_scope *inner = new_scope(c, s);
     for (uint32_t i = 0; i < n->list.count; i++)
-        jn_assign(c, n->list.v[i], inner, jn_eval(c, n->defaults.v[i], s));
-    return jn_exec(c, &n->body, inner);
+        assign(c, n->list.v[i], inner, jn_eval(c, n->defaults.v[i], s));
+    return exec(c, &n->body, inner);
 }
 
-static enum jn_flow exec_node(struct jinja_ctx *c, const struct jn_node *n, struct jn_scope *s)
+static enum flow exec_node(struct jinja_ctx *c, const struct jn_node *n, struct jn_scope *s)
 {
     c->base.line = n->line;
     switch ((enum jn_kind)n->kind) {
@@ -249,13 +253,13 @@ static enum jn_flow exec_node(struct jinja_ctx *c, const struct jn_node *n, stru
         break;
     case K_IF: return exec_if(c, n, s);
     case K_FOR: return exec_for(c, n, s);
-    case K_SET: jn_assign(c, n->a, s, jn_eval(c, n->b, s)); break;
+    case K_SET: assign(c, n->a, s, jn_eval(c, n->b, s)); break;
     case K_SETBLOCK: {
         struct jn_scope *inner = new_scope(c, s);
-        jn_assign(c, n->a, s, jn_apply_filters(c, n->b, inner, capture(c, &n->body, inner)));
+        assign(c, n->a, s, jn_apply_filters(c, n->b, inner, capture(c, &n->body, inner)));
         break;
     }
-    case K_MACRO: jn_scope_set(c, s, n->sym, make_macro(c, n, s)); break;
+    case K_MACRO: scope_set(c, s, n->sym, make_macro(c, n, s)); break;
     case K_CALLBLOCK: exec_call_block(c, n, s); break;
     case K_FILTERBLOCK: {
         struct jn_scope *inner = new_scope(c, s);
@@ -265,7 +269,7 @@ static enum jn_flow exec_node(struct jinja_ctx *c, const struct jn_node *n, stru
         break;
     }
     case K_WITH: return exec_with(c, n, s);
-    case K_GENERATION: jn_exec(c, &n->body, new_scope(c, s)); break;
+    case K_GENERATION: exec(c, &n->body, new_scope(c, s)); break;
     case K_BREAK: return FLOW_BREAK;
     case K_CONTINUE: return FLOW_CONTINUE;
     default: jn_error(c, "a statement was expected here");
@@ -273,9 +277,9 @@ static enum jn_flow exec_node(struct jinja_ctx *c, const struct jn_node *n, stru
     return FLOW_ON;
 }
 
-enum jn_flow jn_exec(struct jinja_ctx *c, const struct jn_nodes *body, struct jn_scope *s)
+static enum flow exec(struct jinja_ctx *c, const struct jn_nodes *body, struct jn_scope *s)
 {
-    enum jn_flow flow = FLOW_ON;
+    enum flow flow = FLOW_ON;
     jn_enter(c);
     for (uint32_t i = 0; i < body->count && flow == FLOW_ON; i++) flow = exec_node(c, body->v[i], s);
     jn_leave(c);
@@ -332,17 +336,7 @@ struct jinja_value jinja_with_origin(struct jinja_value v, uint32_t origin)
 /* One construction, as data: constructors run outside of a render and must catch their own errors, in one
  * place. */
 struct making {
-    enum {
-        MAKE_STRING,
-        MAKE_COPY,
-        MAKE_INT,
-        MAKE_LIST,
-        MAKE_DICT,
-        MAKE_ADD,
-        MAKE_PUT,
-        MAKE_JOIN,
-        MAKE_VAR
-    } what;
+    enum { MAKE_STRING, MAKE_INT, MAKE_LIST, MAKE_DICT, MAKE_ADD, MAKE_PUT, MAKE_JOIN, MAKE_VAR } what;
     uint32_t origin;
     const char *text;
     size_t len;
@@ -351,17 +345,11 @@ struct making {
 
 static struct jinja_value make_string(struct jinja_ctx *c, const struct making *m)
 {
-    const char *text = m->text;
     if (m->len >= UINT32_MAX / 2) jn_fail(&c->base, JINJA_LIMIT, "a string has more than 2 GiB");
-    if (m->what == MAKE_COPY) {
-        char *p = jn_alloc(&c->base, m->len + 1);
-        if (m->len) memcpy(p, text, m->len);
-        text = p;
-    }
     struct jinja_str *s = jn_alloc(&c->base, sizeof *s);
-    *s = (struct jinja_str){.p = text,
+    *s = (struct jinja_str){.p = m->text,
                             .len = (uint32_t)m->len,
-                            .chars = (uint32_t)jn_count_chars(text, m->len),
+                            .chars = (uint32_t)jn_count_chars(m->text, m->len),
                             .origin = m->origin};
     return JN_V(JN_STR, s, s);
 }
@@ -380,8 +368,7 @@ static void make(struct jinja_ctx *c, struct making *m)
 {
     struct jn_sb sb;
     switch (m->what) {
-    case MAKE_STRING:
-    case MAKE_COPY: m->out = make_string(c, m); break;
+    case MAKE_STRING: m->out = make_string(c, m); break;
     case MAKE_INT: m->out = jn_int_digits(c, m->text, m->len, m->origin); break;
     case MAKE_LIST: m->out = jn_new_list(c, JN_LIST, 0); break;
     case MAKE_DICT: m->out = jn_new_dict(c); break;
@@ -416,11 +403,6 @@ static struct jinja_value make_guarded(struct jinja_ctx *c, struct making *m)
 struct jinja_value jinja_string(struct jinja_ctx *c, const char *text, size_t len, uint32_t origin)
 {
     return make_guarded(c, &(struct making){.what = MAKE_STRING, .text = text, .len = len, .origin = origin});
-}
-
-struct jinja_value jinja_string_copy(struct jinja_ctx *c, const char *text, size_t len, uint32_t origin)
-{
-    return make_guarded(c, &(struct making){.what = MAKE_COPY, .text = text, .len = len, .origin = origin});
 }
 
 struct jinja_value jinja_int_digits(struct jinja_ctx *c, const char *digits, size_t len, uint32_t origin)
@@ -480,7 +462,7 @@ static void run(struct jinja_ctx *c)
     }
     jn_define_globals(c);
     /* The root scope may be captured by macros, so it must live as long as the render. */
-    jn_exec(c, &c->t->body, new_scope(c, NULL));
+    exec(c, &c->t->body, new_scope(c, NULL));
 }
 
 static bool run_guarded(struct jinja_ctx *c)

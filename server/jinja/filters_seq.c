@@ -66,7 +66,6 @@ static struct jinja_value folded(struct jinja_ctx *c, struct jinja_value v, bool
 
 /* ---- stable sort ---- */
 
-/* Sorts `a` by `keys` (moved along). reverse keeps the order of equal elements, as Python does. */
 static void merge_sort(struct jinja_ctx *c, struct jinja_value *keys, struct jinja_value *a,
                        struct jinja_value *tmp, uint32_t n, bool reverse)
 {
@@ -86,8 +85,8 @@ static void merge_sort(struct jinja_ctx *c, struct jinja_value *keys, struct jin
     jn_charge(c, (size_t)n * 16);
 }
 
-static void sort_by(struct jinja_ctx *c, struct jinja_value *keys, struct jinja_value *a, uint32_t n,
-                    bool reverse)
+void jn_sort_by(struct jinja_ctx *c, struct jinja_value *keys, struct jinja_value *a, uint32_t n,
+                bool reverse)
 {
     struct jinja_value *tmp = jn_alloc_array(&c->base, (size_t)n * 2, sizeof *tmp);
     merge_sort(c, keys, a, tmp, n, reverse);
@@ -202,7 +201,7 @@ FILTER(f_sort)
         for (uint32_t k = 0; k < getters; k++)
             jn_list_push(c, keys[i].u.l, folded(c, get(c, &g[k], l->v[i]), cased));
     }
-    sort_by(c, keys, out.u.l->v, l->count, GIVEN(arg[0]) && jn_truth(arg[0]));
+    jn_sort_by(c, keys, out.u.l->v, l->count, GIVEN(arg[0]) && jn_truth(arg[0]));
     return out;
 }
 
@@ -219,7 +218,7 @@ FILTER(f_dictsort)
     view.kind = JN_V_ITEMS;
     struct jinja_value out = JN_V(JN_LIST, l, jn_items_of(c, view));
     for (uint32_t i = 0; i < d->count; i++) keys[i] = folded(c, by_value ? d->v[i] : d->k[i], cased);
-    sort_by(c, keys, out.u.l->v, d->count, GIVEN(arg[2]) && jn_truth(arg[2]));
+    jn_sort_by(c, keys, out.u.l->v, d->count, GIVEN(arg[2]) && jn_truth(arg[2]));
     out.origin = v.origin;
     return out;
 }
@@ -282,7 +281,7 @@ FILTER(f_groupby)
         items[i] = l->v[i];
         keys[i] = folded(c, get(c, &g, l->v[i]), cased);
     }
-    sort_by(c, keys, items, l->count, false);
+    jn_sort_by(c, keys, items, l->count, false);
     for (uint32_t i = 0; i < l->count; i++) {
         if (!i || !jn_equal(c, keys[i], keys[i - 1])) {
             struct jinja_value pair = jn_new_list(c, JN_TUPLE, 2);

@@ -274,7 +274,6 @@ enum jn_tuple_mode { JN_TUPLE_EXPR, JN_TUPLE_NO_COND, JN_TUPLE_TARGET };
 struct jn_node *jn_parse_tuple(struct jn_parser *p, enum jn_tuple_mode mode, const char *end_name,
                                bool explicit_parens);
 struct jn_node *jn_parse_filter(struct jn_parser *p, struct jn_node *value, bool start_inline);
-struct jn_nodes jn_parse_statements(struct jn_parser *p);
 
 /* ---- a render ---- */
 
@@ -408,6 +407,8 @@ bool jn_dict_find(struct jinja_ctx *c, const struct jinja_dict *d, struct jinja_
                   struct jinja_value *out); /* unhashable: error */
 bool jn_dict_find_str(const struct jinja_dict *d, const char *key, size_t len, struct jinja_value *out);
 bool jn_hashable(struct jinja_ctx *c, struct jinja_value v);
+/* Keyed at random: clients choose the keys of dicts, and must not find many with one hash. */
+uint32_t jn_hash(const void *p, size_t len);
 bool jn_truth(struct jinja_value v);
 bool jn_equal(struct jinja_ctx *c, struct jinja_value a, struct jinja_value b);
 bool jn_compare(struct jinja_ctx *c, enum jn_op op, struct jinja_value a,
@@ -428,6 +429,10 @@ struct jinja_value jn_float_int(struct jinja_ctx *c, struct jinja_value v); /* w
 bool jn_as_int(struct jinja_value v, int64_t *out);                         /* ints and bools */
 bool jn_as_num(struct jinja_value v, double *out); /* and floats, and ints beyond 64 bits */
 struct jinja_value jn_char_at(struct jinja_ctx *c, const struct jinja_str *s, size_t byte);
+
+/* Sorts `a` by `keys` (moved along). reverse keeps the order of equal elements, as Python does. */
+void jn_sort_by(struct jinja_ctx *c, struct jinja_value *keys, struct jinja_value *a, uint32_t n,
+                bool reverse);
 
 /* attributes, items, calls (jinja/attr.c, jinja/methods.c, jinja/eval.c) */
 struct jinja_value jn_getattr(struct jinja_ctx *c, struct jinja_value obj, struct jinja_value name);
@@ -478,12 +483,8 @@ struct jinja_value jn_eval(struct jinja_ctx *c, const struct jn_node *n, struct 
 struct jinja_value jn_apply_filters(struct jinja_ctx *c, const struct jn_node *n, struct jn_scope *s,
                                     struct jinja_value text);
 void jn_eval_args(struct jinja_ctx *c, const struct jn_nodes *list, struct jn_scope *s, struct jn_args *out);
-void jn_assign(struct jinja_ctx *c, const struct jn_node *target, struct jn_scope *s, struct jinja_value v);
-void jn_scope_set(struct jinja_ctx *c, struct jn_scope *s, uint32_t sym, struct jinja_value v);
 struct jinja_value jn_call_macro(struct jinja_ctx *c, const struct jn_macro *m, const struct jn_args *a);
 struct jinja_value jn_loop_again(struct jinja_ctx *c, const struct jn_loop *l, struct jinja_value items);
-enum jn_flow { FLOW_ON, FLOW_BREAK, FLOW_CONTINUE };
-enum jn_flow jn_exec(struct jinja_ctx *c, const struct jn_nodes *body, struct jn_scope *s);
 
 /* JSON (jinja/json.c) */
 struct jn_json_style {

@@ -109,9 +109,8 @@ struct jinja_ctx;
 struct jinja_ctx *jinja_ctx_create(const struct jinja_limits *limits);
 void jinja_ctx_destroy(struct jinja_ctx *c); /* NULL is fine */
 
-/* Constructors. Strings are borrowed and must outlive the render (jinja_string_copy copies). Out of memory or
- * over a limit they return none and the context keeps the error, which jinja_render reports: no need to check
- * each call. */
+/* Constructors. Strings are borrowed and must outlive the render. Out of memory or over a limit they return
+ * none and the context keeps the error, which jinja_render reports: no need to check each call. */
 struct jinja_value jinja_none(void);
 struct jinja_value jinja_bool(bool b);
 struct jinja_value jinja_int(int64_t i);
@@ -119,7 +118,6 @@ struct jinja_value jinja_float(double f);
 struct jinja_value jinja_int_digits(struct jinja_ctx *c, const char *digits, size_t len,
                                     uint32_t origin); /* decimal, with optional minus; any size; copied */
 struct jinja_value jinja_string(struct jinja_ctx *c, const char *text, size_t len, uint32_t origin);
-struct jinja_value jinja_string_copy(struct jinja_ctx *c, const char *text, size_t len, uint32_t origin);
 struct jinja_value jinja_list(struct jinja_ctx *c, uint32_t origin);
 struct jinja_value jinja_dict(struct jinja_ctx *c, uint32_t origin);
 struct jinja_value jinja_with_origin(struct jinja_value scalar, uint32_t origin); /* numbers, bools, none */

@@ -1,7 +1,7 @@
 /* tojson (exactly Python's json.dumps with ensure_ascii off) and from_json for templates. Origins: text of
  * the request stays text of the request, punctuation has the origin of its container. */
+#include "config/base/json_escape.h"
 #include "config/base/utf8.h"
-#include "config/base/hex.h"
 #include "server/jinja/internal.h"
 
 #include <math.h>
@@ -88,36 +88,25 @@ static void json_list(struct jinja_ctx *c, struct jn_sb *sb, struct jinja_value 
     jn_sb_bytes(c, sb, "]", 1, v.origin);
 }
 
-/* Merge sort of key positions by key: sort_keys compares keys before they become strings. */
-static void sort_keys(struct jinja_ctx *c, const struct jinja_dict *d, uint32_t *a, uint32_t *tmp, uint32_t n)
-{
-    if (n < 2) return;
-    uint32_t h = n / 2, i = 0, j = h, o = 0;
-    sort_keys(c, d, a, tmp, h);
-    sort_keys(c, d, a + h, tmp, n - h);
-    while (i < h && j < n) tmp[o++] = jn_compare(c, OP_LT, d->k[a[j]], d->k[a[i]]) ? a[j++] : a[i++];
-    while (i < h) tmp[o++] = a[i++];
-    memcpy(a, tmp, o * sizeof *a);
-}
-
 static void json_dict(struct jinja_ctx *c, struct jn_sb *sb, struct jinja_value v,
                       const struct jn_json_style *st, uint32_t level)
 {
     const struct jinja_dict *d = v.u.d;
-    uint32_t *order = NULL;
-    if (st->sort && d->count) {
-        order = jn_alloc_array(&c->base, (size_t)d->count * 2, sizeof *order);
-        for (uint32_t i = 0; i < d->count; i++) order[i] = i;
-        sort_keys(c, d, order, order + d->count, d->count);
+    struct jinja_value *keys = d->k, *items = d->v;
+    if (st->sort && d->count) { /* keys are compared before they become strings */
+        keys = jn_alloc_array(&c->base, (size_t)d->count * 2, sizeof *keys);
+        items = keys + d->count;
+        memcpy(keys, d->k, d->count * sizeof *keys);
+        memcpy(items, d->v, d->count * sizeof *items);
+        jn_sort_by(c, keys, items, d->count, false);
     }
     jn_sb_bytes(c, sb, "{", 1, v.origin);
     for (uint32_t i = 0; i < d->count; i++) {
-        uint32_t e = order ? order[i] : i;
         if (i) put_sep(c, sb, st->item_sep, v.origin);
         if (st->pretty) new_line(c, sb, st, level + 1);
-        json_key(c, sb, d->k[e], st);
+        json_key(c, sb, keys[i], st);
         put_sep(c, sb, st->key_sep, v.origin);
-        json_value(c, sb, d->v[e], st, level + 1);
+        json_value(c, sb, items[i], st, level + 1);
     }
     if (st->pretty && d->count) new_line(c, sb, st, level);
     jn_sb_bytes(c, sb, "}", 1, v.origin);
@@ -176,18 +165,6 @@ static _Noreturn void bad_json(struct reader *r)
     jn_error(r->c, "from_json: the text is not valid JSON (at byte %zu)", (size_t)(r->p - r->s->p));
 }
 
-static uint32_t read_hex4(struct reader *r)
-{
-    uint32_t cp = 0;
-    if (r->end - r->p < 4) bad_json(r);
-    for (int i = 0; i < 4; i++, r->p++) {
-        int d = hex_digit(*r->p);
-        if (d < 0) bad_json(r);
-        cp = cp << 4 | (uint32_t)d;
-    }
-    return cp;
-}
-
 static struct jinja_value read_string(struct reader *r)
 {
     struct jn_sb sb = jn_sb_new(r->c);
@@ -198,28 +175,12 @@ static struct jinja_value read_string(struct reader *r)
         jn_sb_slice(r->c, &sb, r->s, (size_t)(from - r->s->p), (size_t)(r->p - r->s->p));
         if (r->p >= r->end || (unsigned char)*r->p < 0x20) bad_json(r);
         if (*r->p != '\\') continue;
-        uint32_t origin = jn_origin_at(r->s, (size_t)(r->p - r->s->p));
         char out[4];
-        if (++r->p >= r->end) bad_json(r);
-        const char *hit = *r->p ? strchr("\"\\/bfnrt", *r->p) : NULL;
-        if (hit) {
-            out[0] = "\"\\/\b\f\n\r\t"[hit - "\"\\/bfnrt"]; /* same order */
-            r->p++;
-            jn_sb_bytes(r->c, &sb, out, 1, origin);
-        } else if (*r->p == 'u') {
-            r->p++;
-            uint32_t cp = read_hex4(r);
-            if (cp >= 0xd800 && cp < 0xdc00 && r->end - r->p >= 6 && r->p[0] == '\\' && r->p[1] == 'u') {
-                const char *back = r->p;
-                r->p += 2;
-                uint32_t low = read_hex4(r);
-                if (low >= 0xdc00 && low < 0xe000) cp = 0x10000 + ((cp - 0xd800) << 10) + (low - 0xdc00);
-                else r->p = back;
-            }
-            jn_sb_bytes(r->c, &sb, out, utf8_encode(cp, out), origin);
-        } else {
-            bad_json(r);
-        }
+        uint32_t cp;
+        size_t n = json_unescape(r->p, (size_t)(r->end - r->p), &cp);
+        if (!n) bad_json(r);
+        jn_sb_bytes(r->c, &sb, out, utf8_encode(cp, out), jn_origin_at(r->s, (size_t)(r->p - r->s->p)));
+        r->p += n;
     }
     if (r->p >= r->end) bad_json(r);
     r->p++;

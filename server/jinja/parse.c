@@ -169,31 +169,22 @@ static struct jn_node *parse_string(struct jn_parser *p)
     return n;
 }
 
-static struct jn_node *parse_dict(struct jn_parser *p)
+/* "[" or "{", then items or pairs. */
+static struct jn_node *parse_display(struct jn_parser *p)
 {
-    struct jn_node *n = jn_new_node(p, K_DICT);
-    jn_expect_op(p, "{");
-    while (!jn_is_op(p, "}")) {
+    bool dict = jn_is_op(p, "{");
+    const char *close = dict ? "}" : "]";
+    struct jn_node *n = jn_new_node(p, dict ? K_DICT : K_LIST);
+    p->tok++;
+    while (!jn_is_op(p, close)) {
         if (n->list.count) jn_expect_op(p, ",");
-        if (jn_is_op(p, "}")) break;
+        if (jn_is_op(p, close)) break;
         jn_push_node(p, &n->list, jn_parse_expr(p, true));
+        if (!dict) continue;
         jn_expect_op(p, ":");
         jn_push_node(p, &n->list, jn_parse_expr(p, true));
     }
-    jn_expect_op(p, "}");
-    return n;
-}
-
-static struct jn_node *parse_list(struct jn_parser *p)
-{
-    struct jn_node *n = jn_new_node(p, K_LIST);
-    jn_expect_op(p, "[");
-    while (!jn_is_op(p, "]")) {
-        if (n->list.count) jn_expect_op(p, ",");
-        if (jn_is_op(p, "]")) break;
-        jn_push_node(p, &n->list, jn_parse_expr(p, true));
-    }
-    jn_expect_op(p, "]");
+    p->tok++;
     return n;
 }
 
@@ -238,8 +229,7 @@ static struct jn_node *parse_primary(struct jn_parser *p, bool target)
         jn_expect_op(p, ")");
         return n;
     }
-    if (jn_is_op(p, "[")) return parse_list(p);
-    if (jn_is_op(p, "{")) return parse_dict(p);
+    if (jn_is_op(p, "[") || jn_is_op(p, "{")) return parse_display(p);
     jn_unexpected(p, "an expression");
 }
 
@@ -569,30 +559,28 @@ static struct jn_node *parse_not(struct jn_parser *p)
     return n;
 }
 
-static struct jn_node *parse_and(struct jn_parser *p)
+static struct jn_node *parse_logic(struct jn_parser *p, const char *word, enum jn_kind kind,
+                                   struct jn_node *(*operand)(struct jn_parser *p))
 {
-    struct jn_node *a = parse_not(p);
-    while (jn_is_name(p, "and")) {
-        struct jn_node *n = jn_new_node(p, K_AND);
+    struct jn_node *a = operand(p);
+    while (jn_is_name(p, word)) {
+        struct jn_node *n = jn_new_node(p, kind);
         p->tok++;
         n->a = a;
-        n->b = parse_not(p);
+        n->b = operand(p);
         a = n;
     }
     return a;
 }
 
+static struct jn_node *parse_and(struct jn_parser *p)
+{
+    return parse_logic(p, "and", K_AND, parse_not);
+}
+
 static struct jn_node *parse_or(struct jn_parser *p)
 {
-    struct jn_node *a = parse_and(p);
-    while (jn_is_name(p, "or")) {
-        struct jn_node *n = jn_new_node(p, K_OR);
-        p->tok++;
-        n->a = a;
-        n->b = parse_and(p);
-        a = n;
-    }
-    return a;
+    return parse_logic(p, "or", K_OR, parse_and);
 }
 
 /* Is this expression the first part of `x if y`? Filters in it then may be unknown (`soft`). The `if` comes

@@ -8,18 +8,11 @@
 
 /* ---- symbols ---- */
 
-static uint32_t hash_bytes(const char *p, size_t len)
-{
-    uint32_t h = 2166136261u;
-    for (size_t i = 0; i < len; i++) h = (h ^ (unsigned char)p[i]) * 16777619u;
-    return h;
-}
-
 uint32_t jn_find_sym(const struct jinja_template *t, const char *name, size_t len)
 {
     if (!t->sym_index_cap) return JN_NO_SYM;
     uint32_t mask = t->sym_index_cap - 1;
-    for (uint32_t i = hash_bytes(name, len) & mask; t->sym_index[i]; i = (i + 1) & mask) {
+    for (uint32_t i = jn_hash(name, len) & mask; t->sym_index[i]; i = (i + 1) & mask) {
         const struct jn_sym *s = &t->syms[t->sym_index[i] - 1];
         if (s->len == len && memcmp(s->name, name, len) == 0) return t->sym_index[i] - 1;
     }
@@ -28,7 +21,7 @@ uint32_t jn_find_sym(const struct jinja_template *t, const char *name, size_t le
 
 static void index_sym(struct jinja_template *t, uint32_t sym)
 {
-    uint32_t mask = t->sym_index_cap - 1, i = hash_bytes(t->syms[sym].name, t->syms[sym].len) & mask;
+    uint32_t mask = t->sym_index_cap - 1, i = jn_hash(t->syms[sym].name, t->syms[sym].len) & mask;
     while (t->sym_index[i]) i = (i + 1) & mask;
     t->sym_index[i] = sym + 1;
 }
@@ -354,11 +347,6 @@ static struct jn_nodes parse_until(struct jn_parser *p, const char *const *ends)
     return body;
 }
 
-struct jn_nodes jn_parse_statements(struct jn_parser *p)
-{
-    return parse_body(p, NULL);
-}
-
 /* ---- public API ---- */
 
 /* Copies the source with \n newlines and without one newline at its end. */
@@ -393,7 +381,7 @@ static void build(struct jinja_template *t, const char *src, size_t len)
     struct jn_tokens tokens = {0};
     jn_lex(&t->base, t->src, t->src_len, &tokens);
     struct jn_parser p = {.t = t, .b = &t->base, .tok = tokens.v};
-    t->body = jn_parse_statements(&p);
+    t->body = parse_body(&p, NULL);
 }
 
 enum status jinja_parse(const char *src, size_t len, const struct jinja_limits *limits,

@@ -3,6 +3,8 @@
 #include "server/jinja/internal.h"
 
 #include <math.h>
+#include <pthread.h>
+#include <sodium.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -40,30 +42,43 @@ bool jn_hashable(struct jinja_ctx *c, struct jinja_value v)
     return ok;
 }
 
-static uint32_t mix(uint64_t x)
+static unsigned char hash_key[crypto_shorthash_KEYBYTES];
+
+static void hash_key_make(void)
 {
-    x = (x ^ (x >> 33)) * 0xff51afd7ed558ccdULL;
-    return (uint32_t)(x ^ (x >> 32));
+    randombytes_buf(hash_key, sizeof hash_key);
+}
+
+uint32_t jn_hash(const void *p, size_t len)
+{
+    static pthread_once_t made = PTHREAD_ONCE_INIT;
+    unsigned char out[crypto_shorthash_BYTES];
+    uint32_t h;
+    pthread_once(&made, hash_key_make);
+    crypto_shorthash(out, p, len, hash_key);
+    memcpy(&h, out, sizeof h);
+    return h;
+}
+
+static uint32_t hash_int(int64_t i)
+{
+    return jn_hash(&i, sizeof i);
 }
 
 /* Equal keys must hash alike: 1, 1.0 and true are one key. Depth of tuples is checked by jn_hashable. */
 static uint32_t hash_value(struct jinja_value v)
 {
-    uint32_t h = 2166136261u;
+    uint32_t h = 0;
     switch (v.type) {
-    case JN_STR:
-        for (uint32_t i = 0; i < v.u.s->len; i++) h = (h ^ (unsigned char)v.u.s->p[i]) * 16777619u;
-        return h;
+    case JN_STR: return jn_hash(v.u.s->p, v.u.s->len);
     case JN_BOOL:
-    case JN_INT: return mix((uint64_t)v.u.i);
+    case JN_INT: return hash_int(v.u.i);
     case JN_FLOAT:
-        if (v.u.f >= -9.2e18 && v.u.f <= 9.2e18 && v.u.f == floor(v.u.f))
-            return mix((uint64_t)(int64_t)v.u.f);
-        return mix(
-            (uint64_t)(v.u.f * 4096.0 < 1e18 && v.u.f * 4096.0 > -1e18 ? (int64_t)(v.u.f * 4096.0) : 7));
-    case JN_BIG: return mix(7); /* as the float that may equal it */
+        if (v.u.f >= -9.2e18 && v.u.f <= 9.2e18 && v.u.f == floor(v.u.f)) return hash_int((int64_t)v.u.f);
+        return hash_int(v.u.f * 4096.0 < 1e18 && v.u.f * 4096.0 > -1e18 ? (int64_t)(v.u.f * 4096.0) : 7);
+    case JN_BIG: return hash_int(7); /* as the float that may equal it */
     case JN_TUPLE:
-        for (uint32_t i = 0; i < v.u.l->count; i++) h = mix(h * 31u + hash_value(v.u.l->v[i]));
+        for (uint32_t i = 0; i < v.u.l->count; i++) h = h * 31u + hash_value(v.u.l->v[i]);
         return h;
     default: return v.type;
     }

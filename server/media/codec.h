@@ -10,7 +10,7 @@
  *   - transparency: see image_limits.on_white and image__over_white
  *   - only if it has animations: source_open in video.c
  *   - only if it needs a library: PKGS in the Makefile, scripts/deps.sh
- *   - tests: test_image_decode.c in tests/unit/server, reference pixels by scripts/reference/make_images.py
+ *   - tests: test_image_decode.c in tests/unit/server/media, pixels by scripts/reference/make_images.py
  *   - docs/http.md, section Images; the list in image_decode.h */
 #ifndef KVASIR_IMAGE_CODEC_H
 #define KVASIR_IMAGE_CODEC_H

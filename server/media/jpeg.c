@@ -18,8 +18,8 @@ enum {
     SCANS_MAX = 500,
 };
 /* A scan of a few bytes may cost a pass over all blocks of its components, some 50 ns each. Limits: so many
- * in total, about a second, or per block: usual files have 5. */
-#define BLOCK_VISITS_MAX  (1u << 24)
+ * in total, 50 ms (a video may have hundreds of such files), or per block: usual files have 5. */
+#define BLOCK_VISITS_MAX  (1u << 20)
 #define BLOCK_VISITS_EACH 16u
 
 struct decoder {

@@ -22,6 +22,7 @@ enum {
     GRAY_ALPHA = 4,
     RGB_ALPHA = 6,
     TEXT_MAX = 1 << 20,   /* inflated bytes of a compressed text chunk that may hold the orientation */
+    TEXTS_MAX = 16,       /* such chunks: a kilobyte of file may inflate to a megabyte */
     SPARE = 64 << 10,     /* ignored bytes of pixel data after the last row */
     DEFLATE_RATIO = 1032, /* no deflate stream inflates to more than this many times its size */
 };
@@ -38,6 +39,7 @@ struct png {
     struct image_bytes idat; /* the consecutive IDAT chunks */
     struct image_bytes exif, xmp;
     uint8_t *exif_text, *xmp_text; /* owned: decoded text that exif or xmp point into */
+    uint32_t texts;                /* looked at so far */
     bool no_memory;                /* for one of these texts */
 };
 
@@ -151,6 +153,7 @@ static void read_text(struct png *p, const struct chunk *c)
     bool is_raw = key == sizeof raw - 1 && memcmp(t.p, raw, key) == 0;
     bool is_xmp = key == sizeof xmp - 1 && memcmp(t.p, xmp, key) == 0;
     if ((!is_raw && !is_xmp) || (is_raw && p->exif.len && !p->exif_text)) return; /* an eXIf chunk wins */
+    if (++p->texts > TEXTS_MAX) return;                                           /* refused */
     t.p += key + 1;
     t.len -= key + 1;
     bool compressed = c->type[0] == 'z';
@@ -235,6 +238,7 @@ static enum image_error read_chunks(struct png *p)
         }
         if (f) return f;
         if (p->no_memory) return image__nomem(p->err);
+        if (p->texts > TEXTS_MAX) return bad(p, "too many texts with EXIF or XMP");
     }
 }
 

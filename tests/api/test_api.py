@@ -453,7 +453,7 @@ def test_refused(s):
         param = False if param is None else param
         is_error(json.dumps(fields)[:60], s.request("POST", CHAT, {**chat(), **fields}), 400, code, param)
     said = s.post(CHAT, chat(mm_processor_kwargs={"do_pan_and_scan": True}))[1]["error"]["message"]
-    check.true("pan and scan", "do_pan_and_scan can't be set by a request" in said, said)
+    check.true("pan and scan", "as the checkpoint's preprocessor_config.json says" in said, said)
     fine = {k: None for k in ("stop", "logprobs", "top_logprobs", "seed", "n", "stream", "stream_options", "tools", "tool_choice", "user", "model",
                               "top_p", "logit_bias", "response_format", "max_completion_tokens", "audio", "functions", "top_k", "metadata")}
     check.equal("nulls and unknown fields", s.post(CHAT, chat(**fine, chat_id="x", provider={"a": [1]}))[0], 200)
@@ -716,6 +716,15 @@ def test_metrics(s):
     before = s.metric("vllm:generation_tokens_total")
     s.ok(CHAT, chat(max_tokens=5, ignore_eos=True))
     check.equal("tokens counted", s.metric("vllm:generation_tokens_total") - before, 5)
+    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../server/routes.c")) as f:
+        routes = re.findall(r'\{"([^"]+)",\s*"([^"]+)",', f.read())  # path, label
+    check.true("routes are read", len(routes) > 30, len(routes))
+    for path, _ in routes:
+        for method in ("GET", "HEAD", "POST", "DELETE", "PUT"):
+            s.request(method, path + "x" * path.startswith("/v1/") if path.endswith("/") else path)
+    counted = {x.split('"')[1] for x in s.metrics() if x.startswith("http_requests_total{")}
+    missing = sorted({label for _, label in routes} - counted)
+    check.equal("each route is counted, whatever was asked before", missing, [])
 
 
 def test_disconnect():

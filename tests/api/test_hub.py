@@ -31,6 +31,8 @@ def checkpoint(large=LARGE, **more):
     return {
         "config.json": b'{"model_type": "gemma3"}',
         "tokenizer.json": b"{}",
+        "vocab.json": b"only without tokenizer.json",
+        "merges.txt": b"only without tokenizer.json",
         "README.md": b"# a model",
         "model.safetensors": large,
         "pytorch_model.bin": b"not needed",
@@ -210,6 +212,7 @@ def test_weights():
     )
     del files["model.safetensors"]
     hub.add("org/shards", files)
+    hub.add("org/merges", {k: v for k, v in checkpoint(b"").items() if k != "tokenizer.json"})
     hub.add(
         "org/lost", {**files, "model.safetensors.index.json": index.replace("00002-of", "00003-of").encode()}
     )
@@ -237,6 +240,8 @@ def test_weights():
             "model.safetensors.index.json",
             *shards,
         )
+        check.equal("merges", home.run("pull", "org/merges")[0], 0)
+        holds(home, "merges", "org/merges", "config.json", "vocab.json", "merges.txt", "model.safetensors")
         for name in ("org/lost", "org/out"):
             rc, _, err = home.run("pull", name)
             check.true(name, rc == 1 and re.search("index.json names '[^']+', which is not there", err), err)

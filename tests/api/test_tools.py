@@ -415,7 +415,8 @@ def test_required_in_every_syntax(binary, top):
     bad = {"type": "function", "function": {"name": "bad", "parameters": {"type": "object", "properties": {
         "x": {"type": "array", "items": {"type": "string", "pattern": "(a)\\1"}}}, "required": ["x"]}}}
     for marks in ("<tool_call>", "<tool_call><function=<parameter=", "<|tool_call>call:", "[TOOL_CALLS]",
-                  "[TOOL_CALLS][ARGS]", "<tool_call><arg_key>", "List of tools: "):
+                  "[TOOL_CALLS][ARGS]", "<tool_call><arg_key>", "List of tools: ", "<function_calls>",
+                  "<|tool_call|>", '"parameters": dictionary of argument name'):
         template = ("{# " + marks + " #}{% for t in tools or [] %}{{ t.function.name }}{% endfor %}"
                     "{% for m in messages %}{{ m.role + m.content }}{% endfor %}"
                     "{% if script %}{{ '<<' + script + '>>' }}{% endif %}")
@@ -441,6 +442,44 @@ def test_required_in_every_syntax(binary, top):
                     set(args) == {"color", "on", "sizes"} and args["color"] in ("red", 'a "b" {c}') and
                     args["on"] in (True, False) and set(args["sizes"]) <= {1, 22})))
             check.true(f"{marks}: some are complete", done > 1 or tool is bad, done)
+        s.stop()
+
+
+# What a released template says -> an output in its syntax, and what is made of it.
+RELEASED = {
+    '"parameters": dictionary of argument name': (
+        '{"name": "get_weather", "parameters": {"city": "Oslo"}}',
+        made(calls=[("get_weather", '{"city": "Oslo"}')])),
+    '<|python_tag|>"parameters": dictionary of argument name': (
+        '<|python_tag|>{"name": "clock", "parameters": {}}', made(calls=[("clock", "{}")])),
+    "<|tool_call|>": (
+        '<|tool_call|>[{"name": "clock", "arguments": {}}, '
+        '{"name": "get_weather", "arguments": {"city": "Rom"}}]',
+        made(calls=[("clock", "{}"), ("get_weather", '{"city": "Rom"}')])),
+    "<function_calls>": (
+        'I look.\n<function_calls>\nget_weather(city="Bern")\nclock()\n</function_calls>',
+        made("I look.", [("get_weather", '{"city": "Bern"}'), ("clock", "{}")])),
+    "[TOOL_CALLS][ARGS][THINK][/THINK]": (
+        '[THINK]Hm.[/THINK][TOOL_CALLS]get_weather[ARGS]{"city": "Lima"}',
+        made(calls=[("get_weather", '{"city": "Lima"}')], reasoning="Hm.")),
+    "List of tools: </think>": (
+        '<think>Hm.</think><|tool_call_start|>[get_weather(city="Ulm")]<|tool_call_end|>',
+        made(calls=[("get_weather", '{"city": "Ulm"}')], reasoning="Hm.")),
+}
+
+
+def test_released_syntaxes(binary, top):
+    for marks, (text, want) in RELEASED.items():
+        template = ("{# " + marks + " #}{% for t in tools or [] %}{{ t.function.name }}{% endfor %}"
+                    "{% for m in messages %}{{ m.role + m.content }}{% endfor %}"
+                    "{% if script %}{{ '<<' + script + '>>' }}{% endif %}")
+        folder = tempfile.mkdtemp(dir=top)
+        scripted.write(folder, {"text": text}, template=template)
+        s = Server(binary, folder)
+        choice = s.ok(CHAT, ask("text"))["choices"][0]
+        check.equal(marks, shape(choice["message"]), wanted(want))
+        check.equal(marks + ": end", choice["finish_reason"], "tool_calls")
+        check.equal(marks + ", streamed", shape(accumulate(s.stream(CHAT, ask("text")))[0]), wanted(want))
         s.stop()
 
 
@@ -679,6 +718,7 @@ if __name__ == "__main__":
                                "tokens": (test_tokens, server), "rules": (test_rules, server),
                                "reasoning_budget": (test_reasoning_budget, server, token_ids),
                                "syntaxes": (test_required_in_every_syntax, args.binary, top),
+                               "released": (test_released_syntaxes, args.binary, top),
                                "constrained": (test_constrained_after_reasoning, server),
                                "weak_schema": (test_weak_schema, server), "merged": (test_merged, merged),
                                "plain_json": (test_plain_json, server, args.binary, main),

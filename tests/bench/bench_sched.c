@@ -100,9 +100,9 @@ static void pass(struct tree *t, uint32_t *tokens, uint32_t count, uint32_t chun
     *insert = 0;
     for (uint32_t at = hit.length; at < count;) {
         uint32_t to = at + chunk < count ? at + chunk : count;
-        struct radix_table tables[ENGINE_GROUPS_MAX] = {{0}};
+        struct block_table tables[ENGINE_GROUPS_MAX] = {{0}};
         for (uint32_t g = 0; g < t->caps.group_count; g++)
-            tables[g] = (struct radix_table){t->block_offsets[g], first[g], (to + BT - 1) / BT};
+            tables[g] = (struct block_table){t->block_offsets[g], first[g], (to + BT - 1) / BT, 0};
         start = now_us();
         ASSERT_CMP(radix_publish(t->cache, &v, &pin, at, to, tables, to == count), ==, to);
         *insert += now_us() - start;

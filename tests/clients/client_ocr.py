@@ -1,7 +1,9 @@
 """What OCR clients send, in their own words and with their defaults, a page in and text out: docling
 (docling/utils/api_image_request.py, vlm_model_specs.py), MinerU (mineru_vl_utils/vlm_client/http_client.py,
 mineru_client.py), olmOCR (olmocr/pipeline.py), PaddleOCR (paddlex/inference/models/doc_vlm/predictor.py,
-common/genai.py), and DeepSeek-OCR's recipe of vLLM. The clients themselves want PDFs and layout models of
+common/genai.py), GLM-OCR (glmocr/dataloader/page_loader.py, ocr_client.py), LightOnOCR
+(lightonocr/client.py), Surya (surya/inference/backends/openai_client.py), and DeepSeek-OCR's recipe of vLLM.
+The clients themselves want PDFs and layout models of
 gigabytes; docs/ocr.md shows how each finds a server."""
 
 import base64
@@ -126,6 +128,46 @@ def paddleocr():
     assert reply.choices[0].message.content
 
 
+def glm_ocr():
+    """First a question without an image and without a model's name, then blocks of a page, sampled."""
+    hello = {"messages": [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]}
+    text_of(post(CHAT, {**hello, "max_tokens": 10, "temperature": 0.1}))
+    body = {"messages": [message(url("jpeg"), "Text Recognition:")], "max_tokens": 40, "temperature": 0.8}
+    body |= {"top_p": 0.9, "top_k": 50, "repetition_penalty": 1.1}
+    text_of(post(CHAT, body))
+
+
+def lighton_ocr():
+    """The page alone."""
+    client = openai.OpenAI(base_url=HOST + "/v1", api_key="EMPTY")
+    page = {"role": "user", "content": message(url(), "")["content"][:1]}
+    reply = client.chat.completions.create(
+        model=client.models.list().data[0].id,
+        messages=[page],
+        temperature=0.2,
+        top_p=0.9,
+        max_tokens=20,
+        extra_body={"chat_template_kwargs": {"enable_thinking": False}},
+    )
+    assert reply.choices[0].message.content
+
+
+def surya():
+    """Probabilities of each token, and text in a given form."""
+    client = openai.OpenAI(base_url=HOST + "/v1", api_key="EMPTY")
+    fields = {"model": MODEL, "messages": [message(url(), "Layout")], "temperature": 0.0, "top_p": 0.1}
+    fields |= {"max_tokens": 400, "logprobs": True}
+    schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}
+    schema["additionalProperties"] = False
+    form = {"type": "json_schema"}
+    form["json_schema"] = {"name": "structured_output", "schema": schema, "strict": True}
+    reply = client.chat.completions.create(**fields, response_format=form)
+    assert json.loads(reply.choices[0].message.content)["n"] in (1, 2)
+    assert all(token.logprob <= 0 for token in reply.choices[0].logprobs.content)
+    reply = client.chat.completions.create(**fields, extra_body={"guided_regex": "(a|b){3}"})
+    assert set(reply.choices[0].message.content) <= set("ab")
+
+
 def deepseek_ocr():
     """The logits processor of vLLM's recipe, as fields of the request."""
     body = {"messages": [message(url(), "Free OCR.")], "temperature": 0.0, "max_tokens": 60}
@@ -140,4 +182,4 @@ def deepseek_ocr():
 
 
 if __name__ == "__main__":
-    run("ocr", docling, mineru, olmocr, paddleocr, deepseek_ocr)
+    run("ocr", docling, mineru, olmocr, paddleocr, glm_ocr, lighton_ocr, surya, deepseek_ocr)

@@ -1,5 +1,5 @@
 /* JSON of requests, lenient and strict. Reading, writing and reading again gives the same. */
-#include "server/http/json_parser.h"
+#include "server/json/parser.h"
 
 #include <stdlib.h>
 #include <string.h>

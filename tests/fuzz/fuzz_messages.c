@@ -2,8 +2,8 @@
  * The first byte picks template and limits. */
 #include "server/chat/messages.h"
 #include "server/chat/template.h"
-#include "server/http/fields.h"
-#include "server/http/json_parser.h"
+#include "server/json/fields.h"
+#include "server/json/parser.h"
 
 #include <stdlib.h>
 

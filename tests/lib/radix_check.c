@@ -48,8 +48,8 @@ static void check_node(const struct radix_cache *c, const struct radix_node *n, 
         ASSERT(n->end > n->start);
         ASSERT_CMP(n->start, ==, n->parent->end);
     }
-    const struct radix_node *in = c->buckets[n->hash & (c->bucket_count - 1)];
-    while (in && in != n) in = in->chain;
+    const struct radix_node *in = hash_first(&c->children, n->link.hash);
+    while (in && in != n) in = hash_next(in);
     ASSERT(in == n);
     for (uint32_t i = 0; i < n->span_count; i++) {
         ASSERT(n->spans[i].begin < n->end && n->spans[i].end > n->start);
@@ -65,14 +65,36 @@ static void check_node(const struct radix_cache *c, const struct radix_node *n, 
             hold(h, g, n->block_offsets[g][i]);
         }
         ASSERT_CMP(n->body[g], ==, window ? there : 0);
-        for (uint32_t i = 0; i < n->tail_count[g]; i++) hold(h, g, n->tail[g][i]);
-        ASSERT(n->has_tail || n->tail_count[g] == 0);
+        for (uint32_t i = 0; i < n->tail[g].count; i++) hold(h, g, n->tail[g].block_offsets[i]);
+        ASSERT(n->has_tail || n->tail[g].count == 0);
     }
     if (n->state != ENGINE_NO_BLOCK) {
         ASSERT(radix__recurrent(c) && !n->root && n->checkpoint);
         hold(h, c->state_group, n->state);
     }
     check_heap_flags(c, n);
+}
+
+/* Aborts unless the event sink's view of n is right. Adds up the tails that its marks count. */
+static void check_marks(const struct radix_cache *c, const struct radix_node *n, uint64_t *tails)
+{
+    uint32_t count = radix__marks(c, n->start, n->end), full = 0;
+    ASSERT_CMP(count, <=, n->mark_cap);
+    ASSERT(!n->dirty_to);
+    while (full < c->caps.group_count && c->caps.groups[full].window) full++;
+    if (n->state != ENGINE_NO_BLOCK && c->event_sink.block_tokens && n->end >= c->event_sink.block_tokens)
+        --*tails;
+    for (uint32_t g = 0; g < c->caps.group_count + radix__recurrent(c); g++) {
+        for (uint32_t k = 0; k < count; k++) {
+            bool spoken = g == full || c->caps.groups[g].window || g == c->state_group;
+            ASSERT((n->marks[k].announced >> g & 1) == (spoken && radix__mark_held(c, n, g, k)));
+            *tails += n->marks[k].tails[g];
+        }
+        uint32_t size = c->event_sink.block_tokens;
+        if (!size || !n->tail[g].count) continue;
+        uint32_t a = (n->tail[g].first * c->bt + size - 1) / size, b = n->end / size;
+        *tails -= b > a ? b - a : 0;
+    }
 }
 
 void radix_check(const struct radix_cache *c)
@@ -83,7 +105,7 @@ void radix_check(const struct radix_cache *c)
     ASSERT(h.count);
     for (struct radix_node *n = c->top.child; n; n = next_node(c, n)) {
         check_node(c, n, &h);
-        radix__marks_check(c, n, &tails);
+        check_marks(c, n, &tails);
         nodes++;
         items += n->end - n->start;
     }
@@ -98,7 +120,7 @@ void radix_check(const struct radix_cache *c)
             ASSERT_CMP(kvb_references(c->blocks, g, (uint32_t)u, KVB_CACHED), ==, count);
             if (!kvb_references(c->blocks, g, (uint32_t)u, KVB_LIVE)) alone++;
         }
-        ASSERT_CMP(alone, ==, kvb_used_blocks(c->blocks, g) - kvb_live_blocks(c->blocks, g));
+        ASSERT_CMP(alone, ==, c->blocks->used_blocks[g] - c->blocks->live_blocks[g]);
     }
     free(h.count);
 }
@@ -116,9 +138,9 @@ void radix_each_claim(const struct radix_cache *c,
                 if (n->block_offsets[g][i - base] != ENGINE_NO_BLOCK)
                     fn(arg, g, n->block_offsets[g][i - base], i * c->bt, to);
             }
-            for (uint32_t k = 0; k < n->tail_count[g]; k++) {
-                uint32_t i = n->tail_first[g] + k, to = (i + 1) * c->bt < n->end ? (i + 1) * c->bt : n->end;
-                fn(arg, g, n->tail[g][k], i * c->bt, to);
+            for (uint32_t k = 0; k < n->tail[g].count; k++) {
+                uint32_t i = n->tail[g].first + k, to = (i + 1) * c->bt < n->end ? (i + 1) * c->bt : n->end;
+                fn(arg, g, n->tail[g].block_offsets[k], i * c->bt, to);
             }
         }
     }

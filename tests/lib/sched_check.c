@@ -2,8 +2,8 @@
 #include "tests/lib/sched_check.h"
 
 #include "config/base/assert.h"
-#include "scheduler/internal.h"
-#include "scheduler/tenants.h"
+#include "scheduler/offload.h"
+#include "tests/lib/cache_check.h"
 #include "tests/lib/radix_check.h"
 
 #include <stdlib.h>
@@ -22,6 +22,16 @@ static void note_claim(void *arg, uint32_t group, uint32_t block_offset, uint32_
     if (to > *at) *at = to;
 }
 
+/* Adds the holds of loads, by group and block. */
+static void count_loads(const struct scheduler *s, uint32_t *held)
+{
+    for (const struct load *l = s->offload ? s->offload->loads : NULL; l; l = l->next)
+        for (uint32_t g = 0; g < s->caps.group_count; g++)
+            for (uint32_t i = l->tables[g].first; i < l->tables[g].end; i++)
+                if (l->tables[g].block_offsets[i] != ENGINE_NO_BLOCK)
+                    held[g * s->caps.arena_grains + l->tables[g].block_offsets[i]]++;
+}
+
 /* Holder counts are right; a block that a sequence will write has no other claim from that position on. */
 static void check_cache(const struct scheduler *s)
 {
@@ -33,10 +43,10 @@ static void check_cache(const struct scheduler *s)
         radix_check(s->cache);
         radix_each_claim(s->cache, note_claim, &claims);
     }
-    sched__offload_count(s, held);
+    count_loads(s, held);
     uint32_t *loads = calloc(block_offsets * s->caps.group_count, sizeof *loads);
     ASSERT(loads);
-    sched__offload_count(s, loads);
+    count_loads(s, loads);
     for (const struct sequence *q = s->running.head; q; q = q->next)
         for (uint32_t g = 0; g < s->caps.group_count; g++)
             for (uint32_t i = q->tables[g].first; i < q->tables[g].end; i++)
@@ -58,12 +68,33 @@ static void check_cache(const struct scheduler *s)
     for (uint32_t g = 0; g < s->caps.group_count; g++) {
         uint64_t live = 0;
         for (uint64_t u = 0; u < block_offsets; u++) live += held[g * block_offsets + u] > 0;
-        ASSERT_CMP(live, ==, kvb_live_blocks(s->blocks, g));
-        if (!s->cache) ASSERT_CMP(live, ==, kvb_used_blocks(s->blocks, g));
+        ASSERT_CMP(live, ==, s->blocks->live_blocks[g]);
+        if (!s->cache) ASSERT_CMP(live, ==, s->blocks->used_blocks[g]);
     }
     free(held);
     free(loads);
     free(claims.to);
+}
+
+static void check_images(const struct scheduler *s)
+{
+    const struct sequence *lists[] = {s->running.head, s->waiting.head};
+    uint64_t held = 0;
+    for (int l = 0; l < 2; l++) {
+        for (const struct sequence *q = lists[l]; q; q = q->next) {
+            for (uint32_t i = 0; i < q->req.prompt->span_count; i++) {
+                const struct seq_image *f = &q->features[i];
+                if (l == 1 || i < q->next_span) ASSERT(!f->entry);
+                held += f->entry != NULL;
+            }
+        }
+    }
+    for (const struct image_load *l = s->offload ? s->offload->images : NULL; l; l = l->next)
+        held += l->entry != NULL;
+    struct features_stats st;
+    features_check(s->features);
+    features_stats(s->features, &st);
+    ASSERT_CMP(held, ==, st.holds);
 }
 
 /* The step in flight, which was submitted before the tokens of the one before it were known: its rows are
@@ -93,8 +124,8 @@ void sched_check(const struct scheduler *s)
     check_flight(s);
     kvb_check(s->blocks);
     check_cache(s);
-    sched__images_check(s);
-    sched__offload_check(s);
+    check_images(s);
+    if (s->offload) tier_check(s->offload->tier);
     tenants_check(s->tenants);
     for (const struct sequence *q = s->waiting.head; q; q = q->next) {
         ASSERT(!q->pin.node);

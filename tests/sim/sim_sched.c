@@ -15,6 +15,7 @@
 #include "tests/lib/selectors.h"
 #include "tests/lib/backend_sets.h"
 #include "tests/lib/sched_check.h"
+#include "tests/lib/cache_check.h"
 
 #include <setjmp.h>
 #include <signal.h>
@@ -1469,8 +1470,8 @@ static void test_blocks_move_between_groups(void **state)
     kvb_release(k, 1, block_offsets[3], KVB_LIVE);
     assert_int_equal(kvb_references(k, 1, block_offsets[3], KVB_LIVE), 0);
     assert_int_equal(kvb_references(k, 1, block_offsets[3], KVB_CACHED), 1);
-    assert_int_equal(kvb_live_blocks(k, 1), 127);
-    assert_int_equal(kvb_used_blocks(k, 1), 128);
+    assert_int_equal(k->live_blocks[1], 127);
+    assert_int_equal(k->used_blocks[1], 128);
     uint32_t need[ENGINE_GROUPS_MAX] = {0, 1};
     assert_false(kvb_can_allocate(k, need));
     kvb_check(k);

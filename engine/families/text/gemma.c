@@ -1,56 +1,34 @@
 /* Gemma 1 (2B, 7B) and Gemma 2 (2B, 9B, 27B), text; and as decoders of paligemma.c. Formulas and names:
  * transformers models/gemma and models/gemma2. */
 #include "engine/families/gemma.h"
+#include "engine/families/qwen.h"
 
 #include <math.h>
 
 const struct hf_text gemma_text = {
-    .vocab_size = 256000,
-    .hidden_size = 3072,
-    .intermediate_size = 24576,
-    .num_hidden_layers = 28,
-    .num_attention_heads = 16,
-    .num_key_value_heads = 16,
-    .head_dim = 256,
-    .max_position_embeddings = 8192,
-    .rms_norm_eps = 1e-6,
-    .tie_word_embeddings = true,
-    .activation = HF_GELU_TANH,
-    .rope = {[HF_FULL] = {.type = HF_ROPE_DEFAULT, .theta = 1e4, .factor = 1}},
-};
+    TEXT_SIZES(256000, 3072, 24576, 28, 16, 16, 8192), GEMMA_COMMON,
+    .rope = {[HF_FULL] = {.type = HF_ROPE_DEFAULT, .theta = 1e4, .factor = 1}}};
 const struct hf_text gemma2_text = {
-    .vocab_size = 256000,
-    .hidden_size = 2304,
-    .intermediate_size = 9216,
-    .num_hidden_layers = 26,
-    .num_attention_heads = 8,
-    .num_key_value_heads = 4,
-    .head_dim = 256,
-    .max_position_embeddings = 8192,
+    TEXT_SIZES(256000, 2304, 9216, 26, 8, 4, 8192),
+    GEMMA_COMMON,
     .sliding_window = 4096,
-    .rms_norm_eps = 1e-6,
-    .tie_word_embeddings = true,
-    .activation = HF_GELU_TANH,
     .query_pre_attn_scalar = 256,
     .attn_logit_softcapping = 50,
     .final_logit_softcapping = 30,
-    .rope = {[HF_FULL] = {.type = HF_ROPE_DEFAULT, .theta = 1e4, .factor = 1}},
-};
+    .rope = {[HF_FULL] = {.type = HF_ROPE_DEFAULT, .theta = 1e4, .factor = 1}}};
 
 /* One table for all layers. */
 static void read_rope(struct hf_reader *r, uint32_t obj, struct hf_text *t)
 {
     static const char *const dicts[] = {"rope_parameters", "rope_scaling"};
-    hf_double(r, obj, "rope_theta", 1.0, 1e12, &t->rope[HF_FULL].theta);
+    struct hf_rope *p = &t->rope[HF_FULL];
+    hf_double(r, obj, "rope_theta", 1.0, 1e12, &p->theta);
     for (size_t i = 0; i < 2; i++) {
         uint32_t dict = json_get_live(r->d, obj, dicts[i]);
-        if (dict == JSON_NONE) continue;
-        if (json_kind(r->d, dict) != JSON_OBJECT) hf_error(r, ST_FORMAT, dicts[i], "must be an object");
-        uint32_t type = json_get_live(r->d, dict, "rope_type");
-        if (type == JSON_NONE) type = json_get_live(r->d, dict, "type");
-        if (type != JSON_NONE && !json_str_eq(r->d, type, "default"))
-            hf_error(r, ST_UNSUPPORTED, "rope_type", "only default is served");
-        hf_double(r, dict, "rope_theta", 1.0, 1e12, &t->rope[HF_FULL].theta);
+        if (dict != JSON_NONE && json_kind(r->d, dict) != JSON_OBJECT)
+            hf_error(r, ST_FORMAT, dicts[i], "must be an object");
+        hf_double(r, dict, "rope_theta", 1.0, 1e12, &p->theta);
+        qwen_rope_type(r, dict, t, p);
     }
 }
 
@@ -162,19 +140,11 @@ static void gguf_text_second(struct gguf_keys *k, struct hf_text *t)
 }
 
 static const struct family_gguf gguf_first[] = {
-    {.arch = "gemma",
-     .model_type = "gemma",
-     .norms_plus_one = true,
-     .text = gguf_text_first,
-     .stops = gemma_gguf_stops},
+    {GGUF_TEXT("gemma", "gemma", gguf_text_first), .norms_plus_one = true, .stops = gemma_gguf_stops},
     {NULL},
 };
 static const struct family_gguf gguf_second[] = {
-    {.arch = "gemma2",
-     .model_type = "gemma2",
-     .norms_plus_one = true,
-     .names = gemma_gguf_names,
-     .text = gguf_text_second,
+    {GGUF_TEXT("gemma2", "gemma2", gguf_text_second), .norms_plus_one = true, .names = gemma_gguf_names,
      .stops = gemma_gguf_stops},
     {NULL},
 };

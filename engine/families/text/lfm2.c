@@ -2,20 +2,8 @@
  * models/lfm2. */
 #include "engine/families/qwen.h"
 
-static const struct hf_text LFM2_TEXT = {
-    .vocab_size = 65536,
-    .hidden_size = 2560,
-    .intermediate_size = 12288,
-    .num_hidden_layers = 32,
-    .num_attention_heads = 32,
-    .num_key_value_heads = 8,
-    .max_position_embeddings = 128000,
-    .rms_norm_eps = 1e-5,
-    .qk_norm = true,
-    .activation = HF_SILU,
-    .tie_word_embeddings = true,
-    QWEN_ROPE(1e6),
-};
+static const struct hf_text LFM2_TEXT = {TEXT_SIZES(65536, 2560, 12288, 32, 32, 8, 128000), SILU(1e-5),
+                                         .qk_norm = true, .tie_word_embeddings = true, QWEN_ROPE(1e6)};
 
 /* Unless layer_types says it, full_attn_idxs does; without either all are full attention. */
 static void read_layers(struct hf_reader *r, struct hf_text *t)
@@ -118,11 +106,7 @@ const struct gguf_name lfm2_gguf_names[] = {
     {NULL, NULL},
 };
 static const struct family_gguf files[] = {
-    {.arch = "lfm2",
-     .model_type = "lfm2",
-     .names = lfm2_gguf_names,
-     .text = lfm2_gguf_text,
-     .stops = qwen_gguf_stops},
+    {GGUF_TEXT("lfm2", "lfm2", lfm2_gguf_text), .names = lfm2_gguf_names, .stops = qwen_gguf_stops},
     {NULL},
 };
 

@@ -1,99 +1,34 @@
 /* Llama (1 to 3, SmolLM2, TinyLlama), Mistral, SmolLM3, Granite and ERNIE 4.5: the decoder of qwen.c without
- * its biases. transformers models/llama, mistral, ministral3, smollm3, granite, ernie4_5. */
+ * its biases. transformers models/llama, mistral, ministral3, smollm3, granite, granitemoehybrid,
+ * ernie4_5. */
 #include "engine/families/qwen.h"
 
 #include <math.h>
 #include <string.h>
 
-#define COMMON .num_attention_heads = 32, .num_hidden_layers = 32, .rms_norm_eps = 1e-6, .activation = HF_SILU
-static const struct hf_text LLAMA_TEXT = {
-    .vocab_size = 32000,
-    .hidden_size = 4096,
-    .intermediate_size = 11008,
-    .max_position_embeddings = 2048,
-    COMMON,
-    QWEN_ROPE(1e4),
-};
-static const struct hf_text MISTRAL_TEXT = {
-    .vocab_size = 32000,
-    .hidden_size = 4096,
-    .intermediate_size = 14336,
-    .num_key_value_heads = 8,
-    .max_position_embeddings = 131072,
-    COMMON,
-    QWEN_ROPE(1e4),
-};
-static const struct hf_text MINISTRAL3_TEXT = {
-    .vocab_size = 131072,
-    .hidden_size = 4096,
-    .intermediate_size = 14336,
-    .num_hidden_layers = 34,
-    .num_attention_heads = 32,
-    .num_key_value_heads = 8,
-    .head_dim = 128,
-    .max_position_embeddings = 262144,
-    .rms_norm_eps = 1e-5,
-    .activation = HF_SILU,
-    QWEN_ROPE(1e6),
-};
-static const struct hf_text SMOLLM3_TEXT = {
-    .vocab_size = 128256,
-    .hidden_size = 2048,
-    .intermediate_size = 11008,
-    .num_hidden_layers = 36,
-    .num_attention_heads = 16,
-    .num_key_value_heads = 4,
-    .max_position_embeddings = 32768,
-    .rms_norm_eps = 1e-6,
-    .activation = HF_SILU,
-    .tie_word_embeddings = true,
-    QWEN_ROPE(2e6),
-};
-static const struct hf_text ERNIE4_5_TEXT = {
-    .vocab_size = 103424,
-    .hidden_size = 1024,
-    .intermediate_size = 3072,
-    .num_hidden_layers = 18,
-    .num_attention_heads = 16,
-    .num_key_value_heads = 2,
-    .head_dim = 128,
-    .max_position_embeddings = 131072,
-    .rms_norm_eps = 1e-5,
-    .activation = HF_SILU,
-    .tie_word_embeddings = true,
-    QWEN_ROPE(5e5),
-};
-static const struct hf_text GRANITE_TEXT = {
-    .vocab_size = 32000,
-    .hidden_size = 4096,
-    .intermediate_size = 11008,
-    .max_position_embeddings = 2048,
-    .embedding_multiplier = 1,
-    .attention_multiplier = 1,
-    .residual_multiplier = 1,
-    .logits_scaling = 1,
-    COMMON,
-    QWEN_ROPE(1e4),
-};
+#define MULTIPLIERS(embedding, attention, residual, logits)                                                  \
+    .embedding_multiplier = (embedding), .attention_multiplier = (attention),                                \
+    .residual_multiplier = (residual), .logits_scaling = (logits)
+static const struct hf_text LLAMA_TEXT = {TEXT_SIZES(32000, 4096, 11008, 32, 32, 0, 2048), SILU(1e-6),
+                                          QWEN_ROPE(1e4)};
+static const struct hf_text MISTRAL_TEXT = {TEXT_SIZES(32000, 4096, 14336, 32, 32, 8, 131072), SILU(1e-6),
+                                            QWEN_ROPE(1e4)};
+static const struct hf_text MINISTRAL3_TEXT = {TEXT_SIZES(131072, 4096, 14336, 34, 32, 8, 262144), SILU(1e-5),
+                                               .head_dim = 128, QWEN_ROPE(1e6)};
+static const struct hf_text SMOLLM3_TEXT = {TEXT_SIZES(128256, 2048, 11008, 36, 16, 4, 32768), SILU(1e-6),
+                                            .tie_word_embeddings = true, QWEN_ROPE(2e6)};
+static const struct hf_text ERNIE4_5_TEXT = {TEXT_SIZES(103424, 1024, 3072, 18, 16, 2, 131072), SILU(1e-5),
+                                             .head_dim = 128, .tie_word_embeddings = true, QWEN_ROPE(5e5)};
+static const struct hf_text GRANITE_TEXT = {TEXT_SIZES(32000, 4096, 11008, 32, 32, 0, 2048),
+                                            MULTIPLIERS(1, 1, 1, 1), SILU(1e-6), QWEN_ROPE(1e4)};
 
+/* Granite 4.0, whose MLP is the shared one of a mixture without experts. */
+static const struct hf_text GRANITE_HYBRID_TEXT = {TEXT_SIZES(32000, 4096, 1024, 32, 32, 0, 2048),
+                                                   MULTIPLIERS(1, 1, 1, 1), SILU(1e-6), QWEN_ROPE(1e4)};
 /* Of Granite-Docling. */
-static const struct hf_text GRANITE_DOCLING_TEXT = {
-    .vocab_size = 133800,
-    .hidden_size = 1024,
-    .intermediate_size = 2048,
-    .num_hidden_layers = 28,
-    .num_attention_heads = 16,
-    .num_key_value_heads = 4,
-    .max_position_embeddings = 32768,
-    .rms_norm_eps = 1e-5,
-    .activation = HF_SILU,
-    .tie_word_embeddings = true,
-    .embedding_multiplier = 12,
-    .attention_multiplier = 0.015625,
-    .residual_multiplier = 0.263,
-    .logits_scaling = 4,
-    QWEN_ROPE(1e4),
-};
+static const struct hf_text GRANITE_DOCLING_TEXT = {TEXT_SIZES(133800, 1024, 2048, 28, 16, 4, 32768),
+                                                    SILU(1e-5), .tie_word_embeddings = true,
+                                                    MULTIPLIERS(12, 0.015625, 0.263, 4), QWEN_ROPE(1e4)};
 
 static void set_no_rope(struct hf_text *t, uint32_t n, bool none)
 {
@@ -128,6 +63,23 @@ static void read_window(struct hf_reader *r, uint32_t absent, struct hf_text *t)
     t->sliding_window = absent;
     hf_u32(r, r->text, "sliding_window", 1, 1u << 30, &t->sliding_window);
     memset(t->layer_types, HF_SLIDING, t->num_hidden_layers);
+}
+
+static void read_hybrid(struct hf_reader *r, struct hf_text *t)
+{
+    uint32_t experts = 8, list = json_get_live(r->d, r->text, "layer_types"), count = json_count(r->d, list);
+    bool dense = count == t->num_hidden_layers;
+    t->intermediate_size = GRANITE_HYBRID_TEXT.intermediate_size;
+    hf_u32(r, r->text, "shared_intermediate_size", 1, SIZE_MAX_FF, &t->intermediate_size);
+    hf_u32(r, r->text, "num_local_experts", 0, UINT32_MAX, &experts);
+    for (uint32_t n = 0, at = json_first(r->d, list); n < count; n++, at = json_next(r->d, at))
+        dense = dense && (json_str_eq(r->d, at, "attention") || json_str_eq(r->d, at, "full_attention"));
+    if (!dense || experts)
+        hf_error(r, ST_UNSUPPORTED, dense ? "num_local_experts" : "layer_types",
+                 "Mamba-2 layers and experts are not served (granite-4.0-h-*), only the dense models "
+                 "(granite-4.0-micro, granite-4.0-1b, granite-4.0-350m)");
+    if (!json_str_eq(r->d, json_get_live(r->d, r->text, "position_embedding_type"), "rope"))
+        memset(t->no_rope, 0xff, sizeof t->no_rope);
 }
 
 /* Ministral 3: YaRN by default, and queries that grow with the context. */
@@ -174,6 +126,7 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
     hf_bool(r, r->text, "attention_bias", &t->qkv_bias);
     t->o_bias = t->qkv_bias;
     if (type->text == &SMOLLM3_TEXT) read_no_rope(r, t);
+    if (type->text == &GRANITE_HYBRID_TEXT) read_hybrid(r, t);
     if (type->text->logits_scaling == 0) return;
     hf_double(r, r->text, "embedding_multiplier", 1e-6, 1e6, &t->embedding_multiplier);
     hf_double(r, r->text, "attention_multiplier", 1e-6, 1e6, &t->attention_multiplier);
@@ -212,6 +165,9 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
         if (d->layers[n].rope) d->rope_count = 2;
     }
     describe_multipliers(t, d);
+    if (strcmp(c->model_type, "granitemoehybrid") != 0) return;
+    d->names.gate_up = "text.layers.#.shared_mlp.input_linear";
+    d->names.down = "text.layers.#.shared_mlp.output_linear";
 }
 
 /* ---- GGUF files ---- */
@@ -289,6 +245,7 @@ const struct family family_llama = {
               {"ministral3", HF_FLAT, &MINISTRAL3_TEXT, NULL},
               {"smollm3", HF_FLAT, &SMOLLM3_TEXT, NULL},
               {"granite", HF_FLAT, &GRANITE_TEXT, NULL},
+              {"granitemoehybrid", HF_FLAT, &GRANITE_HYBRID_TEXT, NULL},
               {"ernie4_5", HF_FLAT, &ERNIE4_5_TEXT, NULL},
               {"granite_docling_text", HF_FLAT, &GRANITE_DOCLING_TEXT, NULL}},
     .read = read,

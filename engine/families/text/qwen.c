@@ -6,46 +6,11 @@
 #include <stdio.h>
 #include <string.h>
 
-#define POSITIONS_MAX 16777216.0 /* a position is exact as float32 up to here */
-
-static void describe_rope(const struct hf_text *t, struct desc_rope *r)
-{
-    const struct hf_rope *p = &t->rope[HF_FULL];
-    *r = (struct desc_rope){
-        .theta = p->theta,
-        .factor = p->factor,
-        .dim = qwen_rotary(t),
-        .attention = 1,
-        .sections = {p->mrope_section[0], p->mrope_section[1], p->mrope_section[2]},
-        .interleaved = p->mrope_interleaved,
-    };
-    if (p->type != HF_ROPE_YARN && p->type != HF_ROPE_LLAMA3) return;
-    r->ramp = p->type == HF_ROPE_YARN ? RAMP_YARN : RAMP_LLAMA3;
-    r->truncate = p->truncate;
-    r->original = p->original_max;
-    r->beta_fast = p->beta_fast;
-    r->beta_slow = p->beta_slow;
-    if (p->type == HF_ROPE_YARN) r->attention = p->attention_factor;
-}
-
-/* YaRN is switched on by an entry in config.json, often without raising max_position_embeddings: then the
- * model supports factor x its training length. (transformers has no limit; vLLM always takes the product,
- * even where the file says more.) */
-static uint32_t context_max(const struct hf_text *t)
-{
-    const struct hf_rope *p = &t->rope[HF_FULL];
-    double context = t->max_position_embeddings;
-    if (p->type == HF_ROPE_YARN && p->factor * p->original_max > context)
-        context = p->factor * p->original_max;
-    return (uint32_t)(context < POSITIONS_MAX ? context : POSITIONS_MAX);
-}
-
 void qwen_describe_decoder(struct hf_reader *r, const struct hf_config *c, struct model_desc *d)
 {
     const struct hf_text *t = &c->text;
     if (!family_decoder(r, c, d)) return;
-    d->context_max = context_max(t);
-    describe_rope(t, &d->ropes[0]);
+    d->ropes[0].dim = qwen_rotary(t);
     d->names.router = "text.layers.#.mlp.gate";
     d->names.expert_gate = "text.layers.#.mlp.experts.#.gate_proj";
     d->names.expert_up = "text.layers.#.mlp.experts.#.up_proj";
@@ -71,12 +36,7 @@ void qwen_describe_tower(const struct hf_config *c, struct model_desc *d)
     const struct hf_vision *v = &c->vision;
     d->has_vision = true;
     d->vision = (struct desc_vision){
-        .patch = v->patch_size,
-        .hidden = v->hidden_size,
-        .ff = v->intermediate_size,
-        .layers = v->num_hidden_layers,
-        .heads = v->num_attention_heads,
-        .eps = (float)v->layer_norm_eps,
+        DESC_TOWER(v),
         .qkv_fused = true,
         .depth = v->temporal_patch_size,
         .rope_theta = v->rope_theta,
@@ -89,22 +49,18 @@ void qwen_describe_tower(const struct hf_config *c, struct model_desc *d)
                   .q_alone = "vision.blocks.#.attn.q",
                   .k = "vision.blocks.#.attn.k",
                   .v = "vision.blocks.#.attn.v",
-                  .o = "vision.blocks.#.attn.proj"},
+                  .o = "vision.blocks.#.attn.proj",
+                  .post_norm = "vision.merger.ln_q",
+                  .merge_fc1 = "vision.merger.mlp.0",
+                  .merge_fc2 = "vision.merger.mlp.2"},
     };
 }
 
 void qwen_describe_images(const struct hf_config *c, struct model_desc *d)
 {
     /* The template writes <|vision_start|> and <|vision_end|> around the one pad that is repeated. */
-    d->image = (struct model_image_rule){
-        .present = true,
-        .marker = "<|image_pad|>",
-        .prefix = "",
-        .suffix = "",
-        .placeholder = "<|image_pad|>",
-        .placeholder_id = c->image_id,
-        .grid = true,
-    };
+    d->image = (struct model_image_rule){IMAGE_RULE("<|image_pad|>", c->image_id), .prefix = "", .suffix = "",
+                                         .grid = true};
     if (c->video_id == HF_NO_ID) return;
     d->image.video_marker = d->image.video_placeholder = "<|video_pad|>";
     d->image.video_prefix = d->image.video_suffix = "";

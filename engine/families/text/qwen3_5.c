@@ -7,34 +7,15 @@
 #include <stdlib.h>
 
 #define COMMON                                                                                               \
-    .vocab_size = 248320, .max_position_embeddings = 32768, .head_dim = 256, .rms_norm_eps = 1e-6,           \
-    .qk_norm = true, .activation = HF_SILU, .linear_conv_kernel_dim = 4, .linear_num_key_heads = 16,         \
+    .head_dim = 256, SILU(1e-6), .qk_norm = true, .linear_conv_kernel_dim = 4, .linear_num_key_heads = 16,   \
     .linear_num_value_heads = 32, .linear_key_head_dim = 128, .linear_value_head_dim = 128,                  \
     QWEN_ROPE(1e4, .partial = 0.25, .mrope_section = {11, 11, 10}, .mrope_interleaved = true)
-const struct hf_text qwen3_5_text = {
-    .hidden_size = 4096,
-    .intermediate_size = 12288,
-    .num_hidden_layers = 32,
-    .num_attention_heads = 16,
-    .num_key_value_heads = 4,
-    COMMON,
-};
+const struct hf_text qwen3_5_text = {TEXT_SIZES(248320, 4096, 12288, 32, 16, 4, 32768), COMMON};
+/* No layer has intermediate_size; norm_topk_prob always holds. */
 static const struct hf_text QWEN3_5_MOE_TEXT = {
-    .hidden_size = 2048,
-    .intermediate_size = 1, /* no layer has it */
-    .num_hidden_layers = 40,
-    .num_attention_heads = 16,
-    .num_key_value_heads = 2,
-    .num_experts = 256,
-    .num_experts_per_tok = 8,
-    .moe_intermediate_size = 512,
-    .shared_expert_intermediate_size = 512,
-    .norm_topk_prob = true, /* always */
-    COMMON,
-};
-static const struct hf_vision VISION = {
-    QWEN3_TOWER,
-};
+    TEXT_SIZES(248320, 2048, 1, 40, 16, 2, 32768), EXPERT_SIZES(256, 8, 512),
+    .shared_expert_intermediate_size = 512, .norm_topk_prob = true, COMMON};
+static const struct hf_vision VISION = {QWEN3_TOWER};
 
 #define END_OF_TURN 248046u /* <|im_end|> */
 
@@ -164,11 +145,10 @@ static const struct gguf_name expert_names[] = {
     {NULL, NULL},
 };
 static const struct family_gguf gguf_kinds[] = {
-    {QWEN3_VL_GGUF("qwen35", "qwen3_5"), .norms_plus_one = true, .names = qwen3_5_gguf_names,
-     .text = qwen3_5_gguf_text},
-    {QWEN3_VL_GGUF("qwen35moe", "qwen3_5_moe"), .norms_plus_one = true, .names = expert_names,
-
-     .text = qwen3_5_gguf_text},
+    {QWEN3_VL_GGUF("qwen35", "qwen3_5", qwen3_5_gguf_text), .norms_plus_one = true,
+     .names = qwen3_5_gguf_names},
+    {QWEN3_VL_GGUF("qwen35moe", "qwen3_5_moe", qwen3_5_gguf_text), .norms_plus_one = true,
+     .names = expert_names},
     {NULL},
 };
 

@@ -1,6 +1,7 @@
 /* Gemma 3 (text 270M, 1B; text and images 4B, 12B, 27B with a SigLIP tower; their fine-tunes). Formulas and
  * names: transformers models/gemma3 and models/siglip. Pitfalls are noted at the lines concerned. */
 #include "engine/families/gemma.h"
+#include "engine/families/qwen.h"
 
 #include "config/base/log.h"
 
@@ -10,45 +11,13 @@
 /* ---- config.json ---- */
 
 static const struct hf_text GEMMA3_TEXT = {
-    .vocab_size = 262208,
-    .hidden_size = 2304,
-    .intermediate_size = 9216,
-    .num_hidden_layers = 26,
-    .num_attention_heads = 8,
-    .num_key_value_heads = 4,
-    .head_dim = 256,
-    .max_position_embeddings = 131072,
+    TEXT_SIZES(262208, 2304, 9216, 26, 8, 4, 131072),
+    GEMMA_COMMON,
     .sliding_window = 4096,
-    .rms_norm_eps = 1e-6,
-    .tie_word_embeddings = true,
     .qk_norm = true,
-    .activation = HF_GELU_TANH,
     .query_pre_attn_scalar = 256,
     .rope = {[HF_FULL] = {.type = HF_ROPE_DEFAULT, .theta = 1e6, .factor = 1},
-             [HF_SLIDING] = {.type = HF_ROPE_DEFAULT, .theta = 1e4, .factor = 1}},
-};
-
-/* One RoPE parameter dict, over the values in *rope. */
-static void read_rope_dict(struct hf_reader *r, uint32_t dict, bool types_allowed, struct hf_rope *rope)
-{
-    if (json_kind(r->d, dict) != JSON_OBJECT) return;
-    uint32_t type = json_get_live(r->d, dict, "rope_type");
-    if (type == JSON_NONE) type = json_get_live(r->d, dict, "type");
-    hf_double(r, dict, "rope_theta", 1.0, 1e12, &rope->theta);
-    if (type != JSON_NONE && !r->st) {
-        if (json_str_eq(r->d, type, "default")) rope->type = HF_ROPE_DEFAULT;
-        else if (json_str_eq(r->d, type, "linear") && types_allowed) rope->type = HF_ROPE_LINEAR;
-        else
-            hf_error(r, ST_UNSUPPORTED, "rope_type",
-                     types_allowed ? "only default and linear are served"
-                                   : "only default is served on sliding layers");
-    }
-    double factor = 0;
-    hf_double(r, dict, "factor", 1e-6, 1e6, &factor);
-    if (factor > 0) rope->factor = factor;
-    if (type != JSON_NONE && rope->type == HF_ROPE_LINEAR && factor <= 0)
-        hf_error(r, ST_FORMAT, "factor", "is missing from the RoPE parameters of type linear");
-}
+             [HF_SLIDING] = {.type = HF_ROPE_DEFAULT, .theta = 1e4, .factor = 1}}};
 
 /* Both spellings, and mixed files with per-type dicts without rope_theta and the flat keys. */
 static void read_rope(struct hf_reader *r, uint32_t obj, struct hf_text *t)
@@ -60,16 +29,16 @@ static void read_rope(struct hf_reader *r, uint32_t obj, struct hf_text *t)
              scaling = json_get_live(r->d, obj, "rope_scaling");
     bool per_type = false;
     for (int k = 0; k < 2; k++) {
-        uint32_t dict = json_get(r->d, params, names[k]);
-        if (dict == JSON_NONE) continue;
-        per_type = true;
-        t->rope[k].factor = 1;
-        read_rope_dict(r, dict, k == HF_FULL, &t->rope[k]);
+        uint32_t dict = json_get_live(r->d, params, names[k]);
+        per_type |= json_get(r->d, params, names[k]) != JSON_NONE;
+        hf_double(r, dict, "rope_theta", 1.0, 1e12, &t->rope[k].theta);
+        qwen_rope_type(r, dict, t, &t->rope[k]);
     }
     if (params != JSON_NONE && !per_type && json_count(r->d, params) > 0) {
         log_warn("%s: rope_parameters has no entries per layer type: read as those of full attention",
                  r->file);
-        read_rope_dict(r, params, true, &t->rope[HF_FULL]);
+        hf_double(r, params, "rope_theta", 1.0, 1e12, &t->rope[HF_FULL].theta);
+        qwen_rope_type(r, params, t, &t->rope[HF_FULL]);
     }
     /* transformers (5.23) lays rope_scaling over {"rope_type": "default"}, so for this family the old
      * spelling "type" is silently ignored; vLLM uses it. Which one a checkpoint expects is unknown: rejected.
@@ -80,9 +49,8 @@ static void read_rope(struct hf_reader *r, uint32_t obj, struct hf_text *t)
         hf_error(r, ST_UNSUPPORTED, "rope_scaling",
                  "has \"type\", which transformers ignores for Gemma 3: write \"rope_type\", or take the "
                  "entry out");
-    if (scaling != JSON_NONE) read_rope_dict(r, scaling, true, &t->rope[HF_FULL]);
-    for (int k = 0; k < 2; k++)
-        if (t->rope[k].type == HF_ROPE_DEFAULT) t->rope[k].factor = 1;
+    hf_double(r, scaling, "rope_theta", 1.0, 1e12, &t->rope[HF_FULL].theta);
+    qwen_rope_type(r, scaling, t, &t->rope[HF_FULL]);
 }
 
 static void full_every(struct hf_text *t, uint32_t step)
@@ -95,7 +63,6 @@ static void read_layer_types(struct hf_reader *r, uint32_t obj, struct hf_text *
 {
     uint32_t pattern = 6;
     if (hf_layer_types(r, obj, HF_SLIDING, t) || r->st) return;
-    hf_u32(r, obj, "_sliding_window_pattern", 1, HF_LAYERS_MAX, &pattern);
     hf_u32(r, obj, "sliding_window_pattern", 1, HF_LAYERS_MAX, &pattern);
     full_every(t, pattern);
 }
@@ -112,8 +79,6 @@ static void read_text(struct hf_reader *r, uint32_t obj, struct hf_text *t)
     read_rope(r, obj, t);
     read_layer_types(r, obj, t);
     hf_double(r, obj, "query_pre_attn_scalar", 1e-6, 1e9, &t->query_pre_attn_scalar);
-    hf_double(r, obj, "attn_logit_softcapping", 1e-6, 1e9, &t->attn_logit_softcapping);
-    hf_double(r, obj, "final_logit_softcapping", 1e-6, 1e9, &t->final_logit_softcapping);
 }
 
 static void read(struct hf_reader *r, const struct family_type *type, struct hf_config *c)
@@ -122,7 +87,9 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
     hf_bool(r, r->text, "use_bidirectional_attention", &c->encoder);
     if (c->encoder && c->has_vision)
         hf_error(r, ST_UNSUPPORTED, "use_bidirectional_attention", "an encoder with images is not served");
+    /* attn_logit_softcapping is in no class's forward, final_logit_softcapping not in that with images. */
     if (type->place == HF_NESTED) hf_bool(r, 0, "tie_word_embeddings", &c->text.tie_word_embeddings);
+    else hf_double(r, 0, "final_logit_softcapping", 1e-6, 1e9, &c->text.final_logit_softcapping);
     hf_u32(r, r->text, "bos_token_id", 0, SIZE_MAX_VOCAB - 1, &c->bos_id);
     if (!c->has_vision) return;
     siglip_read(r, r->vision, &c->vision);
@@ -175,8 +142,7 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
     const struct hf_text *t = &c->text;
     if (!family_decoder(r, c, d)) return;
     d->rope_count = 2;
-    d->ropes[1] = (struct desc_rope){
-        .theta = t->rope[HF_SLIDING].theta, .factor = t->rope[HF_SLIDING].factor, .dim = t->head_dim};
+    d->ropes[1] = family_rope(&t->rope[HF_SLIDING], t->head_dim);
     d->norm_plus_one = true;
     d->embed_scale = sqrt((double)t->hidden_size);
     d->final_softcap = (float)t->final_logit_softcapping;
@@ -188,7 +154,6 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
     for (uint32_t n = 0; n < d->layer_count; n++) {
         struct desc_layer *l = &d->layers[n];
         l->scale = (float)(1.0 / sqrt(t->query_pre_attn_scalar)); /* 27B: head_dim 128, 168^-0.5 */
-        l->softcap = (float)t->attn_logit_softcapping;
         l->rope = t->layer_types[n] == HF_SLIDING;
         if (c->encoder && l->window) l->window = l->window / 2 + 1; /* of each direction */
     }
@@ -277,23 +242,11 @@ static const struct gguf_name TOWER_NAMES[] = {
 };
 
 static const struct family_gguf gguf_kinds[] = {
-    {.arch = "gemma3",
-     .model_type = "gemma3_text",
-     .projector = "gemma3",
-     .tower_type = "gemma3",
-     .norms_plus_one = true,
-     .names = gemma_gguf_names,
-     .tower_names = TOWER_NAMES,
-     .text = gguf_text,
-     .tower = gguf_tower,
-     .images = read_gguf_images,
-     .stops = gemma_gguf_stops},
-    {.arch = "gemma-embedding",
-     .model_type = "gemma3_text",
-     .encoder = true,
-     .norms_plus_one = true,
-     .names = gemma_gguf_names,
-     .text = gguf_text},
+    {GGUF_TEXT("gemma3", "gemma3_text", gguf_text),
+     GGUF_TOWER("gemma3", "gemma3", TOWER_NAMES, gguf_tower, read_gguf_images), .norms_plus_one = true,
+     .names = gemma_gguf_names, .stops = gemma_gguf_stops},
+    {GGUF_TEXT("gemma-embedding", "gemma3_text", gguf_text), .encoder = true, .norms_plus_one = true,
+     .names = gemma_gguf_names},
     {NULL},
 };
 

@@ -638,33 +638,33 @@ static void read_gguf_images(struct gguf_keys *k, struct image_config *out)
     out->area_max = tokens * unit * unit;
 }
 
-#define GGUF_TOWER "model.vision_tower.encoder.layers.#."
+#define GGUF_LAYER "model.vision_tower.encoder.layers.#."
 static const struct gguf_name TOWER_NAMES[] = {
     {"v.patch_embd", "model.vision_tower.patch_embedder.input_proj"},
     {"v.position_embd.weight", "model.vision_tower.patch_embedder.position_embedding_table"},
     {"v.std_bias", "model.vision_tower.std_bias"},
     {"v.std_scale", "model.vision_tower.std_scale"},
-    {"v.blk.#.ln1", GGUF_TOWER "input_layernorm"},
-    {"v.blk.#.attn_post_norm", GGUF_TOWER "post_attention_layernorm"},
-    {"v.blk.#.ln2", GGUF_TOWER "pre_feedforward_layernorm"},
-    {"v.blk.#.ffn_post_norm", GGUF_TOWER "post_feedforward_layernorm"},
-    {"v.blk.#.attn_q_norm", GGUF_TOWER "self_attn.q_norm"},
-    {"v.blk.#.attn_k_norm", GGUF_TOWER "self_attn.k_norm"},
+    {"v.blk.#.ln1", GGUF_LAYER "input_layernorm"},
+    {"v.blk.#.attn_post_norm", GGUF_LAYER "post_attention_layernorm"},
+    {"v.blk.#.ln2", GGUF_LAYER "pre_feedforward_layernorm"},
+    {"v.blk.#.ffn_post_norm", GGUF_LAYER "post_feedforward_layernorm"},
+    {"v.blk.#.attn_q_norm", GGUF_LAYER "self_attn.q_norm"},
+    {"v.blk.#.attn_k_norm", GGUF_LAYER "self_attn.k_norm"},
     /* bounds are next to the matrix */
-    {"v.blk.#.attn_q.weight", GGUF_TOWER "self_attn.q_proj.linear.weight"},
-    {"v.blk.#.attn_q", GGUF_TOWER "self_attn.q_proj"},
-    {"v.blk.#.attn_k.weight", GGUF_TOWER "self_attn.k_proj.linear.weight"},
-    {"v.blk.#.attn_k", GGUF_TOWER "self_attn.k_proj"},
-    {"v.blk.#.attn_v.weight", GGUF_TOWER "self_attn.v_proj.linear.weight"},
-    {"v.blk.#.attn_v", GGUF_TOWER "self_attn.v_proj"},
-    {"v.blk.#.attn_out.weight", GGUF_TOWER "self_attn.o_proj.linear.weight"},
-    {"v.blk.#.attn_out", GGUF_TOWER "self_attn.o_proj"},
-    {"v.blk.#.ffn_gate.weight", GGUF_TOWER "mlp.gate_proj.linear.weight"},
-    {"v.blk.#.ffn_gate", GGUF_TOWER "mlp.gate_proj"},
-    {"v.blk.#.ffn_up.weight", GGUF_TOWER "mlp.up_proj.linear.weight"},
-    {"v.blk.#.ffn_up", GGUF_TOWER "mlp.up_proj"},
-    {"v.blk.#.ffn_down.weight", GGUF_TOWER "mlp.down_proj.linear.weight"},
-    {"v.blk.#.ffn_down", GGUF_TOWER "mlp.down_proj"},
+    {"v.blk.#.attn_q.weight", GGUF_LAYER "self_attn.q_proj.linear.weight"},
+    {"v.blk.#.attn_q", GGUF_LAYER "self_attn.q_proj"},
+    {"v.blk.#.attn_k.weight", GGUF_LAYER "self_attn.k_proj.linear.weight"},
+    {"v.blk.#.attn_k", GGUF_LAYER "self_attn.k_proj"},
+    {"v.blk.#.attn_v.weight", GGUF_LAYER "self_attn.v_proj.linear.weight"},
+    {"v.blk.#.attn_v", GGUF_LAYER "self_attn.v_proj"},
+    {"v.blk.#.attn_out.weight", GGUF_LAYER "self_attn.o_proj.linear.weight"},
+    {"v.blk.#.attn_out", GGUF_LAYER "self_attn.o_proj"},
+    {"v.blk.#.ffn_gate.weight", GGUF_LAYER "mlp.gate_proj.linear.weight"},
+    {"v.blk.#.ffn_gate", GGUF_LAYER "mlp.gate_proj"},
+    {"v.blk.#.ffn_up.weight", GGUF_LAYER "mlp.up_proj.linear.weight"},
+    {"v.blk.#.ffn_up", GGUF_LAYER "mlp.up_proj"},
+    {"v.blk.#.ffn_down.weight", GGUF_LAYER "mlp.down_proj.linear.weight"},
+    {"v.blk.#.ffn_down", GGUF_LAYER "mlp.down_proj"},
     {"mm.input_projection", "model.embed_vision.embedding_projection"},
     {NULL, NULL},
 };
@@ -673,17 +673,9 @@ static const struct gguf_name TOWER_NAMES[] = {
 static const char *const GGUF_STOPS[] = {"<turn|>", "<|tool_response>", "<eos>", NULL};
 static const char *const GGUF_NEVER[] = {"<image|>", "<audio|>", NULL};
 static const struct family_gguf gguf_kinds[] = {
-    {.arch = "gemma4",
-     .model_type = "gemma4_text",
-     .projector = "gemma4v",
-     .tower_type = "gemma4",
-     .names = GGUF_NAMES,
-     .tower_names = TOWER_NAMES,
-     .text = gguf_text,
-     .tower = gguf_tower,
-     .images = read_gguf_images,
-     .stops = GGUF_STOPS,
-     .never = GGUF_NEVER},
+    {GGUF_TEXT("gemma4", "gemma4_text", gguf_text),
+     GGUF_TOWER("gemma4v", "gemma4", TOWER_NAMES, gguf_tower, read_gguf_images), .names = GGUF_NAMES,
+     .stops = GGUF_STOPS, .never = GGUF_NEVER},
     {NULL},
 };
 

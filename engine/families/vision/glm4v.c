@@ -4,31 +4,11 @@
 
 #include <stdio.h>
 
-static const struct hf_text GLM4V_TEXT = {
-    .vocab_size = 151552,
-    .hidden_size = 4096,
-    .intermediate_size = 13696,
-    .num_hidden_layers = 40,
-    .num_attention_heads = 32,
-    .num_key_value_heads = 2,
-    .max_position_embeddings = 32768,
-    .rms_norm_eps = 1e-5,
-    .qkv_bias = true,
-    .activation = HF_SILU,
-    QWEN_ROPE(1e4, .mrope_section = {8, 12, 12}, .partial = 1),
-};
-static const struct hf_text GLM_OCR_TEXT = {
-    .vocab_size = 59392,
-    .hidden_size = 1024,
-    .intermediate_size = 4096,
-    .num_hidden_layers = 16,
-    .num_attention_heads = 16,
-    .num_key_value_heads = 8,
-    .max_position_embeddings = 131072,
-    .rms_norm_eps = 1e-5,
-    .activation = HF_SILU,
-    QWEN_ROPE(1e4, .mrope_section = {8, 12, 12}, .partial = 1),
-};
+static const struct hf_text GLM4V_TEXT = {TEXT_SIZES(151552, 4096, 13696, 40, 32, 2, 32768), SILU(1e-5),
+                                          .qkv_bias = true,
+                                          QWEN_ROPE(1e4, .mrope_section = {8, 12, 12}, .partial = 1)};
+static const struct hf_text GLM_OCR_TEXT = {TEXT_SIZES(59392, 1024, 4096, 16, 16, 8, 131072), SILU(1e-5),
+                                            QWEN_ROPE(1e4, .mrope_section = {8, 12, 12}, .partial = 1)};
 #define TOWER                                                                                                \
     .num_hidden_layers = 24, .num_channels = 3, .image_size = 336, .patch_size = 14, .layer_norm_eps = 1e-5, \
     .activation = HF_SILU, .spatial_merge_size = 2, .temporal_patch_size = 2, .rope_theta = 1e4
@@ -119,12 +99,7 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
     if (!c->has_vision) return;
     describe_tower(c, d);
     /* The template writes <|begin_of_image|> and <|end_of_image|> around the placeholder. */
-    d->image = (struct model_image_rule){.present = true,
-                                         .marker = "<|image|>",
-                                         .prefix = "",
-                                         .suffix = "",
-                                         .placeholder = "<|image|>",
-                                         .placeholder_id = c->image_id,
+    d->image = (struct model_image_rule){IMAGE_RULE("<|image|>", c->image_id), .prefix = "", .suffix = "",
                                          .grid = true};
 }
 
@@ -192,15 +167,8 @@ static const struct gguf_name tower_names[] = {
     {NULL, NULL},
 };
 static const struct family_gguf files[] = {
-    {.arch = "glm4",
-     .model_type = "glm4v",
-     .names = text_names,
-     .text = gguf_text,
-     .projector = "glm4v",
-     .tower_type = "glm4v",
-     .tower_names = tower_names,
-     .tower = gguf_tower,
-     .images = gguf_sizes},
+    {GGUF_TEXT("glm4", "glm4v", gguf_text), GGUF_TOWER("glm4v", "glm4v", tower_names, gguf_tower, gguf_sizes),
+     .names = text_names},
     {NULL},
 };
 

@@ -11,21 +11,13 @@ static const struct family_inner decoders[] = {
     {"granite_docling_text", &family_llama}, {"granite", &family_llama}, {NULL, NULL}};
 
 static const struct hf_text NO_TEXT; /* its own family's defaults count */
-static const struct hf_vision DOCLING_VISION = {
-    .hidden_size = 768,
-    .intermediate_size = 3072,
-    .num_hidden_layers = 12,
-    .num_attention_heads = 12,
-    .num_channels = 3,
-    .image_size = 512,
-    .patch_size = 16,
-    .layer_norm_eps = 1e-6,
-    .activation = HF_GELU_TANH,
-    .out_hidden_size = 1024,
-    .spatial_merge_size = 4,
-    .deepstack = {3, 7, 10},
-    .deepstack_count = 3,
-};
+static const struct hf_vision DOCLING_VISION = {TOWER_SIZES(768, 3072, 12, 12, 16),
+                                                .image_size = 512,
+                                                .activation = HF_GELU_TANH,
+                                                .out_hidden_size = 1024,
+                                                .spatial_merge_size = 4,
+                                                .deepstack = {3, 7, 10},
+                                                .deepstack_count = 3};
 
 static void check(struct hf_reader *r, const struct hf_config *c)
 {
@@ -107,14 +99,8 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
     t->names.deepstack_norm = "vision.connector.coarse.deepstack_mergers.#.layer_norm";
     t->names.deepstack_fc1 = "vision.connector.coarse.deepstack_mergers.#.linear_1";
     t->names.deepstack_fc2 = "vision.connector.coarse.deepstack_mergers.#.linear_2";
-    d->image = (struct model_image_rule){
-        .present = true,
-        .marker = "<image>",
-        .placeholder = "<image>",
-        .placeholder_id = c->image_id,
-        .tokens = t->tokens,
-        .layout = layout,
-    };
+    d->image =
+        (struct model_image_rule){IMAGE_RULE("<image>", c->image_id), .tokens = t->tokens, .layout = layout};
 }
 
 /* ---- images ---- */

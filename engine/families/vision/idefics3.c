@@ -10,18 +10,9 @@ static const struct family_inner decoders[] = {{"llama", &family_llama},   {"mis
                                                {"granite", &family_llama}, {NULL, NULL}};
 
 /* Before a GGUF file's keys; a directory's text_config has a family of its own. */
-static const struct hf_text IDEFICS3_TEXT = {.rms_norm_eps = 1e-5, .activation = HF_SILU, QWEN_ROPE(1e4)};
-static const struct hf_vision IDEFICS3_VISION = {
-    .hidden_size = 1152,
-    .intermediate_size = 3072,
-    .num_hidden_layers = 12,
-    .num_attention_heads = 16,
-    .num_channels = 3,
-    .image_size = 224,
-    .patch_size = 32,
-    .layer_norm_eps = 1e-6,
-    .activation = HF_GELU_TANH,
-};
+static const struct hf_text IDEFICS3_TEXT = {SILU(1e-5), QWEN_ROPE(1e4)};
+static const struct hf_vision IDEFICS3_VISION = {TOWER_SIZES(1152, 3072, 12, 16, 32), .image_size = 224,
+                                                 .activation = HF_GELU_TANH};
 
 static void check_shuffle(struct hf_reader *r, const struct hf_vision *v)
 {
@@ -79,14 +70,8 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
     d->vision.merge_no_bias = true;
     d->vision.tokens = side / merge * (side / merge);
     d->vision.names.merge_fc1 = "projector.modality_projection.proj";
-    d->image = (struct model_image_rule){
-        .present = true,
-        .marker = "<image>",
-        .placeholder = "<image>",
-        .placeholder_id = c->image_id,
-        .tokens = d->vision.tokens,
-        .layout = layout,
-    };
+    d->image = (struct model_image_rule){IMAGE_RULE("<image>", c->image_id), .tokens = d->vision.tokens,
+                                         .layout = layout};
 }
 
 /* ---- images ---- */
@@ -143,14 +128,8 @@ static const struct gguf_name tower_names[] = {
 /* The decoder's tensors have the names of a text model. */
 static const char *const stops[] = {"<end_of_utterance>", NULL};
 static const struct family_gguf files[] = {
-    {.arch = "llama",
-     .text = llama_gguf_text,
-     .projector = "idefics3",
-     .tower_type = "smolvlm",
-     .tower_names = tower_names,
-     .tower = gguf_tower,
-     .images = gguf_sizes,
-     .stops = stops},
+    {GGUF_TEXT("llama", NULL, llama_gguf_text),
+     GGUF_TOWER("idefics3", "smolvlm", tower_names, gguf_tower, gguf_sizes), .stops = stops},
     {NULL},
 };
 

@@ -1,6 +1,6 @@
-/* InternVL (2.5, 3, 3.5, as converted for transformers) and Qianfan-OCR: a ViT with a class row and scaled
- * layers over tiles of one size, merged by a pixel shuffle; of 300M parameters, or 6B with RMS norms, of q
- * and k too. transformers models/internvl, qianfan_ocr, got_ocr2 (image processor). */
+/* InternVL (2.5, 3, 3.5, as released and as converted for transformers) and Qianfan-OCR: a ViT with a class
+ * row and scaled layers over tiles of one size, merged by a pixel shuffle; of 300M parameters, or 6B with RMS
+ * norms, of q and k too. transformers models/internvl, qianfan_ocr, got_ocr2 (image processor). */
 #include "engine/families/gemma.h"
 #include "engine/families/qwen.h"
 
@@ -16,12 +16,14 @@ static const struct family_inner decoders[] = {{"qwen2", &family_qwen2},
                                      {"qwen3", &family_qwen3}, {"qwen2", &family_qwen2}, {NULL, NULL}};
 
 /* Before a GGUF file's keys; a directory's text_config has a family of its own. */
-static const struct hf_text INTERNVL_TEXT = {.rms_norm_eps = 1e-6, .activation = HF_SILU, QWEN_ROPE(1e6)};
+static const struct hf_text INTERNVL_TEXT = {SILU(1e-6), QWEN_ROPE(1e6)};
 #define TOWER                                                                                                \
     .hidden_size = 1024, .intermediate_size = 4096, .num_hidden_layers = 24, .num_attention_heads = 16,      \
     .num_channels = 3, .image_size = 448, .patch_size = 14, .layer_norm_eps = 1e-6, .activation = HF_GELU
 static const struct hf_vision INTERNVL_VISION = {TOWER};
 static const struct hf_vision QIANFAN_VISION = {TOWER, .attention_bias = true};
+static const struct hf_vision CHAT_VISION = {TOWER_SIZES(3200, 12800, 48, 25, 14), .image_size = 224,
+                                             .activation = HF_GELU, .qk_norm = true, .rms = true};
 
 static const struct family_inner *served(const char *type)
 {
@@ -40,7 +42,7 @@ static void read_fixed(struct hf_reader *r, struct hf_vision *v)
     hf_bool(r, r->vision, "use_mean_pooling", &pooled);
     hf_double(r, 0, "vision_feature_layer", -1e3, 1e3, &layer);
     hf_activation(r, 0, "projector_hidden_act", HF_GELU);
-    v->rms = norm != JSON_NONE && json_str_eq(r->d, norm, "rms_norm");
+    if (norm != JSON_NONE) v->rms = json_str_eq(r->d, norm, "rms_norm");
     if (!v->rms && norm != JSON_NONE && !json_str_eq(r->d, norm, "layer_norm"))
         hf_error(r, ST_UNSUPPORTED, "norm_type", "only layer_norm and rms_norm are served");
     if (v->rms && !pooled)
@@ -56,9 +58,7 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
 {
     struct hf_vision *v = &c->vision;
     double ratio = 0.5;
-    bool qianfan = v->attention_bias;
-    (void)type;
-    if (!family_read_parts(r, served(type->name), !qianfan, c)) return;
+    if (!family_read_parts(r, served(type->name), strcmp(type->name, "qianfan_ocr") != 0, c)) return;
     siglip_read(r, r->vision, v);
     hf_bool(r, r->vision, "attention_bias", &v->attention_bias);
     read_fixed(r, v);
@@ -67,6 +67,31 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
     if (!r->st && v->image_size / v->patch_size % v->spatial_merge_size)
         hf_error(r, ST_FORMAT, "downsample_ratio", "must divide the patches per side of a tile");
     hf_u32(r, 0, "image_token_id", 0, SIZE_MAX_VOCAB - 1, &c->image_id);
+}
+
+/* As released: other names of the tower's keys; the tie in llm_config counts; <IMG_CONTEXT> is where the
+ * tokenizers of Qwen2.5 and Qwen3 have it, and a turn ends with <|im_end|>, whatever eos_token_id says. */
+static void read_chat(struct hf_reader *r, const struct family_type *type, struct hf_config *c)
+{
+    const uint32_t end = 151645;
+    uint32_t side = 0, ps = json_get_live(r->d, 0, "ps_version");
+    double layer = -1;
+    hf_bool(r, r->vision, "qk_normalization", &c->vision.qk_norm);
+    hf_bool(r, r->vision, "qkv_bias", &c->vision.attention_bias);
+    read(r, type, c);
+    c->text.tie_word_embeddings = true;
+    hf_bool(r, r->text, "tie_word_embeddings", &c->text.tie_word_embeddings);
+    if (family_after(c->text_type, "qwen3") && json_get_live(r->d, 0, "image_token_id") == JSON_NONE)
+        c->image_id = 151671;
+    hf_u32(r, 0, "force_image_size", 1, SIZE_MAX_IMAGE, &side);
+    hf_double(r, 0, "select_layer", -1e3, 1e3, &layer);
+    if (side && side != c->vision.image_size)
+        hf_error(r, ST_UNSUPPORTED, "force_image_size", "must be that of the tower");
+    if (layer != -1) hf_error(r, ST_UNSUPPORTED, "select_layer", "only -1 is served");
+    if (!json_str_eq(r->d, ps, "v2")) hf_error(r, ST_UNSUPPORTED, "ps_version", "only v2 is served");
+    bool ends = c->text.vocab_size <= end || c->eos_count == HF_EOS_MAX;
+    for (uint32_t i = 0; i < c->eos_count; i++) ends = ends || c->eos_ids[i] == end;
+    if (!ends) c->eos_ids[c->eos_count++] = end;
 }
 
 /* The names of the conversions for transformers (vision_tower.encoder.layer.#.attention.q_proj, ...) and of
@@ -181,6 +206,37 @@ static const struct family_images IMAGES = {
     .read = read_images,
 };
 
+/* In config.json; the processor's file is not the one that InternVL's own code goes by. */
+static void read_chat_images(struct hf_reader *r, uint32_t obj, struct image_config *out)
+{
+    bool dynamic = false;
+    hf_side(r, json_get_live(r->d, obj, "vision_config"), "image_size", SIZE_MAX_IMAGE, &out->width);
+    hf_bool(r, obj, "dynamic_image_size", &dynamic);
+    hf_bool(r, obj, "use_thumbnail", &out->tiles.whole);
+    hf_u32(r, obj, "min_dynamic_patch", 1, 256, &out->tiles.min);
+    hf_u32(r, obj, "max_dynamic_patch", 1, 256, &out->tiles.max);
+    if (!dynamic) out->tiles.max = out->tiles.min = 1;
+    out->height = out->tiles.side = out->width;
+}
+
+static const struct family_images CHAT_IMAGES = {
+    .image = {TORCH_IMAGES, .filter = IMAGE_BICUBIC, .mean = {0.485f, 0.456f, 0.406f},
+              .std = {0.229f, 0.224f, 0.225f}, .width = 224,
+              .tiles = {.rule = TILES_CLOSEST, .min = 1, .max = 6}},
+    .file = "config.json",
+    .read = read_chat_images,
+};
+
+/* Of the conversion, for releases without a template. */
+static const struct family_prompt CHAT_PROMPT = {
+    .turns = true,
+    .chat_template =
+        "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+        "{% if message['content'] is string %}{{ message['content'] }}"
+        "{% else %}{% for part in message['content'] %}"
+        "{{ '<IMG_CONTEXT>\n' if part['type'] == 'image' else part['text'] }}{% endfor %}{% endif %}"
+        "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"};
+
 /* ---- GGUF files ---- */
 
 static void gguf_qwen2(struct gguf_keys *k, struct hf_text *t)
@@ -241,8 +297,7 @@ static const struct gguf_name tower_names[] = {
     {NULL, NULL},
 };
 #define INTERNVL_GGUF                                                                                        \
-    .projector = "internvl", .tower_type = "internvl", .tower_names = tower_names, .tower = gguf_tower,      \
-    .images = gguf_sizes, .stops = qwen_gguf_stops
+    GGUF_TOWER("internvl", "internvl", tower_names, gguf_tower, gguf_sizes), .stops = qwen_gguf_stops
 static const struct family_gguf files[] = {
     {.arch = "qwen2", .text = gguf_qwen2, INTERNVL_GGUF},
     {.arch = "qwen3", .text = gguf_qwen3, INTERNVL_GGUF},
@@ -257,4 +312,13 @@ const struct family family_internvl = {
     .image_id = 151667,
     .images = &IMAGES,
     .gguf = files,
+};
+
+const struct family family_internvl_chat = {
+    .types = {{"internvl_chat", HF_NESTED, &INTERNVL_TEXT, &CHAT_VISION}},
+    .read = read_chat,
+    .describe = describe,
+    .image_id = 151667,
+    .images = &CHAT_IMAGES,
+    .prompt = &CHAT_PROMPT,
 };

@@ -8,8 +8,7 @@
 static const struct family_inner decoders[] = {{"lfm2", &family_lfm2}, {NULL, NULL}};
 
 /* Before a GGUF file's keys; a directory's text_config has a family of its own. */
-static const struct hf_text LFM2_TEXT = {
-    .rms_norm_eps = 1e-5, .activation = HF_SILU, .qk_norm = true, QWEN_ROPE(1e6)};
+static const struct hf_text LFM2_TEXT = {SILU(1e-5), .qk_norm = true, QWEN_ROPE(1e6)};
 static const struct hf_vision LFM2_VISION = {
     .hidden_size = 768,
     .intermediate_size = 3072,
@@ -81,13 +80,7 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
     t->names.merge_norm = v->projector_norm ? "projector.layer_norm" : NULL;
     t->names.merge_fc1 = "projector.linear_1";
     t->names.merge_fc2 = "projector.linear_2";
-    d->image = (struct model_image_rule){
-        .present = true,
-        .marker = "<image>",
-        .placeholder = "<image>",
-        .placeholder_id = c->image_id,
-        .layout = layout,
-    };
+    d->image = (struct model_image_rule){IMAGE_RULE("<image>", c->image_id), .layout = layout};
 }
 
 /* ---- images ---- */
@@ -161,14 +154,8 @@ static const struct gguf_name tower_names[] = {
     {NULL, NULL},
 };
 static const struct family_gguf files[] = {
-    {.arch = "lfm2",
-     .names = lfm2_gguf_names,
-     .text = lfm2_gguf_text,
-     .projector = "lfm2",
-     .tower_type = "lfm2_vl",
-     .tower_names = tower_names,
-     .tower = gguf_tower,
-     .images = gguf_sizes,
+    {GGUF_TEXT("lfm2", NULL, lfm2_gguf_text),
+     GGUF_TOWER("lfm2", "lfm2_vl", tower_names, gguf_tower, gguf_sizes), .names = lfm2_gguf_names,
      .stops = qwen_gguf_stops},
     {NULL},
 };

@@ -7,18 +7,8 @@
 
 static const struct family_inner decoders[] = {{"qwen3_5_text", &family_qwen3_5}, {NULL, NULL}};
 
-static const struct hf_vision MINICPM_VISION = {
-    .hidden_size = 768,
-    .intermediate_size = 3072,
-    .num_hidden_layers = 12,
-    .num_attention_heads = 12,
-    .num_channels = 3,
-    .image_size = 224,
-    .patch_size = 16,
-    .layer_norm_eps = 1e-6,
-    .activation = HF_GELU_TANH,
-    .insert_layer = 6,
-};
+static const struct hf_vision MINICPM_VISION = {TOWER_SIZES(768, 3072, 12, 12, 16), .image_size = 224,
+                                                .activation = HF_GELU_TANH, .insert_layer = 6};
 
 /* [2, 2], or absent. */
 static void check_pair(struct hf_reader *r, uint32_t obj, const char *key)
@@ -94,13 +84,7 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
     t->names.merge_norm = "projector.mlp.0.pre_norm";
     t->names.merge_fc1 = "projector.mlp.0.linear_1";
     t->names.merge_fc2 = "projector.mlp.0.linear_2";
-    d->image = (struct model_image_rule){
-        .present = true,
-        .marker = "<|image_pad|>",
-        .placeholder = "<|image_pad|>",
-        .placeholder_id = c->image_id,
-        .layout = layout,
-    };
+    d->image = (struct model_image_rule){IMAGE_RULE("<|image_pad|>", c->image_id), .layout = layout};
 }
 
 /* ---- images ---- */
@@ -167,16 +151,9 @@ static const struct gguf_name tower_names[] = {
     {NULL, NULL},
 };
 static const struct family_gguf files[] = {
-    {.arch = "qwen35",
-     .norms_plus_one = true,
-     .names = qwen3_5_gguf_names,
-     .text = qwen3_5_gguf_text,
-     .projector = "minicpmv4_6",
-     .tower_type = "minicpmv4_6",
-     .tower_names = tower_names,
-     .tower = gguf_tower,
-     .images = gguf_sizes,
-     .stops = qwen_gguf_stops},
+    {GGUF_TEXT("qwen35", NULL, qwen3_5_gguf_text),
+     GGUF_TOWER("minicpmv4_6", "minicpmv4_6", tower_names, gguf_tower, gguf_sizes), .norms_plus_one = true,
+     .names = qwen3_5_gguf_names, .stops = qwen_gguf_stops},
     {NULL},
 };
 

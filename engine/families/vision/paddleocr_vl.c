@@ -3,32 +3,11 @@
 #include "engine/families/gemma.h"
 #include "engine/families/qwen.h"
 
-static const struct hf_text PADDLEOCR_TEXT = {
-    .vocab_size = 103424,
-    .hidden_size = 1024,
-    .intermediate_size = 3072,
-    .num_hidden_layers = 18,
-    .num_attention_heads = 16,
-    .num_key_value_heads = 2,
-    .head_dim = 128,
-    .max_position_embeddings = 131072,
-    .rms_norm_eps = 1e-5,
-    .activation = HF_SILU,
-    QWEN_ROPE(5e5, .mrope_section = {16, 24, 24}),
-};
-static const struct hf_vision PADDLEOCR_VISION = {
-    .hidden_size = 1152,
-    .intermediate_size = 4304,
-    .num_hidden_layers = 27,
-    .num_attention_heads = 16,
-    .num_channels = 3,
-    .patch_size = 14,
-    .image_size = 384,
-    .layer_norm_eps = 1e-6,
-    .activation = HF_GELU_TANH,
-    .spatial_merge_size = 2,
-    .rope_theta = 1e4,
-};
+static const struct hf_text PADDLEOCR_TEXT = {TEXT_SIZES(103424, 1024, 3072, 18, 16, 2, 131072), SILU(1e-5),
+                                              .head_dim = 128, QWEN_ROPE(5e5, .mrope_section = {16, 24, 24})};
+static const struct hf_vision PADDLEOCR_VISION = {TOWER_SIZES(1152, 4304, 27, 16, 14), .image_size = 384,
+                                                  .activation = HF_GELU_TANH, .spatial_merge_size = 2,
+                                                  .rope_theta = 1e4};
 
 /* Released files have the text's keys at the top. */
 static void read(struct hf_reader *r, const struct family_type *type, struct hf_config *c)
@@ -88,13 +67,8 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
     t->names.merge_fc1 = "projector.linear_1";
     t->names.merge_fc2 = "projector.linear_2";
     /* The template writes <|IMAGE_START|> and <|IMAGE_END|> around the placeholder. */
-    d->image = (struct model_image_rule){.present = true,
-                                         .marker = "<|IMAGE_PLACEHOLDER|>",
-                                         .prefix = "",
-                                         .suffix = "",
-                                         .placeholder = "<|IMAGE_PLACEHOLDER|>",
-                                         .placeholder_id = c->image_id,
-                                         .grid = true};
+    d->image = (struct model_image_rule){IMAGE_RULE("<|IMAGE_PLACEHOLDER|>", c->image_id), .prefix = "",
+                                         .suffix = "", .grid = true};
 }
 
 static const struct family_images images = {
@@ -127,14 +101,8 @@ static const struct gguf_name tower_names[] = {
     {NULL, NULL},
 };
 static const struct family_gguf files[] = {
-    {.arch = "paddleocr",
-     .model_type = "paddleocr_vl",
-     .text = qwen_gguf_text,
-     .projector = "paddleocr",
-     .tower_type = "paddleocr_vl",
-     .tower_names = tower_names,
-     .tower = gguf_tower,
-     .images = gguf_sizes},
+    {GGUF_TEXT("paddleocr", "paddleocr_vl", qwen_gguf_text),
+     GGUF_TOWER("paddleocr", "paddleocr_vl", tower_names, gguf_tower, gguf_sizes)},
     {NULL},
 };
 

@@ -12,9 +12,8 @@ static const struct family_inner lighton_texts[] = {
     {"qwen3", &family_qwen3}, {"qwen2", &family_qwen2}, {NULL, NULL}};
 
 /* Before a GGUF file's keys; a directory's text_config has a family of its own. */
-static const struct hf_text MISTRAL_TEXT = {.rms_norm_eps = 1e-5, .activation = HF_SILU, QWEN_ROPE(1e9)},
-                            LIGHTON_TEXT = {
-                                .rms_norm_eps = 1e-6, .activation = HF_SILU, .qk_norm = true, QWEN_ROPE(1e6)};
+static const struct hf_text MISTRAL_TEXT = {SILU(1e-5), QWEN_ROPE(1e9)},
+                            LIGHTON_TEXT = {SILU(1e-6), .qk_norm = true, QWEN_ROPE(1e6)};
 
 #define TOWER                                                                                                \
     .hidden_size = 1024, .intermediate_size = 4096, .num_hidden_layers = 24, .num_attention_heads = 16,      \
@@ -103,12 +102,7 @@ static void describe_tower(const struct hf_reader *r, const struct hf_config *c,
     const struct hf_vision *v = &c->vision;
     d->has_vision = true;
     d->vision = (struct desc_vision){
-        .patch = v->patch_size,
-        .hidden = v->hidden_size,
-        .ff = v->intermediate_size,
-        .layers = v->num_hidden_layers,
-        .heads = v->num_attention_heads,
-        .eps = (float)v->layer_norm_eps,
+        DESC_TOWER(v),
         .rms = true,
         .mlp = VISION_GLU_SILU,
         .no_bias = true,
@@ -148,15 +142,9 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
     d->canonical = canonical;
     if (!c->has_vision) return;
     describe_tower(r, c, d);
-    d->image = (struct model_image_rule){
-        .present = true,
-        .marker = ocr ? "<|image_pad|>" : "[IMG]",
-        .prefix = "",
-        .suffix = ocr ? "" : "[IMG_END]",
-        .placeholder = ocr ? "<|image_pad|>" : "[IMG]",
-        .placeholder_id = c->image_id,
-        .row_break = ocr ? NULL : "[IMG_BREAK]",
-    };
+    d->image =
+        (struct model_image_rule){IMAGE_RULE(ocr ? "<|image_pad|>" : "[IMG]", c->image_id), .prefix = "",
+                                  .suffix = ocr ? "" : "[IMG_END]", .row_break = ocr ? NULL : "[IMG_BREAK]"};
 }
 
 /* ---- images ---- */
@@ -170,15 +158,19 @@ static void read_processor(struct hf_reader *r, struct image_config *out)
 
 static void set_area(struct image_config *out)
 {
-    uint64_t unit = image_multiple(out), side = (out->longest + unit - 1) / unit * unit;
-    out->area_max = side * side;
+    uint64_t unit = image_multiple(out), high = out->highest ? out->highest : out->longest;
+    out->area_max = (out->longest + unit - 1) / unit * unit * ((high + unit - 1) / unit * unit);
 }
 
 static void read_longest(struct hf_reader *r, uint32_t settings, struct image_config *out)
 {
     uint32_t size = json_get_live(r->d, settings, "size");
-    if (!hf_u32(r, size, "longest_edge", 1, SIZE_MAX_IMAGE, &out->longest) && size != JSON_NONE)
-        hf_error(r, ST_UNSUPPORTED, "size", "must have a longest_edge");
+    if (size != JSON_NONE && json_kind(r->d, size) == JSON_NUMBER)
+        hf_u32(r, settings, "size", 1, SIZE_MAX_IMAGE, &out->longest);
+    else if (size != JSON_NONE && !hf_u32(r, size, "longest_edge", 1, SIZE_MAX_IMAGE, &out->longest) &&
+             !(hf_u32(r, size, "width", 1, SIZE_MAX_IMAGE, &out->longest) &&
+               hf_u32(r, size, "height", 1, SIZE_MAX_IMAGE, &out->highest)))
+        hf_error(r, ST_UNSUPPORTED, "size", "must have a longest_edge, or width and height");
     set_area(out);
 }
 
@@ -244,23 +236,15 @@ static const struct gguf_name tower_names[] = {
     {NULL, NULL},
 };
 /* Mistral Small in early conversions has the architecture llama. */
-#define PIXTRAL_GGUF                                                                                         \
-    .projector = "pixtral", .tower_type = "mistral3", .tower_names = tower_names, .tower = gguf_tower,       \
-    .images = gguf_sizes
+#define PIXTRAL_GGUF GGUF_TOWER("pixtral", "mistral3", tower_names, gguf_tower, gguf_sizes)
 static const struct family_gguf mistral_files[] = {
     {.arch = "mistral3", .model_type = "ministral3", .text = llama_gguf_ministral3, PIXTRAL_GGUF},
     {.arch = "llama", .text = llama_gguf_text, PIXTRAL_GGUF},
     {NULL},
 };
 static const struct family_gguf lighton_files[] = {
-    {.arch = "qwen3",
-     .text = qwen_gguf_text,
-     .projector = "lightonocr",
-     .tower_type = "lighton_ocr",
-     .tower_names = tower_names,
-     .tower = gguf_tower,
-     .images = gguf_sizes,
-     .stops = qwen_gguf_stops},
+    {GGUF_TEXT("qwen3", NULL, qwen_gguf_text),
+     GGUF_TOWER("lightonocr", "lighton_ocr", tower_names, gguf_tower, gguf_sizes), .stops = qwen_gguf_stops},
     {NULL},
 };
 

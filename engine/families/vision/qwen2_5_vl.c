@@ -3,22 +3,12 @@
 #include "engine/families/qwen.h"
 
 static const struct hf_vision QWEN2_5_VL_VISION = {
-    .hidden_size = 3584,
-    .intermediate_size = 3420,
-    .num_hidden_layers = 32,
-    .num_attention_heads = 16,
-    .num_channels = 3,
-    .patch_size = 14,
-    .layer_norm_eps = 1e-6,
+    TOWER_SIZES(3584, 3420, 32, 16, 14),
+    QWEN_MERGE,
     .activation = HF_SILU,
-    .out_hidden_size = 3584,
-    .spatial_merge_size = 2,
-    .temporal_patch_size = 2,
     .window_size = 112,
-    .rope_theta = 1e4,
     .tokens_per_second = 4,
-    .fullatt = {[7] = true, [15] = true, [23] = true, [31] = true},
-};
+    .fullatt = {[7] = true, [15] = true, [23] = true, [31] = true}};
 
 static void describe(struct hf_reader *r, const struct hf_config *c, struct model_desc *out)
 {
@@ -37,9 +27,6 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
     v->names.fc1 = "vision.blocks.#.mlp.gate_proj";
     v->names.up = "vision.blocks.#.mlp.up_proj";
     v->names.fc2 = "vision.blocks.#.mlp.down_proj";
-    v->names.post_norm = "vision.merger.ln_q";
-    v->names.merge_fc1 = "vision.merger.mlp.0";
-    v->names.merge_fc2 = "vision.merger.mlp.2";
     out->image.tokens_per_second = c->vision.tokens_per_second;
 }
 
@@ -62,20 +49,13 @@ static const struct gguf_name TOWER_NAMES[] = {
     {"v.blk.#.ffn_gate", "visual.blocks.#.mlp.gate_proj"},
     {"v.blk.#.ffn_up", "visual.blocks.#.mlp.up_proj"},
     {"v.blk.#.ffn_down", "visual.blocks.#.mlp.down_proj"},
-    {"v.post_ln", "visual.merger.ln_q"},
-    {"mm.0", "visual.merger.mlp.0"},
-    {"mm.2", "visual.merger.mlp.2"},
+    QWEN2_GGUF_MERGER,
     {NULL, NULL},
 };
 
 static const struct family_gguf gguf_kinds[] = {
-    {.arch = "qwen2vl",
-     .projector = "qwen2.5vl_merger",
-     .tower_type = "qwen2_5_vl",
-     .tower_names = TOWER_NAMES,
-     .text = qwen_gguf_text,
-     .tower = gguf_tower,
-     .images = qwen2_vl_gguf_images,
+    {GGUF_TEXT("qwen2vl", NULL, qwen_gguf_text),
+     GGUF_TOWER("qwen2.5vl_merger", "qwen2_5_vl", TOWER_NAMES, gguf_tower, qwen2_vl_gguf_images),
      .stops = qwen_gguf_stops},
     {NULL},
 };

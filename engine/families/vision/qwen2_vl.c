@@ -2,33 +2,11 @@
  * models/qwen2_vl. */
 #include "engine/families/qwen.h"
 
-const struct hf_text qwen2_vl_text = {
-    .vocab_size = 152064,
-    .hidden_size = 8192,
-    .intermediate_size = 29568,
-    .num_hidden_layers = 80,
-    .num_attention_heads = 64,
-    .num_key_value_heads = 8,
-    .max_position_embeddings = 32768,
-    .sliding_window = 4096,
-    .rms_norm_eps = 1e-5,
-    .qkv_bias = true,
-    .activation = HF_SILU,
-    QWEN_ROPE(1e6, .mrope_section = {16, 24, 24}),
-};
-static const struct hf_vision QWEN2_VL_VISION = {
-    .hidden_size = 1280,
-    .num_hidden_layers = 32,
-    .num_attention_heads = 16,
-    .num_channels = 3,
-    .patch_size = 14,
-    .layer_norm_eps = 1e-6,
-    .activation = HF_QUICK_GELU,
-    .out_hidden_size = 3584,
-    .spatial_merge_size = 2,
-    .temporal_patch_size = 2,
-    .rope_theta = 1e4,
-};
+const struct hf_text qwen2_vl_text = {TEXT_SIZES(152064, 8192, 29568, 80, 64, 8, 32768), SILU(1e-5),
+                                      .sliding_window = 4096, .qkv_bias = true,
+                                      QWEN_ROPE(1e6, .mrope_section = {16, 24, 24})};
+static const struct hf_vision QWEN2_VL_VISION = {TOWER_SIZES(1280, 0, 32, 16, 14), QWEN_MERGE,
+                                                 .activation = HF_QUICK_GELU};
 
 static void describe(struct hf_reader *r, const struct hf_config *c, struct model_desc *out)
 {
@@ -40,9 +18,6 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
     v->mlp = VISION_QUICK_GELU;
     v->names.fc1 = "vision.blocks.#.mlp.fc1";
     v->names.fc2 = "vision.blocks.#.mlp.fc2";
-    v->names.post_norm = "vision.merger.ln_q";
-    v->names.merge_fc1 = "vision.merger.mlp.0";
-    v->names.merge_fc2 = "vision.merger.mlp.2";
 }
 
 const struct family_images qwen2_vl_images = {
@@ -58,22 +33,14 @@ static const struct gguf_name TOWER_NAMES[] = {
     QWEN_GGUF_TOWER,
     {"v.blk.#.ffn_up", "visual.blocks.#.mlp.fc1"},
     {"v.blk.#.ffn_down", "visual.blocks.#.mlp.fc2"},
-    {"v.post_ln", "visual.merger.ln_q"},
-    {"mm.0", "visual.merger.mlp.0"},
-    {"mm.2", "visual.merger.mlp.2"},
+    QWEN2_GGUF_MERGER,
     {NULL, NULL},
 };
 
 /* Without a tower, a model of the next version is the same. */
 static const struct family_gguf gguf_kinds[] = {
-    {.arch = "qwen2vl",
-     .model_type = "qwen2_vl",
-     .projector = "qwen2vl_merger",
-     .tower_type = "qwen2_vl",
-     .tower_names = TOWER_NAMES,
-     .text = qwen_gguf_text,
-     .tower = qwen_gguf_tower,
-     .images = qwen2_vl_gguf_images,
+    {GGUF_TEXT("qwen2vl", "qwen2_vl", qwen_gguf_text),
+     GGUF_TOWER("qwen2vl_merger", "qwen2_vl", TOWER_NAMES, qwen_gguf_tower, qwen2_vl_gguf_images),
      .stops = qwen_gguf_stops},
     {NULL},
 };

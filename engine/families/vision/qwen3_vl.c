@@ -5,42 +5,14 @@
 #include <stdio.h>
 
 /* The spec has theta 5e6 as the default; 5.23's class has 5e5. Released files state 5e6. */
-static const struct hf_text QWEN3_VL_TEXT = {
-    .vocab_size = 151936,
-    .hidden_size = 4096,
-    .intermediate_size = 22016,
-    .num_hidden_layers = 32,
-    .num_attention_heads = 32,
-    .num_key_value_heads = 32,
-    .head_dim = 128,
-    .max_position_embeddings = 128000,
-    .rms_norm_eps = 1e-6,
-    .qk_norm = true,
-    .activation = HF_SILU,
-    QWEN_ROPE(5e5, .mrope_section = {24, 20, 20}, .mrope_interleaved = true),
-};
-static const struct hf_text QWEN3_VL_MOE_TEXT = {
-    .vocab_size = 151936,
-    .hidden_size = 2048,
-    .intermediate_size = 5632,
-    .num_hidden_layers = 24,
-    .num_attention_heads = 16,
-    .num_key_value_heads = 16,
-    .max_position_embeddings = 128000,
-    .rms_norm_eps = 1e-6,
-    .qk_norm = true,
-    .activation = HF_SILU,
-    .num_experts = 60,
-    .num_experts_per_tok = 4,
-    .moe_intermediate_size = 1408,
-    .norm_topk_prob = true, /* always: this class has no such option */
-    QWEN_ROPE(5e5, .mrope_section = {24, 20, 20}, .mrope_interleaved = true),
-};
-static const struct hf_vision QWEN3_VL_VISION = {
-    QWEN3_TOWER,
-    .deepstack = {8, 16, 24},
-    .deepstack_count = 3,
-};
+#define COMMON                                                                                               \
+    SILU(1e-6), .qk_norm = true, QWEN_ROPE(5e5, .mrope_section = {24, 20, 20}, .mrope_interleaved = true)
+static const struct hf_text QWEN3_VL_TEXT = {TEXT_SIZES(151936, 4096, 22016, 32, 32, 32, 128000),
+                                             .head_dim = 128, COMMON};
+/* norm_topk_prob always holds: this class has no such option. */
+static const struct hf_text QWEN3_VL_MOE_TEXT = {TEXT_SIZES(151936, 2048, 5632, 24, 16, 16, 128000), COMMON,
+                                                 EXPERT_SIZES(60, 4, 1408), .norm_topk_prob = true};
+static const struct hf_vision QWEN3_VL_VISION = {QWEN3_TOWER, .deepstack = {8, 16, 24}, .deepstack_count = 3};
 
 _Static_assert(DESC_DEEPSTACK_MAX >= HF_DEEPSTACK_MAX, "every tap of a configuration fits");
 
@@ -149,8 +121,8 @@ const struct gguf_name qwen3_vl_gguf_tower_names[] = {
 };
 
 static const struct family_gguf gguf_kinds[] = {
-    {QWEN3_VL_GGUF("qwen3vl", "qwen3_vl"), .text = qwen_gguf_text},
-    {QWEN3_VL_GGUF("qwen3vlmoe", "qwen3_vl_moe"), .text = qwen_gguf_text, .names = qwen_gguf_experts},
+    {QWEN3_VL_GGUF("qwen3vl", "qwen3_vl", qwen_gguf_text)},
+    {QWEN3_VL_GGUF("qwen3vlmoe", "qwen3_vl_moe", qwen_gguf_text), .names = qwen_gguf_experts},
     {NULL},
 };
 

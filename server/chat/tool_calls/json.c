@@ -3,7 +3,7 @@
  * object itself. */
 #include "server/chat/tool_calls/reader.h"
 
-#include "server/http/json_parser.h"
+#include "server/json/parser.h"
 
 #define VALUE_MAX 66u /* of a type or an id in plain JSON, with its quotes */
 

@@ -32,6 +32,9 @@ enum tool_call_syntax {
     TOOL_SYNTAX_MISTRAL_LIST, /* a JSON list */
     TOOL_SYNTAX_GLM,          /* tags for keys and values */
     TOOL_SYNTAX_LFM2,         /* [NAME(key=value)] */
+    TOOL_SYNTAX_OLMO,         /* NAME(key=value), a line each */
+    TOOL_SYNTAX_GRANITE,      /* a JSON list */
+    TOOL_SYNTAX_LLAMA,        /* {"name", "parameters"} without tags */
     TOOL_SYNTAXES
 };
 
@@ -50,10 +53,12 @@ struct tool_syntax {
     const char *quote;     /* quote token or NULL */
     const char *tokens[4]; /* further tags that may be tokens */
     bool named;            /* its calls are a name and arguments (named.c) */
-    /* A call as the template writes it: open tag, before, NAME, after, arguments, end, end tag. */
+    bool plain;            /* its calls are plain JSON (tool_rules.bare) */
+    /* A call as the template writes it: open tag, before, NAME, after, arguments, end, end tag. NULL: empty.
+     */
     const char *before, *after, *end;
     enum tool_arguments arguments;
-    const char *key, *after_key, *after_value, *comma; /* of one argument; NULL: one object */
+    const char *key, *after_key, *after_value, *comma; /* of one argument */
     const char *between;                               /* calls */
 };
 const struct tool_syntax *tool_syntax(enum tool_call_syntax syntax);

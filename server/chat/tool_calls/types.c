@@ -2,7 +2,7 @@
  */
 #include "server/chat/tool_calls/types.h"
 
-#include "server/http/fields.h"
+#include "server/json/fields.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -62,6 +62,12 @@ enum status schema_nomem(struct schema_maker *m)
     return schema_refuse(m, NULL, ST_NOMEM, "out of memory");
 }
 
+void schema_spend(struct schema_maker *m, size_t units)
+{
+    rx_spend(m->p, units);
+    if (rx_status(m->p)) (void)schema_refuse(m, NULL, rx_status(m->p), "the schema is too large");
+}
+
 json_t *keep(struct schema_maker *m, json_t *made)
 {
     if (!made || json_array_append_new(m->keep, made)) (void)schema_nomem(m);
@@ -94,6 +100,7 @@ static json_t *canonical(const json_t *v)
 
 char *schema_text(struct schema_maker *m, const json_t *v)
 {
+    schema_spend(m, 32);
     json_t *one = canonical(v);
     char *text = one ? json_dumps(one, JSON_ENCODE_ANY | JSON_COMPACT | JSON_SORT_KEYS) : NULL;
     json_decref(one);
@@ -195,10 +202,7 @@ static json_t *both_values(struct schema_maker *m, const json_t *a, const json_t
 {
     json_t *list = json_array(), *v;
     size_t i;
-    json_array_foreach(a, i, v)
-    {
-        if (schema_listed(m, b, v)) json_array_append(list, v);
-    }
+    json_array_foreach(a, i, v) if (!m->st && schema_listed(m, b, v)) json_array_append(list, v);
     return list;
 }
 
@@ -206,8 +210,8 @@ static json_t *either_value(struct schema_maker *m, const json_t *a, const json_
 {
     json_t *list = json_array(), *set = json_object(), *v;
     size_t i;
-    json_array_foreach(a, i, v) if (schema_add(m, set, v)) json_array_append(list, v);
-    json_array_foreach(b, i, v) if (schema_add(m, set, v)) json_array_append(list, v);
+    json_array_foreach(a, i, v) if (!m->st && schema_add(m, set, v)) json_array_append(list, v);
+    json_array_foreach(b, i, v) if (!m->st && schema_add(m, set, v)) json_array_append(list, v);
     json_decref(set);
     return list;
 }
@@ -268,11 +272,12 @@ static const char *const alone[] = {"pattern",
                                     "unevaluatedItems",
                                     NULL};
 
-static void beside(json_t *out, json_t *one)
+static void beside(struct schema_maker *m, json_t *out, json_t *one)
 {
     json_t *list = json_object_get(out, SK_ALL);
     list = list ? json_copy(list) : json_array();
     bool known = json_object_size(one) == 0;
+    schema_spend(m, 8 * json_array_size(list));
     for (size_t i = 0; i < json_array_size(list) && !known; i++)
         known = json_equal(json_array_get(list, i), one);
     if (!known) json_array_append(list, one);
@@ -280,7 +285,8 @@ static void beside(json_t *out, json_t *one)
     json_decref(one);
 }
 
-static bool merge_group(json_t *out, const json_t *a, const json_t *b, const char *const group[4])
+static bool merge_group(struct schema_maker *m, json_t *out, const json_t *a, const json_t *b,
+                        const char *const group[4])
 {
     json_t *mine = json_object(), *other = json_object();
     for (int k = 0; k < 3; k++) {
@@ -290,7 +296,7 @@ static bool merge_group(json_t *out, const json_t *a, const json_t *b, const cha
     }
     bool both = json_object_size(mine) && json_object_size(other);
     if (!both) json_object_update(out, other);
-    else if (!json_equal(mine, other)) beside(out, json_incref(other));
+    else if (!json_equal(mine, other)) beside(m, out, json_incref(other));
     json_decref(mine);
     json_decref(other);
     return both;
@@ -316,14 +322,14 @@ json_t *schema_merge(struct schema_maker *m, const json_t *a, const json_t *b, c
     if (json_is_true(a)) return json_incref((json_t *)(uintptr_t)b);
     if (json_is_true(b)) return json_incref((json_t *)(uintptr_t)a);
     json_t *out = json_copy((json_t *)(uintptr_t)a);
-    for (size_t i = 0; i < sizeof groups / sizeof *groups; i++) (void)merge_group(out, a, b, groups[i]);
+    for (size_t i = 0; i < sizeof groups / sizeof *groups; i++) (void)merge_group(m, out, a, b, groups[i]);
     json_object_foreach((json_t *)(uintptr_t)b, key, v)
     {
         json_t *mine = json_object_get(out, key), *one;
         if (grouped(key)) continue;
         if (strcmp(key, SK_ALL) == 0 && mine) {
             size_t i;
-            json_array_foreach(v, i, one) beside(out, json_incref(one));
+            json_array_foreach(v, i, one) beside(m, out, json_incref(one));
         } else if (!mine) {
             json_object_set(out, key, v);
         } else if (strcmp(key, "type") == 0) {
@@ -331,7 +337,7 @@ json_t *schema_merge(struct schema_maker *m, const json_t *a, const json_t *b, c
         } else if ((one = keyword(m, key, mine, v))) {
             json_object_set_new(out, key, one);
         } else if (is_one_of(key, alone)) {
-            beside(out, json_pack("{s:O}", key, v));
+            beside(m, out, json_pack("{s:O}", key, v));
         } /* else an annotation */
     }
     if (schema_types(out)) return out;

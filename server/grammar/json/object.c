@@ -43,7 +43,7 @@ struct object {
 static void list_name(struct object *o, const char *name)
 {
     struct schema_maker *m = o->m;
-    if (!name || json_object_get(o->listed, name)) return;
+    if (!name || m->st || json_object_get(o->listed, name)) return;
     json_t *v = schema_property_of_all(m, o->s, name, o->at);
     if (o->names != RX_ALL && !schema_has_name(m, o->names, name)) v = json_false();
     json_object_set(o->listed, name, v);

@@ -105,6 +105,8 @@ enum status schema_refuse(struct schema_maker *m, const struct path *at, enum st
 void schema_relax(struct schema_maker *m, const struct path *at, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 enum status schema_nomem(struct schema_maker *m);
+/* Work on the schema's JSON counts as that on expressions does, in units of some 10 ns. */
+void schema_spend(struct schema_maker *m, size_t units);
 /* Consumes a reference; the result lives as long as m. */
 json_t *keep(struct schema_maker *m, json_t *made);
 /* Values compared as in JSON Schema: 1 equals 1.0. Returns a canonical text, owned by the caller; schema_add:

@@ -209,7 +209,8 @@ size_t schema_sibling_count(const json_t *s)
 /* The list's only schema, or the conjunction of all; consumes the list. */
 json_t *schema_together(struct schema_maker *m, json_t *list)
 {
-    for (size_t i = json_array_size(list); i-- > 1;)
+    schema_spend(m, 4 * json_array_size(list) * json_array_size(list));
+    for (size_t i = json_array_size(list); i-- > 1 && !m->st;)
         for (size_t k = 0; k < i; k++)
             if (json_equal(json_array_get(list, i), json_array_get(list, k))) {
                 json_array_remove(list, i);
@@ -233,6 +234,7 @@ static void add_property(struct schema_maker *m, const json_t *s, const char *na
     if (own) json_array_append(all, own);
     json_object_foreach(patterns, key, v)
     {
+        if (m->st) return;
         json_t *text = json_string(key);
         if (schema_has_name(m, schema_pattern(m, text, false, at), name)) {
             json_array_append(all, v);

@@ -1,7 +1,7 @@
 /* See chat.h. */
 #include "tests/lib/server/chat.h"
 
-#include "server/http/fields.h"
+#include "server/json/fields.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -150,6 +150,28 @@ static void test_defaults(void **state)
     model_desc_free(&d);
 }
 
+static void test_scaled(void **state)
+{
+    static struct hf_config c;
+    struct model_desc d;
+    (void)state;
+    must_parse("{\"model_type\":\"gemma2\",\"rope_scaling\":{\"type\":\"linear\",\"factor\":2.5}}", &c, &d);
+    near(d.ropes[0].factor, 2.5);
+    model_desc_free(&d);
+    must_parse(
+        "{\"model_type\":\"gemma3_text\",\"max_position_embeddings\":32768,\"final_logit_softcapping\":9,"
+        "\"attn_logit_softcapping\":5,\"_sliding_window_pattern\":2,\"rope_scaling\":{\"rope_type\":"
+        "\"yarn\",\"factor\":4,\"original_max_position_embeddings\":32768}}",
+        &c, &d);
+    assert_true(d.ropes[0].ramp == RAMP_YARN && d.ropes[1].ramp == RAMP_NONE && d.context_max == 131072);
+    assert_true(d.final_softcap == 9 && d.layers[0].softcap == 0 && d.layers[1].window &&
+                !d.layers[5].window);
+    model_desc_free(&d);
+    must_parse("{\"model_type\":\"gemma3\",\"text_config\":{\"final_logit_softcapping\":9}}", &c, &d);
+    assert_true(d.final_softcap == 0);
+    model_desc_free(&d);
+}
+
 static void test_hostile(void **state)
 {
     static const struct {
@@ -170,7 +192,12 @@ static void test_hostile(void **state)
         {"{\"model_type\":\"gemma3\",\"text_config\":{\"use_bidirectional_attention\":true},"
          "\"vision_config\":{}}",
          ST_UNSUPPORTED, "encoder with images"},
-        {"{\"model_type\":\"gemma\",\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":2}}",
+        {"{\"model_type\":\"gemma\",\"rope_scaling\":{\"rope_type\":\"longrope\",\"factor\":2}}",
+         ST_UNSUPPORTED, "rope_type"},
+        {"{\"model_type\":\"gemma3_text\",\"rope_scaling\":{\"rope_type\":\"yarn\"}}", ST_FORMAT,
+         "factor: is missing"},
+        {"{\"model_type\":\"gemma3_text\",\"rope_parameters\":{\"sliding_attention\":{\"rope_type\":"
+         "\"longrope\"}}}",
          ST_UNSUPPORTED, "rope_type"},
         {"{\"model_type\":\"gemma\",\"rope_parameters\":[]}", ST_FORMAT, "rope_parameters"},
         {"{\"model_type\":\"gemma\",\"head_dim\":7}", ST_FORMAT, "head_dim"},
@@ -222,8 +249,8 @@ static void test_names(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_first), cmocka_unit_test(test_second),
-                                       cmocka_unit_test(test_defaults), cmocka_unit_test(test_hostile),
-                                       cmocka_unit_test(test_names)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_first),    cmocka_unit_test(test_second),
+                                       cmocka_unit_test(test_defaults), cmocka_unit_test(test_scaled),
+                                       cmocka_unit_test(test_hostile),  cmocka_unit_test(test_names)};
     return cmocka_run_group_tests_name("config_gemma", tests, NULL, NULL);
 }

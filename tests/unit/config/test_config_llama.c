@@ -104,6 +104,11 @@ static void test_granite(void **state)
     assert_true(d.layers[0].scale == 0.015625f && d.logit_scale == 0.125f && d.embed_scale_kept);
     assert_true(fabs(d.embed_scale - 12 / 0.22) < 1e-9);
     assert_true(fabsf(d.norm_eps - (float)(1e-5 / (0.22 * 0.22))) < 1e-9f);
+    load("{\"model_type\":\"granitemoehybrid\",\"num_hidden_layers\":2,\"layer_types\":[\"attention\","
+         "\"full_attention\"],\"num_local_experts\":0,\"intermediate_size\":8192,\"position_embedding_type\":"
+         "\"rope\",\"shared_intermediate_size\":2048,\"attention_multiplier\":0.015625}"); /* 4.0, dense */
+    assert_true(d.layers[1].ff == 2048 && d.layers[1].rope == 0 && d.layers[0].scale == 0.015625f);
+    assert_string_equal(d.names.gate_up, "text.layers.#.shared_mlp.input_linear");
 }
 
 static void test_lfm2(void **state)
@@ -172,6 +177,12 @@ static void test_refused(void **state)
         {"{\"model_type\":\"smollm3\",\"no_rope_layer_interval\":0}", ST_FORMAT, "no_rope_layer_interval"},
         {"{\"model_type\":\"granite\",\"residual_multiplier\":0}", ST_FORMAT, "residual_multiplier"},
         {"{\"model_type\":\"granite\",\"logits_scaling\":\"8\"}", ST_FORMAT, "logits_scaling"},
+        {"{\"model_type\":\"granitemoehybrid\",\"num_local_experts\":0}", ST_UNSUPPORTED, "Mamba-2"},
+        {"{\"model_type\":\"granitemoehybrid\",\"num_local_experts\":0,\"num_hidden_layers\":2,"
+         "\"layer_types\":[\"mamba\",\"attention\"]}",
+         ST_UNSUPPORTED, "layer_types"},
+        {"{\"model_type\":\"granitemoehybrid\",\"num_hidden_layers\":1,\"layer_types\":[\"attention\"]}",
+         ST_UNSUPPORTED, "num_local_experts"},
         {"{\"model_type\":\"lfm2\",\"conv_bias\":true}", ST_UNSUPPORTED, "conv_bias"},
         {"{\"model_type\":\"lfm2\",\"conv_L_cache\":1}", ST_FORMAT, "conv_L_cache"},
         {"{\"model_type\":\"lfm2\",\"full_attn_idxs\":[512]}", ST_FORMAT, "full_attn_idxs"},

@@ -238,8 +238,19 @@ static void test_images(void **state)
     size_of(&cfg, 1540, 1540, 784, 784);
     assert_int_equal(settings("llava", NULL, "{'size':{'longest_edge':1024}}", &cfg, &err), ST_OK);
     assert_true(cfg.patch == 16 && cfg.merge == 1);
-    assert_int_equal(settings("mistral3", NULL, "{'size':{'height':30,'width':30}}", &cfg, &err),
-                     ST_UNSUPPORTED);
+    /* Longest sides by name, or one as a number. */
+    const char *sides = "{'size':{'height':32,'width':64,'longest_edge':null}}";
+    assert_int_equal(settings("mistral3", NULL, sides, &cfg, &err), ST_OK);
+    assert_int_equal(cfg.area_max, 32 * 64);
+    size_of(&cfg, 640, 64, 64, 16);
+    size_of(&cfg, 64, 640, 16, 32);
+    half = (struct image_bounds){.area_max = 20 * 20};
+    image_config_bound(&cfg, &half);
+    size_of(&cfg, 640, 64, 32, 16);
+    size_of(&cfg, 64, 640, 16, 32);
+    assert_int_equal(settings("mistral3", NULL, "{'size':48}", &cfg, &err), ST_OK);
+    size_of(&cfg, 640, 64, 48, 16);
+    assert_int_equal(settings("mistral3", NULL, "{'size':{'width':30}}", &cfg, &err), ST_UNSUPPORTED);
     assert_non_null(strstr(err.msg, "longest_edge"));
     assert_int_equal(settings("lighton_ocr",
                               "{'image_processor':{'size':{'longest_edge':1540},'patch_size':{"

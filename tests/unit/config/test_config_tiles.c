@@ -71,6 +71,24 @@ static void test_internvl(void **state)
     assert_non_null(d.names.q_norm);
 }
 
+#define CHAT(llm, more)                                                                                      \
+    "{\"model_type\":\"internvl_chat\",\"ps_version\":\"v2\",\"tie_word_embeddings\":false,"                 \
+    "\"force_image_size\":448,\"llm_config\":{\"vocab_size\":151936," llm "},\"vision_config\":{"            \
+    "\"hidden_size\":1024,\"image_size\":448,\"num_attention_heads\":16,\"intermediate_size\":4096,"         \
+    "\"qkv_bias\":true,\"qk_normalization\":false,\"norm_type\":\"layer_norm\"}" more "}"
+
+/* As OpenGVLab releases it: InternVL3-1B, InternVL3_5-1B. */
+static void test_internvl_chat(void **state)
+{
+    (void)state;
+    load(CHAT("\"model_type\":\"qwen2\",\"tie_word_embeddings\":false,\"eos_token_id\":151643", ""));
+    assert_true(!d.tied && !d.vision.rms && !d.vision.qkv_no_bias && !d.vision.names.q_norm);
+    assert_true(d.image.placeholder_id == 151667 && d.vision.tokens == 256 && d.layers[0].qkv_bias);
+    assert_true(d.eos_count == 2 && d.eos_ids[0] == 151643 && d.eos_ids[1] == 151645);
+    load(CHAT("\"model_type\":\"qwen3\"", ""));
+    assert_true(d.tied && d.image.placeholder_id == 151671 && d.names.q_norm);
+}
+
 static void test_lfm2_vl(void **state)
 {
     (void)state;
@@ -121,6 +139,12 @@ static void test_refused(void **state)
          "vision_feature_layer", ST_UNSUPPORTED},
         {"{\"model_type\":\"internvl\"," QWEN_05B ",\"vision_config\":{\"image_size\":[448,224]}}",
          "image_size", ST_FORMAT},
+        {CHAT("\"model_type\":\"internlm2\"", ""), "llm_config.model_type", ST_UNSUPPORTED},
+        {CHAT("\"model_type\":\"qwen2\"", ",\"select_layer\":-2"), "select_layer", ST_UNSUPPORTED},
+        {"{\"model_type\":\"internvl_chat\",\"llm_config\":{},\"vision_config\":{\"hidden_size\":3200}}",
+         "ps_version", ST_UNSUPPORTED},
+        {"{\"model_type\":\"internvl_chat\",\"llm_config\":{},\"vision_config\":{},\"force_image_size\":448}",
+         "force_image_size", ST_UNSUPPORTED},
         {"{\"model_type\":\"lfm2_vl\",\"text_config\":{},\"vision_config\":{\"num_patches\":255}}",
          "num_position_embeddings", ST_FORMAT},
         {"{\"model_type\":\"lfm2_vl\",\"text_config\":{},\"vision_config\":{\"num_patches\":4225}}",
@@ -191,10 +215,10 @@ static void test_layouts(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_idefics3), cmocka_unit_test(test_internvl),
-        cmocka_unit_test(test_lfm2_vl),  cmocka_unit_test(test_granite_docling),
-        cmocka_unit_test(test_minicpm),  cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_layouts)};
+        cmocka_unit_test(test_idefics3),        cmocka_unit_test(test_internvl),
+        cmocka_unit_test(test_internvl_chat),   cmocka_unit_test(test_lfm2_vl),
+        cmocka_unit_test(test_granite_docling), cmocka_unit_test(test_minicpm),
+        cmocka_unit_test(test_refused),         cmocka_unit_test(test_layouts)};
     int failed = cmocka_run_group_tests_name("config_tiles", tests, NULL, NULL);
     model_desc_free(&d);
     return failed;

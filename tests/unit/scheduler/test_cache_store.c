@@ -641,6 +641,34 @@ static void test_mutations(void **state)
     for (uint32_t i = 0; i < BASE; i++) free(files[i].bytes);
 }
 
+/* A read of a record that is gone waits for no write: the reads after it would wait, too. */
+static void test_get_of_a_gone_one(void **state)
+{
+    (void)state;
+    struct cache_store *s = start(1u << 30, 1);
+    struct store_event ev = {0};
+    uint8_t dst[20000];
+    uint64_t a = put(s, 0, 1), b = put(s, 0, 2);
+    cache_store_drop(s, a);
+    assert_true(cache_store_flush(s, 10000));
+    for (bool ready = false, gone = false; !ready || !gone;) {
+        if (!cache_store_poll(s, &ev)) continue;
+        ready |= ev.kind == STORE_READY;
+        gone |= ev.kind == STORE_GONE;
+    }
+    for (int i = 0; i < 2; i++) { /* the thread is busy */
+        struct store_record r = {.kind = RECORD_KV, .payload_bytes = 40u << 20};
+        assert_true(cache_store_put(s, &r, calloc(1, r.payload_bytes)));
+    }
+    assert_true(cache_store_get(s, a, dst, payload_size(1), &ev));
+    cache_store_drop(s, b);
+    while (!cache_store_poll(s, &ev)) nanosleep(&(struct timespec){0, 1000000}, NULL);
+    assert_int_equal(ev.kind, STORE_READ);
+    assert_int_equal(ev.record.id, a);
+    assert_false(ev.ok);
+    cache_store_close(s);
+}
+
 int main(int argc, char **argv)
 {
     if (argc > 1) mutations = (uint32_t)strtoul(argv[1], NULL, 10);
@@ -648,8 +676,8 @@ int main(int argc, char **argv)
 #define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
     const struct CMUnitTest tests[] = {
         TEST(test_found_again), TEST(test_one_process),  TEST(test_bounded), TEST(test_least_recently_used),
-        TEST(test_full_disk),   TEST(test_files_vanish), TEST(test_queue),   TEST(test_killed),
-        TEST(test_mutations),
+        TEST(test_full_disk),   TEST(test_files_vanish), TEST(test_queue),   TEST(test_get_of_a_gone_one),
+        TEST(test_killed),      TEST(test_mutations),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -13,6 +13,7 @@
 #include "tests/lib/block_index.h"
 #include "tests/lib/selectors.h"
 #include "tests/lib/radix_check.h"
+#include "tests/lib/cache_check.h"
 
 #include <setjmp.h>
 #include <signal.h>
@@ -389,7 +390,7 @@ static void check_content(struct world *w, const struct text *t, const struct ra
 {
     uint32_t bt = w->caps.block_tokens;
     for (uint32_t g = 0; g < w->caps.group_count; g++) {
-        const struct radix_table *tab = &hit->tables[g];
+        const struct block_table *tab = &hit->tables[g];
         for (uint32_t p = reach(w, g, hit->length); p < hit->length; p++) {
             bool there =
                 p / bt >= tab->first && p / bt < tab->end && tab->block_offsets[p / bt] != ENGINE_NO_BLOCK;
@@ -618,11 +619,11 @@ static void publish(struct world *w, struct owner *o, bool checkpoint)
 {
     struct entry *e = o->entry;
     struct radix_view v = view_of(e->text);
-    struct radix_table tables[GROUPS] = {{0}};
+    struct block_table tables[GROUPS] = {{0}};
     for (uint32_t g = 0; g < w->caps.group_count; g++)
-        tables[g] = (struct radix_table){o->block_offsets[g], o->first[g], o->end[g]};
+        tables[g] = (struct block_table){o->block_offsets[g], o->first[g], o->end[g], 0};
     bool save = w->recurrent && checkpoint && o->state != ENGINE_NO_BLOCK;
-    if (save) tables[w->caps.group_count] = (struct radix_table){&o->state, 0, 1};
+    if (save) tables[w->caps.group_count] = (struct block_table){&o->state, 0, 1, 0};
     uint32_t known = radix_publish(w->cache, &v, &o->pin, o->published, o->position, tables, checkpoint);
     radix_check(w->cache);
     /* An image whose identity is in doubt, and all that follows, stays out (T11). */
@@ -1101,7 +1102,7 @@ static void put_image(struct world *w, const struct radix_view *v, uint32_t id)
     struct radix_pin pin = {0};
     struct radix_hit nothing = {0};
     ASSERT(radix_pin_hit(w->cache, v, &nothing, &pin));
-    struct radix_table table = {&block_offset, 0, 1};
+    struct block_table table = {&block_offset, 0, 1, 0};
     ASSERT(radix_publish(w->cache, v, &pin, 0, 1, &table, true) == 1);
     radix_unpin(w->cache, &pin);
     kvb_release(w->blocks, 0, block_offset, KVB_LIVE);
@@ -1162,7 +1163,7 @@ static void test_lower_tier(void **state)
     assert_int_equal(hit.tables[0].block_offsets[1], ENGINE_NO_BLOCK);
     hit = (struct radix_hit){0};
     ASSERT(radix_pin_hit(w->cache, &v, &hit, &pin));
-    struct radix_table tables[2] = {{blocks, 0, 2}, {&saved, 0, 1}};
+    struct block_table tables[2] = {{blocks, 0, 2, 0}, {&saved, 0, 1, 0}};
     ASSERT(radix_publish(w->cache, &v, &pin, 0, 5, tables, true) == 5);
     radix_unpin(w->cache, &pin);
     ASSERT(radix_match(w->cache, &v, 5, &lower, &hit)); /* all of it is here */
@@ -1209,7 +1210,7 @@ static void test_many_children(void **state)
                 struct radix_pin pin = {0};
                 hit = (struct radix_hit){0};
                 ASSERT(radix_pin_hit(w->cache, &v, &hit, &pin));
-                struct radix_table table = {block_offsets, 0, 2};
+                struct block_table table = {block_offsets, 0, 2, 0};
                 ASSERT(radix_publish(w->cache, &v, &pin, 0, 5, &table, true) == 5);
                 radix_unpin(w->cache, &pin);
                 for (int i = 0; i < 2; i++) kvb_release(w->blocks, 0, block_offsets[i], KVB_LIVE);
@@ -1224,6 +1225,28 @@ static void test_many_children(void **state)
         free(o);
         world_free(w);
     }
+}
+
+/* A long leaf loses its end alone; who asks for that is told that it was evicted. */
+static void test_cut_leaf(void **state)
+{
+    (void)state;
+    static const struct shape full_only = {1, {0}};
+    struct world *w = world_new(&full_only, 4, 100, true);
+    struct text *a = tokens_text(1, 160);
+    struct radix_hit hit;
+    text_seal(a);
+    put(w, a, 160, true);
+    struct radix_view v = view_of(a);
+    ASSERT(radix_match(w->cache, &v, v.count - 1, NULL, &hit));
+    assert_true(hit.length == v.count - 1 && hit.info.stop == CACHE_STOP_NONE);
+    uint32_t need[ENGINE_GROUPS_MAX] = {(uint32_t)(100 - w->blocks->used_blocks[0]) + 1};
+    ASSERT(radix_evict(w->cache, need));
+    ASSERT(radix_match(w->cache, &v, v.count - 1, NULL, &hit));
+    assert_true(hit.length > 100 && hit.length < 140);
+    assert_int_equal(hit.info.stop, CACHE_STOP_EVICTED);
+    radix_check(w->cache);
+    world_free(w);
 }
 
 /* What is shown of the tree: lengths and branches, the last used first. Without a salt the sums are of the
@@ -1387,14 +1410,14 @@ static void test_bodies_go_first(void **state)
     text_seal(turn);
     text_seal(next);
     put(w, turn, 100, true);
-    assert_int_equal(kvb_used_blocks(w->blocks, 0), 100);
-    assert_int_equal(kvb_used_blocks(w->blocks, 1), 100); /* all of the body */
+    assert_int_equal(w->blocks->used_blocks[0], 100);
+    assert_int_equal(w->blocks->used_blocks[1], 100); /* all of the body */
     w->plenty = false;
     uint32_t free_units = 600 - (uint32_t)kvb_used_grains(w->blocks), need[GROUPS] = {free_units + 90, 0};
     assert_true(radix_evict(w->cache, need));
     radix_check(w->cache);
-    assert_int_equal(kvb_used_blocks(w->blocks, 0), 100);
-    assert_true(kvb_used_blocks(w->blocks, 1) <= 10 && kvb_used_blocks(w->blocks, 1) >= 3);
+    assert_int_equal(w->blocks->used_blocks[0], 100);
+    assert_true(w->blocks->used_blocks[1] <= 10 && w->blocks->used_blocks[1] >= 3);
     assert_int_equal(look(w, next).length, 800);
     text_free(next);
     world_free(w);
@@ -1460,6 +1483,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_stop_reasons),
         cmocka_unit_test(test_lower_tier),
         cmocka_unit_test(test_many_children),
+        cmocka_unit_test(test_cut_leaf),
         cmocka_unit_test(test_snapshot),
         cmocka_unit_test(test_bodies_go_first),
         cmocka_unit_test(test_pin_holds),

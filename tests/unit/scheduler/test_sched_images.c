@@ -17,14 +17,15 @@
 static struct scheduler *s;
 
 /* ---- the fake engine ---- */
-enum { BT = 8, SOFT = 6, LAYERS = 4, ROWS = 1000 };
+enum { BT = 8, SOFT = 6, WIDE = 16, LAYERS = 4, ROWS = 1000 };
 struct engine_features {
     uint8_t byte;
     uint32_t layers_left;
 };
 struct engine {
     uint32_t live, created;
-    bool full, broken;
+    bool full, broken, unwritable;
+    uint8_t host[8 * ROWS]; /* the tier's */
 };
 static struct engine fake;
 
@@ -40,7 +41,7 @@ void engine_caps(const struct engine *e, struct engine_caps *out)
                                 .batch_tokens_max = 64,
                                 .sequences_max = 8,
                                 .images = true,
-                                .span_tokens_max = SOFT};
+                                .span_tokens_max = WIDE};
     out->groups[0] =
         (struct engine_kv_group){.layers = 1, .bytes_per_token = 8, .block_bytes = 64, .block_grains = 1};
 }
@@ -103,12 +104,9 @@ void engine_kv_copy(struct engine *e, uint32_t group, uint32_t from_offset, uint
     (void)group;
     assert_int_not_equal(from_offset, to_offset);
 }
-/* There is no tier below. */
 void *engine_host_alloc(struct engine *e, size_t bytes)
 {
-    (void)e;
-    (void)bytes;
-    return NULL;
+    return bytes <= sizeof e->host ? e->host : NULL;
 }
 void engine_host_free(struct engine *e)
 {
@@ -140,17 +138,18 @@ void engine_kv_write(struct engine *e, uint32_t group, uint32_t block_offset, co
 }
 void engine_features_read(struct engine *e, const struct engine_features *f, void *host)
 {
-    (void)f;
-    engine_kv_read(e, 0, 0, host);
+    (void)e;
+    memcpy(host, f, sizeof *f);
 }
 enum status engine_features_write(struct engine *e, const void *host, size_t bytes,
                                   struct engine_features **out, struct err *err)
 {
     (void)bytes;
-    (void)out;
-    (void)err;
-    engine_kv_read(e, 0, 0, (void *)(uintptr_t)host);
-    return ST_UNSUPPORTED;
+    if (e->unwritable) return err_set(err, ST_NOMEM, "the device is full");
+    *out = malloc(sizeof **out);
+    memcpy(*out, host, sizeof **out);
+    e->live++;
+    return ST_OK;
 }
 bool engine_draws(const struct engine *e, const struct engine_chunk *r)
 {
@@ -190,7 +189,7 @@ struct request {
     struct sampling_params sampling;
     struct sched_sequence seq;
     struct seq_id id;
-    uint32_t asks[6], ends;
+    uint32_t asks[6], tokens_got, ends;
     enum seq_end end;
     char message[160];
 };
@@ -243,6 +242,7 @@ static void take_events(void)
         struct request *r = ev.user;
         assert_int_equal(r->ends, 0);
         if (ev.kind == EV_IMAGE) r->asks[ev.index]++;
+        r->tokens_got += ev.kind == EV_TOKEN;
         if (ev.kind != EV_END) continue;
         r->ends++;
         r->end = ev.end;
@@ -452,6 +452,58 @@ static void test_many_images(void **state)
     close_sched();
 }
 
+/* An image that didn't fit into a step comes first in the next one; if it is gone by then, decodes go on. */
+static void test_wide_image_goes(void **state)
+{
+    (void)state;
+    open_sched((struct sched_options){0});
+    struct request *stream = make(1, 0, 0, false), *text = make(2, 0, 0, false), *wide = make(3, 1, 5, true);
+    stream->seq.tokens_max = 40;
+    submit(stream);
+    steps(1);
+    for (uint32_t i = 0; i < 50; i++) text->tokens[i] = 4;
+    text->prompt.token_count = 50;
+    wide->images[0] = span_of_image(3, 3 + WIDE, SPAN_BIDIRECTIONAL);
+    memset(wide->images[0].key, 5, sizeof wide->images[0].key);
+    wide->images[0].pixels = (struct image_u8){.width = 1, .height = 1, .rgb = wide->rgb};
+    wide->prompt.token_count = 3 + WIDE + 1;
+    wide->seq.priority = 1;
+    submit(wide);
+    steps(1);
+    submit(text);
+    steps(1);
+    assert_ptr_equal(s->wide, s->running.tail);
+    sched_cancel(s, wide->id);
+    uint32_t before = stream->tokens_got;
+    steps(1);
+    assert_int_equal(stream->tokens_got, before + 1);
+    check_end(wide, END_CANCELLED);
+    steps(50);
+    check_end(stream, END_LENGTH);
+    check_end(text, END_LENGTH);
+    close_sched();
+}
+
+/* An image that the tier has and the device can't take is encoded: nobody tries for ever to load it. */
+static void test_load_fails(void **state)
+{
+    (void)state;
+    open_sched((struct sched_options){.features_bytes = 1, .host_bytes = sizeof fake.host});
+    for (uint8_t head = 1; head <= 3; head++) {
+        struct request *r = submit(make(head, 1, 5, false));
+        fake.unwritable = head == 3;
+        steps(3);
+        assert_int_equal(r->asks[0], head != 2);
+        if (head != 2) supply(r, 0, 1);
+        steps(30);
+        check_end(r, END_LENGTH);
+        assert_int_equal(fake.live, 0);
+        assert_int_equal(fake.created, head == 3 ? 2 : 1);
+        assert_int_equal(stats().tier_image_loads, head > 1);
+    }
+    close_sched();
+}
+
 /* Decoded images are large: only some are asked for at a time, however many sequences want one, and
  * everybody gets theirs. */
 static void test_few_at_a_time(void **state)
@@ -646,6 +698,8 @@ int main(void)
         cmocka_unit_test(test_nothing_kept),
         cmocka_unit_test(test_failures_end_one),
         cmocka_unit_test(test_many_images),
+        cmocka_unit_test(test_wide_image_goes),
+        cmocka_unit_test(test_load_fails),
         cmocka_unit_test(test_few_at_a_time),
         cmocka_unit_test(test_broken_is_not_kept),
         cmocka_unit_test(test_preemption),

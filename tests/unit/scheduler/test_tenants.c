@@ -4,6 +4,7 @@
 #include "config/base/assert.h"
 #include "scheduler/internal.h"
 #include "scheduler/tenants.h"
+#include "tests/lib/cache_check.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -13,6 +14,18 @@
 #include <stdlib.h>
 #include <string.h>
 #include <cmocka.h>
+
+/* Tenants known, debts included; one's live sequences. */
+static uint32_t tenants_count(const struct tenants *t)
+{
+    return (uint32_t)t->table.count;
+}
+static uint32_t tenants_live(const struct tenants *t, uint64_t id)
+{
+    for (uint32_t i = 0; i < t->fresh; i++)
+        if (t->all[i].id == id && t->all[i].live) return t->all[i].live;
+    return 0;
+}
 
 static uint64_t rng_state = 1;
 static uint32_t rnd(uint32_t below)

@@ -1,8 +1,8 @@
 /* Bodies of requests: repair of ill-formed text, limits, and typed fields. No server runs: a request is a
  * struct. */
-#include "server/http/fields.h"
+#include "server/json/fields.h"
 #include "server/generate/generate.h"
-#include "server/http/json_parser.h"
+#include "server/json/parser.h"
 #include "tests/lib/backend_sets.h"
 
 #include <setjmp.h>

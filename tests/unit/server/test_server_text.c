@@ -1,5 +1,5 @@
 /* JSON output, event framing and stop strings: pure text functions of server/. */
-#include "server/http/json_writer.h"
+#include "server/json/writer.h"
 #include "server/http/stream.h"
 #include "server/generate/stop_match.h"
 

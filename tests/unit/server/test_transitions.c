@@ -3,6 +3,7 @@
 #include "scheduler/cache/kv_blocks.h"
 #include "scheduler/internal.h"
 #include "server/http/request.h"
+#include "tests/lib/cache_check.h"
 
 #include <setjmp.h>
 #include <signal.h>

@@ -321,48 +321,73 @@ static struct desk *desk_open(const struct image_config *cfg)
 static void test_kwargs(void **state)
 {
     (void)state;
-    const struct image_config fixed = {.width = 8, .height = 8};
+    static const struct image_config
+        fixed = {.width = 8, .height = 8},
+        sides = {.dynamic = true, .patch = 4, .merge = 2, .longest = 48, .area_max = 48 * 48},
+        frames = {.dynamic = true, .patch = 4, .merge = 2, .area_frames = 2, .area_max = 1 << 20},
+        tiles = {.dynamic = true,
+                 .patch = 4,
+                 .merge = 2,
+                 .area_max = 1 << 20,
+                 .tiles = {.rule = TILES_CLOSEST}},
+        slices = {
+            .dynamic = true, .patch = 4, .merge = 2, .area_max = 1 << 20, .tiles = {.rule = TILES_SLICED}};
     static const struct {
         const char *json;
-        bool fixed;
-        uint64_t min, max; /* what is asked for */
+        const struct image_config *cfg; /* NULL: areas */
+        uint64_t min, max;              /* what is asked for */
         const char *code, *param;
     } cases[] = {
-        {"{}", false, 0, 0, NULL, NULL},
-        {"{\"mm_processor_kwargs\": null}", true, 0, 0, NULL, NULL},
-        {"{\"mm_processor_kwargs\": {}}", true, 0, 0, NULL, NULL},
-        {"{\"mm_processor_kwargs\": {\"max_pixels\": 4096}}", false, 0, 4096, NULL, NULL},
-        {"{\"mm_processor_kwargs\": {\"min_pixels\": 1, \"max_pixels\": 1048576}}", false, 1, 1 << 20, NULL,
+        {"{}", NULL, 0, 0, NULL, NULL},
+        {"{\"mm_processor_kwargs\": null}", &fixed, 0, 0, NULL, NULL},
+        {"{\"mm_processor_kwargs\": {}}", &fixed, 0, 0, NULL, NULL},
+        {"{\"mm_processor_kwargs\": {\"max_pixels\": 4096}}", NULL, 0, 4096, NULL, NULL},
+        {"{\"mm_processor_kwargs\": {\"min_pixels\": 1, \"max_pixels\": 1048576}}", NULL, 1, 1 << 20, NULL,
          NULL},
-        {"{\"mm_processor_kwargs\": {\"size\": {\"shortest_edge\": 500, \"longest_edge\": 600}}}", false, 500,
+        {"{\"mm_processor_kwargs\": {\"size\": {\"shortest_edge\": 500, \"longest_edge\": 600}}}", NULL, 500,
          600, NULL, NULL},
-        {"{\"mm_processor_kwargs\": {\"size\": {\"longest_edge\": 600}, \"max_pixels\": 700}}", false, 0, 700,
+        {"{\"mm_processor_kwargs\": {\"size\": {\"longest_edge\": 600}, \"max_pixels\": 700}}", NULL, 0, 700,
          NULL, NULL},
-        {"{\"mm_processor_kwargs\": {\"max_pixels\": 1048577}}", false, 0, 0, "invalid_value",
+        {"{\"mm_processor_kwargs\": {\"max_pixels\": 1048577}}", NULL, 0, 0, "invalid_value",
          "mm_processor_kwargs.max_pixels"},
-        {"{\"mm_processor_kwargs\": {\"max_pixels\": 63}}", false, 0, 0, "invalid_value",
+        {"{\"mm_processor_kwargs\": {\"max_pixels\": 63}}", NULL, 0, 0, "invalid_value",
          "mm_processor_kwargs.max_pixels"},
-        {"{\"mm_processor_kwargs\": {\"min_pixels\": 0}}", false, 0, 0, "invalid_value",
+        {"{\"mm_processor_kwargs\": {\"min_pixels\": 0}}", NULL, 0, 0, "invalid_value",
          "mm_processor_kwargs.min_pixels"},
-        {"{\"mm_processor_kwargs\": {\"min_pixels\": -5}}", false, 0, 0, "invalid_value",
+        {"{\"mm_processor_kwargs\": {\"min_pixels\": -5}}", NULL, 0, 0, "invalid_value",
          "mm_processor_kwargs.min_pixels"},
-        {"{\"mm_processor_kwargs\": {\"min_pixels\": 1e300}}", false, 0, 0, "invalid_type",
+        {"{\"mm_processor_kwargs\": {\"min_pixels\": 1e300}}", NULL, 0, 0, "invalid_type",
          "mm_processor_kwargs.min_pixels"},
-        {"{\"mm_processor_kwargs\": {\"min_pixels\": \"5\"}}", false, 0, 0, "invalid_type",
+        {"{\"mm_processor_kwargs\": {\"min_pixels\": \"5\"}}", NULL, 0, 0, "invalid_type",
          "mm_processor_kwargs.min_pixels"},
-        {"{\"mm_processor_kwargs\": {\"min_pixels\": 500, \"max_pixels\": 400}}", false, 0, 0,
-         "invalid_value", "mm_processor_kwargs"},
-        {"{\"mm_processor_kwargs\": {\"size\": {\"height\": 4}}}", false, 0, 0, "unsupported_parameter",
+        {"{\"mm_processor_kwargs\": {\"min_pixels\": 500, \"max_pixels\": 400}}", NULL, 0, 0, "invalid_value",
          "mm_processor_kwargs"},
-        {"{\"mm_processor_kwargs\": {\"size\": 4}}", false, 0, 0, "invalid_type", "mm_processor_kwargs.size"},
-        {"{\"mm_processor_kwargs\": {\"do_resize\": false}}", false, 0, 0, "unsupported_parameter",
+        {"{\"mm_processor_kwargs\": {\"size\": {\"height\": 4}}}", NULL, 0, 0, "unsupported_parameter",
          "mm_processor_kwargs"},
-        {"{\"mm_processor_kwargs\": []}", false, 0, 0, "invalid_type", "mm_processor_kwargs"},
-        {"{\"mm_processor_kwargs\": {\"max_pixels\": 4096}}", true, 0, 0, "unsupported_parameter",
+        {"{\"mm_processor_kwargs\": {\"size\": 4}}", NULL, 0, 0, "invalid_type", "mm_processor_kwargs.size"},
+        {"{\"mm_processor_kwargs\": {\"do_resize\": false}}", NULL, 0, 0, "unsupported_parameter",
+         "mm_processor_kwargs"},
+        {"{\"mm_processor_kwargs\": []}", NULL, 0, 0, "invalid_type", "mm_processor_kwargs"},
+        {"{\"mm_processor_kwargs\": {\"max_pixels\": 4096}}", &fixed, 0, 0, "unsupported_parameter",
+         "mm_processor_kwargs"},
+        /* Pixtral's longest side; GLM's areas over two frames; LFM2-VL's tokens; MiniCPM-V's fixed slices. */
+        {"{\"mm_processor_kwargs\": {\"size\": {\"longest_edge\": 20}}}", &sides, 0, 400, NULL, NULL},
+        {"{\"mm_processor_kwargs\": {\"size\": {\"longest_edge\": 49}}}", &sides, 0, 0, "invalid_value",
+         "mm_processor_kwargs.size.longest_edge"},
+        {"{\"mm_processor_kwargs\": {\"min_pixels\": 64}}", &sides, 0, 0, "unsupported_parameter",
+         "mm_processor_kwargs"},
+        {"{\"mm_processor_kwargs\": {\"size\": {\"shortest_edge\": 999, \"longest_edge\": 4001}}}", &frames,
+         500, 2000, NULL, NULL},
+        {"{\"mm_processor_kwargs\": {\"max_pixels\": 4000}}", &frames, 0, 4000, NULL, NULL},
+        {"{\"mm_processor_kwargs\": {\"min_image_tokens\": 2, \"max_image_tokens\": 8}}", &tiles, 128, 512,
+         NULL, NULL},
+        {"{\"mm_processor_kwargs\": {\"max_pixels\": 4096}}", &tiles, 0, 0, "unsupported_parameter",
+         "mm_processor_kwargs"},
+        {"{\"mm_processor_kwargs\": {\"max_pixels\": 4096}}", &slices, 0, 0, "unsupported_parameter",
          "mm_processor_kwargs"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct desk *d = desk_open(cases[i].fixed ? &fixed : &rule.config);
+        struct desk *d = desk_open(cases[i].cfg ? cases[i].cfg : &rule.config);
         json_t *root = json_loads(cases[i].json, 0, NULL);
         assert_non_null(root);
         enum status st = gen_parse_image_bounds(&d->g, root);

@@ -256,8 +256,68 @@ static void test_costs(void **state)
     json_decref(list);
 }
 
+/* Each rule refers to itself and to the next: what is known of the last one must not take a pass over all of
+ * them to be known of the one before. */
+static void test_chain(void **state)
+{
+    (void)state;
+    enum { RULES = 6000 };
+    struct text t = {.s = malloc(TEXT_MAX)};
+    char line[64];
+    struct grammar *g = NULL;
+    struct grammar_error error = {{0}, {0}};
+    add(&t, "root::=", 7);
+    for (int i = RULES; i > 0; i--)
+        add(&t, line, (size_t)snprintf(line, sizeof line, "%s\"r\"a%d", i < RULES ? "|" : "", i));
+    for (int i = 1; i < RULES; i++)
+        add(&t, line, (size_t)snprintf(line, sizeof line, "\na%d::=\"(\"a%d|\"y\"a%d", i, i, i + 1));
+    add(&t, line, (size_t)snprintf(line, sizeof line, "\na%d::=\"z\"", RULES));
+    double begin = cpu_ms();
+    enum status st = grammar_from_text(t.s, t.len, &g, &error);
+    double took = cpu_ms() - begin;
+    if (st) fail_msg("%s", error.message);
+    if (took > 500.0 * SLOW) fail_msg("%.0f ms", took);
+    grammar_unref(g);
+    free(t.s);
+}
+
+/* Many schemas together: what each name of a property must be, and the required names, are looked for in
+ * all of them. */
+static void test_together(void **state)
+{
+    (void)state;
+    for (int required = 0; required < 2; required++) {
+        json_t *all = json_array(), *names = json_object();
+        for (int i = 0; i < 800; i++) {
+            char name[16];
+            json_t *list = json_array();
+            snprintf(name, sizeof name, "p%d", i);
+            json_object_set_new(names, name, json_true());
+            for (int k = 0; k < 100; k++) {
+                snprintf(name, sizeof name, "q%d", 100 * i + k);
+                json_array_append_new(list, json_string(name));
+            }
+            json_array_append_new(all, required
+                                           ? json_pack("{s:O}", "required", list)
+                                           : json_pack("{s:{s:i}}", "additionalProperties", "maxLength", i));
+            json_decref(list);
+        }
+        json_t *schema = json_pack("{s:s,s:o,s:o}", "type", "object", "properties", names, "allOf", all);
+        struct grammar_json_options opt = {.any_whitespace = true};
+        struct grammar_error error = {{0}, {0}};
+        struct grammar *g = NULL;
+        double begin = cpu_ms();
+        assert_int_equal(grammar_from_schema(schema, &opt, &g, &error), ST_TOO_LARGE);
+        double took = cpu_ms() - begin;
+        assert_non_null(strstr(error.message, "too large"));
+        if (took > 3000.0 * SLOW) fail_msg("%.0f ms", took);
+        json_decref(schema);
+    }
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_costs)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_costs), cmocka_unit_test(test_chain),
+                                       cmocka_unit_test(test_together)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

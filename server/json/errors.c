@@ -1,0 +1,98 @@
+/* See errors.h. */
+#include "server/json/errors.h"
+
+#include "config/base/utf8.h"
+#include "server/json/writer.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+/* Drops a character truncated by snprintf. */
+static void trim_utf8(char *text)
+{
+    size_t len = strlen(text), at = len;
+    uint32_t cp;
+    while (at && len - at < 4 && ((unsigned char)text[--at] & 0xc0) == 0x80) continue;
+    (void)utf8_decode(text + at, len - at, &cp);
+    if (cp == UTF8_SHORT) text[at] = '\0';
+}
+
+enum status api_fail(struct api_error *e, int http, const char *code, const char *param, const char *fmt, ...)
+{
+    va_list ap;
+    if (e->http) return ST_INVALID;
+    *e = (struct api_error){.http = http,
+                            .type = http == 429   ? "rate_limit_error"
+                                    : http >= 500 ? "server_error"
+                                                  : "invalid_request_error",
+                            .code = code};
+    snprintf(e->param, sizeof e->param, "%s", param ? param : "");
+    trim_utf8(e->param);
+    va_start(ap, fmt);
+    vsnprintf(e->message, sizeof e->message, fmt, ap);
+    va_end(ap);
+    trim_utf8(e->message);
+    return ST_INVALID;
+}
+
+static const struct map {
+    enum status st;
+    int http;
+    const char *code;
+} map[] = {
+    {ST_INVALID, 400, "invalid_value"}, {ST_UNSUPPORTED, 400, "unsupported_value"},
+    {ST_FORMAT, 400, "invalid_value"},  {ST_TOO_LARGE, 400, "context_length_exceeded"},
+    {ST_NOT_FOUND, 404, "not_found"},   {ST_AGAIN, 429, "rate_limit_exceeded"},
+    {ST_DEVICE, 500, "engine_error"},   {ST_NOMEM, 503, "out_of_memory"},
+};
+
+enum status api_nomem(struct api_error *e)
+{
+    return api_fail(e, 503, "out_of_memory", NULL, "The server is out of memory.");
+}
+
+enum status api_fail_status(struct api_error *e, enum status st, const char *param, const struct err *err)
+{
+    for (size_t i = 0; i < sizeof map / sizeof *map; i++) {
+        if (map[i].st == st)
+            return api_fail(e, map[i].http, map[i].code, param, "%s",
+                            err->msg[0] ? err->msg : status_name(st));
+    }
+    return api_fail(e, 500, "internal_error", NULL, "%s", err->msg[0] ? err->msg : status_name(st));
+}
+
+static const char *anthropic_type(int http)
+{
+    switch (http) {
+    case 401: return "authentication_error";
+    case 403: return "permission_error";
+    case 404: return "not_found_error";
+    case 413: return "request_too_large";
+    case 429: return "rate_limit_error";
+    case 503: return "overloaded_error";
+    case 504: return "timeout_error";
+    default: return http >= 500 ? "api_error" : "invalid_request_error";
+    }
+}
+
+void error_json(const struct api_error *e, enum error_shape shape, struct buf *out)
+{
+    struct json_writer o = {.buf = out};
+    if (shape != ERROR_OPENAI) { /* no fields for parameter and code: the message names the parameter */
+        char message[sizeof e->param + sizeof e->message + 2];
+        bool named =
+            !e->param[0] || (shape == ERROR_OLLAMA && strncmp(e->message, e->param, strlen(e->param)) == 0);
+        snprintf(message, sizeof message, "%s%s%s", named ? "" : e->param, named ? "" : ": ", e->message);
+        if (shape == ERROR_ANTHROPIC)
+            jw_put(&o, "{\"type\":\"error\",\"error\":{\"type\":%s,\"message\":%s}}", anthropic_type(e->http),
+                   message);
+        else jw_put(&o, "{\"error\":%s}", message);
+        return;
+    }
+    jw_put(&o, "{\"error\":{\"message\":%s,\"type\":%s,\"param\":%s,\"code\":%s", e->message, e->type,
+           e->param[0] ? e->param : NULL, e->code);
+    if (e->context) /* as llama.cpp says it */
+        jw_put(&o, ",\"n_prompt_tokens\":%u,\"n_ctx\":%u", e->prompt_tokens, e->context);
+    jw_text(&o, "}}");
+}

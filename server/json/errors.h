@@ -1,0 +1,40 @@
+/* Errors as the OpenAI API shows them: HTTP status and the four fields of the error object. Filled where the
+ * error is detected, serialized where the response is written; and the one table from status codes of the
+ * lower layers. Depends on no other module; any thread. */
+#ifndef KVASIR_ERRORS_H
+#define KVASIR_ERRORS_H
+
+#include "config/base/buf.h"
+#include "config/base/status.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+struct api_error {
+    int http;          /* 400 ... */
+    const char *type;  /* "invalid_request_error", "server_error" ...: static */
+    const char *code;  /* "invalid_type" ...: static; NULL = null */
+    char param[128];   /* path of the invalid field, "messages[2].content[0].image_url.url"; empty = null */
+    char message[512]; /* one sentence, UTF-8 */
+    uint32_t prompt_tokens, context; /* context_length_exceeded; else 0 */
+};
+
+/* Fills *e unless it holds an error already (http != 0), and returns ST_INVALID, so that an error is one
+ * line: return api_fail(e, 400, "invalid_value", "temperature", "...", ...); code must be a static string,
+ * param may be NULL. The type follows from http: 429 rate_limit_error, 5xx server_error, others
+ * invalid_request_error. A truncated string stays valid UTF-8. */
+enum status api_fail(struct api_error *e, int http, const char *code, const char *param, const char *fmt, ...)
+    __attribute__((format(printf, 5, 6)));
+/* api_fail with 503: the server is out of memory. */
+enum status api_nomem(struct api_error *e);
+/* Maps a lower layer's status and message: ST_INVALID -> 400 invalid_value, ST_TOO_LARGE -> 400
+ * context_length_exceeded, ST_AGAIN -> 429, ST_DEVICE -> 500 engine_error, ... the rest -> 500
+ * internal_error. */
+enum status api_fail_status(struct api_error *e, enum status st, const char *param, const struct err *err);
+/* OpenAI's {"error":{...}}; Anthropic's {"type":"error","error":{...}}, whose types follow from http;
+ * Ollama's
+ * {"error":text}. */
+enum error_shape { ERROR_OPENAI = 0, ERROR_ANTHROPIC, ERROR_OLLAMA };
+void error_json(const struct api_error *e, enum error_shape shape, struct buf *out);
+
+#endif

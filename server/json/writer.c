@@ -1,0 +1,129 @@
+/* See writer.h. */
+#include "server/json/writer.h"
+
+#include "config/base/utf8.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+void jw_bytes(struct json_writer *o, const void *data, size_t len)
+{
+    if (!o->st) o->st = buf_add(o->buf, data, len);
+}
+
+void jw_text(struct json_writer *o, const char *text)
+{
+    jw_bytes(o, text, strlen(text));
+}
+
+void jw_string(struct json_writer *o, const char *s, size_t len)
+{
+    jw_text(o, "\"");
+    size_t plain = 0; /* start of the run that needs no escape */
+    for (size_t i = 0; i < len && !o->st;) {
+        uint32_t cp = 0;
+        size_t n = utf8_decode(s + i, len - i, &cp);
+        char esc[8];
+        if (cp >= UTF8_BAD) {
+            snprintf(esc, sizeof esc, "\xEF\xBF\xBD");
+            n = 1;
+        } else if (cp == '"' || cp == '\\') {
+            snprintf(esc, sizeof esc, "\\%c", (char)cp);
+        } else if (cp < 0x20) {
+            const char *at = strchr("\bb\ff\nn\rr\tt", (int)cp);
+            if (cp && at) {
+                snprintf(esc, sizeof esc, "\\%c", at[1]);
+            } else {
+                snprintf(esc, sizeof esc, "\\u%04x", cp);
+            }
+        } else if (cp == 0x7F || cp == 0x85 || cp == 0x2028 || cp == 0x2029) {
+            snprintf(esc, sizeof esc, "\\u%04x", cp);
+        } else {
+            i += n;
+            continue;
+        }
+        jw_bytes(o, s + plain, i - plain);
+        jw_text(o, esc);
+        i += n;
+        plain = i;
+    }
+    jw_bytes(o, s + plain, len - plain);
+    jw_text(o, "\"");
+}
+
+void jw_cstring(struct json_writer *o, const char *s)
+{
+    if (s) {
+        jw_string(o, s, strlen(s));
+    } else {
+        jw_text(o, "null");
+    }
+}
+
+void jw_put(struct json_writer *o, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    for (const char *at; (at = strchr(fmt, '%')); fmt = at + 2 + (at[1] == 'l')) {
+        jw_bytes(o, fmt, (size_t)(at - fmt));
+        if (at[1] == 's') jw_cstring(o, va_arg(ap, const char *));
+        else if (at[1] == 'u') jw_uint(o, va_arg(ap, unsigned));
+        else if (at[2] == 'u') jw_uint(o, va_arg(ap, unsigned long));
+        else jw_int(o, va_arg(ap, long));
+    }
+    va_end(ap);
+    jw_text(o, fmt);
+}
+
+void jw_uint(struct json_writer *o, uint64_t v)
+{
+    char text[24];
+    snprintf(text, sizeof text, "%llu", (unsigned long long)v);
+    jw_text(o, text);
+}
+
+void jw_int(struct json_writer *o, int64_t v)
+{
+    char text[24];
+    snprintf(text, sizeof text, "%lld", (long long)v);
+    jw_text(o, text);
+}
+
+void jw_float32(struct json_writer *o, float v)
+{
+    char text[32];
+    if (!isfinite(v)) v = v > 0 ? 3.4028235e38f : -3.4028235e38f;
+    /* Of up to six digits, %g leaves out zeros at the end. */
+    for (int digits = fabsf(v) >= FLT_MIN && fabsf(v) < 1 ? 6 : 1; digits <= 9; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, (double)v);
+        if (strtof(text, NULL) == v) break;
+    }
+    jw_text(o, text);
+    if (!strpbrk(text, ".e")) jw_text(o, ".0"); /* stays a float for clients that distinguish 1 from 1.0 */
+}
+
+void jw_ids(struct json_writer *o, const uint32_t *ids, size_t count)
+{
+    jw_text(o, "[");
+    for (size_t i = 0; i < count; i++) {
+        if (i) jw_text(o, ",");
+        jw_uint(o, ids[i]);
+    }
+    jw_text(o, "]");
+}
+
+void jw_time(struct json_writer *o, int64_t seconds, long ns)
+{
+    char text[48] = "";
+    struct tm tm;
+    time_t t = (time_t)seconds;
+    size_t n = gmtime_r(&t, &tm) ? strftime(text, 32, "\"%Y-%m-%dT%H:%M:%S", &tm) : 0;
+    if (ns < 0) snprintf(text + n, sizeof text - n, "Z\"");
+    else snprintf(text + n, sizeof text - n, ".%09ldZ\"", ns);
+    jw_text(o, text);
+}
