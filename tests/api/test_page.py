@@ -119,8 +119,10 @@ def opened(server, chrome, *size, path="/", **how):
 
 def click(page, selector, text=None):
     """The last visible one that matches, and has this label or text; waits until there is one."""
-    found = f"""[...document.querySelectorAll({json.dumps(selector)})].filter(e => e.getClientRects().length &&
-        {json.dumps(text)} === null || [e.ariaLabel, e.textContent.trim()].includes({json.dumps(text)}))"""
+    label = json.dumps(text)
+    found = f"""[...document.querySelectorAll({json.dumps(selector)})].filter(e =>
+        e.getClientRects().length && {label} === null ||
+        [e.ariaLabel, e.textContent.trim()].includes({label}))"""
     page.wait(f"{found}.length")
     page.js(f"{found}.at(-1).click()")
 
