@@ -7,7 +7,7 @@
 #   address + undefined sanitizers: the suites again; thread sanitizer: those that start threads
 #   the inputs of tests/fuzz with the address sanitizer
 # With smaller bounds where a suite shows the same again: scripts/soak.sh has the full ones.
-# Closing line: "N passed, N failed". Safe to run again; under 10 minutes on 2 cores, 3 of them for builds.
+# Closing line: "N passed, N failed". Safe to run again; some 10 minutes on 2 cores, 3 of them for builds.
 # usage: scripts/test.sh [--quick | --clients [DIR]]
 #   --quick: the release build, its unit suites with the smallest bounds, and the API tests that neither look
 #     at times nor take long, without the emulated GPU and the browser; under 3 minutes
