@@ -101,6 +101,7 @@ static uint32_t blocks_of(const struct engine_chunk *r)
 static void pack_tokens(struct packer *p, const struct engine_batch *b, const uint32_t **pos)
 {
     struct step *st = &p->e->step;
+    const struct model_desc *d = &p->e->net.desc;
     const uint32_t *ids_dev;
     uint32_t *ids = array(p, st->t, &ids_dev), *ps = array(p, st->t, pos), row = 0;
     st->ids = ids_dev;
@@ -111,6 +112,8 @@ static void pack_tokens(struct packer *p, const struct engine_batch *b, const ui
         for (uint32_t k = 0; k < r->count; k++) {
             ids[row + k] = r->after ? r->after - 1 : r->tokens[r->position + k];
             ps[row + k] = r->position + k;
+            for (uint32_t n = 0; n < d->pad_count; n++)
+                if (ids[row + k] == d->pads[n]) ids[row + k] = d->pad_id;
         }
         for (uint32_t m = 0; m < r->span_count; m++) {
             const struct engine_span *u = &r->spans[m];
@@ -595,7 +598,7 @@ static enum status finish_rows(struct engine *e, struct engine_batch *b, uint32_
 bool engine_draws(const struct engine *e, const struct engine_chunk *r)
 {
     uint32_t next = r->position + r->count;
-    return e->ops->take_ids && !e->profile && !e->draft.on && !e->net.desc.ple &&
+    return e->ops->take_ids && !e->profile && !e->draft.on && !e->net.desc.ple && !e->net.desc.pad_count &&
            e->plan.logit_rows >= e->plan.sequences_max && r->sample && !r->proposed && !r->hidden &&
            r->score_first == UINT32_MAX &&
            sampler_plain(r->sampling, next < r->banned_until ? r->banned_count : 0);

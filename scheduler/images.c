@@ -172,8 +172,9 @@ static void let_go(struct scheduler *s, struct seq_image *f)
 
 void sched__features_drop(struct scheduler *s, struct sequence *q)
 {
-    for (uint32_t i = 0; i < q->req.prompt->span_count; i++) let_go(s, &q->features[i]);
     q->next_span = 0;
+    if (q->state == SEQ_WAITING) return; /* it holds no entry, and will need pixels that came meanwhile */
+    for (uint32_t i = 0; i < q->req.prompt->span_count; i++) let_go(s, &q->features[i]);
 }
 
 void sched__features_passed(struct scheduler *s, struct sequence *q)

@@ -199,11 +199,9 @@ struct scheduler {
     double draft_us;             /* measured time of one draft-model token for all sequences; 0 = unknown */
     struct engine_draft *drafts; /* [sequences_max] */
     uint32_t *draft_slots, draft_slots_free; /* [sequences_max] free slots */
-    struct token_out *drawn;     /* [sequences_max * (draft_max + 1)] sampled tokens of the step's verified
-                                    chunks */
-    uint64_t freed;              /* grows when a sequence releases blocks */
-    struct engine_chunk *chunks; /* of both flights */
-    struct sequence **chunk_seqs;
+    struct token_out *drawn; /* [sequences_max * (draft_max + 1)] sampled tokens of the step's verified
+                                chunks */
+    uint64_t freed;          /* grows when a sequence releases blocks */
     struct sched_flight flights[2];
     struct sched_flight *step;    /* the one being planned or in flight */
     struct sched_flight *ahead;   /* submitted behind it */

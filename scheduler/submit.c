@@ -45,8 +45,9 @@ enum status sched_create(struct engine *e, const struct sched_options *opt, stru
     s->step = &s->flights[0];
     s->ahead = &s->flights[1];
     size_t most = s->caps.sequences_max;
-    bool ok = NEW(s->slots, s->slot_count) && NEW(s->free_slots, s->slot_count) && NEW(s->chunks, 2 * most) &&
-              NEW(s->chunk_seqs, 2 * most) && NEW(s->asking, most) && NEW(s->prefills, most) &&
+    bool ok = NEW(s->slots, s->slot_count) && NEW(s->free_slots, s->slot_count) &&
+              NEW(s->step->chunks, most) && NEW(s->ahead->chunks, most) && NEW(s->step->seqs, most) &&
+              NEW(s->ahead->seqs, most) && NEW(s->asking, most) && NEW(s->prefills, most) &&
               NEW(s->shares, most) && NEW(s->drawn, most * (s->opt.draft_max + 1u)) && NEW(s->drafts, most) &&
               NEW(s->draft_slots, most) && !eventq_init(&s->events);
     enum status st = kvb_create(&s->caps, &s->blocks, err);
@@ -60,9 +61,6 @@ enum status sched_create(struct engine *e, const struct sched_options *opt, stru
         sched_destroy(s);
         return st;
     }
-    *s->step = (struct sched_flight){.chunks = s->chunks, .seqs = s->chunk_seqs};
-    *s->ahead = (struct sched_flight){.chunks = s->chunks + s->caps.sequences_max,
-                                      .seqs = s->chunk_seqs + s->caps.sequences_max};
     for (uint32_t i = 0; i < s->slot_count; i++) s->free_slots[i] = s->slot_count - 1 - i;
     for (uint32_t i = 0; i < most; i++) s->draft_slots[s->draft_slots_free++] = i;
     s->now.arena_grains = s->caps.arena_grains;
@@ -99,8 +97,10 @@ void sched_destroy(struct scheduler *s)
     kvb_destroy(s->blocks);
     free(s->slots);
     free(s->free_slots);
-    free(s->chunks);
-    free(s->chunk_seqs);
+    for (int i = 0; i < 2; i++) {
+        free(s->flights[i].chunks);
+        free(s->flights[i].seqs);
+    }
     free(s->asking);
     free(s->prefills);
     free(s->shares);

@@ -98,10 +98,10 @@ struct hf_config {
     bool has_vision;
     struct hf_vision vision;
     uint32_t mm_tokens_per_image;
-    bool encoder;                /* text attends in both directions */
-    bool bidirectional_images;   /* an image's tokens attend to each other in both directions */
-    uint32_t image_id, video_id; /* placeholder tokens; HF_NO_ID = none */
-    uint32_t bos_id;             /* HF_NO_ID = none */
+    bool encoder;                          /* text attends in both directions */
+    bool bidirectional_images;             /* an image's tokens attend to each other in both directions */
+    uint32_t image_id, video_id, audio_id; /* placeholder tokens; HF_NO_ID = none */
+    uint32_t bos_id;                       /* HF_NO_ID = none */
     uint32_t eos_ids[HF_EOS_MAX];
     uint32_t eos_count; /* 0 = none in the file */
     /* Draft models: hidden size of the target model. */

@@ -66,6 +66,7 @@ void family_defaults(const struct family *family, const struct family_type *type
                             .has_vision = has_vision,
                             .image_id = has_vision && family->image_id ? family->image_id : HF_NO_ID,
                             .video_id = has_vision && family->video_id ? family->video_id : HF_NO_ID,
+                            .audio_id = HF_NO_ID,
                             .bos_id = family->bos_id ? family->bos_id : HF_NO_ID};
     snprintf(c->model_type, sizeof c->model_type, "%s", type->name);
     if (has_vision) c->vision = *type->vision;

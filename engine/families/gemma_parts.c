@@ -30,6 +30,11 @@ void siglip_read(struct hf_reader *r, uint32_t obj, struct hf_vision *v)
     hf_side(r, obj, "image_size", SIZE_MAX_IMAGE, &v->image_size);
     hf_side(r, obj, "patch_size", SIZE_MAX_PATCH, &v->patch_size);
     hf_double(r, obj, "layer_norm_eps", 0, 1, &v->layer_norm_eps);
+    uint32_t act = json_get_live(r->d, obj, "hidden_act");
+    if (act != JSON_NONE)
+        v->activation = json_str_eq(r->d, act, "gelu")         ? HF_GELU
+                        : json_str_eq(r->d, act, "quick_gelu") ? HF_QUICK_GELU
+                                                               : HF_GELU_TANH;
     hf_activation(r, obj, "hidden_act", v->activation);
     siglip_check(r, v);
 }
@@ -71,7 +76,9 @@ struct desc_vision siglip_tower(const struct hf_config *c)
     return (struct desc_vision){
         .image_size = v->image_size,
         DESC_TOWER(v),
-        .mlp = v->activation == HF_GELU ? VISION_GELU_ERF : VISION_GELU_TANH,
+        .mlp = v->activation == HF_GELU         ? VISION_GELU_ERF
+               : v->activation == HF_QUICK_GELU ? VISION_QUICK_GELU
+                                                : VISION_GELU_TANH,
         .patch_bias = true,
         .depth = 1,
         .position = true,

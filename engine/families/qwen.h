@@ -74,6 +74,10 @@ void qwen_position_side(struct hf_reader *r, uint32_t rows, struct hf_vision *v)
     {"blk.#.ffn_gate_inp", "model.layers.#.mlp.gate"},                                                       \
         {"blk.#.ffn_gate_exps", "model.layers.#.mlp.experts.*.gate_proj"},                                   \
         {"blk.#.ffn_up_exps", "model.layers.#.mlp.experts.*.up_proj"},                                       \
+        {"blk.#.ffn_gate_inp_shexp", "model.layers.#.mlp.shared_expert_gate"},                               \
+        {"blk.#.ffn_gate_shexp", "model.layers.#.mlp.shared_expert.gate_proj"},                              \
+        {"blk.#.ffn_up_shexp", "model.layers.#.mlp.shared_expert.up_proj"},                                  \
+        {"blk.#.ffn_down_shexp", "model.layers.#.mlp.shared_expert.down_proj"},                              \
     {                                                                                                        \
         "blk.#.ffn_down_exps", "model.layers.#.mlp.experts.*.down_proj"                                      \
     }

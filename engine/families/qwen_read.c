@@ -171,10 +171,11 @@ static void read_recurrent(struct hf_reader *r, uint32_t obj, struct hf_text *t)
 }
 
 /* Which layers have a window: Qwen2, Qwen3, Qwen2-VL, Qwen2.5-VL by layer_types or max_window_layers;
- * Qwen3-MoE all or none; Qwen3-VL none. Released files have use_sliding_window false. */
+ * Qwen3-MoE all or none; Qwen2-MoE by layer_types or every other one below max_window_layers; Qwen3-VL none.
+ * Released files have use_sliding_window false. */
 static void read_windows(struct hf_reader *r, const struct family_type *type, uint32_t obj, struct hf_text *t)
 {
-    bool use = false, by_layer = type->text->num_experts == 0;
+    bool use = false, experts = type->text->num_experts > 0, all = experts && t->qk_norm;
     if (type->text->linear_conv_kernel_dim) {
         read_recurrent(r, obj, t);
         return;
@@ -185,7 +186,7 @@ static void read_windows(struct hf_reader *r, const struct family_type *type, ui
     hf_u32(r, obj, "sliding_window", use ? 1 : 0, 1u << 30, &t->sliding_window);
     hf_u32(r, obj, "max_window_layers", 0, 1u << 20, &first);
     bool window = use && (key == JSON_NONE || json_kind(r->d, key) != JSON_NULL);
-    if (by_layer && hf_layer_types(r, obj, HF_SLIDING, t)) {
+    if (!all && hf_layer_types(r, obj, HF_SLIDING, t)) {
         for (uint32_t n = 0; n < t->num_hidden_layers; n++)
             if (t->layer_types[n] == HF_SLIDING && !window)
                 hf_error(r, ST_FORMAT, "layer_types",
@@ -193,7 +194,8 @@ static void read_windows(struct hf_reader *r, const struct family_type *type, ui
         return;
     }
     for (uint32_t n = 0; n < t->num_hidden_layers; n++)
-        t->layer_types[n] = window && (!by_layer || n >= first) ? HF_SLIDING : HF_FULL;
+        t->layer_types[n] =
+            window && (all || (experts ? n % 2 == 0 && n < first : n >= first)) ? HF_SLIDING : HF_FULL;
 }
 
 static void check_experts(struct hf_reader *r, const struct hf_text *t)
@@ -211,10 +213,10 @@ static void read_experts(struct hf_reader *r, const struct family_type *type, ui
     hf_u32(r, obj, "num_experts", 0, SIZE_MAX_EXPERTS, &t->num_experts);
     hf_u32(r, obj, "num_experts_per_tok", 1, HF_TOPK_MAX, &t->num_experts_per_tok);
     hf_u32(r, obj, "moe_intermediate_size", 1, SIZE_MAX_FF, &t->moe_intermediate_size);
-    if (type->text->shared_expert_intermediate_size) {
+    if (type->text->shared_expert_intermediate_size)
         hf_u32(r, obj, "shared_expert_intermediate_size", 1, SIZE_MAX_FF,
                &t->shared_expert_intermediate_size);
-    } else {
+    if (!type->text->linear_conv_kernel_dim) {
         hf_u32(r, obj, "decoder_sparse_step", 1, HF_LAYERS_MAX, &step);
         hf_list(r, obj, "mlp_only_layers", 1u << 20, HF_LAYERS_MAX, dense, &dense_count);
     }
@@ -224,6 +226,9 @@ static void read_experts(struct hf_reader *r, const struct family_type *type, ui
         t->sparse[n] = t->num_experts > 0 && (n + 1) % step == 0;
     for (uint32_t i = 0; i < dense_count; i++)
         if (dense[i] < t->num_hidden_layers) t->sparse[dense[i]] = false;
+    for (uint32_t n = 0; n < t->num_hidden_layers && t->shared_expert_intermediate_size; n++)
+        if (!t->sparse[n])
+            hf_error(r, ST_UNSUPPORTED, "decoder_sparse_step", "layers without experts are not served here");
 }
 
 static void resolve_head_dim(struct hf_reader *r, struct hf_text *t)
@@ -270,6 +275,8 @@ static void read_text(struct hf_reader *r, const struct family_type *type, uint3
     if (t->qk_norm) { /* from Qwen3 on; before it q, k and v always had one and o never */
         hf_bool(r, obj, "attention_bias", &t->qkv_bias);
         t->o_bias = t->qkv_bias;
+    } else if (t->num_experts) {
+        hf_bool(r, obj, "qkv_bias", &t->qkv_bias);
     }
     read_heads(r, type, obj, t);
     read_rope(r, type, obj, t);
@@ -443,7 +450,7 @@ void qwen_gguf_text(struct gguf_keys *k, struct hf_text *t)
     gguf_sections(k, t, p);
     t->rope[HF_SLIDING] = *p;
     if (t->num_experts == 0) return;
-    t->norm_topk_prob = true; /* of every released model */
+    t->norm_topk_prob = t->qk_norm; /* of every released model */
     (void)gguf_bool(gguf_key(k, "expert_weights_norm"), &t->norm_topk_prob);
     gguf_read_u32(k, "expert_count", true, 1, SIZE_MAX_EXPERTS, &t->num_experts);
     gguf_read_u32(k, "expert_used_count", true, 1, HF_TOPK_MAX, &t->num_experts_per_tok);
@@ -451,6 +458,9 @@ void qwen_gguf_text(struct gguf_keys *k, struct hf_text *t)
                  SIZE_MAX_FF, &t->moe_intermediate_size);
     gguf_read_u32(k, "expert_feed_forward_length", t->moe_intermediate_size == 0, 1, SIZE_MAX_FF,
                   &t->moe_intermediate_size);
+    if (t->shared_expert_intermediate_size)
+        gguf_set_u32(k, "blk.0.ffn_down_shexp.weight", gguf_columns(k, "blk.0.ffn_down_shexp.weight"), 1,
+                     SIZE_MAX_FF, &t->shared_expert_intermediate_size);
     check_experts(&k->r, t);
     for (uint32_t n = 0; n < t->num_hidden_layers; n++) {
         char name[64];

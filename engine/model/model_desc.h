@@ -272,6 +272,8 @@ struct model_desc {
     uint32_t ple;  /* width of a layer's per-layer embedding; 0 = none */
     double token_scale; /* rounded as embed_scale is */
     uint32_t pad_id;    /* row of the table used for an image's tokens */
+    uint32_t pads[3];   /* [pad_count] tokens that are embedded as pad_id */
+    uint32_t pad_count;
     struct desc_names names;
     enum desc_experts expert_layout;
     uint32_t drafts_for; /* > 0: a draft model, for a target of that width */

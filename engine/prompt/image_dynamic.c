@@ -15,6 +15,8 @@ static double larger(double a, double b)
 
 void image_config_bound(struct image_config *cfg, const struct image_bounds *bounds)
 {
+    if (bounds->tiles && bounds->tiles < cfg->tiles.max) cfg->tiles.max = bounds->tiles;
+    if (cfg->tiles.min > cfg->tiles.max) cfg->tiles.min = cfg->tiles.max;
     if (!cfg->dynamic) return;
     uint32_t times = cfg->area_frames ? cfg->area_frames : 1;
     if (bounds->area_max) cfg->area_max = bounds->area_max * times;

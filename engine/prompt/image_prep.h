@@ -19,9 +19,10 @@ bool image_budget(const struct image_config *cfg, uint64_t tokens, uint64_t *are
 struct image_bounds {
     uint64_t area_min, area_max;
     uint32_t width, height; /* size and shape as if the image had these sides */
+    uint32_t tiles;         /* the most */
 };
-/* Applies them to a copy of the checkpoint's settings; no-op if the size is fixed. An area_min above the
- * resulting area_max becomes that. */
+/* Applies them to a copy of the checkpoint's settings; if the size is fixed, only tiles. An area_min above
+ * the resulting area_max becomes that. */
 void image_config_bound(struct image_config *cfg, const struct image_bounds *bounds);
 
 /* The size in pixels that an image (frames 0) or each frame of a video is resized to. ST_INVALID, with a

@@ -55,7 +55,6 @@ void radix_destroy(struct radix_cache *c)
         free(c->valid_to[g]);
     }
     for (int h = 0; h < HEAP_COUNT; h++) free(c->heaps[h].at);
-    free(c->announced.tokens);
     free(c->announced.hashes);
     free(c->announced.images);
     free(c->path.tokens);
@@ -272,12 +271,6 @@ static void pin_node(struct radix_cache *c, struct radix_pin *pin, struct radix_
     radix__classify(c, n);
 }
 
-/* Frees a root without children or pins. */
-static void root_gone(struct radix_cache *c, struct radix_node *n)
-{
-    if (n->root && !n->child_count && !n->pins) radix__remove(c, n);
-}
-
 void radix_unpin(struct radix_cache *c, struct radix_pin *pin)
 {
     struct radix_node *n = pin->node;
@@ -286,7 +279,7 @@ void radix_unpin(struct radix_cache *c, struct radix_pin *pin)
     ASSERT(n->pins > 0);
     n->pins--;
     radix__classify(c, n);
-    root_gone(c, n);
+    if (n->root && !n->child_count && !n->pins) radix__remove(c, n);
 }
 
 /* The blocks of group g that cover [n->end - w + 1 - more, n->end), into *t; false: one of them is gone, or

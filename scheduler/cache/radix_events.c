@@ -9,7 +9,7 @@
  * A full group has every block whose mark is there. A sliding group has one while all of it is kept, in the
  * bodies of its nodes or in the tail of a node below. Changes of sliding blocks are recorded as dirty ranges
  * of positions and handled once, at the end of the call that made them. See radix_internal.h. Calls nothing
- * of the other files. */
+ * of the other files but radix_sink.c. */
 #include "scheduler/cache/radix_internal.h"
 
 #include "config/base/assert.h"
@@ -132,44 +132,21 @@ void radix__marks_split(struct radix_cache *c, struct radix_node *u, struct radi
 
 /* ---- telling ---- */
 
-static void note_image(struct radix_cache *c, const struct prompt_span *s, uint32_t *count)
-{
-    uint32_t i = *count;
-    struct cache_image *list = c->announced.images;
-    while (i && list[i - 1].begin > s->begin) i--;
-    if (i && list[i - 1].begin == s->begin) return; /* cut by a node's end: both have it */
-    memmove(list + i + 1, list + i, (*count - i) * sizeof *list);
-    list[i] = (struct cache_image){.begin = s->begin, .end = s->end};
-    memcpy(list[i].key, span_identity(s), sizeof s->key);
-    (*count)++;
-}
-
-/* The items [from, to) of n's path, to <= n->end, into c->announced; the root is returned, NULL: out of
- * memory. */
-static const struct radix_node *gather(struct radix_cache *c, const struct radix_node *n, uint32_t from,
-                                       uint32_t to, uint32_t *images)
-{
-    *images = 0;
-    if (!LIST_RESERVE(c->announced.tokens, c->announced.token_cap, to - from)) return NULL;
-    for (; !n->root; n = n->parent) {
-        uint32_t a = n->start > from ? n->start : from, b = n->end < to ? n->end : to;
-        if (a >= b) continue;
-        memcpy(c->announced.tokens + (a - from), n->tokens + (a - n->start), (b - a) * sizeof *n->tokens);
-        if (!LIST_RESERVE(c->announced.images, c->announced.image_cap, *images + n->span_count)) return NULL;
-        for (uint32_t i = 0; i < n->span_count; i++)
-            if (n->spans[i].begin < b && n->spans[i].end > a) note_image(c, &n->spans[i], images);
-    }
-    return n;
-}
-
 /* Sends marks [k, k + count) of n as one message. Out of memory: they stay unannounced, so routing is worse
  * but not wrong. */
 static void announce_stored(struct radix_cache *c, struct radix_node *n, uint32_t g, uint32_t k,
                             uint32_t count)
 {
-    uint32_t size = c->event_sink.block_tokens, first = (n->start / size + k) * size, images;
-    const struct radix_node *root = gather(c, n, first, first + count * size, &images);
-    if (!root || !LIST_RESERVE(c->announced.hashes, c->announced.hash_cap, count)) return;
+    uint32_t size = c->event_sink.block_tokens, first = (n->start / size + k) * size;
+    struct radix_view v;
+    if (!radix__path(c, n, first, first + count * size, &v) ||
+        !LIST_RESERVE(c->announced.images, c->announced.image_cap, v.span_count) ||
+        !LIST_RESERVE(c->announced.hashes, c->announced.hash_cap, count))
+        return;
+    for (uint32_t i = 0; i < v.span_count; i++) {
+        c->announced.images[i] = (struct cache_image){.begin = v.spans[i].begin, .end = v.spans[i].end};
+        memcpy(c->announced.images[i].key, span_identity(&v.spans[i]), sizeof v.spans[i].key);
+    }
     for (uint32_t i = 0; i < count; i++) {
         c->announced.hashes[i] = n->marks[k + i].hash;
         n->marks[k + i].announced |= 1u << g;
@@ -182,10 +159,10 @@ static void announce_stored(struct radix_cache *c, struct radix_node *n, uint32_
                                                 .first = first,
                                                 .parent = k ? n->marks[k - 1].hash : hash_before(c, n),
                                                 .hashes = c->announced.hashes,
-                                                .tokens = c->announced.tokens,
+                                                .tokens = v.tokens,
                                                 .images = c->announced.images,
-                                                .image_count = images,
-                                                .salt = root->salt});
+                                                .image_count = v.span_count,
+                                                .salt = v.salt});
 }
 
 static void announce_removed(struct radix_cache *c, struct radix_node *n, uint32_t g, uint32_t k,

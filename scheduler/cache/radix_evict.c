@@ -274,28 +274,18 @@ static void drop_body(struct radix_cache *c, struct radix_node *n)
     radix__classify(c, n);
 }
 
-static void remember(struct radix_cache *c, uint64_t hash)
-{
-    if (c->ghosts) c->ghosts[hash % GHOST_COUNT] = hash;
-}
-
-static void count_blocks(struct radix_cache *c, const struct radix_node *n)
-{
-    uint32_t blocks = radix__blocks(c, n->start, n->end);
-    for (uint32_t g = 0; g < c->caps.group_count; g++)
-        c->stats.evicted_blocks[g] += c->caps.groups[g].window ? n->body[g] + n->tail[g].count : blocks;
-    if (n->state != ENGINE_NO_BLOCK) c->stats.evicted_blocks[c->state_group]++;
-}
-
 static void drop_leaf(struct radix_cache *c, struct radix_node *n)
 {
     c->inflation = n->rank > c->inflation ? n->rank : c->inflation;
     for (;;) {
         struct radix_node *parent = n->parent;
         bool root = n->root;
-        remember(c, n->link.hash);
+        c->ghosts[n->link.hash % GHOST_COUNT] = n->link.hash;
         radix__keep(c, n, KEPT_ALL, n->start);
-        count_blocks(c, n);
+        for (uint32_t g = 0; g < c->caps.group_count; g++)
+            c->stats.evicted_blocks[g] +=
+                c->caps.groups[g].window ? n->body[g] + n->tail[g].count : radix__blocks(c, n->start, n->end);
+        if (n->state != ENGINE_NO_BLOCK) c->stats.evicted_blocks[c->state_group]++;
         radix__remove(c, n);
         c->stats.evicted_nodes++;
         if (root || parent == &c->top) return;
@@ -316,7 +306,8 @@ static bool cut_leaf(struct radix_cache *c, struct radix_node *n)
     uint32_t blocks = radix__blocks(c, n->start, n->end);
     if (c->sliding || radix__recurrent(c) || blocks <= 2 * DROP_BLOCKS) return false;
     uint32_t keep = blocks - DROP_BLOCKS, end = (n->start / c->bt + keep) * c->bt;
-    remember(c, radix__child_hash(c, n, radix__of_node(n), end));
+    uint64_t gone = radix__child_hash(c, n, radix__of_node(n), end);
+    c->ghosts[gone % GHOST_COUNT] = gone;
     radix__keep(c, n, KEPT_ALL, end);
     for (uint32_t g = 0; g < c->caps.group_count; g++) {
         for (uint32_t i = keep; i < blocks; i++)
@@ -390,5 +381,5 @@ void radix_reset(struct radix_cache *c)
     /* Not counted as eviction: it was requested. */
     c->stats.evicted_nodes = before.evicted_nodes;
     memcpy(c->stats.evicted_blocks, before.evicted_blocks, sizeof before.evicted_blocks);
-    if (c->ghosts) memset(c->ghosts, 0, GHOST_COUNT * sizeof *c->ghosts);
+    memset(c->ghosts, 0, GHOST_COUNT * sizeof *c->ghosts);
 }

@@ -86,14 +86,13 @@ struct radix_cache {
         uint32_t *tokens;
         struct prompt_span *spans;
         uint32_t token_cap, span_cap;
-    } path;     /* of what the sink receives */
+    } path;     /* radix__path */
     bool quiet; /* events are suppressed: a resync follows; nothing goes to the sink */
     struct radix_node *dirty, *dirty_last;
     struct {
-        uint32_t *tokens;
         uint64_t *hashes;
         struct cache_image *images;
-        uint32_t token_cap, hash_cap, image_cap;
+        uint32_t hash_cap, image_cap;
     } announced;
     struct radix_stats stats;
 };
@@ -140,6 +139,9 @@ void radix__event_flush(struct radix_cache *c);
 bool radix__mark_held(const struct radix_cache *c, const struct radix_node *n, uint32_t g, uint32_t k);
 
 /* ---- radix_sink.c: no-ops without a sink ---- */
+/* The items [from, to) of n's path, to <= n->end; tokens[0] is that at `from`. False: out of memory. */
+bool radix__path(struct radix_cache *c, const struct radix_node *n, uint32_t from, uint32_t to,
+                 struct radix_view *v);
 enum radix_kept { KEPT_BLOCKS = 1, KEPT_TAIL = 2, KEPT_STATE = 4, KEPT_ALL = 7 };
 /* Gives that of n to it; of the blocks, those from position `from` on. */
 void radix__keep(struct radix_cache *c, struct radix_node *n, enum radix_kept what, uint32_t from);

@@ -12,27 +12,29 @@ void radix_set_sink(struct radix_cache *c, const struct radix_sink *sink)
     c->sink = *sink;
 }
 
-/* The items of [0, n->end), and the salt. A span that reaches into several nodes is in each of them. False:
- * out of memory. */
-static bool path_of(struct radix_cache *c, const struct radix_node *n, struct radix_view *v)
+bool radix__path(struct radix_cache *c, const struct radix_node *n, uint32_t from, uint32_t to,
+                 struct radix_view *v)
 {
     uint32_t most = 0, at;
     for (const struct radix_node *a = n; !a->root; a = a->parent) most += a->span_count;
-    if (!LIST_RESERVE(c->path.tokens, c->path.token_cap, n->end) ||
+    if (!LIST_RESERVE(c->path.tokens, c->path.token_cap, to - from) ||
         !LIST_RESERVE(c->path.spans, c->path.span_cap, most))
         return false;
-    *v = (struct radix_view){.tokens = c->path.tokens, .count = n->end};
-    at = most;
-    for (; !n->root; n = n->parent) {
-        memcpy(c->path.tokens + n->start, n->tokens, (n->end - n->start) * sizeof *n->tokens);
+    for (at = most; !n->root; n = n->parent) {
+        uint32_t a = n->start > from ? n->start : from, b = n->end < to ? n->end : to;
+        if (a >= b) continue;
+        memcpy(c->path.tokens + (a - from), n->tokens + (a - n->start), (b - a) * sizeof *n->tokens);
         for (uint32_t i = n->span_count; i-- > 0;) {
-            if (n->spans[i].end > n->end && at < most) continue; /* the node after it has it */
-            c->path.spans[--at] = n->spans[i];
+            const struct prompt_span *s = &n->spans[i];
+            bool known = at < most && c->path.spans[at].begin == s->begin; /* the node after it has it, too */
+            if (!known && s->begin < b && s->end > a) c->path.spans[--at] = *s;
         }
     }
-    v->spans = c->path.spans + at;
-    v->span_count = most - at;
-    v->salt = n->salt;
+    *v = (struct radix_view){.tokens = c->path.tokens,
+                             .count = to - from,
+                             .spans = c->path.spans + at,
+                             .span_count = most - at,
+                             .salt = n->salt};
     return true;
 }
 
@@ -41,7 +43,7 @@ void radix__keep(struct radix_cache *c, struct radix_node *n, enum radix_kept wh
     struct radix_run runs[ENGINE_GROUPS_MAX] = {{0}};
     struct radix_view v;
     uint32_t blocks = radix__blocks(c, n->start, n->end), base = n->start / c->bt, skip = from / c->bt - base;
-    if (!c->sink.keep || c->quiet || n->root || !path_of(c, n, &v)) return;
+    if (!c->sink.keep || c->quiet || n->root || !radix__path(c, n, 0, n->end, &v)) return;
     for (uint32_t g = 0; g < c->caps.group_count; g++) {
         if (what & KEPT_BLOCKS && !c->caps.groups[g].window)
             runs[g] = (struct radix_run){n->block_offsets[g] + skip, base + skip, blocks - skip};

@@ -248,11 +248,8 @@ void tier_keep(void *tier, const struct radix_view *v, const struct radix_run ru
             k = items ? tier__child_create(t, n, items, t->scratch_bytes) : NULL;
         }
         if (!k) break;
-        bool data = false;
-        for (uint32_t g = 0; g < t->caps.group_count; g++)
-            data |= block_of(t, v, &runs[g], g, i) != ENGINE_NO_BLOCK;
         k->busy = true; /* a failed record must not free it */
-        for (uint32_t g = 0; data && g < t->caps.group_count; g++) {
+        for (uint32_t g = 0; g < t->caps.group_count; g++) {
             uint32_t block_offset = block_of(t, v, &runs[g], g, i);
             if (block_offset != ENGINE_NO_BLOCK) keep_block(t, k, g, block_offset);
         }

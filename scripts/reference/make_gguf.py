@@ -21,7 +21,8 @@ from safetensors import safe_open
 ROOT = Path(__file__).resolve().parents[2] / "tests/golden"
 CASES = {"gemma3": "gemma3/window_small_f32", "qwen2_vl": "qwen/qwen2_vl_f32",
          "qwen2_5_vl": "qwen/qwen2_5_vl_f32", "qwen3_vl": "qwen/qwen3_vl_f32",
-         "qwen3_moe": "qwen/qwen3_moe_f32", "qwen3_5": "qwen/qwen3_5_text_f32",
+         "qwen2_moe": "qwen/qwen2_moe_f32", "qwen3_moe": "qwen/qwen3_moe_f32",
+         "qwen3_5": "qwen/qwen3_5_text_f32",
          "qwen3_5_moe": "qwen/qwen3_5_moe_f32", "gemma4": "gemma4/e4b_released_f32",
          "gemma4_moe": "gemma4/moe_released_f32", "gemma4_tower": "gemma4/e2b_vision_f32",
          "llama": "llama/llama_gguf_f32", "llama_odd": "llama/llama_odd_f32", "smollm3": "llama/smollm3_f32",
@@ -41,6 +42,7 @@ OLLAMA = {"qwen3_5.gguf"}  # as Ollama's conversion has them
 FUSED = {"qwen2_vl"}  # with q, k and v in one, as the converter's --fuse-qkv has them
 ARCH = {"gemma": "gemma", "gemma2": "gemma2", "gemma3": "gemma3", "gemma3_text": "gemma3", "gemma4": "gemma4",
         "gemma4_text": "gemma4", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3_moe": "qwen3moe",
+        "qwen2_moe": "qwen2moe",
         "qwen2_vl": "qwen2vl", "qwen2_5_vl": "qwen2vl", "qwen3_vl": "qwen3vl", "qwen3_vl_moe": "qwen3vlmoe",
         "qwen3_5": "qwen35", "qwen3_5_text": "qwen35", "qwen3_5_moe": "qwen35moe",
         "llama": "llama", "mistral": "llama", "smollm3": "smollm3", "granite": "granite",

@@ -135,7 +135,7 @@ def spell_as_released(folder, v):
         keep = ["attention_dropout", "bos_token_id", "eos_token_id", "hidden_act", "hidden_size", "initializer_range", "intermediate_size",
                 "max_position_embeddings", "max_window_layers", "num_attention_heads", "num_hidden_layers", "num_key_value_heads",
                 "rms_norm_eps", "sliding_window", "use_cache", "use_sliding_window", "vocab_size", "head_dim", "attention_bias",
-                "decoder_sparse_step", "mlp_only_layers", "moe_intermediate_size", "norm_topk_prob", "num_experts_per_tok",
+                "decoder_sparse_step", "mlp_only_layers", "shared_expert_intermediate_size", "moe_intermediate_size", "norm_topk_prob", "num_experts_per_tok",
                 "output_router_logits", "router_aux_loss_coef"]
         out = {"architectures": c["architectures"], "model_type": c["model_type"], "torch_dtype": c["dtype"],
                "transformers_version": "4.41.2", "tie_word_embeddings": c["tie_word_embeddings"], "rope_theta": rope["rope_theta"]}

@@ -184,6 +184,21 @@ VARIANTS = {
         text=text_cfg(num_attention_heads=4, num_key_value_heads=2, head_dim=16, use_sliding_window=True, sliding_window=12, max_window_layers=1,
                       attention_bias=True, rope_parameters={"rope_theta": 1e4, "rope_type": "default"}),
         cases=[raw(LONG[:130], note="layer 0 full, layers 1 and 2 with a window of 12; biases"), chat(HELLO)]),
+    "qwen2_moe_f32": dict(
+        family="qwen2_moe", template=TEMPLATE_TEXT2, seed=2314, spelling="flat",
+        text=text_cfg(num_experts=6, num_experts_per_tok=2, moe_intermediate_size=12,
+                      shared_expert_intermediate_size=20, norm_topk_prob=False, tie_word_embeddings=False,
+                      rope_parameters={"rope_theta": 1e4, "rope_type": "default"}),
+        cases=[raw(LONG[:110], note="experts one by one, not renormalised; a shared expert with its gate"),
+               chat(HELLO)]),
+    "qwen2_moe_odd_f32": dict(
+        family="qwen2_moe", template=TEMPLATE_TEXT2, seed=2402,
+        text=text_cfg(num_attention_heads=4, num_key_value_heads=1, num_experts=3, num_experts_per_tok=1,
+                      moe_intermediate_size=12, shared_expert_intermediate_size=8, norm_topk_prob=True,
+                      qkv_bias=False, use_sliding_window=True, sliding_window=12, max_window_layers=3,
+                      rope_parameters={"rope_theta": 1e4, "rope_type": "default"}),
+        cases=[raw(LONG[:90], note="as save_pretrained writes it; one expert of three; no biases; "
+                                   "layers 0 and 2 have a window of 12"), chat(HELLO)]),
     "qwen3_moe_f32": dict(
         family="qwen3_moe", template=TEMPLATE_3, seed=1608, spelling="flat",
         text=text_cfg(head_dim=16, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=12, norm_topk_prob=True, mlp_only_layers=[0],

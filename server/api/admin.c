@@ -27,52 +27,35 @@ static bool allowed(struct request *r)
     return false;
 }
 
-static void drop(struct request *r, unsigned what)
+static const struct {
+    const char *label;
+    unsigned what;
+} drops[] = {{"/reset_prefix_cache", DROP_PREFIXES},
+             {"/reset_mm_cache", DROP_FEATURES | DROP_IMAGE_HASHES},
+             {"/reset_encoder_cache", DROP_FEATURES},
+             {"/flush_cache", DROP_PREFIXES | DROP_FEATURES | DROP_IMAGE_HASHES}};
+
+void api_drop_start(struct request *r)
 {
     struct server *s = r->srv;
-    if (what & DROP_IMAGE_HASHES) image_hash_cache_clear(s->image_hashes);
-    if (!s->model) return; /* still loading: nothing is cached */
-    if (what & DROP_FEATURES) sched_reset_features(s->model->sched);
-    if (what & DROP_PREFIXES) sched_reset_prefix_cache(s->model->sched);
-}
-
-static void response(struct request *r, const char *text)
-{
-    request_respond(r, buf_adds(&r->response.out, text) ? 500 : 200);
-}
-
-void api_reset_prefix_cache_start(struct request *r)
-{
+    const char *running = http_message_argument(&r->http, "reset_running_requests"),
+               *text = "{\"success\":true}";
+    size_t i = 0;
     if (!allowed(r)) return;
-    const char *running = http_message_argument(&r->http, "reset_running_requests");
-    if (running && (strcmp(running, "true") == 0 || strcmp(running, "1") == 0)) {
+    while (i < 3 && strcmp(r->route->label, drops[i].label) != 0) i++;
+    if (i == 0 && running && (strcmp(running, "true") == 0 || strcmp(running, "1") == 0)) {
         (void)api_fail(&r->response.error, 400, "unsupported_parameter", "reset_running_requests",
                        "Running requests keep what they use.");
         request_fail(r);
         return;
     }
-    drop(r, DROP_PREFIXES);
-    response(r, "{\"success\":true}");
-}
-
-void api_reset_mm_cache_start(struct request *r)
-{
-    if (!allowed(r)) return;
-    drop(r, DROP_FEATURES | DROP_IMAGE_HASHES);
-    response(r, "{\"success\":true}");
-}
-
-void api_reset_encoder_cache_start(struct request *r)
-{
-    if (!allowed(r)) return;
-    drop(r, DROP_FEATURES);
-    response(r, "{\"success\":true}");
-}
-
-void api_flush_cache_start(struct request *r)
-{
-    if (!allowed(r)) return;
-    drop(r, DROP_PREFIXES | DROP_FEATURES | DROP_IMAGE_HASHES);
-    r->response.content_type = "text/plain; charset=utf-8";
-    response(r, "Cache flushed.\n");
+    if (drops[i].what & DROP_IMAGE_HASHES) image_hash_cache_clear(s->image_hashes);
+    /* Still loading: nothing is cached. */
+    if (s->model && drops[i].what & DROP_FEATURES) sched_reset_features(s->model->sched);
+    if (s->model && drops[i].what & DROP_PREFIXES) sched_reset_prefix_cache(s->model->sched);
+    if (i == 3) {
+        r->response.content_type = "text/plain; charset=utf-8";
+        text = "Cache flushed.\n";
+    }
+    request_respond(r, buf_adds(&r->response.out, text) ? 500 : 200);
 }

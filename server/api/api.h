@@ -55,9 +55,6 @@ void api_cache_tree_start(struct request *r);
 /* openapi.c */
 void api_openapi_start(struct request *r);
 /* admin.c */
-void api_reset_prefix_cache_start(struct request *r);
-void api_reset_mm_cache_start(struct request *r);
-void api_reset_encoder_cache_start(struct request *r);
-void api_flush_cache_start(struct request *r);
+void api_drop_start(struct request *r); /* what the route's label says */
 
 #endif

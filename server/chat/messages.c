@@ -29,10 +29,18 @@ const char *chat_role_shown(enum chat_role role)
     return role_names[role == CHAT_FUNCTION ? CHAT_TOOL : role];
 }
 
+static void drop_parts(struct chat_message *m)
+{
+    for (; m->part_count; m->part_count--) {
+        json_decref(m->parts[m->part_count - 1].text);
+        json_decref(m->parts[m->part_count - 1].more);
+    }
+}
+
 void chat_message_drop(struct chat_messages *m)
 {
     struct chat_message *last = &m->list[--m->count];
-    for (uint32_t k = 0; k < last->part_count; k++) json_decref(last->parts[k].text);
+    drop_parts(last);
     free(last->parts);
     json_decref(last->reasoning);
     json_decref(last->calls);
@@ -174,8 +182,7 @@ enum status chat_one_text(struct chat_reader *r, struct chat_message *m, const c
     m->list = false;
     if (count == 1) return ST_OK;
     json_t *all = joined(m->parts, count, nth_part, between);
-    for (size_t i = 0; i < count; i++) json_decref(m->parts[i].text);
-    m->part_count = 0;
+    drop_parts(m);
     return all ? part_add(r, m, (struct chat_part){.text = all}) : chat_no_memory(r);
 }
 
@@ -408,11 +415,14 @@ static enum status parse_part(struct chat_reader *r, const json_t *part, const s
         return chat_fault(r, "invalid_type", path, "The type of a content part must be a string.");
     if (!name) return chat_fault(r, "missing_required_parameter", path, "The content part has no type.");
     enum part_kind kind = type && !json_is(type, name) ? PART_UNSUPPORTED : kind_of_part(name, &field);
-    bool assistant = last_message(r)->role == CHAT_ASSISTANT;
+    enum chat_role role = last_message(r)->role;
+    bool assistant = role == CHAT_ASSISTANT, thinking = kind == PART_REASONING && r->limits.thinking_parts;
+    bool reasons = assistant || (thinking && (role == CHAT_SYSTEM || role == CHAT_DEVELOPER));
     if (kind == PART_UNSUPPORTED || (kind == PART_VIDEO && !r->limits.videos_max))
         return chat_fault(r, "unsupported_content_part", path,
                           "Content parts of type '%.60s' are not supported.", name);
-    if (assistant ? kind == PART_IMAGE || kind == PART_VIDEO : kind == PART_REFUSAL || kind == PART_REASONING)
+    if (assistant ? kind == PART_IMAGE || kind == PART_VIDEO
+                  : kind == PART_REFUSAL || (kind == PART_REASONING && !reasons))
         return chat_fault(r, "invalid_value", path,
                           "Content parts of type '%.60s' are not allowed in a message of this role.", name);
     if (kind == PART_IMAGE) {
@@ -422,8 +432,27 @@ static enum status parse_part(struct chat_reader *r, const json_t *part, const s
     if (kind == PART_VIDEO) return video_part(r, part, at, name);
     enum status st = text_of(r, part, at, field, &text);
     if (st) return st;
-    return kind == PART_REASONING ? chat_reasoning_add(r, share(text))
-                                  : chat_text_add(r, share(text), at->number);
+    if (kind == PART_REASONING && !thinking) return chat_reasoning_add(r, share(text));
+    return part_add(r, last_message(r),
+                    (struct chat_part){.text = share(text), .thinking = thinking, .number = at->number});
+}
+
+/* Keys that only a template knows, such as source_lang_code. */
+static enum status add_more(struct chat_reader *r, json_t *from, struct chat_part *part)
+{
+    static const char *const known[] = {"type",  "text",      "refusal", "image_url", "image",
+                                        "video", "video_url", "url",     "detail"};
+    const char *key;
+    json_t *v;
+    json_object_foreach(from, key, v)
+    {
+        size_t i = 0;
+        while (i < sizeof known / sizeof *known && strcmp(key, known[i]) != 0) i++;
+        if (i < sizeof known / sizeof *known || !json_is_string(v)) continue;
+        if (!part->more) part->more = json_object();
+        if (!part->more || json_object_set(part->more, key, v)) return chat_no_memory(r);
+    }
+    return ST_OK;
 }
 
 enum status chat_content_read(struct chat_reader *r, const json_t *content, const char *name)
@@ -442,14 +471,16 @@ enum status chat_content_read(struct chat_reader *r, const json_t *content, cons
                           "The content of a message must be a string or an array of parts.");
     if (!json_array_size(content) && role != CHAT_ASSISTANT && role != CHAT_TOOL)
         return chat_fault(r, "empty_array", name, "The content array is empty.");
+    struct chat_message *m = last_message(r);
     enum status st = ST_OK;
     for (size_t i = 0; i < json_array_size(content) && !st; i++) {
         struct part_at at = {.number = (uint32_t)i};
+        size_t parts = m->part_count;
         snprintf(at.path, sizeof at.path, "%s[%zu]", name, i);
         st = parse_part(r, json_array_get(content, i), &at);
+        if (!st && m->part_count > parts) st = add_more(r, json_array_get(content, i), &m->parts[parts]);
     }
     if (st) return st;
-    struct chat_message *m = last_message(r);
     m->list = true;
     return role == CHAT_TOOL || role == CHAT_FUNCTION || !m->part_count ? chat_one_text(r, m, "\n") : ST_OK;
 }

@@ -43,9 +43,10 @@ const char *chat_role_name(enum chat_role role);  /* as clients send it */
 const char *chat_role_shown(enum chat_role role); /* as templates see it: function becomes tool */
 
 struct chat_part {
-    json_t *text; /* owned; NULL: an image or a video */
-    bool video;
-    uint32_t number; /* index in the content as sent */
+    json_t *text;         /* owned; NULL: an image or a video */
+    bool video, thinking; /* thinking: the text is reasoning */
+    uint32_t number;      /* index in the content as sent */
+    json_t *more;         /* owned: the part's strings that only the template knows; or NULL */
 };
 
 struct chat_message {
@@ -76,6 +77,7 @@ struct chat_limits {
     size_t images_max;      /* images and videos */
     size_t videos_max;      /* videos among them; 0 = the model takes none */
     bool arguments_as_text; /* leave function arguments as JSON text (template_caps.arguments_as_text) */
+    bool thinking_parts;    /* keep reasoning as a part of the content (template_caps.thinking_parts) */
     bool text_only;         /* the model takes no images, however few */
 };
 #define CHAT_LIMITS_DEFAULT ((struct chat_limits){.messages_max = 100000, .images_max = 16})

@@ -28,6 +28,7 @@ struct template_caps {
     bool developer_role;    /* the source mentions `developer`: the role is kept, else it becomes `system` */
     bool tools;             /* declarations of tools appear */
     bool tool_calls;        /* calls of earlier assistant turns appear */
+    bool thinking_parts;    /* shows parts of an assistant message that are reasoning (Mistral) */
     bool short_ids;         /* accepts ids of tool calls of 9 characters only */
     bool arguments_as_text; /* expects function arguments as JSON text, not as an object */
     bool tool_role;         /* results of tools appear as messages of role `tool` */

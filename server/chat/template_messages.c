@@ -99,8 +99,16 @@ static struct jinja_value content_list(struct builder *b, const struct chat_mess
             jinja_dict_set(b->c, first, "text", 4, with_lead(b, literal(b, "")));
             jinja_list_add(b->c, list, first);
         }
-        jinja_dict_set(b->c, d, "type", 4, literal(b, text ? "text" : m->parts[i].video ? "video" : "image"));
-        if (text) jinja_dict_set(b->c, d, "text", 4, lead ? with_lead(b, v) : v);
+        const char *type = m->parts[i].thinking ? "thinking"
+                           : text               ? "text"
+                           : m->parts[i].video  ? "video"
+                                                : "image";
+        jinja_dict_set(b->c, d, "type", 4, literal(b, type));
+        if (text) jinja_dict_set(b->c, d, type, strlen(type), lead ? with_lead(b, v) : v);
+        const char *key;
+        json_t *more;
+        json_object_foreach(m->parts[i].more, key, more)
+            jinja_dict_set(b->c, d, key, strlen(key), input(b, more, field_from(b, origin, key)));
         jinja_list_add(b->c, list, d);
     }
     return list;
@@ -117,7 +125,7 @@ static enum status content_value(struct builder *b, const struct chat_message *m
         return ST_OK;
     }
     for (size_t i = m->part_count; tagged && i > 0 && tagged_part == SIZE_MAX; i--)
-        if (m->parts[i - 1].text) tagged_part = i - 1;
+        if (m->parts[i - 1].text && !m->parts[i - 1].thinking) tagged_part = i - 1;
     if (tagged && tagged_part == SIZE_MAX)
         return err_set(b->err, ST_INVALID, "the final message has no text to continue");
     if (b->caps->content_list) {

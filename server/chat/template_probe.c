@@ -5,8 +5,11 @@
 
 #include <string.h>
 
-#define USER      "{\"role\":\"user\",\"content\":\"<<user>>\"}"
-#define LIST_USER "{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"<<user>>\"}]}"
+#define USER "{\"role\":\"user\",\"content\":\"<<user>>\"}"
+/* Templates for translation refuse parts without languages. */
+#define LIST_USER                                                                                            \
+    "{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"<<user>>\",\"source_lang_code\":\"en\","  \
+    "\"target_lang_code\":\"de\"}]}"
 #define LIST_SYSTEM(more_)                                                                                   \
     "{\"role\":\"system\",\"content\":[{\"type\":\"text\",\"text\":\"<<system>>\"},{\"type\":\"text\","      \
     "\"text\":\"<<more>>\"}" more_ "]}"
@@ -92,6 +95,11 @@ void template_probe(const struct jinja_template *t, const struct jinja_limits *l
     caps->system_list = shows(&p, "<<system>>") && !strstr(p.out.text, "[{");
     caps->system_role = caps->system_role || (caps->only_lists && caps->system_list);
     size_t len = p.out.len;
+    render(&p,
+           "[" LIST_USER ",{\"role\":\"assistant\",\"content\":[{\"type\":\"thinking\",\"thinking\":"
+           "\"<<think>>\"},{\"type\":\"text\",\"text\":\"x\"}]}]",
+           NULL);
+    caps->thinking_parts = caps->content_list && shows(&p, "<<think>>");
     render(&p, "[" LIST_SYSTEM(",{\"type\":\"image\"}") "," LIST_USER "]", NULL);
     caps->system_images = caps->system_list && p.ok && p.out.len > len;
     render(&p, "[" USER "]", TOOL_DECLARATION);

@@ -146,7 +146,9 @@ enum status gen_read_begin(struct gen *g, struct chat_reader *r)
     if (!m->tmpl)
         return api_fail(r->err, 400, "chat_template_error", gen_source(g),
                         "This model has no chat template; use /v1/completions.");
-    r->limits.arguments_as_text = template_caps(m->tmpl, json_array_size(g->tools) > 0)->arguments_as_text;
+    const struct template_caps *caps = template_caps(m->tmpl, json_array_size(g->tools) > 0);
+    r->limits.arguments_as_text = caps->arguments_as_text;
+    r->limits.thinking_parts = caps->thinking_parts;
     if (m->info->image.video_marker && m->info->image.config.video)
         r->limits.videos_max = r->limits.images_max < LIMIT_VIDEOS ? r->limits.images_max : LIMIT_VIDEOS;
     return ST_OK;

@@ -101,6 +101,21 @@ static enum status parse_tokens(struct gen *g, json_t *kwargs, uint64_t unit, st
     return ST_OK;
 }
 
+/* The most tiles of an image: InternVL's, also by the name that its older configurations have, MiniCPM-V's.
+ */
+static enum status parse_tiles(struct gen *g, json_t *kwargs)
+{
+    const struct image_tiles *t = &g->r->srv->model->info->image.config.tiles;
+    const char *names = t->rule == TILES_SLICED ? "max_slice_nums" : "max_patches, max_dynamic_patch";
+    uint64_t n = 0;
+    if (parse_keys(g, kwargs, KWARGS, names) || parse_bound(g, kwargs, "", "max_slice_nums", 1, t->max, &n) ||
+        parse_bound(g, kwargs, "", "max_patches", 1, t->max, &n) ||
+        parse_bound(g, kwargs, "", "max_dynamic_patch", 1, t->max, &n))
+        return ST_INVALID;
+    g->p.image_bounds.tiles = (uint32_t)n;
+    return ST_OK;
+}
+
 /* Areas, and in `size` what the family's image processor takes: the longest side (Pixtral), or areas over
  * all frames that an image counts as (GLM). */
 static enum status parse_areas(struct gen *g, json_t *kwargs, uint64_t unit, struct image_bounds *b)
@@ -133,7 +148,10 @@ enum status gen_parse_image_bounds(struct gen *g, json_t *root)
     if (!json_is_object(kwargs))
         return api_fail(e, 400, "invalid_type", KWARGS, KWARGS " must be an object.");
     if (!json_object_size(kwargs)) return ST_OK;
-    if (!g->r->srv->model->info->image.present || !cfg->dynamic || cfg->tiles.rule == TILES_SLICED)
+    bool some = cfg->tiles.rule == TILES_CLOSEST && !cfg->tiles.axis_max; /* InternVL, LFM2-VL */
+    if (g->r->srv->model->info->image.present && (cfg->tiles.rule == TILES_SLICED || (some && !cfg->dynamic)))
+        return parse_tiles(g, kwargs);
+    if (!g->r->srv->model->info->image.present || !cfg->dynamic)
         return api_fail(e, 400, "unsupported_parameter", KWARGS,
                         KWARGS " is not supported by this model: its images have one size, or crops and "
                                "tiles as the checkpoint's preprocessor_config.json says.");

@@ -78,7 +78,7 @@ const char *method_name(enum method method)
 {
     for (size_t i = 0; i < sizeof methods / sizeof *methods; i++)
         if (methods[i].method == method) return methods[i].name;
-    return "?";
+    return "OTHER";
 }
 
 void client_name(const struct sockaddr *from, char name[CLIENT_BYTES])

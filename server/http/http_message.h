@@ -42,7 +42,7 @@ struct http_message {
 
 /* "%41" -> "A", in place; returns the length. Anything else is unchanged. */
 size_t percent_decode(char *text);
-const char *method_name(enum method method); /* "?": unknown */
+const char *method_name(enum method method); /* "OTHER": unknown */
 bool request_id_ok(const char *s);           /* valid as a request id */
 void request_id_make(char id[REQUEST_ID_BYTES],
                      const char *given); /* the client's (may be NULL) if it is valid, else a new one */

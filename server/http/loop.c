@@ -200,14 +200,8 @@ static void on_completed(void *cls, struct MHD_Connection *c, void **context,
     bool gone = !r->http.queued || (code != MHD_REQUEST_TERMINATED_COMPLETED_OK && r->state == RQ_STREAM);
     double seconds = (double)(now_us() - r->http.arrived_us) * 1e-6;
     int status = gone ? 499 : r->response.status;
-    if (r->route && r->route->label) {
-        metrics_http(r->srv->metrics, r->route->label,
-                     r->http.method == M_POST   ? "POST"
-                     : r->http.method == M_GET  ? "GET"
-                     : r->http.method == M_HEAD ? "HEAD"
-                                                : "OTHER",
-                     status, seconds);
-    }
+    if (r->route && r->route->label)
+        metrics_http(r->srv->metrics, r->route->label, method_name(r->http.method), status, seconds);
     if (log_enabled(r->route && !r->route->label ? LOG_DEBUG : LOG_INFO)) access_log(r, status, seconds);
     conn_completed(c);
     r->http.mhd = NULL;

@@ -13,25 +13,10 @@ static const struct jinja_str *text(struct jinja_ctx *c, struct jinja_value v)
     return jn_to_str(c, v).u.s;
 }
 
-FILTER(f_trim)
-{
-    return jn_strip(c, text(c, v), arg[0], 3);
-}
-
-FILTER(f_upper)
-{
-    return jn_upper(c, text(c, v));
-}
-
-FILTER(f_lower)
-{
-    return jn_lower(c, text(c, v));
-}
-
-FILTER(f_capitalize)
-{
-    return jn_capitalize(c, text(c, v));
-}
+VALUE(f_trim, jn_strip(c, text(c, v), arg[0], 3))
+VALUE(f_upper, jn_upper(c, text(c, v)))
+VALUE(f_lower, jn_lower(c, text(c, v)))
+VALUE(f_capitalize, jn_capitalize(c, text(c, v)))
 
 /* Words begin after - white space ( { [ <; Jinja's own rule, not str.title(). */
 FILTER(f_title)
@@ -53,10 +38,7 @@ FILTER(f_title)
     return jn_sb_value(c, &sb);
 }
 
-FILTER(f_string)
-{
-    return jn_to_str(c, v);
-}
+VALUE(f_string, jn_to_str(c, v))
 
 FILTER(f_safe)
 {
@@ -66,10 +48,7 @@ FILTER(f_safe)
     return JN_V(JN_STR, s, s);
 }
 
-FILTER(f_escape)
-{
-    return jn_escape(c, jn_to_str(c, v));
-}
+VALUE(f_escape, jn_escape(c, jn_to_str(c, v)))
 
 FILTER(f_forceescape)
 {
@@ -351,10 +330,7 @@ FILTER(f_tojson)
     return jn_sb_value(c, &sb);
 }
 
-FILTER(f_from_json)
-{
-    return jn_fromjson(c, jn_want_str(c, "from_json", v));
-}
+VALUE(f_from_json, jn_fromjson(c, jn_want_str(c, "from_json", v)))
 
 const struct jn_filter jn_text_filters[] = {
     {"abs", f_abs, 0, 0, {0}},
@@ -412,90 +388,6 @@ struct jinja_value jn_call_filter(struct jinja_ctx *c, int32_t func, struct jinj
 
 /* ---- tests: `x is NAME`, also by name from select, reject, selectattr, rejectattr ---- */
 
-enum test_id {
-    IS_BOOLEAN,
-    IS_CALLABLE,
-    IS_DEFINED,
-    IS_DIVISIBLEBY,
-    IS_EQ,
-    IS_ESCAPED,
-    IS_EVEN,
-    IS_FALSE,
-    IS_FILTER,
-    IS_FLOAT,
-    IS_GE,
-    IS_GT,
-    IS_IN,
-    IS_INTEGER,
-    IS_ITERABLE,
-    IS_LE,
-    IS_LOWER,
-    IS_LT,
-    IS_MAPPING,
-    IS_NE,
-    IS_NONE,
-    IS_NUMBER,
-    IS_ODD,
-    IS_SAMEAS,
-    IS_SEQUENCE,
-    IS_STRING,
-    IS_TEST,
-    IS_TRUE,
-    IS_UNDEFINED,
-    IS_UPPER,
-};
-static const struct test {
-    const char *name;
-    uint8_t id, args;
-} tests[] = {
-    {"boolean", IS_BOOLEAN, 0},
-    {"callable", IS_CALLABLE, 0},
-    {"defined", IS_DEFINED, 0},
-    {"divisibleby", IS_DIVISIBLEBY, 1},
-    {"eq", IS_EQ, 1},
-    {"equalto", IS_EQ, 1},
-    {"==", IS_EQ, 1},
-    {"escaped", IS_ESCAPED, 0},
-    {"even", IS_EVEN, 0},
-    {"false", IS_FALSE, 0},
-    {"filter", IS_FILTER, 0},
-    {"float", IS_FLOAT, 0},
-    {"ge", IS_GE, 1},
-    {">=", IS_GE, 1},
-    {"gt", IS_GT, 1},
-    {">", IS_GT, 1},
-    {"greaterthan", IS_GT, 1},
-    {"in", IS_IN, 1},
-    {"integer", IS_INTEGER, 0},
-    {"iterable", IS_ITERABLE, 0},
-    {"le", IS_LE, 1},
-    {"<=", IS_LE, 1},
-    {"lower", IS_LOWER, 0},
-    {"lt", IS_LT, 1},
-    {"<", IS_LT, 1},
-    {"lessthan", IS_LT, 1},
-    {"mapping", IS_MAPPING, 0},
-    {"ne", IS_NE, 1},
-    {"!=", IS_NE, 1},
-    {"none", IS_NONE, 0},
-    {"number", IS_NUMBER, 0},
-    {"odd", IS_ODD, 0},
-    {"sameas", IS_SAMEAS, 1},
-    {"sequence", IS_SEQUENCE, 0},
-    {"string", IS_STRING, 0},
-    {"test", IS_TEST, 0},
-    {"true", IS_TRUE, 0},
-    {"undefined", IS_UNDEFINED, 0},
-    {"upper", IS_UPPER, 0},
-};
-
-int32_t jn_test_index(const char *name, size_t len)
-{
-    for (size_t i = 0; i < sizeof tests / sizeof *tests; i++)
-        if (strlen(tests[i].name) == len && memcmp(tests[i].name, name, len) == 0) return (int32_t)i;
-    return -1;
-}
-
 static bool modulo_is(struct jinja_ctx *c, struct jinja_value v, struct jinja_value by, int64_t want)
 {
     struct jinja_value m = jn_binary(c, OP_MOD, v, by);
@@ -517,45 +409,98 @@ static bool same_object(struct jinja_value a, struct jinja_value b)
     }
 }
 
-static bool run_test(struct jinja_ctx *c, enum test_id id, struct jinja_value v, struct jinja_value arg)
-{
-    switch (id) {
-    case IS_BOOLEAN: return v.type == JN_BOOL;
-    case IS_CALLABLE:
-        return v.type == JN_MACRO || v.type == JN_FUNC || v.type == JN_METHOD || v.type == JN_LOOP ||
-               v.type == JN_UNDEF || (v.type == JN_CYCLER && ((const struct jn_cycler *)v.u.p)->joiner);
-    case IS_DEFINED: return v.type != JN_UNDEF;
-    case IS_UNDEFINED: return v.type == JN_UNDEF;
-    case IS_DIVISIBLEBY: return modulo_is(c, v, arg, 0);
-    case IS_EVEN: return modulo_is(c, v, JN_V(JN_INT, i, 2), 0);
-    case IS_ODD: return modulo_is(c, v, JN_V(JN_INT, i, 2), 1);
-    case IS_EQ: return jn_equal(c, v, arg);
-    case IS_NE: return !jn_equal(c, v, arg);
-    case IS_GE: return jn_compare(c, OP_GE, v, arg);
-    case IS_GT: return jn_compare(c, OP_GT, v, arg);
-    case IS_LE: return jn_compare(c, OP_LE, v, arg);
-    case IS_LT: return jn_compare(c, OP_LT, v, arg);
-    case IS_ESCAPED: return v.type == JN_STR && v.u.s->markup;
-    case IS_FALSE: return v.type == JN_BOOL && !v.u.i;
-    case IS_TRUE: return v.type == JN_BOOL && v.u.i;
-    case IS_FILTER: return v.type == JN_STR && jn_filter_index(v.u.s->p, v.u.s->len) >= 0;
-    case IS_TEST: return v.type == JN_STR && jn_test_index(v.u.s->p, v.u.s->len) >= 0;
-    case IS_FLOAT: return v.type == JN_FLOAT;
-    case IS_IN: return jn_contains(c, arg, v);
-    case IS_INTEGER: return v.type == JN_INT || v.type == JN_BIG;
-    case IS_ITERABLE: return jn_is_iterable(v);
-    case IS_LOWER: return jn_str_cased(c, jn_to_str(c, v).u.s) == 1;
-    case IS_UPPER: return jn_str_cased(c, jn_to_str(c, v).u.s) == 2;
-    case IS_MAPPING: return v.type == JN_DICT;
-    case IS_NONE: return v.type == JN_NONE;
-    case IS_NUMBER: return v.type == JN_INT || v.type == JN_BIG || v.type == JN_FLOAT || v.type == JN_BOOL;
-    case IS_SAMEAS: return same_object(v, arg);
-    case IS_SEQUENCE:
-        return v.type == JN_STR || v.type == JN_LIST || v.type == JN_TUPLE || v.type == JN_DICT ||
-               v.type == JN_RANGE || v.type == JN_UNDEF;
-    case IS_STRING: return v.type == JN_STR;
+#define TEST(name_, is_)                                                                                     \
+    static bool name_(struct jinja_ctx *c __attribute__((unused)),                                           \
+                      struct jinja_value v __attribute__((unused)),                                          \
+                      struct jinja_value arg __attribute__((unused)))                                        \
+    {                                                                                                        \
+        return is_;                                                                                          \
     }
-    return false;
+TEST(is_boolean, v.type == JN_BOOL)
+TEST(is_callable, v.type == JN_MACRO || v.type == JN_FUNC || v.type == JN_METHOD || v.type == JN_LOOP ||
+                      v.type == JN_UNDEF ||
+                      (v.type == JN_CYCLER && ((const struct jn_cycler *)v.u.p)->joiner))
+TEST(is_defined, v.type != JN_UNDEF)
+TEST(is_undefined, v.type == JN_UNDEF)
+TEST(is_divisibleby, modulo_is(c, v, arg, 0))
+TEST(is_even, modulo_is(c, v, JN_V(JN_INT, i, 2), 0))
+TEST(is_odd, modulo_is(c, v, JN_V(JN_INT, i, 2), 1))
+TEST(is_eq, jn_equal(c, v, arg))
+TEST(is_ne, !jn_equal(c, v, arg))
+TEST(is_ge, jn_compare(c, OP_GE, v, arg))
+TEST(is_gt, jn_compare(c, OP_GT, v, arg))
+TEST(is_le, jn_compare(c, OP_LE, v, arg))
+TEST(is_lt, jn_compare(c, OP_LT, v, arg))
+TEST(is_escaped, v.type == JN_STR && v.u.s->markup)
+TEST(is_false, v.type == JN_BOOL && !v.u.i)
+TEST(is_true, v.type == JN_BOOL && v.u.i)
+TEST(is_filter, v.type == JN_STR && jn_filter_index(v.u.s->p, v.u.s->len) >= 0)
+TEST(is_test, v.type == JN_STR && jn_test_index(v.u.s->p, v.u.s->len) >= 0)
+TEST(is_float, v.type == JN_FLOAT)
+TEST(is_in, jn_contains(c, arg, v))
+TEST(is_integer, v.type == JN_INT || v.type == JN_BIG)
+TEST(is_iterable, jn_is_iterable(v))
+TEST(is_lower, jn_str_cased(c, jn_to_str(c, v).u.s) == 1)
+TEST(is_upper, jn_str_cased(c, jn_to_str(c, v).u.s) == 2)
+TEST(is_mapping, v.type == JN_DICT)
+TEST(is_none, v.type == JN_NONE)
+TEST(is_number, v.type == JN_INT || v.type == JN_BIG || v.type == JN_FLOAT || v.type == JN_BOOL)
+TEST(is_sameas, same_object(v, arg))
+TEST(is_sequence, v.type == JN_STR || v.type == JN_LIST || v.type == JN_TUPLE || v.type == JN_DICT ||
+                      v.type == JN_RANGE || v.type == JN_UNDEF)
+TEST(is_string, v.type == JN_STR)
+
+static const struct test {
+    const char *name;
+    bool (*is)(struct jinja_ctx *c, struct jinja_value v, struct jinja_value arg);
+    uint8_t args;
+} tests[] = {
+    {"boolean", is_boolean, 0},
+    {"callable", is_callable, 0},
+    {"defined", is_defined, 0},
+    {"divisibleby", is_divisibleby, 1},
+    {"eq", is_eq, 1},
+    {"equalto", is_eq, 1},
+    {"==", is_eq, 1},
+    {"escaped", is_escaped, 0},
+    {"even", is_even, 0},
+    {"false", is_false, 0},
+    {"filter", is_filter, 0},
+    {"float", is_float, 0},
+    {"ge", is_ge, 1},
+    {">=", is_ge, 1},
+    {"gt", is_gt, 1},
+    {">", is_gt, 1},
+    {"greaterthan", is_gt, 1},
+    {"in", is_in, 1},
+    {"integer", is_integer, 0},
+    {"iterable", is_iterable, 0},
+    {"le", is_le, 1},
+    {"<=", is_le, 1},
+    {"lower", is_lower, 0},
+    {"lt", is_lt, 1},
+    {"<", is_lt, 1},
+    {"lessthan", is_lt, 1},
+    {"mapping", is_mapping, 0},
+    {"ne", is_ne, 1},
+    {"!=", is_ne, 1},
+    {"none", is_none, 0},
+    {"number", is_number, 0},
+    {"odd", is_odd, 0},
+    {"sameas", is_sameas, 1},
+    {"sequence", is_sequence, 0},
+    {"string", is_string, 0},
+    {"test", is_test, 0},
+    {"true", is_true, 0},
+    {"undefined", is_undefined, 0},
+    {"upper", is_upper, 0},
+};
+
+int32_t jn_test_index(const char *name, size_t len)
+{
+    for (size_t i = 0; i < sizeof tests / sizeof *tests; i++)
+        if (strlen(tests[i].name) == len && memcmp(tests[i].name, name, len) == 0) return (int32_t)i;
+    return -1;
 }
 
 bool jn_call_test(struct jinja_ctx *c, int32_t func, struct jinja_value name, struct jinja_value v,
@@ -569,10 +514,10 @@ bool jn_call_test(struct jinja_ctx *c, int32_t func, struct jinja_value name, st
                  name.type == JN_STR ? name.u.s->p : "");
     const struct test *t = &tests[func];
     struct jinja_value arg = JN_V(JN_MISSING, i, 0);
-    const char *const *names = t->id == IS_DIVISIBLEBY ? named
-                               : t->id == IS_SAMEAS    ? other
-                               : t->id == IS_IN        ? seq
+    const char *const *names = t->is == is_divisibleby ? named
+                               : t->is == is_sameas    ? other
+                               : t->is == is_in        ? seq
                                                        : params;
     jn_bind(c, t->name, a, names, t->args, t->args, &arg);
-    return run_test(c, (enum test_id)t->id, v, arg);
+    return t->is(c, v, arg);
 }

@@ -241,15 +241,8 @@ static struct jinja_value min_max(struct jinja_ctx *c, struct jinja_value v, con
     return best;
 }
 
-FILTER(f_min)
-{
-    return min_max(c, v, arg, false);
-}
-
-FILTER(f_max)
-{
-    return min_max(c, v, arg, true);
-}
+VALUE(f_min, min_max(c, v, arg, false))
+VALUE(f_max, min_max(c, v, arg, true))
 
 FILTER(f_unique)
 {
@@ -395,25 +388,10 @@ static struct jinja_value select(struct jinja_ctx *c, struct jinja_value v, cons
     return as_iter(out);
 }
 
-FILTER(f_select)
-{
-    return select(c, v, a, true, false);
-}
-
-FILTER(f_reject)
-{
-    return select(c, v, a, false, false);
-}
-
-FILTER(f_selectattr)
-{
-    return select(c, v, a, true, true);
-}
-
-FILTER(f_rejectattr)
-{
-    return select(c, v, a, false, true);
-}
+VALUE(f_select, select(c, v, a, true, false))
+VALUE(f_reject, select(c, v, a, false, false))
+VALUE(f_selectattr, select(c, v, a, true, true))
+VALUE(f_rejectattr, select(c, v, a, false, true))
 
 const struct jn_filter jn_seq_filters[] = {
     {"batch", f_batch, 2, 1, {"linecount", "fill_with"}},

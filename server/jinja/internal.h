@@ -462,6 +462,11 @@ const struct jinja_str *jn_want_str(struct jinja_ctx *c, const char *what, struc
     static struct jinja_value name_(struct jinja_ctx *c __attribute__((unused)), struct jinja_value v,       \
                                     struct jinja_value *arg __attribute__((unused)),                         \
                                     const struct jn_args *a __attribute__((unused)))
+#define VALUE(name_, value_)                                                                                 \
+    FILTER(name_)                                                                                            \
+    {                                                                                                        \
+        return value_;                                                                                       \
+    }
 struct jn_filter {
     const char *name;
     struct jinja_value (*fn)(struct jinja_ctx *c, struct jinja_value v, struct jinja_value *arg,

@@ -87,6 +87,7 @@ void image_hash_cache_id(const struct image_hash_cache *a, const uint8_t salt[32
     add_u64(&h, ask->bounds.area_min);
     add_u64(&h, ask->bounds.area_max);
     add_u64(&h, (uint64_t)ask->bounds.width << 32 | ask->bounds.height);
+    add_u64(&h, ask->bounds.tiles);
     crypto_hash_sha256_update(&h, bytes, len);
     crypto_hash_sha256_final(&h, id);
 }

@@ -42,7 +42,7 @@ struct image_bounds image_bounds_of(const struct image_config *cfg, const struct
 {
     struct image_bounds b = *asked;
     uint64_t budget = (uint64_t)IMAGE_LOW_TOKENS * cfg->patch * cfg->merge * cfg->patch * cfg->merge;
-    if (!cfg->dynamic) return (struct image_bounds){0};
+    if (!cfg->dynamic) return (struct image_bounds){.tiles = b.tiles};
     if (cfg->budgets) budget = budget / IMAGE_LOW_TOKENS * cfg->budgets[0];
     if (low && budget < (b.area_max ? b.area_max : cfg->area_max)) b.area_max = budget;
     return b;

@@ -46,10 +46,27 @@ def test_variant(family, variant):
     server.stop()
 
 
+def test_placeholders(variant):
+    """Gemma 4 embeds a placeholder without features as the padding token, as transformers' forward does."""
+    folder = os.path.join(root, "tests/golden/gemma4", variant)
+    with open(os.path.join(folder, "config.json")) as f:
+        config = json.load(f)
+    server = harness.Server(args.binary, folder, "--kv-memory", "64M")
+    pad, audio, other = (server.ok("/v1/completions", {
+        "prompt": [5, 6, t, 7], "temperature": 0, "max_tokens": 4, "logprobs": 3})["choices"]
+        for t in (config["text_config"].get("pad_token_id", 0), config["audio_token_id"], 9))
+    check.equal(f"{variant}: a placeholder", audio, pad)
+    check.true(f"{variant}: another token", other != pad, other)
+    server.stop()
+
+
 def main():
     for family in args.only or FAMILIES:
         for variant in sorted(os.listdir(os.path.join(root, "tests/golden", family))):
             check.run(test_variant, family, variant)
+    if "gemma4" in (args.only or FAMILIES):
+        for variant in ("e2b_vision_f32", "12b_f32", "26b_vision_f32"):
+            check.run(test_placeholders, variant)
     check.end()
 
 

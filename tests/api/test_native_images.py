@@ -85,6 +85,23 @@ def test_tiles(variant):
     server.stop()
 
 
+def test_fewer_tiles(variant, name):
+    """A request's bound of the tiles: as the processor does it, and a key of the caches."""
+    model = os.path.join(root, "tests/golden/tiles", variant)
+    server = harness.Server(args.binary, model, "--kv-memory", "64M")
+    body = {"temperature": 0, "max_tokens": 6, "ignore_eos": True, "return_token_ids": True}
+    body["messages"] = [{"role": "user", "content": [image(3, 60, 45)]}]
+    kwargs = (None, {name: 1}, None, {name: 1})
+    answers = [server.ok("/v1/chat/completions", {**body, "mm_processor_kwargs": k}) for k in kwargs]
+    tokens = [a["usage"]["prompt_tokens"] for a in answers]
+    check.true(f"{variant}: fewer", tokens[1] < tokens[0], tokens)
+    for k in (0, 1):
+        check.equal(f"{variant}: again", answers[k + 2]["choices"][0]["token_ids"],
+                    answers[k]["choices"][0]["token_ids"])
+        check.equal(f"{variant}: again, tokens", tokens[k + 2], tokens[k])
+    server.stop()
+
+
 def test_transparent(variant):
     """Transparent places are white, in towers over tiles too."""
     model = os.path.join(root, "tests/golden/tiles", variant)
@@ -241,6 +258,8 @@ def main():
     check.run(test_sizes, "glm_ocr_f32", "must not differ by more than 200 to 1")
     for variant in TILED:
         check.run(test_tiles, variant)
+    check.run(test_fewer_tiles, "internvl_odd_f32", "max_patches")
+    check.run(test_fewer_tiles, "minicpmv4_6_f32", "max_slice_nums")
     check.run(test_converted, "tiles/docling_258m_f32", "docling_258m", ((60, 45), (1, 400), (3, 2)))
     check.run(test_converted, "llama/granite4_f32", "granite4", (None,))
     for variant in ("internvl_f32", "internvl_6b_f32"):

@@ -18,6 +18,12 @@ void qwen_describe_decoder(struct hf_reader *r, const struct hf_config *c, struc
     d->names.expert_gate_up = "text.layers.#.mlp.experts.gate_up_proj";
     d->names.expert_down_all = "text.layers.#.mlp.experts.down_proj";
     d->expert_layout = EXPERTS_EACH;
+    if (t->num_experts && t->shared_expert_intermediate_size) {
+        d->names.gate = "text.layers.#.mlp.shared_expert.gate_proj";
+        d->names.up = "text.layers.#.mlp.shared_expert.up_proj";
+        d->names.down = "text.layers.#.mlp.shared_expert.down_proj";
+        d->names.shared_gate = "text.layers.#.mlp.shared_expert_gate";
+    }
     d->canonical = family_canonical;
     if (d->eos_count == 0 && d->vocab > 151645)
         d->eos_ids[d->eos_count++] = 151645; /* <|im_end|>, the vision classes' default */
@@ -28,6 +34,7 @@ void qwen_describe_decoder(struct hf_reader *r, const struct hf_config *c, struc
         l->experts = t->num_experts;
         l->experts_used = t->num_experts_per_tok;
         l->experts_renorm = t->norm_topk_prob;
+        l->shared_ff = t->shared_expert_intermediate_size;
     }
 }
 

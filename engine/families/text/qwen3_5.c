@@ -80,17 +80,10 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
         out->eos_ids[0] = END_OF_TURN;
     }
     describe_delta(t, r->d == NULL, out);
-    if (t->num_experts) {
-        out->names.gate = "text.layers.#.mlp.shared_expert.gate_proj";
-        out->names.up = "text.layers.#.mlp.shared_expert.up_proj";
-        out->names.down = "text.layers.#.mlp.shared_expert.down_proj";
-        out->names.shared_gate = "text.layers.#.mlp.shared_expert_gate";
-    }
     for (uint32_t n = 0; n < out->layer_count; n++) {
         struct desc_layer *l = &out->layers[n];
         if (t->layer_types[n] == HF_LINEAR) l->mixer = MIXER_DELTA;
         else l->gated = true;
-        l->shared_ff = t->num_experts ? t->shared_expert_intermediate_size : 0;
     }
     if (t->mtp_num_hidden_layers == 1) out->drafter = describe_drafter;
     if (c->has_vision) qwen3_vl_describe_images(c, out);
@@ -116,9 +109,6 @@ void qwen3_5_gguf_text(struct gguf_keys *k, struct hf_text *t)
     bool listed = gguf_key(k, recurrent) != NULL;
     if (listed) gguf_layer_types(k, recurrent, HF_LINEAR, t);
     qwen_recurrent(&k->r, listed, interval, t);
-    if (t->num_experts)
-        gguf_set_u32(k, "blk.0.ffn_down_shexp.weight", gguf_columns(k, "blk.0.ffn_down_shexp.weight"), 1,
-                     SIZE_MAX_FF, &t->shared_expert_intermediate_size);
 }
 
 #define LINEAR "model.layers.#.linear_attn."
@@ -138,10 +128,6 @@ const struct gguf_name qwen3_5_gguf_names[] = {NAMES, {NULL, NULL}};
 static const struct gguf_name expert_names[] = {
     NAMES,
     QWEN_GGUF_EXPERTS,
-    {"blk.#.ffn_gate_inp_shexp", "model.layers.#.mlp.shared_expert_gate"},
-    {"blk.#.ffn_gate_shexp", "model.layers.#.mlp.shared_expert.gate_proj"},
-    {"blk.#.ffn_up_shexp", "model.layers.#.mlp.shared_expert.up_proj"},
-    {"blk.#.ffn_down_shexp", "model.layers.#.mlp.shared_expert.down_proj"},
     {NULL, NULL},
 };
 static const struct family_gguf gguf_kinds[] = {

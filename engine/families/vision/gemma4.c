@@ -1,11 +1,10 @@
 /* Gemma 4: text and images (E2B, E4B with per-layer embeddings; 26B-A4B is a MoE; 31B; the 12B, which has
  * no tower). Audio is not served. Formulas and names: transformers models/gemma4 and models/gemma4_unified.
  * Pitfalls are noted at the lines concerned. */
-#include "engine/families/families.h"
+#include "engine/families/qwen.h"
 
 #include "config/base/log.h"
 #include "config/hf/reader.h"
-#include "engine/families/gguf_keys.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -106,13 +105,16 @@ static void read_vision(struct hf_reader *r, struct hf_config *c)
     r->scope = "";
     hf_u32(r, 0, "image_token_id", 0, SIZE_MAX_VOCAB - 1, &c->image_id);
     hf_u32(r, 0, "video_token_id", 0, SIZE_MAX_VOCAB - 1, &c->video_id);
+    c->audio_id = 258881; /* of the class */
+    hf_u32(r, 0, "audio_token_id", 0, SIZE_MAX_VOCAB - 1, &c->audio_id);
     if (!r->st && json_kind(r->d, json_get_live(r->d, 0, "audio_config")) == JSON_OBJECT)
         log_info("%s: the model can listen; sound is not served, and its tower is not loaded", r->file);
 }
 
 /* One entry of rope_parameters; `name` is the type of layer. */
-static void read_rope(struct hf_reader *r, const char *name, bool full, struct hf_rope *rope)
+static void read_rope(struct hf_reader *r, const char *name, bool full, struct hf_text *t)
 {
+    struct hf_rope *rope = &t->rope[full ? HF_FULL : HF_SLIDING];
     uint32_t params = json_get_live(r->d, r->text, "rope_parameters"),
              dict = json_get_live(r->d, params, name), type = json_get_live(r->d, dict, "rope_type");
     *rope = (struct hf_rope){.theta = 1e4, .factor = 1, .partial = 1};
@@ -126,8 +128,8 @@ static void read_rope(struct hf_reader *r, const char *name, bool full, struct h
         if (type != JSON_NONE && json_str_eq(r->d, type, "proportional")) {
             hf_double(r, dict, "partial_rotary_factor", 0, 1, &rope->partial);
             hf_double(r, dict, "factor", 1e-6, 1e6, &rope->factor);
-        } else if (type != JSON_NONE && !json_str_eq(r->d, type, "default")) {
-            hf_error(r, ST_UNSUPPORTED, "rope_type", "only default and proportional are served");
+        } else {
+            qwen_rope_type(r, dict, t, rope);
         }
     }
 }
@@ -156,8 +158,8 @@ static void read_layers(struct hf_reader *r, struct hf_text *t)
         hf_u32(r, own, "num_key_value_heads", 1, SIZE_MAX_HEADS, &t->layer_kv_heads[n]);
         has[t->layer_types[n]] = true;
     }
-    if (has[HF_FULL]) read_rope(r, "full_attention", true, &t->rope[HF_FULL]);
-    if (has[HF_SLIDING]) read_rope(r, "sliding_attention", false, &t->rope[HF_SLIDING]);
+    if (has[HF_FULL]) read_rope(r, "full_attention", true, t);
+    if (has[HF_SLIDING]) read_rope(r, "sliding_attention", false, t);
 }
 
 static void check_experts(struct hf_reader *r, const struct hf_text *t)
@@ -268,8 +270,7 @@ static bool canonical(const char *name, char out[DESC_NAME_MAX])
 /* The exponents' denominator is the whole head, of which only the first pairs rotate. */
 static void describe_rope(const struct hf_rope *from, struct desc_rope *rope)
 {
-    rope->theta = from->theta;
-    rope->factor = from->factor;
+    *rope = family_rope(from, rope->dim);
     rope->unrotated_pairs = rope->dim / 2 - (uint32_t)floor(from->partial * rope->dim / 2);
 }
 
@@ -333,11 +334,9 @@ static void describe_experts(const struct hf_text *t, struct model_desc *d)
 }
 
 /* Per-layer embeddings. An image's tokens read the row of the padding token. */
-static void describe_ple(struct hf_reader *r, const struct hf_text *t, struct model_desc *d)
+static void describe_ple(const struct hf_text *t, struct model_desc *d)
 {
     d->ple = t->hidden_size_per_layer_input;
-    d->pad_id = t->pad_token_id;
-    if (d->pad_id >= t->vocab_size) hf_error(r, ST_FORMAT, "pad_token_id", "must be below vocab_size");
     if (d->ple == 0) return;
     d->token_scale = sqrt((double)d->ple);
     d->names.ple_table = "text.embed_tokens_per_layer";
@@ -392,6 +391,11 @@ static void describe_vision(const struct hf_config *c, struct model_desc *d)
 {
     struct desc_vision *v = &d->vision;
     d->has_vision = true;
+    /* Also sampled ones, which have no features: transformers' forward embeds the padding token for each. */
+    d->pads[0] = c->image_id;
+    d->pads[1] = c->video_id;
+    d->pads[2] = c->audio_id;
+    d->pad_count = 3;
     *v = (struct desc_vision){.patch = c->vision.patch_size,
                               .hidden = c->vision.hidden_size,
                               .eps = (float)c->vision.layer_norm_eps,
@@ -482,10 +486,12 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
         return;
     }
     describe_sharing(r, c, d);
+    d->pad_id = t->pad_token_id;
+    if (d->pad_id >= t->vocab_size) hf_error(r, ST_FORMAT, "pad_token_id", "must be below vocab_size");
     if (c->has_vision) describe_vision(c, d);
     if (is_unified(c)) return;
     describe_experts(t, d);
-    describe_ple(r, t, d);
+    describe_ple(t, d);
 }
 
 /* ---- images ---- */
@@ -626,6 +632,7 @@ static void gguf_tower(struct gguf_keys *k, struct hf_config *c)
     c->bidirectional_images = c->text.hidden_size_per_layer_input == 0;
     gguf_token(k, "<|image|>", &c->image_id);
     gguf_token(k, "<|video|>", &c->video_id);
+    gguf_token(k, "<|audio|>", &c->audio_id);
 }
 
 /* The class's default number of tokens. */

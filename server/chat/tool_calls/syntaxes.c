@@ -2,6 +2,9 @@
  * existing ones can read its calls. */
 #include "server/chat/tool_calls/tool_calls.h"
 
+#define CALL_NOTATION                                                                                        \
+    .named = true, .before = "call:", .after = "{", .end = "}", .arguments = TOOL_ARGUMENTS_NOTATION,        \
+    .after_key = ":", .comma = ","
 #define CALL_TAGS .opens = {"<tool_call>", "<function="}, .closes = {"</tool_call>"}
 #define CALL_LIST .before = "[{\"name\": \"", .after = "\", \"arguments\": ", .end = "}]"
 #define CALL_KEYWORDS                                                                                        \
@@ -37,13 +40,12 @@ static const struct tool_syntax syntaxes[TOOL_SYNTAXES] = {
                           .opens = {"<|tool_call>"},
                           .closes = {"<tool_call|>"},
                           .quote = "<|\"|>",
-                          .named = true,
-                          .before = "call:",
-                          .after = "{",
-                          .end = "}",
-                          .arguments = TOOL_ARGUMENTS_NOTATION,
-                          .after_key = ":",
-                          .comma = ","},
+                          CALL_NOTATION},
+    [TOOL_SYNTAX_FUNCTION] = {.marks = {"<start_function_call>call:"},
+                              .opens = {"<start_function_call>"},
+                              .closes = {"<end_function_call>"},
+                              .quote = "<escape>",
+                              CALL_NOTATION},
     [TOOL_SYNTAX_MISTRAL] = {.marks = {"[TOOL_CALLS]", "[ARGS]"},
                              .opens = {"[TOOL_CALLS]"},
                              .tokens = {"[ARGS]", "[CALL_ID]"},

@@ -28,6 +28,7 @@ enum tool_call_syntax {
     TOOL_SYNTAX_JSON,         /* Hermes */
     TOOL_SYNTAX_XML,          /* a tag for every parameter */
     TOOL_SYNTAX_CALL,         /* call:NAME{..} */
+    TOOL_SYNTAX_FUNCTION,     /* the same between other tags */
     TOOL_SYNTAX_MISTRAL,      /* NAME[ARGS]{..} */
     TOOL_SYNTAX_MISTRAL_LIST, /* a JSON list */
     TOOL_SYNTAX_GLM,          /* tags for keys and values */

@@ -167,6 +167,11 @@ static void test_scaled(void **state)
     assert_true(d.final_softcap == 9 && d.layers[0].softcap == 0 && d.layers[1].window &&
                 !d.layers[5].window);
     model_desc_free(&d);
+    must_parse("{\"model_type\":\"gemma3\",\"text_config\":{},\"mm_tokens_per_image\":196,\"vision_config\":{"
+               "\"hidden_act\":\"gelu\"}}",
+               &c, &d);
+    assert_true(d.vision.mlp == VISION_GELU_ERF);
+    model_desc_free(&d);
     must_parse("{\"model_type\":\"gemma3\",\"text_config\":{\"final_logit_softcapping\":9}}", &c, &d);
     assert_true(d.final_softcap == 0);
     model_desc_free(&d);
@@ -188,6 +193,8 @@ static void test_hostile(void **state)
         {"{\"model_type\":\"paligemma\",\"text_config\":{},\"vision_config\":{},\"image_token_index\":-1}",
          ST_FORMAT, "image_token_index"},
         {"{\"model_type\":\"gemma\",\"hidden_act\":\"silu\"}", ST_UNSUPPORTED, "hidden_act"},
+        {"{\"model_type\":\"gemma3\",\"text_config\":{},\"vision_config\":{\"hidden_act\":\"silu\"}}",
+         ST_UNSUPPORTED, "hidden_act"},
         {"{\"model_type\":\"gemma\",\"use_bidirectional_attention\":true}", ST_UNSUPPORTED, "encoder"},
         {"{\"model_type\":\"gemma3\",\"text_config\":{\"use_bidirectional_attention\":true},"
          "\"vision_config\":{}}",

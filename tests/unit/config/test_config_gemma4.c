@@ -107,6 +107,20 @@ static void test_saved(void **state)
     model_desc_free(&d);
 }
 
+static void test_scaled(void **state)
+{
+    (void)state;
+    load(TEXT(
+        ",\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"yarn\",\"rope_theta\":5000,\"factor\":4,"
+        "\"original_max_position_embeddings\":64},\"sliding_attention\":{\"rope_type\":\"linear\","
+        "\"factor\":2}}"));
+    const struct desc_rope *full = &d.ropes[d.layers[5].rope], *sliding = &d.ropes[d.layers[0].rope];
+    assert_true(full->ramp == RAMP_YARN && full->factor == 4 && full->theta == 5000 && full->dim == 512);
+    assert_true(full->unrotated_pairs == 0 && full->attention > 1);
+    assert_true(sliding->ramp == RAMP_NONE && sliding->factor == 2 && sliding->theta == 1e4);
+    model_desc_free(&d);
+}
+
 static void test_refused(void **state)
 {
     static const struct {
@@ -114,8 +128,11 @@ static void test_refused(void **state)
         enum status st;
     } t[] = {
         {TEXT(",\"use_bidirectional_attention\":\"all\""), ST_UNSUPPORTED},
-        {TEXT(",\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"yarn\"},\"sliding_attention\":{}}"),
+        {TEXT(",\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"longrope\"},\"sliding_attention\":{}"
+              "}"),
          ST_UNSUPPORTED},
+        {TEXT(",\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"yarn\"},\"sliding_attention\":{}}"),
+         ST_FORMAT},
         {TEXT(",\"rope_parameters\":{}"), ST_FORMAT},
         {TEXT(",\"num_kv_shared_layers\":30"), ST_FORMAT},
         {TEXT(",\"num_kv_shared_layers\":26"), ST_FORMAT}, /* no full layer is left */
@@ -170,8 +187,9 @@ static void test_names(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_e2b), cmocka_unit_test(test_experts_and_rules),
-                                       cmocka_unit_test(test_saved), cmocka_unit_test(test_refused),
-                                       cmocka_unit_test(test_names)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_e2b),     cmocka_unit_test(test_experts_and_rules),
+        cmocka_unit_test(test_saved),   cmocka_unit_test(test_scaled),
+        cmocka_unit_test(test_refused), cmocka_unit_test(test_names)};
     return cmocka_run_group_tests_name("config_gemma4", tests, NULL, NULL);
 }

@@ -316,6 +316,16 @@ static void test_text(void **state)
     }
     assert_true(d.layers[0].head_dim == 64 && !d.layers[1].experts_renorm && d.expert_layout == EXPERTS_EACH);
     model_desc_free(&d);
+    load("{\"model_type\":\"qwen2_moe\",\"num_hidden_layers\":5,\"use_sliding_window\":true,\"sliding_"
+         "window\":9,"
+         "\"max_window_layers\":3}");
+    for (uint32_t n = 0; n < 5; n++) {
+        const struct desc_layer *l = &d.layers[n];
+        assert_int_equal(l->window, n == 0 || n == 2 ? 9 : 0);
+        assert_true(l->experts == 60 && l->ff == 1408 && l->shared_ff == 5632 && l->qkv_bias && !l->o_bias);
+    }
+    assert_string_equal(d.names.shared_gate, "text.layers.#.mlp.shared_expert_gate");
+    model_desc_free(&d);
 }
 
 static void test_windows(void **state)
@@ -446,9 +456,11 @@ static void test_hostile(void **state)
     } cases[] = {
         {"{\"model_type\":\"qwen3_next\"}", ST_UNSUPPORTED,
          "served: gemma, gemma2, gemma3, gemma3_text, gemma4, gemma4_text, gemma4_unified, "
-         "gemma4_unified_text, paligemma, qwen2, qwen3, qwen3_moe, qwen2_vl, qwen2_5_vl, qwen3_vl, "
+         "gemma4_unified_text, paligemma, qwen2, qwen2_moe, qwen3, qwen3_moe, qwen2_vl, qwen2_5_vl, "
+         "qwen3_vl, "
          "qwen3_vl_moe, qwen3_5, qwen3_5_moe, qwen3_5_text, qwen3_5_moe_text, llama, mistral, ministral3, "
          "smollm3, granite"},
+        {"{\"model_type\":\"qwen2_moe\",\"mlp_only_layers\":[3]}", ST_UNSUPPORTED, "layers without experts"},
         {Q35("\"linear_conv_kernel_dim\":1"), ST_FORMAT, "linear_conv_kernel_dim"},
         {Q35("\"linear_conv_kernel_dim\":17"), ST_FORMAT, "linear_conv_kernel_dim"},
         {Q35("\"linear_num_key_heads\":0"), ST_FORMAT, "linear_num_key_heads"},

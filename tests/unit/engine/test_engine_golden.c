@@ -317,6 +317,7 @@ static void test_integers(void **state)
                {"qwen2_vl", "qwen", "qwen2_vl_f32", true},
                {"qwen2_5_vl", "qwen", "qwen2_5_vl_f32", true},
                {"qwen3_vl", "qwen", "qwen3_vl_f32", true},
+               {"qwen2_moe", "qwen", "qwen2_moe_f32", false},
                {"qwen3_moe", "qwen", "qwen3_moe_f32", false},
                {"gemma4_moe", "gemma4", "moe_released_f32", false},
                {"qwen3_5", "qwen", "qwen3_5_text_f32", false},

@@ -588,15 +588,25 @@ static void test_preemption(void **state)
         check_end(a, END_LENGTH);
         close_sched();
     }
-    /* The answer comes while it waits to run again. */
+    /* The answer comes while it waits to run again, and then memory is short for some turns. */
     open_sched((struct sched_options){0});
-    struct request *a = submit(make(1, 1, 5, false));
+    struct request *a = submit(make(1, 1, 5, false)), *other = make(2, 0, 0, false);
+    uint32_t need[ENGINE_GROUPS_MAX] = {1}, taken[400], count = 0;
     steps(2);
     sched__preempt(s, s->running.head);
     supply(a, 0, 1);
+    other->seq.priority = -1;
+    submit(other);
+    while (kvb_can_allocate(s->blocks, need)) taken[count++] = kvb_allocate(s->blocks, 0);
+    kvb_release(s->blocks, 0, taken[--count], KVB_LIVE); /* enough for the other one */
+    for (uint64_t now = 1; now < 3; now++) sched_step(s, now);
+    assert_int_equal(s->running.count, 1);
+    while (count) kvb_release(s->blocks, 0, taken[--count], KVB_LIVE);
+    s->freed++;
     steps(30);
     assert_int_equal(a->asks[0], 1);
     check_end(a, END_LENGTH);
+    check_end(other, END_LENGTH);
     close_sched();
 }
 

@@ -330,8 +330,11 @@ static void test_kwargs(void **state)
                  .merge = 2,
                  .area_max = 1 << 20,
                  .tiles = {.rule = TILES_CLOSEST}},
-        slices = {
-            .dynamic = true, .patch = 4, .merge = 2, .area_max = 1 << 20, .tiles = {.rule = TILES_SLICED}};
+        slices = {.dynamic = true,
+                  .patch = 4,
+                  .merge = 2,
+                  .area_max = 1 << 20,
+                  .tiles = {.rule = TILES_SLICED, .max = 9}};
     static const struct {
         const char *json;
         const struct image_config *cfg; /* NULL: areas */
@@ -383,6 +386,9 @@ static void test_kwargs(void **state)
          NULL, NULL},
         {"{\"mm_processor_kwargs\": {\"max_pixels\": 4096}}", &tiles, 0, 0, "unsupported_parameter",
          "mm_processor_kwargs"},
+        {"{\"mm_processor_kwargs\": {\"max_slice_nums\": 4}}", &slices, 0, 0, NULL, NULL},
+        {"{\"mm_processor_kwargs\": {\"max_slice_nums\": 10}}", &slices, 0, 0, "invalid_value",
+         "mm_processor_kwargs.max_slice_nums"},
         {"{\"mm_processor_kwargs\": {\"max_pixels\": 4096}}", &slices, 0, 0, "unsupported_parameter",
          "mm_processor_kwargs"},
     };

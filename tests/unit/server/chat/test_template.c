@@ -279,10 +279,14 @@ static void rendered_as(const char *source, const char *messages, const char *wa
 {
     struct template *t = from_text(source);
     json_t *list = parse_json(messages);
-    struct chat_messages parsed = chat_of(list, false);
+    struct chat_limits limits = CHAT_LIMITS_DEFAULT;
+    struct chat_messages parsed = {0};
+    struct api_error refused = {0};
     struct template_result r = {0};
     struct err err = {{0}};
     const struct template_request rq = {.messages = &parsed};
+    limits.thinking_parts = template_caps(t, false)->thinking_parts;
+    if (chat_messages_parse(list, &limits, &parsed, &refused)) fail_msg("%s", refused.message);
     if (template_render(t, &rq, &r, &err)) fail_msg("%s", err.msg);
     assert_string_equal(r.text, want);
     template_result_free(&r);
@@ -305,6 +309,22 @@ static void test_only_lists(void **state)
                 "{\"role\":\"assistant\",\"content\":\"\"},{\"role\":\"user\",\"content\":[{\"type\":"
                 "\"text\",\"text\":\"a\"},{\"type\":\"text\",\"text\":\"b\"}]}]",
                 "System: Be brief.. User: Hi. Assistant: . User: ab. ");
+}
+
+/* Ministral 3's system prompt has a part that is reasoning, as its answers have. */
+static void test_thinking_parts(void **state)
+{
+    (void)state;
+    static const char source[] =
+        "{% for m in messages %}{{ m.role[0] }}:{% if m.content is string %}{{ m.content }}"
+        "{% else %}{% for p in m.content %}{% if p.type == 'thinking' %}[THINK]{{ p.thinking }}"
+        "[/THINK]{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}{% endfor %}";
+    rendered_as(
+        source,
+        "[{\"role\":\"system\",\"content\":[{\"type\":\"text\",\"text\":\"a\"},{\"type\":\"thinking\","
+        "\"thinking\":\"b\",\"closed\":true}]},{\"role\":\"user\",\"content\":\"c\"},{\"role\":\"assistant\","
+        "\"content\":[{\"type\":\"thinking\",\"thinking\":\"d\"},{\"type\":\"text\",\"text\":\"e\"}]}]",
+        "s:a[THINK]b[/THINK]u:ca:[THINK]d[/THINK]e");
 }
 
 /* Mistral's templates of 2024 refuse ids of calls that don't have 9 characters. */
@@ -357,6 +377,23 @@ static void expect_runs(struct template *t, const char *messages, const char *mo
     show_runs(&r, got, sizeof got);
     assert_string_equal(got, want);
     template_result_free(&r);
+}
+
+/* As TranslateGemma's template, which refuses other parts. They are input as all of a message. */
+static void strings_of_parts(void **state)
+{
+    (void)state;
+    struct template *t = from_text(
+        "{% for m in messages %}{% set c = m.content[0] %}{% if c.source_lang_code is not defined %}"
+        "{{ raise_exception('no language') }}{% endif %}{{ c.type }} {{ c.source_lang_code }}:{{ c.text }}"
+        "{{ ' more' if c.n is defined or c.image_url is defined or c.detail is defined }};{% endfor %}");
+    assert_true(template_caps(t, false)->content_list);
+    expect_runs(t,
+                "[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a\",\"source_lang_code\":"
+                "\"<bos>\",\"n\":1}]},{\"role\":\"user\",\"content\":[{\"type\":\"image_url\",\"image_url\":"
+                "\"u\",\"detail\":\"low\",\"source_lang_code\":\"cs\"}]}]",
+                NULL, "*text |-<bos>|*:|-a|*;image |-cs|*:;");
+    template_free(t);
 }
 
 static void control_of_runs(void **state)
@@ -1027,8 +1064,10 @@ int main(void)
         cmocka_unit_test(tools_as_reference),
         cmocka_unit_test(test_only_lists),
         cmocka_unit_test(test_short_ids),
+        cmocka_unit_test(test_thinking_parts),
         cmocka_unit_test(capabilities),
         cmocka_unit_test(control_of_runs),
+        cmocka_unit_test(strings_of_parts),
         cmocka_unit_test(strings_for_string_templates),
         cmocka_unit_test(refusals_name_the_message),
         cmocka_unit_test(folded_tool_results),

@@ -161,6 +161,13 @@ static const struct {
     {"qwen3", NULL, TOOL_SYNTAX_JSON},
     {"qwen3-vl", NULL, TOOL_SYNTAX_JSON},
     {"gemma4", NULL, TOOL_SYNTAX_CALL},
+    {"functiongemma",
+     "{% macro w(v) %}{% if v is string %}<escape>{{ v }}<escape>{% elif v is mapping %}{{ '{' }}"
+     "{% for k, i in v | items %}{{ k }}:{{ w(i) }}{{ ',' if not loop.last }}{% endfor %}{{ '}' }}"
+     "{% elif v is sequence %}[{% for i in v %}{{ w(i) }}{{ ',' if not loop.last }}{% endfor %}]"
+     "{% else %}{{ v | tojson }}{% endif %}{% endmacro %}" TOOLS TURNS(
+         "{{ '<start_function_call>call:' + f.name }}{{ w(f.arguments) }}<end_function_call>"),
+     TOOL_SYNTAX_FUNCTION},
     {"xml",
      TOOLS TURNS("<tool_call>\n<function={{ f.name }}>\n" EACH(
          "<parameter={{ k }}>\n" TEXT "\n</parameter>\n") "</function>\n</tool_call>"),
