@@ -8,7 +8,7 @@ CONFIG   ?= release
 OUT_ROOT ?= build
 OUT      := $(OUT_ROOT)/$(CONFIG)
 MODE_release := -O3
-MODE_debug   := -O0 -DSLOW_ASSERTS
+MODE_debug   := -O0 -g -DSLOW_ASSERTS
 # Kernels that are written out for each of their shapes take minutes to instrument: under a sanitizer each is
 # a function. There all but what calculates is compiled at -Og, twice as fast as at -O1.
 ONE_OF_EACH  := -Dalways_inline=unused
@@ -35,7 +35,7 @@ CMOCKA    ?= $(if $(shell $(CC) -E $(foreach h,setjmp stdarg stddef stdint cmock
 	-x c /dev/null >/dev/null 2>&1 && echo 1),cmocka,none)
 LD_CMOCKA := $(if $(filter none,$(CMOCKA)),,-lcmocka)
 
-BASE_CFLAGS := -std=c11 -D_GNU_SOURCE -g -Wall -Wextra -Wshadow -Wconversion -ffp-contract=off \
+BASE_CFLAGS := -std=c11 -D_GNU_SOURCE -g1 -Wall -Wextra -Wshadow -Wconversion -ffp-contract=off \
 	-fno-math-errno $(if $(filter none,$(CMOCKA)),-isystem tests/lib/cmocka)
 CFLAGS   += $(if $(WERROR),-Werror)
 CPPFLAGS += $(if $(filter 1,$(KV_EVENTS)),-DKVASIR_KV_EVENTS)
@@ -282,7 +282,7 @@ HOST_OUT   := $(OUT)/cuda-host
 HOST_ISA   := $(if $(shell grep -m1 -ow avx2 /proc/cpuinfo 2>/dev/null),-mavx2 -mfma)
 HOST_SAN   := $(ONE_OF_EACH) -fsanitize=address,undefined -fno-sanitize-recover=undefined \
 	-fno-omit-frame-pointer
-HOST_CXX   := $(CXX) -std=c++17 -g -DCUEMU -I. -MMD -MP -Wall -Wextra -Wshadow -ffp-contract=off -fno-pie \
+HOST_CXX   := $(CXX) -std=c++17 -g1 -DCUEMU -I. -MMD -MP -Wall -Wextra -Wshadow -ffp-contract=off -fno-pie \
 	$(if $(WERROR),-Werror)
 # The library has the plain build's objects, but for the one that has the entry's name.
 HOST_PIC      := -fPIC -ftls-model=initial-exec

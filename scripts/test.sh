@@ -94,9 +94,9 @@ suites_end() {
     done
     started=()
 }
-# built ARGUMENT...: make, as a suite of one.
+# built ARGUMENT...: make, as a suite of one, that takes what the others leave.
 built() {
-    make --no-print-directory -j"$jobs" "$@" && echo "1 passed, 0 failed"
+    nice -n 19 make --no-print-directory -j"$jobs" "$@" && echo "1 passed, 0 failed"
 }
 # api NAME BINARY: one suite of tests/api.
 api() {
@@ -181,7 +181,14 @@ unset TEST_JOBS
 [ "$quick" -eq 1 ] || suite_start "build asan" built CONFIG=asan all tests fuzz-programs
 suites_end
 if [ "$quick" -eq 0 ]; then
-    most=4 # of these at a time: they mostly wait
+    most=5 # of these at a time: they mostly wait
+    # For the thread sanitizer: those that start threads, with the best kernels. All kernels share the pool of
+    # threads; those of attention and experts run threaded in the engine's tests.
+    threads="test_backend_linear test_backend_ops test_cuda_loader
+        test_engine_golden test_engine_invariance test_engine_open test_engine_images test_sched_images
+        test_sched_stats test_image_hash_cache test_server_images test_template test_constraint test_masks"
+    threads=$(echo "$threads" | xargs)
+    suite_start "build tsan" built CONFIG=tsan ONLY="$threads" all tests
     for t in $timed; do start_api "$t"; done
     suite_start "device-check emulated" env WERROR=1 OUT=build/device-check-emulated \
         scripts/device-check.sh --emulated build golden kernels steps
@@ -192,24 +199,16 @@ if [ "$quick" -eq 0 ]; then
     suite_start "suites asan" env TEST_SKIP="sim_fleet sim_hitrate sim_sched sim_step_time \
         test_engine_invariance test_engine_towers test_image_tiles" \
         make --no-print-directory CONFIG=asan test
+    suite_start "suites tsan" env KVASIR_TEST_SETS=best GOLDEN_VARIANT=vision_bf16 \
+        make --no-print-directory CONFIG=tsan ONLY="$threads" test
     for t in test_structured test_api test_hub test_hostile test_connections test_images test_watch \
         test_websocket; do
         suite_start "asan api $t" api $t build/asan/kvasir
     done
     suite_start "fuzzers" scripts/fuzz.sh --replay
-    # For the thread sanitizer: those that start threads, with the best kernels. All kernels share the pool of
-    # threads; those of attention and experts run threaded in the engine's tests.
-    threads="test_backend_linear test_backend_ops test_cuda_loader
-        test_engine_golden test_engine_invariance test_engine_open test_engine_images test_sched_images
-        test_sched_stats test_image_hash_cache test_server_images test_template test_constraint test_masks"
-    threads=$(echo "$threads" | xargs)
-    suite_start "build tsan" built CONFIG=tsan ONLY="$threads" all tests
-    suites_end
     # One model, few streams: all of it, and test_cache, in scripts/soak.sh.
     suite_start "tsan api test_load" build/venv/bin/python tests/api/test_load.py \
         --binary build/tsan/kvasir --streams 8 --demo none
-    suite_start "suites tsan" env KVASIR_TEST_SETS=best GOLDEN_VARIANT=vision_bf16 \
-        make --no-print-directory CONFIG=tsan ONLY="$threads" test
     suites_end
 fi
 [ -n "$failures" ] && printf 'failed:%b\n' "$failures"
