@@ -8,11 +8,11 @@ CONFIG   ?= release
 OUT_ROOT ?= build
 OUT      := $(OUT_ROOT)/$(CONFIG)
 MODE_release := -O3
-MODE_debug   := -O0 -DSLOW_ASSERTS
+MODE_debug   := -O0 -g -DSLOW_ASSERTS
 # Kernels that are written out for each of their shapes take minutes to instrument: under a sanitizer each is
-# a function. There all but the kernels is compiled at -O0, four times as fast as at -O1.
+# a function. There all but what calculates is compiled at -Og, twice as fast as at -O1.
 ONE_OF_EACH  := -Dalways_inline=unused
-SANITIZE     := -O0 -fno-omit-frame-pointer $(ONE_OF_EACH)
+SANITIZE     := -Og -fno-omit-frame-pointer $(ONE_OF_EACH)
 MODE_asan    := $(SANITIZE) -DSLOW_ASSERTS -fsanitize=address,undefined -fno-sanitize-recover=undefined
 MODE_tsan    := $(SANITIZE) -fsanitize=thread
 MODE_fuzz    := $(SANITIZE) -DSLOW_ASSERTS -fsanitize=fuzzer-no-link,address,undefined \
@@ -35,7 +35,7 @@ CMOCKA    ?= $(if $(shell $(CC) -E $(foreach h,setjmp stdarg stddef stdint cmock
 	-x c /dev/null >/dev/null 2>&1 && echo 1),cmocka,none)
 LD_CMOCKA := $(if $(filter none,$(CMOCKA)),,-lcmocka)
 
-BASE_CFLAGS := -std=c11 -D_GNU_SOURCE -g -Wall -Wextra -Wshadow -Wconversion -ffp-contract=off \
+BASE_CFLAGS := -std=c11 -D_GNU_SOURCE -g1 -Wall -Wextra -Wshadow -Wconversion -ffp-contract=off \
 	-fno-math-errno $(if $(filter none,$(CMOCKA)),-isystem tests/lib/cmocka)
 CFLAGS   += $(if $(WERROR),-Werror)
 CPPFLAGS += $(if $(filter 1,$(KV_EVENTS)),-DKVASIR_KV_EVENTS)
@@ -87,7 +87,7 @@ ifeq ($(CONFIG),fuzz) # kernels are not what is fuzzed
 $(OUT)/kernels/%.c.o: MODE := -O0 -g0 $(ONE_OF_EACH)
 else ifneq ($(filter asan tsan,$(CONFIG)),)
 CALCULATES := kernels scheduler tests/unit/kernels tests/sim tests/lib
-$(CALCULATES:%=$(OUT)/%/%.c.o): MODE := $(MODE:-O0=-O1)
+$(CALCULATES:%=$(OUT)/%/%.c.o): MODE := $(MODE:-Og=-O1)
 endif
 $(OUT)/kernels/cpu/%avx2.c.o:   ISA := -mavx2 -mfma -mf16c
 $(OUT)/kernels/cpu/%avx512.c.o: ISA := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mavx512vnni \
@@ -236,7 +236,8 @@ test-core: core
 # emulated build and the device round alike.
 NVCC     ?= $(firstword $(wildcard /usr/local/cuda/bin/nvcc) nvcc)
 CUDA_SRC := $(wildcard kernels/cuda/*.cu)
-# CUDA_CHECK=1: for one architecture each and not optimised, to see that all of it compiles.
+# CUDA_CHECK=1: to see that all of it compiles: for one architecture each, not optimised, and the sources of
+# each as one, which reads CUDA's headers once.
 NVCC_ARCH  = -gencode arch=compute_80,code=sm_80 \
 	$(if $(CUDA_CHECK),,-gencode arch=compute_90,code=[sm_90,compute_90])
 NVCC_FLAGS = -std=c++17 -O3 $(if $(CUDA_CHECK),-Xcicc -O0 -Xptxas -O0) -fmad=false -lineinfo -I. \
@@ -248,12 +249,23 @@ $(OUT)/cuda/%_sm90.cu.o $(OUT)/cuda/tests/cuda-emulator/selftest/hopper.cu.o: NV
 	-gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=compute_90)
 CUDA_BACKEND := $(wildcard kernels/cuda/cuda_backend.cu)
 cuda: $(if $(CUDA_BACKEND),$(OUT)/kvasir-cuda.so) $(OUT)/cuda/test_emu $(OUT)/cuda/hopper
-$(OUT)/cuda/%.cu.o: %.cu
+CUDA_OBJ := $(if $(CUDA_CHECK),$(addprefix $(OUT)/cuda/all,.cu.o _sm90.cu.o),$(CUDA_SRC:%=$(OUT)/cuda/%.o))
+$(OUT)/cuda/all.cu: $(filter-out %_sm90.cu,$(CUDA_SRC))
+$(OUT)/cuda/all_sm90.cu: $(filter %_sm90.cu,$(CUDA_SRC))
+$(OUT)/cuda/all.cu $(OUT)/cuda/all_sm90.cu:
+	@mkdir -p $(@D)
+	@printf '#include "%s"\n' $^ > $@
+define NVCC_COMPILE
 	@command -v $(NVCC) >/dev/null || \
 		{ echo "make cuda needs nvcc (CUDA Toolkit 12.4 or later), or NVCC=PATH"; exit 1; }
 	@mkdir -p $(@D)
 	$(NVCC) $(NVCC_FLAGS) -MD -MP -MF $(@:.o=.d) -c $< -o $@
-$(OUT)/kvasir-cuda.so: $(CUDA_SRC:%=$(OUT)/cuda/%.o)
+endef
+$(OUT)/cuda/all%.o: $(OUT)/cuda/all%
+	$(NVCC_COMPILE)
+$(OUT)/cuda/%.cu.o: %.cu
+	$(NVCC_COMPILE)
+$(OUT)/kvasir-cuda.so: $(CUDA_OBJ)
 	$(NVCC) -shared $^ -o $@ -lcublas -lcublasLt -Xlinker \
 		-rpath,$(abspath $(dir $(shell command -v $(NVCC)))../lib64)
 # The wrappers of device.cuh and the right kernels of the emulator's self-test, as a program for a machine
@@ -268,19 +280,19 @@ $(OUT)/cuda/test_emu $(OUT)/cuda/hopper: $(OUT)/cuda/%: $(OUT)/cuda/tests/cuda-e
 HOST_MODES := $(if $(filter asan,$(CONFIG)),asan,$(if $(filter tsan,$(CONFIG)),,plain race))
 HOST_OUT   := $(OUT)/cuda-host
 HOST_ISA   := $(if $(shell grep -m1 -ow avx2 /proc/cpuinfo 2>/dev/null),-mavx2 -mfma)
-HOST_SAN   := -O1 $(ONE_OF_EACH) -fsanitize=address,undefined -fno-sanitize-recover=undefined \
+HOST_SAN   := $(ONE_OF_EACH) -fsanitize=address,undefined -fno-sanitize-recover=undefined \
 	-fno-omit-frame-pointer
-HOST_CXX   := $(CXX) -std=c++17 -g -DCUEMU -I. -MMD -MP -Wall -Wextra -Wshadow -ffp-contract=off -fno-pie \
+HOST_CXX   := $(CXX) -std=c++17 -g1 -DCUEMU -I. -MMD -MP -Wall -Wextra -Wshadow -ffp-contract=off -fno-pie \
 	$(if $(WERROR),-Werror)
 # The library has the plain build's objects, but for the one that has the entry's name.
 HOST_PIC      := -fPIC -ftls-model=initial-exec
 HOST_RT_plain := -O2 $(HOST_PIC)
 HOST_RT_race  := -O3 $(HOST_ISA) -DCUEMU_RACE
-HOST_RT_asan  := $(HOST_SAN)
+HOST_RT_asan  := -O1 $(HOST_SAN)
 HOST_KN_plain := -O2 $(HOST_ISA) $(HOST_PIC)
 HOST_KN_pic   := $(HOST_KN_plain) -DCU_BACKEND_ENTRY=be_cuda_ops
 HOST_KN_race  := -O1 $(HOST_ISA) -fsanitize=thread
-HOST_KN_asan  := $(HOST_SAN)
+HOST_KN_asan  := -O0 $(HOST_SAN)
 HOST_LD_asan  := -fsanitize=address,undefined
 EMU_SRC := $(addprefix tests/cuda-emulator/emu_,core.cpp sync.cpp hopper.cpp host.cpp blas.cpp gemm.cpp)
 define HOST_RULES

@@ -1,4 +1,4 @@
-/* What scheduler/offload.c is loading; for tests/lib, too. */
+/* What scheduler/offload.c is loading; also read by tests/lib. */
 #ifndef KVASIR_OFFLOAD_H
 #define KVASIR_OFFLOAD_H
 

@@ -13,7 +13,7 @@
 
 enum { IDLE_HEARTBEAT_S = 1 };
 
-/* q ends with its chunk in flight in the step ahead: what it computes is for nobody. */
+/* q ends while the step ahead has a chunk of it: the results of that chunk are discarded. */
 static void drop_ahead(struct scheduler *s, struct sequence *q)
 {
     static const struct sampling_params nobodys = {
@@ -140,8 +140,8 @@ static bool fill_hidden(const struct scheduler *s, struct sequence *q, struct en
     return q->hidden;
 }
 
-/* Adds the rows in the order of their positions: the sum does not depend on the chunks. Of all rows, each
- * takes its room behind the one before, and its place is what the projection leaves. */
+/* Adds the rows in the order of their positions: the sum does not depend on the chunks. With all rows
+ * returned, each is appended after the one before and then replaced by its projection. */
 static void pool_rows(const struct scheduler *s, struct sequence *q, const struct engine_chunk *r)
 {
     const float *row = q->hidden;
@@ -414,8 +414,8 @@ static void launch(struct scheduler *s, uint64_t now_us)
  * The step after the one in flight is submitted before that one's tokens are known, so that a device
  * doesn't wait for the host between two steps of decodes. It has one row for each sequence that goes on,
  * whose input the device takes from what it draws (engine_chunk.after). A sequence that ends by that very
- * token is in it all the same: its row is computed for nobody. It writes behind the sequence's last token,
- * and a state to a block of its own, so neither the cache nor another sequence ever reads it.
+ * token is in it too, and that row's result is discarded. The row writes its KV after the sequence's last
+ * token, and a state to a block of its own, so neither the cache nor another sequence ever reads them.
  *
  * With a step in flight nothing is decided but this: the step behind it is the one that would be planned if
  * all its sequences go on. Whatever else there is to do - an arrival, a cancel, a deadline, an image, a mask,

@@ -1,16 +1,16 @@
 #!/bin/bash
 # Installs what the tests need, builds everything and runs all tests:
-#   release build: unit, golden and invariance suites (every kernel set that the CPU has), API tests and the
-#     OpenAI SDK over HTTP
-#   the CUDA kernels on the emulated device (plain, access checker; sanitizers below), and compiled by nvcc
-#     where that is installed
-#   address + undefined sanitizers: the suites again; thread sanitizer: those that start threads
+#   release build: kernels, engine, goldens and invariance (every kernel set that the CPU has), simulations,
+#     API tests and the OpenAI SDK over HTTP
+#   the CUDA kernels on the emulated device (plain, access checker), and compiled by nvcc where that is
+#     installed
+#   address + undefined sanitizers: all suites; thread sanitizer: those that start threads
 #   the inputs of tests/fuzz with the address sanitizer
 # With smaller bounds where a suite shows the same again: scripts/soak.sh has the full ones.
 # Closing line: "N passed, N failed". Safe to run again; some 10 minutes on 2 cores, 3 of them for builds.
 # usage: scripts/test.sh [--quick | --clients [DIR]]
 #   --quick: the release build, its unit suites with the smallest bounds, and the API tests that neither look
-#     at times nor take long, without the emulated GPU; under 3 minutes
+#     at times nor take long, without the emulated GPU and the browser; under 3 minutes
 #   --clients: nothing but tests/clients/run.py: SDKs and agents of PyPI on the release build, with the demo
 #     and, if given, with the checkpoint in DIR
 set -u
@@ -94,7 +94,10 @@ suites_end() {
     done
     started=()
 }
-
+# built ARGUMENT...: make, as a suite of one, that takes what the others leave.
+built() {
+    nice -n 19 make --no-print-directory -j"$jobs" "$@" && echo "1 passed, 0 failed"
+}
 # api NAME BINARY: one suite of tests/api.
 api() {
     timeout 900 build/venv/bin/python "tests/api/$1.py" --binary "$2" "${@:3}"
@@ -134,69 +137,78 @@ if [ "$quick" -eq 0 ]; then
         step "build cuda" make -j"$jobs" OUT_ROOT=build/check CUDA_CHECK=1 WERROR=1 cuda
     fi
 fi
-# What calculates, one program at a time each, and the API tests beside it, which mostly wait.
+# What calculates, one program at a time each, and the API tests beside it, which mostly wait: those that wait
+# long begin first. What is built for the next phase fills the cores at the end of this one.
 export TEST_JOBS=1
-suite_start "style" style
-[ "$quick" -eq 1 ] || suite_start "mutants" tests/mutants/run.py
-short=$((1 + quick))
-suite_start "suites release" env KVASIR_TEST_SHORT=$short TEST_FULL=test_backend_linear \
+most=$((2 * jobs + 1))
+first="test_page test_page_content test_page_cache"
+[ "$quick" -eq 1 ] && first="test_process test_remote_media test_hub" && TEST_JOBS=2
+start_api() { # start_api NAME
+    case $1 in
+    test_second_image) suite_start "api $1" api "$1" build/release/kvasir --pairs 120 --qwen_pairs 60 ;;
+    test_memory) suite_start "api $1" api "$1" build/release/kvasir --requests 800 ;;
+    test_costly_grammars) suite_start "api $1" api "$1" build/release/kvasir --every 4 --forms 20 ;;
+    *) suite_start "api $1" api "$1" build/release/kvasir ;;
+    esac
+}
+short=$((1 + quick)) skip=
+# What doesn't calculate runs once, with the address sanitizer; with --quick here.
+[ "$quick" -eq 1 ] || skip=$(find tests/unit/config tests/unit/scheduler tests/unit/server -name 'test_*.c' \
+    -exec basename {} .c \; | xargs)
+for t in $first; do start_api "$t"; done
+suite_start "suites release" env KVASIR_TEST_SHORT=$short TEST_FULL=test_backend_linear TEST_SKIP="$skip" \
     make --no-print-directory WERROR=1 test
 [ "$quick" -eq 1 ] ||
     suite_start "cuda emulated" env TEST_JOBS=2 make --no-print-directory WERROR=1 test-cuda-host
+suite_start "style" style
+[ "$quick" -eq 1 ] || suite_start "mutants" tests/mutants/run.py
 timed="" # those that look at times, at memory, or use the emulated GPU
 for t in tests/api/test_*.py; do
     t=$(basename "$t" .py)
     case $t in
-    test_demo | test_deploy | test_fleet | test_long_images | test_second_image)
-        [ "$quick" -eq 1 ] && continue ;; # a third of all API tests' time
+    test_balancers | test_demo | test_deploy | test_drafts | test_fleet | test_long_images | test_page* | \
+        test_second_image)
+        [ "$quick" -eq 1 ] && continue ;; # half of all API tests' time
     esac
+    case " $first " in *" $t "*) continue ;; esac
     case $t in
-    test_second_image) suite_start "api $t" api "$t" build/release/kvasir --pairs 120 --qwen_pairs 60 ;;
     test_load* | test_memory | test_bodies | test_cuda_fault | test_attack | test_costly_grammars)
         timed="$timed $t" ;;
-    *) suite_start "api $t" api "$t" build/release/kvasir ;;
+    *) start_api "$t" ;;
     esac
 done
-suites_end
 unset TEST_JOBS
+[ "$quick" -eq 1 ] || suite_start "build asan" built CONFIG=asan all tests fuzz-programs
+suites_end
 if [ "$quick" -eq 0 ]; then
-    most=4 # of these at a time: they mostly wait
-    for t in $timed; do
-        case $t in
-        test_memory) suite_start "api $t" api "$t" build/release/kvasir --requests 1200 ;;
-        test_costly_grammars) suite_start "api $t" api "$t" build/release/kvasir --every 2 --forms 40 ;;
-        *) suite_start "api $t" api "$t" build/release/kvasir ;;
-        esac
-    done
-    suite_start "device-check emulated" env WERROR=1 OUT=build/device-check-emulated \
-        scripts/device-check.sh --emulated build golden kernels steps
-    suites_end
-    most=
-    export KVASIR_TEST_SHORT=2
-    step "build asan" make -j"$jobs" CONFIG=asan all tests cuda-host
-    # These run code that the other tests have run, far more often: scripts/soak.sh.
-    suite_start "suites asan" env TEST_SKIP="sim_fleet sim_hitrate sim_sched sim_step_time \
-        test_engine_invariance test_engine_towers test_image_tiles" \
-        make --no-print-directory CONFIG=asan test
-    suite_start "asan cuda emulated" make --no-print-directory CONFIG=asan test-cuda-host
-    for t in test_api test_hostile test_connections test_cache test_images test_tools test_paligemma \
-        test_structured test_hub test_watch test_websocket; do
-        suite_start "asan api $t" api $t build/asan/kvasir
-    done
-    suite_start "fuzzers" scripts/fuzz.sh --replay
-    suites_end
+    most=5 # of these at a time: they mostly wait
     # For the thread sanitizer: those that start threads, with the best kernels. All kernels share the pool of
     # threads; those of attention and experts run threaded in the engine's tests.
     threads="test_backend_linear test_backend_ops test_cuda_loader
         test_engine_golden test_engine_invariance test_engine_open test_engine_images test_sched_images
         test_sched_stats test_image_hash_cache test_server_images test_template test_constraint test_masks"
     threads=$(echo "$threads" | xargs)
-    step "build tsan" make -j"$jobs" CONFIG=tsan ONLY="$threads" all tests
-    # One model, few streams: all of it, and test_cache, in scripts/soak.sh.
-    suite_start "tsan api test_load" build/venv/bin/python tests/api/test_load.py \
-        --binary build/tsan/kvasir --streams 16 --demo none
+    suite_start "build tsan" built CONFIG=tsan ONLY="$threads" all tests
+    for t in $timed; do start_api "$t"; done
+    suite_start "device-check emulated" env WERROR=1 OUT=build/device-check-emulated \
+        scripts/device-check.sh --emulated build golden kernels steps
+    suites_end
+    most=
+    export KVASIR_TEST_SHORT=2
+    # These run code that the other tests have run, far more often: scripts/soak.sh.
+    suite_start "suites asan" env TEST_SKIP="sim_fleet sim_hitrate sim_sched sim_step_time \
+        test_engine_invariance test_engine_towers test_image_tiles" \
+        make --no-print-directory CONFIG=asan test
     suite_start "suites tsan" env KVASIR_TEST_SETS=best GOLDEN_VARIANT=vision_bf16 \
         make --no-print-directory CONFIG=tsan ONLY="$threads" test
+    for t in test_structured test_api test_hub test_hostile test_connections test_images test_watch \
+        test_websocket; do
+        suite_start "asan api $t" api $t build/asan/kvasir
+    done
+    suite_start "fuzzers" scripts/fuzz.sh --replay
+    # One model, few streams: all of it, and test_cache, in scripts/soak.sh.
+    suite_start "tsan api test_load" build/venv/bin/python tests/api/test_load.py \
+        --binary build/tsan/kvasir --streams 8 --demo none
     suites_end
 fi
 [ -n "$failures" ] && printf 'failed:%b\n' "$failures"

@@ -165,6 +165,8 @@ static int ready(int argc, char **argv)
         if (!bad) curl_easy_getinfo(e, CURLINFO_RESPONSE_CODE, &status);
     }
     curl_easy_cleanup(e);
+    if (!status) fprintf(stderr, "kvasir: no server answers on 127.0.0.1 port %s\n", number ? port : "8000");
+    if (status && status != 200) fprintf(stderr, "kvasir: not ready: GET /ready gives %ld\n", status);
     return status != 200;
 }
 

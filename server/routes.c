@@ -357,14 +357,12 @@ bool routes_admit(struct request *r)
         (void)api_fail(
             &r->response.error, 404, "unknown_url", NULL, "Invalid URL (%s %.200s)%s", name, r->http.path,
             r->response.shape == ERROR_OLLAMA ? ": this server has the one model that it was started with"
-                                              : "");
+                                              : ": GET /openapi.json lists the endpoints");
         return false;
     }
     r->route = route;
     if (!(route->methods & r->http.method)) {
-        r->response.allow = allow_text(route->methods);
-        (void)api_fail(&r->response.error, 405, "method_not_supported", NULL,
-                       "This method is not supported for this URL.");
+        request_wrong_method(r, allow_text(route->methods));
         return false;
     }
     if (route->require_ready && (!ready_ok(r) || !queue_ok(r))) return false;

@@ -25,7 +25,7 @@ static inline bool list__grow(void *list, size_t size, size_t *cap, size_t first
 #define LIST_ROOM(list, count, cap, first)                                                                   \
     ((count) < (cap) || list__grow(&(list), sizeof *(list), &(cap), first))
 
-/* Makes `list` hold at least `need` elements; at `cap`, a uint32_t, how many it holds. As LIST_ROOM. */
+/* Gives `list` a capacity of at least `need` elements; `cap`, a uint32_t, is its capacity. As LIST_ROOM. */
 static inline bool list__reserve(void *list, size_t size, uint32_t *cap, uint32_t need)
 {
     void *p;

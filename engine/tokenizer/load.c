@@ -594,6 +594,8 @@ static enum status read_flag_overrides(struct loader *l, uint32_t object)
 {
     uint32_t key = json_first(l->d, object);
     enum status st = ST_OK;
+    if (object != JSON_NONE && json_kind(l->d, object) != JSON_OBJECT)
+        return err_set(l->err, ST_FORMAT, "added_tokens_decoder is not an object");
     for (uint32_t i = 0; i < json_count(l->d, object) && !st; i++) {
         uint32_t value = json_next(l->d, key);
         struct tok_added flags = {0};

@@ -42,8 +42,9 @@ static enum status add_merges(struct buf *b, const char *line)
 static enum status add_added(struct buf *b, const struct json_doc *config)
 {
     uint32_t list = json_get_live(config, 0, "added_tokens_decoder"), key = json_first(config, list);
+    uint32_t count = json_kind(config, list) == JSON_OBJECT ? json_count(config, list) : 0;
     enum status st = buf_adds(b, ",\"added_tokens\":[");
-    for (uint32_t i = 0; i < json_count(config, list) && !st; i++) {
+    for (uint32_t i = 0; i < count && !st; i++) {
         size_t id_len, len = 0;
         uint32_t value = json_next(config, key), content = json_get_live(config, value, "content");
         const char *id = json_raw(config, key, &id_len);

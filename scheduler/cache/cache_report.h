@@ -52,7 +52,7 @@ struct cache_stored {
     const uint8_t *salt; /* [32], as in struct sched_sequence */
 };
 struct kv_event_sink {
-    uint32_t block_tokens; /* 0: nobody watches */
+    uint32_t block_tokens; /* 0: no events */
     void *arg;
     void (*stored)(void *arg, const struct cache_stored *what);
     void (*removed)(void *arg, enum cache_tier tier, uint32_t group, const uint64_t *hashes, uint32_t count);

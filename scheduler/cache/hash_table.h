@@ -1,5 +1,5 @@
-/* Chained hash tables. The links lie in the elements, which find themselves by comparing what they hold.
- * Pure; the size follows the number of elements, and without memory the chains just get longer. */
+/* Chained hash tables, with the links in the elements; the caller compares keys along a chain. Pure. The
+ * number of buckets follows that of the elements; without memory to grow, the chains get longer. */
 #ifndef KVASIR_HASH_TABLE_H
 #define KVASIR_HASH_TABLE_H
 

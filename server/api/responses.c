@@ -10,13 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void wrong_method(struct request *r, const char *allow)
-{
-    r->response.allow = allow;
-    (void)api_fail(&r->response.error, 405, "method_not_supported", NULL,
-                   "This method is not supported for this URL.");
-}
-
 /* ---- the list of input items ---- */
 
 struct page {
@@ -115,9 +108,10 @@ static void response_job(struct request *r)
                        method_name(r->http.method), r->http.path);
         return;
     }
-    if (r->http.method == M_POST && !cancel) wrong_method(r, items ? "GET, OPTIONS" : "GET, DELETE, OPTIONS");
-    if (r->http.method != M_POST && cancel) wrong_method(r, "POST, OPTIONS");
-    if (r->http.method == M_DELETE && items) wrong_method(r, "GET, OPTIONS");
+    if (r->http.method == M_POST && !cancel)
+        request_wrong_method(r, items ? "GET, OPTIONS" : "GET, DELETE, OPTIONS");
+    if (r->http.method != M_POST && cancel) request_wrong_method(r, "POST, OPTIONS");
+    if (r->http.method == M_DELETE && items) request_wrong_method(r, "GET, OPTIONS");
     if (!owner_of(r, &owner)) api_nomem(&r->response.error);
     if (r->response.error.http) return;
     if ((size_t)(rest - path) < sizeof id) memcpy(id, path, (size_t)(rest - path));

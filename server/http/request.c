@@ -93,6 +93,13 @@ void request_client_gone(struct request *r)
     wake(r); /* libmicrohttpd must run to notice and close */
 }
 
+void request_wrong_method(struct request *r, const char *allow)
+{
+    r->response.allow = allow;
+    (void)api_fail(&r->response.error, 405, "method_not_supported", NULL,
+                   "%s is not supported for this URL: it takes %s.", method_name(r->http.method), allow);
+}
+
 void request_respond(struct request *r, int status)
 {
     r->response.status = status;

@@ -84,12 +84,13 @@ struct request *requests_largest(const struct server *s); /* the one with the la
 void request_release(struct request *r);                  /* frees it if no longer in use */
 void request_client_gone(struct request *r);              /* cancels; safe to call twice */
 /* Each finishes the request: the connection resumes and sends the response in r. */
-void request_respond(struct request *r, int status); /* body in r->response.out */
-void request_fail(struct request *r);                /* r->response.error is filled */
-void request_finish(struct request *r);              /* fails if it is, else responds with 200 */
-const char *request_rest(const struct request *r);   /* of the path, after that of a route with `prefix` */
-void request_stream_open(struct request *r);         /* first bytes are in r->response.out */
-void request_stream_more(struct request *r);         /* r->response.out grew, or r->stream.end was set */
+void request_respond(struct request *r, int status);             /* body in r->response.out */
+void request_fail(struct request *r);                            /* r->response.error is filled */
+void request_wrong_method(struct request *r, const char *allow); /* fills r->response.error: 405 */
+void request_finish(struct request *r);                          /* fails if it is, else responds with 200 */
+const char *request_rest(const struct request *r); /* of the path, after that of a route with `prefix` */
+void request_stream_open(struct request *r);       /* first bytes are in r->response.out */
+void request_stream_more(struct request *r);       /* r->response.out grew, or r->stream.end was set */
 /* The text of the body is no longer needed; `kept` bytes of it, or derived from it, count as held until r is
  * freed or the next call. Not while a worker has r. */
 void request_body_drop(struct request *r, size_t kept);

@@ -141,7 +141,8 @@ enum status gen_read_begin(struct gen *g, struct chat_reader *r)
                               .at = {.field = gen_source(g), .index = -1}};
     if (!m->tmpl)
         return api_fail(r->err, 400, "chat_template_error", gen_source(g),
-                        "This model has no chat template; use /v1/completions.");
+                        "This model has no chat template: use /v1/completions, or start the server with "
+                        "--chat-template FILE.");
     const struct template_caps *caps = template_caps(m->tmpl, json_array_size(g->tools) > 0);
     r->limits.arguments_as_text = caps->arguments_as_text;
     r->limits.thinking_parts = caps->thinking_parts;

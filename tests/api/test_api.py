@@ -582,7 +582,10 @@ def test_http(s):
     is_error("DELETE", s.request("DELETE", "/v1/models"), 405, "method_not_supported")
     a = s.request("GET", "/v1/nope")
     is_error("unknown URL", a, 404, "unknown_url")
-    check.true("its message", json.loads(a[2])["error"]["message"] == "Invalid URL (GET /v1/nope)")
+    check.equal("its message", json.loads(a[2])["error"]["message"],
+                "Invalid URL (GET /v1/nope): GET /openapi.json lists the endpoints")
+    check.equal("405 names the methods", json.loads(s.request("GET", CHAT)[2])["error"]["message"],
+                "GET is not supported for this URL: it takes POST, OPTIONS.")
     for body in (b"{", b"", b"[]", b'{"messages":[]} x', b"[" * 500, b'{"a":' * 200 + b"1" + b"}" * 200, b'{"max_tokens":1e999}', b"\xff\xfe"):
         is_error(f"body {body[:20]!r}", s.request("POST", CHAT, body), 400, "invalid_json", None)
     odd = json.dumps(chat("X")).encode().replace(b'"X"', b'"a\xff\\ud800b\\u0000c"')

@@ -178,8 +178,10 @@ def small_scripts(args):
     check.equal("kvasir ready: usage", [run(*ready, *x)[0] for x in (["x"], ["1", "2"])], [2, 2])
     server.process.send_signal(signal.SIGTERM)
     check.true("it leaves", wait_until(lambda: run(*ready, str(server.port))[0] == 1, 30))
+    check.true("kvasir ready says why not", "kvasir: n" in run(*ready, str(server.port))[1])
     server.stop(send=False)
-    check.equal("nobody listens", run(*ready, str(server.port)), (1, ""))
+    check.equal("nobody listens", run(*ready, str(server.port)),
+                (1, f"kvasir: no server answers on 127.0.0.1 port {server.port}\n"))
 
 
 def main():

@@ -118,19 +118,18 @@ def opened(server, chrome, *size, path="/", **how):
 
 
 def click(page, selector, text=None):
-    """The last visible one that matches, and has this label or text."""
-    found = page.js(
-        f"""(() => {{ const all = [...document.querySelectorAll({json.dumps(selector)})].filter(e =>
-        e.getClientRects().length && {json.dumps(text)} === null ||
-        [e.ariaLabel, e.textContent.trim()].includes({json.dumps(text)}));
-        all.at(-1)?.click(); return all.length; }})()"""
-    )
-    if not found:
-        raise RuntimeError(f"there is no {selector} {text or ''}")
+    """The last visible one that matches, and has this label or text; waits until there is one."""
+    label = json.dumps(text)
+    found = f"""[...document.querySelectorAll({json.dumps(selector)})].filter(e =>
+        e.getClientRects().length && {label} === null ||
+        [e.ariaLabel, e.textContent.trim()].includes({label}))"""
+    page.wait(f"{found}.length")
+    page.js(f"{found}.at(-1).click()")
 
 
 def put(page, selector, value):
-    """What a person types into a field."""
+    """What a person types into a field, when it is there."""
+    page.wait(f"document.querySelector({json.dumps(selector)})")
     page.js(
         f"""(e => {{ e.focus(); e.value = {json.dumps(value)}; 
         e.dispatchEvent(new Event('input', {{bubbles: true}}));
@@ -154,6 +153,7 @@ def say(page, text):
 
 
 def reload(page):
+    page.js("window.store?.get('').then(() => 0)")  # after what is being stored: the end of an answer
     page.call("Page.reload")
     page.wait("document.readyState === 'complete' && document.querySelector('#model option')")
     begun(page)

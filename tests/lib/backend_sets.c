@@ -34,14 +34,15 @@ void test_backend_args(int *argc, char **argv)
         break;
     }
     table = be_cpu_ops();
-    const char *only = getenv("KVASIR_TEST_SETS"); /* "best": the reference and the best of the CPU */
+    const char *only = getenv("KVASIR_TEST_SETS"); /* "best": the best of the CPU alone */
     if (only && strcmp(only, "best") != 0) {
         fprintf(stderr, "KVASIR_TEST_SETS must be best\n");
         exit(2);
     }
-    for (int i = TEST_SETS - 1, best = 0; only && i > 0; i--) {
-        if (best || !be_cpu_has(backend_sets[i])) backend_sets[i] = "none";
-        else best = i;
+    for (int i = TEST_SETS - 1; only && i > 0; i--) {
+        if (be_cpu_has(backend_sets[i]) && strcmp(backend_sets[0], "reference") == 0)
+            backend_sets[0] = backend_sets[i];
+        backend_sets[i] = "none";
     }
     if (!on_device) return;
     char why[512];
@@ -83,6 +84,11 @@ bool test_takes(size_t i, size_t set)
 bool test_on_cpu(void)
 {
     return !on_device;
+}
+
+uint32_t test_threads(void)
+{
+    return on_device && getenv("KVASIR_TEST_SHORT") ? 1 : 3;
 }
 
 const struct be_ops *test_ops(void)

@@ -15,6 +15,8 @@ void test_backend_args(int *argc, char **argv);
 extern const char *backend_sets[TEST_SETS]; /* the sets' names, "reference" first; on the device "cuda", and
                                                names that nobody has */
 bool test_on_cpu(void);
+/* A case is tried with 1 to so many threads: on a device, where they mean nothing, once in short. */
+uint32_t test_threads(void);
 
 /* The CPU's table, or the device's through staged_ops(): "reference" is the CPU's in both. */
 const struct be_ops *test_ops(void);

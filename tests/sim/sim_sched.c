@@ -1482,7 +1482,7 @@ int main(int argc, char **argv)
 {
     bool brief = getenv("KVASIR_TEST_SHORT") != NULL;
     const char *only = NULL;
-    seed_count = test_briefly() ? 8 : brief ? 24 : 60;
+    seed_count = test_briefly() ? 8 : brief ? 12 : 60;
     request_count = brief ? 80 : 300;
     for (int i = 1; i + 1 < argc; i += 2) {
         uint64_t v = strtoull(argv[i + 1], NULL, 10);

@@ -1,4 +1,4 @@
-/* Loads from the tiers below the arena, on the fake engine: what comes from a slow tier delays nobody else,
+/* Loads from the tiers below the arena, on the fake engine: a load from a slow tier delays no other request,
  * and every token equals that of the request alone. */
 #include "tests/sim/fake_engine.h"
 
@@ -104,8 +104,8 @@ static void set_reads(enum tier_read_state from, enum tier_read_state to)
             if (l->blocks[i].read.state == from) l->blocks[i].read.state = to;
 }
 
-/* As after a restart: many wait for what a slow disk has of theirs, more than may load at a time; or all for
- * one load of the same. A request that has nothing there is served meanwhile. */
+/* As after a restart: more requests wait for records on a slow disk than may load at a time, or all wait for
+ * one load of the same prefix. A request that has no records there is served meanwhile. */
 static void test_slow_loads(void **state)
 {
     bool same = *state;
@@ -130,7 +130,7 @@ static void test_slow_loads(void **state)
     assert_in_range(st.tier_loads, same ? 1 : PROMPTS - ARENA * BT / LENGTH, same ? 1 : PROMPTS);
 }
 
-/* A load that is given up because the disk is slow tells how slow it is. */
+/* A load that is given up because the disk is slow counts in the measured speed. */
 static void test_slow_disk(void **state)
 {
     (void)state;

@@ -358,7 +358,7 @@ static void test_config_hostile(void **state)
          ST_UNSUPPORTED, "layer_types"},
         {"{\"model_type\":\"gemma3_text\",\"sliding_window_pattern\":0}", ST_FORMAT,
          "sliding_window_pattern"},
-        {"{\"model_type\":\"gemma3_text\",\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":2}}",
+        {"{\"model_type\":\"gemma3_text\",\"rope_scaling\":{\"rope_type\":\"longrope\",\"factor\":2}}",
          ST_UNSUPPORTED, "rope_type"},
         {"{\"model_type\":\"gemma3_text\",\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":0}}",
          ST_FORMAT, "factor"},

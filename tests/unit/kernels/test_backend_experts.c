@@ -115,7 +115,7 @@ static void test_route(void **state)
             x[i] = c->ties ? (float)(rnd_u32() % 3) : 6 * rnd();
         for (size_t s = 0; s < SETS; s++) {
             if (!be_cpu_has(sets[s])) continue;
-            for (uint32_t threads = 1; threads <= 3; threads++) {
+            for (uint32_t threads = 1; threads <= test_threads(); threads++) {
                 struct backend *b = open_set(sets[s], BE_BF16, threads);
                 ids1[cells] = 77;
                 w1[cells] = -7;
@@ -413,7 +413,7 @@ static void check_case(const struct experts_case *c, enum be_dtype act, const ch
     data_open(&d, c, act);
     size_t row = (size_t)c->c * sizeof(float);
     float *want = must(malloc(row * c->t)), *got = must(malloc(row * c->t));
-    for (uint32_t threads = 1; threads <= 3; threads++) {
+    for (uint32_t threads = 1; threads <= test_threads(); threads++) {
         model_open(&m, &d, set, threads);
         if (threads == 1) {
             model_oracle(&m, &d, want);

@@ -202,7 +202,7 @@ static void test_norm(void **state)
             size_t row = (c->dense ? c->c : be_ld(c->c)) * be_dtype_bytes(od);
             unsigned char *all = guarded(row * c->t), *part = guarded(row * c->t);
             float *res = must(malloc(elems * 4)), *res2 = must(malloc(elems * 4));
-            for (uint32_t threads = 1; threads <= 3; threads++) {
+            for (uint32_t threads = 1; threads <= test_threads(); threads++) {
                 struct backend *b = open_set(set, act, threads);
                 memcpy(res2, d.residual, elems * 4);
                 norm_run(b, c, od, &d, 0, c->t, res2, threads == 1 ? all : part);
@@ -280,7 +280,7 @@ static void test_rope(void **state)
     {
         for (uint32_t axes = 1; axes <= 3; axes += 2) {
             float co[3][T * HALF + 1], si[3][T * HALF + 1];
-            for (uint32_t threads = 1; threads <= 3; threads++) {
+            for (uint32_t threads = 1; threads <= test_threads(); threads++) {
                 struct backend *b = open_set(set, act, threads);
                 float *c = co[threads - 1], *s = si[threads - 1];
                 c[T * HALF] = s[T * HALF] = -7;
@@ -536,7 +536,7 @@ static void check_qkv(enum be_kv_type type)
             unsigned char *first = guarded(arena), *mem = guarded(arena);
             size_t q_bytes = (size_t)QT * s->heads * s->d * be_dtype_bytes(act);
             unsigned char *q1 = guarded(q_bytes), *q = guarded(q_bytes);
-            for (uint32_t threads = 1; threads <= 3; threads++) {
+            for (uint32_t threads = 1; threads <= test_threads(); threads++) {
                 b = open_set(set, act, threads);
                 memset(mem, 0xff, arena); /* NaN in both types */
                 struct be_kv kv = {.arena = mem,
@@ -688,7 +688,7 @@ static void test_patchify(void **state)
         {
             enum be_dtype type = c->dense ? BE_F32 : act;
             size_t ld = c->dense ? k : be_ld(k), bytes = cells * ld * be_dtype_bytes(type);
-            for (uint32_t threads = 1; threads <= 3; threads += 2) {
+            for (uint32_t threads = 1; threads <= test_threads(); threads += 2) {
                 struct backend *b = open_set(set, act, threads);
                 unsigned char *out = guarded(bytes);
                 struct be_patchify_args a = {.rgb = rgb,
@@ -739,7 +739,7 @@ static void test_interpolate_pack(void **state)
         {
             size_t bytes = (size_t)T * c * 4, ld = be_ld(c), packed_bytes = T * ld * be_dtype_bytes(act);
             unsigned char *first = NULL, *first_packed = NULL;
-            for (uint32_t threads = 1; threads <= 3; threads++) {
+            for (uint32_t threads = 1; threads <= test_threads(); threads++) {
                 struct backend *b = open_set(set, act, threads);
                 unsigned char *out = guarded(bytes), *packed = guarded(packed_bytes);
                 const float *got = (const float *)(void *)out;
@@ -840,7 +840,7 @@ static void test_gelu_clamp(void **state)
         {
             size_t ld = be_ld(c), bytes = T * ld * be_dtype_bytes(act);
             unsigned char *first = NULL;
-            for (uint32_t threads = 1; threads <= 3; threads++) {
+            for (uint32_t threads = 1; threads <= test_threads(); threads++) {
                 struct backend *b = open_set(set, act, threads);
                 unsigned char *out = guarded(bytes), *clamped = guarded(bytes);
                 struct be_gate_args a = {.f = n % 2 ? BE_GATE_CDF : BE_GATE_GELU_TANH,
@@ -875,7 +875,8 @@ static void test_gelu_clamp(void **state)
                 k.pad = false;
                 be_cpu_ops()->clamp(b, &k);
                 gelu_clamp_check(a.f, T, c, act, x, y, stride, bounds, out, clamped, part, set);
-                for (uint32_t t = 0; first && t < T; t += 5) {
+                if (!first) first = out;
+                for (uint32_t t = 0; t < T; t += 5) {
                     unsigned char *one = must(aligned_alloc(64, (ld * 4 + 63) / 64 * 64));
                     struct be_gate_args alone = a;
                     alone.gate = x + (size_t)t * c;
@@ -888,12 +889,8 @@ static void test_gelu_clamp(void **state)
                 }
                 guarded_free(clamped);
                 be_cpu_ops()->close(b);
-                if (!first) {
-                    first = out;
-                    continue;
-                }
                 assert_memory_equal(out, first, bytes);
-                guarded_free(out);
+                if (threads > 1) guarded_free(out);
             }
             guarded_free(first);
         }
@@ -1086,7 +1083,7 @@ static void test_logit_stats(void **state)
             for (int capped = 0; capped < 2; capped++) {
                 struct be_logit_stats all[LOGIT_ROWS], one;
                 float cap = capped ? 30.0f : 0.0f;
-                for (uint32_t threads = 1; threads <= 3; threads++) {
+                for (uint32_t threads = 1; threads <= test_threads(); threads++) {
                     struct backend *b = open_set(set, act, threads);
                     struct be_logit_stats got[LOGIT_ROWS];
                     memset(got, 0, sizeof got);
@@ -1185,7 +1182,7 @@ static void test_topk(void **state)
         FOR_SETS(set, act)
         {
             if (act != BE_F32) continue;
-            for (uint32_t threads = 1; threads <= 3; threads++) {
+            for (uint32_t threads = 1; threads <= test_threads(); threads++) {
                 struct backend *b = open_set(set, act, threads);
                 for (size_t i = 0; i < sizeof ks / sizeof *ks && ks[i] <= v; i++) {
                     for (uint32_t rows = 1; rows <= LOGIT_ROWS; rows += 4) {

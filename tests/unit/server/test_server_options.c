@@ -127,6 +127,7 @@ static void test_bad(void **state)
         {"word", NULL, "unexpected argument 'word': a model is a directory, a GGUF file or ORG/NAME"},
         {"a/b", "c", "unexpected argument 'c' (see --help)"},
         {"-c", "9", "unknown flag '-c': here it is --max-context N"},
+        {"--tool-call-parser", "hermes", "here it is not needed: tool calls follow the chat template"},
         {"--tls-cert", "x", "--tls-cert and --tls-key go together"},
         {"--max-context", "64K", "'64K' is not a whole number: write 65536"},
         {"--kv-memory", "4X", "'4X' is not a size (such as 512M or 4G)"},

@@ -28,8 +28,8 @@
 #define MASKS_BYTES   ((size_t)160 << 20)
 #define UNIT_NS       100.0
 /* One step of the machine, and what the planner does of a mask: five times what is measured, for machines
- * that are busy; without optimization four times that. */
-#ifdef __OPTIMIZE__
+ * that are busy; with sanitizers or without optimization four times that. */
+#if defined __OPTIMIZE__ && !defined __SANITIZE_ADDRESS__ && !defined __SANITIZE_THREAD__
 #define SLOW 1
 #else
 #define SLOW 4

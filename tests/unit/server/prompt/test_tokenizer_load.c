@@ -344,7 +344,8 @@ static void test_vocab_and_merges(void **state)
         "{\"tokenizer_class\":\"Qwen2Tokenizer\",\"eos_token\":\"<|\\\"|>\","
         "\"added_tokens_decoder\":{\"300\":{\"content\":\"<|\\\"|>\",\"special\":true},"
         "\"301\":{\"content\":\"<x>\",\"special\":false}}}";
-    static const char other[] = "{\"tokenizer_class\":\"GPT2Tokenizer\"}";
+    static const char other[] = "{\"tokenizer_class\":\"GPT2Tokenizer\"}",
+                      list[] = "{\"tokenizer_class\":\"Qwen2Tokenizer\",\"added_tokens_decoder\":[1,[2],3]}";
     struct tokenizer *t = NULL;
     struct err err = {{0}};
     remove_file("tokenizer.json");
@@ -362,6 +363,9 @@ static void test_vocab_and_merges(void **state)
     write_file("tokenizer_config.json", other, sizeof other - 1);
     assert_int_equal(tok_load(dir, &t, &err), ST_NOT_FOUND);
     assert_non_null(strstr(err.msg, "tokenizer.json"));
+    write_file("tokenizer_config.json", list, sizeof list - 1);
+    assert_int_equal(tok_load(dir, &t, &err), ST_FORMAT);
+    assert_non_null(strstr(err.msg, "added_tokens_decoder"));
     write_file("tokenizer_config.json", config, sizeof config - 1);
     write_file("merges.txt", "a ?", 3);
     assert_int_equal(tok_load(dir, &t, &err), ST_FORMAT);
