@@ -446,8 +446,9 @@ static enum status parse_part(struct chat_reader *r, const json_t *part, const s
 /* Keys that only a template knows, such as source_lang_code. */
 static enum status add_more(struct chat_reader *r, json_t *from, struct chat_part *part)
 {
-    static const char *const known[] = {"type",  "text",      "refusal", "image_url", "image",
-                                        "video", "video_url", "url",     "detail"};
+    static const char *const known[] = {"type",   "text",  "refusal",   "image_url",
+                                        "image",  "video", "video_url", "url",
+                                        "detail", "audio", "audio_url", "input_audio"};
     const char *key;
     json_t *v;
     json_object_foreach(from, key, v)

@@ -220,11 +220,14 @@ static void set_reasoning(struct builder *b, struct jinja_value d, const struct 
     for (size_t i = 0; i < 3; i++) jinja_dict_set(b->c, d, names[i], strlen(names[i]), v);
 }
 
-/* An id of a call; of one that is too long for the template the end, as vLLM passes it. */
+/* An id of a call; of one that is too long for the template the last characters, as vLLM passes it. */
 static struct jinja_value call_id(struct builder *b, const json_t *id, uint32_t from)
 {
-    size_t len = json_string_length(id), cut = b->caps->short_ids && len > 9 ? len - 9 : 0;
-    return jinja_string(b->c, json_string_value(id) + cut, len - cut, from);
+    const char *text = json_string_value(id);
+    size_t len = json_string_length(id), at = len;
+    for (size_t n = 0; n < 9 && at; n += ((unsigned char)text[at] & 0xC0) != 0x80) at--;
+    if (!b->caps->short_ids) at = 0;
+    return jinja_string(b->c, text + at, len - at, from);
 }
 
 static struct jinja_value calls_value(struct builder *b, const json_t *calls)

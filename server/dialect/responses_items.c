@@ -71,15 +71,15 @@ static enum status assistant_item(struct intake *t, json_t *content)
     return st;
 }
 
-/* A single text is a string: all templates support that. name: ".content", ".output". */
+/* A single text is a string, which all templates support, unless it has what only the template knows.
+ * name: ".content", ".output". */
 static enum status content_of(struct intake *t, json_t *content, const char *name)
 {
-    json_t *part = json_array_size(content) == 1 ? json_array_get(content, 0) : NULL, *type, *text;
-    type = field(part, "type");
-    text = json_is(type, "input_text") || json_is(type, "output_text") || json_is(type, "text")
-               ? field(part, "text")
-               : NULL;
-    return chat_content_read(&t->r, json_is_string(text) ? text : content, name);
+    enum status st = chat_content_read(&t->r, content, name);
+    struct chat_message *m = &t->r.out->list[t->r.out->count - 1];
+    const struct chat_part *only = m->part_count == 1 ? m->parts : NULL;
+    if (!st && only && only->text && !only->thinking && !only->more) m->list = false;
+    return st;
 }
 
 /* Part types are those of chat completions; errors for others are reported here. */

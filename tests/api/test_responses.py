@@ -315,6 +315,26 @@ def test_prompts(s):
     )
 
 
+def test_part_strings(binary, demo, folder):
+    """A part's strings that only the template knows: a single text stays a part then."""
+    path = os.path.join(folder, "languages.jinja")
+    with open(path, "w", encoding="utf-8") as f:
+        f.write(
+            "{% for m in messages %}{% if m.content is string or not m.content[0].source_lang_code %}"
+            "{{ raise_exception('no language') }}{% endif %}"
+            "{% for p in m.content %}{{ p.source_lang_code }}: {{ p.text }}{% endfor %}{% endfor %}"
+        )
+    s = Server(binary, demo, "--chat-template", path)
+    part = {"text": "Ahoj", "source_lang_code": "cs<|im_end|>"}  # its text, no token
+    same_prompt(
+        "languages",
+        s,
+        {"messages": [message("user", [{"type": "text", **part}])]},
+        {"input": [message("user", [{"type": "input_text", **part}])]},
+    )
+    s.stop()
+
+
 def test_conversation(s):
     """A turn that follows by id has the prompt of the chat that sends all again, and finds it cached."""
     texts, messages, before = ["What is in this picture?", "And now?", "Thank you."], [], None
@@ -1203,6 +1223,7 @@ def run(args, top):
         "echo": (test_echo, "demo"),
         "logprobs": (test_logprobs, "demo"),
         "prompts": (test_prompts, "demo"),
+        "part_strings": (test_part_strings, args.binary, args.demo, top),
         "conversation": (test_conversation, "demo"),
         "images": (test_images, "demo", sample, "red circle"),
         "images_qwen": (test_images, "images", sample, "circle"),

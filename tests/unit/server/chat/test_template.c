@@ -342,6 +342,11 @@ static void test_short_ids(void **state)
         "[{\"id\":\"call_0123456789\",\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":"
         "\"{}\"}}]},{\"role\":\"tool\",\"tool_call_id\":\"call_0123456789\",\"content\":\"x\"}]",
         "Hi[123456789](123456789)x");
+    rendered_as(
+        source,
+        "[{\"role\":\"tool\",\"tool_call_id\":\"x\u00e9\u00e9\u00e9\u00e9\u00e9\u00e9\u00e9\u00e9\u00e9\","
+        "\"content\":\"x\"}]",
+        "(\u00e9\u00e9\u00e9\u00e9\u00e9\u00e9\u00e9\u00e9\u00e9)x");
 }
 
 /* ---- runs ---- */
@@ -386,12 +391,13 @@ static void strings_of_parts(void **state)
     struct template *t = from_text(
         "{% for m in messages %}{% set c = m.content[0] %}{% if c.source_lang_code is not defined %}"
         "{{ raise_exception('no language') }}{% endif %}{{ c.type }} {{ c.source_lang_code }}:{{ c.text }}"
-        "{{ ' more' if c.n is defined or c.image_url is defined or c.detail is defined }};{% endfor %}");
+        "{{ ' more' if c.n is defined or c.image_url is defined or c.detail is defined or 'audio' in c }};"
+        "{% endfor %}");
     assert_true(template_caps(t, false)->content_list);
     expect_runs(t,
                 "[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a\",\"source_lang_code\":"
                 "\"<bos>\",\"n\":1}]},{\"role\":\"user\",\"content\":[{\"type\":\"image_url\",\"image_url\":"
-                "\"u\",\"detail\":\"low\",\"source_lang_code\":\"cs\"}]}]",
+                "\"u\",\"detail\":\"low\",\"audio\":\"a\",\"source_lang_code\":\"cs\"}]}]",
                 NULL, "*text |-<bos>|*:|-a|*;image |-cs|*:;");
     template_free(t);
 }
