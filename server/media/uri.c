@@ -143,11 +143,11 @@ enum image_error image_decode_data_uri(const char *url, size_t url_len, const st
     if (starts_with(url, url_len, "http:") || starts_with(url, url_len, "https:"))
         return image__fail(err, IMAGE_REMOTE,
                            "http(s) URLs are not fetched without the server's --allow-remote-media HOST: "
-                           "send the image as base64 (a data: URL)");
+                           "send it as base64 (a data: URL)");
     if (starts_with(url, url_len, "file:"))
         return image__fail(err, IMAGE_REMOTE,
-                           "file: URLs are not read without the server's --allowed-media-dir DIR: send the "
-                           "image as base64 (a data: URL)");
+                           "file: URLs are not read without the server's --allowed-media-dir DIR: send it as "
+                           "base64 (a data: URL)");
     if (!starts_with(url, url_len, "data:"))
         return image__fail(err, IMAGE_BAD_URL, "the URL must be a data:, http(s): or file: URL");
     const char *comma = memchr(url, ',', url_len);
