@@ -44,6 +44,7 @@ done
 for t in test_load test_cache; do
     run "tsan api $t" build/venv/bin/python "tests/api/$t.py" --binary build/tsan/kvasir
 done
+run "demo" build/venv/bin/python tests/api/test_demo.py --binary build/release/kvasir
 run "second image" build/venv/bin/python tests/api/test_second_image.py --binary build/release/kvasir
 run "costly grammars" build/venv/bin/python tests/api/test_costly_grammars.py --binary build/release/kvasir
 run "memory" build/venv/bin/python tests/api/test_memory.py --binary build/release/kvasir

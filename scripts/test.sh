@@ -126,15 +126,19 @@ style() {
 
 sh scripts/deps.sh --test || exit 1
 jobs=$(nproc)
-export UBSAN_OPTIONS=print_stacktrace=1 TEST_TIMEOUT=900
+export UBSAN_OPTIONS=print_stacktrace=1 TEST_TIMEOUT=900 WERROR=1
 venv >build/logs/venv.log 2>&1 & # waits for the network
 venv_pid=$!
-step "build release" make -j"$jobs" WERROR=1 all tests
+# What doesn't calculate runs once, with the address sanitizer; with --quick in this build.
+only=
+[ "$quick" -eq 1 ] || only=$(find tests/unit/kernels tests/unit/engine tests/sim tests/bench -name '*_*.c' \
+    -exec basename {} .c \; | grep -E '^(test|sim|bench)_' | xargs)
+step "build release" make -j"$jobs" ONLY="$only" all tests
 step "python venv with the OpenAI SDK" venv_done
 if [ "$quick" -eq 0 ]; then
-    step "build cuda emulated" make -j"$jobs" WERROR=1 cuda-host cuda-host-so
+    step "build cuda emulated" make -j"$jobs" cuda-host cuda-host-so
     if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then
-        step "build cuda" make -j"$jobs" OUT_ROOT=build/check CUDA_CHECK=1 WERROR=1 cuda
+        step "build cuda" make -j"$jobs" OUT_ROOT=build/check CUDA_CHECK=1 cuda
     fi
 fi
 # What calculates, one program at a time each, and the API tests beside it, which mostly wait: those that wait
@@ -145,21 +149,19 @@ first="test_page test_page_content test_page_cache"
 [ "$quick" -eq 1 ] && first="test_process test_remote_media test_hub" && TEST_JOBS=2
 start_api() { # start_api NAME
     case $1 in
-    test_second_image) suite_start "api $1" api "$1" build/release/kvasir --pairs 120 --qwen_pairs 60 ;;
-    test_memory) suite_start "api $1" api "$1" build/release/kvasir --requests 800 ;;
+    test_second_image) suite_start "api $1" api "$1" build/release/kvasir --pairs 60 --qwen_pairs 40 ;;
+    test_demo) suite_start "api $1" api "$1" build/release/kvasir --single 150 --pairs 60 --turns 200 ;;
+    test_memory) suite_start "api $1" api "$1" build/release/kvasir --requests 500 ;;
     test_costly_grammars) suite_start "api $1" api "$1" build/release/kvasir --every 4 --forms 20 ;;
     *) suite_start "api $1" api "$1" build/release/kvasir ;;
     esac
 }
-short=$((1 + quick)) skip=
-# What doesn't calculate runs once, with the address sanitizer; with --quick here.
-[ "$quick" -eq 1 ] || skip=$(find tests/unit/config tests/unit/scheduler tests/unit/server -name 'test_*.c' \
-    -exec basename {} .c \; | xargs)
+short=$((1 + quick))
 for t in $first; do start_api "$t"; done
-suite_start "suites release" env KVASIR_TEST_SHORT=$short TEST_FULL=test_backend_linear TEST_SKIP="$skip" \
-    make --no-print-directory WERROR=1 test
+suite_start "suites release" env KVASIR_TEST_SHORT=$short TEST_FULL=test_backend_linear \
+    make --no-print-directory ONLY="$only" test
 [ "$quick" -eq 1 ] ||
-    suite_start "cuda emulated" env TEST_JOBS=2 make --no-print-directory WERROR=1 test-cuda-host
+    suite_start "cuda emulated" env TEST_JOBS=2 make --no-print-directory test-cuda-host
 suite_start "style" style
 [ "$quick" -eq 1 ] || suite_start "mutants" tests/mutants/run.py
 timed="" # those that look at times, at memory, or use the emulated GPU
@@ -185,13 +187,11 @@ if [ "$quick" -eq 0 ]; then
     # For the thread sanitizer: those that start threads, with the best kernels. All kernels share the pool of
     # threads; those of attention and experts run threaded in the engine's tests.
     threads="test_backend_linear test_backend_ops test_cuda_loader
-        test_engine_golden test_engine_invariance test_engine_open test_engine_images test_sched_images
-        test_sched_stats test_image_hash_cache test_server_images test_template test_constraint test_masks"
+        test_engine_golden test_engine_open test_engine_images test_sched_images test_sched_stats
+        test_image_hash_cache test_server_images test_template test_constraint"
     threads=$(echo "$threads" | xargs)
     suite_start "build tsan" built CONFIG=tsan ONLY="$threads" all tests
     for t in $timed; do start_api "$t"; done
-    suite_start "device-check emulated" env WERROR=1 OUT=build/device-check-emulated \
-        scripts/device-check.sh --emulated build golden kernels steps
     suites_end
     most=
     export KVASIR_TEST_SHORT=2
@@ -201,7 +201,7 @@ if [ "$quick" -eq 0 ]; then
         make --no-print-directory CONFIG=asan test
     suite_start "suites tsan" env KVASIR_TEST_SETS=best GOLDEN_VARIANT=vision_bf16 \
         make --no-print-directory CONFIG=tsan ONLY="$threads" test
-    for t in test_structured test_api test_hub test_hostile test_connections test_images test_watch \
+    for t in test_structured test_api test_hostile test_connections test_images test_watch \
         test_websocket; do
         suite_start "asan api $t" api $t build/asan/kvasir
     done

@@ -28,7 +28,7 @@ void jw_string(struct json_writer *o, const char *s, size_t len)
     for (size_t i = 0; i < len && !o->st;) {
         uint32_t cp = 0;
         size_t n = utf8_decode(s + i, len - i, &cp);
-        char esc[8];
+        char esc[12];
         if (cp >= UTF8_BAD) {
             snprintf(esc, sizeof esc, "\xEF\xBF\xBD");
             n = 1;

@@ -176,7 +176,7 @@ static void fixture_init(struct fixture *f, const struct quant_case *c, enum be_
     for (uint32_t p = 0; p < c->parts; p++) part_init(&f->part[p], c->kind[p], c->n, c->k);
     for (size_t i = 0; most && i < (size_t)c->n * c->k; i++)
         f->part[0].code[i] =
-            c->kind[0].bits == 8 && i / c->k % 2 ? 0 : (uint8_t)((1u << c->kind[0].bits) - 1);
+            (uint8_t)(c->kind[0].bits == 8 && i / c->k % 2 ? 0 : (1u << c->kind[0].bits) - 1);
     if (c->bias) f->bias = must(malloc(f->n_all * sizeof(float)));
     for (uint32_t i = 0; c->bias && i < f->n_all; i++) f->bias[i] = (float)draw(100) * 0.01f;
     f->x = must(aligned_alloc(64, (size_t)c->t * c->k * 4));
