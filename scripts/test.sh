@@ -186,29 +186,25 @@ if [ "$quick" -eq 0 ]; then
     most=5 # of these at a time: they mostly wait
     # For the thread sanitizer: those that start threads, with the best kernels. All kernels share the pool of
     # threads; those of attention and experts run threaded in the engine's tests.
-    threads="test_backend_linear test_backend_ops test_cuda_loader
-        test_engine_golden test_engine_open test_engine_images test_sched_images test_sched_stats
-        test_image_hash_cache test_server_images test_template test_constraint"
+    threads="test_backend_ops test_cuda_loader test_engine_golden test_engine_open test_engine_images
+        test_sched_images test_sched_stats test_image_hash_cache test_server_images test_template
+        test_constraint"
     threads=$(echo "$threads" | xargs)
-    suite_start "build tsan" built CONFIG=tsan ONLY="$threads" all tests
+    suite_start "build tsan" built CONFIG=tsan ONLY="$threads" tests
     for t in $timed; do start_api "$t"; done
     suites_end
     most=
     export KVASIR_TEST_SHORT=2
     # These run code that the other tests have run, far more often: scripts/soak.sh.
     suite_start "suites asan" env TEST_SKIP="sim_fleet sim_hitrate sim_sched sim_step_time \
-        test_engine_invariance test_engine_towers test_image_tiles" \
+        test_engine_golden test_engine_invariance test_engine_towers test_fuzz_cache test_image_tiles" \
         make --no-print-directory CONFIG=asan test
     suite_start "suites tsan" env KVASIR_TEST_SETS=best GOLDEN_VARIANT=vision_bf16 \
         make --no-print-directory CONFIG=tsan ONLY="$threads" test
-    for t in test_structured test_api test_hostile test_connections test_images test_watch \
-        test_websocket; do
+    for t in test_api test_hostile test_connections test_images test_watch test_websocket; do
         suite_start "asan api $t" api $t build/asan/kvasir
     done
     suite_start "fuzzers" scripts/fuzz.sh --replay
-    # One model, few streams: all of it, and test_cache, in scripts/soak.sh.
-    suite_start "tsan api test_load" build/venv/bin/python tests/api/test_load.py \
-        --binary build/tsan/kvasir --streams 8 --demo none
     suites_end
 fi
 [ -n "$failures" ] && printf 'failed:%b\n' "$failures"

@@ -95,7 +95,7 @@ for mode in "$@"; do
         done
         run "plain faults" "$t/test_cuda_faults" $short
         run "plain graphs" "$t/test_cuda_graphs" $short
-        run "plain overlap" "$t/test_engine_overlap" CUEMU_LAZY=1 $short
+        [ -z "$full" ] || run "plain overlap" "$t/test_engine_overlap" CUEMU_LAZY=1 $short
         [ -z "$full" ] || run "plain tiers" "$t/test_engine_tiers" CUEMU_LAZY=1 $short
         run "plain drafter" "$t/test_engine_draft"
         run "plain beside the CPU" "$t/test_cuda_cpu" $short
