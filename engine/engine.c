@@ -16,7 +16,7 @@
 #include <string.h>
 
 /* Part of the fingerprint: incremented when the engine's arithmetic changes for the same kernel set. */
-#define NUMERICS_REVISION 4u
+#define NUMERICS_REVISION 5u
 
 static enum status pick_ops(const struct engine_options *opt, const struct be_ops **out, struct err *err)
 {

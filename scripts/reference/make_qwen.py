@@ -33,7 +33,8 @@ import golden_parts  # noqa: E402
 from golden_parts import greedy, logprobs  # noqa: E402
 import make_qwen_parts as parts  # noqa: E402
 from common import picture  # noqa: E402
-from make_qwen_checks import Pictures, check_reacts, float_inputs_rounded, need, positions_by_formula, routing_gap  # noqa: E402
+from make_qwen_checks import Pictures, check_reacts, float_inputs_rounded, need  # noqa: E402
+from make_qwen_checks import positions_by_formula, routing_gap  # noqa: E402
 from make_qwen_checks import token_by_token  # noqa: E402
 from make_qwen3_5_variants import VARIANTS as VARIANTS_3_5  # noqa: E402
 from make_qwen_variants import VARIANTS as VARIANTS_2_3  # noqa: E402
@@ -135,7 +136,8 @@ def spell_as_released(folder, v):
         keep = ["attention_dropout", "bos_token_id", "eos_token_id", "hidden_act", "hidden_size", "initializer_range", "intermediate_size",
                 "max_position_embeddings", "max_window_layers", "num_attention_heads", "num_hidden_layers", "num_key_value_heads",
                 "rms_norm_eps", "sliding_window", "use_cache", "use_sliding_window", "vocab_size", "head_dim", "attention_bias",
-                "decoder_sparse_step", "mlp_only_layers", "shared_expert_intermediate_size", "moe_intermediate_size", "norm_topk_prob", "num_experts_per_tok",
+                "decoder_sparse_step", "mlp_only_layers", "shared_expert_intermediate_size",
+                "moe_intermediate_size", "norm_topk_prob", "num_experts_per_tok",
                 "output_router_logits", "router_aux_loss_coef"]
         out = {"architectures": c["architectures"], "model_type": c["model_type"], "torch_dtype": c["dtype"],
                "transformers_version": "4.41.2", "tie_word_embeddings": c["tie_word_embeddings"], "rope_theta": rope["rope_theta"]}
