@@ -124,9 +124,9 @@ struct engine_chunk {
     /* Of a step that is submitted behind the one in flight: 1 + the index of the chunk there that samples
      * this chunk's only token, which is not yet in `tokens`. 0: none; the same for all chunks of a step. */
     uint32_t after;
-    const uint32_t *
-        tokens; /* the sequence's history from position 0 on: prompt, then generated; at least position +
-                 * count entries (one more when prompt tokens are scored: the token after the chunk's last) */
+    /* the sequence's history from position 0 on: prompt, then generated; at least position + count entries
+     * (one more when prompt tokens are scored: the token after the chunk's last) */
+    const uint32_t *tokens;
     uint32_t token_count;                      /* entries of tokens */
     uint32_t prompt_count;                     /* of which prompt */
     const uint32_t *tables[ENGINE_GROUPS_MAX]; /* block tables by absolute block index, one per group; entries

@@ -11,9 +11,8 @@
 
 #include <stdatomic.h>
 
-#define LOGIT_ROWS_MAX                                                                                       \
-    64u /* rows of logits at a time: 64 x 262,208 x 4 bytes = 67 MB. a device with its own memory \ takes    \
-           more */
+/* Rows of logits at a time: 64 x 262,208 x 4 bytes = 67 MB; a device with its own memory takes more. */
+#define LOGIT_ROWS_MAX    64u
 #define LOGIT_ROWS_DEVICE 256u
 
 #define HOST_TOKEN_ROWS 32u /* rows of the per-layer embedding table uploaded at a time */

@@ -340,9 +340,10 @@ struct be_states {
      * may have the same block for both. */
     const uint32_t *first, *count, *kept, *from, *to;
 };
-/* Causal depthwise convolution over rows, then SiLU: x[t, c] = silu(sum over j of weight[j, c] * x[t - K + 1
- * + j, c]), j ascending, in place. With `times` instead without SiLU, and of the products x * times. State:
- * the last K - 1 rows before, f32 [K - 1, C]. */
+/* Causal depthwise convolution over rows, then SiLU, in place, j ascending:
+ *   x[t, c] = silu(sum over j of weight[j, c] * x[t - K + 1 + j, c])
+ * With `times` instead without SiLU, and of the products x * times.
+ * State: the last K - 1 rows before, f32 [K - 1, C]. */
 #define BE_CONV_K_MAX 16u
 struct be_conv_args {
     const struct be_states *states;
@@ -354,9 +355,8 @@ struct be_conv_args {
     const float *weight; /* f32 [K, C] */
 };
 /* Gated delta rule, for each value head, with its key head's q and k:
- *   q = l2(q) / sqrt(DK), k = l2(k): v / sqrt(sum v^2 + 1e-6);  b = sigmoid(beta);  g = exp(decay *
- * softplus(a
- *   + dt_bias))
+ *   q = l2(q) / sqrt(DK), k = l2(k), l2(v) = v / sqrt(sum v^2 + 1e-6)
+ *   b = sigmoid(beta);  g = exp(decay * softplus(a + dt_bias))
  *   d = b (v - g S^T k);  S = g S + k d^T;  o = S^T q
  * State: S of each value head, f32 [HV, DK, DV]. o replaces v; q, k and the gates are then undefined. */
 struct be_delta_args {

@@ -1,9 +1,10 @@
 /* The tiers below the arena (cache/tier.h): what a waiting sequence loads before it is admitted, images that
  * are loaded instead of encoded, and what is written at the end. Engine thread; it never waits for the disk.
  *
- *   waiting --start--> its blocks are read, a few at a time, into buffers, and copied to new blocks of the
- * arena all there:       published to the prefix cache; the sequence is admitted and finds them there given
- * up:        lost or damaged, too slow, or memory is needed; the sequence is admitted and computes
+ *   waiting --start-->  its blocks are read, a few at a time, into buffers, and copied to new blocks of the
+ *                       arena
+ *     complete:         published to the prefix cache; the sequence is admitted and finds them there
+ *     given up:         lost or damaged, too slow, or memory is needed; the sequence is admitted and computes
  *
  * Other sequences go on meanwhile. A load holds its blocks as a sequence does. See scheduler/internal.h. */
 #include "scheduler/cache/cache_store.h"

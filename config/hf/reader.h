@@ -21,8 +21,8 @@
 #define HF_FILE_BYTES_MAX (4u << 20)
 
 struct hf_reader {
-    const struct json_doc
-        *d; /* NULL: the configuration is from a GGUF file, and only errors are noted here */
+    /* NULL: the configuration is from a GGUF file, and only errors are noted here */
+    const struct json_doc *d;
     const char *file;
     const char *scope; /* precedes the key in messages: "", "vision_config." */
     struct err *err;

@@ -38,8 +38,8 @@ struct stf_tensor {
     uint32_t rank;                /* 0 = a scalar */
     uint64_t shape[STF_RANK_MAX]; /* row-major, outermost first */
     uint64_t bytes;               /* product of shape times the dtype's size */
-    const void
-        *data; /* [bytes] in the mapping; aligned as the file has it: read with memcpy or unaligned loads */
+    /* [bytes] in the mapping; aligned as the file has it: read with memcpy or unaligned loads */
+    const void *data;
     uint32_t file; /* index of its file */
 };
 

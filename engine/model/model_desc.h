@@ -7,8 +7,8 @@
  *   h = rms(x, input_norm)
  *   q|k|v = h Wqkv (+ bias);  q, k = rope(rms(q, q_norm), rms(k, k_norm)), a norm per head or with
  *        qk_norm_all over all heads;  v = rms(v) with v_norm
- *   a = attention(q, keys, values visible under `window`), times sigmoid of the gate that follows each head's
- *        q if `gated`
+ *   a = attention(q, keys, values visible under `window`), times sigmoid of the gate that follows each
+ *        head's q if `gated`
  *        or, with MIXER_DELTA, a gated delta net (kernels/backend.h: conv, delta):
  *          q|k|v|z = h Wqkv;  beta|a = h Wgates;  q|k|v = conv(q|k|v);  o = delta rule;
  *          a = rms(o, delta_norm) * silu(z), per value head
@@ -16,17 +16,16 @@
  *   x += rms(a Wo (+ bias), post_attn_norm)
  *   h = rms(x, pre_mlp_norm)
  *   x += rms(m, post_mlp_norm),  m = (gate(h Wg) * (h Wu)) Wd
- *        or, with experts, the weighted sum of that over the row's experts; or, with an MLP parallel to the
- *        experts,
+ *        or, with experts, the weighted sum of that over the row's experts;
+ *        or, with an MLP parallel to the experts,
  *          rms(MLP(h), shared_norm) + rms(experts(rms(x, expert_norm)), experts_norm),
  *          its router reads rms(x, router_norm / sqrt(C)), and router_scale multiplies its weights;
  *        or, with shared_gate, MLP(h) * sigmoid(h Wshared_gate) + experts(h)
- *   x += rms((gelu_tanh(x Wg) * p) Wu, token_post_norm), p: the layer's part of the token's own input, with
- *        ple: of each token E = table[id] * token_scale and F = x0 Wp / sqrt(C) (x0: the stream
- *        before the first layer), p = (E + rms(F, token_norm)) / sqrt(2), a norm for each layer's part
+ *   with ple:  x += rms((gelu_tanh(x Wg) * p) Wu, token_post_norm), p: the layer's part of the token's own
+ *        input, of E = table[id] * token_scale and F = x0 Wp / sqrt(C) (x0: the stream before the first
+ *        layer):  p = (E + rms(F, token_norm)) / sqrt(2), a norm for each layer's part
  *   x *= layer_scale
  *   x += DeepStack feature n of the image whose placeholder token the row is, for n < vision.deepstack_count
- * (DeepStack)
  *
  * A draft model (drafts_for > 0) proposes what follows a token of another model, one draft token at a time:
  *   x = [E(token) | g] Wpre      E: the other model's scaled embedding; g: what its head read when the token
@@ -34,7 +33,7 @@
  *   its layers have no keys: they read those of the other model's last layers with the same window, before
  *   the first draft token and all from its position
  *   y = rms(x, final_norm); the draft token is the largest of y Whead, with centroids only among the tokens
- * of the `centroids_used` clusters whose y Wcentroids are largest
+ *        of the `centroids_used` clusters whose y Wcentroids are largest
  *
  * A draft model in the target's checkpoint (own_keys) has keys and values of its own, one row for each of the
  * target's: x = [rms(E(token at p), embed_norm) | rms(y of the position before, hidden_norm)] Wpre, y being
@@ -61,9 +60,11 @@ enum desc_activation { ACT_GELU_TANH = 0, ACT_SILU };
 /* angle of frequency i < dim/2 = position[axis(i)] * inv_freq[i]; cos and sin are multiplied by `attention`.
  *   plain:  inv_freq[i] = theta^(-2i/dim) / factor
  *   ramp:   that where a pair rotates less than beta_slow times over `original` positions, theta^(-2i/dim)
- * where it rotates more than beta_fast times, blended between: linear in i (yarn) or in the rotations
- * (llama3). Axis of frequency i, sections s (all 0: one axis): chunked: 0 for i < s0, 1 for i < s0+s1, else
- * 2; interleaved: i % 3 == a and i < 3 s[a] -> a for a = 1, 2, else 0. */
+ *           where it rotates more than beta_fast times, blended between: linear in i (yarn) or in the
+ *           rotations (llama3)
+ * Axis of frequency i, sections s (all 0: one axis):
+ *   chunked:      0 for i < s0, 1 for i < s0 + s1, else 2
+ *   interleaved:  a for i % 3 == a and i < 3 s[a] with a = 1, 2, else 0 */
 enum desc_ramp { RAMP_NONE = 0, RAMP_YARN, RAMP_LLAMA3 };
 struct desc_rope {
     double theta, factor;
@@ -141,9 +142,8 @@ struct desc_names {
  *   h = patch W (+ b);  h = N(h), if there is pre_norm;  h += position
  *   each layer:  h += P(attn(N(h), 2-D rotary));  h += P(mlp(N(h)))
  *        N: LayerNorm with bias or RMS norm;  P: RMS norm, or the columns times scale1, scale2, or nothing
- * after the first `halve` layers 2 x 2 patches become one row:  h += attn(LN(h)) among the four;  h = their
- * mean
- *        + fc2(gelu_tanh(fc1(LN(their concatenation))))
+ * after the first `halve` layers 2 x 2 patches become one row:
+ *        h += attn(LN(h)) among the four;  h = their mean + fc2(gelu_tanh(fc1(LN(their concatenation))))
  * with class_row one more row after the patches, which they see and no token comes of,
  * then one of four ends:
  *   linear (fixed size):  h = LN(h); a token is a patch; projection with bias to the decoder's width
@@ -154,7 +154,8 @@ struct desc_names {
  *          x = LN(x) with merge_norm;  x = x Wconv, a convolution of stride `merge`;
  *          x = x Wproj;  x = gelu_erf(LN(x + sines of the token's column and row with merge_places)) with
  *          merge_proj_norm;  x = fc2(gelu_erf(fc1(x))), or SwiGLU with merge_up;  x = LN(x) with
- * merge_out_norm; the LayerNorm over the run, fc1 and fc2 alone, with names of their own, after each layer in
+ *          merge_out_norm;
+ *          the LayerNorm over the run, fc1 and fc2 alone, with names of their own, after each layer in
  *          `deepstack`
  *   embed  (no layers): h = LN(LN(LN(patch) W + b) + position); RMS norm; projection */
 enum desc_vision_end { VISION_POOL = 0, VISION_MERGE, VISION_EMBED, VISION_LINEAR };

@@ -50,15 +50,15 @@ struct prompt_span {
     uint32_t atomic_begin, atomic_end;
     uint8_t key[32]; /* 256-bit content key of the image: pixels and preprocessing parameters. All zero =
                         identity uncertain: nothing from `begin` on is cached */
-    uint8_t
-        atomic_key[32];  /* SPAN_PREFIX_LM: of all that lies in [atomic_begin, atomic_end), zero as above */
-    int32_t mrope_delta; /* next rope position minus token count after the span; 0 with 1-D positions */
+    /* SPAN_PREFIX_LM: of all that lies in [atomic_begin, atomic_end), zero as above */
+    uint8_t atomic_key[32];
+    int32_t mrope_delta;     /* next rope position minus token count after the span; 0 with 1-D positions */
     struct prompt_grid grid; /* all 0 with 1-D positions and without breaks */
     /* The image: its features replace the embeddings of its tokens (prompt_grid_feature). */
     bool image;
-    struct image_u8
-        pixels; /* resized for the tower; owned by the prompt. rgb NULL: not decoded yet; the scheduler
-                   requests it (EV_IMAGE) if neither its KV nor its features are cached */
+    /* resized for the tower; owned by the prompt. rgb NULL: not decoded yet; the scheduler requests it
+     * (EV_IMAGE) if neither its KV nor its features are cached */
+    struct image_u8 pixels;
 };
 /* True if no run of tokens may end at p (0 < p); s is the first span that ends after p. */
 static inline bool span_cut(const struct prompt_span *s, uint32_t p)

@@ -7,7 +7,7 @@
  *      presence over generated ids
  *   2. logit bias (-100 and below = never), banned ids and those that would repeat an n-gram (never), what
  *      the constraint does not allow (never). If nothing is left, the constraint alone counts: the largest
- * raw logit, of those that it allows
+ *      raw logit, of those that it allows
  *   3. temperature (0 = the largest, ties by lower id; nothing below applies)
  *   4. top_k
  *   5. top_p: the smallest set of largest probabilities whose sum reaches top_p, of what top_k left
@@ -31,8 +31,8 @@ enum status sampler_create(uint32_t vocab, struct sampler **out, struct err *err
 void sampler_destroy(struct sampler *s);
 
 struct sampler_row {
-    const float
-        *raw; /* [V] logits (softcap applied) in host memory, or NULL: sampler_draw then may ask for them */
+    /* [V] logits (softcap applied) in host memory, or NULL: sampler_draw then may ask for them */
+    const float *raw;
     struct be_logit_stats stats;
     const uint32_t *top_ids; /* [top_count] largest raw logits, descending, ties by lower id */
     const float *top_values;

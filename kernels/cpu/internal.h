@@ -41,8 +41,8 @@
 
 /* A packed weight: output columns in lanes.
  *
- *   bf16: [panel][kpad / 2][16 columns][2]   f32: [panel][k][16 columns]       columns and k outside the
- * matrix are zero
+ *   bf16: [panel][kpad / 2][16 columns][2]   f32: [panel][k][16 columns]
+ * Columns and k outside the matrix are zero.
  *
  * Two neighbouring panels make a pair of 32 columns; the number of panels is even. A plain weight's pair p
  * holds outputs [32p, 32p + 32), so a pair is exactly what pads an act output row to be_ld(N). A glu weight's

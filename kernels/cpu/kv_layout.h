@@ -1,8 +1,8 @@
 /* Where a key or value element lies inside one layer's part of a KV block. A block holds 32 positions
  * ("slots"); slot = position mod 32.
  *
- *   layer part = [kv head 0: K | V][kv head 1: K | V] ...        every K and V is 32 * dpad elements, a
- *     multiple of 64 bytes
+ *   layer part = [kv head 0: K | V][kv head 1: K | V] ...
+ *     every K and V is 32 * dpad elements, a multiple of 64 bytes
  *
  * bf16 (dpad = D rounded up to 32): both as the second operand of a pair dot product (AMX tile, vdpbf16ps):
  * the contracted index in pairs, the free index in lanes.

@@ -83,13 +83,12 @@ struct radix_lower {
 
 struct radix_hit {
     uint32_t length; /* tokens that can be reused */
-    struct radix_node
-        *node; /* the node with position length - 1; the salt's root when length is 0; NULL: no such root */
-    struct block_table
-        tables[ENGINE_GROUPS_MAX]; /* blocks that cover the hit (sliding: what the window reaches); the
-                                    * cache's scratch, valid until its next call. The last one is partly
-                                    * filled unless length is a multiple of the block size. Recurrent: entry
-                                    * 0 is the state at `length`; none when length is 0 */
+    /* the node with position length - 1; the salt's root when length is 0; NULL: no such root */
+    struct radix_node *node;
+    /* blocks that cover the hit (sliding: what the window reaches); the cache's scratch, valid until its
+     * next call. The last one is partly filled unless length is a multiple of the block size. Recurrent:
+     * entry 0 is the state at `length`; none when length is 0 */
+    struct block_table tables[ENGINE_GROUPS_MAX];
     uint32_t branch; /* recurrent group: where a saved state would make the hit longer; 0: nowhere */
     bool evicted;    /* it would be longer, were nothing evicted */
     struct sched_cache_info info;

@@ -103,8 +103,8 @@ struct template_source {
 struct template_result {
     char *text; /* owned */
     size_t len;
-    struct tok_run *
-        runs; /* owned; point into text; neighbours differ in control, or in source where there are sources */
+    /* owned; point into text; neighbours differ in control, or in source where there are sources */
+    struct tok_run *runs;
     size_t run_count;
     uint32_t *run_sources; /* with trace, else NULL: [run_count] 0 = the template wrote it, else 1 + index in
                               `sources`; owned */

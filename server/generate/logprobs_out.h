@@ -13,8 +13,8 @@ struct logprobs_acc {
     bool special_bytes; /* chat: special tokens have bytes too, because the text shows them; may change from
                            token to token */
     uint32_t top;       /* alternatives per token */
-    struct buf
-        part[4]; /* chat: part[0] = entries; legacy: tokens, token_logprobs, top_logprobs, text_offset */
+    /* chat: part[0] = entries; legacy: tokens, token_logprobs, top_logprobs, text_offset */
+    struct buf part[4];
     uint32_t count;
 };
 void logprobs_init(struct logprobs_acc *a, const struct tokenizer *tok, bool legacy, bool as_ids,

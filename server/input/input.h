@@ -50,8 +50,8 @@ struct tool_choice {
     bool required, none;
     const char *named; /* the one function to call; borrowed from the body */
     json_t *name;      /* the same */
-    json_t
-        *allowed; /* [{"function": {"name"}}] or [{"name"}]: only these may be called; borrowed; NULL = all */
+    /* [{"function": {"name"}}] or [{"name"}]: only these may be called; borrowed; NULL = all */
+    json_t *allowed;
 };
 /* Reasoning options; borrowed from the body, each may be NULL. */
 struct reasoning_ask {
@@ -92,8 +92,8 @@ struct gen_params {
     uint64_t tenant;  /* hash of API key and `user`; 0 = unknown */
     uint8_t salt[32]; /* gen_salt */
     bool return_cache_info, timings, progress;
-    enum tool_call_syntax
-        calls; /* chat: tools are offered, and the output is parsed for calls in this syntax */
+    /* chat: tools are offered, and the output is parsed for calls in this syntax */
+    enum tool_call_syntax calls;
     struct tool_types *tool_types; /* owned; NULL if the syntax needs none */
     json_t *bare_calls;            /* an object: functions that may be called as plain JSON, or NULL; owned */
     bool parallel_calls;           /* chat: more than one call may be returned */
@@ -148,8 +148,8 @@ struct gen_prompt {
     bool cache_known; /* the scheduler has reported what it reused (first sequence only) */
     struct sched_cache_info cache;
     struct cache_places places; /* with return_cache_info: which part of the request each token came from */
-    struct token_out
-        *scores;      /* [token_count] when scored: [p] = log-prob of prompt token p; [0] unused. Owned */
+    /* [token_count] when scored: [p] = log-prob of prompt token p; [0] unused. Owned */
+    struct token_out *scores;
     size_t accounted; /* their share of the request's response_bytes */
 };
 
@@ -213,8 +213,8 @@ struct gen {
     bool inside_reasoning;     /* chat: the prompt ends within the model's reasoning */
     uint32_t tag_ids[TOOL_TAGS_MAX + 2]; /* tags of calls and reasoning: always kept in the text */
     uint32_t tag_id_count;
-    struct gen_image
-        *images; /* chat: [image_count], owned; read-only once the sequences run, except `fetch` */
+    /* chat: [image_count], owned; read-only once the sequences run, except `fetch` */
+    struct gen_image *images;
     uint32_t image_count;
     struct fetch_job *remote;        /* the http(s) URLs of images, or NULL; owned (input/remote.h) */
     bool fetched;                    /* their files are there */

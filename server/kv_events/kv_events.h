@@ -3,8 +3,7 @@
  *
  *   engine thread --struct kv_event_sink--> queue --> thread --> XPUB: topic "", sequence number, batch
  *                                                     |  ^---- ROUTER: batches from a number on
- *                                                     `------> resync: everything is sent to the event sink
- * again
+ *                                                     `------> resync: the event sink is sent everything
  *
  * The engine thread copies into the queue under a short lock and never waits for a socket. When the queue is
  * full, events are lost, and neither a subscriber nor a replay can tell which blocks are gone. So once the

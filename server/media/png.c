@@ -34,8 +34,8 @@ struct png {
     uint32_t width, height, channels;
     uint8_t depth, color;
     uint8_t palette[256 * 3]; /* black beyond its end */
-    struct image_bytes
-        trns; /* the tRNS chunk: alpha of palette entries, or the samples that are transparent */
+    /* the tRNS chunk: alpha of palette entries, or the samples that are transparent */
+    struct image_bytes trns;
     struct image_bytes idat; /* the consecutive IDAT chunks */
     struct image_bytes exif, xmp;
     uint8_t *exif_text, *xmp_text; /* owned: decoded text that exif or xmp point into */

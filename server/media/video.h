@@ -8,8 +8,8 @@
 
 /* The frames of one video passed to the model. */
 struct video_frames {
-    struct image_u8
-        pixels; /* resized; pixels.frames is a multiple of cfg->depth: padded by repeating the last frame */
+    /* resized; pixels.frames is a multiple of cfg->depth: padded by repeating the last frame */
+    struct image_u8 pixels;
     uint32_t *indices;  /* [count] which frames of the file they are */
     uint32_t count;     /* without repetitions at the end */
     double fps;         /* of the source */

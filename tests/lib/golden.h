@@ -15,21 +15,21 @@ struct golden_case {
     uint32_t prompt_count;
     const uint32_t *greedy; /* [greedy_count], and one more entry */
     uint32_t greedy_count;
-    const float
-        *logprobs; /* [row_count, vocab]: row i predicts the token after token rows[i]; the float32 run */
+    /* [row_count, vocab]: row i predicts the token after token rows[i]; the float32 run */
+    const float *logprobs;
     uint32_t row_count;
     const uint32_t *rows; /* [row_count], ascending; all of prompt and greedy tokens in tests/golden/gemma3 */
     const float *logprobs_bf16; /* [row_count, vocab] transformers' own bf16 run, or NULL */
-    const float
-        *bf16_delta;     /* [2] largest and mean |delta| of that run over all rows, stored or not; or NULL */
-    const float *follow; /* [prompt_count + greedy_count - 1] log-prob of token t + 1, or NULL */
+    /* [2] largest and mean |delta| of that run over all rows, stored or not; or NULL */
+    const float *bf16_delta;
+    const float *follow;      /* [prompt_count + greedy_count - 1] log-prob of token t + 1, or NULL */
     const int32_t *positions; /* [3, prompt_count + greedy_count] rope positions, or NULL */
     const float *gaps;        /* [greedy_count] log-prob of the first minus that of the second choice */
     uint32_t vocab;
     struct mini_image images[GOLDEN_IMAGES_MAX];  /* prepared pixels and spans */
     const float *pixel_values[GOLDEN_IMAGES_MAX]; /* [3, h, w], or NULL */
-    const float
-        *patches[GOLDEN_IMAGES_MAX]; /* [8, 3 * depth * patch * patch] of the first patches, or NULL */
+    /* [8, 3 * depth * patch * patch] of the first patches, or NULL */
+    const float *patches[GOLDEN_IMAGES_MAX];
     uint32_t image_count;
     void *owned[2 * GOLDEN_IMAGES_MAX + 10];
     uint32_t owned_count;

@@ -10,8 +10,8 @@
 
 struct claims {
     const struct scheduler *s;
-    uint32_t
-        *to; /* [group_count * arena_grains]: the tree claims the block below this position; 0 = no claim */
+    /* [group_count * arena_grains]: the tree claims the block below this position; 0 = no claim */
+    uint32_t *to;
 };
 
 static void note_claim(void *arg, uint32_t group, uint32_t block_offset, uint32_t from, uint32_t to)

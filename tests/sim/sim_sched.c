@@ -4,8 +4,8 @@
  * resets. Invariants are checked after every step, every output against the oracle: it equals that of the
  * request alone, without cache.
  *
- *     sim_sched [--seed N] [--seeds COUNT] [--requests N] [--steps TOTAL] [--only TEST]     prints the seed
- * of a failing run */
+ *     sim_sched [--seed N] [--seeds COUNT] [--requests N] [--steps TOTAL] [--only TEST]
+ * It prints the seed of a failing run. */
 #include "tests/sim/fake_engine.h"
 
 #include "config/base/log.h"

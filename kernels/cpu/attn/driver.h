@@ -50,8 +50,8 @@ struct attn_job {
     uint32_t per_kv;    /* query heads of one kv head */
     uint32_t item_rows; /* <= ATTN_ROWS */
     uint32_t dpad;
-    uint32_t
-        o_stride; /* floats of a row of o: dpad, more if the walk keeps something after the head's columns */
+    /* floats of a row of o: dpad, more if the walk keeps something after the head's columns */
+    uint32_t o_stride;
 };
 
 /* The work item in progress; the arrays are in the thread's scratch. */

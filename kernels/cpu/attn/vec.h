@@ -1,8 +1,8 @@
 /* The walk of the vector attention files (AVX2, AVX-512). Unless the file defines ATTN_OWN_PRODUCTS,
  * attn__vec_scores and attn__vec_values, one product serves both:
  *
- *   c[row][v] (+)= sum over step of a[row][step] * b[v][step]       a: 4 bytes per step (one f32, or a pair
- *     of bf16), broadcast; b: VL lanes
+ *   c[row][v] (+)= sum over step of a[row][step] * b[v][step]
+ *     a: 4 bytes per step (one f32, or a pair of bf16), broadcast; b: VL lanes
  *
  * Included after  struct vf vf_mac_bf16(struct vf acc, uint32_t pair, const void *b)  is defined; f32 uses
  * vf_fma. Each sum runs over the steps in ascending order, whatever the number of rows. */

@@ -4,8 +4,9 @@
  *
  *   rows <= 16:  tile 4 = the rows as they are (fewer tile rows), tiles 0..3 = sums of 2 pairs,
  *                5..7 = weights: memory-bound
- *   more rows:   rows rearranged into tiles [strip of 32][k / 32][2][16 rows][32 k], so that every tile is 1
- *                KB in one work item; tiles 0..3 = sums of 32 rows x 32 columns, 4, 5 = rows, 6, 7 = weights
+ *   more rows:   rows rearranged into tiles [strip of 32][k / 32][2][16 rows][32 k], so that every tile is
+ *                1 KB of contiguous memory; tiles 0..3 = sums of 32 rows x 32 columns, 4, 5 = rows,
+ *                6, 7 = weights
  *
  * For one stretch of k and one pair, all strips of rows pass: the weights come from the first-level cache,
  * the rows stream from the second, the next pair's weights are fetched meanwhile. The sums of a 32 x 32 block
@@ -56,7 +57,7 @@ static uint32_t amx__span(uint32_t tiles, uint32_t strips)
 }
 
 /* Where tile k (of 32 k) of a strip lies among the rearranged rows: [span][strip][tile of the span], so that
- * a span is one work item of memory. Whole strips of some widths (K = 10240: 640 KB apart) would share the
+ * a span is contiguous in memory. Whole strips of some widths (K = 10240: 640 KB apart) would share the
  * same few sets of the L2 cache. */
 static size_t amx__place(uint32_t tiles, uint32_t span, uint32_t strips, uint32_t strip, uint32_t k)
 {

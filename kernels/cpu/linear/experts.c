@@ -3,10 +3,12 @@
  *
  *   sort     rows and weights by expert, rows ascending: a counting sort
  *   gather   rows of a block, contiguous, as the set's linear needs them; skipped if they are contiguous
- * already up       items (block, some pairs of columns) in one go over the pool; hidden rows are in sorted
- * order, those of a block side by side pack     hidden rows, for sets and blocks that rearrange rows down
- * items of some pairs of columns, each over all blocks in ascending order: linear's epilogue adds weight *
- * result to the columns of the rows
+ *            already
+ *   up       items (block, some pairs of columns) in one go over the pool; hidden rows are in sorted order,
+ *            those of a block side by side
+ *   pack     hidden rows, for sets and blocks that rearrange rows
+ *   down     items of some pairs of columns, each over all blocks in ascending order: linear's epilogue adds
+ *            weight * result to the columns of the rows
  *
  * A decode step is then two parallel loops, whatever the number of experts. Each output element is added to
  * by one thread, in ascending order of experts; and a row's sums do not depend on how rows are grouped,

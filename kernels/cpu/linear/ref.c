@@ -1,6 +1,5 @@
 /* Linear and embed in plain C: the readable form of what the vector files do, and the oracle of their tests.
- * No intrinsics, no cleverness. A work item of work is one pair of panels (32 packed columns) for all rows.
- */
+ * No intrinsics, no cleverness. A work item is one pair of panels (32 packed columns) for all rows. */
 #include "kernels/cpu/linear/quant.h"
 
 #include <math.h>
