@@ -156,7 +156,7 @@ static void antialias_taps(const struct desc_vision *d, uint32_t index, uint32_t
 }
 
 /* Where place `index` of `size` lies among the table's `side`, in float32 in transformers' order: of the
- * bilinear ones vision_utils.py, of the bicubic one grid_sample in glm4v. */
+ * bilinear ones vision_utils.py, of the bicubic one torch's grid_sample. */
 static float axis_place(enum desc_lookup lookup, float index, float size, float side)
 {
     if (lookup == LOOKUP_CORNERS) return index * (side - 1) / (size > 1 ? size - 1 : 1);

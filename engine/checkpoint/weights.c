@@ -32,7 +32,7 @@ static bool shared_away(const struct model_desc *d, const char *name)
     return false;
 }
 
-/* Of a draft layer (GLM's, known by its eh_proj) that files number as one after the last. */
+/* Of a draft layer (known by its eh_proj) that files number as one after the last. */
 static bool after_last(const struct loader *ld, const char *name)
 {
     unsigned n;

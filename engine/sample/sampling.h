@@ -4,7 +4,7 @@
  *
  * To add a sampling parameter:
  *   - its field in struct sampling_params, where a zero means off if possible
- *   - its JSON name: parse_sampling in server/generate/parse.c reads it and states its default and range;
+ *   - its JSON name: parse_sampling in server/input/parse.c reads it and states its default and range;
  *     the list in note_unknown there names it; docs/http.md lists it
  *   - its effect: sampler.c. `cut` removes candidates, `change` changes logits. draw_from_list and
  *     draw_from_row skip work while a parameter is off; sampler_top_wanted and sampler_walks tell the engine

@@ -86,7 +86,7 @@ static enum status parse_budget(struct gen *g, json_t *kwargs)
     return api_fail(g->e, 400, "invalid_value", path, "%s must be one of %s.", path, all);
 }
 
-/* LFM2-VL's bounds, in tokens. */
+/* Bounds in tokens, where images keep their shape or are tiled (Lfm2VlImageProcessor). */
 static enum status parse_tokens(struct gen *g, json_t *kwargs, uint64_t unit, struct image_bounds *b)
 {
     uint64_t most = area_limit(g) / unit;
@@ -99,8 +99,7 @@ static enum status parse_tokens(struct gen *g, json_t *kwargs, uint64_t unit, st
     return ST_OK;
 }
 
-/* The most tiles of an image: InternVL's, also by the name that its older configurations have, MiniCPM-V's.
- */
+/* The most tiles of an image, or slices; also by the name that older configurations have. */
 static enum status parse_tiles(struct gen *g, json_t *kwargs)
 {
     const struct image_tiles *t = &g->r->srv->model->info->image.config.tiles;
@@ -114,8 +113,8 @@ static enum status parse_tiles(struct gen *g, json_t *kwargs)
     return ST_OK;
 }
 
-/* Areas, and in `size` what the family's image processor takes: the longest side (Pixtral), or areas over
- * all frames that an image counts as (GLM). */
+/* Areas, and in `size` what the family's image processor takes: the longest side, or areas over all frames
+ * that an image counts as. */
 static enum status parse_areas(struct gen *g, json_t *kwargs, uint64_t unit, struct image_bounds *b)
 {
     const struct image_config *cfg = &g->r->srv->model->info->image.config;
@@ -145,7 +144,7 @@ enum status gen_parse_image_bounds(struct gen *g, json_t *root)
     if (!json_is_object(kwargs))
         return api_fail(g->e, 400, "invalid_type", KWARGS, KWARGS " must be an object.");
     if (!json_object_size(kwargs)) return ST_OK;
-    bool some = cfg->tiles.rule == TILES_CLOSEST && !cfg->tiles.axis_max; /* InternVL, LFM2-VL */
+    bool some = cfg->tiles.rule == TILES_CLOSEST && !cfg->tiles.axis_max;
     if (g->r->srv->model->info->image.present && (cfg->tiles.rule == TILES_SLICED || (some && !cfg->dynamic)))
         return parse_tiles(g, kwargs);
     if (!g->r->srv->model->info->image.present || !cfg->dynamic)
