@@ -63,7 +63,7 @@ enum status sched__offload_create(struct scheduler *s, void (*wake)(void *s), st
         return st;
     }
     o->us_per_byte = LOAD_US_PER_BYTE;
-    o->started_us = event_clock_us();
+    o->started_us = sched__clock(s);
     radix_set_sink(s->cache, &(struct radix_sink){o->tier, tier_keep, tier_announce});
     features_set_sink(s->features, tier_keep_features, o->tier);
     s->offload = o;
@@ -300,7 +300,7 @@ bool sched__offload_waits(struct scheduler *s, struct sequence *q)
     if (sched__loading(s, q)) return true;
     if (!o || q->loaded || q->alone) return false;
     if (!sched__cache_reads(s, q, &most)) return false;
-    if (!tier_ready(o->tier)) return event_clock_us() - o->started_us < READY_US;
+    if (!tier_ready(o->tier)) return sched__clock(s) - o->started_us < READY_US;
     if (s->running.count > 0 && !sched__has_room(s, q)) return false; /* it waits for that first */
     struct radix_view v = sched__view(q);
     struct radix_hit hit;

@@ -267,28 +267,31 @@ static struct node *next_request(struct cache_store *s)
     return get && (!s->others.head || get->ev.record.id <= s->last_put) ? pop(&s->gets) : pop(&s->others);
 }
 
+/* One request, or one record of the scan; false: there is nothing to do. Called with the lock, which it
+ * releases meanwhile. */
+static bool work(struct cache_store *s)
+{
+    struct node *n = next_request(s);
+    if (!n && !(s->scan_end && s->found_bytes < FOUND_MAX)) return false;
+    uint64_t bytes = n && n->request == REQ_PUT ? put_bytes(&n->ev.record) : 0;
+    pthread_mutex_unlock(&s->lock);
+    if (n) handle(s, n);
+    else scan_step(s);
+    s->now.bytes = s->x.bytes + cache_dir_bytes(&s->x.dir);
+    s->now.records = s->x.count - s->x.dead;
+    pthread_mutex_lock(&s->lock);
+    s->queued_bytes -= bytes;
+    s->stats = s->now;
+    if (n && !--s->queued) pthread_cond_signal(&s->idle);
+    return true;
+}
+
 static void *store_main(void *arg)
 {
     struct cache_store *s = arg;
-    (void)make_room(s, 0);
     pthread_mutex_lock(&s->lock);
-    while (!s->stop) {
-        s->stats = s->now;
-        struct node *n = next_request(s);
-        if (!n && !(s->scan_end && s->found_bytes < FOUND_MAX)) {
-            pthread_cond_wait(&s->work, &s->lock);
-            continue;
-        }
-        uint64_t bytes = n && n->request == REQ_PUT ? put_bytes(&n->ev.record) : 0;
-        pthread_mutex_unlock(&s->lock);
-        if (n) handle(s, n);
-        else scan_step(s);
-        s->now.bytes = s->x.bytes + cache_dir_bytes(&s->x.dir);
-        s->now.records = s->x.count - s->x.dead;
-        pthread_mutex_lock(&s->lock);
-        s->queued_bytes -= bytes;
-        if (n && !--s->queued) pthread_cond_signal(&s->idle);
-    }
+    while (!s->stop)
+        if (!work(s)) pthread_cond_wait(&s->work, &s->lock);
     pthread_mutex_unlock(&s->lock);
     return NULL;
 }
@@ -325,7 +328,9 @@ enum status cache_store_open(const struct cache_store_options *opt, struct cache
     pthread_cond_init(&s->work, NULL);
     pthread_cond_init(&s->idle, &attr);
     pthread_condattr_destroy(&attr);
-    if (pthread_create(&s->thread, NULL, store_main, s)) {
+    (void)make_room(s, 0);
+    s->stats = s->now;
+    if (!opt->work && pthread_create(&s->thread, NULL, store_main, s)) {
         s->stop = true;
         cache_store_close(s);
         return err_set(err, ST_NOMEM, "the disk cache can't start a thread");
@@ -338,7 +343,7 @@ void cache_store_close(struct cache_store *s)
 {
     if (!s) return;
     pthread_mutex_lock(&s->lock);
-    bool runs = !s->stop;
+    bool runs = !s->stop && !s->opt.work;
     s->stop = true;
     pthread_cond_signal(&s->work);
     pthread_mutex_unlock(&s->lock);
@@ -411,6 +416,7 @@ void cache_store_drop(struct cache_store *s, uint64_t id)
 bool cache_store_poll(struct cache_store *s, struct store_event *ev)
 {
     pthread_mutex_lock(&s->lock);
+    for (uint32_t left = s->opt.work ? s->opt.work(s->opt.work_arg) : 0; left && work(s);) left--;
     struct node *n = pop(&s->events);
     if (n && n->ev.kind == STORE_FOUND) {
         if (s->found_bytes >= FOUND_MAX) pthread_cond_signal(&s->work);
@@ -428,6 +434,8 @@ bool cache_store_flush(struct cache_store *s, uint32_t ms)
     int64_t end = now_ns() + ms * 1000000ll;
     struct timespec until = {end / 1000000000, end % 1000000000};
     pthread_mutex_lock(&s->lock);
+    while (s->opt.work && s->queued && work(s)) {
+    }
     while (s->queued && !pthread_cond_timedwait(&s->idle, &s->lock, &until)) {
     }
     bool idle = !s->queued;

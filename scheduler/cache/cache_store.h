@@ -43,6 +43,10 @@ struct cache_store_options {
     const char *about;   /* for people: model and types, at most 63 bytes are kept */
     void (*wake)(void *arg); /* the store's thread: there are events; may be NULL */
     void *wake_arg;
+    /* NULL: a thread does the file access. Else (tests whose order comes from a seed) there is none: each
+     * poll handles as many requests as this returns, a flush all of them. */
+    uint32_t (*work)(void *arg);
+    void *work_arg;
 };
 
 /* Lists the directory and starts the thread. ST_AGAIN: another process uses the directory; ST_IO: it can't be
