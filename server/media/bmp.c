@@ -57,7 +57,8 @@ enum image_error image__bmp(struct image_bytes in, const struct image_limits *li
     size_t pixels = (size_t)width * height;
     void *rgb;
     int stored;
-    f = image__stb(&in, 1, mix ? 4 : 3, false, &rgb, &stored);
+    struct image_bytes rest = in;
+    f = image__stb(image__read_bytes, &rest, mix ? 4 : 3, false, &rgb, &stored);
     if (f == IMAGE_NOMEM) return image__nomem(err);
     if (f) return bad(err, "a damaged header, or one of a kind that is not supported");
     uint8_t *p = rgb;

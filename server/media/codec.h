@@ -70,12 +70,16 @@ void image__gif_close(struct image__gif_anim *a); /* NULL is fine */
  * 1..8. Never reads outside them. */
 int image__orientation(struct image_bytes exif, struct image_bytes xmp);
 
-/* Decodes with stb_image the PNG or BMP file that the concatenated parts form. The caller has checked its
- * size (image__check_size) and, for a PNG, that zlib can decompress the pixel data to the end. channels: how
- * many per pixel, 0 = as stored; wide: 16 bits each (in the machine's order), else 8. The caller frees
- * *pixels; *stored: channels in the file. Writes no message. */
-enum image_error image__stb(const struct image_bytes *parts, size_t count, int channels, bool wide,
-                            void **pixels, int *stored);
+/* More bytes of a file: up to n of them to `to`. Returns how many; less than n only at the end. */
+typedef size_t image__read_fn(void *user, uint8_t *to, size_t n);
+/* Decodes with stb_image the PNG or BMP file that `read` gives. The caller has checked its size
+ * (image__check_size); the pixel data of a PNG must be stored blocks, because stb_image's own inflate trusts
+ * damaged streams. channels: how many per pixel, 0 = as stored; wide: 16 bits each (in the machine's order),
+ * else 8. The caller frees *pixels; *stored: channels in the file. Writes no message. */
+enum image_error image__stb(image__read_fn *read, void *user, int channels, bool wide, void **pixels,
+                            int *stored);
+/* user: a struct image_bytes, which becomes what is left. */
+image__read_fn image__read_bytes;
 
 static inline uint32_t image__be16(const uint8_t *p)
 {

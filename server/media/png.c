@@ -24,6 +24,7 @@ enum {
     TEXT_MAX = 1 << 20,   /* inflated bytes of a compressed text chunk that may hold the orientation */
     TEXTS_MAX = 16,       /* such chunks: a kilobyte of file may inflate to a megabyte */
     SPARE = 64 << 10,     /* ignored bytes of pixel data after the last row */
+    BLOCK = 32 << 10,     /* bytes inflated at a time; a stored block has at most 65,535 */
     DEFLATE_RATIO = 1032, /* no deflate stream inflates to more than this many times its size */
 };
 
@@ -285,49 +286,113 @@ static void to_rgb(const struct png *p, const void *from, uint8_t *to)
     }
 }
 
-/* zlib checks the pixel data first: stb_image's own inflate trusts damaged streams and runs as long as they
- * do. bytes_max: limit on the inflated size. */
-static enum image_error check_data(struct png *p, size_t bytes_max)
+/* The file that stb_image reads: IHDR, the inflated pixel data in IDAT chunks of one stored block each, IEND.
+ * So zlib alone inflates, and checks. */
+struct pixel_file {
+    struct png *p;
+    z_stream z;
+    size_t at;        /* in p->idat: the next chunk */
+    size_t bytes_max; /* limit on the inflated size */
+    int end;          /* of inflate */
+    bool complete;
+    struct image_bytes ready; /* in buffer */
+    uint8_t buffer[HEAD + AROUND + 5 + BLOCK];
+};
+
+/* Inflates the next block to `to`; returns its bytes, 0 at the end of the data or at an error. */
+static size_t inflate_block(struct pixel_file *f, uint8_t *to)
 {
-    uint8_t out[1 << 14];
-    z_stream z = {0};
-    int end = inflateInit(&z);
-    for (size_t at = 0; end == Z_OK && at < p->idat.len && z.total_out <= bytes_max;) {
-        z.next_in = (z_const Bytef *)p->idat.p + at + 8;
-        z.avail_in = image__be32(p->idat.p + at);
-        at += z.avail_in + (size_t)AROUND;
-        do {
-            z.next_out = out;
-            z.avail_out = sizeof out;
-            end = inflate(&z, Z_NO_FLUSH);
-        } while (end == Z_OK && !z.avail_out && z.total_out <= bytes_max);
-        if (end == Z_BUF_ERROR) end = Z_OK; /* only the end of a chunk */
+    const struct image_bytes *idat = &f->p->idat;
+    f->z.next_out = to;
+    f->z.avail_out = BLOCK;
+    while (f->end == Z_OK && f->z.avail_out && f->z.total_out <= f->bytes_max) {
+        if (!f->z.avail_in && f->at < idat->len) {
+            f->z.next_in = (z_const Bytef *)idat->p + f->at + 8;
+            f->z.avail_in = image__be32(idat->p + f->at);
+            f->at += f->z.avail_in + (size_t)AROUND;
+            continue;
+        }
+        if (!f->z.avail_in) break;
+        f->end = inflate(&f->z, Z_NO_FLUSH);
+        if (f->end == Z_BUF_ERROR) f->end = Z_OK; /* only the end of a chunk */
     }
-    inflateEnd(&z);
-    if (end == Z_MEM_ERROR) return image__nomem(p->err);
-    if (z.total_out > bytes_max) return bad(p, "there is more pixel data than the image has pixels");
-    return end == Z_STREAM_END ? IMAGE_OK : bad(p, "the pixel data is truncated or corrupt");
+    return f->z.total_out <= f->bytes_max ? BLOCK - f->z.avail_out : 0;
+}
+
+static void put_be32(uint8_t *p, size_t v)
+{
+    for (int i = 0; i < 4; i++) p[i] = (uint8_t)(v >> (24 - 8 * i));
+}
+
+/* One IDAT chunk, with the stream's header before the first block; its checksum is not looked at. */
+static void next_part(struct pixel_file *f)
+{
+    static const uint8_t end[AROUND] = "\0\0\0\0IEND\xAE\x42\x60\x82";
+    bool first = !f->z.total_out;
+    uint8_t *chunk = f->buffer, *block;
+    if (first) {
+        memcpy(chunk, f->p->in.p, HEAD);
+        if (f->p->color == PALETTE) chunk[SIGNATURE + 17] = GRAY;
+        chunk += HEAD;
+    }
+    block = chunk + 8 + 2 * first;
+    size_t n = inflate_block(f, block + 5);
+    if (!n && f->end != Z_STREAM_END) return;
+    memcpy(chunk + 4, "IDAT\x78\x01", 6);
+    put_be32(chunk, (size_t)(block - chunk) - 8 + 5 + n);
+    block[0] = !n; /* the last block is empty */
+    block[1] = (uint8_t)n;
+    block[2] = (uint8_t)(n >> 8);
+    block[3] = (uint8_t)~block[1];
+    block[4] = (uint8_t)~block[2];
+    uint8_t *after = block + 5 + n + 4;
+    if (!n) {
+        memcpy(after, end, sizeof end);
+        after += sizeof end;
+        f->complete = true;
+    }
+    f->ready = (struct image_bytes){.p = f->buffer, .len = (size_t)(after - f->buffer)};
+}
+
+static size_t read_pixels(void *user, uint8_t *to, size_t n)
+{
+    struct pixel_file *f = user;
+    size_t done = 0;
+    while (done < n) {
+        if (!f->ready.len && !f->complete) next_part(f);
+        if (!f->ready.len) break;
+        done += image__read_bytes(&f->ready, to + done, n - done);
+    }
+    return done;
+}
+
+static enum image_error read_stored(struct png *p, size_t bytes_max, void **stored)
+{
+    int channels;
+    struct pixel_file *f = malloc(sizeof *f);
+    if (!f) return image__nomem(p->err);
+    *f = (struct pixel_file){.p = p, .bytes_max = bytes_max};
+    f->end = inflateInit(&f->z);
+    enum image_error st =
+        image__stb(read_pixels, f, 0, p->color == GRAY && p->depth == 16, stored, &channels);
+    inflateEnd(&f->z);
+    if (st == IMAGE_NOMEM || f->end == Z_MEM_ERROR) st = image__nomem(p->err);
+    else if (f->z.total_out > bytes_max) st = bad(p, "there is more pixel data than the image has pixels");
+    else if (f->end != Z_STREAM_END) st = bad(p, "the pixel data is truncated or corrupt");
+    else if (st) st = bad(p, "the pixel data is too short, or has an unknown filter");
+    free(f);
+    return st;
 }
 
 static enum image_error decode(struct png *p, struct image_u8 *out)
 {
-    uint8_t head[HEAD];
-    static const uint8_t end[AROUND] = "\0\0\0\0IEND\xAE\x42\x60\x82";
-    bool wide = p->color == GRAY && p->depth == 16;
     size_t row = ((size_t)p->width * p->channels * p->depth + 7) / 8;
     if (row * p->height / DEFLATE_RATIO > p->idat.len)
         return bad(p, "the pixel data is too short for the size of the image");
-    /* Interlaced, 8 rows become 15, each with a filter byte and up to 7 padding bits. */
-    enum image_error f = check_data(p, (row + 4) * p->height + SPARE);
-    if (f) return f;
-    memcpy(head, p->in.p, HEAD);
-    if (p->color == PALETTE) head[SIGNATURE + 17] = GRAY;
-    struct image_bytes parts[] = {{.p = head, .len = HEAD}, p->idat, {.p = end, .len = sizeof end}};
     void *stored;
-    int channels;
-    f = image__stb(parts, 3, 0, wide, &stored, &channels);
-    if (f == IMAGE_NOMEM) return image__nomem(p->err);
-    if (f) return bad(p, "the pixel data is too short, or has an unknown filter");
+    /* Interlaced, 8 rows become 15, each with a filter byte and up to 7 padding bits. */
+    enum image_error f = read_stored(p, (row + 4) * p->height + SPARE, &stored);
+    if (f) return f;
     struct image_u8 img = {.width = p->width, .height = p->height, .rgb = stored};
     if (p->channels < 3) f = image__new(p->width, p->height, false, &img, p->err);
     if (!f) to_rgb(p, stored, img.rgb);

@@ -29,42 +29,47 @@ static void *take(void *p, size_t bytes)
 #include <stb/stb_image.h>
 
 struct reader {
-    const struct image_bytes *part, *end;
-    size_t at; /* in the part */
+    image__read_fn *read;
+    void *user;
 };
+
+size_t image__read_bytes(void *user, uint8_t *to, size_t n)
+{
+    struct image_bytes *b = user;
+    if (n > b->len) n = b->len;
+    if (n) memcpy(to, b->p, n);
+    b->p += n;
+    b->len -= n;
+    return n;
+}
 
 static int read_some(void *user, char *to, int size)
 {
     struct reader *r = user;
-    size_t done = 0, want = (size_t)size;
-    while (done < want && r->part < r->end) {
-        size_t left = r->part->len - r->at, n = want - done < left ? want - done : left;
-        if (n && to) memcpy(to + done, r->part->p + r->at, n);
-        done += n;
-        r->at += n;
-        if (r->at < r->part->len) continue;
-        r->part++;
-        r->at = 0;
-    }
-    return (int)done;
+    return (int)r->read(r->user, (uint8_t *)to, (size_t)size);
 }
 
 static void skip_some(void *user, int size)
 {
-    if (size > 0) read_some(user, NULL, size);
+    char ignored[256];
+    for (int n; size > 0; size -= n) {
+        n = read_some(user, ignored, size < (int)sizeof ignored ? size : (int)sizeof ignored);
+        if (n <= 0) return;
+    }
 }
 
+/* stb_image asks only when its buffer is empty. */
 static int at_end(void *user)
 {
-    const struct reader *r = user;
-    return r->part == r->end;
+    (void)user;
+    return 1;
 }
 
-enum image_error image__stb(const struct image_bytes *parts, size_t count, int channels, bool wide,
-                            void **pixels, int *stored)
+enum image_error image__stb(image__read_fn *read, void *user, int channels, bool wide, void **pixels,
+                            int *stored)
 {
     static const stbi_io_callbacks io = {.read = read_some, .skip = skip_some, .eof = at_end};
-    struct reader r = {.part = parts, .end = parts + count};
+    struct reader r = {read, user};
     int w, h;
     no_memory = false;
     *pixels = wide ? (void *)stbi_load_16_from_callbacks(&io, &r, &w, &h, stored, channels)
