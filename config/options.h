@@ -46,8 +46,9 @@ struct options {
     char *kv_events_layout;             /* array | map */
     char *draft_model;
     char *draft_tokens;
-    char *chat_template;     /* Jinja file; NULL = the checkpoint's */
-    char *generation_config; /* auto | ignore: sampling defaults from the checkpoint */
+    char *chat_template;        /* Jinja file; NULL = the checkpoint's */
+    char *chat_template_kwargs; /* JSON object; NULL = none */
+    char *generation_config;    /* auto | ignore: sampling defaults from the checkpoint */
     /* HTTP */
     char *host, *root_path;
     uint64_t port;                /* 0 = the system picks one */

@@ -80,7 +80,7 @@ static enum status events_open(const struct options *o, struct model *m, struct 
 
 /* Tokenizer and chat template, loaded in parallel with the weights. */
 struct text_load {
-    const char *dir, *mmproj, *chat_template;
+    const char *dir, *mmproj, *chat_template, *kwargs;
     struct model *m;
     enum status st;
     struct err err;
@@ -102,6 +102,7 @@ static void text_load(void *arg)
                                  &t->err);
             m->own_prompts = !st && !rule->turns;
         }
+        if (!st && t->kwargs) st = template_set_kwargs(m->tmpl, t->kwargs, &t->err);
         if (!st) template_guard(m->tmpl, m->tok);
         if (st == ST_NOT_FOUND) st = ST_OK; /* then chats are refused, completions work */
     }
@@ -166,7 +167,11 @@ static enum status engine_and_text_load(const struct options *o, const char *dir
 {
     struct progress progress = {.what = "loading"};
     struct engine_options eo = server_engine_options(o, dir);
-    struct text_load text = {.dir = dir, .mmproj = o->mmproj, .chat_template = o->chat_template, .m = m};
+    struct text_load text = {.dir = dir,
+                             .mmproj = o->mmproj,
+                             .chat_template = o->chat_template,
+                             .kwargs = o->chat_template_kwargs,
+                             .m = m};
     uv_thread_t thread;
     eo.progress = load_progress;
     eo.progress_arg = &progress;

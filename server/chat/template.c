@@ -4,6 +4,7 @@
 #include "config/base/file.h"
 #include "config/base/list.h"
 #include "config/gguf/gguf.h"
+#include "server/json/fields.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,8 +28,7 @@ static enum status make_variant(struct template_variant *v, const char *src, siz
     if (!v->source) return err_nomem(err, NULL);
     memcpy(v->source, src, len);
     v->source_len = len;
-    template_probe(v->jinja, limits, &v->caps);
-    return ST_OK;
+    return template_probe(v->jinja, limits, &v->caps, &v->written) ? err_nomem(err, NULL) : ST_OK;
 }
 
 enum status template_create(const char *source, size_t len, const char *tool_source, size_t tool_len,
@@ -50,11 +50,33 @@ enum status template_create(const char *source, size_t len, const char *tool_sou
 void template_free(struct template *t)
 {
     if (!t) return;
-    jinja_free(t->plain.jinja);
-    jinja_free(t->tools.jinja);
-    free(t->plain.source);
-    free(t->tools.source);
+    for (struct template_variant *v = &t->plain; v; v = v == &t->plain ? &t->tools : NULL) {
+        jinja_free(v->jinja);
+        free(v->source);
+        buf_fini(&v->written);
+    }
+    json_decref(t->kwargs);
     free(t);
+}
+
+enum status template_set_kwargs(struct template *t, const char *text, struct err *err)
+{
+    json_error_t je;
+    json_t *all = json_loads(text, 0, &je);
+    const char *key = NULL, *name;
+    json_t *v;
+    json_object_foreach(all, name, v) if (template_reserves(name)) key = name;
+    if (json_is_object(all) && !key) {
+        t->kwargs = all;
+        return ST_OK;
+    }
+    enum status st = key ? err_set(err, ST_INVALID, "--chat-template-kwargs can't set '%s': requests do", key)
+                         : err_set(err, ST_INVALID,
+                                   "--chat-template-kwargs must be a JSON object, as in "
+                                   "'{\"enable_thinking\": false}': %s",
+                                   all ? "it is another value" : je.text);
+    json_decref(all);
+    return st;
 }
 
 const char *template_source(const struct template *t, size_t *len)
@@ -65,8 +87,10 @@ const char *template_source(const struct template *t, size_t *len)
 
 void template_guard(const struct template *t, struct tokenizer *tok)
 {
-    if (t->plain.source) tok_guard(tok, t->plain.source, t->plain.source_len);
-    if (t->tools.source) tok_guard(tok, t->tools.source, t->tools.source_len);
+    for (const struct template_variant *v = &t->plain; v; v = v == &t->plain ? &t->tools : NULL) {
+        if (v->source) tok_guard(tok, v->source, v->source_len);
+        if (v->written.data) tok_guard(tok, v->written.data, v->written.len);
+    }
 }
 
 /* chat_template of a JSON file: a string, or a list of {name, template}. Borrowed from root. ST_NOT_FOUND if
@@ -201,9 +225,11 @@ static struct jinja_value tools_value(struct jinja_ctx *c, const json_t *tools, 
         if (json_is_object(tool) && !json_object_get(tool, "function") && !json_object_get(tool, "type") &&
             json_object_get(tool, "name")) {
             struct jinja_value wrap = jinja_dict(c, from);
-            jinja_dict_set(c, wrap, "type", 4, jinja_string(c, "function", 8, from));
+            jinja_dict_set(c, wrap, "type", 4, jinja_string(c, "function", 8, JINJA_OURS(from)));
             jinja_dict_set(c, wrap, "function", 8, v);
             v = wrap;
+        } else if (json_is(json_object_get(tool, "type"), "function")) {
+            jinja_dict_set(c, v, "type", 4, jinja_string(c, "function", 8, JINJA_OURS(from)));
         }
         jinja_list_add(c, list, v);
     }
@@ -218,10 +244,18 @@ bool template_reserves(const char *name)
     return false;
 }
 
-static enum status set_variables(struct jinja_ctx *c, const struct template_variant *v,
-                                 const struct template_request *rq, struct template_chat *chat,
-                                 struct template_final *final_text, struct template_trace *trace,
-                                 struct err *err)
+bool template_effort(const json_t *v)
+{
+    static const char *const efforts[] = {"none", "minimal", "low", "medium", "high", "xhigh", "max"};
+    for (size_t i = 0; i < sizeof efforts / sizeof *efforts; i++)
+        if (json_is(v, efforts[i])) return true;
+    return false;
+}
+
+static enum status set_variables(struct jinja_ctx *c, const struct template *t,
+                                 const struct template_variant *v, const struct template_request *rq,
+                                 struct template_chat *chat, struct template_final *final_text,
+                                 struct template_trace *trace, struct err *err)
 {
     uint32_t from = template_from(trace, JINJA_INPUT, &(struct template_source){.kind = TEMPLATE_VARIABLES});
     const char *key;
@@ -229,11 +263,14 @@ static enum status set_variables(struct jinja_ctx *c, const struct template_vari
     for (size_t i = 0; i < rq->special_count; i++)
         jinja_set(c, rq->specials[i].name,
                   jinja_string(c, rq->specials[i].text, strlen(rq->specials[i].text), JINJA_TEMPLATE));
+    json_object_foreach(t->kwargs, key, item) jinja_set(c, key, template_value(c, item, JINJA_TEMPLATE));
     json_object_foreach(kwargs, key, item)
     {
         if (template_reserves(key))
             return err_set(err, ST_INVALID, "chat_template_kwargs can't set '%s'", key);
-        jinja_set(c, key, template_value(c, item, from));
+        bool closed =
+            (strcmp(key, "reasoning_effort") == 0 || strcmp(key, "verbosity") == 0) && template_effort(item);
+        jinja_set(c, key, template_value(c, item, closed ? JINJA_OURS(from) : from));
     }
     enum status st = template_messages(c, &v->caps, rq, rq->continue_final_message ? CONTINUE_TAG : NULL,
                                        chat, final_text, trace, err);
@@ -360,7 +397,7 @@ enum status template_render(const struct template *t, const struct template_requ
         free(chat.each);
         return err_nomem(err, NULL);
     }
-    enum status st = set_variables(c, v, rq, &chat, &final_text, &trace, err);
+    enum status st = set_variables(c, t, v, rq, &chat, &final_text, &trace, err);
     if (!st) {
         st = jinja_render(v->jinja, c, &o, &e);
         if (st) render_error(st, &e, &v->caps, rq, message_in_error(c, rq, &chat), err);

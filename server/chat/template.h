@@ -55,6 +55,9 @@ enum status template_create(const char *source, size_t len, const char *tool_sou
 void template_free(struct template *t); /* NULL is fine */
 /* Not terminated; of requests without tools. */
 const char *template_source(const struct template *t, size_t *len);
+/* --chat-template-kwargs, a JSON object: variables of every render, unless the request sets them. Once,
+ * before t is shared. */
+enum status template_set_kwargs(struct template *t, const char *text, struct err *err) KV_MUST_CHECK;
 /* Registers the added tokens that the template itself writes: client text can't produce them (tok_guard).
  * Before tok is shared. */
 void template_guard(const struct template *t, struct tokenizer *tok);
@@ -113,6 +116,7 @@ struct template_result {
 };
 void template_result_free(struct template_result *r);
 
+bool template_effort(const json_t *v); /* one of the words for a reasoning effort */
 /* Is the variable set by the request itself, so that kwargs can't set it? */
 bool template_reserves(const char *name);
 

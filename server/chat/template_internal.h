@@ -2,24 +2,27 @@
 #ifndef KVASIR_TEMPLATE_INTERNAL_H
 #define KVASIR_TEMPLATE_INTERNAL_H
 
+#include "config/base/buf.h"
 #include "server/chat/template.h"
 
 struct template_variant {
     struct jinja_template *jinja; /* NULL: none */
     char *source;                 /* owned, not terminated: for template_guard */
     size_t source_len;
+    struct buf written; /* what the template itself wrote in the probes, its pieces separated by NULs */
     struct template_caps caps;
 };
 struct template
 {
     struct jinja_limits limits;
+    json_t *kwargs; /* the operator's; NULL: none */
     struct template_variant plain,
         tools; /* `tools` is for requests with tools, if the checkpoint has such a template */
 };
 
-/* Detects the template's capabilities (template_probe.c). */
-void template_probe(const struct jinja_template *t, const struct jinja_limits *limits,
-                    struct template_caps *caps);
+/* Detects the template's capabilities (template_probe.c). ST_NOMEM. */
+enum status template_probe(const struct jinja_template *t, const struct jinja_limits *limits,
+                           struct template_caps *caps, struct buf *written) KV_MUST_CHECK;
 
 /* The conversation as template variables (template_messages.c): content as the template expects it, origins
  * set, `tag` (or NULL) at the end of the last message's text; *final_text is then that text without the tag.

@@ -238,6 +238,7 @@ static struct jinja_value calls_value(struct builder *b, const json_t *calls)
         const json_t *call = json_array_get(calls, i), *id = json_object_get(call, "id");
         struct jinja_value d = template_value(b->c, call, from);
         if (json_is_string(id)) jinja_dict_set(b->c, d, "id", 2, call_id(b, id, from));
+        jinja_dict_set(b->c, d, "type", 4, literal(b, "function")); /* the only type there is */
         jinja_list_add(b->c, list, d);
     }
     return list;
@@ -251,9 +252,10 @@ static enum status add_message(struct builder *b, const struct chat_message *m, 
     json_t *v;
     if (is == CHAT_SYSTEM && !b->caps->system_role && !last) return hold_lead(b, m);
     if (tool && b->caps->tool_responses && b->have_responses) return fold_result(b, m);
-    struct jinja_value d = jinja_dict(b->c, JINJA_INPUT), content;
+    /* The role is one of role_names and the keys are ours: templates build control tokens of them. */
+    struct jinja_value d = jinja_dict(b->c, JINJA_TEMPLATE), content;
     jinja_dict_set(b->c, d, "role", 4,
-                   jinja_string(b->c, role, strlen(role), field_from(b, JINJA_INPUT, "role")));
+                   jinja_string(b->c, role, strlen(role), field_from(b, JINJA_TEMPLATE, "role")));
     enum status st =
         is == CHAT_SYSTEM && b->caps->system_role
             ? system_value(b, m, last, &content)
@@ -266,7 +268,7 @@ static enum status add_message(struct builder *b, const struct chat_message *m, 
         uint32_t from = chat_field_known(key) || json_is_null(v) ? 0 : field_from(b, JINJA_INPUT, key);
         bool id = json_is_string(v) && strcmp(key, "tool_call_id") == 0;
         if (from)
-            jinja_dict_set(b->c, d, key, strlen(key),
+            jinja_dict_set(b->c, jinja_with_origin(d, from), key, strlen(key),
                            id ? call_id(b, v, from) : template_value(b->c, v, from));
     }
     set_reasoning(b, d, m);

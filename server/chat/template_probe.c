@@ -28,7 +28,32 @@ struct probe {
     const struct jinja_limits *limits;
     struct jinja_output out;
     bool ok;
+    struct buf *written; /* see template_internal.h */
+    enum status st;
 };
+
+/* With roles of the template's origin, as in a request. */
+static struct jinja_value probe_messages(struct jinja_ctx *c, const json_t *messages)
+{
+    struct jinja_value list = jinja_list(c, JINJA_INPUT);
+    for (size_t i = 0; i < json_array_size(messages); i++) {
+        const json_t *m = json_array_get(messages, i);
+        struct jinja_value d = template_value(c, m, JINJA_INPUT);
+        jinja_dict_set(c, d, "role", 4, template_value(c, json_object_get(m, "role"), JINJA_TEMPLATE));
+        jinja_list_add(c, list, d);
+    }
+    return list;
+}
+
+static void keep_written(struct probe *p)
+{
+    size_t at = 0;
+    for (size_t i = 0; i < p->out.run_count && !p->st; at += p->out.runs[i++].len) {
+        bool own = p->out.runs[i].origin == JINJA_TEMPLATE;
+        p->st = own ? buf_add(p->written, p->out.text + at, p->out.runs[i].len) : buf_add(p->written, "", 1);
+    }
+    if (!p->st) p->st = buf_add(p->written, "", 1);
+}
 
 /* Renders; p->out is the result if p->ok. */
 static void render(struct probe *p, const char *messages, const char *tools)
@@ -42,11 +67,12 @@ static void render(struct probe *p, const char *messages, const char *tools)
     if (m && c && (t || !tools)) {
         for (size_t i = 0; i < sizeof specials / sizeof *specials; i++)
             jinja_set(c, specials[i], jinja_string(c, "", 0, JINJA_TEMPLATE));
-        jinja_set(c, "messages", template_value(c, m, JINJA_INPUT));
+        jinja_set(c, "messages", probe_messages(c, m));
         jinja_set(c, "tools", template_value(c, t, JINJA_INPUT));
         jinja_set(c, "documents", jinja_none());
         jinja_set(c, "add_generation_prompt", jinja_bool(true));
         p->ok = jinja_render(p->t, c, &p->out, &err) == ST_OK;
+        if (p->ok) keep_written(p);
     }
     jinja_ctx_destroy(c);
     json_decref(m);
@@ -77,10 +103,11 @@ static void probe_content(struct probe *p, struct template_caps *caps)
     if (!ok && !p->ok) caps->content_list = jinja_iterates_content(p->t);
 }
 
-void template_probe(const struct jinja_template *t, const struct jinja_limits *limits,
-                    struct template_caps *caps)
+enum status template_probe(const struct jinja_template *t, const struct jinja_limits *limits,
+                           struct template_caps *caps, struct buf *written)
 {
-    struct probe p = {.t = t, .limits = limits};
+    struct probe p = {.t = t, .limits = limits, .written = written};
+    buf_init(written, SIZE_MAX / 4);
     *caps = (struct template_caps){.developer_role = mentions(t, "developer"),
                                    .short_ids = mentions(t, "id|length != 9"),
                                    .uses_time = jinja_reads(t, "strftime_now")};
@@ -127,5 +154,8 @@ void template_probe(const struct jinja_template *t, const struct jinja_limits *l
     for (caps->reasoning = REASONING_MISTRAL; caps->reasoning != REASONING_THINK; caps->reasoning--)
         if (mentions(t, reasoning_open(caps->reasoning))) break;
     caps->think = mentions(t, reasoning_close(caps->reasoning));
+    render(&p, "[" USER ",{\"role\":\"assistant\",\"content\":\"x\"}]", NULL);
+    render(&p, "[{\"role\":\"developer\",\"content\":\"x\"}," USER "]", NULL);
     jinja_output_free(&p.out);
+    return p.st;
 }

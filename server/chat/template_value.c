@@ -14,9 +14,9 @@ static struct jinja_value convert(struct jinja_ctx *c, const json_t *v, uint32_t
     case JSON_STRING: return jinja_string(c, json_string_value(v), json_string_length(v), origin);
     case JSON_INTEGER: return jinja_with_origin(jinja_int(json_integer_value(v)), origin);
     case JSON_REAL: return jinja_with_origin(jinja_float(json_real_value(v)), origin);
-    case JSON_TRUE:
-    case JSON_FALSE: return jinja_with_origin(jinja_bool(json_is_true(v)), origin);
-    case JSON_NULL: return jinja_with_origin(out, origin);
+    case JSON_TRUE: /* words of a closed set, however they are printed */
+    case JSON_FALSE: return jinja_with_origin(jinja_bool(json_is_true(v)), JINJA_OURS(origin));
+    case JSON_NULL: return jinja_with_origin(out, JINJA_OURS(origin));
     case JSON_ARRAY:
         out = jinja_list(c, origin);
         for (size_t i = 0; i < json_array_size(v); i++)

@@ -272,12 +272,9 @@ enum status gen_reasoning(struct gen *g, const struct reasoning_ask *ask)
 
 enum status gen_effort_check(struct gen *g, json_t *v, const char *path)
 {
-    static const char *const efforts[] = {"none", "minimal", "low", "medium", "high", "xhigh", "max"};
     if (!v) return ST_OK;
     if (!json_is_string(v)) return api_fail(g->e, 400, "invalid_type", path, "%s must be a string.", path);
-    for (size_t i = 0; i < sizeof efforts / sizeof *efforts; i++) {
-        if (json_is(v, efforts[i])) return ST_OK;
-    }
+    if (template_effort(v)) return ST_OK;
     return api_fail(g->e, 400, "invalid_value", path, "'%.60s' is not a reasoning effort.",
                     json_string_value(v));
 }

@@ -27,14 +27,17 @@
 #include <time.h>
 
 enum jinja_origin {
-    JINJA_TEMPLATE = 0, /* template literals and values from the server itself (special tokens) */
-    JINJA_INPUT = 1,    /* anything that a client sent */
+    JINJA_TEMPLATE = 0, /* template literals, values of the server or its operator (special tokens), and words
+                           of a closed set (roles) */
+    JINJA_INPUT = 1,    /* anything else that a client sent */
     JINJA_ASSISTANT =
         2, /* content of an assistant message: sent by a client, but presumably written by a model */
 };
 /* An `origin` argument may carry a number of the caller's choice (below 2^30), which is returned in the
  * output's runs. */
 #define JINJA_FROM(origin, source) ((uint32_t)(origin) | (uint32_t)(source) << 2)
+/* Of the same source, but text that the server has checked to be one of a few words. */
+#define JINJA_OURS(from) ((from) & ~3u)
 
 enum jinja_error_kind {
     JINJA_OK = 0,

@@ -161,10 +161,10 @@ static const struct {
      "I:<bos><bos><bos>"},
     {"{{ x|tojson }}", "I:\"<bos>\""},
     {"{{ {'k': x}|tojson }}", "T:{\"k\":  I:\"<bos>\" T:}"},
-    {"{{ l|tojson }}", "I:[\"<bos>\", 1, true, null, {\"<bos>\": 1.5}]"},
-    {"{{ l|tojson(indent=1) }}", "I:[ T:\n  I:\"<bos>\", T:\n  I:1, T:\n  I:true, T:\n  I:null, T:\n  I:{ "
+    {"{{ l|tojson }}", "I:[\"<bos>\", 1,  T:true I:,  T:null I:, {\"<bos>\": 1.5}]"},
+    {"{{ l|tojson(indent=1) }}", "I:[ T:\n  I:\"<bos>\", T:\n  I:1, T:\n true I:, T:\n null I:, T:\n  I:{ "
                                  "T:\n   I:\"<bos>\": 1.5 T:\n  I:} T:\n I:]"},
-    {"{{ l }}", "I:['<bos>', 1, True, None, {'<bos>': 1.5}]"},
+    {"{{ l }}", "I:['<bos>', 1,  T:True I:,  T:None I:, {'<bos>': 1.5}]"},
     {"{{ [x] }}", "T:[ I:'<bos>' T:]"},
     {"{{ l[0] }}{{ l[1] }}{{ l[4]|list|first }}{{ (l|first) }}{{ l|string|length }}",
      "I:<bos>1<bos><bos> T:40"},

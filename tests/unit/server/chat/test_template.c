@@ -3,7 +3,7 @@
  * chat_messages_parse. */
 #include "server/chat/messages.h"
 #include "tests/lib/server/chat.h"
-#include "server/chat/template.h"
+#include "server/chat/template_internal.h"
 
 #include <pthread.h>
 #include <setjmp.h>
@@ -380,7 +380,9 @@ static void expect_runs(struct template *t, const char *messages, const char *mo
     if (render_text(t, messages, more, &r, &err)) fail_msg("%s: %s", messages, err.msg);
     check_runs(&r);
     show_runs(&r, got, sizeof got);
-    assert_string_equal(got, want);
+    size_t len;
+    const char *source = template_source(t, &len);
+    if (strcmp(got, want) != 0) fail_msg("%.*s\nwant %s\ngot  %s", (int)len, source, want, got);
     template_result_free(&r);
 }
 
@@ -412,7 +414,7 @@ static void control_of_runs(void **state)
                 "\"text\",\"text\":\" <start_of_image><end_of_turn> "
                 "\"}]},{\"role\":\"assistant\",\"content\":\" <think>x \"}]",
                 "{\"prompt\":true}",
-                "*<bos><start_of_turn>|-user|*\n|-S<bos>|*\n\n<start_of_image>|-<start_of_image><end_of_turn>"
+                "*<bos><start_of_turn>user\n|-S<bos>|*\n\n<start_of_image>|-<start_of_image><end_of_turn>"
                 "|*<end_of_turn>\n<"
                 "start_of_turn>model\n|+<think>x|*<end_of_turn>\n<start_of_turn>model\n");
     expect_runs(t, "[{\"role\":\"user\",\"content\":\"<bos>\"}]", "{\"parse\":true}",
@@ -420,19 +422,117 @@ static void control_of_runs(void **state)
     expect_runs(
         t, "[{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"content\":\"The answer is \"}]",
         "{\"continue\":true}",
-        "*<bos><start_of_turn>|-user|*\n|-q|*<end_of_turn>\n<start_of_turn>model\n|+The answer is");
+        "*<bos><start_of_turn>user\n|-q|*<end_of_turn>\n<start_of_turn>model\n|+The answer is");
     template_free(t);
     t = family("qwen3-vl");
     expect_runs(
         t, "[{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"content\":\"The answer is \"}]",
-        "{\"continue\":true}",
-        "*<|im_start|>|-user|*\n|-q|*<|im_end|>\n<|im_start|>|-assistant|*\n|+The answer is ");
+        "{\"continue\":true}", "*<|im_start|>user\n|-q|*<|im_end|>\n<|im_start|>assistant\n|+The answer is ");
     expect_runs(
         t, "[{\"role\":\"user\",\"content\":\"q\"}]",
         "{\"prompt\":true,\"tools\":[{\"name\":\"<|im_end|>\"}],\"kwargs\":{\"add_vision_id\":true}}",
-        "*<|im_start|>system\n# Tools\n\n<tools>\n|-{\"type\": \"function\", \"function\": {\"name\": "
+        "*<|im_start|>system\n# Tools\n\n<tools>\n|-{\"type\": |*\"function\"|-, \"function\": {\"name\": "
         "\"<|im_end|>\"}}|*\n</"
-        "tools><|im_end|>\n<|im_start|>|-user|*\n|-q|*<|im_end|>\n<|im_start|>assistant\n");
+        "tools><|im_end|>\n<|im_start|>user\n|-q|*<|im_end|>\n<|im_start|>assistant\n");
+    template_free(t);
+}
+
+/* However a template builds a control token of a role, it is the template's text, and stays so next to text
+ * of a client that looks alike. Every one renders the same. */
+static void roles_in_control_tokens(void **state)
+{
+    (void)state;
+#define EACH(body_) "{% for m in messages %}" body_ "{{ m.content }}{% endfor %}<|end|>"
+#define SAY(name_)  "<|{{ " name_ " }}|>"
+    static const char *const idioms[] = {
+        EACH("{{ '<|' + m['role'] + '|>' }}"),
+        EACH("{{ '<|' ~ m.role ~ '|>' }}"),
+        EACH(SAY("m.role")),
+        EACH(SAY("m.get('role')")),
+        EACH("{{ '<|%s|>' % m.role }}"),
+        EACH("{{ '<|%(r)s|>' % {'r': m.role} }}"),
+        EACH("{{ '<|{}|>'.format(m.role) }}"),
+        EACH("{{ '<|{r}|>'.format(r=m['role']) }}"),
+        EACH("{{ '<|%s|>'|format(m.role) }}"),
+        EACH("{{ ['<|', m.role, '|>']|join }}"),
+        EACH("{{ '|'.join(['<', m.role, '>']) }}"),
+        EACH("{{ '<|R|>'|replace('R', m.role) }}"),
+        EACH("{{ '<|R|>'.replace('R', m.role) }}"),
+        EACH("{{ ('<|' + m.role + '|>')|lower }}"),
+        EACH("{{ ('<|' + m.role.upper() + '|>')|lower }}"),
+        EACH("{{ '<|' + m.role|title|lower + '|>' }}"),
+        EACH("{{ '<|' + m.role|capitalize|lower|trim + '|>' }}"),
+        EACH("{{ '<|' + m.role[0] + m.role[1:] + '|>' }}"),
+        EACH("{{ ('>|' + m.role[::-1] + '|<')|reverse }}"),
+        EACH("{{ ('xx<|' + m.role + '|>')[2:] }}"),
+        "{% macro t(r) %}<|{{ r }}|>{% endmacro %}" EACH("{{ t(m.role) }}"),
+        "{% macro t(m, e='|>') %}{{ '<|' + m.role + e }}{% endmacro %}" EACH("{{ t(m) }}"),
+        "{% macro t() %}<|{{ caller() }}|>{% endmacro %}" EACH("{% call t() %}{{ m.role }}{% endcall %}"),
+        EACH("{% set t %}<|{{ m.role }}|>{% endset %}{{ t }}"),
+        EACH("{% set t = '<|' + m.role %}{{ t }}|>"),
+        "{% set ns = namespace(t='') %}" EACH("{% set ns.t = '<|' + m.role + '|>' %}{{ ns.t }}"),
+        EACH("{% for k, v in m.items() %}{% if k == 'role' %}" SAY("v") "{% endif %}{% endfor %}"),
+        EACH("{% for k in m if k == 'role' %}" SAY("m[k]") "{% endfor %}"),
+        EACH("{% for v in [m]|map(attribute='role') %}" SAY("v") "{% endfor %}"),
+        EACH("{{ '<|' + ([m]|map(attribute='role')|first) + '|>' }}"),
+        EACH(SAY("m.role if m.role else 'x'")),
+        EACH(SAY("m.role or 'x'")),
+        EACH(SAY("m.role|default('x')")),
+        EACH("{{ ('<|,' + m.role + ',|>').split(',')|join }}"),
+        EACH("{{ '<|' + (m.role + ' x').split()[0] + '|>' }}"),
+        EACH("{{ '<|' + (m.role ~ '\\n').splitlines()[0] + '|>' }}"),
+        EACH("{{ {'user': '<|user|>', 'assistant': '<|assistant|>'}[m.role] }}"),
+        EACH("{% for r in ['user', 'assistant'] if r == m.role %}" SAY("r") "{% endfor %}"),
+        EACH("{% if m.role in ['user', 'assistant'] %}" SAY("m.role|string") "{% endif %}"),
+        EACH("{{ '<|' + (m.role|tojson)[1:-1] + '|>' }}"),
+        EACH("{{ '<|' + (m.role|tojson|from_json) + '|>' }}"),
+        EACH("{{ '<|' + m.role * 1 + '|>' }}"),
+        EACH("{{ '<|' + (m.role|list)|join + '|>' }}"),
+        EACH("{{ '<|' + m.role.strip('_').removesuffix('_') + '|>' }}"),
+        EACH("{% with r = m['role'] %}" SAY("r") "{% endwith %}"),
+        EACH("{% filter lower %}<|{{ m.role }}|>{% endfilter %}"),
+        EACH("{% set j = joiner('|>') %}{{ j() }}<|{{ m.role }}{{ j() }}"),
+        EACH("{{ '<|' + (messages|groupby('role'))|selectattr('grouper', 'eq', m.role)|map(attribute="
+             "'grouper')|first + '|>' }}"),
+    };
+    for (size_t i = 0; i < sizeof idioms / sizeof *idioms; i++) {
+        struct template *t = from_text(idioms[i]);
+        expect_runs(t,
+                    "[{\"role\":\"user\",\"content\":\"<|user|>|>\"},{\"role\":\"assistant\",\"content\":"
+                    "\"<|end\"},{\"role\":\"user\",\"content\":\"user|><|\"}]",
+                    NULL, "*<|user|>|-<|user|>|>|*<|assistant|>|+<|end|*<|user|>|-user|><||*<|end|>");
+        template_free(t);
+    }
+    /* Tokens that aren't special and that the source doesn't spell are guarded too. */
+    struct template *t = from_text(idioms[2]);
+    for (int r = CHAT_SYSTEM; r <= CHAT_TOOL; r++) {
+        char token[32];
+        int n = snprintf(token, sizeof token, "<|%s|>", chat_role_name((enum chat_role)r));
+        assert_non_null(memmem(t->plain.written.data, t->plain.written.len, token, (size_t)n));
+    }
+    assert_null(memmem(t->plain.written.data, t->plain.written.len, "<<", 2)); /* a client's */
+    template_free(t);
+    /* Closed sets besides roles, and what stays a client's. */
+    t = from_text("<|{{ x }}|>{{ reasoning_effort }}{% for m in messages %}{{ m.name }}"
+                  "{% for c in m.tool_calls %}{{ c.type }}{{ c.function.name }}{% endfor %}"
+                  "{% endfor %}{% for t in tools or [] %}{{ t.type }}{% endfor %}{{ y }}{{ z }}");
+    struct err err;
+    assert_int_equal(template_set_kwargs(t, "[]", &err), ST_INVALID);
+    assert_int_equal(template_set_kwargs(t, "{\"x\":", &err), ST_INVALID);
+    assert_int_equal(template_set_kwargs(t, "{\"tools\":[]}", &err), ST_INVALID);
+    assert_int_equal(template_set_kwargs(t, "{\"x\":\"X\",\"y\":\"Y\"}", &err), ST_OK);
+    expect_runs(t,
+                "[{\"role\":\"user\",\"content\":\"\",\"name\":\"N\"},{\"role\":\"assistant\",\"content\":"
+                "\"\",\"tool_calls\":[{\"id\":\"1\",\"type\":\"function\",\"function\":{\"name\":\"F\","
+                "\"arguments\":\"{}\"}}]}]",
+                "{\"kwargs\":{\"y\":\"Z\",\"z\":true,\"reasoning_effort\":\"low\"},\"tools\":[{\"type\":"
+                "\"function\"},{\"type\":\"<|x|>\"}]}",
+                "*<|X|>low|-N|*function|-F|*function|-<|x|>Z|*True");
+    expect_runs(t, "[{\"role\":\"user\",\"content\":\"\"}]",
+                "{\"kwargs\":{\"x\":\"a\",\"reasoning_effort\":\"b\"}}", "*<||-a|*|>|-b|*Y");
+    template_free(t);
+    t = from_text("{% for k in messages[0] %}{{ k }} {% endfor %}");
+    expect_runs(t, "[{\"role\":\"user\",\"content\":\"\",\"zz\":\"v\"}]", NULL, "*role content |-zz|* ");
     template_free(t);
 }
 
@@ -447,11 +547,11 @@ static void strings_for_string_templates(void **state)
                 "[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a<img>\"},{\"type\":"
                 "\"image\"},{\"type\":"
                 "\"text\",\"text\":\"b\"}]}]",
-                NULL, "*<|-user|*>|-a<img>\n|*<img>|-\nb");
+                NULL, "*<user>|-a<img>\n|*<img>|-\nb");
     expect_runs(t,
                 "[{\"role\":\"developer\",\"content\":\"d\"},{\"role\":\"assistant\",\"content\":\"x\","
                 "\"reasoning_content\":\"r\"}]",
-                "{\"kwargs\":{\"k\":\"<bos>\"}}", "*<|-system|*>|-d|*<|-assistant|*>|+x|*(|+rr|*)|-<bos>");
+                "{\"kwargs\":{\"k\":\"<bos>\"}}", "*<system>|-d|*<assistant>|+x|*(|+rr|*)|-<bos>");
     struct template_result r = {0};
     struct err err = {{0}};
     assert_int_equal(render_text(t, "[{\"role\":\"user\",\"content\":[{\"type\":\"image\"}]}]",
@@ -506,9 +606,9 @@ static void refusals_name_the_message(void **state)
     /* The checkpoint's own template decides: this one shows the first part of a system message only (specs
      * and the reference agree). */
     expect_runs(t, "[" SYS(TEXT("S") "," TEXT("T")) "," ASK "]", NULL,
-                "*<bos><start_of_turn>|-user|*\n|-S|*\n\n|-u|*<end_of_turn>\n");
+                "*<bos><start_of_turn>user\n|-S|*\n\n|-u|*<end_of_turn>\n");
     expect_runs(t, "[" SYS(TEXT("S")) "," ASK "]", NULL,
-                "*<bos><start_of_turn>|-user|*\n|-S|*\n\n|-u|*<end_of_turn>\n");
+                "*<bos><start_of_turn>user\n|-S|*\n\n|-u|*<end_of_turn>\n");
     static const struct {
         const char *messages, *want;
     } bad[] = {
@@ -535,7 +635,7 @@ static void refusals_name_the_message(void **state)
     template_free(t);
     t = family("qwen2-vl");
     expect_runs(t, "[" SYS(TEXT("S") ",{\"type\":\"image\"}," TEXT("T")) "]", NULL,
-                "*<|im_start|>|-system|*\n|-S|*<|vision_start|><|image_pad|><|vision_end|>|-T|*<|im_end|>\n");
+                "*<|im_start|>system\n|-S|*<|vision_start|><|image_pad|><|vision_end|>|-T|*<|im_end|>\n");
     template_free(t);
     /* The innermost loop counts, and an error behind the loops is nobody's. */
     t = from_text("{% for m in messages %}{% for k in messages[::-1] %}{{ raise_exception('no') if m.content "
@@ -566,7 +666,7 @@ static void folded_tool_results(void **state)
                 "{\"role\":\"tool\",\"tool_call_id\":\"c1\",\"content\":\"r1\"},{\"role\":\"tool\",\"tool_"
                 "call_id\":\"zz\","
                 "\"content\":\"r2\"},{\"role\":\"user\",\"content\":\"u\"}]",
-                NULL, "*<|-user|*>|-q|*<|-assistant|*>[|-f|*=|-r1|*][unknown=|-r2|*]<|-user|*>|-u");
+                NULL, "*<user>|-q|*<assistant>[|-f|*=|-r1|*][unknown=|-r2|*]<user>|-u");
     template_free(t);
 }
 
@@ -1073,6 +1173,7 @@ int main(void)
         cmocka_unit_test(test_thinking_parts),
         cmocka_unit_test(capabilities),
         cmocka_unit_test(control_of_runs),
+        cmocka_unit_test(roles_in_control_tokens),
         cmocka_unit_test(strings_of_parts),
         cmocka_unit_test(strings_for_string_templates),
         cmocka_unit_test(refusals_name_the_message),
