@@ -124,7 +124,7 @@ def systemd(args):
     check.equal("the defaults of both are known", len(delays), 2)
     check.true("the unit has time to drain", seconds(option["TimeoutStopSec"]) > sum(delays) + LAST_BYTES)
     if not shutil.which("systemd-analyze"):
-        print("skipped: there is no systemd-analyze")
+        check.skip("systemd-analyze verify", "there is no systemd-analyze")
         return
     folder = tempfile.mkdtemp()
     path = os.path.join(folder, "kvasir.service")

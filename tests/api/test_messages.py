@@ -627,7 +627,7 @@ def test_sdk(s, scripted_server):
     try:
         import anthropic
     except ImportError:
-        print("the package anthropic is not there: its part is skipped")
+        check.skip("the SDK", "the package anthropic is not there")
         return
     client = client_of(s)
     models = client.models.list()

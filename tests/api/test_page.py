@@ -974,7 +974,7 @@ def main():
         test_other_pages, test_second_model
     ]
     if not chrome:
-        print("skipped: there is no chromium; the page itself is not tested")
+        check.skip("the page itself", "there is no chromium")
     for test in [test_headers, test_size] + (with_browser if chrome else []):
         if not args.only or test.__name__ in args.only:
             begin = time.monotonic()

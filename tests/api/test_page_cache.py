@@ -828,7 +828,7 @@ def main():
     server = harness.Server(args.binary, args.demo, "--enable-admin", "on")
     chrome = browser.Browser() if browser.found() else None
     if not chrome:
-        print("skipped: there is no chromium; the page itself is not tested")
+        check.skip("the page itself", "there is no chromium")
     tests = [test_tree, test_find, test_tiers] + (
         [test_stats, test_rates, test_many_nodes, test_keys, test_live, test_disk, test_determinism]
         if chrome

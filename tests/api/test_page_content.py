@@ -704,8 +704,8 @@ def main():
     global args
     args = harness.arguments(__doc__)
     if not browser.found():
-        print("skipped: there is no chromium")
-        return
+        check.skip("the page", "there is no chromium")
+        return check.end()
     chrome = browser.Browser()
     server = harness.Server(args.binary, args.demo)
     for test in (test_markdown, test_stream, test_folds_stay, test_code, test_math, test_reasoning_and_tools,

@@ -1098,7 +1098,7 @@ def test_sdk(s, told):
     try:
         import openai
     except ImportError:
-        print("the package openai is not there: its part is skipped")
+        check.skip("the SDK", "the package openai is not there")
         return
     client = client_of(s)
     model = client.models.list().data[0].id

@@ -682,7 +682,7 @@ def test_sdk(s):
     try:
         import openai
     except ImportError:
-        print("the package openai is not there: its part is skipped")
+        check.skip("the SDK", "the package openai is not there")
         return
     client = openai.OpenAI(base_url=f"http://{s.host}:{s.port}/v1", api_key="none", max_retries=0, timeout=300)
     model = client.models.list().data[0].id

@@ -251,7 +251,7 @@ def tls_requests(p, port, top, context):
 
 def test_tls():
     if not shutil.which("openssl"):
-        check.true("skipped: no openssl", True)
+        check.skip("TLS", "there is no openssl")
         return
     with tempfile.TemporaryDirectory() as top:
         cert, key = certificate(top, "one")
