@@ -276,7 +276,8 @@ class Checks:
         if not self.passed and not self.failed and not self.skipped:
             print("FAIL nothing was run: no test function has the names that were given")
             self.failed = 1
-        print(f"{self.passed} passed, {self.failed} failed" + f", {self.skipped} skipped" * (self.skipped > 0))
+        more = f", {self.skipped} skipped" if self.skipped else ""
+        print(f"{self.passed} passed, {self.failed} failed{more}")
         sys.exit(1 if self.failed else 0)
 
 
