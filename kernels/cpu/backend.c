@@ -55,7 +55,7 @@ void cpu_mem_free(void *p)
     char *base = (char *)p - MEM_HEADER;
     struct mem_header h;
     memcpy(&h, base, sizeof h);
-    KN_ASSERT(h.magic == MEM_MAGIC);
+    ASSERT(h.magic == MEM_MAGIC);
     if (h.map) {
         munmap(h.map, h.bytes);
     } else {
@@ -220,36 +220,36 @@ static bool cpu__aligned(const void *p)
 
 static void cpu__linear(struct backend *b, const struct be_linear_args *a)
 {
-    KN_ASSERT(a->w && a->w->type == b->act);
+    ASSERT(a->w && a->w->type == b->act);
     bool glu = a->epilogue == BE_EPI_GLU_GELU_TANH || a->epilogue == BE_EPI_GLU_SILU;
-    KN_ASSERT(glu == a->w->glu);
+    ASSERT(glu == a->w->glu);
     if (a->t == 0) return;
-    KN_ASSERT(a->x && a->out && cpu__aligned(a->x) && cpu__aligned(a->out));
+    ASSERT(a->x && a->out && cpu__aligned(a->x) && cpu__aligned(a->out));
     const struct cpu_kernels *k = b->kern;
     (a->w->bits ? k->linear_quants : b->act == BE_BF16 ? k->linear_bf16 : k->linear_f32)(b, a);
 }
 
 static void cpu__embed(struct backend *b, const struct be_embed_args *a)
 {
-    KN_ASSERT(a->w && a->w->type == b->act && !a->w->glu);
+    ASSERT(a->w && a->w->type == b->act && !a->w->glu);
     if (a->t == 0) return;
     (a->w->bits ? cpu_embed_quants : b->kern->embed)(b, a);
 }
 
 static void cpu__norm(struct backend *b, const struct be_norm_args *a)
 {
-    KN_ASSERT(a->c > 0 && (a->x || a->residual));
-    KN_ASSERT(!a->post_weight || a->x);
-    KN_ASSERT(!a->out || a->weight);
-    KN_ASSERT(!a->residual_scale || (a->x && a->residual));
-    KN_ASSERT(a->out_dtype == BE_F32 || (a->out_dtype == BE_BF16 && !a->out_dense));
+    ASSERT(a->c > 0 && (a->x || a->residual));
+    ASSERT(!a->post_weight || a->x);
+    ASSERT(!a->out || a->weight);
+    ASSERT(!a->residual_scale || (a->x && a->residual));
+    ASSERT(a->out_dtype == BE_F32 || (a->out_dtype == BE_BF16 && !a->out_dense));
     if (a->t == 0) return;
     b->kern->norm(b, a);
 }
 
 static void cpu__rope(struct backend *b, const struct be_rope_args *a)
 {
-    KN_ASSERT(a->axes == 1 || a->axes == 3);
+    ASSERT(a->axes == 1 || a->axes == 3);
     if (a->t == 0 || a->half == 0) return;
     b->kern->rope(b, a);
 }
@@ -257,15 +257,15 @@ static void cpu__rope(struct backend *b, const struct be_rope_args *a)
 static void cpu__check_rows(const struct backend *b, const struct be_rows *r, const struct be_kv *kv,
                             uint32_t heads)
 {
-    KN_ASSERT(kv->kv_heads > 0 && heads % kv->kv_heads == 0);
-    KN_ASSERT(cpu__kv_layer_bytes(b, kv->type, kv->kv_heads, kv->head_dim) > 0 && kv->layer_offset % 64 == 0);
-    KN_ASSERT(r->t == 0 || (r->seq_count > 0 && r->seq_row[0] == 0 && r->seq_row[r->seq_count] == r->t));
+    ASSERT(kv->kv_heads > 0 && heads % kv->kv_heads == 0);
+    ASSERT(cpu__kv_layer_bytes(b, kv->type, kv->kv_heads, kv->head_dim) > 0 && kv->layer_offset % 64 == 0);
+    ASSERT(r->t == 0 || (r->seq_count > 0 && r->seq_row[0] == 0 && r->seq_row[r->seq_count] == r->t));
 }
 
 static void cpu__qkv(struct backend *b, const struct be_qkv_args *a)
 {
     cpu__check_rows(b, a->rows, &a->kv, a->heads);
-    KN_ASSERT(!a->cos == !a->sin);
+    ASSERT(!a->cos == !a->sin);
     if (a->rows->t == 0) return;
     b->kern->qkv(b, a);
 }
@@ -279,15 +279,15 @@ static void cpu__attn(struct backend *b, const struct be_attn_args *a)
 
 static void cpu__patchify(struct backend *b, const struct be_patchify_args *a)
 {
-    KN_ASSERT(a->patch > 0 && a->width >= a->patch && a->height >= a->patch);
+    ASSERT(a->patch > 0 && a->width >= a->patch && a->height >= a->patch);
     if (a->width == 0 || a->height == 0) return;
     b->kern->patchify(b, a);
 }
 
 static void cpu__pool_op(struct backend *b, const struct be_pool_args *a)
 {
-    KN_ASSERT(a->kernel > 0 && a->grid_h % a->kernel == 0 && a->grid_w % a->kernel == 0);
-    KN_ASSERT(!a->bias == !a->scale);
+    ASSERT(a->kernel > 0 && a->grid_h % a->kernel == 0 && a->grid_w % a->kernel == 0);
+    ASSERT(!a->bias == !a->scale);
     if (a->grid_h == 0 || a->grid_w == 0 || a->c == 0) return;
     b->kern->pool(b, a);
 }
@@ -306,53 +306,53 @@ static void cpu__pack(struct backend *b, const struct be_pack_args *a)
 
 static void cpu__gate(struct backend *b, const struct be_gate_args *a)
 {
-    KN_ASSERT(a->x_dtype == BE_F32 || a->x_dtype == b->act);
-    KN_ASSERT(a->x_stride >= (size_t)a->heads * a->d);
+    ASSERT(a->x_dtype == BE_F32 || a->x_dtype == b->act);
+    ASSERT(a->x_stride >= (size_t)a->heads * a->d);
     if (a->t == 0 || a->heads == 0 || a->d == 0) return;
     b->kern->gate(b, a);
 }
 
 static void cpu__conv(struct backend *b, const struct be_conv_args *a)
 {
-    KN_ASSERT(a->k >= 2 && a->k <= BE_CONV_K_MAX && a->stride >= a->c && a->layer_offset % 64 == 0);
+    ASSERT(a->k >= 2 && a->k <= BE_CONV_K_MAX && a->stride >= a->c && a->layer_offset % 64 == 0);
     if (a->states->seq_count == 0 || a->c == 0) return;
     b->kern->conv(b, a);
 }
 
 static void cpu__delta(struct backend *b, const struct be_delta_args *a)
 {
-    KN_ASSERT(a->key_heads > 0 && a->value_heads % a->key_heads == 0 && a->layer_offset % 64 == 0);
-    KN_ASSERT(a->key_dim > 0 && a->key_dim <= 1024 && a->value_dim > 0);
+    ASSERT(a->key_heads > 0 && a->value_heads % a->key_heads == 0 && a->layer_offset % 64 == 0);
+    ASSERT(a->key_dim > 0 && a->key_dim <= 1024 && a->value_dim > 0);
     if (a->states->seq_count == 0) return;
     b->kern->delta(b, a);
 }
 
 static void cpu__clamp(struct backend *b, const struct be_clamp_args *a)
 {
-    KN_ASSERT(a->x_stride >= a->c && a->out_stride >= (a->pad ? be_ld(a->c) : a->c));
-    KN_ASSERT(a->dtype == BE_F32 || a->dtype == BE_BF16);
+    ASSERT(a->x_stride >= a->c && a->out_stride >= (a->pad ? be_ld(a->c) : a->c));
+    ASSERT(a->dtype == BE_F32 || a->dtype == BE_BF16);
     if (a->t == 0 || a->c == 0) return;
     b->kern->clamp(b, a);
 }
 
 static void cpu__route(struct backend *b, const struct be_route_args *a)
 {
-    KN_ASSERT(a->k >= 1 && a->k <= a->experts && a->k <= BE_EXPERTS_K_MAX);
+    ASSERT(a->k >= 1 && a->k <= a->experts && a->k <= BE_EXPERTS_K_MAX);
     if (a->t == 0) return;
     b->kern->route(b, a);
 }
 
 static void cpu__experts(struct backend *b, const struct be_experts_args *a)
 {
-    KN_ASSERT(a->k >= 1 && a->k <= BE_EXPERTS_K_MAX && a->c > 0 && a->ff > 0);
-    KN_ASSERT(a->gate == BE_EPI_GLU_GELU_TANH || a->gate == BE_EPI_GLU_SILU);
+    ASSERT(a->k >= 1 && a->k <= BE_EXPERTS_K_MAX && a->c > 0 && a->ff > 0);
+    ASSERT(a->gate == BE_EPI_GLU_GELU_TANH || a->gate == BE_EPI_GLU_SILU);
     if (a->t == 0) return;
     for (size_t i = 0; i < (size_t)a->t * a->k; i++) {
-        KN_ASSERT(a->ids[i] < a->experts);
+        ASSERT(a->ids[i] < a->experts);
         const struct be_weight *glu = a->glu[a->ids[i]], *down = a->down[a->ids[i]];
-        KN_ASSERT(glu && glu->glu && glu->type == b->act && glu->k == a->c && glu->n == 2 * a->ff);
-        KN_ASSERT(down && !down->glu && down->type == b->act && down->k == a->ff && down->n == a->c);
-        KN_ASSERT(!glu->bits == !a->glu[a->ids[0]]->bits && !down->bits == !glu->bits);
+        ASSERT(glu && glu->glu && glu->type == b->act && glu->k == a->c && glu->n == 2 * a->ff);
+        ASSERT(down && !down->glu && down->type == b->act && down->k == a->ff && down->n == a->c);
+        ASSERT(!glu->bits == !a->glu[a->ids[0]]->bits && !down->bits == !glu->bits);
     }
     if (b->act == BE_BF16 ? b->kern->set_bf16 : b->kern->set_f32) {
         cpu_experts(b, a);
@@ -363,14 +363,14 @@ static void cpu__experts(struct backend *b, const struct be_experts_args *a)
 
 static void cpu__logit_stats(struct backend *b, const struct be_logits_args *a)
 {
-    KN_ASSERT(a->v > 0);
+    ASSERT(a->v > 0);
     if (a->r == 0) return;
     b->kern->logit_stats(b, a);
 }
 
 static void cpu__topk(struct backend *b, const struct be_topk_args *a)
 {
-    KN_ASSERT(a->k <= a->v && a->k <= BE_TOPK_MAX);
+    ASSERT(a->k <= a->v && a->k <= BE_TOPK_MAX);
     if (a->r == 0 || a->k == 0) return;
     b->kern->topk(b, a);
 }
@@ -416,7 +416,7 @@ static void cpu__copy(struct backend *b, void *dst, const void *src, size_t byte
 {
     if (bytes == 0) return;
     struct cpu_copy c = {.dst = dst, .src = src, .bytes = bytes};
-    KN_ASSERT((bytes - 1) / COPY_CHUNK < UINT32_MAX);
+    ASSERT((bytes - 1) / COPY_CHUNK < UINT32_MAX);
     cpu_pool_run(b->pool, (uint32_t)((bytes - 1) / COPY_CHUNK + 1), 1, cpu__copy_range, &c);
 }
 

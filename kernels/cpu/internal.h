@@ -21,6 +21,7 @@
 #ifndef KVASIR_CPU_INTERNAL_H
 #define KVASIR_CPU_INTERNAL_H
 
+#include "config/base/assert.h"
 #include "kernels/backend.h"
 #include "kernels/cpu/kv_q8.h"
 #include "kernels/cpu/kv_layout.h"
@@ -29,15 +30,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* Programmer errors at the launchers: always on. */
-#define KN_ASSERT(cond)                                                                                      \
-    do {                                                                                                     \
-        if (__builtin_expect(!(cond), 0)) {                                                                  \
-            fprintf(stderr, "%s:%d: assertion failed: %s\n", __FILE__, __LINE__, #cond);                     \
-            abort();                                                                                         \
-        }                                                                                                    \
-    } while (0)
 
 /* A packed weight: output columns in lanes.
  *

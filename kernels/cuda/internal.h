@@ -18,7 +18,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Programmer errors at the launchers: always on. */
+/* As ASSERT of config/base/assert.h, which is not in kvasir-cuda.so: programmer errors at the launchers. */
 #define CU_ASSERT(cond)                                                                                      \
     do {                                                                                                     \
         if (!(cond)) {                                                                                       \

@@ -179,7 +179,7 @@ static void amx__unpack(struct amx_walk *x, uint32_t blocks)
     uint32_t d = a->kv.head_dim;
     x->unpacked = w->unpacked + x->stretches++ % AMX_UNPACKED * blocks * kv_head_bytes(BE_BF16, d);
     for (uint32_t b = u32_max(x->stretch, w->lo_min / KV_SLOTS); b < x->stretch_end; b++) {
-        KN_ASSERT(x->table[b] != BE_NO_BLOCK);
+        ASSERT(x->table[b] != BE_NO_BLOCK);
         struct kv_q8 c = kv_q8(kv_layer(&a->kv, x->table[b]), BE_BF16, d, w->kv_head);
         const void *next =
             x->groups == 1 && b + 1 < x->end ? amx__kept(&a->kv, x->table[b + 1], w->kv_head) : NULL;
@@ -206,7 +206,7 @@ static void amx__stretch(struct amx_walk *x, uint32_t first)
     h->blocks = h->at_block = h->at_line = 0;
     if (x->groups > 1) { /* one group uses nothing twice: prefetching only costs time then */
         for (uint32_t b = x->stretch_end; b < u32_min(x->stretch_end + blocks, x->end); b++) {
-            KN_ASSERT(x->table[b] != BE_NO_BLOCK);
+            ASSERT(x->table[b] != BE_NO_BLOCK);
             h->block[h->blocks++] = amx__kept(&a->kv, x->table[b], w->kv_head);
         }
     }
@@ -241,7 +241,7 @@ static bool amx__next(struct amx_walk *x, struct amx_step *t)
         t->plain = 0;
         for (uint32_t i = 0; i < t->blocks; i++) {
             uint32_t b = b0 + i;
-            KN_ASSERT(x->table[b] != BE_NO_BLOCK);
+            ASSERT(x->table[b] != BE_NO_BLOCK);
             bool quants = a->kv.type != BE_KV_ACT;
             void *layer = quants ? x->unpacked : kv_layer(&a->kv, x->table[b]);
             uint32_t head = quants ? b - x->stretch : w->kv_head;

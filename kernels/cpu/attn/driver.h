@@ -237,7 +237,7 @@ static void attn__range(void *ctx, uint32_t begin, uint32_t end, struct backend 
     size_t used = ((size_t)((char *)(w.sum + (size_t)rows * VL) - scratch) + 63) / 64 * 64;
     w.unpacked = scratch + used;
     if (a->kv.type != BE_KV_ACT) used += attn__unpacked(j);
-    KN_ASSERT(used <= b->thread_scratch_bytes);
+    ASSERT(used <= b->thread_scratch_bytes);
     for (uint32_t item = begin; item < end; item++) {
         uint32_t seq = attn__place(&w, item);
         w.then = item + 1 < end ? attn__then(j, item + 1) : (struct attn_next){.table = NULL};
@@ -262,7 +262,7 @@ static uint32_t attn__plan(struct backend *b, const struct be_attn_args *a, stru
     c->job.dpad = kv_dpad(b->act, a->kv.head_dim);
     c->job.o_stride = attn__o_stride(c->job.dpad, a->kv.head_dim);
     c->job.item_rows = attn__item_rows(&c->job);
-    KN_ASSERT(a->scale > 0 && a->kv.head_dim <= 1024);
+    ASSERT(a->scale > 0 && a->kv.head_dim <= 1024);
     for (;;) {
         uint32_t n = 0;
         for (uint32_t s = 0; s < a->rows->seq_count; s++) n += attn__work_items(&c->job, s) * a->kv.kv_heads;

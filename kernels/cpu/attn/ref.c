@@ -64,7 +64,7 @@ static void ref__attn_range(void *ctx, uint32_t begin, uint32_t end, uint32_t wo
                 q[i] = act_get(a->q, j->b->act, ((size_t)t * a->heads + h) * d + i);
             struct ref_softmax s = {.max = -INFINITY};
             for (uint32_t block = r->lo[t] / KV_SLOTS; block <= r->hi[t] / KV_SLOTS; block++) {
-                KN_ASSERT(table[block] != BE_NO_BLOCK);
+                ASSERT(table[block] != BE_NO_BLOCK);
                 void *layer = kv_layer(&a->kv, table[block]);
                 void *k = kv_k(layer, j->b->act, d, h / per_kv), *v = kv_v(layer, j->b->act, d, h / per_kv);
                 if (a->kv.type != BE_KV_ACT) {

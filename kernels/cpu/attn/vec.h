@@ -243,7 +243,7 @@ ATTN_INLINE void attn__tile(struct attn_work_item *w, const uint32_t *table, uin
     for (uint32_t b = b0; b < b1; b++) {
         ask[b] = attn__key(w, table, first + b + ATTN_TILE);
         if (!ask[b]) ask[b] = attn__then_key(w, b - b0);
-        KN_ASSERT(table[first + b] != BE_NO_BLOCK);
+        ASSERT(table[first + b] != BE_NO_BLOCK);
         void *layer = kv_layer(&a->kv, table[first + b]), *k, *values;
         if (a->kv.type == BE_KV_ACT) {
             k = kv_k(layer, w->j->act, d, w->kv_head);

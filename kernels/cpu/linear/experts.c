@@ -155,7 +155,7 @@ static void experts__cut(struct experts_job *j, const uint32_t *next, size_t blo
         if (rows == 0) continue;
         uint32_t count = (rows - 1) / most + 1, step = ((rows - 1) / count / 32 + 1) * 32;
         for (uint32_t done = 0; done < rows; done += step) {
-            KN_ASSERT(j->block_count < block_max);
+            ASSERT(j->block_count < block_max);
             struct experts_block *k = &j->blocks[j->block_count++];
             *k = (struct experts_block){.expert = e, .first = first + done, .m = u32_min(step, rows - done)};
             const uint32_t *row = j->row + k->first;
@@ -281,10 +281,10 @@ static uint32_t experts__move_grain(const struct experts_job *j, size_t bytes)
 
 void cpu_experts(struct backend *b, const struct be_experts_args *a)
 {
-    KN_ASSERT((uint64_t)a->t * a->k <= UINT32_MAX);
+    ASSERT((uint64_t)a->t * a->k <= UINT32_MAX);
     const struct linear_set *set = experts__set(b, a->glu[a->ids[0]]->bits > 0);
     struct experts_layout l = experts__layout(b, set, a->t, a->k, a->c, a->ff, a->experts);
-    KN_ASSERT(l.all != SIZE_MAX && a->scratch);
+    ASSERT(l.all != SIZE_MAX && a->scratch);
     char *s = a->scratch;
     struct experts_job j = {
         .a = a, .b = b, .set = set, .act = b->act, .rows = s + l.rows, .hidden = s + l.hidden};

@@ -25,7 +25,7 @@ static void ref__route_range(void *ctx, uint32_t begin, uint32_t end, uint32_t w
 
 void ref_route(struct backend *b, const struct be_route_args *a)
 {
-    KN_ASSERT((size_t)a->experts * sizeof(float) <= CPU_THREAD_SCRATCH);
+    ASSERT((size_t)a->experts * sizeof(float) <= CPU_THREAD_SCRATCH);
     struct route_job job = {a, b};
     cpu_pool_run(b->pool, a->t, 16, ref__route_range, &job);
 }

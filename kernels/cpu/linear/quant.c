@@ -135,7 +135,7 @@ static void quant__embed_range(void *ctx, uint32_t begin, uint32_t end, uint32_t
     for (uint32_t t = begin; t < end; t++) {
         uint32_t id = a->ids[t], col = id % 32;
         if (id == UINT32_MAX) continue;
-        KN_ASSERT(id < w->n);
+        ASSERT(id < w->n);
         const char *at = quant_pair(w, id / 32);
         float *out = a->out + (size_t)t * w->k;
         for (uint32_t k = 0; k < w->k; k += QUANT_SPAN, at += quant_record_bytes(w)) {

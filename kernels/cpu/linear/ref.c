@@ -171,7 +171,7 @@ static void ref__embed_range(void *ctx, uint32_t begin, uint32_t end, uint32_t w
     for (uint32_t t = begin; t < end; t++) {
         uint32_t id = a->ids[t];
         if (id == UINT32_MAX) continue;
-        KN_ASSERT(id < w->n);
+        ASSERT(id < w->n);
         const char *panel = (const char *)w->data + id / 16 * w->panel_bytes;
         float *out = a->out + (size_t)t * w->k;
         for (uint32_t k = 0; k < w->k; k++) {

@@ -24,7 +24,7 @@ static void ref__stats_range(void *ctx, uint32_t begin, uint32_t end, uint32_t w
         s->lse = s->max == -INFINITY ? -INFINITY : (float)((double)s->max + log(sum));
         if (!a->targets || a->targets[r] == UINT32_MAX) continue;
         uint32_t id = a->targets[r];
-        KN_ASSERT(id < a->v);
+        ASSERT(id < a->v);
         s->target = x[id];
         s->target_rank = 1;
         for (uint32_t i = 0; i < a->v; i++) s->target_rank += x[i] > x[id] || (x[i] == x[id] && i < id);

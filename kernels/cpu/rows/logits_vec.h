@@ -145,7 +145,7 @@ void SET(logit_stats)(struct backend *b, const struct be_logits_args *a)
         .a = a, .parts = (struct chunk_stats *)(void *)b->thread_scratch, .size = stats__chunk(a->v)};
     job.chunks = (a->v - 1) / job.size + 1;
     for (uint32_t r = 0; a->targets && r < a->r; r++)
-        KN_ASSERT(a->targets[r] == UINT32_MAX || a->targets[r] < a->v);
+        ASSERT(a->targets[r] == UINT32_MAX || a->targets[r] < a->v);
     uint32_t rows_max = (uint32_t)(b->thread_scratch_bytes / (job.chunks * sizeof(struct chunk_stats)));
     for (job.row0 = 0; job.row0 < a->r; job.row0 += rows_max) {
         uint32_t rows = u32_min(rows_max, a->r - job.row0);
@@ -222,8 +222,8 @@ static void topk__range(void *ctx, uint32_t begin, uint32_t end, uint32_t worker
 void SET(topk)(struct backend *b, const struct be_topk_args *a)
 {
     struct vec_topk job = {.a = a, .b = b, .parts = a->r >= b->threads || a->v < 16384 ? 1 : b->threads};
-    KN_ASSERT(job.parts == 1 ||
-              (size_t)a->r * job.parts * sizeof(struct best) <= b->thread_scratch_bytes * b->threads);
+    ASSERT(job.parts == 1 ||
+           (size_t)a->r * job.parts * sizeof(struct best) <= b->thread_scratch_bytes * b->threads);
     cpu_pool_run(b->pool, a->r * job.parts, 1, topk__range, &job);
     for (uint32_t r = 0; job.parts > 1 && r < a->r; r++) {
         struct best all = {.held = 0};

@@ -91,7 +91,7 @@ static void ref__rope_range(void *ctx, uint32_t begin, uint32_t end, uint32_t wo
     for (uint32_t t = begin; t < end; t++) {
         for (uint32_t i = 0; i < a->half; i++) {
             uint32_t axis = a->axis ? a->axis[i] : 0;
-            KN_ASSERT(axis < a->axes);
+            ASSERT(axis < a->axes);
             float angle = (float)a->pos[(size_t)axis * a->t + t] * a->inv_freq[i];
             a->cos[(size_t)t * a->half + i] = (float)cos((double)angle) * a->scaling;
             a->sin[(size_t)t * a->half + i] = (float)sin((double)angle) * a->scaling;
@@ -167,7 +167,7 @@ static void ref__qkv_range(void *ctx, uint32_t begin, uint32_t end, uint32_t wor
                 act_put(a->q, j->act, ((size_t)t * a->heads + h) * d + i, head[i]);
         }
         if (a->parts == BE_Q) continue;
-        KN_ASSERT(block_offset != BE_NO_BLOCK);
+        ASSERT(block_offset != BE_NO_BLOCK);
         void *layer = kv_layer(&a->kv, block_offset);
         for (uint32_t g = 0; g < groups; g++) {
             ref__head(a, t, x + (qkv_queries(a) + g) * d, a->k_norm, head);

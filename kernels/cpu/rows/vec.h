@@ -123,7 +123,7 @@ static void vec__norm_range(void *ctx, uint32_t begin, uint32_t end, uint32_t wo
 
 void SET(norm)(struct backend *b, const struct be_norm_args *a)
 {
-    KN_ASSERT((size_t)a->c * sizeof(float) <= CPU_THREAD_SCRATCH);
+    ASSERT((size_t)a->c * sizeof(float) <= CPU_THREAD_SCRATCH);
     struct vec_norm job = {a, b};
     cpu_pool_run(b->pool, a->t, vec__grain(a->c), vec__norm_range, &job);
 }
@@ -178,7 +178,7 @@ static void vec__rope_range(void *ctx, uint32_t begin, uint32_t end, uint32_t wo
 
 void SET(rope)(struct backend *b, const struct be_rope_args *a)
 {
-    for (uint32_t i = 0; a->axis && i < a->half; i++) KN_ASSERT(a->axis[i] < a->axes);
+    for (uint32_t i = 0; a->axis && i < a->half; i++) ASSERT(a->axis[i] < a->axes);
     struct be_rope_args job = *a;
     cpu_pool_run(b->pool, a->t, vec__grain((size_t)a->half * 8), vec__rope_range, &job);
 }
@@ -272,7 +272,7 @@ static void vec__qkv_row(const struct vec_qkv *j, uint32_t t, uint32_t seq)
         if (j->act != BE_F32) vec__to_bf16((uint16_t *)a->q + at, head, d);
     }
     if (a->parts == BE_Q) return;
-    KN_ASSERT(block_offset != BE_NO_BLOCK);
+    ASSERT(block_offset != BE_NO_BLOCK);
     void *layer = kv_layer(&a->kv, block_offset);
     memset(head + d, 0, (dpad - d) * sizeof(float));
     memset(value + d, 0, (dpad - d) * sizeof(float));
@@ -332,7 +332,7 @@ static void vec__embed_range(void *ctx, uint32_t begin, uint32_t end, uint32_t w
     for (uint32_t t = begin; t < end; t++) {
         uint32_t id = a->ids[t];
         if (id == UINT32_MAX) continue;
-        KN_ASSERT(id < w->n);
+        ASSERT(id < w->n);
         const uint32_t *p =
             (const uint32_t *)(const void *)((const char *)w->data + id / 16 * w->panel_bytes) + id % 16;
         float *out = a->out + (size_t)t * w->k;
@@ -519,7 +519,7 @@ static void vec__gate_head(const struct vec_gate *j, const float *gate, const vo
     const float *x32 = x;
     struct vf scale = vf_set1(1.0f), same = vec__gate(a->f, vf_set1(gate[0]));
     if (a->norm) {
-        KN_ASSERT(a->d <= VEC_HEAD_MAX);
+        ASSERT(a->d <= VEC_HEAD_MAX);
         VEC_FOR(i, a->d)
         if (x16) vf_store_n(wide + i, vf_load_bf16_n((const uint16_t *)x + i, a->d - i), a->d - i);
         if (x16) x32 = wide;
@@ -622,7 +622,7 @@ static void vec__route_range(void *ctx, uint32_t begin, uint32_t end, uint32_t w
 
 void SET(route)(struct backend *b, const struct be_route_args *a)
 {
-    KN_ASSERT((size_t)a->experts * sizeof(float) <= CPU_THREAD_SCRATCH);
+    ASSERT((size_t)a->experts * sizeof(float) <= CPU_THREAD_SCRATCH);
     struct route_job job = {a, b};
     cpu_pool_run(b->pool, a->t, vec__grain((size_t)a->experts * 16), vec__route_range, &job);
 }
