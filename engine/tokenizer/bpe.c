@@ -73,27 +73,23 @@ static enum status reserve_scratch(struct tok_encoder *e, size_t n)
 static size_t symbols(const struct tokenizer *t, const uint8_t *s, size_t len, uint32_t *ids)
 {
     size_t n = 0;
-    if (t->byte_level) {
-        for (size_t i = 0; i < len; i++) ids[n++] = t->byte_id[s[i]];
-        return n;
-    }
     bool unk = false; /* a pending unknown symbol: with fuse_unk the next one may join it */
     for (size_t i = 0; i < len;) {
         uint32_t cp;
-        unsigned bytes = uni_decode(s + i, &cp);
-        uint32_t id = tok__char_id(t, cp);
+        unsigned bytes = t->byte_level ? 1 : uni_decode(s + i, &cp);
+        uint32_t id = t->byte_level ? t->byte_id[s[i]] : tok__char_id(t, cp);
         if (id != TOK_NO_ID) {
             if (unk) ids[n++] = t->unk_id;
             unk = false;
             ids[n++] = id;
         } else {
-            bool all = t->byte_fallback;
+            bool all = t->byte_fallback && !t->byte_level;
             for (unsigned k = 0; k < bytes && all; k++) all = t->byte_id[s[i + k]] != TOK_NO_ID;
             if (all) { /* a pending unknown symbol stays pending here, as in the reference */
                 for (unsigned k = 0; k < bytes; k++) ids[n++] = t->byte_id[s[i + k]];
-            } else {
+            } else { /* without an unknown token it is dropped */
                 if (unk && !t->fuse_unk) ids[n++] = t->unk_id;
-                unk = true;
+                unk = t->unk_id != TOK_NO_ID;
             }
         }
         i += bytes;

@@ -1,6 +1,7 @@
 /* The vocabulary: literals and their index, the table of merges, the bytes of a token, and the proof of where
  * a text may be cut. Writes only during load. */
 #include "config/base/json.h"
+#include "config/base/log.h"
 #include "config/base/utf8.h"
 #include "engine/tokenizer/internal.h"
 #include "engine/tokenizer/unicode.h"
@@ -469,20 +470,26 @@ static enum status fill_texts(struct tokenizer *t)
 
 /* ---- initial symbols ---- */
 
-static enum status byte_symbols(struct tokenizer *t, struct err *err)
+/* Released vocabularies lack bytes that their training text had not; the reference drops those, too. */
+static void byte_symbols(struct tokenizer *t)
 {
+    unsigned missing = 0, first = 0;
     for (uint32_t cp = 0; cp < 0x144; cp++) {
         int b = byte_of_char(cp);
         char utf8[4];
         if (b >= 0) t->byte_id[b] = model_id(t, utf8, utf8_encode(cp, utf8));
     }
-    for (unsigned b = 0; b < 0x100; b++) {
+    for (unsigned b = 0x100; b-- > 0;) {
         bool in_utf8 = b < 0xC0 || (b >= 0xC2 && b <= 0xF4);
-        if (in_utf8 && t->byte_id[b] == TOK_NO_ID)
-            return err_set(err, ST_FORMAT, "model.vocab has no token for the byte 0x%02X: text would be lost",
-                           b);
+        if (!in_utf8 || t->byte_id[b] != TOK_NO_ID) continue;
+        first = b;
+        missing++;
     }
-    return ST_OK;
+    if (missing && t->unk_id == TOK_NO_ID)
+        log_warn(
+            "the vocabulary has no token for %u of the bytes of UTF-8, the first is 0x%02X: prompts lose "
+            "them, as with transformers, and answers can't have them",
+            missing, first);
 }
 
 static enum status char_symbols(struct tokenizer *t)
@@ -579,15 +586,13 @@ enum status tok__finish_vocab(struct tokenizer *t, struct err *err)
     memset(t->byte_id, 0xFF, sizeof t->byte_id);
     enum status st = fill_texts(t);
     if (!st && t->byte_level) {
-        if ((st = byte_symbols(t, err))) return st;
+        byte_symbols(t);
         if (t->ignore_merges) st = fill_words(t);
     } else if (!st) {
         st = char_symbols(t);
-        if (!st && t->unk_id == TOK_NO_ID && !spells_everything(t)) {
-            return err_set(
-                err, ST_FORMAT,
-                "model: neither an unk_token nor byte tokens for every character: text would be lost");
-        }
+        if (!st && t->unk_id == TOK_NO_ID && !spells_everything(t))
+            log_warn("the vocabulary has neither an unk_token nor tokens for every character: prompts lose "
+                     "those without one, as with transformers, and answers can't have them");
         if (!st) st = fill_joints(t);
     }
     return st ? err_set(err, st, "vocabulary: %s", status_name(st)) : ST_OK;

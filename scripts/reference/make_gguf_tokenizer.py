@@ -10,7 +10,7 @@ import os
 import sys
 
 import gguf
-from make_tokenizer import QWEN2, TEKKEN, byte_level, golden, sentencepiece, template, write_json
+from make_tokenizer import ABSENT, QWEN2, TEKKEN, byte_level, golden, sentencepiece, template, write_json
 from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
 from transformers.tokenization_utils_base import generate_merges
 
@@ -118,8 +118,8 @@ def main():
     scores = [-float(i) if t == NORMAL else 0.0 for i, t in enumerate(types)]
     write(out, "gguf_prefix", tok, tokens, types, "llama", "default", sp_roles, True, scores, arch="llama")
 
-    # SmolLM2: each digit alone, then GPT-2's words. Mistral since Nemo.
-    for name, split, pre, more in (("gguf_numbers", None, "smollm", {}),
+    # SmolLM2: each digit alone, then GPT-2's words, and bytes without a token. Mistral since Nemo.
+    for name, split, pre, more in (("gguf_numbers", None, "smollm", {"absent": ABSENT}),
                                    ("gguf_tekken", TEKKEN, "tekken", {"ignore_merges": True})):
         tok = byte_level(split, 500, added(("<bos>", "<eos>"), True), **more)
         if not split:

@@ -39,15 +39,19 @@ def corpus():
     return lines
 
 
-def byte_level(pattern, vocab, added, **model):
+# Bytes that SmolLM2's released vocabulary has no token for.
+ABSENT = [chr(0x100 + b) for b in (0x04, 0x06, 0x13, 0x14, 0x16, 0x1D)] + [chr(b) for b in range(0xF1, 0xFF)]
+
+
+def byte_level(pattern, vocab, added, absent=(), **model):
     tok = Tokenizer(models.BPE(**model))
     if pattern is None:
         tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     else:
         tok.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"),
                                                      pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-    tok.train_from_iterator(corpus(), trainers.BpeTrainer(vocab_size=vocab, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-                                                          show_progress=False))
+    tok.train_from_iterator(corpus(), trainers.BpeTrainer(vocab_size=vocab, initial_alphabet=sorted(set(pre_tokenizers.ByteLevel.alphabet()) - set(absent)),
+                                                          special_tokens=[model["unk_token"]] if "unk_token" in model else [], show_progress=False))
     tok.decoder = decoders.ByteLevel()
     tok.add_tokens(added)
     return tok
@@ -116,6 +120,9 @@ def tokenizers():
     # Merges across words with all bytes: cut everywhere but where a merge may join.
     cross = sentencepiece(600, [], crossing=True, fuse_unk=True, byte_fallback=True)
     yield "sp_cross", cross, {}
+    # Bytes without a token: dropped, or unknown.
+    yield "bytes_lost", byte_level(None, 380, chatml[:1], ABSENT), {}
+    yield "bytes_unk", byte_level(QWEN2, 380, chatml[:1], ABSENT, unk_token="<unk>", fuse_unk=True), {}
 
 
 def write_json(path, value):
@@ -128,6 +135,8 @@ def golden(tok, seed):
     rng = random.Random(seed)
     added = [t.content for t in tok.get_added_tokens_decoder().values()]
     texts = CASES + added + [a + b for a in added[-6:] for b in (" x", "\n")] + ["x " + a + "  y" + a for a in added[-6:]] + [a[:-1] for a in added[:4]]
+    if isinstance(tok.decoder, decoders.ByteLevel) and tok.token_to_id(ABSENT[0]) is None:
+        texts += ["a\x04\x06b \x13\x14", "\x04", "\x16\U000f1234\x1d", "don't\x06 th\x04e\x1d\x1d!", "\U0010ffff \U000e0001x"]
     while len(texts) < 130:
         text = random_text(rng, added)
         if len(text) < 60:

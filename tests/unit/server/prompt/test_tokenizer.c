@@ -28,10 +28,10 @@
 #define GOLDEN "tests/golden/tokenizer/"
 enum { SEED = 12345 };
 
-static const char *const all_dirs[] = {"qwen2",       "llama3",       "qwen3_5",     "gpt2",
-                                       "gemma",       "sp_unk",       "sp_partial",  "sp_cross",
-                                       "gguf_bytes",  "gguf_pieces",  "gguf_scores", "gguf_merges",
-                                       "gguf_prefix", "gguf_numbers", "gguf_tekken"};
+static const char *const all_dirs[] = {
+    "qwen2",       "llama3",       "qwen3_5",     "gpt2",        "gemma",       "sp_unk",
+    "sp_partial",  "sp_cross",     "gguf_bytes",  "gguf_pieces", "gguf_scores", "gguf_merges",
+    "gguf_prefix", "gguf_numbers", "gguf_tekken", "bytes_lost",  "bytes_unk"};
 enum { DIR_COUNT = sizeof all_dirs / sizeof *all_dirs };
 
 static uint64_t rng_state = SEED;
@@ -822,7 +822,7 @@ static struct tokenizer *load_dir(const char *dir)
 {
     struct tokenizer *t = NULL;
     struct err err = {{0}};
-    if (tok_load(dir, &t, &err)) {
+    if (family_load_tokenizer(dir, NULL, NULL, &t, &err)) {
         fprintf(stderr, "%s\n", err.msg);
         exit(2);
     }
