@@ -17,6 +17,18 @@ struct image_place {
     uint32_t n, count, rows, columns, index;
 };
 
+/* How the family's own template writes the parts of a message, for a template that takes one string. */
+enum parts_order {
+    PARTS_AS_SENT,
+    PARTS_IMAGES_FIRST,   /* images and videos, then texts */
+    PARTS_OF_PAIRS_FIRST, /* that, if there are two parts */
+};
+struct model_parts {
+    const char *image, *video; /* the marker and what stands around it; NULL: the marker alone */
+    enum parts_order order;
+    bool trim; /* white space around each text is dropped */
+};
+
 /* How a family writes images into text: the template emits `marker` once per image; it is replaced
  * (before tokenising) by prefix + soft x tokens + suffix. */
 struct model_image_rule {
@@ -44,6 +56,7 @@ struct model_image_rule {
     /* Writes the time of a group in the family's format; returns as snprintf. */
     int (*video_stamp)(char out[MODEL_TEXT_BYTES], double seconds);
     double tokens_per_second;
+    struct model_parts parts;
     struct image_config config; /* preprocessing */
 };
 

@@ -6,6 +6,7 @@
 #define KVASIR_TEMPLATE_H
 
 #include "config/base/status.h"
+#include "engine/model/model_info.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "server/chat/messages.h"
 #include "server/jinja/jinja.h"
@@ -25,6 +26,7 @@ struct template_caps {
     bool system_role;   /* a system message's text appears */
     bool system_list;   /* so does the first text of one whose content is a list, and not as a printed list */
     bool system_images; /* and images in that list are not skipped */
+    bool images, videos;    /* shows them among the content parts of a user */
     bool developer_role;    /* the source mentions `developer`: the role is kept, else it becomes `system` */
     bool tools;             /* declarations of tools appear */
     bool tool_calls;        /* calls of earlier assistant turns appear */
@@ -78,9 +80,10 @@ struct template_request {
                              tokens, nothing else */
     const struct template_special *specials;
     size_t special_count;
-    const char *image_placeholder; /* written in place of an image, for templates that expect strings; NULL:
+    const char *image_placeholder;   /* written in place of an image, for templates that expect strings; NULL:
                                       images are then an error */
-    const char *video_placeholder; /* the same for a video */
+    const char *video_placeholder;   /* the same for a video */
+    const struct model_parts *parts; /* NULL: text and images are joined by line breaks */
     bool add_generation_prompt;
     bool continue_final_message; /* the last message (assistant) stays open; excludes add_generation_prompt */
     bool control_parse;          /* control tokens are matched everywhere, including client text */

@@ -66,19 +66,31 @@ static struct jinja_value with_lead(struct builder *b, struct jinja_value v)
     return jinja_join2(b->c, b->lead, v);
 }
 
+/* The parts as the family's own template writes them. */
 static enum status content_string(struct builder *b, const struct chat_message *m, enum jinja_origin origin,
                                   size_t tagged, struct jinja_value *out)
 {
+    const struct model_parts *rule = b->rq->parts;
+    bool sorted = rule && (rule->order == PARTS_IMAGES_FIRST ||
+                           (rule->order == PARTS_OF_PAIRS_FIRST && m->part_count == 2));
     struct jinja_value v = jinja_string(b->c, "", 0, JINJA_TEMPLATE);
-    for (size_t i = 0; i < m->part_count; i++) {
+    for (size_t k = 0; k < m->part_count * (sorted ? 2 : 1); k++) {
+        size_t i = k % m->part_count, len;
         const json_t *text = m->parts[i].text;
-        const char *place = m->parts[i].video ? b->rq->video_placeholder : b->rq->image_placeholder;
+        const char *place = m->parts[i].video ? b->rq->video_placeholder : b->rq->image_placeholder, *kept;
         uint32_t from = content_from(b, origin, (int32_t)i);
-        if (i) v = jinja_join2(b->c, v, jinja_string(b->c, "\n", 1, from));
+        if (sorted && !text != (k < m->part_count)) continue;
+        if (i && !rule) v = jinja_join2(b->c, v, jinja_string(b->c, "\n", 1, from));
         if (!text && !place)
             return err_set(b->err, ST_INVALID, "this chat template has no place for %s",
                            m->parts[i].video ? "videos" : "images");
-        v = jinja_join2(b->c, v, text ? text_value(b, text, from, i == tagged) : literal(b, place));
+        if (text && rule && rule->trim && i != tagged) {
+            len = json_string_length(text);
+            kept = jinja_trim(json_string_value(text), &len, 3);
+            v = jinja_join2(b->c, v, jinja_string(b->c, kept, len, from));
+        } else {
+            v = jinja_join2(b->c, v, text ? text_value(b, text, from, i == tagged) : literal(b, place));
+        }
     }
     *out = v;
     return ST_OK;
@@ -114,6 +126,14 @@ static struct jinja_value content_list(struct builder *b, const struct chat_mess
     return list;
 }
 
+/* Of images (false) or of videos. */
+static bool has(const struct chat_message *m, bool video)
+{
+    for (size_t i = 0; i < m->part_count; i++)
+        if (!m->parts[i].text && m->parts[i].video == video) return true;
+    return false;
+}
+
 static enum status content_value(struct builder *b, const struct chat_message *m, enum jinja_origin origin,
                                  bool last, bool user, struct jinja_value *out)
 {
@@ -128,7 +148,8 @@ static enum status content_value(struct builder *b, const struct chat_message *m
         if (m->parts[i - 1].text && !m->parts[i - 1].thinking) tagged_part = i - 1;
     if (tagged && tagged_part == SIZE_MAX)
         return err_set(b->err, ST_INVALID, "the final message has no text to continue");
-    if (b->caps->content_list) {
+    bool lost = (!b->caps->images && has(m, false)) || (!b->caps->videos && has(m, true));
+    if (b->caps->content_list && (!lost || b->caps->only_lists)) {
         *out = content_list(b, m, origin, tagged_part, user);
         return ST_OK;
     }
@@ -151,18 +172,12 @@ static enum status system_string(struct builder *b, const struct chat_message *m
     return st;
 }
 
-static bool has_images(const struct chat_message *m)
-{
-    for (size_t i = 0; i < m->part_count; i++)
-        if (!m->parts[i].text) return true;
-    return false;
-}
-
 /* A system message's content for a template that supports system messages. */
 static enum status system_value(struct builder *b, const struct chat_message *m, bool last,
                                 struct jinja_value *out)
 {
-    if (b->caps->content_list && !b->caps->system_images && has_images(m))
+    if (b->caps->content_list && b->caps->images && !b->caps->system_images &&
+        (has(m, false) || has(m, true)))
         return err_set(b->err, ST_INVALID,
                        "this model's chat template has no place for images in a system message: put them "
                        "into a user message");

@@ -7,9 +7,10 @@
 
 #define USER "{\"role\":\"user\",\"content\":\"<<user>>\"}"
 /* Templates for translation refuse parts without languages. */
-#define LIST_USER                                                                                            \
+#define LIST_USER_AND(more_)                                                                                 \
     "{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"<<user>>\",\"source_lang_code\":\"en\","  \
-    "\"target_lang_code\":\"de\"}]}"
+    "\"target_lang_code\":\"de\"}" more_ "]}"
+#define LIST_USER LIST_USER_AND("")
 #define LIST_SYSTEM(more_)                                                                                   \
     "{\"role\":\"system\",\"content\":[{\"type\":\"text\",\"text\":\"<<system>>\"},{\"type\":\"text\","      \
     "\"text\":\"<<more>>\"}" more_ "]}"
@@ -97,6 +98,11 @@ static void probe_content(struct probe *p, struct template_caps *caps)
     bool ok = p->ok;
     const char *first = ok ? strstr(p->out.text, "<<user>>") : NULL;
     caps->content_list = first && !strstr(first + 1, "<<user>>") && !strstr(p->out.text, "[{");
+    size_t len = p->out.len;
+    render(p, "[" LIST_USER_AND(",{\"type\":\"image\"}") "]", NULL);
+    caps->images = p->ok && p->out.len > len;
+    render(p, "[" LIST_USER_AND(",{\"type\":\"video\"}") "]", NULL);
+    caps->videos = p->ok && p->out.len > len;
     render(p, "[" USER "]", NULL);
     caps->only_lists = caps->content_list && !shows(p, "<<user>>");
     /* Only lists fail: decided. Both fail: check the tree. */

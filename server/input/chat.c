@@ -40,6 +40,9 @@ static enum status render(struct chat *c)
 {
     const struct model *m = c->r->srv->model;
     const struct gen_params *p = &c->g->p;
+    const struct model_parts *parts = &m->info->image.parts;
+    const char *marker = m->info->image.present ? m->info->image.marker : NULL,
+               *video = marker ? m->info->image.video_marker : NULL;
     struct template_special specials[SPECIALS_MAX];
     size_t count = 0;
     struct err err = {0};
@@ -52,9 +55,9 @@ static enum status render(struct chat *c)
                                   .kwargs = c->g->variables,
                                   .specials = specials,
                                   .special_count = count,
-                                  .image_placeholder = m->info->image.present ? m->info->image.marker : NULL,
-                                  .video_placeholder =
-                                      m->info->image.present ? m->info->image.video_marker : NULL,
+                                  .image_placeholder = marker && parts->image ? parts->image : marker,
+                                  .video_placeholder = video && parts->video ? parts->video : video,
+                                  .parts = marker ? parts : NULL,
                                   .add_generation_prompt = p->add_generation_prompt,
                                   .continue_final_message = p->continue_final_message,
                                   .control_parse = strcmp(c->r->srv->opt->control_tokens, "parse") == 0,

@@ -67,7 +67,9 @@ void qwen_describe_images(const struct hf_config *c, struct model_desc *d)
 {
     /* The template writes <|vision_start|> and <|vision_end|> around the one pad that is repeated. */
     d->image = (struct model_image_rule){IMAGE_RULE("<|image_pad|>", c->image_id), .prefix = "", .suffix = "",
-                                         .grid = true};
+                                         .grid = true,
+                                         .parts = {"<|vision_start|><|image_pad|><|vision_end|>",
+                                                   "<|vision_start|><|video_pad|><|vision_end|>"}};
     if (c->video_id == HF_NO_ID) return;
     d->image.video_marker = d->image.video_placeholder = "<|video_pad|>";
     d->image.video_prefix = d->image.video_suffix = "";

@@ -133,6 +133,7 @@ static void describe_vision(struct hf_reader *r, const struct hf_config *c, stru
         .placeholder_id = c->image_id,
         .tokens = c->mm_tokens_per_image,
         .layout = crops,
+        .parts = {.trim = true},
         .rule = SPAN_BIDIRECTIONAL, /* its tokens see each other in both directions */
     };
 }

@@ -435,6 +435,7 @@ static void describe_vision(const struct hf_config *c, struct model_desc *d)
         .video_between = " ",
         .video_placeholder_id = c->video_id,
         .video_stamp = stamp,
+        .parts = {.trim = true},
     };
 }
 

@@ -99,8 +99,9 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
     if (!c->has_vision) return;
     describe_tower(c, d);
     /* The template writes <|begin_of_image|> and <|end_of_image|> around the placeholder. */
-    d->image = (struct model_image_rule){IMAGE_RULE("<|image|>", c->image_id), .prefix = "", .suffix = "",
-                                         .grid = true};
+    d->image =
+        (struct model_image_rule){IMAGE_RULE("<|image|>", c->image_id), .prefix = "", .suffix = "",
+                                  .grid = true, .parts = {"<|begin_of_image|><|image|><|end_of_image|>"}};
 }
 
 /* Pixel limits count the two frames that a still image is shown as. */

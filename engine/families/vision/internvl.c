@@ -176,9 +176,11 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
     t->names.merge_norm = "projector.layer_norm";
     t->names.merge_fc1 = "projector.linear_1";
     t->names.merge_fc2 = "projector.linear_2";
+    bool qianfan = strcmp(c->model_type, "qianfan_ocr") == 0;
     d->image = (struct model_image_rule){
         .present = true,
-        .marker = strcmp(c->model_type, "qianfan_ocr") == 0 ? "<image>" : "<IMG_CONTEXT>",
+        .marker = qianfan ? "<image>" : "<IMG_CONTEXT>",
+        .parts = {qianfan ? "<image>\n" : "<IMG_CONTEXT>\n"},
         .placeholder = "<IMG_CONTEXT>",
         .placeholder_id = c->image_id,
         .tokens = t->tokens,

@@ -67,8 +67,9 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
     t->names.merge_fc1 = "projector.linear_1";
     t->names.merge_fc2 = "projector.linear_2";
     /* The template writes <|IMAGE_START|> and <|IMAGE_END|> around the placeholder. */
-    d->image = (struct model_image_rule){IMAGE_RULE("<|IMAGE_PLACEHOLDER|>", c->image_id), .prefix = "",
-                                         .suffix = "", .grid = true};
+    d->image = (struct model_image_rule){
+        IMAGE_RULE("<|IMAGE_PLACEHOLDER|>", c->image_id), .prefix = "", .suffix = "", .grid = true,
+        .parts = {"<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>", .order = PARTS_IMAGES_FIRST}};
 }
 
 static const struct family_images images = {

@@ -48,6 +48,7 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
         .placeholder_id = c->image_id,
         .tokens = side * side,
         .rule = SPAN_PREFIX_LM,
+        .parts = {.order = PARTS_IMAGES_FIRST},
     };
 }
 

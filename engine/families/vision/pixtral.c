@@ -145,6 +145,8 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
     d->image =
         (struct model_image_rule){IMAGE_RULE(ocr ? "<|image_pad|>" : "[IMG]", c->image_id), .prefix = "",
                                   .suffix = ocr ? "" : "[IMG_END]", .row_break = ocr ? NULL : "[IMG_BREAK]"};
+    if (strcmp(c->text_type[0] ? c->text_type : c->model_type, "ministral3") == 0)
+        d->image.parts.order = PARTS_OF_PAIRS_FIRST;
 }
 
 /* ---- images ---- */
