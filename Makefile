@@ -187,12 +187,13 @@ $(FULL_TESTS): $(OUT)/tests/%: $$(call test_obj,$$*) $(SRV_TEST_OBJ) $(TEST_LIB)
 # changed sources of each; a linker takes them before those in the archives.
 $(OUT)/mutants/%.c.o: $(OUT)/mutants/%.c $(OUT)/flags
 	$(CC) $(DEPS) $(CPPFLAGS) $(BASE_CFLAGS) $(CFLAGS) -w $(MODE:-O3=-O0) -c $< -o $@
+MUTANT_FULL := kvasir $(notdir $(FULL_TESTS))
 define MUTANT_RULE
 $(OUT)/mutants/$(1): $(or $(call test_obj,$(notdir $(1))),$(OUT)/server/main.c.o) $(patsubst %,%.o,$(shell \
-	find $(OUT)/mutants/$(dir $(1)) -name '*.c')) $(TEST_LIB) \
-	$(if $(filter %/kvasir,$(1)),$(OUT)/libserver.a) $(OUT)/libcore.a
-	$(CC) $(MODE) $$^ $(LDFLAGS) $(if $(filter %/kvasir,$(1)),$(LIB_LDLIBS)) $(LD_CMOCKA) -lm -lpthread -ldl \
-		-o $$@
+	find $(OUT)/mutants/$(dir $(1)) -name '*.c')) $(if $(filter $(MUTANT_FULL),$(notdir $(1))),$(SRV_TEST_OBJ)) \
+	$(TEST_LIB) $(if $(filter $(MUTANT_FULL),$(notdir $(1))),$(OUT)/libserver.a) $(OUT)/libcore.a
+	$(CC) $(MODE) $$^ $(LDFLAGS) $(if $(filter $(MUTANT_FULL),$(notdir $(1))),$(LIB_LDLIBS)) $(LD_CMOCKA) -lm \
+		-lpthread -ldl -o $$@
 endef
 $(foreach m,$(MUTANTS),$(eval $(call MUTANT_RULE,$(m))))
 mutants: $(MUTANTS:%=$(OUT)/mutants/%)

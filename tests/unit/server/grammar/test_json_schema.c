@@ -89,6 +89,10 @@ static void test_texts(void **state)
     row("{\"type\":\"array\",\"prefixItems\":[{\"type\":\"string\"},{\"type\":\"integer\"}],\"items\":false,"
         "\"minItems\":1}",
         LIST("[\"a\"]", "[\"a\", 1]"), LIST("[]", "[1]", "[\"a\",1,2]"));
+    row("{\"type\":\"number\",\"exclusiveMinimum\":1.5,\"exclusiveMaximum\":20}", LIST("1.51", "2", "19.99"),
+        LIST("1.5", "1.50", "20", "1", "20.5"));
+    row("{\"type\":\"integer\",\"exclusiveMinimum\":-3,\"exclusiveMaximum\":4}", LIST("-2", "0", "3"),
+        LIST("-3", "4"));
     row("{\"type\":\"integer\",\"minimum\":-5,\"maximum\":12}", LIST("-5", "0", "12", "7"),
         LIST("-6", "13", "1.5", "-0.5"));
     row("{\"type\":[\"string\",\"null\"],\"minLength\":2}", LIST("null", "\"ab\"", "\"\\u00e9x\""),

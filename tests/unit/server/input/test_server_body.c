@@ -69,6 +69,7 @@ static void test_refused(void **state)
     (void)state;
     static const char *const table[] = {"",
                                         " ",
+                                        "{\"a\\u0000b\":1}",
                                         "{",
                                         "[]",
                                         "1",

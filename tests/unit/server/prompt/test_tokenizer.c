@@ -587,6 +587,28 @@ static void test_control_equals_naive(void **state)
     tok_free(t);
 }
 
+/* single_word: no hit next to a letter, digit or underscore, on either side. */
+static void test_single_word(void **state)
+{
+    (void)state;
+    struct tokenizer *t = load("qwen3_5");
+    struct tok_ids one = encode(t, "sol", 3, TOK_CONTROL_ALL, false);
+    assert_int_equal(one.count, 1);
+    static const struct {
+        const char *text;
+        uint32_t hits;
+    } table[] = {{"sol", 1}, {"a sol.", 1}, {"solar", 0}, {"asol", 0}, {"sol_", 0}, {"sol1 sol", 1}};
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        struct tok_ids ids = encode(t, table[i].text, strlen(table[i].text), TOK_CONTROL_ALL, false);
+        uint32_t hits = 0;
+        for (uint32_t k = 0; k < ids.count; k++) hits += ids.ids[k] == one.ids[0];
+        assert_int_equal(hits, table[i].hits);
+        tok_ids_free(&ids);
+    }
+    tok_ids_free(&one);
+    tok_free(t);
+}
+
 /* ---- borders of the interface ---- */
 
 static void test_bos(void **state)
@@ -953,6 +975,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_runs_are_one_text),
         cmocka_unit_test(test_control_of_added_tokens),
         cmocka_unit_test(test_control_equals_naive),
+        cmocka_unit_test(test_single_word),
         cmocka_unit_test(test_bos),
         cmocka_unit_test(test_ids_max),
         cmocka_unit_test(test_invalid_utf8_is_repaired),
