@@ -154,7 +154,7 @@ static int ready(int argc, char **argv)
         return fputs("usage: kvasir ready [PORT]\n", help ? stdout : stderr), help ? 0 : 2;
     }
     CURL *e = curl_easy_init();
-    for (int tls = 0; e && tls < 2 && !status; tls++) {
+    for (int tls = 0; e && tls < 2 && (!status || status == 400); tls++) {
         char url[100];
         snprintf(url, sizeof url, "http%s://127.0.0.1:%.20s/ready", tls ? "s" : "", number ? port : "8000");
         bool bad = curl_easy_setopt(e, CURLOPT_URL, url) || curl_easy_setopt(e, CURLOPT_PROXY, "") ||

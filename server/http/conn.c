@@ -420,10 +420,26 @@ static void from_client(struct conn *n)
     }
 }
 
+/* http:// to a port of https://: that is said in plain HTTP. */
+static void refuse_plain(struct conn *n)
+{
+    struct api_error e = {0};
+    tls_close(n->tls);
+    n->tls = NULL;
+    n->shaking = false;
+    (void)api_fail(&e, 400, "tls_required", NULL,
+                   "This port takes HTTPS, and the request came in plain HTTP: write https:// in its URL.");
+    refuse_input(n, &e);
+}
+
 static void tcp_event(uv_poll_t *p, int status, int events)
 {
     struct conn *n = p->data;
     if (n->tcp < 0) return;
+    if (n->shaking && !status && tls_is_plain(n->tls)) {
+        refuse_plain(n);
+        return;
+    }
     int shaken = n->shaking && !status ? tls_handshake(n->tls) : 1;
     if (status || shaken < 0) { /* a reset, or no TLS */
         drop(n);

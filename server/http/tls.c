@@ -4,9 +4,16 @@
 #include <errno.h>
 #include <gnutls/gnutls.h>
 #include <stdlib.h>
+#include <sys/socket.h>
+
+/* Of the machine's own policy nothing is taken over: it may allow more. */
+#define PRIORITY                                                                                             \
+    "SECURE128:-VERS-ALL:+VERS-TLS1.3:+VERS-TLS1.2:-KX-ALL:+ECDHE-ECDSA:+ECDHE-RSA:-CIPHER-ALL:"             \
+    "+AES-256-GCM:+AES-128-GCM:+CHACHA20-POLY1305:-MAC-ALL:+AEAD"
 
 struct tls_cert {
     gnutls_certificate_credentials_t own;
+    gnutls_priority_t priority;
     unsigned refs;
 };
 
@@ -23,6 +30,10 @@ enum status tls_cert_load(const char *cert, const char *key, struct tls_cert **o
         return err_nomem(err, "a certificate");
     }
     c->refs = 1;
+    if (gnutls_priority_init(&c->priority, PRIORITY, NULL)) {
+        tls_cert_release(c);
+        return err_nomem(err, "cipher suites");
+    }
     int rc = gnutls_certificate_set_x509_key_file(c->own, cert, key, GNUTLS_X509_FMT_PEM);
     if (rc >= 0) {
         *out = c;
@@ -37,6 +48,7 @@ void tls_cert_release(struct tls_cert *c)
 {
     if (!c || --c->refs) return;
     gnutls_certificate_free_credentials(c->own);
+    if (c->priority) gnutls_priority_deinit(c->priority);
     free(c);
 }
 
@@ -50,7 +62,7 @@ struct tls *tls_open(struct tls_cert *c, int fd)
     }
     t->cert = c;
     c->refs++;
-    if (gnutls_set_default_priority(t->own) || gnutls_alpn_set_protocols(t->own, &http, 1, 0) ||
+    if (gnutls_priority_set(t->own, c->priority) || gnutls_alpn_set_protocols(t->own, &http, 1, 0) ||
         gnutls_credentials_set(t->own, GNUTLS_CRD_CERTIFICATE, c->own)) {
         tls_close(t);
         return NULL;
@@ -70,7 +82,16 @@ void tls_close(struct tls *t)
 int tls_handshake(struct tls *t)
 {
     int rc = gnutls_handshake(t->own);
-    return rc == 0 ? 1 : gnutls_error_is_fatal(rc) ? -1 : 0;
+    if (!rc || !gnutls_error_is_fatal(rc)) return rc == 0;
+    (void)gnutls_alert_send_appropriate(t->own, rc); /* the client says which version or suite it lacks */
+    return -1;
+}
+
+bool tls_is_plain(const struct tls *t)
+{
+    char first;
+    return recv(gnutls_transport_get_int(t->own), &first, 1, MSG_PEEK | MSG_DONTWAIT) == 1 && first >= 'A' &&
+           first <= 'Z'; /* a TLS record begins with 20 to 24 */
 }
 
 bool tls_writes(const struct tls *t)
@@ -81,7 +102,8 @@ bool tls_writes(const struct tls *t)
 static ssize_t result(ssize_t n)
 {
     if (n >= 0) return n;
-    errno = n == GNUTLS_E_INTERRUPTED ? EINTR : gnutls_error_is_fatal((int)n) ? EPROTO : EAGAIN;
+    bool ends = gnutls_error_is_fatal((int)n) || n == GNUTLS_E_REHANDSHAKE; /* nobody needs it */
+    errno = n == GNUTLS_E_INTERRUPTED ? EINTR : ends ? EPROTO : EAGAIN;
     return -1;
 }
 

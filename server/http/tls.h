@@ -18,6 +18,7 @@ void tls_cert_release(struct tls_cert *c); /* connections keep their own referen
 
 struct tls *tls_open(struct tls_cert *c, int fd); /* NULL: out of memory */
 void tls_close(struct tls *t);                    /* NULL is fine */
+bool tls_is_plain(const struct tls *t); /* what waits to be read in its handshake is a plain HTTP request */
 /* 1: done; 0: more to read, or to write (tls_writes); -1: failed. */
 int tls_handshake(struct tls *t);
 bool tls_writes(const struct tls *t);

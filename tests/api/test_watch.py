@@ -1,6 +1,7 @@
 """Watching a server: the log as text and JSON, access lines, SIGHUP, TLS, and the files of scripts/deploy for
 Prometheus and Grafana: python test_watch.py [--binary B] [--demo DIR] [test ...]"""
 
+import contextlib
 import fcntl
 import http.client
 import json
@@ -15,6 +16,8 @@ import subprocess
 import sys
 import tempfile
 import termios
+import threading
+import warnings
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from harness import Checks, Server, arguments, end_process, read_all, wait_until  # noqa: E402
@@ -224,7 +227,9 @@ def tls_requests(p, port, top, context):
         check.true("a UNIX socket has none", read_all(plain).startswith(b"HTTP/1.1 200"))
     with socket.create_connection(("127.0.0.1", port)) as plain:
         plain.sendall(b"GET /health HTTP/1.1\r\n\r\n")
-        check.true("plain HTTP is not answered", not read_all(plain).startswith(b"HTTP"))
+        said = read_all(plain)
+        told = said.startswith(b"HTTP/1.1 400 ") and b"write https://" in said
+        check.true("plain HTTP is told", told, said)
     with socket.create_connection(("127.0.0.1", port)):  # silent: holds up nobody
         with context.wrap_socket(
             socket.create_connection(("127.0.0.1", port)), server_hostname="127.0.0.1"
@@ -247,6 +252,68 @@ def tls_requests(p, port, top, context):
             return False
 
     check.true("the new certificate", wait_until(works, 20))
+
+
+OFFERS = (  # least and highest version, cipher suites, taken
+    (ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1, "ALL", False),
+    (ssl.TLSVersion.TLSv1_1, ssl.TLSVersion.TLSv1_1, "ALL", False),
+    (ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1, "ALL", False),
+    *(
+        (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_2, suite, taken)
+        for suite, taken in (
+            ("kRSA", False),
+            ("AES256-GCM-SHA384", False),
+            ("AES128-CCM", False),
+            ("AES128-SHA256", False),
+            ("ECDHE-RSA-AES256-SHA384", False),
+            ("ECDHE-RSA-AES128-SHA", False),
+            ("ECDHE-RSA-AES128-GCM-SHA256", True),
+            ("ECDHE-RSA-CHACHA20-POLY1305", True),
+        )
+    ),
+    (ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_2, "ALL", True),
+    (ssl.TLSVersion.TLSv1_3, ssl.TLSVersion.TLSv1_3, "ALL", True),
+)
+
+
+def handshake(port, offer):
+    """-> the error, or None"""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        context.minimum_version, context.maximum_version = offer[:2]
+    context.set_ciphers(offer[2] + ":@SECLEVEL=0")
+    try:
+        with context.wrap_socket(socket.create_connection(("127.0.0.1", port), 60)):
+            return None
+    except OSError as e:
+        return e
+
+
+def tls_offers(port, cert, key):
+    """What is refused is what a server that takes everything takes: the client does offer it."""
+    with socket.create_server(("127.0.0.1", 0)) as any_server:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(cert, key)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            context.minimum_version = ssl.TLSVersion.TLSv1
+        context.set_ciphers("ALL:@SECLEVEL=0")
+
+        def serve():
+            for _ in OFFERS:
+                with any_server.accept()[0] as s, contextlib.suppress(OSError):
+                    context.wrap_socket(s, server_side=True).close()
+
+        threading.Thread(target=serve, daemon=True).start()
+        for offer in OFFERS:
+            check.equal(f"{offer[:3]} is offered", handshake(any_server.getsockname()[1], offer), None)
+            got = handshake(port, offer)
+            check.true(f"{offer}", (got is None) == offer[3], got)
+            if not offer[3]:
+                alert = isinstance(got, ssl.SSLError) and "ALERT" in str(got)
+                check.true(f"{offer} by an alert", alert, got)
 
 
 def test_tls():
@@ -282,6 +349,7 @@ def test_tls():
         try:
             ready = [BINARY, "ready", str(port)]
             check.equal("kvasir ready", subprocess.run(ready, check=False).returncode, 0)
+            tls_offers(port, cert, key)
             tls_requests(p, port, top, context)
         finally:
             end_process(p)
