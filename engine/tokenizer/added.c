@@ -3,6 +3,7 @@
 #include "engine/tokenizer/internal.h"
 #include "engine/tokenizer/unicode.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -110,11 +111,34 @@ static bool permits(unsigned control, const struct tok_added *a)
     return control == TOK_CONTROL_ALL || (!a->special && (control == TOK_CONTROL_NONSPECIAL || !a->guarded));
 }
 
+/* White space, words, and tags of HTML that mark up text: added so that they take one token, as text takes it
+ * anywhere. All else ("<think>", "[INST]") is a marker. */
+static bool is_plain_text(const struct tok_added *a)
+{
+    static const char html[] =
+        " a b blockquote body br caption code col dd del div dl dt em footer h1 h2 h3 h4 "
+        "h5 h6 head header hr html i iframe ins li ol p pre s section small span strong "
+        "sub sup table tbody td tfoot th thead title tr u ul ";
+    size_t from = a->len > 1 && a->content[1] == '/' ? 2 : 1;
+    char name[16];
+    if (a->content[0] == '<' && a->content[a->len - 1] == '>' && a->len > from + 1 && a->len - from < 14) {
+        snprintf(name, sizeof name, " %.*s ", (int)(a->len - from - 1), a->content + from);
+        return strstr(html, name);
+    }
+    for (size_t i = 0; i < a->len;) {
+        uint32_t cp;
+        i += uni_decode((const uint8_t *)a->content + i, &cp);
+        if (uni_class(cp) == UNI_OTHER) return false;
+    }
+    return true;
+}
+
 void tok_guard(struct tokenizer *t, const char *text, size_t len)
 {
     for (size_t i = 0; i < t->added_count; i++) {
         struct tok_added *a = &t->added[i];
-        if (!a->special && a->len > 0 && memmem(text, len, a->content, a->len)) a->guarded = true;
+        bool written = !a->special && a->len > 0 && memmem(text, len, a->content, a->len);
+        if (written && !is_plain_text(a)) a->guarded = true;
     }
 }
 

@@ -69,8 +69,9 @@ enum status tok_load_gguf(const struct gguf *g, const struct tok_gguf_kind *kind
                           const struct tok_extra *extra, size_t extra_count, struct tokenizer **out,
                           struct err *err) KV_MUST_CHECK;
 void tok_free(struct tokenizer *t); /* NULL is fine */
-/* Guards every added token whose content occurs in `text`, the source of the checkpoint's chat template: what
- * the template writes is control, so users can't type it. Call it before the tokenizer is shared. */
+/* Guards every added token whose content occurs in `text`, the source of the checkpoint's chat template, and
+ * isn't plain text: what the template writes is control, so users can't type it. Call it before the tokenizer
+ * is shared. */
 void tok_guard(struct tokenizer *t, const char *text, size_t len);
 
 /* Which added tokens a piece of text may match; any others are tokenized as ordinary text. UNGUARDED is for

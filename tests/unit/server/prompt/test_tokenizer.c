@@ -500,6 +500,48 @@ static void test_control_of_added_tokens(void **state)
     tok_free(t);
 }
 
+/* Plain text stays plain text where the template's source has it, too: client text joins with the template's
+ * as in one text. A marker doesn't. */
+static void test_guard(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *golden, *source, *text[2]; /* what the template wrote, what the client did */
+        bool plain;
+    } cases[] = {
+        {"gemma", "{{ '\n\n\n\n\n' }}\n\n\n\n\n", {"a\n\n", "\n\n\nb"}, true},
+        {"gemma", "\t{% if x %}\t\t", {"\t", "\tx\ty"}, true},
+        {"gemma", "Use <h1> and </h1>.", {"x ", "<h1>y</h1>"}, true},
+        {"qwen3_5",
+         "sol, two words, \xC3\xBC"
+         "ber",
+         {"", "sol two words \xC3\xBC"
+              "ber"},
+         true},
+        {"qwen3_5", "<u1> [LR]", {"", "a<u1>"}, false},
+        {"qwen3_5", "<u1> [LR]", {"", "a[LR]b"}, false},
+        {"qwen2", "<tool_call>x</tool_call>", {"", "<tool_call>x"}, false},
+        {"qwen2", "<tool_call>x</tool_call>", {"", "x</tool_call>"}, false},
+        {"qwen2", "<think>\n", {"", "<think>"}, false},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct tokenizer *t = load(cases[i].golden);
+        const char *const *text = cases[i].text;
+        struct tok_run runs[2] = {{text[0], strlen(text[0]), TOK_CONTROL_ALL},
+                                  {text[1], strlen(text[1]), TOK_CONTROL_ALL}};
+        struct tok_ids whole, ids;
+        tok_guard(t, cases[i].source, strlen(cases[i].source));
+        assert_int_equal(tok_encode(t, runs, 2, false, SIZE_MAX, &whole, NULL), ST_OK);
+        runs[1].control = TOK_CONTROL_UNGUARDED;
+        assert_int_equal(tok_encode(t, runs, 2, false, SIZE_MAX, &ids, NULL), ST_OK);
+        bool same = ids.count == whole.count && !memcmp(ids.ids, whole.ids, ids.count * sizeof *ids.ids);
+        if (same != cases[i].plain) fail_msg("case %zu", i);
+        tok_ids_free(&whole);
+        tok_ids_free(&ids);
+        tok_free(t);
+    }
+}
+
 static void append_ids(struct tok_ids *to, struct tok_ids more)
 {
     to->ids = realloc(to->ids, (to->count + more.count + 1) * sizeof *to->ids);
@@ -974,6 +1016,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_round_trip),
         cmocka_unit_test(test_runs_are_one_text),
         cmocka_unit_test(test_control_of_added_tokens),
+        cmocka_unit_test(test_guard),
         cmocka_unit_test(test_control_equals_naive),
         cmocka_unit_test(test_single_word),
         cmocka_unit_test(test_bos),
