@@ -225,12 +225,15 @@ enum status engine_inspect(const struct engine_options *opt, char *text, size_t 
         bare.random_weights = true;
         st = engine__prepare(&bare, e, &files, err);
     }
+    const char *classifier = e->net.desc.retrieval.classifier;
     if (!st)
-        st = buf_addf(&b, "served     yes%s%s\n",
-                      e->net.desc.retrieval.vectors ? ", for multi-vector embeddings"
-                      : e->net.desc.encoder         ? ", for embeddings"
-                                                    : "",
-                      bare.random_weights ? ", by config.json; the directory has no weights" : "");
+        st =
+            buf_addf(&b, "served     yes%s%s%s\n",
+                     e->net.desc.retrieval.vectors ? ", for multi-vector embeddings"
+                     : e->net.desc.encoder         ? ", for embeddings"
+                     : *classifier                 ? ", by /classify, /v1/rerank and /v1/score: "
+                                                   : "",
+                     classifier, bare.random_weights ? ", by config.json; the directory has no weights" : "");
     if (!st && (st = say_all(&b, e)))
         st = err_set(err, st, "the description doesn't fit into %zu bytes", cap);
     if (!st) memcpy(text, b.data, b.len + 1);

@@ -12,6 +12,7 @@
 #include "scheduler/scheduler.h"
 #include "server/chat/template.h"
 #include "server/checkpoint_id.h"
+#include "server/embed/embed.h"
 #include "server/embed/pooling.h"
 #include "server/kv_events/kv_events.h"
 #include "server/http/http.h"
@@ -199,7 +200,8 @@ enum status model_load(const struct options *o, const char *dir, void (*wake)(vo
     }
     m->info = engine_model(m->engine);
     engine_caps(m->engine, &m->caps);
-    st = pooling_load(dir, m->info->retrieval.vectors, m->caps.hidden_size, &m->pooling, err);
+    st = pooling_load(dir, &m->info->retrieval, m->caps.hidden_size, &m->pooling, err);
+    if (!st) st = embed_pairs_load(m, o->chat_template != NULL, err);
     if (st) return st;
     m->embedding_width = m->pooling->width;
     struct sched_options so = {.queue_max = (uint32_t)o->max_queue,
@@ -243,6 +245,7 @@ void model_free(struct model *m)
     kv_events_close(m->events);
     engine_close(m->engine);
     template_free(m->tmpl);
+    template_free(m->pairs);
     tok_free(m->tok);
     pooling_free(m->pooling);
     *m = (struct model){0};

@@ -30,6 +30,7 @@ static const struct route routes[] = {
      api_response_start},
     {"/v1/embeddings", "/v1/embeddings", M_POST, true, true, true, false, api_embeddings_start},
     {"/pooling", "/pooling", M_POST, true, true, true, false, api_pooling_start},
+    {"/v1/classify", "/classify", M_POST, true, true, true, false, api_classify_start},
     {"/v1/rerank", "/v1/rerank", M_POST, true, true, true, false, api_rerank_start},
     {"/v2/rerank", "/v1/rerank", M_POST, true, true, true, false, api_rerank_start},
     {"/v1/score", "/v1/score", M_POST, true, true, true, false, api_score_start},

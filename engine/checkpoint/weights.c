@@ -259,6 +259,10 @@ static void resolve_tie(struct model_desc *d, const struct stf_files *files)
 {
     const struct stf_tensor *head = find_weight(d, files, d->names.head),
                             *embed = find_weight(d, files, d->names.embed);
+    if (d->retrieval.classifier[0]) { /* what generates text is not computed */
+        d->tied = true;
+        return;
+    }
     if (!d->tied && !head && embed && strcmp(embed->name, "embed_tokens.weight") == 0) {
         log_info("the checkpoint has no lm_head: it serves embeddings, not text");
         d->tied = true;

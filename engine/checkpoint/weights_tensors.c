@@ -59,7 +59,8 @@ enum status load_map(struct loader *ld)
         if (ld->desc->canonical(t->name, m->name)) {
             m->t = t;
             ld->map_count++;
-        } else if (ld->inventory) {
+        } else if (ld->inventory &&
+                   !(*ld->desc->retrieval.classifier && strncmp(t->name, "score.", 6) == 0)) {
             load_note_ignored(ld->inventory, t->name);
         }
     }

@@ -211,6 +211,23 @@ static void parse_around(struct hf_reader *r, const struct family *family, const
     snprintf(c->model_type, sizeof c->model_type, "%s", type->name);
 }
 
+/* Classes of transformers that put a linear layer, `score`, on the last token that is no padding. */
+static void read_classifier(const struct hf_reader *r, const struct family_type *type, struct model_desc *d)
+{
+    static const char mark[] = "ForSequenceClassification";
+    struct model_retrieval *to = &d->retrieval;
+    size_t len = 0;
+    int64_t pad = (int64_t)type->pad - 1;
+    uint32_t own = json_get(r->d, r->text, "pad_token_id"), first = json_get_live(r->d, 0, "architectures");
+    if (!json_str_copy(r->d, json_at(r->d, first, 0), to->classifier, sizeof to->classifier - 1, &len) ||
+        len < sizeof mark || strcmp(to->classifier + len - (sizeof mark - 1), mark) != 0)
+        len = 0;
+    to->classifier[len] = '\0';
+    if (len) to->system = to->instruction = NULL;                 /* of other models on that base */
+    if (own != JSON_NONE && !json_int(r->d, own, &pad)) pad = -1; /* null is none, too */
+    to->pad_id = pad < 0 || pad >= (int64_t)HF_NO_ID ? HF_NO_ID : (uint32_t)pad;
+}
+
 static enum status parse_doc(const struct json_doc *doc, const char *name, struct hf_config *c,
                              struct model_desc *d, struct err *err)
 {
@@ -234,6 +251,7 @@ static enum status parse_doc(const struct json_doc *doc, const char *name, struc
     if (r.text != 0 && c->eos_count == 0) hf_ids(&r, r.text, "eos_token_id", c->eos_ids, &c->eos_count);
     if (!r.st) family->read(&r, type, c);
     if (!r.st) family->describe(&r, c, d);
+    if (!r.st) read_classifier(&r, type, d);
     d->packing = packing;
     if (r.st) model_desc_free(d);
     return r.st;

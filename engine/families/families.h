@@ -33,6 +33,7 @@ struct family_type {
     const struct hf_text *text;     /* class defaults */
     const struct hf_vision *vision; /* NULL: no images */
     bool drafter;                   /* a draft model; not served by itself */
+    uint32_t pad;                   /* 1 + the class's pad_token_id, where classifiers have it; 0: none */
 };
 
 /* The sizes that the defaults of every class have. */

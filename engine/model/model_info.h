@@ -70,6 +70,8 @@ struct model_retrieval {
      * texts are embedded as they are. */
     const char *system;
     const char *instruction; /* of a reranker that takes images, by default; NULL: it takes texts */
+    char classifier[64];     /* the class in config.json, if its head is `score`; "" = it generates */
+    uint32_t pad_id;         /* of a classifier: tokens at a prompt's end that it ignores; HF_NO_ID = none */
 };
 
 struct model_info {

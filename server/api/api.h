@@ -20,6 +20,7 @@ void api_ollama_generate_start(struct request *r);
 void api_ollama_embed_start(struct request *r);
 void api_ollama_embeddings_start(struct request *r);
 void api_pooling_start(struct request *r);
+void api_classify_start(struct request *r);
 void api_rerank_start(struct request *r);
 void api_score_start(struct request *r);
 /* responses.c */

@@ -20,6 +20,7 @@ static enum status generate_read(struct request *r)
 {
     struct gen *g = r->gen;
     if (request_body_parse(r, &g->root) || request_model_check(r, g->root)) return ST_INVALID;
+    if ((!g->dialect || g->dialect->delta) && gen_generates(g)) return ST_INVALID;
     if (g->dialect) return g->dialect->read(g, g->root);
     if (gen_parse(g, g->root)) return ST_INVALID;
     return g->kind == GEN_CHAT ? gen_read_chat(g, g->root) : gen_read_completion(g, g->root);
@@ -54,6 +55,7 @@ START(ollama_embed, GEN_COMPLETION, &dialect_ollama_embed)
 START(ollama_embeddings, GEN_COMPLETION, &dialect_ollama_embeddings)
 START(embeddings, GEN_COMPLETION, &dialect_embeddings)
 START(pooling, GEN_COMPLETION, &dialect_pooling)
+START(classify, GEN_COMPLETION, &dialect_classify)
 START(rerank, GEN_COMPLETION, &dialect_rerank)
 START(score, GEN_COMPLETION, &dialect_score)
 

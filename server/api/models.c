@@ -44,6 +44,9 @@ static void card(struct json_writer *o, const struct request *r, const char *nam
     if (s->model) jw_uint(o, s->model->caps.context_max);
     else jw_text(o, "null");
     jw_text(o, ",\"permission\":[]");
+    if (s->model && s->model->info->retrieval.classifier[0])
+        jw_put(o, ",\"architectures\":[%s],\"endpoints\":[\"/classify\",\"/v1/rerank\",\"/v1/score\"]",
+               s->model->info->retrieval.classifier);
     if (s->model) meta(o, s->model);
     jw_text(o, "}");
 }

@@ -17,7 +17,8 @@
 #define VIDEO_FPS_MIN 0.01
 #define VIDEO_FPS_MAX 240.0
 
-static const char *const role_names[] = {"system", "developer", "user", "assistant", "tool", "function"};
+static const char *const role_names[] = {"system", "developer", "user",  "assistant",
+                                         "tool",   "function",  "query", "document"};
 
 const char *chat_role_name(enum chat_role role)
 {
@@ -26,7 +27,7 @@ const char *chat_role_name(enum chat_role role)
 
 bool chat_role_find(const json_t *name, enum chat_role *out)
 {
-    size_t i = 0, n = sizeof role_names / sizeof *role_names;
+    size_t i = 0, n = CHAT_QUERY;
     while (i < n && !json_is(name, role_names[i])) i++;
     *out = (enum chat_role)i;
     return i < n;

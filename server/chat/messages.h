@@ -38,7 +38,16 @@ struct image_ref {
     char param[96]; /* "messages[2].content[0].image_url.url": for errors of fetching and decoding */
 };
 
-enum chat_role { CHAT_SYSTEM = 0, CHAT_DEVELOPER, CHAT_USER, CHAT_ASSISTANT, CHAT_TOOL, CHAT_FUNCTION };
+enum chat_role {
+    CHAT_SYSTEM = 0,
+    CHAT_DEVELOPER,
+    CHAT_USER,
+    CHAT_ASSISTANT,
+    CHAT_TOOL,
+    CHAT_FUNCTION,
+    CHAT_QUERY, /* of a pair that is scored, with the next; clients send neither */
+    CHAT_DOCUMENT
+};
 const char *chat_role_name(enum chat_role role); /* as clients send it */
 bool chat_role_find(const json_t *name, enum chat_role *out);
 const char *chat_role_shown(enum chat_role role); /* as templates see it: function becomes tool */

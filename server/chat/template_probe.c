@@ -95,8 +95,7 @@ static bool mentions(const struct jinja_template *t, const char *word)
 static void probe_content(struct probe *p, struct template_caps *caps)
 {
     render(p, "[" LIST_USER "]", NULL);
-    bool ok = p->ok;
-    const char *first = ok ? strstr(p->out.text, "<<user>>") : NULL;
+    const char *first = p->ok ? strstr(p->out.text, "<<user>>") : NULL;
     caps->content_list = first && !strstr(first + 1, "<<user>>") && !strstr(p->out.text, "[{");
     size_t len = p->out.len;
     render(p, "[" LIST_USER_AND(",{\"type\":\"image\"}") "]", NULL);
@@ -105,8 +104,8 @@ static void probe_content(struct probe *p, struct template_caps *caps)
     caps->videos = p->ok && p->out.len > len;
     render(p, "[" USER "]", NULL);
     caps->only_lists = caps->content_list && !shows(p, "<<user>>");
-    /* Only lists fail: decided. Both fail: check the tree. */
-    if (!ok && !p->ok) caps->content_list = jinja_iterates_content(p->t);
+    /* Neither shows: a template that fails, or one for pairs, without users. Check the tree. */
+    if (!first && !shows(p, "<<user>>")) caps->content_list = jinja_iterates_content(p->t);
 }
 
 enum status template_probe(const struct jinja_template *t, const struct jinja_limits *limits,

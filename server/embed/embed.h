@@ -1,13 +1,14 @@
-/* Vectors and relevance scores instead of text: POST /v1/embeddings (OpenAI's), /v1/rerank (Jina's and
- * Cohere's), /pooling and /v1/score (vLLM's). Each is a dialect of completions whose sequences sample
- * nothing, or one token of two. The tables are for gen_start of generate/generate.h. */
+/* Vectors, classes and relevance scores instead of text: POST /v1/embeddings (OpenAI's), /v1/rerank (Jina's
+ * and Cohere's), /classify, /pooling and /v1/score (vLLM's).
+ * Each is a dialect of completions whose sequences sample nothing, or one token of two. The tables are for
+ * gen_start of generate/generate.h. */
 #ifndef KVASIR_EMBED_H
 #define KVASIR_EMBED_H
 
 #include "server/chat/messages.h"
 #include "server/generate/generate.h"
 
-extern const struct dialect dialect_embeddings, dialect_pooling;
+extern const struct dialect dialect_embeddings, dialect_pooling, dialect_classify;
 /* Ollama's POST /api/embed and /api/embeddings. */
 extern const struct dialect dialect_ollama_embed;
 extern const struct dialect dialect_ollama_embeddings;
@@ -19,7 +20,13 @@ enum status embed_read(struct gen *g, json_t *root);
 /* A text made of parts, which may have U+0000: adds a string; the whole, or NULL without memory or !ok. */
 enum status embed_text_add(struct buf *b, const json_t *text);
 json_t *embed_text_end(struct buf *b, bool ok);
+/* `input` or `messages`, with the fields of embed_read. */
+enum status embed_inputs(struct gen *g, json_t *root);
 json_t *embed_list(json_t *v); /* v, or a list of it; NULL: out of memory */
+/* The template for pairs of a model whose pooling is read; own: --chat-template is one. */
+enum status embed_pairs_load(struct model *m, bool own, struct err *err) KV_MUST_CHECK;
+/* use_activation, and vLLM's older name for it. */
+enum status embed_activation(struct gen *g, json_t *root, bool *raw);
 /* A response around a list: from its beginning to the list's bracket; and from there, with the usage. */
 void embed_head(struct json_writer *o, const struct gen *g, const char *id, const char *list);
 void embed_tail(struct json_writer *o, const struct gen *g);

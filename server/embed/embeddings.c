@@ -15,6 +15,7 @@
 struct embeddings_state {
     uint32_t dimensions;
     bool base64;
+    bool raw; /* a classifier's numbers as they are */
 };
 
 enum status embed_read(struct gen *g, json_t *root)
@@ -38,6 +39,15 @@ enum status embed_read(struct gen *g, json_t *root)
                                              .repetition_penalty = 1,
                                              .logprobs = SAMPLING_NO_LOGPROBS,
                                              .prompt_logprobs = SAMPLING_NO_LOGPROBS};
+    return ST_OK;
+}
+
+enum status embed_activation(struct gen *g, json_t *root, bool *raw)
+{
+    bool use = true;
+    if (field_bool(g->e, root, "activation", &use) || field_bool(g->e, root, "use_activation", &use))
+        return ST_INVALID;
+    *raw = !use;
     return ST_OK;
 }
 
@@ -158,9 +168,12 @@ static enum status messages(struct gen *g, json_t *root)
 static enum status task(struct gen *g, json_t *root)
 {
     json_t *v = field(root, "task");
-    bool all = json_is(v, "token_embed");
-    g->p.pooling = all ? POOL_ALL : g->r->srv->model->pooling->kind;
-    if (!v || all || (json_is(v, "embed") && g->p.pooling != POOL_ALL)) return ST_OK;
+    const struct pooling *p = g->r->srv->model->pooling;
+    bool all = json_is(v, "token_embed") && !p->classifier;
+    g->p.pooling = all ? POOL_ALL : p->kind;
+    if (p->classifier && v && !json_is(v, "classify"))
+        return api_fail(g->e, 400, "invalid_value", "task", "task must be 'classify' with this model.");
+    if (!v || p->classifier || all || (json_is(v, "embed") && g->p.pooling != POOL_ALL)) return ST_OK;
     return api_fail(g->e, 400, "invalid_value", "task", "task must be %s.",
                     g->p.pooling == POOL_ALL ? "'token_embed' with this model" : "'embed' or 'token_embed'");
 }
@@ -192,29 +205,40 @@ static enum status read_input(struct gen *g, json_t *root)
     return st;
 }
 
-static enum status read_body(struct gen *g, json_t *root)
+enum status embed_inputs(struct gen *g, json_t *root)
 {
-    const struct model *m = g->r->srv->model;
-    int64_t dimensions = m->pooling->width;
-    json_t *input = field(root, "input"), *format = field(root, "encoding_format");
+    json_t *input = field(root, "input");
     bool chat = !input && field(root, "messages");
-    if (m->pooling->unsupported[0])
-        return api_fail(g->e, 400, "unsupported_model", "model",
-                        "This model's embeddings are not supported: modules.json has %s.",
-                        m->pooling->unsupported);
     if (!input && !chat)
         return api_fail(g->e, 400, "missing_required_parameter", "input", "input is missing.");
     if (!chat && !json_is_string(input) && !json_is_array(input) && !json_is_object(input))
         return api_fail(g->e, 400, "invalid_type", "input",
                         "input must be a string, an array of strings, or one or more arrays of token ids.");
+    g->p.add_special_tokens = !chat;
+    if (embed_read(g, root)) return ST_INVALID;
+    return chat ? messages(g, root) : read_input(g, root);
+}
+
+static enum status read_body(struct gen *g, json_t *root)
+{
+    const struct model *m = g->r->srv->model;
+    int64_t dimensions = m->pooling->width;
+    json_t *format = field(root, "encoding_format");
+    if (m->pooling->unsupported[0])
+        return api_fail(g->e, 400, "unsupported_model", "model",
+                        "This model's embeddings are not supported: modules.json has %s.",
+                        m->pooling->unsupported);
+    if (m->pooling->classifier && g->dialect != &dialect_pooling)
+        return api_fail(g->e, 400, "unsupported_model", "model",
+                        "This model is %s and has no embeddings: use /classify, /v1/rerank or /v1/score.",
+                        m->info->retrieval.classifier);
     if (format && !json_is(format, "float") && !json_is(format, "base64"))
         return api_fail(g->e, 400, "invalid_value", "encoding_format",
                         "encoding_format must be 'float' or 'base64'.");
     struct embeddings_state *s = g->dialect_state = calloc(1, sizeof *s);
     if (!s) return gen_nomem(g);
-    g->p.add_special_tokens = !chat;
-    if (embed_read(g, root) || field_int(g->e, root, "dimensions", 1, m->pooling->width, &dimensions, NULL) ||
-        task(g, root))
+    if (field_int(g->e, root, "dimensions", 1, m->pooling->width, &dimensions, NULL) || task(g, root) ||
+        (m->pooling->classifier && embed_activation(g, root, &s->raw)))
         return ST_INVALID;
     s->dimensions = (uint32_t)dimensions;
     s->base64 = json_is(format, "base64");
@@ -223,7 +247,7 @@ static enum status read_body(struct gen *g, json_t *root)
         uint64_t text = number * s->dimensions + 4;
         g->p.tokens_max = LIMIT_RESPONSE_BYTES / (text > floats ? text : floats);
     }
-    return chat ? messages(g, root) : read_input(g, root);
+    return embed_inputs(g, root);
 }
 
 /* The first n numbers, scaled to length 1 as torch.nn.functional.normalize does: x / max(|x|, 1e-12). */
@@ -268,7 +292,9 @@ static void embedding(struct json_writer *o, struct gen *g, uint32_t i)
     const struct embeddings_state *s = g->dialect_state;
     bool all = g->p.pooling == POOL_ALL;
     uint32_t rows, n = s->dimensions;
-    const float *v = embed_vectors(g, i, n, &rows);
+    const struct pooling *p = g->r->srv->model->pooling;
+    float *v = embed_vectors(g, i, n, &rows);
+    if (p->classifier && !s->raw) pooling_activate(p->classes, v, n);
     if (s->base64) {
         base64_write(o, v, (size_t)rows * n);
         return;

@@ -160,18 +160,83 @@ static enum status modules_read(const char *dir, const json_t *modules, struct p
     return st;
 }
 
-/* What the model's own files say: the layer of multi-vector embeddings; of a GGUF file the pooling, and the
- * layers behind it. */
-static enum status own_layers(const char *dir, const char *vectors, struct pooling *p, struct err *err)
+/* How scores become probabilities, as vLLM has it (layers/pooler/activations.py): of a cross-encoder as
+ * sentence-transformers noted it; else problem_type is for classes alone, as transformers' Trainer writes
+ * "regression" for any single number. */
+static void activations_read(const json_t *config, const json_t *own, struct pooling *p)
+{
+    const char *problem = json_string_value(json_object_get(config, "problem_type"));
+    const json_t *of[] = {json_object_get(json_object_get(config, "sentence_transformers"), "activation_fn"),
+                          json_object_get(config, "sbert_ce_default_activation_function"),
+                          json_object_get(own, "activation_fn")};
+    p->classes = p->width == 1 ? ACTIVATION_SIGMOID : ACTIVATION_SOFTMAX;
+    p->score = ACTIVATION_SIGMOID;
+    if (problem && strcmp(problem, "regression") == 0) p->classes = ACTIVATION_NONE;
+    if (problem && strcmp(problem, "multi_label_classification") == 0) p->classes = ACTIVATION_SIGMOID;
+    for (size_t i = 0; i < sizeof of / sizeof *of; i++) {
+        const char *name = json_is_string(of[i]) ? class_name(json_string_value(of[i])) : NULL;
+        if (!name) continue;
+        if (strcmp(name, "Identity") == 0) p->score = ACTIVATION_NONE;
+        else if (strcmp(name, "Sigmoid") != 0)
+            snprintf(p->unsupported, sizeof p->unsupported, "the activation %.40s", name);
+        return;
+    }
+}
+
+/* The head of a classifier, and what config.json says of its classes: two by default, as in transformers. */
+static enum status classifier_load(const struct stf_files *files, const char *dir, struct pooling *p,
+                                   struct err *err)
+{
+    json_t *c;
+    enum status st = file_load(dir, "", "config.json", &c, err);
+    const json_t *labels = json_object_get(c, "id2label"), *count = json_object_get(c, "num_labels");
+    json_int_t n = json_is_object(labels)   ? (json_int_t)json_object_size(labels)
+                   : json_is_integer(count) ? json_integer_value(count)
+                                            : 2;
+    if (json_is_object(labels)) p->labels = json_incref((json_t *)(uintptr_t)labels);
+    if (!st && (n < 1 || n > (json_int_t)DENSE_WIDTH_MAX))
+        st = err_set(err, ST_FORMAT, "%s/config.json: id2label or num_labels must have 1 to %u classes", dir,
+                     DENSE_WIDTH_MAX);
+    if (!st) st = dense_add(files, "score", dir, (uint64_t)n, false, p, err);
+    p->classifier = true;
+    p->normalize = false;
+    activations_read(c, p->config, p);
+    json_decref(c);
+    return st;
+}
+
+void pooling_activate(enum activation a, float *v, uint32_t n)
+{
+    double sum = 0, top = (double)v[0];
+    for (uint32_t i = 1; i < n; i++)
+        if ((double)v[i] > top) top = (double)v[i];
+    for (uint32_t i = 0; i < n; i++) sum += exp((double)v[i] - top);
+    for (uint32_t i = 0; i < n && a != ACTIVATION_NONE; i++)
+        v[i] =
+            (float)(a == ACTIVATION_SIGMOID ? 1 / (1 + exp(-(double)v[i])) : exp((double)v[i] - top) / sum);
+}
+
+const char *pooling_label(const struct pooling *p, uint32_t n, char room[24])
+{
+    snprintf(room, 24, p->labels ? "%u" : "LABEL_%u", n);
+    return p->labels ? json_string_value(json_object_get(p->labels, room)) : room;
+}
+
+/* What the model's own files say: the layer of multi-vector embeddings, or a classifier's; of a GGUF file the
+ * pooling, and the layers behind it. */
+static enum status own_layers(const char *dir, const struct model_retrieval *how, struct pooling *p,
+                              struct err *err)
 {
     static const char *const layers[] = {"dense_2", "dense_3"};
     struct stf_files *files = NULL;
     uint32_t pooling = 0;
-    if (!vectors && !gguf_is(dir)) return ST_OK;
+    if (!how->vectors && !how->classifier[0] && !gguf_is(dir)) return ST_OK;
     enum status st = family_open(dir, NULL, &files, err);
-    if (!st && vectors) {
+    if (!st && how->classifier[0]) {
+        st = classifier_load(files, dir, p, err);
+    } else if (!st && how->vectors) {
         p->kind = POOL_ALL;
-        st = dense_add(files, vectors, dir, 0, false, p, err);
+        st = dense_add(files, how->vectors, dir, 0, false, p, err);
     } else if (!st && (st = gguf_pooling(dir, &pooling, err)) == ST_OK) {
         if (pooling == GGUF_POOLING_MEAN) p->kind = POOL_MEAN;
         else if (pooling == GGUF_POOLING_CLS)
@@ -186,20 +251,21 @@ static enum status own_layers(const char *dir, const char *vectors, struct pooli
     return st;
 }
 
-enum status pooling_load(const char *dir, const char *vectors, uint32_t hidden, struct pooling **out,
-                         struct err *err)
+enum status pooling_load(const char *dir, const struct model_retrieval *how, uint32_t hidden,
+                         struct pooling **out, struct err *err)
 {
     json_t *modules;
     struct pooling *p = *out = malloc(sizeof *p);
     if (!p) return err_nomem(err, NULL);
     *p = (struct pooling){.kind = POOL_LAST, .width = hidden, .width_max = hidden, .normalize = true};
     enum status st = file_load(dir, "", "modules.json", &modules, err);
-    if (!st) st = own_layers(dir, vectors, p, err);
-    if (!st && json_is_array(modules) && !vectors) st = modules_read(dir, modules, p, err);
+    if (!st) st = file_load(dir, "", "config_sentence_transformers.json", &p->config, err);
+    if (!st) st = own_layers(dir, how, p, err);
+    if (!st && json_is_array(modules) && !how->vectors && !p->classifier)
+        st = modules_read(dir, modules, p, err);
     json_decref(modules);
     p->scratch = malloc(p->width_max * sizeof *p->scratch);
     if (!st && !p->scratch) st = err_nomem(err, dir);
-    if (!st) st = file_load(dir, "", "config_sentence_transformers.json", &p->config, err);
     p->prompts = json_object_get(p->config, "prompts");
     p->default_prompt = json_string_value(json_object_get(p->config, "default_prompt_name"));
     return st;
@@ -211,6 +277,7 @@ void pooling_free(struct pooling *p)
         free(p->dense[i].weight);
         free(p->dense[i].bias);
     }
+    if (p) json_decref(p->labels);
     if (p) json_decref(p->config);
     if (p) free(p->scratch);
     free(p);

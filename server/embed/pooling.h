@@ -5,6 +5,7 @@
 #define KVASIR_POOLING_H
 
 #include "config/base/status.h"
+#include "engine/model/model_info.h"
 #include "scheduler/scheduler.h"
 
 #include <jansson.h>
@@ -17,6 +18,8 @@ struct dense {
     bool tanh;
     float *weight, *bias; /* [in, out], [out]; owned */
 };
+/* What becomes of a classifier's numbers. */
+enum activation { ACTIVATION_NONE = 0, ACTIVATION_SIGMOID, ACTIVATION_SOFTMAX };
 struct pooling {
     enum sched_pooling kind; /* without modules.json: the last token's; with model_retrieval.vectors: all */
     uint32_t width;          /* of an embedding */
@@ -27,17 +30,22 @@ struct pooling {
     char unsupported[64];            /* a module that is not computed: no embeddings; "" = none */
     bool scores;                     /* a LogitScore module: the next fields */
     int64_t true_id, false_id;
-    json_t *prompts;            /* {name: text}, or NULL; borrowed from `config` */
-    const char *default_prompt; /* a name, or NULL; borrowed from `config` */
-    json_t *config;             /* owned */
+    bool classifier; /* the last token's vector, by `score`: width numbers, of which the next fields tell */
+    enum activation classes, score; /* to probabilities, and to a relevance if there is one number */
+    json_t *labels;                 /* id2label, or NULL: LABEL_0 ...; owned */
+    json_t *prompts;                /* {name: text}, or NULL; borrowed from `config` */
+    const char *default_prompt;     /* a name, or NULL; borrowed from `config` */
+    json_t *config;                 /* owned */
 };
 
-/* dir may be a GGUF file. vectors: model_retrieval's. hidden: width of what is pooled. ST_FORMAT names the
- * file. */
-enum status pooling_load(const char *dir, const char *vectors, uint32_t hidden, struct pooling **out,
-                         struct err *err) KV_MUST_CHECK;
+/* dir may be a GGUF file. hidden: width of what is pooled. ST_FORMAT names the file. */
+enum status pooling_load(const char *dir, const struct model_retrieval *how, uint32_t hidden,
+                         struct pooling **out, struct err *err) KV_MUST_CHECK;
 /* The dense modules (arg: the struct pooling), in place. One thread at a time: sched_options.project. */
 void pooling_project(void *arg, double *pooled);
+void pooling_activate(enum activation a, float *v, uint32_t n);
+/* Of class n; NULL: it has none. */
+const char *pooling_label(const struct pooling *p, uint32_t n, char room[24]);
 void pooling_free(struct pooling *p); /* NULL is fine */
 
 #endif

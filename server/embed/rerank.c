@@ -1,10 +1,12 @@
-/* POST /v1/rerank and /v1/score: how well a document matches a query. Rerankers that are language models
- * answer with the share of "yes" in the probabilities of "yes" and "no" as the next token. With multi-vector
- * embeddings it is late interaction: of each of the query's vectors the largest product with one of the
- * document's, summed. */
+/* POST /v1/rerank and /v1/score: how well a document matches a query. Classifiers answer with their number.
+ * Rerankers that are language models answer with the share of "yes" in the probabilities of "yes" and "no" as
+ * the next token. With multi-vector embeddings it is late interaction: of each of the query's vectors the
+ * largest product with one of the document's, summed. */
 #include "server/embed/embed.h"
 #include "server/embed/pooling.h"
 #include "server/json/fields.h"
+
+#include "server/chat/template.h"
 
 #include "engine/model/model_info.h"
 #include "engine/tokenizer/tokenizer.h"
@@ -17,15 +19,22 @@
 #define SYSTEM                                                                                               \
     "Judge whether the Document meets the requirements based on the Query and the Instruct "                 \
     "provided. Note that the answer can only be \"yes\" or \"no\"."
-#define PREFIX      "<|im_start|>system\n" SYSTEM "<|im_end|>\n<|im_start|>user\n"
-#define SUFFIX      "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 #define INSTRUCTION "Given a web search query, retrieve relevant passages that answer the query"
+
+/* What makes a prompt of a pair: for those language models; for classifiers without a template for pairs, as
+ * vLLM has it. A template's last newline is dropped. */
+static const char QUESTION[] = "<|im_start|>system\n" SYSTEM "<|im_end|>\n<|im_start|>user\n"
+                               "<Instruct>: {{ instruction | default('" INSTRUCTION "') }}\n"
+                               "<Query>: {{ messages[0].content }}\n<Document>: {{ messages[1].content }}"
+                               "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n\n";
+static const char BARE[] = "{{ messages[0].content }}{{ messages[1].content }}";
 
 struct rerank_state {
     struct sampling_bias only[2]; /* of a prompt's first sample: "yes"; of its second: "no" */
     uint32_t top;                 /* of a rerank, which is sorted: most results; else 0 */
     bool texts;                   /* documents are returned */
     bool late;                    /* the prompts are the queries, then the documents */
+    bool raw;                     /* a classifier's number as it is */
     uint32_t queries, count;      /* 1 or as many as documents; documents */
     json_t *documents;            /* their texts, or nulls; owned */
 };
@@ -56,16 +65,35 @@ static const json_t *text_of(const json_t *v)
     return json_is_string(text) ? text : NULL;
 }
 
-/* instruction NULL: the default. */
-static json_t *prompt_text(const json_t *instruction, const json_t *query, const json_t *document)
+enum status embed_pairs_load(struct model *m, bool own, struct err *err)
 {
-    struct buf b;
-    buf_init(&b, SIZE_MAX / 4);
-    bool ok = !buf_adds(&b, PREFIX "<Instruct>: ") &&
-              !(instruction ? embed_text_add(&b, instruction) : buf_adds(&b, INSTRUCTION)) &&
-              !buf_adds(&b, "\n<Query>: ") && !embed_text_add(&b, query) && !buf_adds(&b, "\n<Document>: ") &&
-              !embed_text_add(&b, document) && !buf_adds(&b, SUFFIX);
-    return embed_text_end(&b, ok);
+    size_t len = 0;
+    const char *source = m->tmpl ? template_source(m->tmpl, &len) : "";
+    bool roles = own || ((memmem(source, len, "'query'", 7) || memmem(source, len, "\"query\"", 7)) &&
+                         (memmem(source, len, "'document'", 10) || memmem(source, len, "\"document\"", 10)));
+    bool classifier = m->pooling->classifier;
+    if (classifier && m->tmpl && roles) return ST_OK;
+    m->bare_pairs = classifier;
+    return template_create(classifier ? BARE : QUESTION, strlen(classifier ? BARE : QUESTION), NULL, 0, NULL,
+                           &m->pairs, err);
+}
+
+/* One relevance from a classifier. */
+static enum status classifier(struct gen *g, json_t *root, struct rerank_state *s)
+{
+    const struct model *m = g->r->srv->model;
+    const struct pooling *p = m->pooling;
+    if (p->width != 1 || p->unsupported[0])
+        return api_fail(g->e, 400, "unsupported_model", "model", "%s of this model has %s: use /classify.",
+                        m->info->retrieval.classifier,
+                        p->unsupported[0] ? p->unsupported : "several classes, not one relevance");
+    if (m->bare_pairs && (field(root, "instruction") || field(root, "chat_template_kwargs")))
+        return api_fail(g->e, 400, "unsupported_parameter",
+                        field(root, "instruction") ? "instruction" : "chat_template_kwargs",
+                        "This model has no template for pairs, which are joined as they are: put the "
+                        "instruction into the query, or start the server with --chat-template FILE.");
+    g->p.pooling = POOL_LAST;
+    return embed_activation(g, root, &s->raw);
 }
 
 static enum status common(struct gen *g, json_t *root, const json_t **instruction)
@@ -77,12 +105,19 @@ static enum status common(struct gen *g, json_t *root, const json_t **instructio
     struct rerank_state *s = g->dialect_state = calloc(1, sizeof *s);
     if (!s) return gen_nomem(g);
     s->late = g->r->srv->model->pooling->kind == POOL_ALL;
-    g->p.add_special_tokens = g->r->srv->model->info->retrieval.instruction; /* as the scripts have it */
-    if (embed_read(g, root) || (!s->late && answers(g, s))) return ST_INVALID;
-    if (s->late) {
-        g->p.pooling = POOL_ALL;
-        return ST_OK;
-    }
+    const struct model *m = g->r->srv->model;
+    bool head = m->pooling->classifier;
+    g->p.add_special_tokens = head || m->info->retrieval.instruction; /* as the scripts have it */
+    if (embed_read(g, root) || (head ? classifier(g, root, s) : s->late ? ST_OK : answers(g, s)))
+        return ST_INVALID;
+    json_t *variables = field(root, "chat_template_kwargs");
+    if (variables && !json_is_object(variables))
+        return api_fail(g->e, 400, "invalid_type", "chat_template_kwargs",
+                        "chat_template_kwargs must be an object.");
+    g->variables = variables ? json_copy(variables) : json_object();
+    if (!g->variables || (v && json_object_set(g->variables, "instruction", v))) return gen_nomem(g);
+    if (s->late) g->p.pooling = POOL_ALL;
+    if (s->late || head) return ST_OK;
     g->p.n = 2;
     g->p.max_tokens = 1;
     g->p.ignore_eos = true;
@@ -143,36 +178,24 @@ static enum status late_chats(struct gen *g, const struct pairs *p)
     return st ? st : gen_read_added(g);
 }
 
-/* The prompts take the place of `field` in the body, so that errors name the document. */
-static enum status pair_texts(struct gen *g, json_t *root, const char *field, const json_t *instruction,
-                              const struct pairs *p)
+/* By the template for pairs. */
+static enum status pairs_read(struct gen *g, const struct pairs *p)
 {
-    size_t same = json_array_size(p->queries) == 1, n = json_array_size(p->documents);
-    const json_t *first = same ? text_of(json_array_get(p->queries, 0)) : NULL;
-    if ((json_string_length(instruction) + json_string_length(first)) * n > LIMIT_PARSE_BYTES)
-        return api_fail(g->e, 400, "invalid_value", p->query_name,
-                        "%s and instruction, repeated for each of %zu documents, take more than %u MiB.",
-                        p->query_name, n, LIMIT_PARSE_BYTES >> 20);
-    json_t *all = json_array();
-    for (size_t i = 0; all && i < n; i++) {
-        const json_t *query = text_of(json_array_get(p->queries, same ? 0 : i));
-        const json_t *text = text_of(json_array_get(p->documents, i));
-        if (!query || !text) {
-            json_decref(all);
-            return api_fail(g->e, 400, "invalid_type", query ? p->name : p->query_name,
-                            "%s[%zu] must be a string, or an object with a text: this model takes no images.",
-                            query ? p->name : p->query_name, i);
-        }
-        if (json_array_append_new(all, prompt_text(instruction, query, text))) {
-            json_decref(all);
-            all = NULL;
-        }
+    const struct model *m = g->r->srv->model;
+    struct chat_reader r;
+    g->tmpl = m->pairs;
+    g->control_parse = m->bare_pairs; /* clients may have written the prompt's control tokens */
+    enum status st = embed_begin(g, 2, &r);
+    for (size_t i = 0; i < json_array_size(p->documents) && !st; i++) {
+        st = embed_message(g, &r, CHAT_QUERY, NULL);
+        if (!st) st = query_add(&r, p, i);
+        if (!st) st = embed_message(g, &r, CHAT_DOCUMENT, NULL);
+        if (!st) st = embed_item(&r, p->name, (int32_t)i, json_array_get(p->documents, i));
     }
-    return all && !json_object_set_new(root, field, all) ? ST_OK : gen_nomem(g);
+    return st ? st : gen_read_added(g);
 }
 
-static enum status prompts_set(struct gen *g, json_t *root, const char *field, const json_t *instruction,
-                               const struct pairs *p)
+static enum status prompts_set(struct gen *g, const json_t *instruction, const struct pairs *p)
 {
     const struct model *m = g->r->srv->model;
     struct rerank_state *s = g->dialect_state;
@@ -190,8 +213,7 @@ static enum status prompts_set(struct gen *g, json_t *root, const char *field, c
         if (json_array_append_new(s->documents, kept)) return gen_nomem(g);
     }
     if (s->late) return late_chats(g, p);
-    return m->info->retrieval.instruction && m->tmpl ? pair_chats(g, instruction, p)
-                                                     : pair_texts(g, root, field, instruction, p);
+    return m->info->retrieval.instruction && m->tmpl ? pair_chats(g, instruction, p) : pairs_read(g, p);
 }
 
 static enum status read_rerank(struct gen *g, json_t *root)
@@ -215,16 +237,17 @@ static enum status read_rerank(struct gen *g, json_t *root)
     json_t *queries = embed_list(query);
     if (!queries) return gen_nomem(g);
     struct pairs p = {"query", "documents", queries, documents};
-    enum status st = prompts_set(g, root, "documents", instruction, &p);
+    enum status st = prompts_set(g, instruction, &p);
     json_decref(queries);
     return st;
 }
 
 static enum status read_score(struct gen *g, json_t *root)
 {
-    static const char *const names[][2] = {{"text_1", "text_2"}, {"queries", "documents"}};
+    static const char *const names[][2] = {
+        {"text_1", "text_2"}, {"queries", "documents"}, {"queries", "items"}, {"data_1", "data_2"}};
     const json_t *instruction;
-    size_t k = field(root, "queries") ? 1 : 0;
+    size_t k = field(root, "queries") ? field(root, "items") ? 2 : 1 : field(root, "data_1") ? 3 : 0;
     for (size_t i = 0; i < 2; i++)
         if (!field(root, names[k][i]))
             return api_fail(g->e, 400, "missing_required_parameter", names[k][i], "%s is missing.",
@@ -238,7 +261,7 @@ static enum status read_score(struct gen *g, json_t *root)
                      : n != 1 && n != json_array_size(p.documents)
                          ? api_fail(g->e, 400, "invalid_value", p.query_name,
                                     "%s must be one, or as many as %s.", p.query_name, p.name)
-                         : prompts_set(g, root, "text_2", instruction, &p);
+                         : prompts_set(g, instruction, &p);
     json_decref(p.queries);
     json_decref(p.documents);
     return st;
@@ -267,8 +290,13 @@ static double interaction(const struct gen *g, uint32_t query, uint32_t document
 static double score(const struct gen *g, uint32_t i)
 {
     const struct rerank_state *s = g->dialect_state;
-    if (s->late)
-        return interaction(g, s->queries == 1 ? 0 : i, s->queries + i, g->r->srv->model->pooling->width);
+    const struct pooling *p = g->r->srv->model->pooling;
+    if (p->classifier) {
+        float v = *(const float *)(const void *)g->choices[i].text.data;
+        pooling_activate(s->raw ? ACTIVATION_NONE : p->score, &v, 1);
+        return (double)v;
+    }
+    if (s->late) return interaction(g, s->queries == 1 ? 0 : i, s->queries + i, p->width);
     return 1 / (1 + exp((double)g->choices[2 * i + 1].logprob - (double)g->choices[2 * i].logprob));
 }
 

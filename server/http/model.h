@@ -12,6 +12,8 @@ struct model {
     struct kv_events *events; /* NULL: cache events are off */
     struct tokenizer *tok;
     struct template *tmpl;   /* NULL: none in the checkpoint */
+    struct template *pairs;  /* of rerank and score; NULL: tmpl */
+    bool bare_pairs;         /* it only joins them */
     struct pooling *pooling; /* of embeddings and scores: server/embed/pooling.h */
     uint32_t embedding_width;
     bool own_prompts; /* tmpl is the family processor's prompt format: one message, no turns */

@@ -60,9 +60,10 @@ static enum status render(struct chat *c)
                                   .parts = marker ? parts : NULL,
                                   .add_generation_prompt = p->add_generation_prompt,
                                   .continue_final_message = p->continue_final_message,
-                                  .control_parse = strcmp(c->r->srv->opt->control_tokens, "parse") == 0,
+                                  .control_parse = c->g->control_parse ||
+                                                   strcmp(c->r->srv->opt->control_tokens, "parse") == 0,
                                   .trace = p->return_cache_info};
-    enum status st = template_render(m->tmpl, &rq, &c->rendered, &err);
+    enum status st = template_render(c->g->tmpl ? c->g->tmpl : m->tmpl, &rq, &c->rendered, &err);
     if (st == ST_NOMEM) return gen_nomem(c->g);
     return st ? api_fail(c->g->e, 400, "chat_template_error", gen_source(c->g), "%s", err.msg) : ST_OK;
 }
@@ -142,11 +143,12 @@ enum status gen_read_begin(struct gen *g, struct chat_reader *r)
                               .err = g->e,
                               .out = &g->messages,
                               .at = {.field = gen_source(g), .index = -1}};
-    if (!m->tmpl)
+    const struct template *tmpl = g->tmpl ? g->tmpl : m->tmpl;
+    if (!tmpl)
         return api_fail(r->err, 400, "chat_template_error", gen_source(g),
                         "This model has no chat template: use /v1/completions, or start the server with "
                         "--chat-template FILE.");
-    const struct template_caps *caps = template_caps(m->tmpl, json_array_size(g->tools) > 0);
+    const struct template_caps *caps = template_caps(tmpl, json_array_size(g->tools) > 0);
     r->limits.arguments_as_text = caps->arguments_as_text;
     r->limits.thinking_parts = caps->thinking_parts;
     if (m->info->image.video_marker && m->info->image.config.video)

@@ -195,6 +195,8 @@ struct gen {
     struct gen_params p;
     /* other parts of a chat's prompt; owned, until gen_read_end */
     struct chat_messages messages;         /* also for a prompt that is a list of parts */
+    const struct template *tmpl;           /* NULL: the model's */
+    bool control_parse;                    /* control tokens count in the client's text, too */
     uint32_t messages_each;                /* so many of them are a prompt; 0: all of them are one */
     json_t *tools, *documents, *variables; /* for the template: [{"type", "function": {"name", ..}}]; a list;
                                              an object; or NULL */
@@ -248,6 +250,8 @@ void gen_read_free(struct gen *g); /* only the parts of the prompt */
 enum status request_model_check(struct request *r, json_t *root);
 enum status request_model_unknown(struct request *r, const char *name); /* 404 */
 
+/* Fails if the model generates no text. */
+enum status gen_generates(struct gen *g);
 /* input/parse.c (worker): the fields of a chat or a completion, except messages and prompt; for another
  * dialect, the fields with the same meaning, after its reader has run. r->response.error on failure. */
 enum status gen_parse(struct gen *g, json_t *root);

@@ -41,6 +41,18 @@ enum status gen_prompts_new(struct gen *g, size_t count)
     return g->prompts ? ST_OK : gen_nomem(g);
 }
 
+enum status gen_generates(struct gen *g)
+{
+    const struct model_info *info = g->r->srv->model->info;
+    if (info->retrieval.classifier[0])
+        return api_fail(g->e, 400, "unsupported_model", "model",
+                        "This model is %s and generates no text: use /classify, /v1/rerank or /v1/score.",
+                        info->retrieval.classifier);
+    if (!info->encoder && !info->retrieval.vectors) return ST_OK;
+    return api_fail(g->e, 400, "unsupported_model", "model",
+                    "This model generates no text: use /v1/embeddings.");
+}
+
 static enum status context_check(struct gen *g, const struct gen_prompt *p)
 {
     uint64_t m = g->r->srv->model->caps.context_max, count = p->prompt.token_count;
@@ -60,10 +72,7 @@ static enum status context_check(struct gen *g, const struct gen_prompt *p)
                         g->kind == GEN_CHAT ? "the messages" : "your prompt", r, what);
     }
     const struct engine_caps *caps = &g->r->srv->model->caps;
-    const struct model_info *info = g->r->srv->model->info;
-    if ((info->encoder || info->retrieval.vectors) && !g->p.pooling)
-        return api_fail(g->e, 400, "unsupported_model", "model",
-                        "This model generates no text: use /v1/embeddings.");
+    if (!g->p.pooling && gen_generates(g)) return ST_INVALID;
     if (p->prompt.span_count && p->prompt.spans[0].rule == SPAN_PREFIX_LM && count > caps->span_tokens_max) {
         return api_fail(
             g->e, 400, "context_length_exceeded", param,
@@ -100,10 +109,20 @@ static enum status truncate_tokens(struct gen *g, struct gen_prompt *p)
     return st ? gen_nomem(g) : ST_OK;
 }
 
+/* A classifier's last token is the last that is no padding; or the first, if all are. */
+static void padding_cut(const struct gen *g, struct gen_prompt *p)
+{
+    const struct model_retrieval *how = &g->r->srv->model->info->retrieval;
+    struct prompt *of = &p->prompt;
+    bool padded = how->classifier[0] && how->pad_id != HF_NO_ID;
+    while (padded && of->token_count > 1 && of->tokens[of->token_count - 1] == how->pad_id) of->token_count--;
+}
+
 enum status gen_prompt_made(struct gen *g, struct gen_prompt *p)
 {
     enum status st = truncate_tokens(g, p);
     if (st) return st;
+    padding_cut(g, p);
     st = context_check(g, p);
     if (!st) return gen_tokens_check(g, g->prompt_tokens += p->prompt.token_count);
     g->e->prompt_tokens = p->prompt.token_count;

@@ -154,10 +154,10 @@ def scores():
             for path, body, param in [("/v1/rerank", {"documents": ["a"]}, "query"),
                                       ("/v1/rerank", {"query": "a"}, "documents"),
                                       ("/v1/rerank", {"query": "a", "documents": []}, "documents"),
-                                      ("/v1/rerank", {"query": "a", "documents": ["b", 1]}, "documents"),
+                                      ("/v1/rerank", {"query": "a", "documents": ["b", 1]}, "documents[1]"),
                                       # 20 GB of prompts, by a body of 10 MB
                                       ("/v1/rerank", {"query": "a" * 10**7,
-                                                        "documents": ["b"] * 2048}, "query"),
+                                                        "documents": ["b"] * 2048}, "documents"),
                                       ("/v1/score", {"text_1": ["a", "b"], "text_2": ["c"]}, "text_1")]:
                 status, answer = post(s, path, body)
                 check.equal(f"{path} {param}", (status, answer["error"]["param"]), (400, param))

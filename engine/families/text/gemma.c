@@ -150,7 +150,7 @@ static const struct family_gguf gguf_second[] = {
 };
 
 const struct family family_gemma = {
-    .types = {{"gemma", HF_FLAT, &gemma_text, NULL}},
+    .types = {{"gemma", HF_FLAT, &gemma_text, NULL, .pad = 1}},
     .read = read,
     .describe = describe,
     .bos_id = 2,
@@ -158,7 +158,7 @@ const struct family family_gemma = {
 };
 
 const struct family family_gemma2 = {
-    .types = {{"gemma2", HF_FLAT, &gemma2_text, NULL}},
+    .types = {{"gemma2", HF_FLAT, &gemma2_text, NULL, .pad = 1}},
     .read = read,
     .describe = describe,
     .bos_id = 2,

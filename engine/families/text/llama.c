@@ -242,8 +242,8 @@ static const struct family_gguf llama_files[] = {
 const struct family family_llama = {
     .types = {{"llama", HF_FLAT, &LLAMA_TEXT, NULL},
               {"mistral", HF_FLAT, &MISTRAL_TEXT, NULL},
-              {"ministral3", HF_FLAT, &MINISTRAL3_TEXT, NULL},
-              {"smollm3", HF_FLAT, &SMOLLM3_TEXT, NULL},
+              {"ministral3", HF_FLAT, &MINISTRAL3_TEXT, NULL, .pad = 12},
+              {"smollm3", HF_FLAT, &SMOLLM3_TEXT, NULL, .pad = 128005},
               {"granite", HF_FLAT, &GRANITE_TEXT, NULL},
               {"granitemoehybrid", HF_FLAT, &GRANITE_HYBRID_TEXT, NULL},
               {"ernie4_5", HF_FLAT, &ERNIE4_5_TEXT, NULL},

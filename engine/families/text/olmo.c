@@ -97,8 +97,8 @@ static const struct family_gguf files[] = {
 };
 
 const struct family family_olmo = {
-    .types = {{"olmo2", HF_FLAT, &OLMO2_TEXT, NULL},
-              {"olmo3", HF_FLAT, &OLMO3_TEXT, NULL},
+    .types = {{"olmo2", HF_FLAT, &OLMO2_TEXT, NULL, .pad = 2},
+              {"olmo3", HF_FLAT, &OLMO3_TEXT, NULL, .pad = 2},
               {"exaone4", HF_FLAT, &EXAONE4_TEXT, NULL}},
     .read = read,
     .describe = describe,

@@ -252,8 +252,8 @@ static const struct family_gguf gguf_kinds[] = {
 };
 
 const struct family family_gemma3 = {
-    .types = {{"gemma3", HF_NESTED, &GEMMA3_TEXT, &siglip_defaults},
-              {"gemma3_text", HF_FLAT, &GEMMA3_TEXT, NULL}},
+    .types = {{"gemma3", HF_NESTED, &GEMMA3_TEXT, &siglip_defaults, .pad = 1},
+              {"gemma3_text", HF_FLAT, &GEMMA3_TEXT, NULL, .pad = 1}},
     .read = read,
     .describe = describe,
     .bos_id = 2,
