@@ -10,7 +10,8 @@
 #define LIST_USER_AND(more_)                                                                                 \
     "{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"<<user>>\",\"source_lang_code\":\"en\","  \
     "\"target_lang_code\":\"de\"}" more_ "]}"
-#define LIST_USER LIST_USER_AND("")
+#define LIST_USER      LIST_USER_AND("")
+#define USER_OF(part_) "{\"role\":\"user\",\"content\":[" part_ "]}"
 #define LIST_SYSTEM(more_)                                                                                   \
     "{\"role\":\"system\",\"content\":[{\"type\":\"text\",\"text\":\"<<system>>\"},{\"type\":\"text\","      \
     "\"text\":\"<<more>>\"}" more_ "]}"
@@ -92,20 +93,30 @@ static bool mentions(const struct jinja_template *t, const char *word)
     return memmem(src, len, word, strlen(word)) != NULL;
 }
 
+/* Whether such a part of a user's message shows beside a text, or alone if that is refused. */
+static bool shows_part(struct probe *p, const char *beside, const char *alone)
+{
+    render(p, "[" LIST_USER "]", NULL);
+    size_t len = p->out.len;
+    render(p, beside, NULL);
+    if (p->ok) return p->out.len > len;
+    render(p, alone, NULL);
+    return p->ok && p->out.len;
+}
+
+#define PART(type_) "{\"type\":\"" type_ "\"}"
 static void probe_content(struct probe *p, struct template_caps *caps)
 {
+    caps->images = shows_part(p, "[" LIST_USER_AND("," PART("image")) "]", "[" USER_OF(PART("image")) "]");
+    caps->videos = shows_part(p, "[" LIST_USER_AND("," PART("video")) "]", "[" USER_OF(PART("video")) "]");
     render(p, "[" LIST_USER "]", NULL);
     const char *first = p->ok ? strstr(p->out.text, "<<user>>") : NULL;
     caps->content_list = first && !strstr(first + 1, "<<user>>") && !strstr(p->out.text, "[{");
-    size_t len = p->out.len;
-    render(p, "[" LIST_USER_AND(",{\"type\":\"image\"}") "]", NULL);
-    caps->images = p->ok && p->out.len > len;
-    render(p, "[" LIST_USER_AND(",{\"type\":\"video\"}") "]", NULL);
-    caps->videos = p->ok && p->out.len > len;
     render(p, "[" USER "]", NULL);
     caps->only_lists = caps->content_list && !shows(p, "<<user>>");
     /* Neither shows: a template that fails, or one for pairs, without users. Check the tree. */
-    if (!first && !shows(p, "<<user>>")) caps->content_list = jinja_iterates_content(p->t);
+    if (!first && !shows(p, "<<user>>"))
+        caps->images = caps->videos = caps->content_list = jinja_iterates_content(p->t);
 }
 
 enum status template_probe(const struct jinja_template *t, const struct jinja_limits *limits,
