@@ -136,8 +136,8 @@ $(OUT)/page/style.css: $(sort $(wildcard server/page/css/*.css)) $(OUT)/page/lis
 # A browser asks for all modules at once, not for each when another names it.
 $(OUT)/page/index.html: server/page/index.html $(OUT)/page/list
 	@mkdir -p $(@D)
-	@sed 's|<!-- modules -->|$(foreach f,$(filter-out %/theme.js,$(PAGE_JS)),<link rel="modulepreload" \
-		href="page/$(f)">)|' $< > $@
+	@sed 's|<!-- modules -->|$(foreach f,$(filter-out %/theme.js %/worker.js,$(PAGE_JS)), \
+		<link rel="modulepreload" href="page/$(f)">)|' $< > $@
 define PAGE_RULE
 $(OUT)/page/$(firstword $(subst =, ,$(1))).gz: $(lastword $(subst =, ,$(1)))
 	@mkdir -p $$(@D)

@@ -30,6 +30,10 @@ FAKE = """(() => {
         return Promise.resolve(new Response(text, {headers: {'Content-Type': 'text/event-stream'}}));
     };
     import(new URL('page/js/render.js', location)).then(m => { window.render = m; });
+    window.settled = async node => {
+        while (node.querySelector('[aria-busy]')) await new Promise(done => setTimeout(done, 5));
+        return node;
+    };
     window.draw = (m, options) => {
         const node = document.createElement('div');
         document.body.append(node);
@@ -158,14 +162,17 @@ GROW = """(async text => {
     const share = worked / (performance.now() - begun);
     m.content = text;
     step(false);
-    const once = last(draw(m, {streaming: false}));
+    await settled(node);
+    const once = last(await settled(draw(m, {streaming: false}))), limit = performance.now() + 10000;
+    while (!last(node).isEqualNode(once) && performance.now() < limit)
+        await new Promise(done => setTimeout(done, 50));
     return [share, last(node).isEqualNode(once), once.textContent.length > 6000, first.isConnected];
 })"""
 
 
 # A block of code by three steps, each a while after the one before; is the first line's element still there?
 LINES = """(async () => {
-    const m = {content: '```python\\nx = [\\n'}, node = draw(m, {streaming: true});
+    const m = {content: '```python\\nx = [\\n'}, node = await settled(draw(m, {streaming: true}));
     const code = node.querySelector('.code code'), first = code.firstChild;
     for (const more of ['1]\\n', 'y']) {
         m.content += more;
@@ -191,26 +198,82 @@ def test_stream(server, chrome):
         check.true(f"{name}: the page has time", share < 0.5, share)
     for text, want in (("- a\n  ```c\n  int x;\n  y", "int x;\ny"), ("> ```c\n> z", "z"),
                        ("~~~~\n```\nx", "```\nx")):
-        node = f"draw({{content: {json.dumps(text)}}}, {{streaming: true}})"
-        got = page.js(f"[...{node}.querySelectorAll('.code code')].map(c => c.textContent)")
+        node = f"(await settled(draw({{content: {json.dumps(text)}}}, {{streaming: true}})))"
+        got = page.js(f"(async () => [...{node}.querySelectorAll('.code code')].map(c => c.textContent))()")
         check.equal(f"{text!r}: code that has no end yet", got, [want])
     check.equal("code that grows by lines", page.js(LINES), ["x = [\n1]\ny", True])
-    deep = page.js(f"draw({{content: {json.dumps('> ' * 10000 + 'x')}}}, {{}}).textContent.length")
+    deep = page.js("settled(draw({content: " +
+                   f"{json.dumps('> ' * 10000 + 'x')}}}, {{}})).then(n => n.textContent.length)")
     check.true("what is nested too deep is shown as text", deep > 20000, deep)
     quiet("stream", page)
+
+
+# The longest time in which the page did nothing else, in ms, and how many of the text's characters are shown.
+PAUSE = """(async text => {
+    const channel = new MessageChannel();
+    let last = performance.now(), worst = 0, on = true;
+    channel.port1.onmessage = () => {
+        worst = Math.max(worst, performance.now() - last);
+        last = performance.now();
+        if (on) channel.port2.postMessage(0);
+    };
+    channel.port2.postMessage(0);
+    const node = await settled(draw({content: text}, {}));
+    await new Promise(done => setTimeout(done, 700));
+    on = false;
+    node.remove();
+    return [worst, [...node.querySelectorAll('.markdown')].at(-1).textContent.length];
+})"""
+MATH = "$$\n%s\n$$"
+TABLE = "|" + "a|" * 1000 + "\n|" + "-|" * 1000 + "\n" + "|1|\n" * 5000
+SLOW = {  # text, and the least of it that stays
+    "emphasis": ("**a_" * 8000, 1), "emphasis in paragraphs": (("**a_" * 4900 + "\n\n") * 3, .9),
+    "stars": ("*a " * 10000, 1), "quotes": ("> " * 16000 + "x", 1),
+    "a list in lists": ("".join("  " * i + "- a\n" for i in range(250)), .005),
+    "items": ("- a\n" * 40000, .2),
+    "paragraphs": ("a *b* c\n\n" * 20000, .5), "headings": ("# a\n" * 25000, .5),
+    "a table that is filled up": (TABLE, .9), "lines of a table": ("|1|2|\n|-|-|\n" + "|1|2|\n" * 20000, .9),
+    "open elements": ("<b><i><s><u>" + "<p>x" * 12000, .2), "deep elements": ("<div>" * 20000, 0),
+    "an array": (MATH % (r"\begin{array}{c}" + "&" * 3300 + r"\end{array}"), .9),
+    "fractions": (MATH % (r"\frac{1}{" * 300 + "x" + "}" * 300), .9),
+    "accents": (MATH % (r"\hat{" * 30 + "x" + "}^2" * 30), .1),
+    "a macro": (MATH % (r"\def\a{a}" + r"\edef\a{\a\a\a\a}" * 12 + r"\a"), .9),
+    "many formulas": (30 * (MATH % (r"\begin{matrix}" + (r"1&" * 20 + r"\\") * 15 + r"\end{matrix}") +
+                            "\n\n"), .5),
+    "much code": ("```python\n" + "x = [1, 2]\n" * 40000 + "```", .9),
+    "a long line": ("```perl\n" + "s/" * 45000 + "\n```", .9),
+    "blocks of code": ("```js\nx = 1\n```\n\n" * 3000, .5),
+    "DocTags": ("<doctag><otsl>" + "<fcel>a" * 3000 + "<nl>" * 5000 + "</otsl>", .5)}
+
+
+def test_slow_texts(server, chrome):
+    """Texts that cost the libraries seconds or forever leave the page its time, and can be read."""
+    page = opened(server, chrome)
+    answer(page, "$x$ and\n\n```js\n1\n```")
+    until(page, "a.querySelector('.katex') && a.querySelector('[class^=hljs]')")
+    for name, (text, stays) in SLOW.items():
+        pause, shown_chars = page.js(f"{PAUSE}({json.dumps(text)})")
+        check.true(f"{name}: no pause over a second", pause < 1000, pause)
+        check.true(f"{name}: it is shown", shown_chars >= stays * len(text), (shown_chars, len(text)))
+    answer(page, "$y^2$ and\n\n```js\nlet z = 1;\n```")
+    until(page, "a.querySelector('.katex') && a.querySelector('[class^=hljs]')")  # the next is as ever
+    quiet("slow texts", page)
 
 
 STAYS = """(async () => {
     const m = {reasoning: 'Why'}, node = draw(m, {streaming: true});
     const fold = node.querySelector('.fold.reasoning');
+    await settled(node);
     fold.querySelector('summary').click();
     await new Promise(done => setTimeout(done, 100));
     m.content = 'First **words**.\\n\\n- a\\n- b';
     render.renderAnswer(node, m, {streaming: false});
+    await settled(node);
     getSelection().selectAllChildren(node.querySelector('li'));
     m.reasoning += ' so';
     m.content += ' and more\\n- c';
     render.renderAnswer(node, m, {streaming: false});
+    await settled(node);
     return [fold.open, fold.querySelector('.markdown').textContent.trim(), getSelection().toString(),
         node.querySelectorAll('li').length];
 })()"""
@@ -232,8 +295,8 @@ def test_code(server, chrome):
     check.equal("languages", each(page, ".code .language"), ["python", "c++", "unheard-of"])
     check.equal("the text is what it was", each(page, ".code code"), [code.strip(), "int y;", "<i>"])
     check.true("highlighted, C++ by its alias, too", each(page, "li .code [class^=hljs]"))
-    colours = set(each(page, ".code [class^=hljs]", "computedStyleMap().get('color').toString()"))
-    check.true("in colours", len(colours) >= 3, colours)
+    colors = set(each(page, ".code [class^=hljs]", "computedStyleMap().get('color').toString()"))
+    check.true("in colors", len(colors) >= 3, colors)
     context = page.call("Target.getTargetInfo")["targetInfo"]["browserContextId"]
     page.browser.call("Browser.grantPermissions", browserContextId=context,
                       permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
@@ -265,7 +328,7 @@ $$
 
 $$
 unfinished""")
-    until(page, "a.querySelector('.katex')")
+    until(page, "a.querySelectorAll('.katex').length === 6 && a.querySelectorAll('.source').length === 2")
     check.equal("formulas", each(page, ".katex annotation"),
                 [r"e^{i\pi}", "a_1", r"\sum_i i", "\\frac{a}{b} \\\\\n- c", r"\int_0^1 x\,dx",
                  "x_1 * y_1 * z"])
@@ -321,8 +384,8 @@ def test_probabilities(server, chrome):
     until(page, "a.querySelectorAll('.tokens .tok').length === 5")
     check.equal("from likely to unlikely", each(page, ".tokens .tok", "className"),
                 [f"tok p{i}" for i in range(5)])
-    colours = each(page, ".tokens .tok", "computedStyleMap().get('background-color').toString()")
-    check.equal("a colour for each", len(set(colours)), 5)
+    colors = each(page, ".tokens .tok", "computedStyleMap().get('background-color').toString()")
+    check.equal("a color for each", len(set(colors)), 5)
     x, y = shown(page, """(r => [r.x + r.width / 2, r.y + r.height / 2])(
         a.querySelectorAll('.tokens .tok')[1].getBoundingClientRect())""")
     page.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
@@ -708,9 +771,10 @@ def main():
         return check.end()
     chrome = browser.Browser()
     server = harness.Server(args.binary, args.demo)
-    for test in (test_markdown, test_stream, test_folds_stay, test_code, test_math, test_reasoning_and_tools,
-                 test_probabilities, test_boxes, test_hostile_answer, test_hostile_files, test_paste_and_drop,
-                 test_text_file, test_pdf, test_image_in_the_box, test_composer_keys):
+    for test in (test_markdown, test_stream, test_slow_texts, test_folds_stay, test_code, test_math,
+                 test_reasoning_and_tools, test_probabilities, test_boxes, test_hostile_answer,
+                 test_hostile_files, test_paste_and_drop, test_text_file, test_pdf, test_image_in_the_box,
+                 test_composer_keys):
         if not args.only or test.__name__ in args.only:
             begin = time.monotonic()
             check.run(test, server, chrome)

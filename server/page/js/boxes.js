@@ -96,7 +96,8 @@ export function readDocTags(text) {
     const rows = t.replace(/<caption>.*?<\/caption>/gs, '').split('<nl>').filter(r => r.trim())
       .map(r => r.split(/<(?:fcel|ecel|ched|rhed|srow|lcel|ucel|xcel)>/).slice(1).map(c => escape(c.trim())));
     if (!rows.length) return '';
-    const wide = Math.max(...rows.map(r => r.length));
+    const wide = rows.reduce((most, r) => Math.max(most, r.length), 0);
+    if (wide * rows.length > 10000) return escape(t); /* filled up it would be more than can be shown */
     const line = r => `| ${[...r, ...Array(wide - r.length).fill('')].join(' | ')} |`;
     return [line(rows[0]), `|${' --- |'.repeat(wide)}`, ...rows.slice(1).map(line)].join('\n');
   };

@@ -1,19 +1,17 @@
 /* Blocks of code: language, highlighting, a button that copies. */
-import {el, icon} from './dom.js';
-import {load} from './lib.js';
+import {el, icon, textNodes} from './dom.js';
+import {tried} from './worker-client.js';
 import {purify} from './markdown.js';
 
 const LONGEST = 100000; /* characters: above, code is not highlighted */
 const NAMES = {'c++': 'cpp', 'objective-c': 'objectivec', vue: 'xml', svelte: 'xml', jsonc: 'json', zsh: 'bash',
   console: 'bash', tsx: 'typescript', jsx: 'javascript', toml: 'ini', cuda: 'cpp', cu: 'cpp'};
 
-function known(language) {
-  const name = language.toLowerCase();
-  return globalThis.hljs?.getLanguage(NAMES[name] || name) && (NAMES[name] || name);
-}
+const done = new Map(); /* HTML of complete blocks, by language and text */
+let blocks = 0;
 
-/* A block that can grow. While it does, each finished line is highlighted once, going on from the state that
- * the highlighter had at the end of the line before. */
+/* A block that can grow; a worker highlights it. While it grows, each finished line is highlighted once, going
+ * on from the state that the highlighter had at the end of the line before. What takes too long stays plain. */
 export class CodeBlock {
   constructor(language) {
     this.language = language;
@@ -28,34 +26,46 @@ export class CodeBlock {
 
   restart() {
     this.upto = 0;
-    this.state = undefined;
+    this.number = blocks++;
+    this.failed = false;
     this.code.replaceChildren(this.tail = new Text());
   }
 
-  update(text, done) {
-    if (text === this.text && (!done || this.done)) return;
-    if (this.text && !text.startsWith(this.text)) this.restart();
+  update(text, complete) {
+    if (text === this.text && (!complete || this.complete)) return;
+    if (this.text == null || !text.startsWith(this.text) || this.tail.parentNode !== this.code) this.restart();
     this.text = text;
-    this.done = done;
-    const language = text.length <= LONGEST && known(this.language);
-    if (language && done)
-      return this.code.replaceChildren(purify(globalThis.hljs.highlight(language, text, true).value));
-    const end = text.lastIndexOf('\n') + 1;
-    if (language && end > this.upto) {
-      const {value, top} = globalThis.hljs.highlight(language, text.slice(this.upto, end), true, this.state);
-      this.tail.before(purify(value));
-      this.state = top;
-      this.upto = end;
-    }
+    this.complete = complete;
+    const html = complete && done.get(this.name());
+    if (html) return this.code.replaceChildren(purify(html));
+    if (text.length > LONGEST) return this.code.replaceChildren(...textNodes(text));
     this.tail.data = text.slice(this.upto);
-    if (this.language && !globalThis.hljs && !this.waits) this.waits = load('hljs').then(hljs => hljs && this.again());
+    if (this.language && !this.working && !this.failed) this.work();
   }
 
-  again() {
-    const text = this.text;
-    this.text = null;
-    this.restart();
-    this.update(text, this.done);
+  name() { return `${this.language}\n${this.text}`; }
+
+  async work() {
+    const name = this.language.toLowerCase(), language = NAMES[name] || name, wanted = () => this.node.isConnected;
+    this.working = true;
+    while (!this.failed) {
+      const {text, number, upto, complete} = this, end = text.lastIndexOf('\n') + 1;
+      if (complete ? done.has(this.name()) : end <= upto) break;
+      const html = await tried('code', complete ? {language, text}
+        : {language, text: text.slice(upto, end), block: number, from: upto}, 1000, wanted);
+      if (number !== this.number) continue;
+      if (html == null) this.failed = true;
+      else if (complete) {
+        if (done.size > 200) done.clear();
+        done.set(`${this.language}\n${text}`, html);
+        if (text === this.text) this.code.replaceChildren(purify(html));
+      } else if (!this.complete) {
+        this.tail.before(purify(html));
+        this.upto = end;
+        this.tail.data = this.text.slice(end);
+      }
+    }
+    this.working = false;
   }
 }
 

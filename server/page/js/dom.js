@@ -11,6 +11,10 @@ export function el(name, attributes, ...children) {
   return e;
 }
 
+/* Text to nodes. A long one is cut at ends of lines, so that only what is seen of it is laid out. */
+export const textNodes = text => (text.length < 20000 ? [text]
+  : text.match(/[^]{1,4000}$|[^]{0,4000}\n|[^]{1,4000}/g).map(part => el('div', {class: 'cut'}, part)));
+
 const dot = (x, y, r) => `M${x - r} ${y}a${r} ${r} 0 1 0 ${2 * r} 0a${r} ${r} 0 1 0 ${-2 * r} 0`;
 const icons = {
   send: 'M12 19V5M6 11l6-6 6 6', stop: 'M7 7h10v10H7z', plus: 'M12 5v14M5 12h14',

@@ -1,5 +1,5 @@
 /* Libraries, loaded when first needed: load(name) -> its global, null where this build has none. */
-const files = {marked: ['marked.js'], DOMPurify: ['purify.js'], hljs: ['highlight.js'],
+const files = {marked: ['marked.js'], DOMPurify: ['purify.js'],
   katex: ['katex.js', 'katex.css'], pdfjsLib: ['pdf.js']};
 const loading = {};
 

@@ -1,6 +1,7 @@
 /* Markdown to nodes. marked parses, DOMPurify admits; of an answer that grows, only the last block is done
- * again. What a model wrote never becomes an attribute, but for links to http, https and mailto. */
-import {el} from './dom.js';
+ * again. What a model wrote never becomes an attribute, but for links to http, https and mailto. No text holds
+ * up the page: a part that takes too long or grows too large stays plain text, and a long one comes by and by. */
+import {el, textNodes} from './dom.js';
 import {load} from './lib.js';
 import {mathExtensions, drawMath} from './math.js';
 import {CodeBlock, codeBlock} from './code.js';
@@ -46,16 +47,114 @@ const renderer = {
  * checks the depth of each. Without this every call throws. */
 globalThis.shadowNode ??= {__depth: 0};
 
+/* Limits: characters of a text, its blocks, characters of one paragraph; "<" in the HTML of a block, of a text; cells of a table. */
+const LONGEST = 200000, BLOCKS = 2000, INLINE = 20000, BLOCK_TAGS = 20000, TAGS_IN_ALL = 100000, CELLS = 6000;
+const BLOCKS_MS = 300, INLINES_MS = 300, INLINE_MS = 60; /* marked: to find the blocks, for all paragraphs, for one */
+
+class Slow extends Error {}
+/* Too slow, or nested deeper than the stack. */
+const tooMuch = error => { if (!(error instanceof Slow || error instanceof RangeError)) throw error; };
+const slow = []; /* texts that took too long: neither they nor what begins with them is tried again */
+const isSlow = text => slow.some(s => text.startsWith(s));
+const remember = text => { if (text && slow.unshift(text) > 50) slow.pop(); };
+
+/* Looks at the clock at each step of the parser. */
+const clock = level => ({name: `clock-${level}`, level, tokenizer() {
+  if (performance.now() > this.lexer.ends) throw new Slow();
+}});
+/* What is not parsed; a table is not, whose rows marked would fill up to more cells than can be shown. */
+const plainPart = {name: 'plain', level: 'block', renderer: ({raw}) => escape(raw), tokenizer(src) {
+  const [, head] = /^ {0,3}(\S.*\|.*|\|.*)\n {0,3}[|:-][-:| ]*(?:\n|$)/.exec(src) || [];
+  if (!head) return;
+  const end = src.search(/\n[ \t]*\n/), raw = end < 0 ? src : src.slice(0, end + 1);
+  if (head.split('|').length * raw.split('\n').length > CELLS) return {type: 'plain', raw};
+}};
+
+const bounded = Lexer => class extends Lexer {
+  ends = performance.now() + BLOCKS_MS;
+  left = INLINES_MS;
+
+  lex(src) {
+    try {
+      if (src.length > LONGEST || isSlow(src)) throw new Slow();
+      this.blockTokens(src, this.tokens);
+    } catch (error) {
+      tooMuch(error);
+      const rest = src.slice(this.tokens.reduce((sum, t) => sum + t.raw.length, 0));
+      if (performance.now() > this.ends) remember(rest);
+      this.tokens.push({type: 'plain', raw: rest});
+    }
+    for (const {src: text, tokens} of this.inlineQueue) this.inlineTokens(text, tokens);
+    return this.tokens;
+  }
+
+  inlineTokens(src, tokens = []) {
+    if (this.inside) return super.inlineTokens(src, tokens);
+    const begun = performance.now();
+    this.ends = begun + Math.min(this.left, INLINE_MS);
+    this.inside = true;
+    try {
+      if (src.length > INLINE || isSlow(src)) throw new Slow();
+      super.inlineTokens(src, tokens);
+    } catch (error) {
+      tooMuch(error);
+      if (performance.now() - begun > INLINE_MS) remember(src);
+      tokens.splice(0, Infinity, ...src.split('\n').flatMap((line, i) =>
+        [...(i ? [{type: 'br', raw: '\n'}] : []), {type: 'text', raw: line, text: escape(line)}]));
+    }
+    this.inside = false;
+    this.left -= performance.now() - begun;
+    return tokens;
+  }
+};
+
+/* What HTML costs to show: its tags, and with each how deep it is and the elements like <b> that are open, which
+ * the browser opens again in every block. */
+function costOf(text) {
+  let cost = 0, all = 0, depth = 0;
+  const open = {};
+  for (const [, close, name] of text.matchAll(/<(\/?)(\w*)/g)) {
+    cost += 1 + all + (depth >> 5);
+    if (!/^[bh]r$/.test(name)) depth = Math.max(0, Math.min(512, depth + (close ? -1 : 1)));
+    if (!/^(?:a|b|code|em|i|s|small|strong|u)$/.test(name)) continue;
+    const now = Math.max(0, Math.min(3, (open[name] || 0) + (close ? -1 : 1)));
+    all += now - (open[name] || 0);
+    open[name] = now;
+  }
+  return cost;
+}
+
+/* Tasks that draw take turns of SLICE ms with all else. */
+const SLICE = 40, waiting = new Set();
+let sliceEnds = 0;
+function busy() {
+  if (!sliceEnds) {
+    sliceEnds = performance.now() + SLICE;
+    setTimeout(turn);
+  }
+  return performance.now() > sliceEnds;
+}
+function turn() {
+  sliceEnds = 0;
+  for (const one of waiting) {
+    if (busy()) return;
+    waiting.delete(one);
+    one.go();
+  }
+}
+
+let lexer; /* marked's, bounded */
 let ready = null; /* true once both libraries are there, false where the build has none */
 export const loaded = Promise.all([load('marked'), load('DOMPurify')]).then(([marked, purifier]) => {
   marked?.use({gfm: true, breaks: true, mangle: false, headerIds: false, renderer,
-    extensions: mathExtensions(escape)});
+    extensions: [clock('block'), clock('inline'), plainPart, ...mathExtensions(escape)]});
+  lexer = marked && bounded(marked.Lexer);
   return ready = Boolean(marked && purifier);
 });
 
-/* A token to nodes, with what HTML cannot say: targets of links, code, tasks, math. */
-function nodes(token) {
-  const part = purify(globalThis.marked.parser([token]));
+/* HTML to nodes, with what it cannot say: targets of links, code, tasks, math. */
+function nodes(html, block) {
+  const part = purify(html);
   for (const a of part.querySelectorAll('a')) {
     a.target = '_blank';
     a.rel = 'noopener noreferrer';
@@ -71,7 +170,7 @@ function nodes(token) {
     table.setAttribute('role', 'group');
     table.setAttribute('aria-label', 'Table');
   }
-  drawMath(part);
+  drawMath(part, block);
   return part;
 }
 
@@ -96,9 +195,17 @@ class Block {
     this.node = el('div', {class: 'block'});
   }
 
-  update(token, done) {
+  /* `left`: what its HTML may cost. */
+  update(token, done, left) {
     this.raw = token.raw;
-    if (token.type !== 'code') return patch(this.node, nodes(token));
+    this.cost = 1;
+    if (token.type !== 'code') {
+      const html = token.type === 'plain' ? '' : globalThis.marked.parser([token]), cost = costOf(html);
+      const fits = html && cost <= Math.min(left, BLOCK_TAGS);
+      if (fits) this.cost = cost;
+      return patch(this.node, fits ? nodes(html, this.node)
+        : el('div', null, el('p', {class: 'plain'}, textNodes(token.raw))));
+    }
     const language = (token.lang || '').match(/[^\s{,]*/)[0];
     if (this.code?.language !== language) {
       this.code = new CodeBlock(language);
@@ -124,7 +231,7 @@ export class Markdown {
   constructor(node) {
     this.node = node;
     this.blocks = [];
-    this.at = 0; /* where the last block begins */
+    this.at = this.first = 0; /* where the last block begins, and its number */
     this.text = null;
   }
 
@@ -132,56 +239,82 @@ export class Markdown {
     text = text.replace(/\r\n?/g, '\n')
       .replace(/^( *)(\t+)/gm, (_, blanks, tabs) => blanks + '    '.repeat(tabs.length)); /* as marked does */
     if (text === this.text && done === this.done) return;
-    const grows = this.text != null && text.startsWith(this.text);
+    if (!text.startsWith(this.text)) this.at = this.first = 0;
     this.text = text;
     this.done = done;
+    this.tokens = null;
     if (!ready) {
       this.plain();
       if (ready == null) loaded.then(yes => yes && this.again());
       return;
     }
-    if (this.node.classList.contains('plain')) this.clear();
+    this.node.setAttribute('aria-busy', 'true');
+    this.go();
+  }
+
+  /* Goes on drawing until the slice ends. */
+  go() {
+    if (busy()) return waiting.add(this);
+    waiting.delete(this);
     try {
-      this.draw(grows && !done ? this.at : 0);
-    } catch (error) { /* nested deeper than the parser's stack */
-      if (!(error instanceof RangeError)) throw error;
+      if (!this.tokens) this.parse();
+      if (this.fill()) this.node.removeAttribute('aria-busy');
+      else waiting.add(this);
+    } catch (error) {
+      tooMuch(error);
       this.plain();
+    }
+    this.node.offsetHeight; /* the layout counts as drawing */
+  }
+
+  /* From the last block on. When all is there, all of it: a definition of a link may stand at the end. */
+  parse() {
+    if (this.node.classList.contains('plain')) this.clear();
+    const from = this.done ? 0 : this.at, rest = this.text.slice(from), tokens = new lexer().lex(rest + closing(rest));
+    this.linked = Object.keys(tokens.links).length > 0;
+    if (tokens.length > BLOCKS)
+      tokens.push({type: 'plain', raw: tokens.splice(BLOCKS).map(t => t.raw).join('')});
+    this.tokens = tokens.filter(t => t.type !== 'space' && t.type !== 'def');
+    this.next = from ? this.first : 0;
+    this.parsed = from;
+    for (const token of tokens) {
+      if (token === this.tokens.at(-1)) break;
+      this.parsed += token.raw.length;
     }
   }
 
-  /* From the block at `from` on. When all is there, all of it: a definition of a link may stand at the end. */
-  draw(from) {
-    const rest = this.text.slice(from), tokens = globalThis.marked.lexer(rest + closing(rest));
-    const linked = Object.keys(tokens.links).length > 0;
-    const shown = tokens.filter(t => t.type !== 'space' && t.type !== 'def');
-    let at = from, i = from ? this.blocks.length - 1 : 0;
-    for (const token of tokens) {
-      if (token === shown.at(-1)) this.at = at;
-      at += token.raw.length;
-    }
-    for (const token of shown) {
-      const have = this.blocks[i];
+  fill() {
+    const last = this.tokens.at(-1);
+    let left = TAGS_IN_ALL - this.blocks.slice(0, this.next).reduce((sum, b) => sum + b.cost, 0);
+    while (this.tokens.length) {
+      if (busy()) return false;
+      const token = this.tokens.shift(), have = this.blocks[this.next];
       if (have?.type !== token.type) {
-        const block = this.blocks[i] = new Block(token);
+        const block = this.blocks[this.next] = new Block(token);
         have ? have.node.replaceWith(block.node) : this.node.append(block.node);
       }
-      const block = this.blocks[i++], complete = this.done || token !== shown.at(-1);
-      if (block.raw !== token.raw || linked || (complete && !block.complete)) block.update(token, complete);
+      const block = this.blocks[this.next++], complete = this.done || token !== last;
+      if (block.raw !== token.raw || this.linked || (complete && !block.complete)) block.update(token, complete, left);
       block.complete = complete;
+      left -= block.cost;
     }
-    for (const block of this.blocks.splice(i)) block.node.remove();
+    for (const block of this.blocks.splice(this.next)) block.node.remove();
+    this.at = this.parsed;
+    this.first = Math.max(0, this.next - 1);
+    return true;
   }
 
   plain() {
+    this.node.removeAttribute('aria-busy');
     this.node.classList.add('plain');
-    this.node.textContent = this.text;
+    this.node.replaceChildren(...textNodes(this.text));
   }
 
   clear() {
     this.node.classList.remove('plain');
     this.node.replaceChildren();
     this.blocks = [];
-    this.at = 0;
+    this.at = this.first = 0;
   }
 
   again() {
