@@ -26,17 +26,22 @@ static const struct tok_gguf_kind known[] = {
      .nfc = true},
     {.model = "gpt2", .pre = "dbrx", .byte_level = true, .split = TOK_PATTERN_DIGITS3}, /* OLMo 2 */
     {.model = "gpt2",
-     .pre = "gpt-2|olmo|exaone4|granite-docling",
+     .pre = "gpt-2|olmo|exaone4|granite-docling|mellum|trillion|a.x-4.0",
      .byte_level = true,
      .split = TOK_PATTERN_PLAIN},
+    /* llama.cpp leaves the normalization out; the original has it. */
     {.model = "gpt2", .pre = "qwen35", .byte_level = true, .split = TOK_PATTERN_DIGIT_MARKS, .nfc = true},
     {.model = "gpt2", /* Llama 3, SmolLM3, Falcon 3; LFM2 */
-     .pre = "llama-bpe|llama3|llama-v3|falcon3|lfm2|smaug-bpe",
+     .pre = "llama-bpe|llama3|llama-v3|falcon3|lfm2|smaug-bpe|midm-2.0",
      .byte_level = true,
      .split = TOK_PATTERN_DIGITS3,
      .ignore_merges = true,
      .bos = TOK_BOS_UNLESS_NOT},
-    {.model = "gpt2", .pre = "glm4|chatglm-bpe", .byte_level = true, .split = TOK_PATTERN_DIGITS3},
+    {.model = "gpt2",
+     .pre = "glm4|chatglm-bpe",
+     .byte_level = true,
+     .split = TOK_PATTERN_DIGITS3,
+     .ignore_merges = true},
     {.model = "gpt2",
      .pre = "tekken|pixtral",
      .byte_level = true,
@@ -44,24 +49,32 @@ static const struct tok_gguf_kind known[] = {
      .ignore_merges = true,
      .bos = TOK_BOS_UNLESS_NOT},
     {.model = "gpt2", /* SmolLM2, Granite 3 */
-     .pre = "smollm|refact|starcoder",
+     .pre = "smollm|refact|starcoder|minerva-7b",
      .byte_level = true,
      .split = TOK_PATTERN_PLAIN,
-     .numbers = true},
+     .first = TOK_PATTERN_NUMBERS},
+    {.model = "gpt2",
+     .pre = "minicpm5",
+     .byte_level = true,
+     .split = TOK_PATTERN_DIGITS,
+     .first = TOK_PATTERN_NUMBERS3,
+     .ignore_merges = true},
+    {.model = "gpt2", .pre = "seed-coder", .byte_level = true, .split = TOK_PATTERN_DIGIT_BARE},
     {.model = "llama",
      .pre = "gemma4",
      .user_special = true,
      .markers = GEMMA_MARKERS,
      .bos = TOK_BOS_ALWAYS},
-    {.model = "llama", .arch = "paddleocr", .bos = TOK_BOS_UNLESS_NOT},
-    /* Llama 2, TinyLlama, Mistral up to 0.3 */
-    {.model = "llama", .arch = "llama", .space_prefix = true, .bos = TOK_BOS_UNLESS_NOT},
-    {.model = "llama", /* Gemma 1 to 3, PaliGemma */
+    {.model = "gemma4", .user_special = true, .markers = GEMMA_MARKERS, .bos = TOK_BOS_ALWAYS},
+    {.model = "llama", .arch = "paddleocr|ernie4_5", .bos = TOK_BOS_UNLESS_NOT},
+    {.model = "llama", /* Gemma 1 to 3 */
+     .arch = "gemma|gemma2|gemma3|gemma3n|gemma-embedding",
      .markers = GEMMA_MARKERS,
      .image = "<image_soft_token>",
      .spare = "<unused99>",
      .bos = TOK_BOS_UNLESS_NOT},
-    {.model = "gemma4", .user_special = true, .markers = GEMMA_MARKERS, .bos = TOK_BOS_ALWAYS},
+    /* Llama 2, TinyLlama, Mistral up to 0.3 */
+    {.model = "llama", .space_prefix = true, .bos = TOK_BOS_UNLESS_NOT},
 };
 
 static bool among(struct gguf_text t, const char *names)
@@ -80,7 +93,7 @@ static const struct tok_gguf_kind *find_kind(struct gguf_text arch, struct gguf_
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         const struct tok_gguf_kind *k = &known[i];
         if (gguf_text_is(model, k->model) && (!k->pre || among(pre, k->pre)) &&
-            (!k->arch || gguf_text_is(arch, k->arch)))
+            (!k->arch || among(arch, k->arch)))
             return k;
     }
     return NULL;

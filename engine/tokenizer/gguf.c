@@ -244,9 +244,10 @@ static enum status set_steps(const struct vocab *v)
     t->byte_level = t->decode_byte_level = v->kind->byte_level;
     t->split_count = 1;
     if (t->byte_level) {
-        t->splits[0] = (struct tok_split){.pattern = TOK_PATTERN_NUMBERS, .behavior = TOK_ISOLATED};
-        t->splits[v->kind->numbers] = (struct tok_split){.pattern = v->kind->split, .behavior = TOK_ISOLATED};
-        t->split_count += v->kind->numbers;
+        bool two = v->kind->first;
+        t->splits[0] = (struct tok_split){.pattern = v->kind->first, .behavior = TOK_ISOLATED};
+        t->splits[two] = (struct tok_split){.pattern = v->kind->split, .behavior = TOK_ISOLATED};
+        t->split_count += two;
         t->ignore_merges = v->kind->ignore_merges;
         t->norms[0].kind = TOK_NORM_NFC;
         t->norm_count = v->kind->nfc;

@@ -133,6 +133,14 @@ static const struct {
     {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}| "
      "?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
      TOK_PATTERN_DIGIT_MARKS},
+    {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}+| "
+     "?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+     TOK_PATTERN_DIGITS},
+    {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| "
+     "?[^\\s\\p{L}\\p{N}\\r\\n]+|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+     TOK_PATTERN_DIGIT_BARE},
+    {"\\p{N}", TOK_PATTERN_NUMBERS}, /* these two leave gaps, which are words */
+    {"\\p{N}{1,3}", TOK_PATTERN_NUMBERS3},
     {"'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+", TOK_PATTERN_PLAIN},
     {"[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+|[^\\r\\n\\p{"
      "L}\\p{N}]"
@@ -140,6 +148,43 @@ static const struct {
      "?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
      TOK_PATTERN_CASED},
 };
+
+#define SAME(a, b)                                                                                           \
+    {                                                                                                        \
+        .kind = TOK_NORM_REPLACE, .from = a, .to = b, .from_len = sizeof a - 1, .to_len = sizeof b - 1       \
+    }
+/* In these patterns the first means what the second does. */
+static const struct tok_norm spellings[] = {
+    SAME("\r", "\\r"),
+    SAME("\n", "\\n"),
+    SAME("'(?i:[sdmt]|ll|ve|re)", "(?i:'s|'t|'re|'ve|'m|'ll|'d)"),
+    SAME("]?+\\p{L}", "]?\\p{L}"),
+    SAME("\\p{L}++", "\\p{L}+"),
+    SAME("]++", "]+"),
+    SAME("]*+|", "]*|"),
+    SAME("{1}|", "|"),
+    SAME("\\s*[\\r\\n]+|", "\\s*[\\r\\n]|"),
+    SAME("(?!\\S)|\\s+", "(?!\\S)|\\s"),
+};
+
+/* The text in one spelling, NUL-terminated; NULL: out of memory. */
+static char *one_spelling(const char *regex)
+{
+    struct tok_textbuf b = {.mixed = false};
+    struct tok_text x = {.s = (const uint8_t *)regex, .len = strlen(regex) + 1};
+    if (!tok__normalize(spellings, sizeof spellings / sizeof *spellings, &x, true, &b)) return (char *)b.s;
+    tok__textbuf_fini(&b);
+    return NULL;
+}
+
+static bool same_regex(const char *a, const char *b)
+{
+    char *x = one_spelling(a), *y = one_spelling(b);
+    bool same = x && y && strcmp(x, y) == 0;
+    free(x);
+    free(y);
+    return same;
+}
 
 static enum status read_behavior(struct loader *l, uint32_t node, enum tok_behavior *out)
 {
@@ -175,12 +220,18 @@ static enum status read_split(struct loader *l, uint32_t node, struct tok_split 
     }
     /* The known patterns match every character: "remove all but the matches" is "isolate the matches". */
     bool isolates = invert ? s->behavior == TOK_REMOVED : s->behavior == TOK_ISOLATED;
-    for (size_t i = 0; i < sizeof patterns / sizeof *patterns && isolates; i++) {
-        if (!json_str_eq(l->d, regex, patterns[i].regex)) continue;
-        s->pattern = patterns[i].pattern;
+    char *text = json_kind(l->d, regex) == JSON_STRING ? json_str_dup(l->d, regex, NULL) : NULL;
+    size_t at = 0, count = sizeof patterns / sizeof *patterns;
+    while (text && at < count && !same_regex(text, patterns[at].regex)) at++;
+    bool gaps = at < count &&
+                (patterns[at].pattern == TOK_PATTERN_NUMBERS || patterns[at].pattern == TOK_PATTERN_NUMBERS3);
+    if (text && at < count && isolates && !(gaps && invert)) {
+        free(text);
+        s->pattern = patterns[at].pattern;
         s->behavior = TOK_ISOLATED;
         return ST_OK;
     }
+    free(text);
     size_t len = 0;
     const char *raw = json_kind(l->d, regex) == JSON_STRING ? json_raw(l->d, regex, &len) : "";
     return err_set(l->err, ST_UNSUPPORTED, "pre_tokenizer: this Split is not supported: pattern \"%.*s\"",

@@ -3,14 +3,16 @@
  *
  * DIGIT:       (?i:'s|'t|'re|'ve|'m|'ll|'d) | [^\r\n\p{L}\p{N}]?\p{L}+ | \p{N} |  ?[^\s\p{L}\p{N}]+[\r\n]* |
  *              \s*[\r\n]+ | \s+(?!\S) | \s+
- * DIGITS3:     the same with \p{N}{1,3}
- * DIGIT_MARKS: as DIGIT, marks counted as letters
+ * DIGITS3:     the same with \p{N}{1,3}; DIGITS: with \p{N}+
+ * DIGIT_MARKS: as DIGIT, marks counted as letters; DIGIT_BARE: as DIGIT, without that [\r\n]*
  * PLAIN:       's|'t|'re|'ve|'m|'ll|'d | ?\p{L}+ |  ?\p{N}+ |  ?[^\s\p{L}\p{N}]+ | \s+(?!\S) | \s+
  * CASED:       [^\r\n\p{L}\p{N}]?U*L+ | [^\r\n\p{L}\p{N}]?U+L* | \p{N} |  ?[^\s\p{L}\p{N}]+[\r\n/]* |
  *              \s*[\r\n]+ | \s+(?!\S) | \s+, U all letters and marks but \p{Ll}, L all but \p{Lu} and \p{Lt}
- * NUMBERS:     \p{N} | \P{N}+ */
+ * NUMBERS:     \p{N} | \P{N}+; NUMBERS3: \p{N}{1,3} | \P{N}+ */
 #include "engine/tokenizer/internal.h"
 #include "engine/tokenizer/unicode.h"
+
+#include <limits.h>
 
 struct scan {
     const uint8_t *s;
@@ -89,7 +91,7 @@ static size_t next_plain(const struct scan *c, size_t at)
     return extend(c, after, cls);
 }
 
-static size_t next_digits(const struct scan *c, size_t at, unsigned digits)
+static size_t next_digits(const struct scan *c, size_t at, unsigned digits, bool bare)
 {
     if (c->s[at] == '\'') {
         size_t n = contraction(c, at, true);
@@ -107,7 +109,7 @@ static size_t next_digits(const struct scan *c, size_t at, unsigned digits)
         if (next == UNI_LETTER) return extend(c, second, UNI_LETTER);
         if (cls == UNI_OTHER || (c->s[at] == ' ' && next == UNI_OTHER)) {
             size_t end = extend(c, after, UNI_OTHER);
-            return extend(c, end, UNI_NEWLINE);
+            return bare ? end : extend(c, end, UNI_NEWLINE);
         }
     }
     return space_run(c, at, true);
@@ -169,10 +171,12 @@ size_t tok__next_word(enum tok_pattern pattern, const uint8_t *s, size_t len, si
     struct scan c = {.s = s, .len = len, .mark = pattern == TOK_PATTERN_DIGIT_MARKS ? UNI_LETTER : UNI_OTHER};
     if (pattern == TOK_PATTERN_PLAIN) return next_plain(&c, at);
     if (pattern == TOK_PATTERN_CASED) return next_cased(&c, at);
-    if (pattern == TOK_PATTERN_NUMBERS) {
-        size_t end = run_of(&c, at, ~(1u << UNI_NUMBER), 0, NULL);
-        if (end == at) (void)class_at(&c, at, &end);
-        return end;
-    }
-    return next_digits(&c, at, pattern == TOK_PATTERN_DIGITS3 ? 3 : 1);
+    bool numbers = pattern == TOK_PATTERN_NUMBERS || pattern == TOK_PATTERN_NUMBERS3;
+    unsigned digits = pattern == TOK_PATTERN_DIGITS                                       ? UINT_MAX
+                      : pattern == TOK_PATTERN_DIGITS3 || pattern == TOK_PATTERN_NUMBERS3 ? 3
+                                                                                          : 1;
+    size_t end = numbers ? run_of(&c, at, ~(1u << UNI_NUMBER), 0, NULL) : at;
+    if (end > at) return end;
+    /* At a number all the others take as many of them. */
+    return next_digits(&c, at, digits, pattern == TOK_PATTERN_DIGIT_BARE);
 }

@@ -31,10 +31,13 @@ enum status tok_load_extra(const char *dir, const struct tok_extra *extra, size_
 enum tok_pattern {
     TOK_PATTERN_DIGIT,
     TOK_PATTERN_DIGITS3,
+    TOK_PATTERN_DIGITS,
     TOK_PATTERN_DIGIT_MARKS,
+    TOK_PATTERN_DIGIT_BARE,
     TOK_PATTERN_PLAIN,
     TOK_PATTERN_CASED,
     TOK_PATTERN_NUMBERS,
+    TOK_PATTERN_NUMBERS3,
     TOK_PATTERN_LITERAL
 };
 enum tok_bos {
@@ -44,13 +47,13 @@ enum tok_bos {
 };
 /* What a GGUF file gives only by the name of its tokenizer. */
 struct tok_gguf_kind {
-    const char *arch;       /* general.architecture; NULL: any */
+    const char *arch;       /* general.architecture, alternatives between bars; NULL: any */
     const char *model;      /* tokenizer.ggml.model */
     const char *pre;        /* tokenizer.ggml.pre, alternatives between bars; NULL: any or none */
     bool byte_level;        /* false: SentencePiece-style, with U+2581 for spaces and <0xNN> for the bytes of
                              * characters without a token */
     enum tok_pattern split; /* byte-level: the pre-tokenizer */
-    bool numbers;           /* before it TOK_PATTERN_NUMBERS */
+    enum tok_pattern first; /* before it; 0: none */
     bool ignore_merges;
     bool space_prefix; /* unless tokenizer.ggml.add_space_prefix says otherwise: one before every piece */
     bool nfc;          /* the text is normalised first */

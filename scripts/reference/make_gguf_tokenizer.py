@@ -10,8 +10,9 @@ import os
 import sys
 
 import gguf
-from make_tokenizer import ABSENT, QWEN2, TEKKEN, byte_level, golden, sentencepiece, template, write_json
-from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
+from make_tokenizer import (ABSENT, DIGITS, QWEN2, TEKKEN, byte_level, golden, sentencepiece, template,
+                            write_json)
+from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers
 from transformers.tokenization_utils_base import generate_merges
 
 NORMAL, CONTROL, USER, UNUSED, BYTE = 1, 3, 4, 5, 6
@@ -104,7 +105,8 @@ def main():
     tokens, types = types_of(tok, tok.get_vocab_size() + 5, True)
     scores = [-float(i) if t == NORMAL else 0.0 if t == BYTE else -1000.0 for i, t in enumerate(types)]
     spelt = [t.replace("▁", " ") if k == USER else t for t, k in zip(tokens, types, strict=True)]
-    write(out, "gguf_pieces", tok, spelt, types, "llama", "default", sp_roles, True, scores, prefix=False)
+    write(out, "gguf_pieces", tok, spelt, types, "llama", "default", sp_roles, True, scores, prefix=False,
+          arch="gemma3")
 
     # Llama 2: a space before every piece.
     state = spm(500, (), ())
@@ -131,6 +133,16 @@ def main():
         merges = json.loads(tok.to_str())["model"]["merges"]
         write(out, name, tok, tokens, types, "gpt2", pre, {"bos": "<bos>", "eos": "<eos>"}, None,
               merges=merges)
+
+    # MiniCPM5: digits in threes, then the words.
+    tok = byte_level(DIGITS, 400, added(("<bos>", "<eos>"), True), ignore_merges=True)
+    tok.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(r"\p{N}{1,3}"), "isolated"),
+        pre_tokenizers.Split(Regex(DIGITS), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokens, types = types_of(tok, tok.get_vocab_size())
+    write(out, "gguf_threes", tok, tokens, types, "gpt2", "minicpm5", {"bos": "<bos>", "eos": "<eos>"}, None,
+          merges=json.loads(tok.to_str())["model"]["merges"])
 
     # Ids in the other order than the scores.
     state = spm(450, (), ())

@@ -18,7 +18,11 @@ QWEN35 = QWEN2.replace(r"\p{L}+|\p{N}|", r"[\p{L}\p{M}]+|\p{N}|").replace(r"[^\s
 UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 TEKKEN = (rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*|\p{{N}}|"
           r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+RESPELT = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*|"
+           r"\s*[\r\n]|\s+(?!\S)|\s")
 NUMBERS = r"\p{N}|\P{N}+"
+DIGITS = QWEN2.replace(r"|\p{N}|", r"|\p{N}+|")
+BARE = QWEN2.replace(r"|\p{N}|", r"|\p{N}{1}|").replace(r"[^\s\p{L}\p{N}]+[\r\n]*", "[^\\s\\p{L}\\p{N}\r\n]+")
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 CASES = ["", " ", "  ", "\n", "Hello world", "I'LL  go\n\n\n  x", "don't DON'T we'Re", "a1234b", " 12", "\t\tfoo", "  \tfoo  ", "!!!\n\n a", "x \n y",
@@ -50,8 +54,10 @@ def byte_level(pattern, vocab, added, absent=(), **model):
     else:
         tok.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"),
                                                      pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-    tok.train_from_iterator(corpus(), trainers.BpeTrainer(vocab_size=vocab, initial_alphabet=sorted(set(pre_tokenizers.ByteLevel.alphabet()) - set(absent)),
-                                                          special_tokens=[model["unk_token"]] if "unk_token" in model else [], show_progress=False))
+    alphabet = sorted(set(pre_tokenizers.ByteLevel.alphabet()) - set(absent))
+    special = [model["unk_token"]] if "unk_token" in model else []
+    tok.train_from_iterator(corpus(), trainers.BpeTrainer(vocab_size=vocab, initial_alphabet=alphabet,
+                                                          special_tokens=special, show_progress=False))
     tok.decoder = decoders.ByteLevel()
     tok.add_tokens(added)
     return tok
@@ -123,6 +129,14 @@ def tokenizers():
     # Bytes without a token: dropped, or unknown.
     yield "bytes_lost", byte_level(None, 380, chatml[:1], ABSENT), {}
     yield "bytes_unk", byte_level(QWEN2, 380, chatml[:1], ABSENT, unk_token="<unk>", fuse_unk=True), {}
+    # MiniCPM5: digits in threes first. Seed-Coder. The spelling of tiktoken's pattern that LFM2.5 has.
+    three = byte_level(DIGITS, 400, chatml[:1], ignore_merges=True)
+    three.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(r"\p{N}{1,3}"), "isolated"), pre_tokenizers.Split(Regex(DIGITS), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    yield "threes", three, {}
+    yield "bare", byte_level(BARE, 400, chatml[:1]), {}
+    yield "respelt", byte_level(RESPELT, 400, chatml[:1]), {}
 
 
 def write_json(path, value):
@@ -136,7 +150,8 @@ def golden(tok, seed):
     added = [t.content for t in tok.get_added_tokens_decoder().values()]
     texts = CASES + added + [a + b for a in added[-6:] for b in (" x", "\n")] + ["x " + a + "  y" + a for a in added[-6:]] + [a[:-1] for a in added[:4]]
     if isinstance(tok.decoder, decoders.ByteLevel) and tok.token_to_id(ABSENT[0]) is None:
-        texts += ["a\x04\x06b \x13\x14", "\x04", "\x16\U000f1234\x1d", "don't\x06 th\x04e\x1d\x1d!", "\U0010ffff \U000e0001x"]
+        texts += ["a\x04\x06b \x13\x14", "\x04", "\x16\U000f1234\x1d", "don't\x06 th\x04e\x1d\x1d!",
+                  "\U0010ffff \U000e0001x"]
     while len(texts) < 130:
         text = random_text(rng, added)
         if len(text) < 60:
@@ -186,7 +201,8 @@ def main():
               for _ in range(150)]
     splits = {}
     for name, pattern in (("qwen2", QWEN2), ("llama3", LLAMA3), ("qwen3_5", QWEN35), ("gpt2", GPT2),
-                          ("tekken", TEKKEN), ("numbers", NUMBERS)):
+                          ("tekken", TEKKEN), ("numbers", NUMBERS), ("digits", DIGITS), ("bare", BARE),
+                          ("numbers3", r"\p{N}{1,3}")):
         split = pre_tokenizers.Split(Regex(pattern), "isolated")
         splits[name] = [[len(w.encode()) for w, _ in split.pre_tokenize_str(t)] for t in texts]
     write_json(os.path.join(out, "splits.json"), {"texts": texts, "bytes": splits})

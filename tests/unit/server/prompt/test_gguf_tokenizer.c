@@ -277,6 +277,43 @@ static void respell(struct file *f, const char *from, const char *to)
     f->len = f->len + now - was;
 }
 
+/* What llama.cpp's names stand for in the models' own tokenizer.json. */
+static void test_kinds(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *pre;
+        enum tok_pattern pattern;
+        size_t splits;
+        bool ignore_merges, nfc;
+    } cases[] = {
+        {"qwen2", TOK_PATTERN_DIGIT, 1, false, true},
+        {"qwen35", TOK_PATTERN_DIGIT_MARKS, 1, false, true},
+        {"dbrx", TOK_PATTERN_DIGITS3, 1, false, false},
+        {"midm-2.0", TOK_PATTERN_DIGITS3, 1, true, false},
+        {"lfm2", TOK_PATTERN_DIGITS3, 1, true, false},
+        {"glm4", TOK_PATTERN_DIGITS3, 1, true, false},
+        {"exaone4", TOK_PATTERN_PLAIN, 1, false, false},
+        {"mellum", TOK_PATTERN_PLAIN, 1, false, false},
+        {"refact", TOK_PATTERN_PLAIN, 2, false, false},
+        {"minerva-7b", TOK_PATTERN_PLAIN, 2, false, false},
+        {"minicpm5", TOK_PATTERN_DIGITS, 2, true, false},
+        {"seed-coder", TOK_PATTERN_DIGIT_BARE, 1, false, false},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        static struct file f;
+        struct tokenizer *t = NULL;
+        read_golden("gguf_tekken", &f);
+        respell(&f, "tekken", cases[i].pre);
+        write_file(&f);
+        load(&t);
+        if (t->split_count != cases[i].splits || t->splits[t->split_count - 1].pattern != cases[i].pattern ||
+            t->ignore_merges != cases[i].ignore_merges || t->norm_count != cases[i].nfc)
+            fail_msg("%s", cases[i].pre);
+        tok_free(t);
+    }
+}
+
 /* Gemma's markers are special whatever the file calls them; and with a tower a vocabulary without a token for
  * an image's rows gets one. */
 static void test_markers(void **state)
@@ -342,8 +379,8 @@ int main(void)
         cmocka_unit_test(test_order_of_merges), cmocka_unit_test(test_refused_words),
         cmocka_unit_test(test_refused_numbers), cmocka_unit_test(test_refused_merge),
         cmocka_unit_test(test_refused_bytes),   cmocka_unit_test(test_padding),
-        cmocka_unit_test(test_space_prefix),    cmocka_unit_test(test_markers),
-        cmocka_unit_test(test_mutations),
+        cmocka_unit_test(test_space_prefix),    cmocka_unit_test(test_kinds),
+        cmocka_unit_test(test_markers),         cmocka_unit_test(test_mutations),
     };
     return cmocka_run_group_tests(tests, make_file, remove_file);
 }

@@ -29,9 +29,9 @@
 enum { SEED = 12345 };
 
 static const char *const all_dirs[] = {
-    "qwen2",       "llama3",       "qwen3_5",     "gpt2",        "gemma",       "sp_unk",
-    "sp_partial",  "sp_cross",     "gguf_bytes",  "gguf_pieces", "gguf_scores", "gguf_merges",
-    "gguf_prefix", "gguf_numbers", "gguf_tekken", "bytes_lost",  "bytes_unk"};
+    "qwen2",       "llama3",     "qwen3_5",     "gpt2",        "gemma",       "sp_unk",      "sp_partial",
+    "sp_cross",    "gguf_bytes", "gguf_pieces", "gguf_scores", "gguf_merges", "gguf_prefix", "gguf_numbers",
+    "gguf_tekken", "bytes_lost", "bytes_unk",   "threes",      "bare",        "respelt",     "gguf_threes"};
 enum { DIR_COUNT = sizeof all_dirs / sizeof *all_dirs };
 
 static uint64_t rng_state = SEED;
@@ -181,7 +181,9 @@ static void test_golden_splits(void **state)
         enum tok_pattern pattern;
     } p[] = {{"qwen2", TOK_PATTERN_DIGIT},         {"llama3", TOK_PATTERN_DIGITS3},
              {"qwen3_5", TOK_PATTERN_DIGIT_MARKS}, {"gpt2", TOK_PATTERN_PLAIN},
-             {"tekken", TOK_PATTERN_CASED},        {"numbers", TOK_PATTERN_NUMBERS}};
+             {"tekken", TOK_PATTERN_CASED},        {"numbers", TOK_PATTERN_NUMBERS},
+             {"digits", TOK_PATTERN_DIGITS},       {"bare", TOK_PATTERN_DIGIT_BARE},
+             {"numbers3", TOK_PATTERN_NUMBERS3}};
     struct json_doc d = load_json("splits.json");
     uint32_t texts = json_get(&d, 0, "texts"), answers = json_get(&d, 0, "bytes");
     assert_true(json_count(&d, texts) > 150);
