@@ -33,6 +33,8 @@ struct template_caps {
     bool thinking_parts;    /* shows parts of an assistant message that are reasoning (Mistral) */
     bool short_ids;         /* accepts ids of tool calls of 9 characters only */
     bool arguments_as_text; /* expects function arguments as JSON text, not as an object */
+    bool null_calls;        /* an assistant's message of calls may have no content (null) */
+    bool only_null_calls;   /* with an empty one the calls don't appear */
     bool tool_role;         /* results of tools appear as messages of role `tool` */
     bool tool_responses;    /* expects results folded into the assistant's message (`tool_responses`) */
     enum tool_call_syntax calls; /* the tool call syntax that it describes */

@@ -276,6 +276,10 @@ static enum status add_message(struct builder *b, const struct chat_message *m, 
             ? system_value(b, m, last, &content)
             : content_value(b, m, assistant ? JINJA_ASSISTANT : JINJA_INPUT, last, is == CHAT_USER, &content);
     if (st) return st;
+    if (m->calls && m->part_count == 1 && m->parts[0].text && !json_string_length(m->parts[0].text) &&
+        (json_is_string(json_object_get(m->more, "content")) ? b->caps->only_null_calls
+                                                             : b->caps->null_calls))
+        content = jinja_none();
     jinja_dict_set(b->c, d, "content", 7, content);
     if (m->calls) jinja_dict_set(b->c, d, "tool_calls", 10, calls_value(b, m->calls));
     json_object_foreach(m->more, key, v)

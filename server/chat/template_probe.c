@@ -3,6 +3,7 @@
  * same for every family. */
 #include "server/chat/template_internal.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #define USER "{\"role\":\"user\",\"content\":\"<<user>>\"}"
@@ -15,10 +16,8 @@
 #define LIST_SYSTEM(more_)                                                                                   \
     "{\"role\":\"system\",\"content\":[{\"type\":\"text\",\"text\":\"<<system>>\"},{\"type\":\"text\","      \
     "\"text\":\"<<more>>\"}" more_ "]}"
-#define CALLS(args_)                                                                                         \
-    "{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":[{\"id\":\"call_1\",\"type\":\"function\","     \
-    "\"function\":{\"name\":"                                                                                \
-    "\"<<name>>\",\"arguments\":" args_ "}}]}"
+#define OBJECT "{\"key\":\"<<value>>\"}"
+#define STRING "\"{\\\"key\\\":\\\"<<value>>\\\"}\""
 #define TOOL_DECLARATION                                                                                     \
     "[{\"type\":\"function\",\"function\":{\"name\":\"<<tool>>\",\"description\":\"d\",\"parameters\":{"     \
     "\"type\":\"object\","                                                                                   \
@@ -93,6 +92,31 @@ static bool mentions(const struct jinja_template *t, const char *word)
     return memmem(src, len, word, strlen(word)) != NULL;
 }
 
+/* A call, its arguments as JSON, and what follows it. */
+static void render_call(struct probe *p, bool null, const char *args, const char *more)
+{
+    char text[1000];
+    snprintf(text, sizeof text,
+             "[" USER ",{\"role\":\"assistant\",\"content\":%s,\"tool_calls\":[{\"id\":\"call_1\",\"type\":"
+             "\"function\",\"function\":{\"name\":\"<<name>>\",\"arguments\":%s}}]}%s]",
+             null ? "null" : "\"\"", args, more);
+    render(p, text, NULL);
+}
+
+static void probe_null(struct probe *p, struct template_caps *caps)
+{
+    static const char *const args[] = {OBJECT, STRING};
+    for (size_t i = 0; i < 2 && !caps->null_calls; i++) {
+        render_call(p, false, args[i], "");
+        size_t len = p->ok ? p->out.len : SIZE_MAX;
+        bool shown = shows(p, "<<value>>");
+        render_call(p, true, args[i], "");
+        caps->null_calls =
+            shows(p, "<<value>>") && p->out.len != len && !shows(p, "None") && !shows(p, "null");
+        caps->only_null_calls = caps->null_calls && !shown;
+    }
+}
+
 /* Whether such a part of a user's message shows beside a text, or alone if that is refused. */
 static bool shows_part(struct probe *p, const char *beside, const char *alone)
 {
@@ -147,20 +171,20 @@ enum status template_probe(const struct jinja_template *t, const struct jinja_li
     caps->system_images = caps->system_list && p.ok && p.out.len > len;
     render(&p, "[" USER "]", TOOL_DECLARATION);
     caps->tools = shows(&p, "<<tool>>");
-    render(&p,
-           "[" USER "," CALLS("{\"key\":\"<<value>>\"}") ",{\"role\":\"tool\",\"tool_call_id\":\"call_1\","
-                                                         "\"name\":\"<<name>>\","
-                                                         "\"content\":\"<<result>>\"}]",
-           NULL);
+    probe_null(&p, caps);
+    bool null = caps->null_calls;
+    render_call(&p, null, OBJECT,
+                ",{\"role\":\"tool\",\"tool_call_id\":\"call_1\",\"name\":\"<<name>>\",\"content\":"
+                "\"<<result>>\"}");
     bool object = shows(&p, "<<value>>") && !strstr(p.out.text, "{'key'");
     caps->tool_role = shows(&p, "<<result>>");
     if (!p.ok || !object) {
         bool result = caps->tool_role;
-        render(&p, "[" USER "," CALLS("{\"key\":\"<<value>>\"}") "]", NULL);
+        render_call(&p, null, OBJECT, "");
         object = shows(&p, "<<value>>") && !strstr(p.out.text, "{'key'");
         caps->tool_role = result;
     }
-    render(&p, "[" USER "," CALLS("\"{\\\"key\\\":\\\"<<value>>\\\"}\"") "]", NULL);
+    render_call(&p, null, STRING, "");
     bool as_text = shows(&p, "{\"key\":\"<<value>>\"}");
     caps->tool_calls = object || as_text;
     caps->arguments_as_text = as_text && !object;

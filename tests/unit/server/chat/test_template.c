@@ -286,6 +286,7 @@ static void rendered_as(const char *source, const char *messages, const char *wa
     struct err err = {{0}};
     const struct template_request rq = {.messages = &parsed};
     limits.thinking_parts = template_caps(t, false)->thinking_parts;
+    limits.arguments_as_text = template_caps(t, false)->arguments_as_text;
     if (chat_messages_parse(list, &limits, &parsed, &refused)) fail_msg("%s", refused.message);
     if (template_render(t, &rq, &r, &err)) fail_msg("%s", err.msg);
     assert_string_equal(r.text, want);
@@ -347,6 +348,38 @@ static void test_short_ids(void **state)
         "[{\"role\":\"tool\",\"tool_call_id\":\"x\u00e9\u00e9\u00e9\u00e9\u00e9\u00e9\u00e9\u00e9\u00e9\","
         "\"content\":\"x\"}]",
         "(\u00e9\u00e9\u00e9\u00e9\u00e9\u00e9\u00e9\u00e9\u00e9)x");
+}
+
+/* A message of calls alone: null or empty as the template wants it, else as the client sent it. */
+static void test_null_calls(void **state)
+{
+    (void)state;
+#define CALLED(content_)                                                                                     \
+    "[{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"content\":" content_                   \
+    ",\"tool_calls\":[{"                                                                                     \
+    "\"id\":\"1\",\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":\"{}\"}}]}]"
+#define LIST "{% for c in m.tool_calls %}{{ c.function.name + c.function.arguments|tojson }}{% endfor %}"
+#define TEXT "{% for c in m.tool_calls %}{{ c.function.name + c.function.arguments }}{% endfor %}"
+#define OF(assistant_)                                                                                       \
+    "{% for m in messages %}{% if m.role == 'assistant' %}" assistant_                                       \
+    "{% else %}{{ m.content }}{% endif %}"                                                                   \
+    "{% endfor %}"
+    static const struct {
+        const char *source, *null, *empty;
+    } calls[] = {
+        {OF("{% if m.content is none %}" LIST "{% else %}[{{ m.content }}]{% endif %}"), "qf{}", "qf{}"},
+        {OF("{% if m.content is none %}" TEXT "{% else %}[{{ m.content }}]{% endif %}"), "qf{}", "qf{}"},
+        {OF(LIST "{% if m.content is not none %}[{{ m.content }}]{% endif %}"), "qf{}", "qf{}[]"},
+        {OF(LIST "[{{ m.content }}]"), "qf{}[]", "qf{}[]"},
+        {OF(LIST "[{{ m.content|tojson }}]"), "qf{}[\"\"]", "qf{}[\"\"]"},
+        {OF(LIST "[{{ m.content + '' }}]"), "qf{}[]", "qf{}[]"},
+        {OF("[{% if m.content is not none %}{{ m.content }};{% endif %}]"), "q[;]", "q[;]"},
+    };
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        rendered_as(calls[i].source, CALLED("null"), calls[i].null);
+        rendered_as(calls[i].source, CALLED("\"\""), calls[i].empty);
+    }
+#undef TEXT
 }
 
 /* ---- runs ---- */
@@ -1170,6 +1203,7 @@ int main(void)
         cmocka_unit_test(tools_as_reference),
         cmocka_unit_test(test_only_lists),
         cmocka_unit_test(test_short_ids),
+        cmocka_unit_test(test_null_calls),
         cmocka_unit_test(test_thinking_parts),
         cmocka_unit_test(capabilities),
         cmocka_unit_test(control_of_runs),
