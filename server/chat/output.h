@@ -1,5 +1,9 @@
 /* Splits the output of a chat into reasoning, content and function calls (reasoning_parse.h, tool_calls.h) as
- * the text grows. Pure; used by one thread at a time. generate/write.c turns the result into JSON. */
+ * the text grows. Pure; used by one thread at a time. generate/write.c turns the result into JSON.
+ *
+ * A call within the reasoning is a draft, and part of the reasoning, if the reasoning's end tag follows.
+ * Without it, models forget the tag and wait for the result: it is a call, and only the text around calls is
+ * reasoning. Until that is known, the text from the call on is held back. */
 #ifndef KVASIR_CHAT_OUTPUT_H
 #define KVASIR_CHAT_OUTPUT_H
 
@@ -43,6 +47,8 @@ struct chat_output {
     struct reasoning_parse reasoning_parse;
     struct tool_calls tool_calls;
     bool content_begun; /* tool_calls is set up */
+    bool drafting;      /* tool_calls is set up, and reads the reasoning */
+    bool drafted;       /* a call has begun in the reasoning: what follows is held back */
     bool ended;         /* set before the final run: see struct tool_calls */
     struct buf content, reasoning;
     size_t content_shown, reasoning_shown; /* STREAM */

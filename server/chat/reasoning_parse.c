@@ -4,6 +4,7 @@
 #include "config/base/assert.h"
 #include "server/chat/tool_calls/tag_text.h"
 
+#include <stdint.h>
 #include <string.h>
 
 typedef enum status sink_fn(void *user, const char *text, size_t len);
@@ -13,6 +14,7 @@ void reasoning_parse_init(struct reasoning_parse *p, enum reasoning_syntax synta
     *p = (struct reasoning_parse){.state = inside ? REASON_INSIDE : REASON_START,
                                   .syntax = syntax,
                                   .verbatim = verbatim,
+                                  .hold = SIZE_MAX,
                                   .found = inside};
 }
 
@@ -40,7 +42,7 @@ static void start_run(struct reasoning_parse *p, const char *text, size_t len, b
     if (fits && n == open_len) {
         state_to(p, REASON_INSIDE);
         p->found = true;
-        p->search = i + open_len;
+        p->search = p->seen = i + open_len;
         if (!p->verbatim) p->at = p->solid = p->search;
     } else if (!fits || final) {
         state_to(p, REASON_AFTER);
@@ -65,20 +67,23 @@ static enum status inside_run(struct reasoning_parse *p, const char *text, size_
     size_t end = hit     ? (size_t)(hit - text)
                  : final ? len
                          : len - tag_prefix(text + p->search, len - p->search, close);
-    for (size_t i = p->search; i < end; i++) {
-        if (text[i] != '\n') p->solid = i + 1;
+    size_t stop = !hit && p->hold < end ? p->hold : end;
+    for (; p->seen < stop; p->seen++) {
+        if (text[p->seen] != '\n') p->solid = p->seen + 1;
     }
     if (!p->verbatim && !p->any) {
-        while (p->at < end && text[p->at] == '\n') p->at++;
+        while (p->at < stop && text[p->at] == '\n') p->at++;
     }
     p->search = end;
-    size_t to = !p->verbatim ? p->solid : hit ? end + close_len : end;
+    size_t to = !p->verbatim ? p->solid : hit ? end + close_len : stop;
     enum status st = emit(p, text, to, sink, user);
     if (hit) {
         state_to(p, p->verbatim ? REASON_AFTER : REASON_CLOSED);
         p->at = end + close_len;
     } else if (final) {
-        p->at = len; /* line breaks at the end */
+        p->cut = p->hold < len;
+        if (p->cut) state_to(p, REASON_AFTER);
+        if (p->at < stop) p->at = stop; /* line breaks at the end */
     }
     return st;
 }

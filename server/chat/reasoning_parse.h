@@ -6,7 +6,8 @@
  * Rules, for each pair of tags: reasoning begins with <think> at the very beginning (after optional white
  * space), or is already opened by the prompt; it ends at the first </think>, or with the text. Line breaks at
  * both ends of the reasoning and after </think> belong to the tags, as templates write them. Without
- * reasoning all of the text is content. */
+ * reasoning all of the text is content. Reasoning that ends with the text ends where the caller saw a call
+ * begin in it. */
 #ifndef KVASIR_REASONING_PARSE_H
 #define KVASIR_REASONING_PARSE_H
 
@@ -41,6 +42,9 @@ struct reasoning_parse {
     size_t at;     /* REASON_AFTER: where content begins; else the first byte not yet emitted */
     size_t solid;  /* end of the reasoning without trailing line breaks */
     size_t search; /* no tag begins before it */
+    size_t seen;   /* `solid` is that of the text before it */
+    size_t hold;   /* the caller's: a call may begin here; what follows is undecided up to the end tag */
+    bool cut;      /* the reasoning ended at `hold` */
 };
 
 /* inside: the prompt ends within the reasoning. */

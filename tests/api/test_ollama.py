@@ -298,7 +298,7 @@ def test_models(s):
 
 def test_scripts(s):
     """Calls and reasoning, complete on one line each; what the template then sees of them."""
-    for name in ("one", "two", "think", "both", "never", "broken", "wide", "empty"):
+    for name in ("one", "two", "think", "both", "never", "unclosed", "broken", "wide", "empty"):
         want = tools_test.SCRIPTS[name][1]
         body = ask(
             user("Weather?"),

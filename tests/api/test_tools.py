@@ -62,6 +62,10 @@ JSON_SCRIPTS = [name for name in SCRIPTS if name.startswith("json")]
 # A call whose arguments are known at once, and are longer than a line should be.
 WIDE = ['<tool_call>\n{"arguments": {"wide": "', "a" + "ü" * 30000, '"}, "name": "wide"}', "\n</tool_call>\n"]
 SCRIPTS["wide"] = ("".join(WIDE), made(calls=[("wide", '{"wide": "a' + "ü" * 30000 + '"}')]))
+# A call in reasoning without end is one.
+SCRIPTS["unclosed"] = ("<think>\nI look.\n" + CALL % "Rom" + "\nAnd:\n" + CALL % "Ulm",
+                       made(calls=[("get_weather", '{"city": "%s"}' % city) for city in ("Rom", "Ulm")],
+                            reasoning="I look.\nAnd:"))
 
 
 def ask(script, tools=(WEATHER, CLOCK), **fields):
@@ -141,7 +145,7 @@ def test_answers(s):
 
 def test_every_length(s):
     """max_tokens at every token: streamed = whole, the calls so far are kept, and finish_reason tells."""
-    for name in ("tag", "two", "both", "inside", "broken", "packed", *JSON_SCRIPTS):
+    for name in ("tag", "two", "both", "inside", "unclosed", "broken", "packed", *JSON_SCRIPTS):
         total = s.ok(CHAT, ask(name))["usage"]["completion_tokens"]
         for n in range(1, total):
             a = s.ok(CHAT, ask(name, max_tokens=n, return_token_ids=True, logprobs=True))
@@ -197,6 +201,10 @@ def test_rules(s):
         check.equal("left in the text", get("think", separate_reasoning=False), made(text_of("think")))
         check.equal("left in the text, with a call", get("inside", separate_reasoning=False),
                     made("\nAlready in it.\n</think>\n\nOut of it.", SCRIPTS["inside"][1]["calls"]))
+        calls = SCRIPTS["unclosed"][1]["calls"]
+        check.equal("dropped, with a call in it", get("unclosed", include_reasoning=False), wanted(made(calls=calls)))
+        check.equal("left in the text, with a call in it", get("unclosed", separate_reasoning=False),
+                    made("<think>\nI look.\nAnd:", calls))
         check.equal("dropped, nothing left", get("never", include_reasoning=False), made(""))
         check.equal("reasoning without tools", get("think", tools=None), wanted(SCRIPTS["think"][1]))
     # stop strings

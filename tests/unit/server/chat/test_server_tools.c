@@ -17,18 +17,15 @@
 
 #define MAX ((size_t)1 << 24)
 
-static const struct chat_output_rules tools = {.calls = TOOL_SYNTAX_JSON},
-                                      one_tool = {.calls = TOOL_SYNTAX_JSON, .single_call = true},
-                                      plain = {.calls = TOOL_SYNTAX_NONE},
-                                      think = {.reasoning = REASONING_FIELD, .calls = TOOL_SYNTAX_JSON},
-                                      inside = {.reasoning = REASONING_FIELD,
-                                                .inside = true,
-                                                .calls = TOOL_SYNTAX_JSON},
-                                      drop = {.reasoning = REASONING_DROP, .inside = true},
-                                      keep = {.reasoning = REASONING_CONTENT, .calls = TOOL_SYNTAX_JSON},
-                                      keep_inside = {.reasoning = REASONING_CONTENT,
-                                                     .inside = true,
-                                                     .calls = TOOL_SYNTAX_JSON};
+static const struct chat_output_rules
+    tools = {.calls = TOOL_SYNTAX_JSON},
+    one_tool = {.calls = TOOL_SYNTAX_JSON, .single_call = true}, plain = {.calls = TOOL_SYNTAX_NONE},
+    think = {.reasoning = REASONING_FIELD, .calls = TOOL_SYNTAX_JSON},
+    inside = {.reasoning = REASONING_FIELD, .inside = true, .calls = TOOL_SYNTAX_JSON},
+    drop = {.reasoning = REASONING_DROP, .inside = true},
+    drop_tools = {.reasoning = REASONING_DROP, .inside = true, .calls = TOOL_SYNTAX_JSON},
+    keep = {.reasoning = REASONING_CONTENT, .calls = TOOL_SYNTAX_JSON},
+    keep_inside = {.reasoning = REASONING_CONTENT, .inside = true, .calls = TOOL_SYNTAX_JSON};
 
 /* Calls with a tag for every parameter; .types is set by main. */
 static struct chat_output_rules xml = {.calls = TOOL_SYNTAX_XML},
@@ -301,7 +298,28 @@ static const struct {
     {&think, "<think>x</think>\n\nSo:\n" CALL(PARIS), "(x)So:" GOT_PARIS},
     {&think, CALL(PARIS), GOT_PARIS},
     {&inside, "hm\n</think>\n\nYes.", "(hm)Yes."},
-    {&inside, "\nhm " CALL(PARIS), "(hm " CALL(PARIS) ")"},
+    /* a call in reasoning without end is one; before the end tag it is a draft */
+    {&inside, "\nhm " CALL(PARIS), "(hm )" GOT_PARIS},
+    {&inside, "hm\n\n" CALL(PARIS) "\n", "(hm)" GOT_PARIS},
+    {&inside, CALL(PARIS), GOT_PARIS},
+    {&inside, CALL(PARIS) "</thi", "(</thi)" GOT_PARIS},
+    {&inside, "a\n" CALL(PARIS) "\nb\n" CALL(PARIS) "\nc\n", "(a\nb\nc)" GOT_PARIS GOT_PARIS},
+    {&inside, "a\n" CALL(PARIS) "\nb\n\n</think>\nc", "(a\n" CALL(PARIS) "\nb)c"},
+    {&inside, "write <tool_call> and\n" CALL("no") "\n" CALL(PARIS),
+     "(write <tool_call> and\n" CALL("no") ")" GOT_PARIS},
+    {&inside, "write <tool_call> and\n\n", "(write <tool_call> and)"},
+    {&inside, "hm\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"x", "(hm)[f {\"a\": \"x"},
+    {&inside, "hm\n<tool_call>\n{\"name\": \"f\", \"argum", "(hm\n<tool_call>\n{\"name\": \"f\", \"argum)"},
+    {&inside, CALL("{\"name\": \"f\", \"arguments\": {\"a\": \"</think>\"}}") "x",
+     "(<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \")\"}}\n</tool_call>x"},
+    {&think, "<think>hm\n" CALL(PARIS), "(hm)" GOT_PARIS},
+    {&think, "<think>hm\n" CALL(PARIS) "</think>\n\n", "(hm\n" CALL(PARIS) ")"},
+    {&drop_tools, "hm\n" CALL(PARIS) "x", GOT_PARIS},
+    {&keep, "<think>\nhm\n" CALL(PARIS) "x", "<think>\nhmx" GOT_PARIS},
+    {&think_xml, "<think>\nhm\n" XPARIS, "(hm)" GOT_PARIS},
+    {&think_xml, "<think>\nhm\n" F("get_weather", P("city", "Paris")), "(hm)" GOT_PARIS},
+    {&channel_inside, "hm\n" NPARIS, "(hm)[get_weather {\"city\":\"Paris\"}]"},
+    {&brackets, "[THINK]hm[TOOL_CALLS]f[ARGS]{\"s\": 1}", "(hm)[f {\"s\": 1}]"},
     {&inside, "hm</think>" CALL(PARIS), "(hm)" GOT_PARIS},
     {&inside, "</think>\nx", "x"},
     {&inside, "<think>hm</think>x", "(<think>hm)x"},
@@ -637,6 +655,8 @@ static void test_reasoning_tokens(void **state)
         {&inside, {"hm", "hm", "hm"}, 3},
         {&drop, {"hm", "</think>", "x"}, 2},
         {&keep, {"<think>", "</think>", "x"}, 2},
+        {&inside, {"hm", CALL(PARIS), "x", "</think>", "x"}, 4},
+        {&inside, {"hm", CALL(PARIS), "x"}, 1},
         {&tools, {"<think>", "</think>", "x"}, 0},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
