@@ -1,6 +1,7 @@
 /* See record_file.h. */
 #include "scheduler/cache/record_file.h"
 
+#include "config/base/log.h"
 #include "scheduler/cache/hash_mix.h"
 
 #include <dirent.h>
@@ -13,8 +14,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define WRITING "writing"
-#define NS      1000000000u
+#define WRITING         "writing"
+#define RECORD_ID_FAR   (1ull << 48) /* no server comes so far: such a name alone doesn't count */
+#define RECORD_FILE_MAX (sizeof(struct record_header) + RECORD_META_MAX + RECORD_PAYLOAD_MAX)
+#define NS              1000000000u
 static const char MAGIC[8] = "KVCACHE\1";
 enum { SUM_CHUNK = 1 << 18, NAME_SIZE = 34 };
 _Static_assert(sizeof(struct record_header) == 200, "no padding");
@@ -80,8 +83,11 @@ enum status cache_dir_open(const char *dir, bool writer, struct cache_dir *out, 
         cache_dir_close(out);
         return st_out;
     }
-    (void)unlinkat(out->fd, WRITING, 0);
-    return ST_OK;
+    if (!unlinkat(out->fd, WRITING, 0) || errno == ENOENT || !unlinkat(out->fd, WRITING, AT_REMOVEDIR))
+        return ST_OK;
+    enum status st_out = dir_fail(err, dir, "\"" WRITING "\" is in the way, remove it");
+    cache_dir_close(out);
+    return st_out;
 }
 
 void cache_dir_close(struct cache_dir *d)
@@ -145,23 +151,29 @@ enum status cache_dir_list(const struct cache_dir *d, struct record_file **out, 
     int n = scandirat(d->fd, ".", &names, NULL, by_name);
     if (n < 0) return err_set(err, ST_IO, "kvasir-cache: %s", strerror(errno));
     struct record_file *list = calloc((size_t)n + 1, sizeof *list);
+    size_t strays = 0;
     *count = *foreign = 0;
     for (int i = 0; i < n; i++) {
         const char *name = names[i]->d_name;
         struct record_file f;
+        struct record_header h;
         struct stat st;
         size_t other = 0;
         while (other < sizeof others / sizeof *others && strcmp(name, others[other])) other++;
         if (list && other == sizeof others / sizeof *others) {
-            if (name_parse(name, &f) && !fstatat(d->fd, name, &st, AT_SYMLINK_NOFOLLOW) &&
-                !(*count && list[*count - 1].id == f.id)) {
+            bool named = name_parse(name, &f), twin = named && *count && list[*count - 1].id == f.id;
+            bool ours = named && !fstatat(d->fd, name, &st, AT_SYMLINK_NOFOLLOW) &&
+                        (uint64_t)st.st_size <= RECORD_FILE_MAX &&
+                        ((!twin && f.id < RECORD_ID_FAR) || !record_head(d, f.id, f.tag, &h, NULL));
+            if (named && !ours && !strays++)
+                log_warn("cache: kvasir-cache/%s is not a record, but is named like one: ignored", name);
+            *foreign += !ours || twin;
+            if (ours) {
                 /* Times that nanoseconds can't hold are as good as none. */
                 bool sane = st.st_mtim.tv_sec > 0 && st.st_mtim.tv_sec < 9000000000;
                 f.used = sane ? (uint64_t)st.st_mtim.tv_sec * NS + (uint64_t)st.st_mtim.tv_nsec : 0;
                 f.bytes = whole_pages((uint64_t)st.st_size);
-                list[(*count)++] = f;
-            } else {
-                ++*foreign;
+                list[twin ? *count - 1 : (*count)++] = f;
             }
         }
         free(names[i]);
@@ -177,7 +189,9 @@ static enum file_state failed(void)
 {
     switch (errno) {
     case ENOENT: return FILE_GONE;
-    case ELOOP: return FILE_DAMAGED;
+    case ELOOP:
+    case EACCES:
+    case ENXIO: return FILE_DAMAGED; /* a link, another user's file, a socket */
     case EMFILE:
     case ENFILE:
     case ENOMEM: return FILE_LATER;

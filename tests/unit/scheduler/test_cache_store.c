@@ -645,6 +645,101 @@ static void test_mutations(void **state)
     for (uint32_t i = 0; i < BASE; i++) free(files[i].bytes);
 }
 
+/* ---- what is named like a record ---- */
+
+enum stray { GARBAGE, COPY, LONG, UNREADABLE, FOLDER, LINK, FIFO, STRAYS };
+
+static void stray_make(enum stray what, const char *name, const char *record)
+{
+    static uint8_t bytes[1 << 16];
+    char path[512], from[512];
+    path_of(path, name);
+    path_of(from, record);
+    if (what == FOLDER) assert_int_equal(mkdir(path, 0700), 0);
+    else if (what == LINK) assert_int_equal(symlink(from, path), 0);
+    else if (what == FIFO) assert_int_equal(mkfifo(path, 0600), 0);
+    if (what >= FOLDER) return;
+    FILE *f = what == COPY ? fopen(from, "rb") : NULL;
+    write_file(name, bytes, f ? fread(bytes, 1, sizeof bytes, f) : 1000);
+    if (f) fclose(f);
+    if (what == LONG) assert_int_equal(truncate(path, 5ll << 30), 0);
+    if (what == UNREADABLE) assert_int_equal(chmod(path, 0), 0);
+}
+
+/* The records that are there once all are found; ids may be any. */
+static struct cache_store *found(uint64_t bytes_max, uint32_t *count)
+{
+    struct cache_store *s = start(bytes_max, 1);
+    struct store_event ev = {.kind = STORE_FOUND};
+    for (*count = 0; ev.kind != STORE_READY;) {
+        if (!cache_store_poll(s, &ev)) continue;
+        assert_int_not_equal(ev.kind, STORE_OFF);
+        if (ev.kind != STORE_FOUND) continue;
+        free((void *)ev.record.meta);
+        ++*count;
+    }
+    return s;
+}
+
+/* Whatever it is and whatever its id: what was there is found, and what is put after it, too. */
+static void test_strays(void **state)
+{
+    (void)state;
+    static const char *const ids[] = {"3fffffffffffffff", "3ffffffffffffffe", "0000ffffffffffff",
+                                      "0000000000000003", "0000000000000002", "0000000000000001"};
+    bool root = geteuid() == 0; /* who reads everything */
+    if (root) assert_int_equal(chown(top, 65534, 65534) + seteuid(65534), 0);
+    for (uint32_t i = 0; i < STRAYS * 6 * 2; i++) {
+        const char *id = ids[i / 2 % 6];
+        enum stray what = i / 12;
+        char list[8][256], name[300], tag[17] = "0000000000000000";
+        clear();
+        mkdir(top, 0700);
+        struct cache_store *s = restart(PLENTY, 1);
+        uint64_t a = put(s, 0, 3);
+        assert_true(get(s, put(s, a, 4), 4));
+        cache_store_close(s);
+        assert_int_equal(names(list, 8, true), 2);
+        const char *first = list[strtoull(list[0], NULL, 16) != a];
+        if (i % 2) strcpy(tag, first + 17);
+        snprintf(name, sizeof name, "%s-%s", id, tag);
+        if (strcmp(name, list[0]) == 0 || strcmp(name, list[1]) == 0) continue;
+        stray_make(what, name, first);
+        uint32_t count = 0;
+        s = found(PLENTY, &count);
+        if (count != 2) fail_msg("%s of kind %d: %u are found", name, what, count);
+        assert_true(get(s, a, 3));
+        uint64_t b = put(s, 0, 5);
+        if (!b || !get(s, b, 5)) fail_msg("%s of kind %d: nothing can be put", name, what);
+        cache_store_close(s);
+        s = found(PLENTY, &count);
+        if (count < 3 || !get(s, b, 5)) fail_msg("%s of kind %d: %u are found at last", name, what, count);
+        cache_store_close(s);
+    }
+    if (root) assert_int_equal(seteuid(0), 0);
+}
+
+/* A folder in the place of a file that is being written: removed, or named. */
+static void test_writing(void **state)
+{
+    (void)state;
+    char path[512];
+    cache_store_close(restart(PLENTY, 1));
+    path_of(path, "writing");
+    assert_int_equal(mkdir(path, 0700), 0);
+    struct cache_store *s = restart(PLENTY, 1);
+    assert_true(get(s, put(s, 0, 3), 3));
+    cache_store_close(s);
+    assert_int_equal(mkdir(path, 0700), 0);
+    strcat(path, "/x");
+    assert_int_equal(mkdir(path, 0700), 0);
+    struct err err = {{0}};
+    struct cache_store_options o = {.dir = top, .bytes_max = PLENTY};
+    assert_int_equal(cache_store_open(&o, &s, &err), ST_IO);
+    assert_non_null(strstr(err.msg, "\"writing\" is in the way"));
+    assert_int_equal(rmdir(path), 0);
+}
+
 /* A read of a record that is gone waits for no write: the reads after it would wait, too. */
 static void test_get_of_a_gone_one(void **state)
 {
@@ -681,7 +776,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         TEST(test_found_again), TEST(test_one_process),  TEST(test_bounded), TEST(test_least_recently_used),
         TEST(test_full_disk),   TEST(test_files_vanish), TEST(test_queue),   TEST(test_get_of_a_gone_one),
-        TEST(test_killed),      TEST(test_mutations),
+        TEST(test_killed),      TEST(test_mutations),    TEST(test_strays),  TEST(test_writing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
