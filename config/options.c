@@ -3,6 +3,7 @@
 #include "config/options.h"
 
 #include "config/base/env.h"
+#include "config/base/file.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -341,13 +342,12 @@ static char *trim(char *s)
 
 static enum status file_read(const char *path, struct options *o, struct err *err)
 {
-    FILE *f = fopen(path, "r");
-    if (!f) return err_set(err, ST_IO, "--config %s: %s", path, strerror(errno));
-    char *line = NULL;
-    size_t cap = 0;
+    char *text = NULL;
+    size_t len;
+    enum status st = file_text_piped(path, FILE_FLAG_MAX, FILE_PIPE_MS, &text, &len, err);
+    if (st) return err_prefix(err, ST_IO, "--config");
     unsigned number = 0;
-    enum status st = ST_OK;
-    while (!st && getline(&line, &cap, f) >= 0) {
+    for (char *at = text, *line; !st && (line = file_line(&at, text + len));) {
         number++;
         char *s = trim(line);
         if (!*s || *s == '#') continue;
@@ -375,8 +375,7 @@ static enum status file_read(const char *path, struct options *o, struct err *er
         snprintf(origin, sizeof origin, "%.200s:%u: ", path, number);
         st = row_set(r, o, value, origin, err);
     }
-    free(line);
-    fclose(f);
+    free(text);
     return st;
 }
 

@@ -68,14 +68,13 @@ static enum status hash_file(struct memo *m, const char *path, uint8_t out[HASH_
     struct stat st, after;
     struct timespec now;
     char line[LINE_BYTES], line_after[LINE_BYTES], hex[2 * HASH_BYTES + 1];
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0 || fstat(fd, &st)) {
-        if (fd >= 0) close(fd);
-        return err_set(err, ST_IO, "%s: %s", path, strerror(errno));
-    }
+    int fd;
+    enum status status = file_open(path, &fd, NULL, err);
+    if (status) return status;
+    if (fstat(fd, &st)) memset(&st, 0, sizeof st);
     line_of(&st, line);
     bool known = recall(m, line, out);
-    enum status status = known ? ST_OK : hash_bytes(fd, path, out, err);
+    status = known ? ST_OK : hash_bytes(fd, path, out, err);
     bool same = !fstat(fd, &after);
     close(fd);
     line_of(&after, line_after);
@@ -143,7 +142,7 @@ enum status checkpoint_id(const char *const *paths, uint32_t count, const char *
     crypto_generichash_final(&h, out, HASH_BYTES);
     if (m.out) fclose(m.out);
     if (!st && text && (!m.text || strcmp(m.text, text) != 0)) {
-        int fd = open(memo, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+        int fd = open(memo, O_WRONLY | O_CREAT | O_TRUNC | O_NONBLOCK | O_CLOEXEC, 0600);
         /* A file that can't be written costs time at the next start. */
         if (fd >= 0 && write(fd, text, strlen(text)) < 0) (void)unlink(memo);
         if (fd >= 0) close(fd);

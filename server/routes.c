@@ -1,6 +1,7 @@
 /* Which function serves which path, and every check that needs the headers only: origin, key, path, method,
  * state of the server, queue, content type, size, in this order. Framing was checked before (http_parser.c).
  * Event loop's thread. */
+#include "config/base/file.h"
 #include "server/http/limits.h"
 #include "server/http/origin.h"
 #include "server/http/request.h"
@@ -125,35 +126,33 @@ static enum status key_add(struct auth *a, const char *line, size_t n, const cha
                    from, number);
 }
 
-static enum status keys_read(struct auth *a, const char *file, struct err *err)
+static enum status keys_read(struct auth *a, const char *file, unsigned pipe_ms, struct err *err)
 {
-    FILE *f = fopen(file, "r");
-    if (!f) return err_set(err, ST_INVALID, "--api-key-file %s: %s", file, strerror(errno));
-    char *line = NULL, from[300];
-    size_t cap = 0, number = 0, had = a->count;
-    ssize_t n;
-    enum status st = ST_OK;
+    char *text = NULL, from[300];
+    size_t len = 0, number = 0, had = a->count;
     snprintf(from, sizeof from, "--api-key-file %.250s", file);
-    while (!st && (n = getline(&line, &cap, f)) >= 0) {
+    enum status st = file_text_piped(file, FILE_FLAG_MAX, pipe_ms, &text, &len, err);
+    if (st) return err_prefix(err, ST_INVALID, "--api-key-file");
+    for (char *at = text, *line; !st && (line = file_line(&at, text + len));) {
+        size_t n = (size_t)(at - line);
         number++;
-        while (n && strchr("\n\r \t", line[n - 1])) n--;
-        if (n && line[0] != '#') st = key_add(a, line, (size_t)n, from, number, err);
+        while (n && (!line[n - 1] || strchr("\n\r \t", line[n - 1]))) n--;
+        if (n && line[0] != '#') st = key_add(a, line, n, from, number, err);
     }
     if (!st && a->count == had) st = err_set(err, ST_INVALID, "%s: holds no key", from);
-    if (line) sodium_memzero(line, cap);
-    free(line);
-    fclose(f);
+    sodium_memzero(text, len);
+    free(text);
     return st;
 }
 
-enum status auth_load(const struct options *o, struct auth **out, struct err *err)
+enum status auth_load(const struct options *o, unsigned pipe_ms, struct auth **out, struct err *err)
 {
     *out = NULL;
     if (!o->api_key && !o->api_key_file) return ST_OK;
     struct auth *a = calloc(1, sizeof *a);
     if (!a) return err_nomem(err, "API keys");
     enum status st = o->api_key ? key_add(a, o->api_key, strlen(o->api_key), "--api-key", 1, err) : ST_OK;
-    if (!st && o->api_key_file) st = keys_read(a, o->api_key_file, err);
+    if (!st && o->api_key_file) st = keys_read(a, o->api_key_file, pipe_ms, err);
     if (st) auth_free(a);
     else *out = a;
     return st;

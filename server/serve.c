@@ -3,6 +3,7 @@
 #include "server/serve.h"
 
 #include "config/base/assert.h"
+#include "config/base/file.h"
 #include "config/base/log.h"
 #include "config/base/work_lock.h"
 #include "engine/model/model_info.h"
@@ -173,13 +174,13 @@ static void reload_event(uv_signal_t *h, int signum)
     }
     if (o->log_file && !log_open_file(o->log_file))
         log_error("--log-file %.200s: %s", o->log_file, strerror(errno));
-    if (auth_load(o, &auth, &err)) {
+    if (auth_load(o, 0, &auth, &err)) {
         log_error("SIGHUP: the API keys stay as they were: %s", err.msg);
     } else {
         auth_free(p->srv.auth);
         p->srv.auth = auth;
     }
-    if (loop_cert_load(&p->loop, &err)) log_error("SIGHUP: the certificate stays as it was: %s", err.msg);
+    if (loop_cert_load(&p->loop, 0, &err)) log_error("SIGHUP: the certificate stays as it was: %s", err.msg);
     log_info("SIGHUP: API keys, certificate and log were read again");
 }
 
@@ -381,7 +382,7 @@ static enum status server_open(struct process *p, struct err *err)
         grammars_create(o->grammar_memory, wake_engine, p, &s->grammars))
         return err_nomem(err, NULL);
     s->grammar_memory = grammars_memory(s->grammars);
-    enum status st = auth_load(o, &s->auth, err);
+    enum status st = auth_load(o, FILE_PIPE_MS, &s->auth, err);
     if (!st) st = origin_options_check(o, err);
     if (!st) st = loop_open(&p->loop, s, err);
     if (!st) st = events_take(p, err);

@@ -57,7 +57,7 @@ static int file = -1;              /* --log-file, in place of stderr */
 
 bool log_open_file(const char *path)
 {
-    int fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOCTTY, 0640);
+    int fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_NONBLOCK | O_CLOEXEC | O_NOCTTY, 0640);
     if (fd < 0) return false;
     pthread_mutex_lock(&lock);
     if (file >= 0) close(file);

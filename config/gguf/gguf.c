@@ -9,6 +9,7 @@
 #include "config/gguf/gguf.h"
 
 #include "config/base/checked.h"
+#include "config/base/file.h"
 #include "config/base/floats.h"
 
 #include <errno.h>
@@ -259,23 +260,20 @@ static enum status read_all(struct gguf *g, struct err *err)
 
 static enum status map_file(struct gguf *g, struct err *err)
 {
-    int fd = open(g->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0)
-        return err_set(err, errno == ENOENT ? ST_NOT_FOUND : ST_IO, "%s: %s", g->path, strerror(errno));
-    struct stat sb;
-    enum status st = ST_OK;
-    if (fstat(fd, &sb) != 0) st = err_set(err, ST_IO, "%s: %s", g->path, strerror(errno));
-    else if (!S_ISREG(sb.st_mode)) st = err_set(err, ST_FORMAT, "%s: not a regular file", g->path);
-    else if (sb.st_size < (off_t)HEADER_BYTES)
-        st = err_set(err, ST_FORMAT, "%s: %lld bytes are too few for a GGUF file", g->path,
-                     (long long)sb.st_size);
+    int fd;
+    uint64_t size;
+    enum status st = file_open(g->path, &fd, &size, err);
+    if (st) return st;
+    if (size < HEADER_BYTES)
+        st = err_set(err, ST_FORMAT, "%s: %llu bytes are too few for a GGUF file", g->path,
+                     (unsigned long long)size);
     if (!st) {
-        void *p = mmap(NULL, (size_t)sb.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+        void *p = mmap(NULL, (size_t)size, PROT_READ, MAP_PRIVATE, fd, 0);
         if (p == MAP_FAILED) {
             st = err_set(err, ST_IO, "%s: cannot map: %s", g->path, strerror(errno));
         } else {
             g->map = p;
-            g->len = (size_t)sb.st_size;
+            g->len = (size_t)size;
         }
     }
     close(fd);

@@ -19,13 +19,11 @@
 #include "engine/checkpoint/safetensors_internal.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #define HEADER_BYTES_MAX 100000000u
@@ -274,19 +272,17 @@ static enum status add_file(struct stf_files *f, char *path, struct err *err)
     f->files = n;
     struct mapped *m = &f->files[f->file_count++];
     *m = (struct mapped){.name = path};
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return err_set(err, errno == ENOENT ? ST_NOT_FOUND : ST_IO, "%s: %s", path, strerror(errno));
-    struct stat sb;
-    enum status st = ST_OK;
-    if (fstat(fd, &sb) != 0) st = err_set(err, ST_IO, "%s: %s", path, strerror(errno));
-    else if (!S_ISREG(sb.st_mode)) st = err_set(err, ST_FORMAT, "%s: not a regular file", path);
-    if (!st && sb.st_size) {
-        void *p = mmap(NULL, (size_t)sb.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+    int fd;
+    uint64_t size;
+    enum status st = file_open(path, &fd, &size, err);
+    if (st) return st;
+    if (size) {
+        void *p = mmap(NULL, (size_t)size, PROT_READ, MAP_PRIVATE, fd, 0);
         if (p == MAP_FAILED) {
             st = err_set(err, ST_IO, "%s: cannot map: %s", path, strerror(errno));
         } else {
             m->map = p;
-            m->len = (size_t)sb.st_size;
+            m->len = (size_t)size;
             stf__mapping_add(m);
             (void)madvise(p, m->len, MADV_SEQUENTIAL);
         }

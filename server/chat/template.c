@@ -182,7 +182,7 @@ enum status template_load_file(const char *path, struct template **out, struct e
 {
     char *text = NULL;
     size_t len = 0;
-    enum status st = file_text(path, TEMPLATE_BYTES_MAX, &text, &len, err);
+    enum status st = file_text_piped(path, TEMPLATE_BYTES_MAX, FILE_PIPE_MS, &text, &len, err);
     if (!st && (st = template_create(text, len, NULL, 0, NULL, out, err))) err_prefix(err, st, "%s", path);
     free(text);
     return st ? err_prefix(err, st == ST_NOT_FOUND ? ST_IO : st, "--chat-template") : ST_OK;

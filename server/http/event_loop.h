@@ -49,7 +49,7 @@ struct loop {
 enum status loop_open(struct loop *l, struct server *s, struct err *err) KV_MUST_CHECK;
 enum status loop_listen(struct loop *l, struct err *err) KV_MUST_CHECK; /* starts accepting connections */
 /* --tls-cert and --tls-key, at the start and again: on an error the old ones stay. */
-enum status loop_cert_load(struct loop *l, struct err *err) KV_MUST_CHECK;
+enum status loop_cert_load(struct loop *l, unsigned pipe_ms, struct err *err) KV_MUST_CHECK;
 void loop_pump(struct loop *l);               /* runs libmicrohttpd once */
 void loop_tick(struct loop *l, uint64_t now); /* deadlines, stuck libmicrohttpd; every 100 ms */
 void loop_close(struct loop *l);              /* ends HTTP and every handle */

@@ -2,6 +2,7 @@
  * socket. Knows no endpoint. */
 #include "server/http/event_loop.h"
 
+#include "config/base/file.h"
 #include "config/base/hex.h"
 #include "config/base/log.h"
 #include "server/fetch/fetch.h"
@@ -376,7 +377,7 @@ enum status loop_open(struct loop *l, struct server *s, struct err *err)
     l->srv = s;
     s->loop = l;
     enum status st = connections_max(l, err);
-    if (!st) st = loop_cert_load(l, err);
+    if (!st) st = loop_cert_load(l, FILE_PIPE_MS, err);
     if (!st && (uv_loop_init(&l->uv) || uv_idle_init(&l->uv, &l->mhd_idle)))
         st = err_set(err, ST_IO, "can't make the event loop");
     l->mhd_idle.data = l;
@@ -384,11 +385,11 @@ enum status loop_open(struct loop *l, struct server *s, struct err *err)
     return st;
 }
 
-enum status loop_cert_load(struct loop *l, struct err *err)
+enum status loop_cert_load(struct loop *l, unsigned pipe_ms, struct err *err)
 {
     const struct options *o = l->srv->opt;
     struct tls_cert *old = l->cert;
-    enum status st = o->tls_cert ? tls_cert_load(o->tls_cert, o->tls_key, &l->cert, err) : ST_OK;
+    enum status st = o->tls_cert ? tls_cert_load(o->tls_cert, o->tls_key, pipe_ms, &l->cert, err) : ST_OK;
     if (!st && l->cert != old) tls_cert_release(old);
     return st;
 }

@@ -1,6 +1,8 @@
 /* See tls.h. */
 #include "server/http/tls.h"
 
+#include "config/base/file.h"
+
 #include <errno.h>
 #include <gnutls/gnutls.h>
 #include <stdlib.h>
@@ -22,26 +24,40 @@ struct tls {
     gnutls_session_t own;
 };
 
-enum status tls_cert_load(const char *cert, const char *key, struct tls_cert **out, struct err *err)
+static enum status pem_read(const char *flag, const char *path, unsigned pipe_ms, gnutls_datum_t *out,
+                            struct err *err)
 {
+    char *text;
+    size_t len;
+    enum status st = file_text_piped(path, FILE_FLAG_MAX, pipe_ms, &text, &len, err);
+    if (st) return err_prefix(err, ST_INVALID, "%s", flag);
+    *out = (gnutls_datum_t){(unsigned char *)text, (unsigned)len};
+    return ST_OK;
+}
+
+enum status tls_cert_load(const char *cert, const char *key, unsigned pipe_ms, struct tls_cert **out,
+                          struct err *err)
+{
+    gnutls_datum_t chain = {0}, secret = {0};
     struct tls_cert *c = calloc(1, sizeof *c);
     if (!c || gnutls_certificate_allocate_credentials(&c->own)) {
         free(c);
         return err_nomem(err, "a certificate");
     }
     c->refs = 1;
-    if (gnutls_priority_init(&c->priority, PRIORITY, NULL)) {
-        tls_cert_release(c);
-        return err_nomem(err, "cipher suites");
-    }
-    int rc = gnutls_certificate_set_x509_key_file(c->own, cert, key, GNUTLS_X509_FMT_PEM);
-    if (rc >= 0) {
-        *out = c;
-        return ST_OK;
-    }
-    tls_cert_release(c);
-    return err_set(err, ST_INVALID, "--tls-cert %.150s, --tls-key %.150s: %s", cert, key,
-                   rc == GNUTLS_E_FILE_ERROR ? "one of the files can't be read" : gnutls_strerror(rc));
+    enum status st = pem_read("--tls-cert", cert, pipe_ms, &chain, err);
+    if (!st) st = pem_read("--tls-key", key, pipe_ms, &secret, err);
+    int rc = st ? 0 : gnutls_priority_init(&c->priority, PRIORITY, NULL);
+    if (!st && !rc) rc = gnutls_certificate_set_x509_key_mem(c->own, &chain, &secret, GNUTLS_X509_FMT_PEM);
+    if (rc < 0)
+        st = err_set(err, ST_INVALID, "--tls-cert %.150s, --tls-key %.150s: %s", cert, key,
+                     gnutls_strerror(rc));
+    if (secret.data) gnutls_memset(secret.data, 0, secret.size);
+    free(secret.data);
+    free(chain.data);
+    if (st) tls_cert_release(c);
+    else *out = c;
+    return st;
 }
 
 void tls_cert_release(struct tls_cert *c)

@@ -12,7 +12,7 @@
 struct tls_cert; /* certificate and key, as their files were when it was read */
 struct tls;      /* one connection */
 
-enum status tls_cert_load(const char *cert, const char *key, struct tls_cert **out,
+enum status tls_cert_load(const char *cert, const char *key, unsigned pipe_ms, struct tls_cert **out,
                           struct err *err) KV_MUST_CHECK;
 void tls_cert_release(struct tls_cert *c); /* connections keep their own reference; NULL is fine */
 

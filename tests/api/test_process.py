@@ -11,13 +11,14 @@ import select
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from harness import Checks, arguments, wait_until  # noqa: E402
+from harness import Checks, arguments, end_process, wait_until  # noqa: E402
 
 check = Checks()
 PAGE = 4096
@@ -202,10 +203,110 @@ def address_space(sizes, *flags):
     return lines
 
 
+def silent_pipes(top):
+    """-> flags of a server that is given a FIFO to which nobody writes, and the FIFO"""
+    for flag in ("--api-key-file", "--config", "--chat-template", "--log-file", "--mmproj", "--draft-model"):
+        pipe = os.path.join(top, flag.strip("-"))
+        os.mkfifo(pipe)
+        yield ["--model", DEMO, flag, pipe], pipe
+    for flag in ("--tls-cert", "--tls-key"):
+        pipe = os.path.join(top, flag.strip("-"))
+        files = dict(zip(("--tls-cert", "--tls-key"), tls_files(top)))
+        os.mkfifo(pipe)
+        files[flag] = pipe
+        yield ["--model", DEMO, *(x for pair in files.items() for x in pair)], pipe
+    names = "config.json", "tokenizer.json", "model.safetensors", "more.json", "chat_template.jinja"
+    for name in ("", *names):
+        folder = os.path.join(top, "model-" + name)
+        if name:
+            os.mkdir(folder)
+            for file in os.listdir(DEMO):
+                if file != name:
+                    os.symlink(os.path.join(os.path.abspath(DEMO), file), os.path.join(folder, file))
+        os.mkfifo(os.path.join(folder, name) if name else folder)
+        yield ["--model", folder, "--cache-dir", top + "/cache"], os.path.join(folder, name).rstrip("/")
+
+
+def tls_files(top):
+    cert, key = os.path.join(top, "cert.pem"), os.path.join(top, "key.pem")
+    make = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=x".split()
+    if not os.path.exists(cert):
+        subprocess.run([*make, "-keyout", key, "-out", cert], check=True, capture_output=True)
+    return cert, key
+
+
+def test_silent_pipes():
+    """A FIFO to which nobody writes, as any file that is read: the start ends, and says which."""
+    with tempfile.TemporaryDirectory() as top:
+        started = []
+        for flags, pipe in silent_pipes(top):
+            log = open(pipe + ".log", "w+", encoding="utf-8")
+            command = [BINARY, "serve", "--port", "0", "--log-level", "warn", *flags]
+            started.append((pipe, log, subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log)))
+        for pipe, log, p in started:
+
+            def said():
+                with open(log.name, encoding="utf-8") as f:
+                    return f.read()
+
+            more = pipe.endswith("more.json")  # costs the disk cache only
+            wait_until(lambda: p.poll() is not None or (more and pipe in said()))
+            names = pipe, os.path.dirname(pipe) + " holds no checkpoint"
+            named = any(n in said() for n in names)
+            check.true(f"{pipe}: exit {p.poll()}", named and (more or p.poll() in (1, 2)), said())
+            end_process(p)
+            log.close()
+
+
+def test_pipes():
+    """What the shell's <(command) gives is read, also in pieces; a FIFO that comes later holds up nothing."""
+    with tempfile.TemporaryDirectory() as top:
+        keys = os.path.join(top, "keys")
+        with open(keys, "w", encoding="utf-8") as f:
+            f.write("one\n")
+        files = {"--chat-template": b"{{ messages[0].content }}", "--config": b"max-queue = 77\n"}
+        files |= {f: open(n, "rb").read() for f, n in zip(("--tls-cert", "--tls-key"), tls_files(top))}
+        ends, flags = [], ["--api-key-file", keys]
+        for flag, data in files.items():
+            reader, writer = os.pipe()
+            os.write(writer, data[:9])
+            ends.append((reader, writer, data[9:]))
+            flags += [flag, f"/dev/fd/{reader}"]
+        with open(top + "/log", "w", encoding="utf-8") as log:
+            pipes = [e[0] for e in ends]
+            p = serve(0, *flags, pass_fds=pipes, stdout=subprocess.PIPE, stderr=log, text=True)
+        time.sleep(0.2)
+        for reader, writer, data in ends:
+            os.close(reader)
+            os.write(writer, data)
+            os.close(writer)
+        line = p.stdout.readline()
+        check.true("it starts", line.startswith("kvasir: listening on https://"), line)
+        port = int(line.rsplit(":", 1)[1])
+        context = ssl._create_unverified_context()
+
+        def models(key):
+            c = http.client.HTTPSConnection("127.0.0.1", port, timeout=60, context=context)
+            c.request("GET", "/v1/models", headers={"Authorization": "Bearer " + key})
+            return c.getresponse().status
+
+        check.equal("its key", [models("one"), models("two")], [200, 401])
+        os.unlink(keys)
+        os.mkfifo(keys)
+        p.send_signal(signal.SIGHUP)
+        begin = time.monotonic()
+        stay = "the API keys stay as they were"
+        check.true("SIGHUP", wait_until(lambda: stay in open(top + "/log").read()))
+        check.equal("the key that was", models("one"), 200)
+        check.true("at once", time.monotonic() - begin < 8, time.monotonic() - begin)
+        end(p, "pipes")
+        p.stdout.close()
+
+
 if __name__ == "__main__":
     args = arguments(__doc__)
     BINARY, DEMO = args.binary, args.demo
-    for test in (test_unread, test_fails_unread, test_closed, test_address_space):
+    for test in (test_unread, test_fails_unread, test_closed, test_silent_pipes, test_pipes, test_address_space):
         if not args.only or test.__name__ in args.only:
             check.run(test)
     check.end()
