@@ -202,7 +202,8 @@ def test_rules(s):
         check.equal("left in the text, with a call", get("inside", separate_reasoning=False),
                     made("\nAlready in it.\n</think>\n\nOut of it.", SCRIPTS["inside"][1]["calls"]))
         calls = SCRIPTS["unclosed"][1]["calls"]
-        check.equal("dropped, with a call in it", get("unclosed", include_reasoning=False), wanted(made(calls=calls)))
+        check.equal("dropped, with a call in it", get("unclosed", include_reasoning=False),
+                    wanted(made(calls=calls)))
         check.equal("left in the text, with a call in it", get("unclosed", separate_reasoning=False),
                     made("<think>\nI look.\nAnd:", calls))
         check.equal("dropped, nothing left", get("never", include_reasoning=False), made(""))
@@ -632,6 +633,12 @@ TAGS = {
     "prose": ("Write <function=NAME> within <tool_call>.", made("Write <function=NAME> within <tool_call>.")),
     "long": ("<tool_call>\n<function=forecast>\n<parameter=city>\n" + " ".join(f"w{k}" for k in range(150)) + "\n</parameter>\n</function>\n</tool_call>",
              made(calls=[("forecast", '{"city": "' + " ".join(f"w{k}" for k in range(150)) + '"}')])),
+    "misspelt": ("<tool_call>\n<function=forecast>\n<parameter=city>\nUlm\n</invoke>\n<parameter=days>\n5\n"
+                 "</parameter>\n</function_invocation>\n</tool_call>\n"
+                 "<tool_call>\n<function=clock>\n</function>",
+                 made(calls=[("forecast", '{"city": "Ulm", "days": 5}'), ("clock", "{}")])),
+    "preface": ('<tool_call>\u00a0Here:\n```json\n{"name": "clock", "arguments": {}}\n```\n</tool_call>',
+                made(calls=[("clock", "{}")])),
 }
 
 
@@ -646,7 +653,7 @@ def test_tags(binary, folder):
         message, finish, _ = accumulate(s.stream(CHAT, ask(name, tools)))
         check.equal(name + ", streamed", (shape(message), finish), (wanted(made_of), choice["finish_reason"]))
         check.equal(name + " without tools", shape(s.ok(CHAT, ask(name, None))["choices"][0]["message"]), made(text.replace("{TAG}", "<tool_call>")))
-        if name in ("bare", "json"):
+        if name in ("bare", "json", "misspelt", "preface"):
             continue
         body = ask(name, tools, return_token_ids=True)
         a = s.ok(CHAT, body)

@@ -53,7 +53,8 @@ static bool begin(struct tool_calls *c)
     json_t *name = unpack(&c->name);
     const char *s = json_string_value(name);
     size_t len = json_string_length(name);
-    bool ok = len && (!c->bare || json_object_getn(c->rules.bare, s, len));
+    bool ok = len && (!c->bare || json_object_getn(c->rules.bare, s, len)) &&
+              (!c->prefaced || calls__known(c, s, len));
     if (ok) calls__begin(c, s, len);
     json_decref(name);
     return ok;

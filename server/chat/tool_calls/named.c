@@ -37,7 +37,7 @@ static int named_starts(struct tool_calls *c, const struct tag_text *t)
     (void)word_skip(t, &i, "[ARGS]");
     i = blanks_skip(t, i);
     if (i == t->len || tag_at(t, i, "[CALL_ID]") < 0 || tag_at(t, i, "[ARGS]") < 0) return t->final ? 0 : -1;
-    if (!(c->syntax->named && (call || c->call_at == c->block_at)) &&
+    if ((c->prefaced || !(c->syntax->named && (call || c->call_at == c->block_at))) &&
         !calls__known(c, t->s + name, end - name))
         return 0;
     found = arguments_at(c, t, i);

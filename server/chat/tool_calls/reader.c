@@ -1,6 +1,8 @@
 /* Shared by the readers of calls, see reader.h. */
 #include "server/chat/tool_calls/reader.h"
 
+#include <strings.h>
+
 void calls__flush(struct tool_calls *c)
 {
     size_t n = c->args.len > c->hold ? c->args.len - c->hold : 0;
@@ -34,6 +36,28 @@ void calls__put(struct tool_calls *c, const char *s)
 bool calls__known(const struct tool_calls *c, const char *name, size_t len)
 {
     return tool_types_knows(c->rules.types, name, len) || json_object_getn(c->rules.bare, name, len);
+}
+
+int calls__closer(const struct tag_text *t, size_t *i, const char *key, size_t key_len, size_t name[2])
+{
+    static const char *const words[] = {"function", "tool", "invo", "call", "param", "arg", "value"};
+    size_t from = blanks_skip(t, *i), to, at;
+    int found = from < t->len ? tag_at(t, from, "</") : t->final ? 0 : -1;
+    if (found <= 0) return found;
+    for (to = from += 2; to < t->len && to - from <= NAME_MAX_LEN && !strchr("<>\n", t->s[to]); to++)
+        ;
+    if (to == t->len) return t->final ? 0 : -1;
+    if (t->s[to] != '>' && t->s[to] != '\n') return 0;
+    bool is = to - from == key_len && memcmp(t->s + from, key, key_len) == 0;
+    at = from + strspn(t->s + from, "|_ ");
+    const char *colon = memchr(t->s + at, ':', to - at); /* of a namespace */
+    if (colon) at = (size_t)(colon - t->s) + 1;
+    for (size_t k = 0; k < sizeof words / sizeof *words && !is; k++)
+        is = to - at >= strlen(words[k]) && strncasecmp(t->s + at, words[k], strlen(words[k])) == 0;
+    name[0] = from;
+    name[1] = to;
+    if (is) *i = to + (t->s[to] == '>');
+    return is;
 }
 
 void calls__value(struct tool_calls *c, size_t at)

@@ -12,7 +12,9 @@
  * schema gives no type, the value is the text exactly as written, passed on as it arrives. Else JSON of an
  * allowed type is kept, also in other notations (value.h), and anything else is a string.
  * - A value ends at its end tag if the next parameter or the end of the call follows; if that tag is missing,
- * at the tag of another of the function's parameters, or at the end of the call.
+ * at the tag of another of the function's parameters, at the end of the call, or at another call.
+ * - Closing tags in a wrong spelling (calls__closer) are read like the right ones, where a parameter, a call
+ * or nothing follows them, and where the value has not opened them itself.
  * - <function=NAME> alone is a call of a function that was offered. */
 #include "server/chat/tool_calls/reader.h"
 
@@ -21,6 +23,9 @@
 #define FUNCTION_OPEN  "<function="
 #define FUNCTION_CLOSE "</function>"
 #define GO_ON          CALL_NO /* between the parts of a call */
+#define CLOSERS_MAX    8u      /* in a row that are looked at */
+
+static const char *const value_ends[] = {"</parameter>", "</arg_value>"};
 
 enum { PARAMETERS = 0, VALUE, OBJECT, AFTER };
 
@@ -73,7 +78,8 @@ static int parameter_at(const struct tag_text *t, size_t i, size_t key[2], size_
     while (i < t->len && i - key[0] <= NAME_MAX_LEN && t->s[i] != '<') i++;
     if (i == t->len) return t->final ? 0 : -1;
     key[1] = i;
-    first = tag_next(t, &i, "</arg_key>");
+    size_t name[2];
+    first = calls__closer(t, &i, NULL, 0, name);
     if (first >= 0) first = tag_next(t, &i, "<arg_value>");
     *end = i;
     return first > 0 ? 2 * (key[1] > key[0]) : first;
@@ -111,23 +117,31 @@ static int head_ends(const struct tool_calls *c, const struct tag_text *t, size_
     size_t key[2], end, at = blanks_skip(t, i);
     int found = at < t->len ? function && t->s[at] == '{' : t->final ? 0 : -1;
     if (!found) found = parameter_at(t, i, key, &end);
-    if (!found && function) found = tag_next(t, &i, FUNCTION_CLOSE);
+    if (!found && function) found = calls__closer(t, &i, NULL, 0, key);
     return found ? found : one_next(t, &i, c->syntax->closes);
+}
+
+/* A call's <function=NAME> or NAME at i, and what it needs behind it. Like tag_at. */
+static int head_at(const struct tool_calls *c, const struct tag_text *t, size_t i, size_t name[2],
+                   size_t *end, bool *function)
+{
+    int found = tag_named(t, "function", i, name, end);
+    *function = found > 0;
+    if (found < 0) return -1;
+    if (!*function) { /* NAME */
+        name[0] = blanks_skip(t, i);
+        name[1] = *end = name_skip(t, name[0]);
+        if (*end == t->len) return t->final ? 0 : -1;
+        if (*end == name[0]) return 0;
+    }
+    return head_ends(c, t, *end, *function);
 }
 
 static int tags_starts(struct tool_calls *c, const struct tag_text *t)
 {
     size_t name[2], end = c->scan;
-    int found = tag_named(t, "function", c->scan, name, &end);
-    bool function = found > 0, alone = c->scan == c->block_at;
-    if (found < 0) return -1;
-    if (!function) { /* NAME */
-        name[0] = blanks_skip(t, c->scan);
-        name[1] = end = name_skip(t, name[0]);
-        if (end == t->len) return t->final ? 0 : -1;
-        if (end == name[0]) return 0;
-    }
-    found = head_ends(c, t, end, function);
+    bool function, alone = c->prefaced || c->scan == c->block_at;
+    int found = head_at(c, t, c->scan, name, &end, &function);
     if (found <= 0) return found;
     bool known = calls__known(c, t->s + name[0], name[1] - name[0]);
     /* Of a call without <tool_call>, or of a name alone, only a known name tells that it is one. */
@@ -175,6 +189,57 @@ static void value_put(struct tool_calls *c, const struct tag_text *t, size_t fro
     calls__put(c, "\"");
 }
 
+/* A block with a call of a known function begins at i. Like tag_at. */
+static int call_at(const struct tool_calls *c, const struct tag_text *t, size_t i)
+{
+    size_t name[2], end;
+    bool function;
+    int block = tag_at(t, i, c->syntax->opens[0]), found;
+    if (block > 0) i += strlen(c->syntax->opens[0]);
+    found = block < 0 ? -1 : head_at(c, t, i, name, &end, &function);
+    if (found > 0 && !block && !function) return 0;
+    return found > 0 ? calls__known(c, t->s + name[0], name[1] - name[0]) : found;
+}
+
+static bool is_tag(const struct tag_text *t, const size_t name[2], const char *tag)
+{
+    size_t len = name[1] - name[0];
+    return tag && strlen(tag) == len + 3 && memcmp(tag + 2, t->s + name[0], len) == 0;
+}
+
+/* Closing tags at i, of which some are wrong, and then what follows a value. after: they follow the value's
+ * own end tag. Like tag_at. */
+static int closers_at(const struct tool_calls *c, const struct tag_text *t, size_t i, bool after)
+{
+    const char *close = c->syntax->closes[0];
+    size_t name[2], first[2] = {0}, n = 0, key[2], end, at = i;
+    bool block = false, wrong = false;
+    int found;
+    while ((found = calls__closer(t, &at, t->s + c->tags.key[0], c->tags.key[1] - c->tags.key[0], name)) >
+           0) {
+        if (!n++) memcpy(first, name, sizeof first);
+        for (size_t k = 0; k < 2 && !after && n > 1; k++) /* the value's own end tag is still to come */
+            if (is_tag(t, name, value_ends[k])) return 0;
+        block = block || is_tag(t, name, close);
+        wrong = wrong || (n == 1 && !block && !is_tag(t, name, FUNCTION_CLOSE));
+        if (n == CLOSERS_MAX || (after && (block || n > 1))) break;
+    }
+    if (found < 0 || !n) return found;
+    if (!(after && (block || n > 1))) {
+        found = text_end(t, at);
+        if (!found) found = parameter_at(t, at, key, &end);
+        if (found > 0 && blanks_skip(t, at) < t->len) found = after || types_of(c, t, key) != 0;
+        if (!found)
+            found = n > 1 && block ? one_next(t, &at, c->syntax->opens) : call_at(c, t, blanks_skip(t, at));
+    }
+    if (found <= 0 || !wrong) return found;
+    for (size_t k = c->tags.value_at; k < i; k++) /* it closes what the value has opened */
+        if (t->s[k] == '<' && i - k > first[1] - first[0] &&
+            memcmp(t->s + k + 1, t->s + first[0], first[1] - first[0]) == 0)
+            return 0;
+    return 1;
+}
+
 /* What follows the end tag of a value at i is what follows values. Like tag_at. */
 static int next_at(const struct tool_calls *c, const struct tag_text *t, size_t i)
 {
@@ -184,31 +249,24 @@ static int next_at(const struct tool_calls *c, const struct tag_text *t, size_t 
     if (!found) found = text_end(t, i);
     if (!found) found = one_next(t, &i, function);
     if (!found) found = one_next(t, &i, c->syntax->closes);
-    return found ? found : one_next(t, &i, c->syntax->opens);
+    if (!found) found = one_next(t, &i, c->syntax->opens);
+    return found ? found : closers_at(c, t, i, true);
 }
 
 /* The value's end tag is missing, and it ends with what follows it at i: another parameter of the function,
- * or the call's end tags, where nothing or another call follows both, or nothing follows one. Like tag_at. */
+ * another call, or closing tags, where nothing or another call follows. Like tag_at. */
 static int cut_at(const struct tool_calls *c, const struct tag_text *t, size_t i)
 {
     size_t key[2], end;
     bool may = c->tags.inline_ || t->s[i - 1] == '\n';
-    int found = may ? parameter_at(t, i, key, &end) : 0, block;
+    int found = may ? parameter_at(t, i, key, &end) : 0;
     if (found > 0) found = types_of(c, t, key) != 0;
-    if (found) return found;
-    found = tag_at(t, i, FUNCTION_CLOSE);
-    if (found < 0) return -1;
-    if (found) i += strlen(FUNCTION_CLOSE);
-    block = one_next(t, &i, c->syntax->closes);
-    if (!found && !block) return 0;
-    if (block < 0) return -1;
-    int over = text_end(t, i);
-    return over || !found || !block ? over : one_next(t, &i, c->syntax->opens);
+    if (!found && may) found = call_at(c, t, i);
+    return found ? found : closers_at(c, t, i, false);
 }
 
 static enum call_step value_feed(struct tool_calls *c, const struct tag_text *t)
 {
-    static const char *const ends[] = {"</parameter>", "</arg_value>"};
     const struct tag_text more = {t->s, t->len, false};
     bool stream = !c->tags.types || c->tags.types == TYPE_STRING;
     int over = 0;
@@ -218,8 +276,8 @@ static enum call_step value_feed(struct tool_calls *c, const struct tag_text *t)
         c->scan = hit ? (size_t)(hit - t->s) : t->len;
         skip = 0;
         for (size_t k = 0; hit && k < 2 && !over; k++) {
-            over = tag_at(t, c->scan, ends[k]);
-            if (over > 0) over = next_at(c, &more, c->scan + (skip = strlen(ends[k])));
+            over = tag_at(t, c->scan, value_ends[k]);
+            if (over > 0) over = next_at(c, &more, c->scan + (skip = strlen(value_ends[k])));
             if (over < 0 && t->final) over = 1; /* a tag that is cut, or nothing */
         }
         if (hit && !over) skip = 0;
@@ -252,6 +310,8 @@ static enum call_step parameter_feed(struct tool_calls *c, const struct tag_text
         if (end == t->len && !t->final) return CALL_MORE; /* the line break may come */
         c->tags.types = types_of(c, t, key);
         c->tags.part = VALUE;
+        memcpy(c->tags.key, key, sizeof key);
+        c->tags.closed = false;
         c->tags.inline_ = end == t->len || t->s[end] != '\n';
         c->tags.trim = found == 1 || !c->tags.inline_;
         c->scan = c->tags.value_at = c->tags.value_out = end + !c->tags.inline_;
@@ -265,7 +325,13 @@ static enum call_step parameter_feed(struct tool_calls *c, const struct tag_text
     c->scan = at;
     if (!found) found = one_next(&more, &at, c->syntax->closes);
     if (!found) found = one_next(&more, &at, c->syntax->opens);
-    if (found < 0 && !(c->ended && blanks_skip(t, c->scan) == t->len)) return CALL_MORE;
+    if (!found && (found = calls__closer(&more, &c->scan, t->s + c->tags.key[0],
+                                         c->tags.key[1] - c->tags.key[0], key)) > 0) { /* a wrong one */
+        c->tags.closed = true;
+        return GO_ON;
+    }
+    bool over = t->final && c->tags.closed;
+    if (found < 0 && !over && !(c->ended && blanks_skip(t, c->scan) == t->len)) return CALL_MORE;
     calls__put(c, c->tags.any ? "}" : "{}");
     return CALL_END;
 }

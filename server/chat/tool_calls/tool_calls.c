@@ -11,6 +11,8 @@
 #define FENCE    "```"
 /* Maximum length of the language after it. */
 #define LANGUAGE_MAX 64u
+/* Maximum bytes of a block's tag and the words before its call. */
+#define PREFACE_MAX 256u
 /* Bytes read as calls that were none, after which all is content: each of many could reach to the end. */
 #define REREAD_MAX ((size_t)1 << 20)
 
@@ -103,6 +105,7 @@ static bool text_run(struct tool_calls *c, const struct tag_text *t)
     state_to(c, TOOL_BLOCK);
     c->block_at = hit;
     c->scan = scan;
+    c->prefaced = false;
     return true;
 }
 
@@ -122,10 +125,40 @@ static int call_starts(struct tool_calls *c, const struct tag_text *t, const str
     return 1;
 }
 
+/* Bytes of the white space at i, of any kind in Unicode, or a byte order mark. Like tag_at. */
+static int space_at(const struct tag_text *t, size_t i)
+{
+    static const char *const spaces[] = {"\xC2\x85", "\xC2\xA0", "\xE1\x9A\x80", "\xE3\x80\x80",
+                                         "\xEF\xBB\xBF"};
+    if ((unsigned char)t->s[i] < 0x80) return is_blank(t->s[i]);
+    int most = 0, general = tag_at(t, i, "\xE2\x80"), found;
+    if (!general) general = tag_at(t, i, "\xE2\x81");
+    if (general < 0) return -1;
+    if (general && i + 2 == t->len) return t->final ? 0 : -1;
+    if (general)
+        return strchr("\x80\x81\x82\x83\x84\x85\x86\x87\x88\x89\x8A\x8B\xA8\xA9\xAF\x9F\xA0", t->s[i + 2])
+                   ? 3
+                   : 0;
+    for (size_t k = 0; k < sizeof spaces / sizeof *spaces; k++) {
+        found = tag_at(t, i, spaces[k]);
+        if (found > 0) return (int)strlen(spaces[k]);
+        if (found < 0) most = -1;
+    }
+    return most;
+}
+
+/* False: the text is too short. */
+static bool spaces_skip(const struct tag_text *t, size_t *i)
+{
+    int n = 1;
+    for (; n > 0 && *i<t->len; *i += n> 0 ? (size_t)n : 0) n = space_at(t, *i);
+    return n >= 0;
+}
+
 /* Skips what may be before the calls of a block: a code fence and a bracket. False: the text is too short. */
 static bool front_skip(struct tool_calls *c, const struct tag_text *t, size_t *i)
 {
-    while (*i < t->len && is_blank(t->s[*i])) ++*i;
+    if (!spaces_skip(t, i)) return false;
     c->scan = *i;
     int fence = *i < t->len ? tag_at(t, *i, FENCE) : 0;
     if (fence > 0) {
@@ -133,12 +166,26 @@ static bool front_skip(struct tool_calls *c, const struct tag_text *t, size_t *i
         while (*i < t->len && *i - from < LANGUAGE_MAX &&
                (t->s[*i] == '_' || isalpha((unsigned char)t->s[*i])))
             ++*i;
-        while (*i < t->len && is_blank(t->s[*i])) ++*i;
+        if (!spaces_skip(t, i)) return false;
         c->fenced = true;
     }
     if (*i < t->len && t->s[*i] == '[') ++*i;
-    while (*i < t->len && is_blank(t->s[*i])) ++*i;
-    return fence >= 0 && (*i < t->len || t->final);
+    return spaces_skip(t, i) && fence >= 0 && (*i < t->len || t->final);
+}
+
+/* No call begins at i: skips a word before it. 0: none may follow; -1: the text is too short. */
+static int word_skip(struct tool_calls *c, const struct tag_text *t, size_t i)
+{
+    if (c->bare || i == t->len || t->s[i] == '<') return 0;
+    for (const char *const *open = c->syntax->opens; *open; open++)
+        if (tag_at(t, i, *open)) return tag_at(t, i, *open) < 0 ? -1 : 0;
+    for (size_t to = i + 1; to < t->len && to - c->block_at <= PREFACE_MAX; to++) {
+        char last = t->s[to - 1];
+        if (!strchr("{[<`", t->s[to]) && (is_blank(t->s[to]) || !(is_blank(last) || last == ':'))) continue;
+        c->scan = to;
+        return c->prefaced = true;
+    }
+    return t->len - c->block_at > PREFACE_MAX || t->final ? 0 : -1;
 }
 
 /* Of a plain call only the head is held back. */
@@ -153,18 +200,22 @@ static bool block_run(struct tool_calls *c, const struct tag_text *text)
 {
     bool cut;
     struct tag_text t = view(c, text, &cut);
-    size_t i = c->scan, n = c->bare ? 1 : sizeof readers / sizeof *readers;
-    int most = 0;
-    if (!c->bare) c->fenced = false;
+    size_t n = c->bare ? 1 : sizeof readers / sizeof *readers;
+    int most = 0, word = 1;
     c->call_at = c->block_at;
-    if (!front_skip(c, &t, &i)) return cut && refuse(c);
-    for (size_t k = 0; k < n && i < t.len && most <= 0; k++) {
-        size_t scan = c->scan;
-        int found = call_starts(c, &t, readers[k], i);
-        if (found <= 0) c->scan = scan;
-        if (found) most = found;
+    while (!most && word > 0) {
+        size_t i = c->scan;
+        if (!c->bare) c->fenced = false;
+        if (!front_skip(c, &t, &i)) return cut && refuse(c);
+        for (size_t k = 0; k < n && i < t.len && most <= 0; k++) {
+            size_t scan = c->scan;
+            int found = call_starts(c, &t, readers[k], i);
+            if (found <= 0) c->scan = scan;
+            if (found) most = found;
+        }
+        if (!most) word = word_skip(c, &t, i);
     }
-    return most < 0 ? false : most || refuse(c);
+    return most < 0 || word < 0 ? false : most || refuse(c);
 }
 
 static bool call_run(struct tool_calls *c, const struct tag_text *text)
@@ -199,11 +250,18 @@ static bool end_run(struct tool_calls *c, const struct tag_text *t)
         if (fence) c->fenced = false;
         skip = fence ? (int)strlen(FENCE)
                : tag ? (int)strlen(close)
-                     : is_blank(ch) || (plain && ch && strchr(c->bare ? "}],;" : "}]),;", ch));
+               : plain && ch && strchr(c->bare ? "}],;" : "}]),;", ch) ? 1
+                                                                       : space_at(t, c->scan);
+        if (skip < 0) return false;
     }
-    size_t i = c->scan;
+    size_t i = c->scan, name[2];
+    c->prefaced = false;
     if (i == t->len) return false;
     int tag = close ? tag_at(t, i, close) : 0;
+    if (!tag && !c->bare) { /* in a wrong spelling */
+        tag = calls__closer(t, &c->scan, NULL, 0, name);
+        if (tag) return tag > 0;
+    }
     if (!tag && !c->bare && !(c->rules.single && c->calls)) {
         c->call_at = i;
         tag = call_starts(c, t, c->reader, i);

@@ -9,7 +9,8 @@
  *   What is no call before that point is content, exactly as written, tags included.
  * - Arguments are an object in JSON, passed on as they arrive; what is not JSON is repaired (value.h). An end
  *   tag closes all that is open. At the end of the text, incomplete arguments stay incomplete.
- * - A block between tags may hold several calls, and any way of writing a call (struct call_reader):
+ * - A block between tags may hold several calls, and any way of writing a call (struct call_reader). White
+ *   space of all kinds, a code fence, and a few words before a call of an offered function are skipped:
  *   json.c    {"name": .., "arguments": {..}}, also with `parameters`, packed in a string, or flat
  *   tags.c    <function=NAME><parameter=KEY>value</parameter></function>, and the like; or an object
  *   named.c   NAME{..}, NAME[ARGS]{..}, NAME(key=value)
@@ -106,6 +107,7 @@ struct tool_calls {
     /* the current block: its first byte, its current call's, and what is already read */
     size_t block_at, call_at, scan;
     bool bare, fenced; /* it is plain JSON; inside a code fence */
+    bool prefaced;     /* words were between the block's tag and its call */
     /* the current call */
     const struct call_reader *reader;
     bool begun;      /* it is reported */
@@ -122,6 +124,8 @@ struct tool_calls {
         } json;
         struct {                        /* tags.c */
             size_t name_at, name_end;   /* the function's name */
+            size_t key[2];              /* the parameter's */
+            bool closed;                /* a closing tag in a wrong spelling came after the last value */
             size_t value_at, value_out; /* the value begins; how much of it is in args */
             uint8_t part, types;        /* TYPE_* of the value */
             bool any, inline_, trim; /* there is a parameter; no line break before its value; one after it is
