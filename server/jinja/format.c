@@ -1,5 +1,5 @@
-/* `'%s' % x` and `'{}'.format(x)`: the conversions of C's printf, which prints the numbers. Fields of `{}`
- * are plain: a name or a number, and a width, precision and type. Origins are kept. */
+/* `'%s' % x` and `'{}'.format(x)`: the conversions of C's printf, which prints the numbers. Origins are
+ * kept. */
 #include "server/jinja/internal.h"
 
 #include <math.h>
@@ -154,42 +154,85 @@ struct jinja_value jn_str_mod(struct jinja_ctx *c, const struct jinja_str *fmt, 
 
 /* ---- str.format ---- */
 
-static void format_value(struct jinja_ctx *c, struct jn_sb *sb, struct jinja_value v, const char *spec,
-                         const char *end)
+static void format_plain(struct jinja_ctx *c, struct jn_sb *sb, struct jinja_value v, struct field *f)
 {
-    struct field f;
     bool whole = v.type == JN_INT || v.type == JN_BOOL || v.type == JN_BIG;
+    if (!f->type) f->type = whole ? 'd' : v.type == JN_STR ? 's' : 0;
+    if (v.type == JN_STR && f->type == 's' && !*f->flags) put_text(c, sb, v, f, true);
+    else if (f->type && ((whole && strchr("dxX", f->type) && f->precision < 0) ||
+                         ((whole || v.type == JN_FLOAT) && strchr("eEfFgG", f->type))))
+        put_number(c, sb, v, f);
+    else jn_error(c, "unsupported format specifier for %s", jn_type_name(v));
+}
+
+/* [[fill]align][flags][width][.precision][type], a part of fmt. */
+static void format_value(struct jinja_ctx *c, struct jn_sb *sb, struct jinja_value v,
+                         const struct jinja_str *fmt, const char *spec, const char *end)
+{
+    const char *align = spec;
+    struct field f;
     if (spec >= end) {
         jn_print(c, sb, v);
         return;
     }
-    if (parse_field(c, spec, end, "+ 0", &f) < end) jn_error(c, "unsupported format specifier");
-    if (!f.type) f.type = whole ? 'd' : v.type == JN_STR ? 's' : 0;
-    if (v.type == JN_STR && f.type == 's' && !*f.flags) put_text(c, sb, v, &f, true);
-    else if (f.type && ((whole && strchr("dxX", f.type) && f.precision < 0) ||
-                        ((whole || v.type == JN_FLOAT) && strchr("eEfFgG", f.type))))
-        put_number(c, sb, v, &f);
-    else jn_error(c, "unsupported format specifier for %s", jn_type_name(v));
+    jn_decode(spec, end, &align);
+    if (align >= end || !*align || !strchr("<>^", *align))
+        align = *spec && strchr("<>^", *spec) ? spec : NULL;
+    if (parse_field(c, align ? align + 1 : spec, end, "+ 0", &f) < end)
+        jn_error(c, "unsupported format specifier");
+    struct jn_sb text = jn_sb_new(c);
+    int64_t width = f.width;
+    if (align) f.width = 0;
+    format_plain(c, align ? &text : sb, v, &f);
+    if (!align) return;
+    struct jinja_value s = jn_sb_value(c, &text), fill = jn_lit(c, " ");
+    if (align > spec) fill = jn_slice_bytes(c, fmt, (size_t)(spec - fmt->p), (size_t)(align - fmt->p));
+    int64_t room = width - (int64_t)s.u.s->chars, left = *align == '>' ? room : *align == '^' ? room / 2 : 0;
+    for (int64_t k = 0; k < left; k++) jn_sb_str(c, sb, fill.u.s);
+    jn_sb_str(c, sb, s.u.s);
+    for (int64_t k = left; k < room; k++) jn_sb_str(c, sb, fill.u.s);
 }
 
-/* `{}`, `{0}` or `{name}`. */
-static struct jinja_value find_field(struct jinja_ctx *c, const struct jn_args *a, const char *p,
-                                     const char *end, uint32_t *next_auto, bool *manual)
+/* What follows the name of a field: `.name` and `[key]`. */
+static struct jinja_value find_inside(struct jinja_ctx *c, const struct jinja_str *fmt, struct jinja_value v,
+                                      const char *p, const char *end)
 {
-    if (p < end && (*p < '0' || *p > '9')) {
+    while (p < end) {
+        const char *from = ++p, *stop = from;
+        bool item = from[-1] == '[';
+        while (stop < end && (item ? *stop != ']' : *stop != '.' && *stop != '[')) stop++;
+        if (item && stop == end) jn_error(c, "expected ']' before end of string");
+        struct jinja_value key = jn_slice_bytes(c, fmt, (size_t)(from - fmt->p), (size_t)(stop - fmt->p));
+        int index = field_number(c, &from, stop);
+        if (item && from == stop && from > p) key = JN_V(JN_INT, i, index);
+        v = item ? jn_getitem(c, v, key) : jn_getattr(c, v, key);
+        p = stop + item;
+    }
+    return v;
+}
+
+/* `{}`, `{0}` or `{name}`, with what follows it. */
+static struct jinja_value find_field(struct jinja_ctx *c, const struct jinja_str *fmt,
+                                     const struct jn_args *a, const char *p, const char *end,
+                                     uint32_t *next_auto, bool *manual)
+{
+    const char *name = end;
+    for (const char *q = end; q > p; q--)
+        if (q[-1] == '.' || q[-1] == '[') name = q - 1;
+    if (p < name && (*p < '0' || *p > '9')) {
         for (uint32_t k = 0; k < a->kw_count; k++)
-            if (a->names[k].u.s->len == (size_t)(end - p) &&
-                memcmp(a->names[k].u.s->p, p, (size_t)(end - p)) == 0)
-                return a->vals[k];
+            if (a->names[k].type == JN_STR && a->names[k].u.s->len == (size_t)(name - p) &&
+                memcmp(a->names[k].u.s->p, p, (size_t)(name - p)) == 0)
+                return find_inside(c, fmt, a->vals[k], name, end);
         jn_error(c, "a keyword of the format string is missing");
     }
-    bool given = p < end;
-    uint32_t idx = given ? (uint32_t)field_number(c, &p, end) : (*next_auto)++;
+    bool given = p < name;
+    uint32_t idx = given ? (uint32_t)field_number(c, &p, name) : (*next_auto)++;
     *manual |= given;
-    if (p != end) jn_error(c, "bad field name in a format string");
+    if (p != name) jn_error(c, "bad field name in a format string");
     if (*manual && *next_auto) jn_error(c, "automatic and manual field numbering in one format string");
     if (idx >= a->count) jn_error(c, "replacement index %u out of range for positional args", idx);
-    return a->pos[idx];
+    return find_inside(c, fmt, a->pos[idx], name, end);
 }
 
 struct jinja_value jn_str_format(struct jinja_ctx *c, const struct jinja_str *fmt, const struct jn_args *a)
@@ -212,8 +255,17 @@ struct jinja_value jn_str_format(struct jinja_ctx *c, const struct jinja_str *fm
         if (*q == '}') jn_error(c, "single '}' encountered in format string");
         if (!close) jn_error(c, "expected '}' before end of string");
         const char *colon = memchr(q, ':', (size_t)(close - q)), *name_end = colon ? colon : close;
-        struct jinja_value v = find_field(c, a, q + 1, name_end, &next_auto, &manual);
-        format_value(c, &sb, v, colon ? colon + 1 : close, close);
+        char as = name_end - q > 2 && name_end[-2] == '!' ? name_end[-1] : 0;
+        struct jinja_value v =
+            find_field(c, fmt, a, q + 1, as ? name_end - 2 : name_end, &next_auto, &manual);
+        if (as) {
+            struct jn_sb text = jn_sb_new(c);
+            if (as == 'r') jn_repr(c, &text, v);
+            else if (as == 's') jn_print(c, &text, v);
+            else jn_error(c, "unknown conversion in a format string");
+            v = jn_sb_value(c, &text);
+        }
+        format_value(c, &sb, v, fmt, colon ? colon + 1 : close, close);
         p = close + 1;
     }
     return jn_sb_value(c, &sb);

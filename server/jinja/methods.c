@@ -19,6 +19,7 @@
     M(ENDSWITH, "endswith", ON(JN_STR), 3, 1, "-", "-", "-")                                                 \
     M(FIND, "find", ON(JN_STR), 3, 1, "-", "-", "-")                                                         \
     M(FORMAT, "format", ON(JN_STR), 0, 0, 0)                                                                 \
+    M(FORMAT_MAP, "format_map", ON(JN_STR), 0, 0, 0)                                                         \
     M(INDEX, "index", ON(JN_STR), 3, 1, "-", "-", "-")                                                       \
     M(ISALNUM, "isalnum", ON(JN_STR), 0, 0, 0)                                                               \
     M(ISALPHA, "isalpha", ON(JN_STR), 0, 0, 0)                                                               \
@@ -456,6 +457,11 @@ struct jinja_value jn_call_method(struct jinja_ctx *c, const struct jn_bound *m,
     const struct method *d = &methods[m->method];
     struct jinja_value arg[ARG_MAX];
     if (m->method == M_FORMAT) return jn_str_format(c, m->self.u.s, a);
+    if (m->method == M_FORMAT_MAP) {
+        const struct jinja_dict *map = a->count == 1 && a->pos[0].type == JN_DICT ? a->pos[0].u.d : NULL;
+        if (!map) jn_error(c, "format_map() takes one mapping");
+        return jn_str_format(c, m->self.u.s, &(struct jn_args){0, 0, map->k, map->v, map->count});
+    }
     if (m->self.type == JN_LOOP) return call_loop(c, m->self.u.p, m->method, a);
     jn_bind(c, d->name, a, d->params, d->args_max, d->required, arg);
     for (uint32_t i = d->args_max; i < ARG_MAX; i++) arg[i] = JN_V(JN_MISSING, i, 0);

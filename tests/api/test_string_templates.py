@@ -1,5 +1,6 @@
 """Models that take images, under templates that take only strings, or only parts of text: the parts of a
-message become what the family's own template writes for them, marks around images and videos included.
+message become what the family's own template writes for them, marks around images and videos included. And
+--chat-template-kwargs, whose texts are trusted where a request's are not.
 
 python3 test_string_templates.py [--binary B]"""
 import json
@@ -94,6 +95,23 @@ def test_family(name, marks, rule):
             server.stop()
 
 
+def test_kwargs():
+    with tempfile.NamedTemporaryFile("w", suffix=".jinja") as f:
+        f.write("{{ k }}|{{ n }}|{{ messages[0].content }}")
+        f.flush()
+        flags = ("--chat-template", f.name, "--chat-template-kwargs", '{"k": "<bos>", "n": 1}')
+        server = harness.Server(args.binary, os.path.join(root, "models/demo"), *flags)
+    body = {"messages": [{"role": "user", "content": "x"}], "add_generation_prompt": False}
+    for more, want in (({}, "<bos>|1|x"), ({"chat_template_kwargs": {"n": 2}}, "<bos>|2|x"),
+                       ({"chat_template_kwargs": {"k": "<bos>"}}, "<bos>|1|x")):
+        check.equal(f"kwargs, {more}", server.ok("/apply-template", {**body, **more})["prompt"], want)
+        bos = server.ok("/tokenize", {"content": "", "add_special": True})["tokens"][0]
+        tokens = server.ok("/tokenize", {**body, **more, "add_special_tokens": False})["tokens"]
+        check.equal(f"an operator's token, {more}", tokens[0] == bos, "k" not in str(more.values()))
+    server.stop()
+
+
+check.run(test_kwargs)
 for family in FAMILIES:
     check.run(test_family, *family)
 check.end()
