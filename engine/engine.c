@@ -229,6 +229,11 @@ enum status engine__prepare(const struct engine_options *opt, struct engine *e, 
     if (!st &&
         (st = weights_inventory(*files, &e->net.desc, engine__weight_format(e), &e->net.inventory, err)))
         (void)err_prefix(err, st, "%s", e->dir);
+    const struct desc_packing *packing = &e->net.desc.packing; /* FP8 becomes the compute type */
+    if (opt->weight_bytes && (packing->bits || !*packing->method))
+        e->net.inventory.memory_bytes = opt->weight_bytes;
+    if (opt->random_weights && *packing->method)
+        e->net.inventory.read_bytes = opt->weight_bytes ? opt->weight_bytes : e->net.inventory.memory_bytes;
     if (!st && opt->profile) st = profile_open(e, err);
     if (!st && e->plan.quantize && !e->net.inventory.made_quants) {
         if (e->becaps.quants)

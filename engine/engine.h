@@ -6,6 +6,7 @@
 #define KVASIR_ENGINE_H
 
 #include "config/base/status.h"
+#include "engine/model/model_info.h"
 #include "engine/prompt/image.h"
 #include "engine/prompt/prompt.h"
 #include "engine/sample/sampling.h"
@@ -37,6 +38,7 @@ struct engine_options {
     uint32_t context_max;      /* 0 = the checkpoint's max_position_embeddings */
     uint32_t batch_tokens_max; /* rows of one step; 0 = 2048 */
     uint32_t sequences_max;    /* sequences of one step; 0 = 64 */
+    uint64_t weight_bytes;     /* with random_weights: what the real ones take; 0 = as bf16 */
     bool random_weights; /* for benchmarks: model_dir holds only config.json; weights are random (seeded),
                             bf16 unless dtype is f32 */
     bool profile;        /* engine_profile_*; on a GPU steps are slower and use no graphs */
@@ -267,8 +269,15 @@ void engine_profile_read(const struct engine *e, struct engine_profile_part out[
 /* For `kvasir inspect --devices`: writes the CPU and the GPUs, or why there is no GPU, as text. */
 enum status engine_devices(char *text, size_t cap, struct err *err) KV_MUST_CHECK;
 
-/* For `kvasir inspect`: describes the checkpoint in DIR as text, without loading the weights. */
+/* For `kvasir inspect`: describes the checkpoint in DIR as text, without loading the weights, which may be
+ * absent. ST_NOMEM: it does not fit into memory, and `text` describes it all the same; after other errors
+ * `text` is empty. */
+struct engine_inspected {
+    struct model_retrieval retrieval;
+    uint32_t hidden_size;
+    bool no_weights;
+};
 enum status engine_inspect(const struct engine_options *opt, char *text, size_t cap,
-                           struct err *err) KV_MUST_CHECK;
+                           struct engine_inspected *out, struct err *err) KV_MUST_CHECK;
 
 #endif

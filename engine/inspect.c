@@ -3,6 +3,8 @@
 #include "engine/internal.h"
 
 #include "config/base/buf.h"
+#include "config/base/json.h"
+#include "config/hf/reader.h"
 #include "kernels/cuda_loader.h"
 
 #include <stdio.h>
@@ -193,6 +195,7 @@ static enum status say_all(struct buf *b, const struct engine *e)
                  e->model_type, e->backend_name, e->device, e->info.dtype,
                  (unsigned long long)e->net.inventory.parameters,
                  e->net.inventory.quant_types[0] ? e->net.inventory.quant_types
+                 : d->packing.method[0]          ? d->packing.method
                                                  : stf_dtype_name(e->net.inventory.stored),
                  MIB(e->net.inventory.read_bytes), d->hidden, d->vocab,
                  d->tied ? "shared with" : "separate from", e->plan.context_max, at ? eos : "none");
@@ -209,13 +212,40 @@ static enum status say_all(struct buf *b, const struct engine *e)
     return st ? st : say_plan(b, e);
 }
 
-enum status engine_inspect(const struct engine_options *opt, char *text, size_t cap, struct err *err)
+/* Bytes of the weights, by the index of a directory that doesn't hold them; 0: unknown. */
+static uint64_t indexed_bytes(const char *dir)
+{
+    struct json_doc doc = {0};
+    struct err ignored;
+    char *path;
+    uint64_t bytes = 0;
+    if (!json_load(dir, "model.safetensors.index.json", HF_FILE_BYTES_MAX, &doc, &path, &ignored))
+        (void)json_uint(&doc, json_get_live(&doc, json_get_live(&doc, 0, "metadata"), "total_size"), &bytes);
+    json_free(&doc);
+    free(path);
+    return bytes;
+}
+
+static enum status say_served(struct buf *b, const struct engine *e, bool no_weights)
+{
+    const struct model_retrieval *r = &e->net.desc.retrieval;
+    return buf_addf(b, "served     yes%s%s%s\n",
+                    r->vectors            ? ", for multi-vector embeddings"
+                    : e->net.desc.encoder ? ", for embeddings"
+                    : *r->classifier      ? ", by /classify, /v1/rerank and /v1/score: "
+                                          : "",
+                    r->classifier, no_weights ? ", by config.json; the directory has no weights" : "");
+}
+
+enum status engine_inspect(const struct engine_options *opt, char *text, size_t cap,
+                           struct engine_inspected *out, struct err *err)
 {
     struct stf_files *files = NULL;
     struct buf b;
     buf_init(&b, cap > 0 ? cap - 1 : 0);
     struct engine_options bare = *opt;
     struct engine *e = calloc(1, sizeof *e);
+    if (cap) *text = '\0';
     if (!e) return err_nomem(err, NULL);
     enum status st = engine__prepare(opt, e, &files, err);
     if (st == ST_NOT_FOUND && !opt->random_weights) { /* is config.json served? */
@@ -223,20 +253,17 @@ enum status engine_inspect(const struct engine_options *opt, char *text, size_t 
         e = calloc(1, sizeof *e);
         if (!e) return err_nomem(err, NULL);
         bare.random_weights = true;
+        bare.weight_bytes = indexed_bytes(opt->model_dir);
         st = engine__prepare(&bare, e, &files, err);
     }
-    const char *classifier = e->net.desc.retrieval.classifier;
-    if (!st)
-        st =
-            buf_addf(&b, "served     yes%s%s%s\n",
-                     e->net.desc.retrieval.vectors ? ", for multi-vector embeddings"
-                     : e->net.desc.encoder         ? ", for embeddings"
-                     : *classifier                 ? ", by /classify, /v1/rerank and /v1/score: "
-                                                   : "",
-                     classifier, bare.random_weights ? ", by config.json; the directory has no weights" : "");
-    if (!st && (st = say_all(&b, e)))
-        st = err_set(err, st, "the description doesn't fit into %zu bytes", cap);
-    if (!st) memcpy(text, b.data, b.len + 1);
+    bool no_weights = bare.random_weights && !opt->random_weights, full = st == ST_NOMEM && e->plan.kv_needed;
+    *out = (struct engine_inspected){e->net.desc.retrieval, e->net.desc.hidden, no_weights};
+    if (!st || full) {
+        enum status said = say_served(&b, e, no_weights);
+        if (!said) said = say_all(&b, e);
+        if (said) st = err_set(err, said, "the description doesn't fit into %zu bytes", cap);
+        else memcpy(text, b.data, b.len + 1);
+    }
     buf_fini(&b);
     stf_close(files);
     engine_close(e);

@@ -128,9 +128,17 @@ static int inspect(const struct options *o, const char *dir)
     static char text[1 << 18];
     struct err err = {0};
     struct engine_options eo = server_engine_options(o, dir);
-    if (engine_inspect(&eo, text, sizeof text, &err)) return fail(&err);
-    fputs(text, stdout);
-    return fflush(stdout) ? 1 : 0;
+    struct engine_inspected seen;
+    bool starts =
+        !engine_inspect(&eo, text, sizeof text, &seen, &err) && !model_load_check(o, dir, &seen, &err);
+    /* It is shown whether or not it would start; then what is in the way. */
+    char *rest = strchr(text, '\n');
+    if (starts) fputs(text, stdout);
+    else if (rest)
+        printf("served     no: %s%s%s", err.msg, seen.no_weights ? "; the directory has no weights" : "",
+               rest);
+    if (fflush(stdout)) return 1;
+    return starts ? 0 : fail(&err);
 }
 
 static int inspect_devices(void)

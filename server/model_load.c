@@ -87,6 +87,15 @@ struct text_load {
     struct err err;
 };
 
+static struct text_load text_of(const struct options *o, const char *dir, struct model *m)
+{
+    return (struct text_load){.dir = dir,
+                              .mmproj = o->mmproj,
+                              .chat_template = o->chat_template,
+                              .kwargs = o->chat_template_kwargs,
+                              .m = m};
+}
+
 static void text_load(void *arg)
 {
     struct text_load *t = arg;
@@ -108,6 +117,20 @@ static void text_load(void *arg)
         if (st == ST_NOT_FOUND) st = ST_OK; /* then chats are refused, completions work */
     }
     t->st = st;
+}
+
+enum status model_load_check(const struct options *o, const char *dir, const struct engine_inspected *engine,
+                             struct err *err)
+{
+    struct model m = {0};
+    struct text_load text = text_of(o, dir, &m);
+    text_load(&text);
+    *err = text.err;
+    enum status st = text.st == ST_NOT_FOUND && engine->no_weights ? ST_OK : text.st;
+    if (!st && !engine->no_weights)
+        st = pooling_load(dir, &engine->retrieval, engine->hidden_size, &m.pooling, err);
+    model_free(&m);
+    return st;
 }
 
 /* The content of the checkpoint, hashed in parallel with the weights' loading, for the cache on disk. */
@@ -168,11 +191,7 @@ static enum status engine_and_text_load(const struct options *o, const char *dir
 {
     struct progress progress = {.what = "loading"};
     struct engine_options eo = server_engine_options(o, dir);
-    struct text_load text = {.dir = dir,
-                             .mmproj = o->mmproj,
-                             .chat_template = o->chat_template,
-                             .kwargs = o->chat_template_kwargs,
-                             .m = m};
+    struct text_load text = text_of(o, dir, m);
     uv_thread_t thread;
     eo.progress = load_progress;
     eo.progress_arg = &progress;

@@ -5,10 +5,15 @@
 
 #include "config/base/status.h"
 #include "config/options.h"
+#include "engine/engine.h"
 #include "server/http/model.h"
 
 /* Engine options from the flags. */
 struct engine_options server_engine_options(const struct options *o, const char *model_dir);
+/* Whether what model_load reads beside the engine's files can be read: tokenizer, chat template, pooling. A
+ * directory without weights may lack them. */
+enum status model_load_check(const struct options *o, const char *dir, const struct engine_inspected *engine,
+                             struct err *err) KV_MUST_CHECK;
 /* Logs its progress. wake: called by the scheduler when it has events. m must be zero, and must be freed even
  * after an error. */
 enum status model_load(const struct options *o, const char *dir, void (*wake)(void *arg), void *arg,

@@ -144,6 +144,21 @@ static void note_shape(struct weights_inventory *v, const struct weight_shape *s
     if (v->shape_count < WEIGHT_SHAPES_MAX) v->shapes[v->shape_count++] = *s;
 }
 
+/* Without files: whether the configuration says that the matrix is in quants. */
+static bool said_packed(const struct loader *ld, const struct linear_spec *s)
+{
+    char name[DESC_NAME_MAX];
+    const struct desc_packing *p = &ld->desc->packing;
+    if (ld->files || !p->bits || strncmp(s->part[0].stem, "text.layers.", 12) != 0) return false;
+    load_expand(s->part[0].stem, s->layer, s->expert, "\"", name);
+    /* A module is named by all of its path or by its end. */
+    for (const char *path = name + 5, *at = path; at; at = strchr(at, '.') ? strchr(at, '.') + 1 : NULL) {
+        const char *hit = strstr(p->kept, at);
+        if (hit && (at == path || hit[-1] == '"')) return false;
+    }
+    return true;
+}
+
 void load_linear(struct loader *ld, const struct linear_spec *s, struct be_weight **out)
 {
     const struct stf_tensor *t[3], *biases[3], *all[3 * PACKED_TENSORS + 4], *scales = NULL;
@@ -194,6 +209,9 @@ void load_linear(struct loader *ld, const struct linear_spec *s, struct be_weigh
             load_note_quants(ld, &rows[i]);
             if (i) load_fuse_quants(&kinds[0], &kinds[i]);
         }
+        if (said_packed(ld, s))
+            quants = ld->format.quants,
+            kinds[0] = (struct be_quant){.bits = ld->desc->packing.bits, .group = 32, .min = true};
         ld->inventory->memory_bytes += load_kept_bytes(ld, quants ? &kinds[0] : NULL, total, s->k);
         ld->inventory->memory_bytes += s->bias ? 4ull * total : 0;
         if (!quants && !ld->alike)

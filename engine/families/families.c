@@ -151,6 +151,7 @@ static struct desc_packing read_groups(struct hf_reader *r, uint32_t groups)
         uint64_t size = 0;
         bool symmetric = true;
         (void)json_bool(r->d, json_get_live(r->d, w, "symmetric"), &symmetric);
+        if (json_str_eq(r->d, json_get_live(r->d, w, "type"), "int")) hf_u32(r, w, "num_bits", 1, 8, &p.bits);
         p.zeros = p.zeros && !symmetric;
         check_block(r, json_get_live(r->d, w, "block_structure"));
         if (json_uint(r->d, json_get_live(r->d, w, "group_size"), &size) && size > 0 && size <= UINT32_MAX) {
@@ -189,6 +190,16 @@ static struct desc_packing read_quantization(struct hf_reader *r, uint32_t dict)
                  "only checkpoint_format gptq, gptq_v2 and AWQ's version gemm are served");
     struct desc_packing p = read_groups(r, json_get_live(r->d, dict, "config_groups"));
     p.zeros_plain = v2;
+    if (awq || gptq) p.bits = bits;
+    size_t len;
+    const char *name = json_raw(r->d, method, &len);
+    snprintf(p.method, sizeof p.method, "%.*s", (int)len, name);
+    uint32_t kept = json_get_live(r->d, dict, awq || gptq ? "modules_to_not_convert" : "ignore");
+    if (kept == JSON_NONE) return p;
+    uint64_t at = r->d->nodes[kept].at, rest = r->d->len - at;
+    snprintf(p.kept, sizeof p.kept, "%.*s", (int)(rest < sizeof p.kept ? rest : sizeof p.kept),
+             r->d->text + at);
+    p.kept[strcspn(p.kept, "]")] = 0;
     return p;
 }
 

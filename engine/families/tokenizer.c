@@ -17,49 +17,24 @@ static const char *const GEMMA_MARKERS[] = {"<pad>",
                                             "<image_soft_token>",
                                             NULL};
 
+#define BYTES(names, pattern)                                                                                \
+    .model = "gpt2", .pre = names, .byte_level = true, .split = TOK_PATTERN_##pattern
 static const struct tok_gguf_kind known[] = {
     /* Qwen2, 2.5, 3 and their VL models, others of the same rule; files of before May 2024 have no name. */
-    {.model = "gpt2",
-     .pre = "qwen2|deepseek-r1-qwen|kormo|f2llmv2|default|",
-     .byte_level = true,
-     .split = TOK_PATTERN_DIGIT,
-     .nfc = true},
-    {.model = "gpt2", .pre = "dbrx", .byte_level = true, .split = TOK_PATTERN_DIGITS3}, /* OLMo 2 */
-    {.model = "gpt2",
-     .pre = "gpt-2|olmo|exaone4|granite-docling|mellum|trillion|a.x-4.0",
-     .byte_level = true,
-     .split = TOK_PATTERN_PLAIN},
+    {BYTES("qwen2|deepseek-r1-qwen|kormo|f2llmv2|default|", DIGIT), .nfc = true},
     /* llama.cpp leaves the normalization out; the original has it. */
-    {.model = "gpt2", .pre = "qwen35", .byte_level = true, .split = TOK_PATTERN_DIGIT_MARKS, .nfc = true},
-    {.model = "gpt2", /* Llama 3, SmolLM3, Falcon 3; LFM2 */
-     .pre = "llama-bpe|llama3|llama-v3|falcon3|lfm2|smaug-bpe|midm-2.0",
-     .byte_level = true,
-     .split = TOK_PATTERN_DIGITS3,
-     .ignore_merges = true,
+    {BYTES("qwen35", DIGIT_MARKS), .nfc = true},
+    {BYTES("dbrx", DIGITS3)}, /* OLMo 2 */
+    {BYTES("gpt-2|olmo|exaone4|granite-docling|mellum|trillion|a.x-4.0", PLAIN)},
+    /* Llama 3, SmolLM3, Falcon 3; LFM2 */
+    {BYTES("llama-bpe|llama3|llama-v3|falcon3|lfm2|smaug-bpe|midm-2.0", DIGITS3), .ignore_merges = true,
      .bos = TOK_BOS_UNLESS_NOT},
-    {.model = "gpt2",
-     .pre = "glm4|chatglm-bpe",
-     .byte_level = true,
-     .split = TOK_PATTERN_DIGITS3,
-     .ignore_merges = true},
-    {.model = "gpt2",
-     .pre = "tekken|pixtral",
-     .byte_level = true,
-     .split = TOK_PATTERN_CASED,
-     .ignore_merges = true,
-     .bos = TOK_BOS_UNLESS_NOT},
-    {.model = "gpt2", /* SmolLM2, Granite 3 */
-     .pre = "smollm|refact|starcoder|minerva-7b",
-     .byte_level = true,
-     .split = TOK_PATTERN_PLAIN,
-     .first = TOK_PATTERN_NUMBERS},
-    {.model = "gpt2",
-     .pre = "minicpm5",
-     .byte_level = true,
-     .split = TOK_PATTERN_DIGITS,
-     .first = TOK_PATTERN_NUMBERS3,
-     .ignore_merges = true},
-    {.model = "gpt2", .pre = "seed-coder", .byte_level = true, .split = TOK_PATTERN_DIGIT_BARE},
+    {BYTES("glm4|chatglm-bpe", DIGITS3), .ignore_merges = true},
+    {BYTES("tekken|pixtral", CASED), .ignore_merges = true, .bos = TOK_BOS_UNLESS_NOT},
+    /* SmolLM2, Granite 3 */
+    {BYTES("smollm|refact|starcoder|minerva-7b", PLAIN), .first = TOK_PATTERN_NUMBERS},
+    {BYTES("minicpm5", DIGITS), .first = TOK_PATTERN_NUMBERS3, .ignore_merges = true},
+    {BYTES("seed-coder", DIGIT_BARE)},
     {.model = "llama",
      .pre = "gemma4",
      .user_special = true,

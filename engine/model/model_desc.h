@@ -248,6 +248,9 @@ struct desc_vision {
 
 /* What quantization_config adds to the tensors of packed matrices (engine/checkpoint/packed.h). */
 struct desc_packing {
+    char method[24];  /* its quant_method; "": none */
+    char kept[2048];  /* what begins with the list of modules that stay floats */
+    uint32_t bits;    /* of integers; 0 = unknown */
     uint32_t group;   /* numbers of a row that share a scale; 0 = unknown, or not the same everywhere */
     bool zeros;       /* all matrices have zero points */
     bool zeros_plain; /* GPTQ's are stored as they are (gptq_v2), not one less */

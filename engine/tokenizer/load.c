@@ -120,32 +120,26 @@ static enum status add_normalizer(struct loader *l, uint32_t node)
 
 /* ---- pre_tokenizer ---- */
 
+#define WORDS(letters, numbers, others)                                                                      \
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?" letters "|" numbers "| ?" others SPACES
+#define SPACES "|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+#define MARKS  "\\p{Lm}\\p{Lo}\\p{M}]"
+#define OTHERS "[^\\s\\p{L}\\p{N}]+[\\r\\n]*"
 static const struct {
     const char *regex;
     enum tok_pattern pattern;
 } patterns[] = {
-    {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| "
-     "?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
-     TOK_PATTERN_DIGIT},
-    {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| "
-     "?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
-     TOK_PATTERN_DIGITS3},
-    {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}| "
-     "?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
-     TOK_PATTERN_DIGIT_MARKS},
-    {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}+| "
-     "?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
-     TOK_PATTERN_DIGITS},
-    {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| "
-     "?[^\\s\\p{L}\\p{N}\\r\\n]+|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
-     TOK_PATTERN_DIGIT_BARE},
+    {WORDS("\\p{L}+", "\\p{N}", OTHERS), TOK_PATTERN_DIGIT},
+    {WORDS("\\p{L}+", "\\p{N}{1,3}", OTHERS), TOK_PATTERN_DIGITS3},
+    {WORDS("\\p{L}+", "\\p{N}+", OTHERS), TOK_PATTERN_DIGITS},
+    {WORDS("[\\p{L}\\p{M}]+", "\\p{N}", "[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*"), TOK_PATTERN_DIGIT_MARKS},
+    {WORDS("\\p{L}+", "\\p{N}", "[^\\s\\p{L}\\p{N}\\r\\n]+"), TOK_PATTERN_DIGIT_BARE},
     {"\\p{N}", TOK_PATTERN_NUMBERS}, /* these two leave gaps, which are words */
     {"\\p{N}{1,3}", TOK_PATTERN_NUMBERS3},
     {"'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+", TOK_PATTERN_PLAIN},
-    {"[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+|[^\\r\\n\\p{"
-     "L}\\p{N}]"
-     "?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*|\\p{N}| "
-     "?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+    {"[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}" MARKS "*[\\p{Ll}" MARKS
+     "+|[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}" MARKS "+[\\p{Ll}" MARKS
+     "*|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*" SPACES,
      TOK_PATTERN_CASED},
 };
 

@@ -3,9 +3,11 @@ The model's output doesn't matter here, only that the API's rules hold for it.""
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import struct
+import subprocess
 import sys
 import tempfile
 import threading
@@ -1029,8 +1031,58 @@ def flag_groups(pattern, text):
     return out
 
 
+def inspect_without_weights():
+    """The memory of weights that aren't there: by quantization_config, and by the index."""
+    llama = {"model_type": "llama", "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 8,
+             "vocab_size": 64, "num_attention_heads": 8}
+    awq = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": False}
+
+    def weights(index=None, **quantization):
+        with tempfile.TemporaryDirectory() as folder:
+            config = {**llama, "quantization_config": quantization} if quantization else llama
+            json.dump(config, open(os.path.join(folder, "config.json"), "w"))
+            if index:
+                where = os.path.join(folder, "model.safetensors.index.json")
+                named = {"metadata": {"total_size": index}, "weight_map": {"a": "model-1.safetensors"}}
+                json.dump(named, open(where, "w"))
+            run = subprocess.run([BINARY, "inspect", "--model", folder], capture_output=True, text=True)
+        return float(re.search("^memory .*: weights ([0-9.]+),", run.stdout, re.M).group(1)), run.stdout
+
+    plain, packed = weights()[0], weights(**awq)[0]
+    down = 8 * 1024 * 4096 * (2 - 0.625) / 2**20  # bf16 and not 4 bits with a scale and a minimum of 32 each
+    check.true("4 bits", abs(packed / plain - 0.625 / 2) < 0.01, (plain, packed))
+    whole_names = [f"model.layers.{i}.mlp.down_proj" for i in range(8)]
+    for kept in (["mlp.down_proj"], whole_names, ["down_proj", "visual"]):
+        more = weights(**awq, modules_to_not_convert=kept)[0] - packed
+        check.true(f"{kept[0]} stays in bf16", abs(more - down) < 0.2, (more, down))
+    one = weights(**awq, modules_to_not_convert=["model.layers.3.mlp.down_proj"])[0] - packed
+    check.true("of one layer", abs(one - down / 8) < 0.2, (one, down / 8))
+    size, said = weights(**awq, index=123 << 20)
+    check.true("by the index", size == 123 and "stored as awq, 123.0 MiB in the files" in said, said)
+    check.equal("FP8 becomes bf16", weights(quant_method="fp8", index=50 << 20)[0], plain)
+    size, said = weights(**awq, index=123 << 40)
+    first = said.splitlines()[0]
+    no = "served     no: weights and working memory take"
+    check.true("too large: shown, and said", first.startswith(no)
+               and first.endswith("; the directory has no weights") and "\nlayers\n" in said, said)
+
+
+def inspect_says_no():
+    """Yes only to what would start."""
+    for what, name, text in (("tokenizer", "tokenizer.json", "{}"), ("pooling", "modules.json", "x"),
+                             ("template", "chat_template.jinja", "{% if %}")):
+        with tempfile.TemporaryDirectory() as folder:
+            shutil.copytree(MODEL, folder, dirs_exist_ok=True)
+            with open(os.path.join(folder, name), "w") as f:
+                f.write(text)
+            run = subprocess.run([BINARY, "inspect", "--model", folder], capture_output=True, text=True)
+            first = run.stdout.split("\n")[0]
+            said = first.startswith(f"served     no: {folder}") and name in first and first[15:] in run.stderr
+            check.true(f"inspect, a broken {what}", run.returncode == 1 and said, run)
+            check.true("the model is shown", "\nlayers\n" in run.stdout, run)
+
+
 def test_start():
-    import subprocess
     with tempfile.TemporaryDirectory() as empty:
         run = subprocess.run([BINARY, "serve", "--model", empty, "--port", "0"], capture_output=True, text=True, timeout=60)
         lines = [x for x in run.stderr.splitlines() if x.startswith("kvasir: ")]
@@ -1048,6 +1100,8 @@ def test_start():
             run = subprocess.run(command, capture_output=True, text=True, timeout=60)
             said = (run.stderr.splitlines()[-1:] if code else run.stdout.splitlines())[0]
             check.true(f"inspect, {config.get('model_type')}", run.returncode == code and says in said, run)
+    inspect_without_weights()
+    inspect_says_no()
     run = subprocess.run([BINARY, "serve", "--no-such-flag"], capture_output=True, text=True, timeout=60)
     check.true("unknown flag: exit 2", run.returncode == 2 and "no-such-flag" in run.stderr)
     run = subprocess.run([BINARY, "serve", "--port", "70000"], capture_output=True, text=True, timeout=60)
@@ -1102,7 +1156,6 @@ def test_start():
 
 def test_suppressed():
     """suppress_tokens of generation_config.json are never drawn, whatever the request's bias."""
-    import subprocess
     ask = text("one two", max_tokens=3, temperature=0, logprobs=2, return_token_ids=True)
     with tempfile.TemporaryDirectory() as folder:
         for name in os.listdir(MODEL):

@@ -257,6 +257,7 @@ static void test_caps_and_inspect(void **state)
     struct heard h = {0};
     struct engine *e;
     struct engine_caps c;
+    struct engine_inspected seen;
     struct err err;
     (void)state;
     golden_dir(dir, sizeof dir, "gemma3", "vision_f32");
@@ -269,13 +270,13 @@ static void test_caps_and_inspect(void **state)
                                  .context_max = 1000000,
                                  .progress = hear,
                                  .progress_arg = &h};
-    assert_int_equal(engine_inspect(&opt, text, sizeof text, &err), ST_OK);
+    assert_int_equal(engine_inspect(&opt, text, sizeof text, &seen, &err), ST_OK);
     assert_non_null(strstr(text, "sliding(24)"));
     assert_non_null(strstr(text, "full"));
     assert_non_null(strstr(text, "bytes per token"));
     assert_non_null(strstr(text, "memory"));
-    assert_int_equal(engine_inspect(&opt, small, sizeof small, &err), ST_TOO_LARGE);
-    assert_int_equal(engine_inspect(&opt, small, 0, &err), ST_TOO_LARGE);
+    assert_int_equal(engine_inspect(&opt, small, sizeof small, &seen, &err), ST_TOO_LARGE);
+    assert_int_equal(engine_inspect(&opt, small, 0, &seen, &err), ST_TOO_LARGE);
     assert_int_equal(engine_open(&opt, &e, &err), ST_OK);
     assert_true(h.calls > 20 && h.last == h.total);
     engine_caps(e, &c);

@@ -58,6 +58,7 @@ static void test_memory_is_the_bound(void **state)
         "\"intermediate_size\":16,\"num_hidden_layers\":1,\"num_attention_heads\":1,\"image_size\":32,"
         "\"patch_size\":16}}";
     char dir[] = "/tmp/kvasir-whole-XXXXXX", path[64], text[4096];
+    struct engine_inspected seen;
     struct err err;
     (void)state;
     assert_non_null(mkdtemp(dir));
@@ -71,7 +72,7 @@ static void test_memory_is_the_bound(void **state)
                                  .sequences_max = 2,
                                  .kv_bytes = 1u << 20,
                                  .random_weights = true};
-    enum status st = engine_inspect(&opt, text, sizeof text, &err);
+    enum status st = engine_inspect(&opt, text, sizeof text, &seen, &err);
     unlink(path);
     rmdir(dir);
     if (st == ST_NOMEM) skip(); /* a machine that has not even room for the shortest */

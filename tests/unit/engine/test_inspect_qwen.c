@@ -48,9 +48,10 @@ static struct engine_options shape(const char *config)
 
 static void inspect(const char *config, char *text, size_t cap)
 {
+    struct engine_inspected seen;
     struct err err = {""};
     struct engine_options opt = shape(config);
-    if (engine_inspect(&opt, text, cap, &err)) fail_msg("%s", err.msg);
+    if (engine_inspect(&opt, text, cap, &seen, &err)) fail_msg("%s", err.msg);
 }
 
 static void says(const char *text, const char *what)
@@ -201,6 +202,7 @@ static void test_yarn_and_windows(void **state)
 static void test_without_weights(void **state)
 {
     static char text[8192];
+    struct engine_inspected seen;
     struct err err = {""};
     struct engine_options opt = shape(
         "{\"model_type\":\"llama\",\"hidden_size\":32,\"intermediate_size\":40,\"num_hidden_layers\":2,"
@@ -208,12 +210,12 @@ static void test_without_weights(void **state)
         "\"low_freq_factor\":1,\"high_freq_factor\":4,\"original_max_position_embeddings\":8192}}");
     (void)state;
     opt.random_weights = false;
-    assert_int_equal(engine_inspect(&opt, text, sizeof text, &err), ST_OK);
+    assert_int_equal(engine_inspect(&opt, text, sizeof text, &seen, &err), ST_OK);
     says(text, "served     yes, by config.json; the directory has no weights\nfamily     llama");
     says(text, "llama3     factor 8 over 8192 positions, ramp 4 to 1 rotations");
     opt = shape("{\"model_type\":\"mamba\"}");
     opt.random_weights = false;
-    assert_int_equal(engine_inspect(&opt, text, sizeof text, &err), ST_UNSUPPORTED);
+    assert_int_equal(engine_inspect(&opt, text, sizeof text, &seen, &err), ST_UNSUPPORTED);
 }
 
 /* Patches of 8, 2 x 2 to a token, windows of 3 x 3 tokens but in layer 1; 16 wide, 2 heads of 8, GLU of 20.
@@ -272,12 +274,13 @@ static void test_own_drafter(void **state)
 {
     static char text[8192];
     char dir[512];
+    struct engine_inspected seen;
     struct err err = {""};
     struct engine *e = NULL;
     (void)state;
     golden_dir(dir, sizeof dir, "qwen", "qwen3_5_f32");
     struct engine_options opt = {.model_dir = dir, .threads = 1, .kernels = "reference", .own_drafter = true};
-    if (engine_inspect(&opt, text, sizeof text, &err)) fail_msg("%s", err.msg);
+    if (engine_inspect(&opt, text, sizeof text, &seen, &err)) fail_msg("%s", err.msg);
     says(text, "gated delta net");
     opt.kv_bytes = 4096;
     assert_int_not_equal(engine_open(&opt, &e, &err), ST_OK);
