@@ -79,7 +79,7 @@ enum status hub_ref_write(const char *repo_dir, const char *rev, const char *com
 enum status hub_link(const char *repo_dir, const char *commit, const struct hub_file *f, struct err *err)
 {
     char target[3 * HUB_PATH_MAX] = "", old[3 * HUB_PATH_MAX];
-    char *dir = hub_cache_path(repo_dir, "snapshots", commit, "/"),
+    char *dir = hub_cache_path(repo_dir, "snapshots", commit, ""),
          *path = dir ? file_join(dir, f->path) : NULL;
     enum status st = path ? hub_mkdirs(path, err) : err_nomem(err, f->path);
     for (const char *p = f->path; (p = strchr(p, '/')); p++) strcat(target, "../");
@@ -88,7 +88,8 @@ enum status hub_link(const char *repo_dir, const char *commit, const struct hub_
     if (n > 0) old[n] = '\0';
     if (!st && !(n > 0 && strcmp(old, target) == 0)) {
         (void)unlink(path);
-        if (symlink(target, path) && errno != EEXIST) /* by another process */
+        if (symlink(target, path) && (errno != EEXIST || (readlink(path, old, 1) < 0 &&
+                                                          (errno = EEXIST)))) /* no link of another process */
             st = err_set(err, ST_IO, "can't make the link %s: %s", path, strerror(errno));
     }
     free(dir);

@@ -240,6 +240,41 @@ enum status hub_files_choose_shards(struct hub_files *f, const char *dir, struct
     return st;
 }
 
+/* The beginning of a file of weights. */
+static bool weights_begin(const char *path)
+{
+    struct {
+        uint64_t size; /* of safetensors: of the JSON that follows */
+        char json;
+    } head = {0};
+    uint64_t size;
+    int fd;
+    if (file_open(path, &fd, &size, NULL)) return false;
+    bool read = pread(fd, &head, sizeof head, 0) >= 9;
+    close(fd);
+    return read && (memcmp(&head, "GGUF", 4) == 0 || (head.json == '{' && head.size <= size - 8));
+}
+
+enum status hub_files_check(const struct hub_files *f, const char *dir, struct err *err)
+{
+    bool gguf = any(f, "", ".gguf");
+    enum status st = ST_OK;
+    for (const struct hub_file *x = f->list; !st && x < f->list + f->count; x++) {
+        struct json_doc doc = {0};
+        char *path = file_join(dir, x->path);
+        if (!path) return err_nomem(err, dir);
+        if (x->wanted && ends(x->path, ".json")) st = json_doc_load(path, 100u << 20, &doc, err);
+        if (x->wanted && !st &&
+            ((strcmp(x->path, "config.json") == 0 && json_kind(&doc, 0) != JSON_OBJECT) ||
+             ((ends(x->path, ".safetensors") || ends(x->path, ".gguf")) && !weights_begin(path))))
+            st = err_set(err, ST_FORMAT, "%s is not what its name says: no model that can be served", path);
+        json_free(&doc);
+        free(path);
+    }
+    if (st || gguf || hub_file_find(f, "tokenizer.json") || hub_file_find(f, "vocab.json")) return st;
+    return err_set(err, ST_UNSUPPORTED, "%s has no tokenizer.json: save a fast tokenizer there", dir);
+}
+
 static bool is_lfs_pointer(const char *path)
 {
     static const char mark[] = "version https://git-lfs.github.com/spec/v1";

@@ -5,6 +5,7 @@
  * libcurl follows redirects and drops the token where they leave the endpoint's host; further ranges go
  * directly to where the first was led, without a token. */
 #include "config/base/clock.h"
+#include "config/base/file.h"
 #include "config/base/log.h"
 #include "config/base/progress.h"
 #include "config/options.h"
@@ -29,6 +30,8 @@
 #define AHEAD      (2 * TRANSFERS * RANGE) /* most bytes of a file that wait in memory or are asked for */
 #define TRIES      5u                      /* without a byte between them */
 #define WAIT_MAX_S 60u                     /* of a Retry-After */
+#define FLOOR      1024u /* bytes a second, all transfers together, over FLOOR_S of the timeout */
+#define FLOOR_S    3u
 #define CONNECT_MS 10000L
 #define REDIRECTS  5L
 
@@ -65,6 +68,7 @@ struct client {
     struct transfer transfers[TRANSFERS];
     struct progress progress;
     uint64_t total, resumed;
+    uint64_t came, came_then, then_us, last_us; /* bytes, and as they were when the floor's window began */
     enum status st;
     struct err *err;
 };
@@ -84,30 +88,86 @@ static void get_close(struct hub_get *g)
 }
 
 /* SHA-256 of the bytes; or what Git calls a file: SHA-1 of "blob SIZE", NUL and the bytes. */
-static bool digest_begin(struct hub_get *g)
+static gnutls_hash_hd_t digest_begin(const char *hash, uint64_t size)
 {
-    bool git = strlen(g->file->hash) == HUB_COMMIT_LEN;
+    bool git = strlen(hash) == HUB_COMMIT_LEN;
     gnutls_hash_hd_t digest = NULL;
     char head[40];
-    uint8_t unused[64];
-    if (g->digest) gnutls_hash_deinit(g->digest, unused);
-    g->digest = NULL;
-    if (gnutls_hash_init(&digest, git ? GNUTLS_DIG_SHA1 : GNUTLS_DIG_SHA256)) return false;
-    g->digest = digest;
-    int n = snprintf(head, sizeof head, "blob %llu", (unsigned long long)g->file->size);
-    return !git || !gnutls_hash(digest, head, (size_t)n + 1);
+    int n = snprintf(head, sizeof head, "blob %llu", (unsigned long long)size);
+    if (gnutls_hash_init(&digest, git ? GNUTLS_DIG_SHA1 : GNUTLS_DIG_SHA256)) return NULL;
+    if (git) (void)gnutls_hash(digest, head, (size_t)n + 1);
+    return digest;
+}
+
+/* hex: what it is */
+static bool digest_is(gnutls_hash_hd_t digest, const char *hash, char hex[2 * 64 + 1])
+{
+    uint8_t sum[64];
+    gnutls_hash_output(digest, sum);
+    for (size_t i = 0; i < strlen(hash) / 2; i++) sprintf(hex + 2 * i, "%02x", sum[i]);
+    return strcmp(hex, hash) == 0;
+}
+
+static enum status digest_file(gnutls_hash_hd_t digest, int fd, uint64_t *len)
+{
+    static char bytes[1 << 16];
+    ssize_t n;
+    for (*len = 0; (n = read(fd, bytes, sizeof bytes)) > 0; *len += (uint64_t)n)
+        if (gnutls_hash(digest, bytes, (size_t)n)) return ST_IO;
+    return n ? ST_IO : ST_OK;
+}
+
+/* Which file it is, as it is now: the lock's file has this of a blob whose bytes have had its hash. */
+static void identity(int fd, char line[128])
+{
+    struct stat sb = {0};
+    (void)fstat(fd, &sb);
+    snprintf(line, 128, "%llu %lld %lld.%09ld %lld.%09ld\n", (unsigned long long)sb.st_ino,
+             (long long)sb.st_size, (long long)sb.st_mtim.tv_sec, sb.st_mtim.tv_nsec,
+             (long long)sb.st_ctim.tv_sec, sb.st_ctim.tv_nsec);
+}
+
+static void remember(int lock_fd, int fd)
+{
+    char line[128];
+    identity(fd, line);
+    ssize_t len = (ssize_t)strlen(line);
+    if (ftruncate(lock_fd, 0) || pwrite(lock_fd, line, (size_t)len, 0) != len)
+        log_debug("the check of a file is not remembered"); /* it is read again next time */
+}
+
+bool hub_blob_good(const struct hub_get *g, int lock_fd)
+{
+    char now[128], had[128] = "", hex[2 * 64 + 1] = "";
+    int fd;
+    uint64_t size, len;
+    if (file_open(g->blob, &fd, &size, NULL)) return false;
+    identity(fd, now);
+    bool good = pread(lock_fd, had, sizeof had - 1, 0) > 0 && strcmp(now, had) == 0;
+    gnutls_hash_hd_t digest = good ? NULL : digest_begin(g->file->hash, size);
+    if (digest) {
+        if (size >> 30) log_info("%s is checked, once", g->file->path);
+        bool read = !digest_file(digest, fd, &len);
+        good = digest_is(digest, g->file->hash, hex) && read;
+        gnutls_hash_deinit(digest, now);
+        if (good) remember(lock_fd, fd);
+        else log_warn("%s of the cache is damaged: its hash is %.16s...", g->file->path, hex);
+    }
+    close(fd);
+    return good;
 }
 
 static bool from_nothing(struct hub_get *g)
 {
+    uint8_t unused[64];
+    if (g->digest) gnutls_hash_deinit(g->digest, unused);
     g->have = g->next = g->resumed = 0;
-    return digest_begin(g) && !ftruncate(g->fd, 0);
+    return (g->digest = digest_begin(g->file->hash, g->file->size)) && !ftruncate(g->fd, 0);
 }
 
 /* Opens blobs/HASH.incomplete under the lock, and reads what an earlier download has left. */
 static enum status get_open(struct hub_get *g, struct err *err)
 {
-    static char bytes[1 << 16];
     struct stat sb;
     g->fd = g->lock_fd = -1;
     g->open = true;
@@ -118,14 +178,16 @@ static enum status get_open(struct hub_get *g, struct err *err)
         log_info("waiting: another process downloads %s", g->file->path);
         while (flock(g->lock_fd, LOCK_EX) && errno == EINTR) continue;
     }
-    if (!st && !stat(g->blob, &sb)) g->done = true; /* by the other process */
-    else if (!st && ((g->fd = open(g->part, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666)) < 0 ||
-                     fstat(g->fd, &sb)))
+    if (!st && (g->done = hub_blob_good(g, g->lock_fd))) return ST_OK; /* perhaps by the other process */
+    if (!st && remove(g->blob) && errno != ENOENT)
+        st = err_set(err, ST_IO, "%s is in the way, and can't be removed: %s", g->blob, strerror(errno));
+    if (!st && ((g->fd = open(g->part, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666)) < 0 ||
+                fstat(g->fd, &sb)))
         st = err_set(err, ST_IO, "can't write %s: %s", g->part, strerror(errno));
-    else if (!st && ((uint64_t)sb.st_size > g->file->size ? !from_nothing(g) : !digest_begin(g)))
+    if (!st && (((uint64_t)sb.st_size > g->file->size && ftruncate(g->fd, 0)) ||
+                !(g->digest = digest_begin(g->file->hash, g->file->size)) ||
+                digest_file(g->digest, g->fd, &g->have)))
         st = err_set(err, ST_IO, "can't begin %s again", g->part);
-    for (ssize_t n; !st && !g->done && (n = read(g->fd, bytes, sizeof bytes)) > 0; g->have += (uint64_t)n)
-        if (gnutls_hash(g->digest, bytes, (size_t)n)) st = err_set(err, ST_IO, "can't hash %s", g->part);
     g->next = g->resumed = g->have;
     return st;
 }
@@ -148,11 +210,8 @@ static enum status append(struct hub_get *g, const char *data, size_t len, struc
 static enum status get_end(struct hub_get *g, struct err *err)
 {
     char hex[2 * 64 + 1] = "";
-    uint8_t sum[64];
     enum status st = ST_OK;
-    gnutls_hash_output(g->digest, sum);
-    for (size_t i = 0; i < strlen(g->file->hash) / 2; i++) sprintf(hex + 2 * i, "%02x", sum[i]);
-    if (strcmp(hex, g->file->hash) != 0) {
+    if (!digest_is(g->digest, g->file->hash, hex)) {
         if (g->resumed && !g->again) { /* the beginning may have been another process's, or damaged */
             log_warn("%s: its bytes do not have its hash: from its beginning again", g->file->path);
             g->again = true;
@@ -164,6 +223,7 @@ static enum status get_end(struct hub_get *g, struct err *err)
     }
     if (!st && (fdatasync(g->fd) || rename(g->part, g->blob)))
         st = err_set(err, ST_IO, "can't write %s: %s", g->blob, strerror(errno));
+    if (!st) remember(g->lock_fd, g->fd);
     g->done = !st;
     get_close(g);
     return st;
@@ -256,6 +316,7 @@ static size_t body_part(char *data, size_t size, size_t count, void *arg)
     curl_easy_getinfo(t->easy, CURLINFO_RESPONSE_CODE, &t->code);
     if (t->cancel) return 0;
     if (t->code != 200 && t->code != 206) return n; /* an error's text */
+    t->client->came += n;
     if (g->what == HUB_BODY && buf_add(g->body, data, n))
         return err_set(&t->err, ST_TOO_LARGE, "%s: the hub's list of files is too large", t->client->repo), 0;
     if (g->what == HUB_BODY) return n;
@@ -487,6 +548,29 @@ static void work(struct client *c)
     }
 }
 
+/* A hub that drips, however it does that. Time that was spent here, or that the hub asked for, is free. */
+static void floor_check(struct client *c)
+{
+    struct err err;
+    uint64_t now = now_us(), window = FLOOR_S * c->h->timeout_s;
+    bool waits = !c->last_us;
+    for (size_t i = 0; i < TRANSFERS; i++)
+        waits |= c->transfers[i].state == T_RETRIES && c->transfers[i].retry_after;
+    if (now - c->last_us > 1000000) c->then_us += now - c->last_us;
+    c->last_us = now;
+    if (!waits && now < c->then_us + window * 1000000) return;
+    if (!waits && c->came - c->came_then < FLOOR * window)
+        fail(c, ST_AGAIN,
+             (err_set(&err, ST_AGAIN,
+                      "%s: %llu bytes came in %llu s, less than %u a second; what has come is kept, and "
+                      "resumed next time",
+                      c->repo, (unsigned long long)(c->came - c->came_then), (unsigned long long)window,
+                      FLOOR),
+              &err));
+    c->then_us = now;
+    c->came_then = c->came;
+}
+
 static void show(struct client *c)
 {
     uint64_t done = c->resumed;
@@ -540,6 +624,7 @@ enum status hub_http(const struct hub *h, struct hub_get *gets, size_t count, co
             finished(&c, t, rc);
         }
         show(&c);
+        if (!c.st && !all_done(&c)) floor_check(&c);
         if (!c.st && !all_done(&c)) curl_multi_poll(c.multi, NULL, 0, 50, NULL);
     }
     (void)log_status(NULL);

@@ -4,6 +4,7 @@
 #include "config/base/log.h"
 #include "server/hub/internal.h"
 
+#include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -106,7 +107,8 @@ static enum status space_check(const struct pull *p, const struct hub_get *gets,
     struct stat sb;
     double need = 0; /* sizes are the hub's word */
     for (const struct hub_get *g = gets; g < gets + count; g++)
-        need += fmax((double)g->file->size - (stat(g->part, &sb) ? 0 : (double)sb.st_size), 0);
+        if (stat(g->blob, &sb)) /* else it is there, or its place is */
+            need += fmax((double)g->file->size - (stat(g->part, &sb) ? 0 : (double)sb.st_size), 0);
     if (need <= 0 || statvfs(p->dir, &fs)) return ST_OK;
     double has = (double)fs.f_bavail * (double)fs.f_frsize;
     if (need <= has) return ST_OK;
@@ -173,18 +175,11 @@ static enum status wanted_get(struct pull *p, struct err *err)
     enum status st = probe ? hub_mkdirs(probe, err) : err_nomem(err, p->dir);
     free(probe);
     if (!st) st = fetch_all(p, HUB_SIZE_AND_HASH, err);
-    for (size_t i = 0; !st && i < p->files.count; i++) {
-        struct hub_file *f = &p->files.list[i];
-        struct stat sb;
-        char *blob = f->wanted ? hub_cache_path(p->dir, "blobs", f->hash, "") : NULL;
-        bool there = blob && !stat(blob, &sb);
-        f->have = there && (uint64_t)sb.st_size == f->size;
-        if (there && !f->have) (void)unlink(blob); /* of another size: not this file */
-        free(blob);
-    }
     if (!st) st = fetch_all(p, HUB_BLOB, err);
-    for (size_t i = 0; !st && i < p->files.count; i++)
+    for (size_t i = 0; !st && i < p->files.count; i++) {
         if (p->files.list[i].wanted) st = hub_link(p->dir, p->commit, &p->files.list[i], err);
+        p->files.list[i].have = p->files.list[i].wanted;
+    }
     return st;
 }
 
@@ -207,9 +202,28 @@ static enum status from_hub(struct pull *p, struct err *err)
         st = hub_files_choose_shards(&p->files, p->snapshot, err);
         if (!st) st = wanted_get(p, err);
     }
+    if (!st) st = hub_files_check(&p->files, p->snapshot, err);
     /* Last: a revision whose ref is there is whole, unless huggingface_hub has begun it. */
     if (!st && !hub_is_hash(p->name.rev, HUB_COMMIT_LEN))
         st = hub_ref_write(p->dir, p->name.rev, p->commit, err);
+    return st;
+}
+
+/* Blobs of the cache have the hash that is their name. A cache that can't be written is taken as it is. */
+static enum status blobs_check(struct pull *p, struct err *err)
+{
+    struct hub_get *gets;
+    size_t count;
+    for (size_t i = 0; i < p->files.count; i++)
+        if (hub_is_hash(p->files.list[i].hash, HUB_COMMIT_LEN) || hub_is_hash(p->files.list[i].hash, 64))
+            p->files.list[i].have = false;
+    enum status st = gets_make(p, HUB_BLOB, &gets, &count, err);
+    for (size_t i = 0; !st && i < count; i++) {
+        int fd = hub_mkdirs(gets[i].lock, NULL) ? -1 : open(gets[i].lock, O_RDWR | O_CREAT | O_CLOEXEC, 0664);
+        if (fd >= 0 && !hub_blob_good(&gets[i], fd)) st = err_set(err, ST_FORMAT, "%s", gets[i].blob);
+        if (fd >= 0) close(fd);
+    }
+    gets_free(gets, count);
     return st;
 }
 
@@ -225,6 +239,8 @@ static enum status from_cache(struct pull *p, struct err *err)
     if (!st) st = hub_files_of_dir(p->snapshot, 100, &p->files, err);
     if (!st) st = hub_files_choose(&p->files, &p->name, &p->mmproj, err);
     if (!st && !p->name.file[0]) st = hub_files_choose_shards(&p->files, p->snapshot, err);
+    if (!st) st = blobs_check(p, err);
+    if (!st) st = hub_files_check(&p->files, p->snapshot, err);
     return st ? err_set(err, ST_NOT_FOUND, "%s@%s is not, or not wholly, in %s", p->name.repo, p->name.rev,
                         p->hub.cache)
               : ST_OK;

@@ -52,6 +52,8 @@ void hub_files_free(struct hub_files *f);
 enum status hub_files_choose(struct hub_files *f, struct hub_name *n, const char **mmproj,
                              struct err *err) KV_MUST_CHECK;
 enum status hub_files_choose_shards(struct hub_files *f, const char *dir, struct err *err) KV_MUST_CHECK;
+/* Whether what is wanted of a snapshot are a model's files at all. */
+enum status hub_files_check(const struct hub_files *f, const char *dir, struct err *err) KV_MUST_CHECK;
 /* down to `depth` directories below dir; of a link, `hash` is the name of what it leads to */
 enum status hub_files_of_dir(const char *dir, int depth, struct hub_files *out,
                              struct err *err) KV_MUST_CHECK;
@@ -87,6 +89,8 @@ struct hub_get {
     uint64_t have, next, resumed;
     bool open, whole, again, done;
 };
+/* Whether its blob has its hash. It is read once: the lock's file, if it can be written, remembers that. */
+bool hub_blob_good(const struct hub_get *g, int lock_fd);
 /* ST_AGAIN: the hub can't be reached. ST_NOT_FOUND, ST_INVALID (no access): what the hub has said. */
 enum status hub_http(const struct hub *h, struct hub_get *gets, size_t count, const char *repo,
                      struct err *err) KV_MUST_CHECK;

@@ -14,6 +14,9 @@ FAULTS = {
     "dropped": "a connection of the CDN ends in the middle, once per range",
     "dropped_always": "a connection of the CDN ends before the first byte",
     "stalls": "the CDN sends half of the first range, then nothing",
+    "drips": "the CDN sends five bytes a second",
+    "drips_and_drops": "and ends each connection after the first",
+    "list_drips": "and so does the list",
     "wrong_hash": "a large file has other bytes",
     "wrong_small": "a small file has other bytes",
     "truncated": "the CDN's file is shorter than the list has it",
@@ -161,6 +164,10 @@ class Endpoint(Handler):
             )
         if repo.fault == "long_list":
             return self.answer(200, b" " * (65 << 20), Content_Type="application/json")
+        if repo.fault == "list_drips":
+            self.send_response(200)
+            self.end_headers()
+            return drip(self, b" " * 1000)
         if repo.fault == "portal":
             return self.answer(200, b"<html>Log in to this network</html>", Content_Type="text/html")
         listing = repo.listing()
@@ -246,6 +253,16 @@ class Cdn(Handler):
         ranged(self, data, {}, repo, stop, fault)
 
 
+def drip(handler, data):
+    try:
+        for byte in data:
+            handler.wfile.write(bytes([byte]))
+            handler.wfile.flush()
+            time.sleep(0.2)
+    except OSError:  # the client has gone
+        pass
+
+
 def ranged(handler, data, headers, repo=None, stop=None, fault=None):
     want = re.fullmatch(r"bytes=(\d+)-(\d*)", handler.headers.get("Range") or "")
     part, status = data, 200
@@ -267,6 +284,9 @@ def ranged(handler, data, headers, repo=None, stop=None, fault=None):
     if handler.command == "HEAD":
         return
     view = memoryview(part)[:stop]
+    if fault in ("drips", "drips_and_drops"):
+        handler.close_connection = True
+        return drip(handler, part[: 1 if fault == "drips_and_drops" else None])
     if repo:
         repo.sent += len(view)
     handler.wfile.write(view)

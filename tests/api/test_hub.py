@@ -24,14 +24,15 @@ from hub_stub import FAULTS, Hub, git_sha1  # noqa: E402
 check = Checks()
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 hub = Hub()
-LARGE = random.Random(1).randbytes((17 << 20) + 12345)  # three ranges
+HEAD = b"\x02" + bytes(7) + b"{}"  # of safetensors
+LARGE = HEAD + random.Random(1).randbytes((17 << 20) + 12335)  # three ranges
 
 
 def checkpoint(large=LARGE, **more):
     return {
         "config.json": b'{"model_type": "gemma3"}',
         "tokenizer.json": b"{}",
-        "vocab.json": b"only without tokenizer.json",
+        "vocab.json": b'{"only": "without tokenizer.json"}',
         "merges.txt": b"only without tokenizer.json",
         "README.md": b"# a model",
         "model.safetensors": large,
@@ -128,7 +129,7 @@ def holds(home, what, name, *paths):
 
 def test_pull():
     repo = hub.add("org/plain", checkpoint(**{"chat_template.jinja": b"", "1_Pooling/config.json": b"{}",
-                                            "2_Dense/model.safetensors": b""}))
+                                            "2_Dense/model.safetensors": HEAD}))
     need = [
         "config.json",
         "tokenizer.json",
@@ -149,7 +150,7 @@ def test_pull():
             before = repo.sent
             rc, out, err = home.run("pull", name, HF_TOKEN="hf_good")
             check.equal(name, (rc, out, err), (0, home.snapshot("org/plain"), ""))
-            check.equal(f"{name}: sent", repo.sent - before, len(LARGE) if name == "org/plain" else 0)
+            check.equal(f"{name}: sent", repo.sent - before, len(LARGE + HEAD) if name == "org/plain" else 0)
         holds(home, "pull", "org/plain", *need)
         check.equal("the endpoint gets the token", set(hub.tokens), {"Bearer hf_good"})
         check.equal("the CDN gets none", set(hub.cdn_tokens), {None})
@@ -202,7 +203,7 @@ def test_pull():
 
 
 def test_weights():
-    shards = {f"model-0000{i}-of-00002.safetensors": bytes([i]) * 1000 for i in (1, 2)}
+    shards = {f"model-0000{i}-of-00002.safetensors": HEAD + bytes([i]) * 1000 for i in (1, 2)}
     index = (
         '{"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}'
     )
@@ -212,7 +213,7 @@ def test_weights():
     )
     del files["model.safetensors"]
     hub.add("org/shards", files)
-    hub.add("org/merges", {k: v for k, v in checkpoint(b"").items() if k != "tokenizer.json"})
+    hub.add("org/merges", {k: v for k, v in checkpoint(HEAD).items() if k != "tokenizer.json"})
     hub.add(
         "org/lost", {**files, "model.safetensors.index.json": index.replace("00002-of", "00003-of").encode()}
     )
@@ -222,11 +223,11 @@ def test_weights():
     )
     gguf = {
         "README.md": b"",
-        "m-Q4_K_M.gguf": b"a" * 100,
-        "q/m-BF16-00001-of-00002.gguf": b"b" * 100,
-        "q/m-BF16-00002-of-00002.gguf": b"c" * 100,
-        "mmproj-BF16.gguf": b"d",
-        "mmproj-F16.gguf": b"ee",
+        "m-Q4_K_M.gguf": b"GGUF" + b"a" * 100,
+        "q/m-BF16-00001-of-00002.gguf": b"GGUF" + b"b" * 100,
+        "q/m-BF16-00002-of-00002.gguf": b"GGUF" + b"c" * 100,
+        "mmproj-BF16.gguf": b"GGUFddddd",
+        "mmproj-F16.gguf": b"GGUFeeeeee",
     }
     hub.add("org/gguf", gguf)
     with Home() as home:
@@ -289,6 +290,9 @@ OUTCOMES = {
     "unsized": None,
     "no_ranges_dropped": "model.safetensors: Transferred a partial file, 5 times; .*",
     "dropped_always": "model.safetensors: Transferred a partial file, 5 times; .*",
+    "drips": r"org/drips: \d+ bytes came in 9 s, less than 1024 a second; .* kept, and resumed next time",
+    "drips_and_drops": r"org/drips_and_drops: \d+ bytes came in 9 s, less than 1024 a second; .*",
+    "list_drips": r"org/list_drips: \d+ bytes came in 9 s, less than 1024 a second; .*",
     "wrong_hash": "model.safetensors is damaged: its hash is .*, not .*",
     "wrong_small": "config.json is damaged: .*",
     "truncated": "model.safetensors: the hub sends 1060701 bytes where its list has 1060801",
@@ -451,6 +455,82 @@ def test_resume():
         ]
         check.equal("two at a time", [p.wait(60) for p in both], [0, 0])
         check.equal("one download", repo.sent, len(LARGE))
+
+
+def test_damaged_cache():
+    """A blob is what its hash says, not its size; that is looked at once. What is in the way is said."""
+    repo = hub.add("org/old", checkpoint())
+    names = ["config.json", "tokenizer.json", "model.safetensors"]
+    with Home() as home:
+        check.equal("pull", home.run("pull", "org/old")[0], 0)
+        for name in names:
+            blob = os.path.join(home.folder("org/old"), "blobs", repo.hash[name])
+            lock = os.path.join(home.cache, ".locks", "models--org--old", repo.hash[name] + ".lock")
+            for revision in ("", "@" + repo.commit):
+                good = repo.files[name]
+                with open(blob, "wb") as f:
+                    f.write(good[:-1] + bytes([good[-1] ^ 1]))
+                what = f"org/old{revision}"
+                rc, _, err = home.run("pull", what, HF_HUB_OFFLINE="1")
+                check.true(f"{what} {name}, offline", rc == 1 and "not wholly" in err, err)
+                check.equal(f"{what} {name} is fetched again", home.run("pull", what)[0], 0)
+                holds(home, "fetched again", "org/old", *names)
+                with open(lock, encoding="utf-8") as f:
+                    check.true("that is kept", str(len(good)) in f.read().split())
+            os.unlink(blob)
+            os.mkdir(blob)
+            check.equal(f"{name}: a directory for a blob", home.run("pull", "org/old")[0], 0)
+            holds(home, "no directory", "org/old", *names)
+        # What is known is not read again: another content behind the same identity isn't noticed.
+        with open(blob, "r+b") as f:
+            now = os.fstat(f.fileno())
+            f.write(b"x" * 9)
+            f.flush()
+            os.utime(blob, ns=(now.st_atime_ns, now.st_mtime_ns))
+            now = os.fstat(f.fileno())
+        times = [f"{t // 10**9}.{t % 10**9:09d}" for t in (now.st_mtime_ns, now.st_ctime_ns)]
+        with open(lock, "w", encoding="utf-8") as f:
+            f.write(f"{now.st_ino} {now.st_size} {' '.join(times)}\n")
+        check.equal("known", home.run("pull", "org/old")[0], 1)  # its beginning is none of safetensors
+        check.equal("its blob is still there", home.blobs()[repo.hash[name]][:9], b"x" * 9)
+        os.unlink(lock)
+        check.equal("forgotten", home.run("pull", "org/old")[0], 0)
+        holds(home, "read again", "org/old", *names)
+        link = os.path.join(home.snapshot("org/old"), "config.json")
+        os.unlink(link)
+        os.mkdir(link)
+        rc, _, err = home.run("pull", "org/old")
+        check.true("a directory for a file", rc == 1 and "can't make the link" in err and link in err, err)
+
+
+NO_MODEL = (
+    ("config.json", b"<html>"),
+    ("config.json", b"[]"),
+    ("config.json", b""),
+    ("tokenizer.json", b"{"),
+    ("tokenizer.json", None),
+    ("model.safetensors", b""),
+    ("model.safetensors", b"PK" * 50),
+    ("model.safetensors", b"\0" * 99),
+    ("model.safetensors", b"\xff" * 7 + b"\0{"),
+)
+
+
+def test_no_model():
+    """What has come whole and is no model is no success."""
+    with Home() as home:
+        for i, (file, data) in enumerate(NO_MODEL):
+            files = checkpoint(HEAD, **{file: data})
+            if data is None:
+                del files[file], files["vocab.json"]
+            hub.add(f"org/no{i}", files)
+            for _ in range(2):
+                rc, _, err = home.run("pull", f"org/no{i}")
+                check.true(f"{file} {data}", rc == 1 and file in err, (rc, err))
+            check.true("no ref", not os.path.exists(home.folder(f"org/no{i}") + "/refs"))
+        hub.add("org/nogguf", {"m-Q8_0.gguf": b"PK" * 50})
+        rc, _, err = home.run("pull", "org/nogguf:m-Q8_0.gguf")
+        check.true("no GGUF", rc == 1 and "m-Q8_0.gguf" in err, (rc, err))
 
 
 def test_progress():
@@ -630,6 +710,8 @@ if __name__ == "__main__":
         test_faults,
         test_access,
         test_resume,
+        test_damaged_cache,
+        test_no_model,
         test_progress,
         test_huggingface_hub,
         test_serve,

@@ -274,7 +274,8 @@ def test_pipes():
             flags += [flag, f"/dev/fd/{reader}"]
         with open(top + "/log", "w", encoding="utf-8") as log:
             pipes = [e[0] for e in ends]
-            p = serve(0, *flags, pass_fds=pipes, stdout=subprocess.PIPE, stderr=log, text=True)
+            how = {"pass_fds": pipes, "stdout": subprocess.PIPE, "stderr": log, "text": True}
+            p = serve(0, *flags, **how)
         time.sleep(0.2)
         for reader, writer, data in ends:
             os.close(reader)
@@ -306,7 +307,8 @@ def test_pipes():
 if __name__ == "__main__":
     args = arguments(__doc__)
     BINARY, DEMO = args.binary, args.demo
-    for test in (test_unread, test_fails_unread, test_closed, test_silent_pipes, test_pipes, test_address_space):
+    tests = test_unread, test_fails_unread, test_closed, test_silent_pipes, test_pipes, test_address_space
+    for test in tests:
         if not args.only or test.__name__ in args.only:
             check.run(test)
     check.end()
