@@ -609,7 +609,7 @@ def read_all(folder):
 def test_serve():
     hub.add("org/demo", read_all(DEMO))
     gguf = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "golden/gguf")
-    names = ["qwen2_5_vl.gguf", "qwen2_5_vl-mmproj.gguf"]
+    names = ["glm_ocr_f32.gguf", "glm_ocr_f32-mmproj.gguf"]
     hub.add("org/vl", {n: open(os.path.join(gguf, n), "rb").read() for n in names})
     with Home() as home:
         s = Server(BINARY, "hf:org/demo@main", env=home.env())
@@ -618,8 +618,8 @@ def test_serve():
         body = {"prompt": "Hello", "max_tokens": 2, "model": "org/demo"}
         check.equal("it answers", len(s.ok("/v1/completions", body)["choices"]), 1)
         s.stop()
-        rc, out, _ = home.run("inspect", "org/vl:qwen2_5_vl.gguf")
-        check.true("a GGUF file, with its tower", rc == 0 and "qwen2_5_vl" in out and "\nvision " in out, out)
+        rc, out, _ = home.run("inspect", "org/vl:glm_ocr_f32.gguf")
+        check.true("a GGUF file, with its tower", rc == 0 and "glm_ocr" in out and "\nvision " in out, out)
         p = subprocess.Popen(
             [BINARY, "serve", "org/demo", "--port", "0", "--shutdown-delay", "0"],
             text=True,
