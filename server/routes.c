@@ -177,6 +177,9 @@ static bool key_ok(struct request *r, const struct auth *a, const char *key)
     r->http.has_key = true;
     r->http.one_key = a->count == 1;
     r->http.may_precede = a->keys[found].may_precede;
+    uint64_t holder;
+    memcpy(&holder, digest, sizeof holder);
+    if (a->count > 1) request_holder(r, holder);
     return true;
 }
 

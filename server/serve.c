@@ -386,7 +386,7 @@ static enum status server_open(struct process *p, struct err *err)
     if (!st) st = origin_options_check(o, err);
     if (!st) st = loop_open(&p->loop, s, err);
     if (!st) st = events_take(p, err);
-    if (!st) st = workers_start(&p->loop, err);
+    if (!st) st = workers_start(&p->loop.workers, &p->loop.uv, err);
     if (!st) st = media_open(p, err);
     if (!st) st = loop_listen(&p->loop, err);
     if (st) return st;

@@ -24,12 +24,12 @@ static void job(struct request *r)
 
 static bool waits(const struct request *r)
 {
-    return r->gen && !r->working && r->gen->compile_waits && r->state == RQ_WORKING && !r->cancelled;
+    return r->gen && !r->work.runs && r->gen->compile_waits && r->state == RQ_WORKING && !r->cancelled;
 }
 
 static bool compiles(const struct request *r)
 {
-    return r->working && r->compiling;
+    return r->compiling && (r->work.queued || r->work.runs);
 }
 
 /* The first waiting request by turn, then by age, whose description has less than so many bytes. */
@@ -57,8 +57,10 @@ static void late(struct request *r, bool memory)
 
 static void compiled(struct request *r)
 {
+    struct server *s = r->srv;
+    r->compiling = false;
     r->gen->done(r);
-    gen_compile_next(r->srv);
+    gen_compile_next(s);
 }
 
 void gen_compile_next(struct server *s)

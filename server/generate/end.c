@@ -34,7 +34,7 @@ void gen_cancel(struct request *r)
 {
     struct gen *g = r->gen;
     if (g) atomic_store(&g->cancelled, true);
-    if (!g || !r->srv->model || r->working) return;
+    if (!g || !r->srv->model || r->work.runs) return;
     if (g->remote) fetch_cancel(g->remote);
     for (uint32_t i = 0; i < g->choice_count; i++) {
         struct choice *c = &g->choices[i];
@@ -56,9 +56,9 @@ void gen_abort(struct request *r, int http, const char *code, const char *messag
 {
     if (!r->http.mhd || r->cancelled || r->state == RQ_RESPONSE || (r->state == RQ_STREAM && r->stream.end))
         return;
-    if (r->gen && !r->working) r->gen->failed = true;
+    if (r->gen && !r->work.runs) r->gen->failed = true;
     gen_cancel(r);
-    if (r->working) { /* the worker may be writing r->response.error: drop the client instead */
+    if (r->work.runs) { /* the worker may be writing r->response.error: drop the client instead */
         request_client_gone(r);
         return;
     }
@@ -73,7 +73,7 @@ void gen_abort(struct request *r, int http, const char *code, const char *messag
     }
 }
 
-/* Ends the largest response, so that a large one does not end small ones. */
+/* Ends the largest response of who holds most, so that neither a large one nor many end the others. */
 void gen_responses_check(struct server *s)
 {
     static const char message[] =
@@ -83,8 +83,9 @@ void gen_responses_check(struct server *s)
         /* In a stream, unread events are replaced by the error. */
         bool cut = r->state == RQ_RESPONSE ? r->http.queued : !stream_drop(&r->stream, &r->response.out);
         log_warn("req=%s responses hold %zu KiB: this one is aborted, with %zu KiB", r->http.id,
-                 s->response_bytes >> 10, r->response.bytes >> 10);
+                 shares_held(&s->shares, SHARE_RESPONSES) >> 10, r->response.bytes >> 10);
         r->response.retry_after = 5;
+        share_refused(r->response.share, SHARE_RESPONSES);
         if (cut) {
             conn_cut(r);
         } else if (r->state == RQ_RESPONSE) { /* just written */
@@ -93,7 +94,7 @@ void gen_responses_check(struct server *s)
         } else {
             gen_abort(r, 429, "rate_limit_exceeded", message);
         }
-        if (!r->gen || r->working) continue;
+        if (!r->gen || r->work.runs) continue;
         r->gen->failed = true;
         gen_shed(r->gen);
     }

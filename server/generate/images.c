@@ -7,8 +7,8 @@
  * request that need it wait for it. The request lives until its fetches are done, even if the client has
  * disconnected; a sequence that has ended is a stale id to the scheduler, which then frees the pixels. */
 #include "server/generate/generate.h"
+#include "server/http/event_loop.h"
 #include "server/http/request.h"
-#include "server/http/workers.h"
 
 #include "config/base/assert.h"
 #include "config/base/list.h"
@@ -28,6 +28,7 @@ struct waiter {
 
 struct image_fetch {
     struct gen *g;
+    struct work work;
     uint32_t image;
     struct waiter *waiters; /* [waiter_count]; owned by the loop */
     uint32_t waiter_count;
@@ -42,7 +43,7 @@ struct image_fetch {
 
 static void pixels_unbook(struct gen *g, size_t bytes)
 {
-    atomic_fetch_sub(&g->r->srv->pixel_bytes, bytes);
+    share_sub(g->r->response.share, SHARE_PIXELS, bytes);
     g->pixel_bytes -= bytes;
 }
 
@@ -163,12 +164,10 @@ static bool fetch_start(struct gen *g, uint32_t image)
     if (!f) return false;
     f->g = g;
     f->image = image;
-    if (!workers_run(g->r->srv->loop, fetch_run, fetch_done, f)) {
-        free(f);
-        return false;
-    }
+    f->work = (struct work){.share = g->r->response.share, .run = fetch_run, .done = fetch_done, .arg = f};
     g->images[image].fetch = f;
     g->r->fetches++;
+    workers_run(&g->r->srv->loop->workers, &f->work);
     return true;
 }
 

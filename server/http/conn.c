@@ -3,9 +3,9 @@
 
 #include "config/base/assert.h"
 #include "config/base/log.h"
+#include "server/http/conn_state.h"
 #include "server/http/http_parser.h"
 #include "server/http/limits.h"
-#include "server/http/event_loop.h"
 #include "server/http/metrics.h"
 #include "server/http/request.h"
 #include "server/http/tls.h"
@@ -21,39 +21,11 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#define READ_CHUNK 65536u /* bytes per read, and of buffered pipelined requests */
-
-struct conn {
-    struct loop *loop;
-    struct conn *prev, *next;
-    int tcp, pair; /* the client's socket; our end of the pair. -1: closed */
-    uv_poll_t tcp_poll, pair_poll;
-    int tcp_mask, pair_mask; /* polled events; -1: stopped by libuv */
-    unsigned handles;        /* not yet closed */
-    struct tls *tls;         /* of tcp, or NULL */
-    bool shaking;            /* its handshake is not done */
-    bool mhd_open;           /* libmicrohttpd has its end of the pair */
-    bool served;             /* a response was sent */
-    bool ended;              /* end of the client's input */
-    bool hup;                /* its end was seen, after unread bytes */
-    bool refused;            /* `last` ends the connection: further input is not parsed */
-    enum conn_phase phase;
-    uint64_t phase_us;         /* start of the phase; in CONN_HEAD, of its first byte */
-    uint64_t data_us, sent_us; /* last input; last output accepted by the client, or when output started */
-    struct http_parser in;
-    struct buf kept;     /* from the client, for the next request */
-    struct buf up, down; /* pending for libmicrohttpd and for the client; the first *_at bytes are sent */
-    size_t up_at, down_at;
-    struct buf last;         /* our own response, after all of libmicrohttpd's */
-    struct request *request; /* in libmicrohttpd, or NULL */
-    struct websocket *ws;    /* in CONN_WEBSOCKET; and with it: */
-    uint64_t ws_id;
-    size_t ws_bytes; /* its share of the server's body_bytes */
-};
-
 static void pump_down(struct conn *n);
 static void take(struct conn *n, const char *data, size_t len);
 static void listen_poll(struct loop *l);
+static bool room(struct loop *l);
+static bool bodies_fit(struct conn *n, struct share *h, size_t more);
 
 static void phase_to(struct conn *n, enum conn_phase phase, uint64_t now)
 {
@@ -85,7 +57,9 @@ static void release(struct conn *n)
     else l->conns = n->next;
     if (n->next) n->next->prev = n->prev;
     l->srv->conn_count--;
-    l->srv->body_bytes -= n->ws_bytes;
+    l->closing -= n->tcp < 0;
+    share_sub(n->share, SHARE_BODIES, n->ws_bytes);
+    share_release(n->share);
     websocket_free(n->ws);
     http_parser_fini(&n->in);
     tls_close(n->tls);
@@ -112,10 +86,14 @@ static void side_close(uv_poll_t *poll, int *fd)
     *fd = -1;
 }
 
-/* Closes both sides at once. libmicrohttpd notices at its next run; a suspended request is resumed for that.
- */
+/* libmicrohttpd notices at its next run; a suspended request is resumed for that. */
 static void drop(struct conn *n)
 {
+    if (n->tcp >= 0) {
+        n->loop->closing++;
+        n->loop->over -= n->over;
+        share_sub(n->share, SHARE_CONNECTIONS, 1);
+    }
     side_close(&n->tcp_poll, &n->tcp);
     side_close(&n->pair_poll, &n->pair);
     if (n->request) request_client_gone(n->request);
@@ -263,7 +241,6 @@ static void refuse(struct conn *n, const struct api_error *e, enum error_shape s
     else drop(n);
 }
 
-/* An error in the client's input: answers the request in libmicrohttpd, or the one being received. */
 static void refuse_input(struct conn *n, const struct api_error *e)
 {
     char id[REQUEST_ID_BYTES];
@@ -356,10 +333,10 @@ static void from_websocket(struct conn *n, const char *data, size_t len)
         n->up_at = 0;
     }
     bool ok = websocket_receive(n->ws, data, len);
-    s->body_bytes -= n->ws_bytes;
+    share_sub(n->share, SHARE_BODIES, n->ws_bytes);
     n->ws_bytes = n->up.len - n->up_at + websocket_partial(n->ws);
-    s->body_bytes += n->ws_bytes;
-    if (!ok || s->body_bytes > LIMIT_BODIES_BYTES) {
+    share_add(n->share, SHARE_BODIES, n->ws_bytes);
+    if (!ok || !bodies_fit(n, n->share, 0)) {
         drop(n);
         return;
     }
@@ -490,8 +467,40 @@ void conn_request(struct request *r)
 {
     struct conn *n = conn_of(r->http.mhd);
     n->request = r;
+    request_holder(r, n->address);
     r->http.websocket = n->ws_id;
     n->loop->moved++;
+}
+
+bool conn_admitted(struct request *r)
+{
+    struct conn *n = conn_of(r->http.mhd);
+    struct loop *l = n->loop;
+    struct share *h = r->response.share;
+    if (n->tcp >= 0 && n->share != h && h->holder != n->address) {
+        share_sub(n->share, SHARE_CONNECTIONS, 1);
+        share_sub(n->share, SHARE_BODIES, n->ws_bytes);
+        share_release(n->share);
+        n->share = share_take(h->of, h->holder);
+        share_add(n->share, SHARE_CONNECTIONS, 1);
+        share_add(n->share, SHARE_BODIES, n->ws_bytes);
+    }
+    if (!r->route->auth || l->srv->conn_count - l->closing - l->over <= l->conn_max ||
+        share_held(n->share, SHARE_CONNECTIONS) <= l->conn_max / 2)
+        return true;
+    share_refused(n->share, SHARE_CONNECTIONS);
+    r->http.close_after = true;
+    n->over = n->tcp >= 0;
+    l->over += n->over;
+    (void)api_fail(&r->response.error, 429, "rate_limit_exceeded", NULL,
+                   "This server's %u connections are in use, most of them by this key or address.",
+                   l->conn_max);
+    return false;
+}
+
+bool conn_bodies_fit(struct request *r, size_t more)
+{
+    return bodies_fit(conn_of(r->http.mhd), r->response.share, more);
 }
 
 void conn_completed(struct MHD_Connection *c)
@@ -579,6 +588,7 @@ void conn_sweep(struct loop *l, uint64_t now)
         sweep_one(n, now);
         if (n->tcp >= 0) polls(n);
     }
+    (void)room(l);
     listen_poll(l);
 }
 
@@ -611,6 +621,53 @@ void conn_cut(struct request *r)
     request_client_gone(r);
 }
 
+/* ---- what gives way ---- */
+
+static void close_idle(struct conn *n)
+{
+    share_refused(n->share, SHARE_CONNECTIONS);
+    if (n->phase == CONN_WEBSOCKET) websocket_close(n->ws, 1013);
+    if (n->phase == CONN_BODY) overdue(n, "body");
+    else if (n->phase == CONN_HEAD && http_parser_begun(&n->in)) overdue(n, "head");
+    else pump_down(n);
+    drop(n);
+}
+
+static void body_drop(struct conn *n)
+{
+    struct request *r = n->request;
+    struct api_error e = {0};
+    (void)api_fail(&e, 503, "out_of_memory", NULL,
+                   "The server holds too many request bodies, and most of them are this key's or address's: "
+                   "try again.");
+    share_refused(conn__owner(n), SHARE_BODIES);
+    if (n->ws_bytes || !r) {
+        share_sub(n->share, SHARE_BODIES, n->ws_bytes);
+        n->ws_bytes = 0;
+        websocket_close(n->ws, 1013);
+        pump_down(n);
+        drop(n);
+        return;
+    }
+    request_body_drop(r, 0);
+    if (r->state == RQ_BODY) {
+        refuse_input(n, &e);
+    } else {
+        r->response.error = e;
+        request_fail(r);
+    }
+}
+
+static bool bodies_fit(struct conn *n, struct share *h, size_t more)
+{
+    struct conn *v;
+    while (shares_held(h->of, SHARE_BODIES) + more > LIMIT_BODIES_BYTES) {
+        if (!(v = conn__largest_body(n->loop, n, h, more))) return false;
+        body_drop(v);
+    }
+    return true;
+}
+
 /* ---- accepting ---- */
 
 static void conn_open(struct loop *l, int fd, const struct sockaddr *from, socklen_t from_len)
@@ -625,6 +682,7 @@ static void conn_open(struct loop *l, int fd, const struct sockaddr *from, sockl
     *n = (struct conn){.loop = l,
                        .tcp = fd,
                        .pair = pair[0],
+                       .address = client_holder(from),
                        .handles = 2,
                        .phase_us = now_us(),
                        .data_us = now_us(),
@@ -633,6 +691,8 @@ static void conn_open(struct loop *l, int fd, const struct sockaddr *from, sockl
     if (n->next) n->next->prev = n;
     l->conns = n;
     l->srv->conn_count++;
+    n->share = share_take(&l->srv->shares, n->address);
+    share_add(n->share, SHARE_CONNECTIONS, 1);
     http_parser_init(&n->in);
     buf_init(&n->kept, 2 * READ_CHUNK);
     buf_init(&n->up, 2 * READ_CHUNK + 2 * LIMIT_HEADER_BYTES);
@@ -646,6 +706,7 @@ static void conn_open(struct loop *l, int fd, const struct sockaddr *from, sockl
         close(n->pair);
         close(pair[1]);
         n->handles = 0;
+        share_sub(n->share, SHARE_CONNECTIONS, 1);
         release(n);
         return;
     }
@@ -673,10 +734,22 @@ static void listen_pause(struct loop *l)
     l->listening = false;
 }
 
+/* May one more be accepted? At the limit idle ones are closed for it. While none is idle, it takes one of a
+ * few more places: there, what is no probe and of who has most is refused by its head (conn_admitted). */
+static bool room(struct loop *l)
+{
+    bool full = l->srv->conn_count >= l->conn_max + l->conn_spare;
+    struct conn *idlest[CONN_IDLEST];
+    uint32_t count = l->srv->conn_count - l->closing > l->conn_max ? conn__idlest(l, full, idlest) : 0;
+    for (uint32_t i = 0; i < count; i++) close_idle(idlest[i]);
+    return !full;
+}
+
 /* Accepts some connections from the kernel's queue; false: it is empty, or none can be accepted now. */
 static bool accept_from(struct loop *l, int listener)
 {
-    for (int i = 0; i < 64 && l->srv->conn_count < l->conn_max; i++) {
+    bool more = true;
+    for (int i = 0; i < 64 && (more = room(l)); i++) {
         struct sockaddr_storage from;
         socklen_t len = sizeof from;
         int fd = accept4(listener, (struct sockaddr *)&from, &len, SOCK_CLOEXEC | SOCK_NONBLOCK);
@@ -692,9 +765,8 @@ static bool accept_from(struct loop *l, int listener)
         }
     }
     l->accept_failed = false;
-    if (l->srv->conn_count < l->conn_max) return true;
-    listen_pause(l); /* they stay in the kernel's queue until one closes */
-    return false;
+    if (!more) listen_pause(l); /* they stay in the kernel's queue until one closes */
+    return more;
 }
 
 static bool accept_some(struct loop *l)
@@ -713,7 +785,7 @@ static void listen_event(uv_poll_t *p, int status, int events)
 
 static void listen_poll(struct loop *l)
 {
-    if (l->listening || l->srv->conn_count >= l->conn_max) return;
+    if (l->listening || l->srv->conn_count >= l->conn_max + l->conn_spare) return;
     l->listening = l->listener_count > 0;
     for (uint32_t i = 0; i < l->listener_count; i++)
         if (uv_poll_start(&l->listeners[i].poll, UV_READABLE, listen_event)) l->listening = false;

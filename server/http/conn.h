@@ -9,6 +9,7 @@
 #include "config/base/status.h"
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 struct conn;
@@ -31,7 +32,11 @@ void conn_listen_stop(struct loop *l); /* closes the listening sockets; safe to 
 /* libmicrohttpd accepted the connection being handed to it, and closed it. */
 struct conn *conn_begun(struct loop *l);
 void conn_ended(struct conn *n);
-void conn_request(struct request *r);          /* libmicrohttpd has r's head */
+void conn_request(struct request *r); /* libmicrohttpd has r's head */
+/* r's head is admitted: its connection is its key's now. False: refused, because that has too many. */
+bool conn_admitted(struct request *r);
+/* Makes room for `more` bytes of its body; false: there is none. */
+bool conn_bodies_fit(struct request *r, size_t more);
 void conn_completed(struct MHD_Connection *c); /* its request is finished: the next one may start */
 /* Responds with r->response.error before the body is complete, which libmicrohttpd can't do. False: the body
  * is complete, or a response has started. */

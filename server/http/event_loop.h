@@ -4,6 +4,7 @@
 #define KVASIR_LOOP_STATE_H
 
 #include "server/http/http.h"
+#include "server/http/workers.h"
 
 #include <microhttpd.h>
 #include <sys/socket.h>
@@ -15,6 +16,7 @@ struct log_line;
 
 struct loop {
     uv_loop_t uv;
+    struct workers workers;
     struct server *srv;
     bool (*admit)(struct request *r); /* at the end of the headers; false: r->response.error is filled */
     void (*check)(struct server *s);  /* before libmicrohttpd runs */
@@ -37,8 +39,9 @@ struct loop {
         accept_failed;   /* the listening sockets are polled; the last accept had no descriptor or memory */
     struct conn *conns;  /* open connections */
     struct conn *adding; /* being handed to libmicrohttpd */
-    uint32_t conn_max;
-    uint64_t ws_count; /* WebSockets opened so far */
+    uint32_t conn_max, conn_spare; /* places; a few more for what isn't idle for long */
+    uint32_t closing, over;        /* of conn_count: their sockets are closed; they are being refused */
+    uint64_t ws_count;             /* WebSockets opened so far */
 
     struct tls_cert *cert; /* --tls-cert, as last read; NULL: plain HTTP */
     char url[300];         /* http://HOST:PORT */

@@ -13,8 +13,8 @@
 #include "scheduler/scheduler.h"
 #include "server/json/errors.h"
 #include "server/http/model.h"
+#include "server/shares/shares.h"
 
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -73,14 +73,11 @@ struct server {
 
     struct request *requests; /* all live requests */
     uint32_t request_count;
-    uint32_t load;             /* generating requests in flight */
-    uint32_t polls;            /* requests that poll: request_wait */
-    bool compile_waits;        /* requests wait for their grammar to be compiled */
-    uint64_t compile_turn;     /* one after the last turn started */
-    size_t body_bytes;         /* request bodies held */
-    size_t parse_bytes;        /* parse_cost of all bodies being read */
-    size_t response_bytes;     /* buffered responses, in progress or being read */
-    atomic_size_t pixel_bytes; /* decoded images held by requests; any thread */
+    uint32_t load;         /* generating requests in flight */
+    uint32_t polls;        /* requests that poll: request_wait */
+    bool compile_waits;    /* requests wait for their grammar to be compiled */
+    uint64_t compile_turn; /* one after the last turn started */
+    struct shares shares;  /* who holds how much of what limits apply to */
 };
 
 /* Event loop's thread. */

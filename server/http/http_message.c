@@ -88,6 +88,18 @@ void client_name(const struct sockaddr *from, char name[CLIENT_BYTES])
     if (!ip || getnameinfo(from, len, name, CLIENT_BYTES, NULL, 0, NI_NUMERICHOST)) *name = '\0';
 }
 
+uint64_t client_holder(const struct sockaddr *from)
+{
+    uint64_t holder = 0;
+    if (from->sa_family == AF_INET)
+        return ntohl(((const struct sockaddr_in *)(const void *)from)->sin_addr.s_addr);
+    if (from->sa_family != AF_INET6) return 0;
+    const uint8_t *at = ((const struct sockaddr_in6 *)(const void *)from)->sin6_addr.s6_addr;
+    bool four = IN6_IS_ADDR_V4MAPPED(&((const struct sockaddr_in6 *)(const void *)from)->sin6_addr);
+    for (int i = four ? 12 : 0; i < (four ? 16 : 8); i++) holder = holder << 8 | at[i];
+    return holder;
+}
+
 bool http_message_open(struct http_message *x, struct MHD_Connection *c, const char *method,
                        const char *target, size_t body_max)
 {

@@ -46,6 +46,8 @@ const char *method_name(enum method method); /* "OTHER": unknown */
 bool request_id_ok(const char *s);           /* valid as a request id */
 void request_id_make(char id[REQUEST_ID_BYTES],
                      const char *given); /* the client's (may be NULL) if it is valid, else a new one */
+/* Whose share an address has: an IPv6 network of 64 bits is one. */
+uint64_t client_holder(const struct sockaddr *from);
 void client_name(const struct sockaddr *from, char name[CLIENT_BYTES]); /* in numbers; "" on a Unix socket */
 /* From the request line and the headers. False: out of memory; must still be closed. */
 bool http_message_open(struct http_message *x, struct MHD_Connection *c, const char *method,

@@ -27,6 +27,7 @@
 #define LIMIT_PARSE_BYTES                                                                                    \
     (512u << 20) /* memory for the bodies being parsed; one that needs more is parsed alone */
 #define LIMIT_PARSE_FREE (8u << 20) /* a body that needs less is not counted and never waits */
+#define LIMIT_LARGE_JOB  (1u << 20) /* with more bytes of body a job may take long */
 #define LIMIT_SMALL_BODY                                                                                     \
     65536u /* a rejected request's body up to this size is read and discarded, to keep the connection */
 #define LIMIT_HEADER_SECONDS 10u   /* until the headers of a connection's first request are complete */

@@ -104,20 +104,20 @@ static enum MHD_Result body_take(struct request *r, const char *data, size_t len
     if (r->state == RQ_BODY && r->http.body_seen > s->opt->max_body_bytes) {
         api_fail(&r->response.error, 413, "request_too_large", NULL,
                  "The request body is larger than %llu bytes.", (unsigned long long)s->opt->max_body_bytes);
-    } else if (r->state == RQ_BODY && s->body_bytes + len > LIMIT_BODIES_BYTES) {
+    } else if (r->state == RQ_BODY && !conn_bodies_fit(r, len)) {
+        share_refused(r->response.share, SHARE_BODIES);
         api_fail(&r->response.error, 503, "out_of_memory", NULL,
                  "The server holds too many request bodies; try again.");
     } else if (r->state == RQ_BODY && http_message_body_add(&r->http, data, len)) {
         api_nomem(&r->response.error);
     }
     if (r->response.error.http) {
-        s->body_bytes -= r->http.body.len;
-        buf_fini(&r->http.body);
+        request_body_drop(r, 0);
         if (r->state == RQ_BODY && conn_respond_early(r)) return MHD_NO;
         request_to(r, RQ_SWALLOW);
         return MHD_YES;
     }
-    s->body_bytes += len;
+    share_add(r->response.share, SHARE_BODIES, len);
     return MHD_YES;
 }
 
@@ -128,11 +128,11 @@ static enum MHD_Result on_request(void *cls, struct MHD_Connection *c, const cha
     struct request *r = *context;
     (void)version;
     if (!r) {
-        r = request_create(l->srv, c, method, url);
+        r = request_create(l->srv, c, method, url, 0);
         *context = r;
         if (!r) return MHD_NO;
         conn_request(r);
-        return l->admit(r) ? MHD_YES : refuse(r);
+        return l->admit(r) && conn_admitted(r) ? MHD_YES : refuse(r);
     }
     if (r->state == RQ_RESPONSE && r->http.queued) return MHD_NO; /* the HTTP front has responded */
     if (*len) {
@@ -176,7 +176,7 @@ static void access_log(const struct request *r, int status, double seconds)
     struct log_line l;
     struct request_tokens t = {0};
     const char *trace = http_message_header(&r->http, "traceparent");
-    if (r->gen && !r->working) r->gen_tokens(r->gen, &t);
+    if (r->gen && !r->work.runs) r->gen_tokens(r->gen, &t);
     access_begin(&l, r->http.id, r->http.path ? r->http.path : "", status, r->http.client);
     log_text(&l, "method", method_name(r->http.method));
     log_number(&l, "ms", seconds * 1e3, 1);
@@ -328,6 +328,7 @@ static enum status listen_open(struct loop *l, struct err *err)
 /* Descriptors in addition to those of connections (three each): the loop's and libmicrohttpd's, a
  * checkpoint's while it loads. */
 #define FILES_KEPT 38u
+#define SPARE_MAX  64u
 
 static enum status connections_max(struct loop *l, struct err *err)
 {
@@ -344,6 +345,8 @@ static enum status connections_max(struct loop *l, struct err *err)
         return err_set(err, ST_INVALID, "%llu open files are too few (ulimit -n): %u are needed",
                        (unsigned long long)rl.rlim_cur, kept + 6);
     uint64_t most = (rl.rlim_cur - kept) / 3;
+    l->conn_spare = most / 16 < SPARE_MAX ? (uint32_t)(most / 16) + 1 : SPARE_MAX;
+    most -= l->conn_spare;
     if (most < l->conn_max) {
         log_warn("%llu connections at once, not %u: each takes three open files of %llu (ulimit -n)",
                  (unsigned long long)most, l->conn_max, (unsigned long long)rl.rlim_cur);
@@ -357,10 +360,10 @@ static enum status mhd_open(struct loop *l, struct err *err)
     l->mhd = MHD_start_daemon(
         MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG | MHD_USE_NO_LISTEN_SOCKET, 0, NULL,
         NULL, on_request, l, MHD_OPTION_EXTERNAL_LOGGER, mhd_log, NULL, MHD_OPTION_CONNECTION_LIMIT,
-        (unsigned)l->conn_max + 1, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)LIMIT_CONNECTION_MEMORY,
-        MHD_OPTION_NOTIFY_COMPLETED, on_completed, l, MHD_OPTION_NOTIFY_CONNECTION, on_connection, l,
-        MHD_OPTION_UNESCAPE_CALLBACK, mhd_unescape, NULL, MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1,
-        MHD_OPTION_END);
+        (unsigned)l->conn_max + l->conn_spare + 1, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+        (size_t)LIMIT_CONNECTION_MEMORY, MHD_OPTION_NOTIFY_COMPLETED, on_completed, l,
+        MHD_OPTION_NOTIFY_CONNECTION, on_connection, l, MHD_OPTION_UNESCAPE_CALLBACK, mhd_unescape, NULL,
+        MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1, MHD_OPTION_END);
     if (!l->mhd) return err_set(err, ST_IO, "can't start the HTTP server");
     const union MHD_DaemonInfo *info = MHD_get_daemon_info(l->mhd, MHD_DAEMON_INFO_EPOLL_FD);
     if (!info || uv_poll_init(&l->uv, &l->mhd_poll, info->epoll_fd))

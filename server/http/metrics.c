@@ -478,8 +478,9 @@ static void images_text(struct writer *w, const struct sched_stats *st, const st
     count(w, "vllm:mm_cache_hits_total", "Images found in the feature cache.", st->feature_hits);
     count(w, "kvasir:images_encoded_total", "Images encoded by the vision tower.", st->images_encoded);
     count(w, "kvasir:images_decoded_total", "Image files decoded and prepared.", w->m->images_decoded);
-    count(w, "kvasir:image_bytes", "Decoded images held by requests.", atomic_load(&s->pixel_bytes));
-    count(w, "kvasir:response_bytes", "Memory of buffered responses.", s->response_bytes);
+    count(w, "kvasir:image_bytes", "Decoded images held by requests.", shares_held(&s->shares, SHARE_PIXELS));
+    count(w, "kvasir:response_bytes", "Memory of buffered responses.",
+          shares_held(&s->shares, SHARE_RESPONSES));
     count(w, "kvasir:image_hash_cache_queries_total", "Image hash cache lookups.", a.queries);
     count(w, "kvasir:image_hash_cache_hits_total", "Image hash cache hits: files already decoded.", a.hits);
     count(w, "kvasir:image_hash_cache_entries", "Image files whose content is known.", a.entries);
@@ -568,6 +569,17 @@ static void process_one(struct writer *w, const char *name, const char *help, do
     W(w, "%s %s\n", name, number(v, text));
 }
 
+static const char *const shares[SHARE_POOLS] = {[SHARE_CONNECTIONS] = "connections",
+                                                [SHARE_BODIES] = "bodies",
+                                                [SHARE_WORKERS] = "workers",
+                                                [SHARE_QUEUE] = "queue",
+                                                [SHARE_URLS] = "urls",
+                                                [SHARE_TRANSFERS] = "transfers",
+                                                [SHARE_FILES] = "files",
+                                                [SHARE_PIXELS] = "images",
+                                                [SHARE_RESPONSES] = "responses",
+                                                [SHARE_STORED] = "stored_responses"};
+
 static void process_text(struct writer *w, const struct server *s)
 {
     struct rusage u;
@@ -597,6 +609,11 @@ static void process_text(struct writer *w, const struct server *s)
     if (!getrlimit(RLIMIT_NOFILE, &rl))
         process_one(w, "process_max_fds", "Limit of file descriptors.", (double)rl.rlim_cur);
     process_one(w, "process_start_time_seconds", "Start of the process, Unix time.", (double)s->started);
+    uint64_t refused[SHARE_POOLS];
+    for (int i = 0; i < SHARE_POOLS; i++) refused[i] = atomic_load(&s->shares.refused[i]);
+    family(w, "kvasir:shares_refused_total",
+           "What was closed, dropped or refused because its key or address held more than others, by what.",
+           "of", shares, refused, SHARE_POOLS);
     process_one(w, "kvasir:open_connections", "Client connections.", s->conn_count);
     struct sched_stats st = {0};
     if (s->model) sched_stats(s->model->sched, &st);

@@ -2,6 +2,7 @@
 #include "config/base/assert.h"
 #include "config/base/log.h"
 #include "server/json/writer.h"
+#include "server/http/event_loop.h"
 #include "server/http/limits.h"
 #include "server/http/metrics.h"
 #include "server/http/request.h"
@@ -24,29 +25,31 @@ void request_to(struct request *r, enum request_state state)
         [RQ_STREAM] = {"RQ_STREAM", 0},
     };
     ASSERT_NEXT(rules, r->state, state, "request %s", r->http.id);
+    if (state != RQ_WORKING) workers_withdraw(&r->work);
     r->state = state;
 }
 
 void response_account(struct response *a, size_t *was, size_t now)
 {
     a->bytes += now - *was; /* wraps if the size shrinks */
-    *a->all += now - *was;
+    share_add(a->share, SHARE_RESPONSES, now);
+    share_sub(a->share, SHARE_RESPONSES, *was);
     *was = now;
 }
 
 struct request *request_create(struct server *s, struct MHD_Connection *c, const char *method,
-                               const char *target)
+                               const char *target, uint64_t holder)
 {
     struct request *r = calloc(1, sizeof *r);
     if (!r) return NULL;
     r->srv = s;
-    r->response.all = &s->response_bytes;
     buf_init(&r->response.out, LIMIT_RESPONSE_BYTES);
     if (!http_message_open(&r->http, c, method, target, s->opt->max_body_bytes)) {
         http_message_close(&r->http);
         free(r);
         return NULL;
     }
+    r->response.share = share_take(&s->shares, holder);
     r->next = s->requests;
     if (r->next) r->next->prev = r;
     s->requests = r;
@@ -54,9 +57,15 @@ struct request *request_create(struct server *s, struct MHD_Connection *c, const
     return r;
 }
 
+void request_holder(struct request *r, uint64_t holder)
+{
+    share_release(r->response.share);
+    r->response.share = share_take(&r->srv->shares, holder);
+}
+
 void request_release(struct request *r)
 {
-    if (r->http.mhd || r->working || r->sequences_alive || r->fetches) return;
+    if (r->http.mhd || r->work.queued || r->work.runs || r->sequences_alive || r->fetches) return;
     struct server *s = r->srv;
     if (r->prev) r->prev->next = r->next;
     else s->requests = r->next;
@@ -64,8 +73,9 @@ void request_release(struct request *r)
     s->request_count--;
     if (r->poll) s->polls--;
     if (r->gen) r->gen_free(r->gen);
-    s->body_bytes -= r->http.body.len + r->http.body_kept;
-    *r->response.all -= r->response.bytes;
+    share_sub(r->response.share, SHARE_BODIES, r->http.body.len + r->http.body_kept);
+    share_sub(r->response.share, SHARE_RESPONSES, r->response.bytes);
+    share_release(r->response.share);
     buf_fini(&r->response.out);
     http_message_close(&r->http);
     free(r);
@@ -73,11 +83,11 @@ void request_release(struct request *r)
 
 void request_body_drop(struct request *r, size_t kept)
 {
-    r->srv->body_bytes -= r->http.body.len + r->http.body_kept;
+    share_sub(r->response.share, SHARE_BODIES, r->http.body.len + r->http.body_kept);
     buf_fini(&r->http.body);
     r->http.body_marks = 0;
     r->http.body_kept = kept;
-    r->srv->body_bytes += kept;
+    share_add(r->response.share, SHARE_BODIES, kept);
 }
 
 static void wake(struct request *r)
@@ -89,6 +99,7 @@ void request_client_gone(struct request *r)
 {
     if (r->cancelled) return;
     r->cancelled = true;
+    workers_withdraw(&r->work);
     if (r->gen) r->gen_cancel(r);
     wake(r); /* libmicrohttpd must run to notice and close */
 }
@@ -151,12 +162,16 @@ void request_stream_more(struct request *r)
 struct request *requests_largest(const struct server *s)
 {
     struct request *most = NULL;
-    size_t held = 0;
-    if (s->response_bytes <= s->opt->response_memory) return NULL;
+    size_t held = 0, most_own = 0;
+    if (shares_held(&s->shares, SHARE_RESPONSES) <= s->opt->response_memory) return NULL;
     for (struct request *r = s->requests; r; r = r->next) {
         if (!r->http.mhd || r->cancelled || r->response.error.http) continue; /* already ending */
         held += r->response.bytes;
-        if (r->response.bytes && (!most || r->response.bytes > most->response.bytes)) most = r;
+        size_t own = share_held(r->response.share, SHARE_RESPONSES);
+        if (!r->response.bytes || own < most_own) continue;
+        if (most && own == most_own && r->response.bytes <= most->response.bytes) continue;
+        most = r;
+        most_own = own;
     }
     return held > s->opt->response_memory ? most : NULL;
 }
@@ -183,6 +198,13 @@ static void job_run(void *arg)
     r->job_run(r);
 }
 
+static void job_done(void *arg)
+{
+    struct request *r = arg;
+    if (!r->cancelled && r->http.mhd) r->job_done(r);
+    request_release(r);
+}
+
 /* Measured: a string takes one or two times its bytes more; a value up to 150 bytes per mark. */
 static size_t parse_cost(const struct request *r)
 {
@@ -190,54 +212,19 @@ static size_t parse_cost(const struct request *r)
     return cost < LIMIT_PARSE_FREE ? 0 : cost;
 }
 
-static bool parse_fits(const struct server *s, size_t cost)
-{
-    return !cost || !s->parse_bytes || s->parse_bytes + cost <= LIMIT_PARSE_BYTES;
-}
-
-/* Requests cancelled or answered meanwhile have lost their turn. */
-static struct request *parse_next(const struct server *s)
-{
-    struct request *oldest = NULL;
-    for (struct request *r = s->requests; r; r = r->next)
-        if (r->parse_waits && r->state == RQ_WORKING && !r->cancelled) oldest = r;
-    return oldest;
-}
-
-static void job_done(void *arg);
-
-static void job_start(struct request *r)
-{
-    r->parse_waits = false;
-    r->working = true;
-    r->srv->parse_bytes += r->parse_cost;
-    if (workers_run(r->srv->loop, job_run, job_done, r)) return;
-    r->working = false;
-    r->srv->parse_bytes -= r->parse_cost;
-    api_fail(&r->response.error, 500, "internal_error", NULL, "The server can't start work on the request.");
-    request_fail(r);
-}
-
-static void job_done(void *arg)
-{
-    struct request *r = arg, *next;
-    struct server *s = r->srv;
-    r->working = false;
-    s->parse_bytes -= r->parse_cost;
-    if (!r->cancelled && r->http.mhd) r->job_done(r);
-    request_release(r);
-    while ((next = parse_next(s)) && parse_fits(s, next->parse_cost)) job_start(next);
-}
-
 void request_work(struct request *r, void (*job)(struct request *r), void (*done)(struct request *r))
 {
-    bool goes_on = r->state == RQ_WORKING; /* its body is parsed: it keeps that memory, and its turn */
     r->job_run = job;
     r->job_done = done;
+    r->work = (struct work){.share = r->response.share,
+                            .run = job_run,
+                            .done = job_done,
+                            .arg = r,
+                            .memory = parse_cost(r),
+                            .kept = r->state == RQ_WORKING, /* its body is parsed */
+                            .large = r->http.body.len + r->http.body_kept > LIMIT_LARGE_JOB};
     request_to(r, RQ_WORKING);
-    r->parse_cost = parse_cost(r);
-    r->parse_waits = r->parse_cost && !goes_on && (!parse_fits(r->srv, r->parse_cost) || parse_next(r->srv));
-    if (!r->parse_waits) job_start(r);
+    workers_run(&r->srv->loop->workers, &r->work);
 }
 
 /* ---- responses as libmicrohttpd objects ---- */

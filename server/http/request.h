@@ -11,8 +11,8 @@
  * has given its EV_END. Images that the scheduler asks for while it runs are decoded by further workers
  * (generate/images.c), after those with a URL are fetched (input/remote.c), counted in `fetches`.
  *
- * Event loop's thread, except while `working`: then a worker (workers.h) owns body, response and gen, and the
- * loop touches none of them. */
+ * Event loop's thread, except while its `work` runs: then a worker (workers.h) owns body, response and gen,
+ * and the loop touches none of them. */
 #ifndef KVASIR_REQUEST_H
 #define KVASIR_REQUEST_H
 
@@ -20,6 +20,7 @@
 #include "server/http/http_message.h"
 #include "server/http/http.h"
 #include "server/http/stream.h"
+#include "server/http/workers.h"
 
 struct gen;
 struct MHD_Connection;
@@ -49,17 +50,15 @@ struct request {
     struct request *prev, *next; /* server's list */
     const struct route *route;
     enum request_state state; /* request_to */
-    bool working;
-    bool cancelled; /* the client has disconnected */
+    bool cancelled;           /* the client has disconnected */
     struct http_message http;
-    struct response response;
+    struct response response; /* and whose request it is: response.share */
     struct stream stream;
 
     /* work on the pool */
     void (*job_run)(struct request *r);  /* worker thread */
     void (*job_done)(struct request *r); /* loop thread; not called if the client has disconnected */
-    size_t parse_cost;                   /* memory for reading the body; 0 = too little to count */
-    bool parse_waits;                    /* until others release theirs */
+    struct work work;                    /* queued or running */
     bool compiling;                      /* the job compiles a grammar */
 
     /* generating endpoints */
@@ -77,10 +76,11 @@ struct request {
 };
 
 void request_to(struct request *r, enum request_state state);
-/* Headers are complete. NULL: out of memory. */
+/* Headers are complete. holder: its share of the server, until request_holder. NULL: out of memory. */
 struct request *request_create(struct server *s, struct MHD_Connection *c, const char *method,
-                               const char *target);
-struct request *requests_largest(const struct server *s); /* the one with the largest response; or NULL */
+                               const char *target, uint64_t holder);
+void request_holder(struct request *r, uint64_t holder);  /* whose it is; before it holds anything */
+struct request *requests_largest(const struct server *s); /* the largest of who holds most; or NULL */
 void request_release(struct request *r);                  /* frees it if no longer in use */
 void request_client_gone(struct request *r);              /* cancels; safe to call twice */
 /* Each finishes the request: the connection resumes and sends the response in r. */

@@ -9,6 +9,8 @@
 
 #include <stdbool.h>
 
+struct share;
+
 struct response {
     struct api_error error; /* http != 0: this is the response */
     enum error_shape shape; /* the error format of the request's API */
@@ -19,9 +21,9 @@ struct response {
     const char *etag;         /* of a file of the page; else NULL */
     bool gzip;                /* the body is compressed */
     struct buf out;           /* the body, or, when streaming, pending events */
-    size_t bytes;             /* memory of the response: its share of *all */
-    size_t *all;
-    size_t accounted; /* the part of it in out */
+    size_t bytes;             /* memory of the response, a part of */
+    struct share *share;      /* the request's */
+    size_t accounted;         /* the part of it in out */
 };
 
 /* Changes the accounted bytes from *was to `now`. */

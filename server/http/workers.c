@@ -1,10 +1,12 @@
-/* See workers.h. libuv starts its threads with the first job. */
+/* See workers.h. libuv starts its threads with the first job, and has no more jobs than threads. */
 #include "server/http/workers.h"
 
 #include "config/base/cgroup.h"
 #include "config/base/env.h"
 #include "config/base/threads.h"
-#include "server/http/event_loop.h"
+#include "config/base/list.h"
+#include "server/http/limits.h"
+#include "server/shares/shares.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,17 +20,11 @@ static unsigned workers_set(void)
     char text[16];
     long cores = sysconf(_SC_NPROCESSORS_ONLN), quota = (long)cgroup_cpus("");
     if (quota && quota < cores) cores = quota;
-    snprintf(text, sizeof text, "%ld", cores < 4 ? 4 : cores > 32 ? 32 : cores);
+    snprintf(text, sizeof text, "%ld", cores < 2 ? 4 : cores > 16 ? 32 : 2 * cores);
     setenv("UV_THREADPOOL_SIZE", text, 0);
     long n = strtol(env_get("UV_THREADPOOL_SIZE"), NULL, 10);
     return n < 1 ? 1 : n > (long)WORKERS_MAX ? WORKERS_MAX : (unsigned)n;
 }
-
-struct work {
-    uv_work_t uv;
-    void (*run)(void *arg), (*done)(void *arg);
-    void *arg;
-};
 
 static void work_run(uv_work_t *uv)
 {
@@ -36,46 +32,95 @@ static void work_run(uv_work_t *uv)
     w->run(w->arg);
 }
 
+static bool fits(const struct workers *p, const struct work *w)
+{
+    return !w->memory || w->kept || !p->memory || p->memory + w->memory <= LIMIT_PARSE_BYTES;
+}
+
+/* The one whose turn it is; small: of those that need no memory. */
+static struct work *next_of(const struct workers *p, bool small)
+{
+    struct work *first = NULL;
+    uint32_t most = (p->count + 1) / 2;
+    for (struct work *w = p->head; w; w = w->next)
+        if (!(small && w->memory && !w->kept) && !(w->large && p->large >= most) &&
+            share_admits(w->share, SHARE_WORKERS, 1, most, p->count - most) &&
+            (!first || share_before(w->share, first->share, SHARE_WORKERS)))
+            first = w;
+    return first;
+}
+
+static void work_done(uv_work_t *uv, int status);
+
+static void start(struct workers *p)
+{
+    struct work *w;
+    while ((w = next_of(p, false)) && (fits(p, w) || (w = next_of(p, true)))) {
+        LIST_UNLINK(p, w);
+        w->queued = false;
+        w->runs = true;
+        w->uv.data = w;
+        share_serve(w->share, SHARE_WORKERS);
+        p->large += w->large;
+        if (!w->kept) p->memory += w->memory;
+        (void)uv_queue_work(p->uv, &w->uv, work_run, work_done); /* fails without a function only */
+    }
+}
+
 static void work_done(uv_work_t *uv, int status)
 {
-    struct work w = *(struct work *)uv->data;
+    struct work *w = uv->data;
+    struct workers *p = w->of;
     (void)status; /* never cancelled */
-    free(uv->data);
-    w.done(w.arg);
+    w->runs = false;
+    share_sub(w->share, SHARE_WORKERS, 1);
+    p->large -= w->large;
+    p->memory -= w->memory;
+    w->done(w->arg); /* may free w, or queue it again */
+    start(p);
 }
 
-bool workers_run(struct loop *loop, void (*run)(void *arg), void (*done)(void *arg), void *arg)
+void workers_run(struct workers *p, struct work *w)
 {
-    struct work *w = malloc(sizeof *w);
-    if (!w) return false;
-    *w = (struct work){.uv.data = w, .run = run, .done = done, .arg = arg};
-    if (!uv_queue_work(&loop->uv, &w->uv, work_run, work_done)) return true;
-    free(w);
-    return false;
+    w->of = p;
+    w->queued = true;
+    if (w->kept) p->memory += w->memory;
+    LIST_LINK(p, p->tail, w);
+    start(p);
 }
 
-static void nothing_to_do(void *arg)
+void workers_withdraw(struct work *w)
 {
-    (void)arg;
+    if (!w->queued) return;
+    w->queued = false;
+    LIST_UNLINK(w->of, w);
+    if (w->kept) w->of->memory -= w->memory;
 }
 
-static void started(void *arg)
+static void nothing_to_do(uv_work_t *uv)
 {
-    *(bool *)arg = true;
+    (void)uv;
 }
 
-enum status workers_start(struct loop *loop, struct err *err)
+static void started(uv_work_t *uv, int status)
+{
+    (void)status;
+    *(bool *)uv->data = true;
+}
+
+enum status workers_start(struct workers *p, uv_loop_t *uv, struct err *err)
 {
     bool done = false;
-    unsigned count = workers_set();
-    if (!threads_fit(count + MORE))
+    uv_work_t first = {.data = &done};
+    *p = (struct workers){.uv = uv, .count = workers_set()};
+    if (!threads_fit(p->count + MORE))
         return err_set(
             err, ST_NOMEM,
             "can't start %u threads: the limit of memory (ulimit -v), of threads (ulimit -u) or of "
             "the control group is too low",
-            count + MORE);
-    if (!workers_run(loop, nothing_to_do, started, &done))
+            p->count + MORE);
+    if (uv_queue_work(uv, &first, nothing_to_do, started))
         return err_set(err, ST_IO, "can't start worker threads");
-    while (!done) uv_run(&loop->uv, UV_RUN_ONCE);
+    while (!done) uv_run(uv, UV_RUN_ONCE);
     return ST_OK;
 }

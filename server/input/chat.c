@@ -298,6 +298,6 @@ void gen_read_end(struct gen *g)
         bool id = strcmp(key, "request_id") == 0 || strcmp(key, "rid") == 0;
         if (!id || !json_is_string(value) || json_string_length(value) > 128) json_object_del(g->root, key);
     }
-    if (r->parse_cost + r->http.body_kept > TRIM_COST)
+    if (r->work.memory + r->http.body_kept > TRIM_COST)
         malloc_trim(0); /* else the allocator keeps them per worker */
 }

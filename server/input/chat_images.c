@@ -165,14 +165,11 @@ enum status gen_parse_image_bounds(struct gen *g, json_t *root)
 
 bool gen_pixels_account(struct gen *g, const struct image_prepared *p)
 {
-    atomic_size_t *all = &g->r->srv->pixel_bytes;
-    size_t bytes = 0;
+    struct share *share = g->r->response.share;
+    size_t bytes = 0, most = g->r->srv->opt->image_memory;
     for (uint32_t i = 0; i < p->count; i++) bytes += image_u8_bytes(&p->images[i]);
-    size_t before = atomic_fetch_add(all, bytes);
-    if ((before > g->pixel_bytes || g->messages_each) && before + bytes > g->r->srv->opt->image_memory) {
-        atomic_fetch_sub(all, bytes);
-        return false;
-    }
+    bool only = shares_held(share->of, SHARE_PIXELS) <= g->pixel_bytes && !g->messages_each;
+    if (!share_try(share, SHARE_PIXELS, bytes, only ? SIZE_MAX / 2 : most, only ? 0 : most / 2)) return false;
     g->pixel_bytes += bytes;
     return true;
 }

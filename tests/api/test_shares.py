@@ -3,6 +3,7 @@ import http.client
 import json
 import os
 import select
+import socket
 import subprocess
 import sys
 import tempfile
@@ -189,6 +190,129 @@ def test_compiling():
             s.stop()
 
 
+def lost(s, what):
+    return sum(v for k, v in s.metrics().items() if "shares_refused" in k and f'of="{what}"' in k)
+
+
+def idle(s, count, head):
+    sockets = []
+    for _ in range(count):
+        sockets.append(socket.create_connection((s.host, s.port), timeout=30))
+        sockets[-1].sendall(head)
+    return sockets
+
+
+def test_connections():
+    """More idle connections than there are places, before a key is known and after: another key and probes
+    get in at once, what runs goes on, who holds few keeps them."""
+    body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
+    auth = "Authorization: Bearer one\r\n"
+    heads = {"silent": "", "half a head": "GET /v1/models HTTP/1.1\r\n" + auth,
+             "half a body": f"POST {CHAT} HTTP/1.1\r\nHost: x\r\n{auth}Content-Type: application/json\r\n"
+                            "Content-Length: 99\r\n\r\n{",
+             "kept alive": f"GET /v1/models HTTP/1.1\r\nHost: x\r\n{auth}\r\n",
+             "a WebSocket": f"GET /v1/responses HTTP/1.1\r\nHost: x\r\n{auth}Connection: Upgrade\r\n"
+                            "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+                            "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"}
+    with key_file("one\ntwo\n") as f:
+        s = Server(BINARY, endless(DEMO), "--api-key-file", f.name, "--max-connections", "60")
+        try:
+            kept = s.connect()
+            kept.request("GET", "/v1/models", headers=headers("two"))
+            check.equal("one that stays", kept.getresponse().read() != b"", True)
+            for name, head in heads.items():
+                runs, gone = hold(s, "count", "one"), lost(s, "connections")
+                check.true(f"{name}: one runs", begins(runs) and s.held()[1] == 1)
+                sockets = idle(s, 150, head.encode())
+                for _ in range(3):
+                    begin = time.monotonic()
+                    check.equal(f"{name}: a probe", s.request("GET", "/health")[0], 200)
+                    check.equal(f"{name}: a chat", s.post(CHAT, body, headers("two"))[0], 200)
+                    spent = time.monotonic() - begin
+                    # A body counts as stalled after 2 s.
+                    check.true(f"{name}: at once", spent < (6 if "body" in name else 2), spent)
+                check.equal(f"{name}: what runs goes on", s.held()[1], 1)
+                check.true(f"{name}: counted", lost(s, "connections") > gone)
+                for c in sockets:
+                    c.close()
+                runs.close()
+                check.true(f"{name}: over", wait_until(lambda: s.held() == (0, 0, 0)))
+            kept.request("GET", "/v1/models", headers=headers("two"))
+            check.equal("it stayed", kept.getresponse().status, 200)
+        finally:
+            s.stop()
+
+
+def test_full_of_running():
+    """All places taken by what runs: probes and another key are let in, the key that has most is not."""
+    with key_file("one\ntwo\n") as f:
+        s = Server(BINARY, endless(DEMO), "--api-key-file", f.name, "--max-connections", "20")
+        try:
+            crowd = [hold(s, f"count {i}", "one", stream=False) for i in range(26)]
+
+            def refused():
+                return [c for c in crowd if begins(c, 0)]
+            check.true("all run or are refused",
+                       wait_until(lambda: sum(s.held()[1:]) + len(refused()) == 26), s.held())
+            runs = 26 - len(refused())
+            check.true(f"as many as there are places run: {runs}", 15 <= runs <= 20)
+            got = refused()[0].getresponse()
+            check.equal("the others are refused", (got.status, json.loads(got.read())["error"]["code"]),
+                        (429, "rate_limit_exceeded"))
+            check.equal("a probe", s.request("GET", "/health")[0], 200)
+            body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
+            check.equal("another key", s.post(CHAT, body, headers("two"))[0], 200)
+            check.equal("all of them go on", sum(s.held()[1:]), runs)
+            for c in crowd:
+                c.close()
+        finally:
+            s.stop()
+
+
+def test_bodies():
+    """Half-sent bodies fill the memory for bodies: those of who has most are dropped, oldest first."""
+    size, part = 60 << 20, b"a" * (60 << 20)
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\n" \
+           f"Content-Type: application/json\r\nContent-Length: {size + 9}\r\n\r\n"
+    with key_file("one\ntwo\n") as f:
+        s = Server(BINARY, DEMO, "--api-key-file", f.name)
+        try:
+            theirs = idle(s, 1, (head % "two").encode() + part[:9 << 20])
+            crowd = idle(s, 18, (head % "one").encode() + part)
+            check.true("some are dropped", wait_until(lambda: lost(s, "bodies") >= 2))
+            got = crowd[0].recv(4096)
+            named = got.startswith(b"HTTP/1.1 503 ") and b"this key" in got
+            check.true("the oldest, with an error", named, got)
+            body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
+            check.equal("another key's chat", s.post(CHAT, body, headers("two"))[0], 200)
+            theirs[0].sendall(part[9 << 20:] + b"a" * 9)
+            got = theirs[0].recv(4096)
+            check.true("who has one is served", got.startswith(b"HTTP/1.1 400 "), got)
+            for c in crowd + theirs:
+                c.close()
+        finally:
+            s.stop()
+
+
+def test_workers():
+    """Long texts of one key keep no worker from another key."""
+    with key_file("one\ntwo\n") as f:
+        s = Server(BINARY, DEMO, "--api-key-file", f.name, env={"UV_THREADPOOL_SIZE": "2"})
+        try:
+            crowd = [s.connect() for _ in range(24)]
+            for c in crowd:
+                c.request("POST", "/tokenize", json.dumps({"prompt": "a" * 500_000}), headers("one"))
+            body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
+            check.true("they run", begins(crowd[0]))
+            for _ in range(3):
+                check.equal("a chat", s.post(CHAT, body, headers("two"))[0], 200)
+            done = len(select.select([c.sock for c in crowd], [], [], 0)[0])
+            check.true("before most of them", done <= 12, done)
+            check.equal("they are answered", [c.getresponse().status for c in crowd], [200] * len(crowd))
+        finally:
+            s.stop()
+
+
 def test_key_marks():
     for text in ("one prioritised\n", " priority\n"):
         with key_file("# keys\n" + text) as f:
@@ -201,7 +325,8 @@ def test_key_marks():
 if __name__ == "__main__":
     args = arguments(__doc__)
     BINARY, DEMO = args.binary, args.demo
-    for test in (test_users, test_addresses, test_keys, test_priority_right, test_compiling, test_key_marks):
+    for test in (test_users, test_addresses, test_keys, test_priority_right, test_compiling, test_connections,
+                 test_full_of_running, test_bodies, test_workers, test_key_marks):
         if not args.only or test.__name__ in args.only:
             check.run(test)
     check.end()

@@ -145,6 +145,8 @@ static void world_open(struct world *w)
     w->srv.opt = &w->opt;
     w->srv.image_hashes = image_hash_cache_create(8);
     w->r.srv = &w->srv;
+    w->r.response.share = share_take(&w->srv.shares, 1);
+    w->loop.workers = (struct workers){.uv = &w->loop.uv, .count = 2};
     w->r.gen = &w->g;
     w->g = (struct gen){.r = &w->r,
                         .e = &w->r.response.error,
@@ -183,6 +185,7 @@ static void world_close(struct world *w)
     }
     free(w->prompt.prompt.spans);
     image_hash_cache_destroy(w->srv.image_hashes);
+    share_release(w->r.response.share);
     assert_int_equal(uv_loop_close(&w->loop.uv), 0);
     told_clear();
 }
@@ -375,15 +378,16 @@ static void test_video(void **state)
     run(&w, 1);
     assert_supplied(&w, 0, 2, 0, 1);
     size_t part = image_u8_bytes(&w.want[0].images[0]);
-    assert_int_equal(w.srv.pixel_bytes, 2 * part); /* the other two count among the decoded images */
+    assert_int_equal(shares_held(&w.srv.shares, SHARE_PIXELS),
+                     2 * part); /* the other two count among the decoded images */
     want(&w, 1, 2);
     want(&w, 1, 0);
-    assert_int_equal(w.srv.pixel_bytes, 0);
+    assert_int_equal(shares_held(&w.srv.shares, SHARE_PIXELS), 0);
     /* Where others leave no room, nothing is kept, and each is decoded again; who is alone has room. */
     for (int others = 0; others < 2; others++) {
         uint32_t decoded = 0;
         w.opt.image_memory = 1;
-        w.srv.pixel_bytes += (size_t)others;
+        share_add(w.r.response.share, SHARE_PIXELS, (size_t)others);
         for (uint32_t k = 0; k < 3; k++) {
             told_clear();
             want(&w, 1, k);
@@ -392,9 +396,9 @@ static void test_video(void **state)
             decoded += told.decoded;
         }
         assert_int_equal(decoded, others ? 3 : 1);
-        w.srv.pixel_bytes -= (size_t)others;
+        share_sub(w.r.response.share, SHARE_PIXELS, (size_t)others);
     }
-    assert_int_equal(w.srv.pixel_bytes, 0);
+    assert_int_equal(shares_held(&w.srv.shares, SHARE_PIXELS), 0);
     assert_int_equal(w.g.pixel_bytes, 0);
     image_prepared_free(&p->ready);
     world_close(&w);
