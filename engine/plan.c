@@ -281,7 +281,7 @@ static enum status plan_limits(const struct engine_options *opt, struct engine *
     struct engine_plan *p = &e->plan;
     p->context_max = opt->context_max ? opt->context_max : e->net.desc.context_max;
     if (p->context_max > e->net.desc.context_max) {
-        log_warn("context of %u tokens asked for, the model was made for %u: using %u", p->context_max,
+        log_warn("--max-context %u is above the checkpoint's %u: %u is used", p->context_max,
                  e->net.desc.context_max, e->net.desc.context_max);
         p->context_max = e->net.desc.context_max;
     }

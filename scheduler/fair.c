@@ -102,7 +102,7 @@ void sched__place_taken(struct scheduler *s, struct sequence *q)
     q->lost = q->computed > q->position ? q->computed - q->position : 0;
     q->since = q->lost ? UINT64_MAX : s->turn;
     if (q->position > q->computed) q->computed = q->position;
-    if (q->resumed) s->lost += ((double)q->lost - s->lost) / LOST_MEAN;
+    if (q->preemptions) s->lost += ((double)q->lost - s->lost) / LOST_MEAN;
 }
 
 void sched__served(struct scheduler *s, struct sequence *q)

@@ -74,7 +74,7 @@ struct sequence {
     struct radix_pin pin;          /* its place in the cache; empty: publishes nothing */
     struct sched_cache_info cache; /* of the first admission */
     bool looked;                   /* `cache` is final */
-    bool resumed;                  /* ran before and was preempted */
+    uint32_t preemptions;          /* it ran before each of them */
     bool kept;                     /* not preempted before its quantum is over (fair.c) */
     uint64_t since;                /* scheduler.turn when its turn began (fair.c); UINT64_MAX: not yet */
     uint32_t computed;             /* most tokens computed or cached so far */
@@ -387,7 +387,7 @@ static inline bool sched__cache_reads(const struct scheduler *s, const struct se
     *most = scores && q->scored < q->req.prompt->token_count ? q->scored - 1 : q->count - 1;
     bool whole = q->req.pooling > POOL_LAST;
     if (whole && q->pooled_count < *most) *most = q->pooled_count;
-    return s->cache && (q->resumed || !(q->req.no_cache_read || scores || whole));
+    return s->cache && (q->preemptions || !(q->req.no_cache_read || scores || whole));
 }
 
 static inline uint64_t

@@ -29,7 +29,7 @@ void sched__preempt(struct scheduler *s, struct sequence *q)
     sched__running_remove(s, q);
     sched__cache_publish(s, q, true);
     sched__leave(s, q);
-    q->resumed = true;
+    q->preemptions++;
     q->loaded = false;
     q->chunk_tokens = q->proposed = 0;
     sched__list_insert(&s->waiting, q);

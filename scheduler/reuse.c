@@ -150,7 +150,7 @@ void sched__cache_adopt(struct scheduler *s, struct sequence *q)
     uint32_t most;
     if (sched__cache_reads(s, q, &most) && !radix_match(s->cache, &v, most, NULL, &hit))
         hit = (struct radix_hit){.info = {.stop = CACHE_STOP_SALT}};
-    if (q->refused_at || q->resumed) hit.evicted = false; /* counts once */
+    if (q->refused_at || q->preemptions) hit.evicted = false; /* counts once */
     if (writes && !radix_pin_hit(s->cache, &v, &hit, &q->pin)) hit.length = 0;
     if (hit.length && !adopt_blocks(s, q, &hit)) {
         sched__blocks_drop(s, q);

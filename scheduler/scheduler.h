@@ -122,10 +122,10 @@ struct sched_event {
                        scores[0]. EV_IMAGE: which prompt image */
     struct token_out *scores; /* EV_PROMPT_SCORES: malloc'd, the consumer frees */
     uint32_t score_count;
-    enum seq_end end;   /* EV_END */
-    uint32_t stop_id;   /* EV_END with END_STOP_TOKEN or END_STOP_EOS */
-    uint32_t generated; /* EV_END */
-    double *pooled;     /* EV_END with pooling, and END_LENGTH: [1 or all tokens, pooled_width], malloc'd, the
+    enum seq_end end;                /* EV_END */
+    uint32_t stop_id;                /* EV_END with END_STOP_TOKEN or END_STOP_EOS */
+    uint32_t generated, preemptions; /* EV_END */
+    double *pooled; /* EV_END with pooling, and END_LENGTH: [1 or all tokens, pooled_width], malloc'd, the
                            consumer frees */
     struct sched_cache_info cache;  /* EV_END, EV_PROGRESS and EV_TOKEN: of the first admission */
     uint32_t proposed, accepted;    /* EV_END and EV_TOKEN: draft tokens verified so far; of which accepted */

@@ -46,6 +46,7 @@ static void end_sequence(struct scheduler *s, struct sequence *q, enum seq_end e
                                     .end = end,
                                     .stop_id = stop_id,
                                     .generated = q->generated,
+                                    .preemptions = q->preemptions,
                                     .cache = q->cache,
                                     .proposed = q->drafted,
                                     .accepted = q->accepted,

@@ -39,6 +39,8 @@ static const struct route routes[] = {
     {"/v1/models/", "/v1/models/{id}", M_GET | M_HEAD, true, false, false, true, api_model_start},
     {"/v1/tokenize", "/tokenize", M_POST, true, true, true, false, api_tokenize_start},
     {"/v1/detokenize", "/detokenize", M_POST, true, true, true, false, api_detokenize_start},
+    {"/v1/tokenizer_info", "/tokenizer_info", M_GET | M_HEAD, true, true, false, false,
+     api_tokenizer_info_start},
     {"/apply-template", "/apply-template", M_POST, true, true, true, false, api_apply_template_start},
     {"/props", "/props", M_GET | M_HEAD, true, true, false, false, api_props_start},
     {"/api/chat", "/api/chat", M_POST, true, true, true, false, api_ollama_chat_start},

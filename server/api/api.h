@@ -37,6 +37,7 @@ void api_models_start(struct request *r);
 void api_model_start(struct request *r);
 void api_server_info_start(struct request *r);
 void api_props_start(struct request *r);
+void api_tokenizer_info_start(struct request *r);
 /* ollama.c */
 void api_ollama_tags_start(struct request *r);
 void api_ollama_ps_start(struct request *r);

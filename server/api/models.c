@@ -1,6 +1,7 @@
 /* GET /v1/models, /v1/models/{id} (of OpenAI's API and Anthropic's), /model_info and /server_info, which work
- * while the model loads; llama.cpp's /props. */
+ * while the model loads; llama.cpp's /props, vLLM's /tokenizer_info. */
 #include "engine/model/model_info.h"
+#include "engine/tokenizer/tokenizer.h"
 #include "server/generate/generate.h"
 #include "server/chat/template.h"
 #include "server/json/writer.h"
@@ -136,6 +137,39 @@ void api_props_start(struct request *r)
     jw_string(&o, source, len);
     jw_text(&o, m->caps.images ? ",\"modalities\":{\"vision\":true" : ",\"modalities\":{\"vision\":false");
     jw_text(&o, ",\"audio\":false},\"build_info\":\"kvasir " KVASIR_VERSION "\"}");
+    request_respond(r, o.st ? 500 : 200);
+}
+
+/* As vLLM has it: what clients need who tokenize here, such as lm-eval. */
+void api_tokenizer_info_start(struct request *r)
+{
+    static const char *const roles[] = {"bos_token", "eos_token", "pad_token"};
+    const struct model *m = r->srv->model;
+    const uint32_t ids[] = {m->info->bos_id, m->info->eos_count ? m->info->eos_ids[0] : UINT32_MAX,
+                            UINT32_MAX};
+    struct json_writer o = {.buf = &r->response.out};
+    const char *role, *content;
+    size_t len = 0, found = 0; /* bits of roles that are stated */
+    jw_put(&o, "{\"model_max_length\":%u", m->caps.context_max);
+    for (size_t i = 0; tok_special_role(m->tok, i, &role, &content); i++) {
+        for (size_t k = 0; k < 3; k++) found |= (size_t)(strcmp(role, roles[k]) == 0) << k;
+        jw_text(&o, ",");
+        jw_string(&o, role, strlen(role));
+        jw_text(&o, ":");
+        jw_string(&o, content, strlen(content));
+    }
+    for (size_t k = 0; k < 3; k++) {
+        if (found >> k & 1) continue;
+        content = ids[k] != UINT32_MAX ? tok_bytes(m->tok, ids[k], &len) : NULL;
+        jw_text(&o, ",");
+        jw_string(&o, roles[k], strlen(roles[k]));
+        jw_text(&o, content ? ":" : ":null");
+        if (content) jw_string(&o, content, len);
+    }
+    const char *source = m->tmpl ? template_source(m->tmpl, &len) : NULL;
+    jw_text(&o, source ? ",\"chat_template\":" : ",\"chat_template\":null");
+    if (source) jw_string(&o, source, len);
+    jw_text(&o, "}");
     request_respond(r, o.st ? 500 : 200);
 }
 

@@ -1,7 +1,7 @@
 /* See reader.h. */
 #include "server/dialect/reader.h"
 
-#include "config/base/log.h"
+#include "config/base/assert.h"
 #include "server/json/fields.h"
 #include "server/http/limits.h"
 #include "server/http/request.h"
@@ -86,30 +86,25 @@ static const char *const common[] = {
     "skip_special_tokens", "no_repeat_ngram_size", "vllm_xargs", "mm_processor_kwargs", "cache_salt",
     "priority", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
     "return_cache_info", "request_id"};
-#define COMMON (sizeof common / sizeof *common)
-
-/* read: the fields that were. */
-static void note_unknown(struct reader *r, json_t *read, const char *const *others, size_t count)
-{
-    json_t *v, *rest = log_enabled(LOG_DEBUG) ? json_copy(r->from) : NULL;
-    const char *key;
-    char names[300];
-    json_object_foreach(read, key, v) json_object_del(rest, key);
-    if (fields_unknown(rest, others, count, names, sizeof names))
-        log_debug("req=%s fields that mean nothing here are ignored: %s", r->g->r->http.id, names);
-    json_decref(rest);
-}
+#define COMMON    (sizeof common / sizeof *common)
+#define KNOWN_MAX 128u
 
 enum status reader_same(struct reader *r, const char *const *same, size_t same_count,
                         const char *const *others, size_t other_count)
 {
+    const char *known[KNOWN_MAX];
+    size_t count = COMMON + same_count + other_count;
     json_t *fields = json_object(), *v;
     enum status st = fields ? ST_OK : gen_nomem(r->g);
     for (size_t i = 0; i < COMMON + same_count && !st; i++) {
         const char *name = i < COMMON ? common[i] : same[i - COMMON];
         if ((v = field(r->from, name)) && json_object_set(fields, name, v)) st = gen_nomem(r->g);
     }
-    note_unknown(r, fields, others, other_count);
+    ASSERT(count <= KNOWN_MAX);
+    memcpy(known, common, sizeof common);
+    memcpy(known + COMMON, same, same_count * sizeof *same);
+    memcpy(known + COMMON + same_count, others, other_count * sizeof *others);
+    gen_note_unknown(r->g, r->from, known, count);
     r->g->p.add_generation_prompt = true;
     if (!st) st = r->counting ? gen_parse_salt(r->g, fields) : gen_parse(r->g, fields);
     if (!st) st = r->counting ? gen_parse_image_bounds(r->g, fields) : gen_parse_refused(r->g, r->from);

@@ -66,6 +66,7 @@ void gen_free(struct gen *g)
     json_decref(g->compile);
     free(g->compile_key);
     free(g->warnings);
+    json_decref(g->misspelt);
     for (uint32_t i = 0; i < g->prompt_count; i++) {
         prompt_free(&g->prompts[i].prompt);
         free(g->prompts[i].text);
@@ -356,6 +357,7 @@ static void end_metrics(struct choice *c, const struct sched_event *ev)
                                           .prompt_tokens = c->prompt->prompt.token_count,
                                           .cached_tokens = ev->cache.reused,
                                           .generated = c->id_count,
+                                          .preemptions = ev->preemptions,
                                           .max_tokens = (uint32_t)c->gen->p.max_tokens,
                                           .e2e_seconds = (double)(now - r->http.arrived_us) * 1e-6,
                                           .queue_seconds = (double)ev->queued_us * 1e-6,

@@ -8,6 +8,7 @@
 #include "server/http/limits.h"
 #include "server/http/request.h"
 #include "server/http/stream.h"
+#include "server/json/value.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -68,9 +69,15 @@ void gen_cache_info(struct json_writer *o, const struct gen *g)
 {
     static const struct sched_cache_info nothing = {
         .stop = CACHE_STOP_DISABLED}; /* a prompt that is only echoed */
-    if (g->warnings) {
+    if (g->warnings || g->misspelt) {
+        size_t len = g->warnings ? strlen(g->warnings) - 1 : 0; /* without the last bracket */
         jw_text(o, ",\"warnings\":");
-        jw_text(o, g->warnings);
+        if (len) jw_bytes(o, g->warnings, len);
+        for (size_t i = 0; i < json_array_size(g->misspelt); i++) {
+            jw_text(o, len + i ? "," : "[");
+            jw_value(o, json_array_get(g->misspelt, i));
+        }
+        jw_text(o, "]");
     }
     if (!g->p.return_cache_info) return;
     jw_text(o, g->prompt_count > 1 ? ",\"cache_info\":{\"prompts\":[" : ",\"cache_info\":");

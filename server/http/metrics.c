@@ -34,6 +34,7 @@ static const struct scale scale_itl = {
 static const struct scale scale_request = {
     {.3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680}, 21};
 static const struct scale scale_n = {{1, 2, 5, 10, 20}, 5};
+static const struct scale scale_preemptions = {{0, 1, 2, 5, 10, 20, 50, 100}, 8};
 static const struct scale scale_http = {{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120}, 14};
 
 /* Histograms with no label of their own. The order is the order of the output. */
@@ -43,6 +44,7 @@ enum hist {
     H_MAX_GENERATION,
     H_PARAM_MAX,
     H_PREFILL_COMPUTED,
+    H_PREEMPTIONS,
     H_N,
     H_TTFT,
     H_ITL,
@@ -67,6 +69,8 @@ static const struct hist_family {
     [H_PARAM_MAX] = {"vllm:request_params_max_tokens", "Requested token limit.", NULL},
     [H_PREFILL_COMPUTED] = {"vllm:request_prefill_kv_computed_tokens",
                             "Prompt tokens computed, without cache hits.", NULL},
+    [H_PREEMPTIONS] = {"vllm:request_num_preemptions", "Preemptions per finished request.",
+                       &scale_preemptions},
     [H_N] = {"vllm:request_params_n", "Requested n.", &scale_n},
     [H_TTFT] = {"vllm:time_to_first_token_seconds", "Arrival to first token.", &scale_ttft},
     [H_ITL] = {"vllm:inter_token_latency_seconds", "Time between tokens.", &scale_itl},
@@ -200,6 +204,7 @@ void metrics_sequence(struct metrics *m, const struct metrics_sequence *q)
     observe_in(m, H_GENERATION, q->generated);
     observe_in(m, H_PARAM_MAX, q->max_tokens);
     observe_in(m, H_PREFILL_COMPUTED, q->prompt_tokens - q->cached_tokens);
+    observe_in(m, H_PREEMPTIONS, q->preemptions);
     observe_in(m, H_E2E, q->e2e_seconds);
     observe_in(m, H_QUEUE, q->queue_seconds);
     observe_in(m, H_INFERENCE, q->prefill_seconds + q->decode_seconds);

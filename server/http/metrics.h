@@ -39,7 +39,7 @@ void metrics_image(struct metrics *m, double decode_seconds); /* one image decod
 /* One finished sequence. */
 struct metrics_sequence {
     enum finish finish;
-    uint32_t prompt_tokens, cached_tokens, generated, max_tokens;
+    uint32_t prompt_tokens, cached_tokens, generated, max_tokens, preemptions;
     double e2e_seconds, queue_seconds, prefill_seconds, decode_seconds;
     bool had_token;
 };

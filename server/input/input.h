@@ -189,6 +189,7 @@ struct gen {
     json_t *compile;   /* the grammar's source, with all it references in the body; owned, like */
     char *compile_key; /* its text. NULL: nothing to compile */
     char *warnings;    /* for the response: a JSON list, or NULL; owned */
+    json_t *misspelt;  /* further ones, of fields; NULL: none. Owned */
     size_t compile_bytes;
     bool compile_waits;
     uint64_t compile_us, compile_turn; /* since when; a tenant compiles one grammar per turn */
@@ -258,6 +259,9 @@ enum status gen_parse(struct gen *g, json_t *root);
 /* Only continue_final_message and the choice of special tokens. */
 enum status gen_parse_turn(struct gen *g, json_t *root);
 /* Refuses fields of other servers that would change the output. */
+/* Warns of the fields of `root` that are none of known[0..count), but nearly. With --log-level debug the log
+ * names all others, too. */
+void gen_note_unknown(struct gen *g, json_t *root, const char *const *known, size_t count);
 enum status gen_parse_refused(struct gen *g, json_t *root);
 /* stop: a string or an array of them, or NULL; the field called `name`. */
 enum status gen_parse_stops(struct gen *g, json_t *stop, const char *name);

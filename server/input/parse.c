@@ -480,10 +480,32 @@ enum status gen_parse_refused(struct gen *g, json_t *root)
     return ST_OK;
 }
 
+void gen_note_unknown(struct gen *g, json_t *root, const char *const *known, size_t count)
+{
+    enum { WARNINGS_MAX = 8, LOOKED_AT_MAX = 64 };
+    const char *key;
+    json_t *v;
+    size_t looked_at = 0;
+    char names[300];
+    json_object_foreach(root, key, v)
+    {
+        size_t i = 0;
+        while (i < count && strcmp(key, known[i]) != 0) i++;
+        bool other = strcmp(key, "models") == 0; /* of a router: not a slip */
+        if (i < count || other || json_is_null(v) || looked_at++ >= LOOKED_AT_MAX) continue;
+        const char *near = field_near(key, known, count);
+        if (!near || json_array_size(g->misspelt) >= WARNINGS_MAX) continue;
+        if (!g->misspelt) g->misspelt = json_array();
+        (void)json_array_append_new(
+            g->misspelt, json_sprintf("The field '%s' is unknown and ignored: '%s' is similar.", key, near));
+    }
+    if (log_enabled(LOG_DEBUG) && fields_unknown(root, known, count, names, sizeof names))
+        log_debug("req=%s fields that mean nothing here are ignored: %s", g->r->http.id, names);
+}
+
 /* All fields that OpenAI's API or another server documents, whether they have an effect here or not. Other
- * fields are ignored as well, because many clients send fields of their own; with --log-level debug the log
- * names them, so that a misspelt field can be found. */
-static void note_unknown(const struct gen *g, json_t *root)
+ * fields are ignored as well, because many clients send fields of their own. */
+static void note_unknown(struct gen *g, json_t *root)
 {
     static const char *const known[] = {
         /* OpenAI's */
@@ -512,10 +534,7 @@ static void note_unknown(const struct gen *g, json_t *root)
         "top_k", "truncate_prompt_tokens", "custom_params", "dry_multiplier", "dynatemp_range", "mirostat",
         "no_repeat_ngram_size", "return_progress", "stop_regex", "t_max_predict_ms", "tfs_z", "top_a",
         "top_n_sigma", "xtc_probability", "typical_p", "use_beam_search", "vllm_xargs"};
-    char names[300];
-    if (log_enabled(LOG_DEBUG) &&
-        fields_unknown(root, known, sizeof known / sizeof *known, names, sizeof names))
-        log_debug("req=%s fields that mean nothing here are ignored: %s", g->r->http.id, names);
+    gen_note_unknown(g, root, known, sizeof known / sizeof *known);
 }
 
 enum status gen_parse(struct gen *g, json_t *root)

@@ -1,8 +1,10 @@
 /* See fields.h. */
 #include "server/json/fields.h"
 
+#include <ctype.h>
 #include <math.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <string.h>
 
 json_t *field(json_t *object, const char *name)
@@ -28,6 +30,48 @@ bool json_to_int(json_t *v, int64_t *out)
     if (!(d >= -0x1p63 && d < 0x1p63) || d - floor(d) > 0) return false;
     *out = (int64_t)d;
     return true;
+}
+
+enum { NEAR_MAX = 48 };
+
+/* Letters and digits in lower case; their number, or 0 for long names. */
+static size_t letters(const char *s, char out[NEAR_MAX])
+{
+    size_t n = 0;
+    for (; *s && n < NEAR_MAX; s++)
+        if (*s != '_' && *s != '-') out[n++] = (char)tolower((unsigned char)*s);
+    return n < NEAR_MAX ? n : 0;
+}
+
+/* Insertions, deletions, substitutions and transpositions of neighbours that make a[0..n) of b[0..m). */
+static size_t slips(const char *a, size_t n, const char *b, size_t m)
+{
+    size_t d[NEAR_MAX][NEAR_MAX];
+    for (size_t i = 0; i <= n; i++) {
+        for (size_t j = 0; j <= m; j++) {
+            size_t best = i ? d[i - 1][j] + 1 : j;
+            if (i && j && d[i][j - 1] + 1 < best) best = d[i][j - 1] + 1;
+            size_t same = i && j ? d[i - 1][j - 1] + (a[i - 1] != b[j - 1]) : i + j;
+            bool swapped = i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1];
+            if (swapped && d[i - 2][j - 2] + 1 < same) same = d[i - 2][j - 2] + 1;
+            d[i][j] = same < best ? same : best;
+        }
+    }
+    return d[n][m];
+}
+
+const char *field_near(const char *name, const char *const *known, size_t count)
+{
+    char a[NEAR_MAX], b[NEAR_MAX];
+    size_t n = letters(name, a), least = n < 5 ? 0 : n < 10 ? 1 : 2;
+    const char *found = NULL;
+    for (size_t i = 0; i < count && n; i++) {
+        size_t m = letters(known[i], b), s = m ? slips(a, n, b, m) : SIZE_MAX;
+        if (s > least || (found && s == least)) continue;
+        found = known[i];
+        least = s;
+    }
+    return found;
 }
 
 size_t fields_unknown(json_t *root, const char *const *known, size_t count, char *out, size_t cap)

@@ -24,6 +24,9 @@ enum status field_num(struct api_error *e, json_t *root, const char *name, doubl
  * else. A client that sends such an object gets such a number. */
 #define JSON_BIG_INT "\xEF\xB7\x90" /* U+FDD0, no character */
 const char *json_big_int(const json_t *v);
+/* The one of known[0..count) that the name is probably meant to be: equal but for case, underscores and a
+ * slip of the finger (two in long names); NULL: none. */
+const char *field_near(const char *name, const char *const *known, size_t count);
 /* Writes the names of the fields of `root`, except nulls, that are not in known[0..count) into out,
  * comma-separated (as many as fit; non-printable and non-ASCII bytes as '?', for a log); returns their
  * number. */

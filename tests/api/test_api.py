@@ -562,6 +562,36 @@ def test_tokenize(s):
     is_error("tokenize nothing", s.post("/tokenize", {}), 400, "missing_required_parameter")
     is_error("bad tokens", s.post("/detokenize", {"tokens": [1, "x"]}), 400, "invalid_type", "tokens")
     is_error("no such token", s.post("/detokenize", {"tokens": [-1]}), 400, "invalid_value", "tokens")
+    # As lm-eval's remote tokenizer asks.
+    info = json.loads(s.request("GET", "/tokenizer_info")[2])
+    check.true("tokenizer_info", {"bos_token", "eos_token", "pad_token", "chat_template"} <= set(info), info)
+    eos = s.ok("/tokenize", {"prompt": info["eos_token"], "add_special_tokens": False})["tokens"]
+    said = s.ok("/detokenize", {"tokens": eos})["prompt"]
+    check.equal("its end token is one", (len(eos), said), (1, info["eos_token"]))
+    props = json.loads(s.request("GET", "/props")[2])
+    check.equal("its template", info["chat_template"], props["chat_template"])
+
+
+def test_misspelt(s):
+    """A field that is nearly a known one is named, in every API; fields of other servers are not."""
+    odd = {"tempreature": 0, "models": ["a"], "n_probs": 1, "min_k": 2, "unheard_of": 3}
+    user = [{"role": "user", "content": "Hi"}]
+    want = ["The field 'tempreature' is unknown and ignored: 'temperature' is similar."]
+    for path, body in ((CHAT, {"messages": user, "max_tokens": 1}),
+                       ("/v1/completions", {"prompt": "Hi", "max_tokens": 1}),
+                       ("/v1/messages", {"messages": user, "max_tokens": 1}),
+                       ("/v1/responses", {"input": "Hi", "max_output_tokens": 1}),
+                       ("/api/chat", {"messages": user, "stream": False})):
+        got = s.ok(path, {**body, **odd}).get("warnings")
+        check.equal(f"misspelt, {path}", got, want)
+        check.true(f"well spelt, {path}", "warnings" not in s.ok(path, body))
+    chunks = s.stream(CHAT, {"messages": user, "max_tokens": 1, **odd})
+    check.true("misspelt, streamed", any("warnings" in c for c in chunks), chunks)
+    schema = {"type": "array", "items": {"type": "number"}, "uniqueItems": True}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    both = s.ok(CHAT, {"messages": user, "max_tokens": 1, "response_format": form, **odd})
+    check.equal("after those of a schema", both["warnings"][1:], want)
+    check.true("which come first", "uniqueItems" in both["warnings"][0])
 
 
 def test_http(s):
@@ -1102,6 +1132,13 @@ def test_start():
             check.true(f"inspect, {config.get('model_type')}", run.returncode == code and says in said, run)
     inspect_without_weights()
     inspect_says_no()
+    with tempfile.TemporaryFile("w+") as log:
+        s = Server(BINARY, MODEL, "--max-context", "1000000", log=log)
+        context = s.ok("/tokenize", {"prompt": "a"})["max_model_len"]
+        s.stop()
+        log.seek(0)
+        said = f"--max-context 1000000 is above the checkpoint's {context}: {context} is used"
+        check.true("a context above the checkpoint's", said in log.read(), said)
     run = subprocess.run([BINARY, "serve", "--no-such-flag"], capture_output=True, text=True, timeout=60)
     check.true("unknown flag: exit 2", run.returncode == 2 and "no-such-flag" in run.stderr)
     run = subprocess.run([BINARY, "serve", "--port", "70000"], capture_output=True, text=True, timeout=60)
@@ -1195,7 +1232,7 @@ if __name__ == "__main__":
     BINARY, MODEL = args.binary, args.model
     shared = [test_chat, test_framing, test_many, test_budget, test_timings, test_progress, test_stops,
               test_logprobs, test_ngrams, test_special_tokens, test_completions, test_refused, test_messages,
-              test_images, test_tokenize, test_http, test_wire, test_metrics]
+              test_images, test_tokenize, test_misspelt, test_http, test_wire, test_metrics]
     alone = [test_disconnect, test_keys, test_small_arena, test_queue, test_drain, test_loading, test_answer_memory, test_overdue, test_start,
              test_suppressed]
     wanted = [t for t in shared if not args.only or t.__name__ in args.only]

@@ -198,7 +198,7 @@ def test_answers(s, doc):
     for path, target in (("/v1/models", "/v1/models"), ("/v1/models/{model}", "/v1/models/" + model),
                          ("/version", "/version"), ("/load", "/load"), ("/cache_tree", "/cache_tree"),
                          ("/api/tags", "/api/tags"), ("/api/ps", "/api/ps"), ("/api/version", "/api/version"),
-                         ("/props", "/props")):
+                         ("/tokenizer_info", "/tokenizer_info"), ("/props", "/props")):
         fits(path, path, "get", 200, "application/json", json.loads(s.request("GET", target)[2]))
 
 

@@ -279,6 +279,41 @@ static void test_names(void **state)
     json_decref(root);
 }
 
+static void test_near(void **state)
+{
+    (void)state;
+    static const char *const known[] = {
+        "temperature", "top_p",    "top_k", "max_tokens", "max_completion_tokens", "stop", "stream", "seed",
+        "min_p",       "messages", "tools", "tool_choice"};
+    static const struct {
+        const char *name, *want;
+    } cases[] = {{"tempreature", "temperature"},
+                 {"temprature", "temperature"},
+                 {"Temperature", "temperature"},
+                 {"tmperatrue", "temperature"},
+                 {"maxTokens", "max_tokens"},
+                 {"max-tokens", "max_tokens"},
+                 {"max_token", "max_tokens"},
+                 {"max_completions_token", "max_completion_tokens"},
+                 {"topP", "top_p"},
+                 {"steam", "stream"},
+                 {"toolchoice", "tool_choice"},
+                 {"message", "messages"},
+                 {"top_n", NULL},
+                 {"step", NULL},
+                 {"min_k", NULL},
+                 {"max_new_tokens", NULL},
+                 {"models", NULL},
+                 {"n_probs", NULL},
+                 {"", NULL},
+                 {"a_name_that_is_longer_than_any_field_of_any_server_is", NULL}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *near = field_near(cases[i].name, known, sizeof known / sizeof *known);
+        if (cases[i].want ? !near || strcmp(near, cases[i].want) != 0 : near != NULL)
+            fail_msg("%s: %s", cases[i].name, near);
+    }
+}
+
 static void test_fields(void **state)
 {
     (void)state;
@@ -342,6 +377,7 @@ int main(void)
         cmocka_unit_test(test_repair),        cmocka_unit_test(test_refused),
         cmocka_unit_test(test_large_numbers), cmocka_unit_test(test_inner_text),
         cmocka_unit_test(test_as_jansson),    cmocka_unit_test(test_no_memory),
-        cmocka_unit_test(test_names),         cmocka_unit_test(test_fields)};
+        cmocka_unit_test(test_names),         cmocka_unit_test(test_near),
+        cmocka_unit_test(test_fields)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
