@@ -33,7 +33,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def png(size, rng):
-    """Colours in large squares: every image differs."""
+    """Colors in large squares: every image differs."""
     squares = [rng.randbytes(3) for _ in range(64)]
     rows = b"".join(b"\0" + b"".join(squares[y * 8 // size * 8 + x * 8 // size] for x in range(size))
                     for y in range(size))

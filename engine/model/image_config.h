@@ -69,7 +69,7 @@ struct image_config {
      * sides fill it as far as multiples allow, small images too. */
     const uint32_t *budgets;
     /* Transparent pixels are blended over white, as in the family's processor. false: the alpha channel is
-     * dropped and the colours stay, as in the reference's loader. */
+     * dropped and the colors stay, as in the reference's loader. */
     bool on_white;
     /* Videos (video: the checkpoint's settings for them are usable). */
     bool video;

@@ -1,4 +1,4 @@
-"""SVG charts. They carry their colours as classes, for light and dark."""
+"""SVG charts. They carry their colors as classes, for light and dark."""
 import math
 from xml.sax.saxutils import escape
 
@@ -8,8 +8,8 @@ LIGHT = ("#c0392b", "#2471a3", "#229954", "#b7950b", "#7d3c98", "#ca6f1e", "#148
 DARK = ("#ff7b6b", "#6cb6ff", "#5fd38a", "#f2cc60", "#c297ff", "#f0a35e", "#4fd1b5", "#a9b7c6")
 
 
-def palette(colours, ink, grid, ground):
-    each = "".join(f".f{i}{{fill:{c}}}.s{i}{{stroke:{c}}}" for i, c in enumerate(colours))
+def palette(colors, ink, grid, ground):
+    each = "".join(f".f{i}{{fill:{c}}}.s{i}{{stroke:{c}}}" for i, c in enumerate(colors))
     return f"svg text{{fill:{ink}}}.g,.b{{stroke:{grid}}}.p{{fill:{ground}}}.w{{fill:{grid}}}{each}"
 
 

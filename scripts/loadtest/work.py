@@ -17,7 +17,7 @@ WORDS = ("the a in of and to is it on as at by for with from that this one two t
          "train city land sea sky sun moon star wind rain snow ice gold iron glass read write speak hear "
          "see walk run stand fall rise turn carry hold give take make find keep show tell ask answer "
          "think know learn").split()
-COLOURS = ((220, 40, 40), (40, 90, 220), (40, 170, 70), (235, 200, 40), (150, 60, 190), (240, 130, 30),
+COLORS = ((220, 40, 40), (40, 90, 220), (40, 170, 70), (235, 200, 40), (150, 60, 190), (240, 130, 30),
            (30, 30, 30), (245, 245, 245), (120, 120, 120))
 # How many conversations, and bytes of images, are made before the clock starts at most.
 SESSIONS_AHEAD, MADE_AHEAD = 2000, 64 << 20
@@ -34,19 +34,19 @@ def png(width, height, rows):
 
 
 def draw_image(rng, width, height, kind="shapes"):
-    """A PNG of coloured discs, boxes and triangles, or of noise. Its last row is random, so that no two are
+    """A PNG of colored discs, boxes and triangles, or of noise. Its last row is random, so that no two are
     equal."""
     if kind == "noise":
         return png(width, height, [rng.randbytes(3 * width) for _ in range(height)])
-    ground, *colours = rng.sample(COLOURS, 5)
+    ground, *colors = rng.sample(COLORS, 5)
     rows = [bytearray(bytes(ground) * width) for _ in range(height)]
-    for colour in colours[: rng.randint(1, 4)]:
+    for color in colors[: rng.randint(1, 4)]:
         r = max(1, rng.randint(min(width, height) // 10, min(width, height) // 4))
         cx, cy, form = rng.randrange(width), rng.randrange(height), rng.choice(("disc", "box", "triangle"))
         for y in range(max(0, cy - r), min(height, cy + r + 1)):
             half = {"disc": math.isqrt(r * r - (y - cy) ** 2), "box": r, "triangle": (y - cy + r) // 2}[form]
             left, right = max(0, cx - half), min(width, cx + half + 1)
-            rows[y][3 * left:3 * right] = bytes(colour) * (right - left)
+            rows[y][3 * left:3 * right] = bytes(color) * (right - left)
     rows[-1] = rng.randbytes(3 * width)
     return png(width, height, rows)
 

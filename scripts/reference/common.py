@@ -228,9 +228,9 @@ def picture(seed, width, height):
     t = np.clip(u * np.cos(seed) + v * np.sin(seed) + 0.3, 0, 1)[..., None]
     out = a * (1 - t) + b * t
     for _ in range(4):
-        cu, cv, s, colour = r.uniform(0, 1), r.uniform(0, 1), r.uniform(0.12, 0.35), r.uniform(0, 255, 3)
+        cu, cv, s, color = r.uniform(0, 1), r.uniform(0, 1), r.uniform(0.12, 0.35), r.uniform(0, 255, 3)
         inside = (np.abs(u - cu) < s) & (np.abs(v - cv) < s * 0.6) if r.uniform() < 0.5 else (u - cu) ** 2 + (v - cv) ** 2 < s * s
-        out[inside] = colour
+        out[inside] = color
     out += r.normal(0, 6, out.shape)
     return np.clip(np.rint(out), 0, 255).astype(np.uint8)
 

@@ -37,7 +37,7 @@ def noise(width, height):
 
 
 def picture(width, height, seed=0):
-    """Smooth colours with an edge: compresses well, and shows wrong rows, columns and channels."""
+    """Smooth colors with an edge: compresses well, and shows wrong rows, columns and channels."""
     y, x = np.mgrid[0:height, 0:width].astype(np.float64)
     r = np.random.default_rng(seed)
     a = np.stack([128 + 100 * np.sin(x / 5 + y / 9 + k + r.random()) + 25 * ((x + y) % 11 > 5) for k in range(3)], -1)
@@ -498,7 +498,7 @@ def on_white(data):
 # Where we differ from Pillow on purpose: name -> (another file whose pixels are expected, or None for a refusal; why).
 OURS = {
     "ours_jpeg_exif_bad_magic.jpg": ("jpeg_exif0.jpg", "broken EXIF is ignored; Pillow raises SyntaxError"),
-    "ours_gif_gray_local.gif": ("gif_gray_only_local.gif", "Pillow shows the frame's gray palette in the colours of the global one"),
+    "ours_gif_gray_local.gif": ("gif_gray_only_local.gif", "Pillow shows the frame's gray palette in the colors of the global one"),
     "ours_bmp_4_gray.bmp": ("bmp_4_gray_as_24.bmp", "Pillow takes 16 shades of gray for bytes: an error, or the shades of other pixels"),
     "ours_png_one_row.png": (None, "Pillow leaves the missing rows black when the stream ends at a row's end"),
     "ours_png_text_bomb.png": ("png_split_idat.png", "text without a meaning for us is not inflated; Pillow raises ValueError"),
@@ -518,7 +518,7 @@ REFUSED = {
         "bmp_24_fields.bmp bmp_32_fields7.bmp",
     "the header points elsewhere than to the pixels":
         "bmp_8_offset0.bmp bmp_8_offset_at_palette.bmp",
-    "pixels have colours that the palette lacks; black for Pillow":
+    "pixels have colors that the palette lacks; black for Pillow":
         "bmp_8_short_palette.bmp",
     "a wrong checksum, which Pillow does not look at here":
         "png_idat_crc.png",

@@ -130,8 +130,20 @@ void api_props_start(struct request *r)
     struct json_writer o = {.buf = &r->response.out};
     size_t len = 0;
     const char *source = m->tmpl ? template_source(m->tmpl, &len) : "";
-    jw_put(&o, "{\"default_generation_settings\":{\"n_ctx\":%u},\"total_slots\":%u", m->caps.context_max,
-           m->caps.sequences_max);
+    struct sampling_defaults d = sampling_defaults(r->srv);
+    const uint64_t most = r->srv->opt->default_max_tokens;
+    jw_put(&o,
+           "{\"default_generation_settings\":{\"n_ctx\":%u,\"params\":{\"max_tokens\":%ld,\"top_k\":%ld,"
+           "\"presence_penalty\":0.0,\"frequency_penalty\":0.0,\"temperature\":",
+           m->caps.context_max, most ? (long)most : -1L, (long)d.top_k);
+    jw_float32(&o, (float)d.temperature);
+    jw_text(&o, ",\"top_p\":");
+    jw_float32(&o, (float)d.top_p);
+    jw_text(&o, ",\"min_p\":");
+    jw_float32(&o, (float)d.min_p);
+    jw_text(&o, ",\"repeat_penalty\":");
+    jw_float32(&o, (float)d.repetition);
+    jw_put(&o, "}},\"total_slots\":%u", m->caps.sequences_max);
     jw_put(&o, ",\"model_alias\":%s,\"model_path\":%s,\"chat_template\":", r->srv->model_name,
            r->srv->model_name);
     jw_string(&o, source, len);

@@ -259,20 +259,20 @@ static void facts_all(struct grammar *g)
     }
 }
 
-/* Is an expression left-recursive? Depth first, with an explicit stack: colour 1 is on the path. */
+/* Is an expression left-recursive? Depth first, with an explicit stack: color 1 is on the path. */
 static enum status left_recursion(struct grammar *g, struct err *err)
 {
-    uint8_t *colour = calloc(g->node_count, 1);
+    uint8_t *color = calloc(g->node_count, 1);
     struct frame {
         gx x;
         uint32_t child;
     } *stack = malloc((g->node_count + 1u) * sizeof *stack);
-    enum status st = colour && stack ? ST_OK : err_nomem(err, "a grammar");
+    enum status st = color && stack ? ST_OK : err_nomem(err, "a grammar");
     size_t depth = 0;
     for (gx from = 1; !st && (depth || from < g->node_count);) {
         if (!depth) { /* each is a root: some are only reached after a text */
-            if (!colour[from]) {
-                colour[from] = 1;
+            if (!color[from]) {
+                color[from] = 1;
                 stack[depth++] = (struct frame){from, 0};
             }
             from++;
@@ -286,16 +286,16 @@ static enum status left_recursion(struct grammar *g, struct err *err)
         else if (n->kind == GX_ALT) child = k < n->b ? g->list[n->a + k] : 0;
         else if (n->kind == GX_REPEAT || n->kind == GX_RULE) child = k == 0 ? n->a : 0;
         if (!child) {
-            colour[f->x] = 2;
+            color[f->x] = 2;
             depth--;
-        } else if (colour[child] == 1) {
+        } else if (color[child] == 1) {
             st = err_set(err, ST_INVALID, "a rule of the grammar refers to itself before any text");
-        } else if (!colour[child]) {
-            colour[child] = 1;
+        } else if (!color[child]) {
+            color[child] = 1;
             stack[depth++] = (struct frame){child, 0};
         }
     }
-    free(colour);
+    free(color);
     free(stack);
     return st;
 }

@@ -256,6 +256,12 @@ enum status gen_generates(struct gen *g);
 /* input/parse.c (worker): the fields of a chat or a completion, except messages and prompt; for another
  * dialect, the fields with the same meaning, after its reader has run. r->response.error on failure. */
 enum status gen_parse(struct gen *g, json_t *root);
+/* What sampling does where a request says nothing: generation_config.json, else OpenAI's values. */
+struct sampling_defaults {
+    double temperature, top_p, min_p, repetition;
+    int64_t top_k; /* 0: all tokens */
+};
+struct sampling_defaults sampling_defaults(const struct server *s);
 /* Only continue_final_message and the choice of special tokens. */
 enum status gen_parse_turn(struct gen *g, json_t *root);
 /* Refuses fields of other servers that would change the output. */

@@ -59,43 +59,52 @@ static enum status parse_limits(struct gen *g, json_t *root)
     return ST_OK;
 }
 
+struct sampling_defaults sampling_defaults(const struct server *s)
+{
+    const struct hf_generation *d = &s->model->info->generation;
+    struct sampling_defaults out = {.temperature = 1, .top_p = 1, .repetition = 1};
+    if (strcmp(s->opt->generation_config, "auto") != 0) return out;
+    if (d->has_temperature) out.temperature = d->temperature;
+    if (d->has_do_sample && !d->do_sample) out.temperature = 0;
+    if (d->has_top_p) out.top_p = d->top_p;
+    if (d->has_min_p) out.min_p = d->min_p;
+    if (d->has_top_k) out.top_k = (int64_t)d->top_k;
+    if (d->has_repetition_penalty) out.repetition = d->repetition_penalty;
+    return out;
+}
+
 static enum status parse_sampling(struct gen *g, json_t *root)
 {
     struct sampling_params *s = &g->p.sampling;
-    const struct hf_generation *d = &g->r->srv->model->info->generation;
-    bool use = strcmp(g->r->srv->opt->generation_config, "auto") == 0;
-    double temperature = use && d->has_temperature ? d->temperature : 1.0;
-    if (use && d->has_do_sample && !d->do_sample) temperature = 0;
-    double top_p = use && d->has_top_p ? d->top_p : 1.0, min_p = use && d->has_min_p ? d->min_p : 0.0;
-    double repetition = use && d->has_repetition_penalty ? d->repetition_penalty : 1.0, presence = 0,
-           frequency = 0;
-    int64_t top_k = use && d->has_top_k ? (int64_t)d->top_k : 0, n = 1;
+    struct sampling_defaults d = sampling_defaults(g->r->srv);
+    double presence = 0, frequency = 0;
+    int64_t n = 1;
     bool has = false, has_rep = false;
-    if (field_num(g->e, root, "temperature", 0, 2, &temperature, NULL) ||
-        field_num(g->e, root, "top_p", 0, 1, &top_p, NULL) ||
+    if (field_num(g->e, root, "temperature", 0, 2, &d.temperature, NULL) ||
+        field_num(g->e, root, "top_p", 0, 1, &d.top_p, NULL) ||
         field_int(g->e, root, "n", 1, (int64_t)g->r->srv->opt->max_n, &n, NULL) ||
         field_num(g->e, root, "frequency_penalty", -2, 2, &frequency, NULL) ||
         field_num(g->e, root, "presence_penalty", -2, 2, &presence, NULL) ||
         field_int(g->e, root, "seed", INT64_MIN, INT64_MAX, &g->p.seed, &has) ||
-        field_int(g->e, root, "top_k", -1, INT32_MAX, &top_k, NULL) ||
-        field_num(g->e, root, "min_p", 0, 1, &min_p, NULL) ||
-        field_num(g->e, root, "repeat_penalty", 1e-6, 1e6, &repetition, NULL) ||
-        field_num(g->e, root, "repetition_penalty", 1e-6, 1e6, &repetition, &has_rep)) {
+        field_int(g->e, root, "top_k", -1, INT32_MAX, &d.top_k, NULL) ||
+        field_num(g->e, root, "min_p", 0, 1, &d.min_p, NULL) ||
+        field_num(g->e, root, "repeat_penalty", 1e-6, 1e6, &d.repetition, NULL) ||
+        field_num(g->e, root, "repetition_penalty", 1e-6, 1e6, &d.repetition, &has_rep)) {
         return ST_INVALID;
     }
     g->p.n = (uint32_t)n;
     g->p.has_seed = has && g->p.seed != -1;
-    bool greedy = temperature < 1e-5;
-    *s = (struct sampling_params){.temperature = greedy ? 0.0f : (float)fmax(temperature, 0.01),
-                                  .top_p = greedy || top_p <= 0 ? 1.0f : (float)top_p,
-                                  .min_p = greedy ? 0.0f : (float)min_p,
-                                  .top_k = greedy || top_k < 0 ? 0 : (uint32_t)top_k,
+    bool greedy = d.temperature < 1e-5;
+    *s = (struct sampling_params){.temperature = greedy ? 0.0f : (float)fmax(d.temperature, 0.01),
+                                  .top_p = greedy || d.top_p <= 0 ? 1.0f : (float)d.top_p,
+                                  .min_p = greedy ? 0.0f : (float)d.min_p,
+                                  .top_k = greedy || d.top_k < 0 ? 0 : (uint32_t)d.top_k,
                                   .presence_penalty = (float)presence,
                                   .frequency_penalty = (float)frequency,
-                                  .repetition_penalty = (float)repetition,
+                                  .repetition_penalty = (float)d.repetition,
                                   .logprobs = SAMPLING_NO_LOGPROBS,
                                   .prompt_logprobs = SAMPLING_NO_LOGPROBS};
-    if (!greedy && top_p <= 0) s->top_k = 1; /* only the most likely token */
+    if (!greedy && d.top_p <= 0) s->top_k = 1; /* only the most likely token */
     return ST_OK;
 }
 

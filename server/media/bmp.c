@@ -13,7 +13,7 @@ static enum image_error bad(struct err *err, const char *what)
     return image__fail(err, IMAGE_BAD_DATA, "not a BMP file that can be read: %s", what);
 }
 
-/* Checks that every palette index has a colour, which stb_image doesn't. rows of stride bytes each. */
+/* Checks that every palette index has a color, which stb_image doesn't. rows of stride bytes each. */
 static bool in_palette(const uint8_t *rows, uint32_t w, uint32_t h, uint32_t bits, size_t stride,
                        size_t colors)
 {
@@ -51,7 +51,7 @@ enum image_error image__bmp(struct image_bytes in, const struct image_limits *li
     if (data < after || data > in.len || in.len - data < stride * (height - 1) + row)
         return bad(err, "truncated");
     if (bits <= 8 && !in_palette(in.p + data, width, height, bits, stride, (data - after) / 4))
-        return bad(err, "a pixel's colour is not in the palette");
+        return bad(err, "a pixel's color is not in the palette");
 
     bool mix = limits->on_white && alpha;
     size_t pixels = (size_t)width * height;

@@ -42,7 +42,7 @@ enum image_error image__check_size(uint64_t width, uint64_t height, const struct
 enum image_error image__new(uint32_t width, uint32_t height, bool zeroed, struct image_u8 *out,
                             struct err *err);
 
-/* Colour c (0..255) with alpha a (0..255) over white, as Pillow's alpha_composite rounds it. */
+/* Color c (0..255) with alpha a (0..255) over white, as Pillow's alpha_composite rounds it. */
 static inline uint8_t image__over_white(uint32_t c, uint32_t a)
 {
     uint32_t t = 128 * (c * a + 255 * (255 - a)) + (128 << 7);

@@ -1,5 +1,5 @@
 /* GIF by giflib: the frames of an animation, and the first frame on its canvas, as in Pillow: pixels outside
- * the frame have the transparent index's colour, or that of index 0. Any thread. */
+ * the frame have the transparent index's color, or that of index 0. Any thread. */
 #include "server/media/codec.h"
 
 #include <stdlib.h>
@@ -54,7 +54,7 @@ static void close_file(struct gif *g)
     g->row = NULL;
 }
 
-/* No colours: 256 grays. So do indices that equal their colours: a plain gray image has all 256. */
+/* No colors: 256 grays. So do indices that equal their colors: a plain gray image has all 256. */
 static void set_palette(struct gif *g, const ColorMapObject *map)
 {
     bool gray = true;
@@ -255,7 +255,7 @@ void image__gif_close(struct image__gif_anim *a)
     free(a);
 }
 
-/* Disposes of the last frame, whose palette is still loaded. As in Pillow, a cleared area shows the colour of
+/* Disposes of the last frame, whose palette is still loaded. As in Pillow, a cleared area shows the color of
  * the transparent index, if there is one. */
 static void dispose(struct image__gif_anim *a)
 {

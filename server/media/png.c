@@ -82,14 +82,14 @@ static enum image_error read_ihdr(struct png *p, const struct chunk *c)
     bool few = p->color == GRAY || p->color == PALETTE;
     bool known = p->depth == 8 || (p->depth == 16 && p->color != PALETTE) ||
                  (few && (p->depth == 1 || p->depth == 2 || p->depth == 4));
-    if (!p->channels || !known) return bad(p, "unknown combination of bit depth and colour type");
+    if (!p->channels || !known) return bad(p, "unknown combination of bit depth and color type");
     return image__check_size(p->width, p->height, p->limits, p->err);
 }
 
 static enum image_error read_palette(struct png *p, const struct chunk *c)
 {
     if (p->color != PALETTE) return IMAGE_OK; /* only a suggestion */
-    if (c->data.len > sizeof p->palette) return bad(p, "the palette has more than 256 colours");
+    if (c->data.len > sizeof p->palette) return bad(p, "the palette has more than 256 colors");
     memcpy(p->palette, c->data.p, c->data.len / 3 * 3);
     return IMAGE_OK;
 }
@@ -243,7 +243,7 @@ static enum image_error read_chunks(struct png *p)
     }
 }
 
-/* The colours of stb_image's gray values and palette indices: low bit depths are scaled to 0..255. */
+/* The colors of stb_image's gray values and palette indices: low bit depths are scaled to 0..255. */
 static void make_colors(const struct png *p, uint8_t colors[256][3])
 {
     const struct image_bytes *t = &p->trns;

@@ -43,7 +43,7 @@ static enum image_error decode_into(const WebPIterator *frame, WebPDecoderConfig
 
 static enum image_error decode_frame(const WebPIterator *frame, struct image_u8 *img, struct err *err)
 {
-    /* Alpha is not decoded: the colours under it are those of the file. */
+    /* Alpha is not decoded: the colors under it are those of the file. */
     WebPDecoderConfig config;
     if (!WebPInitDecoderConfig(&config))
         return image__fail(err, IMAGE_NOMEM, "the WebP library has another version than its header");

@@ -257,7 +257,7 @@ def test_refused(model):
 
 
 def test_transparent(_):
-    """Transparent places are white for Qwen; Gemma 3 sees the colours under them. The demo models, whose prefix caches compare images by
+    """Transparent places are white for Qwen; Gemma 3 sees the colors under them. The demo models, whose prefix caches compare images by
     their content: the same one as the other file's."""
     def pixel(x, y):
         return (x * 6 % 256, y * 5, 90)

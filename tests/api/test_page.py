@@ -912,6 +912,69 @@ def test_text_model(server, chrome):
     quiet("text", page)
 
 
+def test_base_model(server, chrome):
+    """Without a chat template there is nothing to suggest; the demo says what it knows."""
+    with tempfile.TemporaryDirectory() as folder:
+        base = os.path.join(folder, "base")
+        os.mkdir(base)
+        for name in os.listdir(args.demo):
+            if name not in ("chat_template.jinja", "tokenizer_config.json"):
+                os.symlink(os.path.join(os.path.abspath(args.demo), name), os.path.join(base, name))
+        other = harness.Server(args.binary, base)
+        page = browser.Page(chrome)
+        page.open(f"http://{other.host}:{other.port}/")
+        page.wait("document.querySelector('.welcome h1')?.innerText === 'This model cannot chat'")
+        state = page.js("""[document.querySelectorAll('.prompts button').length,
+            document.querySelector('.sample img').hidden,
+            document.querySelector('.welcome .hint').innerText]""")
+        check.equal("no suggestions", state[:2], [0, True])
+        check.true("what it can, and not what the demo knows",
+                   "/v1/completions" in state[2] and "demo" not in state[2], state[2])
+        quiet("base model", page)
+        other.stop()
+    page = opened(server, chrome)
+    page.wait("document.querySelector('.welcome .hint').innerText.includes('circles, squares')")
+    check.true("with suggestions", page.js("document.querySelectorAll('.prompts button').length > 0"))
+
+
+def test_values_in_force(server, chrome):
+    """Empty settings show what the server does; the speed stands beside an answer."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name in os.listdir(args.demo):
+            if name != "generation_config.json":
+                os.symlink(os.path.join(os.path.abspath(args.demo), name), os.path.join(folder, name))
+        given = {"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 20, "min_p": 0.05,
+                 "repetition_penalty": 1.1, "eos_token_id": [1, 106]}
+        with open(os.path.join(folder, "generation_config.json"), "w", encoding="utf-8") as f:
+            json.dump(given, f)
+        want = {"temperature": "0.7", "top_p": "0.8", "top_k": "20", "min_p": "0.05", "seed": "random",
+                "repetition_penalty": "1.1", "presence_penalty": "0", "frequency_penalty": "0"}
+        openai = {**want, "temperature": "1", "top_p": "1", "top_k": "all", "min_p": "0",
+                  "repetition_penalty": "1"}
+        for flags, shows in (((), {**want, "max_tokens": "up to 4096"}),
+                             (("--generation-config", "ignore", "--default-max-tokens", "99"),
+                              {**openai, "max_tokens": "99"})):
+            other = harness.Server(args.binary, folder, *flags)
+            page = opened(other, chrome)
+            page.wait("document.querySelector('#state').hidden")
+            click(page, "#settings")
+            got = page.js("""Object.fromEntries([...document.querySelectorAll('.settings input[type=number]')]
+                .map(i => [i.name, i.placeholder]))""")
+            check.equal(f"values in force, {flags}", got, shows)
+            other.stop()
+    page = opened(server, chrome, 360, 640)
+    configure(page, temperature="0")
+    click(page, ".prompts button", "What is in this picture?")
+    page.wait(IDLE)
+    check.true("tokens per second", re.fullmatch(r"[\d.,]+ tokens/s", page.js(
+        "document.querySelector('.turn.assistant .speed').innerText")))
+    bare = page.js("""[...document.querySelectorAll('#main :is(.foot, header) :is(button, a)')]
+        .filter(b => b.checkVisibility() && !b.innerText.trim() &&
+            ['none', 'normal'].includes(getComputedStyle(b, '::after').content)).map(b => b.ariaLabel)""")
+    check.equal("words below the icons of a phone", bare, [])
+    check.true("they fit", page.js(FITS))
+
+
 def test_second_model(server, chrome):
     other = harness.Server(args.binary, os.path.join(root, "models/demo-qwen3-vl"))
     page = opened(other, chrome)
@@ -971,6 +1034,7 @@ def main():
         test_start, test_history, test_versions, test_stop, test_sent_early, test_tabs, test_broken,
         test_settings, test_files, test_key, test_theme, test_phone, test_prefix, test_keyboard, test_axe,
         test_hostile_names, test_hostile_import, test_without_libraries, test_no_storage, test_text_model,
+        test_base_model, test_values_in_force,
         test_other_pages, test_second_model
     ]
     if not chrome:

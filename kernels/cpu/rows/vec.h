@@ -50,7 +50,7 @@ static float vec__sum(const float *x, uint32_t n, float mean)
     return vf_sum(vf_add(s0, s1));
 }
 
-/* A second sum corrects the rounding of the first: a row of equal numbers (an image of one colour) must have
+/* A second sum corrects the rounding of the first: a row of equal numbers (an image of one color) must have
  * exactly their value as its mean, or the difference is multiplied by 1 / sqrt(eps). */
 static float vec__mean(const float *x, uint32_t n)
 {

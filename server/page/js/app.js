@@ -1,7 +1,7 @@
 /* The page: its parts, and which of them is shown. The address's #ID is a conversation, #cache the cache. */
 import * as api from './api.js';
 import * as store from './store.js';
-import {el, icon} from './dom.js';
+import {el, icon, toast} from './dom.js';
 import {createChat, withRequest} from './chat.js';
 import {createConversations} from './conversations.js';
 import {createSettings} from './settings.js';
@@ -84,6 +84,14 @@ document.addEventListener('keydown', e => {
   e.preventDefault();
 });
 
+/* What an icon does, where nothing can hover: by a long press. */
+document.addEventListener('contextmenu', e => {
+  const label = matchMedia('(hover: none)').matches && e.target.closest('button[aria-label]')?.ariaLabel;
+  if (!label) return;
+  e.preventDefault();
+  toast(label);
+});
+
 async function newChat() {
   if (narrow.matches) side(false);
   if (location.hash && location.hash !== '#') location.hash = '';
@@ -106,7 +114,9 @@ async function connect() {
     $('model-name').hidden = all.length > 1;
     askKey(false);
     const p = await api.props();
-    chat.vision(p.modalities?.vision !== false);
+    const demo = /^demo\b/.test($('model').value) && all[0]?.meta?.n_params < 1e8;
+    chat.model({vision: p.modalities?.vision !== false, chat: p.chat_template !== '', demo});
+    settings.defaults(p.default_generation_settings);
     state('');
   } catch (error) {
     if (error.status === 401) return;

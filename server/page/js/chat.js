@@ -6,7 +6,7 @@ import {renderAnswer, renderUser, toolResultForm} from './render.js';
 import {createComposer} from './composer.js';
 import {copyText} from './code.js';
 import {contentParts} from './attachments.js';
-import {statsButton} from './stats.js';
+import {statsButton, numbers, number} from './stats.js';
 import {determinismButton} from './determinism.js';
 import {createWelcome} from './welcome.js';
 
@@ -143,12 +143,23 @@ export function createChat(node, {settings, model, onChange}) {
       disabled: !all[at + by]});
     const versions = all.length > 1 && el('span', {class: 'versions', role: 'group', 'aria-label': 'Versions'},
       step(-1, 'Previous version'), el('span', null, `${at + 1}/${all.length}`), step(1, 'Next version'));
-    const copy = iconButton('copy', 'Copy', e => copyText(m.content, e.currentTarget));
-    return m.role === 'user' ? [versions, iconButton('edit', 'Edit', idle(() => edit(m, root))), copy].filter(Boolean)
+    const worded = (word, button) => { /* below the icon where nothing can hover */
+      if (button) button.dataset.word = word;
+      return button;
+    };
+    const copy = worded('Copy', iconButton('copy', 'Copy', e => copyText(m.content, e.currentTarget)));
+    return m.role === 'user' ? [versions, worded('Edit', iconButton('edit', 'Edit', idle(() => edit(m, root)))), copy].filter(Boolean)
       : m.role === 'tool' ? [versions].filter(Boolean)
-        : [versions, m.content && copy, iconButton('retry', 'Regenerate', idle(() => again(m))),
-          iconButton('branch', 'Branch into a new chat', idle(() => branch(m))),
-          m.usage && statsButton(m), m.content && m.request && determinismButton(m, {api})].filter(Boolean);
+        : [versions, m.content && copy, worded('Retry', iconButton('retry', 'Regenerate', idle(() => again(m)))),
+          worded('Branch', iconButton('branch', 'Branch into a new chat', idle(() => branch(m)))),
+          worded('Stats', m.usage && statsButton(m)),
+          worded('Check', m.content && m.request && determinismButton(m, {api})), speed(m)].filter(Boolean);
+  }
+
+  /* Tokens per second, beside the actions. */
+  function speed(m) {
+    const {rate} = numbers(m);
+    return Number.isFinite(rate) && el('span', {class: 'speed'}, `${number(rate)} tokens/s`);
   }
 
   function edit(m, root) {
@@ -321,7 +332,7 @@ export function createChat(node, {settings, model, onChange}) {
       c.title = title;
       render();
     },
-    vision: yes => { welcome.vision(yes); composer.vision(yes); },
+    model: can => { welcome.model(can); composer.vision(can.vision); },
     focus: () => composer.focus(),
   };
 }

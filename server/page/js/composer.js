@@ -27,15 +27,15 @@ export function createComposer(node, {onSend, onStop, onDraft}) {
   };
   const files = chooser({multiple: true, accept: ACCEPTED, class: 'files'});
   const camera = chooser({accept: 'image/*', capture: 'environment', class: 'camera'});
-  const pick = (symbol, label, input, kind) => el('button', {type: 'button', class: `pick ${kind}`, title: label,
+  const pick = (symbol, label, input, kind, word) => el('button', {type: 'button', class: `pick ${kind}`, title: label, 'data-word': word,
     'aria-label': label, click: () => input.click()}, icon(symbol));
   const status = el('span', {class: 'hint', id: 'composer-hint', role: 'status'});
   const button = el('button', {type: 'submit', class: 'send'}, icon('send'));
   const form = el('form', {class: 'composer', submit: e => {
     e.preventDefault();
     running ? onStop() : send();
-  }}, list, field, el('div', {class: 'row'}, pick('image', 'Add images, PDF or text files', files, 'file'),
-    pick('camera', 'Take a photo', camera, 'photo'), files, camera, status, button));
+  }}, list, field, el('div', {class: 'row'}, pick('image', 'Add images, PDF or text files', files, 'file', 'Files'),
+    pick('camera', 'Take a photo', camera, 'photo', 'Photo'), files, camera, status, button));
   const overlay = el('div', {class: 'drop-overlay', hidden: true, 'aria-hidden': 'true'},
     el('div', null, icon('upload'), el('strong', null, 'Drop to add'), el('span', null, 'images, PDF or text files')));
   node.replaceChildren(form);

@@ -1,4 +1,4 @@
-/* The tokens of an answer in colours of their probability, alternatives on hover and by arrow keys. */
+/* The tokens of an answer in colors of their probability, alternatives on hover and by arrow keys. */
 import {el} from './dom.js';
 
 const percent = logprob => {

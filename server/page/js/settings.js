@@ -15,7 +15,7 @@ const NUMBERS = [
   ['max_tokens', 'Max tokens', 1, 1, null, 'length of a response'],
   ['seed', 'Seed', 1, null, null, 'the same seed gives the same response'],
 ];
-const REASONING = [['', 'Model default'], ['off', 'Off'], ['on', 'On'], ['low', 'Low effort'], ['medium', 'Medium effort'],
+const REASONING = [['', 'Up to the model'], ['off', 'Off'], ['on', 'On'], ['low', 'Low effort'], ['medium', 'Medium effort'],
   ['high', 'High effort']];
 const PRESETS = {'Server defaults': {}, Precise: {temperature: '0'}, Balanced: {temperature: '0.7', top_p: '0.9'},
   Creative: {temperature: '1', min_p: '0.05'}};
@@ -57,7 +57,7 @@ function toRequest(values) {
 
 export function createSettings({onKey}) {
   const values = setting('settings') || {}, own = setting('presets') || {};
-  let sheet = null, fields = {};
+  let sheet = null, fields = {}, server = {};
 
   function set(name, value) {
     if (value === '' || value === false) delete values[name];
@@ -138,7 +138,7 @@ export function createSettings({onKey}) {
         change: () => setTheme(value)}), icon(symbol), label)));
     const numbers = el('div', {class: 'pairs'}, NUMBERS.map(([name, label, step, min, max, hint]) => labelled(label,
       input(name, 'input', {type: 'number', step, min, max, inputmode: 'decimal',
-        placeholder: name === 'seed' ? 'random' : 'default'}), hint)));
+        placeholder: server[name]}), hint)));
     const stop = labelled('Stop strings', input('stop', 'textarea', {rows: 2, class: 'mono', spellcheck: 'false'}),
       'one per line; \\n is a line break');
     const body = el('div', {class: 'settings'},
@@ -174,6 +174,13 @@ export function createSettings({onKey}) {
 
   return {
     open,
+    /* What is in force where a setting is empty, of the server's /props. */
+    defaults({n_ctx, params = {}} = {}) {
+      const {repeat_penalty: repetition_penalty, max_tokens: most, top_k: k, ...same} = params;
+      server = {...same, repetition_penalty, seed: 'random', top_k: k > 0 ? k : k != null && 'all',
+        max_tokens: most > 0 ? most : n_ctx && `up to ${n_ctx}`};
+      for (const [name, f] of Object.entries(fields)) if (name in server) f.placeholder = server[name] ?? '';
+    },
     /* What to send; null where a setting is wrong: then the settings are open at it. */
     request() {
       const {out, wrong} = check();

@@ -23,16 +23,22 @@ export function createWelcome(send) {
     }
   };
   const image = el('img', {src: sample, alt: 'Sample image: shapes of different colors', width: 200, height: 150});
-  const list = el('ul', {class: 'prompts'}), hint = el('p', {class: 'hint'});
+  const list = el('ul', {class: 'prompts'}), hint = el('p', {class: 'hint'}), title = el('h1');
   const node = el('section', {class: 'welcome', 'aria-label': 'Start'}, el('span', {class: 'avatar large'}, icon('kvasir')),
-    el('h1', null, 'What would you like to know?'), el('div', {class: 'sample'}, image, list),
+    title, el('div', {class: 'sample'}, image, list),
     hint);
-  const vision = yes => {
-    image.hidden = !yes;
-    hint.textContent = `Conversations stay in this browser. ${yes ? 'Images, PDF and text files' : 'Text files'} can be added.`;
-    list.replaceChildren(...prompts[yes ? 'image' : 'text'].map(p => el('li', null,
+  /* What the model can: see images; chat (a base model cannot); the demo knows little. */
+  const model = ({vision: yes, chat, demo}) => {
+    image.hidden = !yes || !chat;
+    title.textContent = chat ? 'What would you like to know?' : 'This model cannot chat';
+    hint.textContent = !chat ? 'It is a base model, without a chat template: it continues text, by /v1/completions. ' +
+      'With --chat-template FILE the server takes a template from elsewhere.'
+      : `${demo ? 'This small demo model knows images of circles, squares, triangles, stars and crosses in eleven colors, ' +
+        'and nothing else. ' : ''}Conversations stay in this browser. ${
+        yes ? 'Images, PDF and text files' : 'Text files'} can be added.`;
+    list.replaceChildren(...(chat ? prompts[yes ? 'image' : 'text'] : []).map(p => el('li', null,
       el('button', {type: 'button', click: () => ask(p, yes)}, p, icon('chevron')))));
   };
-  vision(true);
-  return {node, vision};
+  model({vision: true, chat: true});
+  return {node, model};
 }

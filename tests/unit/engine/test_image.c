@@ -201,7 +201,7 @@ static void test_resize_edges(void **state)
                                         {65535, 2, 65534, 2}, {2, 65535, 3, 65534}};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         struct image_u8 src = noise(sizes[i][0], sizes[i][1], 3), out = {0};
-        memset(src.rgb, 77, (size_t)src.width * src.height * 3); /* one colour stays one colour */
+        memset(src.rgb, 77, (size_t)src.width * src.height * 3); /* one color stays one color */
         for (int mode = IMAGE_TORCH_U8; mode <= IMAGE_PIL; mode++) {
             assert_int_equal(image_resize(&src, sizes[i][2], sizes[i][3], IMAGE_BICUBIC,
                                           (enum image_resize_mode)mode, &out, NULL),

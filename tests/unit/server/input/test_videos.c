@@ -107,7 +107,7 @@ static void test_animations(void **state)
     json_decref(rows);
 }
 
-/* A 24-bit BMP of one colour. */
+/* A 24-bit BMP of one color. */
 static size_t bmp(uint32_t width, uint32_t height, uint8_t color, uint8_t **out)
 {
     size_t row = (3 * (size_t)width + 3) / 4 * 4, len = 54 + row * height;
