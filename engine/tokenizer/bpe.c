@@ -43,7 +43,7 @@ enum status tok__emit(struct tok_encoder *e, uint32_t id)
 static enum status emit_all(struct tok_encoder *e, const uint32_t *ids, size_t n)
 {
     enum status st = reserve_ids(e, n);
-    if (st) return st;
+    if (st || n == 0) return st; /* every byte was dropped */
     memcpy(e->ids + e->count, ids, n * sizeof *ids);
     e->count += n;
     return ST_OK;
@@ -204,7 +204,7 @@ static enum status encode_cached(struct tok_encoder *e, const uint8_t *s, size_t
     struct tok_word_slot *slot = &e->cache[(uint32_t)(tok__hash(s, len) >> 32) & e->cache_mask];
     if (slot->len == len && memcmp(e->base + slot->at, s, len) == 0) {
         enum status st = reserve_ids(e, slot->count);
-        if (st) return st;
+        if (st || slot->count == 0) return st;
         memcpy(e->ids + e->count, e->ids + slot->ids_at, slot->count * sizeof *e->ids);
         e->count += slot->count;
         return ST_OK;
