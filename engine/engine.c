@@ -180,6 +180,7 @@ static enum status fill_info(const struct engine_options *opt, struct engine *e,
         return ST_OK;
     }
     st = family_load_images(e->dir, opt->mmproj, e->model_type, &m->image.config, err);
+    m->image.config.places = d->vision.position_axis;
     if (!st && !d->vision.image_size) {
         const struct image_config *c = &m->image.config;
         bool patches = d->vision.end == VISION_EMBED

@@ -68,6 +68,7 @@ struct image_config {
     /* NULL, or the allowed token budgets (ascending, 0-terminated): area_max is the area of one of them, and
      * sides fill it as far as multiples allow, small images too. */
     const uint32_t *budgets;
+    uint32_t places; /* with budgets, > 0: the tower tells so many columns and rows of patches apart */
     /* Transparent pixels are blended over white, as in the family's processor. false: the alpha channel is
      * dropped and the colors stay, as in the reference's loader. */
     bool on_white;

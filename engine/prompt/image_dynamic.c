@@ -56,9 +56,10 @@ static void smart_resize(double h, double w, double factor, const struct room *r
 }
 
 /* get_aspect_ratio_preserving_size of the processors with budgets, in its doubles. */
-static enum status fill_budget(uint64_t area, uint32_t factor, uint32_t width, uint32_t height,
-                               uint32_t *to_width, uint32_t *to_height, struct err *err)
+static enum status fill_budget(const struct image_config *cfg, uint64_t area, uint32_t width,
+                               uint32_t height, uint32_t *to_width, uint32_t *to_height, struct err *err)
 {
+    uint32_t factor = cfg->patch * cfg->merge, places = cfg->places ? cfg->places * cfg->patch : SIDE_MAX;
     double h = (double)height, w = (double)width, side = (double)factor, scale = sqrt((double)area / (h * w)),
            most = (double)(area / ((uint64_t)factor * factor)) * side;
     double th = floor(scale * h / side) * side, tw = floor(scale * w / side) * side;
@@ -73,6 +74,11 @@ static enum status fill_budget(uint64_t area, uint32_t factor, uint32_t width, u
     if (th * tw > (double)area || th > SIDE_MAX || tw > SIDE_MAX)
         return err_set(err, ST_INVALID, "an image of %u x %u pixels does not fit this model's size limits",
                        width, height);
+    if (th > (double)places || tw > (double)places)
+        return err_set(err, ST_INVALID,
+                       "an image of %u x %u pixels becomes %.0f x %.0f, and this model knows the places of "
+                       "%u pixels a side: send one whose sides differ less",
+                       width, height, tw, th, places);
     *to_width = (uint32_t)tw;
     *to_height = (uint32_t)th;
     return ST_OK;
@@ -177,16 +183,14 @@ enum status image_target(const struct image_config *cfg, uint32_t width, uint32_
     uint32_t factor = cfg->patch * cfg->merge;
     if (cfg->longest) return fit_longest(cfg, width, height, to_width, to_height, err);
     if (cfg->budgets)
-        return fill_budget(frames ? cfg->video_area_max : cfg->area_max, factor, width, height, to_width,
+        return fill_budget(cfg, frames ? cfg->video_area_max : cfg->area_max, width, height, to_width,
                            to_height, err);
     double f = (double)factor, h = (double)height, w = (double)width;
     uint32_t times = cfg->area_frames ? cfg->area_frames : 1;
     struct room room = {.min = cfg->area_min, .max = cfg->area_max, .frames = times, .depth = times};
     enum image_small small = cfg->small;
     if (frames) {
-        room = video_room(cfg, frames, factor);
-        if (cfg->video_volume && frames < cfg->depth)
-            return err_set(err, ST_INVALID, "a video needs at least %u frames", cfg->depth);
+        room = video_room(cfg, frames < cfg->depth ? cfg->depth : frames, factor);
         small = cfg->video_volume ? SMALL_SCALED : SMALL_KEPT;
     }
     if (small == SMALL_ROUNDED) room.least = f;
@@ -261,9 +265,7 @@ enum status image_video_sample(const struct image_config *cfg, uint32_t total, d
     uint32_t n = cfg->video_uniform  ? (cfg->video_frames_max < total ? cfg->video_frames_max : total)
                  : cfg->video_volume ? even_count(cfg, total, fps)
                                      : strided_count(cfg, total, fps);
-    if (n < cfg->depth || !n)
-        return err_set(err, ST_INVALID, "a video needs at least %u frames, this one has %u", cfg->depth,
-                       total);
+    if (n < cfg->depth) n = total < cfg->depth ? total : cfg->depth; /* the last one is repeated */
     uint32_t *frames = malloc((size_t)n * sizeof *frames);
     if (!frames) return err_nomem(err, "the frames of a video");
     if (cfg->video_uniform)

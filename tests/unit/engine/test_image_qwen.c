@@ -112,10 +112,15 @@ static void test_sizes(void **state)
                                    .video_volume = true,
                                    .video_area_min = v[4],
                                    .video_area_max = v[5]};
-        uint32_t w = 0, h = 0;
+        uint32_t w = 0, h = 0, again_w = 0, again_h = 0;
         struct err err;
         enum status st =
             image_target(&cfg, (uint32_t)v[7], (uint32_t)v[6], volume ? (uint32_t)v[3] : 0, &w, &h, &err);
+        if (volume && v[3] == 1) { /* the reference's loader repeats it; transformers' has no such step */
+            enum status two = image_target(&cfg, (uint32_t)v[7], (uint32_t)v[6], 2, &again_w, &again_h, &err);
+            assert_true(st == two && w == again_w && h == again_h);
+            continue;
+        }
         if (st ? st != ST_INVALID || v[8] || v[9] : h != v[8] || w != v[9])
             fail_msg("row %u: %u x %u, want %u x %u", i, w, h, (unsigned)v[9], (unsigned)v[8]);
         refused += st != ST_OK;
@@ -151,8 +156,9 @@ static void test_frames(void **state)
                  count = (uint32_t)number(&d, json_at(&d, node, 3));
         assert_true(json_double(&d, json_at(&d, node, 2), &fps));
         enum status st = image_video_sample(&cfg, total, fps, &s, &err);
-        if (total == 1) { /* the reference takes one frame, and fails on it later */
-            assert_int_equal(st, ST_INVALID);
+        if (total == 1) { /* one rule of the reference chooses none */
+            assert_true(!st && s.count == 1 && s.frames[0] == 0);
+            free(s.frames);
             continue;
         }
         if (st ? count != 0 : s.count != count)
