@@ -102,7 +102,7 @@ static void mix(struct engine *e, const struct net *net, uint32_t n, float *qkv,
     e->ops->conv(e->be, &(struct be_conv_args){&e->step.states, .layer_offset = at,
                                                .x = gated ? qkv + 2 * (size_t)columns : qkv,
                                                .times = gated ? qkv : NULL, .stride = stride, .c = columns,
-                                               .k = g->conv_k, .weight = w->conv});
+                                               .k = g->conv_k, .weight = w->conv, .bias = w->conv_bias});
     if (gated) return;
     e->ops->delta(e->be, &(struct be_delta_args){
                              &e->step.states, .layer_offset = at + be_conv_bytes(columns, g->conv_k),

@@ -24,9 +24,9 @@ static void norm(struct engine *e, float *x, uint32_t t, uint32_t c, const float
                  void *out, bool dense)
 {
     e->ops->norm(e->be, &(struct be_norm_args){
-                            norm_kind(&e->net.desc.vision), .t = t, .c = c, .eps = e->net.desc.vision.eps,
-                            .residual = x, .weight = weight, .bias = bias, .out = out,
-                            .out_dtype = dense ? BE_F32 : e->plan.act, .out_dense = dense});
+                            bias ? BE_NORM_LAYER : norm_kind(&e->net.desc.vision), .t = t, .c = c,
+                            .eps = e->net.desc.vision.eps, .residual = x, .weight = weight, .bias = bias,
+                            .out = out, .out_dtype = dense ? BE_F32 : e->plan.act, .out_dense = dense});
 }
 
 /* out = position of every patch. False: the tower has none. */
@@ -129,6 +129,7 @@ static enum be_epilogue mlp_epilogue(enum desc_vision_mlp m)
     case VISION_QUICK_GELU: return BE_EPI_QUICK_GELU;
     case VISION_GLU_SILU: return BE_EPI_GLU_SILU;
     case VISION_GLU_GELU: return BE_EPI_GLU_GELU_TANH;
+    case VISION_GLU_GELU_ERF: return BE_EPI_F32;
     }
     UNREACHABLE();
     return BE_EPI_GELU_TANH;
@@ -207,6 +208,21 @@ static void mlp_products(struct engine *e, const struct vision_layer_weights *w,
 {
     const struct desc_vision *d = &e->net.desc.vision;
     struct vision_scratch *v = &e->v;
+    if (d->mlp == VISION_GLU_GELU_ERF) {
+        linear(e, w->fc1, v->h, t, BE_EPI_F32, v->gate);
+        linear(e, w->up, v->h, t, BE_EPI_F32, v->up);
+        struct be_gate_args a = {BE_GATE_CDF,  .gate = v->gate,   .gate_stride = d->ff,
+                                 .x = v->gate, .x_stride = d->ff, .t = t,
+                                 .heads = 1,   .d = d->ff,        .out = v->mlp};
+        e->ops->gate(e->be, &a);
+        a.f = BE_GATE_NONE;
+        a.gate = v->up;
+        a.x = v->mlp;
+        a.x_dtype = e->plan.act;
+        a.x_stride = be_ld(d->ff);
+        e->ops->gate(e->be, &a);
+        return;
+    }
     if (!d->clip) {
         linear(e, w->fc1, v->h, t, mlp_epilogue(d->mlp), v->mlp);
         return;

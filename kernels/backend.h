@@ -341,7 +341,7 @@ struct be_states {
     const uint32_t *first, *count, *kept, *from, *to;
 };
 /* Causal depthwise convolution over rows, then SiLU, in place, j ascending:
- *   x[t, c] = silu(sum over j of weight[j, c] * x[t - K + 1 + j, c])
+ *   x[t, c] = silu(sum over j of weight[j, c] * x[t - K + 1 + j, c] + bias[c])
  * With `times` instead without SiLU, and of the products x * times.
  * State: the last K - 1 rows before, f32 [K - 1, C]. */
 #define BE_CONV_K_MAX 16u
@@ -353,6 +353,7 @@ struct be_conv_args {
     size_t stride;
     uint32_t c, k;       /* 2 <= k <= BE_CONV_K_MAX */
     const float *weight; /* f32 [K, C] */
+    const float *bias;   /* f32 [C], or NULL */
 };
 /* Gated delta rule, for each value head, with its key head's q and k:
  *   q = l2(q) / sqrt(DK), k = l2(k), l2(v) = v / sqrt(sum v^2 + 1e-6)

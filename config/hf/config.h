@@ -46,7 +46,8 @@ struct hf_text {
     uint32_t max_position_embeddings, sliding_window;
     double rms_norm_eps;
     bool qkv_bias, o_bias; /* key attention_bias, or fixed by the class */
-    bool qk_norm;          /* no key: fixed by the class */
+    bool mlp_bias, conv_bias;
+    bool qk_norm; /* no key: fixed by the class */
     bool tie_word_embeddings;
     enum hf_activation activation;
     struct hf_rope rope[2];             /* HF_FULL, HF_SLIDING */

@@ -24,6 +24,7 @@ struct layer_weights {
     const float *q_norm, *k_norm;                     /* [D] or NULL */
     const float *k_shift;                             /* [G, D] or NULL */
     const float *conv, *decay, *dt_bias, *delta_norm; /* MIXER_DELTA: [K, columns], [HV], [HV], [DV] */
+    const float *conv_bias;                           /* [columns] or NULL */
     const float *router_norm, *expert_norm, *experts_norm, *shared_norm; /* [C], with a shared MLP */
     const float *router_scale;                                           /* [E] or NULL */
     struct be_weight *ple_gate, *token_up;                               /* [P, C], [C, P], with ple */

@@ -398,9 +398,11 @@ static void walk_short_conv(struct loader *ld, uint32_t n, struct layer_weights 
 {
     const struct desc_names *a = &ld->desc->names;
     uint32_t c = ld->desc->hidden;
-    load_matrix(ld, a->delta_qkv, n, c, 3 * c, false, &w->qkv);
+    bool bias = ld->desc->delta.conv_bias;
+    load_matrix(ld, a->delta_qkv, n, c, 3 * c, bias, &w->qkv);
     w->conv = load_conv(ld, n);
-    load_matrix(ld, a->delta_out, n, c, c, false, &w->o);
+    if (bias) w->conv_bias = load_vector1(ld, a->conv, n, ".bias", c, 0);
+    load_matrix(ld, a->delta_out, n, c, c, bias, &w->o);
 }
 
 /* ---- the walk ---- */
@@ -421,12 +423,16 @@ static void walk_layer(struct loader *ld, uint32_t n, struct layer_weights *w)
     if (l->experts) walk_experts(ld, n, w);
     if (l->shared_ff) walk_shared_ff(ld, n, w);
     if (ff) {
-        struct linear_spec glu = {
-            .layer = n, .k = c, .part_count = 2, .part = {{a->gate, ff}, {a->up, ff}}, .glu = true};
+        struct linear_spec glu = {.layer = n,
+                                  .k = c,
+                                  .part_count = 2,
+                                  .part = {{a->gate, ff}, {a->up, ff}},
+                                  .glu = true,
+                                  .bias = l->mlp_bias};
         for (uint32_t i = 0; a->gate_up && i < 2; i++)
             glu.part[i] = (struct part){.stem = a->gate_up, .n = ff, .first = i * ff, .of = 2 * ff};
         load_linear(ld, &glu, &w->glu);
-        load_matrix(ld, a->down, n, ff, c, false, &w->down);
+        load_matrix(ld, a->down, n, ff, c, l->mlp_bias, &w->down);
     }
     w->post_mlp_norm = load_vector1(ld, a->post_mlp_norm, n, ".weight", c, plus);
     if (d->ple) walk_token_layer(ld, n, w);

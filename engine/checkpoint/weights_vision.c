@@ -184,6 +184,7 @@ static void walk_products(struct loader *ld, uint32_t n, struct vision_layer_wei
         fc1.glu = true;
     }
     load_linear(ld, &fc1, &l->fc1);
+    if (v->mlp == VISION_GLU_GELU_ERF) load_matrix(ld, v->names.up, n, c, v->ff, bias, &l->up);
     load_linear(ld,
                 &(struct linear_spec){.layer = n,
                                       .k = v->ff,
@@ -312,6 +313,8 @@ void load_vision(struct loader *ld, struct vision_weights *w)
     if (v->halve) walk_halve(ld, &w->halve);
     w->pre_norm = load_norm(ld, v->names.pre_norm, 0, &w->pre_norm_bias);
     w->post_norm = load_norm(ld, v->names.post_norm, 0, &w->post_norm_bias);
+    if (v->rms && v->post_layer_norm)
+        w->post_norm_bias = load_vector1(ld, v->names.post_norm, 0, ".bias", v->hidden, 0);
     if (v->end == VISION_MERGE) {
         w->merger.pre_norm = load_norm(ld, v->names.merge_pre_norm, 0, &w->merger.pre_norm_bias);
         walk_merger(ld, 0, true, v->names.merge_norm, v->names.merge_fc1, v->names.merge_fc2, &w->merger);

@@ -88,6 +88,7 @@ bool family_decoder(struct hf_reader *r, const struct hf_config *c, struct model
             .window = t->layer_types[n] == HF_SLIDING ? t->sliding_window : 0,
             .qkv_bias = t->qkv_bias,
             .o_bias = t->o_bias,
+            .mlp_bias = t->mlp_bias,
             .ff = t->intermediate_size,
             .gate = t->activation == HF_SILU ? ACT_SILU : ACT_GELU_TANH,
         };

@@ -12,10 +12,11 @@
  *        or, with MIXER_DELTA, a gated delta net (kernels/backend.h: conv, delta):
  *          q|k|v|z = h Wqkv;  beta|a = h Wgates;  q|k|v = conv(q|k|v);  o = delta rule;
  *          a = rms(o, delta_norm) * silu(z), per value head
- *        or, with MIXER_CONV, a gated short convolution:  b|c|x = h Wqkv;  a = c * conv(b * x), without SiLU
+ *        or, with MIXER_CONV, a gated short convolution:  b|c|x = h Wqkv (+ bias);  a = c * conv(b * x) (+
+ *        bias), without SiLU
  *   x += rms(a Wo (+ bias), post_attn_norm)
  *   h = rms(x, pre_mlp_norm)
- *   x += rms(m, post_mlp_norm),  m = (gate(h Wg) * (h Wu)) Wd
+ *   x += rms(m, post_mlp_norm),  m = (gate(h Wg (+ bias)) * (h Wu (+ bias))) Wd (+ bias)
  *        or, with experts, the weighted sum of that over the row's experts;
  *        or, with an MLP parallel to the experts,
  *          rms(MLP(h), shared_norm) + rms(experts(rms(x, expert_norm)), experts_norm),
@@ -85,6 +86,7 @@ struct desc_delta {
     uint32_t key_heads, value_heads, key_dim, value_dim, conv_k;
     bool tiled;       /* value head h has key head h % key_heads, else h * key_heads / value_heads */
     bool decay_plain; /* decays are stored as -exp(A_log), not as A_log */
+    bool conv_bias;   /* with MIXER_CONV, also of its two products */
 };
 
 struct desc_layer {
@@ -95,7 +97,7 @@ struct desc_layer {
                           window; of a draft model: a layer of the target, set once that is known */
     uint32_t window;   /* 0 = full attention; else a query at p sees keys > p - window */
     uint32_t rope;     /* index into desc.ropes */
-    bool qkv_bias, o_bias;
+    bool qkv_bias, o_bias, mlp_bias;
     bool gated;
     bool v_norm;        /* RMS norm of the values, without a weight */
     bool v_from_k;      /* no Wv: the values are h Wk, before norm and RoPE */
@@ -173,13 +175,15 @@ enum desc_vision_mlp {
     VISION_GELU_ERF,
     VISION_QUICK_GELU,
     VISION_GLU_SILU,
-    VISION_GLU_GELU
+    VISION_GLU_GELU,
+    VISION_GLU_GELU_ERF
 };
 struct desc_vision {
     uint32_t image_size; /* pixels per side; 0 = any (multiples of patch * merge) */
     uint32_t patch, hidden, ff, layers, heads;
     float eps;
-    bool rms; /* RMS norms without bias instead of LayerNorm */
+    bool rms;             /* RMS norms without bias instead of LayerNorm */
+    bool post_layer_norm; /* post_norm is LayerNorm all the same */
     enum desc_vision_mlp mlp;
     bool patch_bias;
     bool no_bias;           /* of the layers' products and the projection */

@@ -32,6 +32,7 @@ __global__ __launch_bounds__(128) void conv_k(be_states s, be_conv_args a)
         for (uint32_t j = 0; j < BE_CONV_K_MAX - 1; j++)
             if (j < before) sum = fmaf(a.weight[(size_t)j * a.c + c], old[j], sum);
         sum = fmaf(a.weight[(size_t)before * a.c + c], now, sum);
+        if (a.bias) sum += a.bias[c];
         x[t * a.stride] = times ? sum : sum / (1.0f + expf(-sum));
         CU_UNROLL
         for (uint32_t j = 0; j < BE_CONV_K_MAX - 1; j++)

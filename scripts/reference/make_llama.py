@@ -122,6 +122,7 @@ def granite4(c):
 
 
 CASES = [raw(LONG[:110], note="text"), raw(MIXED, note="what the split patterns differ in"), chat(HELLO)]
+SHORT = [raw(MIXED, note="text")]
 VARIANTS = {
     "llama3_f32": dict(
         family="llama", tokenizer="digits3", seed=3100, spelling="flat",
@@ -271,6 +272,19 @@ VARIANTS = {
         text=cfg(hidden_size=48, num_attention_heads=3, num_key_value_heads=1, head_dim=24,
                  num_hidden_layers=2, tie_word_embeddings=False, rope_parameters=rope(5e5)),
         note="heads of 24, a head of its own"),
+    "llama_bias_f32": dict(
+        family="llama", tokenizer="digits3", seed=5200, cases=SHORT,
+        text=cfg(num_key_value_heads=1, num_hidden_layers=2, attention_bias=True, mlp_bias=True,
+                 rope_parameters=rope(1e4)), note="biases everywhere"),
+    "ernie4_5_bias_f32": dict(
+        family="ernie4_5", tokenizer="digits3", seed=5300, cases=SHORT,
+        text=cfg(num_key_value_heads=1, head_dim=16, num_hidden_layers=2, use_bias=True,
+                 rope_parameters=rope(1e4)), note="biases everywhere, also of rotated pairs"),
+    "lfm2_bias_f32": dict(
+        family="lfm2", tokenizer="digits3", seed=5403, cases=SHORT,
+        text=cfg(num_hidden_layers=3, num_key_value_heads=1, layer_types=kinds("cfc"), conv_bias=True,
+                 block_auto_adjust_ff_dim=False, rope_parameters=rope(1e4)),
+        note="biases of a convolution and its products"),
 }
 
 
@@ -305,6 +319,12 @@ def reacts(model, v, p, lp, logprobs, positions, inner=make_qwen.check_reacts):
                 layer.conv.conv.weight.data.copy_(other)
                 moved(what)
             layer.conv.conv.weight.data.copy_(weight)
+    for name, w in model.named_parameters():
+        if ("mlp" in name or "conv" in name) and name.endswith("bias"):
+            kept = w.detach().clone()
+            w.data.zero_()
+            moved(name)
+            w.data.copy_(kept)
     if c.model_type == "granitemoehybrid":
         other = None if rotary else modeling_granitemoehybrid.GraniteMoeHybridRotaryEmbedding(c)
         with make_qwen_checks.changed(model.model, rotary_emb=other):
@@ -325,6 +345,6 @@ def reacts(model, v, p, lp, logprobs, positions, inner=make_qwen.check_reacts):
 if __name__ == "__main__":
     make_qwen.check_reacts = reacts
     make_qwen.golden_parts.main(__doc__, "llama", {
-        name: v | {"template": TEMPLATE, "cases": CASES,
+        name: v | {"template": TEMPLATE, "cases": v.get("cases", CASES),
                    "tokenizer": functools.partial(tokenizer_text, v["tokenizer"])}
         for name, v in VARIANTS.items()}, make_qwen.attempt)

@@ -160,6 +160,13 @@ VARIANTS = {
         vision=pixtral(), released={}, drop=["tie_word_embeddings", "text_config.tie_word_embeddings"],
         cases=[chat(("u", [image(0), text("What is it?")]), pictures=[(1, 33, 27)], note="tied by absence"),
                *FIVE, chat(ASK, note="text alone")]),
+    "mistral3_gelu_f32": dict(
+        kind="mistral3", family="mistral3", seed=6300, longest=40, top=dict(spatial_merge_size=2),
+        text=text_cfg(model_type="mistral", vocab_size=330, num_key_value_heads=1, head_dim=16,
+                      num_hidden_layers=1, sliding_window=None, rms_norm_eps=1e-3, rope_parameters=rope(1e4)),
+        vision=pixtral(hidden_act="gelu"), drop=["vision_config.hidden_act"],
+        cases=[chat(("u", [image(0), text("What is it?")]), pictures=[(1, 33, 27)],
+                    note="the tower's activation by absence")]),
     "ministral3_vision_f32": dict(
         kind="ministral3", family="mistral3", seed=6200, longest=50, released={},
         top=dict(spatial_merge_size=3, multimodal_projector_bias=True, tie_word_embeddings=False),
@@ -436,6 +443,13 @@ VARIANTS |= {
                       layer_norm_eps=1e-4),
         cases=[chat(("u", [text("See"), image(0), image(1)]), pictures=[(22, 61, 40), (23, 14, 45)],
                     note="3 x 3 patches of 5 pixels a token; 6 x 6 positions; a head of its own")]),
+    "paddleocr_vl_bias_f32": dict(
+        kind="paddle", family="paddleocr_vl", seed=7250, size=(256, 2560), depth=1, top={},
+        text=text_cfg(vocab_size=330, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+                      num_hidden_layers=1, use_bias=True, rms_norm_eps=1e-5, pad_token_id=0, bos_token_id=1,
+                      eos_token_id=2, rope_parameters=mrope(500.0, 4, 2, 2)),
+        vision=siglip(),
+        cases=[chat(("u", [image(0), text("OCR:")]), pictures=[(21, 40, 55)], note="biases everywhere")]),
     "glm_ocr_f32": dict(
         kind="glm_ocr", family="glm_ocr", seed=7300, size=(512, 5120), depth=2, top={},
         text=text_cfg(vocab_size=330, num_attention_heads=4, num_key_value_heads=2, head_dim=16,

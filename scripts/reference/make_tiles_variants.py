@@ -390,6 +390,14 @@ VARIANTS = {
         cases=[
             chat(("u", [image(0), text("What is it?")]), pictures=[(35, 33, 47)],
                  note="RMS norms, of all heads' q and k too; the keys of InternVL3-38B")]),
+    "internvl_rms_norm_f32": dict(
+        kind="internvl_6b", family="internvl", seed=6170, top={}, images=dict(max_patches=3),
+        text=text_cfg(model_type="qwen2", rope_parameters=rope(1e4), num_hidden_layers=1,
+                      num_key_value_heads=1, tie_word_embeddings=True),
+        vision=siglip(image_size=[16, 16], patch_size=[4, 4], hidden_size=24, num_attention_heads=3,
+                      norm_type="rms_norm", use_qk_norm=True, use_mean_pooling=False, layer_norm_eps=1e-5),
+        cases=[chat(("u", [image(0), text("What is it?")]), pictures=[(35, 33, 47)],
+                    note="a LayerNorm after RMS norms")]),
     "internvl_odd_f32": dict(
         kind="internvl", family="internvl", seed=6200,
         top=dict(downsample_ratio=0.25, tie_word_embeddings=False),

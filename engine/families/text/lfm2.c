@@ -37,15 +37,13 @@ static void read_width(struct hf_reader *r, struct hf_text *t)
 static void read(struct hf_reader *r, const struct family_type *type, struct hf_config *c)
 {
     struct hf_text *t = &c->text;
-    bool bias = false;
     qwen_read(r, type, c);
     t->rms_norm_eps = type->text->rms_norm_eps; /* the key of others is none of this class */
     hf_double(r, r->text, "norm_eps", 0, 1, &t->rms_norm_eps);
     t->tie_word_embeddings = type->text->tie_word_embeddings;
     hf_bool(r, r->text, "tie_word_embeddings", &t->tie_word_embeddings);
     hf_bool(r, r->text, "tie_embedding", &t->tie_word_embeddings);
-    hf_bool(r, r->text, "conv_bias", &bias);
-    if (bias) hf_error(r, ST_UNSUPPORTED, "conv_bias", "only false is served");
+    hf_bool(r, r->text, "conv_bias", &t->conv_bias);
     t->linear_conv_kernel_dim = 3;
     hf_u32(r, r->text, "conv_L_cache", 2, HF_CONV_KERNEL_MAX, &t->linear_conv_kernel_dim);
     read_width(r, t);
@@ -58,6 +56,7 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
     if (r->st) return;
     d->eos_count = c->eos_count;
     d->delta.conv_k = c->text.linear_conv_kernel_dim;
+    d->delta.conv_bias = c->text.conv_bias;
     d->names.final_norm = "text.embedding_norm";
     d->names.input_norm = "text.layers.#.operator_norm";
     d->names.pre_mlp_norm = "text.layers.#.ffn_norm";

@@ -109,7 +109,7 @@ static void read_scaling(struct hf_reader *r, struct hf_rope *p)
 static void read(struct hf_reader *r, const struct family_type *type, struct hf_config *c)
 {
     struct hf_text *t = &c->text;
-    bool mlp_bias = false, third = type->text == &MINISTRAL3_TEXT;
+    bool third = type->text == &MINISTRAL3_TEXT;
     qwen_read(r, type, c);
     t->tie_word_embeddings = type->text->tie_word_embeddings;
     hf_bool(r, r->text, "tie_word_embeddings", &t->tie_word_embeddings);
@@ -119,12 +119,11 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
         return;
     }
     bool ernie = type->text == &ERNIE4_5_TEXT;
-    const char *key = ernie ? "use_bias" : "mlp_bias";
-    hf_bool(r, r->text, key, &mlp_bias);
-    if (mlp_bias) hf_error(r, ST_UNSUPPORTED, key, "only false is served");
-    if (ernie) return;
-    hf_bool(r, r->text, "attention_bias", &t->qkv_bias);
+    hf_bool(r, r->text, ernie ? "use_bias" : "mlp_bias", &t->mlp_bias);
+    if (ernie) t->qkv_bias = t->mlp_bias;
+    else hf_bool(r, r->text, "attention_bias", &t->qkv_bias);
     t->o_bias = t->qkv_bias;
+    if (ernie) return;
     if (type->text == &SMOLLM3_TEXT) read_no_rope(r, t);
     if (type->text == &GRANITE_HYBRID_TEXT) read_hybrid(r, t);
     if (type->text->logits_scaling == 0) return;

@@ -45,8 +45,6 @@ static void read_fixed(struct hf_reader *r, struct hf_vision *v)
     if (norm != JSON_NONE) v->rms = json_str_eq(r->d, norm, "rms_norm");
     if (!v->rms && norm != JSON_NONE && !json_str_eq(r->d, norm, "layer_norm"))
         hf_error(r, ST_UNSUPPORTED, "norm_type", "only layer_norm and rms_norm are served");
-    if (v->rms && !pooled)
-        hf_error(r, ST_UNSUPPORTED, "use_mean_pooling", "only true is served with RMS norms");
     if (!places) hf_error(r, ST_UNSUPPORTED, "use_absolute_position_embeddings", "only true is served");
     if (layer != -1) hf_error(r, ST_UNSUPPORTED, "vision_feature_layer", "only -1 is served");
     if (select != JSON_NONE && !json_str_eq(r->d, select, "default"))
@@ -173,6 +171,7 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
     t->names.fc1 = "vision.layers.#.mlp.fc1";
     t->names.fc2 = "vision.layers.#.mlp.fc2";
     t->names.post_norm = v->final_norm ? "vision.layernorm" : NULL;
+    t->post_layer_norm = true;
     t->names.merge_norm = "projector.layer_norm";
     t->names.merge_fc1 = "projector.linear_1";
     t->names.merge_fc2 = "projector.linear_2";

@@ -13,13 +13,13 @@ static const struct hf_vision PADDLEOCR_VISION = {TOWER_SIZES(1152, 4304, 27, 16
 static void read(struct hf_reader *r, const struct family_type *type, struct hf_config *c)
 {
     struct family_type text = *type;
-    bool vision = c->has_vision, bias = false, inner = true;
+    bool vision = c->has_vision, inner = true;
     text.place = HF_FLAT;
     c->has_vision = false;
     qwen_read(r, &text, c);
     c->has_vision = vision;
-    hf_bool(r, r->text, "use_bias", &bias);
-    if (bias) hf_error(r, ST_UNSUPPORTED, "use_bias", "only false is served");
+    hf_bool(r, r->text, "use_bias", &c->text.mlp_bias);
+    c->text.qkv_bias = c->text.o_bias = c->text.mlp_bias;
     c->text.tie_word_embeddings = true;
     if (r->text != 0) hf_bool(r, r->text, "tie_word_embeddings", &inner);
     hf_bool(r, 0, "tie_word_embeddings", &c->text.tie_word_embeddings);

@@ -17,7 +17,7 @@ static const struct hf_text MISTRAL_TEXT = {SILU(1e-5), QWEN_ROPE(1e9)},
 
 #define TOWER                                                                                                \
     .hidden_size = 1024, .intermediate_size = 4096, .num_hidden_layers = 24, .num_attention_heads = 16,      \
-    .num_channels = 3, .patch_size = 16, .layer_norm_eps = 1e-5, .rope_theta = 1e4
+    .num_channels = 3, .patch_size = 16, .layer_norm_eps = 1e-5, .rope_theta = 1e4, .activation = HF_SILU
 static const struct hf_vision MISTRAL3_VISION = {TOWER, .spatial_merge_size = 2, .patch_merger = true,
                                                  .break_rows = true};
 static const struct hf_vision PIXTRAL_VISION = {TOWER, .spatial_merge_size = 1, .projector_bias = true,
@@ -43,8 +43,9 @@ static void read_tower(struct hf_reader *r, uint32_t obj, struct hf_vision *v)
     hf_u32(r, obj, "patch_size", 1, SIZE_MAX_PATCH, &v->patch_size);
     hf_double(r, obj, "rope_theta", 1, 1e12, &v->rope_theta); /* before transformers 5 */
     hf_double(r, json_get_live(r->d, obj, "rope_parameters"), "rope_theta", 1, 1e12, &v->rope_theta);
-    if (!json_str_eq(r->d, json_get_live(r->d, obj, "hidden_act"), "silu"))
-        hf_error(r, ST_UNSUPPORTED, "hidden_act", "only silu is served");
+    v->activation = HF_GELU; /* of the class; released files say silu */
+    if (json_str_eq(r->d, json_get_live(r->d, obj, "hidden_act"), "silu")) v->activation = HF_SILU;
+    hf_activation(r, obj, "hidden_act", v->activation);
     r->scope = "";
 }
 
@@ -104,7 +105,7 @@ static void describe_tower(const struct hf_reader *r, const struct hf_config *c,
     d->vision = (struct desc_vision){
         DESC_TOWER(v),
         .rms = true,
-        .mlp = VISION_GLU_SILU,
+        .mlp = v->activation == HF_SILU ? VISION_GLU_SILU : VISION_GLU_GELU_ERF,
         .no_bias = true,
         .depth = 1,
         .rope_theta = v->rope_theta,

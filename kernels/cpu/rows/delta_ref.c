@@ -29,6 +29,7 @@ static void ref__conv_range(void *ctx, uint32_t begin, uint32_t end, uint32_t wo
             float now = x[t * a->stride];
             for (uint32_t j = 0; j < before; j++) sum += (double)a->weight[(size_t)j * a->c + c] * old[j];
             sum += (double)a->weight[(size_t)before * a->c + c] * now;
+            if (a->bias) sum += (double)a->bias[c];
             x[t * a->stride] = (float)(times ? sum : sum / (1 + exp(-sum)));
             memmove(old, old + 1, (before - 1) * sizeof *old);
             old[before - 1] = now;

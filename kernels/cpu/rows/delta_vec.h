@@ -13,15 +13,16 @@ struct vec_conv {
     uint32_t tiles;
 };
 
-/* out[i] = silu(sum of w[j, i] src[j][i]), or without silu; out is src[k - 1]. */
-VF_OP void conv__row(const float *const *src, const float *w, size_t c, uint32_t k, uint32_t n, bool silu,
-                     float *out)
+/* out[i] = silu(sum of w[j, i] src[j][i] + bias[i]), or without silu, or bias; out is src[k - 1]. */
+VF_OP void conv__row(const float *const *src, const float *w, const float *bias, size_t c, uint32_t k,
+                     uint32_t n, bool silu, float *out)
 {
     VEC_FOR(i, n)
     {
         struct vf sum = vf_mul(vf_load_n(w + i, n - i), vf_load_n(src[0] + i, n - i));
         for (uint32_t j = 1; j < k; j++)
             sum = vf_fma(vf_load_n(w + j * c + i, n - i), vf_load_n(src[j] + i, n - i), sum);
+        if (bias) sum = vf_add(sum, vf_load_n(bias + i, n - i));
         vf_store_n(out + i, silu ? vf_mul(sum, vec__sigmoid(sum)) : sum, n - i);
     }
 }
@@ -33,7 +34,7 @@ VF_OP void conv__times(float *x, const float *y, uint32_t n)
 
 /* From the last row to the first, so that rows are still inputs when they are read. */
 static void conv__rows(const struct be_conv_args *a, float *x, uint32_t count, const float *old,
-                       const float *w, uint32_t n)
+                       const float *w, const float *bias, uint32_t n)
 {
     uint32_t before = a->k - 1;
     bool silu = !a->times;
@@ -41,9 +42,9 @@ static void conv__rows(const struct be_conv_args *a, float *x, uint32_t count, c
         const float *src[BE_CONV_K_MAX];
         for (uint32_t j = 0; j < a->k; j++)
             src[j] = t + j < before ? old + (size_t)(t + j) * CONV_TILE : x + (t + j - before) * a->stride;
-        if (a->k == 4 && n == CONV_TILE && silu)
-            conv__row(src, w, a->c, 4, CONV_TILE, true, x + t * a->stride);
-        else conv__row(src, w, a->c, a->k, n, silu, x + t * a->stride);
+        if (a->k == 4 && n == CONV_TILE && silu && !bias)
+            conv__row(src, w, NULL, a->c, 4, CONV_TILE, true, x + t * a->stride);
+        else conv__row(src, w, bias, a->c, a->k, n, silu, x + t * a->stride);
     }
 }
 
@@ -71,7 +72,7 @@ static void conv__range(void *ctx, uint32_t begin, uint32_t end, uint32_t worker
                    at < before ? old + (size_t)at * CONV_TILE : x + (at - before) * a->stride,
                    n * sizeof *to);
         }
-        conv__rows(a, x, s->count[seq], old, a->weight + c0, n);
+        conv__rows(a, x, s->count[seq], old, a->weight + c0, a->bias ? a->bias + c0 : NULL, n);
     }
 }
 

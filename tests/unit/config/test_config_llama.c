@@ -161,7 +161,6 @@ static void test_refused(void **state)
         enum status want;
         const char *says;
     } cases[] = {
-        {"{\"model_type\":\"llama\",\"mlp_bias\":true}", ST_UNSUPPORTED, "mlp_bias"},
         {"{\"model_type\":\"llama\",\"hidden_act\":\"gelu\"}", ST_UNSUPPORTED, "hidden_act"},
         {"{\"model_type\":\"llama\",\"rope_scaling\":{\"rope_type\":\"longrope\",\"factor\":2}}",
          ST_UNSUPPORTED, "rope_type"},
@@ -183,7 +182,6 @@ static void test_refused(void **state)
          ST_UNSUPPORTED, "layer_types"},
         {"{\"model_type\":\"granitemoehybrid\",\"num_hidden_layers\":1,\"layer_types\":[\"attention\"]}",
          ST_UNSUPPORTED, "num_local_experts"},
-        {"{\"model_type\":\"lfm2\",\"conv_bias\":true}", ST_UNSUPPORTED, "conv_bias"},
         {"{\"model_type\":\"lfm2\",\"conv_L_cache\":1}", ST_FORMAT, "conv_L_cache"},
         {"{\"model_type\":\"lfm2\",\"full_attn_idxs\":[512]}", ST_FORMAT, "full_attn_idxs"},
         {"{\"model_type\":\"lfm2\",\"num_hidden_layers\":1,\"layer_types\":[\"sliding_attention\"]}",
@@ -192,7 +190,6 @@ static void test_refused(void **state)
         {"{\"model_type\":\"olmo3\",\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"default\"},"
          "\"sliding_attention\":{\"rope_type\":\"yarn\"}}}",
          ST_UNSUPPORTED, "sliding_attention.rope_type"},
-        {"{\"model_type\":\"ernie4_5\",\"use_bias\":true}", ST_UNSUPPORTED, "use_bias"},
         {"{\"model_type\":\"exaone4\",\"sliding_window_pattern\":\"LLLG\"}", ST_FORMAT,
          "sliding_window_pattern"},
         {"{\"model_type\":\"mixtral\"}", ST_UNSUPPORTED, "llama, mistral, ministral3, smollm3, granite"},

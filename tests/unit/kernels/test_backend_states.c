@@ -14,12 +14,13 @@ enum { ROWS = 70, OTHER = 9, BLOCKS = 4 };
 
 struct shape {
     uint32_t keys, values, dk, dv, k;
-    bool tiled, times; /* times: of the convolution */
+    bool tiled, times, bias; /* times, bias: of the convolution */
 };
-static const struct shape shapes[] = {{1, 1, 8, 8, 2, false, false},  {2, 6, 24, 10, 3, false, false},
-                                      {2, 4, 16, 33, 4, true, false}, {1, 2, 128, 128, 4, false, false},
-                                      {3, 3, 5, 64, 7, false, false}, {2, 2, 130, 40, 16, false, false},
-                                      {1, 2, 70, 80, 3, false, true}, {2, 2, 9, 8, 5, true, true}};
+static const struct shape shapes[] = {
+    {1, 1, 8, 8, 2, false, false},     {2, 6, 24, 10, 3, false, false}, {2, 4, 16, 33, 4, true, false},
+    {1, 2, 128, 128, 4, false, false}, {3, 3, 5, 64, 7, false, false},  {2, 2, 130, 40, 16, false, false},
+    {1, 2, 70, 80, 3, false, true},    {2, 2, 9, 8, 5, true, true},     {1, 2, 70, 80, 4, false, true, true},
+    {1, 2, 128, 128, 4, .bias = true}};
 
 /* One problem: inputs of a sequence and of another one next to it, and the weights. */
 struct data {
@@ -27,7 +28,7 @@ struct data {
     uint32_t columns, stride;
     size_t conv_bytes, block; /* bytes of a state's parts, of a block */
     float *x, *gates;         /* [ROWS + OTHER] inputs */
-    float *weight, *decay, *dt_bias, *times;
+    float *weight, *decay, *dt_bias, *times, *bias;
 };
 
 static uint64_t rng = 1;
@@ -56,6 +57,7 @@ static void data_make(struct data *d, const struct shape *s)
     d->gates[2 * s->values - 1] = -40; /* far ends of sigmoid and softplus */
     d->gates[2 * s->values] = 60;
     if (s->times) d->times = randoms((size_t)(ROWS + OTHER) * d->stride, 1);
+    if (s->bias) d->bias = randoms(d->columns, 1);
     d->weight = randoms((size_t)s->k * d->columns, 0.7f);
     d->decay = randoms(s->values, 1);
     d->dt_bias = randoms(s->values, 1);
@@ -67,6 +69,7 @@ static void data_free(struct data *d)
     free(d->gates);
     free(d->weight);
     free(d->times);
+    free(d->bias);
     free(d->decay);
     free(d->dt_bias);
 }
@@ -92,7 +95,8 @@ static void call(struct backend *b, const struct data *d, struct result *r, floa
                                                  .stride = d->stride,
                                                  .c = d->columns,
                                                  .k = s->k,
-                                                 .weight = d->weight});
+                                                 .weight = d->weight,
+                                                 .bias = d->bias});
     be_cpu_ops()->delta(b, &(struct be_delta_args){.states = st,
                                                    .layer_offset = d->conv_bytes,
                                                    .key_heads = s->keys,
@@ -156,7 +160,7 @@ static void check_formula(const struct data *d, const struct result *r, const ch
            *state = calloc((size_t)s->values * s->dk * s->dv, sizeof *c);
     for (uint32_t t = 0; t < ROWS; t++)
         for (uint32_t i = 0; i < d->columns; i++) {
-            double sum = 0;
+            double sum = d->bias ? (double)d->bias[i] : 0;
             for (uint32_t j = 0; j < s->k; j++)
                 if (t + j + 1 >= s->k) {
                     size_t at = (size_t)(t + j + 1 - s->k) * d->stride + i;
