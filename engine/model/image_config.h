@@ -37,6 +37,10 @@ struct image_tiles {
     uint32_t longest;        /* 0: keep the size */
     bool whole;              /* a cut image is also encoded as one */
     double tolerance;        /* > 0: only images over so many times area_max are cut */
+    /* > 0: the most tiles of an image whose width / height is above dense_above and at most dense_most (0:
+     * any is), and which `max` tiles would scale below dense_scale (0: whatever). */
+    uint32_t dense_max;
+    double dense_scale, dense_above, dense_most;
 };
 
 /* Image settings of a checkpoint: processor_config.json (nested `image_processor`) or

@@ -46,11 +46,11 @@ static struct size grid_filled(uint32_t width, uint32_t height, uint32_t side)
 
 /* GotOcr2ImageProcessor, Lfm2VlImageProcessor: of all grids of min to max tiles the one of the closest shape;
  * of equally close ones the later, unless the image has less than half its pixels. */
-static struct size grid_closest(const struct image_tiles *t, uint32_t width, uint32_t height)
+static struct size grid_within(const struct image_tiles *t, uint32_t max, uint32_t width, uint32_t height)
 {
     double shape = (double)width / (double)height, area = (double)width * (double)height, best = INFINITY;
     struct size found = {1, 1};
-    for (uint32_t n = t->min; n <= t->max; n++)
+    for (uint32_t n = t->min; n <= max; n++)
         for (uint32_t w = 1; w <= n; w++) {
             uint32_t h = n / w;
             if (n % w || (t->axis_max && (w > t->axis_max || h > t->axis_max))) continue;
@@ -60,6 +60,17 @@ static struct size grid_closest(const struct image_tiles *t, uint32_t width, uin
             if (off < best) best = off;
         }
     return found;
+}
+
+/* get_tile_budget of GraniteDoclingImageProcessor: some pages may have more tiles. */
+static struct size grid_closest(const struct image_tiles *t, uint32_t width, uint32_t height)
+{
+    double shape = (double)width / (double)height;
+    struct size found = grid_within(t, t->max, width, height);
+    bool dense = t->dense_max && !(t->dense_above > 0 && shape <= t->dense_above) &&
+                 !(t->dense_most > 0 && shape > t->dense_most) &&
+                 !(t->dense_scale > 0 && (double)(found.width * t->side) / width >= t->dense_scale);
+    return dense ? grid_within(t, t->dense_max, width, height) : found;
 }
 
 /* Whether an image has more pixels than are encoded as one, with some tolerance. */

@@ -267,6 +267,9 @@ FAMILIES = {"minicpm": MINICPM, "idefics3": IDEFICS3, "docling_258m": DOCLING_25
             "lfm2": LFM2, "internvl": INTERNVL,
             "internvl_6b": INTERNVL | {"odd": INTERNVL["odd"] | {"norm of q": norms_of_q}},
             "qianfan": INTERNVL | {"image_text": "<image>"},
+            "minicpm_4x": MINICPM | {
+                "odd": {},
+                "count": lambda a, v: a.shape[-1] * a.shape[-2] // (2 * v["vision"]["patch_size"]) ** 2},
             "buckets": IDEFICS3 | {"odd": IDEFICS3["odd"] | {"plain positions": plain_buckets}}}
 
 
@@ -501,6 +504,20 @@ VARIANTS = {
         cases=[
             chat(("u", [image(0), text("What is it?")]), pictures=[(65, 30, 60)],
                  note="three features, no fine path")]),
+    "granite_docling_dense_f32": dict(
+        kind="docling", family="granite_docling", seed=8302, top=dict(pad_token_id=0),
+        images=dict(max_patches=2, dense_max_patches=6, dense_max_scale=0.8, dense_min_aspect=1.2,
+                    dense_max_aspect=2.5),
+        text=text_cfg(model_type="granite_docling_text", vocab_size=333, num_key_value_heads=1,
+                      num_hidden_layers=3, pad_token_id=0, embedding_multiplier=2.0, attention_multiplier=0.3,
+                      residual_multiplier=0.7, logits_scaling=0.5, rope_parameters=rope(1e4)),
+        gains=dict(head=1.3, qk=0.8, mix=4.0),
+        vision=siglip(image_size=16, patch_size=4, scale_factor=2, out_hidden_size=32,
+                      deepstack_visual_indexes=[0, 1], use_fine_route=False),
+        cases=[
+            chat(("u", [image(0), text("a"), image(1), image(2), image(3)]),
+                 pictures=[(61, 90, 60), (62, 60, 90), (63, 38, 20), (64, 90, 30)],
+                 note="six tiles; upright; large enough; too wide")]),
     "minicpmv4_6_f32": dict(
         kind="minicpm", family="minicpmv4_6", seed=9100, top=dict(insert_layer_id=0),
         images=dict(scale_resolution=32, max_slice_nums=6),
@@ -527,4 +544,15 @@ VARIANTS = {
             image_size=14, patch_size=2, num_hidden_layers=2, layer_norm_eps=1e-3, intermediate_size=20),
         cases=[
             chat(("u", [image(0), text("Well?")]), pictures=[(75, 33, 70)],
-                 note="merged after the last layer")])}
+                 note="merged after the last layer")]),
+    "minicpmv4_6_4x_f32": dict(
+        kind="minicpm_4x", family="minicpmv4_6", seed=9300, top=dict(insert_layer_id=0, downsample_mode="4x"),
+        images=dict(scale_resolution=24, max_slice_nums=4, downsample_mode="4x"),
+        text=text_cfg(model_type="qwen3_5_text", num_key_value_heads=1, head_dim=16, num_hidden_layers=2,
+                      layer_types=["linear_attention", "full_attention"], linear_num_key_heads=1,
+                      linear_num_value_heads=1, linear_key_head_dim=16, linear_value_head_dim=16,
+                      rope_parameters=rope(1e4) | dict(partial_rotary_factor=0.5, mrope_section=[2, 1, 1])),
+        vision=siglip(image_size=20, patch_size=4),
+        cases=[
+            chat(("u", [image(0), text("Well?")]), pictures=[(76, 33, 50)],
+                 note="the tower makes no rows of four")])}

@@ -107,7 +107,8 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
 
 static void read_images(struct hf_reader *r, uint32_t obj, struct image_config *out)
 {
-    uint32_t size = json_get_live(r->d, obj, "size"), dense = 0;
+    uint32_t size = json_get_live(r->d, obj, "size");
+    struct image_tiles *t = &out->tiles;
     bool cut = true, fine = false;
     hf_u32(r, size, "height", 1, SIZE_MAX_IMAGE, &out->height);
     hf_u32(r, size, "width", 1, SIZE_MAX_IMAGE, &out->width);
@@ -115,11 +116,14 @@ static void read_images(struct hf_reader *r, uint32_t obj, struct image_config *
     hf_u32(r, obj, "max_patches", 1, 256, &out->tiles.max);
     hf_bool(r, obj, "crop_to_patches", &cut);
     hf_bool(r, obj, "fine_route", &fine);
-    hf_u32(r, obj, "dense_max_patches", 0, 256, &dense);
+    hf_u32(r, obj, "dense_max_patches", 0, 256, &t->dense_max);
+    hf_double(r, obj, "dense_max_scale", 0, 1e6, &t->dense_scale);
+    hf_double(r, obj, "dense_min_aspect", 0, 1e6, &t->dense_above);
+    hf_double(r, obj, "dense_max_aspect", 0, 1e6, &t->dense_most);
+    if (t->max <= 1 || (t->dense_scale <= 0 && t->dense_above <= 0)) t->dense_max = 0;
     if (fine) hf_error(r, ST_UNSUPPORTED, "fine_route", "only false is served");
-    if (dense) hf_error(r, ST_UNSUPPORTED, "dense_max_patches", "only 0 is served");
     if (out->width != out->height) hf_error(r, ST_UNSUPPORTED, "size", "must have equal height and width");
-    if (!cut) out->tiles.max = 1;
+    if (!cut) t->max = 1, t->dense_max = 0;
     out->tiles.side = out->width;
 }
 

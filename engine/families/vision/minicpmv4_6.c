@@ -8,7 +8,8 @@
 static const struct family_inner decoders[] = {{"qwen3_5_text", &family_qwen3_5}, {NULL, NULL}};
 
 static const struct hf_vision MINICPM_VISION = {TOWER_SIZES(768, 3072, 12, 12, 16), .image_size = 224,
-                                                .activation = HF_GELU_TANH, .insert_layer = 6};
+                                                .activation = HF_GELU_TANH, .insert_layer = 6,
+                                                .spatial_merge_size = 4};
 
 /* [2, 2], or absent. */
 static void check_pair(struct hf_reader *r, uint32_t obj, const char *key)
@@ -18,10 +19,19 @@ static void check_pair(struct hf_reader *r, uint32_t obj, const char *key)
     if (side != 2) hf_error(r, ST_UNSUPPORTED, key, "only [2, 2] is served");
 }
 
+/* Patches per side of a token: 4 with "16x", 2 with "4x", where the tower makes no row of 2 x 2. */
+static void read_mode(struct hf_reader *r, uint32_t obj, uint32_t *side)
+{
+    uint32_t mode = json_get_live(r->d, obj, "downsample_mode");
+    if (json_str_eq(r->d, mode, "4x")) *side = 2;
+    else if (mode != JSON_NONE && !json_str_eq(r->d, mode, "16x"))
+        hf_error(r, ST_UNSUPPORTED, "downsample_mode", "only 4x and 16x are served");
+}
+
 static void read(struct hf_reader *r, const struct family_type *type, struct hf_config *c)
 {
     struct hf_vision *v = &c->vision;
-    uint32_t mode = json_get_live(r->d, 0, "downsample_mode"), times = 1;
+    uint32_t times = 1;
     bool drop = false;
     (void)type;
     if (!family_read_parts(r, decoders, false, c)) return;
@@ -31,8 +41,7 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
     hf_bool(r, 0, "drop_vision_last_layer", &drop);
     check_pair(r, r->vision, "window_kernel_size");
     check_pair(r, 0, "merge_kernel_size");
-    if (mode != JSON_NONE && !json_str_eq(r->d, mode, "16x"))
-        hf_error(r, ST_UNSUPPORTED, "downsample_mode", "only 16x is served");
+    read_mode(r, 0, &v->spatial_merge_size);
     if (times != 1) hf_error(r, ST_UNSUPPORTED, "merger_times", "only 1 is served");
     if (drop) hf_error(r, ST_UNSUPPORTED, "drop_vision_last_layer", "only false is served");
     if (v->insert_layer >= v->num_hidden_layers)
@@ -70,9 +79,9 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
     t->position_lookup = LOOKUP_QUOTIENT;
     t->image_size = 0;
     t->end = VISION_MERGE;
-    t->merge = 4;
+    t->merge = v->spatial_merge_size;
     t->merge_eps = 1e-6f;
-    t->halve = v->insert_layer + 1;
+    t->halve = t->merge == 4 ? v->insert_layer + 1 : 0;
     t->names.halve_norm1 = "vision.vit_merger.layer_norm1";
     t->names.halve_q = "vision.vit_merger.self_attn.q_proj";
     t->names.halve_k = "vision.vit_merger.self_attn.k_proj";
@@ -91,7 +100,6 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
 
 static void read_images(struct hf_reader *r, uint32_t obj, struct image_config *out)
 {
-    uint32_t mode = json_get_live(r->d, obj, "downsample_mode");
     bool sliced = true, ids = true;
     hf_u32(r, obj, "patch_size", 1, SIZE_MAX_PATCH, &out->patch);
     hf_u32(r, obj, "scale_resolution", 1, SIZE_MAX_IMAGE, &out->tiles.side);
@@ -100,8 +108,7 @@ static void read_images(struct hf_reader *r, uint32_t obj, struct image_config *
     hf_bool(r, obj, "use_image_id", &ids);
     if (!sliced) out->tiles.max = 1;
     if (!ids) hf_error(r, ST_UNSUPPORTED, "use_image_id", "only true is served");
-    if (mode != JSON_NONE && !json_str_eq(r->d, mode, "16x"))
-        hf_error(r, ST_UNSUPPORTED, "downsample_mode", "only 16x is served");
+    read_mode(r, obj, &out->merge);
     out->area_max = (uint64_t)out->tiles.side * out->tiles.side;
 }
 

@@ -153,7 +153,7 @@ static void test_refused(void **state)
          "\"deepstack_visual_indexes\":[3,12]}}",
          "deepstack_visual_indexes", ST_FORMAT},
         {"{\"model_type\":\"minicpmv4_6\",\"text_config\":{},\"vision_config\":{},\"downsample_mode\":"
-         "\"4x\"}",
+         "\"8x\"}",
          "downsample_mode", ST_UNSUPPORTED},
         {"{\"model_type\":\"minicpmv4_6\",\"text_config\":{},\"vision_config\":{},\"insert_layer_id\":12}",
          "insert_layer_id", ST_FORMAT},
