@@ -82,7 +82,8 @@ static void calls_start(struct chat_output *o, size_t from, bool draft)
 {
     const struct tool_rules rules = {.syntax = o->rules.calls,
                                      .types = o->rules.types,
-                                     .bare = o->rules.calls && !draft ? o->rules.bare : NULL,
+                                     .bare = o->rules.calls ? o->rules.bare : NULL,
+                                     .lines = draft && o->rules.bare,
                                      .exact = o->rules.exact,
                                      .single = o->rules.single_call};
     if (o->drafting) tool_calls_fini(&o->tool_calls);

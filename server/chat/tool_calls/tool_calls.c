@@ -60,7 +60,7 @@ static bool refuse(struct tool_calls *c)
 {
     if (c->call_at == c->block_at) {
         state_to(c, TOOL_TEXT);
-        c->search = c->bare ? c->at : c->block_at + 1;
+        if (!c->bare) c->search = c->block_at + 1;
     } else {
         text_start(c, c->call_at, false);
     }
@@ -68,10 +68,12 @@ static bool refuse(struct tool_calls *c)
     return true;
 }
 
-/* Searches for the first tag that opens a block at or after c->search. *scan: where its call may begin;
- * *keep: bytes at the end that may become one. SIZE_MAX: none. */
-static size_t open_find(const struct tool_calls *c, const struct tag_text *t, size_t *scan, size_t *keep)
+/* Searches for the first tag, or line, that opens a block at or after c->search. *scan: where its call may
+ * begin; *keep: bytes at the end that may become one; *bare: it may be plain JSON. SIZE_MAX: none. */
+static size_t open_find(const struct tool_calls *c, const struct tag_text *t, size_t *scan, size_t *keep,
+                        bool *bare)
 {
+    static const char *const lines[] = {"\n{", "\n[", "\n`"};
     size_t n = t->len > c->search && c->reread < REREAD_MAX ? t->len - c->search : 0, found = SIZE_MAX;
     const char *s = t->s + c->search;
     *keep = 0;
@@ -83,12 +85,20 @@ static size_t open_find(const struct tool_calls *c, const struct tag_text *t, si
         found = (size_t)(hit - t->s);
         *scan = open == c->syntax->opens ? found + len : found;
     }
+    for (size_t k = 0; k < 3 && c->rules.lines && n; k++) {
+        const char *hit = memmem(s, n, lines[k], 2);
+        if (!*keep && s[n - 1] == '\n') *keep = 1;
+        if (!hit || (size_t)(hit - t->s) >= found) continue;
+        *scan = found = (size_t)(hit - t->s);
+        *bare = true;
+    }
     return found;
 }
 
 static bool text_run(struct tool_calls *c, const struct tag_text *t)
 {
-    size_t keep, scan = 0, hit = open_find(c, t, &scan, &keep);
+    bool bare = false;
+    size_t keep, scan = 0, hit = open_find(c, t, &scan, &keep, &bare);
     bool found = hit != SIZE_MAX;
     size_t end = found ? hit : t->final ? t->len : t->len - keep, next = end;
     if ((found || !t->final) && end > c->at && t->s[end - 1] == '\n') end--;
@@ -100,8 +110,9 @@ static bool text_run(struct tool_calls *c, const struct tag_text *t)
         }
     }
     content_emit(c, t, end);
-    c->search = next;
+    c->search = next + bare;
     if (!found) return false;
+    c->bare = bare;
     state_to(c, TOOL_BLOCK);
     c->block_at = hit;
     c->scan = scan;

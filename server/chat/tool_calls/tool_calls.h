@@ -84,6 +84,7 @@ struct tool_rules {
     enum tool_call_syntax syntax;   /* not TOOL_SYNTAX_NONE */
     const struct tool_types *types; /* of the functions; borrowed, may be NULL */
     const json_t *bare; /* keys: functions that may be called as plain JSON; borrowed, may be NULL */
+    bool lines;         /* with bare: such a call may begin on any line */
     bool exact;         /* the output is constrained: plain calls are only those that constraints know */
     bool single;        /* only the first call counts: everything after it is dropped */
 };

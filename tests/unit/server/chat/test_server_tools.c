@@ -543,6 +543,13 @@ static const struct {
     {&one_bare, PARIS CALL(PARIS), GOT_PARIS},
     {&bare_xml, PARIS, GOT_PARIS},
     {&bare_xml, XML("f", P("s", "x")) PARIS, PARIS "[f {\"s\": \"x\"}]"},
+    {&think_bare, "<think>\nhm\n" PARIS, "(hm)" GOT_PARIS},
+    {&think_bare, "<think>\nhm\n\n```json\n" PARIS "\n```\n", "(hm)" GOT_PARIS},
+    {&think_bare, "<think>\n{\n{\n[x]\n" PARIS "\n" PARIS, "({\n{\n[x])" GOT_PARIS GOT_PARIS},
+    {&think_bare, "<think>\nhm " PARIS, "(hm " PARIS ")"},
+    {&think_bare, "<think>\nhm\n{\"name\": \"g\", \"arguments\": {}}\n",
+     "(hm\n{\"name\": \"g\", \"arguments\": {}})"},
+    {&think_bare, "<think>\nhm\n" CALL(PARIS), "(hm)" GOT_PARIS},
     {&think_bare, "<think>\n" PARIS "</think>\n\n" PARIS, "(" PARIS ")" GOT_PARIS},
     /* no calls, though they are JSON */
     {&tools, PARIS, PARIS},
