@@ -14,6 +14,10 @@ deb | wheel | tar) kinds=$1 ;;
 all) kinds="deb wheel tar" ;;
 *) sed -n '2,/^set/s/^# \{0,1\}//p' "$0" && exit 2 ;;
 esac
+for tool in dpkg-shlibdeps:dpkg-dev patchelf:patchelf; do # before the build
+    case $tool:$kinds in dpkg*:wheel | dpkg*:tar | patchelf*:deb) continue ;; esac
+    command -v "${tool%:*}" >/dev/null || { echo "${tool%:*} is missing: sudo apt install ${tool#*:}" >&2 && exit 1; }
+done
 version=$(sed -n 's/^#define KVASIR_VERSION "\(.*\)"$/\1/p' config/options.h)
 out=build/packages
 mkdir -p $out

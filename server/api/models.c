@@ -92,7 +92,9 @@ void api_models_start(struct request *r)
     }
     if (anthropic) {
         jw_put(&o, "],\"has_more\":false,\"first_id\":%s,\"last_id\":%s}", r->srv->model_name, last);
-    } else {
+    } else if (!http_message_argument(&r->http, "client_version")) {
+        jw_text(&o, "]}");
+    } else { /* Codex names its version, and reads this list */
         jw_text(&o, "],\"models\":[");
         for (const char *n = r->srv->model_name; n < r->srv->model_names_end; n += strlen(n) + 1) {
             if (n != r->srv->model_name) jw_text(&o, ",");

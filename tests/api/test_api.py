@@ -599,6 +599,8 @@ def test_http(s):
     check.true("model card", {"id", "object", "created", "owned_by", "root", "max_model_len"} <= set(name))
     check.equal("retrieve", json.loads(s.request("GET", "/v1/models/" + name["id"])[2]), name)
     check.equal("percent encoded", json.loads(s.request("GET", "/v1/models/%" + format(ord(name["id"][0]), "02X") + name["id"][1:])[2]), name)
+    listed = [sorted(json.loads(s.request("GET", "/v1/models" + q)[2])) for q in ("", "?client_version=0.1")]
+    check.equal("Codex's list for Codex alone", listed, [["data", "object"], ["data", "models", "object"]])
     is_error("no such model", s.request("GET", "/v1/models/nope%2Fx"), 404, "model_not_found", "model")
     for path in ("/health", "/ready", "/health/ready", "/readyz", "/live", "/health/live", "/livez", "/ping", "/version", "/metrics", "/load", "/", "//health/", "/health?x=1"):
         check.equal(path, s.request("GET", path)[0], 200)
