@@ -7,6 +7,7 @@
 #include "server/fetch/ca_file.h"
 #include "server/fetch/rules.h"
 #include "server/media/codec.h"
+#include "server/shares/shares.h"
 #include "config/options.h"
 
 #include <netdb.h>
@@ -18,7 +19,8 @@
 #include <sys/socket.h>
 
 #define FETCHES_OF_A_JOB 4u
-#define QUEUE_MAX        1024u        /* URLs waiting or being fetched; above that 429 */
+#define QUEUE_MAX        1024u /* URLs waiting or being fetched, and as many for who has few; above that 429 */
+#define FETCHES_SHARED   16u   /* transfers that anybody may have; the others are for who has few */
 #define HELD_MAX         (512u << 20) /* bytes of all files until their requests take them */
 #define HEAD_MAX         (64u << 10)  /* bytes of a response's header lines */
 #define REDIRECTS_MAX    3u
@@ -28,6 +30,7 @@
 struct fetch_job {
     struct fetcher *f;
     struct fetch_job *next_job;
+    struct share *share; /* whose it is */
     void *user;
     atomic_bool cancelled;
     size_t held; /* bytes of its files, accounted */
@@ -68,11 +71,9 @@ struct fetcher {
     struct curl_slist *headers;
     pthread_t thread;
     atomic_bool stopping;
-    atomic_size_t held;
     pthread_mutex_t lock;
     struct fetch_job *incoming, **incoming_end, *finished; /* under the lock */
     struct fetch_stats stats;                              /* fetched, failed, bytes; under the lock */
-    size_t queued;                                         /* URLs of all jobs; under the lock */
     /* the thread's */
     struct fetch_job *active, **active_end;
     struct transfer transfers[FETCHES_MAX];
@@ -113,7 +114,7 @@ void fetch_job_free(struct fetch_job *j)
         free(j->files[i].url);
         free(j->files[i].bytes);
     }
-    atomic_fetch_sub(&j->f->held, j->held);
+    if (j->share) share_sub(j->share, SHARE_FILES, j->held);
     free(j);
 }
 
@@ -174,10 +175,7 @@ static enum stop room(struct transfer *t, size_t more)
         file->bytes = bytes;
         t->cap = cap;
     }
-    if (atomic_fetch_add(&f->held, more) + more > HELD_MAX) {
-        atomic_fetch_sub(&f->held, more);
-        return STOP_BUSY;
-    }
+    if (!share_try(t->job->share, SHARE_FILES, more, HELD_MAX, HELD_MAX / 4)) return STOP_BUSY;
     t->job->held += more;
     return STOP_NONE;
 }
@@ -212,6 +210,7 @@ static void transfer_drop(struct transfer *t)
 {
     transfer_close(t);
     t->job->open--;
+    share_sub(t->job->share, SHARE_TRANSFERS, 1);
     *t = (struct transfer){0};
 }
 
@@ -370,39 +369,58 @@ static void transfer_done(struct transfer *t, CURLcode rc)
 
 /* ---- the thread ---- */
 
-static bool given_up(struct fetch_job *j)
+static bool given_up(const struct fetch_job *j)
 {
     return j->failed || atomic_load(&j->cancelled);
 }
 
 static void job_finish(struct fetcher *f, struct fetch_job *j)
 {
+    share_sub(j->share, SHARE_URLS, j->count); /* before the loop may free it */
     pthread_mutex_lock(&f->lock);
     j->next_job = f->finished;
     f->finished = j;
-    f->queued -= j->count;
     pthread_mutex_unlock(&f->lock);
     f->opt.wake(f->opt.wake_arg);
+}
+
+static bool waits(const struct fetch_job *j)
+{
+    return j->started < j->count && !given_up(j);
+}
+
+/* The job whose turn it is to start a transfer: of who has fewest, then of who was served longest ago. */
+static struct fetch_job *next_of(const struct fetcher *f)
+{
+    struct fetch_job *first = NULL;
+    for (struct fetch_job *j = f->active; j; j = j->next_job)
+        if (waits(j) && j->open < FETCHES_OF_A_JOB &&
+            share_admits(j->share, SHARE_TRANSFERS, 1, FETCHES_SHARED, FETCHES_MAX - FETCHES_SHARED) &&
+            (!first || share_before(j->share, first->share, SHARE_TRANSFERS)))
+            first = j;
+    return first;
 }
 
 /* Ends cancelled transfers, starts as many as allowed, returns completed jobs. */
 static void jobs_tend(struct fetcher *f)
 {
+    struct transfer *t = f->transfers, *end = t + FETCHES_MAX;
+    for (; t < end; t++)
+        if (t->job && given_up(t->job)) transfer_drop(t);
+    for (struct fetch_job *j; (j = next_of(f));) {
+        for (t = f->transfers; t->job;) t++; /* the limit leaves one */
+        struct fetch_file *file = &j->files[j->started++];
+        *t = (struct transfer){
+            .job = j, .file = file, .deadline_ms = now_us() / 1000u + f->opt.seconds * 1000u};
+        j->open++;
+        share_serve(j->share, SHARE_TRANSFERS);
+        transfer_begin(t, NULL, file->url, file->url_len);
+    }
+    for (t = f->transfers; t < end; t++)
+        if (t->job && given_up(t->job)) transfer_drop(t);
     for (struct fetch_job **at = &f->active; *at;) {
         struct fetch_job *j = *at;
-        for (size_t i = 0; i < FETCHES_MAX; i++) {
-            struct transfer *t = &f->transfers[i];
-            if (j->started == j->count || j->open == FETCHES_OF_A_JOB || given_up(j)) break;
-            if (t->job) continue;
-            struct fetch_file *file = &j->files[j->started++];
-            *t = (struct transfer){
-                .job = j, .file = file, .deadline_ms = now_us() / 1000u + f->opt.seconds * 1000u};
-            j->open++;
-            transfer_begin(t, NULL, file->url, file->url_len);
-        }
-        for (size_t i = 0; i < FETCHES_MAX && given_up(j); i++)
-            if (f->transfers[i].job == j) transfer_drop(&f->transfers[i]);
-        if (j->open || (j->started < j->count && !given_up(j))) {
+        if (j->open || waits(j)) {
             at = &j->next_job;
             continue;
         }
@@ -447,14 +465,15 @@ static void *fetch_main(void *arg)
 
 /* ---- the loop's side ---- */
 
-void fetch_start(struct fetch_job *j, void *user)
+void fetch_start(struct fetch_job *j, struct share *share, void *user)
 {
     struct fetcher *f = j->f;
     j->user = user;
+    j->share = share;
     j->next_job = NULL;
+    bool busy = !share_try(share, SHARE_URLS, j->count, QUEUE_MAX, QUEUE_MAX);
+    if (busy) share_add(share, SHARE_URLS, j->count);
     pthread_mutex_lock(&f->lock);
-    bool busy = f->queued + j->count > QUEUE_MAX;
-    f->queued += j->count;
     if (!busy) {
         *f->incoming_end = j;
         f->incoming_end = &j->next_job;
@@ -489,9 +508,7 @@ void fetch_stats(struct fetcher *f, struct fetch_stats *out)
 {
     pthread_mutex_lock(&f->lock);
     *out = f->stats;
-    out->queued = f->queued;
     pthread_mutex_unlock(&f->lock);
-    out->held = atomic_load(&f->held);
 }
 
 /* ---- life cycle ---- */

@@ -20,8 +20,8 @@
 #include <stdint.h>
 
 #define FETCH_URLS_MAX 64u /* per request */
-#define FETCHES_MAX    16u /* transfers at once; the others wait their turn */
-#define FETCH_FILES    64u /* their descriptors: two sockets and a resolver pair each */
+#define FETCHES_MAX    24u /* transfers at once; the others wait their turn */
+#define FETCH_FILES    96u /* their descriptors: two sockets and a resolver pair each */
 
 struct fetch_options {
     const char *hosts;       /* --allow-remote-media */
@@ -32,6 +32,7 @@ struct fetch_options {
     void *wake_arg;
 };
 
+struct share;
 struct fetcher;
 enum status fetcher_create(const struct fetch_options *o, struct fetcher **out, struct err *err);
 void fetcher_destroy(struct fetcher *f); /* all jobs must be taken back; NULL is fine */
@@ -55,14 +56,13 @@ const struct fetch_file *fetch_find(const struct fetch_job *j, const char *url, 
 void fetch_job_free(struct fetch_job *j); /* not while the thread has it; NULL is fine */
 
 /* Event loop's thread. */
-void fetch_start(struct fetch_job *j, void *user);
-void fetch_cancel(struct fetch_job *j);                       /* it will be done soon */
-struct fetch_job *fetch_take(struct fetcher *f, void **user); /* a finished job; NULL: none */
+void fetch_start(struct fetch_job *j, struct share *share, void *user); /* share: until it is freed */
+void fetch_cancel(struct fetch_job *j);                                 /* it will be done soon */
+struct fetch_job *fetch_take(struct fetcher *f, void **user);           /* a finished job; NULL: none */
 
 struct fetch_stats {
     uint64_t fetched, failed; /* URLs; cancelled ones count as neither */
     uint64_t bytes;           /* of fetched URLs */
-    size_t queued, held;      /* URLs that wait or are being fetched; bytes of files not yet taken */
 };
 void fetch_stats(struct fetcher *f, struct fetch_stats *out); /* any thread */
 

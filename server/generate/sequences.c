@@ -124,7 +124,7 @@ static void job_ended(struct request *r)
     /* The parsed body is kept while the files are fetched, its text is not. */
     request_body_drop(r, r->http.body.len + 150 * r->http.body_marks);
     r->fetches++;
-    fetch_start(g->remote, r);
+    fetch_start(g->remote, r->response.share, r);
 }
 
 void gen_start(struct request *r, enum gen_kind kind, const struct dialect *dialect,

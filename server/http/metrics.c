@@ -502,8 +502,10 @@ static void fetch_text(struct writer *w, const struct server *s)
     count(w, "kvasir:urls_fetched_total", "URLs of images fetched.", f.fetched);
     count(w, "kvasir:urls_failed_total", "URLs of images that were refused or failed.", f.failed);
     count(w, "kvasir:fetched_bytes_total", "Bytes of images fetched.", f.bytes);
-    count(w, "kvasir:urls_waiting", "URLs of images being fetched or waiting for that.", f.queued);
-    count(w, "kvasir:fetched_bytes_held", "Fetched files not yet taken by their requests.", f.held);
+    count(w, "kvasir:urls_waiting", "URLs of images being fetched or waiting for that.",
+          shares_held(&s->shares, SHARE_URLS));
+    count(w, "kvasir:fetched_bytes_held", "Fetched files not yet taken by their requests.",
+          shares_held(&s->shares, SHARE_FILES));
 }
 
 static void engine_text(struct writer *w, const struct sched_stats *st, const struct server *s)

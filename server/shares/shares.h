@@ -6,7 +6,7 @@
  *     takes no more than it leaves: share_admits;
  *   turns: the holder of least comes first, then the one that was served longest ago: share_before.
  *
- * The numbers may be read and changed by any thread; shares are taken, released and given turns by one. */
+ * Shares are taken and released by one thread, and the turns of a pool given by one; the rest any may do. */
 #ifndef KVASIR_SHARES_H
 #define KVASIR_SHARES_H
 
@@ -36,7 +36,7 @@ struct share {
     uint64_t holder;
     uint32_t users;
     atomic_size_t held[SHARE_POOLS];
-    uint64_t turn[SHARE_POOLS]; /* when it was last served */
+    _Atomic uint64_t turn[SHARE_POOLS]; /* when it was last served */
 };
 
 enum { SHARE_BUCKETS = 256 };
@@ -45,7 +45,7 @@ struct shares {
     struct share rest;                     /* of those for whom there was no memory */
     atomic_size_t held[SHARE_POOLS];       /* by all */
     _Atomic uint64_t refused[SHARE_POOLS]; /* closed, dropped or refused because of a share */
-    uint64_t turn[SHARE_POOLS];            /* the last one given */
+    _Atomic uint64_t turn[SHARE_POOLS];    /* the last one given */
 };
 
 /* The holder's share in s, which starts as zeros; never NULL. Lives until as many calls of share_release. */

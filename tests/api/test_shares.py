@@ -1,5 +1,7 @@
 """How users and keys share a server: python3 test_shares.py [--binary B] [--demo DIR] [test ...]"""
+import base64
 import http.client
+import http.server
 import json
 import os
 import select
@@ -7,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -313,6 +316,59 @@ def test_workers():
             s.stop()
 
 
+class Dripping(http.server.BaseHTTPRequestHandler):
+    """A byte at a time, for ever; /quick: a whole image."""
+    image = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5E"
+                             "rkJggg==")
+
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(self.image) if "quick" in self.path else 9999))
+        self.end_headers()
+        try:
+            self.wfile.write(self.image if "quick" in self.path else b"a")
+            while "quick" not in self.path:
+                time.sleep(0.3)
+                self.wfile.write(b"a")
+        except OSError:
+            pass
+
+    def log_message(self, *args):
+        pass
+
+
+def test_urls():
+    """URLs of one key that drip don't hold up another key's, nor fill the queue for it."""
+    drip = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Dripping)
+    threading.Thread(target=drip.serve_forever, daemon=True).start()
+
+    def chat(*names):
+        urls = [f"http://127.0.0.1:{drip.server_port}/{name}" for name in names]
+        parts = [{"type": "image_url", "image_url": {"url": u}} for u in urls]
+        return {"messages": [{"role": "user", "content": parts}], "max_tokens": 3}
+
+    with key_file("one\ntwo\n") as f:
+        s = Server(BINARY, DEMO, "--api-key-file", f.name, "--allow-remote-media", "127.0.0.1:*",
+                   "--allow-private-media", "127.0.0.1/32", "--media-timeout", "60")
+        try:
+            crowd = [s.connect() for _ in range(70)]
+            for i, c in enumerate(crowd):
+                body = chat(*(f"{i}-{k}" for k in range(16)))
+                c.request("POST", CHAT, json.dumps(body), headers("one"))
+            check.true("the queue is full for one", wait_until(lambda: lost(s, "urls") >= 1))
+            check.equal("but not more than full", s.metric("kvasir:urls_waiting"), 1024)
+            for i in range(3):
+                begin = time.monotonic()
+                check.equal("another's", s.post(CHAT, chat(f"quick{i}"), headers("two"))[0], 200)
+                print(f"another key's URL beside 1,024 that drip: {time.monotonic() - begin:.3f} s")
+            check.equal("one's still drip", s.metric("kvasir:urls_waiting"), 1024)
+            for c in crowd:
+                c.close()
+        finally:
+            s.stop()
+            drip.shutdown()
+
+
 def test_key_marks():
     for text in ("one prioritised\n", " priority\n"):
         with key_file("# keys\n" + text) as f:
@@ -326,7 +382,7 @@ if __name__ == "__main__":
     args = arguments(__doc__)
     BINARY, DEMO = args.binary, args.demo
     for test in (test_users, test_addresses, test_keys, test_priority_right, test_compiling, test_connections,
-                 test_full_of_running, test_bodies, test_workers, test_key_marks):
+                 test_full_of_running, test_bodies, test_workers, test_urls, test_key_marks):
         if not args.only or test.__name__ in args.only:
             check.run(test)
     check.end()
