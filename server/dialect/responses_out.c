@@ -257,8 +257,11 @@ static bool response_store(struct choice *c, const char *response, size_t len)
 {
     struct responses_state *s = c->gen->dialect_state;
     struct response_store *all = c->gen->r->srv->responses;
-    struct response_kept new = {
-        .owner = s->owner, .items = s->items, .inputs = json_array_size(s->items), .before = s->before};
+    struct response_kept new = {.owner = s->owner,
+                                .holder = c->gen->r->response.share->holder,
+                                .items = s->items,
+                                .inputs = json_array_size(s->items),
+                                .before = s->before};
     struct output_item item = {0};
     memcpy(new.id, s->id, sizeof new.id);
     if (s->local) response_forget_websocket(all, s->owner.websocket); /* the latest alone */

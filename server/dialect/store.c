@@ -1,5 +1,5 @@
 /* See store.h. A use moves a response to the front of the LRU list, and its previous responses ahead of it.
- * So nothing follows the last response of the list: evicting it frees its memory at once. */
+ * So nothing follows an owner's last response of the list: evicting it frees its memory at once. */
 #include "server/dialect/store.h"
 
 #include "config/base/assert.h"
@@ -19,6 +19,7 @@ struct response_store {
     uint64_t bytes_max, bytes;
     struct response_kept *head, *tail; /* the newest, the oldest */
     struct hash_table table;
+    struct shares shares;
 };
 
 struct response_store *response_store_create(uint64_t bytes)
@@ -76,6 +77,8 @@ static void drop(struct response_store *s, struct response_kept *r)
     while (r && !--r->refs) {
         struct response_kept *before = r->before;
         s->bytes -= r->bytes;
+        share_sub(r->share, SHARE_STORED, r->charge);
+        share_release(r->share);
         json_decref(r->items);
         buf_fini(&r->response);
         free(r);
@@ -89,6 +92,15 @@ static void unlist(struct response_store *s, struct response_kept *r)
     LIST_UNLINK(s, r);
     r->listed = false;
     drop(s, r);
+}
+
+/* The oldest of who has most. */
+static void evict(struct response_store *s)
+{
+    const struct share *most = shares_most(&s->shares, SHARE_STORED);
+    struct response_kept *r = s->tail;
+    while (r && r->share != most) r = r->prev;
+    unlist(s, r ? r : s->tail);
 }
 
 static struct response_kept *find(struct response_store *s, const char *id,
@@ -141,7 +153,10 @@ bool response_keep(struct response_store *s, const struct response_kept *new, co
     LIST_LINK(s, NULL, r);
     touch(s, r->before);
     s->bytes += r->bytes;
-    while (s->tail && (s->bytes > s->bytes_max || s->table.count > ENTRIES_MAX)) unlist(s, s->tail);
+    r->share = share_take(&s->shares, r->holder);
+    r->charge = r->bytes + s->bytes_max / ENTRIES_MAX;
+    share_add(r->share, SHARE_STORED, r->charge);
+    while (s->tail && (s->bytes > s->bytes_max || s->table.count > ENTRIES_MAX)) evict(s);
     pthread_mutex_unlock(&s->lock);
     return true;
 }

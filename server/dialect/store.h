@@ -1,10 +1,12 @@
 /* Stored responses for previous_response_id: the items of each turn as values, which later turns share, and
- * the response as text. Bounded in bytes and in number, evicted least recently used first. Any thread. */
+ * the response as text. Bounded in bytes and in number: who has most loses the least recently used one. Any
+ * thread. */
 #ifndef KVASIR_RESPONSE_STORE_H
 #define KVASIR_RESPONSE_STORE_H
 
 #include "config/base/buf.h"
 #include "scheduler/cache/hash_table.h"
+#include "server/shares/shares.h"
 
 #include <jansson.h>
 #include <stdbool.h>
@@ -25,6 +27,7 @@ struct response_kept {
     struct hash_link link; /* of the store */
     char id[RESPONSE_ID_BYTES];
     struct response_owner owner;
+    uint64_t holder;              /* whose share it takes */
     json_t *items;                /* of this turn: the input, then the output */
     size_t inputs;                /* so many of them are input */
     struct buf response;          /* {..} */
@@ -32,8 +35,10 @@ struct response_kept {
     struct response_kept *before; /* the previous response (a reference), or NULL */
     /* internal to the store */
     struct response_kept *prev, *next; /* LRU list */
-    uint32_t refs;                     /* from the store, following responses and callers */
-    bool listed;                       /* it can be found */
+    struct share *share;
+    size_t charge; /* on it: the bytes, at least its part of the number */
+    uint32_t refs; /* from the store, following responses and callers */
+    bool listed;   /* it can be found */
 };
 
 struct response_store;
@@ -45,8 +50,8 @@ bool response_store_on(const struct response_store *s);
 struct response_kept *response_take(struct response_store *s, const char *id,
                                     const struct response_owner *owner);
 void response_give_back(struct response_store *s, struct response_kept *r); /* NULL is fine */
-/* Of `new`, the id, owner, items, inputs and before are set. On success takes ownership of the items and of
- * the caller's reference `before` (may be NULL); copies response. False: too large, or out of memory. */
+/* Of `new`, the id, owner, holder, items, inputs and before are set. On success takes ownership of the items
+ * and of the caller's reference `before` (may be NULL); copies response. False: too large, or no memory. */
 bool response_keep(struct response_store *s, const struct response_kept *new, const char *response,
                    size_t len);
 /* Removes it from lookup; responses that follow it still hold it. False: not found. */

@@ -19,8 +19,8 @@
 #include <sys/socket.h>
 
 #define FETCHES_OF_A_JOB 4u
-#define QUEUE_MAX        1024u /* URLs waiting or being fetched, and as many for who has few; above that 429 */
-#define FETCHES_SHARED   16u   /* transfers that anybody may have; the others are for who has few */
+#define QUEUE_MAX        1024u        /* URLs waiting or fetched, and as many for who has few; above it 429 */
+#define FETCHES_SHARED   16u          /* transfers that anybody may have; the others are for who has few */
 #define HELD_MAX         (512u << 20) /* bytes of all files until their requests take them */
 #define HEAD_MAX         (64u << 10)  /* bytes of a response's header lines */
 #define REDIRECTS_MAX    3u

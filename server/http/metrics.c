@@ -576,16 +576,8 @@ static void process_one(struct writer *w, const char *name, const char *help, do
     W(w, "%s %s\n", name, number(v, text));
 }
 
-static const char *const shares[SHARE_POOLS] = {[SHARE_CONNECTIONS] = "connections",
-                                                [SHARE_BODIES] = "bodies",
-                                                [SHARE_WORKERS] = "workers",
-                                                [SHARE_QUEUE] = "queue",
-                                                [SHARE_URLS] = "urls",
-                                                [SHARE_TRANSFERS] = "transfers",
-                                                [SHARE_FILES] = "files",
-                                                [SHARE_PIXELS] = "images",
-                                                [SHARE_RESPONSES] = "responses",
-                                                [SHARE_STORED] = "stored_responses"};
+static const char *const shares[SHARE_STORED] = {"connections", "bodies", "workers", "queue",    "urls",
+                                                 "transfers",   "files",  "images",  "responses"};
 
 static void process_text(struct writer *w, const struct server *s)
 {
@@ -616,11 +608,11 @@ static void process_text(struct writer *w, const struct server *s)
     if (!getrlimit(RLIMIT_NOFILE, &rl))
         process_one(w, "process_max_fds", "Limit of file descriptors.", (double)rl.rlim_cur);
     process_one(w, "process_start_time_seconds", "Start of the process, Unix time.", (double)s->started);
-    uint64_t refused[SHARE_POOLS];
-    for (int i = 0; i < SHARE_POOLS; i++) refused[i] = atomic_load(&s->shares.refused[i]);
+    uint64_t refused[SHARE_STORED];
+    for (int i = 0; i < SHARE_STORED; i++) refused[i] = atomic_load(&s->shares.refused[i]);
     family(w, "kvasir:shares_refused_total",
            "What was closed, dropped or refused because its key or address held more than others, by what.",
-           "of", shares, refused, SHARE_POOLS);
+           "of", shares, refused, SHARE_STORED);
     process_one(w, "kvasir:open_connections", "Client connections.", s->conn_count);
     struct sched_stats st = {0};
     if (s->model) sched_stats(s->model->sched, &st);

@@ -59,6 +59,15 @@ size_t shares_held(const struct shares *s, enum share_pool pool)
     return atomic_load(&s->held[pool]);
 }
 
+const struct share *shares_most(const struct shares *s, enum share_pool pool)
+{
+    const struct share *most = &s->rest;
+    for (int i = 0; i < SHARE_BUCKETS; i++)
+        for (const struct share *h = s->buckets[i]; h; h = h->next)
+            if (share_held(h, pool) > share_held(most, pool)) most = h;
+    return most;
+}
+
 static bool admits(size_t own, size_t all, size_t more, size_t most, size_t reserve)
 {
     if (all <= most && more <= most - all) return true;

@@ -25,7 +25,7 @@ enum share_pool {
     SHARE_FILES,     /* bytes fetched and not yet taken */
     SHARE_PIXELS,    /* bytes of decoded images */
     SHARE_RESPONSES, /* bytes of responses in progress */
-    SHARE_STORED,    /* bytes of stored responses */
+    SHARE_STORED,    /* bytes of stored responses; in shares of their own */
     SHARE_POOLS
 };
 
@@ -55,7 +55,8 @@ void share_release(struct share *h); /* NULL is fine */
 void share_add(struct share *h, enum share_pool pool, size_t more);
 void share_sub(struct share *h, enum share_pool pool, size_t less);
 size_t share_held(const struct share *h, enum share_pool pool);
-size_t shares_held(const struct shares *s, enum share_pool pool); /* by all */
+size_t shares_held(const struct shares *s, enum share_pool pool);              /* by all */
+const struct share *shares_most(const struct shares *s, enum share_pool pool); /* of who holds most */
 /* May h take `more`? Up to `most` anybody may; of the reserve beyond that, no more than it leaves. */
 bool share_admits(const struct share *h, enum share_pool pool, size_t more, size_t most, size_t reserve);
 /* The same, and takes it: threads may race. False: it is counted as refused. */

@@ -318,8 +318,8 @@ def test_workers():
 
 class Dripping(http.server.BaseHTTPRequestHandler):
     """A byte at a time, for ever; /quick: a whole image."""
-    image = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5E"
-                             "rkJggg==")
+    image = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAA"
+                             "AABJRU5ErkJggg==")
 
     def do_GET(self):
         self.send_response(200)

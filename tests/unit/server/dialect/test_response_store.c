@@ -12,13 +12,15 @@
 
 static const struct response_owner nobody;
 
+static uint64_t holder;
+
 static bool keep(struct response_store *s, const char *id, const char *before, size_t bytes)
 {
     char *text = malloc(bytes + 1);
     assert_non_null(text);
     memset(text, 'x', bytes);
     text[bytes] = '\0';
-    struct response_kept new = {.items = json_pack("[s]", text), .inputs = 1};
+    struct response_kept new = {.items = json_pack("[s]", text), .inputs = 1, .holder = holder};
     assert_non_null(new.items);
     snprintf(new.id, sizeof new.id, "%s", id);
     new.before = before ? response_take(s, before, &nobody) : NULL;
@@ -180,10 +182,38 @@ static void test_threads(void **state)
     response_store_destroy(s);
 }
 
+/* Who keeps many loses them, not who keeps a few; of them the least recently used. */
+static void test_shares(void **state)
+{
+    (void)state;
+    struct response_store *s = response_store_create(20000);
+    char id[24];
+    holder = 1;
+    for (int i = 0; i < 3; i++) {
+        snprintf(id, sizeof id, "resp_few_%d", i);
+        assert_true(keep(s, id, NULL, 1000));
+    }
+    holder = 2;
+    for (int i = 0; i < 60; i++) {
+        snprintf(id, sizeof id, "resp_%d", i);
+        assert_true(keep(s, id, i && i % 3 == 0 ? "resp_0" : NULL, 1000)); /* used: it stays */
+    }
+    for (int i = 0; i < 3; i++) {
+        snprintf(id, sizeof id, "resp_few_%d", i);
+        assert_int_equal(depth(s, id), 1);
+    }
+    assert_int_equal(depth(s, "resp_0"), 1);
+    assert_int_equal(depth(s, "resp_1"), 0);
+    assert_int_equal(depth(s, "resp_59"), 1);
+    response_store_destroy(s);
+    holder = 0;
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_owners),     cmocka_unit_test(test_bounds),
-                                       cmocka_unit_test(test_values),     cmocka_unit_test(test_chains),
-                                       cmocka_unit_test(test_long_chain), cmocka_unit_test(test_threads)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_owners), cmocka_unit_test(test_bounds),
+                                       cmocka_unit_test(test_shares), cmocka_unit_test(test_values),
+                                       cmocka_unit_test(test_chains), cmocka_unit_test(test_long_chain),
+                                       cmocka_unit_test(test_threads)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
