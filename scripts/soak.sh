@@ -37,7 +37,7 @@ done
 run "device-check emulated" env OUT=build/device-check-emulated scripts/device-check.sh --emulated all
 run "cache on disk" build/venv/bin/python tests/api/test_cache_soak.py --conversations 1000 --restarts 50
 for t in tests/api/test_*.py; do
-    case $t in *test_page* | *test_load* | *test_memory* | *test_attack*) continue ;; esac # times, memory
+    case $t in *test_page* | *test_load* | *test_memory* | *test_attack* | *test_floods*) continue ;; esac # times, memory
     t=$(basename "$t" .py)
     run "asan api $t" build/venv/bin/python "tests/api/$t.py" --binary build/asan/kvasir
 done
@@ -48,6 +48,7 @@ run "demo" build/venv/bin/python tests/api/test_demo.py --binary build/release/k
 run "second image" build/venv/bin/python tests/api/test_second_image.py --binary build/release/kvasir
 run "costly grammars" build/venv/bin/python tests/api/test_costly_grammars.py --binary build/release/kvasir
 run "memory" build/venv/bin/python tests/api/test_memory.py --binary build/release/kvasir
+run floods scripts/flood.py
 run "fleet, 1,000 conversations" build/venv/bin/python tests/api/test_fleet.py --binary build/release/kvasir
 [ "$(id -u)" -ne 0 ] || run packages scripts/package/check.sh
 run fuzzers scripts/fuzz.sh "${1:-10}"
