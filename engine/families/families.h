@@ -91,6 +91,8 @@ struct family {
     void (*read)(struct hf_reader *r, const struct family_type *type, struct hf_config *c);
     /* Called if reading succeeded, for either kind of file: r is for errors only. *d is zero. */
     void (*describe)(struct hf_reader *r, const struct hf_config *c, struct model_desc *d);
+    /* Changes *d by the processor's settings; NULL: nothing depends on them. */
+    void (*processed)(const struct image_config *images, struct model_desc *d);
     const struct family_images *images;  /* NULL: none of its types takes images */
     const struct family_prompt *prompt;  /* NULL: the checkpoint says it all */
     const struct family_gguf *gguf;      /* ends with an entry without a name; NULL: no such files */

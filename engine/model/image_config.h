@@ -54,6 +54,7 @@ struct image_config {
     double rescale_factor; /* 1/255 */
     float mean[3], std[3];
     struct image_tiles tiles;
+    bool fine;         /* of two ways from the tower to tokens, the one with more */
     bool pan_and_scan; /* crops of extreme aspect ratios; default off */
     uint32_t pan_min_crop, pan_max_crops;
     double pan_min_ratio;

@@ -267,6 +267,7 @@ FAMILIES = {"minicpm": MINICPM, "idefics3": IDEFICS3, "docling_258m": DOCLING_25
             "lfm2": LFM2, "internvl": INTERNVL,
             "internvl_6b": INTERNVL | {"odd": INTERNVL["odd"] | {"norm of q": norms_of_q}},
             "qianfan": INTERNVL | {"image_text": "<image>"},
+            "docling_fine": DOCLING | {"odd": {}, "count": lambda a, v: 4 * DOCLING["count"](a, v)},
             "minicpm_4x": MINICPM | {
                 "odd": {},
                 "count": lambda a, v: a.shape[-1] * a.shape[-2] // (2 * v["vision"]["patch_size"]) ** 2},
@@ -504,6 +505,17 @@ VARIANTS = {
         cases=[
             chat(("u", [image(0), text("What is it?")]), pictures=[(65, 30, 60)],
                  note="three features, no fine path")]),
+    "granite_docling_fine_f32": dict(
+        kind="docling_fine", family="granite_docling", seed=8402, top=dict(pad_token_id=0),
+        images=dict(max_patches=2, fine_route=True),
+        text=text_cfg(model_type="granite_docling_text", vocab_size=333, num_key_value_heads=1,
+                      num_hidden_layers=3, pad_token_id=0, embedding_multiplier=2.0, attention_multiplier=0.3,
+                      residual_multiplier=0.7, logits_scaling=0.5, rope_parameters=rope(1e4)),
+        gains=dict(head=1.3, qk=0.8, mix=4.0),
+        vision=siglip(image_size=16, patch_size=4, scale_factor=2, out_hidden_size=32,
+                      deepstack_visual_indexes=[0, 1], use_fine_route=True),
+        cases=[
+            chat(("u", [image(0), text("What is it?")]), pictures=[(65, 30, 60)], note="a token a patch")]),
     "granite_docling_dense_f32": dict(
         kind="docling", family="granite_docling", seed=8302, top=dict(pad_token_id=0),
         images=dict(max_patches=2, dense_max_patches=6, dense_max_scale=0.8, dense_min_aspect=1.2,

@@ -278,15 +278,43 @@ def test_transparent(_):
             s.stop()
 
 
+def test_one_frame(model):
+    """As the frame twice, which is what the models' own loader makes of it."""
+    def frame(count):
+        return {"type": "video", "video": [data_url(noisy(48, 40))] * count, "fps": 24}
+
+    s = Server(args.binary, model, "--kv-memory", "64M")
+    try:
+        one, two = (s.ok(CHAT, body(frame(n), logprobs=True, temperature=0, max_tokens=4)) for n in (1, 2))
+        check.equal("one frame", one["choices"][0], two["choices"][0])
+        check.true("seen", tokens(one) > 0)
+    finally:
+        s.stop()
+
+
+def test_small_table(_):
+    """Gemma 4's picture with more patches a side than the table of positions has."""
+    s = Server(args.binary, os.path.join(GOLDEN, "gemma4", "12b_f32"))
+    try:
+        for size in (2, 50), (2000, 1):
+            status, answer = s.post(CHAT, body(image(noisy(*size)), max_tokens=1))
+            check.equal(f"{size}", (status, answer["error"]["code"]), (400, "invalid_value"))
+            check.true(f"{size} says", "places of 144 pixels" in answer["error"]["message"], answer)
+        s.ok(CHAT, body(image(noisy(20, 12)), max_tokens=1))
+    finally:
+        s.stop()
+
+
 if __name__ == "__main__":
     args = arguments(__doc__)
-    for test in [test_answers, test_memory, test_named, test_refused]:
+    for test in [test_answers, test_memory, test_named, test_refused, test_one_frame]:
         if not args.only or test.__name__ in args.only:
             for folder in ["qwen2_vl_f32", "qwen2_5_vl_f32", "qwen3_vl_f32"]:
                 check.run(test, os.path.join(GOLDEN, "qwen", folder))
     for test in (test_part_sizes, test_tool_results):
         if not args.only or test.__name__ in args.only:
             check.run(test, os.path.join(GOLDEN, "qwen", "qwen3_vl_f32"))
-    if not args.only or "test_transparent" in args.only:
-        check.run(test_transparent, None)
+    for test in (test_transparent, test_small_table):
+        if not args.only or test.__name__ in args.only:
+            check.run(test, None)
     check.end()

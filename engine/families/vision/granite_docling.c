@@ -1,6 +1,6 @@
 /* Granite-Docling (granite-for-docling): a SigLIP tower over tiles of a page, whose merger adds places, and
- * DeepStack features for a Granite decoder. The coarse path of the connector, which the processor takes
- * unless told otherwise. transformers models/granite_docling. */
+ * DeepStack features for a Granite decoder. The coarse path of the connector, unless the processor's
+ * settings say the fine one. transformers models/granite_docling. */
 #include "engine/families/gemma.h"
 #include "engine/families/qwen.h"
 
@@ -50,12 +50,21 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
     if (!r->st) check(r, c);
 }
 
-/* The fine path, the router that chooses it, and prediction heads are not used. */
-static bool canonical(const char *name, char out[DESC_NAME_MAX])
+/* The other path, the router that chooses one, and prediction heads are not used. */
+static bool rename_but(const char *other, const char *name, char out[DESC_NAME_MAX])
 {
     static const char *const parts[][2] = {
         {"model.text_model.", "text."}, {"model.vision_model.", "vision."}, {"lm_head.", "head."}, {NULL}};
-    return !family_after(name, "model.vision_model.connector.fine.") && family_rename(name, parts, out);
+    const char *path = family_after(name, "model.vision_model.connector.");
+    return !(path && family_after(path, other)) && family_rename(name, parts, out);
+}
+static bool canonical(const char *name, char out[DESC_NAME_MAX])
+{
+    return rename_but("fine.", name, out);
+}
+static bool canonical_fine(const char *name, char out[DESC_NAME_MAX])
+{
+    return rename_but("coarse.", name, out);
 }
 
 /* Each tile after its row and column; then, if there are several, the whole. */
@@ -103,25 +112,38 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
         (struct model_image_rule){IMAGE_RULE("<image>", c->image_id), .tokens = t->tokens, .layout = layout};
 }
 
+/* Four times as many tokens of a tile. */
+static void take_fine(const struct image_config *images, struct model_desc *d)
+{
+    struct desc_vision *t = &d->vision;
+    if (!images->fine || t->merge % 2) return;
+    d->canonical = canonical_fine;
+    t->merge /= 2;
+    d->image.tokens = t->tokens *= 4;
+    t->names.merge_proj = "vision.connector.fine.projection";
+    t->names.deepstack_norm = "vision.connector.fine.deepstack_mergers.#.layer_norm";
+    t->names.deepstack_fc1 = "vision.connector.fine.deepstack_mergers.#.linear_1";
+    t->names.deepstack_fc2 = "vision.connector.fine.deepstack_mergers.#.linear_2";
+}
+
 /* ---- images ---- */
 
 static void read_images(struct hf_reader *r, uint32_t obj, struct image_config *out)
 {
     uint32_t size = json_get_live(r->d, obj, "size");
     struct image_tiles *t = &out->tiles;
-    bool cut = true, fine = false;
+    bool cut = true;
     hf_u32(r, size, "height", 1, SIZE_MAX_IMAGE, &out->height);
     hf_u32(r, size, "width", 1, SIZE_MAX_IMAGE, &out->width);
     hf_u32(r, obj, "min_patches", 1, 256, &out->tiles.min);
     hf_u32(r, obj, "max_patches", 1, 256, &out->tiles.max);
     hf_bool(r, obj, "crop_to_patches", &cut);
-    hf_bool(r, obj, "fine_route", &fine);
+    hf_bool(r, obj, "fine_route", &out->fine);
     hf_u32(r, obj, "dense_max_patches", 0, 256, &t->dense_max);
     hf_double(r, obj, "dense_max_scale", 0, 1e6, &t->dense_scale);
     hf_double(r, obj, "dense_min_aspect", 0, 1e6, &t->dense_above);
     hf_double(r, obj, "dense_max_aspect", 0, 1e6, &t->dense_most);
     if (t->max <= 1 || (t->dense_scale <= 0 && t->dense_above <= 0)) t->dense_max = 0;
-    if (fine) hf_error(r, ST_UNSUPPORTED, "fine_route", "only false is served");
     if (out->width != out->height) hf_error(r, ST_UNSUPPORTED, "size", "must have equal height and width");
     if (!cut) t->max = 1, t->dense_max = 0;
     out->tiles.side = out->width;
@@ -138,6 +160,7 @@ const struct family family_granite_docling = {
     .types = {{"granite_docling", HF_NESTED, &NO_TEXT, &DOCLING_VISION}},
     .read = read,
     .describe = describe,
+    .processed = take_fine,
     .image_id = 100337,
     .images = &IMAGES,
 };
