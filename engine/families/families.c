@@ -314,13 +314,6 @@ enum status family_load(const char *model, const char *mmproj, struct hf_config 
     enum status st = no_tower(model, mmproj, err);
     if (!st) st = file_text_in(model, "config.json", HF_FILE_BYTES_MAX, &path, &text, &len, err);
     if (!st) st = family_parse(text, len, path, c, d, err);
-    struct image_config images;
-    struct err ignored; /* whoever needs the settings reads them again */
-    const struct family_type *type;
-    const struct family *family = st ? NULL : family_find(c->model_type, &type);
-    if (family && d->has_vision && family->processed &&
-        !family_load_images(model, NULL, c->model_type, &images, &ignored))
-        family->processed(&images, d);
     free(text);
     free(path);
     return st;

@@ -248,3 +248,14 @@ enum status family_load_images(const char *model, const char *mmproj, const char
     if (!st) *out = cfg;
     return st;
 }
+
+void family_settle(const char *model, const struct hf_config *c, struct model_desc *d)
+{
+    struct image_config images;
+    struct err ignored; /* whoever needs the settings reads them again */
+    const struct family_type *type;
+    const struct family *family = family_find(c->model_type, &type);
+    if (family && family->processed && d->has_vision &&
+        !family_load_images(model, NULL, c->model_type, &images, &ignored))
+        family->processed(&images, d);
+}

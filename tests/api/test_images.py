@@ -293,7 +293,7 @@ def test_one_frame(model):
 
 
 def test_small_table(_):
-    """Gemma 4's picture with more patches a side than the table of positions has."""
+    """Gemma 4's image with more patches a side than the table of positions has."""
     s = Server(args.binary, os.path.join(GOLDEN, "gemma4", "12b_f32"))
     try:
         for size in (2, 50), (2000, 1):
