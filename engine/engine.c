@@ -212,7 +212,7 @@ enum status engine__prepare(const struct engine_options *opt, struct engine *e, 
     enum status st = config && e->dir ? ST_OK : err_nomem(err, NULL);
     if (!st) st = pick_ops(opt, &e->ops, err);
     if (!st) st = family_load(e->dir, opt->mmproj, config, &e->net.desc, err);
-    if (!st) family_settle(e->dir, config, &e->net.desc);
+    if (!st) family_resolve(e->dir, config, &e->net.desc);
     if (!st && !(e->model_type = strdup(config->model_type))) st = err_nomem(err, NULL);
     if (!st && e->net.desc.drafts_for)
         st = err_set(err, ST_UNSUPPORTED,

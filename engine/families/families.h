@@ -164,7 +164,7 @@ enum status family_load_tokenizer(const char *model, const char *mmproj, const s
 enum status family_load_images(const char *model, const char *mmproj, const char *model_type,
                                struct image_config *out, struct err *err) KV_MUST_CHECK;
 /* After family_load: *d by those settings, where a family has something that depends on them. */
-void family_settle(const char *model, const struct hf_config *c, struct model_desc *d);
+void family_resolve(const char *model, const struct hf_config *c, struct model_desc *d);
 /* A GGUF file's ARCH.pooling_type: 0 without the key. */
 enum { GGUF_POOLING_MEAN = 1, GGUF_POOLING_CLS = 2 };
 enum status gguf_pooling(const char *model, uint32_t *out, struct err *err) KV_MUST_CHECK;

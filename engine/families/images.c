@@ -249,7 +249,7 @@ enum status family_load_images(const char *model, const char *mmproj, const char
     return st;
 }
 
-void family_settle(const char *model, const struct hf_config *c, struct model_desc *d)
+void family_resolve(const char *model, const struct hf_config *c, struct model_desc *d)
 {
     struct image_config images;
     struct err ignored; /* whoever needs the settings reads them again */
