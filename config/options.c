@@ -29,7 +29,7 @@ struct row {
 #define U32_TOP   0xffffffffull
 static const struct row rows[] = {
     {"model", K_STRING, AT(model), NULL, 0, 0, NULL, "MODEL",
-     "checkpoint directory, GGUF file, or hf:ORG/NAME[@REVISION][:FILE.gguf] of the Hugging Face hub "
+     "checkpoint directory, GGUF file, or hf:ORG/NAME[@REVISION][:FILE.gguf] on the Hugging Face hub "
      "(default: the bundled demo model)"},
     {"mmproj", K_STRING, AT(mmproj), NULL, 0, 0, NULL, "FILE",
      "vision tower of a GGUF model, also a GGUF file (llama.cpp's mmproj)"},
@@ -38,7 +38,7 @@ static const struct row rows[] = {
     {"accept-any-model", K_BOOL, AT(accept_any_model), "off", 0, 0, NULL, NULL,
      "accept requests for any model name"},
     {"default-max-tokens", K_COUNT, AT(default_max_tokens), "0", 0, U32_TOP, NULL, "N",
-     "max_tokens of chats and responses that set none; 0 = what the context holds"},
+     "max_tokens of chats and responses that set none; 0 = up to the context limit"},
     {"always-include-usage", K_BOOL, AT(always_include_usage), "off", 0, 0, NULL, NULL,
      "stream_options.include_usage for every stream"},
     {"backend", K_CHOICE, AT(backend), "auto", 0, 0, "auto|cpu|cuda", NULL, "where the model runs"},
@@ -81,8 +81,9 @@ static const struct row rows[] = {
     {"encoder-cache-memory", K_SIZE, AT(encoder_cache_memory), "256M", 1, UINT64_MAX, NULL, "SIZE",
      "encoded images kept for later requests (K, M, G suffixes)"},
     {"cache-dir", K_STRING, AT(cache_dir), NULL, 0, 0, NULL, "DIR",
-     "keep cached prefixes and encoded images on disk as well, so that they survive a restart; whoever reads "
-     "DIR reads prompts (default: none)"},
+     "keep cached prefixes and encoded images on disk as well, so that they survive a restart; anyone who "
+     "can "
+     "read DIR can recover prompts (default: none)"},
     {"cache-disk", K_SIZE, AT(cache_disk), "16G", 1u << 20, UINT64_MAX, NULL, "SIZE",
      "space that --cache-dir may take; least recently used prefixes are deleted first"},
     {"cache-host", K_SIZE, AT(cache_host), "0", 0, UINT64_MAX, NULL, "SIZE",
@@ -134,13 +135,13 @@ static const struct row rows[] = {
      "path prefix under which a proxy serves this server (default: none)"},
     {"port", K_COUNT, AT(port), "8000", 0, 65535, NULL, "N", "TCP port; 0 picks a free one"},
     {"api-key", K_STRING, AT(api_key), NULL, 0, 0, NULL, "KEY",
-     "an accepted API key; other users of the machine can see a command line: rather KVASIR_API_KEY, or"},
+     "an API key to accept; visible in `ps`, so prefer KVASIR_API_KEY or --api-key-file"},
     {"api-key-file", K_STRING, AT(api_key_file), NULL, 0, 0, NULL, "FILE",
      "accepted API keys, one per line; a line \"KEY priority\" lets its requests' priority count "
      "before other keys' (default: no key needed)"},
     {"tls-cert", K_STRING, AT(tls_cert), NULL, 0, 0, NULL, "FILE",
-     "HTTPS: the certificate chain, PEM; read again on SIGHUP"},
-    {"tls-key", K_STRING, AT(tls_key), NULL, 0, 0, NULL, "FILE", "and its private key"},
+     "HTTPS: certificate chain, PEM; read again on SIGHUP"},
+    {"tls-key", K_STRING, AT(tls_key), NULL, 0, 0, NULL, "FILE", "private key of --tls-cert, PEM"},
     {"enable-admin", K_CHOICE, AT(enable_admin), "auto", 0, 0, "auto|on|off", NULL,
      "POST /reset_prefix_cache and the like; auto: for API keys with \"priority\", or if --host is a "
      "loopback address"},
@@ -170,13 +171,13 @@ static const struct row rows[] = {
     {"allowed-media-dir", K_STRING, AT(allowed_media_dir), NULL, 0, 0, NULL, "DIR",
      "read images of file: URLs below this directory (default: none)"},
     {"shutdown-delay", K_COUNT, AT(shutdown_delay), "5", 0, 86400, NULL, "SECONDS",
-     "after SIGTERM: not ready, but still serving"},
+     "after SIGTERM: time in which the server is not ready, but still serves"},
     {"drain-timeout", K_COUNT, AT(drain_timeout), "25", 0, 86400, NULL, "SECONDS",
-     "then: time for running requests to finish"},
+     "after --shutdown-delay: time for running requests to finish"},
     {"watchdog", K_COUNT, AT(watchdog), "600", 1, 86400, NULL, "SECONDS",
      "seconds without progress before the engine is considered hung: /health 503"},
     {"watchdog-exit", K_COUNT, AT(watchdog_exit), "300", 0, 86400, NULL, "SECONDS",
-     "if still hung after that: the process exits with code 1; 0 = never"},
+     "seconds after --watchdog until the process exits with code 1; 0 = never"},
     {"config", K_STRING, AT(config), NULL, 0, 0, NULL, "FILE",
      "file of 'name = value' lines, named as the flags"},
     {"log-level", K_CHOICE, AT(log_level), "info", 0, 0, "error|warn|info|debug", NULL, "what is logged"},
@@ -485,7 +486,7 @@ static enum status model_argument(const char *a, struct options *o, struct err *
                 (slash && slash < a + repo && memchr(slash + 1, '/', repo - (size_t)(slash + 1 - a)));
     if (!path && !slash)
         return err_set(err, ST_INVALID,
-                       "unexpected argument '%.60s': a model is a directory, a GGUF file or ORG/NAME of the "
+                       "unexpected argument '%.60s': a model is a directory, a GGUF file or ORG/NAME on the "
                        "Hugging Face hub, and flags begin with -- (see --help)",
                        a);
     snprintf(name, sizeof name, "%s%s", path ? "" : "hf:", a);

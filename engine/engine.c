@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* Part of the fingerprint: incremented when the engine's arithmetic changes for the same kernel set. */
 #define NUMERICS_REVISION 5u
@@ -30,7 +31,7 @@ static enum status pick_ops(const struct engine_options *opt, const struct be_op
     const struct be_ops *cuda = be_cuda_load(why, sizeof why);
     if (cuda) *out = cuda;
     else if (strcmp(name, "cuda") == 0) return err_set(err, ST_UNSUPPORTED, "backend cuda: %s", why);
-    else log_info("running on the CPU: %s", why);
+    else if (access("/dev/nvidiactl", F_OK) == 0) log_info("running on the CPU: %s", why);
     return ST_OK;
 }
 

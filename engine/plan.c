@@ -399,8 +399,8 @@ enum status engine__plan(const struct engine_options *opt, struct engine *e, str
     bool in_gib = p->available - used >= UINT64_C(10) << 30;
     if (p->kv_bytes > p->available - used)
         return err_set(err, ST_NOMEM,
-                       "%llu MiB for keys and values are asked for (--kv-memory), %llu MiB are free besides "
-                       "weights and working memory: use at most %llu%s, or auto",
+                       "--kv-memory of %llu MiB is more than the %llu MiB that weights and working memory "
+                       "leave: use at most %llu%s, or auto",
                        (unsigned long long)(p->kv_bytes >> 20),
                        (unsigned long long)((p->available - used) >> 20),
                        (unsigned long long)((p->available - used) >> (in_gib ? 30 : 20)), in_gib ? "G" : "M");

@@ -23,11 +23,11 @@ COMMANDS = {
 def options(text):
     """--help -> [(group, [(flag, value, meaning)])]"""
     groups = []
-    for line in text[text.index("\nFlags of serve") :].splitlines():
+    for line in text.splitlines():
         flag = re.match(r"  --(\S+) (.+?)(?:  +(.*)|$)", line)
         if line.startswith("Each flag"):
             break
-        if re.match(r"[A-Z]", line) and not line.startswith("Flags of"):
+        if re.match(r"[A-Z][^:]*$", line):
             groups.append((line, []))
         elif flag:  # one space alone may separate a long value from its meaning
             value, _, rest = flag[2].partition(" ")
@@ -176,7 +176,7 @@ def main(binary, folder):
     def said(*args):
         return subprocess.run([binary, *args], capture_output=True, text=True, check=True).stdout
 
-    groups = options(said("--help"))
+    groups = options(said("serve", "--help"))
     rows = [r for _, rows in groups for r in rows]
     os.makedirs(folder, exist_ok=True)
     for name, text in (

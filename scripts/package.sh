@@ -16,7 +16,9 @@ all) kinds="deb wheel tar" ;;
 esac
 for tool in dpkg-shlibdeps:dpkg-dev patchelf:patchelf; do # before the build
     case $tool:$kinds in dpkg*:wheel | dpkg*:tar | patchelf*:deb) continue ;; esac
-    command -v "${tool%:*}" >/dev/null || { echo "${tool%:*} is missing: sudo apt install ${tool#*:}" >&2 && exit 1; }
+    command -v "${tool%:*}" >/dev/null && continue
+    echo "${tool%:*} is missing: sudo apt install ${tool#*:}" >&2
+    exit 1
 done
 version=$(sed -n 's/^#define KVASIR_VERSION "\(.*\)"$/\1/p' config/options.h)
 out=build/packages

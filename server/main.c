@@ -31,19 +31,29 @@ static int usage(FILE *f)
 {
     fputs("kvasir " KVASIR_VERSION ": deterministic, batch-invariant, OpenAI-compatible inference\n"
           "server for vision-language models\n\n"
-          "  kvasir serve [MODEL] [flags]    serve the HTTP API; MODEL: a directory, a GGUF file or, of the\n"
-          "                                  Hugging Face hub, ORG/NAME[@REVISION][:FILE.gguf] (or :Q4_K_M)\n"
-          "  kvasir pull|rm ORG/NAME ...     download a model without serving it; remove it\n"
-          "  kvasir list                     the models that were downloaded\n"
-          "  kvasir inspect [MODEL] [flags]  the checkpoint as read, and the memory plan\n"
-          "  kvasir inspect --devices        the CPU and the GPUs of this machine\n"
-          "  kvasir cache ls|verify|prune    the directory of --cache-dir (kvasir cache --help)\n"
-          "  kvasir ready [PORT]             exit code 0 if the server on this machine is ready\n"
-          "  kvasir bench ...                offline engine benchmark (kvasir bench --help)\n"
-          "  kvasir version\n\nFlags of serve and inspect\n",
+          "  kvasir serve [MODEL] [flags]    serve the HTTP API (kvasir serve --help)\n"
+          "  kvasir pull ORG/NAME ...        download models without serving them\n"
+          "  kvasir rm ORG/NAME ...          remove downloaded models\n"
+          "  kvasir list                     list downloaded models\n"
+          "  kvasir inspect [MODEL] [flags]  show the model and the memory plan\n"
+          "  kvasir inspect --devices        show the CPU and the GPUs of this machine\n"
+          "  kvasir cache ls|verify|prune    look after the directory of --cache-dir (kvasir cache --help)\n"
+          "  kvasir ready [PORT]             exit with code 0 if the server on this machine is ready\n"
+          "  kvasir bench ...                measure the engine without a server (kvasir bench --help)\n"
+          "  kvasir version                  print the version\n\n"
+          "MODEL: a directory, a GGUF file, or ORG/NAME[@REVISION][:FILE.gguf] (or :Q4_K_M) on the Hugging\n"
+          "Face hub; without one, a small demo model is served.\n",
           f);
-    options_help(f);
     return f == stdout ? 0 : 2;
+}
+
+static int usage_flags(void)
+{
+    puts("usage: kvasir serve [MODEL] [flags]\n       kvasir inspect [MODEL] [flags]\n\n"
+         "  MODEL: a directory, a GGUF file, or ORG/NAME[@REVISION][:FILE.gguf] (or :Q4_K_M) on the\n"
+         "  Hugging Face hub; without one, the demo model.");
+    options_help(stdout);
+    return fflush(stdout) ? 1 : 0;
 }
 
 static bool is_checkpoint(const char *dir)
@@ -210,7 +220,7 @@ int main(int argc, char **argv)
         return 2;
     }
     for (int i = 2; i < argc; i++) {
-        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) return usage(stdout);
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) return usage_flags();
         if (!serve && strcmp(argv[i], "--devices") == 0) return argc == 3 ? inspect_devices() : usage(stderr);
     }
     struct options opt;

@@ -154,7 +154,7 @@ static void signal_event(uv_signal_t *h, int signum)
         _exit(128 + signum);
     }
     p->signal_us = now_us();
-    log_info("signal %d", signum);
+    log_info("received %s", signum == SIGTERM ? "SIGTERM" : "SIGINT");
     /* On a terminal there are no endpoint lists to update. */
     phase_set(p, !p->srv.model                                     ? SRV_ENDING
                  : signum == SIGINT || !p->srv.opt->shutdown_delay ? SRV_DRAINING
@@ -418,6 +418,6 @@ int server_run(const struct options *opt, char *model_dir)
     response_store_destroy(s->responses);
     auth_free(s->auth);
     free(s->model_name);
-    log_info("end");
+    log_info("stopped");
     return s->health.exit_code;
 }

@@ -27,6 +27,12 @@ static enum status open_at_once(const char *path, bool pipes, int *fd, struct st
     return st;
 }
 
+enum status file_unmapped(const char *path, uint64_t size, struct err *err)
+{
+    const char *why = errno == ENOMEM ? "not enough address space (ulimit -v)" : strerror(errno);
+    return err_set(err, ST_IO, "%s: can't map %llu MiB: %s", path, (unsigned long long)(size >> 20), why);
+}
+
 enum status file_open(const char *path, int *fd, uint64_t *size, struct err *err)
 {
     struct stat sb;

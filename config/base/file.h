@@ -9,6 +9,8 @@
 
 /* For reading, and never waiting: of a FIFO, ST_FORMAT. size may be NULL. Errors as file_text. */
 enum status file_open(const char *path, int *fd, uint64_t *size, struct err *err) KV_MUST_CHECK;
+/* The error of an mmap that failed, by errno. */
+enum status file_unmapped(const char *path, uint64_t size, struct err *err) KV_MUST_CHECK;
 
 /* *text is NUL-terminated and owned by the caller. ST_NOT_FOUND, ST_TOO_LARGE (over max bytes), ST_FORMAT
  * (not a regular file), ST_IO, ST_NOMEM. */

@@ -64,8 +64,10 @@ static uint64_t load(const void *p, size_t bytes)
 
 static enum status too_short(const struct cursor *c)
 {
-    return err_set(c->err, ST_FORMAT, "%s: ends within its metadata, at byte %zu of %zu (is it truncated?)",
-                   c->g->path, c->at, c->g->len);
+    return err_set(
+        c->err, ST_FORMAT,
+        "%s: the metadata entry at byte %zu runs past the end of the file (%zu bytes); is it truncated?",
+        c->g->path, c->at, c->g->len);
 }
 
 static enum status take_number(struct cursor *c, size_t bytes, uint64_t *out)
@@ -270,7 +272,7 @@ static enum status map_file(struct gguf *g, struct err *err)
     if (!st) {
         void *p = mmap(NULL, (size_t)size, PROT_READ, MAP_PRIVATE, fd, 0);
         if (p == MAP_FAILED) {
-            st = err_set(err, ST_IO, "%s: cannot map: %s", g->path, strerror(errno));
+            st = file_unmapped(g->path, size, err);
         } else {
             g->map = p;
             g->len = (size_t)size;

@@ -279,7 +279,7 @@ static enum status add_file(struct stf_files *f, char *path, struct err *err)
     if (size) {
         void *p = mmap(NULL, (size_t)size, PROT_READ, MAP_PRIVATE, fd, 0);
         if (p == MAP_FAILED) {
-            st = err_set(err, ST_IO, "%s: cannot map: %s", path, strerror(errno));
+            st = file_unmapped(path, size, err);
         } else {
             m->map = p;
             m->len = (size_t)size;

@@ -300,7 +300,7 @@ static enum status listen_one(struct loop *l, const char *host, unsigned *port, 
     bool loopback = six ? IN6_IS_ADDR_LOOPBACK(&((struct sockaddr_in6 *)&at)->sin6_addr)
                         : ntohl(((struct sockaddr_in *)&at)->sin_addr.s_addr) >> 24 == 127;
     if (!loopback && !l->srv->auth)
-        log_warn("no API keys, and %.200s is not a loopback address: whoever reaches it can use the server "
+        log_warn("no API keys, and %.200s is not a loopback address: anyone who can reach it can use it "
                  "(--api-key-file)",
                  host);
     l->srv->loopback = l->srv->loopback && loopback;

@@ -296,8 +296,9 @@ enum status hub_path_check(const char *path, bool bare, struct err *err)
         if (path[0] == '/' || path[0] == '.' || !strchr(path, '/') || hub_name_parse(path, &name, NULL))
             return err_set(err, ST_NOT_FOUND, "--model %.200s: %s", path, why);
         return err_set(err, ST_NOT_FOUND,
-                       "--model %.100s: %s; of the Hugging Face hub it is --model " HUB_PREFIX "%.100s", path,
-                       why, path);
+                       "--model %.100s: %s; for a model on the Hugging Face hub use --model " HUB_PREFIX
+                       "%.100s",
+                       path, why, path);
     }
     enum status st = S_ISDIR(sb.st_mode) ? hub_files_of_dir(path, 2, &f, err) : ST_OK;
     for (size_t i = 0; !st && i < f.count + !f.count; i++) {

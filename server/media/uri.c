@@ -141,13 +141,14 @@ enum image_error image_decode_data_uri(const char *url, size_t url_len, const st
                                        uint8_t **bytes, size_t *len, struct err *err)
 {
     if (starts_with(url, url_len, "http:") || starts_with(url, url_len, "https:"))
-        return image__fail(err, IMAGE_REMOTE,
-                           "http(s) URLs are not fetched without the server's --allow-remote-media HOST: "
-                           "send it as base64 (a data: URL)");
+        return image__fail(
+            err, IMAGE_REMOTE,
+            "this server does not fetch http(s) URLs: send a data: URL, or start the server with "
+            "--allow-remote-media HOST");
     if (starts_with(url, url_len, "file:"))
         return image__fail(err, IMAGE_REMOTE,
-                           "file: URLs are not read without the server's --allowed-media-dir DIR: send it as "
-                           "base64 (a data: URL)");
+                           "this server does not read file: URLs: send a data: URL, or start the server with "
+                           "--allowed-media-dir DIR");
     if (!starts_with(url, url_len, "data:"))
         return image__fail(err, IMAGE_BAD_URL, "the URL must be a data:, http(s): or file: URL");
     const char *comma = memchr(url, ',', url_len);

@@ -1170,6 +1170,10 @@ def test_start():
     check.true("inspect", run.returncode == 0 and "gemma3" in run.stdout, run)
     run = subprocess.run([BINARY, "serve", "--help"], capture_output=True, text=True, timeout=60)
     check.true("help", run.returncode == 0 and "--max-queue" in run.stdout)
+    for command in ("--help", "help"):
+        short = subprocess.run([BINARY, command], capture_output=True, text=True, timeout=60)
+        check.true(f"{command}: the commands", short.returncode == 0 and "kvasir inspect" in short.stdout
+                   and "--max-queue" not in short.stdout and len(short.stdout.splitlines()) <= 20, short)
     with open(os.path.join(os.path.dirname(__file__), "../../docs/flags.md")) as f:
         described = flag_groups(r"^## (.*)|^\| `(--[a-z-]+)", f.read())
     printed = flag_groups(r"^([A-Z]\w.*)|^  (--[a-z-]+)", run.stdout)

@@ -684,7 +684,7 @@ def test_lines():
             (1, "choose one of its GGUF files: a-Q4_K_M.gguf", "--model", some),
             (
                 1,
-                "No such file.*it is --model hf:Qwen/Qwen3-VL-2B-Instruct",
+                "No such file.*use --model hf:Qwen/Qwen3-VL-2B-Instruct",
                 "--model",
                 "Qwen/Qwen3-VL-2B-Instruct",
             ),
