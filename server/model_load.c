@@ -223,7 +223,7 @@ enum status model_load(const struct options *o, const char *dir, void (*wake)(vo
     if (!st) st = embed_pairs_load(m, o->chat_template != NULL, err);
     if (st) return st;
     m->embedding_width = m->pooling->width;
-    struct sched_options so = {.queue_max = (uint32_t)o->max_queue,
+    struct sched_options so = {.queue_max = 2 * (uint32_t)o->max_queue, /* server_queue_admits */
                                .prefill_chunk = (uint32_t)o->prefill_chunk,
                                .step_us = (uint32_t)o->step_ms * 1000u,
                                .no_prefix_cache = strcmp(o->prefix_cache, "off") == 0,

@@ -245,8 +245,8 @@ static bool queue_ok(struct request *r)
         r->route->start != api_ollama_generate_start)
         return true;
     struct sched_stats st;
+    if (server_queue_admits(s, r->response.share)) return true;
     sched_stats(s->model->sched, &st);
-    if (st.waiting < s->opt->max_queue) return true;
     (void)api_fail(&r->response.error, 429, "rate_limit_exceeded", NULL,
                    "Too many requests are waiting; try again later.");
     /* An estimate of the wait: queued sequences take as long as finished ones.

@@ -384,6 +384,7 @@ static void on_end(struct choice *c, const struct sched_event *ev, struct gen **
     struct request *r = g->r;
     c->seq_ended = true;
     r->sequences_alive--;
+    share_sub(r->response.share, SHARE_QUEUE, 1);
     cache_seen(c, ev);
     if (c->finish == FIN_NONE && ev->end != END_ERROR && ev->end != END_CANCELLED &&
         ev->end != END_DEADLINE && ev->end != END_CONSTRAINT) {
@@ -578,6 +579,76 @@ static bool choices_create(struct gen *g)
     return true;
 }
 
+static enum status submit(struct choice *c, struct err *err)
+{
+    struct gen *g = c->gen;
+    struct request *r = g->r;
+    struct server *s = r->srv;
+    uint32_t context = s->model->caps.context_max, count = c->prompt->prompt.token_count;
+    uint32_t max = g->p.has_max ? (uint32_t)g->p.max_tokens : context - count;
+    if (!max && !g->p.pooling && c->sampling.prompt_logprobs == SAMPLING_NO_LOGPROBS) { /* echo only */
+        choice_finish(c, FIN_LENGTH);
+        c->seq_ended = true;
+        return ST_OK;
+    }
+    struct sched_sequence seq = {
+        .prompt = &c->prompt->prompt,
+        .sampling = &c->sampling,
+        .pooling = g->p.pooling,
+        .tokens_max = max,
+        .tokens_min = (uint32_t)(g->p.min_tokens > max ? max : g->p.min_tokens),
+        .ignore_eos = g->p.ignore_eos,
+        .stop_ids = g->p.stop_ids,
+        .stop_id_count = g->p.stop_id_count,
+        .priority = r->http.may_precede ? g->p.priority : 0,
+        .rank = r->http.may_precede ? 0 : g->p.priority,
+        .tenant = g->p.tenant,
+        .progress = g->p.progress && g->p.stream && !g->dialect && c->index % g->p.n == 0,
+        .no_cache_read = c->sampling.prompt_logprobs != SAMPLING_NO_LOGPROBS,
+        .deadline_us = s->opt->request_timeout ? r->http.arrived_us + s->opt->request_timeout * 1000000u : 0,
+        .user = c};
+    memcpy(seq.salt, g->p.salt, sizeof seq.salt);
+    enum status st = sched_submit(s->model->sched, &seq, &c->seq, err);
+    if (st) return st;
+    c->submitted = true;
+    r->sequences_alive++;
+    share_add(r->response.share, SHARE_QUEUE, 1);
+    return ST_OK;
+}
+
+static void submit_failed(struct request *r, enum status st, const struct err *err)
+{
+    struct api_error *e = &r->response.error, why;
+    if (st == ST_UNSUPPORTED) (void)api_fail(e, 503, "server_draining", NULL, "The server is shutting down.");
+    if (st == ST_DEVICE) (void)api_fail(e, 503, "engine_dead", NULL, "The engine has failed.");
+    if (st == ST_AGAIN)
+        (void)api_fail(e, 429, "rate_limit_exceeded", NULL,
+                       "Too many requests are waiting; try again later.");
+    (void)api_fail_status(e, st, gen_source(r->gen), err);
+    why = *e;
+    gen_abort(r, why.http, why.code, why.message);
+}
+
+/* Of a request with many sequences a part is in the queue at once, so that it pushes nobody out. The others
+ * follow as those end; while it has one there, a full queue makes it wait. */
+enum { PARTS = 8 };
+static void feed(struct request *r)
+{
+    struct gen *g = r->gen;
+    struct err err = {0};
+    uint64_t most = r->srv->opt->max_queue / PARTS + 1;
+    enum status st = ST_OK;
+    while (!g->failed && !r->cancelled && g->choices_fed < g->choice_count && r->sequences_alive < most) {
+        bool may = !(r->sequences_alive || !g->choices_fed) || server_queue_admits(r->srv, r->response.share);
+        st = may ? submit(&g->choices[g->choices_fed], &err) : ST_AGAIN;
+        if (st == ST_AGAIN && g->choices_fed) return;
+        if (st) break;
+        g->choices_fed++;
+    }
+    if (st) submit_failed(r, st, &err);
+    if (g->choices_fed == g->choice_count) request_wait_end(r);
+}
+
 void gen_submit(struct request *r)
 {
     struct gen *g = r->gen;
@@ -589,66 +660,12 @@ void gen_submit(struct request *r)
         request_fail(r);
         return;
     }
-    if ((uint64_t)g->prompt_count * g->p.n > s->opt->max_queue) {
-        /* Not a 429: waiting would not help. */
-        (void)api_fail(&r->response.error, 400, "invalid_value", g->kind == GEN_CHAT ? "n" : gen_source(g),
-                       "The request asks for %u choices; this server queues at most %llu.",
-                       g->prompt_count * g->p.n, (unsigned long long)s->opt->max_queue);
-        request_fail(r);
-        return;
-    }
     if (!choices_create(g)) {
         (void)api_nomem(&r->response.error);
         request_fail(r);
         return;
     }
-    request_to(r, RQ_RUNNING);
-    for (uint32_t i = 0; i < g->choice_count; i++) {
-        struct choice *c = &g->choices[i];
-        uint32_t context = s->model->caps.context_max, count = c->prompt->prompt.token_count;
-        uint32_t max = g->p.has_max ? (uint32_t)g->p.max_tokens : context - count;
-        if (!max && !g->p.pooling && c->sampling.prompt_logprobs == SAMPLING_NO_LOGPROBS) { /* echo only */
-            choice_finish(c, FIN_LENGTH);
-            c->seq_ended = true;
-            continue;
-        }
-        struct sched_sequence seq = {
-            .prompt = &c->prompt->prompt,
-            .sampling = &c->sampling,
-            .pooling = g->p.pooling,
-            .tokens_max = max,
-            .tokens_min = (uint32_t)(g->p.min_tokens > max ? max : g->p.min_tokens),
-            .ignore_eos = g->p.ignore_eos,
-            .stop_ids = g->p.stop_ids,
-            .stop_id_count = g->p.stop_id_count,
-            .priority = r->http.may_precede ? g->p.priority : 0,
-            .rank = r->http.may_precede ? 0 : g->p.priority,
-            .tenant = g->p.tenant,
-            .progress = g->p.progress && g->p.stream && !g->dialect && c->index % g->p.n == 0,
-            .no_cache_read = c->sampling.prompt_logprobs != SAMPLING_NO_LOGPROBS,
-            .deadline_us =
-                s->opt->request_timeout ? r->http.arrived_us + s->opt->request_timeout * 1000000u : 0,
-            .user = c};
-        memcpy(seq.salt, g->p.salt, sizeof seq.salt);
-        struct err err = {0};
-        enum status st = sched_submit(s->model->sched, &seq, &c->seq, &err);
-        if (st) {
-            g->failed = true;
-            if (st == ST_UNSUPPORTED)
-                (void)api_fail(&r->response.error, 503, "server_draining", NULL,
-                               "The server is shutting down.");
-            if (st == ST_DEVICE)
-                (void)api_fail(&r->response.error, 503, "engine_dead", NULL, "The engine has failed.");
-            if (st == ST_AGAIN)
-                (void)api_fail(&r->response.error, 429, "rate_limit_exceeded", NULL,
-                               "Too many requests are waiting; try again later.");
-            (void)api_fail_status(&r->response.error, st, gen_source(g), &err);
-            gen_cancel(r);
-            request_fail(r);
-            return;
-        }
-        c->submitted = true;
-        r->sequences_alive++;
-    }
-    if (!g->choices_open) gen_flush(g);
+    request_wait(r, feed);
+    feed(r);
+    if (!g->choices_open && !g->failed) gen_flush(g);
 }

@@ -85,6 +85,8 @@ void peak_note(struct peak *p, uint64_t us, uint64_t now);
 void server_kick(struct server *s);          /* schedules a run of libmicrohttpd: a connection was resumed */
 bool server_serving(const struct server *s); /* ready or leaving, and the engine alive */
 bool server_engine_dead(const struct server *s);
+/* May h have one more sequence wait? Beyond --max-queue, who has fewer than there are places left. */
+bool server_queue_admits(const struct server *s, const struct share *h);
 /* Whether the loop and the engine still exchange messages; false if one iteration of the loop takes five
  * seconds. */
 bool server_handing_over(const struct server *s);

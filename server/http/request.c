@@ -183,11 +183,18 @@ void request_wait(struct request *r, void (*poll)(struct request *r))
     r->srv->polls++;
 }
 
+void request_wait_end(struct request *r)
+{
+    r->srv->polls -= r->poll != NULL;
+    r->poll = NULL;
+}
+
 void requests_poll(struct server *s)
 {
     if (!s->polls) return;
     for (struct request *r = s->requests; r; r = r->next)
-        if (r->poll && r->state == RQ_RUNNING && r->http.mhd && !r->cancelled) r->poll(r);
+        if (r->poll && (r->state == RQ_RUNNING || r->state == RQ_STREAM) && r->http.mhd && !r->cancelled)
+            r->poll(r);
 }
 
 /* ---- worker pool ---- */

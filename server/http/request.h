@@ -98,6 +98,7 @@ void request_body_drop(struct request *r, size_t kept);
 void request_work(struct request *r, void (*job)(struct request *r), void (*done)(struct request *r));
 /* poll is called on engine events and at every tick, until it responds. */
 void request_wait(struct request *r, void (*poll)(struct request *r));
+void request_wait_end(struct request *r); /* poll is not called any more */
 void requests_poll(struct server *s);
 /* For loop.c: response object for the state, headers and all; NULL = out of memory */
 struct MHD_Response *request_response(struct request *r);

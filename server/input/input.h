@@ -209,11 +209,11 @@ struct gen {
     uint64_t job_us;                     /* since when the job makes prompts; 0: it has not begun */
     bool read, again;                    /* the body is read; another job continues */
     struct choice *choices;
-    uint32_t choice_count, choices_open;
-    struct stop_set *stops;    /* NULL = none */
-    const char *response_role; /* chat: "assistant", or the last message's role */
-    const char *left_out;      /* the part of the request that is not in the prompt, or NULL; static */
-    bool inside_reasoning;     /* chat: the prompt ends within the model's reasoning */
+    uint32_t choice_count, choices_open, choices_fed; /* fed: submitted so far */
+    struct stop_set *stops;                           /* NULL = none */
+    const char *response_role;                        /* chat: "assistant", or the last message's role */
+    const char *left_out;  /* the part of the request that is not in the prompt, or NULL; static */
+    bool inside_reasoning; /* chat: the prompt ends within the model's reasoning */
     uint32_t tag_ids[TOOL_TAGS_MAX + 2]; /* tags of calls and reasoning: always kept in the text */
     uint32_t tag_id_count;
     /* chat: [image_count], owned; read-only once the sequences run, except `fetch` */

@@ -105,7 +105,7 @@ def test_turns(binary, demo):
 
 if __name__ == "__main__":
     args = arguments(__doc__)
-    server = Server(args.binary, args.demo, "--max-queue", "8192", "--max-sequences", "64")
+    server = Server(args.binary, args.demo, "--max-queue", "20", "--max-sequences", "64")
     for test in (test_counts, test_names, test_tokens):
         if not args.only or test.__name__ in args.only:
             check.run(test, server)
