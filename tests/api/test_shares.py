@@ -104,10 +104,12 @@ def test_queue():
     """A queue that one key has filled takes another key's requests, also one of more than it holds."""
     body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
     with key_file("one\ntwo\n") as f:
-        s = Server(BINARY, endless(DEMO), "--api-key-file", f.name, "--max-sequences", "1", "--max-queue", "8")
+        small = ("--max-sequences", "1", "--max-queue", "8")
+        s = Server(BINARY, endless(DEMO), "--api-key-file", f.name, *small)
         try:
             crowd = [hold(s, f"count {i}", "one", stream=False) for i in range(14)]
-            check.true("it is full", wait_until(lambda: len([c for c in crowd if begins(c, 0)]) == 5), s.held())
+            full = wait_until(lambda: sum(begins(c, 0) for c in crowd) == 5)
+            check.true("it is full", full, s.held())
             check.equal("for one", s.post(CHAT, body, headers("one"))[0], 429)
             check.true("that is counted", lost(s, "queue") >= 6)
             check.equal("not for two", s.post(CHAT, body, headers("two"))[0], 200)
