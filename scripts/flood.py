@@ -239,8 +239,8 @@ class Flood:
 
     def images(self, i):
         side, each = ((4000, 1), (1000, 8), (2000, 4), (300, 16), (5000, 1), (6000, 1))[i]
-        pictures = [png(side, n) for n in range(4 if side > 1000 else 16)]
-        bodies = [image_chat([pictures[(n + k) % len(pictures)] for k in range(each)]) for n in range(8)]
+        images = [png(side, n) for n in range(4 if side > 1000 else 16)]
+        bodies = [image_chat([images[(n + k) % len(images)] for k in range(each)]) for n in range(8)]
         self.requests((16, 16, 8, 32, 32, 8)[i], CHAT, bodies)
 
     def embeddings(self, i):
@@ -337,7 +337,7 @@ RERANKER = "qwen/qwen3_vl_f32", "retrieval/qwen3_vl_f32"  # of tests/golden, lai
 
 
 def drip_server(stop, seconds):
-    """A picture's server that sends a byte at a time. -> its port"""
+    """An image's server that sends a byte at a time. -> its port"""
     listener = socket.create_server((HOST, 0), backlog=1000)
 
     def serve(s):

@@ -37,7 +37,9 @@ done
 run "device-check emulated" env OUT=build/device-check-emulated scripts/device-check.sh --emulated all
 run "cache on disk" build/venv/bin/python tests/api/test_cache_soak.py --conversations 1000 --restarts 50
 for t in tests/api/test_*.py; do
-    case $t in *test_page* | *test_load* | *test_memory* | *test_attack* | *test_floods*) continue ;; esac # times, memory
+    case $t in
+    *test_page* | *test_load* | *test_memory* | *test_attack* | *test_floods*) continue ;; # times, memory
+    esac
     t=$(basename "$t" .py)
     run "asan api $t" build/venv/bin/python "tests/api/$t.py" --binary build/asan/kvasir
 done

@@ -184,7 +184,8 @@ for t in tests/api/test_*.py; do
     case " $first " in *" $t "*) continue ;; esac
     [ "$quick" -eq 0 ] && case " $sanitized " in *" $t "*) continue ;; esac
     case $t in
-    test_load* | test_memory | test_bodies | test_cuda_fault | test_attack | test_costly_grammars | test_floods)
+    test_load* | test_memory | test_bodies | test_cuda_fault | test_attack | test_costly_grammars | \
+        test_floods)
         timed="$timed $t" ;;
     *) start_api "$t" ;;
     esac

@@ -117,40 +117,36 @@ static enum status digest_file(gnutls_hash_hd_t digest, int fd, uint64_t *len)
     return n ? ST_IO : ST_OK;
 }
 
-/* Which file it is, as it is now: the lock's file has this of a blob whose bytes have had its hash. */
-static void identity(int fd, char line[128])
+/* Checked after its last change: then the lock's file has a byte, and is younger. */
+static bool known(int fd, int lock_fd)
 {
-    struct stat sb = {0};
-    (void)fstat(fd, &sb);
-    snprintf(line, 128, "%llu %lld %lld.%09ld %lld.%09ld\n", (unsigned long long)sb.st_ino,
-             (long long)sb.st_size, (long long)sb.st_mtim.tv_sec, sb.st_mtim.tv_nsec,
-             (long long)sb.st_ctim.tv_sec, sb.st_ctim.tv_nsec);
+    struct stat b, l;
+    if (fstat(fd, &b) || fstat(lock_fd, &l) || !l.st_size) return false;
+    const struct timespec *changed = &b.st_ctim, *checked = &l.st_mtim;
+    return checked->tv_sec != changed->tv_sec ? checked->tv_sec > changed->tv_sec
+                                              : checked->tv_nsec >= changed->tv_nsec;
 }
 
-static void remember(int lock_fd, int fd)
+static void remember(int lock_fd)
 {
-    char line[128];
-    identity(fd, line);
-    ssize_t len = (ssize_t)strlen(line);
-    if (ftruncate(lock_fd, 0) || pwrite(lock_fd, line, (size_t)len, 0) != len)
-        log_debug("the check of a file is not remembered"); /* it is read again next time */
+    if (pwrite(lock_fd, "1", 1, 0) != 1) log_debug("a check is not remembered: it is made again next time");
 }
 
 bool hub_blob_good(const struct hub_get *g, int lock_fd)
 {
-    char now[128], had[128] = "", hex[2 * 64 + 1] = "";
+    uint8_t unused[64];
+    char hex[2 * 64 + 1] = "";
     int fd;
-    uint64_t size, len;
+    uint64_t size;
     if (file_open(g->blob, &fd, &size, NULL)) return false;
-    identity(fd, now);
-    bool good = pread(lock_fd, had, sizeof had - 1, 0) > 0 && strcmp(now, had) == 0;
+    bool good = known(fd, lock_fd);
     gnutls_hash_hd_t digest = good ? NULL : digest_begin(g->file->hash, size);
     if (digest) {
         if (size >> 30) log_info("%s is checked, once", g->file->path);
-        bool read = !digest_file(digest, fd, &len);
+        bool read = !digest_file(digest, fd, &size);
         good = digest_is(digest, g->file->hash, hex) && read;
-        gnutls_hash_deinit(digest, now);
-        if (good) remember(lock_fd, fd);
+        gnutls_hash_deinit(digest, unused);
+        if (good) remember(lock_fd);
         else log_warn("%s of the cache is damaged: its hash is %.16s...", g->file->path, hex);
     }
     close(fd);
@@ -223,7 +219,7 @@ static enum status get_end(struct hub_get *g, struct err *err)
     }
     if (!st && (fdatasync(g->fd) || rename(g->part, g->blob)))
         st = err_set(err, ST_IO, "can't write %s: %s", g->blob, strerror(errno));
-    if (!st) remember(g->lock_fd, g->fd);
+    if (!st) remember(g->lock_fd);
     g->done = !st;
     get_close(g);
     return st;
@@ -559,14 +555,13 @@ static void floor_check(struct client *c)
     if (now - c->last_us > 1000000) c->then_us += now - c->last_us;
     c->last_us = now;
     if (!waits && now < c->then_us + window * 1000000) return;
-    if (!waits && c->came - c->came_then < FLOOR * window)
-        fail(c, ST_AGAIN,
-             (err_set(&err, ST_AGAIN,
-                      "%s: %llu bytes came in %llu s, less than %u a second; what has come is kept, and "
-                      "resumed next time",
-                      c->repo, (unsigned long long)(c->came - c->came_then), (unsigned long long)window,
-                      FLOOR),
-              &err));
+    if (!waits && c->came - c->came_then < FLOOR * window) {
+        (void)err_set(&err, ST_AGAIN,
+                      "%s: less than %u bytes a second came, for %llu s; what has come is kept, "
+                      "and resumed next time",
+                      c->repo, FLOOR, (unsigned long long)window);
+        fail(c, ST_AGAIN, &err);
+    }
     c->then_us = now;
     c->came_then = c->came;
 }

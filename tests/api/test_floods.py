@@ -1,5 +1,5 @@
 """scripts/flood.py, two floods of it: python3 test_floods.py [--binary B] [--demo DIR]
-Generous limits: that nobody waits as long as the floods last. scripts/soak.sh runs all with those promised."""
+Generous limits: that nobody waits as long as the floods last. scripts/soak.sh runs all of them."""
 
 import os
 import re

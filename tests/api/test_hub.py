@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.request
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -290,9 +291,9 @@ OUTCOMES = {
     "unsized": None,
     "no_ranges_dropped": "model.safetensors: Transferred a partial file, 5 times; .*",
     "dropped_always": "model.safetensors: Transferred a partial file, 5 times; .*",
-    "drips": r"org/drips: \d+ bytes came in 9 s, less than 1024 a second; .* kept, and resumed next time",
-    "drips_and_drops": r"org/drips_and_drops: \d+ bytes came in 9 s, less than 1024 a second; .*",
-    "list_drips": r"org/list_drips: \d+ bytes came in 9 s, less than 1024 a second; .*",
+    "drips": "org/drips: less than 1024 bytes a second came, for 9 s; .* kept, and resumed next time",
+    "drips_and_drops": "org/drips_and_drops: less than 1024 bytes a second came, for 9 s; .* kept, and resumed next time",
+    "list_drips": "org/list_drips: less than 1024 bytes a second came, for 9 s; .* kept, and resumed next time",
     "wrong_hash": "model.safetensors is damaged: its hash is .*, not .*",
     "wrong_small": "config.json is damaged: .*",
     "truncated": "model.safetensors: the hub sends 1060701 bytes where its list has 1060801",
@@ -464,6 +465,7 @@ def test_damaged_cache():
     with Home() as home:
         check.equal("pull", home.run("pull", "org/old")[0], 0)
         for name in names:
+            time.sleep(0.05)  # a tick of the file system's clock
             blob = os.path.join(home.folder("org/old"), "blobs", repo.hash[name])
             lock = os.path.join(home.cache, ".locks", "models--org--old", repo.hash[name] + ".lock")
             for revision in ("", "@" + repo.commit):
@@ -475,26 +477,18 @@ def test_damaged_cache():
                 check.true(f"{what} {name}, offline", rc == 1 and "not wholly" in err, err)
                 check.equal(f"{what} {name} is fetched again", home.run("pull", what)[0], 0)
                 holds(home, "fetched again", "org/old", *names)
-                with open(lock, encoding="utf-8") as f:
-                    check.true("that is kept", str(len(good)) in f.read().split())
             os.unlink(blob)
             os.mkdir(blob)
             check.equal(f"{name}: a directory for a blob", home.run("pull", "org/old")[0], 0)
             holds(home, "no directory", "org/old", *names)
-        # What is known is not read again: another content behind the same identity isn't noticed.
+        # What is known is not read again: what is younger than its check is.
         with open(blob, "r+b") as f:
-            now = os.fstat(f.fileno())
             f.write(b"x" * 9)
-            f.flush()
-            os.utime(blob, ns=(now.st_atime_ns, now.st_mtime_ns))
-            now = os.fstat(f.fileno())
-        times = [f"{t // 10**9}.{t % 10**9:09d}" for t in (now.st_mtime_ns, now.st_ctime_ns)]
-        with open(lock, "w", encoding="utf-8") as f:
-            f.write(f"{now.st_ino} {now.st_size} {' '.join(times)}\n")
+        os.utime(lock)
         check.equal("known", home.run("pull", "org/old")[0], 1)  # its beginning is none of safetensors
         check.equal("its blob is still there", home.blobs()[repo.hash[name]][:9], b"x" * 9)
-        os.unlink(lock)
-        check.equal("forgotten", home.run("pull", "org/old")[0], 0)
+        os.utime(lock, (1, 1))
+        check.equal("older", home.run("pull", "org/old")[0], 0)
         holds(home, "read again", "org/old", *names)
         link = os.path.join(home.snapshot("org/old"), "config.json")
         os.unlink(link)
